@@ -1,0 +1,867 @@
+/* worker_cuda.h: the C interface of worker-cuda, and its manual.
+ *
+ * worker-cuda loads GGUF language models into the memory of a GPU (or of the host, when asked), keeps
+ * them there accounted for, and turns tokens into tokens. Link one archive, libworker_cuda.a.
+ *
+ * CONVENTIONS
+ *
+ * Status. Every function that can fail returns a wcuda_status: WCUDA_OK (0), or one of the WCUDA_…
+ *   codes below. Its last parameter is a wcuda_error*, which may be NULL; when it is not, a failure
+ *   fills it with the code, the code of the driver or of errno where there is one, and a message of one
+ *   line. A success leaves it untouched. Codes are never reused; later versions may add some: treat an
+ *   unknown one as a failure. The library never aborts, exits, throws or prints.
+ * Outputs come last and are written only on success. A failed call changes nothing and owns nothing.
+ * Handles are one-member structs around a 64-bit id; id 0 is "none". A handle that was destroyed, or
+ *   never was one of the kind asked for, is answered with WCUDA_INVALID_HANDLE. Objects keep what they
+ *   were made from alive: destroying in any order is right. Every wcuda_…_destroy accepts id 0.
+ * Structs that may grow begin with struct_size; set them up with their …_INIT macro. Zero means the
+ *   default everywhere. Bytes past what the library knows must be zero, else WCUDA_UNSUPPORTED.
+ * Flags: an unknown bit is refused. Booleans are int32_t, 0 or 1. Text is UTF-8 with a length, and
+ *   needs no final NUL; paths are bytes as the operating system has them.
+ * Pointers passed in are borrowed until the call returns, unless the function says otherwise.
+ * Threads. Each function states one of:
+ *     [any thread]  may run at the same time as anything else.
+ *     [external: X] calls on the same X, or on an object made from it, must not overlap; an overlapping
+ *                   call is WCUDA_BUSY and does nothing.
+ *   Callbacks run on the thread and at the time stated, hold no lock of the caller's, and must not
+ *   unwind. A callback that calls a function of this library gets WCUDA_REENTRANT, except
+ *   wcuda_cancel_trigger.
+ * fork(). After fork() the library must not be used in the child.
+ * Environment variables are read by nothing in this library.
+ */
+#ifndef WORKER_CUDA_H
+#define WORKER_CUDA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#ifndef WCUDA_API
+#define WCUDA_API /* static library: nothing to import or export */
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+ * 1. Status and error
+ */
+
+typedef int32_t wcuda_status;
+
+#define WCUDA_OK 0
+/* The caller's mistake: fix the call. */
+#define WCUDA_INVALID_ARGUMENT 1001   /* an argument is NULL, zero, negative or inconsistent */
+#define WCUDA_INVALID_HANDLE 1002     /* foreign, of another kind, or destroyed */
+#define WCUDA_INVALID_STATE 1003      /* legal, but not now (wait for a later ticket first, …) */
+#define WCUDA_OUT_OF_RANGE 1004       /* an offset, index or token id past the end */
+#define WCUDA_BUFFER_TOO_SMALL 1005   /* the caller's buffer; the required size is reported */
+#define WCUDA_REENTRANT 1006          /* called from inside one of the library's callbacks */
+#define WCUDA_BUSY 1007               /* another thread is using this object */
+#define WCUDA_ABI_MISMATCH 1008       /* header and archive are of different ABI numbers */
+#define WCUDA_NOT_FOUND 1009          /* no such key, tensor or entry */
+/* The machine and the build. */
+#define WCUDA_NOT_AVAILABLE 2001      /* not built in, or not built yet; the message says which */
+#define WCUDA_NO_DEVICE 2002          /* no driver, driver too old, or no such ordinal */
+#define WCUDA_IO 2003                 /* the operating system, or a read callback, failed */
+#define WCUDA_CANCELLED 2004          /* the caller asked for it */
+#define WCUDA_TIMEOUT 2005            /* the time given has passed; nothing was changed */
+/* Resources: the object stays usable. */
+#define WCUDA_OUT_OF_MEMORY 3001      /* the device is full */
+#define WCUDA_OUT_OF_HOST_MEMORY 3002 /* the host is full */
+#define WCUDA_OVER_BUDGET 3003        /* the context's VRAM budget would be passed */
+#define WCUDA_QUEUE_FULL 3004         /* two steps are in flight */
+#define WCUDA_OUT_OF_PAGES 3005       /* too few free KV pages */
+#define WCUDA_LIMIT_EXCEEDED 3006     /* a limit of the engine (rows, tokens, sequences, length) */
+/* Foreign data. */
+#define WCUDA_MALFORMED 4001          /* not a well-formed GGUF file */
+#define WCUDA_UNSUPPORTED 4002        /* well-formed, but this version cannot use it */
+#define WCUDA_INTEGRITY 4003          /* bytes are not what their digest says */
+/* The device. */
+#define WCUDA_DEVICE_ERROR 5001       /* a call of the driver failed; see native_code */
+#define WCUDA_DEVICE_LOST 5002        /* a fault ended the device's context; only destroy is legal */
+/* Ours. */
+#define WCUDA_INTERNAL 9001           /* a mistake in this library; please report the message */
+
+/* Room for a message, its final NUL included. */
+#define WCUDA_ERROR_MESSAGE_BYTES 500
+
+/* Filled by a failed call. This layout is frozen: it has no size field and never grows. */
+typedef struct wcuda_error {
+  wcuda_status code;
+  int32_t native_code; /* cudaError_t, errno, … or 0 */
+  uint32_t message_bytes; /* length of message without its NUL */
+  char message[WCUDA_ERROR_MESSAGE_BYTES]; /* UTF-8, NUL-terminated, cut at a character's border */
+} wcuda_error;
+
+/* Name of a status code ("WCUDA_OUT_OF_MEMORY"), or "WCUDA_UNKNOWN". Static text. [any thread] */
+WCUDA_API const char* wcuda_status_name(wcuda_status status);
+
+/* Text borrowed from an object; valid as long as the object's handle. Not NUL-terminated. */
+typedef struct wcuda_string {
+  const char* data;
+  uint64_t bytes;
+} wcuda_string;
+
+/* ------------------------------------------------------------------------------------------------
+ * 2. Version and build
+ */
+
+#define WCUDA_VERSION_MAJOR 0
+#define WCUDA_VERSION_MINOR 1
+#define WCUDA_VERSION_PATCH 0
+/* Raised by every change that breaks a caller compiled before it. */
+#define WCUDA_ABI_VERSION 1
+
+/* major * 10000 + minor * 100 + patch of the archive. [any thread] */
+WCUDA_API uint32_t wcuda_version_number(void);
+/* "major.minor.patch" of the archive. Static text. [any thread] */
+WCUDA_API const char* wcuda_version_string(void);
+/* ABI number of the archive; compare with WCUDA_ABI_VERSION. [any thread] */
+WCUDA_API uint32_t wcuda_abi_version(void);
+
+typedef struct wcuda_build_info {
+  uint32_t struct_size;
+  int32_t has_cuda;          /* 1: built with CUDA */
+  uint32_t cuda_version;     /* toolkit, major * 1000 + minor * 10; 0 without CUDA */
+  uint32_t reserved;
+  const char* cuda_architectures; /* "90a;100"; "" without CUDA. Static text, as all below */
+  const char* compiler;      /* "GNU 12.2.0" */
+  const char* build_type;    /* "Release" */
+  const char* host_features; /* SIMD variants compiled in: "avx2;avx512;avx512_bf16" */
+} wcuda_build_info;
+#define WCUDA_BUILD_INFO_INIT {sizeof(wcuda_build_info), 0, 0, 0, NULL, NULL, NULL, NULL}
+
+/* What the archive was built with. [any thread] */
+WCUDA_API wcuda_status wcuda_build_info_get(wcuda_build_info* info, wcuda_error* error);
+
+/* One field of one public struct, for tests of bindings. */
+typedef struct wcuda_abi_field {
+  const char* struct_name; /* static text */
+  const char* field_name;  /* "" on the row that tells the struct's own size and alignment */
+  uint32_t offset;
+  uint32_t bytes;     /* of the field, or of the struct */
+  uint32_t alignment; /* likewise */
+  uint32_t reserved;
+} wcuda_abi_field;
+
+/* Number of rows of the layout table. [any thread] */
+WCUDA_API uint32_t wcuda_abi_field_count(void);
+/* Row `index` of the layout table; WCUDA_OUT_OF_RANGE past the end. [any thread] */
+WCUDA_API wcuda_status wcuda_abi_field_get(uint32_t index, wcuda_abi_field* field,
+                                           wcuda_error* error);
+
+/* ------------------------------------------------------------------------------------------------
+ * 3. Log
+ */
+
+#define WCUDA_LOG_ERROR 1
+#define WCUDA_LOG_WARN 2
+#define WCUDA_LOG_INFO 3
+#define WCUDA_LOG_DEBUG 4
+#define WCUDA_LOG_TRACE 5
+
+/* One record, whole, without a final newline. `target` names the part that speaks ("model", "vram").
+ * Runs on whichever thread logs, possibly on several at once. Must not call this library. */
+typedef void (*wcuda_log_callback)(void* user, int32_t level, wcuda_string target,
+                                   wcuda_string message);
+
+/* Installs the process's log sink for records of `level` or graver; callback NULL removes it. When the
+ * call returns, the previous sink runs no more and will not run again. [any thread] */
+WCUDA_API wcuda_status wcuda_log_set(wcuda_log_callback callback, void* user, int32_t level,
+                                     wcuda_error* error);
+
+/* ------------------------------------------------------------------------------------------------
+ * 4. Devices
+ */
+
+#define WCUDA_BACKEND_AUTO 0 /* CUDA when a usable device answers, else HOST; info tells which */
+#define WCUDA_BACKEND_CUDA 1
+#define WCUDA_BACKEND_HOST 2 /* computes for real, on the processor */
+
+/* What a device can do. Sizes in bytes, clocks in kHz. On HOST, threads of the process stand for
+ * multiprocessors and what has no meaning is 0. */
+typedef struct wcuda_device_caps {
+  uint32_t struct_size;
+  int32_t backend; /* WCUDA_BACKEND_CUDA or _HOST */
+  int32_t ordinal;
+  uint32_t name_bytes;
+  char name[256]; /* UTF-8, NUL-terminated */
+  uint8_t uuid[16];
+  char pci_bus_id[16]; /* "0000:17:00.0"; "" on HOST */
+  uint64_t total_memory;
+  int32_t compute_capability_major;
+  int32_t compute_capability_minor;
+  int32_t driver_version;  /* CUDA version of the driver, major * 1000 + minor * 10 */
+  int32_t runtime_version; /* of the runtime linked in */
+  int32_t multiprocessor_count;
+  int32_t warp_size;
+  int32_t max_threads_per_block;
+  int32_t max_threads_per_multiprocessor;
+  int32_t max_block_dims[3];
+  int32_t max_grid_dims[3];
+  uint64_t shared_memory_per_block;
+  uint64_t shared_memory_per_block_optin;
+  uint64_t shared_memory_per_multiprocessor;
+  int32_t registers_per_block;
+  int32_t l2_cache_bytes;
+  int32_t memory_clock_khz;
+  int32_t memory_bus_bits;
+  uint64_t memory_bandwidth; /* bytes a second, 2 * clock * width / 8 */
+  int32_t async_engine_count;
+  int32_t supports_fp16;
+  int32_t supports_bf16;
+  int32_t supports_tf32;
+  int32_t supports_fp8;
+  int32_t supports_fp64;
+  int32_t supports_int8;
+  int32_t supports_tensor_cores;
+  int32_t supports_int8_tensor_cores;
+  int32_t supports_async_copy;
+  int32_t supports_cooperative_groups;
+  int32_t supports_dynamic_parallelism;
+  int32_t supports_unified_addressing;
+  int32_t supports_managed_memory;
+  int32_t supports_concurrent_managed_access;
+  int32_t is_integrated;
+  int32_t ecc_enabled;
+} wcuda_device_caps;
+#define WCUDA_DEVICE_CAPS_INIT {sizeof(wcuda_device_caps)}
+
+/* Number of usable devices of a backend (CUDA or HOST; HOST has one). CUDA without a device is not a
+ * count of 0 but WCUDA_NO_DEVICE or WCUDA_NOT_AVAILABLE with the reason ("no CUDA device: driver
+ * 12.4, needs 13.0"). Creates no CUDA context. [any thread] */
+WCUDA_API wcuda_status wcuda_device_count(int32_t backend, int32_t* count, wcuda_error* error);
+
+/* Capabilities of one device. [any thread] */
+WCUDA_API wcuda_status wcuda_device_caps_get(int32_t backend, int32_t ordinal,
+                                             wcuda_device_caps* caps, wcuda_error* error);
+
+/* ------------------------------------------------------------------------------------------------
+ * 5. Context: one device, its memory accounted for
+ */
+
+typedef struct wcuda_context {
+  uint64_t id;
+} wcuda_context;
+
+typedef struct wcuda_context_options {
+  uint32_t struct_size;
+  uint32_t abi_version; /* WCUDA_ABI_VERSION; another number is WCUDA_ABI_MISMATCH */
+  int32_t backend;      /* WCUDA_BACKEND_… */
+  int32_t ordinal;
+  uint64_t flags;              /* none defined: 0 */
+  uint64_t memory_budget;      /* most bytes this context may hold; 0: no budget. On HOST also the
+                                  capacity reported; 0 there: the memory of the machine */
+  uint32_t host_thread_count;  /* compute threads of the HOST backend; 0: the processors this process
+                                  may use (affinity and cgroup quota) */
+  uint32_t reserved;
+} wcuda_context_options;
+#define WCUDA_CONTEXT_OPTIONS_INIT \
+  {sizeof(wcuda_context_options), WCUDA_ABI_VERSION, WCUDA_BACKEND_AUTO, 0, 0, 0, 0, 0}
+
+/* Opens a device. CUDA uses the device's primary context and restores the caller's current device
+ * before it returns, as every call does. AUTO falls back to HOST only here, and
+ * wcuda_context_info_get tells. [any thread] */
+WCUDA_API wcuda_status wcuda_context_create(const wcuda_context_options* options,
+                                            wcuda_context* context, wcuda_error* error);
+/* Gives the handle back; the device is closed when nothing made from it remains. [any thread] */
+WCUDA_API void wcuda_context_destroy(wcuda_context context);
+
+typedef struct wcuda_context_info {
+  uint32_t struct_size;
+  int32_t backend; /* the one in use: CUDA or HOST */
+  int32_t ordinal;
+  uint32_t host_thread_count; /* 0 on CUDA */
+  char fallback_reason[256];  /* AUTO: why not CUDA, NUL-terminated; else "" */
+} wcuda_context_info;
+#define WCUDA_CONTEXT_INFO_INIT {sizeof(wcuda_context_info)}
+WCUDA_API wcuda_status wcuda_context_info_get(wcuda_context context, wcuda_context_info* info,
+                                              wcuda_error* error); /* [any thread] */
+
+/* Waits until all work given to this context has ended. [any thread] */
+WCUDA_API wcuda_status wcuda_context_synchronize(wcuda_context context, wcuda_error* error);
+
+/* ------------------------------------------------------------------------------------------------
+ * 6. Ledger: who holds which bytes
+ */
+
+#define WCUDA_PURPOSE_ANY 0 /* in queries only */
+#define WCUDA_PURPOSE_WEIGHTS 1
+#define WCUDA_PURPOSE_KV 2
+#define WCUDA_PURPOSE_SCRATCH 3
+#define WCUDA_PURPOSE_MODULE 4
+#define WCUDA_PURPOSE_STAGING 5 /* pinned host memory */
+#define WCUDA_PURPOSE_USER 6
+
+typedef struct wcuda_memory_info {
+  uint32_t struct_size;
+  int32_t purpose; /* the one asked for */
+  uint64_t current_bytes; /* held now, of this purpose */
+  uint64_t peak_bytes;
+  uint64_t allocation_count;       /* live allocations */
+  uint64_t total_allocation_count; /* ever made */
+  uint64_t budget_bytes;           /* of the context; 0: none */
+  uint64_t device_free_bytes;      /* as the driver says; HOST: capacity less what is held */
+  uint64_t device_total_bytes;
+} wcuda_memory_info;
+#define WCUDA_MEMORY_INFO_INIT {sizeof(wcuda_memory_info)}
+
+/* Sums of the ledger for one purpose, or for all (WCUDA_PURPOSE_ANY: staging, which is host memory,
+ * is not in that sum). [any thread] */
+WCUDA_API wcuda_status wcuda_context_memory_get(wcuda_context context, int32_t purpose,
+                                                wcuda_memory_info* info, wcuda_error* error);
+
+typedef struct wcuda_ledger_entry {
+  uint64_t bytes;
+  uint64_t sequence_number; /* 1 for the context's first allocation */
+  int32_t purpose;
+  uint32_t tag_bytes;
+  char tag[64]; /* NUL-terminated, cut to fit */
+} wcuda_ledger_entry;
+
+/* The live allocations, oldest first: at any time, and before the last handle goes, the list of what
+ * would leak. Writes min(capacity, count) entries and always the count. [any thread] */
+WCUDA_API wcuda_status wcuda_context_ledger_get(wcuda_context context, wcuda_ledger_entry* entries,
+                                                uint64_t capacity, uint64_t* count,
+                                                wcuda_error* error);
+
+/* ------------------------------------------------------------------------------------------------
+ * 7. Buffers: checked device memory
+ */
+
+typedef struct wcuda_buffer {
+  uint64_t id;
+} wcuda_buffer;
+
+typedef struct wcuda_buffer_options {
+  uint32_t struct_size;
+  int32_t purpose; /* 0: WCUDA_PURPOSE_USER; staging is for wcuda_pinned_create */
+  uint64_t bytes;  /* at least 1 */
+  wcuda_string tag; /* shown in the ledger, first 63 bytes; may be empty */
+} wcuda_buffer_options;
+#define WCUDA_BUFFER_OPTIONS_INIT {sizeof(wcuda_buffer_options), 0, 0, {NULL, 0}}
+
+/* Allocates device memory, aligned to 256 bytes, contents undefined. WCUDA_OVER_BUDGET or
+ * WCUDA_OUT_OF_MEMORY name the bytes needed, the budget, the bytes used and free. [any thread] */
+WCUDA_API wcuda_status wcuda_buffer_create(wcuda_context context,
+                                           const wcuda_buffer_options* options,
+                                           wcuda_buffer* buffer, wcuda_error* error);
+WCUDA_API void wcuda_buffer_destroy(wcuda_buffer buffer); /* [any thread] */
+/* Size in bytes, as asked for. [any thread] */
+WCUDA_API wcuda_status wcuda_buffer_size_get(wcuda_buffer buffer, uint64_t* bytes,
+                                             wcuda_error* error);
+/* Copies from or to the caller's memory and waits. A range past the end is WCUDA_OUT_OF_RANGE, with
+ * the numbers; bytes 0 is legal and does nothing. [external: buffer] */
+WCUDA_API wcuda_status wcuda_buffer_write(wcuda_buffer buffer, uint64_t offset, const void* source,
+                                          uint64_t bytes, wcuda_error* error);
+WCUDA_API wcuda_status wcuda_buffer_read(wcuda_buffer buffer, uint64_t offset, void* target,
+                                         uint64_t bytes, wcuda_error* error);
+/* Copies between two buffers of one context, or within one where the ranges do not overlap, and
+ * waits. [external: both buffers] */
+WCUDA_API wcuda_status wcuda_buffer_copy(wcuda_buffer target, uint64_t target_offset,
+                                         wcuda_buffer source, uint64_t source_offset,
+                                         uint64_t bytes, wcuda_error* error);
+/* Fills a range with a repeated little-endian pattern of 1, 2, 4 or 8 bytes; offset and bytes are
+ * multiples of it. Waits. [external: buffer] */
+WCUDA_API wcuda_status wcuda_buffer_fill(wcuda_buffer buffer, uint64_t offset, uint64_t bytes,
+                                         uint64_t pattern, uint32_t pattern_bytes,
+                                         wcuda_error* error);
+/* BLAKE3 (32 bytes) of a range, computed on the device. [external: buffer] */
+WCUDA_API wcuda_status wcuda_buffer_digest(wcuda_buffer buffer, uint64_t offset, uint64_t bytes,
+                                           uint8_t digest[32], wcuda_error* error);
+
+typedef struct wcuda_pinned {
+  uint64_t id;
+} wcuda_pinned;
+
+/* Page-locked host memory for fast copies, counted as WCUDA_PURPOSE_STAGING; on HOST ordinary memory,
+ * aligned to 4096 bytes. Zeroed. [any thread] */
+WCUDA_API wcuda_status wcuda_pinned_create(wcuda_context context, uint64_t bytes,
+                                           wcuda_pinned* pinned, wcuda_error* error);
+WCUDA_API void wcuda_pinned_destroy(wcuda_pinned pinned); /* [any thread] */
+/* Address and size; valid until destroyed. [any thread] */
+WCUDA_API wcuda_status wcuda_pinned_data_get(wcuda_pinned pinned, void** data, uint64_t* bytes,
+                                             wcuda_error* error);
+
+/* ------------------------------------------------------------------------------------------------
+ * 8. GGUF files
+ */
+
+typedef struct wcuda_gguf {
+  uint64_t id;
+} wcuda_gguf;
+
+#define WCUDA_SOURCE_PATH 1     /* path, path_bytes; parts of a split file are found beside it */
+#define WCUDA_SOURCE_FD 2       /* fd: duplicated, its offset is not moved */
+#define WCUDA_SOURCE_MEMORY 3   /* data, size: must outlive the handle */
+#define WCUDA_SOURCE_CALLBACK 4 /* read, user, size: must outlive the handle */
+
+/* Reads exactly `bytes` bytes at `offset` into `target`; returns 0, or non-zero on failure. Runs on
+ * threads of the library, on several at once, while a call that reads the file is running. */
+typedef int32_t (*wcuda_read_callback)(void* user, uint64_t offset, void* target, uint64_t bytes);
+
+typedef struct wcuda_source {
+  uint32_t struct_size;
+  int32_t kind; /* WCUDA_SOURCE_… */
+  wcuda_string path;
+  int32_t fd;
+  uint32_t reserved;
+  const void* data;
+  uint64_t size; /* MEMORY, CALLBACK */
+  wcuda_read_callback read;
+  void* user;
+} wcuda_source;
+#define WCUDA_SOURCE_INIT {sizeof(wcuda_source), 0, {NULL, 0}, -1, 0, NULL, 0, NULL, NULL}
+
+/* Reads and checks the header, the metadata and the tensor table of a GGUF file, version 2 or 3,
+ * little-endian. Everything is checked here, once: see docs/FORMATS.md for the rules and limits.
+ * Tensor data is not read. [any thread] */
+WCUDA_API wcuda_status wcuda_gguf_open(const wcuda_source* source, wcuda_gguf* gguf,
+                                       wcuda_error* error);
+WCUDA_API void wcuda_gguf_destroy(wcuda_gguf gguf); /* [any thread] */
+
+typedef struct wcuda_gguf_info {
+  uint32_t struct_size;
+  uint32_t version;
+  uint64_t metadata_count;
+  uint64_t tensor_count;
+  uint64_t file_bytes;   /* of all parts */
+  uint64_t tensor_bytes; /* sum over all tensors, without padding */
+  uint32_t alignment;
+  uint32_t split_count; /* 1 for a file that is whole */
+} wcuda_gguf_info;
+#define WCUDA_GGUF_INFO_INIT {sizeof(wcuda_gguf_info)}
+WCUDA_API wcuda_status wcuda_gguf_info_get(wcuda_gguf gguf, wcuda_gguf_info* info,
+                                           wcuda_error* error); /* [any thread] */
+
+/* Value types, numbered as in the file. */
+#define WCUDA_GGUF_U8 0
+#define WCUDA_GGUF_I8 1
+#define WCUDA_GGUF_U16 2
+#define WCUDA_GGUF_I16 3
+#define WCUDA_GGUF_U32 4
+#define WCUDA_GGUF_I32 5
+#define WCUDA_GGUF_F32 6
+#define WCUDA_GGUF_BOOL 7
+#define WCUDA_GGUF_STRING 8
+#define WCUDA_GGUF_ARRAY 9
+#define WCUDA_GGUF_U64 10
+#define WCUDA_GGUF_I64 11
+#define WCUDA_GGUF_F64 12
+
+/* One metadata entry. Exactly one value member has a meaning, by `type`. */
+typedef struct wcuda_gguf_value {
+  uint32_t struct_size;
+  int32_t type;         /* WCUDA_GGUF_… */
+  int32_t element_type; /* of an array's elements; -1 otherwise */
+  uint32_t reserved;
+  wcuda_string key;
+  uint64_t element_count; /* of an array; 1 otherwise */
+  uint64_t value_u64;     /* U8 U16 U32 U64 BOOL */
+  int64_t value_i64;      /* I8 I16 I32 I64 */
+  double value_f64;       /* F32 F64 */
+  wcuda_string value_string;
+} wcuda_gguf_value;
+#define WCUDA_GGUF_VALUE_INIT {sizeof(wcuda_gguf_value), 0, 0, 0, {NULL, 0}, 0, 0, 0, 0.0, {NULL, 0}}
+
+/* Entry `index` in file order; WCUDA_OUT_OF_RANGE past the end. [any thread] */
+WCUDA_API wcuda_status wcuda_gguf_value_at(wcuda_gguf gguf, uint64_t index, wcuda_gguf_value* value,
+                                           wcuda_error* error);
+/* Entry by key; WCUDA_NOT_FOUND if there is none. [any thread] */
+WCUDA_API wcuda_status wcuda_gguf_value_find(wcuda_gguf gguf, wcuda_string key,
+                                             wcuda_gguf_value* value, wcuda_error* error);
+/* Copies elements first … first + count - 1 of the array `index` as they are in the file (packed,
+ * little-endian; a bool is one byte). Strings: use the next function. [any thread] */
+WCUDA_API wcuda_status wcuda_gguf_array_copy(wcuda_gguf gguf, uint64_t index, uint64_t first,
+                                             uint64_t count, void* target, uint64_t target_bytes,
+                                             wcuda_error* error);
+/* Views of `count` elements of an array of strings, borrowed from the handle. [any thread] */
+WCUDA_API wcuda_status wcuda_gguf_array_strings(wcuda_gguf gguf, uint64_t index, uint64_t first,
+                                                uint64_t count, wcuda_string* strings,
+                                                wcuda_error* error);
+
+typedef struct wcuda_gguf_tensor {
+  uint32_t struct_size;
+  uint32_t type; /* ggml type id */
+  wcuda_string name;
+  uint32_t dimension_count; /* 1 … 4 */
+  uint32_t split_index;     /* part of a split file that holds it */
+  uint64_t dimensions[4];   /* first is contiguous; unused are 1 */
+  uint64_t element_count;
+  uint64_t bytes;
+  uint64_t file_offset; /* from the start of its part */
+} wcuda_gguf_tensor;
+#define WCUDA_GGUF_TENSOR_INIT {sizeof(wcuda_gguf_tensor)}
+
+/* Tensor by index in file order, or by name. [any thread] */
+WCUDA_API wcuda_status wcuda_gguf_tensor_at(wcuda_gguf gguf, uint64_t index,
+                                            wcuda_gguf_tensor* tensor, wcuda_error* error);
+WCUDA_API wcuda_status wcuda_gguf_tensor_find(wcuda_gguf gguf, wcuda_string name,
+                                              wcuda_gguf_tensor* tensor, wcuda_error* error);
+/* Reads bytes of a tensor's data as they are in the file. [any thread] */
+WCUDA_API wcuda_status wcuda_gguf_tensor_read(wcuda_gguf gguf, uint64_t index, uint64_t offset,
+                                              void* target, uint64_t bytes, wcuda_error* error);
+/* Expands elements first … first + count - 1 of a tensor's data to f32; both are multiples of the
+ * type's block. [any thread] */
+WCUDA_API wcuda_status wcuda_gguf_tensor_dequantize(wcuda_gguf gguf, uint64_t index, uint64_t first,
+                                                    uint64_t count, float* target,
+                                                    wcuda_error* error);
+
+typedef struct wcuda_tensor_type_info {
+  uint32_t struct_size;
+  uint32_t type;
+  const char* name; /* "Q4_K"; static text */
+  uint32_t block_elements;
+  uint32_t block_bytes;
+  int32_t is_loadable; /* 1: a model may hold weights of this type */
+  uint32_t reserved;
+} wcuda_tensor_type_info;
+#define WCUDA_TENSOR_TYPE_INFO_INIT {sizeof(wcuda_tensor_type_info), 0, NULL, 0, 0, 0, 0}
+/* What is known of a ggml type id; WCUDA_NOT_FOUND for removed and unknown ids. [any thread] */
+WCUDA_API wcuda_status wcuda_tensor_type_info_get(uint32_t type, wcuda_tensor_type_info* info,
+                                                  wcuda_error* error);
+
+/* ------------------------------------------------------------------------------------------------
+ * 9. Engine options and plan: what a model needs, before a byte is allocated
+ */
+
+#define WCUDA_KV_F16 0
+#define WCUDA_KV_Q8_0 1
+#define WCUDA_KV_FP8_E4M3 2
+
+#define WCUDA_KV_PAGE_TOKENS 64 /* positions a KV page holds */
+
+#define WCUDA_ENGINE_BATCH_INVARIANT ((uint64_t)1 << 0)   /* a row's result does not depend on the
+                                                             other rows of its step */
+#define WCUDA_ENGINE_POISON_FREE_PAGES ((uint64_t)1 << 1) /* for tests: free pages hold NaN */
+
+typedef struct wcuda_engine_options {
+  uint32_t struct_size;
+  int32_t kv_type; /* WCUDA_KV_… */
+  uint64_t flags;  /* WCUDA_ENGINE_… */
+  uint32_t max_sequences;       /* live at once; 0: 16 */
+  uint32_t max_batch_tokens;    /* in one step, all rows; 0: 512 */
+  uint32_t max_batch_rows;      /* in one step; 0: max_sequences */
+  uint32_t max_sequence_tokens; /* positions of one sequence; 0: the model's context length */
+  uint64_t kv_tokens;           /* positions of all sequences together, rounded up to pages; 0: the
+                                   larger of one full sequence and 512 a sequence */
+  uint32_t max_logits_rows;     /* rows of logits one step may return; 0: max_batch_rows */
+  uint32_t max_top_logprobs;    /* alternatives a sampled token may report, at most 128; 0: none */
+} wcuda_engine_options;
+#define WCUDA_ENGINE_OPTIONS_INIT {sizeof(wcuda_engine_options), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+typedef struct wcuda_plan {
+  uint32_t struct_size;
+  int32_t fits; /* 1: total_bytes is within what is free and within the budget */
+  uint64_t weights_bytes;
+  uint64_t kv_bytes;       /* pages, page tables and token history */
+  uint64_t scratch_bytes;  /* activations, logits, sampling */
+  uint64_t graph_bytes;    /* captured CUDA graphs; 0 on HOST */
+  uint64_t total_bytes;    /* of the four */
+  uint64_t staging_bytes;  /* pinned host memory while loading */
+  uint64_t available_bytes; /* what the context could still hold */
+  uint64_t kv_page_bytes;
+  uint64_t kv_page_count;
+} wcuda_plan;
+#define WCUDA_PLAN_INIT {sizeof(wcuda_plan)}
+
+/* What loading this file and running it with these options (NULL: defaults) will hold on the context's
+ * device: equal, to the byte, to what the ledger shows afterwards. Reads no tensor data. A model that
+ * cannot be run is refused here already, with the reason. [any thread] */
+WCUDA_API wcuda_status wcuda_plan_get(wcuda_context context, wcuda_gguf gguf,
+                                      const wcuda_engine_options* options, wcuda_plan* plan,
+                                      wcuda_error* error);
+
+/* ------------------------------------------------------------------------------------------------
+ * 10. Models
+ */
+
+typedef struct wcuda_cancel {
+  uint64_t id;
+} wcuda_cancel;
+
+/* A switch that stops a load. Once triggered it stays so. [any thread] */
+WCUDA_API wcuda_status wcuda_cancel_create(wcuda_cancel* cancel, wcuda_error* error);
+WCUDA_API void wcuda_cancel_destroy(wcuda_cancel cancel);
+/* Legal from any thread and from inside the progress callback. [any thread] */
+WCUDA_API wcuda_status wcuda_cancel_trigger(wcuda_cancel cancel, wcuda_error* error);
+
+typedef struct wcuda_model {
+  uint64_t id;
+} wcuda_model;
+
+#define WCUDA_LOAD_PLAN 1
+#define WCUDA_LOAD_RESERVE 2
+#define WCUDA_LOAD_UPLOAD 3 /* bytes of the file read, checked and laid out */
+#define WCUDA_LOAD_SEAL 4
+#define WCUDA_LOAD_DONE 5 /* exactly once, last, of a load that succeeds */
+
+/* Progress of a load: at each change of phase and at least every 16 MiB. Runs on the loading thread.
+ * A non-zero return cancels. */
+typedef int32_t (*wcuda_progress_callback)(void* user, int32_t phase, uint64_t done_bytes,
+                                           uint64_t total_bytes);
+
+typedef struct wcuda_model_options {
+  uint32_t struct_size;
+  uint32_t reserved;
+  uint64_t flags; /* none defined: 0 */
+  wcuda_progress_callback progress; /* may be NULL */
+  void* progress_user;
+  wcuda_cancel cancel; /* id 0: none */
+} wcuda_model_options;
+#define WCUDA_MODEL_OPTIONS_INIT {sizeof(wcuda_model_options), 0, 0, NULL, NULL, {0}}
+
+/* Loads a model's weights: all, or nothing and the ledger is as before. Options may be NULL. A
+ * cancelled load is WCUDA_CANCELLED, within 16 MiB of reading. [any thread] */
+WCUDA_API wcuda_status wcuda_model_load(wcuda_context context, wcuda_gguf gguf,
+                                        const wcuda_model_options* options, wcuda_model* model,
+                                        wcuda_error* error);
+/* Unloads; the memory goes when no engine uses it. [any thread] */
+WCUDA_API void wcuda_model_destroy(wcuda_model model);
+
+typedef struct wcuda_model_info {
+  uint32_t struct_size;
+  uint32_t layer_count;
+  char architecture[64]; /* "llama"; NUL-terminated */
+  uint64_t parameter_count;
+  uint64_t weights_bytes; /* held on the device */
+  uint32_t vocabulary_size;
+  uint32_t embedding_length;
+  uint32_t feed_forward_length;
+  uint32_t head_count;
+  uint32_t kv_head_count;
+  uint32_t head_length;
+  uint32_t context_length; /* the model was trained for */
+  uint32_t sliding_window; /* 0: none */
+  float rope_frequency_base;
+  uint32_t reserved;
+} wcuda_model_info;
+#define WCUDA_MODEL_INFO_INIT {sizeof(wcuda_model_info)}
+WCUDA_API wcuda_status wcuda_model_info_get(wcuda_model model, wcuda_model_info* info,
+                                            wcuda_error* error); /* [any thread] */
+
+/* ------------------------------------------------------------------------------------------------
+ * 11. Engine and sequences
+ */
+
+typedef struct wcuda_engine {
+  uint64_t id;
+} wcuda_engine;
+
+/* Reserves KV pages and scratch. Options may be NULL. [any thread] */
+WCUDA_API wcuda_status wcuda_engine_create(wcuda_model model, const wcuda_engine_options* options,
+                                           wcuda_engine* engine, wcuda_error* error);
+/* Waits for the steps in flight, then frees. [external: engine] */
+WCUDA_API void wcuda_engine_destroy(wcuda_engine engine);
+
+typedef struct wcuda_engine_info {
+  uint32_t struct_size;
+  int32_t kv_type;
+  uint64_t flags;
+  uint32_t max_sequences; /* the limits in force, defaults resolved */
+  uint32_t max_batch_tokens;
+  uint32_t max_batch_rows;
+  uint32_t max_sequence_tokens;
+  uint32_t max_logits_rows;
+  uint32_t max_top_logprobs;
+  uint32_t sequence_count; /* live */
+  uint32_t steps_in_flight;
+  uint64_t kv_page_count;
+  uint64_t kv_free_page_count; /* after the steps in flight */
+  uint64_t kv_bytes;
+  uint64_t scratch_bytes;
+} wcuda_engine_info;
+#define WCUDA_ENGINE_INFO_INIT {sizeof(wcuda_engine_info)}
+WCUDA_API wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
+                                             wcuda_error* error); /* [any thread] */
+
+/* Does now what the first step of each shape would otherwise do (CUDA: capture graphs; HOST: start the
+ * threads and touch the memory). [external: engine] */
+WCUDA_API wcuda_status wcuda_engine_warm_up(wcuda_engine engine, wcuda_error* error);
+
+/* A sequence: the tokens of one conversation and their keys and values. */
+typedef struct wcuda_sequence {
+  uint64_t id;
+} wcuda_sequence;
+
+/* An empty sequence. WCUDA_LIMIT_EXCEEDED past max_sequences. Takes no pages yet.
+ * [external: engine] */
+WCUDA_API wcuda_status wcuda_sequence_create(wcuda_engine engine, wcuda_sequence* sequence,
+                                             wcuda_error* error);
+/* A second sequence with the same tokens so far; pages are shared until one of the two writes. Acts
+ * after the steps in flight. Two forks that sample with one seed draw alike. [external: engine] */
+WCUDA_API wcuda_status wcuda_sequence_fork(wcuda_sequence sequence, wcuda_sequence* fork,
+                                           wcuda_error* error);
+/* Forgets all but the first `length` tokens; a length above the sequence's is WCUDA_OUT_OF_RANGE. Acts
+ * after the steps in flight. [external: engine] */
+WCUDA_API wcuda_status wcuda_sequence_truncate(wcuda_sequence sequence, uint32_t length,
+                                               wcuda_error* error);
+/* Ends a sequence; its pages serve the next submit. Rows in flight complete. [any thread] */
+WCUDA_API void wcuda_sequence_destroy(wcuda_sequence sequence);
+/* Tokens submitted so far, the steps in flight included. [any thread] */
+WCUDA_API wcuda_status wcuda_sequence_length_get(wcuda_sequence sequence, uint32_t* length,
+                                                 wcuda_error* error);
+/* Copies tokens first … first + count - 1 of the history. A token that a step in flight has yet to
+ * sample is WCUDA_INVALID_STATE. [external: engine] */
+WCUDA_API wcuda_status wcuda_sequence_tokens_get(wcuda_sequence sequence, uint32_t first,
+                                                 uint32_t count, int32_t* tokens,
+                                                 wcuda_error* error);
+
+/* ------------------------------------------------------------------------------------------------
+ * 12. Steps
+ *
+ * A step is a batch of rows. A row appends tokens to one sequence (a prompt, part of one, or the token
+ * sampled last) and may sample the next. Submit copies its inputs, returns a ticket and does not wait
+ * for the device; wait copies the outputs. Two steps may be in flight; a third is WCUDA_QUEUE_FULL.
+ * Tickets complete in order.
+ *
+ * A row that ends other than WCUDA_ROW_OK takes its sequence, and each fork made from it since, back to
+ * the row's first position (if longer); a row of the later ticket that continues it ends as
+ * WCUDA_ROW_SKIPPED. A step that fails as a whole leaves every length as it was before it and fails the
+ * later ticket too, with the same cause.
+ */
+
+#define WCUDA_ROW_OK 0
+#define WCUDA_ROW_EMPTY_MASK 2 /* bias and mask leave no token that may be drawn */
+#define WCUDA_ROW_NOT_FINITE 3 /* a logit was NaN or +infinity */
+#define WCUDA_ROW_SKIPPED 4    /* continued a row that did not end well */
+
+/* How the next token is drawn. All zero: greedy, the lowest id of equal logits. Order: bias and mask,
+ * penalties, logprobs are taken here, temperature, top-k, typical, top-p, min-p, draw. A draw depends
+ * on (seed, position) and the logits alone. */
+typedef struct wcuda_sampling {
+  uint32_t struct_size;
+  uint32_t top_k;            /* 0: off */
+  uint64_t seed;             /* taken as it is, 0 too */
+  float temperature;         /* 0: greedy */
+  float top_p;               /* (0, 1]; 0: off */
+  float min_p;               /* [0, 1]; 0: off */
+  float typical_p;           /* (0, 1]; 0: off */
+  float repetition_penalty;  /* > 0; a positive logit is divided by it, a negative one multiplied;
+                                0 or 1: off */
+  float frequency_penalty;   /* subtracted once for each occurrence; 0: off */
+  float presence_penalty;    /* subtracted once if it occurs; 0: off */
+  uint32_t penalty_last_n;   /* most recent positions the penalties look at, at most 4096; 0: 64 when
+                                a penalty is on */
+  uint32_t penalty_from;     /* first position they look at */
+  uint32_t top_logprobs;     /* alternatives to report, at most the engine's; 0: none */
+  uint64_t bias_count;
+  const int32_t* bias_tokens; /* (bias_count) distinct ids */
+  const float* bias_values;   /* (bias_count) added to the logit; -infinity forbids */
+  const uint32_t* mask;       /* bit (id % 32) of word id / 32: 1 allows; NULL: all allowed */
+  uint64_t mask_words;        /* ceil(vocabulary / 32) */
+} wcuda_sampling;
+#define WCUDA_SAMPLING_INIT                                                                    \
+  {sizeof(wcuda_sampling), 0, 0, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0, NULL, \
+   NULL, NULL, 0}
+
+#define WCUDA_ROW_FEED_SAMPLED ((uint32_t)1 << 0) /* one token: what this sequence sampled last, fed
+                                                     back on the device; tokens NULL, token_count 1 */
+#define WCUDA_ROW_SAMPLE ((uint32_t)1 << 1)       /* sample after the row's last token */
+#define WCUDA_ROW_LOGITS_LAST ((uint32_t)1 << 2)  /* return the logits of the last token */
+#define WCUDA_ROW_LOGITS_ALL ((uint32_t)1 << 3)   /* return the logits of every token of the row */
+
+typedef struct wcuda_row {
+  wcuda_sequence sequence; /* a sequence has at most one row in a step */
+  const int32_t* tokens;   /* (token_count) ids in [0, vocabulary) */
+  uint32_t token_count;
+  uint32_t flags;                 /* WCUDA_ROW_… */
+  const wcuda_sampling* sampling; /* with WCUDA_ROW_SAMPLE; NULL: greedy */
+} wcuda_row;
+
+typedef struct wcuda_step {
+  uint32_t struct_size;
+  uint32_t row_count; /* at least 1 */
+  const wcuda_row* rows;
+  uint64_t flags; /* none defined: 0 */
+} wcuda_step;
+#define WCUDA_STEP_INIT {sizeof(wcuda_step), 0, NULL, 0}
+
+/* Checks everything, takes pages, queues the step. WCUDA_OUT_OF_PAGES tells pages needed and free,
+ * WCUDA_LIMIT_EXCEEDED which limit. On failure nothing has changed. A sampled token is not part of the
+ * sequence until a row feeds it. [external: engine] */
+WCUDA_API wcuda_status wcuda_step_submit(wcuda_engine engine, const wcuda_step* step,
+                                         uint64_t* ticket, wcuda_error* error);
+
+typedef struct wcuda_row_result {
+  int32_t status;         /* WCUDA_ROW_… */
+  int32_t token;          /* sampled; -1 if none */
+  uint32_t first_position; /* of the row's first token */
+  uint32_t token_count;
+  float logprob;          /* natural logarithm, of the sampled token, before temperature and
+                             truncation; 0 if none */
+  uint32_t top_count;     /* alternatives reported */
+  uint64_t top_offset;    /* of the first, in top_tokens and top_logprobs */
+  uint64_t logits_offset; /* row index of the first, in logits */
+  uint32_t logits_count;  /* rows of logits */
+  uint32_t reserved;
+} wcuda_row_result;
+
+/* Outputs of a step; the caller's memory. Arrays that are not wanted may be NULL with capacity 0. */
+typedef struct wcuda_step_output {
+  uint32_t struct_size;
+  uint32_t row_capacity; /* at least the step's rows */
+  wcuda_row_result* rows;
+  uint64_t top_capacity;   /* entries; the counts needed follow from what was asked for */
+  int32_t* top_tokens;     /* descending by logprob; equal ones by ascending id */
+  float* top_logprobs;
+  uint64_t logits_capacity; /* floats */
+  float* logits;            /* (rows, vocabulary) f32, in the order of the step's rows; before bias,
+                               mask and penalties */
+  /* Written: */
+  uint64_t row_count;
+  uint64_t device_ns; /* time of computing */
+  int32_t captured;   /* 1: this step had to capture a graph first */
+  uint32_t reserved;
+} wcuda_step_output;
+#define WCUDA_STEP_OUTPUT_INIT \
+  {sizeof(wcuda_step_output), 0, NULL, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0}
+
+/* Waits for the oldest ticket and copies its outputs. timeout_ms < 0 waits as long as it takes. A later
+ * ticket, while an older one is in flight, is WCUDA_INVALID_STATE; WCUDA_TIMEOUT and
+ * WCUDA_BUFFER_TOO_SMALL leave the ticket in flight. Any other status ends it. [external: engine] */
+WCUDA_API wcuda_status wcuda_step_wait(wcuda_engine engine, uint64_t ticket, int64_t timeout_ms,
+                                       wcuda_step_output* output, wcuda_error* error);
+
+/* Waits for all steps in flight and drops what they have computed; lengths settle as if each had been
+ * waited for. [external: engine] */
+WCUDA_API wcuda_status wcuda_engine_drain(wcuda_engine engine, wcuda_error* error);
+
+/* ------------------------------------------------------------------------------------------------
+ * 13. Health
+ */
+
+#define WCUDA_HEALTH_OK 0
+#define WCUDA_HEALTH_DEGRADED 1 /* usable; the message says what is wrong */
+#define WCUDA_HEALTH_LOST 2     /* the device is lost */
+
+typedef struct wcuda_health {
+  uint32_t struct_size;
+  int32_t state;        /* WCUDA_HEALTH_… */
+  int32_t sticky_code;  /* the driver's code of the fault that lost the device; else 0 */
+  int32_t temperature_celsius;  /* -1: not known */
+  int64_t ecc_error_count;      /* uncorrected, volatile; -1: not known */
+  uint64_t ledger_bytes;        /* device memory held by this context */
+  uint64_t peak_bytes;
+  uint64_t staging_bytes;
+  uint64_t allocation_count;
+  uint64_t device_free_bytes;
+  uint64_t device_total_bytes;
+  uint64_t nonresident_count;  /* allocations found not to be device memory */
+  uint64_t deferred_error_count; /* failures met where nobody could be told, as in a destroy */
+  uint64_t duration_ns;          /* of making this report */
+  char message[256];             /* NUL-terminated; "" when OK */
+} wcuda_health;
+#define WCUDA_HEALTH_INIT {sizeof(wcuda_health)}
+
+/* A report on the context's device; asks the driver, in under 10 ms, also while steps are in flight.
+ * Legal on a lost device. [any thread] */
+WCUDA_API wcuda_status wcuda_health_get(wcuda_context context, wcuda_health* health,
+                                        wcuda_error* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* WORKER_CUDA_H */
