@@ -226,7 +226,9 @@ typedef struct wcuda_device_caps {
   int32_t is_integrated;
   int32_t ecc_enabled;
 } wcuda_device_caps;
-#define WCUDA_DEVICE_CAPS_INIT {sizeof(wcuda_device_caps)}
+#define WCUDA_DEVICE_CAPS_INIT                                                                   \
+  {sizeof(wcuda_device_caps), 0, 0, 0, {0}, {0}, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, {0}, 0, 0, \
+   0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* Number of usable devices of a backend (CUDA or HOST; HOST has one). CUDA without a device is not a
  * count of 0 but WCUDA_NO_DEVICE or WCUDA_NOT_AVAILABLE with the reason ("no CUDA device: driver
@@ -275,7 +277,7 @@ typedef struct wcuda_context_info {
   uint32_t host_thread_count; /* 0 on CUDA */
   char fallback_reason[256];  /* AUTO: why not CUDA, NUL-terminated; else "" */
 } wcuda_context_info;
-#define WCUDA_CONTEXT_INFO_INIT {sizeof(wcuda_context_info)}
+#define WCUDA_CONTEXT_INFO_INIT {sizeof(wcuda_context_info), 0, 0, 0, {0}}
 WCUDA_API wcuda_status wcuda_context_info_get(wcuda_context context, wcuda_context_info* info,
                                               wcuda_error* error); /* [any thread] */
 
@@ -305,7 +307,7 @@ typedef struct wcuda_memory_info {
   uint64_t device_free_bytes;      /* as the driver says; HOST: capacity less what is held */
   uint64_t device_total_bytes;
 } wcuda_memory_info;
-#define WCUDA_MEMORY_INFO_INIT {sizeof(wcuda_memory_info)}
+#define WCUDA_MEMORY_INFO_INIT {sizeof(wcuda_memory_info), 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* Sums of the ledger for one purpose, or for all (WCUDA_PURPOSE_ANY: staging, which is host memory,
  * is not in that sum). [any thread] */
@@ -431,7 +433,7 @@ typedef struct wcuda_gguf_info {
   uint32_t alignment;
   uint32_t split_count; /* 1 for a file that is whole */
 } wcuda_gguf_info;
-#define WCUDA_GGUF_INFO_INIT {sizeof(wcuda_gguf_info)}
+#define WCUDA_GGUF_INFO_INIT {sizeof(wcuda_gguf_info), 0, 0, 0, 0, 0, 0, 0}
 WCUDA_API wcuda_status wcuda_gguf_info_get(wcuda_gguf gguf, wcuda_gguf_info* info,
                                            wcuda_error* error); /* [any thread] */
 
@@ -492,7 +494,7 @@ typedef struct wcuda_gguf_tensor {
   uint64_t bytes;
   uint64_t file_offset; /* from the start of its part */
 } wcuda_gguf_tensor;
-#define WCUDA_GGUF_TENSOR_INIT {sizeof(wcuda_gguf_tensor)}
+#define WCUDA_GGUF_TENSOR_INIT {sizeof(wcuda_gguf_tensor), 0, {NULL, 0}, 0, 0, {0}, 0, 0, 0}
 
 /* Tensor by index in file order, or by name. [any thread] */
 WCUDA_API wcuda_status wcuda_gguf_tensor_at(wcuda_gguf gguf, uint64_t index,
@@ -564,7 +566,7 @@ typedef struct wcuda_plan {
   uint64_t kv_page_bytes;
   uint64_t kv_page_count;
 } wcuda_plan;
-#define WCUDA_PLAN_INIT {sizeof(wcuda_plan)}
+#define WCUDA_PLAN_INIT {sizeof(wcuda_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* What loading this file and running it with these options (NULL: defaults) will hold on the context's
  * device: equal, to the byte, to what the ledger shows afterwards. Reads no tensor data. A model that
@@ -637,7 +639,8 @@ typedef struct wcuda_model_info {
   float rope_frequency_base;
   uint32_t reserved;
 } wcuda_model_info;
-#define WCUDA_MODEL_INFO_INIT {sizeof(wcuda_model_info)}
+#define WCUDA_MODEL_INFO_INIT \
+  {sizeof(wcuda_model_info), 0, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0f, 0}
 WCUDA_API wcuda_status wcuda_model_info_get(wcuda_model model, wcuda_model_info* info,
                                             wcuda_error* error); /* [any thread] */
 
@@ -672,7 +675,7 @@ typedef struct wcuda_engine_info {
   uint64_t kv_bytes;
   uint64_t scratch_bytes;
 } wcuda_engine_info;
-#define WCUDA_ENGINE_INFO_INIT {sizeof(wcuda_engine_info)}
+#define WCUDA_ENGINE_INFO_INIT {sizeof(wcuda_engine_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 WCUDA_API wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
                                              wcuda_error* error); /* [any thread] */
 
@@ -853,7 +856,7 @@ typedef struct wcuda_health {
   uint64_t duration_ns;          /* of making this report */
   char message[256];             /* NUL-terminated; "" when OK */
 } wcuda_health;
-#define WCUDA_HEALTH_INIT {sizeof(wcuda_health)}
+#define WCUDA_HEALTH_INIT {sizeof(wcuda_health), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}}
 
 /* A report on the context's device; asks the driver, in under 10 ms, also while steps are in flight.
  * Legal on a lost device. [any thread] */

@@ -1,0 +1,98 @@
+// Versions, status names and the layout table, against the text of the header itself.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "worker_cuda.h"
+
+namespace {
+
+// The header without comments.
+std::string header_text() {
+  std::ifstream file(WCUDA_TEST_HEADER);
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_GT(text.str().size(), 1000u) << WCUDA_TEST_HEADER;
+  std::string result = text.str();
+  for (size_t begin; (begin = result.find("/*")) != std::string::npos;)
+    result.erase(begin, result.find("*/", begin) + 2 - begin);
+  return result;
+}
+
+TEST(Version, number_and_string_agree_with_the_header) {
+  EXPECT_EQ(wcuda_version_number(), uint32_t{WCUDA_VERSION_MAJOR * 10000 +
+                                             WCUDA_VERSION_MINOR * 100 + WCUDA_VERSION_PATCH});
+  const std::string text = std::to_string(WCUDA_VERSION_MAJOR) + "." +
+                           std::to_string(WCUDA_VERSION_MINOR) + "." +
+                           std::to_string(WCUDA_VERSION_PATCH);
+  EXPECT_EQ(wcuda_version_string(), text);
+  EXPECT_EQ(wcuda_abi_version(), uint32_t{WCUDA_ABI_VERSION});
+}
+
+TEST(Version, build_info_is_whole) {
+  wcuda_build_info info = WCUDA_BUILD_INFO_INIT;
+
+  ASSERT_EQ(wcuda_build_info_get(&info, nullptr), WCUDA_OK);
+
+  EXPECT_EQ(info.has_cuda, info.cuda_version != 0);
+  EXPECT_EQ(info.has_cuda, std::strlen(info.cuda_architectures) != 0);
+  EXPECT_GT(std::strlen(info.compiler), 3u);
+  EXPECT_GT(std::strlen(info.build_type), 3u);
+  EXPECT_NE(info.host_features, nullptr);
+}
+
+TEST(Version, every_status_code_of_the_header_has_its_name) {
+  const std::string text = header_text();
+  const std::regex define("#define (WCUDA_[A-Z_]+) ([0-9]{4})\\b");
+  int count = 0;
+
+  for (std::sregex_iterator it(text.begin(), text.end(), define), end; it != end; ++it, ++count)
+    EXPECT_EQ(wcuda_status_name(std::stoi((*it)[2])), (*it)[1].str());
+
+  EXPECT_GE(count, 26);
+  EXPECT_STREQ(wcuda_status_name(WCUDA_OK), "WCUDA_OK");
+  EXPECT_STREQ(wcuda_status_name(-1), "WCUDA_UNKNOWN");
+}
+
+TEST(Version, layout_table_holds_every_struct_and_field_of_the_header) {
+  const std::string text = header_text();
+  const std::regex declaration("typedef struct (\\w+) \\{([^}]*)\\} (\\w+);");
+  std::set<std::string> expected;
+  for (std::sregex_iterator it(text.begin(), text.end(), declaration), end; it != end; ++it) {
+    expected.insert((*it)[1].str() + ".");
+    const std::string body = (*it)[2];
+    const std::regex member("(\\w+)\\s*(\\[\\w+\\])?\\s*[;,]");
+    for (std::sregex_iterator m(body.begin(), body.end(), member); m != end; ++m)
+      expected.insert((*it)[1].str() + "." + (*m)[1].str());
+  }
+  EXPECT_GT(expected.size(), 200u);
+
+  std::set<std::string> found;
+  std::map<std::string, wcuda_abi_field> structs;
+  for (uint32_t i = 0; i < wcuda_abi_field_count(); ++i) {
+    wcuda_abi_field field;
+    ASSERT_EQ(wcuda_abi_field_get(i, &field, nullptr), WCUDA_OK);
+    found.insert(std::string(field.struct_name) + "." + field.field_name);
+    if (!*field.field_name) structs[field.struct_name] = field;
+    const wcuda_abi_field& whole = structs[field.struct_name];
+    EXPECT_LE(field.offset + field.bytes, whole.bytes) << field.struct_name << field.field_name;
+  }
+  EXPECT_EQ(found, expected);
+}
+
+TEST(Version, layout_table_has_an_end) {
+  wcuda_abi_field field;
+  wcuda_error error;
+
+  EXPECT_EQ(wcuda_abi_field_get(wcuda_abi_field_count(), &field, &error), WCUDA_OUT_OF_RANGE);
+  EXPECT_EQ(wcuda_abi_field_get(0, nullptr, &error), WCUDA_INVALID_ARGUMENT);
+  EXPECT_STREQ(error.message, "field is NULL");
+}
+
+}  // namespace
