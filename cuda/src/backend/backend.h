@@ -1,0 +1,133 @@
+// Backend: the one way to allocate, copy, wait and time on a device. Implementations: cuda_backend,
+// host_backend; wrappers for tests: trace_backend, fault_backend. Made by open.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+
+namespace wcuda {
+
+// A queue of work in order. id 0 is the stream that every backend has; ids are never used twice, so
+// a stream that was destroyed is refused, never mistaken.
+struct Stream {
+  uint64_t id = 0;
+};
+inline bool operator==(Stream a, Stream b) { return a.id == b.id; }
+
+// A point in a stream's work. id 0: none.
+struct Event {
+  uint64_t id = 0;
+};
+
+// A compiled kernel module. id 0: none.
+struct Module {
+  uint64_t id = 0;
+};
+
+enum class MemoryKind {
+  kDevice,  // memory of the device only: never managed, mapped or host memory on CUDA
+  kPinned,  // page-locked host memory for fast copies; ordinary memory on HOST
+};
+
+struct MemoryInfo {
+  uint64_t free_bytes;      // what an allocation could still get, in one piece or more
+  uint64_t total_bytes;     // of the device; HOST: its capacity
+  uint64_t reserved_bytes;  // held from the driver, in use or kept for reuse
+};
+
+struct DeviceHealth {
+  int32_t temperature_celsius = -1;  // -1: not known
+  int64_t ecc_error_count = -1;      // uncorrected since the driver was loaded; -1: not known
+};
+
+struct LaunchDims {
+  uint32_t grid[3] = {1, 1, 1};
+  uint32_t block[3] = {1, 1, 1};
+  uint32_t shared_bytes = 0;
+};
+
+// Thread-safe. Addresses are the device's own: on HOST they can be read, on CUDA they cannot.
+// Ranges are trusted here; vram::Buffer checks them. After a fault of the device (fault() is not
+// ok) every call but the destroying ones returns that fault.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual const wcuda_device_caps& caps() const = 0;
+  bool is_host() const { return caps().backend == WCUDA_BACKEND_HOST; }
+  // Compute threads; 0 on CUDA.
+  virtual uint32_t host_thread_count() const { return 0; }
+  virtual Result<MemoryInfo> memory_info() = 0;
+
+  // Device memory is aligned to 256 bytes, contents undefined; pinned memory to 4096 bytes and
+  // zeroed. Any stream may use it at once. WCUDA_OUT_OF_MEMORY (pinned: WCUDA_OUT_OF_HOST_MEMORY)
+  // when full.
+  virtual Result<void*> allocate(MemoryKind kind, uint64_t bytes) = 0;
+  // `bytes` as allocated. Device memory: does not wait for the work of streams; order it after them
+  // with event_record and free_after.
+  virtual Status free(MemoryKind kind, void* address, uint64_t bytes) = 0;
+  // Later frees and reuse of device memory come after the work before this event.
+  virtual Status free_after(Event event) = 0;
+  // True when the address is device memory and nothing else.
+  virtual Result<bool> is_device_memory(const void* address) = 0;
+  // Gives memory kept for reuse back to the driver.
+  virtual Status trim() { return {}; }
+
+  // Copies between host memory of any kind and device memory; return when it is done. They come
+  // after the work on stream 0 and after nothing else.
+  virtual Status copy_to_device(void* target, const void* source, uint64_t bytes) = 0;
+  virtual Status copy_to_host(void* target, const void* source, uint64_t bytes) = 0;
+  // Queued; the host memory is pinned and stays untouched until the stream has passed.
+  virtual Status copy_to_device_async(void* target, const void* source, uint64_t bytes,
+                                      Stream stream) = 0;
+  virtual Status copy_to_host_async(void* target, const void* source, uint64_t bytes,
+                                    Stream stream) = 0;
+  // Queued. Ranges do not overlap.
+  virtual Status copy_on_device(void* target, const void* source, uint64_t bytes,
+                                Stream stream) = 0;
+  // Queued. Repeats the low pattern_bytes (1, 2, 4 or 8) of pattern, little-endian; target and
+  // bytes are multiples of it.
+  virtual Status fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
+                      Stream stream) = 0;
+  // BLAKE3 of a range of device memory, on the device, after the work on stream 0; waits.
+  virtual Status digest(const void* data, uint64_t bytes, uint8_t result[32]) = 0;
+
+  // Run-time kernels. WCUDA_NOT_AVAILABLE unless an implementation says otherwise.
+  virtual Result<Module> compile(const std::string& source, const std::string& name);
+  virtual Status launch(Module module, const std::string& kernel, const LaunchDims& dims,
+                        void* const* arguments, Stream stream);
+  virtual Status destroy(Module module);
+
+  // Higher priority runs first where the device can; 0 is ordinary, -1 high.
+  virtual Result<Stream> stream_create(int32_t priority) = 0;
+  // Waits for the stream's work.
+  virtual Status stream_destroy(Stream stream) = 0;
+  // The driver's object (cudaStream_t) for kernel launches; null on HOST and for unknown streams.
+  virtual void* native_stream(Stream stream) = 0;
+
+  virtual Result<Event> event_create() = 0;
+  virtual Status event_destroy(Event event) = 0;
+  virtual Status event_record(Event event, Stream stream) = 0;
+  // Work queued later on the stream waits for the event.
+  virtual Status stream_wait(Stream stream, Event event) = 0;
+  virtual Status event_synchronize(Event event) = 0;
+  // False while the work before the event is not done.
+  virtual Result<bool> event_done(Event event) = 0;
+  // Milliseconds between two events that are done.
+  virtual Result<double> event_elapsed_ms(Event start, Event end) = 0;
+
+  // Waits for one stream, or for all work of this backend.
+  virtual Status synchronize(Stream stream) = 0;
+  virtual Status synchronize() = 0;
+
+  // Ok, or WCUDA_DEVICE_LOST with the driver's code: latched, never cleared, shared by all backends
+  // of one device.
+  virtual Status fault() const = 0;
+  // Temperature and ECC, as far as they are known; never waits for work.
+  virtual DeviceHealth health() { return {}; }
+};
+
+}  // namespace wcuda
