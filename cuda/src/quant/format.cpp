@@ -4,29 +4,47 @@
 #include <cinttypes>
 
 #include "base/checked.h"
+#include "kernels/quant_unpack.h"
+#include "kernels/quant_unpack_iq.h"
 
 namespace wcuda::quant {
 namespace {
 
+void unpack_f32(const uint8_t* block, float* out) { *out = bits_float(load_u32(block)); }
+void unpack_f16(const uint8_t* block, float* out) { *out = load_half(block); }
+void unpack_bf16(const uint8_t* block, float* out) { *out = bf16_to_float(load_u16(block)); }
+
+template <class Block>
+void unpack_block(const uint8_t* block, float* out) {
+  const Block& typed = *reinterpret_cast<const Block*>(block);  // all members are bytes
+  for (uint32_t part = 0; part < Block::kElements / kPartElements; ++part)
+    unpack32(typed, part, out + part * kPartElements);
+}
+
+template <class Block>
+constexpr Format quantized(uint32_t id, const char* name) {
+  return {id, name, Block::kElements, sizeof(Block), true, unpack_block<Block>};
+}
+
 constexpr Format kFormats[] = {
-    {0, "F32", 1, 4, true, nullptr},         {1, "F16", 1, 2, true, nullptr},
-    {2, "Q4_0", 32, 18, true, nullptr},      {3, "Q4_1", 32, 20, true, nullptr},
-    {6, "Q5_0", 32, 22, true, nullptr},      {7, "Q5_1", 32, 24, true, nullptr},
-    {8, "Q8_0", 32, 34, true, nullptr},      {9, "Q8_1", 32, 36, false, nullptr},
-    {10, "Q2_K", 256, 84, true, nullptr},    {11, "Q3_K", 256, 110, true, nullptr},
-    {12, "Q4_K", 256, 144, true, nullptr},   {13, "Q5_K", 256, 176, true, nullptr},
-    {14, "Q6_K", 256, 210, true, nullptr},   {15, "Q8_K", 256, 292, false, nullptr},
-    {16, "IQ2_XXS", 256, 66, true, nullptr}, {17, "IQ2_XS", 256, 74, true, nullptr},
-    {18, "IQ3_XXS", 256, 98, true, nullptr}, {19, "IQ1_S", 256, 50, true, nullptr},
-    {20, "IQ4_NL", 32, 18, true, nullptr},   {21, "IQ3_S", 256, 110, true, nullptr},
-    {22, "IQ2_S", 256, 82, true, nullptr},   {23, "IQ4_XS", 256, 136, true, nullptr},
-    {24, "I8", 1, 1, false, nullptr},        {25, "I16", 1, 2, false, nullptr},
-    {26, "I32", 1, 4, false, nullptr},       {27, "I64", 1, 8, false, nullptr},
-    {28, "F64", 1, 8, false, nullptr},       {29, "IQ1_M", 256, 56, true, nullptr},
-    {30, "BF16", 1, 2, true, nullptr},       {34, "TQ1_0", 256, 54, true, nullptr},
-    {35, "TQ2_0", 256, 66, true, nullptr},   {39, "MXFP4", 32, 17, true, nullptr},
-    {40, "NVFP4", 64, 36, true, nullptr},    {41, "Q1_0", 128, 18, true, nullptr},
-    {42, "Q2_0", 64, 18, true, nullptr},
+    {0, "F32", 1, 4, true, unpack_f32},     {1, "F16", 1, 2, true, unpack_f16},
+    quantized<BlockQ4_0>(2, "Q4_0"),        quantized<BlockQ4_1>(3, "Q4_1"),
+    quantized<BlockQ5_0>(6, "Q5_0"),        quantized<BlockQ5_1>(7, "Q5_1"),
+    quantized<BlockQ8_0>(8, "Q8_0"),        {9, "Q8_1", 32, 36, false, nullptr},
+    quantized<BlockQ2_K>(10, "Q2_K"),       quantized<BlockQ3_K>(11, "Q3_K"),
+    quantized<BlockQ4_K>(12, "Q4_K"),       quantized<BlockQ5_K>(13, "Q5_K"),
+    quantized<BlockQ6_K>(14, "Q6_K"),       {15, "Q8_K", 256, 292, false, nullptr},
+    quantized<BlockIQ2_XXS>(16, "IQ2_XXS"), quantized<BlockIQ2_XS>(17, "IQ2_XS"),
+    quantized<BlockIQ3_XXS>(18, "IQ3_XXS"), quantized<BlockIQ1_S>(19, "IQ1_S"),
+    quantized<BlockIQ4_NL>(20, "IQ4_NL"),   quantized<BlockIQ3_S>(21, "IQ3_S"),
+    quantized<BlockIQ2_S>(22, "IQ2_S"),     quantized<BlockIQ4_XS>(23, "IQ4_XS"),
+    {24, "I8", 1, 1, false, nullptr},       {25, "I16", 1, 2, false, nullptr},
+    {26, "I32", 1, 4, false, nullptr},      {27, "I64", 1, 8, false, nullptr},
+    {28, "F64", 1, 8, false, nullptr},      quantized<BlockIQ1_M>(29, "IQ1_M"),
+    {30, "BF16", 1, 2, true, unpack_bf16},  quantized<BlockTQ1_0>(34, "TQ1_0"),
+    quantized<BlockTQ2_0>(35, "TQ2_0"),     quantized<BlockMXFP4>(39, "MXFP4"),
+    quantized<BlockNVFP4>(40, "NVFP4"),     quantized<BlockQ1_0>(41, "Q1_0"),
+    quantized<BlockQ2_0>(42, "Q2_0"),
 };
 
 }  // namespace
