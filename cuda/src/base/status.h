@@ -77,7 +77,8 @@ class [[nodiscard]] Result {
 
 #define WCUDA_CONCAT_(a, b) a##b
 #define WCUDA_CONCAT(a, b) WCUDA_CONCAT_(a, b)
-// `target = *expression` for an expression that is a Result; returns its Status on failure.
+// `target = *expression` for an expression that is a Result; returns its Status on failure. Several
+// statements: as the body of an if or a loop it needs braces.
 #define WCUDA_ASSIGN(target, expression) \
   WCUDA_ASSIGN_(WCUDA_CONCAT(wcuda_result_, __LINE__), target, expression)
 #define WCUDA_ASSIGN_(result, target, expression) \

@@ -1,0 +1,31 @@
+// What the host knows of one sequence.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace wcuda::engine {
+
+constexpr int32_t kUnknownToken = -1;  // sampled by a step in flight
+
+// A row in flight whose tokens are part of a sequence: the sequence's own, or of what it was forked
+// from.
+struct PendingRow {
+  uint64_t ticket;
+  uint32_t row;
+  uint32_t first_position;
+};
+
+struct Sequence {
+  uint32_t slot = 0;
+  bool alive = true;
+  std::vector<uint32_t> pages;      // page of each 64 positions, exactly as many as length needs
+  std::vector<int32_t> tokens;      // (length) kUnknownToken where not known yet
+  int32_t sampled = kUnknownToken;  // token drawn for position `length`, once known
+  bool can_feed = false;            // a token was, or is being, drawn for position `length`
+  std::vector<PendingRow> pending;  // at most one a ticket in flight, oldest first
+
+  uint32_t length() const { return static_cast<uint32_t>(tokens.size()); }
+};
+
+}  // namespace wcuda::engine
