@@ -7,15 +7,11 @@
 
 #include "backend/backend.h"
 #include "base/status.h"
+#include "quant/layout.h"
 
 namespace wcuda::ops {
 
-// How a weight matrix lies in memory. `ops` chooses (Ops::weight_layout), model/load applies, the
-// tensor carries its tag.
-enum class Layout : uint32_t {
-  kRows = 0,    // as in the file: one row of blocks after the other
-  kHost16 = 1,  // quant/layout_host.h: records of 16 rows, for one vector lane a row
-};
+using quant::Layout;
 
 // A matrix of `rows` outputs by `cols` inputs, resident on the device. data null: absent.
 struct Weight {
