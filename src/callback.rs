@@ -1,0 +1,52 @@
+//! Panics in callbacks: caught at the border, parked, and resumed when the native call has returned.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Mutex, PoisonError};
+
+/// Where the first panic of a callback waits. Callbacks may run on several threads at once.
+#[derive(Default)]
+pub(crate) struct ParkedPanic(Mutex<Option<Box<dyn Any + Send>>>);
+
+impl ParkedPanic {
+    /// Runs a callback's body; a panic is parked and answered with None. Never unwinds.
+    pub(crate) fn guard<R>(&self, body: impl FnOnce() -> R) -> Option<R> {
+        match catch_unwind(AssertUnwindSafe(body)) {
+            Ok(value) => Some(value),
+            Err(payload) => {
+                let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+                if slot.is_none() {
+                    *slot = Some(payload);
+                } else {
+                    // Dropping a payload may itself panic.
+                    std::mem::forget(payload);
+                }
+                None
+            }
+        }
+    }
+
+    /// Continues a parked panic, if there is one. Call after the native call has returned.
+    pub(crate) fn resume(&self) {
+        let payload = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(payload) = payload {
+            resume_unwind(payload);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panic_is_parked_and_resumed_once() {
+        let parked = ParkedPanic::default();
+        assert_eq!(parked.guard(|| 7), Some(7));
+        assert!(parked.guard(|| -> i32 { panic!("first") }).is_none());
+        assert!(parked.guard(|| -> i32 { panic!("second") }).is_none());
+        let payload = catch_unwind(AssertUnwindSafe(|| parked.resume())).unwrap_err();
+        assert_eq!(payload.downcast_ref::<&str>(), Some(&"first"));
+        parked.resume();
+    }
+}

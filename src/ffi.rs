@@ -1,0 +1,1042 @@
+//! Declarations of `worker_cuda.h`, by hand and in its order; the header is their manual.
+//!
+//! Not part of the crate's promises: use the safe types. Enumerations are integers here, because a
+//! later archive may answer with values that this version does not know. `layout()` lists every
+//! struct and field as Rust sees them, and a test compares that list with the archive's own.
+#![allow(non_camel_case_types, missing_docs)]
+
+use std::ffi::{c_char, c_void};
+
+/// One row of the layout table: a struct as a whole (`field` empty), or one of its fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayoutRow {
+    pub structure: &'static str,
+    pub field: &'static str,
+    pub offset: usize,
+    pub bytes: usize,
+    pub alignment: usize,
+}
+
+/// Every `c_struct!` below must be listed here; the layout test finds the one that is not.
+pub fn layout() -> Vec<LayoutRow> {
+    let mut rows = Vec::new();
+    wcuda_error::push_layout(&mut rows);
+    wcuda_string::push_layout(&mut rows);
+    wcuda_build_info::push_layout(&mut rows);
+    wcuda_abi_field::push_layout(&mut rows);
+    wcuda_device_caps::push_layout(&mut rows);
+    wcuda_context::push_layout(&mut rows);
+    wcuda_context_options::push_layout(&mut rows);
+    wcuda_context_info::push_layout(&mut rows);
+    wcuda_memory_info::push_layout(&mut rows);
+    wcuda_ledger_entry::push_layout(&mut rows);
+    wcuda_buffer::push_layout(&mut rows);
+    wcuda_buffer_options::push_layout(&mut rows);
+    wcuda_pinned::push_layout(&mut rows);
+    wcuda_gguf::push_layout(&mut rows);
+    wcuda_source::push_layout(&mut rows);
+    wcuda_gguf_info::push_layout(&mut rows);
+    wcuda_gguf_value::push_layout(&mut rows);
+    wcuda_gguf_tensor::push_layout(&mut rows);
+    wcuda_tensor_type_info::push_layout(&mut rows);
+    wcuda_engine_options::push_layout(&mut rows);
+    wcuda_plan::push_layout(&mut rows);
+    wcuda_cancel::push_layout(&mut rows);
+    wcuda_model::push_layout(&mut rows);
+    wcuda_model_options::push_layout(&mut rows);
+    wcuda_model_info::push_layout(&mut rows);
+    wcuda_engine::push_layout(&mut rows);
+    wcuda_engine_info::push_layout(&mut rows);
+    wcuda_sequence::push_layout(&mut rows);
+    wcuda_sampling::push_layout(&mut rows);
+    wcuda_row::push_layout(&mut rows);
+    wcuda_step::push_layout(&mut rows);
+    wcuda_row_result::push_layout(&mut rows);
+    wcuda_step_output::push_layout(&mut rows);
+    wcuda_health::push_layout(&mut rows);
+    rows
+}
+
+/// A struct of the header with its layout rows. `sized` marks those that begin with `struct_size`;
+/// their `init()` is the header's `…_INIT`: everything zero but the size.
+macro_rules! c_struct {
+    ($name:ident { $($field:ident: $type:ty,)* }) => {
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name { $(pub $field: $type,)* }
+
+        impl $name {
+            /// All bytes zero.
+            pub const fn zeroed() -> Self {
+                // SAFETY: integers, floats, raw pointers, `Option<fn>` and arrays of them, for all
+                // of which zero bytes are a value.
+                unsafe { std::mem::zeroed() }
+            }
+
+            fn push_layout(rows: &mut Vec<LayoutRow>) {
+                rows.push(LayoutRow {
+                    structure: stringify!($name),
+                    field: "",
+                    offset: 0,
+                    bytes: size_of::<$name>(),
+                    alignment: align_of::<$name>(),
+                });
+                $(rows.push(LayoutRow {
+                    structure: stringify!($name),
+                    field: stringify!($field).trim_start_matches("r#"),
+                    offset: std::mem::offset_of!($name, $field),
+                    bytes: size_of::<$type>(),
+                    alignment: align_of::<$type>(),
+                });)*
+            }
+        }
+    };
+    (sized $name:ident { $($field:ident: $type:ty,)* }) => {
+        c_struct! { $name { $($field: $type,)* } }
+
+        impl $name {
+            pub const fn init() -> Self {
+                let mut value = Self::zeroed();
+                value.struct_size = size_of::<Self>() as u32;
+                value
+            }
+        }
+    };
+}
+
+// ---- 1. Status and error ----
+
+pub type wcuda_status = i32;
+
+pub const WCUDA_OK: i32 = 0;
+pub const WCUDA_INVALID_ARGUMENT: i32 = 1001;
+pub const WCUDA_INVALID_HANDLE: i32 = 1002;
+pub const WCUDA_INVALID_STATE: i32 = 1003;
+pub const WCUDA_OUT_OF_RANGE: i32 = 1004;
+pub const WCUDA_BUFFER_TOO_SMALL: i32 = 1005;
+pub const WCUDA_REENTRANT: i32 = 1006;
+pub const WCUDA_BUSY: i32 = 1007;
+pub const WCUDA_ABI_MISMATCH: i32 = 1008;
+pub const WCUDA_NOT_FOUND: i32 = 1009;
+pub const WCUDA_NOT_AVAILABLE: i32 = 2001;
+pub const WCUDA_NO_DEVICE: i32 = 2002;
+pub const WCUDA_IO: i32 = 2003;
+pub const WCUDA_CANCELLED: i32 = 2004;
+pub const WCUDA_TIMEOUT: i32 = 2005;
+pub const WCUDA_OUT_OF_MEMORY: i32 = 3001;
+pub const WCUDA_OUT_OF_HOST_MEMORY: i32 = 3002;
+pub const WCUDA_OVER_BUDGET: i32 = 3003;
+pub const WCUDA_QUEUE_FULL: i32 = 3004;
+pub const WCUDA_OUT_OF_PAGES: i32 = 3005;
+pub const WCUDA_LIMIT_EXCEEDED: i32 = 3006;
+pub const WCUDA_MALFORMED: i32 = 4001;
+pub const WCUDA_UNSUPPORTED: i32 = 4002;
+pub const WCUDA_INTEGRITY: i32 = 4003;
+pub const WCUDA_DEVICE_ERROR: i32 = 5001;
+pub const WCUDA_DEVICE_LOST: i32 = 5002;
+pub const WCUDA_INTERNAL: i32 = 9001;
+pub const WCUDA_ERROR_MESSAGE_BYTES: usize = 500;
+
+c_struct! {
+    wcuda_error {
+        code: wcuda_status,
+        native_code: i32,
+        message_bytes: u32,
+        message: [c_char; WCUDA_ERROR_MESSAGE_BYTES],
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_status_name(status: wcuda_status) -> *const c_char;
+}
+
+c_struct! {
+    wcuda_string {
+        data: *const c_char,
+        bytes: u64,
+    }
+}
+
+// ---- 2. Version and build ----
+
+pub const WCUDA_VERSION_MAJOR: u32 = 0;
+pub const WCUDA_VERSION_MINOR: u32 = 1;
+pub const WCUDA_VERSION_PATCH: u32 = 0;
+pub const WCUDA_ABI_VERSION: u32 = 1;
+
+unsafe extern "C" {
+    pub fn wcuda_version_number() -> u32;
+    pub fn wcuda_version_string() -> *const c_char;
+    pub fn wcuda_abi_version() -> u32;
+}
+
+c_struct! {
+    sized wcuda_build_info {
+        struct_size: u32,
+        has_cuda: i32,
+        cuda_version: u32,
+        reserved: u32,
+        cuda_architectures: *const c_char,
+        compiler: *const c_char,
+        build_type: *const c_char,
+        host_features: *const c_char,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_build_info_get(
+        info: *mut wcuda_build_info,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+c_struct! {
+    wcuda_abi_field {
+        struct_name: *const c_char,
+        field_name: *const c_char,
+        offset: u32,
+        bytes: u32,
+        alignment: u32,
+        reserved: u32,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_abi_field_count() -> u32;
+    pub fn wcuda_abi_field_get(
+        index: u32,
+        field: *mut wcuda_abi_field,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+// ---- 3. Log ----
+
+pub const WCUDA_LOG_ERROR: i32 = 1;
+pub const WCUDA_LOG_WARN: i32 = 2;
+pub const WCUDA_LOG_INFO: i32 = 3;
+pub const WCUDA_LOG_DEBUG: i32 = 4;
+pub const WCUDA_LOG_TRACE: i32 = 5;
+
+pub type wcuda_log_callback = Option<
+    unsafe extern "C" fn(
+        user: *mut c_void,
+        level: i32,
+        target: wcuda_string,
+        message: wcuda_string,
+    ),
+>;
+
+unsafe extern "C" {
+    pub fn wcuda_log_set(
+        callback: wcuda_log_callback,
+        user: *mut c_void,
+        level: i32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+// ---- 4. Devices ----
+
+pub const WCUDA_BACKEND_AUTO: i32 = 0;
+pub const WCUDA_BACKEND_CUDA: i32 = 1;
+pub const WCUDA_BACKEND_HOST: i32 = 2;
+
+c_struct! {
+    sized wcuda_device_caps {
+        struct_size: u32,
+        backend: i32,
+        ordinal: i32,
+        name_bytes: u32,
+        name: [c_char; 256],
+        uuid: [u8; 16],
+        pci_bus_id: [c_char; 16],
+        total_memory: u64,
+        compute_capability_major: i32,
+        compute_capability_minor: i32,
+        driver_version: i32,
+        runtime_version: i32,
+        multiprocessor_count: i32,
+        warp_size: i32,
+        max_threads_per_block: i32,
+        max_threads_per_multiprocessor: i32,
+        max_block_dims: [i32; 3],
+        max_grid_dims: [i32; 3],
+        shared_memory_per_block: u64,
+        shared_memory_per_block_optin: u64,
+        shared_memory_per_multiprocessor: u64,
+        registers_per_block: i32,
+        l2_cache_bytes: i32,
+        memory_clock_khz: i32,
+        memory_bus_bits: i32,
+        memory_bandwidth: u64,
+        async_engine_count: i32,
+        supports_fp16: i32,
+        supports_bf16: i32,
+        supports_tf32: i32,
+        supports_fp8: i32,
+        supports_fp64: i32,
+        supports_int8: i32,
+        supports_tensor_cores: i32,
+        supports_int8_tensor_cores: i32,
+        supports_async_copy: i32,
+        supports_cooperative_groups: i32,
+        supports_dynamic_parallelism: i32,
+        supports_unified_addressing: i32,
+        supports_managed_memory: i32,
+        supports_concurrent_managed_access: i32,
+        is_integrated: i32,
+        ecc_enabled: i32,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_device_count(
+        backend: i32,
+        count: *mut i32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_device_caps_get(
+        backend: i32,
+        ordinal: i32,
+        caps: *mut wcuda_device_caps,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+// ---- 5. Context: one device, its memory accounted for ----
+
+c_struct! {
+    wcuda_context {
+        id: u64,
+    }
+}
+
+c_struct! {
+    sized wcuda_context_options {
+        struct_size: u32,
+        abi_version: u32,
+        backend: i32,
+        ordinal: i32,
+        flags: u64,
+        memory_budget: u64,
+        host_thread_count: u32,
+        reserved: u32,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_context_create(
+        options: *const wcuda_context_options,
+        context: *mut wcuda_context,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_context_destroy(context: wcuda_context);
+}
+
+c_struct! {
+    sized wcuda_context_info {
+        struct_size: u32,
+        backend: i32,
+        ordinal: i32,
+        host_thread_count: u32,
+        fallback_reason: [c_char; 256],
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_context_info_get(
+        context: wcuda_context,
+        info: *mut wcuda_context_info,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_context_synchronize(
+        context: wcuda_context,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+// ---- 6. Ledger: who holds which bytes ----
+
+pub const WCUDA_PURPOSE_ANY: i32 = 0;
+pub const WCUDA_PURPOSE_WEIGHTS: i32 = 1;
+pub const WCUDA_PURPOSE_KV: i32 = 2;
+pub const WCUDA_PURPOSE_SCRATCH: i32 = 3;
+pub const WCUDA_PURPOSE_MODULE: i32 = 4;
+pub const WCUDA_PURPOSE_STAGING: i32 = 5;
+pub const WCUDA_PURPOSE_USER: i32 = 6;
+
+c_struct! {
+    sized wcuda_memory_info {
+        struct_size: u32,
+        purpose: i32,
+        current_bytes: u64,
+        peak_bytes: u64,
+        allocation_count: u64,
+        total_allocation_count: u64,
+        budget_bytes: u64,
+        device_free_bytes: u64,
+        device_total_bytes: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_context_memory_get(
+        context: wcuda_context,
+        purpose: i32,
+        info: *mut wcuda_memory_info,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+c_struct! {
+    wcuda_ledger_entry {
+        bytes: u64,
+        sequence_number: u64,
+        purpose: i32,
+        tag_bytes: u32,
+        tag: [c_char; 64],
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_context_ledger_get(
+        context: wcuda_context,
+        entries: *mut wcuda_ledger_entry,
+        capacity: u64,
+        count: *mut u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+// ---- 7. Buffers: checked device memory ----
+
+c_struct! {
+    wcuda_buffer {
+        id: u64,
+    }
+}
+
+c_struct! {
+    sized wcuda_buffer_options {
+        struct_size: u32,
+        purpose: i32,
+        bytes: u64,
+        tag: wcuda_string,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_buffer_create(
+        context: wcuda_context,
+        options: *const wcuda_buffer_options,
+        buffer: *mut wcuda_buffer,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_buffer_destroy(buffer: wcuda_buffer);
+    pub fn wcuda_buffer_size_get(
+        buffer: wcuda_buffer,
+        bytes: *mut u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_buffer_write(
+        buffer: wcuda_buffer,
+        offset: u64,
+        source: *const c_void,
+        bytes: u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_buffer_read(
+        buffer: wcuda_buffer,
+        offset: u64,
+        target: *mut c_void,
+        bytes: u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_buffer_copy(
+        target: wcuda_buffer,
+        target_offset: u64,
+        source: wcuda_buffer,
+        source_offset: u64,
+        bytes: u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_buffer_fill(
+        buffer: wcuda_buffer,
+        offset: u64,
+        bytes: u64,
+        pattern: u64,
+        pattern_bytes: u32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_buffer_digest(
+        buffer: wcuda_buffer,
+        offset: u64,
+        bytes: u64,
+        digest: *mut u8,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+c_struct! {
+    wcuda_pinned {
+        id: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_pinned_create(
+        context: wcuda_context,
+        bytes: u64,
+        pinned: *mut wcuda_pinned,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_pinned_destroy(pinned: wcuda_pinned);
+    pub fn wcuda_pinned_data_get(
+        pinned: wcuda_pinned,
+        data: *mut *mut c_void,
+        bytes: *mut u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+// ---- 8. GGUF files ----
+
+c_struct! {
+    wcuda_gguf {
+        id: u64,
+    }
+}
+
+pub const WCUDA_SOURCE_PATH: i32 = 1;
+pub const WCUDA_SOURCE_FD: i32 = 2;
+pub const WCUDA_SOURCE_MEMORY: i32 = 3;
+pub const WCUDA_SOURCE_CALLBACK: i32 = 4;
+
+pub type wcuda_read_callback = Option<
+    unsafe extern "C" fn(user: *mut c_void, offset: u64, target: *mut c_void, bytes: u64) -> i32,
+>;
+
+c_struct! {
+    sized wcuda_source {
+        struct_size: u32,
+        kind: i32,
+        path: wcuda_string,
+        fd: i32,
+        reserved: u32,
+        data: *const c_void,
+        size: u64,
+        read: wcuda_read_callback,
+        user: *mut c_void,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_gguf_open(
+        source: *const wcuda_source,
+        gguf: *mut wcuda_gguf,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_gguf_destroy(gguf: wcuda_gguf);
+}
+
+c_struct! {
+    sized wcuda_gguf_info {
+        struct_size: u32,
+        version: u32,
+        metadata_count: u64,
+        tensor_count: u64,
+        file_bytes: u64,
+        tensor_bytes: u64,
+        alignment: u32,
+        split_count: u32,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_gguf_info_get(
+        gguf: wcuda_gguf,
+        info: *mut wcuda_gguf_info,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+pub const WCUDA_GGUF_U8: i32 = 0;
+pub const WCUDA_GGUF_I8: i32 = 1;
+pub const WCUDA_GGUF_U16: i32 = 2;
+pub const WCUDA_GGUF_I16: i32 = 3;
+pub const WCUDA_GGUF_U32: i32 = 4;
+pub const WCUDA_GGUF_I32: i32 = 5;
+pub const WCUDA_GGUF_F32: i32 = 6;
+pub const WCUDA_GGUF_BOOL: i32 = 7;
+pub const WCUDA_GGUF_STRING: i32 = 8;
+pub const WCUDA_GGUF_ARRAY: i32 = 9;
+pub const WCUDA_GGUF_U64: i32 = 10;
+pub const WCUDA_GGUF_I64: i32 = 11;
+pub const WCUDA_GGUF_F64: i32 = 12;
+
+c_struct! {
+    sized wcuda_gguf_value {
+        struct_size: u32,
+        r#type: i32,
+        element_type: i32,
+        reserved: u32,
+        key: wcuda_string,
+        element_count: u64,
+        value_u64: u64,
+        value_i64: i64,
+        value_f64: f64,
+        value_string: wcuda_string,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_gguf_value_at(
+        gguf: wcuda_gguf,
+        index: u64,
+        value: *mut wcuda_gguf_value,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_gguf_value_find(
+        gguf: wcuda_gguf,
+        key: wcuda_string,
+        value: *mut wcuda_gguf_value,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_gguf_array_copy(
+        gguf: wcuda_gguf,
+        index: u64,
+        first: u64,
+        count: u64,
+        target: *mut c_void,
+        target_bytes: u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_gguf_array_strings(
+        gguf: wcuda_gguf,
+        index: u64,
+        first: u64,
+        count: u64,
+        strings: *mut wcuda_string,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+c_struct! {
+    sized wcuda_gguf_tensor {
+        struct_size: u32,
+        r#type: u32,
+        name: wcuda_string,
+        dimension_count: u32,
+        split_index: u32,
+        dimensions: [u64; 4],
+        element_count: u64,
+        bytes: u64,
+        file_offset: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_gguf_tensor_at(
+        gguf: wcuda_gguf,
+        index: u64,
+        tensor: *mut wcuda_gguf_tensor,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_gguf_tensor_find(
+        gguf: wcuda_gguf,
+        name: wcuda_string,
+        tensor: *mut wcuda_gguf_tensor,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_gguf_tensor_read(
+        gguf: wcuda_gguf,
+        index: u64,
+        offset: u64,
+        target: *mut c_void,
+        bytes: u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_gguf_tensor_dequantize(
+        gguf: wcuda_gguf,
+        index: u64,
+        first: u64,
+        count: u64,
+        target: *mut f32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+c_struct! {
+    sized wcuda_tensor_type_info {
+        struct_size: u32,
+        r#type: u32,
+        name: *const c_char,
+        block_elements: u32,
+        block_bytes: u32,
+        is_loadable: i32,
+        reserved: u32,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_tensor_type_info_get(
+        type_id: u32,
+        info: *mut wcuda_tensor_type_info,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+// ---- 9. Engine options and plan: what a model needs, before a byte is allocated ----
+
+pub const WCUDA_KV_F16: i32 = 0;
+pub const WCUDA_KV_Q8_0: i32 = 1;
+pub const WCUDA_KV_FP8_E4M3: i32 = 2;
+pub const WCUDA_KV_PAGE_TOKENS: u32 = 64;
+pub const WCUDA_ENGINE_BATCH_INVARIANT: u64 = 1 << 0;
+pub const WCUDA_ENGINE_POISON_FREE_PAGES: u64 = 1 << 1;
+
+c_struct! {
+    sized wcuda_engine_options {
+        struct_size: u32,
+        kv_type: i32,
+        flags: u64,
+        max_sequences: u32,
+        max_batch_tokens: u32,
+        max_batch_rows: u32,
+        max_sequence_tokens: u32,
+        kv_tokens: u64,
+        max_logits_rows: u32,
+        max_top_logprobs: u32,
+    }
+}
+
+c_struct! {
+    sized wcuda_plan {
+        struct_size: u32,
+        fits: i32,
+        weights_bytes: u64,
+        kv_bytes: u64,
+        scratch_bytes: u64,
+        graph_bytes: u64,
+        total_bytes: u64,
+        staging_bytes: u64,
+        available_bytes: u64,
+        kv_page_bytes: u64,
+        kv_page_count: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_plan_get(
+        context: wcuda_context,
+        gguf: wcuda_gguf,
+        options: *const wcuda_engine_options,
+        plan: *mut wcuda_plan,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+// ---- 10. Models ----
+
+c_struct! {
+    wcuda_cancel {
+        id: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_cancel_create(cancel: *mut wcuda_cancel, error: *mut wcuda_error) -> wcuda_status;
+    pub fn wcuda_cancel_destroy(cancel: wcuda_cancel);
+    pub fn wcuda_cancel_trigger(cancel: wcuda_cancel, error: *mut wcuda_error) -> wcuda_status;
+}
+
+c_struct! {
+    wcuda_model {
+        id: u64,
+    }
+}
+
+pub const WCUDA_LOAD_PLAN: i32 = 1;
+pub const WCUDA_LOAD_RESERVE: i32 = 2;
+pub const WCUDA_LOAD_UPLOAD: i32 = 3;
+pub const WCUDA_LOAD_SEAL: i32 = 4;
+pub const WCUDA_LOAD_DONE: i32 = 5;
+
+pub type wcuda_progress_callback = Option<
+    unsafe extern "C" fn(user: *mut c_void, phase: i32, done_bytes: u64, total_bytes: u64) -> i32,
+>;
+
+c_struct! {
+    sized wcuda_model_options {
+        struct_size: u32,
+        reserved: u32,
+        flags: u64,
+        progress: wcuda_progress_callback,
+        progress_user: *mut c_void,
+        cancel: wcuda_cancel,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_model_load(
+        context: wcuda_context,
+        gguf: wcuda_gguf,
+        options: *const wcuda_model_options,
+        model: *mut wcuda_model,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_model_destroy(model: wcuda_model);
+}
+
+c_struct! {
+    sized wcuda_model_info {
+        struct_size: u32,
+        layer_count: u32,
+        architecture: [c_char; 64],
+        parameter_count: u64,
+        weights_bytes: u64,
+        vocabulary_size: u32,
+        embedding_length: u32,
+        feed_forward_length: u32,
+        head_count: u32,
+        kv_head_count: u32,
+        head_length: u32,
+        context_length: u32,
+        sliding_window: u32,
+        rope_frequency_base: f32,
+        reserved: u32,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_model_info_get(
+        model: wcuda_model,
+        info: *mut wcuda_model_info,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+// ---- 11. Engine and sequences ----
+
+c_struct! {
+    wcuda_engine {
+        id: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_engine_create(
+        model: wcuda_model,
+        options: *const wcuda_engine_options,
+        engine: *mut wcuda_engine,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_engine_destroy(engine: wcuda_engine);
+}
+
+c_struct! {
+    sized wcuda_engine_info {
+        struct_size: u32,
+        kv_type: i32,
+        flags: u64,
+        max_sequences: u32,
+        max_batch_tokens: u32,
+        max_batch_rows: u32,
+        max_sequence_tokens: u32,
+        max_logits_rows: u32,
+        max_top_logprobs: u32,
+        sequence_count: u32,
+        steps_in_flight: u32,
+        kv_page_count: u64,
+        kv_free_page_count: u64,
+        kv_bytes: u64,
+        scratch_bytes: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_engine_info_get(
+        engine: wcuda_engine,
+        info: *mut wcuda_engine_info,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_engine_warm_up(engine: wcuda_engine, error: *mut wcuda_error) -> wcuda_status;
+}
+
+c_struct! {
+    wcuda_sequence {
+        id: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_sequence_create(
+        engine: wcuda_engine,
+        sequence: *mut wcuda_sequence,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_sequence_fork(
+        sequence: wcuda_sequence,
+        fork: *mut wcuda_sequence,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_sequence_truncate(
+        sequence: wcuda_sequence,
+        length: u32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_sequence_destroy(sequence: wcuda_sequence);
+    pub fn wcuda_sequence_length_get(
+        sequence: wcuda_sequence,
+        length: *mut u32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_sequence_tokens_get(
+        sequence: wcuda_sequence,
+        first: u32,
+        count: u32,
+        tokens: *mut i32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+// ---- 12. Steps ----
+
+pub const WCUDA_ROW_OK: i32 = 0;
+pub const WCUDA_ROW_EMPTY_MASK: i32 = 2;
+pub const WCUDA_ROW_NOT_FINITE: i32 = 3;
+pub const WCUDA_ROW_SKIPPED: i32 = 4;
+
+c_struct! {
+    sized wcuda_sampling {
+        struct_size: u32,
+        top_k: u32,
+        seed: u64,
+        temperature: f32,
+        top_p: f32,
+        min_p: f32,
+        typical_p: f32,
+        repetition_penalty: f32,
+        frequency_penalty: f32,
+        presence_penalty: f32,
+        penalty_last_n: u32,
+        penalty_from: u32,
+        top_logprobs: u32,
+        bias_count: u64,
+        bias_tokens: *const i32,
+        bias_values: *const f32,
+        mask: *const u32,
+        mask_words: u64,
+    }
+}
+
+pub const WCUDA_ROW_FEED_SAMPLED: u32 = 1 << 0;
+pub const WCUDA_ROW_SAMPLE: u32 = 1 << 1;
+pub const WCUDA_ROW_LOGITS_LAST: u32 = 1 << 2;
+pub const WCUDA_ROW_LOGITS_ALL: u32 = 1 << 3;
+
+c_struct! {
+    wcuda_row {
+        sequence: wcuda_sequence,
+        tokens: *const i32,
+        token_count: u32,
+        flags: u32,
+        sampling: *const wcuda_sampling,
+    }
+}
+
+c_struct! {
+    sized wcuda_step {
+        struct_size: u32,
+        row_count: u32,
+        rows: *const wcuda_row,
+        flags: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_step_submit(
+        engine: wcuda_engine,
+        step: *const wcuda_step,
+        ticket: *mut u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+c_struct! {
+    wcuda_row_result {
+        status: i32,
+        token: i32,
+        first_position: u32,
+        token_count: u32,
+        logprob: f32,
+        top_count: u32,
+        top_offset: u64,
+        logits_offset: u64,
+        logits_count: u32,
+        reserved: u32,
+    }
+}
+
+c_struct! {
+    sized wcuda_step_output {
+        struct_size: u32,
+        row_capacity: u32,
+        rows: *mut wcuda_row_result,
+        top_capacity: u64,
+        top_tokens: *mut i32,
+        top_logprobs: *mut f32,
+        logits_capacity: u64,
+        logits: *mut f32,
+        row_count: u64,
+        device_ns: u64,
+        captured: i32,
+        reserved: u32,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_step_wait(
+        engine: wcuda_engine,
+        ticket: u64,
+        timeout_ms: i64,
+        output: *mut wcuda_step_output,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_engine_drain(engine: wcuda_engine, error: *mut wcuda_error) -> wcuda_status;
+}
+
+// ---- 13. Health ----
+
+pub const WCUDA_HEALTH_OK: i32 = 0;
+pub const WCUDA_HEALTH_DEGRADED: i32 = 1;
+pub const WCUDA_HEALTH_LOST: i32 = 2;
+
+c_struct! {
+    sized wcuda_health {
+        struct_size: u32,
+        state: i32,
+        sticky_code: i32,
+        temperature_celsius: i32,
+        ecc_error_count: i64,
+        ledger_bytes: u64,
+        peak_bytes: u64,
+        staging_bytes: u64,
+        allocation_count: u64,
+        device_free_bytes: u64,
+        device_total_bytes: u64,
+        nonresident_count: u64,
+        deferred_error_count: u64,
+        duration_ns: u64,
+        message: [c_char; 256],
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_health_get(
+        context: wcuda_context,
+        health: *mut wcuda_health,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}

@@ -1,0 +1,27 @@
+//! Which types may cross threads, held at compile time.
+
+use worker_cuda::*;
+
+const fn send_and_sync<T: Send + Sync + 'static>() {}
+
+const _: () = {
+    send_and_sync::<CudaContext>();
+    send_and_sync::<SafeCudaPtr<f32>>();
+    send_and_sync::<PinnedBuffer<u8>>();
+    send_and_sync::<Gguf>();
+    send_and_sync::<Model>();
+    send_and_sync::<CancelHandle>();
+    send_and_sync::<Engine>();
+    send_and_sync::<Sequence>();
+    send_and_sync::<Ticket>();
+    send_and_sync::<StepOutput>();
+    send_and_sync::<Error>();
+};
+
+#[test]
+fn errors_fit_the_usual_boxes() {
+    fn boxed(error: Error) -> Box<dyn std::error::Error + Send + Sync> {
+        error.into()
+    }
+    assert_eq!(boxed(Error::new(ErrorKind::Busy, "x")).to_string(), "x");
+}
