@@ -1,0 +1,133 @@
+// BLAKE3 hashing. The compression function is written once, for host and device, on a word type
+// that may be a vector: one lane a chunk. Source: the BLAKE3 paper (O'Connor, Aumasson, Neves,
+// Wilcox-O'Hearn), section 2.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define WCUDA_HOST_DEVICE __host__ __device__
+#else
+#define WCUDA_HOST_DEVICE
+#endif
+// Every index into the state must be a constant: else it lies in memory instead of registers.
+#if defined(__CUDA_ARCH__) || defined(__clang__)
+#define WCUDA_UNROLL_ALL _Pragma("unroll")
+#else
+#define WCUDA_UNROLL_ALL _Pragma("GCC unroll 16")
+#endif
+
+namespace wcuda::blake3 {
+
+constexpr uint32_t kDigestBytes = 32;
+constexpr uint32_t kBlockBytes = 64;
+constexpr uint32_t kChunkBytes = 1024;
+
+constexpr uint32_t kChunkStart = 1, kChunkEnd = 2, kParent = 4, kRoot = 8;
+
+// Initial chaining value, and first words of a state's third row.
+struct Iv {
+  static constexpr uint32_t kWords[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                         0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+};
+
+template <class Word>
+WCUDA_HOST_DEVICE inline __attribute__((always_inline)) Word rotate_right(Word x, int bits) {
+  return (x >> bits) | (x << (32 - bits));
+}
+
+template <class Word>
+WCUDA_HOST_DEVICE inline __attribute__((always_inline)) void mix(Word& a, Word& b, Word& c, Word& d,
+                                                                 Word x, Word y) {
+  a = a + b + x;
+  d = rotate_right(d ^ a, 16);
+  c = c + d;
+  b = rotate_right(b ^ c, 12);
+  a = a + b + y;
+  d = rotate_right(d ^ a, 8);
+  c = c + d;
+  b = rotate_right(b ^ c, 7);
+}
+
+// chain (8) = first half of the output of compressing message (16) under chain; destroys message.
+// `counter_low`, `counter_high`: index of the chunk, 0 for parents. `length`: bytes of the block.
+template <class Word>
+WCUDA_HOST_DEVICE inline __attribute__((always_inline)) void compress(
+    Word chain[8], Word message[16], Word counter_low, Word counter_high, Word length, Word flags) {
+  Word v[16];
+  for (int i = 0; i < 8; ++i) v[i] = chain[i];
+  const Word zero = counter_low ^ counter_low;
+  v[8] = zero + 0x6a09e667u;
+  v[9] = zero + 0xbb67ae85u;
+  v[10] = zero + 0x3c6ef372u;
+  v[11] = zero + 0xa54ff53au;
+  v[12] = counter_low;
+  v[13] = counter_high;
+  v[14] = length;
+  v[15] = flags;
+  WCUDA_UNROLL_ALL
+  for (int round = 0; round < 7; ++round) {
+    mix(v[0], v[4], v[8], v[12], message[0], message[1]);
+    mix(v[1], v[5], v[9], v[13], message[2], message[3]);
+    mix(v[2], v[6], v[10], v[14], message[4], message[5]);
+    mix(v[3], v[7], v[11], v[15], message[6], message[7]);
+    mix(v[0], v[5], v[10], v[15], message[8], message[9]);
+    mix(v[1], v[6], v[11], v[12], message[10], message[11]);
+    mix(v[2], v[7], v[8], v[13], message[12], message[13]);
+    mix(v[3], v[4], v[9], v[14], message[14], message[15]);
+    const Word old[16] = {message[0],  message[1],  message[2],  message[3],
+                          message[4],  message[5],  message[6],  message[7],
+                          message[8],  message[9],  message[10], message[11],
+                          message[12], message[13], message[14], message[15]};
+    constexpr int kPermutation[16] = {2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8};
+    WCUDA_UNROLL_ALL
+    for (int i = 0; i < 16; ++i) message[i] = old[kPermutation[i]];
+  }
+  for (int i = 0; i < 8; ++i) chain[i] = v[i] ^ v[i + 8];
+}
+
+// Hashes data given in pieces; copies nothing but an unfinished chunk.
+class Hasher {
+ public:
+  Hasher();
+  void update(const void* data, uint64_t bytes);
+  // Digest of what was given so far.
+  void finish(uint8_t digest[kDigestBytes]) const;
+
+ private:
+  void push(const uint32_t chain[8], uint32_t level);
+  void end_chunk();
+
+  uint64_t chunk_count_ = 0;  // whole chunks hashed
+  uint32_t chunk_bytes_ =
+      0;  // in chunk_; a full one waits for more data, which tells it is not last
+  uint8_t chunk_[kChunkBytes];
+  uint32_t stack_size_ = 0;
+  uint32_t stack_[56][8];  // chaining values of whole subtrees, largest first
+};
+
+// The same in one call.
+void hash(const void* data, uint64_t bytes, uint8_t digest[kDigestBytes]);
+
+// Hashes `count` equally long inputs of whole blocks: input i starts at data + i * stride and its
+// chain goes to chains + 8 * i. `counter` is the first one's, the next have counter + 1, … where
+// `counter_step` is 1. Flags of the first and the last block are added to `flags`.
+struct ManyArgs {
+  const uint8_t* data;
+  uint64_t stride;
+  uint32_t count;
+  uint32_t block_count;
+  uint64_t counter;
+  uint32_t counter_step;  // 1: chunks, 0: parents
+  uint32_t flags, start_flags, end_flags;
+  uint32_t* chains;
+};
+// Scalar, AVX2 (8 lanes) and AVX-512 (16 lanes); the last two take any count.
+void hash_many_scalar(const ManyArgs& args);
+void hash_many_avx2(const ManyArgs& args);
+void hash_many_avx512(const ManyArgs& args);
+// The best this processor has.
+void hash_many(const ManyArgs& args);
+
+}  // namespace wcuda::blake3
