@@ -101,7 +101,7 @@ fn usual_folders(parent: &Path) -> Vec<PathBuf> {
             versioned.push((key, entry.path()));
         }
     }
-    versioned.sort_by(|a, b| b.0.cmp(&a.0));
+    versioned.sort_by_key(|(key, _)| std::cmp::Reverse(*key));
     std::iter::once(parent.join("cuda"))
         .chain(versioned.into_iter().map(|(_, p)| p))
         .collect()

@@ -1,0 +1,74 @@
+# ./dev fuzz, and the fuzzing steps of ./dev test: one libFuzzer target a parser of foreign bytes.
+# Targets are cuda/fuzz/NAME_fuzz.cpp, corpora cuda/fuzz/corpus/NAME/.
+
+command_fuzz() {
+  need_build_tools
+  need_clang
+  local seconds=${SECONDS_EACH:-600} name
+  fuzz_build
+  for name in ${TARGET_NAME:-$(fuzz_targets)}; do
+    say "== $name, $seconds s"
+    fuzz_run "$name" -max_total_time="$seconds"
+  done
+}
+
+fuzz_targets() {
+  local source
+  for source in cuda/fuzz/*_fuzz.cpp; do
+    [ -e "$source" ] && basename "$source" _fuzz.cpp
+  done
+  return 0
+}
+
+fuzz_build() {
+  CC=${CLANG/clang++/clang} CXX=$CLANG native_configure fuzz -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+    -DWCUDA_CUDA=OFF -DWCUDA_BUILD_TESTS=OFF -DWCUDA_BUILD_FUZZERS=ON
+  cmake --build "$NATIVE/fuzz" --parallel "$JOBS"
+}
+
+# fuzz_run NAME OPTION…: from the committed corpus, new finds go to the build folder.
+fuzz_run() {
+  local name=$1 found=$NATIVE/fuzz/found/$1
+  shift
+  mkdir -p "$found"
+  "$NATIVE/fuzz/fuzz/${name}_fuzz" -artifact_prefix="$NATIVE/fuzz/" -timeout=10 -rss_limit_mb=2048 \
+    -print_final_stats=1 "$@" "$found" "cuda/fuzz/corpus/$name"
+}
+
+fuzz_replay() {
+  local name
+  for name in $(fuzz_targets); do
+    say "== $name"
+    find "cuda/fuzz/corpus/$name" -type f -print0 |
+      xargs -0 -r "$NATIVE/fuzz/fuzz/${name}_fuzz" -timeout=10 -rss_limit_mb=2048
+  done
+}
+
+# fuzz_all OPTION…: every target with these options, as many at a time as there are cores.
+fuzz_all() {
+  local name pids=() status=0 pid
+  mkdir -p "$NATIVE/fuzz/logs"
+  for name in $(fuzz_targets); do
+    while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do sleep 0.2; done
+    fuzz_run "$name" "$@" >"$NATIVE/fuzz/logs/$name.log" 2>&1 &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+  for name in $(fuzz_targets); do
+    say "== $name"
+    if [ $status = 0 ]; then
+      grep -E '^Done |^stat::' "$NATIVE/fuzz/logs/$name.log" || true
+    else
+      tail -n 40 "$NATIVE/fuzz/logs/$name.log"
+    fi
+  done
+  return $status
+}
+
+fuzz_steps() {
+  [ -n "$(fuzz_targets)" ] || return 0
+  step "fuzz targets" fuzz_build
+  step "fuzz corpora" fuzz_replay
+  step_unless_unchanged "fuzz $1 s a target" "$1 $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels)" \
+    fuzz_all -max_total_time="$1"
+}

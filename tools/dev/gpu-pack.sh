@@ -1,0 +1,44 @@
+# ./dev gpu-pack: stripped binaries for a machine that has a GPU and nothing else, at most 60 MiB.
+
+GPU_PACK_BYTES_MAX=$((60 * 1024 * 1024))
+
+command_gpu_pack() {
+  local archs=${WORKER_CUDA_ARCHS:-90a} pack=$ROOT/.gpu-pack native binary
+  need_test_tools
+  need_cuda_wheels
+  native=$NATIVE/cuda-${archs//;/-}
+  export WORKER_CUDA_ARCHS=$archs
+  step "native build with CUDA" native_cuda "$archs"
+  step "worker with CUDA" worker_release on
+  rm -rf "$pack"
+  mkdir -p "$pack/tests" "$pack/bench"
+  strip -o "$pack/wcuda_tests" "$native/tests/wcuda_tests"
+  strip -o "$pack/worker-orcd" "$TARGET/cuda/release/worker-orcd"
+  for binary in "$native"/bench/*_bench; do
+    [ -x "$binary" ] && strip -o "$pack/bench/$(basename "$binary")" "$binary"
+  done
+  step "Rust tests with CUDA" gpu_pack_rust_tests "$native" "$pack/tests"
+  [ -d cuda/tests/data ] && cp -r cuda/tests/data "$pack/data"
+  cp tools/dev/gpu-run.sh "$pack/run.sh"
+  du -ah "$pack" | sort -rh | head -30
+  local bytes
+  bytes=$(du -sb "$pack" | cut -f1)
+  [ "$bytes" -le $GPU_PACK_BYTES_MAX ] || die ".gpu-pack is $bytes bytes, at most $GPU_PACK_BYTES_MAX"
+  say ".gpu-pack: $bytes bytes"
+}
+
+# One binary an integration test, linked with the archive that has CUDA.
+gpu_pack_rust_tests() {
+  local name path
+  WORKER_CUDA_NATIVE_DIR=$1/prefix cargo test -p worker-cuda --no-run --message-format=json \
+    --target-dir "$TARGET/cuda-tests" >"$TARGET/dev/gpu-pack.json"
+  python3 - "$TARGET/dev/gpu-pack.json" <<'PYTHON' | while read -r name path; do
+import json, sys
+for line in open(sys.argv[1]):
+    message = json.loads(line)
+    if message.get("profile", {}).get("test") and message.get("executable"):
+        print(message["target"]["name"], message["executable"])
+PYTHON
+    strip -o "$2/$name" "$path"
+  done
+}

@@ -1,0 +1,29 @@
+# ./dev lint: format, layers, ABI note, symbols, words.
+
+command_lint() {
+  need_build_tools
+  need_rust_components
+  python_tools clang-format clang-format==14.0.6 >/dev/null
+  local begin=$EPOCHREALTIME
+  step "checks" lint_checks
+  step "clang-format" clang_format --dry-run -Werror
+  step "rustfmt" cargo fmt --all --check
+  step "native build" native_host
+  step "symbols" lint_symbols "$NATIVE/host/libworker_cuda.a"
+  summary "$begin"
+}
+
+# What needs no build.
+lint_checks() {
+  python3 tools/lint/layers.py
+  python3 tools/lint/abi_note.py
+  python3 tools/lint/words.py
+}
+
+# Of our own objects: only wcuda_… is visible outside, and nothing ends the process or prints.
+lint_symbols() { python3 tools/lint/symbols.py "$@"; }
+
+clang_format() {
+  find cuda examples -regex '.*\.\(c\|h\|cpp\|cu\|cuh\)' -print0 |
+    xargs -0 -r "$CACHE/python/clang-format/bin/clang-format" "$@"
+}

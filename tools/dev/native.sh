@@ -1,0 +1,47 @@
+# The native library in the configurations that the commands use; one build folder each.
+
+NATIVE=$TARGET/native
+
+# native_configure NAME OPTION…: configures cuda/ in its folder; anew when the options changed.
+native_configure() {
+  local name=$1 folder=$NATIVE/$1 fresh=()
+  shift
+  local settings="$* ${CXX:-} ${CXXFLAGS:-}"
+  [ "$(cat "$folder/settings.txt" 2>/dev/null)" = "$settings" ] || fresh=(--fresh)
+  mkdir -p "$folder"
+  cmake -S cuda -B "$folder" -G Ninja "${fresh[@]}" -DCMAKE_INSTALL_LIBDIR=lib \
+    -DCMAKE_INSTALL_PREFIX="$folder/prefix" "$@"
+  echo "$settings" >"$folder/settings.txt"
+}
+
+# Host backend with its tests, installed in target/native/host/prefix for the Rust tests to link.
+native_host() {
+  native_configure host -DCMAKE_BUILD_TYPE=Release -DWCUDA_CUDA=OFF -DWCUDA_BUILD_TESTS=ON
+  cmake --build "$NATIVE/host" --parallel "$JOBS"
+  cmake --install "$NATIVE/host"
+}
+
+# native_cuda ARCHS: with CUDA and the tests.
+native_cuda() {
+  native_configure "cuda-${1//;/-}" -DCMAKE_BUILD_TYPE=Release -DWCUDA_CUDA=ON \
+    -DWCUDA_CUDA_TOOLKIT="$WORKER_CUDA_TOOLKIT" -DCMAKE_CUDA_ARCHITECTURES="$1" \
+    -DWCUDA_BUILD_TESTS=ON
+  cmake --build "$NATIVE/cuda-${1//;/-}" --parallel "$JOBS"
+  cmake --install "$NATIVE/cuda-${1//;/-}"
+}
+
+# The Rust side of the tests links the archive that ctest tested, instead of compiling it again for
+# each set of features.
+cargo_tested() { WORKER_CUDA_NATIVE_DIR=$NATIVE/host/prefix cargo "$@"; }
+
+# The worker as users build it. worker_release on|off; with CUDA it lands in target/cuda/release. Both
+# share target/release, so that no dependency is compiled twice.
+worker_release() {
+  if [ "$1" = on ]; then
+    WORKER_CUDA_BUILD=on cargo build --release -p worker-orcd --features cuda
+    mkdir -p "$TARGET/cuda/release"
+    cp "$TARGET/release/worker-orcd" "$TARGET/cuda/release/worker-orcd"
+  else
+    WORKER_CUDA_BUILD=off cargo build --release -p worker-orcd
+  fi
+}

@@ -1,0 +1,79 @@
+# Steps: each is timed, its output goes to a log, the first that fails ends the run.
+
+STEP_LOGS=$TARGET/dev
+STEP_NAMES=() STEP_SECONDS=() CLOSING_LINES=()
+
+# step NAME COMMAND…: runs it; on failure shows the end of its log and exits.
+step() {
+  local name=$1 log begin seconds status=0
+  shift
+  mkdir -p "$STEP_LOGS"
+  log=$STEP_LOGS/$(printf '%02d' ${#STEP_NAMES[@]})-${name//[^a-zA-Z0-9.-]/_}.log
+  begin=$EPOCHREALTIME
+  # Not in a condition: the shell would ignore errors inside the command.
+  set +e
+  (
+    set -euo pipefail
+    "$@"
+  ) >"$log" 2>&1 </dev/null
+  status=$?
+  set -e
+  seconds=$(elapsed "$begin")
+  if [ $status -ne 0 ]; then
+    printf 'FAILED  %8s s  %s (exit %d); the end of %s:\n' "$seconds" "$name" $status "$log"
+    tail -n 80 "$log"
+    say "1 step failed: $name"
+    exit 1
+  fi
+  printf 'ok      %8s s  %s\n' "$seconds" "$name"
+  STEP_NAMES+=("$name")
+  STEP_SECONDS+=("$seconds")
+  collect_closing_lines "$name" "$log"
+}
+
+elapsed() { python3 -c "print(f'{$EPOCHREALTIME - $1:.1f}')"; }
+
+# Keeps what the runners say of themselves: ctest, cargo test, unittest, and lines "N passed, M failed".
+collect_closing_lines() {
+  local line
+  while IFS= read -r line; do
+    CLOSING_LINES+=("$1: $line")
+  done < <(grep -E '^[0-9]+% tests passed|^test result: |^Ran [0-9]+ tests|^[0-9]+ passed, [0-9]+ failed|^Done [0-9]+ runs' \
+    "$2" | grep -v '^test result: ok. 0 passed; 0 failed; 0 ignored' || true)
+}
+
+# fingerprint PATH…: digest of these files and folders as they are now.
+fingerprint() {
+  find "$@" -type f -print0 | sort -z | xargs -0 -r sha256sum | sha256sum | cut -d' ' -f1
+}
+
+# step_unless_unchanged NAME DIGEST COMMAND…: a long step that already passed with this digest of all
+# it depends on is not run again; it says so.
+step_unless_unchanged() {
+  local name=$1 digest=$2 stamp=$TARGET/dev/passed/${1//[^a-zA-Z0-9.-]/_}
+  shift 2
+  if [ "$(head -n1 "$stamp" 2>/dev/null)" = "$digest" ]; then
+    printf 'ok      unchanged   %s (passed %s)\n' "$name" "$(date -r "$stamp" '+%F %H:%M')"
+    local line
+    while IFS= read -r line; do CLOSING_LINES+=("$line"); done < <(tail -n +2 "$stamp")
+    return 0
+  fi
+  local before=${#CLOSING_LINES[@]}
+  step "$name" "$@"
+  mkdir -p "$(dirname "$stamp")"
+  { echo "$digest"; printf '%s\n' "${CLOSING_LINES[@]:$before}"; } >"$stamp"
+}
+
+# The end of a run: the ten slowest steps, the total, and the runners' own words.
+summary() {
+  local begin=$1 i
+  say
+  say "slowest steps:"
+  for i in "${!STEP_NAMES[@]}"; do
+    printf '%10s s  %s\n' "${STEP_SECONDS[$i]}" "${STEP_NAMES[$i]}"
+  done | sort -rn | head -10
+  printf '%10s s  in total, load average %s\n' "$(elapsed "$begin")" "$(cut -d' ' -f1-3 /proc/loadavg)"
+  say
+  printf '%s\n' "${CLOSING_LINES[@]}"
+  say "${#STEP_NAMES[@]} steps passed, 0 failed"
+}
