@@ -5,7 +5,7 @@
 
 namespace wcuda::gguf {
 
-constexpr uint64_t kMaxHeaderBytes = 512ull << 20;  // header, metadata and tensor table of one part
+constexpr uint64_t kMaxHeaderBytes = 512ull << 20;  // headers of all parts, up to their tensor data
 constexpr uint64_t kMaxMetadataCount = 1u << 16;
 constexpr uint64_t kMaxTensorCount = 1u << 18;  // of all parts together
 constexpr uint64_t kMaxKeyBytes = 65535;        // the format's own
