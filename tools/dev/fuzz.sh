@@ -23,16 +23,17 @@ fuzz_targets() {
 fuzz_build() {
   CC=${CLANG/clang++/clang} CXX=$CLANG native_configure fuzz -DCMAKE_BUILD_TYPE=RelWithDebInfo \
     -DWCUDA_CUDA=OFF -DWCUDA_BUILD_TESTS=OFF -DWCUDA_BUILD_FUZZERS=ON
-  cmake --build "$NATIVE/fuzz" --parallel "$JOBS"
+  cmake --build "$NATIVE/fuzz" --parallel "$JOBS" --target $(fuzz_targets | sed 's/$/_fuzz/')
 }
 
 # fuzz_run NAME OPTION…: from the committed corpus, new finds go to the build folder.
 fuzz_run() {
-  local name=$1 found=$NATIVE/fuzz/found/$1
+  local name=$1 found=$NATIVE/fuzz/found/$1 dictionary=()
   shift
   mkdir -p "$found"
+  [ -e "cuda/fuzz/$name.dict" ] && dictionary=(-dict="cuda/fuzz/$name.dict")
   "$NATIVE/fuzz/fuzz/${name}_fuzz" -artifact_prefix="$NATIVE/fuzz/" -timeout=10 -rss_limit_mb=2048 \
-    -print_final_stats=1 "$@" "$found" "cuda/fuzz/corpus/$name"
+    -print_final_stats=1 "${dictionary[@]}" "$@" "$found" "cuda/fuzz/corpus/$name"
 }
 
 fuzz_replay() {
