@@ -110,8 +110,9 @@ run_examples() {
 # Checks of the independent oracles: python, numpy, no engine.
 python_steps() {
   compgen -G 'tools/*/test_*.py' >/dev/null || return 0
-  step "set-up: numpy" python_tools numpy 'numpy>=1.26,<3'
-  python_tools numpy 'numpy>=1.26,<3' >/dev/null
+  local requirements=('numpy>=1.26,<3' 'gguf==0.19.0')
+  step "set-up: numpy" python_tools numpy "${requirements[@]}"
+  python_tools numpy "${requirements[@]}" >/dev/null
   local script
   for script in tools/*/test_*.py; do
     step "$script" "$PYTHON" "$script"
