@@ -1,0 +1,59 @@
+// The inner loops of the host's operations, one table an instruction set, chosen at run time.
+//
+// The files that hold them (kernels_avx2.cpp, …) are compiled with flags that this processor may
+// not understand elsewhere: they include nothing whose inline functions other files share.
+#pragma once
+
+#include <cstdint>
+
+namespace wcuda::ops::host {
+
+enum class Isa : uint32_t { kPortable, kAvx2, kAvx512 };
+
+// Attention of consecutive tokens of one row for the query heads that share one key-value head.
+struct AttentionTile {
+  uint32_t kv_type;  // values of ops::KvType
+  uint32_t head_length;
+  uint32_t row_bytes;
+  const uint8_t* keys;         // of this layer and head in page 0; row `slot` at slot * row_bytes
+  const uint8_t* values;       // likewise
+  uint64_t page_bytes;         // from one page to the next
+  const uint32_t* page_table;  // page of each 64 positions
+  const float* e4m3_values;    // (256) value of each code
+  const float* query;          // first token, first head of the group; heads are consecutive
+  float* out;                  // likewise
+  uint64_t token_stride;       // floats from token to token, in query and out
+  uint32_t token_count;        // at most kAttentionTileTokens
+  uint32_t group_size;         // query heads that share the key-value head
+  uint32_t first_position;     // of the first token
+  uint32_t window;             // 0: all positions
+  float scale;
+  float* work;  // attention_work_floats(…)
+};
+constexpr uint32_t kAttentionTileTokens = 16;
+constexpr uint64_t attention_work_floats(uint32_t head_length, uint32_t group_size) {
+  const uint64_t queries = uint64_t{kAttentionTileTokens} * group_size;
+  return 64 + 2 * 64 * uint64_t{head_length} + queries * (2 * uint64_t{head_length} + 2);
+}
+
+struct Kernels {
+  Isa isa;
+  const char* name;
+  // out[t * out_stride] = sum over n of w[i] * x[t * x_stride + i], the order of the sum depending
+  // on n alone.
+  void (*dot)(const float* w, uint32_t n, const float* x, uint64_t x_stride, uint32_t token_count,
+              float* out, uint64_t out_stride);
+  // out = x / sqrt(mean(x^2) + epsilon) * gain; gain may be null: 1. out may be x.
+  void (*rms_norm)(const float* x, const float* gain, uint32_t n, float epsilon, float* out);
+  // out = activation(gate) * up. out may be gate.
+  void (*silu_multiply)(const float* gate, const float* up, uint32_t n, float* out);
+  void (*gelu_multiply)(const float* gate, const float* up, uint32_t n, float* out);
+  void (*attend)(const AttentionTile& tile);
+};
+
+// The best table this processor runs.
+const Kernels& best_kernels();
+// The table of one instruction set; null where this processor or this build has none.
+const Kernels* find_kernels(Isa isa);
+
+}  // namespace wcuda::ops::host

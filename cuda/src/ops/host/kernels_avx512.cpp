@@ -1,0 +1,11 @@
+// The inner loops for AVX-512 with VNNI.
+#include "ops/host/kernels_body.h"
+
+namespace wcuda::ops::host {
+
+extern const Kernels kAvx512Kernels;
+const Kernels kAvx512Kernels = {
+    Isa::kAvx512, "avx512", dot, rms_norm, silu_multiply, gelu_multiply, attend,
+};
+
+}  // namespace wcuda::ops::host
