@@ -19,6 +19,8 @@ pub mod model;
 mod native_text;
 pub mod plan;
 pub mod step;
+#[cfg(feature = "text")]
+pub mod text;
 pub mod version;
 
 pub use context::{ContextBuilder, ContextInfo, CudaContext};

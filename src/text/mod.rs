@@ -1,0 +1,23 @@
+//! Text for models: tokenizing, detokenizing and chat templates. Feature `text`.
+//!
+//! Everything is built from the metadata of a GGUF file, as a [`Vocabulary`]: a file that has nothing
+//! but a vocabulary is enough. Nothing here touches a device, and no `unsafe` is used. What comes from
+//! a file is foreign: whatever is wrong with it is an [`Error`](crate::Error).
+//!
+//! * [`Tokenizer`]: text to ids and back.
+//! * [`Detokenizer`]: a stream of ids to a stream of whole characters.
+#![forbid(unsafe_code)]
+
+mod byte_level;
+mod detokenizer;
+mod from_gguf;
+mod pretokenizer;
+mod sentence_piece;
+mod special;
+mod tokenizer;
+mod vocabulary;
+
+pub use detokenizer::{DecodeOptions, Detokenizer};
+pub use pretokenizer::pre_tokenizer_names;
+pub use tokenizer::{EncodeOptions, MAX_TEXT_BYTES, Tokenizer};
+pub use vocabulary::{MAX_TOKEN_BYTES, MAX_TOKENS, NamedTemplate, TokenType, Vocabulary};
