@@ -1,0 +1,68 @@
+# ./dev test --long: what takes hours or another toolchain's runtime.
+
+long_steps() {
+  step "ctest, ASan + UBSan" ctest_sanitized asan "address,undefined" ""
+  step "ctest, TSan" ctest_sanitized tsan "thread" "ThreadPool|Handle|Engine|Log"
+  step "cargo test, ASan" cargo_test_asan
+  step "package" package_twice
+  step "CUDA, all architectures" native_cuda_all
+  if [ -n "$(fuzz_targets)" ]; then
+    step_unless_unchanged "fuzz $FUZZ_EXECUTIONS executions a target" \
+      "$FUZZ_EXECUTIONS $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels)" \
+      fuzz_all -runs=$FUZZ_EXECUTIONS
+  fi
+}
+
+# ctest_sanitized NAME SANITIZERS FILTER: the native tests again, instrumented. An empty filter runs all.
+ctest_sanitized() {
+  local name=$1 sanitizers=$2 filter=$3
+  CXXFLAGS="-fsanitize=$sanitizers -fno-sanitize-recover=all -fno-omit-frame-pointer -g" \
+    native_configure "$name" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DWCUDA_CUDA=OFF -DWCUDA_BUILD_TESTS=ON
+  cmake --build "$NATIVE/$name" --parallel "$JOBS" --target wcuda_tests
+  local options="halt_on_error=1:detect_leaks=1:allocator_may_return_null=1"
+  ASAN_OPTIONS=$options TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 WCUDA_SANITIZED=$name \
+    ctest --test-dir "$NATIVE/$name" --output-on-failure --no-tests=error --parallel "$JOBS" --timeout 1800 \
+    --exclude-regex '^Install' ${filter:+--tests-regex "$filter"}
+}
+
+# The Rust tests on an archive compiled with ASan: an overflow inside the C++ code is found from Rust. The
+# sanitizer flag of rustc is not stable yet; RUSTC_BOOTSTRAP lets a stable compiler take it. clang compiles
+# the archive: both sides then agree on the runtime.
+cargo_test_asan() {
+  local flags="-fsanitize=address -fno-omit-frame-pointer -g"
+  CC=${CLANG/clang++/clang} CXX=$CLANG CXXFLAGS=$flags native_configure rust-asan \
+    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DWCUDA_CUDA=OFF -DWCUDA_BUILD_TESTS=OFF
+  cmake --build "$NATIVE/rust-asan" --parallel "$JOBS"
+  cmake --install "$NATIVE/rust-asan"
+  RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address" ASAN_OPTIONS=detect_leaks=1 \
+    WORKER_CUDA_NATIVE_DIR=$NATIVE/rust-asan/prefix CARGO_TARGET_DIR=$TARGET/rust-asan \
+    cargo test -p worker-cuda --target x86_64-unknown-linux-gnu --lib --tests --quiet
+}
+
+# The package is complete and small: unpacked elsewhere, it builds and packages itself twice over. The
+# second time Cargo gives the build script the output folder of the first, made from another source folder.
+package_twice() {
+  local bytes crate copy run
+  rm -rf "$TARGET/package"
+  WORKER_CUDA_BUILD=off cargo package -p worker-cuda --allow-dirty --no-verify --quiet
+  crate=$(ls "$TARGET"/package/worker-cuda-*.crate)
+  bytes=$(stat -c %s "$crate")
+  say "$crate: $bytes bytes"
+  [ "$bytes" -le $((8 * 1024 * 1024)) ] || die "the package is $bytes bytes, at most 8 MiB"
+  copy=$(mktemp -d) # outside the workspace
+  trap 'rm -rf "$copy"' EXIT
+  tar -xzf "$crate" -C "$copy" --strip-components=1
+  cd "$copy"
+  rm -f Cargo.toml.orig .cargo_vcs_info.json
+  for run in first second; do
+    say "== $run"
+    WORKER_CUDA_BUILD=off CARGO_TARGET_DIR=$copy/target cargo package --allow-dirty --quiet
+  done
+}
+
+# Every architecture of a release compiles.
+native_cuda_all() {
+  native_configure cuda-all -DCMAKE_BUILD_TYPE=Release -DWCUDA_CUDA=ON -DWCUDA_BUILD_TESTS=OFF \
+    -DWCUDA_CUDA_TOOLKIT="$WORKER_CUDA_TOOLKIT"
+  cmake --build "$NATIVE/cuda-all" --parallel "$JOBS"
+}
