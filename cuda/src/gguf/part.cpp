@@ -41,6 +41,13 @@ uint64_t value_bytes(ValueType type) {
   }
 }
 
+// NUL is one: C programs would see another name.
+bool has_control_character(std::string_view text) {
+  for (const char c : text)
+    if (static_cast<uint8_t>(c) < 0x20 || c == 0x7F) return true;
+  return false;
+}
+
 class PartParser {
  public:
   PartParser(std::shared_ptr<Source> source, Budget* budget)
@@ -190,8 +197,8 @@ Status PartParser::parse_entry(uint64_t index) {
   if (text.bytes == 0)
     return Status::error(WCUDA_MALFORMED, "the key of metadata entry %" PRIu64 " is empty", index);
   const std::string key = printable(view(text));
-  if (view(text).find('\0') != std::string_view::npos)
-    return Status::error(WCUDA_MALFORMED, "key '%s' holds a NUL byte", key.c_str());
+  if (has_control_character(view(text)))
+    return Status::error(WCUDA_MALFORMED, "key '%s' holds a control character", key.c_str());
   uint32_t type = 0;
   WCUDA_TRY(reader_.read(&type, "a value's type"));
   if (type > static_cast<uint32_t>(ValueType::kF64))
@@ -343,8 +350,9 @@ Status PartParser::parse_tensor(uint64_t index) {
   if (text.bytes == 0)
     return Status::error(WCUDA_MALFORMED, "the name of tensor %" PRIu64 " is empty", index);
   const std::string name = printable(view(text));
-  if (view(text).find('\0') != std::string_view::npos)
-    return Status::error(WCUDA_MALFORMED, "tensor '%s': its name holds a NUL byte", name.c_str());
+  if (has_control_character(view(text)))
+    return Status::error(WCUDA_MALFORMED, "tensor '%s': its name holds a control character",
+                         name.c_str());
   Tensor tensor;
   WCUDA_TRY(parse_dimensions(name, &tensor));
   WCUDA_TRY(parse_format(name, &tensor));
