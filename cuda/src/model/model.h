@@ -14,8 +14,8 @@
 
 namespace wcuda::model {
 
-// Hyper-parameters and flags of a dense decoder; filled by an architecture's file, checked as a whole.
-// The forward pass reads nothing else.
+// Hyper-parameters and flags of a dense decoder; filled by an architecture's file, checked as a
+// whole. The forward pass reads nothing else.
 struct Config {
   std::string architecture;
   uint32_t layer_count = 0;
@@ -24,9 +24,9 @@ struct Config {
   uint32_t feed_forward_length = 0;
   uint32_t head_count = 0;
   uint32_t kv_head_count = 0;
-  uint32_t head_length = 0;      // of queries, keys and values
-  uint32_t context_length = 0;   // trained for
-  uint32_t sliding_window = 0;   // 0: none
+  uint32_t head_length = 0;     // of queries, keys and values
+  uint32_t context_length = 0;  // trained for
+  uint32_t sliding_window = 0;  // 0: none
   float norm_epsilon = 0.0f;
   float attention_scale = 0.0f;  // resolved: 1 / sqrt(head_length) unless the file says otherwise
   float embedding_scale = 1.0f;
@@ -61,19 +61,21 @@ struct Weights {
   std::vector<LayerWeights> layers;
 };
 
-// What a load will hold on the device, from the header alone. Exact.
+// What a load will hold on the device, from the header alone. Exact. Only rope factors that are
+// tensor data (Llama 3) are not yet in config.rope_frequencies: the load applies them.
 struct LoadPlan {
   Config config;
   uint64_t weights_bytes = 0;
-  uint64_t staging_bytes = 0;
+  uint64_t staging_bytes = 0;  // pinned host memory, while loading
   uint64_t parameter_count = 0;
 };
 Result<LoadPlan> plan_load(const Backend& backend, const gguf::Gguf& file);
 
 struct LoadOptions {
-  // phase (WCUDA_LOAD_…), done, total bytes; returns false to stop. May be empty.
+  // phase (WCUDA_LOAD_PLAN to _SEAL; _DONE is for the caller to tell), bytes of the file done,
+  // total; returns false to stop. Runs on the loading thread. May be empty.
   std::function<bool(int32_t, uint64_t, uint64_t)> progress;
-  std::function<bool()> is_cancelled;  // asked at least every 16 MiB. May be empty.
+  std::function<bool()> is_cancelled;  // asked at least every 16 MiB read. May be empty.
 };
 
 class Model {
@@ -89,6 +91,7 @@ class Model {
 
  private:
   friend class Loader;
+  Model() = default;
   std::shared_ptr<vram::Memory> memory_;
   LoadPlan plan_;
   Weights weights_;
