@@ -1,6 +1,9 @@
-// Text from foreign files: is it UTF-8, and how a message shows it.
+// Text from foreign files: is it UTF-8, and how messages and fields of fixed size show it.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -12,5 +15,16 @@ bool is_utf8(std::string_view text);
 // `text` fit for a one-line message: at most 80 bytes of it, then "..."; control characters, and
 // all bytes past ASCII if it is not UTF-8, as \xNN.
 std::string printable(std::string_view text);
+
+// Copies UTF-8 text into a field of field_bytes > 0, NUL-terminated and cut at a character's border.
+// Returns the bytes written before the NUL.
+inline uint32_t copy_text(std::string_view text, char* field, size_t field_bytes) {
+  size_t bytes = std::min(text.size(), field_bytes - 1);
+  if (bytes < text.size())
+    while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xc0) == 0x80) --bytes;
+  if (bytes != 0) std::memcpy(field, text.data(), bytes);
+  field[bytes] = 0;
+  return static_cast<uint32_t>(bytes);
+}
 
 }  // namespace wcuda

@@ -23,12 +23,18 @@ struct LedgerSum {
   uint64_t total_allocation_count = 0;  // ever made
 };
 
+// A live allocation.
+struct LedgerRow {
+  wcuda_ledger_entry entry{};
+  const void* address = nullptr;
+};
+
 // Thread-safe. An allocation is reserved before the driver is asked, then committed or given up:
 // bytes reserved count against the budget, and in no sum.
 class Ledger {
  public:
-  using Rows = std::list<wcuda_ledger_entry>;
-  // A row; of no use after commit's counterpart `release` or after `give_up`.
+  using Rows = std::list<LedgerRow>;
+  // What the owner of an allocation keeps. Ends with `release` or `give_up`.
   struct Row {
     Rows node;  // one element until committed, then empty
     Rows::iterator position;
@@ -37,16 +43,16 @@ class Ledger {
   // budget 0: none. It covers device memory; staging is host memory and not in it.
   explicit Ledger(uint64_t budget) : budget_(budget) {}
 
-  // WCUDA_OVER_BUDGET with the numbers. `free_bytes` of the device is only for the message.
+  // WCUDA_OVER_BUDGET with the bytes needed, the budget, the bytes used and free.
   Result<Row> reserve(uint64_t bytes, int32_t purpose, std::string_view tag);
   void give_up(Row& row) noexcept;
-  void commit(Row& row) noexcept;
+  void commit(Row& row, const void* address) noexcept;
   void release(Row& row) noexcept;
 
   // Of one purpose; WCUDA_PURPOSE_ANY: of all but staging.
   LedgerSum sum(int32_t purpose) const;
   // Live rows, oldest first.
-  std::vector<wcuda_ledger_entry> rows() const;
+  std::vector<LedgerRow> rows() const;
   uint64_t budget() const { return budget_; }
   // Bytes that the budget still allows; UINT64_MAX without one.
   uint64_t left_in_budget() const;

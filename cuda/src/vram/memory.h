@@ -34,6 +34,8 @@ class Buffer {
   bool empty() const { return data_ == nullptr; }
   uint8_t* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }
+  // Not of an empty buffer.
+  Memory& memory() const { return *memory_; }
   // WCUDA_OUT_OF_RANGE with the numbers when the range does not lie within.
   Result<View> view(uint64_t offset, uint64_t bytes) const;
   // Remembers that work on this stream uses the buffer. Stream 0 is always remembered.
@@ -81,6 +83,9 @@ class Memory : public std::enable_shared_from_this<Memory> {
   Result<Buffer> allocate_kind(MemoryKind kind, uint64_t bytes, int32_t purpose,
                                std::string_view tag);
   void release(Buffer& buffer) noexcept;
+  Status order_free_after(Stream stream);
+  template <class Step>
+  bool attempt(Step&& step) noexcept;
   void defer(const Status& status) noexcept;
 
   std::shared_ptr<Backend> backend_;

@@ -1,0 +1,73 @@
+// The factory of backends.
+#include "backend/open.h"
+
+#include "backend/cuda_backend.h"
+#include "backend/host_backend.h"
+
+namespace wcuda {
+namespace {
+
+Status check_host_ordinal(int32_t ordinal) {
+  if (ordinal == 0) return {};
+  return Status::error(WCUDA_NO_DEVICE, "ordinal: %d, HOST has one device, 0", ordinal);
+}
+
+Status bad_backend(int32_t backend) {
+  return Status::error(WCUDA_INVALID_ARGUMENT, "backend: %d is not one of WCUDA_BACKEND_…",
+                       backend);
+}
+
+Result<Opened> open_host(const OpenOptions& options) {
+  WCUDA_ASSIGN(auto backend, HostBackend::open(options.host_capacity, options.host_thread_count));
+  return Opened{std::move(backend), ""};
+}
+
+Result<Opened> open_auto(const OpenOptions& options) {
+  auto cuda = open_cuda_backend(options.ordinal);
+  if (cuda.ok()) return Opened{cuda.take(), ""};
+  const Status& why = cuda.status();
+  const bool falls_back = why.code() == WCUDA_NOT_AVAILABLE || why.code() == WCUDA_NO_DEVICE ||
+                          why.code() == WCUDA_DEVICE_ERROR || why.code() == WCUDA_DEVICE_LOST ||
+                          why.code() == WCUDA_OUT_OF_MEMORY;
+  if (!falls_back) return why;
+  WCUDA_ASSIGN(Opened host, open_host(options));
+  host.fallback_reason = why.message();
+  return host;
+}
+
+}  // namespace
+
+Result<Opened> open_backend(const OpenOptions& options) {
+  if (options.ordinal < 0)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "ordinal: %d is negative", options.ordinal);
+  switch (options.backend) {
+    case WCUDA_BACKEND_AUTO:
+      return open_auto(options);
+    case WCUDA_BACKEND_CUDA: {
+      WCUDA_ASSIGN(auto backend, open_cuda_backend(options.ordinal));
+      return Opened{std::move(backend), ""};
+    }
+    case WCUDA_BACKEND_HOST:
+      WCUDA_TRY(check_host_ordinal(options.ordinal));
+      return open_host(options);
+    default:
+      return bad_backend(options.backend);
+  }
+}
+
+Result<int32_t> device_count(int32_t backend) {
+  if (backend == WCUDA_BACKEND_CUDA) return cuda_device_count();
+  if (backend == WCUDA_BACKEND_HOST) return 1;
+  return bad_backend(backend);
+}
+
+Result<wcuda_device_caps> device_caps(int32_t backend, int32_t ordinal) {
+  if (ordinal < 0) return Status::error(WCUDA_INVALID_ARGUMENT, "ordinal: %d is negative", ordinal);
+  if (backend == WCUDA_BACKEND_CUDA) return cuda_device_caps(ordinal);
+  if (backend != WCUDA_BACKEND_HOST) return bad_backend(backend);
+  WCUDA_TRY(check_host_ordinal(ordinal));
+  WCUDA_ASSIGN(const auto host, HostBackend::open(0, 0));
+  return host->caps();
+}
+
+}  // namespace wcuda

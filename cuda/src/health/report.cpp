@@ -1,0 +1,79 @@
+// Gathers the health report.
+#include "health/report.h"
+
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+
+#include "base/text.h"
+
+namespace wcuda::health {
+namespace {
+
+void set_message(wcuda_health& health, const char* message) {
+  copy_text(message, health.message, sizeof(health.message));
+}
+
+// The gravest finding decides the state and the message.
+void judge(wcuda_health& health, const Status& fault, const Status& asked) {
+  char text[sizeof(health.message)];
+  health.state = WCUDA_HEALTH_DEGRADED;
+  if (!fault.ok()) {
+    health.state = WCUDA_HEALTH_LOST;
+    health.sticky_code = fault.native_code();
+    set_message(health, fault.message());
+  } else if (!asked.ok()) {
+    set_message(health, asked.message());
+  } else if (health.nonresident_count != 0) {
+    std::snprintf(text, sizeof(text), "%" PRIu64 " allocations are not device memory",
+                  health.nonresident_count);
+    set_message(health, text);
+  } else if (health.ecc_error_count > 0) {
+    std::snprintf(text, sizeof(text), "%" PRId64 " uncorrected memory errors",
+                  health.ecc_error_count);
+    set_message(health, text);
+  } else if (health.deferred_error_count != 0) {
+    std::snprintf(text, sizeof(text), "%" PRIu64 " failures while freeing",
+                  health.deferred_error_count);
+    set_message(health, text);
+  } else {
+    health.state = WCUDA_HEALTH_OK;
+  }
+}
+
+// The driver's figures; returns its first failure.
+Status ask(const vram::Memory& memory, wcuda_health& health) {
+  WCUDA_ASSIGN(const MemoryInfo info, memory.backend().memory_info());
+  health.device_free_bytes = info.free_bytes;
+  health.device_total_bytes = info.total_bytes;
+  WCUDA_ASSIGN(health.nonresident_count, memory.nonresident_count());
+  return {};
+}
+
+}  // namespace
+
+wcuda_health report(const vram::Memory& memory) {
+  const auto start = std::chrono::steady_clock::now();
+  wcuda_health health = WCUDA_HEALTH_INIT;
+  const vram::LedgerSum device = memory.ledger().sum(WCUDA_PURPOSE_ANY);
+  health.ledger_bytes = device.current_bytes;
+  health.peak_bytes = device.peak_bytes;
+  health.allocation_count = device.allocation_count;
+  health.staging_bytes = memory.ledger().sum(WCUDA_PURPOSE_STAGING).current_bytes;
+  health.device_total_bytes = memory.backend().caps().total_memory;
+  health.deferred_error_count = memory.deferred_error_count();
+  const DeviceHealth device_health = memory.backend().health();
+  health.temperature_celsius = device_health.temperature_celsius;
+  health.ecc_error_count = device_health.ecc_error_count;
+
+  Status fault = memory.backend().fault();
+  const Status asked = fault.ok() ? ask(memory, health) : Status();
+  if (fault.ok()) fault = memory.backend().fault();  // asking may have met one
+  judge(health, fault, asked);
+  const auto duration = std::chrono::steady_clock::now() - start;
+  health.duration_ns =
+      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count());
+  return health;
+}
+
+}  // namespace wcuda::health
