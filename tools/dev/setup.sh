@@ -83,14 +83,15 @@ need_test_tools() {
   need_clang
 }
 
-# python_tools NAME REQUIREMENT…: a virtual environment of that name holds them. Sets PYTHON.
+# python_tools NAME REQUIREMENT…: a virtual environment of that name holds them, besides what earlier
+# calls put there. Sets PYTHON.
 python_tools() {
   local name=$1 folder stamp
   shift
   folder=$CACHE/python/$name
   stamp=$folder/requirements.txt
   PYTHON=$folder/bin/python
-  [ "$(cat "$stamp" 2>/dev/null)" = "$*" ] && return 0
+  grep -qxF -- "$*" "$stamp" 2>/dev/null && return 0
   say "fetching Python packages: $*"
   if ! [ -x "$PYTHON" ]; then
     mkdir -p "$CACHE/python"
@@ -104,7 +105,7 @@ python_tools() {
   else
     python3 -m pip --python "$PYTHON" install -q --disable-pip-version-check "$@"
   fi
-  echo "$*" >"$stamp"
+  echo "$*" >>"$stamp"
 }
 
 # The CUDA compiler and its headers from PyPI. Sets WORKER_CUDA_TOOLKIT unless it is set.

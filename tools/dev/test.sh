@@ -107,7 +107,7 @@ run_examples() {
   done
 }
 
-# Checks of the independent oracles: python, numpy, no engine.
+# Checks of the independent oracles: numpy and the file reader of gguf, no engine.
 python_steps() {
   compgen -G 'tools/*/test_*.py' >/dev/null || return 0
   local requirements=('numpy>=1.26,<3' 'gguf==0.19.0')
