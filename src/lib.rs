@@ -10,6 +10,8 @@ pub mod engine;
 pub mod error;
 #[doc(hidden)]
 pub mod ffi;
+#[cfg(feature = "text")]
+pub mod generate;
 pub mod gguf;
 pub mod health;
 pub mod ledger;
