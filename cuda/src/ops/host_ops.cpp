@@ -9,6 +9,7 @@
 #include "base/thread_pool.h"
 #include "ops/host/kv_rows.h"
 #include "ops/host/linear.h"
+#include "ops/host/pieces.h"
 #include "ops/host/rope.h"
 #include "quant/format.h"
 #include "quant/layout_host.h"
@@ -17,23 +18,6 @@ namespace wcuda::ops::host {
 namespace {
 
 constexpr uint32_t kTokensAChunk = 8;  // of work that is small for one token
-
-// Hands out the pieces of one block of memory; first counted, then placed.
-class Pieces {
- public:
-  explicit Pieces(void* base) : base_(static_cast<uint8_t*>(base)) {}
-  template <class T>
-  T* take(uint64_t count) {
-    auto* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
-    bytes_ += align_up(count * sizeof(T), 256);
-    return piece;
-  }
-  uint64_t bytes() const { return bytes_; }
-
- private:
-  uint8_t* base_;
-  uint64_t bytes_ = 0;
-};
 
 uint32_t cols_max(const Limits& limits) {
   return std::max({limits.embedding_length, limits.feed_forward_length,
@@ -63,8 +47,8 @@ class HostOps final : public Ops {
   }
 
   Status warm_up() override {
-    WCUDA_CHECK(scratch_.normed != nullptr);
-    std::memset(scratch_.normed, 0, scratch_.bytes);
+    WCUDA_CHECK(scratch_.key != nullptr);
+    std::memset(scratch_.key, 0, scratch_.bytes);
     pool_->parallel_for(pool_->thread_count(), [](uint32_t, uint32_t) {});
     return {};
   }
@@ -78,7 +62,6 @@ class HostOps final : public Ops {
 
  private:
   struct Scratch {
-    float* normed = nullptr;     // (max tokens, embedding_length)
     float* key = nullptr;        // (max_batch_tokens, kv_head_count * head_length)
     float* value = nullptr;      // likewise
     float* rope = nullptr;       // RopeTable
@@ -99,8 +82,6 @@ class HostOps final : public Ops {
     const uint64_t tokens = limits.max_batch_tokens;
     const uint64_t kv_length = uint64_t{limits.kv_head_count} * limits.head_length;
     const uint64_t threads = pool_->thread_count();
-    scratch->normed =
-        pieces->take<float>(uint64_t{token_count_max(limits)} * limits.embedding_length);
     scratch->key = pieces->take<float>(tokens * kv_length);
     scratch->value = pieces->take<float>(tokens * kv_length);
     scratch->rope =
@@ -114,7 +95,7 @@ class HostOps final : public Ops {
   }
 
   Status check_batch(const Batch* batch) const {
-    WCUDA_CHECK(batch != nullptr && scratch_.normed != nullptr);
+    WCUDA_CHECK(batch != nullptr && scratch_.key != nullptr);
     WCUDA_CHECK(batch->token_count <= limits_.max_batch_tokens);
     WCUDA_CHECK(batch->row_count <= limits_.max_batch_rows);
     return {};
@@ -175,16 +156,10 @@ Status HostOps::attention_input(const AttentionInputArgs& args) {
   WCUDA_CHECK(args.query.rows == args.head_count * head_length);
   WCUDA_CHECK(args.key.rows == args.pool.head_count * head_length);
   WCUDA_CHECK(args.value.rows == args.key.rows && args.norm != nullptr);
-  WCUDA_CHECK(args.query.cols <= limits_.embedding_length);
   WCUDA_CHECK(args.rope.dimension_count % 2 == 0 && args.rope.dimension_count <= head_length);
   WCUDA_CHECK(args.rope.dimension_count == 0 || args.rope.frequencies != nullptr);
   const uint32_t token_count = args.batch->token_count;
-  const uint32_t cols = args.query.cols;
 
-  for_tokens(token_count, [&](uint32_t token, uint32_t) {
-    const uint64_t offset = uint64_t{token} * cols;
-    kernels_.rms_norm(args.x + offset, args.norm, cols, args.epsilon, scratch_.normed + offset);
-  });
   Product products[3];
   products[0].weight = args.query;
   products[0].bias = args.query_bias;
@@ -195,7 +170,8 @@ Status HostOps::attention_input(const AttentionInputArgs& args) {
   products[2].weight = args.value;
   products[2].bias = args.value_bias;
   products[2].target = scratch_.value;
-  WCUDA_TRY(linear_.run({scratch_.normed, token_count, cols}, products, 3));
+  WCUDA_TRY(linear_.run({args.x, token_count, args.query.cols, nullptr, args.norm, args.epsilon},
+                        products, 3));
 
   if (args.rope.dimension_count != 0)
     rope_.update(args.rope, args.batch->positions, token_count, scratch_.rope);
@@ -287,17 +263,12 @@ Status HostOps::project(const ProjectArgs& args) {
   product.bias = args.bias;
   product.output = Output::kAdd;
   product.target = args.residual;
-  return linear_.run({args.x, args.token_count, args.weight.cols}, &product, 1);
+  return linear_.run({args.x, args.token_count, args.weight.cols, nullptr, nullptr, 0.0f}, &product,
+                     1);
 }
 
 Status HostOps::feed_forward_input(const FeedForwardInputArgs& args) {
-  const uint32_t cols = args.gate.cols;
   WCUDA_CHECK(args.token_count <= limits_.max_batch_tokens && args.norm != nullptr);
-  WCUDA_CHECK(cols <= limits_.embedding_length);
-  for_tokens(args.token_count, [&](uint32_t token, uint32_t) {
-    const uint64_t offset = uint64_t{token} * cols;
-    kernels_.rms_norm(args.x + offset, args.norm, cols, args.epsilon, scratch_.normed + offset);
-  });
   Product product;
   product.weight = args.gate;
   product.bias = args.gate_bias;
@@ -306,24 +277,21 @@ Status HostOps::feed_forward_input(const FeedForwardInputArgs& args) {
   product.target = args.out;
   product.up = args.up;
   product.up_bias = args.up_bias;
-  return linear_.run({scratch_.normed, args.token_count, cols}, &product, 1);
+  return linear_.run({args.x, args.token_count, args.gate.cols, nullptr, args.norm, args.epsilon},
+                     &product, 1);
 }
 
 Status HostOps::logits(const LogitsArgs& args) {
-  const uint32_t cols = args.output.cols;
   WCUDA_CHECK(args.logits_count <= limits_.max_logits_rows && args.norm != nullptr);
-  WCUDA_CHECK(cols <= limits_.embedding_length);
   for (uint32_t i = 0; i < args.logits_count; ++i)
     WCUDA_CHECK(args.token_indices[i] < limits_.max_batch_tokens);
-  for_tokens(args.logits_count, [&](uint32_t i, uint32_t) {
-    kernels_.rms_norm(args.x + uint64_t{args.token_indices[i]} * cols, args.norm, cols,
-                      args.epsilon, scratch_.normed + uint64_t{i} * cols);
-  });
   Product product;
   product.weight = args.output;
   product.bias = args.bias;
   product.target = args.logits;
-  return linear_.run({scratch_.normed, args.logits_count, cols}, &product, 1);
+  return linear_.run(
+      {args.x, args.logits_count, args.output.cols, args.token_indices, args.norm, args.epsilon},
+      &product, 1);
 }
 
 }  // namespace
@@ -333,9 +301,9 @@ Result<std::unique_ptr<Ops>> make_host_ops(uint32_t thread_count, const Kernels&
   return std::unique_ptr<Ops>(new HostOps(std::move(pool), kernels));
 }
 
-Result<LayoutChoice> host_weight_layout(const Kernels&, uint32_t type, uint32_t rows,
+Result<LayoutChoice> host_weight_layout(const Kernels& kernels, uint32_t type, uint32_t rows,
                                         uint32_t cols) {
-  LayoutChoice choice{Layout::kRows, 0};
+  LayoutChoice choice{Linear::wants_records(kernels, type) ? Layout::kHost16 : Layout::kRows, 0};
   WCUDA_ASSIGN(choice.bytes, quant::host_layout_bytes(type, choice.layout, rows, cols));
   return choice;
 }

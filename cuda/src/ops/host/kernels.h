@@ -36,9 +36,33 @@ constexpr uint64_t attention_work_floats(uint32_t head_length, uint32_t group_si
   return 64 + 2 * 64 * uint64_t{head_length} + queries * (2 * uint64_t{head_length} + 2);
 }
 
+// 32 columns of one token as integers: x = scale * code, codes of 16 bits, split so that the
+// products with 8-bit weights are exact. A block with a value that is not finite has a scale of
+// NaN.
+struct InputBlock {
+  uint32_t codes[16];  // as the table's strip functions want them
+  float scale;
+  float sum;           // scale * sum of the codes
+  float half_sums[2];  // of the first and last 16 columns
+};
+
+// tile (token_count, 16) = 16 rows of a matrix in the layout kHost16 times some tokens. `input` is
+// the first token's blocks or floats, the next token's is `stride` of them further. A token's
+// result does not depend on the others.
+struct StripKernel {
+  void (*run_blocks)(const uint8_t* strip, uint32_t cols, const InputBlock* input, uint64_t stride,
+                     uint32_t token_count, float* tile);  // or null
+  void (*run_floats)(const uint8_t* strip, uint32_t cols, const float* input, uint64_t stride,
+                     uint32_t token_count, float* tile);  // or null
+};
+
 struct Kernels {
   Isa isa;
   const char* name;
+  // The kernel of a ggml type in the layout kHost16; null members where there is none.
+  StripKernel (*find_strip)(uint32_t type);
+  // x (cols, a multiple of 32) to cols / 32 blocks; null where no kernel takes blocks.
+  void (*make_blocks)(const float* x, uint32_t cols, InputBlock* blocks);
   // out[t * out_stride] = sum over n of w[i] * x[t * x_stride + i], the order of the sum depending
   // on n alone.
   void (*dot)(const float* w, uint32_t n, const float* x, uint64_t x_stride, uint32_t token_count,

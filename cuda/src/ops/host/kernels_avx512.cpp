@@ -1,11 +1,13 @@
 // The inner loops for AVX-512 with VNNI.
 #include "ops/host/kernels_body.h"
+#include "ops/host/strips_avx512.h"
 
 namespace wcuda::ops::host {
 
 extern const Kernels kAvx512Kernels;
 const Kernels kAvx512Kernels = {
-    Isa::kAvx512, "avx512", dot, rms_norm, silu_multiply, gelu_multiply, attend,
+    Isa::kAvx512, "avx512",      find_strip,    make_blocks, dot,
+    rms_norm,     silu_multiply, gelu_multiply, attend,
 };
 
 }  // namespace wcuda::ops::host

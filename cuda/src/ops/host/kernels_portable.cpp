@@ -2,10 +2,16 @@
 #include "ops/host/kernels_body.h"
 
 namespace wcuda::ops::host {
+namespace {
+
+StripKernel find_strip(uint32_t) { return {nullptr, nullptr}; }
+
+}  // namespace
 
 extern const Kernels kPortableKernels;
 const Kernels kPortableKernels = {
-    Isa::kPortable, "portable", dot, rms_norm, silu_multiply, gelu_multiply, attend,
+    Isa::kPortable, "portable",    find_strip,    nullptr, dot,
+    rms_norm,       silu_multiply, gelu_multiply, attend,
 };
 
 }  // namespace wcuda::ops::host

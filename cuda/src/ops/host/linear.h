@@ -27,11 +27,14 @@ struct Product {
   Vector up_bias = nullptr;
 };
 
-// Tokens that a product reads.
+// What the products read: h = x, or rms_norm(x) * norm.
 struct Input {
-  const float* x;  // (token_count, cols)
-  uint32_t token_count;
-  uint32_t cols;
+  const float* x = nullptr;  // (…, cols)
+  uint32_t token_count = 0;
+  uint32_t cols = 0;
+  const uint32_t* token_indices = nullptr;  // (token_count) rows of x; null: the first ones
+  Vector norm = nullptr;                    // (cols); null: no norm
+  float epsilon = 0.0f;
 };
 
 constexpr uint32_t kTokenBlock = 64;  // tokens of one chunk
@@ -40,9 +43,9 @@ class Linear {
  public:
   Linear(ThreadPool& pool, const Kernels& kernels) : pool_(pool), kernels_(kernels) {}
 
-  // Memory for inputs of up to `cols_max` columns and `token_count` tokens.
+  // Memory for inputs of up to `token_count` tokens by `cols_max` columns.
   uint64_t work_bytes(uint32_t token_count, uint32_t cols_max) const;
-  // Before the first run; `work` is aligned to 64 bytes.
+  // Before the first run; `work` is aligned to 256 bytes.
   void prepare(uint32_t token_count, uint32_t cols_max, uint8_t* work);
 
   // Computes up to kProductsMax products of one input. Each element of a target is the work of one
@@ -50,23 +53,33 @@ class Linear {
   static constexpr uint32_t kProductsMax = 3;
   Status run(const Input& input, const Product* products, uint32_t product_count);
 
-  // One row of a matrix as f32. row_work: two rows' bytes… see row_work_bytes.
-  static uint64_t row_work_bytes(uint32_t cols_max) { return uint64_t{cols_max} * 4; }
+  // One row of a matrix as f32. row_work: row_work_bytes(weight.cols) or more.
+  static uint64_t row_work_bytes(uint32_t cols) { return uint64_t{cols} * 4; }
   static Status expand_row(const Weight& weight, uint32_t row, uint8_t* row_work, float* out);
 
+  // Whether a matrix of this type is faster in the layout kHost16.
+  static bool wants_records(const Kernels& kernels, uint32_t type);
+
  private:
+  struct Work;
   struct ThreadWork;
+  Work lay_out(uint32_t token_count, uint32_t cols_max, uint8_t* base) const;
   ThreadWork thread_work(uint32_t thread) const;
-  void plain_strip(const Weight& weight, uint32_t strip, const Input& input, uint32_t first_token,
-                   uint32_t token_count, const ThreadWork& work, float* tile) const;
-  void strip(const Product& product, uint32_t strip, const Input& input, uint32_t first_token,
-             uint32_t token_count, const ThreadWork& work) const;
+  Status check(const Input& input, const Product* products, uint32_t product_count) const;
+  const float* prepare_input(const Input& input, bool has_blocks);
+  void multiply(const Weight& weight, uint32_t strip, uint32_t first_token, uint32_t token_count,
+                const ThreadWork& work, float* tile) const;
+  void finish_strip(const Product& product, uint32_t strip, uint32_t first_token,
+                    uint32_t token_count, const ThreadWork& work) const;
 
   ThreadPool& pool_;
   const Kernels& kernels_;
-  uint8_t* work_ = nullptr;
-  uint64_t thread_work_bytes_ = 0;
+  uint32_t token_count_max_ = 0;
   uint32_t cols_max_ = 0;
+  float* normed_ = nullptr;       // (tokens, cols)
+  InputBlock* blocks_ = nullptr;  // (tokens, cols / 32)
+  uint8_t* threads_ = nullptr;    // (threads) ThreadWork
+  const float* x_ = nullptr;      // (tokens, cols) of the products now running
 };
 
 }  // namespace wcuda::ops::host

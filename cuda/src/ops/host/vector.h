@@ -24,6 +24,13 @@ typedef uint32_t UintVec __attribute__((vector_size(kLanes * 4)));
 
 #define WCUDA_INLINE static inline __attribute__((always_inline))
 
+// Before a loop over an array that must live in registers.
+#if defined(__clang__)
+#define WCUDA_UNROLL _Pragma("unroll")
+#else
+#define WCUDA_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 WCUDA_INLINE Vec load(const float* p) {
   Vec v;
   __builtin_memcpy(&v, p, sizeof v);
