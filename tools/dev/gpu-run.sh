@@ -4,6 +4,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 export WCUDA_TEST_DATA=$PWD/data
 status=0
+export WCUDA_REQUIRE_GPU=1
 ./worker-orcd devices || status=1
 ./wcuda_tests --gtest_filter="${1:-Gpu*}" --gtest_brief=1 || status=1
 for test in tests/*; do

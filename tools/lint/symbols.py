@@ -13,7 +13,7 @@ import sys
 FORBIDDEN = {
     "abort", "exit", "_exit", "quick_exit", "__assert_fail", "printf", "puts",
     "putchar", "perror", "__printf_chk", "stdout", "stderr", "_ZSt4cout", "_ZSt4cerr", "_ZSt4clog",
-    "getenv", "secure_getenv", "setlocale", "signal", "sigaction", "mmap", "mmap64",
+    "getenv", "secure_getenv", "setlocale", "signal", "sigaction",
 }  # fmt: skip
 # Host stubs of kernels and the runtime's registration, which nvcc writes itself.
 FROM_NVCC = re.compile(r"^(__cuda|__nv|__fatbin|_fatbin|fatbin)")
