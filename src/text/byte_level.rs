@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use tokenizers::Model as _;
 use tokenizers::models::bpe::{BPE, Vocab};
+use unicode_normalization::{IsNormalized, UnicodeNormalization as _, is_nfc_quick};
 
 use super::pretokenizer::PreTokenizer;
 use super::vocabulary::{TokenType, Vocabulary, shortened};
@@ -78,6 +79,19 @@ impl ByteLevel {
 
     /// Appends the ids of `text`. `words` remembers words between calls with texts of one lifetime.
     pub(crate) fn encode<'t>(
+        &self,
+        text: &'t str,
+        words: &mut WordCache<'t>,
+        out: &mut Vec<u32>,
+    ) -> Result<()> {
+        if self.pre.composes && is_nfc_quick(text.chars()) != IsNormalized::Yes {
+            let composed: String = text.nfc().collect();
+            return self.encode_composed(&composed, &mut WordCache::default(), out);
+        }
+        self.encode_composed(text, words, out)
+    }
+
+    fn encode_composed<'t>(
         &self,
         text: &'t str,
         words: &mut WordCache<'t>,

@@ -102,6 +102,8 @@ struct Kind {
     ignore_merges: bool,
     /// Begin with BOS unless the file says otherwise.
     add_bos: bool,
+    /// Text is put into Unicode's composed form (NFC) first.
+    composes: bool,
 }
 
 const fn kind(names: &'static [&'static str], steps: &'static [Step]) -> Kind {
@@ -110,6 +112,7 @@ const fn kind(names: &'static [&'static str], steps: &'static [Step]) -> Kind {
         steps,
         ignore_merges: false,
         add_bos: false,
+        composes: false,
     }
 }
 
@@ -146,6 +149,7 @@ const KINDS: &[Kind] = &[
         steps: &[Pattern(LLAMA3)],
         ignore_merges: true,
         add_bos: true,
+        composes: false,
     },
     kind(
         &["deepseek-llm"],
@@ -193,6 +197,7 @@ const KINDS: &[Kind] = &[
         steps: &[Pattern(YOUTU_SCRIPTS), Pattern(YOUTU_WORDS)],
         ignore_merges: true,
         add_bos: false,
+        composes: false,
     },
     kind(
         &["falcon"],
@@ -239,9 +244,15 @@ const KINDS: &[Kind] = &[
         &[Pattern(GPT2)],
     ),
     kind(&["jais2", "jais-2"], &[Pattern(JAIS2)]),
+    Kind {
+        names: &["qwen2"],
+        steps: &[Pattern(QWEN2)],
+        ignore_merges: false,
+        add_bos: false,
+        composes: true,
+    },
     kind(
         &[
-            "qwen2",
             "stablelm2",
             "hunyuan",
             "solar-open",
@@ -253,7 +264,13 @@ const KINDS: &[Kind] = &[
         ],
         &[Pattern(QWEN2)],
     ),
-    kind(&["qwen35"], &[Pattern(QWEN35)]),
+    Kind {
+        names: &["qwen35"],
+        steps: &[Pattern(QWEN35)],
+        ignore_merges: false,
+        add_bos: false,
+        composes: true,
+    },
     kind(&["ufakzeka"], &[Pattern(UFAKZEKA)]),
     kind(
         &[
@@ -276,6 +293,7 @@ const KINDS: &[Kind] = &[
         steps: &[Pattern(TEKKEN)],
         ignore_merges: true,
         add_bos: true,
+        composes: false,
     },
     Kind {
         names: &["chameleon"],
@@ -289,6 +307,7 @@ const KINDS: &[Kind] = &[
         ],
         ignore_merges: false,
         add_bos: true,
+        composes: false,
     },
     kind(
         &[
@@ -306,6 +325,7 @@ const KINDS: &[Kind] = &[
         steps: &[Pattern(GPT4O)],
         ignore_merges: true,
         add_bos: false,
+        composes: false,
     },
     kind(
         &["tiny-aya", "tiny_aya", "cohere2moe"],
@@ -347,6 +367,7 @@ const KINDS: &[Kind] = &[
         steps: &[Pattern(r"\p{N}{1,3}"), Pattern(MINICPM5)],
         ignore_merges: true,
         add_bos: false,
+        composes: false,
     },
 ];
 
@@ -363,6 +384,7 @@ pub(crate) struct PreTokenizer {
     cutters: Vec<Cutter>,
     pub(crate) ignore_merges: bool,
     pub(crate) add_bos: bool,
+    pub(crate) composes: bool,
 }
 
 impl PreTokenizer {
@@ -383,6 +405,7 @@ impl PreTokenizer {
             cutters,
             ignore_merges: kind.ignore_merges,
             add_bos: kind.add_bos,
+            composes: kind.composes,
         })
     }
 
