@@ -28,6 +28,11 @@ command_test() {
   step "rustfmt" cargo fmt --all --check
   step "native build" native_host
   step "symbols" lint_symbols "$NATIVE/host/libworker_cuda.a"
+  step "set-up: numpy" need_numpy
+  need_numpy >/dev/null
+  export WCUDA_TINY_FORMATS=$TARGET/tiny-formats
+  step_unless_unchanged "tiny models of each format" "$(fingerprint tools/oracle tools/golden)" \
+    "$PYTHON" tools/oracle/tiny_formats.py --out "$WCUDA_TINY_FORMATS"
   step "ctest" ctest_host
   step "clippy" clippy_everywhere
   step "cargo test" cargo_tested test --workspace --quiet
@@ -107,12 +112,12 @@ run_examples() {
   done
 }
 
+# Sets PYTHON: numpy and the file reader of gguf.
+need_numpy() { python_tools numpy 'numpy>=1.26,<3' 'gguf==0.19.0'; }
+
 # Checks of the independent oracles: numpy and the file reader of gguf, no engine.
 python_steps() {
   compgen -G 'tools/*/test_*.py' >/dev/null || return 0
-  local requirements=('numpy>=1.26,<3' 'gguf==0.19.0')
-  step "set-up: numpy" python_tools numpy "${requirements[@]}"
-  python_tools numpy "${requirements[@]}" >/dev/null
   local script
   for script in tools/*/test_*.py; do
     step "$script" "$PYTHON" "$script"

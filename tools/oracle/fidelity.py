@@ -3,9 +3,8 @@
 
 Run: python tools/oracle/fidelity.py COMMAND …
   tokens  --model F                  remakes tokens.json from the texts (needs llama-cpp-python)
-  lines                              writes tokens.json as text: one sequence a line (for wcuda_logits)
-  compare --model F --logits L       L: raw little-endian f32 (positions, vocabulary), or - for stdin;
-          [--max-kl X --min-top1 P]  exit status 1 beyond these bounds
+  compare --model F --logits L       L: raw little-endian f32 (positions, vocabulary), or - for stdin, as
+          [--max-kl X --min-top1 P]  "worker-orcd logits" writes them; exit status 1 beyond these bounds
   peer    --model F                  the same for llama-cpp-python
 Prints the mean and largest KL divergence (reference to engine, natural logarithm) and the share of
 positions where both put the same token first. Needs numpy and gguf==0.19.0.
@@ -25,7 +24,8 @@ LENGTH = 512  # positions of each text
 
 def read_tokens():
     """{text: token ids (LENGTH)}"""
-    return json.loads((DATA / "tokens.json").read_text())
+    data = json.loads((DATA / "tokens.json").read_text())
+    return dict(zip(data["texts"], data["sequences"]))
 
 
 def load_llama(path, **options):
@@ -35,13 +35,14 @@ def load_llama(path, **options):
 
 def make_tokens(model):
     llama = load_llama(model, vocab_only=True)
-    tokens = {}
+    sequences = []
     for name in TEXTS:
         text = (DATA / f"{name}.txt").read_bytes()
-        tokens[name] = llama.tokenize(text, add_bos=False, special=True)[:LENGTH]
-        assert len(tokens[name]) == LENGTH, f"{name}.txt is too short"
+        sequences.append(llama.tokenize(text, add_bos=False, special=True)[:LENGTH])
+        assert len(sequences[-1]) == LENGTH, f"{name}.txt is too short"
+    lines = ",\n".join(json.dumps(sequence) for sequence in sequences)
     (DATA / "tokens.json").write_text(
-        "{\n" + ",\n".join(f'"{name}": {json.dumps(ids)}' for name, ids in tokens.items()) + "\n}\n")
+        f'{{"texts": {json.dumps(TEXTS)}, "sequences": [\n{lines}\n]}}\n')
 
 
 def log_softmax(logits):
@@ -97,7 +98,7 @@ def raw_reader(stream, model_path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("tokens", "lines", "compare", "peer"))
+    parser.add_argument("command", choices=("tokens", "compare", "peer"))
     parser.add_argument("--model")
     parser.add_argument("--logits")
     parser.add_argument("--max-kl", type=float, default=np.inf)
@@ -105,9 +106,6 @@ def main():
     args = parser.parse_args()
     if args.command == "tokens":
         make_tokens(args.model)
-    elif args.command == "lines":
-        for tokens in read_tokens().values():
-            print(*tokens)
     else:
         if args.command == "peer":
             llama = load_llama(args.model, n_ctx=LENGTH, logits_all=True)

@@ -3,8 +3,7 @@
 of the architectures llama, qwen2 and qwen3. Says what the engine ought to compute; shares nothing with it.
 
 Run: python forward.py --model F.gguf --tokens T.json --out logits.npy
-T.json holds a list of token ids, or a list of such lists, each a sequence of its own. The output is f32
-(positions of all sequences, vocabulary). Weights are kept as f32: four bytes a parameter.
+T.json is {"sequences": [[token ids], …]}. The output is f32 (positions of all sequences, vocabulary). Weights are kept as f32: four bytes a parameter.
 """
 
 import argparse
@@ -174,8 +173,7 @@ def main():
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
     with open(args.tokens, encoding="utf-8") as file:
-        tokens = json.load(file)
-    sequences = [tokens] if isinstance(tokens[0], int) else tokens
+        sequences = json.load(file)["sequences"]
     model = Model(args.model)
     np.save(args.out, np.concatenate([model.logits(sequence) for sequence in sequences]))
 

@@ -43,7 +43,7 @@ def set_scales(name, blocks, values):
 
 def random_weights(name, rows, cols, deviation, rng):
     """(rows, bytes of a row) of random codes, scaled so that the weights have about this standard
-    deviation, and mean 0 where the format has an offset."""
+    deviation and mean 0."""
     elements, size = golden.sizes(name)
     if not golden.SCALES[name] and size <= 4 or name == "F16":
         values = (rng.normal(size=(rows, cols)) * deviation).astype(np.float32)
@@ -68,7 +68,9 @@ def random_weights(name, rows, cols, deviation, rng):
             unit = unit * [1, -codes.mean() / dequantize(blocks, kind).mean()]
         set_scales(name, blocks, unit)
         scale = deviation / dequantize(blocks, kind).std()
-        set_scales(name, blocks, unit * scale * rng.uniform(0.5, 1.5, (count, 1)))
+        # of either sign, because the codes alone need not have mean 0
+        signs = rng.choice([-1, 1], (count, 1))
+        set_scales(name, blocks, unit * scale * signs * rng.uniform(0.5, 1.5, (count, 1)))
     return blocks.reshape(rows, -1)
 
 
