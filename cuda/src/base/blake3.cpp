@@ -31,7 +31,7 @@ struct Output {
 
 Output chunk_output(const uint8_t* data, uint32_t bytes, uint64_t counter) {
   Output output{};
-  std::memcpy(output.chain, Iv::kWords, sizeof(output.chain));
+  set_initial_chain<uint32_t>(output.chain, 0);
   output.counter = counter;
   output.flags = kChunkStart;
   for (; bytes > kBlockBytes; data += kBlockBytes, bytes -= kBlockBytes) {
@@ -51,7 +51,7 @@ Output chunk_output(const uint8_t* data, uint32_t bytes, uint64_t counter) {
 
 Output parent_output(const uint32_t left[8], const uint32_t right[8]) {
   Output output{};
-  std::memcpy(output.chain, Iv::kWords, sizeof(output.chain));
+  set_initial_chain<uint32_t>(output.chain, 0);
   std::memcpy(output.message, left, 32);
   std::memcpy(output.message + 8, right, 32);
   output.length = kBlockBytes;
@@ -92,7 +92,7 @@ void hash_many_scalar(const ManyArgs& args) {
     const uint8_t* const data = args.data + i * args.stride;
     const uint64_t counter = args.counter + uint64_t{i} * args.counter_step;
     uint32_t value[8];
-    std::memcpy(value, Iv::kWords, sizeof(value));
+    set_initial_chain<uint32_t>(value, 0);
     for (uint32_t block = 0; block < args.block_count; ++block) {
       uint32_t message[16];
       std::memcpy(message, data + block * kBlockBytes, kBlockBytes);

@@ -7,13 +7,15 @@
 #include <stdint.h>
 
 #ifdef __CUDACC__
-#define WCUDA_HOST_DEVICE __host__ __device__
+#define WCUDA_HOST_DEVICE_INLINE __host__ __device__ __forceinline__
 #else
-#define WCUDA_HOST_DEVICE
+#define WCUDA_HOST_DEVICE_INLINE inline __attribute__((always_inline))
 #endif
 // Every index into the state must be a constant: else it lies in memory instead of registers.
 #if defined(__CUDA_ARCH__) || defined(__clang__)
 #define WCUDA_UNROLL_ALL _Pragma("unroll")
+#elif defined(__CUDACC__)
+#define WCUDA_UNROLL_ALL  // the host half of a CUDA file does not hash
 #else
 #define WCUDA_UNROLL_ALL _Pragma("GCC unroll 16")
 #endif
@@ -26,20 +28,26 @@ constexpr uint32_t kChunkBytes = 1024;
 
 constexpr uint32_t kChunkStart = 1, kChunkEnd = 2, kParent = 4, kRoot = 8;
 
-// Initial chaining value, and first words of a state's third row.
-struct Iv {
-  static constexpr uint32_t kWords[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                                         0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-};
+// The chaining value that chunks and parents begin with; `zero` is a zero of the word type.
+template <class Word>
+WCUDA_HOST_DEVICE_INLINE void set_initial_chain(Word chain[8], Word zero) {
+  chain[0] = zero + 0x6a09e667u;
+  chain[1] = zero + 0xbb67ae85u;
+  chain[2] = zero + 0x3c6ef372u;
+  chain[3] = zero + 0xa54ff53au;
+  chain[4] = zero + 0x510e527fu;
+  chain[5] = zero + 0x9b05688cu;
+  chain[6] = zero + 0x1f83d9abu;
+  chain[7] = zero + 0x5be0cd19u;
+}
 
 template <class Word>
-WCUDA_HOST_DEVICE inline __attribute__((always_inline)) Word rotate_right(Word x, int bits) {
+WCUDA_HOST_DEVICE_INLINE Word rotate_right(Word x, int bits) {
   return (x >> bits) | (x << (32 - bits));
 }
 
 template <class Word>
-WCUDA_HOST_DEVICE inline __attribute__((always_inline)) void mix(Word& a, Word& b, Word& c, Word& d,
-                                                                 Word x, Word y) {
+WCUDA_HOST_DEVICE_INLINE void mix(Word& a, Word& b, Word& c, Word& d, Word x, Word y) {
   a = a + b + x;
   d = rotate_right(d ^ a, 16);
   c = c + d;
@@ -53,15 +61,16 @@ WCUDA_HOST_DEVICE inline __attribute__((always_inline)) void mix(Word& a, Word& 
 // chain (8) = first half of the output of compressing message (16) under chain; destroys message.
 // `counter_low`, `counter_high`: index of the chunk, 0 for parents. `length`: bytes of the block.
 template <class Word>
-WCUDA_HOST_DEVICE inline __attribute__((always_inline)) void compress(
-    Word chain[8], Word message[16], Word counter_low, Word counter_high, Word length, Word flags) {
+WCUDA_HOST_DEVICE_INLINE void compress(Word chain[8], Word message[16], Word counter_low,
+                                       Word counter_high, Word length, Word flags) {
   Word v[16];
+  WCUDA_UNROLL_ALL
   for (int i = 0; i < 8; ++i) v[i] = chain[i];
-  const Word zero = counter_low ^ counter_low;
-  v[8] = zero + 0x6a09e667u;
-  v[9] = zero + 0xbb67ae85u;
-  v[10] = zero + 0x3c6ef372u;
-  v[11] = zero + 0xa54ff53au;
+  // The third row is the first half of the initial chain.
+  Word initial[8];
+  set_initial_chain<Word>(initial, counter_low ^ counter_low);
+  WCUDA_UNROLL_ALL
+  for (int i = 0; i < 4; ++i) v[8 + i] = initial[i];
   v[12] = counter_low;
   v[13] = counter_high;
   v[14] = length;
@@ -84,6 +93,7 @@ WCUDA_HOST_DEVICE inline __attribute__((always_inline)) void compress(
     WCUDA_UNROLL_ALL
     for (int i = 0; i < 16; ++i) message[i] = old[kPermutation[i]];
   }
+  WCUDA_UNROLL_ALL
   for (int i = 0; i < 8; ++i) chain[i] = v[i] ^ v[i + 8];
 }
 

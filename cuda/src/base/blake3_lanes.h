@@ -22,7 +22,7 @@ inline __attribute__((always_inline)) void hash_lanes(const ManyArgs& args) {
       counter_high[lane] = static_cast<uint32_t>(counter >> 32);
     }
     const Vector zero = {};
-    for (int i = 0; i < 8; ++i) chain[i] = zero + Iv::kWords[i];
+    set_initial_chain<Vector>(chain, zero);
     for (uint32_t block = 0; block < args.block_count; ++block) {
       alignas(64) uint32_t words[16][kLanes];
       for (uint32_t lane = 0; lane < kLanes; ++lane) {

@@ -1,0 +1,14 @@
+// fill: target[i] = byte i % 8 of a pattern.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace wcuda::kernels {
+
+// Queues a fill of `bytes` bytes of device memory, of any alignment; `pattern` is 8 bytes wide,
+// little-endian. Writes each byte once.
+cudaError_t fill(void* target, uint64_t bytes, uint64_t pattern, cudaStream_t stream);
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,466 @@
+// The CUDA backend.
+//
+// Device memory comes from a pool of the backend's own (cudaMallocFromPoolAsync), not from
+// cudaMalloc: a free is queued after the work that uses the block instead of waiting for the whole
+// device, and the pools of the host program stay as they are. All allocations and frees go through
+// one stream.
+#include "backend/cuda_backend.h"
+
+#include <cinttypes>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "backend/cuda_device.h"
+#include "backend/nvml.h"
+#include "base/checked.h"
+#include "base/log.h"
+#include "kernels/digest.h"
+#include "kernels/fill.h"
+
+namespace wcuda {
+namespace {
+
+// What the pool keeps for reuse at most; the rest goes back to the driver at the next
+// synchronization.
+constexpr uint64_t kPoolKeepBytes = uint64_t{64} << 20;
+constexpr uint64_t kPageBytes = 4096;
+
+class CudaBackend final : public Backend {
+ public:
+  static Result<std::shared_ptr<Backend>> open(int32_t ordinal);
+  ~CudaBackend() override;
+
+  const wcuda_device_caps& caps() const override { return caps_; }
+  Result<MemoryInfo> memory_info() override;
+  Result<void*> allocate(MemoryKind kind, uint64_t bytes) override;
+  Status free(MemoryKind kind, void* address, uint64_t bytes) override;
+  Status free_after(Event event) override;
+  Result<bool> is_device_memory(const void* address) override;
+  Status trim() override;
+
+  Status copy_to_device(void* target, const void* source, uint64_t bytes) override;
+  Status copy_to_host(void* target, const void* source, uint64_t bytes) override;
+  Status copy_to_device_async(void* target, const void* source, uint64_t bytes,
+                              Stream stream) override;
+  Status copy_to_host_async(void* target, const void* source, uint64_t bytes,
+                            Stream stream) override;
+  Status copy_on_device(void* target, const void* source, uint64_t bytes, Stream stream) override;
+  Status fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
+              Stream stream) override;
+  Status digest(const void* data, uint64_t bytes, uint8_t result[32]) override;
+
+  Result<Stream> stream_create(int32_t priority) override;
+  Status stream_destroy(Stream stream) override;
+  void* native_stream(Stream stream) override;
+  Result<Event> event_create() override;
+  Status event_destroy(Event event) override;
+  Status event_record(Event event, Stream stream) override;
+  Status stream_wait(Stream stream, Event event) override;
+  Status event_synchronize(Event event) override;
+  Result<bool> event_done(Event event) override;
+  Result<double> event_elapsed_ms(Event start, Event end) override;
+  Status synchronize(Stream stream) override;
+  Status synchronize() override;
+  Status fault() const override { return cuda_fault(device_); }
+  DeviceHealth health() override { return nvml_.health(); }
+
+ private:
+  // A stream or event stays alive while a call uses it, whoever destroys it meanwhile.
+  using StreamPtr = std::shared_ptr<CUstream_st>;
+  using EventPtr = std::shared_ptr<CUevent_st>;
+
+  CudaBackend(int device, CUcontext context, const wcuda_device_caps& caps)
+      : device_(device), context_(context), caps_(caps), nvml_(caps.pci_bus_id) {}
+  Status prepare();
+  Status check(cudaError_t error, const char* call) const {
+    return check_cuda(error, call, device_);
+  }
+  Status copy(void* target, const void* source, uint64_t bytes, cudaMemcpyKind kind, Stream stream);
+  Result<StreamPtr> make_stream(int32_t priority);
+  Result<StreamPtr> find_stream(Stream stream);
+  Result<EventPtr> find_event(Event event);
+  Result<void*> allocate_device(uint64_t bytes);
+  Result<void*> allocate_pinned(uint64_t bytes);
+
+  const int device_;  // CUDA's ordinal
+  const CUcontext context_;
+  const wcuda_device_caps caps_;
+  const NvmlDevice nvml_;
+  cudaMemPool_t pool_ = nullptr;
+  StreamPtr main_stream_, memory_stream_;
+  void* digest_scratch_ = nullptr;  // not in the ledger: part of what a context costs, as its code
+  std::mutex digest_mutex_;         // one digest at a time uses the scratch
+
+  std::mutex mutex_;  // guards what follows
+  uint64_t last_id_ = 0;
+  std::map<uint64_t, StreamPtr> streams_;
+  std::map<uint64_t, EventPtr> events_;
+};
+
+// Every call begins so: the device works, and its context is current until the scope ends.
+#define WCUDA_ENTER_DEVICE()               \
+  WCUDA_TRY(fault());                      \
+  const CurrentContext current_(context_); \
+  WCUDA_TRY(current_.status())
+// The same for calls that end something, which are legal on a lost device.
+#define WCUDA_ENTER_LOST_DEVICE()          \
+  const CurrentContext current_(context_); \
+  WCUDA_TRY(current_.status())
+#define WCUDA_CUDA(call) WCUDA_TRY(check((call), #call))
+
+Status unknown(const char* what, uint64_t id) {
+  return Status::error(WCUDA_INVALID_HANDLE, "%s %" PRIu64 " is not one of this backend", what, id);
+}
+
+Result<std::shared_ptr<Backend>> CudaBackend::open(int32_t ordinal) {
+  WCUDA_ASSIGN(const int device, cuda_ordinal(ordinal));
+  WCUDA_TRY(cuda_fault(device));
+  WCUDA_ASSIGN(const wcuda_device_caps caps, query_cuda_caps(ordinal, device));
+  WCUDA_ASSIGN(const CUcontext context, retain_primary_context(device));
+  std::shared_ptr<CudaBackend> backend;
+  try {
+    backend.reset(new CudaBackend(device, context, caps));
+  } catch (...) {
+    release_primary_context(device);
+    throw;
+  }
+  WCUDA_TRY(backend->prepare());
+  return std::shared_ptr<Backend>(backend);
+}
+
+Status CudaBackend::prepare() {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(main_stream_, make_stream(0));
+  WCUDA_ASSIGN(memory_stream_, make_stream(0));
+  int has_pools = 0;
+  WCUDA_CUDA(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, device_));
+  if (!has_pools)
+    return Status::error(WCUDA_NO_DEVICE, "no CUDA device: '%s' has no memory pools", caps_.name);
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;  // in place on the device: never moved
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = device_;
+  WCUDA_CUDA(cudaMemPoolCreate(&pool_, &properties));
+  uint64_t keep = kPoolKeepBytes;
+  WCUDA_CUDA(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep));
+  return check(cudaMalloc(&digest_scratch_, kernels::kDigestScratchBytes), "cudaMalloc");
+}
+
+CudaBackend::~CudaBackend() {
+  {
+    const CurrentContext current(context_);
+    (void)synchronize();
+    streams_.clear();
+    events_.clear();
+    if (memory_stream_) (void)cudaStreamSynchronize(memory_stream_.get());
+    if (digest_scratch_) (void)cudaFree(digest_scratch_);
+    if (pool_) (void)cudaMemPoolDestroy(pool_);
+    main_stream_.reset();
+    memory_stream_.reset();
+    (void)cudaGetLastError();
+  }
+  release_primary_context(device_);
+}
+
+Result<MemoryInfo> CudaBackend::memory_info() {
+  WCUDA_ENTER_DEVICE();
+  size_t free_bytes = 0, total_bytes = 0;
+  WCUDA_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  uint64_t reserved = 0, used = 0;
+  WCUDA_CUDA(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &reserved));
+  WCUDA_CUDA(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrUsedMemCurrent, &used));
+  const uint64_t kept = reserved > used ? reserved - used : 0;
+  return MemoryInfo{free_bytes + kept, total_bytes, reserved};
+}
+
+Result<void*> CudaBackend::allocate(MemoryKind kind, uint64_t bytes) {
+  WCUDA_CHECK(bytes > 0);
+  WCUDA_ENTER_DEVICE();
+  return kind == MemoryKind::kDevice ? allocate_device(bytes) : allocate_pinned(bytes);
+}
+
+Result<void*> CudaBackend::allocate_device(uint64_t bytes) {
+  void* address = nullptr;
+  const cudaStream_t stream = memory_stream_.get();
+  size_t free_bytes = 0, total_bytes = 0;
+  WCUDA_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  cudaError_t error = cudaErrorMemoryAllocation;  // more than there is need not be asked for
+  if (bytes <= total_bytes) {
+    error = cudaMallocFromPoolAsync(&address, bytes, pool_, stream);
+    if (error == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      WCUDA_CUDA(cudaStreamSynchronize(stream));  // frees that are queued
+      WCUDA_CUDA(cudaMemPoolTrimTo(pool_, 0));
+      error = cudaMallocFromPoolAsync(&address, bytes, pool_, stream);
+    }
+  }
+  if (error == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    WCUDA_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+    return Status::native_error(WCUDA_OUT_OF_MEMORY, error, "the device has %zu of %zu bytes free",
+                                free_bytes, total_bytes);
+  }
+  WCUDA_TRY(check(error, "cudaMallocFromPoolAsync"));
+  // After this any stream may use it.
+  const Status ready = check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  if (!ready.ok()) {
+    (void)cudaFreeAsync(address, stream);
+    return ready;
+  }
+  return address;
+}
+
+Result<void*> CudaBackend::allocate_pinned(uint64_t bytes) {
+  uint64_t rounded = 0;
+  void* address = nullptr;
+  cudaError_t error = cudaErrorMemoryAllocation;
+  if (checked_align_up(bytes, kPageBytes, &rounded) && rounded < (uint64_t{1} << 60))
+    error = cudaHostAlloc(&address, rounded, cudaHostAllocDefault);
+  if (error == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    return Status::native_error(WCUDA_OUT_OF_HOST_MEMORY, error,
+                                "the driver refused %" PRIu64 " bytes of pinned memory", bytes);
+  }
+  WCUDA_TRY(check(error, "cudaHostAlloc"));
+  std::memset(address, 0, bytes);
+  return address;
+}
+
+Status CudaBackend::free(MemoryKind kind, void* address, uint64_t) {
+  WCUDA_ENTER_LOST_DEVICE();
+  if (kind == MemoryKind::kPinned) return check(cudaFreeHost(address), "cudaFreeHost");
+  return check(cudaFreeAsync(address, memory_stream_.get()), "cudaFreeAsync");
+}
+
+Status CudaBackend::free_after(Event event) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const EventPtr found, find_event(event));
+  return check(cudaStreamWaitEvent(memory_stream_.get(), found.get(), 0), "cudaStreamWaitEvent");
+}
+
+Result<bool> CudaBackend::is_device_memory(const void* address) {
+  WCUDA_ENTER_DEVICE();
+  cudaPointerAttributes attributes{};
+  WCUDA_CUDA(cudaPointerGetAttributes(&attributes, address));
+  return attributes.type == cudaMemoryTypeDevice && attributes.device == device_;
+}
+
+Status CudaBackend::trim() {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_CUDA(cudaStreamSynchronize(memory_stream_.get()));
+  return check(cudaMemPoolTrimTo(pool_, 0), "cudaMemPoolTrimTo");
+}
+
+Status CudaBackend::copy(void* target, const void* source, uint64_t bytes, cudaMemcpyKind kind,
+                         Stream stream) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const StreamPtr found, find_stream(stream));
+  if (bytes == 0) return {};
+  return check(cudaMemcpyAsync(target, source, bytes, kind, found.get()), "cudaMemcpyAsync");
+}
+
+Status CudaBackend::copy_to_device(void* target, const void* source, uint64_t bytes) {
+  WCUDA_TRY(copy(target, source, bytes, cudaMemcpyHostToDevice, Stream{}));
+  return synchronize(Stream{});
+}
+
+Status CudaBackend::copy_to_host(void* target, const void* source, uint64_t bytes) {
+  WCUDA_TRY(copy(target, source, bytes, cudaMemcpyDeviceToHost, Stream{}));
+  return synchronize(Stream{});
+}
+
+Status CudaBackend::copy_to_device_async(void* target, const void* source, uint64_t bytes,
+                                         Stream stream) {
+  return copy(target, source, bytes, cudaMemcpyHostToDevice, stream);
+}
+
+Status CudaBackend::copy_to_host_async(void* target, const void* source, uint64_t bytes,
+                                       Stream stream) {
+  return copy(target, source, bytes, cudaMemcpyDeviceToHost, stream);
+}
+
+Status CudaBackend::copy_on_device(void* target, const void* source, uint64_t bytes,
+                                   Stream stream) {
+  return copy(target, source, bytes, cudaMemcpyDeviceToDevice, stream);
+}
+
+Status CudaBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
+                         Stream stream) {
+  WCUDA_CHECK(pattern_bytes == 1 || pattern_bytes == 2 || pattern_bytes == 4 || pattern_bytes == 8);
+  WCUDA_CHECK(bytes % pattern_bytes == 0);
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const StreamPtr found, find_stream(stream));
+  for (uint32_t width = pattern_bytes; width < 8; width *= 2) {
+    const uint64_t low = pattern & ((uint64_t{1} << (8 * width)) - 1);
+    pattern = low | low << (8 * width);
+  }
+  return check(kernels::fill(target, bytes, pattern, found.get()), "fill");
+}
+
+Status CudaBackend::digest(const void* data, uint64_t bytes, uint8_t result[32]) {
+  if (bytes > kernels::kDigestBytesMax)
+    return Status::error(WCUDA_OUT_OF_RANGE, "digest of %" PRIu64 " bytes, at most %" PRIu64, bytes,
+                         kernels::kDigestBytesMax);
+  WCUDA_ENTER_DEVICE();
+  const std::lock_guard<std::mutex> lock(digest_mutex_);
+  const cudaStream_t stream = main_stream_.get();
+  WCUDA_TRY(check(kernels::digest(data, bytes, digest_scratch_, stream), "digest"));
+  uint8_t digest[32];
+  WCUDA_CUDA(cudaMemcpyAsync(digest, digest_scratch_, 32, cudaMemcpyDeviceToHost, stream));
+  WCUDA_CUDA(cudaStreamSynchronize(stream));
+  std::memcpy(result, digest, 32);
+  return {};
+}
+
+Result<CudaBackend::StreamPtr> CudaBackend::make_stream(int32_t priority) {
+  cudaStream_t stream = nullptr;
+  WCUDA_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority));
+  const CUcontext context = context_;
+  return StreamPtr(stream, [context](cudaStream_t last) {
+    const CurrentContext current(context);
+    (void)cudaStreamDestroy(last);
+    (void)cudaGetLastError();
+  });
+}
+
+Result<CudaBackend::StreamPtr> CudaBackend::find_stream(Stream stream) {
+  if (stream.id == 0) return StreamPtr(main_stream_);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = streams_.find(stream.id);
+  if (found == streams_.end()) return unknown("stream", stream.id);
+  return StreamPtr(found->second);
+}
+
+Result<CudaBackend::EventPtr> CudaBackend::find_event(Event event) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = events_.find(event.id);
+  if (found == events_.end()) return unknown("event", event.id);
+  return EventPtr(found->second);
+}
+
+Result<Stream> CudaBackend::stream_create(int32_t priority) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(StreamPtr stream, make_stream(priority));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  streams_.emplace(last_id_ + 1, std::move(stream));
+  return Stream{++last_id_};
+}
+
+Status CudaBackend::stream_destroy(Stream stream) {
+  WCUDA_ENTER_LOST_DEVICE();
+  if (stream.id == 0) return unknown("stream", stream.id);
+  WCUDA_ASSIGN(const StreamPtr found, find_stream(stream));
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    streams_.erase(stream.id);
+  }
+  return check(cudaStreamSynchronize(found.get()), "cudaStreamSynchronize");
+}
+
+void* CudaBackend::native_stream(Stream stream) {
+  const auto found = find_stream(stream);
+  return found.ok() ? found->get() : nullptr;
+}
+
+Result<Event> CudaBackend::event_create() {
+  WCUDA_ENTER_DEVICE();
+  cudaEvent_t event = nullptr;
+  WCUDA_CUDA(cudaEventCreate(&event));
+  const CUcontext context = context_;
+  EventPtr owned(event, [context](cudaEvent_t last) {
+    const CurrentContext current(context);
+    (void)cudaEventDestroy(last);
+    (void)cudaGetLastError();
+  });
+  const std::lock_guard<std::mutex> lock(mutex_);
+  events_.emplace(last_id_ + 1, std::move(owned));
+  return Event{++last_id_};
+}
+
+Status CudaBackend::event_destroy(Event event) {
+  WCUDA_ASSIGN(const EventPtr found, find_event(event));  // destroyed when this goes
+  const std::lock_guard<std::mutex> lock(mutex_);
+  events_.erase(event.id);
+  return {};
+}
+
+Status CudaBackend::event_record(Event event, Stream stream) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const EventPtr found, find_event(event));
+  WCUDA_ASSIGN(const StreamPtr on, find_stream(stream));
+  return check(cudaEventRecord(found.get(), on.get()), "cudaEventRecord");
+}
+
+Status CudaBackend::stream_wait(Stream stream, Event event) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const EventPtr found, find_event(event));
+  WCUDA_ASSIGN(const StreamPtr on, find_stream(stream));
+  return check(cudaStreamWaitEvent(on.get(), found.get(), 0), "cudaStreamWaitEvent");
+}
+
+Status CudaBackend::event_synchronize(Event event) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const EventPtr found, find_event(event));
+  return check(cudaEventSynchronize(found.get()), "cudaEventSynchronize");
+}
+
+Result<bool> CudaBackend::event_done(Event event) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const EventPtr found, find_event(event));
+  const cudaError_t error = cudaEventQuery(found.get());
+  WCUDA_TRY(check(error, "cudaEventQuery"));
+  return error == cudaSuccess;
+}
+
+Result<double> CudaBackend::event_elapsed_ms(Event start, Event end) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const EventPtr from, find_event(start));
+  WCUDA_ASSIGN(const EventPtr to, find_event(end));
+  float milliseconds = 0.0f;
+  const cudaError_t error = cudaEventElapsedTime(&milliseconds, from.get(), to.get());
+  if (error == cudaErrorNotReady || error == cudaErrorInvalidResourceHandle) {
+    (void)cudaGetLastError();
+    return Status::native_error(WCUDA_INVALID_STATE, error,
+                                "an event that was never recorded or is not done has no time");
+  }
+  WCUDA_TRY(check(error, "cudaEventElapsedTime"));
+  return double{milliseconds};
+}
+
+Status CudaBackend::synchronize(Stream stream) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const StreamPtr found, find_stream(stream));
+  return check(cudaStreamSynchronize(found.get()), "cudaStreamSynchronize");
+}
+
+Status CudaBackend::synchronize() {
+  WCUDA_ENTER_DEVICE();
+  std::vector<StreamPtr> streams{main_stream_, memory_stream_};
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [id, stream] : streams_) streams.push_back(stream);
+  }
+  for (const StreamPtr& stream : streams)
+    if (stream) WCUDA_CUDA(cudaStreamSynchronize(stream.get()));
+  return {};
+}
+
+}  // namespace
+
+Result<int32_t> cuda_device_count() {
+  WCUDA_ASSIGN(const std::vector<int> usable, usable_cuda_devices());
+  return static_cast<int32_t>(usable.size());
+}
+
+Result<wcuda_device_caps> cuda_device_caps(int32_t ordinal) {
+  WCUDA_ASSIGN(const int device, cuda_ordinal(ordinal));
+  return query_cuda_caps(ordinal, device);
+}
+
+Result<std::shared_ptr<Backend>> open_cuda_backend(int32_t ordinal) {
+  return CudaBackend::open(ordinal);
+}
+
+}  // namespace wcuda

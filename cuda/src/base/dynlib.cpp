@@ -1,0 +1,28 @@
+// dlopen with reasons.
+#include "base/dynlib.h"
+
+#include <dlfcn.h>
+
+namespace wcuda {
+namespace {
+
+const char* last_reason() {
+  const char* const reason = dlerror();
+  return reason ? reason : "no reason given";
+}
+
+}  // namespace
+
+Result<DynamicLibrary> DynamicLibrary::open(const char* name) {
+  void* const handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  if (!handle) return Status::error(WCUDA_NOT_AVAILABLE, "%s", last_reason());
+  return DynamicLibrary(handle, name);
+}
+
+Status DynamicLibrary::find_symbol(const char* name, void** symbol) const {
+  *symbol = dlsym(handle_, name);
+  if (!*symbol) return Status::error(WCUDA_NOT_AVAILABLE, "%s has no %s", name_.c_str(), name);
+  return {};
+}
+
+}  // namespace wcuda
