@@ -597,7 +597,7 @@ typedef struct wcuda_model {
 #define WCUDA_LOAD_RESERVE 2
 #define WCUDA_LOAD_UPLOAD 3 /* bytes of the file read, checked and laid out */
 #define WCUDA_LOAD_SEAL 4
-#define WCUDA_LOAD_DONE 5 /* exactly once, last, of a load that succeeds */
+#define WCUDA_LOAD_DONE 5 /* exactly once, last, of a load that succeeds; what it returns is ignored */
 
 /* Progress of a load: at each change of phase and at least every 16 MiB. Runs on the loading thread.
  * A non-zero return cancels. */

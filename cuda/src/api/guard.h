@@ -20,15 +20,11 @@ namespace wcuda::api {
 // are not become '?', as do control characters), cut at a character's border. Allocates nothing.
 void fill_error(wcuda_error* error, Code code, int32_t native_code, const char* message) noexcept;
 
-// Runs `body`, a callable returning Status, and turns whatever happens into a status code.
+// Runs `body`, a callable returning Status, and turns whatever happens into a status code. For the
+// one function that is legal inside a callback; all others are `guarded`.
 template <class Body>
-wcuda_status guarded(wcuda_error* error, Body&& body) noexcept {
+wcuda_status guarded_anywhere(wcuda_error* error, Body&& body) noexcept {
   static_assert(std::is_same_v<decltype(body()), Status>, "the body returns a Status");
-  if (InCallback::active()) {
-    fill_error(error, WCUDA_REENTRANT, 0,
-               "called from inside a callback of the library; only wcuda_cancel_trigger may be");
-    return WCUDA_REENTRANT;
-  }
   try {
     const Status status = body();
     if (status.ok()) return WCUDA_OK;
@@ -43,6 +39,17 @@ wcuda_status guarded(wcuda_error* error, Body&& body) noexcept {
     fill_error(error, WCUDA_INTERNAL, 0, "an exception of unknown type");
   }
   return WCUDA_INTERNAL;
+}
+
+// The same, refused inside a callback.
+template <class Body>
+wcuda_status guarded(wcuda_error* error, Body&& body) noexcept {
+  if (InCallback::active()) {
+    fill_error(error, WCUDA_REENTRANT, 0,
+               "called from inside a callback of the library; only wcuda_cancel_trigger may be");
+    return WCUDA_REENTRANT;
+  }
+  return guarded_anywhere(error, std::forward<Body>(body));
 }
 
 // For functions that return nothing (…_destroy): the callable returns Status too, and a failure,

@@ -94,14 +94,12 @@ inline std::string vector_data(const std::vector<float>& values, uint32_t type) 
   for (const float value : values) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
-    const uint32_t exponent = bits >> 23 & 0xff;
+    const uint32_t sign = bits >> 16 & 0x8000, exponent = bits >> 23 & 0xff;
+    const uint32_t half =
+        exponent < 113 ? sign : sign | (exponent - 112) << 10 | (bits >> 13 & 0x3ff);
     if (type == kF32) GgufBuilder::append(&data, bits);
+    if (type == kF16) GgufBuilder::append(&data, static_cast<uint16_t>(half));
     if (type == kBF16) GgufBuilder::append(&data, static_cast<uint16_t>(bits >> 16));
-    if (type == kF16)
-      GgufBuilder::append(&data,
-                          static_cast<uint16_t>(bits >> 16 & 0x8000 |
-                                                (exponent < 113 ? 0 : (exponent - 112) << 10) |
-                                                (exponent < 113 ? 0 : bits >> 13 & 0x3ff)));
   }
   return data;
 }
