@@ -6,7 +6,8 @@
 namespace wcuda::engine {
 
 Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> model,
-                                               const wcuda_engine_options& options) {
+                                               const wcuda_engine_options& options,
+                                               std::unique_ptr<ops::Ops> ops) {
   std::shared_ptr<Engine> engine(new Engine());
   engine->memory_ = model->memory();
   const std::shared_ptr<Backend>& backend = engine->memory_->shared_backend();
@@ -14,7 +15,10 @@ Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> mod
 
   Machine& machine = engine->machine_;
   WCUDA_ASSIGN(machine.limits, resolve_limits(options, config));
-  WCUDA_ASSIGN(machine.ops, ops::make_ops(backend));
+  if (!ops) {
+    WCUDA_ASSIGN(ops, ops::make_ops(backend));
+  }
+  machine.ops = std::move(ops);
   const ops::Limits ops_sizes = ops_limits(machine.limits, config);
   WCUDA_ASSIGN(machine.layout,
                plan_layout(machine.limits, config, machine.ops->scratch_bytes(ops_sizes)));

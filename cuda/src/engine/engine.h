@@ -38,8 +38,10 @@ struct Info {
 // Thread rule: destroy(), length() and info() from any thread; all else by one thread at a time.
 class Engine {
  public:
+  // `ops` null: those of the model's backend.
   static Result<std::shared_ptr<Engine>> create(std::shared_ptr<model::Model> model,
-                                                const wcuda_engine_options& options);
+                                                const wcuda_engine_options& options,
+                                                std::unique_ptr<ops::Ops> ops = nullptr);
   ~Engine();
 
   Info info() const;
