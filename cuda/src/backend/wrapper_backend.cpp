@@ -1,0 +1,156 @@
+// Forwarding, call by call.
+#include "backend/wrapper_backend.h"
+
+namespace wcuda {
+namespace {
+
+const Status& status_of(const Status& status) { return status; }
+template <class T>
+const Status& status_of(const Result<T>& result) {
+  return result.status();
+}
+
+}  // namespace
+
+template <class Body>
+auto WrapperBackend::pass(const Call& call, Body&& body) -> decltype(body()) {
+  Status refused = before(call);
+  if (!refused.ok()) {
+    after(call, refused);
+    return refused;
+  }
+  auto answer = body();
+  after(call, status_of(answer));
+  return answer;
+}
+
+Result<MemoryInfo> WrapperBackend::memory_info() {
+  return pass({"memory_info", CallKind::kOther}, [&] { return inner_->memory_info(); });
+}
+
+Result<void*> WrapperBackend::allocate(MemoryKind kind, uint64_t bytes) {
+  return pass({"allocate", CallKind::kAllocate, bytes},
+              [&] { return inner_->allocate(kind, bytes); });
+}
+
+Status WrapperBackend::free(MemoryKind kind, void* address, uint64_t bytes) {
+  return pass({"free", CallKind::kEnd, bytes}, [&] { return inner_->free(kind, address, bytes); });
+}
+
+Status WrapperBackend::free_after(Event event) {
+  return pass({"free_after", CallKind::kOther}, [&] { return inner_->free_after(event); });
+}
+
+Result<bool> WrapperBackend::is_device_memory(const void* address) {
+  return pass({"is_device_memory", CallKind::kOther},
+              [&] { return inner_->is_device_memory(address); });
+}
+
+Status WrapperBackend::trim() {
+  return pass({"trim", CallKind::kOther}, [&] { return inner_->trim(); });
+}
+
+Status WrapperBackend::copy_to_device(void* target, const void* source, uint64_t bytes) {
+  return pass({"copy_to_device", CallKind::kCopy, bytes},
+              [&] { return inner_->copy_to_device(target, source, bytes); });
+}
+
+Status WrapperBackend::copy_to_host(void* target, const void* source, uint64_t bytes) {
+  return pass({"copy_to_host", CallKind::kCopy, bytes},
+              [&] { return inner_->copy_to_host(target, source, bytes); });
+}
+
+Status WrapperBackend::copy_to_device_async(void* target, const void* source, uint64_t bytes,
+                                            Stream stream) {
+  return pass({"copy_to_device_async", CallKind::kCopy, bytes, stream},
+              [&] { return inner_->copy_to_device_async(target, source, bytes, stream); });
+}
+
+Status WrapperBackend::copy_to_host_async(void* target, const void* source, uint64_t bytes,
+                                          Stream stream) {
+  return pass({"copy_to_host_async", CallKind::kCopy, bytes, stream},
+              [&] { return inner_->copy_to_host_async(target, source, bytes, stream); });
+}
+
+Status WrapperBackend::copy_on_device(void* target, const void* source, uint64_t bytes,
+                                      Stream stream) {
+  return pass({"copy_on_device", CallKind::kCopy, bytes, stream},
+              [&] { return inner_->copy_on_device(target, source, bytes, stream); });
+}
+
+Status WrapperBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
+                            Stream stream) {
+  return pass({"fill", CallKind::kLaunch, bytes, stream},
+              [&] { return inner_->fill(target, bytes, pattern, pattern_bytes, stream); });
+}
+
+Status WrapperBackend::digest(const void* data, uint64_t bytes, uint8_t result[32]) {
+  return pass({"digest", CallKind::kLaunch, bytes},
+              [&] { return inner_->digest(data, bytes, result); });
+}
+
+Result<Module> WrapperBackend::compile(const std::string& source, const std::string& name) {
+  return pass({"compile", CallKind::kOther}, [&] { return inner_->compile(source, name); });
+}
+
+Status WrapperBackend::launch(Module module, const std::string& kernel, const LaunchDims& dims,
+                              void* const* arguments, Stream stream) {
+  return pass({"launch", CallKind::kLaunch, 0, stream},
+              [&] { return inner_->launch(module, kernel, dims, arguments, stream); });
+}
+
+Status WrapperBackend::destroy(Module module) {
+  return pass({"destroy", CallKind::kEnd}, [&] { return inner_->destroy(module); });
+}
+
+Result<Stream> WrapperBackend::stream_create(int32_t priority) {
+  return pass({"stream_create", CallKind::kOther}, [&] { return inner_->stream_create(priority); });
+}
+
+Status WrapperBackend::stream_destroy(Stream stream) {
+  return pass({"stream_destroy", CallKind::kEnd, 0, stream},
+              [&] { return inner_->stream_destroy(stream); });
+}
+
+Result<Event> WrapperBackend::event_create() {
+  return pass({"event_create", CallKind::kOther}, [&] { return inner_->event_create(); });
+}
+
+Status WrapperBackend::event_destroy(Event event) {
+  return pass({"event_destroy", CallKind::kEnd}, [&] { return inner_->event_destroy(event); });
+}
+
+Status WrapperBackend::event_record(Event event, Stream stream) {
+  return pass({"event_record", CallKind::kOther, 0, stream},
+              [&] { return inner_->event_record(event, stream); });
+}
+
+Status WrapperBackend::stream_wait(Stream stream, Event event) {
+  return pass({"stream_wait", CallKind::kOther, 0, stream},
+              [&] { return inner_->stream_wait(stream, event); });
+}
+
+Status WrapperBackend::event_synchronize(Event event) {
+  return pass({"event_synchronize", CallKind::kWait},
+              [&] { return inner_->event_synchronize(event); });
+}
+
+Result<bool> WrapperBackend::event_done(Event event) {
+  return pass({"event_done", CallKind::kOther}, [&] { return inner_->event_done(event); });
+}
+
+Result<double> WrapperBackend::event_elapsed_ms(Event start, Event end) {
+  return pass({"event_elapsed_ms", CallKind::kOther},
+              [&] { return inner_->event_elapsed_ms(start, end); });
+}
+
+Status WrapperBackend::synchronize(Stream stream) {
+  return pass({"synchronize", CallKind::kWait, 0, stream},
+              [&] { return inner_->synchronize(stream); });
+}
+
+Status WrapperBackend::synchronize() {
+  return pass({"synchronize", CallKind::kWait}, [&] { return inner_->synchronize(); });
+}
+
+}  // namespace wcuda

@@ -1,0 +1,78 @@
+// A backend around another one, with a say before and after each call; base of the trace and the
+// fault backend.
+#pragma once
+
+#include "backend/backend.h"
+
+namespace wcuda {
+
+enum class CallKind {
+  kAllocate,
+  kCopy,
+  kLaunch,  // fill, digest, launch
+  kWait,    // synchronize and its like
+  kOther,   // asks, records, creates
+  kEnd,     // free and destroy: legal on a lost device
+};
+
+struct Call {
+  const char* name;  // of the Backend function; static text
+  CallKind kind;
+  uint64_t bytes = 0;
+  Stream stream{};
+};
+
+class WrapperBackend : public Backend {
+ public:
+  explicit WrapperBackend(std::shared_ptr<Backend> inner) : inner_(std::move(inner)) {}
+
+  const wcuda_device_caps& caps() const override { return inner_->caps(); }
+  uint32_t host_thread_count() const override { return inner_->host_thread_count(); }
+  Result<MemoryInfo> memory_info() override;
+  Result<void*> allocate(MemoryKind kind, uint64_t bytes) override;
+  Status free(MemoryKind kind, void* address, uint64_t bytes) override;
+  Status free_after(Event event) override;
+  Result<bool> is_device_memory(const void* address) override;
+  Status trim() override;
+  Status copy_to_device(void* target, const void* source, uint64_t bytes) override;
+  Status copy_to_host(void* target, const void* source, uint64_t bytes) override;
+  Status copy_to_device_async(void* target, const void* source, uint64_t bytes,
+                              Stream stream) override;
+  Status copy_to_host_async(void* target, const void* source, uint64_t bytes,
+                            Stream stream) override;
+  Status copy_on_device(void* target, const void* source, uint64_t bytes, Stream stream) override;
+  Status fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
+              Stream stream) override;
+  Status digest(const void* data, uint64_t bytes, uint8_t result[32]) override;
+  Result<Module> compile(const std::string& source, const std::string& name) override;
+  Status launch(Module module, const std::string& kernel, const LaunchDims& dims,
+                void* const* arguments, Stream stream) override;
+  Status destroy(Module module) override;
+  Result<Stream> stream_create(int32_t priority) override;
+  Status stream_destroy(Stream stream) override;
+  void* native_stream(Stream stream) override { return inner_->native_stream(stream); }
+  Result<Event> event_create() override;
+  Status event_destroy(Event event) override;
+  Status event_record(Event event, Stream stream) override;
+  Status stream_wait(Stream stream, Event event) override;
+  Status event_synchronize(Event event) override;
+  Result<bool> event_done(Event event) override;
+  Result<double> event_elapsed_ms(Event start, Event end) override;
+  Status synchronize(Stream stream) override;
+  Status synchronize() override;
+  Status fault() const override { return inner_->fault(); }
+  DeviceHealth health() override { return inner_->health(); }
+
+ protected:
+  // A failure is the call's answer; the inner backend is not asked then.
+  virtual Status before(const Call&) { return {}; }
+  virtual void after(const Call&, const Status&) {}
+
+ private:
+  template <class Body>
+  auto pass(const Call& call, Body&& body) -> decltype(body());
+
+  std::shared_ptr<Backend> inner_;
+};
+
+}  // namespace wcuda
