@@ -501,7 +501,8 @@ WCUDA_API wcuda_status wcuda_gguf_tensor_at(wcuda_gguf gguf, uint64_t index,
                                             wcuda_gguf_tensor* tensor, wcuda_error* error);
 WCUDA_API wcuda_status wcuda_gguf_tensor_find(wcuda_gguf gguf, wcuda_string name,
                                               wcuda_gguf_tensor* tensor, wcuda_error* error);
-/* Reads bytes of a tensor's data as they are in the file. [any thread] */
+/* Reads bytes of a tensor's data as they are in the file. After WCUDA_IO, here and in the next
+ * function, the contents of `target` are undefined. [any thread] */
 WCUDA_API wcuda_status wcuda_gguf_tensor_read(wcuda_gguf gguf, uint64_t index, uint64_t offset,
                                               void* target, uint64_t bytes, wcuda_error* error);
 /* Expands elements first … first + count - 1 of a tensor's data to f32; both are multiples of the
