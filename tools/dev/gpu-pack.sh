@@ -13,6 +13,7 @@ command_gpu_pack() {
   rm -rf "$pack"
   mkdir -p "$pack/tests" "$pack/bench"
   strip -o "$pack/wcuda_tests" "$native/tests/wcuda_tests"
+  strip -o "$pack/wcuda_gpu_fault_test" "$native/tests/wcuda_gpu_fault_test"
   strip -o "$pack/worker-orcd" "$TARGET/cuda/release/worker-orcd"
   for binary in "$native"/bench/*_bench; do
     [ -x "$binary" ] && strip -o "$pack/bench/$(basename "$binary")" "$binary"

@@ -12,4 +12,6 @@ for test in tests/*; do
   echo "== $test"
   "$test" --quiet gpu || status=1
 done
+# Last: it loses the device for its process, on purpose.
+./wcuda_gpu_fault_test || status=1
 exit $status

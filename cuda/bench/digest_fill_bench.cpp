@@ -1,0 +1,114 @@
+// Speed of fill, copies and BLAKE3 digest on a backend: digest_fill_bench [host|cuda] [MiB].
+// Checks each result first; prints minimum and median of ten runs.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "backend/open.h"
+#include "base/blake3.h"
+#include "vram/memory.h"
+
+namespace wcuda {
+namespace {
+
+constexpr int kRuns = 10;
+
+struct Bench {
+  std::shared_ptr<vram::Memory> memory;
+  uint64_t bytes;
+
+  // `moved`: bytes read and written by one run.
+  Status measure(const char* name, uint64_t moved, const std::function<Status()>& run) const {
+    WCUDA_TRY(run());
+    std::vector<double> seconds;
+    for (int i = 0; i < kRuns; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      WCUDA_TRY(run());
+      seconds.push_back(
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    std::sort(seconds.begin(), seconds.end());
+    const double peak = static_cast<double>(memory->backend().caps().memory_bandwidth);
+    const double best = static_cast<double>(moved) / seconds[0];
+    const double median = static_cast<double>(moved) / seconds[kRuns / 2];
+    std::printf("%-16s best %8.1f GB/s  median %8.1f GB/s", name, best / 1e9, median / 1e9);
+    if (peak > 0) std::printf("  %5.1f %% of memory bandwidth", 100 * best / peak);
+    std::printf("\n");
+    return {};
+  }
+
+  Status run() const {
+    Backend& backend = memory->backend();
+    WCUDA_ASSIGN(const vram::Buffer a, memory->allocate(bytes, WCUDA_PURPOSE_USER, "a"));
+    WCUDA_ASSIGN(const vram::Buffer b, memory->allocate(bytes, WCUDA_PURPOSE_USER, "b"));
+    WCUDA_ASSIGN(const vram::Buffer pinned, memory->allocate_pinned(bytes, "staging"));
+    WCUDA_TRY(check(a, b, pinned));
+    WCUDA_TRY(measure("fill", bytes, [&]() -> Status {
+      WCUDA_TRY(backend.fill(a.data(), bytes, 0x0102030405060708, 8, Stream{}));
+      return backend.synchronize(Stream{});
+    }));
+    WCUDA_TRY(measure("copy on device", 2 * bytes, [&]() -> Status {
+      WCUDA_TRY(backend.copy_on_device(b.data(), a.data(), bytes, Stream{}));
+      return backend.synchronize(Stream{});
+    }));
+    WCUDA_TRY(measure("copy to device", bytes,
+                      [&] { return backend.copy_to_device(a.data(), pinned.data(), bytes); }));
+    WCUDA_TRY(measure("copy to host", bytes,
+                      [&] { return backend.copy_to_host(pinned.data(), a.data(), bytes); }));
+    return measure("digest", bytes, [&] {
+      uint8_t digest[32];
+      return backend.digest(a.data(), bytes, digest);
+    });
+  }
+
+  // Random bytes up, across and down again, and their digest.
+  Status check(const vram::Buffer& a, const vram::Buffer& b, const vram::Buffer& pinned) const {
+    Backend& backend = memory->backend();
+    uint64_t state = 1;
+    for (uint64_t i = 0; i + 8 <= bytes; i += 8) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      std::memcpy(pinned.data() + i, &state, 8);
+    }
+    uint8_t expected[32], digest[32];
+    blake3::hash(pinned.data(), bytes, expected);
+    WCUDA_TRY(backend.copy_to_device(a.data(), pinned.data(), bytes));
+    WCUDA_TRY(backend.copy_on_device(b.data(), a.data(), bytes, Stream{}));
+    WCUDA_TRY(backend.synchronize(Stream{}));
+    WCUDA_TRY(backend.digest(b.data(), bytes, digest));
+    std::memset(pinned.data(), 0, bytes);
+    WCUDA_TRY(backend.copy_to_host(pinned.data(), b.data(), bytes));
+    uint8_t back[32];
+    blake3::hash(pinned.data(), bytes, back);
+    if (std::memcmp(digest, expected, 32) != 0 || std::memcmp(back, expected, 32) != 0)
+      return Status::error(WCUDA_INTEGRITY, "the digest is wrong");
+    return {};
+  }
+};
+
+Status run(int argc, char** argv) {
+  OpenOptions options;
+  const char* const wanted = argc > 1 ? argv[1] : "auto";
+  if (std::strcmp(wanted, "host") == 0) options.backend = WCUDA_BACKEND_HOST;
+  if (std::strcmp(wanted, "cuda") == 0) options.backend = WCUDA_BACKEND_CUDA;
+  const uint64_t mib = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 256;
+  if (mib == 0) return Status::error(WCUDA_INVALID_ARGUMENT, "size: 0 MiB");
+  WCUDA_ASSIGN(const Opened opened, open_backend(options));
+  const wcuda_device_caps& caps = opened.backend->caps();
+  std::printf("%s, %llu MiB", caps.name, static_cast<unsigned long long>(mib));
+  if (caps.memory_clock_khz) std::printf(", memory clock %d MHz", caps.memory_clock_khz / 1000);
+  std::printf("\n");
+  return Bench{vram::Memory::create(opened.backend, 0), mib << 20}.run();
+}
+
+}  // namespace
+}  // namespace wcuda
+
+int main(int argc, char** argv) {
+  const wcuda::Status status = wcuda::run(argc, argv);
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.message());
+  return status.ok() ? 0 : 1;
+}
