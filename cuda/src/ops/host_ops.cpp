@@ -241,7 +241,6 @@ Status HostOps::attention(const AttentionArgs& args) {
     tile.values = pool.values(args.layer, 0) + uint64_t{head} * kPageTokens * pool.row_bytes;
     tile.page_bytes = 2 * pool.plane_bytes();
     tile.page_table = batch.page_tables + uint64_t{r} * batch.page_table_stride;
-    tile.e4m3_values = e4m3_values();
     tile.query = args.query + offset;
     tile.out = args.out + offset;
     tile.token_stride = token_stride;

@@ -19,7 +19,6 @@ struct AttentionTile {
   const uint8_t* values;       // likewise
   uint64_t page_bytes;         // from one page to the next
   const uint32_t* page_table;  // page of each 64 positions
-  const float* e4m3_values;    // (256) value of each code
   const float* query;          // first token, first head of the group; heads are consecutive
   float* out;                  // likewise
   uint64_t token_stride;       // floats from token to token, in query and out
@@ -33,7 +32,7 @@ struct AttentionTile {
 constexpr uint32_t kAttentionTileTokens = 16;
 constexpr uint64_t attention_work_floats(uint32_t head_length, uint32_t group_size) {
   const uint64_t queries = uint64_t{kAttentionTileTokens} * group_size;
-  return 64 + 2 * 64 * uint64_t{head_length} + queries * (2 * uint64_t{head_length} + 2);
+  return 4 * 64 + 3 * 64 * uint64_t{head_length} + queries * (uint64_t{head_length} + 2) + 64;
 }
 
 // 32 columns of one token as integers: x = scale * code, codes of 16 bits, split so that the

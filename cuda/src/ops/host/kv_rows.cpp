@@ -1,7 +1,6 @@
 // Rounding keys and values to the types of the pool.
 #include "ops/host/kv_rows.h"
 
-#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -65,16 +64,6 @@ void write_kv_row(KvType type, const float* values, uint32_t head_length, uint8_
       for (uint32_t i = 0; i < head_length; ++i) row[i] = float_to_e4m3(values[i]);
       return;
   }
-}
-
-const float* e4m3_values() {
-  static const std::array<float, 256> table = [] {
-    std::array<float, 256> values{};
-    for (uint32_t code = 0; code < 256; ++code)
-      values[code] = e4m3_to_float(static_cast<uint8_t>(code));
-    return values;
-  }();
-  return table.data();
 }
 
 }  // namespace host

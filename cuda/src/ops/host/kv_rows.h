@@ -12,7 +12,4 @@ namespace wcuda::ops::host {
 // 448.
 void write_kv_row(KvType type, const float* values, uint32_t head_length, uint8_t* row);
 
-// The value of each e4m3 code. (256)
-const float* e4m3_values();
-
 }  // namespace wcuda::ops::host

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -39,17 +40,59 @@ WCUDA_INLINE Vec load(const float* p) {
 WCUDA_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
 WCUDA_INLINE Vec broadcast(float value) { return Vec{} + value; }
 
-// Sum of the lanes, always in the same order.
-WCUDA_INLINE float sum(Vec v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (uint32_t width = kLanes / 2; width > 0; width /= 2)
-    for (uint32_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+template <int32_t... kLane>
+WCUDA_INLINE IntVec number_lanes(std::integer_sequence<int32_t, kLane...>) {
+  return IntVec{kLane...};
+}
+WCUDA_INLINE IntVec lane_numbers() {
+  return number_lanes(std::make_integer_sequence<int32_t, kLanes>{});
 }
 
 WCUDA_INLINE Vec select(IntVec mask, Vec a, Vec b) {
   return (Vec)(((IntVec)a & mask) | ((IntVec)b & ~mask));
+}
+
+// Lane l of the result: where bit kBit of l is set, lane l ^ kSetXor of b, else lane l ^ kClearXor
+// of a.
+template <uint32_t kBit, uint32_t kClearXor, uint32_t kSetXor, uint32_t... kLane>
+WCUDA_INLINE Vec pick(Vec a, Vec b, std::integer_sequence<uint32_t, kLane...>) {
+  return __builtin_shufflevector(
+      a, b, static_cast<int>((kLane & kBit) ? (kLane ^ kSetXor) + kLanes : kLane ^ kClearXor)...);
+}
+
+constexpr auto kAllLanes = std::make_integer_sequence<uint32_t, kLanes>{};
+
+// a's lane l ^ kBit added to lane l where bit kBit of l is clear, b's where it is set: after a
+// round for each bit, lane l holds the sum of vector l.
+template <uint32_t kBit>
+WCUDA_INLINE Vec fold(Vec a, Vec b) {
+  return pick<kBit, 0, 0>(a, b, kAllLanes) + pick<kBit, kBit, kBit>(a, b, kAllLanes);
+}
+template <uint32_t kBit>
+WCUDA_INLINE void fold_vectors(Vec* vectors) {
+  WCUDA_UNROLL
+  for (uint32_t i = 0; i < kBit; ++i) vectors[i] = fold<kBit>(vectors[i], vectors[i + kBit]);
+  if constexpr (kBit > 1) fold_vectors<kBit / 2>(vectors);
+}
+
+// Sum of the lanes, always in the same order.
+template <uint32_t kBit = kLanes / 2>
+WCUDA_INLINE float sum(Vec v) {
+  v = fold<kBit>(v, v);
+  if constexpr (kBit > 1)
+    return sum<kBit / 2>(v);
+  else
+    return v[0];
+}
+
+WCUDA_INLINE Vec larger(Vec a, Vec b) { return select(b > a, b, a); }
+template <uint32_t kBit = kLanes / 2>
+WCUDA_INLINE float largest_lane(Vec v) {
+  v = larger(v, pick<kBit, kBit, kBit>(v, v, kAllLanes));
+  if constexpr (kBit > 1)
+    return largest_lane<kBit / 2>(v);
+  else
+    return v[0];
 }
 
 // e^x to about 2 units in the last place; below -87 it is 0 or nearly, above 88 it stays at e^88.
@@ -68,6 +111,25 @@ WCUDA_INLINE Vec exp_vec(Vec x) {
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
   return (Vec)((UintVec)p + ((UintVec)shifted << 23));  // the low bits of `shifted` are n
+}
+
+// Exchanges rows and columns of a square of kLanes vectors, one bit of the index at a time.
+template <uint32_t kBit>
+WCUDA_INLINE void transpose_bit(Vec* rows) {
+  WCUDA_UNROLL
+  for (uint32_t i = 0; i < kLanes; ++i) {
+    if (i & kBit) continue;
+    const Vec a = rows[i];
+    const Vec b = rows[i + kBit];
+    rows[i] = pick<kBit, 0, kBit>(a, b, kAllLanes);
+    rows[i + kBit] = pick<kBit, kBit, 0>(a, b, kAllLanes);
+  }
+}
+WCUDA_INLINE void transpose(Vec* rows) {
+  if constexpr (kLanes > 8) transpose_bit<8>(rows);
+  if constexpr (kLanes > 4) transpose_bit<4>(rows);
+  transpose_bit<2>(rows);
+  transpose_bit<1>(rows);
 }
 
 }  // namespace
