@@ -19,13 +19,25 @@ command_gpu_pack() {
     [ -x "$binary" ] && strip -o "$pack/bench/$(basename "$binary")" "$binary"
   done
   step "Rust tests with CUDA" gpu_pack_rust_tests "$native" "$pack/tests"
-  [ -d cuda/tests/data ] && cp -r cuda/tests/data "$pack/data"
+  gpu_pack_tree "$pack/tree"
   cp tools/dev/gpu-run.sh "$pack/run.sh"
   du -ah "$pack" | sort -rh | head -30
   local bytes
   bytes=$(du -sb "$pack" | cut -f1)
   [ "$bytes" -le $GPU_PACK_BYTES_MAX ] || die ".gpu-pack is $bytes bytes, at most $GPU_PACK_BYTES_MAX"
   say ".gpu-pack: $bytes bytes"
+}
+
+# The files that tests read, by the paths compiled into them: run.sh puts a link at this place.
+gpu_pack_tree() {
+  local folder
+  for folder in cuda/tests/data cuda/fuzz/corpus cuda/include tests; do
+    [ -d $folder ] || continue
+    mkdir -p "$1/$folder"
+    cp -r $folder/. "$1/$folder"
+  done
+  find "$1/tests" -name '*.rs' -delete
+  echo "$ROOT" >"$1/place.txt"
 }
 
 # One binary an integration test, linked with the archive that has CUDA.

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Runs the GPU tests of this folder: ./run.sh [FILTER]. WORKER_CUDA_DEMO_MODEL names the model, if it is here.
+# Runs the GPU tests of this folder: ./run.sh [GOOGLETEST_FILTER]. WCUDA_TEST_MODEL names the demo model, if it
+# is here.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-export WCUDA_TEST_DATA=$PWD/data
-status=0
 export WCUDA_REQUIRE_GPU=1
+status=0
+place=$(cat tree/place.txt)
+[ -e "$place" ] || { mkdir -p "$(dirname "$place")" && ln -s "$PWD/tree" "$place"; }
 ./worker-orcd devices || status=1
-./wcuda_tests --gtest_filter="${1:-Gpu*}" --gtest_brief=1 || status=1
+./wcuda_tests --gtest_filter="${1:-Gpu*:*/Gpu*}" --gtest_brief=1 || status=1
 for test in tests/*; do
   [ -x "$test" ] || continue
   echo "== $test"

@@ -3,7 +3,7 @@
 command_oracle() {
   need_build_tools
   need_model
-  export WORKER_CUDA_DEMO_MODEL=$DEMO_MODEL
+  export WCUDA_TEST_MODEL=$DEMO_MODEL
   local script
   for script in tools/oracle/make_*.sh; do
     [ -e "$script" ] || die "no tools/oracle/make_*.sh"

@@ -21,7 +21,7 @@ command_test() {
   need_model >/dev/null
   step "set-up: CUDA wheels" need_cuda_wheels
   need_cuda_wheels >/dev/null
-  export WORKER_CUDA_DEMO_MODEL=$DEMO_MODEL WCUDA_TEST_MODEL=$DEMO_MODEL
+  export WCUDA_TEST_MODEL=$DEMO_MODEL
 
   step "lint" lint_checks
   step "header alone" header_alone
