@@ -22,7 +22,8 @@ pub type Token = u32;
 /// # let model = Model::load(&CudaContext::auto()?, &Gguf::open("model.gguf")?)?;
 /// let mut engine = Engine::new(&model, &EngineOptions::new().max_sequences(4))?;
 /// let sequence = engine.create_sequence()?;
-/// let step = Step::new().row(Row::tokens(&sequence, &[1, 2, 3]).sample(&Sampling::greedy()));
+/// let greedy = Sampling::greedy();
+/// let step = Step::new().row(Row::tokens(&sequence, &[1, 2, 3]).sample(&greedy));
 /// let ticket = engine.submit(&step)?;
 /// println!("next: {:?}", engine.wait(ticket)?.rows()[0].token);
 /// # Ok(())
