@@ -1,5 +1,52 @@
 //! GGUF language models resident in the memory of a GPU, or of the host: the safe Rust side of
 //! `libworker_cuda.a`.
+//!
+//! | Concept | Type | What it is |
+//! |---|---|---|
+//! | device | [`devices`], [`DeviceCaps`] | what this machine can compute on |
+//! | context | [`CudaContext`] | one open device; every byte on it is accounted for |
+//! | memory | [`SafeCudaPtr`], [`PinnedBuffer`] | checked device memory, pinned host memory |
+//! | ledger | [`CudaContext::memory`], [`CudaContext::ledger`] | who holds which bytes, and the budget |
+//! | file | [`Gguf`] | metadata and tensors of a GGUF file, checked when it is opened |
+//! | plan | [`CudaContext::plan`] | what a model needs, before a byte is allocated |
+//! | model | [`Model`] | weights on the device; loading tells progress and can be cancelled |
+//! | engine | [`Engine`], [`EngineOptions`] | a model at work: memory for keys and values, two steps in flight |
+//! | sequence | [`Sequence`] | the tokens of one conversation; can be forked and cut back |
+//! | step | [`Step`], [`Row`], [`Sampling`], [`StepOutput`] | tokens in, drawn tokens, logprobs and logits out |
+//! | health | [`CudaContext::health`] | whether the device can be used |
+//! | text | `text`, `generate` (feature `text`) | tokenizers, chat templates, streamed answers |
+//!
+//! ```
+//! use worker_cuda::{CudaContext, Purpose};
+//!
+//! # fn main() -> worker_cuda::Result<()> {
+//! let context = CudaContext::host()?; // `auto()` takes a GPU where there is one
+//! let mut buffer = context.alloc::<f32>(1024)?;
+//! buffer.fill(0.5)?;
+//! buffer.write_at(10, &[1.0, 2.0])?;
+//! assert_eq!(buffer.to_vec()?[9..13], [0.5, 1.0, 2.0, 0.5]);
+//!
+//! // Mistakes are values that tell the numbers.
+//! let error = buffer.write_at(1023, &[1.0, 2.0]).unwrap_err();
+//! assert_eq!(error.kind(), worker_cuda::ErrorKind::OutOfRange);
+//!
+//! drop(buffer);
+//! assert_eq!(context.memory(Purpose::Any)?.current_bytes, 0);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Every failure is an [`Error`]; nothing here aborts, prints or reads the environment. What is made
+//! from something keeps it alive, so values may be dropped in any order, and forgetting one leaks
+//! memory but breaks nothing. Failures of a drop, which can tell nobody, are counted in
+//! [`Health::deferred_error_count`]. After `fork()` nothing may be used in the child.
+//!
+//! # Features
+//!
+//! * `text` (default): tokenizers, chat templates and text generation.
+//! * `cuda-auto` (default): builds with CUDA if a toolkit is found. `cuda`: a missing toolkit is an
+//!   error. The environment variable `WORKER_CUDA_BUILD` (`on`, `off`, `auto`) overrides both.
+//! * `tracing`: hands log records to the `tracing` crate, see [`log`].
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]
 #![deny(clippy::undocumented_unsafe_blocks)]
 

@@ -1,0 +1,564 @@
+//! Engines, sequences and steps on the host backend, with a tiny model of random weights.
+
+use std::time::Duration;
+
+use worker_cuda::*;
+
+use models::{golden, host, tiny, tiny_models};
+
+#[path = "support/models.rs"]
+mod models;
+
+fn options() -> EngineOptions {
+    EngineOptions::new()
+        .max_sequences(4)
+        .max_batch_tokens(64)
+        .max_logits_rows(64)
+        .max_top_logprobs(8)
+}
+
+fn engine() -> Engine {
+    Engine::new(&tiny(), &options()).unwrap()
+}
+
+fn run(engine: &mut Engine, row: Row<'_>) -> StepOutput {
+    let ticket = engine.submit(&Step::new().row(row)).unwrap();
+    engine.wait(ticket).unwrap()
+}
+
+/// The tokens that follow a prompt, greedily, one step a token.
+fn greedy(engine: &mut Engine, sequence: &Sequence, prompt: &[Token], count: usize) -> Vec<Token> {
+    let sampling = Sampling::greedy();
+    let mut next = prompt.to_vec();
+    let mut tokens = Vec::new();
+    for _ in 0..count {
+        let output = run(engine, Row::tokens(sequence, &next).sample(&sampling));
+        next = vec![output.rows()[0].token.unwrap()];
+        tokens.push(next[0]);
+    }
+    tokens
+}
+
+fn argmax(logits: &[f32]) -> Token {
+    let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    logits.iter().position(|&logit| logit == best).unwrap() as Token
+}
+
+#[test]
+fn logits_of_every_tiny_model_are_the_golden_ones() {
+    for path in tiny_models() {
+        let model = Model::load(&host(), &Gguf::open(&path).unwrap()).unwrap();
+        let (tokens, expected) = golden(&path);
+        let mut engine = Engine::new(&model, &options()).unwrap();
+        let sequence = engine.create_sequence().unwrap();
+
+        let output = run(&mut engine, Row::tokens(&sequence, &tokens).logits_all());
+
+        let logits = output.logits(&output.rows()[0]);
+        assert_eq!(logits.len(), expected.len());
+        let scale = expected
+            .iter()
+            .fold(0f32, |most, logit| most.max(logit.abs()));
+        let worst = logits
+            .iter()
+            .zip(&expected)
+            .fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+        // Activations are rounded to bf16 or better (8 bits) and keys and values to f16.
+        assert!(
+            worst <= 0.02 * scale,
+            "{}: {worst} of {scale}",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn greedy_draw_is_the_largest_logit_with_its_logprob() {
+    let mut engine = engine();
+    let sequence = engine.create_sequence().unwrap();
+    let mut sampling = Sampling::greedy();
+    sampling.top_logprobs = 8;
+    let row = Row::tokens(&sequence, &[1, 2, 3])
+        .sample(&sampling)
+        .logits_last();
+    let output = run(&mut engine, row);
+
+    let row = output.rows()[0];
+    assert_eq!(
+        (row.status, row.first_position, row.token_count),
+        (RowStatus::Ok, 0, 3)
+    );
+    let logits = output.logits(&row);
+    assert_eq!(logits.len(), 64);
+    assert_eq!(row.token, Some(argmax(logits)));
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+    let top: Vec<(Token, f32)> = output.top(&row).collect();
+    assert_eq!(top.len(), 8);
+    assert_eq!(top[0], (row.token.unwrap(), row.logprob));
+    assert!(top.is_sorted_by(|a, b| a.1 >= b.1));
+    for (token, logprob) in top {
+        let expected = f64::from(logits[token as usize]) - sum.ln();
+        assert!(
+            (f64::from(logprob) - expected).abs() < 1e-4,
+            "{token}: {logprob} {expected}"
+        );
+    }
+}
+
+#[test]
+fn two_tickets_fly_and_a_third_waits() {
+    let mut engine = engine();
+    let sequence = engine.create_sequence().unwrap();
+    let sampling = Sampling::greedy();
+    let first = engine.submit(&Step::new().row(Row::tokens(&sequence, &[5, 6]).sample(&sampling)));
+    let first = first.unwrap();
+    let fed = Step::new().row(Row::feed_sampled(&sequence).sample(&sampling));
+    let second = engine.submit(&fed).unwrap();
+    assert_eq!(sequence.len().unwrap(), 3);
+    assert_eq!(engine.in_flight().collect::<Vec<_>>(), [first, second]);
+    assert_eq!(engine.info().unwrap().steps_in_flight, 2);
+
+    let full = engine.submit(&fed).unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::QueueFull);
+    assert!(full.is_retryable());
+    assert_eq!(
+        engine.wait(second).unwrap_err().kind(),
+        ErrorKind::InvalidState
+    );
+
+    let one = engine.wait(first).unwrap().rows()[0].token.unwrap();
+    let two = engine.wait(second).unwrap().rows()[0].token.unwrap();
+    assert_eq!(engine.tokens(&sequence, 0, 3).unwrap(), [5, 6, one]);
+    assert!(engine.wait(first).is_err(), "a ticket is waited for once");
+
+    let other = engine.create_sequence().unwrap();
+    assert_eq!(greedy(&mut engine, &other, &[5, 6], 2), [one, two]);
+}
+
+#[test]
+fn prompt_in_pieces_is_the_prompt_as_a_whole() {
+    let mut engine = engine();
+    let prompt: Vec<Token> = (0..50).map(|i| (i * 7 + 3) % 64).collect();
+    let whole = engine.create_sequence().unwrap();
+    let pieces = engine.create_sequence().unwrap();
+    let expected = run(&mut engine, Row::tokens(&whole, &prompt).logits_last());
+    for piece in prompt[..49].chunks(11) {
+        run(&mut engine, Row::tokens(&pieces, piece));
+    }
+    let output = run(
+        &mut engine,
+        Row::tokens(&pieces, &prompt[49..]).logits_last(),
+    );
+
+    let expected = expected.logits(&expected.rows()[0]);
+    let found = output.logits(&output.rows()[0]);
+    for (a, b) in expected.iter().zip(found) {
+        assert!((a - b).abs() < 0.02, "{a} {b}");
+    }
+    assert_eq!(engine.tokens(&pieces, 0, 50).unwrap(), prompt);
+}
+
+#[test]
+fn several_rows_a_step_do_what_they_do_alone() {
+    let mut engine = engine();
+    let prompts: [&[Token]; 3] = [&[1, 2, 3, 4, 5], &[9], &[60, 61]];
+    let alone: Vec<Vec<Token>> = prompts
+        .iter()
+        .map(|prompt| {
+            let sequence = engine.create_sequence().unwrap();
+            greedy(&mut engine, &sequence, prompt, 1)
+        })
+        .collect();
+
+    let sequences: Vec<Sequence> = prompts
+        .iter()
+        .map(|_| engine.create_sequence().unwrap())
+        .collect();
+    let sampling = Sampling::greedy();
+    let mut step = Step::new();
+    for (sequence, prompt) in sequences.iter().zip(prompts) {
+        step.push(Row::tokens(sequence, prompt).sample(&sampling));
+    }
+    let ticket = engine.submit(&step).unwrap();
+    let output = engine.wait(ticket).unwrap();
+    let together: Vec<Vec<Token>> = output
+        .rows()
+        .iter()
+        .map(|row| vec![row.token.unwrap()])
+        .collect();
+    assert_eq!(together, alone);
+}
+
+#[test]
+fn fork_goes_on_like_its_origin_and_apart_from_it() {
+    let mut engine = engine();
+    let origin = engine.create_sequence().unwrap();
+    run(&mut engine, Row::tokens(&origin, &[10, 20, 30]));
+    let fork = engine.fork(&origin).unwrap();
+    assert_eq!(fork.len().unwrap(), 3);
+
+    let one = greedy(&mut engine, &origin, &[40], 5);
+    let two = greedy(&mut engine, &fork, &[40], 5);
+    assert_eq!(one, two);
+
+    run(&mut engine, Row::tokens(&fork, &[1, 1, 1]));
+    assert_eq!(origin.len().unwrap(), 8);
+    assert_eq!(fork.len().unwrap(), 11);
+    drop(origin);
+    assert_eq!(engine.tokens(&fork, 0, 4).unwrap(), [10, 20, 30, 40]);
+}
+
+#[test]
+fn truncate_goes_back_to_where_it_was() {
+    let mut engine = engine();
+    let sequence = engine.create_sequence().unwrap();
+    let before = greedy(&mut engine, &sequence, &[7, 8, 9], 6);
+    engine.truncate(&sequence, 3).unwrap();
+    assert_eq!(sequence.len().unwrap(), 3);
+    let after = greedy(&mut engine, &sequence, &before[..1], 5);
+    assert_eq!(after, before[1..]);
+    assert_eq!(
+        engine.truncate(&sequence, 100).unwrap_err().kind(),
+        ErrorKind::OutOfRange
+    );
+    engine.truncate(&sequence, 0).unwrap();
+    assert!(sequence.is_empty().unwrap());
+    assert_eq!(greedy(&mut engine, &sequence, &[7, 8, 9], 6), before);
+}
+
+#[test]
+fn calls_on_sequences_act_after_the_steps_in_flight() {
+    let mut engine = engine();
+    let sequence = engine.create_sequence().unwrap();
+    let sampling = Sampling::greedy();
+    let step = Step::new().row(Row::tokens(&sequence, &[3, 4, 5]).sample(&sampling));
+    let ticket = engine.submit(&step).unwrap();
+    let fork = engine.fork(&sequence).unwrap();
+    engine.truncate(&sequence, 1).unwrap();
+    assert_eq!((sequence.len().unwrap(), fork.len().unwrap()), (1, 3));
+    engine.wait(ticket).unwrap();
+    let expected = engine.create_sequence().unwrap();
+    let expected = greedy(&mut engine, &expected, &[3, 4, 5, 6], 3);
+    assert_eq!(greedy(&mut engine, &fork, &[6], 3), expected);
+    assert_eq!(greedy(&mut engine, &sequence, &[4, 5, 6], 3), expected);
+}
+
+#[test]
+fn draws_repeat_with_their_seed() {
+    let mut engine = engine();
+    let mut draw = |seed| {
+        let sequence = engine.create_sequence().unwrap();
+        let sampling = Sampling::with_temperature(1.5, seed);
+        let mut next = vec![1, 2];
+        let mut tokens = Vec::new();
+        for _ in 0..20 {
+            let output = run(&mut engine, Row::tokens(&sequence, &next).sample(&sampling));
+            next = vec![output.rows()[0].token.unwrap()];
+            tokens.push(next[0]);
+        }
+        tokens
+    };
+    assert_eq!(draw(1), draw(1));
+    assert_eq!(draw(0), draw(0));
+    assert_ne!(draw(1), draw(2));
+}
+
+#[test]
+fn bias_and_mask_decide_what_may_be_drawn() {
+    let mut engine = engine();
+    let sequence = engine.create_sequence().unwrap();
+    let best = greedy(&mut engine, &sequence, &[1, 2, 3], 1)[0];
+    engine.truncate(&sequence, 2).unwrap();
+
+    let mut forbids = Sampling::greedy();
+    forbids.bias = vec![(best, f32::NEG_INFINITY)];
+    let mut favours = Sampling::greedy();
+    favours.bias = vec![(best ^ 1, 0.0), (33, 1e6)];
+    let mut masks = Sampling::greedy();
+    masks.mask = vec![1 << 17, 0];
+    for (sampling, expected) in [(&favours, Some(33)), (&masks, Some(17)), (&forbids, None)] {
+        let output = run(&mut engine, Row::tokens(&sequence, &[3]).sample(sampling));
+        let token = output.rows()[0].token.unwrap();
+        match expected {
+            Some(expected) => assert_eq!(token, expected),
+            None => assert_ne!(token, best),
+        }
+        engine.truncate(&sequence, 2).unwrap();
+    }
+
+    // Several rows with their own bias in one step.
+    let other = engine.create_sequence().unwrap();
+    let step = Step::new()
+        .row(Row::tokens(&sequence, &[3]).sample(&favours))
+        .row(Row::tokens(&other, &[3]).sample(&forbids));
+    let ticket = engine.submit(&step).unwrap();
+    let output = engine.wait(ticket).unwrap();
+    assert_eq!(output.rows()[0].token, Some(33));
+    assert_ne!(output.rows()[1].token, Some(best));
+}
+
+#[test]
+fn row_that_fails_takes_its_sequence_back_and_skips_what_continues_it() {
+    let mut engine = engine();
+    let sequence = engine.create_sequence().unwrap();
+    run(&mut engine, Row::tokens(&sequence, &[1, 2]));
+    let mut nothing = Sampling::greedy();
+    nothing.mask = vec![0, 0];
+    let greedy = Sampling::greedy();
+    let bad = engine.submit(&Step::new().row(Row::tokens(&sequence, &[3, 4]).sample(&nothing)));
+    let next = engine.submit(&Step::new().row(Row::feed_sampled(&sequence).sample(&greedy)));
+
+    let bad = engine.wait(bad.unwrap()).unwrap().rows()[0];
+    let next = engine.wait(next.unwrap()).unwrap().rows()[0];
+    assert_eq!((bad.status, bad.token), (RowStatus::EmptyMask, None));
+    assert_eq!((next.status, next.token), (RowStatus::Skipped, None));
+    assert_eq!(sequence.len().unwrap(), 2);
+    run(&mut engine, Row::tokens(&sequence, &[3, 4]).sample(&greedy));
+}
+
+#[test]
+fn wrong_steps_are_refused_and_change_nothing() {
+    let mut engine = engine();
+    let sequence = engine.create_sequence().unwrap();
+    run(&mut engine, Row::tokens(&sequence, &[1]));
+    let mut kind = |step: Step<'_>| engine.submit(&step).unwrap_err().kind();
+    let long = vec![1; 65];
+    let mut sampling = Sampling::greedy();
+    sampling.top_logprobs = 9;
+    let mut odd = Sampling::greedy();
+    odd.top_p = 1.5;
+    assert_eq!(kind(Step::new()), ErrorKind::InvalidArgument, "no rows");
+    assert_eq!(
+        kind(Step::new().row(Row::tokens(&sequence, &[]))),
+        ErrorKind::InvalidArgument
+    );
+    assert_eq!(
+        kind(Step::new().row(Row::tokens(&sequence, &[64]))),
+        ErrorKind::OutOfRange
+    );
+    assert_eq!(
+        kind(Step::new().row(Row::tokens(&sequence, &[u32::MAX]))),
+        ErrorKind::OutOfRange
+    );
+    assert_eq!(
+        kind(Step::new().row(Row::tokens(&sequence, &long))),
+        ErrorKind::LimitExceeded
+    );
+    assert_eq!(
+        kind(Step::new().row(Row::tokens(&sequence, &[1]).sample(&sampling))),
+        ErrorKind::LimitExceeded
+    );
+    assert_eq!(
+        kind(Step::new().row(Row::tokens(&sequence, &[1]).sample(&odd))),
+        ErrorKind::InvalidArgument
+    );
+    let twice = Step::new()
+        .row(Row::tokens(&sequence, &[1]))
+        .row(Row::tokens(&sequence, &[2]));
+    assert_eq!(kind(twice), ErrorKind::InvalidArgument);
+    assert_eq!(sequence.len().unwrap(), 1);
+    assert_eq!(engine.in_flight().len(), 0);
+    assert_eq!(
+        engine.tokens(&sequence, 0, 2).unwrap_err().kind(),
+        ErrorKind::OutOfRange
+    );
+}
+
+#[test]
+fn limits_are_kept() {
+    let model = tiny();
+    let options = EngineOptions::new()
+        .max_sequences(2)
+        .max_sequence_tokens(10)
+        .max_batch_tokens(8);
+    let mut engine = Engine::new(&model, &options).unwrap();
+    let info = engine.info().unwrap();
+    assert_eq!(
+        (
+            info.max_sequences,
+            info.max_sequence_tokens,
+            info.max_batch_tokens
+        ),
+        (2, 10, 8)
+    );
+    let first = engine.create_sequence().unwrap();
+    let second = engine.create_sequence().unwrap();
+    let error = engine.create_sequence().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LimitExceeded);
+    drop(second);
+    engine.create_sequence().unwrap();
+
+    run(&mut engine, Row::tokens(&first, &[1; 8]));
+    let row = Row::tokens(&first, &[1; 3]);
+    let error = engine.submit(&Step::new().row(row)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LimitExceeded);
+    assert!(error.message().contains("10"), "{error}");
+    run(&mut engine, Row::tokens(&first, &[1; 2]));
+}
+
+#[test]
+fn too_few_pages_are_told_with_both_numbers() {
+    let options = EngineOptions::new()
+        .max_sequences(3)
+        .kv_tokens(128)
+        .max_sequence_tokens(128);
+    let mut engine = Engine::new(&tiny(), &options).unwrap();
+    assert_eq!(engine.info().unwrap().kv_page_count, 2);
+    let first = engine.create_sequence().unwrap();
+    let second = engine.create_sequence().unwrap();
+    run(&mut engine, Row::tokens(&first, &[1; 65]));
+    let error = engine
+        .submit(&Step::new().row(Row::tokens(&second, &[1])))
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfPages);
+    assert!(
+        error.message().contains('1') && error.message().contains('0'),
+        "{error}"
+    );
+    assert!(second.is_empty().unwrap());
+    drop(first);
+    run(&mut engine, Row::tokens(&second, &[1]));
+}
+
+#[test]
+fn sequences_of_another_engine_are_refused() {
+    let (mut engine, mut other) = (engine(), engine());
+    let foreign = other.create_sequence().unwrap();
+    let invalid = ErrorKind::InvalidArgument;
+    assert_eq!(
+        engine
+            .submit(&Step::new().row(Row::tokens(&foreign, &[1])))
+            .unwrap_err()
+            .kind(),
+        invalid
+    );
+    assert_eq!(engine.fork(&foreign).unwrap_err().kind(), invalid);
+    assert_eq!(engine.truncate(&foreign, 0).unwrap_err().kind(), invalid);
+    assert_eq!(engine.tokens(&foreign, 0, 0).unwrap_err().kind(), invalid);
+}
+
+#[test]
+fn waiting_with_a_timeout_leaves_the_step_in_flight() {
+    let mut engine = engine();
+    let sequence = engine.create_sequence().unwrap();
+    let ticket = engine
+        .submit(&Step::new().row(Row::tokens(&sequence, &[1; 64])))
+        .unwrap();
+    let mut output = StepOutput::default();
+    loop {
+        match engine.wait_into(ticket, Some(Duration::ZERO), &mut output) {
+            Ok(()) => break,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Timeout);
+                assert_eq!(engine.in_flight().collect::<Vec<_>>(), [ticket]);
+            }
+        }
+    }
+    assert_eq!(output.rows().len(), 1);
+    assert!(output.device_ns > 0);
+}
+
+#[test]
+fn drain_settles_what_was_not_waited_for() {
+    let mut engine = engine();
+    let sequence = engine.create_sequence().unwrap();
+    engine
+        .submit(&Step::new().row(Row::tokens(&sequence, &[1, 2, 3])))
+        .unwrap();
+    engine
+        .submit(&Step::new().row(Row::tokens(&sequence, &[4])))
+        .unwrap();
+    engine.drain().unwrap();
+    assert_eq!(engine.in_flight().len(), 0);
+    assert_eq!(sequence.len().unwrap(), 4);
+    engine
+        .submit(&Step::new().row(Row::tokens(&sequence, &[5])))
+        .unwrap();
+    engine.close().unwrap();
+}
+
+#[test]
+fn sequences_outlive_their_engine_and_everything_is_given_back() {
+    let model = tiny();
+    let context = model.context().clone();
+    let mut engine = Engine::new(&model, &options()).unwrap();
+    let sequence = engine.create_sequence().unwrap();
+    engine
+        .submit(&Step::new().row(Row::tokens(&sequence, &[1, 2, 3])))
+        .unwrap();
+    drop(engine);
+    drop(model);
+    assert_eq!(sequence.len().unwrap(), 3);
+    drop(sequence);
+    assert!(context.ledger().unwrap().is_empty());
+}
+
+#[test]
+fn forgotten_tickets_outputs_and_sequences_hurt_nobody() {
+    let mut engine = engine();
+    let forgotten = engine.create_sequence().unwrap();
+    let tokens = vec![1, 2, 3];
+    let sampling = Sampling::greedy();
+    let row = Row::tokens(&forgotten, &tokens).sample(&sampling);
+    let _ticket = engine.submit(&Step::new().row(row)).unwrap();
+    // Submitting has copied: what it pointed to may go while the step is in flight.
+    drop((tokens, sampling));
+    std::mem::forget(forgotten);
+
+    let other = engine.create_sequence().unwrap();
+    let ticket = engine
+        .submit(&Step::new().row(Row::tokens(&other, &[4])))
+        .unwrap();
+    assert_eq!(
+        engine.wait(ticket).unwrap_err().kind(),
+        ErrorKind::InvalidState
+    );
+    engine.drain().unwrap();
+    assert_eq!(engine.info().unwrap().sequence_count, 2);
+    drop(engine);
+}
+
+#[test]
+fn sequences_end_on_any_thread_while_steps_fly() {
+    let mut engine = engine();
+    for _ in 0..20 {
+        let sequence = engine.create_sequence().unwrap();
+        let ticket = engine
+            .submit(&Step::new().row(Row::tokens(&sequence, &[1; 32])))
+            .unwrap();
+        let ended = std::thread::spawn(move || drop(sequence));
+        engine.wait(ticket).unwrap();
+        ended.join().unwrap();
+    }
+    let info = engine.info().unwrap();
+    assert_eq!(
+        (info.sequence_count, info.kv_free_page_count),
+        (0, info.kv_page_count)
+    );
+}
+
+#[test]
+fn every_kv_type_runs_close_to_f16() {
+    let model = tiny();
+    let mut expected = Vec::new();
+    for kv_type in [KvType::F16, KvType::Q8_0, KvType::Fp8E4m3] {
+        let mut engine = Engine::new(&model, &options().kv_type(kv_type)).unwrap();
+        assert_eq!(engine.info().unwrap().kv_type, kv_type);
+        let sequence = engine.create_sequence().unwrap();
+        let tokens: Vec<Token> = (0..40).collect();
+        let output = run(&mut engine, Row::tokens(&sequence, &tokens).logits_last());
+        let logits = output.logits(&output.rows()[0]);
+        if expected.is_empty() {
+            expected = logits.to_vec();
+        }
+        let scale = expected
+            .iter()
+            .fold(0f32, |most, logit| most.max(logit.abs()));
+        let worst = logits
+            .iter()
+            .zip(&expected)
+            .fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+        assert!(worst < 0.1 * scale, "{kv_type:?}: {worst} of {scale}");
+    }
+    assert!(Engine::new(&model, &options().kv_type(KvType::Unknown(77))).is_err());
+}
