@@ -1,5 +1,74 @@
-//! The command line `worker-orcd`.
+//! The command line `worker-orcd`: GGUF models at work on this machine.
 
-use worker_cuda as _;
+use std::process::ExitCode;
 
-fn main() {}
+use clap::{Parser, Subcommand};
+
+use failure::Outcome;
+
+mod bench;
+mod devices;
+mod failure;
+mod input;
+mod inspect;
+mod interrupt;
+mod load;
+mod logits;
+mod options;
+mod plan;
+mod prompt;
+mod run;
+mod tokenize;
+
+/// Runs GGUF language models on a GPU, or on the processor.
+#[derive(Parser)]
+#[command(name = "worker-orcd", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Answers a prompt, as it is generated
+    Run(run::Args),
+    /// Shows metadata, tensors and formats of a file
+    Inspect(inspect::Args),
+    /// Tells what a model needs and whether it fits
+    Plan(plan::Args),
+    /// Turns text into token ids
+    Tokenize(tokenize::Args),
+    /// Turns token ids into text
+    Detokenize(tokenize::DetokenizeArgs),
+    /// Measures prefill and decode
+    Bench(bench::Args),
+    /// Lists the devices of this machine
+    Devices(devices::Args),
+    /// Writes the logits of given tokens, for checks against other engines
+    Logits(logits::Args),
+}
+
+fn main() -> ExitCode {
+    // Usage mistakes end here, with status 2.
+    let outcome = match Cli::parse().command {
+        Command::Run(args) => run::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Plan(args) => plan::run(args),
+        Command::Tokenize(args) => tokenize::run(args),
+        Command::Detokenize(args) => tokenize::run_detokenize(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Devices(args) => devices::run(args),
+        Command::Logits(args) => logits::run(args),
+    };
+    report(outcome)
+}
+
+fn report(outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.print();
+            failure.exit_code()
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! `bench`: how fast prompts are computed and tokens are drawn.
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use worker_cuda::{
+    Backend, CudaContext, Engine, Purpose, Row, RowStatus, Sampling, Sequence, Step, StepOutput,
+    Ticket, Token, devices,
+};
+
+use crate::failure::{Failure, Outcome};
+use crate::input::print_json;
+use crate::load;
+use crate::options::{DeviceArgs, EngineArgs, ModelArgs};
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Lengths of the prompts that are measured
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "512"
+    )]
+    prompt_tokens: Vec<u32>,
+    /// Tokens drawn in a measurement of decoding
+    #[arg(long, value_name = "TOKENS", default_value_t = 128,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: u32,
+    /// Tokens before the drawn ones
+    #[arg(long, value_name = "TOKENS", default_value_t = 16,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    depth: u32,
+    /// Measurements of each kind, after one that warms up
+    #[arg(long, value_name = "N", default_value_t = 5,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// One row of the table.
+struct Measured {
+    work: String,
+    tokens: u32,
+    /// Sorted, the shortest first.
+    times: Vec<Duration>,
+    /// Weights read once a token, for decoding.
+    bytes_a_token: Option<u64>,
+}
+
+impl Measured {
+    fn best(&self) -> f64 {
+        f64::from(self.tokens) / self.times[0].as_secs_f64()
+    }
+
+    fn median(&self) -> f64 {
+        f64::from(self.tokens) / self.times[self.times.len() / 2].as_secs_f64()
+    }
+
+    /// GB/s of weights at the best time.
+    fn rate(&self) -> Option<f64> {
+        self.bytes_a_token
+            .map(|bytes| bytes as f64 * self.best() / 1e9)
+    }
+}
+
+pub fn run(args: Args) -> Outcome {
+    let context = load::context(&args.device)?;
+    let gguf = load::gguf(&args.model.model)?;
+    let started = Instant::now();
+    let model = load::model(&context, &gguf)?;
+    let load_time = started.elapsed();
+    let longest = args.prompt_tokens.iter().copied().max().unwrap_or(1);
+    let need = longest.max(args.depth.saturating_add(args.tokens));
+    let mut options = args.engine.options(model.info().context_length);
+    if args.engine.context.is_none() {
+        options = options.max_sequence_tokens(need);
+    }
+    let mut bench = Bench {
+        engine: Engine::new(&model, &options)?,
+        batch: args.engine.batch as usize,
+        vocabulary: model.info().vocabulary_size,
+    };
+    bench.engine.warm_up()?;
+    bench.check()?;
+
+    let mut rows = Vec::new();
+    for &length in &args.prompt_tokens {
+        let times = measure(args.repeat, || bench.prefill(length))?;
+        rows.push(Measured {
+            work: format!("prefill {length}"),
+            tokens: length,
+            times,
+            bytes_a_token: None,
+        });
+    }
+    let times = measure(args.repeat, || bench.decode(args.depth, args.tokens))?;
+    let work = format!("decode {} at {}", args.tokens, args.depth);
+    let bytes_a_token = Some(model.info().weights_bytes);
+    rows.push(Measured {
+        work,
+        tokens: args.tokens,
+        times,
+        bytes_a_token,
+    });
+
+    let machine = Machine::of(&context)?;
+    if args.json {
+        return print_json(&to_json(&rows, &machine, load_time));
+    }
+    print_table(&rows, &machine, load_time)
+}
+
+struct Bench {
+    engine: Engine,
+    batch: usize,
+    vocabulary: u32,
+}
+
+impl Bench {
+    /// Any tokens will do; the same ones each time.
+    fn prompt(&self, length: u32) -> Vec<Token> {
+        let id = |i: u32| i.wrapping_mul(2_654_435_761).wrapping_add(12345) % self.vocabulary;
+        (0..length).map(id).collect()
+    }
+
+    /// Speed of a wrong result is worth nothing: a prompt in one step and in pieces must agree.
+    fn check(&mut self) -> Outcome {
+        let greedy = Sampling::greedy();
+        let prompt = self.prompt(24);
+        let mut tokens = Vec::new();
+        for pieces in [24, 7] {
+            let sequence = self.engine.create_sequence()?;
+            let mut output = StepOutput::default();
+            for piece in prompt.chunks(pieces) {
+                let row = Row::tokens(&sequence, piece).sample(&greedy);
+                let ticket = self.engine.submit(&Step::new().row(row))?;
+                self.engine.wait_into(ticket, None, &mut output)?;
+            }
+            let row = output.rows()[0];
+            if row.status != RowStatus::Ok || !row.logprob.is_finite() {
+                return Err(Failure::new(format!("the first step ended as {row:?}")));
+            }
+            tokens.push((row.token, row.logprob));
+        }
+        if (tokens[0].1 - tokens[1].1).abs() > 0.1 {
+            return Err(Failure::new(format!(
+                "a prompt in pieces gives other results: {tokens:?}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Time to compute a prompt and draw one token.
+    fn prefill(&mut self, length: u32) -> Outcome<Duration> {
+        let prompt = self.prompt(length);
+        let sequence = self.engine.create_sequence()?;
+        let started = Instant::now();
+        self.compute_prompt(&sequence, &prompt)?;
+        Ok(started.elapsed())
+    }
+
+    /// Time to draw tokens after a prompt, two steps in flight.
+    fn decode(&mut self, depth: u32, tokens: u32) -> Outcome<Duration> {
+        let greedy = Sampling::greedy();
+        let sequence = self.engine.create_sequence()?;
+        self.compute_prompt(&sequence, &self.prompt(depth))?;
+        let mut output = StepOutput::default();
+        let mut in_flight = VecDeque::new();
+        let started = Instant::now();
+        for _ in 0..tokens {
+            if in_flight.len() == 2 {
+                self.wait_oldest(&mut in_flight, &mut output)?;
+            }
+            let row = Row::feed_sampled(&sequence).sample(&greedy);
+            in_flight.push_back(self.engine.submit(&Step::new().row(row))?);
+        }
+        while !in_flight.is_empty() {
+            self.wait_oldest(&mut in_flight, &mut output)?;
+        }
+        Ok(started.elapsed())
+    }
+
+    fn compute_prompt(&mut self, sequence: &Sequence, prompt: &[Token]) -> Outcome {
+        let greedy = Sampling::greedy();
+        let mut output = StepOutput::default();
+        let mut in_flight = VecDeque::new();
+        let count = prompt.chunks(self.batch).len();
+        for (index, piece) in prompt.chunks(self.batch).enumerate() {
+            if in_flight.len() == 2 {
+                self.wait_oldest(&mut in_flight, &mut output)?;
+            }
+            let row = Row::tokens(sequence, piece);
+            let row = if index + 1 == count {
+                row.sample(&greedy)
+            } else {
+                row
+            };
+            in_flight.push_back(self.engine.submit(&Step::new().row(row))?);
+        }
+        while !in_flight.is_empty() {
+            self.wait_oldest(&mut in_flight, &mut output)?;
+        }
+        Ok(())
+    }
+
+    fn wait_oldest(
+        &mut self,
+        in_flight: &mut VecDeque<Ticket>,
+        output: &mut StepOutput,
+    ) -> Outcome {
+        if let Some(ticket) = in_flight.pop_front() {
+            self.engine.wait_into(ticket, None, output)?;
+        }
+        Ok(())
+    }
+}
+
+/// Times of `repeat` runs after one that is not counted, the shortest first.
+fn measure(repeat: u32, mut work: impl FnMut() -> Outcome<Duration>) -> Outcome<Vec<Duration>> {
+    work()?;
+    let mut times = (0..repeat).map(|_| work()).collect::<Outcome<Vec<_>>>()?;
+    times.sort_unstable();
+    Ok(times)
+}
+
+/// Where it was measured.
+struct Machine {
+    backend: Backend,
+    name: String,
+    threads: u32,
+    /// Bytes a second; 0 where it is not known.
+    bandwidth: u64,
+    peak_bytes: u64,
+    load_average: Option<f64>,
+}
+
+impl Machine {
+    fn of(context: &CudaContext) -> Outcome<Self> {
+        let info = context.info()?;
+        let caps = devices(info.backend)?
+            .into_iter()
+            .find(|caps| caps.ordinal == info.ordinal);
+        let load = std::fs::read_to_string("/proc/loadavg").ok();
+        Ok(Self {
+            backend: info.backend,
+            name: caps
+                .as_ref()
+                .map_or_else(String::new, |caps| caps.name.clone()),
+            threads: info.host_threads,
+            bandwidth: caps.map_or(0, |caps| caps.memory_bandwidth),
+            peak_bytes: context.memory(Purpose::Any)?.peak_bytes,
+            load_average: load.and_then(|load| load.split_whitespace().next()?.parse().ok()),
+        })
+    }
+
+    /// Of the device's memory bandwidth, in percent.
+    fn share(&self, row: &Measured) -> Option<f64> {
+        let bandwidth = self.bandwidth as f64 / 1e9;
+        row.rate()
+            .filter(|_| self.bandwidth > 0)
+            .map(|rate| 100.0 * rate / bandwidth)
+    }
+}
+
+fn print_table(rows: &[Measured], machine: &Machine, load_time: Duration) -> Outcome {
+    let mut out = std::io::stdout().lock();
+    write!(out, "{} ({}", machine.name, machine.backend)?;
+    if machine.threads > 0 {
+        write!(out, ", {} threads", machine.threads)?;
+    }
+    if let Some(load) = machine.load_average {
+        write!(out, ", load average {load}")?;
+    }
+    writeln!(out, ")")?;
+    writeln!(
+        out,
+        "{:<22} {:>14} {:>14} {:>10}",
+        "", "best tok/s", "median tok/s", "GB/s"
+    )?;
+    for row in rows {
+        let rate = row
+            .rate()
+            .map_or_else(|| "-".into(), |rate| format!("{rate:.1}"));
+        write!(
+            out,
+            "{:<22} {:>14.1} {:>14.1} {rate:>10}",
+            row.work,
+            row.best(),
+            row.median()
+        )?;
+        if let Some(share) = machine.share(row) {
+            write!(out, "  {share:.0} % of the memory's bandwidth")?;
+        }
+        writeln!(out)?;
+    }
+    let mib = machine.peak_bytes as f64 / f64::from(1 << 20);
+    writeln!(
+        out,
+        "load {:.2} s, memory {mib:.1} MiB",
+        load_time.as_secs_f64()
+    )?;
+    Ok(())
+}
+
+fn to_json(rows: &[Measured], machine: &Machine, load_time: Duration) -> Value {
+    let row = |row: &Measured| {
+        json!({
+            "work": row.work,
+            "tokens": row.tokens,
+            "best_tokens_per_second": row.best(),
+            "median_tokens_per_second": row.median(),
+            "seconds": row.times.iter().map(Duration::as_secs_f64).collect::<Vec<_>>(),
+            "gigabytes_per_second": row.rate(),
+            "bandwidth_percent": machine.share(row),
+        })
+    };
+    json!({
+        "device": machine.name,
+        "backend": machine.backend.to_string(),
+        "threads": machine.threads,
+        "load_average": machine.load_average,
+        "load_seconds": load_time.as_secs_f64(),
+        "peak_bytes": machine.peak_bytes,
+        "rows": rows.iter().map(row).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,143 @@
+//! How a command fails: one line on stderr, with a hint where there is one, and an exit status.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+use worker_cuda::{Error, ErrorKind};
+
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+#[derive(Debug)]
+pub struct Failure {
+    message: String,
+    hint: Option<String>,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Usage,
+    Failed,
+    Interrupted,
+    /// Whoever reads our output has gone: nothing to say.
+    Quiet,
+}
+
+impl Failure {
+    /// The command was given wrongly.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            hint: None,
+            kind: Kind::Usage,
+        }
+    }
+
+    /// The command was given rightly and failed.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            hint: None,
+            kind: Kind::Failed,
+        }
+    }
+
+    /// Ctrl-C.
+    pub fn interrupted() -> Self {
+        Self {
+            message: "interrupted".into(),
+            hint: None,
+            kind: Kind::Interrupted,
+        }
+    }
+
+    /// A failure of the operating system at a file.
+    pub fn file(path: &Path, error: &io::Error) -> Self {
+        Self::new(format!("{}: {error}", path.display()))
+    }
+
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    pub fn print(&self) {
+        if self.kind != Kind::Quiet {
+            eprintln!("error: {self}");
+        }
+    }
+
+    pub fn exit_code(&self) -> ExitCode {
+        match self.kind {
+            Kind::Usage => ExitCode::from(2),
+            Kind::Failed => ExitCode::from(1),
+            Kind::Interrupted => ExitCode::from(130),
+            Kind::Quiet => ExitCode::SUCCESS,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&one_line(&self.message))?;
+        if let Some(hint) = &self.hint {
+            write!(f, " (hint: {hint})")?;
+        }
+        Ok(())
+    }
+}
+
+/// Names from foreign files may hold anything; a terminal must not be steered by them.
+pub fn one_line(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        if error.kind() == ErrorKind::Cancelled {
+            return Self::interrupted();
+        }
+        let hint = match error.kind() {
+            ErrorKind::NoDevice | ErrorKind::NotAvailable => Some("--backend host always works"),
+            ErrorKind::OutOfMemory | ErrorKind::OutOfHostMemory | ErrorKind::OverBudget => {
+                Some("'worker-orcd plan' tells what is needed; --context and --kv-type shrink it")
+            }
+            ErrorKind::Malformed => Some("'worker-orcd inspect' shows what the file says"),
+            ErrorKind::LimitExceeded => Some("--context sets the length of a sequence"),
+            _ => None,
+        };
+        let failure = Self::new(error.to_string());
+        match hint {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    }
+}
+
+/// For writing to stdout: a reader that has gone ends the command in silence.
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        let kind = match error.kind() {
+            io::ErrorKind::BrokenPipe => Kind::Quiet,
+            _ => Kind::Failed,
+        };
+        Self {
+            message: format!("writing the output: {error}"),
+            hint: None,
+            kind,
+        }
+    }
+}
+
+impl From<serde_json::Error> for Failure {
+    fn from(error: serde_json::Error) -> Self {
+        match error.io_error_kind() {
+            Some(kind) => io::Error::from(kind).into(),
+            None => Self::new(format!("JSON: {error}")),
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Ctrl-C: the first ends what is running in good order, the second ends the process.
+
+use std::process::exit;
+use std::sync::{Mutex, PoisonError};
+
+use worker_cuda::CancelHandle;
+use worker_cuda::generate::CancelFlag;
+
+use crate::failure::{Failure, Outcome};
+
+#[derive(Default)]
+struct State {
+    load: Option<CancelHandle>,
+    generation: Option<CancelFlag>,
+    interrupted: bool,
+}
+
+static STATE: Mutex<State> = Mutex::new(State {
+    load: None,
+    generation: None,
+    interrupted: false,
+});
+
+/// Installs the handler; to be called once.
+pub fn install() -> Outcome {
+    ctrlc::set_handler(|| {
+        let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+        let load = state.load.as_ref().map(CancelHandle::trigger);
+        let generation = state.generation.as_ref().map(CancelFlag::set);
+        if state.interrupted || (load.is_none() && generation.is_none()) {
+            exit(130);
+        }
+        state.interrupted = true;
+    })
+    .map_err(|error| Failure::new(format!("cannot listen for Ctrl-C: {error}")))
+}
+
+/// What Ctrl-C stops from now on.
+pub fn watch_load(cancel: &CancelHandle) {
+    set(Some(cancel.clone()), None);
+}
+
+/// What Ctrl-C stops from now on.
+pub fn watch_generation(flag: &CancelFlag) {
+    set(None, Some(flag.clone()));
+}
+
+/// From now on Ctrl-C ends the process at once.
+pub fn watch_nothing() {
+    set(None, None);
+}
+
+fn set(load: Option<CancelHandle>, generation: Option<CancelFlag>) {
+    let state = State {
+        load,
+        generation,
+        interrupted: false,
+    };
+    *STATE.lock().unwrap_or_else(PoisonError::into_inner) = state;
+}

@@ -1,0 +1,72 @@
+//! Opens a device, a file and a model, with a bar while the weights come.
+
+use std::io::IsTerminal;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use worker_cuda::{Backend, CancelHandle, CudaContext, Gguf, Model, Progress};
+
+use crate::failure::Outcome;
+use crate::interrupt;
+use crate::options::{BackendChoice, DeviceArgs};
+
+/// Opens the device, and tells on stderr when it is not what was hoped for.
+pub fn context(args: &DeviceArgs) -> Outcome<CudaContext> {
+    let context = args.builder().open()?;
+    let info = context.info()?;
+    if args.backend == BackendChoice::Auto && info.backend == Backend::Host {
+        let reason = info.fallback_reason;
+        eprintln!(
+            "{reason}; computing on the processor, {} threads",
+            info.host_threads
+        );
+    }
+    Ok(context)
+}
+
+/// Opens the file; its name becomes part of what goes wrong.
+pub fn gguf(path: &Path) -> Outcome<Gguf> {
+    Gguf::open(path).map_err(|error| error.with_context(path.display().to_string()).into())
+}
+
+/// Loads the weights; Ctrl-C stops it.
+pub fn model(context: &CudaContext, gguf: &Gguf) -> Outcome<Model> {
+    let cancel = CancelHandle::new()?;
+    interrupt::watch_load(&cancel);
+    let bar = bar();
+    let loaded = Model::builder(context, gguf)
+        .cancel(&cancel)
+        .progress(
+            |Progress {
+                 done_bytes,
+                 total_bytes,
+                 ..
+             }| {
+                bar.set_length(total_bytes);
+                bar.set_position(done_bytes);
+                ControlFlow::Continue(())
+            },
+        )
+        .load();
+    bar.finish_and_clear();
+    interrupt::watch_nothing();
+    Ok(loaded?)
+}
+
+fn bar() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style =
+        ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes} {bytes_per_sec}");
+    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// The context length that a file's model was trained for; 0 where it does not tell.
+pub fn trained_context(gguf: &Gguf) -> Outcome<u32> {
+    let architecture = gguf.str("general.architecture")?.unwrap_or("");
+    Ok(gguf
+        .u32(&format!("{architecture}.context_length"))?
+        .unwrap_or(0))
+}

@@ -1,0 +1,133 @@
+//! Options that several commands share.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use worker_cuda::{Backend, ContextBuilder, CudaContext, EngineOptions, KvType, Sampling};
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct ModelArgs {
+    /// The GGUF file
+    #[arg(short, long, value_name = "FILE")]
+    pub model: PathBuf,
+}
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct DeviceArgs {
+    /// What computes
+    #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
+    pub backend: BackendChoice,
+    /// Number of the CUDA device
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub device: i32,
+    /// Threads of the host backend [default: the processors this process may use]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub threads: Option<u32>,
+    /// Most device memory to hold, in MiB [default: no limit]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    pub memory_budget: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BackendChoice {
+    /// A GPU if there is one, else the processor
+    Auto,
+    Cuda,
+    Host,
+}
+
+impl DeviceArgs {
+    pub fn builder(&self) -> ContextBuilder {
+        let mut builder = CudaContext::builder()
+            .ordinal(self.device)
+            .host_threads(self.threads.unwrap_or(0))
+            .memory_budget(self.memory_budget.unwrap_or(0) << 20);
+        match self.backend {
+            BackendChoice::Auto => {}
+            BackendChoice::Cuda => builder = builder.backend(Backend::Cuda),
+            BackendChoice::Host => builder = builder.backend(Backend::Host),
+        }
+        builder
+    }
+}
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct EngineArgs {
+    /// Most tokens of a sequence, prompt and answer together [default: 4096, or what the model was
+    /// trained for where that is less]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: Option<u32>,
+    /// How keys and values are stored
+    #[arg(long, value_enum, default_value_t = KvChoice::F16)]
+    pub kv_type: KvChoice,
+    /// Most tokens of a prompt computed in one step
+    #[arg(long, value_name = "TOKENS", default_value_t = 512,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub batch: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvChoice {
+    F16,
+    #[value(name = "q8_0")]
+    Q8_0,
+    Fp8,
+}
+
+/// A sequence's length where nothing is said: a model trained for 128k tokens must not reserve
+/// gigabytes for a short answer.
+const DEFAULT_CONTEXT: u32 = 4096;
+
+impl EngineArgs {
+    /// For one sequence. `trained` is the context length the model was trained for, 0 if unknown.
+    pub fn options(&self, trained: u32) -> EngineOptions {
+        let most = if trained == 0 {
+            DEFAULT_CONTEXT
+        } else {
+            trained.min(DEFAULT_CONTEXT)
+        };
+        let kv_type = match self.kv_type {
+            KvChoice::F16 => KvType::F16,
+            KvChoice::Q8_0 => KvType::Q8_0,
+            KvChoice::Fp8 => KvType::Fp8E4m3,
+        };
+        EngineOptions::new()
+            .max_sequences(1)
+            .max_batch_tokens(self.batch)
+            .max_sequence_tokens(self.context.unwrap_or(most))
+            .kv_type(kv_type)
+    }
+}
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct SamplingArgs {
+    /// 0: always the most probable token
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub temperature: f32,
+    /// Only the K most probable tokens; 0: all
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub top_k: u32,
+    /// The most probable tokens that reach this sum; 0: all
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub top_p: f32,
+    /// Tokens of at least this share of the most probable; 0: all
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub min_p: f32,
+    /// The same seed draws the same tokens
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub seed: u64,
+    /// Penalty on tokens seen; 1: none
+    #[arg(long, value_name = "R", default_value_t = 1.0)]
+    pub repetition_penalty: f32,
+}
+
+impl SamplingArgs {
+    pub fn sampling(&self) -> Sampling {
+        let mut sampling = Sampling::with_temperature(self.temperature, self.seed);
+        sampling.top_k = self.top_k;
+        sampling.top_p = self.top_p;
+        sampling.min_p = self.min_p;
+        sampling.repetition_penalty = self.repetition_penalty;
+        sampling
+    }
+}

@@ -1,0 +1,74 @@
+//! `plan`: what a model needs, and whether it fits.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use crate::failure::{Failure, Outcome};
+use crate::input::print_json;
+use crate::load;
+use crate::options::{DeviceArgs, EngineArgs};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The GGUF file
+    #[arg(value_name = "FILE", required_unless_present = "model")]
+    file: Option<PathBuf>,
+    /// The GGUF file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "file")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args) -> Outcome {
+    let path = args
+        .file
+        .or(args.model)
+        .ok_or_else(|| Failure::usage("which file?"))?;
+    let gguf = load::gguf(&path)?;
+    let context = load::context(&args.device)?;
+    let options = args.engine.options(load::trained_context(&gguf)?);
+    let plan = context.plan(&gguf, &options)?;
+    let backend = context.info()?.backend;
+    if args.json {
+        return print_json(&json!({
+            "backend": backend.to_string(),
+            "fits": plan.fits,
+            "weights_bytes": plan.weights_bytes,
+            "kv_bytes": plan.kv_bytes,
+            "scratch_bytes": plan.scratch_bytes,
+            "graph_bytes": plan.graph_bytes,
+            "total_bytes": plan.total_bytes,
+            "staging_bytes": plan.staging_bytes,
+            "available_bytes": plan.available_bytes,
+            "kv_page_bytes": plan.kv_page_bytes,
+            "kv_page_count": plan.kv_page_count,
+        }));
+    }
+    let mut out = std::io::stdout().lock();
+    let pages = format!(
+        "{} pages of {} bytes",
+        plan.kv_page_count, plan.kv_page_bytes
+    );
+    for (name, bytes, note) in [
+        ("weights", plan.weights_bytes, ""),
+        ("keys and values", plan.kv_bytes, &*pages),
+        ("scratch", plan.scratch_bytes, ""),
+        ("graphs", plan.graph_bytes, ""),
+        ("total", plan.total_bytes, ""),
+        ("available", plan.available_bytes, &*format!("on {backend}")),
+        ("staging (host)", plan.staging_bytes, "while loading"),
+    ] {
+        let mib = bytes as f64 / f64::from(1 << 20);
+        writeln!(out, "{name:<16} {bytes:>16} bytes {mib:>12.1} MiB  {note}")?;
+    }
+    writeln!(out, "{}", if plan.fits { "fits" } else { "does not fit" })?;
+    Ok(())
+}

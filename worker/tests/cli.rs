@@ -1,0 +1,382 @@
+//! The command line as its users meet it: output, errors and exit statuses.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn worker(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_worker-orcd"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    worker(args).output().expect("the worker starts")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("UTF-8")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("UTF-8")
+}
+
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", stderr(output));
+    serde_json::from_str(&stdout(output)).expect("JSON")
+}
+
+/// One line on stderr that begins with "error: ", and the exit status.
+#[track_caller]
+fn assert_fails(output: &Output, status: i32, part: &str) {
+    let text = stderr(output);
+    assert_eq!(output.status.code(), Some(status), "{text}");
+    let errors: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("error: "))
+        .collect();
+    assert_eq!(errors.len(), 1, "{text}");
+    assert!(errors[0].contains(part), "no '{part}' in '{}'", errors[0]);
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the workspace")
+}
+
+fn tiny() -> String {
+    let path = root().join("cuda/tests/data/models/llama.gguf");
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+/// The real model, or None after saying why the test does nothing.
+fn real() -> Option<String> {
+    let path = std::env::var_os("WORKER_CUDA_TEST_MODEL").map_or_else(
+        || root().join(".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        PathBuf::from,
+    );
+    if path.exists() {
+        return Some(path.to_str().expect("UTF-8").to_owned());
+    }
+    println!(
+        "skipped: no real model at {} (WORKER_CUDA_TEST_MODEL names one)",
+        path.display()
+    );
+    None
+}
+
+/// A file of its own for each test.
+fn temporary(name: &str, text: &str) -> String {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, text).expect("a temporary file");
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+#[test]
+fn usage_mistakes_exit_with_2() {
+    for args in [
+        &["dance"][..],
+        &["run"],
+        &["run", "--model", "x", "--temperature", "warm"],
+        &["run", "--model", "x", "--chat", "--raw", "hello"],
+        &["inspect"],
+        &["devices", "--backend", "host"],
+    ] {
+        assert_eq!(run(args).status.code(), Some(2), "{args:?}");
+    }
+    assert_eq!(run(&["--help"]).status.code(), Some(0));
+    assert_eq!(run(&["run", "--help"]).status.code(), Some(0));
+    assert!(stdout(&run(&["--version"])).starts_with("worker-orcd "));
+}
+
+#[test]
+fn devices_names_the_host_and_says_why_there_is_no_gpu() {
+    let output = worker(&["devices"])
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let text = stdout(&output);
+    assert!(
+        text.lines().next().unwrap().starts_with("no CUDA device: "),
+        "{text}"
+    );
+    assert!(text.lines().any(|line| line.starts_with("host")), "{text}");
+    let list = json(&run(&["devices", "--json"]));
+    let devices = list["devices"].as_array().unwrap();
+    assert!(devices.iter().any(|device| device["backend"] == "host"));
+}
+
+#[test]
+fn failures_are_one_line_and_exit_with_1() {
+    let absent = run(&["inspect", "/nonexistent/model.gguf"]);
+    assert_fails(&absent, 1, "/nonexistent/model.gguf");
+    let bad = temporary("bad.gguf", "not a GGUF file at all");
+    assert_fails(&run(&["inspect", &bad]), 1, "bad.gguf");
+    assert_fails(&run(&["tokenize", "--model", &tiny(), "text"]), 1, "");
+    let output = run(&["plan", &tiny(), "--backend", "cuda", "--device", "99"]);
+    assert_fails(&output, 1, "hint: --backend host");
+    let big = run(&["run", "--raw", "--model", &tiny(), "--backend", "host", "x"]);
+    assert_fails(&big, 1, "");
+}
+
+#[test]
+fn inspect_shows_metadata_tensors_and_formats() {
+    let output = run(&["inspect", &tiny()]);
+    assert!(output.status.success());
+    let text = stdout(&output);
+    for part in [
+        "general.architecture = llama",
+        "token_embd.weight",
+        "32 x 64",
+        "F32",
+        "formats",
+    ] {
+        assert!(text.contains(part), "no '{part}' in\n{text}");
+    }
+    let whole = json(&run(&["inspect", "--json", &tiny()]));
+    assert_eq!(whole["metadata"]["llama.block_count"], 2);
+    assert_eq!(whole["tensors"].as_array().unwrap().len(), 21);
+    assert_eq!(
+        whole["tensors"][0]["dimensions"],
+        serde_json::json!([32, 64])
+    );
+}
+
+#[test]
+fn plan_tells_what_is_needed_and_whether_it_fits() {
+    let plan = json(&run(&["plan", &tiny(), "--backend", "host", "--json"]));
+    assert_eq!(plan["fits"], true);
+    let sum: u64 = ["weights_bytes", "kv_bytes", "scratch_bytes", "graph_bytes"]
+        .iter()
+        .map(|key| plan[*key].as_u64().unwrap())
+        .sum();
+    assert_eq!(plan["total_bytes"], sum);
+    let text = stdout(&run(&["plan", "--model", &tiny(), "--backend", "host"]));
+    assert!(text.ends_with("fits\n"), "{text}");
+    let longer = json(&run(&[
+        "plan",
+        &tiny(),
+        "--backend",
+        "host",
+        "--json",
+        "--context",
+        "128",
+    ]));
+    assert!(longer["kv_bytes"].as_u64() < plan["kv_bytes"].as_u64());
+}
+
+#[test]
+fn logits_are_written_for_every_position_of_every_sequence() {
+    let tokens = temporary(
+        "tokens.json",
+        r#"{"sequences": [[1, 2, 3], [], [4], [1, 2]]}"#,
+    );
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("logits.f32");
+    let out = out.to_str().unwrap();
+    let model = tiny();
+    let args = [
+        "logits",
+        "--backend",
+        "host",
+        "--model",
+        &model,
+        "--tokens",
+        &tokens,
+        "--out",
+        out,
+    ];
+    let output = run(&args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let bytes = std::fs::read(out).unwrap();
+    assert_eq!(bytes.len(), 6 * 64 * 4);
+    let row = |index: usize| &bytes[index * 256..][..256];
+    assert_eq!(row(0), row(4), "both begin with token 1");
+    assert_ne!(row(0), row(1));
+    let broken = temporary("broken.json", r#"{"sequences": [[64]]}"#);
+    let args = [
+        "logits",
+        "--backend",
+        "host",
+        "--model",
+        &model,
+        "--tokens",
+        &broken,
+        "--out",
+        out,
+    ];
+    assert_fails(&run(&args), 1, "64");
+}
+
+#[test]
+fn bench_measures_prefill_and_decode() {
+    let model = tiny();
+    let args = [
+        "bench",
+        "--backend",
+        "host",
+        "--threads",
+        "1",
+        "--model",
+        &model,
+        "--prompt-tokens",
+        "16,32",
+        "--tokens",
+        "8",
+        "--repeat",
+        "2",
+        "--json",
+    ];
+    let result = json(&run(&args));
+    assert_eq!(result["threads"], 1);
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    for row in rows {
+        let (best, median) = (
+            &row["best_tokens_per_second"],
+            &row["median_tokens_per_second"],
+        );
+        assert!(
+            best.as_f64() >= median.as_f64() && median.as_f64() > Some(0.0),
+            "{row}"
+        );
+    }
+    let table = stdout(&run(&args[..args.len() - 1]));
+    assert!(
+        table.contains("prefill 16") && table.contains("decode 8 at 16"),
+        "{table}"
+    );
+}
+
+#[test]
+fn run_answers_prompts_and_tells_speed_on_stderr() {
+    let Some(model) = real() else { return };
+    let prompt = "The capital of France is";
+    let args = [
+        "run",
+        "--raw",
+        "--model",
+        &model,
+        "--max-tokens",
+        "6",
+        "--backend",
+        "host",
+    ];
+    let output = run(&[&args[..], &["--prompt", prompt]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("Paris"), "{}", stdout(&output));
+    assert!(stderr(&output).contains("tok/s"), "{}", stderr(&output));
+
+    let file = temporary("prompt.txt", prompt);
+    let options = ["--prompt-file", &file, "--json", "--logprobs", "3"];
+    let answer = json(&run(&[&args[..], &options[..]].concat()));
+    let tokens = answer["tokens"].as_array().unwrap();
+    assert_eq!(tokens.len(), 6);
+    assert_eq!(
+        answer["text"].as_str().unwrap().trim_end(),
+        stdout(&output).trim_end()
+    );
+    assert_eq!(answer["finish_reason"], "length");
+    assert_eq!(answer["prompt_tokens"].as_array().unwrap().len(), 5);
+    for (token, top) in tokens.iter().zip(answer["logprobs"].as_array().unwrap()) {
+        assert_eq!(top.as_array().unwrap().len(), 3);
+        assert_eq!(&top[0][0], token, "greedy draws the most probable");
+        assert!(top[0][1].as_f64() <= Some(0.0));
+    }
+}
+
+#[test]
+fn tokens_go_there_and_back() {
+    let Some(model) = real() else { return };
+    let text = "Hello, wörld!  日本\n";
+    let file = temporary("text.txt", text);
+    let tokens = json(&run(&[
+        "tokenize", "--model", &model, "--file", &file, "--json",
+    ]));
+    let ids: Vec<String> = tokens["tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(Value::to_string)
+        .collect();
+    assert!(ids.len() > 5);
+    let arguments: Vec<&str> = ["detokenize", "--model", &model]
+        .into_iter()
+        .chain(ids.iter().map(String::as_str))
+        .collect();
+    assert_eq!(stdout(&run(&arguments)), text);
+    let list = temporary("ids.json", &tokens["tokens"].to_string());
+    let back = json(&run(&[
+        "detokenize",
+        "--model",
+        &model,
+        "--file",
+        &list,
+        "--json",
+    ]));
+    assert_eq!(back["text"], text);
+
+    let marker = temporary("marker.txt", "<|im_start|>");
+    let args = ["tokenize", "--model", &model, "--file", &marker, "--json"];
+    let plain = json(&run(&args));
+    let special = json(&run(&[&args[..], &["--parse-special"]].concat()));
+    assert!(plain["tokens"].as_array().unwrap().len() > 1);
+    assert_eq!(special["tokens"].as_array().unwrap().len(), 1);
+
+    let requests = temporary(
+        "tokenize.jsonl",
+        "{\"text\": \"<|im_start|>\", \"parse_special\": true}\n{\"text\": \"a\"}\n",
+    );
+    let output = run(&["tokenize", "--model", &model, "--requests", &requests]);
+    let first = stdout(&output).lines().next().unwrap().to_owned();
+    assert_eq!(
+        serde_json::from_str::<Value>(&first).unwrap()["tokens"],
+        special["tokens"]
+    );
+    assert_fails(
+        &run(&["detokenize", "--model", &model, "9999999"]),
+        1,
+        "9999999",
+    );
+}
+
+#[test]
+fn model_without_a_template_says_how_to_go_on() {
+    let output = run(&["run", "--model", &tiny(), "--backend", "host", "Hi"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!stderr(&output).is_empty());
+}
+
+#[test]
+#[cfg(unix)]
+fn ctrl_c_ends_an_answer_in_good_order() {
+    let Some(model) = real() else { return };
+    let mut child = worker(&[
+        "run",
+        "--model",
+        &model,
+        "--raw",
+        "--backend",
+        "host",
+        "--ignore-end",
+    ])
+    .args(["--context", "4096", "--prompt", "Count: 1 2 3"])
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .unwrap();
+    // The first text shows that the answer is under way.
+    let mut first = [0; 1];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut first).unwrap();
+    let killed = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(killed.success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert!(stderr(&output).contains("tok/s") && stderr(&output).contains("interrupted"));
+}
