@@ -1,0 +1,51 @@
+/* Uses every INIT macro of the header, in C11 and (through header_use.cpp) in C++17, with all
+ * warnings on as errors. header_test.cpp checks that none is missing here. */
+#include "worker_cuda.h"
+
+#ifndef HEADER_USE
+#define HEADER_USE header_use_c
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+int HEADER_USE(void);
+#ifdef __cplusplus
+}
+#endif
+
+/* Also legal for objects with static storage. */
+static const wcuda_context_options static_options = WCUDA_CONTEXT_OPTIONS_INIT;
+
+#define CHECK_INIT(type, macro)                           \
+  do {                                                    \
+    const type value = macro;                             \
+    if (value.struct_size != sizeof(type)) ++wrong_count; \
+  } while (0)
+
+/* Number of macros that set a wrong struct_size. */
+int HEADER_USE(void) {
+  int wrong_count = 0;
+  CHECK_INIT(wcuda_build_info, WCUDA_BUILD_INFO_INIT);
+  CHECK_INIT(wcuda_device_caps, WCUDA_DEVICE_CAPS_INIT);
+  CHECK_INIT(wcuda_context_options, WCUDA_CONTEXT_OPTIONS_INIT);
+  CHECK_INIT(wcuda_context_info, WCUDA_CONTEXT_INFO_INIT);
+  CHECK_INIT(wcuda_memory_info, WCUDA_MEMORY_INFO_INIT);
+  CHECK_INIT(wcuda_buffer_options, WCUDA_BUFFER_OPTIONS_INIT);
+  CHECK_INIT(wcuda_source, WCUDA_SOURCE_INIT);
+  CHECK_INIT(wcuda_gguf_info, WCUDA_GGUF_INFO_INIT);
+  CHECK_INIT(wcuda_gguf_value, WCUDA_GGUF_VALUE_INIT);
+  CHECK_INIT(wcuda_gguf_tensor, WCUDA_GGUF_TENSOR_INIT);
+  CHECK_INIT(wcuda_tensor_type_info, WCUDA_TENSOR_TYPE_INFO_INIT);
+  CHECK_INIT(wcuda_engine_options, WCUDA_ENGINE_OPTIONS_INIT);
+  CHECK_INIT(wcuda_plan, WCUDA_PLAN_INIT);
+  CHECK_INIT(wcuda_model_options, WCUDA_MODEL_OPTIONS_INIT);
+  CHECK_INIT(wcuda_model_info, WCUDA_MODEL_INFO_INIT);
+  CHECK_INIT(wcuda_engine_info, WCUDA_ENGINE_INFO_INIT);
+  CHECK_INIT(wcuda_sampling, WCUDA_SAMPLING_INIT);
+  CHECK_INIT(wcuda_step, WCUDA_STEP_INIT);
+  CHECK_INIT(wcuda_step_output, WCUDA_STEP_OUTPUT_INIT);
+  CHECK_INIT(wcuda_health, WCUDA_HEALTH_INIT);
+  if (static_options.abi_version != WCUDA_ABI_VERSION) ++wrong_count;
+  return wrong_count;
+}
