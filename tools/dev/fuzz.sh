@@ -33,7 +33,7 @@ fuzz_run() {
   mkdir -p "$found"
   [ -e "cuda/fuzz/$name.dict" ] && dictionary=(-dict="cuda/fuzz/$name.dict")
   "$NATIVE/fuzz/fuzz/${name}_fuzz" -artifact_prefix="$NATIVE/fuzz/" -timeout=10 -rss_limit_mb=2048 \
-    -print_final_stats=1 "${dictionary[@]}" "$@" "$found" "cuda/fuzz/corpus/$name"
+    -malloc_limit_mb=64 -print_final_stats=1 "${dictionary[@]}" "$@" "$found" "cuda/fuzz/corpus/$name"
 }
 
 fuzz_replay() {
@@ -41,7 +41,8 @@ fuzz_replay() {
   for name in $(fuzz_targets); do
     say "== $name"
     find "cuda/fuzz/corpus/$name" -type f -print0 |
-      xargs -0 -r "$NATIVE/fuzz/fuzz/${name}_fuzz" -timeout=10 -rss_limit_mb=2048
+      xargs -0 -r "$NATIVE/fuzz/fuzz/${name}_fuzz" -timeout=10 -rss_limit_mb=2048 \
+        -malloc_limit_mb=64
   done
 }
 
