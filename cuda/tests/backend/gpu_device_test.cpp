@@ -83,6 +83,7 @@ TEST(GpuDevice, the_callers_current_device_is_restored) {
     const TestContext context(0, WCUDA_BACKEND_CUDA);
     const TestBuffer buffer(context.handle(), 4096);
     uint8_t digest[32];
+    EXPECT_EQ(wcuda_buffer_fill(buffer.handle(), 0, 4096, 0, 1, nullptr), WCUDA_OK);
     EXPECT_EQ(wcuda_buffer_digest(buffer.handle(), 0, 4096, digest, nullptr), WCUDA_OK);
 
     int now = -1;
