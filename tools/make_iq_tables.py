@@ -15,9 +15,9 @@ from gguf import quants
 TARGET = pathlib.Path(__file__).resolve().parent.parent / "cuda" / "kernels" / "iq_tables.h"
 
 HEAD = """\
-// Codebooks of the IQ formats: data of the file format. Made by tools/make_iq_tables.py from the Python
-// package gguf (MIT, see NOTICE); do not edit. Each entry packs the codes of one group of weights,
-// the first in the lowest bits; quant_unpack_iq.h turns codes into values.
+// Codebooks of the IQ formats: data of the file format. Made by tools/make_iq_tables.py from the
+// Python package gguf (MIT, see NOTICE); do not edit. Each entry packs the codes of one group of
+// weights, the first in the lowest bits; quant_unpack_iq.h turns codes into values.
 #pragma once
 
 #include "kernels/numeric.h"
