@@ -118,11 +118,15 @@ Status read_rope(const Keys& keys, Config* config) {
 
 Status apply_rope_factors(const std::vector<float>& factors, std::vector<float>* frequencies) {
   WCUDA_CHECK(factors.size() == frequencies->size());
-  for (size_t i = 0; i < factors.size(); ++i)
-    if (!std::isfinite(factors[i]) || factors[i] <= 0.0f)
-      return Status::error(WCUDA_MALFORMED,
-                           "tensor '%s' element %zu is %g, must be finite and above 0",
-                           kRopeFactorsTensor, i, static_cast<double>(factors[i]));
+  for (size_t i = 0; i < factors.size(); ++i) {
+    // A factor near 0 would make the frequency infinite.
+    if (factors[i] > 0.0f && std::isfinite(factors[i]) &&
+        std::isfinite((*frequencies)[i] / factors[i]))
+      continue;
+    return Status::error(WCUDA_MALFORMED,
+                         "tensor '%s' element %zu is %g, must be finite and above 0",
+                         kRopeFactorsTensor, i, static_cast<double>(factors[i]));
+  }
   for (size_t i = 0; i < factors.size(); ++i) (*frequencies)[i] /= factors[i];
   return {};
 }

@@ -77,8 +77,13 @@ struct Variant {
 
 WCUDA_SCAN_VARIANT(plain, )
 #if defined(__x86_64__)
+#ifdef __clang__
+#define WCUDA_SCAN_AVX512 "avx512f,avx512dq"
+#else
+#define WCUDA_SCAN_AVX512 "avx512f,avx512dq,prefer-vector-width=512"
+#endif
 WCUDA_SCAN_VARIANT(avx2, __attribute__((target("avx2"))))
-WCUDA_SCAN_VARIANT(avx512, __attribute__((target("avx512f,avx512dq,prefer-vector-width=512"))))
+WCUDA_SCAN_VARIANT(avx512, __attribute__((target(WCUDA_SCAN_AVX512))))
 #endif
 #undef WCUDA_SCAN_VARIANT
 

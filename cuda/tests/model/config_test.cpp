@@ -265,7 +265,9 @@ TEST(RopeFactors, divide_the_frequencies) {
 }
 
 TEST(RopeFactors, are_refused_when_one_is_not_finite_or_not_above_zero) {
-  for (const float bad : {0.0f, -1.0f, std::nanf(""), std::numeric_limits<float>::infinity()}) {
+  // The smallest float, as a divisor, gives infinity.
+  for (const float bad : {0.0f, -1.0f, std::nanf(""), std::numeric_limits<float>::infinity(),
+                          std::numeric_limits<float>::denorm_min()}) {
     std::vector<float> frequencies = {1.0f, 0.5f};
     EXPECT_EQ(apply_rope_factors({2.0f, bad}, &frequencies).code(), WCUDA_MALFORMED);
     EXPECT_EQ(frequencies, (std::vector<float>{1.0f, 0.5f}));
