@@ -33,8 +33,8 @@ constexpr uint64_t kScratchChains = kNextLevelChains + kSegmentBlocks / kJoinInp
 static_assert(kScratchChains * sizeof(Chain) <= kDigestScratchBytes);
 
 // message (16) = up to 64 bytes, the rest zero.
-__device__ void load_block(const uint8_t* data, uint32_t bytes, bool is_aligned,
-                           uint32_t message[16]) {
+__device__ inline void load_block(const uint8_t* data, uint32_t bytes, bool is_aligned,
+                                  uint32_t message[16]) {
   if (bytes == kBlockBytes && is_aligned) {
     const auto* vectors = reinterpret_cast<const uint4*>(data);
 #pragma unroll
@@ -56,8 +56,8 @@ __device__ void load_block(const uint8_t* data, uint32_t bytes, bool is_aligned,
   }
 }
 
-__device__ void hash_chunk(const uint8_t* data, uint32_t bytes, bool is_aligned, uint64_t counter,
-                           bool is_root, uint32_t chain[8]) {
+__device__ inline void hash_chunk(const uint8_t* data, uint32_t bytes, bool is_aligned,
+                                  uint64_t counter, bool is_root, uint32_t chain[8]) {
   blake3::set_initial_chain<uint32_t>(chain, 0);
   uint32_t flags = blake3::kChunkStart;
   for (uint32_t done = 0;;) {
@@ -76,7 +76,7 @@ __device__ void hash_chunk(const uint8_t* data, uint32_t bytes, bool is_aligned,
 
 // chains[0] = join of chains[0 … count - 1], in shared memory; every thread of the block calls.
 // `is_root`: the last join is the root of the whole tree.
-__device__ void block_join(Chain* chains, uint32_t count, bool is_root) {
+__device__ inline void block_join(Chain* chains, uint32_t count, bool is_root) {
   while (count > 1) {
     const uint32_t pairs = count / 2;
     Chain result = {};

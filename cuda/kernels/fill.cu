@@ -16,7 +16,7 @@ struct FillParams {
   uint64_t pattern;
 };
 
-__device__ uint8_t pattern_byte(uint64_t pattern, uint64_t index) {
+__device__ inline uint8_t pattern_byte(uint64_t pattern, uint64_t index) {
   return static_cast<uint8_t>(pattern >> (8 * (index % 8)));
 }
 
