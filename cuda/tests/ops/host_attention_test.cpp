@@ -152,6 +152,37 @@ TEST(HostAttention, a_row_is_the_same_whatever_else_is_in_the_step) {
   }
 }
 
+// A prompt in one step and the same tokens one by one give the same bits.
+TEST(HostAttention, a_token_is_the_same_in_any_chunk_of_its_row) {
+  for (const Kernels* kernels : all_kernels())
+    for (uint32_t window : {0u, 33u}) {
+      Random random(7);
+      Machine machine(*kernels, 2, small_limits(3, 1, 96));
+      ASSERT_TRUE(machine.ops);
+      Step step({{50, 100}}, 4, 64, random);
+      Pool pool(KvType::kQ8_0, 1, 4, 1, 96);
+      fill_pool(pool, step, 0, random);
+      const auto query = random.normals(50 * 288);
+      std::vector<float> out(50 * 288), alone(288);
+      const AttentionArgs all{&step.batch, query.data(), 3, 0.1f, window, pool.pool, 0, out.data()};
+      ASSERT_TRUE(machine.ops->attention(all).ok());
+      for (uint32_t t = 0; t < 50; ++t) {
+        Batch batch = step.batch;
+        const BatchRow row{0, 1, 100 + t, 0};
+        batch.token_count = 1;
+        batch.rows = &row;
+
+        ASSERT_TRUE(machine.ops
+                        ->attention({&batch, query.data() + t * 288, 3, 0.1f, window, pool.pool, 0,
+                                     alone.data()})
+                        .ok());
+
+        EXPECT_EQ(std::memcmp(alone.data(), out.data() + t * 288, 288 * 4), 0)
+            << kernels->name << " token " << t;
+      }
+    }
+}
+
 struct InputCase {
   RopePairing pairing;
   uint32_t rope_dimensions;

@@ -38,20 +38,11 @@ WCUDA_INLINE float half_value(const uint8_t* p) {
 
 WCUDA_INLINE void expand_halves(const uint8_t* row, uint32_t n, float* out) {
   uint32_t i = 0;
-#if defined(__AVX512F__)
-  for (; i + 16 <= n; i += 16)
-    _mm512_storeu_ps(
-        out + i,
-        _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 2 * i))));
-#elif defined(__F16C__)
-  for (; i + 8 <= n; i += 8)
-    _mm256_storeu_ps(
-        out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * i))));
+#if defined(__F16C__)
+  for (; i + kLanes <= n; i += kLanes) store(out + i, load_halves(row + 2 * i));
 #endif
   for (; i < n; ++i) out[i] = half_value(row + 2 * i);
 }
-
-typedef int8_t ByteVec __attribute__((vector_size(kLanes)));
 
 WCUDA_INLINE ByteVec load_bytes(const uint8_t* p) {
   ByteVec v;
@@ -283,35 +274,6 @@ WCUDA_INLINE void with_count(uint32_t count, const Function& function) {
   }
 }
 
-// scores (kQueries, 64) = scale * query · key by rows: for few queries, which do not pay for a
-// transposition. head_length is a multiple of kLanes; row (head_length) is scratch.
-template <uint32_t kQueries>
-WCUDA_INLINE void score_rows(const AttentionTile& tile, const float* const* queries,
-                             const PageRows& keys, SlotRange stored, float* row, float* scores) {
-  const uint32_t n = tile.head_length;
-  for (uint32_t s = stored.begin / kLanes * kLanes; s < stored.end; s += kLanes) {
-    Vec products[kQueries][kLanes];
-    for (uint32_t i = 0; i < kLanes; ++i) {
-      const bool is_stored = s + i >= stored.begin && s + i < stored.end;
-      if (is_stored) {
-        prefetch_next(tile, keys, s + i);
-        expand_row(tile, keys.rows + (s + i) * tile.row_bytes, row);
-      }
-      Vec sums[kQueries] = {};
-      for (uint32_t d = 0; is_stored && d < n; d += kLanes) {
-        WCUDA_UNROLL
-        for (uint32_t q = 0; q < kQueries; ++q) sums[q] += load(row + d) * load(queries[q] + d);
-      }
-      WCUDA_UNROLL
-      for (uint32_t q = 0; q < kQueries; ++q) products[q][i] = sums[q];
-    }
-    for (uint32_t q = 0; q < kQueries; ++q) {
-      fold_vectors<kLanes / 2>(products[q]);
-      store(scores + q * kPageSlots + s, products[q][0] * tile.scale);
-    }
-  }
-}
-
 // The queries of one block: at most kQueryBlock, one after the other in the tile.
 struct QueryBlock {
   uint32_t first;
@@ -380,8 +342,6 @@ void attend(const AttentionTile& tile) {
   }
   const uint32_t first = first_visible(tile, tile.first_position);
   const uint32_t last = tile.first_position + tile.token_count - 1;
-  // One token: the choice depends on the row alone, so its result does not depend on other rows.
-  const bool by_rows = tile.token_count == 1 && n % kLanes == 0;
   for (uint32_t page = first / kPageSlots; page <= last / kPageSlots; ++page) {
     const SlotRange stored = slots_of(page, first, last);
     const uint64_t offset = tile.page_table[page] * tile.page_bytes;
@@ -389,20 +349,14 @@ void attend(const AttentionTile& tile) {
     const uint64_t next = tile.page_table[next_page] * tile.page_bytes;
     const PageRows keys = {tile.keys + offset, tile.keys + next};
     expand_rows(tile, {tile.values + offset, tile.values + next}, stored, work.values);
-    if (!by_rows) {
-      expand_rows(tile, keys, stored, work.rows);
-      transpose_rows(work.rows, n, stored, work.columns);
-    }
+    expand_rows(tile, keys, stored, work.rows);
+    transpose_rows(work.rows, n, stored, work.columns);
     for (uint32_t q = 0; q < query_count; q += kQueryBlock) {
       const uint32_t rest = query_count - q;
       QueryBlock block = find_block(tile, work, page, q, rest < kQueryBlock ? rest : kQueryBlock);
       with_count(block.count, [&](auto count) {
-        if (by_rows)
-          score_rows<decltype(count)::value>(tile, block.queries, keys, stored, work.rows,
-                                             work.scores);
-        else
-          score<decltype(count)::value>(block.queries, work.columns, n, tile.scale, stored,
-                                        work.scores);
+        score<decltype(count)::value>(block.queries, work.columns, n, tile.scale, stored,
+                                      work.scores);
       });
       add_page(tile, work, &block);
     }

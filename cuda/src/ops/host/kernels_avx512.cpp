@@ -1,6 +1,6 @@
 // The inner loops for AVX-512 with VNNI.
 #include "ops/host/kernels_body.h"
-#include "ops/host/strips_avx512.h"
+#include "ops/host/strips_body.h"
 
 namespace wcuda::ops::host {
 

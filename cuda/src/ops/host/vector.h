@@ -22,8 +22,11 @@ constexpr uint32_t kLanes = 4;
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
 typedef int32_t IntVec __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t UintVec __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t HalfWordVec __attribute__((vector_size(kLanes * 2)));
+typedef int8_t ByteVec __attribute__((vector_size(kLanes)));
 
 #define WCUDA_INLINE static inline __attribute__((always_inline))
+#define WCUDA_INLINE_MEMBER inline __attribute__((always_inline))
 
 // Before a loop over an array that must live in registers.
 #if defined(__clang__)
@@ -38,6 +41,15 @@ WCUDA_INLINE Vec load(const float* p) {
   return v;
 }
 WCUDA_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
+#if defined(__AVX512F__)
+WCUDA_INLINE Vec load_halves(const uint8_t* p) {
+  return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+#elif defined(__F16C__)
+WCUDA_INLINE Vec load_halves(const uint8_t* p) {
+  return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+#endif
 WCUDA_INLINE Vec broadcast(float value) { return Vec{} + value; }
 
 template <int32_t... kLane>
@@ -62,23 +74,10 @@ WCUDA_INLINE Vec pick(Vec a, Vec b, std::integer_sequence<uint32_t, kLane...>) {
 
 constexpr auto kAllLanes = std::make_integer_sequence<uint32_t, kLanes>{};
 
-// a's lane l ^ kBit added to lane l where bit kBit of l is clear, b's where it is set: after a
-// round for each bit, lane l holds the sum of vector l.
-template <uint32_t kBit>
-WCUDA_INLINE Vec fold(Vec a, Vec b) {
-  return pick<kBit, 0, 0>(a, b, kAllLanes) + pick<kBit, kBit, kBit>(a, b, kAllLanes);
-}
-template <uint32_t kBit>
-WCUDA_INLINE void fold_vectors(Vec* vectors) {
-  WCUDA_UNROLL
-  for (uint32_t i = 0; i < kBit; ++i) vectors[i] = fold<kBit>(vectors[i], vectors[i + kBit]);
-  if constexpr (kBit > 1) fold_vectors<kBit / 2>(vectors);
-}
-
 // Sum of the lanes, always in the same order.
 template <uint32_t kBit = kLanes / 2>
 WCUDA_INLINE float sum(Vec v) {
-  v = fold<kBit>(v, v);
+  v += pick<kBit, kBit, kBit>(v, v, kAllLanes);
   if constexpr (kBit > 1)
     return sum<kBit / 2>(v);
   else
