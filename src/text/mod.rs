@@ -6,6 +6,7 @@
 //!
 //! * [`Tokenizer`]: text to ids and back.
 //! * [`Detokenizer`]: a stream of ids to a stream of whole characters.
+//! * [`ChatTemplate`]: a conversation to the text a model was trained to continue.
 #![forbid(unsafe_code)]
 
 mod byte_level;
@@ -14,10 +15,12 @@ mod from_gguf;
 mod pretokenizer;
 mod sentence_piece;
 mod special;
+mod template;
 mod tokenizer;
 mod vocabulary;
 
 pub use detokenizer::{DecodeOptions, Detokenizer};
 pub use pretokenizer::pre_tokenizer_names;
+pub use template::{ChatTemplate, Clock, MAX_TEMPLATE_BYTES, TemplateInput, TemplateLimits};
 pub use tokenizer::{EncodeOptions, MAX_TEXT_BYTES, Tokenizer};
 pub use vocabulary::{MAX_TOKEN_BYTES, MAX_TOKENS, NamedTemplate, TokenType, Vocabulary};
