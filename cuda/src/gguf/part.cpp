@@ -159,8 +159,10 @@ Status PartParser::parse_counts() {
                          metadata_count_, kMaxMetadataCount);
   }
   if (tensor_count_ > budget_.tensor_count) {
-    return Status::error(WCUDA_UNSUPPORTED, "%" PRIu64 " tensors, at most %" PRIu64 " (more)",
-                         tensor_count_, budget_.tensor_count);
+    return Status::error(WCUDA_UNSUPPORTED,
+                         "%" PRIu64 " tensors, at most %" PRIu64 " in all parts, %" PRIu64
+                         " are left",
+                         tensor_count_, kMaxTensorCount, budget_.tensor_count);
   }
   return Status();
 }
