@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "support/allocation_failure.h"
 #include "support/fault_context.h"
 
 namespace wcuda::testing {
@@ -127,6 +128,58 @@ TEST(Fault, zero_bytes_on_a_lost_device_are_lost_too) {
   uint64_t bytes = 0;
   EXPECT_EQ(wcuda_buffer_size_get(buffer, &bytes, nullptr), WCUDA_OK);  // asks no device
   wcuda_buffer_destroy(buffer);
+}
+
+TEST(Fault, every_call_survives_the_host_running_out_of_memory_at_every_step) {
+  const FaultContext context;
+  wcuda_buffer_options options = WCUDA_BUFFER_OPTIONS_INIT;
+  options.bytes = 4096;
+  options.purpose = 99;  // its refusal makes a message
+  wcuda_buffer none{0};
+  wcuda_context_options host = WCUDA_CONTEXT_OPTIONS_INIT;
+  host.backend = WCUDA_BACKEND_AUTO;
+  wcuda_device_caps caps = WCUDA_DEVICE_CAPS_INIT;
+  wcuda_context_info info = WCUDA_CONTEXT_INFO_INIT;
+  wcuda_memory_info memory = WCUDA_MEMORY_INFO_INIT;
+  wcuda_health health = WCUDA_HEALTH_INIT;
+  uint64_t count;
+  int32_t devices;
+  const auto create_and_destroy = [&] {
+    wcuda_context made{0};
+    const wcuda_status status = wcuda_context_create(&host, &made, nullptr);
+    EXPECT_EQ(made.id != 0, status == WCUDA_OK);
+    wcuda_context_destroy(made);
+    return status;
+  };
+  const auto stale = wcuda_context{~uint64_t{0}};
+  const auto calls = std::vector<std::function<wcuda_status()>>{
+      create_and_destroy,
+      [&] { return wcuda_context_info_get(stale, &info, nullptr); },
+      [&] { return wcuda_context_memory_get(context.handle(), 0, &memory, nullptr); },
+      [&] { return wcuda_context_memory_get(context.handle(), 99, &memory, nullptr); },
+      [&] { return wcuda_context_ledger_get(context.handle(), nullptr, 0, &count, nullptr); },
+      [&] { return wcuda_health_get(context.handle(), &health, nullptr); },
+      [&] { return wcuda_buffer_create(context.handle(), &options, &none, nullptr); },
+      [&] { return wcuda_device_count(WCUDA_BACKEND_CUDA, &devices, nullptr); },
+      [&] { return wcuda_device_caps_get(WCUDA_BACKEND_HOST, 0, &caps, nullptr); },
+      [&] { return wcuda_log_set(nullptr, nullptr, 77, nullptr); },
+  };
+  const uint64_t live = api::live_count(api::Kind::kContext);
+
+  for (size_t call = 0; call < calls.size(); ++call) {
+    const wcuda_status usual = calls[call]();
+    int64_t k = 0;
+    for (bool happened = true; happened;) {
+      const FailAllocation fail(++k);
+      const wcuda_status status = calls[call]();
+      happened = fail.happened();
+      // A name of the processor that cannot be read is not a failure, nor is a log line.
+      EXPECT_TRUE(status == usual || (happened && status == WCUDA_OUT_OF_HOST_MEMORY))
+          << "call " << call << ", allocation " << k << ": " << wcuda_status_name(status);
+      ASSERT_LT(k, 10000);
+    }
+  }
+  EXPECT_EQ(api::live_count(api::Kind::kContext), live);
 }
 
 }  // namespace
