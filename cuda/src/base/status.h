@@ -49,8 +49,8 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}  // NOLINT: implicit by design
-  Result(Status status) : status_(std::move(status)) {                // NOLINT
+  Result(T value) : value_(std::move(value)) {}         // NOLINT: implicit by design
+  Result(Status status) : status_(std::move(status)) {  // NOLINT
     if (status_.ok()) status_ = Status::error(WCUDA_INTERNAL, "a Result without value or error");
   }
   bool ok() const { return value_.has_value(); }
@@ -69,10 +69,10 @@ class [[nodiscard]] Result {
 }  // namespace wcuda
 
 // Returns from the enclosing function when `expression` (a Status) is a failure.
-#define WCUDA_TRY(expression)                                \
-  do {                                                       \
-    ::wcuda::Status wcuda_status_ = (expression);            \
-    if (!wcuda_status_.ok()) return wcuda_status_;           \
+#define WCUDA_TRY(expression)                      \
+  do {                                             \
+    ::wcuda::Status wcuda_status_ = (expression);  \
+    if (!wcuda_status_.ok()) return wcuda_status_; \
   } while (0)
 
 #define WCUDA_CONCAT_(a, b) a##b
@@ -87,11 +87,11 @@ class [[nodiscard]] Result {
   target = result.take()
 
 // Our own mistakes: always checked, ends the call with an internal-error status, never aborts.
-#define WCUDA_CHECK(condition)                                                                  \
-  do {                                                                                          \
-    if (!(condition))                                                                           \
-      return ::wcuda::Status::error(WCUDA_INTERNAL, "internal check failed: %s (%s:%d)",        \
-                                    #condition, ::wcuda::file_name(__FILE__), __LINE__);        \
+#define WCUDA_CHECK(condition)                                                           \
+  do {                                                                                   \
+    if (!(condition))                                                                    \
+      return ::wcuda::Status::error(WCUDA_INTERNAL, "internal check failed: %s (%s:%d)", \
+                                    #condition, ::wcuda::file_name(__FILE__), __LINE__); \
   } while (0)
 
 namespace wcuda {

@@ -1,5 +1,5 @@
-// The operations of a forward pass, once, for every backend. engine/forward.cpp calls them in order;
-// an implementation queues work on its stream (CUDA) or computes at once (host).
+// The operations of a forward pass, once, for every backend. engine/forward.cpp calls them in
+// order; an implementation queues work on its stream (CUDA) or computes at once (host).
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,10 @@ constexpr uint32_t kPageTokens = 64;
 
 // The pool of key-value pages. One page holds kPageTokens positions of one sequence in all layers.
 // Row (layer, page, head, slot) of keys is at
-//   data + (((layer * page_count + page) * 2 + 0) * head_count + head) * kPageTokens + slot) * row_bytes
-// and of values with 1 for 0. A row is head_length values: f16; q8_0 blocks (f16 scale, 32 int8); e4m3.
+//   data + (((layer * page_count + page) * 2 + 0) * head_count + head) * kPageTokens + slot) *
+//   row_bytes
+// and of values with 1 for 0. A row is head_length values: f16; q8_0 blocks (f16 scale, 32 int8);
+// e4m3.
 struct KvPool {
   uint8_t* data = nullptr;
   KvType type = KvType::kF16;
@@ -60,16 +62,14 @@ struct KvPool {
   uint8_t* keys(uint32_t layer, uint32_t page) const {
     return data + (uint64_t{layer} * page_count + page) * 2 * plane_bytes();
   }
-  uint8_t* values(uint32_t layer, uint32_t page) const {
-    return keys(layer, page) + plane_bytes();
-  }
+  uint8_t* values(uint32_t layer, uint32_t page) const { return keys(layer, page) + plane_bytes(); }
 };
 // Bytes of one row of `head_length` elements; 0 when the type cannot hold that length.
 uint32_t kv_row_bytes(KvType type, uint32_t head_length);
 
 // One row of a step: consecutive tokens of one sequence.
 struct BatchRow {
-  uint32_t first_token;     // index into tokens and positions
+  uint32_t first_token;  // index into tokens and positions
   uint32_t token_count;
   uint32_t first_position;  // of its first token; it attends to positions 0 … its own
   uint32_t sequence_slot;
@@ -79,12 +79,13 @@ struct BatchRow {
 struct Batch {
   uint32_t token_count = 0;
   uint32_t row_count = 0;
-  uint32_t page_table_stride = 0;         // entries a row of page_tables
-  const int32_t* tokens = nullptr;        // (token_count)
-  const uint32_t* positions = nullptr;    // (token_count)
-  const uint32_t* token_rows = nullptr;   // (token_count) row of each token
-  const BatchRow* rows = nullptr;         // (row_count)
-  const uint32_t* page_tables = nullptr;  // (row_count, page_table_stride) page of each 64 positions
+  uint32_t page_table_stride = 0;        // entries a row of page_tables
+  const int32_t* tokens = nullptr;       // (token_count)
+  const uint32_t* positions = nullptr;   // (token_count)
+  const uint32_t* token_rows = nullptr;  // (token_count) row of each token
+  const BatchRow* rows = nullptr;        // (row_count)
+  // (row_count, page_table_stride) page of each 64 positions
+  const uint32_t* page_tables = nullptr;
 };
 
 // out (token_count, dim) = rows of the table.
@@ -171,8 +172,8 @@ struct Limits {
   bool batch_invariant;  // a row's result may not depend on what else is in the step
 };
 
-// One implementation a backend, one object an engine. Every function checks its shapes (a mismatch is
-// an internal error: the caller is the engine) and is deterministic: fixed order of sums.
+// One implementation a backend, one object an engine. Every function checks its shapes (a mismatch
+// is an internal error: the caller is the engine) and is deterministic: fixed order of sums.
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -191,8 +192,8 @@ class Ops {
   virtual Status logits(const LogitsArgs& args) = 0;
 };
 
-// The layout in which `backend` wants a matrix of this type and shape, and the bytes it takes there.
-// Pure. `is_embedding`: rows are also gathered one by one (Ops::embed).
+// The layout in which `backend` wants a matrix of this type and shape, and the bytes it takes
+// there. Pure. `is_embedding`: rows are also gathered one by one (Ops::embed).
 struct LayoutChoice {
   Layout layout;
   uint64_t bytes;

@@ -1,5 +1,5 @@
-// Suites named Gpu… need a CUDA device: without one each of their tests is skipped with the reason; with
-// WCUDA_REQUIRE_GPU=1 in the environment it fails instead.
+// Suites named Gpu… need a CUDA device: without one each of their tests is skipped with the reason;
+// with WCUDA_REQUIRE_GPU=1 in the environment it fails instead.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
