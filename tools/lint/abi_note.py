@@ -16,11 +16,12 @@ def digest(text: str) -> str:
     """Twelve hex digits over the header's tokens: a comment reworded is no change of the ABI."""
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
     text = re.sub(r"//[^\n]*", " ", text)
-    return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:12]
+    tokens = re.findall(r"\w+|[^\w\s]", text.replace("\\\n", " "))
+    return hashlib.sha256(" ".join(tokens).encode()).hexdigest()[:12]
 
 
 def main() -> int:
-    assert digest("int a; /* x */") == digest("int  a;\n") != digest("int b;")
+    assert digest("int a ; /* x */") == digest("int  a;\n") != digest("int b;")
     current = digest((ROOT / "cuda/include/worker_cuda.h").read_text())
     rows = re.findall(r"^\|.*`([0-9a-f]{12})`.*\|$", (ROOT / "docs/ABI.md").read_text(), flags=re.M)
     if not rows or rows[-1] != current:
