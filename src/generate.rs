@@ -11,7 +11,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
 use crate::plan::EngineOptions;
 use crate::step::{Row, RowResult, RowStatus, Sampling, Step, StepOutput};
-use crate::text::{DecodeOptions, Detokenizer, EncodeOptions, Tokenizer};
+use crate::text::{
+    ChatTemplate, DecodeOptions, Detokenizer, EncodeOptions, TemplateInput, Tokenizer,
+};
 
 use stop::StopMatcher;
 
@@ -21,9 +23,11 @@ mod stop;
 const STEPS_IN_FLIGHT: usize = 2;
 
 /// What to generate from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Prompt {
+    /// A conversation, put through the model's chat template.
+    Chat(TemplateInput),
     /// Text to go on with. Markers in it are plain text.
     Text(String),
     /// Tokens as they are.
@@ -49,6 +53,16 @@ pub struct Request {
 }
 
 impl Request {
+    /// Answers one message of a user, greedily, by the model's chat template.
+    pub fn user(message: impl Into<String>) -> Self {
+        let message = serde_json::json!({ "role": "user", "content": message.into() });
+        Self::new(Prompt::Chat(TemplateInput {
+            messages: vec![message],
+            add_generation_prompt: true,
+            ..TemplateInput::default()
+        }))
+    }
+
     /// Goes on with a text, greedily.
     pub fn text(prompt: impl Into<String>) -> Self {
         Self::new(Prompt::Text(prompt.into()))
@@ -231,6 +245,15 @@ impl Session {
     pub fn encode(&self, prompt: &Prompt) -> Result<Vec<Token>> {
         match prompt {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Chat(input) => {
+                let template = ChatTemplate::from_vocabulary(self.tokenizer.vocabulary(), None)?;
+                // The template writes the markers itself.
+                let options = EncodeOptions {
+                    add_special: false,
+                    parse_special: true,
+                };
+                self.tokenizer.encode(&template.render(input)?, options)
+            }
             Prompt::Text(text) => {
                 let options = EncodeOptions {
                     add_special: true,

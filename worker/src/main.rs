@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 use failure::Outcome;
 
 mod bench;
+mod chat;
 mod devices;
 mod failure;
 mod input;
@@ -18,6 +19,7 @@ mod options;
 mod plan;
 mod prompt;
 mod run;
+mod template;
 mod tokenize;
 
 /// Runs GGUF language models on a GPU, or on the processor.
@@ -32,6 +34,8 @@ struct Cli {
 enum Command {
     /// Answers a prompt, as it is generated
     Run(run::Args),
+    /// Talks, line by line
+    Chat(chat::Args),
     /// Shows metadata, tensors and formats of a file
     Inspect(inspect::Args),
     /// Tells what a model needs and whether it fits
@@ -40,6 +44,8 @@ enum Command {
     Tokenize(tokenize::Args),
     /// Turns token ids into text
     Detokenize(tokenize::DetokenizeArgs),
+    /// Renders messages through the model's chat template
+    Template(template::Args),
     /// Measures prefill and decode
     Bench(bench::Args),
     /// Lists the devices of this machine
@@ -52,10 +58,12 @@ fn main() -> ExitCode {
     // Usage mistakes end here, with status 2.
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(args),
+        Command::Chat(args) => chat::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Detokenize(args) => tokenize::run_detokenize(args),
+        Command::Template(args) => template::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Devices(args) => devices::run(args),
         Command::Logits(args) => logits::run(args),

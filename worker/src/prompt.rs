@@ -1,21 +1,85 @@
-//! From what the user gave to the tokens of a prompt.
+//! From what the user gave to the tokens of a prompt: through the chat template, or raw.
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
-use worker_cuda::Token;
-use worker_cuda::text::{EncodeOptions, Tokenizer, Vocabulary};
+use worker_cuda::text::{ChatTemplate, Clock, EncodeOptions, TemplateInput, Tokenizer, Vocabulary};
+use worker_cuda::{Error, Token};
 
 use crate::failure::{Failure, Outcome};
 
 /// The model's way to turn messages into text.
-pub struct Prompter;
+pub struct Prompter {
+    template: Result<ChatTemplate, Error>,
+}
 
 impl Prompter {
-    pub fn new(_: &Vocabulary, _: Option<&str>) -> Self {
-        Self
+    /// The template of that name, or the unnamed one. One that is missing or broken is an error
+    /// only when it is needed.
+    pub fn new(vocabulary: &Vocabulary, name: Option<&str>) -> Self {
+        Self {
+            template: ChatTemplate::from_vocabulary(vocabulary, name),
+        }
     }
 
-    pub fn tokens(&self, _: &Tokenizer, _: Map<String, Value>) -> Outcome<Vec<Token>> {
-        Err(Failure::new("chat templates are not built in yet").hint("--raw"))
+    /// The text of a request: `messages`, `tools`, `documents`, `add_generation_prompt`, and what
+    /// else there is as variables of the template.
+    pub fn render(&self, request: Map<String, Value>) -> Outcome<String> {
+        let template = self.template.as_ref().map_err(|error| {
+            Failure::new(error.to_string()).hint("run --raw works without a chat template")
+        })?;
+        Ok(template.render(&template_input(request)?)?)
+    }
+
+    /// Tokens of a request, up to where the assistant speaks.
+    pub fn tokens(
+        &self,
+        tokenizer: &Tokenizer,
+        mut request: Map<String, Value>,
+    ) -> Outcome<Vec<Token>> {
+        request
+            .entry("add_generation_prompt")
+            .or_insert(true.into());
+        let text = self.render(request)?;
+        // The template writes the markers itself.
+        let options = EncodeOptions {
+            add_special: false,
+            parse_special: true,
+        };
+        Ok(tokenizer.encode(&text, options)?)
+    }
+}
+
+fn template_input(mut request: Map<String, Value>) -> Outcome<TemplateInput> {
+    let mut list = |key: &str| match request.remove(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Array(list)) => Ok(Some(list)),
+        Some(_) => Err(Failure::new(format!("'{key}' of a request is a list"))),
+    };
+    let messages = list("messages")?.ok_or_else(|| Failure::new("a request has 'messages'"))?;
+    let (tools, documents) = (list("tools")?, list("documents")?);
+    let add_generation_prompt = match request.remove("add_generation_prompt") {
+        None | Some(Value::Null) => false,
+        Some(Value::Bool(value)) => value,
+        Some(_) => return Err(Failure::new("'add_generation_prompt' is true or false")),
+    };
+    Ok(TemplateInput {
+        messages,
+        tools,
+        documents,
+        add_generation_prompt,
+        variables: request,
+        clock: Some(now()),
+    })
+}
+
+fn now() -> Clock {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Clock {
+        unix_seconds: since.as_secs().try_into().unwrap_or(0),
+        utc_offset_seconds: 0,
     }
 }
 
@@ -31,4 +95,9 @@ pub fn raw(tokenizer: &Tokenizer, text: &str) -> Outcome<Vec<Token>> {
 /// One message of a conversation.
 pub fn message(role: &str, content: &str) -> Value {
     json!({ "role": role, "content": content })
+}
+
+/// A request of messages alone.
+pub fn conversation(messages: Vec<Value>) -> Map<String, Value> {
+    Map::from_iter([("messages".to_owned(), messages.into())])
 }

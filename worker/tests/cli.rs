@@ -1,5 +1,6 @@
 //! The command line as its users meet it: output, errors and exit statuses.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -289,6 +290,79 @@ fn run_answers_prompts_and_tells_speed_on_stderr() {
 }
 
 #[test]
+fn run_answers_lines_of_requests_in_order() {
+    let Some(model) = real() else { return };
+    let requests = temporary(
+        "requests.jsonl",
+        concat!(
+            r#"{"id": 7, "prompt": "One, two,", "raw": true, "max_tokens": 3}"#,
+            "\n\n",
+            r#"{"id": "b", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}"#,
+            "\n",
+            r#"{"tokens": [1, 2, 3], "max_tokens": 1, "temperature": 0.7, "seed": 3, "logprobs": 2}"#,
+            "\n",
+            r#"{"prompt": "x", "unknown": 1}"#,
+            "\n",
+        ),
+    );
+    let output = run(&[
+        "run",
+        "--model",
+        &model,
+        "--backend",
+        "host",
+        "--requests",
+        &requests,
+    ]);
+    assert_fails(&output, 1, "1 of 4 requests failed");
+    let text = stdout(&output);
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), 4);
+    assert_eq!(lines[0]["id"], 7);
+    assert_eq!(lines[0]["tokens"].as_array().unwrap().len(), 3);
+    assert_eq!(lines[1]["id"], "b");
+    assert_eq!(lines[2]["prompt_tokens"], serde_json::json!([1, 2, 3]));
+    assert_eq!(lines[2]["logprobs"][0].as_array().unwrap().len(), 2);
+    assert!(lines[3]["error"].as_str().unwrap().contains("unknown"));
+}
+
+fn chat(model: &str, input: &str) -> String {
+    let mut child = worker(&["chat", "--model", model, "--backend", "host", "-n", "12"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(input.as_bytes())
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    stdout(&output)
+}
+
+#[test]
+fn chat_remembers_until_it_is_told_to_forget() {
+    let Some(model) = real() else { return };
+    let (name, question) = ("My name is Ada.", "What is my name?");
+    let named = chat(&model, &format!("{name}\n/exit\nnever read\n"));
+    let asked = chat(&model, &format!("{question}\n"));
+    let both = chat(&model, &format!("{name}\n{question}\n"));
+    let cleared = chat(&model, &format!("{name}\n/clear\n\n{question}\n"));
+    assert_eq!(cleared, format!("{named}{asked}"));
+    let remembered = both
+        .strip_prefix(&named)
+        .expect("the first answer is the same");
+    assert_ne!(remembered, asked);
+}
+
+#[test]
 fn tokens_go_there_and_back() {
     let Some(model) = real() else { return };
     let text = "Hello, wörld!  日本\n";
@@ -341,6 +415,34 @@ fn tokens_go_there_and_back() {
         1,
         "9999999",
     );
+}
+
+#[test]
+fn template_renders_messages() {
+    let Some(model) = real() else { return };
+    let request = temporary(
+        "template.json",
+        r#"{"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": true}"#,
+    );
+    let output = run(&["template", "--model", &model, "--request", &request]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(
+        text.ends_with("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"),
+        "{text}"
+    );
+    let line = std::fs::read_to_string(&request)
+        .unwrap()
+        .replace('\n', " ");
+    let requests = temporary("template.jsonl", &line);
+    let answer = json(&run(&[
+        "template",
+        "--model",
+        &model,
+        "--requests",
+        &requests,
+    ]));
+    assert_eq!(answer["text"], text);
 }
 
 #[test]

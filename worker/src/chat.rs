@@ -1,0 +1,101 @@
+//! `chat`: a conversation, line by line; earlier turns stay computed.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use serde_json::Value;
+use worker_cuda::generate::{Event, FinishReason, Request, Session};
+
+use crate::failure::{Failure, Outcome};
+use crate::interrupt;
+use crate::load;
+use crate::options::{DeviceArgs, EngineArgs, ModelArgs, SamplingArgs};
+use crate::prompt::{Prompter, conversation, message};
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// What the model is told first
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Most tokens of one answer [default: until the context is full]
+    #[arg(short = 'n', long, value_name = "N")]
+    max_tokens: Option<u32>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+pub fn run(args: Args) -> Outcome {
+    interrupt::install()?;
+    let context = load::context(&args.device)?;
+    let gguf = load::gguf(&args.model.model)?;
+    let model = load::model(&context, &gguf)?;
+    let mut session = Session::new(&model, &args.engine.options(model.info().context_length))?;
+    let prompter = Prompter::new(session.tokenizer().vocabulary(), None);
+    let first: Vec<Value> = args
+        .system
+        .iter()
+        .map(|text| message("system", text))
+        .collect();
+    let mut history = first.clone();
+    let interactive = io::stdin().is_terminal();
+    if interactive {
+        eprintln!("/clear forgets, /exit or Ctrl-D ends, Ctrl-C stops an answer");
+    }
+    loop {
+        if interactive {
+            eprint!("> ");
+        }
+        let mut line = String::new();
+        let read = io::stdin()
+            .lock()
+            .read_line(&mut line)
+            .map_err(|error| Failure::new(format!("reading a line: {error}")))?;
+        match line.trim() {
+            _ if read == 0 => return Ok(()),
+            "" => continue,
+            "/exit" => return Ok(()),
+            "/clear" => history.clone_from(&first),
+            text => {
+                history.push(message("user", text));
+                let tokens = prompter.tokens(session.tokenizer(), conversation(history.clone()))?;
+                let mut request = Request::tokens(tokens).sampling(args.sampling.sampling());
+                request.max_tokens = args.max_tokens;
+                let answer = answer(&mut session, &request)?;
+                history.push(message("assistant", &answer));
+            }
+        }
+    }
+}
+
+/// Prints an answer as it comes, and returns it.
+fn answer(session: &mut Session, request: &Request) -> Outcome<String> {
+    interrupt::watch_generation(&request.cancel);
+    let mut out = io::stdout().lock();
+    let mut answer = String::new();
+    for event in session.generate(request)? {
+        match event? {
+            Event::Text(text) => {
+                out.write_all(text.as_bytes())?;
+                out.flush()?;
+                answer += &text;
+            }
+            Event::Done(summary) => {
+                writeln!(out)?;
+                match summary.reason {
+                    FinishReason::Length => eprintln!("(cut: --max-tokens)"),
+                    FinishReason::ContextFull => eprintln!("(cut: the context is full; /clear)"),
+                    FinishReason::Cancelled => eprintln!("(stopped)"),
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+    }
+    interrupt::watch_nothing();
+    Ok(answer)
+}
