@@ -84,3 +84,8 @@ pub use model::{CancelHandle, LoadPhase, Model, ModelInfo, Progress};
 pub use plan::{EngineOptions, KvType, Plan};
 pub use step::{Row, RowResult, RowStatus, Sampling, Step, StepOutput};
 pub use version::{build_info, built_with_cuda, version};
+
+/// The sample of the README compiles.
+#[cfg(all(doctest, feature = "text"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
