@@ -616,7 +616,10 @@ typedef struct wcuda_model_options {
 #define WCUDA_MODEL_OPTIONS_INIT {sizeof(wcuda_model_options), 0, 0, NULL, NULL, {0}}
 
 /* Loads a model's weights: all, or nothing and the ledger is as before. Options may be NULL. A
- * cancelled load is WCUDA_CANCELLED, within 16 MiB of reading. [any thread] */
+ * cancelled load is WCUDA_CANCELLED, within 16 MiB of reading. WCUDA_MALFORMED: hyper-parameters,
+ * tokenizer and tensors contradict each other, or one is missing. WCUDA_UNSUPPORTED: an architecture,
+ * a tensor type, or a feature of the model that this version lacks; tensors of the network that it
+ * does not know are refused too, others are ignored with a log record. [any thread] */
 WCUDA_API wcuda_status wcuda_model_load(wcuda_context context, wcuda_gguf gguf,
                                         const wcuda_model_options* options, wcuda_model* model,
                                         wcuda_error* error);
@@ -732,8 +735,13 @@ WCUDA_API wcuda_status wcuda_sequence_tokens_get(wcuda_sequence sequence, uint32
 #define WCUDA_ROW_SKIPPED 4    /* continued a row that did not end well */
 
 /* How the next token is drawn. All zero: greedy, the lowest id of equal logits. Order: bias and mask,
- * penalties, logprobs are taken here, temperature, top-k, typical, top-p, min-p, draw. A draw depends
- * on (seed, position) and the logits alone. */
+ * penalties, logprobs are taken here, temperature, top-k, typical, top-p, min-p, draw. Log
+ * probabilities are the log softmax of the logits with bias, mask and penalties, over the whole
+ * vocabulary. Each filter keeps the first tokens of a ranking, equal ones by ascending id, and at
+ * least one; the next sees what it left, in proportion. The draw takes the first token, by ascending
+ * id, where the sum of probabilities passes a number from Philox4x32-10, counter (position, 0, 0, 0),
+ * key seed; position is the one the token will have. It depends on (seed, position) and the logits
+ * alone, and is the same on every backend for equal logits. */
 typedef struct wcuda_sampling {
   uint32_t struct_size;
   uint32_t top_k;            /* 0: off */
