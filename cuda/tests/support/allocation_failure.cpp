@@ -33,7 +33,7 @@ void* operator new(std::size_t bytes, std::align_val_t alignment) {
 void* operator new[](std::size_t bytes, std::align_val_t alignment) {
   return allocate(bytes, static_cast<std::size_t>(alignment));
 }
-// The standard library's own nothrow forms would call these, those of a sanitizer's runtime would not.
+// The standard library's nothrow forms would call the ones above, a sanitizer's would not.
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   try {
     return allocate(bytes, 1);
