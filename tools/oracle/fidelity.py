@@ -5,6 +5,7 @@ Run: python tools/oracle/fidelity.py COMMAND …
   tokens  --model F                  remakes tokens.json from the texts (needs llama-cpp-python)
   compare --model F --logits L       L: raw little-endian f32 (positions, vocabulary), or - for stdin, as
           [--max-kl X --min-top1 P]  "worker-orcd logits" writes them; exit status 1 beyond these bounds
+          [--reference R.npy]        keeps forward.py's logits there, or takes them from there
   peer    --model F                  the same for llama-cpp-python
 Prints the mean and largest KL divergence (reference to engine, natural logarithm) and the share of
 positions where both put the same token first. Needs numpy and gguf==0.19.0.
@@ -59,17 +60,29 @@ def kl_and_agreement(reference, other, rows=64):
     return np.concatenate(kl), reference.argmax(axis=1) == other.argmax(axis=1)
 
 
-def compare(model_path, sequences, logits_of):
+def reference_logits(model_path, sequences, kept):
+    """For each sequence f32 (n, vocabulary), by forward.py; from the file `kept` if it is there."""
+    import forward
+    if kept and kept.exists():
+        return np.split(np.load(kept, mmap_mode="r"), len(sequences))
+    model = forward.Model(model_path)
+    logits = [model.logits(tokens) for tokens in sequences]
+    if kept:
+        partial = kept.with_suffix(".part.npy")
+        np.save(partial, np.concatenate(logits))
+        partial.replace(kept)
+    return logits
+
+
+def compare(reference, sequences, logits_of):
     """Prints a line for each text and the whole; returns mean KL and top-1 agreement in percent.
     logits_of(tokens) gives f32 (n, vocabulary), called in the order of the texts."""
-    import forward
-    model = forward.Model(model_path)
     all_kl, all_agree = [], []
-    for name, tokens in sequences.items():
+    for (name, tokens), expected in zip(sequences.items(), reference):
         other = logits_of(tokens)
         if not np.isfinite(other).all():
             sys.exit(f"{name}: logits that are not finite")
-        kl, agree = kl_and_agreement(model.logits(tokens), other)
+        kl, agree = kl_and_agreement(expected, other)
         print(f"{name:10} mean KL {kl.mean():.3e}  largest {kl.max():.3e}  top-1 {100 * agree.mean():.2f} %",
               flush=True)
         all_kl.append(kl)
@@ -101,6 +114,7 @@ def main():
     parser.add_argument("command", choices=("tokens", "compare", "peer"))
     parser.add_argument("--model")
     parser.add_argument("--logits")
+    parser.add_argument("--reference", type=pathlib.Path)
     parser.add_argument("--max-kl", type=float, default=np.inf)
     parser.add_argument("--min-top1", type=float, default=0.0)
     args = parser.parse_args()
@@ -117,7 +131,9 @@ def main():
         else:
             stream = sys.stdin.buffer if args.logits == "-" else open(args.logits, "rb")
             logits_of = raw_reader(stream, args.model)
-        kl, top1 = compare(args.model, read_tokens(), logits_of)
+        sequences = read_tokens()
+        reference = reference_logits(args.model, list(sequences.values()), args.reference)
+        kl, top1 = compare(reference, sequences, logits_of)
         if kl > args.max_kl or top1 < args.min_top1:
             sys.exit(f"beyond the bounds: mean KL {args.max_kl:g}, top-1 {args.min_top1:g} %")
 
