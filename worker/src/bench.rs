@@ -75,10 +75,9 @@ impl Measured {
 }
 
 pub fn run(args: Args) -> Outcome {
-    let context = load::context(&args.device)?;
     let gguf = load::gguf(&args.model.model)?;
     let started = Instant::now();
-    let model = load::model(&context, &gguf)?;
+    let model = load::model(&args.device, &gguf)?;
     let load_time = started.elapsed();
     let longest = args.prompt_tokens.iter().copied().max().unwrap_or(1);
     let need = longest.max(args.depth.saturating_add(args.tokens));
@@ -114,7 +113,7 @@ pub fn run(args: Args) -> Outcome {
         bytes_a_token,
     });
 
-    let machine = Machine::of(&context)?;
+    let machine = Machine::of(model.context())?;
     if args.json {
         return print_json(&to_json(&rows, &machine, load_time));
     }

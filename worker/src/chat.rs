@@ -31,9 +31,8 @@ pub struct Args {
 
 pub fn run(args: Args) -> Outcome {
     interrupt::install()?;
-    let context = load::context(&args.device)?;
     let gguf = load::gguf(&args.model.model)?;
-    let model = load::model(&context, &gguf)?;
+    let model = load::model(&args.device, &gguf)?;
     let mut session = Session::new(&model, &args.engine.options(model.info().context_length))?;
     let prompter = Prompter::new(session.tokenizer().vocabulary(), None);
     let first: Vec<Value> = args

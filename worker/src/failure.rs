@@ -53,6 +53,10 @@ impl Failure {
         }
     }
 
+    pub fn is_interrupted(&self) -> bool {
+        self.kind == Kind::Interrupted
+    }
+
     /// A failure of the operating system at a file.
     pub fn file(path: &Path, error: &io::Error) -> Self {
         Self::new(format!("{}: {error}", path.display()))
@@ -106,8 +110,9 @@ impl From<Error> for Failure {
             ErrorKind::OutOfMemory | ErrorKind::OutOfHostMemory | ErrorKind::OverBudget => {
                 Some("'worker-orcd plan' tells what is needed; --context and --kv-type shrink it")
             }
-            ErrorKind::Malformed => Some("'worker-orcd inspect' shows what the file says"),
-            ErrorKind::LimitExceeded => Some("--context sets the length of a sequence"),
+            ErrorKind::LimitExceeded if error.message().contains("sequence") => {
+                Some("--context sets the length of a sequence")
+            }
             _ => None,
         };
         let failure = Self::new(error.to_string());

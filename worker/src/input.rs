@@ -51,10 +51,14 @@ pub fn answer_lines<In: DeserializeOwned, Out: Serialize>(
             .map_err(|error| Failure::new(format!("request {total}: {error}")))
             .and_then(&mut answer)
             .and_then(|out| Ok(serde_json::to_value(out)?));
-        let value = answered.unwrap_or_else(|failure| {
-            failed += 1;
-            serde_json::json!({ "error": failure.to_string() })
-        });
+        let value = match answered {
+            Ok(value) => value,
+            Err(failure) if failure.is_interrupted() => return Err(failure),
+            Err(failure) => {
+                failed += 1;
+                serde_json::json!({ "error": failure.to_string() })
+            }
+        };
         print_json(&value)?;
     }
     if failed > 0 {

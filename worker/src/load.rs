@@ -5,9 +5,9 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use worker_cuda::{Backend, CancelHandle, CudaContext, Gguf, Model, Progress};
+use worker_cuda::{Backend, CancelHandle, CudaContext, ErrorKind, Gguf, Model, Progress};
 
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::options::{BackendChoice, DeviceArgs};
 
@@ -27,11 +27,38 @@ pub fn context(args: &DeviceArgs) -> Outcome<CudaContext> {
 
 /// Opens the file; its name becomes part of what goes wrong.
 pub fn gguf(path: &Path) -> Outcome<Gguf> {
-    Gguf::open(path).map_err(|error| error.with_context(path.display().to_string()).into())
+    Gguf::open(path).map_err(|error| {
+        let malformed = error.kind() == ErrorKind::Malformed;
+        let failure = Failure::from(error.with_context(path.display().to_string()));
+        if malformed {
+            failure.hint("is it a GGUF file, and whole?")
+        } else {
+            failure
+        }
+    })
 }
 
-/// Loads the weights; Ctrl-C stops it.
-pub fn model(context: &CudaContext, gguf: &Gguf) -> Outcome<Model> {
+/// Opens the device and loads the weights; Ctrl-C stops it. Where nobody asked for a GPU, and models
+/// cannot be loaded there, the processor computes.
+pub fn model(args: &DeviceArgs, gguf: &Gguf) -> Outcome<Model> {
+    let context = context(args)?;
+    match load_on(&context, gguf) {
+        Err(error)
+            if error.kind() == ErrorKind::NotAvailable && args.backend == BackendChoice::Auto =>
+        {
+            eprintln!("{error}; computing on the processor");
+            let host = DeviceArgs {
+                backend: BackendChoice::Host,
+                device: 0,
+                ..args.clone()
+            };
+            Ok(load_on(&host.builder().open()?, gguf)?)
+        }
+        loaded => Ok(loaded?),
+    }
+}
+
+fn load_on(context: &CudaContext, gguf: &Gguf) -> worker_cuda::Result<Model> {
     let cancel = CancelHandle::new()?;
     interrupt::watch_load(&cancel);
     let bar = bar();
@@ -51,7 +78,7 @@ pub fn model(context: &CudaContext, gguf: &Gguf) -> Outcome<Model> {
         .load();
     bar.finish_and_clear();
     interrupt::watch_nothing();
-    Ok(loaded?)
+    loaded
 }
 
 fn bar() -> ProgressBar {

@@ -39,9 +39,8 @@ const ROWS: u32 = 64;
 pub fn run(args: Args) -> Outcome {
     let Sequences { sequences } = input::json(&args.tokens)?;
     let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
-    let context = load::context(&args.device)?;
     let gguf = load::gguf(&args.model.model)?;
-    let model = load::model(&context, &gguf)?;
+    let model = load::model(&args.device, &gguf)?;
     let mut options = args.engine.options(model.info().context_length);
     if args.engine.context.is_none() {
         let length =

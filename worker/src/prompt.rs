@@ -25,10 +25,14 @@ impl Prompter {
     /// The text of a request: `messages`, `tools`, `documents`, `add_generation_prompt`, and what
     /// else there is as variables of the template.
     pub fn render(&self, request: Map<String, Value>) -> Outcome<String> {
-        let template = self.template.as_ref().map_err(|error| {
-            Failure::new(error.to_string()).hint("run --raw works without a chat template")
-        })?;
-        Ok(template.render(&template_input(request)?)?)
+        const HINT: &str = "run --raw works without a chat template";
+        let fail = |error: &Error| Failure::new(error.to_string()).hint(HINT);
+        let input = template_input(request)?;
+        self.template
+            .as_ref()
+            .map_err(fail)?
+            .render(&input)
+            .map_err(|error| fail(&error))
     }
 
     /// Tokens of a request, up to where the assistant speaks.

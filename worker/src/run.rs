@@ -125,8 +125,7 @@ pub fn run(args: Args) -> Outcome {
         Some(_) => None,
         None => Some(asker.request(&one_line(&args)?)?),
     };
-    let context = load::context(&args.device)?;
-    let model = load::model(&context, &gguf)?;
+    let model = load::model(&args.device, &gguf)?;
     let most = if single.is_none() {
         MOST_LOGPROBS
     } else {
@@ -145,7 +144,7 @@ pub fn run(args: Args) -> Outcome {
         }
         (Some(request), _) => {
             let summary = stream(&mut session, request)?;
-            print_speed(&summary, context.memory(Purpose::Any)?.peak_bytes);
+            print_speed(&summary, model.context().memory(Purpose::Any)?.peak_bytes);
             summary.reason.as_str()
         }
         (None, path) => {
@@ -205,6 +204,7 @@ fn stream(session: &mut Session, request: &Request) -> Outcome<Summary> {
                 ends_line = text.ends_with('\n');
             }
             Event::Done(summary) => {
+                interrupt::watch_nothing();
                 if !ends_line {
                     writeln!(out)?;
                 }
@@ -249,6 +249,7 @@ fn answer(session: &mut Session, request: &Request, id: Option<Value>) -> Outcom
             _ => {}
         }
     }
+    interrupt::watch_nothing();
     Ok(answer)
 }
 

@@ -6,6 +6,11 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
+use gguf_file::GgufFile;
+
+#[path = "../../tests/support/gguf_file.rs"]
+mod gguf_file;
+
 fn worker(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_worker-orcd"));
     command.args(args).stdin(Stdio::null());
@@ -445,11 +450,53 @@ fn template_renders_messages() {
     assert_eq!(answer["text"], text);
 }
 
+/// A file with nothing but a vocabulary of printable ASCII, and a chat template if one is given.
+fn vocabulary_only(name: &str, template: Option<&str>) -> String {
+    let tokens: Vec<String> = ('!'..='~').chain(['Ġ']).map(String::from).collect();
+    let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
+    let mut file = GgufFile::new()
+        .string("tokenizer.ggml.model", "gpt2")
+        .string("tokenizer.ggml.pre", "gpt-2")
+        .strings("tokenizer.ggml.tokens", &tokens)
+        .strings("tokenizer.ggml.merges", &[]);
+    if let Some(template) = template {
+        file = file.string("tokenizer.chat_template", template);
+    }
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, file.bytes()).expect("a temporary file");
+    path.to_str().expect("UTF-8").to_owned()
+}
+
 #[test]
-fn model_without_a_template_says_how_to_go_on() {
-    let output = run(&["run", "--model", &tiny(), "--backend", "host", "Hi"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(!stderr(&output).is_empty());
+fn vocabulary_alone_is_enough_to_tokenize_and_to_render() {
+    let model = vocabulary_only("vocabulary.gguf", Some("{{ messages[0].content }}!"));
+    let tokens = json(&run(&["tokenize", "--model", &model, "--json", "a b"]));
+    assert_eq!(tokens["tokens"], serde_json::json!([64, 94, 65]));
+    assert_eq!(
+        stdout(&run(&["detokenize", "--model", &model, "64", "94", "65"])),
+        "a b"
+    );
+    let request = temporary(
+        "vocabulary.json",
+        r#"{"messages": [{"content": "Hi"}], "x": 1}"#,
+    );
+    let output = run(&["template", "--model", &model, "--request", &request]);
+    assert_eq!(stdout(&output), "Hi!");
+    let run_it = run(&["run", "--raw", "--backend", "host", "--model", &model, "Hi"]);
+    assert_fails(&run_it, 1, "");
+}
+
+#[test]
+fn missing_and_failing_templates_name_the_line_and_the_way_out() {
+    let missing = vocabulary_only("no-template.gguf", None);
+    let output = run(&["run", "--backend", "host", "--model", &missing, "Hi"]);
+    assert_fails(&output, 1, "hint: run --raw");
+    let failing = vocabulary_only("failing.gguf", Some("one\ntwo {{ 1 / 0 }}"));
+    let output = run(&["run", "--backend", "host", "--model", &failing, "Hi"]);
+    assert_fails(&output, 1, "line 2");
+    let request = temporary("bad-request.json", r#"{"messages": "Hi"}"#);
+    let output = run(&["template", "--model", &failing, "--request", &request]);
+    assert_fails(&output, 1, "messages");
 }
 
 #[test]
