@@ -166,8 +166,9 @@ WCUDA_API wcuda_status wcuda_abi_field_get(uint32_t index, wcuda_abi_field* fiel
 typedef void (*wcuda_log_callback)(void* user, int32_t level, wcuda_string target,
                                    wcuda_string message);
 
-/* Installs the process's log sink for records of `level` or graver; callback NULL removes it. When the
- * call returns, the previous sink runs no more and will not run again. [any thread] */
+/* Installs the process's log sink for records of `level` or graver; callback NULL removes it, whatever
+ * the level. When the call returns, the previous sink runs no more and will not run again.
+ * [any thread] */
 WCUDA_API wcuda_status wcuda_log_set(wcuda_log_callback callback, void* user, int32_t level,
                                      wcuda_error* error);
 
@@ -232,7 +233,8 @@ typedef struct wcuda_device_caps {
 
 /* Number of usable devices of a backend (CUDA or HOST; HOST has one). CUDA without a device is not a
  * count of 0 but WCUDA_NO_DEVICE or WCUDA_NOT_AVAILABLE with the reason ("no CUDA device: driver
- * 12.4, needs 13.0"). Creates no CUDA context. [any thread] */
+ * 12.4, needs 13.0"). Ordinals count the usable devices in CUDA's order. Creates no CUDA context.
+ * [any thread] */
 WCUDA_API wcuda_status wcuda_device_count(int32_t backend, int32_t* count, wcuda_error* error);
 
 /* Capabilities of one device. [any thread] */
@@ -364,8 +366,8 @@ WCUDA_API wcuda_status wcuda_buffer_read(wcuda_buffer buffer, uint64_t offset, v
 WCUDA_API wcuda_status wcuda_buffer_copy(wcuda_buffer target, uint64_t target_offset,
                                          wcuda_buffer source, uint64_t source_offset,
                                          uint64_t bytes, wcuda_error* error);
-/* Fills a range with a repeated little-endian pattern of 1, 2, 4 or 8 bytes; offset and bytes are
- * multiples of it. Waits. [external: buffer] */
+/* Fills a range with the low pattern_bytes (1, 2, 4 or 8) of a pattern, little-endian, over and over;
+ * offset and bytes are multiples of it. Waits. [external: buffer] */
 WCUDA_API wcuda_status wcuda_buffer_fill(wcuda_buffer buffer, uint64_t offset, uint64_t bytes,
                                          uint64_t pattern, uint32_t pattern_bytes,
                                          wcuda_error* error);

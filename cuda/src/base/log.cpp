@@ -51,7 +51,7 @@ void log(int32_t level, const char* target, const char* format, ...) noexcept {
 }
 
 Status set_log_sink(wcuda_log_callback callback, void* user, int32_t level) {
-  if (level < WCUDA_LOG_ERROR || level > WCUDA_LOG_TRACE)
+  if (callback && (level < WCUDA_LOG_ERROR || level > WCUDA_LOG_TRACE))
     return Status::error(WCUDA_INVALID_ARGUMENT, "level: %d is not in %d … %d", level,
                          WCUDA_LOG_ERROR, WCUDA_LOG_TRACE);
   Sink& to = sink();

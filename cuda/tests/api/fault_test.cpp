@@ -162,7 +162,10 @@ TEST(Fault, every_call_survives_the_host_running_out_of_memory_at_every_step) {
       [&] { return wcuda_buffer_create(context.handle(), &options, &none, nullptr); },
       [&] { return wcuda_device_count(WCUDA_BACKEND_CUDA, &devices, nullptr); },
       [&] { return wcuda_device_caps_get(WCUDA_BACKEND_HOST, 0, &caps, nullptr); },
-      [&] { return wcuda_log_set(nullptr, nullptr, 77, nullptr); },
+      [&] {
+        return wcuda_log_set([](void*, int32_t, wcuda_string, wcuda_string) {}, nullptr, 77,
+                             nullptr);
+      },
   };
   const uint64_t live = api::live_count(api::Kind::kContext);
 
