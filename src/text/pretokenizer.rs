@@ -374,9 +374,29 @@ const KINDS: &[Kind] = &[
 /// A step ready to run.
 #[derive(Debug)]
 enum Cutter {
-    Pattern(Regex),
-    DigitGroups { before_boundary: bool },
+    Pattern {
+        regex: Regex,
+        white_space: WhiteSpace,
+    },
+    DigitGroups {
+        before_boundary: bool,
+    },
 }
+
+/// What becomes of the last character of white space before a word.
+///
+/// Most patterns end in `\s+(?!\S)|\s+`: it is left for the word. The look-ahead is done here, not in the
+/// pattern: without it no pattern needs backtracking, whose stack a long run of spaces would exhaust.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum WhiteSpace {
+    /// The pattern says so itself, or has nothing to say.
+    AsMatched,
+    LeaveLast,
+    /// It is left, unless a line ends there: `\s*[\r\n]+` has matched then.
+    LeaveLastInLine,
+}
+
+const LOOK_AHEAD: &str = r"|\s+(?!\S)|\s+";
 
 /// Cuts text into words.
 #[derive(Debug)]
@@ -434,20 +454,57 @@ pub fn pre_tokenizer_names() -> impl Iterator<Item = &'static str> {
 fn compile(step: &Step) -> Result<Cutter> {
     Ok(match *step {
         DigitGroups { before_boundary } => Cutter::DigitGroups { before_boundary },
-        Pattern(pattern) => Cutter::Pattern(Regex::new(pattern).map_err(|error| {
-            Error::new(
-                ErrorKind::NotAvailable,
-                format!("pre-tokenizer pattern does not compile: {error}"),
-            )
-        })?),
+        Pattern(pattern) => {
+            let (pattern, white_space) = match pattern.strip_suffix(LOOK_AHEAD) {
+                None => (pattern.to_owned(), WhiteSpace::AsMatched),
+                Some(words) if words.contains(r"\s*[\r\n]") => {
+                    (format!(r"{words}|\s+"), WhiteSpace::LeaveLastInLine)
+                }
+                Some(words) => (format!(r"{words}|\s+"), WhiteSpace::LeaveLast),
+            };
+            let regex = Regex::new(&pattern).map_err(|error| {
+                Error::new(
+                    ErrorKind::Internal,
+                    format!("pre-tokenizer pattern does not compile: {error}"),
+                )
+            })?;
+            Cutter::Pattern { regex, white_space }
+        }
     })
+}
+
+impl WhiteSpace {
+    /// Where a match of `text[begin..end]` ends.
+    fn end(self, text: &str, begin: usize, end: usize) -> usize {
+        let found = &text[begin..end];
+        let Some(last) = found.chars().next_back().filter(|c| c.is_whitespace()) else {
+            return end;
+        };
+        let begin_of_last = end - last.len_utf8();
+        let left = match self {
+            WhiteSpace::AsMatched => false,
+            WhiteSpace::LeaveLast => true,
+            WhiteSpace::LeaveLastInLine => !matches!(last, '\r' | '\n'),
+        };
+        let word_follows = text[end..]
+            .chars()
+            .next()
+            .is_some_and(|c| !c.is_whitespace());
+        if left && word_follows && begin_of_last > begin && found.chars().all(char::is_whitespace) {
+            begin_of_last
+        } else {
+            end
+        }
+    }
 }
 
 impl Cutter {
     /// Appends the pieces of `text[piece]`, none of them empty.
     fn cut(&self, text: &str, piece: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()> {
         match self {
-            Cutter::Pattern(regex) => cut_by_pattern(regex, text, piece, out),
+            Cutter::Pattern { regex, white_space } => {
+                cut_by_pattern(regex, *white_space, text, piece, out)
+            }
             Cutter::DigitGroups { before_boundary } => {
                 group_digits(text, piece, *before_boundary, out);
                 Ok(())
@@ -458,14 +515,15 @@ impl Cutter {
 
 fn cut_by_pattern(
     regex: &Regex,
+    white_space: WhiteSpace,
     text: &str,
     piece: Range<usize>,
     out: &mut Vec<Range<usize>>,
 ) -> Result<()> {
     let slice = &text[piece.clone()];
     let mut done = 0;
-    for found in regex.find_iter(slice) {
-        let found = found.map_err(|error| {
+    while done < slice.len() {
+        let found = regex.find_from_pos(slice, done).map_err(|error| {
             Error::new(
                 ErrorKind::LimitExceeded,
                 format!(
@@ -474,13 +532,15 @@ fn cut_by_pattern(
                 ),
             )
         })?;
+        // No pattern matches nothing.
+        let Some(found) = found.filter(|found| found.end() > done) else {
+            break;
+        };
         if found.start() > done {
             out.push(piece.start + done..piece.start + found.start());
         }
-        if found.end() > found.start() {
-            out.push(piece.start + found.start()..piece.start + found.end());
-        }
-        done = found.end();
+        done = white_space.end(slice, found.start(), found.end());
+        out.push(piece.start + found.start()..piece.start + done);
     }
     if done < slice.len() {
         out.push(piece.start + done..piece.end);
@@ -570,6 +630,20 @@ mod tests {
             words("gpt2", "I'll  go,\n now 123"),
             ["I", "'ll", " ", " go", ",", "\n", " now", " 123"]
         );
+    }
+
+    #[test]
+    fn long_runs_are_no_error() {
+        for run in [" ", "\n", " \n", "\t", "a", "1", "!", "é"] {
+            let text = format!("{}x", run.repeat(1 << 17));
+            for name in ["gpt2", "llama3", "deepseek3", "gpt4o", "default", "kimi-k2"] {
+                assert_eq!(
+                    words(name, &text).concat().len(),
+                    text.len(),
+                    "{name} {run:?}"
+                );
+            }
+        }
     }
 
     #[test]
