@@ -25,7 +25,7 @@ constexpr RefusedKey kRefusedKeys[] = {
     {"attention.causal", 1},
     {"attention.max_alibi_bias", 0},
     {"attention.clamp_kqv", 0},
-    {"attention.sliding_window_pattern", 1},
+    {"attention.sliding_window_pattern", 0},
     {"attention.shared_kv_layers", 0},
     {"attention.temperature_scale", 0},
     {"attention.temperature_length", 0},

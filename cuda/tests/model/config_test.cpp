@@ -200,6 +200,9 @@ TEST(Config, refuses_features_it_lacks_and_accepts_their_neutral_values) {
   EXPECT_EQ(read_f32("llama.logit_scale", 2.0f).status.code(), WCUDA_UNSUPPORTED);
   EXPECT_EQ(read_f32("llama.logit_scale", 1.0f).status.code(), WCUDA_OK);
   EXPECT_EQ(read_f32("llama.final_logit_softcapping", 30.0f).status.code(), WCUDA_UNSUPPORTED);
+  // 0: the window holds in every layer; from 1 on, some see everything.
+  EXPECT_EQ(read_u32("llama.attention.sliding_window_pattern", 0).status.code(), WCUDA_OK);
+  EXPECT_EQ(read_u32("llama.attention.sliding_window_pattern", 1).status.code(), WCUDA_UNSUPPORTED);
   const auto causal = [](uint8_t value) {
     return read_without("llama.attention.causal",
                         [&](GgufBuilder& b) { b.boolean("llama.attention.causal", value); });
