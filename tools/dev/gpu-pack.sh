@@ -12,7 +12,9 @@ command_gpu_pack() {
   step "worker with CUDA" worker_release on
   rm -rf "$pack"
   mkdir -p "$pack/tests" "$pack/bench"
-  strip -o "$pack/wcuda_tests" "$native/tests/wcuda_tests"
+  for binary in wcuda_tests wcuda_gpu_fault_test wcuda_hello; do
+    strip -o "$pack/$binary" "$native/tests/$binary"
+  done
   strip -o "$pack/wcuda_gpu_fault_test" "$native/tests/wcuda_gpu_fault_test"
   strip -o "$pack/worker-orcd" "$TARGET/cuda/release/worker-orcd"
   for binary in "$native"/bench/*_bench; do

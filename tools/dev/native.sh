@@ -14,18 +14,19 @@ native_configure() {
   echo "$settings" >"$folder/settings.txt"
 }
 
-# Host backend with its tests, installed in target/native/host/prefix for the Rust tests to link.
+# Host backend with its tests and benches, installed in target/native/host/prefix for the Rust tests to link.
 native_host() {
-  native_configure host -DCMAKE_BUILD_TYPE=Release -DWCUDA_CUDA=OFF -DWCUDA_BUILD_TESTS=ON
+  native_configure host -DCMAKE_BUILD_TYPE=Release -DWCUDA_CUDA=OFF -DWCUDA_BUILD_TESTS=ON \
+    -DWCUDA_BUILD_BENCH=ON
   cmake --build "$NATIVE/host" --parallel "$JOBS"
   cmake --install "$NATIVE/host"
 }
 
-# native_cuda ARCHS: with CUDA and the tests.
+# native_cuda ARCHS: with CUDA, the tests and the benches.
 native_cuda() {
   native_configure "cuda-${1//;/-}" -DCMAKE_BUILD_TYPE=Release -DWCUDA_CUDA=ON \
     -DWCUDA_CUDA_TOOLKIT="$WORKER_CUDA_TOOLKIT" -DCMAKE_CUDA_ARCHITECTURES="$1" \
-    -DWCUDA_BUILD_TESTS=ON
+    -DWCUDA_BUILD_TESTS=ON -DWCUDA_BUILD_BENCH=ON
   cmake --build "$NATIVE/cuda-${1//;/-}" --parallel "$JOBS"
   cmake --install "$NATIVE/cuda-${1//;/-}"
 }
