@@ -18,8 +18,8 @@ impl ParkedPanic {
                 if slot.is_none() {
                     *slot = Some(payload);
                 } else {
-                    // Dropping a payload may itself panic.
-                    std::mem::forget(payload);
+                    drop(slot);
+                    discard(payload);
                 }
                 None
             }
@@ -32,6 +32,13 @@ impl ParkedPanic {
         if let Some(payload) = payload {
             resume_unwind(payload);
         }
+    }
+}
+
+/// Drops what a panic carried, which may itself panic.
+pub(crate) fn discard(payload: Box<dyn Any + Send>) {
+    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        std::mem::forget(again);
     }
 }
 

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::callback::discard;
 use crate::error::{Error, ErrorKind, Result, call};
 use crate::ffi;
 use crate::native_text::as_bytes;
@@ -132,7 +133,7 @@ unsafe extern "C" fn trampoline(
     }));
     IN_SINK.set(false);
     if let Err(payload) = outcome {
-        std::mem::forget(payload); // dropping it could panic again
+        discard(payload);
     }
 }
 

@@ -6,6 +6,8 @@ use worker_cuda::*;
 
 use models::{golden, host, tiny, tiny_models};
 
+#[path = "support/forget.rs"]
+mod forget;
 #[path = "support/models.rs"]
 mod models;
 
@@ -503,7 +505,7 @@ fn forgotten_tickets_outputs_and_sequences_hurt_nobody() {
     let _ticket = engine.submit(&Step::new().row(row)).unwrap();
     // Submitting has copied: what it pointed to may go while the step is in flight.
     drop((tokens, sampling));
-    std::mem::forget(forgotten);
+    forget::forget(forgotten);
 
     let other = engine.create_sequence().unwrap();
     let ticket = engine

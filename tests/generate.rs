@@ -9,6 +9,8 @@ use worker_cuda::*;
 
 use models::{host, real_path, tiny};
 
+#[path = "support/forget.rs"]
+mod forget;
 #[path = "support/models.rs"]
 mod models;
 
@@ -202,7 +204,7 @@ fn answer_that_is_dropped_or_forgotten_leaves_the_session_usable() {
         if events % 2 == 0 {
             drop(generation)
         } else {
-            std::mem::forget(generation)
+            forget::forget(generation)
         }
         let again = session
             .generate(&Request::tokens(PROMPT).max_tokens(10))

@@ -4,6 +4,9 @@ use std::fmt::Debug;
 
 use worker_cuda::*;
 
+#[path = "support/forget.rs"]
+mod forget;
+
 fn host() -> CudaContext {
     CudaContext::host().expect("the host backend is always there")
 }
@@ -159,8 +162,8 @@ fn pinned_memory_is_zeroed_aligned_and_counted() {
 #[test]
 fn forgotten_memory_shows_in_the_ledger_and_hurts_nobody() {
     let context = host();
-    std::mem::forget(context.alloc_tagged::<u8>(64, "forgotten").unwrap());
-    std::mem::forget(context.alloc_pinned::<u8>(64).unwrap());
+    forget::forget(context.alloc_tagged::<u8>(64, "forgotten").unwrap());
+    forget::forget(context.alloc_pinned::<u8>(64).unwrap());
     let entries = context.ledger().unwrap();
     assert!(entries.iter().any(|entry| entry.tag == "forgotten"));
     context.alloc_from(&[1u8]).unwrap();

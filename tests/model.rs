@@ -11,6 +11,8 @@ use worker_cuda::*;
 use gguf_file::GgufFile;
 use models::{host, tiny, tiny_models, tiny_path};
 
+#[path = "support/forget.rs"]
+mod forget;
 #[path = "support/gguf_file.rs"]
 mod gguf_file;
 #[path = "support/models.rs"]
@@ -341,6 +343,6 @@ fn model_outlives_what_it_was_made_from_and_may_be_forgotten() {
     let context = model.context().clone();
     drop(model);
     engine.create_sequence().unwrap();
-    std::mem::forget(engine);
+    forget::forget(engine);
     assert!(!context.ledger().unwrap().is_empty());
 }
