@@ -43,12 +43,14 @@ class HostOps final : public Ops {
     Pieces pieces(scratch);
     lay_out(limits, &pieces, &scratch_);
     linear_.prepare(token_count_max(limits), cols_max(limits), scratch_.linear);
+    rope_.reserve(limits.max_batch_tokens, limits.head_length);
     return {};
   }
 
   Status warm_up() override {
     WCUDA_CHECK(scratch_.key != nullptr);
     std::memset(scratch_.key, 0, scratch_.bytes);
+    rope_.forget();  // its table was among them
     pool_->parallel_for(pool_->thread_count(), [](uint32_t, uint32_t) {});
     return {};
   }
