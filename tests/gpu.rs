@@ -1,0 +1,141 @@
+//! The safe handles on a GPU. Without one each test says why it does nothing; with
+//! `WCUDA_REQUIRE_GPU=1` it fails instead.
+
+use worker_cuda::*;
+
+use models::tiny_path;
+
+#[path = "support/models.rs"]
+mod models;
+
+/// The first GPU, or None after saying why there is none.
+fn gpu() -> Option<CudaContext> {
+    match CudaContext::new(0) {
+        Ok(context) => Some(context),
+        Err(error) => {
+            assert!(
+                std::env::var_os("WCUDA_REQUIRE_GPU").is_none(),
+                "a GPU is required: {error}"
+            );
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn gpu_context_and_caps_are_of_one_device() {
+    let Some(context) = gpu() else { return };
+    let info = context.info().unwrap();
+    assert_eq!(
+        (info.backend, info.ordinal, info.host_threads),
+        (Backend::Cuda, 0, 0)
+    );
+    let caps = &devices(Backend::Cuda).unwrap()[0];
+    assert!(caps.compute_capability >= (7, 5) && caps.multiprocessor_count > 0);
+    let memory = context.memory(Purpose::Any).unwrap();
+    assert!(memory.device_free_bytes <= memory.device_total_bytes);
+    assert!(memory.device_total_bytes <= caps.total_memory);
+    assert_eq!(
+        CudaContext::auto().unwrap().info().unwrap().backend,
+        Backend::Cuda
+    );
+    assert_eq!(
+        CudaContext::new(4096).unwrap_err().kind(),
+        ErrorKind::NoDevice
+    );
+}
+
+#[test]
+fn gpu_memory_fills_copies_and_keeps_its_bounds() {
+    let Some(context) = gpu() else { return };
+    let source: Vec<u16> = (0..100_003u32).map(|i| (i * 7) as u16).collect();
+    let mut buffer = context.alloc_from(&source).unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), source);
+    buffer.fill_range(3..50_001, 0xabcd).unwrap();
+    let mut part = [0; 5];
+    buffer.read_at(49_998, &mut part).unwrap();
+    assert_eq!(
+        part,
+        [0xabcd, 0xabcd, 0xabcd, source[50_001], source[50_002]]
+    );
+    let mut other = context.alloc_zeroed::<u16>(10).unwrap();
+    other.copy_from_device(2, &buffer, 50_001, 8).unwrap();
+    assert_eq!(other.to_vec().unwrap()[2..], source[50_001..50_009]);
+    assert_eq!(
+        buffer.read_at(100_000, &mut part).unwrap_err().kind(),
+        ErrorKind::OutOfRange
+    );
+    let foreign = CudaContext::host().unwrap().alloc_zeroed::<u16>(4).unwrap();
+    assert!(
+        other.copy_from_device(0, &foreign, 0, 4).is_err(),
+        "of another context"
+    );
+}
+
+#[test]
+fn gpu_digest_is_the_hosts() {
+    let Some(context) = gpu() else { return };
+    let bytes: Vec<u8> = (0..300_001u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let gpu = context.alloc_from(&bytes).unwrap();
+    let host = CudaContext::host().unwrap().alloc_from(&bytes).unwrap();
+    for range in [0..1, 0..1024, 5..1030, 0..65_536, 1..300_001] {
+        let expected = host.digest(range.clone()).unwrap();
+        assert_eq!(gpu.digest(range.clone()).unwrap(), expected, "{range:?}");
+    }
+}
+
+#[test]
+fn gpu_ledger_budget_and_pinned_memory_are_kept() {
+    let Some(_) = gpu() else { return };
+    let builder = CudaContext::builder()
+        .backend(Backend::Cuda)
+        .memory_budget(1 << 20);
+    let context = builder.open().unwrap();
+    let held = context.alloc_tagged::<u8>(1 << 20, "all").unwrap();
+    assert_eq!(
+        context.alloc::<u8>(1).unwrap_err().kind(),
+        ErrorKind::OverBudget
+    );
+    let mut pinned = context.alloc_pinned::<f64>(1000).unwrap();
+    assert_eq!(
+        context.memory(Purpose::Staging).unwrap().allocation_count,
+        1
+    );
+    drop(held);
+    pinned[999] = 2.5;
+    assert_eq!(
+        context.alloc_from(&pinned).unwrap().to_vec().unwrap()[999],
+        2.5
+    );
+    drop(pinned);
+    assert!(context.ledger().unwrap().is_empty());
+    let health = context.health().unwrap();
+    assert_eq!(health.state, HealthState::Ok, "{}", health.message);
+    assert_eq!((health.ledger_bytes, health.deferred_error_count), (0, 0));
+}
+
+#[test]
+fn gpu_that_is_full_is_an_error_with_the_numbers() {
+    let Some(context) = gpu() else { return };
+    let total = context.memory(Purpose::Any).unwrap().device_total_bytes as usize;
+    let error = context.alloc::<u8>(total + (1 << 30)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    assert!(
+        error.message().contains(&(total + (1 << 30)).to_string()),
+        "{error}"
+    );
+    context.alloc_from(&[1u8]).unwrap();
+}
+
+#[test]
+fn gpu_models_load_or_say_that_they_do_not_yet() {
+    let Some(context) = gpu() else { return };
+    match Model::load(&context, &Gguf::open(tiny_path()).unwrap()) {
+        Ok(model) => drop(model),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::NotAvailable, "{error}"),
+    }
+    assert!(context.ledger().unwrap().is_empty());
+}
