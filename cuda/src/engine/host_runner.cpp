@@ -1,4 +1,5 @@
 // The host backend's runner: page commands, the forward pass, sampling, on a thread of its own.
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -154,7 +155,7 @@ void HostRunner::run(Ticket& ticket, const Ticket* previous) {
   const auto place = [&](const auto& source, uint64_t offset) {
     using T = typename std::decay_t<decltype(source)>::value_type;
     T* target = machine_.in_ticket<T>(ticket.parity, offset);
-    std::memcpy(target, source.data(), source.size() * sizeof(T));
+    std::copy(source.begin(), source.end(), target);
     return target;
   };
   batch.tokens = place(ticket.tokens, layout.tokens);
