@@ -162,7 +162,7 @@ WCUDA_INLINE void score(const float* const* queries, const float* columns, uint3
       for (uint32_t q = 0; q < kQueries; ++q) {
         const Vec element = broadcast(queries[q][d]);
         WCUDA_UNROLL
-        for (uint32_t i = 0; i < 4; ++i) sums[q][i] += keys[i] * element;
+        for (uint32_t i = 0; i < 4; ++i) sums[q][i] = multiply_add(keys[i], element, sums[q][i]);
       }
     }
     WCUDA_UNROLL
@@ -227,7 +227,8 @@ WCUDA_INLINE void gather_columns(const Gather* gathers, const float* values, uin
     for (uint32_t q = 0; q < kQueries; ++q) {
       const Vec weight = broadcast(gathers[q].weights[s]);
       WCUDA_UNROLL
-      for (uint32_t i = 0; i < kVectors; ++i) totals[q][i] += rows[i] * weight;
+      for (uint32_t i = 0; i < kVectors; ++i)
+        totals[q][i] = multiply_add(rows[i], weight, totals[q][i]);
     }
   }
   WCUDA_UNROLL

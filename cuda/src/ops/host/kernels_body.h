@@ -18,8 +18,8 @@ WCUDA_INLINE void dot_tile(const float* w, uint32_t n, const float* x, uint64_t 
     const Vec w0 = load(w + i);
     const Vec w1 = load(w + i + kLanes);
     for (uint32_t t = 0; t < kTokens; ++t) {
-      even[t] += w0 * load(x + t * x_stride + i);
-      odd[t] += w1 * load(x + t * x_stride + i + kLanes);
+      even[t] = multiply_add(w0, load(x + t * x_stride + i), even[t]);
+      odd[t] = multiply_add(w1, load(x + t * x_stride + i + kLanes), odd[t]);
     }
   }
   for (uint32_t t = 0; t < kTokens; ++t) {

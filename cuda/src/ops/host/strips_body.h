@@ -162,8 +162,9 @@ WCUDA_INLINE void add_sums(const IntVec* sums, Vec scale, Vec minimum, const Inp
   WCUDA_UNROLL
   for (uint32_t t = 0; t < kTokens; ++t) {
     const Vec both = scale * input[t * stride].scale;
-    y[t] += __builtin_convertvector(sums[t], Vec) * both;
-    y[t] += minimum * input_sum[t * stride * (sizeof(InputBlock) / sizeof(float))];
+    const float block_sum = input_sum[t * stride * (sizeof(InputBlock) / sizeof(float))];
+    y[t] = multiply_add(__builtin_convertvector(sums[t], Vec), both, y[t]);
+    y[t] = multiply_add(minimum, broadcast(block_sum), y[t]);
   }
 }
 
@@ -386,13 +387,14 @@ void strip_float_tokens(const uint8_t* strip, uint32_t cols, const float* input,
       const Vec w1 = Format::column(record + kRecordBytes);
       WCUDA_UNROLL
       for (uint32_t t = 0; t < kTokens; ++t) {
-        even[t] += w0 * input[t * stride + col];
-        odd[t] += w1 * input[t * stride + col + 1];
+        even[t] = multiply_add(w0, broadcast(input[t * stride + col]), even[t]);
+        odd[t] = multiply_add(w1, broadcast(input[t * stride + col + 1]), odd[t]);
       }
     }
     WCUDA_UNROLL
     for (uint32_t t = 0; t < kTokens; ++t) {
-      if (col < cols) even[t] += Format::column(record) * input[t * stride + col];
+      if (col < cols)
+        even[t] = multiply_add(Format::column(record), broadcast(input[t * stride + col]), even[t]);
       store(tile + t * kStripRows + first_row, even[t] + odd[t]);
     }
   }
@@ -468,7 +470,8 @@ void make_blocks(const float* x, uint32_t cols, InputBlock* blocks) {
     for (uint32_t half = 0; half < 2; ++half) {
       IntVec total = {};
       for (uint32_t i = half * 16; i < half * 16 + 16; i += kLanes) {
-        const Vec shifted = load(x + i) * inverse + 12582912.0f;  // 1.5 * 2^23: rounds
+        // 1.5 * 2^23: rounds
+        const Vec shifted = multiply_add(load(x + i), broadcast(inverse), broadcast(12582912.0f));
         const IntVec code = (IntVec)shifted - 0x4b400000;
         __builtin_memcpy(codes + i, &code, sizeof code);
         total += code;

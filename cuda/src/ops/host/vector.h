@@ -52,6 +52,19 @@ WCUDA_INLINE Vec load_halves(const uint8_t* p) {
 #endif
 WCUDA_INLINE Vec broadcast(float value) { return Vec{} + value; }
 
+// a * b + c, rounded once where the instruction set can. Said outright: these files are compiled
+// with -ffp-contract=off, for a compiler that fuses where it likes gives one token different bits
+// in loops of different width.
+WCUDA_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
 template <int32_t... kLane>
 WCUDA_INLINE IntVec number_lanes(std::integer_sequence<int32_t, kLane...>) {
   return IntVec{kLane...};
@@ -99,16 +112,17 @@ WCUDA_INLINE float largest_lane(Vec v) {
 WCUDA_INLINE Vec exp_vec(Vec x) {
   x = select(x < -87.0f, broadcast(-87.0f), x);
   x = select(x > 88.0f, broadcast(88.0f), x);
-  const Vec shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer
-  const Vec n = shifted - 12582912.0f;
-  Vec r = x - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
+  const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: rounds to an integer
+  const Vec shifted = multiply_add(x, broadcast(1.44269504f), magic);
+  const Vec n = shifted - magic;
+  Vec r = multiply_add(n, broadcast(-0.693359375f), x);
+  r = multiply_add(n, broadcast(2.12194440e-4f), r);
+  Vec p = multiply_add(r, broadcast(1.9875691500e-4f), broadcast(1.3981999507e-3f));
+  p = multiply_add(p, r, broadcast(8.3334519073e-3f));
+  p = multiply_add(p, r, broadcast(4.1665795894e-2f));
+  p = multiply_add(p, r, broadcast(1.6666665459e-1f));
+  p = multiply_add(p, r, broadcast(5.0000001201e-1f));
+  p = multiply_add(p * r, r, r) + 1.0f;
   return (Vec)((UintVec)p + ((UintVec)shifted << 23));  // the low bits of `shifted` are n
 }
 
