@@ -42,11 +42,11 @@ gpu_pack_tree() {
   echo "$ROOT" >"$1/place.txt"
 }
 
-# One binary an integration test, linked with the archive that has CUDA. The feature keeps them apart from
+# The Rust tests that need a device, linked with the archive that has CUDA. The others run on the host. The feature keeps them apart from
 # those of ./dev test, and lets both share the compiled dependencies.
 gpu_pack_rust_tests() {
   local name path
-  WORKER_CUDA_NATIVE_DIR=$1/prefix cargo test -p worker-cuda --features cuda --no-run \
+  WORKER_CUDA_NATIVE_DIR=$1/prefix cargo test -p worker-cuda --features cuda --test gpu --no-run \
     --message-format=json >"$TARGET/dev/gpu-pack.json"
   python3 - "$TARGET/dev/gpu-pack.json" <<'PYTHON' | while read -r name path; do
 import json, sys

@@ -9,7 +9,6 @@ place=$(cat tree/place.txt)
 [ -e "$place" ] || { mkdir -p "$(dirname "$place")" && ln -s "$PWD/tree" "$place"; }
 ./worker-orcd devices || status=1
 ./wcuda_tests --gtest_filter="${1:-Gpu*:*/Gpu*}" --gtest_brief=1 || status=1
-./wcuda_gpu_fault_test || status=1
 ./wcuda_hello cuda || status=1
 for test in tests/*; do
   [ -x "$test" ] || continue
