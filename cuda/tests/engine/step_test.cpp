@@ -303,6 +303,19 @@ TEST_F(Step, drain_settles_lengths_and_ends_the_tickets) {
   wait(submit({feed_row(good)}));
 }
 
+TEST_F(Step, warm_up_changes_no_result_and_loses_no_ticket) {
+  create_engine(small_options());
+  const std::vector<int32_t> expected = generate(kPrompt, 3);
+  const wcuda_sequence sequence = create_sequence();
+  const uint64_t ticket = submit({token_row(sequence, kPrompt, WCUDA_ROW_SAMPLE)});
+
+  ASSERT_OK(wcuda_engine_warm_up(engine_, &error_));
+
+  EXPECT_EQ(wait(ticket).rows[0].token, expected[0]);
+  EXPECT_EQ(wait(submit({feed_row(sequence)})).rows[0].token, expected[1]);
+  EXPECT_EQ(generate(kPrompt, 3), expected);
+}
+
 TEST_F(Step, poisoned_free_pages_never_reach_a_result) {
   wcuda_engine_options options = small_options();
   for (const int32_t kv_type : {WCUDA_KV_F16, WCUDA_KV_Q8_0, WCUDA_KV_FP8_E4M3}) {
