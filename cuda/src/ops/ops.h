@@ -80,10 +80,13 @@ struct Batch {
   uint32_t token_count = 0;
   uint32_t row_count = 0;
   uint32_t page_table_stride = 0;        // entries a row of page_tables
+  // Bounds that hold for every step of a captured graph.
+  uint32_t max_row_tokens = 0;  // no row has more tokens
+  uint32_t max_positions = 0;   // no row reaches past position max_positions - 1
   const int32_t* tokens = nullptr;       // (token_count)
   const uint32_t* positions = nullptr;   // (token_count)
   const uint32_t* token_rows = nullptr;  // (token_count) row of each token
-  const BatchRow* rows = nullptr;        // (row_count)
+  const BatchRow* rows = nullptr;        // (row_count) rows of 0 tokens do nothing
   // (row_count, page_table_stride) page of each 64 positions
   const uint32_t* page_tables = nullptr;
 };
