@@ -1,0 +1,484 @@
+// Speed of whole models through the C interface: loading, decoding, many streams, prompts, the
+// first token of a process, and the host's share of a step. Results are checked before anything is
+// timed.
+//
+//   e2e_bench [--backend auto|cuda|host] [--threads N] [--repeat N] [--depths A,B] [--streams A,B]
+//             [--prompts A,B] [--tokens N] [--batch N] [--kv f16|q8_0|fp8] [--folder DIR] [--json
+//             FILE] [SHAPE:MIX:WORK,WORK…]…
+//   e2e_bench --write SHAPE:MIX FILE
+//
+// WORK: load, decode, streams, prefill, first, host. Works on files (load from a file, first) need
+// --folder, a place with room for the model; the file is removed. Without a list: the table of
+// docs/PERFORMANCE.md on CUDA, SmolLM2's shape on the host.
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "bench/e2e_report.h"
+#include "bench/e2e_session.h"
+#include "bench/synthetic_model.h"
+
+extern char** environ;
+
+namespace wcuda::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double kCopyBytesPerSecond = 53e9;        // page cache to an H200, measured 2026-11-21
+constexpr double kCudaStartSeconds = 0.32;          // likewise
+constexpr uint64_t kLargeModelBytes = 20000000000;  // loaded once only
+constexpr uint32_t kStreamPrompt = 128, kStreamTokens = 64;
+constexpr uint32_t kHostSteps = 64;
+
+struct Options {
+  int32_t backend = WCUDA_BACKEND_AUTO;
+  uint32_t threads = 0;
+  uint32_t repeat = 5;
+  uint32_t tokens = 128;
+  uint32_t batch = 0;
+  int32_t kv_type = WCUDA_KV_F16;
+  std::vector<uint32_t> depths, streams, prompts;
+  std::string folder, json;
+  std::vector<std::string> specs;
+};
+
+struct Spec {
+  std::string shape, mix;
+  std::vector<std::string> works;
+
+  bool has(const char* work) const {
+    for (const std::string& name : works)
+      if (name == work) return true;
+    return false;
+  }
+};
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts{""};
+  for (const char c : text) {
+    if (c == separator)
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  }
+  return parts;
+}
+
+std::vector<uint32_t> numbers(const std::string& text) {
+  std::vector<uint32_t> list;
+  for (const std::string& part : split(text, ','))
+    list.push_back(static_cast<uint32_t>(std::strtoul(part.c_str(), nullptr, 10)));
+  return list;
+}
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Runs `work` once to warm up, then `repeat` times; `amount` per second of each.
+Result<std::vector<double>> rates(uint32_t repeat, double amount,
+                                  const std::function<Status()>& prepare,
+                                  const std::function<Status()>& work) {
+  std::vector<double> values;
+  for (uint32_t i = 0; i <= repeat; ++i) {
+    WCUDA_TRY(prepare());
+    const Clock::time_point begin = Clock::now();
+    WCUDA_TRY(work());
+    if (i > 0) values.push_back(amount / seconds_since(begin));
+  }
+  return values;
+}
+
+// One model and the works asked for.
+class ModelBench {
+ public:
+  ModelBench(const Options& options, const Device& device, Spec spec, Report* report)
+      : options_(options), device_(device), spec_(std::move(spec)), report_(*report) {}
+
+  Status run() {
+    WCUDA_ASSIGN(model_, SyntheticModel::make(spec_.shape, spec_.mix));
+    const Shape& shape = model_.shape();
+    const double kv_row = options_.kv_type == WCUDA_KV_F16    ? 2.0
+                          : options_.kv_type == WCUDA_KV_Q8_0 ? 34.0 / 32.0
+                                                              : 1.0;
+    work_ = {&model_, 2.0 * kv_row * shape.layer_count * shape.kv_head_count * shape.head_length};
+    roofline_ = roofline(device_.backend, device_.caps);
+    name_ = spec_.shape + " " + spec_.mix + " ";
+    WCUDA_TRY(run_on_file());
+    WCUDA_TRY(run_load());
+    WCUDA_TRY(open_session());
+    if (session_ == nullptr) return {};
+    WCUDA_TRY(check());
+    if (spec_.has("decode")) WCUDA_TRY(run_decode());
+    if (spec_.has("streams")) WCUDA_TRY(run_streams());
+    if (spec_.has("prefill")) WCUDA_TRY(run_prefill());
+    if (spec_.has("host")) WCUDA_TRY(run_host());
+    return {};
+  }
+
+ private:
+  uint32_t load_repeat() const { return model_.bytes() > kLargeModelBytes ? 1 : options_.repeat; }
+  double copy_limit() const {
+    return device_.backend == WCUDA_BACKEND_CUDA ? kCopyBytesPerSecond : 0;
+  }
+
+  // Loads from `source` again and again, one that warms up first.
+  Result<std::vector<double>> load_rates(const wcuda_source& source) {
+    std::vector<double> values;
+    for (uint32_t i = 0; i <= load_repeat(); ++i) {
+      double seconds = 0.0;
+      loaded_ = Model();
+      WCUDA_ASSIGN(loaded_, load(device_, source, &seconds));
+      if (i > 0) values.push_back(static_cast<double>(model_.bytes()) / seconds * 1e-9);
+    }
+    return values;
+  }
+
+  Status run_load() {
+    const wcuda_source source = model_.source();
+    double seconds = 0.0;
+    if (spec_.has("load")) {
+      WCUDA_ASSIGN(std::vector<double> values, load_rates(source));
+      report_.add({name_ + "load from callback", "GB/s", std::move(values), copy_limit() * 1e-9});
+      return {};
+    }
+    WCUDA_ASSIGN(loaded_, load(device_, source, &seconds));
+    return {};
+  }
+
+  // The works that need the model as a file, freshly written and so in the page cache.
+  Status run_on_file() {
+    if (options_.folder.empty() || !(spec_.has("load") || spec_.has("first"))) return {};
+    const std::string path = options_.folder + "/" + spec_.shape + "-" + spec_.mix + ".gguf";
+    WCUDA_TRY(model_.write(path));
+    const Status status = time_file(path);
+    std::remove(path.c_str());
+    return status;
+  }
+
+  Status time_file(const std::string& path) {
+    if (spec_.has("load")) {
+      wcuda_source source = WCUDA_SOURCE_INIT;
+      source.kind = WCUDA_SOURCE_PATH;
+      source.path = {path.data(), path.size()};
+      WCUDA_ASSIGN(std::vector<double> values, load_rates(source));
+      report_.add({name_ + "load from file", "GB/s", std::move(values), copy_limit() * 1e-9});
+      loaded_ = Model();
+    }
+    if (!spec_.has("first")) return {};
+    std::vector<double> values;
+    for (uint32_t i = 0; i <= load_repeat(); ++i) {
+      WCUDA_ASSIGN(const double seconds, time_first_token(path));
+      if (i > 0) values.push_back(seconds);
+    }
+    const double limit =
+        copy_limit() > 0 ? kCudaStartSeconds + static_cast<double>(model_.bytes()) / copy_limit()
+                         : 0;
+    report_.add({name_ + "first token", "s", std::move(values), limit});
+    return {};
+  }
+
+  // From the start of a process of this program to the token it writes.
+  Result<double> time_first_token(const std::string& path) const {
+    int ends[2];
+    if (::pipe(ends) != 0) return Status::error(WCUDA_IO, "no pipe");
+    const std::string backend = std::to_string(options_.backend), target = std::to_string(ends[1]);
+    const std::string threads = std::to_string(options_.threads);
+    const char* const arguments[] = {"e2e_bench",     "--first-token", path.c_str(),
+                                     backend.c_str(), threads.c_str(), target.c_str(),
+                                     nullptr};
+    const Clock::time_point begin = Clock::now();
+    pid_t child = 0;
+    const int failed = ::posix_spawn(&child, "/proc/self/exe", nullptr, nullptr,
+                                     const_cast<char* const*>(arguments), environ);
+    ::close(ends[1]);
+    int32_t token = -1;
+    const bool got = failed == 0 && ::read(ends[0], &token, sizeof token) == sizeof token;
+    const double seconds = seconds_since(begin);
+    ::close(ends[0]);
+    if (failed == 0) ::waitpid(child, nullptr, 0);
+    if (!got) return Status::error(WCUDA_INTERNAL, "the process for the first token gave none");
+    return seconds;
+  }
+
+  Status open_session() {
+    uint32_t sequences = 1, longest = 256;
+    uint64_t kv_tokens = 0;
+    const auto need = [&](uint32_t count, uint32_t length) {
+      sequences = std::max(sequences, count);
+      longest = std::max(longest, length);
+      kv_tokens = std::max(kv_tokens, uint64_t{count} * ((length + 63) / 64 * 64 + 64));
+    };
+    need(1, 256);
+    if (spec_.has("decode"))
+      for (const uint32_t depth : options_.depths) need(1, depth + options_.tokens + 64);
+    if (spec_.has("streams"))
+      for (const uint32_t count : options_.streams) need(count, kStreamPrompt + kStreamTokens + 64);
+    if (spec_.has("prefill"))
+      for (const uint32_t prompt : options_.prompts) need(1, prompt + 64);
+    if (spec_.has("host")) need(host_rows(), kStreamPrompt + kHostSteps + 64);
+    if (spec_.works == std::vector<std::string>{"load"}) return {};
+    wcuda_engine_options engine = WCUDA_ENGINE_OPTIONS_INIT;
+    engine.kv_type = options_.kv_type;
+    engine.max_sequences = sequences;
+    engine.max_batch_tokens = std::max(options_.batch, sequences);
+    engine.max_sequence_tokens = longest;
+    engine.kv_tokens = kv_tokens;
+    WCUDA_ASSIGN(session_, Session::open(device_, loaded_.get(), engine));
+    double seconds = 0.0;
+    WCUDA_TRY(session_->warm_up(&seconds));
+    char text[160];
+    std::snprintf(text, sizeof text, "%swarm-up %.2f s", name_.c_str(), seconds);
+    report_.note(text);
+    return {};
+  }
+
+  // Two runs of one prompt, tokens fed by the device and by the caller, must agree, with finite
+  // logits.
+  Status check() {
+    std::vector<int32_t> fed_by_device, fed_by_caller;
+    WCUDA_TRY(session_->begin(1));
+    WCUDA_TRY(session_->prefill(100));
+    WCUDA_TRY(session_->decode(32, &fed_by_device));
+    WCUDA_TRY(session_->begin(1));
+    WCUDA_TRY(session_->prefill(100));
+    WCUDA_TRY(session_->decode_checked(32, &fed_by_caller));
+    for (size_t i = 0; i < fed_by_device.size(); ++i)
+      if (fed_by_device[i] != fed_by_caller[i])
+        return Status::error(WCUDA_INTERNAL, "%stoken %zu of two equal runs is %d and %d",
+                             name_.c_str(), i, fed_by_device[i], fed_by_caller[i]);
+    return {};
+  }
+
+  Status run_decode() {
+    for (const uint32_t depth : options_.depths) {
+      const uint32_t length = std::max(depth, 1u);
+      WCUDA_TRY(session_->begin(1));
+      WCUDA_TRY(session_->prefill(length));
+      WCUDA_ASSIGN(std::vector<double> values,
+                   rates(
+                       options_.repeat, options_.tokens, [&] { return session_->rewind(length); },
+                       [&] { return session_->decode(options_.tokens, nullptr); }));
+      const double mean = length + options_.tokens / 2.0;
+      report_.add({name_ + "decode at " + std::to_string(depth), "tok/s", std::move(values),
+                   decode_limit(roofline_, work_, 1, mean)});
+    }
+    return {};
+  }
+
+  Status run_streams() {
+    for (const uint32_t count : options_.streams) {
+      WCUDA_TRY(session_->begin(count));
+      WCUDA_TRY(session_->prefill(kStreamPrompt));
+      WCUDA_ASSIGN(std::vector<double> values,
+                   rates(
+                       options_.repeat, count * kStreamTokens,
+                       [&] { return session_->rewind(kStreamPrompt); },
+                       [&] { return session_->decode(kStreamTokens, nullptr); }));
+      const double mean = kStreamPrompt + kStreamTokens / 2.0;
+      report_.add({name_ + "streams " + std::to_string(count), "tok/s", std::move(values),
+                   decode_limit(roofline_, work_, count, mean)});
+    }
+    return {};
+  }
+
+  Status run_prefill() {
+    for (const uint32_t prompt : options_.prompts) {
+      WCUDA_ASSIGN(std::vector<double> values,
+                   rates(
+                       options_.repeat, prompt, [&] { return session_->begin(1); },
+                       [&] { return session_->prefill(prompt); }));
+      report_.add({name_ + "prefill " + std::to_string(prompt), "tok/s", std::move(values),
+                   prefill_limit(roofline_, work_, prompt)});
+    }
+    return {};
+  }
+
+  uint32_t host_rows() const { return device_.backend == WCUDA_BACKEND_CUDA ? 256 : 4; }
+
+  Status run_host() {
+    for (const uint32_t rows : {1u, host_rows()}) {
+      WCUDA_TRY(session_->begin(rows));
+      WCUDA_TRY(session_->prefill(kStreamPrompt));
+      std::vector<double> medians;
+      for (uint32_t i = 0; i <= options_.repeat; ++i) {
+        std::vector<double> seconds;
+        WCUDA_TRY(session_->rewind(kStreamPrompt));
+        WCUDA_TRY(session_->measure_host(kHostSteps, &seconds));
+        std::sort(seconds.begin(), seconds.end());
+        if (i > 0) medians.push_back(seconds[seconds.size() / 2] * 1e6);
+      }
+      report_.add(
+          {name_ + "submit + wait, rows " + std::to_string(rows), "us", std::move(medians), 0});
+    }
+    return {};
+  }
+
+  const Options& options_;
+  const Device& device_;
+  const Spec spec_;
+  Report& report_;
+  SyntheticModel model_;
+  Work work_{};
+  Roofline roofline_;
+  std::string name_;
+  Model loaded_;
+  std::unique_ptr<Session> session_;
+};
+
+Result<Spec> parse_spec(const std::string& text) {
+  const std::vector<std::string> parts = split(text, ':');
+  if (parts.size() != 3)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "'%s' is not SHAPE:MIX:WORK,WORK", text.c_str());
+  const Spec spec{parts[0], parts[1], split(parts[2], ',')};
+  for (const std::string& work : spec.works) {
+    bool known = false;
+    for (const char* name : {"load", "decode", "streams", "prefill", "first", "host"})
+      known = known || work == name;
+    if (!known) return Status::error(WCUDA_INVALID_ARGUMENT, "no work '%s'", work.c_str());
+  }
+  return spec;
+}
+
+Status parse_option(const std::string& name, const std::string& value, Options* options) {
+  const auto number = [&] {
+    return static_cast<uint32_t>(std::strtoul(value.c_str(), nullptr, 10));
+  };
+  const auto one_of = [&](std::vector<std::string> names, int32_t* target) -> Status {
+    for (size_t i = 0; i < names.size(); ++i)
+      if (names[i] == value) {
+        *target = static_cast<int32_t>(i);
+        return {};
+      }
+    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: '%s'", name.c_str(), value.c_str());
+  };
+  if (name == "--backend") return one_of({"auto", "cuda", "host"}, &options->backend);
+  if (name == "--kv") return one_of({"f16", "q8_0", "fp8"}, &options->kv_type);
+  if (name == "--threads")
+    options->threads = number();
+  else if (name == "--repeat")
+    options->repeat = std::max(number(), 1u);
+  else if (name == "--tokens")
+    options->tokens = std::max(number(), 1u);
+  else if (name == "--batch")
+    options->batch = number();
+  else if (name == "--depths")
+    options->depths = numbers(value);
+  else if (name == "--streams")
+    options->streams = numbers(value);
+  else if (name == "--prompts")
+    options->prompts = numbers(value);
+  else if (name == "--folder")
+    options->folder = value;
+  else if (name == "--json")
+    options->json = value;
+  else
+    return Status::error(WCUDA_INVALID_ARGUMENT, "no option '%s'", name.c_str());
+  return {};
+}
+
+void fill_defaults(bool is_cuda, Options* o) {
+  const auto fill = [&](std::vector<uint32_t>* list, std::vector<uint32_t> cuda,
+                        std::vector<uint32_t> host) {
+    if (list->empty()) *list = is_cuda ? std::move(cuda) : std::move(host);
+  };
+  fill(&o->depths, {0, 4096, 16384}, {0, 512});
+  fill(&o->streams, {1, 4, 8, 16, 32, 64, 128, 256}, {1, 4});
+  fill(&o->prompts, {512, 2048, 8192}, {128});
+  if (o->batch == 0) o->batch = is_cuda ? 2048 : 512;
+  if (!o->specs.empty()) return;
+  if (is_cuda)
+    o->specs = {"135m:q4_1:load,decode,prefill,host",
+                "1b:q4_k_m:load,decode,streams,prefill",
+                "8b:q4_k_m:load,first,decode,streams,prefill,host",
+                "8b:q8_0:load,decode,streams,prefill",
+                "8b:f16:load,decode,prefill",
+                "70b:q4_k_m:load,decode"};
+  else
+    o->specs = {"135m:q4_1:load,first,decode,streams,prefill,host"};
+}
+
+Status run(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument.compare(0, 2, "--") != 0) {
+      options.specs.push_back(argument);
+      continue;
+    }
+    if (i + 1 == argc) return Status::error(WCUDA_INVALID_ARGUMENT, "%s: no value", argv[i]);
+    WCUDA_TRY(parse_option(argument, argv[++i], &options));
+  }
+  WCUDA_ASSIGN(const Device device, Device::open(options.backend, options.threads));
+  options.backend = device.backend;
+  fill_defaults(device.backend == WCUDA_BACKEND_CUDA, &options);
+  std::vector<Spec> specs;
+  for (const std::string& text : options.specs) {
+    WCUDA_ASSIGN(Spec spec, parse_spec(text));
+    specs.push_back(std::move(spec));
+  }
+  Report report(device.backend, device.caps);
+  Status first_failure;
+  for (const Spec& spec : specs) {
+    const Status status = ModelBench(options, device, spec, &report).run();
+    if (status.ok()) continue;
+    report.note(spec.shape + " " + spec.mix + ": " + status.message());
+    if (first_failure.ok()) first_failure = status;
+  }
+  if (!options.json.empty()) WCUDA_TRY(report.write(options.json));
+  return first_failure;
+}
+
+// --write SHAPE:MIX FILE
+Status write_model(const std::string& name, const char* path) {
+  const std::vector<std::string> parts = split(name, ':');
+  if (parts.size() != 2)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: SHAPE:MIX", name.c_str());
+  WCUDA_ASSIGN(const SyntheticModel model, SyntheticModel::make(parts[0], parts[1]));
+  return model.write(path);
+}
+
+// --first-token FILE BACKEND THREADS FD: the process that time_first_token starts.
+Status write_first_token(char** arguments) {
+  const std::string path = arguments[0];
+  WCUDA_ASSIGN(const Device device,
+               Device::open(std::atoi(arguments[1]),
+                            static_cast<uint32_t>(std::strtoul(arguments[2], nullptr, 10))));
+  wcuda_source source = WCUDA_SOURCE_INIT;
+  source.kind = WCUDA_SOURCE_PATH;
+  source.path = {path.data(), path.size()};
+  double seconds = 0.0;
+  WCUDA_ASSIGN(const Model model, load(device, source, &seconds));
+  wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
+  options.max_sequence_tokens = 512;
+  WCUDA_ASSIGN(const std::unique_ptr<Session> session, Session::open(device, model.get(), options));
+  WCUDA_TRY(session->begin(1));
+  WCUDA_TRY(session->prefill(1));
+  const int32_t token = 0;
+  if (::write(std::atoi(arguments[3]), &token, sizeof token) == sizeof token) return {};
+  return Status::error(WCUDA_IO, "the first token cannot be told");
+}
+
+Status dispatch(int argc, char** argv) {
+  if (argc == 4 && std::strcmp(argv[1], "--write") == 0) return write_model(argv[2], argv[3]);
+  if (argc == 6 && std::strcmp(argv[1], "--first-token") == 0) return write_first_token(argv + 2);
+  return run(argc, argv);
+}
+
+}  // namespace
+}  // namespace wcuda::bench
+
+int main(int argc, char** argv) {
+  const wcuda::Status status = wcuda::bench::dispatch(argc, argv);
+  if (!status.ok()) std::fprintf(stderr, "e2e_bench: %s\n", status.message());
+  return status.ok() ? 0 : 1;
+}

@@ -1,0 +1,64 @@
+// What end-to-end benches print and save: each figure beside the device's limit and the peer's
+// figure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "bench/synthetic_model.h"
+#include "worker_cuda.h"
+
+namespace wcuda::bench {
+
+// What bounds a device; 0 where it is not known.
+struct Roofline {
+  double bytes_per_second = 0.0;
+  double flops_per_second = 0.0;
+};
+// Measured on one H200, 2026-11-21: 4.53 TB/s of pure reads, 790 TFLOP/s of dense bf16 products.
+// Other devices: the same part of their nominal bandwidth.
+Roofline roofline(int32_t backend, const wcuda_device_caps& caps);
+
+// Tokens a second that the roofline allows; 0 where it is not known. `kv_bytes` per position of one
+// sequence.
+struct Work {
+  const SyntheticModel* model;
+  double kv_bytes;
+};
+double decode_limit(const Roofline& roofline, const Work& work, uint32_t streams, double depth);
+double prefill_limit(const Roofline& roofline, const Work& work, uint32_t tokens);
+
+struct ReportRow {
+  std::string work;  // "8b q4_k_m decode at 4096"
+  std::string unit;  // "tok/s", "GB/s", "s", "us"
+  std::vector<double> values;
+  double limit = 0.0;  // 0: not known
+};
+
+// The peer's figure for a row, 0 where there is none: llama.cpp 0.5.0 on one H200, driver 580,
+// 2026-11-21, the best of its builds.
+double peer_figure(const std::string& work);
+
+class Report {
+ public:
+  Report(int32_t backend, const wcuda_device_caps& caps);
+
+  // Prints the row at once: a run that is cut short has shown what it measured.
+  void add(const ReportRow& row);
+  // A line of the text alone.
+  void note(const std::string& text) const;
+  // {"device", "backend", "version", "rows": [{work, value, unit, limit, share, peer, ratio,
+  // spread}]}: value is the median; share, of the limit; ratio, to the peer, above 1 where ours is
+  // better; spread, (largest - smallest) / median. What is not known is null.
+  Status write(const std::string& path) const;
+
+ private:
+  std::string device_;
+  bool is_cuda_;
+  bool has_peer_;
+  std::vector<ReportRow> rows_;
+};
+
+}  // namespace wcuda::bench

@@ -1,0 +1,212 @@
+// Loading, prompts and decoding through the C interface.
+#include "bench/e2e_session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "bench/random_blocks.h"
+
+namespace wcuda::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+}  // namespace
+
+Status to_status(wcuda_status status, const wcuda_error& error) {
+  return status == WCUDA_OK ? Status() : Status::error(status, "%s", error.message);
+}
+
+Result<Device> Device::open(int32_t backend, uint32_t threads) {
+  Device device;
+  wcuda_error error{};
+  wcuda_context_options options = WCUDA_CONTEXT_OPTIONS_INIT;
+  options.backend = backend;
+  options.host_thread_count = threads;
+  WCUDA_TRY(to_status(wcuda_context_create(&options, device.context.out(), &error), error));
+  wcuda_context_info info = WCUDA_CONTEXT_INFO_INIT;
+  WCUDA_TRY(to_status(wcuda_context_info_get(device.context.get(), &info, &error), error));
+  device.backend = info.backend;
+  WCUDA_TRY(
+      to_status(wcuda_device_caps_get(info.backend, info.ordinal, &device.caps, &error), error));
+  return device;
+}
+
+Result<Model> load(const Device& device, const wcuda_source& source, double* seconds) {
+  const Clock::time_point begin = Clock::now();
+  wcuda_error error{};
+  Gguf gguf;
+  Model model;
+  WCUDA_TRY(to_status(wcuda_gguf_open(&source, gguf.out(), &error), error));
+  WCUDA_TRY(to_status(
+      wcuda_model_load(device.context.get(), gguf.get(), nullptr, model.out(), &error), error));
+  *seconds = seconds_since(begin);
+  return model;
+}
+
+Result<std::unique_ptr<Session>> Session::open(const Device& device, wcuda_model model,
+                                               const wcuda_engine_options& options) {
+  std::unique_ptr<Session> session(new Session);
+  wcuda_error error{};
+  session->context_ = device.context.get();
+  WCUDA_TRY(to_status(wcuda_engine_create(model, &options, session->engine_.out(), &error), error));
+  wcuda_model_info info = WCUDA_MODEL_INFO_INIT;
+  WCUDA_TRY(to_status(wcuda_model_info_get(model, &info, &error), error));
+  wcuda_engine_info limits = WCUDA_ENGINE_INFO_INIT;
+  WCUDA_TRY(to_status(wcuda_engine_info_get(session->engine_.get(), &limits, &error), error));
+  session->vocabulary_size_ = info.vocabulary_size;
+  session->max_batch_tokens_ = limits.max_batch_tokens;
+  session->max_batch_rows_ = limits.max_batch_rows;
+  session->results_.resize(limits.max_batch_rows);
+  session->logits_.resize(info.vocabulary_size);
+  return session;
+}
+
+Status Session::warm_up(double* seconds) {
+  wcuda_error error{};
+  const Clock::time_point begin = Clock::now();
+  WCUDA_TRY(to_status(wcuda_engine_warm_up(engine_.get(), &error), error));
+  *seconds = seconds_since(begin);
+  return {};
+}
+
+int32_t Session::random_token() {
+  return static_cast<int32_t>(random_word(random_counter_++) % vocabulary_size_);
+}
+
+Status Session::begin(uint32_t count) {
+  sequences_.clear();
+  random_counter_ = 0;
+  wcuda_error error{};
+  for (uint32_t i = 0; i < count; ++i) {
+    Sequence sequence;
+    WCUDA_TRY(to_status(wcuda_sequence_create(engine_.get(), sequence.out(), &error), error));
+    sequences_.push_back(std::move(sequence));
+  }
+  return {};
+}
+
+Status Session::submit(const std::vector<wcuda_row>& rows) {
+  wcuda_step step = WCUDA_STEP_INIT;
+  step.row_count = static_cast<uint32_t>(rows.size());
+  step.rows = rows.data();
+  wcuda_error error{};
+  uint64_t ticket = 0;
+  WCUDA_TRY(to_status(wcuda_step_submit(engine_.get(), &step, &ticket, &error), error));
+  in_flight_.push_back(ticket);
+  return {};
+}
+
+Status Session::wait_oldest(std::vector<int32_t>* tokens) {
+  wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
+  output.row_capacity = static_cast<uint32_t>(results_.size());
+  output.rows = results_.data();
+  output.logits = logits_.data();
+  output.logits_capacity = logits_.size();
+  wcuda_error error{};
+  const uint64_t ticket = in_flight_.front();
+  in_flight_.pop_front();
+  WCUDA_TRY(to_status(wcuda_step_wait(engine_.get(), ticket, -1, &output, &error), error));
+  result_count_ = output.row_count;
+  for (uint64_t i = 0; i < result_count_; ++i) {
+    if (results_[i].status != WCUDA_ROW_OK)
+      return Status::error(WCUDA_INTERNAL, "row %llu ended with status %d",
+                           static_cast<unsigned long long>(i), results_[i].status);
+    if (tokens != nullptr) tokens->push_back(results_[i].token);
+  }
+  return {};
+}
+
+Status Session::wait_all(std::vector<int32_t>* tokens) {
+  while (!in_flight_.empty()) WCUDA_TRY(wait_oldest(tokens));
+  return {};
+}
+
+Status Session::prefill(uint32_t count) {
+  const size_t total = sequences_.size();
+  std::vector<int32_t> tokens(total * count);
+  for (int32_t& token : tokens) token = random_token();
+  std::vector<uint32_t> done(total, 0);
+  for (size_t first = 0; first < total;) {
+    std::vector<wcuda_row> rows;
+    uint32_t room = max_batch_tokens_;
+    for (size_t i = first; i < total && room > 0 && rows.size() < max_batch_rows_; ++i) {
+      const uint32_t piece = std::min(room, count - done[i]);
+      const uint32_t flags = done[i] + piece == count ? WCUDA_ROW_SAMPLE : 0;
+      rows.push_back({sequences_[i].get(), &tokens[i * count + done[i]], piece, flags, nullptr});
+      done[i] += piece;
+      room -= piece;
+    }
+    if (in_flight_.size() == kDepth) WCUDA_TRY(wait_oldest(nullptr));
+    WCUDA_TRY(submit(rows));
+    while (first < total && done[first] == count) ++first;
+  }
+  return wait_all(nullptr);
+}
+
+Status Session::rewind(uint32_t length) {
+  wcuda_error error{};
+  std::vector<int32_t> tokens(sequences_.size());
+  std::vector<wcuda_row> rows;
+  for (size_t i = 0; i < sequences_.size(); ++i) {
+    const wcuda_sequence sequence = sequences_[i].get();
+    WCUDA_TRY(to_status(wcuda_sequence_truncate(sequence, length - 1, &error), error));
+    tokens[i] = static_cast<int32_t>(random_word(i) % vocabulary_size_);
+    rows.push_back({sequence, &tokens[i], 1, WCUDA_ROW_SAMPLE, nullptr});
+  }
+  WCUDA_TRY(submit(rows));
+  return wait_all(nullptr);
+}
+
+std::vector<wcuda_row> Session::feed_rows() const {
+  std::vector<wcuda_row> rows;
+  for (const Sequence& sequence : sequences_)
+    rows.push_back(
+        {sequence.get(), nullptr, 1, WCUDA_ROW_FEED_SAMPLED | WCUDA_ROW_SAMPLE, nullptr});
+  return rows;
+}
+
+Status Session::decode(uint32_t steps, std::vector<int32_t>* tokens) {
+  const std::vector<wcuda_row> rows = feed_rows();
+  for (uint32_t step = 0; step < steps; ++step) {
+    if (in_flight_.size() == kDepth) WCUDA_TRY(wait_oldest(tokens));
+    WCUDA_TRY(submit(rows));
+  }
+  return wait_all(tokens);
+}
+
+Status Session::decode_checked(uint32_t steps, std::vector<int32_t>* tokens) {
+  WCUDA_CHECK(sequences_.size() == 1);
+  for (uint32_t step = 0; step < steps; ++step) {
+    const int32_t fed = results_[0].token;
+    const uint32_t flags = WCUDA_ROW_SAMPLE | WCUDA_ROW_LOGITS_LAST;
+    WCUDA_TRY(submit({{sequences_[0].get(), &fed, 1, flags, nullptr}}));
+    WCUDA_TRY(wait_all(tokens));
+    for (const float logit : logits_)
+      if (!std::isfinite(logit))
+        return Status::error(WCUDA_INTERNAL, "step %u has a logit that is not finite", step);
+  }
+  return {};
+}
+
+Status Session::measure_host(uint32_t steps, std::vector<double>* seconds) {
+  const std::vector<wcuda_row> rows = feed_rows();
+  wcuda_error error{};
+  for (uint32_t step = 0; step < steps; ++step) {
+    const Clock::time_point begin = Clock::now();
+    WCUDA_TRY(submit(rows));
+    const double submitted = seconds_since(begin);
+    WCUDA_TRY(to_status(wcuda_context_synchronize(context_, &error), error));
+    const Clock::time_point done = Clock::now();
+    WCUDA_TRY(wait_oldest(nullptr));
+    seconds->push_back(submitted + seconds_since(done));
+  }
+  return {};
+}
+
+}  // namespace wcuda::bench

@@ -1,0 +1,102 @@
+// A model and its engine behind the C interface, with the prompts and steps that end-to-end benches
+// time.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "worker_cuda.h"
+
+namespace wcuda::bench {
+
+Status to_status(wcuda_status status, const wcuda_error& error);
+
+// A handle that is destroyed with its owner.
+template <class Handle, void (*Destroy)(Handle)>
+class Owned {
+ public:
+  Owned() = default;
+  Owned(Owned&& other) noexcept : handle_(std::exchange(other.handle_, Handle{0})) {}
+  Owned& operator=(Owned&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~Owned() { Destroy(handle_); }
+  Handle get() const { return handle_; }
+  Handle* out() { return &handle_; }
+
+ private:
+  Handle handle_{0};
+};
+using Context = Owned<wcuda_context, wcuda_context_destroy>;
+using Gguf = Owned<wcuda_gguf, wcuda_gguf_destroy>;
+using Model = Owned<wcuda_model, wcuda_model_destroy>;
+using Engine = Owned<wcuda_engine, wcuda_engine_destroy>;
+using Sequence = Owned<wcuda_sequence, wcuda_sequence_destroy>;
+
+struct Device {
+  Context context;
+  int32_t backend = WCUDA_BACKEND_HOST;
+  wcuda_device_caps caps = WCUDA_DEVICE_CAPS_INIT;
+
+  // `backend` is WCUDA_BACKEND_…; `threads` those of the host backend, 0 for its default.
+  static Result<Device> open(int32_t backend, uint32_t threads);
+};
+
+// Opens and loads; writes the seconds both took together.
+Result<Model> load(const Device& device, const wcuda_source& source, double* seconds);
+
+// Sequences of one engine that advance together.
+class Session {
+ public:
+  static Result<std::unique_ptr<Session>> open(const Device& device, wcuda_model model,
+                                               const wcuda_engine_options& options);
+
+  // Captures what the first step of each shape else would.
+  Status warm_up(double* seconds);
+  // Leaves exactly `count` empty sequences.
+  Status begin(uint32_t count);
+  // Appends `count` random tokens to every sequence and samples after the last: in steps as full as
+  // the engine allows, two in flight. All is done when the call returns.
+  Status prefill(uint32_t count);
+  // Takes every sequence back to `length` - 1 tokens and appends one: what was sampled after it can
+  // be fed. Returns when it is done.
+  Status rewind(uint32_t length);
+  // `steps` tokens for every sequence, each fed back on the device, two steps in flight; appends
+  // what was sampled to `tokens`, unless null.
+  Status decode(uint32_t steps, std::vector<int32_t>* tokens);
+  // The same for one sequence, one step at a time, tokens fed by the caller, every logit checked to
+  // be finite.
+  Status decode_checked(uint32_t steps, std::vector<int32_t>* tokens);
+  // Time that the caller's thread spends in submit, and in wait once the device is done, of each
+  // step.
+  Status measure_host(uint32_t steps, std::vector<double>* seconds);
+
+ private:
+  static constexpr size_t kDepth = 2;  // steps in flight
+
+  Session() = default;
+  Status submit(const std::vector<wcuda_row>& rows);
+  Status wait_oldest(std::vector<int32_t>* tokens);
+  Status wait_all(std::vector<int32_t>* tokens);
+  int32_t random_token();
+  std::vector<wcuda_row> feed_rows() const;
+
+  wcuda_context context_{0};
+  Engine engine_;
+  std::vector<Sequence> sequences_;
+  uint32_t vocabulary_size_ = 0;
+  uint32_t max_batch_tokens_ = 0;
+  uint32_t max_batch_rows_ = 0;
+  uint64_t random_counter_ = 0;
+  std::deque<uint64_t> in_flight_;
+  std::vector<wcuda_row_result> results_;  // of the step waited for last
+  uint64_t result_count_ = 0;
+  std::vector<float> logits_;
+};
+
+}  // namespace wcuda::bench
