@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -24,6 +25,11 @@ struct Event {
 
 // A compiled kernel module. id 0: none.
 struct Module {
+  uint64_t id = 0;
+};
+
+// Work that was recorded once and is launched as a whole. id 0: none.
+struct Graph {
   uint64_t id = 0;
 };
 
@@ -100,6 +106,14 @@ class Backend {
   virtual Status launch(Module module, const std::string& kernel, const LaunchDims& dims,
                         void* const* arguments, Stream stream);
   virtual Status destroy(Module module);
+
+  // Records what `work` queues on the stream, by this thread; nothing of it runs. `work` may
+  // neither allocate nor wait; its failure is the answer. WCUDA_NOT_AVAILABLE on HOST.
+  virtual Result<Graph> graph_capture(Stream stream, const std::function<Status()>& work);
+  // Queued. One stream at a time runs a graph.
+  virtual Status graph_launch(Graph graph, Stream stream);
+  // The graph runs nowhere any more.
+  virtual Status graph_destroy(Graph graph);
 
   // Higher priority runs first where the device can; 0 is ordinary, -1 high.
   virtual Result<Stream> stream_create(int32_t priority) = 0;

@@ -51,6 +51,9 @@ class CudaBackend final : public Backend {
               Stream stream) override;
   Status digest(const void* data, uint64_t bytes, uint8_t result[32]) override;
 
+  Result<Graph> graph_capture(Stream stream, const std::function<Status()>& work) override;
+  Status graph_launch(Graph graph, Stream stream) override;
+  Status graph_destroy(Graph graph) override;
   Result<Stream> stream_create(int32_t priority) override;
   Status stream_destroy(Stream stream) override;
   void* native_stream(Stream stream) override;
@@ -67,9 +70,10 @@ class CudaBackend final : public Backend {
   DeviceHealth health() override { return nvml_.health(); }
 
  private:
-  // A stream or event stays alive while a call uses it, whoever destroys it meanwhile.
+  // A stream, event or graph stays alive while a call uses it, whoever destroys it meanwhile.
   using StreamPtr = std::shared_ptr<CUstream_st>;
   using EventPtr = std::shared_ptr<CUevent_st>;
+  using GraphPtr = std::shared_ptr<CUgraphExec_st>;
 
   CudaBackend(int device, CUcontext context, const wcuda_device_caps& caps)
       : device_(device), context_(context), caps_(caps), nvml_(caps.pci_bus_id) {}
@@ -81,6 +85,7 @@ class CudaBackend final : public Backend {
   Result<StreamPtr> make_stream(int32_t priority);
   Result<StreamPtr> find_stream(Stream stream);
   Result<EventPtr> find_event(Event event);
+  Result<GraphPtr> find_graph(Graph graph);
   Result<void*> allocate_device(uint64_t bytes);
   Result<void*> allocate_pinned(uint64_t bytes);
 
@@ -97,6 +102,7 @@ class CudaBackend final : public Backend {
   uint64_t last_id_ = 0;
   std::map<uint64_t, StreamPtr> streams_;
   std::map<uint64_t, EventPtr> events_;
+  std::map<uint64_t, GraphPtr> graphs_;
 };
 
 // Every call begins so: the device works, and its context is current until the scope ends.
@@ -152,6 +158,7 @@ CudaBackend::~CudaBackend() {
   {
     const CurrentContext current(context_);
     (void)synchronize();
+    graphs_.clear();
     streams_.clear();
     events_.clear();
     if (memory_stream_) (void)cudaStreamSynchronize(memory_stream_.get());
@@ -338,6 +345,56 @@ Result<CudaBackend::EventPtr> CudaBackend::find_event(Event event) {
   const auto found = events_.find(event.id);
   if (found == events_.end()) return unknown("event", event.id);
   return EventPtr(found->second);
+}
+
+Result<CudaBackend::GraphPtr> CudaBackend::find_graph(Graph graph) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = graphs_.find(graph.id);
+  if (found == graphs_.end()) return unknown("graph", graph.id);
+  return GraphPtr(found->second);
+}
+
+Result<Graph> CudaBackend::graph_capture(Stream stream, const std::function<Status()>& work) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const StreamPtr on, find_stream(stream));
+  // Thread-local: what other threads do meanwhile neither joins nor breaks the capture.
+  WCUDA_CUDA(cudaStreamBeginCapture(on.get(), cudaStreamCaptureModeThreadLocal));
+  const Status recorded = work();
+  cudaGraph_t graph = nullptr;
+  const cudaError_t ended = cudaStreamEndCapture(on.get(), &graph);
+  const std::unique_ptr<CUgraph_st, void (*)(cudaGraph_t)> owned(
+      graph, [](cudaGraph_t last) { (void)cudaGraphDestroy(last); });
+  if (!recorded.ok()) {
+    (void)cudaGetLastError();
+    return recorded;
+  }
+  WCUDA_TRY(check(ended, "cudaStreamEndCapture"));
+  cudaGraphExec_t exec = nullptr;
+  WCUDA_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  const CUcontext context = context_;
+  GraphPtr ready(exec, [context](cudaGraphExec_t last) {
+    const CurrentContext current(context);
+    (void)cudaGraphExecDestroy(last);
+    (void)cudaGetLastError();
+  });
+  WCUDA_CUDA(cudaGraphUpload(exec, on.get()));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  graphs_.emplace(last_id_ + 1, std::move(ready));
+  return Graph{++last_id_};
+}
+
+Status CudaBackend::graph_launch(Graph graph, Stream stream) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const GraphPtr found, find_graph(graph));
+  WCUDA_ASSIGN(const StreamPtr on, find_stream(stream));
+  return check(cudaGraphLaunch(found.get(), on.get()), "cudaGraphLaunch");
+}
+
+Status CudaBackend::graph_destroy(Graph graph) {
+  WCUDA_ASSIGN(const GraphPtr found, find_graph(graph));  // destroyed when this goes
+  const std::lock_guard<std::mutex> lock(mutex_);
+  graphs_.erase(graph.id);
+  return {};
 }
 
 Result<Stream> CudaBackend::stream_create(int32_t priority) {

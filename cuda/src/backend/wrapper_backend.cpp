@@ -103,6 +103,20 @@ Status WrapperBackend::destroy(Module module) {
   return pass({"destroy", CallKind::kEnd}, [&] { return inner_->destroy(module); });
 }
 
+Result<Graph> WrapperBackend::graph_capture(Stream stream, const std::function<Status()>& work) {
+  return pass({"graph_capture", CallKind::kOther, 0, stream},
+              [&] { return inner_->graph_capture(stream, work); });
+}
+
+Status WrapperBackend::graph_launch(Graph graph, Stream stream) {
+  return pass({"graph_launch", CallKind::kLaunch, 0, stream},
+              [&] { return inner_->graph_launch(graph, stream); });
+}
+
+Status WrapperBackend::graph_destroy(Graph graph) {
+  return pass({"graph_destroy", CallKind::kEnd}, [&] { return inner_->graph_destroy(graph); });
+}
+
 Result<Stream> WrapperBackend::stream_create(int32_t priority) {
   return pass({"stream_create", CallKind::kOther}, [&] { return inner_->stream_create(priority); });
 }

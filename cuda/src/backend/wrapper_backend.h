@@ -9,7 +9,7 @@ namespace wcuda {
 enum class CallKind {
   kAllocate,
   kCopy,
-  kLaunch,  // fill, digest, launch
+  kLaunch,  // fill, digest, launch, graph_launch
   kWait,    // synchronize and its like
   kOther,   // asks, records, creates
   kEnd,     // free and destroy: legal on a lost device
@@ -48,6 +48,9 @@ class WrapperBackend : public Backend {
   Status launch(Module module, const std::string& kernel, const LaunchDims& dims,
                 void* const* arguments, Stream stream) override;
   Status destroy(Module module) override;
+  Result<Graph> graph_capture(Stream stream, const std::function<Status()>& work) override;
+  Status graph_launch(Graph graph, Stream stream) override;
+  Status graph_destroy(Graph graph) override;
   Result<Stream> stream_create(int32_t priority) override;
   Status stream_destroy(Stream stream) override;
   void* native_stream(Stream stream) override { return inner_->native_stream(stream); }

@@ -9,11 +9,10 @@ Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> mod
                                                const wcuda_engine_options& options,
                                                std::unique_ptr<ops::Ops> ops) {
   std::shared_ptr<Engine> engine(new Engine());
-  engine->memory_ = model->memory();
-  const std::shared_ptr<Backend>& backend = engine->memory_->shared_backend();
-  const model::Config& config = model->config();
-
   Machine& machine = engine->machine_;
+  machine.memory = model->memory();
+  const std::shared_ptr<Backend>& backend = machine.memory->shared_backend();
+  const model::Config& config = model->config();
   WCUDA_ASSIGN(machine.limits, resolve_limits(options, config));
   if (!ops) {
     WCUDA_ASSIGN(ops, ops::make_ops(backend));
@@ -21,11 +20,12 @@ Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> mod
   machine.ops = std::move(ops);
   const ops::Limits ops_sizes = ops_limits(machine.limits, config);
   WCUDA_ASSIGN(machine.layout,
-               plan_layout(machine.limits, config, machine.ops->scratch_bytes(ops_sizes)));
+               plan_layout(machine.limits, config, machine.ops->scratch_bytes(ops_sizes),
+                           runner_bytes(*backend, machine.limits, config)));
   const Layout& layout = machine.layout;
-  WCUDA_ASSIGN(engine->kv_, engine->memory_->allocate(layout.kv_bytes, WCUDA_PURPOSE_KV, "kv"));
+  WCUDA_ASSIGN(engine->kv_, machine.memory->allocate(layout.kv_bytes, WCUDA_PURPOSE_KV, "kv"));
   WCUDA_ASSIGN(engine->scratch_,
-               engine->memory_->allocate(layout.scratch_bytes, WCUDA_PURPOSE_SCRATCH, "scratch"));
+               machine.memory->allocate(layout.scratch_bytes, WCUDA_PURPOSE_SCRATCH, "scratch"));
   machine.model = std::move(model);
   machine.kv = static_cast<uint8_t*>(engine->kv_.data());
   machine.scratch = static_cast<uint8_t*>(engine->scratch_.data());
@@ -44,7 +44,7 @@ Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> mod
   engine->live_.resize(machine.limits.max_sequences);
   for (uint32_t slot = machine.limits.max_sequences; slot-- > 0;)
     engine->free_slots_.push_back(slot);
-  engine->runner_ = std::make_unique<HostRunner>(machine);
+  WCUDA_ASSIGN(engine->runner_, make_runner(machine));
   if (machine.limits.poison_free_pages)
     for (uint32_t page = 0; page < machine.limits.page_count; ++page)
       engine->enqueue({Command::Kind::kPoisonPage, 0, page, 0});
@@ -73,7 +73,7 @@ Status Engine::warm_up() {
     running = in_flight_;
   }
   for (const auto& ticket : running) runner_->wait(*ticket, -1);
-  return machine_.ops->warm_up();
+  return runner_->warm_up();
 }
 
 Result<std::shared_ptr<Sequence>> Engine::create_sequence() {
@@ -170,7 +170,7 @@ void Engine::release_page(uint32_t page) {
 // rows.
 void Engine::enqueue(const Command& command) {
   if (in_flight_.empty())
-    HostRunner::execute(machine_, command);
+    runner_->execute(command);
   else
     commands_.push_back(command);
 }

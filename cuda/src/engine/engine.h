@@ -83,9 +83,8 @@ class Engine {
   void undo_rows(const std::vector<RowInput>& rows, const std::vector<Tail>& before);
   void settle(const Ticket& ticket);
   Status check_output(const Ticket& ticket, const wcuda_step_output& output) const;
-  void copy_output(const Ticket& ticket, wcuda_step_output* output) const;
+  Status copy_output(const Ticket& ticket, wcuda_step_output* output) const;
 
-  std::shared_ptr<vram::Memory> memory_;
   vram::Buffer kv_;
   vram::Buffer scratch_;
   Machine machine_;
@@ -98,7 +97,7 @@ class Engine {
   std::deque<std::shared_ptr<Ticket>> in_flight_;  // at most two, oldest first
   uint64_t next_ticket_ = 1;
 
-  std::unique_ptr<HostRunner> runner_;  // last: ends before what it works on
+  std::unique_ptr<Runner> runner_;  // last: ends before what it works on
 };
 
 }  // namespace wcuda::engine

@@ -15,6 +15,7 @@ Status forward(const model::Model& model, ops::Ops& ops, const ops::Batch& batch
   rope.frequencies = weights.rope_frequencies;
   rope.magnitude = config.rope_magnitude;
 
+  WCUDA_TRY(ops.begin_step(batch, pool, config.sliding_window));
   WCUDA_TRY(ops.embed({&batch, weights.token_embedding, config.embedding_scale, activations.x}));
 
   for (uint32_t layer = 0; layer < config.layer_count; ++layer) {

@@ -1,11 +1,11 @@
-// The host backend's runner: page commands, the forward pass, sampling, on a thread of its own.
+// Page commands, the forward pass and sampling on the host.
+#include "engine/host_runner.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <exception>
 #include <new>
-
-#include "engine/runner.h"
 
 namespace wcuda::engine {
 namespace {
@@ -55,7 +55,7 @@ void sample_rows(const Machine& machine, Ticket& ticket) {
     int32_t* history = machine.history(row.batch.sequence_slot);
     const uint64_t last = uint64_t{row.logits_first} + row.logits_count - 1;
     result.sample = ops::sample(logits + last * vocabulary, vocabulary, row.sampling.sampling,
-                                history, position, machine.scratch + machine.layout.sample,
+                                history, position, machine.scratch + machine.layout.runner,
                                 top_tokens + i * top, top_logprobs + i * top);
     result.status = result.sample.status;
     if (result.status == ops::RowStatus::kOk) history[position] = result.sample.token;
@@ -64,16 +64,16 @@ void sample_rows(const Machine& machine, Ticket& ticket) {
 
 }  // namespace
 
-void HostRunner::execute(const Machine& machine, const Command& command) {
+void HostRunner::execute(const Command& command) {
   switch (command.kind) {
     case Command::Kind::kCopyPage:
-      copy_page(machine.pool, command.from, command.to);
+      copy_page(machine_.pool, command.from, command.to);
       break;
     case Command::Kind::kPoisonPage:
-      poison_page(machine.pool, command.to);
+      poison_page(machine_.pool, command.to);
       break;
     case Command::Kind::kCopyHistory:
-      std::memcpy(machine.history(command.to), machine.history(command.from),
+      std::memcpy(machine_.history(command.to), machine_.history(command.from),
                   command.count * sizeof(int32_t));
       break;
   }
@@ -90,15 +90,16 @@ HostRunner::~HostRunner() {
   thread_.join();
 }
 
-void HostRunner::submit(std::shared_ptr<Ticket> ticket) {
+Status HostRunner::submit(const std::shared_ptr<Ticket>& ticket) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    queue_.push_back(std::move(ticket));
+    queue_.push_back(ticket);
   }
   submitted_.notify_one();
+  return {};
 }
 
-bool HostRunner::wait(const Ticket& ticket, int64_t timeout_ms) {
+bool HostRunner::wait(Ticket& ticket, int64_t timeout_ms) {
   std::unique_lock<std::mutex> lock(mutex_);
   const auto is_done = [&] { return ticket.done; };
   if (timeout_ms < 0) {
@@ -106,6 +107,22 @@ bool HostRunner::wait(const Ticket& ticket, int64_t timeout_ms) {
     return true;
   }
   return finished_.wait_for(lock, std::chrono::milliseconds(timeout_ms), is_done);
+}
+
+Status HostRunner::copy_logits(const Ticket& ticket, uint64_t first, uint64_t count,
+                               float* target) {
+  const uint64_t vocabulary = machine_.model->config().vocabulary_size;
+  const float* logits = machine_.in_ticket<float>(ticket.parity, machine_.layout.logits);
+  std::copy_n(logits + first * vocabulary, count * vocabulary, target);
+  return {};
+}
+
+const int32_t* HostRunner::top_tokens(const Ticket& ticket) const {
+  return machine_.in_ticket<int32_t>(ticket.parity, machine_.layout.top_tokens);
+}
+
+const float* HostRunner::top_logprobs(const Ticket& ticket) const {
+  return machine_.in_ticket<float>(ticket.parity, machine_.layout.top_logprobs);
 }
 
 void HostRunner::loop() {
@@ -137,7 +154,7 @@ void HostRunner::loop() {
 
 void HostRunner::run(Ticket& ticket, const Ticket* previous) {
   const auto start = std::chrono::steady_clock::now();
-  for (const Command& command : ticket.commands) execute(machine_, command);
+  for (const Command& command : ticket.commands) execute(command);
   if (ticket.follows_previous && previous && !previous->status.ok()) {
     ticket.status = previous->status;
     return;
@@ -151,6 +168,10 @@ void HostRunner::run(Ticket& ticket, const Ticket* previous) {
   batch.token_count = static_cast<uint32_t>(ticket.tokens.size());
   batch.row_count = static_cast<uint32_t>(rows.size());
   batch.page_table_stride = machine_.limits.pages_per_sequence();
+  for (const ops::BatchRow& row : rows) {
+    batch.max_row_tokens = std::max(batch.max_row_tokens, row.token_count);
+    batch.max_positions = std::max(batch.max_positions, row.first_position + row.token_count);
+  }
   const Layout& layout = machine_.layout;
   const auto place = [&](const auto& source, uint64_t offset) {
     using T = typename std::decay_t<decltype(source)>::value_type;
@@ -162,7 +183,11 @@ void HostRunner::run(Ticket& ticket, const Ticket* previous) {
   batch.positions = place(ticket.positions, layout.positions);
   batch.token_rows = place(ticket.token_rows, layout.token_rows);
   batch.rows = place(rows, layout.rows);
-  batch.page_tables = place(ticket.page_tables, layout.page_tables);
+  uint32_t* tables = machine_.in_ticket<uint32_t>(ticket.parity, layout.page_tables);
+  for (size_t i = 0; i < ticket.rows.size(); ++i)
+    std::copy_n(&ticket.pages[ticket.rows[i].page_first], ticket.rows[i].page_count,
+                tables + i * batch.page_table_stride);
+  batch.page_tables = tables;
 
   const auto shared = [&](uint64_t offset) {
     return reinterpret_cast<float*>(machine_.scratch + offset);

@@ -5,7 +5,7 @@
 #include <initializer_list>
 
 #include "base/checked.h"
-#include "ops/sampling.h"
+#include "engine/runner.h"
 
 namespace wcuda::engine {
 namespace {
@@ -104,7 +104,7 @@ ops::Limits ops_limits(const Limits& limits, const model::Config& config) {
 }
 
 Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
-                           uint64_t ops_scratch_bytes) {
+                           uint64_t ops_scratch_bytes, uint64_t runner_bytes) {
   Layout layout;
   layout.kv_row_bytes = ops::kv_row_bytes(limits.kv_type, config.head_length);
   if (layout.kv_row_bytes == 0)
@@ -126,7 +126,7 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
   layout.attention = scratch.take({tokens, config.head_count, config.head_length, sizeof(float)});
   layout.hidden = scratch.take({tokens, config.feed_forward_length, sizeof(float)});
   layout.ops = scratch.take({ops_scratch_bytes});
-  layout.sample = scratch.take({ops::sample_work_bytes(config.vocabulary_size)});
+  layout.runner = scratch.take({runner_bytes});
   layout.ticket = scratch.end();
 
   Regions ticket;
@@ -157,8 +157,9 @@ Result<Plan> plan_engine(const std::shared_ptr<Backend>& backend, const model::C
   Plan plan;
   WCUDA_ASSIGN(plan.limits, resolve_limits(options, config));
   WCUDA_ASSIGN(const std::unique_ptr<ops::Ops> ops, ops::make_ops(backend));
-  WCUDA_ASSIGN(plan.layout, plan_layout(plan.limits, config,
-                                        ops->scratch_bytes(ops_limits(plan.limits, config))));
+  WCUDA_ASSIGN(plan.layout,
+               plan_layout(plan.limits, config, ops->scratch_bytes(ops_limits(plan.limits, config)),
+                           runner_bytes(*backend, plan.limits, config)));
   return plan;
 }
 

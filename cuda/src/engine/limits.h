@@ -46,7 +46,7 @@ struct Layout {
   uint64_t attention = 0;  // f32, likewise
   uint64_t hidden = 0;     // f32 (max_batch_tokens, feed_forward_length)
   uint64_t ops = 0;        // Ops::scratch_bytes
-  uint64_t sample = 0;     // ops::sample_work_bytes
+  uint64_t runner = 0;     // engine::runner_bytes
   // Block "scratch", one of each for either ticket in flight; add ticket_stride for the second.
   uint64_t ticket = 0;
   uint64_t tokens = 0;          // int32 (max_batch_tokens), as all below from the ticket's start
@@ -65,9 +65,10 @@ struct Layout {
   uint64_t page_bytes = 0;  // of one page in all layers
 };
 
-// Pure; every sum is checked. `ops_scratch_bytes` comes from Ops::scratch_bytes.
+// Pure; every sum is checked. `ops_scratch_bytes` comes from Ops::scratch_bytes, `runner_bytes`
+// from engine::runner_bytes.
 Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
-                           uint64_t ops_scratch_bytes);
+                           uint64_t ops_scratch_bytes, uint64_t runner_bytes);
 
 // The same for a caller that has no engine yet.
 struct Plan {

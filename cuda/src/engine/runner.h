@@ -1,20 +1,18 @@
 // Executes tickets in order, apart from the thread that submits them.
 #pragma once
 
-#include <condition_variable>
-#include <deque>
 #include <memory>
-#include <mutex>
-#include <thread>
 
 #include "engine/forward.h"
 #include "engine/limits.h"
 #include "engine/ticket.h"
+#include "vram/memory.h"
 
 namespace wcuda::engine {
 
 // What a runner works on; fixed for the engine's life.
 struct Machine {
+  std::shared_ptr<vram::Memory> memory;
   std::shared_ptr<model::Model> model;
   std::shared_ptr<ops::Ops> ops;
   Limits limits;
@@ -36,32 +34,30 @@ struct Machine {
   }
 };
 
-// The host backend's: one thread of its own that computes ticket after ticket.
-class HostRunner {
+// One a backend. Tickets are executed in the order of submission.
+// Thread rule: as of the engine; execute() under its lock, and only while nothing runs.
+class Runner {
  public:
-  explicit HostRunner(const Machine& machine);
-  ~HostRunner();  // finishes what was submitted
-  HostRunner(const HostRunner&) = delete;
-  HostRunner& operator=(const HostRunner&) = delete;
+  virtual ~Runner() = default;  // finishes what was submitted
 
-  // Never blocks on the computation. The ticket must live until it is done.
-  void submit(std::shared_ptr<Ticket> ticket);
-  // Waits until the ticket is done; false when timeout_ms (>= 0) passed first.
-  bool wait(const Ticket& ticket, int64_t timeout_ms);
-  // Carries out one command; nothing may be running.
-  static void execute(const Machine& machine, const Command& command);
-
- private:
-  void loop();
-  void run(Ticket& ticket, const Ticket* previous);
-
-  const Machine machine_;
-  std::mutex mutex_;
-  std::condition_variable submitted_;
-  std::condition_variable finished_;
-  std::deque<std::shared_ptr<Ticket>> queue_;
-  bool stop_ = false;
-  std::thread thread_;
+  // Never blocks on the computation. The ticket's results are there once wait() has said so. When
+  // it fails the ticket does not run; commands that were carried out are no longer in it.
+  virtual Status submit(const std::shared_ptr<Ticket>& ticket) = 0;
+  // Waits until the oldest ticket is done and takes in its results and its status; false when
+  // timeout_ms (>= 0) passed first.
+  virtual bool wait(Ticket& ticket, int64_t timeout_ms) = 0;
+  virtual void execute(const Command& command) = 0;
+  virtual Status warm_up() = 0;
+  // Of a ticket that is done: `count` rows of its logits from row `first` on.
+  virtual Status copy_logits(const Ticket& ticket, uint64_t first, uint64_t count,
+                             float* target) = 0;
+  // Its alternatives, (rows, max_top_logprobs), in host memory.
+  virtual const int32_t* top_tokens(const Ticket& ticket) const = 0;
+  virtual const float* top_logprobs(const Ticket& ticket) const = 0;
 };
+
+// Bytes of Layout::runner that the backend's runner works in.
+uint64_t runner_bytes(const Backend& backend, const Limits& limits, const model::Config& config);
+Result<std::unique_ptr<Runner>> make_runner(const Machine& machine);
 
 }  // namespace wcuda::engine

@@ -148,9 +148,9 @@ void Engine::add_row(Ticket& ticket, const RowInput& input) {
   for (uint32_t i = 0; i < row.logits_count; ++i)
     ticket.logits_indices.push_back(row.batch.first_token + input.token_count - row.logits_count +
                                     i);
-  const size_t stride = machine_.limits.pages_per_sequence();
-  ticket.page_tables.insert(ticket.page_tables.end(), sequence.pages.begin(), sequence.pages.end());
-  ticket.page_tables.resize((size_t{row_index} + 1) * stride, 0);
+  row.page_first = static_cast<uint32_t>(ticket.pages.size());
+  row.page_count = static_cast<uint32_t>(sequence.pages.size());
+  ticket.pages.insert(ticket.pages.end(), sequence.pages.begin(), sequence.pages.end());
   sequence.pending.push_back({ticket.number, row_index, row.batch.first_position});
   sequence.can_feed = input.sample;
   sequence.sampled = kUnknownToken;
@@ -168,20 +168,24 @@ Result<uint64_t> Engine::submit(const std::vector<RowInput>& rows) {
   std::vector<Tail> before;
   for (const RowInput& row : rows)
     before.push_back({row.sequence->length(), row.sequence->sampled, row.sequence->can_feed});
+  Status submitted;
   try {
     commands_.reserve(commands_.size() + 2 * rows.size());
     for (const RowInput& row : rows) add_row(*ticket, row);
     in_flight_.push_back(ticket);
     ticket->commands.swap(commands_);
-    runner_->submit(ticket);
+    submitted = runner_->submit(ticket);
   } catch (const std::bad_alloc&) {
+    submitted = Status::error(WCUDA_OUT_OF_HOST_MEMORY, "no host memory for a step of %zu rows",
+                              rows.size());
+  }
+  if (!submitted.ok()) {
     if (!in_flight_.empty() && in_flight_.back() == ticket) {
       in_flight_.pop_back();
       ticket->commands.swap(commands_);
     }
     undo_rows(rows, before);
-    return Status::error(WCUDA_OUT_OF_HOST_MEMORY, "no host memory for a step of %zu rows",
-                         rows.size());
+    return submitted;
   }
   ++next_ticket_;
   return ticket->number;
@@ -243,12 +247,10 @@ Status Engine::check_output(const Ticket& ticket, const wcuda_step_output& outpu
   return check("logits_capacity", logits, output.logits ? output.logits_capacity : 0);
 }
 
-void Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) const {
-  const Layout& layout = machine_.layout;
+Status Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) const {
   const uint64_t vocabulary = config().vocabulary_size;
-  const float* logits = machine_.in_ticket<float>(ticket.parity, layout.logits);
-  const int32_t* top_tokens = machine_.in_ticket<int32_t>(ticket.parity, layout.top_tokens);
-  const float* top_logprobs = machine_.in_ticket<float>(ticket.parity, layout.top_logprobs);
+  const int32_t* top_tokens = runner_->top_tokens(ticket);
+  const float* top_logprobs = runner_->top_logprobs(ticket);
   uint64_t top_offset = 0, logits_offset = 0;
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
     const TicketRow& row = ticket.rows[i];
@@ -268,16 +270,18 @@ void Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) const 
       std::copy_n(top_logprobs + stride, written.top_count, output->top_logprobs + top_offset);
     }
     written.logits_count = row.logits_returned;
-    const uint64_t first = row.logits_first + (row.logits_count - row.logits_returned);
-    std::copy_n(logits + first * vocabulary, row.logits_returned * vocabulary,
-                output->logits + logits_offset * vocabulary);
+    if (row.logits_returned > 0)
+      WCUDA_TRY(
+          runner_->copy_logits(ticket, row.logits_first + (row.logits_count - row.logits_returned),
+                               row.logits_returned, output->logits + logits_offset * vocabulary));
     top_offset += written.top_count;
     logits_offset += row.logits_returned;
     output->rows[i] = written;
   }
   output->row_count = ticket.rows.size();
   output->device_ns = ticket.device_ns;
-  output->captured = 0;
+  output->captured = ticket.captured ? 1 : 0;
+  return {};
 }
 
 Status Engine::wait(uint64_t number, int64_t timeout_ms, wcuda_step_output* output) {
@@ -299,7 +303,7 @@ Status Engine::wait(uint64_t number, int64_t timeout_ms, wcuda_step_output* outp
     return Status::error(WCUDA_TIMEOUT, "ticket %llu was not done after %lld ms",
                          static_cast<ull>(number), static_cast<long long>(timeout_ms));
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (ticket->status.ok()) copy_output(*ticket, output);
+  if (ticket->status.ok()) ticket->status = copy_output(*ticket, output);
   settle(*ticket);
   return ticket->status;
 }

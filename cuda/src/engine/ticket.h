@@ -37,7 +37,9 @@ struct TicketRow {
   ops::BatchRow batch;
   bool feed_sampled;  // its one token is history[slot][first_position]
   bool sample;
-  uint32_t depends_on;       // row of the previous ticket that it continues, or kNoRow
+  uint32_t depends_on;  // row of the previous ticket that it continues, or kNoRow
+  uint32_t page_first;  // its pages: ticket.pages[page_first … + page_count]
+  uint32_t page_count;
   uint32_t logits_first;     // row of the ticket's logits
   uint32_t logits_count;     // rows of logits computed
   uint32_t logits_returned;  // of these, the last … are returned
@@ -59,7 +61,7 @@ struct Ticket {
   std::vector<int32_t> tokens;           // (token_count); of fed rows filled in when it runs
   std::vector<uint32_t> positions;       // (token_count)
   std::vector<uint32_t> token_rows;      // (token_count)
-  std::vector<uint32_t> page_tables;     // (rows, stride)
+  std::vector<uint32_t> pages;           // page of each 64 positions, of one row after the other
   std::vector<uint32_t> logits_indices;  // token index of each row of logits
 
   // Written by the runner, read after `done`.
@@ -67,6 +69,7 @@ struct Ticket {
   Status status;
   std::vector<TicketRowResult> results;  // (rows)
   uint64_t device_ns = 0;
+  bool captured = false;  // a graph had to be captured first
 };
 
 }  // namespace wcuda::engine

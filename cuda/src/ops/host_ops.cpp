@@ -55,6 +55,7 @@ class HostOps final : public Ops {
     return {};
   }
 
+  Status begin_step(const Batch&, const KvPool&, uint32_t) override { return {}; }
   Status embed(const EmbedArgs& args) override;
   Status attention_input(const AttentionInputArgs& args) override;
   Status attention(const AttentionArgs& args) override;

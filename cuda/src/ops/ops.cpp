@@ -1,6 +1,7 @@
 // Which implementation of Ops, and which weight layout, belongs to a backend.
 #include "ops/ops.h"
 
+#include "ops/cuda/cuda_ops.h"
 #include "ops/host/host_ops.h"
 
 namespace wcuda::ops {
@@ -13,8 +14,7 @@ Result<LayoutChoice> weight_layout(const Backend& backend, uint32_t type, uint32
 }
 
 Result<std::unique_ptr<Ops>> make_ops(std::shared_ptr<Backend> backend) {
-  if (!backend->is_host())
-    return Status::error(WCUDA_NOT_AVAILABLE, "inference on CUDA is not available yet");
+  if (!backend->is_host()) return cuda::make_cuda_ops(std::move(backend));
   return host::make_host_ops(backend->host_thread_count(), host::best_kernels());
 }
 

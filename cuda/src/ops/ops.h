@@ -79,10 +79,10 @@ struct BatchRow {
 struct Batch {
   uint32_t token_count = 0;
   uint32_t row_count = 0;
-  uint32_t page_table_stride = 0;        // entries a row of page_tables
+  uint32_t page_table_stride = 0;  // entries a row of page_tables
   // Bounds that hold for every step of a captured graph.
-  uint32_t max_row_tokens = 0;  // no row has more tokens
-  uint32_t max_positions = 0;   // no row reaches past position max_positions - 1
+  uint32_t max_row_tokens = 0;           // no row has more tokens
+  uint32_t max_positions = 0;            // no row reaches past position max_positions - 1
   const int32_t* tokens = nullptr;       // (token_count)
   const uint32_t* positions = nullptr;   // (token_count)
   const uint32_t* token_rows = nullptr;  // (token_count) row of each token
@@ -186,6 +186,12 @@ class Ops {
   virtual Status prepare(const Limits& limits, void* scratch) = 0;
   // Does now what the first step of each shape would otherwise do.
   virtual Status warm_up() = 0;
+  // Where the operations are queued; the host's compute at once.
+  virtual Stream stream() const { return {}; }
+
+  // Comes first in every step: what the attention of all layers shares. `window` as in
+  // AttentionArgs.
+  virtual Status begin_step(const Batch& batch, const KvPool& pool, uint32_t window) = 0;
 
   virtual Status embed(const EmbedArgs& args) = 0;
   virtual Status attention_input(const AttentionInputArgs& args) = 0;

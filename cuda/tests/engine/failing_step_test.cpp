@@ -20,6 +20,9 @@ class FailingOps : public ops::Ops {
     return inner_->prepare(l, scratch);
   }
   Status warm_up() override { return inner_->warm_up(); }
+  Status begin_step(const ops::Batch& b, const ops::KvPool& p, uint32_t w) override {
+    return inner_->begin_step(b, p, w);
+  }
   Status embed(const ops::EmbedArgs& a) override { return inner_->embed(a); }
   Status attention_input(const ops::AttentionInputArgs& a) override {
     return inner_->attention_input(a);
