@@ -3,13 +3,16 @@
 
 #include "ops/cuda/cuda_ops.h"
 #include "ops/host/host_ops.h"
+#include "quant/layout_gpu.h"
 
 namespace wcuda::ops {
 
 Result<LayoutChoice> weight_layout(const Backend& backend, uint32_t type, uint32_t rows,
                                    uint32_t cols, bool) {
-  if (!backend.is_host())
-    return Status::error(WCUDA_NOT_AVAILABLE, "inference on CUDA is not available yet");
+  if (!backend.is_host()) {
+    WCUDA_ASSIGN(const uint64_t bytes, quant::gpu_layout_bytes(type, rows, cols));
+    return LayoutChoice{Layout::kGpu16, bytes};
+  }
   return host::host_weight_layout(host::best_kernels(), type, rows, cols);
 }
 
