@@ -404,7 +404,7 @@ void fill_defaults(bool is_cuda, Options* o) {
                 "8b:f16:load,decode,prefill",
                 "70b:q4_k_m:load,decode"};
   else
-    o->specs = {"135m:q4_1:load,first,decode,streams,prefill,host"};
+    o->specs = {"135m:q4_1:load,first,decode,streams,prefill"};
 }
 
 Status run(int argc, char** argv) {

@@ -1,17 +1,39 @@
-# ./dev bench: decode and prefill of a model on this machine, then the host's kernels by themselves.
+# ./dev bench: speed of this machine. With a GPU: kernels and whole models, saved in bench/results; --peer DIR (a
+# folder with build.sh) in turn with another engine. Without one: the host backend.
 
 command_bench() {
+  need_build_tools
+  if has_nvidia_driver; then
+    bench_gpu "$@"
+  else
+    bench_host "$@"
+  fi
+}
+
+# Further options are those of gpu-bench.sh.
+bench_gpu() {
+  local archs=${WORKER_CUDA_ARCHS:-90a} out
+  need_test_tools
+  need_cuda_wheels
+  step "native build with CUDA" native_cuda "$archs"
+  out=$ROOT/bench/results/$(date -u +%F)-$(gpu_slug)
+  tools/dev/gpu-bench.sh --bin "$NATIVE/cuda-${archs//;/-}/bench" --out "$out" "$@"
+  say "saved in ${out#"$ROOT"/}"
+}
+
+# "h200" for "NVIDIA H200".
+gpu_slug() {
+  nvidia-smi --query-gpu=name --format=csv,noheader | head -n1 |
+    tr '[:upper:] ' '[:lower:]-' | sed 's/^nvidia-//; s/[^a-z0-9.-]//g'
+}
+
+bench_host() {
   need_test_tools
   need_model
-  local cuda=off worker=$TARGET/release/worker-orcd
-  if has_nvidia_driver; then
-    cuda=on worker=$TARGET/cuda/release/worker-orcd
-    need_cuda_wheels
-  fi
-  step "build" worker_release $cuda
-  step "build of the kernel benches" native_host
+  step "build" worker_release off
+  step "build of the benches" native_host
   say "load average $(cut -d' ' -f1-3 /proc/loadavg)"
-  "$worker" bench --model "${MODEL:-$DEMO_MODEL}" "$@"
+  "$TARGET/release/worker-orcd" bench --model "${MODEL:-$DEMO_MODEL}" "$@"
   local bench
   for bench in "$NATIVE"/host/bench/*_bench; do
     say

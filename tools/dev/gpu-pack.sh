@@ -1,4 +1,5 @@
-# ./dev gpu-pack: stripped binaries for a machine that has a GPU and nothing else, at most 60 MiB.
+# ./dev gpu-pack: stripped binaries for a machine that has a GPU and nothing else, at most 60 MiB: run.sh tests,
+# bench.sh measures.
 
 GPU_PACK_BYTES_MAX=$((60 * 1024 * 1024))
 
@@ -23,6 +24,8 @@ command_gpu_pack() {
   step "Rust tests with CUDA" gpu_pack_rust_tests "$native" "$pack/tests"
   gpu_pack_tree "$pack/tree"
   cp tools/dev/gpu-run.sh "$pack/run.sh"
+  cp tools/dev/gpu-bench.sh "$pack/bench.sh"
+  cp tools/dev/bench_report.py "$pack/bench_report.py"
   du -ah "$pack" | sort -rh | head -30
   local bytes
   bytes=$(du -sb "$pack" | cut -f1)
