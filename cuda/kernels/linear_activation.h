@@ -1,0 +1,19 @@
+// The activations of gate epilogues, one text for every linear kernel.
+#pragma once
+
+#include "kernels/linear.h"
+
+namespace wcuda::kernels {
+
+__device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }
+
+__device__ inline float gelu_tanh(float x) {
+  constexpr float kRootTwoOverPi = 0.79788456080286536f;
+  return 0.5f * x * (1.0f + tanhf(kRootTwoOverPi * x * (1.0f + 0.044715f * x * x)));
+}
+
+__device__ inline float gated(Epilogue epilogue, float gate, float up) {
+  return (epilogue == Epilogue::kSiluGate ? silu(gate) : gelu_tanh(gate)) * up;
+}
+
+}  // namespace wcuda::kernels

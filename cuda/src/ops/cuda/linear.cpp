@@ -1,0 +1,209 @@
+// Which kernel family makes a linear layer, and the path of many tokens: weights to f16 rows, one
+// product, epilogue; in pieces that bound the scratch memory.
+#include "ops/cuda/linear.h"
+
+#include <algorithm>
+
+#include "kernels/dequantize.h"
+#include "kernels/half_input.h"
+#include "kernels/linear_finish.h"
+#include "kernels/records.h"
+
+namespace wcuda::ops {
+namespace {
+
+using kernels::Epilogue;
+using kernels::Launch;
+using kernels::LinearArgs;
+
+// Tokens of one product: more would read the weights as f16 less often, but their sums would not
+// fit.
+constexpr uint32_t kColumnsMax = 2048;
+// Bounds of the f16 weights and of the sums of one product: 16384 rows of 4096 inputs, and as many
+// by 2048 tokens.
+constexpr uint64_t kWeightBytesMax = 128ull << 20;
+constexpr uint64_t kSumBytesMax = 128ull << 20;
+// Rows of a product that must fit whatever the inputs: two matrices of a gate, 128 each.
+constexpr uint32_t kRowsMin = 256;
+constexpr uint32_t kRowGranularity = 128;
+
+constexpr uint64_t kAlignment = 256;
+
+Status launched(cudaError_t status, const char* kernel) {
+  if (status == cudaSuccess) return {};
+  return Status::native_error(WCUDA_DEVICE_ERROR, status, "%s: %s", kernel,
+                              cudaGetErrorString(status));
+}
+
+uint32_t round_up(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
+
+bool is_gate(Epilogue epilogue) {
+  return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
+}
+
+// A run of rows of one matrix (of a gate: of both) within a product.
+struct Segment {
+  uint32_t matrix;
+  uint32_t first_row;
+  uint32_t rows;
+  uint32_t offset;  // its first row in the product
+};
+
+// The columns from `first` on.
+LinearArgs columns_of(const LinearArgs& args, uint32_t first, uint32_t columns) {
+  LinearArgs part = args;
+  part.columns = columns;
+  if (args.x_rows != nullptr)
+    part.x_rows += first;
+  else
+    part.x += uint64_t{first} * args.matrices[0].cols;
+  const uint32_t outputs = is_gate(args.epilogue) ? 1 : args.matrix_count;
+  for (uint32_t m = 0; m < outputs; ++m) part.outputs[m] += uint64_t{first} * args.matrices[m].rows;
+  return part;
+}
+
+}  // namespace
+
+CudaLinear::Scratch CudaLinear::layout(const Limits& limits) {
+  const uint32_t attention = limits.head_count * limits.head_length;
+  const uint32_t cols =
+      round_up(std::max({limits.embedding_length, limits.feed_forward_length, attention}), 8);
+  const uint64_t rows = std::max<uint64_t>(
+      {limits.vocabulary_size, uint64_t{limits.feed_forward_length} * 2, limits.embedding_length,
+       attention + uint64_t{limits.kv_head_count} * limits.head_length * 2, kRowsMin});
+  Scratch scratch;
+  scratch.columns =
+      std::min(std::max(limits.max_batch_tokens, limits.max_logits_rows), kColumnsMax);
+  const uint64_t row_bytes = 2ull * cols, sum_row_bytes = 4ull * scratch.columns;
+  scratch.weight_bytes =
+      std::max(std::min(rows * row_bytes, kWeightBytesMax), kRowsMin * row_bytes);
+  scratch.sum_bytes = std::max(std::min((rows + 3) / 4 * 4 * sum_row_bytes, kSumBytesMax),
+                               kRowsMin * sum_row_bytes);
+
+  uint64_t end = 0;
+  const auto place = [&end](uint64_t bytes) {
+    const uint64_t begin = end;
+    end = (begin + bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return begin;
+  };
+  scratch.workspace = place(compute::HalfGemm::kWorkspaceBytes);
+  scratch.weights = place(scratch.weight_bytes);
+  scratch.input = place(uint64_t{scratch.columns} * cols * 2);
+  scratch.scales = place(uint64_t{scratch.columns} * 4);
+  scratch.sums = place(scratch.sum_bytes);
+  scratch.bytes = end;
+  return scratch;
+}
+
+uint64_t CudaLinear::scratch_bytes(const Limits& limits) { return layout(limits).bytes; }
+
+Status CudaLinear::prepare(const Limits& limits, void* scratch) {
+  scratch_ = layout(limits);
+  memory_ = scratch;
+  is_batch_invariant_ = limits.batch_invariant;
+  gemm_ = std::make_unique<compute::HalfGemm>(
+      is_batch_invariant_ ? compute::HalfGemm::Library::kNone : library_,
+      at<uint8_t>(scratch_.workspace));
+  return {};
+}
+
+Status CudaLinear::run(const LinearArgs& args, const Launch& launch) {
+  WCUDA_CHECK(memory_ != nullptr && args.matrix_count > 0 &&
+              args.matrix_count <= kernels::kLinearMatricesMax);
+  WCUDA_CHECK(!is_gate(args.epilogue) ||
+              (args.matrix_count == 2 && args.matrices[0].rows == args.matrices[1].rows));
+  for (uint32_t m = 1; m < args.matrix_count; ++m)
+    WCUDA_CHECK(args.matrices[m].cols == args.matrices[0].cols);
+
+  for (uint32_t first = 0; first < args.columns; first += scratch_.columns)
+    WCUDA_TRY(run_gemm(columns_of(args, first, std::min(args.columns - first, scratch_.columns)),
+                       launch));
+  return {};
+}
+
+Status CudaLinear::run_gemm(const LinearArgs& args, const Launch& launch) {
+  const uint32_t cols = args.matrices[0].cols;
+  const bool gate = is_gate(args.epilogue);
+  kernels::HalfInputArgs input;
+  input.columns = args.columns;
+  input.cols = cols;
+  input.depth = round_up(cols, 8);
+  input.x = args.x;
+  input.x_rows = args.x_rows;
+  input.norm = args.norm;
+  input.epsilon = args.epsilon;
+  input.h = at<uint16_t>(scratch_.input);
+  input.scales = at<float>(scratch_.scales);
+  WCUDA_TRY(launched(kernels::half_input(input, launch), "half_input"));
+
+  // Rows of a product; of a gate half are gate's, half up's.
+  const uint32_t parts = gate ? 2 : 1;
+  const uint64_t rows_max =
+      std::min(scratch_.weight_bytes / (2ull * cols), scratch_.sum_bytes / (4ull * args.columns));
+  const auto row_limit = static_cast<uint32_t>(
+      std::min<uint64_t>(rows_max / kRowGranularity * kRowGranularity, 1u << 30));
+  WCUDA_CHECK(row_limit >= kRowsMin);
+
+  const uint32_t matrix_count = gate ? 1 : args.matrix_count;
+  uint32_t matrix = 0, row = 0;
+  while (matrix < matrix_count) {
+    // As many rows as fit, matrix after matrix.
+    Segment segments[kernels::kLinearMatricesMax];
+    uint32_t segment_count = 0, rows = 0;
+    while (matrix < matrix_count && rows < row_limit) {
+      const uint32_t count =
+          std::min(args.matrices[matrix].rows - row,
+                   (row_limit - rows) / parts / quant::kRecordRows * quant::kRecordRows);
+      if (count == 0) break;
+      segments[segment_count++] = {matrix, row, count, rows};
+      rows += count * parts;
+      row += count;
+      if (row < args.matrices[matrix].rows) break;
+      ++matrix;
+      row = 0;
+    }
+
+    auto* const weights = at<uint16_t>(scratch_.weights);
+    for (uint32_t s = 0; s < segment_count; ++s)
+      for (uint32_t part = 0; part < parts; ++part) {
+        const Segment& segment = segments[s];
+        const uint64_t offset = uint64_t{segment.offset + part * segment.rows} * cols;
+        WCUDA_TRY(launched(
+            kernels::dequantize(args.matrices[segment.matrix + part], segment.first_row,
+                                segment.rows, kernels::ElementType::kF16, weights + offset, launch),
+            "dequantize"));
+      }
+
+    kernels::GemmArgs product;
+    product.rows = rows;
+    product.columns = args.columns;
+    product.depth = cols;
+    product.w = weights;
+    product.h = input.h;
+    product.h_stride = input.depth;
+    product.y = at<float>(scratch_.sums);
+    product.y_stride = round_up(rows, 4);
+    WCUDA_TRY(gemm_->run(product, launch));
+
+    for (uint32_t s = 0; s < segment_count; ++s) {
+      const Segment& segment = segments[s];
+      kernels::LinearFinishArgs finish;
+      finish.columns = args.columns;
+      finish.rows = segment.rows;
+      finish.sums = product.y + segment.offset;
+      finish.sums_stride = product.y_stride;
+      finish.up_offset = segment.rows;
+      finish.scales = input.scales;
+      if (args.biases[segment.matrix] != nullptr)
+        finish.bias = args.biases[segment.matrix] + segment.first_row;
+      if (gate && args.biases[1] != nullptr) finish.up_bias = args.biases[1] + segment.first_row;
+      finish.output = args.outputs[segment.matrix] + segment.first_row;
+      finish.output_stride = args.matrices[segment.matrix].rows;
+      finish.epilogue = args.epilogue;
+      WCUDA_TRY(launched(kernels::linear_finish(finish, launch), "linear_finish"));
+    }
+  }
+  return {};
+}
+
+}  // namespace wcuda::ops

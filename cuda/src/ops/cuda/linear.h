@@ -1,0 +1,59 @@
+// CudaLinear: the linear layers of a step on a CUDA device, by the kernel family that suits the
+// number of tokens.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/status.h"
+#include "compute/gemm.h"
+#include "kernels/linear.h"
+#include "ops/ops.h"
+
+namespace wcuda::ops {
+
+// One object an engine; not thread-safe. Deterministic: the same arguments give the same bits.
+class CudaLinear {
+ public:
+  explicit CudaLinear(compute::HalfGemm::Library library = compute::HalfGemm::Library::kWhereFound)
+      : library_(library) {}
+
+  // Device memory that run() needs, to the byte. Pure.
+  static uint64_t scratch_bytes(const Limits& limits);
+
+  // `scratch` has scratch_bytes(limits) bytes, aligned to 256. The device is current.
+  Status prepare(const Limits& limits, void* scratch);
+
+  // Queues the layer. Sizes are within the limits that prepare() was given. Under batch_invariant a
+  // token's bits depend on nothing but its own x.
+  Status run(const kernels::LinearArgs& args, const kernels::Launch& launch);
+
+ private:
+  // Offsets into the scratch memory.
+  struct Scratch {
+    uint64_t workspace = 0;  // of cuBLASLt
+    uint64_t weights = 0;    // f16 rows of matrices
+    uint64_t weight_bytes = 0;
+    uint64_t input = 0;  // f16 columns
+    uint64_t scales = 0;
+    uint64_t sums = 0;
+    uint64_t sum_bytes = 0;
+    uint64_t bytes = 0;
+    uint32_t columns = 0;  // that are worked on at once
+  };
+  static Scratch layout(const Limits& limits);
+  Status run_gemm(const kernels::LinearArgs& args, const kernels::Launch& launch);
+
+  template <class T>
+  T* at(uint64_t offset) const {
+    return reinterpret_cast<T*>(static_cast<uint8_t*>(memory_) + offset);
+  }
+
+  compute::HalfGemm::Library library_;
+  bool is_batch_invariant_ = false;
+  Scratch scratch_;
+  void* memory_ = nullptr;
+  std::unique_ptr<compute::HalfGemm> gemm_;
+};
+
+}  // namespace wcuda::ops

@@ -1,0 +1,124 @@
+// Linear layers above 8 tokens on the device against double precision.
+#include "ops/gpu_linear_fixture.h"
+
+namespace wcuda::testing {
+namespace {
+
+using compute::HalfGemm;
+
+constexpr uint32_t kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14;
+
+std::vector<std::vector<float>> run(const LinearProblem& problem, const ops::Limits& limits,
+                                    HalfGemm::Library library, bool is_dependent = false) {
+  PreparedLinear linear(limits, library);
+  linear.launch.is_dependent = is_dependent;
+  return problem.outputs(linear, 0, problem.parameters().columns);
+}
+
+class GpuLinear : public ::testing::TestWithParam<HalfGemm::Library> {
+ protected:
+  void expect_close(const LinearCase& parameters) const {
+    const LinearProblem problem(parameters);
+    problem.expect_close(run(problem, problem.limits(), GetParam()));
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Library, GpuLinear,
+                         ::testing::Values(HalfGemm::Library::kWhereFound,
+                                           HalfGemm::Library::kNone));
+
+TEST_P(GpuLinear, columns_of_any_count_are_close_to_double_precision) {
+  for (const uint32_t columns : {9u, 15u, 16u, 17u, 33u, 64u, 65u, 200u}) {
+    SCOPED_TRACE(columns);
+    expect_close({{kQ4_K}, {131}, 512, columns});
+    expect_close({{kQ8_0}, {64}, 96, columns, Epilogue::kAdd, true, true, true});
+  }
+}
+
+TEST_P(GpuLinear, every_format_is_close_to_double_precision) {
+  size_t count = 0;
+  for (const quant::Format* format : loadable_formats()) {
+    SCOPED_TRACE(format->name);
+    expect_close({{format->id}, {49}, 768, 33, Epilogue::kStore, true});
+    ++count;
+  }
+  EXPECT_EQ(count, 28u);
+}
+
+TEST_P(GpuLinear, matrices_of_mixed_formats_share_their_input) {
+  for (const uint32_t columns : {20u, 130u}) {
+    SCOPED_TRACE(columns);
+    expect_close(
+        {{kQ4_K, kQ4_0, kQ6_K}, {200, 33, 47}, 1280, columns, Epilogue::kStore, true, true});
+  }
+}
+
+TEST_P(GpuLinear, gates_are_close_to_double_precision) {
+  for (const Epilogue epilogue : {Epilogue::kSiluGate, Epilogue::kGeluTanhGate})
+    for (const uint32_t columns : {10u, 70u}) {
+      SCOPED_TRACE(columns);
+      expect_close({{kQ4_K, kQ4_K}, {145, 145}, 512, columns, epilogue, true, true, false});
+      expect_close({{kF16, kQ8_0}, {64, 64}, 64, columns, epilogue, false, false, true});
+    }
+}
+
+TEST_P(GpuLinear, inputs_of_any_magnitude_neither_overflow_nor_vanish) {
+  for (const float scale : {1e-30f, 1e-8f, 1e6f, 1e30f})
+    for (const uint32_t columns : {12u, 80u}) {
+      SCOPED_TRACE(scale);
+      expect_close({{kQ4_K}, {40}, 256, columns, Epilogue::kStore, false, false, false, scale});
+    }
+}
+
+TEST_P(GpuLinear, odd_input_counts_of_plain_types) {
+  for (const uint32_t cols : {1u, 7u, 36u, 75u, 260u})
+    for (const uint32_t columns : {9u, 150u}) {
+      SCOPED_TRACE(cols);
+      expect_close({{kF32}, {37}, cols, columns, Epilogue::kStore, true});
+      expect_close({{kF16, kF16}, {5, 19}, cols, columns});
+    }
+}
+
+TEST_P(GpuLinear, layers_that_exceed_the_scratch_memory_go_piece_by_piece) {
+  LinearCase parameters{{kQ4_0, kQ4_0}, {900, 900}, 64, 300, Epilogue::kSiluGate, true, true};
+  for (const Epilogue epilogue : {Epilogue::kSiluGate, Epilogue::kStore}) {
+    parameters.epilogue = epilogue;
+    const LinearProblem problem(parameters);
+    ops::Limits limits = problem.limits();
+    limits.max_batch_tokens = 70;
+    limits.vocabulary_size = 8;
+    problem.expect_close(run(problem, limits, GetParam()));
+  }
+}
+
+TEST_P(GpuLinear, the_same_layer_gives_the_same_bits) {
+  for (const uint32_t columns : {17u, 64u, 200u}) {
+    const LinearProblem problem(
+        {{kQ4_K, kQ6_K}, {500, 100}, 1024, columns, Epilogue::kStore, true});
+    const auto first = run(problem, problem.limits(), GetParam());
+    for (int i = 0; i < 3; ++i)
+      EXPECT_EQ(run(problem, problem.limits(), GetParam(), i == 1), first) << columns;
+  }
+}
+
+TEST(GpuLinearInvariant, a_column_has_the_same_bits_in_any_company) {
+  const LinearProblem problem(
+      {{kQ4_K, kQ4_0, kQ6_K}, {300, 64, 80}, 1024, 150, Epilogue::kStore, true});
+  ops::Limits limits = problem.limits();
+  limits.batch_invariant = true;
+  PreparedLinear linear(limits);
+  const auto all = problem.outputs(linear, 0, 150);
+  problem.expect_close(all);
+
+  for (const uint32_t count : {1u, 2u, 8u, 9u, 16u, 31u, 64u, 65u, 128u}) {
+    const uint32_t first = (count * 3 + 1) % (151 - count);
+    const auto some = problem.outputs(linear, first, count);
+    for (size_t m = 0; m < all.size(); ++m) {
+      const uint32_t rows = problem.parameters().rows[m];
+      const auto begin = all[m].begin() + first * rows;
+      EXPECT_EQ(some[m], std::vector<float>(begin, begin + count * rows)) << count;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace wcuda::testing
