@@ -14,15 +14,17 @@ class DeviceArray {
   explicit DeviceArray(size_t count) : count_(count) {
     status_ = cudaMalloc(reinterpret_cast<void**>(&data_), (count + 1) * sizeof(T));
   }
-  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
-    if (status_ == cudaSuccess)
-      status_ = cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice);
-  }
+  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) { set(values); }
   ~DeviceArray() { cudaFree(data_); }
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
 
   T* data() const { return data_; }
+  // Sets the first values; there are no more of them than the array has.
+  void set(const std::vector<T>& values) {
+    if (status_ == cudaSuccess)
+      status_ = cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice);
+  }
   // Sets all bytes.
   void fill(int byte) {
     if (status_ == cudaSuccess) status_ = cudaMemset(data_, byte, count_ * sizeof(T));

@@ -1,0 +1,222 @@
+// Time of the device's sampler by setting and row count, for a vocabulary of 128256 tokens, each
+// figure from a graph of many launches: gpu_sampling_bench [repeats]
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "kernels/sample.h"
+#include "kernels/step.h"
+#include "ops/sampling.h"
+
+namespace {
+
+using wcuda::kernels::SampleArgs;
+using wcuda::kernels::SampleOutput;
+using wcuda::kernels::SampleRow;
+using wcuda::ops::Sampling;
+
+constexpr uint32_t kVocabulary = 128256;
+constexpr uint32_t kRowsMax = 256;
+constexpr uint32_t kPosition = 1000;
+constexpr uint32_t kTop = 20;
+constexpr uint32_t kLaunches = 20;  // of a graph
+
+#define CHECK(call)                                                                            \
+  do {                                                                                         \
+    const cudaError_t status = (call);                                                         \
+    if (status != cudaSuccess) {                                                               \
+      std::fprintf(stderr, "gpu_sampling_bench: %s: %s\n", #call, cudaGetErrorString(status)); \
+      std::exit(1);                                                                            \
+    }                                                                                          \
+  } while (0)
+
+struct Setting {
+  const char* name;
+  bool has_filters;
+  Sampling sampling;
+};
+
+std::vector<Setting> settings() {
+  std::vector<Setting> list(8);
+  list[0].name = "greedy";
+  list[1].name = "temperature";
+  list[2].name = "greedy, penalty over 64";
+  list[2].sampling.repetition_penalty = 1.1f;
+  list[3].name = "greedy, 5 logprobs";
+  list[3].sampling.top_logprobs = 5;
+  list[4].name = "temperature, top-p 0.9";
+  list[4].sampling.top_p = 0.9f;
+  list[5].name = "top-k 40";
+  list[5].sampling.top_k = 40;
+  list[6].name = "top-k 40, 5 logprobs";
+  list[6].sampling.top_k = 40;
+  list[6].sampling.top_logprobs = 5;
+  list[7].name = "all filters, 20 logprobs";
+  Sampling& all = list[7].sampling;
+  all.top_k = 1000;
+  all.typical_p = all.top_p = 0.95f;
+  all.min_p = 0.01f;
+  all.top_logprobs = 20;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (i == 1 || i >= 4) list[i].sampling.temperature = 0.8f;
+    list[i].has_filters = i >= 3;
+  }
+  return list;
+}
+
+SampleRow row_of(const Sampling& sampling, uint32_t index) {
+  SampleRow row{};
+  row.is_sampled = 1;
+  row.logits_row = row.sequence_slot = index;
+  row.position = kPosition;
+  row.seed = index;
+  row.temperature = sampling.temperature;
+  row.top_k = sampling.top_k;
+  row.top_p = sampling.top_p;
+  row.min_p = sampling.min_p;
+  row.typical_p = sampling.typical_p;
+  row.repetition_penalty = sampling.repetition_penalty;
+  row.top_logprobs = sampling.top_logprobs;
+  row.mask_row = wcuda::kernels::kNoMask;
+  return row;
+}
+
+struct Device {
+  float* logits;
+  int32_t* history;
+  SampleRow* rows;
+  int32_t* statuses;
+  SampleOutput* outputs;
+  int32_t* top_tokens;
+  float* top_logprobs;
+  void* scratch;
+};
+
+// Microseconds of one launch, minimum and median of `repeats` graphs.
+void measure(const SampleArgs& args, wcuda::kernels::Launch launch, int repeats, double* least,
+             double* median) {
+  CHECK(cudaStreamBeginCapture(launch.stream, cudaStreamCaptureModeThreadLocal));
+  for (uint32_t i = 0; i < kLaunches; ++i) CHECK(wcuda::kernels::sample(args, launch));
+  cudaGraph_t graph;
+  CHECK(cudaStreamEndCapture(launch.stream, &graph));
+  cudaGraphExec_t exec;
+  CHECK(cudaGraphInstantiate(&exec, graph, 0));
+  cudaEvent_t start, end;
+  CHECK(cudaEventCreate(&start));
+  CHECK(cudaEventCreate(&end));
+  std::vector<double> times;
+  for (int i = 0; i < repeats + 2; ++i) {
+    CHECK(cudaEventRecord(start, launch.stream));
+    CHECK(cudaGraphLaunch(exec, launch.stream));
+    CHECK(cudaEventRecord(end, launch.stream));
+    CHECK(cudaEventSynchronize(end));
+    float ms = 0;
+    CHECK(cudaEventElapsedTime(&ms, start, end));
+    if (i >= 2) times.push_back(1e3 * ms / kLaunches);
+  }
+  std::sort(times.begin(), times.end());
+  *least = times[0];
+  *median = times[times.size() / 2];
+  CHECK(cudaEventDestroy(start));
+  CHECK(cudaEventDestroy(end));
+  CHECK(cudaGraphExecDestroy(exec));
+  CHECK(cudaGraphDestroy(graph));
+}
+
+// The host draws the same token from the first row.
+bool is_right(const SampleArgs& args, const Sampling& sampling, const std::vector<float>& logits,
+              const std::vector<int32_t>& history) {
+  SampleOutput output{};
+  CHECK(cudaMemcpy(&output, args.outputs, sizeof(output), cudaMemcpyDeviceToHost));
+  Sampling row = sampling;
+  row.seed = 0;
+  std::vector<uint64_t> work(wcuda::ops::sample_work_bytes(kVocabulary) / sizeof(uint64_t));
+  std::vector<int32_t> tokens(kTop);
+  std::vector<float> logprobs(kTop);
+  const auto expected = wcuda::ops::sample(logits.data(), kVocabulary, row, history.data(),
+                                           kPosition, work.data(), tokens.data(), logprobs.data());
+  return output.token == expected.token &&
+         std::memcmp(&output.logprob, &expected.logprob, sizeof(float)) == 0;
+}
+
+}  // namespace
+
+int main(int argument_count, char** arguments) {
+  const int repeats = argument_count > 1 ? std::max(1, std::atoi(arguments[1])) : 21;
+  std::mt19937 generator(1);
+  std::normal_distribution<float> normal(0.0f, 3.0f);
+  std::vector<float> logits(size_t{kRowsMax} * kVocabulary);
+  for (float& logit : logits) logit = normal(generator);
+  std::vector<int32_t> history(kRowsMax * (kPosition + 1));
+  for (int32_t& token : history) token = static_cast<int32_t>(generator() % kVocabulary);
+
+  cudaDeviceProp properties;
+  CHECK(cudaGetDeviceProperties(&properties, 0));
+  wcuda::kernels::Launch launch;
+  launch.sm_count = properties.multiProcessorCount;
+  launch.compute_capability = properties.major * 10 + properties.minor;
+  CHECK(cudaStreamCreate(&launch.stream));
+  Device device;
+  CHECK(cudaMalloc(&device.logits, logits.size() * sizeof(float)));
+  CHECK(cudaMalloc(&device.history, history.size() * sizeof(int32_t)));
+  CHECK(cudaMalloc(&device.rows, kRowsMax * sizeof(SampleRow)));
+  CHECK(cudaMalloc(&device.statuses, kRowsMax * sizeof(int32_t)));
+  CHECK(cudaMalloc(&device.outputs, kRowsMax * sizeof(SampleOutput)));
+  CHECK(cudaMalloc(&device.top_tokens, kRowsMax * kTop * sizeof(int32_t)));
+  CHECK(cudaMalloc(&device.top_logprobs, kRowsMax * kTop * sizeof(float)));
+  CHECK(cudaMalloc(&device.scratch, logits.size() * sizeof(float)));
+  CHECK(cudaMemcpy(device.logits, logits.data(), logits.size() * sizeof(float),
+                   cudaMemcpyHostToDevice));
+  CHECK(cudaMemcpy(device.history, history.data(), history.size() * sizeof(int32_t),
+                   cudaMemcpyHostToDevice));
+  CHECK(cudaMemset(device.statuses, 0, kRowsMax * sizeof(int32_t)));
+
+  std::printf("%s, microseconds a launch of %u launches in a graph, minimum (median)\n",
+              properties.name, kLaunches);
+  std::printf("%-26s %4s %3s %18s %18s %18s %18s\n", "setting", "pdl", "blk", "1 row", "8 rows",
+              "64 rows", "256 rows");
+  for (const Setting& setting : settings()) {
+    std::vector<SampleRow> rows;
+    for (uint32_t i = 0; i < kRowsMax; ++i) rows.push_back(row_of(setting.sampling, i));
+    CHECK(cudaMemcpy(device.rows, rows.data(), rows.size() * sizeof(SampleRow),
+                     cudaMemcpyHostToDevice));
+    for (const auto& [is_dependent, blocks] :
+         {std::pair{false, 0u}, {true, 0u}, {true, 1u}, {true, 4u}, {true, 8u}, {true, 16u}}) {
+      std::printf("%-26s %4s %3u", setting.name, is_dependent ? "yes" : "no", blocks);
+      for (const uint32_t row_count : {1u, 8u, 64u, kRowsMax}) {
+        SampleArgs args;
+        args.row_count = row_count;
+        args.vocabulary = kVocabulary;
+        args.has_filters = setting.has_filters;
+        args.blocks_per_row = blocks;
+        args.rows = device.rows;
+        args.logits = device.logits;
+        args.history = device.history;
+        args.history_stride = kPosition + 1;
+        args.statuses = device.statuses;
+        args.outputs = device.outputs;
+        args.top_stride = kTop;
+        args.top_tokens = device.top_tokens;
+        args.top_logprobs = device.top_logprobs;
+        args.scratch = device.scratch;
+        launch.is_dependent = is_dependent;
+        double least, median;
+        measure(args, launch, repeats, &least, &median);
+        std::printf(" %8.2f (%7.2f)", least, median);
+        if (!is_right(args, setting.sampling, logits, history)) {
+          std::fprintf(stderr, "gpu_sampling_bench: '%s' differs from the host\n", setting.name);
+          return 1;
+        }
+      }
+      std::printf("\n");
+      std::fflush(stdout);
+    }
+  }
+  return 0;
+}
