@@ -1,0 +1,296 @@
+// Speed of attention on CUDA: decode as a share of the memory's read rate, prefill in TFLOP/s, and
+// the kernel that turns and stores keys and values. Each layer of a graph has keys and values of
+// its own, so that none lie in L2.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+#include "kernels/numeric.h"
+#include "ops/cuda/attention.h"
+#include "ops/host/kv_rows.h"
+
+namespace {
+
+using namespace wcuda;
+using namespace wcuda::ops;
+
+constexpr double kReadRate = 4.53e12;    // bytes a second that an H200 reads, measured
+constexpr double kProductRate = 7.9e14;  // FLOP/s of its f16 products on random data
+constexpr int kRepeats = 7;
+
+void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(status));
+  std::exit(1);
+}
+
+template <class T>
+T* device_array(uint64_t count) {
+  void* data = nullptr;
+  check(cudaMalloc(&data, std::max<uint64_t>(count * sizeof(T), 256)), "cudaMalloc");
+  return static_cast<T*>(data);
+}
+template <class T>
+T* upload(const std::vector<T>& values) {
+  T* data = device_array<T>(values.size());
+  check(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "copy");
+  return data;
+}
+
+struct Shape {
+  const char* name;
+  uint32_t heads, kv_heads, head_length;
+};
+constexpr Shape k8B = {"8B", 32, 8, 128};
+constexpr Shape k1B = {"1B", 32, 8, 64};
+constexpr Shape k70B = {"70B", 64, 8, 128};
+
+// A step of equal rows over a pool of random values, and what its layers need.
+class Work {
+ public:
+  Work(const Shape& shape, KvType type, uint32_t rows, uint32_t row_tokens, uint32_t positions,
+       bool batch_invariant)
+      : shape_(shape), rows_(rows), row_tokens_(row_tokens), positions_(positions) {
+    const uint32_t row_pages = (positions + kPageTokens - 1) / kPageTokens;
+    pool_.type = type;
+    pool_.head_count = shape.kv_heads;
+    pool_.head_length = shape.head_length;
+    pool_.row_bytes = kv_row_bytes(type, shape.head_length);
+    pool_.page_count = rows * row_pages;
+    const uint64_t layer_bytes = uint64_t{pool_.page_count} * 2 * pool_.plane_bytes();
+    pool_.layer_count = static_cast<uint32_t>(
+        std::min<uint64_t>(64, std::max<uint64_t>(2, 512'000'000 / layer_bytes)));
+    if (row_tokens > 1) pool_.layer_count = 2;
+    fill_pool(layer_bytes * pool_.layer_count);
+
+    std::vector<uint32_t> token_positions, token_rows, page_tables(pool_.page_count);
+    std::vector<BatchRow> batch_rows;
+    for (uint32_t r = 0; r < rows; ++r) {
+      batch_rows.push_back({r * row_tokens, row_tokens, positions - row_tokens, r});
+      for (uint32_t t = 0; t < row_tokens; ++t) {
+        token_positions.push_back(positions - row_tokens + t);
+        token_rows.push_back(r);
+      }
+    }
+    for (uint32_t i = 0; i < pool_.page_count; ++i) page_tables[i] = i;
+    std::shuffle(page_tables.begin(), page_tables.end(), std::mt19937(1));
+    batch_.token_count = rows * row_tokens;
+    batch_.row_count = rows;
+    batch_.page_table_stride = row_pages;
+    batch_.max_row_tokens = row_tokens;
+    batch_.max_positions = row_pages * kPageTokens;
+    batch_.positions = upload(token_positions);
+    batch_.token_rows = upload(token_rows);
+    batch_.rows = upload(batch_rows);
+    batch_.page_tables = upload(page_tables);
+
+    std::mt19937 engine(2);
+    std::normal_distribution<float> normal;
+    std::vector<float> query(uint64_t{batch_.token_count} * shape.heads * shape.head_length);
+    for (float& value : query) value = normal(engine);
+    query_ = upload(query);
+    out_ = device_array<float>(query.size());
+
+    Limits limits{};
+    limits.max_batch_tokens = batch_.token_count;
+    limits.max_batch_rows = rows;
+    limits.max_sequence_tokens = positions;
+    limits.head_count = shape.heads;
+    limits.kv_head_count = shape.kv_heads;
+    limits.head_length = shape.head_length;
+    limits.batch_invariant = batch_invariant;
+    int device = 0, major = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    check(cudaDeviceGetAttribute(&launch_.sm_count, cudaDevAttrMultiProcessorCount, device), "sm");
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "major");
+    launch_.compute_capability = major * 10;
+    check(cudaStreamCreate(&launch_.stream), "stream");
+    scratch_ = device_array<uint8_t>(
+        CudaAttention::scratch_bytes(limits, static_cast<uint32_t>(launch_.sm_count)));
+    check(attention_.prepare(limits, scratch_, launch_), "prepare");
+  }
+  ~Work() {
+    cudaStreamDestroy(launch_.stream);
+    for (const void* data :
+         {static_cast<const void*>(batch_.positions), static_cast<const void*>(batch_.token_rows),
+          static_cast<const void*>(batch_.rows), static_cast<const void*>(batch_.page_tables),
+          static_cast<const void*>(query_), static_cast<const void*>(out_),
+          static_cast<const void*>(scratch_), static_cast<const void*>(pool_.data)})
+      cudaFree(const_cast<void*>(data));
+  }
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+
+  // Seconds of one layer's attention, as kernels of one graph. `with_layers` false: of the plan.
+  struct Times {
+    double least, median;
+  };
+  template <class Layer>
+  Times time(const Layer& layer) {
+    launch_.is_dependent = false;
+    check(cudaStreamBeginCapture(launch_.stream, cudaStreamCaptureModeThreadLocal), "capture");
+    check(attention_.begin_step(batch_, pool_, 0, launch_), "begin_step");
+    launch_.is_dependent = true;
+    constexpr uint32_t kLayersMin = 16;
+    const uint32_t count = std::max(kLayersMin, pool_.layer_count);
+    for (uint32_t i = 0; i < count; ++i) check(layer(i % pool_.layer_count), "layer");
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    check(cudaStreamEndCapture(launch_.stream, &graph), "end of capture");
+    check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    cudaEvent_t begin, end;
+    check(cudaEventCreate(&begin), "event");
+    check(cudaEventCreate(&end), "event");
+    std::vector<double> seconds;
+    for (int i = 0; i < kRepeats + 1; ++i) {
+      check(cudaEventRecord(begin, launch_.stream), "record");
+      check(cudaGraphLaunch(exec, launch_.stream), "launch");
+      check(cudaEventRecord(end, launch_.stream), "record");
+      check(cudaStreamSynchronize(launch_.stream), "run");
+      float ms = 0.0f;
+      check(cudaEventElapsedTime(&ms, begin, end), "time");
+      if (i > 0) seconds.push_back(ms * 1e-3 / count);
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    std::sort(seconds.begin(), seconds.end());
+    return {seconds[0], seconds[seconds.size() / 2]};
+  }
+  Times time_attention() {
+    return time([&](uint32_t layer) {
+      const AttentionArgs args{
+          &batch_, query_, shape_.heads, 1.0f / std::sqrt(static_cast<float>(shape_.head_length)),
+          0,       pool_,  layer,        out_};
+      return attention_.attention(args, launch_);
+    });
+  }
+  Times time_rope(const float* key, const float* value, const float* frequencies) {
+    AttentionInputArgs args{};
+    args.batch = &batch_;
+    args.rope = {RopePairing::kHalves, shape_.head_length, frequencies, 1.0f};
+    args.head_count = shape_.heads;
+    args.pool = pool_;
+    args.query_out = query_;
+    return time([&](uint32_t layer) {
+      args.layer = layer;
+      return attention_.rope_kv(args, key, value, launch_);
+    });
+  }
+  double kv_bytes() const { return 2.0 * rows_ * positions_ * shape_.kv_heads * pool_.row_bytes; }
+  double flop() const {
+    double pairs = 0.0;
+    for (uint32_t t = 0; t < row_tokens_; ++t) pairs += positions_ - t;
+    return 4.0 * rows_ * pairs * shape_.heads * shape_.head_length;
+  }
+  uint32_t token_count() const { return batch_.token_count; }
+
+ private:
+  void fill_pool(uint64_t bytes) {
+    std::mt19937 engine(3);
+    std::normal_distribution<float> normal;
+    const uint64_t rows = std::min<uint64_t>(bytes / pool_.row_bytes, 8192);
+    std::vector<uint8_t> pattern(rows * pool_.row_bytes);
+    std::vector<float> row(shape_.head_length);
+    for (uint64_t r = 0; r < rows; ++r) {
+      for (float& value : row) value = normal(engine);
+      host::write_kv_row(pool_.type, row.data(), shape_.head_length, &pattern[r * pool_.row_bytes]);
+    }
+    pool_.data = device_array<uint8_t>(bytes);
+    for (uint64_t at = 0; at < bytes; at += pattern.size())
+      check(cudaMemcpy(pool_.data + at, pattern.data(),
+                       std::min<uint64_t>(pattern.size(), bytes - at), cudaMemcpyHostToDevice),
+            "copy");
+  }
+
+  Shape shape_;
+  uint32_t rows_, row_tokens_, positions_;
+  KvPool pool_;
+  Batch batch_;
+  kernels::Launch launch_;
+  CudaAttention attention_;
+  float *query_ = nullptr, *out_ = nullptr;
+  uint8_t* scratch_ = nullptr;
+};
+
+constexpr KvType kTypes[] = {KvType::kF16, KvType::kQ8_0, KvType::kFp8E4m3};
+constexpr const char* kTypeNames[] = {"f16", "q8_0", "fp8"};
+
+void decode(const Shape& shape, KvType type, uint32_t rows, uint32_t positions,
+            bool batch_invariant = false) {
+  Work work(shape, type, rows, 1, positions, batch_invariant);
+  const auto times = work.time_attention();
+  std::printf("decode  %-4s %-5s %4u x %-6u %9.2f us %9.2f us %8.0f GB/s %5.1f %%%s\n", shape.name,
+              kTypeNames[static_cast<int>(type)], rows, positions, times.least * 1e6,
+              times.median * 1e6, work.kv_bytes() / times.median * 1e-9,
+              work.kv_bytes() / times.median / kReadRate * 100,
+              batch_invariant ? "  batch-invariant" : "");
+}
+
+void prefill(const Shape& shape, KvType type, uint32_t tokens, uint32_t positions) {
+  Work work(shape, type, 1, tokens, positions, false);
+  const auto times = work.time_attention();
+  std::printf("prefill %-4s %-5s %4u / %-6u %9.1f us %9.1f us %8.0f TFLOP/s %5.1f %%\n", shape.name,
+              kTypeNames[static_cast<int>(type)], tokens, positions, times.least * 1e6,
+              times.median * 1e6, work.flop() / times.median * 1e-12,
+              work.flop() / times.median / kProductRate * 100);
+}
+
+void rope(const Shape& shape, KvType type, uint32_t rows, uint32_t tokens) {
+  Work work(shape, type, rows, tokens, std::max(tokens, 512u), false);
+  const uint64_t floats = uint64_t{work.token_count()} * shape.kv_heads * shape.head_length;
+  float* const key = upload(std::vector<float>(floats, 0.5f));
+  float* const value = upload(std::vector<float>(floats, 0.25f));
+  float* const frequencies = upload(std::vector<float>(128, 0.01f));
+  const auto times = work.time_rope(key, value, frequencies);
+  const double bytes =
+      (2.0 * shape.heads + 2.0 * shape.kv_heads) * shape.head_length * 4 * work.token_count() +
+      2.0 * shape.kv_heads * kv_row_bytes(type, shape.head_length) * work.token_count();
+  std::printf("rope_kv %-4s %-5s %4u tokens   %9.2f us %9.2f us %8.0f GB/s %5.1f %%\n", shape.name,
+              kTypeNames[static_cast<int>(type)], work.token_count(), times.least * 1e6,
+              times.median * 1e6, bytes / times.median * 1e-9,
+              bytes / times.median / kReadRate * 100);
+  for (float* data : {key, value, frequencies}) cudaFree(data);
+}
+
+}  // namespace
+
+int main() {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  std::printf("%s, %d SM; least and median of %d\n", properties.name,
+              properties.multiProcessorCount, kRepeats);
+  for (const KvType type : kTypes) {
+    decode(k8B, type, 1, 512);
+    decode(k8B, type, 1, 4096);
+    decode(k8B, type, 1, 16384);
+    decode(k8B, type, 8, 4096);
+    decode(k8B, type, 8, 16384);
+    decode(k8B, type, 64, 1024);
+    decode(k8B, type, 256, 1024);
+  }
+  decode(k1B, KvType::kF16, 1, 512);
+  decode(k70B, KvType::kF16, 1, 512);
+  decode(k70B, KvType::kF16, 1, 16384);
+  decode(k8B, KvType::kF16, 1, 512, true);
+  decode(k8B, KvType::kF16, 1, 16384, true);
+  decode(k8B, KvType::kF16, 64, 1024, true);
+  for (const KvType type : kTypes) {
+    prefill(k8B, type, 512, 512);
+    prefill(k8B, type, 2048, 2048);
+    prefill(k8B, type, 8192, 8192);
+    prefill(k8B, type, 4096, 16384);
+  }
+  prefill(k1B, KvType::kF16, 4096, 4096);
+  for (const uint32_t rows : {1u, 64u}) rope(k8B, KvType::kF16, rows, 1);
+  rope(k8B, KvType::kQ8_0, 1, 1);
+  rope(k8B, KvType::kF16, 1, 2048);
+  rope(k8B, KvType::kQ8_0, 1, 2048);
+  return 0;
+}

@@ -1,0 +1,43 @@
+// attention_decode: out = softmax(scale * q·k) · v for rows of one token, over key-value pages.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/attention_plan.h"
+#include "kernels/kv_pages.h"
+#include "kernels/linear.h"
+
+namespace wcuda::kernels {
+
+struct AttentionKernelArgs {
+  StepRows step;
+  AttentionPlan plan;
+  KvPages pages;
+  uint32_t layer = 0;
+  uint32_t head_count = 0;  // of queries, a multiple of pages.head_count
+  float scale = 1.0f;
+  uint32_t window = 0;           // 0: all positions; else no wider than the plan's
+  float softcap = 0.0f;          // 0: none; else scores become softcap * tanh(score / softcap)
+  const float* sinks = nullptr;  // (head_count) a further score whose value is 0; null: none
+  const float* query = nullptr;  // (token_count, head_count * head_length)
+  float* out = nullptr;          // the same shape
+};
+
+constexpr uint32_t kAttentionHeadLengthMax = 256;
+
+// Key-value heads times the tiles of at most kDecodeGroupMax query heads that each serves.
+uint32_t decode_head_tiles(uint32_t head_count, uint32_t kv_head_count);
+// Blocks of a launch on a device of `sm_count` multiprocessors, whatever the step.
+uint32_t decode_block_count(KvFormat format, uint32_t head_length, uint32_t sm_count);
+// Floats of one unfinished sum, and how many there can be in a step.
+uint32_t decode_part_floats(uint32_t head_count, uint32_t kv_head_count, uint32_t head_length);
+
+// Once for each format and head length, before a capture.
+cudaError_t attention_decode_prepare(KvFormat format, uint32_t head_length);
+// Rows of other than one token are left alone. Reads keys and values of positions before the rows'
+// own ahead of the wait: no kernel since attention_plan may have written those.
+cudaError_t attention_decode(const AttentionKernelArgs& args, const Launch& launch);
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,128 @@
+// attention_plan: prefix sums of the units and tiles of the rows; then the first row of each block
+// and the list of tiles, by search. One block. Bytes moved: 16 a row, 4 a decode block, 8 a tile.
+#include "kernels/attention_plan.h"
+#include "kernels/dependent_launch.h"
+
+namespace wcuda::kernels {
+namespace {
+
+constexpr uint32_t kBlockThreads = 512;
+constexpr uint32_t kWarps = kBlockThreads / 32;
+
+__device__ inline uint32_t warp_prefix(uint32_t value, uint32_t lane) {
+#pragma unroll
+  for (uint32_t step = 1; step < 32; step *= 2) {
+    const uint32_t below = __shfl_up_sync(~0u, value, step);
+    if (lane >= step) value += below;
+  }
+  return value;
+}
+
+// Sum of the values of the threads up to this one; `total` that of all.
+__device__ inline uint32_t block_prefix(uint32_t value, uint32_t* sums, uint32_t* total) {
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t prefix = warp_prefix(value, lane);
+  if (lane == 31) sums[warp] = prefix;
+  __syncthreads();
+  uint32_t before = 0;
+  *total = 0;
+#pragma unroll
+  for (uint32_t w = 0; w < kWarps; ++w) {
+    const uint32_t sum = sums[w];
+    if (w < warp) before += sum;
+    *total += sum;
+  }
+  __syncthreads();
+  return before + prefix;
+}
+
+// Units that one head of a decode row has.
+__device__ inline uint32_t row_unit_count(const StepRow& row, uint32_t window,
+                                          uint32_t unit_pages) {
+  if (row.token_count != 1) return 0;
+  const uint32_t position = row.first_position;
+  const uint32_t unit_positions = unit_pages * kPagePositions;
+  return position / unit_positions - first_visible(position, window) / unit_positions + 1;
+}
+
+__device__ inline uint32_t row_tile_count(const StepRow& row) {
+  return row.token_count > 1 ? (row.token_count + kPrefillTileTokens - 1) / kPrefillTileTokens : 0;
+}
+
+// The last row of `count` whose prefix is at most `value`: rows of nothing are passed over.
+__device__ inline uint32_t find_row(const uint32_t* prefix, uint32_t count, uint32_t value) {
+  uint32_t low = 0, high = count;
+  while (high - low > 1) {
+    const uint32_t middle = (low + high) / 2;
+    if (prefix[middle] <= value)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+__global__ void __launch_bounds__(kBlockThreads)
+    attention_plan_kernel(const AttentionPlanArgs args) {
+  __shared__ uint32_t unit_sums[kWarps], tile_sums[kWarps];
+  const AttentionPlan& plan = args.plan;
+  const uint32_t row_count = args.step.row_count;
+  const uint32_t unit_pages = plan.fixed_unit_pages == 0 ? 1 : plan.fixed_unit_pages;
+  dependent_wait();
+
+  uint32_t units = 0, tiles = 0;
+  for (uint32_t first = 0; first < row_count; first += kBlockThreads) {
+    const uint32_t r = first + threadIdx.x;
+    const StepRow row = r < row_count ? args.step.rows[r] : StepRow{0, 0, 0, 0};
+    uint32_t unit_total, tile_total;
+    const uint32_t unit_end =
+        block_prefix(row_unit_count(row, args.window, unit_pages), unit_sums, &unit_total);
+    const uint32_t tile_end = block_prefix(row_tile_count(row), tile_sums, &tile_total);
+    if (r < row_count) {
+      plan.row_units[r + 1] = units + unit_end;
+      plan.row_tiles[r + 1] = tiles + tile_end;
+    }
+    units += unit_total;
+    tiles += tile_total;
+  }
+  const uint32_t unit_count = units * plan.head_tiles;
+  const uint32_t blocks = min(plan.max_blocks, unit_count);
+  if (threadIdx.x == 0) {
+    plan.row_units[0] = 0;
+    plan.row_tiles[0] = 0;
+    *plan.head = {unit_count, blocks, tiles, 0};
+  }
+  __syncthreads();  // what this block wrote it now reads
+
+  for (uint32_t b = threadIdx.x; b < blocks; b += kBlockThreads) {
+    const auto unit = static_cast<uint32_t>(uint64_t{b} * unit_count / blocks);
+    plan.block_rows[b] = find_row(plan.row_units, row_count, unit / plan.head_tiles);
+  }
+  for (uint32_t t = threadIdx.x; t < min(tiles, plan.max_tiles); t += kBlockThreads) {
+    const uint32_t row = find_row(plan.row_tiles, row_count, t);
+    const uint32_t last = plan.row_tiles[row + 1] - 1;
+    plan.tiles[t] = {row, (last - t) * kPrefillTileTokens};
+  }
+  // No early trigger: the next kernel starts when this one has ended. Its reads before its wait
+  // pass by the first-level cache.
+  __threadfence();
+}
+
+}  // namespace
+
+cudaError_t attention_plan(const AttentionPlanArgs& args, const Launch& launch) {
+  if (args.step.row_count == 0) return cudaSuccess;
+  if (args.step.row_count > args.plan.max_rows) return cudaErrorInvalidValue;
+  return launch_kernel(launch, dim3(1), dim3(kBlockThreads), 0, 0, attention_plan_kernel, args);
+}
+
+cudaError_t attention_plan_clear(const AttentionPlan& plan, uint32_t counter_count,
+                                 cudaStream_t stream) {
+  const cudaError_t status =
+      cudaMemsetAsync(plan.counters, 0, uint64_t{counter_count} * sizeof(uint32_t), stream);
+  if (status != cudaSuccess) return status;
+  return cudaMemsetAsync(plan.head, 0, sizeof(AttentionPlanHead), stream);
+}
+
+}  // namespace wcuda::kernels

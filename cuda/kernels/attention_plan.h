@@ -1,0 +1,79 @@
+// attention_plan: which block of the attention kernels works on what, made once a step on the
+// device, for the host does not know the lengths of the rows.
+//
+// Decode (rows of one token): the positions that a row sees are cut into units, of one page or,
+// when results may not depend on the rest of the batch, of a fixed number of pages counted from
+// position 0. The units of all rows and key-value heads lie in one line (row, head, unit), of which
+// each block takes an equal run. A (row, head) that several blocks share is finished by the last of
+// them to end, which adds the parts in their order. Prefill (rows of more tokens): a list of tiles
+// of kPrefillTileTokens tokens, longest first within a row.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/kv_pages.h"
+#include "kernels/linear.h"
+
+namespace wcuda::kernels {
+
+constexpr uint32_t kPrefillTileTokens = 128;
+constexpr uint32_t kDecodeGroupMax = 8;  // query heads of one key-value head that a block serves
+
+struct PrefillTile {
+  uint32_t row;
+  uint32_t first_token;  // within the row
+};
+
+// What the plan kernel writes first.
+struct AttentionPlanHead {
+  uint32_t unit_count;     // decode: of all rows and heads
+  uint32_t decode_blocks;  // blocks that have units
+  uint32_t tile_count;     // prefill
+  uint32_t unused;
+};
+
+// Pointers into scratch memory, and the sizes that it was made for.
+struct AttentionPlan {
+  AttentionPlanHead* head = nullptr;
+  uint32_t* row_units = nullptr;   // (max_rows + 1) units of a head in the rows before
+  uint32_t* row_tiles = nullptr;   // (max_rows + 1) tiles in the rows before
+  uint32_t* block_rows = nullptr;  // (max_blocks) row of the first unit of a block
+  PrefillTile* tiles = nullptr;    // (max_tiles)
+  uint32_t* counters = nullptr;    // zero between launches
+  float* parts = nullptr;          // unfinished sums
+  uint32_t max_rows = 0;
+  uint32_t max_blocks = 0;
+  uint32_t max_tiles = 0;
+  // 0: a unit is a page and a part the share of a block. Else the pages of a unit, each of which
+  // is a part.
+  uint32_t fixed_unit_pages = 0;
+  uint32_t head_tiles = 0;  // key-value heads times tiles of their query heads
+};
+
+// First position that a token at `position` attends to.
+inline
+#if defined(__CUDACC__)
+    __host__ __device__
+#endif
+        uint32_t
+        first_visible(uint32_t position, uint32_t window) {
+  return window != 0 && position >= window ? position - window + 1 : 0;
+}
+
+struct AttentionPlanArgs {
+  StepRows step;
+  AttentionPlan plan;
+  uint32_t window = 0;  // of the layers; 0 where any layer sees everything
+};
+
+// The kernels after it may begin early only once it has ended, so they may read the plan and the
+// step's arrays before they wait.
+cudaError_t attention_plan(const AttentionPlanArgs& args, const Launch& launch);
+
+// Sets what must be zero before the first step.
+cudaError_t attention_plan_clear(const AttentionPlan& plan, uint32_t counter_count,
+                                 cudaStream_t stream);
+
+}  // namespace wcuda::kernels

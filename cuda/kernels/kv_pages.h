@@ -1,0 +1,45 @@
+// What the attention kernels share: the rows of a step and the pool of key-value pages.
+#pragma once
+
+#include <cstdint>
+
+namespace wcuda::kernels {
+
+constexpr uint32_t kPagePositions = 64;
+constexpr uint32_t kDeadToken = 0xffffffffu;  // in token_rows: a token that does nothing
+
+enum class KvFormat : uint32_t { kF16 = 0, kQ8_0 = 1, kFp8E4m3 = 2 };
+
+// Key-value pages of all layers. Row (layer, page, head, slot) of keys is at
+//   data + ((((layer * page_count + page) * 2 + 0) * head_count + head) * 64 + slot) * row_bytes
+// and of values with 1 for 0. `data` is aligned to 256 bytes, so that the 64 rows of one head in a
+// page are one run of bytes that begins on a multiple of 64.
+struct KvPages {
+  uint8_t* data = nullptr;
+  KvFormat format = KvFormat::kF16;
+  uint32_t page_count = 0;
+  uint32_t head_count = 0;
+  uint32_t head_length = 0;
+  uint32_t row_bytes = 0;
+};
+
+// One row of a step: consecutive tokens of one sequence.
+struct StepRow {
+  uint32_t first_token;
+  uint32_t token_count;
+  uint32_t first_position;
+  uint32_t sequence_slot;
+};
+
+// The arrays of a step, in device memory.
+struct StepRows {
+  uint32_t token_count = 0;
+  uint32_t row_count = 0;
+  uint32_t page_table_stride = 0;
+  const uint32_t* positions = nullptr;    // (token_count)
+  const uint32_t* token_rows = nullptr;   // (token_count) or kDeadToken
+  const StepRow* rows = nullptr;          // (row_count)
+  const uint32_t* page_tables = nullptr;  // (row_count, page_table_stride)
+};
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,340 @@
+// Attention on CUDA against naive versions in double precision.
+#include <gtest/gtest.h>
+
+#include "tests/ops/gpu_attention_fixture.h"
+
+namespace wcuda::ops {
+namespace {
+
+using host::Pool;
+using host::Random;
+using host::Step;
+using Shapes = std::vector<std::pair<uint32_t, uint32_t>>;  // token counts, first positions
+
+constexpr KvType kKvTypes[] = {KvType::kF16, KvType::kQ8_0, KvType::kFp8E4m3};
+
+Limits make_limits(uint32_t heads, uint32_t kv_heads, uint32_t head_length) {
+  Limits limits{};
+  limits.max_batch_tokens = 1024;
+  limits.max_batch_rows = 64;
+  limits.max_logits_rows = 64;
+  limits.max_sequence_tokens = 8192;
+  limits.head_count = heads;
+  limits.kv_head_count = kv_heads;
+  limits.head_length = head_length;
+  return limits;
+}
+
+uint32_t pages_of(const Shapes& shapes) {
+  uint32_t pages = 1;
+  for (const auto& [count, first] : shapes) pages += (first + count - 1) / kPageTokens + 1;
+  return pages;
+}
+
+void fill_pool(const Pool& pool, const Step& step, uint32_t layer, Random& random) {
+  for (const BatchRow& row : step.rows)
+    for (uint32_t p = 0; p < row.first_position + row.token_count; ++p)
+      for (uint32_t h = 0; h < pool.pool.head_count; ++h)
+        for (bool value : {false, true}) {
+          const uint32_t page =
+              step.page_tables[row.sequence_slot * step.batch.page_table_stride + p / kPageTokens];
+          const auto values = random.normals(pool.pool.head_length);
+          host::write_kv_row(pool.pool.type, values.data(), pool.pool.head_length,
+                             pool.row(layer, page, value, h, p % kPageTokens));
+        }
+}
+
+// A pool on the device that is the copy of a host's.
+struct DevicePool {
+  DeviceBytes bytes;
+  KvPool pool;
+  explicit DevicePool(const Pool& host) : bytes(host.bytes), pool(host.pool) {
+    pool.data = bytes.as<uint8_t>();
+  }
+};
+
+struct Case {
+  uint32_t heads, kv_heads, head_length, window;
+};
+
+// What one layer of a pool holds, decoded: (pages, 2, heads, 64, head_length).
+struct DecodedPool {
+  uint32_t heads, n;
+  std::vector<float> values;
+  explicit DecodedPool(const Pool& pool) : heads(pool.pool.head_count), n(pool.pool.head_length) {
+    values.reserve(uint64_t{pool.pool.page_count} * 2 * heads * kPageTokens * n);
+    for (uint32_t page = 0; page < pool.pool.page_count; ++page)
+      for (bool value : {false, true})
+        for (uint32_t h = 0; h < heads; ++h)
+          for (uint32_t slot = 0; slot < kPageTokens; ++slot)
+            for (double element : pool.read(0, page, value, h, slot))
+              values.push_back(static_cast<float>(element));
+  }
+  const float* row(uint32_t page, bool value, uint32_t h, uint32_t slot) const {
+    return values.data() + (((uint64_t{page} * 2 + value) * heads + h) * kPageTokens + slot) * n;
+  }
+};
+
+// softmax(scale * q·k)·v of one head of one token from what the pool holds.
+std::vector<double> naive_attention(const Step& step, const DecodedPool& pool, const Case& c,
+                                    const std::vector<float>& query, float scale, uint32_t token,
+                                    uint32_t head) {
+  const uint32_t n = c.head_length;
+  const uint32_t kv_head = head / (c.heads / c.kv_heads);
+  const float* q = query.data() + (uint64_t{token} * c.heads + head) * n;
+  const uint32_t position = step.positions[token];
+  const uint32_t first = c.window != 0 && position + 1 > c.window ? position + 1 - c.window : 0;
+  std::vector<double> scores, out(n, 0.0);
+  double largest = -INFINITY, total = 0.0;
+  const auto page_of = [&](uint32_t p) {
+    return step
+        .page_tables[step.token_rows[token] * step.batch.page_table_stride + p / kPageTokens];
+  };
+  for (uint32_t p = first; p <= position; ++p) {
+    const float* key = pool.row(page_of(p), false, kv_head, p % kPageTokens);
+    double score = 0.0;
+    for (uint32_t i = 0; i < n; ++i) score += static_cast<double>(key[i]) * q[i];
+    scores.push_back(score * scale);
+    largest = std::max(largest, scores.back());
+  }
+  for (double& score : scores) total += score = std::exp(score - largest);
+  for (uint32_t p = first; p <= position; ++p) {
+    const float* value = pool.row(page_of(p), true, kv_head, p % kPageTokens);
+    for (uint32_t i = 0; i < n; ++i) out[i] += scores[p - first] / total * value[i];
+  }
+  return out;
+}
+
+// Largest difference of some tokens' results from the naive version; NaN counts as infinite.
+double largest_error(const Step& step, const Pool& pool, const Case& c,
+                     const std::vector<float>& query, float scale, const std::vector<float>& got) {
+  double largest = 0.0;
+  const DecodedPool decoded(pool);
+  for (uint32_t token = 0; token < step.batch.token_count; ++token) {
+    // All tokens of short rows; of long ones those near the borders of tiles and pages.
+    const BatchRow& row = step.rows[step.token_rows[token]];
+    const uint32_t within = token - row.first_token;
+    const uint32_t around = within % 64;
+    if (row.token_count > 70 && around > 1 && around < 62 && around != 17 &&
+        within + 1 != row.token_count)
+      continue;
+    for (uint32_t head = 0; head < c.heads; ++head) {
+      const auto expected = naive_attention(step, decoded, c, query, scale, token, head);
+      for (uint32_t i = 0; i < c.head_length; ++i) {
+        const double error =
+            std::abs(got[(uint64_t{token} * c.heads + head) * c.head_length + i] - expected[i]);
+        if (!(error <= largest)) largest = std::isnan(error) ? INFINITY : error;
+      }
+    }
+  }
+  return largest;
+}
+
+// Queries and weights are rounded to f16: scores of size 4 move by 1e-3, results of size 1
+// likewise.
+constexpr double kTolerance = 2e-3;
+
+void check(KvType type, const Case& c, const Shapes& shapes, bool batch_invariant) {
+  Random random(c.heads * 100 + c.window + c.head_length);
+  Limits limits = make_limits(c.heads, c.kv_heads, c.head_length);
+  limits.batch_invariant = batch_invariant;
+  Step step(shapes, pages_of(shapes), 64, random);
+  Pool pool(type, 1, pages_of(shapes), c.kv_heads, c.head_length);
+  fill_pool(pool, step, 0, random);
+  const auto query = random.normals(uint64_t{step.batch.token_count} * c.heads * c.head_length);
+  const float scale = 1.5f / std::sqrt(static_cast<float>(c.head_length));
+  DeviceAttention device(limits);
+
+  const auto got = device.run(DeviceStep(step), DevicePool(pool).pool, DeviceBytes(query), c.heads,
+                              scale, c.window, 0);
+
+  const double error = largest_error(step, pool, c, query, scale, got);
+  EXPECT_LE(error, kTolerance) << "type " << static_cast<int>(type) << " heads " << c.heads << "/"
+                               << c.kv_heads << " length " << c.head_length << " window "
+                               << c.window << " invariant " << batch_invariant;
+  if (std::getenv("WCUDA_TEST_PRINT") != nullptr)
+    std::printf("type %d heads %u/%u length %u window %u invariant %d: error %.2e\n",
+                static_cast<int>(type), c.heads, c.kv_heads, c.head_length, c.window,
+                batch_invariant, error);
+}
+
+bool has_rows(KvType type, uint32_t head_length) { return kv_row_bytes(type, head_length) != 0; }
+
+// Group sizes 1, 3, 4, 7, 8, 12; lengths that are compiled and others; poisoned pages throughout.
+constexpr Case kCases[] = {{4, 4, 64, 0},  {9, 3, 64, 70},  {8, 2, 128, 0},    {7, 1, 128, 64},
+                           {8, 1, 96, 0},  {3, 1, 80, 5},   {4, 1, 256, 0},    {12, 1, 64, 0},
+                           {3, 1, 160, 1}, {2, 2, 128, 33}, {16, 2, 256, 100}, {6, 2, 20, 0}};
+
+TEST(GpuAttentionDecode, equals_the_naive_version_on_poisoned_pages) {
+  const Shapes shapes = {{1, 0},  {1, 62},  {1, 63},  {1, 64}, {1, 999},
+                         {1, 15}, {1, 128}, {1, 300}, {1, 16}, {1, 17}};
+  for (KvType type : kKvTypes)
+    for (const Case& c : kCases)
+      if (has_rows(type, c.head_length))
+        for (bool batch_invariant : {false, true}) check(type, c, shapes, batch_invariant);
+}
+
+TEST(GpuAttentionDecode, one_row_of_any_length_equals_the_naive_version) {
+  for (uint32_t position : {0u, 1u, 15u, 63u, 64u, 511u, 999u, 5000u})
+    check(KvType::kF16, {8, 2, 128, 0}, {{1, position}}, false);
+}
+
+TEST(GpuAttentionPrefill, equals_the_naive_version_on_poisoned_pages) {
+  const Shapes shapes = {{2, 0}, {37, 0}, {63, 1}, {64, 64}, {65, 63}, {130, 0}, {200, 100}};
+  for (KvType type : kKvTypes)
+    for (const Case& c : kCases)
+      if (has_rows(type, c.head_length)) check(type, c, shapes, false);
+}
+
+TEST(GpuAttentionPrefill, rows_of_one_token_and_of_more_mix) {
+  const Shapes shapes = {{1, 200}, {37, 0}, {1, 0}, {20, 50}, {66, 63}, {1, 777}};
+  for (KvType type : kKvTypes)
+    for (const Case& c : kCases)
+      if (has_rows(type, c.head_length)) check(type, c, shapes, c.heads % 2 == 0);
+}
+
+struct RopeCase {
+  RopePairing pairing;
+  uint32_t rope_dimensions;
+  bool has_head_norm;
+  uint32_t first_position;
+};
+
+// One head, normed and turned.
+std::vector<double> naive_head(const float* head, uint32_t n, Vector gain, float epsilon,
+                               const Rope& rope, const std::vector<float>& frequencies,
+                               uint32_t position) {
+  std::vector<double> y(head, head + n);
+  double squares = 0.0;
+  for (double value : y) squares += value * value;
+  if (gain != nullptr)
+    for (uint32_t i = 0; i < n; ++i) y[i] *= gain[i] / std::sqrt(squares / n + epsilon);
+  const uint32_t half = rope.dimension_count / 2;
+  for (uint32_t i = 0; i < half; ++i) {
+    const bool is_adjacent = rope.pairing == RopePairing::kAdjacent;
+    double& a = y[is_adjacent ? 2 * i : i];
+    double& b = y[is_adjacent ? 2 * i + 1 : half + i];
+    const double angle = static_cast<double>(position) * frequencies[i];
+    const double c = std::cos(angle) * rope.magnitude, s = std::sin(angle) * rope.magnitude;
+    const double turned = a * c - b * s;
+    b = a * s + b * c;
+    a = turned;
+  }
+  return y;
+}
+
+// Turns a step of three rows, one of them dead, and gives back the pool and the queries.
+struct RopeRun {
+  static constexpr uint32_t kHeads = 3, kKvHeads = 2, kDeadToken = 2;
+  Random random{11};
+  Step step;
+  Pool pool;
+  std::vector<float> query, key, value, gain, frequencies, turned;
+
+  RopeRun(KvType type, uint32_t n, const RopeCase& c, float size)
+      : step({{2, c.first_position}, {1, 130}, {70, c.first_position + 3}},
+             c.first_position / kPageTokens * 2 + 8, 64, random),
+        pool(type, 2, step.batch.page_table_stride, kKvHeads, n) {
+    const uint32_t tokens = step.batch.token_count;
+    query = random.normals(uint64_t{tokens} * kHeads * n, size);
+    key = random.normals(uint64_t{tokens} * kKvHeads * n, size);
+    value = random.normals(uint64_t{tokens} * kKvHeads * n, size);
+    gain = random.normals(n);
+    for (uint32_t i = 0; i < c.rope_dimensions / 2; ++i)
+      frequencies.push_back(std::pow(10000.0f, -2.0f * i / c.rope_dimensions));
+    frequencies.resize(128);
+    step.token_rows[kDeadToken] = kernels::kDeadToken;
+    DeviceStep device_step(step);
+    DeviceBytes device_query(query), device_key(key), device_value(value), device_gain(gain),
+        device_frequencies(frequencies), device_pool(pool.bytes);
+    DeviceAttention device(make_limits(kHeads, kKvHeads, 64));
+    AttentionInputArgs args{};
+    args.batch = &device_step.batch;
+    args.epsilon = 1e-5f;
+    if (c.has_head_norm) args.query_norm = args.key_norm = device_gain.as<float>();
+    args.rope = {c.pairing, c.rope_dimensions, device_frequencies.as<float>(), 1.1f};
+    args.head_count = kHeads;
+    args.pool = pool.pool;
+    args.pool.data = device_pool.as<uint8_t>();
+    args.layer = 1;
+    args.query_out = device_query.as<float>();
+    EXPECT_EQ(device.attention.rope_kv(args, device_key.as<float>(), device_value.as<float>(),
+                                       device.launch),
+              cudaSuccess);
+    turned = device_query.read<float>();
+    pool.bytes = device_pool.read<uint8_t>();
+    pool.pool.data = pool.bytes.data();
+  }
+  uint32_t page_of(uint32_t token) const {
+    return step.page_tables[step.token_rows[token] * step.batch.page_table_stride +
+                            step.positions[token] / kPageTokens];
+  }
+};
+
+TEST(GpuRopeKv, equals_the_naive_version) {
+  const RopeCase cases[] = {{RopePairing::kAdjacent, 64, false, 3},
+                            {RopePairing::kHalves, 64, true, 60},
+                            {RopePairing::kHalves, 48, true, 70},
+                            {RopePairing::kAdjacent, 20, false, 1000},
+                            {RopePairing::kHalves, 64, false, 1000000}};
+  constexpr uint32_t n = 64;
+  for (const RopeCase& c : cases) {
+    RopeRun run(KvType::kF16, n, c, 1.0f);
+    const Rope rope{c.pairing, c.rope_dimensions, nullptr, 1.1f};
+    const float* gain = c.has_head_norm ? run.gain.data() : nullptr;
+    for (uint32_t t = 0; t < run.step.batch.token_count; ++t) {
+      if (t == RopeRun::kDeadToken) continue;
+      const uint32_t position = run.step.positions[t];
+      for (uint32_t h = 0; h < RopeRun::kHeads; ++h) {
+        const uint64_t at = (uint64_t{t} * RopeRun::kHeads + h) * n;
+        const auto expected =
+            naive_head(&run.query[at], n, gain, 1e-5f, rope, run.frequencies, position);
+        // Sines within 4e-7, values of size 4 (with gains 12), two roundings.
+        for (uint32_t i = 0; i < n; ++i)
+          ASSERT_NEAR(run.turned[at + i], expected[i], 6e-6) << "token " << t << " element " << i;
+      }
+      for (uint32_t h = 0; h < RopeRun::kKvHeads; ++h) {
+        const uint64_t at = (uint64_t{t} * RopeRun::kKvHeads + h) * n;
+        const auto key = run.pool.read(1, run.page_of(t), false, h, position % kPageTokens);
+        const auto value = run.pool.read(1, run.page_of(t), true, h, position % kPageTokens);
+        const auto expected =
+            naive_head(&run.key[at], n, gain, 1e-5f, rope, run.frequencies, position);
+        for (uint32_t i = 0; i < n; ++i) {
+          ASSERT_NEAR(key[i], expected[i], std::abs(expected[i]) * 5e-4 + 6e-6);
+          ASSERT_NEAR(value[i], run.value[at + i], std::abs(run.value[at + i]) * 5e-4 + 1e-7);
+        }
+      }
+    }
+  }
+}
+
+TEST(GpuRopeKv, rows_have_the_bits_of_the_host_and_nothing_else_is_written) {
+  for (KvType type : kKvTypes)
+    for (uint32_t n : {64u, 96u, 128u, 256u}) {
+      RopeRun run(type, n, {RopePairing::kHalves, 0, false, 50}, n == 96 ? 300.0f : 1.0f);
+      Pool expected(type, 2, run.step.batch.page_table_stride, RopeRun::kKvHeads, n);
+      for (uint32_t t = 0; t < run.step.batch.token_count; ++t) {
+        if (t == RopeRun::kDeadToken) continue;
+        for (uint32_t h = 0; h < RopeRun::kKvHeads; ++h)
+          for (bool is_value : {false, true}) {
+            const auto& source = is_value ? run.value : run.key;
+            host::write_kv_row(
+                type, &source[(uint64_t{t} * RopeRun::kKvHeads + h) * n], n,
+                expected.row(1, run.page_of(t), is_value, h, run.step.positions[t] % kPageTokens));
+          }
+      }
+      EXPECT_EQ(run.turned, run.query);
+      EXPECT_EQ(run.pool.bytes, expected.bytes) << "type " << static_cast<int>(type) << " " << n;
+    }
+}
+
+TEST(GpuRopeKv, a_dead_token_keeps_its_query) {
+  RopeRun run(KvType::kF16, 64, {RopePairing::kHalves, 64, true, 60}, 1.0f);
+  for (uint32_t i = 0; i < 3 * 64; ++i) {
+    const uint64_t at = uint64_t{RopeRun::kDeadToken} * 3 * 64 + i;
+    EXPECT_EQ(run.turned[at], run.query[at]);
+  }
+}
+
+}  // namespace
+}  // namespace wcuda::ops
