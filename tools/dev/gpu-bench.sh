@@ -99,6 +99,7 @@ bench_beside_peer() {
   mkdir -p "$raw"
   for model in ${models//,/ }; do
     file=$folder/peer-${model/:/-}.gguf
+    rm -f "$raw"/*-"${model/:/-}"-*
     "$bin/e2e_bench" --write "$model" "$file"
     for turn in $(seq "$alternations"); do
       echo "== $model, turn $turn of $alternations"
