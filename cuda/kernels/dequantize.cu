@@ -174,7 +174,7 @@ __device__ inline void store_part_unaligned(const Arguments& arguments, const fl
 }
 
 template <uint32_t kType>
-__global__ void __launch_bounds__(kThreads) dequantize_kernel(Arguments arguments) {
+__global__ void __launch_bounds__(kThreads, 8) dequantize_kernel(Arguments arguments) {
   using T = RecordTile<kType>;
   __shared__ __align__(16) uint8_t shared[kRecordRows * T::kRowStride];
   dependent_trigger();

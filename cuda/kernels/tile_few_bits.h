@@ -91,13 +91,13 @@ struct Tile<11> {  // Q3_K
   }
 };
 
-// Scale of rows g and g + 8 where a block has one, d, in part `part`.
-template <uint32_t kPart>
-__device__ inline void block_scales(const uint8_t* record, const quant::RecordLayout& layout,
-                                    uint32_t lane, float (&scale)[2]) {
-  const uint8_t* d = record + part_base(layout, kPart) + lane / 4 * 2;
-  scale[0] = half_to_float(read_2(d));
-  scale[1] = half_to_float(read_2(d + 16));
+// Scale of rows g and g + 8 where a block has one, d, in the last part of the record.
+template <uint32_t kType>
+__device__ inline void block_scales(const uint8_t* record, uint32_t lane, float (&scale)[2]) {
+  constexpr quant::RecordLayout kLayout = Tile<kType>::kLayout;
+  constexpr uint32_t kBase = part_base(kLayout, kLayout.part_count - 1);
+  scale[0] = half_to_float(read_2(record + kBase + lane / 4 * 2));
+  scale[1] = half_to_float(read_2(record + kBase + lane / 4 * 2 + 16));
 }
 
 template <>
@@ -148,7 +148,7 @@ struct Tile<34> {  // TQ1_0
   }
   static __device__ void scales(const uint8_t* chunk, uint32_t, uint32_t, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
-    block_scales<3>(chunk, kLayout, lane, scale);
+    block_scales<34>(chunk, lane, scale);
   }
 
  private:
@@ -190,7 +190,7 @@ struct Tile<35> {  // TQ2_0
   }
   static __device__ void scales(const uint8_t* chunk, uint32_t, uint32_t, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
-    block_scales<1>(chunk, kLayout, lane, scale);
+    block_scales<35>(chunk, lane, scale);
   }
 };
 
@@ -219,7 +219,7 @@ struct Tile<41> {  // Q1_0; a code is 0 or 2
   }
   static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
-    block_scales<1>(chunk + half * kLayout.record_bytes(), kLayout, lane, scale);
+    block_scales<41>(chunk + half * kLayout.record_bytes(), lane, scale);
   }
 
  private:
@@ -261,7 +261,7 @@ struct Tile<42> {  // Q2_0
   }
   static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
-    block_scales<1>(record(chunk, half, m), kLayout, lane, scale);
+    block_scales<42>(record(chunk, half, m), lane, scale);
   }
 
  private:
