@@ -154,8 +154,10 @@ cudaError_t join(Chain* from, uint32_t count, bool is_whole, Chain* spare, Chain
 
 }  // namespace
 
-cudaError_t digest(const void* data, uint64_t bytes, void* scratch, cudaStream_t stream) {
+cudaError_t digest(const void* data, uint64_t bytes, void* result, void* scratch,
+                   cudaStream_t stream) {
   if (bytes > kDigestBytesMax) return cudaErrorInvalidValue;
+  auto* const root = static_cast<Chain*>(result);
   auto* const chains = static_cast<Chain*>(scratch);
   const uint64_t segment_count = bytes == 0 ? 1 : (bytes + kSegmentBytes - 1) / kSegmentBytes;
   for (uint64_t segment = 0; segment < segment_count; ++segment) {
@@ -166,19 +168,19 @@ cudaError_t digest(const void* data, uint64_t bytes, void* scratch, cudaStream_t
     const auto blocks =
         static_cast<uint32_t>(segment_bytes == 0 ? 1 : (segment_bytes + per_block - 1) / per_block);
     const bool is_whole = segment_count == 1;
-    Chain* const result = is_whole ? chains : chains + kSegmentChains + segment;
+    Chain* const segment_root = is_whole ? root : chains + kSegmentChains + segment;
     hash_chunks_kernel<<<blocks, kChunkThreads, 0, stream>>>(
         static_cast<const uint8_t*>(data) + offset, segment_bytes, offset / kChunkBytes, is_whole,
-        blocks == 1 ? result : chains + kLevelChains);
+        blocks == 1 ? segment_root : chains + kLevelChains);
     const cudaError_t launched = cudaPeekAtLastError();
     if (launched != cudaSuccess) return launched;
-    const cudaError_t joined =
-        join(chains + kLevelChains, blocks, is_whole, chains + kNextLevelChains, result, stream);
+    const cudaError_t joined = join(chains + kLevelChains, blocks, is_whole,
+                                    chains + kNextLevelChains, segment_root, stream);
     if (joined != cudaSuccess) return joined;
   }
   if (segment_count == 1) return cudaSuccess;
   return join(chains + kSegmentChains, static_cast<uint32_t>(segment_count), true,
-              chains + kNextLevelChains, chains, stream);
+              chains + kNextLevelChains, root, stream);
 }
 
 }  // namespace wcuda::kernels

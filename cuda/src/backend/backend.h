@@ -49,6 +49,20 @@ struct DeviceHealth {
   int64_t ecc_error_count = -1;      // uncorrected since the driver was loaded; -1: not known
 };
 
+// A weight as in its file, at `source`, and where it belongs: matrices in records
+// (kernels/records.h), aligned to 256 bytes; vectors (rows elements, cols 1) as f32.
+struct Placement {
+  const void* source = nullptr;
+  void* target = nullptr;
+  uint32_t type = 0;  // ggml type id; of a vector F32, F16 or BF16
+  bool is_vector = false;
+  uint32_t rows = 0;
+  uint32_t cols = 1;
+};
+
+// Device memory that a queued digest works in, whatever the length; aligned to 32.
+constexpr uint64_t kDigestScratchBytes = 320 * 1024;
+
 struct LaunchDims {
   uint32_t grid[3] = {1, 1, 1};
   uint32_t block[3] = {1, 1, 1};
@@ -100,6 +114,13 @@ class Backend {
                       Stream stream) = 0;
   // BLAKE3 of a range of device memory, on the device, after the work on stream 0; waits.
   virtual Status digest(const void* data, uint64_t bytes, uint8_t result[32]) = 0;
+  // Queued: the same into 32 bytes of device memory, aligned to 32. Digests that share scratch
+  // share a stream.
+  virtual Status digest_async(const void* data, uint64_t bytes, void* result, void* scratch,
+                              Stream stream) = 0;
+  // Queued. Puts a whole weight from the order of a file into that of the device; both in device
+  // memory. WCUDA_INVALID_ARGUMENT for a type or shape that has no such order.
+  virtual Status place(const Placement& placement, Stream stream) = 0;
 
   // Run-time kernels. WCUDA_NOT_AVAILABLE unless an implementation says otherwise.
   virtual Result<Module> compile(const std::string& source, const std::string& name);

@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "kernels/digest.h"
 #include "kernels/fill.h"
+#include "kernels/repack.h"
 
 namespace wcuda {
 namespace {
@@ -50,6 +51,9 @@ class CudaBackend final : public Backend {
   Status fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
               Stream stream) override;
   Status digest(const void* data, uint64_t bytes, uint8_t result[32]) override;
+  Status digest_async(const void* data, uint64_t bytes, void* result, void* scratch,
+                      Stream stream) override;
+  Status place(const Placement& placement, Stream stream) override;
 
   Result<Graph> graph_capture(Stream stream, const std::function<Status()>& work) override;
   Status graph_launch(Graph graph, Stream stream) override;
@@ -118,6 +122,11 @@ class CudaBackend final : public Backend {
 
 Status unknown(const char* what, uint64_t id) {
   return Status::error(WCUDA_INVALID_HANDLE, "%s %" PRIu64 " is not one of this backend", what, id);
+}
+
+Status too_long_to_digest(uint64_t bytes) {
+  return Status::error(WCUDA_OUT_OF_RANGE, "digest of %" PRIu64 " bytes, at most %" PRIu64, bytes,
+                       kernels::kDigestBytesMax);
 }
 
 Result<std::shared_ptr<Backend>> CudaBackend::open(int32_t ordinal) {
@@ -307,18 +316,43 @@ Status CudaBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32_
 }
 
 Status CudaBackend::digest(const void* data, uint64_t bytes, uint8_t result[32]) {
-  if (bytes > kernels::kDigestBytesMax)
-    return Status::error(WCUDA_OUT_OF_RANGE, "digest of %" PRIu64 " bytes, at most %" PRIu64, bytes,
-                         kernels::kDigestBytesMax);
+  if (bytes > kernels::kDigestBytesMax) return too_long_to_digest(bytes);
   WCUDA_ENTER_DEVICE();
   const std::lock_guard<std::mutex> lock(digest_mutex_);
   const cudaStream_t stream = main_stream_.get();
-  WCUDA_TRY(check(kernels::digest(data, bytes, digest_scratch_, stream), "digest"));
+  WCUDA_TRY(
+      check(kernels::digest(data, bytes, digest_scratch_, digest_scratch_, stream), "digest"));
   uint8_t digest[32];
   WCUDA_CUDA(cudaMemcpyAsync(digest, digest_scratch_, 32, cudaMemcpyDeviceToHost, stream));
   WCUDA_CUDA(cudaStreamSynchronize(stream));
   std::memcpy(result, digest, 32);
   return {};
+}
+
+Status CudaBackend::digest_async(const void* data, uint64_t bytes, void* result, void* scratch,
+                                 Stream stream) {
+  static_assert(kDigestScratchBytes >= kernels::kDigestScratchBytes);
+  if (bytes > kernels::kDigestBytesMax) return too_long_to_digest(bytes);
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const StreamPtr found, find_stream(stream));
+  return check(kernels::digest(data, bytes, result, scratch, found.get()), "digest");
+}
+
+Status CudaBackend::place(const Placement& placement, Stream stream) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const StreamPtr found, find_stream(stream));
+  const auto* const source = static_cast<const uint8_t*>(placement.source);
+  const cudaError_t error =
+      placement.is_vector
+          ? kernels::expand_vector(placement.type, placement.rows, source,
+                                   static_cast<float*>(placement.target), found.get())
+          : kernels::repack(placement.type, placement.rows, placement.cols, 0, placement.rows,
+                            source, static_cast<uint8_t*>(placement.target), found.get());
+  if (error == cudaErrorInvalidValue)
+    return Status::error(WCUDA_INVALID_ARGUMENT,
+                         "no order on the device for tensor type %u, %u rows of %u", placement.type,
+                         placement.rows, placement.cols);
+  return check(error, "repack");
 }
 
 Result<CudaBackend::StreamPtr> CudaBackend::make_stream(int32_t priority) {

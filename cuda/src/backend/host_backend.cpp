@@ -17,6 +17,8 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "base/thread_pool.h"
+#include "quant/format.h"
+#include "quant/layout_gpu.h"
 
 namespace wcuda {
 namespace {
@@ -231,6 +233,25 @@ Status HostBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32_
 Status HostBackend::digest(const void* data, uint64_t bytes, uint8_t result[32]) {
   blake3::hash(data, bytes, result);
   return {};
+}
+
+Status HostBackend::digest_async(const void* data, uint64_t bytes, void* result, void*,
+                                 Stream stream) {
+  WCUDA_TRY(check_stream(stream));
+  return digest(data, bytes, static_cast<uint8_t*>(result));
+}
+
+Status HostBackend::place(const Placement& placement, Stream stream) {
+  WCUDA_TRY(check_stream(stream));
+  const auto* const source = static_cast<const uint8_t*>(placement.source);
+  if (!placement.is_vector)
+    return quant::pack_gpu(placement.type, placement.rows, placement.cols, 0, placement.rows,
+                           source, static_cast<uint8_t*>(placement.target));
+  const quant::Format* const format = quant::find_format(placement.type);
+  if (format == nullptr || format->block_elements != 1)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "tensor type %u has no single elements",
+                         placement.type);
+  return quant::unpack_row(*format, source, placement.rows, static_cast<float*>(placement.target));
 }
 
 Status HostBackend::check_stream(Stream stream) const {

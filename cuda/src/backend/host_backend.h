@@ -33,6 +33,9 @@ class HostBackend final : public Backend {
   Status fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
               Stream stream) override;
   Status digest(const void* data, uint64_t bytes, uint8_t result[32]) override;
+  Status digest_async(const void* data, uint64_t bytes, void* result, void* scratch,
+                      Stream stream) override;
+  Status place(const Placement& placement, Stream stream) override;
 
   Result<Stream> stream_create(int32_t priority) override;
   Status stream_destroy(Stream stream) override;

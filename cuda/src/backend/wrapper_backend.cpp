@@ -89,6 +89,17 @@ Status WrapperBackend::digest(const void* data, uint64_t bytes, uint8_t result[3
               [&] { return inner_->digest(data, bytes, result); });
 }
 
+Status WrapperBackend::digest_async(const void* data, uint64_t bytes, void* result, void* scratch,
+                                    Stream stream) {
+  return pass({"digest_async", CallKind::kLaunch, bytes, stream},
+              [&] { return inner_->digest_async(data, bytes, result, scratch, stream); });
+}
+
+Status WrapperBackend::place(const Placement& placement, Stream stream) {
+  return pass({"place", CallKind::kLaunch, 0, stream},
+              [&] { return inner_->place(placement, stream); });
+}
+
 Result<Module> WrapperBackend::compile(const std::string& source, const std::string& name) {
   return pass({"compile", CallKind::kOther}, [&] { return inner_->compile(source, name); });
 }

@@ -44,6 +44,9 @@ class WrapperBackend : public Backend {
   Status fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
               Stream stream) override;
   Status digest(const void* data, uint64_t bytes, uint8_t result[32]) override;
+  Status digest_async(const void* data, uint64_t bytes, void* result, void* scratch,
+                      Stream stream) override;
+  Status place(const Placement& placement, Stream stream) override;
   Result<Module> compile(const std::string& source, const std::string& name) override;
   Status launch(Module module, const std::string& kernel, const LaunchDims& dims,
                 void* const* arguments, Stream stream) override;

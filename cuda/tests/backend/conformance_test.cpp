@@ -15,6 +15,8 @@
 #include "backend/host_backend.h"
 #include "backend/open.h"
 #include "backend/trace_backend.h"
+#include "quant/layout_gpu.h"
+#include "quant/record_cases.h"
 #include "support/blake3_vectors.h"
 
 namespace wcuda {
@@ -293,6 +295,74 @@ TEST_P(BackendConformance, digest_equals_the_reference_at_any_alignment) {
       ASSERT_EQ(testing::hex(digest), vector.digest) << vector.bytes << " bytes at " << offset;
     }
   }
+}
+
+TEST_P(BackendConformance, queued_digests_equal_the_reference) {
+  const auto vectors = testing::blake3_vectors();
+  const auto data = testing::blake3_input(vectors.back().bytes);
+  const Block block(*backend_, MemoryKind::kDevice, data.size());
+  const Block scratch(*backend_, MemoryKind::kDevice, kDigestScratchBytes);
+  const Block results(*backend_, MemoryKind::kDevice, 32 * vectors.size());
+  const auto stream = backend_->stream_create(0);
+  ASSERT_TRUE(backend_->copy_to_device(block.data(), data.data(), data.size()).ok());
+
+  for (size_t i = 0; i < vectors.size(); ++i)
+    ASSERT_TRUE(backend_
+                    ->digest_async(block.data(), vectors[i].bytes, results.data() + 32 * i,
+                                   scratch.data(), *stream)
+                    .ok());
+  std::vector<uint8_t> digests(32 * vectors.size());
+  ASSERT_TRUE(backend_->synchronize(*stream).ok());
+  ASSERT_TRUE(backend_->copy_to_host(digests.data(), results.data(), digests.size()).ok());
+
+  for (size_t i = 0; i < vectors.size(); ++i)
+    EXPECT_EQ(testing::hex(&digests[32 * i]), vectors[i].digest) << vectors[i].bytes;
+  EXPECT_TRUE(backend_->stream_destroy(*stream).ok());
+}
+
+TEST_P(BackendConformance, places_weights_as_the_layout_says) {
+  const testing::RecordCase from = testing::record_case(12, 37, 512);
+  std::vector<uint8_t> expected(*quant::gpu_layout_bytes(12, 37, 512));
+  ASSERT_TRUE(quant::pack_gpu(12, 37, 512, 0, 37, from.file.data(), expected.data()).ok());
+  const Block file(*backend_, MemoryKind::kDevice, from.file.size());
+  const Block records(*backend_, MemoryKind::kDevice, expected.size());
+  ASSERT_TRUE(backend_->copy_to_device(file.data(), from.file.data(), from.file.size()).ok());
+  Placement placement;
+  placement.source = file.data();
+  placement.target = records.data();
+  placement.type = 12;
+  placement.rows = 37;
+  placement.cols = 512;
+
+  ASSERT_TRUE(backend_->place(placement, Stream{}).ok());
+
+  std::vector<uint8_t> placed(expected.size());
+  ASSERT_TRUE(backend_->copy_to_host(placed.data(), records.data(), placed.size()).ok());
+  EXPECT_TRUE(placed == expected);
+  placement.cols = 100;
+  EXPECT_EQ(backend_->place(placement, Stream{}).code(), WCUDA_INVALID_ARGUMENT);
+  placement.is_vector = true;
+  EXPECT_EQ(backend_->place(placement, Stream{}).code(), WCUDA_INVALID_ARGUMENT);
+}
+
+TEST_P(BackendConformance, places_vectors_as_floats) {
+  const uint16_t halves[] = {0x3C00, 0xC000, 0x0001, 0x7BFF, 0x8000};
+  const float expected[] = {1.0f, -2.0f, 0x1p-24f, 65504.0f, -0.0f};
+  const Block file(*backend_, MemoryKind::kDevice, sizeof halves);
+  const Block floats(*backend_, MemoryKind::kDevice, sizeof expected);
+  ASSERT_TRUE(backend_->copy_to_device(file.data(), halves, sizeof halves).ok());
+  Placement placement;
+  placement.source = file.data();
+  placement.target = floats.data();
+  placement.type = 1;
+  placement.is_vector = true;
+  placement.rows = 5;
+
+  ASSERT_TRUE(backend_->place(placement, Stream{}).ok());
+
+  float placed[5];
+  ASSERT_TRUE(backend_->copy_to_host(placed, floats.data(), sizeof placed).ok());
+  EXPECT_EQ(std::memcmp(placed, expected, sizeof placed), 0);
 }
 
 TEST_P(BackendConformance, run_time_kernels_are_not_available_yet) {
