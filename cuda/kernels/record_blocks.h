@@ -19,27 +19,33 @@ using quant::RecordPart;
 // 64 elements of the types that are not quantized.
 struct BlockF32 {
   static constexpr uint32_t kElements = 64;
-  uint8_t values[256];
+  uint32_t words[64];
 };
 struct BlockF16 {
   static constexpr uint32_t kElements = 64;
-  uint8_t values[128];
+  uint32_t words[32];
 };
 struct BlockBF16 {
   static constexpr uint32_t kElements = 64;
-  uint8_t values[128];
+  uint32_t words[32];
 };
 __device__ inline void unpack32(const BlockF32& block, uint32_t part, float* out) {
   for (uint32_t i = 0; i < kPartElements; ++i)
-    out[i] = bits_float(quant::load_u32(block.values + 4 * (kPartElements * part + i)));
+    out[i] = bits_float(block.words[kPartElements * part + i]);
 }
 __device__ inline void unpack32(const BlockF16& block, uint32_t part, float* out) {
-  for (uint32_t i = 0; i < kPartElements; ++i)
-    out[i] = quant::load_half(block.values + 2 * (kPartElements * part + i));
+  for (uint32_t i = 0; i < kPartElements; i += 2) {
+    const uint32_t word = block.words[(kPartElements * part + i) / 2];
+    out[i] = half_to_float(static_cast<uint16_t>(word));
+    out[i + 1] = half_to_float(static_cast<uint16_t>(word >> 16));
+  }
 }
 __device__ inline void unpack32(const BlockBF16& block, uint32_t part, float* out) {
-  for (uint32_t i = 0; i < kPartElements; ++i)
-    out[i] = bf16_to_float(quant::load_u16(block.values + 2 * (kPartElements * part + i)));
+  for (uint32_t i = 0; i < kPartElements; i += 2) {
+    const uint32_t word = block.words[(kPartElements * part + i) / 2];
+    out[i] = bf16_to_float(static_cast<uint16_t>(word));
+    out[i + 1] = bf16_to_float(static_cast<uint16_t>(word >> 16));
+  }
 }
 
 template <uint32_t kType>
@@ -111,6 +117,7 @@ struct SharedBlocks {
     return (4 - kLayout.parts[largest].offset % 4) % 4;
   }
   static constexpr uint32_t kShift = find_shift();
+  static_assert(alignof(BlockOf<kType>) == 1 || kShift == 0);
   static constexpr uint32_t kStride = (kShift + kLayout.block_bytes + 3) / 4 * 4;
 
   // Bytes of a part that are copied at once.

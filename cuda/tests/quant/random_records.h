@@ -56,6 +56,9 @@ inline RandomMatrix random_matrix(const quant::Format& format, uint32_t rows, ui
   for (const RandomBlocks& random : all)
     for (uint64_t i = 0; random.format == &format && i < matrix.file.size(); ++i)
       matrix.file[i] = random.blocks[i % random.blocks.size()];
+  if (format.id == 39)  // MXFP4: exponents of ordinary sizes
+    for (uint64_t i = 0; i < matrix.file.size(); i += format.block_bytes)
+      matrix.file[i] = static_cast<uint8_t>(112 + matrix.file[i] % 32);
   if (format.block_elements == 1)
     for (uint64_t i = 0; i < uint64_t{rows} * cols; ++i) {
       const float value = static_cast<float>(splitmix64(i) >> 40) * 0x1p-23f - 1.0f;
