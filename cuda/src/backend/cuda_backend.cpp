@@ -55,6 +55,7 @@ class CudaBackend final : public Backend {
                       Stream stream) override;
   Status place(const Placement& placement, Stream stream) override;
 
+  Status queue(Stream stream, const std::function<Status()>& work) override;
   Result<Graph> graph_capture(Stream stream, const std::function<Status()>& work) override;
   Status graph_launch(Graph graph, Stream stream) override;
   Status graph_destroy(Graph graph) override;
@@ -386,6 +387,12 @@ Result<CudaBackend::GraphPtr> CudaBackend::find_graph(Graph graph) {
   const auto found = graphs_.find(graph.id);
   if (found == graphs_.end()) return unknown("graph", graph.id);
   return GraphPtr(found->second);
+}
+
+Status CudaBackend::queue(Stream stream, const std::function<Status()>& work) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_TRY(find_stream(stream).status());
+  return work();
 }
 
 Result<Graph> CudaBackend::graph_capture(Stream stream, const std::function<Status()>& work) {

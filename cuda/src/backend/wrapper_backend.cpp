@@ -114,6 +114,10 @@ Status WrapperBackend::destroy(Module module) {
   return pass({"destroy", CallKind::kEnd}, [&] { return inner_->destroy(module); });
 }
 
+Status WrapperBackend::queue(Stream stream, const std::function<Status()>& work) {
+  return pass({"queue", CallKind::kLaunch, 0, stream}, [&] { return inner_->queue(stream, work); });
+}
+
 Result<Graph> WrapperBackend::graph_capture(Stream stream, const std::function<Status()>& work) {
   return pass({"graph_capture", CallKind::kOther, 0, stream},
               [&] { return inner_->graph_capture(stream, work); });

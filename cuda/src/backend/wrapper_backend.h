@@ -9,7 +9,7 @@ namespace wcuda {
 enum class CallKind {
   kAllocate,
   kCopy,
-  kLaunch,  // fill, digest, launch, graph_launch
+  kLaunch,  // fill, digest, launch, queue, graph_launch
   kWait,    // synchronize and its like
   kOther,   // asks, records, creates
   kEnd,     // free and destroy: legal on a lost device
@@ -51,6 +51,7 @@ class WrapperBackend : public Backend {
   Status launch(Module module, const std::string& kernel, const LaunchDims& dims,
                 void* const* arguments, Stream stream) override;
   Status destroy(Module module) override;
+  Status queue(Stream stream, const std::function<Status()>& work) override;
   Result<Graph> graph_capture(Stream stream, const std::function<Status()>& work) override;
   Status graph_launch(Graph graph, Stream stream) override;
   Status graph_destroy(Graph graph) override;

@@ -17,7 +17,7 @@ Result<LayoutChoice> weight_layout(const Backend& backend, uint32_t type, uint32
 }
 
 Result<std::unique_ptr<Ops>> make_ops(std::shared_ptr<Backend> backend) {
-  if (!backend->is_host()) return cuda::make_cuda_ops(std::move(backend));
+  if (!backend->is_host()) return make_cuda_ops(std::move(backend));
   return host::make_host_ops(backend->host_thread_count(), host::best_kernels());
 }
 

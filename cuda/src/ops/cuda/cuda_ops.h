@@ -6,9 +6,9 @@
 #include "backend/backend.h"
 #include "ops/ops.h"
 
-namespace wcuda::ops::cuda {
+namespace wcuda::ops {
 
 // WCUDA_NOT_AVAILABLE in a build without CUDA.
 Result<std::unique_ptr<Ops>> make_cuda_ops(std::shared_ptr<Backend> backend);
 
-}  // namespace wcuda::ops::cuda
+}  // namespace wcuda::ops
