@@ -5,14 +5,12 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use worker_cuda::{
-    Backend, CudaContext, Engine, Purpose, Row, RowStatus, Sampling, Sequence, Step, StepOutput,
-    Ticket, Token, devices,
-};
+use worker_cuda::{Engine, Row, RowStatus, Sampling, Sequence, Step, StepOutput, Ticket, Token};
 
 use crate::failure::{Failure, Outcome};
 use crate::input::print_json;
 use crate::load;
+use crate::machine::{self, Machine};
 use crate::options::{DeviceArgs, EngineArgs, ModelArgs};
 
 #[derive(clap::Args)]
@@ -67,10 +65,14 @@ impl Measured {
         f64::from(self.tokens) / self.times[self.times.len() / 2].as_secs_f64()
     }
 
-    /// GB/s of weights at the best time.
+    /// Bytes of weights a second at the best time.
     fn rate(&self) -> Option<f64> {
-        self.bytes_a_token
-            .map(|bytes| bytes as f64 * self.best() / 1e9)
+        self.bytes_a_token.map(|bytes| bytes as f64 * self.best())
+    }
+
+    /// Of the memory's bandwidth, in percent.
+    fn share(&self, machine: &Machine) -> Option<f64> {
+        self.rate().and_then(|rate| machine.share(rate))
     }
 }
 
@@ -105,7 +107,7 @@ pub fn run(args: Args) -> Outcome {
     }
     let times = measure(args.repeat, || bench.decode(args.depth, args.tokens))?;
     let work = format!("decode {} at {}", args.tokens, args.depth);
-    let bytes_a_token = Some(model.info().weights_bytes);
+    let bytes_a_token = Some(machine::bytes_a_token(&gguf)?);
     rows.push(Measured {
         work,
         tokens: args.tokens,
@@ -233,55 +235,13 @@ fn measure(repeat: u32, mut work: impl FnMut() -> Outcome<Duration>) -> Outcome<
     Ok(times)
 }
 
-/// Where it was measured.
-struct Machine {
-    backend: Backend,
-    name: String,
-    threads: u32,
-    /// Bytes a second; 0 where it is not known.
-    bandwidth: u64,
-    peak_bytes: u64,
-    load_average: Option<f64>,
-}
-
-impl Machine {
-    fn of(context: &CudaContext) -> Outcome<Self> {
-        let info = context.info()?;
-        let caps = devices(info.backend)?
-            .into_iter()
-            .find(|caps| caps.ordinal == info.ordinal);
-        let load = std::fs::read_to_string("/proc/loadavg").ok();
-        Ok(Self {
-            backend: info.backend,
-            name: caps
-                .as_ref()
-                .map_or_else(String::new, |caps| caps.name.clone()),
-            threads: info.host_threads,
-            bandwidth: caps.map_or(0, |caps| caps.memory_bandwidth),
-            peak_bytes: context.memory(Purpose::Any)?.peak_bytes,
-            load_average: load.and_then(|load| load.split_whitespace().next()?.parse().ok()),
-        })
-    }
-
-    /// Of the device's memory bandwidth, in percent.
-    fn share(&self, row: &Measured) -> Option<f64> {
-        let bandwidth = self.bandwidth as f64 / 1e9;
-        row.rate()
-            .filter(|_| self.bandwidth > 0)
-            .map(|rate| 100.0 * rate / bandwidth)
-    }
-}
-
 fn print_table(rows: &[Measured], machine: &Machine, load_time: Duration) -> Outcome {
     let mut out = std::io::stdout().lock();
-    write!(out, "{} ({}", machine.name, machine.backend)?;
-    if machine.threads > 0 {
-        write!(out, ", {} threads", machine.threads)?;
-    }
-    if let Some(load) = machine.load_average {
+    write!(out, "{}", machine.label())?;
+    if let Some(load) = load_average() {
         write!(out, ", load average {load}")?;
     }
-    writeln!(out, ")")?;
+    writeln!(out)?;
     writeln!(
         out,
         "{:<22} {:>14} {:>14} {:>10}",
@@ -290,7 +250,7 @@ fn print_table(rows: &[Measured], machine: &Machine, load_time: Duration) -> Out
     for row in rows {
         let rate = row
             .rate()
-            .map_or_else(|| "-".into(), |rate| format!("{rate:.1}"));
+            .map_or_else(|| "-".into(), |rate| format!("{:.1}", rate / 1e9));
         write!(
             out,
             "{:<22} {:>14.1} {:>14.1} {rate:>10}",
@@ -298,18 +258,26 @@ fn print_table(rows: &[Measured], machine: &Machine, load_time: Duration) -> Out
             row.best(),
             row.median()
         )?;
-        if let Some(share) = machine.share(row) {
+        if let Some(share) = row.share(machine) {
             write!(out, "  {share:.0} % of the memory's bandwidth")?;
         }
         writeln!(out)?;
     }
-    let mib = machine.peak_bytes as f64 / f64::from(1 << 20);
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     writeln!(
         out,
-        "load {:.2} s, memory {mib:.1} MiB",
-        load_time.as_secs_f64()
+        "load {:.2} s, memory {:.1} of {:.1} MiB",
+        load_time.as_secs_f64(),
+        mib(machine.peak_bytes),
+        mib(machine.total_bytes)
     )?;
     Ok(())
+}
+
+/// Of this machine, over a minute.
+fn load_average() -> Option<f64> {
+    let load = std::fs::read_to_string("/proc/loadavg").ok()?;
+    load.split_whitespace().next()?.parse().ok()
 }
 
 fn to_json(rows: &[Measured], machine: &Machine, load_time: Duration) -> Value {
@@ -320,15 +288,15 @@ fn to_json(rows: &[Measured], machine: &Machine, load_time: Duration) -> Value {
             "best_tokens_per_second": row.best(),
             "median_tokens_per_second": row.median(),
             "seconds": row.times.iter().map(Duration::as_secs_f64).collect::<Vec<_>>(),
-            "gigabytes_per_second": row.rate(),
-            "bandwidth_percent": machine.share(row),
+            "gigabytes_per_second": row.rate().map(|rate| rate / 1e9),
+            "bandwidth_percent": row.share(machine),
         })
     };
     json!({
         "device": machine.name,
         "backend": machine.backend.to_string(),
         "threads": machine.threads,
-        "load_average": machine.load_average,
+        "load_average": load_average(),
         "load_seconds": load_time.as_secs_f64(),
         "peak_bytes": machine.peak_bytes,
         "rows": rows.iter().map(row).collect::<Vec<_>>(),

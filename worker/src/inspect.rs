@@ -5,18 +5,22 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json, json};
-use worker_cuda::Gguf;
 use worker_cuda::gguf::{Array, Value, ValueType, tensor_type};
+use worker_cuda::{Backend, CudaContext, Gguf, devices};
 
 use crate::failure::{Outcome, one_line};
 use crate::input::print_json;
 use crate::load;
+use crate::machine::{self, Machine};
 
 #[derive(clap::Args)]
 pub struct Args {
     /// The GGUF file
     #[arg(value_name = "FILE")]
     file: PathBuf,
+    /// Shows the BLAKE3 digest of each tensor's bytes in the file
+    #[arg(long)]
+    digests: bool,
     /// One JSON object, arrays whole
     #[arg(long)]
     json: bool,
@@ -28,14 +32,40 @@ const SHOWN_CHARACTERS: usize = 120;
 
 pub fn run(args: Args) -> Outcome {
     let gguf = load::gguf(&args.file)?;
+    let digests = match args.digests {
+        true => digests(&gguf)?,
+        false => Vec::new(),
+    };
     if args.json {
-        print_json(&whole(&gguf)?)
+        print_json(&whole(&gguf, &digests)?)
     } else {
-        show(&gguf)
+        show(&gguf, &digests)
     }
 }
 
-fn show(gguf: &Gguf) -> Outcome {
+/// BLAKE3 of each tensor's bytes, in hexadecimal; computed by a GPU if there is one.
+fn digests(gguf: &Gguf) -> Outcome<Vec<String>> {
+    let context = CudaContext::auto()?;
+    let mut bytes = Vec::new();
+    let mut digests = Vec::new();
+    for (index, tensor) in gguf.tensors().enumerate() {
+        bytes.resize(tensor?.bytes as usize, 0_u8);
+        gguf.read_tensor(index as u64, 0, &mut bytes)?;
+        let digest = context.alloc_from(&bytes)?.digest(0..bytes.len())?;
+        digests.push(digest.iter().map(|byte| format!("{byte:02x}")).collect());
+    }
+    Ok(digests)
+}
+
+/// What each GPU of this machine lets a token be.
+fn limits(bytes_a_token: u64) -> Vec<String> {
+    let gpus = devices(Backend::Cuda).unwrap_or_default();
+    gpus.iter()
+        .filter_map(|caps| Machine::from_caps(caps).limit(bytes_a_token))
+        .collect()
+}
+
+fn show(gguf: &Gguf, digests: &[String]) -> Outcome {
     let mut out = std::io::stdout().lock();
     let info = gguf.info();
     writeln!(
@@ -55,9 +85,12 @@ fn show(gguf: &Gguf) -> Outcome {
     }
     writeln!(out, "\ntensors")?;
     let mut formats: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    for tensor in gguf.tensors() {
+    for (index, tensor) in gguf.tensors().enumerate() {
         let tensor = tensor?;
         let format = format_name(tensor.type_id);
+        let digest = digests
+            .get(index)
+            .map_or_else(String::new, |digest| format!("  {digest}"));
         let shape = tensor
             .dimensions
             .iter()
@@ -66,7 +99,7 @@ fn show(gguf: &Gguf) -> Outcome {
             .join(" x ");
         writeln!(
             out,
-            "  {:<40} {format:<8} {shape:<20} {} bytes",
+            "  {:<40} {format:<8} {shape:<20} {} bytes{digest}",
             one_line(tensor.name),
             tensor.bytes
         )?;
@@ -78,16 +111,21 @@ fn show(gguf: &Gguf) -> Outcome {
     for (format, (count, bytes)) in formats {
         writeln!(out, "  {format:<8} {count} tensors, {bytes} bytes")?;
     }
+    let bytes_a_token = machine::bytes_a_token(gguf)?;
+    writeln!(out, "\na token reads {bytes_a_token} bytes of weights")?;
+    for limit in limits(bytes_a_token) {
+        writeln!(out, "  {limit}")?;
+    }
     Ok(())
 }
 
-fn whole(gguf: &Gguf) -> Outcome<Json> {
+fn whole(gguf: &Gguf, digests: &[String]) -> Outcome<Json> {
     let mut metadata = Map::new();
     for entry in gguf.metadata() {
         let (key, value) = entry?;
         metadata.insert(key.into(), to_json(&value)?);
     }
-    let tensors = gguf.tensors().map(|tensor| {
+    let tensors = gguf.tensors().enumerate().map(|(index, tensor)| {
         let tensor = tensor?;
         Ok(json!({
             "name": tensor.name,
@@ -98,6 +136,7 @@ fn whole(gguf: &Gguf) -> Outcome<Json> {
             "bytes": tensor.bytes,
             "part": tensor.split_index,
             "offset": tensor.file_offset,
+            "blake3": digests.get(index),
         }))
     });
     let tensors = tensors.collect::<worker_cuda::Result<Vec<Json>>>()?;
@@ -108,6 +147,7 @@ fn whole(gguf: &Gguf) -> Outcome<Json> {
         "tensor_bytes": info.tensor_bytes,
         "alignment": info.alignment,
         "parts": info.split_count,
+        "bytes_a_token": machine::bytes_a_token(gguf)?,
         "metadata": metadata,
         "tensors": tensors,
     }))

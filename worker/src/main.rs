@@ -15,6 +15,7 @@ mod inspect;
 mod interrupt;
 mod load;
 mod logits;
+mod machine;
 mod options;
 mod plan;
 mod prompt;

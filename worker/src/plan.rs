@@ -8,6 +8,7 @@ use serde_json::json;
 use crate::failure::{Failure, Outcome};
 use crate::input::print_json;
 use crate::load;
+use crate::machine::{self, Machine};
 use crate::options::{DeviceArgs, EngineArgs};
 
 #[derive(clap::Args)]
@@ -36,10 +37,13 @@ pub fn run(args: Args) -> Outcome {
     let context = load::context(&args.device)?;
     let options = args.engine.options(load::trained_context(&gguf)?);
     let plan = context.plan(&gguf, &options)?;
-    let backend = context.info()?.backend;
+    let machine = Machine::of(&context)?;
+    let bytes_a_token = machine::bytes_a_token(&gguf)?;
     if args.json {
         return print_json(&json!({
-            "backend": backend.to_string(),
+            "backend": machine.backend.to_string(),
+            "device": machine.name,
+            "device_bytes": machine.total_bytes,
             "fits": plan.fits,
             "weights_bytes": plan.weights_bytes,
             "kv_bytes": plan.kv_bytes,
@@ -50,6 +54,8 @@ pub fn run(args: Args) -> Outcome {
             "available_bytes": plan.available_bytes,
             "kv_page_bytes": plan.kv_page_bytes,
             "kv_page_count": plan.kv_page_count,
+            "bytes_a_token": bytes_a_token,
+            "most_tokens_per_second": machine.most_tokens_per_second(bytes_a_token),
         }));
     }
     let mut out = std::io::stdout().lock();
@@ -63,11 +69,21 @@ pub fn run(args: Args) -> Outcome {
         ("scratch", plan.scratch_bytes, ""),
         ("graphs", plan.graph_bytes, ""),
         ("total", plan.total_bytes, ""),
-        ("available", plan.available_bytes, &*format!("on {backend}")),
+        (
+            "available",
+            plan.available_bytes,
+            &*format!("on {}", machine.label()),
+        ),
         ("staging (host)", plan.staging_bytes, "while loading"),
     ] {
         let mib = bytes as f64 / f64::from(1 << 20);
         writeln!(out, "{name:<16} {bytes:>16} bytes {mib:>12.1} MiB  {note}")?;
+    }
+    if let Some(limit) = machine.limit(bytes_a_token) {
+        writeln!(
+            out,
+            "a token reads {bytes_a_token} bytes of weights; {limit}"
+        )?;
     }
     writeln!(out, "{}", if plan.fits { "fits" } else { "does not fit" })?;
     Ok(())

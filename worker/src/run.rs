@@ -8,12 +8,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use worker_cuda::generate::{Event, FinishReason, Request, Session, Summary};
 use worker_cuda::text::Tokenizer;
-use worker_cuda::{Purpose, Sampling, Token};
+use worker_cuda::{Model, Sampling, Token};
 
 use crate::failure::{Failure, Outcome};
 use crate::input;
 use crate::interrupt;
 use crate::load;
+use crate::machine::{self, Machine};
 use crate::options::{DeviceArgs, EngineArgs, ModelArgs, SamplingArgs};
 use crate::prompt::{self, Prompter};
 
@@ -144,7 +145,7 @@ pub fn run(args: Args) -> Outcome {
         }
         (Some(request), _) => {
             let summary = stream(&mut session, request)?;
-            print_speed(&summary, model.context().memory(Purpose::Any)?.peak_bytes);
+            print_speed(&summary, &model)?;
             summary.reason.as_str()
         }
         (None, path) => {
@@ -313,16 +314,24 @@ impl Asker<'_> {
 }
 
 /// One line on stderr: stdout has the answer alone.
-pub fn print_speed(summary: &Summary, peak_bytes: u64) {
+pub fn print_speed(summary: &Summary, model: &Model) -> Outcome {
+    let machine = Machine::of(model.context())?;
     let rate = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(1e-9);
     let computed = summary.prompt_tokens - summary.cached_tokens;
     // The first token is drawn with the prompt.
     let decoded = summary.tokens.saturating_sub(1);
+    let speed = rate(decoded, summary.decode_time.as_secs_f64());
+    let bytes = machine::bytes_a_token(model.gguf())? as f64 * speed;
+    let share = machine
+        .share(bytes)
+        .map_or_else(String::new, |share| format!(" ({share:.0} % of bandwidth)"));
     eprintln!(
-        "prompt {computed} tokens at {:.1} tok/s, answer {} tokens at {:.1} tok/s, memory {:.1} MiB",
+        "prompt {computed} tokens at {:.1} tok/s, answer {} tokens at {speed:.1} tok/s{share}, \
+         memory {:.1} MiB on {}",
         rate(computed, summary.prompt_time.as_secs_f64()),
         summary.tokens,
-        rate(decoded, summary.decode_time.as_secs_f64()),
-        peak_bytes as f64 / f64::from(1 << 20),
+        machine.peak_bytes as f64 / f64::from(1 << 20),
+        machine.label(),
     );
+    Ok(())
 }

@@ -53,6 +53,10 @@ fn root() -> &'static Path {
         .expect("the workspace")
 }
 
+/// Of the first tensor of `tiny`, by the reference implementation (the PyPI package blake3 1.0.5).
+const TOKEN_EMBEDDING_BLAKE3: &str =
+    "24a8cbfb2a5bd9cd683cfa5f843a1d8951a555affa4fc87ca3495d0235b836ac";
+
 fn tiny() -> String {
     let path = root().join("cuda/tests/data/models/llama.gguf");
     path.to_str().expect("UTF-8").to_owned()
@@ -150,6 +154,15 @@ fn inspect_shows_metadata_tensors_and_formats() {
         whole["tensors"][0]["dimensions"],
         serde_json::json!([32, 64])
     );
+
+    assert!(whole["tensors"][0]["blake3"].is_null());
+    let with_digests = json(&run(&["inspect", "--json", "--digests", &tiny()]));
+    let digest = with_digests["tensors"][0]["blake3"].as_str().unwrap();
+    assert_eq!(digest, TOKEN_EMBEDDING_BLAKE3);
+    assert!(stdout(&run(&["inspect", "--digests", &tiny()])).contains(digest));
+    let table = with_digests["tensors"][0]["bytes"].as_u64().unwrap();
+    let all = with_digests["tensor_bytes"].as_u64().unwrap();
+    assert_eq!(with_digests["bytes_a_token"], all - table);
 }
 
 #[test]
@@ -161,6 +174,11 @@ fn plan_tells_what_is_needed_and_whether_it_fits() {
         .map(|key| plan[*key].as_u64().unwrap())
         .sum();
     assert_eq!(plan["total_bytes"], sum);
+    assert!(!plan["device"].as_str().unwrap().is_empty());
+    assert!(
+        plan["most_tokens_per_second"].is_null(),
+        "a host's bandwidth is not known"
+    );
     let text = stdout(&run(&["plan", "--model", &tiny(), "--backend", "host"]));
     assert!(text.ends_with("fits\n"), "{text}");
     let longer = json(&run(&[
