@@ -18,6 +18,10 @@ struct Launch {
   // Programmatic dependent launch: the kernel may start before the one ahead of it in the stream
   // has ended, loads weights, then waits. Every kernel of the chain waits.
   bool is_dependent = false;
+  // For kernels that say so (…_scratch_bytes): 16-byte aligned, all zero before the first use; a
+  // kernel leaves its counters there at zero. Calls in one stream may share it.
+  void* scratch = nullptr;
+  uint64_t scratch_bytes = 0;
 };
 
 struct Matrix {

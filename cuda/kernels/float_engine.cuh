@@ -1,0 +1,169 @@
+// Products of F16, BF16 and F32 weights: the inner part of linear_vector for weights that are not
+// quantized.
+//
+// F16 and BF16 go to tensor cores as they are (mma m16n8k16, f32 sums), with activations in two
+// terms: f16 with 11 bits each (x / 64 = high + low / 2048; good to 2^-22 of a value above 2^-8,
+// 2^-30 below; values of 4 million and above saturate), bf16 with 8 bits each. F32 weights are
+// multiplied in f32.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/records.h"
+#include "kernels/vector_stage.cuh"
+
+namespace wcuda::kernels::vector {
+
+template <uint32_t kType, uint32_t T>
+struct HalfEngine {
+  static constexpr quant::RecordLayout kLayout = quant::record_layout(kType);
+  static constexpr bool kIsF16 = kType == 1;
+  static constexpr uint32_t kStageInputs = 64;
+  static constexpr uint32_t kStageRecords = 1;
+  static constexpr uint32_t kStageBytes = kLayout.record_bytes();
+  // Accumulators of the products: columns are [token][high, low]; for T = 8 tokens, twice.
+  static constexpr uint32_t kSums = T == 8 ? 8 : 4;
+  static constexpr float kScale = kIsF16 ? 64.0f : 1.0f;
+  static constexpr float kLowScale = kIsF16 ? 1.0f / 2048.0f : 1.0f;
+
+  static constexpr uint32_t codes_bytes(uint32_t inputs) { return inputs * T * 4; }
+  static constexpr uint32_t scales_bytes(uint32_t) { return 0; }
+
+  static __device__ uint16_t term(float v) {
+    if constexpr (kIsF16)
+      return __half_as_ushort(__float2half_rn(fminf(fmaxf(v, -65504.0f), 65504.0f)));
+    else
+      return __bfloat16_as_ushort(__float2bfloat16_rn(v));
+  }
+  static __device__ float value(uint16_t term) {
+    if constexpr (kIsF16)
+      return __half2float(__ushort_as_half(term));
+    else
+      return __bfloat162float(__ushort_as_bfloat16(term));
+  }
+
+  // x: [group][token][high, low][32], for T = 8 [group][high, low][token][32].
+  static __device__ void stage_x(const VectorParams& params, uint32_t begin, uint32_t count,
+                                 uint8_t* x, float* squares) {
+    stage_slice<T>(
+        params, begin, count, squares, [&](uint32_t quad, uint32_t token, const float4& v) {
+          const float values[4] = {v.x, v.y, v.z, v.w};
+          uint16_t high[4], low[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float scaled = values[i] * (1.0f / kScale);
+            high[i] = term(scaled);
+            low[i] = term((scaled - value(high[i])) * (1.0f / kLowScale));
+          }
+          uint8_t* target =
+              x + quad / 8 * T * 128 + quad % 8 * 8 + (T == 8 ? token * 64 : token * 128);
+          const auto pair = [](uint16_t a, uint16_t b) { return a | uint32_t{b} << 16; };
+          *reinterpret_cast<uint2*>(target) =
+              make_uint2(pair(high[0], high[1]), pair(high[2], high[3]));
+          *reinterpret_cast<uint2*>(target + (T == 8 ? 512 : 64)) =
+              make_uint2(pair(low[0], low[1]), pair(low[2], low[3]));
+        });
+  }
+
+  static __device__ void mma(float* c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                             uint32_t b0, uint32_t b1) {
+    if constexpr (kIsF16)
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+          "{%8,%9}, {%0,%1,%2,%3};"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    else
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+          "{%8,%9}, {%0,%1,%2,%3};"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+
+  template <class Release>
+  static __device__ void consume(const VectorParams&, const uint8_t* stage, const uint8_t* x,
+                                 uint32_t group, uint32_t lane, float (&sums)[kSums],
+                                 Release release) {
+    uint4 rows[2][2];  // (group, row g or g + 8): 8 inputs 8t …
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i)
+      rows[i / 2][i % 2] = *reinterpret_cast<const uint4*>(stage + i * 512 + lane * 16);
+    release();
+#pragma unroll
+    for (uint32_t m = 0; m < 2; ++m) {
+      const uint8_t* cell = x + (group + m) * T * 128 + lane * 16;
+#pragma unroll
+      for (uint32_t i = 0; i < kSums / 4; ++i) {
+        uint4 b = make_uint4(0, 0, 0, 0);
+        if (T >= 4 || lane / 8 < T) b = *reinterpret_cast<const uint4*>(cell + i * 512);
+        const uint4 g = rows[m][0], g8 = rows[m][1];
+        mma(sums + 4 * i, g.x, g8.x, g.y, g8.y, b.x, b.y);
+        mma(sums + 4 * i, g.z, g8.z, g.w, g8.w, b.z, b.w);
+      }
+    }
+  }
+
+  static __device__ void store(float (&sums)[kSums], float* slot, uint32_t lane) {
+    const uint32_t g = lane / 4, t = lane % 4;
+    if constexpr (T == 8) {
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i)  // tokens 2t, 2t + 1 of row g, then of g + 8
+        slot[(2 * t + i % 2) * 16 + g + i / 2 * 8] = (sums[i] + sums[4 + i] * kLowScale) * kScale;
+    } else if (t < T) {
+      slot[t * 16 + g] = (sums[0] + sums[1] * kLowScale) * kScale;
+      slot[t * 16 + g + 8] = (sums[2] + sums[3] * kLowScale) * kScale;
+    }
+  }
+};
+
+template <uint32_t T>
+struct F32Engine {
+  static constexpr quant::RecordLayout kLayout = quant::record_layout(0);
+  static constexpr uint32_t kStageInputs = 64;
+  static constexpr uint32_t kStageRecords = 1;
+  static constexpr uint32_t kStageBytes = kLayout.record_bytes();
+  static constexpr uint32_t kSums = 2 * T;  // (token, row g or g + 8)
+
+  static constexpr uint32_t codes_bytes(uint32_t inputs) { return inputs * T * 4; }
+  static constexpr uint32_t scales_bytes(uint32_t) { return 0; }
+
+  // x: (input / 4, token, 4).
+  static __device__ void stage_x(const VectorParams& params, uint32_t begin, uint32_t count,
+                                 uint8_t* x, float* squares) {
+    stage_slice<T>(params, begin, count, squares,
+                   [&](uint32_t quad, uint32_t token, const float4& v) {
+                     reinterpret_cast<float4*>(x)[quad * T + token] = v;
+                   });
+  }
+
+  template <class Release>
+  static __device__ void consume(const VectorParams&, const uint8_t* stage, const uint8_t* x,
+                                 uint32_t group, uint32_t lane, float (&sums)[kSums],
+                                 Release release) {
+#pragma unroll
+    for (uint32_t run = 0; run < 4; ++run) {  // inputs 16 * run + 4t …
+      const auto* rows = reinterpret_cast<const float4*>(stage + run * 1024 + lane * 16);
+      const float4 g = rows[0], g8 = rows[32];
+      if (run == 3) release();
+      const uint32_t quad = group * 8 + run * 4 + lane % 4;
+#pragma unroll
+      for (uint32_t token = 0; token < T; ++token) {
+        const float4 v = reinterpret_cast<const float4*>(x)[quad * T + token];
+        sums[2 * token] += g.x * v.x + g.y * v.y + g.z * v.z + g.w * v.w;
+        sums[2 * token + 1] += g8.x * v.x + g8.y * v.y + g8.z * v.z + g8.w * v.w;
+      }
+    }
+  }
+
+  static __device__ void store(float (&sums)[kSums], float* slot, uint32_t lane) {
+    const uint32_t g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (uint32_t i = 0; i < kSums; ++i) {
+      sums[i] += __shfl_xor_sync(~0u, sums[i], 1);
+      sums[i] += __shfl_xor_sync(~0u, sums[i], 2);
+      if (t == 0) slot[i / 2 * 16 + g + i % 2 * 8] = sums[i];
+    }
+  }
+};
+
+}  // namespace wcuda::kernels::vector

@@ -1,0 +1,29 @@
+// Linear layers for 1 to 8 tokens: one launch reads every weight once, at the speed of memory.
+#pragma once
+
+#include "kernels/linear.h"
+
+namespace wcuda::kernels {
+
+constexpr uint32_t kLinearVectorColumnsMax = 8;
+
+bool has_linear_vector(uint32_t type);
+
+// Scratch that linear_vector needs for these arguments; 0 for most. Grows with columns and rows.
+uint64_t linear_vector_scratch_bytes(const LinearArgs& args, const Launch& launch);
+
+// columns is 1 … 8, cols a multiple of 32 (of 4 for F32, F16 and BF16 alone); x and norm are
+// 16-byte aligned, x not written by this call. cudaErrorInvalidValue for arguments outside of the
+// contract or too little scratch. The bits of a result depend on shapes, types, sm_count and
+// columns (1, 2, up to 4, up to 8), not on what runs beside.
+cudaError_t linear_vector(const LinearArgs& args, const Launch& launch);
+
+// What a bench may vary. 0: chosen by shape.
+struct VectorTuning {
+  uint32_t cluster_size = 0;
+  uint32_t ctas_per_sm = 2;
+  uint32_t stages = 0;
+};
+cudaError_t linear_vector(const LinearArgs& args, const Launch& launch, const VectorTuning& tuning);
+
+}  // namespace wcuda::kernels
