@@ -38,6 +38,7 @@ constexpr double kCudaStartSeconds = 0.32;          // likewise
 constexpr uint64_t kLargeModelBytes = 20000000000;  // loaded once only
 constexpr uint32_t kStreamPrompt = 128, kStreamTokens = 64;
 constexpr uint32_t kHostSteps = 64;
+constexpr uint32_t kCheckedPrompt = 100, kCheckedSteps = 32;
 
 struct Options {
   int32_t backend = WCUDA_BACKEND_AUTO;
@@ -229,6 +230,7 @@ class ModelBench {
     if (spec_.works == std::vector<std::string>{"load"}) return {};
     wcuda_engine_options engine = WCUDA_ENGINE_OPTIONS_INIT;
     engine.kv_type = options_.kv_type;
+    sequence_count_ = sequences;
     engine.max_sequences = sequences;
     engine.max_batch_tokens = std::max(options_.batch, sequences);
     engine.max_sequence_tokens = longest;
@@ -243,19 +245,32 @@ class ModelBench {
   }
 
   // Two runs of one prompt, tokens fed by the device and by the caller, must agree, with finite
-  // logits.
+  // logits; so must two runs of many sequences.
   Status check() {
-    std::vector<int32_t> fed_by_device, fed_by_caller;
-    WCUDA_TRY(session_->begin(1));
-    WCUDA_TRY(session_->prefill(100));
-    WCUDA_TRY(session_->decode(32, &fed_by_device));
-    WCUDA_TRY(session_->begin(1));
-    WCUDA_TRY(session_->prefill(100));
-    WCUDA_TRY(session_->decode_checked(32, &fed_by_caller));
-    for (size_t i = 0; i < fed_by_device.size(); ++i)
-      if (fed_by_device[i] != fed_by_caller[i])
+    std::vector<int32_t> fed_by_device, fed_by_caller, first, second;
+    WCUDA_TRY(start(1));
+    WCUDA_TRY(session_->decode(kCheckedSteps, &fed_by_device));
+    WCUDA_TRY(start(1));
+    WCUDA_TRY(session_->decode_checked(kCheckedSteps, &fed_by_caller));
+    WCUDA_TRY(expect_equal(fed_by_device, fed_by_caller));
+    WCUDA_TRY(start(sequence_count_));
+    WCUDA_TRY(session_->decode(kCheckedSteps, &first));
+    WCUDA_TRY(start(sequence_count_));
+    WCUDA_TRY(session_->decode(kCheckedSteps, &second));
+    return expect_equal(first, second);
+  }
+
+  Status start(uint32_t count) {
+    WCUDA_TRY(session_->begin(count));
+    return session_->prefill(kCheckedPrompt);
+  }
+
+  Status expect_equal(const std::vector<int32_t>& a, const std::vector<int32_t>& b) const {
+    WCUDA_CHECK(a.size() == b.size());
+    for (size_t i = 0; i < a.size(); ++i)
+      if (a[i] != b[i])
         return Status::error(WCUDA_INTERNAL, "%stoken %zu of two equal runs is %d and %d",
-                             name_.c_str(), i, fed_by_device[i], fed_by_caller[i]);
+                             name_.c_str(), i, a[i], b[i]);
     return {};
   }
 
@@ -331,6 +346,7 @@ class ModelBench {
   Work work_{};
   Roofline roofline_;
   std::string name_;
+  uint32_t sequence_count_ = 1;
   Model loaded_;
   std::unique_ptr<Session> session_;
 };

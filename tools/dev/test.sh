@@ -1,7 +1,7 @@
 # ./dev test [--long]: every test of the project, cheap ones first.
 
 FUZZ_SECONDS=${FUZZ_SECONDS:-60}
-FUZZ_EXECUTIONS=10000000
+FUZZ_EXECUTIONS=${FUZZ_EXECUTIONS:-10000000}
 
 command_test() {
   local long=0 begin=$EPOCHREALTIME
