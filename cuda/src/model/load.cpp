@@ -1,13 +1,13 @@
 // Loading: plan, reserve, upload (read and lay out), seal. All or nothing: everything acquired
 // hangs on objects that go when a step fails.
 #include <algorithm>
-#include <atomic>
-#include <mutex>
 
 #include "base/thread_pool.h"
+#include "model/first_failure.h"
 #include "model/model.h"
 #include "model/plan.h"
 #include "model/rope.h"
+#include "model/upload.h"
 #include "quant/format.h"
 #include "quant/layout_host.h"
 
@@ -34,30 +34,6 @@ std::vector<Piece> cut_into_pieces(const DetailedPlan& plan) {
   return pieces;
 }
 
-// The first failure of pieces that run at the same time; the lowest piece wins.
-class FirstFailure {
- public:
-  void note(uint32_t piece, Status status) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (piece >= piece_) return;
-    piece_ = piece;
-    status_ = std::move(status);
-  }
-  // An exception: only memory can have run out.
-  void note_exception() { threw_ = true; }
-  Status take() {
-    if (status_.ok() && threw_)
-      return Status::error(WCUDA_OUT_OF_HOST_MEMORY, "the host is out of memory");
-    return std::move(status_);
-  }
-
- private:
-  std::atomic<bool> threw_{false};
-  std::mutex mutex_;
-  uint32_t piece_ = UINT32_MAX;
-  Status status_;
-};
-
 }  // namespace
 
 class Loader {
@@ -67,8 +43,6 @@ class Loader {
       : memory_(std::move(memory)), file_(std::move(file)), options_(options) {}
 
   Result<std::shared_ptr<Model>> run() {
-    if (!memory_->backend().is_host())
-      return Status::error(WCUDA_NOT_AVAILABLE, "loading a model on CUDA is not available yet");
     WCUDA_TRY(report(WCUDA_LOAD_PLAN));
     WCUDA_ASSIGN(plan_, plan_load_in_detail(memory_->backend(), *file_));
     WCUDA_TRY(read_rope_factors());
@@ -77,6 +51,7 @@ class Loader {
     WCUDA_TRY(report(WCUDA_LOAD_UPLOAD));
     WCUDA_TRY(upload());
     staging_.reset();
+    slab_.reset();
     WCUDA_TRY(report(WCUDA_LOAD_SEAL));
     WCUDA_TRY(memory_->backend().synchronize());
     WCUDA_TRY(check_cancelled());
@@ -84,19 +59,20 @@ class Loader {
   }
 
  private:
-  Status check_cancelled() const {
+  Status check_cancelled() const { return check_cancelled(done_bytes_); }
+  Status check_cancelled(uint64_t done_bytes) const {
     if (!options_.is_cancelled || !options_.is_cancelled()) return {};
-    return cancelled();
+    return cancelled(done_bytes);
   }
-  Status cancelled() const {
+  Status cancelled(uint64_t done_bytes) const {
     return Status::error(WCUDA_CANCELLED, "the load was cancelled at %llu of %llu bytes",
-                         static_cast<unsigned long long>(done_bytes_),
+                         static_cast<unsigned long long>(done_bytes),
                          static_cast<unsigned long long>(plan_.file_bytes));
   }
   Status report(int32_t phase) const {
     WCUDA_TRY(check_cancelled());
     if (options_.progress && !options_.progress(phase, done_bytes_, plan_.file_bytes))
-      return cancelled();
+      return cancelled(done_bytes_);
     return check_cancelled();
   }
 
@@ -111,17 +87,22 @@ class Loader {
 
   // All allocations, after the sum was compared with what there is.
   Status reserve() {
-    const uint64_t needed = plan_.plan.weights_bytes;
+    const uint64_t loading = plan_.plan.loading_bytes;
+    const uint64_t needed = plan_.plan.weights_bytes + loading;
     WCUDA_ASSIGN(const uint64_t available, memory_->available_bytes());
     if (needed > available) {
       const bool over_budget = memory_->ledger().left_in_budget() < needed;
       return Status::error(over_budget ? WCUDA_OVER_BUDGET : WCUDA_OUT_OF_MEMORY,
-                           "the weights need %llu bytes, %llu are left %s",
-                           static_cast<unsigned long long>(needed),
+                           "the weights need %llu bytes%s, %llu are left %s",
+                           static_cast<unsigned long long>(plan_.plan.weights_bytes),
+                           loading == 0 ? "" : and_loading(loading).c_str(),
                            static_cast<unsigned long long>(available),
                            over_budget ? "in the budget" : "on the device");
     }
     WCUDA_ASSIGN(staging_, memory_->allocate_pinned(plan_.plan.staging_bytes, "model staging"));
+    if (loading != 0) {
+      WCUDA_ASSIGN(slab_, memory_->allocate(loading, WCUDA_PURPOSE_SCRATCH, "model slab"));
+    }
     buffers_.reserve(plan_.tensors.size() + 1);
     WCUDA_TRY(allocate(plan_.vectors_bytes, "vectors"));
     weights_.layers.resize(plan_.plan.config.layer_count);
@@ -140,12 +121,43 @@ class Loader {
     return {};
   }
 
-  // Pieces in batches, a thread a piece, a slice of the staging buffer a thread.
+  static std::string and_loading(uint64_t bytes) {
+    return ", and " + std::to_string(bytes) + " while they are loaded";
+  }
+
   Status upload() {
     const std::vector<float>& frequencies = plan_.plan.config.rope_frequencies;
     WCUDA_TRY(memory_->backend().copy_to_device(buffers_[0].data() + plan_.rope_offset,
                                                 frequencies.data(),
                                                 frequencies.size() * sizeof(float)));
+    return plan_.is_streamed ? stream_up() : pack_up();
+  }
+
+  // To a device: the pieces go by themselves, this thread reads too and reports between.
+  Status stream_up() {
+    UploadArgs args;
+    args.backend = &memory_->backend();
+    args.file = file_.get();
+    args.plan = &plan_;
+    args.slices = staging_.data();
+    args.slab = slab_.data();
+    args.targets = &targets_;
+    args.check_cancelled = [this](uint64_t done) { return check_cancelled(done); };
+    args.report = [this](uint64_t done) { return report_up_to(done); };
+    return model::upload(args, &digests_);
+  }
+  // Tells progress in steps that keep the promise, however much has come since.
+  Status report_up_to(uint64_t done_bytes) {
+    while (done_bytes - done_bytes_ >= kProgressBytes / 4 ||
+           (done_bytes_ != done_bytes && done_bytes == plan_.file_bytes)) {
+      done_bytes_ += std::min(done_bytes - done_bytes_, kProgressBytes);
+      WCUDA_TRY(report(WCUDA_LOAD_UPLOAD));
+    }
+    return {};
+  }
+
+  // On the host: pieces in batches, a thread a piece, a slice of the staging buffer a thread.
+  Status pack_up() {
     const std::vector<Piece> pieces = cut_into_pieces(plan_);
     const uint64_t at_once =
         std::clamp<uint64_t>(kProgressBytes / plan_.slice_bytes, 1, plan_.slice_count);
@@ -212,18 +224,27 @@ class Loader {
   }
 
   Result<std::shared_ptr<Model>> finish() {
+    std::vector<ResidentTensor> tensors(plan_.tensors.size());
     for (size_t i = 0; i < plan_.tensors.size(); ++i) {
       const PlannedTensor& tensor = plan_.tensors[i];
+      tensors[i].name = tensor.slot.name;
+      tensors[i].index = tensor.index;
+      tensors[i].is_vector = tensor.slot.is_vector;
+      tensors[i].matrix = {targets_[i],   tensor.bytes,     tensor.type,
+                           tensor.layout, tensor.slot.rows, tensor.slot.cols};
+      if (!digests_.empty()) tensors[i].digests = digests_[i];
       if (tensor.slot.is_vector)
         tensor.slot.vector_in(weights_) = reinterpret_cast<const float*>(targets_[i]);
       else
-        tensor.slot.matrix_in(weights_) = {targets_[i],   tensor.bytes,     tensor.type,
-                                           tensor.layout, tensor.slot.rows, tensor.slot.cols};
+        tensor.slot.matrix_in(weights_) = tensors[i].matrix;
     }
     weights_.rope_frequencies =
         reinterpret_cast<const float*>(buffers_[0].data() + plan_.rope_offset);
     if (plan_.plan.config.tied_embeddings) weights_.output = weights_.token_embedding;
+    std::sort(tensors.begin(), tensors.end(),
+              [](const ResidentTensor& a, const ResidentTensor& b) { return a.index < b.index; });
     const std::shared_ptr<Model> model(new Model());
+    model->tensors_ = std::move(tensors);
     model->memory_ = std::move(memory_);
     model->plan_ = std::move(plan_.plan);
     model->weights_ = std::move(weights_);
@@ -236,8 +257,10 @@ class Loader {
   const LoadOptions& options_;
   DetailedPlan plan_;
   vram::Buffer staging_;
-  std::vector<vram::Buffer> buffers_;  // [0]: all vectors; then the matrices in the plan's order
-  std::vector<uint8_t*> targets_;      // of each planned tensor
+  vram::Buffer slab_;
+  std::vector<vram::Buffer> buffers_;   // [0]: all vectors; then the matrices in the plan's order
+  std::vector<uint8_t*> targets_;       // of each planned tensor
+  std::vector<TensorDigests> digests_;  // the same; empty on the host
   Weights weights_;
   uint64_t done_bytes_ = 0;
 };

@@ -1,9 +1,12 @@
 // A loaded model: its hyper-parameters, its weights on the device, and how it is loaded.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,15 +70,33 @@ struct LoadPlan {
   Config config;
   uint64_t weights_bytes = 0;
   uint64_t staging_bytes = 0;  // pinned host memory, while loading
+  uint64_t loading_bytes = 0;  // device memory besides the weights, while loading
   uint64_t parameter_count = 0;
 };
 Result<LoadPlan> plan_load(const Backend& backend, const gguf::Gguf& file);
+
+using Digest = std::array<uint8_t, 32>;
+
+struct TensorDigests {
+  Digest file;      // BLAKE3 of its bytes as in the file
+  Digest resident;  // of its bytes on the device
+};
+
+// A tensor of the file as it lies on the device.
+struct ResidentTensor {
+  std::string name;
+  uint64_t index = 0;  // into the file's tensors
+  ops::Weight matrix;  // of a vector: f32 in rows, cols 1, and the type it has in the file
+  bool is_vector = false;
+  std::optional<TensorDigests> digests;  // on HOST taken when first asked for
+};
 
 struct LoadOptions {
   // phase (WCUDA_LOAD_PLAN to _SEAL; _DONE is for the caller to tell), bytes of the file done,
   // total; returns false to stop. Runs on the loading thread. May be empty.
   std::function<bool(int32_t, uint64_t, uint64_t)> progress;
-  std::function<bool()> is_cancelled;  // asked at least every 16 MiB read. May be empty.
+  // Asked at least every 16 MiB read, on any thread, on several at once. May be empty.
+  std::function<bool()> is_cancelled;
 };
 
 class Model {
@@ -88,14 +109,27 @@ class Model {
   const Weights& weights() const { return weights_; }
   const LoadPlan& plan() const { return plan_; }
   const std::shared_ptr<vram::Memory>& memory() const { return memory_; }
+  // In the order of the file; without rope factors, which are part of a computed table.
+  const std::vector<ResidentTensor>& tensors() const { return tensors_; }
+
+  // Thread-safe. The digests of tensor `index` of the file: on CUDA those of the load. On HOST they
+  // are taken at the first call of either function, the file's from the bytes put back in its
+  // order. WCUDA_NOT_FOUND for a tensor that is not among the weights.
+  Result<TensorDigests> digests(uint64_t index) const;
+  // Thread-safe. Takes every resident digest again. WCUDA_INTEGRITY names the first tensor that
+  // differs.
+  Status verify() const;
 
  private:
   friend class Loader;
+  Status take_digests() const;
   Model() = default;
   std::shared_ptr<vram::Memory> memory_;
   LoadPlan plan_;
   Weights weights_;
   std::vector<vram::Buffer> buffers_;
+  mutable std::mutex digests_mutex_;  // guards the digests of tensors_
+  mutable std::vector<ResidentTensor> tensors_;
 };
 
 }  // namespace wcuda::model

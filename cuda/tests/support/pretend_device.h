@@ -1,0 +1,27 @@
+// The host posing as a CUDA device: what is built for memory that the host cannot see (the record
+// layout, the streamed load) runs on it, where every call can be watched and made to fail.
+#pragma once
+
+#include <memory>
+
+#include "backend/host_backend.h"
+#include "backend/wrapper_backend.h"
+
+namespace wcuda::testing {
+
+class PretendDevice final : public WrapperBackend {
+ public:
+  // `reader_count`: threads that a load reads with; with one its calls come in the same order every
+  // time.
+  explicit PretendDevice(uint32_t reader_count, uint64_t capacity = 0)
+      : WrapperBackend(HostBackend::open(capacity, reader_count).take()),
+        caps_(WrapperBackend::caps()) {
+    caps_.backend = WCUDA_BACKEND_CUDA;
+  }
+  const wcuda_device_caps& caps() const override { return caps_; }
+
+ private:
+  wcuda_device_caps caps_;
+};
+
+}  // namespace wcuda::testing
