@@ -16,16 +16,16 @@ command_gpu_pack() {
   for binary in wcuda_tests wcuda_gpu_fault_test wcuda_hello; do
     strip -o "$pack/$binary" "$native/tests/$binary"
   done
-  strip -o "$pack/wcuda_gpu_fault_test" "$native/tests/wcuda_gpu_fault_test"
   strip -o "$pack/worker-orcd" "$TARGET/cuda/release/worker-orcd"
   for binary in "$native"/bench/*_bench; do
+    case ${binary##*/} in host_* | sampling_bench) continue ;; esac # measure the host
     [ -x "$binary" ] && strip -o "$pack/bench/$(basename "$binary")" "$binary"
   done
   step "Rust tests with CUDA" gpu_pack_rust_tests "$native" "$pack/tests"
   gpu_pack_tree "$pack/tree"
   cp tools/dev/gpu-run.sh "$pack/run.sh"
   cp tools/dev/gpu-bench.sh "$pack/bench.sh"
-  cp tools/dev/bench_report.py "$pack/bench_report.py"
+  cp tools/dev/bench_report.py tools/oracle/greedy.py "$pack"
   du -ah "$pack" | sort -rh | head -30
   local bytes
   bytes=$(du -sb "$pack" | cut -f1)
