@@ -2,6 +2,8 @@
 // part of linear_vector for every format with a tile (kernels/tile.h).
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/tile.h"
 #include "kernels/vector_stage.cuh"
 
@@ -59,6 +61,16 @@ __device__ inline void put_int8(uint32_t quad, uint32_t token, const float4& v, 
   }
 }
 
+// Fills the table of a tile with a codebook (kernels/tile_grid.h).
+template <class Tile, class = void>
+struct Codebook {
+  static __device__ void prepare() {}
+};
+template <class Tile>
+struct Codebook<Tile, std::void_t<decltype(&Tile::prepare)>> {
+  static __device__ void prepare() { Tile::prepare(); }
+};
+
 // Products of a tile with int8 activations. Columns of B are "diagonal": as many groups as there
 // is room for (4 / T), each with its tokens and two terms, and in the product of one group the
 // lanes of the other groups' columns carry zeros. So one accumulator takes several groups and lane
@@ -85,6 +97,7 @@ struct Int8Engine {
 
   static __device__ void stage_x(const VectorParams& params, uint32_t begin, uint32_t count,
                                  uint8_t* x, float* squares) {
+    Codebook<Tile>::prepare();
     stage_slice<T>(params, begin, count, squares,
                    [&](uint32_t quad, uint32_t token, const float4& v) {
                      put_int8<T, Tile::kOwnership>(quad, token, v, x, x + params.x_scales_offset);

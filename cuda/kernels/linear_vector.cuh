@@ -396,9 +396,12 @@ cudaError_t launch_linear_vector(const VectorParams& params, const VectorTuning&
 
 // Every type, and the pairs of types that one launch takes together: those that the mixed formats
 // put side by side.
-#define WCUDA_LINEAR_VECTOR_TYPES(entry)                                                \
-  entry(0, 0) entry(1, 1) entry(30, 30) entry(2, 2) entry(3, 3) entry(6, 6) entry(7, 7) \
-      entry(8, 8) entry(12, 12) entry(13, 13) entry(14, 14) entry(12, 14) entry(13, 14)
+#define WCUDA_LINEAR_VECTOR_TYPES(entry)                                                          \
+  entry(0, 0) entry(1, 1) entry(30, 30) entry(2, 2) entry(3, 3) entry(6, 6) entry(7, 7)           \
+      entry(8, 8) entry(12, 12) entry(13, 13) entry(14, 14) entry(12, 14) entry(13, 14)           \
+          entry(10, 10) entry(11, 11) entry(16, 16) entry(17, 17) entry(18, 18) entry(19, 19)     \
+              entry(20, 20) entry(21, 21) entry(22, 22) entry(23, 23) entry(29, 29) entry(34, 34) \
+                  entry(35, 35) entry(39, 39) entry(40, 40) entry(41, 41) entry(42, 42)
 
 // For the file of a format: the kernels of one type, of two.
 #define WCUDA_LINEAR_VECTOR(type_a, type_b)                                      \
