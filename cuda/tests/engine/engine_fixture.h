@@ -1,4 +1,5 @@
-// A tiny random model behind the C interface on the host backend, for tests of engines and steps.
+// A tiny random model behind the C interface, on the host and on a CUDA device, for tests of engines
+// and steps.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,14 +20,16 @@ struct StepResult {
   std::vector<float> logits;
 };
 
-class EngineFixture : public ::testing::Test {
+// The parameter is the backend; instantiated as "Host" and as "Gpu" (see gpu_suites.cpp).
+class EngineFixture : public ::testing::TestWithParam<int32_t> {
  protected:
   static constexpr uint32_t kMaxRows = 16;
 
   void SetUp() override {
+    if (IsSkipped()) return;
     wcuda_context_options context = WCUDA_CONTEXT_OPTIONS_INIT;
-    context.backend = WCUDA_BACKEND_HOST;
-    context.host_thread_count = 2;
+    context.backend = GetParam();
+    if (GetParam() == WCUDA_BACKEND_HOST) context.host_thread_count = 2;
     ASSERT_OK(wcuda_context_create(&context, &context_, &error_));
     TinyModel tiny;
     tiny.head_length = 32;
@@ -43,6 +46,7 @@ class EngineFixture : public ::testing::Test {
   }
 
   void TearDown() override {
+    if (context_.id == 0) return;
     for (const wcuda_sequence sequence : sequences_) wcuda_sequence_destroy(sequence);
     wcuda_engine_destroy(engine_);
     wcuda_model_destroy(model_);

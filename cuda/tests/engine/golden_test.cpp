@@ -64,11 +64,11 @@ struct Setup {
   uint32_t tokens_a_step = 48;
 };
 
-// Logits of all tokens, teacher-forced, on the host backend.
-Status run(const Golden& golden, const Setup& setup, std::vector<float>* logits) {
+// Logits of all tokens, teacher-forced.
+Status run(int32_t backend, const Golden& golden, const Setup& setup, std::vector<float>* logits) {
   OpenOptions options;
-  options.backend = WCUDA_BACKEND_HOST;
-  options.host_thread_count = 2;
+  options.backend = backend;
+  if (backend == WCUDA_BACKEND_HOST) options.host_thread_count = 2;
   WCUDA_ASSIGN(const Opened opened, open_backend(options));
   WCUDA_ASSIGN(const auto file, gguf::Gguf::open_path(golden.model_path));
   WCUDA_ASSIGN(const auto model,
@@ -129,13 +129,17 @@ Distance distance(const Golden& golden, const std::vector<float>& logits) {
   return result;
 }
 
+class EngineGolden : public ::testing::TestWithParam<int32_t> {};
+INSTANTIATE_TEST_SUITE_P(Host, EngineGolden, ::testing::Values(WCUDA_BACKEND_HOST));
+INSTANTIATE_TEST_SUITE_P(Gpu, EngineGolden, ::testing::Values(WCUDA_BACKEND_CUDA));
+
 void expect_close(const std::vector<Golden>& all, const Setup& setup, float largest,
                   double mean_kl) {
   for (const Golden& golden : all) {
     SCOPED_TRACE(golden.name);
     std::vector<float> logits;
 
-    const Status status = run(golden, setup, &logits);
+    const Status status = run(EngineGolden::GetParam(), golden, setup, &logits);
 
     ASSERT_TRUE(status.ok()) << status.message();
     const Distance found = distance(golden, logits);
@@ -152,17 +156,17 @@ constexpr double kMeanKl = 5e-5;
 
 std::vector<Golden> families() { return read_folder(WCUDA_TEST_DATA "/models"); }
 
-TEST(EngineGolden, every_family_and_rope_variant_gives_the_logits_of_transformers) {
+TEST_P(EngineGolden, every_family_and_rope_variant_gives_the_logits_of_transformers) {
   ASSERT_GE(families().size(), 11u);
   expect_close(families(), {}, kLargest, kMeanKl);
 }
 
-TEST(EngineGolden, chunks_and_single_tokens_give_them_too) {
+TEST_P(EngineGolden, chunks_and_single_tokens_give_them_too) {
   expect_close(families(), {WCUDA_KV_F16, 7}, kLargest, kMeanKl);
   expect_close(families(), {WCUDA_KV_F16, 1}, kLargest, kMeanKl);
 }
 
-TEST(EngineGolden, quantized_keys_and_values_stay_near) {
+TEST_P(EngineGolden, quantized_keys_and_values_stay_near) {
   std::vector<Golden> heads_of_32;  // q8_0 has blocks of 32 elements
   for (const Golden& golden : families())
     if (golden.name == "llama" || golden.name == "qwen3") heads_of_32.push_back(golden);
@@ -173,7 +177,7 @@ TEST(EngineGolden, quantized_keys_and_values_stay_near) {
   expect_close(families(), {WCUDA_KV_FP8_E4M3, 7}, 3.0f, 5e-2);
 }
 
-TEST(EngineGolden, every_weight_format_gives_the_logits_of_its_dequantized_weights) {
+TEST_P(EngineGolden, every_weight_format_gives_the_logits_of_its_dequantized_weights) {
   const char* folder = std::getenv("WCUDA_TINY_FORMATS");
   if (folder == nullptr) GTEST_SKIP() << "WCUDA_TINY_FORMATS names no folder of tiny_formats.py";
   const std::vector<Golden> formats = read_folder(folder);

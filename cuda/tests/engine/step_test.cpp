@@ -9,7 +9,9 @@
 namespace wcuda {
 namespace {
 
-using Step = testing::EngineFixture;
+class Step : public testing::EngineFixture {};
+INSTANTIATE_TEST_SUITE_P(Host, Step, ::testing::Values(WCUDA_BACKEND_HOST));
+INSTANTIATE_TEST_SUITE_P(Gpu, Step, ::testing::Values(WCUDA_BACKEND_CUDA));
 using testing::StepResult;
 
 const std::vector<int32_t> kPrompt = {1, 5, 9, 2, 7};
@@ -24,7 +26,7 @@ struct EmptyMask {
   wcuda_sampling sampling = WCUDA_SAMPLING_INIT;
 };
 
-TEST_F(Step, chunks_and_single_tokens_give_the_same_logits) {
+TEST_P(Step, chunks_and_single_tokens_give_the_same_logits) {
   create_engine(small_options());
   const wcuda_sequence whole = create_sequence(), split = create_sequence();
 
@@ -41,7 +43,7 @@ TEST_F(Step, chunks_and_single_tokens_give_the_same_logits) {
     ASSERT_NEAR(once.logits[i], pieces[i], 2e-2) << "logit " << i;
 }
 
-TEST_F(Step, feeding_on_the_device_equals_feeding_by_hand) {
+TEST_P(Step, feeding_on_the_device_equals_feeding_by_hand) {
   create_engine(small_options());
   const std::vector<int32_t> fed = generate(kPrompt, 12);
 
@@ -56,7 +58,7 @@ TEST_F(Step, feeding_on_the_device_equals_feeding_by_hand) {
   EXPECT_EQ(fed, tokens);
 }
 
-TEST_F(Step, two_steps_in_flight_equal_one_at_a_time_and_a_third_is_refused) {
+TEST_P(Step, two_steps_in_flight_equal_one_at_a_time_and_a_third_is_refused) {
   create_engine(small_options());
   const std::vector<int32_t> expected = generate(kPrompt, 6);
   const wcuda_sequence sequence = create_sequence();
@@ -82,7 +84,7 @@ TEST_F(Step, two_steps_in_flight_equal_one_at_a_time_and_a_third_is_refused) {
   EXPECT_EQ(try_wait(waiting, &ignored), WCUDA_INVALID_ARGUMENT);
 }
 
-TEST_F(Step, rows_of_many_sequences_do_not_disturb_each_other) {
+TEST_P(Step, rows_of_many_sequences_do_not_disturb_each_other) {
   create_engine(small_options());
   const std::vector<int32_t> other = {3, 3, 8, 1, 4, 1, 5, 9, 2, 6};
   const std::vector<int32_t> expected_a = generate(kPrompt, 4), expected_b = generate(other, 4);
@@ -103,7 +105,7 @@ TEST_F(Step, rows_of_many_sequences_do_not_disturb_each_other) {
   EXPECT_EQ(tokens_b, expected_b);
 }
 
-TEST_F(Step, a_fork_continues_like_its_source_and_copies_the_page_it_writes) {
+TEST_P(Step, a_fork_continues_like_its_source_and_copies_the_page_it_writes) {
   create_engine(small_options());
   const std::vector<int32_t> expected = generate(kPrompt, 5);
   const wcuda_sequence source = create_sequence();
@@ -122,7 +124,7 @@ TEST_F(Step, a_fork_continues_like_its_source_and_copies_the_page_it_writes) {
   EXPECT_EQ(free_pages(), free_before - 2) << "the last holder of a page writes in place";
 }
 
-TEST_F(Step, a_fork_made_while_its_source_is_in_flight_is_fed_what_that_samples) {
+TEST_P(Step, a_fork_made_while_its_source_is_in_flight_is_fed_what_that_samples) {
   create_engine(small_options());
   const std::vector<int32_t> expected = generate(kPrompt, 2);
   const wcuda_sequence source = create_sequence();
@@ -140,7 +142,7 @@ TEST_F(Step, a_fork_made_while_its_source_is_in_flight_is_fed_what_that_samples)
   EXPECT_EQ(token, expected[0]);
 }
 
-TEST_F(Step, truncate_goes_back_in_time) {
+TEST_P(Step, truncate_goes_back_in_time) {
   create_engine(small_options());
   const std::vector<int32_t> expected = generate(kPrompt, 3);
   const wcuda_sequence sequence = create_sequence();
@@ -161,7 +163,7 @@ TEST_F(Step, truncate_goes_back_in_time) {
   EXPECT_STREQ(error_.message, "cannot truncate a sequence of 7 tokens to 1000");
 }
 
-TEST_F(Step, a_row_that_ends_badly_takes_its_sequence_and_forks_back) {
+TEST_P(Step, a_row_that_ends_badly_takes_its_sequence_and_forks_back) {
   create_engine(small_options());
   EmptyMask empty(vocabulary_);
   const wcuda_sequence sequence = create_sequence(), other = create_sequence();
@@ -191,7 +193,7 @@ TEST_F(Step, a_row_that_ends_badly_takes_its_sequence_and_forks_back) {
   EXPECT_EQ(try_submit({feed_row(sequence)}, &ticket), WCUDA_INVALID_STATE);
 }
 
-TEST_F(Step, a_sequence_cut_below_a_bad_row_in_flight_is_not_taken_further_back) {
+TEST_P(Step, a_sequence_cut_below_a_bad_row_in_flight_is_not_taken_further_back) {
   create_engine(small_options());
   EmptyMask empty(vocabulary_);
   const wcuda_sequence sequence = create_sequence();
@@ -210,7 +212,7 @@ TEST_F(Step, a_sequence_cut_below_a_bad_row_in_flight_is_not_taken_further_back)
   EXPECT_EQ(length(sequence), 4u);
 }
 
-TEST_F(Step, too_few_pages_is_a_status_with_both_numbers_and_changes_nothing) {
+TEST_P(Step, too_few_pages_is_a_status_with_both_numbers_and_changes_nothing) {
   wcuda_engine_options options = small_options();
   options.kv_tokens = 64 * 2;
   create_engine(options);
@@ -229,7 +231,7 @@ TEST_F(Step, too_few_pages_is_a_status_with_both_numbers_and_changes_nothing) {
   wait(submit({token_row(b, long_row, 0)}));
 }
 
-TEST_F(Step, a_shared_page_counts_as_needed_when_it_must_be_copied) {
+TEST_P(Step, a_shared_page_counts_as_needed_when_it_must_be_copied) {
   wcuda_engine_options options = small_options();
   options.kv_tokens = 64 * 2;
   create_engine(options);
@@ -246,7 +248,7 @@ TEST_F(Step, a_shared_page_counts_as_needed_when_it_must_be_copied) {
   EXPECT_EQ(step.rows[0].token, step.rows[1].token);
 }
 
-TEST_F(Step, refuses_what_is_wrong_and_says_where) {
+TEST_P(Step, refuses_what_is_wrong_and_says_where) {
   create_engine(small_options());
   const wcuda_sequence sequence = create_sequence();
   const std::vector<int32_t> outside = {1, static_cast<int32_t>(vocabulary_)};
@@ -270,7 +272,7 @@ TEST_F(Step, refuses_what_is_wrong_and_says_where) {
   EXPECT_EQ(ticket, 0u);
 }
 
-TEST_F(Step, small_output_buffers_leave_the_ticket_in_flight) {
+TEST_P(Step, small_output_buffers_leave_the_ticket_in_flight) {
   create_engine(small_options());
   const wcuda_sequence sequence = create_sequence();
   const uint64_t ticket = submit({token_row(sequence, kPrompt, WCUDA_ROW_LOGITS_ALL)});
@@ -285,7 +287,7 @@ TEST_F(Step, small_output_buffers_leave_the_ticket_in_flight) {
   EXPECT_EQ(wait(ticket).rows[0].logits_count, kPrompt.size());
 }
 
-TEST_F(Step, drain_settles_lengths_and_ends_the_tickets) {
+TEST_P(Step, drain_settles_lengths_and_ends_the_tickets) {
   create_engine(small_options());
   EmptyMask empty(vocabulary_);
   const wcuda_sequence good = create_sequence(), bad = create_sequence();
@@ -303,7 +305,7 @@ TEST_F(Step, drain_settles_lengths_and_ends_the_tickets) {
   wait(submit({feed_row(good)}));
 }
 
-TEST_F(Step, warm_up_changes_no_result_and_loses_no_ticket) {
+TEST_P(Step, warm_up_changes_no_result_and_loses_no_ticket) {
   create_engine(small_options());
   const std::vector<int32_t> expected = generate(kPrompt, 3);
   const wcuda_sequence sequence = create_sequence();
@@ -316,7 +318,7 @@ TEST_F(Step, warm_up_changes_no_result_and_loses_no_ticket) {
   EXPECT_EQ(generate(kPrompt, 3), expected);
 }
 
-TEST_F(Step, poisoned_free_pages_never_reach_a_result) {
+TEST_P(Step, poisoned_free_pages_never_reach_a_result) {
   wcuda_engine_options options = small_options();
   for (const int32_t kv_type : {WCUDA_KV_F16, WCUDA_KV_Q8_0, WCUDA_KV_FP8_E4M3}) {
     options.kv_type = kv_type;
@@ -334,7 +336,7 @@ TEST_F(Step, poisoned_free_pages_never_reach_a_result) {
   }
 }
 
-TEST_F(Step, a_seed_draws_the_same_tokens_again_and_another_seed_does_not) {
+TEST_P(Step, a_seed_draws_the_same_tokens_again_and_another_seed_does_not) {
   create_engine(small_options());
   const auto draw = [&](uint64_t seed) {
     wcuda_sampling sampling = WCUDA_SAMPLING_INIT;
@@ -356,7 +358,7 @@ TEST_F(Step, a_seed_draws_the_same_tokens_again_and_another_seed_does_not) {
   EXPECT_NE(draw(8), tokens);
 }
 
-TEST_F(Step, top_logprobs_descend_and_contain_the_greedy_token) {
+TEST_P(Step, top_logprobs_descend_and_contain_the_greedy_token) {
   create_engine(small_options());
   wcuda_sampling sampling = WCUDA_SAMPLING_INIT;
   sampling.top_logprobs = 5;
@@ -373,7 +375,7 @@ TEST_F(Step, top_logprobs_descend_and_contain_the_greedy_token) {
                              std::greater<float>()));
 }
 
-TEST_F(Step, a_second_thread_is_told_busy_and_may_destroy_a_sequence) {
+TEST_P(Step, a_second_thread_is_told_busy_and_may_destroy_a_sequence) {
   create_engine(small_options());
   const wcuda_sequence sequence = create_sequence(), doomed = create_sequence();
   std::atomic<bool> stop{false};
