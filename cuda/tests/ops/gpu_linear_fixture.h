@@ -232,9 +232,9 @@ class PreparedLinear {
  public:
   explicit PreparedLinear(const ops::Limits& limits, compute::HalfGemm::Library library =
                                                          compute::HalfGemm::Library::kWhereFound)
-      : scratch_(ops::CudaLinear::scratch_bytes(limits)), linear_(library) {
+      : scratch_(ops::CudaLinear::scratch_bytes(limits, launch)), linear_(library) {
     scratch_.fill(0xff);  // NaN wherever something is read before it is written
-    EXPECT_TRUE(linear_.prepare(limits, scratch_.data()).ok());
+    EXPECT_TRUE(linear_.prepare(limits, launch, scratch_.data()).ok());
   }
   void operator()(const kernels::LinearArgs& args) {
     const Status status = linear_.run(args, launch);

@@ -80,7 +80,7 @@ CudaOps::Scratch CudaOps::lay_out(const Limits& limits) const {
   scratch.value = take(limits.max_batch_tokens * row);
   scratch.attention =
       take(CudaAttention::scratch_bytes(limits, static_cast<uint32_t>(launch_.sm_count)));
-  scratch.linear = take(CudaLinear::scratch_bytes(limits));
+  scratch.linear = take(CudaLinear::scratch_bytes(limits, launch_));
   return scratch;
 }
 
@@ -96,7 +96,7 @@ Status CudaOps::prepare(const Limits& limits, void* scratch) {
   return backend_->queue(stream_, [&]() -> Status {
     WCUDA_TRY(
         check(attention_.prepare(limits, memory + offsets.attention, launch_), "attention set-up"));
-    return linear_.prepare(limits, memory + offsets.linear);
+    return linear_.prepare(limits, launch_, memory + offsets.linear);
   });
 }
 

@@ -6,7 +6,9 @@
 
 #include "kernels/dequantize.h"
 #include "kernels/half_input.h"
+#include "kernels/linear_batch.h"
 #include "kernels/linear_finish.h"
+#include "kernels/linear_vector.h"
 #include "kernels/records.h"
 
 namespace wcuda::ops {
@@ -26,6 +28,10 @@ constexpr uint64_t kSumBytesMax = 128ull << 20;
 // Rows of a product that must fit whatever the inputs: two matrices of a gate, 128 each.
 constexpr uint32_t kRowsMin = 256;
 constexpr uint32_t kRowGranularity = 128;
+
+// Up to 8 linear_vector; up to here linear_batch, in pieces of 64 columns; above, weights go to f16
+// for one product.
+constexpr uint32_t kBatchColumnsMax = 0;
 
 constexpr uint64_t kAlignment = 256;
 
@@ -49,6 +55,33 @@ struct Segment {
   uint32_t offset;  // its first row in the product
 };
 
+bool is_plain_type(uint32_t type) { return type == 0 || type == 1 || type == 30; }
+
+// Of the layers of a model of these limits, whatever their types.
+uint64_t vector_scratch_bytes(const Limits& limits, const Launch& launch) {
+  const uint32_t attention = limits.head_count * limits.head_length;
+  const uint32_t key = limits.kv_head_count * limits.head_length;
+  const auto layer = [](Epilogue epilogue, std::initializer_list<uint32_t> rows) {
+    LinearArgs args;
+    args.columns = kernels::kLinearVectorColumnsMax;
+    args.epilogue = epilogue;
+    for (const uint32_t count : rows) {
+      // Of different types: what takes most.
+      args.matrices[args.matrix_count] = {nullptr, args.matrix_count, count, 0};
+      ++args.matrix_count;
+    }
+    return args;
+  };
+  uint64_t bytes = 0;
+  for (const LinearArgs& args :
+       {layer(Epilogue::kStore, {attention, key, key}),
+        layer(Epilogue::kAdd, {limits.embedding_length}),
+        layer(Epilogue::kSiluGate, {limits.feed_forward_length, limits.feed_forward_length}),
+        layer(Epilogue::kStore, {limits.vocabulary_size})})
+    bytes = std::max(bytes, kernels::linear_vector_scratch_bytes(args, launch));
+  return bytes;
+}
+
 // The columns from `first` on.
 LinearArgs columns_of(const LinearArgs& args, uint32_t first, uint32_t columns) {
   LinearArgs part = args;
@@ -64,7 +97,7 @@ LinearArgs columns_of(const LinearArgs& args, uint32_t first, uint32_t columns) 
 
 }  // namespace
 
-CudaLinear::Scratch CudaLinear::layout(const Limits& limits) {
+CudaLinear::Scratch CudaLinear::layout(const Limits& limits, const Launch& launch) {
   const uint32_t attention = limits.head_count * limits.head_length;
   const uint32_t cols =
       round_up(std::max({limits.embedding_length, limits.feed_forward_length, attention}), 8);
@@ -91,15 +124,24 @@ CudaLinear::Scratch CudaLinear::layout(const Limits& limits) {
   scratch.input = place(uint64_t{scratch.columns} * cols * 2);
   scratch.scales = place(uint64_t{scratch.columns} * 4);
   scratch.sums = place(scratch.sum_bytes);
+  scratch.vector_bytes = vector_scratch_bytes(limits, launch);
+  scratch.vector = place(scratch.vector_bytes);
+  scratch.batch = place(kernels::linear_batch_scratch_bytes(cols));
   scratch.bytes = end;
   return scratch;
 }
 
-uint64_t CudaLinear::scratch_bytes(const Limits& limits) { return layout(limits).bytes; }
+uint64_t CudaLinear::scratch_bytes(const Limits& limits, const Launch& launch) {
+  return layout(limits, launch).bytes;
+}
 
-Status CudaLinear::prepare(const Limits& limits, void* scratch) {
-  scratch_ = layout(limits);
+Status CudaLinear::prepare(const Limits& limits, const Launch& launch, void* scratch) {
+  scratch_ = layout(limits, launch);
   memory_ = scratch;
+  if (scratch_.vector_bytes > 0)
+    WCUDA_TRY(launched(
+        cudaMemsetAsync(at<uint8_t>(scratch_.vector), 0, scratch_.vector_bytes, launch.stream),
+        "memset"));
   is_batch_invariant_ = limits.batch_invariant;
   gemm_ = std::make_unique<compute::HalfGemm>(
       is_batch_invariant_ ? compute::HalfGemm::Library::kNone : library_,
@@ -115,10 +157,39 @@ Status CudaLinear::run(const LinearArgs& args, const Launch& launch) {
   for (uint32_t m = 1; m < args.matrix_count; ++m)
     WCUDA_CHECK(args.matrices[m].cols == args.matrices[0].cols);
 
-  for (uint32_t first = 0; first < args.columns; first += scratch_.columns)
-    WCUDA_TRY(run_gemm(columns_of(args, first, std::min(args.columns - first, scratch_.columns)),
-                       launch));
+  if (uses_vector(args)) {
+    Launch vector = launch;
+    vector.scratch = at<uint8_t>(scratch_.vector);
+    vector.scratch_bytes = scratch_.vector_bytes;
+    return launched(kernels::linear_vector(args, vector), "linear_vector");
+  }
+  const bool is_batch = uses_batch(args, launch);
+  const uint32_t step = is_batch ? kernels::kLinearBatchColumnsMax : scratch_.columns;
+  for (uint32_t first = 0; first < args.columns; first += step) {
+    const LinearArgs part = columns_of(args, first, std::min(args.columns - first, step));
+    if (is_batch)
+      WCUDA_TRY(launched(kernels::linear_batch(part, at<uint8_t>(scratch_.batch), launch),
+                         "linear_batch"));
+    else
+      WCUDA_TRY(run_gemm(part, launch));
+  }
   return {};
+}
+
+bool CudaLinear::uses_vector(const LinearArgs& args) const {
+  if (is_batch_invariant_ || args.columns > kernels::kLinearVectorColumnsMax) return false;
+  bool is_plain = true;
+  for (uint32_t m = 0; m < args.matrix_count; ++m) {
+    if (!kernels::has_linear_vector(args.matrices[m].type)) return false;
+    is_plain = is_plain && is_plain_type(args.matrices[m].type);
+  }
+  return args.matrices[0].cols % (is_plain ? 4 : 32) == 0;
+}
+
+// Under batch_invariant by the matrices alone.
+bool CudaLinear::uses_batch(const LinearArgs& args, const Launch& launch) const {
+  return args.columns <= kBatchColumnsMax &&
+         kernels::linear_batch_supports(args, launch);
 }
 
 Status CudaLinear::run_gemm(const LinearArgs& args, const Launch& launch) {

@@ -18,11 +18,12 @@ class CudaLinear {
   explicit CudaLinear(compute::HalfGemm::Library library = compute::HalfGemm::Library::kWhereFound)
       : library_(library) {}
 
-  // Device memory that run() needs, to the byte. Pure.
-  static uint64_t scratch_bytes(const Limits& limits);
+  // Device memory that run() needs, to the byte. Pure; of `launch` the device's figures count.
+  static uint64_t scratch_bytes(const Limits& limits, const kernels::Launch& launch);
 
-  // `scratch` has scratch_bytes(limits) bytes, aligned to 256. The device is current.
-  Status prepare(const Limits& limits, void* scratch);
+  // `scratch` has scratch_bytes(limits, launch) bytes, aligned to 256. The device is current; part
+  // of the memory is cleared on launch.stream.
+  Status prepare(const Limits& limits, const kernels::Launch& launch, void* scratch);
 
   // Queues the layer. Sizes are within the limits that prepare() was given. Under batch_invariant a
   // token's bits depend on nothing but its own x.
@@ -36,12 +37,17 @@ class CudaLinear {
     uint64_t weight_bytes = 0;
     uint64_t input = 0;  // f16 columns
     uint64_t scales = 0;
+    uint64_t batch = 0;   // of linear_batch
+    uint64_t vector = 0;  // of linear_vector
+    uint64_t vector_bytes = 0;
     uint64_t sums = 0;
     uint64_t sum_bytes = 0;
     uint64_t bytes = 0;
     uint32_t columns = 0;  // that are worked on at once
   };
-  static Scratch layout(const Limits& limits);
+  static Scratch layout(const Limits& limits, const kernels::Launch& launch);
+  bool uses_vector(const kernels::LinearArgs& args) const;
+  bool uses_batch(const kernels::LinearArgs& args, const kernels::Launch& launch) const;
   Status run_gemm(const kernels::LinearArgs& args, const kernels::Launch& launch);
 
   template <class T>

@@ -1,0 +1,229 @@
+// Linear layers above 8 tokens on a device: the products of an 8B model's layers, Q4_K_M as usual
+// (Q4_K, and Q6_K for the output and in half of the layers for values and down), each product of
+// all layers in one CUDA graph with dependent launches. Random bytes for weights; results are
+// checked by the tests of GpuLinear.
+//
+//   gemm_bench [columns …]
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/records.h"
+#include "ops/cuda/linear.h"
+
+namespace wcuda {
+namespace {
+
+using kernels::Epilogue;
+using kernels::LinearArgs;
+using kernels::Matrix;
+
+constexpr uint32_t kLayers = 32, kDim = 4096, kKvDim = 1024, kFeedForward = 14336;
+constexpr uint32_t kVocabulary = 128256;
+constexpr uint32_t kQ4_K = 12, kQ6_K = 14;
+constexpr double kReadGbs = 4530, kTflops = 790;  // measured: H200
+
+void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  std::printf("%s: %s\n", what, cudaGetErrorString(status));
+  std::exit(1);
+}
+void check(const Status& status) {
+  if (status.ok()) return;
+  std::printf("%s\n", status.message());
+  std::exit(1);
+}
+template <class T>
+T* allocate(uint64_t count) {
+  T* data = nullptr;
+  check(cudaMalloc(reinterpret_cast<void**>(&data), count * sizeof(T)), "cudaMalloc");
+  return data;
+}
+
+uint64_t matrix_bytes(uint32_t type, uint32_t rows, uint32_t cols) {
+  for (const quant::RecordLayout& layout : quant::kRecordLayouts)
+    if (layout.type == type)
+      return (rows + quant::kRecordRows - 1) / quant::kRecordRows * layout.strip_bytes(cols);
+  return 0;
+}
+
+// Fills device memory with repeats of 16 MB that `make` gives word by word.
+template <class T, class Make>
+void fill(T* target, uint64_t count, Make&& make) {
+  std::vector<T> part((16u << 20) / sizeof(T));
+  for (uint64_t i = 0; i < part.size(); ++i) part[i] = make(i);
+  for (uint64_t at = 0; at < count; at += part.size())
+    check(
+        cudaMemcpy(target + at, part.data(),
+                   std::min<uint64_t>(part.size(), count - at) * sizeof(T), cudaMemcpyHostToDevice),
+        "copy");
+}
+uint32_t random_word(uint64_t i) {
+  uint64_t z = (i + 1) * 0x9E3779B97F4A7C15u;
+  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+  return static_cast<uint32_t>(z >> 32);
+}
+
+// The layers of one kind, one after the other.
+struct Product {
+  std::string name;
+  std::vector<LinearArgs> layers;
+  uint64_t weights = 0;
+  uint64_t bytes = 0;
+};
+
+struct Model {
+  uint8_t* pool = nullptr;
+  uint64_t used = 0;
+  float *x = nullptr, *out[3] = {}, *norm = nullptr;
+
+  Matrix matrix(uint32_t type, uint32_t rows, uint32_t cols, Product* product) {
+    const Matrix matrix{pool + used, type, rows, cols};
+    used += matrix_bytes(type, rows, cols);
+    product->bytes += matrix_bytes(type, rows, cols);
+    product->weights += uint64_t{rows} * cols;
+    return matrix;
+  }
+  LinearArgs layer(std::vector<Matrix> matrices, Epilogue epilogue, bool has_norm) const {
+    LinearArgs args;
+    args.x = x;
+    if (has_norm) args.norm = norm;
+    args.epsilon = 1e-5f;
+    args.epilogue = epilogue;
+    args.matrix_count = static_cast<uint32_t>(matrices.size());
+    for (size_t m = 0; m < matrices.size(); ++m) {
+      args.matrices[m] = matrices[m];
+      args.outputs[m] = out[m];
+    }
+    return args;
+  }
+  std::vector<Product> products() {
+    Product qkv{"qkv", {}}, o{"o", {}}, gate_up{"gate+up", {}}, down{"down", {}},
+        head{"output", {}};
+    for (uint32_t i = 0; i < kLayers; ++i) {
+      const uint32_t type = i % 2 == 0 ? kQ6_K : kQ4_K;
+      const Matrix q = matrix(kQ4_K, kDim, kDim, &qkv), k = matrix(kQ4_K, kKvDim, kDim, &qkv);
+      qkv.layers.push_back(layer({q, k, matrix(type, kKvDim, kDim, &qkv)}, Epilogue::kStore, true));
+      o.layers.push_back(layer({matrix(kQ4_K, kDim, kDim, &o)}, Epilogue::kAdd, false));
+      const Matrix gate = matrix(kQ4_K, kFeedForward, kDim, &gate_up);
+      gate_up.layers.push_back(
+          layer({gate, matrix(kQ4_K, kFeedForward, kDim, &gate_up)}, Epilogue::kSiluGate, true));
+      down.layers.push_back(
+          layer({matrix(type, kDim, kFeedForward, &down)}, Epilogue::kAdd, false));
+    }
+    head.layers.push_back(layer({matrix(kQ6_K, kVocabulary, kDim, &head)}, Epilogue::kStore, true));
+    return {qkv, o, gate_up, down, head};
+  }
+};
+
+// Seconds of one replay, the least of several.
+double seconds_of(cudaStream_t stream, const std::function<void()>& queue) {
+  queue();  // what is chosen once is chosen before the capture
+  check(cudaStreamSynchronize(stream), "first run");
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "capture");
+  queue();
+  check(cudaStreamEndCapture(stream, &graph), "capture");
+  check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  float best = 1e9f;
+  for (int i = 0; i < 6; ++i) {
+    check(cudaEventRecord(begin, stream), "record");
+    check(cudaGraphLaunch(executable, stream), "launch");
+    check(cudaEventRecord(end, stream), "record");
+    check(cudaStreamSynchronize(stream), "replay");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "time");
+    if (i > 0) best = std::min(best, ms);
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  return best / 1e3;
+}
+
+int run(const std::vector<uint32_t>& column_counts) {
+  const uint32_t columns_max = *std::max_element(column_counts.begin(), column_counts.end());
+  kernels::Launch launch;
+  int major = 0, minor = 0;
+  check(cudaDeviceGetAttribute(&launch.sm_count, cudaDevAttrMultiProcessorCount, 0), "device");
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+  launch.compute_capability = major * 10 + minor;
+  launch.is_dependent = true;
+  check(cudaStreamCreate(&launch.stream), "stream");
+
+  Model model;
+  constexpr uint64_t kPoolBytes = 5ull << 30;
+  model.pool = allocate<uint8_t>(kPoolBytes);
+  model.x = allocate<float>(uint64_t{columns_max} * kFeedForward);
+  model.norm = allocate<float>(kDim);
+  model.out[0] = allocate<float>(uint64_t{columns_max} * kVocabulary);
+  model.out[1] = allocate<float>(uint64_t{columns_max} * kFeedForward);
+  model.out[2] = allocate<float>(uint64_t{columns_max} * kFeedForward);
+  // No f16 of it is beyond 2.
+  fill(reinterpret_cast<uint32_t*>(model.pool), kPoolBytes / 4,
+       [](uint64_t i) { return random_word(i) & 0xBFFFBFFFu; });
+  const auto unit = [](uint64_t i) { return static_cast<float>(random_word(i)) * 0x1p-32f - 0.5f; };
+  fill(model.x, uint64_t{columns_max} * kFeedForward, unit);
+  fill(model.norm, kDim, unit);
+  const std::vector<Product> products = model.products();
+
+  ops::Limits limits{};
+  limits.max_batch_tokens = columns_max;
+  limits.embedding_length = kDim;
+  limits.feed_forward_length = kFeedForward;
+  limits.head_count = 32;
+  limits.kv_head_count = 8;
+  limits.head_length = 128;
+  limits.vocabulary_size = kVocabulary;
+  auto* const scratch = allocate<uint8_t>(ops::CudaLinear::scratch_bytes(limits, launch));
+  ops::CudaLinear linear;
+  check(linear.prepare(limits, launch, scratch));
+
+  std::printf("columns  product      ms   us/layer  GB/s (share)   TFLOP/s (share)\n");
+  for (const uint32_t columns : column_counts) {
+    double total = 0, bytes = 0, flops = 0;
+    for (const Product& product : products) {
+      const double seconds = seconds_of(launch.stream, [&] {
+        for (LinearArgs args : product.layers) {
+          args.columns = columns;
+          check(linear.run(args, launch));
+        }
+      });
+      const double product_flops = 2.0 * columns * static_cast<double>(product.weights);
+      const double gbs = static_cast<double>(product.bytes) / seconds / 1e9;
+      const double tflops = product_flops / seconds / 1e12;
+      std::printf("%7u  %-8s %7.3f  %9.2f  %5.0f (%4.1f %%)  %6.1f (%4.1f %%)\n", columns,
+                  product.name.c_str(), seconds * 1e3,
+                  seconds * 1e6 / static_cast<double>(product.layers.size()), gbs,
+                  gbs / kReadGbs * 100, tflops, tflops / kTflops * 100);
+      if (product.name == "output" && columns > 256) continue;  // a prompt wants one row
+      total += seconds;
+      bytes += static_cast<double>(product.bytes);
+      flops += product_flops;
+    }
+    std::printf("%7u  all      %7.3f  %9s  %5.0f (%4.1f %%)  %6.1f (%4.1f %%)  %.0f tokens/s\n",
+                columns, total * 1e3, "", bytes / total / 1e9, bytes / total / 1e9 / kReadGbs * 100,
+                flops / total / 1e12, flops / total / 1e12 / kTflops * 100, columns / total);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace wcuda
+
+int main(int argument_count, char** arguments) {
+  std::vector<uint32_t> columns;
+  for (int i = 1; i < argument_count; ++i)
+    columns.push_back(static_cast<uint32_t>(std::atoi(arguments[i])));
+  if (columns.empty()) columns = {16, 32, 64, 128, 256, 512, 2048};
+  return wcuda::run(columns);
+}
