@@ -45,6 +45,7 @@ pub fn layout() -> Vec<LayoutRow> {
     wcuda_model::push_layout(&mut rows);
     wcuda_model_options::push_layout(&mut rows);
     wcuda_model_info::push_layout(&mut rows);
+    wcuda_tensor_digests::push_layout(&mut rows);
     wcuda_engine::push_layout(&mut rows);
     wcuda_engine_info::push_layout(&mut rows);
     wcuda_sequence::push_layout(&mut rows);
@@ -724,6 +725,7 @@ c_struct! {
         available_bytes: u64,
         kv_page_bytes: u64,
         kv_page_count: u64,
+        loading_bytes: u64,
     }
 }
 
@@ -815,6 +817,25 @@ unsafe extern "C" {
         info: *mut wcuda_model_info,
         error: *mut wcuda_error,
     ) -> wcuda_status;
+}
+
+c_struct! {
+    sized wcuda_tensor_digests {
+        struct_size: u32,
+        reserved: u32,
+        file: [u8; 32],
+        resident: [u8; 32],
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_model_tensor_digests_get(
+        model: wcuda_model,
+        index: u64,
+        digests: *mut wcuda_tensor_digests,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_model_verify(model: wcuda_model, error: *mut wcuda_error) -> wcuda_status;
 }
 
 // ---- 11. Engine and sequences ----

@@ -80,7 +80,7 @@ pub use gguf::Gguf;
 pub use health::{Health, HealthState};
 pub use ledger::{LedgerEntry, MemoryInfo, Purpose};
 pub use memory::{DeviceRepr, PinnedBuffer, SafeCudaPtr};
-pub use model::{CancelHandle, LoadPhase, Model, ModelInfo, Progress};
+pub use model::{CancelHandle, LoadPhase, Model, ModelInfo, Progress, TensorDigests};
 pub use plan::{EngineOptions, KvType, Plan};
 pub use step::{Row, RowResult, RowStatus, Sampling, Step, StepOutput};
 pub use version::{build_info, built_with_cuda, version};

@@ -57,6 +57,17 @@ pub struct ModelInfo {
     pub rope_frequency_base: f32,
 }
 
+/// BLAKE3 digests of one tensor of a loaded model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TensorDigests {
+    /// Of its bytes as in the file.
+    pub file: [u8; 32],
+    /// Of what the load made of them on the device: the same bytes in another order, zeros where
+    /// rows are filled up; vectors as f32.
+    pub resident: [u8; 32],
+}
+
 /// Where a load is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -167,6 +178,32 @@ impl Model {
     /// What it is.
     pub fn info(&self) -> &ModelInfo {
         &self.0.info
+    }
+
+    /// The digests of tensor `index` of the file: on a CUDA device those of the load. On the host
+    /// backend this function or [`verify`], whichever is first, takes those of all tensors.
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) for a tensor that is not among the
+    /// weights.
+    ///
+    /// [`verify`]: Self::verify
+    pub fn tensor_digests(&self, index: u64) -> Result<TensorDigests> {
+        let mut native = ffi::wcuda_tensor_digests::init();
+        // SAFETY: `native` is valid and sized.
+        call(|error| unsafe {
+            ffi::wcuda_model_tensor_digests_get(self.handle(), index, &mut native, error)
+        })?;
+        Ok(TensorDigests {
+            file: native.file,
+            resident: native.resident,
+        })
+    }
+
+    /// Takes the digest of every resident tensor again, on the device; the message of
+    /// [`ErrorKind::Integrity`](crate::ErrorKind::Integrity) names the first that is not what it
+    /// was. Engines may compute meanwhile.
+    pub fn verify(&self) -> Result<()> {
+        // SAFETY: legal on any thread.
+        call(|error| unsafe { ffi::wcuda_model_verify(self.handle(), error) })
     }
 
     /// The file it was loaded from.

@@ -152,7 +152,8 @@ impl EngineOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Plan {
-    /// `total_bytes` is within what is free and within the budget.
+    /// `total_bytes`, and before it weights and `loading_bytes` together, are within what is free
+    /// and within the budget.
     pub fits: bool,
     /// Weights.
     pub weights_bytes: u64,
@@ -172,6 +173,8 @@ pub struct Plan {
     pub kv_page_bytes: u64,
     /// Pages.
     pub kv_page_count: u64,
+    /// Device memory besides the weights while loading; 0 on the host backend.
+    pub loading_bytes: u64,
 }
 
 impl CudaContext {
@@ -197,6 +200,7 @@ impl CudaContext {
             available_bytes: plan.available_bytes,
             kv_page_bytes: plan.kv_page_bytes,
             kv_page_count: plan.kv_page_count,
+            loading_bytes: plan.loading_bytes,
         })
     }
 }

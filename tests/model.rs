@@ -59,6 +59,25 @@ fn plan_is_what_the_ledger_shows() {
 }
 
 #[test]
+fn digests_tell_tensors_apart_and_verify_finds_them_again() {
+    let model = tiny();
+    let count = model.gguf().tensors().len() as u64;
+    let digests: Vec<_> = (0..count)
+        .map(|index| model.tensor_digests(index).unwrap())
+        .collect();
+    for (index, tensor) in model.gguf().tensors().enumerate() {
+        if tensor.unwrap().dimensions.len() > 1 {
+            let same = |other: &&TensorDigests| other.file == digests[index].file;
+            assert_eq!(digests.iter().filter(same).count(), 1);
+        }
+    }
+    model.verify().unwrap();
+    assert_eq!(digests[0], model.tensor_digests(0).unwrap());
+    let absent = model.tensor_digests(count).unwrap_err();
+    assert_eq!(absent.kind(), ErrorKind::NotFound);
+}
+
+#[test]
 fn info_is_what_the_file_says() {
     let model = tiny();
     let info = model.info();

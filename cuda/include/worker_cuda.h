@@ -558,7 +558,8 @@ typedef struct wcuda_engine_options {
 
 typedef struct wcuda_plan {
   uint32_t struct_size;
-  int32_t fits; /* 1: total_bytes is within what is free and within the budget */
+  int32_t fits; /* 1: total_bytes, and before it weights_bytes and loading_bytes together, are within
+                   what is free and within the budget */
   uint64_t weights_bytes;
   uint64_t kv_bytes;       /* pages, page tables and token history */
   uint64_t scratch_bytes;  /* activations, logits, sampling */
@@ -568,8 +569,9 @@ typedef struct wcuda_plan {
   uint64_t available_bytes; /* what the context could still hold */
   uint64_t kv_page_bytes;
   uint64_t kv_page_count;
+  uint64_t loading_bytes; /* device memory besides the weights while loading; 0 on HOST */
 } wcuda_plan;
-#define WCUDA_PLAN_INIT {sizeof(wcuda_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define WCUDA_PLAN_INIT {sizeof(wcuda_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* What loading this file and running it with these options (NULL: defaults) will hold on the context's
  * device: equal, to the byte, to what the ledger shows afterwards. Reads no tensor data. A model that
@@ -649,6 +651,25 @@ typedef struct wcuda_model_info {
   {sizeof(wcuda_model_info), 0, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0f, 0}
 WCUDA_API wcuda_status wcuda_model_info_get(wcuda_model model, wcuda_model_info* info,
                                             wcuda_error* error); /* [any thread] */
+
+typedef struct wcuda_tensor_digests {
+  uint32_t struct_size;
+  uint32_t reserved;
+  uint8_t file[32];     /* BLAKE3 of the tensor's bytes as in the file */
+  uint8_t resident[32]; /* BLAKE3 of what the load made of them on the device: the same bytes in another
+                           order, zeros where rows are filled up; vectors as f32 */
+} wcuda_tensor_digests;
+#define WCUDA_TENSOR_DIGESTS_INIT {sizeof(wcuda_tensor_digests), 0, {0}, {0}}
+/* Digests of tensor `index` of the file the model was loaded from. On CUDA the device has taken them
+ * during the load. On HOST this function or the next one, whichever is first, takes those of all
+ * tensors, from what then is in memory. WCUDA_NOT_FOUND: a tensor that is not among the weights.
+ * [any thread] */
+WCUDA_API wcuda_status wcuda_model_tensor_digests_get(wcuda_model model, uint64_t index,
+                                                      wcuda_tensor_digests* digests,
+                                                      wcuda_error* error);
+/* Takes the digest of every resident tensor again, on the device. WCUDA_INTEGRITY names the first that
+ * is not what it was. Legal while steps are in flight. [any thread] */
+WCUDA_API wcuda_status wcuda_model_verify(wcuda_model model, wcuda_error* error);
 
 /* ------------------------------------------------------------------------------------------------
  * 11. Engine and sequences

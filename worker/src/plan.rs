@@ -54,6 +54,7 @@ pub fn run(args: Args) -> Outcome {
             "available_bytes": plan.available_bytes,
             "kv_page_bytes": plan.kv_page_bytes,
             "kv_page_count": plan.kv_page_count,
+            "loading_bytes": plan.loading_bytes,
             "bytes_a_token": bytes_a_token,
             "most_tokens_per_second": machine.most_tokens_per_second(bytes_a_token),
         }));
@@ -74,6 +75,7 @@ pub fn run(args: Args) -> Outcome {
             plan.available_bytes,
             &*format!("on {}", machine.label()),
         ),
+        ("loading", plan.loading_bytes, "besides the weights"),
         ("staging (host)", plan.staging_bytes, "while loading"),
     ] {
         let mib = bytes as f64 / f64::from(1 << 20);

@@ -215,6 +215,7 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_plan, available_bytes),
     WCUDA_FIELD(wcuda_plan, kv_page_bytes),
     WCUDA_FIELD(wcuda_plan, kv_page_count),
+    WCUDA_FIELD(wcuda_plan, loading_bytes),
 
     WCUDA_STRUCT(wcuda_cancel),
     WCUDA_FIELD(wcuda_cancel, id),
@@ -246,6 +247,12 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_model_info, sliding_window),
     WCUDA_FIELD(wcuda_model_info, rope_frequency_base),
     WCUDA_FIELD(wcuda_model_info, reserved),
+
+    WCUDA_STRUCT(wcuda_tensor_digests),
+    WCUDA_FIELD(wcuda_tensor_digests, struct_size),
+    WCUDA_FIELD(wcuda_tensor_digests, reserved),
+    WCUDA_FIELD(wcuda_tensor_digests, file),
+    WCUDA_FIELD(wcuda_tensor_digests, resident),
 
     WCUDA_STRUCT(wcuda_engine),
     WCUDA_FIELD(wcuda_engine, id),

@@ -2,6 +2,7 @@
 #include "model/model.h"
 
 #include <atomic>
+#include <cstring>
 #include <functional>
 
 #include "api/context.h"
@@ -123,5 +124,27 @@ extern "C" wcuda_status wcuda_model_info_get(wcuda_model model, wcuda_model_info
     out.rope_frequency_base = config.rope_frequency_base;
     write_struct(out, info);
     return {};
+  });
+}
+
+extern "C" wcuda_status wcuda_model_tensor_digests_get(wcuda_model model, uint64_t index,
+                                                       wcuda_tensor_digests* digests,
+                                                       wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_struct(digests, "digests"));
+    WCUDA_ASSIGN(const auto object, resolve<model::Model>(Kind::kModel, model.id, "model"));
+    WCUDA_ASSIGN(const model::TensorDigests taken, object->digests(index));
+    wcuda_tensor_digests out = WCUDA_TENSOR_DIGESTS_INIT;
+    std::memcpy(out.file, taken.file.data(), sizeof(out.file));
+    std::memcpy(out.resident, taken.resident.data(), sizeof(out.resident));
+    write_struct(out, digests);
+    return {};
+  });
+}
+
+extern "C" wcuda_status wcuda_model_verify(wcuda_model model, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto object, resolve<model::Model>(Kind::kModel, model.id, "model"));
+    return object->verify();
   });
 }

@@ -30,7 +30,9 @@ wcuda_status wcuda_plan_get(wcuda_context context, wcuda_gguf gguf,
     out.total_bytes = out.weights_bytes + out.kv_bytes + out.scratch_bytes;
     out.staging_bytes = load.staging_bytes;
     WCUDA_ASSIGN(out.available_bytes, memory.available_bytes());
-    out.fits = out.total_bytes <= out.available_bytes;
+    out.loading_bytes = load.loading_bytes;
+    out.fits = out.total_bytes <= out.available_bytes &&
+               load.weights_bytes + load.loading_bytes <= out.available_bytes;
     out.kv_page_bytes = engine.layout.page_bytes;
     out.kv_page_count = engine.limits.page_count;
     write_struct(out, plan);

@@ -41,6 +41,7 @@ int HEADER_USE(void) {
   CHECK_INIT(wcuda_plan, WCUDA_PLAN_INIT);
   CHECK_INIT(wcuda_model_options, WCUDA_MODEL_OPTIONS_INIT);
   CHECK_INIT(wcuda_model_info, WCUDA_MODEL_INFO_INIT);
+  CHECK_INIT(wcuda_tensor_digests, WCUDA_TENSOR_DIGESTS_INIT);
   CHECK_INIT(wcuda_engine_info, WCUDA_ENGINE_INFO_INIT);
   CHECK_INIT(wcuda_sampling, WCUDA_SAMPLING_INIT);
   CHECK_INIT(wcuda_step, WCUDA_STEP_INIT);

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/blake3.h"
 #include "model/tiny_model.h"
 #include "support/allocation_failure.h"
 #include "support/context.h"
@@ -357,6 +358,33 @@ TEST(ApiModel, refuses_bad_arguments_and_changes_nothing) {
   wcuda_cancel_destroy({0});
   EXPECT_EQ(wcuda_cancel_create(nullptr, nullptr), WCUDA_INVALID_ARGUMENT);
   expect_nothing_held(context);
+}
+
+TEST(ApiModel, digests_are_those_of_the_file_and_verify_finds_them_again) {
+  const TestContext context;
+  const std::string bytes = TinyModel().build();
+  const TestGguf gguf(bytes);
+  wcuda_model model{0};
+  ASSERT_EQ(load(context, gguf, nullptr, &model), WCUDA_OK);
+  wcuda_gguf_info info = WCUDA_GGUF_INFO_INIT;
+  ASSERT_EQ(wcuda_gguf_info_get(gguf.handle(), &info, nullptr), WCUDA_OK);
+
+  for (uint64_t i = 0; i < info.tensor_count; ++i) {
+    wcuda_gguf_tensor tensor = WCUDA_GGUF_TENSOR_INIT;
+    ASSERT_EQ(wcuda_gguf_tensor_at(gguf.handle(), i, &tensor, nullptr), WCUDA_OK);
+    uint8_t expected[32];
+    blake3::hash(bytes.data() + tensor.file_offset, tensor.bytes, expected);
+    wcuda_tensor_digests digests = WCUDA_TENSOR_DIGESTS_INIT;
+    ASSERT_EQ(wcuda_model_tensor_digests_get(model, i, &digests, nullptr), WCUDA_OK);
+    EXPECT_EQ(std::memcmp(digests.file, expected, 32), 0) << i;
+  }
+  EXPECT_EQ(wcuda_model_verify(model, nullptr), WCUDA_OK);
+  wcuda_tensor_digests digests = WCUDA_TENSOR_DIGESTS_INIT;
+  EXPECT_EQ(wcuda_model_tensor_digests_get(model, info.tensor_count, &digests, nullptr),
+            WCUDA_NOT_FOUND);
+  EXPECT_EQ(wcuda_model_tensor_digests_get(model, 0, nullptr, nullptr), WCUDA_INVALID_ARGUMENT);
+  wcuda_model_destroy(model);
+  EXPECT_EQ(wcuda_model_verify(model, nullptr), WCUDA_INVALID_HANDLE);
 }
 
 TEST(ApiModel, host_memory_that_runs_out_is_a_status) {
