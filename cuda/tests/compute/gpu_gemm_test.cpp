@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "base/dynlib.h"
+#include "compute/cublas_lt.h"
 #include "compute/gemm.h"
 #include "kernels/numeric.h"
 #include "quant/random_blocks.h"
@@ -10,8 +12,6 @@
 
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>
-
-#include "compute/cublas_lt.h"
 #endif
 
 namespace wcuda::compute {
