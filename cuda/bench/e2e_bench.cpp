@@ -149,7 +149,8 @@ class ModelBench {
     double seconds = 0.0;
     if (spec_.has("load")) {
       WCUDA_ASSIGN(std::vector<double> values, load_rates(source));
-      report_.add({name_ + "load from callback", "GB/s", std::move(values), copy_limit() * 1e-9});
+      WCUDA_TRY(report_.add(
+          {name_ + "load from callback", "GB/s", std::move(values), copy_limit() * 1e-9}));
       return {};
     }
     WCUDA_ASSIGN(loaded_, load(device_, source, &seconds));
@@ -172,7 +173,8 @@ class ModelBench {
       source.kind = WCUDA_SOURCE_PATH;
       source.path = {path.data(), path.size()};
       WCUDA_ASSIGN(std::vector<double> values, load_rates(source));
-      report_.add({name_ + "load from file", "GB/s", std::move(values), copy_limit() * 1e-9});
+      WCUDA_TRY(
+          report_.add({name_ + "load from file", "GB/s", std::move(values), copy_limit() * 1e-9}));
       loaded_ = Model();
     }
     if (!spec_.has("first")) return {};
@@ -184,7 +186,7 @@ class ModelBench {
     const double limit =
         copy_limit() > 0 ? kCudaStartSeconds + static_cast<double>(model_.bytes()) / copy_limit()
                          : 0;
-    report_.add({name_ + "first token", "s", std::move(values), limit});
+    WCUDA_TRY(report_.add({name_ + "first token", "s", std::move(values), limit}));
     return {};
   }
 
@@ -284,8 +286,8 @@ class ModelBench {
                        options_.repeat, options_.tokens, [&] { return session_->rewind(length); },
                        [&] { return session_->decode(options_.tokens, nullptr); }));
       const double mean = length + options_.tokens / 2.0;
-      report_.add({name_ + "decode at " + std::to_string(depth), "tok/s", std::move(values),
-                   decode_limit(roofline_, work_, 1, mean)});
+      WCUDA_TRY(report_.add({name_ + "decode at " + std::to_string(depth), "tok/s",
+                             std::move(values), decode_limit(roofline_, work_, 1, mean)}));
     }
     return {};
   }
@@ -300,8 +302,8 @@ class ModelBench {
                        [&] { return session_->rewind(kStreamPrompt); },
                        [&] { return session_->decode(kStreamTokens, nullptr); }));
       const double mean = kStreamPrompt + kStreamTokens / 2.0;
-      report_.add({name_ + "streams " + std::to_string(count), "tok/s", std::move(values),
-                   decode_limit(roofline_, work_, count, mean)});
+      WCUDA_TRY(report_.add({name_ + "streams " + std::to_string(count), "tok/s", std::move(values),
+                             decode_limit(roofline_, work_, count, mean)}));
     }
     return {};
   }
@@ -312,8 +314,8 @@ class ModelBench {
                    rates(
                        options_.repeat, prompt, [&] { return session_->begin(1); },
                        [&] { return session_->prefill(prompt); }));
-      report_.add({name_ + "prefill " + std::to_string(prompt), "tok/s", std::move(values),
-                   prefill_limit(roofline_, work_, prompt)});
+      WCUDA_TRY(report_.add({name_ + "prefill " + std::to_string(prompt), "tok/s",
+                             std::move(values), prefill_limit(roofline_, work_, prompt)}));
     }
     return {};
   }
@@ -332,8 +334,8 @@ class ModelBench {
         std::sort(seconds.begin(), seconds.end());
         if (i > 0) medians.push_back(seconds[seconds.size() / 2] * 1e6);
       }
-      report_.add(
-          {name_ + "submit + wait, rows " + std::to_string(rows), "us", std::move(medians), 0});
+      WCUDA_TRY(report_.add(
+          {name_ + "submit + wait, rows " + std::to_string(rows), "us", std::move(medians), 0}));
     }
     return {};
   }
@@ -442,7 +444,7 @@ Status run(int argc, char** argv) {
     WCUDA_ASSIGN(Spec spec, parse_spec(text));
     specs.push_back(std::move(spec));
   }
-  Report report(device.backend, device.caps);
+  Report report(device.backend, device.caps, options.json);
   Status first_failure;
   for (const Spec& spec : specs) {
     const Status status = ModelBench(options, device, spec, &report).run();
@@ -450,7 +452,6 @@ Status run(int argc, char** argv) {
     report.note(spec.shape + " " + spec.mix + ": " + status.message());
     if (first_failure.ok()) first_failure = status;
   }
-  if (!options.json.empty()) WCUDA_TRY(report.write(options.json));
   return first_failure;
 }
 

@@ -135,17 +135,18 @@ double peer_figure(const std::string& work) {
   return 0.0;
 }
 
-Report::Report(int32_t backend, const wcuda_device_caps& caps)
+Report::Report(int32_t backend, const wcuda_device_caps& caps, std::string path)
     : device_(caps.name),
       is_cuda_(backend == WCUDA_BACKEND_CUDA),
-      has_peer_(is_cuda_ && std::strstr(caps.name, "H200") != nullptr) {
+      has_peer_(is_cuda_ && std::strstr(caps.name, "H200") != nullptr),
+      path_(std::move(path)) {
   std::printf("%s (%s), worker-cuda %s\n", caps.name, is_cuda_ ? "CUDA" : "host",
               wcuda_version_string());
   std::printf("%-36s %10s %10s %10s %-6s %7s %10s %7s %8s %7s\n", "", "median", "smallest",
               "largest", "unit", "spread", "limit", "share", "peer", "ratio");
 }
 
-void Report::add(const ReportRow& row) {
+Status Report::add(const ReportRow& row) {
   rows_.push_back(row);
   const double peer = has_peer_ ? peer_figure(row.work) : 0.0;
   const Summary s = summarize(row, peer);
@@ -156,6 +157,7 @@ void Report::add(const ReportRow& row) {
               number_or(100.0 * s.share, "%.0f%%", "-").c_str(),
               number_or(peer, "%.4g", "-").c_str(), number_or(s.ratio, "%.2f", "-").c_str());
   std::fflush(stdout);
+  return path_.empty() ? Status() : write();
 }
 
 void Report::note(const std::string& text) const {
@@ -163,10 +165,10 @@ void Report::note(const std::string& text) const {
   std::fflush(stdout);
 }
 
-Status Report::write(const std::string& path) const {
-  std::FILE* file = std::fopen(path.c_str(), "w");
+Status Report::write() const {
+  std::FILE* file = std::fopen(path_.c_str(), "w");
   if (file == nullptr)
-    return Status::native_error(WCUDA_IO, errno, "cannot write '%s': %s", path.c_str(),
+    return Status::native_error(WCUDA_IO, errno, "cannot write '%s': %s", path_.c_str(),
                                 std::strerror(errno));
   std::fprintf(file, "{\"device\": %s, \"backend\": \"%s\", \"version\": \"%s\", \"rows\": [",
                quoted(device_).c_str(), is_cuda_ ? "cuda" : "host", wcuda_version_string());
@@ -186,7 +188,7 @@ Status Report::write(const std::string& path) const {
   }
   std::fprintf(file, "\n]}\n");
   if (std::fclose(file) == 0) return {};
-  return Status::native_error(WCUDA_IO, errno, "cannot write '%s': %s", path.c_str(),
+  return Status::native_error(WCUDA_IO, errno, "cannot write '%s': %s", path_.c_str(),
                               std::strerror(errno));
 }
 

@@ -43,21 +43,24 @@ double peer_figure(const std::string& work);
 
 class Report {
  public:
-  Report(int32_t backend, const wcuda_device_caps& caps);
+  // `path` is where the JSON goes; "" for none.
+  Report(int32_t backend, const wcuda_device_caps& caps, std::string path);
 
-  // Prints the row at once: a run that is cut short has shown what it measured.
-  void add(const ReportRow& row);
+  // Prints the row and writes the JSON anew: a run that is cut short leaves what it measured.
+  Status add(const ReportRow& row);
   // A line of the text alone.
   void note(const std::string& text) const;
-  // {"device", "backend", "version", "rows": [{work, value, unit, limit, share, peer, ratio,
-  // spread}]}: value is the median; share, of the limit; ratio, to the peer, above 1 where ours is
-  // better; spread, (largest - smallest) / median. What is not known is null.
-  Status write(const std::string& path) const;
 
  private:
+  // The JSON: {"device", "backend", "version", "rows": [{work, value, unit, limit, share, peer,
+  // ratio, spread}]}: value is the median; share, of the limit; ratio, to the peer, above 1 where
+  // ours is better; spread, (largest - smallest) / median. What is not known is null.
+  Status write() const;
+
   std::string device_;
   bool is_cuda_;
   bool has_peer_;
+  std::string path_;
   std::vector<ReportRow> rows_;
 };
 
