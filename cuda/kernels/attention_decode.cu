@@ -10,7 +10,7 @@
 // Masked positions are never read: their keys and values are 0 in shared memory, their weight 0.
 // Bytes moved: the keys and values that the rows see, once; queries and results.
 #include "kernels/attention_decode.h"
-#include "kernels/attention_tile.h"
+#include "kernels/attention_decode_tile.h"
 #include "kernels/dependent_launch.h"
 
 namespace wcuda::kernels {
@@ -18,67 +18,51 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kBlockThreads = kWarps * 32;
-constexpr int kStepRows = 16;  // positions of a warp's step
-constexpr int kColumns = 8;    // query heads of a product
+constexpr int kColumns = 8;  // query heads of a product
+static_assert(kColumns == kDecodeGroupMax);
 
-// Shared memory by length: stages of a warp's ring. One block of 4 warps of length 128 in f16
-// takes 96 + 16.5 KiB, so that two fit.
+// Floats from head to head of the sums that warps exchange: lanes write to different banks.
 template <int kLength>
-constexpr int kStages = kLength <= 128 ? 3 : 2;
+constexpr uint32_t kSumStride = kLength + 4;
 
-struct Sizes {
-  uint32_t stage_bytes;  // keys and values of a step as they lie in the pool
-  uint32_t tile_bytes;   // the same as f16 tiles; 0 where the stages are tiles
-  uint32_t warp_bytes;
-  uint32_t shared_bytes;
+template <int kLength, KvFormat kFormat>
+struct Places {
+  static constexpr uint32_t kStageBytes = 2 * StepTile<kLength, kFormat>::kBytes;
+  // Stages of a warp's ring: about 24 KiB, which two blocks of four warps find room for. All but
+  // one are under way: 128 KiB a multiprocessor keep its share of the memory busy.
+  static constexpr int kFitting = 24 * 1024 / kStageBytes;
+  static constexpr int kStages = kFitting < 2 ? 2 : kFitting > 6 ? 6 : kFitting;
+  // 16 bytes more: a load of codes may pass the end.
+  static constexpr uint32_t kWarpBytes = kStages * kStageBytes + 16;
+  static constexpr uint32_t kExchange = (kWarps * kWarpBytes + 127) / 128 * 128;
+  static constexpr uint32_t kExchangeFloats = kWarps * kColumns * (kSumStride<kLength> + 2);
+  static constexpr uint32_t kBytes = kExchange + kExchangeFloats * sizeof(float);
 };
-
-template <int kLength>
-constexpr uint32_t kSumStride = kLength + 4;  // floats from head to head: lanes in other banks
-
-template <int kLength, KvFormat kFormat>
-__host__ __device__ inline Sizes sizes_of(uint32_t row_bytes) {
-  constexpr uint32_t kTileBytes = 2 * kStepRows * kLength * 2;
-  Sizes sizes{};
-  sizes.stage_bytes = kFormat == KvFormat::kF16 ? kTileBytes : 2 * kStepRows * row_bytes;
-  sizes.tile_bytes = kFormat == KvFormat::kF16 ? 0 : kTileBytes;
-  sizes.warp_bytes = (kStages<kLength> * sizes.stage_bytes + sizes.tile_bytes + 127) / 128 * 128;
-  sizes.shared_bytes =
-      kWarps * sizes.warp_bytes + kWarps * kColumns * (kSumStride<kLength> + 2) * sizeof(float);
-  return sizes;
-}
-
-// Blocks whose shared memory fits a multiprocessor of Hopper: 227 KiB, 1 KiB of each reserved.
-template <int kLength, KvFormat kFormat>
-uint32_t blocks_per_sm(uint32_t row_bytes) {
-  const uint32_t blocks =
-      (228 * 1024) / (sizes_of<kLength, kFormat>(row_bytes).shared_bytes + 1024);
-  return blocks == 0 ? 1 : blocks > 2 ? 2 : blocks;
-}
 
 // Positions of one row and head that a block works on in one go.
 struct Segment {
-  uint32_t row = 0;
-  uint32_t head = 0;        // head tile
-  uint32_t unit_begin = 0;  // of this segment, within the units of its row and head
-  uint32_t unit_end = 0;
-  uint32_t row_units = 0;  // of the row and head
-  uint32_t row_first = 0;  // unit of the whole line where the row and head begin
-  uint32_t position = 0;   // of the row's token
-  uint32_t begin = 0;      // positions
-  uint32_t end = 0;
+  uint32_t row;
+  uint32_t head;        // head tile
+  uint32_t unit_begin;  // of this segment, within the units of its row and head
+  uint32_t unit_end;
+  uint32_t row_units;  // of the row and head
+  uint32_t row_first;  // unit of the whole line where the row and head begin
+  uint32_t begin;      // positions
+  uint32_t end;
 };
 
 // Walks the segments of a block.
 class Segments {
  public:
-  __device__ Segments(const AttentionKernelArgs& args, uint32_t row, uint32_t unit, uint32_t end)
-      : args_(args), row_(row), unit_(unit), end_(end) {
-    row_begin_ = __ldcg(args.plan.row_units + row);
-    row_end_ = __ldcg(args.plan.row_units + row + 1);
-    position_ = __ldcg(&args.step.rows[row].first_position);
-  }
-  __device__ bool next(Segment* segment) {
+  __device__ Segments(const AttentionKernelArgs& args, const DecodeStart& start)
+      : args_(args),
+        unit_(start.begin),
+        end_(start.end),
+        row_(start.row),
+        row_begin_(start.units_before),
+        row_end_(start.units_to_end),
+        position_(start.position) {}
+  __device__ __forceinline__ bool next(Segment* segment) {
     if (unit_ == end_) return false;
     const AttentionPlan& plan = args_.plan;
     if (unit_ >= row_end_ * plan.head_tiles) {
@@ -91,106 +75,120 @@ class Segments {
     }
     const uint32_t units = row_end_ - row_begin_;
     const uint32_t within = unit_ - row_begin_ * plan.head_tiles;
+    const bool is_fixed = plan.fixed_unit_pages != 0;
     segment->row = row_;
     segment->head = within / units;
     segment->unit_begin = within - segment->head * units;
-    const bool is_fixed = plan.fixed_unit_pages != 0;
     segment->unit_end =
         is_fixed ? segment->unit_begin + 1 : min(units, segment->unit_begin + end_ - unit_);
     segment->row_units = units;
     segment->row_first = unit_ - segment->unit_begin;
-    segment->position = position_;
     const uint32_t unit_positions = (is_fixed ? plan.fixed_unit_pages : 1) * kPagePositions;
-    const uint32_t first = first_visible(position_, args_.window);
     // The plan's window may be wider than this layer's: the first units may see nothing.
-    const uint32_t first_unit = plan_first_unit(unit_positions, units);
-    segment->begin = max(first, (first_unit + segment->unit_begin) * unit_positions);
+    const uint32_t first_unit = position_ / unit_positions + 1 - units;
+    segment->begin = max(first_visible(position_, args_.window),
+                         (first_unit + segment->unit_begin) * unit_positions);
     segment->end = min(position_ + 1, (first_unit + segment->unit_end) * unit_positions);
     unit_ += segment->unit_end - segment->unit_begin;
     return true;
   }
+  // Of the row of the last segment.
+  __device__ uint32_t position() const { return position_; }
 
  private:
-  __device__ uint32_t plan_first_unit(uint32_t unit_positions, uint32_t units) const {
-    return position_ / unit_positions + 1 - units;
-  }
-
   const AttentionKernelArgs& args_;
-  uint32_t row_, unit_, end_, row_begin_, row_end_, position_;
+  uint32_t unit_, end_, row_, row_begin_, row_end_, position_;
 };
 
-// The 16 positions that a warp loads next.
+// The steps of one warp in a segment: every kWarps-th 16 positions.
+struct Steps {
+  uint32_t next = 0;
+  uint32_t end = 0;
+  __device__ void begin(const Segment& segment, uint32_t warp) {
+    next = segment.begin / kStepRows + warp;
+    end = segment.begin < segment.end ? (segment.end + kStepRows - 1) / kStepRows : 0;
+  }
+};
+
+// Copies a warp's steps, ahead of the work on them.
 template <int kLength, KvFormat kFormat>
 class Loader {
  public:
+  using Tile = StepTile<kLength, kFormat>;
   __device__ Loader(const AttentionKernelArgs& args, const Segments& segments, uint32_t warp,
                     uint32_t lane, uint32_t ring)
       : args_(args), segments_(segments), warp_(warp), lane_(lane), ring_(ring) {
-    stage_bytes_ = sizes_of<kLength, kFormat>(args.pages.row_bytes).stage_bytes;
-    step_ = step_end_ = 0;
     find_step();
   }
-  __device__ bool has_step() const { return has_step_; }
-  // Whether it holds the newest position, which this step's kernels have written.
-  __device__ bool is_newest() const { return segment_.position / kStepRows == step_; }
-  // Begins the copy and goes to the next; without one an empty group, so that groups count steps.
-  __device__ void issue() {
+  // Whether the next step holds the newest position, which kernels of this step have written, or
+  // there is none.
+  __device__ bool must_wait() const {
+    return !has_step_ || segments_.position() / kStepRows == steps_.next;
+  }
+  // Begins the next copy; without one an empty group, so that groups count steps.
+  __device__ __forceinline__ void issue(uint32_t stage) {
     if (has_step_) {
-      const uint32_t first = step_ * kStepRows;
+      const KvPages& pages = args_.pages;
+      const uint32_t first = steps_.next * kStepRows;
       const RowRange valid{segment_.begin > first ? segment_.begin - first : 0,
                            min(segment_.end - first, uint32_t{kStepRows})};
-      const uint32_t groups = args_.plan.head_tiles / args_.pages.head_count;
-      const uint32_t slot = first % kPagePositions * args_.pages.row_bytes;
-      const uint32_t target = ring_ + stage_ * stage_bytes_;
-      const uint8_t* keys =
-          page_rows(args_.pages, args_.layer, page_, segment_.head / groups, false) + slot;
-      const uint8_t* values =
-          page_rows(args_.pages, args_.layer, page_, segment_.head / groups, true) + slot;
-      if constexpr (kFormat == KvFormat::kF16) {
-        const uint32_t n = args_.pages.head_length;
-        copy_half_rows<kLength, kStepRows, 32>(target, keys, n, valid, lane_);
-        copy_half_rows<kLength, kStepRows, 32>(target + stage_bytes_ / 2, values, n, valid, lane_);
-      } else {
-        const uint32_t row_bytes = args_.pages.row_bytes;
-        copy_raw_rows<kStepRows, 32>(target, keys, row_bytes, valid, lane_);
-        copy_raw_rows<kStepRows, 32>(target + stage_bytes_ / 2, values, row_bytes, valid, lane_);
-      }
-      step_ += kWarps;
+      const uint32_t head = segment_.head / (args_.plan.head_tiles / pages.head_count);
+      const uint8_t* keys = page_rows(pages, args_.layer, page_, head, false) +
+                            first % kPagePositions * pages.row_bytes;
+      const uint8_t* values = keys + uint64_t{pages.head_count} * kPagePositions * pages.row_bytes;
+      const uint32_t target = ring_ + stage * (2 * Tile::kBytes);
+      Tile::copy(target, keys, pages, valid, lane_);
+      Tile::copy(target + Tile::kBytes, values, pages, valid, lane_);
+      steps_.next += kWarps;
       find_step();
     }
     copy_async_commit();
-    stage_ = stage_ + 1 == kStages<kLength> ? 0 : stage_ + 1;
   }
 
  private:
-  __device__ void find_step() {
-    while (step_ >= step_end_) {
+  __device__ __forceinline__ void find_step() {
+    while (steps_.next >= steps_.end) {
       has_step_ = segments_.next(&segment_);
       if (!has_step_) return;
-      step_ = segment_.begin / kStepRows + warp_;
-      step_end_ = segment_.begin < segment_.end ? (segment_.end + kStepRows - 1) / kStepRows : 0;
+      steps_.begin(segment_, warp_);
     }
     page_ = __ldcg(args_.step.page_tables + uint64_t{segment_.row} * args_.step.page_table_stride +
-                   step_ / (kPagePositions / kStepRows));
+                   steps_.next / (kPagePositions / kStepRows));
   }
 
   const AttentionKernelArgs& args_;
   Segments segments_;
   Segment segment_;
-  uint32_t warp_, lane_, ring_, stage_bytes_;
-  uint32_t step_, step_end_, page_ = 0, stage_ = 0;
+  Steps steps_;
+  uint32_t warp_, lane_, ring_;
+  uint32_t page_ = 0;
   bool has_step_ = false;
 };
 
-// Sums of one warp over its positions: largest score, weights and weighted values by head. A lane
-// 4g + t holds heads 2t, 2t + 1 of elements g and g + 8 of each 16.
+// The query heads of a segment.
+struct Heads {
+  uint32_t token;
+  uint32_t first;  // query head
+  uint32_t count;
+
+  __device__ Heads(const AttentionKernelArgs& args, const Segment& segment) {
+    const uint32_t group = args.head_count / args.pages.head_count;
+    const uint32_t tiles = args.plan.head_tiles / args.pages.head_count;
+    const uint32_t tile = segment.head % tiles;
+    token = __ldcg(&args.step.rows[segment.row].first_token);
+    first = segment.head / tiles * group + tile * kDecodeGroupMax;
+    count = min(group - tile * kDecodeGroupMax, kDecodeGroupMax);
+  }
+};
+
+// What a warp keeps of a segment. A lane 4g + t holds heads 2t, 2t + 1 of the sums.
 template <int kLength>
 struct WarpSums {
-  float largest[2];
-  float weight[2];  // of this lane's positions
+  float largest[2];  // scores
+  float weight[2];   // of this lane's positions
   float values[kLength / 16][4];
 
-  __device__ void clear() {
+  __device__ __forceinline__ void clear() {
     largest[0] = largest[1] = -INFINITY;
     weight[0] = weight[1] = 0.0f;
 #pragma unroll
@@ -200,57 +198,69 @@ struct WarpSums {
   }
 };
 
-// Query heads of one head tile as columns of products: lane 4g + t holds elements 2t, 2t + 1,
-// 2t + 8, 2t + 9 of each 16 of head g.
-template <int kLength>
+// Queries as columns of products: lane 4g + t holds two pairs of elements of head g of each 16.
+template <int kLength, KvFormat kFormat>
 struct Queries {
   uint32_t halves[kLength / 16][2];
   bool is_split;  // columns 4 … 7 hold what is left of columns 0 … 3
 
-  __device__ void load(const AttentionKernelArgs& args, uint32_t token, uint32_t first_head,
-                       uint32_t head_count, uint32_t lane) {
+  __device__ __forceinline__ void load(const AttentionKernelArgs& args, const Heads& heads,
+                                       uint32_t lane) {
     const uint32_t n = args.pages.head_length;
-    is_split = head_count <= 4;
     const uint32_t column = lane / 4;
+    is_split = heads.count <= 4;
     const uint32_t head = is_split ? column % 4 : column;
+    const float factor = head < heads.count ? args.scale * kLog2E : 0.0f;
+    const float* query =
+        args.query +
+        (uint64_t{heads.token} * args.head_count + heads.first + min(head, heads.count - 1)) * n;
     const bool is_rest = is_split && column >= 4;
-    const float factor = args.scale * kLog2E;
-    const float* query = args.query + (uint64_t{token} * args.head_count + first_head + head) * n;
+    // A batch of loads before the first use: they take one passage to L2 together.
+    constexpr int kBatch = kLength / 16 < 8 ? kLength / 16 : 8;
 #pragma unroll
-    for (int i = 0; i < kLength / 16; ++i)
+    for (int begin = 0; begin < kLength / 16; begin += kBatch) {
+      float2 values[kBatch][2];
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const uint32_t element = i * 16 + j * 8 + lane % 4 * 2;
-        float a = 0.0f, b = 0.0f;
-        if (head < head_count) {
-          if (element < n) a = __ldcg(query + element) * factor;
-          if (element + 1 < n) b = __ldcg(query + element + 1) * factor;
+      for (int i = 0; i < kBatch; ++i)
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+          values[i][j] = load_pair(query, Tile::query_element(begin + i, j, lane), n);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const uint32_t element = Tile::query_element(begin + i, j, lane);
+          float a = element < n ? values[i][j].x * factor : 0.0f;
+          float b = element + 1 < n ? values[i][j].y * factor : 0.0f;
+          if (is_rest) {
+            a -= __half2float(__float2half_rn(a));
+            b -= __half2float(__float2half_rn(b));
+          }
+          halves[begin + i][j] = pack_halves(a, b);
         }
-        if (is_rest) {
-          a -= __half2float(__float2half_rn(a));
-          b -= __half2float(__float2half_rn(b));
-        }
-        halves[i][j] = pack_halves(a, b);
-      }
+    }
+  }
+
+ private:
+  using Tile = StepTile<kLength, kFormat>;
+  // Elements past the end stand for any others.
+  __device__ static __forceinline__ float2 load_pair(const float* query, uint32_t element,
+                                                     uint32_t n) {
+    if (n % 2 == 0) return __ldcg(reinterpret_cast<const float2*>(query + min(element, n - 2)));
+    return make_float2(__ldcg(query + min(element, n - 1)),
+                       __ldcg(query + min(element + 1, n - 1)));
   }
 };
 
-// Adds 16 positions, `first` … of which `segment` holds some.
-template <int kLength>
+// Adds the 16 positions from `first` on, of which `segment` holds some.
+template <int kLength, KvFormat kFormat>
 __device__ __forceinline__ void add_step(const AttentionKernelArgs& args,
-                                         const Queries<kLength>& queries, const Segment& segment,
-                                         uint32_t first, uint32_t keys, uint32_t values,
+                                         const Queries<kLength, kFormat>& queries,
+                                         const Segment& segment, uint32_t first, uint32_t stage,
                                          uint32_t lane, WarpSums<kLength>* sums) {
+  using Tile = StepTile<kLength, kFormat>;
   float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  {
-    const uint32_t row = lane % 8 + lane / 8 % 2 * 8;
-#pragma unroll
-    for (int i = 0; i < kLength / 16; ++i) {
-      uint32_t k[4];
-      load_tiles(k, keys + tile_offset<kLength>(row, 2 * i + lane / 16));
-      multiply_tiles(scores, k, queries.halves[i][0], queries.halves[i][1]);
-    }
-  }
+  Tile::score(stage, args.pages, queries.halves, lane, scores);
   if (queries.is_split) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) scores[j] += __shfl_xor_sync(~0u, scores[j], 2);
@@ -280,33 +290,33 @@ __device__ __forceinline__ void add_step(const AttentionKernelArgs& args,
     scores[j + 2] = exp2_fast(scores[j + 2] - largest);
     sums->weight[j] = sums->weight[j] * factors[j] + (scores[j] + scores[j + 2]);
   }
+#pragma unroll
+  for (int i = 0; i < kLength / 16; ++i)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sums->values[i][j] *= factors[j % 2];
   const uint32_t w0 = transpose_tile(pack_halves(scores[0], scores[1]));
   const uint32_t w1 = transpose_tile(pack_halves(scores[2], scores[3]));
-  const uint32_t row = lane % 8 + lane / 16 * 8;
-#pragma unroll
-  for (int i = 0; i < kLength / 16; ++i) {
-    uint32_t v[4];
-    load_tiles_transposed(v, values + tile_offset<kLength>(row, 2 * i + lane / 8 % 2));
-    float(&sum)[4] = sums->values[i];
-    sum[0] *= factors[0];
-    sum[1] *= factors[1];
-    sum[2] *= factors[0];
-    sum[3] *= factors[1];
-    multiply_tiles(sum, v, w0, w1);
-  }
+  Tile::add(stage + Tile::kBytes, args.pages, w0, w1, lane, sums->values);
 }
 
-// What a block's warps hand to each other. `sums` is also where the last block keeps factors.
+// What a block's warps hand to each other.
 template <int kLength>
 struct Exchange {
   float (*sums)[kColumns][kSumStride<kLength>];  // (warps)
   float (*largest)[kColumns];                    // (warps)
   float (*weight)[kColumns];
+
+  __device__ explicit Exchange(uint8_t* shared) {
+    auto* const floats = reinterpret_cast<float*>(shared);
+    constexpr uint32_t kSumFloats = kWarps * kColumns * kSumStride<kLength>;
+    sums = reinterpret_cast<float(*)[kColumns][kSumStride<kLength>]>(floats);
+    largest = reinterpret_cast<float(*)[kColumns]>(floats + kSumFloats);
+    weight = reinterpret_cast<float(*)[kColumns]>(floats + kSumFloats + kWarps * kColumns);
+  }
 };
 
 // A part: largest score and weight of each head, then the sums (heads, kLength).
-template <int kLength>
-struct PartOf {
+struct Part {
   float* data;
   __device__ float* largest(uint32_t head) const { return data + head; }
   __device__ float* weight(uint32_t head) const { return data + kColumns + head; }
@@ -325,110 +335,122 @@ struct PartList {
   uint32_t second;  // of part 1
   uint32_t stride;  // from part 1 on
   uint32_t counter;
-  __device__ uint32_t place(uint32_t index) const {
-    return index == 0 ? first : second + (index - 1) * stride;
+  uint32_t part_floats;
+  float* parts;
+
+  __device__ PartList(const AttentionKernelArgs& args, const Segment& segment,
+                      const DecodeStart& start) {
+    parts = args.plan.parts;
+    part_floats = args.plan.part_floats;
+    if (args.plan.fixed_unit_pages != 0) {
+      count = segment.row_units;
+      own = segment.unit_begin;
+      first = segment.row_first;
+      second = segment.row_first + 1;
+      stride = 1;
+      counter = segment.row * args.plan.head_tiles + segment.head;
+      return;
+    }
+    const uint32_t share = start.unit_count / start.block_count;
+    const uint32_t rest = start.unit_count - share * start.block_count;
+    const uint32_t larger_end = rest * (share + 1);
+    const auto block_of = [&](uint32_t unit) {
+      return unit < larger_end ? unit / (share + 1) : rest + (unit - larger_end) / share;
+    };
+    const uint32_t first_block = block_of(segment.row_first);
+    count = block_of(segment.row_first + segment.row_units - 1) - first_block + 1;
+    own = blockIdx.x - first_block;
+    // Two places a block: the end of one row and head, and the beginning of another.
+    first = 2 * first_block + 1;
+    second = 2 * (first_block + 1);
+    stride = 2;
+    counter = first_block;
+  }
+  __device__ Part part(uint32_t index) const {
+    const uint32_t place = index == 0 ? first : second + (index - 1) * stride;
+    return {parts + uint64_t{place} * part_floats};
   }
 };
 
-__device__ inline PartList part_list(const AttentionKernelArgs& args, const Segment& segment,
-                                     uint32_t unit_count, uint32_t block_count) {
-  if (args.plan.fixed_unit_pages != 0)
-    return {segment.row_units,
-            segment.unit_begin,
-            segment.row_first,
-            segment.row_first + 1,
-            1,
-            segment.row * args.plan.head_tiles + segment.head};
-  // The block of a unit is the last b with b * unit_count / block_count <= unit.
-  const auto block_of = [&](uint32_t unit) {
-    return static_cast<uint32_t>(((uint64_t{unit} + 1) * block_count - 1) / unit_count);
-  };
-  const uint32_t first = block_of(segment.row_first);
-  const uint32_t last = block_of(segment.row_first + segment.row_units - 1);
-  // Two places a block: the end of one row and head, and the beginning of another.
-  return {last - first + 1, blockIdx.x - first, 2 * first + 1, 2 * (first + 1), 2, first};
-}
-
 // The last block to end adds the parts in their order.
 template <int kLength>
-__device__ inline void finish_parts(const AttentionKernelArgs& args, const PartList& parts,
-                                    uint32_t part_floats, uint32_t heads, uint32_t token,
-                                    uint32_t first_head, float* factors) {
+__device__ __forceinline__ void finish_parts(const AttentionKernelArgs& args, const PartList& parts,
+                                             const Heads& heads) {
+  constexpr uint32_t kBatch = 8;  // parts whose loads are under way together
   const uint32_t n = args.pages.head_length;
-  const uint32_t lane = threadIdx.x % 32;
-  const auto part = [&](uint32_t index) {
-    return PartOf<kLength>{args.plan.parts + uint64_t{parts.place(index)} * part_floats};
-  };
-  for (uint32_t h = threadIdx.x / 32; h < heads; h += kWarps) {
-    const float sink = sink_of(args, first_head + h);
-    float largest = -INFINITY;
-    for (uint32_t i = lane; i < parts.count; i += 32)
-      largest = fmaxf(largest, __ldcg(part(i).largest(h)));
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2)
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
-    largest = fmaxf(largest, sink);
-    float weight = 0.0f;
-    for (uint32_t i = lane; i < parts.count; i += 32) {
-      const float factor = exp2_fast(__ldcg(part(i).largest(h)) - largest);
-      factors[i * kColumns + h] = factor;
-      weight += factor * __ldcg(part(i).weight(h));
-    }
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) weight += __shfl_xor_sync(~0u, weight, lanes);
-    weight += exp2_fast(sink - largest);
-    __syncwarp();
-    const float inverse = 1.0f / weight;
-    for (uint32_t i = lane; i < parts.count; i += 32) factors[i * kColumns + h] *= inverse;
-  }
-  __syncthreads();
-  float* const out = args.out + (uint64_t{token} * args.head_count + first_head) * n;
-  for (uint32_t i = threadIdx.x; i < heads * (kLength / 4); i += kBlockThreads) {
+  float* const out = args.out + (uint64_t{heads.token} * args.head_count + heads.first) * n;
+  for (uint32_t i = threadIdx.x; i < heads.count * (kLength / 4); i += kBlockThreads) {
     const uint32_t h = i / (kLength / 4);
     const uint32_t element = i % (kLength / 4) * 4;
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-    for (uint32_t p = 0; p < parts.count; ++p) {
-      const float factor = factors[p * kColumns + h];
-      const float4 v =
-          __ldcg(reinterpret_cast<const float4*>(part(p).sums() + h * kLength + element));
-      sum.x += factor * v.x;
-      sum.y += factor * v.y;
-      sum.z += factor * v.z;
-      sum.w += factor * v.w;
+    float largest = sink_of(args, heads.first + h);
+    float weight = args.sinks == nullptr ? 0.0f : 1.0f;
+    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+    for (uint32_t begin = 0; begin < parts.count; begin += kBatch) {
+      float part_largest[kBatch], part_weight[kBatch];
+      float4 part_sums[kBatch];
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b) {
+        const Part part = parts.part(min(begin + b, parts.count - 1));
+        part_largest[b] = __ldcg(part.largest(h));
+        part_weight[b] = __ldcg(part.weight(h));
+        part_sums[b] = __ldcg(reinterpret_cast<const float4*>(part.sums() + i * 4));
+      }
+      float base = largest;
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b) base = fmaxf(base, part_largest[b]);
+      const float known = exp2_fast(largest - base);
+      largest = base;
+      weight *= known;
+#pragma unroll
+      for (float& sum : sums) sum *= known;
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b) {
+        const float factor = begin + b < parts.count ? exp2_fast(part_largest[b] - base) : 0.0f;
+        weight += factor * part_weight[b];
+        sums[0] += factor * part_sums[b].x;
+        sums[1] += factor * part_sums[b].y;
+        sums[2] += factor * part_sums[b].z;
+        sums[3] += factor * part_sums[b].w;
+      }
     }
-    const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+    const float inverse = 1.0f / weight;
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j)
-      if (element + j < n) out[h * n + element + j] = sums[j];
+      if (element + j < n) out[h * n + element + j] = sums[j] * inverse;
   }
+}
+
+// The old value; what this block wrote before can be seen by who sees the new one.
+__device__ __forceinline__ uint32_t add_to_counter(uint32_t* counter) {
+  uint32_t old;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+               : "=r"(old)
+               : "l"(counter)
+               : "memory");
+  return old;
 }
 
 // Adds up the block's warps; writes the result, or a part of it.
-template <int kLength>
-__device__ inline void finish_segment(const AttentionKernelArgs& args, const Segment& segment,
-                                      uint32_t unit_count, uint32_t block_count,
-                                      const Exchange<kLength>& exchange,
-                                      WarpSums<kLength>* warp_sums) {
+template <int kLength, KvFormat kFormat>
+__device__ __forceinline__ void finish_segment(const AttentionKernelArgs& args,
+                                               const Segment& segment, const Heads& heads,
+                                               const DecodeStart& start,
+                                               const Exchange<kLength>& exchange,
+                                               const WarpSums<kLength>& warp_sums) {
   __shared__ bool is_last;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
   const uint32_t n = args.pages.head_length;
-  const uint32_t group = args.head_count / args.pages.head_count;
-  const uint32_t tiles = args.plan.head_tiles / args.pages.head_count;
-  const uint32_t tile = segment.head % tiles;
-  const uint32_t first_head = segment.head / tiles * group + tile * kDecodeGroupMax;
-  const uint32_t heads = min(group - tile * kDecodeGroupMax, kDecodeGroupMax);
-  const uint32_t token = __ldcg(&args.step.rows[segment.row].first_token);
   const bool is_whole = segment.unit_end - segment.unit_begin == segment.row_units;
 
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    float weight = warp_sums->weight[j];
+    float weight = warp_sums.weight[j];
 #pragma unroll
     for (int lanes = 4; lanes < 32; lanes *= 2) weight += __shfl_xor_sync(~0u, weight, lanes);
     if (lane < 4) {
-      exchange.largest[warp][lane * 2 + j] = warp_sums->largest[j];
+      exchange.largest[warp][lane * 2 + j] = warp_sums.largest[j];
       exchange.weight[warp][lane * 2 + j] = weight;
     }
   }
@@ -436,23 +458,24 @@ __device__ inline void finish_segment(const AttentionKernelArgs& args, const Seg
   for (int i = 0; i < kLength / 16; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      exchange.sums[warp][lane % 4 * 2 + j % 2][i * 16 + j / 2 * 8 + lane / 4] =
-          warp_sums->values[i][j];
+      exchange.sums[warp][lane % 4 * 2 + j % 2][StepTile<kLength, kFormat>::sum_element(
+          i, j / 2, lane)] = warp_sums.values[i][j];
   __syncthreads();
 
-  const PartList parts = is_whole ? PartList{} : part_list(args, segment, unit_count, block_count);
-  const uint32_t part_floats = 2 * kColumns + min(group, kDecodeGroupMax) * kLength;
-  const PartOf<kLength> part{args.plan.parts +
-                             uint64_t{is_whole ? 0 : parts.place(parts.own)} * part_floats};
-  for (uint32_t i = threadIdx.x; i < heads * kLength; i += kBlockThreads) {
+  const PartList parts(args, segment, start);
+  const Part part = parts.part(parts.own);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < heads.count * kLength; i += kBlockThreads) {
     const uint32_t h = i / kLength;
     const uint32_t element = i % kLength;
-    float largest = is_whole ? sink_of(args, first_head + h) : -INFINITY;
+    const float sink = is_whole ? sink_of(args, heads.first + h) : -INFINITY;
+    float largest = sink;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, exchange.largest[w][h]);
     // A unit that this layer's window hides has no positions: all its sums are 0.
     const float base = largest == -INFINITY ? 0.0f : largest;
-    float weight = 0.0f, sum = 0.0f;
+    float weight = exp2_fast(sink - base);
+    float sum = 0.0f;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
       const float factor = exp2_fast(exchange.largest[w][h] - base);
@@ -460,9 +483,9 @@ __device__ inline void finish_segment(const AttentionKernelArgs& args, const Seg
       sum += factor * exchange.sums[w][h][element];
     }
     if (is_whole) {
-      weight += exp2_fast(sink_of(args, first_head + h) - base);
       if (element < n)
-        args.out[(uint64_t{token} * args.head_count + first_head + h) * n + element] = sum / weight;
+        args.out[(uint64_t{heads.token} * args.head_count + heads.first + h) * n + element] =
+            sum / weight;
     } else {
       part.sums()[i] = sum;
       if (element == 0) {
@@ -471,30 +494,31 @@ __device__ inline void finish_segment(const AttentionKernelArgs& args, const Seg
       }
     }
   }
-  if (!is_whole) {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      is_last = atomicAdd(args.plan.counters + parts.counter, 1u) == parts.count - 1;
-      if (is_last) args.plan.counters[parts.counter] = 0;
-      __threadfence();
-    }
-    __syncthreads();
-    if (is_last)
-      finish_parts<kLength>(args, parts, part_floats, heads, token, first_head,
-                            &exchange.sums[0][0][0]);
+  __syncthreads();  // the exchange is free; the part is written
+  if (is_whole) return;
+  if (threadIdx.x == 0) {
+    is_last = add_to_counter(args.plan.counters + parts.counter) == parts.count - 1;
+    if (is_last) args.plan.counters[parts.counter] = 0;
   }
   __syncthreads();
+  if (is_last) finish_parts<kLength>(args, parts, heads);
 }
 
 template <int kLength, KvFormat kFormat>
 __global__ void __launch_bounds__(kBlockThreads)
-    attention_decode_kernel(const AttentionKernelArgs args) {
+    attention_decode_kernel(const __grid_constant__ AttentionKernelArgs args) {
   extern __shared__ __align__(128) uint8_t shared[];
+  using At = Places<kLength, kFormat>;
+  constexpr int kStages = At::kStages;
+  constexpr int kAhead = kStages - 1;
   dependent_trigger();
-  const uint32_t unit_count = __ldcg(&args.plan.head->unit_count);
-  const uint32_t block_count = __ldcg(&args.plan.head->decode_blocks);
-  if (blockIdx.x >= block_count) {
+  DecodeStart start;
+  {
+    const auto* source = reinterpret_cast<const uint4*>(args.plan.starts + blockIdx.x);
+    reinterpret_cast<uint4*>(&start)[0] = __ldcg(source);
+    reinterpret_cast<uint4*>(&start)[1] = __ldcg(source + 1);
+  }
+  if (start.begin == start.end) {
     // One block waits even when there is nothing to do: whoever waits for this kernel must know
     // those ahead of it ended too.
     if (blockIdx.x == 0) dependent_wait();
@@ -503,77 +527,65 @@ __global__ void __launch_bounds__(kBlockThreads)
 
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
-  const Sizes sizes = sizes_of<kLength, kFormat>(args.pages.row_bytes);
-  uint8_t* const ring = shared + warp * sizes.warp_bytes;
-  auto* const floats = reinterpret_cast<float*>(shared + kWarps * sizes.warp_bytes);
-  constexpr uint32_t kSumFloats = kWarps * kColumns * kSumStride<kLength>;
-  const Exchange<kLength> exchange{
-      reinterpret_cast<float(*)[kColumns][kSumStride<kLength>]>(floats),
-      reinterpret_cast<float(*)[kColumns]>(floats + kSumFloats),
-      reinterpret_cast<float(*)[kColumns]>(floats + kSumFloats + kWarps * kColumns)};
-
-  const auto begin = static_cast<uint32_t>(uint64_t{blockIdx.x} * unit_count / block_count);
-  const auto end = static_cast<uint32_t>((uint64_t{blockIdx.x} + 1) * unit_count / block_count);
-  Segments segments(args, __ldcg(args.plan.block_rows + blockIdx.x), begin, end);
-  Loader<kLength, kFormat> loader(args, segments, warp, lane, shared_address(ring));
-  constexpr int kAhead = kStages<kLength> - 1;
-  int issued = 0;
-  for (; issued < kAhead && loader.has_step() && !loader.is_newest(); ++issued) loader.issue();
-  dependent_wait();
-  for (; issued < kAhead; ++issued) loader.issue();
-
-  const uint32_t group = args.head_count / args.pages.head_count;
-  const uint32_t tiles = args.plan.head_tiles / args.pages.head_count;
-  uint32_t stage = 0;
+  const uint32_t ring = shared_address(shared + warp * At::kWarpBytes);
+  const Exchange<kLength> exchange(shared + At::kExchange);
+  Segments segments(args, start);
+  Loader<kLength, kFormat> loader(args, segments, warp, lane, ring);
   Segment segment;
-  while (segments.next(&segment)) {
-    const uint32_t tile = segment.head % tiles;
-    Queries<kLength> queries;
-    queries.load(args, __ldcg(&args.step.rows[segment.row].first_token),
-                 segment.head / tiles * group + tile * kDecodeGroupMax,
-                 min(group - tile * kDecodeGroupMax, kDecodeGroupMax), lane);
-    WarpSums<kLength> sums;
-    sums.clear();
-    const uint32_t step_end =
-        segment.begin < segment.end ? (segment.end + kStepRows - 1) / kStepRows : 0;
-    for (uint32_t step = segment.begin / kStepRows + warp; step < step_end; step += kWarps) {
-      copy_async_wait<kAhead - 1>();
-      __syncwarp();
-      loader.issue();
-      uint8_t* keys = ring + stage * sizes.stage_bytes;
-      uint8_t* values = keys + sizes.stage_bytes / 2;
-      if constexpr (kFormat != KvFormat::kF16) {
-        uint8_t* const tile_keys = ring + kStages<kLength> * sizes.stage_bytes;
-        uint8_t* const tile_values = tile_keys + sizes.tile_bytes / 2;
-        const uint32_t row_bytes = args.pages.row_bytes;
-        const uint32_t n = args.pages.head_length;
-        expand_rows<kFormat, kLength, kStepRows, 32>(tile_keys, keys, row_bytes, n, lane);
-        expand_rows<kFormat, kLength, kStepRows, 32>(tile_values, values, row_bytes, n, lane);
-        __syncwarp();
-        keys = tile_keys;
-        values = tile_values;
-      }
-      add_step<kLength>(args, queries, segment, step * kStepRows, shared_address(keys),
-                        shared_address(values), lane, &sums);
-      stage = stage + 1 == kStages<kLength> ? 0 : stage + 1;
+  segments.next(&segment);
+  Steps steps;
+  steps.begin(segment, warp);
+  WarpSums<kLength> sums;
+  sums.clear();
+  Queries<kLength, kFormat> queries;
+  bool has_queries = false, has_waited = false;
+  uint32_t issued = 0;
+  for (uint32_t issue_stage = 0, stage = 0;;) {
+    if (!has_waited && (issued == kAhead || loader.must_wait())) {
+      dependent_wait();
+      has_waited = true;
     }
-    finish_segment<kLength>(args, segment, unit_count, block_count, exchange, &sums);
+    __syncwarp();  // all lanes are done with the stage that is filled next
+    loader.issue(issue_stage);
+    issue_stage = issue_stage + 1 == kStages ? 0 : issue_stage + 1;
+    if (issued < kAhead) {
+      ++issued;
+      continue;
+    }
+    while (steps.next >= steps.end) {
+      const Heads heads(args, segment);
+      finish_segment<kLength, kFormat>(args, segment, heads, start, exchange, sums);
+      if (!segments.next(&segment)) {
+        copy_async_wait<0>();
+        return;
+      }
+      steps.begin(segment, warp);
+      sums.clear();
+      has_queries = false;
+    }
+    if (!has_queries) {
+      queries.load(args, Heads(args, segment), lane);
+      has_queries = true;
+    }
+    copy_async_wait<kAhead>();
+    __syncwarp();
+    add_step<kLength, kFormat>(args, queries, segment, steps.next * kStepRows,
+                               ring + stage * At::kStageBytes, lane, &sums);
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    steps.next += kWarps;
   }
-  copy_async_wait<0>();
 }
 
 // ---- choice of the instance ----
 
 struct Instance {
   void (*kernel)(AttentionKernelArgs);
-  uint32_t (*blocks)(uint32_t row_bytes);
-  Sizes (*sizes)(uint32_t row_bytes);
+  uint32_t bytes;  // of shared memory
 };
 
 template <int kLength, KvFormat kFormat>
 Instance instance() {
-  return {attention_decode_kernel<kLength, kFormat>, blocks_per_sm<kLength, kFormat>,
-          sizes_of<kLength, kFormat>};
+  return {attention_decode_kernel<kLength, kFormat>, Places<kLength, kFormat>::kBytes};
 }
 
 template <int kLength>
@@ -594,11 +606,6 @@ Instance find_instance(KvFormat format, uint32_t head_length) {
   return instance_of<256>(format);
 }
 
-uint32_t row_bytes_of(KvFormat format, uint32_t head_length) {
-  if (format == KvFormat::kQ8_0) return head_length / 32 * 34;
-  return head_length * (format == KvFormat::kF16 ? 2 : 1);
-}
-
 uint32_t padded_length(uint32_t head_length) {
   return head_length <= 64 ? 64 : head_length <= 128 ? 128 : 256;
 }
@@ -611,11 +618,9 @@ uint32_t decode_head_tiles(uint32_t head_count, uint32_t kv_head_count) {
 }
 
 uint32_t decode_block_count(KvFormat format, uint32_t head_length, uint32_t sm_count) {
-  const uint32_t blocks =
-      find_instance(format, head_length).blocks(row_bytes_of(format, head_length)) * sm_count;
-  // finish_parts keeps a factor of each part where the warps' sums were.
-  const uint32_t parts_max = kWarps * (padded_length(head_length) + 4);
-  return blocks < parts_max ? blocks : parts_max;
+  // Two blocks a multiprocessor where Hopper's 228 KiB hold them, 1 KiB of each reserved.
+  const uint32_t bytes = find_instance(format, head_length).bytes + 1024;
+  return sm_count * (2 * bytes <= 228 * 1024 ? 2 : 1);
 }
 
 uint32_t decode_part_floats(uint32_t head_count, uint32_t kv_head_count, uint32_t head_length) {
@@ -627,9 +632,8 @@ uint32_t decode_part_floats(uint32_t head_count, uint32_t kv_head_count, uint32_
 cudaError_t attention_decode_prepare(KvFormat format, uint32_t head_length) {
   if (head_length == 0 || head_length > kAttentionHeadLengthMax) return cudaErrorInvalidValue;
   const Instance instance = find_instance(format, head_length);
-  const uint32_t bytes = instance.sizes(row_bytes_of(format, head_length)).shared_bytes;
   return cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(bytes));
+                              static_cast<int>(instance.bytes));
 }
 
 cudaError_t attention_decode(const AttentionKernelArgs& args, const Launch& launch) {
@@ -637,8 +641,7 @@ cudaError_t attention_decode(const AttentionKernelArgs& args, const Launch& laun
     return cudaErrorInvalidValue;
   if (args.step.row_count == 0) return cudaSuccess;
   const Instance instance = find_instance(args.pages.format, args.pages.head_length);
-  const uint32_t bytes = instance.sizes(args.pages.row_bytes).shared_bytes;
-  return launch_kernel(launch, dim3(args.plan.max_blocks), dim3(kBlockThreads), bytes, 0,
+  return launch_kernel(launch, dim3(args.plan.max_blocks), dim3(kBlockThreads), instance.bytes, 0,
                        instance.kernel, args);
 }
 

@@ -1,5 +1,5 @@
 // attention_plan: prefix sums of the units and tiles of the rows; then the first row of each block
-// and the list of tiles, by search. One block. Bytes moved: 16 a row, 4 a decode block, 8 a tile.
+// and the list of tiles, by search. One block. Bytes moved: 16 a row, 32 a decode block, 8 a tile.
 #include "kernels/attention_plan.h"
 #include "kernels/dependent_launch.h"
 
@@ -91,13 +91,23 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (threadIdx.x == 0) {
     plan.row_units[0] = 0;
     plan.row_tiles[0] = 0;
-    *plan.head = {unit_count, blocks, tiles, 0};
+    *plan.tile_count = tiles;
   }
   __syncthreads();  // what this block wrote it now reads
 
-  for (uint32_t b = threadIdx.x; b < blocks; b += kBlockThreads) {
-    const auto unit = static_cast<uint32_t>(uint64_t{b} * unit_count / blocks);
-    plan.block_rows[b] = find_row(plan.row_units, row_count, unit / plan.head_tiles);
+  const uint32_t share = blocks == 0 ? 0 : unit_count / blocks;
+  const uint32_t rest = unit_count - share * blocks;
+  for (uint32_t b = threadIdx.x; b < plan.max_blocks; b += kBlockThreads) {
+    DecodeStart start{0, 0, 0, 0, 0, 0, unit_count, blocks};
+    if (b < blocks) {
+      start.begin = b * share + min(b, rest);
+      start.end = start.begin + share + (b < rest ? 1 : 0);
+      start.row = find_row(plan.row_units, row_count, start.begin / plan.head_tiles);
+      start.units_before = plan.row_units[start.row];
+      start.units_to_end = plan.row_units[start.row + 1];
+      start.position = args.step.rows[start.row].first_position;
+    }
+    plan.starts[b] = start;
   }
   for (uint32_t t = threadIdx.x; t < min(tiles, plan.max_tiles); t += kBlockThreads) {
     const uint32_t row = find_row(plan.row_tiles, row_count, t);
@@ -122,7 +132,7 @@ cudaError_t attention_plan_clear(const AttentionPlan& plan, uint32_t counter_cou
   const cudaError_t status =
       cudaMemsetAsync(plan.counters, 0, uint64_t{counter_count} * sizeof(uint32_t), stream);
   if (status != cudaSuccess) return status;
-  return cudaMemsetAsync(plan.head, 0, sizeof(AttentionPlanHead), stream);
+  return cudaMemsetAsync(plan.starts, 0, uint64_t{plan.max_blocks} * sizeof(DecodeStart), stream);
 }
 
 }  // namespace wcuda::kernels

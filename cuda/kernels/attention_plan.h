@@ -26,23 +26,28 @@ struct PrefillTile {
   uint32_t first_token;  // within the row
 };
 
-// What the plan kernel writes first.
-struct AttentionPlanHead {
-  uint32_t unit_count;     // decode: of all rows and heads
-  uint32_t decode_blocks;  // blocks that have units
-  uint32_t tile_count;     // prefill
-  uint32_t unused;
+// Where a block of the decode kernel begins. The blocks' shares of the line of units differ by one
+// at most: the first unit_count % block_count have one more.
+struct alignas(32) DecodeStart {
+  uint32_t begin, end;    // its units; equal: none
+  uint32_t row;           // of its first unit
+  uint32_t units_before;  // units of a head in the rows before that one
+  uint32_t units_to_end;  // and up to its end
+  uint32_t position;      // of that row's token
+  uint32_t unit_count;    // of all blocks
+  uint32_t block_count;   // blocks that have units
 };
 
 // Pointers into scratch memory, and the sizes that it was made for.
 struct AttentionPlan {
-  AttentionPlanHead* head = nullptr;
+  uint32_t* tile_count = nullptr;  // prefill
   uint32_t* row_units = nullptr;   // (max_rows + 1) units of a head in the rows before
   uint32_t* row_tiles = nullptr;   // (max_rows + 1) tiles in the rows before
-  uint32_t* block_rows = nullptr;  // (max_blocks) row of the first unit of a block
+  DecodeStart* starts = nullptr;   // (max_blocks)
   PrefillTile* tiles = nullptr;    // (max_tiles)
   uint32_t* counters = nullptr;    // zero between launches
-  float* parts = nullptr;          // unfinished sums
+  float* parts = nullptr;          // unfinished sums of part_floats each
+  uint32_t part_floats = 0;
   uint32_t max_rows = 0;
   uint32_t max_blocks = 0;
   uint32_t max_tiles = 0;

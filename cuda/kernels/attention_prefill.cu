@@ -77,7 +77,7 @@ __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, ui
     halves.y = pack_halves(values[2] * factor, values[3] * factor);
     halves.z = pack_halves(values[4] * factor, values[5] * factor);
     halves.w = pack_halves(values[6] * factor, values[7] * factor);
-    *reinterpret_cast<uint4*>(tile + tile_offset<kLength>(row, chunk)) = halves;
+    *reinterpret_cast<uint4*>(tile + tile_offset<kLength * 2>(row, chunk)) = halves;
   }
 }
 
@@ -89,10 +89,10 @@ __device__ __forceinline__ void copy_page(const AttentionKernelArgs& args, uint3
   const uint8_t* values = page_rows(args.pages, args.layer, page, kv_head, true);
   constexpr int kThreads = kBlockThreads<kLength>;
   if constexpr (kFormat == KvFormat::kF16) {
-    const uint32_t n = args.pages.head_length;
-    copy_half_rows<kLength, kKeys, kThreads>(target, keys, n, valid, threadIdx.x);
-    copy_half_rows<kLength, kKeys, kThreads>(target + Places<kLength>::kTileBytes, values, n, valid,
-                                             threadIdx.x);
+    const uint32_t row_bytes = args.pages.row_bytes;
+    copy_rows<kLength * 2, kKeys, kThreads>(target, keys, row_bytes, valid, threadIdx.x);
+    copy_rows<kLength * 2, kKeys, kThreads>(target + Places<kLength>::kTileBytes, values, row_bytes,
+                                            valid, threadIdx.x);
   } else {
     const uint32_t row_bytes = args.pages.row_bytes;
     copy_raw_rows<kKeys, kThreads>(target, keys, row_bytes, valid, threadIdx.x);
@@ -136,11 +136,11 @@ __device__ __forceinline__ void score_keys(uint32_t queries, uint32_t keys, uint
     uint32_t a[kTiles][4];
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
-      load_tiles(a[m], queries + tile_offset<kLength>(query_row + m * 16, 2 * k + lane / 16));
+      load_tiles(a[m], queries + tile_offset<kLength * 2>(query_row + m * 16, 2 * k + lane / 16));
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i) {
       uint32_t b[4];
-      load_tiles(b, keys + tile_offset<kLength>(key_row + i * 16, 2 * k + lane / 8 % 2));
+      load_tiles(b, keys + tile_offset<kLength * 2>(key_row + i * 16, 2 * k + lane / 8 % 2));
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
         multiply_tiles(scores[m][2 * i], a[m], b[0], b[1]);
@@ -225,7 +225,7 @@ __device__ __forceinline__ void add_values(uint32_t values, uint32_t lane,
 #pragma unroll
     for (int i = 0; i < kLength / 16; ++i) {
       uint32_t b[4];
-      load_tiles_transposed(b, values + tile_offset<kLength>(row + k * 16, 2 * i + lane / 16));
+      load_tiles_transposed(b, values + tile_offset<kLength * 2>(row + k * 16, 2 * i + lane / 16));
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
         multiply_tiles(sums->values[m][2 * i], a[m], b[0], b[1]);
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(kBlockThreads<kLength>, kSmBlocks<kLength>)
   constexpr uint32_t kTileBytes = Places<kLength>::kTileBytes;
   dependent_trigger();
   dependent_wait();
-  if (blockIdx.y >= args.plan.head->tile_count) return;
+  if (blockIdx.y >= *args.plan.tile_count) return;
 
   const PrefillTile tile = args.plan.tiles[blockIdx.y];
   const StepRow row = args.step.rows[tile.row];
@@ -391,6 +391,8 @@ Instance find_instance(KvFormat format, uint32_t head_length) {
 
 cudaError_t attention_prefill_prepare(KvFormat format, uint32_t head_length) {
   if (head_length == 0 || head_length > kAttentionHeadLengthMax) return cudaErrorInvalidValue;
+  const cudaError_t status = attention_prefill_warpgroup_prepare(format, head_length);
+  if (status != cudaSuccess) return status;
   const Instance instance = find_instance(format, head_length);
   const uint32_t row_bytes = format == KvFormat::kF16    ? head_length * 2
                              : format == KvFormat::kQ8_0 ? head_length / 32 * 34
@@ -405,6 +407,8 @@ cudaError_t attention_prefill(const AttentionKernelArgs& args, const Launch& lau
   const uint32_t tiles = prefill_tiles_max(args.step.token_count, args.step.row_count);
   if (tiles == 0) return cudaSuccess;
   if (tiles > args.plan.max_tiles) return cudaErrorInvalidValue;
+  if (attention_prefill_has_warpgroup(args.pages.head_length, launch))
+    return attention_prefill_warpgroup(args, launch);
   const Instance instance = find_instance(args.pages.format, args.pages.head_length);
   return launch_kernel(launch, dim3(args.head_count, tiles), dim3(instance.threads),
                        instance.bytes(args.pages.row_bytes), 0, instance.kernel, args);

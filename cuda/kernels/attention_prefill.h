@@ -16,4 +16,9 @@ cudaError_t attention_prefill_prepare(KvFormat format, uint32_t head_length);
 // Rows of one token are left alone.
 cudaError_t attention_prefill(const AttentionKernelArgs& args, const Launch& launch);
 
+// The same on compute capability 9.0, for the head lengths that it has.
+bool attention_prefill_has_warpgroup(uint32_t head_length, const Launch& launch);
+cudaError_t attention_prefill_warpgroup_prepare(KvFormat format, uint32_t head_length);
+cudaError_t attention_prefill_warpgroup(const AttentionKernelArgs& args, const Launch& launch);
+
 }  // namespace wcuda::kernels

@@ -82,17 +82,17 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// cap * tanh(score / cap), both times log2 e.
-__device__ inline float cap_score(float score, float cap) {
-  const float limit = cap * kLog2E;
-  return limit * tanhf(score / limit);
+// cap * tanh(score / cap), both times log2 e; within 3e-7 * cap.
+__device__ __forceinline__ float cap_score(float score, float cap) {
+  const float e = exp2_fast(score * (2.0f / cap));
+  return cap * kLog2E * (1.0f - __fdividef(2.0f, e + 1.0f));
 }
 
 // ---- tiles of keys and values ----
 
-template <int kLength>
+template <int kRowBytes>
 __device__ __forceinline__ uint32_t tile_offset(uint32_t row, uint32_t chunk) {
-  return row * (kLength * 2) + ((chunk ^ (row & 7)) << 4);
+  return row * kRowBytes + ((chunk ^ (kRowBytes >= 128 ? row & 7 : row >> 1 & 3)) << 4);
 }
 
 // Where the rows of one head lie in a page.
@@ -107,36 +107,41 @@ struct RowRange {
   uint32_t end;
 };
 
-// Copies kRows f16 rows into a tile; rows outside `valid` become 0 and are not read.
-template <int kLength, int kRows, int kThreads>
-__device__ __forceinline__ void copy_half_rows(uint32_t tile, const uint8_t* source, uint32_t n,
-                                               RowRange valid, uint32_t thread) {
-  constexpr int kChunks = kLength / 8;
-  const uint32_t row_bytes = n * 2;
-  if (n % 8 == 0) {
-#pragma unroll
-    for (int i = 0; i < kRows * kChunks / kThreads; ++i) {
-      const uint32_t index = i * kThreads + thread;
-      const uint32_t row = index / kChunks;
-      const uint32_t chunk = index % kChunks;
-      const bool is_valid = row >= valid.begin && row < valid.end && chunk * 16 < row_bytes;
-      const uint8_t* from = is_valid ? source + row * row_bytes + chunk * 16 : source;
-      copy_async_16(tile + tile_offset<kLength>(row, chunk), from, is_valid ? 16 : 0);
-    }
+// Rows that do not begin on 16 bytes, byte by byte.
+template <int kRowBytes, int kRows, int kThreads>
+__device__ __noinline__ void copy_rows_slowly(uint32_t tile, const uint8_t* source,
+                                              uint32_t row_bytes, RowRange valid, uint32_t thread) {
+  for (uint32_t index = thread; index < kRows * kRowBytes; index += kThreads) {
+    const uint32_t row = index / kRowBytes;
+    const uint32_t byte = index % kRowBytes;
+    uint16_t value = 0;
+    if (row >= valid.begin && row < valid.end && byte < row_bytes)
+      value = __ldcg(source + row * row_bytes + byte);
+    asm volatile(
+        "st.shared.b8 [%0], %1;" ::"r"(tile + tile_offset<kRowBytes>(row, byte / 16) + byte % 16),
+        "h"(value)
+        : "memory");
+  }
+}
+
+// Copies kRows rows of row_bytes <= kRowBytes into a tile; rows outside `valid` become 0 and are
+// not read.
+template <int kRowBytes, int kRows, int kThreads>
+__device__ __forceinline__ void copy_rows(uint32_t tile, const uint8_t* source, uint32_t row_bytes,
+                                          RowRange valid, uint32_t thread) {
+  constexpr int kChunks = kRowBytes / 16;
+  if (row_bytes % 16 != 0) {
+    copy_rows_slowly<kRowBytes, kRows, kThreads>(tile, source, row_bytes, valid, thread);
     return;
   }
-  // Rows that do not begin on 16 bytes.
-#pragma unroll 1
-  for (uint32_t index = thread; index < kRows * kLength; index += kThreads) {
-    const uint32_t row = index / kLength;
-    const uint32_t column = index % kLength;
-    uint16_t value = 0;
-    if (row >= valid.begin && row < valid.end && column < n)
-      value = __ldcg(reinterpret_cast<const uint16_t*>(source + row * row_bytes + column * 2));
-    asm volatile("st.shared.b16 [%0], %1;" ::"r"(tile + tile_offset<kLength>(row, column / 8) +
-                                                 column % 8 * 2),
-                 "h"(value)
-                 : "memory");
+#pragma unroll
+  for (int i = 0; i < kRows * kChunks / kThreads; ++i) {
+    const uint32_t index = i * kThreads + thread;
+    const uint32_t row = index / kChunks;
+    const uint32_t chunk = index % kChunks;
+    const bool is_valid = row >= valid.begin && row < valid.end && chunk * 16 < row_bytes;
+    const uint8_t* from = is_valid ? source + row * row_bytes + chunk * 16 : source;
+    copy_async_16(tile + tile_offset<kRowBytes>(row, chunk), from, is_valid ? 16 : 0);
   }
 }
 
@@ -158,6 +163,13 @@ __device__ __forceinline__ __half2 signed_bytes_to_halves(uint32_t bytes) {
   return __hsub2(*reinterpret_cast<const __half2*>(&word), __float2half2_rn(1152.0f));
 }
 
+// Up to eight codes of which `count` are there.
+__device__ __noinline__ inline uint64_t load_codes_slowly(const uint8_t* codes, uint32_t count) {
+  uint64_t word = 0;
+  for (uint32_t i = 0; i < 8 && i < count; ++i) word |= uint64_t{codes[i]} << (8 * i);
+  return word;
+}
+
 // Eight values of a raw row as f16; columns past n are 0.
 template <KvFormat kFormat>
 __device__ __forceinline__ uint4 expand_chunk(const uint8_t* row, uint32_t chunk, uint32_t n) {
@@ -171,13 +183,8 @@ __device__ __forceinline__ uint4 expand_chunk(const uint8_t* row, uint32_t chunk
     for (int i = 0; i < 4; ++i)
       halves[i] = __hmul2(signed_bytes_to_halves(block[1 + chunk % 4 * 4 + i]), scale);
   } else {
-    uint64_t codes = 0;
-    if (n % 8 == 0) {
-      codes = *reinterpret_cast<const uint64_t*>(row + chunk * 8);
-    } else {
-      for (uint32_t i = 0; i < 8 && chunk * 8 + i < n; ++i)
-        codes |= uint64_t{row[chunk * 8 + i]} << (8 * i);
-    }
+    const uint64_t codes = n % 8 == 0 ? *reinterpret_cast<const uint64_t*>(row + chunk * 8)
+                                      : load_codes_slowly(row + chunk * 8, n - chunk * 8);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const auto pair = static_cast<__nv_fp8x2_storage_t>(codes >> (16 * i));
@@ -197,7 +204,7 @@ __device__ __forceinline__ void expand_rows(uint8_t* tile, const uint8_t* raw, u
     const uint32_t index = i * kThreads + thread;
     const uint32_t row = index / kChunks;
     const uint32_t chunk = index % kChunks;
-    *reinterpret_cast<uint4*>(tile + tile_offset<kLength>(row, chunk)) =
+    *reinterpret_cast<uint4*>(tile + tile_offset<kLength * 2>(row, chunk)) =
         expand_chunk<kFormat>(raw + row * row_bytes, chunk, n);
   }
 }

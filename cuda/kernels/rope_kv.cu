@@ -138,16 +138,32 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
   dependent_wait();
 
   float* const head = shared.heads[warp];
-  const uint32_t head_end =
-      min((blockIdx.y + 1) * params.block_heads, args.head_count + 2 * kv_heads);
-  for (uint32_t h = blockIdx.y * params.block_heads + warp; h < head_end; h += kBlockWarps) {
+  const uint32_t heads = args.head_count + 2 * kv_heads;
+  const uint32_t head_end = min((blockIdx.y + 1) * params.block_heads, heads);
+  const auto source_of = [&](uint32_t h) -> const float* {
+    if (h < args.head_count) return args.query + (uint64_t{token} * args.head_count + h) * n;
+    const uint32_t kv_head = (h - args.head_count) % kv_heads;
+    const bool is_value = h >= args.head_count + kv_heads;
+    return (is_value ? args.value : args.key) + (uint64_t{token} * kv_heads + kv_head) * n;
+  };
+  // The next head is on its way while one is worked on.
+  float next[kLaneValues];
+  const auto load = [&](uint32_t h) {
+    const float* source = source_of(h);
+#pragma unroll
+    for (uint32_t j = 0; j < kLaneValues; ++j)
+      if (lane + 32 * j < n) next[j] = __ldcg(source + lane + 32 * j);
+  };
+  uint32_t h = blockIdx.y * params.block_heads + warp;
+  if (h < head_end) load(h);
+  for (; h < head_end; h += kBlockWarps) {
     const bool is_query = h < args.head_count;
     const bool is_value = h >= args.head_count + kv_heads;
     const uint32_t kv_head = is_query ? 0 : (h - args.head_count) % kv_heads;
-    const float* source =
-        is_query ? args.query + (uint64_t{token} * args.head_count + h) * n
-                 : (is_value ? args.value : args.key) + (uint64_t{token} * kv_heads + kv_head) * n;
-    for (uint32_t i = lane; i < n; i += 32) head[i] = source[i];
+#pragma unroll
+    for (uint32_t j = 0; j < kLaneValues; ++j)
+      if (lane + 32 * j < n) head[lane + 32 * j] = next[j];
+    if (h + kBlockWarps < head_end) load(h + kBlockWarps);
     __syncwarp();
     const float* gain = is_query ? args.query_norm : is_value ? nullptr : args.key_norm;
     if (gain != nullptr) norm_head(head, n, gain, args.epsilon, lane);

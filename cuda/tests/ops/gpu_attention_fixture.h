@@ -89,13 +89,14 @@ struct DeviceAttention {
 
   // Results of one call of attention; NaN where nothing was written.
   std::vector<float> run(const DeviceStep& step, const KvPool& pool, const DeviceBytes& query,
-                         uint32_t heads, float scale, uint32_t window, uint32_t layer) {
+                         uint32_t heads, float scale, uint32_t window,
+                         const AttentionOptions& options = {}) {
     const uint64_t floats = uint64_t{step.batch.token_count} * heads * pool.head_length;
     DeviceBytes out(std::vector<float>(floats, NAN));
     EXPECT_EQ(attention.begin_step(step.batch, pool, window, launch), cudaSuccess);
     const AttentionArgs args{&step.batch, query.as<float>(), heads, scale, window, pool,
-                             layer,       out.as<float>()};
-    EXPECT_EQ(attention.attention(args, launch), cudaSuccess);
+                             0,           out.as<float>()};
+    EXPECT_EQ(attention.attention(args, launch, options), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     return out.read<float>();
   }

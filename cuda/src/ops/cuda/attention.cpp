@@ -88,11 +88,13 @@ kernels::AttentionPlan place(const Limits& limits, const Sizes& sizes, Pieces* p
   plan.max_blocks = sizes.max_blocks;
   plan.max_tiles = sizes.max_tiles;
   plan.fixed_unit_pages = sizes.fixed_unit_pages;
+  plan.part_floats =
+      kernels::decode_part_floats(limits.head_count, limits.kv_head_count, limits.head_length);
   plan.head_tiles = sizes.head_tiles;
-  plan.head = pieces->take<kernels::AttentionPlanHead>(1);
+  plan.tile_count = pieces->take<uint32_t>(1);
   plan.row_units = pieces->take<uint32_t>(limits.max_batch_rows + 1);
   plan.row_tiles = pieces->take<uint32_t>(limits.max_batch_rows + 1);
-  plan.block_rows = pieces->take<uint32_t>(sizes.max_blocks);
+  plan.starts = pieces->take<kernels::DecodeStart>(sizes.max_blocks);
   plan.tiles = pieces->take<kernels::PrefillTile>(sizes.max_tiles);
   plan.counters = pieces->take<uint32_t>(sizes.counters);
   plan.parts = pieces->take<float>(sizes.part_floats);
@@ -175,7 +177,8 @@ cudaError_t CudaAttention::rope_kv(const AttentionInputArgs& args, const float* 
   return kernels::rope_kv(call, launch);
 }
 
-cudaError_t CudaAttention::attention(const AttentionArgs& args, const kernels::Launch& launch) {
+cudaError_t CudaAttention::attention(const AttentionArgs& args, const kernels::Launch& launch,
+                                     const AttentionOptions& options) {
   if (step_window_ != 0 && args.window != step_window_) return cudaErrorInvalidValue;
   kernels::AttentionKernelArgs call;
   call.step = step_rows(*args.batch);
@@ -185,6 +188,8 @@ cudaError_t CudaAttention::attention(const AttentionArgs& args, const kernels::L
   call.head_count = args.head_count;
   call.scale = args.scale;
   call.window = args.window;
+  call.softcap = options.softcap;
+  call.sinks = options.sinks;
   call.query = args.query;
   call.out = args.out;
   if (args.batch->max_row_tokens != 1) {

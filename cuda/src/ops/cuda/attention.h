@@ -11,6 +11,12 @@
 
 namespace wcuda::ops {
 
+// What scores of some families have besides: for those to come.
+struct AttentionOptions {
+  float softcap = 0.0f;    // 0: none; else scores become softcap * tanh(score / softcap)
+  Vector sinks = nullptr;  // (head_count) a further score of each head, whose value is 0
+};
+
 // One object an engine. All calls queue work on launch.stream and may be captured; which kernels
 // run and their grids follow from the limits and from token_count, row_count, page_table_stride and
 // max_row_tokens of the batch alone. Everything else is read on the device.
@@ -39,7 +45,8 @@ class CudaAttention {
 
   // Ops::attention. Its window must be the step's, or any if that was 0. Results of dead tokens are
   // not written.
-  cudaError_t attention(const AttentionArgs& args, const kernels::Launch& launch);
+  cudaError_t attention(const AttentionArgs& args, const kernels::Launch& launch,
+                        const AttentionOptions& options = {});
 
  private:
   kernels::AttentionPlan plan_;
