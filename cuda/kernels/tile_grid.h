@@ -7,6 +7,7 @@
 // levels themselves. Of a group's 32 inputs lane t owns the 8 of index t.
 #pragma once
 
+#include "kernels/permute_bytes.h"
 #include "kernels/quant_unpack_iq.h"
 #include "kernels/tile.h"
 
@@ -44,6 +45,11 @@ struct TileOfGrid {
   static constexpr bool kHasMin = false;
   using Raw = RawGrid;
 };
+
+// A set of 8 signs from its 7 stored bits, with more bits above the eighth.
+__device__ inline uint32_t eight_signs(uint32_t bits) {
+  return bits + (static_cast<uint32_t>(__popc(static_cast<int32_t>(bits))) << 7);
+}
 
 // Byte t of a word.
 __device__ inline uint32_t byte_of(uint32_t word, uint32_t t) {
@@ -89,7 +95,7 @@ struct Tile<16> : TileOfIq2<16, 256> {  // IQ2_XXS
 #pragma unroll
       for (uint32_t i = 0; i < 2; ++i) {
         const uint2 group = read_8(place(chunk, half, m, lane / 4 + 8 * i));
-        raw.index[m][i] = byte_of(group.x, t) | quant::even_signs(group.y >> (7 * t) & 127) << 16;
+        raw.index[m][i] = byte_of(group.x, t) | eight_signs(group.y >> (7 * t) & 127) << 16;
       }
     return raw;
   }
@@ -125,7 +131,7 @@ struct Tile<17> : TileOfIq2<17, 512> {  // IQ2_XS
         const uint32_t row = lane / 4 + 8 * i;
         const uint32_t code =
             read_2(chunk + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8 + lane % 4 * 2);
-        raw.index[m][i] = (code & 511) | quant::even_signs(code >> 9) << 16;
+        raw.index[m][i] = (code & 511) | eight_signs(code >> 9) << 16;
       }
     return raw;
   }
@@ -195,10 +201,15 @@ struct TileOfIq3 : TileOfGrid {
   }
 
  private:
-  // Bytes between 1 and 127, negated where a bit of `signs` is set.
-  static __device__ uint32_t with_signs(uint32_t bytes, uint32_t signs) {
-    const uint32_t ones = signs * 0x00204081 & 0x01010101;
-    return (bytes ^ ones * 255) + ones;
+  // Levels negated where a bit of `signs` is set. -v differs from v in all bits above its lowest
+  // one: IQ3_S has odd levels; those of IQ3_XXS are 4 modulo 8 but for 62, the one with bit 1.
+  static __device__ uint32_t with_signs(uint32_t levels, uint32_t signs) {
+    // Bit j of 4 to the top of byte j, which the permutation copies to the whole byte.
+    const uint32_t negative = permute_bytes(signs * 0x10204080, 0, 0xba98);
+    if constexpr (kType == 21)
+      return levels ^ (negative & 0xfefefefe);
+    else
+      return levels ^ (negative & ((levels & 0x02020202) << 1 | 0xf8f8f8f8));
   }
 };
 
@@ -226,7 +237,7 @@ struct Tile<18> : TileOfIq3<18, 256> {  // IQ3_XXS
             read_2(chunk + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8 + t * 2);
         const uint32_t word = m == 0 ? words.x : m == 1 ? words.y : m == 2 ? words.z : words.w;
         raw.index[m][i] =
-            (pair & 255) | (pair & 0xff00) << 1 | quant::even_signs(word >> (7 * t) & 127) << 24;
+            (pair & 255) | (pair & 0xff00) << 1 | eight_signs(word >> (7 * t) & 127) << 24;
       }
     }
     return raw;
