@@ -172,8 +172,8 @@ WCUDA_HD inline void unpack32(const BlockTQ1_0& block, uint32_t part, float* out
       byte = block.qh[(element - 240) % 4];
       digit = (element - 240) / 4;
     }
-    for (uint32_t i = 0; i < digit; ++i) byte *= 3;
-    const int32_t q = static_cast<int32_t>((byte & 255) * 3 >> 8);
+    const auto power = static_cast<uint32_t>(0x511b090301u >> (8 * digit) & 255u);  // 3^digit
+    const int32_t q = static_cast<int32_t>((byte * power & 255) * 3 >> 8);
     out[j] = d * static_cast<float>(q - 1);
   }
 }
