@@ -99,7 +99,21 @@ class Loader {
                            static_cast<unsigned long long>(available),
                            over_budget ? "in the budget" : "on the device");
     }
+    // Pinning takes as long as all of the rest: at the same time.
+    WCUDA_ASSIGN(const std::unique_ptr<ThreadPool> pool, ThreadPool::create(2));
+    FirstFailure failure;
+    pool->parallel_for(2, [&](uint32_t part, uint32_t) {
+      note_failure(part, &failure,
+                   [&] { return part == 0 ? reserve_staging() : reserve_device(); });
+    });
+    return failure.take();
+  }
+  Status reserve_staging() {
     WCUDA_ASSIGN(staging_, memory_->allocate_pinned(plan_.plan.staging_bytes, "model staging"));
+    return {};
+  }
+  Status reserve_device() {
+    const uint64_t loading = plan_.plan.loading_bytes;
     if (loading != 0) {
       WCUDA_ASSIGN(slab_, memory_->allocate(loading, WCUDA_PURPOSE_SCRATCH, "model slab"));
     }
@@ -173,7 +187,9 @@ class Loader {
         batch_bytes += bytes_of(pieces[end++]);
       FirstFailure failure;
       pool->parallel_for(static_cast<uint32_t>(end - first), [&](uint32_t i, uint32_t thread) {
-        run_piece(pieces[first + i], i, thread, &failure);
+        note_failure(i, &failure, [&] {
+          return upload_piece(pieces[first + i], staging_.data() + thread * plan_.slice_bytes);
+        });
       });
       WCUDA_TRY(failure.take());
       done_bytes_ += batch_bytes;
@@ -190,12 +206,11 @@ class Loader {
     return piece.count * plan_.tensors[piece.tensor].file_row_bytes;
   }
 
-  // On a thread of the pool: nothing may be thrown out of here.
-  void run_piece(const Piece& piece, uint32_t number, uint32_t thread,
-                 FirstFailure* failure) const noexcept {
-    uint8_t* slice = staging_.data() + thread * plan_.slice_bytes;
+  // On a thread of a pool: nothing may be thrown out of here.
+  template <class Work>
+  static void note_failure(uint32_t number, FirstFailure* failure, const Work& work) noexcept {
     try {
-      Status status = upload_piece(piece, slice);
+      Status status = work();
       if (!status.ok()) failure->note(number, std::move(status));
     } catch (...) {
       failure->note_exception();

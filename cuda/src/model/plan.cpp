@@ -151,7 +151,7 @@ Status plan_stream(const Backend& backend, DetailedPlan* plan) {
   plan->digests_offset = plan->slab_bytes;
   plan->digest_scratch_offset = align_up(
       plan->digests_offset + plan->tensors.size() * sizeof(TensorDigests), kDeviceAlignment);
-  plan->plan.loading_bytes = plan->digest_scratch_offset + kDigestScratchBytes;
+  plan->plan.loading_bytes = plan->digest_scratch_offset + kPlacingStreams * kDigestScratchBytes;
   fill_slab(plan);
   return {};
 }

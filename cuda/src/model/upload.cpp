@@ -75,7 +75,7 @@ class Uploader {
     pool->parallel_for(static_cast<uint32_t>(pieces_.size()),
                        [this](uint32_t piece, uint32_t thread) { run_piece(piece, thread); });
     WCUDA_TRY(failure_.take());
-    WCUDA_TRY(backend_.synchronize(placing_));
+    for (const OwnedStream& stream : placing_) WCUDA_TRY(backend_.synchronize(stream));
     WCUDA_TRY(args_.report(done_bytes_));
     std::vector<TensorDigests> read(plan_.tensors.size());
     static_assert(sizeof(TensorDigests) == 2 * sizeof(Digest));
@@ -94,7 +94,7 @@ class Uploader {
   };
 
   Status prepare() {
-    WCUDA_TRY(placing_.create(&backend_));
+    for (OwnedStream& stream : placing_) WCUDA_TRY(stream.create(&backend_));
     for (OwnedStream& stream : copying_) WCUDA_TRY(stream.create(&backend_));
     for (OwnedEvent& event : copied_) WCUDA_TRY(event.create(&backend_));
     for (Slice& slice : slices_) WCUDA_TRY(slice.copied.create(&backend_));
@@ -153,30 +153,39 @@ class Uploader {
     std::unique_lock<std::mutex> lock(mutex_);
     progress_.wait(lock, [&] { return queued_ >= tensor.waits_for || failure_.happened(); });
     if (failure_.happened()) return false;
-    if (tensor.waits_for <= waited_for_[stream]) return true;
-    WCUDA_TRY(backend_.stream_wait(copying_[stream], placed_[tensor.waits_for - 1]));
-    waited_for_[stream] = tensor.waits_for;
+    // The last tensor of each placing stream stands for those before it.
+    const size_t last = tensor.waits_for;
+    size_t t = std::max(waited_for_[stream], last - std::min<size_t>(last, kPlacingStreams));
+    for (; t < last; ++t) WCUDA_TRY(backend_.stream_wait(copying_[stream], placed_[t]));
+    waited_for_[stream] = std::max(waited_for_[stream], last);
     return true;
   }
 
-  // A copy of this tensor is queued; queues the placing of every tensor that is now complete, in
-  // order.
+  // A copy of this tensor is queued. Queues the placing of every tensor that is now complete, in
+  // order, unless another thread is about it; without the lock, so that readers go on.
   Status piece_copied(uint32_t tensor) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (--pieces_left_[tensor] != 0) return {};
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (--pieces_left_[tensor] != 0 || is_queueing_) return {};
+    is_queueing_ = true;
     while (queued_ < plan_.tensors.size() && pieces_left_[queued_] == 0) {
-      WCUDA_TRY(place(queued_));
+      const size_t next = queued_;
+      lock.unlock();
+      WCUDA_TRY(place(next));
+      lock.lock();
       ++queued_;
       progress_.notify_all();
     }
+    is_queueing_ = false;
     return {};
   }
 
   Status place(size_t number) {
     const PlannedTensor& tensor = plan_.tensors[number];
+    const uint32_t lane = number % kPlacingStreams;
+    const Stream stream = placing_[lane];
     for (uint32_t i = 0; i < kCopyStreams; ++i) {
       WCUDA_TRY(backend_.event_record(copied_[i], copying_[i]));
-      WCUDA_TRY(backend_.stream_wait(placing_, copied_[i]));
+      WCUDA_TRY(backend_.stream_wait(stream, copied_[i]));
     }
     Placement placement;
     placement.source = args_.slab + tensor.slab_offset;
@@ -186,13 +195,12 @@ class Uploader {
     placement.rows = tensor.slot.rows;
     placement.cols = tensor.slot.cols;
     uint8_t* const digests = digests_of(number);
-    uint8_t* const scratch = args_.slab + plan_.digest_scratch_offset;
-    WCUDA_TRY(
-        backend_.digest_async(placement.source, tensor.file_bytes, digests, scratch, placing_));
-    WCUDA_TRY(backend_.place(placement, placing_));
-    WCUDA_TRY(backend_.event_record(placed_[number], placing_));
+    uint8_t* const scratch = args_.slab + plan_.digest_scratch_offset + lane * kDigestScratchBytes;
+    WCUDA_TRY(backend_.digest_async(placement.source, tensor.file_bytes, digests, scratch, stream));
+    WCUDA_TRY(backend_.place(placement, stream));
+    WCUDA_TRY(backend_.event_record(placed_[number], stream));
     return backend_.digest_async(placement.target, tensor.bytes, digests + sizeof(Digest), scratch,
-                                 placing_);
+                                 stream);
   }
 
   uint8_t* digests_of(size_t tensor) const {
@@ -203,7 +211,6 @@ class Uploader {
   const DetailedPlan& plan_;
   Backend& backend_;
   std::vector<Piece> pieces_;
-  // Streams go first and wait; then events.
   std::vector<Slice> slices_;
   std::vector<Thread> threads_;  // each entry is its thread's alone
   std::atomic<uint64_t> done_bytes_{0};
@@ -213,10 +220,12 @@ class Uploader {
   std::condition_variable progress_;
   std::vector<uint32_t> pieces_left_;  // of each tensor
   size_t queued_ = 0;                  // tensors whose placing is queued
+  bool is_queueing_ = false;           // a thread is about it
   size_t waited_for_[kCopyStreams] = {};
   std::vector<OwnedEvent> placed_;  // of each tensor
   OwnedEvent copied_[kCopyStreams];
-  OwnedStream placing_, copying_[kCopyStreams];
+  // Last, so that they go first, and wait for what uses anything else.
+  OwnedStream placing_[kPlacingStreams], copying_[kCopyStreams];
 };
 
 }  // namespace

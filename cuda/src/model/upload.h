@@ -1,9 +1,9 @@
 // upload: streaming the tensors of a file to a device that has memory of its own.
 //
 // Threads read pieces of the file into pinned slices, two a thread; two streams copy them into a
-// slab of device memory, where a tensor is whole, as in the file; a third stream takes its digest,
-// puts it in its place in the device's order, and takes the digest of that. Tensors leave the slab
-// in order; the plan says which must be gone before the next one may come.
+// slab of device memory, where a tensor is whole, as in the file; further streams, a tensor each in
+// turn, take its digest, put it in its place in the device's order, and take the digest of that.
+// The plan says which tensors must have left the slab before the next one may come.
 #pragma once
 
 #include <functional>
