@@ -38,7 +38,7 @@ struct HalfTile {
   static constexpr InputOrder kOrder = order_of(T::kOwnership);
   static constexpr uint32_t kRecords = kChunkInputs / T::kLayout.record_elements();
   static constexpr uint32_t kChunkBytes = kRecords * T::kLayout.record_bytes();
-  static constexpr float kWeightScale = 16.0f;
+  static constexpr float kWeightScale = 4.0f;
   // Scales that a lane decodes: of its unit the quad needs 4 groups of 32, or 8 of 16. Lane t
   // decodes group t; of 16-groups the pair of lanes with the same t / 2 decodes 2 each.
   static constexpr uint32_t kDecoded = T::kGroup == 16 ? 2 : 1;
@@ -120,7 +120,7 @@ struct HalfTile<1> {
 // BF16: a pair of 16 bits to a pair of f16.
 template <>
 struct HalfTile<30> : HalfTile<1> {
-  static constexpr float kWeightScale = 16.0f;
+  static constexpr float kWeightScale = 4.0f;
   __device__ __forceinline__ void group(uint32_t half, uint32_t m, uint32_t lane,
                                         uint32_t (&a)[8]) const {
     HalfTile<1>::group(half, m, lane, a);
@@ -138,7 +138,7 @@ struct HalfTile<0> {
   static constexpr InputOrder kOrder = InputOrder::kSplit;
   static constexpr uint32_t kRecords = 4;
   static constexpr uint32_t kChunkBytes = kRecords * kLayout.record_bytes();
-  static constexpr float kWeightScale = 16.0f;
+  static constexpr float kWeightScale = 4.0f;
   const uint8_t* unit;
 
   __device__ __forceinline__ void load(const uint8_t* chunk, uint32_t half, uint32_t lane) {

@@ -19,7 +19,7 @@ uint64_t linear_batch_scratch_bytes(uint32_t cols);
 // cudaErrorInvalidValue for arguments outside of the contract. A column's bits depend on its own x,
 // the shapes and types of the matrices and sm_count, not on how many columns there are.
 //
-// Weights become f16: magnitudes from 2^-18 on keep 11 bits, those below 2^-28 vanish; 4096 and
+// Weights become f16: magnitudes from 2^-16 on keep 11 bits, those below 2^-27 vanish; 16384 and
 // above (of F16: none) overflow.
 cudaError_t linear_batch(const LinearArgs& args, void* scratch, const Launch& launch);
 

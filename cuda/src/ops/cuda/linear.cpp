@@ -31,7 +31,7 @@ constexpr uint32_t kRowGranularity = 128;
 
 // Up to 8 linear_vector; up to here linear_batch, in pieces of 64 columns; above, weights go to f16
 // for one product.
-constexpr uint32_t kBatchColumnsMax = 0;
+constexpr uint32_t kBatchColumnsMax = 64;
 
 constexpr uint64_t kAlignment = 256;
 
@@ -188,7 +188,7 @@ bool CudaLinear::uses_vector(const LinearArgs& args) const {
 
 // Under batch_invariant by the matrices alone.
 bool CudaLinear::uses_batch(const LinearArgs& args, const Launch& launch) const {
-  return args.columns <= kBatchColumnsMax &&
+  return (is_batch_invariant_ || args.columns <= kBatchColumnsMax) &&
          kernels::linear_batch_supports(args, launch);
 }
 
