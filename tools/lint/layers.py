@@ -13,8 +13,9 @@ LAYERS = [
 ]  # fmt: skip
 # Device code is below the host code: it sees block structs and the templates of base, nothing else.
 KERNELS_MAY_INCLUDE = {"kernels", "base", "quant"}
-# The host code that launches kernels, and the unpackers and hashes shared with the host.
-MAY_INCLUDE_KERNELS = {"base", "quant", "backend", "vram", "compute", "ops", "model"}
+# The host code that launches kernels, and the unpackers and hashes shared with the host. The engine's
+# CUDA runner queues the kernels of a step that no model sees: inputs, sampling, pages.
+MAY_INCLUDE_KERNELS = {"base", "quant", "backend", "vram", "compute", "ops", "model", "engine"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
 
