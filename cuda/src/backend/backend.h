@@ -128,8 +128,8 @@ class Backend {
                         void* const* arguments, Stream stream);
   virtual Status destroy(Module module);
 
-  // Runs `work`, which queues kernels on native_stream(stream), with the device current; its failure
-  // is the answer. WCUDA_NOT_AVAILABLE on HOST.
+  // Runs `work`, which queues kernels on native_stream(stream), with the device current; its
+  // failure is the answer. WCUDA_NOT_AVAILABLE on HOST.
   virtual Status queue(Stream stream, const std::function<Status()>& work);
   // Records what `work` queues on the stream, by this thread; nothing of it runs. `work` may
   // neither allocate nor wait; its failure is the answer. WCUDA_NOT_AVAILABLE on HOST.

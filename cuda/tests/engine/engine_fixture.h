@@ -1,5 +1,5 @@
-// A tiny random model behind the C interface, on the host and on a CUDA device, for tests of engines
-// and steps.
+// A tiny random model behind the C interface, on the host and on a CUDA device, for tests of
+// engines and steps.
 #pragma once
 
 #include <gtest/gtest.h>
