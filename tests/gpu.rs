@@ -131,11 +131,24 @@ fn gpu_that_is_full_is_an_error_with_the_numbers() {
 }
 
 #[test]
-fn gpu_models_load_or_say_that_they_do_not_yet() {
+fn gpu_loads_a_model_with_the_digests_of_its_file_and_verifies_it() {
     let Some(context) = gpu() else { return };
-    match Model::load(&context, &Gguf::open(tiny_path()).unwrap()) {
-        Ok(model) => drop(model),
-        Err(error) => assert_eq!(error.kind(), ErrorKind::NotAvailable, "{error}"),
+    let gguf = Gguf::open(tiny_path()).unwrap();
+    let on_host = Model::load(&CudaContext::host().unwrap(), &gguf).unwrap();
+    let plan = context.plan(&gguf, &EngineOptions::new()).unwrap();
+
+    let model = Model::load(&context, &gguf).unwrap();
+
+    let held = context.memory(Purpose::Any).unwrap();
+    assert_eq!(held.current_bytes, plan.weights_bytes);
+    assert_eq!(held.peak_bytes, plan.weights_bytes + plan.loading_bytes);
+    for index in 0..gguf.tensors().len() as u64 {
+        assert_eq!(
+            model.tensor_digests(index).unwrap().file,
+            on_host.tensor_digests(index).unwrap().file
+        );
     }
+    model.verify().unwrap();
+    drop(model);
     assert!(context.ledger().unwrap().is_empty());
 }

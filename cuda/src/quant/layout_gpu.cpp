@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "base/checked.h"
+#include "kernels/quant_blocks.h"
 #include "kernels/records.h"
 #include "quant/format.h"
 
@@ -35,14 +36,41 @@ constexpr bool all_are_sound() {
   return true;
 }
 static_assert(all_are_sound());
+
+template <class Block>
+constexpr bool holds(uint32_t type, uint32_t record_bytes) {
+  const RecordLayout layout = record_layout(type);
+  return layout.type == type && layout.block_bytes == sizeof(Block) &&
+         layout.block_elements == Block::kElements && layout.record_bytes() == record_bytes;
+}
 static_assert(record_layout(0).record_bytes() == 4096);   // F32
 static_assert(record_layout(1).record_bytes() == 2048);   // F16
-static_assert(record_layout(2).record_bytes() == 576);    // Q4_0
-static_assert(record_layout(3).record_bytes() == 640);    // Q4_1
-static_assert(record_layout(8).record_bytes() == 1088);   // Q8_0
-static_assert(record_layout(12).record_bytes() == 2304);  // Q4_K
-static_assert(record_layout(14).record_bytes() == 3360);  // Q6_K
-static_assert(record_layout(39).record_bytes() == 544);   // MXFP4
+static_assert(record_layout(30).record_bytes() == 2048);  // BF16
+static_assert(holds<BlockQ4_0>(2, 576));
+static_assert(holds<BlockQ4_1>(3, 640));
+static_assert(holds<BlockQ5_0>(6, 704));
+static_assert(holds<BlockQ5_1>(7, 768));
+static_assert(holds<BlockQ8_0>(8, 1088));
+static_assert(holds<BlockQ2_K>(10, 1344));
+static_assert(holds<BlockQ3_K>(11, 1760));
+static_assert(holds<BlockQ4_K>(12, 2304));
+static_assert(holds<BlockQ5_K>(13, 2816));
+static_assert(holds<BlockQ6_K>(14, 3360));
+static_assert(holds<BlockTQ1_0>(34, 864));
+static_assert(holds<BlockTQ2_0>(35, 1056));
+static_assert(holds<BlockIQ2_XXS>(16, 1056));
+static_assert(holds<BlockIQ2_XS>(17, 1184));
+static_assert(holds<BlockIQ2_S>(22, 1312));
+static_assert(holds<BlockIQ3_XXS>(18, 1568));
+static_assert(holds<BlockIQ3_S>(21, 1760));
+static_assert(holds<BlockIQ1_S>(19, 800));
+static_assert(holds<BlockIQ1_M>(29, 896));
+static_assert(holds<BlockIQ4_NL>(20, 576));
+static_assert(holds<BlockIQ4_XS>(23, 2176));
+static_assert(holds<BlockMXFP4>(39, 544));
+static_assert(holds<BlockNVFP4>(40, 576));
+static_assert(holds<BlockQ1_0>(41, 288));
+static_assert(holds<BlockQ2_0>(42, 288));
 
 struct Shape {
   const RecordLayout* layout = nullptr;

@@ -447,6 +447,29 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(Gpu, ModelUpload, ::testing::Values(Subject{"cuda", cuda_device}),
                          name_of);
 
+TEST(GpuModelLoad, a_full_device_is_an_error_with_numbers_and_the_process_goes_on) {
+  const auto memory = vram::Memory::create(cuda_device(), 0);
+  const CountedFile counted;
+  vram::Buffer filling;
+  {
+    const auto available = memory->available_bytes();
+    ASSERT_TRUE(available.ok());
+    auto filled =
+        memory->allocate(*available - (uint64_t{96} << 20), WCUDA_PURPOSE_USER, "filling");
+    ASSERT_TRUE(filled.ok()) << filled.status().message();
+    filling = filled.take();
+  }
+
+  const auto refused = Model::load(memory, counted.file, {});
+
+  EXPECT_EQ(refused.status().code(), WCUDA_OUT_OF_MEMORY);
+  EXPECT_NE(std::string(refused.status().message()).find("bytes"), std::string::npos);
+  EXPECT_EQ(memory->ledger().rows().size(), 1u);
+  filling.reset();
+  const auto model = Model::load(memory, counted.file, {});
+  EXPECT_TRUE(model.ok()) << model.status().message();
+}
+
 struct OneReader {
   OneReader() : bytes(TinyModel().build()), file(open(bytes)) {
     fault = std::make_shared<FaultBackend>(std::make_shared<testing::PretendDevice>(1));
