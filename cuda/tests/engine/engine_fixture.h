@@ -31,9 +31,7 @@ class EngineFixture : public ::testing::TestWithParam<int32_t> {
     context.backend = GetParam();
     if (GetParam() == WCUDA_BACKEND_HOST) context.host_thread_count = 2;
     ASSERT_OK(wcuda_context_create(&context, &context_, &error_));
-    TinyModel tiny;
-    tiny.head_length = 32;
-    file_ = tiny.build();
+    file_ = tiny_model().build();
     wcuda_source source = WCUDA_SOURCE_INIT;
     source.kind = WCUDA_SOURCE_MEMORY;
     source.data = file_.data();
@@ -43,6 +41,12 @@ class EngineFixture : public ::testing::TestWithParam<int32_t> {
     wcuda_model_info info = WCUDA_MODEL_INFO_INIT;
     ASSERT_OK(wcuda_model_info_get(model_, &info, &error_));
     vocabulary_ = info.vocabulary_size;
+  }
+
+  virtual TinyModel tiny_model() const {
+    TinyModel tiny;
+    tiny.head_length = 32;
+    return tiny;
   }
 
   void TearDown() override {
