@@ -3,8 +3,13 @@
 // Shapes: logits (…, vocabulary) f32. Bytes moved: the row's logits once; they stay in shared
 // memory (kernels of older devices and of odd sizes read them again from global memory).
 // Every sum is of integers and every choice is by (key, id), so that any split of the row gives the
-// same bits. Rankings are cut by a radix histogram: first of the key in steps of 1/64, which
-// spreads logits evenly, then of the bits of the keys in the chosen step, 11 at a time.
+// same bits.
+//
+// Rankings come in two ways. Where few tokens decide (top-k, top-p, log probabilities), every block
+// names a logit that enough of its threads have reached; the tokens from the least of these on go
+// to the first block, which sorts them. Where that list would be too long or too short, a radix
+// histogram over all tokens finds the cut: first of the key in steps of 1/64, which spreads logits
+// evenly, then of the bits of the keys in the chosen step, 11 at a time.
 #include "kernels/dependent_launch.h"
 #include "kernels/sample.h"
 #include "kernels/sampling_math.h"
@@ -38,21 +43,28 @@ struct Bin {
 };
 
 // What blocks of a cluster tell each other.
-struct Item {
+struct __align__(16) Item {
   uint64_t sum;
   uint64_t other;
+  uint32_t token;
+  uint32_t count;
+  uint64_t unused;
 };
+static_assert(sizeof(Item) == 32);
 
 struct Shared {
   Item warps[kWarps];
-  Item blocks[2][kBlocksMax];  // by turn: one barrier an exchange suffices
-  uint64_t segments[kWarps];   // of locate
+  Item blocks[2][kBlocksMax];  // by turn, as the barriers
+  uint64_t barriers[2];
+  uint64_t segments[kWarps];  // a sum a warp
   uint64_t top[kSampleTopLogprobsMax];
   uint64_t found_before;
   uint32_t found_bin;
   uint32_t found_token;
   uint32_t top_count;
   uint32_t window_count;
+  uint32_t list_count;
+  uint32_t list_cut;
 };
 
 // Dynamic shared memory: Shared, then the histograms or the penalty window, then the logits.
@@ -60,6 +72,10 @@ constexpr uint32_t kSharedBytes = (sizeof(Shared) + 127) / 128 * 128;
 constexpr uint32_t kHistogramBytes = 2 * kBins * sizeof(Bin);
 constexpr uint32_t kWindowBytes = kSamplePenaltyWindowMax * sizeof(uint32_t);
 static_assert(kWindowBytes <= kHistogramBytes);
+// The list takes the histograms' place, twice: as gathered, and as sorted.
+constexpr uint32_t kListMax = kHistogramBytes / (2 * sizeof(uint64_t));
+constexpr uint32_t kListForTopP = 1400;    // tokens to try where top-p alone decides
+constexpr uint32_t kListWantedMax = 1500;  // leaves room for those that come with the last
 
 // ---- the cluster ----
 
@@ -85,14 +101,41 @@ __device__ __forceinline__ uint32_t cluster_size() {
 
 // Every thread of every block of the cluster; what was written to shared memory before is seen
 // after.
-__device__ __forceinline__ void cluster_barrier() {
+__device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #else
   __syncthreads();
 #endif
 }
+__device__ __forceinline__ void cluster_barrier() {
+  cluster_arrive();
+  cluster_wait();
+}
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ uint32_t shared_address(const void* variable) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(variable));
+}
+__device__ __forceinline__ uint32_t shared_address_in(uint32_t address, uint32_t rank) {
+  uint32_t result;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
+  return result;
+}
+// Writes 16 bytes into another block's shared memory and counts them on its barrier.
+__device__ __forceinline__ void send(uint32_t target, uint64_t a, uint64_t b, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [%0], {%1, %2}, [%3];" ::
+          "r"(target),
+      "l"(a), "l"(b), "r"(barrier)
+      : "memory");
+}
+#endif
 
 // The same shared variable in block `rank` of the cluster.
 template <class T>
@@ -122,6 +165,37 @@ __device__ __forceinline__ float unorder(int32_t key) {
 // math::weight(p) in one conversion: p * 2^38 is exact.
 __device__ __forceinline__ uint64_t weight(float p) { return __float2ull_rn(p * 0x1p38f); }
 
+// Sums of math::weight(p) of up to 8191 values, in 32-bit arithmetic alone: p is taken apart into a
+// multiple of 2^-19 and a rest of at most 2^-20, rounded to 2^-38. The bits of a float near
+// 1.5 * 2^n count units of 2^(n - 23).
+struct WeightSum {
+  uint32_t high = 0, low = 0;
+  __device__ __forceinline__ void add(float p) {
+    constexpr float kHigh = 24.0f, kLow = 0x1.8p-15f;
+    const float shifted = __fadd_rn(p, kHigh);
+    const float rest = __fsub_rn(p, __fsub_rn(shifted, kHigh));
+    high += __float_as_uint(shifted) - 0x41c00000u;
+    low += __float_as_uint(__fadd_rn(rest, kLow)) - 0x38400000u;
+  }
+  __device__ uint64_t total() const {
+    return (uint64_t{high} << 19) + static_cast<uint64_t>(int64_t{static_cast<int32_t>(low)});
+  }
+};
+// The same of any number of values.
+struct LongWeightSum {
+  uint64_t sum = 0;
+  __device__ __forceinline__ void add(float p) { sum += weight(p); }
+  __device__ uint64_t total() const { return sum; }
+};
+template <bool kIsShared>
+struct SumOf {
+  using Type = WeightSum;
+};
+template <>
+struct SumOf<false> {
+  using Type = LongWeightSum;
+};
+
 __device__ __forceinline__ uint64_t warp_sum(uint64_t value) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
@@ -129,13 +203,18 @@ __device__ __forceinline__ uint64_t warp_sum(uint64_t value) {
 }
 // The sum of values below 2^39 over the warp, faster.
 __device__ __forceinline__ uint64_t warp_sum_small(uint64_t value) {
-#if __CUDA_ARCH__ >= 800
   const uint32_t low = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(value) & 0x3ffffffu);
   const uint32_t high = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(value >> 26));
   return (uint64_t{high} << 26) + low;
-#else
-  return warp_sum(value);
-#endif
+}
+// The sum of the values of this lane and those before.
+__device__ __forceinline__ uint64_t warp_prefix(uint64_t value) {
+#pragma unroll
+  for (uint32_t step = 1; step < 32; step *= 2) {
+    const uint64_t from = __shfl_up_sync(kAllLanes, value, step);
+    if (threadIdx.x % 32 >= step) value += from;
+  }
+  return value;
 }
 
 // ---- a row ----
@@ -153,54 +232,101 @@ struct Row {
   uint32_t block_begin, block_end;  // ids
   uint32_t warp_begin, warp_end;    // ids
   uint32_t rank, size;
-  uint32_t turn;       // of Shared::blocks
+  uint32_t exchanges;  // so far
   uint32_t histogram;  // the one that is zero
+  bool is_aligned;     // rows in global memory begin at multiples of 16 bytes
 
   __device__ uint32_t warp() const { return threadIdx.x / 32; }
   __device__ uint32_t lane() const { return threadIdx.x % 32; }
   __device__ float value(uint32_t id) const { return values[id - block_begin]; }
+  // Gathered tokens, bits of the logit above the id; and a place to sort as many.
+  __device__ uint64_t* list() const { return reinterpret_cast<uint64_t*>(histograms); }
+  __device__ uint64_t* sorted() const { return list() + kListMax; }
 
-  // visit(id, logit) for the warp's tokens, a lane each.
+  // Four tokens from one that is a multiple of 4 away from the row's first.
+  __device__ __forceinline__ float4 quad(const float* from) const {
+    if (kIsShared || is_aligned) return *reinterpret_cast<const float4*>(from);
+    return make_float4(from[0], from[1], from[2], from[3]);
+  }
+  // visit(id, logit) for the warp's tokens; a lane meets the same ones each time, by ascending id.
   template <class Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
-#pragma unroll 4
-    for (uint32_t id = warp_begin + lane(); id < warp_end; id += 32) visit(id, value(id));
-  }
-
-  // Every block's item, on every block: (size). `item` counts on thread 0.
-  __device__ const Item* exchange(Item item) {
-    turn ^= 1;
-    if (warp() == 0) {
-      item.sum = __shfl_sync(kAllLanes, item.sum, 0);
-      item.other = __shfl_sync(kAllLanes, item.other, 0);
-      if (lane() < size) *in_block(&shared->blocks[turn][rank], lane()) = item;
+    const float* const run = values + (warp_begin - block_begin);
+    const uint32_t count = warp_end - warp_begin, quads = count / 4;
+    for (uint32_t i = lane(); i < quads; i += 32) {
+      const float4 four = quad(run + 4 * i);
+      const uint32_t id = warp_begin + 4 * i;
+      visit(id, four.x);
+      visit(id + 1, four.y);
+      visit(id + 2, four.z);
+      visit(id + 3, four.w);
     }
-    cluster_barrier();
-    return shared->blocks[turn];
+    const uint32_t last = 4 * quads + lane();  // of the vocabulary's last, at most 3
+    if (last < count) visit(warp_begin + last, run[last]);
   }
 
-  // Combines an item a warp (that of lane 0) over the cluster.
-  template <class Join>
-  __device__ Item reduce(Item item, Item neutral, Join join) {
+  // Every block's item, on every block: (size). `item` is the same in all lanes of warp 0. A block
+  // barrier lies between two exchanges.
+  __device__ const Item* exchange(const Item& item) {
+    const uint32_t turn = exchanges % 2, parity = exchanges / 2 % 2;
+    ++exchanges;
+    Item* const items = shared->blocks[turn];
+#if __CUDA_ARCH__ >= 900
+    const uint32_t barrier = shared_address(&shared->barriers[turn]);
+    if (warp() == 0) {
+      if (lane() == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                     "r"(static_cast<uint32_t>(size * sizeof(Item)))
+                     : "memory");
+      if (lane() < size) {
+        const uint32_t target = shared_address_in(shared_address(items + rank), lane());
+        const uint32_t target_barrier = shared_address_in(barrier, lane());
+        send(target, item.sum, item.other, target_barrier);
+        send(target + 16, uint64_t{item.count} << 32 | item.token, 0, target_barrier);
+      }
+    }
+    uint32_t is_done = 0;
+    while (!is_done)
+      asm volatile(
+          "{\n .reg .pred p;\n"
+          " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+          " selp.u32 %0, 1, 0, p;\n}"
+          : "=r"(is_done)
+          : "r"(barrier), "r"(parity)
+          : "memory");
+#else
+    if (threadIdx.x == 0) items[0] = item;
+    __syncthreads();
+#endif
+    return items;
+  }
+
+  // Sums of `sum` and `other` and the least token over the block, in warp 0.
+  __device__ Item block_join(uint64_t sum, uint64_t other, uint32_t token) const {
+    Item item{};
+    item.sum = warp_sum(sum);
+    item.other = warp_sum(other);
+    item.token = __reduce_min_sync(kAllLanes, token);
     if (lane() == 0) shared->warps[warp()] = item;
     __syncthreads();
     if (warp() == 0) {
-      item = lane() < kWarps ? shared->warps[lane()] : neutral;
-      item = warp_join(item, join);
-    }
-    const Item* const items = exchange(item);
-    return warp_join(lane() < size ? items[lane()] : neutral, join);
-  }
-  template <class Join>
-  __device__ Item warp_join(Item item, Join join) const {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      Item from;
-      from.sum = __shfl_xor_sync(kAllLanes, item.sum, step);
-      from.other = __shfl_xor_sync(kAllLanes, item.other, step);
-      item = join(item, from);
+      item = lane() < kWarps ? shared->warps[lane()] : Item{0, 0, kNoToken, 0, 0};
+      item.sum = warp_sum(item.sum);
+      item.other = warp_sum(item.other);
+      item.token = __reduce_min_sync(kAllLanes, item.token);
     }
     return item;
+  }
+  // The same over the cluster; counts are added.
+  __device__ Item joined(const Item* items) const {
+    Item all{0, 0, kNoToken, 0, 0};
+    for (uint32_t i = 0; i < size; ++i) {
+      all.sum += items[i].sum;
+      all.other += items[i].other;
+      all.token = min(all.token, items[i].token);
+      all.count += items[i].count;
+    }
+    return all;
   }
 };
 
@@ -215,51 +341,73 @@ struct Largest {
   __device__ int32_t key() const { return is_bad ? INT32_MAX : order(max); }
 };
 
-template <bool kIsShared>
-__device__ int32_t cluster_largest(Row<kIsShared>& r, const Largest& seen) {
-  int32_t key = seen.key();
-#if __CUDA_ARCH__ >= 800
-  key = __reduce_max_sync(kAllLanes, key);
-#else
-  for (int step = 16; step > 0; step /= 2) key = max(key, __shfl_xor_sync(kAllLanes, key, step));
-#endif
-  // Shifted to be unsigned; -NaN is never among them.
-  const Item item{0, static_cast<uint64_t>(static_cast<int64_t>(key) + (int64_t{1} << 31))};
-  const Item largest = r.reduce(item, Item{0, 0}, [](const Item& a, const Item& b) {
-    return Item{0, a.other > b.other ? a.other : b.other};
-  });
-  return static_cast<int32_t>(static_cast<int64_t>(largest.other) - (int64_t{1} << 31));
+// order() without a sign.
+__device__ __forceinline__ uint32_t rank_of(int32_t key) {
+  return static_cast<uint32_t>(key) ^ 0x80000000u;
+}
+__device__ __forceinline__ int32_t key_of(uint32_t rank) {
+  return static_cast<int32_t>(rank ^ 0x80000000u);
 }
 
-// Reads the warp's logits into place.
+// A value that at least `count` of the block's threads have reached: the largest such, but for its
+// last bits. Every thread calls.
+__device__ inline uint32_t block_threshold(uint32_t reached, uint32_t count) {
+  constexpr uint32_t kLastBit = 12;
+  uint32_t threshold = 0;
+#pragma unroll 1
+  for (uint32_t bit = 31; bit >= kLastBit; --bit) {
+    const uint32_t candidate = threshold | 1u << bit;
+    if (static_cast<uint32_t>(__syncthreads_count(reached >= candidate)) >= count)
+      threshold = candidate;
+  }
+  return threshold;
+}
+
+// Reads the warp's logits, and into place where they are copied.
 template <bool kIsShared>
 __device__ Largest load_logits(const Row<kIsShared>& r, const float* logits, bool copies) {
   Largest seen;
-  if (r.params->args.vocabulary % 4 == 0) {
-    const auto* const source = reinterpret_cast<const float4*>(logits);
-    auto* const target = reinterpret_cast<float4*>(r.values);
-    const uint32_t begin = r.block_begin / 4;
-#pragma unroll 8
-    for (uint32_t i = r.warp_begin / 4 + r.lane(); i < r.warp_end / 4; i += 32) {
-      const float4 four = source[i];
-      seen.see(four.x);
-      seen.see(four.y);
-      seen.see(four.z);
-      seen.see(four.w);
-      if (copies) target[i - begin] = four;
+  const float* const from = logits + r.warp_begin;
+  float* const to = r.values + (r.warp_begin - r.block_begin);
+  const uint32_t count = r.warp_end - r.warp_begin, quads = count / 4;
+  const auto load = [&](uint32_t i, const float4& four) {
+    seen.see(four.x);
+    seen.see(four.y);
+    seen.see(four.z);
+    seen.see(four.w);
+    if (!copies) return;
+    if (kIsShared || r.is_aligned) {
+      reinterpret_cast<float4*>(to)[i] = four;
+    } else {
+      to[4 * i] = four.x;
+      to[4 * i + 1] = four.y;
+      to[4 * i + 2] = four.z;
+      to[4 * i + 3] = four.w;
     }
-    return seen;
-  }
+  };
+  if (r.is_aligned) {
+#pragma unroll 8
+    for (uint32_t i = r.lane(); i < quads; i += 32)
+      load(i, reinterpret_cast<const float4*>(from)[i]);
+  } else {
 #pragma unroll 4
-  for (uint32_t id = r.warp_begin + r.lane(); id < r.warp_end; id += 32) {
-    const float value = logits[id];
-    seen.see(value);
-    if (copies) r.values[id - r.block_begin] = value;
+    for (uint32_t i = r.lane(); i < quads; i += 32)
+      load(i, make_float4(from[4 * i], from[4 * i + 1], from[4 * i + 2], from[4 * i + 3]));
+  }
+  const uint32_t last = 4 * quads + r.lane();
+  if (last < count) {
+    seen.see(from[last]);
+    if (copies) to[last] = from[last];
   }
   return seen;
 }
 
 // ---- rules 2 and 3: bias, mask, penalties ----
+
+__device__ inline bool has_filter(const SampleRow& row) {
+  return row.top_k != 0 || row.min_p != 0.0f || (row.top_p != 0.0f && row.top_p < 1.0f) ||
+         (row.typical_p != 0.0f && row.typical_p < 1.0f);
+}
 
 __device__ inline bool has_penalty(const SampleRow& row) {
   return (row.repetition_penalty != 0.0f && row.repetition_penalty != 1.0f) ||
@@ -284,17 +432,18 @@ __device__ void apply_bias_and_mask(const Row<kIsShared>& r) {
   __syncthreads();
 }
 
-// Sorts window[0 … count - 1]; count is a power of two.
-__device__ inline void block_sort(uint32_t* window, uint32_t count) {
+// Sorts values[0 … count - 1]; count is a power of two.
+template <class T>
+__device__ void block_sort(T* values, uint32_t count) {
   for (uint32_t run = 2; run <= count; run *= 2) {
     for (uint32_t step = run / 2; step > 0; step /= 2) {
       for (uint32_t pair = threadIdx.x; pair < count / 2; pair += kBlockThreads) {
-        const uint32_t low = pair / step * step * 2 + pair % step;
+        const uint32_t low = 2 * pair - (pair & (step - 1));
         const uint32_t high = low + step;
-        const uint32_t a = window[low], b = window[high];
+        const T a = values[low], b = values[high];
         if ((a > b) == ((low & run) == 0)) {
-          window[low] = b;
-          window[high] = a;
+          values[low] = b;
+          values[high] = a;
         }
       }
       __syncthreads();
@@ -369,22 +518,15 @@ __device__ __forceinline__ uint64_t total_of(const Bin& bin) {
 }
 
 // The first token, by ascending id, at which the sum of measure(id, logit) reaches goal(total),
-// which is 1 … total; and the total. Every warp of the cluster learns the block that holds it; the
-// token is known to its finder alone, which calls found(id, logit) in one thread.
+// which is 1 … total. Its finder calls found(id, logit) in one thread. `sum`: of the warp's own
+// measures, the same in all lanes.
 template <bool kIsShared, class Measure, class Goal, class Found>
-__device__ void locate(Row<kIsShared>& r, Measure measure, Goal goal_of, Found found) {
-  uint64_t sum = 0;
-  r.for_each([&](uint32_t id, float logit) { sum += measure(id, logit); });
-  sum = warp_sum(sum);
-  if (r.lane() == 0) r.shared->segments[r.warp()] = sum;
-  __syncthreads();
-  uint64_t block_sum = 0;
-  if (r.warp() == 0) block_sum = warp_sum(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0);
-  const Item* const items = r.exchange(Item{block_sum, 0});
+__device__ __forceinline__ void locate_in(Row<kIsShared>& r, uint64_t sum, const Item* items,
+                                          Measure measure, Goal goal_of, Found found) {
   uint64_t before = 0, total = 0;
   for (uint32_t i = 0; i < r.size; ++i) {
     if (i == r.rank) before = total;
-    total += items[i].sum;
+    total += items[i].other;
   }
   const uint64_t goal = goal_of(total);
   for (uint32_t i = 0; i < r.warp(); ++i) before += r.shared->segments[i];
@@ -399,16 +541,21 @@ __device__ void locate(Row<kIsShared>& r, Measure measure, Goal goal_of, Found f
       before += step_sum;
       continue;
     }
-    uint64_t prefix = own;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const uint64_t from = __shfl_up_sync(kAllLanes, prefix, step);
-      if (r.lane() >= static_cast<uint32_t>(step)) prefix += from;
-    }
-    prefix += before;
+    const uint64_t prefix = before + warp_prefix(own);
     if (prefix >= goal && prefix - own < goal) found(id, logit);
     return;
   }
+}
+template <bool kIsShared, class Measure, class Goal, class Found>
+__device__ void locate(Row<kIsShared>& r, Measure measure, Goal goal_of, Found found) {
+  uint64_t sum = 0;
+  r.for_each([&](uint32_t id, float logit) { sum += measure(id, logit); });
+  sum = warp_sum(sum);
+  if (r.lane() == 0) r.shared->segments[r.warp()] = sum;
+  __syncthreads();
+  Item item{};
+  if (r.warp() == 0) item.other = warp_sum(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0);
+  locate_in(r, sum, r.exchange(item), measure, goal_of, found);
 }
 
 // The bin of the cluster's histogram in which the running sum reaches needed_of(total), and the sum
@@ -436,8 +583,11 @@ __device__ uint64_t find_bin(Row<kIsShared>& r, Needed needed_of, uint32_t* bin,
   sum = warp_sum(sum);
   if (r.lane() == 0) r.shared->segments[r.warp()] = sum;
   __syncthreads();
-  if (r.warp() == 0) sum = warp_sum(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0);
-  const Item* const items = r.exchange(Item{sum, 0});
+  Item item{};
+  if (r.warp() == 0) item.sum = warp_sum(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0);
+  cluster_arrive();
+  const Item* const items = r.exchange(item);
+  cluster_wait();  // the sums of bins are seen by all
 
   uint64_t total = 0;
   for (uint32_t i = 0; i < r.size; ++i) total += items[i].sum;
@@ -451,12 +601,7 @@ __device__ uint64_t find_bin(Row<kIsShared>& r, Needed needed_of, uint32_t* bin,
     const uint32_t part = share / 32;  // bins a lane
     uint64_t part_sum = 0;
     for (uint32_t i = 0; i < part; ++i) part_sum += total_of(bins[r.lane() * part + i]);
-    uint64_t prefix = part_sum;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const uint64_t from = __shfl_up_sync(kAllLanes, prefix, step);
-      if (r.lane() >= static_cast<uint32_t>(step)) prefix += from;
-    }
+    const uint64_t prefix = warp_prefix(part_sum);
     passed += prefix - part_sum;
     if (passed < needed && passed + part_sum >= needed) {
       uint32_t at = r.lane() * part;
@@ -539,12 +684,29 @@ struct Candidates {
   float temperature;
   Cutoff by_y;
   Cutoff by_typical;
-  float mean = -1.0f;  // of y, for typical; negative: that filter is off
-  float floor = 0.0f;  // of min-p
+  float mean = -1.0f;    // of y, for typical; negative: that filter is off
+  float floor = 0.0f;    // of min-p
+  float inverse = 0.0f;  // 1 / temperature where quotient() may use it
 
+  __device__ Candidates(float max_logit, float t) : max(max_logit), temperature(t) {
+    // No step of quotient() may overflow or lose bits: no distance but 0 is below 2^-54 then.
+    const bool is_safe = t > 0x1p-20f && t < 0x1p20f && fabsf(max) > 0x1p-30f &&
+                         (__float_as_uint(t) & 0x7fffffu) != 0x7fffffu;
+    if (is_safe) inverse = __frcp_rn(t);
+  }
+
+  // distance / temperature, rounded to nearest: an estimate put right by its exact remainder, twice
+  // (Markstein, Computation of elementary functions on the IBM RISC System/6000, 1990; it excepts
+  // divisors of all ones). Beyond 2^60, where no token has weight, the result is only large.
+  __device__ __forceinline__ float quotient(float distance) const {
+    const float limited = fminf(distance, 0x1p60f);
+    const float estimate = __fmul_rn(limited, inverse);
+    const float closer = __fmaf_rn(__fmaf_rn(-temperature, estimate, limited), inverse, estimate);
+    return __fmaf_rn(__fmaf_rn(-temperature, closer, limited), inverse, closer);
+  }
   __device__ __forceinline__ float y(float logit) const {
     const float distance = math::sub(max, logit);
-    return fabsf(temperature == 1.0f ? distance : math::div(distance, temperature));
+    return fabsf(inverse != 0.0f ? quotient(distance) : math::div(distance, temperature));
   }
   __device__ __forceinline__ uint32_t typical_key(float y_value) const {
     return __float_as_uint(fabsf(math::sub(y_value, mean)));
@@ -609,10 +771,6 @@ struct RankByLogprob {
   __device__ uint64_t tie(uint32_t) const { return 1; }
 };
 
-__device__ inline Item join_sums(const Item& a, const Item& b) {
-  return Item{a.sum + b.sum, a.other + b.other};
-}
-
 // Rule 6.
 template <bool kIsShared>
 __device__ void apply_filters(Row<kIsShared>& r, Candidates* candidates) {
@@ -625,16 +783,15 @@ __device__ void apply_filters(Row<kIsShared>& r, Candidates* candidates) {
     candidates->by_y = cutoff;
   }
   if (row.typical_p != 0.0f && row.typical_p < 1.0f) {
-    Item sums{0, 0};  // of p and of y * p
+    uint64_t sum = 0, product_sum = 0;  // of p and of y * p
     r.for_each([&](uint32_t id, float logit) {
       const float y = candidates->y(logit);
       if (!candidates->holds(id, y)) return;
       const float p = math::exp_negative(y);
-      sums.sum += weight(p);
-      sums.other += weight(math::mul(y, p));
+      sum += weight(p);
+      product_sum += weight(math::mul(y, p));
     });
-    sums = r.warp_join(sums, join_sums);
-    sums = r.reduce(sums, Item{0, 0}, join_sums);
+    const Item sums = r.joined(r.exchange(r.block_join(sum, product_sum, kNoToken)));
     candidates->mean = static_cast<float>(
         math::div(static_cast<double>(sums.other), static_cast<double>(sums.sum)));
     Cutoff cutoff;
@@ -648,20 +805,21 @@ __device__ void apply_filters(Row<kIsShared>& r, Candidates* candidates) {
     select(
         r, RankByWeight{*candidates},
         [&](uint64_t total) { return math::share_of(row.top_p, total); }, &cutoff);
+    // Where the two rankings cut at one key, all that top-p found there is what top-k left.
+    if (cutoff.key == candidates->by_y.key) cutoff.id = min(cutoff.id, candidates->by_y.id);
     candidates->by_y = cutoff;
   }
-  if (row.min_p != 0.0f) {
+  if (row.min_p != 0.0f && candidates->mean < 0.0f) {
+    candidates->floor = row.min_p;  // the best token is still there, and its p is 1
+  } else if (row.min_p != 0.0f) {
     uint32_t largest = 0;  // bits of a float >= 0
     r.for_each([&](uint32_t id, float logit) {
       const float y = candidates->y(logit);
       if (candidates->holds(id, y)) largest = max(largest, __float_as_uint(math::exp_negative(y)));
     });
-    const auto join = [](const Item& a, const Item& b) {
-      return Item{a.sum > b.sum ? a.sum : b.sum, 0};
-    };
-    const Item item = r.warp_join(Item{largest, 0}, join);
-    const Item all = r.reduce(item, Item{0, 0}, join);
-    candidates->floor = math::mul(row.min_p, __uint_as_float(static_cast<uint32_t>(all.sum)));
+    // The least complement is that of the largest.
+    const Item all = r.joined(r.exchange(r.block_join(0, 0, ~largest)));
+    candidates->floor = math::mul(row.min_p, __uint_as_float(~all.token));
   }
 }
 
@@ -714,6 +872,207 @@ __device__ uint32_t report_top(Row<kIsShared>& r, float max, double log_sum) {
   return count;
 }
 
+// ---- the list ----
+
+// How many of the largest logits decide about the row; 0: no list helps.
+__device__ inline uint32_t tokens_wanted(const SampleRow& row) {
+  uint32_t wanted = row.top_logprobs;
+  if (row.temperature == 0.0f) return wanted;
+  if (row.typical_p != 0.0f && row.typical_p < 1.0f) return 0;
+  if (row.top_k != 0) return max(wanted, row.top_k);
+  return row.top_p != 0.0f && row.top_p < 1.0f ? max(wanted, kListForTopP) : wanted;
+}
+
+// Tokens from logit `threshold` on go to the list; counts them.
+template <bool kIsShared>
+__device__ void gather(const Row<kIsShared>& r, float threshold, const Largest& seen) {
+  if (seen.max >= threshold)
+    r.for_each([&](uint32_t id, float logit) {
+      if (!(logit >= threshold)) return;
+      const uint32_t at = atomicAdd(&r.shared->list_count, 1u);
+      if (at < kListMax) r.list()[at] = uint64_t{__float_as_uint(logit)} << 32 | id;
+    });
+}
+
+// Sorts the list's tokens by key_of(logit) and id; returns after a block barrier.
+template <bool kIsShared, class Key>
+__device__ uint32_t sort_list(const Row<kIsShared>& r, uint32_t count, Key key_of) {
+  uint32_t padded = 1;
+  while (padded < count) padded *= 2;
+  for (uint32_t i = threadIdx.x; i < padded; i += kBlockThreads) {
+    uint64_t key = UINT64_MAX;
+    if (i < count) {
+      const uint64_t token = r.list()[i];
+      const uint32_t own = key_of(__uint_as_float(static_cast<uint32_t>(token >> 32)));
+      if (own != kNotRanked) key = uint64_t{own} << 32 | static_cast<uint32_t>(token);
+    }
+    r.sorted()[i] = key;
+  }
+  __syncthreads();
+  block_sort(r.sorted(), padded);
+  return padded;
+}
+
+// The sums of measure(i) up to and with i, for i of 0 … count - 1, in turns of four by thread:
+// visit(i, before, own). Returns the sum of all; ends with a block barrier.
+template <bool kIsShared, class Measure, class Visit>
+__device__ uint64_t scan_list(const Row<kIsShared>& r, uint32_t count, Measure measure,
+                              Visit visit) {
+  const uint32_t each = (count + kBlockThreads - 1) / kBlockThreads;
+  const uint32_t first = threadIdx.x * each, last = min(first + each, count);
+  uint64_t sum = 0;
+  for (uint32_t i = first; i < last; ++i) sum += measure(i);
+  const uint64_t prefix = warp_prefix(sum);
+  if (r.lane() == 31) r.shared->segments[r.warp()] = prefix;
+  __syncthreads();
+  uint64_t before = prefix - sum, total = 0;
+  for (uint32_t i = 0; i < kWarps; ++i) {
+    if (i == r.warp()) before += total;
+    total += r.shared->segments[i];
+  }
+  for (uint32_t i = first; i < last; ++i) {
+    const uint64_t own = measure(i);
+    visit(i, before, own);
+    before += own;
+  }
+  __syncthreads();
+  return total;
+}
+
+// Rule 4's alternatives from the list. False: the list may lack some.
+template <bool kIsShared>
+__device__ bool report_top_of_list(const Row<kIsShared>& r, uint32_t count, float threshold,
+                                   const RankByLogprob& rank, uint32_t* top_count) {
+  const SampleArgs& args = r.params->args;
+  const uint32_t wanted = min(min(r.row.top_logprobs, args.top_stride), kSampleTopLogprobsMax);
+  const uint32_t limit = rank.key(0, threshold);  // of tokens outside; kNotRanked: there are none
+  sort_list(r, count, [&](float logit) { return rank.key(0, logit); });
+  const uint32_t ranked = __syncthreads_count(threadIdx.x < min(count, wanted) &&
+                                              r.sorted()[threadIdx.x] != UINT64_MAX);
+  *top_count = min(wanted, ranked);
+  if (limit != kNotRanked && (ranked < wanted || r.sorted()[wanted - 1] >> 32 >= limit))
+    return false;
+  if (threadIdx.x < *top_count) {
+    const uint64_t own = r.sorted()[threadIdx.x];
+    const uint64_t at = uint64_t{blockIdx.y} * args.top_stride + threadIdx.x;
+    args.top_tokens[at] = static_cast<int32_t>(static_cast<uint32_t>(own));
+    args.top_logprobs[at] = 0.0f - __uint_as_float(static_cast<uint32_t>(own >> 32));
+  }
+  __syncthreads();
+  return true;
+}
+
+// Rules 6 and 7 on the list; `total` is the weight of all candidates. Calls found(id) in one
+// thread. False: the list may lack candidates.
+template <bool kIsShared, class Found>
+__device__ bool draw_from_list(const Row<kIsShared>& r, uint32_t count, float threshold,
+                               const Candidates& candidates, uint64_t total, Found found) {
+  const SampleRow& row = r.row;
+  const uint64_t* const sorted = r.sorted();
+  const auto key_at = [&](uint32_t i) { return static_cast<uint32_t>(sorted[i] >> 32); };
+  const auto weight_at = [&](uint32_t i) {
+    return weight(math::exp_negative(__uint_as_float(key_at(i))));
+  };
+  const float outside = candidates.y(threshold);  // no token outside is nearer to the best
+  const bool is_complete = outside > 27.1f;
+  const uint32_t limit = __float_as_uint(outside);
+  const uint32_t padded = sort_list(r, count, [&](float logit) {
+    const float y = candidates.y(logit);
+    return candidates.has_weight(y) ? __float_as_uint(y) : kNotRanked;
+  });
+  uint32_t kept = 0;
+  for (uint32_t first = 0; first < padded; first += kBlockThreads) {
+    const uint32_t i = first + threadIdx.x;
+    kept += __syncthreads_count(i < padded && sorted[i] != UINT64_MAX);
+  }
+  if (row.top_k != 0) {
+    if (!is_complete && (kept < row.top_k || key_at(row.top_k - 1) >= limit)) return false;
+    kept = min(kept, row.top_k);
+  }
+  if (row.top_p != 0.0f && row.top_p < 1.0f) {
+    if (row.top_k != 0) total = scan_list(r, kept, weight_at, [](uint32_t, uint64_t, uint64_t) {});
+    const uint64_t needed = math::share_of(row.top_p, total);
+    if (threadIdx.x == 0) r.shared->list_cut = 0;
+    __syncthreads();
+    scan_list(r, kept, weight_at, [&](uint32_t i, uint64_t before, uint64_t own) {
+      if (before < needed && before + own >= needed) r.shared->list_cut = i + 1;
+    });
+    const uint32_t cut = r.shared->list_cut;
+    if (row.top_k == 0 && !is_complete && (cut == 0 || key_at(cut - 1) >= limit)) return false;
+    kept = cut;
+  } else if (row.top_k == 0 && !is_complete) {
+    return false;
+  }
+  __syncthreads();
+
+  // By ascending id. The best token is among them: the largest p is 1, and min-p relative to it.
+  uint32_t padded_kept = 1;
+  while (padded_kept < kept) padded_kept *= 2;
+  for (uint32_t i = threadIdx.x; i < padded_kept; i += kBlockThreads)
+    r.sorted()[i] = i < kept ? sorted[i] << 32 | key_at(i) : UINT64_MAX;
+  __syncthreads();
+  block_sort(r.sorted(), padded_kept);
+  const auto kept_weight = [&](uint32_t i) -> uint64_t {
+    const float p = math::exp_negative(__uint_as_float(static_cast<uint32_t>(sorted[i])));
+    return p >= row.min_p ? weight(p) : 0;
+  };
+  const uint64_t kept_total = scan_list(r, kept, kept_weight, [](uint32_t, uint64_t, uint64_t) {});
+  const uint64_t goal = math::mul_high(math::random_bits(row.seed, row.position), kept_total) + 1;
+  scan_list(r, kept, kept_weight, [&](uint32_t i, uint64_t before, uint64_t own) {
+    if (before < goal && before + own >= goal) found(static_cast<uint32_t>(sorted[i] >> 32));
+  });
+  return true;
+}
+
+// What is left to do after the list.
+enum class Left : uint32_t { kNothing, kDraw, kAll };
+
+// What the list decides, in the first block; others wait. Left::kDraw: the alternatives are
+// written, top_count of them.
+template <bool kIsShared>
+__device__ Left sample_from_list(Row<kIsShared>& r, const Item* items, const Item& all,
+                                 float threshold, const Candidates& candidates, double log_sum,
+                                 uint32_t* top_count) {
+  // Blocks send their tokens behind those of the first.
+  if (r.rank != 0) {
+    uint32_t before = 0;
+    for (uint32_t i = 0; i < r.rank; ++i) before += items[i].count;
+    uint64_t* const target = in_block(r.list(), 0) + before;
+    for (uint32_t i = threadIdx.x; i < items[r.rank].count; i += kBlockThreads)
+      target[i] = r.list()[i];
+  }
+  cluster_barrier();
+  Left left = Left::kNothing;
+  if (r.rank == 0) {
+    const float max = candidates.max;
+    if (r.row.top_logprobs > 0 &&
+        !report_top_of_list(r, all.count, threshold, RankByLogprob{max, log_sum}, top_count)) {
+      left = Left::kAll;
+    } else if (r.row.temperature == 0.0f) {
+      if (threadIdx.x == 0)
+        finish(r, kRowOk, all.token, math::log_probability(max, max, log_sum), *top_count);
+    } else if (draw_from_list(r, all.count, threshold, candidates, all.other,
+                              [&](uint32_t id) { r.shared->found_token = id; })) {
+      const uint32_t token = r.shared->found_token;
+      for (uint32_t i = threadIdx.x; i < all.count; i += kBlockThreads) {
+        const uint64_t own = r.list()[i];
+        if (static_cast<uint32_t>(own) != token) continue;
+        const float logit = __uint_as_float(static_cast<uint32_t>(own >> 32));
+        finish(r, kRowOk, token, math::log_probability(logit, max, log_sum), *top_count);
+      }
+    } else {
+      left = Left::kDraw;
+    }
+  }
+  __syncthreads();
+  Item verdict{};
+  verdict.count = static_cast<uint32_t>(left);
+  verdict.token = *top_count;
+  const Item* const verdicts = r.exchange(verdict);
+  *top_count = verdicts[0].token;
+  return static_cast<Left>(verdicts[0].count);
+}
+
 template <bool kHasFilters, bool kIsShared>
 __global__ void __launch_bounds__(kBlockThreads, 2) sample_kernel(const SampleParams params) {
   extern __shared__ __align__(128) uint8_t memory[];
@@ -726,13 +1085,25 @@ __global__ void __launch_bounds__(kBlockThreads, 2) sample_kernel(const SamplePa
   r.window = reinterpret_cast<uint32_t*>(memory + kSharedBytes);
   r.rank = cluster_rank();
   r.size = cluster_size();
-  r.turn = 0;
+  r.exchanges = 0;
   r.histogram = 0;
+  r.is_aligned = args.vocabulary % 4 == 0;
   const uint32_t chunk = kWarps * params.segment;
   r.block_begin = min(r.rank * chunk, args.vocabulary);
   r.block_end = min(r.block_begin + chunk, args.vocabulary);
   r.warp_begin = min(r.block_begin + r.warp() * params.segment, args.vocabulary);
   r.warp_end = min(r.warp_begin + params.segment, args.vocabulary);
+  if (threadIdx.x == 0) {
+    r.shared->list_count = 0;
+#if __CUDA_ARCH__ >= 900
+    for (uint64_t& barrier : r.shared->barriers)
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier))
+                   : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+  }
+  __syncwarp();
+  cluster_arrive();
   dependent_wait();
 
   const uint32_t index = blockIdx.y;
@@ -740,6 +1111,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2) sample_kernel(const SamplePa
   const int32_t status = args.statuses[index];
   if (r.row.is_sampled == 0 || status != kRowOk) {  // the same for the whole cluster
     if (r.rank == 0 && threadIdx.x == 0) args.outputs[index] = SampleOutput{status, -1, 0.0f, 0};
+    cluster_wait();
     return;
   }
   const float* const logits = args.logits + uint64_t{r.row.logits_row} * args.vocabulary;
@@ -761,63 +1133,126 @@ __global__ void __launch_bounds__(kBlockThreads, 2) sample_kernel(const SamplePa
     apply_bias_and_mask(r);
     if (is_penalized) apply_penalties(r);
     seen = Largest{};
-    seen.is_bad = was_bad;
     r.for_each([&](uint32_t, float logit) { seen.see(logit); });
+    seen.is_bad |= was_bad;
   }
-  if (kHasFilters)
-    for (uint32_t i = threadIdx.x; i < kBins; i += kBlockThreads) r.histograms[i] = Bin{0, 0};
-  // Also the block's barrier after the writes above.
-  const int32_t max_key = cluster_largest(r, seen);
-  const float max = unorder(max_key);
+
+  // The largest logit, and one that enough tokens reach.
+  const uint32_t reached = rank_of(seen.key());
+  Item item{};
+  const uint32_t warp_reached = __reduce_max_sync(kAllLanes, reached);
+  if (r.lane() == 0) r.shared->segments[r.warp()] = warp_reached;
+  const uint32_t wanted = kHasFilters ? tokens_wanted(r.row) : 0;
+  const bool has_list = wanted > 0 && wanted <= kListWantedMax;
+  uint32_t threshold_rank = 0;
+  if (has_list)
+    threshold_rank = block_threshold(reached, min(wanted / r.size + 1, kBlockThreads * 3 / 4));
+  else
+    __syncthreads();
+  if (r.warp() == 0)
+    item.count = __reduce_max_sync(
+        kAllLanes, static_cast<uint32_t>(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0));
+  item.token = threshold_rank;
+  cluster_wait();
+  const Item* items = r.exchange(item);
+  uint32_t max_rank = 0;
+  threshold_rank = UINT32_MAX;
+  for (uint32_t i = 0; i < r.size; ++i) {
+    max_rank = max(max_rank, items[i].count);
+    threshold_rank = min(threshold_rank, items[i].token);
+  }
+  const float max_logit = unorder(key_of(max_rank));
   const bool is_first = r.rank == 0 && threadIdx.x == 0;
-  if (max_key >= static_cast<int32_t>(kInfinityBits)) {
+  if (key_of(max_rank) >= static_cast<int32_t>(kInfinityBits)) {
     if (is_first) finish(r, kRowNotFinite, 0, 0.0f, 0);
     return;
   }
-  if (max == -__builtin_inff()) {
+  if (max_logit == -__builtin_inff()) {
     if (is_first) finish(r, kRowEmptyMask, 0, 0.0f, 0);
     return;
   }
+  const float lowest = -__builtin_inff();
+  const float threshold =
+      threshold_rank > rank_of(order(lowest)) ? unorder(key_of(threshold_rank)) : lowest;
 
-  // The sum of all weights, and the lowest id of the largest logit.
-  uint64_t sum = 0;
-  uint32_t best = kNoToken;
-  r.for_each([&](uint32_t id, float logit) {
-    const float distance = math::sub(max, logit);
-    sum += weight(math::exp_negative(distance));
-    if (distance == 0.0f) best = min(best, id);
-  });
-  const auto join = [](const Item& a, const Item& b) {
-    return Item{a.sum + b.sum, a.other < b.other ? a.other : b.other};
+  // The sums of weights at temperature 1 and at the row's, and the lowest id of the largest logit.
+  Candidates candidates(max_logit, r.row.temperature);
+  const bool is_tempered = r.row.temperature != 0.0f;
+  typename SumOf<kIsShared>::Type sum, tempered_sum;
+  const auto add_weight = [&](float logit) {
+    sum.add(math::exp_negative(math::sub(max_logit, logit)));
   };
-  const Item item = r.warp_join(Item{sum, best}, join);
-  const Item all = r.reduce(item, Item{0, kNoToken}, join);
+  if (!is_tempered) {
+    r.for_each([&](uint32_t, float logit) { add_weight(logit); });
+  } else if (candidates.inverse != 0.0f) {
+    r.for_each([&](uint32_t, float logit) {
+      add_weight(logit);
+      const float y = candidates.quotient(math::sub(max_logit, logit));
+      tempered_sum.add(math::exp_negative(fabsf(y)));
+    });
+  } else {
+    r.for_each([&](uint32_t, float logit) {
+      add_weight(logit);
+      tempered_sum.add(math::exp_negative(candidates.y(logit)));
+    });
+  }
+  uint32_t best = kNoToken;
+  if (seen.max == max_logit)
+    r.for_each([&](uint32_t id, float logit) {
+      if (logit == max_logit) best = min(best, id);
+    });
+  if (has_list) gather(r, threshold, seen);
+  const uint64_t warp_tempered_sum = is_tempered ? warp_sum(tempered_sum.total()) : 0;
+  if (r.lane() == 0) r.shared->segments[r.warp()] = warp_tempered_sum;
+  item = r.block_join(sum.total(), tempered_sum.total(), best);
+  item.count = has_list ? r.shared->list_count : 0;
+  items = r.exchange(item);
+  bool has_items = true;  // still, and the warps' sums
+  const Item all = r.joined(items);
   const double log_sum = math::log_of_weights(all.sum);
 
   uint32_t top_count = 0;
-  if (kHasFilters && r.row.top_logprobs > 0) top_count = report_top(r, max, log_sum);
-  if (r.row.temperature == 0.0f) {
+  Left left = Left::kAll;
+  if (has_list && all.count <= kListMax)
+    left = sample_from_list(r, items, all, threshold, candidates, log_sum, &top_count);
+  if (left == Left::kNothing) return;
+  if (kHasFilters) {
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < kBins; i += kBlockThreads) r.histograms[i] = Bin{0, 0};
+    __syncthreads();
+    if (left == Left::kAll && r.row.top_logprobs > 0) {
+      top_count = report_top(r, max_logit, log_sum);
+      left = Left::kDraw;
+      has_items = false;
+    }
+  }
+  if (!is_tempered) {
     if (is_first)
-      finish(r, kRowOk, static_cast<uint32_t>(all.other), math::log_probability(max, max, log_sum),
-             top_count);
+      finish(r, kRowOk, all.token, math::log_probability(max_logit, max_logit, log_sum), top_count);
     return;
   }
-  Candidates candidates{max, r.row.temperature, {}, {}};
-  if (kHasFilters) apply_filters(r, &candidates);
-  locate(
-      r,
-      [&](uint32_t id, float logit) -> uint64_t {
-        const float y = candidates.y(logit);
-        if (kHasFilters && !candidates.holds(id, y)) return 0;
-        const float p = math::exp_negative(y);
-        return p >= candidates.floor ? weight(p) : 0;
-      },
-      [&](uint64_t total) {
-        return math::mul_high(math::random_bits(r.row.seed, r.row.position), total) + 1;
-      },
-      [&](uint32_t id, float logit) {
-        finish(r, kRowOk, id, math::log_probability(logit, max, log_sum), top_count);
-      });
+  const auto measure = [&](uint32_t id, float logit) -> uint64_t {
+    const float y = candidates.y(logit);
+    if (kHasFilters && !candidates.holds(id, y)) return 0;
+    const float p = math::exp_negative(y);
+    return p >= candidates.floor ? weight(p) : 0;
+  };
+  const auto goal_of = [&](uint64_t total) {
+    return math::mul_high(math::random_bits(r.row.seed, r.row.position), total) + 1;
+  };
+  const auto found = [&](uint32_t id, float logit) {
+    finish(r, kRowOk, id, math::log_probability(logit, max_logit, log_sum), top_count);
+  };
+  if (kHasFilters && (has_filter(r.row) || !has_items)) {
+    apply_filters(r, &candidates);
+    locate(r, measure, goal_of, found);
+  } else {
+    if (kHasFilters) {  // the list has used their place
+      if (r.lane() == 0) r.shared->segments[r.warp()] = warp_tempered_sum;
+      __syncthreads();
+    }
+    locate_in(r, warp_tempered_sum, items, measure, goal_of, found);
+  }
 }
 
 // ---- the launcher ----
@@ -894,6 +1329,10 @@ cudaError_t sample(const SampleArgs& args, const Launch& launch) {
   const auto* const entry = reinterpret_cast<const void*>(kernel);
   cudaError_t status = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             static_cast<int>(shape.shared_bytes));
+  // As much as there is: else one block of two might not fit beside the first.
+  if (status == cudaSuccess)
+    status = cudaFuncSetAttribute(entry, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared);
   if (status == cudaSuccess && blocks > 8)
     status = cudaFuncSetAttribute(entry, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (status != cudaSuccess) return status;

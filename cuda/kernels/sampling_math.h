@@ -62,8 +62,13 @@ WCUDA_HD float exp_negative(float y) {
   const float x = -bit_cast<float>(bits < limit ? bits : limit);
   const float shifted = add(mul(x, kLog2E), kRound);
   const float n = sub(shifted, kRound);
-  const float r = sub(sub(x, mul(n, kLn2High)), mul(n, kLn2Low));  // |r| <= ln 2 / 2
-  float p = 1.0f / 5040;                                           // Taylor: error r^8 / 8! < 6e-9
+#ifdef __CUDA_ARCH__
+  const float high = __fmaf_rn(-n, kLn2High, x);  // the product is exact: the same bits
+#else
+  const float high = sub(x, mul(n, kLn2High));
+#endif
+  const float r = sub(high, mul(n, kLn2Low));  // |r| <= ln 2 / 2
+  float p = 1.0f / 5040;                       // Taylor: error r^8 / 8! < 6e-9
   p = add(mul(p, r), 1.0f / 720);
   p = add(mul(p, r), 1.0f / 120);
   p = add(mul(p, r), 1.0f / 24);
