@@ -51,6 +51,8 @@
 #![deny(clippy::undocumented_unsafe_blocks)]
 
 mod callback;
+#[cfg(feature = "text")]
+pub mod compat;
 pub mod context;
 pub mod device;
 pub mod engine;

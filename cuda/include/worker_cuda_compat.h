@@ -1,0 +1,506 @@
+/* worker_cuda_compat.h: fourteen functions of an older worker, cuda_init to
+ * cuda_check_device_health, as thin wrappers over worker_cuda.h, for programs written against them.
+ * New programs want that header.
+ *
+ * Everything here is `static inline`, but for the two functions that hold the text functions. Names
+ * clash with those of the CUDA driver: do not include cuda.h in the same file.
+ *
+ * Error codes are the CUDA_… numbers below, the only ones used. `error_code` may be NULL; it is
+ * written by every call, CUDA_SUCCESS included. Text. The library knows tokens only: somebody
+ * installs functions that turn text into tokens and back (the Rust crate:
+ * worker_cuda::compat::install_text). Without them inference does not start. Threads. Calls on one
+ * context, or on an object made from it, must not overlap.
+ */
+#ifndef WORKER_CUDA_COMPAT_H
+#define WORKER_CUDA_COMPAT_H
+
+#ifdef __cuda_cuda_h__
+#error "worker_cuda_compat.h and cuda.h define the same names: include one of them in a file"
+#endif
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "worker_cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The backend that cuda_init opens: an expression; define it before this header to choose another.
+ */
+#ifndef WCUDA_COMPAT_BACKEND
+#define WCUDA_COMPAT_BACKEND WCUDA_BACKEND_AUTO
+#endif
+
+#define CUDA_SUCCESS 0
+#define CUDA_ERROR_DEVICE_NOT_FOUND 1
+#define CUDA_ERROR_OUT_OF_MEMORY 2
+#define CUDA_ERROR_INVALID_DEVICE 3
+#define CUDA_ERROR_MODEL_LOAD_FAILED 4
+#define CUDA_ERROR_INFERENCE_FAILED 5
+#define CUDA_ERROR_VRAM_RESIDENCY_FAILED 6
+#define CUDA_ERROR_KERNEL_LAUNCH_FAILED 7
+#define CUDA_ERROR_INVALID_PARAMETER 8
+#define CUDA_ERROR_UNKNOWN 99
+
+/* Writes the tokens of `text` (UTF-8, NUL-terminated) for the model of this file, at most
+ * `capacity`; returns how many, negative on failure. */
+typedef int32_t (*wcuda_compat_encode)(void* user, const char* model_path, const char* text,
+                                       int32_t* tokens, uint32_t capacity);
+/* Writes the bytes that a token adds to a text, at most `capacity`, and returns how many: perhaps
+ * none, perhaps part of a character. WCUDA_COMPAT_END: the token ends the text; else negative on
+ * failure. */
+typedef int32_t (*wcuda_compat_decode)(void* user, const char* model_path, int32_t token,
+                                       char* bytes, uint32_t capacity);
+#define WCUDA_COMPAT_END (-1)
+#define WCUDA_COMPAT_FAILED (-2)
+
+typedef struct wcuda_compat_text {
+  wcuda_compat_encode encode;
+  wcuda_compat_decode decode;
+  void* user;
+} wcuda_compat_text;
+
+/* Installs the text functions of this process; NULL takes them away. `user` is handed to both; it
+ * and they must outlive their use. [any thread] */
+WCUDA_API void wcuda_compat_set_text(wcuda_compat_encode encode, wcuda_compat_decode decode,
+                                     void* user);
+/* What was installed last. [any thread] */
+WCUDA_API wcuda_compat_text wcuda_compat_text_get(void);
+
+#define WCUDA_COMPAT_PENDING_BYTES 1024
+
+typedef struct CudaContext {
+  wcuda_context context;
+} CudaContext;
+
+typedef struct CudaModel {
+  CudaContext* owner;
+  wcuda_model model;
+  uint64_t weights_bytes;
+  uint32_t context_length;
+  char* path;
+} CudaModel;
+
+typedef struct InferenceResult {
+  CudaModel* model;
+  wcuda_engine engine;
+  wcuda_sequence sequence;
+  float temperature;
+  uint64_t seed;
+  uint32_t length;     /* positions taken */
+  uint32_t length_max; /* positions there are */
+  uint32_t token_count, token_count_max;
+  int32_t next;      /* sampled and not yet decoded; -1: none */
+  int32_t last;      /* decoded and not yet fed */
+  int32_t has_ended; /* no further token will be sampled */
+  uint32_t pending_count;
+  char pending[WCUDA_COMPAT_PENDING_BYTES]; /* bytes not yet given out */
+} InferenceResult;
+
+/* Static text, never NULL. */
+static inline const char* cuda_error_message(int error_code) {
+  switch (error_code) {
+    case CUDA_SUCCESS:
+      return "success";
+    case CUDA_ERROR_DEVICE_NOT_FOUND:
+      return "no device found";
+    case CUDA_ERROR_OUT_OF_MEMORY:
+      return "out of memory";
+    case CUDA_ERROR_INVALID_DEVICE:
+      return "no such device";
+    case CUDA_ERROR_MODEL_LOAD_FAILED:
+      return "the model could not be loaded";
+    case CUDA_ERROR_INFERENCE_FAILED:
+      return "inference failed";
+    case CUDA_ERROR_VRAM_RESIDENCY_FAILED:
+      return "memory is not on the device";
+    case CUDA_ERROR_KERNEL_LAUNCH_FAILED:
+      return "the device failed";
+    case CUDA_ERROR_INVALID_PARAMETER:
+      return "invalid parameter";
+    default:
+      return "unknown error";
+  }
+}
+
+/* ---- not part of the older interface ---- */
+
+static inline void wcuda_compat_report(int* error_code, int code) {
+  if (error_code != NULL) *error_code = code;
+}
+
+/* `otherwise`: for what has no number of its own. */
+static inline int wcuda_compat_code(wcuda_status status, int otherwise) {
+  switch (status) {
+    case WCUDA_OK:
+      return CUDA_SUCCESS;
+    case WCUDA_NOT_AVAILABLE:
+    case WCUDA_NO_DEVICE:
+      return CUDA_ERROR_DEVICE_NOT_FOUND;
+    case WCUDA_OUT_OF_MEMORY:
+    case WCUDA_OUT_OF_HOST_MEMORY:
+    case WCUDA_OVER_BUDGET:
+    case WCUDA_OUT_OF_PAGES:
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    case WCUDA_DEVICE_ERROR:
+    case WCUDA_DEVICE_LOST:
+      return CUDA_ERROR_KERNEL_LAUNCH_FAILED;
+    default:
+      return otherwise;
+  }
+}
+
+/* Appends `count` tokens; samples the next into *sampled unless that is NULL. */
+static inline wcuda_status wcuda_compat_step(InferenceResult* result, const int32_t* tokens,
+                                             uint32_t count, int32_t* sampled) {
+  wcuda_sampling sampling = WCUDA_SAMPLING_INIT;
+  wcuda_step step = WCUDA_STEP_INIT;
+  wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
+  wcuda_row row;
+  wcuda_row_result row_result;
+  uint64_t ticket = 0;
+  wcuda_status status;
+  sampling.temperature = result->temperature;
+  sampling.seed = result->seed;
+  memset(&row, 0, sizeof(row));
+  memset(&row_result, 0, sizeof(row_result));
+  row.sequence = result->sequence;
+  row.tokens = tokens;
+  row.token_count = count;
+  row.flags = sampled != NULL ? WCUDA_ROW_SAMPLE : 0;
+  row.sampling = sampled != NULL ? &sampling : NULL;
+  step.row_count = 1;
+  step.rows = &row;
+  output.row_capacity = 1;
+  output.rows = &row_result;
+  status = wcuda_step_submit(result->engine, &step, &ticket, NULL);
+  if (status != WCUDA_OK) return status;
+  status = wcuda_step_wait(result->engine, ticket, -1, &output, NULL);
+  if (status != WCUDA_OK) return status;
+  if (row_result.status != WCUDA_ROW_OK) return WCUDA_INTERNAL;
+  result->length += count;
+  if (sampled != NULL) *sampled = row_result.token;
+  return WCUDA_OK;
+}
+
+/* Bytes of the character that begins here: 0 while some are missing, negative: bytes that begin
+ * none. */
+static inline int wcuda_compat_character(const char* text, uint32_t count) {
+  const unsigned char first = (unsigned char)text[0];
+  const uint32_t length = first < 0x80                    ? 1
+                          : first >= 0xc2 && first < 0xe0 ? 2
+                          : first >= 0xe0 && first < 0xf0 ? 3
+                          : first >= 0xf0 && first < 0xf5 ? 4
+                                                          : 0;
+  uint32_t i;
+  if (length == 0) return -1;
+  for (i = 1; i < length; ++i) {
+    unsigned char byte;
+    if (i >= count) return 0;
+    byte = (unsigned char)text[i];
+    if ((byte & 0xc0) != 0x80) return -(int)i;
+    if (i == 1 && ((first == 0xe0 && byte < 0xa0) || (first == 0xed && byte > 0x9f) ||
+                   (first == 0xf0 && byte < 0x90) || (first == 0xf4 && byte > 0x8f)))
+      return -1;
+  }
+  return (int)length;
+}
+
+/* Moves the whole characters that are pending to `text`, with a final NUL; bytes that are no
+ * character become U+FFFD. Returns their bytes, or -1 when `capacity` does not suffice and nothing
+ * moved. */
+static inline int wcuda_compat_take(InferenceResult* result, char* text, int capacity) {
+  uint32_t from = 0;
+  int to = 0;
+  while (from < result->pending_count) {
+    const int length = wcuda_compat_character(result->pending + from, result->pending_count - from);
+    const char* const source = length > 0 ? result->pending + from : "\xef\xbf\xbd";
+    const int bytes = length > 0 ? length : 3;
+    if (length == 0) break;
+    if (to + bytes + 1 > capacity) return -1;
+    memcpy(text + to, source, (size_t)bytes);
+    to += bytes;
+    from += (uint32_t)(length > 0 ? length : -length);
+  }
+  if (to == 0) return 0;
+  text[to] = 0;
+  result->pending_count -= from;
+  memmove(result->pending, result->pending + from, result->pending_count);
+  return to;
+}
+
+/* ---- contexts ---- */
+
+/* Opens a device; NULL on error. Without a GPU the host computes, unless WCUDA_COMPAT_BACKEND says
+ * otherwise. */
+static inline CudaContext* cuda_init(int gpu_device, int* error_code) {
+  wcuda_context_options options = WCUDA_CONTEXT_OPTIONS_INIT;
+  CudaContext* ctx;
+  wcuda_status status;
+  int32_t count = 0;
+  options.backend = WCUDA_COMPAT_BACKEND;
+  options.ordinal = gpu_device;
+  if (options.backend == WCUDA_BACKEND_HOST ||
+      wcuda_device_count(WCUDA_BACKEND_CUDA, &count, NULL) != WCUDA_OK || count == 0)
+    count = 1; /* the host's, or none: wcuda_context_create tells */
+  if (gpu_device < 0 || gpu_device >= count) {
+    wcuda_compat_report(error_code, CUDA_ERROR_INVALID_DEVICE);
+    return NULL;
+  }
+  ctx = (CudaContext*)calloc(1, sizeof(CudaContext));
+  status =
+      ctx == NULL ? WCUDA_OUT_OF_HOST_MEMORY : wcuda_context_create(&options, &ctx->context, NULL);
+  wcuda_compat_report(error_code, wcuda_compat_code(status, CUDA_ERROR_UNKNOWN));
+  if (status == WCUDA_OK) return ctx;
+  free(ctx);
+  return NULL;
+}
+
+/* NULL is legal. */
+static inline void cuda_destroy(CudaContext* ctx) {
+  if (ctx == NULL) return;
+  wcuda_context_destroy(ctx->context);
+  free(ctx);
+}
+
+/* GPUs that can be used; 0 on error. */
+static inline int cuda_get_device_count(void) {
+  int32_t count = 0;
+  return wcuda_device_count(WCUDA_BACKEND_CUDA, &count, NULL) == WCUDA_OK ? count : 0;
+}
+
+/* Device memory this context holds; 0 on error. */
+static inline uint64_t cuda_get_process_vram_usage(CudaContext* ctx) {
+  wcuda_health health = WCUDA_HEALTH_INIT;
+  if (ctx == NULL || wcuda_health_get(ctx->context, &health, NULL) != WCUDA_OK) return 0;
+  return health.ledger_bytes;
+}
+
+/* True when nothing is wrong with the device. */
+static inline bool cuda_check_device_health(CudaContext* ctx, int* error_code) {
+  wcuda_health health = WCUDA_HEALTH_INIT;
+  int code = CUDA_ERROR_INVALID_PARAMETER;
+  if (ctx != NULL && wcuda_health_get(ctx->context, &health, NULL) == WCUDA_OK) {
+    if (health.state == WCUDA_HEALTH_OK)
+      code = CUDA_SUCCESS;
+    else if (health.state == WCUDA_HEALTH_LOST)
+      code = CUDA_ERROR_KERNEL_LAUNCH_FAILED;
+    else
+      code = health.nonresident_count != 0 ? CUDA_ERROR_VRAM_RESIDENCY_FAILED : CUDA_ERROR_UNKNOWN;
+  }
+  wcuda_compat_report(error_code, code);
+  return code == CUDA_SUCCESS;
+}
+
+/* ---- models ---- */
+
+/* NULL is legal. */
+static inline void cuda_unload_model(CudaModel* model) {
+  if (model == NULL) return;
+  wcuda_model_destroy(model->model);
+  free(model->path);
+  free(model);
+}
+
+/* Loads a GGUF file; NULL on error, and *vram_bytes_used (may be NULL) is 0 then. The context must
+ * outlive the model. */
+static inline CudaModel* cuda_load_model(CudaContext* ctx, const char* model_path,
+                                         uint64_t* vram_bytes_used, int* error_code) {
+  wcuda_source source = WCUDA_SOURCE_INIT;
+  wcuda_model_info info = WCUDA_MODEL_INFO_INIT;
+  wcuda_gguf gguf = {0};
+  CudaModel* model;
+  wcuda_status status;
+  if (vram_bytes_used != NULL) *vram_bytes_used = 0;
+  if (ctx == NULL || model_path == NULL) {
+    wcuda_compat_report(error_code, CUDA_ERROR_INVALID_PARAMETER);
+    return NULL;
+  }
+  model = (CudaModel*)calloc(1, sizeof(CudaModel));
+  if (model != NULL) model->path = (char*)malloc(strlen(model_path) + 1);
+  if (model == NULL || model->path == NULL) {
+    free(model);
+    wcuda_compat_report(error_code, CUDA_ERROR_OUT_OF_MEMORY);
+    return NULL;
+  }
+  strcpy(model->path, model_path);
+  model->owner = ctx;
+  source.kind = WCUDA_SOURCE_PATH;
+  source.path.data = model_path;
+  source.path.bytes = strlen(model_path);
+  status = wcuda_gguf_open(&source, &gguf, NULL);
+  if (status == WCUDA_OK) status = wcuda_model_load(ctx->context, gguf, NULL, &model->model, NULL);
+  if (status == WCUDA_OK) status = wcuda_model_info_get(model->model, &info, NULL);
+  wcuda_gguf_destroy(gguf);
+  wcuda_compat_report(error_code, wcuda_compat_code(status, CUDA_ERROR_MODEL_LOAD_FAILED));
+  if (status != WCUDA_OK) {
+    cuda_unload_model(model);
+    return NULL;
+  }
+  model->weights_bytes = info.weights_bytes;
+  model->context_length = info.context_length;
+  if (vram_bytes_used != NULL) *vram_bytes_used = info.weights_bytes;
+  return model;
+}
+
+/* Bytes of the weights; 0 for NULL. */
+static inline uint64_t cuda_model_get_vram_usage(CudaModel* model) {
+  return model != NULL ? model->weights_bytes : 0;
+}
+/* The same. */
+static inline uint64_t cuda_get_vram_usage(CudaModel* model) {
+  return cuda_model_get_vram_usage(model);
+}
+
+/* True when everything that the model's context holds is memory of its device. */
+static inline bool cuda_check_vram_residency(CudaModel* model, int* error_code) {
+  wcuda_health health = WCUDA_HEALTH_INIT;
+  int code = CUDA_ERROR_INVALID_PARAMETER;
+  if (model != NULL && wcuda_health_get(model->owner->context, &health, NULL) == WCUDA_OK)
+    code = health.state == WCUDA_HEALTH_LOST || health.nonresident_count != 0
+               ? CUDA_ERROR_VRAM_RESIDENCY_FAILED
+               : CUDA_SUCCESS;
+  wcuda_compat_report(error_code, code);
+  return code == CUDA_SUCCESS;
+}
+
+/* ---- inference ---- */
+
+/* NULL is legal. */
+static inline void cuda_inference_free(InferenceResult* result) {
+  if (result == NULL) return;
+  wcuda_sequence_destroy(result->sequence);
+  wcuda_engine_destroy(result->engine);
+  free(result);
+}
+
+/* Makes room for a prompt of `count` tokens and what follows it, and computes the prompt. */
+static inline wcuda_status wcuda_compat_begin(InferenceResult* result, const int32_t* tokens,
+                                              uint32_t count) {
+  wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
+  wcuda_engine_info info = WCUDA_ENGINE_INFO_INIT;
+  wcuda_status status;
+  uint32_t done = 0;
+  options.max_sequences = 1;
+  options.max_sequence_tokens = result->length_max;
+  options.kv_tokens = result->length_max;
+  status = wcuda_engine_create(result->model->model, &options, &result->engine, NULL);
+  if (status == WCUDA_OK) status = wcuda_engine_info_get(result->engine, &info, NULL);
+  if (status == WCUDA_OK) status = wcuda_sequence_create(result->engine, &result->sequence, NULL);
+  while (status == WCUDA_OK && done < count) {
+    const uint32_t left = count - done;
+    const uint32_t part = left < info.max_batch_tokens ? left : info.max_batch_tokens;
+    status = wcuda_compat_step(result, tokens + done, part, part == left ? &result->next : NULL);
+    done += part;
+  }
+  return status;
+}
+
+/* Begins a text; NULL on error. prompt: UTF-8. max_tokens: 1 … 2048. temperature: 0 (greedy) … 2.
+ * The model must outlive the result. */
+static inline InferenceResult* cuda_inference_start(CudaModel* model, const char* prompt,
+                                                    int max_tokens, float temperature,
+                                                    uint64_t seed, int* error_code) {
+  const wcuda_compat_text text = wcuda_compat_text_get();
+  InferenceResult* result = NULL;
+  int32_t* tokens = NULL;
+  int32_t count;
+  int code = CUDA_SUCCESS;
+  if (model == NULL || prompt == NULL || max_tokens < 1 || max_tokens > 2048 ||
+      !(temperature >= 0.0f && temperature <= 2.0f) || strlen(prompt) > UINT32_MAX / 16) {
+    wcuda_compat_report(error_code, CUDA_ERROR_INVALID_PARAMETER);
+    return NULL;
+  }
+  if (text.encode == NULL || text.decode == NULL) {
+    wcuda_compat_report(error_code, CUDA_ERROR_INFERENCE_FAILED);
+    return NULL;
+  }
+  result = (InferenceResult*)calloc(1, sizeof(InferenceResult));
+  tokens = (int32_t*)malloc((strlen(prompt) + 16) * sizeof(int32_t));
+  if (result == NULL || tokens == NULL) {
+    code = CUDA_ERROR_OUT_OF_MEMORY;
+  } else {
+    count = text.encode(text.user, model->path, prompt, tokens, (uint32_t)strlen(prompt) + 16);
+    if (count < 0) {
+      code = CUDA_ERROR_INFERENCE_FAILED;
+    } else if (count == 0 || (uint32_t)count > model->context_length) {
+      code = CUDA_ERROR_INVALID_PARAMETER;
+    } else {
+      result->model = model;
+      result->temperature = temperature;
+      result->seed = seed;
+      result->token_count_max = (uint32_t)max_tokens;
+      result->next = result->last = -1;
+      result->length_max = (uint32_t)count + (uint32_t)max_tokens;
+      if (result->length_max > model->context_length) result->length_max = model->context_length;
+      code = wcuda_compat_code(wcuda_compat_begin(result, tokens, (uint32_t)count),
+                               CUDA_ERROR_INFERENCE_FAILED);
+    }
+  }
+  free(tokens);
+  wcuda_compat_report(error_code, code);
+  if (code == CUDA_SUCCESS) return result;
+  cuda_inference_free(result);
+  return NULL;
+}
+
+/* Waits for the next piece of text: whole characters, NUL-terminated. True: there is one; false:
+ * the text has ended (CUDA_SUCCESS) or failed. *token_index (may be NULL): of the token that
+ * completed it, from 0. A buffer that is too small is CUDA_ERROR_INVALID_PARAMETER, and the text
+ * stays for the next call. */
+static inline bool cuda_inference_next_token(InferenceResult* result, char* token_out,
+                                             int token_buffer_size, int* token_index,
+                                             int* error_code) {
+  const wcuda_compat_text text = wcuda_compat_text_get();
+  if (result == NULL || token_out == NULL || token_buffer_size < 1 || text.decode == NULL) {
+    wcuda_compat_report(error_code, CUDA_ERROR_INVALID_PARAMETER);
+    return false;
+  }
+  for (;;) {
+    int32_t bytes;
+    const int taken = wcuda_compat_take(result, token_out, token_buffer_size);
+    if (taken != 0) {
+      if (taken > 0 && token_index != NULL) *token_index = (int)result->token_count - 1;
+      wcuda_compat_report(error_code, taken > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_PARAMETER);
+      return taken > 0;
+    }
+    if (!result->has_ended && result->next < 0) {
+      wcuda_status status = WCUDA_OK;
+      if (result->token_count == result->token_count_max || result->length == result->length_max)
+        result->has_ended = 1;
+      else
+        status = wcuda_compat_step(result, &result->last, 1, &result->next);
+      if (status != WCUDA_OK) {
+        result->has_ended = 1;
+        wcuda_compat_report(error_code, wcuda_compat_code(status, CUDA_ERROR_INFERENCE_FAILED));
+        return false;
+      }
+    }
+    if (result->has_ended) {
+      wcuda_compat_report(error_code, CUDA_SUCCESS);
+      return false;
+    }
+    result->last = result->next;
+    result->next = -1;
+    bytes = text.decode(text.user, result->model->path, result->last,
+                        result->pending + result->pending_count,
+                        WCUDA_COMPAT_PENDING_BYTES - result->pending_count);
+    if (bytes < 0) {
+      result->has_ended = 1;
+      if (bytes == WCUDA_COMPAT_END) continue;
+      wcuda_compat_report(error_code, CUDA_ERROR_INFERENCE_FAILED);
+      return false;
+    }
+    ++result->token_count;
+    result->pending_count += (uint32_t)bytes;
+  }
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* WORKER_CUDA_COMPAT_H */
