@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = EngineOptions::new()
         .max_sequences(1)
         .max_sequence_tokens(2048);
-    let plan = CudaContext::host()?.plan(&gguf, &options)?;
+    let plan = CudaContext::auto()?.plan(&gguf, &options)?;
     println!(
         "needs {} bytes, {}",
         plan.total_bytes,

@@ -9,7 +9,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args_os()
         .nth(1)
         .ok_or("usage: 04-generate FILE.gguf")?;
-    let model = Model::load(&CudaContext::host()?, &Gguf::open(path)?)?;
+    let model = Model::load(&CudaContext::auto()?, &Gguf::open(path)?)?;
     let mut session = Session::new(&model, &EngineOptions::new().max_sequence_tokens(1024))?;
     let request = Request::user("Why is the sky blue? One sentence.").max_tokens(64);
     for event in session.generate(&request)? {

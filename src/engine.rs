@@ -19,7 +19,7 @@ pub type Token = u32;
 /// ```no_run
 /// # fn main() -> worker_cuda::Result<()> {
 /// # use worker_cuda::{CudaContext, Engine, EngineOptions, Gguf, Model, Row, Sampling, Step};
-/// # let model = Model::load(&CudaContext::host()?, &Gguf::open("model.gguf")?)?;
+/// # let model = Model::load(&CudaContext::auto()?, &Gguf::open("model.gguf")?)?;
 /// let mut engine = Engine::new(&model, &EngineOptions::new().max_sequences(4))?;
 /// let sequence = engine.create_sequence()?;
 /// let greedy = Sampling::greedy();

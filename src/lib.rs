@@ -20,7 +20,7 @@
 //! use worker_cuda::{CudaContext, Purpose};
 //!
 //! # fn main() -> worker_cuda::Result<()> {
-//! let context = CudaContext::host()?; // `auto()` takes a GPU where there is one
+//! let context = CudaContext::auto()?; // a GPU where there is one, else the host
 //! let mut buffer = context.alloc::<f32>(1024)?;
 //! buffer.fill(0.5)?;
 //! buffer.write_at(10, &[1.0, 2.0])?;

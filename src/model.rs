@@ -156,7 +156,7 @@ impl Model {
     /// ```no_run
     /// # fn main() -> worker_cuda::Result<()> {
     /// use worker_cuda::{CudaContext, Gguf, Model};
-    /// let model = Model::load(&CudaContext::host()?, &Gguf::open("model.gguf")?)?;
+    /// let model = Model::load(&CudaContext::auto()?, &Gguf::open("model.gguf")?)?;
     /// println!("{} parameters", model.info().parameter_count);
     /// # Ok(())
     /// # }

@@ -42,7 +42,6 @@ static wcuda_status generate(const char* path, uint32_t count, const int32_t* pr
   wcuda_sequence sequence = {0};
   wcuda_context_options options = WCUDA_CONTEXT_OPTIONS_INIT;
   wcuda_source source = WCUDA_SOURCE_INIT;
-  options.backend = WCUDA_BACKEND_HOST;
   source.kind = WCUDA_SOURCE_PATH;
   source.path.data = path;
   source.path.bytes = strlen(path);
