@@ -77,6 +77,7 @@ Status Engine::warm_up() {
 }
 
 Result<std::shared_ptr<Sequence>> Engine::create_sequence() {
+  WCUDA_TRY(machine_.memory->backend().fault());
   const std::lock_guard<std::mutex> lock(mutex_);
   if (free_slots_.empty())
     return Status::error(WCUDA_LIMIT_EXCEEDED, "all %u sequences of the engine are live",
@@ -89,6 +90,7 @@ Result<std::shared_ptr<Sequence>> Engine::create_sequence() {
 }
 
 Result<std::shared_ptr<Sequence>> Engine::fork(const std::shared_ptr<Sequence>& source) {
+  WCUDA_TRY(machine_.memory->backend().fault());
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!source->alive) return Status::error(WCUDA_INVALID_HANDLE, "the sequence was destroyed");
   if (free_slots_.empty())

@@ -313,7 +313,7 @@ Status Engine::drain() {
     std::shared_ptr<Ticket> ticket;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (in_flight_.empty()) return {};
+      if (in_flight_.empty()) return machine_.memory->backend().fault();
       ticket = in_flight_.front();
     }
     runner_->wait(*ticket, -1);

@@ -9,6 +9,7 @@
 
 namespace {
 
+constexpr uint64_t kBufferBytes = 4096;
 int failures = 0;
 
 #define CHECK(condition)                                         \
@@ -31,7 +32,7 @@ wcuda_context create(int32_t backend, wcuda_status* status, wcuda_error* error) 
 
 wcuda_buffer create_buffer(wcuda_context context, wcuda_status* status) {
   wcuda_buffer_options options = WCUDA_BUFFER_OPTIONS_INIT;
-  options.bytes = 4096;
+  options.bytes = kBufferBytes;
   wcuda_buffer buffer{0};
   *status = wcuda_buffer_create(context, &options, &buffer, nullptr);
   return buffer;
@@ -58,6 +59,91 @@ void expect_lost(wcuda_context context, wcuda_buffer buffer) {
   CHECK(std::strlen(health.message) > 0);
 }
 
+// A model and an engine with one sequence and one step in flight.
+struct Machine {
+  wcuda_gguf gguf{0};
+  wcuda_model model{0};
+  wcuda_engine engine{0};
+  wcuda_sequence sequence{0};
+  uint64_t ticket = 0;
+};
+
+wcuda_status submit(const Machine& machine, uint64_t* ticket) {
+  static const int32_t tokens[] = {1, 2, 3};
+  const wcuda_row row = {machine.sequence, tokens, 3, WCUDA_ROW_SAMPLE, nullptr};
+  wcuda_step step = WCUDA_STEP_INIT;
+  step.row_count = 1;
+  step.rows = &row;
+  return wcuda_step_submit(machine.engine, &step, ticket, nullptr);
+}
+
+wcuda_status wait(const Machine& machine, uint64_t ticket, wcuda_error* error) {
+  wcuda_row_result row{};
+  wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
+  output.row_capacity = 1;
+  output.rows = &row;
+  return wcuda_step_wait(machine.engine, ticket, -1, &output, error);
+}
+
+wcuda_engine_options engine_options() {
+  wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
+  options.max_sequences = 4;
+  options.max_sequence_tokens = 128;
+  return options;
+}
+
+Machine start_machine(wcuda_context context) {
+  Machine machine;
+  wcuda_source source = WCUDA_SOURCE_INIT;
+  source.kind = WCUDA_SOURCE_PATH;
+  const char path[] = WCUDA_TEST_DATA "/models/qwen3.gguf";
+  source.path = {path, sizeof(path) - 1};
+  const wcuda_engine_options options = engine_options();
+  uint64_t ticket = 0;
+  CHECK(wcuda_gguf_open(&source, &machine.gguf, nullptr) == WCUDA_OK);
+  CHECK(wcuda_model_load(context, machine.gguf, nullptr, &machine.model, nullptr) == WCUDA_OK);
+  CHECK(wcuda_engine_create(machine.model, &options, &machine.engine, nullptr) == WCUDA_OK);
+  CHECK(wcuda_sequence_create(machine.engine, &machine.sequence, nullptr) == WCUDA_OK);
+  CHECK(submit(machine, &ticket) == WCUDA_OK);
+  CHECK(wait(machine, ticket, nullptr) == WCUDA_OK);
+  CHECK(submit(machine, &machine.ticket) == WCUDA_OK);
+  return machine;
+}
+
+// The step in flight, and all that is asked later.
+void expect_machine_lost(wcuda_context context, const Machine& machine) {
+  const wcuda_engine_options options = engine_options();
+  wcuda_error error{};
+  wcuda_model model{0};
+  wcuda_engine engine{0};
+  wcuda_sequence sequence{0};
+  wcuda_plan plan = WCUDA_PLAN_INIT;
+  uint64_t ticket = 0;
+  CHECK(wait(machine, machine.ticket, &error) == WCUDA_DEVICE_LOST);
+  CHECK(std::strlen(error.message) > 0 && error.native_code != 0);
+  CHECK(submit(machine, &ticket) == WCUDA_DEVICE_LOST);
+  CHECK(wcuda_engine_warm_up(machine.engine, nullptr) == WCUDA_DEVICE_LOST);
+  CHECK(wcuda_engine_drain(machine.engine, nullptr) == WCUDA_DEVICE_LOST);
+  CHECK(wcuda_sequence_create(machine.engine, &sequence, nullptr) == WCUDA_DEVICE_LOST);
+  CHECK(wcuda_sequence_fork(machine.sequence, &sequence, nullptr) == WCUDA_DEVICE_LOST);
+  CHECK(wcuda_model_verify(machine.model, nullptr) == WCUDA_DEVICE_LOST);
+  CHECK(wcuda_model_load(context, machine.gguf, nullptr, &model, nullptr) == WCUDA_DEVICE_LOST);
+  CHECK(wcuda_engine_create(machine.model, &options, &engine, nullptr) == WCUDA_DEVICE_LOST);
+  CHECK(wcuda_plan_get(context, machine.gguf, &options, &plan, nullptr) == WCUDA_DEVICE_LOST);
+  CHECK(model.id == 0 && engine.id == 0 && sequence.id == 0 && ticket == 0);
+}
+
+// Leaves the test's buffer in the ledger, and nothing else.
+void stop_machine(wcuda_context context, const Machine& machine) {
+  wcuda_sequence_destroy(machine.sequence);
+  wcuda_engine_destroy(machine.engine);
+  wcuda_model_destroy(machine.model);
+  wcuda_gguf_destroy(machine.gguf);
+  wcuda_health health = WCUDA_HEALTH_INIT;
+  CHECK(wcuda_health_get(context, &health, nullptr) == WCUDA_OK);
+  CHECK(health.ledger_bytes == kBufferBytes && health.staging_bytes == 0);
+}
+
 void expect_works(wcuda_context context) {
   wcuda_status status;
   const wcuda_buffer buffer = create_buffer(context, &status);
@@ -82,11 +168,13 @@ int main() {
   const wcuda_buffer buffer = create_buffer(first, &status);
   const wcuda_buffer other = create_buffer(second, &status);
   CHECK(status == WCUDA_OK);
+  const Machine machine = start_machine(first);
 
   trap_kernel<<<1, 1>>>();
   CHECK(cudaDeviceSynchronize() != cudaSuccess);
 
   expect_lost(first, buffer);
+  expect_machine_lost(first, machine);
   expect_lost(second, other);
   expect_works(host);
   create(WCUDA_BACKEND_CUDA, &status, &error);
@@ -98,6 +186,7 @@ int main() {
   CHECK(info.backend == WCUDA_BACKEND_HOST);
   std::printf("fallback: %s\n", info.fallback_reason);
 
+  stop_machine(first, machine);
   wcuda_context_destroy(first);
   wcuda_buffer_destroy(buffer);
   wcuda_buffer_destroy(other);
