@@ -222,8 +222,8 @@ int main(int argc, char** argv) {
   if (what == "shapes") bench.shapes(type, columns, tuning, nullptr);
   if (what == "tune")
     for (const uint32_t ctas : {16 / kVectorWarps, 32 / kVectorWarps})
-      for (const uint32_t stages : {0u, 2u, 3u, 4u})
-        for (const uint32_t cluster : {1u, 2u, 4u, 8u}) {
+      for (const uint32_t stages : {0u, 2u, 3u, 4u, 5u})
+        for (const uint32_t cluster : {1u, 2u, 4u}) {
           tuning = {cluster, ctas, stages};
           bench.chains(type, columns, tuning, "8B");
         }

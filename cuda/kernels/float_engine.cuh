@@ -47,22 +47,26 @@ struct HalfEngine {
   static __device__ void stage_x(const VectorParams& params, uint32_t begin, uint32_t count,
                                  uint8_t* x, float* squares) {
     stage_slice<T>(
-        params, begin, count, squares, [&](uint32_t quad, uint32_t token, const float4& v) {
-          const float values[4] = {v.x, v.y, v.z, v.w};
-          uint16_t high[4], low[4];
+        params, begin, count, squares,
+        [&](uint32_t eight, uint32_t token, const float(&v)[8], bool is_there) {
+          if (!is_there) return;
+          uint32_t high[4], low[4];  // pairs
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const float scaled = values[i] * (1.0f / kScale);
-            high[i] = term(scaled);
-            low[i] = term((scaled - value(high[i])) * (1.0f / kLowScale));
+            uint16_t terms[2][2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              const float scaled = v[2 * i + j] * (1.0f / kScale);
+              terms[0][j] = term(scaled);
+              terms[1][j] = term((scaled - value(terms[0][j])) * (1.0f / kLowScale));
+            }
+            high[i] = terms[0][0] | uint32_t{terms[0][1]} << 16;
+            low[i] = terms[1][0] | uint32_t{terms[1][1]} << 16;
           }
-          uint8_t* target =
-              x + quad / 8 * T * 128 + quad % 8 * 8 + (T == 8 ? token * 64 : token * 128);
-          const auto pair = [](uint16_t a, uint16_t b) { return a | uint32_t{b} << 16; };
-          *reinterpret_cast<uint2*>(target) =
-              make_uint2(pair(high[0], high[1]), pair(high[2], high[3]));
-          *reinterpret_cast<uint2*>(target + (T == 8 ? 512 : 64)) =
-              make_uint2(pair(low[0], low[1]), pair(low[2], low[3]));
+          uint8_t* target = x + eight / 4 * T * 128 + eight % 4 * 16 + token * (T == 8 ? 64 : 128);
+          *reinterpret_cast<uint4*>(target) = make_uint4(high[0], high[1], high[2], high[3]);
+          *reinterpret_cast<uint4*>(target + (T == 8 ? 512 : 64)) =
+              make_uint4(low[0], low[1], low[2], low[3]);
         });
   }
 
@@ -103,15 +107,16 @@ struct HalfEngine {
     }
   }
 
-  static __device__ void store(float (&sums)[kSums], float* slot, uint32_t lane) {
+  template <class Put>
+  static __device__ void store(float (&sums)[kSums], uint32_t lane, Put put) {
     const uint32_t g = lane / 4, t = lane % 4;
     if constexpr (T == 8) {
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i)  // tokens 2t, 2t + 1 of row g, then of g + 8
-        slot[(2 * t + i % 2) * 16 + g + i / 2 * 8] = (sums[i] + sums[4 + i] * kLowScale) * kScale;
+        put((2 * t + i % 2) * 16 + g + i / 2 * 8, (sums[i] + sums[4 + i] * kLowScale) * kScale);
     } else if (t < T) {
-      slot[t * 16 + g] = (sums[0] + sums[1] * kLowScale) * kScale;
-      slot[t * 16 + g + 8] = (sums[2] + sums[3] * kLowScale) * kScale;
+      put(t * 16 + g, (sums[0] + sums[1] * kLowScale) * kScale);
+      put(t * 16 + g + 8, (sums[2] + sums[3] * kLowScale) * kScale);
     }
   }
 };
@@ -131,8 +136,11 @@ struct F32Engine {
   static __device__ void stage_x(const VectorParams& params, uint32_t begin, uint32_t count,
                                  uint8_t* x, float* squares) {
     stage_slice<T>(params, begin, count, squares,
-                   [&](uint32_t quad, uint32_t token, const float4& v) {
-                     reinterpret_cast<float4*>(x)[quad * T + token] = v;
+                   [&](uint32_t eight, uint32_t token, const float(&v)[8], bool is_there) {
+                     if (!is_there) return;
+                     auto* target = reinterpret_cast<float4*>(x) + eight * 2 * T + token;
+                     target[0] = make_float4(v[0], v[1], v[2], v[3]);
+                     target[T] = make_float4(v[4], v[5], v[6], v[7]);
                    });
   }
 
@@ -155,13 +163,14 @@ struct F32Engine {
     }
   }
 
-  static __device__ void store(float (&sums)[kSums], float* slot, uint32_t lane) {
+  template <class Put>
+  static __device__ void store(float (&sums)[kSums], uint32_t lane, Put put) {
     const uint32_t g = lane / 4, t = lane % 4;
 #pragma unroll
     for (uint32_t i = 0; i < kSums; ++i) {
       sums[i] += __shfl_xor_sync(~0u, sums[i], 1);
       sums[i] += __shfl_xor_sync(~0u, sums[i], 2);
-      if (t == 0) slot[i / 2 * 16 + g + i % 2 * 8] = sums[i];
+      if (t == 0) put(i / 2 * 16 + g + i % 2 * 8, sums[i]);
     }
   }
 };

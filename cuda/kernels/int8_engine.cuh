@@ -30,31 +30,52 @@ constexpr float kCodeMax = 32639.0f;
 // [32], for T = 8 [group][token][t][high, low][8], and for each group and token {scale, scale *
 // sum, sum of its first 16 codes, of its last 16}.
 template <uint32_t T, Ownership kOwnership>
-__device__ inline void put_int8(uint32_t quad, uint32_t token, const float4& v, uint8_t* codes,
-                                uint8_t* scales) {
-  float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+__device__ inline void put_int8(uint32_t eight, uint32_t token, const float (&v)[8], bool is_there,
+                                uint8_t* codes, uint8_t* scales) {
+  float amax = 0.0f;
 #pragma unroll
-  for (uint32_t step = 1; step < 8; step *= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, step));
-  const float inverse = amax > 0.0f ? kCodeMax / amax : 0.0f;
-  const int32_t q0 = __float2int_rn(v.x * inverse), q1 = __float2int_rn(v.y * inverse);
-  const int32_t q2 = __float2int_rn(v.z * inverse), q3 = __float2int_rn(v.w * inverse);
-  const int32_t h0 = (q0 + 128) >> 8, h1 = (q1 + 128) >> 8;
-  const int32_t h2 = (q2 + 128) >> 8, h3 = (q3 + 128) >> 8;
-  const auto pack = [](int32_t a, int32_t b, int32_t c, int32_t d) {
-    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
-  };
-  int32_t sum = q0 + q1 + q2 + q3;
+  for (int i = 0; i < 8; ++i) amax = fmaxf(amax, fabsf(v[i]));
+  amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 1));
+  amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 2));
+  const float inverse = amax > 0.0f ? __fdividef(kCodeMax, amax) : 0.0f;
+  int32_t q[8];
+  int32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    q[i] = __float2int_rn(v[i] * inverse);
+    sum += q[i];
+  }
   sum += __shfl_xor_sync(~0u, sum, 1);
-  sum += __shfl_xor_sync(~0u, sum, 2);
-  const int32_t other = __shfl_xor_sync(~0u, sum, 4);
-  const uint32_t cell = quad / 8 * T + token;
-  const uint32_t place = owned_place(kOwnership, quad % 8 * 4);
-  uint8_t* target = codes + cell * 64 + (T == 8 ? place / 8 * 16 + place % 8 : place);
-  *reinterpret_cast<uint32_t*>(target) = pack(h0, h1, h2, h3);
-  // The low term is the low byte of q.
-  *reinterpret_cast<uint32_t*>(target + (T == 8 ? 8 : 32)) = pack(q0, q1, q2, q3);
-  if (quad % 8 == 0) {
-    const float scale = amax / kCodeMax;
+  const int32_t other = __shfl_xor_sync(~0u, sum, 2);
+  if (!is_there) return;
+  // The low term is the low byte of q, the high one the next of q + 128.
+  uint32_t high[2], low[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int32_t* four = q + 4 * i;
+    high[i] = __byte_perm(__byte_perm(four[0] + 128, four[1] + 128, 0x0051),
+                          __byte_perm(four[2] + 128, four[3] + 128, 0x0051), 0x5410);
+    low[i] = __byte_perm(__byte_perm(four[0], four[1], 0x0040),
+                         __byte_perm(four[2], four[3], 0x0040), 0x5410);
+  }
+  const uint32_t cell = eight / 4 * T + token;
+  constexpr uint32_t kLowOffset = T == 8 ? 8 : 32;
+  uint8_t* target = codes + cell * 64;
+  if constexpr (kOwnership == Ownership::kEight) {
+    target += eight % 4 * (T == 8 ? 16 : 8);
+    *reinterpret_cast<uint2*>(target) = make_uint2(high[0], high[1]);
+    *reinterpret_cast<uint2*>(target + kLowOffset) = make_uint2(low[0], low[1]);
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t place = owned_place(kOwnership, eight % 4 * 8 + 4 * i);
+      uint8_t* four = target + (T == 8 ? place / 8 * 16 + place % 8 : place);
+      *reinterpret_cast<uint32_t*>(four) = high[i];
+      *reinterpret_cast<uint32_t*>(four + kLowOffset) = low[i];
+    }
+  }
+  if (eight % 4 == 0) {
+    const float scale = amax * (1.0f / kCodeMax);
     *reinterpret_cast<uint4*>(scales + cell * 16) =
         make_uint4(__float_as_uint(scale), __float_as_uint(scale * static_cast<float>(sum + other)),
                    static_cast<uint32_t>(sum), static_cast<uint32_t>(other));
@@ -99,8 +120,9 @@ struct Int8Engine {
                                  uint8_t* x, float* squares) {
     Codebook<Tile>::prepare();
     stage_slice<T>(params, begin, count, squares,
-                   [&](uint32_t quad, uint32_t token, const float4& v) {
-                     put_int8<T, Tile::kOwnership>(quad, token, v, x, x + params.x_scales_offset);
+                   [&](uint32_t eight, uint32_t token, const float(&v)[8], bool is_there) {
+                     put_int8<T, Tile::kOwnership>(eight, token, v, is_there, x,
+                                                   x + params.x_scales_offset);
                    });
   }
 
@@ -240,7 +262,8 @@ struct Int8Engine {
   }
 
   // Sums of the 16 rows over the quads, to slot (T, 16).
-  static __device__ void store(float (&sums)[kSums], float* slot, uint32_t lane) {
+  template <class Put>
+  static __device__ void store(float (&sums)[kSums], uint32_t lane, Put put) {
     const uint32_t g = lane / 4, t = lane % 4;
 #pragma unroll
     for (uint32_t step = T; step < 4; step *= 2) {
@@ -248,13 +271,13 @@ struct Int8Engine {
       sums[1] += __shfl_xor_sync(~0u, sums[1], step);
     }
     if constexpr (T == 8) {
-      slot[2 * t * 16 + g] = sums[0];
-      slot[2 * t * 16 + g + 8] = sums[1];
-      slot[(2 * t + 1) * 16 + g] = sums[2];
-      slot[(2 * t + 1) * 16 + g + 8] = sums[3];
+      put(2 * t * 16 + g, sums[0]);
+      put(2 * t * 16 + g + 8, sums[1]);
+      put((2 * t + 1) * 16 + g, sums[2]);
+      put((2 * t + 1) * 16 + g + 8, sums[3]);
     } else if (t < T) {
-      slot[t * 16 + g] = sums[0];
-      slot[t * 16 + g + 8] = sums[1];
+      put(t * 16 + g, sums[0]);
+      put(t * 16 + g + 8, sums[1]);
     }
   }
 };

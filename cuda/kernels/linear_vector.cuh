@@ -40,22 +40,56 @@ __device__ inline Place place_of(const VectorParams& params, uint32_t section, u
 struct Share {
   uint32_t section;
   uint32_t strip_begin, strips;
-  uint32_t chunk_begin, chunks;  // of a strip: its slice of the inputs, in stages
+  uint32_t chunk_begin, chunks;  // of a strip: its slice, in stages
+  uint32_t reciprocal;           // of chunks
 };
 
-// The sums of a CTA's slice, slot by slot: sums (strips, T, 16).
+// Who adds up strip s of a cluster (counted from its first) and finishes it, and its number there.
+// Without clusters, each CTA adds up all strips of its slice.
+struct Owner {
+  uint32_t rank;
+  uint32_t index;
+};
+__device__ inline Owner owner_of(const VectorParams& params, uint32_t s) {
+  if (params.slot_ranks == 1) return {0, s};
+  const uint32_t width = params.epilogue >= Epilogue::kSiluGate ? 2 : 1, unit = s / width;
+  return {unit % params.slot_ranks, unit / params.slot_ranks * width + s % width};
+}
+
+// Float number `offset` of the shared memory of CTA `rank` of the cluster.
+template <bool kCluster>
+__device__ inline void put_float(const VectorParams& params, float* own, uint32_t offset,
+                                 uint32_t rank, float value) {
+  if constexpr (kCluster) {
+#if __CUDA_ARCH__ >= 900
+    if (params.slot_ranks != 1) {
+      uint32_t address;
+      asm("mapa.shared::cluster.u32 %0, %1, %2;"
+          : "=r"(address)
+          : "r"(shared_address(own + offset)), "r"(rank));
+      asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+      return;
+    }
+#endif
+  }
+  own[offset] = value;
+}
+
+// Adds up the runs of the CTA's warps: a slot (T, 16) for each strip of a run, at the strip's
+// owner, (slot_ranks, slots_of_rank, T, 16). Slot index + warp is a run's alone, as both only grow.
+// Sums of squares of the slice go to every CTA, (slot_ranks, T).
 template <class Engine, uint32_t T, bool kCluster>
-__device__ inline void sum_slice(const VectorParams& params, const Share& share, uint8_t* shared) {
+__device__ inline void sum_slice(const VectorParams& params, const Share& share, uint32_t rank,
+                                 uint8_t* shared) {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t items = share.strips * share.chunks;
-  const auto run_begin = [&](uint32_t w) { return items * w / kVectorWarps; };
-  const uint32_t begin = run_begin(warp), end = run_begin(warp + 1);
+  const uint32_t begin = items * warp / kVectorWarps, end = items * (warp + 1) / kVectorWarps;
   float* slots = reinterpret_cast<float*>(shared + params.slots_offset);
-  float* totals = reinterpret_cast<float*>(shared + params.sums_offset);
-  float* squares = totals + params.strips_max * 16 * T + T;
+  float* squares = reinterpret_cast<float*>(shared + params.squares_offset);
+  const uint32_t slot_rank = params.slot_ranks == 1 ? 0 : rank;
 
   Ring<kCluster> ring(params, shared, Engine::kStageBytes, warp, lane);
-  const uint32_t strip_bytes = params.strip_bytes[share.section];
+  const uint32_t strip_bytes = params.sections[share.section].strip_bytes;
   uint32_t fill_item = begin, fill_chunk = 0, fill_strip = 0;
   const uint8_t* source = nullptr;
   const auto find_source = [&] {
@@ -77,17 +111,32 @@ __device__ inline void sum_slice(const VectorParams& params, const Share& share,
   };
   uint32_t strip = 0, chunk = 0;
   if (begin < end) {
-    fill_strip = strip = begin / share.chunks;
-    fill_chunk = chunk = begin % share.chunks;
+    fill_strip = strip = share.chunks == 1 ? begin : __umulhi(begin, share.reciprocal);
+    fill_chunk = chunk = begin - strip * share.chunks;
     find_source();
   }
+#pragma unroll 1
   for (uint32_t i = 0; i < ring.stages; ++i) fill();
 
   Engine::stage_x(params, share.chunk_begin * Engine::kStageInputs,
-                  share.chunks * Engine::kStageInputs, shared, squares);
+                  share.chunks * Engine::kStageInputs, shared, squares + params.slot_ranks * T);
   __syncthreads();
+#if __CUDA_ARCH__ >= 900
+  // The others' shared memory is theirs from here on.
+  if (kCluster && params.slot_ranks != 1)
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+  if (params.norm != nullptr && threadIdx.x < T) {
+    float total = 0.0f;
+#pragma unroll
+    for (uint32_t w = 0; w < kVectorWarps; ++w)
+      total += squares[params.slot_ranks * T + w * T + threadIdx.x];
+    for (uint32_t peer = 0; peer < params.slot_ranks; ++peer)
+      put_float<kCluster>(params, squares, slot_rank * T + threadIdx.x, peer, total);
+  }
 
   float sums[Engine::kSums] = {};
+#pragma unroll 1
   for (uint32_t item = begin; item < end; ++item) {
     uint8_t* stage = ring.wait();
     if constexpr (Engine::kStageRecords > 1) {
@@ -108,29 +157,54 @@ __device__ inline void sum_slice(const VectorParams& params, const Share& share,
     });
     ring.advance();
     if (++chunk == share.chunks || item + 1 == end) {
-      Engine::store(sums, slots + (strip + warp) * 16 * T, lane);
+      const Owner owner = owner_of(params, strip);
+      const uint32_t slot = (slot_rank * params.slots_of_rank + owner.index + warp) * 16 * T;
+      Engine::store(sums, lane, [&](uint32_t i, float value) {
+        put_float<kCluster>(params, slots, slot + i, owner.rank, value);
+      });
 #pragma unroll
       for (uint32_t i = 0; i < Engine::kSums; ++i) sums[i] = 0.0f;
       chunk = 0;
       ++strip;
     }
   }
-  __syncthreads();
+}
 
-  for (uint32_t i = threadIdx.x; i < share.strips * 16 * T; i += kVectorThreads) {
-    const uint32_t s = i / (16 * T);
-    float total = 0.0f;
-    for (uint32_t w = 0; w < kVectorWarps; ++w)
-      if (run_begin(w) < run_begin(w + 1) && run_begin(w) < (s + 1) * share.chunks &&
-          run_begin(w + 1) > s * share.chunks)
-        total += slots[(s + w) * 16 * T + i % (16 * T)];
-    totals[i] = total;
+// The slots of a strip that one CTA's warps first … last fill; warps with empty runs fill none.
+struct Runs {
+  uint32_t items;
+  uint32_t first, last;
+};
+__device__ inline Runs runs_of(const Share& share, uint32_t s, uint32_t chunks) {
+  // Runs [items * w / warps, items * (w + 1) / warps) that meet the chunks of strip s.
+  const uint32_t items = share.strips * chunks;
+  return {items, ((s * chunks + 1) * kVectorWarps - 1) / items,
+          ((s + 1) * chunks * kVectorWarps - 1) / items};
+}
+// slot: float of slot 0 … of the strip.
+template <uint32_t T>
+__device__ inline float add_runs(const Runs& runs, const float* slot) {
+  float total = 0.0f;
+  for (uint32_t w = runs.first; w <= runs.last; ++w)
+    if (runs.items * w / kVectorWarps < runs.items * (w + 1) / kVectorWarps)
+      total += slot[w * 16 * T];
+  return total;
+}
+
+// The sum of float i (of T x 16) of strip s over all runs, in the order of slices and warps. `runs`
+// are those of the first slice.
+template <uint32_t T>
+__device__ inline float add_slots(const VectorParams& params, const Share& share, Runs runs,
+                                  uint32_t s, uint32_t i, const float* slots) {
+  const float* slot = slots + owner_of(params, s).index * 16 * T + i;
+  float total = add_runs<T>(runs, slot);
+  const EvenShares& chunks = params.sections[share.section].chunks;
+  for (uint32_t r = 1; r < params.slot_ranks; ++r) {
+    if (r == chunks.rest) runs = runs_of(share, s, chunks.base);
+    slot += params.slots_of_rank * 16 * T;
+    total += add_runs<T>(runs, slot);
   }
-  if (threadIdx.x < T) {
-    float total = 0.0f;
-    for (uint32_t w = 0; w < kVectorWarps; ++w) total += squares[w * T + threadIdx.x];
-    totals[params.strips_max * 16 * T + threadIdx.x] = total;
-  }
+  return total;
 }
 
 __device__ inline float gate(Epilogue epilogue, float v) {
@@ -138,43 +212,58 @@ __device__ inline float gate(Epilogue epilogue, float v) {
   return 0.5f * v * (1.0f + tanhf(0.79788456080286536f * v * (1.0f + 0.044715f * v * v)));
 }
 
-// Writes the outputs of a cluster's strips that fall to CTA `rank` of `ranks`; load(slice, index)
-// gives a slice's sum.
-template <uint32_t T, class Load>
-__device__ inline void finish(const VectorParams& params, const Share& share, uint32_t rank,
-                              uint32_t ranks, Load load) {
-  const bool is_gate = params.epilogue >= Epilogue::kSiluGate;
-  const uint32_t width = is_gate ? 2 : 1;
-  const uint32_t count = share.strips / width * 16 * T;
-  const auto total = [&](uint32_t index) {
-    float sum = 0.0f;
-    for (uint32_t slice = 0; slice < params.cluster_size; ++slice) sum += load(slice, index);
-    return sum;
-  };
-  const uint32_t end = count * (rank + 1) / ranks;
-  for (uint32_t i = count * rank / ranks + threadIdx.x; i < end; i += kVectorThreads) {
-    const uint32_t local = i / (16 * T) * width, token = i / 16 % T;
-    const Place place = place_of(params, share.section, share.strip_begin + local);
-    const VectorPart& part = params.parts[place.part];
-    const uint32_t row = place.strip * 16 + i % 16;
-    if (token >= params.columns || row >= part.rows) continue;
-    float inverse = 1.0f;
-    if (params.norm != nullptr)
-      inverse =
-          1.0f / sqrtf(total(params.strips_max * 16 * T + token) / static_cast<float>(params.cols) +
-                       params.epsilon);
-    float y = total((local * T + token) * 16 + i % 16) * inverse;
-    if (part.bias != nullptr) y += part.bias[row];
-    float* out = part.output + uint64_t{token} * part.rows + row;
-    if (is_gate) {
-      float up = total(((local + 1) * T + token) * 16 + i % 16) * inverse;
-      if (params.parts[1].bias != nullptr) up += params.parts[1].bias[row];
-      y = gate(params.epilogue, y) * up;
-    } else if (params.epilogue == Epilogue::kAdd) {
-      y += *out;
-    }
-    *out = y;
-  }
+// An output of a CTA, and what is added to its products.
+struct Output {
+  float* target = nullptr;  // null: padding
+  uint32_t strip;           // of the cluster; with a gate, the gate's, `up` is the next
+  uint32_t index;           // (token, row) of the strip
+  float bias = 0.0f, up_bias = 0.0f;
+  float before = 0.0f;
+  Runs runs[2];  // of the first slice; of gate and up
+};
+
+// Output i of those of CTA `rank`, which owns `units` strips or pairs of strips: (unit, token,
+// row).
+template <uint32_t T>
+__device__ inline Output find_output(const VectorParams& params, const Share& share, uint32_t rank,
+                                     uint32_t units, uint32_t i) {
+  Output output;
+  const uint32_t width = params.epilogue >= Epilogue::kSiluGate ? 2 : 1;
+  if (i >= units * 16 * T) return output;
+  output.strip = (i / (16 * T) * params.slot_ranks + rank) * width;
+  output.index = i % (16 * T);
+  const uint32_t token = output.index / 16;
+  const Place place = place_of(params, share.section, share.strip_begin + output.strip);
+  const VectorPart& part = params.parts[place.part];
+  const uint32_t row = place.strip * 16 + output.index % 16;
+  if (token >= params.columns || row >= part.rows) return output;
+  output.target = part.output + uint64_t{token} * part.rows + row;
+  if (params.epilogue == Epilogue::kAdd) output.before = *output.target;
+  if (part.bias != nullptr) output.bias = part.bias[row];
+  if (width == 2 && params.parts[1].bias != nullptr) output.up_bias = params.parts[1].bias[row];
+  const EvenShares& chunks = params.sections[share.section].chunks;
+  const uint32_t first_chunks =
+      params.slot_ranks == 1 ? share.chunks : chunks.base + (chunks.rest != 0 ? 1 : 0);
+#pragma unroll
+  for (uint32_t k = 0; k < 2; ++k)
+    if (k < width) output.runs[k] = runs_of(share, output.strip + k, first_chunks);
+  return output;
+}
+
+// sum(k, strip, index) gives a product (k = 1: of the up matrix), square(token) the sum of squares
+// of x.
+template <class Sum, class Square>
+__device__ inline void finish(const VectorParams& params, const Output& output, Sum sum,
+                              Square square) {
+  if (output.target == nullptr) return;
+  float inverse = 1.0f;
+  if (params.norm != nullptr)
+    inverse = rsqrtf(square(output.index / 16) / static_cast<float>(params.cols) + params.epsilon);
+  float y = sum(0, output.strip, output.index) * inverse + output.bias;
+  if (params.epilogue >= Epilogue::kSiluGate)
+    y = gate(params.epilogue, y) *
+        (sum(1, output.strip + 1, output.index) * inverse + output.up_bias);
+  *output.target = y + output.before;
 }
 
 template <class EngineA, class EngineB, uint32_t T, bool kCluster>
@@ -188,79 +277,97 @@ __global__ void __launch_bounds__(kVectorThreads, 32 / kVectorWarps)
   if constexpr (kIsCompiled) {
     extern __shared__ __align__(128) uint8_t shared[];
     dependent_trigger();
-    const uint32_t ranks = params.cluster_size;
-    const uint32_t rank = blockIdx.x % ranks;
-    const uint32_t cluster = blockIdx.x / ranks;
-    Share share;
-    share.section = cluster < params.clusters[0] ? 0 : 1;
-    const uint32_t section_clusters = params.clusters[share.section];
-    const uint32_t index = share.section == 0 ? cluster : cluster - params.clusters[0];
+#if __CUDA_ARCH__ >= 900
+    if (kCluster && params.slot_ranks != 1)
+      asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+    const uint32_t slices = params.cluster_size;
+    const uint32_t slice = blockIdx.x, cluster = blockIdx.y;
     const uint32_t width = params.epilogue >= Epilogue::kSiluGate ? 2 : 1;
-    const uint64_t strips = params.strips[share.section] / width;
-    share.strip_begin = static_cast<uint32_t>(strips * index / section_clusters) * width;
-    share.strips =
-        static_cast<uint32_t>(strips * (index + 1) / section_clusters) * width - share.strip_begin;
-    const auto slice = [&](uint32_t inputs) {
-      const uint32_t chunks = (params.cols + inputs - 1) / inputs;
-      share.chunk_begin = chunks * rank / ranks;
-      share.chunks = chunks * (rank + 1) / ranks - share.chunk_begin;
-    };
+    Share share;
+    share.section = cluster < params.sections[0].clusters ? 0 : 1;
+    const VectorSection& section = params.sections[share.section];
+    const uint32_t index = share.section == 0 ? cluster : cluster - params.sections[0].clusters;
+    share.strip_begin = section.units.begin(index) * width;
+    share.strips = section.units.begin(index + 1) * width - share.strip_begin;
+    share.chunk_begin = section.chunks.begin(slice);
+    share.chunks = section.chunks.begin(slice + 1) - share.chunk_begin;
+    share.reciprocal = section.reciprocals[slice < section.chunks.rest ? 1 : 0];
     if (share.section == 0) {
-      slice(EngineA::kStageInputs);
-      sum_slice<EngineA, T, kCluster>(params, share, shared);
+      sum_slice<EngineA, T, kCluster>(params, share, slice, shared);
     } else {
-      if constexpr (!std::is_same_v<EngineA, EngineB>) {
-        slice(EngineB::kStageInputs);
-        sum_slice<EngineB, T, kCluster>(params, share, shared);
-      }
+      if constexpr (!std::is_same_v<EngineA, EngineB>)
+        sum_slice<EngineB, T, kCluster>(params, share, slice, shared);
     }
 
-    const float* totals = reinterpret_cast<const float*>(shared + params.sums_offset);
-    if (ranks == 1) {
-      __syncthreads();
-      finish<T>(params, share, 0, 1, [&](uint32_t, uint32_t i) { return totals[i]; });
+    const float* slots = reinterpret_cast<const float*>(shared + params.slots_offset);
+    const float* squares = reinterpret_cast<const float*>(shared + params.squares_offset);
+    const uint32_t ranks = params.slot_ranks, rank = ranks == 1 ? 0 : slice;
+    if (kCluster || slices == 1) {
+      const uint32_t owned = (share.strips / width + ranks - 1 - rank) / ranks;
+      Output output = find_output<T>(params, share, rank, owned, threadIdx.x);
+      if (ranks == 1) __syncthreads();
+#if __CUDA_ARCH__ >= 900
+      else
+        asm volatile(
+            "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                : "memory");
+#endif
+      const auto square = [&](uint32_t token) {
+        float total = 0.0f;
+        for (uint32_t r = 0; r < ranks; ++r) total += squares[r * T + token];
+        return total;
+      };
+#pragma unroll 1
+      for (uint32_t i = threadIdx.x;;) {
+        finish(
+            params, output,
+            [&](uint32_t k, uint32_t s, uint32_t at) {
+              return add_slots<T>(params, share, output.runs[k], s, at, slots);
+            },
+            square);
+        if ((i += kVectorThreads) >= owned * 16 * T) break;
+        output = find_output<T>(params, share, rank, owned, i);
+      }
       return;
     }
-    if constexpr (kCluster) {
-#if __CUDA_ARCH__ >= 900
-      asm volatile(
-          "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-              : "memory");
-      const uint32_t base = shared_address(totals);
-      finish<T>(params, share, rank, ranks, [&](uint32_t peer, uint32_t i) {
-        uint32_t address;
-        float value;
-        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(base + i * 4), "r"(peer));
-        asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-        return value;
-      });
-      // No CTA ends before its sums are read.
-      asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-#endif
-    } else {
-      const uint32_t count = params.strips_max * 16 * T + T;
-      float* partials = params.partials + uint64_t{cluster} * ranks * count;
-      __syncthreads();
-      for (uint32_t i = threadIdx.x; i < count; i += kVectorThreads)
-        if (i < share.strips * 16 * T || i >= count - T) partials[rank * count + i] = totals[i];
-      __threadfence();
-      __shared__ bool is_last;
-      __syncthreads();
-      if (threadIdx.x == 0) is_last = atomicAdd(params.tickets + cluster, 1) + 1 == ranks;
-      __syncthreads();
-      if (!is_last) return;
-      __threadfence();
-      finish<T>(params, share, 0, 1,
-                [&](uint32_t peer, uint32_t i) { return __ldcg(partials + peer * count + i); });
-      if (threadIdx.x == 0) params.tickets[cluster] = 0;
-    }
+
+    const uint32_t count = params.strips_max * 16 * T + T;
+    float* partials = params.partials + uint64_t{cluster} * slices * count;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < share.strips * 16 * T; i += kVectorThreads)
+      partials[slice * count + i] =
+          add_runs<T>(runs_of(share, i / (16 * T), share.chunks), slots + i);
+    if (params.norm != nullptr && threadIdx.x < T)
+      partials[(slice + 1) * count - T + threadIdx.x] = squares[threadIdx.x];
+    __threadfence();
+    __shared__ bool is_last;
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(params.tickets + cluster, 1) + 1 == slices;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    const auto total = [&](uint32_t i) {
+      float sum = 0.0f;
+      for (uint32_t r = 0; r < slices; ++r) sum += __ldcg(partials + r * count + i);
+      return sum;
+    };
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < share.strips / width * 16 * T; i += kVectorThreads)
+      finish(
+          params, find_output<T>(params, share, 0, share.strips / width, i),
+          [&](uint32_t, uint32_t s, uint32_t at) { return total(s * 16 * T + at); },
+          [&](uint32_t token) { return total(count - T + token); });
+    if (threadIdx.x == 0) params.tickets[cluster] = 0;
   }
 }
 
-// Bytes of shared memory of a CTA that let two kernels with two CTAs each stay on an SM: the next
-// kernel of a chain then fills its rings while this one ends.
-constexpr uint32_t kSharedBudget = 56 * 1024;
-constexpr uint32_t kSlotsBudget = 24 * 1024;
+// Bytes of shared memory of a CTA. More than half of what an SM has: two CTAs of a kernel on one SM
+// are two shares of its work there (8B Q4_K chain, H200: 502 steps/s with room for two, 668 so).
+constexpr uint32_t kSharedMin = 116 * 1024;
+constexpr uint32_t kSharedMax = 211 * 1024;  // of 227; codebooks take up to 16
+constexpr uint32_t kRingBytes = 116 * 1024;
+constexpr uint32_t kActivationsBudget = 40 * 1024;
 constexpr uint32_t kStagesMax = 8;
 
 inline uint32_t round_up(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
@@ -268,73 +375,85 @@ inline uint32_t round_up(uint32_t value, uint32_t unit) { return (value + unit -
 // Shares out clusters, strips and shared memory, and launches. params has the arguments and parts.
 template <class EngineA, class EngineB, uint32_t T, bool kCluster>
 inline cudaError_t launch(VectorParams params, const VectorTuning& tuning, const Launch& launch) {
-  constexpr uint32_t kStageInputs =
-      EngineA::kStageInputs > EngineB::kStageInputs ? EngineA::kStageInputs : EngineB::kStageInputs;
   constexpr uint32_t kStageBytes =
       EngineA::kStageBytes > EngineB::kStageBytes ? EngineA::kStageBytes : EngineB::kStageBytes;
+  static_assert(EngineA::kStageInputs == EngineB::kStageInputs);
+  constexpr uint32_t kStageInputs = EngineA::kStageInputs;
   const uint32_t chunks = (params.cols + kStageInputs - 1) / kStageInputs;
+  const uint32_t width = params.epilogue >= Epilogue::kSiluGate ? 2 : 1;
+  const uint32_t units[2] = {params.strips[0] / width, params.strips[1] / width};
+  params.sections[0].strip_bytes = static_cast<uint32_t>(EngineA::kLayout.strip_bytes(params.cols));
+  params.sections[1].strip_bytes = static_cast<uint32_t>(EngineB::kLayout.strip_bytes(params.cols));
+
   const auto slice_inputs = [&](uint32_t ranks) {
     return (chunks + ranks - 1) / ranks * kStageInputs;
   };
-  const auto x_bytes = [&](uint32_t ranks) {
-    const uint32_t inputs = slice_inputs(ranks);
-    return EngineA::codes_bytes(inputs) + EngineA::scales_bytes(inputs);
-  };
-  uint32_t ranks = tuning.cluster_size;
-  if (ranks == 0) {
-    ranks = params.cols > 8192 ? 4 : 2;
-    while (ranks < 8 && x_bytes(ranks) > 20 * 1024) ranks *= 2;
-  }
+  uint32_t ranks = tuning.cluster_size != 0 ? tuning.cluster_size : 1;
+  if (tuning.cluster_size == 0)
+    while (ranks < 8 &&
+           EngineA::codes_bytes(slice_inputs(ranks)) + EngineA::scales_bytes(slice_inputs(ranks)) >
+               kActivationsBudget)
+      ranks *= 2;
   while (ranks > 1 && ranks > chunks) ranks /= 2;
   params.cluster_size = ranks;
+  params.slot_ranks = kCluster ? ranks : 1;
 
-  const uint32_t width = params.epilogue >= Epilogue::kSiluGate ? 2 : 1;
   const uint32_t ctas = static_cast<uint32_t>(launch.sm_count) * tuning.ctas_per_sm;
-  uint32_t clusters = ctas < ranks ? 1 : ctas / ranks;
-  params.strip_bytes[0] = static_cast<uint32_t>(EngineA::kLayout.strip_bytes(params.cols));
-  params.strip_bytes[1] = static_cast<uint32_t>(EngineB::kLayout.strip_bytes(params.cols));
-  const uint32_t units[2] = {params.strips[0] / width, params.strips[1] / width};
-  const uint32_t strips_limit = kSlotsBudget / (2 * 64 * T) / width * width;
+  uint32_t clusters = ctas < ranks ? 1 : ctas / ranks, shared_bytes = 0;
   for (;; clusters *= 2) {
-    params.clusters[0] = clusters < units[0] ? clusters : units[0];
-    params.clusters[1] = 0;
+    uint32_t counts[2] = {clusters < units[0] ? clusters : units[0], 0};
     if (units[1] != 0) {
-      const double first = static_cast<double>(units[0]) * params.strip_bytes[0];
-      const double second = static_cast<double>(units[1]) * params.strip_bytes[1];
+      const double first = static_cast<double>(units[0]) * params.sections[0].strip_bytes;
+      const double second = static_cast<double>(units[1]) * params.sections[1].strip_bytes;
       auto share = static_cast<uint32_t>(clusters * (first / (first + second)) + 0.5);
       if (share >= clusters) share = clusters - 1;
       if (share == 0) share = 1;
-      params.clusters[0] = share < units[0] ? share : units[0];
+      counts[0] = share < units[0] ? share : units[0];
       const uint32_t rest = clusters > share ? clusters - share : 1;
-      params.clusters[1] = rest < units[1] ? rest : units[1];
+      counts[1] = rest < units[1] ? rest : units[1];
     }
     params.strips_max = 0;
-    for (int s = 0; s < 2; ++s)
-      if (units[s] != 0) {
-        const uint32_t most = (units[s] + params.clusters[s] - 1) / params.clusters[s] * width;
-        if (most > params.strips_max) params.strips_max = most;
+    for (int s = 0; s < 2; ++s) {
+      VectorSection& section = params.sections[s];
+      section.clusters = counts[s];
+      if (counts[s] == 0) continue;
+      section.units = share_out(units[s], counts[s]);
+      section.chunks = share_out(chunks, ranks);
+      for (uint32_t i = 0; i < 2; ++i) {
+        const uint32_t divisor = section.chunks.base + i;
+        section.reciprocals[i] = static_cast<uint32_t>(0xffffffffu / divisor + 1);
       }
-    if (params.strips_max <= strips_limit || params.strips_max <= width) break;
-  }
+      const uint32_t most = (units[s] + counts[s] - 1) / counts[s] * width;
+      if (most > params.strips_max) params.strips_max = most;
+    }
 
-  const uint32_t slice = slice_inputs(ranks);
-  params.x_scales_offset = EngineA::codes_bytes(slice);
-  params.ring_offset = round_up(params.x_scales_offset + EngineA::scales_bytes(slice), 128);
-  const uint32_t slots_bytes = (params.strips_max + kVectorWarps) * 64 * T;
-  const uint32_t sums_bytes = params.strips_max * 64 * T + T * 4 + kVectorWarps * T * 4;
-  uint32_t stages = kCluster ? tuning.stages : kVectorCopyStages;
-  if (stages == 0) {
-    const uint32_t used = params.ring_offset + slots_bytes + sums_bytes + 512;
-    stages = used >= kSharedBudget ? 0 : (kSharedBudget - used) / (kVectorWarps * kStageBytes);
-    if (stages < 2) stages = 2;
-    if (stages > kStagesMax) stages = kStagesMax;
+    const uint32_t slice = slice_inputs(ranks);
+    params.x_scales_offset = EngineA::codes_bytes(slice);
+    params.ring_offset = round_up(params.x_scales_offset + EngineA::scales_bytes(slice), 128);
+    params.slots_of_rank =
+        (params.strips_max / width + params.slot_ranks - 1) / params.slot_ranks * width +
+        kVectorWarps;
+    const uint32_t slots_bytes = params.slot_ranks * params.slots_of_rank * 64 * T;
+    const uint32_t squares_bytes = (params.slot_ranks + kVectorWarps) * T * 4;
+    const uint32_t rest = params.ring_offset + slots_bytes + squares_bytes;
+    constexpr uint32_t kStage = kVectorWarps * (kStageBytes + 8);
+    uint32_t stages = kCluster ? tuning.stages : kVectorCopyStages;
+    if (stages == 0) {
+      stages = rest >= kSharedMax ? 2 : (kSharedMax - rest) / kStage;
+      if (stages > kRingBytes / kStage) stages = kRingBytes / kStage;
+      if (stages < 2) stages = 2;
+      if (stages > kStagesMax) stages = kStagesMax;
+    }
+    params.stages = stages;
+    params.barriers_offset = params.ring_offset + kVectorWarps * stages * kStageBytes;
+    params.slots_offset = params.barriers_offset + kVectorWarps * stages * 8;
+    params.squares_offset = params.slots_offset + slots_bytes;
+    shared_bytes = params.squares_offset + squares_bytes;
+    if (kCluster && tuning.ctas_per_sm == 1 && shared_bytes < kSharedMin) shared_bytes = kSharedMin;
+    // Too many strips for the slots: more CTAs than fit at once.
+    if (shared_bytes <= kSharedMax || params.strips_max <= width) break;
   }
-  params.stages = stages;
-  params.barriers_offset = params.ring_offset + kVectorWarps * stages * kStageBytes;
-  params.slots_offset = params.barriers_offset + kVectorWarps * stages * 8;
-  params.sums_offset = params.slots_offset + slots_bytes;
-  const uint32_t shared_bytes = params.sums_offset + sums_bytes;
-  clusters = params.clusters[0] + params.clusters[1];
+  clusters = params.sections[0].clusters + params.sections[1].clusters;
 
   if (!kCluster && ranks > 1) {
     const uint64_t bytes =
@@ -352,7 +471,7 @@ inline cudaError_t launch(VectorParams params, const VectorTuning& tuning, const
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
     if (error != cudaSuccess) return error;
   }
-  return launch_kernel(launch, dim3(clusters * ranks), dim3(kVectorThreads), shared_bytes,
+  return launch_kernel(launch, dim3(ranks, clusters), dim3(kVectorThreads), shared_bytes,
                        kCluster && ranks > 1 ? ranks : 0, kernel, params);
 }
 

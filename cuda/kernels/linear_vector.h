@@ -21,7 +21,7 @@ cudaError_t linear_vector(const LinearArgs& args, const Launch& launch);
 // What a bench may vary. 0: chosen by shape.
 struct VectorTuning {
   uint32_t cluster_size = 0;
-  uint32_t ctas_per_sm = 2;
+  uint32_t ctas_per_sm = 1;
   uint32_t stages = 0;
 };
 cudaError_t linear_vector(const LinearArgs& args, const Launch& launch, const VectorTuning& tuning);
