@@ -1051,6 +1051,8 @@ c_struct! {
         deferred_error_count: u64,
         duration_ns: u64,
         message: [c_char; 256],
+        pool_used_bytes: u64,
+        pool_reserved_bytes: u64,
     }
 }
 

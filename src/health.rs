@@ -51,6 +51,10 @@ pub struct Health {
     pub nonresident_count: u64,
     /// Failures met where nobody could be told, as when something was dropped.
     pub deferred_error_count: u64,
+    /// Device memory in use by this context as the driver counts it: at least `ledger_bytes`.
+    pub pool_used_bytes: u64,
+    /// That, and what is kept for reuse.
+    pub pool_reserved_bytes: u64,
     /// Time it took to make this report.
     pub duration: Duration,
 }
@@ -80,6 +84,8 @@ impl CudaContext {
             device_total_bytes: health.device_total_bytes,
             nonresident_count: health.nonresident_count,
             deferred_error_count: health.deferred_error_count,
+            pool_used_bytes: health.pool_used_bytes,
+            pool_reserved_bytes: health.pool_reserved_bytes,
             duration: Duration::from_nanos(health.duration_ns),
         })
     }

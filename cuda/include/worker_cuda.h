@@ -887,8 +887,11 @@ typedef struct wcuda_health {
   uint64_t deferred_error_count; /* failures met where nobody could be told, as in a destroy */
   uint64_t duration_ns;          /* of making this report */
   char message[256];             /* NUL-terminated; "" when OK */
+  uint64_t pool_used_bytes;      /* device memory this context uses, as the driver counts it: at
+                                    least ledger_bytes, else the ledger is wrong */
+  uint64_t pool_reserved_bytes;  /* that, and what is kept for reuse */
 } wcuda_health;
-#define WCUDA_HEALTH_INIT {sizeof(wcuda_health), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}}
+#define WCUDA_HEALTH_INIT {sizeof(wcuda_health), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0}
 
 /* A report on the context's device; asks the driver, in under 10 ms, also while steps are in flight.
  * Legal on a lost device. [any thread] */

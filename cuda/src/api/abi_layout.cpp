@@ -352,6 +352,8 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_health, deferred_error_count),
     WCUDA_FIELD(wcuda_health, duration_ns),
     WCUDA_FIELD(wcuda_health, message),
+    WCUDA_FIELD(wcuda_health, pool_used_bytes),
+    WCUDA_FIELD(wcuda_health, pool_reserved_bytes),
 };
 constexpr uint32_t kLayoutCount = sizeof(kLayout) / sizeof(kLayout[0]);
 

@@ -42,6 +42,7 @@ struct MemoryInfo {
   uint64_t free_bytes;      // what an allocation could still get, in one piece or more
   uint64_t total_bytes;     // of the device; HOST: its capacity
   uint64_t reserved_bytes;  // held from the driver, in use or kept for reuse
+  uint64_t used_bytes;      // of these, in use
 };
 
 struct DeviceHealth {

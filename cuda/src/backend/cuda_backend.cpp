@@ -189,7 +189,7 @@ Result<MemoryInfo> CudaBackend::memory_info() {
   WCUDA_CUDA(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &reserved));
   WCUDA_CUDA(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrUsedMemCurrent, &used));
   const uint64_t kept = reserved > used ? reserved - used : 0;
-  return MemoryInfo{free_bytes + kept, total_bytes, reserved};
+  return MemoryInfo{free_bytes + kept, total_bytes, reserved, used};
 }
 
 Result<void*> CudaBackend::allocate(MemoryKind kind, uint64_t bytes) {

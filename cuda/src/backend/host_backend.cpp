@@ -136,7 +136,7 @@ HostBackend::~HostBackend() {
 
 Result<MemoryInfo> HostBackend::memory_info() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return MemoryInfo{capacity_ - held_bytes_, capacity_, held_bytes_};
+  return MemoryInfo{capacity_ - held_bytes_, capacity_, held_bytes_, held_bytes_};
 }
 
 Result<void*> HostBackend::allocate(MemoryKind kind, uint64_t bytes) {

@@ -10,6 +10,8 @@
 namespace wcuda::health {
 namespace {
 
+constexpr int kAttempts = 3;
+
 void set_message(wcuda_health& health, const char* message) {
   copy_text(message, health.message, sizeof(health.message));
 }
@@ -24,6 +26,11 @@ void judge(wcuda_health& health, const Status& fault, const Status& asked) {
     set_message(health, fault.message());
   } else if (!asked.ok()) {
     set_message(health, asked.message());
+  } else if (health.pool_used_bytes < health.ledger_bytes) {
+    std::snprintf(text, sizeof(text),
+                  "the ledger holds %" PRIu64 " bytes, the device's pool %" PRIu64,
+                  health.ledger_bytes, health.pool_used_bytes);
+    set_message(health, text);
   } else if (health.nonresident_count != 0) {
     std::snprintf(text, sizeof(text), "%" PRIu64 " allocations are not device memory",
                   health.nonresident_count);
@@ -41,11 +48,25 @@ void judge(wcuda_health& health, const Status& fault, const Status& asked) {
   }
 }
 
+void read_ledger(const vram::Memory& memory, wcuda_health& health) {
+  const vram::LedgerSum device = memory.ledger().sum(WCUDA_PURPOSE_ANY);
+  health.ledger_bytes = device.current_bytes;
+  health.peak_bytes = device.peak_bytes;
+  health.allocation_count = device.allocation_count;
+}
+
 // The driver's figures; returns its first failure.
 Status ask(const vram::Memory& memory, wcuda_health& health) {
-  WCUDA_ASSIGN(const MemoryInfo info, memory.backend().memory_info());
-  health.device_free_bytes = info.free_bytes;
-  health.device_total_bytes = info.total_bytes;
+  // Memory that another thread frees meanwhile leaves the pool before the ledger: look again.
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    read_ledger(memory, health);
+    WCUDA_ASSIGN(const MemoryInfo info, memory.backend().memory_info());
+    health.device_free_bytes = info.free_bytes;
+    health.device_total_bytes = info.total_bytes;
+    health.pool_used_bytes = info.used_bytes;
+    health.pool_reserved_bytes = info.reserved_bytes;
+    if (health.pool_used_bytes >= health.ledger_bytes) break;
+  }
   WCUDA_ASSIGN(health.nonresident_count, memory.nonresident_count());
   return {};
 }
@@ -55,10 +76,7 @@ Status ask(const vram::Memory& memory, wcuda_health& health) {
 wcuda_health report(const vram::Memory& memory) {
   const auto start = std::chrono::steady_clock::now();
   wcuda_health health = WCUDA_HEALTH_INIT;
-  const vram::LedgerSum device = memory.ledger().sum(WCUDA_PURPOSE_ANY);
-  health.ledger_bytes = device.current_bytes;
-  health.peak_bytes = device.peak_bytes;
-  health.allocation_count = device.allocation_count;
+  read_ledger(memory, health);
   health.staging_bytes = memory.ledger().sum(WCUDA_PURPOSE_STAGING).current_bytes;
   health.device_total_bytes = memory.backend().caps().total_memory;
   health.deferred_error_count = memory.deferred_error_count();

@@ -184,6 +184,9 @@ TEST(GpuDevice, health_knows_temperature_and_answers_fast) {
   EXPECT_EQ(health.state, WCUDA_HEALTH_OK) << health.message;
   EXPECT_EQ(health.nonresident_count, 0u);
   EXPECT_EQ(health.ledger_bytes, uint64_t{1} << 20);
+  EXPECT_GE(health.pool_used_bytes, health.ledger_bytes);
+  EXPECT_GE(health.pool_reserved_bytes, health.pool_used_bytes);
+  EXPECT_LT(health.pool_used_bytes, health.ledger_bytes + (uint64_t{4} << 20));
   EXPECT_GT(health.temperature_celsius, 0);
   EXPECT_LT(health.temperature_celsius, 120);
   EXPECT_LT(fastest, 10000000u);

@@ -115,6 +115,23 @@ TEST(VramMemory, out_of_memory_names_all_numbers) {
   EXPECT_EQ(memory->ledger().sum(WCUDA_PURPOSE_KV).total_allocation_count, 0u);
 }
 
+TEST(VramMemory, health_shows_a_ledger_that_holds_more_than_the_device) {
+  const auto device = host();
+  const auto memory = Memory::create(device, 0);
+  auto buffer = memory->allocate(5000, WCUDA_PURPOSE_USER, "");
+  ASSERT_TRUE(buffer.ok());
+  wcuda_health health = health::report(*memory);
+  EXPECT_EQ(health.state, WCUDA_HEALTH_OK) << health.message;
+  EXPECT_EQ(health.pool_used_bytes, 5000u);
+  EXPECT_EQ(health.pool_reserved_bytes, 5000u);
+
+  ASSERT_TRUE(device->free(MemoryKind::kDevice, buffer->data(), 5000).ok());
+  health = health::report(*memory);
+
+  EXPECT_EQ(health.state, WCUDA_HEALTH_DEGRADED);
+  EXPECT_STREQ(health.message, "the ledger holds 5000 bytes, the device's pool 0");
+}
+
 TEST(VramMemory, over_budget_does_not_ask_the_driver) {
   int allocations = 0;
   const auto traced = std::make_shared<TraceBackend>(host(), [&](const Call& call, const Status&) {
