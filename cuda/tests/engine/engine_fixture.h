@@ -27,10 +27,8 @@ class EngineFixture : public ::testing::TestWithParam<int32_t> {
 
   void SetUp() override {
     if (IsSkipped()) return;
-    wcuda_context_options context = WCUDA_CONTEXT_OPTIONS_INIT;
-    context.backend = GetParam();
-    if (GetParam() == WCUDA_BACKEND_HOST) context.host_thread_count = 2;
-    ASSERT_OK(wcuda_context_create(&context, &context_, &error_));
+    open_context();
+    if (HasFatalFailure()) return;
     file_ = tiny_model().build();
     wcuda_source source = WCUDA_SOURCE_INIT;
     source.kind = WCUDA_SOURCE_MEMORY;
@@ -41,6 +39,13 @@ class EngineFixture : public ::testing::TestWithParam<int32_t> {
     wcuda_model_info info = WCUDA_MODEL_INFO_INIT;
     ASSERT_OK(wcuda_model_info_get(model_, &info, &error_));
     vocabulary_ = info.vocabulary_size;
+  }
+
+  virtual void open_context() {
+    wcuda_context_options context = WCUDA_CONTEXT_OPTIONS_INIT;
+    context.backend = GetParam();
+    if (GetParam() == WCUDA_BACKEND_HOST) context.host_thread_count = 2;
+    ASSERT_OK(wcuda_context_create(&context, &context_, &error_));
   }
 
   virtual TinyModel tiny_model() const {
