@@ -25,7 +25,9 @@ command_gpu_pack() {
   gpu_pack_tree "$pack/tree"
   cp tools/dev/gpu-run.sh "$pack/run.sh"
   cp tools/dev/gpu-bench.sh "$pack/bench.sh"
-  cp tools/dev/bench_report.py tools/oracle/greedy.py "$pack"
+  cp tools/dev/gpu-fidelity.sh "$pack/fidelity.sh"
+  cp tools/dev/bench_report.py "$pack"
+  gpu_pack_python "$pack"
   du -ah "$pack" | sort -rh | head -30
   local bytes
   bytes=$(du -sb "$pack" | cut -f1)
@@ -43,6 +45,17 @@ gpu_pack_tree() {
   done
   find "$1/tests" -name '*.rs' -delete
   echo "$ROOT" >"$1/place.txt"
+}
+
+# The oracle of fidelity.sh, and the file reader it needs, which is all Python; numpy is the machine's.
+gpu_pack_python() {
+  local site package
+  need_numpy
+  site=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  mkdir -p "$1/python" "$1/tree/tools/oracle"
+  for package in gguf yaml; do cp -r "$site/$package" "$1/python"; done
+  find "$1/python" \( -name __pycache__ -o -name scripts -o -name '*.so' \) -prune -exec rm -rf {} +
+  cp tools/oracle/{fidelity,forward,extra_types,greedy}.py "$1/tree/tools/oracle"
 }
 
 # The Rust tests that need a device, linked with the archive that has CUDA. The others run on the host. The feature keeps them apart from

@@ -108,6 +108,9 @@ python_tools() {
   echo "$*" >>"$stamp"
 }
 
+# Sets PYTHON: numpy and the file reader of gguf.
+need_numpy() { python_tools numpy 'numpy>=1.26,<3' 'gguf==0.19.0'; }
+
 # The CUDA compiler and its headers from PyPI. Sets WORKER_CUDA_TOOLKIT unless it is set.
 need_cuda_wheels() {
   [ -n "${WORKER_CUDA_TOOLKIT:-}" ] && return 0

@@ -112,9 +112,6 @@ run_examples() {
   done
 }
 
-# Sets PYTHON: numpy and the file reader of gguf.
-need_numpy() { python_tools numpy 'numpy>=1.26,<3' 'gguf==0.19.0'; }
-
 # Checks of the independent oracles: numpy and the file reader of gguf, no engine.
 python_steps() {
   compgen -G 'tools/*/test_*.py' >/dev/null || return 0

@@ -34,7 +34,7 @@ struct Sequences {
 }
 
 /// Positions a step: their logits are all in memory at once.
-const ROWS: u32 = 64;
+const ROWS: u32 = 256;
 
 pub fn run(args: Args) -> Outcome {
     let Sequences { sequences } = input::json(&args.tokens)?;

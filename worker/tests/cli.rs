@@ -121,6 +121,31 @@ fn devices_names_the_host_and_says_why_there_is_no_gpu() {
 }
 
 #[test]
+fn a_model_runs_on_the_host_and_says_so_where_no_gpu_is_visible() {
+    let tokens = temporary("invisible.json", r#"{"sequences": [[1, 2, 3]]}"#);
+    let out = temporary("invisible.f32", "");
+    let model = tiny();
+    let args = ["--model", &model, "--tokens", &tokens, "--out", &out];
+    let invisible = |backend: &str| {
+        worker(&["logits", "--backend", backend])
+            .args(args)
+            .env("CUDA_VISIBLE_DEVICES", "")
+            .output()
+            .unwrap()
+    };
+
+    let auto = invisible("auto");
+    let cuda = invisible("cuda");
+
+    assert!(auto.status.success(), "{}", stderr(&auto));
+    let first = stderr(&auto).lines().next().unwrap_or("").to_owned();
+    assert!(first.starts_with("no CUDA device: "), "{first}");
+    assert!(first.contains("computing on the processor"), "{first}");
+    assert_ne!(std::fs::metadata(&out).unwrap().len(), 0);
+    assert_fails(&cuda, 1, "no CUDA device: ");
+}
+
+#[test]
 fn failures_are_one_line_and_exit_with_1() {
     let absent = run(&["inspect", "/nonexistent/model.gguf"]);
     assert_fails(&absent, 1, "/nonexistent/model.gguf");
