@@ -174,6 +174,7 @@ class CudaRunner final : public Runner {
 
   Status check_bias(const Ticket& ticket) const;
   Shape shape_of(const Ticket& ticket) const;
+  Status start_step(const Shape& shape, bool* captured);
   void write_inputs(const Ticket& ticket, const Shape& shape);
   void write_rows(const Ticket& ticket, const Shape& shape);
   void write_sampling(const Ticket& ticket, const Shape& shape);
@@ -192,6 +193,7 @@ class CudaRunner final : public Runner {
   cudaStream_t native_stream_ = nullptr;
   vram::Buffer pinned_;  // two tickets
   Event started_[2], ended_[2];
+  Status last_status_;  // of the step that was waited for last
   std::map<GraphKey, Graph> graphs_;
 };
 
@@ -384,9 +386,16 @@ Status CudaRunner::submit(const std::shared_ptr<Ticket>& ticket) {
     }
     ticket->commands.clear();
   }
+  const Status started = start_step(shape, &ticket->captured);
+  // The next try writes where kernels that were queued may still read.
+  if (!started.ok()) (void)backend_.synchronize(stream_);
+  return started;
+}
+
+Status CudaRunner::start_step(const Shape& shape, bool* captured) {
   Graph graph;
   if (shape.max_row_tokens == 1) {
-    WCUDA_ASSIGN(graph, find_graph(shape, &ticket->captured));
+    WCUDA_ASSIGN(graph, find_graph(shape, captured));
   }
   WCUDA_TRY(backend_.event_record(started_[shape.parity], stream_));
   if (graph.id != 0)
@@ -534,6 +543,9 @@ bool CudaRunner::wait(Ticket& ticket, int64_t timeout_ms) {
       std::this_thread::yield();
     }
   }
+  if (!ticket.status.ok()) (void)backend_.synchronize(stream_);  // its memory serves another step
+  if (ticket.status.ok() && ticket.follows_previous) ticket.status = last_status_;
+  last_status_ = ticket.status;
   if (ticket.status.ok()) take_results(ticket);
   ticket.done = true;
   return true;

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# ./sanitize.sh: the reduced suite of the GPU tests under the four tools of compute-sanitizer, all at once; logs in
+# sanitizer/. Each kernel family runs at least once; the large shapes are left out, for a tool slows them 100 times.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+[ -x "$sanitizer" ] || { echo "sanitize.sh: compute-sanitizer is not here" >&2; exit 77; }
+export WCUDA_REQUIRE_GPU=1
+place=$(cat tree/place.txt 2>/dev/null)
+[ -z "$place" ] || [ -e "$place" ] || { mkdir -p "$(dirname "$place")" && ln -s "$PWD/tree" "$place"; }
+suite=GpuStep.*:GpuEmbed.*:GpuNumeric.*:GpuBuffer.fill*:GpuRepack.*:GpuDequantize.dependent*:GpuUnpack.*
+suite+=:GpuRopeKv.rows*:GpuAttentionGolden.*:GpuAttentionHost.*:GpuAttention.softcap*:Library/GpuLinear.odd*
+suite+=:Library/GpuLinear.gates*:Gpu/ModelUpload.expands*:Gpu/ModelUpload.tensors_take_turns*
+suite+=:Gpu/Step.*:Gpu/EngineGolden.every_family*
+suite+=:-Gpu/Step.poisoned*:Gpu/Step.a_second_thread*:Gpu/Step.a_seed*
+mkdir -p sanitizer
+status=0 tools=(memcheck racecheck initcheck synccheck) jobs=()
+for tool in "${tools[@]}"; do
+  timeout "${SANITIZE_SECONDS:-300}" "$sanitizer" --tool $tool --error-exitcode 3 ./wcuda_tests \
+    --gtest_filter="${1:-$suite}" >sanitizer/$tool.log 2>&1 &
+  jobs+=($!)
+done
+for i in "${!tools[@]}"; do
+  code=0
+  wait "${jobs[$i]}" || code=$?
+  [ $code = 0 ] || status=1
+  echo "${tools[$i]}: exit $code, $(grep -cE '^\[ +OK' sanitizer/"${tools[$i]}".log) tests passed," \
+    "$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' sanitizer/"${tools[$i]}".log | tail -1)"
+done
+exit $status
