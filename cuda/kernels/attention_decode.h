@@ -8,6 +8,7 @@
 #include "kernels/attention_plan.h"
 #include "kernels/kv_pages.h"
 #include "kernels/linear.h"
+#include "kernels/rope_kv.h"
 
 namespace wcuda::kernels {
 
@@ -23,6 +24,11 @@ struct AttentionKernelArgs {
   const float* sinks = nullptr;  // (head_count) a further score whose value is 0; null: none
   const float* query = nullptr;  // (token_count, head_count * head_length)
   float* out = nullptr;          // the same shape
+  // Where not null, attention_decode does rope_kv's work for the rows of one token: `query`, `key`
+  // and `value` (token_count, pages.head_count * head_length) are as the products gave them.
+  const float* key = nullptr;
+  const float* value = nullptr;
+  HeadTurn turn;
 };
 
 constexpr uint32_t kAttentionHeadLengthMax = 256;
@@ -35,7 +41,7 @@ uint32_t decode_block_count(KvFormat format, uint32_t head_length, uint32_t sm_c
 uint32_t decode_part_floats(uint32_t head_count, uint32_t kv_head_count, uint32_t head_length);
 
 // Once for each format and head length, before a capture.
-cudaError_t attention_decode_prepare(KvFormat format, uint32_t head_length);
+cudaError_t attention_decode_prepare(KvFormat format, uint32_t head_length, const Launch& launch);
 // Rows of other than one token are left alone. Reads keys and values of positions before the rows'
 // own ahead of the wait: no kernel since attention_plan may have written those.
 cudaError_t attention_decode(const AttentionKernelArgs& args, const Launch& launch);

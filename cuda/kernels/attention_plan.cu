@@ -1,5 +1,5 @@
 // attention_plan: prefix sums of the units and tiles of the rows; then the first row of each block
-// and the list of tiles, by search. One block. Bytes moved: 16 a row, 32 a decode block, 8 a tile.
+// and the list of tiles, by search. One block. Bytes moved: 16 a row, 64 a decode block, 8 a tile.
 #include "kernels/attention_plan.h"
 #include "kernels/dependent_launch.h"
 
@@ -63,21 +63,36 @@ __device__ inline uint32_t find_row(const uint32_t* prefix, uint32_t count, uint
   return low;
 }
 
+// Units of each decode block. Where all rows have as many, whole heads a block, or whole blocks a
+// head, spare most of the merging and are worth a sixteenth more work.
+__device__ inline uint32_t whole_share(uint32_t unit_count, uint32_t blocks, uint32_t row_units) {
+  const uint32_t even = (unit_count + blocks - 1) / blocks;
+  uint32_t share = (even + row_units - 1) / row_units * row_units;
+  if (even < row_units) {
+    const uint32_t parts = row_units / even;
+    share = (row_units + parts - 1) / parts;
+    if (share * parts != row_units) return 0;
+  }
+  return share * 16 <= even * 17 ? share : 0;
+}
+
 __global__ void __launch_bounds__(kBlockThreads)
     attention_plan_kernel(const AttentionPlanArgs args) {
   __shared__ uint32_t unit_sums[kWarps], tile_sums[kWarps];
+  __shared__ uint32_t longest;  // units of a row
   const AttentionPlan& plan = args.plan;
   const uint32_t row_count = args.step.row_count;
   const uint32_t unit_pages = plan.fixed_unit_pages == 0 ? 1 : plan.fixed_unit_pages;
+  if (threadIdx.x == 0) longest = 0;
   dependent_wait();
 
-  uint32_t units = 0, tiles = 0;
+  uint32_t units = 0, tiles = 0, decode_rows = 0;
   for (uint32_t first = 0; first < row_count; first += kBlockThreads) {
     const uint32_t r = first + threadIdx.x;
     const StepRow row = r < row_count ? args.step.rows[r] : StepRow{0, 0, 0, 0};
     uint32_t unit_total, tile_total;
-    const uint32_t unit_end =
-        block_prefix(row_unit_count(row, args.window, unit_pages), unit_sums, &unit_total);
+    const uint32_t row_units = row_unit_count(row, args.window, unit_pages);
+    const uint32_t unit_end = block_prefix(row_units, unit_sums, &unit_total);
     const uint32_t tile_end = block_prefix(row_tile_count(row), tile_sums, &tile_total);
     if (r < row_count) {
       plan.row_units[r + 1] = units + unit_end;
@@ -85,9 +100,11 @@ __global__ void __launch_bounds__(kBlockThreads)
     }
     units += unit_total;
     tiles += tile_total;
+    decode_rows += static_cast<uint32_t>(__syncthreads_count(row_units != 0));
+    atomicMax(&longest, row_units);
   }
   const uint32_t unit_count = units * plan.head_tiles;
-  const uint32_t blocks = min(plan.max_blocks, unit_count);
+  uint32_t blocks = min(plan.max_blocks, unit_count);
   if (threadIdx.x == 0) {
     plan.row_units[0] = 0;
     plan.row_tiles[0] = 0;
@@ -95,17 +112,55 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
   __syncthreads();  // what this block wrote it now reads
 
-  const uint32_t share = blocks == 0 ? 0 : unit_count / blocks;
-  const uint32_t rest = unit_count - share * blocks;
+  uint32_t share = blocks == 0 ? 0 : unit_count / blocks;
+  uint32_t rest = unit_count - share * blocks;
+  if (blocks != 0 && plan.fixed_unit_pages == 0 && longest * decode_rows == units) {
+    const uint32_t whole = whole_share(unit_count, blocks, longest);
+    if (whole != 0) {
+      share = whole;
+      blocks = (unit_count + share - 1) / share;
+      rest = 0;
+    }
+  }
   for (uint32_t b = threadIdx.x; b < plan.max_blocks; b += kBlockThreads) {
-    DecodeStart start{0, 0, 0, 0, 0, 0, unit_count, blocks};
-    if (b < blocks) {
+    DecodeStart start{};
+    bool has_units = b < blocks;
+    if (plan.cluster_blocks != 0) {
+      const uint32_t owner = b / plan.cluster_blocks;
+      const uint32_t rank = b % plan.cluster_blocks;
+      start.row = owner / plan.head_tiles;
+      start.head = owner % plan.head_tiles;
+      has_units =
+          start.row < row_count && plan.row_units[start.row + 1] > plan.row_units[start.row];
+      if (has_units) {
+        const uint32_t count = plan.row_units[start.row + 1] - plan.row_units[start.row];
+        const uint32_t first = plan.row_units[start.row] * plan.head_tiles + start.head * count;
+        start.begin = first + rank * count / plan.cluster_blocks;
+        start.end = first + (rank + 1) * count / plan.cluster_blocks;
+      }
+    } else if (has_units) {
+      start.share = share;
+      start.larger_count = rest;
       start.begin = b * share + min(b, rest);
-      start.end = start.begin + share + (b < rest ? 1 : 0);
+      start.end = min(start.begin + share + (b < rest ? 1 : 0), unit_count);
       start.row = find_row(plan.row_units, row_count, start.begin / plan.head_tiles);
+    }
+    if (has_units) {
       start.units_before = plan.row_units[start.row];
       start.units_to_end = plan.row_units[start.row + 1];
+      start.token = args.step.rows[start.row].first_token;
       start.position = args.step.rows[start.row].first_position;
+      const uint32_t count = start.units_to_end - start.units_before;
+      const uint32_t within = start.begin - start.units_before * plan.head_tiles;
+      if (plan.cluster_blocks == 0) start.head = within / count;
+      const uint32_t last = start.position / kPagePositions;
+      const uint32_t first =
+          (start.position / (unit_pages * kPagePositions) + 1 - count + within % count) *
+          unit_pages;
+      const uint32_t* table =
+          args.step.page_tables + uint64_t{start.row} * args.step.page_table_stride;
+#pragma unroll
+      for (uint32_t i = 0; i < kStartPages; ++i) start.pages[i] = table[min(first + i, last)];
     }
     plan.starts[b] = start;
   }

@@ -26,16 +26,20 @@ struct PrefillTile {
   uint32_t first_token;  // within the row
 };
 
-// Where a block of the decode kernel begins. The blocks' shares of the line of units differ by one
-// at most: the first unit_count % block_count have one more.
-struct alignas(32) DecodeStart {
+// Where a block of the decode kernel begins: one word for each lane of half a warp, which gets all
+// with one load. Each block has `share` units of the line, the first `larger_count` one more.
+constexpr uint32_t kStartPages = 6;
+struct alignas(64) DecodeStart {
   uint32_t begin, end;    // its units; equal: none
   uint32_t row;           // of its first unit
   uint32_t units_before;  // units of a head in the rows before that one
   uint32_t units_to_end;  // and up to its end
-  uint32_t position;      // of that row's token
-  uint32_t unit_count;    // of all blocks
-  uint32_t block_count;   // blocks that have units
+  uint32_t token;         // of that row
+  uint32_t position;      // of that token
+  uint32_t share;
+  uint32_t larger_count;
+  uint32_t head;                // of its first unit
+  uint32_t pages[kStartPages];  // those of the row from its first unit on
 };
 
 // Pointers into scratch memory, and the sizes that it was made for.
@@ -54,7 +58,10 @@ struct AttentionPlan {
   // 0: a unit is a page and a part the share of a block. Else the pages of a unit, each of which
   // is a part.
   uint32_t fixed_unit_pages = 0;
-  uint32_t head_tiles = 0;  // key-value heads times tiles of their query heads
+  uint32_t group_heads = 0;     // query heads of a key-value head
+  uint32_t group_tiles = 0;     // and their tiles
+  uint32_t head_tiles = 0;      // key-value heads times those
+  uint32_t cluster_blocks = 0;  // of a row and head in this step; 0: shares of the line
 };
 
 // First position that a token at `position` attends to.

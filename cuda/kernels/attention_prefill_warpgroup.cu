@@ -1,7 +1,7 @@
 // attention_prefill on Hopper's warpgroup products: the same result as attention_prefill.cu but for
 // the order of sums, about twice as fast, for head lengths up to 128 that are a multiple of 8.
 //
-// A block stays on its multiprocessor and takes every gridDim.x-th of the (tile, head) pairs. One
+// A block stays on its multiprocessor and takes one of gridDim.x (tile, head) pairs in turn. One
 // warpgroup loads: queries as f16, and blocks of 128 keys and 128 values, two of each in shared
 // memory; q8_0 and e4m3 pass through a raw copy and become f16 there. Two warpgroups work on 64
 // tokens each: while the tensor cores take the next scores and the values of the last weights, the
@@ -91,6 +91,11 @@ struct Item {
   }
 };
 
+// A block's item of a round. Items get shorter along their line, so rounds go to and fro.
+__device__ __forceinline__ uint32_t item_of(uint32_t round) {
+  return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+}
+
 __device__ __forceinline__ uint32_t panel_offset(uint32_t row, uint32_t chunk) {
   return chunk / 8 * kPanelBytes + row * 128 + ((chunk % 8 ^ row % 8) << 4);
 }
@@ -168,6 +173,80 @@ __device__ __forceinline__ void expand_block(uint8_t* target, const uint8_t* raw
   }
 }
 
+// The same for heads of kLength elements. A thread expands its own row of q8_0: eight neighbours
+// read and write different banks.
+template <int kLength>
+__device__ __forceinline__ void expand_whole_q8_0(uint8_t* target, const uint8_t* raw) {
+  static_assert(kLoadThreads == kBlockKeys);
+  constexpr uint32_t kPairWords = 17;  // of two blocks
+  const uint32_t row = threadIdx.x % kLoadThreads;
+  const uint8_t* source = raw + row * (kLength / 64 * kPairWords * 4);
+  uint32_t words[kLength / 64 * kPairWords];
+  if constexpr (kLength == 128) {
+#pragma unroll
+    for (uint32_t i = 0; i < kPairWords; ++i) {
+      const uint2 two = reinterpret_cast<const uint2*>(source)[i];
+      words[2 * i] = two.x;
+      words[2 * i + 1] = two.y;
+    }
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kPairWords; ++i)
+      words[i] = reinterpret_cast<const uint32_t*>(source)[i];
+  }
+#pragma unroll
+  for (uint32_t block = 0; block < kLength / 32; ++block) {
+    // Every other block begins in the middle of a word.
+    const bool is_odd = block % 2 == 1;
+    const uint32_t first = block / 2 * kPairWords + (is_odd ? 8 : 0);
+    const uint32_t scales = __byte_perm(words[first], 0, is_odd ? 0x3232 : 0x1010);
+    const __half2 scale = *reinterpret_cast<const __half2*>(&scales);
+#pragma unroll
+    for (uint32_t c = 0; c < 4; ++c) {
+      uint4 out;
+      auto* const halves = reinterpret_cast<__half2*>(&out);
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) {
+        const uint32_t at = first + c * 2 + i;
+        const uint32_t codes =
+            is_odd ? words[at + 1] : __byte_perm(words[at], words[at + 1], 0x5432);
+        halves[2 * i] = __hmul2(signed_bytes_to_halves(codes), scale);
+        halves[2 * i + 1] = __hmul2(signed_bytes_to_halves(codes >> 16), scale);
+      }
+      *reinterpret_cast<uint4*>(target + panel_offset(row, block * 4 + c)) = out;
+    }
+  }
+}
+
+template <int kLength>
+__device__ __forceinline__ void expand_whole_e4m3(uint8_t* target, const uint8_t* raw) {
+  constexpr uint32_t kPieces = kLength / 16;  // of a row
+  const uint32_t thread = threadIdx.x % kLoadThreads;
+  const uint32_t piece = thread % kPieces;
+  // Of eight neighbours four write the second chunk first: different banks.
+  const uint32_t swap = piece / 4 % 2;
+#pragma unroll 4
+  for (uint32_t i = 0; i < kBlockKeys * kPieces / kLoadThreads; ++i) {
+    const uint32_t row = i * (kLoadThreads / kPieces) + thread / kPieces;
+    const uint4 codes = *reinterpret_cast<const uint4*>(raw + row * kLength + piece * 16);
+    uint4 chunks[2];
+    const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+    for (uint32_t w = 0; w < 4; ++w) {
+      auto* const halves = reinterpret_cast<__half2*>(&chunks[w / 2]) + w % 2 * 2;
+#pragma unroll
+      for (uint32_t j = 0; j < 2; ++j) {
+        const auto pair = static_cast<__nv_fp8x2_storage_t>(words[w] >> (16 * j));
+        halves[j] = __half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3));
+      }
+    }
+    const uint4 first = swap != 0 ? chunks[1] : chunks[0];
+    const uint4 second = swap != 0 ? chunks[0] : chunks[1];
+    *reinterpret_cast<uint4*>(target + panel_offset(row, piece * 2 + swap)) = first;
+    *reinterpret_cast<uint4*>(target + panel_offset(row, piece * 2 + (swap ^ 1))) = second;
+  }
+}
+
 template <int kLength>
 __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, const Item& item,
                                              uint8_t* target) {
@@ -204,7 +283,9 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
   using At = Places<kLength>;
   const uint32_t base = shared_address(shared);
   Turn turn, query_turn;
-  for (uint32_t index = blockIdx.x; index < item_count; index += gridDim.x) {
+  for (uint32_t round = 0; round * gridDim.x < item_count; ++round) {
+    const uint32_t index = item_of(round);
+    if (index >= item_count) continue;
     const Item item(args, index);
     if constexpr (kFormat != KvFormat::kF16) {
       copy_raw_block(args, item, item.block_begin, false, base + At::kRaw);
@@ -232,9 +313,13 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
                            base + At::kRaw + (is_value ? 0 : raw_bytes));
           copy_async_commit();
           barrier_wait(empty, turn.parity() ^ 1);
-          expand_block<kLength, kFormat>(shared + place,
-                                         shared + At::kRaw + (is_value ? raw_bytes : 0), row_bytes,
-                                         args.pages.head_length);
+          const uint8_t* raw = shared + At::kRaw + (is_value ? raw_bytes : 0);
+          if (args.pages.head_length != kLength)
+            expand_block<kLength, kFormat>(shared + place, raw, row_bytes, args.pages.head_length);
+          else if constexpr (kFormat == KvFormat::kQ8_0)
+            expand_whole_q8_0<kLength>(shared + place, raw);
+          else
+            expand_whole_e4m3<kLength>(shared + place, raw);
           fence_shared_for_products();
           barrier_arrive(full);
         }
@@ -393,7 +478,9 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
     if (lane == 0) barrier_arrive(barrier);
   };
   Turn key_turn, value_turn, query_turn;
-  for (uint32_t index = blockIdx.x; index < item_count; index += gridDim.x) {
+  for (uint32_t round = 0; round * gridDim.x < item_count; ++round) {
+    const uint32_t index = item_of(round);
+    if (index >= item_count) continue;
     const Item item(args, index);
     const uint32_t group_position = item.first_position + group_row;
     const uint32_t position = item.first_position + first_row;
@@ -421,13 +508,11 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
 
     for (uint32_t block = item.block_begin + 1; block < item.block_end; ++block) {
       barrier_wait(barriers.keys_full(key_turn.stage()), key_turn.parity());
+      barrier_wait(barriers.values_full(value_turn.stage()), value_turn.parity());
       fence_shared_for_products();
       products_begin();
       multiply_keys<kLength>(queries, keys_at(key_turn.stage()), scores);
       products_commit();
-      barrier_wait(barriers.values_full(value_turn.stage()), value_turn.parity());
-      fence_shared_for_products();
-      products_begin();
       multiply_values<kLength>(weights, values_at(value_turn.stage()), sums);
       products_commit();
       products_wait<1>();
@@ -441,8 +526,10 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
       products_settle(sums);
       release(barriers.values_empty(value_turn.stage()));
       ++value_turn.count;
+      if (__any_sync(~0u, softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f)) {
 #pragma unroll
-      for (int i = 0; i < kLength / 2; ++i) sums[i] *= softmax.factor[i / 2 % 2];
+        for (int i = 0; i < kLength / 2; ++i) sums[i] *= softmax.factor[i / 2 % 2];
+      }
       pack_weights(scores, weights);
     }
     barrier_wait(barriers.values_full(value_turn.stage()), value_turn.parity());

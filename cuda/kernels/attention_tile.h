@@ -29,6 +29,9 @@ __device__ __forceinline__ void copy_async_16(uint32_t target, const void* sourc
                "r"(bytes)
                : "memory");
 }
+__device__ __forceinline__ void copy_async_16(uint32_t target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
+}
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -63,8 +66,7 @@ __device__ __forceinline__ uint32_t transpose_tile(uint32_t tile) {
 // column g; of the sum: row g, columns 2t, 2t + 1, then row g + 8.
 __device__ __forceinline__ void multiply_tiles(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
                                                uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -142,6 +144,19 @@ __device__ __forceinline__ void copy_rows(uint32_t tile, const uint8_t* source, 
     const bool is_valid = row >= valid.begin && row < valid.end && chunk * 16 < row_bytes;
     const uint8_t* from = is_valid ? source + row * row_bytes + chunk * 16 : source;
     copy_async_16(tile + tile_offset<kRowBytes>(row, chunk), from, is_valid ? 16 : 0);
+  }
+}
+
+// The same of kRows rows of exactly kRowBytes, all valid.
+template <int kRowBytes, int kRows, int kThreads>
+__device__ __forceinline__ void copy_whole_rows(uint32_t tile, const uint8_t* source,
+                                                uint32_t thread) {
+  constexpr int kChunks = kRowBytes / 16;
+#pragma unroll
+  for (int i = 0; i < kRows * kChunks / kThreads; ++i) {
+    const uint32_t index = i * kThreads + thread;
+    copy_async_16(tile + tile_offset<kRowBytes>(index / kChunks, index % kChunks),
+                  source + thread * 16 + i * (kThreads * 16));
   }
 }
 

@@ -10,14 +10,8 @@
 
 namespace wcuda::kernels {
 
-struct RopeKvArgs {
-  StepRows step;
-  KvPages pages;
-  uint32_t layer = 0;
-  uint32_t head_count = 0;       // of queries
-  float* query = nullptr;        // (token_count, head_count * head_length), changed in place
-  const float* key = nullptr;    // (token_count, pages.head_count * head_length)
-  const float* value = nullptr;  // the same shape
+// What heads of q and k become: rope(norm(head)).
+struct HeadTurn {
   // Gains (head_length) of an RMS norm of each head; null: none.
   const float* query_norm = nullptr;
   const float* key_norm = nullptr;
@@ -27,6 +21,17 @@ struct RopeKvArgs {
   uint32_t rope_dimensions = 0;             // even, at most head_length
   const float* rope_frequencies = nullptr;  // (rope_dimensions / 2) radians a position
   float rope_magnitude = 1.0f;
+};
+
+struct RopeKvArgs {
+  StepRows step;
+  KvPages pages;
+  uint32_t layer = 0;
+  uint32_t head_count = 0;       // of queries
+  float* query = nullptr;        // (token_count, head_count * head_length), changed in place
+  const float* key = nullptr;    // (token_count, pages.head_count * head_length)
+  const float* value = nullptr;  // the same shape
+  HeadTurn turn;
 };
 
 // head_length at most kRopeHeadLengthMax. Tokens whose row is kDeadToken neither change nor write

@@ -175,13 +175,30 @@ TEST(GpuAttentionDecode, equals_the_naive_version_on_poisoned_pages) {
                          {1, 15}, {1, 128}, {1, 300}, {1, 16}, {1, 17}};
   for (KvType type : kKvTypes)
     for (const Case& c : kCases)
-      if (has_rows(type, c.head_length))
+      if (has_rows(type, c.head_length)) {
         for (bool batch_invariant : {false, true}) check(type, c, shapes, batch_invariant);
+        check(type, c, shapes, false, true);
+      }
 }
 
 TEST(GpuAttentionDecode, one_row_of_any_length_equals_the_naive_version) {
   for (uint32_t position : {0u, 1u, 15u, 63u, 64u, 511u, 999u, 5000u})
-    check(KvType::kF16, {8, 2, 128, 0}, {{1, position}}, false);
+    for (bool is_portable : {false, true})
+      check(KvType::kF16, {8, 2, 128, 0}, {{1, position}}, false, is_portable);
+}
+
+TEST(GpuAttentionDecode, clusters_of_any_size_equal_the_naive_version) {
+  for (uint32_t rows : {1u, 2u, 8u, 16u, 33u}) {
+    Shapes shapes;
+    for (uint32_t r = 0; r < rows; ++r) shapes.push_back({1, r * 97 % 1200});
+    for (KvType type : kKvTypes) check(type, {16, 4, 64, 0}, shapes, false);
+  }
+}
+
+TEST(GpuAttentionDecode, rows_of_equal_length_equal_the_naive_version) {
+  for (const auto& [rows, position] : Shapes{{40, 700}, {20, 1500}, {60, 63}, {23, 64}})
+    for (bool is_portable : {false, true})
+      check(KvType::kF16, {16, 4, 64, 0}, Shapes(rows, {1, position}), false, is_portable);
 }
 
 TEST(GpuAttentionPrefill, equals_the_naive_version_on_poisoned_pages) {
@@ -417,6 +434,105 @@ TEST(GpuRopeKv, equals_the_naive_version) {
       }
     }
   }
+}
+
+// Steps of one token a row, where attention turns and stores on the way, against rope_kv and
+// attention one after the other.
+struct FusedRun {
+  std::vector<float> out;
+  std::vector<uint8_t> pool;
+};
+
+FusedRun run_layer(KvType type, const Case& c, const RopeCase& turn, const Shapes& shapes,
+                   bool is_fused, bool is_portable, bool batch_invariant) {
+  Random random(12);
+  Step step(shapes, pages_of(shapes), 64, random);
+  Pool pool(type, 1, pages_of(shapes), c.kv_heads, c.head_length);
+  fill_pool(pool, step, 0, random);
+  const uint32_t tokens = step.batch.token_count, n = c.head_length;
+  const DeviceBytes query(random.normals(uint64_t{tokens} * c.heads * n));
+  const DeviceBytes key(random.normals(uint64_t{tokens} * c.kv_heads * n));
+  const DeviceBytes value(random.normals(uint64_t{tokens} * c.kv_heads * n));
+  const DeviceBytes gain(random.normals(n));
+  std::vector<float> frequencies;
+  for (uint32_t i = 0; i < turn.rope_dimensions / 2; ++i)
+    frequencies.push_back(std::pow(10000.0f, -2.0f * i / turn.rope_dimensions));
+  const DeviceBytes device_frequencies(frequencies);
+  // What the kernel stores must not have been there before: NaN in the newest rows.
+  for (const BatchRow& row : step.rows)
+    for (uint32_t h = 0; h < c.kv_heads; ++h)
+      for (bool is_value : {false, true}) {
+        const uint32_t p = row.first_position;
+        const uint32_t page =
+            step.page_tables[row.sequence_slot * step.batch.page_table_stride + p / kPageTokens];
+        std::memset(pool.row(0, page, is_value, h, p % kPageTokens), 0xff, kv_row_bytes(type, n));
+      }
+  const DevicePool device_pool(pool);
+  Limits limits = make_limits(c.heads, c.kv_heads, n);
+  limits.batch_invariant = batch_invariant;
+  DeviceAttention device(limits);
+  if (is_portable) device.launch.compute_capability = 80;
+  DeviceStep device_step(step);
+  AttentionInputArgs args{};
+  args.batch = &device_step.batch;
+  args.epsilon = 1e-5f;
+  if (turn.has_head_norm) args.query_norm = args.key_norm = gain.as<float>();
+  args.rope = {turn.pairing, turn.rope_dimensions, device_frequencies.as<float>(), 1.1f};
+  args.head_count = c.heads;
+  args.pool = device_pool.pool;
+  args.query_out = query.as<float>();
+  if (!is_fused) {
+    device_step.batch.max_row_tokens = 2;
+    EXPECT_EQ(device.attention.rope_kv(args, key.as<float>(), value.as<float>(), device.launch),
+              cudaSuccess);
+    device_step.batch.max_row_tokens = 1;
+  } else {
+    EXPECT_EQ(device.attention.rope_kv(args, key.as<float>(), value.as<float>(), device.launch),
+              cudaSuccess);
+  }
+  FusedRun result;
+  result.out = device.run(device_step, device_pool.pool, query, c.heads, 0.1f, c.window);
+  result.pool = device_pool.bytes.read<uint8_t>();
+  return result;
+}
+
+TEST(GpuAttentionDecode, turns_and_stores_on_the_way_with_the_same_bits) {
+  const Shapes many = {{1, 0},  {1, 62},  {1, 63},  {1, 64}, {1, 999}, {1, 1},
+                       {1, 15}, {1, 128}, {1, 300}, {1, 16}, {1, 17},  {1, 2047}};
+  Shapes crowd;
+  for (uint32_t r = 0; r < 60; ++r) crowd.push_back({1, r * r % 300});
+  const RopeCase turns[] = {{RopePairing::kAdjacent, 64, false, 0},
+                            {RopePairing::kHalves, 64, true, 0},
+                            {RopePairing::kHalves, 48, true, 0},
+                            {RopePairing::kAdjacent, 20, true, 0}};
+  for (KvType type : kKvTypes)
+    for (const Case& c : {Case{8, 2, 64, 0}, Case{9, 3, 64, 40}, Case{8, 2, 128, 0},
+                          Case{12, 1, 128, 0}, Case{8, 1, 96, 0}, Case{4, 1, 256, 0}})
+      for (const RopeCase& turn : turns)
+        for (int mode = 0; mode < 4; ++mode) {
+          const bool is_portable = mode == 1, batch_invariant = mode == 2;
+          const Shapes& shapes = mode == 3 ? crowd : many;
+          const auto apart = run_layer(type, c, turn, shapes, false, is_portable, batch_invariant);
+          const auto fused = run_layer(type, c, turn, shapes, true, is_portable, batch_invariant);
+          EXPECT_EQ(apart.pool, fused.pool);
+          EXPECT_EQ(
+              std::memcmp(apart.out.data(), fused.out.data(), apart.out.size() * sizeof(float)), 0)
+              << "type " << static_cast<int>(type) << " heads " << c.heads << "/" << c.kv_heads
+              << " length " << c.head_length << " mode " << mode << " rope "
+              << turn.rope_dimensions;
+        }
+}
+
+TEST(GpuAttentionDecode, turns_and_stores_in_a_single_row) {
+  for (KvType type : kKvTypes)
+    for (uint32_t position : {0u, 1u, 15u, 16u, 63u, 64u, 500u, 1023u, 4000u}) {
+      const Case c{8, 2, 128, 0};
+      const RopeCase turn{RopePairing::kHalves, 128, false, 0};
+      const auto apart = run_layer(type, c, turn, {{1, position}}, false, false, false);
+      const auto fused = run_layer(type, c, turn, {{1, position}}, true, false, false);
+      EXPECT_EQ(apart.pool, fused.pool);
+      EXPECT_EQ(apart.out, fused.out) << "position " << position;
+    }
 }
 
 TEST(GpuRopeKv, rows_have_the_bits_of_the_host_and_nothing_else_is_written) {

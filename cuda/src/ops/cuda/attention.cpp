@@ -6,7 +6,6 @@
 
 #include "kernels/attention_plan.h"
 #include "kernels/attention_prefill.h"
-#include "kernels/rope_kv.h"
 
 namespace wcuda::ops {
 namespace {
@@ -30,6 +29,11 @@ constexpr kernels::KvFormat kFormats[] = {kernels::KvFormat::kF16, kernels::KvFo
 // memory, and of at least so many pages, for cutting costs time.
 constexpr uint32_t kFixedPartsMax = 16;
 constexpr uint32_t kFixedUnitPagesMin = 8;
+
+// In steps of one row or two a cluster of so many blocks serves each row and head: parts of its sum
+// then pass from block to block without a way through global memory. One block a multiprocessor: of
+// two that share one, both are slower than blocks by themselves (measured on an H200).
+constexpr uint32_t kClusterBlocks[] = {16, 8};
 
 // Sizes of the plan's arrays, in elements.
 struct Sizes {
@@ -91,6 +95,8 @@ kernels::AttentionPlan place(const Limits& limits, const Sizes& sizes, Pieces* p
   plan.part_floats =
       kernels::decode_part_floats(limits.head_count, limits.kv_head_count, limits.head_length);
   plan.head_tiles = sizes.head_tiles;
+  plan.group_heads = limits.head_count / limits.kv_head_count;
+  plan.group_tiles = sizes.head_tiles / limits.kv_head_count;
   plan.tile_count = pieces->take<uint32_t>(1);
   plan.row_units = pieces->take<uint32_t>(limits.max_batch_rows + 1);
   plan.row_tiles = pieces->take<uint32_t>(limits.max_batch_rows + 1);
@@ -124,6 +130,17 @@ kernels::KvPages kv_pages(const KvPool& pool) {
   return pages;
 }
 
+// Blocks of a row and head in a decode step; 0: the blocks of the step share one line of units.
+uint32_t cluster_blocks(const Batch& batch, const kernels::AttentionPlan& plan,
+                        const kernels::Launch& launch) {
+  if (launch.compute_capability < 90 || plan.fixed_unit_pages != 0 || batch.max_row_tokens != 1)
+    return 0;
+  for (const uint32_t blocks : kClusterBlocks)
+    if (batch.row_count * plan.head_tiles * blocks <= static_cast<uint32_t>(launch.sm_count))
+      return blocks;
+  return 0;
+}
+
 }  // namespace
 
 uint64_t CudaAttention::scratch_bytes(const Limits& limits, uint32_t sm_count) {
@@ -140,7 +157,7 @@ cudaError_t CudaAttention::prepare(const Limits& limits, void* scratch,
   Pieces pieces(scratch);
   plan_ = place(limits, sizes, &pieces);
   for (const kernels::KvFormat format : kFormats) {
-    cudaError_t status = kernels::attention_decode_prepare(format, limits.head_length);
+    cudaError_t status = kernels::attention_decode_prepare(format, limits.head_length, launch);
     if (status != cudaSuccess) return status;
     status = kernels::attention_prefill_prepare(format, limits.head_length);
     if (status != cudaSuccess) return status;
@@ -153,6 +170,9 @@ cudaError_t CudaAttention::begin_step(const Batch& batch, const KvPool& pool, ui
   plan_.max_blocks =
       kernels::decode_block_count(static_cast<kernels::KvFormat>(pool.type), pool.head_length,
                                   static_cast<uint32_t>(launch.sm_count));
+  plan_.cluster_blocks = cluster_blocks(batch, plan_, launch);
+  if (plan_.cluster_blocks != 0)
+    plan_.max_blocks = batch.row_count * plan_.head_tiles * plan_.cluster_blocks;
   step_window_ = window;
   return kernels::attention_plan({step_rows(batch), plan_, window}, launch);
 }
@@ -167,14 +187,17 @@ cudaError_t CudaAttention::rope_kv(const AttentionInputArgs& args, const float* 
   call.query = args.query_out;
   call.key = key;
   call.value = value;
-  call.query_norm = args.query_norm;
-  call.key_norm = args.key_norm;
-  call.epsilon = args.epsilon;
-  call.has_adjacent_pairs = args.rope.pairing == RopePairing::kAdjacent;
-  call.rope_dimensions = args.rope.dimension_count;
-  call.rope_frequencies = args.rope.frequencies;
-  call.rope_magnitude = args.rope.magnitude;
-  return kernels::rope_kv(call, launch);
+  call.turn.query_norm = args.query_norm;
+  call.turn.key_norm = args.key_norm;
+  call.turn.epsilon = args.epsilon;
+  call.turn.has_adjacent_pairs = args.rope.pairing == RopePairing::kAdjacent;
+  call.turn.rope_dimensions = args.rope.dimension_count;
+  call.turn.rope_frequencies = args.rope.frequencies;
+  call.turn.rope_magnitude = args.rope.magnitude;
+  is_left_ = args.batch->max_row_tokens == 1 && args.rope.dimension_count % 2 == 0 &&
+             args.rope.dimension_count <= args.pool.head_length;
+  left_ = call;
+  return is_left_ ? cudaSuccess : kernels::rope_kv(call, launch);
 }
 
 cudaError_t CudaAttention::attention(const AttentionArgs& args, const kernels::Launch& launch,
@@ -192,6 +215,13 @@ cudaError_t CudaAttention::attention(const AttentionArgs& args, const kernels::L
   call.sinks = options.sinks;
   call.query = args.query;
   call.out = args.out;
+  if (is_left_) {
+    is_left_ = false;
+    if (left_.layer != args.layer || left_.query != args.query) return cudaErrorInvalidValue;
+    call.key = left_.key;
+    call.value = left_.value;
+    call.turn = left_.turn;
+  }
   if (args.batch->max_row_tokens != 1) {
     const cudaError_t status = kernels::attention_prefill(call, launch);
     if (status != cudaSuccess) return status;

@@ -7,6 +7,7 @@
 
 #include "kernels/attention_decode.h"
 #include "kernels/linear.h"
+#include "kernels/rope_kv.h"
 #include "ops/ops.h"
 
 namespace wcuda::ops {
@@ -39,7 +40,9 @@ class CudaAttention {
 
   // The second half of Ops::attention_input, once args.query_out, key and value hold Wx + b:
   // query_out is changed in place; key, value (token_count, kv heads * head_length) go to the pool.
-  // A token whose token_rows entry is kernels::kDeadToken changes and writes nothing.
+  // A token whose token_rows entry is kernels::kDeadToken changes and writes nothing. In a step
+  // whose rows have one token this only takes note: the next call must be attention's for the same
+  // layer, whose kernel then turns and stores on the way; query_out stays as it is.
   cudaError_t rope_kv(const AttentionInputArgs& args, const float* key, const float* value,
                       const kernels::Launch& launch);
 
@@ -51,6 +54,8 @@ class CudaAttention {
  private:
   kernels::AttentionPlan plan_;
   uint32_t step_window_ = 0;
+  kernels::RopeKvArgs left_;  // what rope_kv has left to attention
+  bool is_left_ = false;
 };
 
 }  // namespace wcuda::ops

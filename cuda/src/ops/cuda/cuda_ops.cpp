@@ -1,7 +1,7 @@
 // The operations of a forward pass, queued on one CUDA stream. A layer is the kernels of
-// attention_input (product, then rope and KV write), attention, project, feed_forward_input,
-// project; each starts before the one ahead has ended and waits for it once its weights are on the
-// way.
+// attention_input (product, then rope and KV write, which attention does on the way when rows have
+// one token), attention, project, feed_forward_input, project; each starts before the one ahead has
+// ended and waits for it once its weights are on the way.
 #include "ops/cuda/cuda_ops.h"
 
 #include "backend/cuda_device.h"
