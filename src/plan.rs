@@ -161,7 +161,7 @@ pub struct Plan {
     pub kv_bytes: u64,
     /// Activations, logits, sampling.
     pub scratch_bytes: u64,
-    /// Captured CUDA graphs; 0 on the host backend.
+    /// 0: the driver holds captured CUDA graphs, outside the ledger.
     pub graph_bytes: u64,
     /// Of the four.
     pub total_bytes: u64,

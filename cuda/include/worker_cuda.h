@@ -563,7 +563,7 @@ typedef struct wcuda_plan {
   uint64_t weights_bytes;
   uint64_t kv_bytes;       /* pages, page tables and token history */
   uint64_t scratch_bytes;  /* activations, logits, sampling */
-  uint64_t graph_bytes;    /* captured CUDA graphs; 0 on HOST */
+  uint64_t graph_bytes;    /* 0: the driver holds captured CUDA graphs, outside the ledger */
   uint64_t total_bytes;    /* of the four */
   uint64_t staging_bytes;  /* pinned host memory while loading */
   uint64_t available_bytes; /* what the context could still hold */

@@ -26,6 +26,7 @@ command_gpu_pack() {
   cp tools/dev/gpu-run.sh "$pack/run.sh"
   cp tools/dev/gpu-bench.sh "$pack/bench.sh"
   cp tools/dev/gpu-fidelity.sh "$pack/fidelity.sh"
+  cp tools/dev/gpu-sanitize.sh "$pack/sanitize.sh"
   cp tools/dev/bench_report.py "$pack"
   gpu_pack_python "$pack"
   du -ah "$pack" | sort -rh | head -30
