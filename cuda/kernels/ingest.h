@@ -1,5 +1,5 @@
-// ingest: brings the inputs of a step from pinned host memory into device memory. The sizes lie
-// with the inputs, so that a captured launch serves every step.
+// ingest: deals the inputs of a step out, from the block in which they came over the bus. Their
+// sizes and places lie in the block, so that a captured launch serves every step.
 #pragma once
 
 #include "kernels/linear.h"
@@ -8,21 +8,22 @@ namespace wcuda::kernels {
 
 constexpr uint32_t kIngestSegmentsMax = 12;
 
-// In pinned memory. Rows of a segment have equal lengths; a multiple of 16 bytes is read of each.
+// At the start of the block. Rows of a segment have equal lengths.
 struct IngestHeader {
   struct Segment {
     uint32_t row_count;
-    uint32_t row_bytes;  // to copy; rows lie at multiples of align_up(row_bytes, 16) in the source
+    uint32_t row_bytes;  // a multiple of 4; rows lie at multiples of align_up(row_bytes, 16)
+    uint32_t offset;     // of the first row, from the block; a multiple of 16
+    uint32_t reserved;
   };
   Segment segments[kIngestSegmentsMax];
 };
 
-// Sources and targets are aligned to 16; rows of a target lie at multiples of its stride (bytes, a
+// All in device memory, aligned to 16; rows of a target lie at multiples of its stride (bytes, a
 // multiple of 4).
 struct IngestArgs {
-  const IngestHeader* header = nullptr;
+  const uint8_t* block = nullptr;
   uint32_t segment_count = 0;
-  const uint8_t* sources[kIngestSegmentsMax] = {};
   uint8_t* targets[kIngestSegmentsMax] = {};
   uint64_t target_strides[kIngestSegmentsMax] = {};
 };

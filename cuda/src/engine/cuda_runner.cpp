@@ -1,11 +1,11 @@
 // Steps on a CUDA device.
 //
-// submit() writes the inputs of a step into pinned memory and launches one graph: ingest (inputs
-// into device memory), begin_step (fed tokens, histories), the forward pass, sampling (results into
-// pinned memory). A step whose rows have one token each runs a graph captured for its shape class:
-// rows rounded up to a bucket, either ticket block, with or without the filters of sampling. Rows
-// that fill a bucket up have no tokens and do nothing. Steps with longer rows are queued kernel by
-// kernel.
+// submit() writes the inputs of a step into pinned memory, has them copied on a stream of their own
+// while the step before still runs, and launches one graph: ingest (deals them out), begin_step
+// (fed tokens, histories), the forward pass, sampling (results into pinned memory). A step whose
+// rows have one token each runs a graph captured for its shape class: rows rounded up to a bucket,
+// either ticket block, with or without the filters of sampling. Rows that fill a bucket up have no
+// tokens and do nothing. Steps with longer rows are queued kernel by kernel.
 #include "engine/cuda_runner.h"
 
 #include <algorithm>
@@ -88,17 +88,18 @@ struct Sizes {
     device_bias_tokens = device_offsets.take(bias_entries, sizeof(int32_t));
     device_bias_values = device_offsets.take(bias_entries, sizeof(float));
     device_masks = device_offsets.take(rows, mask_words * sizeof(uint32_t));
+    for (const uint64_t(&count)[2] : counts) input_bytes += align_up(count[0] * count[1], 16);
+    input_bytes = align_up(input_bytes, 256);
+    device_inputs = device_offsets.take(2, input_bytes);
     device_statuses = device_offsets.take(2 * rows, sizeof(int32_t));
     // Enough for every device: the launcher asks for less where blocks keep a row's logits.
     device_sample =
         device_offsets.take(1, kernels::sample_scratch_bytes(static_cast<uint32_t>(rows),
                                                              vocabulary, kPortableCapability));
     device_bytes = device_offsets.end();
-    // Pinned memory of one ticket.
+    // Pinned memory of one ticket; the inputs first.
     Offsets pinned;
-    pinned.take(1, sizeof(kernels::IngestHeader));
-    for (uint32_t s = 0; s < kSegmentCount; ++s)
-      inputs[s] = pinned.take(counts[s][0], counts[s][1]);
+    pinned.take(1, input_bytes);
     outputs = pinned.take(rows, sizeof(kernels::SampleOutput));
     fed_tokens = pinned.take(rows, sizeof(int32_t));
     top_tokens = pinned.take(rows * limits.max_top_logprobs, sizeof(int32_t));
@@ -110,9 +111,9 @@ struct Sizes {
   uint32_t vocabulary;
   uint32_t mask_words;
   uint64_t bias_entries;
+  uint64_t input_bytes = align_up(sizeof(kernels::IngestHeader), 16);  // of one ticket, at most
   uint64_t device_step_rows, device_sample_rows, device_bias_tokens, device_bias_values,
-      device_masks, device_statuses, device_sample, device_bytes;
-  uint64_t inputs[kSegmentCount];
+      device_masks, device_inputs, device_statuses, device_sample, device_bytes;
   uint64_t outputs, fed_tokens, top_tokens, top_logprobs, pinned_bytes;
 };
 
@@ -132,6 +133,8 @@ bool needs_filters(const ops::Sampling& s) {
                        (s.typical_p > 0.0f && s.typical_p < 1.0f);
   return s.top_logprobs > 0 || (s.temperature > 0.0f && filters);
 }
+
+class InputBlock;
 
 class CudaRunner final : public Runner {
  public:
@@ -166,6 +169,9 @@ class CudaRunner final : public Runner {
   T* on_device(uint64_t offset) const {
     return reinterpret_cast<T*>(machine_.scratch + machine_.layout.runner + offset);
   }
+  uint8_t* device_inputs(uint32_t parity) const {
+    return on_device<uint8_t>(sizes_.device_inputs + parity * sizes_.input_bytes);
+  }
   Status check(cudaError_t error, const char* call) const {
     return check_cuda(error, call, device_);
   }
@@ -175,9 +181,11 @@ class CudaRunner final : public Runner {
   Status check_bias(const Ticket& ticket) const;
   Shape shape_of(const Ticket& ticket) const;
   Status start_step(const Shape& shape, bool* captured);
-  void write_inputs(const Ticket& ticket, const Shape& shape);
-  void write_rows(const Ticket& ticket, const Shape& shape);
-  void write_sampling(const Ticket& ticket, const Shape& shape);
+  // Returns their bytes.
+  uint64_t write_inputs(const Ticket& ticket, const Shape& shape);
+  void write_rows(const Ticket& ticket, const Shape& shape, InputBlock* inputs);
+  void write_sampling(const Ticket& ticket, const Shape& shape, InputBlock* inputs);
+  Status queue_copy(uint32_t parity, uint64_t input_bytes);
   Status run_command(const Command& command);
   Status run_step(const Shape& shape);
   Status queue_kernels(const Shape& shape);
@@ -192,7 +200,8 @@ class CudaRunner final : public Runner {
   int device_ = 0;
   cudaStream_t native_stream_ = nullptr;
   vram::Buffer pinned_;  // two tickets
-  Event started_[2], ended_[2];
+  Stream input_stream_;
+  Event copied_[2], started_[2], ended_[2];
   Status last_status_;  // of the step that was waited for last
   std::map<GraphKey, Graph> graphs_;
 };
@@ -202,7 +211,10 @@ Status CudaRunner::prepare() {
   native_stream_ = static_cast<cudaStream_t>(backend_.native_stream(stream_));
   WCUDA_CHECK(native_stream_ != nullptr);
   WCUDA_ASSIGN(pinned_, machine_.memory->allocate_pinned(2 * sizes_.pinned_bytes, "step exchange"));
+  // Ahead of a step that runs: the few bytes of the next are not to wait for its end.
+  WCUDA_ASSIGN(input_stream_, backend_.stream_create(-1));
   for (int i = 0; i < 2; ++i) {
+    WCUDA_ASSIGN(copied_[i], backend_.event_create());
     WCUDA_ASSIGN(started_[i], backend_.event_create());
     WCUDA_ASSIGN(ended_[i], backend_.event_create());
   }
@@ -214,7 +226,9 @@ Status CudaRunner::prepare() {
 CudaRunner::~CudaRunner() {
   (void)backend_.synchronize(stream_);
   for (const auto& [key, graph] : graphs_) (void)backend_.graph_destroy(graph);
+  if (input_stream_.id != 0) (void)backend_.stream_destroy(input_stream_);
   for (int i = 0; i < 2; ++i) {
+    if (copied_[i].id != 0) (void)backend_.event_destroy(copied_[i]);
     if (started_[i].id != 0) (void)backend_.event_destroy(started_[i]);
     if (ended_[i].id != 0) (void)backend_.event_destroy(ended_[i]);
   }
@@ -272,31 +286,53 @@ Shape CudaRunner::shape_of(const Ticket& ticket) const {
   return shape;
 }
 
-void CudaRunner::write_inputs(const Ticket& ticket, const Shape& shape) {
-  auto* const header = pinned<kernels::IngestHeader>(shape.parity, 0);
+// The inputs of a step in pinned memory, one after the other.
+class InputBlock {
+ public:
+  explicit InputBlock(uint8_t* block) : block_(block) {}
+  // Room for rows of row_bytes each, at multiples of align_up(row_bytes, 16).
+  template <class T>
+  T* add(Segment segment, uint64_t row_count, uint64_t row_bytes) {
+    auto* const header = reinterpret_cast<kernels::IngestHeader*>(block_);
+    header->segments[segment] = {static_cast<uint32_t>(row_count), static_cast<uint32_t>(row_bytes),
+                                 static_cast<uint32_t>(bytes_), 0};
+    T* const place = reinterpret_cast<T*>(block_ + bytes_);
+    bytes_ += row_count * align_up(row_bytes, 16);
+    return place;
+  }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  uint8_t* block_;
+  uint64_t bytes_ = align_up(sizeof(kernels::IngestHeader), 16);
+};
+
+uint64_t CudaRunner::write_inputs(const Ticket& ticket, const Shape& shape) {
+  InputBlock inputs(pinned<uint8_t>(shape.parity, 0));
   const auto place = [&](Segment segment, const auto& source, uint32_t count, auto filler) {
     using T = typename std::decay_t<decltype(source)>::value_type;
-    T* const target = pinned<T>(shape.parity, sizes_.inputs[segment]);
+    T* const target = inputs.add<T>(segment, 1, count * sizeof(T));
     std::copy(source.begin(), source.end(), target);
     std::fill(target + source.size(), target + count, static_cast<T>(filler));
-    header->segments[segment] = {1, static_cast<uint32_t>(count * sizeof(T))};
   };
   place(kTokens, ticket.tokens, shape.token_count, 0);
   place(kPositions, ticket.positions, shape.token_count, 0);
   place(kTokenRows, ticket.token_rows, shape.token_count, kDeadToken);
   place(kLogitsIndices, ticket.logits_indices, shape.logits_count, 0);
-  write_rows(ticket, shape);
-  write_sampling(ticket, shape);
+  write_rows(ticket, shape, &inputs);
+  write_sampling(ticket, shape, &inputs);
+  return inputs.bytes();
 }
 
-void CudaRunner::write_rows(const Ticket& ticket, const Shape& shape) {
-  auto* const header = pinned<kernels::IngestHeader>(shape.parity, 0);
-  auto* const rows = pinned<ops::BatchRow>(shape.parity, sizes_.inputs[kRows]);
-  auto* const step_rows = pinned<kernels::StepRow>(shape.parity, sizes_.inputs[kStepRows]);
-  auto* const tables = pinned<uint32_t>(shape.parity, sizes_.inputs[kPageTables]);
+void CudaRunner::write_rows(const Ticket& ticket, const Shape& shape, InputBlock* inputs) {
   uint32_t pages = 0;
   for (const TicketRow& row : ticket.rows) pages = std::max(pages, row.page_count);
   const uint64_t stride = align_up(pages, 4);
+  auto* const rows = inputs->add<ops::BatchRow>(kRows, 1, shape.row_count * sizeof(ops::BatchRow));
+  auto* const step_rows =
+      inputs->add<kernels::StepRow>(kStepRows, 1, shape.row_count * sizeof(kernels::StepRow));
+  auto* const tables =
+      inputs->add<uint32_t>(kPageTables, ticket.rows.size(), pages * sizeof(uint32_t));
   for (uint32_t i = 0; i < shape.row_count; ++i) {
     if (i >= ticket.rows.size()) {
       rows[i] = {};
@@ -313,19 +349,21 @@ void CudaRunner::write_rows(const Ticket& ticket, const Shape& shape) {
                     row.depends_on == kNoRow ? kernels::kNoDependency : row.depends_on};
     std::copy_n(&ticket.pages[row.page_first], row.page_count, tables + i * stride);
   }
-  header->segments[kRows] = {1, static_cast<uint32_t>(shape.row_count * sizeof(ops::BatchRow))};
-  header->segments[kStepRows] = {1,
-                                 static_cast<uint32_t>(shape.row_count * sizeof(kernels::StepRow))};
-  header->segments[kPageTables] = {static_cast<uint32_t>(ticket.rows.size()),
-                                   static_cast<uint32_t>(pages * sizeof(uint32_t))};
 }
 
-void CudaRunner::write_sampling(const Ticket& ticket, const Shape& shape) {
-  auto* const header = pinned<kernels::IngestHeader>(shape.parity, 0);
-  auto* const rows = pinned<kernels::SampleRow>(shape.parity, sizes_.inputs[kSampleRows]);
-  auto* const bias_tokens = pinned<int32_t>(shape.parity, sizes_.inputs[kBiasTokens]);
-  auto* const bias_values = pinned<float>(shape.parity, sizes_.inputs[kBiasValues]);
-  auto* const masks = pinned<uint32_t>(shape.parity, sizes_.inputs[kMasks]);
+void CudaRunner::write_sampling(const Ticket& ticket, const Shape& shape, InputBlock* inputs) {
+  uint64_t bias_total = 0, mask_total = 0;
+  for (const TicketRow& row : ticket.rows) {
+    if (!row.sample) continue;
+    bias_total += row.sampling.bias_tokens.size();
+    mask_total += row.sampling.mask.empty() ? 0 : 1;
+  }
+  auto* const rows =
+      inputs->add<kernels::SampleRow>(kSampleRows, 1, shape.row_count * sizeof(kernels::SampleRow));
+  auto* const bias_tokens = inputs->add<int32_t>(kBiasTokens, 1, bias_total * sizeof(int32_t));
+  auto* const bias_values = inputs->add<float>(kBiasValues, 1, bias_total * sizeof(float));
+  auto* const masks =
+      inputs->add<uint32_t>(kMasks, mask_total, sizes_.mask_words * sizeof(uint32_t));
   const uint64_t mask_stride = align_up(sizes_.mask_words, 4);
   uint32_t bias_count = 0, mask_count = 0;
   for (uint32_t i = 0; i < shape.row_count; ++i) {
@@ -363,18 +401,12 @@ void CudaRunner::write_sampling(const Ticket& ticket, const Shape& shape) {
     std::copy(row.sampling.mask.begin(), row.sampling.mask.end(), masks + mask_count * mask_stride);
     ++mask_count;
   }
-  header->segments[kSampleRows] = {
-      1, static_cast<uint32_t>(shape.row_count * sizeof(kernels::SampleRow))};
-  header->segments[kBiasTokens] = {1, static_cast<uint32_t>(bias_count * sizeof(int32_t))};
-  header->segments[kBiasValues] = {1, static_cast<uint32_t>(bias_count * sizeof(float))};
-  header->segments[kMasks] = {mask_count,
-                              static_cast<uint32_t>(sizes_.mask_words * sizeof(uint32_t))};
 }
 
 Status CudaRunner::submit(const std::shared_ptr<Ticket>& ticket) {
   WCUDA_TRY(check_bias(*ticket));
   const Shape shape = shape_of(*ticket);
-  write_inputs(*ticket, shape);
+  const uint64_t input_bytes = write_inputs(*ticket, shape);
   while (!ticket->commands.empty()) {
     // In order: a failed submit keeps those that are left.
     for (size_t done = 0; done < ticket->commands.size(); ++done) {
@@ -386,10 +418,22 @@ Status CudaRunner::submit(const std::shared_ptr<Ticket>& ticket) {
     }
     ticket->commands.clear();
   }
-  const Status started = start_step(shape, &ticket->captured);
-  // The next try writes where kernels that were queued may still read.
-  if (!started.ok()) (void)backend_.synchronize(stream_);
+  Status started = queue_copy(shape.parity, input_bytes);
+  if (started.ok()) started = start_step(shape, &ticket->captured);
+  // The next try writes where work that was queued may still read.
+  if (!started.ok()) {
+    (void)backend_.synchronize(input_stream_);
+    (void)backend_.synchronize(stream_);
+  }
   return started;
+}
+
+// Beside the step before; the ticket that used this half of the memory last has been waited for.
+Status CudaRunner::queue_copy(uint32_t parity, uint64_t input_bytes) {
+  WCUDA_TRY(backend_.copy_to_device_async(device_inputs(parity), pinned<uint8_t>(parity, 0),
+                                          input_bytes, input_stream_));
+  WCUDA_TRY(backend_.event_record(copied_[parity], input_stream_));
+  return backend_.stream_wait(stream_, copied_[parity]);
 }
 
 Status CudaRunner::start_step(const Shape& shape, bool* captured) {
@@ -419,10 +463,8 @@ Result<Graph> CudaRunner::find_graph(const Shape& shape, bool* captured) {
 Status CudaRunner::queue_ingest(const Shape& shape) {
   const Layout& layout = machine_.layout;
   kernels::IngestArgs args;
-  args.header = pinned<kernels::IngestHeader>(shape.parity, 0);
+  args.block = device_inputs(shape.parity);
   args.segment_count = kSegmentCount;
-  for (uint32_t s = 0; s < kSegmentCount; ++s)
-    args.sources[s] = pinned<uint8_t>(shape.parity, sizes_.inputs[s]);
   const auto in_ticket = [&](uint64_t offset) {
     return machine_.in_ticket<uint8_t>(shape.parity, offset);
   };
