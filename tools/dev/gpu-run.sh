@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the GPU tests of this folder: ./run.sh [GOOGLETEST_FILTER]. WCUDA_TEST_MODEL names the demo model, if it
-# is here.
+# is here; SANITIZE=1 adds the reduced suite under compute-sanitizer, WCUDA_LARGE_SHAPES=1 models of up to 75 GB.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 export WCUDA_REQUIRE_GPU=1
@@ -18,6 +18,7 @@ done
 if [ -n "${WCUDA_TEST_MODEL:-}" ] && python3 -c 'import numpy' 2>/dev/null; then
   ./fidelity.sh "$WCUDA_TEST_MODEL" || status=1
 fi
+if [ "${SANITIZE:-0}" = 1 ]; then ./sanitize.sh || status=1; fi
 # Last: it loses the device for its process, on purpose.
 ./wcuda_gpu_fault_test || status=1
 exit $status
