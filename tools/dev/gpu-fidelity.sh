@@ -4,6 +4,7 @@
 set -uo pipefail
 model=$(realpath "$1")
 cd "$(dirname "${BASH_SOURCE[0]}")"
+[ -e tree ] || tar -xJf pack.tar.xz 2>/dev/null || python3 -m tarfile -e pack.tar.xz .
 export PYTHONPATH=$PWD/python
 oracle=tree/tools/oracle work=$(mktemp -d) status=0
 trap 'rm -rf "$work"' EXIT

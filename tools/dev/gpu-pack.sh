@@ -1,10 +1,11 @@
 # ./dev gpu-pack: stripped binaries for a machine that has a GPU and nothing else, at most 60 MiB: run.sh tests,
-# bench.sh measures.
+# bench.sh measures. All but the scripts is in one archive, for the binaries hold the same device code: packed it is
+# there once.
 
 GPU_PACK_BYTES_MAX=$((60 * 1024 * 1024))
 
 command_gpu_pack() {
-  local archs=${WORKER_CUDA_ARCHS:-90a} pack=$ROOT/.gpu-pack native binary
+  local archs=${WORKER_CUDA_ARCHS:-90a} pack=$TARGET/gpu-pack native binary
   need_test_tools
   need_cuda_wheels
   native=$NATIVE/cuda-${archs//;/-}
@@ -23,17 +24,25 @@ command_gpu_pack() {
   done
   step "Rust tests with CUDA" gpu_pack_rust_tests "$native" "$pack/tests"
   gpu_pack_tree "$pack/tree"
-  cp tools/dev/gpu-run.sh "$pack/run.sh"
-  cp tools/dev/gpu-bench.sh "$pack/bench.sh"
-  cp tools/dev/gpu-fidelity.sh "$pack/fidelity.sh"
-  cp tools/dev/gpu-sanitize.sh "$pack/sanitize.sh"
   cp tools/dev/bench_report.py "$pack"
   gpu_pack_python "$pack"
   du -ah "$pack" | sort -rh | head -30
+  step "archive" gpu_pack_archive "$pack" "$ROOT/.gpu-pack"
   local bytes
-  bytes=$(du -sb "$pack" | cut -f1)
+  bytes=$(du -sb .gpu-pack | cut -f1)
   [ "$bytes" -le $GPU_PACK_BYTES_MAX ] || die ".gpu-pack is $bytes bytes, at most $GPU_PACK_BYTES_MAX"
   say ".gpu-pack: $bytes bytes"
+}
+
+# gpu_pack_archive FROM TO: the scripts as they are, each unpacks the rest when it is not there yet.
+gpu_pack_archive() {
+  local name
+  need xz=xz-utils
+  rm -rf "$2"
+  mkdir -p "$2"
+  # The dictionary reaches back over several binaries.
+  tar -c -C "$1" . | xz -T1 --lzma2=preset=3,dict=128MiB >"$2/pack.tar.xz"
+  for name in run bench fidelity sanitize; do cp "tools/dev/gpu-$name.sh" "$2/$name.sh"; done
 }
 
 # The files that tests read, by the paths compiled into them: run.sh puts a link at this place.

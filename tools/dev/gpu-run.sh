@@ -3,6 +3,7 @@
 # is here; SANITIZE=1 adds the reduced suite under compute-sanitizer, WCUDA_LARGE_SHAPES=1 models of up to 75 GB.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+[ -e tree ] || tar -xJf pack.tar.xz 2>/dev/null || python3 -m tarfile -e pack.tar.xz .
 export WCUDA_REQUIRE_GPU=1
 status=0
 place=$(cat tree/place.txt)

@@ -3,6 +3,7 @@
 # sanitizer/. Each kernel family runs at least once; the large shapes are left out, for a tool slows them 100 times.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+[ -e tree ] || tar -xJf pack.tar.xz 2>/dev/null || python3 -m tarfile -e pack.tar.xz .
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 [ -x "$sanitizer" ] || { echo "sanitize.sh: compute-sanitizer is not here" >&2; exit 77; }
 export WCUDA_REQUIRE_GPU=1
