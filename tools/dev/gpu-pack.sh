@@ -57,7 +57,8 @@ gpu_pack_tree() {
   echo "$ROOT" >"$1/place.txt"
 }
 
-# The oracle of fidelity.sh, and the file reader it needs, which is all Python; numpy is the machine's.
+# The oracle of fidelity.sh, and the file reader it needs, which is all Python; numpy is the machine's. And the tiny
+# models of each format with their logits.
 gpu_pack_python() {
   local site package
   need_numpy
@@ -66,6 +67,7 @@ gpu_pack_python() {
   for package in gguf yaml; do cp -r "$site/$package" "$1/python"; done
   find "$1/python" \( -name __pycache__ -o -name scripts -o -name '*.so' \) -prune -exec rm -rf {} +
   cp tools/oracle/{fidelity,forward,extra_types,greedy}.py "$1/tree/tools/oracle"
+  "$PYTHON" tools/oracle/tiny_formats.py --out "$1/tree/tiny-formats"
 }
 
 # The Rust tests that need a device, linked with the archive that has CUDA. The others run on the host. The feature keeps them apart from

@@ -4,7 +4,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 [ -e tree ] || tar -xJf pack.tar.xz 2>/dev/null || python3 -m tarfile -e pack.tar.xz .
-export WCUDA_REQUIRE_GPU=1
+export WCUDA_REQUIRE_GPU=1 WCUDA_TINY_FORMATS=$PWD/tree/tiny-formats
 status=0
 place=$(cat tree/place.txt)
 [ -e "$place" ] || { mkdir -p "$(dirname "$place")" && ln -s "$PWD/tree" "$place"; }
