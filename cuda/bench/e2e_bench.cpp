@@ -3,8 +3,9 @@
 // timed.
 //
 //   e2e_bench [--backend auto|cuda|host] [--threads N] [--repeat N] [--depths A,B] [--streams A,B]
-//             [--prompts A,B] [--tokens N] [--batch N] [--kv f16|q8_0|fp8] [--folder DIR] [--json
-//             FILE] [SHAPE:MIX:WORK,WORK…]…
+//             [--prompts A,B] [--tokens N] [--batch N] [--kv f16|q8_0|fp8] [--batch-invariant
+//             off|on]
+//             [--folder DIR] [--json FILE] [SHAPE:MIX:WORK,WORK…]…
 //   e2e_bench --write SHAPE:MIX FILE
 //
 // WORK: load, decode, streams, prefill, first, host. Works on files (load from a file, first) need
@@ -47,6 +48,7 @@ struct Options {
   uint32_t tokens = 128;
   uint32_t batch = 0;
   int32_t kv_type = WCUDA_KV_F16;
+  int32_t batch_invariant = 0;
   std::vector<uint32_t> depths, streams, prompts;
   std::string folder, json;
   std::vector<std::string> specs;
@@ -113,7 +115,7 @@ class ModelBench {
                                                               : 1.0;
     work_ = {&model_, 2.0 * kv_row * shape.layer_count * shape.kv_head_count * shape.head_length};
     roofline_ = roofline(device_.backend, device_.caps);
-    name_ = spec_.shape + " " + spec_.mix + " ";
+    name_ = spec_.shape + " " + spec_.mix + (options_.batch_invariant ? " invariant " : " ");
     WCUDA_TRY(run_on_file());
     WCUDA_TRY(run_load());
     WCUDA_TRY(open_session());
@@ -232,6 +234,7 @@ class ModelBench {
     if (spec_.works == std::vector<std::string>{"load"}) return {};
     wcuda_engine_options engine = WCUDA_ENGINE_OPTIONS_INIT;
     engine.kv_type = options_.kv_type;
+    engine.flags = options_.batch_invariant ? WCUDA_ENGINE_BATCH_INVARIANT : 0;
     sequence_count_ = sequences;
     engine.max_sequences = sequences;
     engine.max_batch_tokens = std::max(options_.batch, sequences);
@@ -381,6 +384,7 @@ Status parse_option(const std::string& name, const std::string& value, Options* 
   };
   if (name == "--backend") return one_of({"auto", "cuda", "host"}, &options->backend);
   if (name == "--kv") return one_of({"f16", "q8_0", "fp8"}, &options->kv_type);
+  if (name == "--batch-invariant") return one_of({"off", "on"}, &options->batch_invariant);
   if (name == "--threads")
     options->threads = number();
   else if (name == "--repeat")
