@@ -3,7 +3,7 @@
 // all layers in one CUDA graph with dependent launches. Random bytes for weights; results are
 // checked by the tests of GpuLinear.
 //
-//   gemm_bench [columns …]
+//   gemm_bench [-b max] [columns …]       max: columns up to which linear_batch makes a layer
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -149,7 +149,7 @@ double seconds_of(cudaStream_t stream, const std::function<void()>& queue) {
   return best / 1e3;
 }
 
-int run(const std::vector<uint32_t>& column_counts) {
+int run(const std::vector<uint32_t>& column_counts, uint32_t batch_columns_max) {
   const uint32_t columns_max = *std::max_element(column_counts.begin(), column_counts.end());
   kernels::Launch launch;
   int major = 0, minor = 0;
@@ -185,7 +185,7 @@ int run(const std::vector<uint32_t>& column_counts) {
   limits.head_length = 128;
   limits.vocabulary_size = kVocabulary;
   auto* const scratch = allocate<uint8_t>(ops::CudaLinear::scratch_bytes(limits, launch));
-  ops::CudaLinear linear;
+  ops::CudaLinear linear(compute::HalfGemm::Library::kWhereFound, batch_columns_max);
   check(linear.prepare(limits, launch, scratch));
 
   std::printf("columns  product      ms   us/layer  GB/s (share)   TFLOP/s (share)\n");
@@ -222,8 +222,13 @@ int run(const std::vector<uint32_t>& column_counts) {
 
 int main(int argument_count, char** arguments) {
   std::vector<uint32_t> columns;
-  for (int i = 1; i < argument_count; ++i)
-    columns.push_back(static_cast<uint32_t>(std::atoi(arguments[i])));
+  uint32_t batch_columns_max = wcuda::ops::CudaLinear::kBatchColumnsMax;
+  for (int i = 1; i < argument_count; ++i) {
+    if (std::string(arguments[i]) == "-b" && i + 1 < argument_count)
+      batch_columns_max = static_cast<uint32_t>(std::atoi(arguments[++i]));
+    else
+      columns.push_back(static_cast<uint32_t>(std::atoi(arguments[i])));
+  }
   if (columns.empty()) columns = {16, 32, 64, 128, 256, 512, 2048};
-  return wcuda::run(columns);
+  return wcuda::run(columns, batch_columns_max);
 }

@@ -1,16 +1,20 @@
 // half_input: h[c] = 2^s(c) * x[c], or 2^s(c) * rms_norm(x[c]) * norm, as f16.
 //
-// One block a column. Bytes moved: 4 cols read and 2 depth written a column.
+// A cluster of blocks a column, a quad of lanes a group of 32 inputs: a lane holds in registers the
+// 8 that lane t of a quad owns in the product. Blocks are small, so that they find a place beside
+// those of linear_batch. Bytes moved: 4 cols read and 2 depth written a column.
+#include <cuda_fp16.h>
+
+#include "kernels/cluster.h"
 #include "kernels/dependent_launch.h"
 #include "kernels/half_input.h"
 
 namespace wcuda::kernels {
 namespace {
 
-constexpr uint32_t kInputThreads = 512;
-constexpr uint32_t kWideThreads = 1024;
-// Of 4 inputs, that a thread keeps in registers.
-constexpr uint32_t kQuarters = 4;
+constexpr uint32_t kInputThreads = 256;
+constexpr uint32_t kBlockInputs = kInputThreads * 8;
+constexpr uint32_t kInputClusterMax = 8;
 constexpr int32_t kTopExponent = 14;
 
 struct Statistics {
@@ -28,9 +32,8 @@ __device__ inline Statistics warp_statistics(Statistics value) {
 }
 
 // Of the whole block, to every thread; the order of the sum is fixed.
-template <uint32_t kThreads>
 __device__ inline Statistics block_statistics(Statistics value) {
-  constexpr uint32_t kWarps = kThreads / 32;
+  constexpr uint32_t kWarps = kInputThreads / 32;
   __shared__ Statistics parts[kWarps];
   value = warp_statistics(value);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
@@ -50,98 +53,123 @@ __device__ inline float power_of_two(int32_t exponent) {
   return bits_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-// Piece of 8 inputs (of the group of 32), and word of the piece, where the first two inputs of
-// quarter `quarter` (4 inputs) of the group go; the other two go to the same word of the next
-// piece.
-struct QuarterPlace {
-  uint32_t piece;
-  uint32_t word;
-};
-__device__ inline QuarterPlace place_of_quarter(InputOrder order, uint32_t quarter) {
+// The two quarters (4 inputs each) of a group of 32 that lane t of a quad owns.
+__device__ inline uint2 owned_quarters(InputOrder order, uint32_t t) {
   switch (order) {
-    case InputOrder::kEight:
-      return {quarter % 2 * 2, quarter / 2};
     case InputOrder::kSplit:
-      return {quarter / 4 * 2, quarter % 4};
-    default:  // kNested
-      return {quarter / 2 % 2 * 2, quarter / 4 * 2 + quarter % 2};
+      return make_uint2(t, t + 4);
+    case InputOrder::kNested:
+      return make_uint2(t / 2 * 4 + t % 2, t / 2 * 4 + t % 2 + 2);
+    default:
+      return make_uint2(2 * t, 2 * t + 1);
   }
 }
 
 __device__ inline uint32_t half_pair(float low, float high) {
-  return uint32_t{float_to_half(low)} | uint32_t{float_to_half(high)} << 16;
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Four inputs from `k` on of a column, already scaled.
-__device__ inline void store_quarter(const HalfInputArgs& args, uint32_t column, uint32_t k,
-                                     const float4& h) {
-  const uint32_t first = half_pair(h.x, h.y), second = half_pair(h.z, h.w);
-  if (args.order == InputOrder::kPlain) {
-    *reinterpret_cast<uint2*>(args.h + uint64_t{column} * args.depth + k) =
-        make_uint2(first, second);
-    return;
-  }
-  const QuarterPlace place = place_of_quarter(args.order, k / 4 % 8);
-  auto* const words = reinterpret_cast<uint32_t*>(args.h);
-  const uint64_t piece = uint64_t{k / 32 * 4 + place.piece} * args.tile_columns + column;
-  words[piece * 4 + place.word] = first;
-  words[(piece + args.tile_columns) * 4 + place.word] = second;
+__device__ inline uint64_t piece_index(const HalfInputArgs& args, uint32_t column, uint32_t piece) {
+  return uint64_t{column / args.tile_columns * (args.depth / 8) + piece} * args.tile_columns +
+         column % args.tile_columns;
 }
 
-// A column's inputs stay in registers: at most kQuarters quarters a thread. x and norm are aligned
-// to 16 bytes and cols is a multiple of 4.
-template <uint32_t kThreads>
-__global__ void __launch_bounds__(kThreads) half_input_kernel(const HalfInputArgs args) {
-  const uint32_t column = blockIdx.x;
-  const bool is_column = column < args.columns, has_norm = args.norm != nullptr;
-  dependent_trigger();
-  float4 norm[kQuarters] = {}, x[kQuarters] = {};
-  const auto* const norms = reinterpret_cast<const float4*>(args.norm);
+// words[i] of lane t of a quad becomes words[t] of lane i.
+__device__ inline void transpose_words(uint32_t (&words)[4]) {
 #pragma unroll
-  for (uint32_t i = 0; i < kQuarters; ++i) {
-    const uint32_t at = i * kThreads + threadIdx.x;
-    if (has_norm && at < args.cols / 4) norm[i] = norms[at];
+  for (uint32_t bit = 1; bit <= 2; bit *= 2) {
+    const bool is_upper = (threadIdx.x & bit) != 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      if ((i & bit) != 0) continue;
+      const uint32_t got = __shfl_xor_sync(~0u, is_upper ? words[i] : words[i + bit], bit);
+      words[is_upper ? i : i + bit] = got;
+    }
   }
+}
+
+// x and norm are aligned to 16 bytes, cols is a multiple of 4, depth at most kBlockInputs a block
+// of the cluster.
+__global__ void __launch_bounds__(kInputThreads)
+    half_input_kernel(const HalfInputArgs args, uint32_t cluster) {
+#if __CUDA_ARCH__ >= 900
+  __shared__ Statistics parts[kInputClusterMax];
+  const uint32_t column = blockIdx.x / cluster, rank = blockIdx.x % cluster;
+  const bool is_column = column < args.columns, has_norm = args.norm != nullptr;
+  const uint32_t group = rank * (kBlockInputs / 32) + threadIdx.x / 4, lane = threadIdx.x % 4;
+  const uint2 quarters = owned_quarters(args.order, lane);
+  const uint32_t first = group * 8 + quarters.x, second = group * 8 + quarters.y;
+  const bool has_first = first < args.cols / 4, has_second = second < args.cols / 4;
+
+  dependent_trigger();
+  if (cluster > 1) cluster_arrive();  // a block's memory may be written to once it has started
+  const float4 one = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+  float4 norm[2] = {one, one}, x[2] = {};
+  const auto* const norms = reinterpret_cast<const float4*>(args.norm);
+  if (has_norm && has_first) norm[0] = norms[first];
+  if (has_norm && has_second) norm[1] = norms[second];
   dependent_wait();
-  float scale = 0.0f, rms_inverse = 1.0f;
+
   if (is_column) {
     const uint32_t x_row = args.x_rows != nullptr ? args.x_rows[column] : column;
     const auto* const values =
         reinterpret_cast<const float4*>(args.x + uint64_t{x_row} * args.cols);
-#pragma unroll
-    for (uint32_t i = 0; i < kQuarters; ++i) {
-      const uint32_t at = i * kThreads + threadIdx.x;
-      if (at < args.cols / 4) x[i] = values[at];
-    }
-    Statistics part = {0.0f, 0.0f};
-#pragma unroll
-    for (uint32_t i = 0; i < kQuarters; ++i) {
-      const float4 v = x[i];
-      part.square_sum = fmaf(v.x, v.x, part.square_sum);
-      part.square_sum = fmaf(v.y, v.y, part.square_sum);
-      part.square_sum = fmaf(v.z, v.z, part.square_sum);
-      part.square_sum = fmaf(v.w, v.w, part.square_sum);
-      const float4 g = has_norm ? norm[i] : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-      part.max = fmaxf(fmaxf(part.max, fmaxf(fabsf(v.x * g.x), fabsf(v.y * g.y))),
-                       fmaxf(fabsf(v.z * g.z), fabsf(v.w * g.w)));
-    }
-    const Statistics all = block_statistics<kThreads>(part);
-    if (has_norm)
-      rms_inverse = 1.0f / sqrtf(all.square_sum / static_cast<float>(args.cols) + args.epsilon);
-    const int32_t exponent = scale_exponent(all.max * rms_inverse);
-    scale = power_of_two(exponent);
-    if (threadIdx.x == 0) args.scales[column] = power_of_two(-exponent);
+    if (has_first) x[0] = values[first];
+    if (has_second) x[1] = values[second];
   }
+  Statistics all = {0.0f, 0.0f};
 #pragma unroll
-  for (uint32_t i = 0; i < kQuarters; ++i) {
-    const uint32_t k = (i * kThreads + threadIdx.x) * 4;
-    if (k >= args.depth) break;
-    const float4 g = has_norm ? norm[i] : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-    const float4 v = x[i];
-    store_quarter(args, column, k,
-                  make_float4(v.x * rms_inverse * g.x * scale, v.y * rms_inverse * g.y * scale,
-                              v.z * rms_inverse * g.z * scale, v.w * rms_inverse * g.w * scale));
+  for (uint32_t i = 0; i < 2; ++i) {
+    const float4 v = x[i], g = norm[i];
+    all.square_sum = fmaf(v.x, v.x, all.square_sum);
+    all.square_sum = fmaf(v.y, v.y, all.square_sum);
+    all.square_sum = fmaf(v.z, v.z, all.square_sum);
+    all.square_sum = fmaf(v.w, v.w, all.square_sum);
+    all.max = fmaxf(fmaxf(all.max, fmaxf(fabsf(v.x * g.x), fabsf(v.y * g.y))),
+                    fmaxf(fabsf(v.z * g.z), fabsf(v.w * g.w)));
   }
+  all = block_statistics(all);
+  if (cluster > 1) {
+    cluster_wait();
+    if (threadIdx.x < cluster) {
+      const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(&parts[rank]));
+      const uint32_t remote = cluster_address(target, threadIdx.x);
+      cluster_store(remote, all.square_sum);
+      cluster_store(remote + 4, all.max);
+    }
+    __syncwarp();
+    cluster_sync();
+    all = parts[0];
+    for (uint32_t i = 1; i < cluster; ++i) {
+      all.square_sum += parts[i].square_sum;
+      all.max = fmaxf(all.max, parts[i].max);
+    }
+  }
+  const float rms_inverse =
+      has_norm ? 1.0f / sqrtf(all.square_sum / static_cast<float>(args.cols) + args.epsilon) : 1.0f;
+  const int32_t exponent = scale_exponent(all.max * rms_inverse);
+  const float scale = power_of_two(exponent);
+  if (is_column && rank == 0 && threadIdx.x == 0) args.scales[column] = power_of_two(-exponent);
+
+  uint32_t words[4];
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    const float4 v = x[i], g = norm[i];
+    const float4 h = make_float4(v.x * rms_inverse * g.x * scale, v.y * rms_inverse * g.y * scale,
+                                 v.z * rms_inverse * g.z * scale, v.w * rms_inverse * g.w * scale);
+    const bool is_cross = args.order == InputOrder::kCross;
+    words[2 * i] = half_pair(h.x, is_cross ? h.z : h.y);
+    words[2 * i + 1] = half_pair(is_cross ? h.y : h.z, h.w);
+  }
+  const bool is_plain = args.order == InputOrder::kPlain;
+  if (!is_plain) transpose_words(words);
+  const uint32_t piece = group * 4 + lane;
+  if (piece >= args.depth / 8) return;
+  const uint64_t index =
+      is_plain ? uint64_t{column} * (args.depth / 8) + piece : piece_index(args, column, piece);
+  reinterpret_cast<uint4*>(args.h)[index] = make_uint4(words[0], words[1], words[2], words[3]);
+#endif
 }
 
 // Any number of inputs at any address: x is read twice.
@@ -160,7 +188,7 @@ __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const Hal
       part.square_sum = fmaf(value, value, part.square_sum);
       part.max = fmaxf(part.max, fabsf(args.norm != nullptr ? value * args.norm[k] : value));
     }
-    const Statistics all = block_statistics<kInputThreads>(part);
+    const Statistics all = block_statistics(part);
     if (args.norm != nullptr)
       rms_inverse = 1.0f / sqrtf(all.square_sum / static_cast<float>(args.cols) + args.epsilon);
     const int32_t exponent = scale_exponent(all.max * rms_inverse);
@@ -181,8 +209,8 @@ __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const Hal
       }
       words[i / 2] |= uint32_t{float_to_half(value * scale)} << (i % 2 * 16);
     }
-    const uint64_t index = is_plain ? uint64_t{column} * (args.depth / 8) + piece
-                                    : uint64_t{piece} * args.tile_columns + column;
+    const uint64_t index =
+        is_plain ? uint64_t{column} * (args.depth / 8) + piece : piece_index(args, column, piece);
     reinterpret_cast<uint4*>(args.h)[index] = make_uint4(words[0], words[1], words[2], words[3]);
   }
 }
@@ -194,17 +222,16 @@ bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(addres
 cudaError_t half_input(const HalfInputArgs& args, const Launch& launch) {
   if (args.columns == 0) return cudaSuccess;
   const bool is_plain = args.order == InputOrder::kPlain;
-  const uint32_t blocks = is_plain ? args.columns : args.tile_columns;
-  if (args.depth < args.cols || args.depth % (is_plain ? 8 : 32) != 0 || blocks < args.columns)
-    return cudaErrorInvalidValue;
-  if (args.cols % 4 == 0 && args.depth <= kWideThreads * kQuarters * 4 && is_aligned(args.x) &&
-      is_aligned(args.norm)) {
-    if (args.depth <= kInputThreads * kQuarters * 4)
-      return launch_kernel(launch, dim3(blocks), dim3(kInputThreads), 0, 0,
-                           half_input_kernel<kInputThreads>, args);
-    return launch_kernel(launch, dim3(blocks), dim3(kWideThreads), 0, 0,
-                         half_input_kernel<kWideThreads>, args);
-  }
+  if (!is_plain && args.tile_columns == 0) return cudaErrorInvalidValue;
+  const uint32_t blocks =
+      is_plain ? args.columns
+               : (args.columns + args.tile_columns - 1) / args.tile_columns * args.tile_columns;
+  if (args.depth < args.cols || args.depth % (is_plain ? 8 : 32) != 0) return cudaErrorInvalidValue;
+  const uint32_t cluster = (args.depth + kBlockInputs - 1) / kBlockInputs;
+  if (launch.compute_capability >= 90 && args.cols % 4 == 0 && cluster <= kInputClusterMax &&
+      is_aligned(args.x) && is_aligned(args.norm))
+    return launch_kernel(launch, dim3(blocks * cluster), dim3(kInputThreads), 0,
+                         cluster > 1 ? cluster : 0, half_input_kernel, args, cluster);
   return launch_kernel(launch, dim3(blocks), dim3(kInputThreads), 0, 0, half_input_any_kernel,
                        args);
 }

@@ -13,9 +13,10 @@ namespace wcuda::kernels {
 // Where the inputs of a column lie.
 enum class InputOrder : uint32_t {
   kPlain,  // (columns, depth)
-  // (depth / 8, tile_columns, 8): pieces of 8 inputs, each group of 32 inputs in the order in
-  // which the lanes of a quad own them (Ownership, kernels/tile.h).
+  // (tiles, depth / 8, tile_columns, 8): pieces of 8 inputs, each group of 32 inputs in the order
+  // in which the lanes of a quad own them (Ownership, kernels/tile.h).
   kEight,
+  kCross,  // as kEight, the second and the third of every four inputs exchanged
   kSplit,
   kNested,
 };
@@ -27,6 +28,8 @@ WCUDA_HD constexpr uint32_t input_of_place(InputOrder order, uint32_t place) {
   switch (order) {
     case InputOrder::kEight:
       return 8 * t + 4 * four + r;
+    case InputOrder::kCross:
+      return 8 * t + 4 * four + r % 2 * 2 + r / 2;
     case InputOrder::kSplit:
       return 16 * four + 4 * t + r;
     case InputOrder::kNested:
@@ -45,7 +48,7 @@ struct HalfInputArgs {
   const float* norm = nullptr;       // (cols) gain of an RMS norm; null: none
   float epsilon = 0.0f;
   InputOrder order = InputOrder::kPlain;
-  uint32_t tile_columns = 0;  // at least columns; the rest are zeros. Not for kPlain
+  uint32_t tile_columns = 0;  // the last tile is filled up with zeros. Not for kPlain
   uint16_t* h = nullptr;      // aligned to 16 bytes
   float* scales = nullptr;    // (columns) 2^-s, which the sums are multiplied by
 };

@@ -18,8 +18,9 @@
 
 namespace wcuda::kernels {
 
+// Of types whose codes are bytes: pairs of numbers come from every second byte.
 constexpr InputOrder order_of(Ownership ownership) {
-  return ownership == Ownership::kEight   ? InputOrder::kEight
+  return ownership == Ownership::kEight   ? InputOrder::kCross
          : ownership == Ownership::kSplit ? InputOrder::kSplit
                                           : InputOrder::kNested;
 }
@@ -75,18 +76,91 @@ struct HalfTile {
       const __half2 row_scale = j % 2 == 0 ? __low2half2(scale) : __high2half2(scale);
       const __half2 row_min = j % 2 == 0 ? __low2half2(min) : __high2half2(min);
       // A byte b as the low bits of 1024 is the f16 number 1024 + b.
+      constexpr uint32_t kPairs[2] = {kOrder == InputOrder::kCross ? 0x4240 : 0x4140,
+                                      kOrder == InputOrder::kCross ? 0x4341 : 0x4342};
       const uint32_t code = T::kSigned ? codes[j] ^ 0x80808080u : codes[j];
       constexpr float kBias = 1024.0f + (T::kSigned ? 128.0f : 0.0f) + T::kOffset;
       const __half2 bias = __float2half2_rn(kBias);
 #pragma unroll
       for (uint32_t pair = 0; pair < 2; ++pair) {
         const __half2 number =
-            __hsub2(bits_half2(__byte_perm(code, 0x64646464u, pair == 0 ? 0x4140 : 0x4342)), bias);
+            __hsub2(bits_half2(__byte_perm(code, 0x64646464u, kPairs[pair])), bias);
         const __half2 weight =
             T::kHasMin ? __hfma2(number, row_scale, row_min) : __hmul2(number, row_scale);
         a[j / 2 * 4 + pair * 2 + j % 2] = half2_bits(weight);
       }
     }
+  }
+};
+
+// Q4_K: nibbles become f16 numbers where they lie, 1024 + n or 1024 + 16 n.
+template <>
+struct HalfTile<12> {
+  static constexpr quant::RecordLayout kLayout = quant::record_layout(12);
+  static constexpr InputOrder kOrder = InputOrder::kCross;
+  static constexpr uint32_t kRecords = 1;
+  static constexpr uint32_t kChunkBytes = kLayout.record_bytes();
+  static constexpr float kWeightScale = 4.0f;
+
+  uint4 qs[2];    // of two groups, low nibbles and high: 8 bytes of row g, 8 of row g + 8
+  __half2 scale;  // of group lane % 4, row g and row g + 8
+  __half2 min;    // negative
+
+  __device__ __forceinline__ void load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+    const uint8_t* const header = chunk + part_base(kLayout, 1) + lane / 4 * 16;
+    const uint4 low = read_16(header), high = read_16(header + 128);
+    const uint8_t* const codes = chunk + half * 1024 + lane * 16;
+    qs[0] = read_16(codes);
+    qs[1] = read_16(codes + 512);
+    // Byte lane % 4 of row g to the lower 16 bits, that of row g + 8 to the upper.
+    const uint32_t bytes = 0x4400 + lane % 4 * 0x1111;
+    const uint32_t first = __byte_perm(low.y, high.y, bytes);
+    const uint32_t second = __byte_perm(low.z, high.z, bytes);
+    uint32_t scale_code = first & 0x003f003f, min_code = second & 0x003f003f;
+    if (half != 0) {
+      const uint32_t third = __byte_perm(low.w, high.w, bytes);
+      scale_code = (third & 0x000f000f) | (first >> 2 & 0x00300030);
+      min_code = (third >> 4 & 0x000f000f) | (second >> 2 & 0x00300030);
+    }
+    const __half2 d = bits_half2(__byte_perm(low.x, high.x, 0x5410));
+    const __half2 d_min = bits_half2(__byte_perm(low.x, high.x, 0x7632));
+    scale = __hmul2(number(scale_code | kBias), __hmul2(d, __float2half2_rn(kWeightScale)));
+    min = __hmul2(number(min_code | kBias), __hmul2(d_min, __float2half2_rn(-kWeightScale)));
+  }
+
+  __device__ __forceinline__ void group(uint32_t, uint32_t m, uint32_t lane,
+                                        uint32_t (&a)[8]) const {
+    const uint32_t source = (lane & ~3u) + m;
+    const __half2 scales = bits_half2(__shfl_sync(~0u, half2_bits(scale), source));
+    const __half2 mins = bits_half2(__shfl_sync(~0u, half2_bits(min), source));
+    const uint4 q = qs[m / 2];
+    const uint32_t words[4] = {q.x, q.z, q.y, q.w};
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j) {
+      const __half2 row_scale = j % 2 == 0 ? __low2half2(scales) : __high2half2(scales);
+      const __half2 row_min = j % 2 == 0 ? __low2half2(mins) : __high2half2(mins);
+#pragma unroll
+      for (uint32_t pair = 0; pair < 2; ++pair) {
+        const uint32_t codes = words[j] >> (8 * pair);
+        const __half2 n =
+            m % 2 == 0 ? number(biased(codes, 0x000f000f))
+                       : __hfma2(bits_half2(biased(codes, 0x00f000f0)), __float2half2_rn(1.0f / 16),
+                                 __float2half2_rn(-1024.0f / 16));
+        a[j / 2 * 4 + pair * 2 + j % 2] = half2_bits(__hfma2(n, row_scale, row_min));
+      }
+    }
+  }
+
+ private:
+  static constexpr uint32_t kBias = 0x64006400;  // 1024, 1024
+  // (codes & mask) | kBias: as one instruction, which the compiler does not make of two constants.
+  static __device__ __forceinline__ uint32_t biased(uint32_t codes, uint32_t mask) {
+    uint32_t result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(codes), "r"(mask), "r"(kBias));
+    return result;
+  }
+  static __device__ __forceinline__ __half2 number(uint32_t biased) {
+    return __hsub2(bits_half2(biased), __float2half2_rn(1024.0f));
   }
 };
 

@@ -1,18 +1,23 @@
 // The kernel of linear_batch for one weight type. Only for .cu files.
 //
-// A block makes a tile of up to 256 rows (16 strips) for all columns, over a part of the inputs;
-// the blocks of a cluster share the inputs of a tile among them and add their sums in the order of
-// their ranks. One producer warp brings chunks of 256 inputs, records and columns, into a ring of
-// stages in shared memory with bulk copies; it starts with the weights before the kernels ahead
-// have ended. Each consumer warp holds one strip: it turns the strip's codes to f16 operands in its
-// registers, and four warps together multiply them with the columns (wgmma m64nNk16, sums f32).
+// A block makes a tile of up to 256 rows (16 strips) by kColumns columns; the blocks of a cluster
+// share the inputs of a tile among them and add their sums in the order of their ranks. Without a
+// cluster and with 128 columns a block makes tile after tile, and outputs are written from
+// registers while copies go on. Each consumer warp brings the records of its own strips (two for
+// 128 columns), a chunk of 256 inputs at a time, into a ring of stages in shared memory with bulk
+// copies, the first ones before the kernels ahead have ended; a producer warp brings columns, 128
+// inputs at a time. A warp turns the codes of its strips to f16 operands in its registers, and four
+// warps together multiply 64 rows with the columns (wgmma m64nNk16, sums f32). When one warp
+// brought all records, the block waited for it: a copy takes some 200 cycles to issue.
 //
-// Columns lie in pieces of 8 inputs, (depth / 8, kColumns, 8): eight columns of a piece are the 128
-// bytes of a core matrix of wgmma's layout without swizzle.
+// Columns lie in pieces of 8 inputs, (depth / 8, kColumns, 8) a tile: eight columns of a piece are
+// the 128 bytes of a core matrix of wgmma's layout without swizzle.
 //
-// Bytes moved: records once; columns once for each tile.
+// Bytes moved: records once for each tile of columns, and from memory once, as tiles of the same
+// rows run together; columns once for each tile of rows.
 #pragma once
 
+#include "kernels/cluster.h"
 #include "kernels/dependent_launch.h"
 #include "kernels/half_tile.h"
 #include "kernels/linear_activation.h"
@@ -21,21 +26,40 @@ namespace wcuda::kernels {
 
 constexpr uint32_t kBatchStagesMax = 8;
 constexpr uint32_t kBatchClusterMax = 8;
-constexpr uint32_t kBatchWarpgroupsMax = 4;
+// Rows of a tile: the sums of 256 rows fill the registers.
+constexpr uint32_t kBatchRowsMax = 256;
+// Strips of a consumer warp.
+WCUDA_HD constexpr uint32_t batch_strips(uint32_t columns) { return columns > 64 ? 2 : 1; }
+// Warps beside the consumers, of which one works: with two strips a warpgroup, which gives its
+// registers away.
+WCUDA_HD constexpr uint32_t batch_producers(uint32_t columns) { return columns > 64 ? 4 : 1; }
 // 227 KB a block, less what tables of codebooks take.
 constexpr uint32_t kBatchSharedBytes = (227 - 8) * 1024;
-constexpr uint32_t kBatchBarrierBytes = 1024;
+// Barriers: of weights a consumer warp and stage, of columns two a stage.
+constexpr uint32_t kBatchWarpsMax = 16;
+constexpr uint32_t kBatchColumnBarriers = kBatchWarpsMax * kBatchStagesMax * 8;
+constexpr uint32_t kBatchBarrierBytes = 2048;
+static_assert(kBatchColumnBarriers + kBatchStagesMax * 16 <= kBatchBarrierBytes);
+// Between the sums of two columns: the lanes of a store lie in different banks.
+constexpr uint32_t kBatchPadding = 4;
+WCUDA_HD constexpr uint32_t batch_threads(uint32_t rows, uint32_t columns) {
+  return rows / (64 * batch_strips(columns)) * 128 + batch_producers(columns) * 32;
+}
 
 struct LinearBatchParams {
   uint32_t columns;
+  uint32_t column_tiles;
   uint32_t record_count;  // of a strip
   uint32_t chunk_count;
-  uint32_t cluster;     // blocks that share a tile
-  uint32_t warpgroups;  // consumers; 64 rows each
-  uint32_t stage_count;
+  uint32_t cluster;             // blocks that share a tile
+  uint32_t sharing;             // blocks (1 or 2) of different rows that share their columns
+  uint32_t tile_count;          // of rows (of all that share) and columns
+  uint32_t tile_rows;           // 64, 128 or 256
+  uint32_t weight_stage_count;  // of a chunk
+  uint32_t column_stage_count;  // of half a chunk
   uint32_t matrix_count;
   Epilogue epilogue;
-  const uint16_t* h;    // (chunk_count * 32, kColumns, 8)
+  const uint16_t* h;    // (column_tiles, chunk_count * 32, kColumns, 8)
   const float* scales;  // (columns)
   const uint8_t* records[kLinearMatricesMax];
   const float* biases[kLinearMatricesMax];
@@ -72,27 +96,19 @@ __device__ __forceinline__ void bulk_copy(uint32_t target, const void* source, u
       "l"(source), "r"(bytes), "r"(barrier)
       : "memory");
 }
-__device__ __forceinline__ uint32_t cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
+// To the same place of the blocks of `ranks` (a bit each), and their barriers.
+__device__ __forceinline__ void bulk_copy_shared(uint32_t target, const void* source,
+                                                 uint32_t bytes, uint32_t barrier, uint32_t ranks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(target),
+      "l"(source), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(ranks))
+      : "memory");
 }
-// Of the whole cluster, shared memory included.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
+__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_address(barrier, rank))
+               : "memory");
 }
-__device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank) {
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  return remote;
-}
-__device__ __forceinline__ float cluster_load(uint32_t address) {
-  float value;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address));
-  return value;
-}
-
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -151,16 +167,38 @@ __device__ __forceinline__ void wgmma<64>(float (&d)[32], const uint32_t* a, uin
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns));
 }
 
+template <>
+__device__ __forceinline__ void wgmma<128>(float (&d)[64], const uint32_t* a, uint64_t columns) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+        "+f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns));
+}
+
 // The tile of a block: which rows of which matrix.
 struct BatchTile {
   uint32_t matrix;
   uint32_t first_row;
-  uint32_t rows;  // of the tile, and of each half of a gate's; a multiple of 32
+  uint32_t rows;  // of each half, gate and up, of a gate's tile
   bool is_gate;
 
   __device__ BatchTile(const LinearBatchParams& params, uint32_t index) {
     is_gate = params.epilogue == Epilogue::kSiluGate || params.epilogue == Epilogue::kGeluTanhGate;
-    rows = params.warpgroups * (is_gate ? 32 : 64);
+    rows = is_gate ? params.tile_rows / 2 : params.tile_rows;
     matrix = 0;
     for (uint32_t m = 1; m < params.matrix_count && !is_gate; ++m)
       if (index >= params.first_tile[m]) matrix = m;
@@ -177,99 +215,248 @@ struct BatchTile {
   }
 };
 
-// Fills the ring: chunks first … end - 1 of the tile's strips and of the columns.
-template <class Operand, uint32_t kColumns>
-__device__ __forceinline__ void produce(const LinearBatchParams& params, const BatchTile& tile,
-                                        uint32_t first, uint32_t end, uint32_t stages,
-                                        uint32_t full, uint32_t empty) {
-  constexpr uint32_t kColumnBytes = kChunkInputs * kColumns * 2;
-  constexpr uint32_t kRecordBytes = Operand::kChunkBytes / Operand::kRecords;
-  const uint32_t lane = threadIdx.x % 32, strip_count = params.warpgroups * 4;
-  const uint32_t stage_bytes = strip_count * Operand::kChunkBytes + kColumnBytes;
-  const uint64_t strip_bytes = uint64_t{params.record_count} * kRecordBytes;
-  const uint8_t* const strip = lane < strip_count ? tile.strip(params, lane, strip_bytes) : nullptr;
-  const uint32_t present = __popc(__ballot_sync(~0u, strip != nullptr));
+// A ring of stages in shared memory: a barrier each for "full" and, where others fill it, "empty".
+struct BatchRing {
+  uint32_t full;  // barriers, 8 bytes each
+  uint32_t empty;
+  uint32_t stages;
+  uint32_t stage_bytes;
+  uint32_t count;
+};
+// A place in the order in which stages are used; `parity` is that of the phase to wait for.
+struct BatchStage {
+  uint32_t index = 0;
+  uint32_t parity = 0;
+  __device__ void next(uint32_t count) {
+    if (++index < count) return;
+    index = 0;
+    parity ^= 1;
+  }
+};
 
-  const auto copy_weights = [&](uint32_t chunk, uint32_t stage) {
-    const uint32_t records =
-        min(Operand::kRecords, params.record_count - chunk * Operand::kRecords);
-    const uint32_t bytes = records * kRecordBytes, barrier = full + stage * 8;
-    const uint32_t target = stages + stage * stage_bytes;
-    // Records past the end of a strip are zeros.
-    for (uint32_t i = bytes + lane * 16;
-         bytes < Operand::kChunkBytes && i < strip_count * Operand::kChunkBytes; i += 512)
-      if (i % Operand::kChunkBytes >= bytes)
-        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(target + i), "r"(0)
-                     : "memory");
-    __syncwarp();
-    if (lane == 0) barrier_expect(barrier, present * bytes + kColumnBytes);
-    __syncwarp();
-    if (strip != nullptr)
-      bulk_copy(target + lane * Operand::kChunkBytes,
-                strip + uint64_t{chunk} * Operand::kChunkBytes, bytes, barrier);
-  };
-  const auto copy_columns = [&](uint32_t chunk, uint32_t stage) {
-    if (lane == 0)
-      bulk_copy(stages + stage * stage_bytes + strip_count * Operand::kChunkBytes,
-                params.h + uint64_t{chunk} * (kColumnBytes / 2), kColumnBytes, full + stage * 8);
-  };
+// What a block makes: `tiles` tiles, one for every so many blocks, each over chunks first … first +
+// count - 1. Tiles of the same rows run together.
+struct BatchWork {
+  uint32_t tiles;
+  uint32_t first;
+  uint32_t count;
 
-  const uint32_t ahead = min(params.stage_count, end - first);
-  for (uint32_t i = 0; i < ahead; ++i) copy_weights(first + i, i);
+  __device__ BatchWork(const LinearBatchParams& params, bool goes_on, uint32_t rank) {
+    const uint32_t group = params.cluster > 1 ? params.cluster : params.sharing;
+    tiles = goes_on ? (params.tile_count - blockIdx.x / group + gridDim.x / group - 1) /
+                          (gridDim.x / group)
+                    : 1;
+    first = params.chunk_count * rank / params.cluster;
+    count = params.chunk_count * (rank + 1) / params.cluster - first;
+  }
+  // Of tile number `turn`: which of the rows' tiles, which of the columns'.
+  __device__ uint2 place(const LinearBatchParams& params, uint32_t turn) const {
+    const uint32_t group = params.cluster > 1 ? params.cluster : params.sharing;
+    const uint32_t index = blockIdx.x / group + turn * (gridDim.x / group);
+    return make_uint2(index / params.column_tiles * params.sharing + blockIdx.x % params.sharing,
+                      index % params.column_tiles);
+  }
+};
+
+// A consumer warp brings the records of its own strips: those of strip s of the warp lie s *
+// strip_stride bytes after those of the first.
+template <class Operand, uint32_t kStrips>
+struct BatchWeights {
+  static constexpr uint32_t kRecordBytes = Operand::kChunkBytes / Operand::kRecords;
+  BatchRing ring;  // stages: the place of the warp's first strip
+  uint32_t strip_stride;
+  BatchStage stage;  // that is read next
+  // What is fetched next.
+  const uint8_t* strips[kStrips];  // null past the end of a matrix
+  uint32_t chunk;
+  uint32_t turn = 0;
+
+  __device__ __forceinline__ void find_strips(const LinearBatchParams& params,
+                                              const BatchWork& work, uint32_t warp,
+                                              uint32_t warps) {
+    const BatchTile tile(params, work.place(params, turn).x);
+    const uint64_t strip_bytes = uint64_t{params.record_count} * kRecordBytes;
+#pragma unroll
+    for (uint32_t s = 0; s < kStrips; ++s)
+      strips[s] = tile.strip(params, warp + s * warps, strip_bytes);
+    chunk = work.first;
+  }
+  // The next chunk to stage `index`, which the warp has read.
+  __device__ __forceinline__ void fetch(const LinearBatchParams& params, const BatchWork& work,
+                                        uint32_t warp, uint32_t warps, uint32_t index) {
+    if (turn >= work.tiles) return;
+    const uint32_t lane = threadIdx.x % 32, barrier = ring.full + index * 8;
+    const uint32_t target = ring.stages + index * ring.stage_bytes;
+    uint32_t bytes = Operand::kChunkBytes;
+    if (Operand::kRecords > 1 && (chunk + 1) * Operand::kRecords > params.record_count) {
+      // Records past the end of a strip are zeros.
+      bytes = (params.record_count - chunk * Operand::kRecords) * kRecordBytes;
+#pragma unroll
+      for (uint32_t s = 0; s < kStrips; ++s)
+        for (uint32_t i = bytes + lane * 16; i < Operand::kChunkBytes; i += 512)
+          asm volatile(
+              "st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(target + s * strip_stride + i),
+              "r"(0)
+              : "memory");
+      __syncwarp();
+    }
+    if (lane == 0) {
+      uint32_t expected = 0;
+#pragma unroll
+      for (uint32_t s = 0; s < kStrips; ++s) expected += strips[s] != nullptr ? bytes : 0;
+      barrier_expect(barrier, expected);
+#pragma unroll
+      for (uint32_t s = 0; s < kStrips; ++s)
+        if (strips[s] != nullptr)
+          bulk_copy(target + s * strip_stride, strips[s] + uint64_t{chunk} * Operand::kChunkBytes,
+                    bytes, barrier);
+    }
+    __syncwarp();
+    if (++chunk < work.first + work.count) return;
+    if (++turn < work.tiles) find_strips(params, work, warp, warps);
+  }
+};
+
+// The producer's lane: columns, half a chunk a stage, tile after tile.
+__device__ inline void produce_columns(const LinearBatchParams& params, const BatchWork& work,
+                                       const BatchRing& ring) {
   dependent_wait();
-  for (uint32_t i = 0; i < ahead; ++i) copy_columns(first + i, i);
-  uint32_t stage = 0, parity = 0;
-  for (uint32_t chunk = first + ahead; chunk < end; ++chunk) {
-    barrier_wait(empty + stage * 8, parity);
-    copy_weights(chunk, stage);
-    copy_columns(chunk, stage);
-    if (++stage == params.stage_count) {
-      stage = 0;
-      parity ^= 1;
+  BatchStage stage;
+  for (uint32_t turn = 0; turn < work.tiles; ++turn) {
+    const uint8_t* source =
+        reinterpret_cast<const uint8_t*>(params.h) +
+        (uint64_t{work.place(params, turn).y} * params.chunk_count + work.first) * 2 *
+            ring.stage_bytes;
+    for (uint32_t i = 0; i < 2 * work.count; ++i, source += ring.stage_bytes) {
+      const uint32_t barrier = ring.full + stage.index * 8;
+      const uint32_t target = ring.stages + stage.index * ring.stage_bytes;
+      barrier_wait(ring.empty + stage.index * 8, stage.parity ^ 1);  // at once in the first round
+      barrier_expect(barrier, ring.stage_bytes);
+      if (params.sharing == 1) {
+        bulk_copy(target, source, ring.stage_bytes, barrier);
+      } else {  // each block brings half for both
+        const uint32_t bytes = ring.stage_bytes / 2, offset = blockIdx.x % 2 * bytes;
+        bulk_copy_shared(target + offset, source + offset, bytes, barrier, 3);
+      }
+      stage.next(ring.count);
     }
   }
 }
 
-// Sums of a warp's strip over chunks first … end - 1.
-template <class Operand, uint32_t kColumns>
-__device__ __forceinline__ void consume(const LinearBatchParams& params, uint32_t first,
-                                        uint32_t end, const uint8_t* shared, uint32_t stages,
-                                        uint32_t full, uint32_t empty,
-                                        float (&sums)[kColumns / 2]) {
-  constexpr uint32_t kColumnBytes = kChunkInputs * kColumns * 2;
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t strip_count = params.warpgroups * 4;
-  const uint32_t stage_bytes = strip_count * Operand::kChunkBytes + kColumnBytes;
-  uint32_t stage = 0, parity = 0;
-  for (uint32_t chunk = first; chunk < end; ++chunk) {
-    barrier_wait(full + stage * 8, parity);
-    const uint32_t offset = stage * stage_bytes;
-    const uint8_t* const records = shared + offset + warp * Operand::kChunkBytes;
-    const uint64_t columns =
-        column_descriptor<kColumns>(stages + offset + strip_count * Operand::kChunkBytes);
+// Sums of a warp's strips over the chunks of a tile.
+template <class Operand, uint32_t kColumns, uint32_t kStrips>
+__device__ __forceinline__ void consume(const LinearBatchParams& params, const BatchWork& work,
+                                        uint32_t warp, uint32_t warps, const uint8_t* records,
+                                        BatchWeights<Operand, kStrips>& weights,
+                                        const BatchRing& columns, BatchStage& column_stage,
+                                        float (&sums)[kStrips][kColumns / 2]) {
+  const uint32_t lane = threadIdx.x % 32;
+  // A stage of columns, to all whose producers fill it.
+  const auto release = [&](uint32_t barrier) {
+    if (kStrips > 1 && params.sharing > 1) {
+      if (lane < params.sharing) barrier_arrive_at(barrier, lane);
+    } else if (lane == 0) {
+      barrier_arrive(barrier);
+    }
+  };
+  for (uint32_t chunk = 0; chunk < work.count; ++chunk) {
+    barrier_wait(weights.ring.full + weights.stage.index * 8, weights.stage.parity);
+    const uint8_t* const chunk_records = records + weights.stage.index * weights.ring.stage_bytes;
+    const uint32_t first_columns = column_stage.index;
+    uint32_t a[2][8];
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
-      Operand operand;
-      operand.load(records, half, lane);
-      uint32_t a[2][8];
+      barrier_wait(columns.full + column_stage.index * 8, column_stage.parity);
+      const uint64_t descriptor =
+          column_descriptor<kColumns>(columns.stages + column_stage.index * columns.stage_bytes);
 #pragma unroll
-      for (uint32_t m = 0; m < 4; ++m) {
-        if (half + m > 0) wgmma_wait<1>();
-        operand.group(half, m, lane, a[m % 2]);
-        wgmma_fence();
+      for (uint32_t s = 0; s < kStrips; ++s) {
+        Operand operand;
+        operand.load(chunk_records + s * weights.strip_stride, half, lane);
 #pragma unroll
-        for (uint32_t k = 0; k < 2; ++k)
-          wgmma<kColumns>(sums, a[m % 2] + 4 * k,
-                          columns + ((half * 4 + m) * 2 + k) * (2 * kColumns));
-        wgmma_commit();
+        for (uint32_t m = 0; m < 4; ++m) {
+          // What reads these registers, two steps ago, ends; at step 1 of a half all of the last.
+          wgmma_wait<1>();
+          if (half == 1 && s == 0 && m == 1) {
+            __syncwarp();
+            release(columns.empty + first_columns * 8);
+          }
+          operand.group(half, m, lane, a[m % 2]);
+          wgmma_fence();
+#pragma unroll
+          for (uint32_t k = 0; k < 2; ++k)
+            wgmma<kColumns>(sums[s], a[m % 2] + 4 * k, descriptor + (m * 2 + k) * (2 * kColumns));
+          wgmma_commit();
+        }
       }
+      if (half == 0) column_stage.next(columns.count);
     }
+    // The compiler keeps products in flight only within a turn of the loop.
     wgmma_wait<0>();
     __syncwarp();
-    if (lane == 0) barrier_arrive(empty + stage * 8);
-    if (++stage == params.stage_count) {
-      stage = 0;
-      parity ^= 1;
+    release(columns.empty + column_stage.index * 8);
+    column_stage.next(columns.count);
+    weights.fetch(params, work, warp, warps, weights.stage.index);
+    weights.stage.next(weights.ring.count);
+  }
+}
+
+// The outputs of a warp's two strips (of a gate: gate and up of the same rows), from its registers.
+template <uint32_t kColumns>
+__device__ __forceinline__ void store_strips(const LinearBatchParams& params, const BatchTile& tile,
+                                             uint32_t first_column, uint32_t strip,
+                                             uint32_t strip_stride, float weight_scale,
+                                             const float (&sums)[2][kColumns / 2]) {
+  constexpr uint32_t kTurn = 16;  // columns whose previous outputs are read together
+  const uint32_t lane = threadIdx.x % 32, rows = params.rows[tile.matrix];
+  const uint32_t outputs = tile.is_gate ? 1 : 2;
+  uint32_t row[2][2];  // of each strip: g and g + 8
+  float bias[2][2] = {};
+#pragma unroll
+  for (uint32_t s = 0; s < 2; ++s)
+#pragma unroll
+    for (uint32_t r = 0; r < 2; ++r) {
+      row[s][r] = tile.first_row +
+                  (strip + (tile.is_gate ? 0 : s * strip_stride)) * quant::kRecordRows + lane / 4 +
+                  8 * r;
+      const float* const biases = params.biases[tile.is_gate ? s : tile.matrix];
+      if (biases != nullptr && row[s][r] < rows) bias[s][r] = biases[row[s][r]];
+    }
+  const bool is_add = params.epilogue == Epilogue::kAdd;
+#pragma unroll
+  for (uint32_t turn = 0; turn < kColumns / kTurn; ++turn) {
+    float previous[kTurn / 4][2][2];
+#pragma unroll
+    for (uint32_t i = 0; i < kTurn / 4; ++i) {
+      const uint32_t column = first_column + turn * kTurn + i / 2 * 8 + lane % 4 * 2 + i % 2;
+      const float* const old = params.outputs[tile.matrix] + uint64_t{column} * rows;
+#pragma unroll
+      for (uint32_t s = 0; s < 2; ++s)
+#pragma unroll
+        for (uint32_t r = 0; r < 2; ++r)
+          previous[i][s][r] =
+              is_add && column < params.columns && row[s][r] < rows ? old[row[s][r]] : 0.0f;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kTurn / 4; ++i) {
+      const uint32_t column = first_column + turn * kTurn + i / 2 * 8 + lane % 4 * 2 + i % 2;
+      if (column >= params.columns) continue;
+      const float scale = params.scales[column] * weight_scale;
+      float* const output = params.outputs[tile.matrix] + uint64_t{column} * rows;
+#pragma unroll
+      for (uint32_t r = 0; r < 2; ++r) {
+        const uint32_t at = (turn * kTurn / 8 + i / 2) * 4 + r * 2 + i % 2;
+        float value[2];
+#pragma unroll
+        for (uint32_t s = 0; s < 2; ++s) {
+          value[s] = sums[s][at] * scale + bias[s][r];
+          if (is_add) value[s] += previous[i][s][r];
+        }
+        if (tile.is_gate) value[0] = gated(params.epilogue, value[0], value[1]);
+#pragma unroll
+        for (uint32_t s = 0; s < 2; ++s)
+          if (s < outputs && row[s][r] < rows) output[row[s][r]] = value[s];
+      }
     }
   }
 }
@@ -277,8 +464,9 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, uint32_
 // Adds the sums of the cluster's blocks, (kColumns, rows of the tile) each at `sums` of its shared
 // memory, and writes the outputs: each block a part.
 __device__ inline void finish_tile(const LinearBatchParams& params, const BatchTile& tile,
-                                   uint32_t rank, uint32_t sums, uint32_t stride,
-                                   float weight_scale) {
+                                   uint32_t first_column, uint32_t columns, uint32_t rank,
+                                   uint32_t threads, uint32_t sums, float weight_scale) {
+  const uint32_t stride = params.tile_rows + kBatchPadding;
   uint32_t blocks[kBatchClusterMax];
 #pragma unroll
   for (uint32_t b = 0; b < kBatchClusterMax; ++b)
@@ -291,16 +479,19 @@ __device__ inline void finish_tile(const LinearBatchParams& params, const BatchT
     return sum;
   };
 
-  const uint32_t rows = params.rows[tile.matrix], count = tile.rows * params.columns;
+  const uint32_t rows = params.rows[tile.matrix], count = tile.rows * columns;
+  const uint32_t row_bits = __ffs(static_cast<int32_t>(tile.rows)) - 1;  // a power of two
   const uint32_t end = count / params.cluster * (rank + 1) +
                        (rank + 1 == params.cluster ? count % params.cluster : 0);
-  for (uint32_t i = count / params.cluster * rank + threadIdx.x; i < end; i += blockDim.x) {
-    const uint32_t column = i / tile.rows, row = i % tile.rows, of_matrix = tile.first_row + row;
+  for (uint32_t i = count / params.cluster * rank + threadIdx.x; i < end; i += threads) {
+    const uint32_t column = i >> row_bits, row = i & (tile.rows - 1);
+    const uint32_t of_matrix = tile.first_row + row;
     if (of_matrix >= rows) continue;
-    const float scale = params.scales[column] * weight_scale;
+    const float scale = params.scales[first_column + column] * weight_scale;
     float value = total(column * stride + row) * scale;
     if (params.biases[tile.matrix] != nullptr) value += params.biases[tile.matrix][of_matrix];
-    float* const output = params.outputs[tile.matrix] + uint64_t{column} * rows + of_matrix;
+    float* const output =
+        params.outputs[tile.matrix] + uint64_t{first_column + column} * rows + of_matrix;
     if (tile.is_gate) {
       float up = total(column * stride + tile.rows + row) * scale;
       if (params.biases[1] != nullptr) up += params.biases[1][of_matrix];
@@ -322,59 +513,122 @@ __device__ __forceinline__ auto prepare_operand(int) -> decltype(Operand::T::pre
 template <class Operand>
 __device__ __forceinline__ void prepare_operand(...) {}
 
-// 4 consumer warpgroups and the producer warp leave 120 registers a thread.
+// 16 consumer warps and the producer leave 96 registers a thread, 12 warps 168.
 template <uint32_t kType, uint32_t kColumns>
-__global__ void __launch_bounds__(kBatchWarpgroupsMax * 128 + 32, 1)
+__global__ void __launch_bounds__(batch_threads(kBatchRowsMax, kColumns), 1)
     linear_batch_kernel(const __grid_constant__ LinearBatchParams params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Operand = HalfTile<kType>;
+  constexpr uint32_t kStrips = batch_strips(kColumns);
   extern __shared__ __align__(1024) uint8_t batch_shared[];
   const auto shared = static_cast<uint32_t>(__cvta_generic_to_shared(batch_shared));
-  const uint32_t full = shared, empty = shared + kBatchStagesMax * 8;
-  const uint32_t stages = shared + kBatchBarrierBytes;
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t consumer_warps = params.warpgroups * 4;
+  // Known to the compiler as the same in all lanes, so that what hangs on it is.
+  const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const uint32_t consumer_warps = blockDim.x / 32 - batch_producers(kColumns);
   const uint32_t rank = params.cluster > 1 ? cluster_rank() : 0;
-  const BatchTile tile(params, blockIdx.x / params.cluster);
-  const uint32_t first = params.chunk_count * rank / params.cluster;
-  const uint32_t end = params.chunk_count * (rank + 1) / params.cluster;
+  const bool is_direct = kStrips > 1 && params.cluster == 1;
+  const BatchWork work(params, is_direct, rank);
+
+  BatchWeights<Operand, kStrips> weights;
+  weights.ring.full = shared + warp * (kBatchStagesMax * 8);
+  weights.ring.stages = shared + kBatchBarrierBytes + warp * Operand::kChunkBytes;
+  weights.ring.stage_bytes = params.tile_rows / quant::kRecordRows * Operand::kChunkBytes;
+  weights.ring.count = params.weight_stage_count;
+  weights.strip_stride = consumer_warps * Operand::kChunkBytes;
+  BatchRing columns;
+  columns.full = shared + kBatchColumnBarriers;
+  columns.empty = columns.full + kBatchStagesMax * 8;
+  columns.stages = shared + kBatchBarrierBytes + weights.ring.count * weights.ring.stage_bytes;
+  columns.stage_bytes = kUnitInputs * kColumns * 2;
+  columns.count = params.column_stage_count;
 
   dependent_trigger();
-  prepare_operand<Operand>(0);
-  if (threadIdx.x == 0) {
-    for (uint32_t i = 0; i < params.stage_count; ++i) {
-      barrier_init(full + i * 8, 1);
-      barrier_init(empty + i * 8, consumer_warps);
+  if (lane == 0) {
+    if (warp < consumer_warps) {
+      for (uint32_t i = 0; i < weights.ring.count; ++i) barrier_init(weights.ring.full + i * 8, 1);
+    } else if (warp == consumer_warps) {
+      for (uint32_t i = 0; i < columns.count; ++i) {
+        barrier_init(columns.full + i * 8, 1);
+        barrier_init(columns.empty + i * 8, consumer_warps * params.sharing);
+      }
     }
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::
                      : "memory");
   }
-  __syncthreads();
-
-  float* const parts = reinterpret_cast<float*>(batch_shared + kBatchBarrierBytes);
-  const uint32_t stride = params.warpgroups * 64 + 4;  // lanes of a store lie in different banks
-  if (warp == consumer_warps) {
-    produce<Operand, kColumns>(params, tile, first, end, stages, full, empty);
-  } else {
-    float sums[kColumns / 2] = {};
-    consume<Operand, kColumns>(params, first, end, batch_shared + kBatchBarrierBytes, stages, full,
-                               empty, sums);
-    // The sums take the place of the stages once all have been read.
-    asm volatile("bar.sync 1, %0;" ::"r"(consumer_warps * 32) : "memory");
-#pragma unroll
-    for (uint32_t i = 0; i < kColumns / 2; ++i) {
-      const uint32_t column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      parts[column * stride + warp * 16 + lane / 4 + i / 2 % 2 * 8] = sums[i];
-    }
-    dependent_wait();
-  }
   __syncwarp();
-  if (params.cluster > 1)
-    cluster_sync();
+  if (warp < consumer_warps) {
+    weights.find_strips(params, work, warp, consumer_warps);
+    for (uint32_t i = 0; i < weights.ring.count; ++i)
+      weights.fetch(params, work, warp, consumer_warps, i);
+  }
+  prepare_operand<Operand>(0);
+  if (params.sharing > 1)
+    cluster_sync();  // barriers of both blocks
   else
     __syncthreads();
-  finish_tile(params, tile, rank, stages, stride, 1.0f / Operand::kWeightScale);
-  if (params.cluster > 1) cluster_sync();
+
+  // All sums are in shared memory, or all have been read from there.
+  const auto sync_tile = [&] {
+    __syncwarp();
+    if (params.cluster > 1)
+      cluster_sync();
+    else
+      __syncthreads();
+  };
+  if (warp >= consumer_warps) {
+    if constexpr (kStrips > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == consumer_warps * 32) produce_columns(params, work, columns);
+    __syncwarp();
+    if (!is_direct) {
+      sync_tile();
+      sync_tile();
+    } else if (params.sharing > 1) {
+      __syncwarp();
+      cluster_sync();  // neither leaves while the other copies to it
+    }
+    return;
+  }
+
+  if constexpr (kStrips > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+  constexpr float kScale = 1.0f / Operand::kWeightScale;
+  const uint8_t* const records = batch_shared + kBatchBarrierBytes + warp * Operand::kChunkBytes;
+  BatchStage column_stage;
+  for (uint32_t i = 0; i < work.tiles; ++i) {
+    const uint2 place = work.place(params, i);
+    const BatchTile tile(params, place.x);
+    const uint32_t first_column = place.y * kColumns;
+    float sums[kStrips][kColumns / 2] = {};
+    consume<Operand, kColumns>(params, work, warp, consumer_warps, records, weights, columns,
+                               column_stage, sums);
+    if constexpr (kStrips > 1)
+      if (is_direct) {
+        dependent_wait();
+        store_strips<kColumns>(params, tile, first_column, warp, consumer_warps, kScale, sums);
+        continue;
+      }
+    // The sums take the place of the stages once all have been read.
+    asm volatile("bar.sync 1, %0;" ::"r"(consumer_warps * 32) : "memory");
+    float* const parts = reinterpret_cast<float*>(batch_shared + kBatchBarrierBytes);
+    const uint32_t stride = params.tile_rows + kBatchPadding;
+#pragma unroll
+    for (uint32_t s = 0; s < kStrips; ++s)
+#pragma unroll
+      for (uint32_t k = 0; k < kColumns / 2; ++k) {
+        const uint32_t column = k / 4 * 8 + lane % 4 * 2 + k % 2;
+        const uint32_t row =
+            (warp + s * consumer_warps) * quant::kRecordRows + lane / 4 + k / 2 % 2 * 8;
+        parts[column * stride + row] = sums[s][k];
+      }
+    dependent_wait();
+    sync_tile();
+    finish_tile(params, tile, first_column, min(kColumns, params.columns - first_column), rank,
+                consumer_warps * 32, shared + kBatchBarrierBytes, kScale);
+    sync_tile();
+  }
+  if (is_direct && params.sharing > 1) {
+    __syncwarp();
+    cluster_sync();
+  }
 #endif
 }
 
@@ -384,7 +638,7 @@ struct BatchKernel {
   InputOrder order;
   uint32_t chunk_bytes;
   uint32_t records;                                    // of a chunk
-  void (*kernels[3])(const LinearBatchParams params);  // 16, 32, 64 columns
+  void (*kernels[4])(const LinearBatchParams params);  // 16, 32, 64, 128 columns
 };
 
 template <uint32_t kType>
@@ -395,7 +649,7 @@ constexpr BatchKernel batch_kernel() {
           Operand::kChunkBytes,
           Operand::kRecords,
           {linear_batch_kernel<kType, 16>, linear_batch_kernel<kType, 32>,
-           linear_batch_kernel<kType, 64>}};
+           linear_batch_kernel<kType, 64>, linear_batch_kernel<kType, 128>}};
 }
 
 inline const BatchKernel* find_batch_kernel(const BatchKernel* kernels, uint32_t count,

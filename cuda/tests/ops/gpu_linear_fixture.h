@@ -230,9 +230,12 @@ inline kernels::Launch device_launch() {
 // A CudaLinear with its scratch memory.
 class PreparedLinear {
  public:
-  explicit PreparedLinear(const ops::Limits& limits, compute::HalfGemm::Library library =
-                                                         compute::HalfGemm::Library::kWhereFound)
-      : scratch_(ops::CudaLinear::scratch_bytes(limits, launch)), linear_(library) {
+  explicit PreparedLinear(
+      const ops::Limits& limits,
+      compute::HalfGemm::Library library = compute::HalfGemm::Library::kWhereFound,
+      uint32_t batch_columns_max = ops::CudaLinear::kBatchColumnsMax)
+      : scratch_(ops::CudaLinear::scratch_bytes(limits, launch)),
+        linear_(library, batch_columns_max) {
     scratch_.fill(0xff);  // NaN wherever something is read before it is written
     EXPECT_TRUE(linear_.prepare(limits, launch, scratch_.data()).ok());
   }

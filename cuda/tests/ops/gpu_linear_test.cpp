@@ -8,26 +8,32 @@ using compute::HalfGemm;
 
 constexpr uint32_t kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14;
 
+struct Path {
+  HalfGemm::Library library;
+  uint32_t batch_columns_max;
+};
+
 std::vector<std::vector<float>> run(const LinearProblem& problem, const ops::Limits& limits,
-                                    HalfGemm::Library library, bool is_dependent = false) {
-  PreparedLinear linear(limits, library);
+                                    const Path& path, bool is_dependent = false) {
+  PreparedLinear linear(limits, path.library, path.batch_columns_max);
   linear.launch.is_dependent = is_dependent;
   return problem.outputs(linear, 0, problem.parameters().columns);
 }
 
-class GpuLinear : public ::testing::TestWithParam<HalfGemm::Library> {
+class GpuLinear : public ::testing::TestWithParam<Path> {
  protected:
   void expect_close(const LinearCase& parameters) const {
     const LinearProblem problem(parameters);
     problem.expect_close(run(problem, problem.limits(), GetParam()));
   }
 };
-INSTANTIATE_TEST_SUITE_P(Library, GpuLinear,
-                         ::testing::Values(HalfGemm::Library::kWhereFound,
-                                           HalfGemm::Library::kNone));
+INSTANTIATE_TEST_SUITE_P(Path, GpuLinear,
+                         ::testing::Values(Path{HalfGemm::Library::kWhereFound, 1000},
+                                           Path{HalfGemm::Library::kWhereFound, 0},
+                                           Path{HalfGemm::Library::kNone, 0}));
 
 TEST_P(GpuLinear, columns_of_any_count_are_close_to_double_precision) {
-  for (const uint32_t columns : {9u, 15u, 16u, 17u, 33u, 64u, 65u, 200u}) {
+  for (const uint32_t columns : {9u, 15u, 16u, 17u, 33u, 64u, 65u, 200u, 270u}) {
     SCOPED_TRACE(columns);
     expect_close({{kQ4_K}, {131}, 512, columns});
     expect_close({{kQ8_0}, {64}, 96, columns, Epilogue::kAdd, true, true, true});
@@ -87,6 +93,20 @@ TEST_P(GpuLinear, layers_that_exceed_the_scratch_memory_go_piece_by_piece) {
     limits.max_batch_tokens = 70;
     limits.vocabulary_size = 8;
     problem.expect_close(run(problem, limits, GetParam()));
+  }
+}
+
+// More tiles than multiprocessors: blocks make several, and share columns in pairs.
+TEST(GpuLinearBatch, many_tiles_are_close_to_double_precision) {
+  for (const LinearCase& parameters :
+       {LinearCase{{kQ4_K}, {3900}, 512, 1100, Epilogue::kAdd, true, true},
+        LinearCase{{kQ4_K, kQ4_K}, {1700, 1700}, 512, 700, Epilogue::kSiluGate, true, true},
+        LinearCase{{kQ6_K, kQ8_0}, {1000, 2500}, 256, 600, Epilogue::kStore, false, true}}) {
+    const LinearProblem problem(parameters);
+    const Path path{HalfGemm::Library::kNone, 5000};
+    const auto outputs = run(problem, problem.limits(), path, true);
+    problem.expect_close(outputs);
+    EXPECT_EQ(run(problem, problem.limits(), path), outputs);
   }
 }
 

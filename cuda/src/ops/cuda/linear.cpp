@@ -28,10 +28,8 @@ constexpr uint64_t kSumBytesMax = 128ull << 20;
 // Rows of a product that must fit whatever the inputs: two matrices of a gate, 128 each.
 constexpr uint32_t kRowsMin = 256;
 constexpr uint32_t kRowGranularity = 128;
-
-// Up to 8 linear_vector; up to here linear_batch, in pieces of 64 columns; above, weights go to f16
-// for one product.
-constexpr uint32_t kBatchColumnsMax = 64;
+// The columns' scales take a whole number of 256 bytes.
+constexpr uint32_t kColumnGranularity = 64;
 
 constexpr uint64_t kAlignment = 256;
 
@@ -121,12 +119,13 @@ CudaLinear::Scratch CudaLinear::layout(const Limits& limits, const Launch& launc
   };
   scratch.workspace = place(compute::HalfGemm::kWorkspaceBytes);
   scratch.weights = place(scratch.weight_bytes);
-  scratch.input = place(uint64_t{scratch.columns} * cols * 2);
-  scratch.scales = place(uint64_t{scratch.columns} * 4);
+  // Of either family: linear_batch, or the columns of a product and their scales.
+  scratch.input = place(std::max<uint64_t>(
+      kernels::linear_batch_scratch_bytes(cols, scratch.columns),
+      4ull * round_up(scratch.columns, kColumnGranularity) + 2ull * cols * scratch.columns));
   scratch.sums = place(scratch.sum_bytes);
   scratch.vector_bytes = vector_scratch_bytes(limits, launch);
   scratch.vector = place(scratch.vector_bytes);
-  scratch.batch = place(kernels::linear_batch_scratch_bytes(cols));
   scratch.bytes = end;
   return scratch;
 }
@@ -164,12 +163,13 @@ Status CudaLinear::run(const LinearArgs& args, const Launch& launch) {
     return launched(kernels::linear_vector(args, vector), "linear_vector");
   }
   const bool is_batch = uses_batch(args, launch);
-  const uint32_t step = is_batch ? kernels::kLinearBatchColumnsMax : scratch_.columns;
-  for (uint32_t first = 0; first < args.columns; first += step) {
-    const LinearArgs part = columns_of(args, first, std::min(args.columns - first, step));
+  for (uint32_t first = 0; first < args.columns; first += scratch_.columns) {
+    const LinearArgs part =
+        columns_of(args, first, std::min(args.columns - first, scratch_.columns));
     if (is_batch)
-      WCUDA_TRY(launched(kernels::linear_batch(part, at<uint8_t>(scratch_.batch), launch),
-                         "linear_batch"));
+      WCUDA_TRY(launched(
+          kernels::linear_batch(part, is_batch_invariant_, at<uint8_t>(scratch_.input), launch),
+          "linear_batch"));
     else
       WCUDA_TRY(run_gemm(part, launch));
   }
@@ -188,7 +188,7 @@ bool CudaLinear::uses_vector(const LinearArgs& args) const {
 
 // Under batch_invariant by the matrices alone.
 bool CudaLinear::uses_batch(const LinearArgs& args, const Launch& launch) const {
-  return (is_batch_invariant_ || args.columns <= kBatchColumnsMax) &&
+  return (is_batch_invariant_ || args.columns <= batch_columns_max_) &&
          kernels::linear_batch_supports(args, launch);
 }
 
@@ -203,8 +203,8 @@ Status CudaLinear::run_gemm(const LinearArgs& args, const Launch& launch) {
   input.x_rows = args.x_rows;
   input.norm = args.norm;
   input.epsilon = args.epsilon;
-  input.h = at<uint16_t>(scratch_.input);
-  input.scales = at<float>(scratch_.scales);
+  input.scales = at<float>(scratch_.input);
+  input.h = reinterpret_cast<uint16_t*>(input.scales + round_up(args.columns, kColumnGranularity));
   WCUDA_TRY(launched(kernels::half_input(input, launch), "half_input"));
 
   // Rows of a product; of a gate half are gate's, half up's.

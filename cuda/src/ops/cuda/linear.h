@@ -15,8 +15,13 @@ namespace wcuda::ops {
 // One object an engine; not thread-safe. Deterministic: the same arguments give the same bits.
 class CudaLinear {
  public:
-  explicit CudaLinear(compute::HalfGemm::Library library = compute::HalfGemm::Library::kWhereFound)
-      : library_(library) {}
+  // Columns up to which linear_batch makes a layer; above, weights go to f16 rows for one product.
+  static constexpr uint32_t kBatchColumnsMax = 128;
+
+  // Tests and benches choose otherwise.
+  explicit CudaLinear(compute::HalfGemm::Library library = compute::HalfGemm::Library::kWhereFound,
+                      uint32_t batch_columns_max = kBatchColumnsMax)
+      : library_(library), batch_columns_max_(batch_columns_max) {}
 
   // Device memory that run() needs, to the byte. Pure; of `launch` the device's figures count.
   static uint64_t scratch_bytes(const Limits& limits, const kernels::Launch& launch);
@@ -35,9 +40,7 @@ class CudaLinear {
     uint64_t workspace = 0;  // of cuBLASLt
     uint64_t weights = 0;    // f16 rows of matrices
     uint64_t weight_bytes = 0;
-    uint64_t input = 0;  // f16 columns
-    uint64_t scales = 0;
-    uint64_t batch = 0;   // of linear_batch
+    uint64_t input = 0;   // f16 columns and their scales
     uint64_t vector = 0;  // of linear_vector
     uint64_t vector_bytes = 0;
     uint64_t sums = 0;
@@ -56,6 +59,7 @@ class CudaLinear {
   }
 
   compute::HalfGemm::Library library_;
+  uint32_t batch_columns_max_;
   bool is_batch_invariant_ = false;
   Scratch scratch_;
   void* memory_ = nullptr;
