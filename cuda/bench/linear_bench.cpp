@@ -1,7 +1,8 @@
 // Linear layers of 1 to 8 tokens: each shape of three models, and all products of a step as one
 // graph. Prints GB/s of weights and the share of the memory's read speed.
 //
-//   linear_bench chains|shapes [type [columns]]
+//   linear_bench chains|shapes|tune [type [columns [model [cluster stages groups residency
+//   early]]]] [-- …]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -13,7 +14,6 @@
 
 #include "kernels/linear_vector.h"
 #include "kernels/records.h"
-#include "kernels/vector_params.h"
 
 namespace {
 
@@ -105,10 +105,13 @@ class Bench {
         add_shape(layout, model.output, columns, tuning, at);
       });
       std::printf(
-          "chain %-4s type %2u T %u C %u stages %u ctas %u warps %2u: %8.1f steps/s %6.0f GB/s "
+          "chain %-4s type %2u T %u C %u stages %u groups %u residency %u early %u: %8.1f steps/s "
+          "%6.0f "
+          "GB/s "
           "%3.0f %%\n",
-          model.name, type, columns, tuning.cluster_size, tuning.stages, tuning.ctas_per_sm,
-          kVectorWarps, 1000.0 / ms, bytes / ms / 1e6, bytes / ms / 1e6 / kReadGBs * 100.0);
+          model.name, type, columns, tuning.cluster_size, tuning.stages, tuning.groups,
+          tuning.residency, tuning.early_stages, 1000.0 / ms, bytes / ms / 1e6,
+          bytes / ms / 1e6 / kReadGBs * 100.0);
     }
   }
 
@@ -210,22 +213,42 @@ class Bench {
   uint8_t* activations_ = nullptr;
 };
 
+// One measurement, as the top of this file has it.
+void measure(Bench& bench, const std::vector<const char*>& words) {
+  const std::string what = words.empty() ? "chains" : words[0];
+  const auto number = [&](size_t i, uint32_t otherwise) {
+    return words.size() > i ? static_cast<uint32_t>(std::atoi(words[i])) : otherwise;
+  };
+  const uint32_t type = number(1, 12), columns = number(2, 1);
+  const char* const model =
+      words.size() > 3 && std::strcmp(words[3], "all") != 0 ? words[3] : nullptr;
+  const VectorTuning tuning = {number(4, 0), number(5, 0), number(6, 0), number(7, 0),
+                               number(8, 0)};
+  if (what == "chains") bench.chains(type, columns, tuning, model);
+  if (what == "shapes") bench.shapes(type, columns, tuning, model);
+  if (what == "tune")
+    for (const char* name : {"1B", "8B"})
+      for (const uint32_t residency : {1u, 2u})
+        for (const uint32_t early : {0u, 1u, 2u})
+          for (const uint32_t stages : {0u, 2u, 4u})
+            for (const uint32_t groups : {0u, 2u}) {
+              if (residency == 2 && stages == 4) continue;
+              bench.chains(type, columns, {0, stages, groups, residency, early}, name);
+            }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string what = argc > 1 ? argv[1] : "chains";
-  const uint32_t type = argc > 2 ? static_cast<uint32_t>(std::atoi(argv[2])) : 12;
-  const uint32_t columns = argc > 3 ? static_cast<uint32_t>(std::atoi(argv[3])) : 1;
   Bench bench;
-  VectorTuning tuning;
-  if (what == "chains") bench.chains(type, columns, tuning, nullptr);
-  if (what == "shapes") bench.shapes(type, columns, tuning, nullptr);
-  if (what == "tune")
-    for (const uint32_t ctas : {16 / kVectorWarps, 32 / kVectorWarps})
-      for (const uint32_t stages : {0u, 2u, 3u, 4u, 5u})
-        for (const uint32_t cluster : {1u, 2u, 4u}) {
-          tuning = {cluster, ctas, stages};
-          bench.chains(type, columns, tuning, "8B");
-        }
+  std::vector<const char*> words;
+  for (int i = 1; i <= argc; ++i) {
+    if (i < argc && std::strcmp(argv[i], "--") != 0) {
+      words.push_back(argv[i]);
+      continue;
+    }
+    measure(bench, words);
+    words.clear();
+  }
   return 0;
 }

@@ -29,7 +29,7 @@ template <class... Parameters, class... Arguments>
 cudaError_t launch_kernel(const Launch& launch, dim3 grid, dim3 block, uint32_t shared_bytes,
                           uint32_t cluster, void (*kernel)(Parameters...),
                           const Arguments&... arguments) {
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
@@ -46,6 +46,9 @@ cudaError_t launch_kernel(const Launch& launch, dim3 grid, dim3 block, uint32_t 
     attributes[config.numAttrs].val.clusterDim.y = 1;
     attributes[config.numAttrs++].val.clusterDim.z = 1;
   }
+  // The same division of an SM's memory for all kernels: it changes only while nothing runs there.
+  attributes[config.numAttrs].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+  attributes[config.numAttrs++].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

@@ -43,11 +43,15 @@ struct HalfEngine {
       return __bfloat162float(__ushort_as_bfloat16(term));
   }
 
+  static constexpr uint32_t kStaticBytes = 0;
+  static __device__ void prepare() {}
+
   // x: [group][token][high, low][32], for T = 8 [group][high, low][token][32].
-  static __device__ void stage_x(const VectorParams& params, uint32_t begin, uint32_t count,
-                                 uint8_t* x, float* squares) {
+  template <class AfterLoads>
+  static __device__ void stage_x(const VectorParams& params, const StageRange& range, uint8_t* x,
+                                 float* squares, AfterLoads after_loads) {
     stage_slice<T>(
-        params, begin, count, squares,
+        params, range, squares, after_loads,
         [&](uint32_t eight, uint32_t token, const float(&v)[8], bool is_there) {
           if (!is_there) return;
           uint32_t high[4], low[4];  // pairs
@@ -84,15 +88,12 @@ struct HalfEngine {
           : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
   }
 
-  template <class Release>
   static __device__ void consume(const VectorParams&, const uint8_t* stage, const uint8_t* x,
-                                 uint32_t group, uint32_t lane, float (&sums)[kSums],
-                                 Release release) {
+                                 uint32_t group, uint32_t lane, float (&sums)[kSums]) {
     uint4 rows[2][2];  // (group, row g or g + 8): 8 inputs 8t …
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i)
       rows[i / 2][i % 2] = *reinterpret_cast<const uint4*>(stage + i * 512 + lane * 16);
-    release();
 #pragma unroll
     for (uint32_t m = 0; m < 2; ++m) {
       const uint8_t* cell = x + (group + m) * T * 128 + lane * 16;
@@ -132,10 +133,14 @@ struct F32Engine {
   static constexpr uint32_t codes_bytes(uint32_t inputs) { return inputs * T * 4; }
   static constexpr uint32_t scales_bytes(uint32_t) { return 0; }
 
+  static constexpr uint32_t kStaticBytes = 0;
+  static __device__ void prepare() {}
+
   // x: (input / 4, token, 4).
-  static __device__ void stage_x(const VectorParams& params, uint32_t begin, uint32_t count,
-                                 uint8_t* x, float* squares) {
-    stage_slice<T>(params, begin, count, squares,
+  template <class AfterLoads>
+  static __device__ void stage_x(const VectorParams& params, const StageRange& range, uint8_t* x,
+                                 float* squares, AfterLoads after_loads) {
+    stage_slice<T>(params, range, squares, after_loads,
                    [&](uint32_t eight, uint32_t token, const float(&v)[8], bool is_there) {
                      if (!is_there) return;
                      auto* target = reinterpret_cast<float4*>(x) + eight * 2 * T + token;
@@ -144,15 +149,12 @@ struct F32Engine {
                    });
   }
 
-  template <class Release>
   static __device__ void consume(const VectorParams&, const uint8_t* stage, const uint8_t* x,
-                                 uint32_t group, uint32_t lane, float (&sums)[kSums],
-                                 Release release) {
+                                 uint32_t group, uint32_t lane, float (&sums)[kSums]) {
 #pragma unroll
     for (uint32_t run = 0; run < 4; ++run) {  // inputs 16 * run + 4t …
       const auto* rows = reinterpret_cast<const float4*>(stage + run * 1024 + lane * 16);
       const float4 g = rows[0], g8 = rows[32];
-      if (run == 3) release();
       const uint32_t quad = group * 8 + run * 4 + lane % 4;
 #pragma unroll
       for (uint32_t token = 0; token < T; ++token) {

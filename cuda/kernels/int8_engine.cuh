@@ -82,14 +82,19 @@ __device__ inline void put_int8(uint32_t eight, uint32_t token, const float (&v)
   }
 }
 
-// Fills the table of a tile with a codebook (kernels/tile_grid.h).
+// The table of a tile with a codebook (kernels/tile_grid.h), filled by a block.
 template <class Tile, class = void>
 struct Codebook {
+  static constexpr uint32_t kBytes = 0;
   static __device__ void prepare() {}
 };
 template <class Tile>
 struct Codebook<Tile, std::void_t<decltype(&Tile::prepare)>> {
-  static __device__ void prepare() { Tile::prepare(); }
+  static constexpr uint32_t kBytes = 8192;  // at most
+  static __device__ void prepare() {
+    Tile::prepare();
+    __syncthreads();
+  }
 };
 
 // Products of a tile with int8 activations. Columns of B are "diagonal": as many groups as there
@@ -116,10 +121,13 @@ struct Int8Engine {
   static constexpr uint32_t codes_bytes(uint32_t inputs) { return inputs * T * 2; }
   static constexpr uint32_t scales_bytes(uint32_t inputs) { return inputs / 32 * T * 16; }
 
-  static __device__ void stage_x(const VectorParams& params, uint32_t begin, uint32_t count,
-                                 uint8_t* x, float* squares) {
-    Codebook<Tile>::prepare();
-    stage_slice<T>(params, begin, count, squares,
+  static constexpr uint32_t kStaticBytes = Codebook<Tile>::kBytes;
+  static __device__ void prepare() { Codebook<Tile>::prepare(); }
+
+  template <class AfterLoads>
+  static __device__ void stage_x(const VectorParams& params, const StageRange& range, uint8_t* x,
+                                 float* squares, AfterLoads after_loads) {
+    stage_slice<T>(params, range, squares, after_loads,
                    [&](uint32_t eight, uint32_t token, const float(&v)[8], bool is_there) {
                      put_int8<T, Tile::kOwnership>(eight, token, v, is_there, x,
                                                    x + params.x_scales_offset);
@@ -146,30 +154,27 @@ struct Int8Engine {
     }
   }
 
-  // Adds the products of a stage with the inputs from group `group` of the slice on; calls release
-  // when the stage is read.
-  template <class Release>
+  // Adds the products of a stage with the inputs from group `group` of the slice on. sums[0] and
+  // sums[1] depend on all that is read.
   static __device__ void consume(const VectorParams& params, const uint8_t* stage, const uint8_t* x,
-                                 uint32_t group, uint32_t lane, float (&sums)[kSums],
-                                 Release release) {
+                                 uint32_t group, uint32_t lane, float (&sums)[kSums]) {
 #pragma unroll
     for (uint32_t half = 0; half < kUnits; ++half) {
       const typename Tile::Raw raw = Tile::load(stage, half, lane);
       const uint8_t* codes = x + (group + 4 * half) * T * 64;
       const uint8_t* scales = x + params.x_scales_offset + (group + 4 * half) * T * 16;
       if constexpr (T >= 4)
-        consume_shared(stage, half, raw, codes, scales, lane, sums, release);
+        consume_shared(stage, half, raw, codes, scales, lane, sums);
       else
-        consume_diagonal(stage, half, raw, codes, scales, lane, sums, release);
+        consume_diagonal(stage, half, raw, codes, scales, lane, sums);
     }
   }
 
   // T = 1 and 2: several groups in an accumulator.
-  template <class Release>
   static __device__ void consume_diagonal(const uint8_t* stage, uint32_t half,
                                           const typename Tile::Raw& raw, const uint8_t* codes,
                                           const uint8_t* scales, uint32_t lane,
-                                          float (&sums)[kSums], Release& release) {
+                                          float (&sums)[kSums]) {
     constexpr uint32_t kSetGroups = 4 / T;  // scale groups in an accumulator
     constexpr uint32_t kSets = kGroupsOfUnit / kSetGroups;
     constexpr uint32_t kSetProducts = kSetGroups * Tile::kGroup / 32;
@@ -178,7 +183,6 @@ struct Int8Engine {
 #pragma unroll
     for (uint32_t s = 0; s < kSets; ++s)
       Tile::scales(stage, half, s * kSetGroups + t / T, lane, scale[s], min[s]);
-    if (half == kUnits - 1) release();
 #pragma unroll
     for (uint32_t s = 0; s < kSets; ++s) {
       int32_t c[4] = {0, 0, 0, 0};
@@ -206,18 +210,16 @@ struct Int8Engine {
   }
 
   // T = 4 and 8: one group in an accumulator; the lanes of a quad share out its scales.
-  template <class Release>
   static __device__ void consume_shared(const uint8_t* stage, uint32_t half,
                                         const typename Tile::Raw& raw, const uint8_t* codes,
-                                        const uint8_t* scales, uint32_t lane, float (&sums)[kSums],
-                                        Release& release) {
+                                        const uint8_t* scales, uint32_t lane,
+                                        float (&sums)[kSums]) {
     constexpr uint32_t kParts = 32 / Tile::kGroup;  // scale groups in 32 inputs
     const uint32_t t = lane % 4;
     float own_scale[kParts][2], own_min[kParts][2];
 #pragma unroll
     for (uint32_t i = 0; i < kParts; ++i)
       Tile::scales(stage, half, 4 * i + t, lane, own_scale[i], own_min[i]);
-    if (half == kUnits - 1) release();
 #pragma unroll
     for (uint32_t m = 0; m < 4; ++m) {
       uint32_t a[4];

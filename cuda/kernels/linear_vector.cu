@@ -59,7 +59,6 @@ cudaError_t run(const LinearArgs& args, const uint32_t* order, uint32_t count, u
   params.columns = args.columns;
   params.cols = args.matrices[0].cols;
   params.epilogue = args.epilogue;
-  params.part_split = split;
   for (uint32_t i = 0; i < count; ++i) {
     const Matrix& matrix = args.matrices[order[i]];
     const uint32_t strips = (matrix.rows + quant::kRecordRows - 1) / quant::kRecordRows;

@@ -20,9 +20,11 @@ cudaError_t linear_vector(const LinearArgs& args, const Launch& launch);
 
 // What a bench may vary. 0: chosen by shape.
 struct VectorTuning {
-  uint32_t cluster_size = 0;
-  uint32_t ctas_per_sm = 1;
-  uint32_t stages = 0;
+  uint32_t cluster_size = 0;  // CTAs that share a strip
+  uint32_t stages = 0;        // of a warp's ring
+  uint32_t groups = 0;        // of warps along the strips
+  uint32_t residency = 0;     // 1: no other such kernel on the SM, 2: one
+  uint32_t early_stages = 0;  // filled before the wait for the kernel ahead
 };
 cudaError_t linear_vector(const LinearArgs& args, const Launch& launch, const VectorTuning& tuning);
 

@@ -6,12 +6,8 @@
 
 namespace wcuda::kernels {
 
-#ifndef WCUDA_VECTOR_WARPS
-#define WCUDA_VECTOR_WARPS 16
-#endif
-constexpr uint32_t kVectorWarps = WCUDA_VECTOR_WARPS;
-constexpr uint32_t kVectorThreads = kVectorWarps * 32;
-constexpr uint32_t kVectorCopyStages = 3;  // without bulk copies
+constexpr uint32_t kVectorWarpsMax = 16;
+constexpr uint32_t kVectorCopyStages = 2;  // without bulk copies
 
 struct VectorPart {
   const uint8_t* records;
@@ -36,33 +32,39 @@ inline EvenShares share_out(uint32_t count, uint32_t shares) {
 struct VectorSection {
   uint32_t clusters;
   uint32_t strip_bytes;
-  EvenShares units;   // strips or pairs of strips, over the clusters
-  EvenShares chunks;  // of a strip, in stages, over the CTAs of a cluster
-  // x / chunks for x * chunks below 2^32 is the high word of x * this; of a share of base and of
-  // base + 1 chunks.
-  uint32_t reciprocals[2];
+  EvenShares units;  // strips or pairs of strips, over the clusters
 };
 
 // What the launch of a chain reads first is in front.
 struct VectorParams {
   VectorSection sections[2];
-  uint32_t cluster_size;  // CTAs that share a strip along the inputs
-  // CTAs that share out the strips of a cluster; slots that one keeps of each of them.
-  uint32_t slot_ranks, slots_of_rank;
-  uint32_t part_split;  // section 0 holds parts 0 … part_split - 1, section 1 the others
-  uint32_t stages;      // of a warp's ring
+  // The warps of a CTA: warp w is number w % ways along the inputs and number w / ways, digit w of
+  // `groups`, along the strips.
+  uint64_t groups;
+  uint32_t ways, group_count;
+  EvenShares slices;         // chunks of a strip, over the CTAs of a cluster
+  EvenShares way_chunks[2];  // of a slice of base and of base + 1 chunks, over the ways
+  uint32_t cluster_size;     // CTAs that share a strip along the inputs
+  // Of a warp's ring: all, and those filled before the wait for the kernel ahead.
+  uint32_t stages, early_stages;
   // Places in shared memory.
-  uint32_t ring_offset, barriers_offset, x_scales_offset, slots_offset, squares_offset;
+  uint32_t ring_offset, barriers_offset, x_scales_offset, slots_offset, squares_offset,
+      totals_offset;
+  uint32_t window;                           // strips between two barriers
+  uint32_t slot_stride;                      // slots of a float of a strip
+  uint32_t zero;                             // 0, but the compiler does not know
+  uint32_t part_begins[kLinearMatricesMax];  // first strip of each part; ~0: none
+  uint32_t cols;
   Epilogue epilogue;
   uint32_t columns;
-  VectorPart parts[kLinearMatricesMax];
-  const float* norm;
   const float* x;
+  const float* norm;
   const uint32_t* x_rows;
-  uint32_t cols;
-  float epsilon;
-  uint32_t strips_max;  // of a cluster
-  uint32_t strips[2];   // of a section
+  VectorPart parts[kLinearMatricesMax];
+  float epsilon, mean_factor;  // 1 / cols
+  uint32_t owned_max;          // strips of a cluster that one of its CTAs finishes
+  uint32_t strips_max;         // of a cluster
+  uint32_t strips[2];          // of a section
   // Without clusters: (clusters, cluster_size, strips_max * 16 * T + T) and a counter each.
   float* partials;
   uint32_t* tickets;

@@ -5,6 +5,11 @@
 
 namespace wcuda::kernels::vector {
 
+constexpr uint32_t kStagesMax = 6;
+
+// A value that is the same in all lanes of a warp, known to the compiler as such.
+__device__ inline uint32_t uniform(uint32_t value) { return __shfl_sync(~0u, value, 0); }
+
 __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -19,17 +24,19 @@ struct Ring {
   uint32_t fill_stage = 0, stage = 0, parity = 0;
   uint64_t policy = 0;
 
+  // warp: the same value in a warp, known to the compiler as such.
   __device__ Ring(const VectorParams& params, uint8_t* shared, uint32_t bytes, uint32_t warp,
                   uint32_t lane) {
     stage_bytes = bytes;
     stages = kBulk ? params.stages : kVectorCopyStages;
     base = shared + params.ring_offset + warp * stages * stage_bytes;
-    barriers = shared_address(shared) + params.barriers_offset + warp * stages * 8;
+    barriers = shared_address(shared) + params.barriers_offset + warp * (kStagesMax * 8);
 #if __CUDA_ARCH__ >= 900
     if constexpr (kBulk) {
       asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
       if (lane == 0) {
-        for (uint32_t i = 0; i < stages; ++i)
+#pragma unroll
+        for (uint32_t i = 0; i < kStagesMax; ++i)
           asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + i * 8) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       }
@@ -38,12 +45,13 @@ struct Ring {
 #endif
   }
 
-  // Fills the next stage; bytes 0: nothing to fill.
-  __device__ void fill(const uint8_t* source, uint32_t bytes, uint32_t lane) {
+  // Fills the next stage; bytes 0: nothing to fill. is_free, which is true, depends on what was
+  // read from the stage: a bulk copy does not wait for reads that are on the way.
+  __device__ void fill(const uint8_t* source, uint32_t bytes, uint32_t lane, bool is_free) {
     const uint32_t target = shared_address(base) + fill_stage * stage_bytes;
     if constexpr (kBulk) {
 #if __CUDA_ARCH__ >= 900
-      if (lane == 0 && bytes != 0) {
+      if (lane == 0 && bytes != 0 && is_free) {
         const uint32_t barrier = barriers + fill_stage * 8;
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
                      "r"(bytes)

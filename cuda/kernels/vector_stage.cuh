@@ -1,4 +1,4 @@
-// The walk over a CTA's slice of the activations that puts them into shared memory.
+// The walk over a slice of the activations that puts them into shared memory.
 #pragma once
 
 #include "kernels/dependent_launch.h"
@@ -6,83 +6,107 @@
 
 namespace wcuda::kernels::vector {
 
+// Inputs that some warps stage together.
+struct StageRange {
+  uint32_t begin;        // first input
+  uint32_t eights;       // groups of eight inputs; a multiple of 8
+  uint32_t first_eight;  // number of the first in shared memory
+  uint32_t warp, warps;  // this warp, of so many
+};
+
 // Waits for the kernel ahead, then calls put(eight, token, v, is_there) for eight inputs each,
-// v = x * norm of begin + 8 * eight … (zero past cols and for tokens past columns); count inputs, a
-// multiple of 64, for T tokens. Whole warps call, for eights in a row; where not is_there, nothing
-// may be stored. squares (warps, T) gets sums of squares of x if there is a norm.
-template <uint32_t T, class Put>
-__device__ inline void stage_slice(const VectorParams& params, uint32_t begin, uint32_t count,
-                                   float* squares, Put put) {
-  // Pieces of eight inputs that a thread has in flight.
-  constexpr uint32_t kPieces = T == 1 ? 2 : 1, kTokens = T < 4 ? T : 4;
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t eights = count / 8;
-  if (lane < T) squares[warp * T + lane] = 0.0f;
+// v = x * norm (zero past cols and for tokens past columns), for T tokens. Whole warps call, for
+// eights in a row; where not is_there, nothing may be stored. squares (T, 16): 0 … of the
+// warp gets sums of squares of x if there is a norm. after_loads is called once the first inputs
+// are on the way, by warps that have any.
+//
+// A warp does kPieces blocks of 32 eights at once, of one token or two.
+template <uint32_t T, bool kHasNorm, class AfterLoads, class Put>
+__device__ inline void stage_slice(const VectorParams& params, const StageRange& range,
+                                   float* squares, AfterLoads after_loads, Put put) {
+  constexpr uint32_t kTokens = T < 2 ? T : 2;
+  constexpr uint32_t kPieces = (kHasNorm ? 2 : 4) / kTokens;
+  const uint32_t lane = threadIdx.x % 32;
   // Eight floats of `source`; `missing` where there are none.
   const auto load = [&](const float* source, uint32_t eight, bool is_there, float missing,
                         float(&values)[8]) {
+    const uint32_t input = range.begin + eight * 8;
 #pragma unroll
     for (uint32_t i = 0; i < 8; i += 4) {
-      const uint32_t input = begin + eight * 8 + i;
       float4 four = make_float4(missing, missing, missing, missing);
-      if (is_there && eight < eights && input < params.cols)
-        four = *reinterpret_cast<const float4*>(source + input);
+      if (is_there && eight < range.eights && input + i < params.cols)
+        four = *reinterpret_cast<const float4*>(source + input + i);
       values[i] = four.x;
       values[i + 1] = four.y;
       values[i + 2] = four.z;
       values[i + 3] = four.w;
     }
   };
+  // Work w is the tokens w % (T / kTokens) * kTokens … of the eights w / (T / kTokens) * 32 ….
+  const auto eight_of = [&](uint32_t work) { return work / (T / kTokens) * 32 + lane; };
   float gains[kPieces][8];
-  const auto load_gains = [&](uint32_t first) {
+  const auto load_gains = [&](uint32_t work) {
+    if constexpr (kHasNorm) {
 #pragma unroll
-    for (uint32_t p = 0; p < kPieces; ++p)
-      load(params.norm, first + p * kVectorThreads, params.norm != nullptr, 1.0f, gains[p]);
+      for (uint32_t p = 0; p < kPieces; ++p)
+        load(params.norm, eight_of(work + p * range.warps), true, 1.0f, gains[p]);
+    }
   };
-  load_gains(threadIdx.x);
+  load_gains(range.warp);
+  if (kHasNorm && lane < T) squares[lane * 16] = 0.0f;
   __syncwarp();
   dependent_wait();
 
 #pragma unroll 1
-  for (uint32_t first = threadIdx.x; first - lane < eights; first += kPieces * kVectorThreads) {
-    if (first >= kPieces * kVectorThreads) load_gains(first);
-#pragma unroll 1
-    for (uint32_t begin_token = 0; begin_token < T; begin_token += kTokens) {
-      float values[kPieces][kTokens][8];
+  for (uint32_t work = range.warp; eight_of(work) - lane < range.eights;
+       work += kPieces * range.warps) {
+    if (work != range.warp) load_gains(work);
+    float values[kPieces][kTokens][8];
+#pragma unroll
+    for (uint32_t p = 0; p < kPieces; ++p) {
+      const uint32_t own = work + p * range.warps;
 #pragma unroll
       for (uint32_t i = 0; i < kTokens; ++i) {
-        const uint32_t token = begin_token + i;
+        const uint32_t token = own % (T / kTokens) * kTokens + i;
         const bool is_column = token < params.columns;
         const uint64_t row =
             is_column && params.x_rows != nullptr ? params.x_rows[token] : uint64_t{token};
-#pragma unroll
-        for (uint32_t p = 0; p < kPieces; ++p)
-          load(params.x + row * params.cols, first + p * kVectorThreads, is_column, 0.0f,
-               values[p][i]);
+        load(params.x + row * params.cols, eight_of(own), is_column, 0.0f, values[p][i]);
       }
+    }
+    if (work == range.warp) after_loads();
+#pragma unroll
+    for (uint32_t p = 0; p < kPieces; ++p) {
+      const uint32_t own = work + p * range.warps, eight = eight_of(own);
+      if (p != 0 && eight - lane >= range.eights) break;  // the whole warp
 #pragma unroll
       for (uint32_t i = 0; i < kTokens; ++i) {
-        float square = 0.0f;
-#pragma unroll
-        for (uint32_t p = 0; p < kPieces; ++p) {
-          const uint32_t eight = first + p * kVectorThreads;
-          if (eight - lane >= eights) break;  // the whole warp
+        const uint32_t token = own % (T / kTokens) * kTokens + i;
+        if constexpr (kHasNorm) {
+          float square = 0.0f;
 #pragma unroll
           for (uint32_t j = 0; j < 8; ++j) {
             square += values[p][i][j] * values[p][i][j];
             values[p][i][j] *= gains[p][j];
           }
-          put(eight, begin_token + i, values[p][i], eight < eights);
-        }
-        if (params.norm != nullptr) {
 #pragma unroll
           for (uint32_t step = 16; step != 0; step /= 2)
             square += __shfl_xor_sync(~0u, square, step);
-          if (lane == 0) squares[warp * T + begin_token + i] += square;
+          if (lane == 0) squares[token * 16] += square;
         }
+        put(range.first_eight + eight, token, values[p][i], eight < range.eights);
       }
     }
   }
+}
+
+template <uint32_t T, class AfterLoads, class Put>
+__device__ inline void stage_slice(const VectorParams& params, const StageRange& range,
+                                   float* squares, AfterLoads after_loads, Put put) {
+  if (params.norm != nullptr)
+    stage_slice<T, true>(params, range, squares, after_loads, put);
+  else
+    stage_slice<T, false>(params, range, squares, after_loads, put);
 }
 
 }  // namespace wcuda::kernels::vector
