@@ -220,7 +220,10 @@ Status CudaRunner::prepare() {
   }
   // Padded tokens compute on what lies here: never on bytes nothing has written.
   WCUDA_TRY(backend_.fill(machine_.scratch, machine_.layout.scratch_bytes, 0, 4, stream_));
-  return backend_.fill(machine_.kv, machine_.layout.kv_bytes, 0, 4, stream_);
+  WCUDA_TRY(backend_.fill(machine_.kv, machine_.layout.kv_bytes, 0, 4, stream_));
+  // The inputs of the first step lie in the scratch memory too.
+  WCUDA_TRY(backend_.event_record(copied_[0], stream_));
+  return backend_.stream_wait(input_stream_, copied_[0]);
 }
 
 CudaRunner::~CudaRunner() {
