@@ -5,11 +5,14 @@
 // Every sum is of integers and every choice is by (key, id), so that any split of the row gives the
 // same bits.
 //
+// Rows that are greedy and unchanged, in a launch without filters, stay in registers
+// (sample_greedy).
+//
 // Rankings come in two ways. Where few tokens decide (top-k, top-p, log probabilities), every block
 // names a logit that enough of its threads have reached; the tokens from the least of these on go
-// to the first block, which sorts them. Where that list would be too long or too short, a radix
-// histogram over all tokens finds the cut: first of the key in steps of 1/64, which spreads logits
-// evenly, then of the bits of the keys in the chosen step, 11 at a time.
+// to the first block, which ranks them alone. Where that list would be too long or too short, a
+// radix histogram over all tokens finds the cut: first of the key in steps of 1/64, which spreads
+// logits evenly, then of the bits of the keys in the chosen step, 11 at a time.
 #include "kernels/dependent_launch.h"
 #include "kernels/sample.h"
 #include "kernels/sampling_math.h"
@@ -55,8 +58,8 @@ static_assert(sizeof(Item) == 32);
 struct Shared {
   Item warps[kWarps];
   Item blocks[2][kBlocksMax];  // by turn, as the barriers
-  uint64_t barriers[2];
-  uint64_t segments[kWarps];  // a sum a warp
+  uint64_t barriers[3];        // two of exchanges, one of the list
+  uint64_t segments[kWarps];   // a sum a warp
   uint64_t top[kSampleTopLogprobsMax];
   uint64_t found_before;
   uint32_t found_bin;
@@ -64,7 +67,6 @@ struct Shared {
   uint32_t top_count;
   uint32_t window_count;
   uint32_t list_count;
-  uint32_t list_cut;
 };
 
 // Dynamic shared memory: Shared, then the histograms or the penalty window, then the logits.
@@ -72,8 +74,11 @@ constexpr uint32_t kSharedBytes = (sizeof(Shared) + 127) / 128 * 128;
 constexpr uint32_t kHistogramBytes = 2 * kBins * sizeof(Bin);
 constexpr uint32_t kWindowBytes = kSamplePenaltyWindowMax * sizeof(uint32_t);
 static_assert(kWindowBytes <= kHistogramBytes);
-// The list takes the histograms' place, twice: as gathered, and as sorted.
-constexpr uint32_t kListMax = kHistogramBytes / (2 * sizeof(uint64_t));
+// The list takes the place of one histogram; another is needed to rank it.
+constexpr uint32_t kListMax = kBins * sizeof(Bin) / sizeof(uint64_t);
+constexpr uint32_t kListEach = kListMax / kBlockThreads;  // tokens a thread
+constexpr uint32_t kBinsEach = kBins / kBlockThreads;     // bins a thread
+static_assert(kListEach * kBlockThreads == kListMax && kBinsEach == 4);
 constexpr uint32_t kListForTopP = 1400;    // tokens to try where top-p alone decides
 constexpr uint32_t kListWantedMax = 1500;  // leaves room for those that come with the last
 
@@ -106,6 +111,12 @@ __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
+// The same, but nothing written before need be seen after.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void cluster_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -134,6 +145,30 @@ __device__ __forceinline__ void send(uint32_t target, uint64_t a, uint64_t b, ui
           "r"(target),
       "l"(a), "l"(b), "r"(barrier)
       : "memory");
+}
+// The same, 8 bytes.
+__device__ __forceinline__ void send(uint32_t target, uint64_t a, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(
+          target),
+      "l"(a), "r"(barrier)
+      : "memory");
+}
+// The one arrival of a phase that ends when `bytes` have come too.
+__device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void wait_bytes(uint32_t barrier, uint32_t parity) {
+  uint32_t is_done = 0;
+  while (!is_done)
+    asm volatile(
+        "{\n .reg .pred p;\n"
+        " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(is_done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
 }
 #endif
 
@@ -180,6 +215,13 @@ struct WeightSum {
   __device__ uint64_t total() const {
     return (uint64_t{high} << 19) + static_cast<uint64_t>(int64_t{static_cast<int32_t>(low)});
   }
+  // Of the warp, if it has added up to 8191 values.
+  __device__ uint64_t warp_total() const {
+    WeightSum all;
+    all.high = __reduce_add_sync(kAllLanes, high);
+    all.low = __reduce_add_sync(kAllLanes, low);
+    return all.total();
+  }
 };
 // The same of any number of values.
 struct LongWeightSum {
@@ -201,7 +243,7 @@ __device__ __forceinline__ uint64_t warp_sum(uint64_t value) {
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
   return value;
 }
-// The sum of values below 2^39 over the warp, faster.
+// The sum of values below 2^53 over the warp, faster.
 __device__ __forceinline__ uint64_t warp_sum_small(uint64_t value) {
   const uint32_t low = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(value) & 0x3ffffffu);
   const uint32_t high = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(value >> 26));
@@ -239,9 +281,9 @@ struct Row {
   __device__ uint32_t warp() const { return threadIdx.x / 32; }
   __device__ uint32_t lane() const { return threadIdx.x % 32; }
   __device__ float value(uint32_t id) const { return values[id - block_begin]; }
-  // Gathered tokens, bits of the logit above the id; and a place to sort as many.
+  // Gathered tokens, bits of the logit above the id; and the histogram that ranks them.
   __device__ uint64_t* list() const { return reinterpret_cast<uint64_t*>(histograms); }
-  __device__ uint64_t* sorted() const { return list() + kListMax; }
+  __device__ Bin* list_bins() const { return histograms + kBins; }
 
   // Four tokens from one that is a multiple of 4 away from the row's first.
   __device__ __forceinline__ float4 quad(const float* from) const {
@@ -249,10 +291,11 @@ struct Row {
     return make_float4(from[0], from[1], from[2], from[3]);
   }
   // visit(id, logit) for the warp's tokens; a lane meets the same ones each time, by ascending id.
-  template <class Visit>
+  template <uint32_t kUnroll = 1, class Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
     const float* const run = values + (warp_begin - block_begin);
     const uint32_t count = warp_end - warp_begin, quads = count / 4;
+#pragma unroll kUnroll
     for (uint32_t i = lane(); i < quads; i += 32) {
       const float4 four = quad(run + 4 * i);
       const uint32_t id = warp_begin + 4 * i;
@@ -265,38 +308,57 @@ struct Row {
     if (last < count) visit(warp_begin + last, run[last]);
   }
 
+  // The same tokens one by one, a quarter of the code; by other lanes.
+  template <class Visit>
+  __device__ __forceinline__ void for_each_singly(Visit visit) const {
+#pragma unroll 1
+    for (uint32_t id = warp_begin + lane(); id < warp_end; id += 32) visit(id, value(id));
+  }
+
   // Every block's item, on every block: (size). `item` is the same in all lanes of warp 0. A block
-  // barrier lies between two exchanges.
-  __device__ const Item* exchange(const Item& item) {
-    const uint32_t turn = exchanges % 2, parity = exchanges / 2 % 2;
+  // barrier lies between two exchanges. kIsHalf: `sum` and `other` alone.
+  template <bool kIsHalf = false>
+  __device__ __forceinline__ const Item* exchange(const Item& item) {
+    const uint32_t turn = exchanges % 2;
+    [[maybe_unused]] const uint32_t parity = exchanges / 2 % 2;
     ++exchanges;
     Item* const items = shared->blocks[turn];
 #if __CUDA_ARCH__ >= 900
     const uint32_t barrier = shared_address(&shared->barriers[turn]);
     if (warp() == 0) {
       if (lane() == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
-                     "r"(static_cast<uint32_t>(size * sizeof(Item)))
-                     : "memory");
+        expect_bytes(barrier, static_cast<uint32_t>(size * sizeof(Item) / (kIsHalf ? 2 : 1)));
       if (lane() < size) {
         const uint32_t target = shared_address_in(shared_address(items + rank), lane());
         const uint32_t target_barrier = shared_address_in(barrier, lane());
         send(target, item.sum, item.other, target_barrier);
-        send(target + 16, uint64_t{item.count} << 32 | item.token, 0, target_barrier);
+        if (!kIsHalf) send(target + 16, uint64_t{item.count} << 32 | item.token, 0, target_barrier);
       }
     }
-    uint32_t is_done = 0;
-    while (!is_done)
-      asm volatile(
-          "{\n .reg .pred p;\n"
-          " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-          " selp.u32 %0, 1, 0, p;\n}"
-          : "=r"(is_done)
-          : "r"(barrier), "r"(parity)
-          : "memory");
+    wait_bytes(barrier, parity);
 #else
     if (threadIdx.x == 0) items[0] = item;
     __syncthreads();
+#endif
+    return items;
+  }
+  // Every block's `sum` and `other`, on the first block alone; only warp 0 calls, and nothing is
+  // exchanged after it.
+  __device__ __forceinline__ const Item* exchange_first(const Item& item) {
+    const uint32_t turn = exchanges % 2;
+    [[maybe_unused]] const uint32_t parity = exchanges / 2 % 2;
+    Item* const items = shared->blocks[turn];
+#if __CUDA_ARCH__ >= 900
+    const uint32_t barrier = shared_address(&shared->barriers[turn]);
+    if (lane() == 0) {
+      if (rank == 0) expect_bytes(barrier, static_cast<uint32_t>(size * sizeof(Item) / 2));
+      send(shared_address_in(shared_address(items + rank), 0), item.sum, item.other,
+           shared_address_in(barrier, 0));
+    }
+    if (rank == 0) wait_bytes(barrier, parity);
+#else
+    if (lane() == 0) items[0] = item;
+    __syncwarp();
 #endif
     return items;
   }
@@ -333,12 +395,10 @@ struct Row {
 // The largest of what threads have seen, as order(value); INT32_MAX where one was NaN or +infinity.
 struct Largest {
   float max = -__builtin_inff();
-  bool is_bad = false;
   __device__ __forceinline__ void see(float value) {
-    max = fmaxf(max, value);
-    is_bad |= !(value < __builtin_inff());
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(max) : "f"(value));
   }
-  __device__ int32_t key() const { return is_bad ? INT32_MAX : order(max); }
+  __device__ int32_t key() const { return max < __builtin_inff() ? order(max) : INT32_MAX; }
 };
 
 // order() without a sign.
@@ -352,7 +412,7 @@ __device__ __forceinline__ int32_t key_of(uint32_t rank) {
 // A value that at least `count` of the block's threads have reached: the largest such, but for its
 // last bits. Every thread calls.
 __device__ inline uint32_t block_threshold(uint32_t reached, uint32_t count) {
-  constexpr uint32_t kLastBit = 12;
+  constexpr uint32_t kLastBit = 14;
   uint32_t threshold = 0;
 #pragma unroll 1
   for (uint32_t bit = 31; bit >= kLastBit; --bit) {
@@ -549,7 +609,7 @@ __device__ __forceinline__ void locate_in(Row<kIsShared>& r, uint64_t sum, const
 template <bool kIsShared, class Measure, class Goal, class Found>
 __device__ void locate(Row<kIsShared>& r, Measure measure, Goal goal_of, Found found) {
   uint64_t sum = 0;
-  r.for_each([&](uint32_t id, float logit) { sum += measure(id, logit); });
+  r.for_each_singly([&](uint32_t id, float logit) { sum += measure(id, logit); });
   sum = warp_sum(sum);
   if (r.lane() == 0) r.shared->segments[r.warp()] = sum;
   __syncthreads();
@@ -558,11 +618,28 @@ __device__ void locate(Row<kIsShared>& r, Measure measure, Goal goal_of, Found f
   locate_in(r, sum, r.exchange(item), measure, goal_of, found);
 }
 
-// The bin of the cluster's histogram in which the running sum reaches needed_of(total), and the sum
-// before it. Leaves the histogram of the next turn zero.
-template <bool kIsShared, class Needed>
-__device__ uint64_t find_bin(Row<kIsShared>& r, Needed needed_of, uint32_t* bin, uint64_t* before,
-                             uint64_t* in_bin) {
+// How much of a ranking to keep: a sum, or a share of all.
+struct Needed {
+  uint64_t sum;
+  float share;  // 0: the sum
+  __device__ uint64_t of(uint64_t total) const {
+    return share != 0.0f ? math::share_of(share, total) : sum;
+  }
+};
+
+// A bin of the cluster's histogram.
+struct Found {
+  uint64_t total;   // of all bins
+  uint64_t needed;  // of the total; 0: more than there is, and nothing was looked for
+  uint64_t before;  // of the bins before
+  uint64_t in_bin;
+  uint32_t bin;
+};
+
+// The bin in which the running sum reaches what is needed. Leaves the histogram of the next turn
+// zero.
+template <bool kIsShared>
+__device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
   Bin* const own = r.histograms + r.histogram * kBins;
   r.histogram ^= 1;
   Bin* const next = r.histograms + r.histogram * kBins;
@@ -591,8 +668,8 @@ __device__ uint64_t find_bin(Row<kIsShared>& r, Needed needed_of, uint32_t* bin,
 
   uint64_t total = 0;
   for (uint32_t i = 0; i < r.size; ++i) total += items[i].sum;
-  const uint64_t needed = needed_of(total);
-  if (needed == 0 || needed > total) return total;  // nothing to cut, the same for all
+  const uint64_t needed = needs.of(total);
+  if (needed > total) return {total, 0, 0, 0, 0};  // the same for all
   if (r.warp() == 0) {
     uint64_t passed = 0;
     uint32_t owner = 0;
@@ -612,56 +689,52 @@ __device__ uint64_t find_bin(Row<kIsShared>& r, Needed needed_of, uint32_t* bin,
     }
   }
   __syncthreads();
-  *bin = r.shared->found_bin;
-  *before = r.shared->found_before;
-  *in_bin = r.shared->top[0];
+  const Found found{total, needed, r.shared->found_before, r.shared->top[0], r.shared->found_bin};
   __syncthreads();
-  return total;
+  return found;
 }
 
-// The shortest beginning of the ranking by ascending (key, id) whose measure reaches
-// needed_of(total); everything where that is 0 or above the total. rank.key(id, logit): bits of a
-// float >= 0, or kNotRanked. rank.measure(logit): at least 1. rank.tie(key): the measure that all
-// of this key have, 0 if they differ. Returns the total.
+// The shortest beginning of the ranking by ascending (key, id) whose measure reaches what is
+// needed; everything where that is above the total. rank.key(id, logit): bits of a float >= 0, or
+// kNotRanked. rank.measure(logit): at least 1. rank.tie(key): the measure that all of this key
+// have, 0 if they differ. Returns the total.
 constexpr uint32_t kNotRanked = UINT32_MAX;
-template <bool kIsShared, class Rank, class Needed>
-__device__ uint64_t select(Row<kIsShared>& r, const Rank& rank, Needed needed_of, Cutoff* cutoff) {
+template <bool kIsShared, class Rank>
+__device__ __noinline__ uint64_t select(Row<kIsShared>& r, const Rank& rank, Needed needs,
+                                        Cutoff* cutoff) {
   *cutoff = Cutoff{};
   Bin* histogram = r.histograms + r.histogram * kBins;
-  r.for_each([&](uint32_t id, float logit) {
+  r.for_each_singly([&](uint32_t id, float logit) {
     const uint32_t key = rank.key(id, logit);
     if (key == kNotRanked) return;
     const uint32_t bin = __float2uint_rz(__uint_as_float(key) * kStepsPerUnit);
     add_to(&histogram[min(bin, kBins - 1)], rank.measure(logit));
   });
-  uint32_t bin = 0;
-  uint64_t before = 0, in_bin = 0, needed = 0;
-  const uint64_t total = find_bin(
-      r, [&](uint64_t sum) { return needed = needed_of(sum); }, &bin, &before, &in_bin);
-  if (needed == 0 || needed > total) return total;
+  Found found = find_bin(r, needs);
+  if (found.needed == 0) return found.total;
 
-  uint32_t low = __float_as_uint(static_cast<float>(bin) / kStepsPerUnit);
-  uint32_t high = bin + 1 == kBins
+  const uint64_t total = found.total, needed = found.needed;
+  uint64_t before = found.before;
+  uint32_t low = __float_as_uint(static_cast<float>(found.bin) / kStepsPerUnit);
+  uint32_t high = found.bin + 1 == kBins
                       ? kInfinityBits
-                      : __float_as_uint(static_cast<float>(bin + 1) / kStepsPerUnit) - 1;
+                      : __float_as_uint(static_cast<float>(found.bin + 1) / kStepsPerUnit) - 1;
   while (low < high) {
     const uint32_t bits = 32 - __clz(high - low);
     const uint32_t shift = bits > kBinBits ? bits - kBinBits : 0;
     histogram = r.histograms + r.histogram * kBins;
-    r.for_each([&](uint32_t id, float logit) {
+    r.for_each_singly([&](uint32_t id, float logit) {
       const uint32_t key = rank.key(id, logit);
       if (key < low || key > high) return;
       add_to(&histogram[(key - low) >> shift], rank.measure(logit));
     });
-    uint64_t passed = 0;
-    find_bin(
-        r, [&](uint64_t) { return needed - before; }, &bin, &passed, &in_bin);
-    before += passed;
-    low += bin << shift;
+    found = find_bin(r, Needed{needed - before, 0.0f});
+    before += found.before;
+    low += found.bin << shift;
     high = min(high, low + (1u << shift) - 1);
   }
   cutoff->key = low;
-  if (needed - before + rank.tie(low) > in_bin) return total;  // all of this key
+  if (needed - before + rank.tie(low) > found.in_bin) return total;  // all of this key
   if (threadIdx.x == 0) r.shared->found_token = 0;
   __syncthreads();
   locate(
@@ -777,14 +850,12 @@ __device__ void apply_filters(Row<kIsShared>& r, Candidates* candidates) {
   const SampleRow& row = r.row;
   if (row.top_k != 0) {
     Cutoff cutoff;
-    select(
-        r, RankByCount{*candidates},
-        [&](uint64_t total) { return row.top_k < total ? row.top_k : uint64_t{0}; }, &cutoff);
+    select(r, RankByCount{*candidates}, Needed{row.top_k, 0.0f}, &cutoff);
     candidates->by_y = cutoff;
   }
   if (row.typical_p != 0.0f && row.typical_p < 1.0f) {
     uint64_t sum = 0, product_sum = 0;  // of p and of y * p
-    r.for_each([&](uint32_t id, float logit) {
+    r.for_each_singly([&](uint32_t id, float logit) {
       const float y = candidates->y(logit);
       if (!candidates->holds(id, y)) return;
       const float p = math::exp_negative(y);
@@ -795,16 +866,12 @@ __device__ void apply_filters(Row<kIsShared>& r, Candidates* candidates) {
     candidates->mean = static_cast<float>(
         math::div(static_cast<double>(sums.other), static_cast<double>(sums.sum)));
     Cutoff cutoff;
-    select(
-        r, RankByTypical{*candidates},
-        [&](uint64_t total) { return math::share_of(row.typical_p, total); }, &cutoff);
+    select(r, RankByTypical{*candidates}, Needed{0, row.typical_p}, &cutoff);
     candidates->by_typical = cutoff;
   }
   if (row.top_p != 0.0f && row.top_p < 1.0f) {
     Cutoff cutoff;
-    select(
-        r, RankByWeight{*candidates},
-        [&](uint64_t total) { return math::share_of(row.top_p, total); }, &cutoff);
+    select(r, RankByWeight{*candidates}, Needed{0, row.top_p}, &cutoff);
     // Where the two rankings cut at one key, all that top-p found there is what top-k left.
     if (cutoff.key == candidates->by_y.key) cutoff.id = min(cutoff.id, candidates->by_y.id);
     candidates->by_y = cutoff;
@@ -813,7 +880,7 @@ __device__ void apply_filters(Row<kIsShared>& r, Candidates* candidates) {
     candidates->floor = row.min_p;  // the best token is still there, and its p is 1
   } else if (row.min_p != 0.0f) {
     uint32_t largest = 0;  // bits of a float >= 0
-    r.for_each([&](uint32_t id, float logit) {
+    r.for_each_singly([&](uint32_t id, float logit) {
       const float y = candidates->y(logit);
       if (candidates->holds(id, y)) largest = max(largest, __float_as_uint(math::exp_negative(y)));
     });
@@ -840,27 +907,11 @@ __device__ void finish(const Row<kIsShared>& r, int32_t status, uint32_t token, 
         static_cast<int32_t>(token);
 }
 
-// Rule 4's alternatives; returns how many.
+// Orders the `count` gathered alternatives and writes them; one block.
 template <bool kIsShared>
-__device__ uint32_t report_top(Row<kIsShared>& r, float max, double log_sum) {
+__device__ void write_top(const Row<kIsShared>& r, uint32_t count) {
   const SampleArgs& args = r.params->args;
-  const uint32_t wanted = min(min(r.row.top_logprobs, args.top_stride), kSampleTopLogprobsMax);
-  const RankByLogprob rank{max, log_sum};
-  Cutoff cutoff;
-  const uint64_t total = select(
-      r, rank, [&](uint64_t sum) { return wanted < sum ? wanted : uint64_t{0}; }, &cutoff);
-  const uint32_t count = wanted < total ? wanted : static_cast<uint32_t>(total);
-  if (threadIdx.x == 0) r.shared->top_count = 0;
-  cluster_barrier();
-  uint32_t* const counter = in_block(&r.shared->top_count, 0);
-  uint64_t* const list = in_block(&r.shared->top[0], 0);
-  r.for_each([&](uint32_t id, float logit) {
-    const uint32_t key = rank.key(id, logit);
-    if (key == kNotRanked || !cutoff.keeps(key, id)) return;
-    list[atomicAdd(counter, 1u)] = uint64_t{key} << 32 | id;
-  });
-  cluster_barrier();
-  if (r.rank == 0 && threadIdx.x < count) {
+  if (threadIdx.x < count) {
     const uint64_t own = r.shared->top[threadIdx.x];
     uint32_t place = 0;
     for (uint32_t i = 0; i < count; ++i) place += r.shared->top[i] < own;
@@ -868,6 +919,28 @@ __device__ uint32_t report_top(Row<kIsShared>& r, float max, double log_sum) {
     args.top_tokens[at] = static_cast<int32_t>(static_cast<uint32_t>(own));
     args.top_logprobs[at] = 0.0f - __uint_as_float(static_cast<uint32_t>(own >> 32));
   }
+}
+
+// Rule 4's alternatives; returns how many.
+template <bool kIsShared>
+__device__ uint32_t report_top(Row<kIsShared>& r, float max, double log_sum) {
+  const SampleArgs& args = r.params->args;
+  const uint32_t wanted = min(min(r.row.top_logprobs, args.top_stride), kSampleTopLogprobsMax);
+  const RankByLogprob rank{max, log_sum};
+  Cutoff cutoff;
+  const uint64_t total = select(r, rank, Needed{wanted, 0.0f}, &cutoff);
+  const uint32_t count = wanted < total ? wanted : static_cast<uint32_t>(total);
+  if (threadIdx.x == 0) r.shared->top_count = 0;
+  cluster_barrier();
+  uint32_t* const counter = in_block(&r.shared->top_count, 0);
+  uint64_t* const list = in_block(&r.shared->top[0], 0);
+  r.for_each_singly([&](uint32_t id, float logit) {
+    const uint32_t key = rank.key(id, logit);
+    if (key == kNotRanked || !cutoff.keeps(key, id)) return;
+    list[atomicAdd(counter, 1u)] = uint64_t{key} << 32 | id;
+  });
+  cluster_barrier();
+  if (r.rank == 0) write_top(r, count);
   __syncthreads();  // the list's place is used again
   return count;
 }
@@ -878,9 +951,20 @@ __device__ uint32_t report_top(Row<kIsShared>& r, float max, double log_sum) {
 __device__ inline uint32_t tokens_wanted(const SampleRow& row) {
   uint32_t wanted = row.top_logprobs;
   if (row.temperature == 0.0f) return wanted;
-  if (row.typical_p != 0.0f && row.typical_p < 1.0f) return 0;
   if (row.top_k != 0) return max(wanted, row.top_k);
+  if (row.typical_p != 0.0f && row.typical_p < 1.0f) return wanted;
   return row.top_p != 0.0f && row.top_p < 1.0f ? max(wanted, kListForTopP) : wanted;
+}
+
+// Min-p decides alone about what may be drawn.
+__device__ inline bool is_min_p_alone(const SampleRow& row) {
+  return row.temperature != 0.0f && row.min_p != 0.0f && row.top_k == 0 &&
+         (row.top_p == 0.0f || row.top_p >= 1.0f) &&
+         (row.typical_p == 0.0f || row.typical_p >= 1.0f);
+}
+// A logit below all that min-p leaves.
+__device__ inline float min_p_threshold(const SampleRow& row, float max) {
+  return max - (0.01f - __logf(row.min_p)) * 1.001f * row.temperature;
 }
 
 // Tokens from logit `threshold` on go to the list; counts them.
@@ -894,133 +978,262 @@ __device__ void gather(const Row<kIsShared>& r, float threshold, const Largest& 
     });
 }
 
-// Sorts the list's tokens by key_of(logit) and id; returns after a block barrier.
-template <bool kIsShared, class Key>
-__device__ uint32_t sort_list(const Row<kIsShared>& r, uint32_t count, Key key_of) {
-  uint32_t padded = 1;
-  while (padded < count) padded *= 2;
-  for (uint32_t i = threadIdx.x; i < padded; i += kBlockThreads) {
-    uint64_t key = UINT64_MAX;
-    if (i < count) {
-      const uint64_t token = r.list()[i];
-      const uint32_t own = key_of(__uint_as_float(static_cast<uint32_t>(token >> 32)));
-      if (own != kNotRanked) key = uint64_t{own} << 32 | static_cast<uint32_t>(token);
-    }
-    r.sorted()[i] = key;
+// Moves the blocks' lists behind that of the first block, which waits for them.
+template <bool kIsShared>
+__device__ void send_list(const Row<kIsShared>& r, const Item* items, uint32_t count) {
+#if __CUDA_ARCH__ >= 900
+  const uint32_t barrier = shared_address(&r.shared->barriers[2]);
+  if (r.rank == 0) {
+    if (threadIdx.x == 0)
+      expect_bytes(barrier, static_cast<uint32_t>((count - items[0].count) * sizeof(uint64_t)));
+    wait_bytes(barrier, 0);
+    return;
   }
-  __syncthreads();
-  block_sort(r.sorted(), padded);
-  return padded;
+  uint32_t before = 0;
+  for (uint32_t i = 0; i < r.rank; ++i) before += items[i].count;
+  const uint32_t target = shared_address_in(shared_address(r.list() + before), 0);
+  const uint32_t target_barrier = shared_address_in(barrier, 0);
+  for (uint32_t i = threadIdx.x; i < items[r.rank].count; i += kBlockThreads)
+    send(target + static_cast<uint32_t>(i * sizeof(uint64_t)), r.list()[i], target_barrier);
+#endif
 }
 
-// The sums of measure(i) up to and with i, for i of 0 … count - 1, in turns of four by thread:
-// visit(i, before, own). Returns the sum of all; ends with a block barrier.
-template <bool kIsShared, class Measure, class Visit>
-__device__ uint64_t scan_list(const Row<kIsShared>& r, uint32_t count, Measure measure,
-                              Visit visit) {
-  const uint32_t each = (count + kBlockThreads - 1) / kBlockThreads;
-  const uint32_t first = threadIdx.x * each, last = min(first + each, count);
-  uint64_t sum = 0;
-  for (uint32_t i = first; i < last; ++i) sum += measure(i);
-  const uint64_t prefix = warp_prefix(sum);
-  if (r.lane() == 31) r.shared->segments[r.warp()] = prefix;
+// Something of each of a thread's tokens of the list.
+template <class T>
+struct Each {
+  T at[kListEach];
+};
+using Values = Each<uint32_t>;
+using Measures = Each<uint64_t>;  // 0: the token is not there, or a filter has dropped it
+
+// map(slot) of each slot.
+template <class T, class Map>
+__device__ __forceinline__ Each<T> each(Map map) {
+  Each<T> result;
+#pragma unroll
+  for (uint32_t slot = 0; slot < kListEach; ++slot) result.at[slot] = map(slot);
+  return result;
+}
+
+// The sum of `own` over the block, and of the threads before. Every thread calls; ends with a block
+// barrier. Nobody reads segments meanwhile.
+__device__ __forceinline__ uint64_t block_sum(Shared* shared, uint64_t own, uint64_t* before) {
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint64_t prefix = warp_prefix(own);
+  if (lane == 31) shared->segments[warp] = prefix;
   __syncthreads();
-  uint64_t before = prefix - sum, total = 0;
-  for (uint32_t i = 0; i < kWarps; ++i) {
-    if (i == r.warp()) before += total;
-    total += r.shared->segments[i];
-  }
-  for (uint32_t i = first; i < last; ++i) {
-    const uint64_t own = measure(i);
-    visit(i, before, own);
-    before += own;
-  }
+  const uint64_t segment = lane < kWarps ? shared->segments[lane] : 0;
+  *before = warp_sum_small(lane < warp ? segment : 0) + prefix - own;
+  const uint64_t total = warp_sum_small(segment);
   __syncthreads();
   return total;
+}
+__device__ inline uint64_t total_of(Shared* shared, const Measures& measures) {
+  uint64_t own = 0, before;
+#pragma unroll
+  for (const uint64_t measure : measures.at) own += measure;
+  return block_sum(shared, own, &before);
+}
+__device__ inline Measures ones(const Measures& measures) {
+  return each<uint64_t>([&](uint32_t slot) { return measures.at[slot] != 0 ? 1 : 0; });
+}
+
+struct Selected {
+  uint32_t value;
+  uint64_t before;  // the measure below that value
+};
+
+// The least value up to which the measures sum up to `needed`, which is at least 1 and at most the
+// sum of all. Values are at most `high`. The bins are zero, before and after.
+__device__ __noinline__ Selected select_in_list(Shared* shared, Bin* bins, Values values,
+                                                Measures measures, uint32_t high, uint64_t needed) {
+  Selected selected{0, 0};
+#pragma unroll 1
+  while (selected.value < high) {
+    const uint32_t low = selected.value;
+    const uint32_t bits = 32 - __clz(high - low);
+    const uint32_t shift = bits > kBinBits ? bits - kBinBits : 0;
+#pragma unroll
+    for (uint32_t slot = 0; slot < kListEach; ++slot) {
+      const uint32_t own = values.at[slot];
+      if (measures.at[slot] != 0 && own >= low && own <= high)
+        add_to(&bins[(own - low) >> shift], measures.at[slot]);
+    }
+    __syncthreads();
+    uint64_t part[kBinsEach], sum = 0;
+    auto* const mine = reinterpret_cast<uint4*>(bins + kBinsEach * threadIdx.x);
+#pragma unroll
+    for (uint32_t i = 0; i < kBinsEach / 2; ++i) {
+      const uint4 two = mine[i];
+      mine[i] = make_uint4(0, 0, 0, 0);
+      part[2 * i] = total_of(Bin{two.x, two.y});
+      part[2 * i + 1] = total_of(Bin{two.z, two.w});
+      sum += part[2 * i] + part[2 * i + 1];
+    }
+    uint64_t passed;
+    block_sum(shared, sum, &passed);
+    passed += selected.before;
+    if (passed < needed && passed + sum >= needed) {
+      uint32_t at = 0;
+#pragma unroll
+      for (uint32_t i = 0; i < kBinsEach - 1; ++i) {
+        if (at == i && passed + part[i] < needed) {
+          passed += part[i];
+          ++at;
+        }
+      }
+      shared->found_bin = kBinsEach * threadIdx.x + at;
+      shared->found_before = passed;
+    }
+    __syncthreads();
+    selected.value = low + (shared->found_bin << shift);
+    selected.before = shared->found_before;
+    high = min(high, selected.value + (1u << shift) - 1);
+  }
+  return selected;
+}
+
+// A thread's tokens of the list.
+struct Listed {
+  Shared* shared;
+  Bin* bins;
+  uint32_t id_max;
+  Each<float> logits;
+  Values ids;
+  Each<bool> is_in;
+
+  // Drops from `kept` what comes after the beginning of the ranking by (value, id) whose measure
+  // reaches `needed`; returns the last value left.
+  __device__ uint32_t cut(const Values& values, const Measures& measures, uint64_t needed,
+                          Measures* kept) const {
+    const Selected last = select_in_list(shared, bins, values, measures, kInfinityBits, needed);
+    const Measures ties = each<uint64_t>(
+        [&](uint32_t slot) { return values.at[slot] == last.value ? measures.at[slot] : 0; });
+    const uint32_t last_id =
+        select_in_list(shared, bins, ids, ties, id_max, needed - last.before).value;
+    *kept = each<uint64_t>([&](uint32_t slot) {
+      const bool is_kept = values.at[slot] < last.value ||
+                           (values.at[slot] == last.value && ids.at[slot] <= last_id);
+      return is_kept ? kept->at[slot] : 0;
+    });
+    return last.value;
+  }
+};
+
+template <bool kIsShared>
+__device__ Listed read_list(const Row<kIsShared>& r, uint32_t count) {
+  Listed listed{r.shared, r.list_bins(), r.params->args.vocabulary - 1, {}, {}, {}};
+#pragma unroll
+  for (uint32_t slot = 0; slot < kListEach; ++slot) {
+    const uint32_t i = slot * kBlockThreads + threadIdx.x;
+    const uint64_t token = i < count ? r.list()[i] : 0;
+    listed.logits.at[slot] = __uint_as_float(static_cast<uint32_t>(token >> 32));
+    listed.ids.at[slot] = static_cast<uint32_t>(token);
+    listed.is_in.at[slot] = i < count;
+  }
+  auto* const bins = reinterpret_cast<uint4*>(r.list_bins());
+  for (uint32_t i = threadIdx.x; i < kBins / 2; i += kBlockThreads) bins[i] = {0, 0, 0, 0};
+  __syncthreads();
+  return listed;
 }
 
 // Rule 4's alternatives from the list. False: the list may lack some.
 template <bool kIsShared>
-__device__ bool report_top_of_list(const Row<kIsShared>& r, uint32_t count, float threshold,
+__device__ bool report_top_of_list(const Row<kIsShared>& r, const Listed& listed, float threshold,
                                    const RankByLogprob& rank, uint32_t* top_count) {
   const SampleArgs& args = r.params->args;
   const uint32_t wanted = min(min(r.row.top_logprobs, args.top_stride), kSampleTopLogprobsMax);
   const uint32_t limit = rank.key(0, threshold);  // of tokens outside; kNotRanked: there are none
-  sort_list(r, count, [&](float logit) { return rank.key(0, logit); });
-  const uint32_t ranked = __syncthreads_count(threadIdx.x < min(count, wanted) &&
-                                              r.sorted()[threadIdx.x] != UINT64_MAX);
-  *top_count = min(wanted, ranked);
-  if (limit != kNotRanked && (ranked < wanted || r.sorted()[wanted - 1] >> 32 >= limit))
-    return false;
-  if (threadIdx.x < *top_count) {
-    const uint64_t own = r.sorted()[threadIdx.x];
-    const uint64_t at = uint64_t{blockIdx.y} * args.top_stride + threadIdx.x;
-    args.top_tokens[at] = static_cast<int32_t>(static_cast<uint32_t>(own));
-    args.top_logprobs[at] = 0.0f - __uint_as_float(static_cast<uint32_t>(own >> 32));
+  const Values keys =
+      each<uint32_t>([&](uint32_t slot) { return rank.key(0, listed.logits.at[slot]); });
+  Measures kept = each<uint64_t>(
+      [&](uint32_t slot) { return listed.is_in.at[slot] && keys.at[slot] != kNotRanked ? 1 : 0; });
+  const uint64_t ranked = total_of(r.shared, kept);
+  if (ranked < wanted && limit != kNotRanked) return false;
+  if (ranked >= wanted && wanted > 0) {
+    const uint32_t last = listed.cut(keys, kept, wanted, &kept);
+    if (limit != kNotRanked && last >= limit) return false;
   }
+  if (threadIdx.x == 0) r.shared->top_count = 0;
   __syncthreads();
+#pragma unroll
+  for (uint32_t slot = 0; slot < kListEach; ++slot)
+    if (kept.at[slot] != 0)
+      r.shared->top[atomicAdd(&r.shared->top_count, 1u)] =
+          uint64_t{keys.at[slot]} << 32 | listed.ids.at[slot];
+  __syncthreads();
+  *top_count = r.shared->top_count;
+  write_top(r, *top_count);
   return true;
 }
 
-// Rules 6 and 7 on the list; `total` is the weight of all candidates. Calls found(id) in one
-// thread. False: the list may lack candidates.
+// Rules 6 and 7 on the list; `total` is the weight of all candidates, known unless there is a
+// top-k. Calls found(id, logit) in one thread. False: the list may lack candidates.
 template <bool kIsShared, class Found>
-__device__ bool draw_from_list(const Row<kIsShared>& r, uint32_t count, float threshold,
+__device__ bool draw_from_list(const Row<kIsShared>& r, const Listed& listed, float threshold,
                                const Candidates& candidates, uint64_t total, Found found) {
   const SampleRow& row = r.row;
-  const uint64_t* const sorted = r.sorted();
-  const auto key_at = [&](uint32_t i) { return static_cast<uint32_t>(sorted[i] >> 32); };
-  const auto weight_at = [&](uint32_t i) {
-    return weight(math::exp_negative(__uint_as_float(key_at(i))));
-  };
   const float outside = candidates.y(threshold);  // no token outside is nearer to the best
-  const bool is_complete = outside > 27.1f;
-  const uint32_t limit = __float_as_uint(outside);
-  const uint32_t padded = sort_list(r, count, [&](float logit) {
-    const float y = candidates.y(logit);
-    return candidates.has_weight(y) ? __float_as_uint(y) : kNotRanked;
-  });
-  uint32_t kept = 0;
-  for (uint32_t first = 0; first < padded; first += kBlockThreads) {
-    const uint32_t i = first + threadIdx.x;
-    kept += __syncthreads_count(i < padded && sorted[i] != UINT64_MAX);
-  }
-  if (row.top_k != 0) {
-    if (!is_complete && (kept < row.top_k || key_at(row.top_k - 1) >= limit)) return false;
-    kept = min(kept, row.top_k);
-  }
-  if (row.top_p != 0.0f && row.top_p < 1.0f) {
-    if (row.top_k != 0) total = scan_list(r, kept, weight_at, [](uint32_t, uint64_t, uint64_t) {});
-    const uint64_t needed = math::share_of(row.top_p, total);
-    if (threadIdx.x == 0) r.shared->list_cut = 0;
-    __syncthreads();
-    scan_list(r, kept, weight_at, [&](uint32_t i, uint64_t before, uint64_t own) {
-      if (before < needed && before + own >= needed) r.shared->list_cut = i + 1;
-    });
-    const uint32_t cut = r.shared->list_cut;
-    if (row.top_k == 0 && !is_complete && (cut == 0 || key_at(cut - 1) >= limit)) return false;
-    kept = cut;
-  } else if (row.top_k == 0 && !is_complete) {
-    return false;
-  }
-  __syncthreads();
+  const bool is_complete =
+      outside > 27.1f || (is_min_p_alone(row) && math::exp_negative(outside) * 1.001f < row.min_p);
+  const uint32_t limit = is_complete ? kNotRanked : __float_as_uint(outside);
+  const bool has_top_p = row.top_p != 0.0f && row.top_p < 1.0f;
+  const bool has_typical = row.typical_p != 0.0f && row.typical_p < 1.0f;
+  if (row.top_k == 0 && !is_complete && (has_typical || !has_top_p)) return false;
 
-  // By ascending id. The best token is among them: the largest p is 1, and min-p relative to it.
-  uint32_t padded_kept = 1;
-  while (padded_kept < kept) padded_kept *= 2;
-  for (uint32_t i = threadIdx.x; i < padded_kept; i += kBlockThreads)
-    r.sorted()[i] = i < kept ? sorted[i] << 32 | key_at(i) : UINT64_MAX;
-  __syncthreads();
-  block_sort(r.sorted(), padded_kept);
-  const auto kept_weight = [&](uint32_t i) -> uint64_t {
-    const float p = math::exp_negative(__uint_as_float(static_cast<uint32_t>(sorted[i])));
-    return p >= row.min_p ? weight(p) : 0;
-  };
-  const uint64_t kept_total = scan_list(r, kept, kept_weight, [](uint32_t, uint64_t, uint64_t) {});
-  const uint64_t goal = math::mul_high(math::random_bits(row.seed, row.position), kept_total) + 1;
-  scan_list(r, kept, kept_weight, [&](uint32_t i, uint64_t before, uint64_t own) {
-    if (before < goal && before + own >= goal) found(static_cast<uint32_t>(sorted[i] >> 32));
-  });
+  const auto y = [&](uint32_t slot) { return candidates.y(listed.logits.at[slot]); };
+  const Values keys = each<uint32_t>([&](uint32_t slot) { return __float_as_uint(y(slot)); });
+  const auto p = [&](uint32_t slot) { return math::exp_negative(__uint_as_float(keys.at[slot])); };
+  Measures kept =
+      each<uint64_t>([&](uint32_t slot) { return listed.is_in.at[slot] ? weight(p(slot)) : 0; });
+  if (row.top_k != 0) {
+    const Measures counts = ones(kept);
+    const uint64_t count = total_of(r.shared, counts);
+    if (count < row.top_k && !is_complete) return false;
+    if (count >= row.top_k && listed.cut(keys, counts, row.top_k, &kept) >= limit && !is_complete)
+      return false;
+  }
+  if (has_typical) {
+    const uint64_t sum = total_of(r.shared, kept);
+    const uint64_t product_sum =
+        total_of(r.shared, each<uint64_t>([&](uint32_t slot) {
+                   return kept.at[slot] != 0 ? weight(math::mul(y(slot), p(slot))) : 0;
+                 }));
+    const float mean =
+        static_cast<float>(math::div(static_cast<double>(product_sum), static_cast<double>(sum)));
+    const Values distances = each<uint32_t>(
+        [&](uint32_t slot) { return __float_as_uint(fabsf(math::sub(y(slot), mean))); });
+    listed.cut(distances, kept, math::share_of(row.typical_p, sum), &kept);
+  }
+  if (has_top_p) {
+    const uint64_t sum = total_of(r.shared, kept);
+    const bool is_whole = row.top_k != 0 || is_complete;
+    const uint64_t needed = math::share_of(row.top_p, is_whole ? sum : total);
+    if (sum < needed) return false;
+    if (listed.cut(keys, kept, needed, &kept) >= limit && !is_whole) return false;
+  }
+  if (row.min_p != 0.0f) {
+    uint32_t largest = 0;
+#pragma unroll
+    for (uint32_t slot = 0; slot < kListEach; ++slot)
+      if (kept.at[slot] != 0) largest = max(largest, __float_as_uint(p(slot)));
+    largest = __reduce_max_sync(kAllLanes, largest);
+    if (r.lane() == 0) r.shared->segments[r.warp()] = largest;
+    __syncthreads();
+    largest = __reduce_max_sync(
+        kAllLanes, static_cast<uint32_t>(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0));
+    __syncthreads();
+    const float floor = math::mul(row.min_p, __uint_as_float(largest));
+    kept = each<uint64_t>([&](uint32_t slot) { return p(slot) >= floor ? kept.at[slot] : 0; });
+  }
+
+  const uint64_t sum = total_of(r.shared, kept);
+  const uint64_t goal = math::mul_high(math::random_bits(row.seed, row.position), sum) + 1;
+  const uint32_t token =
+      select_in_list(r.shared, listed.bins, listed.ids, kept, listed.id_max, goal).value;
+#pragma unroll
+  for (uint32_t slot = 0; slot < kListEach; ++slot)
+    if (kept.at[slot] != 0 && listed.ids.at[slot] == token) found(token, listed.logits.at[slot]);
   return true;
 }
 
@@ -1033,48 +1246,167 @@ template <bool kIsShared>
 __device__ Left sample_from_list(Row<kIsShared>& r, const Item* items, const Item& all,
                                  float threshold, const Candidates& candidates, double log_sum,
                                  uint32_t* top_count) {
-  // Blocks send their tokens behind those of the first.
-  if (r.rank != 0) {
-    uint32_t before = 0;
-    for (uint32_t i = 0; i < r.rank; ++i) before += items[i].count;
-    uint64_t* const target = in_block(r.list(), 0) + before;
-    for (uint32_t i = threadIdx.x; i < items[r.rank].count; i += kBlockThreads)
-      target[i] = r.list()[i];
-  }
-  cluster_barrier();
+  send_list(r, items, all.count);
   Left left = Left::kNothing;
   if (r.rank == 0) {
     const float max = candidates.max;
+    const Listed listed = read_list(r, all.count);
     if (r.row.top_logprobs > 0 &&
-        !report_top_of_list(r, all.count, threshold, RankByLogprob{max, log_sum}, top_count)) {
+        !report_top_of_list(r, listed, threshold, RankByLogprob{max, log_sum}, top_count)) {
       left = Left::kAll;
     } else if (r.row.temperature == 0.0f) {
       if (threadIdx.x == 0)
         finish(r, kRowOk, all.token, math::log_probability(max, max, log_sum), *top_count);
-    } else if (draw_from_list(r, all.count, threshold, candidates, all.other,
-                              [&](uint32_t id) { r.shared->found_token = id; })) {
-      const uint32_t token = r.shared->found_token;
-      for (uint32_t i = threadIdx.x; i < all.count; i += kBlockThreads) {
-        const uint64_t own = r.list()[i];
-        if (static_cast<uint32_t>(own) != token) continue;
-        const float logit = __uint_as_float(static_cast<uint32_t>(own >> 32));
-        finish(r, kRowOk, token, math::log_probability(logit, max, log_sum), *top_count);
-      }
-    } else {
+    } else if (!draw_from_list(
+                   r, listed, threshold, candidates, all.other, [&](uint32_t id, float logit) {
+                     finish(r, kRowOk, id, math::log_probability(logit, max, log_sum), *top_count);
+                   })) {
       left = Left::kDraw;
     }
   }
-  __syncthreads();
   Item verdict{};
   verdict.count = static_cast<uint32_t>(left);
   verdict.token = *top_count;
+  __syncthreads();
   const Item* const verdicts = r.exchange(verdict);
   *top_count = verdicts[0].token;
   return static_cast<Left>(verdicts[0].count);
 }
 
+// ---- greedy rows ----
+
+// A thread's part of a row; what is not there is -infinity.
+constexpr uint32_t kGreedyQuads = 4;
+struct Quads {
+  float4 at[kGreedyQuads];
+};
+
+template <bool kIsShared>
+__device__ __forceinline__ bool fits_quads(const Row<kIsShared>& r) {
+  return r.is_aligned && r.params->segment <= 32 * 4 * kGreedyQuads;
+}
+template <bool kIsShared>
+__device__ __forceinline__ Quads load_quads(const Row<kIsShared>& r, const float* logits) {
+  const auto* const from = reinterpret_cast<const float4*>(logits + r.warp_begin);
+  const uint32_t count = (r.warp_end - r.warp_begin) / 4;
+  Quads quads;
+#pragma unroll
+  for (uint32_t i = 0; i < kGreedyQuads; ++i) {
+    const float absent = -__builtin_inff();
+    quads.at[i] = make_float4(absent, absent, absent, absent);
+    if (r.lane() + 32 * i < count) quads.at[i] = from[r.lane() + 32 * i];
+  }
+  return quads;
+}
+
+// The first exchange gives every block the largest logit, the second gives the first block the sum
+// of weights and the lowest id of that logit.
+template <bool kIsShared>
+__device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Quads& quads) {
+  Largest seen;
+#pragma unroll
+  for (const float4& four : quads.at) {
+    seen.see(four.x);
+    seen.see(four.y);
+    seen.see(four.z);
+    seen.see(four.w);
+  }
+  const int32_t warp_key = __reduce_max_sync(kAllLanes, seen.key());
+  if (r.lane() == 0) r.shared->segments[r.warp()] = rank_of(warp_key);
+  __syncthreads();
+  Item item{};
+  if (r.warp() == 0)
+    item.sum = __reduce_max_sync(
+        kAllLanes, static_cast<uint32_t>(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0));
+  cluster_wait();
+  const Item* items = r.template exchange<true>(item);
+  const int32_t key = key_of(__reduce_max_sync(
+      kAllLanes, static_cast<uint32_t>(r.lane() < r.size ? items[r.lane()].sum : 0)));
+  const bool is_first = r.rank == 0 && threadIdx.x == 0;
+  const float max_logit = unorder(key);
+  if (key >= static_cast<int32_t>(kInfinityBits) || max_logit == -__builtin_inff()) {
+    const bool is_bad = key >= static_cast<int32_t>(kInfinityBits);
+    if (is_first) finish(r, is_bad ? kRowNotFinite : kRowEmptyMask, 0, 0.0f, 0);
+    return;
+  }
+
+  WeightSum sum;
+#pragma unroll
+  for (const float4& four : quads.at) {
+    sum.add(math::exp_negative(math::sub(max_logit, four.x)));
+    sum.add(math::exp_negative(math::sub(max_logit, four.y)));
+    sum.add(math::exp_negative(math::sub(max_logit, four.z)));
+    sum.add(math::exp_negative(math::sub(max_logit, four.w)));
+  }
+  uint32_t token = kNoToken;
+  if (seen.max == max_logit) {
+#pragma unroll
+    for (uint32_t i = kGreedyQuads; i-- > 0;) {
+      const uint32_t id = r.warp_begin + 4 * (r.lane() + 32 * i);
+      const float4 four = quads.at[i];
+      if (four.w == max_logit) token = id + 3;
+      if (four.z == max_logit) token = id + 2;
+      if (four.y == max_logit) token = id + 1;
+      if (four.x == max_logit) token = id;
+    }
+  }
+  item.sum = sum.warp_total();
+  item.token = __reduce_min_sync(kAllLanes, token);
+  if (r.lane() == 0) r.shared->warps[r.warp()] = item;
+  __syncthreads();
+  if (r.warp() != 0) return;
+  item = r.lane() < kWarps ? r.shared->warps[r.lane()] : Item{0, 0, kNoToken, 0, 0};
+  item.other = __reduce_min_sync(kAllLanes, item.token);
+  item.sum = warp_sum_small(item.sum);
+  const Item* const joined = r.exchange_first(item);
+  if (r.rank != 0) return;
+  const bool is_block = r.lane() < r.size;
+  const uint64_t total = warp_sum_small(is_block ? joined[r.lane()].sum : 0);
+  token = __reduce_min_sync(kAllLanes,
+                            is_block ? static_cast<uint32_t>(joined[r.lane()].other) : kNoToken);
+  if (r.lane() == 0)
+    finish(r, kRowOk, token,
+           math::log_probability(max_logit, max_logit, math::log_of_weights(total)), 0);
+}
+
+// ---- all tokens ----
+
+// What the list does not decide: the alternatives where they are still wanted, then rules 6 and 7.
+// A function of its own, as it is large and seldom needed.
+template <bool kIsShared>
+__device__ __noinline__ void sample_from_all(Row<kIsShared> r, Candidates candidates,
+                                             double log_sum, uint32_t best, bool wants_top,
+                                             uint32_t top_count) {
+  const float max = candidates.max;
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < kBins; i += kBlockThreads) r.histograms[i] = Bin{0, 0};
+  __syncthreads();
+  if (wants_top) top_count = report_top(r, max, log_sum);
+  const auto found = [&](uint32_t id, float logit) {
+    finish(r, kRowOk, id, math::log_probability(logit, max, log_sum), top_count);
+  };
+  if (candidates.temperature == 0.0f) {
+    if (r.rank == 0 && threadIdx.x == 0) found(best, max);
+    return;
+  }
+  apply_filters(r, &candidates);
+  locate(
+      r,
+      [&](uint32_t id, float logit) -> uint64_t {
+        const float y = candidates.y(logit);
+        if (!candidates.holds(id, y)) return 0;
+        const float p = math::exp_negative(y);
+        return p >= candidates.floor ? weight(p) : 0;
+      },
+      [&](uint64_t total) {
+        return math::mul_high(math::random_bits(r.row.seed, r.row.position), total) + 1;
+      },
+      found);
+}
+
 template <bool kHasFilters, bool kIsShared>
-__global__ void __launch_bounds__(kBlockThreads, 2) sample_kernel(const SampleParams params) {
+__global__ void __launch_bounds__(kBlockThreads, 2)
+    sample_kernel(const __grid_constant__ SampleParams params) {
   extern __shared__ __align__(128) uint8_t memory[];
   dependent_trigger();
   const SampleArgs& args = params.args;
@@ -1103,10 +1435,15 @@ __global__ void __launch_bounds__(kBlockThreads, 2) sample_kernel(const SamplePa
 #endif
   }
   __syncwarp();
-  cluster_arrive();
+  cluster_arrive_relaxed();
   dependent_wait();
 
   const uint32_t index = blockIdx.y;
+  // Mostly, a row's logits are where the row is: reading begins before the row says so.
+  constexpr bool kHasGreedy = kIsShared && !kHasFilters;
+  const bool is_early = kHasGreedy && fits_quads(r) && index < args.logits_count;
+  Quads quads;
+  if (is_early) quads = load_quads(r, args.logits + uint64_t{index} * args.vocabulary);
   r.row = args.rows[index];
   const int32_t status = args.statuses[index];
   if (r.row.is_sampled == 0 || status != kRowOk) {  // the same for the whole cluster
@@ -1117,6 +1454,11 @@ __global__ void __launch_bounds__(kBlockThreads, 2) sample_kernel(const SamplePa
   const float* const logits = args.logits + uint64_t{r.row.logits_row} * args.vocabulary;
   const bool is_penalized = has_penalty(r.row);
   const bool is_changed = is_penalized || r.row.bias_count > 0 || r.row.mask_row != kNoMask;
+  if (kHasGreedy && r.row.temperature == 0.0f && !is_changed && fits_quads(r)) {
+    if (!is_early || r.row.logits_row != index) quads = load_quads(r, logits);
+    sample_greedy(r, quads);
+    return;
+  }
   if (kIsShared)
     r.values = reinterpret_cast<float*>(memory + kSharedBytes +
                                         (kHasFilters ? kHistogramBytes : kWindowBytes));
@@ -1128,13 +1470,13 @@ __global__ void __launch_bounds__(kBlockThreads, 2) sample_kernel(const SamplePa
 
   Largest seen = load_logits(r, logits, kIsShared || is_changed);
   if (is_changed) {
-    const bool was_bad = seen.is_bad;
+    const bool was_bad = seen.key() == INT32_MAX;
     __syncthreads();
     apply_bias_and_mask(r);
     if (is_penalized) apply_penalties(r);
     seen = Largest{};
     r.for_each([&](uint32_t, float logit) { seen.see(logit); });
-    seen.is_bad |= was_bad;
+    if (was_bad) seen.see(__builtin_nanf(""));
   }
 
   // The largest logit, and one that enough tokens reach.
@@ -1143,15 +1485,27 @@ __global__ void __launch_bounds__(kBlockThreads, 2) sample_kernel(const SamplePa
   const uint32_t warp_reached = __reduce_max_sync(kAllLanes, reached);
   if (r.lane() == 0) r.shared->segments[r.warp()] = warp_reached;
   const uint32_t wanted = kHasFilters ? tokens_wanted(r.row) : 0;
-  const bool has_list = wanted > 0 && wanted <= kListWantedMax;
-  uint32_t threshold_rank = 0;
-  if (has_list)
-    threshold_rank = block_threshold(reached, min(wanted / r.size + 1, kBlockThreads * 3 / 4));
+  const bool is_by_min_p = kHasFilters && is_min_p_alone(r.row);
+  const bool has_list = (wanted > 0 || is_by_min_p) && wanted <= kListWantedMax;
+  const uint32_t block_wanted = min(wanted / r.size + 1, kBlockThreads * 3 / 4);
+  const bool is_by_warps = block_wanted <= kWarps / 2;
+  uint32_t threshold_rank = UINT32_MAX;
+  if (has_list && wanted > 0 && !is_by_warps)
+    threshold_rank = block_threshold(reached, block_wanted);
   else
     __syncthreads();
-  if (r.warp() == 0)
-    item.count = __reduce_max_sync(
-        kAllLanes, static_cast<uint32_t>(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0));
+  if (r.warp() == 0) {
+    const auto own = static_cast<uint32_t>(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0);
+    item.count = __reduce_max_sync(kAllLanes, own);
+    if (has_list && wanted > 0 && is_by_warps) {  // what enough warps have reached
+      uint32_t place = 0;
+      for (uint32_t i = 0; i < kWarps; ++i) {
+        const uint32_t other = __shfl_sync(kAllLanes, own, i);
+        place += other > own || (other == own && i < r.lane());
+      }
+      threshold_rank = __reduce_max_sync(kAllLanes, place + 1 == block_wanted ? own : 0);
+    }
+  }
   item.token = threshold_rank;
   cluster_wait();
   const Item* items = r.exchange(item);
@@ -1172,8 +1526,10 @@ __global__ void __launch_bounds__(kBlockThreads, 2) sample_kernel(const SamplePa
     return;
   }
   const float lowest = -__builtin_inff();
-  const float threshold =
-      threshold_rank > rank_of(order(lowest)) ? unorder(key_of(threshold_rank)) : lowest;
+  float threshold = -lowest;
+  if (wanted > 0)
+    threshold = threshold_rank > rank_of(order(lowest)) ? unorder(key_of(threshold_rank)) : lowest;
+  if (is_by_min_p) threshold = fminf(threshold, min_p_threshold(r.row, max_logit));
 
   // The sums of weights at temperature 1 and at the row's, and the lowest id of the largest logit.
   Candidates candidates(max_logit, r.row.temperature);
@@ -1182,8 +1538,9 @@ __global__ void __launch_bounds__(kBlockThreads, 2) sample_kernel(const SamplePa
   const auto add_weight = [&](float logit) {
     sum.add(math::exp_negative(math::sub(max_logit, logit)));
   };
-  if (!is_tempered) {
-    r.for_each([&](uint32_t, float logit) { add_weight(logit); });
+  // The list of a top-k needs no sum at the row's temperature.
+  if (!is_tempered || (has_list && r.row.top_k != 0)) {
+    r.template for_each<2>([&](uint32_t, float logit) { add_weight(logit); });
   } else if (candidates.inverse != 0.0f) {
     r.for_each([&](uint32_t, float logit) {
       add_weight(logit);
@@ -1207,7 +1564,6 @@ __global__ void __launch_bounds__(kBlockThreads, 2) sample_kernel(const SamplePa
   item = r.block_join(sum.total(), tempered_sum.total(), best);
   item.count = has_list ? r.shared->list_count : 0;
   items = r.exchange(item);
-  bool has_items = true;  // still, and the warps' sums
   const Item all = r.joined(items);
   const double log_sum = math::log_of_weights(all.sum);
 
@@ -1217,42 +1573,30 @@ __global__ void __launch_bounds__(kBlockThreads, 2) sample_kernel(const SamplePa
     left = sample_from_list(r, items, all, threshold, candidates, log_sum, &top_count);
   if (left == Left::kNothing) return;
   if (kHasFilters) {
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < kBins; i += kBlockThreads) r.histograms[i] = Bin{0, 0};
-    __syncthreads();
-    if (left == Left::kAll && r.row.top_logprobs > 0) {
-      top_count = report_top(r, max_logit, log_sum);
-      left = Left::kDraw;
-      has_items = false;
+    const bool wants_top = left == Left::kAll && r.row.top_logprobs > 0;
+    if (wants_top || (is_tempered && has_filter(r.row))) {
+      sample_from_all(r, candidates, log_sum, all.token, wants_top, top_count);
+      return;
     }
   }
-  if (!is_tempered) {
-    if (is_first)
-      finish(r, kRowOk, all.token, math::log_probability(max_logit, max_logit, log_sum), top_count);
-    return;
-  }
-  const auto measure = [&](uint32_t id, float logit) -> uint64_t {
-    const float y = candidates.y(logit);
-    if (kHasFilters && !candidates.holds(id, y)) return 0;
-    const float p = math::exp_negative(y);
-    return p >= candidates.floor ? weight(p) : 0;
-  };
-  const auto goal_of = [&](uint64_t total) {
-    return math::mul_high(math::random_bits(r.row.seed, r.row.position), total) + 1;
-  };
   const auto found = [&](uint32_t id, float logit) {
     finish(r, kRowOk, id, math::log_probability(logit, max_logit, log_sum), top_count);
   };
-  if (kHasFilters && (has_filter(r.row) || !has_items)) {
-    apply_filters(r, &candidates);
-    locate(r, measure, goal_of, found);
-  } else {
-    if (kHasFilters) {  // the list has used their place
-      if (r.lane() == 0) r.shared->segments[r.warp()] = warp_tempered_sum;
-      __syncthreads();
-    }
-    locate_in(r, warp_tempered_sum, items, measure, goal_of, found);
+  if (!is_tempered) {
+    if (is_first) found(all.token, max_logit);
+    return;
   }
+  if (kHasFilters) {  // the list has used their place
+    if (r.lane() == 0) r.shared->segments[r.warp()] = warp_tempered_sum;
+    __syncthreads();
+  }
+  locate_in(
+      r, warp_tempered_sum, items,
+      [&](uint32_t, float logit) { return weight(math::exp_negative(candidates.y(logit))); },
+      [&](uint64_t total) {
+        return math::mul_high(math::random_bits(r.row.seed, r.row.position), total) + 1;
+      },
+      found);
 }
 
 // ---- the launcher ----

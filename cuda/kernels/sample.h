@@ -55,7 +55,8 @@ struct SampleArgs {
   // it.
   uint32_t blocks_per_row = 0;
   const SampleRow* rows = nullptr;  // (row_count)
-  const float* logits = nullptr;    // (…, vocabulary)
+  const float* logits = nullptr;    // (logits_count, vocabulary)
+  uint32_t logits_count = 0;        // 0: not known, a little slower
   int32_t* history = nullptr;       // (slots, history_stride); gets the token at its position
   uint32_t history_stride = 0;
   const int32_t* bias_tokens = nullptr;  // distinct within a row

@@ -1,9 +1,9 @@
 // The arithmetic of sampling, shared by host and device so that both draw the same token.
 //
-// Every operation here is one IEEE operation rounded to nearest: no fused multiply-add, no library
-// function. Host files that include it are compiled with -ffp-contract=off. Probabilities are
-// integers (multiples of 2^-38 of the best token's), so their sums are exact and do not depend on
-// their order.
+// Every operation here is one IEEE operation rounded to nearest, multiply-adds only where written;
+// no library function. Host files that include it are compiled with -ffp-contract=off.
+// Probabilities are integers (multiples of 2^-38 of the best token's), so their sums are exact and
+// do not depend on their order.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,7 @@ WCUDA_HD float add(float a, float b) { return __fadd_rn(a, b); }
 WCUDA_HD float sub(float a, float b) { return __fsub_rn(a, b); }
 WCUDA_HD float mul(float a, float b) { return __fmul_rn(a, b); }
 WCUDA_HD float div(float a, float b) { return __fdiv_rn(a, b); }
+WCUDA_HD float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 WCUDA_HD double add(double a, double b) { return __dadd_rn(a, b); }
 WCUDA_HD double sub(double a, double b) { return __dsub_rn(a, b); }
 WCUDA_HD double mul(double a, double b) { return __dmul_rn(a, b); }
@@ -32,6 +33,7 @@ WCUDA_HD float add(float a, float b) { return a + b; }
 WCUDA_HD float sub(float a, float b) { return a - b; }
 WCUDA_HD float mul(float a, float b) { return a * b; }
 WCUDA_HD float div(float a, float b) { return a / b; }
+WCUDA_HD float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 WCUDA_HD double add(double a, double b) { return a + b; }
 WCUDA_HD double sub(double a, double b) { return a - b; }
 WCUDA_HD double mul(double a, double b) { return a * b; }
@@ -60,22 +62,17 @@ WCUDA_HD float exp_negative(float y) {
   // vectors.
   const int32_t bits = bit_cast<int32_t>(y), limit = 0x42200000;  // 40
   const float x = -bit_cast<float>(bits < limit ? bits : limit);
-  const float shifted = add(mul(x, kLog2E), kRound);
+  const float shifted = multiply_add(x, kLog2E, kRound);
   const float n = sub(shifted, kRound);
-#ifdef __CUDA_ARCH__
-  const float high = __fmaf_rn(-n, kLn2High, x);  // the product is exact: the same bits
-#else
-  const float high = sub(x, mul(n, kLn2High));
-#endif
-  const float r = sub(high, mul(n, kLn2Low));  // |r| <= ln 2 / 2
-  float p = 1.0f / 5040;                       // Taylor: error r^8 / 8! < 6e-9
-  p = add(mul(p, r), 1.0f / 720);
-  p = add(mul(p, r), 1.0f / 120);
-  p = add(mul(p, r), 1.0f / 24);
-  p = add(mul(p, r), 1.0f / 6);
-  p = add(mul(p, r), 0.5f);
-  p = add(mul(p, r), 1.0f);
-  p = add(mul(p, r), 1.0f);
+  const float r = multiply_add(-n, kLn2Low, multiply_add(-n, kLn2High, x));  // |r| <= ln 2 / 2
+  // Minimax for exp(r) with p(0) = 1, its coefficients rounded to floats: error below 2e-8.
+  float p = 0x1.6ae6dep-10f;
+  p = multiply_add(p, r, 0x1.1267d8p-7f);
+  p = multiply_add(p, r, 0x1.555824p-5f);
+  p = multiply_add(p, r, 0x1.555418p-3f);
+  p = multiply_add(p, r, 0x1.fffffcp-2f);
+  p = multiply_add(p, r, 1.0f);
+  p = multiply_add(p, r, 1.0f);
   const uint32_t exponent = bit_cast<uint32_t>(shifted) - bit_cast<uint32_t>(kRound);
   return bit_cast<float>(bit_cast<uint32_t>(p) + (exponent << 23));
 }
@@ -103,9 +100,11 @@ WCUDA_HD double log_above_one(double v) {
     exponent += 1;
   }
   const double t = div(sub(m, 1.0), add(m, 1.0));  // log m = 2 atanh t, |t| < 0.172
-  const double square = mul(t, t);
-  double sum = 1.0 / 23;
-  for (int k = 21; k >= 1; k -= 2) sum = add(mul(sum, square), 1.0 / k);
+  const double u = mul(t, t), u2 = mul(u, u), u4 = mul(u2, u2), u8 = mul(u4, u4);
+  // sum of u^k / (2 k + 1), k = 0 … 11, in pairs of pairs: a short chain of operations
+  const auto pair = [u](int k) { return add(1.0 / (2 * k + 1), mul(u, 1.0 / (2 * k + 3))); };
+  const auto four = [u2, &pair](int k) { return add(pair(k), mul(u2, pair(k + 2))); };
+  const double sum = add(add(four(0), mul(u4, four(4))), mul(u8, four(8)));
   return add(mul(mul(2.0, t), sum), mul(static_cast<double>(exponent), 0.6931471805599453));
 }
 
@@ -115,7 +114,7 @@ WCUDA_HD float log_probability(float logit, float max, double log_sum) {
 }
 // The logarithm of a sum of weights, in units of the best token's.
 WCUDA_HD double log_of_weights(uint64_t sum) {
-  return log_above_one(div(static_cast<double>(sum), kWeightOne));
+  return log_above_one(mul(static_cast<double>(sum), 1.0 / kWeightOne));
 }
 
 // floor(share * total), share in (0, 1] taken to 32 binary places; at least 1.

@@ -534,6 +534,7 @@ Status CudaRunner::queue_kernels(const Shape& shape) {
   sample.has_filters = shape.has_filters;
   sample.rows = on_device<kernels::SampleRow>(sizes_.device_sample_rows);
   sample.logits = request.logits;
+  sample.logits_count = request.count;
   sample.history = machine_.history(0);
   sample.history_stride = machine_.limits.history_stride();
   sample.bias_tokens = on_device<int32_t>(sizes_.device_bias_tokens);

@@ -78,11 +78,11 @@ struct Variant {
 WCUDA_SCAN_VARIANT(plain, )
 #if defined(__x86_64__)
 #ifdef __clang__
-#define WCUDA_SCAN_AVX512 "avx512f,avx512dq"
+#define WCUDA_SCAN_AVX512 "avx512f,avx512dq,fma"
 #else
-#define WCUDA_SCAN_AVX512 "avx512f,avx512dq,prefer-vector-width=512"
+#define WCUDA_SCAN_AVX512 "avx512f,avx512dq,fma,prefer-vector-width=512"
 #endif
-WCUDA_SCAN_VARIANT(avx2, __attribute__((target("avx2"))))
+WCUDA_SCAN_VARIANT(avx2, __attribute__((target("avx2,fma"))))
 WCUDA_SCAN_VARIANT(avx512, __attribute__((target(WCUDA_SCAN_AVX512))))
 #endif
 #undef WCUDA_SCAN_VARIANT
@@ -90,8 +90,10 @@ WCUDA_SCAN_VARIANT(avx512, __attribute__((target(WCUDA_SCAN_AVX512))))
 const Variant& variant() {
   static const Variant chosen = [] {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) return k_avx512;
-    if (__builtin_cpu_supports("avx2")) return k_avx2;
+    const bool has_fma = __builtin_cpu_supports("fma");
+    if (has_fma && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
+      return k_avx512;
+    if (has_fma && __builtin_cpu_supports("avx2")) return k_avx2;
 #endif
     return k_plain;
   }();

@@ -97,7 +97,7 @@ class DeviceBatch {
       const Sampling& s = c.sampling;
       kernels::SampleRow& row = rows[i];
       row.is_sampled = 1;
-      row.logits_row = static_cast<uint32_t>(count_ - 1 - i);  // any order
+      row.logits_row = static_cast<uint32_t>(logits_row(i));
       row.sequence_slot = static_cast<uint32_t>((i + 3) % count_);
       row.position = c.position;
       row.seed = s.seed;
@@ -126,8 +126,10 @@ class DeviceBatch {
       has_filters_ |= c.has_filter();
       slots_.push_back(row.sequence_slot);
     }
-    for (size_t i = count_; i-- > 0;)
-      logits.insert(logits.end(), cases[i].logits.begin(), cases[i].logits.end());
+    for (size_t i = 0; i < count_; ++i) {
+      const Case& c = cases[logits_row(i)];  // its own inverse
+      logits.insert(logits.end(), c.logits.begin(), c.logits.end());
+    }
     logits_.set(logits);
     rows_.set(rows);
     bias_tokens_ = std::make_unique<DeviceArray<int32_t>>(bias_tokens);
@@ -150,6 +152,7 @@ class DeviceBatch {
     args.blocks_per_row = blocks_per_row;
     args.rows = rows_.data();
     args.logits = logits_.data();
+    args.logits_count = static_cast<uint32_t>(count_);
     args.history = history_.data();
     args.history_stride = kStride;
     args.bias_tokens = bias_tokens_->data();
@@ -193,6 +196,9 @@ class DeviceBatch {
   }
 
  private:
+  // The second half in order, the first the other way round.
+  size_t logits_row(size_t i) const { return i < count_ / 2 ? count_ / 2 - 1 - i : i; }
+
   size_t count_, vocabulary_;
   DeviceArray<float> logits_;
   DeviceArray<int32_t> history_;
