@@ -62,7 +62,7 @@ struct StepTile<kLength, KvFormat::kF16, kExact> {
   __device__ static __forceinline__ void copy(uint32_t target, const uint8_t* source,
                                               const KvPages& pages, RowRange valid, uint32_t lane) {
     if (kExact && is_whole_step(valid))
-      copy_whole_rows<kLength * 2, kStepRows, 32>(target, source, lane);
+      copy_whole_rows<kLength * 2, kStepRows>(target, source, lane);
     else
       copy_rows<kLength * 2, kStepRows, 32>(target, source, row_bytes(pages), valid, lane);
   }
@@ -131,7 +131,7 @@ struct StepTile<kLength, KvFormat::kFp8E4m3, kExact> : ByteElements {
   __device__ static __forceinline__ void copy(uint32_t target, const uint8_t* source,
                                               const KvPages& pages, RowRange valid, uint32_t lane) {
     if (kExact && is_whole_step(valid))
-      copy_whole_rows<kLength, kStepRows, 32>(target, source, lane);
+      copy_whole_rows<kLength, kStepRows>(target, source, lane);
     else
       copy_rows<kLength, kStepRows, 32>(target, source, row_bytes(pages), valid, lane);
   }

@@ -76,6 +76,47 @@ __device__ inline uint32_t whole_share(uint32_t unit_count, uint32_t blocks, uin
   return share * 16 <= even * 17 ? share : 0;
 }
 
+// What block `b` of a step with clusters does; false for nothing. Of a cluster's blocks each row
+// has one, and of the others in turn the row whose blocks have most units.
+__device__ inline bool find_group(const AttentionPlan& plan, uint32_t row_count, uint32_t b,
+                                  DecodeStart* start) {
+  const uint32_t cluster = b / plan.cluster_blocks;
+  const uint32_t rank = b % plan.cluster_blocks;
+  start->head = cluster % plan.head_tiles;
+  const uint32_t first_row = cluster / plan.head_tiles * plan.cluster_rows;
+  uint32_t units[kDecodeClusterRowsMax], blocks[kDecodeClusterRowsMax], left = plan.cluster_blocks;
+#pragma unroll
+  for (uint32_t i = 0; i < kDecodeClusterRowsMax; ++i) {
+    const uint32_t r = first_row + i;
+    units[i] =
+        i < plan.cluster_rows && r < row_count ? plan.row_units[r + 1] - plan.row_units[r] : 0;
+    blocks[i] = units[i] != 0 ? 1 : 0;
+    left -= blocks[i];
+  }
+  for (; left != 0; --left) {
+    uint32_t most = 0;
+#pragma unroll
+    for (uint32_t i = 1; i < kDecodeClusterRowsMax; ++i)
+      if (units[i] * max(blocks[most], 1u) > units[most] * max(blocks[i], 1u)) most = i;
+    if (units[most] <= max(kDecodeLoneUnits, blocks[most] * kDecodeShareUnits)) break;
+    ++blocks[most];
+  }
+  uint32_t first = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kDecodeClusterRowsMax; ++i) {
+    if (rank >= first && rank < first + blocks[i]) {
+      start->row = first_row + i;
+      start->group_first = first;
+      start->group_blocks = blocks[i];
+      const uint32_t begin = plan.row_units[start->row] * plan.head_tiles + start->head * units[i];
+      start->begin = begin + (rank - first) * units[i] / blocks[i];
+      start->end = begin + (rank - first + 1) * units[i] / blocks[i];
+    }
+    first += blocks[i];
+  }
+  return start->group_blocks != 0;
+}
+
 __global__ void __launch_bounds__(kBlockThreads)
     attention_plan_kernel(const AttentionPlanArgs args) {
   __shared__ uint32_t unit_sums[kWarps], tile_sums[kWarps];
@@ -126,18 +167,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     DecodeStart start{};
     bool has_units = b < blocks;
     if (plan.cluster_blocks != 0) {
-      const uint32_t owner = b / plan.cluster_blocks;
-      const uint32_t rank = b % plan.cluster_blocks;
-      start.row = owner / plan.head_tiles;
-      start.head = owner % plan.head_tiles;
-      has_units =
-          start.row < row_count && plan.row_units[start.row + 1] > plan.row_units[start.row];
-      if (has_units) {
-        const uint32_t count = plan.row_units[start.row + 1] - plan.row_units[start.row];
-        const uint32_t first = plan.row_units[start.row] * plan.head_tiles + start.head * count;
-        start.begin = first + rank * count / plan.cluster_blocks;
-        start.end = first + (rank + 1) * count / plan.cluster_blocks;
-      }
+      has_units = find_group(plan, row_count, b, &start);
     } else if (has_units) {
       start.share = share;
       start.larger_count = rest;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "kernels/attention_decode_cluster.h"
 #include "kernels/attention_plan.h"
 #include "kernels/attention_prefill.h"
 
@@ -30,10 +31,12 @@ constexpr kernels::KvFormat kFormats[] = {kernels::KvFormat::kF16, kernels::KvFo
 constexpr uint32_t kFixedPartsMax = 16;
 constexpr uint32_t kFixedUnitPagesMin = 8;
 
-// In steps of one row or two a cluster of so many blocks serves each row and head: parts of its sum
-// then pass from block to block without a way through global memory. One block a multiprocessor: of
-// two that share one, both are slower than blocks by themselves (measured on an H200).
-constexpr uint32_t kClusterBlocks[] = {16, 8};
+// Steps of few rows take clusters of so many blocks, if each block gets a multiprocessor: parts of
+// a sum then pass between blocks without a way through global memory.
+constexpr uint32_t kClusterBlocks = 8;
+static_assert(kClusterBlocks <= kernels::kDecodeClusterBlocksMax);
+// Positions of all rows of a cluster up to which its blocks are done after a step or two.
+constexpr uint32_t kShortPositionsMax = 2048;
 
 // Sizes of the plan's arrays, in elements.
 struct Sizes {
@@ -47,9 +50,7 @@ struct Sizes {
 
 Sizes sizes_of(const Limits& limits, uint32_t sm_count) {
   Sizes sizes{};
-  for (const kernels::KvFormat format : kFormats)
-    sizes.max_blocks = std::max(sizes.max_blocks,
-                                kernels::decode_block_count(format, limits.head_length, sm_count));
+  sizes.max_blocks = kernels::decode_blocks_max(sm_count);
   sizes.max_tiles = kernels::prefill_tiles_max(limits.max_batch_tokens, limits.max_batch_rows);
   sizes.head_tiles = kernels::decode_head_tiles(limits.head_count, limits.kv_head_count);
   const uint64_t floats =
@@ -130,15 +131,24 @@ kernels::KvPages kv_pages(const KvPool& pool) {
   return pages;
 }
 
-// Blocks of a row and head in a decode step; 0: the blocks of the step share one line of units.
-uint32_t cluster_blocks(const Batch& batch, const kernels::AttentionPlan& plan,
-                        const kernels::Launch& launch) {
-  if (launch.compute_capability < 90 || plan.fixed_unit_pages != 0 || batch.max_row_tokens != 1)
-    return 0;
-  for (const uint32_t blocks : kClusterBlocks)
-    if (batch.row_count * plan.head_tiles * blocks <= static_cast<uint32_t>(launch.sm_count))
-      return blocks;
-  return 0;
+// Has the plan's step take clusters, where that is better than one line of units for all blocks.
+void choose_clusters(const Batch& batch, const KvPool& pool, const kernels::Launch& launch,
+                     kernels::AttentionPlan* plan) {
+  plan->cluster_blocks = 0;
+  if (!kernels::decode_has_clusters(pool.head_length, launch) || plan->fixed_unit_pages != 0 ||
+      batch.max_row_tokens != 1)
+    return;
+  uint32_t cluster = kClusterBlocks;
+  const auto most = static_cast<uint32_t>(launch.sm_count);
+  for (uint32_t rows = 1; rows <= kernels::kDecodeClusterRowsMax; ++rows) {
+    const uint32_t blocks = (batch.row_count + rows - 1) / rows * plan->head_tiles * cluster;
+    if (blocks > most) continue;
+    plan->cluster_blocks = cluster;
+    plan->cluster_rows = rows;
+    plan->max_blocks = blocks;
+    plan->has_short_rows = uint64_t{batch.max_positions} * rows <= kShortPositionsMax;
+    return;
+  }
 }
 
 }  // namespace
@@ -167,12 +177,9 @@ cudaError_t CudaAttention::prepare(const Limits& limits, void* scratch,
 
 cudaError_t CudaAttention::begin_step(const Batch& batch, const KvPool& pool, uint32_t window,
                                       const kernels::Launch& launch) {
-  plan_.max_blocks =
-      kernels::decode_block_count(static_cast<kernels::KvFormat>(pool.type), pool.head_length,
-                                  static_cast<uint32_t>(launch.sm_count));
-  plan_.cluster_blocks = cluster_blocks(batch, plan_, launch);
-  if (plan_.cluster_blocks != 0)
-    plan_.max_blocks = batch.row_count * plan_.head_tiles * plan_.cluster_blocks;
+  plan_.max_blocks = kernels::decode_block_count(static_cast<kernels::KvFormat>(pool.type),
+                                                 pool.head_length, launch);
+  choose_clusters(batch, pool, launch, &plan_);
   step_window_ = window;
   return kernels::attention_plan({step_rows(batch), plan_, window}, launch);
 }
