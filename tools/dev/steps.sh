@@ -74,6 +74,11 @@ summary() {
   done | sort -rn | head -10
   printf '%10s s  in total, load average %s\n' "$(elapsed "$begin")" "$(cut -d' ' -f1-3 /proc/loadavg)"
   say
+  if [ -e "$STEP_LOGS/device-code.txt" ]; then
+    say "device code, slowest files (as compiled last) and size:"
+    cat "$STEP_LOGS/device-code.txt"
+    say
+  fi
   printf '%s\n' "${CLOSING_LINES[@]}"
   say "${#STEP_NAMES[@]} steps passed, 0 failed"
 }

@@ -41,6 +41,7 @@ command_test() {
   if compgen -G 'examples/*.rs' >/dev/null; then step "examples" run_examples; fi
   python_steps
   step "worker with CUDA, sm_90a" worker_cuda_90a
+  step "device code" device_code
   step "worker without CUDA" worker_release off
   step "start without a driver" start_without_driver
   if compgen -G 'tools/dev/fidelity.sh' >/dev/null; then
@@ -123,6 +124,12 @@ python_steps() {
 
 worker_cuda_90a() {
   WORKER_CUDA_ARCHS=90a worker_release on
+}
+
+# The slowest files and the size, shown at the end of the run.
+device_code() {
+  python3 tools/dev/compile_report.py "$TARGET/release/build" "$TARGET/cuda/release/worker-orcd" |
+    tee "$TARGET/dev/device-code.txt"
 }
 
 # A binary built with CUDA needs none of NVIDIA's libraries, starts, and says what is missing.
