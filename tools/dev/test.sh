@@ -61,10 +61,12 @@ header_alone() {
   local header compiler
   for header in cuda/include/*.h; do
     for compiler in gcc "${CLANG/clang++/clang}"; do
-      "$compiler" -std=c11 -x c -Wall -Wextra -Wpedantic -Wstrict-prototypes -Werror -fsyntax-only "$header"
+      echo "#include \"$(basename "$header")\"" |
+        "$compiler" -std=c11 -x c -Icuda/include -Wall -Wextra -Wpedantic -Wstrict-prototypes -Werror -fsyntax-only -
     done
     for compiler in g++ "$CLANG"; do
-      "$compiler" -std=c++17 -x c++ -Wall -Wextra -Wpedantic -Werror -fsyntax-only "$header"
+      echo "#include \"$(basename "$header")\"" |
+        "$compiler" -std=c++17 -x c++ -Icuda/include -Wall -Wextra -Wpedantic -Werror -fsyntax-only -
     done
   done
 }
