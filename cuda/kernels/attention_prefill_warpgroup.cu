@@ -17,7 +17,7 @@ namespace wcuda::kernels {
 namespace {
 
 constexpr uint32_t kBlockThreads = 384;
-constexpr uint32_t kLoadThreads = 128;
+[[maybe_unused]] constexpr uint32_t kLoadThreads = 128;
 constexpr uint32_t kBlockKeys = 128;
 constexpr uint32_t kStages = 2;
 // Registers of a thread: 72 + 2 * 216 = 504 of 512 of a lane.
@@ -30,7 +30,7 @@ template <int kLength>
 struct Places {
   static constexpr uint32_t kBytes = kLength / 64 * kPanelBytes;  // 128 queries, keys or values
   static constexpr uint32_t kQueries = 0;
-  static constexpr uint32_t kKeys = kBytes;
+  static constexpr uint32_t kKeys = kQueries + kBytes;
   static constexpr uint32_t kValues = kKeys + kStages * kBytes;
   static constexpr uint32_t kBarriers = kValues + kStages * kBytes;
   static constexpr uint32_t kRaw = kBarriers + 128;

@@ -53,8 +53,10 @@ __device__ inline float power_of_two(int32_t exponent) {
   return bits_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
+// Three that only devices with clusters need.
+
 // The two quarters (4 inputs each) of a group of 32 that lane t of a quad owns.
-__device__ inline uint2 owned_quarters(InputOrder order, uint32_t t) {
+[[maybe_unused]] __device__ inline uint2 owned_quarters(InputOrder order, uint32_t t) {
   switch (order) {
     case InputOrder::kSplit:
       return make_uint2(t, t + 4);
@@ -65,7 +67,7 @@ __device__ inline uint2 owned_quarters(InputOrder order, uint32_t t) {
   }
 }
 
-__device__ inline uint32_t half_pair(float low, float high) {
+[[maybe_unused]] __device__ inline uint32_t half_pair(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
@@ -76,7 +78,7 @@ __device__ inline uint64_t piece_index(const HalfInputArgs& args, uint32_t colum
 }
 
 // words[i] of lane t of a quad becomes words[t] of lane i.
-__device__ inline void transpose_words(uint32_t (&words)[4]) {
+[[maybe_unused]] __device__ inline void transpose_words(uint32_t (&words)[4]) {
 #pragma unroll
   for (uint32_t bit = 1; bit <= 2; bit *= 2) {
     const bool is_upper = (threadIdx.x & bit) != 0;
