@@ -7,8 +7,8 @@
 // 128 columns), a chunk of 256 inputs at a time, into a ring of stages in shared memory with bulk
 // copies, the first ones before the kernels ahead have ended; a producer warp brings columns, 128
 // inputs at a time. A warp turns the codes of its strips to f16 operands in its registers, and four
-// warps together multiply 64 rows with the columns (wgmma m64nNk16, sums f32). When one warp
-// brought all records, the block waited for it: a copy takes some 200 cycles to issue.
+// warps together multiply 64 rows with the columns (wgmma m64nNk16, sums f32). With one warp that
+// brought all records the products of an 8B model took 3.5 ms at 16 columns, not 3.4 (H200).
 //
 // Columns lie in pieces of 8 inputs, (depth / 8, kColumns, 8) a tile: eight columns of a piece are
 // the 128 bytes of a core matrix of wgmma's layout without swizzle.
