@@ -12,11 +12,9 @@ namespace {
 
 constexpr uint32_t kQuadBytes = 32;  // that a block is sent: sums, largest score, weight
 
-// Where contexts may be long, rings of 192 KiB a block; where they are short, of 66 to 70, so that
-// blocks find room beside those of linear_vector and begin before these end.
-template <int kLength, KvFormat kFormat, bool kSmall>
-using ClusterShape = DecodeShape<kLength, kFormat, true, kLength <= 128 ? 8 : 4,
-                                 (kSmall ? 17 : 48) * 512 * (kLength <= 128 ? 1 : 2)>;
+template <int kLength, KvFormat kFormat>
+using ClusterShape =
+    DecodeShape<kLength, kFormat, true, kLength <= 128 ? 8 : 4, (kLength <= 128 ? 24 : 48) * 1024>;
 
 template <class S>
 struct Places {
@@ -153,12 +151,8 @@ __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, c
   }
 }
 
-// Small ones leave half of the registers to others.
 template <class S>
-constexpr int kSmBlocks = Places<S>::kBytes <= 100 * 1024 ? 2 : 1;
-
-template <class S>
-__global__ void __launch_bounds__(S::kThreads, kSmBlocks<S>)
+__global__ void __launch_bounds__(S::kThreads, 1)
     attention_decode_cluster_kernel(const __grid_constant__ AttentionKernelArgs args) {
   extern __shared__ __align__(128) uint8_t shared[];
   dependent_trigger();
@@ -243,29 +237,28 @@ struct Instance {
   uint32_t threads;
 };
 
-template <int kLength, KvFormat kFormat, bool kSmall>
+template <int kLength, KvFormat kFormat>
 Instance instance() {
-  using S = ClusterShape<kLength, kFormat, kSmall>;
+  using S = ClusterShape<kLength, kFormat>;
   return {attention_decode_cluster_kernel<S>, Places<S>::kBytes, S::kThreads};
 }
 
-template <int kLength, bool kSmall>
+template <int kLength>
 Instance instance_of(KvFormat format) {
   switch (format) {
     case KvFormat::kQ8_0:
-      return instance<kLength, KvFormat::kQ8_0, kSmall>();
+      return instance<kLength, KvFormat::kQ8_0>();
     case KvFormat::kFp8E4m3:
-      return instance<kLength, KvFormat::kFp8E4m3, kSmall>();
+      return instance<kLength, KvFormat::kFp8E4m3>();
     default:
-      return instance<kLength, KvFormat::kF16, kSmall>();
+      return instance<kLength, KvFormat::kF16>();
   }
 }
 
-template <bool kSmall>
-Instance instance_of(KvFormat format, uint32_t head_length) {
-  if (head_length == 64) return instance_of<64, kSmall>(format);
-  if (head_length == 128) return instance_of<128, kSmall>(format);
-  return instance_of<256, kSmall>(format);
+Instance find_instance(KvFormat format, uint32_t head_length) {
+  if (head_length == 64) return instance_of<64>(format);
+  if (head_length == 128) return instance_of<128>(format);
+  return instance_of<256>(format);
 }
 
 }  // namespace
@@ -276,25 +269,17 @@ bool decode_has_clusters(uint32_t head_length, const Launch& launch) {
 }
 
 cudaError_t attention_decode_cluster_prepare(KvFormat format, uint32_t head_length) {
-  for (const Instance& instance :
-       {instance_of<false>(format, head_length), instance_of<true>(format, head_length)}) {
-    cudaError_t status =
-        cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(instance.bytes));
-    if (status != cudaSuccess) return status;
-    status =
-        cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    if (status != cudaSuccess) return status;
-  }
-  return cudaSuccess;
+  const Instance instance = find_instance(format, head_length);
+  const cudaError_t status =
+      cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(instance.bytes));
+  if (status != cudaSuccess) return status;
+  return cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
 }
 
 cudaError_t attention_decode_cluster(const AttentionKernelArgs& args, const Launch& launch) {
-  const uint32_t head_length = args.pages.head_length;
-  if (!decode_has_clusters(head_length, launch)) return cudaErrorInvalidValue;
-  const Instance instance = args.plan.has_short_rows
-                                ? instance_of<true>(args.pages.format, head_length)
-                                : instance_of<false>(args.pages.format, head_length);
+  if (!decode_has_clusters(args.pages.head_length, launch)) return cudaErrorInvalidValue;
+  const Instance instance = find_instance(args.pages.format, args.pages.head_length);
   return launch_kernel(launch, dim3(args.plan.max_blocks), dim3(instance.threads), instance.bytes,
                        args.plan.cluster_blocks, instance.kernel, args);
 }

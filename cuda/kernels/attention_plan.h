@@ -74,7 +74,6 @@ struct AttentionPlan {
   uint32_t head_tiles = 0;      // key-value heads times those
   uint32_t cluster_blocks = 0;  // in this step; 0: shares of the line
   uint32_t cluster_rows = 0;    // that a cluster serves, with one head
-  bool has_short_rows = false;  // for clusters: each block's part is a few steps at most
 };
 
 // First position that a token at `position` attends to.

@@ -30,10 +30,6 @@ constexpr uint64_t kBiasEntriesPerRow = 512;
 // and graph memory.
 constexpr uint32_t kRowBuckets[] = {1,  2,  4,   8,   16,  24,  32,  48,
                                     64, 96, 128, 160, 192, 256, 384, 512};
-// Steps of at most so many rows, none of which reaches past so many positions, have graphs of their
-// own: attention then takes blocks that fit beside those of the kernels around it.
-constexpr uint32_t kShortRowsMax = 4;
-constexpr uint32_t kShortPositions = 2048;
 constexpr uint32_t kDeadToken = UINT32_MAX;  // token_rows of a token that only fills a bucket up
 
 // What travels to the device each step, in the order of the segments.
@@ -163,8 +159,7 @@ class CudaRunner final : public Runner {
   }
 
  private:
-  // parity, rows, positions, logits, filters
-  using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, bool>;
+  using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, bool>;  // parity, rows, logits, filters
 
   template <class T>
   T* pinned(uint32_t parity, uint64_t offset) const {
@@ -290,9 +285,7 @@ Shape CudaRunner::shape_of(const Ticket& ticket) const {
   shape.token_count = shape.row_count;
   if (shape.logits_count > 0)
     shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
-  const bool is_short = shape.row_count <= kShortRowsMax && shape.max_positions <= kShortPositions;
-  shape.max_positions =
-      is_short ? std::min(kShortPositions, limits.max_sequence_tokens) : limits.max_sequence_tokens;
+  shape.max_positions = limits.max_sequence_tokens;
   return shape;
 }
 
@@ -460,8 +453,7 @@ Status CudaRunner::start_step(const Shape& shape, bool* captured) {
 }
 
 Result<Graph> CudaRunner::find_graph(const Shape& shape, bool* captured) {
-  const GraphKey key{shape.parity, shape.row_count, shape.max_positions, shape.logits_count,
-                     shape.has_filters};
+  const GraphKey key{shape.parity, shape.row_count, shape.logits_count, shape.has_filters};
   const auto found = graphs_.find(key);
   if (found != graphs_.end()) return Graph(found->second);
   *captured = true;
@@ -636,18 +628,14 @@ Status CudaRunner::warm_up() {
     Shape shape;
     shape.row_count = shape.token_count = std::min(bucket, limits.max_batch_rows);
     shape.max_row_tokens = 1;
+    shape.max_positions = limits.max_sequence_tokens;
     shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
-    for (const bool is_short : {false, true}) {
-      if (is_short && shape.row_count > kShortRowsMax) break;
-      shape.max_positions = is_short ? std::min(kShortPositions, limits.max_sequence_tokens)
-                                     : limits.max_sequence_tokens;
-      for (shape.parity = 0; shape.parity < 2; ++shape.parity)
-        for (const bool has_filters : {false, true}) {
-          shape.has_filters = has_filters;
-          bool captured = false;
-          WCUDA_TRY(find_graph(shape, &captured).status());
-        }
-    }
+    for (shape.parity = 0; shape.parity < 2; ++shape.parity)
+      for (const bool has_filters : {false, true}) {
+        shape.has_filters = has_filters;
+        bool captured = false;
+        WCUDA_TRY(find_graph(shape, &captured).status());
+      }
     if (bucket >= limits.max_batch_rows) break;
   }
   return {};

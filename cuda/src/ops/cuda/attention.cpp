@@ -35,8 +35,6 @@ constexpr uint32_t kFixedUnitPagesMin = 8;
 // a sum then pass between blocks without a way through global memory.
 constexpr uint32_t kClusterBlocks = 8;
 static_assert(kClusterBlocks <= kernels::kDecodeClusterBlocksMax);
-// Positions of all rows of a cluster up to which its blocks are done after a step or two.
-constexpr uint32_t kShortPositionsMax = 2048;
 
 // Sizes of the plan's arrays, in elements.
 struct Sizes {
@@ -146,7 +144,6 @@ void choose_clusters(const Batch& batch, const KvPool& pool, const kernels::Laun
     plan->cluster_blocks = cluster;
     plan->cluster_rows = rows;
     plan->max_blocks = blocks;
-    plan->has_short_rows = uint64_t{batch.max_positions} * rows <= kShortPositionsMax;
     return;
   }
 }
