@@ -51,7 +51,8 @@ package_twice() {
   say "$crate: $bytes bytes"
   [ "$bytes" -le $((8 * 1024 * 1024)) ] || die "the package is $bytes bytes, at most 8 MiB"
   copy=$(mktemp -d) # outside the workspace
-  trap 'rm -rf "$copy"' EXIT
+  # Expanded now: when the trap runs, the local is gone.
+  trap "rm -rf '$copy'" EXIT
   tar -xzf "$crate" -C "$copy" --strip-components=1
   cd "$copy"
   rm -f Cargo.toml.orig .cargo_vcs_info.json
