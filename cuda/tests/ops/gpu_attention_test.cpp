@@ -31,19 +31,6 @@ uint32_t pages_of(const Shapes& shapes) {
   return pages;
 }
 
-void fill_pool(const Pool& pool, const Step& step, uint32_t layer, Random& random) {
-  for (const BatchRow& row : step.rows)
-    for (uint32_t p = 0; p < row.first_position + row.token_count; ++p)
-      for (uint32_t h = 0; h < pool.pool.head_count; ++h)
-        for (bool value : {false, true}) {
-          const uint32_t page =
-              step.page_tables[row.sequence_slot * step.batch.page_table_stride + p / kPageTokens];
-          const auto values = random.normals(pool.pool.head_length);
-          host::write_kv_row(pool.pool.type, values.data(), pool.pool.head_length,
-                             pool.row(layer, page, value, h, p % kPageTokens));
-        }
-}
-
 // A pool on the device that is the copy of a host's.
 struct DevicePool {
   DeviceBytes bytes;

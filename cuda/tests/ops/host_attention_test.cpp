@@ -23,19 +23,6 @@ Limits small_limits(uint32_t heads, uint32_t kv_heads, uint32_t head_length) {
   return limits;
 }
 
-void fill_pool(const Pool& pool, const Step& step, uint32_t layer, Random& random) {
-  for (const BatchRow& row : step.rows)
-    for (uint32_t p = 0; p < row.first_position + row.token_count; ++p)
-      for (uint32_t h = 0; h < pool.pool.head_count; ++h)
-        for (bool value : {false, true}) {
-          const uint32_t page =
-              step.page_tables[row.sequence_slot * step.batch.page_table_stride + p / kPageTokens];
-          const auto values = random.normals(pool.pool.head_length);
-          write_kv_row(pool.pool.type, values.data(), pool.pool.head_length,
-                       pool.row(layer, page, value, h, p % kPageTokens));
-        }
-}
-
 // softmax(scale * q·k)·v of one query head of one token.
 std::vector<double> naive_attention(const AttentionArgs& args, const Pool& pool, uint32_t token,
                                     uint32_t head) {
