@@ -6,6 +6,7 @@
 // its share. A row of at most kDecodeLoneUnits pages is left to one block, which needs no other.
 #include "kernels/attention_decode_cluster.h"
 #include "kernels/attention_decode_step.h"
+#include "kernels/cluster.h"
 
 namespace wcuda::kernels {
 namespace {
@@ -67,33 +68,6 @@ class OneSegment {
 
 // ---- clusters ----
 
-__device__ __forceinline__ uint32_t cluster_rank() {
-  uint32_t rank = 0;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#endif
-  return rank;
-}
-// All threads of the cluster come to both; what they wrote before one's arrival can be seen after
-// the other's wait.
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-// What block `rank` of the cluster has where this block has `address`.
-__device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank) {
-  uint32_t other = address;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(address), "r"(rank));
-#endif
-  return other;
-}
 __device__ __forceinline__ void store_cluster(uint32_t address, const Quad& quad) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(quad.sums.x),

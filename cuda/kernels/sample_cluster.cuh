@@ -1,65 +1,14 @@
-// Blocks of one cluster: barriers, and messages into another block's shared memory. A device
-// without clusters has one block in each.
+// Messages into the shared memory of another block of the cluster.
 #pragma once
 
-#include <cstdint>
+#include "kernels/cluster.h"
 
 namespace wcuda::kernels {
 namespace {
 
-__device__ __forceinline__ uint32_t cluster_rank() {
-#if __CUDA_ARCH__ >= 900
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-#else
-  return 0;
-#endif
-}
-
-__device__ __forceinline__ uint32_t cluster_size() {
-#if __CUDA_ARCH__ >= 900
-  uint32_t size;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  return size;
-#else
-  return 1;
-#endif
-}
-
-// Every thread of every block of the cluster; what was written to shared memory before is seen
-// after.
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-// The same, but nothing written before need be seen after.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-  __syncthreads();
-#endif
-}
-__device__ __forceinline__ void cluster_barrier() {
-  cluster_arrive();
-  cluster_wait();
-}
-
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ uint32_t shared_address(const void* variable) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(variable));
-}
-__device__ __forceinline__ uint32_t shared_address_in(uint32_t address, uint32_t rank) {
-  uint32_t result;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
-  return result;
 }
 // Writes 16 bytes into another block's shared memory and counts them on its barrier.
 __device__ __forceinline__ void send(uint32_t target, uint64_t a, uint64_t b, uint32_t barrier) {

@@ -51,8 +51,8 @@ __device__ void send_list(const Row<kIsShared>& r, const Item* items, uint32_t c
   }
   uint32_t before = 0;
   for (uint32_t i = 0; i < r.rank; ++i) before += items[i].count;
-  const uint32_t target = shared_address_in(shared_address(r.list() + before), 0);
-  const uint32_t target_barrier = shared_address_in(barrier, 0);
+  const uint32_t target = cluster_address(shared_address(r.list() + before), 0);
+  const uint32_t target_barrier = cluster_address(barrier, 0);
   for (uint32_t i = threadIdx.x; i < items[r.rank].count; i += kBlockThreads)
     send(target + static_cast<uint32_t>(i * sizeof(uint64_t)), r.list()[i], target_barrier);
 #endif

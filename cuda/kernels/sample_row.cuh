@@ -226,8 +226,8 @@ struct Row {
       if (lane() == 0)
         expect_bytes(barrier, static_cast<uint32_t>(size * sizeof(Item) / (kIsHalf ? 2 : 1)));
       if (lane() < size) {
-        const uint32_t target = shared_address_in(shared_address(items + rank), lane());
-        const uint32_t target_barrier = shared_address_in(barrier, lane());
+        const uint32_t target = cluster_address(shared_address(items + rank), lane());
+        const uint32_t target_barrier = cluster_address(barrier, lane());
         send(target, item.sum, item.other, target_barrier);
         if (!kIsHalf) send(target + 16, uint64_t{item.count} << 32 | item.token, 0, target_barrier);
       }
@@ -249,8 +249,8 @@ struct Row {
     const uint32_t barrier = shared_address(&shared->barriers[turn]);
     if (lane() == 0) {
       if (rank == 0) expect_bytes(barrier, static_cast<uint32_t>(size * sizeof(Item) / 2));
-      send(shared_address_in(shared_address(items + rank), 0), item.sum, item.other,
-           shared_address_in(barrier, 0));
+      send(cluster_address(shared_address(items + rank), 0), item.sum, item.other,
+           cluster_address(barrier, 0));
     }
     if (rank == 0) wait_bytes(barrier, parity);
 #else

@@ -73,7 +73,7 @@ __device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
   Bin* const own = r.histograms + r.histogram * kBins;
   r.histogram ^= 1;
   Bin* const next = r.histograms + r.histogram * kBins;
-  cluster_barrier();
+  cluster_sync();
   for (uint32_t i = threadIdx.x; i < kBins; i += kBlockThreads) next[i] = Bin{0, 0};
 
   // Each block adds up its share of the bins, in place: no other block reads that share here.
@@ -175,7 +175,7 @@ __device__ __noinline__ uint64_t select(Row<kIsShared>& r, const Rank& rank, Nee
       [&](uint32_t id, float) {
         for (uint32_t i = 0; i < r.size; ++i) *in_block(&r.shared->found_token, i) = id;
       });
-  cluster_barrier();
+  cluster_sync();
   cutoff->id = r.shared->found_token;
   return total;
 }
@@ -236,7 +236,7 @@ __device__ uint32_t report_top(Row<kIsShared>& r, float max, double log_sum) {
   const uint64_t total = select(r, rank, Needed{wanted, 0.0f}, &cutoff);
   const uint32_t count = wanted < total ? wanted : static_cast<uint32_t>(total);
   if (threadIdx.x == 0) r.shared->top_count = 0;
-  cluster_barrier();
+  cluster_sync();
   uint32_t* const counter = in_block(&r.shared->top_count, 0);
   uint64_t* const list = in_block(&r.shared->top[0], 0);
   r.for_each_singly([&](uint32_t id, float logit) {
@@ -244,7 +244,7 @@ __device__ uint32_t report_top(Row<kIsShared>& r, float max, double log_sum) {
     if (key == kNotRanked || !cutoff.keeps(key, id)) return;
     list[atomicAdd(counter, 1u)] = uint64_t{key} << 32 | id;
   });
-  cluster_barrier();
+  cluster_sync();
   if (r.rank == 0) write_top(r, count);
   __syncthreads();  // the list's place is used again
   return count;

@@ -308,6 +308,21 @@ struct TileOfIq1 : TileOfGrid {
   static __device__ void prepare() {
     fill_table<kType, 2048>([](uint32_t i) { return nibbles_of(quant::iq1_s_grid()[i]); });
   }
+  static __device__ RawGrid load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+    RawGrid raw;
+    const uint32_t t = lane % 4;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t place = half * 16 + lane / 4 + 8 * i;
+      const uint4 low = read_16(chunk + place * 16);
+      const uint2 high = read_8(chunk + part_base(kLayout, 1) + place * 8);
+      raw.index[0][i] = Tile<kType>::index(low.x, high.x, t);
+      raw.index[1][i] = Tile<kType>::index(low.y, high.x >> 16, t);
+      raw.index[2][i] = Tile<kType>::index(low.z, high.y, t);
+      raw.index[3][i] = Tile<kType>::index(low.w, high.y >> 16, t);
+    }
+    return raw;
+  }
   // raw: the index, bit 15 where the shift is negative.
   static __device__ void codes(const RawGrid& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
 #pragma unroll
@@ -324,21 +339,6 @@ struct TileOfIq1 : TileOfGrid {
 template <>
 struct Tile<19> : TileOfIq1<19> {  // IQ1_S
   static constexpr uint32_t kGroup = 32;
-  static __device__ RawGrid load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
-    RawGrid raw;
-    const uint32_t t = lane % 4;
-#pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-      const uint32_t place = half * 16 + lane / 4 + 8 * i;
-      const uint4 low = read_16(chunk + place * 16);
-      const uint2 high = read_8(chunk + part_base(kLayout, 1) + place * 8);
-      raw.index[0][i] = index(low.x, high.x, t);
-      raw.index[1][i] = index(low.y, high.x >> 16, t);
-      raw.index[2][i] = index(low.z, high.y, t);
-      raw.index[3][i] = index(low.w, high.y >> 16, t);
-    }
-    return raw;
-  }
   static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
 #pragma unroll
@@ -350,7 +350,7 @@ struct Tile<19> : TileOfIq1<19> {  // IQ1_S
     }
   }
 
- private:
+  // Of lane t of a quad, from a word of low bytes and one of high bits.
   static __device__ uint32_t index(uint32_t low, uint32_t high, uint32_t t) {
     return byte_of(low, t) | (high >> (3 * t) & 7) << 8 | (high & 0x8000);
   }
@@ -359,21 +359,6 @@ struct Tile<19> : TileOfIq1<19> {  // IQ1_S
 template <>
 struct Tile<29> : TileOfIq1<29> {  // IQ1_M
   static constexpr uint32_t kGroup = 16;
-  static __device__ RawGrid load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
-    RawGrid raw;
-    const uint32_t t = lane % 4;
-#pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-      const uint32_t place = half * 16 + lane / 4 + 8 * i;
-      const uint4 low = read_16(chunk + place * 16);
-      const uint2 high = read_8(chunk + part_base(kLayout, 1) + place * 8);
-      raw.index[0][i] = index(low.x, high.x, t);
-      raw.index[1][i] = index(low.y, high.x >> 16, t);
-      raw.index[2][i] = index(low.z, high.y, t);
-      raw.index[3][i] = index(low.w, high.y >> 16, t);
-    }
-    return raw;
-  }
   static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
 #pragma unroll
@@ -387,7 +372,7 @@ struct Tile<29> : TileOfIq1<29> {  // IQ1_M
     }
   }
 
- private:
+  // Of lane t of a quad, from a word of low bytes and one of high bits.
   static __device__ uint32_t index(uint32_t low, uint32_t high, uint32_t t) {
     const uint32_t nibble = high >> (4 * t);
     return byte_of(low, t) | (nibble & 7) << 8 | (nibble & 8) << 12;
