@@ -1,21 +1,13 @@
 // Section 7 of the header: buffers and pinned memory.
+#include "api/buffer.h"
+
 #include <cinttypes>
 #include <string_view>
 
 #include "api/context.h"
-#include "api/guard.h"
 
 namespace wcuda::api {
 namespace {
-
-struct BufferObject {
-  vram::Buffer buffer;
-  Exclusive exclusive;
-};
-
-Result<std::shared_ptr<BufferObject>> resolve_buffer(wcuda_buffer buffer, const char* argument) {
-  return resolve<BufferObject>(Kind::kBuffer, buffer.id, argument);
-}
 
 Backend& backend_of(const BufferObject& object) { return object.buffer.memory().backend(); }
 
