@@ -62,6 +62,10 @@ kinds! {
     AbiMismatch = WCUDA_ABI_MISMATCH,
     /// No such key, tensor or entry.
     NotFound = WCUDA_NOT_FOUND,
+    /// A launch's grid, block, cluster or shared memory; the message has the limit.
+    InvalidConfig = WCUDA_INVALID_CONFIG,
+    /// A kernel takes another number of arguments.
+    ArgumentCount = WCUDA_ARGUMENT_COUNT,
     /// Not built in, or not built yet; the message says which.
     NotAvailable = WCUDA_NOT_AVAILABLE,
     /// No driver, a driver too old, or no such device.
@@ -90,10 +94,16 @@ kinds! {
     Unsupported = WCUDA_UNSUPPORTED,
     /// Bytes are not what their digest says.
     Integrity = WCUDA_INTEGRITY,
+    /// The compiler refused a kernel's source; its log says why.
+    CompileFailed = WCUDA_COMPILE_FAILED,
+    /// A kernel has no code for this backend.
+    UnsupportedKernel = WCUDA_UNSUPPORTED_KERNEL,
     /// A call of the driver failed; [`Error::native_code`] has its code.
     DeviceError = WCUDA_DEVICE_ERROR,
     /// A fault ended the device's context: drop everything made from it.
     DeviceLost = WCUDA_DEVICE_LOST,
+    /// A kernel was not started; nothing of it ran.
+    LaunchFailed = WCUDA_LAUNCH_FAILED,
     /// A mistake in this library; please report the message.
     Internal = WCUDA_INTERNAL,
 }

@@ -55,6 +55,11 @@ pub fn layout() -> Vec<LayoutRow> {
     wcuda_row_result::push_layout(&mut rows);
     wcuda_step_output::push_layout(&mut rows);
     wcuda_health::push_layout(&mut rows);
+    wcuda_program::push_layout(&mut rows);
+    wcuda_program_header::push_layout(&mut rows);
+    wcuda_program_options::push_layout(&mut rows);
+    wcuda_program_info::push_layout(&mut rows);
+    wcuda_compiler_info::push_layout(&mut rows);
     rows
 }
 
@@ -119,6 +124,8 @@ pub const WCUDA_REENTRANT: i32 = 1006;
 pub const WCUDA_BUSY: i32 = 1007;
 pub const WCUDA_ABI_MISMATCH: i32 = 1008;
 pub const WCUDA_NOT_FOUND: i32 = 1009;
+pub const WCUDA_INVALID_CONFIG: i32 = 1010;
+pub const WCUDA_ARGUMENT_COUNT: i32 = 1011;
 pub const WCUDA_NOT_AVAILABLE: i32 = 2001;
 pub const WCUDA_NO_DEVICE: i32 = 2002;
 pub const WCUDA_IO: i32 = 2003;
@@ -133,8 +140,11 @@ pub const WCUDA_LIMIT_EXCEEDED: i32 = 3006;
 pub const WCUDA_MALFORMED: i32 = 4001;
 pub const WCUDA_UNSUPPORTED: i32 = 4002;
 pub const WCUDA_INTEGRITY: i32 = 4003;
+pub const WCUDA_COMPILE_FAILED: i32 = 4010;
+pub const WCUDA_UNSUPPORTED_KERNEL: i32 = 4011;
 pub const WCUDA_DEVICE_ERROR: i32 = 5001;
 pub const WCUDA_DEVICE_LOST: i32 = 5002;
+pub const WCUDA_LAUNCH_FAILED: i32 = 5010;
 pub const WCUDA_INTERNAL: i32 = 9001;
 pub const WCUDA_ERROR_MESSAGE_BYTES: usize = 500;
 
@@ -1060,6 +1070,131 @@ unsafe extern "C" {
     pub fn wcuda_health_get(
         context: wcuda_context,
         health: *mut wcuda_health,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+// ---- 16. Run-time kernels: compile ----
+
+c_struct! {
+    wcuda_program {
+        id: u64,
+    }
+}
+
+pub const WCUDA_CODE_PTX: i32 = 1;
+pub const WCUDA_CODE_CUBIN: i32 = 2;
+pub const WCUDA_CODE_FATBIN: i32 = 3;
+
+c_struct! {
+    wcuda_program_header {
+        name: wcuda_string,
+        text: wcuda_string,
+    }
+}
+
+pub const WCUDA_CHOICE_ON: i32 = 1;
+pub const WCUDA_CHOICE_OFF: i32 = 2;
+pub const WCUDA_PROGRAM_FAST_MATH: u32 = 1 << 0;
+pub const WCUDA_PROGRAM_LINE_INFO: u32 = 1 << 1;
+pub const WCUDA_PROGRAM_DEBUG: u32 = 1 << 2;
+pub const WCUDA_PROGRAM_RELOCATABLE: u32 = 1 << 3;
+pub const WCUDA_PROGRAM_DEFAULT_DEVICE: u32 = 1 << 4;
+
+c_struct! {
+    sized wcuda_program_options {
+        struct_size: u32,
+        flags: u32,
+        source: wcuda_string,
+        name: wcuda_string,
+        architecture: wcuda_string,
+        context: wcuda_context,
+        standard: wcuda_string,
+        defines: *const wcuda_string,
+        define_count: u64,
+        headers: *const wcuda_program_header,
+        header_count: u64,
+        include_folders: *const wcuda_string,
+        include_folder_count: u64,
+        expressions: *const wcuda_string,
+        expression_count: u64,
+        extras: *const wcuda_string,
+        extra_count: u64,
+        flush_denormals: i32,
+        precise_sqrt: i32,
+        precise_division: i32,
+        fuse_multiply_add: i32,
+        max_registers: u32,
+        reserved: u32,
+        library_folder: wcuda_string,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_program_create(
+        options: *const wcuda_program_options,
+        program: *mut wcuda_program,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_program_destroy(program: wcuda_program);
+    pub fn wcuda_program_compile(program: wcuda_program, error: *mut wcuda_error) -> wcuda_status;
+}
+
+pub const WCUDA_PROGRAM_NEW: i32 = 0;
+pub const WCUDA_PROGRAM_COMPILED: i32 = 1;
+pub const WCUDA_PROGRAM_FAILED: i32 = 2;
+
+c_struct! {
+    sized wcuda_program_info {
+        struct_size: u32,
+        state: i32,
+        code_kind: i32,
+        nvrtc_version: i32,
+        code_bytes: u64,
+        log_bytes: u64,
+        compile_ns: u64,
+        architecture: [c_char; 32],
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_program_info_get(
+        program: wcuda_program,
+        info: *mut wcuda_program_info,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_program_log_get(
+        program: wcuda_program,
+        log: *mut wcuda_string,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_program_code_get(
+        program: wcuda_program,
+        code: *mut *const c_void,
+        bytes: *mut u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_program_name_get(
+        program: wcuda_program,
+        expression: wcuda_string,
+        name: *mut wcuda_string,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+c_struct! {
+    sized wcuda_compiler_info {
+        struct_size: u32,
+        nvrtc_version: i32,
+        architecture_count: u32,
+        architectures: [i32; 61],
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_compiler_info_get(
+        library_folder: wcuda_string,
+        info: *mut wcuda_compiler_info,
         error: *mut wcuda_error,
     ) -> wcuda_status;
 }

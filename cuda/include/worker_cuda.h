@@ -60,6 +60,8 @@ typedef int32_t wcuda_status;
 #define WCUDA_BUSY 1007               /* another thread is using this object */
 #define WCUDA_ABI_MISMATCH 1008       /* header and archive are of different ABI numbers */
 #define WCUDA_NOT_FOUND 1009          /* no such key, tensor or entry */
+#define WCUDA_INVALID_CONFIG 1010     /* of a launch: grid, block, cluster or shared memory */
+#define WCUDA_ARGUMENT_COUNT 1011     /* a kernel takes another number of arguments */
 /* The machine and the build. */
 #define WCUDA_NOT_AVAILABLE 2001      /* not built in, or not built yet; the message says which */
 #define WCUDA_NO_DEVICE 2002          /* no driver, driver too old, or no such ordinal */
@@ -77,9 +79,12 @@ typedef int32_t wcuda_status;
 #define WCUDA_MALFORMED 4001          /* not a well-formed GGUF file */
 #define WCUDA_UNSUPPORTED 4002        /* well-formed, but this version cannot use it */
 #define WCUDA_INTEGRITY 4003          /* bytes are not what their digest says */
+#define WCUDA_COMPILE_FAILED 4010     /* the compiler refused a kernel's source; its log says why */
+#define WCUDA_UNSUPPORTED_KERNEL 4011 /* a kernel has no code for this backend */
 /* The device. */
 #define WCUDA_DEVICE_ERROR 5001       /* a call of the driver failed; see native_code */
 #define WCUDA_DEVICE_LOST 5002        /* a fault ended the device's context; only destroy is legal */
+#define WCUDA_LAUNCH_FAILED 5010      /* a kernel was not started; nothing of it ran */
 /* Ours. */
 #define WCUDA_INTERNAL 9001           /* a mistake in this library; please report the message */
 
@@ -897,6 +902,125 @@ typedef struct wcuda_health {
  * Legal on a lost device. [any thread] */
 WCUDA_API wcuda_status wcuda_health_get(wcuda_context context, wcuda_health* health,
                                         wcuda_error* error);
+
+/* ------------------------------------------------------------------------------------------------
+ * 16. Run-time kernels: compile
+ *
+ * CUDA C++ becomes device code by NVRTC, NVIDIA's compiler library (libnvrtc.so.13 of the toolkit or of
+ * the PyPI package nvidia-cuda-nvrtc), opened when it is first needed. No device is needed to compile.
+ */
+
+typedef struct wcuda_program {
+  uint64_t id;
+} wcuda_program;
+
+/* Code for the device, told apart by wcuda_code_kind_get. */
+#define WCUDA_CODE_PTX 1    /* text: the driver translates it for its device when it is loaded */
+#define WCUDA_CODE_CUBIN 2  /* an ELF file for one architecture */
+#define WCUDA_CODE_FATBIN 3 /* a container of the two for several */
+
+/* A header that exists in memory only: `name` as in #include "name". */
+typedef struct wcuda_program_header {
+  wcuda_string name;
+  wcuda_string text;
+} wcuda_program_header;
+
+/* For the choices below: 0 is the compiler's default, or what FAST_MATH makes of it. */
+#define WCUDA_CHOICE_ON 1
+#define WCUDA_CHOICE_OFF 2
+
+#define WCUDA_PROGRAM_FAST_MATH (1u << 0)
+#define WCUDA_PROGRAM_LINE_INFO (1u << 1)      /* line numbers for profilers */
+#define WCUDA_PROGRAM_DEBUG (1u << 2)          /* code for debuggers, not optimised */
+#define WCUDA_PROGRAM_RELOCATABLE (1u << 3)    /* code to be linked, not loaded as it is */
+#define WCUDA_PROGRAM_DEFAULT_DEVICE (1u << 4) /* functions not marked otherwise are __device__ */
+
+typedef struct wcuda_program_options {
+  uint32_t struct_size;
+  uint32_t flags;            /* WCUDA_PROGRAM_… */
+  wcuda_string source;       /* CUDA C++ */
+  wcuda_string name;         /* in diagnostics; empty: "kernel.cu" */
+  wcuda_string architecture; /* "sm_90a": a cubin for that device; "compute_90": PTX. Empty: code for
+                                the device of `context` ("sm_90a" on an H200, "sm_80" on an A100) */
+  wcuda_context context;     /* needed only without an architecture */
+  wcuda_string standard;     /* "c++11", "c++14", "c++17", "c++20"; empty: the compiler's default */
+  const wcuda_string* defines; /* "NAME" or "NAME=value" each */
+  uint64_t define_count;
+  const wcuda_program_header* headers; /* found before all files */
+  uint64_t header_count;
+  const wcuda_string* include_folders;
+  uint64_t include_folder_count;
+  const wcuda_string* expressions; /* kernels that are instances of templates, as "scale<float>" */
+  uint64_t expression_count;
+  const wcuda_string* extras; /* options given to NVRTC as they are, after all others */
+  uint64_t extra_count;
+  int32_t flush_denormals; /* WCUDA_CHOICE_…, and the three below: --ftz, --prec-sqrt, --prec-div, */
+  int32_t precise_sqrt;    /* --fmad */
+  int32_t precise_division;
+  int32_t fuse_multiply_add;
+  uint32_t max_registers; /* a thread; 0: no bound */
+  uint32_t reserved;
+  wcuda_string library_folder; /* that holds libnvrtc.so.13; empty: where the system's loader looks */
+} wcuda_program_options;
+#define WCUDA_PROGRAM_OPTIONS_INIT                                                                    \
+  {sizeof(wcuda_program_options), 0, {NULL, 0}, {NULL, 0}, {NULL, 0}, {0}, {NULL, 0}, NULL, 0, NULL, \
+   0, NULL, 0, NULL, 0, NULL, 0, 0, 0, 0, 0, 0, 0, {NULL, 0}}
+
+/* A program to be compiled: copies all it is given, checks the options and compiles nothing yet.
+ * Texts have no NUL. [any thread] */
+WCUDA_API wcuda_status wcuda_program_create(const wcuda_program_options* options,
+                                            wcuda_program* program, wcuda_error* error);
+WCUDA_API void wcuda_program_destroy(wcuda_program program); /* [any thread] */
+
+/* Compiles. WCUDA_COMPILE_FAILED has the first diagnostic in its message, and wcuda_program_log_get all
+ * of them. WCUDA_UNSUPPORTED: NVRTC does not know the architecture; the message lists those it knows.
+ * WCUDA_INVALID_ARGUMENT: it does not know an extra option. WCUDA_NOT_AVAILABLE: there is no NVRTC; the
+ * message has the loader's reason. A program that is compiled already stays as it is.
+ * [external: program] */
+WCUDA_API wcuda_status wcuda_program_compile(wcuda_program program, wcuda_error* error);
+
+#define WCUDA_PROGRAM_NEW 0 /* not compiled yet */
+#define WCUDA_PROGRAM_COMPILED 1
+#define WCUDA_PROGRAM_FAILED 2
+
+typedef struct wcuda_program_info {
+  uint32_t struct_size;
+  int32_t state;          /* WCUDA_PROGRAM_NEW, _COMPILED or _FAILED */
+  int32_t code_kind;      /* WCUDA_CODE_PTX or _CUBIN: what it is, or will be */
+  int32_t nvrtc_version;  /* major * 1000 + minor * 10; 0 before the library was opened */
+  uint64_t code_bytes;    /* 0 unless compiled */
+  uint64_t log_bytes;
+  uint64_t compile_ns;    /* of the last wcuda_program_compile that did something */
+  char architecture[32];  /* the one in use, NUL-terminated */
+} wcuda_program_info;
+#define WCUDA_PROGRAM_INFO_INIT {sizeof(wcuda_program_info), 0, 0, 0, 0, 0, 0, {0}}
+WCUDA_API wcuda_status wcuda_program_info_get(wcuda_program program, wcuda_program_info* info,
+                                              wcuda_error* error); /* [external: program] */
+
+/* All that the compiler has said, after a success (warnings) as after a failure; empty before. Borrowed
+ * from the program until it is compiled again. [external: program] */
+WCUDA_API wcuda_status wcuda_program_log_get(wcuda_program program, wcuda_string* log,
+                                             wcuda_error* error);
+/* The code; PTX without a final NUL. Borrowed from the program. WCUDA_INVALID_STATE unless it is
+ * compiled. [external: program] */
+WCUDA_API wcuda_status wcuda_program_code_get(wcuda_program program, const void** code,
+                                              uint64_t* bytes, wcuda_error* error);
+/* The name in the code of one of the program's expressions. Borrowed from the program.
+ * WCUDA_NOT_FOUND for any other text; WCUDA_INVALID_STATE unless it is compiled. [external: program] */
+WCUDA_API wcuda_status wcuda_program_name_get(wcuda_program program, wcuda_string expression,
+                                              wcuda_string* name, wcuda_error* error);
+
+typedef struct wcuda_compiler_info {
+  uint32_t struct_size;
+  int32_t nvrtc_version; /* major * 1000 + minor * 10 */
+  uint32_t architecture_count;
+  int32_t architectures[61]; /* ascending: 75, 80, … */
+} wcuda_compiler_info;
+#define WCUDA_COMPILER_INFO_INIT {sizeof(wcuda_compiler_info), 0, 0, {0}}
+/* What NVRTC there is; library_folder as in wcuda_program_options. WCUDA_NOT_AVAILABLE with the reason
+ * where there is none. [any thread] */
+WCUDA_API wcuda_status wcuda_compiler_info_get(wcuda_string library_folder,
+                                               wcuda_compiler_info* info, wcuda_error* error);
 
 #ifdef __cplusplus
 }

@@ -147,6 +147,8 @@ static inline int wcuda_compat_code(wcuda_status status, int otherwise) {
       return CUDA_ERROR_OUT_OF_MEMORY;
     case WCUDA_DEVICE_ERROR:
     case WCUDA_DEVICE_LOST:
+    case WCUDA_COMPILE_FAILED:
+    case WCUDA_LAUNCH_FAILED:
       return CUDA_ERROR_KERNEL_LAUNCH_FAILED;
     default:
       return otherwise;

@@ -127,6 +127,20 @@ need_cuda_wheels() {
   export WORKER_CUDA_TOOLKIT=$folder/nvidia/cu13
 }
 
+# The run-time compiler from PyPI, for the tests. Sets WCUDA_TEST_NVRTC and makes the tests need it.
+need_nvrtc() {
+  local folder=$CACHE/nvrtc
+  if ! [ -e "$folder/complete" ]; then
+    say "fetching NVRTC 13.0 from PyPI (86 MB)"
+    rm -rf "$folder"
+    mkdir -p "$CACHE"
+    python3 -m pip install -q --disable-pip-version-check --no-deps --target "$folder" \
+      'nvidia-cuda-nvrtc==13.0.*'
+    touch "$folder/complete"
+  fi
+  export WCUDA_TEST_NVRTC=$folder/nvidia/cu13/lib WCUDA_REQUIRE_NVRTC=1
+}
+
 # The demo model, checked. Sets DEMO_MODEL.
 need_model() {
   local bytes=98362432 sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53

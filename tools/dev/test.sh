@@ -21,6 +21,8 @@ command_test() {
   need_model >/dev/null
   step "set-up: CUDA wheels" need_cuda_wheels
   need_cuda_wheels >/dev/null
+  step "set-up: NVRTC" need_nvrtc
+  need_nvrtc >/dev/null
   export WCUDA_TEST_MODEL=$DEMO_MODEL
 
   step "lint" lint_checks

@@ -17,6 +17,12 @@ enum class Kind : uint8_t {
   kModel,
   kEngine,
   kSequence,
+  kProgram,
+  kModule,
+  kKernel,
+  kStream,
+  kEvent,
+  kKernelCache,
 };
 const char* kind_name(Kind kind);
 

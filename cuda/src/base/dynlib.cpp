@@ -2,6 +2,7 @@
 #include "base/dynlib.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 namespace wcuda {
 namespace {
@@ -17,6 +18,12 @@ Result<DynamicLibrary> DynamicLibrary::open(const char* name) {
   void* const handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
   if (!handle) return Status::error(WCUDA_NOT_AVAILABLE, "%s", last_reason());
   return DynamicLibrary(handle, name);
+}
+
+std::string DynamicLibrary::path() const {
+  const link_map* map = nullptr;
+  if (dlinfo(handle_, RTLD_DI_LINKMAP, &map) != 0 || !map || !map->l_name) return {};
+  return map->l_name;
 }
 
 Status DynamicLibrary::find_symbol(const char* name, void** symbol) const {

@@ -21,6 +21,9 @@ class DynamicLibrary {
   // WCUDA_NOT_AVAILABLE with the loader's reason.
   static Result<DynamicLibrary> open(const char* name);
 
+  // The file it was loaded from, "" where the loader does not tell.
+  std::string path() const;
+
   // WCUDA_NOT_AVAILABLE when the library lacks it.
   template <class Function>
   Status find(const char* name, Function** function) const {

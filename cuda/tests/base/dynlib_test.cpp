@@ -25,5 +25,13 @@ TEST(DynamicLibrary, finds_symbols_and_names_those_it_lacks) {
   EXPECT_STREQ(library->find("cosmos", &cosine).message(), "libm.so.6 has no cosmos");
 }
 
+TEST(DynamicLibrary, tells_the_file_it_came_from) {
+  const auto library = DynamicLibrary::open("libm.so.6");
+  ASSERT_TRUE(library.ok()) << library.status().message();
+
+  EXPECT_EQ(library->path().front(), '/');
+  EXPECT_NE(library->path().find("libm"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace wcuda

@@ -1,0 +1,30 @@
+// What stands behind a wcuda_program.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "api/guard.h"
+#include "api/handles.h"
+#include "nvrtc/compiler.h"
+
+namespace wcuda::api {
+
+struct ProgramObject {
+  nvrtc::Request request;
+  std::string library_folder;
+  nvrtc::Outcome outcome;
+  int32_t state = WCUDA_PROGRAM_NEW;
+  int32_t nvrtc_version = 0;
+  uint64_t compile_ns = 0;
+  Exclusive exclusive;
+};
+
+inline Result<std::shared_ptr<ProgramObject>> resolve_program(wcuda_program program) {
+  return resolve<ProgramObject>(Kind::kProgram, program.id, "program");
+}
+
+// WCUDA_INVALID_STATE unless it has been compiled.
+Status check_compiled(const ProgramObject& program);
+
+}  // namespace wcuda::api

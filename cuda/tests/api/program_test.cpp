@@ -1,0 +1,183 @@
+// Section 16 of the header through the C interface; compiles need NVRTC, nothing needs a device.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "support/allocation_failure.h"
+#include "support/context.h"
+#include "support/nvrtc_library.h"
+
+namespace wcuda::testing {
+namespace {
+
+wcuda_string text(const std::string& value) { return {value.data(), value.size()}; }
+
+std::string text(const wcuda_string& value) { return {value.data, value.bytes}; }
+
+class Program : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    options_.source = text(source_);
+    options_.architecture = text(architecture_);
+    options_.library_folder = text(folder_);
+  }
+  void TearDown() override { wcuda_program_destroy(program_); }
+
+  wcuda_status create() {
+    wcuda_program_destroy(program_);
+    program_ = {0};
+    return wcuda_program_create(&options_, &program_, &error_);
+  }
+  wcuda_program_info info() {
+    wcuda_program_info info = WCUDA_PROGRAM_INFO_INIT;
+    EXPECT_EQ(wcuda_program_info_get(program_, &info, nullptr), WCUDA_OK);
+    return info;
+  }
+
+  std::string source_ =
+      "template <class T> __global__ void scale(T* x, T by) { x[threadIdx.x] *= by; }\n"
+      "extern \"C\" __global__ void noop() {}\n";
+  std::string architecture_ = "compute_90";
+  std::string folder_ = nvrtc_folder();
+  wcuda_program_options options_ = WCUDA_PROGRAM_OPTIONS_INIT;
+  wcuda_program program_{0};
+  wcuda_error error_{};
+};
+
+TEST_F(Program, create_copies_and_checks_but_compiles_nothing) {
+  ASSERT_EQ(create(), WCUDA_OK) << error_.message;
+  source_.assign(source_.size(), '#');
+
+  EXPECT_EQ(info().state, WCUDA_PROGRAM_NEW);
+  EXPECT_EQ(info().code_kind, WCUDA_CODE_PTX);
+  EXPECT_STREQ(info().architecture, "compute_90");
+  const void* code = nullptr;
+  uint64_t bytes = 0;
+  EXPECT_EQ(wcuda_program_code_get(program_, &code, &bytes, &error_), WCUDA_INVALID_STATE);
+  EXPECT_STREQ(error_.message, "program: was not compiled yet");
+  wcuda_string log{nullptr, 9};
+  EXPECT_EQ(wcuda_program_log_get(program_, &log, nullptr), WCUDA_OK);
+  EXPECT_EQ(log.bytes, 0u);
+}
+
+TEST_F(Program, bad_options_are_refused_and_named) {
+  const auto refused = [&](wcuda_status status, const char* message) {
+    EXPECT_EQ(create(), status) << message;
+    EXPECT_STREQ(error_.message, message);
+    EXPECT_EQ(program_.id, 0u);
+    options_ = WCUDA_PROGRAM_OPTIONS_INIT;
+    SetUp();
+  };
+
+  options_.source = {nullptr, 0};
+  refused(WCUDA_INVALID_ARGUMENT, "source: is empty");
+  options_.architecture = {nullptr, 0};
+  refused(WCUDA_INVALID_ARGUMENT,
+          "architecture: is empty, and there is no context to take it from");
+  const TestContext host;
+  options_.architecture = {nullptr, 0};
+  options_.context = host.handle();
+  refused(WCUDA_INVALID_ARGUMENT, "architecture: is empty, and the context is one of the host");
+  options_.fuse_multiply_add = 3;
+  refused(WCUDA_INVALID_ARGUMENT, "fuse_multiply_add: 3 is not 0, 1 or 2");
+  options_.define_count = 1;
+  refused(WCUDA_INVALID_ARGUMENT, "defines is NULL");
+  options_.flags = 1u << 5;
+  refused(WCUDA_INVALID_ARGUMENT, "flags: unknown bits 0x20");
+}
+
+TEST_F(Program, a_folder_without_nvrtc_is_a_status_and_leaves_the_program_new) {
+  folder_ = "nowhere";
+  options_.library_folder = text(folder_);
+  ASSERT_EQ(create(), WCUDA_OK);
+
+  EXPECT_EQ(wcuda_program_compile(program_, &error_), WCUDA_NOT_AVAILABLE);
+  EXPECT_NE(std::string(error_.message).find("nowhere/libnvrtc"), std::string::npos);
+  EXPECT_EQ(info().state, WCUDA_PROGRAM_NEW);
+  wcuda_compiler_info compiler = WCUDA_COMPILER_INFO_INIT;
+  EXPECT_EQ(wcuda_compiler_info_get(text(folder_), &compiler, nullptr), WCUDA_NOT_AVAILABLE);
+}
+
+class ProgramCompile : public Program {
+ protected:
+  void SetUp() override {
+    Program::SetUp();
+    wcuda_compiler_info compiler = WCUDA_COMPILER_INFO_INIT;
+    const wcuda_status status = wcuda_compiler_info_get(text(folder_), &compiler, &error_);
+    WCUDA_NEEDS_NVRTC(status == WCUDA_OK, error_.message);
+    EXPECT_GE(compiler.nvrtc_version, 13000);
+    EXPECT_GE(compiler.architecture_count, 10u);
+  }
+};
+
+TEST_F(ProgramCompile, compiles_and_tells_code_names_and_time) {
+  const std::string expression = "scale<float>";
+  const wcuda_string expressions[] = {text(expression)};
+  options_.expressions = expressions;
+  options_.expression_count = 1;
+  ASSERT_EQ(create(), WCUDA_OK) << error_.message;
+
+  ASSERT_EQ(wcuda_program_compile(program_, &error_), WCUDA_OK) << error_.message;
+
+  const void* code = nullptr;
+  uint64_t bytes = 0;
+  ASSERT_EQ(wcuda_program_code_get(program_, &code, &bytes, nullptr), WCUDA_OK);
+  const std::string ptx(static_cast<const char*>(code), bytes);
+  EXPECT_NE(ptx.find(".entry noop"), std::string::npos);
+  EXPECT_EQ(info().state, WCUDA_PROGRAM_COMPILED);
+  EXPECT_EQ(info().code_bytes, bytes);
+  EXPECT_GT(info().compile_ns, 0u);
+  wcuda_string name{};
+  ASSERT_EQ(wcuda_program_name_get(program_, text(expression), &name, nullptr), WCUDA_OK);
+  EXPECT_NE(ptx.find(".entry " + text(name)), std::string::npos);
+  EXPECT_EQ(wcuda_program_name_get(program_, text(architecture_), &name, &error_), WCUDA_NOT_FOUND);
+
+  const uint64_t first_ns = info().compile_ns;
+  EXPECT_EQ(wcuda_program_compile(program_, nullptr), WCUDA_OK) << "a second time does nothing";
+  EXPECT_EQ(info().compile_ns, first_ns);
+}
+
+TEST_F(ProgramCompile, a_failure_keeps_the_whole_log) {
+  source_ = "extern \"C\" __global__ void k(int* p) {\n *p = a;\n *p = b;\n}";
+  options_.source = text(source_);
+  ASSERT_EQ(create(), WCUDA_OK);
+
+  EXPECT_EQ(wcuda_program_compile(program_, &error_), WCUDA_COMPILE_FAILED);
+
+  EXPECT_STREQ(error_.message, "kernel.cu(2): error: identifier \"a\" is undefined");
+  EXPECT_EQ(info().state, WCUDA_PROGRAM_FAILED);
+  wcuda_string log{};
+  ASSERT_EQ(wcuda_program_log_get(program_, &log, nullptr), WCUDA_OK);
+  EXPECT_NE(text(log).find("identifier \"b\" is undefined"), std::string::npos);
+  const void* code = nullptr;
+  uint64_t bytes = 0;
+  EXPECT_EQ(wcuda_program_code_get(program_, &code, &bytes, &error_), WCUDA_INVALID_STATE);
+  EXPECT_STREQ(error_.message, "program: could not be compiled");
+}
+
+TEST_F(ProgramCompile, survives_a_full_host_at_every_allocation) {
+  for (int64_t k = 1;; ++k) {
+    wcuda_program program{77};
+    wcuda_status status;
+    bool happened;
+    {
+      const FailAllocation failure(k);
+      status = wcuda_program_create(&options_, &program, &error_);
+      if (status == WCUDA_OK) status = wcuda_program_compile(program, &error_);
+      happened = failure.happened();
+    }
+    if (program.id != 77) wcuda_program_destroy(program);
+    if (!happened) {
+      EXPECT_EQ(status, WCUDA_OK) << error_.message;
+      break;
+    }
+    // NVRTC catches its own and says so in its way.
+    EXPECT_NE(status, WCUDA_INTERNAL) << k << ": " << error_.message;
+    ASSERT_LT(k, 100000);
+    if (k > 60) k += k / 4;  // most of them are within NVRTC
+  }
+}
+
+}  // namespace
+}  // namespace wcuda::testing
