@@ -60,12 +60,11 @@ __device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Quads& qu
     seen.see(four.w);
   }
   const int32_t warp_key = __reduce_max_sync(kAllLanes, seen.key());
-  if (r.lane() == 0) r.shared->segments[r.warp()] = rank_of(warp_key);
+  if (r.lane() == 0) r.shared->ranks[r.warp()] = rank_of(warp_key);
   __syncthreads();
   Item item{};
   if (r.warp() == 0)
-    item.sum = __reduce_max_sync(
-        kAllLanes, static_cast<uint32_t>(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0));
+    item.sum = __reduce_max_sync(kAllLanes, r.lane() < kWarps ? r.shared->ranks[r.lane()] : 0);
   cluster_wait();
   const Item* items = r.template exchange<true>(item);
   const int32_t key = key_of(__reduce_max_sync(
@@ -198,7 +197,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   const uint32_t reached = rank_of(seen.key());
   Item item{};
   const uint32_t warp_reached = __reduce_max_sync(kAllLanes, reached);
-  if (r.lane() == 0) r.shared->segments[r.warp()] = warp_reached;
+  if (r.lane() == 0) r.shared->ranks[r.warp()] = warp_reached;
   const uint32_t wanted = kHasFilters ? tokens_wanted(r.row) : 0;
   const bool is_by_min_p = kHasFilters && is_min_p_alone(r.row);
   const bool has_list = (wanted > 0 || is_by_min_p) && wanted <= kListWantedMax;
@@ -210,7 +209,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   else
     __syncthreads();
   if (r.warp() == 0) {
-    const auto own = static_cast<uint32_t>(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0);
+    const uint32_t own = r.lane() < kWarps ? r.shared->ranks[r.lane()] : 0;
     item.count = __reduce_max_sync(kAllLanes, own);
     if (has_list && wanted > 0 && is_by_warps) {  // what enough warps have reached
       uint32_t place = 0;

@@ -49,6 +49,7 @@ struct Shared {
   Item blocks[2][kBlocksMax];  // by turn, as the barriers
   uint64_t barriers[3];        // two of exchanges, one of the list
   uint64_t segments[kWarps];   // a sum a warp
+  uint32_t ranks[kWarps];      // of a warp's largest logit; nothing else goes here
   uint64_t top[kSampleTopLogprobsMax];
   uint64_t found_before;
   uint32_t found_bin;
