@@ -55,6 +55,17 @@ pub fn layout() -> Vec<LayoutRow> {
     wcuda_row_result::push_layout(&mut rows);
     wcuda_step_output::push_layout(&mut rows);
     wcuda_health::push_layout(&mut rows);
+    wcuda_stream::push_layout(&mut rows);
+    wcuda_event::push_layout(&mut rows);
+    wcuda_module::push_layout(&mut rows);
+    wcuda_kernel::push_layout(&mut rows);
+    wcuda_parameter::push_layout(&mut rows);
+    wcuda_launch::push_layout(&mut rows);
+    wcuda_host_argument::push_layout(&mut rows);
+    wcuda_kernel_options::push_layout(&mut rows);
+    wcuda_kernel_info::push_layout(&mut rows);
+    wcuda_occupancy::push_layout(&mut rows);
+    wcuda_argument::push_layout(&mut rows);
     wcuda_program::push_layout(&mut rows);
     wcuda_program_header::push_layout(&mut rows);
     wcuda_program_options::push_layout(&mut rows);
@@ -1195,6 +1206,274 @@ unsafe extern "C" {
     pub fn wcuda_compiler_info_get(
         library_folder: wcuda_string,
         info: *mut wcuda_compiler_info,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+// ---- 17. Streams, events, copies that do not wait ----
+
+c_struct! {
+    wcuda_stream {
+        id: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_stream_create(
+        context: wcuda_context,
+        priority: i32,
+        stream: *mut wcuda_stream,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_stream_destroy(stream: wcuda_stream);
+    pub fn wcuda_stream_synchronize(stream: wcuda_stream, error: *mut wcuda_error) -> wcuda_status;
+}
+
+c_struct! {
+    wcuda_event {
+        id: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_event_create(
+        context: wcuda_context,
+        event: *mut wcuda_event,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_event_destroy(event: wcuda_event);
+    pub fn wcuda_event_record(
+        event: wcuda_event,
+        stream: wcuda_stream,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_event_order(
+        event: wcuda_event,
+        stream: wcuda_stream,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_event_wait(
+        event: wcuda_event,
+        timeout_ms: i64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_event_done_get(
+        event: wcuda_event,
+        done: *mut i32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_event_elapsed_get(
+        start: wcuda_event,
+        end: wcuda_event,
+        milliseconds: *mut f64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_buffer_write_async(
+        buffer: wcuda_buffer,
+        offset: u64,
+        source: wcuda_pinned,
+        source_offset: u64,
+        bytes: u64,
+        stream: wcuda_stream,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_buffer_read_async(
+        buffer: wcuda_buffer,
+        offset: u64,
+        target: wcuda_pinned,
+        target_offset: u64,
+        bytes: u64,
+        stream: wcuda_stream,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+// ---- 18. Run-time kernels: modules, kernels, launches ----
+
+unsafe extern "C" {
+    pub fn wcuda_code_kind_get(
+        code: *const c_void,
+        bytes: u64,
+        kind: *mut i32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+c_struct! {
+    wcuda_module {
+        id: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_module_load(
+        context: wcuda_context,
+        code: *const c_void,
+        bytes: u64,
+        module: *mut wcuda_module,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_module_load_program(
+        context: wcuda_context,
+        program: wcuda_program,
+        module: *mut wcuda_module,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_module_destroy(module: wcuda_module);
+}
+
+c_struct! {
+    wcuda_kernel {
+        id: u64,
+    }
+}
+
+pub const WCUDA_ARG_I8: i32 = 1;
+pub const WCUDA_ARG_U8: i32 = 2;
+pub const WCUDA_ARG_I16: i32 = 3;
+pub const WCUDA_ARG_U16: i32 = 4;
+pub const WCUDA_ARG_I32: i32 = 5;
+pub const WCUDA_ARG_U32: i32 = 6;
+pub const WCUDA_ARG_I64: i32 = 7;
+pub const WCUDA_ARG_U64: i32 = 8;
+pub const WCUDA_ARG_F16: i32 = 9;
+pub const WCUDA_ARG_BF16: i32 = 10;
+pub const WCUDA_ARG_F32: i32 = 11;
+pub const WCUDA_ARG_F64: i32 = 12;
+pub const WCUDA_ARG_BUFFER: i32 = 13;
+pub const WCUDA_ARG_BYTES: i32 = 14;
+pub const WCUDA_ACCESS_READ: i32 = 1;
+pub const WCUDA_ACCESS_WRITE: i32 = 2;
+
+c_struct! {
+    wcuda_parameter {
+        kind: i32,
+        access: u32,
+        min_bytes: u64,
+        max_bytes: u64,
+    }
+}
+
+c_struct! {
+    sized wcuda_launch {
+        struct_size: u32,
+        flags: u32,
+        grid: [u32; 3],
+        block: [u32; 3],
+        cluster: [u32; 3],
+        shared_bytes: u32,
+        stream: wcuda_stream,
+    }
+}
+
+pub const WCUDA_LAUNCH_COOPERATIVE: u32 = 1 << 0;
+
+c_struct! {
+    wcuda_host_argument {
+        kind: i32,
+        reserved: u32,
+        data: *mut c_void,
+        bytes: u64,
+    }
+}
+
+pub type wcuda_host_kernel = Option<
+    unsafe extern "C" fn(
+        user: *mut c_void,
+        launch: *const wcuda_launch,
+        arguments: *const wcuda_host_argument,
+        argument_count: u64,
+    ) -> i32,
+>;
+
+c_struct! {
+    sized wcuda_kernel_options {
+        struct_size: u32,
+        has_signature: i32,
+        name: wcuda_string,
+        module: wcuda_module,
+        host: wcuda_host_kernel,
+        host_user: *mut c_void,
+        parameters: *const wcuda_parameter,
+        parameter_count: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_kernel_create(
+        context: wcuda_context,
+        options: *const wcuda_kernel_options,
+        kernel: *mut wcuda_kernel,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_kernel_destroy(kernel: wcuda_kernel);
+}
+
+c_struct! {
+    sized wcuda_kernel_info {
+        struct_size: u32,
+        has_device_code: i32,
+        has_host_function: i32,
+        parameter_count: u32,
+        max_threads_per_block: u32,
+        register_count: u32,
+        static_shared_bytes: u64,
+        dynamic_shared_bytes_max: u64,
+        local_bytes: u64,
+        constant_bytes: u64,
+        required_cluster: [u32; 3],
+        ptx_version: i32,
+        binary_version: i32,
+        name_bytes: u32,
+        name: [c_char; 256],
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_kernel_info_get(
+        kernel: wcuda_kernel,
+        info: *mut wcuda_kernel_info,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+c_struct! {
+    sized wcuda_occupancy {
+        struct_size: u32,
+        blocks_per_multiprocessor: u32,
+        threads_per_multiprocessor: u32,
+        best_block_threads: u32,
+        share: f64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_kernel_occupancy_get(
+        kernel: wcuda_kernel,
+        block_threads: u32,
+        shared_bytes: u64,
+        occupancy: *mut wcuda_occupancy,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+c_struct! {
+    wcuda_argument {
+        kind: i32,
+        access: u32,
+        data: *const c_void,
+        bytes: u64,
+        buffer: wcuda_buffer,
+        offset: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_kernel_launch(
+        kernel: wcuda_kernel,
+        launch: *const wcuda_launch,
+        arguments: *const wcuda_argument,
+        argument_count: u64,
         error: *mut wcuda_error,
     ) -> wcuda_status;
 }

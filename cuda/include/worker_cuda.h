@@ -1022,6 +1022,229 @@ typedef struct wcuda_compiler_info {
 WCUDA_API wcuda_status wcuda_compiler_info_get(wcuda_string library_folder,
                                                wcuda_compiler_info* info, wcuda_error* error);
 
+/* ------------------------------------------------------------------------------------------------
+ * 17. Streams, events, copies that do not wait
+ *
+ * Work on one stream is done in order; work on two only where an event orders it. A context has a
+ * stream of its own, id 0, which all calls use that take none. On HOST everything is done when a call
+ * returns.
+ */
+
+typedef struct wcuda_stream {
+  uint64_t id;
+} wcuda_stream;
+
+/* priority 0: ordinary; -1: high, its kernels get multiprocessors first. Others are
+ * WCUDA_INVALID_ARGUMENT. [any thread] */
+WCUDA_API wcuda_status wcuda_stream_create(wcuda_context context, int32_t priority,
+                                           wcuda_stream* stream, wcuda_error* error);
+WCUDA_API void wcuda_stream_destroy(wcuda_stream stream); /* waits for its work. [any thread] */
+/* Waits for all work given to the stream. [any thread] */
+WCUDA_API wcuda_status wcuda_stream_synchronize(wcuda_stream stream, wcuda_error* error);
+
+typedef struct wcuda_event {
+  uint64_t id;
+} wcuda_event;
+
+/* A point in a stream's work, with its time. One never recorded counts as done. [any thread] */
+WCUDA_API wcuda_status wcuda_event_create(wcuda_context context, wcuda_event* event,
+                                          wcuda_error* error);
+WCUDA_API void wcuda_event_destroy(wcuda_event event); /* [any thread] */
+/* Sets the event behind what the stream (id 0: the context's own) has been given. [any thread] */
+WCUDA_API wcuda_status wcuda_event_record(wcuda_event event, wcuda_stream stream,
+                                          wcuda_error* error);
+/* What the stream (id 0: the context's own) is given from now on waits for the event. [any thread] */
+WCUDA_API wcuda_status wcuda_event_order(wcuda_event event, wcuda_stream stream, wcuda_error* error);
+/* Waits until the work before the event is done; timeout_ms < 0: as long as it takes. WCUDA_TIMEOUT
+ * changes nothing: wait again. A fault of the device is WCUDA_DEVICE_LOST, never a timeout.
+ * [any thread] */
+WCUDA_API wcuda_status wcuda_event_wait(wcuda_event event, int64_t timeout_ms, wcuda_error* error);
+/* 1 when the work before the event is done. [any thread] */
+WCUDA_API wcuda_status wcuda_event_done_get(wcuda_event event, int32_t* done, wcuda_error* error);
+/* Milliseconds between two events that are done; WCUDA_INVALID_STATE otherwise. [any thread] */
+WCUDA_API wcuda_status wcuda_event_elapsed_get(wcuda_event start, wcuda_event end,
+                                               double* milliseconds, wcuda_error* error);
+
+/* Copies between a buffer and pinned memory, on a stream (id 0: the context's own), without waiting.
+ * Both stay alive until the stream has passed, destroyed or not; the caller leaves their contents
+ * alone until then, which an event tells. [any thread; external: buffer] */
+WCUDA_API wcuda_status wcuda_buffer_write_async(wcuda_buffer buffer, uint64_t offset,
+                                                wcuda_pinned source, uint64_t source_offset,
+                                                uint64_t bytes, wcuda_stream stream,
+                                                wcuda_error* error);
+WCUDA_API wcuda_status wcuda_buffer_read_async(wcuda_buffer buffer, uint64_t offset,
+                                               wcuda_pinned target, uint64_t target_offset,
+                                               uint64_t bytes, wcuda_stream stream,
+                                               wcuda_error* error);
+
+/* ------------------------------------------------------------------------------------------------
+ * 18. Run-time kernels: modules, kernels, launches
+ *
+ * A kernel is device code of a module, a function of the host, or both: a context of the backend CUDA
+ * runs the first, one of HOST the second. Nothing falls back from one to the other.
+ */
+
+/* What device code is (WCUDA_CODE_…), by its header or first token, and whether it is all there.
+ * WCUDA_MALFORMED says what is wrong, or that it is source. [any thread] */
+WCUDA_API wcuda_status wcuda_code_kind_get(const void* code, uint64_t bytes, int32_t* kind,
+                                           wcuda_error* error);
+
+typedef struct wcuda_module {
+  uint64_t id;
+} wcuda_module;
+
+/* Loads PTX, a cubin or a fatbin on the context's device. PTX needs no final NUL. WCUDA_MALFORMED and
+ * WCUDA_UNSUPPORTED (another architecture, PTX newer than the driver) have the driver's reason.
+ * WCUDA_UNSUPPORTED_KERNEL on HOST. The code is trusted: what it does to memory is its own.
+ * [any thread] */
+WCUDA_API wcuda_status wcuda_module_load(wcuda_context context, const void* code, uint64_t bytes,
+                                         wcuda_module* module, wcuda_error* error);
+/* The same with a compiled program, whose expressions then name kernels. [external: program] */
+WCUDA_API wcuda_status wcuda_module_load_program(wcuda_context context, wcuda_program program,
+                                                 wcuda_module* module, wcuda_error* error);
+/* Kernels and views of globals keep their module: it is unloaded, after all work of the context, when
+ * the last goes. [any thread] */
+WCUDA_API void wcuda_module_destroy(wcuda_module module);
+
+typedef struct wcuda_kernel {
+  uint64_t id;
+} wcuda_kernel;
+
+/* Kinds of arguments. Scalars are passed as they are, a buffer as the address of its window. */
+#define WCUDA_ARG_I8 1
+#define WCUDA_ARG_U8 2
+#define WCUDA_ARG_I16 3
+#define WCUDA_ARG_U16 4
+#define WCUDA_ARG_I32 5
+#define WCUDA_ARG_U32 6
+#define WCUDA_ARG_I64 7
+#define WCUDA_ARG_U64 8
+#define WCUDA_ARG_F16 9
+#define WCUDA_ARG_BF16 10
+#define WCUDA_ARG_F32 11
+#define WCUDA_ARG_F64 12
+#define WCUDA_ARG_BUFFER 13
+#define WCUDA_ARG_BYTES 14 /* a struct passed by value */
+
+#define WCUDA_ACCESS_READ 1
+#define WCUDA_ACCESS_WRITE 2
+
+/* What a kernel's signature says of one parameter. */
+typedef struct wcuda_parameter {
+  int32_t kind;       /* WCUDA_ARG_… */
+  uint32_t access;    /* of a BUFFER: WCUDA_ACCESS_… bits; 0: both */
+  uint64_t min_bytes; /* of a BUFFER's window, or of BYTES */
+  uint64_t max_bytes; /* likewise; 0: no bound */
+} wcuda_parameter;
+
+typedef struct wcuda_launch {
+  uint32_t struct_size;
+  uint32_t flags;        /* WCUDA_LAUNCH_… */
+  uint32_t grid[3];      /* blocks, x y z */
+  uint32_t block[3];     /* threads of a block */
+  uint32_t cluster[3];   /* blocks of a cluster; all 0: none, or what the kernel was compiled with */
+  uint32_t shared_bytes; /* dynamic shared memory of a block */
+  wcuda_stream stream;   /* id 0: the context's own, which buffer calls use too */
+} wcuda_launch;
+#define WCUDA_LAUNCH_INIT {sizeof(wcuda_launch), 0, {1, 1, 1}, {256, 1, 1}, {0, 0, 0}, 0, {0}}
+/* All blocks run at once and may wait for each other; more than fit is WCUDA_LAUNCH_FAILED. */
+#define WCUDA_LAUNCH_COOPERATIVE (1u << 0)
+
+/* One argument as a host function gets it. */
+typedef struct wcuda_host_argument {
+  int32_t kind; /* WCUDA_ARG_… */
+  uint32_t reserved;
+  void* data; /* of a buffer: its window; of anything else: the value, not to be written */
+  uint64_t bytes;
+} wcuda_host_argument;
+
+/* A kernel on the host: does the work of the whole grid. Runs on the thread that launches. Returns 0,
+ * or a number of its own that makes the launch WCUDA_DEVICE_ERROR with it as native code. Arguments
+ * have been checked as for a device. */
+typedef int32_t (*wcuda_host_kernel)(void* user, const wcuda_launch* launch,
+                                     const wcuda_host_argument* arguments, uint64_t argument_count);
+
+typedef struct wcuda_kernel_options {
+  uint32_t struct_size;
+  int32_t has_signature;  /* 1: the parameters below are all there are */
+  wcuda_string name;      /* in the module: a name with C linkage, a mangled one, or an expression of
+                             the program that was loaded; without a module any text */
+  wcuda_module module;    /* id 0: none; needed on CUDA to be launched */
+  wcuda_host_kernel host; /* NULL: none; needed on HOST to be launched */
+  void* host_user;        /* outlives the kernel */
+  const wcuda_parameter* parameters;
+  uint64_t parameter_count;
+} wcuda_kernel_options;
+#define WCUDA_KERNEL_OPTIONS_INIT {sizeof(wcuda_kernel_options), 0, {NULL, 0}, {0}, NULL, NULL, NULL, 0}
+
+/* A kernel of a context. WCUDA_NOT_FOUND lists the kernels that the module has. A signature that does
+ * not fit the code (number and sizes of parameters) is refused here. WCUDA_UNSUPPORTED_KERNEL when
+ * there is neither a module nor a host function, WCUDA_INVALID_ARGUMENT when the module is of another
+ * context. [any thread] */
+WCUDA_API wcuda_status wcuda_kernel_create(wcuda_context context,
+                                           const wcuda_kernel_options* options,
+                                           wcuda_kernel* kernel, wcuda_error* error);
+WCUDA_API void wcuda_kernel_destroy(wcuda_kernel kernel); /* [any thread] */
+
+typedef struct wcuda_kernel_info {
+  uint32_t struct_size;
+  int32_t has_device_code;
+  int32_t has_host_function;
+  uint32_t parameter_count;       /* by the code, else by the signature; 0 where neither tells */
+  uint32_t max_threads_per_block; /* what follows is of device code; else 0 */
+  uint32_t register_count;        /* a thread */
+  uint64_t static_shared_bytes;
+  uint64_t dynamic_shared_bytes_max;
+  uint64_t local_bytes; /* a thread */
+  uint64_t constant_bytes;
+  uint32_t required_cluster[3];
+  int32_t ptx_version;    /* major * 10 + minor */
+  int32_t binary_version; /* likewise */
+  uint32_t name_bytes;
+  char name[256]; /* in the code, cut to fit, NUL-terminated */
+} wcuda_kernel_info;
+#define WCUDA_KERNEL_INFO_INIT \
+  {sizeof(wcuda_kernel_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0, {0}}
+WCUDA_API wcuda_status wcuda_kernel_info_get(wcuda_kernel kernel, wcuda_kernel_info* info,
+                                             wcuda_error* error); /* [any thread] */
+
+typedef struct wcuda_occupancy {
+  uint32_t struct_size;
+  uint32_t blocks_per_multiprocessor; /* that run at once */
+  uint32_t threads_per_multiprocessor;
+  uint32_t best_block_threads; /* the block size that keeps most threads running */
+  double share;                /* of the threads a multiprocessor can have, 0 to 1 */
+} wcuda_occupancy;
+#define WCUDA_OCCUPANCY_INIT {sizeof(wcuda_occupancy), 0, 0, 0, 0.0}
+/* How much of a multiprocessor a kernel fills with blocks of that many threads and that much dynamic
+ * shared memory. WCUDA_UNSUPPORTED_KERNEL without device code. [any thread] */
+WCUDA_API wcuda_status wcuda_kernel_occupancy_get(wcuda_kernel kernel, uint32_t block_threads,
+                                                  uint64_t shared_bytes,
+                                                  wcuda_occupancy* occupancy, wcuda_error* error);
+
+typedef struct wcuda_argument {
+  int32_t kind;         /* WCUDA_ARG_… */
+  uint32_t access;      /* of a BUFFER: what the caller grants, WCUDA_ACCESS_… bits; 0: both */
+  const void* data;     /* scalars and BYTES: the value, copied before the call returns */
+  uint64_t bytes;       /* BYTES: its size. BUFFER: of the window, 0: to the end. Scalars: 0 */
+  wcuda_buffer buffer;  /* BUFFER */
+  uint64_t offset;      /* BUFFER: where the window begins */
+} wcuda_argument;
+
+/* Launches a kernel and does not wait for it (on HOST it is done when the call returns). Before the
+ * driver sees anything these are checked: grid, block, cluster and shared memory, none zero and all
+ * within the limits of device and kernel (WCUDA_INVALID_CONFIG with value and limit); the number of
+ * arguments (WCUDA_ARGUMENT_COUNT) and their sizes, by what the code tells; their kinds, access and
+ * sizes by the signature if there is one; that buffers are live, of the kernel's context, and windows
+ * within them. Any number of arguments. WCUDA_LAUNCH_FAILED: the driver refused, nothing ran. What goes
+ * wrong while the kernel runs is told by the next call that waits, and every one after it:
+ * WCUDA_DEVICE_LOST. Buffers destroyed meanwhile are freed after the kernel.
+ * Device code can do to memory what it likes: the caller vouches for it.
+ * [any thread; external: each buffer] */
+WCUDA_API wcuda_status wcuda_kernel_launch(wcuda_kernel kernel, const wcuda_launch* launch,
+                                           const wcuda_argument* arguments, uint64_t argument_count,
+                                           wcuda_error* error);
+
 #ifdef __cplusplus
 }
 #endif

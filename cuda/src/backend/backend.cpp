@@ -5,18 +5,27 @@ namespace wcuda {
 namespace {
 
 Status no_kernels() {
-  return Status::error(WCUDA_NOT_AVAILABLE, "run-time kernels are not available yet");
+  return Status::error(WCUDA_UNSUPPORTED_KERNEL, "this backend runs no device code");
 }
 
 Status no_queue() { return Status::error(WCUDA_NOT_AVAILABLE, "this backend has no graphs"); }
 
 }  // namespace
 
-Result<Module> Backend::compile(const std::string&, const std::string&) { return no_kernels(); }
-Status Backend::launch(Module, const std::string&, const LaunchDims&, void* const*, Stream) {
+Result<Module> Backend::module_load(const void*, uint64_t) { return no_kernels(); }
+Status Backend::module_unload(Module) { return no_kernels(); }
+Result<std::pair<void*, uint64_t>> Backend::module_global(Module, const std::string&) {
   return no_kernels();
 }
-Status Backend::destroy(Module) { return no_kernels(); }
+Result<Kernel> Backend::kernel_find(Module, const std::string&) { return no_kernels(); }
+Result<KernelAttributes> Backend::kernel_attributes(Kernel) { return no_kernels(); }
+Result<Occupancy> Backend::kernel_occupancy(Kernel, uint32_t, uint64_t) { return no_kernels(); }
+Status Backend::kernel_launch(Kernel, const LaunchDims&, void* const*, Stream) {
+  return no_kernels();
+}
+Status Backend::host_launch(Stream, const std::function<Status()>&) {
+  return Status::error(WCUDA_UNSUPPORTED_KERNEL, "this backend runs no functions of the host");
+}
 Status Backend::queue(Stream, const std::function<Status()>&) { return no_queue(); }
 Result<Graph> Backend::graph_capture(Stream, const std::function<Status()>&) { return no_queue(); }
 Status Backend::graph_launch(Graph, Stream) { return no_queue(); }

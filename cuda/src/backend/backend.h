@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/status.h"
 
@@ -23,8 +25,13 @@ struct Event {
   uint64_t id = 0;
 };
 
-// A compiled kernel module. id 0: none.
+// Loaded device code: kernels and globals. id 0: none.
 struct Module {
+  uint64_t id = 0;
+};
+
+// A kernel of a module; ends with it. id 0: none.
+struct Kernel {
   uint64_t id = 0;
 };
 
@@ -67,7 +74,33 @@ constexpr uint64_t kDigestScratchBytes = 320 * 1024;
 struct LaunchDims {
   uint32_t grid[3] = {1, 1, 1};
   uint32_t block[3] = {1, 1, 1};
-  uint32_t shared_bytes = 0;
+  uint32_t cluster[3] = {0, 0, 0};  // blocks; all 0: none, or what the kernel was compiled with
+  uint32_t shared_bytes = 0;        // dynamic
+  bool is_cooperative = false;      // all blocks run at once and may wait for each other
+};
+
+struct KernelParameter {
+  uint64_t offset;
+  uint64_t bytes;
+};
+
+struct KernelAttributes {
+  std::string name;  // as in the code, mangled unless it has C linkage
+  std::vector<KernelParameter> parameters;
+  uint32_t max_threads_per_block = 0;
+  uint32_t register_count = 0;  // a thread
+  uint64_t static_shared_bytes = 0;
+  uint64_t dynamic_shared_bytes_max = 0;  // that a launch may ask for
+  uint64_t local_bytes = 0;               // a thread
+  uint64_t constant_bytes = 0;
+  uint32_t required_cluster[3] = {0, 0, 0};  // all 0: none
+  int32_t ptx_version = 0;                   // major * 10 + minor
+  int32_t binary_version = 0;
+};
+
+struct Occupancy {
+  uint32_t blocks_per_multiprocessor;  // at once
+  uint32_t best_block_threads;         // block size that fills a multiprocessor most
 };
 
 // Thread-safe. Addresses are the device's own: on HOST they can be read, on CUDA they cannot.
@@ -123,11 +156,27 @@ class Backend {
   // memory. WCUDA_INVALID_ARGUMENT for a type or shape that has no such order.
   virtual Status place(const Placement& placement, Stream stream) = 0;
 
-  // Run-time kernels. WCUDA_NOT_AVAILABLE unless an implementation says otherwise.
-  virtual Result<Module> compile(const std::string& source, const std::string& name);
-  virtual Status launch(Module module, const std::string& kernel, const LaunchDims& dims,
-                        void* const* arguments, Stream stream);
-  virtual Status destroy(Module module);
+  // Device code: whole (jit/code_kind.h), and with a NUL after PTX, which is not counted.
+  // WCUDA_MALFORMED or WCUDA_UNSUPPORTED with what the driver says of it. WCUDA_UNSUPPORTED_KERNEL
+  // on HOST, for all that follows too.
+  virtual Result<Module> module_load(const void* code, uint64_t bytes);
+  // Waits for all work; ends the module's kernels.
+  virtual Status module_unload(Module module);
+  // Memory of a variable in the module; WCUDA_NOT_FOUND.
+  virtual Result<std::pair<void*, uint64_t>> module_global(Module module, const std::string& name);
+  // By the name in the code; WCUDA_NOT_FOUND lists the names there are.
+  virtual Result<Kernel> kernel_find(Module module, const std::string& name);
+  virtual Result<KernelAttributes> kernel_attributes(Kernel kernel);
+  virtual Result<Occupancy> kernel_occupancy(Kernel kernel, uint32_t block_threads,
+                                             uint64_t shared_bytes);
+  // Queued. One pointer to its value for each parameter; checked by the caller. What the driver
+  // refuses is WCUDA_LAUNCH_FAILED, and nothing of it runs.
+  virtual Status kernel_launch(Kernel kernel, const LaunchDims& dims, void* const* arguments,
+                               Stream stream);
+
+  // Runs a kernel that is a function of the host, in the order of the stream; its failure is the
+  // answer. WCUDA_UNSUPPORTED_KERNEL unless on HOST.
+  virtual Status host_launch(Stream stream, const std::function<Status()>& work);
 
   // Runs `work`, which queues kernels on native_stream(stream), with the device current; its
   // failure is the answer. WCUDA_NOT_AVAILABLE on HOST.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backend/cuda_device.h"
+#include "backend/cuda_module.h"
 #include "backend/nvml.h"
 #include "base/checked.h"
 #include "base/log.h"
@@ -55,6 +56,16 @@ class CudaBackend final : public Backend {
                       Stream stream) override;
   Status place(const Placement& placement, Stream stream) override;
 
+  Result<Module> module_load(const void* code, uint64_t bytes) override;
+  Status module_unload(Module module) override;
+  Result<std::pair<void*, uint64_t>> module_global(Module module, const std::string& name) override;
+  Result<Kernel> kernel_find(Module module, const std::string& name) override;
+  Result<KernelAttributes> kernel_attributes(Kernel kernel) override;
+  Result<Occupancy> kernel_occupancy(Kernel kernel, uint32_t block_threads,
+                                     uint64_t shared_bytes) override;
+  Status kernel_launch(Kernel kernel, const LaunchDims& dims, void* const* arguments,
+                       Stream stream) override;
+
   Status queue(Stream stream, const std::function<Status()>& work) override;
   Result<Graph> graph_capture(Stream stream, const std::function<Status()>& work) override;
   Status graph_launch(Graph graph, Stream stream) override;
@@ -91,6 +102,14 @@ class CudaBackend final : public Backend {
   Result<StreamPtr> find_stream(Stream stream);
   Result<EventPtr> find_event(Event event);
   Result<GraphPtr> find_graph(Graph graph);
+  // A kernel keeps the module it is of alive while a call uses it.
+  struct LoadedKernel {
+    std::shared_ptr<CudaModule> module;
+    uint64_t module_id;
+    cudaKernel_t kernel;
+  };
+  Result<std::shared_ptr<CudaModule>> find_module(Module module);
+  Result<LoadedKernel> find_kernel(Kernel kernel);
   Result<void*> allocate_device(uint64_t bytes);
   Result<void*> allocate_pinned(uint64_t bytes);
 
@@ -108,6 +127,8 @@ class CudaBackend final : public Backend {
   std::map<uint64_t, StreamPtr> streams_;
   std::map<uint64_t, EventPtr> events_;
   std::map<uint64_t, GraphPtr> graphs_;
+  std::map<uint64_t, std::shared_ptr<CudaModule>> modules_;
+  std::map<uint64_t, LoadedKernel> kernels_;
 };
 
 // Every call begins so: the device works, and its context is current until the scope ends.
@@ -169,6 +190,8 @@ CudaBackend::~CudaBackend() {
     const CurrentContext current(context_);
     (void)synchronize();
     graphs_.clear();
+    kernels_.clear();
+    modules_.clear();
     streams_.clear();
     events_.clear();
     if (memory_stream_) (void)cudaStreamSynchronize(memory_stream_.get());
@@ -387,6 +410,79 @@ Result<CudaBackend::GraphPtr> CudaBackend::find_graph(Graph graph) {
   const auto found = graphs_.find(graph.id);
   if (found == graphs_.end()) return unknown("graph", graph.id);
   return GraphPtr(found->second);
+}
+
+Result<std::shared_ptr<CudaModule>> CudaBackend::find_module(Module module) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = modules_.find(module.id);
+  if (found == modules_.end()) return unknown("module", module.id);
+  return std::shared_ptr<CudaModule>(found->second);
+}
+
+Result<CudaBackend::LoadedKernel> CudaBackend::find_kernel(Kernel kernel) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = kernels_.find(kernel.id);
+  if (found == kernels_.end()) return unknown("kernel", kernel.id);
+  return LoadedKernel(found->second);
+}
+
+Result<Module> CudaBackend::module_load(const void* code, uint64_t) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(auto module, CudaModule::load(code, device_));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  modules_.emplace(last_id_ + 1, std::move(module));
+  return Module{++last_id_};
+}
+
+Status CudaBackend::module_unload(Module module) {
+  WCUDA_ENTER_LOST_DEVICE();
+  WCUDA_ASSIGN(const auto found, find_module(module));  // unloaded when this goes
+  if (fault().ok()) WCUDA_TRY(synchronize());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = kernels_.begin(); it != kernels_.end();)
+    it = it->second.module_id == module.id ? kernels_.erase(it) : std::next(it);
+  modules_.erase(module.id);
+  return {};
+}
+
+Result<std::pair<void*, uint64_t>> CudaBackend::module_global(Module module,
+                                                              const std::string& name) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const auto found, find_module(module));
+  return found->global(name);
+}
+
+Result<Kernel> CudaBackend::kernel_find(Module module, const std::string& name) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(auto found, find_module(module));
+  WCUDA_ASSIGN(const cudaKernel_t kernel, found->find(name));
+  WCUDA_TRY(cuda_kernel_allow_shared(kernel, caps_.shared_memory_per_block_optin, device_));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  kernels_.emplace(last_id_ + 1, LoadedKernel{std::move(found), module.id, kernel});
+  return Kernel{++last_id_};
+}
+
+Result<KernelAttributes> CudaBackend::kernel_attributes(Kernel kernel) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const LoadedKernel found, find_kernel(kernel));
+  return cuda_kernel_attributes(found.kernel, caps_.shared_memory_per_block_optin, device_);
+}
+
+Result<Occupancy> CudaBackend::kernel_occupancy(Kernel kernel, uint32_t block_threads,
+                                                uint64_t shared_bytes) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const KernelAttributes attributes, kernel_attributes(kernel));
+  WCUDA_ASSIGN(const LoadedKernel found, find_kernel(kernel));
+  return cuda_kernel_occupancy(found.kernel, block_threads, shared_bytes,
+                               attributes.max_threads_per_block, device_);
+}
+
+Status CudaBackend::kernel_launch(Kernel kernel, const LaunchDims& dims, void* const* arguments,
+                                  Stream stream) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const LoadedKernel found, find_kernel(kernel));
+  WCUDA_ASSIGN(const StreamPtr on, find_stream(stream));
+  return cuda_kernel_launch(found.kernel, dims, arguments, on.get(), device_);
 }
 
 Status CudaBackend::queue(Stream stream, const std::function<Status()>& work) {

@@ -267,6 +267,11 @@ Result<HostBackend::Clock::time_point> HostBackend::event_time(Event event) cons
   return found->second;
 }
 
+Status HostBackend::host_launch(Stream stream, const std::function<Status()>& work) {
+  WCUDA_TRY(check_stream(stream));
+  return work();
+}
+
 Result<Stream> HostBackend::stream_create(int32_t priority) {
   std::lock_guard<std::mutex> lock(mutex_);
   streams_.emplace(last_id_ + 1, priority);

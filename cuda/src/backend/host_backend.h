@@ -37,6 +37,7 @@ class HostBackend final : public Backend {
                       Stream stream) override;
   Status place(const Placement& placement, Stream stream) override;
 
+  Status host_launch(Stream stream, const std::function<Status()>& work) override;
   Result<Stream> stream_create(int32_t priority) override;
   Status stream_destroy(Stream stream) override;
   void* native_stream(Stream) override { return nullptr; }

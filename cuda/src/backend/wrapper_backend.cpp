@@ -100,18 +100,45 @@ Status WrapperBackend::place(const Placement& placement, Stream stream) {
               [&] { return inner_->place(placement, stream); });
 }
 
-Result<Module> WrapperBackend::compile(const std::string& source, const std::string& name) {
-  return pass({"compile", CallKind::kOther}, [&] { return inner_->compile(source, name); });
+Result<Module> WrapperBackend::module_load(const void* code, uint64_t bytes) {
+  return pass({"module_load", CallKind::kAllocate, bytes},
+              [&] { return inner_->module_load(code, bytes); });
 }
 
-Status WrapperBackend::launch(Module module, const std::string& kernel, const LaunchDims& dims,
-                              void* const* arguments, Stream stream) {
-  return pass({"launch", CallKind::kLaunch, 0, stream},
-              [&] { return inner_->launch(module, kernel, dims, arguments, stream); });
+Status WrapperBackend::module_unload(Module module) {
+  return pass({"module_unload", CallKind::kEnd}, [&] { return inner_->module_unload(module); });
 }
 
-Status WrapperBackend::destroy(Module module) {
-  return pass({"destroy", CallKind::kEnd}, [&] { return inner_->destroy(module); });
+Result<std::pair<void*, uint64_t>> WrapperBackend::module_global(Module module,
+                                                                 const std::string& name) {
+  return pass({"module_global", CallKind::kOther},
+              [&] { return inner_->module_global(module, name); });
+}
+
+Result<Kernel> WrapperBackend::kernel_find(Module module, const std::string& name) {
+  return pass({"kernel_find", CallKind::kOther}, [&] { return inner_->kernel_find(module, name); });
+}
+
+Result<KernelAttributes> WrapperBackend::kernel_attributes(Kernel kernel) {
+  return pass({"kernel_attributes", CallKind::kOther},
+              [&] { return inner_->kernel_attributes(kernel); });
+}
+
+Result<Occupancy> WrapperBackend::kernel_occupancy(Kernel kernel, uint32_t block_threads,
+                                                   uint64_t shared_bytes) {
+  return pass({"kernel_occupancy", CallKind::kOther},
+              [&] { return inner_->kernel_occupancy(kernel, block_threads, shared_bytes); });
+}
+
+Status WrapperBackend::kernel_launch(Kernel kernel, const LaunchDims& dims, void* const* arguments,
+                                     Stream stream) {
+  return pass({"kernel_launch", CallKind::kLaunch, 0, stream},
+              [&] { return inner_->kernel_launch(kernel, dims, arguments, stream); });
+}
+
+Status WrapperBackend::host_launch(Stream stream, const std::function<Status()>& work) {
+  return pass({"host_launch", CallKind::kLaunch, 0, stream},
+              [&] { return inner_->host_launch(stream, work); });
 }
 
 Status WrapperBackend::queue(Stream stream, const std::function<Status()>& work) {

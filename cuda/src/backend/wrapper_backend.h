@@ -47,10 +47,16 @@ class WrapperBackend : public Backend {
   Status digest_async(const void* data, uint64_t bytes, void* result, void* scratch,
                       Stream stream) override;
   Status place(const Placement& placement, Stream stream) override;
-  Result<Module> compile(const std::string& source, const std::string& name) override;
-  Status launch(Module module, const std::string& kernel, const LaunchDims& dims,
-                void* const* arguments, Stream stream) override;
-  Status destroy(Module module) override;
+  Result<Module> module_load(const void* code, uint64_t bytes) override;
+  Status module_unload(Module module) override;
+  Result<std::pair<void*, uint64_t>> module_global(Module module, const std::string& name) override;
+  Result<Kernel> kernel_find(Module module, const std::string& name) override;
+  Result<KernelAttributes> kernel_attributes(Kernel kernel) override;
+  Result<Occupancy> kernel_occupancy(Kernel kernel, uint32_t block_threads,
+                                     uint64_t shared_bytes) override;
+  Status kernel_launch(Kernel kernel, const LaunchDims& dims, void* const* arguments,
+                       Stream stream) override;
+  Status host_launch(Stream stream, const std::function<Status()>& work) override;
   Status queue(Stream stream, const std::function<Status()>& work) override;
   Result<Graph> graph_capture(Stream stream, const std::function<Status()>& work) override;
   Status graph_launch(Graph graph, Stream stream) override;

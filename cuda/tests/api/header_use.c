@@ -50,6 +50,10 @@ int HEADER_USE(void) {
   CHECK_INIT(wcuda_program_options, WCUDA_PROGRAM_OPTIONS_INIT);
   CHECK_INIT(wcuda_program_info, WCUDA_PROGRAM_INFO_INIT);
   CHECK_INIT(wcuda_compiler_info, WCUDA_COMPILER_INFO_INIT);
+  CHECK_INIT(wcuda_launch, WCUDA_LAUNCH_INIT);
+  CHECK_INIT(wcuda_kernel_options, WCUDA_KERNEL_OPTIONS_INIT);
+  CHECK_INIT(wcuda_kernel_info, WCUDA_KERNEL_INFO_INIT);
+  CHECK_INIT(wcuda_occupancy, WCUDA_OCCUPANCY_INIT);
   if (static_options.abi_version != WCUDA_ABI_VERSION) ++wrong_count;
   return wrong_count;
 }

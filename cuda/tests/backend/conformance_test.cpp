@@ -365,10 +365,14 @@ TEST_P(BackendConformance, places_vectors_as_floats) {
   EXPECT_EQ(std::memcmp(placed, expected, sizeof placed), 0);
 }
 
-TEST_P(BackendConformance, run_time_kernels_are_not_available_yet) {
-  EXPECT_EQ(backend_->compile("", "x").status().code(), WCUDA_NOT_AVAILABLE);
-  EXPECT_EQ(backend_->launch(Module{1}, "x", LaunchDims(), nullptr, Stream{}).code(),
-            WCUDA_NOT_AVAILABLE);
+TEST_P(BackendConformance, modules_and_kernels_that_are_none_are_refused) {
+  const Code refused = backend_->is_host() ? WCUDA_UNSUPPORTED_KERNEL : WCUDA_INVALID_HANDLE;
+  EXPECT_EQ(backend_->module_unload(Module{77}).code(), refused);
+  EXPECT_EQ(backend_->module_global(Module{77}, "x").status().code(), refused);
+  EXPECT_EQ(backend_->kernel_find(Module{77}, "x").status().code(), refused);
+  EXPECT_EQ(backend_->kernel_attributes(Kernel{77}).status().code(), refused);
+  EXPECT_EQ(backend_->kernel_occupancy(Kernel{77}, 32, 0).status().code(), refused);
+  EXPECT_EQ(backend_->kernel_launch(Kernel{77}, LaunchDims(), nullptr, Stream{}).code(), refused);
 }
 
 TEST_P(BackendConformance, eight_threads_do_not_disturb_each_other) {

@@ -1,0 +1,31 @@
+// What stands behind wcuda_stream and wcuda_event.
+#pragma once
+
+#include "api/context.h"
+#include "api/handles.h"
+#include "vram/memory.h"
+
+namespace wcuda::api {
+
+// Both end what they stand for when the last reference goes.
+struct StreamObject {
+  std::shared_ptr<vram::Memory> memory;
+  Stream stream;
+  ~StreamObject();
+};
+
+struct EventObject {
+  std::shared_ptr<vram::Memory> memory;
+  Event event;
+  ~EventObject();
+};
+
+// The stream behind a handle for work of `memory`; id 0 is its own. WCUDA_INVALID_ARGUMENT for one
+// of another context. The reference keeps the stream while work is given to it; null for id 0.
+struct UsedStream {
+  Stream stream;
+  std::shared_ptr<StreamObject> object;
+};
+Result<UsedStream> use_stream(wcuda_stream stream, const vram::Memory& memory);
+
+}  // namespace wcuda::api
