@@ -73,8 +73,8 @@ __device__ inline float power_of_two(int32_t exponent) {
 }
 
 __device__ inline uint64_t piece_index(const HalfInputArgs& args, uint32_t column, uint32_t piece) {
-  return uint64_t{column / args.tile_columns * (args.depth / 8) + piece} * args.tile_columns +
-         column % args.tile_columns;
+  const uint64_t panel = column / args.tile_columns * (args.depth / 64) + piece / 8;
+  return (panel * args.tile_columns + column % args.tile_columns) * 8 + (piece % 8 ^ column % 8);
 }
 
 // words[i] of lane t of a quad becomes words[t] of lane i.
@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(kInputThreads)
   const bool has_first = first < args.cols / 4, has_second = second < args.cols / 4;
 
   dependent_trigger();
-  if (cluster > 1) cluster_arrive();  // a block's memory may be written to once it has started
+  if (cluster > 1)
+    cluster_arrive_relaxed();  // a block's memory may be written to once it has started
   const float4 one = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
   float4 norm[2] = {one, one}, x[2] = {};
   const auto* const norms = reinterpret_cast<const float4*>(args.norm);
@@ -228,7 +229,7 @@ cudaError_t half_input(const HalfInputArgs& args, const Launch& launch) {
   const uint32_t blocks =
       is_plain ? args.columns
                : (args.columns + args.tile_columns - 1) / args.tile_columns * args.tile_columns;
-  if (args.depth < args.cols || args.depth % (is_plain ? 8 : 32) != 0) return cudaErrorInvalidValue;
+  if (args.depth < args.cols || args.depth % (is_plain ? 8 : 64) != 0) return cudaErrorInvalidValue;
   const uint32_t cluster = (args.depth + kBlockInputs - 1) / kBlockInputs;
   if (launch.compute_capability >= 90 && args.cols % 4 == 0 && cluster <= kInputClusterMax &&
       is_aligned(args.x) && is_aligned(args.norm))

@@ -1,4 +1,6 @@
 // linear_batch: which kernel, how many rows a block, how many blocks share a tile.
+#include <atomic>
+
 #include "kernels/linear_batch.h"
 #include "kernels/linear_batch_kernel.h"
 
@@ -40,17 +42,26 @@ uint32_t tile_count(const LinearBatchParams& params, uint32_t rows) {
 // Stages of half a chunk of columns: one in use, others on their way, 32 KB or more where few
 // columns make small ones.
 constexpr uint32_t column_stages(uint32_t columns) {
-  return columns <= 16 ? 8 : columns <= 32 ? 6 : columns <= 64 ? 4 : 3;
+  return columns <= 16 ? 6 : columns <= 64 ? 4 : 3;
 }
 constexpr uint32_t column_bytes(uint32_t columns) {
   return column_stages(columns) * kUnitInputs * columns * 2;
 }
 constexpr uint32_t kWeightStagesMin = 2;
+// Columns of a tile, of each kernel of a type.
+constexpr uint32_t kTileColumns[4] = {16, 32, 64, 128};
+// What a turn of blocks costs beside its products, in strips by chunks.
+constexpr uint32_t kTurnCost = 48;
 
+// That fit into a block's shared memory.
+uint32_t weight_stages(uint32_t rows, uint32_t chunk_bytes, uint32_t columns,
+                       uint32_t shared_bytes) {
+  const uint32_t others = kBatchAlignment + kBatchBarrierBytes + column_bytes(columns);
+  const uint32_t stages = (shared_bytes - others) / (rows / quant::kRecordRows * chunk_bytes);
+  return stages < kBatchStagesMax ? stages : kBatchStagesMax;
+}
 bool fits(uint32_t rows, uint32_t chunk_bytes, uint32_t columns) {
-  return kBatchBarrierBytes + column_bytes(columns) +
-             kWeightStagesMin * (rows / quant::kRecordRows) * chunk_bytes <=
-         kBatchSharedBytes;
+  return weight_stages(rows, chunk_bytes, columns, kBatchSharedBytes) >= kWeightStagesMin;
 }
 
 // Columns of a tile: as few as hold them, up to 128 where two stages of every matrix allow.
@@ -65,48 +76,101 @@ uint32_t tile_columns(const LinearArgs& args, bool is_invariant) {
   return 128;
 }
 
-// Tall tiles read the columns less often: as tall as two stages allow, lower where that leaves
-// multiprocessors idle. What is left idle a cluster shares out.
-Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, uint32_t columns,
-                   uint32_t column_tiles, uint32_t sm_count) {
-  const uint32_t shares =
-      params.chunk_count < kBatchClusterMax ? params.chunk_count : kBatchClusterMax;
-  const uint32_t rows_min = 64 * batch_strips(columns);
-  Shape shape{kBatchRowsMax, 0, 1};
-  while (shape.rows > rows_min &&
-         (!fits(shape.rows, kernel.chunk_bytes, columns) ||
-          tile_count(params, shape.rows) * column_tiles * shares < sm_count * 3 / 4))
-    shape.rows /= 2;
-  shape.tiles = tile_count(params, shape.rows);
-  shape.cluster = sm_count / (shape.tiles * column_tiles);
-  if (shape.cluster < 1) shape.cluster = 1;
-  if (shape.cluster > shares) shape.cluster = shares;
-  return shape;
+cudaError_t allow_shared_memory(void (*kernel)(LinearBatchParams)) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              kBatchSharedBytes);
 }
 
-cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uint32_t columns,
-                        bool is_invariant, const Launch& launch) {
+// Clusters of `cluster` blocks of linear_batch that run at once: a cluster lies within one group of
+// multiprocessors, and these groups differ in size. Where only most of a grid's clusters find a
+// place the others run in a second turn: 15 instead of 8 us for 16 clusters of 8 (H200).
+uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t cluster,
+                           uint32_t sm_count) {
+  constexpr int32_t kDevicesMax = 32;
+  constexpr uint32_t kShapes = 2;  // one block a multiprocessor, two
+  static std::atomic<uint32_t> known[kDevicesMax][kShapes][kBatchClusterMax + 1];
+  const uint32_t columns = kTileColumns[size], blocks = batch_blocks(columns);
+  if (cluster == 1) return sm_count * blocks;
+  int32_t device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevicesMax) return sm_count / cluster;
+  std::atomic<uint32_t>& count = known[device][blocks - 1][cluster];
+  if (const uint32_t value = count.load(std::memory_order_relaxed)) return value;
+
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(cluster * sm_count);
+  config.blockDim = dim3(batch_threads(batch_rows_max(columns), columns));
+  config.dynamicSmemBytes = blocks > 1 ? kBatchSharedBytesOfTwo : kBatchSharedBytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int32_t clusters = 0;
+  if (allow_shared_memory(kernel.kernels[size]) != cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&clusters, kernel.kernels[size], &config) != cudaSuccess ||
+      clusters < 1)
+    return sm_count / cluster;
+  count.store(static_cast<uint32_t>(clusters), std::memory_order_relaxed);
+  return static_cast<uint32_t>(clusters);
+}
+
+// Rows of a tile and blocks that share one: what makes the busiest multiprocessor's share of
+// strips and chunks least, among such the tallest tiles, which read the columns less often, and
+// the fewest blocks.
+Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, uint32_t size,
+                   uint32_t column_tiles, uint32_t sm_count) {
+  const uint32_t columns = kTileColumns[size];
+  const uint32_t shares =
+      params.chunk_count < kBatchClusterMax ? params.chunk_count : kBatchClusterMax;
+  Shape best{0, 0, 0};
+  uint64_t best_cost = UINT64_MAX;
+  const uint32_t rows_min = 64 * batch_strips(columns);
+  for (uint32_t rows = batch_rows_max(columns); rows >= rows_min; rows /= 2) {
+    if (rows > rows_min && !fits(rows, kernel.chunk_bytes, columns)) continue;
+    const uint32_t tiles = tile_count(params, rows) * column_tiles;
+    for (uint32_t cluster = 1; cluster <= shares; ++cluster) {
+      const uint32_t resident = resident_clusters(kernel, size, cluster, sm_count);
+      const uint32_t turns = (tiles + resident - 1) / resident;
+      // Blocks of the busiest multiprocessor in a turn.
+      const uint32_t blocks = (tiles + turns - 1) / turns * cluster > sm_count ? 2 : 1;
+      const uint32_t chunks = (params.chunk_count + cluster - 1) / cluster;
+      const uint64_t cost =
+          uint64_t{turns} * (kTurnCost + blocks * (rows / quant::kRecordRows) * chunks);
+      if (cost >= best_cost) continue;
+      best_cost = cost;
+      best = {rows, tiles / column_tiles, cluster};
+    }
+  }
+  return best;
+}
+
+// The matrices from `second_matrix` on are of the kernel's second type.
+cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uint32_t second_matrix,
+                        uint32_t columns, bool is_invariant, const Launch& launch) {
   params.column_tiles = (params.columns + columns - 1) / columns;
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
-  const Shape shape = is_invariant
-                          ? choose_shape(params, kernel, 64, 1, sm_count)
-                          : choose_shape(params, kernel, columns, params.column_tiles, sm_count);
+  const uint32_t size = columns == 16 ? 0 : columns == 32 ? 1 : columns == 64 ? 2 : 3;
+  if (const cudaError_t status = allow_shared_memory(kernel.kernels[size])) return status;
+  Shape shape = choose_shape(params, kernel, size, params.column_tiles, sm_count);
+  // The sums' bits hang on the cluster alone.
+  if (is_invariant) shape.cluster = choose_shape(params, kernel, 2, 1, sm_count).cluster;
   uint32_t tile = 0;
+  params.second_tile = UINT32_MAX;
   for (uint32_t m = 0; m < params.matrix_count; ++m) {
     params.first_tile[m] = tile;
+    if (m == second_matrix) params.second_tile = tile;
     if (!is_gate(params.epilogue)) tile += (params.rows[m] + shape.rows - 1) / shape.rows;
   }
   params.tile_rows = shape.rows;
   params.cluster = shape.cluster;
   params.column_stage_count = column_stages(columns);
-  params.weight_stage_count = (kBatchSharedBytes - kBatchBarrierBytes - column_bytes(columns)) /
-                              (shape.rows / quant::kRecordRows * kernel.chunk_bytes);
-  if (params.weight_stage_count > kBatchStagesMax) params.weight_stage_count = kBatchStagesMax;
-  if (params.weight_stage_count < kWeightStagesMin) return cudaErrorInvalidValue;
-  const uint32_t size = columns == 16 ? 0 : columns == 32 ? 1 : columns == 64 ? 2 : 3;
-  if (const cudaError_t status = cudaFuncSetAttribute(
-          kernel.kernels[size], cudaFuncAttributeMaxDynamicSharedMemorySize, kBatchSharedBytes))
-    return status;
+  uint32_t shared_bytes = batch_blocks(columns) > 1 ? kBatchSharedBytesOfTwo : kBatchSharedBytes;
+  params.weight_stage_count = weight_stages(shape.rows, kernel.chunk_bytes, columns, shared_bytes);
+  if (params.weight_stage_count < kWeightStagesMin) {
+    shared_bytes = kBatchSharedBytes;
+    params.weight_stage_count =
+        weight_stages(shape.rows, kernel.chunk_bytes, columns, shared_bytes);
+  }
   // Blocks of 128 columns go on to a next tile, and two share their columns.
   const bool is_direct = batch_strips(columns) > 1 && shape.cluster == 1;
   params.sharing = is_direct && shape.tiles > 1 ? 2 : 1;
@@ -115,7 +179,7 @@ cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uin
   uint32_t groups = params.tile_count;
   if (is_direct && groups > sm_count / group) groups = sm_count / group;
   return launch_kernel(launch, dim3(groups * group), dim3(batch_threads(shape.rows, columns)),
-                       kBatchSharedBytes, group > 1 ? group : 0, kernel.kernels[size], params);
+                       shared_bytes, group > 1 ? group : 0, kernel.kernels[size], params);
 }
 
 }  // namespace
@@ -149,35 +213,45 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
   input.scales =
       reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + input_bytes(cols, args.columns));
 
-  // The columns in each order that a type wants, then one kernel a type.
+  // The columns in each order that a type wants, then one kernel a type or two.
   bool is_done[kLinearMatricesMax] = {};
   for (uint32_t first = 0; first < args.matrix_count; ++first) {
     if (is_done[first]) continue;
     input.order = find_kernel(args.matrices[first].type)->order;
     if (const cudaError_t status = half_input(input, launch)) return status;
     for (uint32_t i = first; i < args.matrix_count; ++i) {
-      const BatchKernel& kernel = *find_kernel(args.matrices[i].type);
-      if (is_done[i] || kernel.order != input.order) continue;
+      const BatchKernel* kernel = find_kernel(args.matrices[i].type);
+      if (is_done[i] || kernel->order != input.order) continue;
+      for (uint32_t m = i + 1; m < args.matrix_count && input.tile_columns <= 64; ++m)
+        if (const BatchKernel* const mixed =
+                is_done[m] ? nullptr
+                           : find_batch_mixed(args.matrices[i].type, args.matrices[m].type))
+          kernel = mixed;
       LinearBatchParams params = {};
       params.columns = args.columns;
-      const uint32_t record_inputs = kChunkInputs / kernel.records;
+      const uint32_t record_inputs = kChunkInputs / kernel->records;
       params.record_count = (cols + record_inputs - 1) / record_inputs;
       params.chunk_count = input.depth / kChunkInputs;
       params.epilogue = args.epilogue;
       params.h = input.h;
       params.scales = input.scales;
-      for (uint32_t m = i; m < args.matrix_count; ++m) {
-        if (args.matrices[m].type != kernel.type) continue;
-        is_done[m] = true;
-        if (args.matrices[m].rows == 0) continue;
-        params.records[params.matrix_count] = args.matrices[m].records;
-        params.biases[params.matrix_count] = args.biases[m];
-        params.outputs[params.matrix_count] = args.outputs[m];
-        params.rows[params.matrix_count++] = args.matrices[m].rows;
-      }
+      const auto add_matrices = [&](uint32_t type) {
+        for (uint32_t m = i; m < args.matrix_count; ++m) {
+          if (is_done[m] || args.matrices[m].type != type) continue;
+          is_done[m] = true;
+          if (args.matrices[m].rows == 0) continue;
+          params.records[params.matrix_count] = args.matrices[m].records;
+          params.biases[params.matrix_count] = args.biases[m];
+          params.outputs[params.matrix_count] = args.outputs[m];
+          params.rows[params.matrix_count++] = args.matrices[m].rows;
+        }
+      };
+      add_matrices(kernel->type);
+      const uint32_t second_matrix = params.matrix_count;
+      add_matrices(kernel->second_type);
       if (params.matrix_count == 0) continue;
       if (const cudaError_t status =
-              launch_type(params, kernel, input.tile_columns, is_invariant, launch))
+              launch_type(params, *kernel, second_matrix, input.tile_columns, is_invariant, launch))
         return status;
     }
   }

@@ -15,7 +15,7 @@ uint64_t linear_batch_scratch_bytes(uint32_t cols, uint32_t columns);
 
 // columns is not 0. `scratch` has linear_batch_scratch_bytes(cols, columns) bytes, aligned to 256.
 // cudaErrorInvalidValue for arguments outside of the contract. With `is_invariant` a column's
-// bits depend on its own x, the shapes and types of the matrices and sm_count, not on how many
+// bits depend on its own x, the shapes and types of the matrices and the device, not on how many
 // columns there are.
 //
 // Weights become f16: magnitudes from 2^-16 on keep 11 bits, those below 2^-27 vanish; 16384 and

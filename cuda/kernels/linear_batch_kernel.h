@@ -10,8 +10,7 @@
 // warps together multiply 64 rows with the columns (wgmma m64nNk16, sums f32). With one warp that
 // brought all records the products of an 8B model took 3.5 ms at 16 columns, not 3.4 (H200).
 //
-// Columns lie in pieces of 8 inputs, (depth / 8, kColumns, 8) a tile: eight columns of a piece are
-// the 128 bytes of a core matrix of wgmma's layout without swizzle.
+// Columns lie as half_input.h says, in the layout of the 128-byte swizzle.
 //
 // Bytes moved: records once for each tile of columns, and from memory once, as tiles of the same
 // rows run together; columns once for each tile of rows.
@@ -27,14 +26,19 @@ namespace wcuda::kernels {
 constexpr uint32_t kBatchStagesMax = 8;
 constexpr uint32_t kBatchClusterMax = 8;
 // Rows of a tile: the sums of 256 rows fill the registers.
-constexpr uint32_t kBatchRowsMax = 256;
+WCUDA_HD constexpr uint32_t batch_rows_max(uint32_t columns) { return columns > 32 ? 256 : 128; }
+// Blocks of a multiprocessor. Two where sums are few: the next kernel's find a place beside.
+WCUDA_HD constexpr uint32_t batch_blocks(uint32_t columns) { return columns > 32 ? 1 : 2; }
 // Strips of a consumer warp.
 WCUDA_HD constexpr uint32_t batch_strips(uint32_t columns) { return columns > 64 ? 2 : 1; }
 // Warps beside the consumers, of which one works: with two strips a warpgroup, which gives its
 // registers away.
 WCUDA_HD constexpr uint32_t batch_producers(uint32_t columns) { return columns > 64 ? 4 : 1; }
-// 227 KB a block, less what tables of codebooks take.
+// 227 KB a multiprocessor, less what tables of codebooks take; half of it for two blocks.
 constexpr uint32_t kBatchSharedBytes = (227 - 8) * 1024;
+constexpr uint32_t kBatchSharedBytesOfTwo = 110 * 1024;
+// What aligning takes.
+constexpr uint32_t kBatchAlignment = 1024;
 // Barriers: of weights a consumer warp and stage, of columns two a stage.
 constexpr uint32_t kBatchWarpsMax = 16;
 constexpr uint32_t kBatchColumnBarriers = kBatchWarpsMax * kBatchStagesMax * 8;
@@ -59,13 +63,14 @@ struct LinearBatchParams {
   uint32_t column_stage_count;  // of half a chunk
   uint32_t matrix_count;
   Epilogue epilogue;
-  const uint16_t* h;    // (column_tiles, chunk_count * 32, kColumns, 8)
+  const uint16_t* h;    // (column_tiles, chunk_count * 4, kColumns, 64)
   const float* scales;  // (columns)
   const uint8_t* records[kLinearMatricesMax];
   const float* biases[kLinearMatricesMax];
   float* outputs[kLinearMatricesMax];
   uint32_t rows[kLinearMatricesMax];
   uint32_t first_tile[kLinearMatricesMax];  // of each matrix; a gate's matrices share their tiles
+  uint32_t second_tile;                     // the first of the second type
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -120,12 +125,16 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Operand B: core matrices of 8 columns x 8 inputs, 128 bytes apart along columns and 16 * kColumns
-// along inputs.
-template <uint32_t kColumns>
+// Operand B: panels of 64 inputs, in which a column is 128 bytes, its pieces of 16 bytes exchanged
+// as the 128-byte swizzle wants it; eight columns are 1024 bytes.
 __device__ __forceinline__ uint64_t column_descriptor(uint32_t address) {
-  constexpr uint64_t kStrides = uint64_t{kColumns} << 16 | uint64_t{128 / 16} << 32;
-  return kStrides | (address >> 4 & 0x3fff);
+  return (address >> 4 & 0x3fff) | uint64_t{1} << 16 | uint64_t{1024 / 16} << 32 |
+         uint64_t{1} << 62;
+}
+// What is added to it for step `step` of 16 inputs.
+template <uint32_t kColumns>
+WCUDA_HD constexpr uint32_t column_step(uint32_t step) {
+  return step / 4 * (kColumns * 128 / 16) + step % 4 * (32 / 16);
 }
 
 // sums (8 columns each: c 0 … 3) += a * columns.
@@ -368,7 +377,7 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
     for (uint32_t half = 0; half < 2; ++half) {
       barrier_wait(columns.full + column_stage.index * 8, column_stage.parity);
       const uint64_t descriptor =
-          column_descriptor<kColumns>(columns.stages + column_stage.index * columns.stage_bytes);
+          column_descriptor(columns.stages + column_stage.index * columns.stage_bytes);
 #pragma unroll
       for (uint32_t s = 0; s < kStrips; ++s) {
         Operand operand;
@@ -385,7 +394,8 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
           wgmma_fence();
 #pragma unroll
           for (uint32_t k = 0; k < 2; ++k)
-            wgmma<kColumns>(sums[s], a[m % 2] + 4 * k, descriptor + (m * 2 + k) * (2 * kColumns));
+            wgmma<kColumns>(sums[s], a[m % 2] + 4 * k,
+                            descriptor + column_step<kColumns>(m * 2 + k));
           wgmma_commit();
         }
       }
@@ -407,7 +417,7 @@ __device__ __forceinline__ void store_strips(const LinearBatchParams& params, co
                                              uint32_t first_column, uint32_t strip,
                                              uint32_t strip_stride, float weight_scale,
                                              const float (&sums)[2][kColumns / 2]) {
-  constexpr uint32_t kTurn = 16;  // columns whose previous outputs are read together
+  constexpr uint32_t kTurn = 16;  // columns whose scales and previous outputs are read together
   const uint32_t lane = threadIdx.x % 32, rows = params.rows[tile.matrix];
   const uint32_t outputs = tile.is_gate ? 1 : 2;
   uint32_t row[2][2];  // of each strip: g and g + 8
@@ -425,10 +435,11 @@ __device__ __forceinline__ void store_strips(const LinearBatchParams& params, co
   const bool is_add = params.epilogue == Epilogue::kAdd;
 #pragma unroll
   for (uint32_t turn = 0; turn < kColumns / kTurn; ++turn) {
-    float previous[kTurn / 4][2][2];
+    float previous[kTurn / 4][2][2], scales[kTurn / 4];
 #pragma unroll
     for (uint32_t i = 0; i < kTurn / 4; ++i) {
       const uint32_t column = first_column + turn * kTurn + i / 2 * 8 + lane % 4 * 2 + i % 2;
+      scales[i] = column < params.columns ? params.scales[column] : 0.0f;
       const float* const old = params.outputs[tile.matrix] + uint64_t{column} * rows;
 #pragma unroll
       for (uint32_t s = 0; s < 2; ++s)
@@ -441,7 +452,7 @@ __device__ __forceinline__ void store_strips(const LinearBatchParams& params, co
     for (uint32_t i = 0; i < kTurn / 4; ++i) {
       const uint32_t column = first_column + turn * kTurn + i / 2 * 8 + lane % 4 * 2 + i % 2;
       if (column >= params.columns) continue;
-      const float scale = params.scales[column] * weight_scale;
+      const float scale = scales[i] * weight_scale;
       float* const output = params.outputs[tile.matrix] + uint64_t{column} * rows;
 #pragma unroll
       for (uint32_t r = 0; r < 2; ++r) {
@@ -466,40 +477,66 @@ __device__ __forceinline__ void store_strips(const LinearBatchParams& params, co
 __device__ inline void finish_tile(const LinearBatchParams& params, const BatchTile& tile,
                                    uint32_t first_column, uint32_t columns, uint32_t rank,
                                    uint32_t threads, uint32_t sums, float weight_scale) {
+  // Outputs of a thread and blocks whose parts are on their way at once.
+  constexpr uint32_t kTurn = 4, kBlocks = 4;
   const uint32_t stride = params.tile_rows + kBatchPadding;
-  uint32_t blocks[kBatchClusterMax];
-#pragma unroll
-  for (uint32_t b = 0; b < kBatchClusterMax; ++b)
-    blocks[b] = b < params.cluster ? cluster_address(sums, b) : sums;
-  const auto total = [&](uint32_t at) {
-    float sum = cluster_load(blocks[0] + at * 4);
-#pragma unroll
-    for (uint32_t b = 1; b < kBatchClusterMax; ++b)
-      if (b < params.cluster) sum += cluster_load(blocks[b] + at * 4);
-    return sum;
-  };
-
   const uint32_t rows = params.rows[tile.matrix], count = tile.rows * columns;
   const uint32_t row_bits = __ffs(static_cast<int32_t>(tile.rows)) - 1;  // a power of two
   const uint32_t end = count / params.cluster * (rank + 1) +
                        (rank + 1 == params.cluster ? count % params.cluster : 0);
-  for (uint32_t i = count / params.cluster * rank + threadIdx.x; i < end; i += threads) {
-    const uint32_t column = i >> row_bits, row = i & (tile.rows - 1);
-    const uint32_t of_matrix = tile.first_row + row;
-    if (of_matrix >= rows) continue;
-    const float scale = params.scales[first_column + column] * weight_scale;
-    float value = total(column * stride + row) * scale;
-    if (params.biases[tile.matrix] != nullptr) value += params.biases[tile.matrix][of_matrix];
-    float* const output =
-        params.outputs[tile.matrix] + uint64_t{first_column + column} * rows + of_matrix;
-    if (tile.is_gate) {
-      float up = total(column * stride + tile.rows + row) * scale;
-      if (params.biases[1] != nullptr) up += params.biases[1][of_matrix];
-      value = gated(params.epilogue, value, up);
-    } else if (params.epilogue == Epilogue::kAdd) {
-      value += *output;
+  const bool is_add = params.epilogue == Epilogue::kAdd;
+  float* const outputs = params.outputs[tile.matrix] + uint64_t{first_column} * rows;
+  const float* const scales = params.scales + first_column;
+  const float* const biases = params.biases[tile.matrix];
+  const float* const up_biases = tile.is_gate ? params.biases[1] : nullptr;
+  for (uint32_t first = count / params.cluster * rank + threadIdx.x; first < end;
+       first += kTurn * threads) {
+    uint32_t places[kTurn];  // of a thread's outputs in the sums; past the end those of the first
+    float totals[kTurn] = {}, ups[kTurn] = {}, scale[kTurn], bias[kTurn] = {}, up_bias[kTurn] = {};
+    float previous[kTurn] = {};
+#pragma unroll
+    for (uint32_t i = 0; i < kTurn; ++i) {
+      const uint32_t at = first + i * threads < end ? first + i * threads : first;
+      const uint32_t column = at >> row_bits, row = at & (tile.rows - 1);
+      const uint32_t of_matrix = tile.first_row + row;
+      places[i] = column * stride + row;
+      scale[i] = scales[column] * weight_scale;
+      if (of_matrix >= rows) continue;
+      if (biases != nullptr) bias[i] = biases[of_matrix];
+      if (up_biases != nullptr) up_bias[i] = up_biases[of_matrix];
+      if (is_add) previous[i] = outputs[uint64_t{column} * rows + of_matrix];
     }
-    *output = value;
+    for (uint32_t b = 0; b < params.cluster; b += kBlocks) {
+      float parts[kBlocks][kTurn] = {}, up_parts[kBlocks][kTurn] = {};
+#pragma unroll
+      for (uint32_t k = 0; k < kBlocks; ++k) {
+        if (b + k >= params.cluster) break;
+        const uint32_t block = cluster_address(sums, b + k);
+#pragma unroll
+        for (uint32_t i = 0; i < kTurn; ++i) parts[k][i] = cluster_load(block + places[i] * 4);
+        if (!tile.is_gate) continue;
+#pragma unroll
+        for (uint32_t i = 0; i < kTurn; ++i)
+          up_parts[k][i] = cluster_load(block + (places[i] + tile.rows) * 4);
+      }
+#pragma unroll
+      for (uint32_t k = 0; k < kBlocks; ++k)
+#pragma unroll
+        for (uint32_t i = 0; i < kTurn; ++i) {
+          totals[i] += parts[k][i];
+          ups[i] += up_parts[k][i];
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kTurn; ++i) {
+      const uint32_t at = first + i * threads;
+      const uint32_t column = at >> row_bits, of_matrix = tile.first_row + (at & (tile.rows - 1));
+      if (at >= end || of_matrix >= rows) continue;
+      float value = totals[i] * scale[i] + bias[i];
+      if (tile.is_gate) value = gated(params.epilogue, value, ups[i] * scale[i] + up_bias[i]);
+      if (is_add) value += previous[i];
+      outputs[uint64_t{column} * rows + of_matrix] = value;
+    }
   }
 }
 
@@ -513,15 +550,15 @@ __device__ __forceinline__ auto prepare_operand(int) -> decltype(Operand::T::pre
 template <class Operand>
 __device__ __forceinline__ void prepare_operand(...) {}
 
-// 16 consumer warps and the producer leave 96 registers a thread, 12 warps 168.
-template <uint32_t kType, uint32_t kColumns>
-__global__ void __launch_bounds__(batch_threads(kBatchRowsMax, kColumns), 1)
-    linear_batch_kernel(const __grid_constant__ LinearBatchParams params) {
+// A block of the grid.
+template <class Operand, uint32_t kColumns>
+__device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Operand = HalfTile<kType>;
   constexpr uint32_t kStrips = batch_strips(kColumns);
   extern __shared__ __align__(1024) uint8_t batch_shared[];
-  const auto shared = static_cast<uint32_t>(__cvta_generic_to_shared(batch_shared));
+  // The swizzle goes by address; tables of codebooks may lie ahead.
+  const auto start = static_cast<uint32_t>(__cvta_generic_to_shared(batch_shared));
+  const uint32_t shared = (start + kBatchAlignment - 1) / kBatchAlignment * kBatchAlignment;
   // Known to the compiler as the same in all lanes, so that what hangs on it is.
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const uint32_t consumer_warps = blockDim.x / 32 - batch_producers(kColumns);
@@ -531,16 +568,17 @@ __global__ void __launch_bounds__(batch_threads(kBatchRowsMax, kColumns), 1)
 
   BatchWeights<Operand, kStrips> weights;
   weights.ring.full = shared + warp * (kBatchStagesMax * 8);
-  weights.ring.stages = shared + kBatchBarrierBytes + warp * Operand::kChunkBytes;
-  weights.ring.stage_bytes = params.tile_rows / quant::kRecordRows * Operand::kChunkBytes;
-  weights.ring.count = params.weight_stage_count;
-  weights.strip_stride = consumer_warps * Operand::kChunkBytes;
   BatchRing columns;
   columns.full = shared + kBatchColumnBarriers;
   columns.empty = columns.full + kBatchStagesMax * 8;
-  columns.stages = shared + kBatchBarrierBytes + weights.ring.count * weights.ring.stage_bytes;
+  columns.stages = shared + kBatchBarrierBytes;
   columns.stage_bytes = kUnitInputs * kColumns * 2;
   columns.count = params.column_stage_count;
+  weights.ring.stages =
+      columns.stages + columns.count * columns.stage_bytes + warp * Operand::kChunkBytes;
+  weights.ring.stage_bytes = params.tile_rows / quant::kRecordRows * Operand::kChunkBytes;
+  weights.ring.count = params.weight_stage_count;
+  weights.strip_stride = consumer_warps * Operand::kChunkBytes;
 
   dependent_trigger();
   if (lane == 0) {
@@ -567,21 +605,28 @@ __global__ void __launch_bounds__(batch_threads(kBatchRowsMax, kColumns), 1)
   else
     __syncthreads();
 
-  // All sums are in shared memory, or all have been read from there.
-  const auto sync_tile = [&] {
+  // All sums are in shared memory.
+  const auto sync_sums = [&] {
     __syncwarp();
     if (params.cluster > 1)
       cluster_sync();
     else
       __syncthreads();
   };
+  // The other blocks have read this one's.
+  const auto sync_end = [&] {
+    __syncwarp();
+    if (params.cluster == 1) return;
+    cluster_arrive_relaxed();
+    cluster_wait();
+  };
   if (warp >= consumer_warps) {
     if constexpr (kStrips > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == consumer_warps * 32) produce_columns(params, work, columns);
     __syncwarp();
     if (!is_direct) {
-      sync_tile();
-      sync_tile();
+      sync_sums();
+      sync_end();
     } else if (params.sharing > 1) {
       __syncwarp();
       cluster_sync();  // neither leaves while the other copies to it
@@ -591,7 +636,7 @@ __global__ void __launch_bounds__(batch_threads(kBatchRowsMax, kColumns), 1)
 
   if constexpr (kStrips > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
   constexpr float kScale = 1.0f / Operand::kWeightScale;
-  const uint8_t* const records = batch_shared + kBatchBarrierBytes + warp * Operand::kChunkBytes;
+  const uint8_t* const records = batch_shared + (weights.ring.stages - start);
   BatchStage column_stage;
   for (uint32_t i = 0; i < work.tiles; ++i) {
     const uint2 place = work.place(params, i);
@@ -608,7 +653,8 @@ __global__ void __launch_bounds__(batch_threads(kBatchRowsMax, kColumns), 1)
       }
     // The sums take the place of the stages once all have been read.
     asm volatile("bar.sync 1, %0;" ::"r"(consumer_warps * 32) : "memory");
-    float* const parts = reinterpret_cast<float*>(batch_shared + kBatchBarrierBytes);
+    float* const parts =
+        reinterpret_cast<float*>(batch_shared + (shared - start) + kBatchBarrierBytes);
     const uint32_t stride = params.tile_rows + kBatchPadding;
 #pragma unroll
     for (uint32_t s = 0; s < kStrips; ++s)
@@ -620,10 +666,10 @@ __global__ void __launch_bounds__(batch_threads(kBatchRowsMax, kColumns), 1)
         parts[column * stride + row] = sums[s][k];
       }
     dependent_wait();
-    sync_tile();
+    sync_sums();
     finish_tile(params, tile, first_column, min(kColumns, params.columns - first_column), rank,
                 consumer_warps * 32, shared + kBatchBarrierBytes, kScale);
-    sync_tile();
+    sync_end();
   }
   if (is_direct && params.sharing > 1) {
     __syncwarp();
@@ -632,24 +678,62 @@ __global__ void __launch_bounds__(batch_threads(kBatchRowsMax, kColumns), 1)
 #endif
 }
 
-// A type's kernels, and what their launcher needs to know.
+// 16 consumer warps and the producer leave 96 registers a thread, 12 warps 168.
+template <uint32_t kType, uint32_t kColumns>
+__global__ void __launch_bounds__(batch_threads(batch_rows_max(kColumns), kColumns),
+                                  batch_blocks(kColumns))
+    linear_batch_kernel(const __grid_constant__ LinearBatchParams params) {
+  batch_block<HalfTile<kType>, kColumns>(params);
+}
+
+// Matrices of two types: tiles from params.second_tile on are of kSecond. Up to 64 columns, where a
+// block makes one tile.
+template <uint32_t kType, uint32_t kSecond, uint32_t kColumns>
+__global__ void __launch_bounds__(batch_threads(batch_rows_max(kColumns), kColumns),
+                                  batch_blocks(kColumns))
+    linear_batch_mixed_kernel(const __grid_constant__ LinearBatchParams params) {
+  static_assert(batch_strips(kColumns) == 1);
+  if (blockIdx.x / params.cluster / params.column_tiles < params.second_tile)
+    batch_block<HalfTile<kType>, kColumns>(params);
+  else
+    batch_block<HalfTile<kSecond>, kColumns>(params);
+}
+
+// The kernels of a type or of two, and what their launcher needs to know.
 struct BatchKernel {
   uint32_t type;
+  uint32_t second_type;  // the same where there is but one
   InputOrder order;
-  uint32_t chunk_bytes;
+  uint32_t chunk_bytes;                                // of two types the larger
   uint32_t records;                                    // of a chunk
-  void (*kernels[4])(const LinearBatchParams params);  // 16, 32, 64, 128 columns
+  void (*kernels[4])(const LinearBatchParams params);  // 16, 32, 64, 128 columns; of two: null
 };
 
 template <uint32_t kType>
 constexpr BatchKernel batch_kernel() {
   using Operand = HalfTile<kType>;
   return {kType,
+          kType,
           Operand::kOrder,
           Operand::kChunkBytes,
           Operand::kRecords,
           {linear_batch_kernel<kType, 16>, linear_batch_kernel<kType, 32>,
            linear_batch_kernel<kType, 64>, linear_batch_kernel<kType, 128>}};
+}
+
+template <uint32_t kType, uint32_t kSecond>
+constexpr BatchKernel batch_mixed_kernel() {
+  using First = HalfTile<kType>;
+  using Second = HalfTile<kSecond>;
+  static_assert(First::kOrder == Second::kOrder && First::kRecords == Second::kRecords);
+  return {
+      kType,
+      kSecond,
+      First::kOrder,
+      First::kChunkBytes > Second::kChunkBytes ? First::kChunkBytes : Second::kChunkBytes,
+      First::kRecords,
+      {linear_batch_mixed_kernel<kType, kSecond, 16>, linear_batch_mixed_kernel<kType, kSecond, 32>,
+       linear_batch_mixed_kernel<kType, kSecond, 64>, nullptr}};
 }
 
 inline const BatchKernel* find_batch_kernel(const BatchKernel* kernels, uint32_t count,
@@ -666,5 +750,7 @@ const BatchKernel* find_batch_k(uint32_t type);
 const BatchKernel* find_batch_few_bits(uint32_t type);
 const BatchKernel* find_batch_levels(uint32_t type);
 const BatchKernel* find_batch_grid(uint32_t type);
+// Of matrices of both types.
+const BatchKernel* find_batch_mixed(uint32_t type, uint32_t second_type);
 
 }  // namespace wcuda::kernels
