@@ -32,6 +32,13 @@ __device__ __forceinline__ __half2 bits_half2(uint32_t bits) {
   return *reinterpret_cast<const __half2*>(&bits);
 }
 
+// Codes of the K formats with mins lie around this. Centred codes make the rest of a weight, scale
+// * centre - min, small, and with it what rounding scale and rest to f16 costs: half of what
+// rounding scale and min does. In other formats both are f16 numbers already.
+WCUDA_HD constexpr float code_centre(uint32_t type) {
+  return type == 10 ? 2.0f : type == 12 ? 8.0f : type == 13 ? 16.0f : 0.0f;
+}
+
 // Types whose weights are scale * (code - offset) - min: through their int8 tiles.
 template <uint32_t kType>
 struct HalfTile {
@@ -46,7 +53,7 @@ struct HalfTile {
 
   typename T::Raw raw;
   uint32_t scales[kDecoded];  // f16 of row g and of row g + 8
-  uint32_t mins[kDecoded];    // negative
+  uint32_t rests[kDecoded];   // scale * centre - min
 
   __device__ __forceinline__ void load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
     raw = T::load(chunk, half, lane);
@@ -57,8 +64,11 @@ struct HalfTile {
       float scale[2], min[2] = {};
       T::scales(chunk, half, group, lane, scale, min);
       scales[i] = half2_bits(__floats2half2_rn(scale[0] * kWeightScale, scale[1] * kWeightScale));
-      if (T::kHasMin)
-        mins[i] = half2_bits(__floats2half2_rn(min[0] * -kWeightScale, min[1] * -kWeightScale));
+      if (T::kHasMin) {
+        constexpr float kCentre = code_centre(kType) * kWeightScale;
+        rests[i] = half2_bits(__floats2half2_rn(scale[0] * kCentre - min[0] * kWeightScale,
+                                                scale[1] * kCentre - min[1] * kWeightScale));
+      }
     }
   }
 
@@ -67,26 +77,27 @@ struct HalfTile {
     const uint32_t source = T::kGroup == 16 ? (lane & ~1u) + m / 2 : (lane & ~3u) + m;
     const uint32_t i = T::kGroup == 16 ? m % 2 : 0;
     const __half2 scale = bits_half2(__shfl_sync(~0u, scales[i], source));
-    __half2 min = {};
-    if (T::kHasMin) min = bits_half2(__shfl_sync(~0u, mins[i], source));
+    __half2 rest = {};
+    if (T::kHasMin) rest = bits_half2(__shfl_sync(~0u, rests[i], source));
     uint32_t codes[4];
     T::codes(raw, half, m, codes);
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) {
       const __half2 row_scale = j % 2 == 0 ? __low2half2(scale) : __high2half2(scale);
-      const __half2 row_min = j % 2 == 0 ? __low2half2(min) : __high2half2(min);
+      const __half2 row_rest = j % 2 == 0 ? __low2half2(rest) : __high2half2(rest);
       // A byte b as the low bits of 1024 is the f16 number 1024 + b.
       constexpr uint32_t kPairs[2] = {kOrder == InputOrder::kCross ? 0x4240 : 0x4140,
                                       kOrder == InputOrder::kCross ? 0x4341 : 0x4342};
       const uint32_t code = T::kSigned ? codes[j] ^ 0x80808080u : codes[j];
-      constexpr float kBias = 1024.0f + (T::kSigned ? 128.0f : 0.0f) + T::kOffset;
+      constexpr float kBias =
+          1024.0f + (T::kSigned ? 128.0f : 0.0f) + T::kOffset + code_centre(kType);
       const __half2 bias = __float2half2_rn(kBias);
 #pragma unroll
       for (uint32_t pair = 0; pair < 2; ++pair) {
         const __half2 number =
             __hsub2(bits_half2(__byte_perm(code, 0x64646464u, kPairs[pair])), bias);
         const __half2 weight =
-            T::kHasMin ? __hfma2(number, row_scale, row_min) : __hmul2(number, row_scale);
+            T::kHasMin ? __hfma2(number, row_scale, row_rest) : __hmul2(number, row_scale);
         a[j / 2 * 4 + pair * 2 + j % 2] = half2_bits(weight);
       }
     }
@@ -101,10 +112,11 @@ struct HalfTile<12> {
   static constexpr uint32_t kRecords = 1;
   static constexpr uint32_t kChunkBytes = kLayout.record_bytes();
   static constexpr float kWeightScale = 4.0f;
+  static constexpr float kCentre = code_centre(12);
 
   uint4 qs[2];    // of two groups, low nibbles and high: 8 bytes of row g, 8 of row g + 8
   __half2 scale;  // of group lane % 4, row g and row g + 8
-  __half2 min;    // negative
+  __half2 rest;   // scale * centre - min
 
   __device__ __forceinline__ void load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
     const uint8_t* const header = chunk + part_base(kLayout, 1) + lane / 4 * 16;
@@ -124,29 +136,36 @@ struct HalfTile<12> {
     }
     const __half2 d = bits_half2(__byte_perm(low.x, high.x, 0x5410));
     const __half2 d_min = bits_half2(__byte_perm(low.x, high.x, 0x7632));
-    scale = __hmul2(number(scale_code | kBias), __hmul2(d, __float2half2_rn(kWeightScale)));
-    min = __hmul2(number(min_code | kBias), __hmul2(d_min, __float2half2_rn(-kWeightScale)));
+    const __half2 scale_number = number(scale_code | kBias), min_number = number(min_code | kBias);
+    const __half2 scaled = __hmul2(d, __float2half2_rn(kWeightScale));
+    const __half2 scaled_min = __hmul2(d_min, __float2half2_rn(-kWeightScale));
+    scale = __hmul2(scale_number, scaled);
+    // The min in two terms, so that only the rest is rounded.
+    const __half2 min = __hmul2(min_number, scaled_min);
+    const __half2 min_low = __hfma2(min_number, scaled_min, __hneg2(min));
+    rest = __hadd2(__hfma2(scale_number, __hmul2(scaled, __float2half2_rn(kCentre)), min), min_low);
   }
 
   __device__ __forceinline__ void group(uint32_t, uint32_t m, uint32_t lane,
                                         uint32_t (&a)[8]) const {
     const uint32_t source = (lane & ~3u) + m;
     const __half2 scales = bits_half2(__shfl_sync(~0u, half2_bits(scale), source));
-    const __half2 mins = bits_half2(__shfl_sync(~0u, half2_bits(min), source));
+    const __half2 rests = bits_half2(__shfl_sync(~0u, half2_bits(rest), source));
     const uint4 q = qs[m / 2];
     const uint32_t words[4] = {q.x, q.z, q.y, q.w};
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) {
       const __half2 row_scale = j % 2 == 0 ? __low2half2(scales) : __high2half2(scales);
-      const __half2 row_min = j % 2 == 0 ? __low2half2(mins) : __high2half2(mins);
+      const __half2 row_rest = j % 2 == 0 ? __low2half2(rests) : __high2half2(rests);
 #pragma unroll
       for (uint32_t pair = 0; pair < 2; ++pair) {
         const uint32_t codes = words[j] >> (8 * pair);
         const __half2 n =
-            m % 2 == 0 ? number(biased(codes, 0x000f000f))
+            m % 2 == 0 ? __hsub2(bits_half2(biased(codes, 0x000f000f)),
+                                 __float2half2_rn(1024.0f + kCentre))
                        : __hfma2(bits_half2(biased(codes, 0x00f000f0)), __float2half2_rn(1.0f / 16),
-                                 __float2half2_rn(-1024.0f / 16));
-        a[j / 2 * 4 + pair * 2 + j % 2] = half2_bits(__hfma2(n, row_scale, row_min));
+                                 __float2half2_rn(-1024.0f / 16 - kCentre));
+        a[j / 2 * 4 + pair * 2 + j % 2] = half2_bits(__hfma2(n, row_scale, row_rest));
       }
     }
   }

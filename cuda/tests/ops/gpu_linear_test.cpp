@@ -6,7 +6,8 @@ namespace {
 
 using compute::HalfGemm;
 
-constexpr uint32_t kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14;
+constexpr uint32_t kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8, kQ2_K = 10, kQ4_K = 12, kQ5_K = 13,
+                   kQ6_K = 14;
 
 struct Path {
   HalfGemm::Library library;
@@ -48,6 +49,15 @@ TEST_P(GpuLinear, every_format_is_close_to_double_precision) {
     ++count;
   }
   EXPECT_EQ(count, 28u);
+}
+
+TEST_P(GpuLinear, weights_around_zero_keep_the_precision_of_f16) {
+  for (const uint32_t type : {kQ2_K, kQ4_K, kQ5_K}) {
+    SCOPED_TRACE(type);
+    LinearCase parameters{{type}, {64}, 1024, 40};
+    parameters.is_centred = true;
+    expect_close(parameters);
+  }
 }
 
 TEST_P(GpuLinear, matrices_of_mixed_formats_share_their_input) {
