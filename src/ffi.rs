@@ -55,6 +55,8 @@ pub fn layout() -> Vec<LayoutRow> {
     wcuda_row_result::push_layout(&mut rows);
     wcuda_step_output::push_layout(&mut rows);
     wcuda_health::push_layout(&mut rows);
+    wcuda_kernel_cache::push_layout(&mut rows);
+    wcuda_kernel_cache_stats::push_layout(&mut rows);
     wcuda_stream::push_layout(&mut rows);
     wcuda_event::push_layout(&mut rows);
     wcuda_module::push_layout(&mut rows);
@@ -1138,6 +1140,7 @@ c_struct! {
         max_registers: u32,
         reserved: u32,
         library_folder: wcuda_string,
+        cache: wcuda_kernel_cache,
     }
 }
 
@@ -1165,6 +1168,8 @@ c_struct! {
         log_bytes: u64,
         compile_ns: u64,
         architecture: [c_char; 32],
+        cache_result: i32,
+        reserved: u32,
     }
 }
 
@@ -1477,6 +1482,55 @@ unsafe extern "C" {
         error: *mut wcuda_error,
     ) -> wcuda_status;
 }
+
+c_struct! {
+    wcuda_kernel_cache {
+        id: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_kernel_cache_open(
+        folder: wcuda_string,
+        max_bytes: u64,
+        cache: *mut wcuda_kernel_cache,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_kernel_cache_destroy(cache: wcuda_kernel_cache);
+}
+
+c_struct! {
+    sized wcuda_kernel_cache_stats {
+        struct_size: u32,
+        reserved: u32,
+        hit_count: u64,
+        miss_count: u64,
+        damaged_count: u64,
+        store_count: u64,
+        store_failure_count: u64,
+        evicted_count: u64,
+        bypass_count: u64,
+        entry_count: u64,
+        entry_bytes: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_kernel_cache_stats_get(
+        cache: wcuda_kernel_cache,
+        stats: *mut wcuda_kernel_cache_stats,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_kernel_cache_clear(
+        cache: wcuda_kernel_cache,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+pub const WCUDA_CACHE_NONE: i32 = 0;
+pub const WCUDA_CACHE_HIT: i32 = 1;
+pub const WCUDA_CACHE_MISS: i32 = 2;
+pub const WCUDA_CACHE_BYPASSED: i32 = 3;
 
 // ---- worker_cuda_compat.h: text functions ----
 

@@ -919,6 +919,43 @@ typedef struct wcuda_program {
 #define WCUDA_CODE_CUBIN 2  /* an ELF file for one architecture */
 #define WCUDA_CODE_FATBIN 3 /* a container of the two for several */
 
+typedef struct wcuda_kernel_cache {
+  uint64_t id;
+} wcuda_kernel_cache;
+
+/* Opens a folder that keeps compiled programs, shared by any number of processes; makes it (not its
+ * parents) when it is missing. max_bytes bounds all entries together: those not used for longest go
+ * first. WCUDA_INVALID_ARGUMENT when it belongs to another user or others can write it, for they could
+ * put code there; WCUDA_IO when it cannot be opened. An entry is found by BLAKE3 of NVRTC's version,
+ * options, architecture, expressions, source and headers; it appears whole or not at all, and a damaged
+ * one counts as missing. Programs with include folders or extra options that read files bypass the
+ * cache, and wcuda_program_info tells. [any thread] */
+WCUDA_API wcuda_status wcuda_kernel_cache_open(wcuda_string folder, uint64_t max_bytes,
+                                               wcuda_kernel_cache* cache, wcuda_error* error);
+/* Gives the handle back; the folder stays. [any thread] */
+WCUDA_API void wcuda_kernel_cache_destroy(wcuda_kernel_cache cache);
+
+typedef struct wcuda_kernel_cache_stats {
+  uint32_t struct_size;
+  uint32_t reserved;
+  uint64_t hit_count; /* by this handle, as all counts */
+  uint64_t miss_count;
+  uint64_t damaged_count; /* files that were no entries: misses, and removed */
+  uint64_t store_count;
+  uint64_t store_failure_count; /* a full disk, or an entry larger than max_bytes: logged */
+  uint64_t evicted_count;
+  uint64_t bypass_count;
+  uint64_t entry_count; /* in the folder now */
+  uint64_t entry_bytes;
+} wcuda_kernel_cache_stats;
+#define WCUDA_KERNEL_CACHE_STATS_INIT \
+  {sizeof(wcuda_kernel_cache_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+WCUDA_API wcuda_status wcuda_kernel_cache_stats_get(wcuda_kernel_cache cache,
+                                                    wcuda_kernel_cache_stats* stats,
+                                                    wcuda_error* error); /* [any thread] */
+/* Removes all entries. [any thread] */
+WCUDA_API wcuda_status wcuda_kernel_cache_clear(wcuda_kernel_cache cache, wcuda_error* error);
+
 /* A header that exists in memory only: `name` as in #include "name". */
 typedef struct wcuda_program_header {
   wcuda_string name;
@@ -961,10 +998,11 @@ typedef struct wcuda_program_options {
   uint32_t max_registers; /* a thread; 0: no bound */
   uint32_t reserved;
   wcuda_string library_folder; /* that holds libnvrtc.so.13; empty: where the system's loader looks */
+  wcuda_kernel_cache cache;    /* id 0: none */
 } wcuda_program_options;
 #define WCUDA_PROGRAM_OPTIONS_INIT                                                                    \
   {sizeof(wcuda_program_options), 0, {NULL, 0}, {NULL, 0}, {NULL, 0}, {0}, {NULL, 0}, NULL, 0, NULL, \
-   0, NULL, 0, NULL, 0, NULL, 0, 0, 0, 0, 0, 0, 0, {NULL, 0}}
+   0, NULL, 0, NULL, 0, NULL, 0, 0, 0, 0, 0, 0, 0, {NULL, 0}, {0}}
 
 /* A program to be compiled: copies all it is given, checks the options and compiles nothing yet.
  * Texts have no NUL. [any thread] */
@@ -972,8 +1010,8 @@ WCUDA_API wcuda_status wcuda_program_create(const wcuda_program_options* options
                                             wcuda_program* program, wcuda_error* error);
 WCUDA_API void wcuda_program_destroy(wcuda_program program); /* [any thread] */
 
-/* Compiles. WCUDA_COMPILE_FAILED has the first diagnostic in its message, and wcuda_program_log_get all
- * of them. WCUDA_UNSUPPORTED: NVRTC does not know the architecture; the message lists those it knows.
+/* Compiles, or takes the code from the cache. WCUDA_COMPILE_FAILED has the first diagnostic in its
+ * message, and wcuda_program_log_get all of them. WCUDA_UNSUPPORTED: NVRTC does not know the architecture; the message lists those it knows.
  * WCUDA_INVALID_ARGUMENT: it does not know an extra option. WCUDA_NOT_AVAILABLE: there is no NVRTC; the
  * message has the loader's reason. A program that is compiled already stays as it is.
  * [external: program] */
@@ -982,6 +1020,11 @@ WCUDA_API wcuda_status wcuda_program_compile(wcuda_program program, wcuda_error*
 #define WCUDA_PROGRAM_NEW 0 /* not compiled yet */
 #define WCUDA_PROGRAM_COMPILED 1
 #define WCUDA_PROGRAM_FAILED 2
+
+#define WCUDA_CACHE_NONE 0 /* the program has no cache, or was not compiled */
+#define WCUDA_CACHE_HIT 1  /* the code was there */
+#define WCUDA_CACHE_MISS 2 /* compiled, and kept if it could be */
+#define WCUDA_CACHE_BYPASSED 3
 
 typedef struct wcuda_program_info {
   uint32_t struct_size;
@@ -992,8 +1035,10 @@ typedef struct wcuda_program_info {
   uint64_t log_bytes;
   uint64_t compile_ns;    /* of the last wcuda_program_compile that did something */
   char architecture[32];  /* the one in use, NUL-terminated */
+  int32_t cache_result;   /* WCUDA_CACHE_… */
+  uint32_t reserved;
 } wcuda_program_info;
-#define WCUDA_PROGRAM_INFO_INIT {sizeof(wcuda_program_info), 0, 0, 0, 0, 0, 0, {0}}
+#define WCUDA_PROGRAM_INFO_INIT {sizeof(wcuda_program_info), 0, 0, 0, 0, 0, 0, {0}, 0, 0}
 WCUDA_API wcuda_status wcuda_program_info_get(wcuda_program program, wcuda_program_info* info,
                                               wcuda_error* error); /* [external: program] */
 

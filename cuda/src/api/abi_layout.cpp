@@ -387,6 +387,7 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_program_options, max_registers),
     WCUDA_FIELD(wcuda_program_options, reserved),
     WCUDA_FIELD(wcuda_program_options, library_folder),
+    WCUDA_FIELD(wcuda_program_options, cache),
 
     WCUDA_STRUCT(wcuda_program_info),
     WCUDA_FIELD(wcuda_program_info, struct_size),
@@ -397,6 +398,8 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_program_info, log_bytes),
     WCUDA_FIELD(wcuda_program_info, compile_ns),
     WCUDA_FIELD(wcuda_program_info, architecture),
+    WCUDA_FIELD(wcuda_program_info, cache_result),
+    WCUDA_FIELD(wcuda_program_info, reserved),
 
     WCUDA_STRUCT(wcuda_compiler_info),
     WCUDA_FIELD(wcuda_compiler_info, struct_size),
@@ -478,6 +481,22 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_argument, bytes),
     WCUDA_FIELD(wcuda_argument, buffer),
     WCUDA_FIELD(wcuda_argument, offset),
+
+    WCUDA_STRUCT(wcuda_kernel_cache),
+    WCUDA_FIELD(wcuda_kernel_cache, id),
+
+    WCUDA_STRUCT(wcuda_kernel_cache_stats),
+    WCUDA_FIELD(wcuda_kernel_cache_stats, struct_size),
+    WCUDA_FIELD(wcuda_kernel_cache_stats, reserved),
+    WCUDA_FIELD(wcuda_kernel_cache_stats, hit_count),
+    WCUDA_FIELD(wcuda_kernel_cache_stats, miss_count),
+    WCUDA_FIELD(wcuda_kernel_cache_stats, damaged_count),
+    WCUDA_FIELD(wcuda_kernel_cache_stats, store_count),
+    WCUDA_FIELD(wcuda_kernel_cache_stats, store_failure_count),
+    WCUDA_FIELD(wcuda_kernel_cache_stats, evicted_count),
+    WCUDA_FIELD(wcuda_kernel_cache_stats, bypass_count),
+    WCUDA_FIELD(wcuda_kernel_cache_stats, entry_count),
+    WCUDA_FIELD(wcuda_kernel_cache_stats, entry_bytes),
 };
 constexpr uint32_t kLayoutCount = sizeof(kLayout) / sizeof(kLayout[0]);
 

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "api/context.h"
+#include "base/log.h"
 #include "base/text.h"
 
 namespace wcuda::api {
@@ -14,6 +15,10 @@ constexpr uint64_t kListCountMax = 65536;
 
 std::string copy_of(const wcuda_string& string) {
   return string.bytes == 0 ? std::string() : std::string(string.data, string.bytes);
+}
+
+Result<std::shared_ptr<jit::KernelCache>> resolve_cache(wcuda_kernel_cache cache) {
+  return resolve<jit::KernelCache>(Kind::kKernelCache, cache.id, "cache");
 }
 
 Status check_list(const void* list, uint64_t count, const char* argument) {
@@ -106,12 +111,35 @@ Result<nvrtc::Request> read_request(const wcuda_program_options& options) {
   return r;
 }
 
+// Through the cache, where there is one and the program may use it.
+nvrtc::Outcome compile(const nvrtc::Compiler& compiler, ProgramObject& program) {
+  program.cache_result = WCUDA_CACHE_NONE;
+  if (!program.cache) return compiler.compile(program.request);
+  std::string why;
+  const auto key = jit::cache_key(program.request, compiler.version(), &why);
+  if (!key) {
+    program.cache_result = WCUDA_CACHE_BYPASSED;
+    program.cache->count_bypass();
+    log(WCUDA_LOG_INFO, "jit", "'%s' bypasses the cache: %s", program.request.name.c_str(),
+        why.c_str());
+    return compiler.compile(program.request);
+  }
+  if (auto found = program.cache->find(*key)) {
+    program.cache_result = WCUDA_CACHE_HIT;
+    return std::move(*found);
+  }
+  program.cache_result = WCUDA_CACHE_MISS;
+  nvrtc::Outcome outcome = compiler.compile(program.request);
+  if (outcome.status.ok()) program.cache->store(*key, outcome);
+  return outcome;
+}
+
 Status compile(ProgramObject& program) {
   if (program.state == WCUDA_PROGRAM_COMPILED) return {};
   WCUDA_ASSIGN(const auto compiler, nvrtc::Compiler::open(program.library_folder));
   program.nvrtc_version = compiler->version();
   const auto begin = std::chrono::steady_clock::now();
-  program.outcome = compiler->compile(program.request);
+  program.outcome = compile(*compiler, program);
   program.compile_ns = static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin)
           .count());
@@ -127,6 +155,7 @@ wcuda_program_info info_of(const ProgramObject& program) {
   info.code_bytes = program.outcome.code.size();
   info.log_bytes = program.outcome.log.size();
   info.compile_ns = program.compile_ns;
+  info.cache_result = program.cache_result;
   copy_text(program.request.architecture, info.architecture, sizeof(info.architecture));
   return info;
 }
@@ -153,6 +182,9 @@ extern "C" wcuda_status wcuda_program_create(const wcuda_program_options* option
     auto object = std::make_shared<ProgramObject>();
     WCUDA_ASSIGN(object->request, read_request(checked));
     WCUDA_TRY(read_text(checked.library_folder, "library_folder", &object->library_folder));
+    if (checked.cache.id != 0) {
+      WCUDA_ASSIGN(object->cache, resolve_cache(checked.cache));
+    }
     WCUDA_ASSIGN(program->id, insert(Kind::kProgram, std::move(object)));
     return {};
   });
@@ -239,5 +271,52 @@ extern "C" wcuda_status wcuda_compiler_info_get(wcuda_string library_folder,
     std::copy_n(known.begin(), result.architecture_count, result.architectures);
     write_struct(result, info);
     return {};
+  });
+}
+
+extern "C" wcuda_status wcuda_kernel_cache_open(wcuda_string folder, uint64_t max_bytes,
+                                                wcuda_kernel_cache* cache, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_not_null(cache, "cache"));
+    std::string path;
+    WCUDA_TRY(read_text(folder, "folder", &path));
+    WCUDA_ASSIGN(auto object, jit::KernelCache::open(path, max_bytes));
+    WCUDA_ASSIGN(cache->id, insert(Kind::kKernelCache, std::move(object)));
+    return {};
+  });
+}
+
+extern "C" void wcuda_kernel_cache_destroy(wcuda_kernel_cache cache) {
+  guarded_void("wcuda_kernel_cache_destroy",
+               [&] { return destroy_handle(Kind::kKernelCache, cache.id, "cache"); });
+}
+
+extern "C" wcuda_status wcuda_kernel_cache_stats_get(wcuda_kernel_cache cache,
+                                                     wcuda_kernel_cache_stats* stats,
+                                                     wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto object, resolve_cache(cache));
+    WCUDA_TRY(check_struct(stats, "stats"));
+    const jit::CacheStats counts = object->stats();
+    WCUDA_ASSIGN(const jit::CacheSize size, object->size());
+    wcuda_kernel_cache_stats result = WCUDA_KERNEL_CACHE_STATS_INIT;
+    result.hit_count = counts.hit_count;
+    result.miss_count = counts.miss_count;
+    result.damaged_count = counts.damaged_count;
+    result.store_count = counts.store_count;
+    result.store_failure_count = counts.store_failure_count;
+    result.evicted_count = counts.evicted_count;
+    result.bypass_count = counts.bypass_count;
+    result.entry_count = size.entry_count;
+    result.entry_bytes = size.bytes;
+    write_struct(result, stats);
+    return {};
+  });
+}
+
+extern "C" wcuda_status wcuda_kernel_cache_clear(wcuda_kernel_cache cache, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto object, resolve_cache(cache));
+    return object->clear();
   });
 }

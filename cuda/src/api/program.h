@@ -6,6 +6,7 @@
 
 #include "api/guard.h"
 #include "api/handles.h"
+#include "jit/kernel_cache.h"
 #include "nvrtc/compiler.h"
 
 namespace wcuda::api {
@@ -17,6 +18,8 @@ struct ProgramObject {
   int32_t state = WCUDA_PROGRAM_NEW;
   int32_t nvrtc_version = 0;
   uint64_t compile_ns = 0;
+  std::shared_ptr<jit::KernelCache> cache;  // may be null
+  int32_t cache_result = WCUDA_CACHE_NONE;
   Exclusive exclusive;
 };
 

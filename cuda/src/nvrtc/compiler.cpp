@@ -174,7 +174,10 @@ Status check(const Request& request) {
 }
 
 std::vector<std::string> options_of(const Request& request) {
-  std::vector<std::string> options{"--gpu-architecture=" + request.architecture};
+  // The source is text and lies in no folder: without this NVRTC would look for its headers in the
+  // folder where the process happens to be.
+  std::vector<std::string> options{"--gpu-architecture=" + request.architecture,
+                                   "--no-source-include"};
   if (!request.standard.empty()) options.push_back("--std=" + request.standard);
   // First, so that the choices below it win over what it implies.
   if (request.fast_math) options.push_back("--use_fast_math");

@@ -7,6 +7,7 @@
 #include "support/allocation_failure.h"
 #include "support/context.h"
 #include "support/nvrtc_library.h"
+#include "support/temp_folder.h"
 
 namespace wcuda::testing {
 namespace {
@@ -154,6 +155,45 @@ TEST_F(ProgramCompile, a_failure_keeps_the_whole_log) {
   uint64_t bytes = 0;
   EXPECT_EQ(wcuda_program_code_get(program_, &code, &bytes, &error_), WCUDA_INVALID_STATE);
   EXPECT_STREQ(error_.message, "program: could not be compiled");
+}
+
+TEST_F(ProgramCompile, a_cache_answers_the_second_time_and_include_folders_bypass_it) {
+  const TempFolder folder;
+  const std::string path = folder.path() + "/cache";
+  wcuda_kernel_cache cache{0};
+  ASSERT_EQ(wcuda_kernel_cache_open(text(path), 1 << 20, &cache, &error_), WCUDA_OK)
+      << error_.message;
+  options_.cache = cache;
+  const auto compile = [&] {
+    EXPECT_EQ(create(), WCUDA_OK) << error_.message;
+    EXPECT_EQ(wcuda_program_compile(program_, &error_), WCUDA_OK) << error_.message;
+    const void* code = nullptr;
+    uint64_t bytes = 0;
+    EXPECT_EQ(wcuda_program_code_get(program_, &code, &bytes, nullptr), WCUDA_OK);
+    return std::string(static_cast<const char*>(code), bytes);
+  };
+
+  const std::string first = compile();
+  EXPECT_EQ(info().cache_result, WCUDA_CACHE_MISS);
+  EXPECT_EQ(compile(), first);
+  EXPECT_EQ(info().cache_result, WCUDA_CACHE_HIT);
+  const wcuda_string folders[] = {text(folder.path())};
+  options_.include_folders = folders;
+  options_.include_folder_count = 1;
+  compile();
+  EXPECT_EQ(info().cache_result, WCUDA_CACHE_BYPASSED);
+
+  wcuda_kernel_cache_stats stats = WCUDA_KERNEL_CACHE_STATS_INIT;
+  ASSERT_EQ(wcuda_kernel_cache_stats_get(cache, &stats, &error_), WCUDA_OK) << error_.message;
+  EXPECT_EQ(stats.hit_count, 1u);
+  EXPECT_EQ(stats.miss_count, 1u);
+  EXPECT_EQ(stats.bypass_count, 1u);
+  EXPECT_EQ(stats.entry_count, 1u);
+  EXPECT_GT(stats.entry_bytes, first.size());
+  EXPECT_EQ(wcuda_kernel_cache_clear(cache, nullptr), WCUDA_OK);
+  wcuda_kernel_cache_destroy(cache);
+  EXPECT_EQ(create(), WCUDA_INVALID_HANDLE);
+  options_.cache = {0};
 }
 
 TEST_F(ProgramCompile, survives_a_full_host_at_every_allocation) {

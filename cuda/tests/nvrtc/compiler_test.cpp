@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "support/nvrtc_library.h"
+#include "support/temp_folder.h"
 
 namespace wcuda::nvrtc {
 namespace {
 
 using testing::nvrtc_folder;
+using testing::TempFolder;
 
 constexpr char kVectorAdd[] = R"(
 extern "C" __global__ void vector_add(const float* a, const float* b, float* c, int n) {
@@ -37,7 +39,8 @@ std::string text_of(const Outcome& outcome) {
 
 TEST(NvrtcOptions, every_field_is_one_option_in_a_fixed_order) {
   Request r = request("x", "sm_90a");
-  EXPECT_EQ(options_of(r), (std::vector<std::string>{"--gpu-architecture=sm_90a"}));
+  EXPECT_EQ(options_of(r),
+            (std::vector<std::string>{"--gpu-architecture=sm_90a", "--no-source-include"}));
 
   r.standard = "c++17";
   r.fast_math = r.line_info = r.debug = r.relocatable = r.default_device = true;
@@ -50,13 +53,14 @@ TEST(NvrtcOptions, every_field_is_one_option_in_a_fixed_order) {
   r.include_folders = {"some folder"};
   r.extras = {"--extra-device-vectorization"};
 
-  EXPECT_EQ(options_of(r),
-            (std::vector<std::string>{
-                "--gpu-architecture=sm_90a", "--std=c++17", "--use_fast_math", "--ftz=true",
-                "--prec-sqrt=false", "--prec-div=true", "--fmad=false", "--maxrregcount=64",
-                "--generate-line-info", "--device-debug", "--relocatable-device-code=true",
-                "--device-as-default-execution-space", "--define-macro=N=4", "--define-macro=FLAG",
-                "--include-path=some folder", "--extra-device-vectorization"}));
+  EXPECT_EQ(
+      options_of(r),
+      (std::vector<std::string>{
+          "--gpu-architecture=sm_90a", "--no-source-include", "--std=c++17", "--use_fast_math",
+          "--ftz=true", "--prec-sqrt=false", "--prec-div=true", "--fmad=false", "--maxrregcount=64",
+          "--generate-line-info", "--device-debug", "--relocatable-device-code=true",
+          "--device-as-default-execution-space", "--define-macro=N=4", "--define-macro=FLAG",
+          "--include-path=some folder", "--extra-device-vectorization"}));
 }
 
 TEST(NvrtcOptions, what_no_compiler_takes_is_refused_and_named) {
@@ -197,6 +201,22 @@ TEST_F(Nvrtc, defines_headers_standard_and_built_in_headers_reach_the_source) {
 
   ASSERT_TRUE(outcome.status.ok()) << outcome.status.message();
   EXPECT_TRUE(contains(text_of(outcome), "+84]")) << "element 42 of two bytes";
+}
+
+TEST_F(Nvrtc, headers_do_not_come_from_where_the_process_happens_to_be) {
+  const TempFolder folder;
+  folder.write("stray.h", "#define STRAY 1\n");
+  const std::string before = std::filesystem::current_path().string();
+  std::filesystem::current_path(folder.path());
+  Request r = request("#include \"stray.h\"\nextern \"C\" __global__ void k() {}", "compute_90");
+
+  const Outcome without = compile(r);
+  r.include_folders = {folder.path()};
+  const Outcome with = compile(r);
+
+  std::filesystem::current_path(before);
+  EXPECT_EQ(without.status.code(), WCUDA_COMPILE_FAILED);
+  EXPECT_TRUE(with.status.ok()) << with.status.message();
 }
 
 TEST_F(Nvrtc, every_option_is_one_it_takes) {
