@@ -13,6 +13,9 @@
 //! | engine | [`Engine`], [`EngineOptions`] | a model at work: memory for keys and values, two steps in flight |
 //! | sequence | [`Sequence`] | the tokens of one conversation; can be forked and cut back |
 //! | step | [`Step`], [`Row`], [`Sampling`], [`StepOutput`] | tokens in, drawn tokens, logprobs and logits out |
+//! | stream | [`Stream`], [`Event`], [`PendingCopy`] | work in order, points in it, copies that do not wait |
+//! | program | [`Program`], [`KernelCache`] | CUDA C++ compiled at run time, and where results are kept |
+//! | kernel | [`CudaModule`], [`CudaFunction`], [`GpuArg`], [`GpuCompute`] | device code or host functions, launched with checked arguments |
 //! | health | [`CudaContext::health`] | whether the device can be used |
 //! | text | `text`, `generate` (feature `text`) | tokenizers, chat templates, streamed answers |
 //!
@@ -53,6 +56,7 @@
 mod callback;
 #[cfg(feature = "text")]
 pub mod compat;
+pub mod compute;
 pub mod context;
 pub mod device;
 pub mod engine;
@@ -67,13 +71,20 @@ pub mod ledger;
 pub mod log;
 pub mod memory;
 pub mod model;
+pub mod module;
 mod native_text;
 pub mod plan;
+pub mod program;
 pub mod step;
+pub mod stream;
 #[cfg(feature = "text")]
 pub mod text;
 pub mod version;
 
+pub use compute::{
+    ComputeStats, Dim, ExecutionResult, Fallback, GpuCompute, GpuDevice, HostCall, KernelLauncher,
+    KernelSpec,
+};
 pub use context::{ContextBuilder, ContextInfo, CudaContext};
 pub use device::{Backend, DeviceCaps, cuda_available, devices};
 pub use engine::{Engine, EngineInfo, Sequence, Ticket, Token};
@@ -83,8 +94,11 @@ pub use health::{Health, HealthState};
 pub use ledger::{LedgerEntry, MemoryInfo, Purpose};
 pub use memory::{DeviceRepr, PinnedBuffer, SafeCudaPtr};
 pub use model::{CancelHandle, LoadPhase, Model, ModelInfo, Progress, TensorDigests};
+pub use module::{CudaFunction, CudaModule, GpuArg, KernelInfo, LaunchConfig, Occupancy};
 pub use plan::{EngineOptions, KvType, Plan};
+pub use program::{CacheResult, CacheStats, CodeKind, KernelCache, Program, ProgramBuilder};
 pub use step::{Row, RowResult, RowStatus, Sampling, Step, StepOutput};
+pub use stream::{Event, PendingCopy, Priority, Stream};
 pub use version::{build_info, built_with_cuda, version};
 
 /// The sample of the README compiles.

@@ -248,7 +248,11 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         Ok(digest)
     }
 
-    fn take_turn(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn raw_handle(&self) -> ffi::wcuda_buffer {
+        self.handle
+    }
+
+    pub(crate) fn take_turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -260,7 +264,7 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
-    fn checked_range(&self, range: &Range<usize>) -> Result<(u64, u64)> {
+    pub(crate) fn checked_range(&self, range: &Range<usize>) -> Result<(u64, u64)> {
         let len = range.end.checked_sub(range.start).ok_or_else(|| {
             let message = format!("the range {}..{} is reversed", range.start, range.end);
             Error::new(ErrorKind::InvalidArgument, message)
@@ -269,7 +273,7 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
     }
 
     /// Offset and length in bytes; the end is checked here so that no product can wrap.
-    fn byte_range(&self, offset: usize, len: usize) -> Result<(u64, u64)> {
+    pub(crate) fn byte_range(&self, offset: usize, len: usize) -> Result<(u64, u64)> {
         let width = size_of::<T>();
         if offset.checked_add(len).is_some_and(|end| end <= self.len) {
             return Ok(((offset * width) as u64, (len * width) as u64));
@@ -348,6 +352,10 @@ impl CudaContext {
 }
 
 impl<T: DeviceRepr> PinnedBuffer<T> {
+    pub(crate) fn raw_handle(&self) -> ffi::wcuda_pinned {
+        self.handle
+    }
+
     /// The context it was allocated from.
     pub fn context(&self) -> &CudaContext {
         &self.context

@@ -152,3 +152,50 @@ fn gpu_loads_a_model_with_the_digests_of_its_file_and_verifies_it() {
     drop(model);
     assert!(context.ledger().unwrap().is_empty());
 }
+
+#[test]
+fn gpu_compute_runs_what_it_compiles_and_what_it_loads() {
+    let Some(context) = gpu() else { return };
+    let mut compute = GpuCompute::with_context(&context).unwrap();
+    if let Some(folder) = std::env::var_os("WCUDA_TEST_NVRTC") {
+        compute = compute.with_compiler_folder(folder);
+    }
+    let n = || [Dim::from("n")];
+    let spec = KernelSpec::new("vector_add")
+        .read::<f32>("a", n())
+        .read::<f32>("b", n())
+        .write::<f32>("c", n())
+        .scalar::<i32>("n")
+        .threads(n());
+    // SAFETY: it keeps to n elements, and writes only c.
+    let spec = unsafe { spec.code(&include_bytes!("../cuda/tests/data/kernels/module.ptx")[..]) };
+    compute.register(spec).unwrap();
+    let device = compute.device();
+    let a = device.upload(&[1.0f32; 1024]).unwrap();
+    let b = device.upload(&[2.0f32; 1024]).unwrap();
+    let mut c = device.allocate::<f32>(1024).unwrap();
+
+    let result = compute
+        .run(
+            "vector_add",
+            &[(&a).into(), (&b).into(), (&mut c).into(), 1024i32.into()],
+        )
+        .unwrap();
+
+    assert!(result.gpu_executed && result.backend == Backend::Cuda);
+    assert_eq!(c.to_vec().unwrap(), [3.0f32; 1024]);
+
+    let source = "template <class T> __global__ void scale(T* x, T by, int n) {\n\
+                  const int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) x[i] *= by; }";
+    match compute.compile_kernel("scale<float>", source) {
+        Err(error) if error.kind() == ErrorKind::NotAvailable => {
+            println!("not compiled: {error}");
+            return;
+        }
+        compiled => compiled.unwrap(),
+    }
+    let args = vec![(&mut c).into(), 0.5f32.into(), 1024i32.into()];
+    // SAFETY: four blocks of 256 threads stay within 1024 elements.
+    unsafe { compute.run_kernel("scale<float>", 4, 256, args) }.unwrap();
+    assert_eq!(c.to_vec().unwrap(), [1.5f32; 1024]);
+}

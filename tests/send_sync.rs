@@ -16,6 +16,15 @@ const _: () = {
     send_and_sync::<Ticket>();
     send_and_sync::<StepOutput>();
     send_and_sync::<Error>();
+    send_and_sync::<Stream>();
+    send_and_sync::<Event>();
+    send_and_sync::<PendingCopy<f32>>();
+    send_and_sync::<Program>();
+    send_and_sync::<KernelCache>();
+    send_and_sync::<CudaModule>();
+    send_and_sync::<CudaFunction>();
+    send_and_sync::<KernelLauncher>();
+    send_and_sync::<GpuCompute>();
 };
 
 #[test]

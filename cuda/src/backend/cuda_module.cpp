@@ -68,6 +68,13 @@ Result<std::shared_ptr<CudaModule>> CudaModule::load(const void* code, int devic
   // A driver that loads lazily finds out what is wrong with the code when it is first used.
   WCUDA_ASSIGN(const auto kernels, module->kernels());
   cudaFuncAttributes attributes{};
+  if (kernels.empty()) {
+    void* address = nullptr;
+    size_t bytes = 0;
+    const cudaError_t error = cudaLibraryGetGlobal(&address, &bytes, library, "no such name");
+    if (error != cudaErrorSymbolNotFound) WCUDA_TRY(check_load(error, log, device));
+    (void)cudaGetLastError();
+  }
   for (const cudaKernel_t kernel : kernels)
     WCUDA_TRY(check_load(cudaFuncGetAttributes(&attributes, function_of(kernel)), log, device));
   return module;

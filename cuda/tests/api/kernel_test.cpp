@@ -587,18 +587,30 @@ TEST_F(GpuKernels, occupancy_is_that_of_the_code) {
 
 TEST_F(GpuKernels, bad_code_is_told_with_the_drivers_reason) {
   wcuda_module module{77};
-  const std::string nonsense = ".version 9.0\n.target sm_80\n.address_size 64\nnonsense\n";
+  const std::string head = ".version 9.0\n.target sm_80\n.address_size 64\n";
+  const std::string nonsense = head + ".visible .entry k()\n{\n  nonsense;\n}\n";
   EXPECT_EQ(
       wcuda_module_load(context_.handle(), nonsense.data(), nonsense.size(), &module, &error_),
       WCUDA_MALFORMED)
       << error_.message;
   EXPECT_NE(std::string(error_.message).find("nonsense"), std::string::npos) << error_.message;
-  const std::string future = ".version 99.0\n.target sm_80\n.address_size 64\n";
+  const std::string future =
+      ".version 99.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\n  ret;\n}\n";
   EXPECT_EQ(wcuda_module_load(context_.handle(), future.data(), future.size(), &module, &error_),
             WCUDA_UNSUPPORTED)
       << error_.message;
   EXPECT_EQ(module.id, 77u);
   synchronize();
+}
+
+TEST_F(GpuKernels, bad_code_without_kernels_is_found_when_it_is_loaded) {
+  wcuda_module module{77};
+  const std::string nonsense = ".version 9.0\n.target sm_80\n.address_size 64\nnonsense\n";
+  EXPECT_EQ(
+      wcuda_module_load(context_.handle(), nonsense.data(), nonsense.size(), &module, &error_),
+      WCUDA_MALFORMED)
+      << error_.message;
+  EXPECT_EQ(module.id, 77u);
 }
 
 TEST_F(GpuKernels, compiled_for_the_device_with_expressions) {

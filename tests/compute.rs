@@ -1,0 +1,386 @@
+//! Kernels of a caller's own: on the host backend, and compiled by NVRTC where the environment names it
+//! (`WCUDA_TEST_NVRTC`, needed under `WCUDA_REQUIRE_NVRTC=1`).
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+use worker_cuda::{
+    CacheResult, CodeKind, CudaContext, CudaModule, Dim, ErrorKind, Fallback, GpuArg, GpuCompute,
+    KernelCache, KernelSpec, Priority, Program, ProgramBuilder, cuda_available,
+};
+
+fn host() -> GpuCompute {
+    GpuCompute::with_context(&CudaContext::host().unwrap()).unwrap()
+}
+
+fn n() -> [Dim; 1] {
+    ["n".into()]
+}
+
+/// c = a + b, as anybody would write it.
+fn vector_add() -> KernelSpec {
+    KernelSpec::new("vector_add")
+        .read::<f32>("a", n())
+        .read::<f32>("b", n())
+        .write::<f32>("c", n())
+        .scalar::<i32>("n")
+        .threads(n())
+        .host(|call| {
+            let n = call.value::<i32>(3)? as usize;
+            let (a, b) = (call.slice::<f32>(0)?, call.slice::<f32>(1)?);
+            for (i, c) in call.slice_mut::<f32>(2)?[..n].iter_mut().enumerate() {
+                *c = a[i] + b[i];
+            }
+            Ok(())
+        })
+}
+
+#[test]
+fn vector_add_of_1024_is_all_three() {
+    let compute = host();
+    compute.register(vector_add()).unwrap();
+    let device = compute.device();
+    let (a, b) = (
+        device.upload(&[1.0f32; 1024]).unwrap(),
+        device.upload(&[2.0f32; 1024]).unwrap(),
+    );
+    let mut c = device.allocate::<f32>(1024).unwrap();
+
+    let args = vec![(&a).into(), (&b).into(), (&mut c).into(), 1024i32.into()];
+    // SAFETY: a host function of safe Rust.
+    let result = unsafe { compute.run_kernel("vector_add", 4, 256, args) }.unwrap();
+
+    assert_eq!(device.download(&c).unwrap(), [3.0f32; 1024]);
+    assert!(!result.gpu_executed);
+    assert_eq!(result.elements, 1024);
+    assert_eq!(result.bytes, 3 * 4096);
+    assert_eq!(result.fallback_reason, "");
+    assert!(result.throughput_gbps() > 0.0 && result.elements_per_second() > 0.0);
+    assert_eq!(compute.stats().executed, 1);
+    assert_eq!(compute.kernels(), ["vector_add"]);
+}
+
+#[test]
+fn run_holds_arguments_against_the_signature() {
+    let compute = host();
+    compute.register(vector_add()).unwrap();
+    let device = compute.device();
+    let a = device.upload(&[1.0f32; 8]).unwrap();
+    let wide = device.upload(&[1.0f64; 8]).unwrap();
+    let mut c = device.upload(&[0.0f32; 8]).unwrap();
+    let run = |args: &[GpuArg<'_>]| {
+        compute
+            .run("vector_add", args)
+            .map_err(|e| (e.kind(), e.to_string()))
+    };
+
+    let message = |result: Result<_, (ErrorKind, String)>, kind| {
+        let (found, text) = result.unwrap_err();
+        assert_eq!(found, kind, "{text}");
+        text
+    };
+    assert_eq!(
+        message(run(&[(&a).into()]), ErrorKind::ArgumentCount),
+        "arguments: 1 given, the kernel takes 4"
+    );
+    assert_eq!(
+        message(
+            run(&[(&a).into(), (&a).into(), (&mut c).into(), 9i32.into()]),
+            ErrorKind::InvalidArgument
+        ),
+        "argument 0 ('a') has 8 elements, the kernel needs 9"
+    );
+    assert_eq!(
+        message(
+            run(&[(&a).into(), (&a).into(), (&a).into(), 8i32.into()]),
+            ErrorKind::InvalidArgument
+        ),
+        "argument 2 ('c') is written by the kernel and must be passed as &mut"
+    );
+    assert_eq!(
+        message(
+            run(&[(&wide).into(), (&a).into(), (&mut c).into(), 8i32.into()]),
+            ErrorKind::InvalidArgument
+        ),
+        "argument 0 ('a') has elements of 8 bytes, the kernel takes 4"
+    );
+    assert_eq!(
+        message(
+            run(&[(&a).into(), (&a).into(), (&mut c).into(), (-1i32).into()]),
+            ErrorKind::InvalidArgument
+        ),
+        "'n' is -1, an extent is at least 0"
+    );
+    message(
+        run(&[(&a).into(), (&a).into(), (&mut c).into(), 8u32.into()]),
+        ErrorKind::InvalidArgument,
+    );
+    let half = GpuArg::view(&a, 4..8).unwrap();
+    run(&[half, (&a).into(), (&mut c).into(), 4i32.into()]).unwrap();
+    assert!(GpuArg::view(&a, 4..9).is_err());
+    assert_eq!(
+        compute.run("nothing", &[]).unwrap_err().kind(),
+        ErrorKind::NotFound
+    );
+}
+
+#[test]
+fn host_functions_fail_and_panic_as_values() {
+    let compute = host();
+    compute
+        .register(KernelSpec::new("fails").host(|_| {
+            Err(worker_cuda::Error::new(
+                ErrorKind::LimitExceeded,
+                "of its own",
+            ))
+        }))
+        .unwrap();
+    compute
+        .register(KernelSpec::new("panics").host(|_| panic!("in a kernel")))
+        .unwrap();
+    compute
+        .register(
+            KernelSpec::new("borrows")
+                .write::<u8>("x", [4.into()])
+                .host(|call| {
+                    let _first = call.slice_mut::<u8>(0)?;
+                    assert!(call.slice::<u8>(0).is_err(), "declared as written");
+                    assert!(call.slice_mut::<u16>(0).is_err(), "of another size");
+                    assert!(call.value::<u8>(0).is_err(), "no number");
+                    assert!(call.slice_mut::<u8>(7).is_err(), "no such argument");
+                    call.slice_mut::<u8>(0).map(|_| ())
+                }),
+        )
+        .unwrap();
+
+    let error = compute.run("fails", &[]).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.message()),
+        (ErrorKind::LimitExceeded, "of its own")
+    );
+    let run = std::panic::AssertUnwindSafe(|| compute.run("panics", &[]));
+    let payload = std::panic::catch_unwind(run).unwrap_err();
+    assert_eq!(payload.downcast_ref::<&str>(), Some(&"in a kernel"));
+    let mut x = compute.device().allocate::<u8>(4).unwrap();
+    let error = compute.run("borrows", &[(&mut x).into()]).unwrap_err();
+    assert_eq!(error.message(), "argument 0 is borrowed already");
+    assert_eq!(compute.stats().executed, 0);
+}
+
+#[test]
+fn kernels_without_what_they_need_are_refused() {
+    let compute = host();
+    let refused = |spec| compute.register(spec).unwrap_err();
+    let error = refused(KernelSpec::new("x"));
+    assert_eq!(error.kind(), ErrorKind::UnsupportedKernel);
+    assert_eq!(error.message(), "kernel 'x': has no host function");
+    // SAFETY: never run.
+    let only_device = unsafe { KernelSpec::new("x").source("__global__ void x() {}") };
+    assert_eq!(refused(only_device).kind(), ErrorKind::UnsupportedKernel);
+    let wrong = KernelSpec::new("x")
+        .read::<f32>("a", ["m".into()])
+        .scalar::<f32>("m")
+        .host(|_| Ok(()));
+    assert_eq!(
+        refused(wrong).message(),
+        "kernel 'x': 'm' is no integer parameter of it"
+    );
+    let error = compute
+        .compile_kernel("x", "__global__ void x() {}")
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UnsupportedKernel);
+    let context = CudaContext::host().unwrap();
+    let error = CudaModule::load_ptx(&context, ".version 9.0\n").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UnsupportedKernel);
+}
+
+#[test]
+fn falling_back_is_asked_for_and_told() {
+    if cuda_available() {
+        return;
+    }
+    assert!(GpuCompute::new().is_err());
+    let compute = GpuCompute::open(Fallback::IfNoGpu).unwrap();
+    compute
+        .register(KernelSpec::new("noop").host(|_| Ok(())))
+        .unwrap();
+
+    let result = compute.run("noop", &[]).unwrap();
+
+    assert!(!result.gpu_executed);
+    assert_ne!(result.fallback_reason, "");
+}
+
+#[test]
+fn eight_threads_run_kernels_of_one_compute() {
+    let compute = Arc::new(host());
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = calls.clone();
+    compute
+        .register(
+            KernelSpec::new("add_one")
+                .write::<u32>("x", n())
+                .scalar::<u64>("n")
+                .host(move |call| {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                    let n = call.value::<u64>(1)? as usize;
+                    call.slice_mut::<u32>(0)?[..n]
+                        .iter_mut()
+                        .for_each(|x| *x += 1);
+                    Ok(())
+                }),
+        )
+        .unwrap();
+    let barrier = Arc::new(Barrier::new(8));
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            let (compute, barrier) = (compute.clone(), barrier.clone());
+            std::thread::spawn(move || {
+                let mut x = compute.device().upload(&[0u32; 100]).unwrap();
+                barrier.wait();
+                for _ in 0..1000 {
+                    compute
+                        .run("add_one", &[(&mut x).into(), 100u64.into()])
+                        .unwrap();
+                }
+                x.to_vec().unwrap()
+            })
+        })
+        .collect();
+    for thread in threads {
+        assert_eq!(thread.join().unwrap(), [1000u32; 100]);
+    }
+    assert_eq!(calls.load(Ordering::Relaxed), 8000);
+}
+
+#[test]
+fn copies_that_do_not_wait_give_their_memory_back() {
+    let context = CudaContext::host().unwrap();
+    let stream = context.stream(Priority::High).unwrap();
+    let mut buffer = context.alloc_zeroed::<u16>(100).unwrap();
+    let mut pinned = context.alloc_pinned::<u16>(40).unwrap();
+    pinned.fill(7);
+
+    let pending = buffer.write_async(50, pinned, Some(&stream)).unwrap();
+    pending
+        .event()
+        .wait_timeout(Duration::from_secs(60))
+        .unwrap();
+    assert!(pending.is_done().unwrap());
+    let pinned = pending.wait().unwrap();
+    assert_eq!(pinned[..], [7u16; 40]);
+    let target = context.alloc_pinned::<u16>(60).unwrap();
+    let begin = stream.record().unwrap();
+    let back = buffer.read_async(40, target, Some(&stream)).unwrap();
+    let end = stream.record().unwrap();
+    let target = back.wait().unwrap();
+    end.wait().unwrap();
+
+    assert_eq!(target[..10], [0u16; 10]);
+    assert_eq!(target[10..50], [7u16; 40]);
+    assert!(begin.elapsed_to(&end).unwrap() < Duration::from_secs(60));
+    let short = context.alloc_pinned::<u16>(60).unwrap();
+    let error = buffer.write_async(50, short, None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfRange);
+    std::mem::forget(buffer.read_async(0, target, None).unwrap());
+}
+
+/// A builder that finds NVRTC, or the reason to skip.
+fn program(source: &str) -> Option<ProgramBuilder> {
+    let builder = Program::builder(source).architecture("compute_90");
+    match std::env::var_os("WCUDA_TEST_NVRTC") {
+        Some(folder) => Some(builder.library_folder(PathBuf::from(folder))),
+        None if std::env::var("WCUDA_REQUIRE_NVRTC").is_ok_and(|value| value == "1") => {
+            panic!("WCUDA_TEST_NVRTC is not set")
+        }
+        None => {
+            eprintln!("skipped: WCUDA_TEST_NVRTC is not set");
+            None
+        }
+    }
+}
+
+const SCALE: &str =
+    "template <class T> __global__ void scale(T* x, T by) { x[threadIdx.x] *= by; }";
+
+#[test]
+fn programs_compile_with_names_log_and_options() {
+    let Some(builder) = program(SCALE) else {
+        return;
+    };
+    let compiled = builder
+        .name("mine.cu")
+        .standard("c++17")
+        .define("UNUSED=1")
+        .header("mine.h", "int x;")
+        .expression("scale<float>")
+        .fast_math(true)
+        .line_info(true)
+        .fmad(false)
+        .ftz(true)
+        .prec_div(true)
+        .prec_sqrt(true)
+        .max_registers(64)
+        .compile()
+        .unwrap();
+
+    assert_eq!(
+        compiled.name_of("scale<float>").unwrap(),
+        "_Z5scaleIfEvPT_S0_"
+    );
+    assert_eq!(
+        compiled.name_of("scale<int>").unwrap_err().kind(),
+        ErrorKind::NotFound
+    );
+    assert_eq!(
+        CodeKind::of(compiled.code().unwrap()).unwrap(),
+        CodeKind::Ptx
+    );
+    let info = compiled.info().unwrap();
+    assert_eq!(
+        (info.kind, info.architecture.as_str()),
+        (CodeKind::Ptx, "compute_90")
+    );
+    assert!(info.nvrtc_version >= 13000 && info.cache == CacheResult::None);
+}
+
+#[test]
+fn a_failed_compile_has_its_first_line_and_its_whole_log() {
+    let Some(builder) =
+        program("__device__ int f() { return a; }\n__device__ int g() { return b; }")
+    else {
+        return;
+    };
+
+    let error = builder.compile().unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::CompileFailed);
+    assert_eq!(
+        error.message(),
+        "kernel.cu(1): error: identifier \"a\" is undefined"
+    );
+    assert!(
+        error
+            .compile_log()
+            .unwrap()
+            .contains("identifier \"b\" is undefined")
+    );
+}
+
+#[test]
+fn the_cache_answers_the_second_time() {
+    let folder = std::env::temp_dir().join(format!("worker-cuda-cache-{}", std::process::id()));
+    let cache = KernelCache::open(&folder, 1 << 20).unwrap();
+    if let Some(builder) = program(SCALE) {
+        let first = builder.clone().cache(&cache).compile().unwrap();
+        let second = builder.cache(&cache).compile().unwrap();
+        assert_eq!(first.info().unwrap().cache, CacheResult::Miss);
+        assert_eq!(second.info().unwrap().cache, CacheResult::Hit);
+        assert_eq!(first.code().unwrap(), second.code().unwrap());
+        assert_eq!(cache.stats().unwrap().entries, 1);
+    }
+    cache.clear().unwrap();
+    std::fs::remove_dir(&folder).unwrap();
+}
