@@ -7,6 +7,7 @@
 // 128 columns, h once for each 128 rows, y written once.
 #include "kernels/dependent_launch.h"
 #include "kernels/gemm.h"
+#include "kernels/numeric.h"
 
 namespace wcuda::kernels {
 namespace {
@@ -135,8 +136,12 @@ __global__ void __launch_bounds__(kGemmThreads, 2) gemm_kernel(const GemmArgs ar
       for (uint32_t e = 0; e < 4; ++e) {
         const uint32_t row = first_row + warp_row + 16 * i + lane / 4 + e / 2 * 8;
         const uint32_t column = first_column + warp_column + 8 * j + lane % 4 * 2 + e % 2;
-        if (row < args.rows && column < args.columns)
-          args.y[uint64_t{column} * args.y_stride + row] = sums[i][j][e];
+        if (row >= args.rows || column >= args.columns) continue;
+        const uint64_t place = uint64_t{column} * args.y_stride + row;
+        if (args.y_half != nullptr)
+          args.y_half[place] = float_to_half(sums[i][j][e]);
+        else
+          args.y[place] = args.is_added ? args.y[place] + sums[i][j][e] : sums[i][j][e];
       }
 }
 

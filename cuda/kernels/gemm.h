@@ -17,7 +17,9 @@ struct GemmArgs {
   const uint16_t* h = nullptr;  // (columns, h_stride) f16, aligned to 16 bytes
   uint32_t h_stride = 0;        // depth rounded up to a multiple of 8; zeros past depth
   float* y = nullptr;           // (columns, y_stride)
+  uint16_t* y_half = nullptr;   // the same as f16, in its place; null: none
   uint32_t y_stride = 0;        // at least rows
+  bool is_added = false;        // y += instead of y =; not of y_half
 };
 
 // For devices without cuBLASLt, and where a column's bits may not depend on how many there are: the

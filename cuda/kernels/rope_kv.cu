@@ -13,6 +13,7 @@ namespace {
 constexpr uint32_t kBlockWarps = 8;
 constexpr uint32_t kBlockThreads = kBlockWarps * 32;
 constexpr uint32_t kLaneValues = kRopeHeadLengthMax / 32;
+constexpr uint32_t kAhead = 2;  // heads whose values a warp has on their way
 // With fewer tokens a token's heads are spread over blocks, for latency; with more one block turns
 // all heads of a token with one table of sines.
 constexpr uint32_t kSpreadTokensMax = 64;
@@ -46,38 +47,42 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
   const uint32_t position = __ldcg(args.step.positions + token);
   const uint32_t page = __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride +
                                position / kPagePositions);
-  for (uint32_t i = threadIdx.x; i < args.turn.rope_dimensions / 2; i += kBlockThreads)
-    shared.turns[i] = turn_of(position, args.turn.rope_frequencies[i], args.turn.rope_magnitude);
-  __syncthreads();
   dependent_wait();
 
   float* const head = shared.heads[warp];
   const uint32_t heads = args.head_count + 2 * kv_heads;
   const uint32_t head_end = min((blockIdx.y + 1) * params.block_heads, heads);
   const auto source_of = [&](uint32_t h) -> const float* {
+    if (args.joined != nullptr) return args.joined + (uint64_t{token} * heads + h) * n;
     if (h < args.head_count) return args.query + (uint64_t{token} * args.head_count + h) * n;
     const uint32_t kv_head = (h - args.head_count) % kv_heads;
     const bool is_value = h >= args.head_count + kv_heads;
     return (is_value ? args.value : args.key) + (uint64_t{token} * kv_heads + kv_head) * n;
   };
-  // The next head is on its way while one is worked on.
-  float next[kLaneValues];
-  const auto load = [&](uint32_t h) {
+  // The next heads are on their way while one is worked on.
+  float next[kAhead][kLaneValues];
+  const auto load = [&](uint32_t h, float(&values)[kLaneValues]) {
+    if (h >= head_end) return;
     const float* source = source_of(h);
 #pragma unroll
     for (uint32_t j = 0; j < kLaneValues; ++j)
-      if (lane + 32 * j < n) next[j] = __ldcg(source + lane + 32 * j);
+      if (lane + 32 * j < n) values[j] = __ldcg(source + lane + 32 * j);
   };
-  uint32_t h = blockIdx.y * params.block_heads + warp;
-  if (h < head_end) load(h);
-  for (; h < head_end; h += kBlockWarps) {
+  const uint32_t first_head = blockIdx.y * params.block_heads + warp;
+#pragma unroll
+  for (uint32_t a = 0; a < kAhead; ++a) load(first_head + a * kBlockWarps, next[a]);
+  for (uint32_t i = threadIdx.x; i < args.turn.rope_dimensions / 2; i += kBlockThreads)
+    shared.turns[i] = turn_of(position, args.turn.rope_frequencies[i], args.turn.rope_magnitude);
+  __syncthreads();
+
+  const auto turn_one = [&](uint32_t h, float(&values)[kLaneValues]) {
     const bool is_query = h < args.head_count;
     const bool is_value = h >= args.head_count + kv_heads;
     const uint32_t kv_head = is_query ? 0 : (h - args.head_count) % kv_heads;
 #pragma unroll
     for (uint32_t j = 0; j < kLaneValues; ++j)
-      if (lane + 32 * j < n) head[lane + 32 * j] = next[j];
-    if (h + kBlockWarps < head_end) load(h + kBlockWarps);
+      if (lane + 32 * j < n) head[lane + 32 * j] = values[j];
+    load(h + kAhead * kBlockWarps, values);
     __syncwarp();
     const float* gain = is_query ? args.turn.query_norm : is_value ? nullptr : args.turn.key_norm;
     if (gain != nullptr) norm_head<kLaneValues>(head, n, gain, args.turn.epsilon, lane);
@@ -95,6 +100,11 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
       write_row(args.pages.format, head, n, args.pages.data + kv_row * args.pages.row_bytes, lane);
     }
     __syncwarp();
+  };
+  for (uint32_t h = first_head; h < head_end; h += kAhead * kBlockWarps) {
+#pragma unroll
+    for (uint32_t a = 0; a < kAhead; ++a)
+      if (h + a * kBlockWarps < head_end) turn_one(h + a * kBlockWarps, next[a]);
   }
 }
 

@@ -31,6 +31,9 @@ struct RopeKvArgs {
   float* query = nullptr;        // (token_count, head_count * head_length), changed in place
   const float* key = nullptr;    // (token_count, pages.head_count * head_length)
   const float* value = nullptr;  // the same shape
+  // Where query, key and value come from one after the other, instead: (token_count, (head_count +
+  // 2 pages.head_count) * head_length); null: not.
+  const float* joined = nullptr;
   HeadTurn turn;
 };
 

@@ -53,7 +53,8 @@ class HalfGemm::Lt {
   };
 
   Result<const Plan*> plan(const kernels::GemmArgs& shape) {
-    const Key key{shape.rows, shape.columns, shape.depth, shape.y_stride};
+    const Key key{shape.rows,     shape.columns,           shape.depth,
+                  shape.y_stride, shape.y_half != nullptr, shape.is_added};
     if (const auto found = plans_.find(key); found != plans_.end()) return &found->second;
     Plan made;
     if (Status status = make(shape, &made); !status.ok()) {
@@ -65,15 +66,16 @@ class HalfGemm::Lt {
 
   Status run(const kernels::GemmArgs& args, cudaStream_t stream) {
     WCUDA_ASSIGN(const Plan* const plan, this->plan(args));
-    const float one = 1.0f, zero = 0.0f;
+    const float one = 1.0f, kept = args.is_added ? 1.0f : 0.0f;
+    void* const y = args.y_half != nullptr ? static_cast<void*>(args.y_half) : args.y;
     return checked(functions_.matmul(handle_, plan->descriptor, &one, args.w, plan->w, args.h,
-                                     plan->h, &zero, args.y, plan->y, args.y, plan->y,
-                                     &plan->algorithm, workspace_, kWorkspaceBytes, stream),
+                                     plan->h, &kept, y, plan->y, y, plan->y, &plan->algorithm,
+                                     workspace_, kWorkspaceBytes, stream),
                    "matmul");
   }
 
  private:
-  using Key = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>;
+  using Key = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, bool, bool>;
 
   // In its words, columns first: D (rows, columns) = transposed W (depth, rows) * H (depth,
   // columns).
@@ -91,7 +93,8 @@ class HalfGemm::Lt {
         functions_.layout_create(&plan->h, lt::kReal16, shape.depth, shape.columns, shape.h_stride),
         "layout create"));
     WCUDA_TRY(checked(
-        functions_.layout_create(&plan->y, lt::kReal32, shape.rows, shape.columns, shape.y_stride),
+        functions_.layout_create(&plan->y, shape.y_half != nullptr ? lt::kReal16 : lt::kReal32,
+                                 shape.rows, shape.columns, shape.y_stride),
         "layout create"));
 
     void* preference = nullptr;
@@ -144,7 +147,8 @@ Status HalfGemm::prepare(const kernels::GemmArgs& shape) {
 }
 
 Status HalfGemm::run(const kernels::GemmArgs& args, const kernels::Launch& launch) {
-  WCUDA_CHECK(args.h_stride % 8 == 0 && args.y_stride >= args.rows);
+  WCUDA_CHECK(args.h_stride % 8 == 0 && args.y_stride >= args.rows &&
+              !(args.y_half != nullptr && args.is_added));
   // It wants rows of 16-byte pieces.
   if (lt_ && args.depth % 8 == 0) return lt_->run(args, launch.stream);
   if (const cudaError_t status = kernels::gemm(args, launch); status != cudaSuccess)

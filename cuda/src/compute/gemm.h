@@ -1,4 +1,4 @@
-// HalfGemm: products of f16 matrices with f32 sums, by cuBLASLt where the machine has it, else by
+// HalfGemm: products of f16 matrices, summed in f32, by cuBLASLt where the machine has it, else by
 // a tensor-core kernel of ours.
 #pragma once
 
@@ -29,7 +29,7 @@ class HalfGemm {
 
   bool has_library() const { return lt_ != nullptr; }
 
-  // Chooses the algorithm of a shape (its rows, columns, depth and y_stride) and keeps it. run()
+  // Chooses the algorithm of a shape (its sizes, y_stride and kind of output) and keeps it. run()
   // does it otherwise: once a shape, and not while a graph is being captured.
   Status prepare(const kernels::GemmArgs& shape);
 

@@ -276,6 +276,7 @@ class PreparedLinear {
     const Status status = linear_.run(args, launch);
     EXPECT_TRUE(status.ok()) << status.message();
   }
+  ops::CudaLinear& linear() { return linear_; }
   kernels::Launch launch = device_launch();
 
  private:

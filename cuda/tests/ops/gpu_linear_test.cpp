@@ -1,4 +1,6 @@
 // Linear layers above 8 tokens on the device against double precision.
+#include <cstring>
+
 #include "ops/gpu_linear_fixture.h"
 
 namespace wcuda::testing {
@@ -104,6 +106,107 @@ TEST_P(GpuLinear, layers_that_exceed_the_scratch_memory_go_piece_by_piece) {
     limits.vocabulary_size = 8;
     problem.expect_close(run(problem, limits, GetParam()));
   }
+}
+
+constexpr Path kWidePaths[] = {{HalfGemm::Library::kWhereFound, 0}, {HalfGemm::Library::kNone, 0}};
+
+TEST(GpuLinearWide, many_columns_are_close_to_double_precision) {
+  for (const Path& path : kWidePaths)
+    for (const float scale : {1e-3f, 1.0f, 1e5f}) {
+      SCOPED_TRACE(scale);
+      for (const LinearCase& parameters :
+           {LinearCase{{kQ4_K}, {136}, 512, 200, Epilogue::kAdd, false, true, false, scale},
+            LinearCase{
+                {kQ8_0, kQ6_K}, {64, 72}, 768, 40, Epilogue::kStore, true, true, true, scale},
+            LinearCase{{kF16}, {48}, 2088, 30, Epilogue::kAdd, false, false, true, scale},
+            LinearCase{{kQ8_0}, {24}, 16416, 20, Epilogue::kStore, false, true, false, scale}}) {
+        const LinearProblem problem(parameters);
+        problem.expect_close(run(problem, problem.limits(), path, true));
+      }
+    }
+}
+
+TEST(GpuLinearWide, columns_of_extreme_magnitude_are_scaled) {
+  for (const Path& path : kWidePaths)
+    for (const float scale : {1e-30f, 1e-8f, 1e8f, 1e20f, 1e30f}) {
+      SCOPED_TRACE(scale);
+      const bool is_large = scale > 1.0f;
+      for (const Epilogue epilogue : {Epilogue::kStore, Epilogue::kAdd}) {
+        if (epilogue == Epilogue::kAdd && !is_large) continue;  // it would be lost in what is there
+        const LinearProblem problem(
+            {{kQ4_K}, {136}, 512, 150, epilogue, false, is_large, false, scale});
+        problem.expect_close(run(problem, problem.limits(), path, true));
+      }
+    }
+}
+
+TEST(GpuLinearWide, joined_outputs_lie_one_after_the_other) {
+  for (const Path& path : kWidePaths)
+    for (const bool has_bias : {false, true}) {
+      const LinearProblem problem(
+          {{kQ4_K, kQ8_0, kQ6_K}, {200, 40, 72}, 768, 150, Epilogue::kStore, true, has_bias});
+      PreparedLinear linear(problem.limits(), path.library, path.batch_columns_max);
+      linear.launch.is_dependent = true;
+      const auto run_joined = [&](const kernels::LinearArgs& args) {
+        DeviceArray<float> joined(150 * 312);
+        ASSERT_TRUE(linear.linear().joins(args));
+        const Status status = linear.linear().run_joined(args, joined.data(), linear.launch);
+        ASSERT_TRUE(status.ok()) << status.message();
+        uint32_t first = 0;
+        for (uint32_t m = 0; m < 3; ++m) {
+          const uint32_t bytes = args.matrices[m].rows * 4;
+          ASSERT_EQ(cudaMemcpy2D(args.outputs[m], bytes, joined.data() + first, 312 * 4, bytes, 150,
+                                 cudaMemcpyDeviceToDevice),
+                    cudaSuccess);
+          first += args.matrices[m].rows;
+        }
+      };
+      problem.expect_close(problem.outputs(run_joined, 0, 150));
+    }
+}
+
+// Read back by a layer whose matrix is the identity.
+TEST(GpuLinearWide, hidden_sums_become_the_gate_that_they_are_of) {
+  constexpr uint32_t kRows = 144;
+  const quant::Format& plain = *quant::find_format(kF32);
+  RandomMatrix identity = random_matrix(plain, kRows, kRows);
+  for (uint32_t i = 0; i < kRows * kRows; ++i) {
+    const float value = i % (kRows + 1) == 0 ? 1.0f : 0.0f;
+    std::memcpy(&identity.file[i * sizeof(float)], &value, sizeof value);
+  }
+  const DeviceArray<uint8_t> records(place_records(plain, kRows, kRows, identity.file));
+  for (const Path& path : kWidePaths)
+    for (const Epilogue epilogue : {Epilogue::kSiluGate, Epilogue::kGeluTanhGate})
+      for (const bool is_odd : {false, true}) {
+        const LinearProblem problem({{kQ4_K, kQ8_0},
+                                     {kRows, kRows},
+                                     512,
+                                     190,
+                                     epilogue,
+                                     true,
+                                     is_odd,
+                                     is_odd,
+                                     is_odd ? 1e-3f : 10.0f});
+        PreparedLinear linear(problem.limits(), path.library, path.batch_columns_max);
+        linear.launch.is_dependent = true;
+        const auto run_both = [&](const kernels::LinearArgs& args) {
+          Status status = linear.linear().run_hidden(args, linear.launch);
+          ASSERT_TRUE(status.ok()) << status.message();
+          DeviceArray<float> output(190 * kRows);
+          kernels::LinearArgs next;
+          next.columns = args.columns;
+          next.x = args.outputs[0];
+          next.matrix_count = 1;
+          next.matrices[0] = {records.data(), kF32, kRows, kRows};
+          next.outputs[0] = output.data();
+          status = linear.linear().run(next, linear.launch);
+          ASSERT_TRUE(status.ok()) << status.message();
+          ASSERT_EQ(cudaMemcpy(args.outputs[0], output.data(), 190 * kRows * sizeof(float),
+                               cudaMemcpyDeviceToDevice),
+                    cudaSuccess);
+        };
+        problem.expect_close(problem.outputs(run_both, 0, 190));
+      }
 }
 
 // More tiles than multiprocessors: blocks make several, and share columns in pairs.

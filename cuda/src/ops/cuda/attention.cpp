@@ -178,16 +178,13 @@ cudaError_t CudaAttention::begin_step(const Batch& batch, const KvPool& pool, ui
   return kernels::attention_plan({step_rows(batch), plan_, window}, launch);
 }
 
-cudaError_t CudaAttention::rope_kv(const AttentionInputArgs& args, const float* key,
-                                   const float* value, const kernels::Launch& launch) {
+kernels::RopeKvArgs CudaAttention::rope_args(const AttentionInputArgs& args) const {
   kernels::RopeKvArgs call;
   call.step = step_rows(*args.batch);
   call.pages = kv_pages(args.pool);
   call.layer = args.layer;
   call.head_count = args.head_count;
   call.query = args.query_out;
-  call.key = key;
-  call.value = value;
   call.turn.query_norm = args.query_norm;
   call.turn.key_norm = args.key_norm;
   call.turn.epsilon = args.epsilon;
@@ -195,10 +192,28 @@ cudaError_t CudaAttention::rope_kv(const AttentionInputArgs& args, const float* 
   call.turn.rope_dimensions = args.rope.dimension_count;
   call.turn.rope_frequencies = args.rope.frequencies;
   call.turn.rope_magnitude = args.rope.magnitude;
-  is_left_ = args.batch->max_row_tokens == 1 && args.rope.dimension_count % 2 == 0 &&
-             args.rope.dimension_count <= args.pool.head_length;
-  left_ = call;
-  return is_left_ ? cudaSuccess : kernels::rope_kv(call, launch);
+  return call;
+}
+
+bool CudaAttention::leaves_rope(const AttentionInputArgs& args) {
+  return args.batch->max_row_tokens == 1 && args.rope.dimension_count % 2 == 0 &&
+         args.rope.dimension_count <= args.pool.head_length;
+}
+
+cudaError_t CudaAttention::rope_kv(const AttentionInputArgs& args, const float* key,
+                                   const float* value, const kernels::Launch& launch) {
+  left_ = rope_args(args);
+  left_.key = key;
+  left_.value = value;
+  is_left_ = leaves_rope(args);
+  return is_left_ ? cudaSuccess : kernels::rope_kv(left_, launch);
+}
+
+cudaError_t CudaAttention::rope_joined_kv(const AttentionInputArgs& args, const float* joined,
+                                          const kernels::Launch& launch) {
+  kernels::RopeKvArgs call = rope_args(args);
+  call.joined = joined;
+  return kernels::rope_kv(call, launch);
 }
 
 cudaError_t CudaAttention::attention(const AttentionArgs& args, const kernels::Launch& launch,

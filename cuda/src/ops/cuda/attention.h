@@ -45,6 +45,11 @@ class CudaAttention {
   // layer, whose kernel then turns and stores on the way; query_out stays as it is.
   cudaError_t rope_kv(const AttentionInputArgs& args, const float* key, const float* value,
                       const kernels::Launch& launch);
+  // Whether rope_kv would only take note.
+  static bool leaves_rope(const AttentionInputArgs& args);
+  // The same from (token_count, query, key, value of all heads); not where leaves_rope.
+  cudaError_t rope_joined_kv(const AttentionInputArgs& args, const float* joined,
+                             const kernels::Launch& launch);
 
   // Ops::attention. Its window must be the step's, or any if that was 0. Results of dead tokens are
   // not written.
@@ -52,6 +57,8 @@ class CudaAttention {
                         const AttentionOptions& options = {});
 
  private:
+  kernels::RopeKvArgs rope_args(const AttentionInputArgs& args) const;
+
   kernels::AttentionPlan plan_;
   uint32_t step_window_ = 0;
   kernels::RopeKvArgs left_;  // what rope_kv has left to attention

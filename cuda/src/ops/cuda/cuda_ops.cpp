@@ -37,6 +37,7 @@ class CudaOps final : public Ops {
   Stream stream() const override { return stream_; }
 
   Status begin_step(const Batch& batch, const KvPool& pool, uint32_t window) override {
+    linear_.begin_step();
     return check(attention_.begin_step(batch, pool, window, launch_), "attention plan");
   }
   Status embed(const EmbedArgs& args) override;
@@ -51,6 +52,7 @@ class CudaOps final : public Ops {
  private:
   struct Scratch {
     uint64_t key, value;  // f32 (max_batch_tokens, kv_head_count * head_length)
+    uint64_t joined;      // queries, keys and values of a long step
     uint64_t attention, linear, bytes;
   };
   Scratch lay_out(const Limits& limits) const;
@@ -64,12 +66,14 @@ class CudaOps final : public Ops {
   kernels::Launch launch_;
   float* key_ = nullptr;
   float* value_ = nullptr;
+  float* joined_ = nullptr;
   CudaAttention attention_;
   CudaLinear linear_;
 };
 
 CudaOps::Scratch CudaOps::lay_out(const Limits& limits) const {
   const uint64_t row = uint64_t{limits.kv_head_count} * limits.head_length * sizeof(float);
+  const uint64_t query_row = uint64_t{limits.head_count} * limits.head_length * sizeof(float);
   Scratch scratch{};
   const auto take = [&](uint64_t bytes) {
     const uint64_t offset = scratch.bytes;
@@ -78,6 +82,7 @@ CudaOps::Scratch CudaOps::lay_out(const Limits& limits) const {
   };
   scratch.key = take(limits.max_batch_tokens * row);
   scratch.value = take(limits.max_batch_tokens * row);
+  scratch.joined = take(limits.max_batch_tokens * (query_row + 2 * row));
   scratch.attention =
       take(CudaAttention::scratch_bytes(limits, static_cast<uint32_t>(launch_.sm_count)));
   scratch.linear = take(CudaLinear::scratch_bytes(limits, launch_));
@@ -93,6 +98,7 @@ Status CudaOps::prepare(const Limits& limits, void* scratch) {
   auto* const memory = static_cast<uint8_t*>(scratch);
   key_ = reinterpret_cast<float*>(memory + offsets.key);
   value_ = reinterpret_cast<float*>(memory + offsets.value);
+  joined_ = reinterpret_cast<float*>(memory + offsets.joined);
   return backend_->queue(stream_, [&]() -> Status {
     WCUDA_TRY(
         check(attention_.prepare(limits, memory + offsets.attention, launch_), "attention set-up"));
@@ -120,6 +126,10 @@ Status CudaOps::attention_input(const AttentionInputArgs& args) {
     linear.matrices[i] = matrix(*weights[i]);
     linear.biases[i] = biases[i];
     linear.outputs[i] = outputs[i];
+  }
+  if (linear_.joins(linear) && !CudaAttention::leaves_rope(args)) {
+    WCUDA_TRY(linear_.run_joined(linear, joined_, launch_));
+    return check(attention_.rope_joined_kv(args, joined_, launch_), "rope and KV write");
   }
   WCUDA_TRY(linear_.run(linear, launch_));
   return check(attention_.rope_kv(args, key_, value_, launch_), "rope and KV write");
@@ -151,7 +161,7 @@ Status CudaOps::feed_forward_input(const FeedForwardInputArgs& args) {
   linear.outputs[0] = args.out;
   linear.epilogue = args.activation == Activation::kSilu ? kernels::Epilogue::kSiluGate
                                                          : kernels::Epilogue::kGeluTanhGate;
-  return linear_.run(linear, launch_);
+  return linear_.run_hidden(linear, launch_);
 }
 
 Status CudaOps::logits(const LogitsArgs& args) {

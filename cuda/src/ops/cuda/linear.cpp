@@ -18,13 +18,12 @@ using kernels::Epilogue;
 using kernels::Launch;
 using kernels::LinearArgs;
 
-// Tokens of one product: more would read the weights as f16 less often, but their sums would not
-// fit.
+// Tokens of a product whose sums go through memory.
 constexpr uint32_t kColumnsMax = 2048;
-// Bounds of the f16 weights and of the sums of one product: 16384 rows of 4096 inputs, and as many
-// by 2048 tokens.
-constexpr uint64_t kWeightBytesMax = 128ull << 20;
-constexpr uint64_t kSumBytesMax = 128ull << 20;
+// Bounds of the f16 weights of a product, gate and up of 8B in one, and of such sums: what the two
+// have besides weights also bounds the f16 columns of other products.
+constexpr uint64_t kWeightBytesMax = 256ull << 20;
+constexpr uint64_t kSumBytesMax = 64ull << 20;
 // Rows of a product that must fit whatever the inputs: two matrices of a gate, 128 each.
 constexpr uint32_t kRowsMin = 256;
 constexpr uint32_t kRowGranularity = 128;
@@ -38,6 +37,8 @@ Status launched(cudaError_t status, const char* kernel) {
   return Status::native_error(WCUDA_DEVICE_ERROR, status, "%s: %s", kernel,
                               cudaGetErrorString(status));
 }
+
+uint64_t scale_bytes(uint32_t columns) { return (columns * 4ull + 255) / 256 * 256; }
 
 uint32_t round_up(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -103,11 +104,16 @@ CudaLinear::Scratch CudaLinear::layout(const Limits& limits, const Launch& launc
       {limits.vocabulary_size, uint64_t{limits.feed_forward_length} * 2, limits.embedding_length,
        attention + uint64_t{limits.kv_head_count} * limits.head_length * 2, kRowsMin});
   Scratch scratch;
-  scratch.columns =
-      std::min(std::max(limits.max_batch_tokens, limits.max_logits_rows), kColumnsMax);
+  scratch.all_columns = std::max({limits.max_batch_tokens, limits.max_logits_rows, 1u});
+  scratch.columns = std::min(scratch.all_columns, kColumnsMax);
   const uint64_t row_bytes = 2ull * cols, sum_row_bytes = 4ull * scratch.columns;
-  scratch.weight_bytes =
-      std::max(std::min(rows * row_bytes, kWeightBytesMax), kRowsMin * row_bytes);
+  // Of a layer: what is made of an embedding, or made into one. The output matrix may take several
+  // pieces.
+  const uint64_t layer_rows =
+      std::max<uint64_t>(2 * uint64_t{limits.feed_forward_length},
+                         attention + uint64_t{limits.kv_head_count} * limits.head_length * 2);
+  scratch.weight_bytes = std::max(
+      std::min(layer_rows * limits.embedding_length * 2, kWeightBytesMax), kRowsMin * row_bytes);
   scratch.sum_bytes = std::max(std::min((rows + 3) / 4 * 4 * sum_row_bytes, kSumBytesMax),
                                kRowsMin * sum_row_bytes);
 
@@ -118,12 +124,14 @@ CudaLinear::Scratch CudaLinear::layout(const Limits& limits, const Launch& launc
     return begin;
   };
   scratch.workspace = place(compute::HalfGemm::kWorkspaceBytes);
-  scratch.weights = place(scratch.weight_bytes);
+  for (uint64_t& weights : scratch.weights) weights = place(scratch.weight_bytes);
   // Of either family: linear_batch, or the columns of a product and their scales.
   scratch.input = place(std::max<uint64_t>(
       kernels::linear_batch_scratch_bytes(cols, scratch.columns),
       4ull * round_up(scratch.columns, kColumnGranularity) + 2ull * cols * scratch.columns));
+  // Of wide layers the input may take both.
   scratch.sums = place(scratch.sum_bytes);
+  scratch.scales = place(2 * scale_bytes(scratch.all_columns));
   scratch.vector_bytes = vector_scratch_bytes(limits, launch);
   scratch.vector = place(scratch.vector_bytes);
   scratch.bytes = end;
@@ -145,7 +153,15 @@ Status CudaLinear::prepare(const Limits& limits, const Launch& launch, void* scr
   gemm_ = std::make_unique<compute::HalfGemm>(
       is_batch_invariant_ ? compute::HalfGemm::Library::kNone : library_,
       at<uint8_t>(scratch_.workspace));
-  return {};
+  WideLinear::Memory wide;
+  for (int i = 0; i < 2; ++i) wide.weights[i] = at<uint16_t>(scratch_.weights[i]);
+  wide.weight_bytes = scratch_.weight_bytes;
+  wide.input = at<uint16_t>(scratch_.input);
+  wide.input_bytes = scratch_.sums + scratch_.sum_bytes - scratch_.input;
+  wide.scales = at<float>(scratch_.scales);
+  wide.sum_scales = at<float>(scratch_.scales + scale_bytes(scratch_.all_columns));
+  wide.columns_max = scratch_.all_columns;
+  return wide_.prepare(wide, gemm_.get());
 }
 
 Status CudaLinear::run(const LinearArgs& args, const Launch& launch) {
@@ -163,6 +179,8 @@ Status CudaLinear::run(const LinearArgs& args, const Launch& launch) {
     return launched(kernels::linear_vector(args, vector), "linear_vector");
   }
   const bool is_batch = uses_batch(args, launch);
+  if (!is_batch && !is_gate(args.epilogue) && WideLinear::fits(args))
+    return wide_.run(args, launch);
   for (uint32_t first = 0; first < args.columns; first += scratch_.columns) {
     const LinearArgs part =
         columns_of(args, first, std::min(args.columns - first, scratch_.columns));
@@ -192,7 +210,20 @@ bool CudaLinear::uses_batch(const LinearArgs& args, const Launch& launch) const 
          kernels::linear_batch_supports(args, launch);
 }
 
+Status CudaLinear::run_hidden(const LinearArgs& args, const Launch& launch) {
+  const bool is_sums = is_wide(args) && args.matrices[0].rows <= kernels::kWideInputsMax;
+  return is_sums ? wide_.run_sums(args, launch) : run(args, launch);
+}
+
+// Any layer of as many columns, all its sizes multiples of 8, takes the same way.
+bool CudaLinear::is_wide(const LinearArgs& args) const {
+  return !is_batch_invariant_ &&
+         args.columns > std::max(batch_columns_max_, kernels::kLinearVectorColumnsMax) &&
+         args.columns <= scratch_.all_columns && WideLinear::fits(args);
+}
+
 Status CudaLinear::run_gemm(const LinearArgs& args, const Launch& launch) {
+  wide_.forget();
   const uint32_t cols = args.matrices[0].cols;
   const bool gate = is_gate(args.epilogue);
   kernels::HalfInputArgs input;
@@ -234,7 +265,7 @@ Status CudaLinear::run_gemm(const LinearArgs& args, const Launch& launch) {
       row = 0;
     }
 
-    auto* const weights = at<uint16_t>(scratch_.weights);
+    auto* const weights = at<uint16_t>(scratch_.weights[0]);
     for (uint32_t s = 0; s < segment_count; ++s)
       for (uint32_t part = 0; part < parts; ++part) {
         const Segment& segment = segments[s];

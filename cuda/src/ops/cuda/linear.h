@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "compute/gemm.h"
 #include "kernels/linear.h"
+#include "ops/cuda/wide_linear.h"
 #include "ops/ops.h"
 
 namespace wcuda::ops {
@@ -33,24 +34,38 @@ class CudaLinear {
   // Queues the layer. Sizes are within the limits that prepare() was given. Under batch_invariant a
   // token's bits depend on nothing but its own x.
   Status run(const kernels::LinearArgs& args, const kernels::Launch& launch);
+  // Whether run_joined() takes a layer of these columns: many of them.
+  bool joins(const kernels::LinearArgs& args) const { return is_wide(args); }
+  // The outputs of all matrices one after the other: output (columns, rows of all).
+  Status run_joined(const kernels::LinearArgs& args, float* output, const kernels::Launch& launch) {
+    return wide_.run_joined(args, output, launch);
+  }
+  // Before the layers of a step.
+  void begin_step() { wide_.forget(); }
+  // As run(), of a gate whose output only a run() with as many columns will read: it may be left in
+  // a form that only that understands.
+  Status run_hidden(const kernels::LinearArgs& args, const kernels::Launch& launch);
 
  private:
   // Offsets into the scratch memory.
   struct Scratch {
-    uint64_t workspace = 0;  // of cuBLASLt
-    uint64_t weights = 0;    // f16 rows of matrices
+    uint64_t workspace = 0;    // of cuBLASLt
+    uint64_t weights[2] = {};  // f16 rows of matrices
     uint64_t weight_bytes = 0;
     uint64_t input = 0;   // f16 columns and their scales
     uint64_t vector = 0;  // of linear_vector
     uint64_t vector_bytes = 0;
     uint64_t sums = 0;
     uint64_t sum_bytes = 0;
+    uint64_t scales = 0;  // of f16 columns and of sums
     uint64_t bytes = 0;
     uint32_t columns = 0;  // that are worked on at once
+    uint32_t all_columns = 0;
   };
   static Scratch layout(const Limits& limits, const kernels::Launch& launch);
   bool uses_vector(const kernels::LinearArgs& args) const;
   bool uses_batch(const kernels::LinearArgs& args, const kernels::Launch& launch) const;
+  bool is_wide(const kernels::LinearArgs& args) const;
   Status run_gemm(const kernels::LinearArgs& args, const kernels::Launch& launch);
 
   template <class T>
@@ -64,6 +79,7 @@ class CudaLinear {
   Scratch scratch_;
   void* memory_ = nullptr;
   std::unique_ptr<compute::HalfGemm> gemm_;
+  WideLinear wide_;
 };
 
 }  // namespace wcuda::ops
