@@ -41,20 +41,36 @@ WCUDA_HD constexpr RecordLayout part_alone(RecordLayout layout, uint32_t part) {
   return layout;
 }
 
-// Copies part kPart of the tile's blocks; `records` is the first record, `count` how many there
-// are.
+// Turns in which 32 lanes copy a part of the tile's blocks.
 template <uint32_t kType, uint32_t kPart>
-__device__ inline void gather_part(const uint8_t* records, uint32_t count, uint32_t row,
-                                   uint8_t* shared) {
+WCUDA_HD constexpr uint32_t part_turns() {
+  using T = RowTile<kType>;
+  constexpr RecordPart kThis = T::kLayout.parts[kPart];
+  return (T::kBlocks * (kThis.bytes / T::unit_bytes(kThis)) + 31) / 32;
+}
+template <uint32_t kType, uint32_t kPart = 0>
+WCUDA_HD constexpr uint32_t all_turns() {
+  if constexpr (kPart < RowTile<kType>::kLayout.part_count)
+    return part_turns<kType, kPart>() + all_turns<kType, kPart + 1>();
+  else
+    return 0;
+}
+
+// Parts from kPart on, whose units are words kFirst and up: from the records, where `records` is
+// the first and `count` how many there are, or on into shared memory. All are loaded before any is
+// stored, so that the row takes one time through memory.
+template <uint32_t kType, bool kIsLoad, uint32_t kPart = 0, uint32_t kFirst = 0>
+__device__ inline void move_parts(const uint8_t* records, uint32_t count, uint32_t row,
+                                  uint32_t (&words)[all_turns<kType>()], uint8_t* shared) {
   using T = RowTile<kType>;
   constexpr RecordLayout kLayout = T::kLayout;
   constexpr RecordPart kThis = kLayout.parts[kPart];
   constexpr uint32_t kUnit = T::unit_bytes(kThis);
   constexpr uint32_t kUnits = kThis.bytes / kUnit;  // of a block
-  constexpr uint32_t kSteps = (T::kBlocks * kUnits + 31) / 32;
-#pragma unroll 8
-  for (uint32_t step = 0; step < kSteps; ++step) {
-    const uint32_t unit = step * 32 + threadIdx.x;
+  constexpr uint32_t kTurns = part_turns<kType, kPart>();
+#pragma unroll
+  for (uint32_t turn = 0; turn < kTurns; ++turn) {
+    const uint32_t unit = turn * 32 + threadIdx.x;
     const uint32_t block = unit / kUnits;
     const uint32_t record = block / kLayout.blocks;
     const uint32_t byte = kThis.offset + unit % kUnits * kUnit;
@@ -64,15 +80,26 @@ __device__ inline void gather_part(const uint8_t* records, uint32_t count, uint3
     const uint8_t* from = records + record * kLayout.record_bytes() + T::part_start(kPart) +
                           record_place(kPartAlone, row, block % kLayout.blocks, byte);
     uint8_t* target = shared + block * T::kStride + T::kShift + byte;
-    if constexpr (kUnit == 4)
-      *reinterpret_cast<uint32_t*>(target) = *reinterpret_cast<const uint32_t*>(from);
-    else if constexpr (kUnit == 2)
-      *reinterpret_cast<uint16_t*>(target) = *reinterpret_cast<const uint16_t*>(from);
-    else
-      *target = *from;
+    uint32_t& word = words[kFirst + turn];
+    if constexpr (kUnit == 4) {
+      if (kIsLoad)
+        word = *reinterpret_cast<const uint32_t*>(from);
+      else
+        *reinterpret_cast<uint32_t*>(target) = word;
+    } else if constexpr (kUnit == 2) {
+      if (kIsLoad)
+        word = *reinterpret_cast<const uint16_t*>(from);
+      else
+        *reinterpret_cast<uint16_t*>(target) = static_cast<uint16_t>(word);
+    } else {
+      if (kIsLoad)
+        word = *from;
+      else
+        *target = static_cast<uint8_t>(word);
+    }
   }
   if constexpr (kPart + 1 < kLayout.part_count)
-    gather_part<kType, kPart + 1>(records, count, row, shared);
+    move_parts<kType, kIsLoad, kPart + 1, kFirst + kTurns>(records, count, row, words, shared);
 }
 
 template <uint32_t kType>
@@ -89,8 +116,10 @@ __global__ void __launch_bounds__(32) embed_kernel(Arguments arguments) {
   const uint8_t* const records =
       arguments.records + (uint64_t{row / kRecordRows} * arguments.record_count + first_record) *
                               T::kLayout.record_bytes();
-  gather_part<kType, 0>(records, min(T::kRecords, arguments.record_count - first_record),
-                        row % kRecordRows, shared);
+  const uint32_t count = min(T::kRecords, arguments.record_count - first_record);
+  uint32_t words[all_turns<kType>()];
+  move_parts<kType, true>(records, count, row % kRecordRows, words, shared);
+  move_parts<kType, false>(records, count, row % kRecordRows, words, shared);
   __syncwarp();
 
   constexpr uint32_t kBlockParts = T::kLayout.block_elements / kPartElements;
