@@ -416,7 +416,7 @@ void fill_defaults(bool is_cuda, Options* o) {
   fill(&o->depths, {0, 4096, 16384}, {0, 512});
   fill(&o->streams, {1, 4, 8, 16, 32, 64, 128, 256}, {1, 4});
   fill(&o->prompts, {512, 2048, 8192}, {128});
-  if (o->batch == 0) o->batch = is_cuda ? 2048 : 512;
+  if (o->batch == 0) o->batch = is_cuda ? 8192 : 512;
   if (!o->specs.empty()) return;
   if (is_cuda)
     o->specs = {"135m:q4_1:load,decode,prefill,host",
