@@ -2,12 +2,14 @@
 // and the list of tiles, by search. One block. Bytes moved: 16 a row, 64 a decode block, 8 a tile.
 #include "kernels/attention_plan.h"
 #include "kernels/dependent_launch.h"
+#include "kernels/start_parts.h"
 
 namespace wcuda::kernels {
 namespace {
 
 constexpr uint32_t kBlockThreads = 512;
 constexpr uint32_t kWarps = kBlockThreads / 32;
+constexpr uint32_t kIngestParts = 2;  // blocks a segment
 
 __device__ inline uint32_t warp_prefix(uint32_t value, uint32_t lane) {
 #pragma unroll
@@ -117,15 +119,13 @@ __device__ inline bool find_group(const AttentionPlan& plan, uint32_t row_count,
   return start->group_blocks != 0;
 }
 
-__global__ void __launch_bounds__(kBlockThreads)
-    attention_plan_kernel(const AttentionPlanArgs args) {
+__device__ inline void make_plan(const AttentionPlanArgs& args) {
   __shared__ uint32_t unit_sums[kWarps], tile_sums[kWarps];
   __shared__ uint32_t longest;  // units of a row
   const AttentionPlan& plan = args.plan;
   const uint32_t row_count = args.step.row_count;
   const uint32_t unit_pages = plan.fixed_unit_pages == 0 ? 1 : plan.fixed_unit_pages;
   if (threadIdx.x == 0) longest = 0;
-  dependent_wait();
 
   uint32_t units = 0, tiles = 0, decode_rows = 0;
   for (uint32_t first = 0; first < row_count; first += kBlockThreads) {
@@ -199,8 +199,56 @@ __global__ void __launch_bounds__(kBlockThreads)
     const uint32_t last = plan.row_tiles[row + 1] - 1;
     plan.tiles[t] = {row, (last - t) * kPrefillTileTokens};
   }
-  // No early trigger: the next kernel starts when this one has ended. Its reads before its wait
-  // pass by the first-level cache.
+}
+
+// No early trigger in either: the next kernel starts when this one has ended. Its reads before its
+// wait pass by the first-level cache.
+__global__ void __launch_bounds__(kBlockThreads)
+    attention_plan_kernel(const AttentionPlanArgs args) {
+  dependent_wait();
+  make_plan(args);
+  __threadfence();
+}
+
+// Tokens into their target, fed ones from the histories.
+__device__ inline void start_rows(const StepStart& start) {
+  const BeginStepArgs& begin = start.begin;
+  const IngestArgs& ingest = start.ingest;
+  const uint4 token_segment = ingest_segment(ingest, start.tokens);
+  const uint4 row_segment = ingest_segment(ingest, start.begin_rows);
+  const auto* const tokens = reinterpret_cast<const int32_t*>(ingest.block + token_segment.z);
+  const auto* const rows = reinterpret_cast<const BeginRow*>(ingest.block + row_segment.z);
+  for (uint32_t i = threadIdx.x; i < token_segment.x * token_segment.y / 4; i += kBlockThreads)
+    begin.tokens[i] = tokens[i];
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < begin.row_count; i += kBlockThreads) {
+    const BeginRow row = rows[i];
+    begin_row(begin, row, i);
+    if (is_row_history_written(begin, row)) *row_history(begin, row) = tokens[row.first_token];
+  }
+}
+
+// Block 0 plans, block 1 begins the rows, the others deal out a part of a segment each.
+__global__ void __launch_bounds__(kBlockThreads)
+    attention_plan_start_kernel(const AttentionPlanArgs args, const StepStart start) {
+  dependent_wait();
+  const IngestArgs& ingest = start.ingest;
+  if (blockIdx.x == 0) {
+    AttentionPlanArgs here = args;
+    const uint4 rows = ingest_segment(ingest, start.rows);
+    const uint4 tables = ingest_segment(ingest, start.page_tables);
+    here.step.rows = reinterpret_cast<const StepRow*>(ingest.block + rows.z);
+    here.step.page_tables = reinterpret_cast<const uint32_t*>(ingest.block + tables.z);
+    here.step.page_table_stride = ingest_row_words(tables);
+    make_plan(here);
+  } else if (blockIdx.x == 1) {
+    start_rows(start);
+  } else {
+    const uint32_t segment = (blockIdx.x - 2) / kIngestParts;
+    if (segment != start.tokens)
+      ingest_part(ingest, segment, (blockIdx.x - 2) % kIngestParts * kBlockThreads + threadIdx.x,
+                  kIngestParts * kBlockThreads);
+  }
   __threadfence();
 }
 
@@ -210,6 +258,15 @@ cudaError_t attention_plan(const AttentionPlanArgs& args, const Launch& launch) 
   if (args.step.row_count == 0) return cudaSuccess;
   if (args.step.row_count > args.plan.max_rows) return cudaErrorInvalidValue;
   return launch_kernel(launch, dim3(1), dim3(kBlockThreads), 0, 0, attention_plan_kernel, args);
+}
+
+cudaError_t attention_plan_start(const AttentionPlanArgs& args, const StepStart& start,
+                                 const Launch& launch) {
+  if (args.step.row_count == 0 || args.step.row_count > args.plan.max_rows ||
+      start.begin.row_count != args.step.row_count)
+    return cudaErrorInvalidValue;
+  return launch_kernel(launch, dim3(2 + start.ingest.segment_count * kIngestParts),
+                       dim3(kBlockThreads), 0, 0, attention_plan_start_kernel, args, start);
 }
 
 cudaError_t attention_plan_clear(const AttentionPlan& plan, uint32_t counter_count,

@@ -16,6 +16,7 @@
 
 #include "kernels/kv_pages.h"
 #include "kernels/linear.h"
+#include "kernels/step.h"
 
 namespace wcuda::kernels {
 
@@ -95,6 +96,10 @@ struct AttentionPlanArgs {
 // The kernels after it may begin early only once it has ended, so they may read the plan and the
 // step's arrays before they wait.
 cudaError_t attention_plan(const AttentionPlanArgs& args, const Launch& launch);
+// The same with all that is done at the start of a step: the first kernel of a graph begins at once
+// and the second not before 4 us have passed, whatever the first does. It waits for what is ahead.
+cudaError_t attention_plan_start(const AttentionPlanArgs& args, const StepStart& start,
+                                 const Launch& launch);
 
 // Sets what must be zero before the first step.
 cudaError_t attention_plan_clear(const AttentionPlan& plan, uint32_t counter_count,

@@ -5,6 +5,7 @@
 // of them at 0.4 us each, where the copy of the same bytes takes 3.
 #include "kernels/dependent_launch.h"
 #include "kernels/ingest.h"
+#include "kernels/start_parts.h"
 
 namespace wcuda::kernels {
 namespace {
@@ -15,18 +16,8 @@ constexpr uint32_t kIngestBlocks = 4;  // of a segment; page tables of long cont
 __global__ void __launch_bounds__(kIngestThreads) ingest_kernel(const IngestArgs args) {
   dependent_trigger();
   dependent_wait();  // the step before may still read the targets
-  const uint32_t s = blockIdx.x;
-  const uint4 segment = __ldcg(reinterpret_cast<const uint4*>(args.block) + s);
-  const uint32_t row_count = segment.x, row_words = segment.y / 4;
-  const uint32_t source_words = (row_words + 3) / 4 * 4;
-  const auto* const source = reinterpret_cast<const uint32_t*>(args.block + segment.z);
-  for (uint32_t i = blockIdx.y * kIngestThreads + threadIdx.x; i < row_count * row_words;
-       i += kIngestBlocks * kIngestThreads) {
-    const uint32_t row = i / row_words, word = i % row_words;
-    auto* const target =
-        reinterpret_cast<uint32_t*>(args.targets[s] + row * args.target_strides[s]);
-    target[word] = __ldcg(source + row * source_words + word);
-  }
+  ingest_part(args, blockIdx.x, blockIdx.y * kIngestThreads + threadIdx.x,
+              kIngestBlocks * kIngestThreads);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // begin_step: a block a row. Bytes moved: 8 for each token of a row, read and written.
 // copy_page, poison_page: 16 bytes a thread and turn. Bytes moved: the page's, read and written.
 #include "kernels/dependent_launch.h"
+#include "kernels/start_parts.h"
 #include "kernels/step.h"
 
 namespace wcuda::kernels {
@@ -14,24 +15,10 @@ __global__ void __launch_bounds__(kBlockThreads) begin_step_kernel(const BeginSt
   dependent_trigger();
   dependent_wait();
   const uint32_t index = blockIdx.x;
-  const StepRow row = args.rows[index];
-  const bool is_fed = (row.flags & kStepRowFeedSampled) != 0;
-  const bool is_skipped = row.token_count == 0 ||
-                          (row.depends_on != kNoDependency && args.previous_statuses != nullptr &&
-                           args.previous_statuses[row.depends_on] != kRowOk);
-  if (threadIdx.x == 0) {
-    args.statuses[index] = is_skipped ? kRowSkipped : kRowOk;
-    int32_t fed_token = -1;
-    if (is_fed && row.token_count != 0) {
-      const uint64_t place = uint64_t{row.sequence_slot} * args.history_stride + row.first_position;
-      if (!is_skipped) fed_token = args.history[place];
-      args.tokens[row.first_token] = is_skipped ? 0 : fed_token;
-    }
-    args.fed_tokens[index] = fed_token;
-  }
-  if (is_skipped || is_fed) return;
-  int32_t* const history =
-      args.history + uint64_t{row.sequence_slot} * args.history_stride + row.first_position;
+  const BeginRow row = args.rows[index];
+  if (threadIdx.x == 0) begin_row(args, row, index);
+  if (!is_row_history_written(args, row)) return;
+  int32_t* const history = row_history(args, row);
   for (uint32_t i = threadIdx.x; i < row.token_count; i += kBlockThreads)
     history[i] = args.tokens[row.first_token + i];
 }

@@ -1,8 +1,9 @@
 // Steps on a CUDA device.
 //
 // submit() writes the inputs of a step into pinned memory, has them copied on a stream of their own
-// while the step before still runs, and launches one graph: ingest (deals them out), begin_step
-// (fed tokens, histories), the forward pass, sampling (results into pinned memory). A step whose
+// while the step before still runs, and launches one graph: their dealing out, fed tokens and
+// histories (in one kernel with the plan of attention), the forward pass, sampling (results into
+// pinned memory). A step whose
 // rows have one token each runs a graph captured for its shape class: rows rounded up to a bucket,
 // either ticket block, with or without the filters of sampling. Rows that fill a bucket up have no
 // tokens and do nothing. Steps with longer rows are queued kernel by kernel.
@@ -75,7 +76,7 @@ struct Sizes {
         {rows, sizeof(ops::BatchRow)},
         {rows, align_up(limits.pages_per_sequence() * sizeof(uint32_t), 16)},
         {limits.max_logits_rows, sizeof(uint32_t)},
-        {rows, sizeof(kernels::StepRow)},
+        {rows, sizeof(kernels::BeginRow)},
         {rows, sizeof(kernels::SampleRow)},
         {bias_entries, sizeof(int32_t)},
         {bias_entries, sizeof(float)},
@@ -83,7 +84,7 @@ struct Sizes {
     };
     // Device memory: what the ticket blocks have no place for.
     Offsets device_offsets;
-    device_step_rows = device_offsets.take(rows, sizeof(kernels::StepRow));
+    device_step_rows = device_offsets.take(rows, sizeof(kernels::BeginRow));
     device_sample_rows = device_offsets.take(rows, sizeof(kernels::SampleRow));
     device_bias_tokens = device_offsets.take(bias_entries, sizeof(int32_t));
     device_bias_values = device_offsets.take(bias_entries, sizeof(float));
@@ -189,7 +190,7 @@ class CudaRunner final : public Runner {
   Status run_command(const Command& command);
   Status run_step(const Shape& shape);
   Status queue_kernels(const Shape& shape);
-  Status queue_ingest(const Shape& shape);
+  kernels::IngestArgs ingest_args(const Shape& shape) const;
   Result<Graph> find_graph(const Shape& shape, bool* captured);
   void take_results(Ticket& ticket);
 
@@ -333,7 +334,7 @@ void CudaRunner::write_rows(const Ticket& ticket, const Shape& shape, InputBlock
   const uint64_t stride = align_up(pages, 4);
   auto* const rows = inputs->add<ops::BatchRow>(kRows, 1, shape.row_count * sizeof(ops::BatchRow));
   auto* const step_rows =
-      inputs->add<kernels::StepRow>(kStepRows, 1, shape.row_count * sizeof(kernels::StepRow));
+      inputs->add<kernels::BeginRow>(kStepRows, 1, shape.row_count * sizeof(kernels::BeginRow));
   auto* const tables =
       inputs->add<uint32_t>(kPageTables, ticket.rows.size(), pages * sizeof(uint32_t));
   for (uint32_t i = 0; i < shape.row_count; ++i) {
@@ -463,7 +464,7 @@ Result<Graph> CudaRunner::find_graph(const Shape& shape, bool* captured) {
   return Graph(graph);
 }
 
-Status CudaRunner::queue_ingest(const Shape& shape) {
+kernels::IngestArgs CudaRunner::ingest_args(const Shape& shape) const {
   const Layout& layout = machine_.layout;
   kernels::IngestArgs args;
   args.block = device_inputs(shape.parity);
@@ -484,29 +485,37 @@ Status CudaRunner::queue_ingest(const Shape& shape) {
   args.targets[kBiasValues] = on_device<uint8_t>(sizes_.device_bias_values);
   args.targets[kMasks] = on_device<uint8_t>(sizes_.device_masks);
   args.target_strides[kMasks] = sizes_.mask_words * sizeof(uint32_t);
-  // First of the step: what it overwrites, the step before may still read.
-  return check(kernels::ingest(args, launch(false)), "ingest");
+  return args;
 }
 
 Status CudaRunner::queue_kernels(const Shape& shape) {
   const Layout& layout = machine_.layout;
   const uint32_t parity = shape.parity;
-  WCUDA_TRY(queue_ingest(shape));
-
   const uint64_t rows_max = machine_.limits.max_batch_rows;
   int32_t* const statuses = on_device<int32_t>(sizes_.device_statuses);
-  kernels::BeginStepArgs begin;
+  kernels::StepStart start;
+  start.ingest = ingest_args(shape);
+  start.tokens = kTokens;
+  start.begin_rows = kStepRows;
+  start.rows = kRows;
+  start.page_tables = kPageTables;
+  kernels::BeginStepArgs& begin = start.begin;
   begin.row_count = shape.row_count;
   begin.history_stride = machine_.limits.history_stride();
-  begin.rows = on_device<kernels::StepRow>(sizes_.device_step_rows);
+  begin.rows = on_device<kernels::BeginRow>(sizes_.device_step_rows);
   begin.previous_statuses = statuses + (1 - parity) * rows_max;
   begin.statuses = statuses + parity * rows_max;
   begin.tokens = machine_.in_ticket<int32_t>(parity, layout.tokens);
   begin.fed_tokens = pinned<int32_t>(parity, sizes_.fed_tokens);
   begin.history = machine_.history(0);
-  WCUDA_TRY(check(kernels::begin_step(begin, launch(true)), "begin_step"));
-
   ops::Batch batch;
+  if (shape.max_row_tokens == 1) {
+    batch.start = &start;
+  } else {
+    // First of the step: what it overwrites, the step before may still read.
+    WCUDA_TRY(check(kernels::ingest(start.ingest, launch(false)), "ingest"));
+    WCUDA_TRY(check(kernels::begin_step(begin, launch(true)), "begin_step"));
+  }
   batch.token_count = shape.token_count;
   batch.row_count = shape.row_count;
   batch.page_table_stride = machine_.limits.pages_per_sequence();

@@ -9,6 +9,10 @@
 #include "base/status.h"
 #include "quant/layout.h"
 
+namespace wcuda::kernels {
+struct StepStart;
+}
+
 namespace wcuda::ops {
 
 using quant::Layout;
@@ -89,6 +93,8 @@ struct Batch {
   const BatchRow* rows = nullptr;        // (row_count) rows of 0 tokens do nothing
   // (row_count, page_table_stride) page of each 64 positions
   const uint32_t* page_tables = nullptr;
+  // What begin_step() of a CUDA device is to do besides, that fills these arrays; null: nothing.
+  const kernels::StepStart* start = nullptr;
 };
 
 // out (token_count, dim) = rows of the table.

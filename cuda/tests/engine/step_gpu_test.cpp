@@ -11,7 +11,7 @@
 namespace wcuda::engine {
 namespace {
 
-using kernels::StepRow;
+using kernels::BeginRow;
 using testing::DeviceArray;
 
 constexpr uint32_t kSlots = 40;
@@ -20,7 +20,7 @@ constexpr uint32_t kStride = 1500;
 kernels::Launch launch() { return testing::device_launch(); }
 
 struct Step {
-  std::vector<StepRow> rows;
+  std::vector<BeginRow> rows;
   std::vector<int32_t> previous_statuses, statuses, tokens, fed_tokens, history;
 };
 
@@ -33,7 +33,7 @@ Step random_step(uint32_t seed) {
     step.previous_statuses.push_back(static_cast<int32_t>(generator() % 3 ? 0 : generator() % 5));
   const uint32_t row_count = generator() % kSlots + 1;
   for (uint32_t i = 0; i < row_count; ++i) {
-    StepRow row{};
+    BeginRow row{};
     row.first_token = static_cast<uint32_t>(step.tokens.size());
     row.sequence_slot = kSlots - 1 - i;
     row.first_position = generator() % 700;
@@ -58,7 +58,7 @@ Step random_step(uint32_t seed) {
 }
 
 Step expected_after(Step step) {
-  for (const StepRow& row : step.rows) {
+  for (const BeginRow& row : step.rows) {
     int32_t* const history = &step.history[row.sequence_slot * kStride + row.first_position];
     const bool is_fed = row.flags == kernels::kStepRowFeedSampled;
     const bool is_skipped = row.token_count == 0 || (row.depends_on != kernels::kNoDependency &&
@@ -75,7 +75,7 @@ Step expected_after(Step step) {
 TEST(GpuStep, rows_begin_as_the_host_begins_them) {
   for (uint32_t seed = 0; seed < 60; ++seed) {
     const Step step = random_step(seed);
-    DeviceArray<StepRow> rows(step.rows);
+    DeviceArray<BeginRow> rows(step.rows);
     DeviceArray<int32_t> previous(step.previous_statuses), tokens(step.tokens),
         history(step.history), statuses(step.rows.size()), fed_tokens(step.rows.size());
     kernels::BeginStepArgs args;

@@ -175,7 +175,12 @@ cudaError_t CudaAttention::begin_step(const Batch& batch, const KvPool& pool, ui
                                                  pool.head_length, launch);
   choose_clusters(batch, pool, launch, &plan_);
   step_window_ = window;
-  return kernels::attention_plan({step_rows(batch), plan_, window}, launch);
+  const kernels::AttentionPlanArgs args{step_rows(batch), plan_, window};
+  if (batch.start == nullptr) return kernels::attention_plan(args, launch);
+  // First of its step: what it overwrites, the step before may still read.
+  kernels::Launch first = launch;
+  first.is_dependent = false;
+  return kernels::attention_plan_start(args, *batch.start, first);
 }
 
 kernels::RopeKvArgs CudaAttention::rope_args(const AttentionInputArgs& args) const {
