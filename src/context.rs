@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::device::Backend;
-use crate::error::{Result, call};
+use crate::error::{Error, Result, call, from_native};
 use crate::ffi;
 use crate::native_text::fixed_text;
 use crate::version::check_abi;
@@ -31,6 +31,19 @@ impl Drop for Handle {
     }
 }
 
+/// When device memory is zeroed by the library.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Scrub {
+    /// Never: contents of new memory are undefined.
+    #[default]
+    None,
+    /// Before a block is freed, after the work that uses it; pinned memory too.
+    OnFree,
+    /// Before a block is handed out: buffers start as zeros.
+    OnAlloc,
+}
+
 /// How to open a device; see [`CudaContext::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is opened until `open` is called"]
@@ -39,6 +52,7 @@ pub struct ContextBuilder {
     ordinal: i32,
     memory_budget: u64,
     host_threads: u32,
+    scrub: Scrub,
 }
 
 /// What a context turned out to be.
@@ -56,7 +70,8 @@ pub struct ContextInfo {
 }
 
 impl CudaContext {
-    /// Opens CUDA device `ordinal`, and nothing else in its place.
+    /// Opens CUDA device `ordinal`, and nothing else in its place: without a GPU this is an error,
+    /// also in tests.
     pub fn new(ordinal: i32) -> Result<Self> {
         Self::builder()
             .backend(Backend::Cuda)
@@ -82,6 +97,7 @@ impl CudaContext {
             ordinal: 0,
             memory_budget: 0,
             host_threads: 0,
+            scrub: Scrub::None,
         }
     }
 
@@ -98,10 +114,26 @@ impl CudaContext {
         })
     }
 
+    /// The device's number.
+    pub fn device(&self) -> Result<i32> {
+        Ok(self.info()?.ordinal)
+    }
+
     /// Waits until all work given to this context has ended.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: legal on any thread.
         call(|error| unsafe { ffi::wcuda_context_synchronize(self.handle(), error) })
+    }
+
+    /// Takes the oldest failure of a drop that is not taken yet. It has made no other call fail, and
+    /// [`Health::deferred_error_count`](crate::Health) goes on counting it.
+    pub fn take_deferred_error(&self) -> Result<Option<Error>> {
+        let mut deferred = ffi::wcuda_error::zeroed();
+        // SAFETY: `deferred` is valid.
+        call(|error| unsafe {
+            ffi::wcuda_context_deferred_error_take(self.handle(), &mut deferred, error)
+        })?;
+        Ok((deferred.code != ffi::WCUDA_OK).then(|| from_native(deferred.code, &deferred)))
     }
 
     pub(crate) fn handle(&self) -> ffi::wcuda_context {
@@ -140,6 +172,12 @@ impl ContextBuilder {
         self
     }
 
+    /// When device memory is zeroed; never without this.
+    pub fn scrub(mut self, scrub: Scrub) -> Self {
+        self.scrub = scrub;
+        self
+    }
+
     /// Opens the device.
     pub fn open(self) -> Result<CudaContext> {
         check_abi()?;
@@ -151,6 +189,11 @@ impl ContextBuilder {
         options.ordinal = self.ordinal;
         options.memory_budget = self.memory_budget;
         options.host_thread_count = self.host_threads;
+        options.scrub = match self.scrub {
+            Scrub::None => ffi::WCUDA_SCRUB_NONE,
+            Scrub::OnFree => ffi::WCUDA_SCRUB_ON_FREE,
+            Scrub::OnAlloc => ffi::WCUDA_SCRUB_ON_ALLOC,
+        };
         let mut context = ffi::wcuda_context::zeroed();
         // SAFETY: both structs are valid for the call.
         call(|error| unsafe { ffi::wcuda_context_create(&options, &mut context, error) })?;

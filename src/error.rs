@@ -104,6 +104,8 @@ kinds! {
     DeviceLost = WCUDA_DEVICE_LOST,
     /// A kernel was not started; nothing of it ran.
     LaunchFailed = WCUDA_LAUNCH_FAILED,
+    /// Memory that must be the device's own is not.
+    NotResident = WCUDA_NOT_RESIDENT,
     /// A mistake in this library; please report the message.
     Internal = WCUDA_INTERNAL,
 }
@@ -173,9 +175,13 @@ impl Error {
         self
     }
 
-    /// The device, or this library, cannot go on: drop what was made from the context.
+    /// The device, or this library, cannot go on, or its memory is not where it must be: drop what
+    /// was made from the context.
     pub fn is_fatal(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::DeviceLost | ErrorKind::Internal)
+        matches!(
+            self.0.kind,
+            ErrorKind::DeviceLost | ErrorKind::NotResident | ErrorKind::Internal
+        )
     }
 
     /// The same call may succeed later, when something has been waited for or freed.
@@ -237,7 +243,7 @@ pub(crate) fn call(native: impl FnOnce(*mut ffi::wcuda_error) -> ffi::wcuda_stat
 }
 
 #[cold]
-fn from_native(status: i32, error: &ffi::wcuda_error) -> Error {
+pub(crate) fn from_native(status: i32, error: &ffi::wcuda_error) -> Error {
     let kind = ErrorKind::from_status(status);
     let mut message = fixed_text(&error.message);
     if message.is_empty() {

@@ -55,6 +55,11 @@ pub struct Health {
     pub pool_used_bytes: u64,
     /// That, and what is kept for reuse.
     pub pool_reserved_bytes: u64,
+    /// Bytes of allocations that ended when the device was lost: closed in the ledger, not given back
+    /// to the driver.
+    pub lost_bytes: u64,
+    /// How many those were.
+    pub lost_count: u64,
     /// Time it took to make this report.
     pub duration: Duration,
 }
@@ -86,6 +91,8 @@ impl CudaContext {
             deferred_error_count: health.deferred_error_count,
             pool_used_bytes: health.pool_used_bytes,
             pool_reserved_bytes: health.pool_reserved_bytes,
+            lost_bytes: health.lost_bytes,
+            lost_count: health.lost_count,
             duration: Duration::from_nanos(health.duration_ns),
         })
     }

@@ -9,7 +9,8 @@ use crate::native_text::fixed_text;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Purpose {
-    /// In queries: all device memory together (not [`Purpose::Staging`], which is host memory).
+    /// In queries: all device memory together (not [`Purpose::Staging`], which is host memory, nor
+    /// [`Purpose::Adopted`]).
     Any,
     /// Weights of models.
     Weights,
@@ -23,6 +24,8 @@ pub enum Purpose {
     Staging,
     /// Buffers that the program allocated.
     User,
+    /// Memory of somebody else, see [`CudaContext::adopt`]. In no sum but its own, in no budget.
+    Adopted,
     /// One that this version of the crate does not know.
     Unknown(i32),
 }
@@ -37,6 +40,7 @@ impl Purpose {
             Self::Module => ffi::WCUDA_PURPOSE_MODULE,
             Self::Staging => ffi::WCUDA_PURPOSE_STAGING,
             Self::User => ffi::WCUDA_PURPOSE_USER,
+            Self::Adopted => ffi::WCUDA_PURPOSE_ADOPTED,
             Self::Unknown(purpose) => purpose,
         }
     }
@@ -50,6 +54,7 @@ impl Purpose {
             ffi::WCUDA_PURPOSE_MODULE => Self::Module,
             ffi::WCUDA_PURPOSE_STAGING => Self::Staging,
             ffi::WCUDA_PURPOSE_USER => Self::User,
+            ffi::WCUDA_PURPOSE_ADOPTED => Self::Adopted,
             other => Self::Unknown(other),
         }
     }
@@ -75,6 +80,8 @@ pub struct MemoryInfo {
     pub device_free_bytes: u64,
     /// All memory of the device.
     pub device_total_bytes: u64,
+    /// Budget of this purpose, see [`CudaContext::set_budget`]; 0: none.
+    pub purpose_budget_bytes: u64,
 }
 
 /// One live allocation.
@@ -108,10 +115,32 @@ impl CudaContext {
             budget_bytes: info.budget_bytes,
             device_free_bytes: info.device_free_bytes,
             device_total_bytes: info.device_total_bytes,
+            purpose_budget_bytes: info.purpose_budget_bytes,
         })
     }
 
-    /// The live allocations, oldest first.
+    /// Device memory that an allocation could still get, as the driver says.
+    pub fn get_free_vram(&self) -> Result<u64> {
+        Ok(self.memory(Purpose::Any)?.device_free_bytes)
+    }
+
+    /// All memory of the device.
+    pub fn get_total_vram(&self) -> Result<u64> {
+        Ok(self.memory(Purpose::Any)?.device_total_bytes)
+    }
+
+    /// Sets the most bytes that a purpose may hold, beside the context's own budget; 0: none. An
+    /// allocation past it is [`ErrorKind::OverBudget`](crate::ErrorKind) before the driver is asked;
+    /// what is held already stays.
+    pub fn set_budget(&self, purpose: Purpose, bytes: u64) -> Result<()> {
+        // SAFETY: legal on any thread.
+        call(|error| unsafe {
+            ffi::wcuda_context_budget_set(self.handle(), purpose.to_native(), bytes, error)
+        })
+    }
+
+    /// The live allocations, oldest first: at any time the list of what would leak. What still lives
+    /// when the last clone of the context goes, because it was forgotten, is logged as a warning.
     pub fn ledger(&self) -> Result<Vec<LedgerEntry>> {
         let mut entries: Vec<ffi::wcuda_ledger_entry> = Vec::new();
         loop {
@@ -137,7 +166,7 @@ impl CudaContext {
 }
 
 impl LedgerEntry {
-    fn from_native(entry: &ffi::wcuda_ledger_entry) -> Self {
+    pub(crate) fn from_native(entry: &ffi::wcuda_ledger_entry) -> Self {
         Self {
             bytes: entry.bytes,
             sequence_number: entry.sequence_number,

@@ -5,8 +5,10 @@
 //! |---|---|---|
 //! | device | [`devices`], [`DeviceCaps`] | what this machine can compute on |
 //! | context | [`CudaContext`] | one open device; every byte on it is accounted for |
-//! | memory | [`SafeCudaPtr`], [`PinnedBuffer`] | checked device memory, pinned host memory |
-//! | ledger | [`CudaContext::memory`], [`CudaContext::ledger`] | who holds which bytes, and the budget |
+//! | memory | [`SafeCudaPtr`], [`CudaView`], [`PinnedBuffer`] | checked device memory and windows into it, pinned host memory |
+//! | allocator | [`CudaVramAllocator`] | device memory by ids that never name something else |
+//! | ledger | [`CudaContext::memory`], [`CudaContext::ledger`], [`CudaContext::set_budget`] | who holds which bytes, and the budgets |
+//! | residency | [`CudaContext::check_residency`], [`CudaContext::enforce_vram_only_policy`] | proof that memory is the device's own |
 //! | file | [`Gguf`] | metadata and tensors of a GGUF file, checked when it is opened |
 //! | plan | [`CudaContext::plan`] | what a model needs, before a byte is allocated |
 //! | model | [`Model`] | weights on the device; loading tells progress and can be cancelled |
@@ -53,6 +55,7 @@
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]
 #![deny(clippy::undocumented_unsafe_blocks)]
 
+pub mod allocator;
 mod callback;
 #[cfg(feature = "text")]
 pub mod compat;
@@ -75,28 +78,33 @@ pub mod module;
 mod native_text;
 pub mod plan;
 pub mod program;
+pub mod residency;
 pub mod step;
 pub mod stream;
 #[cfg(feature = "text")]
 pub mod text;
 pub mod version;
 
+pub use allocator::{AllocationId, CudaVramAllocator};
 pub use compute::{
     ComputeStats, Dim, ExecutionResult, Fallback, GpuCompute, GpuDevice, HostCall, KernelLauncher,
     KernelSpec,
 };
-pub use context::{ContextBuilder, ContextInfo, CudaContext};
+pub use context::{ContextBuilder, ContextInfo, CudaContext, Scrub};
 pub use device::{Backend, DeviceCaps, cuda_available, devices};
 pub use engine::{Engine, EngineInfo, Sequence, Ticket, Token};
 pub use error::{Error, ErrorKind, Result};
 pub use gguf::Gguf;
 pub use health::{Health, HealthState};
 pub use ledger::{LedgerEntry, MemoryInfo, Purpose};
-pub use memory::{DeviceRepr, PinnedBuffer, SafeCudaPtr};
+pub use memory::{
+    CudaView, CudaViewMut, DeviceRepr, PinnedBuffer, SafeCudaPtr, join_digest_pieces,
+};
 pub use model::{CancelHandle, LoadPhase, Model, ModelInfo, Progress, TensorDigests};
 pub use module::{CudaFunction, CudaModule, GpuArg, KernelInfo, LaunchConfig, Occupancy};
 pub use plan::{EngineOptions, KvType, Plan};
 pub use program::{CacheResult, CacheStats, CodeKind, KernelCache, Program, ProgramBuilder};
+pub use residency::{Place, Residency};
 pub use step::{Row, RowResult, RowStatus, Sampling, Step, StepOutput};
 pub use stream::{Event, PendingCopy, Priority, Stream};
 pub use version::{build_info, built_with_cuda, version};

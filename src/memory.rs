@@ -1,4 +1,4 @@
-//! Checked device memory and pinned host memory, typed.
+//! Checked device memory, windows into it, and pinned host memory, typed.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind, Result, call};
 use crate::ffi;
 use crate::ledger::Purpose;
 use crate::native_text::as_native;
+use crate::residency::Place;
 
 mod sealed {
     pub trait Sealed {}
@@ -97,13 +98,40 @@ impl CudaContext {
         call(|error| unsafe {
             ffi::wcuda_buffer_create(self.handle(), &options, &mut handle, error)
         })?;
-        Ok(SafeCudaPtr {
+        Ok(self.wrap(handle, len))
+    }
+
+    /// Takes over memory of this device that somebody else allocated, into the ledger and under the
+    /// checks of a buffer. Dropping the buffer waits for the work that uses it and frees nothing.
+    ///
+    /// # Safety
+    /// `address` is that of `len` elements of memory that outlives the buffer; nobody else uses it while
+    /// a call on the buffer runs, and every bit pattern that is put there is a `T`.
+    pub unsafe fn adopt<T: DeviceRepr>(
+        &self,
+        address: *mut T,
+        len: usize,
+        tag: &str,
+    ) -> Result<SafeCudaPtr<T>> {
+        let mut options = ffi::wcuda_buffer_options::init();
+        options.bytes = byte_count::<T>(len)?;
+        options.tag = as_native(tag);
+        let mut handle = ffi::wcuda_buffer::zeroed();
+        // SAFETY: `options` and the tag are valid for the call, the memory by this function's contract.
+        call(|error| unsafe {
+            ffi::wcuda_buffer_adopt(self.handle(), address.cast(), &options, &mut handle, error)
+        })?;
+        Ok(self.wrap(handle, len))
+    }
+
+    fn wrap<T: DeviceRepr>(&self, handle: ffi::wcuda_buffer, len: usize) -> SafeCudaPtr<T> {
+        SafeCudaPtr {
             handle,
             len,
             context: self.clone(),
             turn: Mutex::new(()),
             element: PhantomData,
-        })
+        }
     }
 
     /// Allocates `len` zeros.
@@ -111,6 +139,12 @@ impl CudaContext {
         let mut buffer = self.alloc(len)?;
         buffer.fill(T::ZERO)?;
         Ok(buffer)
+    }
+
+    /// Allocates `size` bytes on this context's device; no limit but its memory and budgets.
+    pub fn allocate_vram(&self, size: u64) -> Result<SafeCudaPtr<u8>> {
+        let len = usize::try_from(size).unwrap_or(usize::MAX); // which is refused
+        self.alloc(len)
     }
 
     /// Allocates a copy of `source`, which must not be empty.
@@ -133,8 +167,62 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
     }
 
     /// Size in bytes.
-    pub fn byte_len(&self) -> u64 {
+    pub fn size(&self) -> u64 {
         (self.len * size_of::<T>()) as u64
+    }
+
+    /// Number of the device it is on.
+    pub fn device(&self) -> Result<i32> {
+        self.context.device()
+    }
+
+    /// Where it is, as the driver says.
+    pub fn place(&self) -> Result<Place> {
+        let mut place = 0;
+        // SAFETY: legal on any thread; the output is valid.
+        call(|error| unsafe { ffi::wcuda_buffer_place_get(self.handle, &mut place, error) })?;
+        Ok(Place::from_native(place))
+    }
+
+    /// The address on the device, for calls of other libraries.
+    ///
+    /// # Safety
+    /// It is valid until this value is dropped. On CUDA it must not be read by the host. What is done
+    /// through it is neither checked nor waited for: it must not overlap with calls on this value, nor
+    /// outlive it, and must leave bit patterns that are a `T`.
+    pub unsafe fn as_raw(&self) -> Result<*mut T> {
+        let mut address = std::ptr::null_mut();
+        // SAFETY: legal on any thread; the output is valid.
+        call(|error| unsafe { ffi::wcuda_buffer_address_get(self.handle, &mut address, error) })?;
+        Ok(address.cast())
+    }
+
+    /// A window of the elements in `range`, to read.
+    ///
+    /// ```
+    /// # fn main() -> worker_cuda::Result<()> {
+    /// # let context = worker_cuda::CudaContext::host()?;
+    /// let buffer = context.alloc_from(&[1u8, 2, 3, 4])?;
+    /// assert_eq!(buffer.view(1..3)?.to_vec()?, [2, 3]);
+    /// assert!(buffer.view(1..5).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn view(&self, range: Range<usize>) -> Result<CudaView<'_, T>> {
+        self.checked_range(&range)?;
+        Ok(CudaView {
+            buffer: self,
+            range,
+        })
+    }
+
+    /// A window of the elements in `range`, to read and to write.
+    pub fn view_mut(&mut self, range: Range<usize>) -> Result<CudaViewMut<'_, T>> {
+        self.checked_range(&range)?;
+        Ok(CudaViewMut {
+            buffer: self,
+            range,
+        })
     }
 
     /// The context it was allocated from.
@@ -144,21 +232,19 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
 
     /// Overwrites all; `source` must be as long as the buffer.
     pub fn copy_from(&mut self, source: &[T]) -> Result<()> {
-        self.expect_len("source", source.len())?;
+        expect_len("source", source.len(), "buffer", self.len)?;
         self.write_at(0, source)
     }
 
     /// Reads all; `target` must be as long as the buffer.
     pub fn copy_to(&self, target: &mut [T]) -> Result<()> {
-        self.expect_len("target", target.len())?;
-        self.read_at(0, target)
+        expect_len("target", target.len(), "buffer", self.len)?;
+        self.read_into(0, target)
     }
 
     /// Reads all into a new vector.
     pub fn to_vec(&self) -> Result<Vec<T>> {
-        let mut target = vec![T::ZERO; self.len];
-        self.read_at(0, &mut target)?;
-        Ok(target)
+        self.read_at(0, self.len)
     }
 
     /// Overwrites `source.len()` elements from `offset` on.
@@ -170,8 +256,16 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         })
     }
 
+    /// Reads `len` elements from `offset` on into a new vector.
+    pub fn read_at(&self, offset: usize, len: usize) -> Result<Vec<T>> {
+        self.byte_range(offset, len)?; // before memory is taken
+        let mut target = vec![T::ZERO; len];
+        self.read_into(offset, &mut target)?;
+        Ok(target)
+    }
+
     /// Reads `target.len()` elements from `offset` on.
-    pub fn read_at(&self, offset: usize, target: &mut [T]) -> Result<()> {
+    pub fn read_into(&self, offset: usize, target: &mut [T]) -> Result<()> {
         let (offset, bytes) = self.byte_range(offset, target.len())?;
         let _turn = self.take_turn();
         // SAFETY: `target` is valid for `bytes` bytes, and every bit pattern is a `T`.
@@ -248,20 +342,36 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         Ok(digest)
     }
 
+    /// Chaining values of BLAKE3 over the elements' bytes in `range`, one for each MiB, the last perhaps
+    /// shorter, computed on the device. The bytes are taken for the part of an input that begins at its
+    /// MiB `first_piece`: see [`join_digest_pieces`].
+    pub fn digest_pieces(&self, range: Range<usize>, first_piece: u64) -> Result<Vec<[u8; 32]>> {
+        let (offset, bytes) = self.checked_range(&range)?;
+        let count = bytes.div_ceil(ffi::WCUDA_DIGEST_PIECE_BYTES);
+        let mut pieces = vec![[0; 32]; count as usize];
+        let _turn = self.take_turn();
+        // SAFETY: `pieces` has the room that is said.
+        call(|error| unsafe {
+            ffi::wcuda_buffer_digest_pieces(
+                self.handle,
+                offset,
+                bytes,
+                first_piece,
+                pieces.as_mut_ptr().cast(),
+                count,
+                error,
+            )
+        })?;
+        Ok(pieces)
+    }
+
+    /// Its id is given out once.
     pub(crate) fn raw_handle(&self) -> ffi::wcuda_buffer {
         self.handle
     }
 
     pub(crate) fn take_turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn expect_len(&self, what: &str, len: usize) -> Result<()> {
-        if len == self.len {
-            return Ok(());
-        }
-        let message = format!("{what} has {len} elements, the buffer {}", self.len);
-        Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
     pub(crate) fn checked_range(&self, range: &Range<usize>) -> Result<(u64, u64)> {
@@ -278,12 +388,130 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         if offset.checked_add(len).is_some_and(|end| end <= self.len) {
             return Ok(((offset * width) as u64, (len * width) as u64));
         }
-        let message = format!(
-            "{len} elements at {offset} pass the end of a buffer of {}",
-            self.len
-        );
-        Err(Error::new(ErrorKind::OutOfRange, message))
+        Err(past_end(offset, len, "buffer", self.len))
     }
+}
+
+/// The BLAKE3 digest of an input of more than a MiB from the chaining values of all its MiBs, which
+/// [`SafeCudaPtr::digest_pieces`] gives.
+pub fn join_digest_pieces(pieces: &[[u8; 32]]) -> Result<[u8; 32]> {
+    let mut digest = [0; 32];
+    // SAFETY: `pieces` is valid for its length, and `digest` has the 32 bytes that are written.
+    call(|error| unsafe {
+        ffi::wcuda_digest_join(
+            pieces.as_ptr().cast(),
+            pieces.len() as u64,
+            digest.as_mut_ptr(),
+            error,
+        )
+    })?;
+    Ok(digest)
+}
+
+/// A window into a [`SafeCudaPtr`], to read. Offsets count from its start.
+#[derive(Clone)]
+pub struct CudaView<'a, T: DeviceRepr> {
+    buffer: &'a SafeCudaPtr<T>,
+    range: Range<usize>,
+}
+
+/// A window into a [`SafeCudaPtr`], to read and to write. Offsets count from its start.
+pub struct CudaViewMut<'a, T: DeviceRepr> {
+    buffer: &'a mut SafeCudaPtr<T>,
+    range: Range<usize>,
+}
+
+macro_rules! reading_window {
+    ($name:ident) => {
+        impl<T: DeviceRepr> $name<'_, T> {
+            /// Elements.
+            pub fn len(&self) -> usize {
+                self.range.len()
+            }
+
+            /// Whether it has no elements.
+            pub fn is_empty(&self) -> bool {
+                self.range.is_empty()
+            }
+
+            /// Reads all into a new vector.
+            pub fn to_vec(&self) -> Result<Vec<T>> {
+                self.read_at(0, self.len())
+            }
+
+            /// Reads all; `target` must be as long as the window.
+            pub fn copy_to(&self, target: &mut [T]) -> Result<()> {
+                expect_len("target", target.len(), "window", self.len())?;
+                self.buffer.read_into(self.range.start, target)
+            }
+
+            /// Reads `len` elements from `offset` on into a new vector.
+            pub fn read_at(&self, offset: usize, len: usize) -> Result<Vec<T>> {
+                let offset = offset_in(&self.range, offset, len)?;
+                self.buffer.read_at(offset, len)
+            }
+
+            /// BLAKE3 of the bytes of all elements, computed on the device.
+            pub fn digest(&self) -> Result<[u8; 32]> {
+                self.buffer.digest(self.range.clone())
+            }
+        }
+
+        impl<T: DeviceRepr> fmt::Debug for $name<'_, T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(
+                    f,
+                    "{}({:?} of {:?})",
+                    stringify!($name),
+                    self.range,
+                    self.buffer
+                )
+            }
+        }
+    };
+}
+
+reading_window!(CudaView);
+reading_window!(CudaViewMut);
+
+impl<T: DeviceRepr> CudaViewMut<'_, T> {
+    /// Overwrites all; `source` must be as long as the window.
+    pub fn copy_from(&mut self, source: &[T]) -> Result<()> {
+        expect_len("source", source.len(), "window", self.len())?;
+        self.buffer.write_at(self.range.start, source)
+    }
+
+    /// Overwrites `source.len()` elements from `offset` on.
+    pub fn write_at(&mut self, offset: usize, source: &[T]) -> Result<()> {
+        let offset = offset_in(&self.range, offset, source.len())?;
+        self.buffer.write_at(offset, source)
+    }
+
+    /// Sets every element to `value`.
+    pub fn fill(&mut self, value: T) -> Result<()> {
+        self.buffer.fill_range(self.range.clone(), value)
+    }
+}
+
+/// Where `len` elements at `offset` of a window lie in its buffer.
+fn offset_in(range: &Range<usize>, offset: usize, len: usize) -> Result<usize> {
+    match offset.checked_add(len) {
+        Some(end) if end <= range.len() => Ok(range.start + offset),
+        _ => Err(past_end(offset, len, "window", range.len())),
+    }
+}
+
+fn past_end(offset: usize, len: usize, of: &str, size: usize) -> Error {
+    let message = format!("{len} elements at {offset} pass the end of a {of} of {size}");
+    Error::new(ErrorKind::OutOfRange, message)
+}
+
+fn expect_len(what: &str, len: usize, of: &str, expected: usize) -> Result<()> {
+    if len == expected {
+        return Ok(());
+    }
+    let message = format!("{what} has {len} elements, the {of} {expected}");
+    Err(Error::new(ErrorKind::InvalidArgument, message))
 }
 
 impl<T: DeviceRepr> Drop for SafeCudaPtr<T> {

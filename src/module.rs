@@ -391,13 +391,13 @@ numbers! {
 
 impl<'a, T: DeviceRepr> From<&'a SafeCudaPtr<T>> for GpuArg<'a> {
     fn from(buffer: &'a SafeCudaPtr<T>) -> Self {
-        Self::window(buffer, 0, buffer.byte_len(), false)
+        Self::window(buffer, 0, buffer.size(), false)
     }
 }
 
 impl<'a, T: DeviceRepr> From<&'a mut SafeCudaPtr<T>> for GpuArg<'a> {
     fn from(buffer: &'a mut SafeCudaPtr<T>) -> Self {
-        Self::window(buffer, 0, buffer.byte_len(), true)
+        Self::window(buffer, 0, buffer.size(), true)
     }
 }
 

@@ -54,7 +54,7 @@ fn gpu_memory_fills_copies_and_keeps_its_bounds() {
     assert_eq!(buffer.to_vec().unwrap(), source);
     buffer.fill_range(3..50_001, 0xabcd).unwrap();
     let mut part = [0; 5];
-    buffer.read_at(49_998, &mut part).unwrap();
+    buffer.read_into(49_998, &mut part).unwrap();
     assert_eq!(
         part,
         [0xabcd, 0xabcd, 0xabcd, source[50_001], source[50_002]]
@@ -63,7 +63,7 @@ fn gpu_memory_fills_copies_and_keeps_its_bounds() {
     other.copy_from_device(2, &buffer, 50_001, 8).unwrap();
     assert_eq!(other.to_vec().unwrap()[2..], source[50_001..50_009]);
     assert_eq!(
-        buffer.read_at(100_000, &mut part).unwrap_err().kind(),
+        buffer.read_into(100_000, &mut part).unwrap_err().kind(),
         ErrorKind::OutOfRange
     );
     let foreign = CudaContext::host().unwrap().alloc_zeroed::<u16>(4).unwrap();
@@ -198,4 +198,59 @@ fn gpu_compute_runs_what_it_compiles_and_what_it_loads() {
     // SAFETY: four blocks of 256 threads stay within 1024 elements.
     unsafe { compute.run_kernel("scale<float>", 4, 256, args) }.unwrap();
     assert_eq!(c.to_vec().unwrap(), [1.5f32; 1024]);
+}
+
+#[test]
+fn gpu_allocations_by_id_are_resident_and_stale_ids_are_refused() {
+    let Some(context) = gpu() else { return };
+    context.enforce_vram_only_policy().unwrap();
+    context.validate_device_properties().unwrap();
+    let allocator = CudaVramAllocator::with_context(context.clone());
+    let ids: Vec<_> = (1..=1000)
+        .map(|size| allocator.allocate(size * 100).unwrap())
+        .collect();
+    allocator.copy_to_vram(ids[999], 99_998, &[4, 5]).unwrap();
+    assert_eq!(
+        allocator.copy_from_vram(ids[999], 99_998, 2).unwrap(),
+        [4, 5]
+    );
+    let residency = context.check_residency().unwrap();
+    assert_eq!(residency.checked_count, 1000);
+    allocator.deallocate(ids[0]).unwrap();
+    assert_eq!(
+        allocator.size_of(ids[0]).unwrap_err().kind(),
+        ErrorKind::InvalidHandle
+    );
+    drop(allocator);
+    assert!(context.ledger().unwrap().is_empty());
+}
+
+#[test]
+fn gpu_adopted_host_memory_is_named() {
+    let Some(context) = gpu() else { return };
+    let mut foreign = vec![7u32; 50];
+    // SAFETY: `foreign` outlives the buffer, which is not read or written.
+    let adopted = unsafe { context.adopt(foreign.as_mut_ptr(), 50, "foreign") }.unwrap();
+    assert_eq!(adopted.place().unwrap(), Place::Host);
+    assert_eq!(
+        context.check_residency().unwrap_err().kind(),
+        ErrorKind::NotResident
+    );
+    assert!(!context.is_policy_enforced().unwrap());
+    drop(adopted);
+    context.check_residency().unwrap();
+}
+
+#[test]
+fn gpu_pieces_are_the_hosts() {
+    let Some(context) = gpu() else { return };
+    let bytes: Vec<u8> = (0..5_000_001u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let gpu = context.alloc_from(&bytes).unwrap();
+    let host = CudaContext::host().unwrap().alloc_from(&bytes).unwrap();
+    for (range, first) in [(0..5_000_001, 0), (1..1_048_578, 7), (3..4, 1 << 40)] {
+        let expected = host.digest_pieces(range.clone(), first).unwrap();
+        assert_eq!(gpu.digest_pieces(range, first).unwrap(), expected);
+    }
 }

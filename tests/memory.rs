@@ -20,7 +20,7 @@ fn every_type_fills_and_comes_back() {
         let zero = T::ZERO;
         let expected = [zero, zero, value, value, value, zero, zero, zero, zero];
         assert_eq!(buffer.to_vec().unwrap(), expected);
-        assert_eq!(buffer.byte_len(), 9 * size_of::<T>() as u64);
+        assert_eq!(buffer.size(), 9 * size_of::<T>() as u64);
     }
     let context = host();
     check(&context, 0xabu8);
@@ -41,7 +41,7 @@ fn parts_are_written_and_read_at_element_offsets() {
     buffer.write_at(4, &[7, 8]).unwrap();
     buffer.write_at(6, &[]).unwrap();
     let mut part = [0; 3];
-    buffer.read_at(3, &mut part).unwrap();
+    buffer.read_into(3, &mut part).unwrap();
     assert_eq!(part, [0, 7, 8]);
     buffer.copy_within(4, 0, 2).unwrap();
     assert_eq!(buffer.to_vec().unwrap(), [7, 8, 0, 0, 7, 8]);
@@ -54,8 +54,8 @@ fn ranges_past_the_end_are_refused_and_change_nothing() {
     let out_of_range = |result: Result<()>| {
         assert_eq!(result.unwrap_err().kind(), ErrorKind::OutOfRange);
     };
-    out_of_range(buffer.read_at(2, &mut target));
-    out_of_range(buffer.read_at(usize::MAX, &mut target));
+    out_of_range(buffer.read_into(2, &mut target));
+    out_of_range(buffer.read_into(usize::MAX, &mut target));
     out_of_range(buffer.write_at(2, &[5.0, 5.0]));
     out_of_range(buffer.fill_range(1..4, 5.0));
     out_of_range(buffer.copy_within(1, 2, 2));
@@ -66,6 +66,95 @@ fn ranges_past_the_end_are_refused_and_change_nothing() {
     );
     assert_eq!(target, [9.0, 9.0]);
     assert_eq!(buffer.to_vec().unwrap(), [1.0, 2.0, 3.0]);
+}
+
+#[test]
+fn parts_are_read_into_new_vectors_too() {
+    let buffer = host().alloc_from(&[10u32, 11, 12, 13]).unwrap();
+    assert_eq!(buffer.read_at(1, 2).unwrap(), [11, 12]);
+    assert!(buffer.read_at(4, 0).unwrap().is_empty());
+    let error = buffer.read_at(3, usize::MAX - 2).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfRange);
+    assert_eq!(
+        buffer.read_at(3, 2).unwrap_err().to_string(),
+        "2 elements at 3 pass the end of a buffer of 4"
+    );
+}
+
+#[test]
+fn windows_keep_their_own_bounds() {
+    let mut buffer = host().alloc_from(&[0i16, 1, 2, 3, 4, 5]).unwrap();
+    {
+        let mut window = buffer.view_mut(2..5).unwrap();
+        window.write_at(1, &[30, 40]).unwrap();
+        assert_eq!(window.to_vec().unwrap(), [2, 30, 40]);
+        assert_eq!(
+            window.write_at(2, &[1, 1]).unwrap_err().to_string(),
+            "2 elements at 2 pass the end of a window of 3"
+        );
+        assert!(window.copy_from(&[1]).is_err(), "the lengths differ");
+        assert!(window.read_at(usize::MAX, 2).is_err());
+        window.copy_from(&[7, 8, 9]).unwrap();
+    }
+    let window = buffer.view(1..4).unwrap();
+    let mut target = [0; 3];
+    window.copy_to(&mut target).unwrap();
+    assert_eq!(target, [1, 7, 8]);
+    assert_eq!(window.read_at(1, 1).unwrap(), [7]);
+    assert_eq!(window.digest().unwrap(), buffer.digest(1..4).unwrap());
+    assert_eq!(window.clone().len(), 3);
+    assert_eq!(
+        format!("{window:?}"),
+        "CudaView(1..4 of SafeCudaPtr<i16>(6 elements))"
+    );
+    assert!(buffer.view(6..6).unwrap().is_empty());
+    assert_eq!(buffer.view(5..7).unwrap_err().kind(), ErrorKind::OutOfRange);
+    buffer.view_mut(0..2).unwrap().fill(-1).unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [-1, -1, 7, 8, 9, 5]);
+}
+
+#[test]
+fn the_raw_address_is_that_of_the_elements() {
+    let buffer = host().alloc_from(&[5u64, 6, 7]).unwrap();
+    // SAFETY: used while the buffer lives and no call runs; on the host it can be read.
+    let second = unsafe { *buffer.as_raw().unwrap().add(1) };
+    assert_eq!(second, 6);
+    assert_eq!(buffer.device().unwrap(), 0);
+    assert_eq!(buffer.size(), 24);
+}
+
+#[test]
+fn pieces_join_to_the_digest() {
+    let bytes: Vec<u8> = (0..2_500_000u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let mut buffer = host().alloc_from(&bytes).unwrap();
+    let pieces = buffer.digest_pieces(0..bytes.len(), 0).unwrap();
+    assert_eq!(pieces.len(), 3);
+    let digest = buffer.digest(0..bytes.len()).unwrap();
+    assert_eq!(join_digest_pieces(&pieces).unwrap(), digest);
+    let second = buffer.digest_pieces(1 << 20..2 << 20, 1).unwrap();
+    assert_eq!(second, pieces[1..2]);
+    buffer.write_at(2_000_000, &[bytes[2_000_000] ^ 4]).unwrap();
+    let changed = buffer.digest_pieces(0..bytes.len(), 0).unwrap();
+    let differ = |i: &usize| changed[*i] != pieces[*i];
+    assert_eq!((0..3).filter(differ).collect::<Vec<_>>(), [1]);
+    assert!(join_digest_pieces(&pieces[..1]).is_err());
+    assert!(buffer.digest_pieces(5..5, 0).is_err());
+}
+
+#[test]
+fn scrubbed_memory_starts_as_zeros() {
+    let context = CudaContext::builder()
+        .backend(Backend::Host)
+        .scrub(Scrub::OnAlloc)
+        .open()
+        .unwrap();
+    for _ in 0..4 {
+        let mut buffer = context.alloc::<u32>(1000).unwrap();
+        assert!(buffer.to_vec().unwrap().iter().all(|&word| word == 0));
+        buffer.fill(0xdead_beef).unwrap();
+    }
 }
 
 #[test]

@@ -7,7 +7,10 @@ const fn send_and_sync<T: Send + Sync + 'static>() {}
 const _: () = {
     send_and_sync::<CudaContext>();
     send_and_sync::<SafeCudaPtr<f32>>();
+    send_and_sync::<CudaView<'static, f32>>();
+    send_and_sync::<CudaViewMut<'static, f32>>();
     send_and_sync::<PinnedBuffer<u8>>();
+    send_and_sync::<CudaVramAllocator>();
     send_and_sync::<Gguf>();
     send_and_sync::<Model>();
     send_and_sync::<CancelHandle>();

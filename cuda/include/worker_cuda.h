@@ -84,6 +84,7 @@ typedef int32_t wcuda_status;
 /* The device. */
 #define WCUDA_DEVICE_ERROR 5001       /* a call of the driver failed; see native_code */
 #define WCUDA_DEVICE_LOST 5002        /* a fault ended the device's context; only destroy is legal */
+#define WCUDA_NOT_RESIDENT 5003       /* memory that must be the device's own is not */
 #define WCUDA_LAUNCH_FAILED 5010      /* a kernel was not started; nothing of it ran */
 /* Ours. */
 #define WCUDA_INTERNAL 9001           /* a mistake in this library; please report the message */
@@ -265,16 +266,20 @@ typedef struct wcuda_context_options {
   uint32_t host_thread_count;  /* compute threads of the HOST backend; 0: the processors this process
                                   may use (affinity and cgroup quota) */
   uint32_t reserved;
+  int32_t scrub;               /* WCUDA_SCRUB_…, see section 14 */
+  uint32_t reserved_2;
 } wcuda_context_options;
 #define WCUDA_CONTEXT_OPTIONS_INIT \
-  {sizeof(wcuda_context_options), WCUDA_ABI_VERSION, WCUDA_BACKEND_AUTO, 0, 0, 0, 0, 0}
+  {sizeof(wcuda_context_options), WCUDA_ABI_VERSION, WCUDA_BACKEND_AUTO, 0, 0, 0, 0, 0, 0, 0}
 
 /* Opens a device. CUDA uses the device's primary context and restores the caller's current device
  * before it returns, as every call does. AUTO falls back to HOST only here, and
  * wcuda_context_info_get tells. [any thread] */
 WCUDA_API wcuda_status wcuda_context_create(const wcuda_context_options* options,
                                             wcuda_context* context, wcuda_error* error);
-/* Gives the handle back; the device is closed when nothing made from it remains. [any thread] */
+/* Gives the handle back; the device is closed when nothing made from it remains. Allocations that live
+ * on are told to the log, as warnings: it is the report of what leaks if nobody ends them.
+ * [any thread] */
 WCUDA_API void wcuda_context_destroy(wcuda_context context);
 
 typedef struct wcuda_context_info {
@@ -302,6 +307,7 @@ WCUDA_API wcuda_status wcuda_context_synchronize(wcuda_context context, wcuda_er
 #define WCUDA_PURPOSE_MODULE 4
 #define WCUDA_PURPOSE_STAGING 5 /* pinned host memory */
 #define WCUDA_PURPOSE_USER 6
+#define WCUDA_PURPOSE_ADOPTED 7 /* memory of somebody else, see wcuda_buffer_adopt */
 
 typedef struct wcuda_memory_info {
   uint32_t struct_size;
@@ -313,11 +319,12 @@ typedef struct wcuda_memory_info {
   uint64_t budget_bytes;           /* of the context; 0: none */
   uint64_t device_free_bytes;      /* as the driver says; HOST: capacity less what is held */
   uint64_t device_total_bytes;
+  uint64_t purpose_budget_bytes; /* of this purpose, see wcuda_context_budget_set; 0: none */
 } wcuda_memory_info;
-#define WCUDA_MEMORY_INFO_INIT {sizeof(wcuda_memory_info), 0, 0, 0, 0, 0, 0, 0, 0}
+#define WCUDA_MEMORY_INFO_INIT {sizeof(wcuda_memory_info), 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* Sums of the ledger for one purpose, or for all (WCUDA_PURPOSE_ANY: staging, which is host memory,
- * is not in that sum). [any thread] */
+ * and adopted memory, which is somebody else's, are not in that sum). [any thread] */
 WCUDA_API wcuda_status wcuda_context_memory_get(wcuda_context context, int32_t purpose,
                                                 wcuda_memory_info* info, wcuda_error* error);
 
@@ -345,7 +352,7 @@ typedef struct wcuda_buffer {
 
 typedef struct wcuda_buffer_options {
   uint32_t struct_size;
-  int32_t purpose; /* 0: WCUDA_PURPOSE_USER; staging is for wcuda_pinned_create */
+  int32_t purpose; /* 0: WCUDA_PURPOSE_USER; staging and adopted memory have calls of their own */
   uint64_t bytes;  /* at least 1 */
   wcuda_string tag; /* shown in the ledger, first 63 bytes; may be empty */
 } wcuda_buffer_options;
@@ -895,13 +902,150 @@ typedef struct wcuda_health {
   uint64_t pool_used_bytes;      /* device memory this context uses, as the driver counts it: at
                                     least ledger_bytes, else the ledger is wrong */
   uint64_t pool_reserved_bytes;  /* that, and what is kept for reuse */
+  uint64_t lost_bytes;           /* of allocations that ended when the device was lost: closed in the
+                                    ledger, not given back to the driver */
+  uint64_t lost_count;
 } wcuda_health;
-#define WCUDA_HEALTH_INIT {sizeof(wcuda_health), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0}
+#define WCUDA_HEALTH_INIT \
+  {sizeof(wcuda_health), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0, 0}
 
 /* A report on the context's device; asks the driver, in under 10 ms, also while steps are in flight.
  * Legal on a lost device. [any thread] */
 WCUDA_API wcuda_status wcuda_health_get(wcuda_context context, wcuda_health* health,
                                         wcuda_error* error);
+
+/* ------------------------------------------------------------------------------------------------
+ * 14. Resident memory: budgets by purpose, scrubbing, proof of where memory is, raw addresses
+ */
+
+/* Device memory is zeroed by the library, on the device, as wcuda_context_options.scrub says; contents
+ * are undefined otherwise. Pinned memory is always zeroed when it is allocated, and by ON_FREE also
+ * before it goes. Zeroing that fails while freeing is a deferred failure. Adopted memory is never
+ * scrubbed. */
+#define WCUDA_SCRUB_NONE 0
+#define WCUDA_SCRUB_ON_FREE 1  /* before a block is freed, after the work that uses it */
+#define WCUDA_SCRUB_ON_ALLOC 2 /* before a block is handed out: buffers start as zeros */
+
+/* Sets the most bytes that a purpose may hold, beside the context's own budget; 0: none. Asked before
+ * the driver is: WCUDA_OVER_BUDGET tells the bytes needed, the budget, the bytes used and free. What
+ * is held already stays, also above a new budget. Purpose WCUDA_PURPOSE_WEIGHTS … _USER.
+ * [any thread] */
+WCUDA_API wcuda_status wcuda_context_budget_set(wcuda_context context, int32_t purpose,
+                                                uint64_t bytes, wcuda_error* error);
+
+/* Whether a device meets the needs of resident memory: compute capability 8.0 and 1 GiB of memory on
+ * CUDA, where opening it checks the same. WCUDA_UNSUPPORTED names what lacks. HOST has no such needs.
+ * [any thread] */
+WCUDA_API wcuda_status wcuda_device_check(int32_t backend, int32_t ordinal, wcuda_error* error);
+
+/* Where an address is. */
+#define WCUDA_PLACE_DEVICE 1       /* memory of the context's device, and nothing else */
+#define WCUDA_PLACE_OTHER_DEVICE 2
+#define WCUDA_PLACE_MANAGED 3      /* moves between host and device */
+#define WCUDA_PLACE_PINNED 4       /* page-locked host memory */
+#define WCUDA_PLACE_MAPPED 5       /* the same, and devices read it in place; or it has a host address */
+#define WCUDA_PLACE_HOST 6         /* host memory that the driver does not know */
+
+typedef struct wcuda_residency {
+  uint32_t struct_size;
+  int32_t first_place;        /* WCUDA_PLACE_… of the first that is not resident; 0: all are */
+  uint64_t checked_count;     /* live and adopted allocations; pinned staging is not among them */
+  uint64_t nonresident_count;
+  uint64_t managed_count;     /* of these, managed */
+  wcuda_ledger_entry first;   /* the first that is not resident */
+} wcuda_residency;
+#define WCUDA_RESIDENCY_INIT {sizeof(wcuda_residency), 0, 0, 0, 0, {0, 0, 0, 0, {0}}}
+
+/* Asks the driver of every live or adopted allocation whether it is memory of this context's device,
+ * without a host address. A finding is no failure of this call; it is told to the log as an error.
+ * On HOST the backend's own blocks count as the device's. [any thread] */
+WCUDA_API wcuda_status wcuda_context_residency_get(wcuda_context context,
+                                                   wcuda_residency* residency, wcuda_error* error);
+
+/* Enforces the rule that all memory is the device's own: checks the device (as wcuda_device_check) and
+ * every allocation. WCUDA_NOT_RESIDENT names the first that breaks the rule. From a success on
+ * wcuda_buffer_adopt refuses such memory with WCUDA_NOT_RESIDENT. [any thread] */
+WCUDA_API wcuda_status wcuda_context_vram_only_enforce(wcuda_context context, wcuda_error* error);
+/* 1 when the last enforcement succeeded and no check has found a breach since. [any thread] */
+WCUDA_API wcuda_status wcuda_context_vram_only_get(wcuda_context context, int32_t* is_enforced,
+                                                   wcuda_error* error);
+
+/* Puts memory of somebody else into the ledger, as a buffer of purpose WCUDA_PURPOSE_ADOPTED that is
+ * never freed by the library: the caller keeps options->bytes bytes at `address` valid until the
+ * buffer is destroyed, which waits for the work that uses it. It counts against no budget.
+ * options->purpose is 0. The memory should be the context's device's own; whether it is shows in
+ * wcuda_context_residency_get. [any thread] */
+WCUDA_API wcuda_status wcuda_buffer_adopt(wcuda_context context, void* address,
+                                          const wcuda_buffer_options* options,
+                                          wcuda_buffer* buffer, wcuda_error* error);
+/* Where this buffer is: one WCUDA_PLACE_…. [any thread] */
+WCUDA_API wcuda_status wcuda_buffer_place_get(wcuda_buffer buffer, int32_t* place,
+                                              wcuda_error* error);
+/* The address on the device, for calls of other libraries; valid until the buffer is destroyed. What is
+ * done through it is neither checked nor waited for. [any thread] */
+WCUDA_API wcuda_status wcuda_buffer_address_get(wcuda_buffer buffer, void** address,
+                                                wcuda_error* error);
+
+/* Takes the oldest failure that nobody could be told of, as in a destroy: `deferred` gets its code and
+ * message, or code WCUDA_OK when there is none (any more). Sixteen are kept; health counts all.
+ * [any thread] */
+WCUDA_API wcuda_status wcuda_context_deferred_error_take(wcuda_context context,
+                                                         wcuda_error* deferred,
+                                                         wcuda_error* error);
+
+/* Raw device memory, for programs that deal in addresses.
+ *
+ * A table of the process knows every block given out here, so that an address is checked before it is
+ * used: one that lies in no live block, or was freed, is WCUDA_INVALID_ARGUMENT, a range that passes
+ * the end of its block WCUDA_OUT_OF_RANGE. Addresses inside a block are as good as its first in copies.
+ * Each thread has a current device of each backend, 0 at first, which only wcuda_raw_allocate and
+ * wcuda_raw_memory_get look at: copies and frees use the device the block is on. A device is opened by
+ * the first call that needs it and stays open until wcuda_raw_reset. `backend` is WCUDA_BACKEND_CUDA or
+ * WCUDA_BACKEND_HOST.
+ */
+
+/* Makes a device current for the calling thread. An ordinal that no device has is
+ * WCUDA_INVALID_ARGUMENT. [any thread] */
+WCUDA_API wcuda_status wcuda_raw_device_set(int32_t backend, int32_t ordinal, wcuda_error* error);
+/* Allocates at least 1 byte on the thread's device, aligned to 256, contents undefined. There is no
+ * upper bound but the device's memory. [any thread] */
+WCUDA_API wcuda_status wcuda_raw_allocate(int32_t backend, uint64_t bytes, void** address,
+                                          wcuda_error* error);
+/* Frees a block by its first address. NULL does nothing. [any thread] */
+WCUDA_API wcuda_status wcuda_raw_free(void* address, wcuda_error* error);
+/* Copies between the caller's memory and a block, and waits; bytes 0 does nothing. [any thread] */
+WCUDA_API wcuda_status wcuda_raw_copy_to_device(void* target, const void* source, uint64_t bytes,
+                                                wcuda_error* error);
+WCUDA_API wcuda_status wcuda_raw_copy_to_host(void* target, const void* source, uint64_t bytes,
+                                              wcuda_error* error);
+/* Free and all memory of the thread's device. [any thread] */
+WCUDA_API wcuda_status wcuda_raw_memory_get(int32_t backend, uint64_t* free_bytes,
+                                            uint64_t* total_bytes, wcuda_error* error);
+/* Frees all blocks of a backend and closes its devices. [any thread] */
+WCUDA_API wcuda_status wcuda_raw_reset(int32_t backend, wcuda_error* error);
+
+/* ------------------------------------------------------------------------------------------------
+ * 15. Digests by the MiB: which part of memory is not what it was
+ *
+ * BLAKE3 is a tree. The chaining value of each MiB of an input is a node of it: a change of the input
+ * shows in exactly the chaining values of the MiBs it touches, and all of them together give the digest.
+ */
+
+#define WCUDA_DIGEST_PIECE_BYTES ((uint64_t)1 << 20)
+
+/* Chaining values, 32 bytes each, of every MiB of a range of a buffer, the last perhaps shorter:
+ * ceil(bytes / WCUDA_DIGEST_PIECE_BYTES) of them, computed on the device. The range is taken for the part
+ * of an input that begins at its piece `first_piece`. bytes is at least 1; a `piece_capacity` below what
+ * is needed is WCUDA_BUFFER_TOO_SMALL with the number. [external: buffer] */
+WCUDA_API wcuda_status wcuda_buffer_digest_pieces(wcuda_buffer buffer, uint64_t offset,
+                                                  uint64_t bytes, uint64_t first_piece,
+                                                  uint8_t* pieces, uint64_t piece_capacity,
+                                                  wcuda_error* error);
+/* The BLAKE3 digest of an input of at least two pieces from their chaining values, all of them from
+ * first_piece 0 on. Less than two are WCUDA_INVALID_ARGUMENT: the digest of such an input is not made
+ * from its chaining value. [any thread] */
+WCUDA_API wcuda_status wcuda_digest_join(const uint8_t* pieces, uint64_t piece_count,
+                                         uint8_t digest[32], wcuda_error* error);
 
 /* ------------------------------------------------------------------------------------------------
  * 16. Run-time kernels: compile

@@ -1,5 +1,6 @@
 /* worker_cuda_compat.h: fourteen functions of an older worker, cuda_init to
- * cuda_check_device_health, as thin wrappers over worker_cuda.h, for programs written against them.
+ * cuda_check_device_health, and eight of an older library of device memory, vram_malloc to
+ * vram_reset_mock_state, as thin wrappers over worker_cuda.h, for programs written against them.
  * New programs want that header.
  *
  * Everything here is `static inline`, but for the two functions that hold the text functions. Names
@@ -499,6 +500,103 @@ static inline bool cuda_inference_next_token(InferenceResult* result, char* toke
     ++result->token_count;
     result->pending_count += (uint32_t)bytes;
   }
+}
+
+/* ---- device memory ----
+ *
+ * Every function returns one of the VRAM_… codes. They use CUDA devices; a program compiled with
+ * WCUDA_COMPAT_HOST defined uses the host backend instead, in place of the older library's mock.
+ * Unlike there, no allocation is too large but for the device, no number of devices is too many, a
+ * second free of a block is an error as documented, and each thread has its own current device.
+ * Threads. Any thread may call any of them.
+ */
+#define VRAM_SUCCESS 0
+#define VRAM_ERROR_ALLOCATION_FAILED 1
+#define VRAM_ERROR_INVALID_VALUE 2
+#define VRAM_ERROR_MEMCPY_FAILED 3
+#define VRAM_ERROR_DRIVER 4
+
+#ifdef WCUDA_COMPAT_HOST
+#define WCUDA_COMPAT_VRAM_BACKEND WCUDA_BACKEND_HOST
+#else
+#define WCUDA_COMPAT_VRAM_BACKEND WCUDA_BACKEND_CUDA
+#endif
+
+/* `otherwise`: for what has no number of its own. */
+static inline int wcuda_compat_vram_code(wcuda_status status, int otherwise) {
+  switch (status) {
+    case WCUDA_OK:
+      return VRAM_SUCCESS;
+    case WCUDA_OUT_OF_MEMORY:
+    case WCUDA_OVER_BUDGET:
+      return VRAM_ERROR_ALLOCATION_FAILED;
+    case WCUDA_INVALID_ARGUMENT:
+    case WCUDA_OUT_OF_RANGE:
+      return VRAM_ERROR_INVALID_VALUE;
+    default:
+      return otherwise;
+  }
+}
+
+/* Allocates on the thread's device, aligned to 256 bytes; *ptr is NULL after a failure. */
+static inline int vram_malloc(void** ptr, size_t bytes) {
+  if (ptr == NULL) return VRAM_ERROR_INVALID_VALUE;
+  *ptr = NULL;
+  if (bytes == 0) return VRAM_ERROR_INVALID_VALUE;
+  return wcuda_compat_vram_code(wcuda_raw_allocate(WCUDA_COMPAT_VRAM_BACKEND, bytes, ptr, NULL),
+                                VRAM_ERROR_DRIVER);
+}
+
+/* NULL is legal; a block that was freed before is VRAM_ERROR_INVALID_VALUE. */
+static inline int vram_free(void* ptr) {
+  return wcuda_compat_vram_code(wcuda_raw_free(ptr, NULL), VRAM_ERROR_DRIVER);
+}
+
+/* `dst` may lie inside a block; the range is checked against the block's end. */
+static inline int vram_memcpy_h2d(void* dst, const void* src, size_t bytes) {
+  if (dst == NULL || src == NULL) return VRAM_ERROR_INVALID_VALUE;
+  return wcuda_compat_vram_code(wcuda_raw_copy_to_device(dst, src, bytes, NULL),
+                                VRAM_ERROR_MEMCPY_FAILED);
+}
+
+static inline int vram_memcpy_d2h(void* dst, const void* src, size_t bytes) {
+  if (dst == NULL || src == NULL) return VRAM_ERROR_INVALID_VALUE;
+  return wcuda_compat_vram_code(wcuda_raw_copy_to_host(dst, src, bytes, NULL),
+                                VRAM_ERROR_MEMCPY_FAILED);
+}
+
+/* Of the thread's device; both are 0 after a failure. */
+static inline int vram_get_info(size_t* free_bytes, size_t* total_bytes) {
+  uint64_t free_now = 0, total = 0;
+  wcuda_status status;
+  if (free_bytes == NULL || total_bytes == NULL) return VRAM_ERROR_INVALID_VALUE;
+  status = wcuda_raw_memory_get(WCUDA_COMPAT_VRAM_BACKEND, &free_now, &total, NULL);
+  *free_bytes = (size_t)free_now;
+  *total_bytes = (size_t)total;
+  return wcuda_compat_vram_code(status, VRAM_ERROR_DRIVER);
+}
+
+/* Makes a device current for the calling thread. */
+static inline int vram_set_device(int device) {
+  return wcuda_compat_vram_code(wcuda_raw_device_set(WCUDA_COMPAT_VRAM_BACKEND, device, NULL),
+                                VRAM_ERROR_DRIVER);
+}
+
+/* No device at all is VRAM_ERROR_DRIVER, and *count 0. */
+static inline int vram_get_device_count(int* count) {
+  int32_t devices = 0;
+  wcuda_status status;
+  if (count == NULL) return VRAM_ERROR_INVALID_VALUE;
+  status = wcuda_device_count(WCUDA_COMPAT_VRAM_BACKEND, &devices, NULL);
+  *count = devices;
+  return wcuda_compat_vram_code(status, VRAM_ERROR_DRIVER);
+}
+
+/* Frees every block of the host backend; with CUDA devices it does nothing. */
+static inline void vram_reset_mock_state(void) {
+#ifdef WCUDA_COMPAT_HOST
+  (void)wcuda_raw_reset(WCUDA_BACKEND_HOST, NULL);
+#endif
 }
 
 #ifdef __cplusplus

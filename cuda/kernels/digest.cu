@@ -17,6 +17,8 @@ constexpr uint32_t kChunkThreads = 128;  // chunks a block joins
 constexpr uint32_t kJoinThreads = 128;
 constexpr uint32_t kJoinInputs = 2 * kJoinThreads;
 
+constexpr uint32_t kPieceBlocks = blake3::kPieceChunks / kChunkThreads;  // blocks a piece
+
 // Data goes through in segments, whose chaining values are then joined: the scratch stays small.
 constexpr uint64_t kSegmentBlocks = 8192;
 constexpr uint64_t kSegmentBytes = kSegmentBlocks * kChunkThreads * kChunkBytes;  // 1 GiB
@@ -31,6 +33,9 @@ constexpr uint64_t kLevelChains = kSegmentChains + kSegmentsMax;
 constexpr uint64_t kNextLevelChains = kLevelChains + kSegmentBlocks;
 constexpr uint64_t kScratchChains = kNextLevelChains + kSegmentBlocks / kJoinInputs;
 static_assert(kScratchChains * sizeof(Chain) <= kDigestScratchBytes);
+// digest_pieces takes one segment, and its result fits before the level that it is made from.
+static_assert(kDigestPiecesBytesMax == kSegmentBytes);
+static_assert(kSegmentBytes / blake3::kPieceBytes <= kLevelChains);
 
 // message (16) = up to 64 bytes, the rest zero.
 __device__ inline void load_block(const uint8_t* data, uint32_t bytes, bool is_aligned,
@@ -137,6 +142,18 @@ __global__ void __launch_bounds__(kJoinThreads)
   if (threadIdx.x == 0) to[blockIdx.x] = shared[0];
 }
 
+// pieces[block] = join of the chains of one piece.
+__global__ void __launch_bounds__(kPieceBlocks)
+    join_pieces_kernel(const Chain* from, uint32_t count, Chain* pieces) {
+  __shared__ Chain shared[kPieceBlocks];
+  const uint32_t first = blockIdx.x * kPieceBlocks;
+  const uint32_t inputs = min(count - first, kPieceBlocks);
+  if (threadIdx.x < inputs) shared[threadIdx.x] = from[first + threadIdx.x];
+  __syncthreads();
+  block_join(shared, inputs, false);
+  if (threadIdx.x == 0) pieces[blockIdx.x] = shared[0];
+}
+
 // Joins `count` chains of level `from` into *result, by way of `spare`.
 cudaError_t join(Chain* from, uint32_t count, bool is_whole, Chain* spare, Chain* result,
                  cudaStream_t stream) {
@@ -181,6 +198,21 @@ cudaError_t digest(const void* data, uint64_t bytes, void* result, void* scratch
   if (segment_count == 1) return cudaSuccess;
   return join(chains + kSegmentChains, static_cast<uint32_t>(segment_count), true,
               chains + kNextLevelChains, root, stream);
+}
+
+cudaError_t digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece, void* pieces,
+                          void* scratch, cudaStream_t stream) {
+  if (bytes == 0 || bytes > kDigestPiecesBytesMax) return cudaErrorInvalidValue;
+  Chain* const level = static_cast<Chain*>(scratch) + kLevelChains;
+  constexpr uint64_t kBlockChunkBytes = uint64_t{kChunkThreads} * kChunkBytes;
+  const auto blocks = static_cast<uint32_t>((bytes + kBlockChunkBytes - 1) / kBlockChunkBytes);
+  hash_chunks_kernel<<<blocks, kChunkThreads, 0, stream>>>(
+      static_cast<const uint8_t*>(data), bytes, first_piece * blake3::kPieceChunks, false, level);
+  const cudaError_t launched = cudaPeekAtLastError();
+  if (launched != cudaSuccess) return launched;
+  join_pieces_kernel<<<(blocks + kPieceBlocks - 1) / kPieceBlocks, kPieceBlocks, 0, stream>>>(
+      level, blocks, static_cast<Chain*>(pieces));
+  return cudaPeekAtLastError();
 }
 
 }  // namespace wcuda::kernels

@@ -97,6 +97,8 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_context_options, memory_budget),
     WCUDA_FIELD(wcuda_context_options, host_thread_count),
     WCUDA_FIELD(wcuda_context_options, reserved),
+    WCUDA_FIELD(wcuda_context_options, scrub),
+    WCUDA_FIELD(wcuda_context_options, reserved_2),
 
     WCUDA_STRUCT(wcuda_context_info),
     WCUDA_FIELD(wcuda_context_info, struct_size),
@@ -115,6 +117,7 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_memory_info, budget_bytes),
     WCUDA_FIELD(wcuda_memory_info, device_free_bytes),
     WCUDA_FIELD(wcuda_memory_info, device_total_bytes),
+    WCUDA_FIELD(wcuda_memory_info, purpose_budget_bytes),
 
     WCUDA_STRUCT(wcuda_ledger_entry),
     WCUDA_FIELD(wcuda_ledger_entry, bytes),
@@ -354,6 +357,16 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_health, message),
     WCUDA_FIELD(wcuda_health, pool_used_bytes),
     WCUDA_FIELD(wcuda_health, pool_reserved_bytes),
+    WCUDA_FIELD(wcuda_health, lost_bytes),
+    WCUDA_FIELD(wcuda_health, lost_count),
+
+    WCUDA_STRUCT(wcuda_residency),
+    WCUDA_FIELD(wcuda_residency, struct_size),
+    WCUDA_FIELD(wcuda_residency, first_place),
+    WCUDA_FIELD(wcuda_residency, checked_count),
+    WCUDA_FIELD(wcuda_residency, nonresident_count),
+    WCUDA_FIELD(wcuda_residency, managed_count),
+    WCUDA_FIELD(wcuda_residency, first),
 
     WCUDA_STRUCT(wcuda_program),
     WCUDA_FIELD(wcuda_program, id),

@@ -7,9 +7,6 @@
 #include "api/context.h"
 
 namespace wcuda::api {
-namespace {
-
-Backend& backend_of(const BufferObject& object) { return object.buffer.memory().backend(); }
 
 Result<vram::View> view_of(const BufferObject& object, const char* argument, uint64_t offset,
                            uint64_t bytes) {
@@ -17,6 +14,8 @@ Result<vram::View> view_of(const BufferObject& object, const char* argument, uin
   if (view.ok()) return view;
   return Status::error(view.status().code(), "%s: %s", argument, view.status().message());
 }
+
+namespace {
 
 Result<uint64_t> create(const Context& context, const wcuda_buffer_options& options) {
   WCUDA_TRY(check_string(options.tag, "tag"));

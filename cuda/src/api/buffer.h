@@ -1,6 +1,9 @@
 // What stands behind a wcuda_buffer.
 #pragma once
 
+#include <cstdint>
+#include <memory>
+
 #include "api/guard.h"
 #include "api/handles.h"
 #include "vram/memory.h"
@@ -16,5 +19,11 @@ inline Result<std::shared_ptr<BufferObject>> resolve_buffer(wcuda_buffer buffer,
                                                             const char* argument) {
   return resolve<BufferObject>(Kind::kBuffer, buffer.id, argument);
 }
+
+inline Backend& backend_of(const BufferObject& object) { return object.buffer.memory().backend(); }
+
+// A range of a buffer; WCUDA_OUT_OF_RANGE names the argument and the numbers.
+Result<vram::View> view_of(const BufferObject& object, const char* argument, uint64_t offset,
+                           uint64_t bytes);
 
 }  // namespace wcuda::api

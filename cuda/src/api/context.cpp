@@ -19,6 +19,11 @@ Result<std::shared_ptr<Context>> create(const wcuda_context_options& options) {
   WCUDA_TRY(check_flags(options.flags, 0, "flags"));
   if (options.reserved != 0)
     return Status::error(WCUDA_UNSUPPORTED, "reserved: %u, must be 0", options.reserved);
+  if (options.reserved_2 != 0)
+    return Status::error(WCUDA_UNSUPPORTED, "reserved_2: %u, must be 0", options.reserved_2);
+  if (options.scrub < WCUDA_SCRUB_NONE || options.scrub > WCUDA_SCRUB_ON_ALLOC)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "scrub: %d is not one of WCUDA_SCRUB_…",
+                         options.scrub);
   OpenOptions open;
   open.backend = options.backend;
   open.ordinal = options.ordinal;
@@ -33,7 +38,8 @@ Result<std::shared_ptr<Context>> create(const wcuda_context_options& options) {
   context->info.host_thread_count = opened.backend->host_thread_count();
   copy_text(opened.fallback_reason, context->info.fallback_reason,
             sizeof(context->info.fallback_reason));
-  context->memory = vram::Memory::create(std::move(opened.backend), options.memory_budget);
+  context->memory = vram::Memory::create(std::move(opened.backend), options.memory_budget,
+                                         static_cast<vram::Scrub>(options.scrub));
   return context;
 }
 
@@ -66,8 +72,12 @@ extern "C" wcuda_status wcuda_context_create(const wcuda_context_options* option
 }
 
 extern "C" void wcuda_context_destroy(wcuda_context context) {
-  guarded_void("wcuda_context_destroy",
-               [&] { return destroy_handle(Kind::kContext, context.id, "context"); });
+  guarded_void("wcuda_context_destroy", [&]() -> Status {
+    const auto object = std::static_pointer_cast<Context>(remove(Kind::kContext, context.id));
+    if (!object) return destroy_handle(Kind::kContext, context.id, "context");
+    object->memory->log_leaks();
+    return {};
+  });
 }
 
 extern "C" wcuda_status wcuda_context_info_get(wcuda_context context, wcuda_context_info* info,

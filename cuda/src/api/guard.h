@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -64,6 +65,15 @@ void guarded_void(const char* function, Body&& body) noexcept {
 // Size of the first published version of a struct: specialise when one grows.
 template <class T>
 inline constexpr uint32_t kFirstPublishedBytes = sizeof(T);
+template <>
+inline constexpr uint32_t kFirstPublishedBytes<wcuda_context_options> =
+    offsetof(wcuda_context_options, scrub);
+template <>
+inline constexpr uint32_t kFirstPublishedBytes<wcuda_memory_info> = offsetof(wcuda_memory_info,
+                                                                             purpose_budget_bytes);
+template <>
+inline constexpr uint32_t kFirstPublishedBytes<wcuda_health> = offsetof(wcuda_health,
+                                                                        pool_used_bytes);
 
 namespace detail {
 Status check_struct(const void* data, const char* argument, uint32_t first_bytes,

@@ -26,6 +26,7 @@ extern "C" wcuda_status wcuda_context_memory_get(wcuda_context context, int32_t 
     value.budget_bytes = object->memory->ledger().budget();
     value.device_free_bytes = device.free_bytes;
     value.device_total_bytes = device.total_bytes;
+    value.purpose_budget_bytes = object->memory->ledger().budget(purpose);
     write_struct(value, info);
     return {};
   });

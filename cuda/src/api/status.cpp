@@ -37,6 +37,7 @@ extern "C" const char* wcuda_status_name(wcuda_status status) {
     WCUDA_NAME(WCUDA_DEVICE_ERROR);
     WCUDA_NAME(WCUDA_DEVICE_LOST);
     WCUDA_NAME(WCUDA_LAUNCH_FAILED);
+    WCUDA_NAME(WCUDA_NOT_RESIDENT);
     WCUDA_NAME(WCUDA_INTERNAL);
     default:
       return "WCUDA_UNKNOWN";

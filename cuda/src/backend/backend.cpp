@@ -12,6 +12,24 @@ Status no_queue() { return Status::error(WCUDA_NOT_AVAILABLE, "this backend has 
 
 }  // namespace
 
+const char* place_name(MemoryPlace place) {
+  switch (place) {
+    case MemoryPlace::kDevice:
+      return "device memory";
+    case MemoryPlace::kOtherDevice:
+      return "memory of another device";
+    case MemoryPlace::kManaged:
+      return "managed memory";
+    case MemoryPlace::kPinned:
+      return "pinned host memory";
+    case MemoryPlace::kMapped:
+      return "mapped host memory";
+    case MemoryPlace::kHost:
+      return "host memory";
+  }
+  return "unknown memory";
+}
+
 Result<Module> Backend::module_load(const void*, uint64_t) { return no_kernels(); }
 Status Backend::module_unload(Module) { return no_kernels(); }
 Result<std::pair<void*, uint64_t>> Backend::module_global(Module, const std::string&) {

@@ -45,6 +45,18 @@ enum class MemoryKind {
   kPinned,  // page-locked host memory for fast copies; ordinary memory on HOST
 };
 
+// Where an address is; numbered as WCUDA_PLACE_….
+enum class MemoryPlace : int32_t {
+  kDevice = WCUDA_PLACE_DEVICE,
+  kOtherDevice = WCUDA_PLACE_OTHER_DEVICE,
+  kManaged = WCUDA_PLACE_MANAGED,
+  kPinned = WCUDA_PLACE_PINNED,
+  kMapped = WCUDA_PLACE_MAPPED,
+  kHost = WCUDA_PLACE_HOST,
+};
+// "managed memory".
+const char* place_name(MemoryPlace place);
+
 struct MemoryInfo {
   uint64_t free_bytes;      // what an allocation could still get, in one piece or more
   uint64_t total_bytes;     // of the device; HOST: its capacity
@@ -125,8 +137,9 @@ class Backend {
   virtual Status free(MemoryKind kind, void* address, uint64_t bytes) = 0;
   // Later frees and reuse of device memory come after the work before this event.
   virtual Status free_after(Event event) = 0;
-  // True when the address is device memory and nothing else.
-  virtual Result<bool> is_device_memory(const void* address) = 0;
+  // kDevice when the address is memory of this device and nothing else. On HOST a block of this
+  // backend is what it was allocated as, all else kHost.
+  virtual Result<MemoryPlace> memory_place(const void* address) = 0;
   // Gives memory kept for reuse back to the driver.
   virtual Status trim() { return {}; }
 
@@ -148,7 +161,12 @@ class Backend {
                       Stream stream) = 0;
   // BLAKE3 of a range of device memory, on the device, after the work on stream 0; waits.
   virtual Status digest(const void* data, uint64_t bytes, uint8_t result[32]) = 0;
-  // Queued: the same into 32 bytes of device memory, aligned to 32. Digests that share scratch
+  // Chaining values (ceil(bytes / 1 MiB), 32), in host memory, of each MiB of a range of at least
+  // one byte that begins at piece `first_piece` of its input (base/blake3.h); on the device, after
+  // the work on stream 0; waits.
+  virtual Status digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece,
+                               uint8_t* pieces) = 0;
+  // Queued: the digest into 32 bytes of device memory, aligned to 32. Digests that share scratch
   // share a stream.
   virtual Status digest_async(const void* data, uint64_t bytes, void* result, void* scratch,
                               Stream stream) = 0;

@@ -6,6 +6,7 @@
 // one stream.
 #include "backend/cuda_backend.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstring>
 #include <map>
@@ -14,7 +15,9 @@
 
 #include "backend/cuda_device.h"
 #include "backend/cuda_module.h"
+#include "backend/device_limits.h"
 #include "backend/nvml.h"
+#include "base/blake3.h"
 #include "base/checked.h"
 #include "base/log.h"
 #include "kernels/digest.h"
@@ -39,7 +42,7 @@ class CudaBackend final : public Backend {
   Result<void*> allocate(MemoryKind kind, uint64_t bytes) override;
   Status free(MemoryKind kind, void* address, uint64_t bytes) override;
   Status free_after(Event event) override;
-  Result<bool> is_device_memory(const void* address) override;
+  Result<MemoryPlace> memory_place(const void* address) override;
   Status trim() override;
 
   Status copy_to_device(void* target, const void* source, uint64_t bytes) override;
@@ -52,6 +55,8 @@ class CudaBackend final : public Backend {
   Status fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
               Stream stream) override;
   Status digest(const void* data, uint64_t bytes, uint8_t result[32]) override;
+  Status digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece,
+                       uint8_t* pieces) override;
   Status digest_async(const void* data, uint64_t bytes, void* result, void* scratch,
                       Stream stream) override;
   Status place(const Placement& placement, Stream stream) override;
@@ -155,6 +160,7 @@ Result<std::shared_ptr<Backend>> CudaBackend::open(int32_t ordinal) {
   WCUDA_ASSIGN(const int device, cuda_ordinal(ordinal));
   WCUDA_TRY(cuda_fault(device));
   WCUDA_ASSIGN(const wcuda_device_caps caps, query_cuda_caps(ordinal, device));
+  WCUDA_TRY(check_device_limits(caps));
   WCUDA_ASSIGN(const CUcontext context, retain_primary_context(device));
   std::shared_ptr<CudaBackend> backend;
   try {
@@ -280,11 +286,26 @@ Status CudaBackend::free_after(Event event) {
   return check(cudaStreamWaitEvent(memory_stream_.get(), found.get(), 0), "cudaStreamWaitEvent");
 }
 
-Result<bool> CudaBackend::is_device_memory(const void* address) {
+Result<MemoryPlace> CudaBackend::memory_place(const void* address) {
   WCUDA_ENTER_DEVICE();
   cudaPointerAttributes attributes{};
   WCUDA_CUDA(cudaPointerGetAttributes(&attributes, address));
-  return attributes.type == cudaMemoryTypeDevice && attributes.device == device_;
+  switch (attributes.type) {
+    case cudaMemoryTypeDevice:
+      if (attributes.hostPointer) return MemoryPlace::kMapped;
+      return attributes.device == device_ ? MemoryPlace::kDevice : MemoryPlace::kOtherDevice;
+    case cudaMemoryTypeManaged:
+      return MemoryPlace::kManaged;
+    case cudaMemoryTypeHost: {
+      unsigned flags = 0;
+      const cudaError_t error = cudaHostGetFlags(&flags, const_cast<void*>(address));
+      if (error != cudaSuccess) (void)cudaGetLastError();
+      const bool is_mapped = error == cudaSuccess && (flags & cudaHostAllocMapped) != 0;
+      return is_mapped ? MemoryPlace::kMapped : MemoryPlace::kPinned;
+    }
+    default:
+      return MemoryPlace::kHost;
+  }
 }
 
 Status CudaBackend::trim() {
@@ -350,6 +371,30 @@ Status CudaBackend::digest(const void* data, uint64_t bytes, uint8_t result[32])
   WCUDA_CUDA(cudaMemcpyAsync(digest, digest_scratch_, 32, cudaMemcpyDeviceToHost, stream));
   WCUDA_CUDA(cudaStreamSynchronize(stream));
   std::memcpy(result, digest, 32);
+  return {};
+}
+
+Status CudaBackend::digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece,
+                                  uint8_t* pieces) {
+  WCUDA_CHECK(bytes > 0);
+  WCUDA_ENTER_DEVICE();
+  const std::lock_guard<std::mutex> lock(digest_mutex_);
+  const cudaStream_t stream = main_stream_.get();
+  // All of a range's chaining values, so that a failure leaves the caller's memory as it was.
+  std::vector<uint8_t> chains(blake3::piece_count(bytes) * blake3::kDigestBytes);
+  for (uint64_t offset = 0; offset < bytes; offset += kernels::kDigestPiecesBytesMax) {
+    const uint64_t take = std::min(bytes - offset, kernels::kDigestPiecesBytesMax);
+    const uint64_t piece = offset / blake3::kPieceBytes;
+    WCUDA_TRY(
+        check(kernels::digest_pieces(static_cast<const uint8_t*>(data) + offset, take,
+                                     first_piece + piece, digest_scratch_, digest_scratch_, stream),
+              "digest_pieces"));
+    WCUDA_CUDA(cudaMemcpyAsync(chains.data() + piece * blake3::kDigestBytes, digest_scratch_,
+                               blake3::piece_count(take) * blake3::kDigestBytes,
+                               cudaMemcpyDeviceToHost, stream));
+  }
+  WCUDA_CUDA(cudaStreamSynchronize(stream));
+  std::memcpy(pieces, chains.data(), chains.size());
   return {};
 }
 

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "backend/device_limits.h"
 #include "base/text.h"
 
 namespace wcuda {
@@ -110,12 +111,12 @@ Result<std::vector<int>> usable_cuda_devices() {
     const int capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
                            attribute(cudaDevAttrComputeCapabilityMinor, device);
     best = std::max(best, capability);
-    if (capability >= kCudaComputeCapabilityMin) usable.push_back(device);
+    if (capability >= kComputeCapabilityMin) usable.push_back(device);
   }
   if (usable.empty())
     return Status::error(WCUDA_NO_DEVICE, "no CUDA device: compute capability %d.%d, needs %d.%d",
-                         best / 10, best % 10, kCudaComputeCapabilityMin / 10,
-                         kCudaComputeCapabilityMin % 10);
+                         best / 10, best % 10, kComputeCapabilityMin / 10,
+                         kComputeCapabilityMin % 10);
   return usable;
 }
 

@@ -10,9 +10,8 @@
 
 namespace wcuda {
 
-// Oldest driver and device that are used.
+// Oldest driver that is used; for devices see device_limits.h.
 constexpr int kCudaDriverVersionMin = 13000;
-constexpr int kCudaComputeCapabilityMin = 80;
 
 // CUDA's ordinals of the usable devices: index = ordinal of this library. WCUDA_NO_DEVICE "no CUDA
 // device: …" when there is none. Creates no context.

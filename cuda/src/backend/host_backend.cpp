@@ -176,14 +176,15 @@ Status HostBackend::free(MemoryKind kind, void* address, uint64_t bytes) {
 
 Status HostBackend::free_after(Event event) { return event_time(event).status(); }
 
-Result<bool> HostBackend::is_device_memory(const void* address) {
+Result<MemoryPlace> HostBackend::memory_place(const void* address) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto block = blocks_.upper_bound(address);
-  if (block == blocks_.begin()) return false;
+  if (block == blocks_.begin()) return MemoryPlace::kHost;
   --block;
-  const auto offset = static_cast<uint64_t>(static_cast<const uint8_t*>(address) -
-                                            static_cast<const uint8_t*>(block->first));
-  return block->second.kind == MemoryKind::kDevice && offset < block->second.bytes;
+  const uint64_t offset =
+      reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(block->first);
+  if (offset >= block->second.bytes) return MemoryPlace::kHost;
+  return block->second.kind == MemoryKind::kDevice ? MemoryPlace::kDevice : MemoryPlace::kPinned;
 }
 
 Status HostBackend::copy_to_device(void* target, const void* source, uint64_t bytes) {
@@ -232,6 +233,12 @@ Status HostBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32_
 
 Status HostBackend::digest(const void* data, uint64_t bytes, uint8_t result[32]) {
   blake3::hash(data, bytes, result);
+  return {};
+}
+
+Status HostBackend::digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece,
+                                  uint8_t* pieces) {
+  blake3::hash_pieces(data, bytes, first_piece, pieces);
   return {};
 }
 

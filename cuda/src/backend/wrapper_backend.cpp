@@ -41,9 +41,8 @@ Status WrapperBackend::free_after(Event event) {
   return pass({"free_after", CallKind::kOther}, [&] { return inner_->free_after(event); });
 }
 
-Result<bool> WrapperBackend::is_device_memory(const void* address) {
-  return pass({"is_device_memory", CallKind::kOther},
-              [&] { return inner_->is_device_memory(address); });
+Result<MemoryPlace> WrapperBackend::memory_place(const void* address) {
+  return pass({"memory_place", CallKind::kOther}, [&] { return inner_->memory_place(address); });
 }
 
 Status WrapperBackend::trim() {
@@ -87,6 +86,12 @@ Status WrapperBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint
 Status WrapperBackend::digest(const void* data, uint64_t bytes, uint8_t result[32]) {
   return pass({"digest", CallKind::kLaunch, bytes},
               [&] { return inner_->digest(data, bytes, result); });
+}
+
+Status WrapperBackend::digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece,
+                                     uint8_t* pieces) {
+  return pass({"digest_pieces", CallKind::kLaunch, bytes},
+              [&] { return inner_->digest_pieces(data, bytes, first_piece, pieces); });
 }
 
 Status WrapperBackend::digest_async(const void* data, uint64_t bytes, void* result, void* scratch,

@@ -9,7 +9,7 @@ namespace wcuda {
 enum class CallKind {
   kAllocate,
   kCopy,
-  kLaunch,  // fill, digest, launch, queue, graph_launch
+  kLaunch,  // fill, digests, launch, queue, graph_launch
   kWait,    // synchronize and its like
   kOther,   // asks, records, creates
   kEnd,     // free and destroy: legal on a lost device
@@ -32,7 +32,7 @@ class WrapperBackend : public Backend {
   Result<void*> allocate(MemoryKind kind, uint64_t bytes) override;
   Status free(MemoryKind kind, void* address, uint64_t bytes) override;
   Status free_after(Event event) override;
-  Result<bool> is_device_memory(const void* address) override;
+  Result<MemoryPlace> memory_place(const void* address) override;
   Status trim() override;
   Status copy_to_device(void* target, const void* source, uint64_t bytes) override;
   Status copy_to_host(void* target, const void* source, uint64_t bytes) override;
@@ -44,6 +44,8 @@ class WrapperBackend : public Backend {
   Status fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
               Stream stream) override;
   Status digest(const void* data, uint64_t bytes, uint8_t result[32]) override;
+  Status digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece,
+                       uint8_t* pieces) override;
   Status digest_async(const void* data, uint64_t bytes, void* result, void* scratch,
                       Stream stream) override;
   Status place(const Placement& placement, Stream stream) override;

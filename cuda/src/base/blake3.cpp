@@ -110,7 +110,7 @@ void hash_many(const ManyArgs& args) {
   best(args);
 }
 
-Hasher::Hasher() = default;
+Hasher::Hasher(uint64_t first_chunk) : first_chunk_(first_chunk) {}
 
 // Adds a subtree of 2^level chunks that ends at chunk_count_; there is more data after it. Subtrees
 // of equal size are joined, as the binary digits of chunk_count_ tell.
@@ -128,7 +128,7 @@ void Hasher::push(const uint32_t chain[8], uint32_t level) {
 
 void Hasher::end_chunk() {
   uint32_t chain[8];
-  chunk_output(chunk_, kChunkBytes, chunk_count_).finish(0, chain);
+  chunk_output(chunk_, kChunkBytes, first_chunk_ + chunk_count_).finish(0, chain);
   ++chunk_count_;
   chunk_bytes_ = 0;
   push(chain, 0);
@@ -142,7 +142,7 @@ void Hasher::update(const void* data, uint64_t bytes) {
     if (chunk_bytes_ == 0 && chunk_count_ % kGroupChunks == 0 &&
         bytes > kGroupChunks * kChunkBytes) {
       uint32_t chain[8];
-      hash_group(next, chunk_count_, chain);
+      hash_group(next, first_chunk_ + chunk_count_, chain);
       chunk_count_ += kGroupChunks;
       push(chain, kGroupLevel);
       next += kGroupChunks * kChunkBytes;
@@ -157,22 +157,55 @@ void Hasher::update(const void* data, uint64_t bytes) {
   }
 }
 
-void Hasher::finish(uint8_t digest[kDigestBytes]) const {
-  Output output = chunk_output(chunk_, chunk_bytes_, chunk_count_);
+void Hasher::finish_node(uint32_t flags, uint8_t result[kDigestBytes]) const {
+  Output output = chunk_output(chunk_, chunk_bytes_, first_chunk_ + chunk_count_);
   for (uint32_t i = stack_size_; i > 0; --i) {
     uint32_t right[8];
     output.finish(0, right);
     output = parent_output(stack_[i - 1], right);
   }
-  uint32_t root[8];
-  output.finish(kRoot, root);
-  std::memcpy(digest, root, kDigestBytes);  // little-endian hosts only, as all of this library
+  uint32_t chain[8];
+  output.finish(flags, chain);
+  std::memcpy(result, chain, kDigestBytes);  // little-endian hosts only, as all of this library
 }
+
+void Hasher::finish(uint8_t digest[kDigestBytes]) const { finish_node(kRoot, digest); }
+void Hasher::finish_chain(uint8_t chain[kDigestBytes]) const { finish_node(0, chain); }
 
 void hash(const void* data, uint64_t bytes, uint8_t digest[kDigestBytes]) {
   Hasher hasher;
   hasher.update(data, bytes);
   hasher.finish(digest);
+}
+
+void hash_pieces(const void* data, uint64_t bytes, uint64_t first_piece, uint8_t* pieces) {
+  const auto* next = static_cast<const uint8_t*>(data);
+  for (uint64_t piece = 0; bytes > 0; ++piece) {
+    const uint64_t take = std::min(bytes, kPieceBytes);
+    Hasher hasher((first_piece + piece) * kPieceChunks);
+    hasher.update(next, take);
+    hasher.finish_chain(pieces + piece * kDigestBytes);
+    next += take;
+    bytes -= take;
+  }
+}
+
+void join_pieces(const uint8_t* pieces, uint64_t count, uint8_t digest[kDigestBytes]) {
+  constexpr uint32_t kPieceLevel = 10;
+  static_assert(uint64_t{1} << kPieceLevel == kPieceChunks);
+  Hasher tree;  // as if it had hashed all pieces but the last
+  uint32_t chain[8];
+  for (uint64_t piece = 0; piece + 1 < count; ++piece) {
+    std::memcpy(chain, pieces + piece * kDigestBytes, sizeof(chain));
+    tree.chunk_count_ += kPieceChunks;
+    tree.push(chain, kPieceLevel);
+  }
+  std::memcpy(chain, pieces + (count - 1) * kDigestBytes, sizeof(chain));
+  for (uint32_t i = tree.stack_size_; i > 0; --i) {
+    const Output parent = parent_output(tree.stack_[i - 1], chain);
+    parent.finish(i == 1 ? kRoot : 0, chain);
+  }
+  std::memcpy(digest, chain, kDigestBytes);
 }
 
 }  // namespace wcuda::blake3

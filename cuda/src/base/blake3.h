@@ -100,15 +100,21 @@ WCUDA_HOST_DEVICE_INLINE void compress(Word chain[8], Word message[16], Word cou
 // Hashes data given in pieces; copies nothing but an unfinished chunk.
 class Hasher {
  public:
-  Hasher();
+  // `first_chunk`: index of the first chunk given, for a part of a longer input.
+  explicit Hasher(uint64_t first_chunk = 0);
   void update(const void* data, uint64_t bytes);
   // Digest of what was given so far.
   void finish(uint8_t digest[kDigestBytes]) const;
+  // Its chaining value as a node that is not the root.
+  void finish_chain(uint8_t chain[kDigestBytes]) const;
 
  private:
+  friend void join_pieces(const uint8_t* pieces, uint64_t count, uint8_t digest[kDigestBytes]);
+  void finish_node(uint32_t flags, uint8_t result[kDigestBytes]) const;
   void push(const uint32_t chain[8], uint32_t level);
   void end_chunk();
 
+  const uint64_t first_chunk_;
   uint64_t chunk_count_ = 0;  // whole chunks hashed
   uint32_t chunk_bytes_ =
       0;  // in chunk_; a full one waits for more data, which tells it is not last
@@ -119,6 +125,18 @@ class Hasher {
 
 // The same in one call.
 void hash(const void* data, uint64_t bytes, uint8_t digest[kDigestBytes]);
+
+// Pieces: parts of 2^10 chunks of an input, whose chaining values are nodes of its tree.
+constexpr uint64_t kPieceChunks = 1024;
+constexpr uint64_t kPieceBytes = kPieceChunks * kChunkBytes;
+constexpr uint64_t piece_count(uint64_t bytes) {
+  return bytes / kPieceBytes + (bytes % kPieceBytes != 0);
+}
+// Chaining values (piece_count, 32) of the pieces of at least one byte of data that begins at piece
+// `first_piece` of its input.
+void hash_pieces(const void* data, uint64_t bytes, uint64_t first_piece, uint8_t* pieces);
+// Digest of an input of at least two pieces from all its chaining values (count, 32).
+void join_pieces(const uint8_t* pieces, uint64_t count, uint8_t digest[kDigestBytes]);
 
 // Hashes `count` equally long inputs of whole blocks: input i starts at data + i * stride and its
 // chain goes to chains + 8 * i. `counter` is the first one's, the next have counter + 1, … where

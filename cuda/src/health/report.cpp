@@ -17,7 +17,8 @@ void set_message(wcuda_health& health, const char* message) {
 }
 
 // The gravest finding decides the state and the message.
-void judge(wcuda_health& health, const Status& fault, const Status& asked) {
+void judge(wcuda_health& health, const Status& fault, const Status& asked,
+           const Status& residency) {
   char text[sizeof(health.message)];
   health.state = WCUDA_HEALTH_DEGRADED;
   if (!fault.ok()) {
@@ -31,10 +32,8 @@ void judge(wcuda_health& health, const Status& fault, const Status& asked) {
                   "the ledger holds %" PRIu64 " bytes, the device's pool %" PRIu64,
                   health.ledger_bytes, health.pool_used_bytes);
     set_message(health, text);
-  } else if (health.nonresident_count != 0) {
-    std::snprintf(text, sizeof(text), "%" PRIu64 " allocations are not device memory",
-                  health.nonresident_count);
-    set_message(health, text);
+  } else if (!residency.ok()) {
+    set_message(health, residency.message());
   } else if (health.ecc_error_count > 0) {
     std::snprintf(text, sizeof(text), "%" PRId64 " uncorrected memory errors",
                   health.ecc_error_count);
@@ -53,10 +52,12 @@ void read_ledger(const vram::Memory& memory, wcuda_health& health) {
   health.ledger_bytes = device.current_bytes;
   health.peak_bytes = device.peak_bytes;
   health.allocation_count = device.allocation_count;
+  health.lost_bytes = device.lost_bytes;
+  health.lost_count = device.lost_count;
 }
 
 // The driver's figures; returns its first failure.
-Status ask(const vram::Memory& memory, wcuda_health& health) {
+Status ask(vram::Memory& memory, wcuda_health& health, Status& residency) {
   // Memory that another thread frees meanwhile leaves the pool before the ledger: look again.
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     read_ledger(memory, health);
@@ -67,13 +68,15 @@ Status ask(const vram::Memory& memory, wcuda_health& health) {
     health.pool_reserved_bytes = info.reserved_bytes;
     if (health.pool_used_bytes >= health.ledger_bytes) break;
   }
-  WCUDA_ASSIGN(health.nonresident_count, memory.nonresident_count());
+  WCUDA_ASSIGN(const vram::Residency found, memory.check_residency());
+  health.nonresident_count = found.nonresident_count;
+  residency = found.status();
   return {};
 }
 
 }  // namespace
 
-wcuda_health report(const vram::Memory& memory) {
+wcuda_health report(vram::Memory& memory) {
   const auto start = std::chrono::steady_clock::now();
   wcuda_health health = WCUDA_HEALTH_INIT;
   read_ledger(memory, health);
@@ -85,9 +88,10 @@ wcuda_health report(const vram::Memory& memory) {
   health.ecc_error_count = device_health.ecc_error_count;
 
   Status fault = memory.backend().fault();
-  const Status asked = fault.ok() ? ask(memory, health) : Status();
+  Status residency;
+  const Status asked = fault.ok() ? ask(memory, health, residency) : Status();
   if (fault.ok()) fault = memory.backend().fault();  // asking may have met one
-  judge(health, fault, asked);
+  judge(health, fault, asked, residency);
   const auto duration = std::chrono::steady_clock::now() - start;
   health.duration_ns =
       static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count());

@@ -6,6 +6,6 @@
 namespace wcuda::health {
 
 // Never fails: what cannot be asked is "not known", and the message says why.
-wcuda_health report(const vram::Memory& memory);
+wcuda_health report(vram::Memory& memory);
 
 }  // namespace wcuda::health

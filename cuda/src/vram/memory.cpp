@@ -3,16 +3,35 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cstring>
 
+#include "backend/device_limits.h"
 #include "base/log.h"
 
 namespace wcuda::vram {
+namespace {
+
+constexpr size_t kDeferredErrorsMax = 16;
+constexpr size_t kLeakRecordsMax = 16;
+
+}  // namespace
+
+Status Residency::status() const {
+  if (nonresident_count == 0) return {};
+  return Status::error(WCUDA_NOT_RESIDENT,
+                       "%s '%s' (#%" PRIu64 ", %" PRIu64
+                       " bytes) is %s, not the device's own; %" PRIu64 " of %" PRIu64
+                       " allocations are not",
+                       purpose_name(first.purpose), first.tag, first.sequence_number, first.bytes,
+                       place_name(first_place), nonresident_count, checked_count);
+}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this == &other) return *this;
   reset();
   memory_ = std::move(other.memory_);
   kind_ = other.kind_;
+  is_adopted_ = other.is_adopted_;
   data_ = std::exchange(other.data_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
   row_ = std::move(other.row_);
@@ -43,13 +62,16 @@ void Buffer::reset() noexcept {
   memory_.reset();
 }
 
-std::shared_ptr<Memory> Memory::create(std::shared_ptr<Backend> backend, uint64_t budget) {
-  return std::shared_ptr<Memory>(new Memory(std::move(backend), budget));
+std::shared_ptr<Memory> Memory::create(std::shared_ptr<Backend> backend, uint64_t budget,
+                                       Scrub scrub) {
+  return std::shared_ptr<Memory>(new Memory(std::move(backend), budget, scrub));
 }
 
 Result<Buffer> Memory::allocate(uint64_t bytes, int32_t purpose, std::string_view tag) {
   if (purpose == WCUDA_PURPOSE_STAGING)
     return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: staging is pinned host memory");
+  if (purpose == WCUDA_PURPOSE_ADOPTED)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: adopted memory is not allocated");
   return allocate_kind(MemoryKind::kDevice, bytes, purpose, tag);
 }
 
@@ -57,13 +79,42 @@ Result<Buffer> Memory::allocate_pinned(uint64_t bytes, std::string_view tag) {
   return allocate_kind(MemoryKind::kPinned, bytes, WCUDA_PURPOSE_STAGING, tag);
 }
 
-Result<Buffer> Memory::allocate_kind(MemoryKind kind, uint64_t bytes, int32_t purpose,
-                                     std::string_view tag) {
+Status Memory::check_request(uint64_t bytes, int32_t purpose) const {
   if (purpose <= WCUDA_PURPOSE_ANY || purpose >= kPurposeCount)
     return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: %d is not in 1 … %d", purpose,
                          kPurposeCount - 1);
   if (bytes == 0) return Status::error(WCUDA_INVALID_ARGUMENT, "bytes: 0, at least 1 is needed");
-  WCUDA_TRY(backend_->fault());
+  return backend_->fault();
+}
+
+Result<Buffer> Memory::adopt(void* address, uint64_t bytes, std::string_view tag) {
+  WCUDA_TRY(check_request(bytes, WCUDA_PURPOSE_ADOPTED));
+  if (bytes > UINTPTR_MAX - reinterpret_cast<uintptr_t>(address))
+    return Status::error(WCUDA_INVALID_ARGUMENT, "bytes: %" PRIu64 " at this address wrap around",
+                         bytes);
+  if (vram_only()) {
+    for (const uint64_t offset : {uint64_t{0}, bytes - 1}) {
+      WCUDA_ASSIGN(const MemoryPlace place,
+                   backend_->memory_place(static_cast<const uint8_t*>(address) + offset));
+      if (place != MemoryPlace::kDevice)
+        return Status::error(WCUDA_NOT_RESIDENT, "adopted '%.*s': %" PRIu64 " bytes of %s",
+                             static_cast<int>(std::min<size_t>(tag.size(), 63)),
+                             tag.data() ? tag.data() : "", bytes, place_name(place));
+    }
+  }
+  Buffer buffer;
+  buffer.is_adopted_ = true;
+  WCUDA_ASSIGN(buffer.row_, ledger_.reserve(bytes, WCUDA_PURPOSE_ADOPTED, tag));
+  ledger_.commit(buffer.row_, address);
+  buffer.data_ = static_cast<uint8_t*>(address);
+  buffer.bytes_ = bytes;
+  buffer.memory_ = shared_from_this();
+  return buffer;
+}
+
+Result<Buffer> Memory::allocate_kind(MemoryKind kind, uint64_t bytes, int32_t purpose,
+                                     std::string_view tag) {
+  WCUDA_TRY(check_request(bytes, purpose));
 
   Buffer buffer;  // owns nothing until its data is set
   buffer.kind_ = kind;
@@ -92,7 +143,16 @@ Result<Buffer> Memory::allocate_kind(MemoryKind kind, uint64_t bytes, int32_t pu
   buffer.data_ = static_cast<uint8_t*>(*memory);
   buffer.bytes_ = bytes;
   buffer.memory_ = shared_from_this();
+  if (scrub_ == Scrub::kOnAlloc && kind == MemoryKind::kDevice) {
+    WCUDA_TRY(zero(buffer));
+    WCUDA_TRY(backend_->synchronize(Stream{}));  // any stream may use it at once
+  }
   return buffer;
+}
+
+// Queued on stream 0.
+Status Memory::zero(const Buffer& buffer) {
+  return backend_->fill(buffer.data_, buffer.bytes_, 0, 1, Stream{});
 }
 
 // Runs one step of a release; its failure keeps no other step from running.
@@ -110,16 +170,44 @@ bool Memory::attempt(Step&& step) noexcept {
 }
 
 void Memory::release(Buffer& buffer) noexcept {
+  const auto is_lost = [&] { return !backend_->fault().ok(); };
+  const bool is_queued = buffer.kind_ == MemoryKind::kDevice && !buffer.is_adopted_;
   const auto pass = [&](Stream stream) {
-    // Pinned memory goes at once, so its work must be over; device memory is given to a queue.
-    const bool ordered =
-        buffer.kind_ == MemoryKind::kDevice && attempt([&] { return order_free_after(stream); });
+    // What others free, and pinned memory, goes at once, so its work must be over; device memory is
+    // given to a queue.
+    const bool ordered = is_queued && attempt([&] { return order_free_after(stream); });
     if (!ordered) attempt([&] { return backend_->synchronize(stream); });
   };
-  pass(Stream{});
-  for (const Stream stream : buffer.streams_) pass(stream);
-  attempt([&] { return backend_->free(buffer.kind_, buffer.data_, buffer.bytes_); });
-  ledger_.release(buffer.row_);
+  if (!is_lost()) {
+    if (is_queued && scrub_ == Scrub::kOnFree) scrub_for_free(buffer);
+    pass(Stream{});
+    for (const Stream stream : buffer.streams_) pass(stream);
+  }
+  // A lost device has taken its memory with it, and freeing asks the driver for nothing good.
+  const bool lost = is_lost();
+  if (!lost && !buffer.is_adopted_) {
+    if (buffer.kind_ == MemoryKind::kPinned && scrub_ == Scrub::kOnFree)
+      std::memset(buffer.data_, 0, buffer.bytes_);
+    attempt([&] { return backend_->free(buffer.kind_, buffer.data_, buffer.bytes_); });
+  }
+  ledger_.release(buffer.row_, lost);
+}
+
+// Zeroes on stream 0, after the work of the other streams; the free that follows is ordered after
+// stream 0.
+void Memory::scrub_for_free(const Buffer& buffer) noexcept {
+  for (const Stream stream : buffer.streams_)
+    if (!attempt([&] { return order_main_stream_after(stream); }))
+      attempt([&] { return backend_->synchronize(stream); });
+  attempt([&] { return zero(buffer); });
+}
+
+Status Memory::order_main_stream_after(Stream stream) {
+  WCUDA_ASSIGN(const Event event, backend_->event_create());
+  Status status = backend_->event_record(event, stream);
+  if (status.ok()) status = backend_->stream_wait(Stream{}, event);
+  attempt([&] { return backend_->event_destroy(event); });
+  return status;
 }
 
 Status Memory::order_free_after(Stream stream) {
@@ -136,6 +224,16 @@ void Memory::defer(const Status& status) noexcept {
     return;
   ++deferred_error_count_;
   log(WCUDA_LOG_WARN, "vram", "while freeing: %s", status.message());
+  const std::lock_guard<std::mutex> lock(deferred_mutex_);
+  if (deferred_errors_.size() < kDeferredErrorsMax) deferred_errors_.push_back(status);
+}
+
+Status Memory::take_deferred_error() {
+  const std::lock_guard<std::mutex> lock(deferred_mutex_);
+  if (deferred_errors_.empty()) return {};
+  Status oldest = std::move(deferred_errors_.front());
+  deferred_errors_.pop_front();
+  return oldest;
 }
 
 Result<uint64_t> Memory::available_bytes() const {
@@ -143,19 +241,67 @@ Result<uint64_t> Memory::available_bytes() const {
   return std::min(info.free_bytes, ledger_.left_in_budget());
 }
 
-Result<uint64_t> Memory::nonresident_count() const {
-  std::vector<uint64_t> suspects;
+Result<Residency> Memory::check_residency() {
+  struct Finding {
+    wcuda_ledger_entry entry;
+    MemoryPlace place;
+  };
+  Residency residency;
+  std::vector<Finding> findings;
   for (const LedgerRow& row : ledger_.rows()) {
     if (row.entry.purpose == WCUDA_PURPOSE_STAGING) continue;
-    WCUDA_ASSIGN(const bool resident, backend_->is_device_memory(row.address));
-    if (!resident) suspects.push_back(row.entry.sequence_number);
+    ++residency.checked_count;
+    WCUDA_ASSIGN(MemoryPlace place, backend_->memory_place(row.address));
+    if (place == MemoryPlace::kDevice && row.entry.purpose == WCUDA_PURPOSE_ADOPTED) {
+      const auto* const last = static_cast<const uint8_t*>(row.address) + row.entry.bytes - 1;
+      WCUDA_ASSIGN(place, backend_->memory_place(last));
+    }
+    if (place != MemoryPlace::kDevice) findings.push_back({row.entry, place});
   }
-  if (suspects.empty()) return uint64_t{0};
+  if (findings.empty()) return residency;
+
   // One that was freed meanwhile is not a finding.
-  uint64_t count = 0;
-  for (const LedgerRow& row : ledger_.rows())
-    count += std::binary_search(suspects.begin(), suspects.end(), row.entry.sequence_number);
-  return count;
+  const std::vector<LedgerRow> live = ledger_.rows();
+  for (const Finding& finding : findings) {
+    const auto is_same = [&](const LedgerRow& row) {
+      return row.entry.sequence_number == finding.entry.sequence_number;
+    };
+    if (std::none_of(live.begin(), live.end(), is_same)) continue;
+    if (residency.nonresident_count++ == 0) {
+      residency.first = finding.entry;
+      residency.first_place = finding.place;
+    }
+    residency.managed_count += finding.place == MemoryPlace::kManaged;
+  }
+  if (residency.nonresident_count == 0) return residency;
+  is_vram_only_ = false;
+  log(WCUDA_LOG_ERROR, "residency", "%s", residency.status().message());
+  return residency;
+}
+
+Status Memory::enforce_vram_only() {
+  WCUDA_TRY(check_device_limits(backend_->caps()));
+  is_vram_only_ = true;  // before the check, so that nothing slips in between unseen
+  Result<Residency> residency = check_residency();
+  const Status status = residency.ok() ? residency->status() : residency.status();
+  if (!status.ok()) is_vram_only_ = false;
+  return status;
+}
+
+void Memory::log_leaks() const {
+  if (!log_enabled(WCUDA_LOG_WARN)) return;
+  const std::vector<LedgerRow> rows = ledger_.rows();
+  if (rows.empty()) return;
+  uint64_t bytes = 0;
+  for (const LedgerRow& row : rows) bytes += row.entry.bytes;
+  log(WCUDA_LOG_WARN, "vram",
+      "%zu allocations of %" PRIu64 " bytes live on after their context's handle", rows.size(),
+      bytes);
+  for (size_t i = 0; i < std::min(rows.size(), kLeakRecordsMax); ++i) {
+    const wcuda_ledger_entry& entry = rows[i].entry;
+    log(WCUDA_LOG_WARN, "vram", "live: #%" PRIu64 " %s '%s', %" PRIu64 " bytes",
+        entry.sequence_number, purpose_name(entry.purpose), entry.tag, entry.bytes);
+  }
 }
 
 }  // namespace wcuda::vram

@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <vector>
 
@@ -20,6 +22,25 @@ class Memory;
 struct View {
   uint8_t* data = nullptr;
   uint64_t bytes = 0;
+};
+
+// When device memory is zeroed; numbered as WCUDA_SCRUB_….
+enum class Scrub : int32_t {
+  kNone = WCUDA_SCRUB_NONE,
+  kOnFree = WCUDA_SCRUB_ON_FREE,
+  kOnAlloc = WCUDA_SCRUB_ON_ALLOC,
+};
+
+// Where the allocations of a ledger are.
+struct Residency {
+  uint64_t checked_count = 0;
+  uint64_t nonresident_count = 0;
+  uint64_t managed_count = 0;  // of these, managed
+  MemoryPlace first_place{};   // of the first that is not resident
+  wcuda_ledger_entry first{};
+
+  // Ok when all are device memory; WCUDA_NOT_RESIDENT names the first that is not.
+  Status status() const;
 };
 
 // An allocation; freed when it goes, after the work of every stream it was used on. Movable, not
@@ -47,6 +68,7 @@ class Buffer {
   friend class Memory;
   std::shared_ptr<Memory> memory_;
   MemoryKind kind_ = MemoryKind::kDevice;
+  bool is_adopted_ = false;  // somebody else frees it
   uint8_t* data_ = nullptr;
   uint64_t bytes_ = 0;
   Ledger::Row row_;
@@ -57,40 +79,63 @@ class Buffer {
 class Memory : public std::enable_shared_from_this<Memory> {
  public:
   // budget 0: none.
-  static std::shared_ptr<Memory> create(std::shared_ptr<Backend> backend, uint64_t budget);
+  static std::shared_ptr<Memory> create(std::shared_ptr<Backend> backend, uint64_t budget,
+                                        Scrub scrub = Scrub::kNone);
 
-  // Device memory, aligned to 256 bytes, contents undefined; bytes at least 1. The ledger counts
+  // Device memory, aligned to 256 bytes, contents undefined unless scrubbed; bytes at least 1. The
+  // ledger counts
   // the bytes as asked for. WCUDA_OVER_BUDGET or WCUDA_OUT_OF_MEMORY name the bytes needed, the
   // budget, the bytes used and free; nothing has changed then.
   Result<Buffer> allocate(uint64_t bytes, int32_t purpose, std::string_view tag);
   // Pinned host memory, zeroed, aligned to 4096 bytes, of purpose WCUDA_PURPOSE_STAGING.
   Result<Buffer> allocate_pinned(uint64_t bytes, std::string_view tag);
+  // Somebody else's memory as a buffer of purpose WCUDA_PURPOSE_ADOPTED, which never frees it.
+  // While vram_only() holds, WCUDA_NOT_RESIDENT for what is not this device's.
+  Result<Buffer> adopt(void* address, uint64_t bytes, std::string_view tag);
 
   Backend& backend() const { return *backend_; }
   const std::shared_ptr<Backend>& shared_backend() const { return backend_; }
   const Ledger& ledger() const { return ledger_; }
+  // See Ledger::set_budget.
+  void set_budget(int32_t purpose, uint64_t bytes) noexcept { ledger_.set_budget(purpose, bytes); }
   // What could still be allocated: the lesser of what the device has free and the budget allows.
   Result<uint64_t> available_bytes() const;
-  // Live device allocations that are not device memory after all; 0 unless something is very wrong.
-  Result<uint64_t> nonresident_count() const;
-  // Failures met where nobody could be told.
+  // Asks where every live or adopted allocation is. A finding is logged as an error and ends
+  // vram_only().
+  Result<Residency> check_residency();
+  // Checks the device and every allocation; WCUDA_NOT_RESIDENT names the first that is elsewhere.
+  Status enforce_vram_only();
+  // The last enforcement succeeded, and no check has found a breach since.
+  bool vram_only() const { return is_vram_only_; }
+  // Failures met where nobody could be told: how many, and the oldest not yet taken (ok: none).
   uint64_t deferred_error_count() const { return deferred_error_count_; }
+  Status take_deferred_error();
+  // Logs what is live as warnings, a record each: nobody holds the context's handle any more.
+  void log_leaks() const;
 
  private:
   friend class Buffer;
-  Memory(std::shared_ptr<Backend> backend, uint64_t budget)
-      : backend_(std::move(backend)), ledger_(budget) {}
+  Memory(std::shared_ptr<Backend> backend, uint64_t budget, Scrub scrub)
+      : backend_(std::move(backend)), scrub_(scrub), ledger_(budget) {}
+  Status check_request(uint64_t bytes, int32_t purpose) const;
   Result<Buffer> allocate_kind(MemoryKind kind, uint64_t bytes, int32_t purpose,
                                std::string_view tag);
+  Status zero(const Buffer& buffer);
   void release(Buffer& buffer) noexcept;
+  void scrub_for_free(const Buffer& buffer) noexcept;
   Status order_free_after(Stream stream);
+  Status order_main_stream_after(Stream stream);
   template <class Step>
   bool attempt(Step&& step) noexcept;
   void defer(const Status& status) noexcept;
 
   std::shared_ptr<Backend> backend_;
+  const Scrub scrub_;
   Ledger ledger_;
+  std::atomic<bool> is_vram_only_{false};
   std::atomic<uint64_t> deferred_error_count_{0};
+  std::mutex deferred_mutex_;  // guards what follows
+  std::deque<Status> deferred_errors_;
 };
 
 }  // namespace wcuda::vram

@@ -240,7 +240,7 @@ TEST(LedgerApi, unknown_purpose_is_refused) {
   const TestContext context;
   wcuda_memory_info info = WCUDA_MEMORY_INFO_INIT;
 
-  EXPECT_EQ(wcuda_context_memory_get(context.handle(), 7, &info, nullptr), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(wcuda_context_memory_get(context.handle(), 8, &info, nullptr), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(wcuda_context_memory_get(context.handle(), -1, &info, nullptr), WCUDA_INVALID_ARGUMENT);
 }
 

@@ -103,7 +103,11 @@ struct Newer {
 
 TEST(Guard, struct_shorter_than_the_first_version_is_refused) {
   wcuda_health health = WCUDA_HEALTH_INIT;
-  for (const uint32_t bytes : {0u, 1u, 4u, uint32_t{sizeof(health)} - 1, UINT32_MAX}) {
+  constexpr uint32_t kFirst = kFirstPublishedBytes<wcuda_health>;
+  static_assert(kFirst < sizeof(health));
+  health.struct_size = kFirst;
+  EXPECT_TRUE(check_struct(&health, "health").ok());
+  for (const uint32_t bytes : {0u, 1u, 4u, kFirst - 1, UINT32_MAX}) {
     health.struct_size = bytes;
     EXPECT_EQ(check_struct(&health, "health").code(), WCUDA_INVALID_ARGUMENT) << bytes;
   }

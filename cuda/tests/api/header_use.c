@@ -47,6 +47,7 @@ int HEADER_USE(void) {
   CHECK_INIT(wcuda_step, WCUDA_STEP_INIT);
   CHECK_INIT(wcuda_step_output, WCUDA_STEP_OUTPUT_INIT);
   CHECK_INIT(wcuda_health, WCUDA_HEALTH_INIT);
+  CHECK_INIT(wcuda_residency, WCUDA_RESIDENCY_INIT);
   CHECK_INIT(wcuda_program_options, WCUDA_PROGRAM_OPTIONS_INIT);
   CHECK_INIT(wcuda_program_info, WCUDA_PROGRAM_INFO_INIT);
   CHECK_INIT(wcuda_compiler_info, WCUDA_COMPILER_INFO_INIT);

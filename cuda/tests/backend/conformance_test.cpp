@@ -15,6 +15,7 @@
 #include "backend/host_backend.h"
 #include "backend/open.h"
 #include "backend/trace_backend.h"
+#include "base/blake3.h"
 #include "quant/layout_gpu.h"
 #include "quant/record_cases.h"
 #include "support/blake3_vectors.h"
@@ -108,9 +109,11 @@ TEST_P(BackendConformance, device_memory_is_aligned_and_resident) {
     ASSERT_NE(block.data(), nullptr);
 
     EXPECT_EQ(reinterpret_cast<uintptr_t>(block.data()) % 256, 0u);
-    const auto resident = backend_->is_device_memory(block.data());
-    ASSERT_TRUE(resident.ok());
-    EXPECT_TRUE(*resident);
+    for (const uint64_t offset : {uint64_t{0}, bytes - 1}) {
+      const auto place = backend_->memory_place(block.data() + offset);
+      ASSERT_TRUE(place.ok());
+      EXPECT_EQ(*place, MemoryPlace::kDevice) << place_name(*place);
+    }
   }
 }
 
@@ -120,9 +123,20 @@ TEST_P(BackendConformance, pinned_memory_is_zeroed_and_not_device_memory) {
 
   EXPECT_EQ(reinterpret_cast<uintptr_t>(block.data()) % 4096, 0u);
   EXPECT_TRUE(std::all_of(block.data(), block.data() + 70001, [](uint8_t b) { return b == 0; }));
-  const auto resident = backend_->is_device_memory(block.data());
-  ASSERT_TRUE(resident.ok());
-  EXPECT_FALSE(*resident);
+  const auto place = backend_->memory_place(block.data());
+  ASSERT_TRUE(place.ok());
+  EXPECT_TRUE(*place == MemoryPlace::kPinned || *place == MemoryPlace::kMapped)
+      << place_name(*place);
+}
+
+TEST_P(BackendConformance, memory_of_the_program_is_host_memory) {
+  const std::vector<uint8_t> data(5000);
+  for (const void* const address :
+       {static_cast<const void*>(data.data()), static_cast<const void*>(data.data() + 4999)}) {
+    const auto place = backend_->memory_place(address);
+    ASSERT_TRUE(place.ok()) << place.status().message();
+    EXPECT_EQ(*place, MemoryPlace::kHost) << place_name(*place);
+  }
 }
 
 TEST_P(BackendConformance, memory_info_follows_allocations) {
@@ -294,6 +308,35 @@ TEST_P(BackendConformance, digest_equals_the_reference_at_any_alignment) {
       ASSERT_TRUE(backend_->digest(block.data() + offset, vector.bytes, digest).ok());
       ASSERT_EQ(testing::hex(digest), vector.digest) << vector.bytes << " bytes at " << offset;
     }
+  }
+}
+
+TEST_P(BackendConformance, digests_of_pieces_equal_the_host_hash) {
+  constexpr uint64_t kBytes = (uint64_t{5} << 20) + 12345;
+  const Block block(*backend_, MemoryKind::kDevice, kBytes);
+  std::vector<uint8_t> data(kBytes);
+  for (uint64_t i = 0; i < kBytes; ++i) data[i] = static_cast<uint8_t>(i * 2654435761u >> 11);
+  ASSERT_TRUE(backend_->copy_to_device(block.data(), data.data(), kBytes).ok());
+  struct Range {
+    uint64_t offset, bytes, first_piece;
+  };
+  for (const Range range : {Range{0, kBytes, 0},
+                            {0, 1, 0},
+                            {1, 1 << 20, 3},
+                            {7, (1 << 20) + 1, 9},
+                            {0, 4 << 20, uint64_t{1} << 33},
+                            {2 << 20, 3000000, 2},
+                            {1023, 1025, 1}}) {
+    const uint64_t count = blake3::piece_count(range.bytes);
+    std::vector<uint8_t> expected(count * 32), pieces(count * 32);
+    blake3::hash_pieces(data.data() + range.offset, range.bytes, range.first_piece,
+                        expected.data());
+
+    const Status status = backend_->digest_pieces(block.data() + range.offset, range.bytes,
+                                                  range.first_piece, pieces.data());
+
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(pieces, expected) << range.offset << ", " << range.bytes;
   }
 }
 

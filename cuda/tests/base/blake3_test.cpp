@@ -94,5 +94,52 @@ TEST(Blake3, avx512_equals_scalar) {
 }
 #endif
 
+// Sizes around every border of chunks, groups and pieces.
+std::vector<uint64_t> piece_sizes() {
+  std::vector<uint64_t> sizes = {1, 63, 64, 65, 1023, 1024, 1025};
+  for (const uint64_t mib : {1, 2, 3, 4, 5, 7, 8, 9})
+    for (const int64_t more : {-1025, -1, 0, 1, 1024})
+      sizes.push_back((mib << 20) + static_cast<uint64_t>(more));
+  return sizes;
+}
+
+TEST(Blake3, pieces_join_to_the_digest_of_the_whole) {
+  std::vector<uint8_t> data(10 << 20);
+  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint8_t>(i * 2654435761u >> 13);
+  for (const uint64_t bytes : piece_sizes()) {
+    const uint64_t count = piece_count(bytes);
+    std::vector<uint8_t> pieces(count * 32);
+    uint8_t expected[32], joined[32];
+    hash_pieces(data.data() + 3, bytes, 0, pieces.data());
+    hash(data.data() + 3, bytes, expected);
+    if (count < 2) continue;
+
+    join_pieces(pieces.data(), count, joined);
+
+    EXPECT_EQ(std::memcmp(joined, expected, 32), 0) << bytes;
+  }
+}
+
+TEST(Blake3, a_piece_is_the_same_alone_and_in_its_range) {
+  std::vector<uint8_t> data((3 << 20) + 777, 5);
+  std::vector<uint8_t> pieces(4 * 32), alone(32);
+  hash_pieces(data.data(), data.size(), 7, pieces.data());
+  for (uint64_t piece = 0; piece < 4; ++piece) {
+    const uint64_t offset = piece << 20;
+    hash_pieces(data.data() + offset, std::min<uint64_t>(1 << 20, data.size() - offset), 7 + piece,
+                alone.data());
+    EXPECT_EQ(std::memcmp(alone.data(), pieces.data() + piece * 32, 32), 0) << piece;
+  }
+  // Equal data, other places: other values.
+  EXPECT_NE(std::memcmp(pieces.data(), pieces.data() + 32, 32), 0);
+
+  data[(1 << 20) + 5] ^= 1;
+  std::vector<uint8_t> changed(4 * 32);
+  hash_pieces(data.data(), data.size(), 7, changed.data());
+  for (uint64_t piece = 0; piece < 4; ++piece)
+    EXPECT_EQ(std::memcmp(changed.data() + piece * 32, pieces.data() + piece * 32, 32) != 0,
+              piece == 1);
+}
+
 }  // namespace
 }  // namespace wcuda::blake3

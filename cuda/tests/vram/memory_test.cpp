@@ -95,7 +95,12 @@ TEST(VramMemory, losing_the_device_at_every_call_leaves_an_empty_ledger) {
     }
     kept.clear();
     expect_empty(*memory);
-    EXPECT_EQ(device->memory_info()->reserved_bytes, 0u);
+    // What the lost device had is closed as lost, and the driver is not asked to free it.
+    const LedgerSum sum = memory->ledger().sum(WCUDA_PURPOSE_ANY);
+    EXPECT_EQ(device->memory_info()->reserved_bytes, sum.lost_bytes);
+    EXPECT_EQ(health::report(*memory).lost_bytes, sum.lost_bytes);
+    EXPECT_EQ(health::report(*memory).lost_count, sum.lost_count);
+    EXPECT_TRUE(!faulty->fault().ok() || sum.lost_bytes == 0);
     EXPECT_EQ(memory->deferred_error_count(), 0u);
     if (!lost) break;
     ASSERT_LT(k, 500u);
@@ -147,6 +152,55 @@ TEST(VramMemory, over_budget_does_not_ask_the_driver) {
   EXPECT_EQ(*memory->available_bytes(), 100u);
 }
 
+TEST(VramMemory, a_purpose_has_a_budget_of_its_own) {
+  int allocations = 0;
+  const auto traced = std::make_shared<TraceBackend>(host(), [&](const Call& call, const Status&) {
+    allocations += call.kind == CallKind::kAllocate;
+  });
+  const auto memory = Memory::create(traced, 1000);
+  memory->set_budget(WCUDA_PURPOSE_KV, 300);
+  memory->set_budget(WCUDA_PURPOSE_STAGING, 50);
+  const auto held = memory->allocate(200, WCUDA_PURPOSE_KV, "pages");
+  ASSERT_TRUE(held.ok());
+
+  const auto more = memory->allocate(101, WCUDA_PURPOSE_KV, "more");
+  EXPECT_EQ(more.status().code(), WCUDA_OVER_BUDGET);
+  EXPECT_STREQ(more.status().message(),
+               "kv 'more': needs 101 bytes, its purpose's budget 300, used 200, free 100");
+  EXPECT_EQ(memory->allocate_pinned(51, "").status().code(), WCUDA_OVER_BUDGET);
+  EXPECT_EQ(memory->allocate(801, WCUDA_PURPOSE_USER, "").status().code(), WCUDA_OVER_BUDGET);
+  EXPECT_EQ(allocations, 1);
+
+  EXPECT_TRUE(memory->allocate(100, WCUDA_PURPOSE_KV, "").ok());
+  EXPECT_TRUE(memory->allocate_pinned(50, "").ok());
+  memory->set_budget(WCUDA_PURPOSE_KV, 10);  // below what is held: it stays
+  EXPECT_EQ(memory->allocate(1, WCUDA_PURPOSE_KV, "").status().code(), WCUDA_OVER_BUDGET);
+  memory->set_budget(WCUDA_PURPOSE_KV, 0);
+  EXPECT_TRUE(memory->allocate(800, WCUDA_PURPOSE_KV, "").ok());
+}
+
+TEST(VramMemory, a_buffer_freed_on_a_lost_device_asks_the_driver_nothing) {
+  std::vector<std::string> calls;
+  const auto faulty = std::make_shared<FaultBackend>(host());
+  const auto traced = std::make_shared<TraceBackend>(
+      faulty, [&](const Call& call, const Status&) { calls.push_back(call.name); });
+  const auto memory = Memory::create(traced, 0);
+  auto buffer = memory->allocate(300, WCUDA_PURPOSE_USER, "");
+  auto staging = memory->allocate_pinned(70, "");
+  faulty->lose_device(1);
+  EXPECT_EQ(traced->synchronize().code(), WCUDA_DEVICE_LOST);
+  calls.clear();
+
+  buffer->reset();
+  staging->reset();
+
+  EXPECT_EQ(calls, std::vector<std::string>());
+  expect_empty(*memory);
+  EXPECT_EQ(memory->ledger().sum(WCUDA_PURPOSE_USER).lost_bytes, 300u);
+  EXPECT_EQ(memory->ledger().sum(WCUDA_PURPOSE_ANY).lost_count, 1u);
+  EXPECT_EQ(memory->ledger().sum(WCUDA_PURPOSE_STAGING).lost_bytes, 70u);
+}
+
 TEST(VramMemory, free_comes_after_every_stream_that_used_the_buffer) {
   std::vector<std::string> calls;
   const auto traced = std::make_shared<TraceBackend>(host(), [&](const Call& call, const Status&) {
@@ -186,6 +240,9 @@ TEST(VramMemory, failures_while_freeing_are_counted_and_shown) {
   const wcuda_health health = health::report(*memory);
   EXPECT_EQ(health.state, WCUDA_HEALTH_DEGRADED);
   EXPECT_STREQ(health.message, "1 failures while freeing");
+  EXPECT_EQ(memory->take_deferred_error().code(), WCUDA_DEVICE_ERROR);
+  EXPECT_TRUE(memory->take_deferred_error().ok());
+  EXPECT_EQ(memory->deferred_error_count(), 1u);  // counts on
 }
 
 TEST(VramMemory, a_buffer_moves_with_its_row) {
