@@ -39,7 +39,7 @@ macro_rules! kinds {
         }
 
         #[cfg(test)]
-        const ALL_KINDS: &[ErrorKind] = &[$(ErrorKind::$kind,)*];
+        pub(crate) const ALL_KINDS: &[ErrorKind] = &[$(ErrorKind::$kind,)*];
     };
 }
 

@@ -9,6 +9,7 @@
 //! | allocator | [`CudaVramAllocator`] | device memory by ids that never name something else |
 //! | ledger | [`CudaContext::memory`], [`CudaContext::ledger`], [`CudaContext::set_budget`] | who holds which bytes, and the budgets |
 //! | residency | [`CudaContext::check_residency`], [`CudaContext::enforce_vram_only_policy`] | proof that memory is the device's own |
+//! | seal | `seal::VramManager`, `seal::SealedShard` (feature `seal`) | bytes proved to be on the device unchanged |
 //! | file | [`Gguf`] | metadata and tensors of a GGUF file, checked when it is opened |
 //! | plan | [`CudaContext::plan`] | what a model needs, before a byte is allocated |
 //! | model | [`Model`] | weights on the device; loading tells progress and can be cancelled |
@@ -48,6 +49,7 @@
 //!
 //! # Features
 //!
+//! * `seal` (default): signed shards of device memory that can be checked, `seal`.
 //! * `text` (default): tokenizers, chat templates and text generation.
 //! * `cuda-auto` (default): builds with CUDA if a toolkit is found. `cuda`: a missing toolkit is an
 //!   error. The environment variable `WORKER_CUDA_BUILD` (`on`, `off`, `auto`) overrides both.
@@ -79,6 +81,8 @@ mod native_text;
 pub mod plan;
 pub mod program;
 pub mod residency;
+#[cfg(feature = "seal")]
+pub mod seal;
 pub mod step;
 pub mod stream;
 #[cfg(feature = "text")]

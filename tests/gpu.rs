@@ -241,6 +241,29 @@ fn gpu_adopted_host_memory_is_named() {
     context.check_residency().unwrap();
 }
 
+#[cfg(feature = "seal")]
+#[test]
+fn gpu_seals_verifies_and_frees() {
+    use worker_cuda::seal::{VramConfig, VramManager};
+    let Some(context) = gpu() else { return };
+    let config = VramConfig::new([7; 32]);
+    let mut manager = VramManager::with_context(context.clone(), config).unwrap();
+    let mut bytes: Vec<u8> = (0..20_000_001u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let shard = manager.seal_model(&bytes, 0).unwrap();
+    assert_eq!(shard.digest, blake3::hash(&bytes).to_hex().as_str());
+    manager.verify_sealed(&shard).unwrap();
+    manager.verify_range(&shard, 19_999_999, 2).unwrap();
+    bytes[5] ^= 1;
+    let other = manager.seal_reader(&bytes[..], 20_000_001, 0).unwrap();
+    assert_ne!(other.digest, shard.digest);
+    manager.deallocate(&shard).unwrap();
+    manager.verify_sealed(&shard).unwrap_err();
+    drop(manager);
+    assert!(context.ledger().unwrap().is_empty());
+}
+
 #[test]
 fn gpu_pieces_are_the_hosts() {
     let Some(context) = gpu() else { return };

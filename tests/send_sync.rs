@@ -30,6 +30,14 @@ const _: () = {
     send_and_sync::<GpuCompute>();
 };
 
+#[cfg(feature = "seal")]
+const _: () = {
+    const fn send_and_sync<T: Send + Sync>() {}
+    send_and_sync::<worker_cuda::seal::VramManager>();
+    send_and_sync::<worker_cuda::seal::SealedShard>();
+    send_and_sync::<worker_cuda::seal::VramError>();
+};
+
 #[test]
 fn errors_fit_the_usual_boxes() {
     fn boxed(error: Error) -> Box<dyn std::error::Error + Send + Sync> {

@@ -1,0 +1,589 @@
+//! The owner of sealed memory.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::Read;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
+
+use subtle::ConstantTimeEq;
+
+use super::audit::{AuditEvent, AuditRecord, AuditSink, Severity};
+use super::config::VramConfig;
+use super::error::{VramError, VramResult};
+use super::shard::{SealedShard, check_id};
+use super::signature::SealKey;
+use crate::context::CudaContext;
+use crate::ledger::Purpose;
+use crate::memory::{PinnedBuffer, SafeCudaPtr, join_digest_pieces};
+use crate::residency::Place;
+
+/// Bytes that go through pinned memory at a time.
+const STAGING_BYTES: usize = 4 << 20;
+const PIECE_BYTES: u64 = crate::ffi::WCUDA_DIGEST_PIECE_BYTES;
+
+/// What a shard is called beside its id.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShardLabel {
+    /// Which model it is of.
+    pub model_ref: Option<String>,
+    /// Which part of the model, below `total_shards`.
+    pub shard_index: Option<u32>,
+    /// Of how many.
+    pub total_shards: Option<u32>,
+}
+
+/// How often the audit sink failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AuditCounters {
+    /// `vram.audit.emit_failures`: records that were not kept, and flushes that failed.
+    pub emit_failures: u64,
+    /// `vram.audit.critical_emit_failures`: of these, of critical events.
+    pub critical_emit_failures: u64,
+}
+
+/// Seals bytes into the memory of one device, owns that memory, and checks it. Dropping it frees all of it
+/// and flushes the audit sink.
+pub struct VramManager {
+    context: CudaContext,
+    config: VramConfig,
+    key: SealKey,
+    sealed: HashMap<String, Sealed>,
+    audit: Audit,
+}
+
+struct Sealed {
+    memory: SafeCudaPtr<u8>,
+    digest: [u8; 32],
+    /// Chaining values of each MiB; they join to the digest where there is more than one.
+    pieces: Vec<[u8; 32]>,
+}
+
+impl VramManager {
+    /// Opens CUDA device `config.gpu_device`; without one this is an error, also in tests.
+    pub fn new(config: VramConfig) -> VramResult<Self> {
+        config.validate()?;
+        // A number past i32 was refused above.
+        let ordinal = i32::try_from(config.gpu_device).unwrap_or(i32::MAX);
+        Self::with_context(CudaContext::new(ordinal)?, config)
+    }
+
+    /// The same from its parts.
+    pub fn new_with_token(
+        token: impl AsRef<[u8]>,
+        gpu_device: u32,
+        audit: Option<Box<dyn AuditSink>>,
+        worker_id: impl Into<String>,
+    ) -> VramResult<Self> {
+        let config = VramConfig::new(token)
+            .gpu_device(gpu_device)
+            .worker_id(worker_id);
+        let mut manager = Self::new(config)?;
+        manager.audit.sink = audit.map(Mutex::new);
+        Ok(manager)
+    }
+
+    /// For a device that is open, which must be `config.gpu_device`; on the host backend that is 0.
+    /// Enforces the rule that all memory is the device's own.
+    pub fn with_context(context: CudaContext, mut config: VramConfig) -> VramResult<Self> {
+        config.validate()?;
+        if i64::from(context.device()?) != i64::from(config.gpu_device) {
+            let message = format!(
+                "gpu_device is {}, the context's is {}",
+                config.gpu_device,
+                context.device()?
+            );
+            return Err(VramError::ConfigError(message));
+        }
+        context.validate_device_properties()?;
+        context.enforce_vram_only_policy()?;
+        let key = SealKey::derive(&config.worker_api_token);
+        config.worker_api_token = Default::default(); // zeroed; only the key is needed
+        Ok(Self {
+            audit: Audit::new(config.worker_id.clone()),
+            context,
+            config,
+            key,
+            sealed: HashMap::new(),
+        })
+    }
+
+    /// Tells events to `sink` from now on.
+    pub fn audit_to(mut self, sink: impl AuditSink + 'static) -> Self {
+        self.audit.sink = Some(Mutex::new(Box::new(sink)));
+        self
+    }
+
+    /// Copies `bytes` to the device and seals them.
+    pub fn seal_model(&mut self, bytes: &[u8], gpu_device: u32) -> VramResult<SealedShard> {
+        self.seal_reader(bytes, bytes.len() as u64, gpu_device)
+    }
+
+    /// The same for what a reader gives, which must be `vram_bytes` bytes: the host never holds more of
+    /// them than 4 MiB.
+    pub fn seal_reader(
+        &mut self,
+        reader: impl Read,
+        vram_bytes: u64,
+        gpu_device: u32,
+    ) -> VramResult<SealedShard> {
+        self.seal_labelled(reader, vram_bytes, gpu_device, ShardLabel::default())
+    }
+
+    /// The same with a label, which the signature covers.
+    pub fn seal_labelled(
+        &mut self,
+        mut reader: impl Read,
+        vram_bytes: u64,
+        gpu_device: u32,
+        label: ShardLabel,
+    ) -> VramResult<SealedShard> {
+        self.check_request(vram_bytes, gpu_device)?;
+        let shard_id = new_shard_id()?;
+        let mut shard = SealedShard {
+            shard_id,
+            gpu_device,
+            vram_bytes,
+            digest: String::new(),
+            sealed_at: SystemTime::now(),
+            model_ref: label.model_ref,
+            shard_index: label.shard_index,
+            total_shards: label.total_shards,
+            signature: None,
+        };
+        shard.check()?; // the label, before anything is done
+        let memory = self.allocate(&shard)?;
+        let sealed = self.fill(memory, &mut reader)?;
+        shard.digest = hex(&sealed.digest);
+        shard.signature = Some(self.key.sign(&shard.signed_bytes()?));
+        self.sealed.insert(shard.shard_id.clone(), sealed);
+        self.audit.tell(AuditEvent::VramSealed {
+            shard_id: shard.shard_id.clone(),
+            gpu_device,
+            vram_bytes,
+            digest: shard.digest.clone(),
+        });
+        Ok(shard)
+    }
+
+    /// Whether a shard's memory is what was sealed, all of it, now.
+    pub fn verify_sealed(&self, shard: &SealedShard) -> VramResult<()> {
+        self.verified(shard, |sealed| {
+            let end = sealed.memory.len();
+            let actual = sealed.memory.digest(0..end)?;
+            if bool::from(actual.ct_eq(&sealed.digest)) {
+                return Ok(None);
+            }
+            let bad = self.first_bad_mib(sealed, 0..end as u64)?;
+            Ok(Some(Mismatch {
+                actual_digest: hex(&actual),
+                first_bad_mib: bad,
+            }))
+        })
+    }
+
+    /// Whether `bytes` bytes of a shard from `offset` on, and the rest of the MiBs they touch, are what was
+    /// sealed; reads no more than those.
+    pub fn verify_range(&self, shard: &SealedShard, offset: u64, bytes: u64) -> VramResult<()> {
+        let range = offset..offset.saturating_add(bytes); // past the end either way
+        self.verified(shard, |sealed| {
+            if range.end > shard.vram_bytes {
+                return Err(VramError::InvalidInput(format!(
+                    "{bytes} bytes at {offset} pass the end of a shard of {}",
+                    shard.vram_bytes
+                )));
+            }
+            let bad = self.first_bad_mib(sealed, range.clone())?;
+            Ok(bad.map(|mib| Mismatch {
+                actual_digest: String::new(),
+                first_bad_mib: Some(mib),
+            }))
+        })
+    }
+
+    /// Frees a shard's memory. The shard must be one of this manager's, signature included.
+    pub fn deallocate(&mut self, shard: &SealedShard) -> VramResult<()> {
+        self.check_signature(shard)?;
+        let sealed = self.sealed.remove(&shard.shard_id);
+        let freed_bytes = sealed.ok_or(VramError::IntegrityViolation)?.memory.size();
+        self.audit.tell(AuditEvent::VramDeallocated {
+            shard_id: shard.shard_id.clone(),
+            freed_bytes,
+            remaining_used: self.used_vram(),
+            gpu_device: self.config.gpu_device,
+        });
+        Ok(())
+    }
+
+    /// Bytes that could still be sealed: the least of what the device has free, its context's budget
+    /// leaves, and `total_vram` leaves.
+    pub fn available_vram(&self) -> VramResult<u64> {
+        let memory = self.context.memory(Purpose::Any)?;
+        let in_budget = match memory.budget_bytes {
+            0 => u64::MAX,
+            budget => budget.saturating_sub(memory.current_bytes),
+        };
+        let in_total = self.config.total_vram.saturating_sub(self.used_vram());
+        Ok(memory.device_free_bytes.min(in_budget).min(in_total))
+    }
+
+    /// The most bytes that this manager may hold: the lesser of the device's memory and `total_vram`.
+    pub fn total_vram(&self) -> VramResult<u64> {
+        Ok(self.context.get_total_vram()?.min(self.config.total_vram))
+    }
+
+    /// Bytes sealed now.
+    pub fn used_vram(&self) -> u64 {
+        self.sealed
+            .values()
+            .map(|sealed| sealed.memory.size())
+            .sum()
+    }
+
+    /// The device.
+    pub fn context(&self) -> &CudaContext {
+        &self.context
+    }
+
+    /// Records that the audit sink did not keep.
+    pub fn audit_counters(&self) -> AuditCounters {
+        self.audit.counters()
+    }
+
+    fn check_request(&self, vram_bytes: u64, gpu_device: u32) -> VramResult<()> {
+        let limit = self.config.max_model_size;
+        if gpu_device != self.config.gpu_device {
+            return Err(VramError::InvalidInput(format!(
+                "gpu_device {gpu_device}: this manager seals on {}",
+                self.config.gpu_device
+            )));
+        }
+        if vram_bytes == 0 {
+            return Err(VramError::InvalidInput("0 bytes cannot be sealed".into()));
+        }
+        if vram_bytes > limit {
+            return Err(VramError::InvalidInput(format!(
+                "{vram_bytes} bytes are more than max_model_size, {limit}"
+            )));
+        }
+        let available = self.available_vram()?;
+        if vram_bytes > available {
+            self.tell_refused(vram_bytes, available, "insufficient VRAM");
+            return Err(VramError::InsufficientVram {
+                needed: vram_bytes,
+                have: available,
+            });
+        }
+        Ok(())
+    }
+
+    fn allocate(&self, shard: &SealedShard) -> VramResult<SafeCudaPtr<u8>> {
+        let requested = shard.vram_bytes;
+        let len = usize::try_from(requested).unwrap_or(usize::MAX); // which is refused
+        let memory = match self.context.alloc_tagged(len, &shard.shard_id) {
+            Ok(memory) => memory,
+            Err(error) => {
+                let available = self.available_vram().unwrap_or(0);
+                self.tell_refused(requested, available, &error.to_string());
+                return Err(match error.kind() {
+                    crate::ErrorKind::OutOfMemory | crate::ErrorKind::OverBudget => {
+                        VramError::InsufficientVram {
+                            needed: requested,
+                            have: available,
+                        }
+                    }
+                    _ => error.into(),
+                });
+            }
+        };
+        self.audit.tell(AuditEvent::VramAllocated {
+            requested,
+            allocated: memory.size(),
+            available: self.available_vram().unwrap_or(0),
+            used: self.used_vram() + memory.size(),
+            gpu_device: self.config.gpu_device,
+        });
+        Ok(memory)
+    }
+
+    /// Copies the reader's bytes to the device and checks there that they arrived.
+    fn fill(&self, mut memory: SafeCudaPtr<u8>, reader: &mut impl Read) -> VramResult<Sealed> {
+        let total = memory.len();
+        let mut staging = self.context.alloc_pinned::<u8>(total.min(STAGING_BYTES))?;
+        let mut source = blake3::Hasher::new();
+        let copied = copy_in(&mut memory, reader, &mut staging, &mut source);
+        staging.fill(0); // what is sealed stays nowhere else
+        copied?;
+        let mut end = [0];
+        if read_some(reader, &mut end)? != 0 {
+            let message = format!("the reader gives more than {total} bytes");
+            return Err(VramError::InvalidInput(message));
+        }
+        let pieces = memory.digest_pieces(0..total, 0)?;
+        let digest = match pieces.len() {
+            1 => memory.digest(0..total)?,
+            _ => join_digest_pieces(&pieces)?,
+        };
+        if digest != *source.finalize().as_bytes() {
+            let message = "the bytes on the device are not those that were read".to_owned();
+            return Err(VramError::CudaAllocationFailed(message));
+        }
+        Ok(Sealed {
+            memory,
+            digest,
+            pieces,
+        })
+    }
+
+    /// Everything before the digest, in the documented order, then `compare`, with its outcome told.
+    fn verified(
+        &self,
+        shard: &SealedShard,
+        compare: impl Fn(&Sealed) -> VramResult<Option<Mismatch>>,
+    ) -> VramResult<()> {
+        if let Err(error) = self.check_signature(shard) {
+            self.tell_failed(shard, &error, "");
+            return Err(error);
+        }
+        let Some(sealed) = self.sealed.get(&shard.shard_id) else {
+            self.tell_failed(shard, &VramError::IntegrityViolation, "");
+            return Err(VramError::IntegrityViolation);
+        };
+        let place = sealed.memory.place()?;
+        if place != Place::Device {
+            self.audit.tell(AuditEvent::PolicyViolation {
+                policy: "vram-only".into(),
+                violation: format!("a sealed shard is {place}"),
+                details: shard.shard_id.clone(),
+                severity: Severity::Critical,
+                action_taken: "verification refused".into(),
+            });
+            let message = format!("shard {} is {place}", shard.shard_id);
+            return Err(VramError::PolicyViolation(message));
+        }
+        let Some(mismatch) = compare(sealed)? else {
+            self.audit.tell(AuditEvent::SealVerified {
+                shard_id: shard.shard_id.clone(),
+            });
+            return Ok(());
+        };
+        let error = VramError::SealVerificationFailed {
+            first_bad_mib: mismatch.first_bad_mib,
+        };
+        self.tell_failed(shard, &error, &mismatch.actual_digest);
+        Err(error)
+    }
+
+    /// Sealed at all, then signed by this manager.
+    fn check_signature(&self, shard: &SealedShard) -> VramResult<()> {
+        let signature = match &shard.signature {
+            Some(signature) if shard.is_sealed() => signature,
+            _ => return Err(VramError::NotSealed),
+        };
+        let forged = VramError::SealVerificationFailed {
+            first_bad_mib: None,
+        };
+        // A shard that has no encoding was never signed.
+        match shard.signed_bytes() {
+            Ok(bytes) if self.key.verify(&bytes, signature) => Ok(()),
+            _ => Err(forged),
+        }
+    }
+
+    /// The first MiB that a range touches whose chaining value is not what was sealed.
+    fn first_bad_mib(
+        &self,
+        sealed: &Sealed,
+        range: std::ops::Range<u64>,
+    ) -> VramResult<Option<u64>> {
+        if range.is_empty() {
+            return Ok(None);
+        }
+        let first = range.start / PIECE_BYTES;
+        let start = (first * PIECE_BYTES) as usize;
+        let end = range.end.div_ceil(PIECE_BYTES) * PIECE_BYTES;
+        let end = end.min(sealed.memory.size()) as usize;
+        let actual = sealed.memory.digest_pieces(start..end, first)?;
+        let expected = &sealed.pieces[first as usize..][..actual.len()];
+        let differs =
+            |(actual, expected): (&[u8; 32], &[u8; 32])| !bool::from(actual.ct_eq(expected));
+        let bad = actual.iter().zip(expected).position(differs);
+        Ok(bad.map(|index| first + index as u64))
+    }
+
+    fn tell_refused(&self, requested: u64, available: u64, reason: &str) {
+        self.audit.tell(AuditEvent::VramAllocationFailed {
+            requested,
+            available,
+            reason: reason.to_owned(),
+            gpu_device: self.config.gpu_device,
+        });
+    }
+
+    fn tell_failed(&self, shard: &SealedShard, error: &VramError, actual_digest: &str) {
+        // An id of other characters could pretend to be another record.
+        let shard_id = match check_id(&shard.shard_id) {
+            Ok(()) => shard.shard_id.clone(),
+            Err(_) => "(malformed)".to_owned(),
+        };
+        let digest = &shard.digest;
+        let is_hex = digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
+        self.audit.tell(AuditEvent::SealVerificationFailed {
+            shard_id,
+            reason: error.to_string(),
+            expected_digest: if is_hex {
+                digest.clone()
+            } else {
+                String::new()
+            },
+            actual_digest: actual_digest.to_owned(),
+            severity: Severity::Critical,
+        });
+    }
+}
+
+impl Drop for VramManager {
+    fn drop(&mut self) {
+        self.sealed.clear();
+        self.audit.flush(Severity::Info);
+    }
+}
+
+impl fmt::Debug for VramManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VramManager")
+            .field("config", &self.config)
+            .field("shards", &self.sealed.len())
+            .field("used_vram", &self.used_vram())
+            .finish_non_exhaustive()
+    }
+}
+
+struct Mismatch {
+    actual_digest: String,
+    first_bad_mib: Option<u64>,
+}
+
+/// The sink, and what it failed at. Nothing here fails its caller.
+struct Audit {
+    sink: Option<Mutex<Box<dyn AuditSink>>>,
+    worker_id: String,
+    emit_failures: AtomicU64,
+    critical_emit_failures: AtomicU64,
+}
+
+impl Audit {
+    fn new(worker_id: String) -> Self {
+        Self {
+            sink: None,
+            worker_id,
+            emit_failures: AtomicU64::new(0),
+            critical_emit_failures: AtomicU64::new(0),
+        }
+    }
+
+    fn tell(&self, event: AuditEvent) {
+        let severity = event.severity();
+        let record = AuditRecord {
+            timestamp: SystemTime::now(),
+            worker_id: self.worker_id.clone(),
+            event,
+        };
+        self.ask(severity, |sink| sink.emit(&record));
+        if severity == Severity::Critical {
+            self.flush(severity);
+        }
+    }
+
+    fn flush(&self, severity: Severity) {
+        self.ask(severity, |sink| sink.flush());
+    }
+
+    fn ask(
+        &self,
+        severity: Severity,
+        call: impl FnOnce(&mut dyn AuditSink) -> Result<(), super::AuditError>,
+    ) {
+        let Some(sink) = &self.sink else { return };
+        let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = catch_unwind(AssertUnwindSafe(|| call(sink.as_mut())));
+        if matches!(outcome, Ok(Ok(()))) {
+            return;
+        }
+        self.emit_failures.fetch_add(1, Ordering::Relaxed);
+        if severity == Severity::Critical {
+            self.critical_emit_failures.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn counters(&self) -> AuditCounters {
+        AuditCounters {
+            emit_failures: self.emit_failures.load(Ordering::Relaxed),
+            critical_emit_failures: self.critical_emit_failures.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Fills all of `memory` from the reader by way of `staging`, and hashes what was read.
+fn copy_in(
+    memory: &mut SafeCudaPtr<u8>,
+    reader: &mut impl Read,
+    staging: &mut PinnedBuffer<u8>,
+    source: &mut blake3::Hasher,
+) -> VramResult<()> {
+    let total = memory.len();
+    let mut done = 0;
+    while done < total {
+        let wanted = (total - done).min(staging.len());
+        let mut filled = 0;
+        while filled < wanted {
+            match read_some(reader, &mut staging[filled..wanted])? {
+                0 => {
+                    let message =
+                        format!("the reader ends after {} of {total} bytes", done + filled);
+                    return Err(VramError::InvalidInput(message));
+                }
+                count => filled += count,
+            }
+        }
+        memory.write_at(done, &staging[..wanted])?;
+        source.update(&staging[..wanted]);
+        done += wanted;
+    }
+    Ok(())
+}
+
+/// One read; a reader that claims more than it was given room for is refused.
+fn read_some(reader: &mut impl Read, target: &mut [u8]) -> VramResult<usize> {
+    loop {
+        match reader.read(target) {
+            Ok(count) if count <= target.len() => return Ok(count),
+            Ok(_) => return Err(VramError::InvalidInput("the reader miscounts".into())),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                return Err(VramError::InvalidInput(format!(
+                    "the reader failed: {error}"
+                )));
+            }
+        }
+    }
+}
+
+fn new_shard_id() -> VramResult<String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| {
+        VramError::CudaAllocationFailed(format!("no random numbers from the system: {error}"))
+    })?;
+    Ok(format!("shard-{}", hex(&bytes)))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+#[path = "tamper_tests.rs"]
+mod tests;

@@ -1,0 +1,39 @@
+//! Sealed memory: bytes put on a device, named by a shard that is signed, and proved to be there
+//! unchanged whenever that is asked.
+//!
+//! The manager owns the memory; a [`SealedShard`] is a name that can be cloned, written down
+//! ([`SealedShard::to_bytes`]) and read back. A check goes in this order: is it sealed, is the signature
+//! the manager's, is the allocation alive, is it the device's own memory, is its BLAKE3 digest what it
+//! was. The digest is computed on the device, and a mismatch names the first MiB that differs.
+//!
+//! ```
+//! use worker_cuda::seal::{VramConfig, VramManager};
+//!
+//! # fn main() -> Result<(), worker_cuda::seal::VramError> {
+//! # let context = worker_cuda::CudaContext::host()?;
+//! let config = VramConfig::new(b"a token of at least thirty-two bytes");
+//! let mut manager = VramManager::with_context(context, config)?;
+//! let shard = manager.seal_model(b"weights", 0)?;
+//! manager.verify_sealed(&shard)?;
+//! manager.deallocate(&shard)?;
+//! assert!(manager.verify_sealed(&shard).is_err());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Signatures are keyed BLAKE3 under `derive_key("worker-cuda seal v1", token)`, over every field of the
+//! shard in one encoding with lengths (docs/FORMATS.md). Keys and tokens are zeroed when they go and shown
+//! by no `Debug`, error or event. Verification compares in constant time.
+
+mod audit;
+mod config;
+mod error;
+mod manager;
+mod shard;
+mod signature;
+
+pub use audit::{AuditError, AuditEvent, AuditRecord, AuditSink, Severity};
+pub use config::VramConfig;
+pub use error::{VramError, VramResult};
+pub use manager::{AuditCounters, ShardLabel, VramManager};
+pub use shard::SealedShard;
