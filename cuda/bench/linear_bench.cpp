@@ -1,6 +1,8 @@
 // Linear layers of 1 to 8 tokens: each shape of three models, and all products of a step as one
 // graph. Prints GB/s of weights and the share of the memory's read speed.
 //
+// Type 15: the mix q4_k_m.
+//
 //   linear_bench chains|shapes|tune [type [columns [model [cluster stages groups residency
 //   early]]]] [-- …]
 #include <cuda_runtime_api.h>
@@ -19,7 +21,6 @@ namespace {
 
 using namespace wcuda::kernels;
 using wcuda::quant::record_layout;
-using wcuda::quant::RecordLayout;
 
 constexpr double kReadGBs = 4530.0;  // pure read, measured on one H200
 
@@ -45,7 +46,14 @@ struct Model {
 
 std::vector<Model> models() {
   const Epilogue store = Epilogue::kStore, add = Epilogue::kAdd, gate = Epilogue::kSiluGate;
-  return {{"1B",
+  return {{"135M",
+           30,
+           {{"qkv", {576, 192, 192}, 576, store},
+            {"o", {576}, 576, add},
+            {"gate+up", {1536, 1536}, 576, gate},
+            {"down", {576}, 1536, add}},
+           {"output", {49152}, 576, store}},
+          {"1B",
            16,
            {{"qkv", {2048, 512, 512}, 2048, store},
             {"o", {2048}, 2048, add},
@@ -68,14 +76,32 @@ std::vector<Model> models() {
            {"output", {128256}, 8192, store}}};
 }
 
-uint64_t matrix_bytes(const RecordLayout& layout, uint32_t rows, uint32_t cols) {
-  return (rows + 15) / 16 * layout.strip_bytes(cols);
+uint64_t matrix_bytes(uint32_t type, uint32_t rows, uint32_t cols) {
+  return (rows + 15) / 16 * record_layout(type).strip_bytes(cols);
 }
 
-uint64_t shape_bytes(const RecordLayout& layout, const Shape& shape) {
+// The mix q4_k_m, by the number of the file type.
+constexpr uint32_t kQ4KM = 15;
+
+// Type of matrix i of a shape, in layer `layer` of so many.
+uint32_t type_of(uint32_t type, const Shape& shape, size_t i, uint32_t layer, uint32_t layers) {
+  if (type != kQ4KM) return type;
+  const bool has_more_bits =
+      layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
+  const std::string name = shape.name;
+  if (name == "output") return 14;
+  return has_more_bits && (name == "down" || (name == "qkv" && i == 2)) ? 14 : 12;
+}
+
+uint64_t shape_bytes(uint32_t type, const Shape& shape, uint32_t layer, uint32_t layers) {
   uint64_t bytes = 0;
-  for (const uint32_t rows : shape.rows) bytes += matrix_bytes(layout, rows, shape.cols);
+  for (size_t i = 0; i < shape.rows.size(); ++i)
+    bytes += matrix_bytes(type_of(type, shape, i, layer, layers), shape.rows[i], shape.cols);
   return bytes;
+}
+
+bool is_possible(uint32_t type, const Shape& shape) {
+  return shape.cols % record_layout(type_of(type, shape, 0, 0, 1)).block_elements == 0;
 }
 
 class Bench {
@@ -93,22 +119,22 @@ class Bench {
   }
 
   void chains(uint32_t type, uint32_t columns, const VectorTuning& tuning, const char* only) {
-    const RecordLayout layout = record_layout(type);
     for (const Model& model : models()) {
       if (only != nullptr && std::strcmp(only, model.name) != 0) continue;
-      uint64_t bytes = shape_bytes(layout, model.output);
-      for (const Shape& shape : model.layer) bytes += model.layers * shape_bytes(layout, shape);
+      if (!is_possible(type, model.layer[0])) continue;
+      uint64_t bytes = shape_bytes(type, model.output, 0, 1);
+      for (uint32_t i = 0; i < model.layers; ++i)
+        for (const Shape& shape : model.layer) bytes += shape_bytes(type, shape, i, model.layers);
       const double ms = time_graph([&] {
         uint64_t at = 0;
         for (uint32_t i = 0; i < model.layers; ++i)
-          for (const Shape& shape : model.layer) at = add_shape(layout, shape, columns, tuning, at);
-        add_shape(layout, model.output, columns, tuning, at);
+          for (const Shape& shape : model.layer)
+            at = add_shape(type, shape, i, model.layers, columns, tuning, at);
+        add_shape(type, model.output, 0, 1, columns, tuning, at);
       });
       std::printf(
           "chain %-4s type %2u T %u C %u stages %u groups %u residency %u early %u: %8.1f steps/s "
-          "%6.0f "
-          "GB/s "
-          "%3.0f %%\n",
+          "%6.0f GB/s %3.0f %%\n",
           model.name, type, columns, tuning.cluster_size, tuning.stages, tuning.groups,
           tuning.residency, tuning.early_stages, 1000.0 / ms, bytes / ms / 1e6,
           bytes / ms / 1e6 / kReadGBs * 100.0);
@@ -117,18 +143,18 @@ class Bench {
 
   // Each shape of the layers alone, again and again over memory beyond L2.
   void shapes(uint32_t type, uint32_t columns, const VectorTuning& tuning, const char* only) {
-    const RecordLayout layout = record_layout(type);
     for (const Model& model : models()) {
       if (only != nullptr && std::strcmp(only, model.name) != 0) continue;
+      if (!is_possible(type, model.layer[0])) continue;
       std::vector<Shape> all = model.layer;
       all.push_back(model.output);
       for (const Shape& shape : all) {
-        const uint64_t bytes = shape_bytes(layout, shape);
+        const uint64_t bytes = shape_bytes(type, shape, 0, 1);
         const uint32_t count = static_cast<uint32_t>(std::max<uint64_t>(8, (1ull << 30) / bytes));
         const double us = 1000.0 / count * time_graph([&] {
                             uint64_t at = 0;
                             for (uint32_t i = 0; i < count; ++i)
-                              at = add_shape(layout, shape, columns, tuning, at);
+                              at = add_shape(type, shape, 0, 1, columns, tuning, at);
                           });
         std::printf("shape %-4s %-8s type %2u T %u C %u: %8.2f us %6.0f GB/s %3.0f %%\n",
                     model.name, shape.name, type, columns, tuning.cluster_size, us,
@@ -156,8 +182,8 @@ class Bench {
     check(cudaDeviceSynchronize(), "fill");
   }
 
-  uint64_t add_shape(const RecordLayout& layout, const Shape& shape, uint32_t columns,
-                     const VectorTuning& tuning, uint64_t at) {
+  uint64_t add_shape(uint32_t type, const Shape& shape, uint32_t layer, uint32_t layers,
+                     uint32_t columns, const VectorTuning& tuning, uint64_t at) {
     LinearArgs args;
     args.columns = columns;
     args.x = reinterpret_cast<float*>(activations_);
@@ -168,9 +194,10 @@ class Bench {
       args.norm = reinterpret_cast<float*>(activations_ + (16 << 20));
     uint64_t out = 32 << 20;
     for (uint32_t i = 0; i < args.matrix_count; ++i) {
-      const uint64_t bytes = matrix_bytes(layout, shape.rows[i], shape.cols);
+      const uint32_t own = type_of(type, shape, i, layer, layers);
+      const uint64_t bytes = matrix_bytes(own, shape.rows[i], shape.cols);
       if (at + bytes > kWeightBytes) at = 0;
-      args.matrices[i] = {weights_ + at, layout.type, shape.rows[i], shape.cols};
+      args.matrices[i] = {weights_ + at, own, shape.rows[i], shape.cols};
       at += bytes;
       args.outputs[i] = reinterpret_cast<float*>(activations_ + out);
       out += shape.rows[i] * uint64_t{columns} * 4;
@@ -229,12 +256,10 @@ void measure(Bench& bench, const std::vector<const char*>& words) {
   if (what == "tune")
     for (const char* name : {"1B", "8B"})
       for (const uint32_t residency : {1u, 2u})
-        for (const uint32_t early : {0u, 1u, 2u})
+        for (const uint32_t early : {1u, 6u})
           for (const uint32_t stages : {0u, 2u, 4u})
-            for (const uint32_t groups : {0u, 2u}) {
-              if (residency == 2 && stages == 4) continue;
+            for (const uint32_t groups : {0u, 2u})
               bench.chains(type, columns, {0, stages, groups, residency, early}, name);
-            }
 }
 
 }  // namespace

@@ -43,14 +43,14 @@ struct HalfEngine {
       return __bfloat162float(__ushort_as_bfloat16(term));
   }
 
-  static constexpr uint32_t kStaticBytes = 0;
+  static constexpr uint32_t kStaticBytes = 0, kScratchBytes = 0;
   static __device__ void prepare() {}
 
   // x: [group][token][high, low][32], for T = 8 [group][high, low][token][32].
   template <class AfterLoads>
   static __device__ void stage_x(const VectorParams& params, const StageRange& range, uint8_t* x,
                                  float* squares, AfterLoads after_loads) {
-    stage_slice<T>(
+    stage_slice<T, false>(
         params, range, squares, after_loads,
         [&](uint32_t eight, uint32_t token, const float(&v)[8], bool is_there) {
           if (!is_there) return;
@@ -89,7 +89,7 @@ struct HalfEngine {
   }
 
   static __device__ void consume(const VectorParams&, const uint8_t* stage, const uint8_t* x,
-                                 uint32_t group, uint32_t lane, float (&sums)[kSums]) {
+                                 uint32_t group, uint32_t lane, uint8_t*, float (&sums)[kSums]) {
     uint4 rows[2][2];  // (group, row g or g + 8): 8 inputs 8t …
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i)
@@ -133,24 +133,24 @@ struct F32Engine {
   static constexpr uint32_t codes_bytes(uint32_t inputs) { return inputs * T * 4; }
   static constexpr uint32_t scales_bytes(uint32_t) { return 0; }
 
-  static constexpr uint32_t kStaticBytes = 0;
+  static constexpr uint32_t kStaticBytes = 0, kScratchBytes = 0;
   static __device__ void prepare() {}
 
   // x: (input / 4, token, 4).
   template <class AfterLoads>
   static __device__ void stage_x(const VectorParams& params, const StageRange& range, uint8_t* x,
                                  float* squares, AfterLoads after_loads) {
-    stage_slice<T>(params, range, squares, after_loads,
-                   [&](uint32_t eight, uint32_t token, const float(&v)[8], bool is_there) {
-                     if (!is_there) return;
-                     auto* target = reinterpret_cast<float4*>(x) + eight * 2 * T + token;
-                     target[0] = make_float4(v[0], v[1], v[2], v[3]);
-                     target[T] = make_float4(v[4], v[5], v[6], v[7]);
-                   });
+    stage_slice<T, false>(params, range, squares, after_loads,
+                          [&](uint32_t eight, uint32_t token, const float(&v)[8], bool is_there) {
+                            if (!is_there) return;
+                            auto* target = reinterpret_cast<float4*>(x) + eight * 2 * T + token;
+                            target[0] = make_float4(v[0], v[1], v[2], v[3]);
+                            target[T] = make_float4(v[4], v[5], v[6], v[7]);
+                          });
   }
 
   static __device__ void consume(const VectorParams&, const uint8_t* stage, const uint8_t* x,
-                                 uint32_t group, uint32_t lane, float (&sums)[kSums]) {
+                                 uint32_t group, uint32_t lane, uint8_t*, float (&sums)[kSums]) {
 #pragma unroll
     for (uint32_t run = 0; run < 4; ++run) {  // inputs 16 * run + 4t …
       const auto* rows = reinterpret_cast<const float4*>(stage + run * 1024 + lane * 16);

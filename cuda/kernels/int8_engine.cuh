@@ -23,13 +23,34 @@ __device__ inline void mma_int8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// c += a * b, of tf32 terms: a (row g and g + 8, k = t), b (k = t, column g).
+__device__ inline void mma_tf32(float (&c)[4], float a0, float a1, float b) {
+  asm("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(b)));
+}
+
+// The part of v that is a tf32 value.
+__device__ inline float tf32_part(float v) {
+  return __uint_as_float(__float_as_uint(v) & 0xffffe000);
+}
+
 // Two int8 terms: x = scale * (256 * high + low), |256 * high + low| ≤ 32639 = 127 * 256 + 127.
 constexpr float kCodeMax = 32639.0f;
 
 // Puts h = x * norm of the slice into the B operands of T tokens: codes [group][token][high, low]
-// [32], for T = 8 [group][token][t][high, low][8], and for each group and token {scale, scale *
-// sum, sum of its first 16 codes, of its last 16}.
-template <uint32_t T, Ownership kOwnership>
+// [32], for T = 8 [group][token][t][high, low][8], and scales.
+//
+// T = 1 and 2: a scale a group and token, {scale, scale * sum, sum of its first 16 codes, of its
+// last 16}. The scales of odd groups are for weights that are 2^kOddShift times too large.
+//
+// T = 4 and 8: a scale a unit of 128 inputs and token, so that products of groups add up before it
+// is applied: [unit]{[token] scale, [group][token]{sum of the first 16 codes, of the last 16}}, or
+// with kSplitSum {scale * sum as two tf32 terms}.
+constexpr uint32_t kUnitBytes = 36;  // of a token
+
+template <uint32_t T, Ownership kOwnership, uint32_t kOddShift, bool kSplitSum>
 __device__ inline void put_int8(uint32_t eight, uint32_t token, const float (&v)[8], bool is_there,
                                 uint8_t* codes, uint8_t* scales) {
   float amax = 0.0f;
@@ -37,14 +58,21 @@ __device__ inline void put_int8(uint32_t eight, uint32_t token, const float (&v)
   for (int i = 0; i < 8; ++i) amax = fmaxf(amax, fabsf(v[i]));
   amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 1));
   amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 2));
+  if constexpr (T >= 4) {
+    amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 4));
+    amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 8));
+  }
   const float inverse = amax > 0.0f ? __fdividef(kCodeMax, amax) : 0.0f;
-  int32_t q[8];
-  int32_t sum = 0;
+  // Rounded by the addition of 1.5 * 2^23: the low bits of the sum are the integer.
+  constexpr float kRounder = 12582912.0f;
+  uint32_t q[8];
+  uint32_t all = -8u * 0x4b400000u;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    q[i] = __float2int_rn(v[i] * inverse);
-    sum += q[i];
+    q[i] = __float_as_uint(fmaf(v[i], inverse, kRounder));
+    all += q[i];
   }
+  int32_t sum = static_cast<int32_t>(all);
   sum += __shfl_xor_sync(~0u, sum, 1);
   const int32_t other = __shfl_xor_sync(~0u, sum, 2);
   if (!is_there) return;
@@ -52,7 +80,7 @@ __device__ inline void put_int8(uint32_t eight, uint32_t token, const float (&v)
   uint32_t high[2], low[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int32_t* four = q + 4 * i;
+    const uint32_t* four = q + 4 * i;
     high[i] = __byte_perm(__byte_perm(four[0] + 128, four[1] + 128, 0x0051),
                           __byte_perm(four[2] + 128, four[3] + 128, 0x0051), 0x5410);
     low[i] = __byte_perm(__byte_perm(four[0], four[1], 0x0040),
@@ -74,13 +102,42 @@ __device__ inline void put_int8(uint32_t eight, uint32_t token, const float (&v)
       *reinterpret_cast<uint32_t*>(four + kLowOffset) = low[i];
     }
   }
-  if (eight % 4 == 0) {
-    const float scale = amax * (1.0f / kCodeMax);
+  if (eight % 4 != 0) return;
+  const float scale = amax * (1.0f / kCodeMax);
+  const float scaled_sum = scale * static_cast<float>(sum + other);
+  if constexpr (T < 4) {
+    const float group_scale = cell / T % 2 != 0 ? scale * (1.0f / (1 << kOddShift)) : scale;
     *reinterpret_cast<uint4*>(scales + cell * 16) =
-        make_uint4(__float_as_uint(scale), __float_as_uint(scale * static_cast<float>(sum + other)),
+        make_uint4(__float_as_uint(group_scale), __float_as_uint(scaled_sum),
                    static_cast<uint32_t>(sum), static_cast<uint32_t>(other));
+  } else {
+    uint8_t* const unit = scales + eight / 16 * (T * kUnitBytes);
+    if (eight % 16 == 0) reinterpret_cast<float*>(unit)[token] = scale;
+    const float high_sum = tf32_part(scaled_sum);
+    *reinterpret_cast<uint2*>(unit + T * 4 + (eight / 4 % 4 * T + token) * 8) =
+        kSplitSum ? make_uint2(__float_as_uint(high_sum), __float_as_uint(scaled_sum - high_sum))
+                  : make_uint2(static_cast<uint32_t>(sum), static_cast<uint32_t>(other));
   }
 }
+
+// Codes of a tile: those of odd groups times 2^kOddShift, where that saves a shift.
+template <class Tile, class = void>
+struct Codes {
+  static constexpr uint32_t kOddShift = 0;
+  static __device__ void get(const typename Tile::Raw& raw, uint32_t half, uint32_t m,
+                             uint32_t (&a)[4]) {
+    Tile::codes(raw, half, m, a);
+  }
+};
+template <class Tile>
+struct Codes<Tile, std::void_t<decltype(Tile::kOddShift)>> {
+  static constexpr uint32_t kOddShift = Tile::kOddShift;
+  static_assert(Tile::kGroup == 32 && Tile::kOffset == 0 && !Tile::kSigned);
+  static __device__ void get(const typename Tile::Raw& raw, uint32_t half, uint32_t m,
+                             uint32_t (&a)[4]) {
+    Tile::shifted_codes(raw, half, m, a);
+  }
+};
 
 // The table of a tile with a codebook (kernels/tile_grid.h), filled by a block.
 template <class Tile, class = void>
@@ -115,11 +172,21 @@ struct Int8Engine {
   static constexpr uint32_t kStageInputs = kUnits * kUnitInputs;
   static constexpr uint32_t kStageRecords = kStageInputs / kLayout.record_elements();
   static constexpr uint32_t kStageBytes = kStageRecords * kLayout.record_bytes();
-  static constexpr uint32_t kSums = T == 8 ? 4 : 2;  // a lane's: [token][row g, row g + 8]
+  // T = 4 and 8: sums of mins are products too, of (16 rows, groups) by (groups, tokens) as tf32.
+  static constexpr bool kMinsByProduct = T >= 4 && Tile::kHasMin && Tile::kGroup == 32;
+  // A lane's: [token][row g, row g + 8]; then a product's accumulators.
+  static constexpr uint32_t kProductSums = T == 8 ? 4 : 2;
+  static constexpr uint32_t kSums = kProductSums + (kMinsByProduct ? 4 : 0);
+  // Of a warp, for scales of a unit: (group, row g) a pair of scales, with a pair of mins.
+  static constexpr bool kSharesMins = Tile::kHasMin && !kMinsByProduct;
+  static constexpr uint32_t kScratchBytes =
+      T >= 4 ? kUnitInputs / Tile::kGroup * 8 * (kSharesMins ? 16 : 8) : 0;
   static constexpr uint32_t kGroupsOfUnit = kUnitInputs / Tile::kGroup;
 
   static constexpr uint32_t codes_bytes(uint32_t inputs) { return inputs * T * 2; }
-  static constexpr uint32_t scales_bytes(uint32_t inputs) { return inputs / 32 * T * 16; }
+  static constexpr uint32_t scales_bytes(uint32_t inputs) {
+    return T >= 4 ? inputs / kUnitInputs * T * kUnitBytes : inputs / 32 * T * 16;
+  }
 
   static constexpr uint32_t kStaticBytes = Codebook<Tile>::kBytes;
   static __device__ void prepare() { Codebook<Tile>::prepare(); }
@@ -127,14 +194,15 @@ struct Int8Engine {
   template <class AfterLoads>
   static __device__ void stage_x(const VectorParams& params, const StageRange& range, uint8_t* x,
                                  float* squares, AfterLoads after_loads) {
-    stage_slice<T>(params, range, squares, after_loads,
-                   [&](uint32_t eight, uint32_t token, const float(&v)[8], bool is_there) {
-                     put_int8<T, Tile::kOwnership>(eight, token, v, is_there, x,
-                                                   x + params.x_scales_offset);
-                   });
+    stage_slice<T, true>(params, range, squares, after_loads,
+                         [&](uint32_t eight, uint32_t token, const float(&v)[8], bool is_there) {
+                           put_int8<T, Tile::kOwnership, Codes<Tile>::kOddShift, kMinsByProduct>(
+                               eight, token, v, is_there, x, x + params.x_scales_offset);
+                         });
   }
 
   // sums += rescaled products of an accumulator pair; h is the 16-group in its 32, if they matter.
+  // x: as put_int8 has it for T = 1 and 2; the scale may be 1, if applied later.
   static __device__ void add(float (&sums)[2], int32_t product0, int32_t product1, uint4 x,
                              uint32_t h, const float (&scale)[2], const float (&min)[2]) {
     const float x_scale = __uint_as_float(x.x);
@@ -146,7 +214,7 @@ struct Int8Engine {
     }
     sums[0] = fmaf(x_scale * scale[0], static_cast<float>(product0), sums[0]);
     sums[1] = fmaf(x_scale * scale[1], static_cast<float>(product1), sums[1]);
-    if constexpr (Tile::kHasMin) {
+    if constexpr (Tile::kHasMin && !kMinsByProduct) {
       const float sum =
           Tile::kGroup == 16 ? x_scale * static_cast<float>(sum16) : __uint_as_float(x.y);
       sums[0] = fmaf(-min[0], sum, sums[0]);
@@ -157,14 +225,17 @@ struct Int8Engine {
   // Adds the products of a stage with the inputs from group `group` of the slice on. sums[0] and
   // sums[1] depend on all that is read.
   static __device__ void consume(const VectorParams& params, const uint8_t* stage, const uint8_t* x,
-                                 uint32_t group, uint32_t lane, float (&sums)[kSums]) {
+                                 uint32_t group, uint32_t lane, uint8_t* scratch,
+                                 float (&sums)[kSums]) {
 #pragma unroll
     for (uint32_t half = 0; half < kUnits; ++half) {
       const typename Tile::Raw raw = Tile::load(stage, half, lane);
       const uint8_t* codes = x + (group + 4 * half) * T * 64;
-      const uint8_t* scales = x + params.x_scales_offset + (group + 4 * half) * T * 16;
+      const uint8_t* scales =
+          x + params.x_scales_offset +
+          (T >= 4 ? (group / 4 + half) * T * kUnitBytes : (group + 4 * half) * T * 16);
       if constexpr (T >= 4)
-        consume_shared(stage, half, raw, codes, scales, lane, sums);
+        consume_shared(stage, half, raw, codes, scales, lane, scratch, sums);
       else
         consume_diagonal(stage, half, raw, codes, scales, lane, sums);
     }
@@ -202,7 +273,7 @@ struct Int8Engine {
 #pragma unroll
       for (uint32_t m = 0; m < kSetProducts; ++m) {
         uint32_t a[4];
-        Tile::codes(raw, half, s * kSetProducts + m, a);
+        Codes<Tile>::get(raw, half, s * kSetProducts + m, a);
         mma_int8<Tile::kSigned>(c, a, carried == m ? b.x : 0, carried == m ? b.y : 0);
       }
       add(sums, 256 * c[0] + c[1], 256 * c[2] + c[3], cell, t / T % 2, scale[s], min[s]);
@@ -212,37 +283,62 @@ struct Int8Engine {
   // T = 4 and 8: one group in an accumulator; the lanes of a quad share out its scales.
   static __device__ void consume_shared(const uint8_t* stage, uint32_t half,
                                         const typename Tile::Raw& raw, const uint8_t* codes,
-                                        const uint8_t* scales, uint32_t lane,
+                                        const uint8_t* scales, uint32_t lane, uint8_t* scratch,
                                         float (&sums)[kSums]) {
     constexpr uint32_t kParts = 32 / Tile::kGroup;  // scale groups in 32 inputs
-    const uint32_t t = lane % 4;
-    float own_scale[kParts][2], own_min[kParts][2];
+    constexpr uint32_t kEntry = kSharesMins ? 16 : 8;
+    const uint32_t g = lane / 4, t = lane % 4;
+    __syncwarp();  // the unit before has read its scales
 #pragma unroll
-    for (uint32_t i = 0; i < kParts; ++i)
-      Tile::scales(stage, half, 4 * i + t, lane, own_scale[i], own_min[i]);
+    for (uint32_t i = 0; i < kParts; ++i) {
+      float scale[2], min[2];
+      Tile::scales(stage, half, 4 * i + t, lane, scale, min);
+      if constexpr (Codes<Tile>::kOddShift != 0) {
+        const float factor = t % 2 != 0 ? 1.0f / (1 << Codes<Tile>::kOddShift) : 1.0f;
+        scale[0] *= factor, scale[1] *= factor;
+      }
+      uint8_t* const entry = scratch + ((4 * i + t) * 8 + g) * kEntry;
+      if constexpr (kSharesMins)
+        *reinterpret_cast<float4*>(entry) = make_float4(scale[0], scale[1], min[0], min[1]);
+      else
+        *reinterpret_cast<float2*>(entry) = make_float2(scale[0], scale[1]);
+      if constexpr (kMinsByProduct) add_mins(scales, lane, min, sums);
+    }
+    __syncwarp();
+    constexpr uint32_t kOwnTokens = T == 8 ? 2 : 1;  // of a lane
+    const float one = 1.0f;
+    float parts[kOwnTokens][2] = {};
 #pragma unroll
     for (uint32_t m = 0; m < 4; ++m) {
       uint32_t a[4];
-      Tile::codes(raw, half, m, a);
+      Codes<Tile>::get(raw, half, m, a);
       uint4 b;
-      uint4 cells[2];
       if constexpr (T == 8) {
         b = read_16(codes + m * 512 + lane * 16);
-        cells[0] = read_16(scales + (m * 8 + 2 * t) * 16);
-        cells[1] = read_16(scales + (m * 8 + 2 * t + 1) * 16);
       } else {
         const uint2 pair = read_8(codes + m * 256 + lane * 8);
         b = make_uint4(pair.x, pair.y, 0, 0);
-        cells[0] = read_16(scales + (m * 4 + t) * 16);
+      }
+      uint4 cells[kOwnTokens] = {};
+#pragma unroll
+      for (uint32_t i = 0; i < kOwnTokens; ++i) {
+        cells[i].x = __float_as_uint(one);
+        if constexpr (Tile::kOffset != 0 || kSharesMins) {
+          const uint2 codes_sums = read_8(scales + T * 4 + (m * T + t * kOwnTokens + i) * 8);
+          cells[i].y = __float_as_uint(
+              static_cast<float>(static_cast<int32_t>(codes_sums.x + codes_sums.y)));
+          cells[i].z = codes_sums.x, cells[i].w = codes_sums.y;
+        }
       }
 #pragma unroll
       for (uint32_t h = 0; h < kParts; ++h) {
-        const uint32_t group = m * kParts + h;
-        float scale[2], min[2];
-#pragma unroll
-        for (uint32_t row = 0; row < 2; ++row) {
-          scale[row] = __shfl_sync(~0u, own_scale[group / 4][row], group % 4, 4);
-          if (Tile::kHasMin) min[row] = __shfl_sync(~0u, own_min[group / 4][row], group % 4, 4);
+        const uint8_t* const entry = scratch + ((m * kParts + h) * 8 + g) * kEntry;
+        const float2 pair = *reinterpret_cast<const float2*>(entry);
+        const float scale[2] = {pair.x, pair.y};
+        float min[2];
+        if constexpr (kSharesMins) {
+          const float2 mins = *reinterpret_cast<const float2*>(entry + 8);
+          min[0] = mins.x, min[1] = mins.y;
         }
         const bool is_carrier = kParts == 1 || t / 2 == h;
         int32_t c[4] = {0, 0, 0, 0};
@@ -250,36 +346,71 @@ struct Int8Engine {
         if constexpr (T == 8) {
           int32_t low[4] = {0, 0, 0, 0};
           mma_int8<Tile::kSigned>(low, a, is_carrier ? b.z : 0, is_carrier ? b.w : 0);
-          float first[2] = {sums[0], sums[1]}, second[2] = {sums[2], sums[3]};
-          add(first, 256 * c[0] + low[0], 256 * c[2] + low[2], cells[0], h, scale, min);
-          add(second, 256 * c[1] + low[1], 256 * c[3] + low[3], cells[1], h, scale, min);
-          sums[0] = first[0], sums[1] = first[1], sums[2] = second[0], sums[3] = second[1];
+          add(parts[0], 256 * c[0] + low[0], 256 * c[2] + low[2], cells[0], h, scale, min);
+          add(parts[1], 256 * c[1] + low[1], 256 * c[3] + low[3], cells[1], h, scale, min);
         } else {
-          float own[2] = {sums[0], sums[1]};
-          add(own, 256 * c[0] + c[1], 256 * c[2] + c[3], cells[0], h, scale, min);
-          sums[0] = own[0], sums[1] = own[1];
+          add(parts[0], 256 * c[0] + c[1], 256 * c[2] + c[3], cells[0], h, scale, min);
         }
       }
     }
+    const float* const x_scales = reinterpret_cast<const float*>(scales) + t * kOwnTokens;
+#pragma unroll
+    for (uint32_t i = 0; i < kOwnTokens; ++i) {
+      sums[2 * i] = fmaf(parts[i][0], x_scales[i], sums[2 * i]);
+      sums[2 * i + 1] = fmaf(parts[i][1], x_scales[i], sums[2 * i + 1]);
+    }
+  }
+
+  // Adds mins (row g and g + 8, group t) by sums of x (group, token): T = 8 columns are tokens, T =
+  // 4 [token][term].
+  static __device__ void add_mins(const uint8_t* scales, uint32_t lane, const float (&min)[2],
+                                  float (&sums)[kSums]) {
+    const uint32_t g = lane / 4, t = lane % 4;
+    const float high[2] = {tf32_part(min[0]), tf32_part(min[1])};
+    float c[4] = {sums[kProductSums], sums[kProductSums + 1], sums[kProductSums + 2],
+                  sums[kProductSums + 3]};
+    if constexpr (T == 8) {
+      const float2 sum = *reinterpret_cast<const float2*>(scales + T * 4 + (t * T + g) * 8);
+      mma_tf32(c, high[0], high[1], sum.x);
+      mma_tf32(c, high[0], high[1], sum.y);
+      mma_tf32(c, min[0] - high[0], min[1] - high[1], sum.x);
+    } else {
+      const float sum =
+          *reinterpret_cast<const float*>(scales + T * 4 + (t * T + g / 2) * 8 + g % 2 * 4);
+      mma_tf32(c, high[0], high[1], sum);
+      mma_tf32(c, min[0] - high[0], min[1] - high[1], sum);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) sums[kProductSums + i] = c[i];
   }
 
   // Sums of the 16 rows over the quads, to slot (T, 16).
   template <class Put>
   static __device__ void store(float (&sums)[kSums], uint32_t lane, Put put) {
     const uint32_t g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (uint32_t step = T; step < 4; step *= 2) {
-      sums[0] += __shfl_xor_sync(~0u, sums[0], step);
-      sums[1] += __shfl_xor_sync(~0u, sums[1], step);
+    if constexpr (kMinsByProduct) {
+      const float* mins = sums + kProductSums;
+      if constexpr (T == 8) {
+        sums[0] -= mins[0], sums[1] -= mins[2], sums[2] -= mins[1], sums[3] -= mins[3];
+      } else {
+        sums[0] -= mins[0] + mins[1], sums[1] -= mins[2] + mins[3];
+      }
     }
     if constexpr (T == 8) {
       put(2 * t * 16 + g, sums[0]);
       put(2 * t * 16 + g + 8, sums[1]);
       put((2 * t + 1) * 16 + g, sums[2]);
       put((2 * t + 1) * 16 + g + 8, sums[3]);
-    } else if (t < T) {
+    } else if constexpr (T == 4) {
       put(t * 16 + g, sums[0]);
       put(t * 16 + g + 8, sums[1]);
+    } else {
+      // Of two lanes with parts of the same sums, one takes row g and one row g + 8.
+      const bool is_second = t / T % 2 != 0;
+      float sum =
+          (is_second ? sums[1] : sums[0]) + __shfl_xor_sync(~0u, is_second ? sums[0] : sums[1], T);
+      if constexpr (T == 1) sum += __shfl_xor_sync(~0u, sum, 2);
+      if (T == 2 || t < 2) put(t % T * 16 + g + (is_second ? 8 : 0), sum);
     }
   }
 };

@@ -114,19 +114,15 @@ __device__ inline void finish(const VectorParams& params, const Output& output, 
   *output.target = y + output.before;
 }
 
-// The sum of `count` values, at most 16, 16-byte aligned.
-__device__ inline float add_up(const float* values, uint32_t count) {
-  float4 fours[4];
+// The sum of 4 * fours values, at most 16, 16-byte aligned.
+__device__ inline float add_up(const float* values, uint32_t fours) {
+  float4 v[4];
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i)
-    fours[i] = 4 * i < count ? reinterpret_cast<const float4*>(values)[i] : float4{};
-  float total = 0.0f;
+    v[i] = i < fours ? reinterpret_cast<const float4*>(values)[i] : float4{};
+  float total = (v[0].x + v[0].y) + (v[0].z + v[0].w);
 #pragma unroll
-  for (uint32_t i = 0; i < 4; ++i) {
-    const float4 v = fours[i];
-    const float y = 4 * i + 1 < count ? v.y : 0.0f, z = 4 * i + 2 < count ? v.z : 0.0f;
-    total += (v.x + y) + (z + (4 * i + 3 < count ? v.w : 0.0f));
-  }
+  for (uint32_t i = 1; i < 4; ++i) total += (v[i].x + v[i].y) + (v[i].z + v[i].w);
   return total;
 }
 
@@ -147,7 +143,9 @@ __device__ inline void close_window(const VectorParams& params, const Share& sha
                                     const float* squares) {
   const uint32_t width = width_of(params), stride = params.slot_stride,
                  strip_slots = stride * 16 * T;
-  const auto square = [&](uint32_t token) { return add_up(squares + token * 16, blockDim.x / 32); };
+  const auto square = [&](uint32_t token) {
+    return add_up(squares + token * 16, (blockDim.x / 32 + 3) / 4);
+  };
   __syncthreads();
   if (params.cluster_size == 1) {
     const uint32_t count = (end - begin) / width * 16 * T;
@@ -155,7 +153,8 @@ __device__ inline void close_window(const VectorParams& params, const Share& sha
     for (uint32_t i = thread; i < count;) {
       const float* sums = slots + i / (16 * T) * width * strip_slots + i % (16 * T) * stride;
       finish(
-          params, output, [&](uint32_t k) { return add_up(sums + k * strip_slots, params.ways); },
+          params, output,
+          [&](uint32_t k) { return add_up(sums + k * strip_slots, (params.ways + 3) / 4); },
           square);
       i += blockDim.x;
       if (i >= count) break;
@@ -168,7 +167,7 @@ __device__ inline void close_window(const VectorParams& params, const Share& sha
 #pragma unroll 1
   for (uint32_t i = thread; i < (end - begin) * 16 * T; i += blockDim.x) {
     const uint32_t s = i / (16 * T), index = i % (16 * T);
-    const float sum = add_up(slots + s * strip_slots + index * stride, params.ways);
+    const float sum = add_up(slots + s * strip_slots + index * stride, (params.ways + 3) / 4);
     float* const own = totals.base + share.slice * totals.stride;
     if constexpr (kCluster) {
       const uint32_t strip = begin + s, unit = strip / width;
@@ -181,6 +180,7 @@ __device__ inline void close_window(const VectorParams& params, const Share& sha
     const float sum = square(threadIdx.x);
     float* const own = totals.base + (share.slice + 1) * totals.stride - T + threadIdx.x;
     if constexpr (kCluster)
+#pragma unroll 1
       for (uint32_t rank = 0; rank < slices; ++rank) put_float(own, rank, sum);
     else
       *own = sum;
@@ -196,6 +196,7 @@ __device__ inline void finish_totals(const VectorParams& params, const Share& sh
   const uint32_t width = width_of(params);
   const auto add = [&](uint32_t i) {
     float sum = 0.0f;
+#pragma unroll 1
     for (uint32_t r = 0; r < params.cluster_size; ++r)
       sum += load(totals.base + r * totals.stride + i);
     return sum;
@@ -226,9 +227,9 @@ __device__ inline void run(const VectorParams& params, const Share& share, const
   Ring<kCluster> ring(params, shared, Engine::kStageBytes, warp, lane);
   uint32_t fill_strip = group, fill_chunk = chunk_begin;
   const uint8_t* source = nullptr;
-  const auto find_source = [&] {
-    const Place place = place_of(params, share.strip_begin + fill_strip);
-    source = params.parts[place.part].records + uint64_t{place.strip} * strip_bytes + slice_offset;
+  const auto source_of = [&](uint32_t strip) {
+    const Place place = place_of(params, share.strip_begin + strip);
+    return params.parts[place.part].records + uint64_t{place.strip} * strip_bytes + slice_offset;
   };
   const auto bytes_of = [&](uint32_t chunk) {
     if constexpr (Engine::kStageRecords == 1) return Engine::kStageBytes;
@@ -241,10 +242,10 @@ __device__ inline void run(const VectorParams& params, const Share& share, const
     if (is_there && ++fill_chunk == chunk_end) {
       fill_chunk = chunk_begin;
       fill_strip += params.group_count;
-      if (fill_strip < share.strips) find_source();
+      if (fill_strip < share.strips) source = source_of(fill_strip);
     }
   };
-  if (fill_strip < share.strips) find_source();
+  if (fill_strip < share.strips) source = source_of(fill_strip);
 #pragma unroll 1
   for (uint32_t i = 0; i < params.early_stages; ++i) fill(true);
 
@@ -276,6 +277,7 @@ __device__ inline void run(const VectorParams& params, const Share& share, const
 
   uint32_t strip = group, turn = 0;
   bool is_second = false;
+#pragma unroll 1
   for (uint32_t begin = 0; begin < share.strips; begin += params.window) {
     const uint32_t end = min(begin + params.window, share.strips);
     float* const slots = reinterpret_cast<float*>(shared + params.slots_offset) +
@@ -290,6 +292,7 @@ __device__ inline void run(const VectorParams& params, const Share& share, const
           const uint32_t bytes = bytes_of(chunk);
           if (bytes < Engine::kStageBytes) {  // the strip ends in this stage: clear the rest
             __syncwarp();
+#pragma unroll 1
             for (uint32_t i = bytes + lane * 16; i < Engine::kStageBytes; i += 512)
               *reinterpret_cast<uint4*>(stage + i) = make_uint4(0, 0, 0, 0);
 #if __CUDA_ARCH__ >= 900
@@ -298,15 +301,21 @@ __device__ inline void run(const VectorParams& params, const Share& share, const
             __syncwarp();
           }
         }
-        Engine::consume(params, stage, shared, chunk * (Engine::kStageInputs / 32), lane, sums);
+        Engine::consume(params, stage, shared, chunk * (Engine::kStageInputs / 32), lane,
+                        shared + params.scratch_offset + warp * Engine::kScratchBytes, sums);
         __syncwarp();
         const uint32_t read = __float_as_uint(sums[0]) | __float_as_uint(sums[1]);
         fill((read & params.zero) == 0);
         ring.advance();
       }
       float* const slot = slots + (strip - begin) * 16 * T * params.slot_stride + way;
-      Engine::store(sums, lane,
-                    [&](uint32_t i, float value) { slot[i * params.slot_stride] = value; });
+      Engine::store(sums, lane, [&](uint32_t i, float value) {
+        slot[i * params.slot_stride] = value;
+        // The last way clears what is added with it.
+        if (way + 1 == params.ways)
+          for (uint32_t pad = way + 1; pad % 4 != 0; ++pad)
+            slot[i * params.slot_stride + pad - way] = 0.0f;
+      });
     }
 #if __CUDA_ARCH__ >= 900
     // The others' shared memory is theirs from here on.
@@ -326,8 +335,9 @@ __device__ inline void run(const VectorParams& params, const Share& share, const
   }
 }
 
+// Up to 2 tokens: registers for two CTAs on an SM. From 4 on x takes too much memory for two.
 template <class EngineA, class EngineB, uint32_t T, bool kCluster>
-__global__ void __launch_bounds__(kVectorWarpsMax * 32, 2)
+__global__ void __launch_bounds__(kVectorWarpsMax * 32, T >= 4 ? 1 : 2)
     linear_vector_kernel(const __grid_constant__ VectorParams params) {
 #if __CUDA_ARCH__ >= 900
   constexpr bool kIsCompiled = true;
@@ -438,7 +448,10 @@ inline uint32_t clusters_at_once(Kernel kernel, uint32_t size, uint32_t shared_b
   return static_cast<uint32_t>(count);
 }
 
-// How the warps of a CTA share out `chunks` of `strips`: the fewest chunks for the busiest.
+// How the warps of a CTA share out `chunks` of `strips`: the least work for the busiest. One token:
+// chunks. More: chunks (20 each), the end of a strip, and a barrier more with several groups (H200,
+// 8B Q4_K alone, 1, 2 and 4 groups: gate and up of 8 tokens 38.5, 31.8, 28.7 us, of 4 tokens 23.3,
+// 21.7, 20.8, of 2 tokens 19.2, 18.6, 18.7; more than 4 gain nothing).
 inline void arrange_warps(VectorParams& params, uint32_t chunks, uint32_t strips, uint32_t warps,
                           uint32_t tokens, uint32_t groups) {
   uint32_t best = ~0u;
@@ -447,9 +460,14 @@ inline void arrange_warps(VectorParams& params, uint32_t chunks, uint32_t strips
     uint32_t ways = warps / count;
     if (ways > chunks) ways = chunks;
     ways = divide_up(chunks, divide_up(chunks, ways));  // no more than make a difference
-    const uint32_t work = divide_up(chunks, ways) * divide_up(strips, count);
-    // Of equals, the most ways: x is staged with fewer barriers. For many tokens the fewest: slots.
-    if (work > best || (work == best && tokens < 4)) continue;
+    uint32_t work = divide_up(chunks, ways) * divide_up(strips, count);
+    if (tokens != 1) {
+      if (count > 4 && groups == 0) break;
+      const uint32_t strip_end = tokens == 2 ? 4 : tokens <= 4 ? 14 : 25;
+      work = work * 20 + divide_up(strips, count) * strip_end + (count != 1 ? 10 : 0);
+    }
+    // Of equals, the most ways: x is staged with fewer barriers.
+    if (work >= best) continue;
     best = work;
     params.ways = ways;
     params.group_count = count;
@@ -539,11 +557,14 @@ inline cudaError_t launch(VectorParams params, const VectorTuning& tuning, const
     params.owned_max = divide_up(params.strips_max / width, ranks) * width;
     const uint32_t totals_bytes =
         kCluster && ranks > 1 ? ranks * (params.owned_max * 16 + 1) * T * 4 : 0;
+    const uint32_t scratch_bytes =
+        warps * (EngineA::kScratchBytes > EngineB::kScratchBytes ? EngineA::kScratchBytes
+                                                                 : EngineB::kScratchBytes);
     const uint32_t slice_inputs = divide_up(chunks, ranks) * kStageInputs;
     params.x_scales_offset = EngineA::codes_bytes(slice_inputs);
     params.ring_offset = x_bytes(ranks);
     const uint32_t rest = params.ring_offset + warps * kStagesMax * 8 + slots_bytes +
-                          kVectorWarpsMax * T * 4 + totals_bytes;
+                          kVectorWarpsMax * T * 4 + scratch_bytes + totals_bytes;
 
     const uint32_t stage = warps * kStageBytes;
     const uint32_t items = divide_up(divide_up(chunks, ranks), params.ways) *
@@ -558,7 +579,10 @@ inline cudaError_t launch(VectorParams params, const VectorTuning& tuning, const
         return bytes < rest ? 0 : (bytes - rest) / stage;
       };
       const uint32_t together = fitting(limit);
-      if (tuning.residency != 1 && together >= (most < 2 ? most : 2)) {
+      if (T < 4 && tuning.residency != 1 &&
+          together >= (most < 2                ? most
+                       : tuning.residency == 2 ? 1u
+                                               : 2u)) {
         if (stages > together) stages = together;
         if (!is_add) least = limit;
       } else {
@@ -576,7 +600,8 @@ inline cudaError_t launch(VectorParams params, const VectorTuning& tuning, const
     params.barriers_offset = params.ring_offset + stages * stage;
     params.slots_offset = params.barriers_offset + warps * kStagesMax * 8;
     params.squares_offset = params.slots_offset + slots_bytes;
-    params.totals_offset = params.squares_offset + kVectorWarpsMax * T * 4;
+    params.scratch_offset = params.squares_offset + kVectorWarpsMax * T * 4;
+    params.totals_offset = params.scratch_offset + scratch_bytes;
     shared_bytes = params.totals_offset + totals_bytes;
     if (shared_bytes < least) shared_bytes = least;
     // Too many strips for their totals: more CTAs than fit at once.

@@ -21,6 +21,7 @@
 //   codes       operand A of group m (0 … 3) of the unit; m and half are known at compile time:
 //               a[0] row g, the lane's first 4 inputs, a[1] row g + 8, the same inputs,
 //               a[2] row g, its last 4 inputs,         a[3] row g + 8, the same inputs
+//   shifted_codes, kOddShift: may be there. codes, of odd groups times 2^kOddShift, still uint8
 //   scales      of rows g and g + 8, group m of the unit: 0 … 3, or 0 … 7 when kGroup is 16; m may
 //               differ from lane to lane
 //
@@ -156,6 +157,16 @@ struct Tile<12> {  // Q4_K
     a[1] = qs.z >> shift & 0x0f0f0f0f;
     a[2] = qs.y >> shift & 0x0f0f0f0f;
     a[3] = qs.w >> shift & 0x0f0f0f0f;
+  }
+  // codes, of odd groups times 2^kOddShift: as they lie.
+  static constexpr uint32_t kOddShift = 4;
+  static __device__ void shifted_codes(const Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
+    const uint4 qs = raw.qs[m / 2];
+    const uint32_t mask = m % 2 != 0 ? 0xf0f0f0f0 : 0x0f0f0f0f;
+    a[0] = qs.x & mask;
+    a[1] = qs.z & mask;
+    a[2] = qs.y & mask;
+    a[3] = qs.w & mask;
   }
   static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&min)[2]) {

@@ -49,7 +49,7 @@ struct VectorParams {
   uint32_t stages, early_stages;
   // Places in shared memory.
   uint32_t ring_offset, barriers_offset, x_scales_offset, slots_offset, squares_offset,
-      totals_offset;
+      scratch_offset, totals_offset;
   uint32_t window;                           // strips between two barriers
   uint32_t slot_stride;                      // slots of a float of a strip
   uint32_t zero;                             // 0, but the compiler does not know
@@ -59,12 +59,12 @@ struct VectorParams {
   uint32_t columns;
   const float* x;
   const float* norm;
+  float epsilon, mean_factor;  // 1 / cols
   const uint32_t* x_rows;
   VectorPart parts[kLinearMatricesMax];
-  float epsilon, mean_factor;  // 1 / cols
-  uint32_t owned_max;          // strips of a cluster that one of its CTAs finishes
-  uint32_t strips_max;         // of a cluster
-  uint32_t strips[2];          // of a section
+  uint32_t owned_max;   // strips of a cluster that one of its CTAs finishes
+  uint32_t strips_max;  // of a cluster
+  uint32_t strips[2];   // of a section
   // Without clusters: (clusters, cluster_size, strips_max * 16 * T + T) and a counter each.
   float* partials;
   uint32_t* tickets;

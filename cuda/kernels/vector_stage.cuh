@@ -21,57 +21,91 @@ struct StageRange {
 // are on the way, by warps that have any.
 //
 // A warp does kPieces blocks of 32 eights at once, of one token or two.
-template <uint32_t T, bool kHasNorm, class AfterLoads, class Put>
+template <uint32_t T, bool kWholeEights, bool kHasNorm, class AfterLoads, class Put>
 __device__ inline void stage_slice(const VectorParams& params, const StageRange& range,
                                    float* squares, AfterLoads after_loads, Put put) {
   constexpr uint32_t kTokens = T < 2 ? T : 2;
-  constexpr uint32_t kPieces = (kHasNorm ? 2 : 4) / kTokens;
+  constexpr uint32_t kPieces = T >= 4 ? 2 : (kHasNorm ? 2 : 4) / kTokens;
+  constexpr uint32_t kNone = ~0u;
   const uint32_t lane = threadIdx.x % 32;
-  // Eight floats of `source`; `missing` where there are none.
-  const auto load = [&](const float* source, uint32_t eight, bool is_there, float missing,
-                        float(&values)[8]) {
-    const uint32_t input = range.begin + eight * 8;
+  // Work w is the tokens w % (T / kTokens) * kTokens … of the eights w / (T / kTokens) * 32 ….
+  const auto token_of = [&](uint32_t work, uint32_t i) {
+    return work % (T / kTokens) * kTokens + i;
+  };
+  const auto eight_of = [&](uint32_t work) { return work / (T / kTokens) * 32 + lane; };
+  // First input of the lane's eight, kNone where there is none.
+  const auto input_of = [&](uint32_t work) {
+    const uint32_t eight = eight_of(work), input = range.begin + eight * 8;
+    return eight < range.eights && input < params.cols ? input : kNone;
+  };
+  // Eight floats at `source`; `missing` where there are none.
+  const auto load = [&](const float* source, uint32_t input, float missing, float(&values)[8]) {
 #pragma unroll
     for (uint32_t i = 0; i < 8; i += 4) {
       float4 four = make_float4(missing, missing, missing, missing);
-      if (is_there && eight < range.eights && input + i < params.cols)
-        four = *reinterpret_cast<const float4*>(source + input + i);
+      if (input != kNone && (kWholeEights || i == 0 || input + i < params.cols))
+        four = *reinterpret_cast<const float4*>(source + i);
       values[i] = four.x;
       values[i + 1] = four.y;
       values[i + 2] = four.z;
       values[i + 3] = four.w;
     }
   };
-  // Work w is the tokens w % (T / kTokens) * kTokens … of the eights w / (T / kTokens) * 32 ….
-  const auto eight_of = [&](uint32_t work) { return work / (T / kTokens) * 32 + lane; };
   float gains[kPieces][8];
   const auto load_gains = [&](uint32_t work) {
     if constexpr (kHasNorm) {
 #pragma unroll
-      for (uint32_t p = 0; p < kPieces; ++p)
-        load(params.norm, eight_of(work + p * range.warps), true, 1.0f, gains[p]);
+      for (uint32_t p = 0; p < kPieces; ++p) {
+        const uint32_t input = input_of(work + p * range.warps);
+        load(params.norm + input, input, 1.0f, gains[p]);
+      }
+    }
+  };
+  // Of x; kNone for zeros.
+  uint32_t inputs[kPieces][kTokens];
+  const auto find = [&](uint32_t work) {
+#pragma unroll
+    for (uint32_t p = 0; p < kPieces; ++p) {
+      const uint32_t own = work + p * range.warps, input = input_of(own);
+#pragma unroll
+      for (uint32_t i = 0; i < kTokens; ++i) {
+        inputs[p][i] = token_of(own, i) < params.columns ? input : kNone;
+      }
     }
   };
   load_gains(range.warp);
-  if (kHasNorm && lane < T) squares[lane * 16] = 0.0f;
+  find(range.warp);
+  if (kHasNorm && lane < T) {
+    squares[lane * 16] = 0.0f;
+    // The last warp clears what is added with it.
+    const uint32_t warp = threadIdx.x / 32;
+    if (warp + 1 == blockDim.x / 32)
+      for (uint32_t pad = warp + 1; pad % 4 != 0; ++pad) squares[lane * 16 + pad - warp] = 0.0f;
+  }
+  // All that the loads need is there when the wait ends.
+#pragma unroll
+  for (uint32_t p = 0; p < kPieces; ++p)
+#pragma unroll
+    for (uint32_t i = 0; i < kTokens; ++i) asm volatile("" : "+r"(inputs[p][i]));
   __syncwarp();
   dependent_wait();
 
 #pragma unroll 1
   for (uint32_t work = range.warp; eight_of(work) - lane < range.eights;
        work += kPieces * range.warps) {
-    if (work != range.warp) load_gains(work);
+    if (work != range.warp) {
+      load_gains(work);
+      find(work);
+    }
     float values[kPieces][kTokens][8];
 #pragma unroll
     for (uint32_t p = 0; p < kPieces; ++p) {
-      const uint32_t own = work + p * range.warps;
 #pragma unroll
       for (uint32_t i = 0; i < kTokens; ++i) {
-        const uint32_t token = own % (T / kTokens) * kTokens + i;
-        const bool is_column = token < params.columns;
-        const uint64_t row =
-            is_column && params.x_rows != nullptr ? params.x_rows[token] : uint64_t{token};
-        load(params.x + row * params.cols, eight_of(own), is_column, 0.0f, values[p][i]);
+        uint32_t row = token_of(work + p * range.warps, i);
+        if (params.x_rows != nullptr && inputs[p][i] != kNone) row = params.x_rows[row];
+        const float* const source = params.x + (row * params.cols + inputs[p][i]);
+        load(source, inputs[p][i], 0.0f, values[p][i]);
       }
     }
     if (work == range.warp) after_loads();
@@ -81,7 +115,7 @@ __device__ inline void stage_slice(const VectorParams& params, const StageRange&
       if (p != 0 && eight - lane >= range.eights) break;  // the whole warp
 #pragma unroll
       for (uint32_t i = 0; i < kTokens; ++i) {
-        const uint32_t token = own % (T / kTokens) * kTokens + i;
+        const uint32_t token = token_of(own, i);
         if constexpr (kHasNorm) {
           float square = 0.0f;
 #pragma unroll
@@ -100,13 +134,13 @@ __device__ inline void stage_slice(const VectorParams& params, const StageRange&
   }
 }
 
-template <uint32_t T, class AfterLoads, class Put>
+template <uint32_t T, bool kWholeEights, class AfterLoads, class Put>
 __device__ inline void stage_slice(const VectorParams& params, const StageRange& range,
                                    float* squares, AfterLoads after_loads, Put put) {
   if (params.norm != nullptr)
-    stage_slice<T, true>(params, range, squares, after_loads, put);
+    stage_slice<T, kWholeEights, true>(params, range, squares, after_loads, put);
   else
-    stage_slice<T, false>(params, range, squares, after_loads, put);
+    stage_slice<T, kWholeEights, false>(params, range, squares, after_loads, put);
 }
 
 }  // namespace wcuda::kernels::vector
