@@ -56,6 +56,7 @@ pub fn layout() -> Vec<LayoutRow> {
     wcuda_step_output::push_layout(&mut rows);
     wcuda_health::push_layout(&mut rows);
     wcuda_residency::push_layout(&mut rows);
+    wcuda_compute_kernel::push_layout(&mut rows);
     wcuda_kernel_cache::push_layout(&mut rows);
     wcuda_kernel_cache_stats::push_layout(&mut rows);
     wcuda_stream::push_layout(&mut rows);
@@ -1665,6 +1666,37 @@ pub const WCUDA_CACHE_NONE: i32 = 0;
 pub const WCUDA_CACHE_HIT: i32 = 1;
 pub const WCUDA_CACHE_MISS: i32 = 2;
 pub const WCUDA_CACHE_BYPASSED: i32 = 3;
+
+// ---- 19. Catalogue: ready kernels, on every backend ----
+
+c_struct! {
+    sized wcuda_compute_kernel {
+        struct_size: u32,
+        is_f32_only: i32,
+        name: wcuda_string,
+        signature: wcuda_string,
+        parameter_count: u32,
+        reserved: u32,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_compute_kernel_count() -> u32;
+    pub fn wcuda_compute_kernel_at(
+        index: u32,
+        kernel: *mut wcuda_compute_kernel,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_compute_run(
+        context: wcuda_context,
+        name: wcuda_string,
+        r#type: i32,
+        arguments: *const wcuda_argument,
+        argument_count: u64,
+        stream: wcuda_stream,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
 
 // ---- worker_cuda_compat.h: text functions ----
 

@@ -1155,10 +1155,10 @@ WCUDA_API wcuda_status wcuda_program_create(const wcuda_program_options* options
 WCUDA_API void wcuda_program_destroy(wcuda_program program); /* [any thread] */
 
 /* Compiles, or takes the code from the cache. WCUDA_COMPILE_FAILED has the first diagnostic in its
- * message, and wcuda_program_log_get all of them. WCUDA_UNSUPPORTED: NVRTC does not know the architecture; the message lists those it knows.
- * WCUDA_INVALID_ARGUMENT: it does not know an extra option. WCUDA_NOT_AVAILABLE: there is no NVRTC; the
- * message has the loader's reason. A program that is compiled already stays as it is.
- * [external: program] */
+ * message, and wcuda_program_log_get all of them. WCUDA_UNSUPPORTED: NVRTC does not know the
+ * architecture; the message lists those it knows. WCUDA_INVALID_ARGUMENT: it does not know an extra
+ * option. WCUDA_NOT_AVAILABLE: there is no NVRTC; the message has the loader's reason. A program that
+ * is compiled already stays as it is. [external: program] */
 WCUDA_API wcuda_status wcuda_program_compile(wcuda_program program, wcuda_error* error);
 
 #define WCUDA_PROGRAM_NEW 0 /* not compiled yet */
@@ -1433,6 +1433,42 @@ typedef struct wcuda_argument {
 WCUDA_API wcuda_status wcuda_kernel_launch(wcuda_kernel kernel, const wcuda_launch* launch,
                                            const wcuda_argument* arguments, uint64_t argument_count,
                                            wcuda_error* error);
+
+/* ------------------------------------------------------------------------------------------------
+ * 19. Catalogue: ready kernels, on every backend
+ *
+ * Each computes on HOST and on CUDA alike, within the bounds of NUMERICS.md. Sums are of f32 in an
+ * order that hangs on the sizes alone, so that a device gives the same bits each time. Any sizes, 0
+ * too.
+ */
+
+typedef struct wcuda_compute_kernel {
+  uint32_t struct_size;
+  int32_t is_f32_only;     /* else f16 and bf16 too */
+  wcuda_string name;       /* static text, as below */
+  wcuda_string signature;  /* the parameters, apart by spaces: "<x:n" a buffer that is read, ">y:n" one
+                              that is written, "=y:n" both, each with its elements as a product
+                              ("rows*width"; oh and ow are what a window of kh x kw gives); "#n" an
+                              integer of any width; "%alpha" an f32 or f64. "!1" is no parameter */
+  uint32_t parameter_count;
+  uint32_t reserved;
+} wcuda_compute_kernel;
+#define WCUDA_COMPUTE_KERNEL_INIT {sizeof(wcuda_compute_kernel), 0, {NULL, 0}, {NULL, 0}, 0, 0}
+
+/* Number of kernels in the catalogue. [any thread] */
+WCUDA_API uint32_t wcuda_compute_kernel_count(void);
+/* Kernel `index`, by name; WCUDA_OUT_OF_RANGE past the end. [any thread] */
+WCUDA_API wcuda_status wcuda_compute_kernel_at(uint32_t index, wcuda_compute_kernel* kernel,
+                                               wcuda_error* error);
+
+/* Runs a kernel of the catalogue on elements of WCUDA_ARG_F32, _F16 or _BF16, on a stream (id 0: the
+ * context's own), and does not wait (on HOST it is done when the call returns). All arguments are held
+ * against the signature first: number, kinds, extents, and that nothing written overlaps anything else,
+ * but for element-wise kernels and rows, which may write all of a buffer in place. WCUDA_NOT_FOUND:
+ * no such kernel. [any thread; external: each buffer] */
+WCUDA_API wcuda_status wcuda_compute_run(wcuda_context context, wcuda_string name, int32_t type,
+                                         const wcuda_argument* arguments, uint64_t argument_count,
+                                         wcuda_stream stream, wcuda_error* error);
 
 #ifdef __cplusplus
 }

@@ -510,6 +510,14 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_kernel_cache_stats, bypass_count),
     WCUDA_FIELD(wcuda_kernel_cache_stats, entry_count),
     WCUDA_FIELD(wcuda_kernel_cache_stats, entry_bytes),
+
+    WCUDA_STRUCT(wcuda_compute_kernel),
+    WCUDA_FIELD(wcuda_compute_kernel, struct_size),
+    WCUDA_FIELD(wcuda_compute_kernel, is_f32_only),
+    WCUDA_FIELD(wcuda_compute_kernel, name),
+    WCUDA_FIELD(wcuda_compute_kernel, signature),
+    WCUDA_FIELD(wcuda_compute_kernel, parameter_count),
+    WCUDA_FIELD(wcuda_compute_kernel, reserved),
 };
 constexpr uint32_t kLayoutCount = sizeof(kLayout) / sizeof(kLayout[0]);
 

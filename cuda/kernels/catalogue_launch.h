@@ -1,0 +1,18 @@
+// Launchers of the catalogue, by family; catalogue_launch chooses. `count`: output elements.
+// Results depend on the arguments only, not on the device or its load: sums have a fixed order.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/catalogue.h"
+
+namespace wcuda::kernels {
+
+cudaError_t catalogue_launch(CatalogueOp op, const CatalogueArgs& args, int64_t count,
+                             cudaStream_t stream);
+
+cudaError_t catalogue_reduce(CatalogueOp op, const CatalogueArgs& args, cudaStream_t stream);
+cudaError_t catalogue_rows(CatalogueOp op, const CatalogueArgs& args, cudaStream_t stream);
+cudaError_t catalogue_matmul(CatalogueOp op, const CatalogueArgs& args, cudaStream_t stream);
+
+}  // namespace wcuda::kernels

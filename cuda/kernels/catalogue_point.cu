@@ -1,0 +1,60 @@
+// The catalogue's element-wise kernels: out[i] = formula(i), one template over the table of
+// point_ops.h. Any count; a grid of at most kBlocksMax blocks strides over it.
+#include "kernels/catalogue_launch.h"
+#include "kernels/point_ops.h"
+
+namespace wcuda::kernels {
+namespace {
+
+constexpr uint32_t kBlockThreads = 256;
+constexpr int64_t kBlocksMax = 8192;
+
+template <class Op, class T>
+__global__ void __launch_bounds__(kBlockThreads)
+    point_kernel(const CatalogueArgs args, const int64_t count) {
+  const int64_t stride = int64_t{gridDim.x} * kBlockThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kBlockThreads + threadIdx.x; i < count; i += stride)
+    store<T>(args.out[0], i, Op::template at<T>(args, i));
+}
+
+__global__ void noop_kernel() {}
+
+template <class Op>
+cudaError_t launch_point(const CatalogueArgs& args, int64_t count, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const int64_t blocks = (count + kBlockThreads - 1) / kBlockThreads;
+  const auto grid = static_cast<uint32_t>(blocks < kBlocksMax ? blocks : kBlocksMax);
+  if (args.type == Dtype::kF32)
+    point_kernel<Op, float><<<grid, kBlockThreads, 0, stream>>>(args, count);
+  else if (args.type == Dtype::kF16)
+    point_kernel<Op, Half><<<grid, kBlockThreads, 0, stream>>>(args, count);
+  else
+    point_kernel<Op, Bf16><<<grid, kBlockThreads, 0, stream>>>(args, count);
+  return cudaPeekAtLastError();
+}
+
+}  // namespace
+
+cudaError_t catalogue_launch(CatalogueOp op, const CatalogueArgs& args, int64_t count,
+                             cudaStream_t stream) {
+  switch (op) {
+    case CatalogueOp::kNoop:
+      noop_kernel<<<1, 1, 0, stream>>>();
+      return cudaPeekAtLastError();
+#define WCUDA_OP(name)       \
+  case CatalogueOp::k##name: \
+    return launch_point<point::name>(args, count, stream);
+      WCUDA_POINT_OPS(WCUDA_OP)
+#undef WCUDA_OP
+#define WCUDA_OP(name) case CatalogueOp::k##name:
+      WCUDA_REDUCE_OPS(WCUDA_OP)
+      return catalogue_reduce(op, args, stream);
+      WCUDA_ROW_OPS(WCUDA_OP)
+      return catalogue_rows(op, args, stream);
+#undef WCUDA_OP
+    default:
+      return catalogue_matmul(op, args, stream);
+  }
+}
+
+}  // namespace wcuda::kernels

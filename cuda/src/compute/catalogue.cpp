@@ -1,0 +1,310 @@
+// The table, and the checks that every call passes.
+#include "compute/catalogue.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdarg>
+#include <cstdio>
+#include <map>
+
+#include "base/checked.h"
+
+namespace wcuda::compute {
+namespace {
+
+using kernels::CatalogueOp;
+using kernels::Dtype;
+
+struct Row {
+  const char* name;
+  CatalogueOp op;
+  bool is_f32_only;
+  bool may_alias;
+  // "<x:n" read, ">y:n" written, "=y:n" both, "#n" an integer, "%a" a factor, "!1" a constant that
+  // the kernel takes as an integer. An extent is a product: "rows*width".
+  const char* signature;
+};
+
+constexpr char kUnary[] = "<x:n >y:n #n";
+constexpr char kBinary[] = "<a:n <b:n >c:n #n";
+constexpr char kRowsOf[] = "<x:rows*width >y:rows*width #rows #width";
+constexpr char kPool[] =
+    "<x:batch*channels*h*w >y:batch*channels*oh*ow #batch #channels #h #w #kh #kw #stride #pad";
+constexpr char kLinear[] = "<x:batch*in <w:in*out <b:out >y:batch*out #batch #in #out";
+constexpr char kProduct[] = "<a:m*k <b:k*n >c:m*n !1 #m #k #n";
+
+constexpr bool kAnyType = false, kF32Only = true, kAlias = true, kApart = false;
+constexpr Row kTable[] = {
+    {"avg_pool2d", CatalogueOp::kAvgPool2d, kF32Only, kApart, kPool},
+    {"batch_cosine_similarity", CatalogueOp::kCosine, kAnyType, kApart,
+     "<a:rows*width <b:rows*width >y:rows #rows #width"},
+    {"batch_matmul", CatalogueOp::kMatmul, kAnyType, kApart,
+     "<a:batch*m*k <b:batch*k*n >c:batch*m*n #batch #m #k #n"},
+    {"batch_norm", CatalogueOp::kBatchNorm, kAnyType, kAlias,
+     "<x:batch*features <gamma:features <beta:features <mean:features <variance:features "
+     ">y:batch*features #batch #features %eps"},
+    {"batch_norm2d", CatalogueOp::kBatchNorm2d, kF32Only, kAlias,
+     "<x:batch*channels*area <gamma:channels <beta:channels <mean:channels <variance:channels "
+     ">y:batch*channels*area #batch #channels #area %eps"},
+    {"broadcast_add", CatalogueOp::kBroadcastAdd, kAnyType, kAlias,
+     "<x:batch*features <bias:features >y:batch*features #batch #features"},
+    {"col2im", CatalogueOp::kCol2im, kF32Only, kApart,
+     "<x:batch*channels*kh*kw*oh*ow >y:batch*channels*h*w #batch #channels #h #w #kh #kw #stride "
+     "#pad"},
+    {"conv2d", CatalogueOp::kConv2d, kF32Only, kApart,
+     "<x:batch*channels*h*w <weight:filters*channels*kh*kw <bias:filters "
+     ">y:batch*filters*oh*ow #batch #channels #h #w #filters #kh #kw #stride #pad"},
+    {"copy", CatalogueOp::kCopy, kAnyType, kAlias, kUnary},
+    {"dot_product", CatalogueOp::kDot, kAnyType, kApart, "<a:n <b:n >y:1 #n"},
+    {"elementwise_exp", CatalogueOp::kExp, kAnyType, kAlias, kUnary},
+    {"fill", CatalogueOp::kFill, kAnyType, kAlias, ">y:n %value #n"},
+    {"fused_add_norm", CatalogueOp::kAddNorm, kAnyType, kAlias,
+     "<x:rows*width <residual:rows*width <gamma:width >sum:rows*width >y:rows*width #rows #width "
+     "%eps"},
+    {"fused_linear_gelu", CatalogueOp::kLinearGelu, kAnyType, kApart, kLinear},
+    {"fused_linear_relu", CatalogueOp::kLinearRelu, kAnyType, kApart, kLinear},
+    {"fused_matmul_relu", CatalogueOp::kMatmulRelu, kAnyType, kApart,
+     "<a:m*k <b:k*n >c:m*n #m #k #n"},
+    {"gelu", CatalogueOp::kGelu, kAnyType, kAlias, kUnary},
+    {"gelu_fast", CatalogueOp::kGeluFast, kAnyType, kAlias, kUnary},
+    {"im2col", CatalogueOp::kIm2col, kF32Only, kApart,
+     "<x:batch*channels*h*w >y:batch*channels*kh*kw*oh*ow #batch #channels #h #w #kh #kw #stride "
+     "#pad"},
+    {"layer_norm", CatalogueOp::kLayerNorm, kAnyType, kAlias,
+     "<x:rows*width <gamma:width <beta:width >y:rows*width #rows #width %eps"},
+    {"linear", CatalogueOp::kLinear, kAnyType, kApart, kLinear},
+    {"matrix_multiply", CatalogueOp::kMatmul, kAnyType, kApart, kProduct},
+    {"matrix_transpose", CatalogueOp::kTranspose, kAnyType, kApart,
+     "<x:rows*cols >y:rows*cols #rows #cols"},
+    {"max_pool2d", CatalogueOp::kMaxPool2d, kF32Only, kApart, kPool},
+    {"noop", CatalogueOp::kNoop, kAnyType, kApart, ""},
+    {"normalize", CatalogueOp::kNormalize, kAnyType, kAlias, kRowsOf},
+    {"reduce_max", CatalogueOp::kMax, kAnyType, kApart, "<x:n >y:1 #n"},
+    {"reduce_min", CatalogueOp::kMin, kAnyType, kApart, "<x:n >y:1 #n"},
+    {"reduce_product", CatalogueOp::kProduct, kAnyType, kApart, "<x:n >y:1 #n"},
+    {"reduce_sum", CatalogueOp::kSum, kAnyType, kApart, "<x:n >y:1 #n"},
+    {"relu", CatalogueOp::kRelu, kAnyType, kAlias, kUnary},
+    {"rms_norm", CatalogueOp::kRmsNorm, kAnyType, kAlias,
+     "<x:rows*width <gamma:width >y:rows*width #rows #width %eps"},
+    {"rope_encoding", CatalogueOp::kRope, kAnyType, kApart, "<x:seq*d >y:seq*d #seq #d #offset"},
+    {"saxpy", CatalogueOp::kSaxpy, kAnyType, kApart, "%alpha <x:n =y:n #n"},
+    {"shannon_entropy", CatalogueOp::kEntropy, kAnyType, kApart, "<p:n >y:1 #n"},
+    {"sigmoid", CatalogueOp::kSigmoid, kAnyType, kAlias, kUnary},
+    {"silu", CatalogueOp::kSilu, kAnyType, kAlias, kUnary},
+    {"softmax", CatalogueOp::kSoftmax, kAnyType, kAlias, kRowsOf},
+    {"swiglu", CatalogueOp::kSwiglu, kAnyType, kAlias, "<gate:n <up:n >y:n #n"},
+    {"tanh", CatalogueOp::kTanh, kAnyType, kAlias, kUnary},
+    {"tensor_add", CatalogueOp::kVectorAdd, kAnyType, kAlias, kBinary},
+    {"vector_add", CatalogueOp::kVectorAdd, kAnyType, kAlias, kBinary},
+    {"vector_div", CatalogueOp::kVectorDiv, kAnyType, kAlias, kBinary},
+    {"vector_mul", CatalogueOp::kVectorMul, kAnyType, kAlias, kBinary},
+    {"vector_scale", CatalogueOp::kVectorScale, kAnyType, kAlias, "<x:n >y:n %alpha #n"},
+    {"vector_sub", CatalogueOp::kVectorSub, kAnyType, kAlias, kBinary},
+};
+
+// The parts of a text between single separators.
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(separator), text.size());
+    parts.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+CatalogueEntry read_row(const Row& row) {
+  CatalogueEntry entry{row.name, row.signature, row.op, row.is_f32_only, row.may_alias, {}, {}};
+  for (const std::string& token : split(row.signature, ' ')) {
+    const std::string word = token.substr(1);
+    if (token[0] == '!') {
+      entry.leading_dims.push_back(std::stoll(word));
+      continue;
+    }
+    CatalogueParam param;
+    param.role = token[0] == '<'   ? Role::kRead
+                 : token[0] == '>' ? Role::kWrite
+                 : token[0] == '=' ? Role::kUpdate
+                 : token[0] == '#' ? Role::kInteger
+                                   : Role::kFactor;
+    const size_t colon = word.find(':');
+    param.name = word.substr(0, colon);
+    if (colon != std::string::npos) param.extent = split(word.substr(colon + 1), '*');
+    entry.params.push_back(std::move(param));
+  }
+  return entry;
+}
+
+bool is_buffer(Role role) {
+  return role == Role::kRead || role == Role::kWrite || role == Role::kUpdate;
+}
+bool is_written(Role role) { return role == Role::kWrite || role == Role::kUpdate; }
+
+uint64_t element_bytes(Dtype type) { return type == Dtype::kF32 ? 4 : 2; }
+
+__attribute__((format(printf, 3, 4))) Status wrong(const CatalogueEntry& entry, size_t index,
+                                                   const char* format, ...) {
+  char what[200];
+  va_list list;
+  va_start(list, format);
+  std::vsnprintf(what, sizeof(what), format, list);
+  va_end(list);
+  return Status::error(WCUDA_INVALID_ARGUMENT, "%s: argument %zu ('%s') %s", entry.name.c_str(),
+                       index, entry.params[index].name.c_str(), what);
+}
+
+using Dims = std::map<std::string, int64_t, std::less<>>;
+
+// The size of what a window of kh x kw gives, where a signature has one.
+Status add_output_size(const CatalogueEntry& entry, Dims* dims) {
+  if (dims->count("stride") == 0) return {};
+  const int64_t stride = (*dims)["stride"], pad = (*dims)["pad"];
+  const auto size = [&](const char* of, const char* window, const char* name) {
+    const int64_t length = (*dims)[of], width = (*dims)[window];
+    constexpr int64_t kMax = int64_t{1} << 40;  // no sum below overflows
+    if (stride < 1 || width < 1 || length > kMax || width > kMax || pad > kMax || stride > kMax ||
+        length + 2 * pad < width)
+      return Status::error(WCUDA_INVALID_ARGUMENT,
+                           "%s: a window of %s %" PRId64 ", stride %" PRId64
+                           " does not fit %s %" PRId64 " with pad %" PRId64,
+                           entry.name.c_str(), window, width, stride, of, length, pad);
+    (*dims)[name] = (length + 2 * pad - width) / stride + 1;
+    return Status();
+  };
+  WCUDA_TRY(size("h", "kh", "oh"));
+  return size("w", "kw", "ow");
+}
+
+Result<int64_t> extent_of(const CatalogueEntry& entry, size_t index, const Dims& dims) {
+  uint64_t product = 1;
+  for (const std::string& factor : entry.params[index].extent) {
+    const auto found = dims.find(factor);
+    const int64_t value = found == dims.end() ? std::stoll(factor) : found->second;
+    if (!checked_mul(product, static_cast<uint64_t>(value), &product) || product > (1ull << 56))
+      return wrong(entry, index, "has an extent that overflows at '%s'", factor.c_str());
+  }
+  return static_cast<int64_t>(product);
+}
+
+// Written memory meets no other, but for whole buffers of operations that allow it.
+Status check_overlap(const CatalogueEntry& entry, const std::vector<CatalogueArgument>& arguments,
+                     const std::vector<uint64_t>& used) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!is_written(entry.params[i].role) || used[i] == 0) continue;
+    for (size_t j = 0; j < arguments.size(); ++j) {
+      if (j == i || !is_buffer(entry.params[j].role) || used[j] == 0) continue;
+      const uint8_t *a = arguments[i].data, *b = arguments[j].data;
+      if (a >= b + used[j] || b >= a + used[i]) continue;
+      const bool is_same = a == b && used[i] == used[j] && !is_written(entry.params[j].role);
+      if (is_same && entry.may_alias) continue;
+      return wrong(entry, i, "overlaps argument %zu ('%s')", j, entry.params[j].name.c_str());
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+const std::vector<CatalogueEntry>& catalogue() {
+  static const auto* const entries = [] {
+    auto* const list = new std::vector<CatalogueEntry>;
+    for (const Row& row : kTable) list->push_back(read_row(row));
+    return list;
+  }();
+  return *entries;
+}
+
+const CatalogueEntry* find_entry(std::string_view name) {
+  const auto& all = catalogue();
+  const auto found = std::lower_bound(
+      all.begin(), all.end(), name,
+      [](const CatalogueEntry& entry, std::string_view wanted) { return entry.name < wanted; });
+  return found != all.end() && found->name == name ? &*found : nullptr;
+}
+
+Result<PreparedCall> prepare_call(const CatalogueEntry& entry, Dtype type,
+                                  const std::vector<CatalogueArgument>& arguments) {
+  if (arguments.size() != entry.params.size())
+    return Status::error(WCUDA_ARGUMENT_COUNT, "%s: %zu arguments given, it takes %zu (%s)",
+                         entry.name.c_str(), arguments.size(), entry.params.size(),
+                         entry.signature.c_str());
+  if (entry.is_f32_only && type != Dtype::kF32)
+    return Status::error(WCUDA_UNSUPPORTED, "%s: is for f32 only", entry.name.c_str());
+  PreparedCall call;
+  call.args.type = type;
+  Dims dims;
+  size_t dim_count = 0, factor_count = 0;
+  for (const int64_t dim : entry.leading_dims) call.args.dim[dim_count++] = dim;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const CatalogueArgument& argument = arguments[i];
+    const Role role = entry.params[i].role;
+    if (role == Role::kInteger) {
+      if (argument.kind < WCUDA_ARG_I8 || argument.kind > WCUDA_ARG_U64)
+        return wrong(entry, i, "is no integer");
+      if (argument.integer < 0)
+        return wrong(entry, i, "is %" PRId64 ", at least 0", argument.integer);
+      dims[entry.params[i].name] = call.args.dim[dim_count++] = argument.integer;
+    } else if (role == Role::kFactor) {
+      if (argument.kind != WCUDA_ARG_F32 && argument.kind != WCUDA_ARG_F64)
+        return wrong(entry, i, "is no f32 or f64");
+      call.args.factor[factor_count++] = static_cast<float>(argument.factor);
+    } else if (argument.kind != WCUDA_ARG_BUFFER) {
+      return wrong(entry, i, "is no buffer");
+    }
+  }
+  WCUDA_TRY(add_output_size(entry, &dims));
+  if (entry.op == CatalogueOp::kRope && dims["d"] % 2 != 0)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: d is %" PRId64 ", which is odd",
+                         entry.name.c_str(), dims["d"]);
+
+  size_t in_count = 0, out_count = 0;
+  std::vector<uint64_t> used(arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!is_buffer(entry.params[i].role)) continue;
+    WCUDA_ASSIGN(const int64_t count, extent_of(entry, i, dims));
+    used[i] = static_cast<uint64_t>(count) * element_bytes(type);
+    if (arguments[i].bytes < used[i])
+      return wrong(entry, i, "has %" PRIu64 " bytes, it needs %" PRIu64, arguments[i].bytes,
+                   used[i]);
+    if (reinterpret_cast<uintptr_t>(arguments[i].data) % element_bytes(type) != 0)
+      return wrong(entry, i, "begins inside an element");
+    call.bytes += used[i];
+    if (is_written(entry.params[i].role)) {
+      if (out_count == 0) call.count = count;
+      call.args.out[out_count++] = arguments[i].data;
+    } else {
+      call.args.in[in_count++] = arguments[i].data;
+    }
+  }
+  WCUDA_TRY(check_overlap(entry, arguments, used));
+  return call;
+}
+
+Status run_call(const CatalogueEntry& entry, const PreparedCall& call, vram::Memory& memory,
+                Stream stream) {
+  Backend& backend = memory.backend();
+  if (backend.is_host())
+    return backend.host_launch(stream, [&]() -> Status {
+      run_on_host(entry.op, call.args, call.count);
+      return {};
+    });
+  kernels::CatalogueArgs args = call.args;
+  vram::Buffer scratch;
+  switch (entry.op) {
+#define WCUDA_OP(name) case CatalogueOp::k##name:
+    WCUDA_REDUCE_OPS(WCUDA_OP)
+#undef WCUDA_OP
+    {
+      WCUDA_ASSIGN(scratch, memory.allocate(kernels::kReduceBlocksMax * sizeof(float),
+                                            WCUDA_PURPOSE_SCRATCH, entry.name));
+      scratch.used_on(stream);
+      args.scratch = reinterpret_cast<float*>(scratch.data());
+      break;
+    }
+    default:
+      break;
+  }
+  return run_on_device(entry.op, args, call.count, backend, stream);
+}
+
+}  // namespace wcuda::compute

@@ -1,0 +1,272 @@
+"""Golden vectors of the catalogue's kernels, computed by numpy in double precision from inputs that are
+rounded to each type first. Writes cuda/tests/data/catalogue.bin:
+
+    u32 cases; each: u8 bytes and name, u8 type (0 f32, 1 f16, 2 bf16), u8 arguments, f32 absolute and
+    relative tolerance; each argument: u8 role (0 read, 1 written, 2 both, 3 integer, 4 factor), then for
+    integers i64, for factors f32, for buffers u32 elements, the elements of the type (read, both), and
+    the expected values as f32 (written, both). Little-endian.
+
+Tolerances: relative, eight steps of f32 or one of the narrower type; absolute, 2e-6 of the largest sum of
+magnitudes that a result is made of.
+"""
+
+import pathlib
+import struct
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).parents[2]
+RELATIVE = {0: 8 * 2.0**-23, 1: 2.0**-10, 2: 2.0**-7}
+READ, WRITTEN, BOTH, INTEGER, FACTOR = range(5)
+
+
+def round_to(values, kind):
+    """Values as the type holds them, in double precision, and their bytes."""
+    values = np.asarray(values, np.float32)
+    if kind == 0:
+        return values.astype(np.float64), values.tobytes()
+    if kind == 1:
+        half = values.astype(np.float16)
+        return half.astype(np.float64), half.tobytes()
+    bits = values.view(np.uint32).astype(np.uint64)
+    bits = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64), bits.tobytes()
+
+
+class Cases:
+    def __init__(self):
+        self.cases = []
+        self.random = np.random.default_rng(20261121)
+
+    def normal(self, *shape):
+        return self.random.standard_normal(shape)
+
+    def positive(self, *shape):
+        return self.random.uniform(0.1, 2.0, shape)
+
+    def add(self, name, formula, arguments, kinds=(0, 1, 2), scale=1.0):
+        """`arguments`: ("in", values), ("out",), ("both", values), int or float, in the signature's order.
+        `formula` takes inputs, integers and factors in that order and returns the outputs."""
+        for kind in kinds:
+            given, packed = [], []
+            for argument in arguments:
+                if isinstance(argument, (int, np.integer)):
+                    given.append(int(argument))
+                elif isinstance(argument, float):
+                    given.append(float(np.float32(argument)))
+                elif argument[0] != "out":
+                    values, raw = round_to(argument[1], kind)
+                    given.append(values)
+                    packed.append(raw)
+            results = formula(*given)
+            results = list(results) if isinstance(results, tuple) else [results]
+            peak = scale if np.isscalar(scale) else float(scale(*given))
+            case = struct.pack("<B", len(name)) + name.encode()
+            case += struct.pack("<BBff", kind, len(arguments), 2e-6 * peak, RELATIVE[kind])
+            for argument in arguments:
+                if isinstance(argument, (int, np.integer)):
+                    case += struct.pack("<Bq", INTEGER, argument)
+                elif isinstance(argument, float):
+                    case += struct.pack("<Bf", FACTOR, argument)
+                else:
+                    role = {"in": READ, "out": WRITTEN, "both": BOTH}[argument[0]]
+                    case += struct.pack("<B", role)
+                    expected = None if role == READ else np.ravel(results.pop(0))
+                    count = np.size(argument[1]) if role != WRITTEN else expected.size
+                    case += struct.pack("<I", count)
+                    if role != WRITTEN:
+                        case += packed.pop(0)
+                    if role != READ:
+                        case += expected.astype("<f4").tobytes()
+            assert not results and not packed, name
+            self.cases.append(case)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def rms_norm(x, gamma, eps):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * gamma
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def windows(x, kh, kw, stride, pad, fill):
+    """(batch, channels, oh, ow, kh, kw)"""
+    x = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)), constant_values=fill)
+    view = np.lib.stride_tricks.sliding_window_view(x, (kh, kw), axis=(2, 3))
+    return view[:, :, ::stride, ::stride]
+
+
+def im2col(x, kh, kw, stride, pad):
+    w = windows(x, kh, kw, stride, pad, 0.0)
+    batch, channels, oh, ow = w.shape[:4]
+    return w.transpose(0, 1, 4, 5, 2, 3).reshape(batch, channels * kh * kw, oh * ow)
+
+
+def col2im(columns, shape, kh, kw, stride, pad):
+    batch, channels, h, w = shape
+    out = np.zeros((batch, channels, h + 2 * pad, w + 2 * pad))
+    oh, ow = (h + 2 * pad - kh) // stride + 1, (w + 2 * pad - kw) // stride + 1
+    columns = columns.reshape(batch, channels, kh, kw, oh, ow)
+    for y in range(kh):
+        for x in range(kw):
+            out[:, :, y : y + stride * oh : stride, x : x + stride * ow : stride] += columns[:, :, y, x]
+    return out[:, :, pad : pad + h, pad : pad + w]
+
+
+def rope(x, offset):
+    seq, d = x.shape
+    angle = (np.arange(seq) + offset)[:, None] * 10000.0 ** (-np.arange(0, d, 2) / d)
+    out = np.empty_like(x)
+    out[:, 0::2] = x[:, 0::2] * np.cos(angle) - x[:, 1::2] * np.sin(angle)
+    out[:, 1::2] = x[:, 0::2] * np.sin(angle) + x[:, 1::2] * np.cos(angle)
+    return out
+
+
+def element_wise(cases):
+    unary = {
+        "relu": lambda x: np.maximum(x, 0), "sigmoid": sigmoid, "tanh": np.tanh, "gelu": gelu,
+        "gelu_fast": lambda x: x * sigmoid(1.702 * x), "silu": lambda x: x * sigmoid(x),
+        "copy": lambda x: x, "elementwise_exp": np.exp,
+    }  # fmt: skip
+    binary = {
+        "vector_add": np.add, "tensor_add": np.add, "vector_sub": np.subtract, "vector_mul": np.multiply,
+        "swiglu": lambda a, b: a * sigmoid(a) * b,
+    }  # fmt: skip
+    for n in (1, 301):
+        for name, f in unary.items():
+            cases.add(name, lambda x, n, f=f: f(x), [("in", 3 * cases.normal(n)), ("out",), n])
+        for name, f in binary.items():
+            arguments = [("in", cases.normal(n)), ("in", cases.normal(n)), ("out",), n]
+            cases.add(name, lambda a, b, n, f=f: f(a, b), arguments)
+        arguments = [("in", cases.normal(n)), ("in", cases.positive(n)), ("out",), n]
+        cases.add("vector_div", lambda a, b, n: a / b, arguments)
+        cases.add("vector_scale", lambda x, s, n: x * s, [("in", cases.normal(n)), ("out",), 1.7, n])
+        arguments = [0.3, ("in", cases.normal(n)), ("both", cases.normal(n)), n]
+        cases.add("saxpy", lambda s, x, y, n: s * x + y, arguments)
+        cases.add("fill", lambda v, n: np.full(n, v), [("out",), 0.25, n])
+    arguments = [("in", cases.normal(5, 7)), ("in", cases.normal(7)), ("out",), 5, 7]
+    cases.add("broadcast_add", lambda x, b, m, n: x + b, arguments)
+    for name, shape, axis in (("batch_norm", (5, 7), (7,)), ("batch_norm2d", (2, 3, 11), (3,))):
+        tail = [cases.normal(*axis), cases.normal(*axis), cases.normal(*axis), cases.positive(*axis)]
+
+        def formula(x, gamma, beta, mean, variance, *rest, shape=shape):
+            along = (slice(None),) + (None,) * (len(shape) - 2) if len(shape) == 3 else (slice(None),)
+            g, b, m, v = (each[along] for each in (gamma, beta, mean, variance))
+            return (x - m) / np.sqrt(v + rest[-1]) * g + b
+
+        arguments = [("in", cases.normal(*shape))] + [("in", each) for each in tail]
+        arguments += [("out",), *shape, 1e-5]
+        cases.add(name, formula, arguments, (0,) if name == "batch_norm2d" else (0, 1, 2), 8.0)
+
+
+def reductions(cases):
+    for n in (1, 257, 5003):
+        kinds = (0, 1, 2) if n < 1000 else (0,)
+        x = cases.normal(n)
+        add = lambda name, f, values, scale: cases.add(  # noqa: E731
+            name, lambda x, n: f(x), [("in", values), ("out",), n], kinds, scale)
+        add("reduce_sum", np.sum, x, lambda x, n: np.abs(x).sum())
+        add("reduce_max", np.max, x, 1.0)
+        add("reduce_min", np.min, x, 1.0)
+        near_one = 1 + 0.02 * cases.normal(n) if n < 1000 else 1 + 0.001 * cases.normal(n)
+        add("reduce_product", np.prod, near_one, lambda x, n: 5.0 * max(1.0, abs(np.prod(x))))
+        p = cases.positive(n)
+        p[n // 2 :: 3] = 0 if n > 1 else p[0]
+        entropy = lambda p: -(p[p > 0] * np.log(p[p > 0])).sum()  # noqa: E731
+        add("shannon_entropy", entropy, p / p.sum(), 8.0)
+        arguments = [("in", x), ("in", cases.normal(n)), ("out",), n]
+        cases.add("dot_product", lambda a, b, n: a @ b, arguments, kinds,
+                  lambda a, b, n: np.abs(a * b).sum())  # fmt: skip
+
+
+def rows(cases):
+    for m, n in ((1, 1), (3, 257), (1, 1031)):
+        kinds = (0, 1, 2) if n < 1000 else (0,)
+        x = cases.normal(m, n)
+        cases.add("softmax", lambda x, m, n: softmax(x), [("in", 3 * x), ("out",), m, n], kinds)
+        share = lambda x, m, n: x / x.sum(-1, keepdims=True)  # noqa: E731
+        cases.add("normalize", share, [("in", cases.positive(m, n)), ("out",), m, n], kinds)
+        gamma, beta = cases.normal(n), cases.normal(n)
+        layer = lambda x, g, b, m, n, eps: (  # noqa: E731
+            (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps) * g + b)
+        arguments = [("in", x), ("in", gamma), ("in", beta), ("out",), m, n, 1e-5]
+        cases.add("layer_norm", layer, arguments, kinds, 8.0)
+        arguments = [("in", x), ("in", gamma), ("out",), m, n, 1e-6]
+        cases.add("rms_norm", lambda x, g, m, n, eps: rms_norm(x, g, eps), arguments, kinds, 4.0)
+        arguments = [("in", x), ("in", cases.normal(m, n)), ("in", gamma), ("out",), ("out",), m, n, 1e-6]
+        added = lambda x, r, g, m, n, eps: (x + r, rms_norm(x + r, g, eps))  # noqa: E731
+        cases.add("fused_add_norm", added, arguments, kinds, 4.0)
+        cosine = lambda a, b, m, n: (a * b).sum(-1) / np.sqrt(  # noqa: E731
+            (a * a).sum(-1) * (b * b).sum(-1))
+        arguments = [("in", x), ("in", cases.normal(m, n)), ("out",), m, n]
+        cases.add("batch_cosine_similarity", cosine, arguments, kinds, 2.0)
+
+
+def matrices(cases):
+    relu = lambda x: np.maximum(x, 0)  # noqa: E731
+    same = lambda x: x  # noqa: E731
+    for m, k, n in ((1, 1, 1), (17, 33, 9), (129, 19, 131)):
+        kinds = (0, 1, 2) if m < 100 else (0,)
+        a, b, bias = cases.normal(m, k), cases.normal(k, n), cases.normal(n)
+        scale = lambda a, b, *rest: (np.abs(a) @ np.abs(b)).max() + 3  # noqa: E731
+        plain = [("in", a), ("in", b), ("out",), m, k, n]
+        cases.add("matrix_multiply", lambda a, b, m, k, n: a @ b, plain, kinds, scale)
+        if m > 100:
+            continue
+        cases.add("fused_matmul_relu", lambda a, b, m, k, n: relu(a @ b), plain, kinds, scale)
+        for name, act in (("linear", same), ("fused_linear_relu", relu), ("fused_linear_gelu", gelu)):
+            arguments = [("in", a), ("in", b), ("in", bias), ("out",), m, k, n]
+            cases.add(name, lambda a, b, c, m, k, n, act=act: act(a @ b + c), arguments, kinds, scale)
+        transposed = [("in", a), ("out",), m, k]
+        cases.add("matrix_transpose", lambda a, m, k: a.T, transposed, kinds)
+    arguments = [("in", cases.normal(3, 5, 7)), ("in", cases.normal(3, 7, 4)), ("out",), 3, 5, 7, 4]
+    cases.add("batch_matmul", lambda a, b, *dims: a @ b, arguments, scale=16.0)
+    arguments = [("in", cases.normal(6, 10)), ("out",), 6, 10, 1000]
+    cases.add("rope_encoding", lambda x, s, d, offset: rope(x, offset), arguments, scale=4.0)
+
+
+def images(cases):
+    for (kh, kw, stride, pad), (h, w) in (((3, 2, 1, 0), (6, 5)), ((3, 3, 2, 1), (7, 8)), ((1, 1, 1, 0), (1, 1))):
+        batch, channels, filters = 2, 3, 4
+        x = cases.normal(batch, channels, h, w)
+        shape = (batch, channels, h, w)
+        spread = [kh, kw, stride, pad]
+        weight, bias = cases.normal(filters, channels, kh, kw), cases.normal(filters)
+        conv = lambda x, f, b, *dims, s=spread: (  # noqa: E731
+            np.einsum("bcyxij,fcij->bfyx", windows(x, *s, 0.0), f) + b[None, :, None, None])
+        arguments = [("in", x), ("in", weight), ("in", bias), ("out",), *shape, filters, *spread]
+        cases.add("conv2d", conv, arguments, (0,), 40.0)
+        arguments = [("in", x), ("out",), *shape, *spread]
+        most = lambda x, *dims, s=spread: windows(x, *s, -np.inf).max((-1, -2))  # noqa: E731
+        cases.add("max_pool2d", most, arguments, (0,))
+        mean = lambda x, *dims, s=spread: windows(x, *s, 0.0).mean((-1, -2))  # noqa: E731
+        cases.add("avg_pool2d", mean, arguments, (0,), 4.0)
+        cases.add("im2col", lambda x, *dims, s=spread: im2col(x, *s), arguments, (0,))
+        columns = cases.normal(*im2col(x, *spread).shape)
+        back = lambda c, *dims, s=spread, shape=shape: col2im(c, shape, *s)  # noqa: E731
+        cases.add("col2im", back, [("in", columns), ("out",), *shape, *spread], (0,), 8.0)
+
+
+def main():
+    cases = Cases()
+    cases.add("noop", lambda: (), [], (0,))
+    for part in (element_wise, reductions, rows, matrices, images):
+        part(cases)
+    data = struct.pack("<I", len(cases.cases)) + b"".join(cases.cases)
+    path = ROOT / "cuda/tests/data/catalogue.bin"
+    path.write_bytes(data)
+    print(f"{len(cases.cases)} cases, {len(data)} bytes")
+
+
+if __name__ == "__main__":
+    main()
