@@ -922,3 +922,110 @@ fn check_extents(params: &[Param], args: &[GpuArg<'_>]) -> Result<()> {
     }
     Ok(())
 }
+
+/// What the elements of a catalogue kernel's buffers are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ElementType {
+    /// `f32`.
+    #[default]
+    F32,
+    /// IEEE halves, as the bits of `u16`.
+    F16,
+    /// bfloat16, as the bits of `u16`.
+    Bf16,
+}
+
+/// A kernel of the catalogue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReadyKernel {
+    /// Its name.
+    pub name: String,
+    /// Its parameters: "<x:n" is read, ">y:n" written, "=y:n" both, "#n" an integer, "%a" a factor.
+    pub signature: String,
+    /// How many arguments it takes.
+    pub parameter_count: u32,
+    /// Whether it is for `f32` only.
+    pub is_f32_only: bool,
+}
+
+/// The kernels that every context can run, by name.
+pub fn catalogue() -> Result<Vec<ReadyKernel>> {
+    // SAFETY: answers with a number.
+    let count = unsafe { ffi::wcuda_compute_kernel_count() };
+    (0..count)
+        .map(|index| {
+            let mut kernel = ffi::wcuda_compute_kernel::init();
+            // SAFETY: `kernel` is valid and sized.
+            crate::error::call(|error| unsafe {
+                ffi::wcuda_compute_kernel_at(index, &mut kernel, error)
+            })?;
+            // SAFETY: both are static texts.
+            let (name, signature) = unsafe {
+                (
+                    crate::native_text::as_str(kernel.name)?,
+                    crate::native_text::as_str(kernel.signature)?,
+                )
+            };
+            Ok(ReadyKernel {
+                name: name.to_owned(),
+                signature: signature.to_owned(),
+                parameter_count: kernel.parameter_count,
+                is_f32_only: kernel.is_f32_only != 0,
+            })
+        })
+        .collect()
+}
+
+impl CudaContext {
+    /// Runs a kernel of the [`catalogue`] on a stream (none: the context's own, which copies follow)
+    /// and does not wait. Numbers, kinds, extents and overlaps are checked first.
+    ///
+    /// ```
+    /// # use worker_cuda::{CudaContext, ElementType, GpuArg};
+    /// # fn main() -> worker_cuda::Result<()> {
+    /// let context = CudaContext::host()?;
+    /// let a = context.alloc_from(&[1.0f32, 2.0, 3.0, 4.0])?; // (2, 2)
+    /// let mut c = context.alloc::<f32>(4)?;
+    /// let args = [
+    ///     GpuArg::from(&a),
+    ///     (&a).into(),
+    ///     (&mut c).into(),
+    ///     2u32.into(),
+    ///     2u32.into(),
+    ///     2u32.into(),
+    /// ];
+    /// context.run_ready("matrix_multiply", ElementType::F32, &args, None)?;
+    /// assert_eq!(c.to_vec()?, [7.0, 10.0, 15.0, 22.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn run_ready(
+        &self,
+        name: &str,
+        elements: ElementType,
+        args: &[GpuArg<'_>],
+        stream: Option<&crate::stream::Stream>,
+    ) -> Result<()> {
+        let natives = crate::module::natives(args)?;
+        let elements = match elements {
+            ElementType::F32 => ffi::WCUDA_ARG_F32,
+            ElementType::F16 => ffi::WCUDA_ARG_F16,
+            ElementType::Bf16 => ffi::WCUDA_ARG_BF16,
+        };
+        // SAFETY: the arguments point into `args`, which lives; the kernels keep to their signatures,
+        // which are checked.
+        crate::error::call(|error| unsafe {
+            ffi::wcuda_compute_run(
+                self.handle(),
+                as_native(name),
+                elements,
+                natives.as_ptr(),
+                natives.len() as u64,
+                crate::stream::native(stream),
+                error,
+            )
+        })
+    }
+}

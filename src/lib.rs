@@ -91,8 +91,8 @@ pub mod version;
 
 pub use allocator::{AllocationId, CudaVramAllocator};
 pub use compute::{
-    ComputeStats, Dim, ExecutionResult, Fallback, GpuCompute, GpuDevice, HostCall, KernelLauncher,
-    KernelSpec,
+    ComputeStats, Dim, ElementType, ExecutionResult, Fallback, GpuCompute, GpuDevice, HostCall,
+    KernelLauncher, KernelSpec, ReadyKernel, catalogue,
 };
 pub use context::{ContextBuilder, ContextInfo, CudaContext, Scrub};
 pub use device::{Backend, DeviceCaps, cuda_available, devices};

@@ -401,6 +401,11 @@ impl<'a, T: DeviceRepr> From<&'a mut SafeCudaPtr<T>> for GpuArg<'a> {
     }
 }
 
+/// The arguments as the library takes them; valid as long as `args` stay where they are.
+pub(crate) fn natives(args: &[GpuArg<'_>]) -> Result<Vec<ffi::wcuda_argument>> {
+    args.iter().map(GpuArg::to_native).collect()
+}
+
 /// A kernel, ready to be launched.
 #[derive(Debug)]
 pub struct CudaFunction {
@@ -449,10 +454,7 @@ impl CudaFunction {
         if config.cooperative {
             launch.flags |= ffi::WCUDA_LAUNCH_COOPERATIVE;
         }
-        let natives = args
-            .iter()
-            .map(GpuArg::to_native)
-            .collect::<Result<Vec<_>>>()?;
+        let natives = natives(args)?;
         // SAFETY: the arguments point into `args`, which lives; what the code does is the caller's.
         call(|error| unsafe {
             ffi::wcuda_kernel_launch(

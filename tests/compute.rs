@@ -7,8 +7,9 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use worker_cuda::{
-    CacheResult, CodeKind, CudaContext, CudaModule, Dim, ErrorKind, Fallback, GpuArg, GpuCompute,
-    KernelCache, KernelSpec, Priority, Program, ProgramBuilder, cuda_available,
+    CacheResult, CodeKind, CudaContext, CudaModule, Dim, ElementType, ErrorKind, Fallback, GpuArg,
+    GpuCompute, KernelCache, KernelSpec, Priority, Program, ProgramBuilder, catalogue,
+    cuda_available,
 };
 
 fn host() -> GpuCompute {
@@ -285,6 +286,39 @@ fn copies_that_do_not_wait_give_their_memory_back() {
     let error = buffer.write_async(50, short, None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfRange);
     std::mem::forget(buffer.read_async(0, target, None).unwrap());
+}
+
+#[test]
+fn ready_kernels_compute_and_check_their_arguments() {
+    let kernels = catalogue().unwrap();
+    assert!(kernels.len() >= 39);
+    let gelu = kernels.iter().find(|kernel| kernel.name == "gelu").unwrap();
+    assert_eq!(
+        (
+            gelu.signature.as_str(),
+            gelu.parameter_count,
+            gelu.is_f32_only
+        ),
+        ("<x:n >y:n #n", 3, false)
+    );
+    let context = CudaContext::host().unwrap();
+    let halves = context.alloc_from(&[0x3c00u16, 0xbc00, 0x4000]).unwrap();
+    let mut result = context.alloc::<u16>(3).unwrap();
+
+    let args = [(&halves).into(), (&mut result).into(), 3u64.into()];
+    context
+        .run_ready("relu", ElementType::F16, &args, None)
+        .unwrap();
+
+    assert_eq!(result.to_vec().unwrap(), [0x3c00, 0, 0x4000]);
+    let args = [(&halves).into(), (&halves).into(), 3i32.into()];
+    let error = context
+        .run_ready("relu", ElementType::F16, &args, None)
+        .unwrap_err();
+    assert_eq!(
+        error.message(),
+        "relu: argument 1 ('y') is written, only reading is granted"
+    );
 }
 
 /// A builder that finds NVRTC, or the reason to skip.

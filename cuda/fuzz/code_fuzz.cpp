@@ -1,0 +1,14 @@
+// libFuzzer target: any bytes as device code.
+#include <cstdio>
+#include <cstdlib>
+
+#include "fuzz/jit_entry.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
+  const std::string wrong = wcuda::fuzz::exercise_code(data, bytes);
+  if (!wrong.empty()) {
+    std::fprintf(stderr, "code_fuzz: %s\n", wrong.c_str());
+    std::abort();
+  }
+  return 0;
+}
