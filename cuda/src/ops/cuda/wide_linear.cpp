@@ -143,6 +143,13 @@ Status WideLinear::run_sums(const LinearArgs& args, const Launch& launch) {
 }
 
 Status WideLinear::multiply(const Layer& layer, const Launch& launch) {
+  Status status = queue(layer, launch);
+  // What comes next may not know of a piece that nothing waits for.
+  if (!status.ok()) (void)cudaStreamSynchronize(side_);
+  return status;
+}
+
+Status WideLinear::queue(const Layer& layer, const Launch& launch) {
   const uint32_t cols = layer.input.cols, columns = layer.input.columns;
   const uint64_t column_bytes = 2ull * cols;
   Piece piece;

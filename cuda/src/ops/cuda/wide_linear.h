@@ -70,6 +70,7 @@ class WideLinear {
   };
   kernels::WideInputArgs input_of(const kernels::LinearArgs& args) const;
   Status multiply(const Layer& layer, const kernels::Launch& launch);
+  Status queue(const Layer& layer, const kernels::Launch& launch);
   Status make_weights(const Layer& layer, const Piece& piece, const kernels::Launch& launch);
   Status make_weights_beside(const Layer& layer, const Piece& piece, const kernels::Launch& launch);
   Status multiply_columns(const Layer& layer, const Piece& piece, uint32_t first, uint32_t columns,
