@@ -1101,7 +1101,6 @@ unsafe extern "C" {
 pub const WCUDA_SCRUB_NONE: i32 = 0;
 pub const WCUDA_SCRUB_ON_FREE: i32 = 1;
 pub const WCUDA_SCRUB_ON_ALLOC: i32 = 2;
-
 pub const WCUDA_PLACE_DEVICE: i32 = 1;
 pub const WCUDA_PLACE_OTHER_DEVICE: i32 = 2;
 pub const WCUDA_PLACE_MANAGED: i32 = 3;
@@ -1460,6 +1459,12 @@ unsafe extern "C" {
         error: *mut wcuda_error,
     ) -> wcuda_status;
     pub fn wcuda_module_destroy(module: wcuda_module);
+    pub fn wcuda_module_global_get(
+        module: wcuda_module,
+        name: wcuda_string,
+        buffer: *mut wcuda_buffer,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
 }
 
 c_struct! {

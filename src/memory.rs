@@ -134,6 +134,24 @@ impl CudaContext {
         }
     }
 
+    /// Takes a buffer's handle over; its size must be a multiple of `T`'s.
+    pub(crate) fn wrap_buffer<T: DeviceRepr>(
+        &self,
+        handle: ffi::wcuda_buffer,
+    ) -> Result<SafeCudaPtr<T>> {
+        let mut bytes = 0;
+        // SAFETY: `bytes` is valid.
+        let sized = call(|error| unsafe { ffi::wcuda_buffer_size_get(handle, &mut bytes, error) });
+        let width = size_of::<T>() as u64;
+        let buffer = self.wrap(handle, (bytes / width) as usize);
+        sized?;
+        if bytes % width == 0 {
+            return Ok(buffer);
+        }
+        let message = format!("{bytes} bytes are no whole elements of {width}");
+        Err(Error::new(ErrorKind::InvalidArgument, message))
+    }
+
     /// Allocates `len` zeros.
     pub fn alloc_zeroed<T: DeviceRepr>(&self, len: usize) -> Result<SafeCudaPtr<T>> {
         let mut buffer = self.alloc(len)?;

@@ -78,6 +78,21 @@ impl CudaModule {
         CudaFunction::create(&self.0.context, &options)
     }
 
+    /// A variable of the module (`__device__` or `__constant__`), as memory: a view that keeps the
+    /// module. Its size must be a multiple of `T`'s.
+    ///
+    /// # Safety
+    /// One view of a variable at a time: each is `&mut` to the same memory. Kernels that use the variable
+    /// and calls on the view are ordered by the context's own stream, else by events.
+    pub unsafe fn global<T: DeviceRepr>(&self, name: &str) -> Result<SafeCudaPtr<T>> {
+        let mut buffer = ffi::wcuda_buffer::zeroed();
+        // SAFETY: `buffer` is valid.
+        call(|error| unsafe {
+            ffi::wcuda_module_global_get(self.0.handle, as_native(name), &mut buffer, error)
+        })?;
+        self.0.context.wrap_buffer(buffer)
+    }
+
     /// The context it is loaded in.
     pub fn context(&self) -> &CudaContext {
         &self.0.context

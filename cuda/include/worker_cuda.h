@@ -1295,6 +1295,12 @@ WCUDA_API wcuda_status wcuda_module_load_program(wcuda_context context, wcuda_pr
  * the last goes. [any thread] */
 WCUDA_API void wcuda_module_destroy(wcuda_module module);
 
+/* A variable of the module (__device__ or __constant__) as a buffer: a view of the module's memory, in
+ * the ledger as adopted, that keeps the module. WCUDA_NOT_FOUND when there is none of this name.
+ * [any thread] */
+WCUDA_API wcuda_status wcuda_module_global_get(wcuda_module module, wcuda_string name,
+                                               wcuda_buffer* buffer, wcuda_error* error);
+
 typedef struct wcuda_kernel {
   uint64_t id;
 } wcuda_kernel;
@@ -1448,8 +1454,9 @@ typedef struct wcuda_compute_kernel {
   wcuda_string name;       /* static text, as below */
   wcuda_string signature;  /* the parameters, apart by spaces: "<x:n" a buffer that is read, ">y:n" one
                               that is written, "=y:n" both, each with its elements as a product
-                              ("rows*width"; oh and ow are what a window of kh x kw gives); "#n" an
-                              integer of any width; "%alpha" an f32 or f64. "!1" is no parameter */
+                              ("rows*width"; oh and ow are what a window of kh x kw gives), of the
+                              call's type or, as "y/i32", of that; "#n" an integer of any width;
+                              "%alpha" an f32 or f64. "!1" is no parameter */
   uint32_t parameter_count;
   uint32_t reserved;
 } wcuda_compute_kernel;

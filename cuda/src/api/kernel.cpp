@@ -2,9 +2,9 @@
 #include "api/kernel.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string_view>
 
+#include "api/buffer.h"
 #include "api/guard.h"
 #include "api/program.h"
 #include "base/text.h"
@@ -26,6 +26,27 @@ Result<uint64_t> load(const Context& context, const void* code, uint64_t bytes,
   const std::string ended(static_cast<const char*>(code), bytes);
   WCUDA_ASSIGN(object->module, backend.module_load(ended.c_str(), bytes));
   return insert(Kind::kModule, std::move(object));
+}
+
+// A name of something in the code: no NUL, not empty.
+Result<std::string> read_name(const wcuda_string& name) {
+  WCUDA_TRY(check_string(name, "name"));
+  std::string result(name.data ? name.data : "", name.bytes);
+  if (result.empty() || result.find('\0') != std::string::npos)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "name: is empty or has a NUL");
+  return result;
+}
+
+Result<uint64_t> global(std::shared_ptr<ModuleObject> module, const std::string& name) {
+  vram::Memory& memory = *module->memory;
+  const auto expression = module->names.find(name);
+  WCUDA_ASSIGN(const auto found,
+               memory.backend().module_global(
+                   module->module, expression == module->names.end() ? name : expression->second));
+  auto object = std::make_shared<BufferObject>();
+  object->owner = std::move(module);
+  WCUDA_ASSIGN(object->buffer, memory.adopt(found.first, found.second, name));
+  return insert(Kind::kBuffer, std::move(object));
 }
 
 Result<jit::Parameter> read_parameter(const wcuda_parameter& from, uint64_t index) {
@@ -83,10 +104,7 @@ Status find_code(wcuda_module handle, KernelObject* kernel) {
 Result<uint64_t> create(const Context& context, const wcuda_kernel_options& options) {
   auto kernel = std::make_shared<KernelObject>();
   kernel->memory = context.memory;
-  WCUDA_TRY(check_string(options.name, "name"));
-  kernel->name.assign(options.name.data ? options.name.data : "", options.name.bytes);
-  if (kernel->name.empty() || std::strlen(kernel->name.c_str()) != kernel->name.size())
-    return Status::error(WCUDA_INVALID_ARGUMENT, "name: is empty or has a NUL");
+  WCUDA_ASSIGN(kernel->name, read_name(options.name));
   if (options.module.id == 0 && !options.host)
     return Status::error(WCUDA_UNSUPPORTED_KERNEL,
                          "kernel '%s': has neither a module nor a host function",
@@ -192,6 +210,17 @@ extern "C" wcuda_status wcuda_module_load_program(wcuda_context context, wcuda_p
 extern "C" void wcuda_module_destroy(wcuda_module module) {
   guarded_void("wcuda_module_destroy",
                [&] { return destroy_handle(Kind::kModule, module.id, "module"); });
+}
+
+extern "C" wcuda_status wcuda_module_global_get(wcuda_module module, wcuda_string name,
+                                                wcuda_buffer* buffer, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(auto object, resolve<ModuleObject>(Kind::kModule, module.id, "module"));
+    WCUDA_TRY(check_not_null(buffer, "buffer"));
+    WCUDA_ASSIGN(const std::string checked, read_name(name));
+    WCUDA_ASSIGN(buffer->id, global(std::move(object), checked));
+    return {};
+  });
 }
 
 extern "C" wcuda_status wcuda_kernel_create(wcuda_context context,

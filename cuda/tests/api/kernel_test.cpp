@@ -517,6 +517,33 @@ TEST_F(GpuKernels, a_module_lives_as_long_as_its_kernels_and_may_go_while_they_r
   synchronize();
 }
 
+TEST_F(GpuKernels, globals_are_buffers) {
+  const std::string name = "counters", none = "nothing";
+  wcuda_buffer counters{0};
+  ASSERT_EQ(wcuda_module_global_get(module_, text(name), &counters, &error_), WCUDA_OK)
+      << error_.message;
+  EXPECT_EQ(read<int32_t>(counters, 4), (std::vector<int32_t>{1, 2, 3, 4}));
+  launch_.block[0] = 4;
+  const wcuda_kernel count_up = kernel("count_up");
+  ASSERT_EQ(launch(count_up, {}), WCUDA_OK) << error_.message;
+  EXPECT_EQ(read<int32_t>(counters, 4), (std::vector<int32_t>{11, 12, 13, 14}));
+  write(counters, std::vector<int32_t>{0, 0, 0, 5});
+  ASSERT_EQ(launch(count_up, {}), WCUDA_OK) << error_.message;
+  EXPECT_EQ(read<int32_t>(counters, 4), (std::vector<int32_t>{10, 10, 10, 15}));
+
+  wcuda_buffer nothing{77};
+  EXPECT_EQ(wcuda_module_global_get(module_, text(none), &nothing, &error_), WCUDA_NOT_FOUND);
+  EXPECT_EQ(nothing.id, 77u);
+  // The view keeps the module.
+  wcuda_module_destroy(module_);
+  for (const wcuda_kernel each : kernels_) wcuda_kernel_destroy(each);
+  module_ = {0};
+  kernels_.clear();
+  EXPECT_EQ(read<int32_t>(counters, 1)[0], 10);
+  EXPECT_EQ(context_.memory(WCUDA_PURPOSE_ADOPTED).current_bytes, 16u);
+  wcuda_buffer_destroy(counters);
+}
+
 TEST_F(GpuKernels, streams_order_launches_and_events_time_and_time_out) {
   wcuda_stream stream{0};
   wcuda_event begin{0}, end{0};
