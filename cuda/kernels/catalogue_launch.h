@@ -13,6 +13,8 @@ cudaError_t catalogue_launch(CatalogueOp op, const CatalogueArgs& args, int64_t 
 
 cudaError_t catalogue_reduce(CatalogueOp op, const CatalogueArgs& args, cudaStream_t stream);
 cudaError_t catalogue_rows(CatalogueOp op, const CatalogueArgs& args, cudaStream_t stream);
+cudaError_t catalogue_random(CatalogueOp op, const CatalogueArgs& args, int64_t count,
+                             cudaStream_t stream);
 cudaError_t catalogue_matmul(CatalogueOp op, const CatalogueArgs& args, cudaStream_t stream);
 
 }  // namespace wcuda::kernels

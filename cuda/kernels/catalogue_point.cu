@@ -51,6 +51,8 @@ cudaError_t catalogue_launch(CatalogueOp op, const CatalogueArgs& args, int64_t 
       return catalogue_reduce(op, args, stream);
       WCUDA_ROW_OPS(WCUDA_OP)
       return catalogue_rows(op, args, stream);
+      WCUDA_RANDOM_OPS(WCUDA_OP)
+      return catalogue_random(op, args, count, stream);
 #undef WCUDA_OP
     default:
       return catalogue_matmul(op, args, stream);

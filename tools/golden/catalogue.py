@@ -4,7 +4,7 @@ rounded to each type first. Writes cuda/tests/data/catalogue.bin:
     u32 cases; each: u8 bytes and name, u8 type (0 f32, 1 f16, 2 bf16), u8 arguments, f32 absolute and
     relative tolerance; each argument: u8 role (0 read, 1 written, 2 both, 3 integer, 4 factor), then for
     integers i64, for factors f32, for buffers u32 elements, the elements of the type (read, both), and
-    the expected values as f32 (written, both). Little-endian.
+    the expected values as f32 (written, both). Role 5 is written as i32. Little-endian.
 
 Tolerances: relative, eight steps of f32 or one of the narrower type; absolute, 2e-6 of the largest sum of
 magnitudes that a result is made of.
@@ -17,7 +17,7 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).parents[2]
 RELATIVE = {0: 8 * 2.0**-23, 1: 2.0**-10, 2: 2.0**-7}
-READ, WRITTEN, BOTH, INTEGER, FACTOR = range(5)
+READ, WRITTEN, BOTH, INTEGER, FACTOR, WRITTEN_I32 = range(6)
 
 
 def round_to(values, kind):
@@ -54,7 +54,7 @@ class Cases:
                     given.append(int(argument))
                 elif isinstance(argument, float):
                     given.append(float(np.float32(argument)))
-                elif argument[0] != "out":
+                elif not argument[0].startswith("out"):
                     values, raw = round_to(argument[1], kind)
                     given.append(values)
                     packed.append(raw)
@@ -69,12 +69,13 @@ class Cases:
                 elif isinstance(argument, float):
                     case += struct.pack("<Bf", FACTOR, argument)
                 else:
-                    role = {"in": READ, "out": WRITTEN, "both": BOTH}[argument[0]]
+                    role = {"in": READ, "out": WRITTEN, "both": BOTH, "out i32": WRITTEN_I32}[argument[0]]
                     case += struct.pack("<B", role)
                     expected = None if role == READ else np.ravel(results.pop(0))
-                    count = np.size(argument[1]) if role != WRITTEN else expected.size
+                    is_input = role in (READ, BOTH)
+                    count = np.size(argument[1]) if is_input else expected.size
                     case += struct.pack("<I", count)
-                    if role != WRITTEN:
+                    if is_input:
                         case += packed.pop(0)
                     if role != READ:
                         case += expected.astype("<f4").tobytes()
@@ -257,10 +258,57 @@ def images(cases):
         cases.add("col2im", back, [("in", columns), ("out",), *shape, *spread], (0,), 8.0)
 
 
+def philox(seed, index):
+    """Words `index` of Philox4x32-10, four a block."""
+    block = index // 4
+    low = np.uint64(0xFFFFFFFF)
+    words = [(block & 0xFFFFFFFF).astype(np.uint64), (block >> 32).astype(np.uint64)]
+    words += [np.zeros_like(words[0])] * 2
+    keys = [seed & 0xFFFFFFFF, seed >> 32]
+    for _ in range(10):
+        a, b = np.uint64(0xD2511F53) * words[0], np.uint64(0xCD9E8D57) * words[2]
+        high_a, high_b = a >> np.uint64(32), b >> np.uint64(32)
+        words = [high_b ^ words[1] ^ np.uint64(keys[0]), b & low,
+                 high_a ^ words[3] ^ np.uint64(keys[1]), a & low]  # fmt: skip
+        keys = [(keys[0] + 0x9E3779B9) & 0xFFFFFFFF, (keys[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return np.choose(index % 4, words)
+
+
+def unit(seed, index):
+    return (philox(seed, index) >> np.uint64(8)).astype(np.float64) * 2.0**-24
+
+
+def draws(cases):
+    # Random123, kat_vectors, philox4x32 10, counter and key 0.
+    assert [hex(word) for word in philox(0, np.arange(4))] == ["0x6627e8d5", "0xe169c58d", "0xbc57ac4c", "0x9b00dbd8"]
+
+    def normal(mean, deviation, n, seed, offset):
+        index = np.arange(n) + offset
+        even = index & ~1
+        radius = np.sqrt(-2 * np.log(1 - unit(seed, even)))
+        angle = 2 * np.pi * unit(seed, even + 1)
+        return mean + deviation * radius * np.where(index == even, np.cos(angle), np.sin(angle))
+
+    def categorical(p, rows, width, seed, offset):
+        sums = np.cumsum(p, axis=1)
+        wanted = unit(seed, np.arange(rows) + offset)[:, None] * sums[:, -1:]
+        assert np.abs(sums - wanted).min() > 1e-5
+        return np.minimum((sums <= wanted).sum(1), width - 1)
+
+    for n, seed, offset in ((1, 7, 0), (301, 0x123456789ABCDE, 5), (64, 3, (1 << 34) + 3)):
+        uniform = lambda low, high, n, seed, offset: (  # noqa: E731
+            low + (high - low) * unit(seed, np.arange(n) + offset))
+        cases.add("uniform", uniform, [("out",), -2.0, 3.0, n, seed, offset], scale=3.0)
+        cases.add("normal", normal, [("out",), 0.5, 2.0, n, seed, offset], scale=6.0)
+    weights = cases.positive(40, 9)
+    arguments = [("in", weights), ("out i32",), 40, 9, 11, 2]
+    cases.add("categorical", categorical, arguments)
+
+
 def main():
     cases = Cases()
     cases.add("noop", lambda: (), [], (0,))
-    for part in (element_wise, reductions, rows, matrices, images):
+    for part in (element_wise, reductions, rows, matrices, images, draws):
         part(cases)
     data = struct.pack("<I", len(cases.cases)) + b"".join(cases.cases)
     path = ROOT / "cuda/tests/data/catalogue.bin"

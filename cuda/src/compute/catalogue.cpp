@@ -48,6 +48,8 @@ constexpr Row kTable[] = {
      ">y:batch*channels*area #batch #channels #area %eps"},
     {"broadcast_add", CatalogueOp::kBroadcastAdd, kAnyType, kAlias,
      "<x:batch*features <bias:features >y:batch*features #batch #features"},
+    {"categorical", CatalogueOp::kCategorical, kAnyType, kApart,
+     "<p:rows*width >y/i32:rows #rows #width #seed #offset"},
     {"col2im", CatalogueOp::kCol2im, kF32Only, kApart,
      "<x:batch*channels*kh*kw*oh*ow >y:batch*channels*h*w #batch #channels #h #w #kh #kw #stride "
      "#pad"},
@@ -78,6 +80,7 @@ constexpr Row kTable[] = {
      "<x:rows*cols >y:rows*cols #rows #cols"},
     {"max_pool2d", CatalogueOp::kMaxPool2d, kF32Only, kApart, kPool},
     {"noop", CatalogueOp::kNoop, kAnyType, kApart, ""},
+    {"normal", CatalogueOp::kNormal, kAnyType, kApart, ">y:n %mean %deviation #n #seed #offset"},
     {"normalize", CatalogueOp::kNormalize, kAnyType, kAlias, kRowsOf},
     {"reduce_max", CatalogueOp::kMax, kAnyType, kApart, "<x:n >y:1 #n"},
     {"reduce_min", CatalogueOp::kMin, kAnyType, kApart, "<x:n >y:1 #n"},
@@ -95,6 +98,7 @@ constexpr Row kTable[] = {
     {"swiglu", CatalogueOp::kSwiglu, kAnyType, kAlias, "<gate:n <up:n >y:n #n"},
     {"tanh", CatalogueOp::kTanh, kAnyType, kAlias, kUnary},
     {"tensor_add", CatalogueOp::kVectorAdd, kAnyType, kAlias, kBinary},
+    {"uniform", CatalogueOp::kUniform, kAnyType, kApart, ">y:n %low %high #n #seed #offset"},
     {"vector_add", CatalogueOp::kVectorAdd, kAnyType, kAlias, kBinary},
     {"vector_div", CatalogueOp::kVectorDiv, kAnyType, kAlias, kBinary},
     {"vector_mul", CatalogueOp::kVectorMul, kAnyType, kAlias, kBinary},
@@ -129,6 +133,9 @@ CatalogueEntry read_row(const Row& row) {
                                    : Role::kFactor;
     const size_t colon = word.find(':');
     param.name = word.substr(0, colon);
+    const size_t slash = param.name.find("/i32");
+    param.is_i32 = slash != std::string::npos;
+    param.name = param.name.substr(0, slash);
     if (colon != std::string::npos) param.extent = split(word.substr(colon + 1), '*');
     entry.params.push_back(std::move(param));
   }
@@ -262,11 +269,12 @@ Result<PreparedCall> prepare_call(const CatalogueEntry& entry, Dtype type,
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!is_buffer(entry.params[i].role)) continue;
     WCUDA_ASSIGN(const int64_t count, extent_of(entry, i, dims));
-    used[i] = static_cast<uint64_t>(count) * element_bytes(type);
+    const uint64_t width = entry.params[i].is_i32 ? sizeof(int32_t) : element_bytes(type);
+    used[i] = static_cast<uint64_t>(count) * width;
     if (arguments[i].bytes < used[i])
       return wrong(entry, i, "has %" PRIu64 " bytes, it needs %" PRIu64, arguments[i].bytes,
                    used[i]);
-    if (reinterpret_cast<uintptr_t>(arguments[i].data) % element_bytes(type) != 0)
+    if (reinterpret_cast<uintptr_t>(arguments[i].data) % width != 0)
       return wrong(entry, i, "begins inside an element");
     call.bytes += used[i];
     if (is_written(entry.params[i].role)) {

@@ -17,6 +17,7 @@ enum class Role { kRead, kWrite, kUpdate, kInteger, kFactor };
 struct CatalogueParam {
   Role role;
   std::string name;
+  bool is_i32 = false;              // a buffer of i32, whatever the call's type
   std::vector<std::string> extent;  // of a buffer: names of integers, numbers, and oh, ow
 };
 
@@ -60,6 +61,8 @@ Status run_call(const CatalogueEntry& entry, const PreparedCall& call, vram::Mem
 
 // The host's half: computes at once.
 void run_on_host(kernels::CatalogueOp op, const kernels::CatalogueArgs& args, int64_t count);
+// The random draws of it.
+void draw_on_host(kernels::CatalogueOp op, const kernels::CatalogueArgs& args, int64_t count);
 // The device's half, on a CUDA backend.
 Status run_on_device(kernels::CatalogueOp op, const kernels::CatalogueArgs& args, int64_t count,
                      Backend& backend, Stream stream);

@@ -115,6 +115,10 @@ void run_on_host(CatalogueOp op, const CatalogueArgs& args, int64_t count) {
     WCUDA_BY_TYPE(rows_typed, row::name)
       WCUDA_ROW_OPS(WCUDA_OP)
 #undef WCUDA_OP
+#define WCUDA_OP(name) case CatalogueOp::k##name:
+      WCUDA_RANDOM_OPS(WCUDA_OP)
+      return draw_on_host(op, args, count);
+#undef WCUDA_OP
     default:
       if (args.type == Dtype::kF32) matmul_typed<float>(op, args);
       if (args.type == Dtype::kF16) matmul_typed<Half>(op, args);

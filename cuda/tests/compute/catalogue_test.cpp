@@ -19,7 +19,7 @@
 namespace wcuda::testing {
 namespace {
 
-enum Role : uint8_t { kRead, kWritten, kBoth, kInteger, kFactor };
+enum Role : uint8_t { kRead, kWritten, kBoth, kInteger, kFactor, kWrittenI32 };
 
 struct GoldenArgument {
   uint8_t role = 0;
@@ -60,9 +60,9 @@ std::vector<GoldenCase> golden_cases() {
       good = good && reader.read(&argument.role);
       if (argument.role == kInteger) good = good && reader.read(&argument.integer);
       if (argument.role == kFactor) good = good && reader.read(&argument.factor);
-      if (argument.role >= kInteger) continue;
+      if (argument.role == kInteger || argument.role == kFactor) continue;
       good = good && reader.read(&argument.count);
-      if (argument.role != kWritten) {
+      if (argument.role == kRead || argument.role == kBoth) {
         good = good && reader.take(argument.count * element_bytes(each.type), &view);
         argument.given = view;
       }
@@ -97,11 +97,12 @@ class Call {
         to.kind = WCUDA_ARG_F32;
         to.data = &from.factor;
       } else {
-        const uint64_t bytes = uint64_t{from.count} * element_bytes(golden.type);
+        const uint64_t bytes =
+            uint64_t{from.count} * (from.role == kWrittenI32 ? 4 : element_bytes(golden.type));
         buffers_.push_back(std::make_unique<TestBuffer>(context, bytes));
         to.kind = WCUDA_ARG_BUFFER;
         to.buffer = buffers_.back()->handle();
-        if (from.role == kWritten)
+        if (from.given.empty())
           EXPECT_EQ(wcuda_buffer_fill(to.buffer, 0, bytes, 0xff, 1, nullptr), WCUDA_OK);
         else
           EXPECT_EQ(wcuda_buffer_write(to.buffer, 0, from.given.data(), bytes, nullptr), WCUDA_OK);
@@ -139,8 +140,10 @@ void check_results(const GoldenCase& golden, const Call& call) {
     const std::vector<uint8_t> data = call.read(i);
     int wrong = 0;
     for (size_t k = 0; k < argument.expected.size(); ++k) {
-      const double expected = argument.expected[k], found = element(data, golden.type, k);
-      const double bound = golden.absolute + golden.relative * std::fabs(expected);
+      const bool is_i32 = argument.role == kWrittenI32;
+      const double expected = argument.expected[k];
+      const double found = is_i32 ? load_le<int32_t>(&data[4 * k]) : element(data, golden.type, k);
+      const double bound = is_i32 ? 0 : golden.absolute + golden.relative * std::fabs(expected);
       if (std::fabs(found - expected) <= bound || ++wrong > 3) continue;
       ADD_FAILURE() << golden.name << " type " << int{golden.type} << " argument " << i
                     << " element " << k << ": " << found << ", expected " << expected << " within "
