@@ -59,6 +59,7 @@
 
 pub mod allocator;
 mod callback;
+pub mod catalogue;
 #[cfg(feature = "text")]
 pub mod compat;
 pub mod compute;
@@ -90,9 +91,10 @@ pub mod text;
 pub mod version;
 
 pub use allocator::{AllocationId, CudaVramAllocator};
+pub use catalogue::{ElementType, Layer, ReadyKernel, catalogue};
 pub use compute::{
-    ComputeStats, Dim, ElementType, ExecutionResult, Fallback, GpuCompute, GpuDevice, HostCall,
-    KernelLauncher, KernelSpec, ReadyKernel, catalogue,
+    ComputeStats, Dim, ExecutionResult, Fallback, GpuCompute, GpuDevice, HostCall, KernelLauncher,
+    KernelSpec,
 };
 pub use context::{ContextBuilder, ContextInfo, CudaContext, Scrub};
 pub use device::{Backend, DeviceCaps, cuda_available, devices};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use worker_cuda::{
     CacheResult, CodeKind, CudaContext, CudaModule, Dim, ElementType, ErrorKind, Fallback, GpuArg,
-    GpuCompute, KernelCache, KernelSpec, Priority, Program, ProgramBuilder, catalogue,
+    GpuCompute, KernelCache, KernelSpec, Layer, Priority, Program, ProgramBuilder, catalogue,
     cuda_available,
 };
 
@@ -319,6 +319,109 @@ fn ready_kernels_compute_and_check_their_arguments() {
         error.message(),
         "relu: argument 1 ('y') is written, only reading is granted"
     );
+}
+
+/// The network of the older classifier against the same in double precision.
+#[test]
+fn neural_forward_of_four_layers_equals_double_precision() {
+    let context = CudaContext::host().unwrap();
+    neural_forward_equals_double_precision(&context);
+}
+
+fn neural_forward_equals_double_precision(context: &CudaContext) {
+    let mut state = 1u64;
+    let mut draw = |count: usize, scale: f32| -> Vec<f32> {
+        let mut next = || {
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * scale
+        };
+        (0..count).map(|_| next()).collect()
+    };
+    let sizes = [100, 64, 32, 16, 5];
+    for batch in [1, 7] {
+        let x = draw(batch * 100, 1.0);
+        let parts: Vec<_> = sizes
+            .windows(2)
+            .map(|pair| {
+                (
+                    draw(pair[0] * pair[1], (2.0 / pair[0] as f32).sqrt()),
+                    draw(pair[1], 0.1),
+                )
+            })
+            .collect();
+        let mut expected: Vec<f64> = x.iter().map(|&value| value.into()).collect();
+        for (index, (weights, bias)) in parts.iter().enumerate() {
+            let (inputs, outputs) = (sizes[index], sizes[index + 1]);
+            let mut next = vec![0.0; batch * outputs];
+            for (i, value) in next.iter_mut().enumerate() {
+                let (row, col) = (i / outputs, i % outputs);
+                let dot: f64 = (0..inputs)
+                    .map(|k| expected[row * inputs + k] * f64::from(weights[k * outputs + col]))
+                    .sum();
+                *value = dot + f64::from(bias[col]);
+                if index < 3 {
+                    *value = value.max(0.0);
+                }
+            }
+            expected = next;
+        }
+        for row in expected.chunks_mut(5) {
+            let sum: f64 = row.iter().map(|value| value.exp()).sum();
+            row.iter_mut().for_each(|value| *value = value.exp() / sum);
+        }
+
+        let resident: Vec<_> = parts
+            .iter()
+            .map(|(w, b)| {
+                (
+                    context.alloc_from(w).unwrap(),
+                    context.alloc_from(b).unwrap(),
+                )
+            })
+            .collect();
+        let layers: Vec<_> = resident
+            .iter()
+            .enumerate()
+            .map(|(index, (weights, bias))| Layer {
+                weights,
+                bias,
+                inputs: sizes[index],
+                outputs: sizes[index + 1],
+            })
+            .collect();
+        let x = context.alloc_from(&x).unwrap();
+        let found = context
+            .neural_forward(&layers, &x, batch)
+            .unwrap()
+            .to_vec()
+            .unwrap();
+
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!(
+                (f64::from(*found) - expected).abs() < 2e-6,
+                "{found} {expected}"
+            );
+        }
+        let error = context.neural_forward(&layers, &x, batch + 1).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        let error = context
+            .neural_forward(&[layers[0], layers[2]], &x, batch)
+            .unwrap_err();
+        assert_eq!(
+            error.message(),
+            "layer 1 takes 32 inputs, the one before gives 64"
+        );
+    }
+}
+
+#[test]
+fn neural_forward_on_a_gpu_equals_double_precision() {
+    match CudaContext::new(0) {
+        Ok(context) => neural_forward_equals_double_precision(&context),
+        Err(error) => println!("skipped: {error}"),
+    }
 }
 
 /// A builder that finds NVRTC, or the reason to skip.
