@@ -12,8 +12,9 @@
 // Masked positions are never read: their keys and values are 0 in shared memory, their weight 0.
 // Bytes moved: the keys and values that the rows see, once; queries and results.
 #include "kernels/attention_decode.h"
-#include "kernels/attention_decode_cluster.h"
+#include "kernels/attention_decode_group.h"
 #include "kernels/attention_decode_step.h"
+#include "kernels/attention_instance.h"
 
 namespace wcuda::kernels {
 namespace {
@@ -106,102 +107,35 @@ class Segments {
   uint32_t unit_, end_, row_, row_begin_, row_end_, token_, position_, head_;
 };
 
-// A part: largest score and weight of each head, then the sums (heads, kLength).
-struct Part {
-  float* data;
-  __device__ float* largest(uint32_t head) const { return data + head; }
-  __device__ float* weight(uint32_t head) const { return data + kColumns + head; }
-  __device__ float* sums() const { return data + 2 * kColumns; }
-};
-
-// Which parts a row and head has, and which is this block's.
-struct PartList {
-  uint32_t count;
-  uint32_t own;     // index of this block's part among them
-  uint32_t first;   // place of part 0
-  uint32_t second;  // of part 1
-  uint32_t stride;  // from part 1 on
-  uint32_t counter;
-  uint32_t part_floats;
-  float* parts;
-
-  __device__ PartList(const AttentionKernelArgs& args, const Segment& segment,
-                      const DecodeStart& start) {
-    parts = args.plan.parts;
-    part_floats = args.plan.part_floats;
-    if (args.plan.fixed_unit_pages != 0) {
-      count = segment.row_units;
-      own = segment.unit_begin;
-      first = segment.row_first;
-      second = segment.row_first + 1;
-      stride = 1;
-      counter = segment.row * args.plan.head_tiles + segment.head;
-      return;
-    }
-    const uint32_t larger_end = start.larger_count * (start.share + 1);
-    const auto block_of = [&](uint32_t unit) {
-      return unit < larger_end ? unit / (start.share + 1)
-                               : start.larger_count + (unit - larger_end) / start.share;
-    };
-    const uint32_t first_block = block_of(segment.row_first);
-    count = block_of(segment.row_first + segment.row_units - 1) - first_block + 1;
-    own = blockIdx.x - first_block;
-    // Two places a block: the end of one row and head, and the beginning of another.
-    first = 2 * first_block + 1;
-    second = 2 * (first_block + 1);
-    stride = 2;
-    counter = first_block;
+// The parts of a segment's row and head.
+__device__ __forceinline__ PartList find_parts(const AttentionKernelArgs& args,
+                                               const Segment& segment, const DecodeStart& start) {
+  PartList list;
+  list.parts = args.plan.parts;
+  list.part_floats = args.plan.part_floats;
+  if (args.plan.fixed_unit_pages != 0) {
+    list.count = segment.row_units;
+    list.own = segment.unit_begin;
+    list.first = segment.row_first;
+    list.second = segment.row_first + 1;
+    list.stride = 1;
+    list.counter = segment.row * args.plan.head_tiles + segment.head;
+    return list;
   }
-  __device__ Part part(uint32_t index) const {
-    const uint32_t place = index == 0 ? first : second + (index - 1) * stride;
-    return {parts + uint64_t{place} * part_floats};
-  }
-};
-
-// The block's warps add the parts of a row and head, each every S::kWarps-th, into the exchange.
-template <class S>
-__device__ __forceinline__ void gather_parts(const PartList& parts, const Heads& heads,
-                                             const Exchange<S::kLength>& exchange) {
-  constexpr uint32_t kBatch = 4;  // parts whose loads are under way together
-  constexpr uint32_t kQuads = S::kLength / 4;
-  const uint32_t lane = threadIdx.x % 32;
-  const uint32_t warp = threadIdx.x / 32;
-#pragma unroll 2
-  for (uint32_t i = lane; i < heads.count * kQuads; i += 32) {
-    const uint32_t h = i / kQuads;
-    Quad sum;
-    sum.clear(-INFINITY);
-#pragma unroll 1
-    for (uint32_t begin = warp; begin < parts.count; begin += S::kWarps * kBatch) {
-      Quad batch[kBatch];
-#pragma unroll
-      for (uint32_t b = 0; b < kBatch; ++b) {
-        const Part part = parts.part(min(begin + b * S::kWarps, parts.count - 1));
-        batch[b].largest = __ldcg(part.largest(h));
-        batch[b].weight = __ldcg(part.weight(h));
-        batch[b].sums = __ldcg(reinterpret_cast<const float4*>(part.sums() + i * 4));
-      }
-#pragma unroll
-      for (uint32_t b = 0; b < kBatch; ++b)
-        if (begin + b * S::kWarps >= parts.count) batch[b].largest = -INFINITY;
-      sum.add(batch);
-    }
-    *reinterpret_cast<float4*>(exchange.sums(warp, h) + i % kQuads * 4) = sum.sums;
-    if (i % kQuads == 0) {
-      exchange.largest(warp)[h] = sum.largest;
-      exchange.weight(warp)[h] = sum.weight;
-    }
-  }
-}
-
-// The old value; what this block wrote before can be seen by who sees the new one.
-__device__ __forceinline__ uint32_t add_to_counter(uint32_t* counter) {
-  uint32_t old;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
-               : "=r"(old)
-               : "l"(counter)
-               : "memory");
-  return old;
+  const uint32_t larger_end = start.larger_count * (start.share + 1);
+  const auto block_of = [&](uint32_t unit) {
+    return unit < larger_end ? unit / (start.share + 1)
+                             : start.larger_count + (unit - larger_end) / start.share;
+  };
+  const uint32_t first_block = block_of(segment.row_first);
+  list.count = block_of(segment.row_first + segment.row_units - 1) - first_block + 1;
+  list.own = blockIdx.x - first_block;
+  // Two places a block: the end of one row and head, and the beginning of another.
+  list.first = 2 * first_block + 1;
+  list.second = 2 * (first_block + 1);
+  list.stride = 2;
+  list.counter = first_block;
+  return list;
 }
 
 // Adds up the block's warps; writes the result, or a part of it.
@@ -211,45 +145,12 @@ __device__ __forceinline__ void finish_segment(const AttentionKernelArgs& args,
                                                const DecodeStart& start,
                                                const Exchange<S::kLength>& exchange,
                                                const WarpSums<S::kLength>& warp_sums) {
-  __shared__ bool is_last;
-  constexpr uint32_t kQuads = S::kLength / 4;
   const bool is_whole = segment.unit_end - segment.unit_begin == segment.row_units;
-  const PartList parts(args, segment, start);
-  const Part part = parts.part(parts.own);
   put_sums<S>(warp_sums, exchange);
   __syncthreads();
-
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < heads.count * kQuads; i += S::kThreads) {
-    const uint32_t h = i / kQuads;
-    const float sink = is_whole ? sink_of(args, heads.first + h) : -INFINITY;
-    const Quad quad = merge_warps<S>(exchange, i, sink);
-    if (is_whole) {
-      write_quad<S::kLength>(args, heads, i, quad);
-      continue;
-    }
-    *reinterpret_cast<float4*>(part.sums() + i * 4) = quad.sums;
-    if (i % kQuads == 0) {
-      *part.largest(h) = quad.largest;
-      *part.weight(h) = quad.weight;
-    }
-  }
-  __syncthreads();  // the exchange is free; the part is written
-  if (is_whole) return;
-  if (threadIdx.x == 0) {
-    is_last = add_to_counter(args.plan.counters + parts.counter) == parts.count - 1;
-    if (is_last) args.plan.counters[parts.counter] = 0;
-  }
-  __syncthreads();
-  if (!is_last) return;
-  gather_parts<S>(parts, heads, exchange);
-  __syncthreads();
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < heads.count * kQuads; i += S::kThreads) {
-    const float sink = sink_of(args, heads.first + i / kQuads);
-    write_quad<S::kLength>(args, heads, i, merge_warps<S>(exchange, i, sink));
-  }
-  __syncthreads();
+  if (is_whole || share_part<S>(args, find_parts(args, segment, start), heads, exchange))
+    write_merged<S>(args, heads, exchange);
+  __syncthreads();  // the exchange is free
 }
 
 template <class S>
@@ -264,9 +165,7 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
   if (args.key != nullptr) turns.load(args.turn, lane);
   const DecodeStart start = start_words.all();
   if (start.begin == start.end) {
-    // One block waits even when there is nothing to do: whoever waits for this kernel must know
-    // those ahead of it ended too.
-    if (blockIdx.x == 0) dependent_wait();
+    leave_idle();
     return;
   }
 
@@ -275,16 +174,7 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
   const Exchange<S::kLength> exchange{shared + Places<S>::kExchange, S::kSumBytes};
   Segments segments(args, start);
   Loader<S, Segments> loader(args, segments, start_words, warp, lane, ring);
-  bool has_waited = false;
-#pragma unroll 1
-  for (uint32_t stage = 0; stage < S::kStages; ++stage) {
-    if (!has_waited && args.key == nullptr && loader.has_newest_next()) {
-      // rope_kv has written that one.
-      dependent_wait();
-      has_waited = true;
-    }
-    loader.issue(stage, 0);
-  }
+  bool has_waited = fill_ring<S>(args, &loader);
   Segment segment;
   segments.next(&segment);
   WarpSums<S::kLength> sums;
@@ -299,8 +189,7 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
     uint32_t page = 0;
     if (args.key != nullptr && segment.begin < segment.end) {
       turns.find(args.turn, position);
-      page = __ldcg(args.step.page_tables + uint64_t{segment.row} * args.step.page_table_stride +
-                    position / kPagePositions);
+      page = page_of(args, segment.row, position / kPagePositions);
     }
     if (!has_waited) dependent_wait();
     has_waited = true;
@@ -310,8 +199,13 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
     for (; steps.next < steps.end; steps.next += S::kWarps) {
       copy_async_wait<S::kStages - 1>();
       __syncwarp();
-      add_step<S>(args, queries, segment, steps.next * kStepRows, ring + stage * S::kStageBytes,
-                  lane, &sums);
+      const uint32_t keys = ring + stage * S::kStageBytes;
+      float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      S::Tile::score(keys, args.pages, queries.halves, lane, scores);
+      const StepWeights weights =
+          weigh_scores<S>(args, queries, segment, steps.next * kStepRows, lane, scores, &sums);
+      S::Tile::add(keys + S::Tile::kBytes, args.pages, weights.words[0], weights.words[1], lane,
+                   sums.values);
       __syncwarp();  // all lanes are done with the stage
       loader.issue(stage, count);
       stage = stage + 1 == S::kStages ? 0 : stage + 1;
@@ -331,36 +225,22 @@ struct Instance {
   uint32_t sm_blocks;
 };
 
-template <int kLength, KvFormat kFormat, bool kExact>
-Instance instance() {
-  using S = LineShape<kLength, kFormat, kExact>;
-  return {attention_decode_kernel<S>, Places<S>::kBytes, S::kThreads, kSmBlocks<kLength, kFormat>};
-}
-
-template <int kLength, bool kExact>
-Instance instance_of(KvFormat format) {
-  switch (format) {
-    case KvFormat::kQ8_0:
-      return instance<kLength, KvFormat::kQ8_0, kExact>();
-    case KvFormat::kFp8E4m3:
-      return instance<kLength, KvFormat::kFp8E4m3, kExact>();
-    default:
-      return instance<kLength, KvFormat::kF16, kExact>();
-  }
-}
-
 template <bool kExact>
-Instance instance_of(KvFormat format, uint32_t head_length) {
-  if (head_length <= 64) return instance_of<64, kExact>(format);
-  if (head_length <= 128) return instance_of<128, kExact>(format);
-  return instance_of<256, kExact>(format);
-}
+struct Instances {
+  static constexpr int kLengthMax = 256;
+  template <int kLength, KvFormat kFormat>
+  static Instance version() {
+    using S = LineShape<kLength, kFormat, kExact>;
+    return {attention_decode_kernel<S>, Places<S>::kBytes, S::kThreads,
+            kSmBlocks<kLength, kFormat>};
+  }
+};
 
 Instance find_instance(KvFormat format, uint32_t head_length, const Launch& launch) {
   const bool is_exact = head_length == 64 || head_length == 128 || head_length == 256;
   return is_exact && has_exact_shapes(launch.compute_capability)
-             ? instance_of<true>(format, head_length)
-             : instance_of<false>(format, head_length);
+             ? find_version<Instances<true>>(format, head_length)
+             : find_version<Instances<false>>(format, head_length);
 }
 
 uint32_t padded_length(uint32_t head_length) {
@@ -389,22 +269,22 @@ uint32_t decode_part_floats(uint32_t head_count, uint32_t kv_head_count, uint32_
 
 cudaError_t attention_decode_prepare(KvFormat format, uint32_t head_length, const Launch& launch) {
   if (head_length == 0 || head_length > kAttentionHeadLengthMax) return cudaErrorInvalidValue;
-  for (const Instance& instance :
-       {instance_of<false>(format, head_length), find_instance(format, head_length, launch)}) {
+  for (const Instance& instance : {find_version<Instances<false>>(format, head_length),
+                                   find_instance(format, head_length, launch)}) {
     const cudaError_t status =
         cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(instance.bytes));
     if (status != cudaSuccess) return status;
   }
-  if (!decode_has_clusters(head_length, launch)) return cudaSuccess;
-  return attention_decode_cluster_prepare(format, head_length);
+  if (!decode_has_groups(head_length, launch)) return cudaSuccess;
+  return attention_decode_group_prepare(format, head_length);
 }
 
 cudaError_t attention_decode(const AttentionKernelArgs& args, const Launch& launch) {
   if (args.pages.head_length == 0 || args.pages.head_length > kAttentionHeadLengthMax)
     return cudaErrorInvalidValue;
   if (args.step.row_count == 0) return cudaSuccess;
-  if (args.plan.cluster_blocks != 0) return attention_decode_cluster(args, launch);
+  if (args.plan.has_groups) return attention_decode_group(args, launch);
   const Instance instance = find_instance(args.pages.format, args.pages.head_length, launch);
   return launch_kernel(launch, dim3(args.plan.max_blocks), dim3(instance.threads), instance.bytes,
                        0, instance.kernel, args);

@@ -16,18 +16,21 @@ static_assert(kColumns == kDecodeGroupMax);
 template <int kLength>
 constexpr uint32_t kSumStride = kLength + 4;
 
-// The compile-time side of a kernel. kExact: heads have kLength elements, else fewer.
-template <int kLength_, KvFormat kFormat_, bool kExact_, int kWarps_, int kRingBytes>
+// The compile-time side of a kernel. kExact: heads have kLength elements, else fewer. kHalves: keys
+// and values of a step take stages of their own, by turns.
+template <int kLength_, KvFormat kFormat_, bool kExact_, int kWarps_, int kRingBytes,
+          bool kHalves_ = false>
 struct DecodeShape {
   static constexpr int kLength = kLength_;
   static constexpr KvFormat kFormat = kFormat_;
   static constexpr bool kExact = kExact_;
+  static constexpr bool kHalves = kHalves_;
   static constexpr int kWarps = kWarps_;
   static constexpr int kThreads = kWarps * 32;
   using Tile = StepTile<kLength, kFormat, kExact>;
 
   // Stages of a warp's ring: as many as kRingBytes hold.
-  static constexpr uint32_t kStageBytes = 2 * Tile::kBytes;
+  static constexpr uint32_t kStageBytes = (kHalves ? 1 : 2) * Tile::kBytes;
   static constexpr int kFitting = kRingBytes / kStageBytes;
   static constexpr int kStages = kFitting > 6 ? 6 : kFitting;
   static_assert(kStages >= 1);
@@ -75,6 +78,12 @@ class Start {
   uint32_t word_;
 };
 
+// Page `index` of a row.
+__device__ __forceinline__ uint32_t page_of(const AttentionKernelArgs& args, uint32_t row,
+                                            uint32_t index) {
+  return __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride + index);
+}
+
 // The steps of one warp in a segment: every S::kWarps-th 16 positions.
 struct Steps {
   uint32_t next = 0;
@@ -99,9 +108,9 @@ class Loader {
   __device__ bool has_newest_next() const {
     return !has_step_ || segments_.position() / kStepRows == steps_.next;
   }
-  // Begins the next copy; without one an empty group, so that groups count steps. The newest
-  // position of a row is left out where this kernel stores it and has not done so yet: only that of
-  // the first `stored` segments is in the pages.
+  // Begins the next copy, of a step or of half of one; without one an empty group, so that groups
+  // count steps. The newest position of a row is left out where this kernel stores it and has not
+  // done so yet: only that of the first `stored` segments is in the pages.
   __device__ __forceinline__ void issue(uint32_t stage, uint32_t stored) {
     if (has_step_) {
       const KvPages& pages = args_.pages;
@@ -112,11 +121,18 @@ class Loader {
       const uint8_t* keys = page_rows(pages, args_.layer, page_, segment_.kv_head, false) +
                             first % kPagePositions * pages.row_bytes;
       const uint8_t* values = keys + uint64_t{pages.head_count} * kPagePositions * pages.row_bytes;
-      const uint32_t target = ring_ + stage * (2 * Tile::kBytes);
-      Tile::copy(target, keys, pages, valid, lane_);
-      Tile::copy(target + Tile::kBytes, values, pages, valid, lane_);
-      steps_.next += S::kWarps;
-      find_step();
+      const uint32_t target = ring_ + stage * S::kStageBytes;
+      if constexpr (S::kHalves) {
+        Tile::copy(target, has_values_next_ ? values : keys, pages, valid, lane_);
+        has_values_next_ = !has_values_next_;
+      } else {
+        Tile::copy(target, keys, pages, valid, lane_);
+        Tile::copy(target + Tile::kBytes, values, pages, valid, lane_);
+      }
+      if (!S::kHalves || !has_values_next_) {
+        steps_.next += S::kWarps;
+        find_step();
+      }
     }
     copy_async_commit();
   }
@@ -130,11 +146,9 @@ class Loader {
       steps_.begin(segment_, warp_);
     }
     const uint32_t index = steps_.next / (kPagePositions / kStepRows);
-    if (segment_count_ == 1 && index - segment_.first_page < kStartPages)
-      page_ = start_.page(index - segment_.first_page);
-    else
-      page_ = __ldcg(args_.step.page_tables +
-                     uint64_t{segment_.row} * args_.step.page_table_stride + index);
+    const bool is_known = segment_count_ == 1 && index - segment_.first_page < kStartPages;
+    page_ =
+        is_known ? start_.page(index - segment_.first_page) : page_of(args_, segment_.row, index);
   }
 
   const AttentionKernelArgs& args_;
@@ -146,7 +160,31 @@ class Loader {
   uint32_t segment_count_ = 0;  // the step's included
   uint32_t page_ = 0;
   bool has_step_ = false;
+  bool has_values_next_ = false;  // of halves
 };
+
+// Fills a warp's ring ahead of the wait. A step whose newest position rope_kv writes must come
+// after it: then true, for this has waited.
+template <class S, class Walk>
+__device__ __forceinline__ bool fill_ring(const AttentionKernelArgs& args,
+                                          Loader<S, Walk>* loader) {
+  bool has_waited = false;
+#pragma unroll 1
+  for (uint32_t stage = 0; stage < S::kStages; ++stage) {
+    if (!has_waited && args.key == nullptr && loader->has_newest_next()) {
+      dependent_wait();
+      has_waited = true;
+    }
+    loader->issue(stage, 0);
+  }
+  return has_waited;
+}
+
+// A block that has nothing to do. One waits all the same: whoever waits for this kernel must know
+// those ahead of it ended too.
+__device__ __forceinline__ void leave_idle() {
+  if (blockIdx.x == 0) dependent_wait();
+}
 
 // The query heads of a segment.
 struct Heads {
@@ -311,13 +349,16 @@ __device__ __forceinline__ void ready_segment(
   if (has_newest) {
     const uint32_t step = position / kStepRows;
     const uint32_t ahead = (step - next_step) / S::kWarps;
-    if (step >= next_step && (step - next_step) % S::kWarps == 0 && ahead < S::kStages) {
+    const uint32_t first = S::kHalves ? 2 * ahead : ahead;  // stages after this one
+    if (step >= next_step && (step - next_step) % S::kWarps == 0 && first < S::kStages) {
       copy_async_wait<0>();
       __syncwarp();
-      const uint32_t target = ring + (stage + ahead) % S::kStages * S::kStageBytes;
-      Tile::put_row(target, position % kStepRows, newcomers.row(false), args.pages, lane);
-      Tile::put_row(target + Tile::kBytes, position % kStepRows, newcomers.row(true), args.pages,
-                    lane);
+      const uint32_t keys = ring + (stage + first) % S::kStages * S::kStageBytes;
+      const uint32_t values = S::kHalves ? ring + (stage + first + 1) % S::kStages * S::kStageBytes
+                                         : keys + Tile::kBytes;
+      Tile::put_row(keys, position % kStepRows, newcomers.row(false), args.pages, lane);
+      if (!S::kHalves || first + 1 < S::kStages)
+        Tile::put_row(values, position % kStepRows, newcomers.row(true), args.pages, lane);
     }
     if (warp + 2 >= S::kWarps) {
       const bool is_value = warp == S::kWarps - 1;
@@ -337,16 +378,21 @@ __device__ __forceinline__ void ready_segment(
   __syncthreads();  // what newcomers lie in is free
 }
 
-// Adds the 16 positions from `first` on, of which `segment` holds some. Weights are relative to a
-// score that may be up to kSlack, as a power of two, below the largest: few steps then scale sums.
+// The weights of 16 positions, as operands of a product with their values.
+struct StepWeights {
+  uint32_t words[2];
+};
+
+// From the scores of the 16 positions from `first` on, of which `segment` holds some. Weights are
+// relative to a score that may be up to kSlack, as a power of two, below the largest: few steps
+// then scale sums.
 template <class S>
-__device__ __forceinline__ void add_step(const AttentionKernelArgs& args, const Queries<S>& queries,
-                                         const Segment& segment, uint32_t first, uint32_t stage,
-                                         uint32_t lane, WarpSums<S::kLength>* sums) {
-  using Tile = typename S::Tile;
+__device__ __forceinline__ StepWeights weigh_scores(const AttentionKernelArgs& args,
+                                                    const Queries<S>& queries,
+                                                    const Segment& segment, uint32_t first,
+                                                    uint32_t lane, float (&scores)[4],
+                                                    WarpSums<S::kLength>* sums) {
   constexpr float kSlack = 8.0f;
-  float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  Tile::score(stage, args.pages, queries.halves, lane, scores);
   if (queries.is_split) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) scores[j] += __shfl_xor_sync(~0u, scores[j], 2);
@@ -388,9 +434,8 @@ __device__ __forceinline__ void add_step(const AttentionKernelArgs& args, const 
     scores[j + 2] = exp2_fast(scores[j + 2] - sums->largest[j]);
     sums->weight[j] += scores[j] + scores[j + 2];
   }
-  const uint32_t w0 = transpose_tile(pack_halves(scores[0], scores[1]));
-  const uint32_t w1 = transpose_tile(pack_halves(scores[2], scores[3]));
-  Tile::add(stage + Tile::kBytes, args.pages, w0, w1, lane, sums->values);
+  return {{transpose_tile(pack_halves(scores[0], scores[1])),
+           transpose_tile(pack_halves(scores[2], scores[3]))}};
 }
 
 // What a block's warps hand to each other: sums of each head, then largest scores and weights.
@@ -509,6 +554,120 @@ __device__ __forceinline__ void write_quad(const AttentionKernelArgs& args, cons
 #pragma unroll
   for (uint32_t j = 0; j < 4; ++j)
     if (element + j < n) out[j] = values[j];
+}
+
+// A part: largest score and weight of each head, then the sums (heads, kLength).
+struct Part {
+  float* data;
+  __device__ float* largest(uint32_t head) const { return data + head; }
+  __device__ float* weight(uint32_t head) const { return data + kColumns + head; }
+  __device__ float* sums() const { return data + 2 * kColumns; }
+};
+
+// The parts of a row and head, and which is this block's.
+struct PartList {
+  uint32_t count;
+  uint32_t own;     // index of this block's part among them
+  uint32_t first;   // place of part 0
+  uint32_t second;  // of part 1
+  uint32_t stride;  // from part 1 on
+  uint32_t counter;
+  uint32_t part_floats;
+  float* parts;
+
+  __device__ Part part(uint32_t index) const {
+    const uint32_t place = index == 0 ? first : second + (index - 1) * stride;
+    return {parts + uint64_t{place} * part_floats};
+  }
+};
+
+// The block's warps add the parts of a row and head, each every S::kWarps-th, into the exchange.
+template <class S>
+__device__ __forceinline__ void gather_parts(const PartList& parts, const Heads& heads,
+                                             const Exchange<S::kLength>& exchange) {
+  constexpr uint32_t kBatch = 16 / S::kWarps;  // parts whose loads are under way together
+  constexpr uint32_t kQuads = S::kLength / 4;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t warp = threadIdx.x / 32;
+#pragma unroll(S::kWarps / 2)
+  for (uint32_t i = lane; i < heads.count * kQuads; i += 32) {
+    const uint32_t h = i / kQuads;
+    Quad sum;
+    sum.clear(-INFINITY);
+#pragma unroll 1
+    for (uint32_t begin = warp; begin < parts.count; begin += S::kWarps * kBatch) {
+      Quad batch[kBatch];
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b) {
+        const Part part = parts.part(min(begin + b * S::kWarps, parts.count - 1));
+        batch[b].largest = __ldcg(part.largest(h));
+        batch[b].weight = __ldcg(part.weight(h));
+        batch[b].sums = __ldcg(reinterpret_cast<const float4*>(part.sums() + i * 4));
+      }
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b)
+        if (begin + b * S::kWarps >= parts.count) batch[b].largest = -INFINITY;
+      sum.add(batch);
+    }
+    *reinterpret_cast<float4*>(exchange.sums(warp, h) + i % kQuads * 4) = sum.sums;
+    if (i % kQuads == 0) {
+      exchange.largest(warp)[h] = sum.largest;
+      exchange.weight(warp)[h] = sum.weight;
+    }
+  }
+}
+
+// The old value; what this block wrote before can be seen by who sees the new one.
+__device__ __forceinline__ uint32_t add_to_counter(uint32_t* counter) {
+  uint32_t old;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+               : "=r"(old)
+               : "l"(counter)
+               : "memory");
+  return old;
+}
+
+// Writes this block's part; the block that comes last gets all of a row and head into the exchange.
+// False for the others. All threads of the block come here.
+template <class S>
+__device__ __forceinline__ bool share_part(const AttentionKernelArgs& args, const PartList& parts,
+                                           const Heads& heads,
+                                           const Exchange<S::kLength>& exchange) {
+  __shared__ bool is_last;
+  constexpr uint32_t kQuads = S::kLength / 4;
+  const Part part = parts.part(parts.own);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < heads.count * kQuads; i += S::kThreads) {
+    const uint32_t h = i / kQuads;
+    const Quad quad = merge_warps<S>(exchange, i, -INFINITY);
+    *reinterpret_cast<float4*>(part.sums() + i * 4) = quad.sums;
+    if (i % kQuads == 0) {
+      *part.largest(h) = quad.largest;
+      *part.weight(h) = quad.weight;
+    }
+  }
+  __syncthreads();  // the exchange is free; the part is written
+  if (threadIdx.x == 0) {
+    is_last = add_to_counter(args.plan.counters + parts.counter) == parts.count - 1;
+    if (is_last) args.plan.counters[parts.counter] = 0;
+  }
+  __syncthreads();
+  if (!is_last) return false;
+  gather_parts<S>(parts, heads, exchange);
+  __syncthreads();
+  return true;
+}
+
+// Results of a block's heads from what its warps have put into the exchange.
+template <class S>
+__device__ __forceinline__ void write_merged(const AttentionKernelArgs& args, const Heads& heads,
+                                             const Exchange<S::kLength>& exchange) {
+  constexpr uint32_t kQuads = S::kLength / 4;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < heads.count * kQuads; i += S::kThreads) {
+    const float sink = sink_of(args, heads.first + i / kQuads);
+    write_quad<S::kLength>(args, heads, i, merge_warps<S>(exchange, i, sink));
+  }
 }
 
 }  // namespace wcuda::kernels

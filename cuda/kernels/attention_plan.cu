@@ -9,6 +9,7 @@ namespace {
 
 constexpr uint32_t kBlockThreads = 512;
 constexpr uint32_t kWarps = kBlockThreads / 32;
+static_assert(kBlockThreads == kDecodeGroupRowsMax);
 constexpr uint32_t kIngestParts = 2;  // blocks a segment
 
 __device__ inline uint32_t warp_prefix(uint32_t value, uint32_t lane) {
@@ -78,50 +79,68 @@ __device__ inline uint32_t whole_share(uint32_t unit_count, uint32_t blocks, uin
   return share * 16 <= even * 17 ? share : 0;
 }
 
-// What block `b` of a step with clusters does; false for nothing. Of a cluster's blocks each row
-// has one, and of the others in turn the row whose blocks have most units.
-__device__ inline bool find_group(const AttentionPlan& plan, uint32_t row_count, uint32_t b,
+// The least units a block with which the groups of all rows have at most `slots` blocks a head.
+// All threads come here.
+__device__ inline uint32_t find_share(const uint32_t* row_units, uint32_t row_count, uint32_t slots,
+                                      uint32_t* sums) {
+  const uint32_t r = threadIdx.x;
+  const uint32_t units = r < row_count ? row_units[r + 1] - row_units[r] : 0;
+  uint32_t low = max(kDecodeGroupUnits, (row_units[row_count] + slots - 1) / slots);
+  uint32_t high = max(low, row_units[row_count]);
+  for (uint32_t share = low; low != high; share = (low + high) / 2) {
+    uint32_t blocks;
+    block_prefix((units + share - 1) / share, sums, &blocks);
+    if (blocks <= slots)
+      high = share;
+    else
+      low = share + 1;
+  }
+  return low;
+}
+
+// Blocks of a group with `units`.
+__device__ inline uint32_t group_blocks_of(const AttentionPlan& plan, uint32_t units,
+                                           uint32_t share) {
+  if (plan.cluster_blocks == 0) return (units + share - 1) / share;
+  if (units <= kDecodeLoneUnits) return units == 0 ? 0 : 1;
+  return min(plan.cluster_blocks, (units + kDecodeClusterUnits - 1) / kDecodeClusterUnits);
+}
+
+// What block `b` of a step with groups does; false for nothing. `before` counts blocks of a head in
+// the rows before.
+__device__ inline bool find_group(const AttentionPlan& plan, const uint32_t* before,
+                                  uint32_t row_count, uint32_t share, uint32_t b,
                                   DecodeStart* start) {
-  const uint32_t cluster = b / plan.cluster_blocks;
-  const uint32_t rank = b % plan.cluster_blocks;
-  start->head = cluster % plan.head_tiles;
-  const uint32_t first_row = cluster / plan.head_tiles * plan.cluster_rows;
-  uint32_t units[kDecodeClusterRowsMax], blocks[kDecodeClusterRowsMax], left = plan.cluster_blocks;
-#pragma unroll
-  for (uint32_t i = 0; i < kDecodeClusterRowsMax; ++i) {
-    const uint32_t r = first_row + i;
-    units[i] =
-        i < plan.cluster_rows && r < row_count ? plan.row_units[r + 1] - plan.row_units[r] : 0;
-    blocks[i] = units[i] != 0 ? 1 : 0;
-    left -= blocks[i];
+  uint32_t rank;
+  if (plan.cluster_blocks != 0) {
+    const uint32_t cluster = b / plan.cluster_blocks;
+    start->row = cluster / plan.head_tiles;
+    start->head = cluster % plan.head_tiles;
+    rank = b % plan.cluster_blocks;
+    if (start->row >= row_count) return false;
+  } else {
+    if (b >= before[row_count] * plan.head_tiles) return false;
+    start->row = find_row(before, row_count, b / plan.head_tiles);
+    const uint32_t within = b - before[start->row] * plan.head_tiles;
+    const uint32_t blocks = before[start->row + 1] - before[start->row];
+    start->head = within / blocks;
+    rank = within % blocks;
   }
-  for (; left != 0; --left) {
-    uint32_t most = 0;
-#pragma unroll
-    for (uint32_t i = 1; i < kDecodeClusterRowsMax; ++i)
-      if (units[i] * max(blocks[most], 1u) > units[most] * max(blocks[i], 1u)) most = i;
-    if (units[most] <= max(kDecodeLoneUnits, blocks[most] * kDecodeShareUnits)) break;
-    ++blocks[most];
-  }
-  uint32_t first = 0;
-#pragma unroll
-  for (uint32_t i = 0; i < kDecodeClusterRowsMax; ++i) {
-    if (rank >= first && rank < first + blocks[i]) {
-      start->row = first_row + i;
-      start->group_first = first;
-      start->group_blocks = blocks[i];
-      const uint32_t begin = plan.row_units[start->row] * plan.head_tiles + start->head * units[i];
-      start->begin = begin + (rank - first) * units[i] / blocks[i];
-      start->end = begin + (rank - first + 1) * units[i] / blocks[i];
-    }
-    first += blocks[i];
-  }
-  return start->group_blocks != 0;
+  const uint32_t units = plan.row_units[start->row + 1] - plan.row_units[start->row];
+  const uint32_t blocks = group_blocks_of(plan, units, share);
+  if (rank >= blocks) return false;
+  start->group_blocks = blocks;
+  start->group_first = b - rank;
+  const uint32_t begin = plan.row_units[start->row] * plan.head_tiles + start->head * units;
+  start->begin = begin + rank * units / blocks;
+  start->end = begin + (rank + 1) * units / blocks;
+  return true;
 }
 
 __device__ inline void make_plan(const AttentionPlanArgs& args) {
   __shared__ uint32_t unit_sums[kWarps], tile_sums[kWarps];
-  __shared__ uint32_t longest;  // units of a row
+  __shared__ uint32_t longest;                                // units of a row
+  __shared__ uint32_t group_blocks[kDecodeGroupRowsMax + 1];  // of a head in the rows before
   const AttentionPlan& plan = args.plan;
   const uint32_t row_count = args.step.row_count;
   const uint32_t unit_pages = plan.fixed_unit_pages == 0 ? 1 : plan.fixed_unit_pages;
@@ -163,11 +182,21 @@ __device__ inline void make_plan(const AttentionPlanArgs& args) {
       rest = 0;
     }
   }
+  if (plan.has_groups && plan.cluster_blocks == 0) {
+    share = find_share(plan.row_units, row_count, plan.max_blocks / plan.head_tiles, unit_sums);
+    const uint32_t r = threadIdx.x;
+    const uint32_t row_units = r < row_count ? plan.row_units[r + 1] - plan.row_units[r] : 0;
+    uint32_t total;
+    const uint32_t end = block_prefix(group_blocks_of(plan, row_units, share), unit_sums, &total);
+    if (r == 0) group_blocks[0] = 0;
+    group_blocks[r + 1] = end;
+    __syncthreads();
+  }
   for (uint32_t b = threadIdx.x; b < plan.max_blocks; b += kBlockThreads) {
     DecodeStart start{};
     bool has_units = b < blocks;
-    if (plan.cluster_blocks != 0) {
-      has_units = find_group(plan, row_count, b, &start);
+    if (plan.has_groups) {
+      has_units = find_group(plan, group_blocks, row_count, share, b, &start);
     } else if (has_units) {
       start.share = share;
       start.larger_count = rest;
@@ -182,7 +211,7 @@ __device__ inline void make_plan(const AttentionPlanArgs& args) {
       start.position = args.step.rows[start.row].first_position;
       const uint32_t count = start.units_to_end - start.units_before;
       const uint32_t within = start.begin - start.units_before * plan.head_tiles;
-      if (plan.cluster_blocks == 0) start.head = within / count;
+      if (!plan.has_groups) start.head = within / count;
       const uint32_t last = start.position / kPagePositions;
       const uint32_t first =
           (start.position / (unit_pages * kPagePositions) + 1 - count + within % count) *
@@ -252,18 +281,22 @@ __global__ void __launch_bounds__(kBlockThreads)
   __threadfence();
 }
 
+bool has_room(const AttentionPlanArgs& args) {
+  return args.step.row_count <= args.plan.max_rows &&
+         (!args.plan.has_groups || args.step.row_count <= kDecodeGroupRowsMax);
+}
+
 }  // namespace
 
 cudaError_t attention_plan(const AttentionPlanArgs& args, const Launch& launch) {
   if (args.step.row_count == 0) return cudaSuccess;
-  if (args.step.row_count > args.plan.max_rows) return cudaErrorInvalidValue;
+  if (!has_room(args)) return cudaErrorInvalidValue;
   return launch_kernel(launch, dim3(1), dim3(kBlockThreads), 0, 0, attention_plan_kernel, args);
 }
 
 cudaError_t attention_plan_start(const AttentionPlanArgs& args, const StepStart& start,
                                  const Launch& launch) {
-  if (args.step.row_count == 0 || args.step.row_count > args.plan.max_rows ||
-      start.begin.row_count != args.step.row_count)
+  if (args.step.row_count == 0 || !has_room(args) || start.begin.row_count != args.step.row_count)
     return cudaErrorInvalidValue;
   return launch_kernel(launch, dim3(2 + start.ingest.segment_count * kIngestParts),
                        dim3(kBlockThreads), 0, 0, attention_plan_start_kernel, args, start);

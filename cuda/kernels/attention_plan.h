@@ -5,9 +5,9 @@
 // when results may not depend on the rest of the batch, of a fixed number of pages counted from
 // position 0. The units of all rows and key-value heads lie in one line (row, head, unit), of which
 // each block takes an equal run. A (row, head) that several blocks share is finished by the last of
-// them to end, which adds the parts in their order. In steps of few rows clusters of blocks take
-// one head of some rows each, and share their blocks out among the rows by length. Prefill (rows of
-// more tokens): a list of tiles of kPrefillTileTokens tokens, longest first within a row.
+// them to end, which adds the parts in their order. In steps of few rows each row and head has a
+// group of blocks of its own instead, in number by the row's length. Prefill (rows of more tokens):
+// a list of tiles of kPrefillTileTokens tokens, longest first within a row.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,12 +21,13 @@
 namespace wcuda::kernels {
 
 constexpr uint32_t kPrefillTileTokens = 128;
-constexpr uint32_t kDecodeClusterBlocksMax = 16;
-constexpr uint32_t kDecodeClusterRowsMax = 4;
-// A row of at most so many units is left to one block of its cluster, and of more to at most so
-// many blocks that each has this share.
+constexpr uint32_t kDecodeClusterBlocks = 8;
+// In groups that are clusters a row of at most so many units is left to one block, and one of more
+// to at most so many blocks that each has this share; in others each block has that share at least.
 constexpr uint32_t kDecodeLoneUnits = 4;
-constexpr uint32_t kDecodeShareUnits = 2;
+constexpr uint32_t kDecodeClusterUnits = 2;
+constexpr uint32_t kDecodeGroupUnits = 8;
+constexpr uint32_t kDecodeGroupRowsMax = 512;
 constexpr uint32_t kDecodeGroupMax = 8;  // query heads of one key-value head that a block serves
 
 struct PrefillTile {
@@ -47,8 +48,8 @@ struct alignas(64) DecodeStart {
   uint32_t share;
   uint32_t larger_count;
   uint32_t head;  // of its first unit
-  // In a step with clusters: blocks of the cluster that share this row and head, 0 for a block that
-  // has nothing to do, and the first of them.
+  // In a step with groups: the blocks of this one, 0 for a block that has nothing to do, and the
+  // first of them.
   uint32_t group_blocks;
   uint32_t group_first;
   uint32_t pages[kStartPages];  // those of the row from its first unit on
@@ -73,8 +74,8 @@ struct AttentionPlan {
   uint32_t group_heads = 0;     // query heads of a key-value head
   uint32_t group_tiles = 0;     // and their tiles
   uint32_t head_tiles = 0;      // key-value heads times those
-  uint32_t cluster_blocks = 0;  // in this step; 0: shares of the line
-  uint32_t cluster_rows = 0;    // that a cluster serves, with one head
+  bool has_groups = false;      // in this step
+  uint32_t cluster_blocks = 0;  // of a group; 0: groups are no clusters
 };
 
 // First position that a token at `position` attends to.

@@ -9,6 +9,7 @@
 // row's end are never read: they are 0 in shared memory, their weight 0. Work: 4 * length FLOP a
 // token, head and visible position. Bytes moved: queries and results once, keys and values once a
 // tile, mostly from L2.
+#include "kernels/attention_instance.h"
 #include "kernels/attention_prefill.h"
 #include "kernels/attention_tile.h"
 #include "kernels/dependent_launch.h"
@@ -363,29 +364,14 @@ struct Instance {
   uint32_t threads;
 };
 
-template <int kLength, KvFormat kFormat>
-Instance instance() {
-  return {attention_prefill_kernel<kLength, kFormat>, shared_bytes<kLength, kFormat>,
-          kBlockThreads<kLength>};
-}
-
-template <int kLength>
-Instance instance_of(KvFormat format) {
-  switch (format) {
-    case KvFormat::kQ8_0:
-      return instance<kLength, KvFormat::kQ8_0>();
-    case KvFormat::kFp8E4m3:
-      return instance<kLength, KvFormat::kFp8E4m3>();
-    default:
-      return instance<kLength, KvFormat::kF16>();
+struct Instances {
+  static constexpr int kLengthMax = 256;
+  template <int kLength, KvFormat kFormat>
+  static Instance version() {
+    return {attention_prefill_kernel<kLength, kFormat>, shared_bytes<kLength, kFormat>,
+            kBlockThreads<kLength>};
   }
-}
-
-Instance find_instance(KvFormat format, uint32_t head_length) {
-  if (head_length <= 64) return instance_of<64>(format);
-  if (head_length <= 128) return instance_of<128>(format);
-  return instance_of<256>(format);
-}
+};
 
 }  // namespace
 
@@ -393,12 +379,9 @@ cudaError_t attention_prefill_prepare(KvFormat format, uint32_t head_length) {
   if (head_length == 0 || head_length > kAttentionHeadLengthMax) return cudaErrorInvalidValue;
   const cudaError_t status = attention_prefill_warpgroup_prepare(format, head_length);
   if (status != cudaSuccess) return status;
-  const Instance instance = find_instance(format, head_length);
-  const uint32_t row_bytes = format == KvFormat::kF16    ? head_length * 2
-                             : format == KvFormat::kQ8_0 ? head_length / 32 * 34
-                                                         : head_length;
+  const Instance instance = find_version<Instances>(format, head_length);
   return cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(instance.bytes(row_bytes)));
+                              static_cast<int>(instance.bytes(kv_row_bytes(format, head_length))));
 }
 
 cudaError_t attention_prefill(const AttentionKernelArgs& args, const Launch& launch) {
@@ -409,7 +392,7 @@ cudaError_t attention_prefill(const AttentionKernelArgs& args, const Launch& lau
   if (tiles > args.plan.max_tiles) return cudaErrorInvalidValue;
   if (attention_prefill_has_warpgroup(args.pages.head_length, launch))
     return attention_prefill_warpgroup(args, launch);
-  const Instance instance = find_instance(args.pages.format, args.pages.head_length);
+  const Instance instance = find_version<Instances>(args.pages.format, args.pages.head_length);
   return launch_kernel(launch, dim3(args.head_count, tiles), dim3(instance.threads),
                        instance.bytes(args.pages.row_bytes), 0, instance.kernel, args);
 }

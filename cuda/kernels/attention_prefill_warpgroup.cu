@@ -8,6 +8,7 @@
 // other units turn scores into weights. A token's result depends on its own query, position and
 // pages alone.
 // Shared memory: rows of 128 bytes in panels of 64 elements, chunk c of row r at c ^ (r % 8).
+#include "kernels/attention_instance.h"
 #include "kernels/attention_prefill.h"
 #include "kernels/attention_tile.h"
 #include "kernels/dependent_launch.h"
@@ -586,28 +587,17 @@ struct Instance {
   uint32_t (*bytes)(uint32_t row_bytes);
 };
 
-template <int kLength, KvFormat kFormat>
-Instance instance() {
-  return {attention_warpgroup_kernel<kLength, kFormat>, shared_bytes<kLength, kFormat>};
-}
-
-template <int kLength>
-Instance instance_of(KvFormat format) {
-  switch (format) {
-    case KvFormat::kQ8_0:
-      return instance<kLength, KvFormat::kQ8_0>();
-    case KvFormat::kFp8E4m3:
-      return instance<kLength, KvFormat::kFp8E4m3>();
-    default:
-      return instance<kLength, KvFormat::kF16>();
+struct Instances {
+  static constexpr int kLengthMax = 128;
+  template <int kLength, KvFormat kFormat>
+  static Instance version() {
+    return {attention_warpgroup_kernel<kLength, kFormat>, shared_bytes<kLength, kFormat>};
   }
-}
+};
 
-Instance find_instance(KvFormat format, uint32_t head_length) {
-  return head_length <= 64 ? instance_of<64>(format) : instance_of<128>(format);
+bool has_instance(uint32_t head_length) {
+  return head_length <= Instances::kLengthMax && head_length % 8 == 0;
 }
-
-bool has_instance(uint32_t head_length) { return head_length <= 128 && head_length % 8 == 0; }
 
 // Whether this program holds code for sm_90a: without it the kernels are empty and need next to no
 // registers.
@@ -626,12 +616,9 @@ bool has_code() {
 
 cudaError_t attention_prefill_warpgroup_prepare(KvFormat format, uint32_t head_length) {
   if (!has_instance(head_length)) return cudaSuccess;
-  const Instance instance = find_instance(format, head_length);
-  const uint32_t row_bytes = format == KvFormat::kF16    ? head_length * 2
-                             : format == KvFormat::kQ8_0 ? head_length / 32 * 34
-                                                         : head_length;
+  const Instance instance = find_version<Instances>(format, head_length);
   return cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(instance.bytes(row_bytes)));
+                              static_cast<int>(instance.bytes(kv_row_bytes(format, head_length))));
 }
 
 bool attention_prefill_has_warpgroup(uint32_t head_length, const Launch& launch) {
@@ -640,7 +627,7 @@ bool attention_prefill_has_warpgroup(uint32_t head_length, const Launch& launch)
 
 cudaError_t attention_prefill_warpgroup(const AttentionKernelArgs& args, const Launch& launch) {
   const uint32_t tiles = prefill_tiles_max(args.step.token_count, args.step.row_count);
-  const Instance instance = find_instance(args.pages.format, args.pages.head_length);
+  const Instance instance = find_version<Instances>(args.pages.format, args.pages.head_length);
   const uint32_t items = tiles * args.head_count;
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
   return launch_kernel(launch, dim3(items < sm_count ? items : sm_count), dim3(kBlockThreads),

@@ -151,12 +151,18 @@ __device__ __forceinline__ void copy_rows(uint32_t tile, const uint8_t* source, 
 template <int kRowBytes, int kRows>
 __device__ __forceinline__ void copy_whole_rows(uint32_t tile, const uint8_t* source,
                                                 uint32_t lane) {
-  constexpr int kChunks = kRowBytes / 16;
+  constexpr uint32_t kChunks = kRowBytes / 16;
+  constexpr uint32_t kOneGo = 32 / kChunks;  // rows
+  const uint32_t row = lane / kChunks;
 #pragma unroll
-  for (int i = 0; i < kRows * kChunks / 32; ++i) {
-    const uint32_t index = i * 32 + lane;
-    copy_async_16(tile + tile_offset<kRowBytes>(index / kChunks, index % kChunks),
-                  source + lane * 16 + i * 512);
+  for (uint32_t i = 0; i < kRows / kOneGo; ++i) {
+    uint32_t target = tile + tile_offset<kRowBytes>(i * kOneGo + row, lane % kChunks);
+    if constexpr (kRowBytes >= 128) {
+      // The same, with what depends on the lane apart.
+      const uint32_t first = row * kRowBytes + ((lane % kChunks ^ row) << 4);
+      target = tile + (first ^ (i * kOneGo % 8) << 4) + i * kOneGo * kRowBytes;
+    }
+    copy_async_16(target, source + lane * 16 + i * 512);
   }
 }
 

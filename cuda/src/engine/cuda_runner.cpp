@@ -31,6 +31,11 @@ constexpr uint64_t kBiasEntriesPerRow = 512;
 // and graph memory.
 constexpr uint32_t kRowBuckets[] = {1,  2,  4,   8,   16,  24,  32,  48,
                                     64, 96, 128, 160, 192, 256, 384, 512};
+// Steps of at most so many rows have graphs of their own by how far the longest row reaches, for
+// attention takes other kernels then.
+constexpr uint32_t kPositionRowsMax = 16;
+constexpr uint32_t kPositionBuckets[] = {ops::kLonePositionsMax, ops::kClusterPositionsMax,
+                                         UINT32_MAX};
 constexpr uint32_t kDeadToken = UINT32_MAX;  // token_rows of a token that only fills a bucket up
 
 // What travels to the device each step, in the order of the segments.
@@ -160,7 +165,8 @@ class CudaRunner final : public Runner {
   }
 
  private:
-  using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, bool>;  // parity, rows, logits, filters
+  // parity, rows, positions, logits, filters
+  using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, bool>;
 
   template <class T>
   T* pinned(uint32_t parity, uint64_t offset) const {
@@ -286,7 +292,12 @@ Shape CudaRunner::shape_of(const Ticket& ticket) const {
   shape.token_count = shape.row_count;
   if (shape.logits_count > 0)
     shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
-  shape.max_positions = limits.max_sequence_tokens;
+  const auto* const positions =
+      shape.row_count <= kPositionRowsMax
+          ? std::lower_bound(std::begin(kPositionBuckets), std::end(kPositionBuckets),
+                             shape.max_positions)
+          : std::prev(std::end(kPositionBuckets));
+  shape.max_positions = std::min(*positions, limits.max_sequence_tokens);
   return shape;
 }
 
@@ -454,7 +465,8 @@ Status CudaRunner::start_step(const Shape& shape, bool* captured) {
 }
 
 Result<Graph> CudaRunner::find_graph(const Shape& shape, bool* captured) {
-  const GraphKey key{shape.parity, shape.row_count, shape.logits_count, shape.has_filters};
+  const GraphKey key{shape.parity, shape.row_count, shape.max_positions, shape.logits_count,
+                     shape.has_filters};
   const auto found = graphs_.find(key);
   if (found != graphs_.end()) return Graph(found->second);
   *captured = true;
@@ -637,14 +649,17 @@ Status CudaRunner::warm_up() {
     Shape shape;
     shape.row_count = shape.token_count = std::min(bucket, limits.max_batch_rows);
     shape.max_row_tokens = 1;
-    shape.max_positions = limits.max_sequence_tokens;
     shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
-    for (shape.parity = 0; shape.parity < 2; ++shape.parity)
-      for (const bool has_filters : {false, true}) {
-        shape.has_filters = has_filters;
-        bool captured = false;
-        WCUDA_TRY(find_graph(shape, &captured).status());
-      }
+    for (const uint32_t positions : kPositionBuckets) {
+      if (positions != UINT32_MAX && shape.row_count > kPositionRowsMax) continue;
+      shape.max_positions = std::min(positions, limits.max_sequence_tokens);
+      for (shape.parity = 0; shape.parity < 2; ++shape.parity)
+        for (const bool has_filters : {false, true}) {
+          shape.has_filters = has_filters;
+          bool captured = false;
+          WCUDA_TRY(find_graph(shape, &captured).status());
+        }
+    }
     if (bucket >= limits.max_batch_rows) break;
   }
   return {};

@@ -97,6 +97,11 @@ struct Batch {
   const kernels::StepStart* start = nullptr;
 };
 
+// Values of Batch::max_positions at which attention on CUDA, in steps of few rows, changes its
+// kernels: up to the first one block has all of a row and head, up to the second a cluster of them.
+constexpr uint32_t kLonePositionsMax = 256;
+constexpr uint32_t kClusterPositionsMax = 8192;
+
 // out (token_count, dim) = rows of the table.
 struct EmbedArgs {
   const Batch* batch;

@@ -174,17 +174,20 @@ TEST(GpuAttentionDecode, one_row_of_any_length_equals_the_naive_version) {
       check(KvType::kF16, {8, 2, 128, 0}, {{1, position}}, false, is_portable);
 }
 
-TEST(GpuAttentionDecode, clusters_of_any_size_equal_the_naive_version) {
-  for (uint32_t rows : {1u, 2u, 5u, 8u, 9u, 33u}) {
+TEST(GpuAttentionDecode, groups_of_any_size_equal_the_naive_version) {
+  const auto check_rows = [](uint32_t rows, bool has_long_row) {
     Shapes shapes;
     // Some rows of a bucket may be dead, the first too.
     for (uint32_t r = 0; r < rows; ++r)
       shapes.push_back(r % 5 == 3 || r + 5 == rows ? Shapes::value_type{0, 64}
                                                    : Shapes::value_type{1, (r * 97 + 1111) % 1200});
+    if (has_long_row) shapes.push_back({1, 2600});
     for (KvType type : kKvTypes)
       for (const Case& c : {Case{16, 4, 64, 0}, Case{8, 2, 128, 0}, Case{2, 1, 256, 300}})
         check(type, c, shapes, false);
-  }
+  };
+  for (uint32_t rows : {1u, 2u, 5u, 8u, 9u, 33u}) check_rows(rows, false);
+  for (uint32_t rows : {0u, 4u, 30u}) check_rows(rows, true);
 }
 
 TEST(GpuAttentionDecode, rows_of_equal_length_equal_the_naive_version) {

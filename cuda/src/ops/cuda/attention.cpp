@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "kernels/attention_decode_cluster.h"
+#include "kernels/attention_decode_group.h"
 #include "kernels/attention_plan.h"
 #include "kernels/attention_prefill.h"
 
@@ -30,11 +30,6 @@ constexpr kernels::KvFormat kFormats[] = {kernels::KvFormat::kF16, kernels::KvFo
 // memory, and of at least so many pages, for cutting costs time.
 constexpr uint32_t kFixedPartsMax = 16;
 constexpr uint32_t kFixedUnitPagesMin = 8;
-
-// Steps of few rows take clusters of so many blocks, if each block gets a multiprocessor: parts of
-// a sum then pass between blocks without a way through global memory.
-constexpr uint32_t kClusterBlocks = 8;
-static_assert(kClusterBlocks <= kernels::kDecodeClusterBlocksMax);
 
 // Sizes of the plan's arrays, in elements.
 struct Sizes {
@@ -129,20 +124,27 @@ kernels::KvPages kv_pages(const KvPool& pool) {
   return pages;
 }
 
-// Has the plan's step take clusters, where that is better than one line of units for all blocks:
-// each row and head tile has a cluster of its own. (8B, H200, one row of 512: 4.5 us for 6.7; rows
-// that share a cluster lost, 4 of 64 took 10 us for 3.9.)
-void choose_clusters(const Batch& batch, const KvPool& pool, const kernels::Launch& launch,
-                     kernels::AttentionPlan* plan) {
+// Has the plan's step take groups of blocks, where that is better than one line of units for all:
+// where each row and head tile gets a multiprocessor at least.
+void choose_groups(const Batch& batch, const KvPool& pool, const kernels::Launch& launch,
+                   kernels::AttentionPlan* plan) {
+  plan->has_groups = false;
   plan->cluster_blocks = 0;
-  if (!kernels::decode_has_clusters(pool.head_length, launch) || plan->fixed_unit_pages != 0 ||
-      batch.max_row_tokens != 1)
+  const auto sm_count = static_cast<uint32_t>(launch.sm_count);
+  const uint32_t groups = batch.row_count * plan->head_tiles;
+  if (!kernels::decode_has_groups(pool.head_length, launch) || plan->fixed_unit_pages != 0 ||
+      batch.max_row_tokens != 1 || groups > sm_count)
     return;
-  const uint32_t blocks = batch.row_count * plan->head_tiles * kClusterBlocks;
-  if (blocks > static_cast<uint32_t>(launch.sm_count)) return;
-  plan->cluster_blocks = kClusterBlocks;
-  plan->cluster_rows = 1;
-  plan->max_blocks = blocks;
+  plan->has_groups = true;
+  if (batch.max_positions > kLonePositionsMax && batch.max_positions <= kClusterPositionsMax &&
+      groups * kernels::kDecodeClusterBlocks <= sm_count) {
+    plan->cluster_blocks = kernels::kDecodeClusterBlocks;
+    plan->max_blocks = groups * kernels::kDecodeClusterBlocks;
+    return;
+  }
+  constexpr uint32_t kShare = kernels::kDecodeGroupUnits * kPageTokens;
+  plan->max_blocks =
+      std::min(2 * sm_count, groups * std::max(1u, (batch.max_positions + kShare - 1) / kShare));
 }
 
 }  // namespace
@@ -173,7 +175,7 @@ cudaError_t CudaAttention::begin_step(const Batch& batch, const KvPool& pool, ui
                                       const kernels::Launch& launch) {
   plan_.max_blocks = kernels::decode_block_count(static_cast<kernels::KvFormat>(pool.type),
                                                  pool.head_length, launch);
-  choose_clusters(batch, pool, launch, &plan_);
+  choose_groups(batch, pool, launch, &plan_);
   step_window_ = window;
   const kernels::AttentionPlanArgs args{step_rows(batch), plan_, window};
   if (batch.start == nullptr) return kernels::attention_plan(args, launch);

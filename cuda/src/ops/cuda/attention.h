@@ -19,8 +19,8 @@ struct AttentionOptions {
 };
 
 // One object an engine. All calls queue work on launch.stream and may be captured; which kernels
-// run and their grids follow from the limits and from token_count, row_count, page_table_stride and
-// max_row_tokens of the batch alone. Everything else is read on the device.
+// run and their grids follow from the limits and from token_count, row_count, page_table_stride,
+// max_row_tokens and max_positions of the batch alone. Everything else is read on the device.
 //
 // With Limits::batch_invariant a row's result is the same bits whatever else is in the step. Rows
 // of one token and of more go through different kernels, which round differently.

@@ -1,11 +1,14 @@
-// attention_decode_cluster: attention_decode for steps of few rows, where latency counts.
+// attention_decode_group: attention_decode for steps of few rows, where latency counts.
 //
-// A cluster of blocks serves one row and key-value head; a block takes a run of its pages, and has
-// a multiprocessor for itself. Each block then sends every other its share of the elements, by
-// stores into the other's shared memory, adds what it got in the order of the blocks, and writes
-// its share. A row of at most kDecodeLoneUnits pages is left to one block, which needs no other.
-#include "kernels/attention_decode_cluster.h"
+// Each row and key-value head has a group of blocks of its own, of which each takes a run of the
+// pages. Where all groups have as many blocks, they are clusters: each block sends every other its
+// share of the elements, by stores into the other's shared memory, adds what it got in the order of
+// the blocks, and writes its share. Else parts go through global memory, and the last block to end
+// adds them in their order. A row of few pages is left to one block, which needs no other.
+// Blocks are small enough to begin beside those of linear_vector, before these end.
+#include "kernels/attention_decode_group.h"
 #include "kernels/attention_decode_step.h"
+#include "kernels/attention_instance.h"
 #include "kernels/cluster.h"
 
 namespace wcuda::kernels {
@@ -13,9 +16,10 @@ namespace {
 
 constexpr uint32_t kQuadBytes = 32;  // that a block is sent: sums, largest score, weight
 
+// Rings of 96 KiB a block.
 template <int kLength, KvFormat kFormat>
-using ClusterShape =
-    DecodeShape<kLength, kFormat, true, kLength <= 128 ? 8 : 4, (kLength <= 128 ? 24 : 48) * 1024>;
+using GroupShape = DecodeShape<kLength, kFormat, true, kLength <= 128 ? 8 : 4,
+                               (kLength <= 128 ? 12 : 24) * 1024, true>;
 
 template <class S>
 struct Places {
@@ -24,11 +28,11 @@ struct Places {
   static_assert(S::kSumBytes <= S::kStages * S::kStageBytes);
   static constexpr uint32_t kReceived = S::kRingsBytes;
   static constexpr uint32_t kReceivedBytes =
-      (kColumns * (S::kLength / 4) + kDecodeClusterBlocksMax - 1) * kQuadBytes;
+      (kColumns * (S::kLength / 4) + kDecodeClusterBlocks - 1) * kQuadBytes;
   static constexpr uint32_t kNewcomersBytes = Newcomers<S::kLength>::kBytes;
   static constexpr uint32_t kBytes =
       kReceived + (kReceivedBytes > kNewcomersBytes ? kReceivedBytes : kNewcomersBytes);
-  static_assert(kBytes <= 227 * 1024);
+  static_assert(2 * (kBytes + 1024) <= 228 * 1024);
 };
 
 // The one segment of a block.
@@ -89,13 +93,13 @@ __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, c
   const uint32_t blocks = start.group_blocks;
   const uint32_t quads = heads.count * (S::kLength / 4);
   const uint32_t share = (quads + blocks - 1) / blocks;
-  const uint32_t rank = cluster_rank() - start.group_first;
+  const uint32_t rank = cluster_rank();
   cluster_wait();  // all have begun, and are done with their newcomers
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < quads; i += S::kThreads) {
     const Quad quad = merge_warps<S>(exchange, i, -INFINITY);
     const uint32_t owner = i / share;
-    store_cluster(cluster_address(shared_address(received), start.group_first + owner) +
+    store_cluster(cluster_address(shared_address(received), owner) +
                       (rank * share + i - owner * share) * kQuadBytes,
                   quad);
   }
@@ -126,8 +130,8 @@ __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, c
 }
 
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, 1)
-    attention_decode_cluster_kernel(const __grid_constant__ AttentionKernelArgs args) {
+__global__ void __launch_bounds__(S::kThreads, 2)
+    attention_decode_group_kernel(const __grid_constant__ AttentionKernelArgs args) {
   extern __shared__ __align__(128) uint8_t shared[];
   dependent_trigger();
   const uint32_t lane = threadIdx.x % 32;
@@ -138,9 +142,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const DecodeStart start = start_words.all();
   const bool is_alone = start.group_blocks == 1;
   if (start.group_blocks == 0) {
-    // One block waits even when there is nothing to do: whoever waits for this kernel must know
-    // those ahead of it ended too.
-    if (blockIdx.x == 0) dependent_wait();
+    leave_idle();
     return;
   }
 
@@ -149,16 +151,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const Exchange<S::kLength> exchange{shared, S::kWarpBytes};
   OneSegment walk(args, start);
   Loader<S, OneSegment> loader(args, walk, start_words, warp, lane, ring);
-  bool has_waited = false;
-#pragma unroll 1
-  for (uint32_t stage = 0; stage < S::kStages; ++stage) {
-    if (!has_waited && args.key == nullptr && loader.has_newest_next()) {
-      // rope_kv has written that one.
-      dependent_wait();
-      has_waited = true;
-    }
-    loader.issue(stage, 0);
-  }
+  const bool has_waited = fill_ring<S>(args, &loader);
   Segment segment;
   walk.next(&segment);
   Steps steps;
@@ -169,38 +162,55 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   uint32_t page = 0;
   if (args.key != nullptr) {
     turns.find(args.turn, start.position);
-    page = __ldcg(args.step.page_tables + uint64_t{segment.row} * args.step.page_table_stride +
-                  start.position / kPagePositions);
+    page = page_of(args, segment.row, start.position / kPagePositions);
   }
   if (!has_waited) dependent_wait();
   Queries<S> queries;
   if (segment.begin < segment.end)
     ready_segment<S>(args, segment, heads, start.position, page, turns, newcomers, ring, 0,
                      steps.next, &queries);
-  if (!is_alone) cluster_arrive();  // others may write where newcomers lay
+  const bool has_cluster = args.plan.cluster_blocks != 0 && !is_alone;
+  if (has_cluster) cluster_arrive();  // others may write where newcomers lay
+  using Tile = typename S::Tile;
   for (uint32_t stage = 0; steps.next < steps.end; steps.next += S::kWarps) {
-    copy_async_wait<S::kStages - 1>();
-    __syncwarp();
-    add_step<S>(args, queries, segment, steps.next * kStepRows, ring + stage * S::kStageBytes, lane,
-                &sums);
-    __syncwarp();  // all lanes are done with the stage
-    loader.issue(stage, 1);
-    stage = stage + 1 == S::kStages ? 0 : stage + 1;
+    // Waits for the oldest stage, and fills it once all lanes are done with it.
+    const auto use_stage = [&](const auto& use) {
+      copy_async_wait<S::kStages - 1>();
+      __syncwarp();
+      use(ring + stage * S::kStageBytes);
+      __syncwarp();
+      loader.issue(stage, 1);
+      stage = stage + 1 == S::kStages ? 0 : stage + 1;
+    };
+    float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    use_stage([&](uint32_t keys) { Tile::score(keys, args.pages, queries.halves, lane, scores); });
+    const StepWeights weights =
+        weigh_scores<S>(args, queries, segment, steps.next * kStepRows, lane, scores, &sums);
+    use_stage([&](uint32_t values) {
+      Tile::add(values, args.pages, weights.words[0], weights.words[1], lane, sums.values);
+    });
   }
   copy_async_wait<0>();
   __syncwarp();
   put_sums<S>(sums, exchange);
   __syncthreads();
-  if (!is_alone) {
+  if (has_cluster) {
     merge_cluster<S>(args, heads, exchange, start, shared + Places<S>::kReceived);
     return;
   }
-  constexpr uint32_t kQuads = S::kLength / 4;
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < heads.count * kQuads; i += S::kThreads) {
-    const float sink = sink_of(args, heads.first + i / kQuads);
-    write_quad<S::kLength>(args, heads, i, merge_warps<S>(exchange, i, sink));
+  if (!is_alone) {
+    PartList parts;
+    parts.parts = args.plan.parts;
+    parts.part_floats = args.plan.part_floats;
+    parts.count = start.group_blocks;
+    parts.own = blockIdx.x - start.group_first;
+    parts.first = start.group_first;
+    parts.second = start.group_first + 1;
+    parts.stride = 1;
+    parts.counter = start.group_first;
+    if (!share_part<S>(args, parts, heads, exchange)) return;
   }
+  write_merged<S>(args, heads, exchange);
 }
 
 // ---- choice of the instance ----
@@ -211,49 +221,32 @@ struct Instance {
   uint32_t threads;
 };
 
-template <int kLength, KvFormat kFormat>
-Instance instance() {
-  using S = ClusterShape<kLength, kFormat>;
-  return {attention_decode_cluster_kernel<S>, Places<S>::kBytes, S::kThreads};
-}
-
-template <int kLength>
-Instance instance_of(KvFormat format) {
-  switch (format) {
-    case KvFormat::kQ8_0:
-      return instance<kLength, KvFormat::kQ8_0>();
-    case KvFormat::kFp8E4m3:
-      return instance<kLength, KvFormat::kFp8E4m3>();
-    default:
-      return instance<kLength, KvFormat::kF16>();
+struct Instances {
+  static constexpr int kLengthMax = 256;
+  template <int kLength, KvFormat kFormat>
+  static Instance version() {
+    using S = GroupShape<kLength, kFormat>;
+    return {attention_decode_group_kernel<S>, Places<S>::kBytes, S::kThreads};
   }
-}
-
-Instance find_instance(KvFormat format, uint32_t head_length) {
-  if (head_length == 64) return instance_of<64>(format);
-  if (head_length == 128) return instance_of<128>(format);
-  return instance_of<256>(format);
-}
+};
 
 }  // namespace
 
-bool decode_has_clusters(uint32_t head_length, const Launch& launch) {
-  return launch.compute_capability >= 90 &&
+bool decode_has_groups(uint32_t head_length, const Launch& launch) {
+  return launch.compute_capability >= 90 && launch.compute_capability < 120 &&
          (head_length == 64 || head_length == 128 || head_length == 256);
 }
 
-cudaError_t attention_decode_cluster_prepare(KvFormat format, uint32_t head_length) {
-  const Instance instance = find_instance(format, head_length);
-  const cudaError_t status =
-      cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(instance.bytes));
-  if (status != cudaSuccess) return status;
-  return cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+cudaError_t attention_decode_group_prepare(KvFormat format, uint32_t head_length) {
+  const Instance instance = find_version<Instances>(format, head_length);
+  return cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(instance.bytes));
 }
 
-cudaError_t attention_decode_cluster(const AttentionKernelArgs& args, const Launch& launch) {
-  if (!decode_has_clusters(args.pages.head_length, launch)) return cudaErrorInvalidValue;
-  const Instance instance = find_instance(args.pages.format, args.pages.head_length);
+cudaError_t attention_decode_group(const AttentionKernelArgs& args, const Launch& launch) {
+  const uint32_t head_length = args.pages.head_length;
+  if (!decode_has_groups(head_length, launch)) return cudaErrorInvalidValue;
+  const Instance instance = find_version<Instances>(args.pages.format, head_length);
   return launch_kernel(launch, dim3(args.plan.max_blocks), dim3(instance.threads), instance.bytes,
                        args.plan.cluster_blocks, instance.kernel, args);
 }
