@@ -18,10 +18,10 @@ constexpr uint32_t kMaxRows = 48;
 constexpr uint32_t kMaxBatchTokens = 200;
 constexpr uint32_t kTop = 4;
 constexpr uint32_t kChunks[] = {1, 3, 5, 7, 13, 17, 31, 33, 63, 65};
-// Kernels for one row and for many add up in different ways, and so do the steps before. Measured:
-// 1.0e-1 on an H200, 0 on the host. A fault as small as one wrong position moves a logit by more
-// than 1.
-constexpr float kLogitsTolerance = 2e-1f;
+// Kernels for one row and for many add up in different ways, and so do the steps before; of more
+// than 128 tokens, the sums of gate and up are f16. Measured: 2.1e-1 on an H200, 0 on the host. A
+// fault as small as one wrong position moves a logit by more than 1.
+constexpr float kLogitsTolerance = 4e-1f;
 
 // What happens to a sequence, one after the other.
 struct Move {
