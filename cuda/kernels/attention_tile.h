@@ -12,16 +12,13 @@
 
 #include "kernels/kv_pages.h"
 #include "kernels/numeric.h"
+#include "kernels/shared_address.h"
 
 namespace wcuda::kernels {
 
 constexpr float kLog2E = 1.44269504088896340736f;
 
 // ---- copies ----
-
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 
 // 16 bytes, of which the first `bytes` are read and the rest becomes 0.
 __device__ __forceinline__ void copy_async_16(uint32_t target, const void* source, uint32_t bytes) {

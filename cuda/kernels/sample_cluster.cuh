@@ -2,14 +2,12 @@
 #pragma once
 
 #include "kernels/cluster.h"
+#include "kernels/shared_address.h"
 
 namespace wcuda::kernels {
 namespace {
 
 #if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ uint32_t shared_address(const void* variable) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(variable));
-}
 // Writes 16 bytes into another block's shared memory and counts them on its barrier.
 __device__ __forceinline__ void send(uint32_t target, uint64_t a, uint64_t b, uint32_t barrier) {
   asm volatile(

@@ -1,6 +1,7 @@
 // The ring of chunks of weights that a warp of linear_vector reads from.
 #pragma once
 
+#include "kernels/shared_address.h"
 #include "kernels/vector_params.h"
 
 namespace wcuda::kernels::vector {
@@ -9,10 +10,6 @@ constexpr uint32_t kStagesMax = 6;
 
 // A value that is the same in all lanes of a warp, known to the compiler as such.
 __device__ inline uint32_t uniform(uint32_t value) { return __shfl_sync(~0u, value, 0); }
-
-__device__ inline uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 // A warp's ring of chunks. Bulk: one lane starts copies, a barrier a stage counts bytes. Else:
 // every lane copies 16-byte pieces, a group of copies a stage.
