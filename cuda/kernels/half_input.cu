@@ -1,8 +1,8 @@
 // half_input: h[c] = 2^s(c) * x[c], or 2^s(c) * rms_norm(x[c]) * norm, as f16.
 //
-// A cluster of blocks a column, a quad of lanes a group of 32 inputs: a lane holds in registers the
-// 8 that lane t of a quad owns in the product. Blocks are small, so that they find a place beside
-// those of linear_batch. Bytes moved: 4 cols read and 2 depth written a column.
+// A cluster of blocks a column, a quad of lanes kPieces groups of 32 inputs: a lane holds in
+// registers the 8 of each that lane t of a quad owns in the product. Blocks are small, so that they
+// find a place beside those of linear_batch. Bytes moved: 4 cols read and 2 depth written a column.
 #include <cuda_fp16.h>
 
 #include "kernels/cluster.h"
@@ -13,7 +13,8 @@ namespace wcuda::kernels {
 namespace {
 
 constexpr uint32_t kInputThreads = 256;
-constexpr uint32_t kBlockInputs = kInputThreads * 8;
+constexpr uint32_t kPieces = 2;  // of 8 inputs, of a thread
+constexpr uint32_t kBlockInputs = kInputThreads * 8 * kPieces;
 constexpr uint32_t kInputClusterMax = 8;
 constexpr int32_t kTopExponent = 14;
 
@@ -93,37 +94,40 @@ __device__ inline uint64_t piece_index(const HalfInputArgs& args, uint32_t colum
 
 // x and norm are aligned to 16 bytes, cols is a multiple of 4, depth at most kBlockInputs a block
 // of the cluster.
-__global__ void __launch_bounds__(kInputThreads)
+__global__ void __launch_bounds__(kInputThreads, 5)
     half_input_kernel(const HalfInputArgs args, uint32_t cluster) {
 #if __CUDA_ARCH__ >= 900
   __shared__ Statistics parts[kInputClusterMax];
+  constexpr uint32_t kPieceGroups = kInputThreads / 4;
   const uint32_t column = blockIdx.x / cluster, rank = blockIdx.x % cluster;
   const bool is_column = column < args.columns, has_norm = args.norm != nullptr;
   const uint32_t group = rank * (kBlockInputs / 32) + threadIdx.x / 4, lane = threadIdx.x % 4;
   const uint2 quarters = owned_quarters(args.order, lane);
-  const uint32_t first = group * 8 + quarters.x, second = group * 8 + quarters.y;
-  const bool has_first = first < args.cols / 4, has_second = second < args.cols / 4;
+  // Quarter i % 2 of piece i / 2.
+  const auto place = [&](uint32_t i) {
+    return (group + i / 2 * kPieceGroups) * 8 + (i % 2 == 0 ? quarters.x : quarters.y);
+  };
 
   dependent_trigger();
   if (cluster > 1)
     cluster_arrive_relaxed();  // a block's memory may be written to once it has started
-  const float4 one = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-  float4 norm[2] = {one, one}, x[2] = {};
+  float4 norm[2 * kPieces], x[2 * kPieces];
   const auto* const norms = reinterpret_cast<const float4*>(args.norm);
-  if (has_norm && has_first) norm[0] = norms[first];
-  if (has_norm && has_second) norm[1] = norms[second];
+#pragma unroll
+  for (uint32_t i = 0; i < 2 * kPieces; ++i)
+    norm[i] = has_norm && place(i) < args.cols / 4 ? norms[place(i)]
+                                                   : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
   dependent_wait();
 
-  if (is_column) {
-    const uint32_t x_row = args.x_rows != nullptr ? args.x_rows[column] : column;
-    const auto* const values =
-        reinterpret_cast<const float4*>(args.x + uint64_t{x_row} * args.cols);
-    if (has_first) x[0] = values[first];
-    if (has_second) x[1] = values[second];
-  }
+  const uint32_t x_row = is_column && args.x_rows != nullptr ? args.x_rows[column] : column;
+  const auto* const values = reinterpret_cast<const float4*>(args.x + uint64_t{x_row} * args.cols);
+#pragma unroll
+  for (uint32_t i = 0; i < 2 * kPieces; ++i)
+    x[i] = is_column && place(i) < args.cols / 4 ? values[place(i)]
+                                                 : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   Statistics all = {0.0f, 0.0f};
 #pragma unroll
-  for (uint32_t i = 0; i < 2; ++i) {
+  for (uint32_t i = 0; i < 2 * kPieces; ++i) {
     const float4 v = x[i], g = norm[i];
     all.square_sum = fmaf(v.x, v.x, all.square_sum);
     all.square_sum = fmaf(v.y, v.y, all.square_sum);
@@ -155,23 +159,27 @@ __global__ void __launch_bounds__(kInputThreads)
   const float scale = power_of_two(exponent);
   if (is_column && rank == 0 && threadIdx.x == 0) args.scales[column] = power_of_two(-exponent);
 
-  uint32_t words[4];
 #pragma unroll
-  for (uint32_t i = 0; i < 2; ++i) {
-    const float4 v = x[i], g = norm[i];
-    const float4 h = make_float4(v.x * rms_inverse * g.x * scale, v.y * rms_inverse * g.y * scale,
-                                 v.z * rms_inverse * g.z * scale, v.w * rms_inverse * g.w * scale);
-    const bool is_cross = args.order == InputOrder::kCross;
-    words[2 * i] = half_pair(h.x, is_cross ? h.z : h.y);
-    words[2 * i + 1] = half_pair(is_cross ? h.y : h.z, h.w);
+  for (uint32_t p = 0; p < kPieces; ++p) {
+    uint32_t words[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const float4 v = x[2 * p + i], g = norm[2 * p + i];
+      const float4 h =
+          make_float4(v.x * rms_inverse * g.x * scale, v.y * rms_inverse * g.y * scale,
+                      v.z * rms_inverse * g.z * scale, v.w * rms_inverse * g.w * scale);
+      const bool is_cross = args.order == InputOrder::kCross;
+      words[2 * i] = half_pair(h.x, is_cross ? h.z : h.y);
+      words[2 * i + 1] = half_pair(is_cross ? h.y : h.z, h.w);
+    }
+    const bool is_plain = args.order == InputOrder::kPlain;
+    if (!is_plain) transpose_words(words);
+    const uint32_t piece = (group + p * kPieceGroups) * 4 + lane;
+    if (piece >= args.depth / 8) continue;
+    const uint64_t index =
+        is_plain ? uint64_t{column} * (args.depth / 8) + piece : piece_index(args, column, piece);
+    reinterpret_cast<uint4*>(args.h)[index] = make_uint4(words[0], words[1], words[2], words[3]);
   }
-  const bool is_plain = args.order == InputOrder::kPlain;
-  if (!is_plain) transpose_words(words);
-  const uint32_t piece = group * 4 + lane;
-  if (piece >= args.depth / 8) return;
-  const uint64_t index =
-      is_plain ? uint64_t{column} * (args.depth / 8) + piece : piece_index(args, column, piece);
-  reinterpret_cast<uint4*>(args.h)[index] = make_uint4(words[0], words[1], words[2], words[3]);
 #endif
 }
 

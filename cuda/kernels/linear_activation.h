@@ -24,4 +24,9 @@ __device__ inline float gated(Epilogue epilogue, float gate, float up) {
   return (epilogue == Epilogue::kSiluGate ? silu(gate) : gelu_tanh(gate)) * up;
 }
 
+// For threads that make many outputs.
+__device__ inline float gated_brief(Epilogue epilogue, float gate, float up) {
+  return (epilogue == Epilogue::kSiluGate ? silu_brief(gate) : gelu_tanh_brief(gate)) * up;
+}
+
 }  // namespace wcuda::kernels

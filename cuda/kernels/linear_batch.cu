@@ -1,4 +1,5 @@
 // linear_batch: which kernel, how many rows a block, how many blocks share a tile.
+#include <algorithm>
 #include <atomic>
 
 #include "kernels/linear_batch.h"
@@ -39,29 +40,31 @@ uint32_t tile_count(const LinearBatchParams& params, uint32_t rows) {
   return tiles;
 }
 
-// Stages of half a chunk of columns: one in use, others on their way, 32 KB or more where few
-// columns make small ones.
-constexpr uint32_t column_stages(uint32_t columns) {
-  return columns <= 16 ? 6 : columns <= 64 ? 4 : 3;
-}
+// In a block's shared memory: columns, and outputs on their way.
 constexpr uint32_t column_bytes(uint32_t columns) {
-  return column_stages(columns) * kUnitInputs * columns * 2;
+  return batch_column_stages(columns) * batch_stage_bytes(columns) +
+         (columns > 64 ? kBatchWarpsMax / 2 * kStoreBytes : 0);
 }
 constexpr uint32_t kWeightStagesMin = 2;
 // Columns of a tile, of each kernel of a type.
 constexpr uint32_t kTileColumns[4] = {16, 32, 64, 128};
-// What a turn of blocks costs beside its products, in strips by chunks.
+// What a turn of blocks costs beside its products, and a chunk as the next of its block, in strips
+// by chunks of a multiprocessor. Few columns wait for one instruction after the other: 1 us a chunk
+// at 16 and 32 columns, however few the strips; down of 8B took 27.6 us in shares of 14 chunks
+// and 21.5 in shares of 8 (H200).
 constexpr uint32_t kTurnCost = 48;
+constexpr uint32_t kChunkCost[4] = {56, 56, 3, 0};
 
-// That fit into a block's shared memory.
-uint32_t weight_stages(uint32_t rows, uint32_t chunk_bytes, uint32_t columns,
+// Of `chunks` chunks, that fit into a block's shared memory beside the columns.
+uint32_t weight_stages(uint32_t rows, uint32_t chunk_bytes, uint32_t chunks, uint32_t columns,
                        uint32_t shared_bytes) {
   const uint32_t others = kBatchAlignment + kBatchBarrierBytes + column_bytes(columns);
   const uint32_t stages = (shared_bytes - others) / (rows / quant::kRecordRows * chunk_bytes);
-  return stages < kBatchStagesMax ? stages : kBatchStagesMax;
+  return std::min({stages, chunks, kBatchStagesMax});
 }
 bool fits(uint32_t rows, uint32_t chunk_bytes, uint32_t columns) {
-  return weight_stages(rows, chunk_bytes, columns, kBatchSharedBytes) >= kWeightStagesMin;
+  return weight_stages(rows, chunk_bytes, kWeightStagesMin, columns, batch_shared_bytes(1)) >=
+         kWeightStagesMin;
 }
 
 // Columns of a tile: as few as hold them, up to 128 where two stages of every matrix allow.
@@ -78,18 +81,18 @@ uint32_t tile_columns(const LinearArgs& args, bool is_invariant) {
 
 cudaError_t allow_shared_memory(void (*kernel)(LinearBatchParams)) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              kBatchSharedBytes);
+                              batch_shared_bytes(1));
 }
 
 // Clusters of `cluster` blocks of linear_batch that run at once: a cluster lies within one group of
 // multiprocessors, and these groups differ in size. Where only most of a grid's clusters find a
 // place the others run in a second turn: 15 instead of 8 us for 16 clusters of 8 (H200).
-uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t cluster,
-                           uint32_t sm_count) {
+uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t rows,
+                           uint32_t cluster, uint32_t sm_count) {
   constexpr int32_t kDevicesMax = 32;
-  constexpr uint32_t kShapes = 2;  // one block a multiprocessor, two
-  static std::atomic<uint32_t> known[kDevicesMax][kShapes][kBatchClusterMax + 1];
-  const uint32_t columns = kTileColumns[size], blocks = batch_blocks(columns);
+  constexpr uint32_t kBlocksMax = 4;  // of a multiprocessor
+  static std::atomic<uint32_t> known[kDevicesMax][kBlocksMax][kBatchClusterMax + 1];
+  const uint32_t columns = kTileColumns[size], blocks = batch_blocks(rows, columns);
   if (cluster == 1) return sm_count * blocks;
   int32_t device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || device >= kDevicesMax) return sm_count / cluster;
@@ -101,8 +104,8 @@ uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t cl
   attribute.val.clusterDim = {cluster, 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(cluster * sm_count);
-  config.blockDim = dim3(batch_threads(batch_rows_max(columns), columns));
-  config.dynamicSmemBytes = blocks > 1 ? kBatchSharedBytesOfTwo : kBatchSharedBytes;
+  config.blockDim = dim3(batch_threads(rows, columns));
+  config.dynamicSmemBytes = batch_shared_bytes(blocks);
   config.attrs = &attribute;
   config.numAttrs = 1;
   int32_t clusters = 0;
@@ -114,14 +117,11 @@ uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t cl
   return static_cast<uint32_t>(clusters);
 }
 
-// Rows of a tile and blocks that share one: what makes the busiest multiprocessor's share of
-// strips and chunks least, among such the tallest tiles, which read the columns less often, and
-// the fewest blocks.
+// Rows of a tile and blocks that share one: what takes least, by a model of what was measured.
 Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, uint32_t size,
                    uint32_t column_tiles, uint32_t sm_count) {
   const uint32_t columns = kTileColumns[size];
-  const uint32_t shares =
-      params.chunk_count < kBatchClusterMax ? params.chunk_count : kBatchClusterMax;
+  const uint32_t shares = std::min(params.chunk_count, kBatchClusterMax);
   Shape best{0, 0, 0};
   uint64_t best_cost = UINT64_MAX;
   const uint32_t rows_min = 64 * batch_strips(columns);
@@ -129,13 +129,17 @@ Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, u
     if (rows > rows_min && !fits(rows, kernel.chunk_bytes, columns)) continue;
     const uint32_t tiles = tile_count(params, rows) * column_tiles;
     for (uint32_t cluster = 1; cluster <= shares; ++cluster) {
-      const uint32_t resident = resident_clusters(kernel, size, cluster, sm_count);
+      const uint32_t resident = resident_clusters(kernel, size, rows, cluster, sm_count);
       const uint32_t turns = (tiles + resident - 1) / resident;
-      // Blocks of the busiest multiprocessor in a turn.
-      const uint32_t blocks = (tiles + turns - 1) / turns * cluster > sm_count ? 2 : 1;
+      // Of the busiest multiprocessor in a turn.
+      const uint32_t blocks = ((tiles + turns - 1) / turns * cluster + sm_count - 1) / sm_count;
       const uint32_t chunks = (params.chunk_count + cluster - 1) / cluster;
+      uint32_t products = blocks * (rows / quant::kRecordRows) * chunks;
+      // One warpgroup cannot multiply while it makes operands.
+      if (batch_strips(columns) > 1 && rows == rows_min) products += products / 2;
+      const uint32_t merge = cluster > 1 ? rows * columns / 1024 : 0;
       const uint64_t cost =
-          uint64_t{turns} * (kTurnCost + blocks * (rows / quant::kRecordRows) * chunks);
+          uint64_t{turns} * (kTurnCost + products + kChunkCost[size] * chunks + merge);
       if (cost >= best_cost) continue;
       best_cost = cost;
       best = {rows, tiles / column_tiles, cluster};
@@ -161,25 +165,30 @@ cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uin
     if (m == second_matrix) params.second_tile = tile;
     if (!is_gate(params.epilogue)) tile += (params.rows[m] + shape.rows - 1) / shape.rows;
   }
+  for (uint32_t rank = 0; rank <= shape.cluster; ++rank)
+    params.first_chunk[rank] = params.chunk_count * rank / shape.cluster;
   params.tile_rows = shape.rows;
   params.cluster = shape.cluster;
-  params.column_stage_count = column_stages(columns);
-  uint32_t shared_bytes = batch_blocks(columns) > 1 ? kBatchSharedBytesOfTwo : kBatchSharedBytes;
-  params.weight_stage_count = weight_stages(shape.rows, kernel.chunk_bytes, columns, shared_bytes);
-  if (params.weight_stage_count < kWeightStagesMin) {
-    shared_bytes = kBatchSharedBytes;
+  uint32_t shared_bytes = 0;
+  const uint32_t chunks = (params.chunk_count + shape.cluster - 1) / shape.cluster;
+  for (uint32_t blocks = batch_blocks(shape.rows, columns); blocks > 0; blocks /= 2) {
+    shared_bytes = batch_shared_bytes(blocks);
     params.weight_stage_count =
-        weight_stages(shape.rows, kernel.chunk_bytes, columns, shared_bytes);
+        weight_stages(shape.rows, kernel.chunk_bytes, chunks, columns, shared_bytes);
+    if (params.weight_stage_count >= std::min(kWeightStagesMin, chunks)) break;
   }
+  params.sharing = 1;
+  const dim3 threads(batch_threads(shape.rows, columns));
+  if (batch_strips(columns) == 1 || shape.cluster > 1)
+    return launch_kernel(launch, dim3(shape.cluster, params.column_tiles, shape.tiles), threads,
+                         shared_bytes, shape.cluster > 1 ? shape.cluster : 0, kernel.kernels[size],
+                         params);
   // Blocks of 128 columns go on to a next tile, and two share their columns.
-  const bool is_direct = batch_strips(columns) > 1 && shape.cluster == 1;
-  params.sharing = is_direct && shape.tiles > 1 ? 2 : 1;
-  const uint32_t group = is_direct ? params.sharing : shape.cluster;
+  params.sharing = shape.tiles > 1 ? 2 : 1;
   params.tile_count = (shape.tiles + params.sharing - 1) / params.sharing * params.column_tiles;
-  uint32_t groups = params.tile_count;
-  if (is_direct && groups > sm_count / group) groups = sm_count / group;
-  return launch_kernel(launch, dim3(groups * group), dim3(batch_threads(shape.rows, columns)),
-                       shared_bytes, group > 1 ? group : 0, kernel.kernels[size], params);
+  const uint32_t groups = std::min(params.tile_count, sm_count / params.sharing);
+  return launch_kernel(launch, dim3(groups * params.sharing), threads, shared_bytes,
+                       params.sharing > 1 ? params.sharing : 0, kernel.kernels[size], params);
 }
 
 }  // namespace

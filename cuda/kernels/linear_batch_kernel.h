@@ -5,10 +5,14 @@
 // cluster and with 128 columns a block makes tile after tile, and outputs are written from
 // registers while copies go on. Each consumer warp brings the records of its own strips (two for
 // 128 columns), a chunk of 256 inputs at a time, into a ring of stages in shared memory with bulk
-// copies, the first ones before the kernels ahead have ended; a producer warp brings columns, 128
-// inputs at a time. A warp turns the codes of its strips to f16 operands in its registers, and four
-// warps together multiply 64 rows with the columns (wgmma m64nNk16, sums f32). With one warp that
-// brought all records the products of an 8B model took 3.5 ms at 16 columns, not 3.4 (H200).
+// copies, the first ones before the kernels ahead have ended; a producer warp brings columns. A
+// warp turns the codes of its strips to f16 operands in its registers, and four warps together
+// multiply 64 rows with the columns (wgmma m64nNk16, sums f32).
+//
+// Up to 64 columns time goes into instructions (375 of a warp for 16 rows by 256 inputs of Q4_K at
+// 16 columns) and into waiting: for the columns, for the sums of the cluster, for the next kernel.
+// Therefore blocks are small, so that two kernels' have room at once, nothing is divided at the
+// start, and four outputs of a thread are made at a time.
 //
 // Columns lie as half_input.h says, in the layout of the 128-byte swizzle.
 //
@@ -16,6 +20,7 @@
 // rows run together; columns once for each tile of rows.
 #pragma once
 
+#include "kernels/batch_products.h"
 #include "kernels/cluster.h"
 #include "kernels/dependent_launch.h"
 #include "kernels/half_tile.h"
@@ -27,16 +32,20 @@ constexpr uint32_t kBatchStagesMax = 8;
 constexpr uint32_t kBatchClusterMax = 8;
 // Rows of a tile: the sums of 256 rows fill the registers.
 WCUDA_HD constexpr uint32_t batch_rows_max(uint32_t columns) { return columns > 32 ? 256 : 128; }
-// Blocks of a multiprocessor. Two where sums are few: the next kernel's find a place beside.
-WCUDA_HD constexpr uint32_t batch_blocks(uint32_t columns) { return columns > 32 ? 1 : 2; }
+// Blocks of a multiprocessor. Up to 32 columns, where sums are few, they leave room for the next
+// kernels', which bring their first weights while these end.
+WCUDA_HD constexpr uint32_t batch_blocks(uint32_t rows, uint32_t columns) {
+  return columns > 32 ? 1 : rows > 64 ? 2 : 4;
+}
 // Strips of a consumer warp.
 WCUDA_HD constexpr uint32_t batch_strips(uint32_t columns) { return columns > 64 ? 2 : 1; }
 // Warps beside the consumers, of which one works: with two strips a warpgroup, which gives its
 // registers away.
 WCUDA_HD constexpr uint32_t batch_producers(uint32_t columns) { return columns > 64 ? 4 : 1; }
-// 227 KB a multiprocessor, less what tables of codebooks take; half of it for two blocks.
-constexpr uint32_t kBatchSharedBytes = (227 - 8) * 1024;
-constexpr uint32_t kBatchSharedBytesOfTwo = 110 * 1024;
+// 227 KB a multiprocessor, less what tables of codebooks take.
+WCUDA_HD constexpr uint32_t batch_shared_bytes(uint32_t blocks) {
+  return (blocks == 1 ? 219 : blocks == 2 ? 110 : 55) * 1024;
+}
 // What aligning takes.
 constexpr uint32_t kBatchAlignment = 1024;
 // Barriers: of weights a consumer warp and stage, of columns two a stage.
@@ -46,21 +55,38 @@ constexpr uint32_t kBatchBarrierBytes = 2048;
 static_assert(kBatchColumnBarriers + kBatchStagesMax * 16 <= kBatchBarrierBytes);
 // Between the sums of two columns: the lanes of a store lie in different banks.
 constexpr uint32_t kBatchPadding = 4;
+// Where outputs are written from registers: 8 columns of a warp's two strips on their way.
+constexpr uint32_t kStoreStride = 2 * quant::kRecordRows + kBatchPadding;
+constexpr uint32_t kStoreBytes = 8 * kStoreStride * 4;
 WCUDA_HD constexpr uint32_t batch_threads(uint32_t rows, uint32_t columns) {
   return rows / (64 * batch_strips(columns)) * 128 + batch_producers(columns) * 32;
 }
+
+// Threads that the registers of a thread are bounded for: more than a block has, 80 registers a
+// thread up to 32 columns.
+WCUDA_HD constexpr uint32_t batch_bound(uint32_t columns) {
+  return columns > 32 ? batch_threads(batch_rows_max(columns), columns) : 384;
+}
+
+// A stage of columns: half a chunk, or a whole one where columns are small.
+WCUDA_HD constexpr uint32_t batch_stage_units(uint32_t columns) { return columns <= 16 ? 2 : 1; }
+WCUDA_HD constexpr uint32_t batch_stage_bytes(uint32_t columns) {
+  return batch_stage_units(columns) * kUnitInputs * columns * 2;
+}
+// One in use, others on their way.
+WCUDA_HD constexpr uint32_t batch_column_stages(uint32_t columns) { return columns == 64 ? 4 : 3; }
 
 struct LinearBatchParams {
   uint32_t columns;
   uint32_t column_tiles;
   uint32_t record_count;  // of a strip
   uint32_t chunk_count;
-  uint32_t cluster;             // blocks that share a tile
+  uint32_t first_chunk[kBatchClusterMax + 1];  // of each block of a cluster; the last: chunk_count
+  uint32_t cluster;                            // blocks that share a tile
   uint32_t sharing;             // blocks (1 or 2) of different rows that share their columns
   uint32_t tile_count;          // of rows (of all that share) and columns
   uint32_t tile_rows;           // 64, 128 or 256
   uint32_t weight_stage_count;  // of a chunk
-  uint32_t column_stage_count;  // of half a chunk
   uint32_t matrix_count;
   Epilogue epilogue;
   const uint16_t* h;    // (column_tiles, chunk_count * 4, kColumns, 64)
@@ -73,130 +99,7 @@ struct LinearBatchParams {
   uint32_t second_tile;                     // the first of the second type
 };
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
-}
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-__device__ __forceinline__ void bulk_copy(uint32_t target, const void* source, uint32_t bytes,
-                                          uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(target),
-      "l"(source), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-// To the same place of the blocks of `ranks` (a bit each), and their barriers.
-__device__ __forceinline__ void bulk_copy_shared(uint32_t target, const void* source,
-                                                 uint32_t bytes, uint32_t barrier, uint32_t ranks) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1], %2, [%3], %4;" ::"r"(target),
-      "l"(source), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(ranks))
-      : "memory");
-}
-__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_address(barrier, rank))
-               : "memory");
-}
-__device__ __forceinline__ void wgmma_fence() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void wgmma_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <uint32_t kPending>
-__device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
-// Operand B: panels of 64 inputs, in which a column is 128 bytes, its pieces of 16 bytes exchanged
-// as the 128-byte swizzle wants it; eight columns are 1024 bytes.
-__device__ __forceinline__ uint64_t column_descriptor(uint32_t address) {
-  return (address >> 4 & 0x3fff) | uint64_t{1} << 16 | uint64_t{1024 / 16} << 32 |
-         uint64_t{1} << 62;
-}
-// What is added to it for step `step` of 16 inputs.
-template <uint32_t kColumns>
-WCUDA_HD constexpr uint32_t column_step(uint32_t step) {
-  return step / 4 * (kColumns * 128 / 16) + step % 4 * (32 / 16);
-}
-
-// sums (8 columns each: c 0 … 3) += a * columns.
-template <uint32_t kColumns>
-__device__ __forceinline__ void wgmma(float (&sums)[kColumns / 2], const uint32_t* a,
-                                      uint64_t columns);
-template <>
-__device__ __forceinline__ void wgmma<16>(float (&d)[8], const uint32_t* a, uint64_t columns) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, 1, 1, 1, 0;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns));
-}
-template <>
-__device__ __forceinline__ void wgmma<32>(float (&d)[16], const uint32_t* a, uint64_t columns) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "{%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns));
-}
-template <>
-__device__ __forceinline__ void wgmma<64>(float (&d)[32], const uint32_t* a, uint64_t columns) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns));
-}
-
-template <>
-__device__ __forceinline__ void wgmma<128>(float (&d)[64], const uint32_t* a, uint64_t columns) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-        "+f"(d[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns));
-}
+#if WCUDA_HAS_WARPGROUPS
 
 // The tile of a block: which rows of which matrix.
 struct BatchTile {
@@ -246,22 +149,26 @@ struct BatchStage {
 // What a block makes: `tiles` tiles, one for every so many blocks, each over chunks first … first +
 // count - 1. Tiles of the same rows run together.
 struct BatchWork {
+  bool goes_on;  // to another tile
   uint32_t tiles;
   uint32_t first;
   uint32_t count;
 
-  __device__ BatchWork(const LinearBatchParams& params, bool goes_on, uint32_t rank) {
-    const uint32_t group = params.cluster > 1 ? params.cluster : params.sharing;
-    tiles = goes_on ? (params.tile_count - blockIdx.x / group + gridDim.x / group - 1) /
-                          (gridDim.x / group)
-                    : 1;
-    first = params.chunk_count * rank / params.cluster;
-    count = params.chunk_count * (rank + 1) / params.cluster - first;
+  __device__ BatchWork(const LinearBatchParams& params, bool is_direct) : goes_on(is_direct) {
+    tiles = 1;
+    first = params.first_chunk[blockIdx.x % kBatchClusterMax];
+    count = params.first_chunk[blockIdx.x % kBatchClusterMax + 1] - first;
+    if (!goes_on) return;
+    const uint32_t groups = gridDim.x / params.sharing;
+    tiles = (params.tile_count - blockIdx.x / params.sharing + groups - 1) / groups;
+    first = 0;
+    count = params.chunk_count;
   }
-  // Of tile number `turn`: which of the rows' tiles, which of the columns'.
+  // Of tile number `turn`: which of the rows' tiles, which of the columns'. Blocks that do not go
+  // on are a grid (cluster, tiles of columns, tiles of rows).
   __device__ uint2 place(const LinearBatchParams& params, uint32_t turn) const {
-    const uint32_t group = params.cluster > 1 ? params.cluster : params.sharing;
-    const uint32_t index = blockIdx.x / group + turn * (gridDim.x / group);
+    if (!goes_on) return make_uint2(blockIdx.z, blockIdx.y);
+    const uint32_t index = blockIdx.x / params.sharing + turn * (gridDim.x / params.sharing);
     return make_uint2(index / params.column_tiles * params.sharing + blockIdx.x % params.sharing,
                       index % params.column_tiles);
   }
@@ -293,7 +200,7 @@ struct BatchWeights {
   // The next chunk to stage `index`, which the warp has read.
   __device__ __forceinline__ void fetch(const LinearBatchParams& params, const BatchWork& work,
                                         uint32_t warp, uint32_t warps, uint32_t index) {
-    if (turn >= work.tiles) return;
+    if (kStrips > 1 ? turn >= work.tiles : chunk >= work.first + work.count) return;
     const uint32_t lane = threadIdx.x % 32, barrier = ring.full + index * 8;
     const uint32_t target = ring.stages + index * ring.stage_bytes;
     uint32_t bytes = Operand::kChunkBytes;
@@ -321,22 +228,25 @@ struct BatchWeights {
                     bytes, barrier);
     }
     __syncwarp();
-    if (++chunk < work.first + work.count) return;
+    ++chunk;
+    if (kStrips == 1 || chunk < work.first + work.count) return;  // one tile, or the same
     if (++turn < work.tiles) find_strips(params, work, warp, warps);
   }
 };
 
-// The producer's lane: columns, half a chunk a stage, tile after tile.
-__device__ inline void produce_columns(const LinearBatchParams& params, const BatchWork& work,
-                                       const BatchRing& ring) {
+// The producer's lane: columns, stage by stage, tile after tile.
+template <uint32_t kColumns>
+__device__ __forceinline__ void produce_columns(const LinearBatchParams& params,
+                                                const BatchWork& work, const BatchRing& ring) {
+  constexpr uint32_t kStages = 2 / batch_stage_units(kColumns);  // of a chunk
   dependent_wait();
   BatchStage stage;
   for (uint32_t turn = 0; turn < work.tiles; ++turn) {
     const uint8_t* source =
         reinterpret_cast<const uint8_t*>(params.h) +
-        (uint64_t{work.place(params, turn).y} * params.chunk_count + work.first) * 2 *
+        (uint64_t{work.place(params, turn).y} * params.chunk_count + work.first) * kStages *
             ring.stage_bytes;
-    for (uint32_t i = 0; i < 2 * work.count; ++i, source += ring.stage_bytes) {
+    for (uint32_t i = 0; i < kStages * work.count; ++i, source += ring.stage_bytes) {
       const uint32_t barrier = ring.full + stage.index * 8;
       const uint32_t target = ring.stages + stage.index * ring.stage_bytes;
       barrier_wait(ring.empty + stage.index * 8, stage.parity ^ 1);  // at once in the first round
@@ -371,132 +281,154 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
   for (uint32_t chunk = 0; chunk < work.count; ++chunk) {
     barrier_wait(weights.ring.full + weights.stage.index * 8, weights.stage.parity);
     const uint8_t* const chunk_records = records + weights.stage.index * weights.ring.stage_bytes;
+    // Both halves' at once where registers allow.
+    constexpr bool kIsEarly = kColumns <= 16;
+    Operand operands[kIsEarly ? 2 : 1];
+    if constexpr (kIsEarly) {
+      operands[0].load(chunk_records, 0, lane);
+      operands[1].load(chunk_records, 1, lane);
+    }
+    constexpr bool kIsHalf = batch_stage_units(kColumns) == 1;  // stages of columns
     const uint32_t first_columns = column_stage.index;
+    uint64_t descriptor = 0;
     uint32_t a[2][8];
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
-      barrier_wait(columns.full + column_stage.index * 8, column_stage.parity);
-      const uint64_t descriptor =
-          column_descriptor(columns.stages + column_stage.index * columns.stage_bytes);
+      if (kIsHalf || half == 0) {
+        barrier_wait(columns.full + column_stage.index * 8, column_stage.parity);
+        descriptor = column_descriptor(columns.stages + column_stage.index * columns.stage_bytes);
+      } else {
+        descriptor += column_step<kColumns>(kUnitInputs / 16);
+      }
 #pragma unroll
       for (uint32_t s = 0; s < kStrips; ++s) {
-        Operand operand;
-        operand.load(chunk_records + s * weights.strip_stride, half, lane);
+        Operand& operand = operands[kIsEarly ? half : 0];
+        if constexpr (!kIsEarly) operand.load(chunk_records + s * weights.strip_stride, half, lane);
 #pragma unroll
         for (uint32_t m = 0; m < 4; ++m) {
           // What reads these registers, two steps ago, ends; at step 1 of a half all of the last.
-          wgmma_wait<1>();
-          if (half == 1 && s == 0 && m == 1) {
+          products_wait<1>();
+          if (kIsHalf && half == 1 && s == 0 && m == 1) {
             __syncwarp();
             release(columns.empty + first_columns * 8);
           }
           operand.group(half, m, lane, a[m % 2]);
-          wgmma_fence();
+          products_begin();
 #pragma unroll
           for (uint32_t k = 0; k < 2; ++k)
             wgmma<kColumns>(sums[s], a[m % 2] + 4 * k,
                             descriptor + column_step<kColumns>(m * 2 + k));
-          wgmma_commit();
+          products_commit();
         }
       }
-      if (half == 0) column_stage.next(columns.count);
+      if (kIsHalf && half == 0) column_stage.next(batch_column_stages(kColumns));
     }
     // The compiler keeps products in flight only within a turn of the loop.
-    wgmma_wait<0>();
+    products_wait<0>();
     __syncwarp();
     release(columns.empty + column_stage.index * 8);
-    column_stage.next(columns.count);
+    column_stage.next(batch_column_stages(kColumns));
     weights.fetch(params, work, warp, warps, weights.stage.index);
     weights.stage.next(weights.ring.count);
   }
 }
 
-// The outputs of a warp's two strips (of a gate: gate and up of the same rows), from its registers.
+// The outputs of a warp's two strips (of a gate: gate and up of the same rows), by way of `stage`,
+// (8, kStoreStride) in shared memory. The loop is not unrolled: each of its 120 KB of instructions
+// would be used once a tile (27 us a tile, H200).
 template <uint32_t kColumns>
 __device__ __forceinline__ void store_strips(const LinearBatchParams& params, const BatchTile& tile,
                                              uint32_t first_column, uint32_t strip,
                                              uint32_t strip_stride, float weight_scale,
-                                             const float (&sums)[2][kColumns / 2]) {
-  constexpr uint32_t kTurn = 16;  // columns whose scales and previous outputs are read together
+                                             const float (&sums)[2][kColumns / 2], float* stage) {
   const uint32_t lane = threadIdx.x % 32, rows = params.rows[tile.matrix];
-  const uint32_t outputs = tile.is_gate ? 1 : 2;
-  uint32_t row[2][2];  // of each strip: g and g + 8
-  float bias[2][2] = {};
+  // Lanes 0 … 15 have rows of the first strip, the others of the second; of a gate both have the
+  // same rows, and the others the next column.
+  const uint32_t upper = lane / 16;
+  const uint32_t row = tile.first_row +
+                       (strip + (tile.is_gate ? 0 : upper * strip_stride)) * quant::kRecordRows +
+                       lane % 16;
+  const bool is_row = row < rows, is_add = params.epilogue == Epilogue::kAdd;
+  float bias = 0.0f, up_bias = 0.0f;
+  if (is_row && params.biases[tile.matrix] != nullptr) bias = params.biases[tile.matrix][row];
+  if (is_row && tile.is_gate && params.biases[1] != nullptr) up_bias = params.biases[1][row];
+  float* const output = params.outputs[tile.matrix] + row;
+  // Of the next turn's columns: on their way while this turn's are made.
+  float scales[8], previous[8];
+  const auto fetch = [&](uint32_t first) {
 #pragma unroll
-  for (uint32_t s = 0; s < 2; ++s)
-#pragma unroll
-    for (uint32_t r = 0; r < 2; ++r) {
-      row[s][r] = tile.first_row +
-                  (strip + (tile.is_gate ? 0 : s * strip_stride)) * quant::kRecordRows + lane / 4 +
-                  8 * r;
-      const float* const biases = params.biases[tile.is_gate ? s : tile.matrix];
-      if (biases != nullptr && row[s][r] < rows) bias[s][r] = biases[row[s][r]];
+    for (uint32_t c = 0; c < 8; ++c) {
+      const bool is_column = first + c < params.columns;
+      scales[c] = is_column ? params.scales[first + c] : 0.0f;
+      previous[c] = is_add && is_row && is_column ? output[uint64_t{first + c} * rows] : 0.0f;
     }
-  const bool is_add = params.epilogue == Epilogue::kAdd;
+  };
+  fetch(first_column);
+#pragma unroll 1
+  for (uint32_t turn = 0; turn < kColumns / 8; ++turn) {
+    const uint32_t turn_column = first_column + turn * 8;
+    if (turn_column >= params.columns) break;
 #pragma unroll
-  for (uint32_t turn = 0; turn < kColumns / kTurn; ++turn) {
-    float previous[kTurn / 4][2][2], scales[kTurn / 4];
-#pragma unroll
-    for (uint32_t i = 0; i < kTurn / 4; ++i) {
-      const uint32_t column = first_column + turn * kTurn + i / 2 * 8 + lane % 4 * 2 + i % 2;
-      scales[i] = column < params.columns ? params.scales[column] : 0.0f;
-      const float* const old = params.outputs[tile.matrix] + uint64_t{column} * rows;
+    for (uint32_t t = 0; t < kColumns / 8; ++t) {
+      if (t != turn) continue;
 #pragma unroll
       for (uint32_t s = 0; s < 2; ++s)
 #pragma unroll
-        for (uint32_t r = 0; r < 2; ++r)
-          previous[i][s][r] =
-              is_add && column < params.columns && row[s][r] < rows ? old[row[s][r]] : 0.0f;
+        for (uint32_t k = 0; k < 4; ++k)
+          stage[(lane % 4 * 2 + k % 2) * kStoreStride + s * 16 + lane / 4 + k / 2 * 8] =
+              sums[s][t * 4 + k];
     }
+    __syncwarp();
+    float values[8];
+    if (tile.is_gate) {
 #pragma unroll
-    for (uint32_t i = 0; i < kTurn / 4; ++i) {
-      const uint32_t column = first_column + turn * kTurn + i / 2 * 8 + lane % 4 * 2 + i % 2;
-      if (column >= params.columns) continue;
-      const float scale = scales[i] * weight_scale;
-      float* const output = params.outputs[tile.matrix] + uint64_t{column} * rows;
-#pragma unroll
-      for (uint32_t r = 0; r < 2; ++r) {
-        const uint32_t at = (turn * kTurn / 8 + i / 2) * 4 + r * 2 + i % 2;
-        float value[2];
-#pragma unroll
-        for (uint32_t s = 0; s < 2; ++s) {
-          value[s] = sums[s][at] * scale + bias[s][r];
-          if (is_add) value[s] += previous[i][s][r];
-        }
-        if (tile.is_gate) value[0] = gated(params.epilogue, value[0], value[1]);
-#pragma unroll
-        for (uint32_t s = 0; s < 2; ++s)
-          if (s < outputs && row[s][r] < rows) output[row[s][r]] = value[s];
+      for (uint32_t c = 0; c < 8; c += 2) {
+        const float* const parts = stage + (c + upper) * kStoreStride + lane % 16;
+        const float scale = (upper != 0 ? scales[c + 1] : scales[c]) * weight_scale;
+        values[c] =
+            gated_brief(params.epilogue, parts[0] * scale + bias, parts[16] * scale + up_bias);
       }
+    } else {
+#pragma unroll
+      for (uint32_t c = 0; c < 8; ++c)
+        values[c] =
+            stage[c * kStoreStride + lane] * (scales[c] * weight_scale) + bias + previous[c];
     }
+    fetch(turn_column + 8);
+#pragma unroll
+    for (uint32_t c = 0; c < 8; ++c) {
+      if (tile.is_gate && c % 2 != 0) continue;
+      const uint32_t column = turn_column + c + (tile.is_gate ? upper : 0);
+      if (is_row && column < params.columns) output[uint64_t{column} * rows] = values[c];
+    }
+    __syncwarp();
   }
 }
 
-// Adds the sums of the cluster's blocks, (kColumns, rows of the tile) each at `sums` of its shared
-// memory, and writes the outputs: each block a part.
-__device__ inline void finish_tile(const LinearBatchParams& params, const BatchTile& tile,
-                                   uint32_t first_column, uint32_t columns, uint32_t rank,
-                                   uint32_t threads, uint32_t sums, float weight_scale) {
+// Adds the sums of the cluster's blocks, (kColumns, rows of the tile) each behind the barriers of
+// its shared memory, and writes the outputs: each block a part.
+__device__ __forceinline__ void finish_tile(const LinearBatchParams& params, const BatchTile& tile,
+                                            uint32_t first_column, uint32_t columns,
+                                            uint32_t threads, uint32_t shared, float weight_scale) {
   // Outputs of a thread and blocks whose parts are on their way at once.
   constexpr uint32_t kTurn = 4, kBlocks = 4;
   const uint32_t stride = params.tile_rows + kBatchPadding;
   const uint32_t rows = params.rows[tile.matrix], count = tile.rows * columns;
   const uint32_t row_bits = __ffs(static_cast<int32_t>(tile.rows)) - 1;  // a power of two
-  const uint32_t end = count / params.cluster * (rank + 1) +
-                       (rank + 1 == params.cluster ? count % params.cluster : 0);
+  const uint32_t step = params.cluster * threads;
   const bool is_add = params.epilogue == Epilogue::kAdd;
   float* const outputs = params.outputs[tile.matrix] + uint64_t{first_column} * rows;
   const float* const scales = params.scales + first_column;
   const float* const biases = params.biases[tile.matrix];
   const float* const up_biases = tile.is_gate ? params.biases[1] : nullptr;
-  for (uint32_t first = count / params.cluster * rank + threadIdx.x; first < end;
-       first += kTurn * threads) {
-    uint32_t places[kTurn];  // of a thread's outputs in the sums; past the end those of the first
+  for (uint32_t base = 0; base < count; base += kTurn * step) {
+    const uint32_t first = base + blockIdx.x * threads + threadIdx.x;
+    uint32_t places[kTurn];  // of a thread's outputs in the sums; past the end of output 0
     float totals[kTurn] = {}, ups[kTurn] = {}, scale[kTurn], bias[kTurn] = {}, up_bias[kTurn] = {};
     float previous[kTurn] = {};
 #pragma unroll
     for (uint32_t i = 0; i < kTurn; ++i) {
-      const uint32_t at = first + i * threads < end ? first + i * threads : first;
+      const uint32_t at = first + i * step < count ? first + i * step : 0;
       const uint32_t column = at >> row_bits, row = at & (tile.rows - 1);
       const uint32_t of_matrix = tile.first_row + row;
       places[i] = column * stride + row;
@@ -511,13 +443,16 @@ __device__ inline void finish_tile(const LinearBatchParams& params, const BatchT
 #pragma unroll
       for (uint32_t k = 0; k < kBlocks; ++k) {
         if (b + k >= params.cluster) break;
-        const uint32_t block = cluster_address(sums, b + k);
+        const uint32_t block = cluster_address(shared, b + k);
+        const uint32_t sums = block + kBatchBarrierBytes;
 #pragma unroll
-        for (uint32_t i = 0; i < kTurn; ++i) parts[k][i] = cluster_load(block + places[i] * 4);
+        for (uint32_t i = 0; i < kTurn; ++i) {
+          parts[k][i] = cluster_load(sums + places[i] * 4);
+        }
         if (!tile.is_gate) continue;
 #pragma unroll
         for (uint32_t i = 0; i < kTurn; ++i)
-          up_parts[k][i] = cluster_load(block + (places[i] + tile.rows) * 4);
+          up_parts[k][i] = cluster_load(sums + (places[i] + tile.rows) * 4);
       }
 #pragma unroll
       for (uint32_t k = 0; k < kBlocks; ++k)
@@ -529,11 +464,11 @@ __device__ inline void finish_tile(const LinearBatchParams& params, const BatchT
     }
 #pragma unroll
     for (uint32_t i = 0; i < kTurn; ++i) {
-      const uint32_t at = first + i * threads;
+      const uint32_t at = first + i * step;
       const uint32_t column = at >> row_bits, of_matrix = tile.first_row + (at & (tile.rows - 1));
-      if (at >= end || of_matrix >= rows) continue;
+      if (at >= count || of_matrix >= rows) continue;
       float value = totals[i] * scale[i] + bias[i];
-      if (tile.is_gate) value = gated(params.epilogue, value, ups[i] * scale[i] + up_bias[i]);
+      if (tile.is_gate) value = gated_brief(params.epilogue, value, ups[i] * scale[i] + up_bias[i]);
       if (is_add) value += previous[i];
       outputs[uint64_t{column} * rows + of_matrix] = value;
     }
@@ -553,7 +488,7 @@ __device__ __forceinline__ void prepare_operand(...) {}
 // A block of the grid.
 template <class Operand, uint32_t kColumns>
 __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if WCUDA_HAS_WARPGROUPS
   constexpr uint32_t kStrips = batch_strips(kColumns);
   extern __shared__ __align__(1024) uint8_t batch_shared[];
   // The swizzle goes by address; tables of codebooks may lie ahead.
@@ -562,9 +497,8 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   // Known to the compiler as the same in all lanes, so that what hangs on it is.
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const uint32_t consumer_warps = blockDim.x / 32 - batch_producers(kColumns);
-  const uint32_t rank = params.cluster > 1 ? cluster_rank() : 0;
   const bool is_direct = kStrips > 1 && params.cluster == 1;
-  const BatchWork work(params, is_direct, rank);
+  const BatchWork work(params, is_direct);
 
   BatchWeights<Operand, kStrips> weights;
   weights.ring.full = shared + warp * (kBatchStagesMax * 8);
@@ -572,19 +506,25 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   columns.full = shared + kBatchColumnBarriers;
   columns.empty = columns.full + kBatchStagesMax * 8;
   columns.stages = shared + kBatchBarrierBytes;
-  columns.stage_bytes = kUnitInputs * kColumns * 2;
-  columns.count = params.column_stage_count;
+  columns.stage_bytes = batch_stage_bytes(kColumns);
+  columns.count = batch_column_stages(kColumns);
   weights.ring.stages =
       columns.stages + columns.count * columns.stage_bytes + warp * Operand::kChunkBytes;
   weights.ring.stage_bytes = params.tile_rows / quant::kRecordRows * Operand::kChunkBytes;
   weights.ring.count = params.weight_stage_count;
   weights.strip_stride = consumer_warps * Operand::kChunkBytes;
+  // Behind the stages: outputs on their way.
+  uint8_t* const behind = batch_shared + (columns.stages - start) +
+                          columns.count * columns.stage_bytes +
+                          weights.ring.count * weights.ring.stage_bytes;
 
   dependent_trigger();
   if (lane == 0) {
     if (warp < consumer_warps) {
+#pragma unroll 1
       for (uint32_t i = 0; i < weights.ring.count; ++i) barrier_init(weights.ring.full + i * 8, 1);
     } else if (warp == consumer_warps) {
+#pragma unroll 1
       for (uint32_t i = 0; i < columns.count; ++i) {
         barrier_init(columns.full + i * 8, 1);
         barrier_init(columns.empty + i * 8, consumer_warps * params.sharing);
@@ -596,6 +536,7 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   __syncwarp();
   if (warp < consumer_warps) {
     weights.find_strips(params, work, warp, consumer_warps);
+#pragma unroll 1
     for (uint32_t i = 0; i < weights.ring.count; ++i)
       weights.fetch(params, work, warp, consumer_warps, i);
   }
@@ -622,7 +563,7 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   };
   if (warp >= consumer_warps) {
     if constexpr (kStrips > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x == consumer_warps * 32) produce_columns(params, work, columns);
+    if (threadIdx.x == consumer_warps * 32) produce_columns<kColumns>(params, work, columns);
     __syncwarp();
     if (!is_direct) {
       sync_sums();
@@ -637,6 +578,7 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   if constexpr (kStrips > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
   constexpr float kScale = 1.0f / Operand::kWeightScale;
   const uint8_t* const records = batch_shared + (weights.ring.stages - start);
+  uint8_t* const head = batch_shared + (shared - start);
   BatchStage column_stage;
   for (uint32_t i = 0; i < work.tiles; ++i) {
     const uint2 place = work.place(params, i);
@@ -648,13 +590,13 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
     if constexpr (kStrips > 1)
       if (is_direct) {
         dependent_wait();
-        store_strips<kColumns>(params, tile, first_column, warp, consumer_warps, kScale, sums);
+        store_strips<kColumns>(params, tile, first_column, warp, consumer_warps, kScale, sums,
+                               reinterpret_cast<float*>(behind + warp * kStoreBytes));
         continue;
       }
     // The sums take the place of the stages once all have been read.
     asm volatile("bar.sync 1, %0;" ::"r"(consumer_warps * 32) : "memory");
-    float* const parts =
-        reinterpret_cast<float*>(batch_shared + (shared - start) + kBatchBarrierBytes);
+    float* const parts = reinterpret_cast<float*>(head + kBatchBarrierBytes);
     const uint32_t stride = params.tile_rows + kBatchPadding;
 #pragma unroll
     for (uint32_t s = 0; s < kStrips; ++s)
@@ -667,8 +609,8 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
       }
     dependent_wait();
     sync_sums();
-    finish_tile(params, tile, first_column, min(kColumns, params.columns - first_column), rank,
-                consumer_warps * 32, shared + kBatchBarrierBytes, kScale);
+    finish_tile(params, tile, first_column, min(kColumns, params.columns - first_column),
+                consumer_warps * 32, shared, kScale);
     sync_end();
   }
   if (is_direct && params.sharing > 1) {
@@ -680,8 +622,7 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
 
 // 16 consumer warps and the producer leave 96 registers a thread, 12 warps 168.
 template <uint32_t kType, uint32_t kColumns>
-__global__ void __launch_bounds__(batch_threads(batch_rows_max(kColumns), kColumns),
-                                  batch_blocks(kColumns))
+__global__ void __launch_bounds__(batch_bound(kColumns), batch_blocks(128, kColumns))
     linear_batch_kernel(const __grid_constant__ LinearBatchParams params) {
   batch_block<HalfTile<kType>, kColumns>(params);
 }
@@ -689,11 +630,10 @@ __global__ void __launch_bounds__(batch_threads(batch_rows_max(kColumns), kColum
 // Matrices of two types: tiles from params.second_tile on are of kSecond. Up to 64 columns, where a
 // block makes one tile.
 template <uint32_t kType, uint32_t kSecond, uint32_t kColumns>
-__global__ void __launch_bounds__(batch_threads(batch_rows_max(kColumns), kColumns),
-                                  batch_blocks(kColumns))
+__global__ void __launch_bounds__(batch_bound(kColumns), batch_blocks(128, kColumns))
     linear_batch_mixed_kernel(const __grid_constant__ LinearBatchParams params) {
   static_assert(batch_strips(kColumns) == 1);
-  if (blockIdx.x / params.cluster / params.column_tiles < params.second_tile)
+  if (blockIdx.z < params.second_tile)
     batch_block<HalfTile<kType>, kColumns>(params);
   else
     batch_block<HalfTile<kSecond>, kColumns>(params);
