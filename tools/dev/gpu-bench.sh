@@ -65,7 +65,7 @@ bench_kernels() {
     case $name in
       e2e_bench | host_* | sampling_bench) continue ;; # whole models, the host
       linear_bench) set -- chains shapes ;;
-      digest_fill_bench) set -- cuda ;;
+      memory_bench) set -- cuda ;;
       *) set -- "" ;;
     esac
     : >"$out/$name.txt"

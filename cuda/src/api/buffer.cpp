@@ -102,7 +102,7 @@ extern "C" wcuda_status wcuda_buffer_write(wcuda_buffer buffer, uint64_t offset,
     WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "buffer"));
     WCUDA_TRY(backend_of(*object).fault());
     if (bytes == 0) return {};
-    return backend_of(*object).copy_to_device(view.data, source, bytes);
+    return object->buffer.memory().copy_to_device(view.data, source, bytes);
   });
 }
 

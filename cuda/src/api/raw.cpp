@@ -152,7 +152,7 @@ extern "C" wcuda_status wcuda_raw_copy_to_device(void* target, const void* sourc
     if (bytes == 0) return {};
     WCUDA_TRY(check_not_null(source, "source"));
     WCUDA_ASSIGN(const Range range, find("target", target, bytes));
-    return range.block->buffer.memory().backend().copy_to_device(range.view.data, source, bytes);
+    return range.block->buffer.memory().copy_to_device(range.view.data, source, bytes);
   });
 }
 

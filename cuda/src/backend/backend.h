@@ -133,10 +133,10 @@ class Backend {
   // when full.
   virtual Result<void*> allocate(MemoryKind kind, uint64_t bytes) = 0;
   // `bytes` as allocated. Device memory: does not wait for the work of streams; order it after them
-  // with event_record and free_after.
+  // with free_after.
   virtual Status free(MemoryKind kind, void* address, uint64_t bytes) = 0;
-  // Later frees and reuse of device memory come after the work before this event.
-  virtual Status free_after(Event event) = 0;
+  // Later frees and reuse of device memory come after the work queued on the stream so far.
+  virtual Status free_after(Stream stream) = 0;
   // kDevice when the address is memory of this device and nothing else. On HOST a block of this
   // backend is what it was allocated as, all else kHost.
   virtual Result<MemoryPlace> memory_place(const void* address) = 0;

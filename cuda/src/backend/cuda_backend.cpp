@@ -41,7 +41,7 @@ class CudaBackend final : public Backend {
   Result<MemoryInfo> memory_info() override;
   Result<void*> allocate(MemoryKind kind, uint64_t bytes) override;
   Status free(MemoryKind kind, void* address, uint64_t bytes) override;
-  Status free_after(Event event) override;
+  Status free_after(Stream stream) override;
   Result<MemoryPlace> memory_place(const void* address) override;
   Status trim() override;
 
@@ -104,6 +104,7 @@ class CudaBackend final : public Backend {
   }
   Status copy(void* target, const void* source, uint64_t bytes, cudaMemcpyKind kind, Stream stream);
   Result<StreamPtr> make_stream(int32_t priority);
+  Result<EventPtr> make_event(unsigned flags);
   Result<StreamPtr> find_stream(Stream stream);
   Result<EventPtr> find_event(Event event);
   Result<GraphPtr> find_graph(Graph graph);
@@ -126,6 +127,8 @@ class CudaBackend final : public Backend {
   StreamPtr main_stream_, memory_stream_;
   void* digest_scratch_ = nullptr;  // not in the ledger: part of what a context costs, as its code
   std::mutex digest_mutex_;         // one digest at a time uses the scratch
+  EventPtr order_event_;            // orders frees after streams
+  std::mutex order_mutex_;
 
   std::mutex mutex_;  // guards what follows
   uint64_t last_id_ = 0;
@@ -177,6 +180,7 @@ Status CudaBackend::prepare() {
   WCUDA_ENTER_DEVICE();
   WCUDA_ASSIGN(main_stream_, make_stream(0));
   WCUDA_ASSIGN(memory_stream_, make_stream(0));
+  WCUDA_ASSIGN(order_event_, make_event(cudaEventDisableTiming));
   int has_pools = 0;
   WCUDA_CUDA(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, device_));
   if (!has_pools)
@@ -203,6 +207,7 @@ CudaBackend::~CudaBackend() {
     if (memory_stream_) (void)cudaStreamSynchronize(memory_stream_.get());
     if (digest_scratch_) (void)cudaFree(digest_scratch_);
     if (pool_) (void)cudaMemPoolDestroy(pool_);
+    order_event_.reset();
     main_stream_.reset();
     memory_stream_.reset();
     (void)cudaGetLastError();
@@ -230,10 +235,8 @@ Result<void*> CudaBackend::allocate(MemoryKind kind, uint64_t bytes) {
 Result<void*> CudaBackend::allocate_device(uint64_t bytes) {
   void* address = nullptr;
   const cudaStream_t stream = memory_stream_.get();
-  size_t free_bytes = 0, total_bytes = 0;
-  WCUDA_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
   cudaError_t error = cudaErrorMemoryAllocation;  // more than there is need not be asked for
-  if (bytes <= total_bytes) {
+  if (bytes <= caps_.total_memory) {
     error = cudaMallocFromPoolAsync(&address, bytes, pool_, stream);
     if (error == cudaErrorMemoryAllocation) {
       (void)cudaGetLastError();
@@ -244,12 +247,16 @@ Result<void*> CudaBackend::allocate_device(uint64_t bytes) {
   }
   if (error == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
+    size_t free_bytes = 0, total_bytes = 0;
     WCUDA_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
     return Status::native_error(WCUDA_OUT_OF_MEMORY, error, "the device has %zu of %zu bytes free",
                                 free_bytes, total_bytes);
   }
   WCUDA_TRY(check(error, "cudaMallocFromPoolAsync"));
-  // After this any stream may use it.
+  // After this any stream may use it. The stream has seldom anything left to do, and asking it
+  // costs less than waiting for it.
+  if (cudaStreamQuery(stream) == cudaSuccess) return address;
+  (void)cudaGetLastError();
   const Status ready = check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   if (!ready.ok()) {
     (void)cudaFreeAsync(address, stream);
@@ -280,10 +287,17 @@ Status CudaBackend::free(MemoryKind kind, void* address, uint64_t) {
   return check(cudaFreeAsync(address, memory_stream_.get()), "cudaFreeAsync");
 }
 
-Status CudaBackend::free_after(Event event) {
+Status CudaBackend::free_after(Stream stream) {
   WCUDA_ENTER_DEVICE();
-  WCUDA_ASSIGN(const EventPtr found, find_event(event));
-  return check(cudaStreamWaitEvent(memory_stream_.get(), found.get(), 0), "cudaStreamWaitEvent");
+  WCUDA_ASSIGN(const StreamPtr found, find_stream(stream));
+  const cudaError_t state = cudaStreamQuery(found.get());
+  if (state == cudaSuccess) return {};  // nothing to wait for
+  WCUDA_TRY(check(state, "cudaStreamQuery"));
+  // One event serves all: a wait is for what was recorded when it was queued.
+  const std::lock_guard<std::mutex> lock(order_mutex_);
+  WCUDA_CUDA(cudaEventRecord(order_event_.get(), found.get()));
+  return check(cudaStreamWaitEvent(memory_stream_.get(), order_event_.get(), 0),
+               "cudaStreamWaitEvent");
 }
 
 Result<MemoryPlace> CudaBackend::memory_place(const void* address) {
@@ -603,16 +617,20 @@ void* CudaBackend::native_stream(Stream stream) {
   return found.ok() ? found->get() : nullptr;
 }
 
-Result<Event> CudaBackend::event_create() {
-  WCUDA_ENTER_DEVICE();
+Result<CudaBackend::EventPtr> CudaBackend::make_event(unsigned flags) {
   cudaEvent_t event = nullptr;
-  WCUDA_CUDA(cudaEventCreate(&event));
+  WCUDA_CUDA(cudaEventCreateWithFlags(&event, flags));
   const CUcontext context = context_;
-  EventPtr owned(event, [context](cudaEvent_t last) {
+  return EventPtr(event, [context](cudaEvent_t last) {
     const CurrentContext current(context);
     (void)cudaEventDestroy(last);
     (void)cudaGetLastError();
   });
+}
+
+Result<Event> CudaBackend::event_create() {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(EventPtr owned, make_event(cudaEventDefault));
   const std::lock_guard<std::mutex> lock(mutex_);
   events_.emplace(last_id_ + 1, std::move(owned));
   return Event{++last_id_};

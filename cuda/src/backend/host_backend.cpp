@@ -174,7 +174,7 @@ Status HostBackend::free(MemoryKind kind, void* address, uint64_t bytes) {
   return {};
 }
 
-Status HostBackend::free_after(Event event) { return event_time(event).status(); }
+Status HostBackend::free_after(Stream stream) { return check_stream(stream); }
 
 Result<MemoryPlace> HostBackend::memory_place(const void* address) {
   std::lock_guard<std::mutex> lock(mutex_);

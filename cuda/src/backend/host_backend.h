@@ -20,7 +20,7 @@ class HostBackend final : public Backend {
   Result<MemoryInfo> memory_info() override;
   Result<void*> allocate(MemoryKind kind, uint64_t bytes) override;
   Status free(MemoryKind kind, void* address, uint64_t bytes) override;
-  Status free_after(Event event) override;
+  Status free_after(Stream stream) override;
   Result<MemoryPlace> memory_place(const void* address) override;
 
   Status copy_to_device(void* target, const void* source, uint64_t bytes) override;

@@ -37,8 +37,9 @@ Status WrapperBackend::free(MemoryKind kind, void* address, uint64_t bytes) {
   return pass({"free", CallKind::kEnd, bytes}, [&] { return inner_->free(kind, address, bytes); });
 }
 
-Status WrapperBackend::free_after(Event event) {
-  return pass({"free_after", CallKind::kOther}, [&] { return inner_->free_after(event); });
+Status WrapperBackend::free_after(Stream stream) {
+  return pass({"free_after", CallKind::kOther, 0, stream},
+              [&] { return inner_->free_after(stream); });
 }
 
 Result<MemoryPlace> WrapperBackend::memory_place(const void* address) {

@@ -79,6 +79,41 @@ Result<Buffer> Memory::allocate_pinned(uint64_t bytes, std::string_view tag) {
   return allocate_kind(MemoryKind::kPinned, bytes, WCUDA_PURPOSE_STAGING, tag);
 }
 
+Memory::~Memory() { close_staged_copy(); }
+
+Status Memory::copy_to_device(void* target, const void* source, uint64_t bytes) {
+  const auto by_driver = [&] { return backend_->copy_to_device(target, source, bytes); };
+  if (backend_->is_host() || bytes < StagedCopy::kBytesMin) return by_driver();
+  WCUDA_ASSIGN(const MemoryPlace place, backend_->memory_place(source));
+  const std::unique_lock<std::mutex> lock(staged_mutex_, std::try_to_lock);
+  if (place != MemoryPlace::kHost || !lock) return by_driver();
+  if (!staged_copy_ && !open_staged_copy().ok()) return by_driver();
+  return staged_copy_->to_device(static_cast<uint8_t*>(target), static_cast<const uint8_t*>(source),
+                                 bytes);
+}
+
+Status Memory::open_staged_copy() {
+  if (!staging_) {
+    Buffer slots;
+    WCUDA_ASSIGN(slots, allocate_pinned(StagedCopy::kStagingBytes, "copies"));
+    staging_ = std::exchange(slots.data_, nullptr);  // a Buffer would hold this
+    staging_row_ = std::move(slots.row_);
+  }
+  WCUDA_ASSIGN(staged_copy_, StagedCopy::create(*backend_, staging_));
+  return {};
+}
+
+void Memory::close_staged_copy() noexcept {
+  if (!staging_) return;
+  staged_copy_.reset();
+  const bool is_lost = !backend_->fault().ok();
+  if (!is_lost)
+    attempt(
+        [&] { return backend_->free(MemoryKind::kPinned, staging_, StagedCopy::kStagingBytes); });
+  ledger_.release(staging_row_, is_lost);
+  staging_ = nullptr;
+}
+
 Status Memory::check_request(uint64_t bytes, int32_t purpose) const {
   if (purpose <= WCUDA_PURPOSE_ANY || purpose >= kPurposeCount)
     return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: %d is not in 1 … %d", purpose,
@@ -175,7 +210,7 @@ void Memory::release(Buffer& buffer) noexcept {
   const auto pass = [&](Stream stream) {
     // What others free, and pinned memory, goes at once, so its work must be over; device memory is
     // given to a queue.
-    const bool ordered = is_queued && attempt([&] { return order_free_after(stream); });
+    const bool ordered = is_queued && attempt([&] { return backend_->free_after(stream); });
     if (!ordered) attempt([&] { return backend_->synchronize(stream); });
   };
   if (!is_lost()) {
@@ -206,14 +241,6 @@ Status Memory::order_main_stream_after(Stream stream) {
   WCUDA_ASSIGN(const Event event, backend_->event_create());
   Status status = backend_->event_record(event, stream);
   if (status.ok()) status = backend_->stream_wait(Stream{}, event);
-  attempt([&] { return backend_->event_destroy(event); });
-  return status;
-}
-
-Status Memory::order_free_after(Stream stream) {
-  WCUDA_ASSIGN(const Event event, backend_->event_create());
-  Status status = backend_->event_record(event, stream);
-  if (status.ok()) status = backend_->free_after(event);
   attempt([&] { return backend_->event_destroy(event); });
   return status;
 }
@@ -288,9 +315,12 @@ Status Memory::enforce_vram_only() {
   return status;
 }
 
-void Memory::log_leaks() const {
+void Memory::log_leaks() {
   if (!log_enabled(WCUDA_LOG_WARN)) return;
-  const std::vector<LedgerRow> rows = ledger_.rows();
+  const std::lock_guard<std::mutex> lock(staged_mutex_);
+  std::vector<LedgerRow> rows = ledger_.rows();
+  const auto is_ours = [this](const LedgerRow& row) { return row.address == staging_; };
+  rows.erase(std::remove_if(rows.begin(), rows.end(), is_ours), rows.end());
   if (rows.empty()) return;
   uint64_t bytes = 0;
   for (const LedgerRow& row : rows) bytes += row.entry.bytes;

@@ -13,6 +13,7 @@
 #include "backend/backend.h"
 #include "base/status.h"
 #include "vram/ledger.h"
+#include "vram/staged_copy.h"
 
 namespace wcuda::vram {
 
@@ -81,6 +82,7 @@ class Memory : public std::enable_shared_from_this<Memory> {
   // budget 0: none.
   static std::shared_ptr<Memory> create(std::shared_ptr<Backend> backend, uint64_t budget,
                                         Scrub scrub = Scrub::kNone);
+  ~Memory();
 
   // Device memory, aligned to 256 bytes, contents undefined unless scrubbed; bytes at least 1. The
   // ledger counts
@@ -92,6 +94,11 @@ class Memory : public std::enable_shared_from_this<Memory> {
   // Somebody else's memory as a buffer of purpose WCUDA_PURPOSE_ADOPTED, which never frees it.
   // While vram_only() holds, WCUDA_NOT_RESIDENT for what is not this device's.
   Result<Buffer> adopt(void* address, uint64_t bytes, std::string_view tag);
+
+  // Backend::copy_to_device, faster from large pageable memory: by way of pinned slots, which the
+  // first such copy allocates (StagedCopy::kStagingBytes of staging) and the last owner of this
+  // frees.
+  Status copy_to_device(void* target, const void* source, uint64_t bytes);
 
   Backend& backend() const { return *backend_; }
   const std::shared_ptr<Backend>& shared_backend() const { return backend_; }
@@ -111,19 +118,20 @@ class Memory : public std::enable_shared_from_this<Memory> {
   uint64_t deferred_error_count() const { return deferred_error_count_; }
   Status take_deferred_error();
   // Logs what is live as warnings, a record each: nobody holds the context's handle any more.
-  void log_leaks() const;
+  void log_leaks();
 
  private:
   friend class Buffer;
   Memory(std::shared_ptr<Backend> backend, uint64_t budget, Scrub scrub)
       : backend_(std::move(backend)), scrub_(scrub), ledger_(budget) {}
+  Status open_staged_copy();
+  void close_staged_copy() noexcept;
   Status check_request(uint64_t bytes, int32_t purpose) const;
   Result<Buffer> allocate_kind(MemoryKind kind, uint64_t bytes, int32_t purpose,
                                std::string_view tag);
   Status zero(const Buffer& buffer);
   void release(Buffer& buffer) noexcept;
   void scrub_for_free(const Buffer& buffer) noexcept;
-  Status order_free_after(Stream stream);
   Status order_main_stream_after(Stream stream);
   template <class Step>
   bool attempt(Step&& step) noexcept;
@@ -136,6 +144,10 @@ class Memory : public std::enable_shared_from_this<Memory> {
   std::atomic<uint64_t> deferred_error_count_{0};
   std::mutex deferred_mutex_;  // guards what follows
   std::deque<Status> deferred_errors_;
+  std::mutex staged_mutex_;  // guards what follows
+  uint8_t* staging_ = nullptr;
+  Ledger::Row staging_row_;
+  std::unique_ptr<StagedCopy> staged_copy_;
 };
 
 }  // namespace wcuda::vram

@@ -127,7 +127,7 @@ TEST_F(Raw, eight_threads_allocate_copy_and_free) {
   std::vector<std::thread> threads;
   for (int number = 0; number < 8; ++number)
     threads.emplace_back([&wrong, number] {
-      for (int round = 0; round < 1000; ++round) {
+      for (int round = 0; round < 2500; ++round) {
         const size_t bytes = 1 + static_cast<size_t>(number * 37 + round % 100);
         std::vector<char> data(bytes, static_cast<char>(number)), back(bytes);
         void* ptr = nullptr;

@@ -227,7 +227,7 @@ TEST_F(ResidencyApi, a_failure_while_destroying_can_be_taken_once) {
 
   ASSERT_EQ(wcuda_context_deferred_error_take(context.handle(), &deferred, nullptr), WCUDA_OK);
   EXPECT_EQ(deferred.code, WCUDA_DEVICE_ERROR);
-  EXPECT_STREQ(deferred.message, "event_create: injected failure");
+  EXPECT_STREQ(deferred.message, "free_after: injected failure");
   ASSERT_EQ(wcuda_context_deferred_error_take(context.handle(), &deferred, nullptr), WCUDA_OK);
   EXPECT_EQ(deferred.code, WCUDA_OK);
 }

@@ -243,11 +243,7 @@ TEST_P(BackendConformance, a_freed_block_is_not_reused_before_its_work_is_done) 
     ASSERT_TRUE(backend_->fill(*address, kBytes, round, 1, *stream).ok());
     ASSERT_TRUE(
         backend_->copy_on_device(out.data() + round * kBytes, *address, kBytes, *stream).ok());
-    const auto event = backend_->event_create();
-    ASSERT_TRUE(event.ok());
-    ASSERT_TRUE(backend_->event_record(*event, *stream).ok());
-    ASSERT_TRUE(backend_->free_after(*event).ok());
-    ASSERT_TRUE(backend_->event_destroy(*event).ok());
+    ASSERT_TRUE(backend_->free_after(*stream).ok());
     ASSERT_TRUE(backend_->free(MemoryKind::kDevice, *address, kBytes).ok());
   }
   ASSERT_TRUE(backend_->synchronize().ok());

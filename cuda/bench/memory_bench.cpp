@@ -1,5 +1,6 @@
-// Speed of fill, copies and BLAKE3 digest on a backend: digest_fill_bench [host|cuda] [MiB].
-// Checks each result first; prints minimum and median of ten runs.
+// Speed of fill, copies, BLAKE3 digest, allocation and the check of residency on a backend:
+// memory_bench [host|cuda] [MiB]. Checks each result first; prints minimum and median of ten runs,
+// of the short ones of a thousand.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -16,6 +17,22 @@ namespace wcuda {
 namespace {
 
 constexpr int kRuns = 10;
+constexpr int kShortRuns = 1000;
+constexpr uint64_t kAllocationCount = 1000;
+
+// Seconds of each run, ascending, after one that is not measured.
+Result<std::vector<double>> time_runs(int count, const std::function<Status()>& run) {
+  WCUDA_TRY(run());
+  std::vector<double> seconds;
+  for (int i = 0; i < count; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    WCUDA_TRY(run());
+    seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::sort(seconds.begin(), seconds.end());
+  return seconds;
+}
 
 struct Bench {
   std::shared_ptr<vram::Memory> memory;
@@ -23,19 +40,11 @@ struct Bench {
 
   // `moved`: bytes read and written by one run.
   Status measure(const char* name, uint64_t moved, const std::function<Status()>& run) const {
-    WCUDA_TRY(run());
-    std::vector<double> seconds;
-    for (int i = 0; i < kRuns; ++i) {
-      const auto start = std::chrono::steady_clock::now();
-      WCUDA_TRY(run());
-      seconds.push_back(
-          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-    }
-    std::sort(seconds.begin(), seconds.end());
+    WCUDA_ASSIGN(const std::vector<double> seconds, time_runs(kRuns, run));
     const double peak = static_cast<double>(memory->backend().caps().memory_bandwidth);
     const double best = static_cast<double>(moved) / seconds[0];
     const double median = static_cast<double>(moved) / seconds[kRuns / 2];
-    std::printf("%-16s best %8.1f GB/s  median %8.1f GB/s", name, best / 1e9, median / 1e9);
+    std::printf("%-18s best %8.1f GB/s  median %8.1f GB/s", name, best / 1e9, median / 1e9);
     if (peak > 0) std::printf("  %5.1f %% of memory bandwidth", 100 * best / peak);
     std::printf("\n");
     return {};
@@ -59,10 +68,39 @@ struct Bench {
                       [&] { return backend.copy_to_device(a.data(), pinned.data(), bytes); }));
     WCUDA_TRY(measure("copy to host", bytes,
                       [&] { return backend.copy_to_host(pinned.data(), a.data(), bytes); }));
-    return measure("digest", bytes, [&] {
+    const std::vector<uint8_t> pageable(bytes, 0x5a);
+    WCUDA_TRY(measure("pageable copy", bytes,
+                      [&] { return memory->copy_to_device(a.data(), pageable.data(), bytes); }));
+    WCUDA_TRY(measure("digest", bytes, [&] {
       uint8_t digest[32];
       return backend.digest(a.data(), bytes, digest);
-    });
+    }));
+    std::vector<uint8_t> pieces(blake3::piece_count(bytes) * blake3::kDigestBytes);
+    return measure("digest by the MiB", bytes,
+                   [&] { return backend.digest_pieces(a.data(), bytes, 0, pieces.data()); });
+  }
+
+  Status run_short() const {
+    const auto print = [](const char* name, const std::vector<double>& seconds) {
+      std::printf("%-32s best %7.2f us  median %7.2f us\n", name, 1e6 * seconds[0],
+                  1e6 * seconds[kShortRuns / 2]);
+    };
+    WCUDA_ASSIGN(const auto allocation, time_runs(kShortRuns, [&] {
+                   return memory->allocate(1 << 20, WCUDA_PURPOSE_USER, "").status();
+                 }));
+    print("allocate and free 1 MiB", allocation);
+    std::vector<vram::Buffer> buffers;
+    for (uint64_t i = 0; i < kAllocationCount; ++i) {
+      WCUDA_ASSIGN(vram::Buffer buffer, memory->allocate(4096, WCUDA_PURPOSE_USER, ""));
+      buffers.push_back(std::move(buffer));
+    }
+    WCUDA_ASSIGN(const auto residency, time_runs(kShortRuns, [&]() -> Status {
+                   WCUDA_ASSIGN(const vram::Residency found, memory->check_residency());
+                   WCUDA_CHECK(found.checked_count == kAllocationCount);
+                   return found.status();
+                 }));
+    print("residency of 1,000 allocations", residency);
+    return {};
   }
 
   // Random bytes up, across and down again, and their digest.
@@ -101,7 +139,9 @@ Status run(int argc, char** argv) {
   std::printf("%s, %llu MiB", caps.name, static_cast<unsigned long long>(mib));
   if (caps.memory_clock_khz) std::printf(", memory clock %d MHz", caps.memory_clock_khz / 1000);
   std::printf("\n");
-  return Bench{vram::Memory::create(opened.backend, 0), mib << 20}.run();
+  const Bench bench{vram::Memory::create(opened.backend, 0), mib << 20};
+  WCUDA_TRY(bench.run());
+  return bench.run_short();
 }
 
 }  // namespace
