@@ -152,6 +152,39 @@ TEST_F(GpuMemory, a_thousand_allocations_are_checked) {
   EXPECT_EQ(memory_->check_residency()->nonresident_count, 0u);
 }
 
+TEST_F(GpuMemory, digest_of_ten_gigabytes_equals_the_hosts) {
+  constexpr uint64_t kBytes = 10000000000, kPart = uint64_t{1} << 20;
+  const auto buffer = memory_->allocate(kBytes, WCUDA_PURPOSE_USER, "");
+  ASSERT_TRUE(buffer.ok()) << buffer.status().message();
+  constexpr uint64_t kPattern = 0x0123456789abcdef;
+  ASSERT_TRUE(memory_->backend().fill(buffer->data(), kBytes, kPattern, 8, Stream{}).ok());
+  std::vector<uint64_t> part(kPart / 8, kPattern);
+  blake3::Hasher hasher;
+  for (uint64_t done = 0; done < kBytes; done += kPart)
+    hasher.update(part.data(), std::min(kPart, kBytes - done));
+  uint8_t expected[32], digest[32];
+  hasher.finish(expected);
+
+  ASSERT_TRUE(memory_->backend().digest(buffer->data(), kBytes, digest).ok());
+
+  EXPECT_EQ(std::memcmp(digest, expected, 32), 0);
+}
+
+TEST_F(GpuMemory, large_pageable_copies_arrive_whole) {
+  constexpr uint64_t kBytes = (uint64_t{70} << 20) + 13;
+  std::vector<uint8_t> source(kBytes + 1), back(kBytes);
+  for (uint64_t i = 0; i < source.size(); ++i)
+    source[i] = static_cast<uint8_t>(i * 2654435761u >> 15);
+  const auto buffer = memory_->allocate(kBytes, WCUDA_PURPOSE_USER, "");
+  ASSERT_TRUE(buffer.ok()) << buffer.status().message();
+
+  ASSERT_TRUE(memory_->copy_to_device(buffer->data(), source.data() + 1, kBytes).ok());
+
+  ASSERT_TRUE(memory_->backend().copy_to_host(back.data(), buffer->data(), kBytes).ok());
+  EXPECT_EQ(std::memcmp(back.data(), source.data() + 1, kBytes), 0);
+  EXPECT_EQ(memory_->ledger().sum(WCUDA_PURPOSE_STAGING).current_bytes, StagedCopy::kStagingBytes);
+}
+
 TEST_F(GpuMemory, pieces_of_more_than_a_gigabyte_join_to_the_digest_and_name_a_flipped_bit) {
   const uint64_t bytes = (uint64_t{1} << 30) + (uint64_t{300} << 20) + 77;
   const auto buffer = memory_->allocate(bytes, WCUDA_PURPOSE_USER, "");
