@@ -46,23 +46,32 @@ WCUDA_HOST_DEVICE_INLINE Word rotate_right(Word x, int bits) {
   return (x >> bits) | (x << (32 - bits));
 }
 
-template <class Word>
-WCUDA_HOST_DEVICE_INLINE void mix(Word& a, Word& b, Word& c, Word& d, Word x, Word y) {
-  a = a + b + x;
+// How a compression adds; a device may have another unit for it.
+struct PlainSum {
+  template <class Word>
+  WCUDA_HOST_DEVICE_INLINE Word operator()(Word a, Word b) const {
+    return a + b;
+  }
+};
+
+template <class Word, class Sum>
+WCUDA_HOST_DEVICE_INLINE void mix(Word& a, Word& b, Word& c, Word& d, Word x, Word y, Sum sum) {
+  a = sum(sum(a, x), b);
   d = rotate_right(d ^ a, 16);
-  c = c + d;
+  c = sum(c, d);
   b = rotate_right(b ^ c, 12);
-  a = a + b + y;
+  a = sum(sum(a, y), b);
   d = rotate_right(d ^ a, 8);
-  c = c + d;
+  c = sum(c, d);
   b = rotate_right(b ^ c, 7);
 }
 
 // chain (8) = first half of the output of compressing message (16) under chain; destroys message.
 // `counter_low`, `counter_high`: index of the chunk, 0 for parents. `length`: bytes of the block.
-template <class Word>
+template <class Word, class Sum = PlainSum>
 WCUDA_HOST_DEVICE_INLINE void compress(Word chain[8], Word message[16], Word counter_low,
-                                       Word counter_high, Word length, Word flags) {
+                                       Word counter_high, Word length, Word flags,
+                                       Sum sum = Sum()) {
   Word v[16];
   WCUDA_UNROLL_ALL
   for (int i = 0; i < 8; ++i) v[i] = chain[i];
@@ -77,14 +86,14 @@ WCUDA_HOST_DEVICE_INLINE void compress(Word chain[8], Word message[16], Word cou
   v[15] = flags;
   WCUDA_UNROLL_ALL
   for (int round = 0; round < 7; ++round) {
-    mix(v[0], v[4], v[8], v[12], message[0], message[1]);
-    mix(v[1], v[5], v[9], v[13], message[2], message[3]);
-    mix(v[2], v[6], v[10], v[14], message[4], message[5]);
-    mix(v[3], v[7], v[11], v[15], message[6], message[7]);
-    mix(v[0], v[5], v[10], v[15], message[8], message[9]);
-    mix(v[1], v[6], v[11], v[12], message[10], message[11]);
-    mix(v[2], v[7], v[8], v[13], message[12], message[13]);
-    mix(v[3], v[4], v[9], v[14], message[14], message[15]);
+    mix(v[0], v[4], v[8], v[12], message[0], message[1], sum);
+    mix(v[1], v[5], v[9], v[13], message[2], message[3], sum);
+    mix(v[2], v[6], v[10], v[14], message[4], message[5], sum);
+    mix(v[3], v[7], v[11], v[15], message[6], message[7], sum);
+    mix(v[0], v[5], v[10], v[15], message[8], message[9], sum);
+    mix(v[1], v[6], v[11], v[12], message[10], message[11], sum);
+    mix(v[2], v[7], v[8], v[13], message[12], message[13], sum);
+    mix(v[3], v[4], v[9], v[14], message[14], message[15], sum);
     const Word old[16] = {message[0],  message[1],  message[2],  message[3],
                           message[4],  message[5],  message[6],  message[7],
                           message[8],  message[9],  message[10], message[11],
