@@ -4,6 +4,8 @@
 // by 16 bytes. A block of threads takes a tile of 16 rows x 256 columns: it puts the records' bytes
 // back in the file's order in shared memory, then a thread unpacks 32 elements, and quads of lanes
 // exchange them so that each store of a quad covers 64 bytes of a row.
+#include <algorithm>
+
 #include "kernels/dependent_launch.h"
 #include "kernels/dequantize.h"
 #include "kernels/quad_transpose.h"
@@ -223,6 +225,135 @@ __global__ void __launch_bounds__(kThreads, 8) dequantize_kernel(Arguments argum
     store_part_unaligned(arguments, values, row_start, column);
 }
 
+// The two most frequent types to f16, whole records: bound by its instructions, the kernel above
+// moves half of what memory could. Here a thread takes the codes of 8 neighbours where they lie in
+// the record, four times in its row, and a quad of lanes writes 64 bytes.
+constexpr uint32_t kWordStages = 3;
+constexpr uint32_t kWordBlocks = 12;  // a multiprocessor
+constexpr float kTwoTo23 = 8388608.0f;
+
+// Byte i of `codes` as a number: the last bits of 2^23 + code, of which the caller's constant is
+// taken.
+__device__ inline float code_float(uint32_t codes, uint32_t i, float subtrahend) {
+  return bits_float(__byte_perm(codes, 0x4b000000u, 0x7440u + i)) - subtrahend;
+}
+
+// Where a thread works in a record: row, codes 8 quad … of 32, part 4 half … of 8.
+struct WordPlace {
+  uint32_t row, quad, half;
+  // Its 8 bytes of run `run` in a part of the record that lies by lanes, 8 bytes a piece.
+  __device__ uint32_t piece(uint32_t run) const {
+    return run * 512 + row % 8 * 64 + quad * 16 + row / 8 * 8;
+  }
+};
+
+__device__ inline float half_at(const uint8_t* bytes) {
+  return half_to_float(*reinterpret_cast<const uint16_t*>(bytes));
+}
+
+// make(part, values) for 8 neighbours of each of its four parts.
+template <class Make>
+__device__ inline void unpack_words(TypeTag<12>, const uint8_t* record, const WordPlace& at,
+                                    const Make& make) {
+  const uint4 head = *reinterpret_cast<const uint4*>(record + 2048 + at.row * 16);
+  const float d = half_to_float(static_cast<uint16_t>(head.x & 0xffff));
+  const float dmin = half_to_float(static_cast<uint16_t>(head.x >> 16));
+  uint32_t scales = head.y & 0x3f3f3f3fu, mins = head.z & 0x3f3f3f3fu;
+  if (at.half != 0) {
+    scales = (head.w & 0x0f0f0f0fu) | (head.y >> 2 & 0x30303030u);
+    mins = (head.w >> 4 & 0x0f0f0f0fu) | (head.z >> 2 & 0x30303030u);
+  }
+#pragma unroll
+  for (uint32_t run = 0; run < 2; ++run) {
+    const uint2 codes = *reinterpret_cast<const uint2*>(record + at.piece(at.half * 2 + run));
+#pragma unroll
+    for (uint32_t high = 0; high < 2; ++high) {
+      const float scale = d * code_float(scales, run * 2 + high, kTwoTo23);
+      const float min = dmin * code_float(mins, run * 2 + high, kTwoTo23);
+      const uint32_t words[2] = {codes.x >> (4 * high) & 0x0f0f0f0fu,
+                                 codes.y >> (4 * high) & 0x0f0f0f0fu};
+      float values[8];
+#pragma unroll
+      for (uint32_t i = 0; i < 8; ++i)
+        values[i] = mul_add_rounded(scale, code_float(words[i / 4], i % 4, kTwoTo23), -min);
+      make(run * 2 + high, values);
+    }
+  }
+}
+
+template <class Make>
+__device__ inline void unpack_words(TypeTag<14>, const uint8_t* record, const WordPlace& at,
+                                    const Make& make) {
+  const float d = half_at(record + 3328 + at.row * 2);
+  const uint2 scales = *reinterpret_cast<const uint2*>(record + 3072 + at.half * 128 + at.row * 8);
+  const uint2 highs = *reinterpret_cast<const uint2*>(record + 2048 + at.piece(at.half));
+  uint2 lows[2];
+#pragma unroll
+  for (uint32_t run = 0; run < 2; ++run)
+    lows[run] = *reinterpret_cast<const uint2*>(record + at.piece(at.half * 2 + run));
+#pragma unroll
+  for (uint32_t part = 0; part < 4; ++part) {
+    const uint32_t two = (part < 2 ? scales.x : scales.y) >> (part % 2 * 16);
+    const float scale =
+        d * static_cast<float>(static_cast<int8_t>(two >> (at.quad / 2 * 8) & 0xff));
+    const uint2 low = lows[part % 2];
+    const uint32_t words[2] = {
+        (low.x >> (part / 2 * 4) & 0x0f0f0f0fu) | (highs.x >> (part * 2) & 0x03030303u) << 4,
+        (low.y >> (part / 2 * 4) & 0x0f0f0f0fu) | (highs.y >> (part * 2) & 0x03030303u) << 4};
+    float values[8];
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i)
+      values[i] = scale * code_float(words[i / 4], i % 4, kTwoTo23 + 32.0f);
+    make(part, values);
+  }
+}
+
+template <uint32_t kType>
+__global__ void __launch_bounds__(kThreads, kWordBlocks)
+    dequantize_words_kernel(Arguments arguments, uint32_t all_tiles) {
+  constexpr uint32_t kBytes = RecordTile<kType>::kRecordBytes;
+  __shared__ __align__(16) uint8_t ring[kWordStages][kBytes];
+  dependent_trigger();
+  const uint8_t* const records = arguments.records + uint64_t{arguments.first_row / kRecordRows} *
+                                                         arguments.tile_count * kBytes;
+  const auto fetch = [&](uint32_t index, uint32_t stage) {
+    if (index < all_tiles) {
+      const uint8_t* const from = records + uint64_t{index} * kBytes;
+      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(ring[stage]));
+#pragma unroll
+      for (uint32_t i = 0; i < (kBytes / 16 + kThreads - 1) / kThreads; ++i) {
+        const uint32_t chunk = i * kThreads + threadIdx.x;
+        if (chunk < kBytes / 16)
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + chunk * 16),
+                       "l"(from + chunk * 16));
+      }
+    }
+    asm volatile("cp.async.commit_group;");
+  };
+  for (uint32_t s = 0; s + 1 < kWordStages; ++s) fetch(blockIdx.x + s * gridDim.x, s);
+  dependent_wait();
+
+  const WordPlace at{threadIdx.x / 8, threadIdx.x % 4, threadIdx.x / 4 % 2};
+  auto* const out = static_cast<uint16_t*>(arguments.out);
+  uint32_t stage = 0;
+  for (uint32_t index = blockIdx.x; index < all_tiles; index += gridDim.x) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kWordStages - 2));
+    __syncthreads();  // the tile is there, and nobody reads the one before it
+    fetch(index + (kWordStages - 1) * gridDim.x, (stage + kWordStages - 1) % kWordStages);
+    const uint32_t row = index / arguments.tile_count * kRecordRows + at.row;
+    const uint32_t column =
+        index % arguments.tile_count * kTileColumns + at.half * 128 + at.quad * 8;
+    uint16_t* const target = out + uint64_t{row} * arguments.cols + column;
+    unpack_words(TypeTag<kType>{}, ring[stage], at, [&](uint32_t part, const float(&values)[8]) {
+      if (row >= arguments.row_count) return;
+      *reinterpret_cast<uint4*>(target + part * 32) =
+          make_uint4(pack_f16(values[0], values[1]), pack_f16(values[2], values[3]),
+                     pack_f16(values[4], values[5]), pack_f16(values[6], values[7]));
+    });
+    stage = (stage + 1) % kWordStages;
+  }
+}
+
 }  // namespace
 
 cudaError_t dequantize(const Matrix& matrix, uint32_t first_row, uint32_t row_count,
@@ -245,6 +376,15 @@ cudaError_t dequantize(const Matrix& matrix, uint32_t first_row, uint32_t row_co
       (first_row + row_count - 1) / kRecordRows - first_row / kRecordRows + 1;
   const uint64_t blocks = uint64_t{strip_count} * arguments.tile_count;
   if (blocks > 0x7fffffffu) return cudaErrorInvalidValue;
+  if (out_type == ElementType::kF16 && arguments.is_aligned && first_row % kRecordRows == 0 &&
+      matrix.cols % kTileColumns == 0 && (matrix.type == 12 || matrix.type == 14)) {
+    const auto all_tiles = static_cast<uint32_t>(blocks);
+    const uint32_t resident = kWordBlocks * static_cast<uint32_t>(std::max(launch.sm_count, 1));
+    return launch_kernel(
+        launch, std::min(all_tiles, resident), kThreads, 0, 0,
+        matrix.type == 12 ? dequantize_words_kernel<12> : dequantize_words_kernel<14>, arguments,
+        all_tiles);
+  }
   return visit_type(matrix.type, [&](auto type) {
     constexpr uint32_t kType = decltype(type)::value;
     arguments.record_count = RecordTile<kType>::kLayout.record_count(matrix.cols);
