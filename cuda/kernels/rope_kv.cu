@@ -108,6 +108,115 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
   }
 }
 
+// The same for many tokens and the usual heads: 4 * kLanes values, all turned, no norm, pages of
+// f16. A lane has 4 values in registers, kLanes lanes a head; a block has all heads of a token.
+template <uint32_t kLanes>
+__global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeKvArgs args) {
+  constexpr uint32_t n = 4 * kLanes, kGroups = kBlockThreads / kLanes;
+  __shared__ __align__(16) float2 turns[n / 2];
+  const uint32_t token = blockIdx.x;
+  const uint32_t lane = threadIdx.x % kLanes;
+  const uint32_t kv_heads = args.pages.head_count;
+  const uint32_t heads = args.head_count + 2 * kv_heads;
+  dependent_trigger();
+  const uint32_t row = __ldcg(args.step.token_rows + token);
+  if (row == kDeadToken || row >= args.step.row_count) {
+    if (token == 0) dependent_wait();
+    return;
+  }
+  const uint32_t position = __ldcg(args.step.positions + token);
+  const uint32_t page = __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride +
+                               position / kPagePositions);
+  dependent_wait();
+
+  const auto load = [&](uint32_t h) {
+    const float* source;
+    if (args.joined != nullptr)
+      source = args.joined + (uint64_t{token} * heads + h) * n;
+    else if (h < args.head_count)
+      source = args.query + (uint64_t{token} * args.head_count + h) * n;
+    else
+      source = (h < args.head_count + kv_heads ? args.key : args.value) +
+               (uint64_t{token} * kv_heads + (h - args.head_count) % kv_heads) * n;
+    return __ldcg(reinterpret_cast<const float4*>(source) + lane);
+  };
+  const auto turn = [&](float4& x) {
+    if (args.turn.has_adjacent_pairs) {
+      const float4 cs = reinterpret_cast<const float4*>(turns)[lane];
+      x = make_float4(
+          __fmaf_rn(x.x, cs.x, -__fmul_rn(x.y, cs.y)), __fmaf_rn(x.x, cs.y, __fmul_rn(x.y, cs.x)),
+          __fmaf_rn(x.z, cs.z, -__fmul_rn(x.w, cs.w)), __fmaf_rn(x.z, cs.w, __fmul_rn(x.w, cs.z)));
+      return;
+    }
+    constexpr uint32_t kHalf = kLanes / 2;
+    const bool is_second = lane >= kHalf;
+    const float own[4] = {x.x, x.y, x.z, x.w};
+    float turned[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      const float other = __shfl_xor_sync(~0u, own[i], kHalf);
+      const float2 cs = turns[lane % kHalf * 4 + i];
+      turned[i] = is_second ? __fmaf_rn(other, cs.y, __fmul_rn(own[i], cs.x))
+                            : __fmaf_rn(own[i], cs.x, -__fmul_rn(other, cs.y));
+    }
+    x = make_float4(turned[0], turned[1], turned[2], turned[3]);
+  };
+  const auto store = [&](uint32_t h, const float4& x) {
+    if (h < args.head_count) {
+      float* const target = args.query + (uint64_t{token} * args.head_count + h) * n;
+      reinterpret_cast<float4*>(target)[lane] = x;
+      return;
+    }
+    const bool is_value = h >= args.head_count + kv_heads;
+    const uint64_t plane =
+        (uint64_t{args.layer} * args.pages.page_count + page) * 2 + (is_value ? 1 : 0);
+    const uint64_t kv_row = (plane * kv_heads + (h - args.head_count) % kv_heads) * kPagePositions +
+                            position % kPagePositions;
+    const auto pair = [](float low, float high) {
+      return uint32_t{float_to_half(low)} | uint32_t{float_to_half(high)} << 16;
+    };
+    reinterpret_cast<uint2*>(args.pages.data + kv_row * args.pages.row_bytes)[lane] =
+        make_uint2(pair(x.x, x.y), pair(x.z, x.w));
+  };
+
+  // All lanes of a warp take as many turns: what lies past the last head is read from the last.
+  constexpr uint32_t kSideBySide = 3;
+  const uint32_t first = threadIdx.x / kLanes;
+  const uint32_t end = (heads + kGroups - 1) / kGroups * kGroups;
+  float4 next[kSideBySide];
+#pragma unroll
+  for (uint32_t i = 0; i < kSideBySide; ++i) next[i] = load(min(first + i * kGroups, heads - 1));
+  for (uint32_t i = threadIdx.x; i < n / 2; i += kBlockThreads)
+    turns[i] = turn_of(position, args.turn.rope_frequencies[i], args.turn.rope_magnitude);
+  __syncthreads();
+  for (uint32_t h = first; h < end; h += kSideBySide * kGroups) {
+    float4 values[kSideBySide];
+#pragma unroll
+    for (uint32_t i = 0; i < kSideBySide; ++i) {
+      values[i] = next[i];
+      next[i] = load(min(h + (kSideBySide + i) * kGroups, heads - 1));
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kSideBySide; ++i) {
+      const uint32_t at = h + i * kGroups;
+      const float4 as_it_was = values[i];
+      turn(values[i]);
+      if (at < heads) store(at, at < args.head_count + kv_heads ? values[i] : as_it_was);
+    }
+  }
+}
+
+bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
+
+bool has_rows(const RopeKvArgs& args) {
+  const uint32_t n = args.pages.head_length;
+  return args.step.token_count > kSpreadTokensMax && (n == 64 || n == 128) &&
+         args.turn.rope_dimensions == n && args.turn.query_norm == nullptr &&
+         args.turn.key_norm == nullptr && args.pages.format == KvFormat::kF16 &&
+         args.pages.row_bytes == 2 * n && is_aligned(args.query) && is_aligned(args.key) &&
+         is_aligned(args.value) && is_aligned(args.joined);
+}
+
 }  // namespace
 
 cudaError_t rope_kv(const RopeKvArgs& args, const Launch& launch) {
@@ -115,6 +224,10 @@ cudaError_t rope_kv(const RopeKvArgs& args, const Launch& launch) {
       args.turn.rope_dimensions > args.pages.head_length || args.turn.rope_dimensions % 2 != 0)
     return cudaErrorInvalidValue;
   if (args.step.token_count == 0) return cudaSuccess;
+  if (has_rows(args))
+    return launch_kernel(
+        launch, dim3(args.step.token_count), dim3(kBlockThreads), 0, 0,
+        args.pages.head_length == 64 ? rope_kv_rows_kernel<16> : rope_kv_rows_kernel<32>, args);
   const uint32_t heads = args.head_count + 2 * args.pages.head_count;
   RopeKvParams params{args, heads};
   if (args.step.token_count <= kSpreadTokensMax) params.block_heads = kBlockWarps;
