@@ -29,6 +29,9 @@ struct AttentionKernelArgs {
   const float* key = nullptr;
   const float* value = nullptr;
   HeadTurn turn;
+  // In place of `out`, for attention_prefill_warpgroup alone: rounded to f16, as values in pages of
+  // f16 are, of which results are averages.
+  uint16_t* out_half = nullptr;
 };
 
 constexpr uint32_t kAttentionHeadLengthMax = 256;

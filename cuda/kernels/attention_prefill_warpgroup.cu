@@ -448,14 +448,16 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
     const float largest = fmaxf(softmax.largest[r], sink);
     const float factor = exp2_fast(softmax.largest[r] - largest);
     const float inverse = factor / (weight * factor + exp2_fast(sink - largest));
-    float* const out =
-        args.out + (uint64_t{item.first_token + row} * args.head_count + item.head) * n;
+    const uint64_t place = (uint64_t{item.first_token + row} * args.head_count + item.head) * n;
 #pragma unroll
     for (int i = 0; i < kLength / 8; ++i) {
       const uint32_t element = i * 8 + lane % 4 * 2;
-      if (element < n)
-        *reinterpret_cast<float2*>(out + element) =
-            make_float2(sums[i * 4 + r * 2] * inverse, sums[i * 4 + r * 2 + 1] * inverse);
+      if (element >= n) continue;
+      const float low = sums[i * 4 + r * 2] * inverse, high = sums[i * 4 + r * 2 + 1] * inverse;
+      if (args.out_half != nullptr)
+        *reinterpret_cast<uint32_t*>(args.out_half + place + element) = pack_halves(low, high);
+      else
+        *reinterpret_cast<float2*>(args.out + place + element) = make_float2(low, high);
     }
   }
 }

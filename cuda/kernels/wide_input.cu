@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kFinishThreads) wide_finish_kernel(const WideF
   dependent_trigger();
   dependent_wait();
   for (uint32_t c = blockIdx.x; c < args.columns; c += gridDim.x) {
-    const float scale = args.scales[c];
+    const float scale = args.scales != nullptr ? args.scales[c] : 1.0f;
     if (scale == 1.0f && args.bias == nullptr) continue;
     float* const y = args.y + c * args.stride;
     for (uint32_t r = threadIdx.x; r < args.rows; r += kFinishThreads)

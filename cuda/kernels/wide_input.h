@@ -52,7 +52,7 @@ struct WideFinishArgs {
   uint32_t rows = 0;
   float* y = nullptr;  // (columns, stride)
   uint64_t stride = 0;
-  const float* scales = nullptr;  // (columns)
+  const float* scales = nullptr;  // (columns); null: 1
   const float* bias = nullptr;    // (rows); may be null
 };
 

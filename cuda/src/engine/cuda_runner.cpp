@@ -129,6 +129,7 @@ struct Shape {
   uint32_t token_count = 0;
   uint32_t row_count = 0;
   uint32_t logits_count = 0;
+  uint32_t min_row_tokens = 0;
   uint32_t max_row_tokens = 0;
   uint32_t max_positions = 0;
   bool has_filters = false;
@@ -277,13 +278,16 @@ Shape CudaRunner::shape_of(const Ticket& ticket) const {
   shape.row_count = static_cast<uint32_t>(ticket.rows.size());
   shape.token_count = static_cast<uint32_t>(ticket.tokens.size());
   shape.logits_count = static_cast<uint32_t>(ticket.logits_indices.size());
+  if (!ticket.rows.empty()) shape.min_row_tokens = ticket.rows.front().batch.token_count;
   for (const TicketRow& row : ticket.rows) {
+    shape.min_row_tokens = std::min(shape.min_row_tokens, row.batch.token_count);
     shape.max_row_tokens = std::max(shape.max_row_tokens, row.batch.token_count);
     shape.max_positions =
         std::max(shape.max_positions, row.batch.first_position + row.batch.token_count);
     if (row.sample) shape.has_filters |= needs_filters(row.sampling.sampling);
   }
   if (shape.max_row_tokens != 1) return shape;
+  shape.min_row_tokens = 0;
   // Decode: everything that a graph is captured for, rounded up.
   const Limits& limits = machine_.limits;
   const auto* const bucket =
@@ -531,6 +535,7 @@ Status CudaRunner::queue_kernels(const Shape& shape) {
   batch.token_count = shape.token_count;
   batch.row_count = shape.row_count;
   batch.page_table_stride = machine_.limits.pages_per_sequence();
+  batch.min_row_tokens = shape.min_row_tokens;
   batch.max_row_tokens = shape.max_row_tokens;
   batch.max_positions = shape.max_positions;
   batch.tokens = machine_.in_ticket<int32_t>(parity, layout.tokens);

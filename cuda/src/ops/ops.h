@@ -85,6 +85,7 @@ struct Batch {
   uint32_t row_count = 0;
   uint32_t page_table_stride = 0;  // entries a row of page_tables
   // Bounds that hold for every step of a captured graph.
+  uint32_t min_row_tokens = 0;           // no row has fewer tokens
   uint32_t max_row_tokens = 0;           // no row has more tokens
   uint32_t max_positions = 0;            // no row reaches past position max_positions - 1
   const int32_t* tokens = nullptr;       // (token_count)

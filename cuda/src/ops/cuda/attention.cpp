@@ -223,9 +223,7 @@ cudaError_t CudaAttention::rope_joined_kv(const AttentionInputArgs& args, const 
   return kernels::rope_kv(call, launch);
 }
 
-cudaError_t CudaAttention::attention(const AttentionArgs& args, const kernels::Launch& launch,
-                                     const AttentionOptions& options) {
-  if (step_window_ != 0 && args.window != step_window_) return cudaErrorInvalidValue;
+kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& args) const {
   kernels::AttentionKernelArgs call;
   call.step = step_rows(*args.batch);
   call.plan = plan_;
@@ -234,10 +232,31 @@ cudaError_t CudaAttention::attention(const AttentionArgs& args, const kernels::L
   call.head_count = args.head_count;
   call.scale = args.scale;
   call.window = args.window;
-  call.softcap = options.softcap;
-  call.sinks = options.sinks;
   call.query = args.query;
   call.out = args.out;
+  return call;
+}
+
+bool CudaAttention::has_half(const AttentionArgs& args, const kernels::Launch& launch) {
+  return args.batch->min_row_tokens > 1 &&
+         kernels::attention_prefill_has_warpgroup(args.pool.head_length, launch);
+}
+
+// No row has one token: attention_decode has nothing to do.
+cudaError_t CudaAttention::attention_half(const AttentionArgs& args,
+                                          const kernels::Launch& launch) {
+  if (step_window_ != 0 && args.window != step_window_) return cudaErrorInvalidValue;
+  kernels::AttentionKernelArgs call = kernel_args(args);
+  call.out_half = reinterpret_cast<uint16_t*>(args.out);
+  return kernels::attention_prefill(call, launch);
+}
+
+cudaError_t CudaAttention::attention(const AttentionArgs& args, const kernels::Launch& launch,
+                                     const AttentionOptions& options) {
+  if (step_window_ != 0 && args.window != step_window_) return cudaErrorInvalidValue;
+  kernels::AttentionKernelArgs call = kernel_args(args);
+  call.softcap = options.softcap;
+  call.sinks = options.sinks;
   if (is_left_) {
     is_left_ = false;
     if (left_.layer != args.layer || left_.query != args.query) return cudaErrorInvalidValue;

@@ -55,9 +55,13 @@ class CudaAttention {
   // not written.
   cudaError_t attention(const AttentionArgs& args, const kernels::Launch& launch,
                         const AttentionOptions& options = {});
+  // Whether attention_half() can be called in its place, which leaves args.out as f16.
+  static bool has_half(const AttentionArgs& args, const kernels::Launch& launch);
+  cudaError_t attention_half(const AttentionArgs& args, const kernels::Launch& launch);
 
  private:
   kernels::RopeKvArgs rope_args(const AttentionInputArgs& args) const;
+  kernels::AttentionKernelArgs kernel_args(const AttentionArgs& args) const;
 
   kernels::AttentionPlan plan_;
   uint32_t step_window_ = 0;

@@ -42,9 +42,7 @@ class CudaOps final : public Ops {
   }
   Status embed(const EmbedArgs& args) override;
   Status attention_input(const AttentionInputArgs& args) override;
-  Status attention(const AttentionArgs& args) override {
-    return check(attention_.attention(args, launch_), "attention");
-  }
+  Status attention(const AttentionArgs& args) override;
   Status project(const ProjectArgs& args) override;
   Status feed_forward_input(const FeedForwardInputArgs& args) override;
   Status logits(const LogitsArgs& args) override;
@@ -133,6 +131,14 @@ Status CudaOps::attention_input(const AttentionInputArgs& args) {
   }
   WCUDA_TRY(linear_.run(linear, launch_));
   return check(attention_.rope_kv(args, key_, value_, launch_), "rope and KV write");
+}
+
+Status CudaOps::attention(const AttentionArgs& args) {
+  if (!CudaAttention::has_half(args, launch_) ||
+      !linear_.takes_half(args.batch->token_count, args.head_count * args.pool.head_length))
+    return check(attention_.attention(args, launch_), "attention");
+  linear_.half_input(args.out);
+  return check(attention_.attention_half(args, launch_), "attention");
 }
 
 Status CudaOps::project(const ProjectArgs& args) {

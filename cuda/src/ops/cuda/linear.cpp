@@ -150,6 +150,7 @@ Status CudaLinear::prepare(const Limits& limits, const Launch& launch, void* scr
         cudaMemsetAsync(at<uint8_t>(scratch_.vector), 0, scratch_.vector_bytes, launch.stream),
         "memset"));
   is_batch_invariant_ = limits.batch_invariant;
+  embedding_length_ = limits.embedding_length;
   gemm_ = std::make_unique<compute::HalfGemm>(
       is_batch_invariant_ ? compute::HalfGemm::Library::kNone : library_,
       at<uint8_t>(scratch_.workspace));
@@ -217,9 +218,18 @@ Status CudaLinear::run_hidden(const LinearArgs& args, const Launch& launch) {
 
 // Any layer of as many columns, all its sizes multiples of 8, takes the same way.
 bool CudaLinear::is_wide(const LinearArgs& args) const {
+  return has_many(args.columns) && WideLinear::fits(args);
+}
+
+bool CudaLinear::has_many(uint32_t columns) const {
   return !is_batch_invariant_ &&
-         args.columns > std::max(batch_columns_max_, kernels::kLinearVectorColumnsMax) &&
-         args.columns <= scratch_.all_columns && WideLinear::fits(args);
+         columns > std::max(batch_columns_max_, kernels::kLinearVectorColumnsMax) &&
+         columns <= scratch_.all_columns;
+}
+
+bool CudaLinear::takes_half(uint32_t columns, uint32_t cols) const {
+  return has_many(columns) && embedding_length_ % 8 == 0 && cols % 8 == 0 &&
+         cols <= kernels::kWideInputsMax;
 }
 
 Status CudaLinear::run_gemm(const LinearArgs& args, const Launch& launch) {

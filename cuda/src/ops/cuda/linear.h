@@ -42,6 +42,10 @@ class CudaLinear {
   }
   // Before the layers of a step.
   void begin_step() { wide_.forget(); }
+  // Whether a run() that makes so many embeddings of `cols` values each takes those as f16,
+  // unscaled: x that half_input() has named.
+  bool takes_half(uint32_t columns, uint32_t cols) const;
+  void half_input(const float* x) { wide_.half_input(x); }
   // As run(), of a gate whose output only a run() with as many columns will read: it may be left in
   // a form that only that understands.
   Status run_hidden(const kernels::LinearArgs& args, const kernels::Launch& launch);
@@ -66,6 +70,7 @@ class CudaLinear {
   bool uses_vector(const kernels::LinearArgs& args) const;
   bool uses_batch(const kernels::LinearArgs& args, const kernels::Launch& launch) const;
   bool is_wide(const kernels::LinearArgs& args) const;
+  bool has_many(uint32_t columns) const;
   Status run_gemm(const kernels::LinearArgs& args, const kernels::Launch& launch);
 
   template <class T>
@@ -76,6 +81,7 @@ class CudaLinear {
   compute::HalfGemm::Library library_;
   uint32_t batch_columns_max_;
   bool is_batch_invariant_ = false;
+  uint32_t embedding_length_ = 0;
   Scratch scratch_;
   void* memory_ = nullptr;
   std::unique_ptr<compute::HalfGemm> gemm_;

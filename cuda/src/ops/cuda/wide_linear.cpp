@@ -105,6 +105,11 @@ Status WideLinear::run(const LinearArgs& args, const Launch& launch) {
     layer.input.activation = sums_.epilogue;
     sums_ = {};
   }
+  if (half_x_ != nullptr && args.x == half_x_) {
+    WCUDA_CHECK(args.norm == nullptr && args.x_rows == nullptr);
+    layer.half = reinterpret_cast<const uint16_t*>(args.x);
+  }
+  half_x_ = nullptr;
   for (uint32_t m = 0; m < args.matrix_count; ++m) {
     layer.matrices = args.matrices + m;
     layer.biases = args.biases + m;
@@ -223,14 +228,15 @@ Status WideLinear::multiply_columns(const Layer& layer, const Piece& piece, uint
   if (input.residual != nullptr)
     input.residual =
         piece.first_row == 0 ? input.residual + uint64_t{first} * input.residual_rows : nullptr;
-  if (!has_input) WCUDA_TRY(launched(kernels::wide_input(input, launch), "wide_input"));
+  if (layer.half == nullptr && !has_input)
+    WCUDA_TRY(launched(kernels::wide_input(input, launch), "wide_input"));
 
   kernels::GemmArgs product;
   product.rows = piece.rows;
   product.columns = columns;
   product.depth = input.cols;
   product.w = memory_.weights[buffer_];
-  product.h = input.h;
+  product.h = layer.half != nullptr ? layer.half + first * cols : input.h;
   product.h_stride = input.cols;
   product.y_stride = piece.all_rows;
   product.is_added = layer.output.is_added;
@@ -247,10 +253,11 @@ Status WideLinear::multiply_columns(const Layer& layer, const Piece& piece, uint
   kernels::WideFinishArgs finish;
   finish.columns = columns;
   finish.stride = piece.all_rows;
-  finish.scales = input.scales;
+  finish.scales = layer.half != nullptr ? nullptr : input.scales;
   const bool has_bias = std::any_of(layer.biases, layer.biases + layer.matrix_count,
                                     [](const float* bias) { return bias != nullptr; });
   if (!has_bias) {
+    if (layer.half != nullptr) return {};
     finish.rows = piece.rows;
     finish.y = product.y;
     return launched(kernels::wide_finish(finish, launch), "wide_finish");

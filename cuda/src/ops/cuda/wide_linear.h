@@ -40,6 +40,8 @@ class WideLinear {
   // Others have used the memory: what comes waits for all that is queued.
   void forget() { is_marked_[0] = is_marked_[1] = false; }
 
+  // x of the next run() holds f16 in place of f32.
+  void half_input(const float* x) { half_x_ = x; }
   // Epilogues kStore and kAdd. Where args.x is what run_sums was given, the input is the activation
   // of those sums.
   Status run(const kernels::LinearArgs& args, const kernels::Launch& launch);
@@ -55,7 +57,8 @@ class WideLinear {
     bool is_added = false;
   };
   struct Layer {
-    kernels::WideInputArgs input;  // of all columns
+    kernels::WideInputArgs input;    // of all columns
+    const uint16_t* half = nullptr;  // in place of input: columns as f16, unscaled
     const kernels::Matrix* matrices = nullptr;
     const float* const* biases = nullptr;
     uint32_t matrix_count = 0;
@@ -83,6 +86,7 @@ class WideLinear {
   cudaEvent_t made_ = nullptr;
   bool is_marked_[2] = {};  // read_ is of the last piece
   compute::HalfGemm* gemm_ = nullptr;
+  const float* half_x_ = nullptr;
   kernels::LinearArgs sums_;  // of the last run_sums; outputs[0] null: none
 };
 
