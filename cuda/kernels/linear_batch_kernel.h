@@ -551,8 +551,8 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
     __syncwarp();
     if (params.cluster > 1)
       cluster_sync();
-    else
-      __syncthreads();
+    else  // by number: the producer and the consumers meet from different places
+      asm volatile("bar.sync 2, %0;" ::"r"(blockDim.x) : "memory");
   };
   // The other blocks have read this one's.
   const auto sync_end = [&] {
