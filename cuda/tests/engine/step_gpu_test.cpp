@@ -130,6 +130,7 @@ struct Plan {
 
   kernels::AttentionPlan plan() {
     starts.fill(0);
+    row_units.fill(0);  // what no row has is read back too
     kernels::AttentionPlan plan;
     plan.tile_count = tile_count.data();
     plan.row_units = row_units.data();
