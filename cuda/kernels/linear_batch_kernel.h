@@ -546,13 +546,13 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   else
     __syncthreads();
 
-  // All sums are in shared memory.
+  // All sums are in shared memory: of a block alone, its consumers' business.
   const auto sync_sums = [&] {
     __syncwarp();
     if (params.cluster > 1)
       cluster_sync();
-    else  // by number: the producer and the consumers meet from different places
-      asm volatile("bar.sync 2, %0;" ::"r"(blockDim.x) : "memory");
+    else if (warp < consumer_warps)
+      asm volatile("bar.sync 1, %0;" ::"r"(consumer_warps * 32) : "memory");
   };
   // The other blocks have read this one's.
   const auto sync_end = [&] {
