@@ -129,8 +129,9 @@ void ThreadPool::work(uint32_t thread) {
       while (epoch_.load() == seen) futex_wait(epoch_, seen);
       sleeper_count_.fetch_sub(1);
     }
-    if (stopping_.load()) return;
+    // In this order: an epoch that stop() has made comes with `stopping_`.
     seen = epoch_.load(std::memory_order_acquire);
+    if (stopping_.load()) return;
     take_chunks(seen, thread);
   }
 }

@@ -56,6 +56,15 @@ TEST(ThreadPool, survives_many_short_loops) {
   }
 }
 
+// A thread may still be on its way out of the loop when the pool ends.
+TEST(ThreadPool, ends_right_after_a_loop) {
+  for (int i = 0; i < 20000; ++i) {
+    auto pool = ThreadPool::create(2);
+    ASSERT_TRUE(pool.ok());
+    (*pool)->parallel_for(2, [](uint32_t, uint32_t) {});
+  }
+}
+
 TEST(ThreadPool, wakes_threads_that_sleep) {
   auto pool = ThreadPool::create(2);
   ASSERT_TRUE(pool.ok());
