@@ -8,12 +8,26 @@ namespace wcuda::kernels {
 enum class Dtype : int32_t { kF32, kF16, kBf16 };
 
 // One output element each, from a formula of point_ops.h.
-#define WCUDA_POINT_OPS(X)                                                                     \
-  X(VectorAdd)                                                                                 \
-  X(VectorSub)                                                                                 \
-  X(VectorMul) X(VectorDiv) X(VectorScale) X(Saxpy) X(Copy) X(Fill) X(Relu) X(Sigmoid) X(Tanh) \
-      X(Gelu) X(GeluFast) X(Silu) X(Swiglu) X(Exp) X(BroadcastAdd) X(BatchNorm) X(BatchNorm2d) \
-          X(Transpose) X(Conv2d) X(MaxPool2d) X(AvgPool2d) X(Im2col) X(Col2im) X(Rope)
+#define WCUDA_POINT_OPS(X) \
+  X(VectorAdd)             \
+  X(VectorSub)             \
+  X(VectorMul)             \
+  X(VectorDiv)             \
+  X(VectorScale)           \
+  X(Saxpy)                 \
+  X(Copy)                  \
+  X(Fill)                  \
+  X(Relu)                  \
+  X(Sigmoid)               \
+  X(Tanh)                  \
+  X(Gelu)                  \
+  X(GeluFast)              \
+  X(Silu)                  \
+  X(Swiglu)                \
+  X(Exp)                   \
+  X(BroadcastAdd)          \
+  X(BatchNorm)             \
+  X(BatchNorm2d) X(Transpose) X(Conv2d) X(MaxPool2d) X(AvgPool2d) X(Im2col) X(Col2im) X(Rope)
 // One number from all elements.
 #define WCUDA_REDUCE_OPS(X) X(Sum) X(Max) X(Min) X(Product) X(Dot) X(Entropy)
 // One row of output, or one number, from one row of input.

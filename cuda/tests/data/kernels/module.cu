@@ -1,5 +1,5 @@
-// Kernels of tests/api/kernel_test.cpp, which compares module.ptx with what NVRTC makes of this file for
-// compute_80.
+// Kernels of tests/api/kernel_test.cpp, which compares module.ptx with what NVRTC makes of this
+// file for compute_80.
 
 struct Pair {
   int a;
@@ -36,14 +36,15 @@ extern "C" __global__ void values(signed char i8, unsigned char u8, short i16, u
 }
 
 // More than 32 parameters: out[0] is their weighted sum.
-extern "C" __global__ void forty(
-    int* out, int a1, int a2, int a3, int a4, int a5, int a6, int a7, int a8, int a9, int a10,
-    int a11, int a12, int a13, int a14, int a15, int a16, int a17, int a18, int a19, int a20,
-    int a21, int a22, int a23, int a24, int a25, int a26, int a27, int a28, int a29, int a30,
-    int a31, int a32, int a33, int a34, int a35, int a36, int a37, int a38, int a39) {
+extern "C" __global__ void forty(int* out, int a1, int a2, int a3, int a4, int a5, int a6, int a7,
+                                 int a8, int a9, int a10, int a11, int a12, int a13, int a14,
+                                 int a15, int a16, int a17, int a18, int a19, int a20, int a21,
+                                 int a22, int a23, int a24, int a25, int a26, int a27, int a28,
+                                 int a29, int a30, int a31, int a32, int a33, int a34, int a35,
+                                 int a36, int a37, int a38, int a39) {
   out[0] = a1 + a2 + a3 + a4 + a5 + a6 + a7 + a8 + a9 + a10 + a11 + a12 + a13 + a14 + a15 + a16 +
-           a17 + a18 + a19 + a20 + a21 + a22 + a23 + a24 + a25 + a26 + a27 + a28 + a29 + a30 +
-           a31 + a32 + a33 + a34 + a35 + a36 + a37 + a38 + 1000 * a39;
+           a17 + a18 + a19 + a20 + a21 + a22 + a23 + a24 + a25 + a26 + a27 + a28 + a29 + a30 + a31 +
+           a32 + a33 + a34 + a35 + a36 + a37 + a38 + 1000 * a39;
 }
 
 // out[i] = dynamic shared memory written by thread 0 and read by all: bytes is its size.
