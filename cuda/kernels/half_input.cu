@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/cluster.h"
+#include "kernels/column_statistics.h"
 #include "kernels/dependent_launch.h"
 #include "kernels/half_input.h"
 
@@ -18,40 +19,11 @@ constexpr uint32_t kBlockInputs = kInputThreads * 8 * kPieces;
 constexpr uint32_t kInputClusterMax = 8;
 constexpr int32_t kTopExponent = 14;
 
-struct Statistics {
-  float square_sum;
-  float max;
-};
-
-__device__ inline Statistics warp_statistics(Statistics value) {
-#pragma unroll
-  for (int32_t distance = 16; distance > 0; distance /= 2) {
-    value.square_sum += __shfl_xor_sync(~0u, value.square_sum, distance);
-    value.max = fmaxf(value.max, __shfl_xor_sync(~0u, value.max, distance));
-  }
-  return value;
-}
-
-// Of the whole block, to every thread; the order of the sum is fixed.
-__device__ inline Statistics block_statistics(Statistics value) {
-  constexpr uint32_t kWarps = kInputThreads / 32;
-  __shared__ Statistics parts[kWarps];
-  value = warp_statistics(value);
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
-  __syncthreads();
-  const uint32_t lane = threadIdx.x % 32;
-  value = lane < kWarps ? parts[lane] : Statistics{0.0f, 0.0f};
-  return warp_statistics(value);
-}
-
 // s of the largest magnitude: 0 where that is 0 or not finite.
 __device__ inline int32_t scale_exponent(float max) {
   const auto exponent = static_cast<int32_t>(float_bits(max) >> 23 & 255);
   if (max == 0.0f || exponent == 255) return 0;
   return min(kTopExponent + 127 - exponent, 126);
-}
-__device__ inline float power_of_two(int32_t exponent) {
-  return bits_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
 // Three that only devices with clusters need.
@@ -136,7 +108,7 @@ __global__ void __launch_bounds__(kInputThreads, 5)
     all.max = fmaxf(fmaxf(all.max, fmaxf(fabsf(v.x * g.x), fabsf(v.y * g.y))),
                     fmaxf(fabsf(v.z * g.z), fabsf(v.w * g.w)));
   }
-  all = block_statistics(all);
+  all = block_statistics<kInputThreads / 32, true>(all);
   if (cluster > 1) {
     cluster_wait();
     if (threadIdx.x < cluster) {
@@ -199,7 +171,7 @@ __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const Hal
       part.square_sum = fmaf(value, value, part.square_sum);
       part.max = fmaxf(part.max, fabsf(args.norm != nullptr ? value * args.norm[k] : value));
     }
-    const Statistics all = block_statistics(part);
+    const Statistics all = block_statistics<kInputThreads / 32, true>(part);
     if (args.norm != nullptr)
       rms_inverse = 1.0f / sqrtf(all.square_sum / static_cast<float>(args.cols) + args.epsilon);
     const int32_t exponent = scale_exponent(all.max * rms_inverse);

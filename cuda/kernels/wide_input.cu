@@ -2,6 +2,7 @@
 //
 // A block a column, which it holds in registers, 8 values a turn and thread; but what comes of a
 // gate is written on the way. Bytes moved a column: 4 cols read and 2 written.
+#include "kernels/column_statistics.h"
 #include "kernels/dependent_launch.h"
 #include "kernels/linear_activation.h"
 #include "kernels/numeric.h"
@@ -17,31 +18,6 @@ constexpr int32_t kLowExponent = -4, kHighExponent = 14, kChosenExponent = -2;
 // 2^s and 2^-s are normal numbers; what is added to stays finite.
 constexpr int32_t kScaleMax = 126, kResidualScaleMax = 60;
 
-struct Statistics {
-  float square_sum;
-  float max;
-};
-
-__device__ inline Statistics warp_statistics(Statistics value) {
-#pragma unroll
-  for (int32_t distance = 16; distance > 0; distance /= 2) {
-    value.square_sum += __shfl_xor_sync(~0u, value.square_sum, distance);
-    value.max = fmaxf(value.max, __shfl_xor_sync(~0u, value.max, distance));
-  }
-  return value;
-}
-
-// Of the whole block, to every thread; the order of the sum is fixed. Once a kernel.
-__device__ inline Statistics block_statistics(Statistics value) {
-  __shared__ Statistics parts[kThreadsMax / 32];
-  value = warp_statistics(value);
-  const uint32_t lane = threadIdx.x % 32;
-  if (lane == 0) parts[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = lane < blockDim.x / 32 ? parts[lane] : Statistics{0.0f, 0.0f};
-  return warp_statistics(value);
-}
-
 __device__ inline int32_t scale_exponent(const WideInputArgs& args, float max) {
   const auto field = static_cast<int32_t>(float_bits(max) >> 23 & 255);
   const int32_t exponent = field - 127;
@@ -49,10 +25,6 @@ __device__ inline int32_t scale_exponent(const WideInputArgs& args, float max) {
   if (args.rule == ScaleRule::kRarely && exponent >= kLowExponent && exponent <= kHighExponent)
     return 0;
   return min(kChosenExponent - exponent, args.residual_rows != 0 ? kResidualScaleMax : kScaleMax);
-}
-
-__device__ inline float power_of_two(int32_t exponent) {
-  return bits_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
 __device__ inline uint32_t half_pair(float low, float high) {
@@ -126,7 +98,7 @@ __global__ void __launch_bounds__(kThreadsMax) wide_input_kernel(const WideInput
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i) all.max = fmaxf(all.max, fabsf(values[t][i]));
   }
-  all = block_statistics(all);
+  all = block_statistics<kThreadsMax / 32, false>(all);
   const float rms_inverse =
       has_norm ? 1.0f / sqrtf(all.square_sum / static_cast<float>(args.cols) + args.epsilon) : 1.0f;
   const int32_t exponent = scale_exponent(args, all.max * rms_inverse);
@@ -192,7 +164,8 @@ __global__ void __launch_bounds__(kThreadsMax) wide_hidden_kernel(const WideInpu
   dependent_wait();
   const float sum_scale = args.gate_scales[column];
   const float max = make_hidden<kIsSilu>(args, column, sum_scale, 1.0f);
-  const int32_t exponent = scale_exponent(args, block_statistics({0.0f, max}).max);
+  const int32_t exponent =
+      scale_exponent(args, block_statistics<kThreadsMax / 32, false>({0.0f, max}).max);
   if (exponent != 0) make_hidden<kIsSilu>(args, column, sum_scale, power_of_two(exponent));
   scale_residual(args, column, exponent);
 }
