@@ -19,6 +19,7 @@
 //! | stream | [`Stream`], [`Event`], [`PendingCopy`] | work in order, points in it, copies that do not wait |
 //! | program | [`Program`], [`KernelCache`] | CUDA C++ compiled at run time, and where results are kept |
 //! | kernel | [`CudaModule`], [`CudaFunction`], [`GpuArg`], [`GpuCompute`] | device code or host functions, launched with checked arguments |
+//! | product | [`CudaContext::gemm`] | matrix products of every element type |
 //! | health | [`CudaContext::health`] | whether the device can be used |
 //! | text | `text`, `generate` (feature `text`) | tokenizers, chat templates, streamed answers |
 //!
@@ -69,6 +70,7 @@ pub mod engine;
 pub mod error;
 #[doc(hidden)]
 pub mod ffi;
+pub mod gemm;
 #[cfg(feature = "text")]
 pub mod generate;
 pub mod gguf;
@@ -100,6 +102,7 @@ pub use context::{ContextBuilder, ContextInfo, CudaContext, Scrub};
 pub use device::{Backend, DeviceCaps, cuda_available, devices};
 pub use engine::{Engine, EngineInfo, Sequence, Ticket, Token};
 pub use error::{Error, ErrorKind, Result};
+pub use gemm::{Activation, Gemm, GemmType};
 pub use gguf::Gguf;
 pub use health::{Health, HealthState};
 pub use ledger::{LedgerEntry, MemoryInfo, Purpose};

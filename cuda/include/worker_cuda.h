@@ -1477,6 +1477,71 @@ WCUDA_API wcuda_status wcuda_compute_run(wcuda_context context, wcuda_string nam
                                          const wcuda_argument* arguments, uint64_t argument_count,
                                          wcuda_stream stream, wcuda_error* error);
 
+/* ------------------------------------------------------------------------------------------------
+ * 20. Matrix products
+ *
+ * c = activation(alpha * op(a) * op(b) + beta * c + bias), row-major: op(a) (m, k), op(b) (k, n), c (m, n),
+ * bias (n), which is added to every row. CUDA does it by cuBLASLt, opened when first needed; HOST by its
+ * processors. The same shapes, strides and alignments on the same device and library give the same bits
+ * every time: the algorithm is chosen once for each.
+ *
+ * Bound. With S = |alpha| * sum over k of |a * b|, an element is off by at most
+ *   4 * k * 2^-24 * S + t * S, before it is rounded to the type of c,
+ * where t is 0 for F32, F16 and BF16, 2^-9 for TF32 (operands have 10 bits of fraction), 2^-10 for FP8 on
+ * CUDA (its tensor cores keep fewer bits between two additions in f32), and for a GELU 2^-10 of its value
+ * is added.
+ */
+
+/* What a and b are. Products are summed in f32. */
+#define WCUDA_GEMM_F32 1
+#define WCUDA_GEMM_TF32 2 /* f32 in memory */
+#define WCUDA_GEMM_F16 3
+#define WCUDA_GEMM_BF16 4
+#define WCUDA_GEMM_FP8 5  /* e4m3; on CUDA a is plain, b transposed, sizes and strides multiples of 16 */
+#define WCUDA_GEMM_F64 6  /* WCUDA_NOT_AVAILABLE */
+#define WCUDA_GEMM_INT8 7 /* WCUDA_NOT_AVAILABLE */
+
+#define WCUDA_GEMM_TRANSPOSE_A (1u << 0) /* a is stored as (k, m) */
+#define WCUDA_GEMM_TRANSPOSE_B (1u << 1) /* b is stored as (n, k) */
+
+#define WCUDA_ACTIVATION_NONE 0
+#define WCUDA_ACTIVATION_RELU 1 /* of a NaN: NaN on HOST, 0 on CUDA */
+#define WCUDA_ACTIVATION_GELU 2 /* by tanh: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) */
+
+typedef struct wcuda_gemm {
+  uint32_t struct_size;
+  uint32_t flags;         /* WCUDA_GEMM_TRANSPOSE_… */
+  int32_t type;           /* WCUDA_GEMM_… */
+  int32_t output_type;    /* of c: WCUDA_ARG_F32, _F16 or _BF16. 0: F32 for F32 and TF32, which have no
+                             other, the inputs' for F16 and BF16, BF16 for FP8 */
+  int32_t activation;     /* WCUDA_ACTIVATION_… */
+  float alpha;
+  float beta;             /* 0: c is not read */
+  uint32_t reserved;
+  uint64_t m;
+  uint64_t n;
+  uint64_t k;             /* at least 1 */
+  uint64_t batch;         /* so many products of the same shape; 0: 1 */
+  uint64_t row_stride_a;  /* elements from one stored row to the next; 0: rows follow each other */
+  uint64_t row_stride_b;
+  uint64_t row_stride_c;
+  uint64_t batch_stride_a; /* elements from one matrix to the next; 0: they follow each other */
+  uint64_t batch_stride_b;
+  uint64_t batch_stride_c;
+} wcuda_gemm;
+#define WCUDA_GEMM_INIT \
+  {sizeof(wcuda_gemm), 0, WCUDA_GEMM_F32, 0, 0, 1.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/* Queues a product on a stream (id 0: the context's own) and does not wait (on HOST it is done when the
+ * call returns). arguments: the buffers a, b, c and, for a bias, bias, of the type of c (of an FP8 product
+ * into F32: BF16). c overlaps none of them. WCUDA_INVALID_ARGUMENT with the numbers. WCUDA_NOT_AVAILABLE:
+ * cuBLASLt is not there (the message names the file; matrix products of the catalogue need it not), or has
+ * nothing for this product. Device memory it works in is scratch of the context's.
+ * [any thread; external: each buffer] */
+WCUDA_API wcuda_status wcuda_gemm_run(wcuda_context context, const wcuda_gemm* gemm,
+                                      const wcuda_argument* arguments, uint64_t argument_count,
+                                      wcuda_stream stream, wcuda_error* error);
+
 #ifdef __cplusplus
 }
 #endif

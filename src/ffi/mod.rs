@@ -30,6 +30,7 @@ pub fn layout() -> Vec<LayoutRow> {
     stream::push_layout(&mut rows);
     launch::push_layout(&mut rows);
     catalogue::push_layout(&mut rows);
+    gemm::push_layout(&mut rows);
     rows
 }
 
@@ -84,6 +85,7 @@ mod base;
 mod catalogue;
 mod compat;
 mod engine;
+mod gemm;
 mod gguf;
 mod launch;
 mod memory;
@@ -96,6 +98,7 @@ pub use base::*;
 pub use catalogue::*;
 pub use compat::*;
 pub use engine::*;
+pub use gemm::*;
 pub use gguf::*;
 pub use launch::*;
 pub use memory::*;

@@ -518,6 +518,26 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_compute_kernel, signature),
     WCUDA_FIELD(wcuda_compute_kernel, parameter_count),
     WCUDA_FIELD(wcuda_compute_kernel, reserved),
+
+    WCUDA_STRUCT(wcuda_gemm),
+    WCUDA_FIELD(wcuda_gemm, struct_size),
+    WCUDA_FIELD(wcuda_gemm, flags),
+    WCUDA_FIELD(wcuda_gemm, type),
+    WCUDA_FIELD(wcuda_gemm, output_type),
+    WCUDA_FIELD(wcuda_gemm, activation),
+    WCUDA_FIELD(wcuda_gemm, alpha),
+    WCUDA_FIELD(wcuda_gemm, beta),
+    WCUDA_FIELD(wcuda_gemm, reserved),
+    WCUDA_FIELD(wcuda_gemm, m),
+    WCUDA_FIELD(wcuda_gemm, n),
+    WCUDA_FIELD(wcuda_gemm, k),
+    WCUDA_FIELD(wcuda_gemm, batch),
+    WCUDA_FIELD(wcuda_gemm, row_stride_a),
+    WCUDA_FIELD(wcuda_gemm, row_stride_b),
+    WCUDA_FIELD(wcuda_gemm, row_stride_c),
+    WCUDA_FIELD(wcuda_gemm, batch_stride_a),
+    WCUDA_FIELD(wcuda_gemm, batch_stride_b),
+    WCUDA_FIELD(wcuda_gemm, batch_stride_c),
 };
 constexpr uint32_t kLayoutCount = sizeof(kLayout) / sizeof(kLayout[0]);
 

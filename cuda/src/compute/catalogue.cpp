@@ -291,6 +291,7 @@ Result<PreparedCall> prepare_call(const CatalogueEntry& entry, Dtype type,
 Status run_call(const CatalogueEntry& entry, const PreparedCall& call, vram::Memory& memory,
                 Stream stream) {
   Backend& backend = memory.backend();
+  if (is_product(entry.op)) return run_product(entry.op, call.args, call.count, memory, stream);
   if (backend.is_host())
     return backend.host_launch(stream, [&]() -> Status {
       run_on_host(entry.op, call.args, call.count);

@@ -59,10 +59,15 @@ Result<PreparedCall> prepare_call(const CatalogueEntry& entry, kernels::Dtype ty
 Status run_call(const CatalogueEntry& entry, const PreparedCall& call, vram::Memory& memory,
                 Stream stream);
 
-// The host's half: computes at once.
+// The host's half, less the matrix products: computes at once.
 void run_on_host(kernels::CatalogueOp op, const kernels::CatalogueArgs& args, int64_t count);
 // The random draws of it.
 void draw_on_host(kernels::CatalogueOp op, const kernels::CatalogueArgs& args, int64_t count);
+// The matrix products, which have a way of their own on both (catalogue_gemm.cpp): cuBLASLt for
+// large ones where it is there.
+bool is_product(kernels::CatalogueOp op);
+Status run_product(kernels::CatalogueOp op, const kernels::CatalogueArgs& args, int64_t count,
+                   vram::Memory& memory, Stream stream);
 // The device's half, on a CUDA backend.
 Status run_on_device(kernels::CatalogueOp op, const kernels::CatalogueArgs& args, int64_t count,
                      Backend& backend, Stream stream);

@@ -1,7 +1,4 @@
 // The catalogue on the host: the formulas of point_ops.h and row_ops.h in plain loops.
-#include <algorithm>
-#include <vector>
-
 #include "compute/catalogue.h"
 #include "kernels/row_ops.h"
 
@@ -51,42 +48,6 @@ void rows_typed(const CatalogueArgs& args, int64_t) {
   for (int64_t row = 0; row < args.dim[0]; ++row) Op::template run<T>(args, row, OneWorker());
 }
 
-template <class T>
-void matmul_typed(CatalogueOp op, const CatalogueArgs& args) {
-  const bool is_plain = op == CatalogueOp::kMatmul;
-  const int64_t* const dim = is_plain ? args.dim + 1 : args.dim;
-  const int64_t batches = is_plain ? args.dim[0] : 1, m = dim[0], k = dim[1], n = dim[2];
-  const void* const bias = is_plain || op == CatalogueOp::kMatmulRelu ? nullptr : args.in[2];
-  // A strip of b as f32 serves all rows of a.
-  constexpr int64_t kStrip = 256;
-  std::vector<float> strip(static_cast<size_t>(k * std::min(n, kStrip)));
-  std::vector<float> sum(static_cast<size_t>(std::min(n, kStrip)));
-  for (int64_t batch = 0; batch < batches; ++batch)
-    for (int64_t col0 = 0; col0 < n; col0 += kStrip) {
-      const int64_t width = std::min(kStrip, n - col0);
-      for (int64_t depth = 0; depth < k; ++depth)
-        for (int64_t col = 0; col < width; ++col)
-          strip[static_cast<size_t>(depth * width + col)] =
-              load<T>(args.in[1], (batch * k + depth) * n + col0 + col);
-      for (int64_t row = 0; row < m; ++row) {
-        std::fill(sum.begin(), sum.end(), 0.0f);
-        for (int64_t depth = 0; depth < k; ++depth) {
-          const float a = load<T>(args.in[0], (batch * m + row) * k + depth);
-          const float* const from = strip.data() + depth * width;
-          for (int64_t col = 0; col < width; ++col) sum[static_cast<size_t>(col)] += a * from[col];
-        }
-        for (int64_t col = 0; col < width; ++col) {
-          float value = sum[static_cast<size_t>(col)];
-          if (bias) value += load<T>(bias, col0 + col);
-          if (op == CatalogueOp::kLinearGelu) value = gelu(value);
-          if (op == CatalogueOp::kLinearRelu || op == CatalogueOp::kMatmulRelu)
-            value = value > 0.0f ? value : (value == value ? 0.0f : value);
-          store<T>(args.out[0], (batch * m + row) * n + col0 + col, value);
-        }
-      }
-    }
-}
-
 }  // namespace
 
 void run_on_host(CatalogueOp op, const CatalogueArgs& args, int64_t count) {
@@ -120,9 +81,7 @@ void run_on_host(CatalogueOp op, const CatalogueArgs& args, int64_t count) {
       return draw_on_host(op, args, count);
 #undef WCUDA_OP
     default:
-      if (args.type == Dtype::kF32) matmul_typed<float>(op, args);
-      if (args.type == Dtype::kF16) matmul_typed<Half>(op, args);
-      if (args.type == Dtype::kBf16) matmul_typed<Bf16>(op, args);
+      return;  // a matrix product: run_product
   }
 }
 

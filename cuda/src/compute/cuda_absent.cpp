@@ -1,10 +1,15 @@
 // The answer of a build without CUDA.
 #include "compute/catalogue.h"
+#include "compute/typed_gemm.h"
 
 namespace wcuda::compute {
 
 Status run_on_device(kernels::CatalogueOp, const kernels::CatalogueArgs&, int64_t, Backend&,
                      Stream) {
+  return Status::error(WCUDA_NOT_AVAILABLE, "no CUDA device: built without CUDA");
+}
+
+Status run_gemm_on_device(const TypedGemm&, vram::Memory&, Stream) {
   return Status::error(WCUDA_NOT_AVAILABLE, "no CUDA device: built without CUDA");
 }
 

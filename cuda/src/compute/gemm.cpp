@@ -12,20 +12,17 @@ namespace {
 
 namespace lt = cublas_lt;
 
-Status checked(int status, const char* function) {
-  if (status == lt::kSuccess) return {};
-  return Status::native_error(WCUDA_INTERNAL, status, "cuBLASLt: %s answered %d", function, status);
-}
+using lt::checked;
 
 const Result<lt::Functions>& functions() {
-  static const Result<lt::Functions> opened = [] {
-    Result<lt::Functions> found = lt::open();
-    if (!found.ok())
+  static const bool said = [] {
+    if (!lt::functions().ok())
       log(WCUDA_LOG_INFO, "compute", "long prompts run slower without cuBLASLt: %s",
-          found.status().message());
-    return found;
+          lt::functions().status().message());
+    return true;
   }();
-  return opened;
+  (void)said;
+  return lt::functions();
 }
 
 }  // namespace

@@ -79,7 +79,10 @@ Result<Buffer> Memory::allocate_pinned(uint64_t bytes, std::string_view tag) {
   return allocate_kind(MemoryKind::kPinned, bytes, WCUDA_PURPOSE_STAGING, tag);
 }
 
-Memory::~Memory() { close_staged_copy(); }
+Memory::~Memory() {
+  kept_.clear();
+  close_staged_copy();
+}
 
 Status Memory::copy_to_device(void* target, const void* source, uint64_t bytes) {
   const auto by_driver = [&] { return backend_->copy_to_device(target, source, bytes); };

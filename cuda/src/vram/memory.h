@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -120,6 +121,18 @@ class Memory : public std::enable_shared_from_this<Memory> {
   // Logs what is live as warnings, a record each: nobody holds the context's handle any more.
   void log_leaks();
 
+  // What a layer above keeps for the context, one T, made by the first that asks: `make` returns a
+  // std::shared_ptr<T>, which holds no reference to this. It goes before the backend does.
+  template <class T, class Make>
+  std::shared_ptr<T> kept(const Make& make) {
+    const std::lock_guard<std::mutex> lock(kept_mutex_);
+    for (const auto& [tag, object] : kept_)
+      if (tag == &kept_tag<T>) return std::static_pointer_cast<T>(object);
+    std::shared_ptr<T> object = make();
+    kept_.emplace_back(&kept_tag<T>, object);
+    return object;
+  }
+
  private:
   friend class Buffer;
   Memory(std::shared_ptr<Backend> backend, uint64_t budget, Scrub scrub)
@@ -148,6 +161,11 @@ class Memory : public std::enable_shared_from_this<Memory> {
   uint8_t* staging_ = nullptr;
   Ledger::Row staging_row_;
   std::unique_ptr<StagedCopy> staged_copy_;
+
+  template <class T>
+  static inline const char kept_tag = 0;
+  std::mutex kept_mutex_;  // guards what follows
+  std::vector<std::pair<const void*, std::shared_ptr<void>>> kept_;
 };
 
 }  // namespace wcuda::vram

@@ -1,0 +1,88 @@
+//! Matrix products from Rust, on the host backend; kernels are tested in C++.
+
+use worker_cuda::{Activation, CudaContext, ElementType, ErrorKind, GemmType, GpuArg};
+
+#[test]
+fn transposes_factors_bias_and_batches() {
+    let context = CudaContext::host().unwrap();
+    let a = context
+        .alloc_from(&[
+            1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0,
+        ])
+        .unwrap(); // two of (3, 2), stored as (2, 3) when transposed
+    let b = context
+        .alloc_from(&[1.0f32, 0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 2.0])
+        .unwrap();
+    let mut c = context.alloc_from(&[1.0f32; 12]).unwrap();
+    let bias = context.alloc_from(&[0.5f32, -100.0]).unwrap();
+
+    context
+        .gemm(GemmType::F32, 3, 2, 2)
+        .transpose_a()
+        .transpose_b()
+        .alpha(2.0)
+        .beta(3.0)
+        .batch(2)
+        .bias(&bias)
+        .activation(Activation::Relu)
+        .run(&a, &b, &mut c)
+        .unwrap();
+
+    // Rows of op(a): (1, 4), (2, 5), (3, 6) and (7, 10), (8, 11), (9, 12), the latter doubled by b.
+    let expected = [
+        5.5, 0.0, 7.5, 0.0, 9.5, 0.0, 31.5, 0.0, 35.5, 0.0, 39.5, 0.0,
+    ];
+    assert_eq!(c.to_vec().unwrap(), expected);
+}
+
+#[test]
+fn halves_and_fp8_by_their_bits() {
+    let context = CudaContext::host().unwrap();
+    let halves = context.alloc_from(&[0x4000u16, 0x4200]).unwrap(); // 2 and 3 in f16
+    let mut half = context.alloc::<u16>(1).unwrap();
+    context
+        .gemm(GemmType::F16, 1, 1, 2)
+        .run(&halves, &halves, &mut half)
+        .unwrap();
+    assert_eq!(half.to_vec().unwrap(), [0x4a80]); // 13
+
+    let bytes = context.alloc_from(&[0x40u8, 0x44]).unwrap(); // 2 and 3 in e4m3
+    let mut sum = context.alloc::<f32>(1).unwrap();
+    context
+        .gemm(GemmType::Fp8, 1, 1, 2)
+        .transpose_b()
+        .output(ElementType::F32)
+        .run(&bytes, &bytes, &mut sum)
+        .unwrap();
+    assert_eq!(sum.to_vec().unwrap(), [13.0]);
+}
+
+#[test]
+fn wrong_operands_are_values() {
+    let context = CudaContext::host().unwrap();
+    let a = context.alloc_from(&[1.0f32; 4]).unwrap();
+    let halves = context.alloc_from(&[0u16; 4]).unwrap();
+    let mut c = context.alloc::<f32>(4).unwrap();
+    let product = || context.gemm(GemmType::F32, 2, 2, 2);
+
+    let error = product().run(&a, &halves, &mut c).unwrap_err();
+    assert_eq!(
+        error.message(),
+        "b has elements of 2 bytes, the product takes 4"
+    );
+    let error = product().run(&a, &a, &a).unwrap_err();
+    assert_eq!(error.message(), "c is written and must be passed as &mut");
+    let error = product().run(&a, 1.0f32, &mut c).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let few = GpuArg::view(&a, 0..3).unwrap();
+    let error = product().run(few, &a, &mut c).unwrap_err();
+    assert_eq!(error.message(), "a: has 12 bytes, the product needs 16");
+    let error = context.gemm(GemmType::F64, 1, 1, 1).run(&a, &a, &mut c);
+    assert!(error.is_err());
+    let wide = context.alloc_from(&[1.0f64; 4]).unwrap();
+    let error = context
+        .gemm(GemmType::F64, 1, 1, 1)
+        .run(&wide, &wide, &mut c);
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::NotAvailable);
+    product().batch(0).run(&a, &a, &mut c).unwrap();
+}
