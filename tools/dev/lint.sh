@@ -3,14 +3,19 @@
 command_lint() {
   need_build_tools
   need_rust_components
-  python_tools clang-format clang-format==14.0.6 >/dev/null
   local begin=$EPOCHREALTIME
-  step "checks" lint_checks
+  lint_steps
+  summary "$begin"
+}
+
+# ./dev test begins with these.
+lint_steps() {
+  step "lint" lint_checks
+  step "set-up: clang-format" need_clang_format
   step "clang-format" clang_format --dry-run -Werror
   step "rustfmt" cargo fmt --all --check
   step "native build" native_host
   step "symbols" lint_symbols "$NATIVE/host/libworker_cuda.a"
-  summary "$begin"
 }
 
 # What needs no build.
@@ -22,6 +27,8 @@ lint_checks() {
 
 # Of our own objects: only wcuda_… is visible outside, and nothing ends the process or prints.
 lint_symbols() { python3 tools/lint/symbols.py "$@"; }
+
+need_clang_format() { python_tools clang-format clang-format==14.0.6 >/dev/null; }
 
 # All but the public header: it is a manual, laid out by hand.
 clang_format() {

@@ -25,11 +25,8 @@ command_test() {
   need_nvrtc >/dev/null
   export WCUDA_TEST_MODEL=$DEMO_MODEL
 
-  step "lint" lint_checks
+  lint_steps
   step "header alone" header_alone
-  step "rustfmt" cargo fmt --all --check
-  step "native build" native_host
-  step "symbols" lint_symbols "$NATIVE/host/libworker_cuda.a"
   step "set-up: numpy" need_numpy
   need_numpy >/dev/null
   export WCUDA_TINY_FORMATS=$TARGET/tiny-formats

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -120,6 +121,37 @@ TEST_F(Raw, messages_tell_what_is_wrong_with_an_address) {
   EXPECT_STREQ(error.message, "source: the address lies in no live block");
   EXPECT_EQ(wcuda_raw_allocate(WCUDA_BACKEND_AUTO, 1, &ptr, &error), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(wcuda_raw_allocate(WCUDA_BACKEND_HOST, 0, &ptr, &error), WCUDA_INVALID_ARGUMENT);
+}
+
+TEST_F(Raw, a_device_is_chosen_among_those_there_are) {
+  wcuda_error error{};
+  EXPECT_EQ(wcuda_raw_device_set(WCUDA_BACKEND_HOST, 0, &error), WCUDA_OK) << error.message;
+  for (const int32_t ordinal : {-1, 1}) {
+    EXPECT_EQ(wcuda_raw_device_set(WCUDA_BACKEND_HOST, ordinal, &error), WCUDA_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(error.message), "ordinal: " + std::to_string(ordinal) + " of 1 devices");
+  }
+  EXPECT_EQ(wcuda_raw_device_set(WCUDA_BACKEND_AUTO, 0, &error), WCUDA_INVALID_ARGUMENT);
+  EXPECT_STREQ(error.message, "backend: 0 is not CUDA or HOST");
+}
+
+TEST_F(Raw, memory_falls_by_a_block_and_comes_back) {
+  wcuda_error error{};
+  uint64_t before = 0, during = 0, after = 0, total = 0;
+  void* ptr = nullptr;
+  ASSERT_EQ(wcuda_raw_memory_get(WCUDA_BACKEND_HOST, &before, &total, &error), WCUDA_OK);
+  EXPECT_EQ(total, 1u << 20);
+  ASSERT_EQ(wcuda_raw_allocate(WCUDA_BACKEND_HOST, 4096, &ptr, &error), WCUDA_OK);
+  ASSERT_EQ(wcuda_raw_memory_get(WCUDA_BACKEND_HOST, &during, &total, &error), WCUDA_OK);
+  EXPECT_LE(during + 4096, before);
+  EXPECT_EQ(wcuda_raw_free(static_cast<char*>(ptr) + 1, &error), WCUDA_INVALID_ARGUMENT);
+  EXPECT_STREQ(error.message, "address: no live block begins there");
+  EXPECT_EQ(wcuda_raw_free(ptr, &error), WCUDA_OK) << error.message;
+  EXPECT_EQ(wcuda_raw_free(ptr, &error), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(wcuda_raw_free(nullptr, &error), WCUDA_OK);
+  ASSERT_EQ(wcuda_raw_memory_get(WCUDA_BACKEND_HOST, &after, &total, &error), WCUDA_OK);
+  EXPECT_EQ(after, before);
+  EXPECT_EQ(wcuda_raw_memory_get(WCUDA_BACKEND_HOST, nullptr, &total, &error),
+            WCUDA_INVALID_ARGUMENT);
 }
 
 TEST_F(Raw, eight_threads_allocate_copy_and_free) {
