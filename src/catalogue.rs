@@ -21,6 +21,17 @@ pub enum ElementType {
     Bf16,
 }
 
+impl ElementType {
+    /// As `WCUDA_ARG_…`.
+    pub(crate) fn kind(self) -> i32 {
+        match self {
+            Self::F32 => ffi::WCUDA_ARG_F32,
+            Self::F16 => ffi::WCUDA_ARG_F16,
+            Self::Bf16 => ffi::WCUDA_ARG_BF16,
+        }
+    }
+}
+
 /// A kernel of the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -87,18 +98,13 @@ impl CudaContext {
         stream: Option<&Stream>,
     ) -> Result<()> {
         let natives = natives(args)?;
-        let elements = match elements {
-            ElementType::F32 => ffi::WCUDA_ARG_F32,
-            ElementType::F16 => ffi::WCUDA_ARG_F16,
-            ElementType::Bf16 => ffi::WCUDA_ARG_BF16,
-        };
         // SAFETY: the arguments point into `args`, which lives; the kernels keep to their signatures,
         // which are checked.
         call(|error| unsafe {
             ffi::wcuda_compute_run(
                 self.handle(),
                 as_native(name),
-                elements,
+                elements.kind(),
                 natives.as_ptr(),
                 natives.len() as u64,
                 native(stream),

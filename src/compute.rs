@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::callback::ParkedPanic;
+use crate::catalogue::ElementType;
 use crate::context::CudaContext;
 use crate::device::Backend;
 use crate::error::{Error, ErrorKind, Result};
@@ -18,6 +19,7 @@ use crate::memory::{DeviceRepr, SafeCudaPtr};
 use crate::module::{CudaFunction, CudaModule, Dim3, GpuArg, LaunchConfig, Value};
 use crate::native_text::as_native;
 use crate::program::{KernelCache, Program, ProgramBuilder};
+use crate::registry::{Descriptor, ParamSpec, RegisteredKernel, Registry, scalar_bytes};
 
 /// A device to compute on: memory up and down, in one object.
 #[derive(Clone, Debug)]
@@ -129,12 +131,13 @@ fn kind_of<T: DeviceRepr>() -> i32 {
         .map_or(0, |(_, kind)| *kind)
 }
 
-/// One factor of an extent: a number, or the name of an integer parameter.
+/// One factor of an extent: a number, or an expression over integer parameters ("n",
+/// "ceil_div(n, 32)"; section 22 of the C interface).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dim {
     /// So many.
     Count(u64),
-    /// As many as this parameter says.
+    /// As many as this says.
     Named(String),
 }
 
@@ -150,25 +153,19 @@ impl From<&str> for Dim {
     }
 }
 
-#[derive(Clone, Debug)]
-enum Shape {
-    Buffer {
-        element_bytes: u64,
-        is_written: bool,
-        extent: Vec<Dim>,
-    },
-    Scalar {
-        kind: i32,
-    },
+/// The factors as one expression.
+fn extent_text(extent: impl IntoIterator<Item = Dim>) -> String {
+    let factors: Vec<_> = extent
+        .into_iter()
+        .map(|dim| match dim {
+            Dim::Count(count) => count.to_string(),
+            Dim::Named(name) => format!("({name})"),
+        })
+        .collect();
+    factors.join("*")
 }
 
-#[derive(Clone, Debug)]
-struct Param {
-    name: String,
-    shape: Shape,
-}
-
-type HostBody = Box<dyn Fn(&HostCall<'_>) -> Result<()> + Send + Sync>;
+pub(crate) type HostBody = Box<dyn Fn(&HostCall<'_>) -> Result<()> + Send + Sync>;
 
 #[derive(Clone, Debug)]
 enum DeviceCode {
@@ -179,71 +176,115 @@ enum DeviceCode {
 /// A kernel as it is registered: its name, what its parameters are, and what runs it.
 #[must_use = "nothing happens until it is registered"]
 pub struct KernelSpec {
-    name: String,
-    params: Vec<Param>,
-    threads: Vec<Dim>,
+    descriptor: Descriptor,
+    entry: Option<String>,
     device: Option<DeviceCode>,
     host: Option<HostBody>,
 }
 
 impl KernelSpec {
     /// `name` is that of the kernel in its device code (with C linkage, or an expression such as
-    /// `scale<float>`).
+    /// `scale<float>`), unless [`KernelSpec::entry`] says another.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
-            name: name.into(),
-            params: Vec::new(),
-            threads: Vec::new(),
+            descriptor: Descriptor {
+                name: name.into(),
+                ..Descriptor::default()
+            },
+            entry: None,
             device: None,
             host: None,
         }
     }
 
-    fn param(mut self, name: &str, shape: Shape) -> Self {
-        self.params.push(Param {
+    /// Its name in the device code.
+    pub fn entry(mut self, entry: impl Into<String>) -> Self {
+        self.entry = Some(entry.into());
+        self
+    }
+
+    /// Its number, at least 3; else one is given.
+    pub fn id(mut self, id: u32) -> Self {
+        self.descriptor.id = id;
+        self
+    }
+
+    /// Equal calls may give other bits.
+    pub fn non_deterministic(mut self) -> Self {
+        self.descriptor.flags |= ffi::WCUDA_KERNEL_NON_DETERMINISTIC;
+        self
+    }
+
+    /// A run that takes longer is [`ErrorKind::Timeout`].
+    pub fn budget_ms(mut self, budget_ms: u32) -> Self {
+        self.descriptor.budget_ms = budget_ms;
+        self
+    }
+
+    fn buffer<T: DeviceRepr>(
+        mut self,
+        name: &str,
+        access: i32,
+        extent: impl IntoIterator<Item = Dim>,
+    ) -> Self {
+        self.descriptor.params.push(ParamSpec {
             name: name.to_owned(),
-            shape,
+            kind: ffi::WCUDA_ARG_BUFFER,
+            dtype: kind_of::<T>(),
+            access: access as u32,
+            shape: extent_text(extent),
+            ..ParamSpec::default()
         });
         self
     }
 
     /// The next parameter is memory that is read: the product of `extent` elements of it.
     pub fn read<T: DeviceRepr>(self, name: &str, extent: impl IntoIterator<Item = Dim>) -> Self {
-        self.param(
-            name,
-            Shape::Buffer {
-                element_bytes: size_of::<T>() as u64,
-                is_written: false,
-                extent: extent.into_iter().collect(),
-            },
-        )
+        self.buffer::<T>(name, ffi::WCUDA_ACCESS_READ, extent)
     }
 
     /// The next parameter is memory that is written, and perhaps read.
     pub fn write<T: DeviceRepr>(self, name: &str, extent: impl IntoIterator<Item = Dim>) -> Self {
-        self.param(
-            name,
-            Shape::Buffer {
-                element_bytes: size_of::<T>() as u64,
-                is_written: true,
-                extent: extent.into_iter().collect(),
-            },
-        )
+        let access = ffi::WCUDA_ACCESS_READ | ffi::WCUDA_ACCESS_WRITE;
+        self.buffer::<T>(name, access, extent)
     }
 
     /// The next parameter is a number.
-    pub fn scalar<T: DeviceRepr>(self, name: &str) -> Self {
-        self.param(
-            name,
-            Shape::Scalar {
-                kind: kind_of::<T>(),
-            },
-        )
+    pub fn scalar<T: DeviceRepr>(mut self, name: &str) -> Self {
+        self.descriptor.params.push(ParamSpec {
+            name: name.to_owned(),
+            kind: kind_of::<T>(),
+            ..ParamSpec::default()
+        });
+        self
+    }
+
+    /// Bounds of the parameter before, a number: both may be given, as expressions over integer
+    /// parameters for an integer, as numbers for an `f32` or `f64`; "" is no bound.
+    pub fn within(mut self, min: impl ToString, max: impl ToString) -> Self {
+        if let Some(param) = self.descriptor.params.last_mut() {
+            (param.min, param.max) = (min.to_string(), max.to_string());
+        }
+        self
     }
 
     /// [`GpuCompute::run`] starts a thread for each of so many, 256 a block. One block without this.
     pub fn threads(mut self, extent: impl IntoIterator<Item = Dim>) -> Self {
-        self.threads = extent.into_iter().collect();
+        self.descriptor.threads = extent_text(extent);
+        self
+    }
+
+    /// The blocks and the threads of a block that [`GpuCompute::run`] starts, in place of
+    /// [`KernelSpec::threads`]: x, y, z as expressions, "" for 1.
+    pub fn launch(mut self, grid: [&str; 3], block: [&str; 3]) -> Self {
+        self.descriptor.grid = grid.map(str::to_owned);
+        self.descriptor.block = block.map(str::to_owned);
+        self
+    }
+
+    /// Dynamic shared memory of a block, as an expression.
+    pub fn shared_bytes(mut self, bytes: impl ToString) -> Self {
+        self.descriptor.shared_bytes = bytes.to_string();
         self
     }
 
@@ -279,8 +320,8 @@ impl KernelSpec {
 impl fmt::Debug for KernelSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KernelSpec")
-            .field("name", &self.name)
-            .field("params", &self.params)
+            .field("name", &self.descriptor.name)
+            .field("params", &self.descriptor.params)
             .field("has_host", &self.host.is_some())
             .finish_non_exhaustive()
     }
@@ -290,7 +331,7 @@ impl fmt::Debug for KernelSpec {
 pub struct HostCall<'a> {
     launch: &'a ffi::wcuda_launch,
     args: &'a [ffi::wcuda_host_argument],
-    params: &'a [Param],
+    params: &'a [ParamSpec],
     /// Memory that has been borrowed to be written, which happens once a call.
     taken: RefCell<Vec<bool>>,
 }
@@ -306,7 +347,7 @@ impl<'a> HostCall<'a> {
         self.launch.block
     }
 
-    fn arg(&self, index: usize) -> Result<(&'a ffi::wcuda_host_argument, &'a Param)> {
+    fn arg(&self, index: usize) -> Result<(&'a ffi::wcuda_host_argument, &'a ParamSpec)> {
         match (self.args.get(index), self.params.get(index)) {
             (Some(arg), Some(param)) => Ok((arg, param)),
             _ => Err(Error::new(
@@ -322,14 +363,10 @@ impl<'a> HostCall<'a> {
             let message = format!("argument {index} ('{}') {what}", param.name);
             Err(Error::new(ErrorKind::InvalidArgument, message))
         };
-        let Shape::Buffer {
-            element_bytes,
-            is_written,
-            ..
-        } = param.shape
-        else {
+        if !param.is_buffer() {
             return wrong("is no memory");
-        };
+        }
+        let (element_bytes, is_written) = (param.element_bytes(), param.is_written());
         if is_written != to_write {
             return wrong(if is_written {
                 "is declared as written"
@@ -388,7 +425,7 @@ impl fmt::Debug for HostCall<'_> {
 /// A closure behind a native host function.
 struct HostFunction {
     body: HostBody,
-    params: Vec<Param>,
+    params: Vec<ParamSpec>,
 }
 
 thread_local! {
@@ -484,10 +521,18 @@ pub struct ComputeStats {
 
 /// A registered kernel. The host function outlives the native kernel, which is dropped first.
 struct Registered {
-    function: CudaFunction,
-    params: Vec<Param>,
-    threads: Vec<Dim>,
+    /// None of the catalogue's, and where there is no code for this backend.
+    function: Option<CudaFunction>,
+    params: Vec<ParamSpec>,
+    /// In the registry; none without a signature.
+    id: Option<u32>,
     _host: Option<Arc<HostFunction>>,
+}
+
+/// What one launch turned out to be.
+struct Launched {
+    elements: u64,
+    budget_ms: u32,
 }
 
 /// Kernels by name on one device: compiled or loaded once, run with checked arguments.
@@ -522,6 +567,8 @@ pub struct GpuCompute {
     fallback_reason: String,
     cache: Option<KernelCache>,
     library_folder: Option<std::path::PathBuf>,
+    /// Goes before the kernels, which it keeps.
+    registry: Registry,
     kernels: Mutex<HashMap<String, Arc<Registered>>>,
     stats: Mutex<ComputeStats>,
 }
@@ -559,6 +606,7 @@ impl GpuCompute {
             fallback_reason: String::new(),
             cache: None,
             library_folder: None,
+            registry: Registry::new(context)?,
             kernels: Mutex::default(),
             stats: Mutex::default(),
         })
@@ -600,16 +648,26 @@ impl GpuCompute {
         names
     }
 
-    fn context(&self) -> &CudaContext {
+    /// Kernels with a signature, by number: names, signatures' hashes, flags.
+    pub fn registered(&self) -> Result<Vec<RegisteredKernel>> {
+        self.registry.list()
+    }
+
+    pub(crate) fn context(&self) -> &CudaContext {
         self.device.context()
     }
 
-    fn program(&self, name: &str, source: &str) -> ProgramBuilder {
+    pub(crate) fn is_cuda(&self) -> bool {
+        self.backend == Backend::Cuda
+    }
+
+    /// How source is compiled that holds these kernels; `name` is the file's in diagnostics.
+    pub(crate) fn program(&self, name: &str, source: &str, entries: &[&str]) -> ProgramBuilder {
         let mut builder = Program::builder(source)
             .name(format!("{name}.cu"))
             .for_device(self.context());
-        if name.contains('<') {
-            builder = builder.expression(name);
+        for entry in entries.iter().filter(|entry| entry.contains('<')) {
+            builder = builder.expression(*entry);
         }
         if let Some(cache) = &self.cache {
             builder = builder.cache(cache);
@@ -620,6 +678,13 @@ impl GpuCompute {
         builder
     }
 
+    /// Compiles and loads.
+    pub(crate) fn load_program(&self, program: ProgramBuilder) -> Result<CudaModule> {
+        let program = program.compile()?;
+        lock(&self.stats).compiled += 1;
+        CudaModule::load_program(self.context(), &program)
+    }
+
     /// Compiles CUDA C++ that holds kernel `name`, to be run by [`GpuCompute::run_kernel`]. A kernel
     /// of that name is replaced.
     pub fn compile_kernel(&self, name: &str, source: &str) -> Result<()> {
@@ -627,15 +692,13 @@ impl GpuCompute {
             let message = format!("kernel '{name}': a host context runs no device code");
             return Err(Error::new(ErrorKind::UnsupportedKernel, message));
         }
-        let program = self.program(name, source).compile()?;
-        let module = CudaModule::load_program(self.context(), &program)?;
+        let module = self.load_program(self.program(name, source, &[name]))?;
         let registered = Registered {
-            function: module.get_function(name)?,
+            function: Some(module.get_function(name)?),
             params: Vec::new(),
-            threads: Vec::new(),
+            id: None,
             _host: None,
         };
-        lock(&self.stats).compiled += 1;
         lock(&self.kernels).insert(name.to_owned(), Arc::new(registered));
         Ok(())
     }
@@ -644,13 +707,14 @@ impl GpuCompute {
     /// Device code is left aside on a host context, a host function on CUDA; without the one it needs the
     /// kernel is [`ErrorKind::UnsupportedKernel`].
     pub fn register(&self, spec: KernelSpec) -> Result<()> {
-        let on_gpu = self.backend == Backend::Cuda;
-        check_names(&spec)?;
+        let on_gpu = self.is_cuda();
+        let name = spec.descriptor.name.clone();
+        let describe = |error: Error| error.with_context(format!("kernel '{name}'"));
+        spec.descriptor.check().map_err(describe)?;
+        let entry = spec.entry.as_deref().unwrap_or(&name);
         let module = match (&spec.device, on_gpu) {
             (Some(DeviceCode::Source(source)), true) => {
-                let program = self.program(&spec.name, source).compile()?;
-                lock(&self.stats).compiled += 1;
-                Some(CudaModule::load_program(self.context(), &program)?)
+                Some(self.load_program(self.program(&name, source, &[entry]))?)
             }
             (Some(DeviceCode::Binary(code)), true) => Some(CudaModule::load(self.context(), code)?),
             _ => None,
@@ -661,35 +725,86 @@ impl GpuCompute {
             } else {
                 "host function"
             };
-            let message = format!("kernel '{}': has no {what}", spec.name);
+            let message = format!("kernel '{name}': has no {what}");
             return Err(Error::new(ErrorKind::UnsupportedKernel, message));
         }
-        let parameters: Vec<_> = spec.params.iter().map(native_parameter).collect();
-        let host = spec.host.map(|body| {
+        let prepared = self.prepare(&spec.descriptor, entry, module.as_ref(), spec.host)?;
+        self.put(prepared)
+    }
+
+    /// A kernel whose descriptor has been checked, with what runs it here, not registered yet. Without
+    /// code for this backend it is one that cannot run here.
+    pub(crate) fn prepare(
+        &self,
+        descriptor: &Descriptor,
+        entry: &str,
+        module: Option<&CudaModule>,
+        host: Option<HostBody>,
+    ) -> Result<Prepared> {
+        let parameters: Vec<_> = descriptor.params.iter().map(native_parameter).collect();
+        let host = host.map(|body| {
             Arc::new(HostFunction {
                 body,
-                params: spec.params.clone(),
+                params: descriptor.params.clone(),
             })
         });
         let mut options = ffi::wcuda_kernel_options::init();
         options.has_signature = 1;
-        options.name = as_native(&spec.name);
+        options.name = as_native(entry);
         options.parameters = parameters.as_ptr();
         options.parameter_count = parameters.len() as u64;
-        if let Some(module) = &module {
+        if let Some(module) = module {
             options.module = module.handle();
         }
         if let Some(host) = &host {
             options.host = Some(run_host_function);
             options.host_user = Arc::as_ptr(host).cast_mut().cast();
         }
-        let registered = Registered {
-            function: CudaFunction::create(self.context(), &options)?,
-            params: spec.params,
-            threads: spec.threads,
-            _host: host,
+        let function = match (module, &host) {
+            (None, None) => None,
+            _ => Some(CudaFunction::create(self.context(), &options)?),
         };
-        lock(&self.kernels).insert(spec.name, Arc::new(registered));
+        Ok(Prepared {
+            descriptor: descriptor.clone(),
+            function,
+            host,
+        })
+    }
+
+    /// Registers it. A kernel of that name is replaced.
+    pub(crate) fn put(&self, prepared: Prepared) -> Result<()> {
+        let handle = prepared.function.as_ref().map(CudaFunction::handle);
+        let mut kernels = lock(&self.kernels);
+        let id = self.registry.add(
+            &prepared.descriptor,
+            handle.unwrap_or(ffi::wcuda_kernel::zeroed()),
+        )?;
+        let registered = Registered {
+            function: prepared.function,
+            params: prepared.descriptor.params,
+            id: Some(id),
+            _host: prepared.host,
+        };
+        kernels.insert(prepared.descriptor.name, Arc::new(registered));
+        Ok(())
+    }
+
+    /// Registers a kernel of the [`crate::catalogue()`] for elements of this type, under its name and
+    /// `id` (0: any; `noop` has 1 and `tensor_add` of `f32` 2).
+    pub fn register_ready(&self, name: &str, elements: ElementType, id: u32) -> Result<()> {
+        self.put_ready(name, elements.kind(), id)
+    }
+
+    pub(crate) fn put_ready(&self, name: &str, elements: i32, id: u32) -> Result<()> {
+        let mut kernels = lock(&self.kernels);
+        let id = self.registry.add_ready(name, elements, id)?;
+        let registered = Registered {
+            function: None,
+            params: Vec::new(),
+            id: Some(id),
+            _host: None,
+        };
+        kernels.insert(name.to_owned(), Arc::new(registered));
         Ok(())
     }
 
@@ -700,25 +815,28 @@ impl GpuCompute {
         })
     }
 
-    /// Runs a registered kernel and waits. Safe: the extents of its signature are held against the
-    /// arguments, and whoever declared its device code vouched that it keeps to them.
+    /// Runs a registered kernel and waits. Safe: its arguments are held against its signature, and
+    /// whoever declared its device code vouched that it keeps to that. After [`ErrorKind::Timeout`] the
+    /// kernel may still be at work on what it was given.
     pub fn run(&self, name: &str, args: &[GpuArg<'_>]) -> Result<ExecutionResult> {
         let kernel = self.find(name)?;
-        if kernel.params.is_empty() && !args.is_empty() {
+        let Some(id) = kernel.id else {
             let message = format!("kernel '{name}' has no signature: it needs run_kernel");
             return Err(Error::new(ErrorKind::UnsupportedKernel, message));
-        }
-        check_extents(&kernel.params, args)?;
-        let threads = product(&kernel.threads, &kernel.params, args)?;
-        let config = LaunchConfig::for_elements(threads);
-        if config.threads() < threads {
-            let message = format!("{threads} threads, more than a grid can have");
-            return Err(Error::new(ErrorKind::InvalidConfig, message));
-        }
-        // SAFETY: a host function is safe Rust; device code keeps to the extents, which hold, by the
-        // contract of `KernelSpec::source` and `code`. Nothing else uses the buffers: they are borrowed,
-        // and all work of this type is on the context's own stream and waited for.
-        unsafe { self.execute(&kernel, &config, args, threads) }
+        };
+        check_types(&kernel.params, args)?;
+        self.timed(name, args, || {
+            // SAFETY: a host function is safe Rust, a kernel of the catalogue keeps to its signature;
+            // device code keeps to the extents, which the registry checks, by the contract of
+            // `KernelSpec::source` and `code`. Nothing else uses the buffers: they are borrowed, and all
+            // work of this type is on the context's own stream and waited for; what is not, after its
+            // budget has passed, is before all that the context's own stream does with them later.
+            let info = unsafe { self.registry.run(id, args) }?;
+            Ok(Launched {
+                elements: info.elements,
+                budget_ms: info.budget_ms,
+            })
+        })
     }
 
     /// Runs a kernel with a grid and a block of the caller's, and waits.
@@ -733,39 +851,58 @@ impl GpuCompute {
         args: Vec<GpuArg<'_>>,
     ) -> Result<ExecutionResult> {
         let kernel = self.find(name)?;
+        let Some(function) = &kernel.function else {
+            let message = format!("kernel '{name}' takes no grid: it has a launch of its own");
+            return Err(Error::new(ErrorKind::UnsupportedKernel, message));
+        };
         let config = LaunchConfig::new(grid, block);
-        // SAFETY: by this function's contract.
-        unsafe { self.execute(&kernel, &config, &args, config.threads()) }
+        self.timed(name, &args, || {
+            // SAFETY: by this function's contract.
+            unsafe { function.launch(&config, &args) }?;
+            Ok(Launched {
+                elements: config.threads(),
+                budget_ms: 0,
+            })
+        })
     }
 
-    /// # Safety
-    /// As for [`CudaFunction::launch`].
-    unsafe fn execute(
+    /// Launches, waits and measures.
+    fn timed(
         &self,
-        kernel: &Registered,
-        config: &LaunchConfig<'_>,
+        name: &str,
         args: &[GpuArg<'_>],
-        elements: u64,
+        launch: impl FnOnce() -> Result<Launched>,
     ) -> Result<ExecutionResult> {
-        let on_gpu = self.backend == Backend::Cuda;
+        let on_gpu = self.is_cuda();
         let (begin, end) = (self.context().event()?, self.context().event()?);
         HOST_ERROR.set(None);
         begin.record(None)?;
         let clock = Instant::now();
-        // SAFETY: by this function's contract.
-        let launched = unsafe { kernel.function.launch(config, args) };
+        let launched = launch();
         let mut time = clock.elapsed();
         HOST_PANIC.with(ParkedPanic::resume);
-        launched.map_err(|error| HOST_ERROR.take().unwrap_or(error))?;
+        let launched = launched.map_err(|error| HOST_ERROR.take().unwrap_or(error))?;
         end.record(None)?;
-        end.wait()?;
-        if on_gpu {
+        let budget = Duration::from_millis(launched.budget_ms.into());
+        if budget.is_zero() {
+            end.wait()?;
+        } else {
+            match end.wait_timeout(budget) {
+                Err(error) if error.kind() == ErrorKind::Timeout => time = Duration::MAX,
+                other => other?,
+            }
+        }
+        if on_gpu && time != Duration::MAX {
             time = begin.elapsed_to(&end)?;
+        }
+        if !budget.is_zero() && time > budget {
+            let message = format!("kernel '{name}': has run longer than its {budget:?}");
+            return Err(Error::new(ErrorKind::Timeout, message));
         }
         lock(&self.stats).executed += 1;
         Ok(ExecutionResult {
             time,
-            elements,
+            elements: launched.elements,
             bytes: args.iter().map(GpuArg::byte_len).sum(),
             backend: self.backend,
             device_id: self.device_id,
@@ -784,140 +921,51 @@ impl fmt::Debug for GpuCompute {
     }
 }
 
-fn native_parameter(param: &Param) -> ffi::wcuda_parameter {
+/// A kernel that is ready to be registered.
+pub(crate) struct Prepared {
+    descriptor: Descriptor,
+    function: Option<CudaFunction>,
+    host: Option<Arc<HostFunction>>,
+}
+
+/// What the code must take: kinds and access; extents are the descriptor's.
+fn native_parameter(param: &ParamSpec) -> ffi::wcuda_parameter {
     let mut native = ffi::wcuda_parameter::zeroed();
-    match &param.shape {
-        Shape::Scalar { kind } => native.kind = *kind,
-        Shape::Buffer {
-            element_bytes,
-            is_written,
-            ..
-        } => {
-            native.kind = ffi::WCUDA_ARG_BUFFER;
-            native.access = if *is_written {
-                (ffi::WCUDA_ACCESS_READ | ffi::WCUDA_ACCESS_WRITE) as u32
-            } else {
-                ffi::WCUDA_ACCESS_READ as u32
-            };
-            native.min_bytes = *element_bytes;
-        }
+    native.kind = param.kind;
+    native.access = param.access;
+    if param.is_buffer() {
+        native.min_bytes = scalar_bytes(param.dtype);
+    } else if param.kind == ffi::WCUDA_ARG_BYTES {
+        native.min_bytes = param.shape.parse().unwrap_or(1); // the registry has checked it
+        native.max_bytes = native.min_bytes;
     }
     native
 }
 
-/// Every name of a dimension is that of an integer parameter.
-fn check_names(spec: &KernelSpec) -> Result<()> {
-    let extents = spec.params.iter().filter_map(|param| match &param.shape {
-        Shape::Buffer { extent, .. } => Some(extent),
-        Shape::Scalar { .. } => None,
-    });
-    let integers = ffi::WCUDA_ARG_I8..=ffi::WCUDA_ARG_U64;
-    for dim in extents.chain([&spec.threads]).flatten() {
-        let Dim::Named(name) = dim else { continue };
-        let is_integer = |param: &Param| {
-            param.name == *name
-                && matches!(param.shape, Shape::Scalar { kind } if integers.contains(&kind))
-        };
-        if !spec.params.iter().any(is_integer) {
-            let message = format!(
-                "kernel '{}': '{name}' is no integer parameter of it",
-                spec.name
-            );
-            return Err(Error::new(ErrorKind::InvalidArgument, message));
-        }
-    }
-    Ok(())
-}
-
-/// The product of dimensions for these arguments.
-fn product(dims: &[Dim], params: &[Param], args: &[GpuArg<'_>]) -> Result<u64> {
-    let mut product = 1u64;
-    for dim in dims {
-        let factor = match dim {
-            Dim::Count(count) => *count,
-            Dim::Named(name) => {
-                let index = params.iter().position(|param| param.name == *name);
-                match index.and_then(|index| args.get(index)) {
-                    Some(GpuArg {
-                        value: Value::Number { kind, bits },
-                        ..
-                    }) => count_of(name, *kind, *bits)?,
-                    _ => {
-                        let message = format!("'{name}' is not given as a number");
-                        return Err(Error::new(ErrorKind::InvalidArgument, message));
-                    }
-                }
-            }
-        };
-        product = product.checked_mul(factor).ok_or_else(|| {
-            let message = format!("the extent overflows at {dim:?}");
-            Error::new(ErrorKind::InvalidArgument, message)
-        })?;
-    }
-    Ok(product)
-}
-
-/// An integer argument as a count; below zero is an error.
-fn count_of(name: &str, kind: i32, bits: u64) -> Result<u64> {
-    let signed = match kind {
-        ffi::WCUDA_ARG_I8 => i64::from(bits as i8),
-        ffi::WCUDA_ARG_I16 => i64::from(bits as i16),
-        ffi::WCUDA_ARG_I32 => i64::from(bits as i32),
-        ffi::WCUDA_ARG_I64 => bits as i64,
-        _ => return Ok(bits),
-    };
-    u64::try_from(signed).map_err(|_| {
-        let message = format!("'{name}' is {signed}, an extent is at least 0");
-        Error::new(ErrorKind::InvalidArgument, message)
-    })
-}
-
-/// Every buffer has the elements that its extent says, of the declared size.
-fn check_extents(params: &[Param], args: &[GpuArg<'_>]) -> Result<()> {
-    if params.len() != args.len() {
-        let message = format!(
-            "arguments: {} given, the kernel takes {}",
-            args.len(),
-            params.len()
-        );
-        return Err(Error::new(ErrorKind::ArgumentCount, message));
-    }
+/// What the types of Rust know of the arguments, and the registry does not: the size of a buffer's
+/// elements, and that what is written is passed as `&mut`.
+fn check_types(params: &[ParamSpec], args: &[GpuArg<'_>]) -> Result<()> {
     for (index, (param, arg)) in params.iter().zip(args).enumerate() {
-        let wrong = |what: String| {
-            let message = format!("argument {index} ('{}') {what}", param.name);
-            Err(Error::new(ErrorKind::InvalidArgument, message))
-        };
-        let Shape::Buffer {
-            element_bytes,
-            extent,
-            is_written,
-        } = &param.shape
-        else {
-            continue; // kinds of numbers are the library's to check
-        };
         let Value::Window {
-            bytes,
             element_bytes: given,
             is_mutable,
             ..
         } = &arg.value
         else {
-            return wrong("is no memory".to_owned());
+            continue;
         };
-        if given != element_bytes {
+        let wrong = |what: String| {
+            let message = format!("argument {index} ('{}') {what}", param.name);
+            Err(Error::new(ErrorKind::InvalidArgument, message))
+        };
+        let takes = param.element_bytes();
+        if param.is_buffer() && *given != takes {
             return wrong(format!(
-                "has elements of {given} bytes, the kernel takes {element_bytes}"
+                "has elements of {given} bytes, the kernel takes {takes}"
             ));
         }
-        if *is_written && !is_mutable {
+        if param.is_buffer() && param.is_written() && !is_mutable {
             return wrong("is written by the kernel and must be passed as &mut".to_owned());
-        }
-        let needed = product(extent, params, args)?;
-        if bytes / element_bytes < needed {
-            return wrong(format!(
-                "has {} elements, the kernel needs {needed}",
-                bytes / element_bytes
-            ));
         }
     }
     Ok(())

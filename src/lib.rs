@@ -20,6 +20,7 @@
 //! | program | [`Program`], [`KernelCache`] | CUDA C++ compiled at run time, and where results are kept |
 //! | kernel | [`CudaModule`], [`CudaFunction`], [`GpuArg`], [`GpuCompute`] | device code or host functions, launched with checked arguments |
 //! | product | [`CudaContext::gemm`] | matrix products of every element type |
+//! | registry | [`RegisteredKernel`], `manifest` (feature `manifest`) | kernels by name and number, with what a call must be like; from a file |
 //! | health | [`CudaContext::health`] | whether the device can be used |
 //! | text | `text`, `generate` (feature `text`) | tokenizers, chat templates, streamed answers |
 //!
@@ -51,6 +52,7 @@
 //! # Features
 //!
 //! * `seal` (default): signed shards of device memory that can be checked, `seal`.
+//! * `manifest`: kernels described in a JSON file, `manifest`.
 //! * `text` (default): tokenizers, chat templates and text generation.
 //! * `cuda-auto` (default): builds with CUDA if a toolkit is found. `cuda`: a missing toolkit is an
 //!   error. The environment variable `WORKER_CUDA_BUILD` (`on`, `off`, `auto`) overrides both.
@@ -77,12 +79,15 @@ pub mod gguf;
 pub mod health;
 pub mod ledger;
 pub mod log;
+#[cfg(feature = "manifest")]
+pub mod manifest;
 pub mod memory;
 pub mod model;
 pub mod module;
 mod native_text;
 pub mod plan;
 pub mod program;
+pub mod registry;
 pub mod residency;
 #[cfg(feature = "seal")]
 pub mod seal;
@@ -106,6 +111,8 @@ pub use gemm::{Activation, Gemm, GemmType};
 pub use gguf::Gguf;
 pub use health::{Health, HealthState};
 pub use ledger::{LedgerEntry, MemoryInfo, Purpose};
+#[cfg(feature = "manifest")]
+pub use manifest::{HostFunctions, Manifest};
 pub use memory::{
     CudaView, CudaViewMut, DeviceRepr, PinnedBuffer, SafeCudaPtr, join_digest_pieces,
 };
@@ -113,6 +120,7 @@ pub use model::{CancelHandle, LoadPhase, Model, ModelInfo, Progress, TensorDiges
 pub use module::{CudaFunction, CudaModule, GpuArg, KernelInfo, LaunchConfig, Occupancy};
 pub use plan::{EngineOptions, KvType, Plan};
 pub use program::{CacheResult, CacheStats, CodeKind, KernelCache, Program, ProgramBuilder};
+pub use registry::RegisteredKernel;
 pub use residency::{Place, Residency};
 pub use step::{Row, RowResult, RowStatus, Sampling, Step, StepOutput};
 pub use stream::{Event, PendingCopy, Priority, Stream};

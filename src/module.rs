@@ -451,6 +451,10 @@ impl CudaFunction {
         &self.context
     }
 
+    pub(crate) fn handle(&self) -> ffi::wcuda_kernel {
+        self.handle
+    }
+
     /// Queues the kernel and does not wait. The number and sizes of the arguments, the configuration and
     /// the buffers are checked before the driver sees them.
     ///

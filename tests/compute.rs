@@ -112,7 +112,7 @@ fn run_holds_arguments_against_the_signature() {
             run(&[(&a).into(), (&a).into(), (&mut c).into(), (-1i32).into()]),
             ErrorKind::InvalidArgument
         ),
-        "'n' is -1, an extent is at least 0"
+        "argument 0 ('a') has an extent of -1, at least 0"
     );
     message(
         run(&[(&a).into(), (&a).into(), (&mut c).into(), 8u32.into()]),
@@ -171,6 +171,98 @@ fn host_functions_fail_and_panic_as_values() {
 }
 
 #[test]
+fn descriptors_say_bounds_launch_and_budget() {
+    let compute = host();
+    let spec = KernelSpec::new("tiles")
+        .id(40)
+        .non_deterministic()
+        .budget_ms(2000)
+        .write::<f32>("x", ["rows".into(), "round_up(cols, 4)".into()])
+        .scalar::<i32>("rows")
+        .within("1", "")
+        .scalar::<u32>("cols")
+        .within(1, "rows * 8")
+        .scalar::<f32>("by")
+        .within("-1", 1.5)
+        .launch(["ceil_div(cols, 32)", "rows", ""], ["32", "", ""])
+        .shared_bytes("cols * 4")
+        .host(|call| {
+            assert_eq!((call.grid(), call.block()), ([2, 5, 1], [32, 1, 1]));
+            Ok(())
+        });
+    compute.register(spec).unwrap();
+    let mut x = compute.device().allocate::<f32>(5 * 36).unwrap();
+    let mut run = |rows: i32, cols: u32, by: f32| {
+        let args = [(&mut x).into(), rows.into(), cols.into(), by.into()];
+        compute
+            .run("tiles", &args)
+            .map_err(|error| error.to_string())
+    };
+
+    assert_eq!(run(5, 33, 1.0).unwrap().elements, 2 * 5 * 32);
+    assert_eq!(
+        run(5, 37, 1.0).unwrap_err(),
+        "argument 0 ('x') has 180 elements, the kernel needs 200"
+    );
+    assert_eq!(
+        run(0, 1, 1.0).unwrap_err(),
+        "argument 1 ('rows') is 0, at least 1"
+    );
+    assert_eq!(
+        run(1, 9, 1.0).unwrap_err(),
+        "argument 2 ('cols') is 9, at most 8"
+    );
+    assert_eq!(
+        run(5, 33, 2.0).unwrap_err(),
+        "argument 3 ('by') is 2, at most 1.5"
+    );
+
+    let kernels = compute.registered().unwrap();
+    assert_eq!(
+        (kernels[0].id, kernels[0].flags(), kernels[0].budget_ms),
+        (40, 1, 2000)
+    );
+    compute.register_ready("noop", ElementType::F32, 0).unwrap();
+    compute
+        .register_ready("tensor_add", ElementType::F32, 0)
+        .unwrap();
+    compute.register_ready("relu", ElementType::F16, 7).unwrap();
+    let kernels = compute.registered().unwrap();
+    let seen: Vec<_> = kernels.iter().map(|k| (k.id, k.name.as_str())).collect();
+    assert_eq!(
+        seen,
+        [(1, "noop"), (2, "tensor_add"), (7, "relu"), (40, "tiles")]
+    );
+    assert_eq!((kernels[0].sig_hash, kernels[1].sig_hash), (0, 0xa1));
+    let a = compute.device().upload(&[1.0f32, 2.0]).unwrap();
+    let mut c = compute.device().allocate::<f32>(2).unwrap();
+    let args = [(&a).into(), (&a).into(), (&mut c).into(), 2i64.into()];
+    assert_eq!(compute.run("tensor_add", &args).unwrap().elements, 2);
+    assert_eq!(c.to_vec().unwrap(), [2.0, 4.0]);
+    let error = compute.run(
+        "tensor_add",
+        &[(&a).into(), (&a).into(), (&a).into(), 2i64.into()],
+    );
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn a_run_past_its_budget_is_a_timeout() {
+    let compute = host();
+    let slow = KernelSpec::new("slow").budget_ms(1).host(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        Ok(())
+    });
+    compute.register(slow).unwrap();
+    let error = compute.run("slow", &[]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert_eq!(
+        error.message(),
+        "kernel 'slow': has run longer than its 1ms"
+    );
+}
+
+#[test]
 fn kernels_without_what_they_need_are_refused() {
     let compute = host();
     let refused = |spec| compute.register(spec).unwrap_err();
@@ -186,7 +278,7 @@ fn kernels_without_what_they_need_are_refused() {
         .host(|_| Ok(()));
     assert_eq!(
         refused(wrong).message(),
-        "kernel 'x': 'm' is no integer parameter of it"
+        "params[0].shape: '(m)': 'm' is no integer parameter"
     );
     let error = compute
         .compile_kernel("x", "__global__ void x() {}")

@@ -1542,6 +1542,143 @@ WCUDA_API wcuda_status wcuda_gemm_run(wcuda_context context, const wcuda_gemm* g
                                       const wcuda_argument* arguments, uint64_t argument_count,
                                       wcuda_stream stream, wcuda_error* error);
 
+/* ------------------------------------------------------------------------------------------------
+ * 22. Kernel descriptors: kernels under a name and a number, with a signature that says it all
+ *
+ * A descriptor says of a kernel what a caller must know to run it rightly: its parameters with their
+ * types, shapes and bounds, and how its launch follows from its arguments. A registry holds the
+ * descriptors of a context; running a kernel of it checks every argument first.
+ *
+ * Sizes are expressions over the kernel's own integer parameters: "n", "ceil_div(n, 256)",
+ * "max(1, rows * 4)". There are + - * / %, parentheses, ceil_div, round_up (to the next multiple), min
+ * and max, of 64 bits with a sign; what would wrap, and a division by less than 1 or of less than 0, is
+ * WCUDA_INVALID_ARGUMENT with the numbers. At most 256 bytes each.
+ */
+
+#define WCUDA_LAYOUT_ANY 0
+#define WCUDA_LAYOUT_ROW_MAJOR 1    /* the last dimension is contiguous */
+#define WCUDA_LAYOUT_COLUMN_MAJOR 2 /* the first is */
+
+typedef struct wcuda_kernel_param {
+  wcuda_string name;  /* letters, digits, "_"; one of its own */
+  int32_t kind;       /* WCUDA_ARG_…: of a scalar, _BUFFER or _BYTES */
+  int32_t dtype;      /* of a BUFFER's elements: WCUDA_ARG_… of a scalar; else 0 */
+  uint32_t access;    /* of a BUFFER: WCUDA_ACCESS_… bits; 0: both */
+  int32_t layout;     /* of a BUFFER, a hint that nothing checks: WCUDA_LAYOUT_… */
+  uint32_t layout_id; /* of a BUFFER or BYTES: the caller's number of its records' layout; 0: none */
+  uint32_t reserved;
+  wcuda_string shape; /* BUFFER: its dimensions, expressions apart by commas; none: one element. BYTES:
+                         its size, a number. Scalar: empty */
+  wcuda_string min;   /* of a scalar, the least that may be given: for an integer an expression, for an
+                         f32 or f64 a number; empty: no bound */
+  wcuda_string max;   /* the most, likewise */
+} wcuda_kernel_param;
+
+/* Bits of flags. */
+#define WCUDA_KERNEL_NON_DETERMINISTIC (1u << 0) /* equal calls may give other bits */
+#define WCUDA_KERNEL_NOT_HERE (1u << 1)          /* listed, but the context's backend cannot run it */
+
+typedef struct wcuda_kernel_descriptor {
+  uint32_t struct_size;
+  uint32_t flags;     /* WCUDA_KERNEL_NON_DETERMINISTIC or 0 */
+  uint32_t kernel_id; /* 0: the registry gives one. 1 and 2 are those of wcuda_registry_add_ready */
+  uint32_t budget_ms; /* told to callers; 0: none */
+  wcuda_string name;  /* 1 to 127 bytes without control characters */
+  wcuda_kernel kernel; /* what runs, of the registry's context; id 0: WCUDA_KERNEL_NOT_HERE. Kept */
+  const wcuda_kernel_param* params;
+  uint64_t param_count;
+  wcuda_string grid[3];  /* blocks, x y z: expressions; empty: 1 */
+  wcuda_string block[3]; /* threads of a block, likewise; x empty: 256 */
+  wcuda_string threads;  /* instead of grid x: so many threads in blocks of block x, at least one */
+  wcuda_string shared_bytes; /* dynamic, of a block; empty: 0 */
+} wcuda_kernel_descriptor;
+#define WCUDA_KERNEL_DESCRIPTOR_INIT                                                          \
+  {sizeof(wcuda_kernel_descriptor), 0, 0, 0, {NULL, 0}, {0}, NULL, 0,                         \
+   {{NULL, 0}, {NULL, 0}, {NULL, 0}}, {{NULL, 0}, {NULL, 0}, {NULL, 0}}, {NULL, 0}, {NULL, 0}}
+
+/* Whether a descriptor is right, its kernel apart. WCUDA_INVALID_ARGUMENT begins with the field:
+ * "params[2].shape: …". sig_hash, if not NULL, is FNV-1a of 64 bits over the bytes of its canonical
+ * signature: the parameters in order, each followed by ";": a scalar as its type ("i32"), a buffer as
+ * "r ", "w " or "rw ", its type and its dimensions ("r f32[$3,4]", in every spelling the same: no
+ * spaces, "$3" for the parameter of index 3, each operation in parentheses), then " row" or " col", then
+ * " #7" for a layout_id; bytes as "bytes[16]"; bounds as "{0..$4}". Names do not enter it. text, if not
+ * NULL, receives that signature, and text_bytes its size; a text_capacity below it is
+ * WCUDA_BUFFER_TOO_SMALL. [any thread] */
+WCUDA_API wcuda_status wcuda_kernel_descriptor_check(const wcuda_kernel_descriptor* descriptor,
+                                                     uint64_t* sig_hash, char* text,
+                                                     uint64_t text_capacity, uint64_t* text_bytes,
+                                                     wcuda_error* error);
+
+typedef struct wcuda_registry {
+  uint64_t id;
+} wcuda_registry;
+
+/* A registry without kernels. [any thread] */
+WCUDA_API wcuda_status wcuda_registry_create(wcuda_context context, wcuda_registry* registry,
+                                             wcuda_error* error);
+WCUDA_API void wcuda_registry_destroy(wcuda_registry registry); /* [any thread] */
+
+/* Adds a kernel. One of the same name is replaced, and its number kept if none is given; a number that
+ * another has is WCUDA_INVALID_ARGUMENT. kernel_id, if not NULL, receives the number. [any thread] */
+WCUDA_API wcuda_status wcuda_registry_add(wcuda_registry registry,
+                                          const wcuda_kernel_descriptor* descriptor,
+                                          uint32_t* kernel_id, wcuda_error* error);
+/* Adds a kernel of the catalogue, for elements of `type`. number 0: the registry gives one. "noop" has 1
+ * with sig_hash 0, and "tensor_add" of f32 has 2 with sig_hash 0xA1, as older callers know them.
+ * [any thread] */
+WCUDA_API wcuda_status wcuda_registry_add_ready(wcuda_registry registry, wcuda_string name,
+                                                int32_t type, uint32_t number, uint32_t* kernel_id,
+                                                wcuda_error* error);
+/* Takes a kernel out; WCUDA_NOT_FOUND. [any thread] */
+WCUDA_API wcuda_status wcuda_registry_remove(wcuda_registry registry, uint32_t kernel_id,
+                                             wcuda_error* error);
+
+typedef struct wcuda_registered_kernel {
+  uint32_t struct_size;
+  uint32_t kernel_id;
+  uint32_t flags; /* WCUDA_KERNEL_… */
+  uint32_t parameter_count;
+  uint32_t budget_ms;
+  uint32_t name_bytes;
+  uint64_t sig_hash;
+  char name[128]; /* NUL-terminated */
+} wcuda_registered_kernel;
+#define WCUDA_REGISTERED_KERNEL_INIT {sizeof(wcuda_registered_kernel), 0, 0, 0, 0, 0, 0, {0}}
+
+/* Writes min(capacity, count) entries by number, ascending, and always the count. Each entry's
+ * struct_size is set by the caller. [any thread] */
+WCUDA_API wcuda_status wcuda_registry_list(wcuda_registry registry, wcuda_registered_kernel* kernels,
+                                           uint64_t capacity, uint64_t* count, wcuda_error* error);
+/* The kernel of this name; WCUDA_NOT_FOUND. [any thread] */
+WCUDA_API wcuda_status wcuda_registry_find(wcuda_registry registry, wcuda_string name,
+                                           wcuda_registered_kernel* kernel, wcuda_error* error);
+
+typedef struct wcuda_run_info {
+  uint32_t struct_size;
+  uint32_t shared_bytes;
+  uint32_t grid[3]; /* of a kernel of the catalogue all 0 */
+  uint32_t block[3];
+  uint64_t elements;  /* the descriptor's threads; else those of the launch, or the results' elements */
+  uint64_t bytes;     /* of all buffers, by their shapes */
+  uint32_t budget_ms; /* of the descriptor */
+  uint32_t reserved;
+} wcuda_run_info;
+#define WCUDA_RUN_INFO_INIT {sizeof(wcuda_run_info), 0, {0, 0, 0}, {0, 0, 0}, 0, 0, 0, 0}
+
+/* Runs a kernel with the launch that its descriptor says, on a stream (id 0: the context's own), and
+ * does not wait, as wcuda_kernel_launch. Before that every argument is held against the descriptor:
+ * number, kind, access, extent, bounds. WCUDA_INVALID_ARGUMENT tells index, name and both numbers,
+ * WCUDA_INVALID_CONFIG which part of the launch is out of bounds. WCUDA_UNSUPPORTED_KERNEL when it
+ * cannot run here. info may be NULL. [any thread; external: each buffer] */
+WCUDA_API wcuda_status wcuda_registry_run(wcuda_registry registry, uint32_t kernel_id,
+                                          const wcuda_argument* arguments, uint64_t argument_count,
+                                          wcuda_stream stream, wcuda_run_info* info,
+                                          wcuda_error* error);
+/* The same without running anything: whether it would, and how. [any thread; external: each buffer] */
+WCUDA_API wcuda_status wcuda_registry_plan(wcuda_registry registry, uint32_t kernel_id,
+                                           const wcuda_argument* arguments, uint64_t argument_count,
+                                           wcuda_run_info* info, wcuda_error* error);
+
 #ifdef __cplusplus
 }
 #endif

@@ -31,6 +31,7 @@ pub fn layout() -> Vec<LayoutRow> {
     launch::push_layout(&mut rows);
     catalogue::push_layout(&mut rows);
     gemm::push_layout(&mut rows);
+    registry::push_layout(&mut rows);
     rows
 }
 
@@ -91,6 +92,7 @@ mod launch;
 mod memory;
 mod model;
 mod program;
+mod registry;
 mod resident;
 mod stream;
 
@@ -104,5 +106,6 @@ pub use launch::*;
 pub use memory::*;
 pub use model::*;
 pub use program::*;
+pub use registry::*;
 pub use resident::*;
 pub use stream::*;

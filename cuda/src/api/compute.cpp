@@ -1,4 +1,6 @@
 // Section 19 of the header: the catalogue of ready kernels.
+#include "api/compute.h"
+
 #include "api/arguments.h"
 #include "api/context.h"
 #include "api/stream.h"
@@ -8,20 +10,6 @@
 
 namespace wcuda::api {
 namespace {
-
-Result<kernels::Dtype> read_type(int32_t type) {
-  switch (type) {
-    case WCUDA_ARG_F32:
-      return kernels::Dtype::kF32;
-    case WCUDA_ARG_F16:
-      return kernels::Dtype::kF16;
-    case WCUDA_ARG_BF16:
-      return kernels::Dtype::kBf16;
-    default:
-      return Status::error(WCUDA_INVALID_ARGUMENT, "type: %d is not WCUDA_ARG_F32, _F16 or _BF16",
-                           type);
-  }
-}
 
 // An integer of any width; u64 past the positive i64 are none that fits.
 Result<int64_t> read_integer(int32_t kind, const void* data, size_t index) {
@@ -79,25 +67,52 @@ Result<std::vector<compute::CatalogueArgument>> translate(const compute::Catalog
   return result;
 }
 
-Status run(const Context& context, const compute::CatalogueEntry& entry, int32_t type,
-           const wcuda_argument* arguments, uint64_t count, wcuda_stream stream) {
-  WCUDA_ASSIGN(const kernels::Dtype dtype, read_type(type));
+}  // namespace
+
+Result<kernels::Dtype> read_element_type(int32_t type) {
+  switch (type) {
+    case WCUDA_ARG_F32:
+      return kernels::Dtype::kF32;
+    case WCUDA_ARG_F16:
+      return kernels::Dtype::kF16;
+    case WCUDA_ARG_BF16:
+      return kernels::Dtype::kBf16;
+    default:
+      return Status::error(WCUDA_INVALID_ARGUMENT, "type: %d is not WCUDA_ARG_F32, _F16 or _BF16",
+                           type);
+  }
+}
+
+Result<const compute::CatalogueEntry*> find_ready(const wcuda_string& name) {
+  WCUDA_TRY(check_string(name, "name"));
+  const std::string_view text(name.data ? name.data : "", name.bytes);
+  const compute::CatalogueEntry* const entry = compute::find_entry(text);
+  if (entry) return entry;
+  return Status::error(WCUDA_NOT_FOUND, "kernel '%s': is not in the catalogue",
+                       printable(text).c_str());
+}
+
+Result<compute::PreparedCall> prepare_ready(const compute::CatalogueEntry& entry,
+                                            kernels::Dtype type, const vram::Memory& memory,
+                                            const wcuda_argument* arguments, uint64_t count,
+                                            Arguments* given) {
   if (count != 0) WCUDA_TRY(check_not_null(arguments, "arguments"));
-  vram::Memory& memory = *context.memory;
-  WCUDA_ASSIGN(const UsedStream on, use_stream(stream, memory));
-  Arguments given;
-  if (count == entry.params.size()) WCUDA_TRY(given.read(arguments, count, memory));
+  if (count == entry.params.size()) WCUDA_TRY(given->read(arguments, count, memory));
   if (count != entry.params.size())
     return Status::error(WCUDA_ARGUMENT_COUNT, "%s: %" PRIu64 " arguments given, it takes %zu (%s)",
                          entry.name.c_str(), count, entry.params.size(), entry.signature.c_str());
-  WCUDA_ASSIGN(const auto translated, translate(entry, given));
-  WCUDA_ASSIGN(const auto call, compute::prepare_call(entry, dtype, translated));
+  WCUDA_ASSIGN(const auto translated, translate(entry, *given));
+  return compute::prepare_call(entry, type, translated);
+}
+
+Status run_ready(const compute::CatalogueEntry& entry, const compute::PreparedCall& call,
+                 vram::Memory& memory, wcuda_stream stream, Arguments* given) {
+  WCUDA_ASSIGN(const UsedStream on, use_stream(stream, memory));
   WCUDA_TRY(memory.backend().fault());
-  given.used_on(on.stream);
+  given->used_on(on.stream);
   return compute::run_call(entry, call, memory, on.stream);
 }
 
-}  // namespace
 }  // namespace wcuda::api
 
 using namespace wcuda;
@@ -130,12 +145,12 @@ extern "C" wcuda_status wcuda_compute_run(wcuda_context context, wcuda_string na
                                           wcuda_stream stream, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto parent, resolve_context(context));
-    WCUDA_TRY(check_string(name, "name"));
-    const std::string_view text(name.data ? name.data : "", name.bytes);
-    const compute::CatalogueEntry* const entry = compute::find_entry(text);
-    if (!entry)
-      return Status::error(WCUDA_NOT_FOUND, "kernel '%s': is not in the catalogue",
-                           printable(text).c_str());
-    return run(*parent, *entry, type, arguments, argument_count, stream);
+    WCUDA_ASSIGN(const auto* const entry, find_ready(name));
+    WCUDA_ASSIGN(const auto dtype, read_element_type(type));
+    vram::Memory& memory = *parent->memory;
+    Arguments given;
+    WCUDA_ASSIGN(const auto call,
+                 prepare_ready(*entry, dtype, memory, arguments, argument_count, &given));
+    return run_ready(*entry, call, memory, stream, &given);
   });
 }

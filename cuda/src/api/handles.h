@@ -23,6 +23,7 @@ enum class Kind : uint8_t {
   kStream,
   kEvent,
   kKernelCache,
+  kRegistry,
 };
 const char* kind_name(Kind kind);
 

@@ -1,11 +1,13 @@
 // What stands behind wcuda_module and wcuda_kernel.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "api/arguments.h"
 #include "api/context.h"
 #include "api/handles.h"
 #include "jit/launch.h"
@@ -34,10 +36,20 @@ struct KernelObject {
   std::optional<std::vector<jit::Parameter>> signature;
 
   Backend& backend() const { return memory->backend(); }
+  bool runs_here() const { return backend().is_host() ? host != nullptr : module != nullptr; }
 };
 
 inline Result<std::shared_ptr<KernelObject>> resolve_kernel(wcuda_kernel kernel) {
   return resolve<KernelObject>(Kind::kKernel, kernel.id, "kernel");
 }
+
+// How a launch is to be, once its arguments are known to be live and of this context.
+using LaunchPlan = std::function<Result<LaunchDims>(const Arguments&)>;
+
+// Checks everything and launches.
+Status launch_kernel(const KernelObject& kernel, const wcuda_argument* arguments, uint64_t count,
+                     wcuda_stream stream, const LaunchPlan& plan);
+// That there are arguments where some are counted, and not too many.
+Status check_count(const wcuda_argument* arguments, uint64_t count);
 
 }  // namespace wcuda::api

@@ -40,31 +40,43 @@ Status run_on_host(const KernelObject& kernel, const wcuda_launch& launch,
                               printable(kernel.name).c_str(), answer);
 }
 
-Status launch(const KernelObject& kernel, const wcuda_launch& launch,
-              const wcuda_argument* arguments, uint64_t count) {
+}  // namespace
+
+Status launch_kernel(const KernelObject& kernel, const wcuda_argument* arguments, uint64_t count,
+                     wcuda_stream stream, const LaunchPlan& plan) {
   Backend& backend = kernel.backend();
   const bool on_host = backend.is_host();
-  if (on_host ? !kernel.host : !kernel.module)
+  if (!kernel.runs_here())
     return Status::error(WCUDA_UNSUPPORTED_KERNEL, "kernel '%s': has no %s",
                          printable(kernel.name).c_str(), on_host ? "host function" : "device code");
+  WCUDA_TRY(check_count(arguments, count));
+  WCUDA_ASSIGN(const UsedStream on, use_stream(stream, *kernel.memory));
+  Arguments given;
+  WCUDA_TRY(given.read(arguments, count, *kernel.memory));
+  WCUDA_ASSIGN(const LaunchDims dims, plan(given));
+  WCUDA_TRY(jit::check_dims(dims, kernel.limits));
+  if (kernel.signature) WCUDA_TRY(jit::check_signature(*kernel.signature, given.shapes()));
+  if (kernel.module) WCUDA_TRY(jit::check_parameters(kernel.attributes.parameters, given.shapes()));
+  given.used_on(on.stream);
+  if (!on_host) return backend.kernel_launch(kernel.kernel, dims, given.values(), on.stream);
+  wcuda_launch shown = WCUDA_LAUNCH_INIT;
+  shown.flags = dims.is_cooperative ? WCUDA_LAUNCH_COOPERATIVE : 0;
+  std::copy_n(dims.grid, 3, shown.grid);
+  std::copy_n(dims.block, 3, shown.block);
+  std::copy_n(dims.cluster, 3, shown.cluster);
+  shown.shared_bytes = dims.shared_bytes;
+  shown.stream = stream;
+  return backend.host_launch(on.stream, [&] { return run_on_host(kernel, shown, given); });
+}
+
+Status check_count(const wcuda_argument* arguments, uint64_t count) {
   if (count != 0) WCUDA_TRY(check_not_null(arguments, "arguments"));
   if (count > kArgumentCountMax)
     return Status::error(WCUDA_ARGUMENT_COUNT, "arguments: %" PRIu64 " given, at most %" PRIu64,
                          count, kArgumentCountMax);
-  WCUDA_ASSIGN(const LaunchDims dims, read_dims(launch));
-  WCUDA_TRY(jit::check_dims(dims, kernel.limits));
-  WCUDA_ASSIGN(const UsedStream on, use_stream(launch.stream, *kernel.memory));
-  Arguments given;
-  WCUDA_TRY(given.read(arguments, count, *kernel.memory));
-  if (kernel.signature) WCUDA_TRY(jit::check_signature(*kernel.signature, given.shapes()));
-  if (kernel.module) WCUDA_TRY(jit::check_parameters(kernel.attributes.parameters, given.shapes()));
-  given.used_on(on.stream);
-  if (on_host)
-    return backend.host_launch(on.stream, [&] { return run_on_host(kernel, launch, given); });
-  return backend.kernel_launch(kernel.kernel, dims, given.values(), on.stream);
+  return {};
 }
 
-}  // namespace
 }  // namespace wcuda::api
 
 using namespace wcuda;
@@ -76,6 +88,7 @@ extern "C" wcuda_status wcuda_kernel_launch(wcuda_kernel kernel, const wcuda_lau
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto object, resolve_kernel(kernel));
     WCUDA_ASSIGN(const wcuda_launch checked, read_struct(launch, "launch"));
-    return wcuda::api::launch(*object, checked, arguments, argument_count);
+    return launch_kernel(*object, arguments, argument_count, checked.stream,
+                         [&](const Arguments&) { return read_dims(checked); });
   });
 }

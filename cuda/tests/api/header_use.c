@@ -58,6 +58,9 @@ int HEADER_USE(void) {
   CHECK_INIT(wcuda_kernel_cache_stats, WCUDA_KERNEL_CACHE_STATS_INIT);
   CHECK_INIT(wcuda_compute_kernel, WCUDA_COMPUTE_KERNEL_INIT);
   CHECK_INIT(wcuda_gemm, WCUDA_GEMM_INIT);
+  CHECK_INIT(wcuda_kernel_descriptor, WCUDA_KERNEL_DESCRIPTOR_INIT);
+  CHECK_INIT(wcuda_registered_kernel, WCUDA_REGISTERED_KERNEL_INIT);
+  CHECK_INIT(wcuda_run_info, WCUDA_RUN_INFO_INIT);
   if (static_options.abi_version != WCUDA_ABI_VERSION) ++wrong_count;
   return wrong_count;
 }

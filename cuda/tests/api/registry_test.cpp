@@ -1,0 +1,289 @@
+// Section 22 of the header: kernels by descriptor, as functions of the host and (Gpu…) as device
+// code.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "support/context.h"
+
+namespace wcuda::testing {
+namespace {
+
+wcuda_string text(const char* value) { return {value, std::char_traits<char>::length(value)}; }
+
+wcuda_argument scalar(int32_t kind, const void* data) {
+  wcuda_argument argument{};
+  argument.kind = kind;
+  argument.data = data;
+  return argument;
+}
+wcuda_argument window(const TestBuffer& buffer, uint32_t access = 0) {
+  wcuda_argument argument{};
+  argument.kind = WCUDA_ARG_BUFFER;
+  argument.access = access;
+  argument.buffer = buffer.handle();
+  return argument;
+}
+
+wcuda_kernel_param param(const char* name, int32_t kind, uint32_t access = 0,
+                         const char* shape = "") {
+  wcuda_kernel_param result{};
+  result.name = text(name);
+  result.kind = kind;
+  if (kind == WCUDA_ARG_BUFFER) result.dtype = WCUDA_ARG_F32;
+  result.access = access;
+  result.shape = text(shape);
+  return result;
+}
+
+const wcuda_kernel_param kVectorAdd[] = {
+    param("a", WCUDA_ARG_BUFFER, WCUDA_ACCESS_READ, "n"),
+    param("b", WCUDA_ARG_BUFFER, WCUDA_ACCESS_READ, "n"),
+    param("c", WCUDA_ARG_BUFFER, WCUDA_ACCESS_WRITE, "n"),
+    param("n", WCUDA_ARG_I32),
+};
+
+int32_t vector_add(void*, const wcuda_launch* launch, const wcuda_host_argument* arguments,
+                   uint64_t) {
+  if (launch->grid[0] != 4 || launch->block[0] != 256) return 1;
+  const auto* a = static_cast<const float*>(arguments[0].data);
+  const auto* b = static_cast<const float*>(arguments[1].data);
+  auto* c = static_cast<float*>(arguments[2].data);
+  for (int32_t i = 0; i < *static_cast<const int32_t*>(arguments[3].data); ++i) c[i] = a[i] + b[i];
+  return 0;
+}
+
+class RegistryBase {
+ protected:
+  explicit RegistryBase(int32_t backend) : context_(0, backend) {
+    EXPECT_EQ(wcuda_registry_create(context_.handle(), &registry_, &error_), WCUDA_OK)
+        << error_.message;
+    descriptor_.name = text("vector_add");
+    descriptor_.params = kVectorAdd;
+    descriptor_.param_count = 4;
+    descriptor_.threads = text("n");
+    descriptor_.budget_ms = 50;
+  }
+  ~RegistryBase() {
+    wcuda_registry_destroy(registry_);
+    wcuda_kernel_destroy(kernel_);
+  }
+
+  void make_kernel(wcuda_module module, wcuda_host_kernel host) {
+    wcuda_kernel_options options = WCUDA_KERNEL_OPTIONS_INIT;
+    options.name = text("vector_add");
+    options.module = module;
+    options.host = host;
+    ASSERT_EQ(wcuda_kernel_create(context_.handle(), &options, &kernel_, &error_), WCUDA_OK)
+        << error_.message;
+    descriptor_.kernel = kernel_;
+  }
+
+  uint32_t add() {
+    uint32_t id = 0;
+    EXPECT_EQ(wcuda_registry_add(registry_, &descriptor_, &id, &error_), WCUDA_OK)
+        << error_.message;
+    return id;
+  }
+
+  // 1 + 2 of 1,024 elements.
+  void run_vector_add(uint32_t id) {
+    const TestBuffer a(context_.handle(), 4096), b(context_.handle(), 4096),
+        c(context_.handle(), 4096);
+    const std::vector<float> ones(1024, 1.0f), twos(1024, 2.0f);
+    ASSERT_EQ(wcuda_buffer_write(a.handle(), 0, ones.data(), 4096, nullptr), WCUDA_OK);
+    ASSERT_EQ(wcuda_buffer_write(b.handle(), 0, twos.data(), 4096, nullptr), WCUDA_OK);
+    const int32_t n = 1024;
+    const wcuda_argument arguments[] = {window(a, WCUDA_ACCESS_READ), window(b), window(c),
+                                        scalar(WCUDA_ARG_I32, &n)};
+    wcuda_run_info info = WCUDA_RUN_INFO_INIT;
+    ASSERT_EQ(wcuda_registry_run(registry_, id, arguments, 4, {0}, &info, &error_), WCUDA_OK)
+        << error_.message;
+    std::vector<float> sums(1024);
+    ASSERT_EQ(wcuda_buffer_read(c.handle(), 0, sums.data(), 4096, &error_), WCUDA_OK);
+    EXPECT_EQ(sums, std::vector<float>(1024, 3.0f));
+    EXPECT_EQ(info.grid[0], 4u);
+    EXPECT_EQ(info.block[0], 256u);
+    EXPECT_EQ(info.elements, 1024u);
+    EXPECT_EQ(info.bytes, 3u * 4096);
+    EXPECT_EQ(info.budget_ms, 50u);
+
+    const int32_t many = 1025;
+    wcuda_argument more[] = {arguments[0], arguments[1], arguments[2],
+                             scalar(WCUDA_ARG_I32, &many)};
+    EXPECT_EQ(wcuda_registry_run(registry_, id, more, 4, {0}, nullptr, &error_),
+              WCUDA_INVALID_ARGUMENT);
+    EXPECT_STREQ(error_.message, "argument 0 ('a') has 1024 elements, the kernel needs 1025");
+  }
+
+  TestContext context_;
+  wcuda_registry registry_{0};
+  wcuda_kernel kernel_{0};
+  wcuda_kernel_descriptor descriptor_ = WCUDA_KERNEL_DESCRIPTOR_INIT;
+  wcuda_error error_{};
+};
+
+class Registry : public RegistryBase, public ::testing::Test {
+ protected:
+  Registry() : RegistryBase(WCUDA_BACKEND_HOST) { make_kernel({0}, vector_add); }
+  std::vector<wcuda_registered_kernel> list() {
+    wcuda_registered_kernel empty = WCUDA_REGISTERED_KERNEL_INIT;
+    std::vector<wcuda_registered_kernel> kernels(8, empty);
+    uint64_t count = 0;
+    EXPECT_EQ(wcuda_registry_list(registry_, kernels.data(), 8, &count, &error_), WCUDA_OK);
+    kernels.resize(count);
+    return kernels;
+  }
+  uint32_t add_ready(const char* name, int32_t type, uint32_t number = 0) {
+    uint32_t id = 0;
+    EXPECT_EQ(wcuda_registry_add_ready(registry_, text(name), type, number, &id, &error_), WCUDA_OK)
+        << error_.message;
+    return id;
+  }
+};
+
+TEST_F(Registry, a_described_kernel_runs_with_checked_arguments) { run_vector_add(add()); }
+
+TEST_F(Registry, numbers_are_kept_given_and_unique) {
+  EXPECT_EQ(add(), 3u);
+  EXPECT_EQ(add(), 3u);  // replaced under its number
+  descriptor_.name = text("other");
+  descriptor_.kernel_id = 3;
+  EXPECT_EQ(wcuda_registry_add(registry_, &descriptor_, nullptr, &error_), WCUDA_INVALID_ARGUMENT);
+  EXPECT_STREQ(error_.message, "kernel_id: 3 is that of kernel 'vector_add'");
+  descriptor_.kernel_id = 2;
+  EXPECT_EQ(wcuda_registry_add(registry_, &descriptor_, nullptr, &error_), WCUDA_INVALID_ARGUMENT);
+  EXPECT_STREQ(error_.message, "kernel_id: 2 is that of the catalogue's 'tensor_add'");
+  descriptor_.kernel_id = 100;
+  EXPECT_EQ(add(), 100u);
+  descriptor_.kernel_id = 0;
+  descriptor_.name = text("third");
+  EXPECT_EQ(add(), 101u);
+  ASSERT_EQ(list().size(), 3u);
+  EXPECT_EQ(wcuda_registry_remove(registry_, 100, &error_), WCUDA_OK);
+  EXPECT_EQ(wcuda_registry_remove(registry_, 100, &error_), WCUDA_NOT_FOUND);
+  EXPECT_STREQ(error_.message, "kernel_id: 100 is not in the registry");
+  EXPECT_EQ(list().size(), 2u);
+}
+
+TEST_F(Registry, the_two_legacy_kernels_keep_their_numbers_and_hashes) {
+  EXPECT_EQ(add_ready("tensor_add", WCUDA_ARG_F32), 2u);
+  EXPECT_EQ(add_ready("noop", WCUDA_ARG_F32), 1u);
+  const uint32_t softmax = add_ready("softmax", WCUDA_ARG_F16, 40);
+  const auto kernels = list();
+  ASSERT_EQ(kernels.size(), 3u);
+  EXPECT_STREQ(kernels[0].name, "noop");
+  EXPECT_EQ(kernels[0].sig_hash, 0u);
+  EXPECT_STREQ(kernels[1].name, "tensor_add");
+  EXPECT_EQ(kernels[1].sig_hash, 0xa1u);
+  EXPECT_EQ(kernels[1].parameter_count, 4u);
+  EXPECT_EQ(softmax, 40u);
+  EXPECT_EQ(kernels[2].flags, 0u);
+  EXPECT_EQ(wcuda_registry_add_ready(registry_, text("relu"), WCUDA_ARG_F32, 2, nullptr, &error_),
+            WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(wcuda_registry_add_ready(registry_, text("conv2d"), WCUDA_ARG_F16, 0, nullptr, &error_),
+            WCUDA_UNSUPPORTED);
+
+  const TestBuffer x(context_.handle(), 16);
+  const int64_t n = 4;
+  const wcuda_argument arguments[] = {window(x), window(x), window(x), scalar(WCUDA_ARG_I64, &n)};
+  wcuda_run_info info = WCUDA_RUN_INFO_INIT;
+  EXPECT_EQ(wcuda_registry_run(registry_, 2, arguments, 4, {0}, &info, &error_), WCUDA_OK)
+      << error_.message;
+  EXPECT_EQ(info.elements, 4u);
+  EXPECT_EQ(wcuda_registry_run(registry_, 1, nullptr, 0, {0}, nullptr, &error_), WCUDA_OK);
+}
+
+TEST_F(Registry, every_kernel_of_the_catalogue_has_a_signature) {
+  for (uint32_t i = 0; i < wcuda_compute_kernel_count(); ++i) {
+    wcuda_compute_kernel kernel = WCUDA_COMPUTE_KERNEL_INIT;
+    ASSERT_EQ(wcuda_compute_kernel_at(i, &kernel, nullptr), WCUDA_OK);
+    EXPECT_EQ(wcuda_registry_add_ready(registry_, kernel.name, WCUDA_ARG_F32, 0, nullptr, &error_),
+              WCUDA_OK)
+        << error_.message;
+  }
+}
+
+TEST_F(Registry, a_kernel_without_code_here_is_listed_and_refused) {
+  descriptor_.kernel = {0};
+  descriptor_.flags = WCUDA_KERNEL_NON_DETERMINISTIC;
+  const uint32_t id = add();
+  wcuda_registered_kernel kernel = WCUDA_REGISTERED_KERNEL_INIT;
+  ASSERT_EQ(wcuda_registry_find(registry_, text("vector_add"), &kernel, &error_), WCUDA_OK);
+  EXPECT_EQ(kernel.kernel_id, id);
+  EXPECT_EQ(kernel.flags, WCUDA_KERNEL_NON_DETERMINISTIC | WCUDA_KERNEL_NOT_HERE);
+  EXPECT_EQ(wcuda_registry_run(registry_, id, nullptr, 0, {0}, nullptr, &error_),
+            WCUDA_UNSUPPORTED_KERNEL);
+  EXPECT_STREQ(error_.message, "kernel 'vector_add': has no host function");
+  EXPECT_EQ(wcuda_registry_find(registry_, text("x"), &kernel, &error_), WCUDA_NOT_FOUND);
+}
+
+TEST_F(Registry, a_plan_runs_nothing) {
+  const uint32_t id = add();
+  const TestBuffer x(context_.handle(), 4);
+  const int32_t n = 1;
+  const wcuda_argument arguments[] = {window(x), window(x), window(x), scalar(WCUDA_ARG_I32, &n)};
+  wcuda_run_info info = WCUDA_RUN_INFO_INIT;
+  // Run, the host function refuses any grid but 4.
+  EXPECT_EQ(wcuda_registry_plan(registry_, id, arguments, 4, &info, &error_), WCUDA_OK);
+  EXPECT_EQ(info.grid[0], 1u);
+  EXPECT_EQ(wcuda_registry_run(registry_, id, arguments, 4, {0}, &info, &error_),
+            WCUDA_DEVICE_ERROR);
+  descriptor_.block[0] = text("2048");
+  add();
+  EXPECT_EQ(wcuda_registry_plan(registry_, id, arguments, 4, &info, &error_), WCUDA_INVALID_CONFIG);
+  EXPECT_STREQ(error_.message, "block x: 2048, at most 1024");
+}
+
+TEST_F(Registry, the_check_of_a_descriptor_gives_text_and_hash) {
+  uint64_t hash = 0, bytes = 0;
+  char signature[64];
+  ASSERT_EQ(wcuda_kernel_descriptor_check(&descriptor_, &hash, signature, sizeof(signature), &bytes,
+                                          &error_),
+            WCUDA_OK);
+  EXPECT_EQ(std::string(signature, bytes), "r f32[$3];r f32[$3];w f32[$3];i32;");
+  EXPECT_EQ(wcuda_kernel_descriptor_check(&descriptor_, nullptr, signature, 3, nullptr, &error_),
+            WCUDA_BUFFER_TOO_SMALL);
+  EXPECT_STREQ(error_.message, "text: 3 bytes, 34 are needed");
+  descriptor_.params = nullptr;
+  EXPECT_EQ(wcuda_kernel_descriptor_check(&descriptor_, nullptr, nullptr, 0, nullptr, &error_),
+            WCUDA_INVALID_ARGUMENT);
+  descriptor_.struct_size = 4;
+  EXPECT_EQ(wcuda_kernel_descriptor_check(&descriptor_, nullptr, nullptr, 0, nullptr, &error_),
+            WCUDA_INVALID_ARGUMENT);
+}
+
+TEST_F(Registry, kernels_of_another_context_are_refused) {
+  const TestContext other;
+  wcuda_registry registry{0};
+  ASSERT_EQ(wcuda_registry_create(other.handle(), &registry, nullptr), WCUDA_OK);
+  EXPECT_EQ(wcuda_registry_add(registry, &descriptor_, nullptr, &error_), WCUDA_INVALID_ARGUMENT);
+  EXPECT_STREQ(error_.message, "kernel: is of another context");
+  wcuda_registry_destroy(registry);
+  EXPECT_EQ(wcuda_registry_add(registry, &descriptor_, nullptr, &error_), WCUDA_INVALID_HANDLE);
+}
+
+class GpuRegistry : public RegistryBase, public ::testing::Test {
+ protected:
+  GpuRegistry() : RegistryBase(WCUDA_BACKEND_CUDA) {}
+};
+
+TEST_F(GpuRegistry, a_described_kernel_runs_with_checked_arguments) {
+  std::ifstream file(WCUDA_TEST_DATA "/kernels/module.ptx", std::ios::binary);
+  std::stringstream ptx;
+  ptx << file.rdbuf();
+  wcuda_module module{0};
+  ASSERT_EQ(
+      wcuda_module_load(context_.handle(), ptx.str().data(), ptx.str().size(), &module, &error_),
+      WCUDA_OK)
+      << error_.message;
+  make_kernel(module, nullptr);
+  wcuda_module_destroy(module);
+  run_vector_add(add());
+}
+
+}  // namespace
+}  // namespace wcuda::testing
