@@ -2,6 +2,7 @@
 #![cfg(feature = "manifest")]
 
 use proptest::prelude::*;
+use worker_cuda::manifest::ParamKind;
 use worker_cuda::{CudaContext, ErrorKind, GpuArg, GpuCompute, HostFunctions, Manifest};
 
 const SAMPLE: &str = r#"{
@@ -71,6 +72,13 @@ fn a_manifest_says_what_its_kernels_are() {
     assert!(!scale.is_deterministic);
     assert_eq!((scale.id, scale.budget_ms), (Some(10), 10_000));
     assert_eq!(manifest.kernels[0].id, Some(1));
+    let params = scale.params();
+    assert_eq!(
+        (params[0].dtype, params[0].shape.join(";")),
+        ("f32", "rows;4 * cols".into())
+    );
+    assert!(params[0].is_read && params[0].is_written && !params[2].is_written);
+    assert_eq!((params[3].dtype, params[4].kind), ("i64", ParamKind::Bytes));
 }
 
 fn fnv1a(bytes: &[u8]) -> u64 {

@@ -66,8 +66,9 @@ mod register;
 use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
 use crate::program::ProgramBuilder;
-use crate::registry::Descriptor;
+use crate::registry::{Descriptor, ParamSpec};
 
 pub use register::HostFunctions;
 
@@ -230,6 +231,72 @@ pub struct ManifestKernel {
     pub budget_ms: u32,
     pub(crate) code: KernelCode,
     pub(crate) descriptor: Descriptor,
+}
+
+/// What a parameter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ParamKind {
+    /// Memory.
+    Buffer,
+    /// A number.
+    Scalar,
+    /// A struct passed by value.
+    Bytes,
+}
+
+/// A parameter of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ManifestParam {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub kind: ParamKind,
+    /// Type of the number, or of a buffer's elements: "f32"; "" for bytes.
+    pub dtype: &'static str,
+    /// Of a buffer its dimensions, of bytes their count: expressions.
+    pub shape: Vec<String>,
+    /// A buffer that the kernel reads.
+    pub is_read: bool,
+    /// A buffer that the kernel writes.
+    pub is_written: bool,
+}
+
+impl ManifestKernel {
+    /// Its parameters in order; none of a kernel of the catalogue.
+    pub fn params(&self) -> Vec<ManifestParam> {
+        let to_public = |param: &ParamSpec| {
+            let (kind, of) = match param.kind {
+                ffi::WCUDA_ARG_BUFFER => (ParamKind::Buffer, param.dtype),
+                ffi::WCUDA_ARG_BYTES => (ParamKind::Bytes, 0),
+                scalar => (ParamKind::Scalar, scalar),
+            };
+            let has = |access: i32| {
+                kind == ParamKind::Buffer
+                    && (param.access == 0 || param.access & access as u32 != 0)
+            };
+            ManifestParam {
+                name: param.name.clone(),
+                kind,
+                dtype: usize::try_from(of - 1).map_or("", |index| read::TYPES[index]),
+                shape: split_outside_parentheses(&param.shape),
+                is_read: has(ffi::WCUDA_ACCESS_READ),
+                is_written: has(ffi::WCUDA_ACCESS_WRITE),
+            }
+        };
+        self.descriptor.params.iter().map(to_public).collect()
+    }
+}
+
+fn split_outside_parentheses(text: &str) -> Vec<String> {
+    let mut depth = 0;
+    let is_border = |c: char| {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        depth == 0 && c == ','
+    };
+    let parts = text.split(is_border).map(|part| part.trim().to_owned());
+    parts.filter(|part| !part.is_empty()).collect()
 }
 
 /// A manifest that has been read and found right.

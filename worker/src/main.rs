@@ -8,20 +8,24 @@ use failure::Outcome;
 
 mod bench;
 mod chat;
+mod compute;
 mod devices;
 mod failure;
 mod input;
 mod inspect;
 mod interrupt;
+mod kernels;
 mod load;
 mod logits;
 mod machine;
+mod npy;
 mod options;
 mod plan;
 mod prompt;
 mod run;
 mod template;
 mod tokenize;
+mod vram;
 
 /// Runs GGUF language models on a GPU, or on the processor.
 #[derive(Parser)]
@@ -51,6 +55,12 @@ enum Command {
     Bench(bench::Args),
     /// Lists the devices of this machine
     Devices(devices::Args),
+    /// Shows a device's memory, checks it, looks for leaks, digests files on it
+    Vram(vram::Args),
+    /// Lists kernels that can be run by name
+    Kernels(kernels::Args),
+    /// Runs kernels, compiles them, tells how they fill a device
+    Compute(compute::Args),
     /// Writes the logits of given tokens, for checks against other engines
     Logits(logits::Args),
 }
@@ -67,6 +77,9 @@ fn main() -> ExitCode {
         Command::Template(args) => template::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Devices(args) => devices::run(args),
+        Command::Vram(args) => vram::run(args),
+        Command::Kernels(args) => kernels::run(args),
+        Command::Compute(args) => compute::run(args),
         Command::Logits(args) => logits::run(args),
     };
     report(outcome)

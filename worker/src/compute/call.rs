@@ -1,0 +1,155 @@
+//! A kernel's parameters as `compute run` sees them, and what is known of its sizes.
+
+use std::collections::BTreeMap;
+
+use worker_cuda::ReadyKernel;
+use worker_cuda::manifest::{ManifestKernel, ParamKind};
+
+use crate::failure::{Failure, Outcome};
+use crate::npy::Array;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Read from a file.
+    Read,
+    /// Written to a file.
+    Write,
+    /// Both.
+    Update,
+    /// A number, an integer or not.
+    Integer,
+    Number,
+    /// Bytes by value.
+    Bytes,
+}
+
+#[derive(Clone, Debug)]
+pub struct Param {
+    pub name: String,
+    pub role: Role,
+    /// As files have it: "f32".
+    pub dtype: String,
+    /// Names, numbers or expressions.
+    pub shape: Vec<String>,
+}
+
+/// Of a kernel of the catalogue, by its signature ("<x:rows*width >y:rows*width #rows #width").
+/// `elements` is the type of the call, as files have it.
+pub fn of_ready(kernel: &ReadyKernel, elements: &str) -> Vec<Param> {
+    let mut params = Vec::new();
+    for token in kernel
+        .signature
+        .split(' ')
+        .filter(|token| !token.is_empty())
+    {
+        let (sign, word) = token.split_at(1);
+        let (name, shape) = word.split_once(':').unwrap_or((word, ""));
+        let (name, dtype) = name.split_once('/').unwrap_or((name, elements));
+        let (role, dtype) = match sign {
+            "<" => (Role::Read, dtype),
+            ">" => (Role::Write, dtype),
+            "=" => (Role::Update, dtype),
+            "#" => (Role::Integer, "i64"),
+            "%" => (Role::Number, "f32"),
+            _ => continue, // a constant of the kernel's own
+        };
+        params.push(Param {
+            name: name.to_owned(),
+            role,
+            dtype: dtype.to_owned(),
+            shape: shape
+                .split('*')
+                .filter(|dim| !dim.is_empty())
+                .map(str::to_owned)
+                .collect(),
+        });
+    }
+    params
+}
+
+/// Of a kernel of a manifest.
+pub fn of_manifest(kernel: &ManifestKernel) -> Vec<Param> {
+    let role = |param: &worker_cuda::manifest::ManifestParam| match param.kind {
+        ParamKind::Buffer if !param.is_written => Role::Read,
+        ParamKind::Buffer if !param.is_read => Role::Write,
+        ParamKind::Buffer => Role::Update,
+        ParamKind::Bytes => Role::Bytes,
+        _ if param.dtype.starts_with(['i', 'u']) => Role::Integer,
+        _ => Role::Number,
+    };
+    kernel
+        .params()
+        .iter()
+        .map(|param| Param {
+            name: param.name.clone(),
+            role: role(param),
+            // NumPy has no bf16: its bits.
+            dtype: param.dtype.replace("bf16", "u16"),
+            shape: param.shape.clone(),
+        })
+        .collect()
+}
+
+/// Integers by name, from options and from the shapes of the arrays given.
+#[derive(Debug, Default)]
+pub struct Sizes(BTreeMap<String, u64>);
+
+impl Sizes {
+    pub fn set(&mut self, name: &str, value: u64) {
+        self.0.insert(name.to_owned(), value);
+    }
+
+    pub fn get(&self, name: &str) -> Option<u64> {
+        self.0.get(name).copied()
+    }
+
+    /// What an array's shape says of its parameter's names: a dimension each, or one name for all.
+    pub fn learn(&mut self, param: &Param, array: &Array) {
+        let is_name = |dim: &String| !dim.starts_with(|c: char| c.is_ascii_digit());
+        if array.shape.len() == param.shape.len() {
+            for (dim, size) in param.shape.iter().zip(&array.shape) {
+                if is_name(dim) {
+                    self.0.entry(dim.clone()).or_insert(*size);
+                }
+            }
+        } else if let [dim] = &param.shape[..]
+            && is_name(dim)
+        {
+            let count = array.shape.iter().product();
+            self.0.entry(dim.clone()).or_insert(count);
+        }
+    }
+
+    /// What windows of kh x kw leave of h x w, where the kernel has them.
+    pub fn add_output_size(&mut self) {
+        let size = |of: &str, window: &str| {
+            let (length, width) = (self.get(of)?, self.get(window)?);
+            let (stride, pad) = (self.get("stride")?, self.get("pad")?);
+            let room = pad
+                .checked_mul(2)?
+                .checked_add(length)?
+                .checked_sub(width)?;
+            room.checked_div(stride)?.checked_add(1)
+        };
+        let found = [("oh", size("h", "kh")), ("ow", size("w", "kw"))];
+        for (name, value) in found {
+            if let Some(value) = value {
+                self.0.insert(name.to_owned(), value);
+            }
+        }
+    }
+
+    /// A shape as numbers.
+    pub fn shape(&self, param: &Param) -> Outcome<Vec<u64>> {
+        let known = |dim: &String| {
+            let number = dim.parse().ok().or_else(|| self.get(dim));
+            number.ok_or_else(|| {
+                Failure::usage(format!(
+                    "the size '{dim}' of '{}' is not known; --arg NAME=NUMBER or --shape {}=… tells it",
+                    param.name, param.name
+                ))
+            })
+        };
+        param.shape.iter().map(known).collect()
+    }
+}
