@@ -100,8 +100,8 @@ pub mod version;
 pub use allocator::{AllocationId, CudaVramAllocator};
 pub use catalogue::{ElementType, Layer, ReadyKernel, catalogue};
 pub use compute::{
-    ComputeStats, Dim, ExecutionResult, Fallback, GpuCompute, GpuDevice, HostCall, KernelLauncher,
-    KernelSpec,
+    ComputeStats, Difference, Dim, ExecutionResult, Fallback, GpuCompute, GpuDevice, HostCall,
+    KernelLauncher, KernelSpec, Parity,
 };
 pub use context::{ContextBuilder, ContextInfo, CudaContext, Scrub};
 pub use device::{Backend, DeviceCaps, cuda_available, devices};

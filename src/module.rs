@@ -320,6 +320,33 @@ impl<'a> GpuArg<'a> {
         })
     }
 
+    /// The same argument, its window being all of another buffer.
+    pub(crate) fn moved_to<'b>(&'b self, target: Option<&'b SafeCudaPtr<u8>>) -> GpuArg<'b> {
+        GpuArg::make(match (&self.value, target) {
+            (Value::Number { kind, bits }, _) => Value::Number {
+                kind: *kind,
+                bits: *bits,
+            },
+            (Value::Bytes(bytes), _) => Value::Bytes(bytes),
+            (
+                Value::Window {
+                    buffer,
+                    offset,
+                    bytes,
+                    element_bytes,
+                    is_mutable,
+                },
+                target,
+            ) => Value::Window {
+                buffer: target.map_or(*buffer, SafeCudaPtr::raw_handle),
+                offset: if target.is_some() { 0 } else { *offset },
+                bytes: *bytes,
+                element_bytes: *element_bytes,
+                is_mutable: *is_mutable,
+            },
+        })
+    }
+
     /// Bytes that a kernel can reach through it.
     pub(crate) fn byte_len(&self) -> u64 {
         match &self.value {

@@ -128,6 +128,17 @@ fn run_holds_arguments_against_the_signature() {
 }
 
 #[test]
+fn parity_needs_both_halves() {
+    let compute = host();
+    compute.register(vector_add()).unwrap();
+    let mut x = compute.device().upload(&[1.0f32; 8]).unwrap();
+    let a = compute.device().upload(&[1.0f32; 8]).unwrap();
+    let args = [(&a).into(), (&a).into(), (&mut x).into(), 8i32.into()];
+    let error = compute.check_parity("vector_add", &args, 1e-6).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UnsupportedKernel);
+}
+
+#[test]
 fn host_functions_fail_and_panic_as_values() {
     let compute = host();
     compute

@@ -277,3 +277,101 @@ fn gpu_pieces_are_the_hosts() {
         assert_eq!(gpu.digest_pieces(range, first).unwrap(), expected);
     }
 }
+
+/// x[i] += 1 for i < n, a thread each.
+const ADD_ONE: &str = "
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry add_one(.param .u64 x, .param .u32 n)
+{
+  .reg .pred %p; .reg .b32 %r<5>; .reg .b64 %d<4>; .reg .f32 %f;
+  ld.param.u64 %d0, [x];
+  ld.param.u32 %r0, [n];
+  mov.u32 %r1, %ctaid.x;
+  mov.u32 %r2, %ntid.x;
+  mov.u32 %r3, %tid.x;
+  mad.lo.s32 %r4, %r1, %r2, %r3;
+  setp.ge.u32 %p, %r4, %r0;
+  @%p bra done;
+  cvta.to.global.u64 %d1, %d0;
+  mul.wide.u32 %d2, %r4, 4;
+  add.s64 %d3, %d1, %d2;
+  ld.global.f32 %f, [%d3];
+  add.f32 %f, %f, 0f3F800000;
+  st.global.f32 [%d3], %f;
+done:
+  ret;
+}
+";
+
+/// Adds 1, and `wrong` more to element 1000.
+fn add_one(wrong: f32) -> KernelSpec {
+    KernelSpec::new("add_one")
+        .write::<f32>("x", ["n".into()])
+        .scalar::<u32>("n")
+        .threads(["n".into()])
+        .host(move |call| {
+            let x = call.slice_mut::<f32>(0)?;
+            x.iter_mut().for_each(|x| *x += 1.0);
+            x[1000] += wrong;
+            Ok(())
+        })
+}
+
+#[test]
+fn gpu_parity_finds_the_element_that_differs() {
+    let Some(context) = gpu() else { return };
+    let compute = GpuCompute::with_context(&context).unwrap();
+    for wrong in [0.0, 0.5] {
+        // SAFETY: the code stays below n.
+        let spec = unsafe { add_one(wrong).code(ADD_ONE) };
+        compute.register(spec).unwrap();
+        let mut x = context.alloc_from(&[2.0f32; 1001]).unwrap();
+        let args = [GpuArg::from(&mut x), 1001u32.into()];
+        let parity = compute.check_parity("add_one", &args, 1e-6).unwrap();
+        let result = compute.run("add_one", &args).unwrap();
+        assert!(result.gpu_executed && result.fallback_reason.is_empty());
+        assert_eq!(
+            x.to_vec().unwrap(),
+            [3.0; 1001],
+            "run once, not by the check"
+        );
+        assert_eq!((parity.compared, parity.within), (1001, wrong == 0.0));
+        match parity.largest {
+            None => assert_eq!(wrong, 0.0),
+            Some(at) => assert_eq!((at.element, at.device, at.host), (1000, 3.0, 3.5)),
+        }
+    }
+}
+
+#[test]
+fn gpu_fallback_is_told_and_only_when_asked_for() {
+    let Some(context) = gpu() else { return };
+    let strict = GpuCompute::with_context(&context).unwrap();
+    let error = strict.register(add_one(0.0)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UnsupportedKernel);
+
+    let compute = GpuCompute::with_context(&context)
+        .unwrap()
+        .with_fallback(Fallback::IfUnsupported);
+    compute.register(add_one(0.5)).unwrap();
+    let mut x = context.alloc_from(&[2.0f32; 1001]).unwrap();
+    let args = [GpuArg::from(&mut x), 1001u32.into()];
+    let result = compute.run("add_one", &args).unwrap();
+    assert!(!result.gpu_executed && result.backend == Backend::Host);
+    assert_eq!(
+        result.fallback_reason,
+        "kernel 'add_one': has no device code"
+    );
+    assert_eq!(x.to_vec().unwrap()[999..], [3.0, 3.5]);
+
+    // SAFETY: it does not load.
+    let broken = unsafe { add_one(0.0).code(".version 7.0 .target sm_80 nonsense") };
+    let error = compute.register(broken).unwrap_err();
+    assert_eq!(
+        error.kind(),
+        ErrorKind::Malformed,
+        "broken code is no reason"
+    );
+}

@@ -1,0 +1,95 @@
+//! A device to compute on, and launches of PTX without registration.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use super::lock;
+use crate::context::CudaContext;
+use crate::error::Result;
+use crate::memory::{DeviceRepr, SafeCudaPtr};
+use crate::module::{CudaModule, Dim3, GpuArg, LaunchConfig};
+
+/// A device to compute on: memory up and down, in one object.
+#[derive(Clone, Debug)]
+pub struct GpuDevice {
+    context: CudaContext,
+}
+
+impl GpuDevice {
+    /// CUDA device `ordinal`, and nothing else in its place.
+    pub fn new(ordinal: i32) -> Result<Self> {
+        Ok(Self::with_context(&CudaContext::new(ordinal)?))
+    }
+
+    /// On a context of the caller's, of either backend.
+    pub fn with_context(context: &CudaContext) -> Self {
+        Self {
+            context: context.clone(),
+        }
+    }
+
+    /// The context behind it.
+    pub fn context(&self) -> &CudaContext {
+        &self.context
+    }
+
+    /// A new buffer with these values.
+    pub fn upload<T: DeviceRepr>(&self, values: &[T]) -> Result<SafeCudaPtr<T>> {
+        self.context.alloc_from(values)
+    }
+
+    /// All values of a buffer.
+    pub fn download<T: DeviceRepr>(&self, buffer: &SafeCudaPtr<T>) -> Result<Vec<T>> {
+        buffer.to_vec()
+    }
+
+    /// A new buffer of `len` elements, contents undefined.
+    pub fn allocate<T: DeviceRepr>(&self, len: usize) -> Result<SafeCudaPtr<T>> {
+        self.context.alloc(len)
+    }
+}
+
+/// Launches kernels of PTX; each text is loaded once.
+#[derive(Debug)]
+pub struct KernelLauncher {
+    context: CudaContext,
+    modules: Mutex<HashMap<String, CudaModule>>,
+}
+
+impl KernelLauncher {
+    /// On a context.
+    pub fn new(context: &CudaContext) -> Self {
+        Self {
+            context: context.clone(),
+            modules: Mutex::default(),
+        }
+    }
+
+    /// Loads the module unless it has been, and queues the kernel.
+    ///
+    /// # Safety
+    /// As for [`CudaFunction::launch`].
+    pub unsafe fn load_and_launch_ptx(
+        &self,
+        ptx: &str,
+        kernel_name: &str,
+        grid: impl Into<Dim3>,
+        block: impl Into<Dim3>,
+        args: &[GpuArg<'_>],
+    ) -> Result<()> {
+        let module = {
+            let mut modules = lock(&self.modules);
+            match modules.get(ptx) {
+                Some(module) => module.clone(),
+                None => {
+                    let module = CudaModule::load_ptx(&self.context, ptx)?;
+                    modules.insert(ptx.to_owned(), module.clone());
+                    module
+                }
+            }
+        };
+        let function = module.get_function(kernel_name)?;
+        // SAFETY: by this function's contract.
+        unsafe { function.launch(&LaunchConfig::new(grid, block), args) }
+    }
+}

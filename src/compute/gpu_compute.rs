@@ -1,0 +1,535 @@
+//! Kernels by name on one device.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::aside::{Aside, Copies, run_aside};
+use super::device::{GpuDevice, KernelLauncher};
+use super::host::{HostBody, HostFunction, run_host_function, told_by_host};
+use super::lock;
+use super::result::{ComputeStats, ExecutionResult, Fallback};
+use super::spec::{DeviceCode, KernelSpec, check_types, native_parameter};
+use crate::catalogue::ElementType;
+use crate::context::CudaContext;
+use crate::device::Backend;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
+use crate::module::{CudaFunction, CudaModule, Dim3, GpuArg, LaunchConfig};
+use crate::native_text::as_native;
+use crate::program::{KernelCache, Program, ProgramBuilder};
+use crate::registry::{Descriptor, ParamSpec, RegisteredKernel, Registry};
+
+/// A registered kernel. The host function outlives the native kernels, which are dropped first.
+pub(super) struct Registered {
+    /// None of the catalogue's, and where there is no code for this backend.
+    pub(super) function: Option<CudaFunction>,
+    pub(super) params: Vec<ParamSpec>,
+    /// In the registry; none without a signature.
+    pub(super) id: Option<u32>,
+    /// Its host function beside a GPU.
+    pub(super) aside: Option<Aside>,
+    /// Why the host function runs in place of device code; none: it does not.
+    fallback: Option<String>,
+    _host: Option<Arc<HostFunction>>,
+}
+
+/// What one launch turned out to be.
+struct Launched {
+    elements: u64,
+    budget_ms: u32,
+}
+
+/// Kernels by name on one device: compiled or loaded once, run with checked arguments.
+///
+/// ```
+/// use worker_cuda::{CudaContext, GpuArg, GpuCompute, KernelSpec};
+///
+/// # fn main() -> worker_cuda::Result<()> {
+/// let compute = GpuCompute::with_context(&CudaContext::host()?)?;
+/// compute.register(
+///     KernelSpec::new("double")
+///         .write::<f32>("x", ["n".into()])
+///         .scalar::<i32>("n")
+///         .host(|call| {
+///             let n = call.value::<i32>(1)? as usize;
+///             call.slice_mut::<f32>(0)?[..n].iter_mut().for_each(|x| *x *= 2.0);
+///             Ok(())
+///         }),
+/// )?;
+/// let mut x = compute.device().upload(&[1.0f32, 2.0, 3.0])?;
+/// let result = compute.run("double", &[GpuArg::from(&mut x), GpuArg::from(3i32)])?;
+/// assert_eq!(x.to_vec()?, [2.0, 4.0, 6.0]);
+/// assert!(!result.gpu_executed);
+/// # Ok(())
+/// # }
+/// ```
+pub struct GpuCompute {
+    device: GpuDevice,
+    launcher: KernelLauncher,
+    backend: Backend,
+    device_id: i32,
+    fallback: Fallback,
+    fallback_reason: String,
+    /// A host context beside a GPU, made for the first kernel that has a host function.
+    beside: Mutex<Option<CudaContext>>,
+    cache: Option<KernelCache>,
+    library_folder: Option<std::path::PathBuf>,
+    /// Goes before the kernels, which it keeps.
+    registry: Registry,
+    kernels: Mutex<HashMap<String, Arc<Registered>>>,
+    stats: Mutex<ComputeStats>,
+}
+
+impl GpuCompute {
+    /// On the first CUDA device, and nowhere else.
+    pub fn new() -> Result<Self> {
+        Self::open(Fallback::Never)
+    }
+
+    /// On the first CUDA device, or as `fallback` says; results tell.
+    pub fn open(fallback: Fallback) -> Result<Self> {
+        match CudaContext::new(0) {
+            Ok(context) => Ok(Self::with_context(&context)?.with_fallback(fallback)),
+            Err(error)
+                if fallback != Fallback::Never
+                    && matches!(error.kind(), ErrorKind::NoDevice | ErrorKind::NotAvailable) =>
+            {
+                let mut compute = Self::with_context(&CudaContext::host()?)?;
+                compute.fallback_reason = error.message().to_owned();
+                Ok(compute)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// On a context of the caller's, of either backend.
+    pub fn with_context(context: &CudaContext) -> Result<Self> {
+        let info = context.info()?;
+        Ok(Self {
+            device: GpuDevice::with_context(context),
+            launcher: KernelLauncher::new(context),
+            backend: info.backend,
+            device_id: info.ordinal,
+            fallback: Fallback::Never,
+            fallback_reason: String::new(),
+            beside: Mutex::default(),
+            cache: None,
+            library_folder: None,
+            registry: Registry::new(context)?,
+            kernels: Mutex::default(),
+            stats: Mutex::default(),
+        })
+    }
+
+    /// What becomes of kernels registered from now on that have no code for the GPU.
+    #[must_use]
+    pub fn with_fallback(mut self, fallback: Fallback) -> Self {
+        self.fallback = fallback;
+        self
+    }
+
+    /// Keeps compiled source in this cache.
+    #[must_use]
+    pub fn with_cache(mut self, cache: &KernelCache) -> Self {
+        self.cache = Some(cache.clone());
+        self
+    }
+
+    /// Takes the compiler from this folder; see [`ProgramBuilder::library_folder`].
+    #[must_use]
+    pub fn with_compiler_folder(mut self, folder: impl Into<std::path::PathBuf>) -> Self {
+        self.library_folder = Some(folder.into());
+        self
+    }
+
+    /// The device, for memory.
+    pub fn device(&self) -> &GpuDevice {
+        &self.device
+    }
+
+    /// The launcher, for PTX without registration.
+    pub fn launcher(&self) -> &KernelLauncher {
+        &self.launcher
+    }
+
+    /// Counts so far.
+    pub fn stats(&self) -> ComputeStats {
+        *lock(&self.stats)
+    }
+
+    /// Names registered, in order.
+    pub fn kernels(&self) -> Vec<String> {
+        let mut names: Vec<_> = lock(&self.kernels).keys().cloned().collect();
+        names.sort();
+        names
+    }
+
+    /// Kernels with a signature, by number: names, signatures' hashes, flags.
+    pub fn registered(&self) -> Result<Vec<RegisteredKernel>> {
+        self.registry.list()
+    }
+
+    pub(crate) fn context(&self) -> &CudaContext {
+        self.device.context()
+    }
+
+    pub(crate) fn is_cuda(&self) -> bool {
+        self.backend == Backend::Cuda
+    }
+
+    /// How source is compiled that holds these kernels; `name` is the file's in diagnostics.
+    pub(crate) fn program(&self, name: &str, source: &str, entries: &[&str]) -> ProgramBuilder {
+        let mut builder = Program::builder(source)
+            .name(format!("{name}.cu"))
+            .for_device(self.context());
+        for entry in entries.iter().filter(|entry| entry.contains('<')) {
+            builder = builder.expression(*entry);
+        }
+        if let Some(cache) = &self.cache {
+            builder = builder.cache(cache);
+        }
+        if let Some(folder) = &self.library_folder {
+            builder = builder.library_folder(folder);
+        }
+        builder
+    }
+
+    /// Compiles and loads.
+    pub(crate) fn load_program(&self, program: ProgramBuilder) -> Result<CudaModule> {
+        let program = program.compile()?;
+        lock(&self.stats).compiled += 1;
+        CudaModule::load_program(self.context(), &program)
+    }
+
+    /// Compiles CUDA C++ that holds kernel `name`, to be run by [`GpuCompute::run_kernel`]. A kernel
+    /// of that name is replaced.
+    pub fn compile_kernel(&self, name: &str, source: &str) -> Result<()> {
+        if self.backend != Backend::Cuda {
+            let message = format!("kernel '{name}': a host context runs no device code");
+            return Err(Error::new(ErrorKind::UnsupportedKernel, message));
+        }
+        let module = self.load_program(self.program(name, source, &[name]))?;
+        let registered = Registered {
+            function: Some(module.get_function(name)?),
+            params: Vec::new(),
+            id: None,
+            aside: None,
+            fallback: None,
+            _host: None,
+        };
+        lock(&self.kernels).insert(name.to_owned(), Arc::new(registered));
+        Ok(())
+    }
+
+    /// Registers a kernel with its signature; source is compiled now. A kernel of that name is replaced.
+    /// Without code for this backend it is [`ErrorKind::UnsupportedKernel`], unless it is for a GPU, has a
+    /// host function and [`Fallback::IfUnsupported`] was asked for: then that runs, and results tell.
+    pub fn register(&self, spec: KernelSpec) -> Result<()> {
+        let name = spec.descriptor.name.clone();
+        let describe = |error: Error| error.with_context(format!("kernel '{name}'"));
+        spec.descriptor.check().map_err(describe)?;
+        let entry = spec.entry.as_deref().unwrap_or(&name);
+        let (module, fallback) = match self.device_code(&spec, entry) {
+            Ok(module) => (module, None),
+            Err(error) if self.may_fall_back(error.kind()) && spec.host.is_some() => {
+                (None, Some(error.message().to_owned()))
+            }
+            Err(error) => return Err(error),
+        };
+        if !self.is_cuda() && spec.host.is_none() {
+            let message = format!("kernel '{name}': has no host function");
+            return Err(Error::new(ErrorKind::UnsupportedKernel, message));
+        }
+        let mut prepared = self.prepare(&spec.descriptor, entry, module.as_ref(), spec.host)?;
+        prepared.fallback = fallback.or(prepared.fallback);
+        self.put(prepared)
+    }
+
+    /// The kernel's code for this GPU; none on a host context.
+    fn device_code(&self, spec: &KernelSpec, entry: &str) -> Result<Option<CudaModule>> {
+        if !self.is_cuda() {
+            return Ok(None);
+        }
+        let name = &spec.descriptor.name;
+        match &spec.device {
+            Some(DeviceCode::Source(source)) => self
+                .load_program(self.program(name, source, &[entry]))
+                .map(Some),
+            Some(DeviceCode::Binary(code)) => CudaModule::load(self.context(), code).map(Some),
+            None => {
+                let message = format!("kernel '{name}': has no device code");
+                Err(Error::new(ErrorKind::UnsupportedKernel, message))
+            }
+        }
+    }
+
+    /// Whether a host function may stand in for device code that is not to be had for this reason.
+    fn may_fall_back(&self, reason: ErrorKind) -> bool {
+        self.fallback == Fallback::IfUnsupported
+            && matches!(
+                reason,
+                ErrorKind::UnsupportedKernel | ErrorKind::Unsupported | ErrorKind::NotAvailable
+            )
+    }
+
+    /// The host context beside a GPU.
+    fn host_beside(&self) -> Result<CudaContext> {
+        let mut beside = lock(&self.beside);
+        match &*beside {
+            Some(context) => Ok(context.clone()),
+            None => Ok(beside.insert(CudaContext::host()?).clone()),
+        }
+    }
+
+    /// A kernel whose descriptor has been checked, with what runs it here, not registered yet. Without
+    /// code for this backend it is one that cannot run here.
+    pub(crate) fn prepare(
+        &self,
+        descriptor: &Descriptor,
+        entry: &str,
+        module: Option<&CudaModule>,
+        host: Option<HostBody>,
+    ) -> Result<Prepared> {
+        let parameters: Vec<_> = descriptor.params.iter().map(native_parameter).collect();
+        let host = host.map(|body| {
+            Arc::new(HostFunction {
+                body,
+                params: descriptor.params.clone(),
+            })
+        });
+        let mut options = ffi::wcuda_kernel_options::init();
+        options.has_signature = 1;
+        options.name = as_native(entry);
+        options.parameters = parameters.as_ptr();
+        options.parameter_count = parameters.len() as u64;
+        if let Some(host) = &host {
+            options.host = Some(run_host_function);
+            options.host_user = Arc::as_ptr(host).cast_mut().cast();
+        }
+        let aside = match &host {
+            Some(_) if self.is_cuda() => {
+                let function = CudaFunction::create(&self.host_beside()?, &options)?;
+                Some(Aside::new(descriptor, function)?)
+            }
+            _ => None,
+        };
+        let has_code = if self.is_cuda() {
+            module.is_some()
+        } else {
+            host.is_some()
+        };
+        let fallback = (!has_code && self.may_fall_back(ErrorKind::UnsupportedKernel))
+            .then(|| format!("kernel '{}': has no device code", descriptor.name));
+        if let Some(module) = module {
+            options.module = module.handle();
+        }
+        let function = match has_code {
+            true => Some(CudaFunction::create(self.context(), &options)?),
+            false => None,
+        };
+        Ok(Prepared {
+            descriptor: descriptor.clone(),
+            fallback: fallback.filter(|_| aside.is_some()),
+            function,
+            aside,
+            host,
+        })
+    }
+
+    /// Registers it. A kernel of that name is replaced.
+    pub(crate) fn put(&self, prepared: Prepared) -> Result<()> {
+        let handle = prepared.function.as_ref().map(CudaFunction::handle);
+        let mut kernels = lock(&self.kernels);
+        let id = self.registry.add(
+            &prepared.descriptor,
+            handle.unwrap_or(ffi::wcuda_kernel::zeroed()),
+        )?;
+        let registered = Registered {
+            function: prepared.function,
+            params: prepared.descriptor.params,
+            id: Some(id),
+            aside: prepared.aside,
+            fallback: prepared.fallback,
+            _host: prepared.host,
+        };
+        kernels.insert(prepared.descriptor.name, Arc::new(registered));
+        Ok(())
+    }
+
+    /// Registers a kernel of the [`crate::catalogue()`] for elements of this type, under its name and
+    /// `id` (0: any; `noop` has 1 and `tensor_add` of `f32` 2).
+    pub fn register_ready(&self, name: &str, elements: ElementType, id: u32) -> Result<()> {
+        self.put_ready(name, elements.kind(), id)
+    }
+
+    pub(crate) fn put_ready(&self, name: &str, elements: i32, id: u32) -> Result<()> {
+        let mut kernels = lock(&self.kernels);
+        let id = self.registry.add_ready(name, elements, id)?;
+        let registered = Registered {
+            function: None,
+            params: Vec::new(),
+            id: Some(id),
+            aside: None,
+            fallback: None,
+            _host: None,
+        };
+        kernels.insert(name.to_owned(), Arc::new(registered));
+        Ok(())
+    }
+
+    pub(super) fn find(&self, name: &str) -> Result<Arc<Registered>> {
+        lock(&self.kernels).get(name).cloned().ok_or_else(|| {
+            let message = format!("kernel '{name}' is not registered");
+            Error::new(ErrorKind::NotFound, message)
+        })
+    }
+
+    /// Runs a registered kernel and waits. Safe: its arguments are held against its signature, and
+    /// whoever declared its device code vouched that it keeps to that. After [`ErrorKind::Timeout`] the
+    /// kernel may still be at work on what it was given.
+    pub fn run(&self, name: &str, args: &[GpuArg<'_>]) -> Result<ExecutionResult> {
+        let kernel = self.find(name)?;
+        let Some(id) = kernel.id else {
+            let message = format!("kernel '{name}' has no signature: it needs run_kernel");
+            return Err(Error::new(ErrorKind::UnsupportedKernel, message));
+        };
+        check_types(&kernel.params, args)?;
+        if let (Some(reason), Some(aside)) = (&kernel.fallback, &kernel.aside) {
+            return self.stand_in(name, aside, reason, args);
+        }
+        self.timed(name, args, || {
+            // SAFETY: a host function is safe Rust, a kernel of the catalogue keeps to its signature;
+            // device code keeps to the extents, which the registry checks, by the contract of
+            // `KernelSpec::source` and `code`. Nothing else uses the buffers: they are borrowed, and all
+            // work of this type is on the context's own stream and waited for; what is not, after its
+            // budget has passed, is before all that the context's own stream does with them later.
+            let info = unsafe { self.registry.run(id, args) }?;
+            Ok(Launched {
+                elements: info.elements,
+                budget_ms: info.budget_ms,
+            })
+        })
+    }
+
+    /// Queues a registered kernel on copies of its arguments, whose types have been checked.
+    pub(super) fn run_on_copies(&self, id: u32, copies: &Copies<'_>) -> Result<()> {
+        // SAFETY: as in `run`; nobody else has the copies, and reading them follows the kernel.
+        unsafe { self.registry.run(id, &copies.args()) }?;
+        Ok(())
+    }
+
+    /// Runs a host function in place of device code.
+    fn stand_in(
+        &self,
+        name: &str,
+        aside: &Aside,
+        reason: &str,
+        args: &[GpuArg<'_>],
+    ) -> Result<ExecutionResult> {
+        let (info, time) = run_aside(aside, args)?;
+        check_budget(name, time, Duration::from_millis(info.budget_ms.into()))?;
+        lock(&self.stats).executed += 1;
+        Ok(ExecutionResult {
+            time,
+            elements: info.elements,
+            bytes: args.iter().map(GpuArg::byte_len).sum(),
+            backend: Backend::Host,
+            device_id: 0,
+            gpu_executed: false,
+            fallback_reason: reason.to_owned(),
+        })
+    }
+
+    /// Runs a kernel with a grid and a block of the caller's, and waits.
+    ///
+    /// # Safety
+    /// As for [`CudaFunction::launch`].
+    pub unsafe fn run_kernel(
+        &self,
+        name: &str,
+        grid: impl Into<Dim3>,
+        block: impl Into<Dim3>,
+        args: Vec<GpuArg<'_>>,
+    ) -> Result<ExecutionResult> {
+        let kernel = self.find(name)?;
+        let Some(function) = &kernel.function else {
+            let message = format!("kernel '{name}' takes no grid: it has a launch of its own");
+            return Err(Error::new(ErrorKind::UnsupportedKernel, message));
+        };
+        let config = LaunchConfig::new(grid, block);
+        self.timed(name, &args, || {
+            // SAFETY: by this function's contract.
+            unsafe { function.launch(&config, &args) }?;
+            Ok(Launched {
+                elements: config.threads(),
+                budget_ms: 0,
+            })
+        })
+    }
+
+    /// Launches, waits and measures.
+    fn timed(
+        &self,
+        name: &str,
+        args: &[GpuArg<'_>],
+        launch: impl FnOnce() -> Result<Launched>,
+    ) -> Result<ExecutionResult> {
+        let on_gpu = self.is_cuda();
+        let (begin, end) = (self.context().event()?, self.context().event()?);
+        begin.record(None)?;
+        let (launched, mut time) = told_by_host(launch)?;
+        end.record(None)?;
+        let budget = Duration::from_millis(launched.budget_ms.into());
+        if budget.is_zero() {
+            end.wait()?;
+        } else {
+            match end.wait_timeout(budget) {
+                Err(error) if error.kind() == ErrorKind::Timeout => time = Duration::MAX,
+                other => other?,
+            }
+        }
+        if on_gpu && time != Duration::MAX {
+            time = begin.elapsed_to(&end)?;
+        }
+        check_budget(name, time, budget)?;
+        lock(&self.stats).executed += 1;
+        Ok(ExecutionResult {
+            time,
+            elements: launched.elements,
+            bytes: args.iter().map(GpuArg::byte_len).sum(),
+            backend: self.backend,
+            device_id: self.device_id,
+            gpu_executed: on_gpu,
+            fallback_reason: self.fallback_reason.clone(),
+        })
+    }
+}
+
+impl fmt::Debug for GpuCompute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GpuCompute")
+            .field("backend", &self.backend)
+            .field("kernels", &self.kernels())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A kernel that is ready to be registered.
+pub(crate) struct Prepared {
+    pub(super) descriptor: Descriptor,
+    pub(super) function: Option<CudaFunction>,
+    aside: Option<Aside>,
+    fallback: Option<String>,
+    pub(super) host: Option<Arc<HostFunction>>,
+}
+
+/// A budget of 0 is none.
+fn check_budget(name: &str, time: Duration, budget: Duration) -> Result<()> {
+    if budget.is_zero() || time <= budget {
+        return Ok(());
+    }
+    let message = format!("kernel '{name}': has run longer than its {budget:?}");
+    Err(Error::new(ErrorKind::Timeout, message))
+}

@@ -1,0 +1,259 @@
+//! A kernel's two halves on the same inputs, and where they differ most.
+
+use super::aside::Copies;
+use super::gpu_compute::GpuCompute;
+use super::spec::check_types;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
+use crate::module::GpuArg;
+use crate::registry::ParamSpec;
+
+/// One element that the device and the host computed differently.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Difference {
+    /// The argument, by number.
+    pub argument: usize,
+    /// Its name.
+    pub name: String,
+    /// The element in its window.
+    pub element: usize,
+    /// What the host function wrote.
+    pub host: f64,
+    /// What the device's code wrote.
+    pub device: f64,
+    /// `|device - host| / max(1, |host|)`; infinite where one of them is NaN.
+    pub difference: f64,
+}
+
+/// What [`GpuCompute::check_parity`] found.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Parity {
+    /// Elements of memory declared as written that were compared.
+    pub compared: u64,
+    /// The largest difference, the first of several; none where every element is the same.
+    pub largest: Option<Difference>,
+    /// Whether no difference is above the tolerance.
+    pub within: bool,
+}
+
+impl GpuCompute {
+    /// Runs the device's code and the host function of a kernel on copies of the same arguments, which
+    /// stay as they are, and compares all that is declared as written. Needs both halves and a GPU:
+    /// [`ErrorKind::UnsupportedKernel`].
+    pub fn check_parity(&self, name: &str, args: &[GpuArg<'_>], tolerance: f64) -> Result<Parity> {
+        let kernel = self.find(name)?;
+        check_types(&kernel.params, args)?;
+        let (Some(id), Some(function), Some(aside)) = (kernel.id, &kernel.function, &kernel.aside)
+        else {
+            let message = format!(
+                "kernel '{name}': parity needs device code, a GPU for it, and a host function"
+            );
+            return Err(Error::new(ErrorKind::UnsupportedKernel, message));
+        };
+        let on_device = Copies::new(function.context(), args)?;
+        let on_host = Copies::new(aside.context(), args)?;
+        aside.run(&on_host)?;
+        self.run_on_copies(id, &on_device)?;
+        compare(&kernel.params, &on_device, &on_host, tolerance)
+    }
+}
+
+/// What two runs wrote.
+fn compare(
+    params: &[ParamSpec],
+    on_device: &Copies<'_>,
+    on_host: &Copies<'_>,
+    tolerance: f64,
+) -> Result<Parity> {
+    let mut parity = Parity {
+        compared: 0,
+        largest: None,
+        within: true,
+    };
+    for (argument, param) in params.iter().enumerate() {
+        if !param.is_buffer() || !param.is_written() {
+            continue;
+        }
+        let kind = param.dtype;
+        let (found, expected) = (on_device.bytes(argument)?, on_host.bytes(argument)?);
+        let width = param.element_bytes().max(1) as usize;
+        for (element, (device, host)) in found
+            .chunks_exact(width)
+            .zip(expected.chunks_exact(width))
+            .enumerate()
+        {
+            parity.compared += 1;
+            if device == host {
+                continue;
+            }
+            let (device, host) = (number(kind, device), number(kind, host));
+            let difference = difference(device, host);
+            parity.within &= difference <= tolerance;
+            if difference > parity.largest.as_ref().map_or(0.0, |at| at.difference) {
+                parity.largest = Some(Difference {
+                    argument,
+                    name: param.name.clone(),
+                    element,
+                    host,
+                    device,
+                    difference,
+                });
+            }
+        }
+    }
+    Ok(parity)
+}
+
+/// Two zeros and two NaNs are the same.
+fn difference(device: f64, host: f64) -> f64 {
+    if device == host || (device.is_nan() && host.is_nan()) {
+        return 0.0;
+    }
+    let difference = (device - host).abs() / host.abs().max(1.0);
+    if difference.is_nan() {
+        f64::INFINITY
+    } else {
+        difference
+    }
+}
+
+fn number(kind: i32, bytes: &[u8]) -> f64 {
+    let mut wide = [0u8; 8];
+    let len = bytes.len().min(8);
+    wide[..len].copy_from_slice(&bytes[..len]);
+    let bits = u64::from_le_bytes(wide);
+    match kind {
+        ffi::WCUDA_ARG_I8 => f64::from(bits as i8),
+        ffi::WCUDA_ARG_I16 => f64::from(bits as i16),
+        ffi::WCUDA_ARG_I32 => f64::from(bits as i32),
+        ffi::WCUDA_ARG_I64 => bits as i64 as f64,
+        ffi::WCUDA_ARG_F16 => half(bits as u16),
+        ffi::WCUDA_ARG_BF16 => f64::from(f32::from_bits((bits as u32) << 16)),
+        ffi::WCUDA_ARG_F32 => f64::from(f32::from_bits(bits as u32)),
+        ffi::WCUDA_ARG_F64 => f64::from_bits(bits),
+        _ => bits as f64,
+    }
+}
+
+/// An IEEE half by its bits.
+fn half(bits: u16) -> f64 {
+    let fraction = f64::from(bits & 0x3ff);
+    let magnitude = match i32::from(bits >> 10 & 31) {
+        0 => fraction * 2f64.powi(-24),
+        31 if fraction == 0.0 => f64::INFINITY,
+        31 => f64::NAN,
+        exponent => (1024.0 + fraction) * 2f64.powi(exponent - 25),
+    };
+    if bits & 0x8000 == 0 {
+        magnitude
+    } else {
+        -magnitude
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compute::KernelSpec;
+    use crate::compute::aside::{Aside, run_aside};
+    use crate::compute::gpu_compute::Prepared;
+    use crate::context::CudaContext;
+
+    /// Adds 1 to all, and `more` to element 3; fails above 50.
+    fn add_one(more: f32) -> (GpuCompute, KernelSpec) {
+        let compute = GpuCompute::with_context(&CudaContext::host().unwrap()).unwrap();
+        let spec = KernelSpec::new("add_one")
+            .write::<f32>("x", [4.into()])
+            .host(move |call| {
+                let x = call.slice_mut::<f32>(0)?;
+                x.iter_mut().for_each(|x| *x += 1.0);
+                x[3] += more;
+                if x[0] > 50.0 {
+                    return Err(Error::new(ErrorKind::LimitExceeded, "above 50"));
+                }
+                Ok(())
+            });
+        (compute, spec)
+    }
+
+    /// Runs with its host function beside the context, as beside a GPU.
+    fn with_aside<R>(more: f32, body: impl FnOnce(&GpuCompute, &[ParamSpec], &Aside) -> R) -> R {
+        let (compute, spec) = add_one(more);
+        let Prepared {
+            descriptor,
+            function,
+            host: _host,
+            ..
+        } = compute
+            .prepare(&spec.descriptor, "add_one", None, spec.host)
+            .unwrap();
+        let aside = Aside::new(&descriptor, function.unwrap()).unwrap();
+        let result = body(&compute, &descriptor.params, &aside);
+        drop(aside);
+        result
+    }
+
+    #[test]
+    fn the_largest_difference_is_found_and_inputs_stay() {
+        with_aside(0.0, |compute, params, first| {
+            with_aside(100.0, |_, _, second| {
+                let mut x = compute.device().upload(&[1.0f32, 2.0, 3.0, 4.0]).unwrap();
+                let args = [GpuArg::from(&mut x)];
+                let on_device = Copies::new(first.context(), &args).unwrap();
+                let on_host = Copies::new(second.context(), &args).unwrap();
+                first.run(&on_device).unwrap();
+                second.run(&on_host).unwrap();
+
+                let parity = compare(params, &on_device, &on_host, 1e-3).unwrap();
+
+                assert_eq!((parity.compared, parity.within), (4, false));
+                let largest = parity.largest.unwrap();
+                assert_eq!((largest.argument, largest.element), (0, 3));
+                assert_eq!((largest.device, largest.host), (5.0, 105.0));
+                assert_eq!(largest.difference, 100.0 / 105.0);
+                assert_eq!(largest.name, "x");
+                let same = compare(params, &on_host, &on_host, 0.0).unwrap();
+                assert_eq!((same.largest, same.within), (None, true));
+                drop((on_device, on_host));
+                assert_eq!(x.to_vec().unwrap(), [1.0, 2.0, 3.0, 4.0]);
+            });
+        });
+    }
+
+    #[test]
+    fn a_host_function_beside_writes_back_when_it_succeeds() {
+        with_aside(0.0, |compute, _, aside| {
+            let mut x = compute.device().upload(&[48.5f32; 4]).unwrap();
+            let mut run = || {
+                let ran = run_aside(aside, &[GpuArg::from(&mut x)]).map(|_| ());
+                (ran, x.to_vec().unwrap())
+            };
+            assert_eq!(run().1, [49.5; 4]);
+            let (failed, after) = run();
+            assert_eq!(failed.unwrap_err().message(), "above 50");
+            assert_eq!(after, [49.5; 4], "nothing is copied back");
+        });
+    }
+
+    #[test]
+    fn halves_are_read() {
+        for (bits, value) in [(0x3c00, 1.0), (0xc000, -2.0), (0x0001, 2f64.powi(-24))] {
+            assert_eq!(half(bits), value);
+        }
+        assert_eq!(half(0x7c00), f64::INFINITY);
+        assert!(half(0x7e00).is_nan());
+    }
+
+    #[test]
+    fn numbers_of_every_kind_are_compared() {
+        assert_eq!(number(ffi::WCUDA_ARG_I16, &(-3i16).to_le_bytes()), -3.0);
+        assert_eq!(number(ffi::WCUDA_ARG_U16, &65533u16.to_le_bytes()), 65533.0);
+        assert_eq!(number(ffi::WCUDA_ARG_F64, &0.5f64.to_le_bytes()), 0.5);
+        assert_eq!(difference(f64::NAN, f64::NAN), 0.0);
+        assert_eq!(difference(f64::NAN, 1.0), f64::INFINITY);
+        assert_eq!(difference(f64::INFINITY, f64::INFINITY), 0.0);
+        assert_eq!(difference(3.0, 4.0), 0.25);
+    }
+}
