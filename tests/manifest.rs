@@ -405,8 +405,22 @@ const PIECES: [&str; 40] = [
     "\u{0}",
 ];
 
-/// Whatever comes, it is a manifest or an error of one line.
+/// Whatever comes, it is a manifest or an error of one line, and within MANIFEST_MS_MAX where the
+/// environment sets that: the least of three times, for others use the machine too.
 fn survive(json: &[u8]) {
+    if let Some(most) = most_milliseconds() {
+        let takes = || {
+            let begin = std::time::Instant::now();
+            let _ = Manifest::parse(json, "");
+            begin.elapsed()
+        };
+        let first = takes();
+        assert!(
+            first <= most || takes().min(takes()) <= most,
+            "{first:?}, {} bytes",
+            json.len()
+        );
+    }
     match Manifest::parse(json, "") {
         Ok(manifest) => assert!(
             manifest
@@ -419,6 +433,52 @@ fn survive(json: &[u8]) {
             assert!(!text.is_empty() && !text.contains('\n'), "{text:?}");
         }
     }
+}
+
+fn most_milliseconds() -> Option<std::time::Duration> {
+    static MOST: std::sync::OnceLock<Option<u64>> = std::sync::OnceLock::new();
+    let most = MOST.get_or_init(|| std::env::var("MANIFEST_MS_MAX").ok()?.parse().ok());
+    most.map(std::time::Duration::from_millis)
+}
+
+/// As much of each as fits into a MiB.
+#[test]
+fn the_largest_manifests_are_survived() {
+    let fill = |head: &str, item: &str, tail: &str| {
+        let count = ((1 << 20) - head.len() - tail.len()) / (item.len() + 8);
+        let items: Vec<_> = (0..count)
+            .map(|i| item.replace('@', &i.to_string()))
+            .collect();
+        format!("{head}{}{tail}", items.join(","))
+    };
+    let of_kernels = |item: &str| fill("{\"manifest\":1,\"kernels\":[", item, "]}");
+    survive(of_kernels("{\"name\":\"@\",\"host\":\"h\"}").as_bytes());
+    survive(of_kernels("{\"name\":\"@\",\"host\":\"h\",\"grid\":\"1+1+1+1+1+1+1+1\"}").as_bytes());
+    survive(of_kernels("{\"name\":\"k\",\"ready\":\"softmax\"}").as_bytes());
+    survive(of_kernels("@").as_bytes());
+    let head = "{\"manifest\":1,\"kernels\":[{\"name\":\"k\",\"host\":\"h\",\"params\":[";
+    let scalar = "{\"name\":\"n@\",\"kind\":\"scalar\",\"dtype\":\"i32\"}";
+    survive(fill(head, scalar, "]}]}").as_bytes());
+    let long = "(n999+n998*n997)+".repeat(14) + "1";
+    let scalars: Vec<_> = (0..1000)
+        .map(|i| scalar.replace('@', &i.to_string()))
+        .collect();
+    let bounded =
+        format!("{{\"name\":\"m@\",\"kind\":\"scalar\",\"dtype\":\"i32\",\"max\":\"{long}\"}}");
+    let bounded: Vec<_> = (0..24)
+        .map(|i| bounded.replace('@', &i.to_string()))
+        .collect();
+    let whole = format!("{head}{},{}]}}]}}", scalars.join(","), bounded.join(","));
+    assert!(parse(&whole).is_ok());
+    let many = "{\"name\":\"@\",\"host\":\"h\",\"params\":[".to_owned()
+        + &scalars[980..].join(",")
+        + &format!("],\"grid\":\"{long}\",\"shared_bytes\":\"{long}\"}}");
+    assert!(parse(&of_kernels(&many)).is_ok());
+    survive(of_kernels(&many).as_bytes());
+    survive(fill("{", "\"@\":1", "}").as_bytes());
+    survive(fill("{\"manifest\":", "\"a\"", "}").as_bytes());
+    survive(format!("\"{}\"", "\\u0041".repeat(170_000)).as_bytes());
+    survive("[".repeat(1 << 20).as_bytes());
 }
 
 proptest! {

@@ -1455,8 +1455,8 @@ typedef struct wcuda_compute_kernel {
   wcuda_string signature;  /* the parameters, apart by spaces: "<x:n" a buffer that is read, ">y:n" one
                               that is written, "=y:n" both, each with its elements as a product
                               ("rows*width"; oh and ow are what a window of kh x kw gives), of the
-                              call's type or, as "y/i32", of that; "#n" an integer of any width;
-                              "%alpha" an f32 or f64. "!1" is no parameter */
+                              call's type or, as "y/i32" and "y/f32", of that; "#n" an integer of
+                              any width; "%alpha" an f32 or f64. "!1" is no parameter */
   uint32_t parameter_count;
   uint32_t reserved;
 } wcuda_compute_kernel;
@@ -1471,8 +1471,9 @@ WCUDA_API wcuda_status wcuda_compute_kernel_at(uint32_t index, wcuda_compute_ker
 /* Runs a kernel of the catalogue on elements of WCUDA_ARG_F32, _F16 or _BF16, on a stream (id 0: the
  * context's own), and does not wait (on HOST it is done when the call returns). All arguments are held
  * against the signature first: number, kinds, extents, and that nothing written overlaps anything else,
- * but for element-wise kernels and rows, which may write all of a buffer in place. WCUDA_NOT_FOUND:
- * no such kernel. [any thread; external: each buffer] */
+ * but for element-wise kernels and rows, which may write all of a buffer in place. embedding_lookup
+ * waits for its ids: WCUDA_OUT_OF_RANGE with the first that the table has not, and nothing is written.
+ * WCUDA_NOT_FOUND: no such kernel. [any thread; external: each buffer] */
 WCUDA_API wcuda_status wcuda_compute_run(wcuda_context context, wcuda_string name, int32_t type,
                                          const wcuda_argument* arguments, uint64_t argument_count,
                                          wcuda_stream stream, wcuda_error* error);

@@ -27,11 +27,13 @@ enum class Dtype : int32_t { kF32, kF16, kBf16 };
   X(Exp)                   \
   X(BroadcastAdd)          \
   X(BatchNorm)             \
-  X(BatchNorm2d) X(Transpose) X(Conv2d) X(MaxPool2d) X(AvgPool2d) X(Im2col) X(Col2im) X(Rope)
+  X(BatchNorm2d)           \
+  X(Transpose) X(Conv2d) X(MaxPool2d) X(AvgPool2d) X(Im2col) X(Col2im) X(Rope) X(Embedding)
 // One number from all elements.
 #define WCUDA_REDUCE_OPS(X) X(Sum) X(Max) X(Min) X(Product) X(Dot) X(Entropy)
 // One row of output, or one number, from one row of input.
-#define WCUDA_ROW_OPS(X) X(Softmax) X(Normalize) X(LayerNorm) X(RmsNorm) X(AddNorm) X(Cosine)
+#define WCUDA_ROW_OPS(X) \
+  X(Softmax) X(Normalize) X(LayerNorm) X(RmsNorm) X(AddNorm) X(Cosine) X(Attention) X(TopK)
 // Random draws, from formulas of random_ops.h.
 #define WCUDA_RANDOM_OPS(X) X(Uniform) X(Normal) X(Categorical)
 

@@ -17,4 +17,9 @@ cudaError_t catalogue_random(CatalogueOp op, const CatalogueArgs& args, int64_t 
                              cudaStream_t stream);
 cudaError_t catalogue_matmul(CatalogueOp op, const CatalogueArgs& args, cudaStream_t stream);
 
+// The place of the first of `count` ids that is not one of `vocab`, else `count`, to `place` on the
+// device. One block: ids are few beside what they name.
+cudaError_t catalogue_unknown_id(const int32_t* ids, int64_t count, int64_t vocab, int64_t* place,
+                                 cudaStream_t stream);
+
 }  // namespace wcuda::kernels

@@ -2,7 +2,7 @@
 // elements into partial results (scratch), then one block over those. A row is the work of one
 // block. Threads take every 256th element and join by a tree: the order hangs on the sizes alone.
 #include "kernels/catalogue_launch.h"
-#include "kernels/row_ops.h"
+#include "kernels/transformer_ops.h"
 
 namespace wcuda::kernels {
 namespace {
@@ -12,14 +12,14 @@ constexpr uint32_t kWarps = kBlockThreads / 32;
 constexpr int64_t kBlockElementsMin = 4096;  // fewer are not worth another block
 constexpr int64_t kRowBlocksMax = 65536;
 
-template <class Join>
-__device__ float block_join(float value) {
-  __shared__ float of_warp[kWarps];
+template <class Join, class V>
+__device__ V block_join(V value) {
+  __shared__ V of_warp[kWarps];
   for (int step = 16; step > 0; step /= 2)
     value = Join::join(value, __shfl_xor_sync(0xffffffffu, value, step));
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
   __syncthreads();
-  float result = of_warp[0];
+  V result = of_warp[0];
   for (uint32_t warp = 1; warp < kWarps; ++warp) result = Join::join(result, of_warp[warp]);
   __syncthreads();
   return result;
@@ -27,8 +27,8 @@ __device__ float block_join(float value) {
 
 struct BlockTeam {
   int64_t first, step;
-  template <class Join>
-  __device__ float join(float value) const {
+  template <class Join, class V>
+  __device__ V join(V value) const {
     return block_join<Join>(value);
   }
 };
@@ -73,16 +73,30 @@ cudaError_t reduce_typed(const CatalogueArgs& args, cudaStream_t stream) {
 template <class Op, class T>
 __global__ void __launch_bounds__(kBlockThreads) row_kernel(const CatalogueArgs args) {
   const BlockTeam team{threadIdx.x, kBlockThreads};
-  for (int64_t row = blockIdx.x; row < args.dim[0]; row += gridDim.x)
-    Op::template run<T>(args, row, team);
+  const int64_t rows = RowCount<Op>::of(args);
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) Op::template run<T>(args, row, team);
 }
 
 template <class Op, class T>
 cudaError_t rows_typed(const CatalogueArgs& args, cudaStream_t stream) {
-  if (args.dim[0] == 0 || args.dim[1] == 0) return cudaSuccess;
-  const int64_t blocks = args.dim[0] < kRowBlocksMax ? args.dim[0] : kRowBlocksMax;
+  const int64_t rows = RowCount<Op>::of(args);
+  if (rows == 0) return cudaSuccess;
+  const int64_t blocks = rows < kRowBlocksMax ? rows : kRowBlocksMax;
   row_kernel<Op, T><<<static_cast<uint32_t>(blocks), kBlockThreads, 0, stream>>>(args);
   return cudaPeekAtLastError();
+}
+
+struct Lowest {
+  __device__ static int64_t join(int64_t a, int64_t b) { return a < b ? a : b; }
+};
+
+__global__ void __launch_bounds__(kBlockThreads)
+    unknown_id_kernel(const int32_t* ids, int64_t count, int64_t vocab, int64_t* place) {
+  int64_t lowest = count;
+  for (int64_t i = threadIdx.x; i < count && lowest == count; i += kBlockThreads)
+    if (ids[i] < 0 || ids[i] >= vocab) lowest = i;
+  lowest = block_join<Lowest>(lowest);
+  if (threadIdx.x == 0) *place = lowest;
 }
 
 #define WCUDA_BY_TYPE(function, Op)                                     \
@@ -114,6 +128,12 @@ cudaError_t catalogue_rows(CatalogueOp op, const CatalogueArgs& args, cudaStream
     default:
       return cudaErrorInvalidValue;
   }
+}
+
+cudaError_t catalogue_unknown_id(const int32_t* ids, int64_t count, int64_t vocab, int64_t* place,
+                                 cudaStream_t stream) {
+  unknown_id_kernel<<<1, kBlockThreads, 0, stream>>>(ids, count, vocab, place);
+  return cudaPeekAtLastError();
 }
 
 }  // namespace wcuda::kernels

@@ -251,5 +251,15 @@ struct Rope {
   }
 };
 
+// Rows of in[1] (vocab, d) by the ids of in[0] (batch, seq), i32, which have been checked; dims
+// batch, seq, vocab, d.
+struct Embedding {
+  template <class T>
+  WCUDA_HD static float at(const CatalogueArgs& args, int64_t i) {
+    const int64_t d = args.dim[3], id = static_cast<const int32_t*>(args.in[0])[i / d];
+    return load<T>(args.in[1], id * d + i % d);
+  }
+};
+
 }  // namespace point
 }  // namespace wcuda::kernels

@@ -62,8 +62,8 @@ WCUDA_REDUCE(Entropy, EntropyOfElement, Add)
 }  // namespace reduce
 
 // A row operation on args (dims rows, width; factor eps). `team` is who works on the row: it has
-// first, step (the elements of one member) and template sum/greatest(float), which all members call
-// and all get the result of, after a barrier.
+// first, step (the elements of one member) and template join(value), which all members call and all
+// get the result of, after a barrier.
 namespace row {
 
 // y = exp(x - max) / sum

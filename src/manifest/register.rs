@@ -40,9 +40,10 @@ impl fmt::Debug for HostFunctions {
 
 impl GpuCompute {
     /// Registers every kernel of a manifest, or none. Modules are read, held against their digests and
-    /// compiled or loaded once; on a host context they are left aside, on CUDA the host functions are.
-    /// A kernel that has nothing for this backend is listed and cannot run. Kernels of the same names
-    /// are replaced.
+    /// compiled or loaded once; on a host context they are left aside. There every host function that is
+    /// named must be given; on CUDA they serve [`GpuCompute::check_parity`] and
+    /// [`crate::Fallback::IfUnsupported`]. A kernel that has nothing for this backend is listed and cannot
+    /// run. Kernels of the same names are replaced.
     ///
     /// # Safety
     /// The device code keeps to what the manifest says of it: whatever the numbers passed, it touches no
@@ -75,14 +76,17 @@ impl GpuCompute {
                 }
                 code = modules.get(index);
             }
-            if !self.is_cuda()
-                && let Some(name) = host
-            {
-                let function = hosts.0.get(name).cloned().ok_or_else(|| {
-                    let message = format!("host function '{name}' is not given");
-                    describe(Error::new(ErrorKind::NotFound, message))
-                })?;
-                body = Some(Box::new(move |call: &HostCall<'_>| function(call)) as HostBody);
+            if let Some(name) = host {
+                match hosts.0.get(name).cloned() {
+                    Some(function) => {
+                        body = Some(Box::new(move |call: &HostCall<'_>| function(call)) as HostBody)
+                    }
+                    None if self.is_cuda() => {}
+                    None => {
+                        let message = format!("host function '{name}' is not given");
+                        return Err(describe(Error::new(ErrorKind::NotFound, message)));
+                    }
+                }
             }
             prepared.push(
                 self.prepare(&kernel.descriptor, entry, code, body)

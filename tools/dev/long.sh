@@ -4,6 +4,8 @@ long_steps() {
   step "ctest, ASan + UBSan" ctest_sanitized asan "address,undefined" ""
   step "ctest, TSan" ctest_sanitized tsan "thread" "ThreadPool|Handle|Engine|Log"
   step "cargo test, ASan" cargo_test_asan
+  step_unless_unchanged "manifest, $FUZZ_EXECUTIONS executions" \
+    "$FUZZ_EXECUTIONS $(fingerprint src/manifest tests/manifest.rs cuda/src/jit)" manifest_executions
   step "package" package_twice
   step "CUDA, all architectures" native_cuda_all
   if [ -n "$(fuzz_targets)" ]; then
@@ -38,6 +40,13 @@ cargo_test_asan() {
   RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address" ASAN_OPTIONS=detect_leaks=1 \
     WORKER_CUDA_NATIVE_DIR=$NATIVE/rust-asan/prefix CARGO_TARGET_DIR=$TARGET/rust-asan \
     cargo test -p worker-cuda --target x86_64-unknown-linux-gnu --lib --tests --quiet
+}
+
+# The manifest's reader, which is Rust: proptest's three kinds of foreign texts, each a third of the
+# executions, none over 100 ms.
+manifest_executions() {
+  PROPTEST_CASES=$((FUZZ_EXECUTIONS / 3 + 1)) MANIFEST_MS_MAX=100 cargo_tested test -p worker-cuda \
+    --release --quiet --no-default-features --features manifest --test manifest survived
 }
 
 # The package is complete and small: unpacked elsewhere, it builds and packages itself twice over. The

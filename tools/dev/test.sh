@@ -107,10 +107,12 @@ rustdoc_strict() {
 # Numbered examples end to end on the host backend; each takes the model as its only argument.
 run_examples() {
   local example name
-  for example in examples/*.rs; do
-    name=$(basename "$example" .rs)
+  for example in examples/*.rs examples/*/main.rs; do
+    name=${example#examples/}
+    name=${name%.rs}
+    name=${name%/main}
     say "== $name"
-    cargo_tested run --quiet --example "$name" -- "$DEMO_MODEL"
+    cargo_tested run --quiet --features manifest --example "$name" -- "$DEMO_MODEL"
   done
 }
 

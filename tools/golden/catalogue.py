@@ -4,7 +4,8 @@ rounded to each type first. Writes cuda/tests/data/catalogue.bin:
     u32 cases; each: u8 bytes and name, u8 type (0 f32, 1 f16, 2 bf16), u8 arguments, f32 absolute and
     relative tolerance; each argument: u8 role (0 read, 1 written, 2 both, 3 integer, 4 factor), then for
     integers i64, for factors f32, for buffers u32 elements, the elements of the type (read, both), and
-    the expected values as f32 (written, both). Role 5 is written as i32. Little-endian.
+    the expected values as f32 (written, both). Roles 5 and 6 are written as i32 and f32 whatever the type, 7 is
+    read as i32. Little-endian.
 
 Tolerances: relative, eight steps of f32 or one of the narrower type; absolute, 2e-6 of the largest sum of
 magnitudes that a result is made of.
@@ -17,7 +18,8 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).parents[2]
 RELATIVE = {0: 8 * 2.0**-23, 1: 2.0**-10, 2: 2.0**-7}
-READ, WRITTEN, BOTH, INTEGER, FACTOR, WRITTEN_I32 = range(6)
+READ, WRITTEN, BOTH, INTEGER, FACTOR, WRITTEN_I32, WRITTEN_F32, READ_I32 = range(8)
+ROLES = {"in": READ, "out": WRITTEN, "both": BOTH, "out i32": WRITTEN_I32, "out f32": WRITTEN_F32, "in i32": READ_I32}
 
 
 def round_to(values, kind):
@@ -54,6 +56,9 @@ class Cases:
                     given.append(int(argument))
                 elif isinstance(argument, float):
                     given.append(float(np.float32(argument)))
+                elif argument[0] == "in i32":
+                    given.append(np.asarray(argument[1]))
+                    packed.append(np.asarray(argument[1], "<i4").tobytes())
                 elif not argument[0].startswith("out"):
                     values, raw = round_to(argument[1], kind)
                     given.append(values)
@@ -69,15 +74,15 @@ class Cases:
                 elif isinstance(argument, float):
                     case += struct.pack("<Bf", FACTOR, argument)
                 else:
-                    role = {"in": READ, "out": WRITTEN, "both": BOTH, "out i32": WRITTEN_I32}[argument[0]]
+                    role = ROLES[argument[0]]
                     case += struct.pack("<B", role)
-                    expected = None if role == READ else np.ravel(results.pop(0))
-                    is_input = role in (READ, BOTH)
+                    expected = None if role in (READ, READ_I32) else np.ravel(results.pop(0))
+                    is_input = role in (READ, BOTH, READ_I32)
                     count = np.size(argument[1]) if is_input else expected.size
                     case += struct.pack("<I", count)
                     if is_input:
                         case += packed.pop(0)
-                    if role != READ:
+                    if expected is not None:
                         case += expected.astype("<f4").tobytes()
             assert not results and not packed, name
             self.cases.append(case)
@@ -305,10 +310,53 @@ def draws(cases):
     cases.add("categorical", categorical, arguments)
 
 
+def attention(q, k, v, batch, seq, d, heads, causal):
+    """(batch, seq, d) and the softmax's (batch, heads, seq, seq)."""
+    split = lambda x: x.reshape(batch, seq, heads, d // heads).transpose(0, 2, 1, 3)  # noqa: E731
+    scores = split(q) @ split(k).transpose(0, 1, 3, 2) / np.sqrt(d // heads)
+    if causal:
+        scores = np.where(np.tril(np.ones((seq, seq), bool)), scores, -np.inf)
+    weights = softmax(scores)
+    return (weights @ split(v)).transpose(0, 2, 1, 3), weights
+
+
+def top_k(x, rows, width, k):
+    order = np.argsort(-x, axis=1, kind="stable")[:, :k]
+    return order, np.take_along_axis(softmax(x), order, 1)
+
+
+def transformer(cases):
+    for batch, seq, d, heads in ((1, 1, 1, 1), (2, 7, 12, 3), (1, 261, 5, 1)):
+        kinds = (0, 1, 2) if seq < 100 else (0,)
+        for causal in (0, 1) if seq < 100 else (1,):
+            arguments = [("in", cases.normal(batch, seq, d)) for _ in range(3)]
+            arguments += [("out",), ("out f32",), batch, seq, d, heads, causal]
+            cases.add("multi_head_attention", attention, arguments, kinds, 8.0)
+    # Equal values, below zero and as zeros, are in the order of their places.
+    for rows_, width, k in ((1, 1, 1), (3, 301, 5), (2, 9, 9), (1, 5003, 40)):
+        logits = np.round(4 * cases.normal(rows_, width)) / 4 if width < 400 else 3 * cases.normal(rows_, width)
+        logits[:, 0] = -0.0
+        kinds = (0, 1, 2) if width < 400 else (0,)
+        arguments = [("in", logits), ("out i32",), ("out",), rows_, width, k]
+        cases.add("top_k_sampling", top_k, arguments, kinds)
+    for batch, seq, vocab, d in ((1, 1, 1, 1), (2, 5, 11, 7)):
+        ids = cases.random.integers(0, vocab, (batch, seq))
+        arguments = [("in i32", ids), ("in", cases.normal(vocab, d)), ("out",), batch, seq, vocab, d]
+        cases.add("embedding_lookup", lambda ids, table, *dims: table[ids], arguments)
+    # Other names of what has its cases above.
+    x = cases.normal(41)
+    cases.add("tanh_activation", lambda x, n: np.tanh(x), [("in", x), ("out",), 41])
+    cases.add("gelu_activation", lambda x, n: gelu(x), [("in", 3 * x), ("out",), 41])
+    normalized = lambda x, m, n: np.exp(x) / np.exp(x).sum(-1, keepdims=True)  # noqa: E731
+    cases.add("fused_exp_normalize", normalized, [("in", cases.normal(1, 700)), ("out",), 1, 700])
+    arguments = [("in", cases.normal(5, 9)), ("in", cases.normal(9, 6)), ("out",), 5, 9, 6]
+    cases.add("matmul", lambda a, b, m, k, n: a @ b, arguments, scale=30.0)
+
+
 def main():
     cases = Cases()
     cases.add("noop", lambda: (), [], (0,))
-    for part in (element_wise, reductions, rows, matrices, images, draws):
+    for part in (element_wise, reductions, rows, matrices, images, draws, transformer):
         part(cases)
     data = struct.pack("<I", len(cases.cases)) + b"".join(cases.cases)
     path = ROOT / "cuda/tests/data/catalogue.bin"

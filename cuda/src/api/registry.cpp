@@ -123,7 +123,7 @@ Result<jit::Descriptor> describe(const compute::CatalogueEntry& entry, int32_t t
       continue;
     }
     params[i].kind = WCUDA_ARG_BUFFER;
-    params[i].dtype = from.is_i32 ? WCUDA_ARG_I32 : type;
+    params[i].dtype = from.is_i32 ? WCUDA_ARG_I32 : from.is_f32 ? WCUDA_ARG_F32 : type;
     params[i].access = from.role == compute::Role::kRead    ? WCUDA_ACCESS_READ
                        : from.role == compute::Role::kWrite ? WCUDA_ACCESS_WRITE
                                                             : 0;

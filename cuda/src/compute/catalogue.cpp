@@ -59,15 +59,19 @@ constexpr Row kTable[] = {
     {"copy", CatalogueOp::kCopy, kAnyType, kAlias, kUnary},
     {"dot_product", CatalogueOp::kDot, kAnyType, kApart, "<a:n <b:n >y:1 #n"},
     {"elementwise_exp", CatalogueOp::kExp, kAnyType, kAlias, kUnary},
+    {"embedding_lookup", CatalogueOp::kEmbedding, kAnyType, kApart,
+     "<ids/i32:batch*seq <table:vocab*d >y:batch*seq*d #batch #seq #vocab #d"},
     {"fill", CatalogueOp::kFill, kAnyType, kAlias, ">y:n %value #n"},
     {"fused_add_norm", CatalogueOp::kAddNorm, kAnyType, kAlias,
      "<x:rows*width <residual:rows*width <gamma:width >sum:rows*width >y:rows*width #rows #width "
      "%eps"},
+    {"fused_exp_normalize", CatalogueOp::kSoftmax, kAnyType, kAlias, kRowsOf},
     {"fused_linear_gelu", CatalogueOp::kLinearGelu, kAnyType, kApart, kLinear},
     {"fused_linear_relu", CatalogueOp::kLinearRelu, kAnyType, kApart, kLinear},
     {"fused_matmul_relu", CatalogueOp::kMatmulRelu, kAnyType, kApart,
      "<a:m*k <b:k*n >c:m*n #m #k #n"},
     {"gelu", CatalogueOp::kGelu, kAnyType, kAlias, kUnary},
+    {"gelu_activation", CatalogueOp::kGelu, kAnyType, kAlias, kUnary},
     {"gelu_fast", CatalogueOp::kGeluFast, kAnyType, kAlias, kUnary},
     {"im2col", CatalogueOp::kIm2col, kF32Only, kApart,
      "<x:batch*channels*h*w >y:batch*channels*kh*kw*oh*ow #batch #channels #h #w #kh #kw #stride "
@@ -75,10 +79,14 @@ constexpr Row kTable[] = {
     {"layer_norm", CatalogueOp::kLayerNorm, kAnyType, kAlias,
      "<x:rows*width <gamma:width <beta:width >y:rows*width #rows #width %eps"},
     {"linear", CatalogueOp::kLinear, kAnyType, kApart, kLinear},
+    {"matmul", CatalogueOp::kMatmul, kAnyType, kApart, kProduct},
     {"matrix_multiply", CatalogueOp::kMatmul, kAnyType, kApart, kProduct},
     {"matrix_transpose", CatalogueOp::kTranspose, kAnyType, kApart,
      "<x:rows*cols >y:rows*cols #rows #cols"},
     {"max_pool2d", CatalogueOp::kMaxPool2d, kF32Only, kApart, kPool},
+    {"multi_head_attention", CatalogueOp::kAttention, kAnyType, kApart,
+     "<q:batch*seq*d <k:batch*seq*d <v:batch*seq*d >y:batch*seq*d >weights/f32:batch*heads*seq*seq "
+     "#batch #seq #d #heads #causal"},
     {"noop", CatalogueOp::kNoop, kAnyType, kApart, ""},
     {"normal", CatalogueOp::kNormal, kAnyType, kApart, ">y:n %mean %deviation #n #seed #offset"},
     {"normalize", CatalogueOp::kNormalize, kAnyType, kAlias, kRowsOf},
@@ -97,7 +105,10 @@ constexpr Row kTable[] = {
     {"softmax", CatalogueOp::kSoftmax, kAnyType, kAlias, kRowsOf},
     {"swiglu", CatalogueOp::kSwiglu, kAnyType, kAlias, "<gate:n <up:n >y:n #n"},
     {"tanh", CatalogueOp::kTanh, kAnyType, kAlias, kUnary},
+    {"tanh_activation", CatalogueOp::kTanh, kAnyType, kAlias, kUnary},
     {"tensor_add", CatalogueOp::kVectorAdd, kAnyType, kAlias, kBinary},
+    {"top_k_sampling", CatalogueOp::kTopK, kAnyType, kApart,
+     "<logits:rows*width >index/i32:rows*k >probability:rows*k #rows #width #k"},
     {"uniform", CatalogueOp::kUniform, kAnyType, kApart, ">y:n %low %high #n #seed #offset"},
     {"vector_add", CatalogueOp::kVectorAdd, kAnyType, kAlias, kBinary},
     {"vector_div", CatalogueOp::kVectorDiv, kAnyType, kAlias, kBinary},
@@ -133,8 +144,9 @@ CatalogueEntry read_row(const Row& row) {
                                    : Role::kFactor;
     const size_t colon = word.find(':');
     param.name = word.substr(0, colon);
-    const size_t slash = param.name.find("/i32");
-    param.is_i32 = slash != std::string::npos;
+    const size_t slash = param.name.find('/');
+    param.is_i32 = slash != std::string::npos && param.name.substr(slash) == "/i32";
+    param.is_f32 = slash != std::string::npos && param.name.substr(slash) == "/f32";
     param.name = param.name.substr(0, slash);
     if (colon != std::string::npos) param.extent = split(word.substr(colon + 1), '*');
     entry.params.push_back(std::move(param));
@@ -180,6 +192,34 @@ Status add_output_size(const CatalogueEntry& entry, Dims* dims) {
   };
   WCUDA_TRY(size("h", "kh", "oh"));
   return size("w", "kw", "ow");
+}
+
+// What the sizes of a kernel must be beside the extents of its buffers.
+Status check_sizes(const CatalogueEntry& entry, const Dims& dims) {
+  const auto of = [&](const char* name) { return dims.find(name)->second; };
+  const auto wrong_sizes = [&](const char* format, int64_t a, int64_t b) {
+    char what[120];
+    std::snprintf(what, sizeof(what), format, a, b);
+    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: %s", entry.name.c_str(), what);
+  };
+  switch (entry.op) {
+    case CatalogueOp::kRope:
+      if (of("d") % 2 == 0) return {};
+      return wrong_sizes("d is %" PRId64 ", which is odd", of("d"), 0);
+    case CatalogueOp::kAttention:
+      if (of("heads") == 0 ? of("d") != 0 : of("d") % of("heads") != 0)
+        return wrong_sizes("d is %" PRId64 ", no multiple of %" PRId64 " heads", of("d"),
+                           of("heads"));
+      if (of("causal") <= 1) return {};
+      return wrong_sizes("causal is %" PRId64 ", not 0 or 1", of("causal"), 0);
+    case CatalogueOp::kTopK:
+      if (of("k") > of("width"))
+        return wrong_sizes("k is %" PRId64 ", of %" PRId64 " logits", of("k"), of("width"));
+      if (of("width") <= INT32_MAX) return {};
+      return wrong_sizes("width is %" PRId64 ", at most %" PRId64, of("width"), INT32_MAX);
+    default:
+      return {};
+  }
 }
 
 Result<int64_t> extent_of(const CatalogueEntry& entry, size_t index, const Dims& dims) {
@@ -260,16 +300,15 @@ Result<PreparedCall> prepare_call(const CatalogueEntry& entry, Dtype type,
     }
   }
   WCUDA_TRY(add_output_size(entry, &dims));
-  if (entry.op == CatalogueOp::kRope && dims["d"] % 2 != 0)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: d is %" PRId64 ", which is odd",
-                         entry.name.c_str(), dims["d"]);
+  WCUDA_TRY(check_sizes(entry, dims));
 
   size_t in_count = 0, out_count = 0;
   std::vector<uint64_t> used(arguments.size());
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!is_buffer(entry.params[i].role)) continue;
     WCUDA_ASSIGN(const int64_t count, extent_of(entry, i, dims));
-    const uint64_t width = entry.params[i].is_i32 ? sizeof(int32_t) : element_bytes(type);
+    const bool is_word = entry.params[i].is_i32 || entry.params[i].is_f32;
+    const uint64_t width = is_word ? sizeof(int32_t) : element_bytes(type);
     used[i] = static_cast<uint64_t>(count) * width;
     if (arguments[i].bytes < used[i])
       return wrong(entry, i, "has %" PRIu64 " bytes, it needs %" PRIu64, arguments[i].bytes,
@@ -288,9 +327,46 @@ Result<PreparedCall> prepare_call(const CatalogueEntry& entry, Dtype type,
   return call;
 }
 
+namespace {
+
+Status unknown_id(const CatalogueEntry& entry, int64_t place, int32_t id, int64_t vocab) {
+  return Status::error(WCUDA_OUT_OF_RANGE,
+                       "%s: ids[%" PRId64 "] is %d, the table has %" PRId64 " rows",
+                       entry.name.c_str(), place, id, vocab);
+}
+
+// Before anything is written. Ids on a device are waited for.
+Status check_ids(const CatalogueEntry& entry, const kernels::CatalogueArgs& args,
+                 vram::Memory& memory, Stream stream) {
+  const auto* const ids = static_cast<const int32_t*>(args.in[0]);
+  const int64_t count = args.dim[0] * args.dim[1], vocab = args.dim[2];
+  if (count == 0) return {};
+  Backend& backend = memory.backend();
+  if (backend.is_host()) {
+    for (int64_t i = 0; i < count; ++i)
+      if (ids[i] < 0 || ids[i] >= vocab) return unknown_id(entry, i, ids[i], vocab);
+    return {};
+  }
+  int64_t place = count;
+  WCUDA_ASSIGN(vram::Buffer found,
+               memory.allocate(sizeof(place), WCUDA_PURPOSE_SCRATCH, entry.name));
+  found.used_on(stream);
+  auto* const on_device = reinterpret_cast<int64_t*>(found.data());
+  WCUDA_TRY(find_unknown_id(ids, count, vocab, on_device, backend, stream));
+  WCUDA_TRY(backend.synchronize(stream));
+  WCUDA_TRY(backend.copy_to_host(&place, on_device, sizeof(place)));
+  if (place == count) return {};
+  int32_t id = 0;
+  WCUDA_TRY(backend.copy_to_host(&id, ids + place, sizeof(id)));
+  return unknown_id(entry, place, id, vocab);
+}
+
+}  // namespace
+
 Status run_call(const CatalogueEntry& entry, const PreparedCall& call, vram::Memory& memory,
                 Stream stream) {
   Backend& backend = memory.backend();
+  if (entry.op == CatalogueOp::kEmbedding) WCUDA_TRY(check_ids(entry, call.args, memory, stream));
   if (is_product(entry.op)) return run_product(entry.op, call.args, call.count, memory, stream);
   if (backend.is_host())
     return backend.host_launch(stream, [&]() -> Status {

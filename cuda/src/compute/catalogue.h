@@ -18,6 +18,7 @@ struct CatalogueParam {
   Role role;
   std::string name;
   bool is_i32 = false;              // a buffer of i32, whatever the call's type
+  bool is_f32 = false;              // likewise
   std::vector<std::string> extent;  // of a buffer: names of integers, numbers, and oh, ow
 };
 
@@ -71,5 +72,8 @@ Status run_product(kernels::CatalogueOp op, const kernels::CatalogueArgs& args, 
 // The device's half, on a CUDA backend.
 Status run_on_device(kernels::CatalogueOp op, const kernels::CatalogueArgs& args, int64_t count,
                      Backend& backend, Stream stream);
+// The place of the first id that is not one of `vocab`, else `count`, to 8 bytes on the device.
+Status find_unknown_id(const int32_t* ids, int64_t count, int64_t vocab, int64_t* place,
+                       Backend& backend, Stream stream);
 
 }  // namespace wcuda::compute

@@ -1,6 +1,6 @@
 // The catalogue on the host: the formulas of point_ops.h and row_ops.h in plain loops.
 #include "compute/catalogue.h"
-#include "kernels/row_ops.h"
+#include "kernels/transformer_ops.h"
 
 namespace wcuda::compute {
 namespace {
@@ -36,16 +36,16 @@ void reduce_typed(const CatalogueArgs& args, int64_t) {
 
 struct OneWorker {
   int64_t first = 0, step = 1;
-  template <class Join>
-  float join(float value) const {
+  template <class Join, class V>
+  V join(V value) const {
     return value;
   }
 };
 
 template <class Op, class T>
 void rows_typed(const CatalogueArgs& args, int64_t) {
-  if (args.dim[1] == 0) return;
-  for (int64_t row = 0; row < args.dim[0]; ++row) Op::template run<T>(args, row, OneWorker());
+  const int64_t rows = RowCount<Op>::of(args);
+  for (int64_t row = 0; row < rows; ++row) Op::template run<T>(args, row, OneWorker());
 }
 
 }  // namespace

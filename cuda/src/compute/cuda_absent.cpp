@@ -9,6 +9,10 @@ Status run_on_device(kernels::CatalogueOp, const kernels::CatalogueArgs&, int64_
   return Status::error(WCUDA_NOT_AVAILABLE, "no CUDA device: built without CUDA");
 }
 
+Status find_unknown_id(const int32_t*, int64_t, int64_t, int64_t*, Backend&, Stream) {
+  return Status::error(WCUDA_NOT_AVAILABLE, "no CUDA device: built without CUDA");
+}
+
 Status run_gemm_on_device(const TypedGemm&, vram::Memory&, Stream) {
   return Status::error(WCUDA_NOT_AVAILABLE, "no CUDA device: built without CUDA");
 }

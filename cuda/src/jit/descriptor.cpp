@@ -373,19 +373,20 @@ Result<DescribedLaunch> plan_launch(const Descriptor& descriptor,
                             kind_name(arguments[i].kind), kind_name(wanted));
     if (is_integer(wanted)) values[i] = integer_at(wanted, arguments[i].data);
   }
+  // Numbers first: an extent by a number out of bounds tells less.
+  for (size_t i = 0; i < count; ++i)
+    if (scalar_bytes(descriptor.params[i].kind) != 0)
+      WCUDA_TRY(check_bounds(descriptor, i, arguments[i], values));
   DescribedLaunch launch;
   for (size_t i = 0; i < count; ++i) {
     const DescribedParam& param = descriptor.params[i];
-    if (param.kind == WCUDA_ARG_BUFFER) {
+    if (param.kind == WCUDA_ARG_BUFFER)
       WCUDA_TRY(check_buffer(descriptor, i, arguments[i], values, &launch.bytes));
-    } else if (param.kind == WCUDA_ARG_BYTES) {
-      WCUDA_ASSIGN(const int64_t size, param.shape[0].value({}));
-      if (arguments[i].bytes != static_cast<uint64_t>(size))
-        return wrong_argument(descriptor, i, "has %" PRIu64 " bytes, the kernel takes %" PRId64,
-                              arguments[i].bytes, size);
-    } else {
-      WCUDA_TRY(check_bounds(descriptor, i, arguments[i], values));
-    }
+    if (param.kind != WCUDA_ARG_BYTES) continue;
+    WCUDA_ASSIGN(const int64_t size, param.shape[0].value({}));
+    if (arguments[i].bytes != static_cast<uint64_t>(size))
+      return wrong_argument(descriptor, i, "has %" PRIu64 " bytes, the kernel takes %" PRId64,
+                            arguments[i].bytes, size);
   }
   for (int i = 0; i < 3; ++i) {
     const uint32_t block = i == 0 ? kDefaultBlockThreads : 1;

@@ -19,7 +19,16 @@
 namespace wcuda::testing {
 namespace {
 
-enum Role : uint8_t { kRead, kWritten, kBoth, kInteger, kFactor, kWrittenI32 };
+enum Role : uint8_t {
+  kRead,
+  kWritten,
+  kBoth,
+  kInteger,
+  kFactor,
+  kWrittenI32,
+  kWrittenF32,
+  kReadI32
+};
 
 struct GoldenArgument {
   uint8_t role = 0;
@@ -39,7 +48,9 @@ struct GoldenCase {
 
 constexpr int32_t kTypes[] = {WCUDA_ARG_F32, WCUDA_ARG_F16, WCUDA_ARG_BF16};
 
-uint32_t element_bytes(uint8_t type) { return type == 0 ? 4 : 2; }
+uint32_t element_bytes(uint8_t type, uint8_t role) {
+  return type == 0 || role >= kWrittenI32 ? 4 : 2;
+}
 
 std::vector<GoldenCase> golden_cases() {
   std::ifstream file(WCUDA_TEST_DATA "/catalogue.bin", std::ios::binary);
@@ -62,11 +73,12 @@ std::vector<GoldenCase> golden_cases() {
       if (argument.role == kFactor) good = good && reader.read(&argument.factor);
       if (argument.role == kInteger || argument.role == kFactor) continue;
       good = good && reader.read(&argument.count);
-      if (argument.role == kRead || argument.role == kBoth) {
-        good = good && reader.take(argument.count * element_bytes(each.type), &view);
+      const bool is_read = argument.role == kRead || argument.role == kReadI32;
+      if (is_read || argument.role == kBoth) {
+        good = good && reader.take(argument.count * element_bytes(each.type, argument.role), &view);
         argument.given = view;
       }
-      if (argument.role == kRead) continue;
+      if (is_read) continue;
       good = good && reader.take(4 * argument.count, &view);
       argument.expected.resize(good ? argument.count : 0);
       if (good) std::memcpy(argument.expected.data(), view.data(), view.size());
@@ -97,8 +109,7 @@ class Call {
         to.kind = WCUDA_ARG_F32;
         to.data = &from.factor;
       } else {
-        const uint64_t bytes =
-            uint64_t{from.count} * (from.role == kWrittenI32 ? 4 : element_bytes(golden.type));
+        const uint64_t bytes = uint64_t{from.count} * element_bytes(golden.type, from.role);
         buffers_.push_back(std::make_unique<TestBuffer>(context, bytes));
         to.kind = WCUDA_ARG_BUFFER;
         to.buffer = buffers_.back()->handle();
@@ -142,7 +153,8 @@ void check_results(const GoldenCase& golden, const Call& call) {
     for (size_t k = 0; k < argument.expected.size(); ++k) {
       const bool is_i32 = argument.role == kWrittenI32;
       const double expected = argument.expected[k];
-      const double found = is_i32 ? load_le<int32_t>(&data[4 * k]) : element(data, golden.type, k);
+      const uint8_t type = argument.role == kWrittenF32 ? 0 : golden.type;
+      const double found = is_i32 ? load_le<int32_t>(&data[4 * k]) : element(data, type, k);
       const double bound = is_i32 ? 0 : golden.absolute + golden.relative * std::fabs(expected);
       if (std::fabs(found - expected) <= bound || ++wrong > 3) continue;
       ADD_FAILURE() << golden.name << " type " << int{golden.type} << " argument " << i
@@ -319,6 +331,15 @@ TEST(Catalogue, wrong_calls_are_refused_and_named) {
   refused(
       "rope_encoding", [&](Arguments& a) { a[3].data = &odd; }, WCUDA_INVALID_ARGUMENT,
       "d is 5, which is odd");
+  refused(
+      "multi_head_attention", [&](Arguments& a) { a[8].data = &odd; }, WCUDA_INVALID_ARGUMENT,
+      "d is 12, no multiple of 5 heads");
+  refused(
+      "multi_head_attention", [&](Arguments& a) { a[9].data = &odd; }, WCUDA_INVALID_ARGUMENT,
+      "causal is 5, not 0 or 1");
+  refused(
+      "top_k_sampling", [&](Arguments& a) { a[5].data = &many; }, WCUDA_INVALID_ARGUMENT,
+      "k is 302, of 301 logits");
   const wcuda_argument none{};
   EXPECT_EQ(
       wcuda_compute_run(context.handle(), text("nothing"), WCUDA_ARG_F32, &none, 0, {0}, &error),
@@ -331,6 +352,81 @@ TEST(Catalogue, wrong_calls_are_refused_and_named) {
                               conv.arguments.data(), conv.arguments.size(), {0}, &error),
             WCUDA_UNSUPPORTED);
 }
+
+// Every unknown id, wherever it is, and nothing is written.
+void unknown_ids_are_errors(int32_t backend) {
+  const TestContext context(0, backend);
+  const int64_t batch = 3, seq = 400, vocab = 17, d = 2;
+  const TestBuffer ids(context.handle(), 4 * 1200), table(context.handle(), 4 * 34),
+      y(context.handle(), 4 * 2400);
+  ASSERT_EQ(wcuda_buffer_fill(table.handle(), 0, 4 * 34, 0, 1, nullptr), WCUDA_OK);
+  const auto buffer = [](const TestBuffer& from) {
+    wcuda_argument argument{};
+    argument.kind = WCUDA_ARG_BUFFER;
+    argument.buffer = from.handle();
+    return argument;
+  };
+  const auto integer = [](const int64_t& from) {
+    wcuda_argument argument{};
+    argument.kind = WCUDA_ARG_I64;
+    argument.data = &from;
+    return argument;
+  };
+  const wcuda_argument arguments[] = {buffer(ids),  buffer(table),  buffer(y), integer(batch),
+                                      integer(seq), integer(vocab), integer(d)};
+  wcuda_error error{};
+  const auto run = [&] {
+    return wcuda_compute_run(context.handle(), text("embedding_lookup"), WCUDA_ARG_F32, arguments,
+                             7, {0}, &error);
+  };
+  std::vector<uint8_t> before(4 * 2400, 0xff), after(4 * 2400);
+  for (const auto& [place, id] :
+       std::vector<std::pair<size_t, int32_t>>{{0, -1}, {255, 17}, {1199, INT32_MAX}}) {
+    std::vector<int32_t> values(1200, 16);
+    values[place] = id;
+    values[1199] = place == 255 ? -5 : values[1199];  // the first is named
+    ASSERT_EQ(wcuda_buffer_write(ids.handle(), 0, values.data(), 4800, nullptr), WCUDA_OK);
+    ASSERT_EQ(wcuda_buffer_fill(y.handle(), 0, 9600, 0xff, 1, nullptr), WCUDA_OK);
+    EXPECT_EQ(run(), WCUDA_OUT_OF_RANGE);
+    EXPECT_EQ(std::string(error.message), "embedding_lookup: ids[" + std::to_string(place) +
+                                              "] is " + std::to_string(id) +
+                                              ", the table has 17 rows");
+    ASSERT_EQ(wcuda_buffer_read(y.handle(), 0, after.data(), 9600, nullptr), WCUDA_OK);
+    EXPECT_EQ(after, before);
+  }
+  const std::vector<int32_t> values(1200, 16);
+  ASSERT_EQ(wcuda_buffer_write(ids.handle(), 0, values.data(), 4800, nullptr), WCUDA_OK);
+  EXPECT_EQ(run(), WCUDA_OK) << error.message;
+}
+TEST(Catalogue, unknown_ids_are_errors) { unknown_ids_are_errors(WCUDA_BACKEND_HOST); }
+TEST(GpuCatalogue, unknown_ids_are_errors) { unknown_ids_are_errors(WCUDA_BACKEND_CUDA); }
+
+// A NaN comes first, equal ones by their places.
+void top_k_orders_all(int32_t backend) {
+  const TestContext context(0, backend);
+  const float nan = std::nanf("");
+  const std::vector<float> logits = {1, INFINITY, nan, -0.0f, 0, -INFINITY, nan, 1};
+  const TestBuffer x(context.handle(), 32), index(context.handle(), 32), p(context.handle(), 32);
+  ASSERT_EQ(wcuda_buffer_write(x.handle(), 0, logits.data(), 32, nullptr), WCUDA_OK);
+  const int64_t rows = 1, width = 8;
+  wcuda_argument arguments[6] = {};
+  const TestBuffer* const buffers[] = {&x, &index, &p};
+  for (int i = 0; i < 6; ++i) {
+    arguments[i].kind = i < 3 ? WCUDA_ARG_BUFFER : WCUDA_ARG_I64;
+    if (i < 3) arguments[i].buffer = buffers[i]->handle();
+    if (i >= 3) arguments[i].data = i == 3 ? &rows : &width;
+  }
+  wcuda_error error{};
+  ASSERT_EQ(wcuda_compute_run(context.handle(), text("top_k_sampling"), WCUDA_ARG_F32, arguments, 6,
+                              {0}, &error),
+            WCUDA_OK)
+      << error.message;
+  std::vector<int32_t> order(8);
+  ASSERT_EQ(wcuda_buffer_read(index.handle(), 0, order.data(), 32, nullptr), WCUDA_OK);
+  EXPECT_EQ(order, (std::vector<int32_t>{2, 6, 1, 0, 7, 3, 4, 5}));
+}
+TEST(Catalogue, top_k_orders_all) { top_k_orders_all(WCUDA_BACKEND_HOST); }
+TEST(GpuCatalogue, top_k_orders_all) { top_k_orders_all(WCUDA_BACKEND_CUDA); }
 
 TEST(Catalogue, nothing_at_all_is_a_size) {
   const TestContext context;

@@ -213,19 +213,39 @@ TEST(Descriptor, wrong_arguments_are_named_with_both_numbers) {
             "argument 0 ('x') has 599 elements, the kernel needs 600");
   EXPECT_EQ(with([](Call& c, Arguments&) { c.rows = 0; }), "argument 2 ('rows') is 0, at least 1");
   EXPECT_EQ(with([](Call& c, Arguments&) { c.rows = -2; }),
-            "argument 0 ('x') has an extent of -2, at least 0");
+            "argument 2 ('rows') is -2, at least 1");
   EXPECT_EQ(with([](Call& c, Arguments& a) { c.cols = 2049, a[0].bytes = a[1].bytes = 1 << 20; }),
             "argument 3 ('cols') is 2049, at most 2048");
   EXPECT_EQ(with([](Call& c, Arguments&) { c.cols = UINT64_MAX; }),
-            "argument 0 ('x') has no extent: a number is past 2^63");
+            "argument 3 ('cols') is past 2^63, at most 2048");
   EXPECT_EQ(with([](Call& c, Arguments&) { c.cols = INT64_MAX; }),
-            "argument 0 ('x') has 600 elements, the kernel needs 18446744073709551614");
+            "argument 3 ('cols') is 9223372036854775807, at most 2048");
   EXPECT_EQ(with([](Call& c, Arguments&) { c.factor = 1001; }),
             "argument 4 ('factor') is 1001, at most 1000");
   EXPECT_EQ(with([](Call& c, Arguments&) {
               c.factor = std::numeric_limits<float>::quiet_NaN();
             }).substr(0, 24),
             "argument 4 ('factor') is");
+}
+
+TEST(Descriptor, extents_never_wrap) {
+  Scaled scaled;
+  scaled.params[2].min = scaled.params[3].min = scaled.params[3].max = text("");
+  const auto descriptor = read_descriptor(scaled.native());
+  Call call;
+  call.rows = -2;
+  EXPECT_EQ(refusal(*descriptor, call.arguments()),
+            "argument 0 ('x') has an extent of -2, at least 0");
+  call.rows = 2;
+  call.cols = UINT64_MAX;
+  EXPECT_EQ(refusal(*descriptor, call.arguments()),
+            "argument 0 ('x') has no extent: a number is past 2^63");
+  call.cols = INT64_MAX;
+  EXPECT_EQ(refusal(*descriptor, call.arguments()),
+            "argument 0 ('x') has 600 elements, the kernel needs 18446744073709551614");
+  call.rows = 3;
+  EXPECT_EQ(refusal(*descriptor, call.arguments()),
+            "argument 0 ('x') has an extent that overflows");
 }
 
 TEST(Descriptor, a_launch_out_of_numbers_is_refused) {
