@@ -1284,8 +1284,9 @@ typedef struct wcuda_module {
 
 /* Loads PTX, a cubin or a fatbin on the context's device. PTX needs no final NUL. WCUDA_MALFORMED and
  * WCUDA_UNSUPPORTED (another architecture, PTX newer than the driver) have the driver's reason.
- * WCUDA_UNSUPPORTED_KERNEL on HOST. The code is trusted: what it does to memory is its own.
- * [any thread] */
+ * WCUDA_UNSUPPORTED_KERNEL on HOST. The code is trusted: what it does to memory is its own. The ledger
+ * has the bytes of the code as WCUDA_PURPOSE_MODULE, under the budgets, as long as it is loaded; the driver
+ * does not tell what it takes in truth. [any thread] */
 WCUDA_API wcuda_status wcuda_module_load(wcuda_context context, const void* code, uint64_t bytes,
                                          wcuda_module* module, wcuda_error* error);
 /* The same with a compiled program, whose expressions then name kernels. [external: program] */
@@ -1489,8 +1490,8 @@ WCUDA_API wcuda_status wcuda_compute_run(wcuda_context context, wcuda_string nam
  * Bound. With S = |alpha| * sum over k of |a * b|, an element is off by at most
  *   4 * k * 2^-24 * S + t * S, before it is rounded to the type of c,
  * where t is 0 for F32, F16 and BF16, 2^-9 for TF32 (operands have 10 bits of fraction), 2^-10 for FP8 on
- * CUDA (its tensor cores keep fewer bits between two additions in f32), and for a GELU 2^-10 of its value
- * is added.
+ * CUDA (its tensor cores keep fewer bits between two additions in f32). With a bias or an activation CUDA
+ * may round to the type of c before it too, and for a GELU 2^-10 of its value is added.
  */
 
 /* What a and b are. Products are summed in f32. */

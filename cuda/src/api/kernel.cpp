@@ -19,12 +19,18 @@ Result<uint64_t> load(const Context& context, const void* code, uint64_t bytes,
                       std::map<std::string, std::string> names) {
   Backend& backend = context.memory->backend();
   WCUDA_TRY(jit::code_kind(code, bytes).status());
+  // The driver does not tell what it takes; the difference of its free memory before and after has
+  // other threads' allocations in it, and pages it had already. So a module counts as its code.
   auto object = std::make_shared<ModuleObject>();
   object->memory = context.memory;
   object->names = std::move(names);
   // The driver takes no length: PTX ends where its NUL is.
   const std::string ended(static_cast<const char*>(code), bytes);
-  WCUDA_ASSIGN(object->module, backend.module_load(ended.c_str(), bytes));
+  WCUDA_ASSIGN(object->account,
+               context.memory->account(bytes, WCUDA_PURPOSE_MODULE, "", [&]() -> Status {
+                 WCUDA_ASSIGN(object->module, backend.module_load(ended.c_str(), bytes));
+                 return {};
+               }));
   return insert(Kind::kModule, std::move(object));
 }
 

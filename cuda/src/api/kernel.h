@@ -18,6 +18,7 @@ namespace wcuda::api {
 // Unloaded when the last reference goes.
 struct ModuleObject {
   std::shared_ptr<vram::Memory> memory;
+  vram::Account account;  // closed after the unload
   Module module;
   std::map<std::string, std::string> names;  // of expressions, in the code
   ~ModuleObject();

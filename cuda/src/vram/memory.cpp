@@ -62,6 +62,20 @@ void Buffer::reset() noexcept {
   memory_.reset();
 }
 
+Account& Account::operator=(Account&& other) noexcept {
+  if (this == &other) return *this;
+  reset();
+  memory_ = std::move(other.memory_);
+  row_ = std::move(other.row_);
+  return *this;
+}
+
+void Account::reset() noexcept {
+  if (!memory_) return;
+  memory_->ledger_.release(row_, !memory_->backend_->fault().ok());
+  memory_.reset();
+}
+
 std::shared_ptr<Memory> Memory::create(std::shared_ptr<Backend> backend, uint64_t budget,
                                        Scrub scrub) {
   return std::shared_ptr<Memory>(new Memory(std::move(backend), budget, scrub));
@@ -279,7 +293,7 @@ Result<Residency> Memory::check_residency() {
   Residency residency;
   std::vector<Finding> findings;
   for (const LedgerRow& row : ledger_.rows()) {
-    if (row.entry.purpose == WCUDA_PURPOSE_STAGING) continue;
+    if (row.entry.purpose == WCUDA_PURPOSE_STAGING || row.address == nullptr) continue;
     ++residency.checked_count;
     WCUDA_ASSIGN(MemoryPlace place, backend_->memory_place(row.address));
     if (place == MemoryPlace::kDevice && row.entry.purpose == WCUDA_PURPOSE_ADOPTED) {
@@ -322,7 +336,7 @@ void Memory::log_leaks() {
   if (!log_enabled(WCUDA_LOG_WARN)) return;
   const std::lock_guard<std::mutex> lock(staged_mutex_);
   std::vector<LedgerRow> rows = ledger_.rows();
-  const auto is_ours = [this](const LedgerRow& row) { return row.address == staging_; };
+  const auto is_ours = [this](const LedgerRow& row) { return staging_ && row.address == staging_; };
   rows.erase(std::remove_if(rows.begin(), rows.end(), is_ours), rows.end());
   if (rows.empty()) return;
   uint64_t bytes = 0;

@@ -77,6 +77,22 @@ class Buffer {
   std::vector<Stream> streams_;
 };
 
+// A row for memory that the driver holds for us and tells no address of; the row goes with it.
+// Movable.
+class Account {
+ public:
+  Account() = default;
+  Account(Account&& other) noexcept { *this = std::move(other); }
+  Account& operator=(Account&& other) noexcept;
+  ~Account() { reset(); }
+  void reset() noexcept;
+
+ private:
+  friend class Memory;
+  std::shared_ptr<Memory> memory_;  // null: empty
+  Ledger::Row row_;
+};
+
 // The memory of one context. Thread-safe.
 class Memory : public std::enable_shared_from_this<Memory> {
  public:
@@ -95,6 +111,30 @@ class Memory : public std::enable_shared_from_this<Memory> {
   // Somebody else's memory as a buffer of purpose WCUDA_PURPOSE_ADOPTED, which never frees it.
   // While vram_only() holds, WCUDA_NOT_RESIDENT for what is not this device's.
   Result<Buffer> adopt(void* address, uint64_t bytes, std::string_view tag);
+
+  // Asks the budgets for bytes that `get`, a callable returning Status, takes from the driver, and
+  // keeps a row for them once it has. WCUDA_OVER_BUDGET comes before the driver is asked.
+  template <class Get>
+  Result<Account> account(uint64_t bytes, int32_t purpose, std::string_view tag, const Get& get) {
+    WCUDA_TRY(check_request(bytes, purpose));
+    WCUDA_ASSIGN(Ledger::Row row, ledger_.reserve(bytes, purpose, tag));
+    Status status;
+    try {
+      status = get();
+    } catch (...) {
+      ledger_.give_up(row);
+      throw;
+    }
+    if (!status.ok()) {
+      ledger_.give_up(row);
+      return status;
+    }
+    Account account;
+    account.memory_ = shared_from_this();
+    ledger_.commit(row, nullptr);
+    account.row_ = std::move(row);
+    return account;
+  }
 
   // Backend::copy_to_device, faster from large pageable memory: by way of pinned slots, which the
   // first such copy allocates (StagedCopy::kStagingBytes of staging) and the last owner of this
@@ -134,6 +174,7 @@ class Memory : public std::enable_shared_from_this<Memory> {
   }
 
  private:
+  friend class Account;
   friend class Buffer;
   Memory(std::shared_ptr<Backend> backend, uint64_t budget, Scrub scrub)
       : backend_(std::move(backend)), scrub_(scrub), ledger_(budget) {}

@@ -94,13 +94,15 @@ double gelu(double x) {
   return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }
 
-// The bound of the header, and the rounding to the type of c.
-double bound_of(const Case& c, double magnitudes, double expected) {
+// The bound of the header, and the rounding to the type of c; of `product`, before bias and
+// activation, too.
+double bound_of(const Case& c, double magnitudes, double product, double expected) {
   const double cut = c.type == WCUDA_GEMM_TF32 ? 0x1p-9 : c.type == WCUDA_GEMM_FP8 ? 0x1p-10 : 0;
   const double unit = c.output == WCUDA_ARG_F16    ? 0x1p-11
                       : c.output == WCUDA_ARG_BF16 ? 0x1p-8
                                                    : 0x1p-22;
   double bound = (4 * double(c.k) * 0x1p-24 + cut) * magnitudes;
+  if (c.has_bias || c.activation != WCUDA_ACTIVATION_NONE) bound += unit * std::fabs(product);
   if (c.activation == WCUDA_ACTIVATION_GELU) bound = 1.2 * bound + 0x1p-10 * std::fabs(expected);
   return bound + unit * (std::fabs(expected) + 0x1p-12);
 }
@@ -197,11 +199,12 @@ class Product {
     }
     double expected = double{case_.alpha} * sum;
     if (case_.beta != 0) expected += double{case_.beta} * c_.at(stored_c_.at(batch, row, col));
+    const double product = expected;
     if (case_.has_bias) expected += bias_.at(col);
     if (case_.activation == WCUDA_ACTIVATION_RELU) expected = std::max(expected, 0.0);
     if (case_.activation == WCUDA_ACTIVATION_GELU) expected = gelu(expected);
     return std::fabs(found - expected) /
-           bound_of(case_, std::fabs(double{case_.alpha}) * magnitudes, expected);
+           bound_of(case_, std::fabs(double{case_.alpha}) * magnitudes, product, expected);
   }
 
   Case case_;

@@ -11,12 +11,14 @@ namespace wcuda::testing {
 
 class FaultContext {
  public:
-  explicit FaultContext(uint64_t capacity = uint64_t{64} << 20, uint64_t budget = 0) {
-    device_ = HostBackend::open(capacity, 1).take();
+  explicit FaultContext(uint64_t capacity = uint64_t{64} << 20, uint64_t budget = 0)
+      : FaultContext(HostBackend::open(capacity, 1).take(), budget) {}
+  explicit FaultContext(std::shared_ptr<Backend> device, uint64_t budget = 0)
+      : device_(std::move(device)) {
     faulty_ = std::make_shared<FaultBackend>(device_);
     auto object = std::make_shared<api::Context>();
     object->info = WCUDA_CONTEXT_INFO_INIT;
-    object->info.backend = WCUDA_BACKEND_HOST;
+    object->info.backend = device_->caps().backend;
     object->info.host_thread_count = 1;
     object->memory = vram::Memory::create(faulty_, budget);
     context_.id = *api::insert(api::Kind::kContext, std::move(object));

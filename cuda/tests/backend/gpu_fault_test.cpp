@@ -1,6 +1,5 @@
-// A kernel that traps loses the device for the whole process, so this is a program of its own.
-#include <cuda_runtime_api.h>
-
+// A kernel loaded at run time that traps loses the device for the whole process, so this is a
+// program of its own.
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -20,7 +19,18 @@ int failures = 0;
     }                                                            \
   } while (0)
 
-__global__ void trap_kernel() { __trap(); }
+// Loaded at run time: one kernel that traps, one that does nothing.
+constexpr char kTrap[] =
+    ".version 7.0\n.target sm_80\n.address_size 64\n"
+    ".visible .entry trap_kernel() {\n  trap;\n  ret;\n}\n"
+    ".visible .entry idle_kernel() {\n  ret;\n}\n";
+
+// Code of the caller's own.
+struct Code {
+  wcuda_module module{0};
+  wcuda_kernel trap{0};
+  wcuda_kernel idle{0};
+};
 
 wcuda_context create(int32_t backend, wcuda_status* status, wcuda_error* error) {
   wcuda_context_options options = WCUDA_CONTEXT_OPTIONS_INIT;
@@ -36,6 +46,52 @@ wcuda_buffer create_buffer(wcuda_context context, wcuda_status* status) {
   wcuda_buffer buffer{0};
   *status = wcuda_buffer_create(context, &options, &buffer, nullptr);
   return buffer;
+}
+
+wcuda_kernel find_kernel(wcuda_context context, wcuda_module module, const char* name) {
+  wcuda_kernel_options options = WCUDA_KERNEL_OPTIONS_INIT;
+  options.name = {name, std::strlen(name)};
+  options.module = module;
+  wcuda_kernel kernel{0};
+  CHECK(wcuda_kernel_create(context, &options, &kernel, nullptr) == WCUDA_OK);
+  return kernel;
+}
+
+Code load_code(wcuda_context context) {
+  Code code;
+  CHECK(wcuda_module_load(context, kTrap, sizeof(kTrap) - 1, &code.module, nullptr) == WCUDA_OK);
+  code.trap = find_kernel(context, code.module, "trap_kernel");
+  code.idle = find_kernel(context, code.module, "idle_kernel");
+  return code;
+}
+
+// What the driver will not start is no fault: blocks that must all run at once, and cannot.
+void expect_refused_launch(wcuda_context context, const Code& code) {
+  wcuda_launch launch = WCUDA_LAUNCH_INIT;
+  launch.flags = WCUDA_LAUNCH_COOPERATIVE;
+  launch.grid[0] = 1 << 20;
+  CHECK(wcuda_kernel_launch(code.idle, &launch, nullptr, 0, nullptr) == WCUDA_LAUNCH_FAILED);
+  launch.flags = 0;
+  launch.block[0] = 0;
+  CHECK(wcuda_kernel_launch(code.idle, &launch, nullptr, 0, nullptr) == WCUDA_INVALID_CONFIG);
+  launch.block[0] = 32;
+  CHECK(wcuda_kernel_launch(code.idle, &launch, nullptr, 0, nullptr) == WCUDA_OK);
+  CHECK(wcuda_context_synchronize(context, nullptr) == WCUDA_OK);
+  wcuda_health health = WCUDA_HEALTH_INIT;
+  CHECK(wcuda_health_get(context, &health, nullptr) == WCUDA_OK);
+  CHECK(health.state != WCUDA_HEALTH_LOST);
+}
+
+void expect_code_lost(wcuda_context context, const Code& code) {
+  const wcuda_launch launch = WCUDA_LAUNCH_INIT;
+  wcuda_module module{0};
+  CHECK(wcuda_kernel_launch(code.idle, &launch, nullptr, 0, nullptr) == WCUDA_DEVICE_LOST);
+  CHECK(wcuda_module_load(context, kTrap, sizeof(kTrap) - 1, &module, nullptr) ==
+        WCUDA_DEVICE_LOST);
+  CHECK(module.id == 0);
+  wcuda_kernel_destroy(code.idle);
+  wcuda_kernel_destroy(code.trap);
+  wcuda_module_destroy(code.module);
 }
 
 void expect_lost(wcuda_context context, wcuda_buffer buffer) {
@@ -170,9 +226,17 @@ int main() {
   CHECK(status == WCUDA_OK);
   const Machine machine = start_machine(first);
 
-  trap_kernel<<<1, 1>>>();
-  CHECK(cudaDeviceSynchronize() != cudaSuccess);
+  const Code code = load_code(first);
+  const Code other_code = load_code(second);
+  expect_refused_launch(first, code);
 
+  // The launch is right; the kernel's fault is told by the first that waits.
+  const wcuda_launch launch = WCUDA_LAUNCH_INIT;
+  CHECK(wcuda_kernel_launch(code.trap, &launch, nullptr, 0, &error) == WCUDA_OK);
+  CHECK(wcuda_context_synchronize(first, &error) == WCUDA_DEVICE_LOST);
+
+  expect_code_lost(first, code);
+  expect_code_lost(second, other_code);
   expect_lost(first, buffer);
   expect_machine_lost(first, machine);
   expect_lost(second, other);
