@@ -68,7 +68,7 @@ impl KernelLauncher {
     /// Loads the module unless it has been, and queues the kernel.
     ///
     /// # Safety
-    /// As for [`CudaFunction::launch`].
+    /// As for [`crate::CudaFunction::launch`].
     pub unsafe fn load_and_launch_ptx(
         &self,
         ptx: &str,

@@ -50,7 +50,7 @@ impl ExecutionResult {
     }
 }
 
-/// Counts of a [`GpuCompute`].
+/// Counts of a [`super::GpuCompute`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ComputeStats {

@@ -2,7 +2,7 @@
 //! and its promises.
 //!
 //! The file is JSON of at most 1 MiB and 16 levels, without unknown or double fields; mistakes tell line
-//! and path ("line 12: kernels[2].params[0].shape: …").
+//! and path (`line 12: kernels[2].params[0].shape: …`).
 //!
 //! ```json
 //! {
