@@ -94,6 +94,11 @@ pub struct DeviceCaps {
     pub supports_concurrent_managed_access: bool,
     pub is_integrated: bool,
     pub ecc_enabled: bool,
+    /// Host and device share their memory: it is managed, or the device is integrated.
+    pub unified_memory: bool,
+    pub supports_atomics: bool,
+    /// "sm_90a"; of the processor on the host.
+    pub architecture: String,
 }
 
 impl DeviceCaps {
@@ -139,6 +144,9 @@ impl DeviceCaps {
             supports_concurrent_managed_access: caps.supports_concurrent_managed_access != 0,
             is_integrated: caps.is_integrated != 0,
             ecc_enabled: caps.ecc_enabled != 0,
+            unified_memory: caps.unified_memory != 0,
+            supports_atomics: caps.supports_atomics != 0,
+            architecture: fixed_text(&caps.architecture_name),
         }
     }
 }

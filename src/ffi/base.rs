@@ -199,6 +199,15 @@ c_struct! {
         supports_concurrent_managed_access: i32,
         is_integrated: i32,
         ecc_enabled: i32,
+        unified_memory: i32,
+        supports_atomics: i32,
+        supports_mesh_shaders: i32,
+        supports_ray_tracing: i32,
+        has_neural_engine: i32,
+        supports_mps: i32,
+        metal_gpu_family: i32,
+        architecture_name_bytes: u32,
+        architecture_name: [c_char; 64],
     }
 }
 

@@ -32,6 +32,7 @@ pub fn layout() -> Vec<LayoutRow> {
     catalogue::push_layout(&mut rows);
     gemm::push_layout(&mut rows);
     registry::push_layout(&mut rows);
+    backend::push_layout(&mut rows);
     rows
 }
 
@@ -82,6 +83,7 @@ macro_rules! c_struct {
     };
 }
 
+mod backend;
 mod base;
 mod catalogue;
 mod compat;
@@ -96,6 +98,7 @@ mod registry;
 mod resident;
 mod stream;
 
+pub use backend::*;
 pub use base::*;
 pub use catalogue::*;
 pub use compat::*;

@@ -27,9 +27,11 @@ Result<uint64_t> create(const Context& context, const wcuda_buffer_options& opti
   return insert(Kind::kBuffer, std::move(object));
 }
 
-// A whole copy between two buffers, after both are known to be free.
-Status copy(BufferObject& target, uint64_t target_offset, BufferObject& source,
-            uint64_t source_offset, uint64_t bytes) {
+}  // namespace
+
+Result<CopyRanges> ranges_of_copy(const BufferObject& target, uint64_t target_offset,
+                                  const BufferObject& source, uint64_t source_offset,
+                                  uint64_t bytes) {
   WCUDA_ASSIGN(const vram::View to, view_of(target, "target", target_offset, bytes));
   WCUDA_ASSIGN(const vram::View from, view_of(source, "source", source_offset, bytes));
   if (&target.buffer.memory() != &source.buffer.memory())
@@ -38,14 +40,10 @@ Status copy(BufferObject& target, uint64_t target_offset, BufferObject& source,
     return Status::error(WCUDA_INVALID_ARGUMENT,
                          "ranges overlap: %" PRIu64 " bytes at %" PRIu64 " and at %" PRIu64, bytes,
                          target_offset, source_offset);
-  WCUDA_TRY(backend_of(target).fault());
-  if (bytes == 0) return {};
-  WCUDA_TRY(backend_of(target).copy_on_device(to.data, from.data, bytes, Stream{}));
-  return backend_of(target).synchronize(Stream{});
+  return CopyRanges{to.data, from.data};
 }
 
-Status fill(BufferObject& object, uint64_t offset, uint64_t bytes, uint64_t pattern,
-            uint32_t pattern_bytes) {
+Status check_fill(uint64_t offset, uint64_t bytes, uint32_t pattern_bytes) {
   if (pattern_bytes != 1 && pattern_bytes != 2 && pattern_bytes != 4 && pattern_bytes != 8)
     return Status::error(WCUDA_INVALID_ARGUMENT, "pattern_bytes: %u is not 1, 2, 4 or 8",
                          pattern_bytes);
@@ -53,6 +51,25 @@ Status fill(BufferObject& object, uint64_t offset, uint64_t bytes, uint64_t patt
     return Status::error(WCUDA_INVALID_ARGUMENT,
                          "offset %" PRIu64 " and %" PRIu64 " bytes are not multiples of %u", offset,
                          bytes, pattern_bytes);
+  return {};
+}
+
+namespace {
+
+// A whole copy between two buffers, after both are known to be free.
+Status copy(BufferObject& target, uint64_t target_offset, BufferObject& source,
+            uint64_t source_offset, uint64_t bytes) {
+  WCUDA_ASSIGN(const CopyRanges ranges,
+               ranges_of_copy(target, target_offset, source, source_offset, bytes));
+  WCUDA_TRY(backend_of(target).fault());
+  if (bytes == 0) return {};
+  WCUDA_TRY(backend_of(target).copy_on_device(ranges.target, ranges.source, bytes, Stream{}));
+  return backend_of(target).synchronize(Stream{});
+}
+
+Status fill(BufferObject& object, uint64_t offset, uint64_t bytes, uint64_t pattern,
+            uint32_t pattern_bytes) {
+  WCUDA_TRY(check_fill(offset, bytes, pattern_bytes));
   WCUDA_ASSIGN(const vram::View view, view_of(object, "buffer", offset, bytes));
   WCUDA_TRY(backend_of(object).fault());
   if (bytes == 0) return {};

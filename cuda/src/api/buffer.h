@@ -27,4 +27,15 @@ inline Backend& backend_of(const BufferObject& object) { return object.buffer.me
 Result<vram::View> view_of(const BufferObject& object, const char* argument, uint64_t offset,
                            uint64_t bytes);
 
+struct CopyRanges {
+  uint8_t* target;
+  const uint8_t* source;
+};
+// Where a copy between two buffers goes: of one context, within both, not overlapping.
+Result<CopyRanges> ranges_of_copy(const BufferObject& target, uint64_t target_offset,
+                                  const BufferObject& source, uint64_t source_offset,
+                                  uint64_t bytes);
+// A pattern that is one, in a range of whole patterns.
+Status check_fill(uint64_t offset, uint64_t bytes, uint32_t pattern_bytes);
+
 }  // namespace wcuda::api

@@ -4,6 +4,7 @@
 #include <cinttypes>
 
 #include "api/guard.h"
+#include "backend/backend_types.h"
 #include "backend/open.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -31,19 +32,25 @@ Result<std::shared_ptr<Context>> create(const wcuda_context_options& options) {
   open.host_thread_count = options.host_thread_count;
   WCUDA_ASSIGN(Opened opened, open_backend(open));
 
-  auto context = std::make_shared<Context>();
-  context->info = WCUDA_CONTEXT_INFO_INIT;
-  context->info.backend = opened.backend->caps().backend;
-  context->info.ordinal = opened.backend->caps().ordinal;
-  context->info.host_thread_count = opened.backend->host_thread_count();
+  auto context = make_context(std::move(opened.backend), options.memory_budget,
+                              static_cast<vram::Scrub>(options.scrub));
   copy_text(opened.fallback_reason, context->info.fallback_reason,
             sizeof(context->info.fallback_reason));
-  context->memory = vram::Memory::create(std::move(opened.backend), options.memory_budget,
-                                         static_cast<vram::Scrub>(options.scrub));
   return context;
 }
 
 }  // namespace
+
+std::shared_ptr<Context> make_context(std::shared_ptr<Backend> backend, uint64_t budget,
+                                      vram::Scrub scrub) {
+  auto context = std::make_shared<Context>();
+  context->info = WCUDA_CONTEXT_INFO_INIT;
+  context->info.backend = backend->caps().backend;
+  context->info.ordinal = backend->caps().ordinal;
+  context->info.host_thread_count = backend->host_thread_count();
+  context->memory = vram::Memory::create(std::move(backend), budget, scrub);
+  return context;
+}
 
 Status destroy_handle(Kind kind, uint64_t id, const char* argument) {
   if (id == 0 || remove(kind, id)) return {};
@@ -63,9 +70,8 @@ extern "C" wcuda_status wcuda_context_create(const wcuda_context_options* option
     WCUDA_TRY(check_not_null(context, "context"));
     WCUDA_ASSIGN(auto object, create(checked));
     const wcuda_context_info& info = object->info;
-    log(WCUDA_LOG_INFO, "context", "opened %s %d%s%s",
-        info.backend == WCUDA_BACKEND_CUDA ? "CUDA" : "HOST", info.ordinal,
-        info.fallback_reason[0] ? "; " : "", info.fallback_reason);
+    log(WCUDA_LOG_INFO, "context", "opened %s %d%s%s", backend_name(info.backend).c_str(),
+        info.ordinal, info.fallback_reason[0] ? "; " : "", info.fallback_reason);
     WCUDA_ASSIGN(context->id, insert(Kind::kContext, std::move(object)));
     return {};
   });

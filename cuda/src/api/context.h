@@ -14,6 +14,10 @@ struct Context {
   wcuda_context_info info;
 };
 
+// A context on a backend; see wcuda_context_options for the budget.
+std::shared_ptr<Context> make_context(std::shared_ptr<Backend> backend, uint64_t budget,
+                                      vram::Scrub scrub);
+
 inline Result<std::shared_ptr<Context>> resolve_context(wcuda_context context) {
   return resolve<Context>(Kind::kContext, context.id, "context");
 }

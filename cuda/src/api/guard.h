@@ -69,6 +69,9 @@ template <>
 inline constexpr uint32_t kFirstPublishedBytes<wcuda_context_options> =
     offsetof(wcuda_context_options, scrub);
 template <>
+inline constexpr uint32_t kFirstPublishedBytes<wcuda_device_caps> = offsetof(wcuda_device_caps,
+                                                                             unified_memory);
+template <>
 inline constexpr uint32_t kFirstPublishedBytes<wcuda_memory_info> = offsetof(wcuda_memory_info,
                                                                              purpose_budget_bytes);
 template <>

@@ -15,7 +15,7 @@ constexpr int kSlotBits = 24;
 constexpr int kGenerationBits = 32;
 constexpr uint32_t kChunkSlots = 1024;
 constexpr uint32_t kChunkCount = (1u << kSlotBits) / kChunkSlots;
-constexpr int kKindCount = 16;
+constexpr int kKindCount = 19;
 
 struct Slot {
   std::mutex mutex;         // a slot's own: calls on different objects never meet
@@ -82,9 +82,10 @@ Status invalid(const char* argument, Kind kind, uint64_t id, const char* why) {
 
 const char* kind_name(Kind kind) {
   static constexpr const char* kNames[kKindCount] = {
-      "",       "context", "buffer",       "pinned buffer", "gguf",   "cancel",
-      "model",  "engine",  "sequence",     "program",       "module", "kernel",
-      "stream", "event",   "kernel cache", "registry"};
+      "",         "context", "buffer",         "pinned buffer", "gguf",
+      "cancel",   "model",   "engine",         "sequence",      "program",
+      "module",   "kernel",  "stream",         "event",         "kernel cache",
+      "registry", "backend", "backend kernel", "failover"};
   const auto index = static_cast<uint8_t>(kind);
   return index < kKindCount ? kNames[index] : "";
 }

@@ -24,6 +24,9 @@ enum class Kind : uint8_t {
   kEvent,
   kKernelCache,
   kRegistry,
+  kBackend,
+  kBackendKernel,
+  kFailover,
 };
 const char* kind_name(Kind kind);
 

@@ -15,22 +15,29 @@ namespace {
 
 constexpr uint64_t kParameterCountMax = 65536;
 
-Result<uint64_t> load(const Context& context, const void* code, uint64_t bytes,
-                      std::map<std::string, std::string> names) {
-  Backend& backend = context.memory->backend();
+Result<std::shared_ptr<ModuleObject>> load_module(std::shared_ptr<vram::Memory> memory,
+                                                  const void* code, uint64_t bytes,
+                                                  std::map<std::string, std::string> names) {
   WCUDA_TRY(jit::code_kind(code, bytes).status());
   // The driver does not tell what it takes; the difference of its free memory before and after has
   // other threads' allocations in it, and pages it had already. So a module counts as its code.
   auto object = std::make_shared<ModuleObject>();
-  object->memory = context.memory;
+  object->memory = std::move(memory);
   object->names = std::move(names);
   // The driver takes no length: PTX ends where its NUL is.
   const std::string ended(static_cast<const char*>(code), bytes);
+  Backend& backend = object->memory->backend();
   WCUDA_ASSIGN(object->account,
-               context.memory->account(bytes, WCUDA_PURPOSE_MODULE, "", [&]() -> Status {
+               object->memory->account(bytes, WCUDA_PURPOSE_MODULE, "", [&]() -> Status {
                  WCUDA_ASSIGN(object->module, backend.module_load(ended.c_str(), bytes));
                  return {};
                }));
+  return object;
+}
+
+Result<uint64_t> load(const Context& context, const void* code, uint64_t bytes,
+                      std::map<std::string, std::string> names) {
+  WCUDA_ASSIGN(auto object, load_module(context.memory, code, bytes, std::move(names)));
   return insert(Kind::kModule, std::move(object));
 }
 
@@ -91,10 +98,7 @@ Status read_signature(const wcuda_kernel_options& options, KernelObject* kernel)
   return {};
 }
 
-Status find_code(wcuda_module handle, KernelObject* kernel) {
-  WCUDA_ASSIGN(kernel->module, resolve<ModuleObject>(Kind::kModule, handle.id, "module"));
-  if (kernel->module->memory != kernel->memory)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "module: is of another context");
+Status find_code(KernelObject* kernel) {
   const auto expression = kernel->module->names.find(kernel->name);
   const std::string& name =
       expression == kernel->module->names.end() ? kernel->name : expression->second;
@@ -119,7 +123,12 @@ Result<uint64_t> create(const Context& context, const wcuda_kernel_options& opti
   kernel->host = options.host;
   kernel->host_user = options.host_user;
   kernel->limits = jit::device_limits(kernel->backend().caps());
-  if (options.module.id != 0) WCUDA_TRY(find_code(options.module, kernel.get()));
+  if (options.module.id != 0) {
+    WCUDA_ASSIGN(kernel->module, resolve<ModuleObject>(Kind::kModule, options.module.id, "module"));
+    if (kernel->module->memory != kernel->memory)
+      return Status::error(WCUDA_INVALID_ARGUMENT, "module: is of another context");
+    WCUDA_TRY(find_code(kernel.get()));
+  }
   return insert(Kind::kKernel, std::move(kernel));
 }
 
@@ -166,6 +175,18 @@ Result<wcuda_occupancy> occupancy_of(const KernelObject& kernel, uint32_t block_
 }
 
 }  // namespace
+
+Result<std::shared_ptr<KernelObject>> make_kernel(std::shared_ptr<vram::Memory> memory,
+                                                  const void* code, uint64_t bytes,
+                                                  std::map<std::string, std::string> names,
+                                                  std::string name) {
+  auto kernel = std::make_shared<KernelObject>();
+  kernel->name = std::move(name);
+  WCUDA_ASSIGN(kernel->module, load_module(memory, code, bytes, std::move(names)));
+  kernel->memory = std::move(memory);
+  WCUDA_TRY(find_code(kernel.get()));
+  return kernel;
+}
 
 ModuleObject::~ModuleObject() {
   if (module.id != 0) (void)memory->backend().module_unload(module);

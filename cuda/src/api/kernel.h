@@ -44,6 +44,14 @@ inline Result<std::shared_ptr<KernelObject>> resolve_kernel(wcuda_kernel kernel)
   return resolve<KernelObject>(Kind::kKernel, kernel.id, "kernel");
 }
 
+// A kernel of code that is loaded for it alone. `names`: of expressions, in the code.
+Result<std::shared_ptr<KernelObject>> make_kernel(std::shared_ptr<vram::Memory> memory,
+                                                  const void* code, uint64_t bytes,
+                                                  std::map<std::string, std::string> names,
+                                                  std::string name);
+
+// The dimensions of a launch; its flags are checked, its numbers are not.
+Result<LaunchDims> read_dims(const wcuda_launch& launch);
 // How a launch is to be, once its arguments are known to be live and of this context.
 using LaunchPlan = std::function<Result<LaunchDims>(const Arguments&)>;
 

@@ -15,17 +15,6 @@ namespace {
 
 constexpr uint64_t kArgumentCountMax = 65536;
 
-Result<LaunchDims> read_dims(const wcuda_launch& launch) {
-  WCUDA_TRY(check_flags(launch.flags, WCUDA_LAUNCH_COOPERATIVE, "flags"));
-  LaunchDims dims;
-  std::copy_n(launch.grid, 3, dims.grid);
-  std::copy_n(launch.block, 3, dims.block);
-  std::copy_n(launch.cluster, 3, dims.cluster);
-  dims.shared_bytes = launch.shared_bytes;
-  dims.is_cooperative = launch.flags & WCUDA_LAUNCH_COOPERATIVE;
-  return dims;
-}
-
 Status run_on_host(const KernelObject& kernel, const wcuda_launch& launch,
                    const Arguments& arguments) {
   const std::vector<wcuda_host_argument> given = arguments.for_host();
@@ -41,6 +30,17 @@ Status run_on_host(const KernelObject& kernel, const wcuda_launch& launch,
 }
 
 }  // namespace
+
+Result<LaunchDims> read_dims(const wcuda_launch& launch) {
+  WCUDA_TRY(check_flags(launch.flags, WCUDA_LAUNCH_COOPERATIVE, "flags"));
+  LaunchDims dims;
+  std::copy_n(launch.grid, 3, dims.grid);
+  std::copy_n(launch.block, 3, dims.block);
+  std::copy_n(launch.cluster, 3, dims.cluster);
+  dims.shared_bytes = launch.shared_bytes;
+  dims.is_cooperative = launch.flags & WCUDA_LAUNCH_COOPERATIVE;
+  return dims;
+}
 
 Status launch_kernel(const KernelObject& kernel, const wcuda_argument* arguments, uint64_t count,
                      wcuda_stream stream, const LaunchPlan& plan) {

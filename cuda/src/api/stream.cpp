@@ -73,6 +73,23 @@ EventObject::~EventObject() {
   if (event.id != 0) (void)memory->backend().event_destroy(event);
 }
 
+Result<std::shared_ptr<StreamObject>> make_stream(std::shared_ptr<vram::Memory> memory,
+                                                  int32_t priority) {
+  if (priority != 0 && priority != -1)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "priority: %d is not 0 or -1", priority);
+  auto object = std::make_shared<StreamObject>();
+  object->memory = std::move(memory);
+  WCUDA_ASSIGN(object->stream, object->memory->backend().stream_create(priority));
+  return object;
+}
+
+Result<std::shared_ptr<EventObject>> make_event(std::shared_ptr<vram::Memory> memory) {
+  auto object = std::make_shared<EventObject>();
+  object->memory = std::move(memory);
+  WCUDA_ASSIGN(object->event, object->memory->backend().event_create());
+  return object;
+}
+
 Result<UsedStream> use_stream(wcuda_stream stream, const vram::Memory& memory) {
   if (stream.id == 0) return UsedStream{};
   WCUDA_ASSIGN(auto object, resolve<StreamObject>(Kind::kStream, stream.id, "stream"));
@@ -91,11 +108,7 @@ extern "C" wcuda_status wcuda_stream_create(wcuda_context context, int32_t prior
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto parent, resolve_context(context));
     WCUDA_TRY(check_not_null(stream, "stream"));
-    if (priority != 0 && priority != -1)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "priority: %d is not 0 or -1", priority);
-    auto object = std::make_shared<StreamObject>();
-    object->memory = parent->memory;
-    WCUDA_ASSIGN(object->stream, parent->memory->backend().stream_create(priority));
+    WCUDA_ASSIGN(auto object, make_stream(parent->memory, priority));
     WCUDA_ASSIGN(stream->id, insert(Kind::kStream, std::move(object)));
     return {};
   });

@@ -20,6 +20,11 @@ struct EventObject {
   ~EventObject();
 };
 
+// WCUDA_INVALID_ARGUMENT for a priority that is none.
+Result<std::shared_ptr<StreamObject>> make_stream(std::shared_ptr<vram::Memory> memory,
+                                                  int32_t priority);
+Result<std::shared_ptr<EventObject>> make_event(std::shared_ptr<vram::Memory> memory);
+
 // The stream behind a handle for work of `memory`; id 0 is its own. WCUDA_INVALID_ARGUMENT for one
 // of another context. The reference keeps the stream while work is given to it; null for id 0.
 struct UsedStream {

@@ -44,6 +44,15 @@ Status Backend::kernel_launch(Kernel, const LaunchDims&, void* const*, Stream) {
 Status Backend::host_launch(Stream, const std::function<Status()>&) {
   return Status::error(WCUDA_UNSUPPORTED_KERNEL, "this backend runs no functions of the host");
 }
+Status Backend::compile(uint64_t, const std::function<Status()>& work) { return work(); }
+Result<Kernel> Backend::source_compile(const std::string&, const std::string&) {
+  return no_kernels();
+}
+Status Backend::source_launch(Kernel, const LaunchDims&, const std::vector<wcuda_host_argument>&,
+                              Stream) {
+  return no_kernels();
+}
+Status Backend::source_destroy(Kernel) { return no_kernels(); }
 Status Backend::queue(Stream, const std::function<Status()>&) { return no_queue(); }
 Result<Graph> Backend::graph_capture(Stream, const std::function<Status()>&) { return no_queue(); }
 Status Backend::graph_launch(Graph, Stream) { return no_queue(); }

@@ -1,5 +1,6 @@
 // Backend: the one way to allocate, copy, wait and time on a device. Implementations: cuda_backend,
-// host_backend; wrappers for tests: trace_backend, fault_backend. Made by open.h.
+// host_backend, and table_backend for a table of a caller's; wrappers: trace_backend,
+// fault_backend. Made by open.h.
 #pragma once
 
 #include <cstdint>
@@ -124,6 +125,8 @@ class Backend {
 
   virtual const wcuda_device_caps& caps() const = 0;
   bool is_host() const { return caps().backend == WCUDA_BACKEND_HOST; }
+  // Neither: a table of a caller's.
+  bool is_registered() const { return caps().backend >= WCUDA_BACKEND_REGISTERED; }
   // Compute threads; 0 on CUDA.
   virtual uint32_t host_thread_count() const { return 0; }
   virtual Result<MemoryInfo> memory_info() = 0;
@@ -195,6 +198,16 @@ class Backend {
   // Runs a kernel that is a function of the host, in the order of the stream; its failure is the
   // answer. WCUDA_UNSUPPORTED_KERNEL unless on HOST.
   virtual Status host_launch(Stream stream, const std::function<Status()>& work);
+
+  // Runs `work`, which makes a kernel for this backend out of so many bytes of source; its failure
+  // is the answer.
+  virtual Status compile(uint64_t source_bytes, const std::function<Status()>& work);
+  // Kernels that a caller's table compiles itself; WCUDA_UNSUPPORTED_KERNEL on CUDA and HOST. A
+  // buffer among the arguments is its window on the device.
+  virtual Result<Kernel> source_compile(const std::string& source, const std::string& entry);
+  virtual Status source_launch(Kernel kernel, const LaunchDims& dims,
+                               const std::vector<wcuda_host_argument>& arguments, Stream stream);
+  virtual Status source_destroy(Kernel kernel);
 
   // Runs `work`, which queues kernels on native_stream(stream), with the device current; its
   // failure is the answer. WCUDA_NOT_AVAILABLE on HOST.

@@ -9,6 +9,7 @@
 
 #include "backend/device_limits.h"
 #include "base/text.h"
+#include "nvrtc/compiler.h"
 
 namespace wcuda {
 namespace {
@@ -93,6 +94,9 @@ void set_features(wcuda_device_caps& caps, int device) {
   caps.supports_concurrent_managed_access = attribute(cudaDevAttrConcurrentManagedAccess, device);
   caps.is_integrated = attribute(cudaDevAttrIntegrated, device);
   caps.ecc_enabled = attribute(cudaDevAttrEccEnabled, device);
+  // Not unified addressing, which every 64-bit device has and which shares no memory.
+  caps.unified_memory = caps.supports_managed_memory || caps.is_integrated;
+  caps.supports_atomics = 1;
 }
 
 }  // namespace
@@ -168,6 +172,9 @@ Result<wcuda_device_caps> query_cuda_caps(int32_t ordinal, int device) {
                           static_cast<uint64_t>(caps.memory_bus_bits) / 8;
   caps.async_engine_count = properties.asyncEngineCount;
   set_features(caps, device);
+  caps.architecture_name_bytes =
+      copy_text(nvrtc::device_architecture(properties.major, properties.minor),
+                caps.architecture_name, sizeof(caps.architecture_name));
   return caps;
 }
 

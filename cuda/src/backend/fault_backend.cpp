@@ -38,6 +38,8 @@ Status FaultBackend::before(const Call& call) {
   if (call.kind != kind_ || !reaches_zero(fail_in_)) return {};
   if (call.kind == CallKind::kAllocate)
     return Status::native_error(WCUDA_OUT_OF_MEMORY, 2, "%s: injected out of memory", call.name);
+  if (call.kind == CallKind::kCompile)
+    return Status::error(WCUDA_COMPILE_FAILED, "%s: injected failure", call.name);
   return Status::native_error(WCUDA_DEVICE_ERROR, 999, "%s: injected failure", call.name);
 }
 

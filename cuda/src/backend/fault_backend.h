@@ -12,7 +12,8 @@ class FaultBackend final : public WrapperBackend {
   explicit FaultBackend(std::shared_ptr<Backend> inner) : WrapperBackend(std::move(inner)) {}
 
   // The k-th call of this kind from now on (1: the next) fails: kAllocate with WCUDA_OUT_OF_MEMORY,
-  // all others with WCUDA_DEVICE_ERROR, as a driver's non-sticky errors. 0: none.
+  // kCompile with WCUDA_COMPILE_FAILED, all others with WCUDA_DEVICE_ERROR, as a driver's
+  // non-sticky errors. 0: none.
   void fail(CallKind kind, uint64_t k);
   // The k-th call of any kind that can fail, and every one after it, finds the device lost.
   void lose_device(uint64_t k);

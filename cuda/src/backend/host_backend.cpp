@@ -25,6 +25,13 @@ namespace {
 
 constexpr uint64_t kDeviceAlignment = 256;
 constexpr uint64_t kPinnedAlignment = 4096;
+#if defined(__x86_64__)
+constexpr char kArchitecture[] = "x86_64";
+#elif defined(__aarch64__)
+constexpr char kArchitecture[] = "aarch64";
+#else
+constexpr char kArchitecture[] = "";
+#endif
 constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
 
 // Blocks of at least this size come from the kernel in huge pages and go back to it when freed: a
@@ -96,9 +103,15 @@ wcuda_device_caps make_caps(uint64_t capacity, uint32_t thread_count) {
   caps.warp_size = 1;
   const long cache_bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
   caps.l2_cache_bytes = cache_bytes > 0 ? static_cast<int32_t>(cache_bytes) : 0;
+  caps.supports_fp16 = 1;  // by the catalogue, as bf16, with f32 sums
+  caps.supports_bf16 = 1;
   caps.supports_fp64 = 1;
   caps.supports_int8 = 1;
   caps.supports_unified_addressing = 1;
+  caps.unified_memory = 1;
+  caps.supports_atomics = 1;
+  caps.architecture_name_bytes =
+      copy_text(kArchitecture, caps.architecture_name, sizeof(caps.architecture_name));
   return caps;
 }
 

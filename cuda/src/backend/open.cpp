@@ -1,8 +1,10 @@
 // The factory of backends.
 #include "backend/open.h"
 
+#include "backend/backend_types.h"
 #include "backend/cuda_backend.h"
 #include "backend/host_backend.h"
+#include "backend/table_backend.h"
 
 namespace wcuda {
 namespace {
@@ -10,11 +12,6 @@ namespace {
 Status check_host_ordinal(int32_t ordinal) {
   if (ordinal == 0) return {};
   return Status::error(WCUDA_NO_DEVICE, "ordinal: %d, HOST has one device, 0", ordinal);
-}
-
-Status bad_backend(int32_t backend) {
-  return Status::error(WCUDA_INVALID_ARGUMENT, "backend: %d is not one of WCUDA_BACKEND_…",
-                       backend);
 }
 
 Result<Opened> open_host(const OpenOptions& options) {
@@ -40,7 +37,7 @@ Result<Opened> open_auto(const OpenOptions& options) {
 Result<Opened> open_backend(const OpenOptions& options) {
   if (options.ordinal < 0)
     return Status::error(WCUDA_INVALID_ARGUMENT, "ordinal: %d is negative", options.ordinal);
-  switch (options.backend) {
+  switch (resolve_backend_type(options.backend)) {
     case WCUDA_BACKEND_AUTO:
       return open_auto(options);
     case WCUDA_BACKEND_CUDA: {
@@ -50,24 +47,36 @@ Result<Opened> open_backend(const OpenOptions& options) {
     case WCUDA_BACKEND_HOST:
       WCUDA_TRY(check_host_ordinal(options.ordinal));
       return open_host(options);
-    default:
-      return bad_backend(options.backend);
+    default: {
+      auto registration = find_registration(options.backend);
+      if (!registration) return backend_not_available(options.backend);
+      WCUDA_ASSIGN(auto backend, TableBackend::open(std::move(registration), options.ordinal));
+      return Opened{std::move(backend), ""};
+    }
   }
 }
 
 Result<int32_t> device_count(int32_t backend) {
-  if (backend == WCUDA_BACKEND_CUDA) return cuda_device_count();
-  if (backend == WCUDA_BACKEND_HOST) return 1;
-  return bad_backend(backend);
+  const int32_t type = resolve_backend_type(backend);
+  if (type == WCUDA_BACKEND_CUDA) return cuda_device_count();
+  if (type == WCUDA_BACKEND_HOST) return 1;
+  const auto registration = find_registration(type);
+  if (!registration) return backend_not_available(type);
+  return TableBackend::device_count(*registration);
 }
 
 Result<wcuda_device_caps> device_caps(int32_t backend, int32_t ordinal) {
   if (ordinal < 0) return Status::error(WCUDA_INVALID_ARGUMENT, "ordinal: %d is negative", ordinal);
-  if (backend == WCUDA_BACKEND_CUDA) return cuda_device_caps(ordinal);
-  if (backend != WCUDA_BACKEND_HOST) return bad_backend(backend);
-  WCUDA_TRY(check_host_ordinal(ordinal));
-  WCUDA_ASSIGN(const auto host, HostBackend::open(0, 0));
-  return host->caps();
+  const int32_t type = resolve_backend_type(backend);
+  if (type == WCUDA_BACKEND_CUDA) return cuda_device_caps(ordinal);
+  if (type == WCUDA_BACKEND_HOST) {
+    WCUDA_TRY(check_host_ordinal(ordinal));
+    WCUDA_ASSIGN(const auto host, HostBackend::open(0, 0));
+    return host->caps();
+  }
+  const auto registration = find_registration(type);
+  if (!registration) return backend_not_available(type);
+  return TableBackend::device_caps(*registration, ordinal);
 }
 
 }  // namespace wcuda

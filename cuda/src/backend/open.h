@@ -1,4 +1,4 @@
-// Opening a backend: CUDA, HOST, or whichever AUTO finds.
+// Opening a backend: CUDA, HOST, one that is registered, or whichever of the first two AUTO finds.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Opened {
 // AUTO takes HOST when CUDA is not built in, has no device, or its device cannot be opened.
 Result<Opened> open_backend(const OpenOptions& options);
 
-// Of CUDA or HOST. No device is an error that says why, not 0. Makes no CUDA context.
+// Of a type. No device is an error that says why, not 0. Makes no CUDA context.
 Result<int32_t> device_count(int32_t backend);
 Result<wcuda_device_caps> device_caps(int32_t backend, int32_t ordinal);
 

@@ -2,10 +2,15 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include "backend/wrapper_backend.h"
 
 namespace wcuda {
+
+// A call as a line of JSON, by the names of the public table:
+// {"slot":"allocate","bytes":4096,"stream":0,"ns":812,"status":"WCUDA_OK"}
+std::string trace_line(const Call& call, const Status& status);
 
 class TraceBackend final : public WrapperBackend {
  public:

@@ -1,6 +1,8 @@
 // Forwarding, call by call.
 #include "backend/wrapper_backend.h"
 
+#include <chrono>
+
 namespace wcuda {
 namespace {
 
@@ -13,13 +15,17 @@ const Status& status_of(const Result<T>& result) {
 }  // namespace
 
 template <class Body>
-auto WrapperBackend::pass(const Call& call, Body&& body) -> decltype(body()) {
+auto WrapperBackend::pass(Call call, Body&& body) -> decltype(body()) {
   Status refused = before(call);
   if (!refused.ok()) {
     after(call, refused);
     return refused;
   }
+  const auto begin = std::chrono::steady_clock::now();
   auto answer = body();
+  const auto taken = std::chrono::steady_clock::now() - begin;
+  call.ns =
+      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count());
   after(call, status_of(answer));
   return answer;
 }
@@ -145,6 +151,27 @@ Status WrapperBackend::kernel_launch(Kernel kernel, const LaunchDims& dims, void
 Status WrapperBackend::host_launch(Stream stream, const std::function<Status()>& work) {
   return pass({"host_launch", CallKind::kLaunch, 0, stream},
               [&] { return inner_->host_launch(stream, work); });
+}
+
+Status WrapperBackend::compile(uint64_t source_bytes, const std::function<Status()>& work) {
+  return pass({"compile_kernel", CallKind::kCompile, source_bytes},
+              [&] { return inner_->compile(source_bytes, work); });
+}
+
+// Part of a compile that has been told already.
+Result<Kernel> WrapperBackend::source_compile(const std::string& source, const std::string& entry) {
+  return inner_->source_compile(source, entry);
+}
+
+Status WrapperBackend::source_launch(Kernel kernel, const LaunchDims& dims,
+                                     const std::vector<wcuda_host_argument>& arguments,
+                                     Stream stream) {
+  return pass({"kernel_launch", CallKind::kLaunch, 0, stream},
+              [&] { return inner_->source_launch(kernel, dims, arguments, stream); });
+}
+
+Status WrapperBackend::source_destroy(Kernel kernel) {
+  return pass({"destroy_kernel", CallKind::kEnd}, [&] { return inner_->source_destroy(kernel); });
 }
 
 Status WrapperBackend::queue(Stream stream, const std::function<Status()>& work) {

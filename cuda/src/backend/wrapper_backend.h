@@ -10,9 +10,10 @@ enum class CallKind {
   kAllocate,
   kCopy,
   kLaunch,  // fill, digests, launch, queue, graph_launch
-  kWait,    // synchronize and its like
-  kOther,   // asks, records, creates
-  kEnd,     // free and destroy: legal on a lost device
+  kCompile,
+  kWait,   // synchronize and its like
+  kOther,  // asks, records, creates
+  kEnd,    // free and destroy: legal on a lost device
 };
 
 struct Call {
@@ -20,6 +21,7 @@ struct Call {
   CallKind kind;
   uint64_t bytes = 0;
   Stream stream{};
+  uint64_t ns = 0;  // after the call: how long it took
 };
 
 class WrapperBackend : public Backend {
@@ -59,6 +61,11 @@ class WrapperBackend : public Backend {
   Status kernel_launch(Kernel kernel, const LaunchDims& dims, void* const* arguments,
                        Stream stream) override;
   Status host_launch(Stream stream, const std::function<Status()>& work) override;
+  Status compile(uint64_t source_bytes, const std::function<Status()>& work) override;
+  Result<Kernel> source_compile(const std::string& source, const std::string& entry) override;
+  Status source_launch(Kernel kernel, const LaunchDims& dims,
+                       const std::vector<wcuda_host_argument>& arguments, Stream stream) override;
+  Status source_destroy(Kernel kernel) override;
   Status queue(Stream stream, const std::function<Status()>& work) override;
   Result<Graph> graph_capture(Stream stream, const std::function<Status()>& work) override;
   Status graph_launch(Graph graph, Stream stream) override;
@@ -85,7 +92,7 @@ class WrapperBackend : public Backend {
 
  private:
   template <class Body>
-  auto pass(const Call& call, Body&& body) -> decltype(body());
+  auto pass(Call call, Body&& body) -> decltype(body());
 
   std::shared_ptr<Backend> inner_;
 };

@@ -366,6 +366,8 @@ Status check_ids(const CatalogueEntry& entry, const kernels::CatalogueArgs& args
 Status run_call(const CatalogueEntry& entry, const PreparedCall& call, vram::Memory& memory,
                 Stream stream) {
   Backend& backend = memory.backend();
+  if (backend.is_registered())
+    return Status::error(WCUDA_UNSUPPORTED_KERNEL, "%s: runs on CUDA and HOST", entry.name.c_str());
   if (entry.op == CatalogueOp::kEmbedding) WCUDA_TRY(check_ids(entry, call.args, memory, stream));
   if (is_product(entry.op)) return run_product(entry.op, call.args, call.count, memory, stream);
   if (backend.is_host())

@@ -88,6 +88,8 @@ Status check_gemm(const TypedGemm& gemm, const GemmWindows& windows) {
 Status run_gemm(const TypedGemm& gemm, vram::Memory& memory, Stream stream) {
   if (gemm.batch == 0 || gemm.m == 0 || gemm.n == 0) return {};
   Backend& backend = memory.backend();
+  if (backend.is_registered())
+    return Status::error(WCUDA_UNSUPPORTED_KERNEL, "gemm: runs on CUDA and HOST");
   if (backend.is_host())
     return backend.host_launch(stream, [&] { return run_gemm_on_host(gemm, memory); });
   return run_gemm_on_device(gemm, memory, stream);

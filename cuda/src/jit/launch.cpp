@@ -10,6 +10,8 @@ namespace {
 constexpr int kClusterCapability = 9;
 constexpr uint64_t kClusterBlocksMax = 8;  // what every device with clusters can do
 constexpr uint64_t kAddressBytes = 8;
+constexpr LaunchLimits kHostLimits = {
+    {2147483647, 65535, 65535}, {1024, 1024, 64}, 1024, 232448, kClusterBlocksMax};
 constexpr uint32_t kBothAccess = WCUDA_ACCESS_READ | WCUDA_ACCESS_WRITE;
 
 struct KindRow {
@@ -70,15 +72,15 @@ Status wrong_count(size_t given, size_t taken) {
 }  // namespace
 
 LaunchLimits device_limits(const wcuda_device_caps& caps) {
-  if (caps.backend == WCUDA_BACKEND_HOST)
-    return {{2147483647, 65535, 65535}, {1024, 1024, 64}, 1024, 232448, kClusterBlocksMax};
-  LaunchLimits limits{};
+  if (caps.backend == WCUDA_BACKEND_HOST) return kHostLimits;
+  LaunchLimits limits = kHostLimits;  // what a table of a caller's does not tell
+  const auto set = [](uint64_t told, uint64_t* limit) { *limit = told ? told : *limit; };
   for (int i = 0; i < 3; ++i) {
-    limits.grid[i] = static_cast<uint64_t>(caps.max_grid_dims[i]);
-    limits.block[i] = static_cast<uint64_t>(caps.max_block_dims[i]);
+    set(static_cast<uint64_t>(caps.max_grid_dims[i]), &limits.grid[i]);
+    set(static_cast<uint64_t>(caps.max_block_dims[i]), &limits.block[i]);
   }
-  limits.block_threads = static_cast<uint64_t>(caps.max_threads_per_block);
-  limits.shared_bytes = caps.shared_memory_per_block_optin;
+  set(static_cast<uint64_t>(caps.max_threads_per_block), &limits.block_threads);
+  set(caps.shared_memory_per_block_optin, &limits.shared_bytes);
   limits.cluster_blocks =
       caps.compute_capability_major >= kClusterCapability ? kClusterBlocksMax : 1;
   return limits;

@@ -221,6 +221,9 @@ uint64_t rows_per_piece(const PlannedTensor& tensor, uint64_t slice_bytes) {
 }
 
 Result<DetailedPlan> plan_load_in_detail(const Backend& backend, const gguf::Gguf& file) {
+  if (backend.is_registered())
+    return Status::error(WCUDA_UNSUPPORTED, "models run on CUDA and HOST, not on backend %d",
+                         backend.caps().backend);
   WCUDA_ASSIGN(ReadConfig read, read_config(file));
   DetailedPlan plan;
   plan.plan.config = std::move(read.config);

@@ -100,7 +100,8 @@ Memory::~Memory() {
 
 Status Memory::copy_to_device(void* target, const void* source, uint64_t bytes) {
   const auto by_driver = [&] { return backend_->copy_to_device(target, source, bytes); };
-  if (backend_->is_host() || bytes < StagedCopy::kBytesMin) return by_driver();
+  if (backend_->caps().backend != WCUDA_BACKEND_CUDA || bytes < StagedCopy::kBytesMin)
+    return by_driver();
   WCUDA_ASSIGN(const MemoryPlace place, backend_->memory_place(source));
   const std::unique_lock<std::mutex> lock(staged_mutex_, std::try_to_lock);
   if (place != MemoryPlace::kHost || !lock) return by_driver();

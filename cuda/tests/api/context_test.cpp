@@ -73,7 +73,8 @@ TEST(Context, create_refuses_misuse_and_leaves_the_output) {
   EXPECT_EQ(create([](Options& o) { o.abi_version = 0; }), WCUDA_ABI_MISMATCH);
   EXPECT_STREQ(error.message, "abi_version: the caller's header has 0, this library 1");
   EXPECT_EQ(create([](Options& o) { o.struct_size = 8; }), WCUDA_INVALID_ARGUMENT);
-  EXPECT_EQ(create([](Options& o) { o.backend = 3; }), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(create([](Options& o) { o.backend = 99; }), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(create([](Options& o) { o.backend = WCUDA_BACKEND_VULKAN; }), WCUDA_NOT_AVAILABLE);
   EXPECT_EQ(create([](Options& o) { o.ordinal = -1; }), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(create([](Options& o) { o.ordinal = 1; }), WCUDA_NO_DEVICE);
   EXPECT_EQ(create([](Options& o) { o.flags = 1; }), WCUDA_INVALID_ARGUMENT);

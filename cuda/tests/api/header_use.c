@@ -61,6 +61,12 @@ int HEADER_USE(void) {
   CHECK_INIT(wcuda_kernel_descriptor, WCUDA_KERNEL_DESCRIPTOR_INIT);
   CHECK_INIT(wcuda_registered_kernel, WCUDA_REGISTERED_KERNEL_INIT);
   CHECK_INIT(wcuda_run_info, WCUDA_RUN_INFO_INIT);
+  CHECK_INIT(wcuda_backend_vtable, WCUDA_BACKEND_VTABLE_INIT);
+  CHECK_INIT(wcuda_backend_registration, WCUDA_BACKEND_REGISTRATION_INIT);
+  CHECK_INIT(wcuda_selection_options, WCUDA_SELECTION_OPTIONS_INIT);
+  CHECK_INIT(wcuda_selection, WCUDA_SELECTION_INIT);
+  CHECK_INIT(wcuda_backend_options, WCUDA_BACKEND_OPTIONS_INIT);
+  CHECK_INIT(wcuda_backend_info, WCUDA_BACKEND_INFO_INIT);
   if (static_options.abi_version != WCUDA_ABI_VERSION) ++wrong_count;
   return wrong_count;
 }

@@ -1,0 +1,255 @@
+//! Backends (section 21).
+
+use super::*;
+
+pub(super) fn push_layout(rows: &mut Vec<LayoutRow>) {
+    wcuda_device_memory::push_layout(rows);
+    wcuda_backend_kernel::push_layout(rows);
+    wcuda_backend_vtable::push_layout(rows);
+    wcuda_backend_registration::push_layout(rows);
+    wcuda_backend_entry::push_layout(rows);
+    wcuda_selection_options::push_layout(rows);
+    wcuda_skipped_backend::push_layout(rows);
+    wcuda_selection::push_layout(rows);
+    wcuda_backend::push_layout(rows);
+    wcuda_backend_options::push_layout(rows);
+    wcuda_backend_info::push_layout(rows);
+}
+
+// ---- 21. Backends ----
+
+pub const WCUDA_BACKEND_VULKAN: i32 = 3;
+pub const WCUDA_BACKEND_METAL: i32 = 4;
+pub const WCUDA_BACKEND_WEBGPU: i32 = 5;
+pub const WCUDA_BACKEND_OPENGL: i32 = 6;
+pub const WCUDA_BACKEND_OPENGLES: i32 = 7;
+pub const WCUDA_BACKEND_WEBGL2: i32 = 8;
+pub const WCUDA_BACKEND_STDGPU: i32 = 9;
+pub const WCUDA_BACKEND_SIMULATED: i32 = 10;
+pub const WCUDA_BACKEND_FPGA: i32 = 11;
+pub const WCUDA_BACKEND_DIRECTML: i32 = 12;
+pub const WCUDA_BACKEND_TPU: i32 = 13;
+pub const WCUDA_BACKEND_REGISTERED: i32 = 256;
+pub const WCUDA_MEMORY_DEVICE: u32 = 1 << 0;
+pub const WCUDA_MEMORY_HOST_VISIBLE: u32 = 1 << 1;
+pub const WCUDA_MEMORY_HOST_COHERENT: u32 = 1 << 2;
+pub const WCUDA_MEMORY_CACHED: u32 = 1 << 3;
+pub const WCUDA_FEATURE_FP16: u32 = 1 << 0;
+pub const WCUDA_FEATURE_FP64: u32 = 1 << 1;
+pub const WCUDA_FEATURE_ATOMICS: u32 = 1 << 2;
+pub const WCUDA_FEATURE_SHARED_MEMORY: u32 = 1 << 3;
+pub const WCUDA_FEATURE_SUBGROUPS: u32 = 1 << 4;
+pub const WCUDA_FEATURE_COOPERATIVE_GROUPS: u32 = 1 << 5;
+pub const WCUDA_FEATURE_TENSOR_CORES: u32 = 1 << 6;
+pub const WCUDA_FEATURE_DYNAMIC_PARALLELISM: u32 = 1 << 7;
+pub const WCUDA_SELECT_NO_HOST: u32 = 1 << 0;
+pub const WCUDA_BACKEND_WITH_FAULTS: u32 = 1 << 0;
+pub const WCUDA_FAULT_NONE: i32 = 0;
+pub const WCUDA_FAULT_ALLOCATE: i32 = 1;
+pub const WCUDA_FAULT_COPY: i32 = 2;
+pub const WCUDA_FAULT_LAUNCH: i32 = 3;
+pub const WCUDA_FAULT_SYNCHRONIZE: i32 = 4;
+pub const WCUDA_FAULT_COMPILE: i32 = 5;
+pub const WCUDA_FAULT_LOST: i32 = 6;
+
+pub type wcuda_trace_callback = Option<unsafe extern "C" fn(user: *mut c_void, line: wcuda_string)>;
+
+c_struct! {
+    wcuda_device_memory {
+        id: u64,
+        bytes: u64,
+    }
+}
+
+c_struct! {
+    wcuda_backend_kernel {
+        id: u64,
+    }
+}
+
+c_struct! {
+    sized wcuda_backend_vtable {
+        struct_size: u32,
+        reserved: u32,
+        deinit: Option<unsafe extern "C" fn(instance: *mut c_void)>,
+        get_device_count: Option<unsafe extern "C" fn(instance: *mut c_void) -> u32>,
+        get_device_caps: Option<unsafe extern "C" fn(instance: *mut c_void, device: u32, caps: *mut wcuda_device_caps, error: *mut wcuda_error) -> wcuda_status>,
+        allocate: Option<unsafe extern "C" fn(instance: *mut c_void, bytes: u64, flags: u8, memory: *mut wcuda_device_memory, error: *mut wcuda_error) -> wcuda_status>,
+        free: Option<unsafe extern "C" fn(instance: *mut c_void, memory: wcuda_device_memory, error: *mut wcuda_error) -> wcuda_status>,
+        copy_to_device: Option<unsafe extern "C" fn(instance: *mut c_void, target: wcuda_device_memory, offset: u64, source: *const c_void, bytes: u64, error: *mut wcuda_error) -> wcuda_status>,
+        copy_from_device: Option<unsafe extern "C" fn(instance: *mut c_void, target: *mut c_void, source: wcuda_device_memory, offset: u64, bytes: u64, error: *mut wcuda_error) -> wcuda_status>,
+        copy_to_device_async: Option<unsafe extern "C" fn(instance: *mut c_void, target: wcuda_device_memory, offset: u64, source: *const c_void, bytes: u64, stream: wcuda_stream, error: *mut wcuda_error) -> wcuda_status>,
+        copy_from_device_async: Option<unsafe extern "C" fn(instance: *mut c_void, target: *mut c_void, source: wcuda_device_memory, offset: u64, bytes: u64, stream: wcuda_stream, error: *mut wcuda_error) -> wcuda_status>,
+        compile_kernel: Option<unsafe extern "C" fn(instance: *mut c_void, source: wcuda_string, entry: wcuda_string, kernel: *mut wcuda_backend_kernel, error: *mut wcuda_error) -> wcuda_status>,
+        launch_kernel: Option<unsafe extern "C" fn(instance: *mut c_void, kernel: wcuda_backend_kernel, config: *const wcuda_launch, arguments: *const wcuda_argument, argument_count: u64, error: *mut wcuda_error) -> wcuda_status>,
+        destroy_kernel: Option<unsafe extern "C" fn(instance: *mut c_void, kernel: wcuda_backend_kernel, error: *mut wcuda_error) -> wcuda_status>,
+        synchronize: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut wcuda_error) -> wcuda_status>,
+        copy_on_device: Option<unsafe extern "C" fn(instance: *mut c_void, target: wcuda_device_memory, target_offset: u64, source: wcuda_device_memory, source_offset: u64, bytes: u64, stream: wcuda_stream, error: *mut wcuda_error) -> wcuda_status>,
+        fill: Option<unsafe extern "C" fn(instance: *mut c_void, memory: wcuda_device_memory, offset: u64, bytes: u64, pattern: u64, pattern_bytes: u32, stream: wcuda_stream, error: *mut wcuda_error) -> wcuda_status>,
+        stream_create: Option<unsafe extern "C" fn(instance: *mut c_void, priority: i32, stream: *mut wcuda_stream, error: *mut wcuda_error) -> wcuda_status>,
+        stream_destroy: Option<unsafe extern "C" fn(instance: *mut c_void, stream: wcuda_stream, error: *mut wcuda_error) -> wcuda_status>,
+        stream_synchronize: Option<unsafe extern "C" fn(instance: *mut c_void, stream: wcuda_stream, error: *mut wcuda_error) -> wcuda_status>,
+        event_create: Option<unsafe extern "C" fn(instance: *mut c_void, event: *mut wcuda_event, error: *mut wcuda_error) -> wcuda_status>,
+        event_destroy: Option<unsafe extern "C" fn(instance: *mut c_void, event: wcuda_event, error: *mut wcuda_error) -> wcuda_status>,
+        event_record: Option<unsafe extern "C" fn(instance: *mut c_void, event: wcuda_event, stream: wcuda_stream, error: *mut wcuda_error) -> wcuda_status>,
+        event_order: Option<unsafe extern "C" fn(instance: *mut c_void, event: wcuda_event, stream: wcuda_stream, error: *mut wcuda_error) -> wcuda_status>,
+        event_synchronize: Option<unsafe extern "C" fn(instance: *mut c_void, event: wcuda_event, error: *mut wcuda_error) -> wcuda_status>,
+        event_done: Option<unsafe extern "C" fn(instance: *mut c_void, event: wcuda_event, done: *mut i32, error: *mut wcuda_error) -> wcuda_status>,
+        event_elapsed: Option<unsafe extern "C" fn(instance: *mut c_void, start: wcuda_event, end: wcuda_event, milliseconds: *mut f64, error: *mut wcuda_error) -> wcuda_status>,
+        memory_info: Option<unsafe extern "C" fn(instance: *mut c_void, free_bytes: *mut u64, total_bytes: *mut u64, error: *mut wcuda_error) -> wcuda_status>,
+        fault: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut wcuda_error) -> wcuda_status>,
+        host_address: Option<unsafe extern "C" fn(instance: *mut c_void, memory: wcuda_device_memory, address: *mut *mut c_void, error: *mut wcuda_error) -> wcuda_status>,
+    }
+}
+
+c_struct! {
+    sized wcuda_backend_registration {
+        struct_size: u32,
+        priority: i32,
+        name: wcuda_string,
+        table: *const wcuda_backend_vtable,
+        open: Option<unsafe extern "C" fn(user: *mut c_void, ordinal: i32, instance: *mut *mut c_void, error: *mut wcuda_error) -> wcuda_status>,
+        user: *mut c_void,
+    }
+}
+
+c_struct! {
+    wcuda_backend_entry {
+        r#type: i32,
+        priority: i32,
+        is_available: i32,
+        device_count: i32,
+        status: wcuda_status,
+        reserved: u32,
+        name: [c_char; 32],
+        reason: [c_char; 200],
+    }
+}
+
+c_struct! {
+    sized wcuda_selection_options {
+        struct_size: u32,
+        flags: u32,
+        preferred: i32,
+        fallback_count: u32,
+        fallbacks: *const i32,
+        required_features: u64,
+    }
+}
+
+c_struct! {
+    wcuda_skipped_backend {
+        r#type: i32,
+        status: wcuda_status,
+        reason: [c_char; 248],
+    }
+}
+
+c_struct! {
+    sized wcuda_selection {
+        struct_size: u32,
+        r#type: i32,
+        ordinal: i32,
+        skipped_count: u32,
+        skipped: [wcuda_skipped_backend; 16],
+    }
+}
+
+c_struct! {
+    wcuda_backend {
+        id: u64,
+    }
+}
+
+c_struct! {
+    sized wcuda_backend_options {
+        struct_size: u32,
+        r#type: i32,
+        ordinal: i32,
+        flags: u32,
+        memory_budget: u64,
+        host_thread_count: u32,
+        reserved: u32,
+        trace: wcuda_trace_callback,
+        trace_user: *mut c_void,
+        library_folder: wcuda_string,
+    }
+}
+
+c_struct! {
+    sized wcuda_backend_info {
+        struct_size: u32,
+        r#type: i32,
+        ordinal: i32,
+        device_count: u32,
+        is_traced: i32,
+        has_faults: i32,
+        live_count: u64,
+        name: [c_char; 32],
+        fallback_reason: [c_char; 512],
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_backend_register(
+        registration: *const wcuda_backend_registration,
+        r#type: *mut i32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_backend_unregister(r#type: i32, error: *mut wcuda_error) -> wcuda_status;
+    pub fn wcuda_backend_list_get(
+        entries: *mut wcuda_backend_entry,
+        capacity: u64,
+        count: *mut u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_backend_find(
+        name: wcuda_string,
+        r#type: *mut i32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_device_features_get(
+        caps: *const wcuda_device_caps,
+        features: *mut u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_backend_select(
+        options: *const wcuda_selection_options,
+        selection: *mut wcuda_selection,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_backend_error_name(status: wcuda_status) -> *const c_char;
+    pub fn wcuda_launch_threads_get(
+        launch: *const wcuda_launch,
+        threads: *mut u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_backend_open(
+        options: *const wcuda_backend_options,
+        backend: *mut wcuda_backend,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_backend_destroy(backend: wcuda_backend);
+    pub fn wcuda_backend_info_get(
+        backend: wcuda_backend,
+        info: *mut wcuda_backend_info,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_backend_table_get(
+        backend: wcuda_backend,
+        table: *mut *const wcuda_backend_vtable,
+        instance: *mut *mut c_void,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_backend_context_get(
+        backend: wcuda_backend,
+        context: *mut wcuda_context,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_backend_fault_set(
+        backend: wcuda_backend,
+        kind: i32,
+        k: u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
