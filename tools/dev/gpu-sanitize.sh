@@ -14,9 +14,11 @@ kernels+=:GpuAttentionHost.*:GpuAttention.softcap*:Library/GpuLinear.odd*
 suite=$kernels:GpuNumeric.*:GpuBuffer.fill*:GpuRepack.*:GpuUnpack.*:Library/GpuLinear.gates*
 suite+=:Library/GpuLinear.every_format*:GpuLinearVector.products*:Gpu/ModelUpload.expands*
 suite+=:Gpu/ModelUpload.tensors_take_turns*:Gpu/Step.*:Gpu/EngineGolden.every_family*
+suite+=:GpuCatalogue.equals_numpy:GpuCatalogue.element_wise*:GpuCatalogue.unknown*:GpuKernels.*:GpuStreams.*
+suite+=:GpuModules.are*:GpuRegistry.*:GpuGemmApi.large*:GpuGemmApi.gives*:GpuResidencyApi.*
 suite+=:-Gpu/Step.poisoned*:Gpu/Step.a_second_thread*:Gpu/Step.a_seed*
 # racecheck is ten times slower still: whole steps only once, with sampling.
-races=$kernels:Gpu/Step.top_logprobs*
+races=$kernels:GpuCatalogue.equals_numpy:GpuKernels.vector_add*:Gpu/Step.top_logprobs*
 mkdir -p sanitizer
 status=0 tools=(memcheck racecheck initcheck synccheck) jobs=()
 for tool in "${tools[@]}"; do

@@ -238,7 +238,7 @@ constexpr struct {
               {WCUDA_GEMM_FP8, WCUDA_ARG_BF16},  {WCUDA_GEMM_FP8, WCUDA_ARG_F16},
               {WCUDA_GEMM_FP8, WCUDA_ARG_F32}};
 
-TEST(Gemm, every_type_transpose_and_epilogue) {
+TEST(GemmApi, every_type_transpose_and_epilogue) {
   const TestContext context;
   for (const auto& [type, output] : kPairs)
     for (const uint32_t flags : {0u, kA, kB, kA | kB})
@@ -250,7 +250,7 @@ TEST(Gemm, every_type_transpose_and_epilogue) {
 }
 
 // Around the sizes of tiles (96 x 128), blocks (1056 x 1024, 512 deep) and vectors.
-TEST(Gemm, odd_sizes_strides_and_batches) {
+TEST(GemmApi, odd_sizes_strides_and_batches) {
   const TestContext context;
   constexpr uint64_t sizes[][3] = {{1, 1, 1},      {12, 32, 1},    {95, 127, 511},
                                    {96, 128, 512}, {97, 129, 513}, {1057, 3, 2},
@@ -263,7 +263,7 @@ TEST(Gemm, odd_sizes_strides_and_batches) {
   expect_right(context, {WCUDA_GEMM_F32, WCUDA_ARG_F32, 0, 0, true, 1, 2, 5, 33, 65, 17, 7});
 }
 
-TEST(Gemm, every_instruction_set_multiplies) {
+TEST(GemmApi, every_instruction_set_multiplies) {
   int found = 0;
   for (const char* name : {"portable", "avx2", "avx512"}) {
     const compute::HostTile* const tile = compute::find_host_tile(name);
@@ -287,7 +287,7 @@ TEST(Gemm, every_instruction_set_multiplies) {
 }
 
 // However many threads share the work.
-TEST(Gemm, threads_do_not_change_bits) {
+TEST(GemmApi, threads_do_not_change_bits) {
   const Case c{WCUDA_GEMM_F32, WCUDA_ARG_F32, 0, 0, false, 1, 0, 1, 300, 400, 600};
   std::vector<uint8_t> first;
   for (const uint32_t threads : {1u, 2u, 5u}) {
@@ -307,7 +307,7 @@ TEST(Gemm, threads_do_not_change_bits) {
   }
 }
 
-TEST(Gemm, wrong_calls_are_refused_with_the_numbers) {
+TEST(GemmApi, wrong_calls_are_refused_with_the_numbers) {
   const TestContext context;
   const Case plain{WCUDA_GEMM_F32, WCUDA_ARG_F32, 0, 0, true, 1, 1, 2, 4, 5, 6};
   wcuda_error error{};
@@ -347,7 +347,7 @@ TEST(Gemm, wrong_calls_are_refused_with_the_numbers) {
           "only reading is granted");
 }
 
-TEST(Gemm, nothing_is_made_of_nothing) {
+TEST(GemmApi, nothing_is_made_of_nothing) {
   const TestContext context;
   Product product(context.handle(), {WCUDA_GEMM_F32, WCUDA_ARG_F32, 0, 0, false, 1, 1, 1, 4, 5, 6});
   const std::vector<uint8_t> before = product.read().bytes;
@@ -357,7 +357,7 @@ TEST(Gemm, nothing_is_made_of_nothing) {
 }
 
 // The device and the library may fail at any step: an error, and nothing in the ledger.
-TEST(Gemm, failure_at_every_step_leaves_the_output) {
+TEST(GemmApi, failure_at_every_step_leaves_the_output) {
   const FaultContext context;
   const Product product(context.handle(),
                         {WCUDA_GEMM_F32, WCUDA_ARG_F32, 0, 0, false, 1, 1, 1, 4, 5, 6});
@@ -371,7 +371,7 @@ TEST(Gemm, failure_at_every_step_leaves_the_output) {
 
 bool has_library() { return DynamicLibrary::open(kCublasLtLibrary).ok(); }
 
-TEST(GpuGemm, without_the_library_an_error_names_it) {
+TEST(GpuGemmApi, without_the_library_an_error_names_it) {
   const TestContext context(0, WCUDA_BACKEND_CUDA);
   if (has_library()) GTEST_SKIP() << "cuBLASLt is here";
   wcuda_error error{};
@@ -381,7 +381,7 @@ TEST(GpuGemm, without_the_library_an_error_names_it) {
   EXPECT_NE(std::string(error.message).find(kCublasLtLibrary), std::string::npos) << error.message;
 }
 
-TEST(GpuGemm, every_type_transpose_and_epilogue) {
+TEST(GpuGemmApi, every_type_transpose_and_epilogue) {
   const TestContext context(0, WCUDA_BACKEND_CUDA);
   if (!has_library()) GTEST_SKIP() << "no cuBLASLt";
   for (const auto& [type, output] : kPairs)
@@ -401,7 +401,7 @@ TEST(GpuGemm, every_type_transpose_and_epilogue) {
   EXPECT_EQ(context.memory(WCUDA_PURPOSE_ANY).current_bytes, 0u);
 }
 
-TEST(GpuGemm, odd_sizes_strides_and_batches) {
+TEST(GpuGemmApi, odd_sizes_strides_and_batches) {
   const TestContext context(0, WCUDA_BACKEND_CUDA);
   if (!has_library()) GTEST_SKIP() << "no cuBLASLt";
   constexpr uint64_t sizes[][3] = {{1, 1, 1}, {1, 100, 300}, {129, 1, 65}, {200, 150, 70}};
@@ -413,14 +413,14 @@ TEST(GpuGemm, odd_sizes_strides_and_batches) {
 }
 
 // Long sums: the bound grows with k, the error hardly.
-TEST(GpuGemm, long_sums_stay_within_the_bound) {
+TEST(GpuGemmApi, long_sums_stay_within_the_bound) {
   const TestContext context(0, WCUDA_BACKEND_CUDA);
   if (!has_library()) GTEST_SKIP() << "no cuBLASLt";
   for (const auto& [type, output] : kPairs)
     expect_right(context, {type, output, kB, 0, false, 1, 0, 1, 16, 16, 65536});
 }
 
-TEST(GpuGemm, gives_the_same_bits_each_time) {
+TEST(GpuGemmApi, gives_the_same_bits_each_time) {
   const TestContext context(0, WCUDA_BACKEND_CUDA);
   if (!has_library()) GTEST_SKIP() << "no cuBLASLt";
   for (const auto& [type, output] : kPairs) {
@@ -436,7 +436,7 @@ TEST(GpuGemm, gives_the_same_bits_each_time) {
   }
 }
 
-TEST(GpuGemm, fp8_of_a_shape_the_library_has_not_is_an_error) {
+TEST(GpuGemmApi, fp8_of_a_shape_the_library_has_not_is_an_error) {
   const TestContext context(0, WCUDA_BACKEND_CUDA);
   if (!has_library()) GTEST_SKIP() << "no cuBLASLt";
   wcuda_error error{};
@@ -447,7 +447,7 @@ TEST(GpuGemm, fp8_of_a_shape_the_library_has_not_is_an_error) {
 }
 
 // Large products of the catalogue go to cuBLASLt, and give what ours would.
-TEST(GpuGemm, large_products_of_the_catalogue_are_right) {
+TEST(GpuGemmApi, large_products_of_the_catalogue_are_right) {
   const TestContext context(0, WCUDA_BACKEND_CUDA);
   for (const int32_t type : {WCUDA_GEMM_F32, WCUDA_GEMM_F16, WCUDA_GEMM_BF16}) {
     const int32_t element = input_type(type);
