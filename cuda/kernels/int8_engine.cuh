@@ -6,6 +6,7 @@
 
 #include "kernels/tile.h"
 #include "kernels/vector_stage.cuh"
+#include "kernels/whole_scales.cuh"
 
 namespace wcuda::kernels::vector {
 
@@ -29,6 +30,16 @@ __device__ inline void mma_tf32(float (&c)[4], float a0, float a1, float b) {
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(b)));
+}
+
+// c += a * b, of tf32 terms: a (row g and g + 8, k = t), the same rows with k = t + 4, b (k = t and
+// t + 4, column g).
+__device__ inline void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
+        "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
 // The part of v that is a tf32 value.
@@ -63,10 +74,10 @@ __device__ inline void put_int8(uint32_t eight, uint32_t token, const float (&v)
     amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 8));
   }
   const float inverse = amax > 0.0f ? __fdividef(kCodeMax, amax) : 0.0f;
-  // Rounded by the addition of 1.5 * 2^23: the low bits of the sum are the integer.
-  constexpr float kRounder = 12582912.0f;
+  // Rounded by the addition of 1.5 * 2^23: the low bits of the sum are the integer, plus 128.
+  constexpr float kRounder = 12582912.0f + 128.0f;
   uint32_t q[8];
-  uint32_t all = -8u * 0x4b400000u;
+  uint32_t all = -8u * (0x4b400000u + 128u);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     q[i] = __float_as_uint(fmaf(v[i], inverse, kRounder));
@@ -76,15 +87,15 @@ __device__ inline void put_int8(uint32_t eight, uint32_t token, const float (&v)
   sum += __shfl_xor_sync(~0u, sum, 1);
   const int32_t other = __shfl_xor_sync(~0u, sum, 2);
   if (!is_there) return;
-  // The low term is the low byte of q, the high one the next of q + 128.
+  // The low term is the low byte without the 128, the high one the next with it.
   uint32_t high[2], low[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const uint32_t* four = q + 4 * i;
-    high[i] = __byte_perm(__byte_perm(four[0] + 128, four[1] + 128, 0x0051),
-                          __byte_perm(four[2] + 128, four[3] + 128, 0x0051), 0x5410);
-    low[i] = __byte_perm(__byte_perm(four[0], four[1], 0x0040),
-                         __byte_perm(four[2], four[3], 0x0040), 0x5410);
+    const uint32_t front = __byte_perm(four[0], four[1], 0x5140);
+    const uint32_t back = __byte_perm(four[2], four[3], 0x5140);
+    high[i] = __byte_perm(front, back, 0x7632);
+    low[i] = __byte_perm(front, back, 0x5410) ^ 0x80808080;
   }
   const uint32_t cell = eight / 4 * T + token;
   constexpr uint32_t kLowOffset = T == 8 ? 8 : 32;
@@ -174,13 +185,16 @@ struct Int8Engine {
   static constexpr uint32_t kStageBytes = kStageRecords * kLayout.record_bytes();
   // T = 4 and 8: sums of mins are products too, of (16 rows, groups) by (groups, tokens) as tf32.
   static constexpr bool kMinsByProduct = T >= 4 && Tile::kHasMin && Tile::kGroup == 32;
+  // And where scales are whole numbers, sums of a unit are.
+  using Whole = WholeScales<Tile>;
+  static constexpr bool kIsWhole = T >= 4 && Whole::kIs;
   // A lane's: [token][row g, row g + 8]; then a product's accumulators.
   static constexpr uint32_t kProductSums = T == 8 ? 4 : 2;
-  static constexpr uint32_t kSums = kProductSums + (kMinsByProduct ? 4 : 0);
+  static constexpr uint32_t kSums = kProductSums + (kMinsByProduct && !kIsWhole ? 4 : 0);
   // Of a warp, for scales of a unit: (group, row g) a pair of scales, with a pair of mins.
   static constexpr bool kSharesMins = Tile::kHasMin && !kMinsByProduct;
   static constexpr uint32_t kScratchBytes =
-      T >= 4 ? kUnitInputs / Tile::kGroup * 8 * (kSharesMins ? 16 : 8) : 0;
+      T >= 4 && !kIsWhole ? kUnitInputs / Tile::kGroup * 8 * (kSharesMins ? 16 : 8) : 0;
   static constexpr uint32_t kGroupsOfUnit = kUnitInputs / Tile::kGroup;
 
   static constexpr uint32_t codes_bytes(uint32_t inputs) { return inputs * T * 2; }
@@ -227,6 +241,16 @@ struct Int8Engine {
   static __device__ void consume(const VectorParams& params, const uint8_t* stage, const uint8_t* x,
                                  uint32_t group, uint32_t lane, uint8_t* scratch,
                                  float (&sums)[kSums]) {
+    if constexpr (kIsWhole)
+      consume_whole(params, stage, x, group, lane, sums);
+    else
+      consume_units(params, stage, x, group, lane, scratch, sums);
+  }
+
+  // By units.
+  static __device__ void consume_units(const VectorParams& params, const uint8_t* stage,
+                                       const uint8_t* x, uint32_t group, uint32_t lane,
+                                       uint8_t* scratch, float (&sums)[kSums]) {
 #pragma unroll
     for (uint32_t half = 0; half < kUnits; ++half) {
       const typename Tile::Raw raw = Tile::load(stage, half, lane);
@@ -277,6 +301,105 @@ struct Int8Engine {
         mma_int8<Tile::kSigned>(c, a, carried == m ? b.x : 0, carried == m ? b.y : 0);
       }
       add(sums, 256 * c[0] + c[1], 256 * c[2] + c[3], cell, t / T % 2, scale[s], min[s]);
+    }
+  }
+
+  // T = 4 and 8, whole scales: products times their scales add up as integers over a unit.
+  static __device__ void consume_whole(const VectorParams& params, const uint8_t* stage,
+                                       const uint8_t* x, uint32_t group, uint32_t lane,
+                                       float (&sums)[kSums]) {
+    const uint8_t* const codes = x + group * T * 64;
+    const uint8_t* const scales = x + params.x_scales_offset + group / 4 * T * kUnitBytes;
+    const typename Whole::Header header = Whole::load(stage, lane);
+    constexpr uint32_t kParts = 32 / Tile::kGroup;   // scale groups in 32 inputs
+    constexpr uint32_t kTerms = T == 8 ? 2 : 1;      // products: of both terms, or of one each
+    constexpr uint32_t kOwnTokens = T == 8 ? 2 : 1;  // of a lane
+    const uint32_t g = lane / 4, t = lane % 4;
+    float totals[kOwnTokens][2] = {};  // row g, row g + 8
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+      const typename Tile::Raw raw = Tile::load(stage, half, lane);
+      int32_t whole[kTerms][4] = {};
+#pragma unroll
+      for (uint32_t m = 0; m < 4; ++m) {
+        uint32_t a[4];
+        Whole::codes(raw, half, m, a);
+        uint32_t b[4];
+        if constexpr (T == 8) {
+          const uint4 four = read_16(codes + (half * 4 + m) * 512 + lane * 16);
+          b[0] = four.x, b[1] = four.y, b[2] = four.z, b[3] = four.w;
+        } else {
+          const uint2 two = read_8(codes + (half * 4 + m) * 256 + lane * 8);
+          b[0] = two.x, b[1] = two.y;
+        }
+        int32_t scale[2];
+#pragma unroll
+        for (uint32_t row = 0; row < 2; ++row)
+          scale[row] = Whole::scale(header, half, m * kParts + kParts - 1, row);
+#pragma unroll
+        for (uint32_t term = 0; term < kTerms; ++term) {
+          int32_t c[4] = {0, 0, 0, 0};
+          mma_int8<Whole::kCodesSigned>(c, a, b[2 * term], b[2 * term + 1]);
+#pragma unroll
+          for (uint32_t i = 0; i < 4; ++i) whole[term][i] += scale[i / 2] * c[i];
+        }
+        if constexpr (kParts == 2) {
+          // The first 16 inputs, of lanes t = 0 and 1, again by what their scale differs.
+#pragma unroll
+          for (uint32_t row = 0; row < 2; ++row)
+            scale[row] = Whole::scale(header, half, m * 2, row) - scale[row];
+#pragma unroll
+          for (uint32_t term = 0; term < kTerms; ++term) {
+            int32_t c[4] = {0, 0, 0, 0};
+            mma_int8<Whole::kCodesSigned>(c, a, t < 2 ? b[2 * term] : 0,
+                                          t < 2 ? b[2 * term + 1] : 0);
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) whole[term][i] += scale[i / 2] * c[i];
+          }
+        }
+      }
+      const float* const x_scales =
+          reinterpret_cast<const float*>(scales + half * T * kUnitBytes) + t * kOwnTokens;
+#pragma unroll
+      for (uint32_t i = 0; i < kOwnTokens; ++i)
+#pragma unroll
+        for (uint32_t row = 0; row < 2; ++row) {
+          // Columns are tokens, or of a token both terms.
+          const int32_t high = whole[0][T == 8 ? row * 2 + i : row * 2];
+          const int32_t low = whole[kTerms - 1][T == 8 ? row * 2 + i : row * 2 + 1];
+          const float sum = fmaf(256.0f, static_cast<float>(high), static_cast<float>(low));
+          totals[i][row] = fmaf(sum, x_scales[i], totals[i][row]);
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kOwnTokens; ++i)
+#pragma unroll
+      for (uint32_t row = 0; row < 2; ++row)
+        sums[2 * i + row] = fmaf(totals[i][row], Whole::factor(header, row), sums[2 * i + row]);
+    if constexpr (Tile::kHasMin) {
+      static_assert(Tile::kGroup == 32);
+      const float a[4] = {header.min(0, t, 0), header.min(0, t, 1), header.min(1, t, 0),
+                          header.min(1, t, 1)};
+      float c[4] = {};
+      const uint8_t* const first = scales + T * 4;
+      if constexpr (T == 8) {
+        const uint8_t* const place = first + (t * T + g) * 8;
+        const float2 sum = *reinterpret_cast<const float2*>(place);
+        const float2 next = *reinterpret_cast<const float2*>(place + T * kUnitBytes);
+        mma_tf32(c, a, sum.x, next.x);
+        mma_tf32(c, a, sum.y, next.y);
+      } else {
+        const uint8_t* const place = first + (t * T + g / 2) * 8 + g % 2 * 4;
+        mma_tf32(c, a, *reinterpret_cast<const float*>(place),
+                 *reinterpret_cast<const float*>(place + T * kUnitBytes));
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kOwnTokens; ++i)
+#pragma unroll
+        for (uint32_t row = 0; row < 2; ++row) {
+          const float min = T == 8 ? c[row * 2 + i] : c[row * 2] + c[row * 2 + 1];
+          sums[2 * i + row] = fmaf(-header.min_factor(row), min, sums[2 * i + row]);
+        }
     }
   }
 
@@ -388,7 +511,7 @@ struct Int8Engine {
   template <class Put>
   static __device__ void store(float (&sums)[kSums], uint32_t lane, Put put) {
     const uint32_t g = lane / 4, t = lane % 4;
-    if constexpr (kMinsByProduct) {
+    if constexpr (kMinsByProduct && !kIsWhole) {
       const float* mins = sums + kProductSums;
       if constexpr (T == 8) {
         sums[0] -= mins[0], sums[1] -= mins[2], sums[2] -= mins[1], sums[3] -= mins[3];

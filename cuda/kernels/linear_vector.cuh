@@ -448,6 +448,29 @@ inline uint32_t clusters_at_once(Kernel kernel, uint32_t size, uint32_t shared_b
   return static_cast<uint32_t>(count);
 }
 
+// Clusters of the first section, of `clusters` for both: so that the busiest reads least, and else
+// by the sections' bytes. (Query, key and value of 8B Q4_K_M: 4 and 2 strips rather than 4 and 3.)
+inline uint32_t share_clusters(const uint32_t (&units)[2], const VectorSection (&sections)[2],
+                               uint32_t clusters) {
+  const uint64_t bytes[2] = {uint64_t{units[0]} * sections[0].strip_bytes,
+                             uint64_t{units[1]} * sections[1].strip_bytes};
+  uint64_t least = ~uint64_t{0}, least_rest = ~uint64_t{0};
+  uint32_t best = 1;
+  for (uint32_t share = 1; share < clusters; ++share) {
+    const uint32_t other = clusters - share;
+    const uint64_t first = uint64_t{divide_up(units[0], share)} * sections[0].strip_bytes;
+    const uint64_t second = uint64_t{divide_up(units[1], other)} * sections[1].strip_bytes;
+    const uint64_t most = first > second ? first : second;
+    const uint64_t means[2] = {bytes[0] / share, bytes[1] / other};
+    const uint64_t rest = means[0] > means[1] ? means[0] : means[1];
+    if (most > least || (most == least && rest >= least_rest)) continue;
+    least = most;
+    least_rest = rest;
+    best = share;
+  }
+  return best;
+}
+
 // How the warps of a CTA share out `chunks` of `strips`: the least work for the busiest. One token:
 // chunks. More: chunks (20 each), the end of a strip, and a barrier more with several groups (H200,
 // 8B Q4_K alone, 1, 2 and 4 groups: gate and up of 8 tokens 38.5, 31.8, 28.7 us, of 4 tokens 23.3,
@@ -465,6 +488,8 @@ inline void arrange_warps(VectorParams& params, uint32_t chunks, uint32_t strips
       if (count > 4 && groups == 0) break;
       const uint32_t strip_end = tokens == 2 ? 4 : tokens <= 4 ? 14 : 25;
       work = work * 20 + divide_up(strips, count) * strip_end + (count != 1 ? 10 : 0);
+      // Staging, by all warps.
+      if (tokens > 2) work += chunks * tokens * 9 / (ways * count);
     }
     // Of equals, the most ways: x is staged with fewer barriers.
     if (work >= best) continue;
@@ -523,11 +548,7 @@ inline cudaError_t launch(VectorParams params, const VectorTuning& tuning, const
   for (;; clusters *= 2) {
     uint32_t counts[2] = {clusters < units[0] ? clusters : units[0], 0};
     if (units[1] != 0) {
-      const double first = static_cast<double>(units[0]) * params.sections[0].strip_bytes;
-      const double second = static_cast<double>(units[1]) * params.sections[1].strip_bytes;
-      auto share = static_cast<uint32_t>(clusters * (first / (first + second)) + 0.5);
-      if (share >= clusters) share = clusters - 1;
-      if (share == 0) share = 1;
+      const uint32_t share = share_clusters(units, params.sections, clusters);
       counts[0] = share < units[0] ? share : units[0];
       const uint32_t rest = clusters > share ? clusters - share : 1;
       counts[1] = rest < units[1] ? rest : units[1];

@@ -20,12 +20,14 @@ struct StageRange {
 // warp gets sums of squares of x if there is a norm. after_loads is called once the first inputs
 // are on the way, by warps that have any.
 //
-// A warp does kPieces blocks of 32 eights at once, of one token or two.
-template <uint32_t T, bool kWholeEights, bool kHasNorm, class AfterLoads, class Put>
+// A warp does kPieces blocks of 32 eights at once, of one token or two. kIsFull: none of the inputs
+// and tokens is missing, and rows are as they lie.
+template <uint32_t T, bool kWholeEights, bool kHasNorm, bool kIsFull, class AfterLoads, class Put>
 __device__ inline void stage_slice(const VectorParams& params, const StageRange& range,
                                    float* squares, AfterLoads after_loads, Put put) {
   constexpr uint32_t kTokens = T < 2 ? T : 2;
-  constexpr uint32_t kPieces = T >= 4 ? 2 : (kHasNorm ? 2 : 4) / kTokens;
+  constexpr uint32_t kPieces =
+      T >= 4 ? (kIsFull || !kWholeEights ? 2 : 1) : (kHasNorm ? 2 : 4) / kTokens;
   constexpr uint32_t kNone = ~0u;
   const uint32_t lane = threadIdx.x % 32;
   // Work w is the tokens w % (T / kTokens) * kTokens … of the eights w / (T / kTokens) * 32 ….
@@ -33,17 +35,22 @@ __device__ inline void stage_slice(const VectorParams& params, const StageRange&
     return work % (T / kTokens) * kTokens + i;
   };
   const auto eight_of = [&](uint32_t work) { return work / (T / kTokens) * 32 + lane; };
+  // Piece p of work: past the end, where only kIsFull does not look, the first.
+  const auto piece_of = [&](uint32_t work, uint32_t p) {
+    const uint32_t own = work + p * range.warps;
+    return kIsFull && eight_of(own) - lane >= range.eights ? 0 : own;
+  };
   // First input of the lane's eight, kNone where there is none.
   const auto input_of = [&](uint32_t work) {
     const uint32_t eight = eight_of(work), input = range.begin + eight * 8;
-    return eight < range.eights && input < params.cols ? input : kNone;
+    return kIsFull || (eight < range.eights && input < params.cols) ? input : kNone;
   };
   // Eight floats at `source`; `missing` where there are none.
   const auto load = [&](const float* source, uint32_t input, float missing, float(&values)[8]) {
 #pragma unroll
     for (uint32_t i = 0; i < 8; i += 4) {
       float4 four = make_float4(missing, missing, missing, missing);
-      if (input != kNone && (kWholeEights || i == 0 || input + i < params.cols))
+      if (kIsFull || (input != kNone && (kWholeEights || i == 0 || input + i < params.cols)))
         four = *reinterpret_cast<const float4*>(source + i);
       values[i] = four.x;
       values[i + 1] = four.y;
@@ -52,11 +59,16 @@ __device__ inline void stage_slice(const VectorParams& params, const StageRange&
     }
   };
   float gains[kPieces][8];
+  const auto add_square = [&](uint32_t token, float square) {
+#pragma unroll
+    for (uint32_t step = 16; step != 0; step /= 2) square += __shfl_xor_sync(~0u, square, step);
+    if (lane == 0) squares[token * 16] += square;
+  };
   const auto load_gains = [&](uint32_t work) {
     if constexpr (kHasNorm) {
 #pragma unroll
       for (uint32_t p = 0; p < kPieces; ++p) {
-        const uint32_t input = input_of(work + p * range.warps);
+        const uint32_t input = input_of(piece_of(work, p));
         load(params.norm + input, input, 1.0f, gains[p]);
       }
     }
@@ -66,10 +78,10 @@ __device__ inline void stage_slice(const VectorParams& params, const StageRange&
   const auto find = [&](uint32_t work) {
 #pragma unroll
     for (uint32_t p = 0; p < kPieces; ++p) {
-      const uint32_t own = work + p * range.warps, input = input_of(own);
+      const uint32_t own = piece_of(work, p), input = input_of(own);
 #pragma unroll
       for (uint32_t i = 0; i < kTokens; ++i) {
-        inputs[p][i] = token_of(own, i) < params.columns ? input : kNone;
+        inputs[p][i] = kIsFull || token_of(own, i) < params.columns ? input : kNone;
       }
     }
   };
@@ -90,6 +102,10 @@ __device__ inline void stage_slice(const VectorParams& params, const StageRange&
   __syncwarp();
   dependent_wait();
 
+  // A warp whose tokens stay the same adds up its lanes at the end.
+  const bool has_own_tokens = kHasNorm && T >= 4 && range.warps * kPieces % (T / kTokens) == 0;
+  float own_squares[kPieces][kTokens] = {};
+
 #pragma unroll 1
   for (uint32_t work = range.warp; eight_of(work) - lane < range.eights;
        work += kPieces * range.warps) {
@@ -102,8 +118,8 @@ __device__ inline void stage_slice(const VectorParams& params, const StageRange&
     for (uint32_t p = 0; p < kPieces; ++p) {
 #pragma unroll
       for (uint32_t i = 0; i < kTokens; ++i) {
-        uint32_t row = token_of(work + p * range.warps, i);
-        if (params.x_rows != nullptr && inputs[p][i] != kNone) row = params.x_rows[row];
+        uint32_t row = token_of(piece_of(work, p), i);
+        if (!kIsFull && params.x_rows != nullptr && inputs[p][i] != kNone) row = params.x_rows[row];
         const float* const source = params.x + (row * params.cols + inputs[p][i]);
         load(source, inputs[p][i], 0.0f, values[p][i]);
       }
@@ -123,24 +139,40 @@ __device__ inline void stage_slice(const VectorParams& params, const StageRange&
             square += values[p][i][j] * values[p][i][j];
             values[p][i][j] *= gains[p][j];
           }
-#pragma unroll
-          for (uint32_t step = 16; step != 0; step /= 2)
-            square += __shfl_xor_sync(~0u, square, step);
-          if (lane == 0) squares[token * 16] += square;
+          if (has_own_tokens)
+            own_squares[p][i] += square;
+          else
+            add_square(token, square);
         }
-        put(range.first_eight + eight, token, values[p][i], eight < range.eights);
+        put(range.first_eight + eight, token, values[p][i], kIsFull || eight < range.eights);
       }
     }
   }
+  if (has_own_tokens)
+#pragma unroll
+    for (uint32_t p = 0; p < kPieces; ++p)
+#pragma unroll
+      for (uint32_t i = 0; i < kTokens; ++i)
+        add_square(token_of(range.warp + p * range.warps, i), own_squares[p][i]);
 }
 
 template <uint32_t T, bool kWholeEights, class AfterLoads, class Put>
 __device__ inline void stage_slice(const VectorParams& params, const StageRange& range,
                                    float* squares, AfterLoads after_loads, Put put) {
+  if constexpr (T >= 4 && kWholeEights) {
+    if (params.columns == T && params.x_rows == nullptr && range.eights % 32 == 0 &&
+        range.begin + range.eights * 8 <= params.cols) {
+      if (params.norm != nullptr)
+        stage_slice<T, kWholeEights, true, true>(params, range, squares, after_loads, put);
+      else
+        stage_slice<T, kWholeEights, false, true>(params, range, squares, after_loads, put);
+      return;
+    }
+  }
   if (params.norm != nullptr)
-    stage_slice<T, kWholeEights, true>(params, range, squares, after_loads, put);
+    stage_slice<T, kWholeEights, true, false>(params, range, squares, after_loads, put);
   else
-    stage_slice<T, kWholeEights, false>(params, range, squares, after_loads, put);
+    stage_slice<T, kWholeEights, false, false>(params, range, squares, after_loads, put);
 }
 
 }  // namespace wcuda::kernels::vector
