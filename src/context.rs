@@ -136,6 +136,11 @@ impl CudaContext {
         Ok((deferred.code != ffi::WCUDA_OK).then(|| from_native(deferred.code, &deferred)))
     }
 
+    /// Takes a handle over: it is destroyed with the last clone.
+    pub(crate) fn from_handle(handle: ffi::wcuda_context) -> Self {
+        Self(Arc::new(Handle(handle)))
+    }
+
     pub(crate) fn handle(&self) -> ffi::wcuda_context {
         self.0.0
     }

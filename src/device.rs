@@ -12,7 +12,8 @@ pub enum Backend {
     Cuda,
     /// The processor: slower, but for real.
     Host,
-    /// One that this version of the crate does not know.
+    /// One that a caller registered ([`register`](crate::backend::register)), or that this version of the
+    /// crate does not know. [`backends`](crate::backend::backends) has all with their names.
     Unknown(i32),
 }
 
@@ -39,7 +40,7 @@ impl std::fmt::Display for Backend {
         match self {
             Self::Cuda => f.write_str("cuda"),
             Self::Host => f.write_str("host"),
-            Self::Unknown(backend) => write!(f, "backend {backend}"),
+            Self::Unknown(backend) => f.write_str(&crate::backend::name_of(*backend)),
         }
     }
 }

@@ -61,6 +61,7 @@
 #![deny(clippy::undocumented_unsafe_blocks)]
 
 pub mod allocator;
+pub mod backend;
 mod callback;
 pub mod catalogue;
 #[cfg(feature = "text")]
@@ -70,6 +71,7 @@ pub mod context;
 pub mod device;
 pub mod engine;
 pub mod error;
+pub mod failover;
 #[doc(hidden)]
 pub mod ffi;
 pub mod gemm;
@@ -98,6 +100,7 @@ pub mod text;
 pub mod version;
 
 pub use allocator::{AllocationId, CudaVramAllocator};
+pub use backend::{BackendEntry, BackendInstance, Fault, Features, Selection, backends};
 pub use catalogue::{ElementType, Layer, ReadyKernel, catalogue};
 pub use compute::{
     ComputeStats, Difference, Dim, ExecutionResult, Fallback, GpuCompute, GpuDevice, HostCall,
@@ -107,6 +110,7 @@ pub use context::{ContextBuilder, ContextInfo, CudaContext, Scrub};
 pub use device::{Backend, DeviceCaps, cuda_available, devices};
 pub use engine::{Engine, EngineInfo, Sequence, Ticket, Token};
 pub use error::{Error, ErrorKind, Result};
+pub use failover::{Failover, FailoverEvent, FailoverMode};
 pub use gemm::{Activation, Gemm, GemmType};
 pub use gguf::Gguf;
 pub use health::{Health, HealthState};

@@ -1834,6 +1834,105 @@ WCUDA_API wcuda_status wcuda_backend_context_get(wcuda_backend backend, wcuda_co
  * backend is one WITH_FAULTS. [any thread] */
 WCUDA_API wcuda_status wcuda_backend_fault_set(wcuda_backend backend, int32_t kind, uint64_t k,
                                                wcuda_error* error);
+/* Failover: new contexts, and whole calls whose inputs are on the host, go to the next backend when one
+ * fails. What lives on a device (buffers, sequences, models, sealed memory) never moves. It is off by
+ * default, and never silent: every step is an event and a warning in the log. */
+#define WCUDA_FAILOVER_NONE 0      /* failures are counted, nothing moves */
+#define WCUDA_FAILOVER_WARN 1      /* contexts and calls after the failure move; it is returned */
+#define WCUDA_FAILOVER_AUTOMATIC 2 /* the call that failed is repeated there, too */
+
+#define WCUDA_FAILOVER_REASON_DEVICE_LOST 1
+#define WCUDA_FAILOVER_REASON_REPEATED 2      /* so many failures of the device within the window */
+#define WCUDA_FAILOVER_REASON_OUT_OF_MEMORY 3 /* only if asked for */
+#define WCUDA_FAILOVER_REASON_MANUAL 4
+
+#define WCUDA_FAILOVER_STARTED 1   /* `from` is left */
+#define WCUDA_FAILOVER_COMPLETED 2 /* `to` answers */
+#define WCUDA_FAILOVER_FAILED 3    /* `to` does not, or a probe of it computed wrong; status says why */
+#define WCUDA_FAILOVER_RESTORED 4  /* back at the first backend, after a probe computed right */
+#define WCUDA_FAILOVER_EXHAUSTED 5 /* there is none left to go to; `from` stays */
+
+typedef struct wcuda_failover_event {
+  int32_t event;  /* WCUDA_FAILOVER_STARTED … */
+  int32_t reason; /* WCUDA_FAILOVER_REASON_…; 0 of RESTORED */
+  int32_t from;   /* types */
+  int32_t to;
+  wcuda_status status;
+  uint32_t reserved;
+  char message[232]; /* NUL-terminated */
+} wcuda_failover_event;
+/* Runs on the thread whose call it concerns, within that call. */
+typedef void (*wcuda_failover_callback)(void* user, const wcuda_failover_event* event);
+
+typedef struct wcuda_failover_target {
+  int32_t type; /* WCUDA_BACKEND_…, not AUTO */
+  int32_t ordinal;
+} wcuda_failover_target;
+
+#define WCUDA_FAILOVER_ON_OUT_OF_MEMORY (1u << 0)
+typedef struct wcuda_failover_options {
+  uint32_t struct_size;
+  int32_t mode;   /* WCUDA_FAILOVER_NONE, _WARN or _AUTOMATIC */
+  uint32_t flags; /* WCUDA_FAILOVER_ON_… */
+  uint32_t failure_threshold; /* 0: 3 */
+  uint64_t window_ms;   /* 0: 30,000. Failures older than that are forgotten */
+  uint64_t cooldown_ms; /* 0: 60,000. How long a backend that was left is not used */
+  uint64_t recheck_ms;  /* 0: 30,000. Between two probes of the first */
+  const wcuda_failover_target* targets; /* 1 to 16, the first preferred */
+  uint64_t target_count;
+  wcuda_failover_callback callback; /* may be NULL; the log tells all the same */
+  void* user;
+} wcuda_failover_options;
+#define WCUDA_FAILOVER_OPTIONS_INIT \
+  {sizeof(wcuda_failover_options), 0, 0, 0, 0, 0, 0, NULL, 0, NULL, NULL}
+
+typedef struct wcuda_failover {
+  uint64_t id;
+} wcuda_failover;
+/* Opens nothing yet. [any thread] */
+WCUDA_API wcuda_status wcuda_failover_create(const wcuda_failover_options* options,
+                                             wcuda_failover* failover, wcuda_error* error);
+WCUDA_API void wcuda_failover_destroy(wcuda_failover failover); /* [any thread] */
+
+/* A context on the backend in use, which is left when it cannot be opened, by the rules below. backend
+ * and ordinal of `options` are 0. [any thread] */
+WCUDA_API wcuda_status wcuda_failover_context_create(wcuda_failover failover,
+                                                     const wcuda_context_options* options,
+                                                     wcuda_context* context, wcuda_error* error);
+
+/* A whole call: takes its inputs from the host, leaves its outputs there, and may be run again from the
+ * start. It runs as the caller's own code: it may call this library. */
+typedef wcuda_status (*wcuda_failover_body)(void* user, wcuda_context context, wcuda_error* error);
+/* Runs the body with a context on the backend in use, on the calling thread. A backend is left when the
+ * body answers WCUDA_DEVICE_LOST, WCUDA_OUT_OF_MEMORY (only if asked for), or for the third time in 30 s
+ * WCUDA_DEVICE_ERROR, _NO_DEVICE or _NOT_AVAILABLE; never for any other status: compile errors, bad
+ * arguments and timeouts are returned as they are. Back at the first backend when a probe, at most every
+ * 30 s and not before the cooldown has passed, has computed right. `type` (may be NULL) is the backend
+ * that answered, on success. [any thread] */
+WCUDA_API wcuda_status wcuda_failover_call(wcuda_failover failover, wcuda_failover_body body,
+                                           void* user, int32_t* type, wcuda_error* error);
+/* Tells of a failure in a context of wcuda_failover_context_create: counts as one of a body.
+ * [any thread] */
+WCUDA_API wcuda_status wcuda_failover_report(wcuda_failover failover, int32_t type,
+                                             wcuda_status status, wcuda_error* error);
+/* Leaves the backend in use. WCUDA_INVALID_STATE under WCUDA_FAILOVER_NONE; WCUDA_NOT_AVAILABLE when
+ * there is none to go to. [any thread] */
+WCUDA_API wcuda_status wcuda_failover_trigger(wcuda_failover failover, wcuda_error* error);
+
+typedef struct wcuda_failover_state {
+  uint32_t struct_size;
+  int32_t type; /* in use */
+  int32_t ordinal;
+  int32_t is_degraded;    /* 1: not the first */
+  uint64_t failure_count; /* of devices, ever */
+  uint64_t move_count;    /* completed */
+  uint64_t restore_count;
+} wcuda_failover_state;
+#define WCUDA_FAILOVER_STATE_INIT {sizeof(wcuda_failover_state), 0, 0, 0, 0, 0, 0}
+WCUDA_API wcuda_status wcuda_failover_state_get(wcuda_failover failover,
+                                                wcuda_failover_state* state,
+                                                wcuda_error* error); /* [any thread] */
+
 /* ------------------------------------------------------------------------------------------------
  * 22. Kernel descriptors: kernels under a name and a number, with a signature that says it all
  *

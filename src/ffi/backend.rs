@@ -14,6 +14,11 @@ pub(super) fn push_layout(rows: &mut Vec<LayoutRow>) {
     wcuda_backend::push_layout(rows);
     wcuda_backend_options::push_layout(rows);
     wcuda_backend_info::push_layout(rows);
+    wcuda_failover_event::push_layout(rows);
+    wcuda_failover_target::push_layout(rows);
+    wcuda_failover_options::push_layout(rows);
+    wcuda_failover::push_layout(rows);
+    wcuda_failover_state::push_layout(rows);
 }
 
 // ---- 21. Backends ----
@@ -51,8 +56,30 @@ pub const WCUDA_FAULT_LAUNCH: i32 = 3;
 pub const WCUDA_FAULT_SYNCHRONIZE: i32 = 4;
 pub const WCUDA_FAULT_COMPILE: i32 = 5;
 pub const WCUDA_FAULT_LOST: i32 = 6;
+pub const WCUDA_FAILOVER_NONE: i32 = 0;
+pub const WCUDA_FAILOVER_WARN: i32 = 1;
+pub const WCUDA_FAILOVER_AUTOMATIC: i32 = 2;
+pub const WCUDA_FAILOVER_REASON_DEVICE_LOST: i32 = 1;
+pub const WCUDA_FAILOVER_REASON_REPEATED: i32 = 2;
+pub const WCUDA_FAILOVER_REASON_OUT_OF_MEMORY: i32 = 3;
+pub const WCUDA_FAILOVER_REASON_MANUAL: i32 = 4;
+pub const WCUDA_FAILOVER_STARTED: i32 = 1;
+pub const WCUDA_FAILOVER_COMPLETED: i32 = 2;
+pub const WCUDA_FAILOVER_FAILED: i32 = 3;
+pub const WCUDA_FAILOVER_RESTORED: i32 = 4;
+pub const WCUDA_FAILOVER_EXHAUSTED: i32 = 5;
+pub const WCUDA_FAILOVER_ON_OUT_OF_MEMORY: u32 = 1 << 0;
 
 pub type wcuda_trace_callback = Option<unsafe extern "C" fn(user: *mut c_void, line: wcuda_string)>;
+pub type wcuda_failover_callback =
+    Option<unsafe extern "C" fn(user: *mut c_void, event: *const wcuda_failover_event)>;
+pub type wcuda_failover_body = Option<
+    unsafe extern "C" fn(
+        user: *mut c_void,
+        context: wcuda_context,
+        error: *mut wcuda_error,
+    ) -> wcuda_status,
+>;
 
 c_struct! {
     wcuda_device_memory {
@@ -190,6 +217,59 @@ c_struct! {
     }
 }
 
+c_struct! {
+    wcuda_failover_event {
+        event: i32,
+        reason: i32,
+        from: i32,
+        to: i32,
+        status: wcuda_status,
+        reserved: u32,
+        message: [c_char; 232],
+    }
+}
+
+c_struct! {
+    wcuda_failover_target {
+        r#type: i32,
+        ordinal: i32,
+    }
+}
+
+c_struct! {
+    sized wcuda_failover_options {
+        struct_size: u32,
+        mode: i32,
+        flags: u32,
+        failure_threshold: u32,
+        window_ms: u64,
+        cooldown_ms: u64,
+        recheck_ms: u64,
+        targets: *const wcuda_failover_target,
+        target_count: u64,
+        callback: wcuda_failover_callback,
+        user: *mut c_void,
+    }
+}
+
+c_struct! {
+    wcuda_failover {
+        id: u64,
+    }
+}
+
+c_struct! {
+    sized wcuda_failover_state {
+        struct_size: u32,
+        r#type: i32,
+        ordinal: i32,
+        is_degraded: i32,
+        failure_count: u64,
+        move_count: u64,
+        restore_count: u64,
+    }
+}
+
 unsafe extern "C" {
     pub fn wcuda_backend_register(
         registration: *const wcuda_backend_registration,
@@ -250,6 +330,40 @@ unsafe extern "C" {
         backend: wcuda_backend,
         kind: i32,
         k: u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_failover_create(
+        options: *const wcuda_failover_options,
+        failover: *mut wcuda_failover,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_failover_destroy(failover: wcuda_failover);
+    pub fn wcuda_failover_context_create(
+        failover: wcuda_failover,
+        options: *const wcuda_context_options,
+        context: *mut wcuda_context,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_failover_call(
+        failover: wcuda_failover,
+        body: wcuda_failover_body,
+        user: *mut c_void,
+        r#type: *mut i32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_failover_report(
+        failover: wcuda_failover,
+        r#type: i32,
+        status: wcuda_status,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_failover_trigger(
+        failover: wcuda_failover,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_failover_state_get(
+        failover: wcuda_failover,
+        state: *mut wcuda_failover_state,
         error: *mut wcuda_error,
     ) -> wcuda_status;
 }

@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 
 use failure::Outcome;
 
+mod backend;
 mod bench;
 mod chat;
 mod compute;
@@ -55,6 +56,8 @@ enum Command {
     Bench(bench::Args),
     /// Lists the devices of this machine
     Devices(devices::Args),
+    /// Lists backends, checks that they compute right
+    Backend(backend::Args),
     /// Shows a device's memory, checks it, looks for leaks, digests files on it
     Vram(vram::Args),
     /// Lists kernels that can be run by name
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Command::Template(args) => template::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Devices(args) => devices::run(args),
+        Command::Backend(args) => backend::run(args),
         Command::Vram(args) => vram::run(args),
         Command::Kernels(args) => kernels::run(args),
         Command::Compute(args) => compute::run(args),

@@ -121,6 +121,30 @@ fn devices_names_the_host_and_says_why_there_is_no_gpu() {
 }
 
 #[test]
+fn backend_list_names_all_and_why_some_are_not_there() {
+    let text = stdout(&run(&["backend", "list"]));
+    assert!(text.lines().any(|line| line.starts_with("host ")), "{text}");
+    assert!(text.contains("not available: backend 'vulkan'"), "{text}");
+    assert!(text.lines().last().unwrap().starts_with("best: "), "{text}");
+    let list = json(&run(&["backend", "list", "--json"]));
+    let all = list["backends"].as_array().unwrap();
+    assert_eq!(all[0]["name"], "cuda");
+    assert!(
+        all.iter()
+            .any(|entry| entry["name"] == "host" && entry["available"] == true)
+    );
+}
+
+#[test]
+fn backend_check_computes_or_says_what_is_missing() {
+    let checked = json(&run(&["backend", "check", "host", "--json"]));
+    assert_eq!(checked["ok"], true);
+    assert!(checked["checked"][0]["calls"].as_u64().unwrap() > 10);
+    assert_fails(&run(&["backend", "check", "metal"]), 1, "metal");
+    assert_fails(&run(&["backend", "check", "glide"]), 1, "there are cuda");
+}
+
+#[test]
 fn a_model_runs_on_the_host_and_says_so_where_no_gpu_is_visible() {
     let tokens = temporary("invisible.json", r#"{"sequences": [[1, 2, 3]]}"#);
     let out = temporary("invisible.f32", "");

@@ -697,6 +697,44 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_backend_info, live_count),
     WCUDA_FIELD(wcuda_backend_info, name),
     WCUDA_FIELD(wcuda_backend_info, fallback_reason),
+
+    WCUDA_STRUCT(wcuda_failover_event),
+    WCUDA_FIELD(wcuda_failover_event, event),
+    WCUDA_FIELD(wcuda_failover_event, reason),
+    WCUDA_FIELD(wcuda_failover_event, from),
+    WCUDA_FIELD(wcuda_failover_event, to),
+    WCUDA_FIELD(wcuda_failover_event, status),
+    WCUDA_FIELD(wcuda_failover_event, reserved),
+    WCUDA_FIELD(wcuda_failover_event, message),
+
+    WCUDA_STRUCT(wcuda_failover_target),
+    WCUDA_FIELD(wcuda_failover_target, type),
+    WCUDA_FIELD(wcuda_failover_target, ordinal),
+
+    WCUDA_STRUCT(wcuda_failover_options),
+    WCUDA_FIELD(wcuda_failover_options, struct_size),
+    WCUDA_FIELD(wcuda_failover_options, mode),
+    WCUDA_FIELD(wcuda_failover_options, flags),
+    WCUDA_FIELD(wcuda_failover_options, failure_threshold),
+    WCUDA_FIELD(wcuda_failover_options, window_ms),
+    WCUDA_FIELD(wcuda_failover_options, cooldown_ms),
+    WCUDA_FIELD(wcuda_failover_options, recheck_ms),
+    WCUDA_FIELD(wcuda_failover_options, targets),
+    WCUDA_FIELD(wcuda_failover_options, target_count),
+    WCUDA_FIELD(wcuda_failover_options, callback),
+    WCUDA_FIELD(wcuda_failover_options, user),
+
+    WCUDA_STRUCT(wcuda_failover),
+    WCUDA_FIELD(wcuda_failover, id),
+
+    WCUDA_STRUCT(wcuda_failover_state),
+    WCUDA_FIELD(wcuda_failover_state, struct_size),
+    WCUDA_FIELD(wcuda_failover_state, type),
+    WCUDA_FIELD(wcuda_failover_state, ordinal),
+    WCUDA_FIELD(wcuda_failover_state, is_degraded),
+    WCUDA_FIELD(wcuda_failover_state, failure_count),
+    WCUDA_FIELD(wcuda_failover_state, move_count),
+    WCUDA_FIELD(wcuda_failover_state, restore_count),
 };
 constexpr uint32_t kLayoutCount = sizeof(kLayout) / sizeof(kLayout[0]);
 

@@ -67,6 +67,8 @@ int HEADER_USE(void) {
   CHECK_INIT(wcuda_selection, WCUDA_SELECTION_INIT);
   CHECK_INIT(wcuda_backend_options, WCUDA_BACKEND_OPTIONS_INIT);
   CHECK_INIT(wcuda_backend_info, WCUDA_BACKEND_INFO_INIT);
+  CHECK_INIT(wcuda_failover_options, WCUDA_FAILOVER_OPTIONS_INIT);
+  CHECK_INIT(wcuda_failover_state, WCUDA_FAILOVER_STATE_INIT);
   if (static_options.abi_version != WCUDA_ABI_VERSION) ++wrong_count;
   return wrong_count;
 }
