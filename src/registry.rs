@@ -87,6 +87,9 @@ pub(crate) fn scalar_bytes(kind: i32) -> u64 {
     }
 }
 
+/// Of most kernels.
+const USUAL_SIGNATURE_BYTES: usize = 512;
+
 /// What a registry is told of a kernel, its code apart. Empty texts are the defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Descriptor {
@@ -138,33 +141,41 @@ impl Descriptor {
         body(&native)
     }
 
+    /// Each character of an expression may become parentheses, an operator and a parameter's index.
+    fn signature_bytes_max(&self) -> usize {
+        let each =
+            |param: &ParamSpec| 64 + 8 * (param.shape.len() + param.min.len() + param.max.len());
+        self.params.iter().map(each).sum()
+    }
+
     /// Its canonical signature and the hash of it; a mistake's message begins with the field.
     pub(crate) fn check(&self) -> Result<(String, u64)> {
         self.with_native(ffi::wcuda_kernel::zeroed(), |native| {
             let (mut hash, mut bytes) = (0, 0);
-            // SAFETY: the descriptor and what it points to live for the call.
-            call(|error| unsafe {
-                ffi::wcuda_kernel_descriptor_check(
-                    native,
-                    &mut hash,
-                    std::ptr::null_mut(),
-                    0,
-                    &mut bytes,
-                    error,
-                )
-            })?;
-            let mut text = vec![0u8; bytes as usize];
-            // SAFETY: `text` has the bytes that were asked for.
-            call(|error| unsafe {
-                ffi::wcuda_kernel_descriptor_check(
-                    native,
-                    std::ptr::null_mut(),
-                    text.as_mut_ptr().cast(),
-                    bytes,
-                    std::ptr::null_mut(),
-                    error,
-                )
-            })?;
+            let mut check = |text: &mut [u8]| {
+                // SAFETY: the descriptor and what it points to live for the call, and `text` has the
+                // bytes that are told.
+                call(|error| unsafe {
+                    ffi::wcuda_kernel_descriptor_check(
+                        native,
+                        &mut hash,
+                        text.as_mut_ptr().cast(),
+                        text.len() as u64,
+                        &mut bytes,
+                        error,
+                    )
+                })
+            };
+            let mut text = vec![0u8; USUAL_SIGNATURE_BYTES];
+            let most = self.signature_bytes_max();
+            match check(&mut text) {
+                Err(error) if error.kind() == ErrorKind::BufferTooSmall => {
+                    text.resize(most, 0);
+                    check(&mut text)?;
+                }
+                other => other?,
+            }
+            text.truncate(bytes as usize);
             let text = String::from_utf8(text)
                 .map_err(|_| Error::new(ErrorKind::Internal, "a signature that is no text"))?;
             Ok((text, hash))

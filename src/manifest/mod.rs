@@ -1,7 +1,7 @@
 //! Kernels described in a file: modules of device code, and for each kernel its parameters, its launch
 //! and its promises.
 //!
-//! The file is JSON of at most 1 MiB and 16 levels, without unknown or double fields; mistakes tell line
+//! The file is JSON of at most 1 MiB, 16 levels and 4,096 items of an array, without unknown or double fields; mistakes tell line
 //! and path (`line 12: kernels[2].params[0].shape: …`).
 //!
 //! ```json

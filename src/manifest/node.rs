@@ -11,6 +11,8 @@ use crate::error::{Error, ErrorKind, Result};
 pub(super) const BYTES_MAX: usize = 1 << 20;
 /// Arrays and objects within each other.
 const DEPTH_MAX: usize = 16;
+/// Of one array: bounds the time that a MiB of them takes.
+const ITEMS_MAX: usize = 4096;
 
 /// A document, and where its lines begin.
 pub(super) struct Document<'a> {
@@ -147,6 +149,9 @@ impl<'a> Node<'a> {
     pub(super) fn array(&self) -> Result<Vec<Node<'a>>> {
         let items: Vec<&'a RawValue> =
             serde_json::from_str(self.raw).map_err(|_| self.error("is no array"))?;
+        if items.len() > ITEMS_MAX {
+            return Err(self.error(format!("has {} items, at most {ITEMS_MAX}", items.len())));
+        }
         let child = |(index, raw)| self.child(raw, format!("{}[{index}]", self.path));
         Ok(items.into_iter().enumerate().map(child).collect())
     }

@@ -1,5 +1,6 @@
 //! From the document to modules and kernels.
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
@@ -8,6 +9,7 @@ use super::{
     KernelCode, Manifest, ManifestKernel, ManifestModule, ModuleCode, ModuleKind, ModuleOptions,
     is_below,
 };
+use crate::catalogue::ReadyKernel;
 use crate::error::Result;
 use crate::ffi;
 use crate::registry::{Descriptor, ParamSpec};
@@ -27,20 +29,22 @@ pub(super) fn manifest(json: &[u8], folder: PathBuf) -> Result<Manifest> {
     if version.u32()? != VERSION {
         return Err(version.error(format!("is not {VERSION}, the version this reads")));
     }
-    let (mut modules, mut by_name) = (Vec::new(), HashMap::new());
-    for node in root
-        .take("modules")
-        .map_or(Ok(Vec::new()), |node| node.array())?
-    {
+    let (mut modules, mut known) = (Vec::new(), Known::default());
+    let nodes = root.take("modules").map(|node| node.array());
+    for node in nodes.unwrap_or(Ok(Vec::new()))? {
         let module = module(&node)?;
-        if by_name.insert(module.name.clone(), modules.len()).is_some() {
+        if known
+            .modules
+            .insert(module.name.clone(), modules.len())
+            .is_some()
+        {
             return Err(node.error(format!("'{}' is another module's name too", module.name)));
         }
         modules.push(module);
     }
     let (mut kernels, mut names, mut ids) = (Vec::new(), HashSet::new(), HashSet::new());
     for node in root.need("kernels")?.array()? {
-        let kernel = kernel(&node, &by_name)?;
+        let kernel = kernel(&node, &known)?;
         if !names.insert(kernel.name.clone()) {
             return Err(node.error(format!("'{}' is another kernel's name too", kernel.name)));
         }
@@ -56,6 +60,15 @@ pub(super) fn manifest(json: &[u8], folder: PathBuf) -> Result<Manifest> {
         kernels,
         folder,
     })
+}
+
+/// What kernels refer to.
+#[derive(Default)]
+struct Known {
+    /// Modules by name.
+    modules: HashMap<String, usize>,
+    /// Asked for once, and only where there is a kernel of it.
+    catalogue: OnceCell<Vec<ReadyKernel>>,
 }
 
 fn module(node: &Node<'_>) -> Result<ManifestModule> {
@@ -178,7 +191,7 @@ const KERNEL_FIELDS: [&str; 14] = [
     "budget_ms",
 ];
 
-fn kernel(node: &Node<'_>, modules: &HashMap<String, usize>) -> Result<ManifestKernel> {
+fn kernel(node: &Node<'_>, known: &Known) -> Result<ManifestKernel> {
     let mut fields = node.object(&KERNEL_FIELDS)?;
     let name = fields.need("name")?.text()?;
     let id = match fields.take("id") {
@@ -189,7 +202,7 @@ fn kernel(node: &Node<'_>, modules: &HashMap<String, usize>) -> Result<ManifestK
         },
     };
     if fields.peek("ready") {
-        return ready(node, fields, name, id);
+        return ready(node, fields, (name, id), known);
     }
     let is_deterministic = fields
         .take("deterministic")
@@ -198,7 +211,8 @@ fn kernel(node: &Node<'_>, modules: &HashMap<String, usize>) -> Result<ManifestK
     let mut module = None;
     if let Some(node) = fields.take("module") {
         let text = node.text()?;
-        let index = modules
+        let index = known
+            .modules
             .get(&text)
             .ok_or_else(|| node.error("there is no such module"))?;
         (module_name, module) = (Some(text), Some(*index));
@@ -272,12 +286,18 @@ fn kernel(node: &Node<'_>, modules: &HashMap<String, usize>) -> Result<ManifestK
 fn ready(
     node: &Node<'_>,
     mut fields: Object<'_>,
-    name: String,
-    id: Option<u32>,
+    (name, id): (String, Option<u32>),
+    known: &Known,
 ) -> Result<ManifestKernel> {
     let ready = fields.need("ready")?;
     let of_catalogue = ready.text()?;
-    let kernels = crate::catalogue::catalogue()?;
+    let kernels = match known.catalogue.get() {
+        Some(kernels) => kernels,
+        None => {
+            let kernels = crate::catalogue::catalogue()?;
+            known.catalogue.get_or_init(|| kernels)
+        }
+    };
     let Some(found) = kernels.iter().find(|kernel| kernel.name == of_catalogue) else {
         return Err(ready.error("is not in the catalogue"));
     };

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "support/context.h"
+#include "support/fault_context.h"
 
 namespace wcuda::testing {
 namespace {
@@ -264,6 +265,49 @@ TEST_F(Registry, kernels_of_another_context_are_refused) {
   EXPECT_STREQ(error_.message, "kernel: is of another context");
   wcuda_registry_destroy(registry);
   EXPECT_EQ(wcuda_registry_add(registry, &descriptor_, nullptr, &error_), WCUDA_INVALID_HANDLE);
+}
+
+// A launch that fails, and a device that cannot: outputs and ledger are as they were.
+TEST(RegistryFaults, a_failing_launch_leaves_outputs_alone) {
+  FaultContext context;
+  wcuda_error error{};
+  {
+    wcuda_registry registry{0};
+    ASSERT_EQ(wcuda_registry_create(context.handle(), &registry, &error), WCUDA_OK);
+    wcuda_kernel_options options = WCUDA_KERNEL_OPTIONS_INIT;
+    options.name = text("vector_add");
+    options.host = vector_add;
+    wcuda_kernel_descriptor descriptor = WCUDA_KERNEL_DESCRIPTOR_INIT;
+    ASSERT_EQ(wcuda_kernel_create(context.handle(), &options, &descriptor.kernel, &error),
+              WCUDA_OK);
+    descriptor.name = text("vector_add");
+    descriptor.params = kVectorAdd;
+    descriptor.param_count = 4;
+    descriptor.threads = text("n");
+    uint32_t id = 0;
+    ASSERT_EQ(wcuda_registry_add(registry, &descriptor, &id, &error), WCUDA_OK) << error.message;
+    wcuda_kernel_destroy(descriptor.kernel);  // the registry keeps it
+    const TestBuffer a(context.handle(), 4096), c(context.handle(), 4096);
+    const std::vector<float> ones(1024, 1.0f);
+    for (const TestBuffer* buffer : {&a, &c})
+      ASSERT_EQ(wcuda_buffer_write(buffer->handle(), 0, ones.data(), 4096, nullptr), WCUDA_OK);
+    const int32_t n = 1024;
+    const wcuda_argument arguments[] = {window(a), window(a), window(c), scalar(WCUDA_ARG_I32, &n)};
+    const auto run = [&] {
+      return wcuda_registry_run(registry, id, arguments, 4, {0}, nullptr, &error);
+    };
+    std::vector<float> found(1024);
+
+    context.faults().fail(CallKind::kLaunch, 1);
+    EXPECT_NE(run(), WCUDA_OK);
+    ASSERT_EQ(wcuda_buffer_read(c.handle(), 0, found.data(), 4096, nullptr), WCUDA_OK);
+    EXPECT_EQ(found, ones);
+    EXPECT_EQ(run(), WCUDA_OK) << error.message;
+    ASSERT_EQ(wcuda_buffer_read(c.handle(), 0, found.data(), 4096, nullptr), WCUDA_OK);
+    EXPECT_EQ(found, std::vector<float>(1024, 2.0f));
+    wcuda_registry_destroy(registry);
+  }
+  EXPECT_EQ(context.device_bytes(), 0u);
 }
 
 class GpuRegistry : public RegistryBase, public ::testing::Test {

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <string>
 
+#include "fuzz/descriptor_entry.h"
 #include "fuzz/jit_entry.h"
 
 namespace wcuda {
@@ -30,6 +31,7 @@ void replay(const char* name, Exercise exercise, int count_min) {
 TEST(CodeCorpus, replays_every_input) { replay("code", fuzz::exercise_code, 5); }
 TEST(CacheCorpus, replays_every_input) { replay("cache", fuzz::exercise_cache, 2); }
 TEST(LaunchCorpus, replays_every_input) { replay("launch", fuzz::exercise_launch, 2); }
+TEST(DescriptorCorpus, replays_every_input) { replay("descriptor", fuzz::exercise_descriptor, 4); }
 
 }  // namespace
 }  // namespace wcuda

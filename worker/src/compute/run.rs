@@ -38,6 +38,9 @@ pub struct Args {
     /// Kernels of this manifest too; the code they name is trusted
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
+    /// The folder that holds libnvrtc, where the loader does not find it
+    #[arg(long, value_name = "DIR")]
+    nvrtc: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -141,7 +144,10 @@ enum Slot {
 
 pub fn run(args: &Args, as_json: bool) -> Outcome {
     let context = load::context(&args.device)?;
-    let compute = GpuCompute::with_context(&context)?;
+    let mut compute = GpuCompute::with_context(&context)?;
+    if let Some(folder) = &args.nvrtc {
+        compute = compute.with_compiler_folder(folder);
+    }
     let inputs = args
         .inputs
         .iter()
