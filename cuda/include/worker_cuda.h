@@ -1784,7 +1784,7 @@ typedef struct wcuda_backend_options {
   uint32_t host_thread_count; /* likewise */
   uint32_t reserved;
   wcuda_trace_callback trace; /* NULL: none */
-  void* trace_user;
+  void* trace_user;           /* stays until all that was made from the backend is gone */
   wcuda_string library_folder; /* of NVRTC, as in wcuda_program_options */
 } wcuda_backend_options;
 #define WCUDA_BACKEND_OPTIONS_INIT \

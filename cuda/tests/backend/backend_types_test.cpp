@@ -38,6 +38,45 @@ class Backends : public ::testing::Test {
     return table_->compile_kernel(self_, {"vector_add", 10}, {"vector_add", 10}, &kernel, &error_);
   }
 
+  // sums = values + values, with all steps of it; written when all went well.
+  wcuda_status add(const std::vector<float>& values, std::vector<float>* sums) {
+    const uint64_t bytes = values.size() * sizeof(float);
+    const auto n = static_cast<int32_t>(values.size());
+    wcuda_device_memory from{0, 0}, to{0, 0};
+    wcuda_backend_kernel kernel{0};
+    wcuda_stream stream{0};
+    wcuda_launch config = WCUDA_LAUNCH_INIT;
+    const std::function<wcuda_status()> steps[] = {
+        [&] { return table_->allocate(self_, bytes, 0, &from, &error_); },
+        [&] { return table_->allocate(self_, bytes, 0, &to, &error_); },
+        [&] { return table_->stream_create(self_, 0, &stream, &error_); },
+        [&] {
+          return table_->copy_to_device_async(self_, from, 0, values.data(), bytes, stream,
+                                              &error_);
+        },
+        [&] { return table_->fill(self_, to, 0, bytes, 0, 4, stream, &error_); },
+        [&] {
+          return table_->compile_kernel(self_, {"vector_add", 10}, {"vector_add", 10}, &kernel,
+                                        &error_);
+        },
+        [&] {
+          wcuda_argument arguments[4] = {};
+          for (int i = 0; i < 3; ++i) {
+            arguments[i].kind = WCUDA_ARG_BUFFER;
+            arguments[i].buffer.id = i < 2 ? from.id : to.id;
+          }
+          arguments[3].kind = WCUDA_ARG_I32;
+          arguments[3].data = &n;
+          config.stream = stream;
+          return table_->launch_kernel(self_, kernel, &config, arguments, 4, &error_);
+        },
+        [&] { return table_->stream_synchronize(self_, stream, &error_); },
+        [&] { return table_->copy_from_device(self_, sums->data(), to, 0, bytes, &error_); }};
+    for (const auto& step : steps)
+      if (const wcuda_status status = step()) return status;
+    return WCUDA_OK;
+  }
+
   wcuda_backend backend_{0};
   const wcuda_backend_vtable* table_ = nullptr;
   void* self_ = nullptr;
@@ -453,6 +492,36 @@ TEST_F(Backends, a_lost_device_answers_lost_and_nothing_else) {
                 error_.code == WCUDA_DEVICE_LOST,
             true);
   wcuda_context_destroy(context);
+}
+
+TEST_F(Backends, a_failure_at_every_call_leaves_the_output_and_no_memory) {
+  const std::vector<float> ones(64, 1.0f);
+  for (const int32_t kind : {WCUDA_FAULT_ALLOCATE, WCUDA_FAULT_COPY, WCUDA_FAULT_LAUNCH,
+                             WCUDA_FAULT_SYNCHRONIZE, WCUDA_FAULT_COMPILE, WCUDA_FAULT_LOST}) {
+    bool is_done = false;
+    for (uint64_t k = 1; k < 100 && !is_done; ++k) {
+      wcuda_backend_options options = host();
+      options.flags = WCUDA_BACKEND_WITH_FAULTS;
+      open(options);
+      wcuda_context context{0};
+      ASSERT_EQ(wcuda_backend_context_get(backend_, &context, &error_), WCUDA_OK);
+      ASSERT_EQ(fail(kind, k), WCUDA_OK);
+      std::vector<float> sums(64, -1.0f);
+
+      const wcuda_status status = add(ones, &sums);
+
+      is_done = status == WCUDA_OK;
+      EXPECT_EQ(sums, std::vector<float>(64, is_done ? 2.0f : -1.0f)) << kind << ", " << k;
+      table_->deinit(self_);
+      backend_.id = 0;
+      wcuda_ledger_entry entry{};
+      uint64_t count = 7;
+      EXPECT_EQ(wcuda_context_ledger_get(context, &entry, 1, &count, &error_), WCUDA_OK);
+      EXPECT_EQ(count, 0u) << kind << ", " << k << ": " << entry.tag;
+      wcuda_context_destroy(context);
+    }
+    EXPECT_TRUE(is_done) << kind;
+  }
 }
 
 TEST_F(Backends, compiling_on_the_host_computes_or_refuses) {

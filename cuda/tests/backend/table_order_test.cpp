@@ -159,8 +159,8 @@ TEST_P(TableConformance, eight_threads_do_not_disturb_each_other) {
   for (int t = 0; t < 8; ++t)
     threads.emplace_back([&, t] {
       wcuda_error error{};
-      for (int i = 0; i < 50; ++i) {
-        constexpr uint64_t kBytes = 50000;
+      for (int i = 0; i < 1250; ++i) {  // of 8 operations
+        constexpr uint64_t kBytes = 3000;
         const auto value = static_cast<uint8_t>(t * 31 + i);
         std::vector<uint8_t> data(kBytes);
         wcuda_stream stream{0};
