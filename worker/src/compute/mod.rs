@@ -50,7 +50,7 @@ struct CompileArgs {
     /// Where the code goes
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// An instance of a template that the code is to hold: "scale<float>"
+    /// An instance of a template that the code is to hold: `scale<float>`
     #[arg(long, value_name = "EXPRESSION")]
     entry: Vec<String>,
     #[command(flatten)]
