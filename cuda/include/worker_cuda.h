@@ -246,7 +246,7 @@ typedef struct wcuda_device_caps {
   {sizeof(wcuda_device_caps), 0, 0, 0, {0}, {0}, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, {0}, 0, 0, \
    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}}
 
-/* Number of usable devices of a backend (CUDA or HOST; HOST has one). CUDA without a device is not a
+/* Number of usable devices of a backend, of whatever type; HOST has one. CUDA without a device is not a
  * count of 0 but WCUDA_NO_DEVICE or WCUDA_NOT_AVAILABLE with the reason ("no CUDA device: driver
  * 12.4, needs 13.0"). Ordinals count the usable devices in CUDA's order. Creates no CUDA context.
  * [any thread] */

@@ -65,7 +65,7 @@ Status read_architecture(const wcuda_program_options& options, std::string* resu
   const wcuda_device_caps& caps = context->memory->backend().caps();
   if (caps.backend != WCUDA_BACKEND_CUDA)
     return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "architecture: is empty, and the context is one of the host");
+                         "architecture: is empty, and the context is not one of CUDA");
   *result =
       nvrtc::device_architecture(caps.compute_capability_major, caps.compute_capability_minor);
   return {};

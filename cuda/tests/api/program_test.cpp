@@ -79,7 +79,7 @@ TEST_F(Program, bad_options_are_refused_and_named) {
   const TestContext host;
   options_.architecture = {nullptr, 0};
   options_.context = host.handle();
-  refused(WCUDA_INVALID_ARGUMENT, "architecture: is empty, and the context is one of the host");
+  refused(WCUDA_INVALID_ARGUMENT, "architecture: is empty, and the context is not one of CUDA");
   options_.fuse_multiply_add = 3;
   refused(WCUDA_INVALID_ARGUMENT, "fuse_multiply_add: 3 is not 0, 1 or 2");
   options_.define_count = 1;
