@@ -2,8 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cinttypes>
-#include <cstdio>
 #include <memory>
 #include <vector>
 
@@ -21,6 +21,7 @@ class Arguments {
     shapes_.reserve(count);
     values_.reserve(count);
     addresses_.reserve(count);
+    held_.reserve(count);
     for (uint64_t i = 0; i < count; ++i) WCUDA_TRY(read_one(arguments[i], i, memory));
     for (size_t i = 0; i < values_.size(); ++i)
       if (shapes_[i].kind == WCUDA_ARG_BUFFER) values_[i] = &addresses_[i];
@@ -73,8 +74,8 @@ class Arguments {
   }
 
   Status read_buffer(const wcuda_argument& argument, uint64_t index, const vram::Memory& memory) {
-    char name[32];
-    std::snprintf(name, sizeof(name), "argument %" PRIu64, index);
+    char name[32] = "argument ";
+    *std::to_chars(name + 9, name + sizeof(name) - 1, index).ptr = 0;  // every launch pays for it
     WCUDA_ASSIGN(auto object, resolve_buffer(argument.buffer, name));
     if (&object->buffer.memory() != &memory)
       return Status::error(WCUDA_INVALID_ARGUMENT, "%s: the buffer is of another context", name);

@@ -140,6 +140,15 @@ class Backend {
   virtual Status free(MemoryKind kind, void* address, uint64_t bytes) = 0;
   // Later frees and reuse of device memory come after the work queued on the stream so far.
   virtual Status free_after(Stream stream) = 0;
+  // Device memory for work on one stream only, in its order: nothing waits for what was freed
+  // before on other streams. Freed on that stream.
+  virtual Result<void*> allocate_scratch(uint64_t bytes, Stream) {
+    return allocate(MemoryKind::kDevice, bytes);
+  }
+  virtual Status free_scratch(void* address, uint64_t bytes, Stream stream) {
+    if (!free_after(stream).ok()) WCUDA_TRY(synchronize(stream));
+    return free(MemoryKind::kDevice, address, bytes);
+  }
   // kDevice when the address is memory of this device and nothing else. On HOST a block of this
   // backend is what it was allocated as, all else kHost.
   virtual Result<MemoryPlace> memory_place(const void* address) = 0;

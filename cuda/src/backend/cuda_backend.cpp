@@ -42,6 +42,8 @@ class CudaBackend final : public Backend {
   Result<void*> allocate(MemoryKind kind, uint64_t bytes) override;
   Status free(MemoryKind kind, void* address, uint64_t bytes) override;
   Status free_after(Stream stream) override;
+  Result<void*> allocate_scratch(uint64_t bytes, Stream stream) override;
+  Status free_scratch(void* address, uint64_t bytes, Stream stream) override;
   Result<MemoryPlace> memory_place(const void* address) override;
   Status trim() override;
 
@@ -298,6 +300,23 @@ Status CudaBackend::free_after(Stream stream) {
   WCUDA_CUDA(cudaEventRecord(order_event_.get(), found.get()));
   return check(cudaStreamWaitEvent(memory_stream_.get(), order_event_.get(), 0),
                "cudaStreamWaitEvent");
+}
+
+Result<void*> CudaBackend::allocate_scratch(uint64_t bytes, Stream stream) {
+  WCUDA_CHECK(bytes > 0);
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const StreamPtr found, find_stream(stream));
+  void* address = nullptr;
+  const cudaError_t error = cudaMallocFromPoolAsync(&address, bytes, pool_, found.get());
+  if (error == cudaSuccess) return address;
+  (void)cudaGetLastError();
+  return allocate_device(bytes);  // which gives back what is kept, and says what is missing
+}
+
+Status CudaBackend::free_scratch(void* address, uint64_t, Stream stream) {
+  WCUDA_ENTER_DEVICE();
+  WCUDA_ASSIGN(const StreamPtr found, find_stream(stream));
+  return check(cudaFreeAsync(address, found.get()), "cudaFreeAsync");
 }
 
 Result<MemoryPlace> CudaBackend::memory_place(const void* address) {

@@ -184,12 +184,14 @@ Status cuda_kernel_allow_shared(cudaKernel_t kernel, uint64_t shared_bytes_max, 
                     "cudaFuncAttributeMaxDynamicSharedMemorySize", device);
 }
 
-Status cuda_kernel_launch(cudaKernel_t kernel, const LaunchDims& dims, void* const* arguments,
-                          cudaStream_t stream, int device) {
-  cudaLaunchAttribute attributes[2];
+namespace {
+
+// A launch in clusters, or one whose blocks wait for each other.
+cudaLaunchConfig_t config_of(const LaunchDims& dims, dim3 grid, dim3 block, cudaStream_t stream,
+                             cudaLaunchAttribute attributes[2]) {
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(dims.grid[0], dims.grid[1], dims.grid[2]);
-  config.blockDim = dim3(dims.block[0], dims.block[1], dims.block[2]);
+  config.gridDim = grid;
+  config.blockDim = block;
   config.dynamicSmemBytes = dims.shared_bytes;
   config.stream = stream;
   config.attrs = attributes;
@@ -205,11 +207,27 @@ Status cuda_kernel_launch(cudaKernel_t kernel, const LaunchDims& dims, void* con
     attribute.id = cudaLaunchAttributeCooperative;
     attribute.val.cooperative = 1;
   }
-  const cudaError_t error =
-      cudaLaunchKernelExC(&config, function_of(kernel), const_cast<void**>(arguments));
+  return config;
+}
+
+}  // namespace
+
+Status cuda_kernel_launch(cudaKernel_t kernel, const LaunchDims& dims, void* const* arguments,
+                          cudaStream_t stream, int device) {
+  const dim3 grid(dims.grid[0], dims.grid[1], dims.grid[2]);
+  const dim3 block(dims.block[0], dims.block[1], dims.block[2]);
+  auto** const values = const_cast<void**>(arguments);
+  cudaError_t error = cudaSuccess;
+  if (dims.cluster[0] == 0 && !dims.is_cooperative) {  // the shorter way
+    error = cudaLaunchKernel(function_of(kernel), grid, block, values, dims.shared_bytes, stream);
+  } else {
+    cudaLaunchAttribute attributes[2];
+    const cudaLaunchConfig_t config = config_of(dims, grid, block, stream, attributes);
+    error = cudaLaunchKernelExC(&config, function_of(kernel), values);
+  }
   if (error == cudaSuccess) return {};
   // A fault of earlier work may be told here; that is no failure of this launch.
-  const Status status = check_cuda(error, "cudaLaunchKernelExC", device);
+  const Status status = check_cuda(error, "cudaLaunchKernel", device);
   if (status.code() == WCUDA_DEVICE_LOST) return status;
   return Status::native_error(WCUDA_LAUNCH_FAILED, error, "the launch of '%s' failed: %s (%s)",
                               name_of(kernel), cudaGetErrorString(error), cudaGetErrorName(error));

@@ -376,15 +376,14 @@ Status run_call(const CatalogueEntry& entry, const PreparedCall& call, vram::Mem
       return {};
     });
   kernels::CatalogueArgs args = call.args;
-  vram::Buffer scratch;
+  vram::Scratch scratch;
   switch (entry.op) {
 #define WCUDA_OP(name) case CatalogueOp::k##name:
     WCUDA_REDUCE_OPS(WCUDA_OP)
 #undef WCUDA_OP
     {
-      WCUDA_ASSIGN(scratch, memory.allocate(kernels::kReduceBlocksMax * sizeof(float),
-                                            WCUDA_PURPOSE_SCRATCH, entry.name));
-      scratch.used_on(stream);
+      WCUDA_ASSIGN(scratch,
+                   memory.scratch(kernels::kReduceBlocksMax * sizeof(float), entry.name, stream));
       args.scratch = reinterpret_cast<float*>(scratch.data());
       break;
     }

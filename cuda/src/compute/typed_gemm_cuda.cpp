@@ -245,11 +245,9 @@ Status run_gemm_on_device(const TypedGemm& gemm, vram::Memory& memory, Stream st
     WCUDA_ASSIGN(plan, products->plan(gemm));
     return {};
   }));
-  vram::Buffer workspace;
+  vram::Scratch workspace;
   if (plan->workspace_bytes() != 0) {
-    WCUDA_ASSIGN(workspace,
-                 memory.allocate(plan->workspace_bytes(), WCUDA_PURPOSE_SCRATCH, "gemm"));
-    workspace.used_on(stream);
+    WCUDA_ASSIGN(workspace, memory.scratch(plan->workspace_bytes(), "gemm", stream));
   }
   return backend.queue(stream, [&] {
     return plan->run(products->handle(), gemm, workspace.data(),

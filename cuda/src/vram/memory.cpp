@@ -181,16 +181,7 @@ Result<Buffer> Memory::allocate_kind(MemoryKind kind, uint64_t bytes, int32_t pu
   }
   if (!memory.ok()) {
     ledger_.give_up(buffer.row_);
-    const Status& status = memory.status();
-    const bool is_full =
-        status.code() == WCUDA_OUT_OF_MEMORY || status.code() == WCUDA_OUT_OF_HOST_MEMORY;
-    if (!is_full) return status;
-    return Status::native_error(
-        status.code(), status.native_code(),
-        "%s '%.*s': needs %" PRIu64 " bytes, budget %" PRIu64 ", used %" PRIu64 "; %s",
-        purpose_name(purpose), static_cast<int>(std::min<size_t>(tag.size(), 63)),
-        tag.data() ? tag.data() : "", bytes, ledger_.budget(),
-        ledger_.sum(WCUDA_PURPOSE_ANY).current_bytes, status.message());
+    return full(memory.status(), bytes, purpose, tag);
   }
   ledger_.commit(buffer.row_, *memory);
   buffer.data_ = static_cast<uint8_t*>(*memory);
@@ -201,6 +192,71 @@ Result<Buffer> Memory::allocate_kind(MemoryKind kind, uint64_t bytes, int32_t pu
     WCUDA_TRY(backend_->synchronize(Stream{}));  // any stream may use it at once
   }
   return buffer;
+}
+
+// A backend's answer with what was asked of it, when it is full.
+Status Memory::full(const Status& status, uint64_t bytes, int32_t purpose,
+                    std::string_view tag) const {
+  const bool is_full =
+      status.code() == WCUDA_OUT_OF_MEMORY || status.code() == WCUDA_OUT_OF_HOST_MEMORY;
+  if (!is_full) return status;
+  return Status::native_error(
+      status.code(), status.native_code(),
+      "%s '%.*s': needs %" PRIu64 " bytes, budget %" PRIu64 ", used %" PRIu64 "; %s",
+      purpose_name(purpose), static_cast<int>(std::min<size_t>(tag.size(), 63)),
+      tag.data() ? tag.data() : "", bytes, ledger_.budget(),
+      ledger_.sum(WCUDA_PURPOSE_ANY).current_bytes, status.message());
+}
+
+Result<Scratch> Memory::scratch(uint64_t bytes, std::string_view tag, Stream stream) {
+  WCUDA_TRY(check_request(bytes, WCUDA_PURPOSE_SCRATCH));
+  WCUDA_ASSIGN(Ledger::Row row, ledger_.reserve(bytes, WCUDA_PURPOSE_SCRATCH, tag));
+  Result<void*> memory = Status();
+  try {
+    memory = backend_->allocate_scratch(bytes, stream);
+  } catch (...) {
+    ledger_.give_up(row);
+    throw;
+  }
+  if (!memory.ok()) {
+    ledger_.give_up(row);
+    return full(memory.status(), bytes, WCUDA_PURPOSE_SCRATCH, tag);
+  }
+  Scratch scratch;
+  ledger_.commit(row, *memory);
+  scratch.row_ = std::move(row);
+  scratch.data_ = static_cast<uint8_t*>(*memory);
+  scratch.bytes_ = bytes;
+  scratch.stream_ = stream;
+  scratch.memory_ = shared_from_this();
+  if (scrub_ == Scrub::kOnAlloc)
+    WCUDA_TRY(backend_->fill(scratch.data_, scratch.bytes_, 0, 1, stream));
+  return scratch;
+}
+
+Scratch& Scratch::operator=(Scratch&& other) noexcept {
+  if (this == &other) return *this;
+  reset();
+  memory_ = std::move(other.memory_);
+  data_ = std::exchange(other.data_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  stream_ = other.stream_;
+  row_ = std::move(other.row_);
+  return *this;
+}
+
+void Scratch::reset() noexcept {
+  if (!memory_) return;
+  Memory& memory = *memory_;
+  Backend& backend = *memory.backend_;
+  if (backend.fault().ok()) {
+    if (memory.scrub_ == Scrub::kOnFree)
+      memory.attempt([&] { return backend.fill(data_, bytes_, 0, 1, stream_); });
+    memory.attempt([&] { return backend.free_scratch(data_, bytes_, stream_); });
+  }
+  memory.ledger_.release(row_, !backend.fault().ok());
+  data_ = nullptr;
+  memory_.reset();
 }
 
 // Queued on stream 0.

@@ -93,6 +93,25 @@ class Account {
   Ledger::Row row_;
 };
 
+// Device memory for work on one stream, freed in its order. Movable.
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(Scratch&& other) noexcept { *this = std::move(other); }
+  Scratch& operator=(Scratch&& other) noexcept;
+  ~Scratch() { reset(); }
+  uint8_t* data() const { return data_; }
+  void reset() noexcept;
+
+ private:
+  friend class Memory;
+  std::shared_ptr<Memory> memory_;  // null: empty
+  uint8_t* data_ = nullptr;
+  uint64_t bytes_ = 0;
+  Stream stream_;
+  Ledger::Row row_;
+};
+
 // The memory of one context. Thread-safe.
 class Memory : public std::enable_shared_from_this<Memory> {
  public:
@@ -106,6 +125,9 @@ class Memory : public std::enable_shared_from_this<Memory> {
   // the bytes as asked for. WCUDA_OVER_BUDGET or WCUDA_OUT_OF_MEMORY name the bytes needed, the
   // budget, the bytes used and free; nothing has changed then.
   Result<Buffer> allocate(uint64_t bytes, int32_t purpose, std::string_view tag);
+  // The same for work on one stream, of purpose WCUDA_PURPOSE_SCRATCH; does not wait for other
+  // work.
+  Result<Scratch> scratch(uint64_t bytes, std::string_view tag, Stream stream);
   // Pinned host memory, zeroed, aligned to 4096 bytes, of purpose WCUDA_PURPOSE_STAGING.
   Result<Buffer> allocate_pinned(uint64_t bytes, std::string_view tag);
   // Somebody else's memory as a buffer of purpose WCUDA_PURPOSE_ADOPTED, which never frees it.
@@ -176,11 +198,13 @@ class Memory : public std::enable_shared_from_this<Memory> {
  private:
   friend class Account;
   friend class Buffer;
+  friend class Scratch;
   Memory(std::shared_ptr<Backend> backend, uint64_t budget, Scrub scrub)
       : backend_(std::move(backend)), scrub_(scrub), ledger_(budget) {}
   Status open_staged_copy();
   void close_staged_copy() noexcept;
   Status check_request(uint64_t bytes, int32_t purpose) const;
+  Status full(const Status& status, uint64_t bytes, int32_t purpose, std::string_view tag) const;
   Result<Buffer> allocate_kind(MemoryKind kind, uint64_t bytes, int32_t purpose,
                                std::string_view tag);
   Status zero(const Buffer& buffer);

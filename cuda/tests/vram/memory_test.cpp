@@ -31,6 +31,8 @@ Status use_memory(const std::shared_ptr<Memory>& memory, std::vector<Buffer>* ke
   WCUDA_ASSIGN(Buffer staging, memory->allocate_pinned(500, "staging"));
   WCUDA_ASSIGN(const Stream stream, memory->backend().stream_create(0));
   Status status = [&]() -> Status {
+    WCUDA_ASSIGN(const Scratch scratch, memory->scratch(300, "scratch", stream));
+    WCUDA_TRY(memory->backend().fill(scratch.data(), 8, 0, 8, stream));
     for (Buffer& buffer : buffers) {
       buffer.used_on(stream);
       WCUDA_TRY(memory->backend().copy_to_device_async(buffer.data(), staging.data(), 500, stream));
@@ -105,6 +107,21 @@ TEST(VramMemory, losing_the_device_at_every_call_leaves_an_empty_ledger) {
     if (!lost) break;
     ASSERT_LT(k, 500u);
   }
+}
+
+TEST(VramMemory, scratch_is_in_the_ledger_and_goes_after_its_stream) {
+  const auto memory = Memory::create(host(), 1000);
+  const Stream stream = memory->backend().stream_create(0).take();
+  {
+    Scratch scratch = memory->scratch(600, "scratch", stream).take();
+    Scratch other;
+    other = std::move(scratch);
+    EXPECT_NE(other.data(), nullptr);
+    EXPECT_EQ(memory->ledger().sum(WCUDA_PURPOSE_SCRATCH).current_bytes, 600u);
+    EXPECT_EQ(memory->scratch(401, "more", stream).status().code(), WCUDA_OVER_BUDGET);
+  }
+  expect_empty(*memory);
+  EXPECT_TRUE(memory->backend().stream_destroy(stream).ok());
 }
 
 TEST(VramMemory, out_of_memory_names_all_numbers) {
