@@ -295,6 +295,7 @@ TEST_P(BackendConformance, destroyed_streams_and_events_are_refused) {
 
 TEST_P(BackendConformance, digest_equals_the_reference_at_any_alignment) {
   const auto vectors = testing::blake3_vectors();
+  ASSERT_FALSE(vectors.empty());
   const auto data = testing::blake3_input(vectors.back().bytes);
   const Block block(*backend_, MemoryKind::kDevice, data.size() + 64);
   for (const uint64_t offset : {0u, 1u, 4u, 8u, 48u}) {
@@ -338,6 +339,7 @@ TEST_P(BackendConformance, digests_of_pieces_equal_the_host_hash) {
 
 TEST_P(BackendConformance, queued_digests_equal_the_reference) {
   const auto vectors = testing::blake3_vectors();
+  ASSERT_FALSE(vectors.empty());
   const auto data = testing::blake3_input(vectors.back().bytes);
   const Block block(*backend_, MemoryKind::kDevice, data.size());
   const Block scratch(*backend_, MemoryKind::kDevice, kDigestScratchBytes);
