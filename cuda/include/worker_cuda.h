@@ -1547,7 +1547,8 @@ typedef struct wcuda_gemm {
  * call returns). arguments: the buffers a, b, c and, for a bias, bias, of the type of c (of an FP8 product
  * into F32: BF16). c overlaps none of them. WCUDA_INVALID_ARGUMENT with the numbers. WCUDA_NOT_AVAILABLE:
  * cuBLASLt is not there (the message names the file; matrix products of the catalogue need it not), or has
- * nothing for this product. Device memory it works in is scratch of the context's.
+ * nothing for this product. Device memory it works in is scratch of the context's;
+ * the 32 MiB that products on stream 0 take turns with stay until the context ends.
  * [any thread; external: each buffer] */
 WCUDA_API wcuda_status wcuda_gemm_run(wcuda_context context, const wcuda_gemm* gemm,
                                       const wcuda_argument* arguments, uint64_t argument_count,

@@ -225,11 +225,23 @@ class Products {
     return made;
   }
   void* handle() const { return handle_; }
+  // Of kWorkspaceBytesMax, for all products on stream 0, where one follows the other; null while
+  // there is no room for it. Allocating for each call cost 14 us between two
+  // products on an H200.
+  uint8_t* main_workspace(vram::Memory& memory) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!main_workspace_) {
+      auto made = memory.lasting_scratch(kWorkspaceBytesMax, "gemm");
+      if (made.ok()) main_workspace_ = *made;
+    }
+    return main_workspace_;
+  }
 
  private:
   const std::shared_ptr<Backend> backend_;
   std::mutex mutex_;
   void* handle_ = nullptr;
+  uint8_t* main_workspace_ = nullptr;
   std::map<Key, std::shared_ptr<Plan>> plans_;
 };
 
@@ -246,11 +258,16 @@ Status run_gemm_on_device(const TypedGemm& gemm, vram::Memory& memory, Stream st
     return {};
   }));
   vram::Scratch workspace;
+  uint8_t* scratch = nullptr;
   if (plan->workspace_bytes() != 0) {
-    WCUDA_ASSIGN(workspace, memory.scratch(plan->workspace_bytes(), "gemm", stream));
+    if (stream.id == 0) scratch = products->main_workspace(memory);
+    if (!scratch) {
+      WCUDA_ASSIGN(workspace, memory.scratch(plan->workspace_bytes(), "gemm", stream));
+      scratch = workspace.data();
+    }
   }
   return backend.queue(stream, [&] {
-    return plan->run(products->handle(), gemm, workspace.data(),
+    return plan->run(products->handle(), gemm, scratch,
                      static_cast<cudaStream_t>(backend.native_stream(stream)));
   });
 }

@@ -95,6 +95,7 @@ Result<Buffer> Memory::allocate_pinned(uint64_t bytes, std::string_view tag) {
 
 Memory::~Memory() {
   kept_.clear();
+  end_lasting();
   close_staged_copy();
 }
 
@@ -232,6 +233,24 @@ Result<Scratch> Memory::scratch(uint64_t bytes, std::string_view tag, Stream str
   if (scrub_ == Scrub::kOnAlloc)
     WCUDA_TRY(backend_->fill(scratch.data_, scratch.bytes_, 0, 1, stream));
   return scratch;
+}
+
+Result<uint8_t*> Memory::lasting_scratch(uint64_t bytes, std::string_view tag) {
+  const std::lock_guard<std::mutex> lock(lasting_mutex_);
+  lasting_.reserve(lasting_.size() + 1);
+  WCUDA_ASSIGN(Buffer buffer, allocate(bytes, WCUDA_PURPOSE_SCRATCH, tag));
+  lasting_.push_back({buffer.data_, bytes, std::move(buffer.row_)});
+  buffer.data_ = nullptr;  // a Buffer would hold this
+  return lasting_.back().data;
+}
+
+void Memory::end_lasting() noexcept {
+  for (Lasting& each : lasting_) {
+    if (backend_->fault().ok())
+      attempt([&] { return backend_->free_scratch(each.data, each.bytes, Stream{}); });
+    ledger_.release(each.row, !backend_->fault().ok());
+  }
+  lasting_.clear();
 }
 
 Scratch& Scratch::operator=(Scratch&& other) noexcept {
@@ -393,7 +412,13 @@ void Memory::log_leaks() {
   if (!log_enabled(WCUDA_LOG_WARN)) return;
   const std::lock_guard<std::mutex> lock(staged_mutex_);
   std::vector<LedgerRow> rows = ledger_.rows();
-  const auto is_ours = [this](const LedgerRow& row) { return staging_ && row.address == staging_; };
+  const std::lock_guard<std::mutex> lasting_lock(lasting_mutex_);
+  const auto is_ours = [this](const LedgerRow& row) {
+    if (row.address == nullptr) return false;
+    return row.address == staging_ ||
+           std::any_of(lasting_.begin(), lasting_.end(),
+                       [&](const Lasting& each) { return each.data == row.address; });
+  };
   rows.erase(std::remove_if(rows.begin(), rows.end(), is_ours), rows.end());
   if (rows.empty()) return;
   uint64_t bytes = 0;

@@ -128,6 +128,8 @@ class Memory : public std::enable_shared_from_this<Memory> {
   // The same for work on one stream, of purpose WCUDA_PURPOSE_SCRATCH; does not wait for other
   // work.
   Result<Scratch> scratch(uint64_t bytes, std::string_view tag, Stream stream);
+  // Scratch on stream 0 that stays as long as this does, in the ledger and in no report of leaks.
+  Result<uint8_t*> lasting_scratch(uint64_t bytes, std::string_view tag);
   // Pinned host memory, zeroed, aligned to 4096 bytes, of purpose WCUDA_PURPOSE_STAGING.
   Result<Buffer> allocate_pinned(uint64_t bytes, std::string_view tag);
   // Somebody else's memory as a buffer of purpose WCUDA_PURPOSE_ADOPTED, which never frees it.
@@ -226,6 +228,15 @@ class Memory : public std::enable_shared_from_this<Memory> {
   uint8_t* staging_ = nullptr;
   Ledger::Row staging_row_;
   std::unique_ptr<StagedCopy> staged_copy_;
+
+  struct Lasting {
+    uint8_t* data;
+    uint64_t bytes;
+    Ledger::Row row;
+  };
+  void end_lasting() noexcept;
+  mutable std::mutex lasting_mutex_;  // guards what follows
+  std::vector<Lasting> lasting_;
 
   template <class T>
   static inline const char kept_tag = 0;

@@ -398,7 +398,8 @@ TEST(GpuGemmApi, every_type_transpose_and_epilogue) {
         expect_right(context,
                      {type, output, flags, activation, activation != 0, 1.5f, beta, 2, 13, 37, 61});
       }
-  EXPECT_EQ(context.memory(WCUDA_PURPOSE_ANY).current_bytes, 0u);
+  EXPECT_EQ(context.memory(WCUDA_PURPOSE_USER).current_bytes, 0u);
+  EXPECT_LE(context.memory(WCUDA_PURPOSE_SCRATCH).current_bytes, 32u << 20) << "its workspace";
 }
 
 TEST(GpuGemmApi, odd_sizes_strides_and_batches) {

@@ -124,6 +124,18 @@ TEST(VramMemory, scratch_is_in_the_ledger_and_goes_after_its_stream) {
   EXPECT_TRUE(memory->backend().stream_destroy(stream).ok());
 }
 
+TEST(VramMemory, lasting_scratch_is_in_the_ledger_until_the_memory_ends) {
+  const auto device = host();
+  auto memory = Memory::create(device, 1000);
+  const auto data = memory->lasting_scratch(600, "workspace");
+  ASSERT_TRUE(data.ok());
+  EXPECT_EQ(memory->ledger().sum(WCUDA_PURPOSE_SCRATCH).current_bytes, 600u);
+  EXPECT_EQ(memory->lasting_scratch(401, "more").status().code(), WCUDA_OVER_BUDGET);
+  EXPECT_GE(device->memory_info()->used_bytes, 600u);
+  memory.reset();
+  EXPECT_EQ(device->memory_info()->used_bytes, 0u);
+}
+
 TEST(VramMemory, out_of_memory_names_all_numbers) {
   const auto memory = Memory::create(host(), 0);
   const auto held = memory->allocate(1000000, WCUDA_PURPOSE_WEIGHTS, "w");
