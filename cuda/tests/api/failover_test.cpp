@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -117,24 +119,41 @@ wcuda_status refuse(wcuda_status status, wcuda_error* error) {
   return status;
 }
 
-// An instance holds memory by malloc; enough of a device for copies.
+// What an instance gave out: the library gives nothing back to a lost device, deinit ends it.
+struct Held {
+  std::mutex mutex;
+  std::set<void*> blocks;
+  ~Held() {
+    for (void* const block : blocks) std::free(block);
+  }
+};
+
+// Enough of a device for copies.
 void register_shaky() {
   if (shaky().type != 0) return;
   wcuda_backend_vtable table = WCUDA_BACKEND_VTABLE_INIT;
-  table.deinit = [](void*) {};
+  table.deinit = [](void* self) { delete static_cast<Held*>(self); };
   table.get_device_count = [](void*) -> uint32_t { return 1; };
   table.get_device_caps = [](void*, uint32_t, wcuda_device_caps* caps,
                              wcuda_error*) -> wcuda_status {
     caps->total_memory = 1 << 30;
     return WCUDA_OK;
   };
-  table.allocate = [](void*, uint64_t bytes, uint8_t, wcuda_device_memory* memory,
+  table.allocate = [](void* self, uint64_t bytes, uint8_t, wcuda_device_memory* memory,
                       wcuda_error*) -> wcuda_status {
-    *memory = {reinterpret_cast<uintptr_t>(std::calloc(1, bytes)), bytes};
+    auto* const held = static_cast<Held*>(self);
+    void* const block = std::calloc(1, bytes);
+    const std::lock_guard<std::mutex> lock(held->mutex);
+    held->blocks.insert(block);
+    *memory = {reinterpret_cast<uintptr_t>(block), bytes};
     return WCUDA_OK;
   };
-  table.free = [](void*, wcuda_device_memory memory, wcuda_error*) -> wcuda_status {
-    std::free(reinterpret_cast<void*>(memory.id));
+  table.free = [](void* self, wcuda_device_memory memory, wcuda_error*) -> wcuda_status {
+    auto* const held = static_cast<Held*>(self);
+    void* const block = reinterpret_cast<void*>(memory.id);
+    const std::lock_guard<std::mutex> lock(held->mutex);
+    held->blocks.erase(block);
+    std::free(block);
     return WCUDA_OK;
   };
   table.copy_to_device = [](void*, wcuda_device_memory memory, uint64_t offset, const void* source,
@@ -154,9 +173,11 @@ void register_shaky() {
   wcuda_backend_registration registration = WCUDA_BACKEND_REGISTRATION_INIT;
   registration.name = {"shaky", 5};
   registration.table = &table;
-  registration.open = [](void*, int32_t, void**, wcuda_error* error) -> wcuda_status {
+  registration.open = [](void*, int32_t, void** self, wcuda_error* error) -> wcuda_status {
     ++shaky().open_count;
-    return shaky().open_status == WCUDA_OK ? WCUDA_OK : refuse(shaky().open_status, error);
+    if (shaky().open_status != WCUDA_OK) return refuse(shaky().open_status, error);
+    *self = new Held;
+    return WCUDA_OK;
   };
   wcuda_error error{};
   ASSERT_EQ(wcuda_backend_register(&registration, &shaky().type, &error), WCUDA_OK)
