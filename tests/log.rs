@@ -21,7 +21,7 @@ fn sinks_get_records_replace_each_other_and_go() {
     let seen = records.lock().unwrap().clone();
     let (level, text, inside, nested) = seen.first().expect("opening a context is told");
     assert_eq!(*level, Level::Info);
-    assert!(text.contains("HOST"), "{text}");
+    assert!(text.contains("opened host 0"), "{text}");
     assert_eq!(*inside, ErrorKind::Reentrant, "a call from inside the sink");
     assert_eq!(
         *nested,
