@@ -55,7 +55,7 @@ fn records_become_events_of_their_level() {
     let (level, text) = events.first().expect("opening a context is told");
     assert_eq!(*level, Level::INFO);
     assert!(
-        text.contains("part=\"context\"") && text.contains("HOST"),
+        text.contains("part=\"context\"") && text.contains("opened host"),
         "{text}"
     );
 }
