@@ -7,44 +7,19 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 use gguf_file::GgufFile;
+use support::{assert_fails, run, stderr, worker};
 
 #[path = "../../tests/support/gguf_file.rs"]
 mod gguf_file;
-
-fn worker(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_worker-orcd"));
-    command.args(args).stdin(Stdio::null());
-    command
-}
-
-fn run(args: &[&str]) -> Output {
-    worker(args).output().expect("the worker starts")
-}
+mod support;
 
 fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("UTF-8")
 }
 
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).expect("UTF-8")
-}
-
 fn json(output: &Output) -> Value {
     assert!(output.status.success(), "{}", stderr(output));
     serde_json::from_str(&stdout(output)).expect("JSON")
-}
-
-/// One line on stderr that begins with "error: ", and the exit status.
-#[track_caller]
-fn assert_fails(output: &Output, status: i32, part: &str) {
-    let text = stderr(output);
-    assert_eq!(output.status.code(), Some(status), "{text}");
-    let errors: Vec<&str> = text
-        .lines()
-        .filter(|line| line.starts_with("error: "))
-        .collect();
-    assert_eq!(errors.len(), 1, "{text}");
-    assert!(errors[0].contains(part), "no '{part}' in '{}'", errors[0]);
 }
 
 fn root() -> &'static Path {

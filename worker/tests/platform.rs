@@ -1,15 +1,13 @@
 //! The commands of the compute platform as their users meet them: memory, kernels, runs on arrays.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
 use serde_json::Value;
 
-fn run(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_worker-orcd"));
-    command.args(args).stdin(Stdio::null());
-    command.output().expect("the worker starts")
-}
+use support::run;
+
+mod support;
 
 fn stdout(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
@@ -21,18 +19,9 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(&run(args))).expect("JSON")
 }
 
-/// One line on stderr that begins with "error: ", and the exit status.
 #[track_caller]
 fn assert_fails(args: &[&str], status: i32, part: &str) {
-    let output = run(args);
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(status), "{text}");
-    let errors: Vec<&str> = text
-        .lines()
-        .filter(|line| line.starts_with("error: "))
-        .collect();
-    assert_eq!(errors.len(), 1, "{text}");
-    assert!(errors[0].contains(part), "no '{part}' in '{}'", errors[0]);
+    support::assert_fails(&run(args), status, part);
 }
 
 /// A folder of its own for each test.

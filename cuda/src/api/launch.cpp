@@ -7,6 +7,7 @@
 #include "api/guard.h"
 #include "api/kernel.h"
 #include "api/stream.h"
+#include "backend/table_backend.h"
 #include "base/callback.h"
 #include "base/text.h"
 
@@ -59,12 +60,7 @@ Status launch_kernel(const KernelObject& kernel, const wcuda_argument* arguments
   if (kernel.module) WCUDA_TRY(jit::check_parameters(kernel.attributes.parameters, given.shapes()));
   given.used_on(on.stream);
   if (!on_host) return backend.kernel_launch(kernel.kernel, dims, given.values(), on.stream);
-  wcuda_launch shown = WCUDA_LAUNCH_INIT;
-  shown.flags = dims.is_cooperative ? WCUDA_LAUNCH_COOPERATIVE : 0;
-  std::copy_n(dims.grid, 3, shown.grid);
-  std::copy_n(dims.block, 3, shown.block);
-  std::copy_n(dims.cluster, 3, shown.cluster);
-  shown.shared_bytes = dims.shared_bytes;
+  wcuda_launch shown = launch_of(dims);
   shown.stream = stream;
   return backend.host_launch(on.stream, [&] { return run_on_host(kernel, shown, given); });
 }

@@ -93,6 +93,16 @@ void unreserve(void* address, uint64_t bytes) { munmap(address, align_up(bytes, 
 
 }  // namespace
 
+wcuda_launch launch_of(const LaunchDims& dims) {
+  wcuda_launch launch = WCUDA_LAUNCH_INIT;
+  launch.flags = dims.is_cooperative ? WCUDA_LAUNCH_COOPERATIVE : 0;
+  std::copy_n(dims.grid, 3, launch.grid);
+  std::copy_n(dims.block, 3, launch.block);
+  std::copy_n(dims.cluster, 3, launch.cluster);
+  launch.shared_bytes = dims.shared_bytes;
+  return launch;
+}
+
 Result<std::shared_ptr<Backend>> TableBackend::open(
     std::shared_ptr<const BackendRegistration> registration, int32_t ordinal) {
   WCUDA_ASSIGN(Instance instance, Instance::open(*registration, ordinal));
@@ -381,12 +391,7 @@ Status TableBackend::source_launch(Kernel kernel, const LaunchDims& dims,
     if (found == kernels_.end()) return unknown("kernel", kernel.id);
     own = found->second;
   }
-  wcuda_launch config = WCUDA_LAUNCH_INIT;
-  config.flags = dims.is_cooperative ? WCUDA_LAUNCH_COOPERATIVE : 0;
-  std::copy_n(dims.grid, 3, config.grid);
-  std::copy_n(dims.block, 3, config.block);
-  std::copy_n(dims.cluster, 3, config.cluster);
-  config.shared_bytes = dims.shared_bytes;
+  wcuda_launch config = launch_of(dims);
   WCUDA_ASSIGN(config.stream, find_stream(stream));
   std::vector<wcuda_argument> given;
   for (const wcuda_host_argument& from : arguments) {

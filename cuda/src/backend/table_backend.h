@@ -14,6 +14,9 @@
 
 namespace wcuda {
 
+// Dimensions as the C interface has them; on stream 0.
+wcuda_launch launch_of(const LaunchDims& dims);
+
 class TableBackend final : public Backend {
  public:
   static Result<std::shared_ptr<Backend>> open(
