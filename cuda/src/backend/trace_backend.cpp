@@ -11,6 +11,7 @@ namespace {
 // The slot of the public table that a call stands for; calls beyond it keep their own name.
 const char* slot_of(const char* name) {
   static constexpr const char* kSlots[][2] = {
+      {"allocate_scratch", "allocate"},     {"free_scratch", "free"},
       {"copy_to_host", "copy_from_device"}, {"copy_to_host_async", "copy_from_device_async"},
       {"kernel_launch", "launch_kernel"},   {"host_launch", "launch_kernel"},
       {"stream_wait", "event_order"},       {"event_elapsed_ms", "event_elapsed"}};

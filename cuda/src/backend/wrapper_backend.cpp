@@ -48,6 +48,16 @@ Status WrapperBackend::free_after(Stream stream) {
               [&] { return inner_->free_after(stream); });
 }
 
+Result<void*> WrapperBackend::allocate_scratch(uint64_t bytes, Stream stream) {
+  return pass({"allocate_scratch", CallKind::kAllocate, bytes, stream},
+              [&] { return inner_->allocate_scratch(bytes, stream); });
+}
+
+Status WrapperBackend::free_scratch(void* address, uint64_t bytes, Stream stream) {
+  return pass({"free_scratch", CallKind::kEnd, bytes, stream},
+              [&] { return inner_->free_scratch(address, bytes, stream); });
+}
+
 Result<MemoryPlace> WrapperBackend::memory_place(const void* address) {
   return pass({"memory_place", CallKind::kOther}, [&] { return inner_->memory_place(address); });
 }

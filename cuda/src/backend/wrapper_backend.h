@@ -34,6 +34,8 @@ class WrapperBackend : public Backend {
   Result<void*> allocate(MemoryKind kind, uint64_t bytes) override;
   Status free(MemoryKind kind, void* address, uint64_t bytes) override;
   Status free_after(Stream stream) override;
+  Result<void*> allocate_scratch(uint64_t bytes, Stream stream) override;
+  Status free_scratch(void* address, uint64_t bytes, Stream stream) override;
   Result<MemoryPlace> memory_place(const void* address) override;
   Status trim() override;
   Status copy_to_device(void* target, const void* source, uint64_t bytes) override;

@@ -35,6 +35,55 @@ TEST(TraceBackend, tells_calls_in_order_with_their_answers) {
                                              "free 100 WCUDA_OK"}));
 }
 
+// A device that has a way of its own for scratch, as CUDA has.
+class ScratchDevice final : public WrapperBackend {
+ public:
+  ScratchDevice() : WrapperBackend(host()) {}
+  Result<void*> allocate_scratch(uint64_t bytes, Stream stream) override {
+    ++scratch_count;
+    return WrapperBackend::allocate_scratch(bytes, stream);
+  }
+  Status free_scratch(void* address, uint64_t bytes, Stream stream) override {
+    --scratch_count;
+    return WrapperBackend::free_scratch(address, bytes, stream);
+  }
+  int scratch_count = 0;
+};
+
+TEST(TraceBackend, scratch_is_the_devices_own_and_told) {
+  const auto device = std::make_shared<ScratchDevice>();
+  std::vector<std::string> lines;
+  TraceBackend backend(device, [&](const Call& call, const Status& status) {
+    lines.push_back(trace_line(call, status));
+  });
+  auto stream = backend.stream_create(0);
+  lines.clear();
+
+  auto block = backend.allocate_scratch(100, *stream);
+  EXPECT_EQ(device->scratch_count, 1);
+  EXPECT_TRUE(backend.free_scratch(*block, 100, *stream).ok());
+
+  EXPECT_EQ(device->scratch_count, 0);
+  ASSERT_EQ(lines.size(), 2u) << "nothing else is asked of the device";
+  EXPECT_EQ(lines[0].rfind(R"({"slot":"allocate","bytes":100,"stream":1,)", 0), 0u) << lines[0];
+  EXPECT_EQ(lines[1].rfind(R"({"slot":"free","bytes":100,"stream":1,)", 0), 0u) << lines[1];
+}
+
+TEST(FaultBackend, scratch_counts_as_an_allocation) {
+  const auto device = std::make_shared<ScratchDevice>();
+  FaultBackend backend(device);
+  backend.fail(CallKind::kAllocate, 2);
+
+  auto first = backend.allocate_scratch(10, Stream{});
+  EXPECT_EQ(backend.allocate_scratch(10, Stream{}).status().code(), WCUDA_OUT_OF_MEMORY);
+
+  EXPECT_EQ(device->scratch_count, 1);
+  backend.lose_device(1);
+  EXPECT_FALSE(backend.synchronize().ok());
+  EXPECT_TRUE(backend.free_scratch(*first, 10, Stream{}).ok()) << "legal on a lost device";
+  EXPECT_EQ(device->scratch_count, 0);
+}
+
 TEST(FaultBackend, fails_the_kth_call_of_a_kind_once) {
   FaultBackend backend(host());
   backend.fail(CallKind::kAllocate, 2);
