@@ -1132,7 +1132,8 @@ typedef struct wcuda_program_options {
   wcuda_string name;         /* in diagnostics; empty: "kernel.cu" */
   wcuda_string architecture; /* "sm_90a": a cubin for that device; "compute_90": PTX. Empty: code for
                                 the device of `context` ("sm_90a" on an H200, "sm_80" on an A100) */
-  wcuda_context context;     /* needed only without an architecture */
+  wcuda_context context;     /* needed only without an architecture. The program does not keep it; while
+                                it lives, its trace tells of the compile and its faults can fail it */
   wcuda_string standard;     /* "c++11", "c++14", "c++17", "c++20"; empty: the compiler's default */
   const wcuda_string* defines; /* "NAME" or "NAME=value" each */
   uint64_t define_count;
@@ -1167,7 +1168,7 @@ WCUDA_API void wcuda_program_destroy(wcuda_program program); /* [any thread] */
  * message, and wcuda_program_log_get all of them. WCUDA_UNSUPPORTED: NVRTC does not know the
  * architecture; the message lists those it knows. WCUDA_INVALID_ARGUMENT: it does not know an extra
  * option. WCUDA_NOT_AVAILABLE: there is no NVRTC; the message has the loader's reason. A program that
- * is compiled already stays as it is. [external: program] */
+ * is compiled already stays as it is, and so does one whose compile its context's faults refused. [external: program] */
 WCUDA_API wcuda_status wcuda_program_compile(wcuda_program program, wcuda_error* error);
 
 #define WCUDA_PROGRAM_NEW 0 /* not compiled yet */
@@ -1828,7 +1829,8 @@ WCUDA_API wcuda_status wcuda_backend_context_get(wcuda_backend backend, wcuda_co
 #define WCUDA_FAULT_COPY 2        /* WCUDA_DEVICE_ERROR, as the two below */
 #define WCUDA_FAULT_LAUNCH 3      /* kernels, fills, digests */
 #define WCUDA_FAULT_SYNCHRONIZE 4
-#define WCUDA_FAULT_COMPILE 5     /* WCUDA_COMPILE_FAILED */
+#define WCUDA_FAULT_COMPILE 5     /* WCUDA_COMPILE_FAILED; slot compile_kernel, and wcuda_program_compile of
+                                     a program that was made with a context of the backend */
 #define WCUDA_FAULT_LOST 6        /* any call: the device is lost from then on */
 /* The k-th call of a kind from now on fails (1: the next), before the device sees it; k 0 or NONE: no
  * more. Replaces what was asked before; a lost device stays lost. WCUDA_INVALID_STATE unless the

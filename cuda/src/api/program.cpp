@@ -54,14 +54,14 @@ Status read_choice(int32_t choice, const char* argument, nvrtc::Choice* result) 
   return {};
 }
 
-// The architecture asked for, or that of the context's device.
-Status read_architecture(const wcuda_program_options& options, std::string* result) {
+// The architecture asked for, or that of the context's device; no context is null.
+Status read_architecture(const wcuda_program_options& options, const Context* context,
+                         std::string* result) {
   WCUDA_TRY(read_text(options.architecture, "architecture", result));
   if (!result->empty()) return {};
-  if (options.context.id == 0)
+  if (!context)
     return Status::error(WCUDA_INVALID_ARGUMENT,
                          "architecture: is empty, and there is no context to take it from");
-  WCUDA_ASSIGN(const auto context, resolve_context(options.context));
   const wcuda_device_caps& caps = context->memory->backend().caps();
   if (caps.backend != WCUDA_BACKEND_CUDA)
     return Status::error(WCUDA_INVALID_ARGUMENT,
@@ -71,7 +71,7 @@ Status read_architecture(const wcuda_program_options& options, std::string* resu
   return {};
 }
 
-Result<nvrtc::Request> read_request(const wcuda_program_options& options) {
+Result<nvrtc::Request> read_request(const wcuda_program_options& options, const Context* context) {
   WCUDA_TRY(check_flags(options.flags,
                         WCUDA_PROGRAM_FAST_MATH | WCUDA_PROGRAM_LINE_INFO | WCUDA_PROGRAM_DEBUG |
                             WCUDA_PROGRAM_RELOCATABLE | WCUDA_PROGRAM_DEFAULT_DEVICE,
@@ -82,7 +82,7 @@ Result<nvrtc::Request> read_request(const wcuda_program_options& options) {
   WCUDA_TRY(read_text(options.source, "source", &r.source));
   WCUDA_TRY(check_string(options.name, "name"));
   if (options.name.bytes != 0) r.name = copy_of(options.name);
-  WCUDA_TRY(read_architecture(options, &r.architecture));
+  WCUDA_TRY(read_architecture(options, context, &r.architecture));
   WCUDA_TRY(read_text(options.standard, "standard", &r.standard));
   WCUDA_TRY(read_list(options.defines, options.define_count, "defines", &r.defines));
   WCUDA_TRY(check_list(options.headers, options.header_count, "headers"));
@@ -134,8 +134,7 @@ nvrtc::Outcome compile(const nvrtc::Compiler& compiler, ProgramObject& program) 
   return outcome;
 }
 
-Status compile(ProgramObject& program) {
-  if (program.state == WCUDA_PROGRAM_COMPILED) return {};
+Status compile_now(ProgramObject& program) {
   WCUDA_ASSIGN(const auto compiler, nvrtc::Compiler::open(program.library_folder));
   program.nvrtc_version = compiler->version();
   const auto begin = std::chrono::steady_clock::now();
@@ -145,6 +144,15 @@ Status compile(ProgramObject& program) {
           .count());
   program.state = program.outcome.status.ok() ? WCUDA_PROGRAM_COMPILED : WCUDA_PROGRAM_FAILED;
   return program.outcome.status;
+}
+
+// Through the context's backend, where there is one: its trace tells of it, its faults may refuse
+// it.
+Status compile(ProgramObject& program) {
+  if (program.state == WCUDA_PROGRAM_COMPILED) return {};
+  const std::shared_ptr<Backend> backend = program.backend.lock();
+  if (!backend) return compile_now(program);
+  return backend->compile(program.request.source.size(), [&] { return compile_now(program); });
 }
 
 wcuda_program_info info_of(const ProgramObject& program) {
@@ -180,7 +188,12 @@ extern "C" wcuda_status wcuda_program_create(const wcuda_program_options* option
     WCUDA_ASSIGN(const wcuda_program_options checked, read_struct(options, "options"));
     WCUDA_TRY(check_not_null(program, "program"));
     auto object = std::make_shared<ProgramObject>();
-    WCUDA_ASSIGN(object->request, read_request(checked));
+    std::shared_ptr<Context> context;
+    if (checked.context.id != 0) {
+      WCUDA_ASSIGN(context, resolve_context(checked.context));
+      object->backend = context->memory->shared_backend();
+    }
+    WCUDA_ASSIGN(object->request, read_request(checked, context.get()));
     WCUDA_TRY(read_text(checked.library_folder, "library_folder", &object->library_folder));
     if (checked.cache.id != 0) {
       WCUDA_ASSIGN(object->cache, resolve_cache(checked.cache));

@@ -6,6 +6,7 @@
 
 #include "api/guard.h"
 #include "api/handles.h"
+#include "backend/backend.h"
 #include "jit/kernel_cache.h"
 #include "nvrtc/compiler.h"
 
@@ -20,6 +21,7 @@ struct ProgramObject {
   uint64_t compile_ns = 0;
   std::shared_ptr<jit::KernelCache> cache;  // may be null
   int32_t cache_result = WCUDA_CACHE_NONE;
+  std::weak_ptr<Backend> backend;  // of its context, which it does not keep; may be empty
   Exclusive exclusive;
 };
 

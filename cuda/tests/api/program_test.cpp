@@ -196,6 +196,107 @@ TEST_F(ProgramCompile, a_cache_answers_the_second_time_and_include_folders_bypas
   options_.cache = {0};
 }
 
+// A backend of HOST with faults, its table, and a program for its context.
+class ProgramFaults : public ProgramCompile {
+ protected:
+  void SetUp() override {
+    ProgramCompile::SetUp();
+    if (IsSkipped()) return;
+    wcuda_backend_options options = WCUDA_BACKEND_OPTIONS_INIT;
+    options.type = WCUDA_BACKEND_HOST;
+    options.flags = WCUDA_BACKEND_WITH_FAULTS;
+    options.trace = [](void* user, wcuda_string line) {
+      static_cast<std::vector<std::string>*>(user)->push_back(text(line));
+    };
+    options.trace_user = &lines_;
+    ASSERT_EQ(wcuda_backend_open(&options, &backend_, &error_), WCUDA_OK) << error_.message;
+    ASSERT_EQ(wcuda_backend_context_get(backend_, &context_, &error_), WCUDA_OK);
+    ASSERT_EQ(wcuda_backend_table_get(backend_, &table_, &self_, &error_), WCUDA_OK);
+    options_.context = context_;
+  }
+  void TearDown() override {
+    wcuda_context_destroy(context_);
+    wcuda_backend_destroy(backend_);
+    ProgramCompile::TearDown();
+  }
+  void fail(int32_t kind, uint64_t k) {
+    ASSERT_EQ(wcuda_backend_fault_set(backend_, kind, k, &error_), WCUDA_OK);
+  }
+  uint64_t ledger_rows() const {
+    uint64_t count = 77;
+    EXPECT_EQ(wcuda_context_ledger_get(context_, nullptr, 0, &count, nullptr), WCUDA_OK);
+    return count;
+  }
+  wcuda_status compile_in_table() {
+    wcuda_backend_kernel kernel{77};
+    const wcuda_status status =
+        table_->compile_kernel(self_, {"vector_add", 10}, {"vector_add", 10}, &kernel, &error_);
+    if (status != WCUDA_OK) {
+      EXPECT_EQ(kernel.id, 77u);
+      return status;
+    }
+    return table_->destroy_kernel(self_, kernel, &error_);
+  }
+  wcuda_status compile_program() {
+    EXPECT_EQ(create(), WCUDA_OK) << error_.message;
+    const wcuda_status status = wcuda_program_compile(program_, &error_);
+    const void* code = this;
+    uint64_t bytes = 77;
+    const wcuda_status got = wcuda_program_code_get(program_, &code, &bytes, nullptr);
+    if (status == WCUDA_OK) {
+      EXPECT_EQ(got, WCUDA_OK);
+      return status;
+    }
+    EXPECT_EQ(got, WCUDA_INVALID_STATE);
+    EXPECT_EQ(code, this);
+    EXPECT_EQ(bytes, 77u);
+    EXPECT_EQ(info().state, WCUDA_PROGRAM_NEW);
+    EXPECT_EQ(info().log_bytes, 0u);
+    return status;
+  }
+
+  std::vector<std::string> lines_;
+  wcuda_backend backend_{0};
+  wcuda_context context_{0};
+  const wcuda_backend_vtable* table_ = nullptr;
+  void* self_ = nullptr;
+};
+
+TEST_F(ProgramFaults, the_kth_compile_fails_whichever_way_it_is_asked_for) {
+  for (uint64_t k = 1; k <= 5; ++k) {
+    fail(WCUDA_FAULT_COMPILE, k);
+    for (uint64_t call = 1; call <= 4; ++call) {
+      const wcuda_status status = call % 2 ? compile_in_table() : compile_program();
+      EXPECT_EQ(status, call == k ? WCUDA_COMPILE_FAILED : WCUDA_OK) << call << " of " << k;
+      if (call == k) {
+        EXPECT_STREQ(error_.message, "compile_kernel: injected failure");
+      }
+      EXPECT_EQ(ledger_rows(), 0u);
+    }
+    EXPECT_EQ(wcuda_program_compile(program_, &error_), WCUDA_OK) << "as good as before";
+  }
+}
+
+TEST_F(ProgramFaults, compiles_are_traced_and_a_lost_device_has_none) {
+  ASSERT_EQ(compile_program(), WCUDA_OK) << error_.message;
+  ASSERT_EQ(lines_.size(), 1u);
+  const std::string begin =
+      R"({"slot":"compile_kernel","bytes":)" + std::to_string(source_.size()) + ",";
+  EXPECT_EQ(lines_[0].rfind(begin, 0), 0u) << lines_[0];
+
+  fail(WCUDA_FAULT_LOST, 1);
+  EXPECT_EQ(compile_program(), WCUDA_DEVICE_LOST);
+  EXPECT_EQ(compile_in_table(), WCUDA_DEVICE_LOST);
+}
+
+TEST_F(ProgramFaults, a_program_outlives_its_context) {
+  ASSERT_EQ(create(), WCUDA_OK) << error_.message;
+  fail(WCUDA_FAULT_COMPILE, 1);
+  wcuda_context_destroy(context_);
+  wcuda_backend_destroy(backend_);
+  EXPECT_EQ(wcuda_program_compile(program_, &error_), WCUDA_OK) << error_.message;
+}
+
 TEST_F(ProgramCompile, survives_a_full_host_at_every_allocation) {
   for (int64_t k = 1;; ++k) {
     wcuda_program program{77};
