@@ -21,7 +21,11 @@ impl SealKey {
     }
 
     pub(super) fn sign(&self, message: &[u8]) -> [u8; 32] {
-        *blake3::keyed_hash(&self.0, message).as_bytes()
+        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        hasher.update(message);
+        let signature = *hasher.finalize().as_bytes();
+        hasher.zeroize(); // it holds the key
+        signature
     }
 
     /// Takes as long for a good signature as for a bad one.
@@ -45,6 +49,19 @@ mod tests {
             *blake3::keyed_hash(&key.0, b"message").as_bytes()
         );
         assert!(key.verify(b"message", &signature));
+    }
+
+    #[test]
+    fn a_key_is_zeros_when_it_has_gone() {
+        let mut place = std::mem::MaybeUninit::new(SealKey::derive(&[7; 32]));
+        let bytes = place.as_ptr().cast::<[u8; 32]>();
+        const { assert!(size_of::<SealKey>() == 32) };
+        // SAFETY: the key is 32 bytes, which are there.
+        assert_ne!(unsafe { bytes.read_volatile() }, [0; 32]);
+        // SAFETY: it is there, and nobody uses it as a key afterwards.
+        unsafe { place.assume_init_drop() };
+        // SAFETY: the place is still there, with plain bytes in it.
+        assert_eq!(unsafe { bytes.read_volatile() }, [0; 32]);
     }
 
     #[test]
