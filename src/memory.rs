@@ -72,6 +72,51 @@ device_repr! {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// What the compiler refuses: writing what others read,
+///
+/// ```compile_fail,E0502
+/// # fn main() -> worker_cuda::Result<()> {
+/// let mut buffer = worker_cuda::CudaContext::host()?.alloc_from(&[1u8, 2, 3, 4])?;
+/// let window = buffer.view(0..2)?;
+/// buffer.fill(0)?;
+/// window.to_vec()?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// two windows to write,
+///
+/// ```compile_fail,E0499
+/// # fn main() -> worker_cuda::Result<()> {
+/// let mut buffer = worker_cuda::CudaContext::host()?.alloc_from(&[1u8, 2, 3, 4])?;
+/// let mut one = buffer.view_mut(0..2)?;
+/// let mut two = buffer.view_mut(2..4)?;
+/// one.fill(0)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// a window of memory that has gone,
+///
+/// ```compile_fail,E0505
+/// # fn main() -> worker_cuda::Result<()> {
+/// let buffer = worker_cuda::CudaContext::host()?.alloc_from(&[1u8, 2, 3, 4])?;
+/// let window = buffer.view(0..2)?;
+/// drop(buffer);
+/// window.to_vec()?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// elements that have invalid bit patterns, or padding.
+///
+/// ```compile_fail,E0277
+/// # fn main() -> worker_cuda::Result<()> {
+/// let flags = worker_cuda::CudaContext::host()?.alloc::<bool>(4)?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct SafeCudaPtr<T: DeviceRepr> {
     handle: ffi::wcuda_buffer,
     len: usize,
