@@ -110,6 +110,31 @@ kinds! {
     Internal = WCUDA_INTERNAL,
 }
 
+/// Older lists of codes, for programs that speak one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Numbers {
+    /// Of the `cuda_*` functions: 1 to 8 and 99.
+    Worker,
+    /// Of the `vram_*` functions: 1 to 4.
+    Vram,
+    /// Status of a ZCTL/1 response: 1 to 7.
+    Zctl,
+}
+
+impl ErrorKind {
+    /// Its number in an older list; every kind has one.
+    pub fn number_in(self, numbers: Numbers) -> i32 {
+        let list = match numbers {
+            Numbers::Worker => ffi::WCUDA_NUMBERS_WORKER,
+            Numbers::Vram => ffi::WCUDA_NUMBERS_VRAM,
+            Numbers::Zctl => ffi::WCUDA_NUMBERS_ZCTL,
+        };
+        // SAFETY: legal with any numbers, on any thread.
+        unsafe { ffi::wcuda_status_number(self.status(), list) }
+    }
+}
+
 /// Any failure of this crate. As large as one pointer.
 pub struct Error(Box<Inner>);
 
@@ -273,6 +298,19 @@ mod tests {
         }
         assert_eq!(ErrorKind::from_status(7777), ErrorKind::Unknown(7777));
         assert_eq!(ErrorKind::Unknown(7777).status(), 7777);
+    }
+
+    #[test]
+    fn every_kind_has_its_number_in_the_older_lists() {
+        for &kind in ALL_KINDS.iter().chain(&[ErrorKind::Unknown(7777)]) {
+            let worker = kind.number_in(Numbers::Worker);
+            assert!((1..=8).contains(&worker) || worker == 99, "{kind:?}");
+            assert!((1..=4).contains(&kind.number_in(Numbers::Vram)), "{kind:?}");
+            assert!((1..=7).contains(&kind.number_in(Numbers::Zctl)), "{kind:?}");
+        }
+        assert_eq!(ErrorKind::DeviceLost.number_in(Numbers::Worker), 5);
+        assert_eq!(ErrorKind::DeviceError.number_in(Numbers::Vram), 3);
+        assert_eq!(ErrorKind::Malformed.number_in(Numbers::Zctl), 1);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Streams, events, and copies that do not wait.
 
+use std::ffi::c_void;
 use std::fmt;
 use std::time::Duration;
 
@@ -38,6 +39,35 @@ impl CudaContext {
             handle,
             context: self.clone(),
         })
+    }
+
+    /// A stream that somebody else made in the device's primary context (a `cudaStream_t`), not the
+    /// driver's default one. On a host context [`ErrorKind::Unsupported`].
+    ///
+    /// # Safety
+    /// `native` is such a stream and lives until the value is dropped, which waits for its work and
+    /// leaves it alone.
+    pub unsafe fn adopt_stream(&self, native: *mut c_void) -> Result<Stream> {
+        let mut handle = ffi::wcuda_stream::zeroed();
+        // SAFETY: `handle` is valid, `native` by this function's contract.
+        call(|error| unsafe {
+            ffi::wcuda_stream_adopt(self.handle(), native, &mut handle, error)
+        })?;
+        Ok(Stream {
+            handle,
+            context: self.clone(),
+        })
+    }
+
+    /// The driver's object (a `cudaStream_t`) of a stream, none the context's own, for calls of other
+    /// libraries; valid until the stream is dropped. On a host context [`ErrorKind::Unsupported`].
+    pub fn native_stream(&self, stream: Option<&Stream>) -> Result<*mut c_void> {
+        let mut found = std::ptr::null_mut();
+        // SAFETY: the output is valid.
+        call(|error| unsafe {
+            ffi::wcuda_stream_native_get(self.handle(), native(stream), &mut found, error)
+        })?;
+        Ok(found)
     }
 
     /// A new event, which counts as done until it is recorded.

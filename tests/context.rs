@@ -134,3 +134,19 @@ fn things_outlive_the_context_they_came_from() {
         1
     );
 }
+
+#[test]
+fn a_host_context_has_no_streams_of_a_driver_and_no_device_code() {
+    let context = CudaContext::host().unwrap();
+    let error = context.native_stream(None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let mut nobodys = 0u8;
+    // SAFETY: refused before it is looked at.
+    let adopted = unsafe { context.adopt_stream((&raw mut nobodys).cast()) };
+    assert_eq!(adopted.unwrap_err().kind(), ErrorKind::Unsupported);
+    let ptx = include_str!("../cuda/tests/data/kernels/module.ptx");
+    let launcher = worker_cuda::KernelLauncher::new(&context);
+    // SAFETY: refused before anything is loaded.
+    let launched = unsafe { launcher.load_and_launch_ptx(ptx, "noop", 1, 1, &[]) };
+    assert_eq!(launched.unwrap_err().kind(), ErrorKind::UnsupportedKernel);
+}

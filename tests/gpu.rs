@@ -201,6 +201,53 @@ fn gpu_compute_runs_what_it_compiles_and_what_it_loads() {
 }
 
 #[test]
+fn gpu_launcher_loads_each_text_once() {
+    let Some(context) = gpu() else { return };
+    let ptx = include_str!("../cuda/tests/data/kernels/module.ptx");
+    let device = GpuDevice::with_context(&context);
+    let launcher = KernelLauncher::new(&context);
+    let a = device.upload(&[1.0f32; 1024]).unwrap();
+    let b = device.upload(&[2.0f32; 1024]).unwrap();
+    let mut c = device.allocate::<f32>(1024).unwrap();
+    for round in 0..3 {
+        c.fill(0.0).unwrap();
+        let args = [(&a).into(), (&b).into(), (&mut c).into(), 1024i32.into()];
+        // SAFETY: four blocks of 256 threads keep to 1024 elements, and write only c.
+        unsafe { launcher.load_and_launch_ptx(ptx, "vector_add", 4, 256, &args) }.unwrap();
+        assert_eq!(device.download(&c).unwrap(), [3.0f32; 1024]);
+        let modules = context.memory(Purpose::Module).unwrap();
+        assert_eq!(modules.total_allocation_count, 1, "round {round}");
+    }
+    // SAFETY: it takes no arguments and does nothing.
+    unsafe { launcher.load_and_launch_ptx(ptx, "noop", 1, 1, &[]) }.unwrap();
+    // SAFETY: there is no such kernel.
+    let missing = unsafe { launcher.load_and_launch_ptx(ptx, "dance", 1, 1, &[]) };
+    assert_eq!(missing.unwrap_err().kind(), ErrorKind::NotFound);
+    let modules = context.memory(Purpose::Module).unwrap();
+    assert_eq!(
+        (modules.allocation_count, modules.total_allocation_count),
+        (1, 1)
+    );
+    drop(launcher);
+    let modules = context.memory(Purpose::Module).unwrap();
+    assert_eq!(modules.allocation_count, 0);
+}
+
+#[test]
+fn gpu_streams_of_the_driver_are_given_and_adopted() {
+    let Some(context) = gpu() else { return };
+    let stream = context.stream(Priority::Ordinary).unwrap();
+    let native = context.native_stream(Some(&stream)).unwrap();
+    assert_ne!(native, context.native_stream(None).unwrap());
+    // SAFETY: `stream` lives on after the adopted one.
+    let adopted = unsafe { context.adopt_stream(native) }.unwrap();
+    assert_eq!(context.native_stream(Some(&adopted)).unwrap(), native);
+    adopted.record().unwrap().wait().unwrap();
+    drop(adopted);
+    stream.synchronize().unwrap();
+}
+
+#[test]
 fn gpu_allocations_by_id_are_resident_and_stale_ids_are_refused() {
     let Some(context) = gpu() else { return };
     context.enforce_vram_only_policy().unwrap();

@@ -103,6 +103,15 @@ typedef struct wcuda_error {
 /* Name of a status code ("WCUDA_OUT_OF_MEMORY"), or "WCUDA_UNKNOWN". Static text. [any thread] */
 WCUDA_API const char* wcuda_status_name(wcuda_status status);
 
+/* Older lists of codes that a status has a number in; section 21 has a list of names. */
+#define WCUDA_NUMBERS_WORKER 1 /* the cuda_* functions: CUDA_SUCCESS 0 … 8, CUDA_ERROR_UNKNOWN 99 */
+#define WCUDA_NUMBERS_VRAM 2   /* the vram_* functions: VRAM_SUCCESS 0 … VRAM_ERROR_DRIVER 4 */
+#define WCUDA_NUMBERS_ZCTL 3   /* status of a ZCTL/1 response: OK 0, ERR_MALFORMED 1, ERR_UNSUPPORTED 2,
+                                  ERR_DENIED 3, ERR_TIMEOUT 4, ERR_NO_MEM 5, ERR_BACKEND 6, ERR_BAD_ARGS 7 */
+/* The number of a status in one of them: every status has one, also those that this version does not
+ * know. -1: there is no such list. [any thread] */
+WCUDA_API int32_t wcuda_status_number(wcuda_status status, int32_t numbers);
+
 /* Text borrowed from an object; valid as long as the object's handle. Not NUL-terminated. */
 typedef struct wcuda_string {
   const char* data;
@@ -1240,6 +1249,15 @@ WCUDA_API wcuda_status wcuda_stream_create(wcuda_context context, int32_t priori
 WCUDA_API void wcuda_stream_destroy(wcuda_stream stream); /* waits for its work. [any thread] */
 /* Waits for all work given to the stream. [any thread] */
 WCUDA_API wcuda_status wcuda_stream_synchronize(wcuda_stream stream, wcuda_error* error);
+/* The driver's own object (a cudaStream_t) of a stream of the context (id 0: the context's own), for
+ * calls of other libraries; valid until the stream is destroyed. WCUDA_UNSUPPORTED on HOST. [any thread] */
+WCUDA_API wcuda_status wcuda_stream_native_get(wcuda_context context, wcuda_stream stream,
+                                               void** native, wcuda_error* error);
+/* A stream that somebody else made in the primary context of the context's device, not the driver's
+ * default one (NULL): the caller keeps it until the handle is destroyed, which waits for its work and
+ * leaves it alone. WCUDA_UNSUPPORTED on HOST. [any thread] */
+WCUDA_API wcuda_status wcuda_stream_adopt(wcuda_context context, void* native,
+                                          wcuda_stream* stream, wcuda_error* error);
 
 typedef struct wcuda_event {
   uint64_t id;

@@ -119,7 +119,7 @@ static inline const char* cuda_error_message(int error_code) {
     case CUDA_ERROR_VRAM_RESIDENCY_FAILED:
       return "memory is not on the device";
     case CUDA_ERROR_KERNEL_LAUNCH_FAILED:
-      return "the device failed";
+      return "a kernel did not compile or start";
     case CUDA_ERROR_INVALID_PARAMETER:
       return "invalid parameter";
     default:
@@ -135,25 +135,8 @@ static inline void wcuda_compat_report(int* error_code, int code) {
 
 /* `otherwise`: for what has no number of its own. */
 static inline int wcuda_compat_code(wcuda_status status, int otherwise) {
-  switch (status) {
-    case WCUDA_OK:
-      return CUDA_SUCCESS;
-    case WCUDA_NOT_AVAILABLE:
-    case WCUDA_NO_DEVICE:
-      return CUDA_ERROR_DEVICE_NOT_FOUND;
-    case WCUDA_OUT_OF_MEMORY:
-    case WCUDA_OUT_OF_HOST_MEMORY:
-    case WCUDA_OVER_BUDGET:
-    case WCUDA_OUT_OF_PAGES:
-      return CUDA_ERROR_OUT_OF_MEMORY;
-    case WCUDA_DEVICE_ERROR:
-    case WCUDA_DEVICE_LOST:
-    case WCUDA_COMPILE_FAILED:
-    case WCUDA_LAUNCH_FAILED:
-      return CUDA_ERROR_KERNEL_LAUNCH_FAILED;
-    default:
-      return otherwise;
-  }
+  const int code = wcuda_status_number(status, WCUDA_NUMBERS_WORKER);
+  return code == CUDA_ERROR_UNKNOWN ? otherwise : code;
 }
 
 /* Appends `count` tokens; samples the next into *sampled unless that is NULL. */
@@ -290,7 +273,7 @@ static inline bool cuda_check_device_health(CudaContext* ctx, int* error_code) {
     if (health.state == WCUDA_HEALTH_OK)
       code = CUDA_SUCCESS;
     else if (health.state == WCUDA_HEALTH_LOST)
-      code = CUDA_ERROR_KERNEL_LAUNCH_FAILED;
+      code = wcuda_compat_code(WCUDA_DEVICE_LOST, CUDA_ERROR_UNKNOWN);
     else
       code = health.nonresident_count != 0 ? CUDA_ERROR_VRAM_RESIDENCY_FAILED : CUDA_ERROR_UNKNOWN;
   }
@@ -522,20 +505,10 @@ static inline bool cuda_inference_next_token(InferenceResult* result, char* toke
 #define WCUDA_COMPAT_VRAM_BACKEND WCUDA_BACKEND_CUDA
 #endif
 
-/* `otherwise`: for what has no number of its own. */
+/* `otherwise`: when the driver has failed, or the device is lost. */
 static inline int wcuda_compat_vram_code(wcuda_status status, int otherwise) {
-  switch (status) {
-    case WCUDA_OK:
-      return VRAM_SUCCESS;
-    case WCUDA_OUT_OF_MEMORY:
-    case WCUDA_OVER_BUDGET:
-      return VRAM_ERROR_ALLOCATION_FAILED;
-    case WCUDA_INVALID_ARGUMENT:
-    case WCUDA_OUT_OF_RANGE:
-      return VRAM_ERROR_INVALID_VALUE;
-    default:
-      return otherwise;
-  }
+  if (status == WCUDA_DEVICE_ERROR || status == WCUDA_DEVICE_LOST) return otherwise;
+  return wcuda_status_number(status, WCUDA_NUMBERS_VRAM);
 }
 
 /* Allocates on the thread's device, aligned to 256 bytes; *ptr is NULL after a failure. */

@@ -62,6 +62,14 @@ unsafe extern "C" {
     pub fn wcuda_status_name(status: wcuda_status) -> *const c_char;
 }
 
+pub const WCUDA_NUMBERS_WORKER: i32 = 1;
+pub const WCUDA_NUMBERS_VRAM: i32 = 2;
+pub const WCUDA_NUMBERS_ZCTL: i32 = 3;
+
+unsafe extern "C" {
+    pub fn wcuda_status_number(status: wcuda_status, numbers: i32) -> i32;
+}
+
 c_struct! {
     wcuda_string {
         data: *const c_char,

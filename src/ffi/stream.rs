@@ -24,6 +24,18 @@ unsafe extern "C" {
     ) -> wcuda_status;
     pub fn wcuda_stream_destroy(stream: wcuda_stream);
     pub fn wcuda_stream_synchronize(stream: wcuda_stream, error: *mut wcuda_error) -> wcuda_status;
+    pub fn wcuda_stream_native_get(
+        context: wcuda_context,
+        stream: wcuda_stream,
+        native: *mut *mut c_void,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_stream_adopt(
+        context: wcuda_context,
+        native: *mut c_void,
+        stream: *mut wcuda_stream,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
 }
 
 c_struct! {

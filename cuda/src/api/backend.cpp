@@ -106,57 +106,6 @@ Result<std::shared_ptr<BackendObject>> open(const wcuda_backend_options& options
   return object;
 }
 
-// Of the error sets of older tables, by status.
-const char* error_name(wcuda_status status) {
-  switch (status) {
-    case WCUDA_OK:
-      return "";
-    case WCUDA_INVALID_ARGUMENT:
-    case WCUDA_MALFORMED:
-      return "InvalidArgs";
-    case WCUDA_INVALID_HANDLE:
-    case WCUDA_NOT_RESIDENT:
-    case WCUDA_INTEGRITY:
-      return "InvalidPointer";
-    case WCUDA_OUT_OF_RANGE:
-      return "InvalidSize";
-    case WCUDA_BUFFER_TOO_SMALL:
-      return "BufferTooSmall";
-    case WCUDA_NOT_FOUND:
-      return "KernelNotFound";
-    case WCUDA_INVALID_CONFIG:
-      return "InvalidConfig";
-    case WCUDA_ARGUMENT_COUNT:
-      return "ArgumentCountMismatch";
-    case WCUDA_NOT_AVAILABLE:
-      return "BackendNotAvailable";
-    case WCUDA_NO_DEVICE:
-      return "DeviceNotFound";
-    case WCUDA_IO:
-    case WCUDA_DEVICE_ERROR:
-      return "TransferFailed";
-    case WCUDA_TIMEOUT:
-      return "Timeout";
-    case WCUDA_OUT_OF_MEMORY:
-    case WCUDA_OUT_OF_HOST_MEMORY:
-    case WCUDA_OVER_BUDGET:
-    case WCUDA_OUT_OF_PAGES:
-      return "OutOfMemory";
-    case WCUDA_UNSUPPORTED:
-      return "UnsupportedOperation";
-    case WCUDA_COMPILE_FAILED:
-      return "CompileFailed";
-    case WCUDA_UNSUPPORTED_KERNEL:
-      return "UnsupportedKernel";
-    case WCUDA_LAUNCH_FAILED:
-      return "LaunchFailed";
-    case WCUDA_DEVICE_LOST:
-      return "SynchronizationFailed";
-    default:
-      return "InvalidOperation";
-  }
-}
-
 Result<uint64_t> threads_of(const wcuda_launch& launch) {
   uint64_t threads = 1;
   for (const uint32_t* const dims : {launch.grid, launch.block})
@@ -260,8 +209,6 @@ extern "C" wcuda_status wcuda_backend_select(const wcuda_selection_options* opti
     return {};
   });
 }
-
-extern "C" const char* wcuda_backend_error_name(wcuda_status status) { return error_name(status); }
 
 extern "C" wcuda_status wcuda_launch_threads_get(const wcuda_launch* launch, uint64_t* threads,
                                                  wcuda_error* error) {

@@ -126,6 +126,34 @@ extern "C" wcuda_status wcuda_stream_synchronize(wcuda_stream stream, wcuda_erro
   });
 }
 
+extern "C" wcuda_status wcuda_stream_native_get(wcuda_context context, wcuda_stream stream,
+                                                void** native, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_TRY(check_not_null(native, "native"));
+    WCUDA_ASSIGN(const UsedStream on, use_stream(stream, *parent->memory));
+    void* const found = parent->memory->backend().native_stream(on.stream);
+    if (found == nullptr)
+      return Status::error(WCUDA_UNSUPPORTED, "this backend's streams are not a driver's");
+    *native = found;
+    return {};
+  });
+}
+
+extern "C" wcuda_status wcuda_stream_adopt(wcuda_context context, void* native,
+                                           wcuda_stream* stream, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_TRY(check_not_null(native, "native"));
+    WCUDA_TRY(check_not_null(stream, "stream"));
+    auto object = std::make_shared<StreamObject>();
+    object->memory = parent->memory;
+    WCUDA_ASSIGN(object->stream, parent->memory->backend().stream_adopt(native));
+    WCUDA_ASSIGN(stream->id, insert(Kind::kStream, std::move(object)));
+    return {};
+  });
+}
+
 extern "C" wcuda_status wcuda_event_create(wcuda_context context, wcuda_event* event,
                                            wcuda_error* error) {
   return guarded(error, [&]() -> Status {

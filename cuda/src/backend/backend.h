@@ -235,6 +235,9 @@ class Backend {
   virtual Status stream_destroy(Stream stream) = 0;
   // The driver's object (cudaStream_t) for kernel launches; null on HOST and for unknown streams.
   virtual void* native_stream(Stream stream) = 0;
+  // A stream of somebody else's, by the driver's object, which stream_destroy leaves alone after it
+  // has waited. WCUDA_UNSUPPORTED where streams are not the driver's.
+  virtual Result<Stream> stream_adopt(void* native);
 
   virtual Result<Event> event_create() = 0;
   virtual Status event_destroy(Event event) = 0;

@@ -191,6 +191,15 @@ void* CudaBackend::native_stream(Stream stream) {
   return found.ok() ? found->get() : nullptr;
 }
 
+Result<Stream> CudaBackend::stream_adopt(void* native) {
+  WCUDA_ENTER_DEVICE();
+  const auto stream = static_cast<cudaStream_t>(native);
+  WCUDA_TRY(check(cudaStreamQuery(stream), "cudaStreamQuery"));  // busy is fine
+  const std::lock_guard<std::mutex> lock(mutex_);
+  streams_.emplace(last_id_ + 1, StreamPtr(stream, [](cudaStream_t) {}));
+  return Stream{++last_id_};
+}
+
 Result<CudaBackend::EventPtr> CudaBackend::make_event(unsigned flags) {
   cudaEvent_t event = nullptr;
   WCUDA_CUDA(cudaEventCreateWithFlags(&event, flags));

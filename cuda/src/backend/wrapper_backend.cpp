@@ -211,6 +211,10 @@ Status WrapperBackend::stream_destroy(Stream stream) {
               [&] { return inner_->stream_destroy(stream); });
 }
 
+Result<Stream> WrapperBackend::stream_adopt(void* native) {
+  return pass({"stream_adopt", CallKind::kOther}, [&] { return inner_->stream_adopt(native); });
+}
+
 Result<Event> WrapperBackend::event_create() {
   return pass({"event_create", CallKind::kOther}, [&] { return inner_->event_create(); });
 }

@@ -60,6 +60,51 @@ TEST(Version, every_status_code_of_the_header_has_its_name) {
   EXPECT_STREQ(wcuda_status_name(-1), "WCUDA_UNKNOWN");
 }
 
+// Each kind of failure and what it is in the older lists.
+TEST(Version, every_status_has_its_number_in_the_older_lists) {
+  struct Row {
+    wcuda_status status;
+    int32_t worker, vram, zctl;
+    const char* table_name;
+  };
+  const Row rows[] = {{WCUDA_OK, 0, 0, 0, ""},
+                      {WCUDA_NO_DEVICE, 1, 4, 6, "DeviceNotFound"},
+                      {WCUDA_OUT_OF_MEMORY, 2, 1, 5, "OutOfMemory"},
+                      {WCUDA_INVALID_ARGUMENT, 8, 2, 7, "InvalidArgs"},
+                      {WCUDA_OUT_OF_RANGE, 8, 2, 7, "InvalidSize"},
+                      {WCUDA_MALFORMED, 4, 2, 1, "InvalidArgs"},
+                      {WCUDA_UNSUPPORTED, 99, 4, 2, "UnsupportedOperation"},
+                      {WCUDA_UNSUPPORTED_KERNEL, 99, 4, 2, "UnsupportedKernel"},
+                      {WCUDA_COMPILE_FAILED, 7, 4, 6, "CompileFailed"},
+                      {WCUDA_LAUNCH_FAILED, 7, 4, 6, "LaunchFailed"},
+                      {WCUDA_DEVICE_LOST, 5, 4, 6, "SynchronizationFailed"},
+                      {WCUDA_TIMEOUT, 5, 4, 4, "Timeout"},
+                      {WCUDA_NOT_RESIDENT, 6, 4, 6, "InvalidPointer"},
+                      {WCUDA_DEVICE_ERROR, 5, 3, 6, "TransferFailed"},
+                      {WCUDA_INTEGRITY, 6, 4, 6, "InvalidPointer"},
+                      {-1, 99, 4, 6, "InvalidOperation"}};
+  for (const Row& row : rows) {
+    SCOPED_TRACE(wcuda_status_name(row.status));
+    EXPECT_EQ(wcuda_status_number(row.status, WCUDA_NUMBERS_WORKER), row.worker);
+    EXPECT_EQ(wcuda_status_number(row.status, WCUDA_NUMBERS_VRAM), row.vram);
+    EXPECT_EQ(wcuda_status_number(row.status, WCUDA_NUMBERS_ZCTL), row.zctl);
+    EXPECT_STREQ(wcuda_backend_error_name(row.status), row.table_name);
+  }
+  EXPECT_EQ(wcuda_status_number(WCUDA_OK, 0), -1);
+  EXPECT_EQ(wcuda_status_number(WCUDA_OK, 4), -1);
+
+  // All there are: a failure is a failure in each list, and one that the list has.
+  for (wcuda_status status = -10; status < 10000; ++status) {
+    if (status == WCUDA_OK) continue;
+    const int32_t worker = wcuda_status_number(status, WCUDA_NUMBERS_WORKER);
+    const int32_t vram = wcuda_status_number(status, WCUDA_NUMBERS_VRAM);
+    const int32_t zctl = wcuda_status_number(status, WCUDA_NUMBERS_ZCTL);
+    EXPECT_TRUE((worker >= 1 && worker <= 8) || worker == 99) << status;
+    EXPECT_TRUE(vram >= 1 && vram <= 4) << status;
+    EXPECT_TRUE(zctl >= 1 && zctl <= 7) << status;
+  }
+}
+
 TEST(Version, layout_table_holds_every_struct_and_field_of_the_header) {
   const std::string text = header_text();
   const std::regex declaration("typedef struct (\\w+) \\{([^}]*)\\} (\\w+);");
