@@ -199,7 +199,8 @@ impl GpuCompute {
     /// Compiles and loads.
     pub(crate) fn load_program(&self, program: ProgramBuilder) -> Result<CudaModule> {
         let program = program.compile()?;
-        lock(&self.stats).compiled += 1;
+        let cache = program.info()?.cache;
+        lock(&self.stats).count_compile(cache);
         CudaModule::load_program(self.context(), &program)
     }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::device::Backend;
+use crate::program::CacheResult;
 
 /// When a kernel may run elsewhere than asked. Decided before any work starts, never after.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,4 +59,49 @@ pub struct ComputeStats {
     pub compiled: u64,
     /// Runs that succeeded.
     pub executed: u64,
+    /// Of `compiled`: the code was in the cache.
+    pub cache_hits: u64,
+    /// Of `compiled`: there is a cache, and the code was not in it.
+    pub cache_misses: u64,
+}
+
+impl ComputeStats {
+    /// Hits among the lookups, 0 to 1; 0 without any.
+    pub fn cache_hit_rate(&self) -> f64 {
+        let lookups = self.cache_hits + self.cache_misses;
+        self.cache_hits as f64 / lookups.max(1) as f64
+    }
+
+    /// Counts one more compile.
+    pub(super) fn count_compile(&mut self, cache: CacheResult) {
+        self.compiled += 1;
+        match cache {
+            CacheResult::Hit => self.cache_hits += 1,
+            CacheResult::Miss => self.cache_misses += 1,
+            CacheResult::None | CacheResult::Bypassed => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lookups_are_hits_and_misses() {
+        let mut stats = ComputeStats::default();
+        assert_eq!(stats.cache_hit_rate(), 0.0);
+        for cache in [
+            CacheResult::Miss,
+            CacheResult::Hit,
+            CacheResult::Hit,
+            CacheResult::Hit,
+            CacheResult::Bypassed,
+            CacheResult::None,
+        ] {
+            stats.count_compile(cache);
+        }
+        assert_eq!((stats.compiled, stats.cache_hits), (6, 3));
+        assert_eq!(stats.cache_hit_rate(), 0.75);
+    }
 }
