@@ -30,6 +30,7 @@ gpu_slug() {
 bench_host() {
   need_test_tools
   need_model
+  need_numpy
   step "build" worker_release off
   step "build of the benches" native_host
   say "load average $(cut -d' ' -f1-3 /proc/loadavg)"
@@ -38,6 +39,9 @@ bench_host() {
   for bench in "$NATIVE"/host/bench/*_bench; do
     say
     say "== $(basename "$bench")"
-    "$bench"
+    case $bench in
+      */host_compute_bench) "$PYTHON" tools/dev/host_compare.py "$bench" ;; # beside numpy
+      *) "$bench" ;;
+    esac
   done
 }
