@@ -1648,7 +1648,10 @@ typedef struct wcuda_backend_vtable {
                                          uint64_t offset, uint64_t bytes, wcuda_stream stream,
                                          wcuda_error* error);
   /* CUDA: CUDA C++, PTX, a cubin or a fatbin; entry is a name or an expression such as scale<float>.
-   * HOST compiles nothing: entry is a kernel of the catalogue (section 19), computed on f32, else
+   * HOST compiles nothing: entry is a kernel that was registered by descriptor (section 22) in a context
+   * made from the backend, in the newest registry where several have the name, and what runs is its host
+   * function, with the launch of the caller and arguments held against the descriptor; else one of the
+   * catalogue (section 19), computed on f32. A registered one without a host function, and any other, is
    * WCUDA_UNSUPPORTED_KERNEL; a source that does not speak of the entry is WCUDA_NOT_FOUND. */
   wcuda_status (*compile_kernel)(void* self, wcuda_string source, wcuda_string entry,
                                  wcuda_backend_kernel* kernel, wcuda_error* error);

@@ -10,6 +10,7 @@
 #include "api/context.h"
 #include "api/handles.h"
 #include "api/kernel.h"
+#include "api/registry.h"
 #include "backend/fault_backend.h"
 #include "compute/catalogue.h"
 
@@ -42,12 +43,14 @@ inline Result<std::shared_ptr<BackendObject>> resolve_backend(wcuda_backend back
   return resolve<BackendObject>(Kind::kBackend, backend.id, "backend");
 }
 
-// A kernel that came through a table: device code, one of the catalogue, or a caller's own.
+// A kernel that came through a table: device code, a registered one, one of the catalogue, or a
+// caller's table's own.
 struct BackendKernel {
   std::shared_ptr<vram::Memory> memory;
   std::string name;
   std::shared_ptr<KernelObject> device;            // on CUDA
-  const compute::CatalogueEntry* ready = nullptr;  // on HOST
+  std::shared_ptr<const RegistryEntry> described;  // on HOST: a caller's, by descriptor
+  const compute::CatalogueEntry* ready = nullptr;  // on HOST: of the catalogue
   Kernel own;                                      // of a caller's table
   ~BackendKernel();
 };

@@ -207,17 +207,23 @@ Result<std::shared_ptr<KernelObject>> device_kernel(const BackendObject& self,
 }
 
 // A function that computes, or a refusal: nothing succeeds without computing.
-Result<const compute::CatalogueEntry*> host_kernel(const std::string& source,
-                                                   const std::string& entry) {
+Status find_host_kernel(vram::Memory& memory, const std::string& source, const std::string& entry,
+                        BackendKernel* kernel) {
   if (source.find(entry) == std::string::npos)
     return Status::error(WCUDA_NOT_FOUND, "kernel '%s': the source does not speak of it",
                          printable(entry).c_str());
-  const compute::CatalogueEntry* const found = compute::find_entry(entry);
-  if (!found)
+  kernel->described = find_described(memory, entry);
+  if (kernel->described && !kernel->described->runs_here())
     return Status::error(WCUDA_UNSUPPORTED_KERNEL,
-                         "kernel '%s': the host compiles nothing, and the catalogue lacks it",
+                         "kernel '%s': is registered, but has no host function",
                          printable(entry).c_str());
-  return found;
+  if (kernel->described) return {};
+  kernel->ready = compute::find_entry(entry);
+  if (kernel->ready) return {};
+  return Status::error(WCUDA_UNSUPPORTED_KERNEL,
+                       "kernel '%s': the host compiles nothing; it is neither registered in a "
+                       "context of the backend nor in the catalogue",
+                       printable(entry).c_str());
 }
 
 Result<std::shared_ptr<BackendKernel>> compile(const BackendObject& self, const std::string& source,
@@ -231,7 +237,7 @@ Result<std::shared_ptr<BackendKernel>> compile(const BackendObject& self, const 
     if (backend.is_registered()) {
       WCUDA_ASSIGN(kernel->own, backend.source_compile(source, entry));
     } else if (backend.is_host()) {
-      WCUDA_ASSIGN(kernel->ready, host_kernel(source, entry));
+      WCUDA_TRY(find_host_kernel(self.memory(), source, entry, kernel.get()));
     } else {
       WCUDA_ASSIGN(kernel->device, device_kernel(self, source, entry));
     }
@@ -287,6 +293,7 @@ wcuda_status launch(void* self, wcuda_backend_kernel kernel, const wcuda_launch*
     if (found->device)
       return launch_kernel(*found->device, arguments, count, checked.stream,
                            [&](const Arguments&) { return read_dims(checked); });
+    if (found->described) return launch_described(*found->described, checked, arguments, count);
     WCUDA_ASSIGN(const LaunchDims dims, read_dims(checked));
     WCUDA_TRY(jit::check_dims(dims, jit::device_limits(object.memory().backend().caps())));
     if (!found->ready) return launch_own(*found, checked, dims, arguments, count);

@@ -1,4 +1,6 @@
 // Section 22 of the header: kernel descriptors and the registry of a context.
+#include "api/registry.h"
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -7,9 +9,7 @@
 #include "api/compute.h"
 #include "api/context.h"
 #include "api/guard.h"
-#include "api/kernel.h"
 #include "base/text.h"
-#include "jit/descriptor.h"
 
 namespace wcuda::api {
 namespace {
@@ -18,15 +18,7 @@ namespace {
 constexpr uint32_t kNoopId = 1, kTensorAddId = 2, kFirstFreeId = 3;
 constexpr uint64_t kNoopHash = 0, kTensorAddHash = 0xa1;
 
-// A kernel of a registry: of the caller's, or of the catalogue. Nothing in it changes.
-struct Entry {
-  jit::Descriptor descriptor;
-  std::shared_ptr<KernelObject> kernel;            // null: none here, or of the catalogue
-  const compute::CatalogueEntry* ready = nullptr;  // of the catalogue
-  kernels::Dtype type = kernels::Dtype::kF32;      // of its elements
-
-  bool runs_here() const { return ready || (kernel && kernel->runs_here()); }
-};
+using Entry = RegistryEntry;
 
 struct RegistryObject {
   std::shared_ptr<vram::Memory> memory;
@@ -35,6 +27,26 @@ struct RegistryObject {
 };
 
 using Entries = std::map<uint32_t, std::shared_ptr<const Entry>>;
+
+// The registries of one context, the newest last.
+struct Registries {
+  std::mutex mutex;  // guards what follows
+  std::vector<std::weak_ptr<RegistryObject>> all;
+};
+
+std::shared_ptr<Registries> registries_of(vram::Memory& memory) {
+  return memory.kept<Registries>([] { return std::make_shared<Registries>(); });
+}
+
+// Lets find_described see a registry.
+void list_registry(const std::shared_ptr<RegistryObject>& registry) {
+  const auto registries = registries_of(*registry->memory);
+  const std::lock_guard<std::mutex> lock(registries->mutex);
+  auto& all = registries->all;
+  all.erase(std::remove_if(all.begin(), all.end(), [](const auto& each) { return each.expired(); }),
+            all.end());
+  all.push_back(registry);
+}
 
 Result<std::shared_ptr<RegistryObject>> resolve_registry(wcuda_registry registry) {
   return resolve<RegistryObject>(Kind::kRegistry, registry.id, "registry");
@@ -252,6 +264,32 @@ Status run(wcuda_registry registry, uint32_t kernel_id, const Call& call, wcuda_
 }
 
 }  // namespace
+
+std::shared_ptr<const RegistryEntry> find_described(vram::Memory& memory, const std::string& name) {
+  std::vector<std::shared_ptr<RegistryObject>> live;  // goes after the lock
+  {
+    const auto registries = registries_of(memory);
+    const std::lock_guard<std::mutex> lock(registries->mutex);
+    for (const auto& each : registries->all)
+      if (auto registry = each.lock()) live.push_back(std::move(registry));
+  }
+  for (auto registry = live.rbegin(); registry != live.rend(); ++registry) {
+    const std::lock_guard<std::mutex> lock((*registry)->mutex);
+    const auto found = find_name((*registry)->entries, name);
+    if (found != (*registry)->entries.end() && !found->second->ready) return found->second;
+  }
+  return nullptr;
+}
+
+Status launch_described(const RegistryEntry& entry, const wcuda_launch& launch,
+                        const wcuda_argument* arguments, uint64_t count) {
+  return launch_kernel(*entry.kernel, arguments, count, launch.stream,
+                       [&](const Arguments& given) -> Result<LaunchDims> {
+                         WCUDA_TRY(plan(entry.descriptor, given).status());
+                         return read_dims(launch);
+                       });
+}
+
 }  // namespace wcuda::api
 
 using namespace wcuda;
@@ -281,6 +319,7 @@ extern "C" wcuda_status wcuda_registry_create(wcuda_context context, wcuda_regis
     WCUDA_TRY(check_not_null(registry, "registry"));
     auto object = std::make_shared<RegistryObject>();
     object->memory = parent->memory;
+    list_registry(object);
     WCUDA_ASSIGN(registry->id, insert(Kind::kRegistry, std::move(object)));
     return {};
   });
