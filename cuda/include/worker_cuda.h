@@ -1997,7 +1997,7 @@ typedef struct wcuda_kernel_descriptor {
   uint32_t struct_size;
   uint32_t flags;     /* WCUDA_KERNEL_NON_DETERMINISTIC or 0 */
   uint32_t kernel_id; /* 0: the registry gives one. 1 and 2 are those of wcuda_registry_add_ready */
-  uint32_t budget_ms; /* told to callers; 0: none */
+  uint32_t budget_ms; /* of a run: told to callers, and how long wcuda_registry_run_wait waits; 0: none */
   wcuda_string name;  /* 1 to 127 bytes without control characters */
   wcuda_kernel kernel; /* what runs, of the registry's context; id 0: WCUDA_KERNEL_NOT_HERE. Kept */
   const wcuda_kernel_param* params;
@@ -2076,9 +2076,11 @@ typedef struct wcuda_run_info {
   uint64_t elements;  /* the descriptor's threads; else those of the launch, or the results' elements */
   uint64_t bytes;     /* of all buffers, by their shapes */
   uint32_t budget_ms; /* of the descriptor */
-  uint32_t reserved;
+  int32_t is_over_budget; /* by wcuda_registry_run_wait, as time_ns: 1 when it took longer than budget_ms */
+  uint64_t time_ns;       /* of the kernel: by the device's events on CUDA, by the clock on HOST; 0: not known,
+                             or not done yet */
 } wcuda_run_info;
-#define WCUDA_RUN_INFO_INIT {sizeof(wcuda_run_info), 0, {0, 0, 0}, {0, 0, 0}, 0, 0, 0, 0}
+#define WCUDA_RUN_INFO_INIT {sizeof(wcuda_run_info), 0, {0, 0, 0}, {0, 0, 0}, 0, 0, 0, 0, 0}
 
 /* Runs a kernel with the launch that its descriptor says, on a stream (id 0: the context's own), and
  * does not wait, as wcuda_kernel_launch. Before that every argument is held against the descriptor:
@@ -2089,6 +2091,14 @@ WCUDA_API wcuda_status wcuda_registry_run(wcuda_registry registry, uint32_t kern
                                           const wcuda_argument* arguments, uint64_t argument_count,
                                           wcuda_stream stream, wcuda_run_info* info,
                                           wcuda_error* error);
+/* The same, and waits until it is done, no longer than its budget_ms. WCUDA_TIMEOUT when it took longer: the
+ * message has both times, info is written as on success, with is_over_budget 1. A kernel that is still at
+ * work then (time_ns 0) is not stopped: what it was given is its own until its stream has passed. [any
+ * thread; external: each buffer] */
+WCUDA_API wcuda_status wcuda_registry_run_wait(wcuda_registry registry, uint32_t kernel_id,
+                                               const wcuda_argument* arguments,
+                                               uint64_t argument_count, wcuda_stream stream,
+                                               wcuda_run_info* info, wcuda_error* error);
 /* The same without running anything: whether it would, and how. [any thread; external: each buffer] */
 WCUDA_API wcuda_status wcuda_registry_plan(wcuda_registry registry, uint32_t kernel_id,
                                            const wcuda_argument* arguments, uint64_t argument_count,

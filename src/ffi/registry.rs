@@ -78,7 +78,8 @@ c_struct! {
         elements: u64,
         bytes: u64,
         budget_ms: u32,
-        reserved: u32,
+        is_over_budget: i32,
+        time_ns: u64,
     }
 }
 
@@ -130,6 +131,15 @@ unsafe extern "C" {
         error: *mut wcuda_error,
     ) -> wcuda_status;
     pub fn wcuda_registry_run(
+        registry: wcuda_registry,
+        kernel_id: u32,
+        arguments: *const wcuda_argument,
+        argument_count: u64,
+        stream: wcuda_stream,
+        info: *mut wcuda_run_info,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_registry_run_wait(
         registry: wcuda_registry,
         kernel_id: u32,
         arguments: *const wcuda_argument,

@@ -2,6 +2,7 @@
 #include "api/registry.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -9,6 +10,7 @@
 #include "api/compute.h"
 #include "api/context.h"
 #include "api/guard.h"
+#include "api/stream.h"
 #include "base/text.h"
 
 namespace wcuda::api {
@@ -263,6 +265,43 @@ Status run(wcuda_registry registry, uint32_t kernel_id, const Call& call, wcuda_
   return {};
 }
 
+// Waits for what lies between two events, and tells what it took.
+Status wait_for_run(const Entry& entry, Backend& backend, Event begin, Event end,
+                    wcuda_run_info* info) {
+  const uint32_t budget_ms = info->budget_ms;
+  const std::string name = printable(entry.descriptor.name);
+  const Status waited = wait_for(backend, end, budget_ms != 0 ? int64_t{budget_ms} : -1);
+  info->is_over_budget = waited.code() == WCUDA_TIMEOUT;
+  if (info->is_over_budget)
+    return Status::error(WCUDA_TIMEOUT,
+                         "kernel '%s': still at work after its budget of %u ms; it is not stopped",
+                         name.c_str(), budget_ms);
+  WCUDA_TRY(waited);
+  WCUDA_ASSIGN(const double milliseconds, backend.event_elapsed_ms(begin, end));
+  info->time_ns = static_cast<uint64_t>(std::llround(milliseconds * 1e6));
+  info->is_over_budget = budget_ms != 0 && milliseconds > budget_ms;
+  if (!info->is_over_budget) return {};
+  return Status::error(WCUDA_TIMEOUT, "kernel '%s': took %.3f ms, its budget is %u ms",
+                       name.c_str(), milliseconds, budget_ms);
+}
+
+Status run_and_wait(wcuda_registry registry, uint32_t kernel_id, const Call& call,
+                    wcuda_run_info* info) {
+  WCUDA_ASSIGN(const auto object, resolve_registry(registry));
+  if (info) WCUDA_TRY(check_struct(info, "info"));
+  WCUDA_ASSIGN(const auto entry, find_id(object.get(), kernel_id));
+  WCUDA_ASSIGN(const UsedStream on, use_stream(call.stream, *object->memory));
+  WCUDA_ASSIGN(const auto begin, make_event(object->memory));
+  WCUDA_ASSIGN(const auto end, make_event(object->memory));
+  Backend& backend = object->memory->backend();
+  WCUDA_TRY(backend.event_record(begin->event, on.stream));
+  WCUDA_ASSIGN(wcuda_run_info result, run_entry(*entry, *object->memory, call));
+  WCUDA_TRY(backend.event_record(end->event, on.stream));
+  const Status status = wait_for_run(*entry, backend, begin->event, end->event, &result);
+  if (info && (status.ok() || result.is_over_budget)) write_struct(result, info);
+  return status;
+}
+
 }  // namespace
 
 std::shared_ptr<const RegistryEntry> find_described(vram::Memory& memory, const std::string& name) {
@@ -403,6 +442,15 @@ extern "C" wcuda_status wcuda_registry_run(wcuda_registry registry, uint32_t ker
                                            wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     return run(registry, kernel_id, {arguments, argument_count, stream, false}, info);
+  });
+}
+
+extern "C" wcuda_status wcuda_registry_run_wait(wcuda_registry registry, uint32_t kernel_id,
+                                                const wcuda_argument* arguments,
+                                                uint64_t argument_count, wcuda_stream stream,
+                                                wcuda_run_info* info, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    return run_and_wait(registry, kernel_id, {arguments, argument_count, stream, false}, info);
   });
 }
 

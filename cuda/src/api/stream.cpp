@@ -21,21 +21,6 @@ Result<std::shared_ptr<EventObject>> resolve_event(wcuda_event event, const char
   return resolve<EventObject>(Kind::kEvent, event.id, argument);
 }
 
-Status wait(Backend& backend, Event event, int64_t timeout_ms) {
-  if (timeout_ms < 0) return backend.event_synchronize(event);
-  const Clock::time_point begin = Clock::now();
-  const auto deadline = begin + std::chrono::milliseconds(std::min(timeout_ms, kTimeoutMsMax));
-  for (;;) {
-    WCUDA_ASSIGN(const bool done, backend.event_done(event));
-    if (done) return {};
-    const Clock::time_point now = Clock::now();
-    if (now >= deadline)
-      return Status::error(WCUDA_TIMEOUT, "event: not done after %lld ms",
-                           static_cast<long long>(timeout_ms));
-    if (now - begin > kSpinTime) std::this_thread::sleep_for(kSleepTime);
-  }
-}
-
 // A copy between a buffer and pinned memory; `into_buffer` tells which way.
 Status copy_async(wcuda_buffer buffer, uint64_t offset, wcuda_pinned pinned, uint64_t pinned_offset,
                   uint64_t bytes, wcuda_stream stream, bool into_buffer) {
@@ -63,6 +48,21 @@ Status copy_async(wcuda_buffer buffer, uint64_t offset, wcuda_pinned pinned, uin
 }
 
 }  // namespace
+
+Status wait_for(Backend& backend, Event event, int64_t timeout_ms) {
+  if (timeout_ms < 0) return backend.event_synchronize(event);
+  const Clock::time_point begin = Clock::now();
+  const auto deadline = begin + std::chrono::milliseconds(std::min(timeout_ms, kTimeoutMsMax));
+  for (;;) {
+    WCUDA_ASSIGN(const bool done, backend.event_done(event));
+    if (done) return {};
+    const Clock::time_point now = Clock::now();
+    if (now >= deadline)
+      return Status::error(WCUDA_TIMEOUT, "event: not done after %lld ms",
+                           static_cast<long long>(timeout_ms));
+    if (now - begin > kSpinTime) std::this_thread::sleep_for(kSleepTime);
+  }
+}
 
 // A failure to end something on a lost device has nobody to be told to.
 StreamObject::~StreamObject() {
@@ -194,7 +194,7 @@ extern "C" wcuda_status wcuda_event_wait(wcuda_event event, int64_t timeout_ms,
                                          wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto object, resolve_event(event, "event"));
-    return wait(object->memory->backend(), object->event, timeout_ms);
+    return wait_for(object->memory->backend(), object->event, timeout_ms);
   });
 }
 

@@ -25,6 +25,9 @@ Result<std::shared_ptr<StreamObject>> make_stream(std::shared_ptr<vram::Memory> 
                                                   int32_t priority);
 Result<std::shared_ptr<EventObject>> make_event(std::shared_ptr<vram::Memory> memory);
 
+// Waits until the event is done; WCUDA_TIMEOUT after so many milliseconds, below 0 never.
+Status wait_for(Backend& backend, Event event, int64_t timeout_ms);
+
 // The stream behind a handle for work of `memory`; id 0 is its own. WCUDA_INVALID_ARGUMENT for one
 // of another context. The reference keeps the stream while work is given to it; null for id 0.
 struct UsedStream {

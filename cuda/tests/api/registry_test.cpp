@@ -2,9 +2,11 @@
 // code.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/context.h"
@@ -74,9 +76,9 @@ class RegistryBase {
     wcuda_kernel_destroy(kernel_);
   }
 
-  void make_kernel(wcuda_module module, wcuda_host_kernel host) {
+  void make_kernel(wcuda_module module, wcuda_host_kernel host, const char* name = "vector_add") {
     wcuda_kernel_options options = WCUDA_KERNEL_OPTIONS_INIT;
-    options.name = text("vector_add");
+    options.name = text(name);
     options.module = module;
     options.host = host;
     ASSERT_EQ(wcuda_kernel_create(context_.handle(), &options, &kernel_, &error_), WCUDA_OK)
@@ -268,6 +270,60 @@ TEST_F(Registry, kernels_of_another_context_are_refused) {
   EXPECT_EQ(wcuda_registry_add(registry, &descriptor_, nullptr, &error_), WCUDA_INVALID_HANDLE);
 }
 
+// As vector_add, and takes 30 ms.
+int32_t slow_vector_add(void*, const wcuda_launch* launch, const wcuda_host_argument* arguments,
+                        uint64_t count) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  return vector_add(nullptr, launch, arguments, count);
+}
+
+TEST_F(Registry, a_run_that_waits_tells_its_time_and_keeps_its_budget) {
+  const std::vector<float> ones(1024, 1.0f);
+  const TestBuffer a(context_.handle(), 4096), c(context_.handle(), 4096);
+  ASSERT_EQ(wcuda_buffer_write(a.handle(), 0, ones.data(), 4096, nullptr), WCUDA_OK);
+  const int32_t n = 1024;
+  const wcuda_argument arguments[] = {window(a), window(a), window(c), scalar(WCUDA_ARG_I32, &n)};
+  wcuda_run_info info = WCUDA_RUN_INFO_INIT;
+  const auto run = [&](uint32_t budget_ms) {
+    descriptor_.budget_ms = budget_ms;
+    const uint32_t id = add();
+    const std::vector<float> zeros(1024);
+    EXPECT_EQ(wcuda_buffer_write(c.handle(), 0, zeros.data(), 4096, nullptr), WCUDA_OK);
+    const auto status = wcuda_registry_run_wait(registry_, id, arguments, 4, {0}, &info, &error_);
+    std::vector<float> sums(1024);
+    EXPECT_EQ(wcuda_buffer_read(c.handle(), 0, sums.data(), 4096, nullptr), WCUDA_OK);
+    EXPECT_EQ(sums, std::vector<float>(1024, 2.0f)) << "what is late is done all the same";
+    return status;
+  };
+
+  wcuda_kernel_destroy(kernel_);
+  make_kernel({0}, slow_vector_add);
+  EXPECT_EQ(run(5), WCUDA_TIMEOUT);
+  EXPECT_EQ(std::string(error_.message).rfind("kernel 'vector_add': took 3", 0), 0u)
+      << error_.message;
+  EXPECT_NE(std::string(error_.message).find("ms, its budget is 5 ms"), std::string::npos);
+  EXPECT_EQ(info.is_over_budget, 1);
+  EXPECT_EQ(info.budget_ms, 5u);
+  EXPECT_EQ(info.elements, 1024u);
+  EXPECT_GE(info.time_ns, 30000000u);
+  EXPECT_EQ(run(0), WCUDA_OK) << "no budget, no end";
+  EXPECT_EQ(info.is_over_budget, 0);
+  EXPECT_GE(info.time_ns, 30000000u);
+  EXPECT_EQ(run(60000), WCUDA_OK) << error_.message;
+  EXPECT_EQ(info.is_over_budget, 0);
+
+  // One that says nothing of time, and one that fails: nothing is written.
+  info.time_ns = info.budget_ms = 77;
+  wcuda_argument wrong[] = {arguments[0], arguments[1], arguments[2], arguments[0]};
+  EXPECT_EQ(wcuda_registry_run_wait(registry_, 3, wrong, 4, {0}, &info, &error_),
+            WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(info.time_ns, 77u);
+  EXPECT_EQ(wcuda_registry_run_wait(registry_, 3, arguments, 4, {99}, &info, &error_),
+            WCUDA_INVALID_HANDLE);
+  EXPECT_EQ(wcuda_registry_run(registry_, 3, arguments, 4, {0}, &info, &error_), WCUDA_OK);
+  EXPECT_EQ(info.time_ns, 0u);
+}
+
 // A launch that fails, and a device that cannot: outputs and ledger are as they were.
 TEST(RegistryFaults, a_failing_launch_leaves_outputs_alone) {
   FaultContext context;
@@ -306,6 +362,21 @@ TEST(RegistryFaults, a_failing_launch_leaves_outputs_alone) {
     EXPECT_EQ(run(), WCUDA_OK) << error.message;
     ASSERT_EQ(wcuda_buffer_read(c.handle(), 0, found.data(), 4096, nullptr), WCUDA_OK);
     EXPECT_EQ(found, std::vector<float>(1024, 2.0f));
+
+    // One that waits: each step of it.
+    for (const CallKind kind : {CallKind::kLaunch, CallKind::kWait, CallKind::kOther}) {
+      wcuda_run_info info = WCUDA_RUN_INFO_INIT;
+      uint64_t k = 0;
+      for (wcuda_status status = WCUDA_INTERNAL; status != WCUDA_OK;) {
+        info.budget_ms = 77;
+        context.faults().fail(kind, ++k);
+        status = wcuda_registry_run_wait(registry, id, arguments, 4, {0}, &info, &error);
+        context.faults().fail(kind, 0);
+        EXPECT_EQ(info.budget_ms, status == WCUDA_OK ? 0u : 77u);
+        ASSERT_LT(k, 20u);
+      }
+      EXPECT_GE(k, 2u) << static_cast<int>(kind);
+    }
     wcuda_registry_destroy(registry);
   }
   EXPECT_EQ(context.device_bytes(), 0u);
@@ -314,20 +385,57 @@ TEST(RegistryFaults, a_failing_launch_leaves_outputs_alone) {
 class GpuRegistry : public RegistryBase, public ::testing::Test {
  protected:
   GpuRegistry() : RegistryBase(WCUDA_BACKEND_CUDA) {}
+  wcuda_module load_module() {
+    std::ifstream file(WCUDA_TEST_DATA "/kernels/module.ptx", std::ios::binary);
+    std::stringstream ptx;
+    ptx << file.rdbuf();
+    const std::string code = ptx.str();
+    wcuda_module module{0};
+    EXPECT_EQ(wcuda_module_load(context_.handle(), code.data(), code.size(), &module, &error_),
+              WCUDA_OK)
+        << error_.message;
+    return module;
+  }
 };
 
 TEST_F(GpuRegistry, a_described_kernel_runs_with_checked_arguments) {
-  std::ifstream file(WCUDA_TEST_DATA "/kernels/module.ptx", std::ios::binary);
-  std::stringstream ptx;
-  ptx << file.rdbuf();
-  wcuda_module module{0};
-  ASSERT_EQ(
-      wcuda_module_load(context_.handle(), ptx.str().data(), ptx.str().size(), &module, &error_),
-      WCUDA_OK)
-      << error_.message;
+  const wcuda_module module = load_module();
   make_kernel(module, nullptr);
   wcuda_module_destroy(module);
   run_vector_add(add());
+}
+
+TEST_F(GpuRegistry, a_run_past_its_budget_is_told_and_goes_on) {
+  const wcuda_module module = load_module();
+  make_kernel(module, nullptr, "wait_ns");
+  wcuda_module_destroy(module);
+  const wcuda_kernel_param params[] = {param("ns", WCUDA_ARG_U64)};
+  descriptor_.name = text("wait_ns");
+  descriptor_.params = params;
+  descriptor_.param_count = 1;
+  descriptor_.threads = text("");
+  descriptor_.block[0] = text("1");
+  descriptor_.budget_ms = 20;
+  const uint32_t id = add();
+  wcuda_run_info info = WCUDA_RUN_INFO_INIT;
+  const auto run = [&](uint64_t ns) {
+    const wcuda_argument arguments[] = {scalar(WCUDA_ARG_U64, &ns)};
+    return wcuda_registry_run_wait(registry_, id, arguments, 1, {0}, &info, &error_);
+  };
+
+  ASSERT_EQ(run(2000000), WCUDA_OK) << error_.message;
+  EXPECT_GE(info.time_ns, 1900000u);
+  EXPECT_LT(info.time_ns, 20000000u);
+  EXPECT_EQ(info.is_over_budget, 0);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(run(300000000), WCUDA_TIMEOUT);
+  EXPECT_STREQ(error_.message,
+               "kernel 'wait_ns': still at work after its budget of 20 ms; it is not stopped");
+  EXPECT_EQ(info.is_over_budget, 1);
+  EXPECT_EQ(info.time_ns, 0u);
+  EXPECT_EQ(wcuda_context_synchronize(context_.handle(), &error_), WCUDA_OK);
+  const auto taken = std::chrono::steady_clock::now() - begin;
+  EXPECT_GE(std::chrono::duration_cast<std::chrono::milliseconds>(taken).count(), 290);
 }
 
 }  // namespace
