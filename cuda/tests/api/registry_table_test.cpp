@@ -1,7 +1,10 @@
-// Slot compile_kernel of HOST finds kernels that were registered by descriptor.
+// Slot compile_kernel of HOST finds kernels that were registered by descriptor, and the registry
+// serves eight threads.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/context.h"
@@ -194,6 +197,62 @@ TEST_F(RegistryTable, a_failing_launch_leaves_the_output) {
   EXPECT_EQ(launched(kernel), 0.0f);
   EXPECT_EQ(status_, WCUDA_DEVICE_ERROR);
   EXPECT_EQ(launched(kernel), 6.0f);
+}
+
+// Eight threads, 10,000 turns each: register, look up, launch, unregister, all in one registry.
+TEST_F(RegistryTable, eight_threads_register_look_up_launch_and_unregister) {
+  constexpr int kThreads = 8, kTurns = 10000;
+  const Scales scales(context_);
+  float factors[kThreads];
+  std::atomic<int> wrong{0};
+  const auto turns = [&](int thread) {
+    factors[thread] = static_cast<float>(thread + 1);
+    const std::string own = "scale_" + std::to_string(thread);
+    const TestBuffer x(context_, 4), y(context_, 4);
+    const float two = 2.0f;
+    wrong += wcuda_buffer_write(x.handle(), 0, &two, 4, nullptr) != WCUDA_OK;
+    const int32_t n = 1;
+    wcuda_argument arguments[3] = {};
+    arguments[0].kind = arguments[1].kind = WCUDA_ARG_BUFFER;
+    arguments[0].buffer = x.handle();
+    arguments[1].buffer = y.handle();
+    arguments[2].kind = WCUDA_ARG_I32;
+    arguments[2].data = &n;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const uint32_t id = scales.add(own, &factors[thread], static_cast<uint32_t>(10 + thread));
+      wcuda_registered_kernel found = WCUDA_REGISTERED_KERNEL_INIT;
+      wrong += wcuda_registry_find(scales.handle(), text(own), &found, nullptr) != WCUDA_OK;
+      wrong += found.kernel_id != id || found.flags != 0;
+      wrong +=
+          wcuda_registry_run(scales.handle(), id, arguments, 3, {0}, nullptr, nullptr) != WCUDA_OK;
+      if (turn % 64 == 0) {
+        // One that all fight for: found or gone, and what was found runs.
+        scales.add("shared", &factors[thread], 5);
+        wcuda_backend_kernel kernel{0};
+        wcuda_error error{};
+        if (table_->compile_kernel(self_, text("shared"), text("shared"), &kernel, &error) ==
+            WCUDA_OK)
+          wrong += table_->destroy_kernel(self_, kernel, &error) != WCUDA_OK;
+        std::vector<wcuda_registered_kernel> all(16, WCUDA_REGISTERED_KERNEL_INIT);
+        uint64_t count = 0;
+        wrong += wcuda_registry_list(scales.handle(), all.data(), 16, &count, &error) != WCUDA_OK;
+        wrong += count > kThreads + 1;
+        if (wcuda_registry_find(scales.handle(), {"shared", 6}, &found, &error) == WCUDA_OK)
+          (void)wcuda_registry_remove(scales.handle(), found.kernel_id, &error);
+      }
+      wrong += wcuda_registry_remove(scales.handle(), id, nullptr) != WCUDA_OK;
+    }
+    float sum = 0.0f;
+    wrong += wcuda_buffer_read(y.handle(), 0, &sum, 4, nullptr) != WCUDA_OK;
+    wrong += sum != 2.0f * factors[thread];
+  };
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) threads.emplace_back(turns, thread);
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  uint64_t count = 77;
+  EXPECT_EQ(wcuda_context_ledger_get(context_, nullptr, 0, &count, nullptr), WCUDA_OK);
+  EXPECT_EQ(count, 0u);
 }
 
 }  // namespace
