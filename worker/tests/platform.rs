@@ -201,12 +201,15 @@ fn compute_run_takes_sizes_from_shapes() {
         (&"host".into(), &4.into())
     );
     assert_eq!(told["gpu_executed"], false);
+    assert_eq!(told["is_first_call"], true);
     let (header, bytes) = read_npy(&c);
     assert!(
         header.contains("'descr': '<f4', 'fortran_order': False, 'shape': (2,2,)"),
         "{header}"
     );
     assert_eq!(bytes, f32s(&[4.0, 5.0, 10.0, 11.0]));
+    let line = stdout(&run(&[&product[..], &host[..2]].concat()));
+    assert!(line.ends_with(" GB/s (first call, cold)\n"), "{line}");
 
     json(
         &[

@@ -24,7 +24,7 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Runs a kernel of the catalogue or of a manifest on .npy files
+    /// Runs a kernel of the catalogue or of a manifest on .npy files, once: its time is that of a first call
     Run(run::Args),
     /// Compiles CUDA C++; needs no GPU when the architecture is named
     Compile(CompileArgs),

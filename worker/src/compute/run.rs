@@ -409,13 +409,14 @@ fn report(name: &str, result: &ExecutionResult, as_json: bool) -> Outcome {
             "device_id": result.device_id,
             "gpu_executed": result.gpu_executed,
             "time_ns": nanoseconds as u64,
+            "is_first_call": true, // a run is one call: code and caches are cold
             "elements": result.elements,
             "bytes": result.bytes,
             "gigabytes_per_second": result.throughput_gbps(),
         }));
     }
     println!(
-        "{name} on {}: {} elements, {} bytes, {:.3} ms, {:.2} GB/s",
+        "{name} on {}: {} elements, {} bytes, {:.3} ms, {:.2} GB/s (first call, cold)",
         result.backend,
         result.elements,
         result.bytes,
