@@ -19,8 +19,8 @@ pub enum GemmType {
     F16,
     /// bfloat16, as the bits of `u16`.
     Bf16,
-    /// FP8 e4m3, as the bits of `u8`. On CUDA `a` is plain, `b` transposed, and sizes and strides are
-    /// multiples of 16.
+    /// FP8 e4m3, as the bits of `u8`; on CUDA of capability 8.9 or newer. There a plain `a`, a transposed `b`, and
+    /// `k`, rows of `c` and strides of multiples of 16 bytes go straight in, others by way of scratch.
     Fp8,
     /// Is [`ErrorKind::NotAvailable`].
     F64,

@@ -1527,7 +1527,9 @@ WCUDA_API wcuda_status wcuda_compute_run(wcuda_context context, wcuda_string nam
 #define WCUDA_GEMM_TF32 2 /* f32 in memory */
 #define WCUDA_GEMM_F16 3
 #define WCUDA_GEMM_BF16 4
-#define WCUDA_GEMM_FP8 5  /* e4m3; on CUDA a is plain, b transposed, sizes and strides multiples of 16 */
+#define WCUDA_GEMM_FP8 5  /* e4m3; on CUDA of capability 8.9 or newer. Where a is not plain, b not transposed, or
+                             k, a row of c, a stride or an address no multiple of 16 bytes, they are copied
+                             into scratch that is, and c out of it: one more pass over each */
 #define WCUDA_GEMM_F64 6  /* WCUDA_NOT_AVAILABLE */
 #define WCUDA_GEMM_INT8 7 /* WCUDA_NOT_AVAILABLE */
 

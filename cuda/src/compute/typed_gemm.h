@@ -51,4 +51,8 @@ Status run_gemm(const TypedGemm& gemm, vram::Memory& memory, Stream stream);
 Status run_gemm_on_host(const TypedGemm& gemm, vram::Memory& memory);
 Status run_gemm_on_device(const TypedGemm& gemm, vram::Memory& memory, Stream stream);
 
+// Whether the device takes a product of fp8 only by way of copies in scratch, and that way.
+bool needs_padding(const TypedGemm& gemm);
+Status run_gemm_padded(const TypedGemm& gemm, vram::Memory& memory, Stream stream);
+
 }  // namespace wcuda::compute

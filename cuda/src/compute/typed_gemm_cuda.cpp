@@ -178,10 +178,7 @@ class Plan {
           WCUDA_NOT_AVAILABLE, status,
           "gemm: cuBLASLt has no algorithm for %s of %" PRId64 " x %" PRId64 " x %" PRId64 "%s",
           type_name(g), g.m, g.n, g.k,
-          g.a.element == GemmElement::kE4m3
-              ? "; fp8 needs a plain a, a transposed b, sizes and strides that are multiples of "
-                "16, and a device of capability 8.9"
-              : "");
+          g.a.element == GemmElement::kE4m3 ? "; fp8 needs a device of capability 8.9" : "");
     algorithm_ = result.algorithm;
     workspace_bytes_ = result.workspace_bytes;
     return {};
@@ -249,6 +246,7 @@ class Products {
 
 Status run_gemm_on_device(const TypedGemm& gemm, vram::Memory& memory, Stream stream) {
   WCUDA_TRY(lt::functions().status());
+  if (needs_padding(gemm)) return run_gemm_padded(gemm, memory, stream);
   const auto products =
       memory.kept<Products>([&] { return std::make_shared<Products>(memory.shared_backend()); });
   Backend& backend = memory.backend();

@@ -1,0 +1,26 @@
+// pad_matrix: a copy of a matrix with rows and columns of its own order, and zeros past its end.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace wcuda::kernels {
+
+struct PadMatrixArgs {
+  const void* source = nullptr;  // (source_rows, source_columns) a batch
+  void* target = nullptr;        // (rows, columns) a batch; overlaps no source
+  uint32_t element_bytes = 1;    // 1, 2 or 4; both are aligned to it
+  bool is_transposed = false;    // the source is stored (source_columns, source_rows)
+  int64_t source_rows = 0, source_columns = 0;
+  int64_t rows = 0, columns = 0;
+  int64_t batch = 1;
+  // Elements from one stored row to the next, and from one matrix to the next.
+  int64_t source_stride = 0, source_batch_stride = 0;
+  int64_t target_stride = 0, target_batch_stride = 0;
+};
+
+// Queues it. Source elements past (rows, columns) are left out, so that it cuts as well as it pads.
+cudaError_t pad_matrix(const PadMatrixArgs& args, cudaStream_t stream);
+
+}  // namespace wcuda::kernels
