@@ -17,12 +17,19 @@ suite+=:Gpu/ModelUpload.tensors_take_turns*:Gpu/Step.*:Gpu/EngineGolden.every_fa
 suite+=:GpuCatalogue.equals_numpy:GpuCatalogue.element_wise*:GpuCatalogue.unknown*:GpuKernels.*:GpuStreams.*
 suite+=:GpuModules.are*:GpuRegistry.*:GpuGemmApi.large*
 suite+=:-Gpu/Step.poisoned*:Gpu/Step.a_second_thread*:Gpu/Step.a_seed*
+# Backends whole, as the library has them and as a table: their kernels are one line each, so that one tool will do.
+# And products by way of copies: initcheck does not see what cuBLASLt stores.
+tables=Gpu/TableConformance.*/cuda:Gpu/TableKernels.*/cuda:Gpu/BackendConformance.*/cuda
+tables+=:GpuGemmApi.odd*:GpuGemmApi.fp8*
+# The device's free memory is asked while the other tools take of it.
+crowded=Gpu/TableConformance.memory_info_follows*
 # racecheck is ten times slower still: whole steps only once, with sampling.
 races=$kernels:GpuCatalogue.equals_numpy:GpuKernels.vector_add*:Gpu/Step.top_logprobs*
 mkdir -p sanitizer
 status=0 tools=(memcheck racecheck initcheck synccheck) jobs=()
 for tool in "${tools[@]}"; do
   filter=${1:-$suite}
+  [ $tool != memcheck ] || filter=${1:-$tables:$suite:$crowded}
   [ $tool != racecheck ] || filter=${1:-$races}
   options=()
   # Calls that the driver is meant to refuse: how many parameters a kernel has, bad code.
