@@ -2,7 +2,7 @@
 
 long_steps() {
   step "ctest, ASan + UBSan" ctest_sanitized asan "address,undefined" ""
-  step "ctest, TSan" ctest_sanitized tsan "thread" "ThreadPool|Handle|Engine|Log|Registry|Failover|[Tt]hread"
+  step "ctest, TSan" ctest_sanitized tsan "thread" "ThreadPool|Handle|Engine|Log|Registry|Failover|eight_threads|deinit_while_threads"
   step "cargo test, ASan" cargo_test_asan
   step_unless_unchanged "manifest, $FUZZ_EXECUTIONS executions" \
     "$FUZZ_EXECUTIONS $(fingerprint src/manifest tests/manifest.rs cuda/src/jit)" manifest_executions
