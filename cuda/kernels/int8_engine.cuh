@@ -47,6 +47,13 @@ __device__ inline float tf32_part(float v) {
   return __uint_as_float(__float_as_uint(v) & 0xffffe000);
 }
 
+// 1 / v, to a bit or two.
+__device__ inline float reciprocal(float v) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(v));
+  return inverse;
+}
+
 // Two int8 terms: x = scale * (256 * high + low), |256 * high + low| ≤ 32639 = 127 * 256 + 127.
 constexpr float kCodeMax = 32639.0f;
 
@@ -56,24 +63,24 @@ constexpr float kCodeMax = 32639.0f;
 // T = 1 and 2: a scale a group and token, {scale, scale * sum, sum of its first 16 codes, of its
 // last 16}. The scales of odd groups are for weights that are 2^kOddShift times too large.
 //
-// T = 4 and 8: a scale a unit of 128 inputs and token, so that products of groups add up before it
-// is applied: [unit]{[token] scale, [group][token]{sum of the first 16 codes, of the last 16}}, or
-// with kSplitSum {scale * sum as two tf32 terms}.
+// T = 4 and 8: a scale of the 256 inputs of a warp and a token, so that products of groups add up
+// before it is applied; it stands with each unit of 128: [unit]{[token] scale, [group][token]{sum
+// of the first 16 codes, of the last 16}}, or with kSplitSum {scale * sum as two tf32 terms}.
 constexpr uint32_t kUnitBytes = 36;  // of a token
 
 template <uint32_t T, Ownership kOwnership, uint32_t kOddShift, bool kSplitSum>
 __device__ inline void put_int8(uint32_t eight, uint32_t token, const float (&v)[8], bool is_there,
                                 uint8_t* codes, uint8_t* scales) {
-  float amax = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) amax = fmaxf(amax, fabsf(v[i]));
-  amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 1));
-  amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 2));
-  if constexpr (T >= 4) {
-    amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 4));
-    amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 8));
+  float amax = fmaxf(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))),
+                     fmaxf(fmaxf(fabsf(v[4]), fabsf(v[5])), fmaxf(fabsf(v[6]), fabsf(v[7]))));
+  if constexpr (T < 4) {
+    amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 1));
+    amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 2));
+  } else {
+    amax = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(amax)));
   }
-  const float inverse = amax > 0.0f ? __fdividef(kCodeMax, amax) : 0.0f;
+  const float inverse = T < 4 ? (amax > 0.0f ? __fdividef(kCodeMax, amax) : 0.0f)
+                              : kCodeMax * reciprocal(fmaxf(amax, 1e-30f));
   // Rounded by the addition of 1.5 * 2^23: the low bits of the sum are the integer, plus 128.
   constexpr float kRounder = 12582912.0f + 128.0f;
   uint32_t q[8];
@@ -86,7 +93,6 @@ __device__ inline void put_int8(uint32_t eight, uint32_t token, const float (&v)
   int32_t sum = static_cast<int32_t>(all);
   sum += __shfl_xor_sync(~0u, sum, 1);
   const int32_t other = __shfl_xor_sync(~0u, sum, 2);
-  if (!is_there) return;
   // The low term is the low byte without the 128, the high one the next with it.
   uint32_t high[2], low[2];
 #pragma unroll
@@ -97,37 +103,51 @@ __device__ inline void put_int8(uint32_t eight, uint32_t token, const float (&v)
     high[i] = __byte_perm(front, back, 0x7632);
     low[i] = __byte_perm(front, back, 0x5410) ^ 0x80808080;
   }
-  const uint32_t cell = eight / 4 * T + token;
+  // T = 4 and 8: lane 0 has the first inputs of a unit; from piece to piece only that unit and the
+  // token change.
+  const uint32_t lane = T < 4 ? eight : threadIdx.x % 32, unit = (eight - lane) / 16;
   constexpr uint32_t kLowOffset = T == 8 ? 8 : 32;
-  uint8_t* target = codes + cell * 64;
+  uint8_t* const target = codes + (unit * 4 * T + token) * 64 + lane / 4 * (T * 64);
   if constexpr (kOwnership == Ownership::kEight) {
-    target += eight % 4 * (T == 8 ? 16 : 8);
-    *reinterpret_cast<uint2*>(target) = make_uint2(high[0], high[1]);
-    *reinterpret_cast<uint2*>(target + kLowOffset) = make_uint2(low[0], low[1]);
+    uint8_t* const place = target + lane % 4 * (T == 8 ? 16 : 8);
+    if (is_there) {
+      if constexpr (T == 8) {
+        *reinterpret_cast<uint4*>(place) = make_uint4(high[0], high[1], low[0], low[1]);
+      } else {
+        *reinterpret_cast<uint2*>(place) = make_uint2(high[0], high[1]);
+        *reinterpret_cast<uint2*>(place + kLowOffset) = make_uint2(low[0], low[1]);
+      }
+    }
   } else {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
-      const uint32_t place = owned_place(kOwnership, eight % 4 * 8 + 4 * i);
-      uint8_t* four = target + (T == 8 ? place / 8 * 16 + place % 8 : place);
-      *reinterpret_cast<uint32_t*>(four) = high[i];
-      *reinterpret_cast<uint32_t*>(four + kLowOffset) = low[i];
+      const uint32_t place = owned_place(kOwnership, lane % 4 * 8 + 4 * i);
+      uint8_t* const four = target + (T == 8 ? place / 8 * 16 + place % 8 : place);
+      if (is_there) {
+        *reinterpret_cast<uint32_t*>(four) = high[i];
+        *reinterpret_cast<uint32_t*>(four + kLowOffset) = low[i];
+      }
     }
   }
-  if (eight % 4 != 0) return;
   const float scale = amax * (1.0f / kCodeMax);
   const float scaled_sum = scale * static_cast<float>(sum + other);
+  const bool is_first = is_there && lane % 4 == 0;
   if constexpr (T < 4) {
+    const uint32_t cell = eight / 4 * T + token;
     const float group_scale = cell / T % 2 != 0 ? scale * (1.0f / (1 << kOddShift)) : scale;
-    *reinterpret_cast<uint4*>(scales + cell * 16) =
-        make_uint4(__float_as_uint(group_scale), __float_as_uint(scaled_sum),
-                   static_cast<uint32_t>(sum), static_cast<uint32_t>(other));
+    if (is_first)
+      *reinterpret_cast<uint4*>(scales + cell * 16) =
+          make_uint4(__float_as_uint(group_scale), __float_as_uint(scaled_sum),
+                     static_cast<uint32_t>(sum), static_cast<uint32_t>(other));
   } else {
-    uint8_t* const unit = scales + eight / 16 * (T * kUnitBytes);
-    if (eight % 16 == 0) reinterpret_cast<float*>(unit)[token] = scale;
     const float high_sum = tf32_part(scaled_sum);
-    *reinterpret_cast<uint2*>(unit + T * 4 + (eight / 4 % 4 * T + token) * 8) =
+    const uint2 sums =
         kSplitSum ? make_uint2(__float_as_uint(high_sum), __float_as_uint(scaled_sum - high_sum))
                   : make_uint2(static_cast<uint32_t>(sum), static_cast<uint32_t>(other));
+    uint8_t* const own = scales + unit * (T * kUnitBytes) + lane / 16 * (T * kUnitBytes);
+    if (is_first)
+      *reinterpret_cast<uint2*>(own + (T + lane / 4 % 4 * T * 2 + token * 2) * 4) = sums;
+    if (is_there && lane % 16 == 0) reinterpret_cast<float*>(own)[token] = scale;
   }
 }
 
@@ -185,7 +205,7 @@ struct Int8Engine {
   static constexpr uint32_t kStageBytes = kStageRecords * kLayout.record_bytes();
   // T = 4 and 8: sums of mins are products too, of (16 rows, groups) by (groups, tokens) as tf32.
   static constexpr bool kMinsByProduct = T >= 4 && Tile::kHasMin && Tile::kGroup == 32;
-  // And where scales are whole numbers, sums of a unit are.
+  // And where scales are whole numbers, sums of a record are.
   using Whole = WholeScales<Tile>;
   static constexpr bool kIsWhole = T >= 4 && Whole::kIs;
   // A lane's: [token][row g, row g + 8]; then a product's accumulators.
@@ -304,22 +324,23 @@ struct Int8Engine {
     }
   }
 
-  // T = 4 and 8, whole scales: products times their scales add up as integers over a unit.
+  // T = 4 and 8, whole scales: products times their scales add up as integers over a record, whose
+  // inputs have one scale.
   static __device__ void consume_whole(const VectorParams& params, const uint8_t* stage,
                                        const uint8_t* x, uint32_t group, uint32_t lane,
                                        float (&sums)[kSums]) {
     const uint8_t* const codes = x + group * T * 64;
     const uint8_t* const scales = x + params.x_scales_offset + group / 4 * T * kUnitBytes;
     const typename Whole::Header header = Whole::load(stage, lane);
+    static_assert(kUnits == 2);
     constexpr uint32_t kParts = 32 / Tile::kGroup;   // scale groups in 32 inputs
     constexpr uint32_t kTerms = T == 8 ? 2 : 1;      // products: of both terms, or of one each
     constexpr uint32_t kOwnTokens = T == 8 ? 2 : 1;  // of a lane
     const uint32_t g = lane / 4, t = lane % 4;
-    float totals[kOwnTokens][2] = {};  // row g, row g + 8
+    int32_t whole[kTerms][4] = {};
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
       const typename Tile::Raw raw = Tile::load(stage, half, lane);
-      int32_t whole[kTerms][4] = {};
 #pragma unroll
       for (uint32_t m = 0; m < 4; ++m) {
         uint32_t a[4];
@@ -358,24 +379,18 @@ struct Int8Engine {
           }
         }
       }
-      const float* const x_scales =
-          reinterpret_cast<const float*>(scales + half * T * kUnitBytes) + t * kOwnTokens;
-#pragma unroll
-      for (uint32_t i = 0; i < kOwnTokens; ++i)
-#pragma unroll
-        for (uint32_t row = 0; row < 2; ++row) {
-          // Columns are tokens, or of a token both terms.
-          const int32_t high = whole[0][T == 8 ? row * 2 + i : row * 2];
-          const int32_t low = whole[kTerms - 1][T == 8 ? row * 2 + i : row * 2 + 1];
-          const float sum = fmaf(256.0f, static_cast<float>(high), static_cast<float>(low));
-          totals[i][row] = fmaf(sum, x_scales[i], totals[i][row]);
-        }
     }
+    const float* const x_scales = reinterpret_cast<const float*>(scales) + t * kOwnTokens;
 #pragma unroll
     for (uint32_t i = 0; i < kOwnTokens; ++i)
 #pragma unroll
-      for (uint32_t row = 0; row < 2; ++row)
-        sums[2 * i + row] = fmaf(totals[i][row], Whole::factor(header, row), sums[2 * i + row]);
+      for (uint32_t row = 0; row < 2; ++row) {
+        // Columns are tokens, or of a token both terms.
+        const int32_t high = whole[0][T == 8 ? row * 2 + i : row * 2];
+        const int32_t low = whole[kTerms - 1][T == 8 ? row * 2 + i : row * 2 + 1];
+        const float sum = fmaf(256.0f, static_cast<float>(high), static_cast<float>(low));
+        sums[2 * i + row] = fmaf(sum * x_scales[i], Whole::factor(header, row), sums[2 * i + row]);
+      }
     if constexpr (Tile::kHasMin) {
       static_assert(Tile::kGroup == 32);
       const float a[4] = {header.min(0, t, 0), header.min(0, t, 1), header.min(1, t, 0),

@@ -8,8 +8,8 @@
 //   Header      of rows g and g + 8 of a record, as stored
 //   load        a lane's Header
 //   scale       of group m of unit `half`, which are known at compile time, of row g (row 0) or g +
-//               8 (row 1); groups as Tile::kGroup says. |scale * product of a unit's codes with
-//               127| < 2^31
+//               8 (row 1); groups as Tile::kGroup says. |scale * product of a record's codes with
+//               128| < 2^31
 //   codes       operand A as Tile::codes, of codes that these scales go with
 //   kCodesSigned
 //   factor      of a row
@@ -150,9 +150,13 @@ struct WholeScales<Tile<14>> {
 
  private:
   static __device__ uint32_t code(uint32_t low, uint32_t high, uint32_t m) {
-    const uint32_t nibbles = (m < 2 ? low << 2 : low >> 2) & 0x3c3c3c3c;
-    const uint32_t tops = high << (6 - 2 * m) & 0xc0c0c0c0;
-    return (nibbles | tops) ^ 0x80808080;
+    const uint32_t nibbles = m < 2 ? low << 2 : low >> 2;
+    // ((high << …) & 0xc0c0c0c0) ^ 0x80808080 as one instruction: it stays one if written so.
+    uint32_t tops;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;"
+        : "=r"(tops)
+        : "r"(high << (6 - 2 * m)), "r"(0xc0c0c0c0), "r"(0x80808080));
+    return (nibbles & 0x3c3c3c3c) | tops;
   }
 };
 

@@ -119,13 +119,14 @@ class Problem {
   cudaError_t error() const { return error_; }
 
   // W · h of matrix i, with bias. The tolerance: an activation is off by up to half of amax / 32639
-  // of its group of 32, from 3 tokens on of 128, independently (8 standard deviations); f32 sums,
-  // 2e-6 of the sum of sizes.
+  // of its group of 32, from 3 tokens on of the 256 that a warp stages together, independently (8
+  // standard deviations); f32 sums, 2e-6 of the sum of sizes.
   Value product(size_t i, uint32_t column, uint32_t row) const {
     const float* x = &x_[uint64_t{case_.has_x_rows ? x_rows_[column] : column} * case_.cols];
     const float* w = &matrices_[i].values[uint64_t{row} * case_.cols];
     double sum = 0.0, size = 0.0, variance = 0.0, squares = 0.0;
-    const uint32_t group_inputs = case_.columns > 2 ? 128 : 32;
+    const bool has_wide_scales = case_.columns > 2;
+    const uint32_t group_inputs = has_wide_scales ? 128 : 32;
     for (uint32_t group = 0; group < case_.cols; group += group_inputs) {
       double amax = 0.0, weights = 0.0;
       for (uint32_t k = group; k < group + group_inputs && k < case_.cols; ++k) {
@@ -136,6 +137,10 @@ class Problem {
         squares += double{x[k]} * x[k];
         amax = std::max(amax, std::fabs(h));
       }
+      // The 256 begin at a multiple of 128.
+      if (has_wide_scales)
+        for (uint32_t k = group < 128 ? 0 : group - 128; k < group + 256 && k < case_.cols; ++k)
+          amax = std::max(amax, std::fabs(double{x[k]} * (case_.has_norm ? norm_[k] : 1.0f)));
       variance += weights * amax * amax / 32639.0 / 32639.0 / 12.0;
     }
     const double inverse =
