@@ -165,3 +165,41 @@ fn off_by_default() {
     );
     assert!(Failover::builder([]).build().is_err());
 }
+
+#[test]
+fn a_selection_without_the_host_may_find_nothing() {
+    let vulkan = backend::find("vulkan").unwrap();
+    let only = || Selection::builder().preferred(vulkan).fallbacks([]);
+    let error = only().no_host().choose().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotAvailable);
+    let chosen = only().choose().unwrap();
+    assert_eq!(chosen.backend, Backend::Host);
+    assert_eq!(chosen.skipped[0].0, vulkan);
+}
+
+#[test]
+fn full_memory_moves_only_when_asked_for() {
+    for is_asked in [false, true] {
+        let stdgpu = backend::find("stdgpu").unwrap();
+        let mut builder = Failover::builder([(Backend::Host, 0), (stdgpu, 0)])
+            .mode(FailoverMode::Automatic)
+            .failure_threshold(3)
+            .window(Duration::from_secs(30))
+            .cooldown(Duration::from_secs(600))
+            .recheck(Duration::from_secs(600));
+        if is_asked {
+            builder = builder.on_out_of_memory();
+        }
+        let failover = builder.build().unwrap();
+        let mut runs = 0;
+        let result = failover.run(|_| {
+            runs += 1;
+            match runs {
+                1 => Err(Error::new(ErrorKind::OutOfMemory, "pretended")),
+                _ => Ok(()),
+            }
+        });
+        assert_eq!((result.is_ok(), runs), (is_asked, 1 + i32::from(is_asked)));
+        assert_eq!(failover.state().unwrap().is_degraded, is_asked);
+    }
+}

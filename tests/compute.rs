@@ -1,15 +1,12 @@
-//! Kernels of a caller's own: on the host backend, and compiled by NVRTC where the environment names it
-//! (`WCUDA_TEST_NVRTC`, needed under `WCUDA_REQUIRE_NVRTC=1`).
+//! Kernels of a caller's own, on the host backend.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use worker_cuda::{
-    CacheResult, CodeKind, CudaContext, CudaModule, Dim, ElementType, ErrorKind, Fallback, GpuArg,
-    GpuCompute, KernelCache, KernelSpec, Layer, Priority, Program, ProgramBuilder, catalogue,
-    cuda_available,
+    CudaContext, CudaModule, Dim, ElementType, ErrorKind, Fallback, GpuArg, GpuCompute, KernelSpec,
+    Layer, Priority, catalogue, cuda_available,
 };
 
 fn host() -> GpuCompute {
@@ -525,102 +522,4 @@ fn neural_forward_on_a_gpu_equals_double_precision() {
         Ok(context) => neural_forward_equals_double_precision(&context),
         Err(error) => println!("skipped: {error}"),
     }
-}
-
-/// A builder that finds NVRTC, or the reason to skip.
-fn program(source: &str) -> Option<ProgramBuilder> {
-    let builder = Program::builder(source).architecture("compute_90");
-    match std::env::var_os("WCUDA_TEST_NVRTC") {
-        Some(folder) => Some(builder.library_folder(PathBuf::from(folder))),
-        None if std::env::var("WCUDA_REQUIRE_NVRTC").is_ok_and(|value| value == "1") => {
-            panic!("WCUDA_TEST_NVRTC is not set")
-        }
-        None => {
-            eprintln!("skipped: WCUDA_TEST_NVRTC is not set");
-            None
-        }
-    }
-}
-
-const SCALE: &str =
-    "template <class T> __global__ void scale(T* x, T by) { x[threadIdx.x] *= by; }";
-
-#[test]
-fn programs_compile_with_names_log_and_options() {
-    let Some(builder) = program(SCALE) else {
-        return;
-    };
-    let compiled = builder
-        .name("mine.cu")
-        .standard("c++17")
-        .define("UNUSED=1")
-        .header("mine.h", "int x;")
-        .expression("scale<float>")
-        .fast_math(true)
-        .line_info(true)
-        .fmad(false)
-        .ftz(true)
-        .prec_div(true)
-        .prec_sqrt(true)
-        .max_registers(64)
-        .compile()
-        .unwrap();
-
-    assert_eq!(
-        compiled.name_of("scale<float>").unwrap(),
-        "_Z5scaleIfEvPT_S0_"
-    );
-    assert_eq!(
-        compiled.name_of("scale<int>").unwrap_err().kind(),
-        ErrorKind::NotFound
-    );
-    assert_eq!(
-        CodeKind::of(compiled.code().unwrap()).unwrap(),
-        CodeKind::Ptx
-    );
-    let info = compiled.info().unwrap();
-    assert_eq!(
-        (info.kind, info.architecture.as_str()),
-        (CodeKind::Ptx, "compute_90")
-    );
-    assert!(info.nvrtc_version >= 13000 && info.cache == CacheResult::None);
-}
-
-#[test]
-fn a_failed_compile_has_its_first_line_and_its_whole_log() {
-    let Some(builder) =
-        program("__device__ int f() { return a; }\n__device__ int g() { return b; }")
-    else {
-        return;
-    };
-
-    let error = builder.compile().unwrap_err();
-
-    assert_eq!(error.kind(), ErrorKind::CompileFailed);
-    assert_eq!(
-        error.message(),
-        "kernel.cu(1): error: identifier \"a\" is undefined"
-    );
-    assert!(
-        error
-            .compile_log()
-            .unwrap()
-            .contains("identifier \"b\" is undefined")
-    );
-}
-
-#[test]
-fn the_cache_answers_the_second_time() {
-    let folder = std::env::temp_dir().join(format!("worker-cuda-cache-{}", std::process::id()));
-    let cache = KernelCache::open(&folder, 1 << 20).unwrap();
-    if let Some(builder) = program(SCALE) {
-        let first = builder.clone().cache(&cache).compile().unwrap();
-        let second = builder.cache(&cache).compile().unwrap();
-        assert_eq!(first.info().unwrap().cache, CacheResult::Miss);
-        assert_eq!(second.info().unwrap().cache, CacheResult::Hit);
-        assert_eq!(first.code().unwrap(), second.code().unwrap());
-        assert_eq!(cache.stats().unwrap().entries, 1);
-    }
-    cache.clear().unwrap();
-    std::fs::remove_dir(&folder).unwrap();
 }

@@ -86,3 +86,31 @@ fn wrong_operands_are_values() {
     assert_eq!(error.unwrap_err().kind(), ErrorKind::NotAvailable);
     product().batch(0).run(&a, &a, &mut c).unwrap();
 }
+
+#[test]
+fn strides_leave_what_lies_between_and_streams_are_waited_for() {
+    let context = CudaContext::host().unwrap();
+    // Two matrices of (2, 2) in rows of 3, then of identities without gaps, then results in rows of 3.
+    let a = [1.0f32, 2.0, -1.0, 3.0, 4.0, -1.0, 5.0, 6.0, -1.0, 7.0, 8.0];
+    let a = context.alloc_from(&a).unwrap();
+    let b = context
+        .alloc_from(&[1.0f32, 0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 2.0])
+        .unwrap();
+    let mut c = context.alloc_from(&[9.0f32; 12]).unwrap();
+    let stream = context.stream(worker_cuda::Priority::High).unwrap();
+
+    context
+        .gemm(GemmType::F32, 2, 2, 2)
+        .batch(2)
+        .row_strides(3, 0, 3)
+        .batch_strides(6, 4, 7)
+        .on(&stream)
+        .run(&a, &b, &mut c)
+        .unwrap();
+
+    stream.synchronize().unwrap();
+    let expected = [
+        1.0, 2.0, 9.0, 3.0, 4.0, 9.0, 9.0, 10.0, 12.0, 9.0, 14.0, 16.0,
+    ];
+    assert_eq!(c.to_vec().unwrap(), expected);
+}

@@ -121,6 +121,11 @@ fn vram_digest_is_blake3() {
             format!("{digest}  {}\n", text(&path)),
             "{bytes} bytes"
         );
+        let told = json(&["vram", "--backend", "host", "digest", text(&path), "--json"]);
+        assert_eq!(
+            (&told["blake3"], &told["bytes"]),
+            (&digest.into(), &bytes.into())
+        );
         std::fs::remove_file(&path).expect("our file");
     }
     assert_fails(
