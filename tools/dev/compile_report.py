@@ -1,7 +1,8 @@
 """What device code costs to compile: compile_report.py BUILD_FOLDER BINARY.
 
 Prints the five slowest .cu files of the newest ninja log below BUILD_FOLDER, the seconds of all of them (as they ran,
-beside other compilers), and the bytes of device code in BINARY. More than 25 MB of it for one architecture fails.
+beside other compilers: of CPU time, whose budget is 600 s, it is no more), and the bytes of device code in BINARY.
+More than 25 MB of it for one architecture fails.
 """
 
 import pathlib
@@ -45,7 +46,7 @@ def main() -> int:
     seconds = next(filter(None, map(cuda_seconds, logs)), {})
     for name, value in sorted(seconds.items(), key=lambda item: -item[1])[:5]:
         print(f"{value:10.1f} s  {name}")
-    print(f"{sum(seconds.values()):10.1f} s  {len(seconds)} files of device code")
+    print(f"{sum(seconds.values()):10.1f} s  {len(seconds)} files of device code, which have 600 s of CPU time")
     device = section_bytes(binary, ".nv_fatbin")
     print(f"{device / 1e6:10.1f} MB device code in {binary.name}, at most {DEVICE_BYTES_MAX / 1e6:.0f}")
     return 0 if 0 < device <= DEVICE_BYTES_MAX and seconds else 1
