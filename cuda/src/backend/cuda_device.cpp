@@ -77,18 +77,8 @@ int attribute(cudaDeviceAttr name, int device) {
 }
 
 void set_features(wcuda_device_caps& caps, int device) {
-  const int capability = caps.compute_capability_major * 10 + caps.compute_capability_minor;
-  caps.supports_fp16 = capability >= 53;
-  caps.supports_bf16 = capability >= 80;
-  caps.supports_tf32 = capability >= 80;
-  caps.supports_fp8 = capability >= 89;
-  caps.supports_fp64 = 1;
-  caps.supports_int8 = capability >= 61;
-  caps.supports_tensor_cores = capability >= 70;
-  caps.supports_int8_tensor_cores = capability >= 72;
-  caps.supports_async_copy = capability >= 80;
-  caps.supports_cooperative_groups = attribute(cudaDevAttrCooperativeLaunch, device);
-  caps.supports_dynamic_parallelism = capability >= 35;
+  set_capability_features(&caps);
+  caps.supports_cooperative_groups &= attribute(cudaDevAttrCooperativeLaunch, device);
   caps.supports_unified_addressing = attribute(cudaDevAttrUnifiedAddressing, device);
   caps.supports_managed_memory = attribute(cudaDevAttrManagedMemory, device);
   caps.supports_concurrent_managed_access = attribute(cudaDevAttrConcurrentManagedAccess, device);
@@ -96,7 +86,6 @@ void set_features(wcuda_device_caps& caps, int device) {
   caps.ecc_enabled = attribute(cudaDevAttrEccEnabled, device);
   // Not unified addressing, which every 64-bit device has and which shares no memory.
   caps.unified_memory = caps.supports_managed_memory || caps.is_integrated;
-  caps.supports_atomics = 1;
 }
 
 }  // namespace

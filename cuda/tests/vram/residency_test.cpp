@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/device_limits.h"
@@ -171,6 +172,37 @@ TEST(Leaks, live_allocations_are_logged_one_by_one) {
             (std::vector<std::string>{
                 "vram: 2 allocations of 130 bytes live on after their context's handle",
                 "vram: live: #1 weights 'w', 100 bytes", "vram: live: #2 staging 's', 30 bytes"}));
+}
+
+// Each threshold, and the capability just below it.
+TEST(DeviceLimits, features_begin_at_their_capability) {
+  const auto features = [](int32_t capability) {
+    wcuda_device_caps caps = WCUDA_DEVICE_CAPS_INIT;
+    caps.compute_capability_major = capability / 10;
+    caps.compute_capability_minor = capability % 10;
+    set_capability_features(&caps);
+    return caps;
+  };
+  const std::pair<int32_t wcuda_device_caps::*, int32_t> thresholds[] = {
+      {&wcuda_device_caps::supports_fp64, 0},
+      {&wcuda_device_caps::supports_atomics, 0},
+      {&wcuda_device_caps::supports_dynamic_parallelism, 35},
+      {&wcuda_device_caps::supports_fp16, 53},
+      {&wcuda_device_caps::supports_cooperative_groups, 60},
+      {&wcuda_device_caps::supports_int8, 61},
+      {&wcuda_device_caps::supports_tensor_cores, 70},
+      {&wcuda_device_caps::supports_int8_tensor_cores, 72},
+      {&wcuda_device_caps::supports_bf16, 80},
+      {&wcuda_device_caps::supports_tf32, 80},
+      {&wcuda_device_caps::supports_async_copy, 80},
+      {&wcuda_device_caps::supports_fp8, 89}};
+  for (const auto& [field, threshold] : thresholds) {
+    EXPECT_EQ(features(threshold).*field, 1) << threshold;
+    EXPECT_EQ(features(120).*field, 1) << threshold;
+    if (threshold > 0) {
+      EXPECT_EQ(features(threshold - 1).*field, 0) << threshold;
+    }
+  }
 }
 
 TEST(DeviceLimits, a_cuda_device_needs_capability_and_memory) {
