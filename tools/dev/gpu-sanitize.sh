@@ -10,9 +10,9 @@ export WCUDA_REQUIRE_GPU=1
 place=$(cat tree/place.txt 2>/dev/null)
 [ -z "$place" ] || [ -e "$place" ] || { mkdir -p "$(dirname "$place")" && ln -s "$PWD/tree" "$place"; }
 kernels=GpuStep.*:GpuEmbed.*:GpuDequantize.dependent*:GpuRopeKv.rows*:GpuRepack.takes*:GpuAttentionGolden.*
-kernels+=:GpuAttentionHost.*:GpuAttention.softcap*:Library/GpuLinear.odd*
-suite=$kernels:GpuNumeric.*:GpuBuffer.fill*:GpuRepack.*:GpuUnpack.*:Library/GpuLinear.gates*
-suite+=:Library/GpuLinear.every_format*:GpuLinearVector.products*:Gpu/ModelUpload.expands*
+kernels+=:GpuAttentionHost.*:GpuAttention.softcap*:Path/GpuLinear.odd*/0
+suite=$kernels:GpuNumeric.*:GpuBuffer.fill*:GpuRepack.*:GpuUnpack.*:Path/GpuLinear.gates*/0:Path/GpuLinear.gates*/2
+suite+=:Path/GpuLinear.every_format*/0:GpuLinearVector.products*:Gpu/ModelUpload.expands*
 suite+=:Gpu/ModelUpload.tensors_take_turns*:Gpu/Step.*:Gpu/EngineGolden.every_family*
 suite+=:GpuCatalogue.equals_numpy:GpuCatalogue.element_wise*:GpuCatalogue.unknown*:GpuKernels.*:GpuStreams.*
 suite+=:GpuModules.are*:GpuRegistry.*:GpuGemmApi.large*
