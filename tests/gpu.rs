@@ -234,6 +234,60 @@ fn gpu_launcher_loads_each_text_once() {
 }
 
 #[test]
+fn gpu_arguments_of_every_kind_arrive_and_globals_are_memory() {
+    let Some(context) = gpu() else { return };
+    let code = include_bytes!("../cuda/tests/data/kernels/module.ptx");
+    let module = CudaModule::load(&context, code).unwrap();
+    let values = module.get_function("values").unwrap();
+    assert_eq!(values.info().unwrap().parameter_count, 14);
+    let mut out = context.alloc_zeroed::<f64>(13).unwrap();
+    let pair: Vec<u8> = [3i32.to_le_bytes(), 0.0f32.to_le_bytes()]
+        .into_iter()
+        .chain([0.0f32, 0.0, 0.0, 0.5].map(f32::to_le_bytes))
+        .flatten()
+        .collect();
+    let args = [
+        GpuArg::from(-1i8),
+        2u8.into(),
+        (-3i16).into(),
+        4u16.into(),
+        (-5i32).into(),
+        6u32.into(),
+        (-7i64).into(),
+        8u64.into(),
+        GpuArg::f16_bits(9),
+        GpuArg::bf16_bits(10),
+        11.5f32.into(),
+        12.25f64.into(),
+        GpuArg::bytes(&pair),
+        (&mut out).into(),
+    ];
+    let config = LaunchConfig::for_elements(1);
+    assert_eq!((config.grid, config.block), ((1, 1, 1), (256, 1, 1)));
+    let stream = context.stream(Priority::High).unwrap();
+    // SAFETY: every thread writes the same 13 numbers.
+    unsafe { values.launch(&config.on(&stream), &args) }.unwrap();
+    let done = stream.record().unwrap();
+    let other = context.stream(Priority::Ordinary).unwrap();
+    other.wait_for(&done).unwrap();
+    other.synchronize().unwrap();
+    let expected = [
+        -1.0, 2.0, -3.0, 4.0, -5.0, 6.0, -7.0, 8.0, 9.0, 10.0, 11.5, 12.25, 3.5,
+    ];
+    assert_eq!(out.to_vec().unwrap(), expected);
+
+    // SAFETY: the only view of it, and no kernel uses it.
+    let counters = unsafe { module.global::<i32>("counters") }.unwrap();
+    assert_eq!(counters.to_vec().unwrap(), [1, 2, 3, 4]);
+    // SAFETY: there is none of this name.
+    let missing = unsafe { module.global::<i32>("nobody") }.unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::NotFound);
+    // SAFETY: its size is refused.
+    let odd = unsafe { module.global::<u8>("counters") }.unwrap();
+    assert_eq!(odd.len(), 16);
+}
+
+#[test]
 fn gpu_streams_of_the_driver_are_given_and_adopted() {
     let Some(context) = gpu() else { return };
     let stream = context.stream(Priority::Ordinary).unwrap();
