@@ -158,11 +158,9 @@ void expect_close(const std::vector<Golden>& all, const Setup& setup, float larg
 }
 
 // Keys and values are f16 and activations enter products at bf16 precision or better, so a logit of
-// ±7 may be off by some 1e-2 (measured: 1.1e-2, KL 1.1e-6). Leaving out any one feature costs more
-// than 1.
+// ±7 may be off by some 1e-2 (measured: 2.9e-2, KL 2.1e-6; on an H200, where weights too are f16 in
+// products of many tokens, 3.3e-2, KL 5.9e-6). Leaving out any one feature costs more than 1.
 constexpr float kLargest = 5e-2f;
-// On CUDA weights too are f16 in products of many tokens (measured on an H200: 6.7e-2, Q5_K).
-constexpr float kLargestOnCuda = 1e-1f;
 constexpr double kMeanKl = 5e-5;
 
 std::vector<Golden> families() { return read_folder(WCUDA_TEST_DATA "/models"); }
@@ -194,9 +192,9 @@ TEST_P(EngineGolden, every_weight_format_gives_the_logits_of_its_dequantized_wei
   const std::vector<Golden> formats = read_folder(folder);
   ASSERT_EQ(formats.size(), 28u);
 
-  const float largest = GetParam() == WCUDA_BACKEND_CUDA ? kLargestOnCuda : kLargest;
-  expect_close(formats, {}, largest, kMeanKl);
-  expect_close(formats, {WCUDA_KV_F16, 1}, largest, kMeanKl);
+  expect_close(formats, {}, kLargest, kMeanKl);
+  expect_close(formats, {WCUDA_KV_F16, 7}, kLargest, kMeanKl);
+  expect_close(formats, {WCUDA_KV_F16, 1}, kLargest, kMeanKl);
 }
 
 }  // namespace
