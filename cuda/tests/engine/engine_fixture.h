@@ -18,6 +18,7 @@ struct StepResult {
   std::vector<int32_t> top_tokens;
   std::vector<float> top_logprobs;
   std::vector<float> logits;
+  bool captured = false;
 };
 
 // The parameter is the backend; instantiated as "Host" and as "Gpu" (see gpu_suites.cpp).
@@ -145,7 +146,9 @@ class EngineFixture : public ::testing::TestWithParam<int32_t> {
     output.logits_capacity = result->logits.size();
     output.logits = result->logits.data();
     const wcuda_status status = wcuda_step_wait(engine_, ticket, -1, &output, &error_);
-    if (status == WCUDA_OK) result->rows.resize(output.row_count);
+    if (status != WCUDA_OK) return status;
+    result->rows.resize(output.row_count);
+    result->captured = output.captured != 0;
     return status;
   }
   StepResult wait(uint64_t ticket) {

@@ -123,6 +123,42 @@ TEST_P(SteadyStep, submit_allocates_nothing_and_waits_for_nothing) {
   wait(before);
 }
 
+// On CUDA the first step of a shape captures a graph, of either ticket, and says so; after a
+// warm-up none has to. The host captures nothing.
+TEST_P(SteadyStep, tells_when_it_had_to_capture) {
+  const bool is_cuda = GetParam() == WCUDA_BACKEND_CUDA;
+  wcuda_sampling filtered = WCUDA_SAMPLING_INIT;
+  filtered.temperature = 0.8f;
+  filtered.top_k = 5;
+  for (const bool is_warm : {false, true}) {
+    SCOPED_TRACE(is_warm);
+    create_engine(small_options());
+    if (is_warm) {
+      ASSERT_OK(wcuda_engine_warm_up(engine_, &error_));
+    }
+    const wcuda_sequence sequence = create_sequence();
+    EXPECT_FALSE(wait(submit({token_row(sequence, kPrompt, WCUDA_ROW_SAMPLE)})).captured);
+    for (const wcuda_sampling* const sampling : {static_cast<const wcuda_sampling*>(nullptr),
+                                                 static_cast<const wcuda_sampling*>(&filtered)}) {
+      std::vector<bool> captured;
+      for (int step = 0; step < 6; ++step) {
+        wcuda_row row = feed_row(sequence);
+        row.sampling = sampling;
+        captured.push_back(wait(submit({row})).captured);
+      }
+      EXPECT_EQ(captured[0], is_cuda && !is_warm);
+      if (is_warm) {
+        EXPECT_FALSE(captured[1]);
+      }
+      for (int step = 2; step < 6; ++step) EXPECT_FALSE(captured[step]) << step;
+    }
+    wcuda_sequence_destroy(sequence);
+    sequences_.clear();
+    wcuda_engine_destroy(engine_);
+    engine_.id = 0;
+  }
+}
+
 // A device that is busy for some 50 ms, by writes that come before the engine's steps.
 class BusyDevice : public SteadyStep {
  protected:
@@ -185,6 +221,9 @@ TEST_P(BusyDevice, submit_and_health_return_while_the_step_cannot_begin) {
 
   EXPECT_EQ(health.state, WCUDA_HEALTH_OK) << health.message;
   EXPECT_EQ(health.nonresident_count, 0u);
+  EXPECT_GT(health.allocation_count, 0u);
+  EXPECT_GT(health.temperature_celsius, 0);
+  EXPECT_GE(health.ecc_error_count, 0);
   EXPECT_LT(health.duration_ns, 10000000u);
   wait(first);
   wait(second);
