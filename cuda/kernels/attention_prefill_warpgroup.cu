@@ -11,6 +11,7 @@
 #include "kernels/attention_instance.h"
 #include "kernels/attention_prefill.h"
 #include "kernels/attention_tile.h"
+#include "kernels/code.h"
 #include "kernels/dependent_launch.h"
 #include "kernels/warpgroup_products.h"
 
@@ -601,9 +602,11 @@ bool has_instance(uint32_t head_length) {
   return head_length <= Instances::kLengthMax && head_length % 8 == 0;
 }
 
+}  // namespace
+
 // Whether this program holds code for sm_90a: without it the kernels are empty and need next to no
 // registers.
-bool has_code() {
+bool has_warpgroup_code() {
   static const bool has = [] {
     cudaFuncAttributes attributes{};
     const cudaError_t status =
@@ -614,8 +617,6 @@ bool has_code() {
   return has;
 }
 
-}  // namespace
-
 cudaError_t attention_prefill_warpgroup_prepare(KvFormat format, uint32_t head_length) {
   if (!has_instance(head_length)) return cudaSuccess;
   const Instance instance = find_version<Instances>(format, head_length);
@@ -624,7 +625,7 @@ cudaError_t attention_prefill_warpgroup_prepare(KvFormat format, uint32_t head_l
 }
 
 bool attention_prefill_has_warpgroup(uint32_t head_length, const Launch& launch) {
-  return launch.compute_capability == 90 && has_instance(head_length) && has_code();
+  return launch.compute_capability == 90 && has_instance(head_length) && has_warpgroup_code();
 }
 
 cudaError_t attention_prefill_warpgroup(const AttentionKernelArgs& args, const Launch& launch) {

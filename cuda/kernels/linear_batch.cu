@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "kernels/code.h"
 #include "kernels/linear_batch.h"
 #include "kernels/linear_batch_kernel.h"
 
@@ -194,7 +195,7 @@ cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uin
 }  // namespace
 
 bool linear_batch_supports(const LinearArgs& args, const Launch& launch) {
-  if (launch.compute_capability != 90) return false;
+  if (launch.compute_capability != 90 || !has_warpgroup_code()) return false;
   for (uint32_t m = 0; m < args.matrix_count; ++m)
     if (find_kernel(args.matrices[m].type) == nullptr) return false;
   return !is_gate(args.epilogue) || args.matrices[0].type == args.matrices[1].type;

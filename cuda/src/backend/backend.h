@@ -124,6 +124,11 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual const wcuda_device_caps& caps() const = 0;
+  // The capability (major * 10 + minor) that launches of this library's own kernels may count on:
+  // of a device whose code was made for older ones, less than its caps say.
+  virtual int32_t launch_capability() const {
+    return caps().compute_capability_major * 10 + caps().compute_capability_minor;
+  }
   bool is_host() const { return caps().backend == WCUDA_BACKEND_HOST; }
   // Neither: a table of a caller's.
   bool is_registered() const { return caps().backend >= WCUDA_BACKEND_REGISTERED; }

@@ -16,6 +16,7 @@
 #include "base/blake3.h"
 #include "base/checked.h"
 #include "base/log.h"
+#include "kernels/code.h"
 #include "kernels/digest.h"
 #include "kernels/fill.h"
 #include "kernels/repack.h"
@@ -54,6 +55,12 @@ Result<std::shared_ptr<Backend>> CudaBackend::open(int32_t ordinal) {
 
 Status CudaBackend::prepare() {
   WCUDA_ENTER_DEVICE();
+  launch_capability_ = kernels::launch_capability();
+  if (launch_capability_ == 0)
+    return Status::error(
+        WCUDA_NO_DEVICE, "no CUDA device: this build has no code for '%s' (capability %d.%d)",
+        caps_.name, caps_.compute_capability_major, caps_.compute_capability_minor);
+  (void)kernels::has_warpgroup_code();  // asked while the device is current, and kept
   WCUDA_ASSIGN(main_stream_, make_stream(0));
   WCUDA_ASSIGN(memory_stream_, make_stream(0));
   WCUDA_ASSIGN(order_event_, make_event(cudaEventDisableTiming));

@@ -18,6 +18,7 @@ class CudaBackend final : public Backend {
   ~CudaBackend() override;
 
   const wcuda_device_caps& caps() const override { return caps_; }
+  int32_t launch_capability() const override { return launch_capability_; }
   Result<MemoryInfo> memory_info() override;
   Result<void*> allocate(MemoryKind kind, uint64_t bytes) override;
   Status free(MemoryKind kind, void* address, uint64_t bytes) override;
@@ -105,6 +106,7 @@ class CudaBackend final : public Backend {
   const int device_;  // CUDA's ordinal
   const CUcontext context_;
   const wcuda_device_caps caps_;
+  int32_t launch_capability_ = 0;
   const NvmlDevice nvml_;
   cudaMemPool_t pool_ = nullptr;
   StreamPtr main_stream_, memory_stream_;

@@ -29,6 +29,7 @@ class WrapperBackend : public Backend {
   explicit WrapperBackend(std::shared_ptr<Backend> inner) : inner_(std::move(inner)) {}
 
   const wcuda_device_caps& caps() const override { return inner_->caps(); }
+  int32_t launch_capability() const override { return inner_->launch_capability(); }
   uint32_t host_thread_count() const override { return inner_->host_thread_count(); }
   Result<MemoryInfo> memory_info() override;
   Result<void*> allocate(MemoryKind kind, uint64_t bytes) override;

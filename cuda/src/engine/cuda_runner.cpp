@@ -246,11 +246,10 @@ CudaRunner::~CudaRunner() {
 }
 
 kernels::Launch CudaRunner::launch(bool is_dependent) const {
-  const wcuda_device_caps& caps = backend_.caps();
   kernels::Launch launch;
   launch.stream = native_stream_;
-  launch.sm_count = caps.multiprocessor_count;
-  launch.compute_capability = caps.compute_capability_major * 10 + caps.compute_capability_minor;
+  launch.sm_count = backend_.caps().multiprocessor_count;
+  launch.compute_capability = backend_.launch_capability();
   launch.is_dependent = is_dependent;
   return launch;
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/blake3.h"
+#include "kernels/code.h"
 #include "support/context.h"
 
 namespace wcuda::testing {
@@ -45,6 +46,20 @@ TEST(GpuDevice, caps_are_those_of_a_real_device) {
               caps.compute_capability_major, caps.compute_capability_minor,
               caps.multiprocessor_count, static_cast<double>(caps.total_memory) / (1u << 30),
               static_cast<double>(caps.memory_bandwidth) / 1e9, caps.driver_version);
+}
+
+// On a device of 9.0 code for 90a has all; code from before 90 is launched as on a device of 8.0.
+TEST(GpuDevice, the_code_here_is_known_for_what_it_was_made_for) {
+  wcuda_device_caps caps = WCUDA_DEVICE_CAPS_INIT;
+  wcuda_build_info build = WCUDA_BUILD_INFO_INIT;
+  ASSERT_EQ(wcuda_device_caps_get(WCUDA_BACKEND_CUDA, 0, &caps, nullptr), WCUDA_OK);
+  ASSERT_EQ(wcuda_build_info_get(&build, nullptr), WCUDA_OK);
+  const int32_t capability = caps.compute_capability_major * 10 + caps.compute_capability_minor;
+  std::printf("code: %s, launched as %d\n", build.cuda_architectures, kernels::launch_capability());
+  if (capability != 90 || std::strstr(build.cuda_architectures, "90a") == nullptr)
+    GTEST_SKIP() << "neither a device nor code of 9.0";
+  EXPECT_EQ(kernels::launch_capability(), 90);
+  EXPECT_TRUE(kernels::has_warpgroup_code());
 }
 
 TEST(GpuDevice, ordinal_past_the_end_is_no_device) {

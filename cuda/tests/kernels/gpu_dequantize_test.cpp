@@ -1,6 +1,7 @@
 // dequantize and embed give the bits of the host's unpackers, for every type.
 #include <gtest/gtest.h>
 
+#include "kernels/code.h"
 #include "kernels/dequantize.h"
 #include "kernels/embed.h"
 #include "quant/random_records.h"
@@ -71,7 +72,7 @@ TEST(GpuDequantize, gives_the_bits_of_the_host_for_every_format) {
 TEST(GpuDequantize, dependent_launches_in_a_row_give_the_same_bits) {
   Launch launch;
   launch.is_dependent = true;
-  launch.compute_capability = 90;
+  launch.compute_capability = kernels::launch_capability();
   for (const quant::Format* format : testing::loadable_formats())
     if (format->id == 12 || format->id == 8)
       expect_rows(random_matrix(*format, 100, 1024), 0, 100, launch);

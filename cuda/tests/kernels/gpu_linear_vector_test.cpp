@@ -2,9 +2,11 @@
 // and epilogues; that its results repeat; that kernels without clusters agree.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
+#include "kernels/code.h"
 #include "kernels/linear_vector.h"
 #include "quant/random_records.h"
 #include "support/device_array.h"
@@ -99,7 +101,8 @@ class Problem {
     }
     Launch launch;
     cudaDeviceGetAttribute(&launch.sm_count, cudaDevAttrMultiProcessorCount, 0);
-    launch.compute_capability = case_.compute_capability;
+    // Of code from before 90 there is only the version of its time.
+    launch.compute_capability = std::min(case_.compute_capability, kernels::launch_capability());
     launch.is_dependent = case_.is_dependent;
     const uint64_t scratch_bytes = linear_vector_scratch_bytes(args, launch);
     if (scratch_ == nullptr) {

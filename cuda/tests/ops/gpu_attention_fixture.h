@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ops/cuda/attention.h"
+#include "support/device_launch.h"
 #include "tests/ops/host_fixture.h"
 
 namespace wcuda::ops {
@@ -42,17 +43,6 @@ class DeviceBytes {
   uint64_t bytes_;
 };
 
-inline kernels::Launch device_launch() {
-  kernels::Launch launch;
-  int device = 0, major = 0, minor = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&launch.sm_count, cudaDevAttrMultiProcessorCount, device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  launch.compute_capability = major * 10 + minor;
-  return launch;
-}
-
 // A step of the host fixture with its arrays on the device.
 struct DeviceStep {
   DeviceBytes positions, token_rows, rows, page_tables;
@@ -79,7 +69,7 @@ struct DeviceStep {
 
 // CudaAttention with its scratch memory.
 struct DeviceAttention {
-  kernels::Launch launch = device_launch();
+  kernels::Launch launch = testing::device_launch();
   DeviceBytes scratch;
   CudaAttention attention;
 

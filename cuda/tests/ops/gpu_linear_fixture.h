@@ -14,6 +14,7 @@
 #include "ops/cuda/linear.h"
 #include "quant/random_records.h"
 #include "support/device_array.h"
+#include "support/device_launch.h"
 
 namespace wcuda::testing {
 
@@ -248,17 +249,6 @@ class LinearProblem {
   std::vector<std::unique_ptr<DeviceArray<uint8_t>>> device_records_;
   std::vector<std::unique_ptr<DeviceArray<float>>> device_biases_;
 };
-
-// The launch of the current device.
-inline kernels::Launch device_launch() {
-  kernels::Launch launch;
-  int major = 0, minor = 0;
-  cudaDeviceGetAttribute(&launch.sm_count, cudaDevAttrMultiProcessorCount, 0);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
-  launch.compute_capability = major * 10 + minor;
-  return launch;
-}
 
 // A CudaLinear with its scratch memory.
 class PreparedLinear {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/code.h"
 #include "kernels/sample.h"
 #include "kernels/step.h"
 #include "ops/sampling.h"
@@ -139,7 +140,9 @@ class DeviceBatch {
   }
 
   // statuses: of rows before; empty: all ok.
-  std::vector<Drawn> draw(uint32_t blocks_per_row, std::vector<int32_t> statuses = {}) {
+  // `capability`: of the launch, where it is not the device's.
+  std::vector<Drawn> draw(uint32_t blocks_per_row, std::vector<int32_t> statuses = {},
+                          int32_t capability = 0) {
     statuses.resize(count_, kernels::kRowOk);
     statuses_.set(statuses);
     history_.set(initial_history_);
@@ -164,7 +167,9 @@ class DeviceBatch {
     args.top_tokens = top_tokens_.data();
     args.top_logprobs = top_logprobs_.data();
     args.scratch = scratch_.data();
-    EXPECT_EQ(kernels::sample(args, testing::device_launch()), cudaSuccess);
+    kernels::Launch launch = testing::device_launch();
+    if (capability != 0) launch.compute_capability = capability;
+    EXPECT_EQ(kernels::sample(args, launch), cudaSuccess);
 
     const auto outputs = outputs_.read();
     const auto after = statuses_.read();
@@ -261,8 +266,11 @@ uint32_t compare(const std::vector<Case>& cases, const std::vector<Drawn>& expec
 void expect_same(const std::vector<Case>& cases, const std::vector<uint32_t>& splits) {
   const std::vector<Drawn> expected = draw_on_host(cases);
   DeviceBatch batch(cases);
-  for (const uint32_t blocks : splits)
+  const bool has_clusters = kernels::launch_capability() >= 90;
+  for (const uint32_t blocks : splits) {
+    if (blocks > 1 && !has_clusters) continue;
     EXPECT_EQ(compare(cases, expected, batch.draw(blocks), blocks), 0u) << "of " << cases.size();
+  }
 }
 
 using Generator = std::mt19937;
@@ -378,6 +386,21 @@ TEST(GpuSample, gives_the_bits_of_the_host_for_an_odd_large_vocabulary) {
 TEST(GpuSample, gives_the_bits_of_the_host_without_filters) {
   for (const uint32_t vocabulary : {7u, 1000u, 49152u, 128256u})
     expect_same(random_cases(vocabulary, vocabulary > 1000 ? 100 : 1000, false), {0, 1, 16});
+}
+
+// As on devices of other capabilities that the code here serves: with clusters, of 8 blocks and
+// with less shared memory; or without (code of before 90), with more shared memory and less.
+TEST(GpuSample, gives_the_bits_of_the_host_as_on_other_devices) {
+  const bool has_clusters = kernels::launch_capability() >= 90;
+  const std::vector<int32_t> capabilities =
+      has_clusters ? std::vector<int32_t>{100, 120} : std::vector<int32_t>{80, 86};
+  for (const uint32_t vocabulary : {33u, 1000u, 49152u, 151937u}) {
+    const std::vector<Case> cases = random_cases(vocabulary, vocabulary > 1000 ? 60 : 600, true);
+    const std::vector<Drawn> expected = draw_on_host(cases);
+    DeviceBatch batch(cases);
+    for (const int32_t capability : capabilities)
+      EXPECT_EQ(compare(cases, expected, batch.draw(0, {}, capability), 0), 0u) << capability;
+  }
 }
 
 TEST(GpuSample, leaves_out_rows_that_are_not_sampled_or_did_not_begin_well) {

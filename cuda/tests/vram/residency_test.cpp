@@ -11,6 +11,7 @@
 #include "backend/host_backend.h"
 #include "base/log.h"
 #include "health/report.h"
+#include "kernels/code.h"
 #include "vram/memory.h"
 
 namespace wcuda::vram {
@@ -203,6 +204,16 @@ TEST(DeviceLimits, features_begin_at_their_capability) {
       EXPECT_EQ(features(threshold - 1).*field, 0) << threshold;
     }
   }
+}
+
+TEST(DeviceLimits, older_code_is_launched_as_on_a_device_of_its_time) {
+  using kernels::usable_capability;
+  EXPECT_EQ(usable_capability(90, 90), 90);
+  EXPECT_EQ(usable_capability(103, 100), 103);
+  EXPECT_EQ(usable_capability(86, 80), 86);  // what it has is the device's
+  EXPECT_EQ(usable_capability(90, 80), 80);
+  EXPECT_EQ(usable_capability(100, 89), 80);
+  EXPECT_EQ(usable_capability(120, 89), 86);  // has no more shared memory than that
 }
 
 TEST(DeviceLimits, a_cuda_device_needs_capability_and_memory) {

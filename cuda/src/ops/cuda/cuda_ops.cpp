@@ -22,9 +22,8 @@ kernels::Matrix matrix(const Weight& weight) {
 class CudaOps final : public Ops {
  public:
   explicit CudaOps(std::shared_ptr<Backend> backend) : backend_(std::move(backend)) {
-    const wcuda_device_caps& caps = backend_->caps();
-    launch_.sm_count = caps.multiprocessor_count;
-    launch_.compute_capability = caps.compute_capability_major * 10 + caps.compute_capability_minor;
+    launch_.sm_count = backend_->caps().multiprocessor_count;
+    launch_.compute_capability = backend_->launch_capability();
     launch_.is_dependent = true;
   }
   ~CudaOps() override {
