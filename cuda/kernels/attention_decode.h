@@ -32,7 +32,9 @@ struct AttentionKernelArgs {
   // In place of `out`, for attention_prefill_warpgroup alone: rounded to f16, as values in pages of
   // f16 are, of which results are averages.
   uint16_t* out_half = nullptr;
-  bool triggers_early = false;  // attention_decode's own: lets the next kernel start at its start
+  // attention_decode of few rows lets the next kernel start at its start, not after its wait. It
+  // may choose so itself.
+  bool triggers_early = false;
 };
 
 constexpr uint32_t kAttentionHeadLengthMax = 256;

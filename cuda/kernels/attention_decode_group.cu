@@ -258,7 +258,7 @@ cudaError_t attention_decode_group(const AttentionKernelArgs& args, const Launch
   // Blocks of the kernels that come next are in the way of the product ahead, where that has most
   // multiprocessors (H200, at 0: 8B 626 tokens a second with an early trigger, 636 with a late one;
   // 135M 2,722 and 2,651).
-  call.triggers_early = args.head_count * head_length / 16 < sm_count / 2;
+  call.triggers_early |= args.head_count * head_length / 16 < sm_count / 2;
   uint32_t bytes = instance.bytes;
   const bool is_lone = args.plan.cluster_blocks == 0 && args.plan.max_blocks <= sm_count;
   if (head_length == 64 && is_lone && !call.triggers_early && bytes < kLoneBytes)

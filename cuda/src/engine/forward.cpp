@@ -63,9 +63,11 @@ Status forward(const model::Model& model, ops::Ops& ops, const ops::Batch& batch
         ops.project({batch.token_count, activations.hidden, w.down, w.down_bias, activations.x}));
   }
 
-  if (request.count == 0) return {};
-  return ops.logits({request.count, request.token_indices, activations.x, weights.output_norm,
-                     config.norm_epsilon, weights.output, weights.output_bias, request.logits});
+  if (request.count != 0)
+    WCUDA_TRY(
+        ops.logits({request.count, request.token_indices, activations.x, weights.output_norm,
+                    config.norm_epsilon, weights.output, weights.output_bias, request.logits}));
+  return ops.end_step();
 }
 
 }  // namespace wcuda::engine

@@ -211,6 +211,8 @@ class Ops {
   virtual Status project(const ProjectArgs& args) = 0;
   virtual Status feed_forward_input(const FeedForwardInputArgs& args) = 0;
   virtual Status logits(const LogitsArgs& args) = 0;
+  // Comes last: until then an implementation may hold back what it was asked for.
+  virtual Status end_step() { return {}; }
 };
 
 // The layout in which `backend` wants a matrix of this type and shape, and the bytes it takes

@@ -257,6 +257,7 @@ cudaError_t CudaAttention::attention(const AttentionArgs& args, const kernels::L
   kernels::AttentionKernelArgs call = kernel_args(args);
   call.softcap = options.softcap;
   call.sinks = options.sinks;
+  call.triggers_early = options.triggers_early;
   if (is_left_) {
     is_left_ = false;
     if (left_.layer != args.layer || left_.query != args.query) return cudaErrorInvalidValue;

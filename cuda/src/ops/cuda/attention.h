@@ -14,8 +14,9 @@ namespace wcuda::ops {
 
 // What scores of some families have besides: for those to come.
 struct AttentionOptions {
-  float softcap = 0.0f;    // 0: none; else scores become softcap * tanh(score / softcap)
-  Vector sinks = nullptr;  // (head_count) a further score of each head, whose value is 0
+  float softcap = 0.0f;         // 0: none; else scores become softcap * tanh(score / softcap)
+  Vector sinks = nullptr;       // (head_count) a further score of each head, whose value is 0
+  bool triggers_early = false;  // as kernels::AttentionKernelArgs has it
 };
 
 // One object an engine. All calls queue work on launch.stream and may be captured; which kernels

@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "kernels/embed.h"
 #include "ops/cuda/attention.h"
+#include "ops/cuda/chained_layers.h"
 #include "ops/cuda/linear.h"
 
 namespace wcuda::ops {
@@ -37,6 +38,7 @@ class CudaOps final : public Ops {
 
   Status begin_step(const Batch& batch, const KvPool& pool, uint32_t window) override {
     linear_.begin_step();
+    chain_.begin_step();
     return check(attention_.begin_step(batch, pool, window, launch_), "attention plan");
   }
   Status embed(const EmbedArgs& args) override;
@@ -45,12 +47,13 @@ class CudaOps final : public Ops {
   Status project(const ProjectArgs& args) override;
   Status feed_forward_input(const FeedForwardInputArgs& args) override;
   Status logits(const LogitsArgs& args) override;
+  Status end_step() override { return chain_.flush(launch_); }
 
  private:
   struct Scratch {
     uint64_t key, value;  // f32 (max_batch_tokens, kv_head_count * head_length)
     uint64_t joined;      // queries, keys and values of a long step
-    uint64_t attention, linear, bytes;
+    uint64_t attention, linear, chain, bytes;
   };
   Scratch lay_out(const Limits& limits) const;
   Status check(cudaError_t error, const char* call) const {
@@ -66,6 +69,7 @@ class CudaOps final : public Ops {
   float* joined_ = nullptr;
   CudaAttention attention_;
   CudaLinear linear_;
+  ChainedLayers chain_;
 };
 
 CudaOps::Scratch CudaOps::lay_out(const Limits& limits) const {
@@ -83,6 +87,7 @@ CudaOps::Scratch CudaOps::lay_out(const Limits& limits) const {
   scratch.attention =
       take(CudaAttention::scratch_bytes(limits, static_cast<uint32_t>(launch_.sm_count)));
   scratch.linear = take(CudaLinear::scratch_bytes(limits, launch_));
+  scratch.chain = take(ChainedLayers::scratch_bytes(limits));
   return scratch;
 }
 
@@ -99,7 +104,8 @@ Status CudaOps::prepare(const Limits& limits, void* scratch) {
   return backend_->queue(stream_, [&]() -> Status {
     WCUDA_TRY(
         check(attention_.prepare(limits, memory + offsets.attention, launch_), "attention set-up"));
-    return linear_.prepare(limits, launch_, memory + offsets.linear);
+    WCUDA_TRY(linear_.prepare(limits, launch_, memory + offsets.linear));
+    return chain_.prepare(limits, device_, memory + offsets.chain, &linear_, launch_);
   });
 }
 
@@ -128,14 +134,17 @@ Status CudaOps::attention_input(const AttentionInputArgs& args) {
     WCUDA_TRY(linear_.run_joined(linear, joined_, launch_));
     return check(attention_.rope_joined_kv(args, joined_, launch_), "rope and KV write");
   }
-  WCUDA_TRY(linear_.run(linear, launch_));
+  WCUDA_TRY(chain_.run(linear, launch_));
   return check(attention_.rope_kv(args, key_, value_, launch_), "rope and KV write");
 }
 
 Status CudaOps::attention(const AttentionArgs& args) {
+  // A chain leaves no room beside it: what is early waits for it to end.
+  AttentionOptions options;
+  options.triggers_early = chain_.has_chained();
   if (!CudaAttention::has_half(args, launch_) ||
       !linear_.takes_half(args.batch->token_count, args.head_count * args.pool.head_length))
-    return check(attention_.attention(args, launch_), "attention");
+    return check(attention_.attention(args, launch_, options), "attention");
   linear_.half_input(args.out);
   return check(attention_.attention_half(args, launch_), "attention");
 }
@@ -149,7 +158,7 @@ Status CudaOps::project(const ProjectArgs& args) {
   linear.biases[0] = args.bias;
   linear.outputs[0] = args.residual;
   linear.epilogue = kernels::Epilogue::kAdd;
-  return linear_.run(linear, launch_);
+  return args.token_count == 1 ? chain_.queue(linear, launch_) : linear_.run(linear, launch_);
 }
 
 Status CudaOps::feed_forward_input(const FeedForwardInputArgs& args) {
@@ -166,7 +175,8 @@ Status CudaOps::feed_forward_input(const FeedForwardInputArgs& args) {
   linear.outputs[0] = args.out;
   linear.epilogue = args.activation == Activation::kSilu ? kernels::Epilogue::kSiluGate
                                                          : kernels::Epilogue::kGeluTanhGate;
-  return linear_.run_hidden(linear, launch_);
+  return args.token_count == 1 ? chain_.queue(linear, launch_)
+                               : linear_.run_hidden(linear, launch_);
 }
 
 Status CudaOps::logits(const LogitsArgs& args) {
@@ -180,7 +190,7 @@ Status CudaOps::logits(const LogitsArgs& args) {
   linear.matrices[0] = matrix(args.output);
   linear.biases[0] = args.bias;
   linear.outputs[0] = args.logits;
-  return linear_.run(linear, launch_);
+  return chain_.run(linear, launch_);
 }
 
 }  // namespace
