@@ -131,16 +131,19 @@ __device__ inline void copy_weights(const ChainParams& params, const ChainShare*
 __device__ inline void wait_for_others(const ChainParams& params, uint8_t* shared) {
   Barriers& all = *reinterpret_cast<Barriers*>(shared + params.barriers_offset);
   wait_barrier(shared_address(&all.staged), 0);
-  const uint32_t before = all.arrivals;
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(params.arrivals) : "memory");
+  uint64_t before, now;  // of all chains, each of which adds its CTAs
+  asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], 1;"
+               : "=l"(before)
+               : "l"(params.arrivals)
+               : "memory");
+  const uint64_t all_ctas = (before / gridDim.x + 1) * gridDim.x;
   Patience patience;
   for (;;) {
-    uint32_t now;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                 : "=r"(now)
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];"
+                 : "=l"(now)
                  : "l"(params.arrivals)
                  : "memory");
-    if (now - before >= gridDim.x) break;
+    if (now >= all_ctas) break;
     patience.lose();
   }
 }

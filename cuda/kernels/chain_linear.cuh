@@ -21,8 +21,8 @@ __device__ __forceinline__ void stage_x(const ChainParams& params, const ChainLa
   };
   if (kHasNorm && warp < chunks) load_gains(warp);
   if (is_first) dependent_wait();
-  // One word at first: what many CTAs read in vain is in the way of weights and of outputs (H200, 8B
-  // Q4_K_M at 0: 675 tokens a second with all words, 691 so).
+  // One word at first: what many CTAs read in vain is in the way of weights and of outputs (H200,
+  // 8B Q4_K_M at 0: 675 tokens a second with all words, 691 so).
   Patience patience;
   if (!is_first && warp < chunks)
     while (load_word(inputs + (warp + 1) * kChunkInputs - 1) == kMissing) patience.lose();
@@ -121,13 +121,9 @@ __device__ __forceinline__ void run_layer(const ChainParams& params, uint32_t p,
     stage_x<Engine, true>(params, layer, share, p == 0, shared, warp, lane);
   else
     stage_x<Engine, false>(params, layer, share, p == 0, shared, warp, lane);
-  // No CTA can have arrived: that needs an output of this one.
-  const bool reads_arrivals = p == 0 && threadIdx.x == kWarps * 32 - 1;
-  const uint32_t arrivals = reads_arrivals ? load_word(params.arrivals) : 0;
   const uint32_t chunks = layer.chunks;
   sync_products();  // also for who has read the slots of the layer ahead
   const bool is_sliced = layer.slices != 0;
-  if (p + 1 == params.count && !is_sliced && lane == 0) arrive<1>(shared_address(&all.staged));
 
   const uint32_t strips0 = share.strips[0], strips = strips0 + share.strips[1];
   const bool is_gate = layer.epilogue >= Epilogue::kSiluGate;
@@ -135,6 +131,8 @@ __device__ __forceinline__ void run_layer(const ChainParams& params, uint32_t p,
   float before = 0.0f;
   if (share.addend != nullptr && threadIdx.x < share.rows[0])
     before = read_addend(layer, share.addend + threadIdx.x);
+  __syncwarp();
+  if (p + 1 == params.count && !is_sliced && lane == 0) arrive<1>(shared_address(&all.staged));
 
   const uint32_t full = shared_address(all.full), empty = shared_address(all.empty);
   constexpr uint32_t kOwn = kStageChunks<Engine>;
@@ -179,8 +177,7 @@ __device__ __forceinline__ void run_layer(const ChainParams& params, uint32_t p,
       const uint32_t group = (chunk + (is_sliced && is_in_second ? kSliceChunks : 0)) * 8;
       Engine::consume(vector_params, ring + index * kStageBytes, shared, group, lane, nullptr,
                       sums);
-      __syncwarp();
-      if (lane == 0) arrive<4 / kOwn>(empty + index * 8);
+      arrive<4 / kOwn>(empty + index * 8);
       index += kWarps / kOwn;
       if (index >= params.stages) index -= params.stages, parity ^= 1;
       if (chunks < kWarps) {  // a slot for each chunk
@@ -225,7 +222,6 @@ __device__ __forceinline__ void run_layer(const ChainParams& params, uint32_t p,
     }
     if (end != strips) sync_products();
   }
-  if (reads_arrivals) all.arrivals = arrivals;
   if (!is_sliced) return;
   add_slices(layer, warp, lane);
   __syncwarp();

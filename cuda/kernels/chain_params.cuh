@@ -37,6 +37,7 @@ constexpr uint32_t kStageChunks = kStageBytes / Engine::kStageBytes == 4 ? 4 : 2
 template <class Engine>
 constexpr uint32_t kOddShift = vector::Codes<typename Engine::Tile>::kOddShift;
 
+// Pointers into the exchange are set last.
 struct ChainLayer {
   VectorPart parts[kLinearMatricesMax];  // of section 0, then of section 1
   uint32_t part_begins[2], part_ends[2];
@@ -65,10 +66,11 @@ struct ChainParams {
   uint32_t stages, flight;  // of the ring; of these on their way at once
   float* exchange;
   uint32_t exchange_floats;  // a multiple of 4
-  uint32_t* arrivals;
+  uint64_t* arrivals;        // CTAs that have read all they need, of all chains
 };
 
-// A CTA's share of a layer: up to two runs of strips, or those of gate and of up.
+// A CTA's share of a layer: up to two runs of strips (of one slice each), or those of gate and of
+// up.
 struct ChainShare {
   const uint8_t* records[2];
   float* outputs[2];
@@ -85,9 +87,9 @@ struct ChainShare {
 // ---- barriers ----
 
 struct Barriers {
+  // Of a stage: bytes that have come; lanes of products that are done with it.
   uint64_t full[kStagesMax], empty[kStagesMax];
-  uint64_t staged;    // the last x
-  uint32_t arrivals;  // before the chain
+  uint64_t staged;  // warps that have read all they need of exchanges
 };
 
 __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) {
@@ -104,9 +106,11 @@ __device__ __forceinline__ void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(kCount)
                : "memory");
 }
+// The warps of products wait for each other.
 __device__ __forceinline__ void sync_products() {
   asm volatile("barrier.sync.aligned 1, %0;" ::"n"(kWarps * 32) : "memory");
 }
+
 // A stage of the ring, and how often the ring was filled before, modulo 2.
 struct RingPlace {
   uint32_t index = 0, parity = 0;

@@ -11,7 +11,12 @@
 // is kMissing until its value is there, and who needs it reads until it is. When all CTAs have read
 // what they need of the last exchange, each clears its part of all exchanges for the next chain.
 //
-// Bytes moved: every weight once, x of each layer once a CTA (from L2).
+// A layer of many inputs (down) goes by slices of 1,024 of them: a CTA has a run of strips of one
+// or two slices, so that it needs few inputs, and puts sums into the exchange, of which each output
+// has one CTA that adds them up in their order.
+//
+// Bytes moved: every weight once; x of each layer once a CTA, from L2, or of slices those inputs
+// and the sums.
 #include <algorithm>
 
 #include "kernels/chain_copy.cuh"
@@ -24,8 +29,8 @@ namespace {
 
 // All of a chain, by the warps of products.
 template <class EngineA, class EngineB>
-__device__ __forceinline__ void run_steps(const ChainParams& params, const ChainShare* shares,
-                                          uint8_t* shared, uint32_t warp, uint32_t lane) {
+__device__ __forceinline__ void run_layers(const ChainParams& params, const ChainShare* shares,
+                                           uint8_t* shared, uint32_t warp, uint32_t lane) {
   RingPlace first;
 #pragma unroll 1
   for (uint32_t p = 0; p < params.count; ++p) {
@@ -54,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                    : "memory");
     };
     set(all.full + lane, 1);
-    set(all.empty + lane, 4);
+    set(all.empty + lane, 4 * 32);
     if (lane == 0) set(&all.staged, kWarps);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -66,7 +71,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncwarp();
   } else {
-    run_steps<EngineA, EngineB>(params, shares, shared, warp, lane);
+    run_layers<EngineA, EngineB>(params, shares, shared, warp, lane);
   }
   __syncthreads();
   clear_exchange(params);
@@ -202,7 +207,7 @@ bool layer_chain_has_device(const Launch& launch) {
           cudaSuccess ||
       launch.sm_count <= 0 || launch.sm_count > multiprocessors)
     return false;
-#if CUDART_VERSION >= 13000
+#if CUDART_VERSION >= 13000  // before, MPS does not show
   int is_shared = 0;
   if (cudaDeviceGetAttribute(&is_shared, cudaDevAttrMpsEnabled, device) != cudaSuccess ||
       is_shared != 0)
@@ -229,7 +234,7 @@ cudaError_t layer_chain(const LinearArgs* layers, uint32_t count, void* scratch,
   ChainParams params = {};
   const uint32_t shared_bytes = plan(layers, count, launch, &params);
   if (shared_bytes == 0) return cudaErrorInvalidValue;
-  params.arrivals = static_cast<uint32_t*>(scratch);
+  params.arrivals = static_cast<uint64_t*>(scratch);
   params.exchange = reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + 256);
   const auto take = [&params](uint32_t floats) {
     float* const place = params.exchange + params.exchange_floats;

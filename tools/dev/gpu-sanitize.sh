@@ -24,8 +24,7 @@ tables=Gpu/TableConformance.*/cuda:Gpu/TableKernels.*/cuda:Gpu/BackendConformanc
 tables+=:GpuGemmApi.odd*:GpuGemmApi.fp8*
 # The device's free memory is asked while the other tools take of it.
 crowded=Gpu/TableConformance.memory_info_follows*
-# racecheck is ten times slower still: whole steps only once, with sampling. It does not see that a barrier which counts
-# bytes orders the warps of layer_chain.
+# racecheck is ten times slower still: whole steps only once, with sampling.
 races=$kernels:GpuCatalogue.equals_numpy:GpuKernels.vector_add*:Gpu/Step.top_logprobs*
 mkdir -p sanitizer
 status=0 tools=(memcheck racecheck initcheck synccheck) jobs=()
