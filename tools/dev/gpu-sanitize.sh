@@ -26,6 +26,7 @@ tables+=:GpuGemmApi.odd*:GpuGemmApi.fp8*
 crowded=Gpu/TableConformance.memory_info_follows*
 # racecheck is ten times slower still: whole steps only once, with sampling.
 races=$kernels:GpuCatalogue.equals_numpy:GpuKernels.vector_add*:Gpu/Step.top_logprobs*
+races+=:Shapes/GpuLayerChain.as_layer_by_layer/5
 mkdir -p sanitizer
 status=0 tools=(memcheck racecheck initcheck synccheck) jobs=()
 for tool in "${tools[@]}"; do
