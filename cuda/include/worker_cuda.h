@@ -709,7 +709,9 @@ typedef struct wcuda_engine {
   uint64_t id;
 } wcuda_engine;
 
-/* Reserves KV pages and scratch. Options may be NULL. [any thread] */
+/* Reserves KV pages and scratch. Options may be NULL. The first engine that is alive on a device may make
+ * all layers between two attentions in one kernel, whose blocks wait for each other; the others make them
+ * one by one: some percent slower for a single sequence, and equal up to the order of sums. [any thread] */
 WCUDA_API wcuda_status wcuda_engine_create(wcuda_model model, const wcuda_engine_options* options,
                                            wcuda_engine* engine, wcuda_error* error);
 /* Waits for the steps in flight, then frees. [external: engine] */
