@@ -60,44 +60,25 @@
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]
 #![deny(clippy::undocumented_unsafe_blocks)]
 
-pub mod allocator;
 pub mod backend;
-mod callback;
-pub mod catalogue;
-#[cfg(feature = "text")]
-pub mod compat;
 pub mod compute;
-pub mod context;
-pub mod device;
-pub mod engine;
-pub mod error;
-pub mod failover;
+mod core;
 #[doc(hidden)]
 pub mod ffi;
-pub mod gemm;
-#[cfg(feature = "text")]
-pub mod generate;
-pub mod gguf;
-pub mod health;
-pub mod ledger;
-pub mod log;
-#[cfg(feature = "manifest")]
-pub mod manifest;
-pub mod memory;
-pub mod model;
-pub mod module;
-mod native_text;
-pub mod plan;
-pub mod program;
-pub mod registry;
-pub mod residency;
+mod llm;
 #[cfg(feature = "seal")]
 pub mod seal;
-pub mod step;
-pub mod stream;
+
+pub use self::backend::failover;
+#[cfg(feature = "manifest")]
+pub use self::compute::manifest;
+pub use self::compute::{catalogue, gemm, module, program, registry};
+pub use self::core::{
+    allocator, context, device, error, health, ledger, log, memory, residency, stream, version,
+};
 #[cfg(feature = "text")]
-pub mod text;
-pub mod version;
+pub use self::llm::{compat, generate, text};
+pub use self::llm::{engine, gguf, model, plan, step};
 
 pub use allocator::{AllocationId, CudaVramAllocator};
 pub use backend::{BackendEntry, BackendInstance, Fault, Features, Selection, backends};

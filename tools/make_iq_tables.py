@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes cuda/kernels/iq_tables.h: the codebooks of the IQ formats, taken from the `gguf` package (MIT).
+"""Writes cuda/kernels/shared/iq_tables.h: the codebooks of the IQ formats, taken from the `gguf` package (MIT).
 
 Run: python tools/make_iq_tables.py [--check]   (needs gguf==0.19.0)
 With --check nothing is written; the exit status is 1 if the file differs from what would be.
@@ -20,7 +20,7 @@ HEAD = """\
 // weights, the first in the lowest bits; quant_unpack_iq.h turns codes into values.
 #pragma once
 
-#include "kernels/numeric.h"
+#include "kernels/shared/numeric.h"
 
 namespace wcuda::quant {
 // clang-format off

@@ -10,9 +10,9 @@
 #include <random>
 #include <vector>
 
-#include "kernels/numeric.h"
-#include "ops/cuda/attention.h"
-#include "ops/host/kv_rows.h"
+#include "kernels/shared/numeric.h"
+#include "llm/ops/cuda/attention.h"
+#include "llm/ops/host/kv_rows.h"
 
 namespace {
 

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "base/dynlib.h"
-#include "compute/cublas_lt.h"
-#include "nvrtc/functions.h"
+#include "compute/nvrtc/functions.h"
+#include "core/base/dynlib.h"
+#include "core/gemm/cublas_lt.h"
 #include "worker_cuda.h"
 
 namespace wcuda {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "base/status.h"
 #include "bench/synthetic_model.h"
+#include "core/base/status.h"
 #include "worker_cuda.h"
 
 namespace wcuda::bench {

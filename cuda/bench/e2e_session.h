@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/status.h"
+#include "core/base/status.h"
 #include "worker_cuda.h"
 
 namespace wcuda::bench {

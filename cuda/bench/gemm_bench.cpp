@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/records.h"
-#include "ops/cuda/linear.h"
+#include "kernels/shared/records.h"
+#include "llm/ops/cuda/linear.h"
 
 namespace wcuda {
 namespace {

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/sample.h"
-#include "kernels/step.h"
-#include "ops/sampling.h"
+#include "kernels/sampling/sample.h"
+#include "kernels/step/step.h"
+#include "llm/ops/sampling.h"
 
 namespace {
 

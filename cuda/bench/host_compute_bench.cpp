@@ -12,7 +12,7 @@
 #include <functional>
 #include <vector>
 
-#include "base/blake3.h"
+#include "core/base/blake3.h"
 #include "worker_cuda.h"
 
 namespace {

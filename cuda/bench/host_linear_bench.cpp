@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "tests/ops/host_fixture.h"
+#include "tests/llm/ops/host_fixture.h"
 
 namespace wcuda::ops::host {
 namespace {

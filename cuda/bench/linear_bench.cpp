@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/linear_vector.h"
-#include "kernels/records.h"
+#include "kernels/linear/linear_vector.h"
+#include "kernels/shared/records.h"
 
 namespace {
 

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "backend/open.h"
 #include "bench/synthetic_model.h"
-#include "model/model.h"
+#include "core/backend/open.h"
+#include "llm/model/model.h"
 
 namespace {
 

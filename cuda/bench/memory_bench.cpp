@@ -9,9 +9,9 @@
 #include <functional>
 #include <vector>
 
-#include "backend/open.h"
-#include "base/blake3.h"
-#include "vram/memory.h"
+#include "core/backend/open.h"
+#include "core/base/blake3.h"
+#include "core/vram/memory.h"
 
 namespace wcuda {
 namespace {

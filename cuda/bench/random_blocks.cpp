@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <cstring>
 
-#include "kernels/numeric.h"
-#include "kernels/quant_blocks.h"
-#include "quant/format.h"
+#include "kernels/shared/numeric.h"
+#include "kernels/shared/quant_blocks.h"
+#include "llm/quant/format.h"
 
 namespace wcuda::bench {
 namespace {

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "ops/sampling.h"
+#include "llm/ops/sampling.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "bench/random_blocks.h"
-#include "quant/format.h"
+#include "llm/quant/format.h"
 
 namespace wcuda::bench {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/status.h"
+#include "core/base/status.h"
 #include "worker_cuda.h"
 
 namespace wcuda::bench {

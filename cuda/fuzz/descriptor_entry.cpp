@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "jit/descriptor.h"
-#include "jit/launch.h"
+#include "compute/jit/descriptor.h"
+#include "compute/jit/launch.h"
 
 namespace wcuda::fuzz {
 namespace {

@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "base/text.h"
-#include "gguf/limits.h"
-#include "quant/format.h"
+#include "core/base/text.h"
+#include "llm/gguf/limits.h"
+#include "llm/quant/format.h"
 
 namespace wcuda::fuzz {
 namespace {

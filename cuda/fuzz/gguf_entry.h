@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "gguf/gguf.h"
+#include "llm/gguf/gguf.h"
 
 namespace wcuda::fuzz {
 

@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "gguf/gguf_cases.h"
+#include "llm/gguf/gguf_cases.h"
 
 int main(int argument_count, char** arguments) {
   if (argument_count != 2) {

@@ -6,11 +6,11 @@
 #include <cstring>
 #include <memory>
 
-#include "base/blake3.h"
-#include "base/bytes.h"
-#include "jit/cache_entry.h"
-#include "jit/code_kind.h"
-#include "jit/launch.h"
+#include "compute/jit/cache_entry.h"
+#include "compute/jit/code_kind.h"
+#include "compute/jit/launch.h"
+#include "core/base/blake3.h"
+#include "core/base/bytes.h"
 
 namespace wcuda::fuzz {
 namespace {

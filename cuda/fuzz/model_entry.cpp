@@ -4,9 +4,9 @@
 #include <cmath>
 #include <memory>
 
-#include "backend/host_backend.h"
-#include "gguf/gguf.h"
-#include "model/model.h"
+#include "core/backend/host_backend.h"
+#include "llm/gguf/gguf.h"
+#include "llm/model/model.h"
 
 namespace wcuda::fuzz {
 namespace {

@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "model/tiny_cases.h"
+#include "llm/model/tiny_cases.h"
 
 int main(int argument_count, char** arguments) {
   if (argument_count != 2) {

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::host::told_by_host;
-use crate::context::CudaContext;
-use crate::error::{Result, call};
+use crate::compute::module::{CudaFunction, GpuArg, Value};
+use crate::compute::registry::{Descriptor, Registry};
+use crate::core::context::CudaContext;
+use crate::core::error::{Result, call};
+use crate::core::memory::SafeCudaPtr;
 use crate::ffi;
-use crate::memory::SafeCudaPtr;
-use crate::module::{CudaFunction, GpuArg, Value};
-use crate::registry::{Descriptor, Registry};
 
 /// A kernel's host function on a host context. The registry goes before the kernel, which it keeps.
 pub(super) struct Aside {

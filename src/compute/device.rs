@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use super::lock;
-use crate::context::CudaContext;
-use crate::error::Result;
-use crate::memory::{DeviceRepr, SafeCudaPtr};
-use crate::module::{CudaModule, Dim3, GpuArg, LaunchConfig};
+use crate::compute::module::{CudaModule, Dim3, GpuArg, LaunchConfig};
+use crate::core::context::CudaContext;
+use crate::core::error::Result;
+use crate::core::memory::{DeviceRepr, SafeCudaPtr};
 
 /// A device to compute on: memory up and down, in one object.
 #[derive(Clone, Debug)]

@@ -11,15 +11,15 @@ use super::host::{HostBody, HostFunction, run_host_function, told_by_host};
 use super::lock;
 use super::result::{ComputeStats, ExecutionResult, Fallback};
 use super::spec::{DeviceCode, KernelSpec, check_types, native_parameter};
-use crate::catalogue::ElementType;
-use crate::context::CudaContext;
-use crate::device::Backend;
-use crate::error::{Error, ErrorKind, Result};
+use crate::compute::catalogue::ElementType;
+use crate::compute::module::{CudaFunction, CudaModule, Dim3, GpuArg, LaunchConfig};
+use crate::compute::program::{KernelCache, Program, ProgramBuilder};
+use crate::compute::registry::{Descriptor, ParamSpec, RegisteredKernel, Registry};
+use crate::core::context::CudaContext;
+use crate::core::device::Backend;
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::native_text::as_native;
 use crate::ffi;
-use crate::module::{CudaFunction, CudaModule, Dim3, GpuArg, LaunchConfig};
-use crate::native_text::as_native;
-use crate::program::{KernelCache, Program, ProgramBuilder};
-use crate::registry::{Descriptor, ParamSpec, RegisteredKernel, Registry};
 
 /// A registered kernel. The host function outlives the native kernels, which are dropped first.
 pub(super) struct Registered {
@@ -359,7 +359,7 @@ impl GpuCompute {
         Ok(())
     }
 
-    /// Registers a kernel of the [`crate::catalogue()`] for elements of this type, under its name and
+    /// Registers a kernel of the [`crate::compute::catalogue()`] for elements of this type, under its name and
     /// `id` (0: any; `noop` has 1 and `tensor_add` of `f32` 2).
     pub fn register_ready(&self, name: &str, elements: ElementType, id: u32) -> Result<()> {
         self.put_ready(name, elements.kind(), id)

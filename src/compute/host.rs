@@ -6,11 +6,11 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::spec::kind_of;
-use crate::callback::ParkedPanic;
-use crate::error::{Error, ErrorKind, Result};
+use crate::compute::registry::ParamSpec;
+use crate::core::callback::ParkedPanic;
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::memory::DeviceRepr;
 use crate::ffi;
-use crate::memory::DeviceRepr;
-use crate::registry::ParamSpec;
 
 pub(crate) type HostBody = Box<dyn Fn(&HostCall<'_>) -> Result<()> + Send + Sync>;
 

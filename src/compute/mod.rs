@@ -4,10 +4,17 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 mod aside;
+pub mod catalogue;
 mod device;
+pub mod gemm;
 mod gpu_compute;
 mod host;
+#[cfg(feature = "manifest")]
+pub mod manifest;
+pub mod module;
 mod parity;
+pub mod program;
+pub mod registry;
 mod result;
 mod spec;
 

@@ -3,10 +3,10 @@
 use super::aside::Copies;
 use super::gpu_compute::GpuCompute;
 use super::spec::check_types;
-use crate::error::{Error, ErrorKind, Result};
+use crate::compute::module::GpuArg;
+use crate::compute::registry::ParamSpec;
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::ffi;
-use crate::module::GpuArg;
-use crate::registry::ParamSpec;
 
 /// One element that the device and the host computed differently.
 #[derive(Clone, Debug, PartialEq)]
@@ -159,7 +159,7 @@ mod tests {
     use crate::compute::KernelSpec;
     use crate::compute::aside::{Aside, run_aside};
     use crate::compute::gpu_compute::Prepared;
-    use crate::context::CudaContext;
+    use crate::core::context::CudaContext;
 
     /// Adds 1 to all, and `more` to element 3; fails above 50.
     fn add_one(more: f32) -> (GpuCompute, KernelSpec) {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::device::Backend;
-use crate::program::CacheResult;
+use crate::compute::program::CacheResult;
+use crate::core::device::Backend;
 
 /// When a kernel may run elsewhere than asked. Decided before any work starts, never after.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

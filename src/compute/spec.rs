@@ -4,11 +4,11 @@ use std::any::TypeId;
 use std::fmt;
 
 use super::host::{HostBody, HostCall};
-use crate::error::{Error, ErrorKind, Result};
+use crate::compute::module::{GpuArg, Value};
+use crate::compute::registry::{Descriptor, ParamSpec, scalar_bytes};
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::memory::DeviceRepr;
 use crate::ffi;
-use crate::memory::DeviceRepr;
-use crate::module::{GpuArg, Value};
-use crate::registry::{Descriptor, ParamSpec, scalar_bytes};
 
 /// The kind that arguments of this type have.
 pub(super) fn kind_of<T: DeviceRepr>() -> i32 {

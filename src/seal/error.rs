@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::error::{Error, ErrorKind};
+use crate::core::error::{Error, ErrorKind};
 
 /// A result of this module.
 pub type VramResult<T> = Result<T, VramError>;
@@ -157,7 +157,7 @@ impl From<VramError> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ALL_KINDS;
+    use crate::core::error::ALL_KINDS;
 
     #[test]
     fn every_kind_maps_and_only_the_seeds_kinds_are_retriable_or_fatal() {

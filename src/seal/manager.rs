@@ -15,10 +15,10 @@ use super::config::VramConfig;
 use super::error::{VramError, VramResult};
 use super::shard::{SealedShard, check_id};
 use super::signature::SealKey;
-use crate::context::CudaContext;
-use crate::ledger::Purpose;
-use crate::memory::{PinnedBuffer, SafeCudaPtr, join_digest_pieces};
-use crate::residency::Place;
+use crate::core::context::CudaContext;
+use crate::core::ledger::Purpose;
+use crate::core::memory::{PinnedBuffer, SafeCudaPtr, join_digest_pieces};
+use crate::core::residency::Place;
 
 /// Bytes that go through pinned memory at a time.
 const STAGING_BYTES: usize = 4 << 20;
@@ -289,12 +289,11 @@ impl VramManager {
                 let available = self.available_vram().unwrap_or(0);
                 self.tell_refused(requested, available, &error.to_string());
                 return Err(match error.kind() {
-                    crate::ErrorKind::OutOfMemory | crate::ErrorKind::OverBudget => {
-                        VramError::InsufficientVram {
-                            needed: requested,
-                            have: available,
-                        }
-                    }
+                    crate::core::error::ErrorKind::OutOfMemory
+                    | crate::core::error::ErrorKind::OverBudget => VramError::InsufficientVram {
+                        needed: requested,
+                        have: available,
+                    },
                     _ => error.into(),
                 });
             }

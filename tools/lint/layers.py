@@ -1,38 +1,61 @@
-"""The layers of cuda/: a folder includes only folders before it, and kernels/ only itself and base, quant.
+"""The layers of cuda/ and of the crate: a folder includes only itself and folders before it.
 
-Reads the #include lines of cuda/src, cuda/kernels and cuda/include; prints each that breaks the order.
+Reads the #include lines of cuda/kernels, cuda/src and cuda/include, and the `crate::` paths of src/; prints each
+that breaks the order.
 """
 
 import pathlib
 import re
 import sys
 
-LAYERS = [
-    "base", "quant", "gguf", "nvrtc", "backend", "vram", "jit", "compute", "ops", "model", "health",
-    "zctl", "engine", "api",
+# Device code: each family sees what is before the families, and itself.
+KERNELS_BASE = ["kernels/shared", "kernels/ptx"]
+KERNEL_FAMILIES = [
+    "kernels/memory", "kernels/linear", "kernels/step", "kernels/attention", "kernels/sampling",
+    "kernels/catalogue",
 ]  # fmt: skip
-# Device code is below the host code: it sees block structs and the templates of base, nothing else.
-KERNELS_MAY_INCLUDE = {"kernels", "base", "quant"}
-# The host code that launches kernels, and the unpackers and hashes shared with the host. The engine's
-# CUDA runner queues the kernels of a step that no model sees: inputs, sampling, pages.
-MAY_INCLUDE_KERNELS = {"base", "quant", "backend", "vram", "compute", "ops", "model", "engine"}
+LAYERS = KERNELS_BASE + KERNEL_FAMILIES + [
+    "core/base", "core/backend", "core/vram", "core/gemm", "core/health",
+    "llm/quant", "llm/gguf", "llm/model", "llm/ops", "llm/engine",
+    "compute/nvrtc", "compute/jit", "compute/catalogue", "compute/registry",
+    "api/base", "api/llm", "api/compute", "api/backend",
+]  # fmt: skip
+PUBLIC = re.compile(r"worker_cuda(_compat)?\.h|worker_cuda/\w+\.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+
+# The crate's modules, bottom up.
+MODULES = ["ffi", "core", "llm", "compute", "backend", "seal"]
+CRATE_PATH = re.compile(r"\bcrate::(\w+)")
+
+# What still breaks the order, "folder -> folder". To be emptied.
+PENDING = {
+    "kernels/step -> kernels/linear",
+    "kernels/attention -> kernels/step",
+    "kernels/sampling -> kernels/step",
+    "kernels/memory -> core/base",
+    "core/backend -> llm/quant",
+    "core/backend -> compute/nvrtc",
+    "llm/model -> llm/ops",
+    "api/base -> api/compute",
+    "api/base -> api/backend",
+    "api/llm -> api/compute",
+    "api/compute -> api/backend",
+}
 
 
 def violation(layer: str, included: str) -> str | None:
     """Why a file of `layer` may not include `included`, or None."""
-    target = included.split("/")[0]
-    if "/" not in included:
-        ours = included in ("worker_cuda.h", "worker_cuda_compat.h")
-        return None if ours else "is not written as folder/file"
+    if PUBLIC.fullmatch(included):
+        return None
     if layer == "include":
         return "is not part of the public headers"
-    if target != "kernels" and target not in LAYERS:
+    target = "/".join(included.split("/")[:2])
+    if target not in LAYERS:
         return f"names no layer ({target})"
-    if layer == "kernels":
-        return None if target in KERNELS_MAY_INCLUDE else "is above kernels"
-    if target == "kernels":
-        return None if layer in MAY_INCLUDE_KERNELS else f"is closed to {layer}"
+    if f"{layer} -> {target}" in PENDING or layer == target:
+        return None
+    if layer in KERNEL_FAMILIES and target in KERNEL_FAMILIES:
+        return f"is another family than {layer}"
     if LAYERS.index(target) > LAYERS.index(layer):
         return f"is above {layer}"
     return None
@@ -40,12 +63,13 @@ def violation(layer: str, included: str) -> str | None:
 
 def check(root: pathlib.Path) -> list[str]:
     found = []
-    folders = [(path, path.name) for path in sorted((root / "src").iterdir()) if path.is_dir()]
-    folders += [(root / "kernels", "kernels"), (root / "include", "include")]
-    for folder, layer in folders:
-        if layer not in LAYERS + ["kernels", "include"]:
+    folders = [(root / "include", "include")]
+    for folder in sorted((root / "src").glob("*/*")) + sorted((root / "kernels").iterdir()):
+        layer = folder.relative_to(root).as_posix().removeprefix("src/")
+        if layer not in LAYERS:
             found.append(f"{folder}: no layer of this name")
-            continue
+        folders.append((folder, layer))
+    for folder, layer in folders:
         for path in sorted(folder.rglob("*")):
             if path.suffix not in (".h", ".cpp", ".cu", ".cuh", ".inc"):
                 continue
@@ -57,9 +81,31 @@ def check(root: pathlib.Path) -> list[str]:
     return found
 
 
+def check_crate(root: pathlib.Path) -> list[str]:
+    """A module names only itself and modules before it; lib.rs alone re-exports."""
+    found = []
+    for path in sorted(root.rglob("*.rs")):
+        module = path.relative_to(root).parts[0]
+        if module == "lib.rs":
+            continue
+        if module not in MODULES:
+            found.append(f"{path}: no module of this name")
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if line.lstrip().startswith("//"):
+                continue
+            for target in CRATE_PATH.findall(line):
+                if target not in MODULES:
+                    found.append(f"{path}:{number}: crate::{target} names no module")
+                elif MODULES.index(target) > MODULES.index(module):
+                    found.append(f"{path}:{number}: crate::{target} is above {module}")
+    return found
+
+
 def main() -> int:
-    assert violation("gguf", "engine/step.h") and not violation("engine", "gguf/gguf.h")
-    found = check(pathlib.Path(__file__).parents[2] / "cuda")
+    assert violation("llm/gguf", "llm/engine/step.h") and not violation("llm/engine", "llm/gguf/gguf.h")
+    root = pathlib.Path(__file__).parents[2]
+    found = check(root / "cuda") + check_crate(root / "src")
     print("\n".join(found) or "layers: in order")
     return 1 if found else 0
 

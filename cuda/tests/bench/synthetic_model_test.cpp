@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bench/random_blocks.h"
-#include "quant/format.h"
+#include "llm/quant/format.h"
 #include "support/temp_folder.h"
 
 namespace wcuda {

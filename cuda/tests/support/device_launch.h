@@ -1,8 +1,8 @@
 // How tests launch kernels on the current device.
 #pragma once
 
-#include "kernels/code.h"
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
+#include "kernels/ptx/code.h"
 
 namespace wcuda::testing {
 

@@ -3,9 +3,9 @@
 
 #include <memory>
 
-#include "api/context.h"
-#include "backend/fault_backend.h"
-#include "backend/host_backend.h"
+#include "api/base/context.h"
+#include "core/backend/fault_backend.h"
+#include "core/backend/host_backend.h"
 
 namespace wcuda::testing {
 

@@ -8,8 +8,8 @@
 #include <set>
 #include <string>
 
-#include "backend/host_backend.h"
-#include "backend/wrapper_backend.h"
+#include "core/backend/host_backend.h"
+#include "core/backend/wrapper_backend.h"
 
 namespace wcuda::testing {
 

@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "backend/host_backend.h"
-#include "backend/wrapper_backend.h"
+#include "core/backend/host_backend.h"
+#include "core/backend/wrapper_backend.h"
 
 namespace wcuda::testing {
 

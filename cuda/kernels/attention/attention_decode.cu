@@ -1,0 +1,293 @@
+// attention_decode: out[h] = sum over p of w[p] * v[p], w = softmax(scale * q[h]·k[p]).
+//
+// A block takes a run of units of the plan (attention_plan.h): for one row and key-value head after
+// the other some positions. Its warps take 16 positions each in turn, from a ring of their own in
+// shared memory that only they fill: no barrier of the block while data streams. Scores are K·q,
+// positions by query heads, so that up to 8 heads of a group cost one product; the sums are V·w,
+// elements by heads, and lie in the registers of one warp until its positions are through.
+// Softmax is online in f32; queries and weights enter the products as f16. With at most 4 heads the
+// other columns carry what f16 leaves of the queries.
+// Parts of a row and head that several blocks share go through global memory; the last block to end
+// adds them, always in the same order.
+// Masked positions are never read: their keys and values are 0 in shared memory, their weight 0.
+// Bytes moved: the keys and values that the rows see, once; queries and results.
+#include "kernels/attention/attention_decode.h"
+#include "kernels/attention/attention_decode_group.h"
+#include "kernels/attention/attention_decode_step.h"
+#include "kernels/attention/attention_instance.h"
+
+namespace wcuda::kernels {
+namespace {
+
+// Blocks of a multiprocessor: those of codes have more to compute, which more warps hide. 64 KiB a
+// multiprocessor under way keep its share of the memory busy.
+template <int kLength, KvFormat kFormat>
+constexpr int kSmBlocks = kLength > 128               ? 1
+                          : kFormat == KvFormat::kF16 ? 2
+                                                      : 3;
+constexpr uint32_t kSmBlocksMax = 3;
+
+constexpr int line_ring_bytes(int length, KvFormat format, bool is_exact) {
+  if (format == KvFormat::kF16) return (length > 128 ? 32 : is_exact ? 24 : 16) * 1024;
+  return (length > 128 ? 18 : 13) * 1024;
+}
+// Those of exact lengths need up to 164 KiB of shared memory; the others make do with the 99 KiB
+// that a block has on every device, and serve any length.
+template <int kLength, KvFormat kFormat, bool kExact>
+using LineShape = DecodeShape<kLength, kFormat, kExact, kExact || kLength <= 128 ? 4 : 2,
+                              line_ring_bytes(kLength, kFormat, kExact)>;
+bool has_exact_shapes(int compute_capability) {
+  return compute_capability != 86 && compute_capability != 89 && compute_capability < 120;
+}
+
+template <class S>
+struct Places {
+  static constexpr uint32_t kExchange = S::kRingsBytes;
+  static constexpr uint32_t kBytes = kExchange + S::kWarps * S::kSumBytes;
+  static_assert(Newcomers<S::kLength>::kBytes <= S::kWarps * S::kSumBytes);
+  // Hopper has 228 KiB a multiprocessor, of which each block takes 1 KiB besides.
+  static_assert(kSmBlocks<S::kLength, S::kFormat> * (kBytes + 1024) <= 228 * 1024);
+  static_assert(S::kExact || kBytes + 1024 <= 100 * 1024);
+};
+
+// Walks the segments of a block.
+class Segments {
+ public:
+  __device__ Segments(const AttentionKernelArgs& args, const DecodeStart& start)
+      : args_(args),
+        unit_(start.begin),
+        end_(start.end),
+        row_(start.row),
+        row_begin_(start.units_before),
+        row_end_(start.units_to_end),
+        token_(start.token),
+        position_(start.position),
+        head_(start.head) {}
+  __device__ __forceinline__ bool next(Segment* segment) {
+    if (unit_ == end_) return false;
+    const AttentionPlan& plan = args_.plan;
+    if (unit_ >= row_end_ * plan.head_tiles) {
+      do {
+        ++row_;
+        row_begin_ = row_end_;
+        row_end_ = __ldcg(plan.row_units + row_ + 1);
+      } while (row_end_ == row_begin_);
+      token_ = __ldcg(&args_.step.rows[row_].first_token);
+      position_ = __ldcg(&args_.step.rows[row_].first_position);
+      head_ = 0;
+    }
+    const uint32_t units = row_end_ - row_begin_;
+    const bool is_fixed = plan.fixed_unit_pages != 0;
+    segment->row = row_;
+    segment->head = head_;
+    segment->kv_head = plan.group_tiles == 1 ? head_ : head_ / plan.group_tiles;
+    segment->row_first = row_begin_ * plan.head_tiles + head_ * units;
+    segment->unit_begin = unit_ - segment->row_first;
+    segment->unit_end =
+        is_fixed ? segment->unit_begin + 1 : min(units, segment->unit_begin + end_ - unit_);
+    segment->row_units = units;
+    segment->token = token_;
+    const uint32_t unit_positions = (is_fixed ? plan.fixed_unit_pages : 1) * kPagePositions;
+    // The plan's window may be wider than this layer's: the first units may see nothing.
+    const uint32_t first_unit =
+        (is_fixed ? position_ / unit_positions : position_ / kPagePositions) + 1 - units;
+    segment->first_page = (first_unit + segment->unit_begin) * (unit_positions / kPagePositions);
+    segment->begin = max(first_visible(position_, args_.window),
+                         (first_unit + segment->unit_begin) * unit_positions);
+    segment->end = min(position_ + 1, (first_unit + segment->unit_end) * unit_positions);
+    if (segment->unit_end == units) ++head_;
+    unit_ += segment->unit_end - segment->unit_begin;
+    return true;
+  }
+  // Of the row of the last segment.
+  __device__ uint32_t position() const { return position_; }
+
+ private:
+  const AttentionKernelArgs& args_;
+  uint32_t unit_, end_, row_, row_begin_, row_end_, token_, position_, head_;
+};
+
+// The parts of a segment's row and head.
+__device__ __forceinline__ PartList find_parts(const AttentionKernelArgs& args,
+                                               const Segment& segment, const DecodeStart& start) {
+  PartList list;
+  list.parts = args.plan.parts;
+  list.part_floats = args.plan.part_floats;
+  if (args.plan.fixed_unit_pages != 0) {
+    list.count = segment.row_units;
+    list.own = segment.unit_begin;
+    list.first = segment.row_first;
+    list.second = segment.row_first + 1;
+    list.stride = 1;
+    list.counter = segment.row * args.plan.head_tiles + segment.head;
+    return list;
+  }
+  const uint32_t larger_end = start.larger_count * (start.share + 1);
+  const auto block_of = [&](uint32_t unit) {
+    return unit < larger_end ? unit / (start.share + 1)
+                             : start.larger_count + (unit - larger_end) / start.share;
+  };
+  const uint32_t first_block = block_of(segment.row_first);
+  list.count = block_of(segment.row_first + segment.row_units - 1) - first_block + 1;
+  list.own = blockIdx.x - first_block;
+  // Two places a block: the end of one row and head, and the beginning of another.
+  list.first = 2 * first_block + 1;
+  list.second = 2 * (first_block + 1);
+  list.stride = 2;
+  list.counter = first_block;
+  return list;
+}
+
+// Adds up the block's warps; writes the result, or a part of it.
+template <class S>
+__device__ __forceinline__ void finish_segment(const AttentionKernelArgs& args,
+                                               const Segment& segment, const Heads& heads,
+                                               const DecodeStart& start,
+                                               const Exchange<S::kLength>& exchange,
+                                               const WarpSums<S::kLength>& warp_sums) {
+  const bool is_whole = segment.unit_end - segment.unit_begin == segment.row_units;
+  put_sums<S>(warp_sums, exchange);
+  __syncthreads();
+  if (is_whole || share_part<S>(args, find_parts(args, segment, start), heads, exchange))
+    write_merged<S>(args, heads, exchange);
+  __syncthreads();  // the exchange is free
+}
+
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>)
+    attention_decode_kernel(const __grid_constant__ AttentionKernelArgs args) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  dependent_trigger();
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t warp = threadIdx.x / 32;
+  const Start start_words(args.plan, lane);
+  Turns<S::kLength> turns;
+  if (args.key != nullptr) turns.load(args.turn, lane);
+  const DecodeStart start = start_words.all();
+  if (start.begin == start.end) {
+    leave_idle();
+    return;
+  }
+
+  const uint32_t ring = shared_address(shared + warp * S::kWarpBytes);
+  const Newcomers<S::kLength> newcomers{shared + Places<S>::kExchange};
+  const Exchange<S::kLength> exchange{shared + Places<S>::kExchange, S::kSumBytes};
+  Segments segments(args, start);
+  Loader<S, Segments> loader(args, segments, start_words, warp, lane, ring);
+  bool has_waited = fill_ring<S>(args, &loader);
+  Segment segment;
+  segments.next(&segment);
+  WarpSums<S::kLength> sums;
+  Queries<S> queries;
+  uint32_t stage = 0;
+  for (uint32_t count = 1;; ++count) {
+    Steps steps;
+    steps.begin(segment, warp);
+    sums.clear();
+    const Heads heads(args, segment);
+    const uint32_t position = segments.position();
+    uint32_t page = 0;
+    if (args.key != nullptr && segment.begin < segment.end) {
+      turns.find(args.turn, position);
+      page = page_of(args, segment.row, position / kPagePositions);
+    }
+    if (!has_waited) dependent_wait();
+    has_waited = true;
+    if (segment.begin < segment.end)
+      ready_segment<S>(args, segment, heads, position, page, turns, newcomers, ring, stage,
+                       steps.next, &queries);
+    for (; steps.next < steps.end; steps.next += S::kWarps) {
+      copy_async_wait<S::kStages - 1>();
+      __syncwarp();
+      const uint32_t keys = ring + stage * S::kStageBytes;
+      float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      S::Tile::score(keys, args.pages, queries.halves, lane, scores);
+      const StepWeights weights =
+          weigh_scores<S>(args, queries, segment, steps.next * kStepRows, lane, scores, &sums);
+      S::Tile::add(keys + S::Tile::kBytes, args.pages, weights.words[0], weights.words[1], lane,
+                   sums.values);
+      __syncwarp();  // all lanes are done with the stage
+      loader.issue(stage, count);
+      stage = stage + 1 == S::kStages ? 0 : stage + 1;
+    }
+    finish_segment<S>(args, segment, heads, start, exchange, sums);
+    if (!segments.next(&segment)) break;
+  }
+  copy_async_wait<0>();
+}
+
+// ---- choice of the instance ----
+
+struct Instance {
+  void (*kernel)(AttentionKernelArgs);
+  uint32_t bytes;  // of shared memory
+  uint32_t threads;
+  uint32_t sm_blocks;
+};
+
+template <bool kExact>
+struct Instances {
+  static constexpr int kLengthMax = 256;
+  template <int kLength, KvFormat kFormat>
+  static Instance version() {
+    using S = LineShape<kLength, kFormat, kExact>;
+    return {attention_decode_kernel<S>, Places<S>::kBytes, S::kThreads,
+            kSmBlocks<kLength, kFormat>};
+  }
+};
+
+Instance find_instance(KvFormat format, uint32_t head_length, const Launch& launch) {
+  const bool is_exact = head_length == 64 || head_length == 128 || head_length == 256;
+  return is_exact && has_exact_shapes(launch.compute_capability)
+             ? find_version<Instances<true>>(format, head_length)
+             : find_version<Instances<false>>(format, head_length);
+}
+
+uint32_t padded_length(uint32_t head_length) {
+  return head_length <= 64 ? 64 : head_length <= 128 ? 128 : 256;
+}
+
+}  // namespace
+
+uint32_t decode_head_tiles(uint32_t head_count, uint32_t kv_head_count) {
+  const uint32_t group = head_count / kv_head_count;
+  return kv_head_count * ((group + kDecodeGroupMax - 1) / kDecodeGroupMax);
+}
+
+uint32_t decode_blocks_max(uint32_t sm_count) { return sm_count * kSmBlocksMax; }
+
+uint32_t decode_block_count(KvFormat format, uint32_t head_length, const Launch& launch) {
+  return static_cast<uint32_t>(launch.sm_count) *
+         find_instance(format, head_length, launch).sm_blocks;
+}
+
+uint32_t decode_part_floats(uint32_t head_count, uint32_t kv_head_count, uint32_t head_length) {
+  const uint32_t group = head_count / kv_head_count;
+  return 2 * kColumns +
+         (group < kDecodeGroupMax ? group : kDecodeGroupMax) * padded_length(head_length);
+}
+
+cudaError_t attention_decode_prepare(KvFormat format, uint32_t head_length, const Launch& launch) {
+  if (head_length == 0 || head_length > kAttentionHeadLengthMax) return cudaErrorInvalidValue;
+  for (const Instance& instance : {find_version<Instances<false>>(format, head_length),
+                                   find_instance(format, head_length, launch)}) {
+    const cudaError_t status =
+        cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(instance.bytes));
+    if (status != cudaSuccess) return status;
+  }
+  if (!decode_has_groups(head_length, launch)) return cudaSuccess;
+  return attention_decode_group_prepare(format, head_length);
+}
+
+cudaError_t attention_decode(const AttentionKernelArgs& args, const Launch& launch) {
+  if (args.pages.head_length == 0 || args.pages.head_length > kAttentionHeadLengthMax)
+    return cudaErrorInvalidValue;
+  if (args.step.row_count == 0) return cudaSuccess;
+  if (args.plan.has_groups) return attention_decode_group(args, launch);
+  const Instance instance = find_instance(args.pages.format, args.pages.head_length, launch);
+  return launch_kernel(launch, dim3(args.plan.max_blocks), dim3(instance.threads), instance.bytes,
+                       0, instance.kernel, args);
+}
+
+}  // namespace wcuda::kernels

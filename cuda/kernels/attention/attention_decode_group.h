@@ -1,0 +1,20 @@
+// attention_decode for steps of few rows, whose heads have groups of blocks of their own.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/attention/attention_decode.h"
+
+namespace wcuda::kernels {
+
+// Groups need clusters, more shared memory than devices of compute capability 12.0 have, and a head
+// length that is compiled.
+bool decode_has_groups(uint32_t head_length, const Launch& launch);
+// Once for each format and head length that has groups, before a capture.
+cudaError_t attention_decode_group_prepare(KvFormat format, uint32_t head_length);
+// For plans with groups; attention_decode calls it.
+cudaError_t attention_decode_group(const AttentionKernelArgs& args, const Launch& launch);
+
+}  // namespace wcuda::kernels

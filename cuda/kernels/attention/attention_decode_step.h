@@ -1,0 +1,673 @@
+// What the kernels of attention_decode share: a warp's ring of positions, queries as operands, a
+// step of 16 positions, and how the warps of a block add up. Only for .cu files.
+#pragma once
+
+#include "kernels/attention/attention_decode.h"
+#include "kernels/attention/attention_decode_tile.h"
+#include "kernels/ptx/dependent_launch.h"
+#include "kernels/step/turn_head.h"
+
+namespace wcuda::kernels {
+
+constexpr int kColumns = 8;  // query heads of a product
+static_assert(kColumns == kDecodeGroupMax);
+
+// Floats from head to head of the sums that warps exchange: lanes write to different banks.
+template <int kLength>
+constexpr uint32_t kSumStride = kLength + 4;
+
+// The compile-time side of a kernel. kExact: heads have kLength elements, else fewer. kHalves: keys
+// and values of a step take stages of their own, by turns.
+template <int kLength_, KvFormat kFormat_, bool kExact_, int kWarps_, int kRingBytes,
+          bool kHalves_ = false>
+struct DecodeShape {
+  static constexpr int kLength = kLength_;
+  static constexpr KvFormat kFormat = kFormat_;
+  static constexpr bool kExact = kExact_;
+  static constexpr bool kHalves = kHalves_;
+  static constexpr int kWarps = kWarps_;
+  static constexpr int kThreads = kWarps * 32;
+  using Tile = StepTile<kLength, kFormat, kExact>;
+
+  // Stages of a warp's ring: as many as kRingBytes hold.
+  static constexpr uint32_t kStageBytes = (kHalves ? 1 : 2) * Tile::kBytes;
+  static constexpr int kFitting = kRingBytes / kStageBytes;
+  static constexpr int kStages = kFitting > 6 ? 6 : kFitting;
+  static_assert(kStages >= 1);
+  // 16 bytes more: a load of codes may pass the end.
+  static constexpr uint32_t kWarpBytes = kStages * kStageBytes + 16;
+  static constexpr uint32_t kRingsBytes = (kWarps * kWarpBytes + 127) / 128 * 128;
+  // Of a warp's sums.
+  static constexpr uint32_t kSumBytes = kColumns * (kSumStride<kLength> + 2) * sizeof(float);
+};
+
+// Positions of one row and head that a block works on in one go.
+struct Segment {
+  uint32_t row;
+  uint32_t head;  // head tile
+  uint32_t kv_head;
+  uint32_t unit_begin;  // of this segment, within the units of its row and head
+  uint32_t unit_end;
+  uint32_t row_units;   // of the row and head
+  uint32_t row_first;   // unit of the whole line where the row and head begin
+  uint32_t token;       // of the row
+  uint32_t first_page;  // of the row's, where its first unit begins
+  uint32_t begin;       // positions
+  uint32_t end;
+};
+
+// A block's DecodeStart: lane l has word l % 16.
+class Start {
+ public:
+  __device__ Start(const AttentionPlan& plan, uint32_t lane)
+      : word_(__ldcg(reinterpret_cast<const uint32_t*>(plan.starts + blockIdx.x) + lane % 16)) {}
+  __device__ __forceinline__ DecodeStart all() const {
+    DecodeStart start;
+    auto* const words = reinterpret_cast<uint32_t*>(&start);
+#pragma unroll
+    for (int i = 0; i < kPagesWord; ++i) words[i] = __shfl_sync(~0u, word_, i);
+    return start;  // but for the pages
+  }
+  __device__ __forceinline__ uint32_t page(uint32_t index) const {
+    return __shfl_sync(~0u, word_, kPagesWord + index);
+  }
+
+ private:
+  static_assert(sizeof(DecodeStart) == 64);
+  static constexpr int kPagesWord = 16 - kStartPages;
+  uint32_t word_;
+};
+
+// Page `index` of a row.
+__device__ __forceinline__ uint32_t page_of(const AttentionKernelArgs& args, uint32_t row,
+                                            uint32_t index) {
+  return __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride + index);
+}
+
+// The steps of one warp in a segment: every S::kWarps-th 16 positions.
+struct Steps {
+  uint32_t next = 0;
+  uint32_t end = 0;
+  __device__ void begin(const Segment& segment, uint32_t warp) {
+    next = segment.begin / kStepRows + warp;
+    end = segment.begin < segment.end ? (segment.end + kStepRows - 1) / kStepRows : 0;
+  }
+};
+
+// Copies a warp's steps, ahead of the work on them. A Walk hands out segments.
+template <class S, class Walk>
+class Loader {
+ public:
+  using Tile = typename S::Tile;
+  __device__ Loader(const AttentionKernelArgs& args, const Walk& segments, const Start& start,
+                    uint32_t warp, uint32_t lane, uint32_t ring)
+      : args_(args), segments_(segments), start_(start), warp_(warp), lane_(lane), ring_(ring) {
+    find_step();
+  }
+  // Whether the next step holds the newest position, or there is none.
+  __device__ bool has_newest_next() const {
+    return !has_step_ || segments_.position() / kStepRows == steps_.next;
+  }
+  // Begins the next copy, of a step or of half of one; without one an empty group, so that groups
+  // count steps. The newest position of a row is left out where this kernel stores it and has not
+  // done so yet: only that of the first `stored` segments is in the pages.
+  __device__ __forceinline__ void issue(uint32_t stage, uint32_t stored) {
+    if (has_step_) {
+      const KvPages& pages = args_.pages;
+      const uint32_t first = steps_.next * kStepRows;
+      RowRange valid{segment_.begin > first ? segment_.begin - first : 0,
+                     min(segment_.end - first, uint32_t{kStepRows})};
+      if (has_newest_next() && args_.key != nullptr && segment_count_ > stored) --valid.end;
+      const uint8_t* keys = page_rows(pages, args_.layer, page_, segment_.kv_head, false) +
+                            first % kPagePositions * pages.row_bytes;
+      const uint8_t* values = keys + uint64_t{pages.head_count} * kPagePositions * pages.row_bytes;
+      const uint32_t target = ring_ + stage * S::kStageBytes;
+      if constexpr (S::kHalves) {
+        Tile::copy(target, has_values_next_ ? values : keys, pages, valid, lane_);
+        has_values_next_ = !has_values_next_;
+      } else {
+        Tile::copy(target, keys, pages, valid, lane_);
+        Tile::copy(target + Tile::kBytes, values, pages, valid, lane_);
+      }
+      if (!S::kHalves || !has_values_next_) {
+        steps_.next += S::kWarps;
+        find_step();
+      }
+    }
+    copy_async_commit();
+  }
+
+ private:
+  __device__ __forceinline__ void find_step() {
+    while (steps_.next >= steps_.end) {
+      has_step_ = segments_.next(&segment_);
+      if (!has_step_) return;
+      ++segment_count_;
+      steps_.begin(segment_, warp_);
+    }
+    const uint32_t index = steps_.next / (kPagePositions / kStepRows);
+    const bool is_known = segment_count_ == 1 && index - segment_.first_page < kStartPages;
+    page_ =
+        is_known ? start_.page(index - segment_.first_page) : page_of(args_, segment_.row, index);
+  }
+
+  const AttentionKernelArgs& args_;
+  Walk segments_;
+  const Start& start_;
+  Segment segment_;
+  Steps steps_;
+  uint32_t warp_, lane_, ring_;
+  uint32_t segment_count_ = 0;  // the step's included
+  uint32_t page_ = 0;
+  bool has_step_ = false;
+  bool has_values_next_ = false;  // of halves
+};
+
+// Fills a warp's ring ahead of the wait. A step whose newest position rope_kv writes must come
+// after it: then true, for this has waited.
+template <class S, class Walk>
+__device__ __forceinline__ bool fill_ring(const AttentionKernelArgs& args,
+                                          Loader<S, Walk>* loader) {
+  bool has_waited = false;
+#pragma unroll 1
+  for (uint32_t stage = 0; stage < S::kStages; ++stage) {
+    if (!has_waited && args.key == nullptr && loader->has_newest_next()) {
+      dependent_wait();
+      has_waited = true;
+    }
+    loader->issue(stage, 0);
+  }
+  return has_waited;
+}
+
+// A block that has nothing to do. One waits all the same: whoever waits for this kernel must know
+// those ahead of it ended too.
+__device__ __forceinline__ void leave_idle() {
+  if (blockIdx.x == 0) dependent_wait();
+}
+
+// The query heads of a segment.
+struct Heads {
+  uint32_t token;
+  uint32_t first;  // query head
+  uint32_t count;
+
+  __device__ Heads(const AttentionKernelArgs& args, const Segment& segment) {
+    const uint32_t tile = segment.head - segment.kv_head * args.plan.group_tiles;
+    token = segment.token;
+    first = segment.kv_head * args.plan.group_heads + tile * kDecodeGroupMax;
+    count = min(args.plan.group_heads - tile * kDecodeGroupMax, kDecodeGroupMax);
+  }
+};
+
+// What a warp keeps of a segment. A lane 4g + t holds heads 2t, 2t + 1 of the sums.
+template <int kLength>
+struct WarpSums {
+  float largest[2];  // scores
+  float weight[2];   // of this lane's positions
+  float values[kLength / 16][4];
+
+  __device__ __forceinline__ void clear() {
+    largest[0] = largest[1] = -INFINITY;
+    weight[0] = weight[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kLength / 16; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) values[i][j] = 0.0f;
+  }
+};
+
+// Heads of a segment in shared memory: queries, then the newest key and value; then these two as
+// rows of the pages.
+template <int kLength>
+struct Newcomers {
+  static constexpr uint32_t kStride = kLength + 8;  // lanes read different banks
+  static constexpr uint32_t kRowBytes = kLength * 2 + 16;
+  static constexpr uint32_t kBytes = (kColumns + 2) * kStride * sizeof(float) + 2 * kRowBytes;
+  uint8_t* base;
+
+  __device__ float* head(uint32_t index) const {
+    return reinterpret_cast<float*>(base) + index * kStride;
+  }
+  __device__ uint8_t* row(bool is_value) const {
+    return base + (kColumns + 2) * kStride * sizeof(float) + (is_value ? kRowBytes : 0);
+  }
+};
+
+// cos and sin of a position for the pairs lane, lane + 32, … of a head.
+template <int kLength>
+struct Turns {
+  float frequencies[kLength / 64];
+  float2 values[kLength / 64];
+
+  __device__ __forceinline__ void load(const HeadTurn& turn, uint32_t lane) {
+#pragma unroll
+    for (uint32_t j = 0; j < kLength / 64; ++j)
+      frequencies[j] =
+          lane + 32 * j < turn.rope_dimensions / 2 ? turn.rope_frequencies[lane + 32 * j] : 0.0f;
+  }
+  __device__ __forceinline__ void find(const HeadTurn& turn, uint32_t position) {
+#pragma unroll
+    for (uint32_t j = 0; j < kLength / 64; ++j)
+      values[j] = turn_of(position, frequencies[j], turn.rope_magnitude);
+  }
+};
+
+// Loads the heads of a segment, each by a warp, and turns them where that is left to this kernel.
+// All threads of the block come here.
+template <class S>
+__device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, const Heads& heads,
+                                           uint32_t kv_head, bool has_newest,
+                                           const Turns<S::kLength>& turns,
+                                           const Newcomers<S::kLength>& newcomers) {
+  constexpr uint32_t kValues = S::kLength / 32;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t n = S::kExact ? S::kLength : args.pages.head_length;
+  const uint32_t count = heads.count + (has_newest ? 2 : 0);
+  const auto source_of = [&](uint32_t index) -> const float* {
+    if (index < heads.count)
+      return args.query + (uint64_t{heads.token} * args.head_count + heads.first + index) * n;
+    return (index == heads.count ? args.key : args.value) +
+           (uint64_t{heads.token} * args.pages.head_count + kv_head) * n;
+  };
+  float next[kValues];
+  const auto load = [&](uint32_t index) {
+    const float* source = source_of(index);
+#pragma unroll
+    for (uint32_t j = 0; j < kValues; ++j)
+      next[j] = lane + 32 * j < n ? __ldcg(source + lane + 32 * j) : 0.0f;
+  };
+  uint32_t index = threadIdx.x / 32;
+  if (index < count) load(index);
+#pragma unroll 1
+  for (; index < count; index += S::kWarps) {
+    const bool is_query = index < heads.count;
+    float* const head = newcomers.head(is_query ? index : kColumns + index - heads.count);
+#pragma unroll
+    for (uint32_t j = 0; j < kValues; ++j) head[lane + 32 * j] = next[j];
+    if (index + S::kWarps < count) load(index + S::kWarps);
+    __syncwarp();
+    if (args.key == nullptr) continue;
+    if (index <= heads.count) {
+      const float* gain = is_query ? args.turn.query_norm : args.turn.key_norm;
+      if (gain != nullptr) norm_head<kValues>(head, n, gain, args.turn.epsilon, lane);
+      turn_head<kValues>(
+          head, args.turn, [&](uint32_t j) { return turns.values[j]; }, lane);
+    }
+    if (!is_query) write_row(S::kFormat, head, n, newcomers.row(index > heads.count), lane);
+  }
+  __syncthreads();
+}
+
+// Queries as columns of products: lane 4g + t holds two pairs of elements of head g of each 16.
+template <class S>
+struct Queries {
+  static constexpr int kLength = S::kLength;
+  uint32_t halves[kLength / 16][2];
+  bool is_split;  // columns 4 … 7 hold what is left of columns 0 … 3
+
+  __device__ __forceinline__ void load(const AttentionKernelArgs& args, uint32_t head_count,
+                                       const Newcomers<kLength>& newcomers, uint32_t lane) {
+    const uint32_t column = lane / 4;
+    is_split = head_count <= 4;
+    const uint32_t head = is_split ? column % 4 : column;
+    const float factor = head < head_count ? args.scale * kLog2E : 0.0f;
+    const float* query = newcomers.head(min(head, head_count - 1));
+    const bool is_rest = is_split && column >= 4;
+#pragma unroll
+    for (int i = 0; i < kLength / 16; ++i)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const auto pair =
+            *reinterpret_cast<const float2*>(query + S::Tile::query_element(i, j, lane));
+        float a = pair.x * factor;
+        float b = pair.y * factor;
+        if (is_rest) {
+          a -= __half2float(__float2half_rn(a));
+          b -= __half2float(__float2half_rn(b));
+        }
+        halves[i][j] = pack_halves(a, b);
+      }
+  }
+};
+
+// Readies the queries of a segment that has positions, once its predecessor has ended. The newest
+// key and value, where left to this kernel, go to `page` and to the ring, if their step is there
+// without them: `next_step` is the warp's next, which lies in `stage`. All threads of the block
+// come here.
+template <class S>
+__device__ __forceinline__ void ready_segment(
+    const AttentionKernelArgs& args, const Segment& segment, const Heads& heads, uint32_t position,
+    uint32_t page, const Turns<S::kLength>& turns, const Newcomers<S::kLength>& newcomers,
+    uint32_t ring, uint32_t stage, uint32_t next_step, Queries<S>* queries) {
+  using Tile = typename S::Tile;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t warp = threadIdx.x / 32;
+  const bool has_newest = args.key != nullptr && segment.end == position + 1;
+  load_heads<S>(args, heads, segment.kv_head, has_newest, turns, newcomers);
+  queries->load(args, heads.count, newcomers, lane);
+  if (has_newest) {
+    const uint32_t step = position / kStepRows;
+    const uint32_t ahead = (step - next_step) / S::kWarps;
+    const uint32_t first = S::kHalves ? 2 * ahead : ahead;  // stages after this one
+    if (step >= next_step && (step - next_step) % S::kWarps == 0 && first < S::kStages) {
+      copy_async_wait<0>();
+      __syncwarp();
+      const uint32_t keys = ring + (stage + first) % S::kStages * S::kStageBytes;
+      const uint32_t values = S::kHalves ? ring + (stage + first + 1) % S::kStages * S::kStageBytes
+                                         : keys + Tile::kBytes;
+      Tile::put_row(keys, position % kStepRows, newcomers.row(false), args.pages, lane);
+      if (!S::kHalves || first + 1 < S::kStages)
+        Tile::put_row(values, position % kStepRows, newcomers.row(true), args.pages, lane);
+    }
+    if (warp + 2 >= S::kWarps) {
+      const bool is_value = warp == S::kWarps - 1;
+      const uint32_t row_bytes = Tile::row_bytes(args.pages);
+      auto* const target =
+          const_cast<uint8_t*>(page_rows(args.pages, args.layer, page, segment.kv_head, is_value)) +
+          position % kPagePositions * row_bytes;
+      const uint8_t* source = newcomers.row(is_value);
+      if (S::kExact) {
+        for (uint32_t i = lane * 4; i < row_bytes; i += 128)
+          *reinterpret_cast<uint32_t*>(target + i) = *reinterpret_cast<const uint32_t*>(source + i);
+      } else {
+        for (uint32_t i = lane; i < row_bytes; i += 32) target[i] = source[i];
+      }
+    }
+  }
+  __syncthreads();  // what newcomers lie in is free
+}
+
+// The weights of 16 positions, as operands of a product with their values.
+struct StepWeights {
+  uint32_t words[2];
+};
+
+// From the scores of the 16 positions from `first` on, of which `segment` holds some. Weights are
+// relative to a score that may be up to kSlack, as a power of two, below the largest: few steps
+// then scale sums.
+template <class S>
+__device__ __forceinline__ StepWeights weigh_scores(const AttentionKernelArgs& args,
+                                                    const Queries<S>& queries,
+                                                    const Segment& segment, uint32_t first,
+                                                    uint32_t lane, float (&scores)[4],
+                                                    WarpSums<S::kLength>* sums) {
+  constexpr float kSlack = 8.0f;
+  if (queries.is_split) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) scores[j] += __shfl_xor_sync(~0u, scores[j], 2);
+  }
+  if (args.softcap != 0.0f) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) scores[j] = cap_score(scores[j], args.softcap);
+  }
+  if (first < segment.begin || first + kStepRows > segment.end) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t position = first + lane / 4 + j / 2 * 8;
+      if (position < segment.begin || position >= segment.end) scores[j] = -INFINITY;
+    }
+  }
+  const float largest[2] = {fmaxf(scores[0], scores[2]), fmaxf(scores[1], scores[3])};
+  if (__any_sync(
+          ~0u, largest[0] > sums->largest[0] + kSlack || largest[1] > sums->largest[1] + kSlack)) {
+    float factors[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float base = largest[j];
+#pragma unroll
+      for (int lanes = 4; lanes < 32; lanes *= 2)
+        base = fmaxf(base, __shfl_xor_sync(~0u, base, lanes));
+      base = fmaxf(base, sums->largest[j]);
+      factors[j] = exp2_fast(sums->largest[j] - base);
+      sums->largest[j] = base;
+      sums->weight[j] *= factors[j];
+    }
+#pragma unroll
+    for (int i = 0; i < S::kLength / 16; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums->values[i][j] *= factors[j % 2];
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    scores[j] = exp2_fast(scores[j] - sums->largest[j]);
+    scores[j + 2] = exp2_fast(scores[j + 2] - sums->largest[j]);
+    sums->weight[j] += scores[j] + scores[j + 2];
+  }
+  return {{transpose_tile(pack_halves(scores[0], scores[1])),
+           transpose_tile(pack_halves(scores[2], scores[3]))}};
+}
+
+// What a block's warps hand to each other: sums of each head, then largest scores and weights.
+template <int kLength>
+struct Exchange {
+  uint8_t* base;
+  uint32_t warp_bytes;  // from warp to warp
+
+  __device__ float* sums(uint32_t warp, uint32_t head) const {
+    return reinterpret_cast<float*>(base + warp * warp_bytes) + head * kSumStride<kLength>;
+  }
+  __device__ float* largest(uint32_t warp) const { return sums(warp, kColumns); }
+  __device__ float* weight(uint32_t warp) const { return largest(warp) + kColumns; }
+};
+
+template <class S>
+__device__ __forceinline__ void put_sums(const WarpSums<S::kLength>& warp_sums,
+                                         const Exchange<S::kLength>& exchange) {
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t warp = threadIdx.x / 32;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    float weight = warp_sums.weight[j];
+#pragma unroll
+    for (int lanes = 4; lanes < 32; lanes *= 2) weight += __shfl_xor_sync(~0u, weight, lanes);
+    if (lane < 4) {
+      exchange.largest(warp)[lane * 2 + j] = warp_sums.largest[j];
+      exchange.weight(warp)[lane * 2 + j] = weight;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < S::kLength / 16; ++i)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t element = S::Tile::sum_element(i, j / 2, lane);
+      exchange.sums(warp, lane % 4 * 2 + j % 2)[element] = warp_sums.values[i][j];
+    }
+}
+
+__device__ __forceinline__ float sink_of(const AttentionKernelArgs& args, uint32_t head) {
+  return args.sinks == nullptr ? -INFINITY : args.sinks[head] * kLog2E;
+}
+
+// Four elements of a head's sums, with the largest score and the weight that they go with.
+struct Quad {
+  float4 sums;
+  float largest;
+  float weight;
+
+  __device__ __forceinline__ void clear(float score) {
+    sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    largest = score;
+    weight = score == -INFINITY ? 0.0f : 1.0f;
+  }
+  // Adds kCount others, whose loads should be under way together.
+  template <int kCount>
+  __device__ __forceinline__ void add(const Quad (&others)[kCount]) {
+    const float known = largest;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) largest = fmaxf(largest, others[i].largest);
+    // Positions that this layer's window hides leave parts of nothing: all their sums are 0.
+    const float base = largest == -INFINITY ? 0.0f : largest;
+    const float factor = exp2_fast(known - base);
+    weight *= factor;
+    sums.x *= factor;
+    sums.y *= factor;
+    sums.z *= factor;
+    sums.w *= factor;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float other = exp2_fast(others[i].largest - base);
+      weight += other * others[i].weight;
+      sums.x += other * others[i].sums.x;
+      sums.y += other * others[i].sums.y;
+      sums.z += other * others[i].sums.z;
+      sums.w += other * others[i].sums.w;
+    }
+  }
+};
+
+// Quad i of a block's heads, from what its warps have put into the exchange.
+template <class S>
+__device__ __forceinline__ Quad merge_warps(const Exchange<S::kLength>& exchange, uint32_t i,
+                                            float sink) {
+  constexpr uint32_t kQuads = S::kLength / 4;
+  Quad warps[S::kWarps];
+#pragma unroll
+  for (int w = 0; w < S::kWarps; ++w) {
+    warps[w].sums = *reinterpret_cast<const float4*>(exchange.sums(w, i / kQuads) + i % kQuads * 4);
+    warps[w].largest = exchange.largest(w)[i / kQuads];
+    warps[w].weight = exchange.weight(w)[i / kQuads];
+  }
+  Quad quad;
+  quad.clear(sink);
+  quad.add(warps);
+  return quad;
+}
+
+// The result of quad i.
+template <int kLength>
+__device__ __forceinline__ void write_quad(const AttentionKernelArgs& args, const Heads& heads,
+                                           uint32_t i, const Quad& quad) {
+  constexpr uint32_t kQuads = kLength / 4;
+  const uint32_t n = args.pages.head_length;
+  const uint32_t element = i % kQuads * 4;
+  const float inverse = 1.0f / quad.weight;
+  const float4 sums = make_float4(quad.sums.x * inverse, quad.sums.y * inverse,
+                                  quad.sums.z * inverse, quad.sums.w * inverse);
+  float* const out =
+      args.out + (uint64_t{heads.token} * args.head_count + heads.first + i / kQuads) * n + element;
+  if (n % 4 == 0) {
+    if (element < n) *reinterpret_cast<float4*>(out) = sums;
+    return;
+  }
+  const float values[4] = {sums.x, sums.y, sums.z, sums.w};
+#pragma unroll
+  for (uint32_t j = 0; j < 4; ++j)
+    if (element + j < n) out[j] = values[j];
+}
+
+// A part: largest score and weight of each head, then the sums (heads, kLength).
+struct Part {
+  float* data;
+  __device__ float* largest(uint32_t head) const { return data + head; }
+  __device__ float* weight(uint32_t head) const { return data + kColumns + head; }
+  __device__ float* sums() const { return data + 2 * kColumns; }
+};
+
+// The parts of a row and head, and which is this block's.
+struct PartList {
+  uint32_t count;
+  uint32_t own;     // index of this block's part among them
+  uint32_t first;   // place of part 0
+  uint32_t second;  // of part 1
+  uint32_t stride;  // from part 1 on
+  uint32_t counter;
+  uint32_t part_floats;
+  float* parts;
+
+  __device__ Part part(uint32_t index) const {
+    const uint32_t place = index == 0 ? first : second + (index - 1) * stride;
+    return {parts + uint64_t{place} * part_floats};
+  }
+};
+
+// The block's warps add the parts of a row and head, each every S::kWarps-th, into the exchange.
+template <class S>
+__device__ __forceinline__ void gather_parts(const PartList& parts, const Heads& heads,
+                                             const Exchange<S::kLength>& exchange) {
+  constexpr uint32_t kBatch = 16 / S::kWarps;  // parts whose loads are under way together
+  constexpr uint32_t kQuads = S::kLength / 4;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t warp = threadIdx.x / 32;
+#pragma unroll(S::kWarps / 2)
+  for (uint32_t i = lane; i < heads.count * kQuads; i += 32) {
+    const uint32_t h = i / kQuads;
+    Quad sum;
+    sum.clear(-INFINITY);
+#pragma unroll 1
+    for (uint32_t begin = warp; begin < parts.count; begin += S::kWarps * kBatch) {
+      Quad batch[kBatch];
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b) {
+        const Part part = parts.part(min(begin + b * S::kWarps, parts.count - 1));
+        batch[b].largest = __ldcg(part.largest(h));
+        batch[b].weight = __ldcg(part.weight(h));
+        batch[b].sums = __ldcg(reinterpret_cast<const float4*>(part.sums() + i * 4));
+      }
+#pragma unroll
+      for (uint32_t b = 0; b < kBatch; ++b)
+        if (begin + b * S::kWarps >= parts.count) batch[b].largest = -INFINITY;
+      sum.add(batch);
+    }
+    *reinterpret_cast<float4*>(exchange.sums(warp, h) + i % kQuads * 4) = sum.sums;
+    if (i % kQuads == 0) {
+      exchange.largest(warp)[h] = sum.largest;
+      exchange.weight(warp)[h] = sum.weight;
+    }
+  }
+}
+
+// The old value; what this block wrote before can be seen by who sees the new one.
+__device__ __forceinline__ uint32_t add_to_counter(uint32_t* counter) {
+  uint32_t old;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+               : "=r"(old)
+               : "l"(counter)
+               : "memory");
+  return old;
+}
+
+// Writes this block's part; the block that comes last gets all of a row and head into the exchange.
+// False for the others. All threads of the block come here.
+template <class S>
+__device__ __forceinline__ bool share_part(const AttentionKernelArgs& args, const PartList& parts,
+                                           const Heads& heads,
+                                           const Exchange<S::kLength>& exchange) {
+  __shared__ bool is_last;
+  constexpr uint32_t kQuads = S::kLength / 4;
+  const Part part = parts.part(parts.own);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < heads.count * kQuads; i += S::kThreads) {
+    const uint32_t h = i / kQuads;
+    const Quad quad = merge_warps<S>(exchange, i, -INFINITY);
+    *reinterpret_cast<float4*>(part.sums() + i * 4) = quad.sums;
+    if (i % kQuads == 0) {
+      *part.largest(h) = quad.largest;
+      *part.weight(h) = quad.weight;
+    }
+  }
+  __syncthreads();  // the exchange is free; the part is written
+  if (threadIdx.x == 0) {
+    is_last = add_to_counter(args.plan.counters + parts.counter) == parts.count - 1;
+    if (is_last) args.plan.counters[parts.counter] = 0;
+  }
+  __syncthreads();
+  if (!is_last) return false;
+  gather_parts<S>(parts, heads, exchange);
+  __syncthreads();
+  return true;
+}
+
+// Results of a block's heads from what its warps have put into the exchange.
+template <class S>
+__device__ __forceinline__ void write_merged(const AttentionKernelArgs& args, const Heads& heads,
+                                             const Exchange<S::kLength>& exchange) {
+  constexpr uint32_t kQuads = S::kLength / 4;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < heads.count * kQuads; i += S::kThreads) {
+    const float sink = sink_of(args, heads.first + i / kQuads);
+    write_quad<S::kLength>(args, heads, i, merge_warps<S>(exchange, i, sink));
+  }
+}
+
+}  // namespace wcuda::kernels

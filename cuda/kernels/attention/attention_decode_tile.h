@@ -1,0 +1,328 @@
+// The 16 positions that a warp of attention_decode works on at a time: how they lie in shared
+// memory and become operands of products, for each type of the pool. Only for .cu files.
+//
+// Keys enter as a (16 positions, 16 elements), values as a (16 elements, 16 positions). Which
+// element a lane's registers hold is the type's choice, as long as queries and results follow it:
+// f16 takes tiles as they lie; q8_0 and e4m3 take four codes with one load.
+#pragma once
+
+#include "kernels/attention/attention_tile.h"
+
+namespace wcuda::kernels {
+
+constexpr int kStepRows = 16;
+
+__device__ __forceinline__ uint32_t load_shared_32(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ uint32_t load_shared_16(uint32_t address) {
+  uint16_t value;
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_shared_16(uint32_t address, uint16_t value) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
+}
+__device__ __forceinline__ void store_shared_8(uint32_t address, uint16_t value) {
+  asm volatile("st.shared.b8 [%0], %1;" ::"r"(address), "h"(value) : "memory");
+}
+__device__ __forceinline__ __half2 as_halves(uint32_t bits) {
+  return *reinterpret_cast<const __half2*>(&bits);
+}
+__device__ __forceinline__ uint32_t as_bits(__half2 halves) {
+  return *reinterpret_cast<const uint32_t*>(&halves);
+}
+
+__device__ __forceinline__ bool is_whole_step(RowRange valid) {
+  return valid.begin == 0 && valid.end == kStepRows;
+}
+
+// kExact: heads have kLength elements, else fewer.
+template <int kLength, KvFormat kFormat, bool kExact>
+struct StepTile;
+
+template <int kLength, bool kExact>
+struct StepTile<kLength, KvFormat::kF16, kExact> {
+  static constexpr uint32_t kBytes = kStepRows * kLength * 2;  // keys; as much of values
+
+  // First of the two elements that register j of product i of the queries holds.
+  __device__ static uint32_t query_element(int i, int j, uint32_t lane) {
+    return i * 16 + j * 8 + lane % 4 * 2;
+  }
+  // Element of sum i, of its first (0) or second (1) pair.
+  __device__ static uint32_t sum_element(int i, int j, uint32_t lane) {
+    return i * 16 + j * 8 + lane / 4;
+  }
+  __device__ static uint32_t row_bytes(const KvPages& pages) {
+    return kExact ? kLength * 2 : pages.row_bytes;
+  }
+
+  __device__ static __forceinline__ void copy(uint32_t target, const uint8_t* source,
+                                              const KvPages& pages, RowRange valid, uint32_t lane) {
+    if (kExact && is_whole_step(valid))
+      copy_whole_rows<kLength * 2, kStepRows>(target, source, lane);
+    else
+      copy_rows<kLength * 2, kStepRows, 32>(target, source, row_bytes(pages), valid, lane);
+  }
+  // One row from shared memory.
+  __device__ static __forceinline__ void put_row(uint32_t target, uint32_t row,
+                                                 const uint8_t* source, const KvPages& pages,
+                                                 uint32_t lane) {
+    for (uint32_t i = lane; i < row_bytes(pages) / 2; i += 32)
+      store_shared_16(target + tile_offset<kLength * 2>(row, i / 8) + i % 8 * 2,
+                      reinterpret_cast<const uint16_t*>(source)[i]);
+  }
+
+  __device__ static __forceinline__ void score(uint32_t keys, const KvPages&,
+                                               const uint32_t (&queries)[kLength / 16][2],
+                                               uint32_t lane, float (&scores)[4]) {
+    float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    const uint32_t row = lane % 16;
+#pragma unroll
+    for (int i = 0; i < kLength / 16; ++i) {
+      uint32_t k[4];
+      load_tiles(k, keys + tile_offset<kLength * 2>(row, 2 * i + lane / 16));
+      multiply_tiles(i % 2 == 0 ? scores : odd, k, queries[i][0], queries[i][1]);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) scores[j] += odd[j];
+  }
+
+  // sums += values * weights, whose registers are w0 and w1.
+  __device__ static __forceinline__ void add(uint32_t values, const KvPages&, uint32_t w0,
+                                             uint32_t w1, uint32_t lane,
+                                             float (&sums)[kLength / 16][4]) {
+    const uint32_t row = lane % 8 + lane / 16 * 8;
+#pragma unroll
+    for (int i = 0; i < kLength / 16; ++i) {
+      uint32_t v[4];
+      load_tiles_transposed(v, values + tile_offset<kLength * 2>(row, 2 * i + lane / 8 % 2));
+      multiply_tiles(sums[i], v, w0, w1);
+    }
+  }
+};
+
+// What q8_0 and e4m3 share: a lane takes words of four codes. Lane 4g + t has of 32 keys' codes the
+// words t and 4 + t of positions g and g + 8; of 32 values' codes the word g of positions 2t, 2t +
+// 1, 2t + 8, 2t + 9.
+struct ByteElements {
+  __device__ static uint32_t value_row(int i, uint32_t lane) {
+    return lane % 4 * 2 + i % 2 + i / 2 * 8;
+  }
+};
+
+// (16, kLength) codes, chunks of 16 in the order of tile_offset.
+template <int kLength, bool kExact>
+struct StepTile<kLength, KvFormat::kFp8E4m3, kExact> : ByteElements {
+  static constexpr uint32_t kBytes = kStepRows * kLength;
+
+  __device__ static uint32_t query_element(int i, int j, uint32_t lane) {
+    return i * 16 + lane % 4 * 4 + j * 2;
+  }
+  __device__ static uint32_t sum_element(int i, int j, uint32_t lane) {
+    return i / 2 * 32 + lane / 4 * 4 + i % 2 * 2 + j;
+  }
+  __device__ static uint32_t row_bytes(const KvPages& pages) {
+    return kExact ? kLength : pages.row_bytes;
+  }
+
+  __device__ static __forceinline__ void copy(uint32_t target, const uint8_t* source,
+                                              const KvPages& pages, RowRange valid, uint32_t lane) {
+    if (kExact && is_whole_step(valid))
+      copy_whole_rows<kLength, kStepRows>(target, source, lane);
+    else
+      copy_rows<kLength, kStepRows, 32>(target, source, row_bytes(pages), valid, lane);
+  }
+  __device__ static __forceinline__ void put_row(uint32_t target, uint32_t row,
+                                                 const uint8_t* source, const KvPages& pages,
+                                                 uint32_t lane) {
+    for (uint32_t i = lane; i < row_bytes(pages); i += 32)
+      store_shared_8(target + tile_offset<kLength>(row, i / 16) + i % 16, source[i]);
+  }
+
+  __device__ static __forceinline__ uint32_t expand(uint32_t codes) {
+    const auto pair = static_cast<__nv_fp8x2_storage_t>(codes);
+    return as_bits(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
+  }
+
+  __device__ static __forceinline__ void score(uint32_t keys, const KvPages&,
+                                               const uint32_t (&queries)[kLength / 16][2],
+                                               uint32_t lane, float (&scores)[4]) {
+    float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    const uint32_t row = lane / 4;
+#pragma unroll
+    for (int i = 0; i < kLength / 16; ++i) {
+      const uint32_t low = load_shared_32(keys + tile_offset<kLength>(row, i) + lane % 4 * 4);
+      const uint32_t high = load_shared_32(keys + tile_offset<kLength>(row + 8, i) + lane % 4 * 4);
+      const uint32_t k[4] = {expand(low), expand(high), expand(low >> 16), expand(high >> 16)};
+      multiply_tiles(i % 2 == 0 ? scores : odd, k, queries[i][0], queries[i][1]);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) scores[j] += odd[j];
+  }
+
+  __device__ static __forceinline__ void add(uint32_t values, const KvPages&, uint32_t w0,
+                                             uint32_t w1, uint32_t lane,
+                                             float (&sums)[kLength / 16][4]) {
+#pragma unroll
+    for (int b = 0; b < kLength / 32; ++b) {
+      uint32_t codes[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        codes[i] =
+            load_shared_32(values + tile_offset<kLength>(value_row(i, lane), 2 * b + lane / 16) +
+                           lane / 4 % 4 * 4);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const uint32_t low = __byte_perm(codes[0], codes[1], m == 0 ? 0x5140 : 0x7362);
+        const uint32_t high = __byte_perm(codes[2], codes[3], m == 0 ? 0x5140 : 0x7362);
+        const uint32_t v[4] = {expand(low), expand(low >> 16), expand(high), expand(high >> 16)};
+        multiply_tiles(sums[2 * b + m], v, w0, w1);
+      }
+    }
+  }
+};
+
+// Rows as they lie in the pool: blocks of an f16 scale and 32 codes. A block begins on a word,
+// which then holds the scale and codes 0 and 1, or in the middle of one, whose second half is the
+// scale. In the first case word k < 7 of a block's codes is codes 4k + 2 … 4k + 5, and word 7 codes
+// 0, 1, 30, 31; in the second as they come.
+template <int kLength, bool kExact>
+struct StepTile<kLength, KvFormat::kQ8_0, kExact> : ByteElements {
+  static constexpr uint32_t kRowBytes = kLength / 32 * 34;
+  static constexpr uint32_t kBytes = kStepRows * kRowBytes;
+
+  // Rows of an odd number of blocks begin in the middle of a word by turns: then every block counts
+  // as one that does not begin on a word, and loads put words together.
+  __device__ static bool has_split_word(int block) { return kExact && block % 2 == 0; }
+
+  // Code of word `word` of a block, its first (0) or second (1) pair.
+  __device__ static uint32_t code_of(int block, uint32_t word, uint32_t pair) {
+    if (!has_split_word(block)) return word * 4 + pair * 2;
+    return word < 7 ? word * 4 + 2 + pair * 2 : pair * 30;
+  }
+  __device__ static uint32_t query_element(int i, int j, uint32_t lane) {
+    return i / 2 * 32 + code_of(i / 2, i % 2 * 4 + lane % 4, j);
+  }
+  __device__ static uint32_t sum_element(int i, int j, uint32_t lane) {
+    return i / 2 * 32 + code_of(i / 2, lane / 4, i % 2) + j;
+  }
+  __device__ static uint32_t row_bytes(const KvPages& pages) {
+    return kExact ? kRowBytes : pages.row_bytes;
+  }
+
+  __device__ static __forceinline__ void copy(uint32_t target, const uint8_t* source,
+                                              const KvPages& pages, RowRange valid, uint32_t lane) {
+    if (!kExact || !is_whole_step(valid)) {
+      copy_raw_rows<kStepRows, 32>(target, source, row_bytes(pages), valid, lane);
+      return;
+    }
+    constexpr int kChunks = kBytes / 16;
+#pragma unroll
+    for (int i = 0; i < (kChunks + 31) / 32; ++i)
+      if (i * 32 + 31 < kChunks || i * 32 + lane < kChunks)
+        copy_async_16(target + lane * 16 + i * 512, source + lane * 16 + i * 512);
+  }
+  __device__ static __forceinline__ void put_row(uint32_t target, uint32_t row,
+                                                 const uint8_t* source, const KvPages& pages,
+                                                 uint32_t lane) {
+    for (uint32_t i = lane; i < row_bytes(pages) / 2; i += 32)
+      store_shared_16(target + row * row_bytes(pages) + i * 2,
+                      reinterpret_cast<const uint16_t*>(source)[i]);
+  }
+
+  // Codes plus 128 in the low (0) or high (1) half of a word, as f16 numbers without the 128.
+  __device__ static __forceinline__ __half2 expand(uint32_t codes, int half) {
+    const uint32_t word = __byte_perm(codes, 0x64646464u, half == 0 ? 0x4140 : 0x4342);
+    return __hsub2(as_halves(word), as_halves(0x64806480u));
+  }
+
+  // The scale of a block in the low half, and word `word` of its codes plus 128.
+  struct Word {
+    uint32_t scale;
+    uint32_t codes;
+  };
+  __device__ static __forceinline__ Word load_word(uint32_t row, int block, uint32_t word) {
+    const uint32_t address = row + block * 34;
+    Word out;
+    if (!kExact) {
+      out.scale = load_shared_16(address);
+      const uint32_t at = address + 2 + word * 4;
+      out.codes = __byte_perm(load_shared_32(at & ~3u), load_shared_32((at & ~3u) + 4),
+                              at & 2 ? 0x5432 : 0x3210);
+    } else if (has_split_word(block)) {
+      out.scale = load_shared_32(address);
+      out.codes = __byte_perm(out.scale, load_shared_32(address + 4 + word * 4),
+                              word == 7 ? 0x5432 : 0x7654);
+    } else {
+      out.scale = load_shared_32(address - 2) >> 16;
+      out.codes = load_shared_32(address + 2 + word * 4);
+    }
+    out.codes ^= 0x80808080u;
+    return out;
+  }
+  __device__ static __forceinline__ float scale_of(const Word& word) {
+    return half_to_float(static_cast<uint16_t>(word.scale));
+  }
+
+  __device__ static __forceinline__ void score(uint32_t keys, const KvPages& pages,
+                                               const uint32_t (&queries)[kLength / 16][2],
+                                               uint32_t lane, float (&scores)[4]) {
+    const uint32_t low_row = keys + lane / 4 * row_bytes(pages);
+    const uint32_t high_row = low_row + 8 * row_bytes(pages);
+#pragma unroll
+    for (int b = 0; b < kLength / 32; ++b) {
+      if (!kExact && b * 32u >= pages.head_length) break;
+      float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      float low_scale = 0.0f, high_scale = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const Word low = load_word(low_row, b, i * 4 + lane % 4);
+        const Word high = load_word(high_row, b, i * 4 + lane % 4);
+        if (i == 0) {
+          low_scale = scale_of(low);
+          high_scale = scale_of(high);
+        }
+        const uint32_t k[4] = {as_bits(expand(low.codes, 0)), as_bits(expand(high.codes, 0)),
+                               as_bits(expand(low.codes, 1)), as_bits(expand(high.codes, 1))};
+        multiply_tiles(sums, k, queries[2 * b + i][0], queries[2 * b + i][1]);
+      }
+      scores[0] += sums[0] * low_scale;
+      scores[1] += sums[1] * low_scale;
+      scores[2] += sums[2] * high_scale;
+      scores[3] += sums[3] * high_scale;
+    }
+  }
+
+  __device__ static __forceinline__ void add(uint32_t values, const KvPages& pages, uint32_t w0,
+                                             uint32_t w1, uint32_t lane,
+                                             float (&sums)[kLength / 16][4]) {
+    uint32_t rows[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rows[i] = values + value_row(i, lane) * row_bytes(pages);
+#pragma unroll
+    for (int b = 0; b < kLength / 32; ++b) {
+      if (!kExact && b * 32u >= pages.head_length) break;
+      Word words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] = load_word(rows[i], b, lane / 4);
+      const __half2 low_scale = as_halves(__byte_perm(words[0].scale, words[1].scale, 0x5410));
+      const __half2 high_scale = as_halves(__byte_perm(words[2].scale, words[3].scale, 0x5410));
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const uint32_t order = m == 0 ? 0x5140 : 0x7362;
+        const uint32_t low = __byte_perm(words[0].codes, words[1].codes, order);
+        const uint32_t high = __byte_perm(words[2].codes, words[3].codes, order);
+        const uint32_t v[4] = {as_bits(__hmul2(expand(low, 0), low_scale)),
+                               as_bits(__hmul2(expand(low, 1), low_scale)),
+                               as_bits(__hmul2(expand(high, 0), high_scale)),
+                               as_bits(__hmul2(expand(high, 1), high_scale))};
+        multiply_tiles(sums[2 * b + m], v, w0, w1);
+      }
+    }
+  }
+};
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,41 @@
+// Which compiled version of an attention kernel serves a head length and a type of the pool. Only
+// for .cu files.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/shared/kv_pages.h"
+
+namespace wcuda::kernels {
+
+template <class Versions, int kLength>
+auto find_version(KvFormat format) {
+  switch (format) {
+    case KvFormat::kQ8_0:
+      return Versions::template version<kLength, KvFormat::kQ8_0>();
+    case KvFormat::kFp8E4m3:
+      return Versions::template version<kLength, KvFormat::kFp8E4m3>();
+    default:
+      return Versions::template version<kLength, KvFormat::kF16>();
+  }
+}
+
+// Versions::version<kLength, kFormat>() of the smallest of the lengths 64, 128 and 256, up to
+// Versions::kLengthMax, that holds head_length.
+template <class Versions>
+auto find_version(KvFormat format, uint32_t head_length) {
+  if constexpr (Versions::kLengthMax > 128) {
+    if (head_length > 128) return find_version<Versions, 256>(format);
+  }
+  return head_length > 64 ? find_version<Versions, 128>(format)
+                          : find_version<Versions, 64>(format);
+}
+
+// Of a row of keys or values.
+inline uint32_t kv_row_bytes(KvFormat format, uint32_t head_length) {
+  return format == KvFormat::kF16    ? head_length * 2
+         : format == KvFormat::kQ8_0 ? head_length / 32 * 34
+                                     : head_length;
+}
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,640 @@
+// attention_prefill on Hopper's warpgroup products: the same result as attention_prefill.cu but for
+// the order of sums, about twice as fast, for head lengths up to 128 that are a multiple of 8.
+//
+// A block stays on its multiprocessor and takes one of gridDim.x (tile, head) pairs in turn. One
+// warpgroup loads: queries as f16, and blocks of 128 keys and 128 values, two of each in shared
+// memory; q8_0 and e4m3 pass through a raw copy and become f16 there. Two warpgroups work on 64
+// tokens each: while the tensor cores take the next scores and the values of the last weights, the
+// other units turn scores into weights. A token's result depends on its own query, position and
+// pages alone.
+// Shared memory: rows of 128 bytes in panels of 64 elements, chunk c of row r at c ^ (r % 8).
+#include "kernels/attention/attention_instance.h"
+#include "kernels/attention/attention_prefill.h"
+#include "kernels/attention/attention_tile.h"
+#include "kernels/ptx/code.h"
+#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/warpgroup_products.h"
+
+namespace wcuda::kernels {
+namespace {
+
+constexpr uint32_t kBlockThreads = 384;
+[[maybe_unused]] constexpr uint32_t kLoadThreads = 128;
+constexpr uint32_t kBlockKeys = 128;
+constexpr uint32_t kStages = 2;
+// Registers of a thread: 72 + 2 * 216 = 504 of 512 of a lane.
+#define WCUDA_LOAD_REGISTERS "72"
+#define WCUDA_WORK_REGISTERS "216"
+
+constexpr uint32_t kPanelBytes = 128 * 128;  // 128 rows of 64 elements
+
+template <int kLength>
+struct Places {
+  static constexpr uint32_t kBytes = kLength / 64 * kPanelBytes;  // 128 queries, keys or values
+  static constexpr uint32_t kQueries = 0;
+  static constexpr uint32_t kKeys = kQueries + kBytes;
+  static constexpr uint32_t kValues = kKeys + kStages * kBytes;
+  static constexpr uint32_t kBarriers = kValues + kStages * kBytes;
+  static constexpr uint32_t kRaw = kBarriers + 128;
+};
+
+template <int kLength, KvFormat kFormat>
+uint32_t shared_bytes(uint32_t row_bytes) {
+  constexpr uint32_t kAlignment = 1024;
+  const uint32_t raw = kFormat == KvFormat::kF16 ? 0 : 2 * kBlockKeys * row_bytes;
+  return Places<kLength>::kRaw + raw + kAlignment;
+}
+
+#if WCUDA_HAS_WARPGROUPS
+
+// Barriers, 8 bytes each.
+struct Barriers {
+  uint32_t base;
+  __device__ uint32_t keys_full(uint32_t stage) const { return base + stage * 8; }
+  __device__ uint32_t keys_empty(uint32_t stage) const { return base + 16 + stage * 8; }
+  __device__ uint32_t values_full(uint32_t stage) const { return base + 32 + stage * 8; }
+  __device__ uint32_t values_empty(uint32_t stage) const { return base + 48 + stage * 8; }
+  __device__ uint32_t queries_full() const { return base + 64; }
+  __device__ uint32_t queries_empty() const { return base + 72; }
+};
+
+// How often a ring of stages has been passed; which stage and which parity that is.
+struct Turn {
+  uint32_t count = 0;
+  __device__ uint32_t stage() const { return count % kStages; }
+  __device__ uint32_t parity() const { return count / kStages % 2; }
+};
+
+// One tile of one head.
+struct Item {
+  uint32_t row, head, kv_head;
+  uint32_t first_token, token_count, first_position;
+  uint32_t first_key, end;          // positions that any of its tokens sees
+  uint32_t block_begin, block_end;  // of 128 keys
+
+  __device__ Item(const AttentionKernelArgs& args, uint32_t index) {
+    const PrefillTile tile = args.plan.tiles[index / args.head_count];
+    const StepRow step_row = args.step.rows[tile.row];
+    row = tile.row;
+    head = index % args.head_count;
+    kv_head = head / (args.head_count / args.pages.head_count);
+    first_token = step_row.first_token + tile.first_token;
+    token_count = min(step_row.token_count - tile.first_token, kPrefillTileTokens);
+    first_position = step_row.first_position + tile.first_token;
+    first_key = first_visible(first_position, args.window);
+    end = first_position + token_count;
+    block_begin = first_key / kBlockKeys;
+    block_end = (end + kBlockKeys - 1) / kBlockKeys;
+  }
+  // Rows of a block that may be read.
+  __device__ RowRange valid(uint32_t block) const {
+    const uint32_t first = block * kBlockKeys;
+    return {first_key > first ? first_key - first : 0, min(end - first, kBlockKeys)};
+  }
+};
+
+// A block's item of a round. Items get shorter along their line, so rounds go to and fro.
+__device__ __forceinline__ uint32_t item_of(uint32_t round) {
+  return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+}
+
+__device__ __forceinline__ uint32_t panel_offset(uint32_t row, uint32_t chunk) {
+  return chunk / 8 * kPanelBytes + row * 128 + ((chunk % 8 ^ row % 8) << 4);
+}
+
+// Where the rows of the two pages of a block lie; the second may not exist.
+struct BlockRows {
+  const uint8_t* pages[2];
+
+  __device__ BlockRows(const AttentionKernelArgs& args, const Item& item, uint32_t block,
+                       bool is_value) {
+    const uint32_t* table =
+        args.step.page_tables + uint64_t{item.row} * args.step.page_table_stride;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t page = block * 2 + i;
+      const bool is_seen =
+          page * kPagePositions < item.end && (page + 1) * kPagePositions > item.first_key;
+      pages[i] = is_seen ? page_rows(args.pages, args.layer, table[page], item.kv_head, is_value)
+                         : args.pages.data;
+    }
+  }
+};
+
+template <int kLength>
+__device__ __forceinline__ void copy_block(const AttentionKernelArgs& args, const Item& item,
+                                           uint32_t block, bool is_value, uint32_t target) {
+  constexpr uint32_t kChunks = kLength / 8;
+  constexpr uint32_t kRowStep = kLoadThreads / kChunks;
+  const BlockRows rows(args, item, block, is_value);
+  const RowRange valid = item.valid(block);
+  const uint32_t thread = threadIdx.x % kLoadThreads;
+  const uint32_t chunk = thread % kChunks;
+  const uint32_t row_bytes = args.pages.row_bytes;
+  const bool has_chunk = chunk * 16 < row_bytes;
+#pragma unroll
+  for (uint32_t i = 0; i < kBlockKeys / kRowStep; ++i) {
+    const uint32_t row = i * kRowStep + thread / kChunks;
+    const uint8_t* source =
+        rows.pages[row / kPagePositions] + row % kPagePositions * row_bytes + chunk * 16;
+    const bool is_valid = has_chunk && row >= valid.begin && row < valid.end;
+    copy_async_16(target + panel_offset(row, chunk), is_valid ? source : args.pages.data,
+                  is_valid ? 16 : 0);
+  }
+}
+
+__device__ __forceinline__ void copy_raw_block(const AttentionKernelArgs& args, const Item& item,
+                                               uint32_t block, bool is_value, uint32_t target) {
+  const BlockRows rows(args, item, block, is_value);
+  const RowRange valid = item.valid(block);
+  const uint32_t page_bytes = kPagePositions * args.pages.row_bytes;
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t first = i * kPagePositions;
+    const RowRange part{0, valid.end > first ? min(valid.end - first, kPagePositions) : 0};
+    // A page before the first visible key is not read.
+    const bool is_hidden = valid.begin >= first + kPagePositions;
+    copy_raw_rows<kPagePositions, kLoadThreads>(
+        target + i * page_bytes, rows.pages[i], args.pages.row_bytes,
+        is_hidden ? RowRange{0, 0} : part, threadIdx.x % kLoadThreads);
+  }
+}
+
+template <int kLength, KvFormat kFormat>
+__device__ __forceinline__ void expand_block(uint8_t* target, const uint8_t* raw,
+                                             uint32_t row_bytes, uint32_t n) {
+  constexpr uint32_t kChunks = kLength / 8;
+  const uint32_t thread = threadIdx.x % kLoadThreads;
+#pragma unroll 4
+  for (uint32_t i = 0; i < kBlockKeys * kChunks / kLoadThreads; ++i) {
+    const uint32_t index = i * kLoadThreads + thread;
+    const uint32_t row = index / kChunks;
+    const uint32_t chunk = index % kChunks;
+    *reinterpret_cast<uint4*>(target + panel_offset(row, chunk)) =
+        expand_chunk<kFormat>(raw + row * row_bytes, chunk, n);
+  }
+}
+
+// The same for heads of kLength elements. A thread expands its own row of q8_0: eight neighbours
+// read and write different banks.
+template <int kLength>
+__device__ __forceinline__ void expand_whole_q8_0(uint8_t* target, const uint8_t* raw) {
+  static_assert(kLoadThreads == kBlockKeys);
+  constexpr uint32_t kPairWords = 17;  // of two blocks
+  const uint32_t row = threadIdx.x % kLoadThreads;
+  const uint8_t* source = raw + row * (kLength / 64 * kPairWords * 4);
+  uint32_t words[kLength / 64 * kPairWords];
+  if constexpr (kLength == 128) {
+#pragma unroll
+    for (uint32_t i = 0; i < kPairWords; ++i) {
+      const uint2 two = reinterpret_cast<const uint2*>(source)[i];
+      words[2 * i] = two.x;
+      words[2 * i + 1] = two.y;
+    }
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kPairWords; ++i)
+      words[i] = reinterpret_cast<const uint32_t*>(source)[i];
+  }
+#pragma unroll
+  for (uint32_t block = 0; block < kLength / 32; ++block) {
+    // Every other block begins in the middle of a word.
+    const bool is_odd = block % 2 == 1;
+    const uint32_t first = block / 2 * kPairWords + (is_odd ? 8 : 0);
+    const uint32_t scales = __byte_perm(words[first], 0, is_odd ? 0x3232 : 0x1010);
+    const __half2 scale = *reinterpret_cast<const __half2*>(&scales);
+#pragma unroll
+    for (uint32_t c = 0; c < 4; ++c) {
+      uint4 out;
+      auto* const halves = reinterpret_cast<__half2*>(&out);
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) {
+        const uint32_t at = first + c * 2 + i;
+        const uint32_t codes =
+            is_odd ? words[at + 1] : __byte_perm(words[at], words[at + 1], 0x5432);
+        halves[2 * i] = __hmul2(signed_bytes_to_halves(codes), scale);
+        halves[2 * i + 1] = __hmul2(signed_bytes_to_halves(codes >> 16), scale);
+      }
+      *reinterpret_cast<uint4*>(target + panel_offset(row, block * 4 + c)) = out;
+    }
+  }
+}
+
+template <int kLength>
+__device__ __forceinline__ void expand_whole_e4m3(uint8_t* target, const uint8_t* raw) {
+  constexpr uint32_t kPieces = kLength / 16;  // of a row
+  const uint32_t thread = threadIdx.x % kLoadThreads;
+  const uint32_t piece = thread % kPieces;
+  // Of eight neighbours four write the second chunk first: different banks.
+  const uint32_t swap = piece / 4 % 2;
+#pragma unroll 4
+  for (uint32_t i = 0; i < kBlockKeys * kPieces / kLoadThreads; ++i) {
+    const uint32_t row = i * (kLoadThreads / kPieces) + thread / kPieces;
+    const uint4 codes = *reinterpret_cast<const uint4*>(raw + row * kLength + piece * 16);
+    uint4 chunks[2];
+    const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+    for (uint32_t w = 0; w < 4; ++w) {
+      auto* const halves = reinterpret_cast<__half2*>(&chunks[w / 2]) + w % 2 * 2;
+#pragma unroll
+      for (uint32_t j = 0; j < 2; ++j) {
+        const auto pair = static_cast<__nv_fp8x2_storage_t>(words[w] >> (16 * j));
+        halves[j] = __half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3));
+      }
+    }
+    const uint4 first = swap != 0 ? chunks[1] : chunks[0];
+    const uint4 second = swap != 0 ? chunks[0] : chunks[1];
+    *reinterpret_cast<uint4*>(target + panel_offset(row, piece * 2 + swap)) = first;
+    *reinterpret_cast<uint4*>(target + panel_offset(row, piece * 2 + (swap ^ 1))) = second;
+  }
+}
+
+template <int kLength>
+__device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, const Item& item,
+                                             uint8_t* target) {
+  constexpr uint32_t kChunks = kLength / 8;
+  const uint32_t n = args.pages.head_length;
+  const uint32_t thread = threadIdx.x % kLoadThreads;
+  const float factor = args.scale * kLog2E;
+#pragma unroll 4
+  for (uint32_t i = 0; i < kPrefillTileTokens * kChunks / kLoadThreads; ++i) {
+    const uint32_t index = i * kLoadThreads + thread;
+    const uint32_t row = index / kChunks;
+    const uint32_t chunk = index % kChunks;
+    float4 a = make_float4(0.0f, 0.0f, 0.0f, 0.0f), b = a;
+    if (row < item.token_count && chunk * 8 < n) {
+      const float* source = args.query +
+                            (uint64_t{item.first_token + row} * args.head_count + item.head) * n +
+                            chunk * 8;
+      a = __ldcg(reinterpret_cast<const float4*>(source));
+      b = __ldcg(reinterpret_cast<const float4*>(source) + 1);
+    }
+    uint4 halves;
+    halves.x = pack_halves(a.x * factor, a.y * factor);
+    halves.y = pack_halves(a.z * factor, a.w * factor);
+    halves.z = pack_halves(b.x * factor, b.y * factor);
+    halves.w = pack_halves(b.z * factor, b.w * factor);
+    *reinterpret_cast<uint4*>(target + panel_offset(row, chunk)) = halves;
+  }
+}
+
+// The loading warpgroup's part in all items of the block.
+template <int kLength, KvFormat kFormat>
+__device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint32_t item_count,
+                                           uint8_t* shared, const Barriers& barriers) {
+  using At = Places<kLength>;
+  const uint32_t base = shared_address(shared);
+  Turn turn, query_turn;
+  for (uint32_t round = 0; round * gridDim.x < item_count; ++round) {
+    const uint32_t index = item_of(round);
+    if (index >= item_count) continue;
+    const Item item(args, index);
+    if constexpr (kFormat != KvFormat::kF16) {
+      copy_raw_block(args, item, item.block_begin, false, base + At::kRaw);
+      copy_async_commit();
+    }
+    for (uint32_t block = item.block_begin; block < item.block_end; ++block, ++turn.count) {
+#pragma unroll
+      for (uint32_t is_value = 0; is_value < 2; ++is_value) {
+        const uint32_t stage = turn.stage();
+        const uint32_t full = is_value ? barriers.values_full(stage) : barriers.keys_full(stage);
+        const uint32_t empty = is_value ? barriers.values_empty(stage) : barriers.keys_empty(stage);
+        const uint32_t place = (is_value ? At::kValues : At::kKeys) + stage * At::kBytes;
+        if constexpr (kFormat == KvFormat::kF16) {
+          barrier_wait(empty, turn.parity() ^ 1);
+          copy_block<kLength>(args, item, block, is_value, base + place);
+          barrier_arrive_after_copies(full);
+        } else {
+          const uint32_t row_bytes = args.pages.row_bytes;
+          const uint32_t raw_bytes = kBlockKeys * row_bytes;
+          copy_async_wait<0>();
+          asm volatile("bar.sync 1, 128;" ::: "memory");
+          const uint32_t next = block + is_value;
+          if (next < item.block_end)
+            copy_raw_block(args, item, next, !is_value,
+                           base + At::kRaw + (is_value ? 0 : raw_bytes));
+          copy_async_commit();
+          barrier_wait(empty, turn.parity() ^ 1);
+          const uint8_t* raw = shared + At::kRaw + (is_value ? raw_bytes : 0);
+          if (args.pages.head_length != kLength)
+            expand_block<kLength, kFormat>(shared + place, raw, row_bytes, args.pages.head_length);
+          else if constexpr (kFormat == KvFormat::kQ8_0)
+            expand_whole_q8_0<kLength>(shared + place, raw);
+          else
+            expand_whole_e4m3<kLength>(shared + place, raw);
+          fence_shared_for_products();
+          barrier_arrive(full);
+        }
+        if (is_value == 0 && block == item.block_begin) {
+          barrier_wait(barriers.queries_empty(), query_turn.count % 2 ^ 1);
+          load_queries<kLength>(args, item, shared + At::kQueries);
+          fence_shared_for_products();
+          barrier_arrive(barriers.queries_full());
+          ++query_turn.count;
+        }
+      }
+    }
+    if constexpr (kFormat != KvFormat::kF16) {
+      // All are done with the last raw values before the next item's copies.
+      asm volatile("bar.sync 1, 128;" ::: "memory");
+    }
+  }
+  copy_async_wait<0>();
+}
+
+// A warp's tokens: lane 4g + t has rows g and g + 8 of 16, of scores and sums the columns 2t, 2t +
+// 1 of each 8.
+struct Softmax {
+  float largest[2];
+  float weight[2];  // of this lane's keys
+  float factor[2];  // for the sums so far
+};
+
+// Scores become weights.
+__device__ __forceinline__ void weigh_scores(const AttentionKernelArgs& args, uint32_t position,
+                                             uint32_t last_position, uint32_t first_position,
+                                             uint32_t first_key, uint32_t lane, float (&scores)[64],
+                                             Softmax* softmax) {
+  if (args.softcap != 0.0f) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) scores[i] = cap_score(scores[i], args.softcap);
+  }
+  if (first_key + kBlockKeys - 1 > first_position ||
+      first_visible(last_position, args.window) > first_key) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t own = position + r * 8;
+      const uint32_t first = first_visible(own, args.window);
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const uint32_t key = first_key + i * 8 + lane % 4 * 2 + j;
+          if (key > own || key < first) scores[i * 4 + r * 2 + j] = -INFINITY;
+        }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float largest = softmax->largest[r];
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      largest = fmaxf(largest, fmaxf(scores[i * 4 + r * 2], scores[i * 4 + r * 2 + 1]));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    // All of a token's keys so far may be masked.
+    const float base = largest == -INFINITY ? 0.0f : largest;
+    softmax->factor[r] = exp2_fast(softmax->largest[r] - base);
+    softmax->largest[r] = largest;
+    float weight = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float& score = scores[i * 4 + r * 2 + j];
+        score = exp2_fast(score - base);
+        weight += score;
+      }
+    softmax->weight[r] = softmax->weight[r] * softmax->factor[r] + weight;
+  }
+}
+
+__device__ __forceinline__ void pack_weights(const float (&scores)[64], uint32_t (&weights)[8][4]) {
+#pragma unroll
+  for (int k = 0; k < 8; ++k)
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      weights[k][j] = pack_halves(scores[k * 8 + j * 2], scores[k * 8 + j * 2 + 1]);
+}
+
+// scores (64, 128) = queries (64, kLength) * keys (128, kLength).
+template <int kLength>
+__device__ __forceinline__ void multiply_keys(uint64_t queries, uint64_t keys,
+                                              float (&scores)[64]) {
+#pragma unroll
+  for (int k = 0; k < kLength / 16; ++k) {
+    const uint64_t step = (k / 4 * kPanelBytes + k % 4 * 32) >> 4;
+    add_product_128(scores, queries + step, keys + step, k != 0);
+  }
+}
+
+// sums (64, kLength) += weights (64, 128) * values (128, kLength).
+template <int kLength>
+__device__ __forceinline__ void multiply_values(const uint32_t (&weights)[8][4], uint64_t values,
+                                                float (&sums)[kLength / 2]) {
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const uint64_t step = k * 2048 >> 4;
+    if constexpr (kLength == 128)
+      add_product_128(sums, weights[k], values + step);
+    else
+      add_product_64(sums, weights[k], values + step);
+  }
+}
+
+template <int kLength>
+__device__ __forceinline__ void write_results(const AttentionKernelArgs& args, const Item& item,
+                                              uint32_t first_row, uint32_t lane,
+                                              const Softmax& softmax,
+                                              const float (&sums)[kLength / 2]) {
+  const uint32_t n = args.pages.head_length;
+  const float sink = args.sinks == nullptr ? -INFINITY : args.sinks[item.head] * kLog2E;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float weight = softmax.weight[r];
+    weight += __shfl_xor_sync(~0u, weight, 1);
+    weight += __shfl_xor_sync(~0u, weight, 2);
+    const uint32_t row = first_row + r * 8;
+    if (row >= item.token_count) continue;
+    const float largest = fmaxf(softmax.largest[r], sink);
+    const float factor = exp2_fast(softmax.largest[r] - largest);
+    const float inverse = factor / (weight * factor + exp2_fast(sink - largest));
+    const uint64_t place = (uint64_t{item.first_token + row} * args.head_count + item.head) * n;
+#pragma unroll
+    for (int i = 0; i < kLength / 8; ++i) {
+      const uint32_t element = i * 8 + lane % 4 * 2;
+      if (element >= n) continue;
+      const float low = sums[i * 4 + r * 2] * inverse, high = sums[i * 4 + r * 2 + 1] * inverse;
+      if (args.out_half != nullptr)
+        *reinterpret_cast<uint32_t*>(args.out_half + place + element) = pack_halves(low, high);
+      else
+        *reinterpret_cast<float2*>(args.out + place + element) = make_float2(low, high);
+    }
+  }
+}
+
+// A working warpgroup's part in all items of the block.
+template <int kLength>
+__device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, uint32_t item_count,
+                                              uint32_t base, const Barriers& barriers) {
+  using At = Places<kLength>;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t group_row = (threadIdx.x / 128 - 1) * 64;
+  const uint32_t first_row = group_row + threadIdx.x % 128 / 32 * 16 + lane / 4;
+  const uint64_t queries = describe(base + At::kQueries + group_row * 128, kPanelBytes);
+  const auto keys_at = [&](uint32_t stage) {
+    return describe(base + At::kKeys + stage * At::kBytes, kPanelBytes);
+  };
+  const auto values_at = [&](uint32_t stage) {
+    return describe(base + At::kValues + stage * At::kBytes, kPanelBytes);
+  };
+  const auto release = [&](uint32_t barrier) {
+    if (lane == 0) barrier_arrive(barrier);
+  };
+  Turn key_turn, value_turn, query_turn;
+  for (uint32_t round = 0; round * gridDim.x < item_count; ++round) {
+    const uint32_t index = item_of(round);
+    if (index >= item_count) continue;
+    const Item item(args, index);
+    const uint32_t group_position = item.first_position + group_row;
+    const uint32_t position = item.first_position + first_row;
+    float scores[64];
+    float sums[kLength / 2];
+    uint32_t weights[8][4];
+    Softmax softmax{{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {1.0f, 1.0f}};
+#pragma unroll
+    for (int i = 0; i < kLength / 2; ++i) sums[i] = 0.0f;
+
+    barrier_wait(barriers.queries_full(), query_turn.count++ % 2);
+    barrier_wait(barriers.keys_full(key_turn.stage()), key_turn.parity());
+    fence_shared_for_products();
+    products_begin();
+    multiply_keys<kLength>(queries, keys_at(key_turn.stage()), scores);
+    products_commit();
+    products_wait<0>();
+    products_settle(scores);
+    release(barriers.keys_empty(key_turn.stage()));
+    ++key_turn.count;
+    if (item.block_begin + 1 == item.block_end) release(barriers.queries_empty());
+    weigh_scores(args, position, group_position + 63, group_position, item.block_begin * kBlockKeys,
+                 lane, scores, &softmax);
+    pack_weights(scores, weights);
+
+    for (uint32_t block = item.block_begin + 1; block < item.block_end; ++block) {
+      barrier_wait(barriers.keys_full(key_turn.stage()), key_turn.parity());
+      barrier_wait(barriers.values_full(value_turn.stage()), value_turn.parity());
+      fence_shared_for_products();
+      products_begin();
+      multiply_keys<kLength>(queries, keys_at(key_turn.stage()), scores);
+      products_commit();
+      multiply_values<kLength>(weights, values_at(value_turn.stage()), sums);
+      products_commit();
+      products_wait<1>();
+      products_settle(scores);
+      release(barriers.keys_empty(key_turn.stage()));
+      ++key_turn.count;
+      if (block + 1 == item.block_end) release(barriers.queries_empty());
+      weigh_scores(args, position, group_position + 63, group_position, block * kBlockKeys, lane,
+                   scores, &softmax);
+      products_wait<0>();
+      products_settle(sums);
+      release(barriers.values_empty(value_turn.stage()));
+      ++value_turn.count;
+      if (__any_sync(~0u, softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f)) {
+#pragma unroll
+        for (int i = 0; i < kLength / 2; ++i) sums[i] *= softmax.factor[i / 2 % 2];
+      }
+      pack_weights(scores, weights);
+    }
+    barrier_wait(barriers.values_full(value_turn.stage()), value_turn.parity());
+    fence_shared_for_products();
+    products_begin();
+    multiply_values<kLength>(weights, values_at(value_turn.stage()), sums);
+    products_commit();
+    products_wait<0>();
+    products_settle(sums);
+    release(barriers.values_empty(value_turn.stage()));
+    ++value_turn.count;
+    write_results<kLength>(args, item, first_row, lane, softmax, sums);
+  }
+}
+
+#endif  // WCUDA_HAS_WARPGROUPS
+
+template <int kLength, KvFormat kFormat>
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    attention_warpgroup_kernel(const __grid_constant__ AttentionKernelArgs args) {
+#if WCUDA_HAS_WARPGROUPS
+  extern __shared__ uint8_t unaligned[];
+  uint8_t* const shared = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
+  const uint32_t base = shared_address(shared);
+  const Barriers barriers{base + Places<kLength>::kBarriers};
+  dependent_trigger();
+  if (threadIdx.x == 0) {
+    constexpr uint32_t kWorkWarps = 8;
+    for (uint32_t stage = 0; stage < kStages; ++stage) {
+      barrier_init(barriers.keys_full(stage), kLoadThreads);
+      barrier_init(barriers.values_full(stage), kLoadThreads);
+      barrier_init(barriers.keys_empty(stage), kWorkWarps);
+      barrier_init(barriers.values_empty(stage), kWorkWarps);
+    }
+    barrier_init(barriers.queries_full(), kLoadThreads);
+    barrier_init(barriers.queries_empty(), kWorkWarps);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  dependent_wait();
+  __syncthreads();
+  const uint32_t item_count = *args.plan.tile_count * args.head_count;
+  if (threadIdx.x < kLoadThreads) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 " WCUDA_LOAD_REGISTERS ";");
+    load_items<kLength, kFormat>(args, item_count, shared, barriers);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 " WCUDA_WORK_REGISTERS ";");
+    work_on_items<kLength>(args, item_count, base, barriers);
+  }
+#endif
+}
+
+struct Instance {
+  void (*kernel)(AttentionKernelArgs);
+  uint32_t (*bytes)(uint32_t row_bytes);
+};
+
+struct Instances {
+  static constexpr int kLengthMax = 128;
+  template <int kLength, KvFormat kFormat>
+  static Instance version() {
+    return {attention_warpgroup_kernel<kLength, kFormat>, shared_bytes<kLength, kFormat>};
+  }
+};
+
+bool has_instance(uint32_t head_length) {
+  return head_length <= Instances::kLengthMax && head_length % 8 == 0;
+}
+
+}  // namespace
+
+// Whether this program holds code for sm_90a: without it the kernels are empty and need next to no
+// registers.
+bool has_warpgroup_code() {
+  static const bool has = [] {
+    cudaFuncAttributes attributes{};
+    const cudaError_t status =
+        cudaFuncGetAttributes(&attributes, attention_warpgroup_kernel<128, KvFormat::kF16>);
+    constexpr int kEmptyRegistersMax = 64;
+    return status == cudaSuccess && attributes.numRegs > kEmptyRegistersMax;
+  }();
+  return has;
+}
+
+cudaError_t attention_prefill_warpgroup_prepare(KvFormat format, uint32_t head_length) {
+  if (!has_instance(head_length)) return cudaSuccess;
+  const Instance instance = find_version<Instances>(format, head_length);
+  return cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(instance.bytes(kv_row_bytes(format, head_length))));
+}
+
+bool attention_prefill_has_warpgroup(uint32_t head_length, const Launch& launch) {
+  return launch.compute_capability == 90 && has_instance(head_length) && has_warpgroup_code();
+}
+
+cudaError_t attention_prefill_warpgroup(const AttentionKernelArgs& args, const Launch& launch) {
+  const uint32_t tiles = prefill_tiles_max(args.step.token_count, args.step.row_count);
+  const Instance instance = find_version<Instances>(args.pages.format, args.pages.head_length);
+  const uint32_t items = tiles * args.head_count;
+  const auto sm_count = static_cast<uint32_t>(launch.sm_count);
+  return launch_kernel(launch, dim3(items < sm_count ? items : sm_count), dim3(kBlockThreads),
+                       instance.bytes(args.pages.row_bytes), 0, instance.kernel, args);
+}
+
+}  // namespace wcuda::kernels

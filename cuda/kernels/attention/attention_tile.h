@@ -1,0 +1,230 @@
+// Pieces of the attention kernels: tiles of keys and values in shared memory, and tensor-core
+// products on them. Only for .cu files.
+//
+// A tile is (rows, kLength) f16; row r holds its 16-byte chunk c at chunk c ^ (r % 8), so that
+// eight rows of one chunk lie in different banks. kLength is 64, 128 or 256; columns past the
+// head's length are 0.
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+
+#include "kernels/ptx/shared_address.h"
+#include "kernels/shared/kv_pages.h"
+#include "kernels/shared/numeric.h"
+
+namespace wcuda::kernels {
+
+constexpr float kLog2E = 1.44269504088896340736f;
+
+// ---- copies ----
+
+// 16 bytes, of which the first `bytes` are read and the rest becomes 0.
+__device__ __forceinline__ void copy_async_16(uint32_t target, const void* source, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void copy_async_16(uint32_t target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
+}
+__device__ __forceinline__ void copy_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ---- tensor cores ----
+
+// Four 8 x 8 tiles of f16: lane l names row l % 8 of tile l / 8.
+__device__ __forceinline__ void load_tiles(uint32_t (&tiles)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void load_tiles_transposed(uint32_t (&tiles)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ uint32_t transpose_tile(uint32_t tile) {
+  uint32_t out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(tile));
+  return out;
+}
+
+// sum (16 x 8) += a (16 x 16) * b (16 x 8). Lane 4g + t holds of a: rows g, g + 8 of columns 2t,
+// 2t + 1, then the same of columns 2t + 8, 2t + 9; of b: rows 2t, 2t + 1 and 2t + 8, 2t + 9 of
+// column g; of the sum: row g, columns 2t, 2t + 1, then row g + 8.
+__device__ __forceinline__ void multiply_tiles(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
+                                               uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ uint32_t pack_halves(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// 2^x to 2 units in the last place; results below the normal range are 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// cap * tanh(score / cap), both times log2 e; within 3e-7 * cap.
+__device__ __forceinline__ float cap_score(float score, float cap) {
+  const float e = exp2_fast(score * (2.0f / cap));
+  return cap * kLog2E * (1.0f - __fdividef(2.0f, e + 1.0f));
+}
+
+// ---- tiles of keys and values ----
+
+template <int kRowBytes>
+__device__ __forceinline__ uint32_t tile_offset(uint32_t row, uint32_t chunk) {
+  return row * kRowBytes + ((chunk ^ (kRowBytes >= 128 ? row & 7 : row >> 1 & 3)) << 4);
+}
+
+// Where the rows of one head lie in a page.
+__device__ __forceinline__ const uint8_t* page_rows(const KvPages& pages, uint32_t layer,
+                                                    uint32_t page, uint32_t head, bool is_value) {
+  const uint64_t plane = (uint64_t{layer} * pages.page_count + page) * 2 + (is_value ? 1 : 0);
+  return pages.data + (plane * pages.head_count + head) * kPagePositions * pages.row_bytes;
+}
+
+struct RowRange {
+  uint32_t begin;
+  uint32_t end;
+};
+
+// Rows that do not begin on 16 bytes, byte by byte.
+template <int kRowBytes, int kRows, int kThreads>
+__device__ __noinline__ void copy_rows_slowly(uint32_t tile, const uint8_t* source,
+                                              uint32_t row_bytes, RowRange valid, uint32_t thread) {
+  for (uint32_t index = thread; index < kRows * kRowBytes; index += kThreads) {
+    const uint32_t row = index / kRowBytes;
+    const uint32_t byte = index % kRowBytes;
+    uint16_t value = 0;
+    if (row >= valid.begin && row < valid.end && byte < row_bytes)
+      value = __ldcg(source + row * row_bytes + byte);
+    asm volatile(
+        "st.shared.b8 [%0], %1;" ::"r"(tile + tile_offset<kRowBytes>(row, byte / 16) + byte % 16),
+        "h"(value)
+        : "memory");
+  }
+}
+
+// Copies kRows rows of row_bytes <= kRowBytes into a tile; rows outside `valid` become 0 and are
+// not read.
+template <int kRowBytes, int kRows, int kThreads>
+__device__ __forceinline__ void copy_rows(uint32_t tile, const uint8_t* source, uint32_t row_bytes,
+                                          RowRange valid, uint32_t thread) {
+  constexpr int kChunks = kRowBytes / 16;
+  if (row_bytes % 16 != 0) {
+    copy_rows_slowly<kRowBytes, kRows, kThreads>(tile, source, row_bytes, valid, thread);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kRows * kChunks / kThreads; ++i) {
+    const uint32_t index = i * kThreads + thread;
+    const uint32_t row = index / kChunks;
+    const uint32_t chunk = index % kChunks;
+    const bool is_valid = row >= valid.begin && row < valid.end && chunk * 16 < row_bytes;
+    const uint8_t* from = is_valid ? source + row * row_bytes + chunk * 16 : source;
+    copy_async_16(tile + tile_offset<kRowBytes>(row, chunk), from, is_valid ? 16 : 0);
+  }
+}
+
+// The same of kRows rows of exactly kRowBytes, all valid, by a warp.
+template <int kRowBytes, int kRows>
+__device__ __forceinline__ void copy_whole_rows(uint32_t tile, const uint8_t* source,
+                                                uint32_t lane) {
+  constexpr uint32_t kChunks = kRowBytes / 16;
+  constexpr uint32_t kOneGo = 32 / kChunks;  // rows
+  const uint32_t row = lane / kChunks;
+#pragma unroll
+  for (uint32_t i = 0; i < kRows / kOneGo; ++i) {
+    uint32_t target = tile + tile_offset<kRowBytes>(i * kOneGo + row, lane % kChunks);
+    if constexpr (kRowBytes >= 128) {
+      // The same, with what depends on the lane apart.
+      const uint32_t first = row * kRowBytes + ((lane % kChunks ^ row) << 4);
+      target = tile + (first ^ (i * kOneGo % 8) << 4) + i * kOneGo * kRowBytes;
+    }
+    copy_async_16(target, source + lane * 16 + i * 512);
+  }
+}
+
+// Copies kRows rows of any type as they lie, whole or up to the end of `valid`; the rest becomes 0.
+template <int kRows, int kThreads>
+__device__ __forceinline__ void copy_raw_rows(uint32_t target, const uint8_t* source,
+                                              uint32_t row_bytes, RowRange valid, uint32_t thread) {
+  const uint32_t end = valid.end * row_bytes;
+  for (uint32_t offset = thread * 16; offset < kRows * row_bytes; offset += kThreads * 16) {
+    const uint32_t bytes = offset >= end ? 0 : min(16u, end - offset);
+    copy_async_16(target + offset, bytes == 0 ? source : source + offset, bytes);
+  }
+}
+
+// Two signed bytes (the low ones of a word) as f16.
+__device__ __forceinline__ __half2 signed_bytes_to_halves(uint32_t bytes) {
+  // 0x6400 + u is 1024 + u; u is the byte plus 128.
+  const uint32_t word = __byte_perm(bytes ^ 0x8080u, 0x64646464u, 0x4140);
+  return __hsub2(*reinterpret_cast<const __half2*>(&word), __float2half2_rn(1152.0f));
+}
+
+// Up to eight codes of which `count` are there.
+__device__ __noinline__ inline uint64_t load_codes_slowly(const uint8_t* codes, uint32_t count) {
+  uint64_t word = 0;
+  for (uint32_t i = 0; i < 8 && i < count; ++i) word |= uint64_t{codes[i]} << (8 * i);
+  return word;
+}
+
+// Eight values of a raw row as f16; columns past n are 0.
+template <KvFormat kFormat>
+__device__ __forceinline__ uint4 expand_chunk(const uint8_t* row, uint32_t chunk, uint32_t n) {
+  uint4 out = make_uint4(0, 0, 0, 0);
+  auto* const halves = reinterpret_cast<__half2*>(&out);
+  if (chunk * 8 >= n) return out;
+  if constexpr (kFormat == KvFormat::kQ8_0) {
+    const auto* block = reinterpret_cast<const uint16_t*>(row + chunk / 4 * 34);
+    const __half2 scale = __half2half2(__ushort_as_half(block[0]));
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      halves[i] = __hmul2(signed_bytes_to_halves(block[1 + chunk % 4 * 4 + i]), scale);
+  } else {
+    const uint64_t codes = n % 8 == 0 ? *reinterpret_cast<const uint64_t*>(row + chunk * 8)
+                                      : load_codes_slowly(row + chunk * 8, n - chunk * 8);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const auto pair = static_cast<__nv_fp8x2_storage_t>(codes >> (16 * i));
+      halves[i] = __half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3));
+    }
+  }
+  return out;
+}
+
+// A tile of kRows from raw rows in shared memory.
+template <KvFormat kFormat, int kLength, int kRows, int kThreads>
+__device__ __forceinline__ void expand_rows(uint8_t* tile, const uint8_t* raw, uint32_t row_bytes,
+                                            uint32_t n, uint32_t thread) {
+  constexpr int kChunks = kLength / 8;
+#pragma unroll 4
+  for (int i = 0; i < kRows * kChunks / kThreads; ++i) {
+    const uint32_t index = i * kThreads + thread;
+    const uint32_t row = index / kChunks;
+    const uint32_t chunk = index % kChunks;
+    *reinterpret_cast<uint4*>(tile + tile_offset<kLength * 2>(row, chunk)) =
+        expand_chunk<kFormat>(raw + row * row_bytes, chunk, n);
+  }
+}
+
+}  // namespace wcuda::kernels

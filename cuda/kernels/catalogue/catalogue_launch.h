@@ -1,0 +1,25 @@
+// Launchers of the catalogue, by family; catalogue_launch chooses. `count`: output elements.
+// Results depend on the arguments only, not on the device or its load: sums have a fixed order.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/shared/catalogue.h"
+
+namespace wcuda::kernels {
+
+cudaError_t catalogue_launch(CatalogueOp op, const CatalogueArgs& args, int64_t count,
+                             cudaStream_t stream);
+
+cudaError_t catalogue_reduce(CatalogueOp op, const CatalogueArgs& args, cudaStream_t stream);
+cudaError_t catalogue_rows(CatalogueOp op, const CatalogueArgs& args, cudaStream_t stream);
+cudaError_t catalogue_random(CatalogueOp op, const CatalogueArgs& args, int64_t count,
+                             cudaStream_t stream);
+cudaError_t catalogue_matmul(CatalogueOp op, const CatalogueArgs& args, cudaStream_t stream);
+
+// The place of the first of `count` ids that is not one of `vocab`, else `count`, to `place` on the
+// device. One block: ids are few beside what they name.
+cudaError_t catalogue_unknown_id(const int32_t* ids, int64_t count, int64_t vocab, int64_t* place,
+                                 cudaStream_t stream);
+
+}  // namespace wcuda::kernels

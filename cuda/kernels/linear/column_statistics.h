@@ -1,0 +1,40 @@
+// What a column's scale and norm are made of, over a warp and a block. Only for .cu files.
+#pragma once
+
+#include "kernels/shared/numeric.h"
+
+namespace wcuda::kernels {
+
+struct Statistics {
+  float square_sum;
+  float max;  // of magnitudes
+};
+
+__device__ inline Statistics warp_statistics(Statistics value) {
+#pragma unroll
+  for (int32_t distance = 16; distance > 0; distance /= 2) {
+    value.square_sum += __shfl_xor_sync(~0u, value.square_sum, distance);
+    value.max = fmaxf(value.max, __shfl_xor_sync(~0u, value.max, distance));
+  }
+  return value;
+}
+
+// Of the whole block, to every thread; the order of the sum is fixed. Once a kernel. kIsFull: the
+// block has kWarpsMax warps, not fewer.
+template <uint32_t kWarpsMax, bool kIsFull>
+__device__ inline Statistics block_statistics(Statistics value) {
+  __shared__ Statistics parts[kWarpsMax];
+  value = warp_statistics(value);
+  const uint32_t lane = threadIdx.x % 32;
+  if (lane == 0) parts[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = lane < (kIsFull ? kWarpsMax : blockDim.x / 32) ? parts[lane] : Statistics{0.0f, 0.0f};
+  return warp_statistics(value);
+}
+
+// 2^exponent, a normal number.
+__device__ inline float power_of_two(int32_t exponent) {
+  return bits_float(static_cast<uint32_t>(exponent + 127) << 23);
+}
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,222 @@
+// half_input: h[c] = 2^s(c) * x[c], or 2^s(c) * rms_norm(x[c]) * norm, as f16.
+//
+// A cluster of blocks a column, a quad of lanes kPieces groups of 32 inputs: a lane holds in
+// registers the 8 of each that lane t of a quad owns in the product. Blocks are small, so that they
+// find a place beside those of linear_batch. Bytes moved: 4 cols read and 2 depth written a column.
+#include <cuda_fp16.h>
+
+#include "kernels/linear/column_statistics.h"
+#include "kernels/linear/half_input.h"
+#include "kernels/ptx/cluster.h"
+#include "kernels/ptx/dependent_launch.h"
+
+namespace wcuda::kernels {
+namespace {
+
+constexpr uint32_t kInputThreads = 256;
+constexpr uint32_t kPieces = 2;  // of 8 inputs, of a thread
+constexpr uint32_t kBlockInputs = kInputThreads * 8 * kPieces;
+constexpr uint32_t kInputClusterMax = 8;
+constexpr int32_t kTopExponent = 14;
+
+// s of the largest magnitude: 0 where that is 0 or not finite.
+__device__ inline int32_t scale_exponent(float max) {
+  const auto exponent = static_cast<int32_t>(float_bits(max) >> 23 & 255);
+  if (max == 0.0f || exponent == 255) return 0;
+  return min(kTopExponent + 127 - exponent, 126);
+}
+
+// Three that only devices with clusters need.
+
+// The two quarters (4 inputs each) of a group of 32 that lane t of a quad owns.
+[[maybe_unused]] __device__ inline uint2 owned_quarters(InputOrder order, uint32_t t) {
+  switch (order) {
+    case InputOrder::kSplit:
+      return make_uint2(t, t + 4);
+    case InputOrder::kNested:
+      return make_uint2(t / 2 * 4 + t % 2, t / 2 * 4 + t % 2 + 2);
+    default:
+      return make_uint2(2 * t, 2 * t + 1);
+  }
+}
+
+[[maybe_unused]] __device__ inline uint32_t half_pair(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+__device__ inline uint64_t piece_index(const HalfInputArgs& args, uint32_t column, uint32_t piece) {
+  const uint64_t panel = column / args.tile_columns * (args.depth / 64) + piece / 8;
+  return (panel * args.tile_columns + column % args.tile_columns) * 8 + (piece % 8 ^ column % 8);
+}
+
+// words[i] of lane t of a quad becomes words[t] of lane i.
+[[maybe_unused]] __device__ inline void transpose_words(uint32_t (&words)[4]) {
+#pragma unroll
+  for (uint32_t bit = 1; bit <= 2; bit *= 2) {
+    const bool is_upper = (threadIdx.x & bit) != 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      if ((i & bit) != 0) continue;
+      const uint32_t got = __shfl_xor_sync(~0u, is_upper ? words[i] : words[i + bit], bit);
+      words[is_upper ? i : i + bit] = got;
+    }
+  }
+}
+
+// x and norm are aligned to 16 bytes, cols is a multiple of 4, depth at most kBlockInputs a block
+// of the cluster.
+__global__ void __launch_bounds__(kInputThreads, 5)
+    half_input_kernel(const HalfInputArgs args, uint32_t cluster) {
+#if __CUDA_ARCH__ >= 900
+  __shared__ Statistics parts[kInputClusterMax];
+  constexpr uint32_t kPieceGroups = kInputThreads / 4;
+  const uint32_t column = blockIdx.x / cluster, rank = blockIdx.x % cluster;
+  const bool is_column = column < args.columns, has_norm = args.norm != nullptr;
+  const uint32_t group = rank * (kBlockInputs / 32) + threadIdx.x / 4, lane = threadIdx.x % 4;
+  const uint2 quarters = owned_quarters(args.order, lane);
+  // Quarter i % 2 of piece i / 2.
+  const auto place = [&](uint32_t i) {
+    return (group + i / 2 * kPieceGroups) * 8 + (i % 2 == 0 ? quarters.x : quarters.y);
+  };
+
+  dependent_trigger();
+  if (cluster > 1)
+    cluster_arrive_relaxed();  // a block's memory may be written to once it has started
+  float4 norm[2 * kPieces], x[2 * kPieces];
+  const auto* const norms = reinterpret_cast<const float4*>(args.norm);
+#pragma unroll
+  for (uint32_t i = 0; i < 2 * kPieces; ++i)
+    norm[i] = has_norm && place(i) < args.cols / 4 ? norms[place(i)]
+                                                   : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+  dependent_wait();
+
+  const uint32_t x_row = is_column && args.x_rows != nullptr ? args.x_rows[column] : column;
+  const auto* const values = reinterpret_cast<const float4*>(args.x + uint64_t{x_row} * args.cols);
+#pragma unroll
+  for (uint32_t i = 0; i < 2 * kPieces; ++i)
+    x[i] = is_column && place(i) < args.cols / 4 ? values[place(i)]
+                                                 : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  Statistics all = {0.0f, 0.0f};
+#pragma unroll
+  for (uint32_t i = 0; i < 2 * kPieces; ++i) {
+    const float4 v = x[i], g = norm[i];
+    all.square_sum = fmaf(v.x, v.x, all.square_sum);
+    all.square_sum = fmaf(v.y, v.y, all.square_sum);
+    all.square_sum = fmaf(v.z, v.z, all.square_sum);
+    all.square_sum = fmaf(v.w, v.w, all.square_sum);
+    all.max = fmaxf(fmaxf(all.max, fmaxf(fabsf(v.x * g.x), fabsf(v.y * g.y))),
+                    fmaxf(fabsf(v.z * g.z), fabsf(v.w * g.w)));
+  }
+  all = block_statistics<kInputThreads / 32, true>(all);
+  if (cluster > 1) {
+    cluster_wait();
+    if (threadIdx.x < cluster) {
+      const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(&parts[rank]));
+      const uint32_t remote = cluster_address(target, threadIdx.x);
+      cluster_store(remote, all.square_sum);
+      cluster_store(remote + 4, all.max);
+    }
+    __syncwarp();
+    cluster_sync();
+    all = parts[0];
+    for (uint32_t i = 1; i < cluster; ++i) {
+      all.square_sum += parts[i].square_sum;
+      all.max = fmaxf(all.max, parts[i].max);
+    }
+  }
+  const float rms_inverse =
+      has_norm ? 1.0f / sqrtf(all.square_sum / static_cast<float>(args.cols) + args.epsilon) : 1.0f;
+  const int32_t exponent = scale_exponent(all.max * rms_inverse);
+  const float scale = power_of_two(exponent);
+  if (is_column && rank == 0 && threadIdx.x == 0) args.scales[column] = power_of_two(-exponent);
+
+#pragma unroll
+  for (uint32_t p = 0; p < kPieces; ++p) {
+    uint32_t words[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const float4 v = x[2 * p + i], g = norm[2 * p + i];
+      const float4 h =
+          make_float4(v.x * rms_inverse * g.x * scale, v.y * rms_inverse * g.y * scale,
+                      v.z * rms_inverse * g.z * scale, v.w * rms_inverse * g.w * scale);
+      const bool is_cross = args.order == InputOrder::kCross;
+      words[2 * i] = half_pair(h.x, is_cross ? h.z : h.y);
+      words[2 * i + 1] = half_pair(is_cross ? h.y : h.z, h.w);
+    }
+    const bool is_plain = args.order == InputOrder::kPlain;
+    if (!is_plain) transpose_words(words);
+    const uint32_t piece = (group + p * kPieceGroups) * 4 + lane;
+    if (piece >= args.depth / 8) continue;
+    const uint64_t index =
+        is_plain ? uint64_t{column} * (args.depth / 8) + piece : piece_index(args, column, piece);
+    reinterpret_cast<uint4*>(args.h)[index] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+#endif
+}
+
+// Any number of inputs at any address: x is read twice.
+__global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const HalfInputArgs args) {
+  const uint32_t column = blockIdx.x;
+  const bool is_plain = args.order == InputOrder::kPlain, is_column = column < args.columns;
+  dependent_trigger();
+  dependent_wait();
+  const uint32_t x_row = is_column && args.x_rows != nullptr ? args.x_rows[column] : column;
+  const float* const x = args.x + uint64_t{x_row} * args.cols;
+  float rms_inverse = 1.0f, scale = 0.0f;
+  if (is_column) {
+    Statistics part = {0.0f, 0.0f};
+    for (uint32_t k = threadIdx.x; k < args.cols; k += kInputThreads) {
+      const float value = x[k];
+      part.square_sum = fmaf(value, value, part.square_sum);
+      part.max = fmaxf(part.max, fabsf(args.norm != nullptr ? value * args.norm[k] : value));
+    }
+    const Statistics all = block_statistics<kInputThreads / 32, true>(part);
+    if (args.norm != nullptr)
+      rms_inverse = 1.0f / sqrtf(all.square_sum / static_cast<float>(args.cols) + args.epsilon);
+    const int32_t exponent = scale_exponent(all.max * rms_inverse);
+    scale = power_of_two(exponent);
+    if (threadIdx.x == 0) args.scales[column] = power_of_two(-exponent);
+  }
+
+  for (uint32_t piece = threadIdx.x; piece < args.depth / 8; piece += kInputThreads) {
+    uint32_t words[4] = {};
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) {
+      const uint32_t place = piece * 8 + i;
+      const uint32_t k = place / 32 * 32 + input_of_place(args.order, place % 32);
+      float value = 0.0f;
+      if (is_column && k < args.cols) {
+        value = x[k] * rms_inverse;
+        if (args.norm != nullptr) value *= args.norm[k];
+      }
+      words[i / 2] |= uint32_t{float_to_half(value * scale)} << (i % 2 * 16);
+    }
+    const uint64_t index =
+        is_plain ? uint64_t{column} * (args.depth / 8) + piece : piece_index(args, column, piece);
+    reinterpret_cast<uint4*>(args.h)[index] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
+
+}  // namespace
+
+cudaError_t half_input(const HalfInputArgs& args, const Launch& launch) {
+  if (args.columns == 0) return cudaSuccess;
+  const bool is_plain = args.order == InputOrder::kPlain;
+  if (!is_plain && args.tile_columns == 0) return cudaErrorInvalidValue;
+  const uint32_t blocks =
+      is_plain ? args.columns
+               : (args.columns + args.tile_columns - 1) / args.tile_columns * args.tile_columns;
+  if (args.depth < args.cols || args.depth % (is_plain ? 8 : 64) != 0) return cudaErrorInvalidValue;
+  const uint32_t cluster = (args.depth + kBlockInputs - 1) / kBlockInputs;
+  if (launch.compute_capability >= 90 && args.cols % 4 == 0 && cluster <= kInputClusterMax &&
+      is_aligned(args.x) && is_aligned(args.norm))
+    return launch_kernel(launch, dim3(blocks * cluster), dim3(kInputThreads), 0,
+                         cluster > 1 ? cluster : 0, half_input_kernel, args, cluster);
+  return launch_kernel(launch, dim3(blocks), dim3(kInputThreads), 0, 0, half_input_any_kernel,
+                       args);
+}
+
+}  // namespace wcuda::kernels

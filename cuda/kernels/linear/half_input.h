@@ -1,0 +1,62 @@
+// half_input: h[c] = 2^s(c) * x[c], or 2^s(c) * rms_norm(x[c]) * norm, as f16 for tensor cores.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/linear/linear.h"
+#include "kernels/shared/numeric.h"
+
+namespace wcuda::kernels {
+
+// Where the inputs of a column lie.
+enum class InputOrder : uint32_t {
+  kPlain,  // (columns, depth)
+  // (tiles, depth / 64, tile_columns, 64): panels of 64 inputs, each group of 32 inputs in the
+  // order in which the lanes of a quad own them (Ownership, kernels/linear/tile.h); piece p (8
+  // inputs) of a column at p ^ column % 8, as wgmma's 128-byte swizzle wants it.
+  kEight,
+  kCross,  // as kEight, the second and the third of every four inputs exchanged
+  kSplit,
+  kNested,
+};
+
+// Input (of a group of 32) at place `place`: product m16n8k16 number place / 16 of the group, of
+// which lane t of a quad holds places 2t, 2t + 1, 8 + 2t and 8 + 2t + 1.
+WCUDA_HD constexpr uint32_t input_of_place(InputOrder order, uint32_t place) {
+  const uint32_t four = place / 16, t = place % 8 / 2, r = place / 8 % 2 * 2 + place % 2;
+  switch (order) {
+    case InputOrder::kEight:
+      return 8 * t + 4 * four + r;
+    case InputOrder::kCross:
+      return 8 * t + 4 * four + r % 2 * 2 + r / 2;
+    case InputOrder::kSplit:
+      return 16 * four + 4 * t + r;
+    case InputOrder::kNested:
+      return t / 2 * 16 + four * 8 + t % 2 * 4 + r;
+    default:
+      return place;
+  }
+}
+
+struct HalfInputArgs {
+  uint32_t columns = 0;
+  uint32_t cols = 0;         // inputs
+  uint32_t depth = 0;        // at least cols, a multiple of 8 (kPlain) or 64; the rest zeros
+  const float* x = nullptr;  // (…, cols); token c reads row c, or row x_rows[c]
+  const uint32_t* x_rows = nullptr;  // (columns), device memory; may be null
+  const float* norm = nullptr;       // (cols) gain of an RMS norm; null: none
+  float epsilon = 0.0f;
+  InputOrder order = InputOrder::kPlain;
+  uint32_t tile_columns =
+      0;                  // a multiple of 8; the last tile is filled up with zeros. Not for kPlain
+  uint16_t* h = nullptr;  // aligned to 16 bytes
+  float* scales = nullptr;  // (columns) 2^-s, which the sums are multiplied by
+};
+
+// s(c) brings the largest magnitude of a column to 2^14 … 2^15, so that nothing overflows and what
+// underflows is below 2^-28 of the largest. A column's bits depend on nothing but its own x.
+cudaError_t half_input(const HalfInputArgs& args, const Launch& launch);
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,252 @@
+// Half tiles: the operand A of f16 tensor-core products (m16n8k16, m64nNk16) from records in shared
+// memory. Only for .cu files.
+//
+// HalfTile<type> holds what a lane needs of a unit (128 inputs of a strip, kernels/linear/tile.h):
+//
+//   kOrder        the order in which inputs are laid out for operand B (half_input.h)
+//   kChunkBytes   records of 256 inputs
+//   kWeightScale  weights are multiplied by it, so that small scales stay normal f16 numbers
+//   load          codes and scales of unit `half` (0, 1) of the chunk
+//   group         operands of group m (0 … 3) of the unit, 32 inputs: a[0 … 3] of the first 16
+//                 places, a[4 … 7] of the others; rows g, g + 8, g, g + 8
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "kernels/linear/half_input.h"
+#include "kernels/linear/tile.h"
+
+namespace wcuda::kernels {
+
+// Of types whose codes are bytes: pairs of numbers come from every second byte.
+constexpr InputOrder order_of(Ownership ownership) {
+  return ownership == Ownership::kEight   ? InputOrder::kCross
+         : ownership == Ownership::kSplit ? InputOrder::kSplit
+                                          : InputOrder::kNested;
+}
+
+__device__ __forceinline__ uint32_t half2_bits(__half2 value) {
+  return *reinterpret_cast<const uint32_t*>(&value);
+}
+__device__ __forceinline__ __half2 bits_half2(uint32_t bits) {
+  return *reinterpret_cast<const __half2*>(&bits);
+}
+
+// Codes of the K formats with mins lie around this. Centred codes make the rest of a weight, scale
+// * centre - min, small, and with it what rounding scale and rest to f16 costs: half of what
+// rounding scale and min does. In other formats both are f16 numbers already.
+WCUDA_HD constexpr float code_centre(uint32_t type) {
+  return type == 10 ? 2.0f : type == 12 ? 8.0f : type == 13 ? 16.0f : 0.0f;
+}
+
+// Types whose weights are scale * (code - offset) - min: through their int8 tiles.
+template <uint32_t kType>
+struct HalfTile {
+  using T = Tile<kType>;
+  static constexpr InputOrder kOrder = order_of(T::kOwnership);
+  static constexpr uint32_t kRecords = kChunkInputs / T::kLayout.record_elements();
+  static constexpr uint32_t kChunkBytes = kRecords * T::kLayout.record_bytes();
+  static constexpr float kWeightScale = 4.0f;
+  // Scales that a lane decodes: of its unit the quad needs 4 groups of 32, or 8 of 16. Lane t
+  // decodes group t; of 16-groups the pair of lanes with the same t / 2 decodes 2 each.
+  static constexpr uint32_t kDecoded = T::kGroup == 16 ? 2 : 1;
+
+  typename T::Raw raw;
+  uint32_t scales[kDecoded];  // f16 of row g and of row g + 8
+  uint32_t rests[kDecoded];   // scale * centre - min
+
+  __device__ __forceinline__ void load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+    raw = T::load(chunk, half, lane);
+#pragma unroll
+    for (uint32_t i = 0; i < kDecoded; ++i) {
+      const uint32_t t = lane % 4;
+      const uint32_t group = T::kGroup == 16 ? 2 * (t % 2 * 2 + i) + t / 2 : t;
+      float scale[2], min[2] = {};
+      T::scales(chunk, half, group, lane, scale, min);
+      scales[i] = half2_bits(__floats2half2_rn(scale[0] * kWeightScale, scale[1] * kWeightScale));
+      if (T::kHasMin) {
+        constexpr float kCentre = code_centre(kType) * kWeightScale;
+        rests[i] = half2_bits(__floats2half2_rn(scale[0] * kCentre - min[0] * kWeightScale,
+                                                scale[1] * kCentre - min[1] * kWeightScale));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void group(uint32_t half, uint32_t m, uint32_t lane,
+                                        uint32_t (&a)[8]) const {
+    const uint32_t source = T::kGroup == 16 ? (lane & ~1u) + m / 2 : (lane & ~3u) + m;
+    const uint32_t i = T::kGroup == 16 ? m % 2 : 0;
+    const __half2 scale = bits_half2(__shfl_sync(~0u, scales[i], source));
+    __half2 rest = {};
+    if (T::kHasMin) rest = bits_half2(__shfl_sync(~0u, rests[i], source));
+    uint32_t codes[4];
+    T::codes(raw, half, m, codes);
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j) {
+      const __half2 row_scale = j % 2 == 0 ? __low2half2(scale) : __high2half2(scale);
+      const __half2 row_rest = j % 2 == 0 ? __low2half2(rest) : __high2half2(rest);
+      // A byte b as the low bits of 1024 is the f16 number 1024 + b.
+      constexpr uint32_t kPairs[2] = {kOrder == InputOrder::kCross ? 0x4240 : 0x4140,
+                                      kOrder == InputOrder::kCross ? 0x4341 : 0x4342};
+      const uint32_t code = T::kSigned ? codes[j] ^ 0x80808080u : codes[j];
+      constexpr float kBias =
+          1024.0f + (T::kSigned ? 128.0f : 0.0f) + T::kOffset + code_centre(kType);
+      const __half2 bias = __float2half2_rn(kBias);
+#pragma unroll
+      for (uint32_t pair = 0; pair < 2; ++pair) {
+        const __half2 number =
+            __hsub2(bits_half2(__byte_perm(code, 0x64646464u, kPairs[pair])), bias);
+        const __half2 weight =
+            T::kHasMin ? __hfma2(number, row_scale, row_rest) : __hmul2(number, row_scale);
+        a[j / 2 * 4 + pair * 2 + j % 2] = half2_bits(weight);
+      }
+    }
+  }
+};
+
+// Q4_K: nibbles become f16 numbers where they lie, 1024 + n or 1024 + 16 n.
+template <>
+struct HalfTile<12> {
+  static constexpr quant::RecordLayout kLayout = quant::record_layout(12);
+  static constexpr InputOrder kOrder = InputOrder::kCross;
+  static constexpr uint32_t kRecords = 1;
+  static constexpr uint32_t kChunkBytes = kLayout.record_bytes();
+  static constexpr float kWeightScale = 4.0f;
+  static constexpr float kCentre = code_centre(12);
+
+  uint4 qs[2];    // of two groups, low nibbles and high: 8 bytes of row g, 8 of row g + 8
+  __half2 scale;  // of group lane % 4, row g and row g + 8
+  __half2 rest;   // scale * centre - min
+
+  __device__ __forceinline__ void load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+    const uint8_t* const header = chunk + part_base(kLayout, 1) + lane / 4 * 16;
+    const uint4 low = read_16(header), high = read_16(header + 128);
+    const uint8_t* const codes = chunk + half * 1024 + lane * 16;
+    qs[0] = read_16(codes);
+    qs[1] = read_16(codes + 512);
+    // Byte lane % 4 of row g to the lower 16 bits, that of row g + 8 to the upper.
+    const uint32_t bytes = 0x4400 + lane % 4 * 0x1111;
+    const uint32_t first = __byte_perm(low.y, high.y, bytes);
+    const uint32_t second = __byte_perm(low.z, high.z, bytes);
+    uint32_t scale_code = first & 0x003f003f, min_code = second & 0x003f003f;
+    if (half != 0) {
+      const uint32_t third = __byte_perm(low.w, high.w, bytes);
+      scale_code = (third & 0x000f000f) | (first >> 2 & 0x00300030);
+      min_code = (third >> 4 & 0x000f000f) | (second >> 2 & 0x00300030);
+    }
+    const __half2 d = bits_half2(__byte_perm(low.x, high.x, 0x5410));
+    const __half2 d_min = bits_half2(__byte_perm(low.x, high.x, 0x7632));
+    const __half2 scale_number = number(scale_code | kBias), min_number = number(min_code | kBias);
+    const __half2 scaled = __hmul2(d, __float2half2_rn(kWeightScale));
+    const __half2 scaled_min = __hmul2(d_min, __float2half2_rn(-kWeightScale));
+    scale = __hmul2(scale_number, scaled);
+    // The min in two terms, so that only the rest is rounded.
+    const __half2 min = __hmul2(min_number, scaled_min);
+    const __half2 min_low = __hfma2(min_number, scaled_min, __hneg2(min));
+    rest = __hadd2(__hfma2(scale_number, __hmul2(scaled, __float2half2_rn(kCentre)), min), min_low);
+  }
+
+  __device__ __forceinline__ void group(uint32_t, uint32_t m, uint32_t lane,
+                                        uint32_t (&a)[8]) const {
+    const uint32_t source = (lane & ~3u) + m;
+    const __half2 scales = bits_half2(__shfl_sync(~0u, half2_bits(scale), source));
+    const __half2 rests = bits_half2(__shfl_sync(~0u, half2_bits(rest), source));
+    const uint4 q = qs[m / 2];
+    const uint32_t words[4] = {q.x, q.z, q.y, q.w};
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j) {
+      const __half2 row_scale = j % 2 == 0 ? __low2half2(scales) : __high2half2(scales);
+      const __half2 row_rest = j % 2 == 0 ? __low2half2(rests) : __high2half2(rests);
+#pragma unroll
+      for (uint32_t pair = 0; pair < 2; ++pair) {
+        const uint32_t codes = words[j] >> (8 * pair);
+        const __half2 n =
+            m % 2 == 0 ? __hsub2(bits_half2(biased(codes, 0x000f000f)),
+                                 __float2half2_rn(1024.0f + kCentre))
+                       : __hfma2(bits_half2(biased(codes, 0x00f000f0)), __float2half2_rn(1.0f / 16),
+                                 __float2half2_rn(-1024.0f / 16 - kCentre));
+        a[j / 2 * 4 + pair * 2 + j % 2] = half2_bits(__hfma2(n, row_scale, row_rest));
+      }
+    }
+  }
+
+ private:
+  static constexpr uint32_t kBias = 0x64006400;  // 1024, 1024
+  // (codes & mask) | kBias: as one instruction, which the compiler does not make of two constants.
+  static __device__ __forceinline__ uint32_t biased(uint32_t codes, uint32_t mask) {
+    uint32_t result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(codes), "r"(mask), "r"(kBias));
+    return result;
+  }
+  static __device__ __forceinline__ __half2 number(uint32_t biased) {
+    return __hsub2(bits_half2(biased), __float2half2_rn(1024.0f));
+  }
+};
+
+// F16: as it lies. A record is 64 inputs: two runs of 32, of each 16 bytes of row g, then of row g
+// + 8.
+template <>
+struct HalfTile<1> {
+  static constexpr quant::RecordLayout kLayout = quant::record_layout(1);
+  static constexpr InputOrder kOrder = InputOrder::kEight;
+  static constexpr uint32_t kRecords = 4;
+  static constexpr uint32_t kChunkBytes = kRecords * kLayout.record_bytes();
+  static constexpr float kWeightScale = 1.0f;
+  const uint8_t* unit;
+
+  __device__ __forceinline__ void load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+    unit = chunk + half * (kChunkBytes / 2) + lane * 16;
+  }
+  __device__ __forceinline__ void group(uint32_t, uint32_t m, uint32_t, uint32_t (&a)[8]) const {
+    const uint4 low = read_16(unit + m * 1024), high = read_16(unit + m * 1024 + 512);
+    a[0] = low.x;
+    a[1] = high.x;
+    a[2] = low.y;
+    a[3] = high.y;
+    a[4] = low.z;
+    a[5] = high.z;
+    a[6] = low.w;
+    a[7] = high.w;
+  }
+};
+
+// BF16: a pair of 16 bits to a pair of f16.
+template <>
+struct HalfTile<30> : HalfTile<1> {
+  static constexpr float kWeightScale = 4.0f;
+  __device__ __forceinline__ void group(uint32_t half, uint32_t m, uint32_t lane,
+                                        uint32_t (&a)[8]) const {
+    HalfTile<1>::group(half, m, lane, a);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i)
+      a[i] = half2_bits(__floats2half2_rn(bits_float(a[i] << 16) * kWeightScale,
+                                          bits_float(a[i] & 0xffff0000u) * kWeightScale));
+  }
+};
+
+// F32: runs of 16 inputs, 4 a lane.
+template <>
+struct HalfTile<0> {
+  static constexpr quant::RecordLayout kLayout = quant::record_layout(0);
+  static constexpr InputOrder kOrder = InputOrder::kSplit;
+  static constexpr uint32_t kRecords = 4;
+  static constexpr uint32_t kChunkBytes = kRecords * kLayout.record_bytes();
+  static constexpr float kWeightScale = 4.0f;
+  const uint8_t* unit;
+
+  __device__ __forceinline__ void load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+    unit = chunk + half * (kChunkBytes / 2) + lane * 16;
+  }
+  __device__ __forceinline__ void group(uint32_t, uint32_t m, uint32_t, uint32_t (&a)[8]) const {
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j) {  // run j / 2, row g + 8 * (j % 2)
+      const float4 values = *reinterpret_cast<const float4*>(unit + m * 2048 + j * 512);
+      a[j / 2 * 4 + j % 2] =
+          half2_bits(__floats2half2_rn(values.x * kWeightScale, values.y * kWeightScale));
+      a[j / 2 * 4 + 2 + j % 2] =
+          half2_bits(__floats2half2_rn(values.z * kWeightScale, values.w * kWeightScale));
+    }
+  }
+};
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,271 @@
+// layer_chain: y_p = W_p · h_p for layers p of one token, where h_p is x_p or rms_norm(x_p) * norm
+// and x_p the output of layer p - 1.
+//
+// One CTA a multiprocessor, all of them resident at once. Each has an even share of the strips of
+// each layer. One warp copies the weights of its shares into a ring in shared memory, one layer
+// after the other and without regard to where one ends: so memory does not idle while the CTAs
+// exchange outputs. Sixteen warps take them from there, chunk j of a share (kernels/linear/tile.h)
+// warp j % 16.
+//
+// Outputs go from CTA to CTA through an exchange, in global memory, without a barrier: a word of it
+// is kMissing until its value is there, and who needs it reads until it is. When all CTAs have read
+// what they need of the last exchange, each clears its part of all exchanges for the next chain.
+//
+// A layer of many inputs (down) goes by slices of 1,024 of them: a CTA has a run of strips of one
+// or two slices, so that it needs few inputs, and puts sums into the exchange, of which each output
+// has one CTA that adds them up in their order.
+//
+// Bytes moved: every weight once; x of each layer once a CTA, from L2, or of slices those inputs
+// and the sums.
+#include <algorithm>
+
+#include "kernels/linear/chain_copy.cuh"
+#include "kernels/linear/chain_linear.cuh"
+#include "kernels/linear/layer_chain.h"
+#include "kernels/ptx/dependent_launch.h"
+
+namespace wcuda::kernels {
+namespace {
+
+// All of a chain, by the warps of products.
+template <class EngineA, class EngineB>
+__device__ __forceinline__ void run_layers(const ChainParams& params, const ChainShare* shares,
+                                           uint8_t* shared, uint32_t warp, uint32_t lane) {
+  RingPlace first;
+#pragma unroll 1
+  for (uint32_t p = 0; p < params.count; ++p) {
+    if (!shares[p].is_second)
+      run_layer<EngineA>(params, p, shares[p], first, shared, warp, lane);
+    else
+      run_layer<EngineB>(params, p, shares[p], first, shared, warp, lane);
+  }
+}
+
+template <class EngineA, class EngineB>
+__global__ void __launch_bounds__(kThreads, 1)
+    layer_chain_kernel(const __grid_constant__ ChainParams params) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) uint8_t shared[];
+  auto* const shares = reinterpret_cast<ChainShare*>(shared + params.shares_offset);
+  dependent_trigger();
+  const uint32_t lane = threadIdx.x % 32, warp = vector::uniform(threadIdx.x / 32);
+  Barriers& all = *reinterpret_cast<Barriers*>(shared + params.barriers_offset);
+  if (threadIdx.x < params.count)
+    shares[threadIdx.x] = share_of(params.layers[threadIdx.x], blockIdx.x);
+  if (warp == kWarps) {
+    const auto set = [](uint64_t* barrier, uint32_t count) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+                   "r"(count)
+                   : "memory");
+    };
+    set(all.full + lane, 1);
+    set(all.empty + lane, 4 * 32);
+    if (lane == 0) set(&all.staged, kWarps);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  if (warp >= kWarps) {
+    if (lane == 0) {
+      copy_weights<EngineA, EngineB>(params, shares, shared);
+      wait_for_others(params, shared);
+    }
+    __syncwarp();
+  } else {
+    run_layers<EngineA, EngineB>(params, shares, shared, warp, lane);
+  }
+  __syncthreads();
+  clear_exchange(params);
+#endif
+}
+
+uint32_t strips_of(const Matrix& matrix) { return (matrix.rows + 15) / 16; }
+uint32_t round_up(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
+bool is_gate(const LinearArgs& args) { return args.epilogue >= Epilogue::kSiluGate; }
+
+// The layer's parameters; false: it cannot be done. strips: of the largest share.
+bool describe(const LinearArgs& args, uint32_t ctas, ChainLayer* layer, uint32_t* strips) {
+  if (args.columns != 1 || args.matrix_count == 0 || args.matrix_count > kLinearMatricesMax)
+    return false;
+  const uint32_t cols = args.matrices[0].cols;
+  if (cols == 0 || cols % 1024 != 0) return false;
+  if (is_gate(args) && (args.matrix_count != 2 || args.matrices[0].rows != args.matrices[1].rows ||
+                        args.matrices[0].type != args.matrices[1].type))
+    return false;
+  layer->chunks = cols / kChunkInputs;
+  layer->epilogue = args.epilogue;
+  layer->x = args.x;
+  layer->norm = args.norm;
+  layer->epsilon = args.epsilon;
+  layer->mean_factor = 1.0f / static_cast<float>(cols);
+  uint32_t count = 0, units[2] = {0, 0}, least[2] = {~0u, ~0u};
+  for (uint32_t s = 0; s < 2; ++s) {
+    layer->part_begins[s] = count;
+    for (uint32_t i = 0; i < args.matrix_count; ++i) {
+      const Matrix& matrix = args.matrices[i];
+      if (matrix.cols != cols || matrix.rows == 0 || (matrix.type != 12 && matrix.type != 14))
+        return false;
+      if ((matrix.type == 14) != (s == 1)) continue;
+      layer->parts[count++] = {matrix.records, args.biases[i],
+                               is_gate(args) && i == 1 ? args.outputs[0] : args.outputs[i],
+                               matrix.rows, strips_of(matrix)};
+      if (!is_gate(args) || i == 0) units[s] += strips_of(matrix);
+      least[s] = std::min(least[s], strips_of(matrix));
+    }
+    layer->part_ends[s] = count;
+  }
+  const bool is_add = args.epilogue == Epilogue::kAdd;
+  if (is_add && args.matrix_count != 1) return false;
+  if (is_add && args.norm == nullptr && layer->chunks >= kSplitChunks) {
+    layer->slices = layer->chunks / kSliceChunks;
+    layer->chunks = kSliceChunks;
+    for (uint32_t& of_section : units) of_section *= layer->slices;
+    layer->rows_each = round_up((args.matrices[0].rows + ctas - 1) / ctas, 16);
+  }
+  // By bytes.
+  const double first = double{EngineA::kStageBytes} * units[0];
+  const double second = double{EngineB::kStageBytes} * units[1];
+  layer->ctas =
+      units[1] == 0 ? ctas
+      : units[0] == 0
+          ? 0
+          : std::min(ctas - 1,
+                     std::max(1u, static_cast<uint32_t>(ctas * (first / (first + second)) + 0.5)));
+  const uint32_t shares[2] = {layer->ctas, ctas - layer->ctas};
+  *strips = 0;
+  for (uint32_t s = 0; s < 2; ++s) {
+    if (shares[s] == 0) continue;
+    layer->units[s] = share_out(units[s], shares[s]);
+    const uint32_t most = (units[s] + shares[s] - 1) / shares[s];
+    // A share has at most two runs.
+    if (!is_gate(args) && most > least[s]) return false;  // of slices, those of a strip
+    *strips = std::max(*strips, most * (is_gate(args) ? 2 : 1));
+  }
+  // Larger layers have kernels of their own (H200, 70B Q4_K_M: 92.7 tokens a second, 90.9 so).
+  if (is_gate(args) && *strips > kWindow) return false;
+  return !is_add || layer->slices != 0 || *strips <= kWindow;
+}
+
+// Whether `next` reads what `layer` makes, and nothing else does.
+bool follows(const LinearArgs& layer, const LinearArgs& next) {
+  return next.x == layer.outputs[0] && next.matrices[0].cols == layer.matrices[0].rows &&
+         layer.matrix_count == (is_gate(layer) ? 2u : 1u);
+}
+
+// Parameters but for pointers to scratch memory, and the shared memory of a launch; 0: no chain.
+uint32_t plan(const LinearArgs* layers, uint32_t count, const Launch& launch, ChainParams* params) {
+  if (launch.compute_capability < 90 || launch.compute_capability >= 100 || count < 2 ||
+      count > kChainMax || launch.sm_count <= 0)
+    return 0;
+  const auto ctas = static_cast<uint32_t>(launch.sm_count);
+  uint32_t chunks = 0, window = 0;
+  // Of the others x has one row.
+  if (layers[0].x_rows != nullptr) return 0;
+  for (uint32_t p = 0; p < count; ++p) {
+    if (p != 0 && !follows(layers[p - 1], layers[p])) return 0;
+    ChainLayer& layer = params->layers[p];
+    uint32_t strips = 0;
+    if (!describe(layers[p], ctas, &layer, &strips)) return 0;
+    chunks = std::max(chunks, layer.chunks * (layer.slices != 0 ? 2 : 1));
+    window = std::max(window, is_gate(layers[p]) ? strips : std::min(strips, kWindow));
+  }
+  params->count = count;
+  params->window = window;
+  uint32_t end = round_up(chunks * EngineA::codes_bytes(kChunkInputs), 128);
+  const auto place = [&end](uint32_t bytes) {
+    const uint32_t begin = end;
+    end = round_up(end + bytes, 128);
+    return begin;
+  };
+  params->x_scales_offset = place(chunks * EngineA::scales_bytes(kChunkInputs));
+  params->squares_offset = place(kWarps * sizeof(float));
+  params->slots_offset = place(window * 16 * kSlotStride * sizeof(float));
+  params->shares_offset = place(sizeof(ChainShare) * count);
+  params->barriers_offset = place(sizeof(Barriers));
+  int device = 0, most = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
+    return 0;
+  const auto limit = static_cast<uint32_t>(most);
+  if (end + kStagesLeast * kStageBytes > limit) return 0;
+  params->ring_offset = end;
+  params->stages = std::min((limit - end) / kStageBytes, kStagesMax);
+  params->flight = kFlightStages;
+  return end + params->stages * kStageBytes;
+}
+
+}  // namespace
+
+bool layer_chain_takes(const LinearArgs* layers, uint32_t count, const Launch& launch) {
+  ChainParams params = {};
+  return plan(layers, count, launch, &params) != 0;
+}
+
+bool layer_chain_has_device(const Launch& launch) {
+  int device = 0, multiprocessors = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) !=
+          cudaSuccess ||
+      launch.sm_count <= 0 || launch.sm_count > multiprocessors)
+    return false;
+#if CUDART_VERSION >= 13000  // before, MPS does not show
+  int is_shared = 0;
+  if (cudaDeviceGetAttribute(&is_shared, cudaDevAttrMpsEnabled, device) != cudaSuccess ||
+      is_shared != 0)
+    return false;
+#endif
+  int ctas = 0;
+  const auto kernel = layer_chain_kernel<EngineA, EngineB>;
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, kThreads, 0) == cudaSuccess &&
+         ctas > 0;
+}
+
+uint64_t layer_chain_scratch_bytes(uint32_t rows_max, uint32_t sum_rows_max) {
+  const uint64_t slices = (rows_max / kChunkInputs + kSliceChunks - 1) / kSliceChunks;
+  return 256 + sizeof(float) * (uint64_t{kChainMax} * round_up(rows_max, 64) +
+                                2 * slices * round_up(sum_rows_max, 64));
+}
+
+cudaError_t layer_chain_prepare(void* scratch, uint64_t scratch_bytes, const Launch& launch) {
+  return cudaMemsetAsync(scratch, 0, scratch_bytes, launch.stream);
+}
+
+cudaError_t layer_chain(const LinearArgs* layers, uint32_t count, void* scratch,
+                        uint64_t scratch_bytes, const Launch& launch) {
+  ChainParams params = {};
+  const uint32_t shared_bytes = plan(layers, count, launch, &params);
+  if (shared_bytes == 0) return cudaErrorInvalidValue;
+  params.arrivals = static_cast<uint64_t*>(scratch);
+  params.exchange = reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + 256);
+  const auto take = [&params](uint32_t floats) {
+    float* const place = params.exchange + params.exchange_floats;
+    params.exchange_floats += round_up(floats, 64);
+    return place;
+  };
+  for (uint32_t p = 0; p < count; ++p) {
+    ChainLayer& layer = params.layers[p];
+    const LinearArgs& linear = layers[p];
+    if (p + 1 < count) {
+      layer.exchange = take(linear.matrices[0].rows);
+      params.layers[p + 1].x = layer.exchange;
+    }
+    if (layer.slices != 0) layer.partials = take(layer.slices * strips_of(linear.matrices[0]) * 16);
+    if (linear.epilogue != Epilogue::kAdd) continue;
+    layer.addend = linear.outputs[0];
+    for (uint32_t q = 0; q < p; ++q)
+      if (layers[q].outputs[0] == linear.outputs[0]) {
+        layer.addend = params.layers[q].exchange;
+        layer.is_addend_awaited = true;
+        // Others may write it: in what order the two arrive is not known.
+        for (VectorPart& part : params.layers[q].parts) part.output = nullptr;
+      }
+  }
+  if (256 + params.exchange_floats * sizeof(float) > scratch_bytes) return cudaErrorInvalidValue;
+  const auto kernel = layer_chain_kernel<EngineA, EngineB>;
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  if (error != cudaSuccess) return error;
+  return launch_kernel(launch, dim3(static_cast<uint32_t>(launch.sm_count)), dim3(kThreads),
+                       shared_bytes, 0, kernel, params);
+}
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,32 @@
+// The activations of gate epilogues, one text for every linear kernel.
+#pragma once
+
+#include "kernels/linear/linear.h"
+
+namespace wcuda::kernels {
+
+__device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }
+
+__device__ inline float gelu_tanh(float x) {
+  constexpr float kRootTwoOverPi = 0.79788456080286536f;
+  return 0.5f * x * (1.0f + tanhf(kRootTwoOverPi * x * (1.0f + 0.044715f * x * x)));
+}
+
+// Within 2^-18, for results that are rounded to f16.
+__device__ inline float silu_brief(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+
+__device__ inline float gelu_tanh_brief(float x) {
+  constexpr float kTwoRootsTwoOverPi = 1.59576912160573071f;
+  return __fdividef(x, 1.0f + __expf(-kTwoRootsTwoOverPi * x * (1.0f + 0.044715f * x * x)));
+}
+
+__device__ inline float gated(Epilogue epilogue, float gate, float up) {
+  return (epilogue == Epilogue::kSiluGate ? silu(gate) : gelu_tanh(gate)) * up;
+}
+
+// For threads that make many outputs.
+__device__ inline float gated_brief(Epilogue epilogue, float gate, float up) {
+  return (epilogue == Epilogue::kSiluGate ? silu_brief(gate) : gelu_tanh_brief(gate)) * up;
+}
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,271 @@
+// linear_batch: which kernel, how many rows a block, how many blocks share a tile.
+#include <algorithm>
+#include <atomic>
+
+#include "kernels/linear/linear_batch.h"
+#include "kernels/linear/linear_batch_kernel.h"
+#include "kernels/ptx/code.h"
+
+namespace wcuda::kernels {
+namespace {
+
+const BatchKernel* find_kernel(uint32_t type) {
+  for (const auto find : {find_batch_plain, find_batch_legacy, find_batch_k, find_batch_few_bits,
+                          find_batch_levels, find_batch_grid})
+    if (const BatchKernel* const kernel = find(type)) return kernel;
+  return nullptr;
+}
+
+constexpr uint32_t round_up(uint32_t value, uint32_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+constexpr bool is_gate(Epilogue epilogue) {
+  return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
+}
+uint64_t input_bytes(uint32_t cols, uint32_t columns) {
+  return uint64_t{round_up(cols, kChunkInputs)} * round_up(columns, 128) * 2;
+}
+uint64_t scale_bytes(uint32_t columns) { return round_up(columns, 128) * 4; }
+
+// How the matrices of one type are cut.
+struct Shape {
+  uint32_t rows;  // of a tile
+  uint32_t tiles;
+  uint32_t cluster;
+};
+
+uint32_t tile_count(const LinearBatchParams& params, uint32_t rows) {
+  if (is_gate(params.epilogue)) return (params.rows[0] + rows / 2 - 1) / (rows / 2);
+  uint32_t tiles = 0;
+  for (uint32_t m = 0; m < params.matrix_count; ++m) tiles += (params.rows[m] + rows - 1) / rows;
+  return tiles;
+}
+
+// In a block's shared memory: columns, and outputs on their way.
+constexpr uint32_t column_bytes(uint32_t columns) {
+  return batch_column_stages(columns) * batch_stage_bytes(columns) +
+         (columns > 64 ? kBatchWarpsMax / 2 * kStoreBytes : 0);
+}
+constexpr uint32_t kWeightStagesMin = 2;
+// Columns of a tile, of each kernel of a type.
+constexpr uint32_t kTileColumns[4] = {16, 32, 64, 128};
+// What a turn of blocks costs beside its products, and a chunk as the next of its block, in strips
+// by chunks of a multiprocessor. Few columns wait for one instruction after the other: 1 us a chunk
+// at 16 and 32 columns, however few the strips; down of 8B took 27.6 us in shares of 14 chunks
+// and 21.5 in shares of 8 (H200).
+constexpr uint32_t kTurnCost = 48;
+constexpr uint32_t kChunkCost[4] = {56, 56, 3, 0};
+
+// Of `chunks` chunks, that fit into a block's shared memory beside the columns.
+uint32_t weight_stages(uint32_t rows, uint32_t chunk_bytes, uint32_t chunks, uint32_t columns,
+                       uint32_t shared_bytes) {
+  const uint32_t others = kBatchAlignment + kBatchBarrierBytes + column_bytes(columns);
+  const uint32_t stages = (shared_bytes - others) / (rows / quant::kRecordRows * chunk_bytes);
+  return std::min({stages, chunks, kBatchStagesMax});
+}
+bool fits(uint32_t rows, uint32_t chunk_bytes, uint32_t columns) {
+  return weight_stages(rows, chunk_bytes, kWeightStagesMin, columns, batch_shared_bytes(1)) >=
+         kWeightStagesMin;
+}
+
+// Columns of a tile: as few as hold them, up to 128 where two stages of every matrix allow.
+// Invariant ones stop at 64, for all that larger tiles do otherwise.
+uint32_t tile_columns(const LinearArgs& args, bool is_invariant) {
+  if (args.columns <= 16) return 16;
+  if (args.columns <= 32) return 32;
+  if (args.columns <= 64 || is_invariant) return 64;
+  for (uint32_t m = 0; m < args.matrix_count; ++m)
+    if (!fits(64 * batch_strips(128), find_kernel(args.matrices[m].type)->chunk_bytes, 128))
+      return 64;
+  return 128;
+}
+
+cudaError_t allow_shared_memory(void (*kernel)(LinearBatchParams)) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              batch_shared_bytes(1));
+}
+
+// Clusters of `cluster` blocks of linear_batch that run at once: a cluster lies within one group of
+// multiprocessors, and these groups differ in size. Where only most of a grid's clusters find a
+// place the others run in a second turn: 15 instead of 8 us for 16 clusters of 8 (H200).
+uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t rows,
+                           uint32_t cluster, uint32_t sm_count) {
+  constexpr int32_t kDevicesMax = 32;
+  constexpr uint32_t kBlocksMax = 4;  // of a multiprocessor
+  static std::atomic<uint32_t> known[kDevicesMax][kBlocksMax][kBatchClusterMax + 1];
+  const uint32_t columns = kTileColumns[size], blocks = batch_blocks(rows, columns);
+  if (cluster == 1) return sm_count * blocks;
+  int32_t device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevicesMax) return sm_count / cluster;
+  std::atomic<uint32_t>& count = known[device][blocks - 1][cluster];
+  if (const uint32_t value = count.load(std::memory_order_relaxed)) return value;
+
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(cluster * sm_count);
+  config.blockDim = dim3(batch_threads(rows, columns));
+  config.dynamicSmemBytes = batch_shared_bytes(blocks);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int32_t clusters = 0;
+  if (allow_shared_memory(kernel.kernels[size]) != cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&clusters, kernel.kernels[size], &config) != cudaSuccess ||
+      clusters < 1)
+    return sm_count / cluster;
+  count.store(static_cast<uint32_t>(clusters), std::memory_order_relaxed);
+  return static_cast<uint32_t>(clusters);
+}
+
+// Rows of a tile and blocks that share one: what takes least, by a model of what was measured.
+Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, uint32_t size,
+                   uint32_t column_tiles, uint32_t sm_count) {
+  const uint32_t columns = kTileColumns[size];
+  const uint32_t shares = std::min(params.chunk_count, kBatchClusterMax);
+  Shape best{0, 0, 0};
+  uint64_t best_cost = UINT64_MAX;
+  const uint32_t rows_min = 64 * batch_strips(columns);
+  for (uint32_t rows = batch_rows_max(columns); rows >= rows_min; rows /= 2) {
+    if (rows > rows_min && !fits(rows, kernel.chunk_bytes, columns)) continue;
+    const uint32_t tiles = tile_count(params, rows) * column_tiles;
+    for (uint32_t cluster = 1; cluster <= shares; ++cluster) {
+      const uint32_t resident = resident_clusters(kernel, size, rows, cluster, sm_count);
+      const uint32_t turns = (tiles + resident - 1) / resident;
+      // Of the busiest multiprocessor in a turn.
+      const uint32_t blocks = ((tiles + turns - 1) / turns * cluster + sm_count - 1) / sm_count;
+      const uint32_t chunks = (params.chunk_count + cluster - 1) / cluster;
+      uint32_t products = blocks * (rows / quant::kRecordRows) * chunks;
+      // One warpgroup cannot multiply while it makes operands.
+      if (batch_strips(columns) > 1 && rows == rows_min) products += products / 2;
+      const uint32_t merge = cluster > 1 ? rows * columns / 1024 : 0;
+      const uint64_t cost =
+          uint64_t{turns} * (kTurnCost + products + kChunkCost[size] * chunks + merge);
+      if (cost >= best_cost) continue;
+      best_cost = cost;
+      best = {rows, tiles / column_tiles, cluster};
+    }
+  }
+  return best;
+}
+
+// The matrices from `second_matrix` on are of the kernel's second type.
+cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uint32_t second_matrix,
+                        uint32_t columns, bool is_invariant, const Launch& launch) {
+  params.column_tiles = (params.columns + columns - 1) / columns;
+  const auto sm_count = static_cast<uint32_t>(launch.sm_count);
+  const uint32_t size = columns == 16 ? 0 : columns == 32 ? 1 : columns == 64 ? 2 : 3;
+  if (const cudaError_t status = allow_shared_memory(kernel.kernels[size])) return status;
+  Shape shape = choose_shape(params, kernel, size, params.column_tiles, sm_count);
+  // The sums' bits hang on the cluster alone.
+  if (is_invariant) shape.cluster = choose_shape(params, kernel, 2, 1, sm_count).cluster;
+  uint32_t tile = 0;
+  params.second_tile = UINT32_MAX;
+  for (uint32_t m = 0; m < params.matrix_count; ++m) {
+    params.first_tile[m] = tile;
+    if (m == second_matrix) params.second_tile = tile;
+    if (!is_gate(params.epilogue)) tile += (params.rows[m] + shape.rows - 1) / shape.rows;
+  }
+  for (uint32_t rank = 0; rank <= shape.cluster; ++rank)
+    params.first_chunk[rank] = params.chunk_count * rank / shape.cluster;
+  params.tile_rows = shape.rows;
+  params.cluster = shape.cluster;
+  uint32_t shared_bytes = 0;
+  const uint32_t chunks = (params.chunk_count + shape.cluster - 1) / shape.cluster;
+  for (uint32_t blocks = batch_blocks(shape.rows, columns); blocks > 0; blocks /= 2) {
+    shared_bytes = batch_shared_bytes(blocks);
+    params.weight_stage_count =
+        weight_stages(shape.rows, kernel.chunk_bytes, chunks, columns, shared_bytes);
+    if (params.weight_stage_count >= std::min(kWeightStagesMin, chunks)) break;
+  }
+  params.sharing = 1;
+  const dim3 threads(batch_threads(shape.rows, columns));
+  if (batch_strips(columns) == 1 || shape.cluster > 1)
+    return launch_kernel(launch, dim3(shape.cluster, params.column_tiles, shape.tiles), threads,
+                         shared_bytes, shape.cluster > 1 ? shape.cluster : 0, kernel.kernels[size],
+                         params);
+  // Blocks of 128 columns go on to a next tile, and two share their columns.
+  params.sharing = shape.tiles > 1 ? 2 : 1;
+  params.tile_count = (shape.tiles + params.sharing - 1) / params.sharing * params.column_tiles;
+  const uint32_t groups = std::min(params.tile_count, sm_count / params.sharing);
+  return launch_kernel(launch, dim3(groups * params.sharing), threads, shared_bytes,
+                       params.sharing > 1 ? params.sharing : 0, kernel.kernels[size], params);
+}
+
+}  // namespace
+
+bool linear_batch_supports(const LinearArgs& args, const Launch& launch) {
+  if (launch.compute_capability != 90 || !has_warpgroup_code()) return false;
+  for (uint32_t m = 0; m < args.matrix_count; ++m)
+    if (find_kernel(args.matrices[m].type) == nullptr) return false;
+  return !is_gate(args.epilogue) || args.matrices[0].type == args.matrices[1].type;
+}
+
+uint64_t linear_batch_scratch_bytes(uint32_t cols, uint32_t columns) {
+  return input_bytes(cols, columns) + scale_bytes(columns);
+}
+
+cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratch,
+                         const Launch& launch) {
+  if (args.columns == 0 || !linear_batch_supports(args, launch) || launch.sm_count < 1)
+    return cudaErrorInvalidValue;
+  const uint32_t cols = args.matrices[0].cols;
+  HalfInputArgs input;
+  input.columns = args.columns;
+  input.cols = cols;
+  input.depth = round_up(cols, kChunkInputs);
+  input.x = args.x;
+  input.x_rows = args.x_rows;
+  input.norm = args.norm;
+  input.epsilon = args.epsilon;
+  input.tile_columns = tile_columns(args, is_invariant);
+  input.h = static_cast<uint16_t*>(scratch);
+  input.scales =
+      reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + input_bytes(cols, args.columns));
+
+  // The columns in each order that a type wants, then one kernel a type or two.
+  bool is_done[kLinearMatricesMax] = {};
+  for (uint32_t first = 0; first < args.matrix_count; ++first) {
+    if (is_done[first]) continue;
+    input.order = find_kernel(args.matrices[first].type)->order;
+    if (const cudaError_t status = half_input(input, launch)) return status;
+    for (uint32_t i = first; i < args.matrix_count; ++i) {
+      const BatchKernel* kernel = find_kernel(args.matrices[i].type);
+      if (is_done[i] || kernel->order != input.order) continue;
+      for (uint32_t m = i + 1; m < args.matrix_count && input.tile_columns <= 64; ++m)
+        if (const BatchKernel* const mixed =
+                is_done[m] ? nullptr
+                           : find_batch_mixed(args.matrices[i].type, args.matrices[m].type))
+          kernel = mixed;
+      LinearBatchParams params = {};
+      params.columns = args.columns;
+      const uint32_t record_inputs = kChunkInputs / kernel->records;
+      params.record_count = (cols + record_inputs - 1) / record_inputs;
+      params.chunk_count = input.depth / kChunkInputs;
+      params.epilogue = args.epilogue;
+      params.h = input.h;
+      params.scales = input.scales;
+      const auto add_matrices = [&](uint32_t type) {
+        for (uint32_t m = i; m < args.matrix_count; ++m) {
+          if (is_done[m] || args.matrices[m].type != type) continue;
+          is_done[m] = true;
+          if (args.matrices[m].rows == 0) continue;
+          params.records[params.matrix_count] = args.matrices[m].records;
+          params.biases[params.matrix_count] = args.biases[m];
+          params.outputs[params.matrix_count] = args.outputs[m];
+          params.rows[params.matrix_count++] = args.matrices[m].rows;
+        }
+      };
+      add_matrices(kernel->type);
+      const uint32_t second_matrix = params.matrix_count;
+      add_matrices(kernel->second_type);
+      if (params.matrix_count == 0) continue;
+      if (const cudaError_t status =
+              launch_type(params, *kernel, second_matrix, input.tile_columns, is_invariant, launch))
+        return status;
+    }
+  }
+  return cudaSuccess;
+}
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,385 @@
+// Tiles of the formats with codebooks: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S.
+// Interface: kernels/linear/tile.h, and one function more, prepare, which the threads of a block
+// call before the first use, with a barrier after it: it fills the codebook's table in shared
+// memory.
+//
+// IQ1 and IQ2: an entry of the table is 8 nibbles, selectors of a byte permutation that turns the
+// codes of 8 weights into levels; IQ2 puts the signs into the selectors. IQ3: an entry is the 4
+// levels themselves. Of a group's 32 inputs lane t owns the 8 of index t.
+#pragma once
+
+#include "kernels/linear/tile.h"
+#include "kernels/ptx/permute_bytes.h"
+#include "kernels/shared/quant_unpack_iq.h"
+
+#if defined(__CUDACC__)
+
+namespace wcuda::kernels {
+
+// 8 codes of 2 bits to a nibble each.
+WCUDA_HD inline uint32_t nibbles_of(uint32_t entry) {
+  entry = (entry | entry << 8) & 0x00ff00ff;
+  entry = (entry | entry << 4) & 0x0f0f0f0f;
+  return (entry | entry << 2) & 0x33333333;
+}
+
+// The table of a type in shared memory.
+template <uint32_t kType, uint32_t kCount>
+__device__ inline uint32_t* shared_table() {
+  __shared__ uint32_t table[kCount];
+  return table;
+}
+
+template <uint32_t kType, uint32_t kCount, class Entry>
+__device__ inline void fill_table(const Entry& entry) {
+  uint32_t* const table = shared_table<kType, kCount>();
+  for (uint32_t i = threadIdx.x; i < kCount; i += blockDim.x) table[i] = entry(i);
+}
+
+// Codes of a lane's unit: for each group and of rows g, g + 8 the place in the table and the signs.
+struct RawGrid {
+  uint32_t index[4][2];
+};
+
+struct TileOfGrid {
+  static constexpr Ownership kOwnership = Ownership::kEight;
+  static constexpr bool kHasMin = false;
+  using Raw = RawGrid;
+};
+
+// A set of 8 signs from its 7 stored bits, with more bits above the eighth.
+__device__ inline uint32_t eight_signs(uint32_t bits) {
+  return bits + (static_cast<uint32_t>(__popc(static_cast<int32_t>(bits))) << 7);
+}
+
+// Byte t of a word.
+__device__ inline uint32_t byte_of(uint32_t word, uint32_t t) {
+  return __byte_perm(word, 0, 0x4440 | t);
+}
+
+// IQ2: levels with their signs, int8.
+template <uint32_t kType, uint32_t kCount>
+struct TileOfIq2 : TileOfGrid {
+  static constexpr quant::RecordLayout kLayout = quant::record_layout(kType);
+  static constexpr bool kSigned = true;
+  static constexpr int32_t kOffset = 0;
+  // raw: the index, signs from bit 16.
+  static __device__ void codes(const RawGrid& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      // Sign j to bit 4j + 2: selectors 4 … 6 are the negative levels.
+      uint32_t signs = raw.index[m][i] >> 16;
+      signs = signs * 0x1001 & 0x000f000f;
+      signs = signs * 0x41 & 0x03030303;
+      const uint32_t select =
+          shared_table<kType, kCount>()[raw.index[m][i] & 0xffff] | (signs * 0x24 & 0x44444444);
+      a[i] = __byte_perm(0x002b1908, 0x00d5e7f8, select);
+      a[i + 2] = __byte_perm(0x002b1908, 0x00d5e7f8, select >> 16);
+    }
+  }
+  static __device__ float scale_of(uint16_t d, uint32_t code) {
+    return half_to_float(d) * (0.125f + 0.25f * static_cast<float>(code));
+  }
+};
+
+template <>
+struct Tile<16> : TileOfIq2<16, 256> {  // IQ2_XXS
+  static constexpr uint32_t kGroup = 32;
+  static __device__ void prepare() {
+    fill_table<16, 256>([](uint32_t i) { return nibbles_of(quant::iq2_xxs_grid()[i]); });
+  }
+  static __device__ RawGrid load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+    RawGrid raw;
+    const uint32_t t = lane % 4;
+#pragma unroll
+    for (uint32_t m = 0; m < 4; ++m)
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) {
+        const uint2 group = read_8(place(chunk, half, m, lane / 4 + 8 * i));
+        raw.index[m][i] = byte_of(group.x, t) | eight_signs(group.y >> (7 * t) & 127) << 16;
+      }
+    return raw;
+  }
+  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+                                float (&scale)[2], float (&)[2]) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t row = lane / 4 + 8 * i;
+      scale[i] = scale_of(read_2(chunk + part_base(kLayout, 1) + row * 2),
+                          read_4(place(chunk, half, m, row) + 4) >> 28);
+    }
+  }
+
+ private:
+  static __device__ const uint8_t* place(const uint8_t* chunk, uint32_t half, uint32_t m,
+                                         uint32_t row) {
+    return chunk + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8;
+  }
+};
+
+template <>
+struct Tile<17> : TileOfIq2<17, 512> {  // IQ2_XS
+  static constexpr uint32_t kGroup = 16;
+  static __device__ void prepare() {
+    fill_table<17, 512>([](uint32_t i) { return nibbles_of(quant::iq2_xs_grid()[i]); });
+  }
+  static __device__ RawGrid load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+    RawGrid raw;
+#pragma unroll
+    for (uint32_t m = 0; m < 4; ++m)
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) {
+        const uint32_t row = lane / 4 + 8 * i;
+        const uint32_t code =
+            read_2(chunk + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8 + lane % 4 * 2);
+        raw.index[m][i] = (code & 511) | eight_signs(code >> 9) << 16;
+      }
+    return raw;
+  }
+  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+                                float (&scale)[2], float (&)[2]) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t row = lane / 4 + 8 * i;
+      const uint32_t codes = chunk[part_base(kLayout, 1) + (half * 16 + row) * 4 + m / 2];
+      scale[i] =
+          scale_of(read_2(chunk + part_base(kLayout, 2) + row * 2), codes >> (m % 2 * 4) & 15);
+    }
+  }
+};
+
+template <>
+struct Tile<22> : TileOfIq2<22, 1024> {  // IQ2_S
+  static constexpr uint32_t kGroup = 16;
+  static __device__ void prepare() {
+    fill_table<22, 1024>([](uint32_t i) { return nibbles_of(quant::iq2_s_grid()[i]); });
+  }
+  static __device__ RawGrid load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+    RawGrid raw;
+    const uint32_t t = lane % 4;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t place = half * 16 + lane / 4 + 8 * i;
+      const uint4 low = read_16(chunk + place * 16);
+      const uint4 signs = read_16(chunk + part_base(kLayout, 1) + place * 16);
+      // Byte m: the two high bits of group m.
+      const uint32_t high = read_4(chunk + part_base(kLayout, 2) + place * 4) >> (2 * t);
+      raw.index[0][i] = byte_of(low.x, t) | (high << 8 & 0x300) | byte_of(signs.x, t) << 16;
+      raw.index[1][i] = byte_of(low.y, t) | (high & 0x300) | byte_of(signs.y, t) << 16;
+      raw.index[2][i] = byte_of(low.z, t) | (high >> 8 & 0x300) | byte_of(signs.z, t) << 16;
+      raw.index[3][i] = byte_of(low.w, t) | (high >> 16 & 0x300) | byte_of(signs.w, t) << 16;
+    }
+    return raw;
+  }
+  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+                                float (&scale)[2], float (&)[2]) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t row = lane / 4 + 8 * i;
+      const uint32_t codes = chunk[part_base(kLayout, 3) + (half * 16 + row) * 4 + m / 2];
+      scale[i] =
+          scale_of(read_2(chunk + part_base(kLayout, 4) + row * 2), codes >> (m % 2 * 4) & 15);
+    }
+  }
+};
+
+// IQ3: a[0], a[1] are the levels of an entry, a[2], a[3] those of the next, with their signs.
+template <uint32_t kType, uint32_t kCount>
+struct TileOfIq3 : TileOfGrid {
+  static constexpr quant::RecordLayout kLayout = quant::record_layout(kType);
+  static constexpr uint32_t kGroup = 32;
+  static constexpr bool kSigned = true;
+  static constexpr int32_t kOffset = 0;
+  // raw: two indices of 9 bits, from bits 0 and 9, signs from bit 24.
+  static __device__ void codes(const RawGrid& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
+    const uint32_t* const table = shared_table<kType, kCount>();
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t code = raw.index[m][i];
+      a[i] = with_signs(table[code & 511], code >> 24 & 15);
+      a[i + 2] = with_signs(table[code >> 9 & 511], code >> 28);
+    }
+  }
+
+ private:
+  // Levels negated where a bit of `signs` is set. -v differs from v in all bits above its lowest
+  // one: IQ3_S has odd levels; those of IQ3_XXS are 4 modulo 8 but for 62, the one with bit 1.
+  static __device__ uint32_t with_signs(uint32_t levels, uint32_t signs) {
+    // Bit j of 4 to the top of byte j, which the permutation copies to the whole byte.
+    const uint32_t negative = permute_bytes(signs * 0x10204080, 0, 0xba98);
+    if constexpr (kType == 21)
+      return levels ^ (negative & 0xfefefefe);
+    else
+      return levels ^ (negative & ((levels & 0x02020202) << 1 | 0xf8f8f8f8));
+  }
+};
+
+template <>
+struct Tile<18> : TileOfIq3<18, 256> {  // IQ3_XXS
+  static __device__ void prepare() {
+    fill_table<18, 256>([](uint32_t i) {
+      const uint32_t entry = quant::iq3_xxs_grid()[i];
+      uint32_t bytes = 0;
+      for (uint32_t j = 0; j < 4; ++j)
+        bytes |= static_cast<uint32_t>(quant::iq3_xxs_level(entry >> (4 * j) & 15)) << (8 * j);
+      return bytes;
+    });
+  }
+  static __device__ RawGrid load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+    RawGrid raw;
+    const uint32_t t = lane % 4;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t row = lane / 4 + 8 * i;
+      const uint4 words = read_16(chunk + part_base(kLayout, 1) + (half * 16 + row) * 16);
+#pragma unroll
+      for (uint32_t m = 0; m < 4; ++m) {
+        const uint32_t pair =
+            read_2(chunk + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8 + t * 2);
+        const uint32_t word = m == 0 ? words.x : m == 1 ? words.y : m == 2 ? words.z : words.w;
+        raw.index[m][i] =
+            (pair & 255) | (pair & 0xff00) << 1 | eight_signs(word >> (7 * t) & 127) << 24;
+      }
+    }
+    return raw;
+  }
+  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+                                float (&scale)[2], float (&)[2]) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t row = lane / 4 + 8 * i;
+      const uint32_t word = read_4(chunk + part_base(kLayout, 1) + (half * 16 + row) * 16 + m * 4);
+      scale[i] = half_to_float(read_2(chunk + part_base(kLayout, 2) + row * 2)) *
+                 (0.25f + 0.5f * static_cast<float>(word >> 28));
+    }
+  }
+};
+
+template <>
+struct Tile<21> : TileOfIq3<21, 512> {  // IQ3_S
+  static __device__ void prepare() {
+    fill_table<21, 512>([](uint32_t i) {
+      const uint32_t entry = quant::iq3_s_grid()[i];
+      uint32_t bytes = 0;
+      for (uint32_t j = 0; j < 4; ++j)
+        bytes |= static_cast<uint32_t>(quant::iq3_s_level(entry >> (4 * j) & 15)) << (8 * j);
+      return bytes;
+    });
+  }
+  static __device__ RawGrid load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+    RawGrid raw;
+    const uint32_t t = lane % 4;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t row = lane / 4 + 8 * i;
+      const uint4 signs = read_16(chunk + part_base(kLayout, 1) + (half * 16 + row) * 16);
+      // Byte m, bits 0 and 1: the ninth bits of the pair of group m.
+      const uint32_t high =
+          read_4(chunk + part_base(kLayout, 2) + (half * 16 + row) * 4) >> (2 * t);
+#pragma unroll
+      for (uint32_t m = 0; m < 4; ++m) {
+        const uint32_t pair =
+            read_2(chunk + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8 + t * 2);
+        const uint32_t word = m == 0 ? signs.x : m == 1 ? signs.y : m == 2 ? signs.z : signs.w;
+        const uint32_t bits = high >> (8 * m);
+        raw.index[m][i] = (pair & 255) | (bits & 1) << 8 | (pair & 0xff00) << 1 | (bits & 2) << 16 |
+                          byte_of(word, t) << 24;
+      }
+    }
+    return raw;
+  }
+  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+                                float (&scale)[2], float (&)[2]) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t row = lane / 4 + 8 * i;
+      const uint32_t codes = chunk[part_base(kLayout, 3) + (half * 16 + row) * 2 + m / 2];
+      scale[i] = half_to_float(read_2(chunk + part_base(kLayout, 4) + row * 2)) *
+                 static_cast<float>(1 + 2 * (codes >> (m % 2 * 4) & 15));
+    }
+  }
+};
+
+// IQ1: a weight is scale / 8 * (8 * grid ± 1); a code is that number plus 9, 0 … 18.
+template <uint32_t kType>
+struct TileOfIq1 : TileOfGrid {
+  static constexpr quant::RecordLayout kLayout = quant::record_layout(kType);
+  static constexpr bool kSigned = false;
+  static constexpr int32_t kOffset = 9;
+  static __device__ void prepare() {
+    fill_table<kType, 2048>([](uint32_t i) { return nibbles_of(quant::iq1_s_grid()[i]); });
+  }
+  static __device__ RawGrid load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+    RawGrid raw;
+    const uint32_t t = lane % 4;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t place = half * 16 + lane / 4 + 8 * i;
+      const uint4 low = read_16(chunk + place * 16);
+      const uint2 high = read_8(chunk + part_base(kLayout, 1) + place * 8);
+      raw.index[0][i] = Tile<kType>::index(low.x, high.x, t);
+      raw.index[1][i] = Tile<kType>::index(low.y, high.x >> 16, t);
+      raw.index[2][i] = Tile<kType>::index(low.z, high.y, t);
+      raw.index[3][i] = Tile<kType>::index(low.w, high.y >> 16, t);
+    }
+    return raw;
+  }
+  // raw: the index, bit 15 where the shift is negative.
+  static __device__ void codes(const RawGrid& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t index = raw.index[m][i];
+      const uint32_t select = shared_table<kType, 2048>()[index & 2047];
+      const uint32_t levels = (index & 0x8000) != 0 ? 0x00100800 : 0x00120a02;
+      a[i] = __byte_perm(levels, 0, select);
+      a[i + 2] = __byte_perm(levels, 0, select >> 16);
+    }
+  }
+};
+
+template <>
+struct Tile<19> : TileOfIq1<19> {  // IQ1_S
+  static constexpr uint32_t kGroup = 32;
+  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+                                float (&scale)[2], float (&)[2]) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t row = lane / 4 + 8 * i;
+      const uint32_t word = read_2(chunk + part_base(kLayout, 1) + (half * 16 + row) * 8 + m * 2);
+      scale[i] = half_to_float(read_2(chunk + part_base(kLayout, 2) + row * 2)) *
+                 (0.125f + 0.25f * static_cast<float>(word >> 12 & 7));
+    }
+  }
+
+  // Of lane t of a quad, from a word of low bytes and one of high bits.
+  static __device__ uint32_t index(uint32_t low, uint32_t high, uint32_t t) {
+    return byte_of(low, t) | (high >> (3 * t) & 7) << 8 | (high & 0x8000);
+  }
+};
+
+template <>
+struct Tile<29> : TileOfIq1<29> {  // IQ1_M
+  static constexpr uint32_t kGroup = 16;
+  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+                                float (&scale)[2], float (&)[2]) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint2 words = read_8(chunk + part_base(kLayout, 2) + (lane / 4 + 8 * i) * 8);
+      const uint32_t d = (words.x >> 12 & 0xf) | (words.x >> 24 & 0xf0) | (words.y >> 4 & 0xf00) |
+                         (words.y >> 16 & 0xf000);
+      const uint32_t code = (half == 0 ? words.x : words.y) >> (m / 4 * 16 + m % 4 * 3) & 7;
+      scale[i] =
+          half_to_float(static_cast<uint16_t>(d)) * (0.125f + 0.25f * static_cast<float>(code));
+    }
+  }
+
+  // Of lane t of a quad, from a word of low bytes and one of high bits.
+  static __device__ uint32_t index(uint32_t low, uint32_t high, uint32_t t) {
+    const uint32_t nibble = high >> (4 * t);
+    return byte_of(low, t) | (nibble & 7) << 8 | (nibble & 8) << 12;
+  }
+};
+
+}  // namespace wcuda::kernels
+
+#endif

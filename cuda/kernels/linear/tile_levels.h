@@ -1,0 +1,145 @@
+// Tiles of the formats whose 4-bit codes name one of 16 levels: IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
+// Interface: kernels/linear/tile.h.
+//
+// Levels are looked up 4 at once by byte permutation, 8 of them in two registers. Bit 3 of a
+// selector gives copies of the byte's top bit instead of the byte: with tables of bytes below 128
+// one lookup gives the levels of codes 0 … 7 and 0 for others, and a second, of the code xor 8, the
+// levels of codes 8 … 15 and 0 for others.
+#pragma once
+
+#include "kernels/linear/tile.h"
+#include "kernels/ptx/permute_bytes.h"
+
+#if defined(__CUDACC__)
+
+namespace wcuda::kernels {
+
+// Levels of IQ4 plus 128. Codes 0 … 7 are the negative ones.
+struct LevelsIq4 {
+  static constexpr int32_t kOffset = 128;
+  static __device__ uint32_t find(uint32_t select, uint32_t select_other) {
+    const uint32_t minus = permute_bytes(0x4153687f, 0x0a162331, select);
+    const uint32_t plus = permute_bytes(0x26190d01, 0x71594535, select_other);
+    return (plus | 0x80808080) - minus;  // no byte borrows
+  }
+};
+
+// Doubled values of e2m1 plus 12.
+struct LevelsE2m1 {
+  static constexpr int32_t kOffset = 12;
+  static __device__ uint32_t find(uint32_t select, uint32_t select_other) {
+    return permute_bytes(0x0f0e0d0c, 0x18141210, select) |
+           permute_bytes(0x090a0b0c, 0x00040608, select_other);
+  }
+};
+
+// Levels of 4 bytes: low nibbles to `low`, high ones to `high`.
+template <class Levels>
+__device__ inline void find_levels(uint32_t bytes, uint32_t& low, uint32_t& high) {
+  const uint32_t other = bytes ^ 0x88888888;
+  const uint32_t first = Levels::find(bytes, other);
+  const uint32_t second = Levels::find(bytes >> 16, other >> 16);
+  low = __byte_perm(first, second, 0x6420);
+  high = __byte_perm(first, second, 0x7531);
+}
+
+// Four records of 64 inputs, two groups each, whose pieces of 4 bytes lie from the start.
+template <uint32_t kType, class Levels>
+struct TileOfLevels {
+  static constexpr quant::RecordLayout kLayout = quant::record_layout(kType);
+  static constexpr bool kSigned = false;
+  static constexpr int32_t kOffset = Levels::kOffset;
+  static constexpr bool kHasMin = false;
+  struct Raw {
+    uint4 qs[2];  // of two groups: 4 bytes of row g, of row g + 8
+  };
+  static __device__ Raw load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+    return {
+        {read_16(record(chunk, half, 0) + lane * 16), read_16(record(chunk, half, 2) + lane * 16)}};
+  }
+  static __device__ void codes(const Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
+    const uint4 qs = raw.qs[m / 2];
+    find_levels<Levels>(m % 2 == 0 ? qs.x : qs.z, a[0], a[2]);
+    find_levels<Levels>(m % 2 == 0 ? qs.y : qs.w, a[1], a[3]);
+  }
+
+ protected:
+  // The record of group m.
+  static __device__ const uint8_t* record(const uint8_t* chunk, uint32_t half, uint32_t m) {
+    return chunk + (2 * half + m / 2) * kLayout.record_bytes();
+  }
+};
+
+template <>
+struct Tile<20> : TileOfLevels<20, LevelsIq4> {  // IQ4_NL
+  static constexpr Ownership kOwnership = Ownership::kSplit;
+  static constexpr uint32_t kGroup = 32;
+  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+                                float (&scale)[2], float (&)[2]) {
+    const uint8_t* d = record(chunk, half, m) + part_base(kLayout, 1) + m % 2 * 32 + lane / 4 * 2;
+    scale[0] = half_to_float(read_2(d));
+    scale[1] = half_to_float(read_2(d + 16));
+  }
+};
+
+template <>
+struct Tile<39> : TileOfLevels<39, LevelsE2m1> {  // MXFP4
+  static constexpr Ownership kOwnership = Ownership::kSplit;
+  static constexpr uint32_t kGroup = 32;
+  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+                                float (&scale)[2], float (&)[2]) {
+    const uint8_t* e = record(chunk, half, m) + part_base(kLayout, 1) + m % 2 * 16 + lane / 4;
+    scale[0] = e8m0_half_to_float(e[0]);
+    scale[1] = e8m0_half_to_float(e[8]);
+  }
+};
+
+template <>
+struct Tile<40> : TileOfLevels<40, LevelsE2m1> {  // NVFP4
+  static constexpr Ownership kOwnership = Ownership::kNested;
+  static constexpr uint32_t kGroup = 16;
+  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+                                float (&scale)[2], float (&)[2]) {
+    const uint8_t* d = record(chunk, half, m / 2) + part_base(kLayout, 1) + lane / 4 * 4 + m % 4;
+    scale[0] = ue4m3_half_to_float(d[0]);
+    scale[1] = ue4m3_half_to_float(d[32]);
+  }
+};
+
+template <>
+struct Tile<23> {  // IQ4_XS
+  static constexpr quant::RecordLayout kLayout = quant::record_layout(23);
+  static constexpr Ownership kOwnership = Ownership::kSplit;
+  static constexpr uint32_t kGroup = 32;
+  static constexpr bool kSigned = false;
+  static constexpr int32_t kOffset = LevelsIq4::kOffset;
+  static constexpr bool kHasMin = false;
+  struct Raw {
+    uint4 qs[2];  // of two groups: 4 bytes of row g, of row g + 8
+  };
+  static __device__ Raw load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+    const uint8_t* qs = chunk + half * 1024 + lane * 16;
+    return {{read_16(qs), read_16(qs + 512)}};
+  }
+  static __device__ void codes(const Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
+    const uint4 qs = raw.qs[m / 2];
+    find_levels<LevelsIq4>(m % 2 == 0 ? qs.x : qs.z, a[0], a[2]);
+    find_levels<LevelsIq4>(m % 2 == 0 ? qs.y : qs.w, a[1], a[3]);
+  }
+  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+                                float (&scale)[2], float (&)[2]) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint2 header = read_8(chunk + part_base(kLayout, 1) + (lane / 4 + 8 * i) * 8);
+      const uint32_t group = 4 * half + m;
+      const uint32_t code = (header.y >> (4 * group) & 15) | (header.x >> 16 >> (2 * group) & 3)
+                                                                 << 4;
+      scale[i] = half_to_float(static_cast<uint16_t>(header.x)) *
+                 static_cast<float>(static_cast<int32_t>(code) - 32);
+    }
+  }
+};
+
+}  // namespace wcuda::kernels
+
+#endif

@@ -1,0 +1,257 @@
+// The walk over a slice of the activations that puts them into shared memory.
+#pragma once
+
+#include "kernels/linear/vector_params.h"
+#include "kernels/ptx/dependent_launch.h"
+
+namespace wcuda::kernels::vector {
+
+// Inputs that some warps stage together.
+struct StageRange {
+  uint32_t begin;        // first input
+  uint32_t eights;       // groups of eight inputs; a multiple of 8
+  uint32_t first_eight;  // number of the first in shared memory
+  uint32_t warp, warps;  // this warp, of so many
+};
+
+// Adds a square of each lane to those of the warp and token.
+__device__ inline void add_square(float* squares, uint32_t token, float square) {
+#pragma unroll
+  for (uint32_t step = 16; step != 0; step /= 2) square += __shfl_xor_sync(~0u, square, step);
+  if (threadIdx.x % 32 == 0) squares[token * 16] += square;
+}
+
+// Clears the warp's; the last warp what is added with its own, too.
+template <uint32_t T>
+__device__ inline void clear_squares(float* squares) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (lane >= T) return;
+  squares[lane * 16] = 0.0f;
+  if (warp + 1 == blockDim.x / 32)
+    for (uint32_t pad = warp + 1; pad % 4 != 0; ++pad) squares[lane * 16 + pad - warp] = 0.0f;
+}
+
+// Waits for the kernel ahead, then calls put(eight, token, v, is_there) for eight inputs each,
+// v = x * norm (zero past cols and for tokens past columns), for T tokens. Whole warps call, for
+// eights in a row; where not is_there, nothing may be stored. squares (T, 16): 0 … of the
+// warp gets sums of squares of x if there is a norm. after_loads is called once the first inputs
+// are on the way, by warps that have any.
+//
+// A warp does kPieces blocks of 32 eights at once, of one token or two.
+template <uint32_t T, bool kWholeEights, bool kHasNorm, class AfterLoads, class Put>
+__device__ inline void stage_slice(const VectorParams& params, const StageRange& range,
+                                   float* squares, AfterLoads after_loads, Put put) {
+  constexpr uint32_t kTokens = T < 2 ? T : 2;
+  constexpr uint32_t kPieces = T >= 4 ? (kWholeEights ? 1 : 2) : (kHasNorm ? 2 : 4) / kTokens;
+  constexpr uint32_t kNone = ~0u;
+  const uint32_t lane = threadIdx.x % 32;
+  // Work w is the tokens w % (T / kTokens) * kTokens … of the eights w / (T / kTokens) * 32 ….
+  const auto token_of = [&](uint32_t work, uint32_t i) {
+    return work % (T / kTokens) * kTokens + i;
+  };
+  const auto eight_of = [&](uint32_t work) { return work / (T / kTokens) * 32 + lane; };
+  // First input of the lane's eight, kNone where there is none.
+  const auto input_of = [&](uint32_t work) {
+    const uint32_t eight = eight_of(work), input = range.begin + eight * 8;
+    return eight < range.eights && input < params.cols ? input : kNone;
+  };
+  // Eight floats at `source`; `missing` where there are none.
+  const auto load = [&](const float* source, uint32_t input, float missing, float(&values)[8]) {
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i += 4) {
+      float4 four = make_float4(missing, missing, missing, missing);
+      if (input != kNone && (kWholeEights || i == 0 || input + i < params.cols))
+        four = *reinterpret_cast<const float4*>(source + i);
+      values[i] = four.x;
+      values[i + 1] = four.y;
+      values[i + 2] = four.z;
+      values[i + 3] = four.w;
+    }
+  };
+  float gains[kPieces][8];
+  const auto load_gains = [&](uint32_t work) {
+    if constexpr (kHasNorm) {
+#pragma unroll
+      for (uint32_t p = 0; p < kPieces; ++p) {
+        const uint32_t input = input_of(work + p * range.warps);
+        load(params.norm + input, input, 1.0f, gains[p]);
+      }
+    }
+  };
+  // Of x; kNone for zeros.
+  uint32_t inputs[kPieces][kTokens];
+  const auto find = [&](uint32_t work) {
+#pragma unroll
+    for (uint32_t p = 0; p < kPieces; ++p) {
+      const uint32_t own = work + p * range.warps, input = input_of(own);
+#pragma unroll
+      for (uint32_t i = 0; i < kTokens; ++i) {
+        inputs[p][i] = token_of(own, i) < params.columns ? input : kNone;
+      }
+    }
+  };
+  load_gains(range.warp);
+  find(range.warp);
+  if constexpr (kHasNorm) clear_squares<T>(squares);
+    // All that the loads need is there when the wait ends.
+#pragma unroll
+  for (uint32_t p = 0; p < kPieces; ++p)
+#pragma unroll
+    for (uint32_t i = 0; i < kTokens; ++i) asm volatile("" : "+r"(inputs[p][i]));
+  __syncwarp();
+  dependent_wait();
+
+  // A warp whose tokens stay the same adds up its lanes at the end.
+  const bool has_own_tokens = kHasNorm && T >= 4 && range.warps * kPieces % (T / kTokens) == 0;
+  float own_squares[kPieces][kTokens] = {};
+
+#pragma unroll 1
+  for (uint32_t work = range.warp; eight_of(work) - lane < range.eights;
+       work += kPieces * range.warps) {
+    if (work != range.warp) {
+      load_gains(work);
+      find(work);
+    }
+    float values[kPieces][kTokens][8];
+#pragma unroll
+    for (uint32_t p = 0; p < kPieces; ++p) {
+#pragma unroll
+      for (uint32_t i = 0; i < kTokens; ++i) {
+        uint32_t row = token_of(work + p * range.warps, i);
+        if (params.x_rows != nullptr && inputs[p][i] != kNone) row = params.x_rows[row];
+        const float* const source = params.x + (row * params.cols + inputs[p][i]);
+        load(source, inputs[p][i], 0.0f, values[p][i]);
+      }
+    }
+    if (work == range.warp) after_loads();
+#pragma unroll
+    for (uint32_t p = 0; p < kPieces; ++p) {
+      const uint32_t own = work + p * range.warps, eight = eight_of(own);
+      if (p != 0 && eight - lane >= range.eights) break;  // the whole warp
+#pragma unroll
+      for (uint32_t i = 0; i < kTokens; ++i) {
+        const uint32_t token = token_of(own, i);
+        if constexpr (kHasNorm) {
+          float square = 0.0f;
+#pragma unroll
+          for (uint32_t j = 0; j < 8; ++j) {
+            square += values[p][i][j] * values[p][i][j];
+            values[p][i][j] *= gains[p][j];
+          }
+          if (has_own_tokens)
+            own_squares[p][i] += square;
+          else
+            add_square(squares, token, square);
+        }
+        put(range.first_eight + eight, token, values[p][i], eight < range.eights);
+      }
+    }
+  }
+  if (has_own_tokens)
+#pragma unroll
+    for (uint32_t p = 0; p < kPieces; ++p)
+#pragma unroll
+      for (uint32_t i = 0; i < kTokens; ++i)
+        add_square(squares, token_of(range.warp + p * range.warps, i), own_squares[p][i]);
+}
+
+// stage_slice for 4 and 8 tokens where none of the inputs is missing and eights are a multiple of
+// 32. A warp does 32 eights of four tokens at once; tokens past columns repeat the last.
+template <uint32_t T, bool kHasNorm, class AfterLoads, class Put>
+__device__ inline void stage_whole_slice(const VectorParams& params, const StageRange& range,
+                                         float* squares, AfterLoads after_loads, Put put) {
+  static_assert(T == 4 || T == 8);
+  // Blocks of eights whose loads are on the way at once (H200, 1 and 2: chains of 8B Q4_K at 8
+  // tokens 559 and 577 steps/s, at 4 tokens 704 and 694).
+  constexpr uint32_t kPieces = T == 8 ? 2 : 1;
+  const uint32_t lane = threadIdx.x % 32, cols = params.cols;
+  // 8 tokens: two warps share the tokens, or one takes them in turn.
+  const bool is_split = T == 8 && range.warps % 2 == 0;
+  const uint32_t first = (is_split ? range.warp / 2 : range.warp) * 32;
+  const uint32_t step = (is_split ? range.warps / 2 : range.warps) * 32;
+  uint32_t token = is_split ? range.warp % 2 * 4 : 0;
+  const uint32_t token_end = is_split ? token + 4 : T;
+  const uint32_t input = range.begin + lane * 8;
+  const auto load = [&](const float* source, float(&values)[8]) {
+    const float4 front = reinterpret_cast<const float4*>(source)[0];
+    const float4 back = reinterpret_cast<const float4*>(source)[1];
+    values[0] = front.x, values[1] = front.y, values[2] = front.z, values[3] = front.w;
+    values[4] = back.x, values[5] = back.y, values[6] = back.z, values[7] = back.w;
+  };
+  float gains[kPieces][8];
+  const auto load_gains = [&](uint32_t eight) {
+    if constexpr (kHasNorm)
+#pragma unroll
+      for (uint32_t p = 0; p < kPieces; ++p)
+        if (eight + p * step < range.eights)
+          load(params.norm + input + (eight + p * step) * 8, gains[p]);
+  };
+  load_gains(first);
+  if constexpr (kHasNorm) clear_squares<T>(squares);
+  __syncwarp();
+  dependent_wait();
+
+  bool is_first = true;
+#pragma unroll 1
+  for (; token < token_end; token += 4) {
+    float own_squares[4] = {};
+    const float* sources[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      uint32_t row = min(token + i, params.columns - 1);
+      if (params.x_rows != nullptr) row = params.x_rows[row];
+      sources[i] = params.x + (row * cols + input);
+    }
+#pragma unroll 1
+    for (uint32_t eight = first; eight < range.eights; eight += kPieces * step) {
+      float values[kPieces][4][8];
+#pragma unroll
+      for (uint32_t p = 0; p < kPieces; ++p)
+        if (p == 0 || eight + p * step < range.eights)
+#pragma unroll
+          for (uint32_t i = 0; i < 4; ++i) load(sources[i] + (eight + p * step) * 8, values[p][i]);
+      if (is_first)
+        after_loads();
+      else
+        load_gains(eight);
+      is_first = false;
+#pragma unroll
+      for (uint32_t p = 0; p < kPieces; ++p) {
+        if (p != 0 && eight + p * step >= range.eights) break;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+          if constexpr (kHasNorm)
+#pragma unroll
+            for (uint32_t j = 0; j < 8; ++j) {
+              own_squares[i] = fmaf(values[p][i][j], values[p][i][j], own_squares[i]);
+              values[p][i][j] *= gains[p][j];
+            }
+          put(range.first_eight + eight + p * step + lane, token + i, values[p][i], true);
+        }
+      }
+    }
+    if constexpr (kHasNorm)
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) add_square(squares, token + i, own_squares[i]);
+  }
+}
+
+template <uint32_t T, bool kWholeEights, class AfterLoads, class Put>
+__device__ inline void stage_slice(const VectorParams& params, const StageRange& range,
+                                   float* squares, AfterLoads after_loads, Put put) {
+  if constexpr (T >= 4 && kWholeEights) {
+    if (range.eights % 32 == 0 && range.begin + range.eights * 8 <= params.cols) {
+      if (params.norm != nullptr)
+        stage_whole_slice<T, true>(params, range, squares, after_loads, put);
+      else
+        stage_whole_slice<T, false>(params, range, squares, after_loads, put);
+      return;
+    }
+  }
+  if (params.norm != nullptr)
+    stage_slice<T, kWholeEights, true>(params, range, squares, after_loads, put);
+  else
+    stage_slice<T, kWholeEights, false>(params, range, squares, after_loads, put);
+}
+
+}  // namespace wcuda::kernels::vector

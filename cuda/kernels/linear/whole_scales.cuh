@@ -1,0 +1,163 @@
+// Formats whose scales are whole numbers times a factor of a row and record: products of several
+// groups add up as integers, and so do mins.
+//
+//   w = factor * scale * code - min_factor * min
+//
+// WholeScales<Tile> has, beside kIs,
+//
+//   Header      of rows g and g + 8 of a record, as stored
+//   load        a lane's Header
+//   scale       of group m of unit `half`, which are known at compile time, of row g (row 0) or g +
+//               8 (row 1); groups as Tile::kGroup says. |scale * product of a record's codes with
+//               128| < 2^31
+//   codes       operand A as Tile::codes, of codes that these scales go with
+//   kCodesSigned
+//   factor      of a row
+// and where the tile has mins
+//   min, min_factor  likewise; m may differ from lane to lane
+#pragma once
+
+#include "kernels/linear/tile_k.h"
+
+namespace wcuda::kernels::vector {
+
+template <class Tile>
+struct WholeScales {
+  static constexpr bool kIs = false;
+};
+
+// Q4_K and Q5_K have one header: d, dmin, 8 scales and 8 mins of 6 bits (k_header_scale).
+struct KHeader {
+  uint32_t factors[2];    // of rows g and g + 8: d, dmin
+  uint32_t scales[2][2];  // half, row: those of the four groups of a unit, a byte each
+  uint32_t mins[2][2];
+
+  static __device__ KHeader load(const uint8_t* headers, uint32_t lane) {
+    KHeader header;
+#pragma unroll
+    for (uint32_t row = 0; row < 2; ++row) {
+      const uint4 words = read_16(headers + lane / 4 * 16 + row * 128);
+      header.factors[row] = words.x;
+      header.scales[0][row] = words.y & 0x3f3f3f3f;
+      header.scales[1][row] = (words.w & 0x0f0f0f0f) | (words.y >> 2 & 0x30303030);
+      header.mins[0][row] = words.z & 0x3f3f3f3f;
+      header.mins[1][row] = (words.w >> 4 & 0x0f0f0f0f) | (words.z >> 2 & 0x30303030);
+      // Masks of four bytes stay ahead of what takes one.
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half)
+        asm("" : "+r"(header.scales[half][row]), "+r"(header.mins[half][row]));
+    }
+    return header;
+  }
+  // A group's, as it lies in its byte.
+  __device__ int32_t scale(uint32_t half, uint32_t m, uint32_t row) const {
+    return static_cast<int32_t>(__byte_perm(scales[half][row], 0, 0x4440 | m));
+  }
+  __device__ float d(uint32_t row) const {
+    return half_to_float(static_cast<uint16_t>(factors[row]));
+  }
+  __device__ float min_factor(uint32_t row) const {
+    return half_to_float(static_cast<uint16_t>(factors[row] >> 16));
+  }
+  __device__ float min(uint32_t half, uint32_t m, uint32_t row) const {
+    return static_cast<float>(mins[half][row] >> (8 * m) & 0xff);
+  }
+};
+
+template <>
+struct WholeScales<Tile<12>> {
+  using Tile = kernels::Tile<12>;
+  static constexpr bool kIs = true;
+  static constexpr bool kCodesSigned = false;
+  using Header = KHeader;
+  static __device__ Header load(const uint8_t* chunk, uint32_t lane) {
+    return KHeader::load(chunk + part_base(Tile::kLayout, 1), lane);
+  }
+  // Codes of odd groups are 16 times too large: scales of even ones are, too.
+  static __device__ void codes(const Tile::Raw& raw, uint32_t half, uint32_t m, uint32_t (&a)[4]) {
+    Tile::shifted_codes(raw, half, m, a);
+  }
+  static __device__ int32_t scale(const Header& header, uint32_t half, uint32_t m, uint32_t row) {
+    if (m % 2 != 0) return header.scale(half, m, row);
+    const uint32_t scales = header.scales[half][row];
+    return static_cast<int32_t>((m == 0 ? scales << 4 : scales >> 12) & 0x3f0);
+  }
+  static __device__ float factor(const Header& header, uint32_t row) {
+    return header.d(row) * (1.0f / 16);
+  }
+};
+
+template <>
+struct WholeScales<Tile<13>> {
+  using Tile = kernels::Tile<13>;
+  static constexpr bool kIs = true;
+  static constexpr bool kCodesSigned = false;
+  using Header = KHeader;
+  static __device__ Header load(const uint8_t* chunk, uint32_t lane) {
+    return KHeader::load(chunk + part_base(Tile::kLayout, 2), lane);
+  }
+  static __device__ void codes(const Tile::Raw& raw, uint32_t half, uint32_t m, uint32_t (&a)[4]) {
+    Tile::codes(raw, half, m, a);
+  }
+  static __device__ int32_t scale(const Header& header, uint32_t half, uint32_t m, uint32_t row) {
+    return header.scale(half, m, row);
+  }
+  static __device__ float factor(const Header& header, uint32_t row) { return header.d(row); }
+};
+
+template <>
+struct WholeScales<Tile<14>> {
+  using Tile = kernels::Tile<14>;
+  static constexpr bool kIs = true;
+  static constexpr bool kCodesSigned = true;
+  struct Header {
+    uint2 scales[2][2];  // half, row: int8, a byte a group
+    uint16_t d[2];
+  };
+  static __device__ Header load(const uint8_t* chunk, uint32_t lane) {
+    Header header;
+    const uint8_t* const scales = chunk + part_base(Tile::kLayout, 2) + lane / 4 * 8;
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half)
+#pragma unroll
+      for (uint32_t row = 0; row < 2; ++row)
+        header.scales[half][row] = read_8(scales + half * 128 + row * 64);
+    const uint8_t* const d = chunk + part_base(Tile::kLayout, 3) + lane / 4 * 2;
+    header.d[0] = read_2(d);
+    header.d[1] = read_2(d + 16);
+    return header;
+  }
+  // 4 * (code - 32), an int8: the six bits of a code on top, the sign turned.
+  static __device__ void codes(const Tile::Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
+    const uint4 ql = raw.ql[m % 2], qh = raw.qh;
+    a[0] = code(ql.x, qh.x, m);
+    a[1] = code(ql.z, qh.z, m);
+    a[2] = code(ql.y, qh.y, m);
+    a[3] = code(ql.w, qh.w, m);
+  }
+  static __device__ int32_t scale(const Header& header, uint32_t half, uint32_t m, uint32_t row) {
+    const uint2 scales = header.scales[half][row];
+    // The byte, then its sign three times.
+    int32_t scale;
+    asm("prmt.b32 %0, %1, 0, %2;"
+        : "=r"(scale)
+        : "r"(m < 4 ? scales.x : scales.y), "r"(m % 4 | (8 + m % 4) * 0x1110));
+    return scale;
+  }
+  static __device__ float factor(const Header& header, uint32_t row) {
+    return half_to_float(header.d[row]) * 0.25f;
+  }
+
+ private:
+  static __device__ uint32_t code(uint32_t low, uint32_t high, uint32_t m) {
+    const uint32_t nibbles = m < 2 ? low << 2 : low >> 2;
+    // ((high << …) & 0xc0c0c0c0) ^ 0x80808080 as one instruction: it stays one if written so.
+    uint32_t tops;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;"
+        : "=r"(tops)
+        : "r"(high << (6 - 2 * m)), "r"(0xc0c0c0c0), "r"(0x80808080));
+    return (nibbles & 0x3c3c3c3c) | tops;
+  }
+};
+
+}  // namespace wcuda::kernels::vector

@@ -1,9 +1,0 @@
-// linear_vector for Q5_K.
-#include "kernels/linear_vector.cuh"
-#include "kernels/tile_k.h"
-
-namespace wcuda::kernels {
-
-WCUDA_LINEAR_VECTOR(13, 13);
-
-}  // namespace wcuda::kernels

@@ -1,0 +1,26 @@
+// See code.h. Nothing here is ever launched: the driver tells what the function was made for.
+#include <cuda_runtime.h>
+
+#include "kernels/ptx/code.h"
+
+namespace wcuda::kernels {
+namespace {
+
+__global__ void code_probe(int32_t* out) { *out = 0; }
+
+}  // namespace
+
+int32_t launch_capability() {
+  int device = 0, major = 0, minor = 0;
+  cudaFuncAttributes attributes{};
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess ||
+      cudaFuncGetAttributes(&attributes, code_probe) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return 0;
+  }
+  return usable_capability(major * 10 + minor, attributes.ptxVersion);
+}
+
+}  // namespace wcuda::kernels

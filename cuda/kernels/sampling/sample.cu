@@ -1,0 +1,402 @@
+// sample: a cluster of blocks a row; each warp owns a run of consecutive tokens.
+//
+// Shapes: logits (…, vocabulary) f32. Bytes moved: the row's logits once; they stay in shared
+// memory (kernels of older devices and of odd sizes read them again from global memory).
+// Every sum is of integers and every choice is by (key, id), so that any split of the row gives the
+// same bits.
+//
+// Rows that are greedy and unchanged, in a launch without filters, stay in registers
+// (sample_greedy).
+//
+// Rankings come in two ways. Where few tokens decide (top-k, top-p, log probabilities), every block
+// names a logit that enough of its threads have reached; the tokens from the least of these on go
+// to the first block, which ranks them alone. Where that list would be too long or too short, a
+// radix histogram over all tokens finds the cut: first of the key in steps of 1/64, which spreads
+// logits evenly, then of the bits of the keys in the chosen step, 11 at a time.
+#include "kernels/ptx/dependent_launch.h"
+#include "kernels/sampling/sample_changes.cuh"
+#include "kernels/sampling/sample_list.cuh"
+#include "kernels/sampling/sample_select.cuh"
+
+namespace wcuda::kernels {
+namespace {
+
+// ---- greedy rows ----
+
+// A thread's part of a row; what is not there is -infinity.
+constexpr uint32_t kGreedyQuads = 4;
+struct Quads {
+  float4 at[kGreedyQuads];
+};
+
+template <bool kIsShared>
+__device__ __forceinline__ bool fits_quads(const Row<kIsShared>& r) {
+  return r.is_aligned && r.params->segment <= 32 * 4 * kGreedyQuads;
+}
+template <bool kIsShared>
+__device__ __forceinline__ Quads load_quads(const Row<kIsShared>& r, const float* logits) {
+  const auto* const from = reinterpret_cast<const float4*>(logits + r.warp_begin);
+  const uint32_t count = (r.warp_end - r.warp_begin) / 4;
+  Quads quads;
+#pragma unroll
+  for (uint32_t i = 0; i < kGreedyQuads; ++i) {
+    const float absent = -__builtin_inff();
+    quads.at[i] = make_float4(absent, absent, absent, absent);
+    if (r.lane() + 32 * i < count) quads.at[i] = from[r.lane() + 32 * i];
+  }
+  return quads;
+}
+
+// The first exchange gives every block the largest logit, the second gives the first block the sum
+// of weights and the lowest id of that logit.
+template <bool kIsShared>
+__device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Quads& quads) {
+  Largest seen;
+#pragma unroll
+  for (const float4& four : quads.at) {
+    seen.see(four.x);
+    seen.see(four.y);
+    seen.see(four.z);
+    seen.see(four.w);
+  }
+  const int32_t warp_key = __reduce_max_sync(kAllLanes, seen.key());
+  if (r.lane() == 0) r.shared->ranks[r.warp()] = rank_of(warp_key);
+  __syncthreads();
+  Item item{};
+  if (r.warp() == 0)
+    item.sum = __reduce_max_sync(kAllLanes, r.lane() < kWarps ? r.shared->ranks[r.lane()] : 0);
+  cluster_wait();
+  const Item* items = r.template exchange<true>(item);
+  const int32_t key = key_of(__reduce_max_sync(
+      kAllLanes, static_cast<uint32_t>(r.lane() < r.size ? items[r.lane()].sum : 0)));
+  const bool is_first = r.rank == 0 && threadIdx.x == 0;
+  const float max_logit = unorder(key);
+  if (key >= static_cast<int32_t>(kInfinityBits) || max_logit == -__builtin_inff()) {
+    const bool is_bad = key >= static_cast<int32_t>(kInfinityBits);
+    if (is_first) finish(r, is_bad ? kRowNotFinite : kRowEmptyMask, 0, 0.0f, 0);
+    return;
+  }
+
+  WeightSum sum;
+#pragma unroll
+  for (const float4& four : quads.at) {
+    sum.add(math::exp_negative(math::sub(max_logit, four.x)));
+    sum.add(math::exp_negative(math::sub(max_logit, four.y)));
+    sum.add(math::exp_negative(math::sub(max_logit, four.z)));
+    sum.add(math::exp_negative(math::sub(max_logit, four.w)));
+  }
+  uint32_t token = kNoToken;
+  if (seen.max == max_logit) {
+#pragma unroll
+    for (uint32_t i = kGreedyQuads; i-- > 0;) {
+      const uint32_t id = r.warp_begin + 4 * (r.lane() + 32 * i);
+      const float4 four = quads.at[i];
+      if (four.w == max_logit) token = id + 3;
+      if (four.z == max_logit) token = id + 2;
+      if (four.y == max_logit) token = id + 1;
+      if (four.x == max_logit) token = id;
+    }
+  }
+  item.sum = sum.warp_total();
+  item.token = __reduce_min_sync(kAllLanes, token);
+  if (r.lane() == 0) r.shared->warps[r.warp()] = item;
+  __syncthreads();
+  if (r.warp() != 0) return;
+  item = r.lane() < kWarps ? r.shared->warps[r.lane()] : Item{0, 0, kNoToken, 0, 0};
+  item.other = __reduce_min_sync(kAllLanes, item.token);
+  item.sum = warp_sum_small(item.sum);
+  const Item* const joined = r.exchange_first(item);
+  if (r.rank != 0) return;
+  const bool is_block = r.lane() < r.size;
+  const uint64_t total = warp_sum_small(is_block ? joined[r.lane()].sum : 0);
+  token = __reduce_min_sync(kAllLanes,
+                            is_block ? static_cast<uint32_t>(joined[r.lane()].other) : kNoToken);
+  if (r.lane() == 0)
+    finish(r, kRowOk, token,
+           math::log_probability(max_logit, max_logit, math::log_of_weights(total)), 0);
+}
+
+// ---- the kernel ----
+
+template <bool kHasFilters, bool kIsShared>
+__global__ void __launch_bounds__(kBlockThreads, 2)
+    sample_kernel(const __grid_constant__ SampleParams params) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  dependent_trigger();
+  const SampleArgs& args = params.args;
+  Row<kIsShared> r;
+  r.params = &params;
+  r.shared = reinterpret_cast<Shared*>(memory);
+  r.histograms = reinterpret_cast<Bin*>(memory + kSharedBytes);
+  r.window = reinterpret_cast<uint32_t*>(memory + kSharedBytes);
+  r.rank = cluster_rank();
+  r.size = cluster_size();
+  r.exchanges = 0;
+  r.histogram = 0;
+  r.is_aligned = args.vocabulary % 4 == 0;
+  const uint32_t chunk = kWarps * params.segment;
+  r.block_begin = min(r.rank * chunk, args.vocabulary);
+  r.block_end = min(r.block_begin + chunk, args.vocabulary);
+  r.warp_begin = min(r.block_begin + r.warp() * params.segment, args.vocabulary);
+  r.warp_end = min(r.warp_begin + params.segment, args.vocabulary);
+  if (threadIdx.x == 0) {
+    r.shared->list_count = 0;
+#if __CUDA_ARCH__ >= 900
+    for (uint64_t& barrier : r.shared->barriers)
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier))
+                   : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+  }
+  __syncwarp();
+  cluster_arrive_relaxed();
+  dependent_wait();
+
+  const uint32_t index = blockIdx.y;
+  // Mostly, a row's logits are where the row is: reading begins before the row says so.
+  constexpr bool kHasGreedy = kIsShared && !kHasFilters;
+  const bool is_early = kHasGreedy && fits_quads(r) && index < args.logits_count;
+  Quads quads;
+  if (is_early) quads = load_quads(r, args.logits + uint64_t{index} * args.vocabulary);
+  r.row = args.rows[index];
+  const int32_t status = args.statuses[index];
+  if (r.row.is_sampled == 0 || status != kRowOk) {  // the same for the whole cluster
+    if (r.rank == 0 && threadIdx.x == 0) args.outputs[index] = SampleOutput{status, -1, 0.0f, 0};
+    cluster_wait();
+    return;
+  }
+  const float* const logits = args.logits + uint64_t{r.row.logits_row} * args.vocabulary;
+  const bool is_penalized = has_penalty(r.row);
+  const bool is_changed = is_penalized || r.row.bias_count > 0 || r.row.mask_row != kNoMask;
+  if (kHasGreedy && r.row.temperature == 0.0f && !is_changed && fits_quads(r)) {
+    if (!is_early || r.row.logits_row != index) quads = load_quads(r, logits);
+    sample_greedy(r, quads);
+    return;
+  }
+  if (kIsShared)
+    r.values = reinterpret_cast<float*>(memory + kSharedBytes +
+                                        (kHasFilters ? kHistogramBytes : kWindowBytes));
+  else if (is_changed)
+    r.values =
+        static_cast<float*>(args.scratch) + uint64_t{index} * args.vocabulary + r.block_begin;
+  else
+    r.values = const_cast<float*>(logits) + r.block_begin;  // only read
+
+  Largest seen = load_logits(r, logits, kIsShared || is_changed);
+  if (is_changed) {
+    const bool was_bad = seen.key() == INT32_MAX;
+    __syncthreads();
+    apply_bias_and_mask(r);
+    if (is_penalized) apply_penalties(r);
+    seen = Largest{};
+    r.for_each([&](uint32_t, float logit) { seen.see(logit); });
+    if (was_bad) seen.see(__builtin_nanf(""));
+  }
+
+  // The largest logit, and one that enough tokens reach.
+  const uint32_t reached = rank_of(seen.key());
+  Item item{};
+  const uint32_t warp_reached = __reduce_max_sync(kAllLanes, reached);
+  if (r.lane() == 0) r.shared->ranks[r.warp()] = warp_reached;
+  const uint32_t wanted = kHasFilters ? tokens_wanted(r.row) : 0;
+  const bool is_by_min_p = kHasFilters && is_min_p_alone(r.row);
+  const bool has_list = (wanted > 0 || is_by_min_p) && wanted <= kListWantedMax;
+  const uint32_t block_wanted = min(wanted / r.size + 1, kBlockThreads * 3 / 4);
+  const bool is_by_warps = block_wanted <= kWarps / 2;
+  uint32_t threshold_rank = UINT32_MAX;
+  if (has_list && wanted > 0 && !is_by_warps)
+    threshold_rank = block_threshold(reached, block_wanted);
+  else
+    __syncthreads();
+  if (r.warp() == 0) {
+    const uint32_t own = r.lane() < kWarps ? r.shared->ranks[r.lane()] : 0;
+    item.count = __reduce_max_sync(kAllLanes, own);
+    if (has_list && wanted > 0 && is_by_warps) {  // what enough warps have reached
+      uint32_t place = 0;
+      for (uint32_t i = 0; i < kWarps; ++i) {
+        const uint32_t other = __shfl_sync(kAllLanes, own, i);
+        place += other > own || (other == own && i < r.lane());
+      }
+      threshold_rank = __reduce_max_sync(kAllLanes, place + 1 == block_wanted ? own : 0);
+    }
+  }
+  item.token = threshold_rank;
+  cluster_wait();
+  const Item* items = r.exchange(item);
+  uint32_t max_rank = 0;
+  threshold_rank = UINT32_MAX;
+  for (uint32_t i = 0; i < r.size; ++i) {
+    max_rank = max(max_rank, items[i].count);
+    threshold_rank = min(threshold_rank, items[i].token);
+  }
+  const float max_logit = unorder(key_of(max_rank));
+  const bool is_first = r.rank == 0 && threadIdx.x == 0;
+  if (key_of(max_rank) >= static_cast<int32_t>(kInfinityBits)) {
+    if (is_first) finish(r, kRowNotFinite, 0, 0.0f, 0);
+    return;
+  }
+  if (max_logit == -__builtin_inff()) {
+    if (is_first) finish(r, kRowEmptyMask, 0, 0.0f, 0);
+    return;
+  }
+  const float lowest = -__builtin_inff();
+  float threshold = -lowest;
+  if (wanted > 0)
+    threshold = threshold_rank > rank_of(order(lowest)) ? unorder(key_of(threshold_rank)) : lowest;
+  if (is_by_min_p) threshold = fminf(threshold, min_p_threshold(r.row, max_logit));
+
+  // The sums of weights at temperature 1 and at the row's, and the lowest id of the largest logit.
+  Candidates candidates(max_logit, r.row.temperature);
+  const bool is_tempered = r.row.temperature != 0.0f;
+  typename SumOf<kIsShared>::Type sum, tempered_sum;
+  const auto add_weight = [&](float logit) {
+    sum.add(math::exp_negative(math::sub(max_logit, logit)));
+  };
+  // The list of a top-k needs no sum at the row's temperature.
+  if (!is_tempered || (has_list && r.row.top_k != 0)) {
+    r.template for_each<2>([&](uint32_t, float logit) { add_weight(logit); });
+  } else if (candidates.inverse != 0.0f) {
+    r.for_each([&](uint32_t, float logit) {
+      add_weight(logit);
+      const float y = candidates.quotient(math::sub(max_logit, logit));
+      tempered_sum.add(math::exp_negative(fabsf(y)));
+    });
+  } else {
+    r.for_each([&](uint32_t, float logit) {
+      add_weight(logit);
+      tempered_sum.add(math::exp_negative(candidates.y(logit)));
+    });
+  }
+  uint32_t best = kNoToken;
+  if (seen.max == max_logit)
+    r.for_each([&](uint32_t id, float logit) {
+      if (logit == max_logit) best = min(best, id);
+    });
+  if (has_list) gather(r, threshold, seen);
+  const uint64_t warp_tempered_sum = is_tempered ? warp_sum(tempered_sum.total()) : 0;
+  if (r.lane() == 0) r.shared->segments[r.warp()] = warp_tempered_sum;
+  item = r.block_join(sum.total(), tempered_sum.total(), best);
+  item.count = has_list ? r.shared->list_count : 0;
+  items = r.exchange(item);
+  const Item all = r.joined(items);
+  const double log_sum = math::log_of_weights(all.sum);
+
+  uint32_t top_count = 0;
+  Left left = Left::kAll;
+  if (has_list && all.count <= kListMax)
+    left = sample_from_list(r, items, all, threshold, candidates, log_sum, &top_count);
+  if (left == Left::kNothing) return;
+  if (kHasFilters) {
+    const bool wants_top = left == Left::kAll && r.row.top_logprobs > 0;
+    if (wants_top || (is_tempered && has_filter(r.row))) {
+      sample_from_all(r, candidates, log_sum, all.token, wants_top, top_count);
+      return;
+    }
+  }
+  const auto found = [&](uint32_t id, float logit) {
+    finish(r, kRowOk, id, math::log_probability(logit, max_logit, log_sum), top_count);
+  };
+  if (!is_tempered) {
+    if (is_first) found(all.token, max_logit);
+    return;
+  }
+  if (kHasFilters) {  // the list has used their place
+    if (r.lane() == 0) r.shared->segments[r.warp()] = warp_tempered_sum;
+    __syncthreads();
+  }
+  locate_in(
+      r, warp_tempered_sum, items,
+      [&](uint32_t, float logit) { return weight(math::exp_negative(candidates.y(logit))); },
+      [&](uint64_t total) {
+        return math::mul_high(math::random_bits(r.row.seed, r.row.position), total) + 1;
+      },
+      found);
+}
+
+// ---- the launcher ----
+
+// Shared memory a block may have, by compute capability (CUDA programming guide, table of
+// technical specifications).
+uint32_t shared_bytes_max(int32_t compute_capability) {
+  switch (compute_capability) {
+    case 80:
+    case 87:
+      return 163 * 1024;
+    case 90:
+    case 100:
+    case 103:
+      return 227 * 1024;
+    default:
+      return 99 * 1024;
+  }
+}
+
+struct Shape {
+  uint32_t blocks;  // a row
+  uint32_t segment;
+  uint32_t shared_bytes;  // a block
+  bool is_shared;
+};
+
+Shape shape_for(uint32_t vocabulary, bool has_filters, uint32_t blocks, int32_t capability) {
+  Shape shape;
+  shape.blocks = blocks;
+  const uint32_t warps = blocks * kWarps;
+  shape.segment = ((vocabulary + warps - 1) / warps + 3) / 4 * 4;
+  const uint64_t base = kSharedBytes + (has_filters ? kHistogramBytes : kWindowBytes);
+  const uint64_t values = uint64_t{kWarps} * shape.segment * sizeof(float);
+  shape.is_shared = base + values <= shared_bytes_max(capability);
+  shape.shared_bytes = static_cast<uint32_t>(shape.is_shared ? base + values : base);
+  return shape;
+}
+
+// Few rows leave room for 16 blocks each; many fill the device with 8, of which two fit an SM up to
+// a vocabulary of 131072. Devices without clusters have one block a row.
+uint32_t default_blocks(uint32_t row_count, uint32_t vocabulary, int32_t capability) {
+  if (capability < 90) return 1;
+  if (capability != 90) return 8;  // 16 is an extension of that one
+  return row_count <= 8 || vocabulary > 160 * 1024 ? 16 : 8;
+}
+
+}  // namespace
+
+uint64_t sample_scratch_bytes(uint32_t max_rows, uint32_t vocabulary, int32_t compute_capability) {
+  const uint32_t blocks = default_blocks(UINT32_MAX, vocabulary, compute_capability);
+  const bool fits = shape_for(vocabulary, true, blocks, compute_capability).is_shared;
+  return fits ? 0 : uint64_t{max_rows} * vocabulary * sizeof(float);
+}
+
+cudaError_t sample(const SampleArgs& args, const Launch& launch) {
+  if (args.row_count == 0) return cudaSuccess;
+  if (args.vocabulary == 0 || args.vocabulary > math::kMaxVocabulary) return cudaErrorInvalidValue;
+  const uint32_t blocks = args.blocks_per_row != 0 ? args.blocks_per_row
+                                                   : default_blocks(args.row_count, args.vocabulary,
+                                                                    launch.compute_capability);
+  const bool has_clusters = launch.compute_capability >= 90;
+  if (blocks > kBlocksMax || (blocks & (blocks - 1)) != 0 || (blocks > 1 && !has_clusters))
+    return cudaErrorInvalidValue;
+  const Shape shape =
+      shape_for(args.vocabulary, args.has_filters, blocks, launch.compute_capability);
+  if (!shape.is_shared && args.scratch == nullptr) return cudaErrorInvalidValue;
+
+  using Kernel = void (*)(SampleParams);
+  const Kernel kernel =
+      shape.is_shared
+          ? (args.has_filters ? sample_kernel<true, true> : sample_kernel<false, true>)
+          : (args.has_filters ? sample_kernel<true, false> : sample_kernel<false, false>);
+  const auto* const entry = reinterpret_cast<const void*>(kernel);
+  cudaError_t status = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            static_cast<int>(shape.shared_bytes));
+  // As much as there is: else one block of two might not fit beside the first.
+  if (status == cudaSuccess)
+    status = cudaFuncSetAttribute(entry, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared);
+  if (status == cudaSuccess && blocks > 8)
+    status = cudaFuncSetAttribute(entry, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  if (status != cudaSuccess) return status;
+  return launch_kernel(launch, dim3(blocks, args.row_count), dim3(kBlockThreads),
+                       shape.shared_bytes, has_clusters ? blocks : 0, kernel,
+                       SampleParams{args, shape.segment});
+}
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,81 @@
+// sample: the next token of each row from its logits, by the rules of ops/sampling.h. The same
+// logits and parameters give the bits of the host: token, log probability, alternatives.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/ptx/launch.h"
+
+namespace wcuda::kernels {
+
+constexpr uint32_t kNoMask = UINT32_MAX;
+constexpr uint32_t kSampleTopLogprobsMax = 128;
+constexpr uint32_t kSamplePenaltyWindowMax = 4096;
+
+// ops::Sampling of one row, in device memory; 0 turns a filter or a penalty off, as there.
+struct SampleRow {
+  uint32_t is_sampled;  // 0: nothing is drawn
+  uint32_t logits_row;
+  uint32_t sequence_slot;
+  uint32_t position;  // that the token will have
+  uint64_t seed;
+  float temperature;
+  uint32_t top_k;
+  float top_p;
+  float min_p;
+  float typical_p;
+  float repetition_penalty;
+  float frequency_penalty;
+  float presence_penalty;
+  uint32_t penalty_last_n;
+  uint32_t penalty_from;
+  uint32_t top_logprobs;  // at most SampleArgs.top_stride
+  uint32_t bias_first;    // into bias_tokens and bias_values
+  uint32_t bias_count;
+  uint32_t mask_row;  // into masks, or kNoMask
+};
+static_assert(sizeof(SampleRow) == 80);
+
+struct SampleOutput {
+  int32_t status;  // of wcuda_row_result
+  int32_t token;   // -1 unless one was drawn
+  float logprob;
+  uint32_t top_count;
+};
+
+struct SampleArgs {
+  uint32_t row_count = 0;
+  uint32_t vocabulary = 0;
+  // Any row has a temperature together with a filter (top-k, top-p, min-p, typical), or wants
+  // top_logprobs. False: such rows are not drawn right.
+  bool has_filters = false;
+  // Blocks that share a row: 1, 2, 4, 8 or 16; 0: the launcher chooses. Results do not depend on
+  // it.
+  uint32_t blocks_per_row = 0;
+  const SampleRow* rows = nullptr;  // (row_count)
+  const float* logits = nullptr;    // (logits_count, vocabulary)
+  uint32_t logits_count = 0;        // 0: not known, a little slower
+  int32_t* history = nullptr;       // (slots, history_stride); gets the token at its position
+  uint32_t history_stride = 0;
+  const int32_t* bias_tokens = nullptr;  // distinct within a row
+  const float* bias_values = nullptr;
+  const uint32_t* masks = nullptr;  // (…, ceil(vocabulary / 32))
+  // (row_count) in: rows whose status is not kRowOk are left out; out: the row's status
+  int32_t* statuses = nullptr;
+  // Outputs may be host memory that the device can write.
+  SampleOutput* outputs = nullptr;  // (row_count) written for every row
+  uint32_t top_stride = 0;          // at most kSampleTopLogprobsMax
+  int32_t* top_tokens = nullptr;    // (row_count, top_stride) of which top_count are written
+  float* top_logprobs = nullptr;    // (row_count, top_stride)
+  void* scratch = nullptr;          // sample_scratch_bytes, aligned to 256
+};
+
+// Device memory that sample works in; 0 where a row's logits fit the blocks that share it.
+uint64_t sample_scratch_bytes(uint32_t max_rows, uint32_t vocabulary, int32_t compute_capability);
+
+// One kernel. Its shape follows from row_count, has_filters, vocabulary and blocks_per_row alone.
+cudaError_t sample(const SampleArgs& args, const Launch& launch);
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,119 @@
+// sample: which tokens may be drawn, and the keys and measures they are ranked by.
+#pragma once
+
+#include "kernels/sampling/sample_row.cuh"
+
+namespace wcuda::kernels {
+namespace {
+
+__device__ inline bool has_filter(const SampleRow& row) {
+  return row.top_k != 0 || row.min_p != 0.0f || (row.top_p != 0.0f && row.top_p < 1.0f) ||
+         (row.typical_p != 0.0f && row.typical_p < 1.0f);
+}
+
+constexpr uint32_t kNotRanked = UINT32_MAX;
+
+// What a ranking keeps: keys below `key`, and those equal to it up to `id`.
+struct Cutoff {
+  uint32_t key = UINT32_MAX;
+  uint32_t id = UINT32_MAX;
+  __device__ bool keeps(uint32_t other_key, uint32_t other_id) const {
+    return other_key < key || (other_key == key && other_id <= id);
+  }
+};
+
+// Tokens that may still be drawn.
+struct Candidates {
+  float max;
+  float temperature;
+  Cutoff by_y;
+  Cutoff by_typical;
+  float mean = -1.0f;    // of y, for typical; negative: that filter is off
+  float floor = 0.0f;    // of min-p
+  float inverse = 0.0f;  // 1 / temperature where quotient() may use it
+
+  __device__ Candidates(float max_logit, float t) : max(max_logit), temperature(t) {
+    // No step of quotient() may overflow or lose bits: no distance but 0 is below 2^-54 then.
+    const bool is_safe = t > 0x1p-20f && t < 0x1p20f && fabsf(max) > 0x1p-30f &&
+                         (__float_as_uint(t) & 0x7fffffu) != 0x7fffffu;
+    if (is_safe) inverse = __frcp_rn(t);
+  }
+
+  // distance / temperature, rounded to nearest: an estimate put right by its exact remainder, twice
+  // (Markstein, Computation of elementary functions on the IBM RISC System/6000, 1990; it excepts
+  // divisors of all ones). Beyond 2^60, where no token has weight, the result is only large.
+  __device__ __forceinline__ float quotient(float distance) const {
+    const float limited = fminf(distance, 0x1p60f);
+    const float estimate = __fmul_rn(limited, inverse);
+    const float closer = __fmaf_rn(__fmaf_rn(-temperature, estimate, limited), inverse, estimate);
+    return __fmaf_rn(__fmaf_rn(-temperature, closer, limited), inverse, closer);
+  }
+  __device__ __forceinline__ float y(float logit) const {
+    const float distance = math::sub(max, logit);
+    return fabsf(inverse != 0.0f ? quotient(distance) : math::div(distance, temperature));
+  }
+  __device__ __forceinline__ uint32_t typical_key(float y_value) const {
+    return __float_as_uint(fabsf(math::sub(y_value, mean)));
+  }
+  // math::has_weight(exp_negative(y)); ln 2^39 = 27.03.
+  __device__ __forceinline__ static bool has_weight(float y_value) {
+    if (y_value < 27.0f) return true;
+    if (!(y_value < 27.1f)) return false;
+    return math::has_weight(math::exp_negative(y_value));
+  }
+  // All but min-p, which comes last.
+  __device__ __forceinline__ bool holds(uint32_t id, float y_value) const {
+    if (!has_weight(y_value) || !by_y.keeps(__float_as_uint(y_value), id)) return false;
+    return mean < 0.0f || by_typical.keeps(typical_key(y_value), id);
+  }
+};
+
+struct RankByCount {  // top-k
+  Candidates candidates;
+  __device__ __forceinline__ uint32_t key(uint32_t id, float logit) const {
+    const float y = candidates.y(logit);
+    return candidates.holds(id, y) ? __float_as_uint(y) : kNotRanked;
+  }
+  __device__ uint64_t measure(float) const { return 1; }
+  __device__ uint64_t tie(uint32_t) const { return 1; }
+};
+
+struct RankByWeight {  // top-p
+  Candidates candidates;
+  __device__ __forceinline__ uint32_t key(uint32_t id, float logit) const {
+    const float y = candidates.y(logit);
+    return candidates.holds(id, y) ? __float_as_uint(y) : kNotRanked;
+  }
+  __device__ __forceinline__ uint64_t measure(float logit) const {
+    return weight(math::exp_negative(candidates.y(logit)));
+  }
+  __device__ uint64_t tie(uint32_t key) const {
+    return weight(math::exp_negative(__uint_as_float(key)));
+  }
+};
+
+struct RankByTypical {
+  Candidates candidates;  // with the mean, before this filter cuts
+  __device__ __forceinline__ uint32_t key(uint32_t id, float logit) const {
+    const float y = candidates.y(logit);
+    return candidates.holds(id, y) ? candidates.typical_key(y) : kNotRanked;
+  }
+  __device__ __forceinline__ uint64_t measure(float logit) const {
+    return weight(math::exp_negative(candidates.y(logit)));
+  }
+  __device__ uint64_t tie(uint32_t) const { return 0; }
+};
+
+struct RankByLogprob {
+  float max;
+  double log_sum;
+  __device__ __forceinline__ uint32_t key(uint32_t, float logit) const {
+    if (!(logit > -__builtin_inff())) return kNotRanked;
+    return __float_as_uint(fabsf(math::log_probability(logit, max, log_sum)));
+  }
+  __device__ uint64_t measure(float) const { return 1; }
+  __device__ uint64_t tie(uint32_t) const { return 1; }
+};
+
+}  // namespace
+}  // namespace wcuda::kernels

@@ -1,0 +1,337 @@
+// sample: rows that a list of their largest logits decides, in the first block of the cluster
+// alone.
+#pragma once
+
+#include "kernels/sampling/sample_candidates.cuh"
+
+namespace wcuda::kernels {
+namespace {
+
+// How many of the largest logits decide about the row; 0: no list helps.
+__device__ inline uint32_t tokens_wanted(const SampleRow& row) {
+  uint32_t wanted = row.top_logprobs;
+  if (row.temperature == 0.0f) return wanted;
+  if (row.top_k != 0) return max(wanted, row.top_k);
+  if (row.typical_p != 0.0f && row.typical_p < 1.0f) return wanted;
+  return row.top_p != 0.0f && row.top_p < 1.0f ? max(wanted, kListForTopP) : wanted;
+}
+
+// Min-p decides alone about what may be drawn.
+__device__ inline bool is_min_p_alone(const SampleRow& row) {
+  return row.temperature != 0.0f && row.min_p != 0.0f && row.top_k == 0 &&
+         (row.top_p == 0.0f || row.top_p >= 1.0f) &&
+         (row.typical_p == 0.0f || row.typical_p >= 1.0f);
+}
+// A logit below all that min-p leaves.
+__device__ inline float min_p_threshold(const SampleRow& row, float max) {
+  return max - (0.01f - __logf(row.min_p)) * 1.001f * row.temperature;
+}
+
+// Tokens from logit `threshold` on go to the list; counts them.
+template <bool kIsShared>
+__device__ void gather(const Row<kIsShared>& r, float threshold, const Largest& seen) {
+  if (seen.max >= threshold)
+    r.for_each([&](uint32_t id, float logit) {
+      if (!(logit >= threshold)) return;
+      const uint32_t at = atomicAdd(&r.shared->list_count, 1u);
+      if (at < kListMax) r.list()[at] = uint64_t{__float_as_uint(logit)} << 32 | id;
+    });
+}
+
+// Moves the blocks' lists behind that of the first block, which waits for them.
+template <bool kIsShared>
+__device__ void send_list(const Row<kIsShared>& r, const Item* items, uint32_t count) {
+#if __CUDA_ARCH__ >= 900
+  const uint32_t barrier = shared_address(&r.shared->barriers[2]);
+  if (r.rank == 0) {
+    if (threadIdx.x == 0)
+      expect_bytes(barrier, static_cast<uint32_t>((count - items[0].count) * sizeof(uint64_t)));
+    wait_bytes(barrier, 0);
+    return;
+  }
+  uint32_t before = 0;
+  for (uint32_t i = 0; i < r.rank; ++i) before += items[i].count;
+  const uint32_t target = cluster_address(shared_address(r.list() + before), 0);
+  const uint32_t target_barrier = cluster_address(barrier, 0);
+  for (uint32_t i = threadIdx.x; i < items[r.rank].count; i += kBlockThreads)
+    send(target + static_cast<uint32_t>(i * sizeof(uint64_t)), r.list()[i], target_barrier);
+#endif
+}
+
+// Something of each of a thread's tokens of the list.
+template <class T>
+struct Each {
+  T at[kListEach];
+};
+using Values = Each<uint32_t>;
+using Measures = Each<uint64_t>;  // 0: the token is not there, or a filter has dropped it
+
+// map(slot) of each slot.
+template <class T, class Map>
+__device__ __forceinline__ Each<T> each(Map map) {
+  Each<T> result;
+#pragma unroll
+  for (uint32_t slot = 0; slot < kListEach; ++slot) result.at[slot] = map(slot);
+  return result;
+}
+
+// The sum of `own` over the block, and of the threads before. Every thread calls; ends with a block
+// barrier. Nobody reads segments meanwhile.
+__device__ __forceinline__ uint64_t block_sum(Shared* shared, uint64_t own, uint64_t* before) {
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint64_t prefix = warp_prefix(own);
+  if (lane == 31) shared->segments[warp] = prefix;
+  __syncthreads();
+  const uint64_t segment = lane < kWarps ? shared->segments[lane] : 0;
+  *before = warp_sum_small(lane < warp ? segment : 0) + prefix - own;
+  const uint64_t total = warp_sum_small(segment);
+  __syncthreads();
+  return total;
+}
+__device__ inline uint64_t total_of(Shared* shared, const Measures& measures) {
+  uint64_t own = 0, before;
+#pragma unroll
+  for (const uint64_t measure : measures.at) own += measure;
+  return block_sum(shared, own, &before);
+}
+__device__ inline Measures ones(const Measures& measures) {
+  return each<uint64_t>([&](uint32_t slot) { return measures.at[slot] != 0 ? 1 : 0; });
+}
+
+struct Selected {
+  uint32_t value;
+  uint64_t before;  // the measure below that value
+};
+
+// The least value up to which the measures sum up to `needed`, which is at least 1 and at most the
+// sum of all. Values are at most `high`. The bins are zero, before and after.
+__device__ __noinline__ Selected select_in_list(Shared* shared, Bin* bins, Values values,
+                                                Measures measures, uint32_t high, uint64_t needed) {
+  Selected selected{0, 0};
+#pragma unroll 1
+  while (selected.value < high) {
+    const uint32_t low = selected.value;
+    const uint32_t bits = 32 - __clz(high - low);
+    const uint32_t shift = bits > kBinBits ? bits - kBinBits : 0;
+#pragma unroll
+    for (uint32_t slot = 0; slot < kListEach; ++slot) {
+      const uint32_t own = values.at[slot];
+      if (measures.at[slot] != 0 && own >= low && own <= high)
+        add_to(&bins[(own - low) >> shift], measures.at[slot]);
+    }
+    __syncthreads();
+    uint64_t part[kBinsEach], sum = 0;
+    auto* const mine = reinterpret_cast<uint4*>(bins + kBinsEach * threadIdx.x);
+#pragma unroll
+    for (uint32_t i = 0; i < kBinsEach / 2; ++i) {
+      const uint4 two = mine[i];
+      mine[i] = make_uint4(0, 0, 0, 0);
+      part[2 * i] = total_of(Bin{two.x, two.y});
+      part[2 * i + 1] = total_of(Bin{two.z, two.w});
+      sum += part[2 * i] + part[2 * i + 1];
+    }
+    uint64_t passed;
+    block_sum(shared, sum, &passed);
+    passed += selected.before;
+    if (passed < needed && passed + sum >= needed) {
+      uint32_t at = 0;
+#pragma unroll
+      for (uint32_t i = 0; i < kBinsEach - 1; ++i) {
+        if (at == i && passed + part[i] < needed) {
+          passed += part[i];
+          ++at;
+        }
+      }
+      shared->found_bin = kBinsEach * threadIdx.x + at;
+      shared->found_before = passed;
+    }
+    __syncthreads();
+    selected.value = low + (shared->found_bin << shift);
+    selected.before = shared->found_before;
+    high = min(high, selected.value + (1u << shift) - 1);
+  }
+  return selected;
+}
+
+// A thread's tokens of the list.
+struct Listed {
+  Shared* shared;
+  Bin* bins;
+  uint32_t id_max;
+  Each<float> logits;
+  Values ids;
+  Each<bool> is_in;
+
+  // Drops from `kept` what comes after the beginning of the ranking by (value, id) whose measure
+  // reaches `needed`; returns the last value left.
+  __device__ uint32_t cut(const Values& values, const Measures& measures, uint64_t needed,
+                          Measures* kept) const {
+    const Selected last = select_in_list(shared, bins, values, measures, kInfinityBits, needed);
+    const Measures ties = each<uint64_t>(
+        [&](uint32_t slot) { return values.at[slot] == last.value ? measures.at[slot] : 0; });
+    const uint32_t last_id =
+        select_in_list(shared, bins, ids, ties, id_max, needed - last.before).value;
+    *kept = each<uint64_t>([&](uint32_t slot) {
+      const bool is_kept = values.at[slot] < last.value ||
+                           (values.at[slot] == last.value && ids.at[slot] <= last_id);
+      return is_kept ? kept->at[slot] : 0;
+    });
+    return last.value;
+  }
+};
+
+template <bool kIsShared>
+__device__ Listed read_list(const Row<kIsShared>& r, uint32_t count) {
+  Listed listed{r.shared, r.list_bins(), r.params->args.vocabulary - 1, {}, {}, {}};
+#pragma unroll
+  for (uint32_t slot = 0; slot < kListEach; ++slot) {
+    const uint32_t i = slot * kBlockThreads + threadIdx.x;
+    const uint64_t token = i < count ? r.list()[i] : 0;
+    listed.logits.at[slot] = __uint_as_float(static_cast<uint32_t>(token >> 32));
+    listed.ids.at[slot] = static_cast<uint32_t>(token);
+    listed.is_in.at[slot] = i < count;
+  }
+  auto* const bins = reinterpret_cast<uint4*>(r.list_bins());
+  for (uint32_t i = threadIdx.x; i < kBins / 2; i += kBlockThreads) bins[i] = {0, 0, 0, 0};
+  __syncthreads();
+  return listed;
+}
+
+// Rule 4's alternatives from the list. False: the list may lack some.
+template <bool kIsShared>
+__device__ bool report_top_of_list(const Row<kIsShared>& r, const Listed& listed, float threshold,
+                                   const RankByLogprob& rank, uint32_t* top_count) {
+  const SampleArgs& args = r.params->args;
+  const uint32_t wanted = min(min(r.row.top_logprobs, args.top_stride), kSampleTopLogprobsMax);
+  const uint32_t limit = rank.key(0, threshold);  // of tokens outside; kNotRanked: there are none
+  const Values keys =
+      each<uint32_t>([&](uint32_t slot) { return rank.key(0, listed.logits.at[slot]); });
+  Measures kept = each<uint64_t>(
+      [&](uint32_t slot) { return listed.is_in.at[slot] && keys.at[slot] != kNotRanked ? 1 : 0; });
+  const uint64_t ranked = total_of(r.shared, kept);
+  if (ranked < wanted && limit != kNotRanked) return false;
+  if (ranked >= wanted && wanted > 0) {
+    const uint32_t last = listed.cut(keys, kept, wanted, &kept);
+    if (limit != kNotRanked && last >= limit) return false;
+  }
+  if (threadIdx.x == 0) r.shared->top_count = 0;
+  __syncthreads();
+#pragma unroll
+  for (uint32_t slot = 0; slot < kListEach; ++slot)
+    if (kept.at[slot] != 0)
+      r.shared->top[atomicAdd(&r.shared->top_count, 1u)] =
+          uint64_t{keys.at[slot]} << 32 | listed.ids.at[slot];
+  __syncthreads();
+  *top_count = r.shared->top_count;
+  write_top(r, *top_count);
+  return true;
+}
+
+// Rules 6 and 7 on the list; `total` is the weight of all candidates, known unless there is a
+// top-k. Calls found(id, logit) in one thread. False: the list may lack candidates.
+template <bool kIsShared, class Found>
+__device__ bool draw_from_list(const Row<kIsShared>& r, const Listed& listed, float threshold,
+                               const Candidates& candidates, uint64_t total, Found found) {
+  const SampleRow& row = r.row;
+  const float outside = candidates.y(threshold);  // no token outside is nearer to the best
+  const bool is_complete =
+      outside > 27.1f || (is_min_p_alone(row) && math::exp_negative(outside) * 1.001f < row.min_p);
+  const uint32_t limit = is_complete ? kNotRanked : __float_as_uint(outside);
+  const bool has_top_p = row.top_p != 0.0f && row.top_p < 1.0f;
+  const bool has_typical = row.typical_p != 0.0f && row.typical_p < 1.0f;
+  if (row.top_k == 0 && !is_complete && (has_typical || !has_top_p)) return false;
+
+  const auto y = [&](uint32_t slot) { return candidates.y(listed.logits.at[slot]); };
+  const Values keys = each<uint32_t>([&](uint32_t slot) { return __float_as_uint(y(slot)); });
+  const auto p = [&](uint32_t slot) { return math::exp_negative(__uint_as_float(keys.at[slot])); };
+  Measures kept =
+      each<uint64_t>([&](uint32_t slot) { return listed.is_in.at[slot] ? weight(p(slot)) : 0; });
+  if (row.top_k != 0) {
+    const Measures counts = ones(kept);
+    const uint64_t count = total_of(r.shared, counts);
+    if (count < row.top_k && !is_complete) return false;
+    if (count >= row.top_k && listed.cut(keys, counts, row.top_k, &kept) >= limit && !is_complete)
+      return false;
+  }
+  if (has_typical) {
+    const uint64_t sum = total_of(r.shared, kept);
+    const uint64_t product_sum =
+        total_of(r.shared, each<uint64_t>([&](uint32_t slot) {
+                   return kept.at[slot] != 0 ? weight(math::mul(y(slot), p(slot))) : 0;
+                 }));
+    const float mean =
+        static_cast<float>(math::div(static_cast<double>(product_sum), static_cast<double>(sum)));
+    const Values distances = each<uint32_t>(
+        [&](uint32_t slot) { return __float_as_uint(fabsf(math::sub(y(slot), mean))); });
+    listed.cut(distances, kept, math::share_of(row.typical_p, sum), &kept);
+  }
+  if (has_top_p) {
+    const uint64_t sum = total_of(r.shared, kept);
+    const bool is_whole = row.top_k != 0 || is_complete;
+    const uint64_t needed = math::share_of(row.top_p, is_whole ? sum : total);
+    if (sum < needed) return false;
+    if (listed.cut(keys, kept, needed, &kept) >= limit && !is_whole) return false;
+  }
+  if (row.min_p != 0.0f) {
+    uint32_t largest = 0;
+#pragma unroll
+    for (uint32_t slot = 0; slot < kListEach; ++slot)
+      if (kept.at[slot] != 0) largest = max(largest, __float_as_uint(p(slot)));
+    largest = __reduce_max_sync(kAllLanes, largest);
+    if (r.lane() == 0) r.shared->segments[r.warp()] = largest;
+    __syncthreads();
+    largest = __reduce_max_sync(
+        kAllLanes, static_cast<uint32_t>(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0));
+    __syncthreads();
+    const float floor = math::mul(row.min_p, __uint_as_float(largest));
+    kept = each<uint64_t>([&](uint32_t slot) { return p(slot) >= floor ? kept.at[slot] : 0; });
+  }
+
+  const uint64_t sum = total_of(r.shared, kept);
+  const uint64_t goal = math::mul_high(math::random_bits(row.seed, row.position), sum) + 1;
+  const uint32_t token =
+      select_in_list(r.shared, listed.bins, listed.ids, kept, listed.id_max, goal).value;
+#pragma unroll
+  for (uint32_t slot = 0; slot < kListEach; ++slot)
+    if (kept.at[slot] != 0 && listed.ids.at[slot] == token) found(token, listed.logits.at[slot]);
+  return true;
+}
+
+// What is left to do after the list.
+enum class Left : uint32_t { kNothing, kDraw, kAll };
+
+// What the list decides, in the first block; others wait. Left::kDraw: the alternatives are
+// written, top_count of them.
+template <bool kIsShared>
+__device__ Left sample_from_list(Row<kIsShared>& r, const Item* items, const Item& all,
+                                 float threshold, const Candidates& candidates, double log_sum,
+                                 uint32_t* top_count) {
+  send_list(r, items, all.count);
+  Left left = Left::kNothing;
+  if (r.rank == 0) {
+    const float max = candidates.max;
+    const Listed listed = read_list(r, all.count);
+    if (r.row.top_logprobs > 0 &&
+        !report_top_of_list(r, listed, threshold, RankByLogprob{max, log_sum}, top_count)) {
+      left = Left::kAll;
+    } else if (r.row.temperature == 0.0f) {
+      if (threadIdx.x == 0)
+        finish(r, kRowOk, all.token, math::log_probability(max, max, log_sum), *top_count);
+    } else if (!draw_from_list(
+                   r, listed, threshold, candidates, all.other, [&](uint32_t id, float logit) {
+                     finish(r, kRowOk, id, math::log_probability(logit, max, log_sum), *top_count);
+                   })) {
+      left = Left::kDraw;
+    }
+  }
+  Item verdict{};
+  verdict.count = static_cast<uint32_t>(left);
+  verdict.token = *top_count;
+  __syncthreads();
+  const Item* const verdicts = r.exchange(verdict);
+  *top_count = verdicts[0].token;
+  return static_cast<Left>(verdicts[0].count);
+}
+
+}  // namespace
+}  // namespace wcuda::kernels

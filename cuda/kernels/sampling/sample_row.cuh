@@ -1,0 +1,395 @@
+// sample: a cluster's row of logits, split into a run of consecutive tokens a warp; what blocks
+// tell each other about it, and where its results go.
+#pragma once
+
+#include "kernels/sampling/sample.h"
+#include "kernels/sampling/sample_cluster.cuh"
+#include "kernels/shared/sampling_math.h"
+#include "kernels/step/step.h"
+
+namespace wcuda::kernels {
+namespace {
+
+namespace math = wcuda::sampling;
+
+constexpr uint32_t kBlockThreads = 512;
+constexpr uint32_t kWarps = kBlockThreads / 32;
+constexpr uint32_t kBlocksMax = 16;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+constexpr uint32_t kBins = 2048;
+constexpr uint32_t kBinBits = 11;
+constexpr float kStepsPerUnit = 64.0f;  // of the first histogram
+
+constexpr uint32_t kInfinityBits = 0x7f800000u;
+constexpr uint32_t kNoToken = UINT32_MAX;
+
+struct SampleParams {
+  SampleArgs args;
+  uint32_t segment;  // tokens a warp owns, a multiple of 4
+};
+
+// A sum of 64 bits that grows by 32-bit atomics.
+struct Bin {
+  uint32_t low, high;
+};
+
+// What blocks of a cluster tell each other.
+struct __align__(16) Item {
+  uint64_t sum;
+  uint64_t other;
+  uint32_t token;
+  uint32_t count;
+  uint64_t unused;
+};
+static_assert(sizeof(Item) == 32);
+
+struct Shared {
+  Item warps[kWarps];
+  Item blocks[2][kBlocksMax];  // by turn, as the barriers
+  uint64_t barriers[3];        // two of exchanges, one of the list
+  uint64_t segments[kWarps];   // a sum a warp
+  uint32_t ranks[kWarps];      // of a warp's largest logit; nothing else goes here
+  uint64_t top[kSampleTopLogprobsMax];
+  uint64_t found_before;
+  uint32_t found_bin;
+  uint32_t found_token;
+  uint32_t top_count;
+  uint32_t window_count;
+  uint32_t list_count;
+};
+
+// Dynamic shared memory: Shared, then the histograms or the penalty window, then the logits.
+constexpr uint32_t kSharedBytes = (sizeof(Shared) + 127) / 128 * 128;
+constexpr uint32_t kHistogramBytes = 2 * kBins * sizeof(Bin);
+constexpr uint32_t kWindowBytes = kSamplePenaltyWindowMax * sizeof(uint32_t);
+static_assert(kWindowBytes <= kHistogramBytes);
+// The list takes the place of one histogram; another is needed to rank it.
+constexpr uint32_t kListMax = kBins * sizeof(Bin) / sizeof(uint64_t);
+constexpr uint32_t kListEach = kListMax / kBlockThreads;  // tokens a thread
+constexpr uint32_t kBinsEach = kBins / kBlockThreads;     // bins a thread
+static_assert(kListEach * kBlockThreads == kListMax && kBinsEach == 4);
+constexpr uint32_t kListForTopP = 1400;    // tokens to try where top-p alone decides
+constexpr uint32_t kListWantedMax = 1500;  // leaves room for those that come with the last
+
+// ---- numbers ----
+
+// Orders floats as integers: -infinity < … < -0 < 0 < … < infinity < NaN.
+__device__ __forceinline__ int32_t order(float value) {
+  const int32_t bits = __float_as_int(value);
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+__device__ __forceinline__ float unorder(int32_t key) {
+  return __int_as_float(key ^ ((key >> 31) & 0x7fffffff));
+}
+
+// math::weight(p) in one conversion: p * 2^38 is exact.
+__device__ __forceinline__ uint64_t weight(float p) { return __float2ull_rn(p * 0x1p38f); }
+
+// Sums of math::weight(p) of up to 8191 values, in 32-bit arithmetic alone: p is taken apart into a
+// multiple of 2^-19 and a rest of at most 2^-20, rounded to 2^-38. The bits of a float near
+// 1.5 * 2^n count units of 2^(n - 23).
+struct WeightSum {
+  uint32_t high = 0, low = 0;
+  __device__ __forceinline__ void add(float p) {
+    constexpr float kHigh = 24.0f, kLow = 0x1.8p-15f;
+    const float shifted = __fadd_rn(p, kHigh);
+    const float rest = __fsub_rn(p, __fsub_rn(shifted, kHigh));
+    high += __float_as_uint(shifted) - 0x41c00000u;
+    low += __float_as_uint(__fadd_rn(rest, kLow)) - 0x38400000u;
+  }
+  __device__ uint64_t total() const {
+    return (uint64_t{high} << 19) + static_cast<uint64_t>(int64_t{static_cast<int32_t>(low)});
+  }
+  // Of the warp, if it has added up to 8191 values.
+  __device__ uint64_t warp_total() const {
+    WeightSum all;
+    all.high = __reduce_add_sync(kAllLanes, high);
+    all.low = __reduce_add_sync(kAllLanes, low);
+    return all.total();
+  }
+};
+// The same of any number of values.
+struct LongWeightSum {
+  uint64_t sum = 0;
+  __device__ __forceinline__ void add(float p) { sum += weight(p); }
+  __device__ uint64_t total() const { return sum; }
+};
+template <bool kIsShared>
+struct SumOf {
+  using Type = WeightSum;
+};
+template <>
+struct SumOf<false> {
+  using Type = LongWeightSum;
+};
+
+__device__ __forceinline__ uint64_t warp_sum(uint64_t value) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+  return value;
+}
+// The sum of values below 2^53 over the warp, faster.
+__device__ __forceinline__ uint64_t warp_sum_small(uint64_t value) {
+  const uint32_t low = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(value) & 0x3ffffffu);
+  const uint32_t high = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(value >> 26));
+  return (uint64_t{high} << 26) + low;
+}
+// The sum of the values of this lane and those before.
+__device__ __forceinline__ uint64_t warp_prefix(uint64_t value) {
+#pragma unroll
+  for (uint32_t step = 1; step < 32; step *= 2) {
+    const uint64_t from = __shfl_up_sync(kAllLanes, value, step);
+    if (threadIdx.x % 32 >= step) value += from;
+  }
+  return value;
+}
+
+__device__ __forceinline__ void add_to(Bin* bin, uint64_t amount) {
+  const auto low = static_cast<uint32_t>(amount);
+  auto high = static_cast<uint32_t>(amount >> 32);
+  const uint32_t before = atomicAdd(&bin->low, low);
+  high += before + low < before;
+  if (high != 0) atomicAdd(&bin->high, high);
+}
+
+__device__ __forceinline__ uint64_t total_of(const Bin& bin) {
+  return (uint64_t{bin.high} << 32) + bin.low;
+}
+
+// ---- a row ----
+
+// A warp's view of the row. Values are in shared memory, or in global memory: the logits, or the
+// scratch row where bias, mask and penalties go.
+template <bool kIsShared>
+struct Row {
+  const SampleParams* params;
+  SampleRow row;
+  Shared* shared;
+  Bin* histograms;                  // (2, kBins)
+  uint32_t* window;                 // (kSamplePenaltyWindowMax) in place of the histograms
+  float* values;                    // of the block's tokens, at id - block_begin
+  uint32_t block_begin, block_end;  // ids
+  uint32_t warp_begin, warp_end;    // ids
+  uint32_t rank, size;
+  uint32_t exchanges;  // so far
+  uint32_t histogram;  // the one that is zero
+  bool is_aligned;     // rows in global memory begin at multiples of 16 bytes
+
+  __device__ uint32_t warp() const { return threadIdx.x / 32; }
+  __device__ uint32_t lane() const { return threadIdx.x % 32; }
+  __device__ float value(uint32_t id) const { return values[id - block_begin]; }
+  // Gathered tokens, bits of the logit above the id; and the histogram that ranks them.
+  __device__ uint64_t* list() const { return reinterpret_cast<uint64_t*>(histograms); }
+  __device__ Bin* list_bins() const { return histograms + kBins; }
+
+  // Four tokens from one that is a multiple of 4 away from the row's first.
+  __device__ __forceinline__ float4 quad(const float* from) const {
+    if (kIsShared || is_aligned) return *reinterpret_cast<const float4*>(from);
+    return make_float4(from[0], from[1], from[2], from[3]);
+  }
+  // visit(id, logit) for the warp's tokens; a lane meets the same ones each time, by ascending id.
+  template <uint32_t kUnroll = 1, class Visit>
+  __device__ __forceinline__ void for_each(Visit visit) const {
+    const float* const run = values + (warp_begin - block_begin);
+    const uint32_t count = warp_end - warp_begin, quads = count / 4;
+#pragma unroll kUnroll
+    for (uint32_t i = lane(); i < quads; i += 32) {
+      const float4 four = quad(run + 4 * i);
+      const uint32_t id = warp_begin + 4 * i;
+      visit(id, four.x);
+      visit(id + 1, four.y);
+      visit(id + 2, four.z);
+      visit(id + 3, four.w);
+    }
+    const uint32_t last = 4 * quads + lane();  // of the vocabulary's last, at most 3
+    if (last < count) visit(warp_begin + last, run[last]);
+  }
+
+  // The same tokens one by one, a quarter of the code; by other lanes.
+  template <class Visit>
+  __device__ __forceinline__ void for_each_singly(Visit visit) const {
+#pragma unroll 1
+    for (uint32_t id = warp_begin + lane(); id < warp_end; id += 32) visit(id, value(id));
+  }
+
+  // Every block's item, on every block: (size). `item` is the same in all lanes of warp 0. A block
+  // barrier lies between two exchanges. kIsHalf: `sum` and `other` alone.
+  template <bool kIsHalf = false>
+  __device__ __forceinline__ const Item* exchange(const Item& item) {
+    const uint32_t turn = exchanges % 2;
+    [[maybe_unused]] const uint32_t parity = exchanges / 2 % 2;
+    ++exchanges;
+    Item* const items = shared->blocks[turn];
+#if __CUDA_ARCH__ >= 900
+    const uint32_t barrier = shared_address(&shared->barriers[turn]);
+    if (warp() == 0) {
+      if (lane() == 0)
+        expect_bytes(barrier, static_cast<uint32_t>(size * sizeof(Item) / (kIsHalf ? 2 : 1)));
+      if (lane() < size) {
+        const uint32_t target = cluster_address(shared_address(items + rank), lane());
+        const uint32_t target_barrier = cluster_address(barrier, lane());
+        send(target, item.sum, item.other, target_barrier);
+        if (!kIsHalf) send(target + 16, uint64_t{item.count} << 32 | item.token, 0, target_barrier);
+      }
+    }
+    wait_bytes(barrier, parity);
+#else
+    if (threadIdx.x == 0) items[0] = item;
+    __syncthreads();
+#endif
+    return items;
+  }
+  // Every block's `sum` and `other`, on the first block alone; only warp 0 calls, and nothing is
+  // exchanged after it.
+  __device__ __forceinline__ const Item* exchange_first(const Item& item) {
+    const uint32_t turn = exchanges % 2;
+    [[maybe_unused]] const uint32_t parity = exchanges / 2 % 2;
+    Item* const items = shared->blocks[turn];
+#if __CUDA_ARCH__ >= 900
+    const uint32_t barrier = shared_address(&shared->barriers[turn]);
+    if (lane() == 0) {
+      if (rank == 0) expect_bytes(barrier, static_cast<uint32_t>(size * sizeof(Item) / 2));
+      send(cluster_address(shared_address(items + rank), 0), item.sum, item.other,
+           cluster_address(barrier, 0));
+    }
+    if (rank == 0) wait_bytes(barrier, parity);
+#else
+    if (lane() == 0) items[0] = item;
+    __syncwarp();
+#endif
+    return items;
+  }
+
+  // Sums of `sum` and `other` and the least token over the block, in warp 0.
+  __device__ Item block_join(uint64_t sum, uint64_t other, uint32_t token) const {
+    Item item{};
+    item.sum = warp_sum(sum);
+    item.other = warp_sum(other);
+    item.token = __reduce_min_sync(kAllLanes, token);
+    if (lane() == 0) shared->warps[warp()] = item;
+    __syncthreads();
+    if (warp() == 0) {
+      item = lane() < kWarps ? shared->warps[lane()] : Item{0, 0, kNoToken, 0, 0};
+      item.sum = warp_sum(item.sum);
+      item.other = warp_sum(item.other);
+      item.token = __reduce_min_sync(kAllLanes, item.token);
+    }
+    return item;
+  }
+  // The same over the cluster; counts are added.
+  __device__ Item joined(const Item* items) const {
+    Item all{0, 0, kNoToken, 0, 0};
+    for (uint32_t i = 0; i < size; ++i) {
+      all.sum += items[i].sum;
+      all.other += items[i].other;
+      all.token = min(all.token, items[i].token);
+      all.count += items[i].count;
+    }
+    return all;
+  }
+};
+
+// The largest of what threads have seen, as order(value); INT32_MAX where one was NaN or +infinity.
+struct Largest {
+  float max = -__builtin_inff();
+  __device__ __forceinline__ void see(float value) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(max) : "f"(value));
+  }
+  __device__ int32_t key() const { return max < __builtin_inff() ? order(max) : INT32_MAX; }
+};
+
+// order() without a sign.
+__device__ __forceinline__ uint32_t rank_of(int32_t key) {
+  return static_cast<uint32_t>(key) ^ 0x80000000u;
+}
+__device__ __forceinline__ int32_t key_of(uint32_t rank) {
+  return static_cast<int32_t>(rank ^ 0x80000000u);
+}
+
+// A value that at least `count` of the block's threads have reached: the largest such, but for its
+// last bits. Every thread calls.
+__device__ inline uint32_t block_threshold(uint32_t reached, uint32_t count) {
+  constexpr uint32_t kLastBit = 14;
+  uint32_t threshold = 0;
+#pragma unroll 1
+  for (uint32_t bit = 31; bit >= kLastBit; --bit) {
+    const uint32_t candidate = threshold | 1u << bit;
+    if (static_cast<uint32_t>(__syncthreads_count(reached >= candidate)) >= count)
+      threshold = candidate;
+  }
+  return threshold;
+}
+
+// Reads the warp's logits, and into place where they are copied.
+template <bool kIsShared>
+__device__ Largest load_logits(const Row<kIsShared>& r, const float* logits, bool copies) {
+  Largest seen;
+  const float* const from = logits + r.warp_begin;
+  float* const to = r.values + (r.warp_begin - r.block_begin);
+  const uint32_t count = r.warp_end - r.warp_begin, quads = count / 4;
+  const auto load = [&](uint32_t i, const float4& four) {
+    seen.see(four.x);
+    seen.see(four.y);
+    seen.see(four.z);
+    seen.see(four.w);
+    if (!copies) return;
+    if (kIsShared || r.is_aligned) {
+      reinterpret_cast<float4*>(to)[i] = four;
+    } else {
+      to[4 * i] = four.x;
+      to[4 * i + 1] = four.y;
+      to[4 * i + 2] = four.z;
+      to[4 * i + 3] = four.w;
+    }
+  };
+  if (r.is_aligned) {
+#pragma unroll 8
+    for (uint32_t i = r.lane(); i < quads; i += 32)
+      load(i, reinterpret_cast<const float4*>(from)[i]);
+  } else {
+#pragma unroll 4
+    for (uint32_t i = r.lane(); i < quads; i += 32)
+      load(i, make_float4(from[4 * i], from[4 * i + 1], from[4 * i + 2], from[4 * i + 3]));
+  }
+  const uint32_t last = 4 * quads + r.lane();
+  if (last < count) {
+    seen.see(from[last]);
+    if (copies) to[last] = from[last];
+  }
+  return seen;
+}
+
+// ---- results ----
+
+// One thread of the cluster, when nobody reads the row's status or history any more.
+template <bool kIsShared>
+__device__ void finish(const Row<kIsShared>& r, int32_t status, uint32_t token, float logprob,
+                       uint32_t top_count) {
+  const SampleArgs& args = r.params->args;
+  const uint32_t index = blockIdx.y;
+  const bool is_ok = status == kRowOk;
+  args.statuses[index] = status;
+  args.outputs[index] = SampleOutput{status, is_ok ? static_cast<int32_t>(token) : -1,
+                                     is_ok ? logprob : 0.0f, is_ok ? top_count : 0};
+  if (is_ok)
+    args.history[uint64_t{r.row.sequence_slot} * args.history_stride + r.row.position] =
+        static_cast<int32_t>(token);
+}
+
+// Orders the `count` gathered alternatives and writes them; one block.
+template <bool kIsShared>
+__device__ void write_top(const Row<kIsShared>& r, uint32_t count) {
+  const SampleArgs& args = r.params->args;
+  if (threadIdx.x < count) {
+    const uint64_t own = r.shared->top[threadIdx.x];
+    uint32_t place = 0;
+    for (uint32_t i = 0; i < count; ++i) place += r.shared->top[i] < own;
+    const uint64_t at = uint64_t{blockIdx.y} * args.top_stride + place;
+    args.top_tokens[at] = static_cast<int32_t>(static_cast<uint32_t>(own));
+    args.top_logprobs[at] = 0.0f - __uint_as_float(static_cast<uint32_t>(own >> 32));
+  }
+}
+
+}  // namespace
+}  // namespace wcuda::kernels

@@ -1,0 +1,287 @@
+// sample: rankings of all tokens of a row by histograms over the cluster, for rows that a short
+// list of the largest logits does not decide.
+#pragma once
+
+#include "kernels/sampling/sample_candidates.cuh"
+
+namespace wcuda::kernels {
+namespace {
+
+// The first token, by ascending id, at which the sum of measure(id, logit) reaches goal(total),
+// which is 1 … total. Its finder calls found(id, logit) in one thread. `sum`: of the warp's own
+// measures, the same in all lanes.
+template <bool kIsShared, class Measure, class Goal, class Found>
+__device__ __forceinline__ void locate_in(Row<kIsShared>& r, uint64_t sum, const Item* items,
+                                          Measure measure, Goal goal_of, Found found) {
+  uint64_t before = 0, total = 0;
+  for (uint32_t i = 0; i < r.size; ++i) {
+    if (i == r.rank) before = total;
+    total += items[i].other;
+  }
+  const uint64_t goal = goal_of(total);
+  for (uint32_t i = 0; i < r.warp(); ++i) before += r.shared->segments[i];
+  if (before >= goal || before + sum < goal) return;
+  for (uint32_t first = r.warp_begin; first < r.warp_end; first += 32) {
+    const uint32_t id = first + r.lane();
+    const bool is_in = id < r.warp_end;
+    const float logit = is_in ? r.value(id) : 0.0f;
+    const uint64_t own = is_in ? measure(id, logit) : 0;
+    const uint64_t step_sum = warp_sum_small(own);
+    if (before + step_sum < goal) {
+      before += step_sum;
+      continue;
+    }
+    const uint64_t prefix = before + warp_prefix(own);
+    if (prefix >= goal && prefix - own < goal) found(id, logit);
+    return;
+  }
+}
+template <bool kIsShared, class Measure, class Goal, class Found>
+__device__ void locate(Row<kIsShared>& r, Measure measure, Goal goal_of, Found found) {
+  uint64_t sum = 0;
+  r.for_each_singly([&](uint32_t id, float logit) { sum += measure(id, logit); });
+  sum = warp_sum(sum);
+  if (r.lane() == 0) r.shared->segments[r.warp()] = sum;
+  __syncthreads();
+  Item item{};
+  if (r.warp() == 0) item.other = warp_sum(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0);
+  locate_in(r, sum, r.exchange(item), measure, goal_of, found);
+}
+
+// How much of a ranking to keep: a sum, or a share of all.
+struct Needed {
+  uint64_t sum;
+  float share;  // 0: the sum
+  __device__ uint64_t of(uint64_t total) const {
+    return share != 0.0f ? math::share_of(share, total) : sum;
+  }
+};
+
+// A bin of the cluster's histogram.
+struct Found {
+  uint64_t total;   // of all bins
+  uint64_t needed;  // of the total; 0: more than there is, and nothing was looked for
+  uint64_t before;  // of the bins before
+  uint64_t in_bin;
+  uint32_t bin;
+};
+
+// The bin in which the running sum reaches what is needed. Leaves the histogram of the next turn
+// zero.
+template <bool kIsShared>
+__device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
+  Bin* const own = r.histograms + r.histogram * kBins;
+  r.histogram ^= 1;
+  Bin* const next = r.histograms + r.histogram * kBins;
+  cluster_sync();
+  for (uint32_t i = threadIdx.x; i < kBins; i += kBlockThreads) next[i] = Bin{0, 0};
+
+  // Each block adds up its share of the bins, in place: no other block reads that share here.
+  const uint32_t share = kBins / r.size;
+  uint64_t sum = 0;
+  for (uint32_t i = threadIdx.x; i < share; i += kBlockThreads) {
+    Bin* const mine = own + r.rank * share + i;
+    uint64_t bin_sum = 0;
+#pragma unroll 4
+    for (uint32_t other = 0; other < r.size; ++other) bin_sum += total_of(*in_block(mine, other));
+    *mine = Bin{static_cast<uint32_t>(bin_sum), static_cast<uint32_t>(bin_sum >> 32)};
+    sum += bin_sum;
+  }
+  sum = warp_sum(sum);
+  if (r.lane() == 0) r.shared->segments[r.warp()] = sum;
+  __syncthreads();
+  Item item{};
+  if (r.warp() == 0) item.sum = warp_sum(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0);
+  cluster_arrive();
+  const Item* const items = r.exchange(item);
+  cluster_wait();  // the sums of bins are seen by all
+
+  uint64_t total = 0;
+  for (uint32_t i = 0; i < r.size; ++i) total += items[i].sum;
+  const uint64_t needed = needs.of(total);
+  if (needed > total) return {total, 0, 0, 0, 0};  // the same for all
+  if (r.warp() == 0) {
+    uint64_t passed = 0;
+    uint32_t owner = 0;
+    while (passed + items[owner].sum < needed) passed += items[owner++].sum;
+    const Bin* const bins = in_block(own + owner * share, owner);
+    const uint32_t part = share / 32;  // bins a lane
+    uint64_t part_sum = 0;
+    for (uint32_t i = 0; i < part; ++i) part_sum += total_of(bins[r.lane() * part + i]);
+    const uint64_t prefix = warp_prefix(part_sum);
+    passed += prefix - part_sum;
+    if (passed < needed && passed + part_sum >= needed) {
+      uint32_t at = r.lane() * part;
+      while (passed + total_of(bins[at]) < needed) passed += total_of(bins[at++]);
+      r.shared->found_bin = owner * share + at;
+      r.shared->found_before = passed;
+      r.shared->top[0] = total_of(bins[at]);
+    }
+  }
+  __syncthreads();
+  const Found found{total, needed, r.shared->found_before, r.shared->top[0], r.shared->found_bin};
+  __syncthreads();
+  return found;
+}
+
+// The shortest beginning of the ranking by ascending (key, id) whose measure reaches what is
+// needed; everything where that is above the total. rank.key(id, logit): bits of a float >= 0, or
+// kNotRanked. rank.measure(logit): at least 1. rank.tie(key): the measure that all of this key
+// have, 0 if they differ. Returns the total.
+template <bool kIsShared, class Rank>
+__device__ __noinline__ uint64_t select(Row<kIsShared>& r, const Rank& rank, Needed needs,
+                                        Cutoff* cutoff) {
+  *cutoff = Cutoff{};
+  Bin* histogram = r.histograms + r.histogram * kBins;
+  r.for_each_singly([&](uint32_t id, float logit) {
+    const uint32_t key = rank.key(id, logit);
+    if (key == kNotRanked) return;
+    const uint32_t bin = __float2uint_rz(__uint_as_float(key) * kStepsPerUnit);
+    add_to(&histogram[min(bin, kBins - 1)], rank.measure(logit));
+  });
+  Found found = find_bin(r, needs);
+  if (found.needed == 0) return found.total;
+
+  const uint64_t total = found.total, needed = found.needed;
+  uint64_t before = found.before;
+  uint32_t low = __float_as_uint(static_cast<float>(found.bin) / kStepsPerUnit);
+  uint32_t high = found.bin + 1 == kBins
+                      ? kInfinityBits
+                      : __float_as_uint(static_cast<float>(found.bin + 1) / kStepsPerUnit) - 1;
+  while (low < high) {
+    const uint32_t bits = 32 - __clz(high - low);
+    const uint32_t shift = bits > kBinBits ? bits - kBinBits : 0;
+    histogram = r.histograms + r.histogram * kBins;
+    r.for_each_singly([&](uint32_t id, float logit) {
+      const uint32_t key = rank.key(id, logit);
+      if (key < low || key > high) return;
+      add_to(&histogram[(key - low) >> shift], rank.measure(logit));
+    });
+    found = find_bin(r, Needed{needed - before, 0.0f});
+    before += found.before;
+    low += found.bin << shift;
+    high = min(high, low + (1u << shift) - 1);
+  }
+  cutoff->key = low;
+  if (needed - before + rank.tie(low) > found.in_bin) return total;  // all of this key
+  if (threadIdx.x == 0) r.shared->found_token = 0;
+  __syncthreads();
+  locate(
+      r,
+      [&](uint32_t id, float logit) {
+        return rank.key(id, logit) == low ? rank.measure(logit) : 0;
+      },
+      [&](uint64_t) { return needed - before; },
+      [&](uint32_t id, float) {
+        for (uint32_t i = 0; i < r.size; ++i) *in_block(&r.shared->found_token, i) = id;
+      });
+  cluster_sync();
+  cutoff->id = r.shared->found_token;
+  return total;
+}
+
+// Rule 6.
+template <bool kIsShared>
+__device__ void apply_filters(Row<kIsShared>& r, Candidates* candidates) {
+  const SampleRow& row = r.row;
+  if (row.top_k != 0) {
+    Cutoff cutoff;
+    select(r, RankByCount{*candidates}, Needed{row.top_k, 0.0f}, &cutoff);
+    candidates->by_y = cutoff;
+  }
+  if (row.typical_p != 0.0f && row.typical_p < 1.0f) {
+    uint64_t sum = 0, product_sum = 0;  // of p and of y * p
+    r.for_each_singly([&](uint32_t id, float logit) {
+      const float y = candidates->y(logit);
+      if (!candidates->holds(id, y)) return;
+      const float p = math::exp_negative(y);
+      sum += weight(p);
+      product_sum += weight(math::mul(y, p));
+    });
+    const Item sums = r.joined(r.exchange(r.block_join(sum, product_sum, kNoToken)));
+    candidates->mean = static_cast<float>(
+        math::div(static_cast<double>(sums.other), static_cast<double>(sums.sum)));
+    Cutoff cutoff;
+    select(r, RankByTypical{*candidates}, Needed{0, row.typical_p}, &cutoff);
+    candidates->by_typical = cutoff;
+  }
+  if (row.top_p != 0.0f && row.top_p < 1.0f) {
+    Cutoff cutoff;
+    select(r, RankByWeight{*candidates}, Needed{0, row.top_p}, &cutoff);
+    // Where the two rankings cut at one key, all that top-p found there is what top-k left.
+    if (cutoff.key == candidates->by_y.key) cutoff.id = min(cutoff.id, candidates->by_y.id);
+    candidates->by_y = cutoff;
+  }
+  if (row.min_p != 0.0f && candidates->mean < 0.0f) {
+    candidates->floor = row.min_p;  // the best token is still there, and its p is 1
+  } else if (row.min_p != 0.0f) {
+    uint32_t largest = 0;  // bits of a float >= 0
+    r.for_each_singly([&](uint32_t id, float logit) {
+      const float y = candidates->y(logit);
+      if (candidates->holds(id, y)) largest = max(largest, __float_as_uint(math::exp_negative(y)));
+    });
+    // The least complement is that of the largest.
+    const Item all = r.joined(r.exchange(r.block_join(0, 0, ~largest)));
+    candidates->floor = math::mul(row.min_p, __uint_as_float(~all.token));
+  }
+}
+
+// Rule 4's alternatives; returns how many.
+template <bool kIsShared>
+__device__ uint32_t report_top(Row<kIsShared>& r, float max, double log_sum) {
+  const SampleArgs& args = r.params->args;
+  const uint32_t wanted = min(min(r.row.top_logprobs, args.top_stride), kSampleTopLogprobsMax);
+  const RankByLogprob rank{max, log_sum};
+  Cutoff cutoff;
+  const uint64_t total = select(r, rank, Needed{wanted, 0.0f}, &cutoff);
+  const uint32_t count = wanted < total ? wanted : static_cast<uint32_t>(total);
+  if (threadIdx.x == 0) r.shared->top_count = 0;
+  cluster_sync();
+  uint32_t* const counter = in_block(&r.shared->top_count, 0);
+  uint64_t* const list = in_block(&r.shared->top[0], 0);
+  r.for_each_singly([&](uint32_t id, float logit) {
+    const uint32_t key = rank.key(id, logit);
+    if (key == kNotRanked || !cutoff.keeps(key, id)) return;
+    list[atomicAdd(counter, 1u)] = uint64_t{key} << 32 | id;
+  });
+  cluster_sync();
+  if (r.rank == 0) write_top(r, count);
+  __syncthreads();  // the list's place is used again
+  return count;
+}
+
+// What the list does not decide: the alternatives where they are still wanted, then rules 6 and 7.
+// A function of its own, as it is large and seldom needed.
+template <bool kIsShared>
+__device__ __noinline__ void sample_from_all(Row<kIsShared> r, Candidates candidates,
+                                             double log_sum, uint32_t best, bool wants_top,
+                                             uint32_t top_count) {
+  const float max = candidates.max;
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < kBins; i += kBlockThreads) r.histograms[i] = Bin{0, 0};
+  __syncthreads();
+  if (wants_top) top_count = report_top(r, max, log_sum);
+  const auto found = [&](uint32_t id, float logit) {
+    finish(r, kRowOk, id, math::log_probability(logit, max, log_sum), top_count);
+  };
+  if (candidates.temperature == 0.0f) {
+    if (r.rank == 0 && threadIdx.x == 0) found(best, max);
+    return;
+  }
+  apply_filters(r, &candidates);
+  locate(
+      r,
+      [&](uint32_t id, float logit) -> uint64_t {
+        const float y = candidates.y(logit);
+        if (!candidates.holds(id, y)) return 0;
+        const float p = math::exp_negative(y);
+        return p >= candidates.floor ? weight(p) : 0;
+      },
+      [&](uint64_t total) {
+        return math::mul_high(math::random_bits(r.row.seed, r.row.position), total) + 1;
+      },
+      found);
+}
+
+}  // namespace
+}  // namespace wcuda::kernels

@@ -1,0 +1,238 @@
+// rope_kv: x[h] = turn(x[h] * gain / rms(x[h])) for the heads of q and k; k and v rounded to the
+// pool's type and written to their page.
+//
+// A block has kBlockWarps warps and serves some heads of one token; a warp takes a head at a time.
+// Bytes moved: q once each way, k and v read once, their rows written once.
+#include "kernels/ptx/dependent_launch.h"
+#include "kernels/step/rope_kv.h"
+#include "kernels/step/turn_head.h"
+
+namespace wcuda::kernels {
+namespace {
+
+constexpr uint32_t kBlockWarps = 8;
+constexpr uint32_t kBlockThreads = kBlockWarps * 32;
+constexpr uint32_t kLaneValues = kRopeHeadLengthMax / 32;
+constexpr uint32_t kAhead = 2;  // heads whose values a warp has on their way
+// With fewer tokens a token's heads are spread over blocks, for latency; with more one block turns
+// all heads of a token with one table of sines.
+constexpr uint32_t kSpreadTokensMax = 64;
+
+struct RopeKvParams {
+  RopeKvArgs args;
+  uint32_t block_heads;
+};
+
+struct Shared {
+  float2 turns[kRopeHeadLengthMax / 2];  // cosines and sines
+  float heads[kBlockWarps][kRopeHeadLengthMax];
+};
+
+__global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvParams params) {
+  __shared__ Shared shared;
+  const RopeKvArgs& args = params.args;
+  const uint32_t token = blockIdx.x;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t n = args.pages.head_length;
+  const uint32_t kv_heads = args.pages.head_count;
+  dependent_trigger();
+
+  const uint32_t row = __ldcg(args.step.token_rows + token);
+  if (row == kDeadToken || row >= args.step.row_count) {
+    // One block waits even so: whoever waits for this kernel must know those ahead of it ended too.
+    if (token == 0 && blockIdx.y == 0) dependent_wait();
+    return;
+  }
+  const uint32_t position = __ldcg(args.step.positions + token);
+  const uint32_t page = __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride +
+                               position / kPagePositions);
+  dependent_wait();
+
+  float* const head = shared.heads[warp];
+  const uint32_t heads = args.head_count + 2 * kv_heads;
+  const uint32_t head_end = min((blockIdx.y + 1) * params.block_heads, heads);
+  const auto source_of = [&](uint32_t h) -> const float* {
+    if (args.joined != nullptr) return args.joined + (uint64_t{token} * heads + h) * n;
+    if (h < args.head_count) return args.query + (uint64_t{token} * args.head_count + h) * n;
+    const uint32_t kv_head = (h - args.head_count) % kv_heads;
+    const bool is_value = h >= args.head_count + kv_heads;
+    return (is_value ? args.value : args.key) + (uint64_t{token} * kv_heads + kv_head) * n;
+  };
+  // The next heads are on their way while one is worked on.
+  float next[kAhead][kLaneValues];
+  const auto load = [&](uint32_t h, float(&values)[kLaneValues]) {
+    if (h >= head_end) return;
+    const float* source = source_of(h);
+#pragma unroll
+    for (uint32_t j = 0; j < kLaneValues; ++j)
+      if (lane + 32 * j < n) values[j] = __ldcg(source + lane + 32 * j);
+  };
+  const uint32_t first_head = blockIdx.y * params.block_heads + warp;
+#pragma unroll
+  for (uint32_t a = 0; a < kAhead; ++a) load(first_head + a * kBlockWarps, next[a]);
+  for (uint32_t i = threadIdx.x; i < args.turn.rope_dimensions / 2; i += kBlockThreads)
+    shared.turns[i] = turn_of(position, args.turn.rope_frequencies[i], args.turn.rope_magnitude);
+  __syncthreads();
+
+  const auto turn_one = [&](uint32_t h, float(&values)[kLaneValues]) {
+    const bool is_query = h < args.head_count;
+    const bool is_value = h >= args.head_count + kv_heads;
+    const uint32_t kv_head = is_query ? 0 : (h - args.head_count) % kv_heads;
+#pragma unroll
+    for (uint32_t j = 0; j < kLaneValues; ++j)
+      if (lane + 32 * j < n) head[lane + 32 * j] = values[j];
+    load(h + kAhead * kBlockWarps, values);
+    __syncwarp();
+    const float* gain = is_query ? args.turn.query_norm : is_value ? nullptr : args.turn.key_norm;
+    if (gain != nullptr) norm_head<kLaneValues>(head, n, gain, args.turn.epsilon, lane);
+    if (!is_value)
+      turn_head<kLaneValues>(
+          head, args.turn, [&](uint32_t j) { return shared.turns[lane + 32 * j]; }, lane);
+    if (is_query) {
+      float* const target = args.query + (uint64_t{token} * args.head_count + h) * n;
+      for (uint32_t i = lane; i < n; i += 32) target[i] = head[i];
+    } else {
+      const uint64_t plane =
+          (uint64_t{args.layer} * args.pages.page_count + page) * 2 + (is_value ? 1 : 0);
+      const uint64_t kv_row =
+          (plane * kv_heads + kv_head) * kPagePositions + position % kPagePositions;
+      write_row(args.pages.format, head, n, args.pages.data + kv_row * args.pages.row_bytes, lane);
+    }
+    __syncwarp();
+  };
+  for (uint32_t h = first_head; h < head_end; h += kAhead * kBlockWarps) {
+#pragma unroll
+    for (uint32_t a = 0; a < kAhead; ++a)
+      if (h + a * kBlockWarps < head_end) turn_one(h + a * kBlockWarps, next[a]);
+  }
+}
+
+// The same for many tokens and the usual heads: 4 * kLanes values, all turned, no norm, pages of
+// f16. A lane has 4 values in registers, kLanes lanes a head; a block has all heads of a token.
+template <uint32_t kLanes>
+__global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeKvArgs args) {
+  constexpr uint32_t n = 4 * kLanes, kGroups = kBlockThreads / kLanes;
+  __shared__ __align__(16) float2 turns[n / 2];
+  const uint32_t token = blockIdx.x;
+  const uint32_t lane = threadIdx.x % kLanes;
+  const uint32_t kv_heads = args.pages.head_count;
+  const uint32_t heads = args.head_count + 2 * kv_heads;
+  dependent_trigger();
+  const uint32_t row = __ldcg(args.step.token_rows + token);
+  if (row == kDeadToken || row >= args.step.row_count) {
+    if (token == 0) dependent_wait();
+    return;
+  }
+  const uint32_t position = __ldcg(args.step.positions + token);
+  const uint32_t page = __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride +
+                               position / kPagePositions);
+  dependent_wait();
+
+  const auto load = [&](uint32_t h) {
+    const float* source;
+    if (args.joined != nullptr)
+      source = args.joined + (uint64_t{token} * heads + h) * n;
+    else if (h < args.head_count)
+      source = args.query + (uint64_t{token} * args.head_count + h) * n;
+    else
+      source = (h < args.head_count + kv_heads ? args.key : args.value) +
+               (uint64_t{token} * kv_heads + (h - args.head_count) % kv_heads) * n;
+    return __ldcg(reinterpret_cast<const float4*>(source) + lane);
+  };
+  const auto turn = [&](float4& x) {
+    if (args.turn.has_adjacent_pairs) {
+      const float4 cs = reinterpret_cast<const float4*>(turns)[lane];
+      x = make_float4(
+          __fmaf_rn(x.x, cs.x, -__fmul_rn(x.y, cs.y)), __fmaf_rn(x.x, cs.y, __fmul_rn(x.y, cs.x)),
+          __fmaf_rn(x.z, cs.z, -__fmul_rn(x.w, cs.w)), __fmaf_rn(x.z, cs.w, __fmul_rn(x.w, cs.z)));
+      return;
+    }
+    constexpr uint32_t kHalf = kLanes / 2;
+    const bool is_second = lane >= kHalf;
+    const float own[4] = {x.x, x.y, x.z, x.w};
+    float turned[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      const float other = __shfl_xor_sync(~0u, own[i], kHalf);
+      const float2 cs = turns[lane % kHalf * 4 + i];
+      turned[i] = is_second ? __fmaf_rn(other, cs.y, __fmul_rn(own[i], cs.x))
+                            : __fmaf_rn(own[i], cs.x, -__fmul_rn(other, cs.y));
+    }
+    x = make_float4(turned[0], turned[1], turned[2], turned[3]);
+  };
+  const auto store = [&](uint32_t h, const float4& x) {
+    if (h < args.head_count) {
+      float* const target = args.query + (uint64_t{token} * args.head_count + h) * n;
+      reinterpret_cast<float4*>(target)[lane] = x;
+      return;
+    }
+    const bool is_value = h >= args.head_count + kv_heads;
+    const uint64_t plane =
+        (uint64_t{args.layer} * args.pages.page_count + page) * 2 + (is_value ? 1 : 0);
+    const uint64_t kv_row = (plane * kv_heads + (h - args.head_count) % kv_heads) * kPagePositions +
+                            position % kPagePositions;
+    const auto pair = [](float low, float high) {
+      return uint32_t{float_to_half(low)} | uint32_t{float_to_half(high)} << 16;
+    };
+    reinterpret_cast<uint2*>(args.pages.data + kv_row * args.pages.row_bytes)[lane] =
+        make_uint2(pair(x.x, x.y), pair(x.z, x.w));
+  };
+
+  // All lanes of a warp take as many turns: what lies past the last head is read from the last.
+  constexpr uint32_t kSideBySide = 3;
+  const uint32_t first = threadIdx.x / kLanes;
+  const uint32_t end = (heads + kGroups - 1) / kGroups * kGroups;
+  float4 next[kSideBySide];
+#pragma unroll
+  for (uint32_t i = 0; i < kSideBySide; ++i) next[i] = load(min(first + i * kGroups, heads - 1));
+  for (uint32_t i = threadIdx.x; i < n / 2; i += kBlockThreads)
+    turns[i] = turn_of(position, args.turn.rope_frequencies[i], args.turn.rope_magnitude);
+  __syncthreads();
+  for (uint32_t h = first; h < end; h += kSideBySide * kGroups) {
+    float4 values[kSideBySide];
+#pragma unroll
+    for (uint32_t i = 0; i < kSideBySide; ++i) {
+      values[i] = next[i];
+      next[i] = load(min(h + (kSideBySide + i) * kGroups, heads - 1));
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kSideBySide; ++i) {
+      const uint32_t at = h + i * kGroups;
+      const float4 as_it_was = values[i];
+      turn(values[i]);
+      if (at < heads) store(at, at < args.head_count + kv_heads ? values[i] : as_it_was);
+    }
+  }
+}
+
+bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
+
+bool has_rows(const RopeKvArgs& args) {
+  const uint32_t n = args.pages.head_length;
+  return args.step.token_count > kSpreadTokensMax && (n == 64 || n == 128) &&
+         args.turn.rope_dimensions == n && args.turn.query_norm == nullptr &&
+         args.turn.key_norm == nullptr && args.pages.format == KvFormat::kF16 &&
+         args.pages.row_bytes == 2 * n && is_aligned(args.query) && is_aligned(args.key) &&
+         is_aligned(args.value) && is_aligned(args.joined);
+}
+
+}  // namespace
+
+cudaError_t rope_kv(const RopeKvArgs& args, const Launch& launch) {
+  if (args.pages.head_length > kRopeHeadLengthMax || args.pages.head_length == 0 ||
+      args.turn.rope_dimensions > args.pages.head_length || args.turn.rope_dimensions % 2 != 0)
+    return cudaErrorInvalidValue;
+  if (args.step.token_count == 0) return cudaSuccess;
+  if (has_rows(args))
+    return launch_kernel(
+        launch, dim3(args.step.token_count), dim3(kBlockThreads), 0, 0,
+        args.pages.head_length == 64 ? rope_kv_rows_kernel<16> : rope_kv_rows_kernel<32>, args);
+  const uint32_t heads = args.head_count + 2 * args.pages.head_count;
+  RopeKvParams params{args, heads};
+  if (args.step.token_count <= kSpreadTokensMax) params.block_heads = kBlockWarps;
+  const dim3 grid(args.step.token_count, (heads + params.block_heads - 1) / params.block_heads);
+  return launch_kernel(launch, grid, dim3(kBlockThreads), 0, 0, rope_kv_kernel, params);
+}
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,57 @@
+// Parts of the start of a step that two kernels have: dealing out a segment, beginning a row. Only
+// for .cu files.
+#pragma once
+
+#include "kernels/step/ingest.h"
+#include "kernels/step/step.h"
+
+namespace wcuda::kernels {
+
+// The entry of a segment: row count, row bytes, offset.
+__device__ inline uint4 ingest_segment(const IngestArgs& args, uint32_t segment) {
+  return __ldcg(reinterpret_cast<const uint4*>(args.block) + segment);
+}
+__device__ inline uint32_t ingest_row_words(const uint4& segment) {
+  return (segment.y / 4 + 3) / 4 * 4;
+}
+
+// Every `stride`-th word of a segment, from `first` on.
+__device__ inline void ingest_part(const IngestArgs& args, uint32_t s, uint32_t first,
+                                   uint32_t stride) {
+  const uint4 segment = ingest_segment(args, s);
+  const uint32_t row_count = segment.x, row_words = segment.y / 4;
+  const uint32_t source_words = ingest_row_words(segment);
+  const auto* const source = reinterpret_cast<const uint32_t*>(args.block + segment.z);
+  for (uint32_t i = first; i < row_count * row_words; i += stride) {
+    const uint32_t row = i / row_words, word = i % row_words;
+    auto* const target =
+        reinterpret_cast<uint32_t*>(args.targets[s] + row * args.target_strides[s]);
+    target[word] = __ldcg(source + row * source_words + word);
+  }
+}
+
+__device__ inline bool is_row_skipped(const BeginStepArgs& args, const BeginRow& row) {
+  return row.token_count == 0 ||
+         (row.depends_on != kNoDependency && args.previous_statuses != nullptr &&
+          args.previous_statuses[row.depends_on] != kRowOk);
+}
+__device__ inline bool is_row_history_written(const BeginStepArgs& args, const BeginRow& row) {
+  return (row.flags & kStepRowFeedSampled) == 0 && !is_row_skipped(args, row);
+}
+__device__ inline int32_t* row_history(const BeginStepArgs& args, const BeginRow& row) {
+  return args.history + uint64_t{row.sequence_slot} * args.history_stride + row.first_position;
+}
+
+// Status of row `index`, and its token where that is fed. One thread a row.
+__device__ inline void begin_row(const BeginStepArgs& args, const BeginRow& row, uint32_t index) {
+  const bool is_skipped = is_row_skipped(args, row);
+  args.statuses[index] = is_skipped ? kRowSkipped : kRowOk;
+  int32_t fed_token = -1;
+  if ((row.flags & kStepRowFeedSampled) != 0 && row.token_count != 0) {
+    if (!is_skipped) fed_token = *row_history(args, row);
+    args.tokens[row.first_token] = is_skipped ? 0 : fed_token;
+  }
+  args.fed_tokens[index] = fed_token;
+}
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,100 @@
+// One head of q, k or v in shared memory: RMS norm, turn by its position, rounding to a row of the
+// key-value pages. A warp works on a head. Operations are named where a compiler could fuse them,
+// so that every kernel gets the same bits. Only for .cu files.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/shared/numeric.h"
+#include "kernels/step/rope_kv.h"
+
+namespace wcuda::kernels {
+
+__device__ __forceinline__ float head_sum(float value) {
+#pragma unroll
+  for (uint32_t step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+  return value;
+}
+__device__ __forceinline__ float head_max(float value) {
+#pragma unroll
+  for (uint32_t step = 16; step > 0; step /= 2)
+    value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
+  return value;
+}
+
+// cos and sin of position * frequency, within 4e-7: in double precision up to the last turn, so
+// that a position of a million is as exact as one of ten.
+__device__ __forceinline__ float2 turn_of(uint32_t position, float frequency, float magnitude) {
+  constexpr double kInversePi = 0.318309886183790671538;
+  const double half_turns = __dmul_rn(
+      __dmul_rn(static_cast<double>(position), static_cast<double>(frequency)), kInversePi);
+  const double whole = 2.0 * rint(half_turns * 0.5);
+  float sine, cosine;
+  sincospif(static_cast<float>(half_turns - whole), &sine, &cosine);
+  return make_float2(cosine * magnitude, sine * magnitude);
+}
+
+// Scales a head to an RMS of 1 and by `gain`. kValues * 32 is at least n.
+template <uint32_t kValues>
+__device__ __forceinline__ void norm_head(float* head, uint32_t n, const float* gain, float epsilon,
+                                          uint32_t lane) {
+  float squares = 0.0f;
+#pragma unroll
+  for (uint32_t j = 0; j < kValues; ++j) {
+    const uint32_t i = lane + 32 * j;
+    if (i < n) squares = __fmaf_rn(head[i], head[i], squares);
+  }
+  const float factor = 1.0f / sqrtf(head_sum(squares) / static_cast<float>(n) + epsilon);
+#pragma unroll
+  for (uint32_t j = 0; j < kValues; ++j) {
+    const uint32_t i = lane + 32 * j;
+    if (i < n) head[i] = __fmul_rn(__fmul_rn(head[i], factor), gain[i]);
+  }
+  __syncwarp();
+}
+
+// turn(j) is cos and sin of pair lane + 32 * j.
+template <uint32_t kValues, class Turn>
+__device__ __forceinline__ void turn_head(float* head, const HeadTurn& args, const Turn& turn,
+                                          uint32_t lane) {
+  const uint32_t half = args.rope_dimensions / 2;
+#pragma unroll
+  for (uint32_t j = 0; j < (kValues + 1) / 2; ++j) {
+    const uint32_t pair = lane + 32 * j;
+    if (pair >= half) continue;
+    float& first = head[args.has_adjacent_pairs ? 2 * pair : pair];
+    float& second = head[args.has_adjacent_pairs ? 2 * pair + 1 : half + pair];
+    const float2 cs = turn(j);
+    const float a = first, b = second;
+    first = __fmaf_rn(a, cs.x, -__fmul_rn(b, cs.y));
+    second = __fmaf_rn(a, cs.y, __fmul_rn(b, cs.x));
+  }
+  __syncwarp();
+}
+
+// f16 scale, then 32 codes; the block's values lie one in each lane.
+__device__ __forceinline__ void write_q8_0_block(float value, uint8_t* block, uint32_t lane) {
+  const bool is_finite = __all_sync(~0u, isfinite(value));
+  const float largest = head_max(fabsf(value));
+  const uint16_t bits = is_finite ? float_to_half(largest / 127.0f) : uint16_t{0x7e00};
+  const float scale = half_to_float(bits);
+  const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+  const float code = is_finite ? rintf(value * inverse) : 0.0f;
+  if (lane == 0) *reinterpret_cast<uint16_t*>(block) = bits;
+  block[2 + lane] = static_cast<uint8_t>(static_cast<int8_t>(fminf(127.0f, fmaxf(-127.0f, code))));
+}
+
+// Gives the bits of the host's write_kv_row.
+__device__ __forceinline__ void write_row(KvFormat format, const float* head, uint32_t n,
+                                          uint8_t* row, uint32_t lane) {
+  if (format == KvFormat::kQ8_0) {
+    for (uint32_t i = 0; i < n; i += 32) write_q8_0_block(head[i + lane], row + i / 32 * 34, lane);
+  } else if (format == KvFormat::kFp8E4m3) {
+    for (uint32_t i = lane; i < n; i += 32) row[i] = float_to_e4m3(head[i]);
+  } else {
+    for (uint32_t i = lane; i < n; i += 32)
+      reinterpret_cast<uint16_t*>(row)[i] = float_to_half(head[i]);
+  }
+}
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,61 @@
+// What stands behind a wcuda_backend: a context, and all that came through its table.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "api/base/context.h"
+#include "api/base/handles.h"
+#include "api/compute/kernel.h"
+#include "api/compute/registry.h"
+#include "compute/catalogue/catalogue.h"
+#include "core/backend/fault_backend.h"
+
+namespace wcuda::api {
+
+struct BackendObject {
+  std::shared_ptr<Context> context;
+  std::shared_ptr<FaultBackend> faults;  // null: none can be asked for
+  wcuda_backend_info info = WCUDA_BACKEND_INFO_INIT;
+  std::string library_folder;
+
+  std::mutex mutex;  // guards what follows
+  std::set<std::pair<Kind, uint64_t>> made;
+
+  ~BackendObject();
+  vram::Memory& memory() const { return *context->memory; }
+  // An id for something that ends with the backend.
+  template <class T>
+  Result<uint64_t> give(Kind kind, std::shared_ptr<T> object) {
+    WCUDA_ASSIGN(const uint64_t id, insert(kind, std::move(object)));
+    const std::lock_guard<std::mutex> lock(mutex);
+    made.emplace(kind, id);
+    return id;
+  }
+  // Ends it now; null when the id is none that came through the table.
+  std::shared_ptr<void> take_back(Kind kind, uint64_t id);
+};
+
+inline Result<std::shared_ptr<BackendObject>> resolve_backend(wcuda_backend backend) {
+  return resolve<BackendObject>(Kind::kBackend, backend.id, "backend");
+}
+
+// A kernel that came through a table: device code, a registered one, one of the catalogue, or a
+// caller's table's own.
+struct BackendKernel {
+  std::shared_ptr<vram::Memory> memory;
+  std::string name;
+  std::shared_ptr<KernelObject> device;            // on CUDA
+  std::shared_ptr<const RegistryEntry> described;  // on HOST: a caller's, by descriptor
+  const compute::CatalogueEntry* ready = nullptr;  // on HOST: of the catalogue
+  Kernel own;                                      // of a caller's table
+  ~BackendKernel();
+};
+
+// The table of this library, for every backend: `self` is the id of a wcuda_backend.
+extern const wcuda_backend_vtable kBackendTable;
+
+}  // namespace wcuda::api

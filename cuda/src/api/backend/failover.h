@@ -1,0 +1,57 @@
+// What stands behind a wcuda_failover: its targets, the policy, and a context for whole calls.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "api/base/context.h"
+#include "core/backend/failover.h"
+#include "core/backend/open.h"
+
+namespace wcuda::api {
+
+// Thread-safe.
+class Failover {
+ public:
+  Failover(const FailoverSettings& settings, std::vector<wcuda_failover_target> targets,
+           wcuda_failover_callback callback, void* user)
+      : targets_(std::move(targets)), callback_(callback), user_(user), policy_(settings) {
+    contexts_.resize(targets_.size());
+  }
+
+  // Runs `body` with the number of the active target, again on the next where the policy says so.
+  // The number of the one that answered.
+  using Body = std::function<Status(size_t target)>;
+  Status run(const Body& body, bool repeats, size_t* answered);
+  // A failure met elsewhere.
+  void report(int32_t type, Code status);
+  Status trigger();
+  // The context for whole calls on a target, opened when first needed.
+  Result<std::shared_ptr<Context>> context_of(size_t target);
+  // A new one.
+  Result<std::shared_ptr<Context>> open(size_t target, const OpenOptions& options,
+                                        vram::Scrub scrub) const;
+  const wcuda_failover_target& target(size_t index) const { return targets_[index]; }
+  bool is_automatic() const { return policy_.settings().mode == WCUDA_FAILOVER_AUTOMATIC; }
+  wcuda_failover_state state() const;
+
+ private:
+  void restore_if_right();
+  bool leave(size_t from, int32_t reason, const Status& why);
+  void tell(int32_t event, int32_t reason, size_t from, size_t to, const Status& why) const;
+
+  const std::vector<wcuda_failover_target> targets_;
+  const wcuda_failover_callback callback_;
+  void* const user_;
+  std::mutex moving_;  // one thread moves or probes; taken before mutex_
+
+  mutable std::mutex mutex_;  // guards what follows; held for no call of a backend
+  FailoverPolicy policy_;
+  std::vector<std::shared_ptr<Context>> contexts_;
+  uint64_t move_count_ = 0;
+  uint64_t restore_count_ = 0;
+};
+
+}  // namespace wcuda::api

@@ -1,0 +1,104 @@
+// Section 5 of the header: contexts.
+#include "api/base/context.h"
+
+#include <cinttypes>
+
+#include "api/base/guard.h"
+#include "core/backend/backend_types.h"
+#include "core/backend/open.h"
+#include "core/base/log.h"
+#include "core/base/text.h"
+
+namespace wcuda::api {
+namespace {
+
+Result<std::shared_ptr<Context>> create(const wcuda_context_options& options) {
+  if (options.abi_version != WCUDA_ABI_VERSION)
+    return Status::error(WCUDA_ABI_MISMATCH,
+                         "abi_version: the caller's header has %u, this library %d",
+                         options.abi_version, WCUDA_ABI_VERSION);
+  WCUDA_TRY(check_flags(options.flags, 0, "flags"));
+  if (options.reserved != 0)
+    return Status::error(WCUDA_UNSUPPORTED, "reserved: %u, must be 0", options.reserved);
+  if (options.reserved_2 != 0)
+    return Status::error(WCUDA_UNSUPPORTED, "reserved_2: %u, must be 0", options.reserved_2);
+  if (options.scrub < WCUDA_SCRUB_NONE || options.scrub > WCUDA_SCRUB_ON_ALLOC)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "scrub: %d is not one of WCUDA_SCRUB_…",
+                         options.scrub);
+  OpenOptions open;
+  open.backend = options.backend;
+  open.ordinal = options.ordinal;
+  open.host_capacity = options.memory_budget;
+  open.host_thread_count = options.host_thread_count;
+  WCUDA_ASSIGN(Opened opened, open_backend(open));
+
+  auto context = make_context(std::move(opened.backend), options.memory_budget,
+                              static_cast<vram::Scrub>(options.scrub));
+  copy_text(opened.fallback_reason, context->info.fallback_reason,
+            sizeof(context->info.fallback_reason));
+  return context;
+}
+
+}  // namespace
+
+std::shared_ptr<Context> make_context(std::shared_ptr<Backend> backend, uint64_t budget,
+                                      vram::Scrub scrub) {
+  auto context = std::make_shared<Context>();
+  context->info = WCUDA_CONTEXT_INFO_INIT;
+  context->info.backend = backend->caps().backend;
+  context->info.ordinal = backend->caps().ordinal;
+  context->info.host_thread_count = backend->host_thread_count();
+  context->memory = vram::Memory::create(std::move(backend), budget, scrub);
+  return context;
+}
+
+Status destroy_handle(Kind kind, uint64_t id, const char* argument) {
+  if (id == 0 || remove(kind, id)) return {};
+  return Status::error(WCUDA_INVALID_HANDLE, "%s: handle 0x%016" PRIx64 " is not a live %s",
+                       argument, id, kind_name(kind));
+}
+
+}  // namespace wcuda::api
+
+using namespace wcuda;
+using namespace wcuda::api;
+
+extern "C" wcuda_status wcuda_context_create(const wcuda_context_options* options,
+                                             wcuda_context* context, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const wcuda_context_options checked, read_struct(options, "options"));
+    WCUDA_TRY(check_not_null(context, "context"));
+    WCUDA_ASSIGN(auto object, create(checked));
+    const wcuda_context_info& info = object->info;
+    log(WCUDA_LOG_INFO, "context", "opened %s %d%s%s", backend_name(info.backend).c_str(),
+        info.ordinal, info.fallback_reason[0] ? "; " : "", info.fallback_reason);
+    WCUDA_ASSIGN(context->id, insert(Kind::kContext, std::move(object)));
+    return {};
+  });
+}
+
+extern "C" void wcuda_context_destroy(wcuda_context context) {
+  guarded_void("wcuda_context_destroy", [&]() -> Status {
+    const auto object = std::static_pointer_cast<Context>(remove(Kind::kContext, context.id));
+    if (!object) return destroy_handle(Kind::kContext, context.id, "context");
+    object->memory->log_leaks();
+    return {};
+  });
+}
+
+extern "C" wcuda_status wcuda_context_info_get(wcuda_context context, wcuda_context_info* info,
+                                               wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto object, resolve_context(context));
+    WCUDA_TRY(check_struct(info, "info"));
+    write_struct(object->info, info);
+    return {};
+  });
+}
+
+extern "C" wcuda_status wcuda_context_synchronize(wcuda_context context, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto object, resolve_context(context));
+    return object->memory->backend().synchronize();
+  });
+}

@@ -1,0 +1,146 @@
+// What every function of the C interface passes through: exceptions become statuses, failures fill
+// wcuda_error, structs are read and written by their struct_size, overlapping use is refused.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+#include "core/base/callback.h"
+#include "core/base/status.h"
+
+namespace wcuda::api {
+
+// Writes a failure into the caller's struct, if there is one: one line of valid UTF-8 (bytes that
+// are not become '?', as do control characters), cut at a character's border. Allocates nothing.
+void fill_error(wcuda_error* error, Code code, int32_t native_code, const char* message) noexcept;
+
+// Runs `body`, a callable returning Status, and turns whatever happens into a status code. For the
+// one function that is legal inside a callback; all others are `guarded`.
+template <class Body>
+wcuda_status guarded_anywhere(wcuda_error* error, Body&& body) noexcept {
+  static_assert(std::is_same_v<decltype(body()), Status>, "the body returns a Status");
+  try {
+    const Status status = body();
+    if (status.ok()) return WCUDA_OK;
+    fill_error(error, status.code(), status.native_code(), status.message());
+    return status.code();
+  } catch (const std::bad_alloc&) {
+    fill_error(error, WCUDA_OUT_OF_HOST_MEMORY, 0, "the host is out of memory");
+    return WCUDA_OUT_OF_HOST_MEMORY;
+  } catch (const std::exception& exception) {
+    fill_error(error, WCUDA_INTERNAL, 0, exception.what());
+  } catch (...) {
+    fill_error(error, WCUDA_INTERNAL, 0, "an exception of unknown type");
+  }
+  return WCUDA_INTERNAL;
+}
+
+// The same, refused inside a callback.
+template <class Body>
+wcuda_status guarded(wcuda_error* error, Body&& body) noexcept {
+  if (InCallback::active()) {
+    fill_error(error, WCUDA_REENTRANT, 0,
+               "called from inside a callback of the library; only wcuda_cancel_trigger may be");
+    return WCUDA_REENTRANT;
+  }
+  return guarded_anywhere(error, std::forward<Body>(body));
+}
+
+// For functions that return nothing (…_destroy): the callable returns Status too, and a failure,
+// which nobody can be told, is logged as a warning. Inside a callback it does nothing but log.
+void log_dropped(const char* function, const char* message) noexcept;
+template <class Body>
+void guarded_void(const char* function, Body&& body) noexcept {
+  wcuda_error error;
+  if (guarded(&error, std::forward<Body>(body)) != WCUDA_OK) log_dropped(function, error.message);
+}
+
+// Size of the first published version of a struct: specialise when one grows.
+template <class T>
+inline constexpr uint32_t kFirstPublishedBytes = sizeof(T);
+template <>
+inline constexpr uint32_t kFirstPublishedBytes<wcuda_context_options> =
+    offsetof(wcuda_context_options, scrub);
+template <>
+inline constexpr uint32_t kFirstPublishedBytes<wcuda_device_caps> = offsetof(wcuda_device_caps,
+                                                                             unified_memory);
+template <>
+inline constexpr uint32_t kFirstPublishedBytes<wcuda_memory_info> = offsetof(wcuda_memory_info,
+                                                                             purpose_budget_bytes);
+template <>
+inline constexpr uint32_t kFirstPublishedBytes<wcuda_health> = offsetof(wcuda_health,
+                                                                        pool_used_bytes);
+
+namespace detail {
+Status check_struct(const void* data, const char* argument, uint32_t first_bytes,
+                    uint32_t known_bytes);
+}  // namespace detail
+
+// A struct_size struct from the caller: not null, not shorter than its first published version, and
+// nothing but zeros past what this version knows.
+template <class T>
+Status check_struct(const T* data, const char* argument) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  return detail::check_struct(data, argument, kFirstPublishedBytes<T>, sizeof(T));
+}
+
+// An input struct at this version's size: fields that the caller's version lacks are zero.
+template <class T>
+Result<T> read_struct(const T* data, const char* argument) {
+  WCUDA_TRY(check_struct(data, argument));
+  T value;
+  std::memset(static_cast<void*>(&value), 0, sizeof(T));
+  const uint32_t bytes = std::min<uint32_t>(data->struct_size, sizeof(T));
+  std::memcpy(static_cast<void*>(&value), data, bytes);
+  return value;
+}
+
+// Writes an output struct, as much of it as the caller's version has; struct_size stays the
+// caller's. Call check_struct first: it can fail, this cannot.
+template <class T>
+void write_struct(const T& value, T* target) noexcept {
+  const uint32_t caller_bytes = target->struct_size;
+  std::memcpy(static_cast<void*>(target), &value, std::min<uint32_t>(caller_bytes, sizeof(T)));
+  target->struct_size = caller_bytes;
+}
+
+Status check_not_null(const void* pointer, const char* argument);
+// Refuses bits that are not in `known`.
+Status check_flags(uint64_t flags, uint64_t known, const char* argument);
+// A wcuda_string: a null pointer only with no bytes, and a length no text has.
+Status check_string(const wcuda_string& string, const char* argument);
+
+// What an object has one of when calls on it must not overlap.
+class Exclusive {
+ public:
+  Exclusive() = default;
+
+ private:
+  friend class ExclusiveUse;
+  std::atomic<bool> busy_{false};
+};
+
+// Holds an Exclusive for the time of a call. Never waits: taken already is WCUDA_BUSY.
+class ExclusiveUse {
+ public:
+  static Result<ExclusiveUse> acquire(Exclusive& exclusive, const char* object_name);
+  ExclusiveUse(ExclusiveUse&& other) noexcept
+      : exclusive_(std::exchange(other.exclusive_, nullptr)) {}
+  ExclusiveUse& operator=(ExclusiveUse&&) = delete;
+  ~ExclusiveUse() {
+    if (exclusive_) exclusive_->busy_.store(false, std::memory_order_release);
+  }
+
+ private:
+  explicit ExclusiveUse(Exclusive* exclusive) : exclusive_(exclusive) {}
+  Exclusive* exclusive_;
+};
+
+}  // namespace wcuda::api

@@ -1,0 +1,103 @@
+// The arguments of a launch as they come through the C interface.
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <cinttypes>
+#include <memory>
+#include <vector>
+
+#include "api/base/buffer.h"
+#include "api/base/guard.h"
+#include "compute/jit/launch.h"
+#include "core/vram/memory.h"
+
+namespace wcuda::api {
+
+// The arguments of one launch, resolved, and held until it is queued.
+class Arguments {
+ public:
+  Status read(const wcuda_argument* arguments, uint64_t count, const vram::Memory& memory) {
+    shapes_.reserve(count);
+    values_.reserve(count);
+    addresses_.reserve(count);
+    held_.reserve(count);
+    for (uint64_t i = 0; i < count; ++i) WCUDA_TRY(read_one(arguments[i], i, memory));
+    for (size_t i = 0; i < values_.size(); ++i)
+      if (shapes_[i].kind == WCUDA_ARG_BUFFER) values_[i] = &addresses_[i];
+    return {};
+  }
+
+  void used_on(Stream stream) {
+    for (const Held& held : held_) held.object->buffer.used_on(stream);
+  }
+
+  const std::vector<jit::ArgumentShape>& shapes() const { return shapes_; }
+  // For the driver: where each value is.
+  void* const* values() { return values_.data(); }
+  std::vector<wcuda_host_argument> for_host() const {
+    std::vector<wcuda_host_argument> result;
+    result.reserve(shapes_.size());
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      const bool is_buffer = shapes_[i].kind == WCUDA_ARG_BUFFER;
+      result.push_back(
+          {shapes_[i].kind, 0, is_buffer ? addresses_[i] : values_[i], shapes_[i].bytes});
+    }
+    return result;
+  }
+
+ private:
+  struct Held {
+    std::shared_ptr<BufferObject> object;
+    ExclusiveUse use;
+  };
+
+  Status read_one(const wcuda_argument& argument, uint64_t index, const vram::Memory& memory) {
+    const auto wrong = [&](const char* what) {
+      return Status::error(WCUDA_INVALID_ARGUMENT, "argument %" PRIu64 ": %s", index, what);
+    };
+    if (*jit::kind_name(argument.kind) == 0) return wrong("kind is none of WCUDA_ARG_…");
+    if ((argument.access & ~uint32_t{WCUDA_ACCESS_READ | WCUDA_ACCESS_WRITE}) != 0)
+      return wrong("access has unknown bits");
+    if (argument.kind == WCUDA_ARG_BUFFER) return read_buffer(argument, index, memory);
+    if (argument.buffer.id != 0 || argument.offset != 0)
+      return wrong("a value has no buffer and no offset");
+    const uint64_t bytes = jit::scalar_bytes(argument.kind);
+    if (bytes == 0 && argument.bytes == 0) return wrong("bytes is 0");
+    if (bytes != 0 && argument.bytes != 0 && argument.bytes != bytes)
+      return wrong("bytes is not the size of its kind");
+    if (!argument.data) return wrong("data is NULL");
+    shapes_.push_back({argument.kind, 0, bytes ? bytes : argument.bytes});
+    values_.push_back(const_cast<void*>(argument.data));
+    addresses_.push_back(nullptr);
+    return {};
+  }
+
+  Status read_buffer(const wcuda_argument& argument, uint64_t index, const vram::Memory& memory) {
+    char name[32] = "argument ";
+    *std::to_chars(name + 9, name + sizeof(name) - 1, index).ptr = 0;  // every launch pays for it
+    WCUDA_ASSIGN(auto object, resolve_buffer(argument.buffer, name));
+    if (&object->buffer.memory() != &memory)
+      return Status::error(WCUDA_INVALID_ARGUMENT, "%s: the buffer is of another context", name);
+    const uint64_t size = object->buffer.bytes();
+    const uint64_t bytes = argument.bytes ? argument.bytes : size - std::min(size, argument.offset);
+    const auto view = object->buffer.view(argument.offset, bytes);
+    if (!view.ok())
+      return Status::error(view.status().code(), "%s: %s", name, view.status().message());
+    shapes_.push_back({argument.kind, argument.access, bytes});
+    values_.push_back(nullptr);
+    addresses_.push_back(view->data);
+    for (const Held& held : held_)
+      if (held.object == object) return {};  // a second window of one buffer
+    WCUDA_ASSIGN(auto use, ExclusiveUse::acquire(object->exclusive, name));
+    held_.push_back({std::move(object), std::move(use)});
+    return {};
+  }
+
+  std::vector<jit::ArgumentShape> shapes_;
+  std::vector<void*> values_;
+  std::vector<void*> addresses_;  // of buffers
+  std::vector<Held> held_;
+};
+
+}  // namespace wcuda::api

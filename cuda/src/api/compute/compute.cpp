@@ -1,0 +1,156 @@
+// Section 19 of the header: the catalogue of ready kernels.
+#include "api/compute/compute.h"
+
+#include "api/base/context.h"
+#include "api/base/stream.h"
+#include "api/compute/arguments.h"
+#include "compute/catalogue/catalogue.h"
+#include "core/base/bytes.h"
+#include "core/base/text.h"
+
+namespace wcuda::api {
+namespace {
+
+// An integer of any width; u64 past the positive i64 are none that fits.
+Result<int64_t> read_integer(int32_t kind, const void* data, size_t index) {
+  switch (kind) {
+    case WCUDA_ARG_I8:
+      return int64_t{load_le<int8_t>(data)};
+    case WCUDA_ARG_U8:
+      return int64_t{load_le<uint8_t>(data)};
+    case WCUDA_ARG_I16:
+      return int64_t{load_le<int16_t>(data)};
+    case WCUDA_ARG_U16:
+      return int64_t{load_le<uint16_t>(data)};
+    case WCUDA_ARG_I32:
+      return int64_t{load_le<int32_t>(data)};
+    case WCUDA_ARG_U32:
+      return int64_t{load_le<uint32_t>(data)};
+    case WCUDA_ARG_I64:
+      return load_le<int64_t>(data);
+    case WCUDA_ARG_U64:
+      if (load_le<uint64_t>(data) <= uint64_t{INT64_MAX}) return load_le<int64_t>(data);
+      return Status::error(WCUDA_INVALID_ARGUMENT, "argument %zu: is past 2^63", index);
+    default:
+      return int64_t{0};
+  }
+}
+
+Result<std::vector<compute::CatalogueArgument>> translate(const compute::CatalogueEntry& entry,
+                                                          const Arguments& given) {
+  const std::vector<wcuda_host_argument> arguments = given.for_host();
+  std::vector<compute::CatalogueArgument> result;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const wcuda_host_argument& from = arguments[i];
+    compute::CatalogueArgument to;
+    to.kind = from.kind;
+    if (from.kind == WCUDA_ARG_BUFFER) {
+      to.data = static_cast<uint8_t*>(from.data);
+      to.bytes = from.bytes;
+      const uint32_t access = given.shapes()[i].access;
+      const bool writes =
+          i < entry.params.size() && (entry.params[i].role == compute::Role::kWrite ||
+                                      entry.params[i].role == compute::Role::kUpdate);
+      if (writes && access != 0 && (access & WCUDA_ACCESS_WRITE) == 0)
+        return Status::error(WCUDA_INVALID_ARGUMENT,
+                             "%s: argument %zu ('%s') is written, only reading is granted",
+                             entry.name.c_str(), i, entry.params[i].name.c_str());
+    } else if (from.kind == WCUDA_ARG_F32) {
+      to.factor = double{load_le<float>(from.data)};
+    } else if (from.kind == WCUDA_ARG_F64) {
+      to.factor = load_le<double>(from.data);
+    } else {
+      WCUDA_ASSIGN(to.integer, read_integer(from.kind, from.data, i));
+    }
+    result.push_back(to);
+  }
+  return result;
+}
+
+}  // namespace
+
+Result<kernels::Dtype> read_element_type(int32_t type) {
+  switch (type) {
+    case WCUDA_ARG_F32:
+      return kernels::Dtype::kF32;
+    case WCUDA_ARG_F16:
+      return kernels::Dtype::kF16;
+    case WCUDA_ARG_BF16:
+      return kernels::Dtype::kBf16;
+    default:
+      return Status::error(WCUDA_INVALID_ARGUMENT, "type: %d is not WCUDA_ARG_F32, _F16 or _BF16",
+                           type);
+  }
+}
+
+Result<const compute::CatalogueEntry*> find_ready(const wcuda_string& name) {
+  WCUDA_TRY(check_string(name, "name"));
+  const std::string_view text(name.data ? name.data : "", name.bytes);
+  const compute::CatalogueEntry* const entry = compute::find_entry(text);
+  if (entry) return entry;
+  return Status::error(WCUDA_NOT_FOUND, "kernel '%s': is not in the catalogue",
+                       printable(text).c_str());
+}
+
+Result<compute::PreparedCall> prepare_ready(const compute::CatalogueEntry& entry,
+                                            kernels::Dtype type, const vram::Memory& memory,
+                                            const wcuda_argument* arguments, uint64_t count,
+                                            Arguments* given) {
+  if (count != 0) WCUDA_TRY(check_not_null(arguments, "arguments"));
+  if (count == entry.params.size()) WCUDA_TRY(given->read(arguments, count, memory));
+  if (count != entry.params.size())
+    return Status::error(WCUDA_ARGUMENT_COUNT, "%s: %" PRIu64 " arguments given, it takes %zu (%s)",
+                         entry.name.c_str(), count, entry.params.size(), entry.signature.c_str());
+  WCUDA_ASSIGN(const auto translated, translate(entry, *given));
+  return compute::prepare_call(entry, type, translated);
+}
+
+Status run_ready(const compute::CatalogueEntry& entry, const compute::PreparedCall& call,
+                 vram::Memory& memory, wcuda_stream stream, Arguments* given) {
+  WCUDA_ASSIGN(const UsedStream on, use_stream(stream, memory));
+  WCUDA_TRY(memory.backend().fault());
+  given->used_on(on.stream);
+  return compute::run_call(entry, call, memory, on.stream);
+}
+
+}  // namespace wcuda::api
+
+using namespace wcuda;
+using namespace wcuda::api;
+
+extern "C" uint32_t wcuda_compute_kernel_count(void) {
+  return static_cast<uint32_t>(compute::catalogue().size());
+}
+
+extern "C" wcuda_status wcuda_compute_kernel_at(uint32_t index, wcuda_compute_kernel* kernel,
+                                                wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_struct(kernel, "kernel"));
+    const auto& all = compute::catalogue();
+    if (index >= all.size())
+      return Status::error(WCUDA_OUT_OF_RANGE, "index: %u of %zu kernels", index, all.size());
+    const compute::CatalogueEntry& entry = all[index];
+    wcuda_compute_kernel result = WCUDA_COMPUTE_KERNEL_INIT;
+    result.is_f32_only = entry.is_f32_only;
+    result.name = {entry.name.data(), entry.name.size()};
+    result.signature = {entry.signature.data(), entry.signature.size()};
+    result.parameter_count = static_cast<uint32_t>(entry.params.size());
+    write_struct(result, kernel);
+    return {};
+  });
+}
+
+extern "C" wcuda_status wcuda_compute_run(wcuda_context context, wcuda_string name, int32_t type,
+                                          const wcuda_argument* arguments, uint64_t argument_count,
+                                          wcuda_stream stream, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_ASSIGN(const auto* const entry, find_ready(name));
+    WCUDA_ASSIGN(const auto dtype, read_element_type(type));
+    vram::Memory& memory = *parent->memory;
+    Arguments given;
+    WCUDA_ASSIGN(const auto call,
+                 prepare_ready(*entry, dtype, memory, arguments, argument_count, &given));
+    return run_ready(*entry, call, memory, stream, &given);
+  });
+}

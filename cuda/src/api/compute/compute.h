@@ -1,0 +1,25 @@
+// What other sections of the interface need of the catalogue.
+#pragma once
+
+#include "api/compute/arguments.h"
+#include "compute/catalogue/catalogue.h"
+
+namespace wcuda::api {
+
+// WCUDA_ARG_F32, _F16 or _BF16, else WCUDA_INVALID_ARGUMENT.
+Result<kernels::Dtype> read_element_type(int32_t type);
+
+// The kernel of this name; WCUDA_NOT_FOUND.
+Result<const compute::CatalogueEntry*> find_ready(const wcuda_string& name);
+
+// Checks the arguments of a call. `given` holds them until the call is queued.
+Result<compute::PreparedCall> prepare_ready(const compute::CatalogueEntry& entry,
+                                            kernels::Dtype type, const vram::Memory& memory,
+                                            const wcuda_argument* arguments, uint64_t count,
+                                            Arguments* given);
+
+// Queues it.
+Status run_ready(const compute::CatalogueEntry& entry, const compute::PreparedCall& call,
+                 vram::Memory& memory, wcuda_stream stream, Arguments* given);
+
+}  // namespace wcuda::api

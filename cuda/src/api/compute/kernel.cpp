@@ -1,0 +1,290 @@
+// Section 18 of the header: modules, kernels and what is known of them.
+#include "api/compute/kernel.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "api/base/buffer.h"
+#include "api/base/guard.h"
+#include "api/compute/program.h"
+#include "compute/jit/code_kind.h"
+#include "core/base/text.h"
+
+namespace wcuda::api {
+namespace {
+
+constexpr uint64_t kParameterCountMax = 65536;
+
+Result<std::shared_ptr<ModuleObject>> load_module(std::shared_ptr<vram::Memory> memory,
+                                                  const void* code, uint64_t bytes,
+                                                  std::map<std::string, std::string> names) {
+  WCUDA_TRY(jit::code_kind(code, bytes).status());
+  // The driver does not tell what it takes; the difference of its free memory before and after has
+  // other threads' allocations in it, and pages it had already. So a module counts as its code.
+  auto object = std::make_shared<ModuleObject>();
+  object->memory = std::move(memory);
+  object->names = std::move(names);
+  // The driver takes no length: PTX ends where its NUL is.
+  const std::string ended(static_cast<const char*>(code), bytes);
+  Backend& backend = object->memory->backend();
+  WCUDA_ASSIGN(object->account,
+               object->memory->account(bytes, WCUDA_PURPOSE_MODULE, "", [&]() -> Status {
+                 WCUDA_ASSIGN(object->module, backend.module_load(ended.c_str(), bytes));
+                 return {};
+               }));
+  return object;
+}
+
+Result<uint64_t> load(const Context& context, const void* code, uint64_t bytes,
+                      std::map<std::string, std::string> names) {
+  WCUDA_ASSIGN(auto object, load_module(context.memory, code, bytes, std::move(names)));
+  return insert(Kind::kModule, std::move(object));
+}
+
+// A name of something in the code: no NUL, not empty.
+Result<std::string> read_name(const wcuda_string& name) {
+  WCUDA_TRY(check_string(name, "name"));
+  std::string result(name.data ? name.data : "", name.bytes);
+  if (result.empty() || result.find('\0') != std::string::npos)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "name: is empty or has a NUL");
+  return result;
+}
+
+Result<uint64_t> global(std::shared_ptr<ModuleObject> module, const std::string& name) {
+  vram::Memory& memory = *module->memory;
+  const auto expression = module->names.find(name);
+  WCUDA_ASSIGN(const auto found,
+               memory.backend().module_global(
+                   module->module, expression == module->names.end() ? name : expression->second));
+  auto object = std::make_shared<BufferObject>();
+  object->owner = std::move(module);
+  WCUDA_ASSIGN(object->buffer, memory.adopt(found.first, found.second, name));
+  return insert(Kind::kBuffer, std::move(object));
+}
+
+Result<jit::Parameter> read_parameter(const wcuda_parameter& from, uint64_t index) {
+  const auto wrong = [&](const char* what) {
+    return Status::error(WCUDA_INVALID_ARGUMENT, "parameter %llu: %s",
+                         static_cast<unsigned long long>(index), what);
+  };
+  if (*jit::kind_name(from.kind) == 0) return wrong("kind is none of WCUDA_ARG_…");
+  if ((from.access & ~uint32_t{WCUDA_ACCESS_READ | WCUDA_ACCESS_WRITE}) != 0)
+    return wrong("access has unknown bits");
+  if (from.max_bytes != 0 && from.max_bytes < from.min_bytes)
+    return wrong("max_bytes is less than min_bytes");
+  if (jit::scalar_bytes(from.kind) != 0 && (from.access | from.min_bytes | from.max_bytes) != 0)
+    return wrong("a scalar has no access and no sizes");
+  return jit::Parameter{from.kind, from.access, from.min_bytes, from.max_bytes};
+}
+
+Status read_signature(const wcuda_kernel_options& options, KernelObject* kernel) {
+  if (options.has_signature != 0 && options.has_signature != 1)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "has_signature: %d is not 0 or 1",
+                         options.has_signature);
+  if (options.has_signature == 0) {
+    if (options.parameter_count == 0) return {};
+    return Status::error(WCUDA_INVALID_ARGUMENT, "parameters: given, but has_signature is 0");
+  }
+  if (options.parameter_count != 0) WCUDA_TRY(check_not_null(options.parameters, "parameters"));
+  if (options.parameter_count > kParameterCountMax)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "parameter_count: more than %llu",
+                         static_cast<unsigned long long>(kParameterCountMax));
+  std::vector<jit::Parameter> signature;
+  for (uint64_t i = 0; i < options.parameter_count; ++i) {
+    WCUDA_ASSIGN(const jit::Parameter parameter, read_parameter(options.parameters[i], i));
+    signature.push_back(parameter);
+  }
+  kernel->signature = std::move(signature);
+  return {};
+}
+
+Status find_code(KernelObject* kernel) {
+  const auto expression = kernel->module->names.find(kernel->name);
+  const std::string& name =
+      expression == kernel->module->names.end() ? kernel->name : expression->second;
+  Backend& backend = kernel->backend();
+  WCUDA_ASSIGN(kernel->kernel, backend.kernel_find(kernel->module->module, name));
+  WCUDA_ASSIGN(kernel->attributes, backend.kernel_attributes(kernel->kernel));
+  kernel->limits = jit::kernel_limits(backend.caps(), kernel->attributes);
+  if (kernel->signature)
+    WCUDA_TRY(jit::check_fit(*kernel->signature, kernel->attributes.parameters));
+  return {};
+}
+
+Result<uint64_t> create(const Context& context, const wcuda_kernel_options& options) {
+  auto kernel = std::make_shared<KernelObject>();
+  kernel->memory = context.memory;
+  WCUDA_ASSIGN(kernel->name, read_name(options.name));
+  if (options.module.id == 0 && !options.host)
+    return Status::error(WCUDA_UNSUPPORTED_KERNEL,
+                         "kernel '%s': has neither a module nor a host function",
+                         printable(kernel->name).c_str());
+  WCUDA_TRY(read_signature(options, kernel.get()));
+  kernel->host = options.host;
+  kernel->host_user = options.host_user;
+  kernel->limits = jit::device_limits(kernel->backend().caps());
+  if (options.module.id != 0) {
+    WCUDA_ASSIGN(kernel->module, resolve<ModuleObject>(Kind::kModule, options.module.id, "module"));
+    if (kernel->module->memory != kernel->memory)
+      return Status::error(WCUDA_INVALID_ARGUMENT, "module: is of another context");
+    WCUDA_TRY(find_code(kernel.get()));
+  }
+  return insert(Kind::kKernel, std::move(kernel));
+}
+
+wcuda_kernel_info info_of(const KernelObject& kernel) {
+  wcuda_kernel_info info = WCUDA_KERNEL_INFO_INIT;
+  const KernelAttributes& a = kernel.attributes;
+  info.has_device_code = kernel.module != nullptr;
+  info.has_host_function = kernel.host != nullptr;
+  const size_t count = kernel.module      ? a.parameters.size()
+                       : kernel.signature ? kernel.signature->size()
+                                          : 0;
+  info.parameter_count = static_cast<uint32_t>(count);
+  info.max_threads_per_block = a.max_threads_per_block;
+  info.register_count = a.register_count;
+  info.static_shared_bytes = a.static_shared_bytes;
+  info.dynamic_shared_bytes_max = a.dynamic_shared_bytes_max;
+  info.local_bytes = a.local_bytes;
+  info.constant_bytes = a.constant_bytes;
+  std::copy_n(a.required_cluster, 3, info.required_cluster);
+  info.ptx_version = a.ptx_version;
+  info.binary_version = a.binary_version;
+  info.name_bytes = copy_text(kernel.module ? a.name : kernel.name, info.name, sizeof(info.name));
+  return info;
+}
+
+Result<wcuda_occupancy> occupancy_of(const KernelObject& kernel, uint32_t block_threads,
+                                     uint64_t shared_bytes) {
+  if (!kernel.module)
+    return Status::error(WCUDA_UNSUPPORTED_KERNEL, "kernel '%s': has no device code",
+                         printable(kernel.name).c_str());
+  LaunchDims dims;
+  dims.block[0] = block_threads;
+  dims.shared_bytes = static_cast<uint32_t>(std::min<uint64_t>(shared_bytes, UINT32_MAX));
+  WCUDA_TRY(jit::check_dims(dims, kernel.limits));
+  WCUDA_ASSIGN(const Occupancy found,
+               kernel.backend().kernel_occupancy(kernel.kernel, block_threads, shared_bytes));
+  wcuda_occupancy result = WCUDA_OCCUPANCY_INIT;
+  result.blocks_per_multiprocessor = found.blocks_per_multiprocessor;
+  result.threads_per_multiprocessor = found.blocks_per_multiprocessor * block_threads;
+  result.best_block_threads = found.best_block_threads;
+  const int32_t most = kernel.backend().caps().max_threads_per_multiprocessor;
+  if (most > 0) result.share = double(result.threads_per_multiprocessor) / most;
+  return result;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<KernelObject>> make_kernel(std::shared_ptr<vram::Memory> memory,
+                                                  const void* code, uint64_t bytes,
+                                                  std::map<std::string, std::string> names,
+                                                  std::string name) {
+  auto kernel = std::make_shared<KernelObject>();
+  kernel->name = std::move(name);
+  WCUDA_ASSIGN(kernel->module, load_module(memory, code, bytes, std::move(names)));
+  kernel->memory = std::move(memory);
+  WCUDA_TRY(find_code(kernel.get()));
+  return kernel;
+}
+
+ModuleObject::~ModuleObject() {
+  if (module.id != 0) (void)memory->backend().module_unload(module);
+}
+
+}  // namespace wcuda::api
+
+using namespace wcuda;
+using namespace wcuda::api;
+
+extern "C" wcuda_status wcuda_code_kind_get(const void* code, uint64_t bytes, int32_t* kind,
+                                            wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_not_null(code, "code"));
+    WCUDA_TRY(check_not_null(kind, "kind"));
+    WCUDA_ASSIGN(const jit::CodeKind found, jit::code_kind(code, bytes));
+    *kind = static_cast<int32_t>(found);
+    return {};
+  });
+}
+
+extern "C" wcuda_status wcuda_module_load(wcuda_context context, const void* code, uint64_t bytes,
+                                          wcuda_module* module, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_TRY(check_not_null(code, "code"));
+    WCUDA_TRY(check_not_null(module, "module"));
+    WCUDA_ASSIGN(module->id, load(*parent, code, bytes, {}));
+    return {};
+  });
+}
+
+extern "C" wcuda_status wcuda_module_load_program(wcuda_context context, wcuda_program program,
+                                                  wcuda_module* module, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_ASSIGN(const auto compiled, resolve_program(program));
+    WCUDA_TRY(check_not_null(module, "module"));
+    WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(compiled->exclusive, "program"));
+    WCUDA_TRY(check_compiled(*compiled));
+    const nvrtc::Outcome& outcome = compiled->outcome;
+    WCUDA_ASSIGN(module->id,
+                 load(*parent, outcome.code.data(), outcome.code.size(), outcome.names));
+    return {};
+  });
+}
+
+extern "C" void wcuda_module_destroy(wcuda_module module) {
+  guarded_void("wcuda_module_destroy",
+               [&] { return destroy_handle(Kind::kModule, module.id, "module"); });
+}
+
+extern "C" wcuda_status wcuda_module_global_get(wcuda_module module, wcuda_string name,
+                                                wcuda_buffer* buffer, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(auto object, resolve<ModuleObject>(Kind::kModule, module.id, "module"));
+    WCUDA_TRY(check_not_null(buffer, "buffer"));
+    WCUDA_ASSIGN(const std::string checked, read_name(name));
+    WCUDA_ASSIGN(buffer->id, global(std::move(object), checked));
+    return {};
+  });
+}
+
+extern "C" wcuda_status wcuda_kernel_create(wcuda_context context,
+                                            const wcuda_kernel_options* options,
+                                            wcuda_kernel* kernel, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_ASSIGN(const wcuda_kernel_options checked, read_struct(options, "options"));
+    WCUDA_TRY(check_not_null(kernel, "kernel"));
+    WCUDA_ASSIGN(kernel->id, create(*parent, checked));
+    return {};
+  });
+}
+
+extern "C" void wcuda_kernel_destroy(wcuda_kernel kernel) {
+  guarded_void("wcuda_kernel_destroy",
+               [&] { return destroy_handle(Kind::kKernel, kernel.id, "kernel"); });
+}
+
+extern "C" wcuda_status wcuda_kernel_info_get(wcuda_kernel kernel, wcuda_kernel_info* info,
+                                              wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto object, resolve_kernel(kernel));
+    WCUDA_TRY(check_struct(info, "info"));
+    write_struct(info_of(*object), info);
+    return {};
+  });
+}
+
+extern "C" wcuda_status wcuda_kernel_occupancy_get(wcuda_kernel kernel, uint32_t block_threads,
+                                                   uint64_t shared_bytes,
+                                                   wcuda_occupancy* occupancy, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto object, resolve_kernel(kernel));
+    WCUDA_TRY(check_struct(occupancy, "occupancy"));
+    WCUDA_ASSIGN(const wcuda_occupancy result, occupancy_of(*object, block_threads, shared_bytes));
+    write_struct(result, occupancy);
+    return {};
+  });
+}

@@ -1,0 +1,64 @@
+// What stands behind wcuda_module and wcuda_kernel.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "api/base/context.h"
+#include "api/base/handles.h"
+#include "api/compute/arguments.h"
+#include "compute/jit/launch.h"
+#include "core/vram/memory.h"
+
+namespace wcuda::api {
+
+// Unloaded when the last reference goes.
+struct ModuleObject {
+  std::shared_ptr<vram::Memory> memory;
+  vram::Account account;  // closed after the unload
+  Module module;
+  std::map<std::string, std::string> names;  // of expressions, in the code
+  ~ModuleObject();
+};
+
+// Nothing in it changes once its handle is out.
+struct KernelObject {
+  std::shared_ptr<vram::Memory> memory;
+  std::string name;
+  std::shared_ptr<ModuleObject> module;  // null: no device code
+  Kernel kernel;
+  KernelAttributes attributes;  // of the device code
+  jit::LaunchLimits limits{};
+  wcuda_host_kernel host = nullptr;
+  void* host_user = nullptr;
+  std::optional<std::vector<jit::Parameter>> signature;
+
+  Backend& backend() const { return memory->backend(); }
+  bool runs_here() const { return backend().is_host() ? host != nullptr : module != nullptr; }
+};
+
+inline Result<std::shared_ptr<KernelObject>> resolve_kernel(wcuda_kernel kernel) {
+  return resolve<KernelObject>(Kind::kKernel, kernel.id, "kernel");
+}
+
+// A kernel of code that is loaded for it alone. `names`: of expressions, in the code.
+Result<std::shared_ptr<KernelObject>> make_kernel(std::shared_ptr<vram::Memory> memory,
+                                                  const void* code, uint64_t bytes,
+                                                  std::map<std::string, std::string> names,
+                                                  std::string name);
+
+// The dimensions of a launch; its flags are checked, its numbers are not.
+Result<LaunchDims> read_dims(const wcuda_launch& launch);
+// How a launch is to be, once its arguments are known to be live and of this context.
+using LaunchPlan = std::function<Result<LaunchDims>(const Arguments&)>;
+
+// Checks everything and launches.
+Status launch_kernel(const KernelObject& kernel, const wcuda_argument* arguments, uint64_t count,
+                     wcuda_stream stream, const LaunchPlan& plan);
+// That there are arguments where some are counted, and not too many.
+Status check_count(const wcuda_argument* arguments, uint64_t count);
+
+}  // namespace wcuda::api

@@ -1,0 +1,90 @@
+// Section 18 of the header: wcuda_kernel_launch. Everything is checked before anything is queued.
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+
+#include "api/base/guard.h"
+#include "api/base/stream.h"
+#include "api/compute/arguments.h"
+#include "api/compute/kernel.h"
+#include "core/backend/table_backend.h"
+#include "core/base/callback.h"
+#include "core/base/text.h"
+
+namespace wcuda::api {
+namespace {
+
+constexpr uint64_t kArgumentCountMax = 65536;
+
+Status run_on_host(const KernelObject& kernel, const wcuda_launch& launch,
+                   const Arguments& arguments) {
+  const std::vector<wcuda_host_argument> given = arguments.for_host();
+  int32_t answer = 0;
+  {
+    const InCallback inside;
+    answer = kernel.host(kernel.host_user, &launch, given.data(), given.size());
+  }
+  if (answer == 0) return {};
+  return Status::native_error(WCUDA_DEVICE_ERROR, answer,
+                              "kernel '%s': its host function answered %d",
+                              printable(kernel.name).c_str(), answer);
+}
+
+}  // namespace
+
+Result<LaunchDims> read_dims(const wcuda_launch& launch) {
+  WCUDA_TRY(check_flags(launch.flags, WCUDA_LAUNCH_COOPERATIVE, "flags"));
+  LaunchDims dims;
+  std::copy_n(launch.grid, 3, dims.grid);
+  std::copy_n(launch.block, 3, dims.block);
+  std::copy_n(launch.cluster, 3, dims.cluster);
+  dims.shared_bytes = launch.shared_bytes;
+  dims.is_cooperative = launch.flags & WCUDA_LAUNCH_COOPERATIVE;
+  return dims;
+}
+
+Status launch_kernel(const KernelObject& kernel, const wcuda_argument* arguments, uint64_t count,
+                     wcuda_stream stream, const LaunchPlan& plan) {
+  Backend& backend = kernel.backend();
+  const bool on_host = backend.is_host();
+  if (!kernel.runs_here())
+    return Status::error(WCUDA_UNSUPPORTED_KERNEL, "kernel '%s': has no %s",
+                         printable(kernel.name).c_str(), on_host ? "host function" : "device code");
+  WCUDA_TRY(check_count(arguments, count));
+  WCUDA_ASSIGN(const UsedStream on, use_stream(stream, *kernel.memory));
+  Arguments given;
+  WCUDA_TRY(given.read(arguments, count, *kernel.memory));
+  WCUDA_ASSIGN(const LaunchDims dims, plan(given));
+  WCUDA_TRY(jit::check_dims(dims, kernel.limits));
+  if (kernel.signature) WCUDA_TRY(jit::check_signature(*kernel.signature, given.shapes()));
+  if (kernel.module) WCUDA_TRY(jit::check_parameters(kernel.attributes.parameters, given.shapes()));
+  given.used_on(on.stream);
+  if (!on_host) return backend.kernel_launch(kernel.kernel, dims, given.values(), on.stream);
+  wcuda_launch shown = launch_of(dims);
+  shown.stream = stream;
+  return backend.host_launch(on.stream, [&] { return run_on_host(kernel, shown, given); });
+}
+
+Status check_count(const wcuda_argument* arguments, uint64_t count) {
+  if (count != 0) WCUDA_TRY(check_not_null(arguments, "arguments"));
+  if (count > kArgumentCountMax)
+    return Status::error(WCUDA_ARGUMENT_COUNT, "arguments: %" PRIu64 " given, at most %" PRIu64,
+                         count, kArgumentCountMax);
+  return {};
+}
+
+}  // namespace wcuda::api
+
+using namespace wcuda;
+using namespace wcuda::api;
+
+extern "C" wcuda_status wcuda_kernel_launch(wcuda_kernel kernel, const wcuda_launch* launch,
+                                            const wcuda_argument* arguments,
+                                            uint64_t argument_count, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto object, resolve_kernel(kernel));
+    WCUDA_ASSIGN(const wcuda_launch checked, read_struct(launch, "launch"));
+    return launch_kernel(*object, arguments, argument_count, checked.stream,
+                         [&](const Arguments&) { return read_dims(checked); });
+  });
+}

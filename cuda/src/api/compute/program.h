@@ -1,0 +1,35 @@
+// What stands behind a wcuda_program.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "api/base/guard.h"
+#include "api/base/handles.h"
+#include "compute/jit/kernel_cache.h"
+#include "compute/nvrtc/compiler.h"
+#include "core/backend/backend.h"
+
+namespace wcuda::api {
+
+struct ProgramObject {
+  nvrtc::Request request;
+  std::string library_folder;
+  nvrtc::Outcome outcome;
+  int32_t state = WCUDA_PROGRAM_NEW;
+  int32_t nvrtc_version = 0;
+  uint64_t compile_ns = 0;
+  std::shared_ptr<jit::KernelCache> cache;  // may be null
+  int32_t cache_result = WCUDA_CACHE_NONE;
+  std::weak_ptr<Backend> backend;  // of its context, which it does not keep; may be empty
+  Exclusive exclusive;
+};
+
+inline Result<std::shared_ptr<ProgramObject>> resolve_program(wcuda_program program) {
+  return resolve<ProgramObject>(Kind::kProgram, program.id, "program");
+}
+
+// WCUDA_INVALID_STATE unless it has been compiled.
+Status check_compiled(const ProgramObject& program);
+
+}  // namespace wcuda::api

@@ -1,0 +1,286 @@
+// Sections 11 and 12 of the header: engines, sequences, steps.
+#include "llm/engine/engine.h"
+
+#include <algorithm>
+
+#include "api/base/guard.h"
+#include "api/base/handles.h"
+
+using namespace wcuda;
+using namespace wcuda::api;
+
+namespace {
+
+struct EngineObject {
+  std::shared_ptr<engine::Engine> engine;
+  Exclusive exclusive;
+};
+
+struct SequenceObject {
+  std::shared_ptr<EngineObject> owner;
+  std::shared_ptr<engine::Sequence> sequence;
+};
+
+template <class Body>
+Status with_engine(wcuda_engine handle, Body&& body) {
+  WCUDA_ASSIGN(const auto object, resolve<EngineObject>(Kind::kEngine, handle.id, "engine"));
+  WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "engine"));
+  return body(object);
+}
+
+template <class Body>
+Status with_sequence(wcuda_sequence handle, Body&& body) {
+  WCUDA_ASSIGN(const auto object, resolve<SequenceObject>(Kind::kSequence, handle.id, "sequence"));
+  WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->owner->exclusive, "engine"));
+  return body(*object);
+}
+
+// Gives a new sequence its handle; if there is none to give, the sequence ends.
+Status insert_sequence(const std::shared_ptr<EngineObject>& owner,
+                       std::shared_ptr<engine::Sequence> sequence, wcuda_sequence* handle) {
+  const auto object = std::make_shared<SequenceObject>(SequenceObject{owner, sequence});
+  const auto id = insert(Kind::kSequence, object);
+  if (!id.ok()) {
+    owner->engine->destroy(*sequence);
+    return id.status();
+  }
+  handle->id = *id;
+  return {};
+}
+
+Result<ops::Sampling> read_sampling(const wcuda_sampling* pointer, uint32_t vocabulary) {
+  ops::Sampling sampling;
+  if (!pointer) return sampling;
+  WCUDA_ASSIGN(const wcuda_sampling given, read_struct(pointer, "sampling"));
+  sampling.temperature = given.temperature;
+  sampling.top_k = given.top_k;
+  sampling.top_p = given.top_p;
+  sampling.min_p = given.min_p;
+  sampling.typical_p = given.typical_p;
+  sampling.repetition_penalty = given.repetition_penalty;
+  sampling.frequency_penalty = given.frequency_penalty;
+  sampling.presence_penalty = given.presence_penalty;
+  sampling.penalty_last_n = given.penalty_last_n;
+  sampling.penalty_from = given.penalty_from;
+  sampling.seed = given.seed;
+  sampling.top_logprobs = given.top_logprobs;
+  if (given.bias_count > vocabulary)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "bias_count is %llu, the vocabulary has %u",
+                         static_cast<unsigned long long>(given.bias_count), vocabulary);
+  if (given.bias_count > 0) {
+    WCUDA_TRY(check_not_null(given.bias_tokens, "bias_tokens"));
+    WCUDA_TRY(check_not_null(given.bias_values, "bias_values"));
+  }
+  sampling.bias_count = static_cast<uint32_t>(given.bias_count);
+  sampling.bias_tokens = given.bias_tokens;
+  sampling.bias_values = given.bias_values;
+  if (given.mask && given.mask_words != ceil_div(vocabulary, 32))
+    return Status::error(WCUDA_INVALID_ARGUMENT,
+                         "mask_words is %llu, a vocabulary of %u needs %llu",
+                         static_cast<unsigned long long>(given.mask_words), vocabulary,
+                         static_cast<unsigned long long>(ceil_div(vocabulary, 32)));
+  sampling.mask = given.mask;
+  return sampling;
+}
+
+Result<engine::RowInput> read_row(const EngineObject& owner, const wcuda_row& row, uint32_t index) {
+  constexpr uint32_t kKnownFlags =
+      WCUDA_ROW_FEED_SAMPLED | WCUDA_ROW_SAMPLE | WCUDA_ROW_LOGITS_LAST | WCUDA_ROW_LOGITS_ALL;
+  WCUDA_TRY(check_flags(row.flags, kKnownFlags, "row flags"));
+  WCUDA_ASSIGN(const auto object,
+               resolve<SequenceObject>(Kind::kSequence, row.sequence.id, "row.sequence"));
+  if (object->owner.get() != &owner)
+    return Status::error(WCUDA_INVALID_HANDLE, "row %u: the sequence is of another engine", index);
+  engine::RowInput input{};
+  input.sequence = object->sequence;
+  input.feed_sampled = row.flags & WCUDA_ROW_FEED_SAMPLED;
+  input.sample = row.flags & WCUDA_ROW_SAMPLE;
+  input.tokens = row.tokens;
+  input.token_count = row.token_count;
+  if (input.feed_sampled && (row.tokens || row.token_count != 1))
+    return Status::error(
+        WCUDA_INVALID_ARGUMENT,
+        "row %u: a row that feeds the sampled token has tokens NULL and token_count "
+        "1, not %u",
+        index, row.token_count);
+  if (!input.feed_sampled && (!row.tokens || row.token_count == 0))
+    return Status::error(WCUDA_INVALID_ARGUMENT, "row %u has no tokens", index);
+  if (row.flags & WCUDA_ROW_LOGITS_ALL)
+    input.logits_returned = row.token_count;
+  else if (row.flags & WCUDA_ROW_LOGITS_LAST)
+    input.logits_returned = 1;
+  if (input.sample) {
+    WCUDA_ASSIGN(input.sampling,
+                 read_sampling(row.sampling, owner.engine->config().vocabulary_size));
+  } else if (row.sampling) {
+    return Status::error(WCUDA_INVALID_ARGUMENT, "row %u has sampling but not WCUDA_ROW_SAMPLE",
+                         index);
+  }
+  return input;
+}
+
+}  // namespace
+
+wcuda_status wcuda_engine_create(wcuda_model model, const wcuda_engine_options* options,
+                                 wcuda_engine* engine, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_not_null(engine, "engine"));
+    WCUDA_ASSIGN(const auto loaded, resolve<model::Model>(Kind::kModel, model.id, "model"));
+    wcuda_engine_options given = WCUDA_ENGINE_OPTIONS_INIT;
+    if (options) {
+      WCUDA_ASSIGN(given, read_struct(options, "options"));
+    }
+    const auto object = std::make_shared<EngineObject>();
+    WCUDA_ASSIGN(object->engine, engine::Engine::create(loaded, given));
+    WCUDA_ASSIGN(engine->id, insert(Kind::kEngine, object));
+    return {};
+  });
+}
+
+void wcuda_engine_destroy(wcuda_engine engine) {
+  guarded_void("wcuda_engine_destroy", [&]() -> Status {
+    if (engine.id == 0) return {};
+    WCUDA_ASSIGN(const auto object, resolve<EngineObject>(Kind::kEngine, engine.id, "engine"));
+    WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "engine"));
+    remove(Kind::kEngine, engine.id);
+    return object->engine->drain();
+  });
+}
+
+wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
+                                   wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_struct(info, "info"));
+    WCUDA_ASSIGN(const auto object, resolve<EngineObject>(Kind::kEngine, engine.id, "engine"));
+    const engine::Info found = object->engine->info();
+    const engine::Limits& limits = found.limits;
+    wcuda_engine_info out = WCUDA_ENGINE_INFO_INIT;
+    out.kv_type = static_cast<int32_t>(limits.kv_type);
+    out.flags = (limits.batch_invariant ? WCUDA_ENGINE_BATCH_INVARIANT : 0) |
+                (limits.poison_free_pages ? WCUDA_ENGINE_POISON_FREE_PAGES : 0);
+    out.max_sequences = limits.max_sequences;
+    out.max_batch_tokens = limits.max_batch_tokens;
+    out.max_batch_rows = limits.max_batch_rows;
+    out.max_sequence_tokens = limits.max_sequence_tokens;
+    out.max_logits_rows = limits.max_logits_rows;
+    out.max_top_logprobs = limits.max_top_logprobs;
+    out.sequence_count = found.sequence_count;
+    out.steps_in_flight = found.steps_in_flight;
+    out.kv_page_count = limits.page_count;
+    out.kv_free_page_count = found.free_page_count;
+    out.kv_bytes = found.kv_bytes;
+    out.scratch_bytes = found.scratch_bytes;
+    write_struct(out, info);
+    return {};
+  });
+}
+
+wcuda_status wcuda_engine_warm_up(wcuda_engine engine, wcuda_error* error) {
+  return guarded(error, [&] {
+    return with_engine(engine, [](const auto& object) { return object->engine->warm_up(); });
+  });
+}
+
+wcuda_status wcuda_engine_drain(wcuda_engine engine, wcuda_error* error) {
+  return guarded(error, [&] {
+    return with_engine(engine, [](const auto& object) { return object->engine->drain(); });
+  });
+}
+
+wcuda_status wcuda_sequence_create(wcuda_engine engine, wcuda_sequence* sequence,
+                                   wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_not_null(sequence, "sequence"));
+    return with_engine(engine, [&](const auto& object) -> Status {
+      WCUDA_ASSIGN(auto created, object->engine->create_sequence());
+      return insert_sequence(object, std::move(created), sequence);
+    });
+  });
+}
+
+wcuda_status wcuda_sequence_fork(wcuda_sequence sequence, wcuda_sequence* fork,
+                                 wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_not_null(fork, "fork"));
+    return with_sequence(sequence, [&](const SequenceObject& object) -> Status {
+      WCUDA_ASSIGN(auto forked, object.owner->engine->fork(object.sequence));
+      return insert_sequence(object.owner, std::move(forked), fork);
+    });
+  });
+}
+
+wcuda_status wcuda_sequence_truncate(wcuda_sequence sequence, uint32_t length, wcuda_error* error) {
+  return guarded(error, [&] {
+    return with_sequence(sequence, [&](const SequenceObject& object) {
+      return object.owner->engine->truncate(*object.sequence, length);
+    });
+  });
+}
+
+void wcuda_sequence_destroy(wcuda_sequence sequence) {
+  guarded_void("wcuda_sequence_destroy", [&]() -> Status {
+    if (sequence.id == 0) return {};
+    WCUDA_ASSIGN(const auto object,
+                 resolve<SequenceObject>(Kind::kSequence, sequence.id, "sequence"));
+    remove(Kind::kSequence, sequence.id);
+    object->owner->engine->destroy(*object->sequence);
+    return {};
+  });
+}
+
+wcuda_status wcuda_sequence_length_get(wcuda_sequence sequence, uint32_t* length,
+                                       wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_not_null(length, "length"));
+    WCUDA_ASSIGN(const auto object,
+                 resolve<SequenceObject>(Kind::kSequence, sequence.id, "sequence"));
+    *length = object->owner->engine->length(*object->sequence);
+    return {};
+  });
+}
+
+wcuda_status wcuda_sequence_tokens_get(wcuda_sequence sequence, uint32_t first, uint32_t count,
+                                       int32_t* tokens, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    if (count > 0) WCUDA_TRY(check_not_null(tokens, "tokens"));
+    return with_sequence(sequence, [&](const SequenceObject& object) {
+      return object.owner->engine->copy_tokens(*object.sequence, first, count, tokens);
+    });
+  });
+}
+
+wcuda_status wcuda_step_submit(wcuda_engine engine, const wcuda_step* step, uint64_t* ticket,
+                               wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_not_null(ticket, "ticket"));
+    WCUDA_ASSIGN(const wcuda_step given, read_struct(step, "step"));
+    WCUDA_TRY(check_flags(given.flags, 0, "step flags"));
+    WCUDA_TRY(check_not_null(given.rows, "step.rows"));
+    if (given.row_count == 0)
+      return Status::error(WCUDA_INVALID_ARGUMENT, "a step needs at least one row");
+    return with_engine(engine, [&](const std::shared_ptr<EngineObject>& object) -> Status {
+      const uint32_t limit = object->engine->limits().max_batch_rows;
+      if (given.row_count > limit)
+        return Status::error(WCUDA_LIMIT_EXCEEDED, "a step of %u rows, max_batch_rows is %u",
+                             given.row_count, limit);
+      std::vector<engine::RowInput> rows(given.row_count);
+      for (uint32_t i = 0; i < given.row_count; ++i) {
+        WCUDA_ASSIGN(rows[i], read_row(*object, given.rows[i], i));
+      }
+      WCUDA_ASSIGN(*ticket, object->engine->submit(rows));
+      return {};
+    });
+  });
+}
+
+wcuda_status wcuda_step_wait(wcuda_engine engine, uint64_t ticket, int64_t timeout_ms,
+                             wcuda_step_output* output, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(wcuda_step_output out, read_struct(output, "output"));
+    return with_engine(engine, [&](const auto& object) -> Status {
+      WCUDA_TRY(object->engine->wait(ticket, timeout_ms, &out));
+      write_struct(out, output);
+      return {};
+    });
+  });
+}

@@ -1,0 +1,318 @@
+// Section 8 of the header: GGUF files.
+#include "llm/gguf/gguf.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "api/base/guard.h"
+#include "api/base/handles.h"
+#include "core/base/text.h"
+#include "llm/quant/format.h"
+
+namespace wcuda::api {
+namespace {
+
+using gguf::Gguf;
+using gguf::Tensor;
+using gguf::Value;
+using gguf::ValueType;
+
+Result<std::shared_ptr<Gguf>> resolve_gguf(wcuda_gguf handle) {
+  return resolve<Gguf>(Kind::kGguf, handle.id, "gguf");
+}
+
+std::string_view view(const wcuda_string& string) {
+  return string.bytes == 0 ? std::string_view() : std::string_view(string.data, string.bytes);
+}
+wcuda_string borrowed(std::string_view text) { return {text.data(), text.size()}; }
+
+Result<std::shared_ptr<Gguf>> open_source(const wcuda_source& source) {
+  if (source.reserved != 0)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "source->reserved is %" PRIu32 ", must be 0",
+                         source.reserved);
+  Result<std::shared_ptr<gguf::Source>> bytes = std::shared_ptr<gguf::Source>();
+  switch (source.kind) {
+    case WCUDA_SOURCE_PATH:
+      WCUDA_TRY(check_string(source.path, "source->path"));
+      return Gguf::open_path(view(source.path));
+    case WCUDA_SOURCE_FD:
+      bytes = gguf::open_descriptor(source.fd);
+      break;
+    case WCUDA_SOURCE_MEMORY:
+      bytes = gguf::open_memory(source.data, source.size);
+      break;
+    case WCUDA_SOURCE_CALLBACK:
+      bytes = gguf::open_callback(source.read, source.user, source.size);
+      break;
+    default:
+      return Status::error(WCUDA_INVALID_ARGUMENT, "source->kind is %" PRId32 ", known are 1 to 4",
+                           source.kind);
+  }
+  if (!bytes.ok()) return bytes.status();
+  return Gguf::open(bytes.take());
+}
+
+Status check_index(uint64_t index, uint64_t count, const char* what) {
+  if (index < count) return Status();
+  return Status::error(WCUDA_OUT_OF_RANGE, "%s %" PRIu64 " of %" PRIu64, what, index, count);
+}
+
+Status check_range(uint64_t first, uint64_t count, uint64_t available, const char* what) {
+  if (first <= available && count <= available - first) return Status();
+  return Status::error(WCUDA_OUT_OF_RANGE,
+                       "%" PRIu64 " elements from %" PRIu64 " of %s, it has %" PRIu64, count, first,
+                       what, available);
+}
+
+void write_value(const Value& value, wcuda_gguf_value* target) {
+  wcuda_gguf_value out = WCUDA_GGUF_VALUE_INIT;
+  out.type = static_cast<int32_t>(value.type);
+  out.element_type = static_cast<int32_t>(value.element_type);
+  out.key = borrowed(value.key);
+  out.element_count = value.count;
+  out.value_u64 = value.u64;
+  out.value_i64 = value.i64;
+  out.value_f64 = value.f64;
+  out.value_string = borrowed(value.string);
+  write_struct(out, target);
+}
+
+void write_tensor(const Tensor& tensor, wcuda_gguf_tensor* target) {
+  wcuda_gguf_tensor out = WCUDA_GGUF_TENSOR_INIT;
+  out.type = tensor.type;
+  out.name = borrowed(tensor.name);
+  out.dimension_count = tensor.dimension_count;
+  out.split_index = tensor.split_index;
+  std::copy(std::begin(tensor.dimensions), std::end(tensor.dimensions), out.dimensions);
+  out.element_count = tensor.element_count;
+  out.bytes = tensor.bytes;
+  out.file_offset = tensor.file_offset;
+  write_struct(out, target);
+}
+
+// The array behind a metadata index, and that elements [first, first + count) exist.
+Result<Value> find_array(const Gguf& file, uint64_t index, uint64_t first, uint64_t count,
+                         bool of_strings) {
+  WCUDA_TRY(check_index(index, file.value_count(), "metadata entry"));
+  const Value value = file.value(index);
+  const std::string key = printable(value.key);
+  if (value.type != ValueType::kArray || (value.element_type == ValueType::kString) != of_strings) {
+    return Status::error(WCUDA_INVALID_ARGUMENT, "key '%s' is not an array of %s (type %s, of %s)",
+                         key.c_str(), of_strings ? "strings" : "numbers",
+                         gguf::value_type_name(value.type),
+                         gguf::value_type_name(value.element_type));
+  }
+  WCUDA_TRY(check_range(first, count, value.count, key.c_str()));
+  return value;
+}
+
+// Reads and expands piece by piece: the file's bytes never need more than a small buffer.
+Status dequantize(const Gguf& file, uint64_t index, uint64_t first, uint64_t count, float* target) {
+  WCUDA_TRY(check_index(index, file.tensors().size(), "tensor"));
+  const Tensor& tensor = file.tensors()[index];
+  const quant::Format& format = *tensor.format;
+  const std::string name = printable(tensor.name);
+  WCUDA_TRY(check_range(first, count, tensor.element_count, name.c_str()));
+  if (first % format.block_elements != 0 || count % format.block_elements != 0) {
+    return Status::error(WCUDA_INVALID_ARGUMENT,
+                         "first %" PRIu64 " and count %" PRIu64
+                         " must be multiples of %s's block of %" PRIu32,
+                         first, count, format.name, format.block_elements);
+  }
+  if (!format.is_loadable)
+    return Status::error(WCUDA_UNSUPPORTED, "tensor '%s': type %s cannot be expanded", name.c_str(),
+                         format.name);
+  if (count == 0) return Status();
+  WCUDA_TRY(check_not_null(target, "target"));
+  const uint64_t piece_blocks = std::max<uint64_t>(1, (64 << 10) / format.block_bytes);
+  std::vector<uint8_t> piece(std::min(piece_blocks, count / format.block_elements) *
+                             format.block_bytes);
+  uint64_t offset = first / format.block_elements * format.block_bytes;
+  for (uint64_t done = 0; done < count;) {
+    const uint64_t elements = std::min(count - done, piece_blocks * format.block_elements);
+    const uint64_t bytes = elements / format.block_elements * format.block_bytes;
+    WCUDA_TRY(file.read_tensor(index, offset, piece.data(), bytes));
+    WCUDA_TRY(quant::unpack_row(format, piece.data(), elements, target + done));
+    offset += bytes;
+    done += elements;
+  }
+  return Status();
+}
+
+}  // namespace
+}  // namespace wcuda::api
+
+using namespace wcuda::api;  // NOLINT: this file is nothing but the functions of the header
+using wcuda::Status;
+
+extern "C" {
+
+wcuda_status wcuda_gguf_open(const wcuda_source* source, wcuda_gguf* gguf, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    wcuda_source options;
+    WCUDA_ASSIGN(options, read_struct(source, "source"));
+    WCUDA_TRY(check_not_null(gguf, "gguf"));
+    std::shared_ptr<Gguf> file;
+    WCUDA_ASSIGN(file, open_source(options));
+    WCUDA_ASSIGN(gguf->id, insert(Kind::kGguf, std::move(file)));
+    return Status();
+  });
+}
+
+void wcuda_gguf_destroy(wcuda_gguf gguf) {
+  guarded_void("wcuda_gguf_destroy", [&]() -> Status {
+    remove(Kind::kGguf, gguf.id);
+    return Status();
+  });
+}
+
+wcuda_status wcuda_gguf_info_get(wcuda_gguf gguf, wcuda_gguf_info* info, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_struct(info, "info"));
+    std::shared_ptr<Gguf> file;
+    WCUDA_ASSIGN(file, resolve_gguf(gguf));
+    wcuda_gguf_info out = WCUDA_GGUF_INFO_INIT;
+    out.version = file->version();
+    out.metadata_count = file->value_count();
+    out.tensor_count = file->tensors().size();
+    out.file_bytes = file->file_bytes();
+    out.tensor_bytes = file->tensor_bytes();
+    out.alignment = file->alignment();
+    out.split_count = file->split_count();
+    write_struct(out, info);
+    return Status();
+  });
+}
+
+wcuda_status wcuda_gguf_value_at(wcuda_gguf gguf, uint64_t index, wcuda_gguf_value* value,
+                                 wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_struct(value, "value"));
+    std::shared_ptr<Gguf> file;
+    WCUDA_ASSIGN(file, resolve_gguf(gguf));
+    WCUDA_TRY(check_index(index, file->value_count(), "metadata entry"));
+    write_value(file->value(index), value);
+    return Status();
+  });
+}
+
+wcuda_status wcuda_gguf_value_find(wcuda_gguf gguf, wcuda_string key, wcuda_gguf_value* value,
+                                   wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_struct(value, "value"));
+    WCUDA_TRY(check_string(key, "key"));
+    std::shared_ptr<Gguf> file;
+    WCUDA_ASSIGN(file, resolve_gguf(gguf));
+    Value found;
+    if (!file->find(view(key), &found))
+      return Status::error(WCUDA_NOT_FOUND, "the file has no key '%s'",
+                           wcuda::printable(view(key)).c_str());
+    write_value(found, value);
+    return Status();
+  });
+}
+
+wcuda_status wcuda_gguf_array_copy(wcuda_gguf gguf, uint64_t index, uint64_t first, uint64_t count,
+                                   void* target, uint64_t target_bytes, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    std::shared_ptr<Gguf> file;
+    WCUDA_ASSIGN(file, resolve_gguf(gguf));
+    Value array;
+    WCUDA_ASSIGN(array, find_array(*file, index, first, count, false));
+    if (count == 0) return Status();
+    WCUDA_TRY(check_not_null(target, "target"));
+    const uint64_t element_bytes = array.data_bytes / array.count;
+    if (target_bytes < count * element_bytes)
+      return Status::error(
+          WCUDA_BUFFER_TOO_SMALL,
+          "%" PRIu64 " elements of key '%s' need %" PRIu64 " bytes, target has %" PRIu64, count,
+          wcuda::printable(array.key).c_str(), count * element_bytes, target_bytes);
+    std::memcpy(target, array.data + first * element_bytes, count * element_bytes);
+    return Status();
+  });
+}
+
+wcuda_status wcuda_gguf_array_strings(wcuda_gguf gguf, uint64_t index, uint64_t first,
+                                      uint64_t count, wcuda_string* strings, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    std::shared_ptr<Gguf> file;
+    WCUDA_ASSIGN(file, resolve_gguf(gguf));
+    Value array;
+    WCUDA_ASSIGN(array, find_array(*file, index, first, count, true));
+    if (count == 0) return Status();
+    WCUDA_TRY(check_not_null(strings, "strings"));
+    for (uint64_t i = 0; i < count; ++i) strings[i] = borrowed(array.string_at(first + i));
+    return Status();
+  });
+}
+
+wcuda_status wcuda_gguf_tensor_at(wcuda_gguf gguf, uint64_t index, wcuda_gguf_tensor* tensor,
+                                  wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_struct(tensor, "tensor"));
+    std::shared_ptr<Gguf> file;
+    WCUDA_ASSIGN(file, resolve_gguf(gguf));
+    WCUDA_TRY(check_index(index, file->tensors().size(), "tensor"));
+    write_tensor(file->tensors()[index], tensor);
+    return Status();
+  });
+}
+
+wcuda_status wcuda_gguf_tensor_find(wcuda_gguf gguf, wcuda_string name, wcuda_gguf_tensor* tensor,
+                                    wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_struct(tensor, "tensor"));
+    WCUDA_TRY(check_string(name, "name"));
+    std::shared_ptr<Gguf> file;
+    WCUDA_ASSIGN(file, resolve_gguf(gguf));
+    const Tensor* found = file->find_tensor(view(name));
+    if (found == nullptr)
+      return Status::error(WCUDA_NOT_FOUND, "the file has no tensor '%s'",
+                           wcuda::printable(view(name)).c_str());
+    write_tensor(*found, tensor);
+    return Status();
+  });
+}
+
+wcuda_status wcuda_gguf_tensor_read(wcuda_gguf gguf, uint64_t index, uint64_t offset, void* target,
+                                    uint64_t bytes, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    std::shared_ptr<Gguf> file;
+    WCUDA_ASSIGN(file, resolve_gguf(gguf));
+    if (bytes > 0) WCUDA_TRY(check_not_null(target, "target"));
+    return file->read_tensor(index, offset, target, bytes);
+  });
+}
+
+wcuda_status wcuda_gguf_tensor_dequantize(wcuda_gguf gguf, uint64_t index, uint64_t first,
+                                          uint64_t count, float* target, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    std::shared_ptr<Gguf> file;
+    WCUDA_ASSIGN(file, resolve_gguf(gguf));
+    return dequantize(*file, index, first, count, target);
+  });
+}
+
+wcuda_status wcuda_tensor_type_info_get(uint32_t type, wcuda_tensor_type_info* info,
+                                        wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_struct(info, "info"));
+    const wcuda::quant::Format* format = wcuda::quant::find_format(type);
+    if (format == nullptr)
+      return Status::error(WCUDA_NOT_FOUND, "tensor type id %" PRIu32 " is unknown or was removed",
+                           type);
+    wcuda_tensor_type_info out = WCUDA_TENSOR_TYPE_INFO_INIT;
+    out.type = type;
+    out.name = format->name;
+    out.block_elements = format->block_elements;
+    out.block_bytes = format->block_bytes;
+    out.is_loadable = format->is_loadable ? 1 : 0;
+    write_struct(out, info);
+    return Status();
+  });
+}
+
+}  // extern "C"

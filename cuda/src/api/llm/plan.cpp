@@ -1,0 +1,41 @@
+// Section 9 of the header: what a model and an engine need, before a byte is allocated.
+#include "api/base/context.h"
+#include "api/base/guard.h"
+#include "llm/engine/limits.h"
+#include "llm/model/model.h"
+
+using namespace wcuda;
+using namespace wcuda::api;
+
+wcuda_status wcuda_plan_get(wcuda_context context, wcuda_gguf gguf,
+                            const wcuda_engine_options* options, wcuda_plan* plan,
+                            wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_struct(plan, "plan"));
+    WCUDA_ASSIGN(const auto object, resolve_context(context));
+    WCUDA_ASSIGN(const auto file, resolve<gguf::Gguf>(Kind::kGguf, gguf.id, "gguf"));
+    wcuda_engine_options given = WCUDA_ENGINE_OPTIONS_INIT;
+    if (options) {
+      WCUDA_ASSIGN(given, read_struct(options, "options"));
+    }
+    vram::Memory& memory = *object->memory;
+    WCUDA_ASSIGN(const model::LoadPlan load, model::plan_load(memory.backend(), *file));
+    WCUDA_ASSIGN(const engine::Plan engine,
+                 engine::plan_engine(memory.shared_backend(), load.config, given));
+    wcuda_plan out = WCUDA_PLAN_INIT;
+    out.weights_bytes = load.weights_bytes;
+    out.kv_bytes = engine.layout.kv_bytes;
+    out.scratch_bytes = engine.layout.scratch_bytes;
+    out.graph_bytes = 0;
+    out.total_bytes = out.weights_bytes + out.kv_bytes + out.scratch_bytes;
+    out.staging_bytes = load.staging_bytes;
+    WCUDA_ASSIGN(out.available_bytes, memory.available_bytes());
+    out.loading_bytes = load.loading_bytes;
+    out.fits = out.total_bytes <= out.available_bytes &&
+               load.weights_bytes + load.loading_bytes <= out.available_bytes;
+    out.kv_page_bytes = engine.layout.page_bytes;
+    out.kv_page_count = engine.limits.page_count;
+    write_struct(out, plan);
+    return {};
+  });
+}

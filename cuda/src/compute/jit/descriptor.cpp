@@ -1,0 +1,404 @@
+// Descriptors: reading, the canonical signature, and the check of a call.
+#include "compute/jit/descriptor.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cinttypes>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <set>
+
+#include "compute/jit/launch.h"
+#include "core/base/bytes.h"
+#include "core/base/checked.h"
+#include "core/base/text.h"
+
+namespace wcuda::jit {
+namespace {
+
+constexpr uint64_t kParamCountMax = 1024;
+constexpr size_t kNameBytesMax = 127;
+constexpr size_t kRankMax = 8;
+constexpr uint32_t kBothAccess = WCUDA_ACCESS_READ | WCUDA_ACCESS_WRITE;
+constexpr uint32_t kDefaultBlockThreads = 256;
+const char* const kAxis[3] = {"x", "y", "z"};
+
+std::string_view view(const wcuda_string& text) {
+  return {text.data ? text.data : "", static_cast<size_t>(text.bytes)};
+}
+
+bool is_integer(int32_t kind) { return kind >= WCUDA_ARG_I8 && kind <= WCUDA_ARG_U64; }
+
+// "params[2].shape: " and what a parser says of it.
+Status at_field(const std::string& field, const Status& status) {
+  return Status::error(status.code(), "%s: %s", field.c_str(), status.message());
+}
+Status wrong_field(const std::string& field, const char* what) {
+  return Status::error(WCUDA_INVALID_ARGUMENT, "%s: %s", field.c_str(), what);
+}
+
+class Reader {
+ public:
+  explicit Reader(const wcuda_kernel_descriptor& from) : from_(from) {}
+
+  Result<Descriptor> read() {
+    WCUDA_TRY(read_head());
+    for (uint64_t i = 0; i < from_.param_count; ++i) WCUDA_TRY(read_name(i));
+    for (uint64_t i = 0; i < from_.param_count; ++i) WCUDA_TRY(read_param(i));
+    for (size_t i = 0; i < 3; ++i) {
+      const std::string at = '[' + std::to_string(i) + ']';
+      WCUDA_TRY(read_optional(from_.grid[i], "grid" + at, &result_.grid[i]));
+      WCUDA_TRY(read_optional(from_.block[i], "block" + at, &result_.block[i]));
+    }
+    WCUDA_TRY(read_optional(from_.threads, "threads", &result_.threads));
+    if (result_.threads && result_.grid[0]) return wrong_field("threads", "given, and grid[0] too");
+    WCUDA_TRY(read_optional(from_.shared_bytes, "shared_bytes", &result_.shared_bytes));
+    result_.sig_hash = fnv1a(result_.signature);
+    return std::move(result_);
+  }
+
+ private:
+  Status read_head() {
+    if ((from_.flags & ~WCUDA_KERNEL_NON_DETERMINISTIC) != 0)
+      return wrong_field("flags", "has bits that are not WCUDA_KERNEL_NON_DETERMINISTIC");
+    result_.flags = from_.flags;
+    result_.kernel_id = from_.kernel_id;
+    result_.budget_ms = from_.budget_ms;
+    const std::string_view name = view(from_.name);
+    const bool has_control = std::any_of(name.begin(), name.end(), [](char c) {
+      return static_cast<unsigned char>(c) < ' ' || c == 0x7f;
+    });
+    if (name.empty() || name.size() > kNameBytesMax || has_control || !is_utf8(name))
+      return wrong_field("name", "is not 1 to 127 bytes of UTF-8 without control characters");
+    result_.name = name;
+    if (from_.param_count > kParamCountMax) return wrong_field("params", "more than 1024");
+    if (from_.param_count != 0 && !from_.params) return wrong_field("params", "is NULL");
+    return {};
+  }
+
+  // All of them before any expression: a shape may name an integer that comes later.
+  Status read_name(uint64_t index) {
+    const wcuda_kernel_param& from = from_.params[index];
+    const std::string field = "params[" + std::to_string(index) + "].";
+    const std::string_view name = view(from.name);
+    if (!is_expression_name(name))
+      return wrong_field(field + "name",
+                         "is not 1 to 64 letters, digits and '_', or is a function");
+    if (*kind_name(from.kind) == 0) return wrong_field(field + "kind", "is none of WCUDA_ARG_…");
+    if (!names_.emplace(name).second)
+      return wrong_field(field + "name", "is another parameter's too");
+    DescribedParam param;
+    param.name = name;
+    param.kind = from.kind;
+    if (is_integer(from.kind)) integers_.emplace(name, index);
+    result_.params.push_back(std::move(param));
+    return {};
+  }
+
+  Status read_param(uint64_t index) {
+    const wcuda_kernel_param& from = from_.params[index];
+    DescribedParam& param = result_.params[index];
+    const std::string field = "params[" + std::to_string(index) + "].";
+    if (from.reserved != 0) return wrong_field(field + "reserved", "is not 0");
+    const bool is_buffer = from.kind == WCUDA_ARG_BUFFER;
+    if (!is_buffer && (from.dtype | static_cast<int32_t>(from.access) | from.layout) != 0)
+      return wrong_field(field + "kind", "only a buffer has a dtype, an access and a layout");
+    if (is_buffer) {
+      WCUDA_TRY(read_buffer(from, field, &param));
+    } else if (from.kind == WCUDA_ARG_BYTES) {
+      WCUDA_TRY(read_bytes(from, field, &param));
+    } else {
+      if (from.shape.bytes != 0) return wrong_field(field + "shape", "a scalar has none");
+      if (from.layout_id != 0) return wrong_field(field + "layout_id", "a scalar has none");
+      result_.signature += kind_name(from.kind);
+    }
+    WCUDA_TRY(read_bounds(from, field, &param));
+    result_.signature += ';';
+    return {};
+  }
+
+  Status read_buffer(const wcuda_kernel_param& from, const std::string& field,
+                     DescribedParam* param) {
+    if (scalar_bytes(from.dtype) == 0)
+      return wrong_field(field + "dtype", "is no WCUDA_ARG_… of a scalar");
+    if ((from.access & ~kBothAccess) != 0) return wrong_field(field + "access", "has unknown bits");
+    if (from.layout < WCUDA_LAYOUT_ANY || from.layout > WCUDA_LAYOUT_COLUMN_MAJOR)
+      return wrong_field(field + "layout", "is none of WCUDA_LAYOUT_…");
+    param->dtype = from.dtype;
+    param->access = from.access ? from.access : kBothAccess;
+    auto shape = Expression::parse_list(view(from.shape), integers_);
+    if (!shape.ok()) return at_field(field + "shape", shape.status());
+    if (shape->size() > kRankMax) return wrong_field(field + "shape", "more than 8 dimensions");
+    param->shape = shape.take();
+    std::string& text = result_.signature;
+    text += param->access == WCUDA_ACCESS_READ    ? "r "
+            : param->access == WCUDA_ACCESS_WRITE ? "w "
+                                                  : "rw ";
+    text += kind_name(from.dtype);
+    text += '[';
+    for (size_t i = 0; i < param->shape.size(); ++i)
+      text += (i != 0 ? "," : "") + param->shape[i].canonical();
+    text += ']';
+    if (from.layout != WCUDA_LAYOUT_ANY)
+      text += from.layout == WCUDA_LAYOUT_ROW_MAJOR ? " row" : " col";
+    if (from.layout_id != 0) text += " #" + std::to_string(from.layout_id);
+    return {};
+  }
+
+  Status read_bytes(const wcuda_kernel_param& from, const std::string& field,
+                    DescribedParam* param) {
+    auto size = Expression::parse(view(from.shape), {});
+    if (!size.ok()) return at_field(field + "shape", size.status());
+    const auto value = size->value({});
+    if (!value.ok()) return at_field(field + "shape", value.status());
+    if (*value < 1 || *value > 4096) return wrong_field(field + "shape", "is not 1 to 4096 bytes");
+    param->shape.push_back(Expression::constant(*value));
+    result_.signature += "bytes[" + std::to_string(*value) + ']';
+    if (from.layout_id != 0) result_.signature += " #" + std::to_string(from.layout_id);
+    return {};
+  }
+
+  Status read_bounds(const wcuda_kernel_param& from, const std::string& field,
+                     DescribedParam* param) {
+    if (from.min.bytes == 0 && from.max.bytes == 0) return {};
+    std::string low, high;
+    if (is_integer(from.kind)) {
+      WCUDA_TRY(read_optional(from.min, field + "min", &param->least));
+      WCUDA_TRY(read_optional(from.max, field + "max", &param->most));
+      if (param->least) low = param->least->canonical();
+      if (param->most) high = param->most->canonical();
+    } else if (from.kind == WCUDA_ARG_F32 || from.kind == WCUDA_ARG_F64) {
+      WCUDA_TRY(read_number(from.min, field + "min", &param->floor, &low));
+      WCUDA_TRY(read_number(from.max, field + "max", &param->ceiling, &high));
+    } else {
+      return wrong_field(field + (from.min.bytes ? "min" : "max"),
+                         "only integers, f32 and f64 have bounds");
+    }
+    result_.signature += '{' + low + ".." + high + '}';
+    return {};
+  }
+
+  Status read_number(const wcuda_string& from, const std::string& field,
+                     std::optional<double>* number, std::string* canonical) {
+    const std::string_view text = view(from);
+    if (text.empty()) return {};
+    double value = 0;
+    const auto end = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (end.ec != std::errc() || end.ptr != text.data() + text.size() || !std::isfinite(value))
+      return wrong_field(field, "is no finite number");
+    char shortest[32];
+    const auto written = std::to_chars(shortest, shortest + sizeof(shortest), value);
+    canonical->assign(shortest, written.ptr);
+    *number = value;
+    return {};
+  }
+
+  Status read_optional(const wcuda_string& from, const std::string& field,
+                       std::optional<Expression>* into) {
+    if (from.bytes == 0) return {};
+    auto parsed = Expression::parse(view(from), integers_);
+    if (!parsed.ok()) return at_field(field, parsed.status());
+    *into = parsed.take();
+    return {};
+  }
+
+  const wcuda_kernel_descriptor& from_;
+  std::set<std::string, std::less<>> names_;
+  ExpressionNames integers_;
+  Descriptor result_;
+};
+
+__attribute__((format(printf, 3, 4))) Status wrong_argument(const Descriptor& descriptor,
+                                                            size_t index, const char* format, ...) {
+  char what[200];
+  va_list list;
+  va_start(list, format);
+  std::vsnprintf(what, sizeof(what), format, list);
+  va_end(list);
+  return Status::error(WCUDA_INVALID_ARGUMENT, "argument %zu ('%s') %s", index,
+                       descriptor.params[index].name.c_str(), what);
+}
+
+using Values = std::vector<std::optional<int64_t>>;
+
+// None where it is past 2^63.
+std::optional<int64_t> integer_at(int32_t kind, const void* data) {
+  switch (kind) {
+    case WCUDA_ARG_I8:
+      return load_le<int8_t>(data);
+    case WCUDA_ARG_U8:
+      return load_le<uint8_t>(data);
+    case WCUDA_ARG_I16:
+      return load_le<int16_t>(data);
+    case WCUDA_ARG_U16:
+      return load_le<uint16_t>(data);
+    case WCUDA_ARG_I32:
+      return load_le<int32_t>(data);
+    case WCUDA_ARG_U32:
+      return load_le<uint32_t>(data);
+    case WCUDA_ARG_I64:
+      return load_le<int64_t>(data);
+    default:
+      break;
+  }
+  const auto value = load_le<uint64_t>(data);
+  if (value > uint64_t{INT64_MAX}) return std::nullopt;
+  return static_cast<int64_t>(value);
+}
+
+Status check_bounds(const Descriptor& descriptor, size_t index, const DescribedArgument& argument,
+                    const Values& values) {
+  const DescribedParam& param = descriptor.params[index];
+  if (param.floor || param.ceiling) {
+    const double value = argument.kind == WCUDA_ARG_F32 ? double{load_le<float>(argument.data)}
+                                                        : load_le<double>(argument.data);
+    if (param.floor && !(value >= *param.floor))
+      return wrong_argument(descriptor, index, "is %g, at least %g", value, *param.floor);
+    if (param.ceiling && !(value <= *param.ceiling))
+      return wrong_argument(descriptor, index, "is %g, at most %g", value, *param.ceiling);
+    return {};
+  }
+  const std::optional<int64_t>& value = values[index];
+  if (param.least) {
+    const auto least = param.least->value(values);
+    if (!least.ok())
+      return wrong_argument(descriptor, index, "has no least: %s", least.status().message());
+    if (value && *value < *least)
+      return wrong_argument(descriptor, index, "is %" PRId64 ", at least %" PRId64, *value, *least);
+  }
+  if (param.most) {
+    const auto most = param.most->value(values);
+    if (!most.ok())
+      return wrong_argument(descriptor, index, "has no most: %s", most.status().message());
+    if (!value) return wrong_argument(descriptor, index, "is past 2^63, at most %" PRId64, *most);
+    if (*value > *most)
+      return wrong_argument(descriptor, index, "is %" PRId64 ", at most %" PRId64, *value, *most);
+  }
+  return {};
+}
+
+// A name that stands alone tells more by its own value.
+Result<uint64_t> elements_of(const Descriptor& descriptor, size_t index, const Values& values) {
+  uint64_t product = 1;
+  for (const Expression& dimension : descriptor.params[index].shape) {
+    const auto value = dimension.value(values);
+    if (!value.ok())
+      return wrong_argument(descriptor, index, "has no extent: %s", value.status().message());
+    if (*value < 0)
+      return wrong_argument(descriptor, index, "has an extent of %" PRId64 ", at least 0", *value);
+    if (!checked_mul(product, static_cast<uint64_t>(*value), &product))
+      return wrong_argument(descriptor, index, "has an extent that overflows");
+  }
+  return product;
+}
+
+Status check_buffer(const Descriptor& descriptor, size_t index, const DescribedArgument& argument,
+                    const Values& values, uint64_t* bytes) {
+  const DescribedParam& param = descriptor.params[index];
+  const uint32_t grants = argument.access ? argument.access : kBothAccess;
+  if ((param.access & ~grants) != 0)
+    return wrong_argument(descriptor, index, "is %s by the kernel, only %s is granted",
+                          param.access & ~grants & WCUDA_ACCESS_WRITE ? "written" : "read",
+                          grants & WCUDA_ACCESS_READ ? "reading" : "writing");
+  WCUDA_ASSIGN(const uint64_t needed, elements_of(descriptor, index, values));
+  const uint64_t each = scalar_bytes(param.dtype);
+  if (argument.bytes / each < needed)
+    return wrong_argument(descriptor, index, "has %" PRIu64 " elements, the kernel needs %" PRIu64,
+                          argument.bytes / each, needed);
+  *bytes += needed * each;
+  return {};
+}
+
+Result<uint32_t> launch_number(const std::optional<Expression>& expression, uint32_t none,
+                               const char* what, const char* axis, const Values& values) {
+  if (!expression) return none;
+  const auto value = expression->value(values);
+  if (!value.ok())
+    return Status::error(WCUDA_INVALID_CONFIG, "%s%s: %s", what, axis, value.status().message());
+  if (*value < 0 || *value > int64_t{UINT32_MAX})
+    return Status::error(WCUDA_INVALID_CONFIG, "%s%s: %" PRId64 ", 0 to 4294967295 can be said",
+                         what, axis, *value);
+  return static_cast<uint32_t>(*value);
+}
+
+Status plan_threads(const Descriptor& descriptor, const Values& values, DescribedLaunch* launch) {
+  if (!descriptor.threads) {
+    launch->elements = 1;
+    for (int i = 0; i < 3; ++i)
+      for (const uint32_t factor : {launch->dims.grid[i], launch->dims.block[i]})
+        if (!checked_mul(launch->elements, uint64_t{factor}, &launch->elements))
+          launch->elements = UINT64_MAX;
+    return {};
+  }
+  const auto threads = descriptor.threads->value(values);
+  if (!threads.ok())
+    return Status::error(WCUDA_INVALID_CONFIG, "threads: %s", threads.status().message());
+  if (*threads < 0)
+    return Status::error(WCUDA_INVALID_CONFIG, "threads: %" PRId64 ", at least 0", *threads);
+  launch->elements = static_cast<uint64_t>(*threads);
+  const uint64_t each = std::max<uint64_t>(launch->dims.block[0], 1);
+  const uint64_t blocks =
+      std::max<uint64_t>(launch->elements / each + (launch->elements % each != 0), 1);
+  if (blocks > INT32_MAX)
+    return Status::error(WCUDA_INVALID_CONFIG, "threads: %" PRId64 ", more than a grid can have",
+                         *threads);
+  launch->dims.grid[0] = static_cast<uint32_t>(blocks);
+  return {};
+}
+
+}  // namespace
+
+uint64_t fnv1a(std::string_view bytes) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash;
+}
+
+Result<Descriptor> read_descriptor(const wcuda_kernel_descriptor& from) {
+  return Reader(from).read();
+}
+
+Result<DescribedLaunch> plan_launch(const Descriptor& descriptor,
+                                    const std::vector<DescribedArgument>& arguments) {
+  const size_t count = descriptor.params.size();
+  if (arguments.size() != count)
+    return Status::error(WCUDA_ARGUMENT_COUNT, "arguments: %zu given, the kernel takes %zu",
+                         arguments.size(), count);
+  Values values(count);
+  for (size_t i = 0; i < count; ++i) {
+    const int32_t wanted = descriptor.params[i].kind;
+    if (arguments[i].kind != wanted)
+      return wrong_argument(descriptor, i, "is %s, the kernel takes %s",
+                            kind_name(arguments[i].kind), kind_name(wanted));
+    if (is_integer(wanted)) values[i] = integer_at(wanted, arguments[i].data);
+  }
+  // Numbers first: an extent by a number out of bounds tells less.
+  for (size_t i = 0; i < count; ++i)
+    if (scalar_bytes(descriptor.params[i].kind) != 0)
+      WCUDA_TRY(check_bounds(descriptor, i, arguments[i], values));
+  DescribedLaunch launch;
+  for (size_t i = 0; i < count; ++i) {
+    const DescribedParam& param = descriptor.params[i];
+    if (param.kind == WCUDA_ARG_BUFFER)
+      WCUDA_TRY(check_buffer(descriptor, i, arguments[i], values, &launch.bytes));
+    if (param.kind != WCUDA_ARG_BYTES) continue;
+    WCUDA_ASSIGN(const int64_t size, param.shape[0].value({}));
+    if (arguments[i].bytes != static_cast<uint64_t>(size))
+      return wrong_argument(descriptor, i, "has %" PRIu64 " bytes, the kernel takes %" PRId64,
+                            arguments[i].bytes, size);
+  }
+  for (int i = 0; i < 3; ++i) {
+    const uint32_t block = i == 0 ? kDefaultBlockThreads : 1;
+    WCUDA_ASSIGN(launch.dims.grid[i],
+                 launch_number(descriptor.grid[i], 1, "grid ", kAxis[i], values));
+    WCUDA_ASSIGN(launch.dims.block[i],
+                 launch_number(descriptor.block[i], block, "block ", kAxis[i], values));
+  }
+  WCUDA_ASSIGN(launch.dims.shared_bytes,
+               launch_number(descriptor.shared_bytes, 0, "shared memory", "", values));
+  WCUDA_TRY(plan_threads(descriptor, values, &launch));
+  return launch;
+}
+
+}  // namespace wcuda::jit

@@ -1,0 +1,75 @@
+// Checked integer expressions over named numbers: "ceil_div(n, 256)".
+//
+//   expression = product { ("+" | "-") product }
+//   product    = value { ("*" | "/" | "%") value }
+//   value      = number | name | "-" value | "(" expression ")"
+//              | ("ceil_div" | "round_up" | "min" | "max") "(" expression "," expression ")"
+//
+// Numbers are decimal. All arithmetic is of 64 bits with a sign and never wraps. "/", "%", ceil_div
+// (a / b, rounded up) and round_up (a to the next multiple of b) take a of at least 0 and b of at
+// least 1.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/status.h"
+
+namespace wcuda::jit {
+
+constexpr size_t kExpressionBytesMax = 256;
+constexpr int kExpressionDepthMax = 16;  // parentheses within each other
+
+// What may stand for a number, with the index of its value.
+using ExpressionNames = std::map<std::string, size_t, std::less<>>;
+
+class Expression {
+ public:
+  // WCUDA_INVALID_ARGUMENT with the place and what is wrong there.
+  static Result<Expression> parse(std::string_view text, const ExpressionNames& names);
+  // Several, apart by commas; none in an empty text.
+  static Result<std::vector<Expression>> parse_list(std::string_view text,
+                                                    const ExpressionNames& names);
+  static Expression constant(int64_t value);
+
+  // values: of each name; one that is missing is past 2^63. WCUDA_INVALID_ARGUMENT when the result
+  // is none: past 64 bits, divided by 0.
+  Result<int64_t> value(const std::vector<std::optional<int64_t>>& values) const;
+
+  // The same for every spelling: no spaces, each operation in parentheses, "$2" for the name of
+  // index 2.
+  const std::string& canonical() const { return canonical_; }
+
+ private:
+  friend class ExpressionParser;
+  enum class Op : uint8_t {
+    kNumber,
+    kName,
+    kAdd,
+    kSubtract,
+    kMultiply,
+    kDivide,
+    kRemainder,
+    kCeilDiv,
+    kRoundUp,
+    kMin,
+    kMax
+  };
+  struct Step {
+    Op op;
+    int64_t number;  // or the index of a name
+  };
+  static Result<int64_t> apply(Op op, int64_t a, int64_t b);
+
+  std::vector<Step> steps_;  // operands before their operation
+  std::string canonical_;
+};
+
+// Letters, digits and "_", not beginning with a digit, at most 64 bytes, and no function's name.
+bool is_expression_name(std::string_view name);
+
+}  // namespace wcuda::jit

@@ -1,0 +1,66 @@
+// Compiled programs kept in a folder, shared by any number of processes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "compute/jit/cache_entry.h"
+#include "compute/nvrtc/compiler.h"
+#include "core/base/status.h"
+
+namespace wcuda::jit {
+
+struct CacheStats {  // of this object since it was opened
+  uint64_t hit_count = 0;
+  uint64_t miss_count = 0;
+  uint64_t damaged_count = 0;  // files that were no entries; each is a miss too, and removed
+  uint64_t store_count = 0;
+  uint64_t store_failure_count = 0;
+  uint64_t evicted_count = 0;
+  uint64_t bypass_count = 0;
+};
+
+struct CacheSize {
+  uint64_t entry_count = 0;
+  uint64_t bytes = 0;
+};
+
+// Thread-safe. An entry appears whole or not at all: it is written beside its place and renamed.
+class KernelCache {
+ public:
+  // Makes the folder (not its parents) when it is missing, for this user alone.
+  // WCUDA_INVALID_ARGUMENT when it is none, is somebody else's, or others can write it: they could
+  // put code there. `bytes_max` bounds all entries together.
+  static Result<std::shared_ptr<KernelCache>> open(const std::string& folder, uint64_t bytes_max);
+  ~KernelCache();
+  KernelCache(const KernelCache&) = delete;
+  KernelCache& operator=(const KernelCache&) = delete;
+
+  // A whole entry of this key; marks it as used now.
+  std::optional<nvrtc::Outcome> find(const CacheKey& key);
+  // Keeps a success, then removes entries not used for longest until all fit; an entry that does
+  // not fit alone is not kept. A failure is counted, logged and otherwise nothing: the program is
+  // there.
+  void store(const CacheKey& key, const nvrtc::Outcome& outcome);
+  void count_bypass();
+
+  CacheStats stats() const;
+  Result<CacheSize> size() const;
+  // Removes all entries.
+  Status clear();
+
+ private:
+  KernelCache(int folder, uint64_t bytes_max) : folder_(folder), bytes_max_(bytes_max) {}
+  Status write(const CacheKey& key, const std::vector<uint8_t>& bytes);
+  Status trim(uint64_t bytes_max);
+
+  const int folder_;  // open directory
+  const uint64_t bytes_max_;
+  mutable std::mutex mutex_;  // guards what follows
+  CacheStats stats_;
+};
+
+}  // namespace wcuda::jit

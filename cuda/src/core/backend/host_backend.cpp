@@ -1,0 +1,350 @@
+// Memory, copies and time on the host.
+#include "core/backend/host_backend.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include "core/backend/host_memory.h"
+#include "core/base/blake3.h"
+#include "core/base/checked.h"
+#include "core/base/text.h"
+#include "core/base/thread_pool.h"
+#include "llm/quant/format.h"
+#include "llm/quant/layout_gpu.h"
+
+namespace wcuda {
+namespace {
+
+constexpr uint64_t kDeviceAlignment = 256;
+constexpr uint64_t kPinnedAlignment = 4096;
+#if defined(__x86_64__)
+constexpr char kArchitecture[] = "x86_64";
+#elif defined(__aarch64__)
+constexpr char kArchitecture[] = "aarch64";
+#else
+constexpr char kArchitecture[] = "";
+#endif
+constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
+
+// Blocks of at least this size come from the kernel in huge pages and go back to it when freed: a
+// model's weights are read from end to end at every token, and a page table walk each 4 KiB costs a
+// quarter of the time (SmolLM2-135M, Zen 4). Blocks below the size of a huge page lie side by side,
+// so that those of a small model share huge pages when they are allocated before they are written.
+constexpr uint64_t kMapBytesMin = uint64_t{64} << 10;
+
+// Private zeroed pages, aligned to a huge page where they fill one; null when there are none left.
+void* map_pages(uint64_t bytes) {
+  uint64_t rounded, padded;
+  if (!checked_align_up(bytes, kPinnedAlignment, &rounded) ||
+      !checked_add(rounded, kHugePageBytes, &padded))
+    return nullptr;
+  if (bytes < kHugePageBytes) {
+    void* const pages =
+        mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) return nullptr;
+    madvise(pages, rounded, MADV_HUGEPAGE);
+    return pages;
+  }
+  void* const mapping =
+      mmap(nullptr, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<uint8_t*>(mapping);
+  const uint64_t lead = align_up(reinterpret_cast<uintptr_t>(begin), kHugePageBytes) -
+                        reinterpret_cast<uintptr_t>(begin);
+  if (lead != 0) munmap(begin, lead);
+  if (lead != kHugePageBytes) munmap(begin + lead + rounded, kHugePageBytes - lead);
+  madvise(begin + lead, rounded, MADV_HUGEPAGE);  // a hint: no matter if it is refused
+  return begin + lead;
+}
+
+void release_pages(void* address, uint64_t bytes) {
+  munmap(address, align_up(bytes, kPinnedAlignment));
+}
+
+void* allocate_block(MemoryKind kind, uint64_t bytes) {
+  if (bytes >= kMapBytesMin) return map_pages(bytes);
+  const uint64_t alignment = kind == MemoryKind::kPinned ? kPinnedAlignment : kDeviceAlignment;
+  void* const block = std::aligned_alloc(alignment, align_up(bytes, alignment));
+  if (block && kind == MemoryKind::kPinned) std::memset(block, 0, bytes);
+  return block;
+}
+
+void release_block(void* address, uint64_t bytes) {
+  if (bytes >= kMapBytesMin)
+    release_pages(address, bytes);
+  else
+    std::free(address);
+}
+
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.rfind("model name", 0) == 0) {
+      const size_t colon = line.find(':');
+      if (colon != std::string::npos && colon + 2 < line.size()) return line.substr(colon + 2);
+    }
+  return "host processor";
+}
+
+wcuda_device_caps make_caps(uint64_t capacity, uint32_t thread_count) {
+  wcuda_device_caps caps = WCUDA_DEVICE_CAPS_INIT;
+  caps.backend = WCUDA_BACKEND_HOST;
+  caps.name_bytes = copy_text(processor_name(), caps.name, sizeof(caps.name));
+  caps.total_memory = capacity;
+  caps.multiprocessor_count = static_cast<int32_t>(thread_count);
+  caps.warp_size = 1;
+  const long cache_bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  caps.l2_cache_bytes = cache_bytes > 0 ? static_cast<int32_t>(cache_bytes) : 0;
+  caps.supports_fp16 = 1;  // by the catalogue, as bf16, with f32 sums
+  caps.supports_bf16 = 1;
+  caps.supports_fp64 = 1;
+  caps.supports_int8 = 1;
+  caps.supports_unified_addressing = 1;
+  caps.unified_memory = 1;
+  caps.supports_atomics = 1;
+  caps.architecture_name_bytes =
+      copy_text(kArchitecture, caps.architecture_name, sizeof(caps.architecture_name));
+  return caps;
+}
+
+Status unknown(const char* what, uint64_t id) {
+  return Status::error(WCUDA_INVALID_HANDLE, "%s %" PRIu64 " is not one of this backend", what, id);
+}
+
+// Repeats the first 8 bytes of data up to `bytes`; copies from what is still in the first cache.
+void repeat(uint8_t* data, uint64_t bytes) {
+  const uint64_t piece = std::min<uint64_t>(bytes, 16384);
+  for (uint64_t done = 8; done < piece; done *= 2)
+    std::memcpy(data + done, data, std::min(done, piece - done));
+  for (uint64_t done = piece; done < bytes; done += piece)
+    std::memcpy(data + done, data, std::min(piece, bytes - done));
+}
+
+}  // namespace
+
+HostBackend::HostBackend(uint64_t capacity, uint32_t thread_count)
+    : capacity_(capacity), thread_count_(thread_count), caps_(make_caps(capacity, thread_count)) {}
+
+Result<std::shared_ptr<Backend>> HostBackend::open(uint64_t capacity, uint32_t thread_count) {
+  if (thread_count > ThreadPool::kThreadCountMax)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "host_thread_count: %u, at most %u", thread_count,
+                         ThreadPool::kThreadCountMax);
+  if (capacity == 0) capacity = host_memory_bytes();
+  if (thread_count == 0) thread_count = available_thread_count();
+  return std::shared_ptr<Backend>(new HostBackend(capacity, thread_count));
+}
+
+HostBackend::~HostBackend() {
+  for (const auto& [address, block] : blocks_)
+    release_block(const_cast<void*>(address), block.bytes);
+}
+
+Result<MemoryInfo> HostBackend::memory_info() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return MemoryInfo{capacity_ - held_bytes_, capacity_, held_bytes_, held_bytes_};
+}
+
+Result<void*> HostBackend::allocate(MemoryKind kind, uint64_t bytes) {
+  WCUDA_CHECK(bytes > 0);
+  const bool is_device = kind == MemoryKind::kDevice;
+  const Code full = is_device ? WCUDA_OUT_OF_MEMORY : WCUDA_OUT_OF_HOST_MEMORY;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (is_device && bytes > capacity_ - held_bytes_)
+    return Status::error(full, "the host has %" PRIu64 " of %" PRIu64 " bytes free",
+                         capacity_ - held_bytes_, capacity_);
+  // Room for the record first: after the allocation nothing may fail.
+  std::map<const void*, Block> record{{nullptr, Block{kind, bytes}}};
+  if (bytes > (uint64_t{1} << 62))
+    return Status::error(full, "the host cannot allocate %" PRIu64 " bytes", bytes);
+  void* const address = allocate_block(kind, bytes);
+  if (!address)
+    return Status::native_error(full, errno, "the host refused %" PRIu64 " bytes", bytes);
+  auto node = record.extract(record.begin());
+  node.key() = address;
+  blocks_.insert(std::move(node));
+  if (is_device) held_bytes_ += bytes;
+  return address;
+}
+
+Status HostBackend::free(MemoryKind kind, void* address, uint64_t bytes) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = blocks_.find(address);
+    WCUDA_CHECK(found != blocks_.end() && found->second.kind == kind &&
+                found->second.bytes == bytes);
+    blocks_.erase(found);
+    if (kind == MemoryKind::kDevice) held_bytes_ -= bytes;
+  }
+  release_block(address, bytes);
+  return {};
+}
+
+Status HostBackend::free_after(Stream stream) { return check_stream(stream); }
+
+Result<MemoryPlace> HostBackend::memory_place(const void* address) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto block = blocks_.upper_bound(address);
+  if (block == blocks_.begin()) return MemoryPlace::kHost;
+  --block;
+  const uint64_t offset =
+      reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(block->first);
+  if (offset >= block->second.bytes) return MemoryPlace::kHost;
+  return block->second.kind == MemoryKind::kDevice ? MemoryPlace::kDevice : MemoryPlace::kPinned;
+}
+
+Status HostBackend::copy_to_device(void* target, const void* source, uint64_t bytes) {
+  if (bytes != 0) std::memcpy(target, source, bytes);
+  return {};
+}
+
+Status HostBackend::copy_to_host(void* target, const void* source, uint64_t bytes) {
+  if (bytes != 0) std::memcpy(target, source, bytes);
+  return {};
+}
+
+Status HostBackend::copy_to_device_async(void* target, const void* source, uint64_t bytes,
+                                         Stream stream) {
+  WCUDA_TRY(check_stream(stream));
+  return copy_to_device(target, source, bytes);
+}
+
+Status HostBackend::copy_to_host_async(void* target, const void* source, uint64_t bytes,
+                                       Stream stream) {
+  WCUDA_TRY(check_stream(stream));
+  return copy_to_host(target, source, bytes);
+}
+
+Status HostBackend::copy_on_device(void* target, const void* source, uint64_t bytes,
+                                   Stream stream) {
+  WCUDA_TRY(check_stream(stream));
+  return copy_to_device(target, source, bytes);
+}
+
+Status HostBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
+                         Stream stream) {
+  WCUDA_TRY(check_stream(stream));
+  WCUDA_CHECK(pattern_bytes == 1 || pattern_bytes == 2 || pattern_bytes == 4 || pattern_bytes == 8);
+  WCUDA_CHECK(bytes % pattern_bytes == 0);
+  for (uint32_t width = pattern_bytes; width < 8; width *= 2) {
+    const uint64_t low = pattern & ((uint64_t{1} << (8 * width)) - 1);
+    pattern = low | low << (8 * width);
+  }
+  auto* const data = static_cast<uint8_t*>(target);
+  const uint64_t first = std::min<uint64_t>(bytes, 8);
+  if (first != 0) std::memcpy(data, &pattern, first);
+  if (bytes > 8) repeat(data, bytes);
+  return {};
+}
+
+Status HostBackend::digest(const void* data, uint64_t bytes, uint8_t result[32]) {
+  blake3::hash(data, bytes, result);
+  return {};
+}
+
+Status HostBackend::digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece,
+                                  uint8_t* pieces) {
+  blake3::hash_pieces(data, bytes, first_piece, pieces);
+  return {};
+}
+
+Status HostBackend::digest_async(const void* data, uint64_t bytes, void* result, void*,
+                                 Stream stream) {
+  WCUDA_TRY(check_stream(stream));
+  return digest(data, bytes, static_cast<uint8_t*>(result));
+}
+
+Status HostBackend::place(const Placement& placement, Stream stream) {
+  WCUDA_TRY(check_stream(stream));
+  const auto* const source = static_cast<const uint8_t*>(placement.source);
+  if (!placement.is_vector)
+    return quant::pack_gpu(placement.type, placement.rows, placement.cols, 0, placement.rows,
+                           source, static_cast<uint8_t*>(placement.target));
+  const quant::Format* const format = quant::find_format(placement.type);
+  if (format == nullptr || format->block_elements != 1)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "tensor type %u has no single elements",
+                         placement.type);
+  return quant::unpack_row(*format, source, placement.rows, static_cast<float*>(placement.target));
+}
+
+Status HostBackend::check_stream(Stream stream) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (stream.id == 0 || streams_.count(stream.id)) return {};
+  return unknown("stream", stream.id);
+}
+
+Result<HostBackend::Clock::time_point> HostBackend::event_time(Event event) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = events_.find(event.id);
+  if (found == events_.end()) return unknown("event", event.id);
+  return found->second;
+}
+
+Status HostBackend::host_launch(Stream stream, const std::function<Status()>& work) {
+  WCUDA_TRY(check_stream(stream));
+  return work();
+}
+
+Result<Stream> HostBackend::stream_create(int32_t priority) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  streams_.emplace(last_id_ + 1, priority);
+  return Stream{++last_id_};
+}
+
+Status HostBackend::stream_destroy(Stream stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!streams_.erase(stream.id)) return unknown("stream", stream.id);
+  return {};
+}
+
+Result<Event> HostBackend::event_create() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  events_.emplace(last_id_ + 1, Clock::time_point());
+  return Event{++last_id_};
+}
+
+Status HostBackend::event_destroy(Event event) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!events_.erase(event.id)) return unknown("event", event.id);
+  return {};
+}
+
+Status HostBackend::event_record(Event event, Stream stream) {
+  WCUDA_TRY(check_stream(stream));
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = events_.find(event.id);
+  if (found == events_.end()) return unknown("event", event.id);
+  found->second = Clock::now();
+  return {};
+}
+
+Status HostBackend::stream_wait(Stream stream, Event event) {
+  WCUDA_TRY(check_stream(stream));
+  return event_time(event).status();
+}
+
+Status HostBackend::event_synchronize(Event event) { return event_time(event).status(); }
+
+Result<bool> HostBackend::event_done(Event event) {
+  WCUDA_TRY(event_time(event).status());
+  return true;
+}
+
+Result<double> HostBackend::event_elapsed_ms(Event start, Event end) {
+  WCUDA_ASSIGN(const Clock::time_point from, event_time(start));
+  WCUDA_ASSIGN(const Clock::time_point to, event_time(end));
+  if (from == Clock::time_point() || to == Clock::time_point())
+    return Status::error(WCUDA_INVALID_STATE, "an event that was never recorded has no time");
+  return std::chrono::duration<double, std::milli>(to - from).count();
+}
+
+Status HostBackend::synchronize(Stream stream) { return check_stream(stream); }
+
+}  // namespace wcuda

@@ -1,0 +1,544 @@
+// Calls of a caller's table, with its answers as statuses.
+#include "core/backend/table_backend.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdlib>
+#include <cstring>
+
+#include "core/base/blake3.h"
+#include "core/base/checked.h"
+#include "core/base/text.h"
+
+namespace wcuda {
+namespace {
+
+constexpr uint64_t kPageBytes = 4096;
+
+Status unknown(const char* what, uint64_t id) {
+  return Status::error(WCUDA_INVALID_HANDLE, "%s %" PRIu64 " is not one of this backend", what, id);
+}
+
+// What a function of a table answered; `error` is what it filled.
+Status answer_of(const BackendRegistration& registration, const char* slot, wcuda_status status,
+                 wcuda_error& error) {
+  if (status == WCUDA_OK) return {};
+  error.message[sizeof(error.message) - 1] = 0;
+  if (error.message[0] == 0)
+    return Status::error(status, "backend '%s': %s answered %d", registration.name.c_str(), slot,
+                         status);
+  return Status::native_error(status, error.native_code, "backend '%s': %s",
+                              registration.name.c_str(), error.message);
+}
+
+// An instance, ended with the object unless it was taken.
+class Instance {
+ public:
+  static Result<Instance> open(const BackendRegistration& registration, int32_t ordinal) {
+    void* self = nullptr;
+    wcuda_error error{};
+    const wcuda_status status = registration.open(registration.user, ordinal, &self, &error);
+    WCUDA_TRY(answer_of(registration, "open", status, error));
+    return Instance(registration, self);
+  }
+  Instance(Instance&& other) noexcept
+      : registration_(std::exchange(other.registration_, nullptr)), self_(other.self_) {}
+  Instance& operator=(Instance&&) = delete;
+  ~Instance() {
+    if (registration_) registration_->table.deinit(self_);
+  }
+  void* self() const { return self_; }
+  void* take() {
+    registration_ = nullptr;
+    return self_;
+  }
+
+ private:
+  Instance(const BackendRegistration& registration, void* self)
+      : registration_(&registration), self_(self) {}
+  const BackendRegistration* registration_;
+  void* self_;
+};
+
+Result<wcuda_device_caps> caps_of(const BackendRegistration& registration, void* self,
+                                  int32_t ordinal) {
+  wcuda_device_caps caps = WCUDA_DEVICE_CAPS_INIT;
+  wcuda_error error{};
+  const wcuda_status status =
+      registration.table.get_device_caps(self, static_cast<uint32_t>(ordinal), &caps, &error);
+  WCUDA_TRY(answer_of(registration, "get_device_caps", status, error));
+  caps.struct_size = sizeof(caps);
+  caps.backend = registration.type;
+  caps.ordinal = ordinal;
+  caps.name[sizeof(caps.name) - 1] = 0;
+  caps.name_bytes = static_cast<uint32_t>(std::strlen(caps.name));
+  caps.pci_bus_id[sizeof(caps.pci_bus_id) - 1] = 0;
+  caps.architecture_name[sizeof(caps.architecture_name) - 1] = 0;
+  caps.architecture_name_bytes = static_cast<uint32_t>(std::strlen(caps.architecture_name));
+  return caps;
+}
+
+// Addresses that nobody can read, one page apart at least.
+void* reserve(uint64_t bytes) {
+  uint64_t rounded;
+  if (!checked_align_up(bytes, kPageBytes, &rounded)) return nullptr;
+  void* const pages =
+      mmap(nullptr, rounded, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return pages == MAP_FAILED ? nullptr : pages;
+}
+
+void unreserve(void* address, uint64_t bytes) { munmap(address, align_up(bytes, kPageBytes)); }
+
+}  // namespace
+
+wcuda_launch launch_of(const LaunchDims& dims) {
+  wcuda_launch launch = WCUDA_LAUNCH_INIT;
+  launch.flags = dims.is_cooperative ? WCUDA_LAUNCH_COOPERATIVE : 0;
+  std::copy_n(dims.grid, 3, launch.grid);
+  std::copy_n(dims.block, 3, launch.block);
+  std::copy_n(dims.cluster, 3, launch.cluster);
+  launch.shared_bytes = dims.shared_bytes;
+  return launch;
+}
+
+Result<std::shared_ptr<Backend>> TableBackend::open(
+    std::shared_ptr<const BackendRegistration> registration, int32_t ordinal) {
+  WCUDA_ASSIGN(Instance instance, Instance::open(*registration, ordinal));
+  WCUDA_ASSIGN(const wcuda_device_caps caps, caps_of(*registration, instance.self(), ordinal));
+  std::shared_ptr<TableBackend> backend(
+      new TableBackend(std::move(registration), instance.self(), caps));
+  (void)instance.take();
+  return std::shared_ptr<Backend>(std::move(backend));
+}
+
+Result<int32_t> TableBackend::device_count(const BackendRegistration& registration) {
+  WCUDA_ASSIGN(const Instance instance, Instance::open(registration, 0));
+  const uint32_t count = registration.table.get_device_count(instance.self());
+  if (count == 0)
+    return Status::error(WCUDA_NO_DEVICE, "backend '%s': has no device", registration.name.c_str());
+  return static_cast<int32_t>(std::min<uint32_t>(count, INT32_MAX));
+}
+
+Result<wcuda_device_caps> TableBackend::device_caps(const BackendRegistration& registration,
+                                                    int32_t ordinal) {
+  WCUDA_ASSIGN(const Instance instance, Instance::open(registration, ordinal));
+  return caps_of(registration, instance.self(), ordinal);
+}
+
+TableBackend::~TableBackend() {
+  table().deinit(self_);
+  for (const auto& [address, block] : blocks_) {
+    void* const pages = reinterpret_cast<void*>(address);
+    if (block.kind == MemoryKind::kDevice)
+      unreserve(pages, block.bytes);
+    else
+      std::free(pages);
+  }
+}
+
+// Calls a slot as `call(&error)`; a loss of the device is latched.
+template <class Call>
+Status TableBackend::ask(const char* slot, Call&& call) const {
+  wcuda_error error{};
+  const wcuda_status status = call(&error);
+  Status answer = answer_of(*registration_, slot, status, error);
+  if (status == WCUDA_DEVICE_LOST) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!is_lost_) fault_ = answer;
+    is_lost_ = true;
+  }
+  return answer;
+}
+
+// Every call that uses a slot begins so: the device works, and the table has the slot.
+template <class Slot>
+Status TableBackend::need(Slot* function, const char* slot) const {
+  WCUDA_TRY(fault());
+  if (function != nullptr) return {};
+  return Status::error(WCUDA_UNSUPPORTED, "backend '%s': has no %s", registration_->name.c_str(),
+                       slot);
+}
+
+Status TableBackend::fault() const {
+  if (!is_lost_ && table().fault)
+    (void)ask("fault", [&](wcuda_error* error) { return table().fault(self_, error); });
+  if (!is_lost_) return {};
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return fault_;
+}
+
+Result<MemoryInfo> TableBackend::memory_info() {
+  WCUDA_TRY(fault());
+  uint64_t held;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    held = held_bytes_;
+  }
+  uint64_t total = caps_.total_memory, free = total > held ? total - held : 0;
+  if (table().memory_info)
+    WCUDA_TRY(ask("memory_info", [&](wcuda_error* error) {
+      return table().memory_info(self_, &free, &total, error);
+    }));
+  return MemoryInfo{free, total, held, held};
+}
+
+Result<void*> TableBackend::allocate(MemoryKind kind, uint64_t bytes) {
+  WCUDA_CHECK(bytes > 0);
+  WCUDA_TRY(fault());
+  return kind == MemoryKind::kDevice ? allocate_device(bytes) : allocate_pinned(bytes);
+}
+
+Result<void*> TableBackend::allocate_device(uint64_t bytes) {
+  Block block{MemoryKind::kDevice, bytes, {0, 0}};
+  WCUDA_TRY(ask("allocate", [&](wcuda_error* error) {
+    return table().allocate(self_, bytes, WCUDA_MEMORY_DEVICE, &block.memory, error);
+  }));
+  void* const address = block.memory.bytes >= bytes ? reserve(bytes) : nullptr;
+  if (!address) {
+    (void)ask("free", [&](wcuda_error* error) { return table().free(self_, block.memory, error); });
+    if (block.memory.bytes < bytes)
+      return Status::error(WCUDA_DEVICE_ERROR,
+                           "backend '%s': allocate gave %" PRIu64 " of %" PRIu64 " bytes",
+                           registration_->name.c_str(), block.memory.bytes, bytes);
+    return Status::error(WCUDA_OUT_OF_HOST_MEMORY, "no addresses for %" PRIu64 " bytes", bytes);
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  blocks_.emplace(reinterpret_cast<uintptr_t>(address), block);
+  held_bytes_ += bytes;
+  return address;
+}
+
+Result<void*> TableBackend::allocate_pinned(uint64_t bytes) {
+  uint64_t rounded = 0;
+  void* address = nullptr;
+  if (checked_align_up(bytes, kPageBytes, &rounded) && rounded < (uint64_t{1} << 60))
+    address = std::aligned_alloc(kPageBytes, rounded);
+  if (!address)
+    return Status::error(WCUDA_OUT_OF_HOST_MEMORY, "the host refused %" PRIu64 " bytes", bytes);
+  std::memset(address, 0, bytes);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  blocks_.emplace(reinterpret_cast<uintptr_t>(address), Block{MemoryKind::kPinned, bytes, {0, 0}});
+  return address;
+}
+
+Status TableBackend::free(MemoryKind kind, void* address, uint64_t bytes) {
+  Block block;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = blocks_.find(reinterpret_cast<uintptr_t>(address));
+    WCUDA_CHECK(found != blocks_.end() && found->second.kind == kind &&
+                found->second.bytes == bytes);
+    block = found->second;
+    blocks_.erase(found);
+    if (kind == MemoryKind::kDevice) held_bytes_ -= bytes;
+  }
+  if (kind == MemoryKind::kPinned) {
+    std::free(address);
+    return {};
+  }
+  unreserve(address, bytes);
+  return ask("free", [&](wcuda_error* error) { return table().free(self_, block.memory, error); });
+}
+
+Status TableBackend::free_after(Stream stream) { return synchronize(stream); }
+
+Result<MemoryPlace> TableBackend::memory_place(const void* address) {
+  const auto wanted = reinterpret_cast<uintptr_t>(address);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto found = blocks_.upper_bound(wanted);
+  if (found == blocks_.begin()) return MemoryPlace::kHost;
+  --found;
+  if (wanted - found->first >= found->second.bytes) return MemoryPlace::kHost;
+  return found->second.kind == MemoryKind::kDevice ? MemoryPlace::kDevice : MemoryPlace::kPinned;
+}
+
+Result<TableBackend::Range> TableBackend::locate(const void* address, uint64_t bytes) const {
+  const auto wanted = reinterpret_cast<uintptr_t>(address);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto found = blocks_.upper_bound(wanted);
+  WCUDA_CHECK(found != blocks_.begin());
+  --found;
+  const uint64_t offset = wanted - found->first;
+  WCUDA_CHECK(found->second.kind == MemoryKind::kDevice && offset <= found->second.bytes &&
+              bytes <= found->second.bytes - offset);
+  return Range{found->second.memory, offset};
+}
+
+Status TableBackend::copy_to_device(void* target, const void* source, uint64_t bytes) {
+  WCUDA_TRY(fault());
+  if (bytes == 0) return {};
+  WCUDA_ASSIGN(const Range to, locate(target, bytes));
+  return ask("copy_to_device", [&](wcuda_error* error) {
+    return table().copy_to_device(self_, to.memory, to.offset, source, bytes, error);
+  });
+}
+
+Status TableBackend::copy_to_host(void* target, const void* source, uint64_t bytes) {
+  WCUDA_TRY(fault());
+  if (bytes == 0) return {};
+  WCUDA_ASSIGN(const Range from, locate(source, bytes));
+  return ask("copy_from_device", [&](wcuda_error* error) {
+    return table().copy_from_device(self_, target, from.memory, from.offset, bytes, error);
+  });
+}
+
+Status TableBackend::copy_to_device_async(void* target, const void* source, uint64_t bytes,
+                                          Stream stream) {
+  WCUDA_TRY(need(table().copy_to_device_async, "copy_to_device_async"));
+  WCUDA_ASSIGN(const wcuda_stream on, find_stream(stream));
+  if (bytes == 0) return {};
+  WCUDA_ASSIGN(const Range to, locate(target, bytes));
+  return ask("copy_to_device_async", [&](wcuda_error* error) {
+    return table().copy_to_device_async(self_, to.memory, to.offset, source, bytes, on, error);
+  });
+}
+
+Status TableBackend::copy_to_host_async(void* target, const void* source, uint64_t bytes,
+                                        Stream stream) {
+  WCUDA_TRY(need(table().copy_from_device_async, "copy_from_device_async"));
+  WCUDA_ASSIGN(const wcuda_stream on, find_stream(stream));
+  if (bytes == 0) return {};
+  WCUDA_ASSIGN(const Range from, locate(source, bytes));
+  return ask("copy_from_device_async", [&](wcuda_error* error) {
+    return table().copy_from_device_async(self_, target, from.memory, from.offset, bytes, on,
+                                          error);
+  });
+}
+
+Status TableBackend::copy_on_device(void* target, const void* source, uint64_t bytes,
+                                    Stream stream) {
+  WCUDA_TRY(need(table().copy_on_device, "copy_on_device"));
+  WCUDA_ASSIGN(const wcuda_stream on, find_stream(stream));
+  if (bytes == 0) return {};
+  WCUDA_ASSIGN(const Range to, locate(target, bytes));
+  WCUDA_ASSIGN(const Range from, locate(source, bytes));
+  return ask("copy_on_device", [&](wcuda_error* error) {
+    return table().copy_on_device(self_, to.memory, to.offset, from.memory, from.offset, bytes, on,
+                                  error);
+  });
+}
+
+Status TableBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
+                          Stream stream) {
+  WCUDA_TRY(need(table().fill, "fill"));
+  WCUDA_ASSIGN(const wcuda_stream on, find_stream(stream));
+  if (bytes == 0) return {};
+  WCUDA_ASSIGN(const Range to, locate(target, bytes));
+  return ask("fill", [&](wcuda_error* error) {
+    return table().fill(self_, to.memory, to.offset, bytes, pattern, pattern_bytes, on, error);
+  });
+}
+
+Status TableBackend::digest(const void* data, uint64_t bytes, uint8_t result[32]) {
+  std::vector<uint8_t> piece(std::min(bytes, blake3::kPieceBytes));
+  if (bytes <= blake3::kPieceBytes) {
+    WCUDA_TRY(copy_to_host(piece.data(), data, bytes));
+    blake3::hash(piece.data(), bytes, result);
+    return {};
+  }
+  std::vector<uint8_t> pieces(blake3::piece_count(bytes) * blake3::kDigestBytes);
+  WCUDA_TRY(digest_pieces(data, bytes, 0, pieces.data()));
+  blake3::join_pieces(pieces.data(), blake3::piece_count(bytes), result);
+  return {};
+}
+
+Status TableBackend::digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece,
+                                   uint8_t* pieces) {
+  WCUDA_CHECK(bytes > 0);
+  std::vector<uint8_t> piece(std::min(bytes, blake3::kPieceBytes));
+  std::vector<uint8_t> chains(blake3::piece_count(bytes) * blake3::kDigestBytes);
+  for (uint64_t offset = 0; offset < bytes; offset += blake3::kPieceBytes) {
+    const uint64_t take = std::min(bytes - offset, blake3::kPieceBytes);
+    const uint64_t index = offset / blake3::kPieceBytes;
+    WCUDA_TRY(copy_to_host(piece.data(), static_cast<const uint8_t*>(data) + offset, take));
+    blake3::hash_pieces(piece.data(), take, first_piece + index,
+                        chains.data() + index * blake3::kDigestBytes);
+  }
+  std::memcpy(pieces, chains.data(), chains.size());
+  return {};
+}
+
+Status TableBackend::digest_async(const void*, uint64_t, void*, void*, Stream) {
+  return need<void>(nullptr, "queued digests");
+}
+
+Status TableBackend::place(const Placement&, Stream) {
+  return need<void>(nullptr, "order of weights");
+}
+
+Result<Kernel> TableBackend::source_compile(const std::string& source, const std::string& entry) {
+  WCUDA_TRY(need(table().compile_kernel, "compile_kernel"));
+  wcuda_backend_kernel made{0};
+  WCUDA_TRY(ask("compile_kernel", [&](wcuda_error* error) {
+    return table().compile_kernel(self_, {source.data(), source.size()},
+                                  {entry.data(), entry.size()}, &made, error);
+  }));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  kernels_.emplace(last_id_ + 1, made);
+  return Kernel{++last_id_};
+}
+
+Status TableBackend::source_launch(Kernel kernel, const LaunchDims& dims,
+                                   const std::vector<wcuda_host_argument>& arguments,
+                                   Stream stream) {
+  WCUDA_TRY(need(table().launch_kernel, "launch_kernel"));
+  wcuda_backend_kernel own{0};
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = kernels_.find(kernel.id);
+    if (found == kernels_.end()) return unknown("kernel", kernel.id);
+    own = found->second;
+  }
+  wcuda_launch config = launch_of(dims);
+  WCUDA_ASSIGN(config.stream, find_stream(stream));
+  std::vector<wcuda_argument> given;
+  for (const wcuda_host_argument& from : arguments) {
+    wcuda_argument to{};
+    to.kind = from.kind;
+    to.bytes = from.bytes;
+    if (from.kind == WCUDA_ARG_BUFFER) {
+      WCUDA_ASSIGN(const Range range, locate(from.data, from.bytes));
+      to.buffer.id = range.memory.id;
+      to.offset = range.offset;
+    } else {
+      to.data = from.data;
+    }
+    given.push_back(to);
+  }
+  return ask("launch_kernel", [&](wcuda_error* error) {
+    return table().launch_kernel(self_, own, &config, given.data(), given.size(), error);
+  });
+}
+
+Status TableBackend::source_destroy(Kernel kernel) {
+  wcuda_backend_kernel own{0};
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = kernels_.find(kernel.id);
+    if (found == kernels_.end()) return unknown("kernel", kernel.id);
+    own = found->second;
+    kernels_.erase(found);
+  }
+  if (!table().destroy_kernel) return {};
+  return ask("destroy_kernel",
+             [&](wcuda_error* error) { return table().destroy_kernel(self_, own, error); });
+}
+
+Result<wcuda_stream> TableBackend::find_stream(Stream stream) const {
+  if (stream.id == 0) return wcuda_stream{0};
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = streams_.find(stream.id);
+  if (found == streams_.end()) return unknown("stream", stream.id);
+  return wcuda_stream(found->second);
+}
+
+Result<wcuda_event> TableBackend::find_event(Event event) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = events_.find(event.id);
+  if (found == events_.end()) return unknown("event", event.id);
+  return wcuda_event(found->second);
+}
+
+Result<Stream> TableBackend::stream_create(int32_t priority) {
+  WCUDA_TRY(need(table().stream_create, "stream_create"));
+  wcuda_stream made{0};
+  WCUDA_TRY(ask("stream_create", [&](wcuda_error* error) {
+    return table().stream_create(self_, priority, &made, error);
+  }));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  streams_.emplace(last_id_ + 1, made);
+  return Stream{++last_id_};
+}
+
+Status TableBackend::stream_destroy(Stream stream) {
+  if (stream.id == 0) return unknown("stream", stream.id);
+  WCUDA_ASSIGN(const wcuda_stream own, find_stream(stream));
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    streams_.erase(stream.id);
+  }
+  if (!table().stream_destroy) return {};
+  return ask("stream_destroy",
+             [&](wcuda_error* error) { return table().stream_destroy(self_, own, error); });
+}
+
+Result<Event> TableBackend::event_create() {
+  WCUDA_TRY(need(table().event_create, "event_create"));
+  wcuda_event made{0};
+  WCUDA_TRY(ask("event_create",
+                [&](wcuda_error* error) { return table().event_create(self_, &made, error); }));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  events_.emplace(last_id_ + 1, made);
+  return Event{++last_id_};
+}
+
+Status TableBackend::event_destroy(Event event) {
+  WCUDA_ASSIGN(const wcuda_event own, find_event(event));
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    events_.erase(event.id);
+  }
+  if (!table().event_destroy) return {};
+  return ask("event_destroy",
+             [&](wcuda_error* error) { return table().event_destroy(self_, own, error); });
+}
+
+Status TableBackend::event_record(Event event, Stream stream) {
+  WCUDA_TRY(need(table().event_record, "event_record"));
+  WCUDA_ASSIGN(const wcuda_event own, find_event(event));
+  WCUDA_ASSIGN(const wcuda_stream on, find_stream(stream));
+  return ask("event_record",
+             [&](wcuda_error* error) { return table().event_record(self_, own, on, error); });
+}
+
+Status TableBackend::stream_wait(Stream stream, Event event) {
+  WCUDA_TRY(need(table().event_order, "event_order"));
+  WCUDA_ASSIGN(const wcuda_event own, find_event(event));
+  WCUDA_ASSIGN(const wcuda_stream on, find_stream(stream));
+  return ask("event_order",
+             [&](wcuda_error* error) { return table().event_order(self_, own, on, error); });
+}
+
+Status TableBackend::event_synchronize(Event event) {
+  WCUDA_TRY(need(table().event_synchronize, "event_synchronize"));
+  WCUDA_ASSIGN(const wcuda_event own, find_event(event));
+  return ask("event_synchronize",
+             [&](wcuda_error* error) { return table().event_synchronize(self_, own, error); });
+}
+
+Result<bool> TableBackend::event_done(Event event) {
+  WCUDA_TRY(need(table().event_done, "event_done"));
+  WCUDA_ASSIGN(const wcuda_event own, find_event(event));
+  int32_t done = 0;
+  WCUDA_TRY(ask("event_done",
+                [&](wcuda_error* error) { return table().event_done(self_, own, &done, error); }));
+  return done != 0;
+}
+
+Result<double> TableBackend::event_elapsed_ms(Event start, Event end) {
+  WCUDA_TRY(need(table().event_elapsed, "event_elapsed"));
+  WCUDA_ASSIGN(const wcuda_event from, find_event(start));
+  WCUDA_ASSIGN(const wcuda_event to, find_event(end));
+  double milliseconds = 0;
+  WCUDA_TRY(ask("event_elapsed", [&](wcuda_error* error) {
+    return table().event_elapsed(self_, from, to, &milliseconds, error);
+  }));
+  return milliseconds;
+}
+
+Status TableBackend::synchronize(Stream stream) {
+  WCUDA_TRY(fault());
+  WCUDA_ASSIGN(const wcuda_stream on, find_stream(stream));
+  if (!table().stream_synchronize || stream.id == 0) return synchronize();
+  return ask("stream_synchronize",
+             [&](wcuda_error* error) { return table().stream_synchronize(self_, on, error); });
+}
+
+Status TableBackend::synchronize() {
+  WCUDA_TRY(fault());
+  return ask("synchronize", [&](wcuda_error* error) { return table().synchronize(self_, error); });
+}
+
+}  // namespace wcuda

@@ -1,0 +1,101 @@
+// Gathers the health report.
+#include "core/health/report.h"
+
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+
+#include "core/base/text.h"
+
+namespace wcuda::health {
+namespace {
+
+constexpr int kAttempts = 3;
+
+void set_message(wcuda_health& health, const char* message) {
+  copy_text(message, health.message, sizeof(health.message));
+}
+
+// The gravest finding decides the state and the message.
+void judge(wcuda_health& health, const Status& fault, const Status& asked,
+           const Status& residency) {
+  char text[sizeof(health.message)];
+  health.state = WCUDA_HEALTH_DEGRADED;
+  if (!fault.ok()) {
+    health.state = WCUDA_HEALTH_LOST;
+    health.sticky_code = fault.native_code();
+    set_message(health, fault.message());
+  } else if (!asked.ok()) {
+    set_message(health, asked.message());
+  } else if (health.pool_used_bytes < health.ledger_bytes) {
+    std::snprintf(text, sizeof(text),
+                  "the ledger holds %" PRIu64 " bytes, the device's pool %" PRIu64,
+                  health.ledger_bytes, health.pool_used_bytes);
+    set_message(health, text);
+  } else if (!residency.ok()) {
+    set_message(health, residency.message());
+  } else if (health.ecc_error_count > 0) {
+    std::snprintf(text, sizeof(text), "%" PRId64 " uncorrected memory errors",
+                  health.ecc_error_count);
+    set_message(health, text);
+  } else if (health.deferred_error_count != 0) {
+    std::snprintf(text, sizeof(text), "%" PRIu64 " failures while freeing",
+                  health.deferred_error_count);
+    set_message(health, text);
+  } else {
+    health.state = WCUDA_HEALTH_OK;
+  }
+}
+
+void read_ledger(const vram::Memory& memory, wcuda_health& health) {
+  const vram::LedgerSum device = memory.ledger().sum(WCUDA_PURPOSE_ANY);
+  health.ledger_bytes = device.current_bytes;
+  health.peak_bytes = device.peak_bytes;
+  health.allocation_count = device.allocation_count;
+  health.lost_bytes = device.lost_bytes;
+  health.lost_count = device.lost_count;
+}
+
+// The driver's figures; returns its first failure.
+Status ask(vram::Memory& memory, wcuda_health& health, Status& residency) {
+  // Memory that another thread frees meanwhile leaves the pool before the ledger: look again.
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    read_ledger(memory, health);
+    WCUDA_ASSIGN(const MemoryInfo info, memory.backend().memory_info());
+    health.device_free_bytes = info.free_bytes;
+    health.device_total_bytes = info.total_bytes;
+    health.pool_used_bytes = info.used_bytes;
+    health.pool_reserved_bytes = info.reserved_bytes;
+    if (health.pool_used_bytes >= health.ledger_bytes) break;
+  }
+  WCUDA_ASSIGN(const vram::Residency found, memory.check_residency());
+  health.nonresident_count = found.nonresident_count;
+  residency = found.status();
+  return {};
+}
+
+}  // namespace
+
+wcuda_health report(vram::Memory& memory) {
+  const auto start = std::chrono::steady_clock::now();
+  wcuda_health health = WCUDA_HEALTH_INIT;
+  read_ledger(memory, health);
+  health.staging_bytes = memory.ledger().sum(WCUDA_PURPOSE_STAGING).current_bytes;
+  health.device_total_bytes = memory.backend().caps().total_memory;
+  health.deferred_error_count = memory.deferred_error_count();
+  const DeviceHealth device_health = memory.backend().health();
+  health.temperature_celsius = device_health.temperature_celsius;
+  health.ecc_error_count = device_health.ecc_error_count;
+
+  Status fault = memory.backend().fault();
+  Status residency;
+  const Status asked = fault.ok() ? ask(memory, health, residency) : Status();
+  if (fault.ok()) fault = memory.backend().fault();  // asking may have met one
+  judge(health, fault, asked, residency);
+  const auto duration = std::chrono::steady_clock::now() - start;
+  health.duration_ns =
+      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count());
+  return health;
+}
+
+}  // namespace wcuda::health

@@ -1,0 +1,684 @@
+// Steps on a CUDA device.
+//
+// submit() writes the inputs of a step into pinned memory, has them copied on a stream of their own
+// while the step before still runs, and launches one graph: their dealing out, fed tokens and
+// histories (in one kernel with the plan of attention), the forward pass, sampling (results into
+// pinned memory). A step whose
+// rows have one token each runs a graph captured for its shape class: rows rounded up to a bucket,
+// either ticket block, with or without the filters of sampling. Rows that fill a bucket up have no
+// tokens and do nothing. Steps with longer rows are queued kernel by kernel.
+#include "llm/engine/cuda_runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cinttypes>
+#include <cstring>
+#include <map>
+#include <thread>
+#include <tuple>
+
+#include "core/backend/cuda_device.h"
+#include "kernels/sampling/sample.h"
+#include "kernels/step/ingest.h"
+#include "kernels/step/step.h"
+
+namespace wcuda::engine {
+namespace {
+
+// Bias entries a step can bring: one row may name the whole vocabulary, all rows some.
+constexpr uint64_t kBiasEntriesPerRow = 512;
+// Rows of a graph. Powers of two would waste up to half of a step; each bucket costs capture time
+// and graph memory.
+constexpr uint32_t kRowBuckets[] = {1,  2,  4,   8,   16,  24,  32,  48,
+                                    64, 96, 128, 160, 192, 256, 384, 512};
+// Steps of at most so many rows have graphs of their own by how far the longest row reaches, for
+// attention takes other kernels then.
+constexpr uint32_t kPositionRowsMax = 16;
+constexpr uint32_t kPositionBuckets[] = {ops::kLonePositionsMax, ops::kClusterPositionsMax,
+                                         UINT32_MAX};
+constexpr uint32_t kDeadToken = UINT32_MAX;  // token_rows of a token that only fills a bucket up
+
+// What travels to the device each step, in the order of the segments.
+enum Segment : uint32_t {
+  kTokens,
+  kPositions,
+  kTokenRows,
+  kRows,
+  kPageTables,
+  kLogitsIndices,
+  kStepRows,
+  kSampleRows,
+  kBiasTokens,
+  kBiasValues,
+  kMasks,
+  kSegmentCount,
+};
+static_assert(kSegmentCount <= kernels::kIngestSegmentsMax);
+
+class Offsets {
+ public:
+  uint64_t take(uint64_t count, uint64_t bytes) {
+    const uint64_t offset = end_;
+    end_ = align_up(end_ + count * bytes, 256);
+    return offset;
+  }
+  uint64_t end() const { return end_; }
+
+ private:
+  uint64_t end_ = 0;
+};
+
+struct Sizes {
+  Sizes(const Limits& limits, const model::Config& config)
+      : vocabulary(config.vocabulary_size),
+        mask_words(static_cast<uint32_t>(ceil_div(config.vocabulary_size, 32))),
+        bias_entries(config.vocabulary_size + kBiasEntriesPerRow * limits.max_batch_rows) {
+    const uint64_t tokens = limits.max_batch_tokens, rows = limits.max_batch_rows;
+    const uint64_t counts[kSegmentCount][2] = {
+        {tokens, sizeof(int32_t)},
+        {tokens, sizeof(uint32_t)},
+        {tokens, sizeof(uint32_t)},
+        {rows, sizeof(ops::BatchRow)},
+        {rows, align_up(limits.pages_per_sequence() * sizeof(uint32_t), 16)},
+        {limits.max_logits_rows, sizeof(uint32_t)},
+        {rows, sizeof(kernels::BeginRow)},
+        {rows, sizeof(kernels::SampleRow)},
+        {bias_entries, sizeof(int32_t)},
+        {bias_entries, sizeof(float)},
+        {rows, align_up(mask_words * sizeof(uint32_t), 16)},
+    };
+    // Device memory: what the ticket blocks have no place for.
+    Offsets device_offsets;
+    device_step_rows = device_offsets.take(rows, sizeof(kernels::BeginRow));
+    device_sample_rows = device_offsets.take(rows, sizeof(kernels::SampleRow));
+    device_bias_tokens = device_offsets.take(bias_entries, sizeof(int32_t));
+    device_bias_values = device_offsets.take(bias_entries, sizeof(float));
+    device_masks = device_offsets.take(rows, mask_words * sizeof(uint32_t));
+    for (const uint64_t(&count)[2] : counts) input_bytes += align_up(count[0] * count[1], 16);
+    input_bytes = align_up(input_bytes, 256);
+    device_inputs = device_offsets.take(2, input_bytes);
+    device_statuses = device_offsets.take(2 * rows, sizeof(int32_t));
+    // Enough for every device: the launcher asks for less where blocks keep a row's logits.
+    device_sample =
+        device_offsets.take(1, kernels::sample_scratch_bytes(static_cast<uint32_t>(rows),
+                                                             vocabulary, kPortableCapability));
+    device_bytes = device_offsets.end();
+    // Pinned memory of one ticket; the inputs first.
+    Offsets pinned;
+    pinned.take(1, input_bytes);
+    outputs = pinned.take(rows, sizeof(kernels::SampleOutput));
+    fed_tokens = pinned.take(rows, sizeof(int32_t));
+    top_tokens = pinned.take(rows * limits.max_top_logprobs, sizeof(int32_t));
+    top_logprobs = pinned.take(rows * limits.max_top_logprobs, sizeof(float));
+    pinned_bytes = pinned.end();
+  }
+
+  static constexpr int32_t kPortableCapability = 80;
+  uint32_t vocabulary;
+  uint32_t mask_words;
+  uint64_t bias_entries;
+  uint64_t input_bytes = align_up(sizeof(kernels::IngestHeader), 16);  // of one ticket, at most
+  uint64_t device_step_rows, device_sample_rows, device_bias_tokens, device_bias_values,
+      device_masks, device_inputs, device_statuses, device_sample, device_bytes;
+  uint64_t outputs, fed_tokens, top_tokens, top_logprobs, pinned_bytes;
+};
+
+// What the kernels of a step are launched for.
+struct Shape {
+  uint32_t parity = 0;
+  uint32_t token_count = 0;
+  uint32_t row_count = 0;
+  uint32_t logits_count = 0;
+  uint32_t min_row_tokens = 0;
+  uint32_t max_row_tokens = 0;
+  uint32_t max_positions = 0;
+  bool has_filters = false;
+};
+
+bool needs_filters(const ops::Sampling& s) {
+  const bool filters = s.top_k != 0 || (s.top_p > 0.0f && s.top_p < 1.0f) || s.min_p > 0.0f ||
+                       (s.typical_p > 0.0f && s.typical_p < 1.0f);
+  return s.top_logprobs > 0 || (s.temperature > 0.0f && filters);
+}
+
+class InputBlock;
+
+class CudaRunner final : public Runner {
+ public:
+  explicit CudaRunner(const Machine& machine)
+      : machine_(machine),
+        backend_(machine.memory->backend()),
+        sizes_(machine.limits, machine.model->config()),
+        stream_(machine.ops->stream()) {}
+  ~CudaRunner() override;
+  Status prepare();
+
+  Status submit(const std::shared_ptr<Ticket>& ticket) override;
+  bool wait(Ticket& ticket, int64_t timeout_ms) override;
+  void execute(const Command& command) override;
+  Status warm_up() override;
+  Status copy_logits(const Ticket& ticket, uint64_t first, uint64_t count, float* target) override;
+  const int32_t* top_tokens(const Ticket& ticket) const override {
+    return pinned<int32_t>(ticket.parity, sizes_.top_tokens);
+  }
+  const float* top_logprobs(const Ticket& ticket) const override {
+    return pinned<float>(ticket.parity, sizes_.top_logprobs);
+  }
+
+ private:
+  // parity, rows, positions, logits, filters
+  using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, bool>;
+
+  template <class T>
+  T* pinned(uint32_t parity, uint64_t offset) const {
+    return reinterpret_cast<T*>(pinned_.data() + parity * sizes_.pinned_bytes + offset);
+  }
+  template <class T>
+  T* on_device(uint64_t offset) const {
+    return reinterpret_cast<T*>(machine_.scratch + machine_.layout.runner + offset);
+  }
+  uint8_t* device_inputs(uint32_t parity) const {
+    return on_device<uint8_t>(sizes_.device_inputs + parity * sizes_.input_bytes);
+  }
+  Status check(cudaError_t error, const char* call) const {
+    return check_cuda(error, call, device_);
+  }
+  kernels::Launch launch(bool is_dependent) const;
+  kernels::PagePool page_pool() const;
+
+  Status check_bias(const Ticket& ticket) const;
+  Shape shape_of(const Ticket& ticket) const;
+  Status start_step(const Shape& shape, bool* captured);
+  // Returns their bytes.
+  uint64_t write_inputs(const Ticket& ticket, const Shape& shape);
+  void write_rows(const Ticket& ticket, const Shape& shape, InputBlock* inputs);
+  void write_sampling(const Ticket& ticket, const Shape& shape, InputBlock* inputs);
+  Status queue_copy(uint32_t parity, uint64_t input_bytes);
+  Status run_command(const Command& command);
+  Status run_step(const Shape& shape);
+  Status queue_kernels(const Shape& shape);
+  kernels::IngestArgs ingest_args(const Shape& shape) const;
+  Result<Graph> find_graph(const Shape& shape, bool* captured);
+  void take_results(Ticket& ticket);
+
+  const Machine machine_;
+  Backend& backend_;
+  const Sizes sizes_;
+  const Stream stream_;
+  int device_ = 0;
+  cudaStream_t native_stream_ = nullptr;
+  vram::Buffer pinned_;  // two tickets
+  Stream input_stream_;
+  Event copied_[2], started_[2], ended_[2];
+  Status last_status_;  // of the step that was waited for last
+  std::map<GraphKey, Graph> graphs_;
+};
+
+Status CudaRunner::prepare() {
+  WCUDA_ASSIGN(device_, cuda_ordinal(backend_.caps().ordinal));
+  native_stream_ = static_cast<cudaStream_t>(backend_.native_stream(stream_));
+  WCUDA_CHECK(native_stream_ != nullptr);
+  WCUDA_ASSIGN(pinned_, machine_.memory->allocate_pinned(2 * sizes_.pinned_bytes, "step exchange"));
+  // Ahead of a step that runs: the few bytes of the next are not to wait for its end.
+  WCUDA_ASSIGN(input_stream_, backend_.stream_create(-1));
+  for (int i = 0; i < 2; ++i) {
+    WCUDA_ASSIGN(copied_[i], backend_.event_create());
+    WCUDA_ASSIGN(started_[i], backend_.event_create());
+    WCUDA_ASSIGN(ended_[i], backend_.event_create());
+  }
+  // Padded tokens compute on what lies here: never on bytes nothing has written.
+  WCUDA_TRY(backend_.fill(machine_.scratch, machine_.layout.scratch_bytes, 0, 4, stream_));
+  WCUDA_TRY(backend_.fill(machine_.kv, machine_.layout.kv_bytes, 0, 4, stream_));
+  // The inputs of the first step lie in the scratch memory too.
+  WCUDA_TRY(backend_.event_record(copied_[0], stream_));
+  return backend_.stream_wait(input_stream_, copied_[0]);
+}
+
+CudaRunner::~CudaRunner() {
+  (void)backend_.synchronize(stream_);
+  for (const auto& [key, graph] : graphs_) (void)backend_.graph_destroy(graph);
+  if (input_stream_.id != 0) (void)backend_.stream_destroy(input_stream_);
+  for (int i = 0; i < 2; ++i) {
+    if (copied_[i].id != 0) (void)backend_.event_destroy(copied_[i]);
+    if (started_[i].id != 0) (void)backend_.event_destroy(started_[i]);
+    if (ended_[i].id != 0) (void)backend_.event_destroy(ended_[i]);
+  }
+}
+
+kernels::Launch CudaRunner::launch(bool is_dependent) const {
+  kernels::Launch launch;
+  launch.stream = native_stream_;
+  launch.sm_count = backend_.caps().multiprocessor_count;
+  launch.compute_capability = backend_.launch_capability();
+  launch.is_dependent = is_dependent;
+  return launch;
+}
+
+kernels::PagePool CudaRunner::page_pool() const {
+  const ops::KvPool& pool = machine_.pool;
+  return {pool.data, pool.layer_count, pool.page_count, pool.plane_bytes()};
+}
+
+// ---- submit
+
+Status CudaRunner::check_bias(const Ticket& ticket) const {
+  uint64_t entries = 0;
+  for (const TicketRow& row : ticket.rows) entries += row.sampling.bias_tokens.size();
+  if (entries <= sizes_.bias_entries) return {};
+  return Status::error(WCUDA_LIMIT_EXCEEDED,
+                       "the rows of a step have %" PRIu64 " bias entries, at most %" PRIu64
+                       " fit (the vocabulary and %" PRIu64 " a row)",
+                       entries, sizes_.bias_entries, kBiasEntriesPerRow);
+}
+
+Shape CudaRunner::shape_of(const Ticket& ticket) const {
+  Shape shape;
+  shape.parity = ticket.parity;
+  shape.row_count = static_cast<uint32_t>(ticket.rows.size());
+  shape.token_count = static_cast<uint32_t>(ticket.tokens.size());
+  shape.logits_count = static_cast<uint32_t>(ticket.logits_indices.size());
+  if (!ticket.rows.empty()) shape.min_row_tokens = ticket.rows.front().batch.token_count;
+  for (const TicketRow& row : ticket.rows) {
+    shape.min_row_tokens = std::min(shape.min_row_tokens, row.batch.token_count);
+    shape.max_row_tokens = std::max(shape.max_row_tokens, row.batch.token_count);
+    shape.max_positions =
+        std::max(shape.max_positions, row.batch.first_position + row.batch.token_count);
+    if (row.sample) shape.has_filters |= needs_filters(row.sampling.sampling);
+  }
+  if (shape.max_row_tokens != 1) return shape;
+  shape.min_row_tokens = 0;
+  // Decode: everything that a graph is captured for, rounded up.
+  const Limits& limits = machine_.limits;
+  const auto* const bucket =
+      std::lower_bound(std::begin(kRowBuckets), std::end(kRowBuckets), shape.row_count);
+  if (bucket != std::end(kRowBuckets)) shape.row_count = std::min(*bucket, limits.max_batch_rows);
+  shape.token_count = shape.row_count;
+  if (shape.logits_count > 0)
+    shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
+  const auto* const positions =
+      shape.row_count <= kPositionRowsMax
+          ? std::lower_bound(std::begin(kPositionBuckets), std::end(kPositionBuckets),
+                             shape.max_positions)
+          : std::prev(std::end(kPositionBuckets));
+  shape.max_positions = std::min(*positions, limits.max_sequence_tokens);
+  return shape;
+}
+
+// The inputs of a step in pinned memory, one after the other.
+class InputBlock {
+ public:
+  explicit InputBlock(uint8_t* block) : block_(block) {}
+  // Room for rows of row_bytes each, at multiples of align_up(row_bytes, 16).
+  template <class T>
+  T* add(Segment segment, uint64_t row_count, uint64_t row_bytes) {
+    auto* const header = reinterpret_cast<kernels::IngestHeader*>(block_);
+    header->segments[segment] = {static_cast<uint32_t>(row_count), static_cast<uint32_t>(row_bytes),
+                                 static_cast<uint32_t>(bytes_), 0};
+    T* const place = reinterpret_cast<T*>(block_ + bytes_);
+    bytes_ += row_count * align_up(row_bytes, 16);
+    return place;
+  }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  uint8_t* block_;
+  uint64_t bytes_ = align_up(sizeof(kernels::IngestHeader), 16);
+};
+
+uint64_t CudaRunner::write_inputs(const Ticket& ticket, const Shape& shape) {
+  InputBlock inputs(pinned<uint8_t>(shape.parity, 0));
+  const auto place = [&](Segment segment, const auto& source, uint32_t count, auto filler) {
+    using T = typename std::decay_t<decltype(source)>::value_type;
+    T* const target = inputs.add<T>(segment, 1, count * sizeof(T));
+    std::copy(source.begin(), source.end(), target);
+    std::fill(target + source.size(), target + count, static_cast<T>(filler));
+  };
+  place(kTokens, ticket.tokens, shape.token_count, 0);
+  place(kPositions, ticket.positions, shape.token_count, 0);
+  place(kTokenRows, ticket.token_rows, shape.token_count, kDeadToken);
+  place(kLogitsIndices, ticket.logits_indices, shape.logits_count, 0);
+  write_rows(ticket, shape, &inputs);
+  write_sampling(ticket, shape, &inputs);
+  return inputs.bytes();
+}
+
+void CudaRunner::write_rows(const Ticket& ticket, const Shape& shape, InputBlock* inputs) {
+  uint32_t pages = 0;
+  for (const TicketRow& row : ticket.rows) pages = std::max(pages, row.page_count);
+  const uint64_t stride = align_up(pages, 4);
+  auto* const rows = inputs->add<ops::BatchRow>(kRows, 1, shape.row_count * sizeof(ops::BatchRow));
+  auto* const step_rows =
+      inputs->add<kernels::BeginRow>(kStepRows, 1, shape.row_count * sizeof(kernels::BeginRow));
+  auto* const tables =
+      inputs->add<uint32_t>(kPageTables, ticket.rows.size(), pages * sizeof(uint32_t));
+  for (uint32_t i = 0; i < shape.row_count; ++i) {
+    if (i >= ticket.rows.size()) {
+      rows[i] = {};
+      step_rows[i] = {0, 0, 0, 0, 0, kernels::kNoDependency};
+      continue;
+    }
+    const TicketRow& row = ticket.rows[i];
+    rows[i] = row.batch;
+    step_rows[i] = {row.batch.first_token,
+                    row.batch.token_count,
+                    row.batch.first_position,
+                    row.batch.sequence_slot,
+                    row.feed_sampled ? kernels::kStepRowFeedSampled : 0,
+                    row.depends_on == kNoRow ? kernels::kNoDependency : row.depends_on};
+    std::copy_n(&ticket.pages[row.page_first], row.page_count, tables + i * stride);
+  }
+}
+
+void CudaRunner::write_sampling(const Ticket& ticket, const Shape& shape, InputBlock* inputs) {
+  uint64_t bias_total = 0, mask_total = 0;
+  for (const TicketRow& row : ticket.rows) {
+    if (!row.sample) continue;
+    bias_total += row.sampling.bias_tokens.size();
+    mask_total += row.sampling.mask.empty() ? 0 : 1;
+  }
+  auto* const rows =
+      inputs->add<kernels::SampleRow>(kSampleRows, 1, shape.row_count * sizeof(kernels::SampleRow));
+  auto* const bias_tokens = inputs->add<int32_t>(kBiasTokens, 1, bias_total * sizeof(int32_t));
+  auto* const bias_values = inputs->add<float>(kBiasValues, 1, bias_total * sizeof(float));
+  auto* const masks =
+      inputs->add<uint32_t>(kMasks, mask_total, sizes_.mask_words * sizeof(uint32_t));
+  const uint64_t mask_stride = align_up(sizes_.mask_words, 4);
+  uint32_t bias_count = 0, mask_count = 0;
+  for (uint32_t i = 0; i < shape.row_count; ++i) {
+    kernels::SampleRow& out = rows[i];
+    out = {};
+    out.mask_row = kernels::kNoMask;
+    if (i >= ticket.rows.size() || !ticket.rows[i].sample) continue;
+    const TicketRow& row = ticket.rows[i];
+    const ops::Sampling& s = row.sampling.sampling;
+    out.is_sampled = 1;
+    out.logits_row = row.logits_first + row.logits_count - 1;
+    out.sequence_slot = row.batch.sequence_slot;
+    out.position = row.batch.first_position + row.batch.token_count;
+    out.seed = s.seed;
+    out.temperature = s.temperature;
+    out.top_k = s.top_k;
+    out.top_p = s.top_p;
+    out.min_p = s.min_p;
+    out.typical_p = s.typical_p;
+    out.repetition_penalty = s.repetition_penalty;
+    out.frequency_penalty = s.frequency_penalty;
+    out.presence_penalty = s.presence_penalty;
+    out.penalty_last_n = s.penalty_last_n;
+    out.penalty_from = s.penalty_from;
+    out.top_logprobs = s.top_logprobs;
+    out.bias_first = bias_count;
+    out.bias_count = static_cast<uint32_t>(row.sampling.bias_tokens.size());
+    std::copy(row.sampling.bias_tokens.begin(), row.sampling.bias_tokens.end(),
+              bias_tokens + bias_count);
+    std::copy(row.sampling.bias_values.begin(), row.sampling.bias_values.end(),
+              bias_values + bias_count);
+    bias_count += out.bias_count;
+    if (row.sampling.mask.empty()) continue;
+    out.mask_row = mask_count;
+    std::copy(row.sampling.mask.begin(), row.sampling.mask.end(), masks + mask_count * mask_stride);
+    ++mask_count;
+  }
+}
+
+Status CudaRunner::submit(const std::shared_ptr<Ticket>& ticket) {
+  WCUDA_TRY(check_bias(*ticket));
+  const Shape shape = shape_of(*ticket);
+  const uint64_t input_bytes = write_inputs(*ticket, shape);
+  while (!ticket->commands.empty()) {
+    // In order: a failed submit keeps those that are left.
+    for (size_t done = 0; done < ticket->commands.size(); ++done) {
+      const Status status = run_command(ticket->commands[done]);
+      if (status.ok()) continue;
+      ticket->commands.erase(ticket->commands.begin(),
+                             ticket->commands.begin() + static_cast<std::ptrdiff_t>(done));
+      return status;
+    }
+    ticket->commands.clear();
+  }
+  Status started = queue_copy(shape.parity, input_bytes);
+  if (started.ok()) started = start_step(shape, &ticket->captured);
+  // The next try writes where work that was queued may still read.
+  if (!started.ok()) {
+    (void)backend_.synchronize(input_stream_);
+    (void)backend_.synchronize(stream_);
+  }
+  return started;
+}
+
+// Beside the step before; the ticket that used this half of the memory last has been waited for.
+Status CudaRunner::queue_copy(uint32_t parity, uint64_t input_bytes) {
+  WCUDA_TRY(backend_.copy_to_device_async(device_inputs(parity), pinned<uint8_t>(parity, 0),
+                                          input_bytes, input_stream_));
+  WCUDA_TRY(backend_.event_record(copied_[parity], input_stream_));
+  return backend_.stream_wait(stream_, copied_[parity]);
+}
+
+Status CudaRunner::start_step(const Shape& shape, bool* captured) {
+  Graph graph;
+  if (shape.max_row_tokens == 1) {
+    WCUDA_ASSIGN(graph, find_graph(shape, captured));
+  }
+  WCUDA_TRY(backend_.event_record(started_[shape.parity], stream_));
+  if (graph.id != 0)
+    WCUDA_TRY(backend_.graph_launch(graph, stream_));
+  else
+    WCUDA_TRY(backend_.queue(stream_, [&] { return queue_kernels(shape); }));
+  return backend_.event_record(ended_[shape.parity], stream_);
+}
+
+Result<Graph> CudaRunner::find_graph(const Shape& shape, bool* captured) {
+  const GraphKey key{shape.parity, shape.row_count, shape.max_positions, shape.logits_count,
+                     shape.has_filters};
+  const auto found = graphs_.find(key);
+  if (found != graphs_.end()) return Graph(found->second);
+  *captured = true;
+  WCUDA_ASSIGN(const Graph graph,
+               backend_.graph_capture(stream_, [&] { return queue_kernels(shape); }));
+  graphs_.emplace(key, graph);
+  return Graph(graph);
+}
+
+kernels::IngestArgs CudaRunner::ingest_args(const Shape& shape) const {
+  const Layout& layout = machine_.layout;
+  kernels::IngestArgs args;
+  args.block = device_inputs(shape.parity);
+  args.segment_count = kSegmentCount;
+  const auto in_ticket = [&](uint64_t offset) {
+    return machine_.in_ticket<uint8_t>(shape.parity, offset);
+  };
+  args.targets[kTokens] = in_ticket(layout.tokens);
+  args.targets[kPositions] = in_ticket(layout.positions);
+  args.targets[kTokenRows] = in_ticket(layout.token_rows);
+  args.targets[kRows] = in_ticket(layout.rows);
+  args.targets[kPageTables] = in_ticket(layout.page_tables);
+  args.target_strides[kPageTables] = machine_.limits.pages_per_sequence() * sizeof(uint32_t);
+  args.targets[kLogitsIndices] = in_ticket(layout.logits_indices);
+  args.targets[kStepRows] = on_device<uint8_t>(sizes_.device_step_rows);
+  args.targets[kSampleRows] = on_device<uint8_t>(sizes_.device_sample_rows);
+  args.targets[kBiasTokens] = on_device<uint8_t>(sizes_.device_bias_tokens);
+  args.targets[kBiasValues] = on_device<uint8_t>(sizes_.device_bias_values);
+  args.targets[kMasks] = on_device<uint8_t>(sizes_.device_masks);
+  args.target_strides[kMasks] = sizes_.mask_words * sizeof(uint32_t);
+  return args;
+}
+
+Status CudaRunner::queue_kernels(const Shape& shape) {
+  const Layout& layout = machine_.layout;
+  const uint32_t parity = shape.parity;
+  const uint64_t rows_max = machine_.limits.max_batch_rows;
+  int32_t* const statuses = on_device<int32_t>(sizes_.device_statuses);
+  kernels::StepStart start;
+  start.ingest = ingest_args(shape);
+  start.tokens = kTokens;
+  start.begin_rows = kStepRows;
+  start.rows = kRows;
+  start.page_tables = kPageTables;
+  kernels::BeginStepArgs& begin = start.begin;
+  begin.row_count = shape.row_count;
+  begin.history_stride = machine_.limits.history_stride();
+  begin.rows = on_device<kernels::BeginRow>(sizes_.device_step_rows);
+  begin.previous_statuses = statuses + (1 - parity) * rows_max;
+  begin.statuses = statuses + parity * rows_max;
+  begin.tokens = machine_.in_ticket<int32_t>(parity, layout.tokens);
+  begin.fed_tokens = pinned<int32_t>(parity, sizes_.fed_tokens);
+  begin.history = machine_.history(0);
+  ops::Batch batch;
+  if (shape.max_row_tokens == 1) {
+    batch.start = &start;
+  } else {
+    // First of the step: what it overwrites, the step before may still read.
+    WCUDA_TRY(check(kernels::ingest(start.ingest, launch(false)), "ingest"));
+    WCUDA_TRY(check(kernels::begin_step(begin, launch(true)), "begin_step"));
+  }
+  batch.token_count = shape.token_count;
+  batch.row_count = shape.row_count;
+  batch.page_table_stride = machine_.limits.pages_per_sequence();
+  batch.min_row_tokens = shape.min_row_tokens;
+  batch.max_row_tokens = shape.max_row_tokens;
+  batch.max_positions = shape.max_positions;
+  batch.tokens = machine_.in_ticket<int32_t>(parity, layout.tokens);
+  batch.positions = machine_.in_ticket<uint32_t>(parity, layout.positions);
+  batch.token_rows = machine_.in_ticket<uint32_t>(parity, layout.token_rows);
+  batch.rows = machine_.in_ticket<ops::BatchRow>(parity, layout.rows);
+  batch.page_tables = machine_.in_ticket<uint32_t>(parity, layout.page_tables);
+  const auto shared = [&](uint64_t offset) {
+    return reinterpret_cast<float*>(machine_.scratch + offset);
+  };
+  const Activations activations{shared(layout.x), shared(layout.query), shared(layout.attention),
+                                shared(layout.hidden)};
+  LogitsRequest request;
+  request.count = shape.logits_count;
+  request.token_indices = machine_.in_ticket<uint32_t>(parity, layout.logits_indices);
+  request.logits = machine_.in_ticket<float>(parity, layout.logits);
+  WCUDA_TRY(forward(*machine_.model, *machine_.ops, batch, machine_.pool, activations, request));
+
+  kernels::SampleArgs sample;
+  sample.row_count = shape.row_count;
+  sample.vocabulary = sizes_.vocabulary;
+  sample.has_filters = shape.has_filters;
+  sample.rows = on_device<kernels::SampleRow>(sizes_.device_sample_rows);
+  sample.logits = request.logits;
+  sample.logits_count = request.count;
+  sample.history = machine_.history(0);
+  sample.history_stride = machine_.limits.history_stride();
+  sample.bias_tokens = on_device<int32_t>(sizes_.device_bias_tokens);
+  sample.bias_values = on_device<float>(sizes_.device_bias_values);
+  sample.masks = on_device<uint32_t>(sizes_.device_masks);
+  sample.statuses = begin.statuses;
+  sample.outputs = pinned<kernels::SampleOutput>(parity, sizes_.outputs);
+  sample.top_stride = machine_.limits.max_top_logprobs;
+  sample.top_tokens = pinned<int32_t>(parity, sizes_.top_tokens);
+  sample.top_logprobs = pinned<float>(parity, sizes_.top_logprobs);
+  sample.scratch = on_device<uint8_t>(sizes_.device_sample);
+  return check(kernels::sample(sample, launch(true)), "sample");
+}
+
+// ---- commands
+
+Status CudaRunner::run_command(const Command& command) {
+  return backend_.queue(stream_, [&]() -> Status {
+    switch (command.kind) {
+      case Command::Kind::kCopyPage:
+        return check(kernels::copy_page(page_pool(), command.from, command.to, launch(false)),
+                     "copy_page");
+      case Command::Kind::kPoisonPage:
+        return check(kernels::poison_page(page_pool(), command.to, launch(false)), "poison_page");
+      case Command::Kind::kCopyHistory:
+        return check(kernels::copy_history(machine_.history(0), machine_.limits.history_stride(),
+                                           command.from, command.to, command.count, launch(false)),
+                     "copy_history");
+    }
+    return {};
+  });
+}
+
+// Queued: what is submitted later comes after it. Only a lost device refuses, and tells the next
+// step too.
+void CudaRunner::execute(const Command& command) { (void)run_command(command); }
+
+// ---- wait
+
+bool CudaRunner::wait(Ticket& ticket, int64_t timeout_ms) {
+  if (ticket.done) return true;
+  const Event ended = ended_[ticket.parity];
+  if (timeout_ms < 0) {
+    ticket.status = backend_.event_synchronize(ended);
+  } else {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+    for (;;) {
+      const Result<bool> is_done = backend_.event_done(ended);
+      ticket.status = is_done.status();
+      if (!is_done.ok() || *is_done) break;
+      if (std::chrono::steady_clock::now() >= deadline) return false;
+      std::this_thread::yield();
+    }
+  }
+  if (!ticket.status.ok()) (void)backend_.synchronize(stream_);  // its memory serves another step
+  if (ticket.status.ok() && ticket.follows_previous) ticket.status = last_status_;
+  last_status_ = ticket.status;
+  if (ticket.status.ok()) take_results(ticket);
+  ticket.done = true;
+  return true;
+}
+
+void CudaRunner::take_results(Ticket& ticket) {
+  const auto* const outputs = pinned<kernels::SampleOutput>(ticket.parity, sizes_.outputs);
+  const auto* const fed_tokens = pinned<int32_t>(ticket.parity, sizes_.fed_tokens);
+  for (size_t i = 0; i < ticket.results.size(); ++i) {
+    TicketRowResult& result = ticket.results[i];
+    result.status = static_cast<ops::RowStatus>(outputs[i].status);
+    if (ticket.rows[i].feed_sampled && result.status != ops::RowStatus::kSkipped)
+      result.fed_token = fed_tokens[i];
+    result.sample = {result.status, outputs[i].token, outputs[i].logprob, outputs[i].top_count};
+  }
+  const Result<double> elapsed =
+      backend_.event_elapsed_ms(started_[ticket.parity], ended_[ticket.parity]);
+  if (elapsed.ok()) ticket.device_ns = static_cast<uint64_t>(*elapsed * 1e6);
+}
+
+Status CudaRunner::copy_logits(const Ticket& ticket, uint64_t first, uint64_t count,
+                               float* target) {
+  const float* const logits = machine_.in_ticket<float>(ticket.parity, machine_.layout.logits);
+  return backend_.copy_to_host(target, logits + first * sizes_.vocabulary,
+                               count * sizes_.vocabulary * sizeof(float));
+}
+
+// ---- warm-up
+
+Status CudaRunner::warm_up() {
+  WCUDA_TRY(machine_.ops->warm_up());
+  const Limits& limits = machine_.limits;
+  for (const uint32_t bucket : kRowBuckets) {
+    Shape shape;
+    shape.row_count = shape.token_count = std::min(bucket, limits.max_batch_rows);
+    shape.max_row_tokens = 1;
+    shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
+    for (const uint32_t positions : kPositionBuckets) {
+      if (positions != UINT32_MAX && shape.row_count > kPositionRowsMax) continue;
+      shape.max_positions = std::min(positions, limits.max_sequence_tokens);
+      for (shape.parity = 0; shape.parity < 2; ++shape.parity)
+        for (const bool has_filters : {false, true}) {
+          shape.has_filters = has_filters;
+          bool captured = false;
+          WCUDA_TRY(find_graph(shape, &captured).status());
+        }
+    }
+    if (bucket >= limits.max_batch_rows) break;
+  }
+  return {};
+}
+
+}  // namespace
+
+uint64_t cuda_runner_bytes(const Limits& limits, const model::Config& config) {
+  return Sizes(limits, config).device_bytes;
+}
+
+Result<std::unique_ptr<Runner>> make_cuda_runner(const Machine& machine) {
+  auto runner = std::make_unique<CudaRunner>(machine);
+  WCUDA_TRY(runner->prepare());
+  return std::unique_ptr<Runner>(std::move(runner));
+}
+
+}  // namespace wcuda::engine

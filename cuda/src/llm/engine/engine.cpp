@@ -1,0 +1,180 @@
+// Making an engine, and the life of its sequences.
+#include "llm/engine/engine.h"
+
+#include <algorithm>
+
+namespace wcuda::engine {
+
+Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> model,
+                                               const wcuda_engine_options& options,
+                                               std::unique_ptr<ops::Ops> ops) {
+  std::shared_ptr<Engine> engine(new Engine());
+  Machine& machine = engine->machine_;
+  machine.memory = model->memory();
+  const std::shared_ptr<Backend>& backend = machine.memory->shared_backend();
+  const model::Config& config = model->config();
+  WCUDA_ASSIGN(machine.limits, resolve_limits(options, config));
+  if (!ops) {
+    WCUDA_ASSIGN(ops, ops::make_ops(backend));
+  }
+  machine.ops = std::move(ops);
+  const ops::Limits ops_sizes = ops_limits(machine.limits, config);
+  WCUDA_ASSIGN(machine.layout,
+               plan_layout(machine.limits, config, machine.ops->scratch_bytes(ops_sizes),
+                           runner_bytes(*backend, machine.limits, config)));
+  const Layout& layout = machine.layout;
+  WCUDA_ASSIGN(engine->kv_, machine.memory->allocate(layout.kv_bytes, WCUDA_PURPOSE_KV, "kv"));
+  WCUDA_ASSIGN(engine->scratch_,
+               machine.memory->allocate(layout.scratch_bytes, WCUDA_PURPOSE_SCRATCH, "scratch"));
+  machine.model = std::move(model);
+  machine.kv = static_cast<uint8_t*>(engine->kv_.data());
+  machine.scratch = static_cast<uint8_t*>(engine->scratch_.data());
+  WCUDA_TRY(machine.ops->prepare(ops_sizes, machine.scratch + layout.ops));
+
+  ops::KvPool& pool = machine.pool;
+  pool.data = machine.kv + layout.pages;
+  pool.type = machine.limits.kv_type;
+  pool.layer_count = config.layer_count;
+  pool.page_count = machine.limits.page_count;
+  pool.head_count = config.kv_head_count;
+  pool.head_length = config.head_length;
+  pool.row_bytes = layout.kv_row_bytes;
+
+  engine->pages_ = PagePool(machine.limits.page_count);
+  engine->live_.resize(machine.limits.max_sequences);
+  for (uint32_t slot = machine.limits.max_sequences; slot-- > 0;)
+    engine->free_slots_.push_back(slot);
+  WCUDA_ASSIGN(engine->runner_, make_runner(machine));
+  if (machine.limits.poison_free_pages)
+    for (uint32_t page = 0; page < machine.limits.page_count; ++page)
+      engine->enqueue({Command::Kind::kPoisonPage, 0, page, 0});
+  return engine;
+}
+
+Engine::~Engine() = default;
+
+Info Engine::info() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Info info;
+  info.limits = machine_.limits;
+  info.kv_bytes = machine_.layout.kv_bytes;
+  info.scratch_bytes = machine_.layout.scratch_bytes;
+  info.sequence_count = static_cast<uint32_t>(live_.size() - free_slots_.size());
+  info.steps_in_flight = static_cast<uint32_t>(in_flight_.size());
+  info.free_page_count = pages_.free_count();
+  return info;
+}
+
+// Waits for the steps in flight, whose outputs lie apart from the scratch that this touches.
+Status Engine::warm_up() {
+  std::deque<std::shared_ptr<Ticket>> running;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    running = in_flight_;
+  }
+  for (const auto& ticket : running) runner_->wait(*ticket, -1);
+  return runner_->warm_up();
+}
+
+Result<std::shared_ptr<Sequence>> Engine::create_sequence() {
+  WCUDA_TRY(machine_.memory->backend().fault());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (free_slots_.empty())
+    return Status::error(WCUDA_LIMIT_EXCEEDED, "all %u sequences of the engine are live",
+                         machine_.limits.max_sequences);
+  auto sequence = std::make_shared<Sequence>();
+  sequence->slot = free_slots_.back();
+  live_[sequence->slot] = sequence;
+  free_slots_.pop_back();
+  return sequence;
+}
+
+Result<std::shared_ptr<Sequence>> Engine::fork(const std::shared_ptr<Sequence>& source) {
+  WCUDA_TRY(machine_.memory->backend().fault());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!source->alive) return Status::error(WCUDA_INVALID_HANDLE, "the sequence was destroyed");
+  if (free_slots_.empty())
+    return Status::error(WCUDA_LIMIT_EXCEEDED, "all %u sequences of the engine are live",
+                         machine_.limits.max_sequences);
+  auto fork = std::make_shared<Sequence>(*source);
+  fork->slot = free_slots_.back();
+  const uint32_t count = source->length() + (source->can_feed ? 1 : 0);
+  if (count > 0) enqueue({Command::Kind::kCopyHistory, source->slot, fork->slot, count});
+  for (uint32_t page : fork->pages) pages_.share(page);
+  live_[fork->slot] = fork;
+  free_slots_.pop_back();
+  return fork;
+}
+
+Status Engine::truncate(Sequence& sequence, uint32_t length) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!sequence.alive) return Status::error(WCUDA_INVALID_HANDLE, "the sequence was destroyed");
+  if (length > sequence.length())
+    return Status::error(WCUDA_OUT_OF_RANGE, "cannot truncate a sequence of %u tokens to %u",
+                         sequence.length(), length);
+  if (length < sequence.length()) shorten(sequence, length);
+  return {};
+}
+
+void Engine::destroy(Sequence& sequence) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!sequence.alive) return;
+  shorten(sequence, 0);
+  sequence.alive = false;
+  free_slots_.push_back(sequence.slot);
+  live_[sequence.slot].reset();
+}
+
+uint32_t Engine::length(const Sequence& sequence) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return sequence.length();
+}
+
+Status Engine::copy_tokens(const Sequence& sequence, uint32_t first, uint32_t count,
+                           int32_t* target) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (uint64_t{first} + count > sequence.length())
+    return Status::error(WCUDA_OUT_OF_RANGE, "tokens %u to %llu of a sequence of %u", first,
+                         static_cast<unsigned long long>(uint64_t{first} + count),
+                         sequence.length());
+  const auto begin = sequence.tokens.begin() + first;
+  const auto unknown = std::find(begin, begin + count, kUnknownToken);
+  if (unknown != begin + count)
+    return Status::error(WCUDA_INVALID_STATE,
+                         "token %lld is still being sampled by a step in flight",
+                         static_cast<long long>(unknown - sequence.tokens.begin()));
+  std::copy(begin, begin + count, target);
+  return {};
+}
+
+// Drops the tokens from position `length` on, and what they held. The caller has checked the range.
+void Engine::shorten(Sequence& sequence, uint32_t length) {
+  sequence.tokens.resize(length);
+  sequence.can_feed = false;
+  sequence.sampled = kUnknownToken;
+  const size_t keep = ceil_div(length, ops::kPageTokens);
+  while (sequence.pages.size() > keep) {
+    release_page(sequence.pages.back());
+    sequence.pages.pop_back();
+  }
+  auto& pending = sequence.pending;
+  pending.erase(std::remove_if(pending.begin(), pending.end(),
+                               [&](const PendingRow& row) { return row.first_position >= length; }),
+                pending.end());
+}
+
+void Engine::release_page(uint32_t page) {
+  if (pages_.release(page) && machine_.limits.poison_free_pages)
+    enqueue({Command::Kind::kPoisonPage, 0, page, 0});
+}
+
+// Commands act after the steps in flight: at once when there is none, else before the next step's
+// rows.
+void Engine::enqueue(const Command& command) {
+  if (in_flight_.empty())
+    runner_->execute(command);
+  else
+    commands_.push_back(command);
+}
+
+}  // namespace wcuda::engine

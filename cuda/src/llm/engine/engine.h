@@ -1,0 +1,103 @@
+// The engine: sequences, their pages, and steps of which two may be in flight.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/vram/memory.h"
+#include "llm/engine/limits.h"
+#include "llm/engine/page_pool.h"
+#include "llm/engine/runner.h"
+#include "llm/engine/sequence.h"
+#include "llm/engine/ticket.h"
+
+namespace wcuda::engine {
+
+// A row of wcuda_step with its sequence resolved; pointers are the caller's.
+struct RowInput {
+  std::shared_ptr<Sequence> sequence;
+  const int32_t* tokens;  // (token_count), null when feed_sampled
+  uint32_t token_count;
+  bool feed_sampled;
+  bool sample;
+  uint32_t logits_returned;  // 0, 1 or token_count: of the row's last tokens
+  ops::Sampling sampling;    // with the caller's arrays
+};
+
+struct Info {
+  Limits limits;
+  uint64_t kv_bytes;
+  uint64_t scratch_bytes;
+  uint32_t sequence_count;
+  uint32_t steps_in_flight;
+  uint32_t free_page_count;
+};
+
+// Thread rule: destroy(), length() and info() from any thread; all else by one thread at a time.
+class Engine {
+ public:
+  // `ops` null: those of the model's backend.
+  static Result<std::shared_ptr<Engine>> create(std::shared_ptr<model::Model> model,
+                                                const wcuda_engine_options& options,
+                                                std::unique_ptr<ops::Ops> ops = nullptr);
+  ~Engine();
+
+  Info info() const;
+  const Limits& limits() const { return machine_.limits; }
+  const model::Config& config() const { return machine_.model->config(); }
+  Status warm_up();
+
+  Result<std::shared_ptr<Sequence>> create_sequence();
+  Result<std::shared_ptr<Sequence>> fork(const std::shared_ptr<Sequence>& source);
+  Status truncate(Sequence& sequence, uint32_t length);
+  void destroy(Sequence& sequence);
+  uint32_t length(const Sequence& sequence) const;
+  Status copy_tokens(const Sequence& sequence, uint32_t first, uint32_t count,
+                     int32_t* target) const;
+
+  Result<uint64_t> submit(const std::vector<RowInput>& rows);
+  // Waits for the oldest ticket and copies its outputs; see wcuda_step_wait.
+  Status wait(uint64_t ticket, int64_t timeout_ms, wcuda_step_output* output);
+  Status drain();
+
+ private:
+  // What a failed submit gives back to a sequence.
+  struct Tail {
+    uint32_t length;
+    int32_t sampled;
+    bool can_feed;
+  };
+
+  Engine() : pages_(0) {}
+
+  Status check_row(const RowInput& input, size_t index) const;
+  Status check_limits(const std::vector<RowInput>& rows) const;
+  uint32_t pages_needed(const std::vector<RowInput>& rows) const;
+  void append_pages(Sequence& sequence, uint32_t token_count);
+  void release_page(uint32_t page);
+  void enqueue(const Command& command);
+  void shorten(Sequence& sequence, uint32_t length);
+  void add_row(Ticket& ticket, const RowInput& input);
+  void undo_rows(const std::vector<RowInput>& rows, const std::vector<Tail>& before);
+  void settle(const Ticket& ticket);
+  Status check_output(const Ticket& ticket, const wcuda_step_output& output) const;
+  Status copy_output(const Ticket& ticket, wcuda_step_output* output) const;
+
+  vram::Buffer kv_;
+  vram::Buffer scratch_;
+  Machine machine_;
+
+  mutable std::mutex mutex_;  // guards all below
+  PagePool pages_;
+  std::vector<uint32_t> free_slots_;
+  std::vector<std::shared_ptr<Sequence>> live_;    // (max_sequences) by slot, null where free
+  std::vector<Command> commands_;                  // to run after the steps in flight
+  std::deque<std::shared_ptr<Ticket>> in_flight_;  // at most two, oldest first
+  uint64_t next_ticket_ = 1;
+
+  std::unique_ptr<Runner> runner_;  // last: ends before what it works on
+};
+
+}  // namespace wcuda::engine

@@ -1,0 +1,166 @@
+// Defaults and ranges of the engine's options; sizes of its memory.
+#include "llm/engine/limits.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "core/base/checked.h"
+#include "llm/engine/runner.h"
+
+namespace wcuda::engine {
+namespace {
+
+constexpr uint32_t kDefaultSequences = 16;
+constexpr uint32_t kDefaultBatchTokens = 512;
+constexpr uint64_t kDefaultTokensPerSequence = 512;
+constexpr uint32_t kMaxSequences = 65536;
+constexpr uint32_t kMaxBatchTokens = 1u << 20;
+constexpr uint32_t kMaxSequenceTokens = 1u << 24;
+constexpr uint32_t kMaxTopLogprobs = 128;
+constexpr uint64_t kMaxPages = 1u << 28;
+constexpr uint64_t kAlignment = 256;
+
+Status check_range(const char* name, uint64_t value, uint64_t limit) {
+  if (value <= limit) return {};
+  return Status::error(WCUDA_INVALID_ARGUMENT, "engine option %s is %llu, at most %llu is possible",
+                       name, static_cast<unsigned long long>(value),
+                       static_cast<unsigned long long>(limit));
+}
+
+// Hands out consecutive, aligned regions; remembers an overflow until it is asked.
+class Regions {
+ public:
+  uint64_t take(std::initializer_list<uint64_t> factors) {
+    uint64_t bytes = 1;
+    for (uint64_t factor : factors) ok_ = ok_ && checked_mul(bytes, factor, &bytes);
+    const uint64_t offset = end_;
+    ok_ = ok_ && checked_add(end_, bytes, &end_) && checked_align_up(end_, kAlignment, &end_);
+    return offset;
+  }
+  uint64_t end() const { return end_; }
+  bool ok() const { return ok_ && end_ <= (uint64_t{1} << 62); }
+
+ private:
+  uint64_t end_ = 0;
+  bool ok_ = true;
+};
+
+}  // namespace
+
+Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::Config& config) {
+  constexpr uint64_t kKnownFlags = WCUDA_ENGINE_BATCH_INVARIANT | WCUDA_ENGINE_POISON_FREE_PAGES;
+  if (options.flags & ~kKnownFlags)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "engine flags 0x%llx contain unknown bits",
+                         static_cast<unsigned long long>(options.flags));
+  if (options.kv_type < WCUDA_KV_F16 || options.kv_type > WCUDA_KV_FP8_E4M3)
+    return Status::error(WCUDA_INVALID_ARGUMENT,
+                         "engine option kv_type is %d, not a WCUDA_KV_ value", options.kv_type);
+  WCUDA_TRY(check_range("max_sequences", options.max_sequences, kMaxSequences));
+  WCUDA_TRY(check_range("max_batch_tokens", options.max_batch_tokens, kMaxBatchTokens));
+  WCUDA_TRY(check_range("max_sequence_tokens", options.max_sequence_tokens, kMaxSequenceTokens));
+  WCUDA_TRY(check_range("max_top_logprobs", options.max_top_logprobs, kMaxTopLogprobs));
+
+  Limits limits;
+  limits.kv_type = static_cast<ops::KvType>(options.kv_type);
+  limits.batch_invariant = options.flags & WCUDA_ENGINE_BATCH_INVARIANT;
+  limits.poison_free_pages = options.flags & WCUDA_ENGINE_POISON_FREE_PAGES;
+  limits.max_sequences = options.max_sequences ? options.max_sequences : kDefaultSequences;
+  limits.max_batch_tokens =
+      options.max_batch_tokens ? options.max_batch_tokens : kDefaultBatchTokens;
+  limits.max_batch_rows = options.max_batch_rows ? options.max_batch_rows : limits.max_sequences;
+  limits.max_batch_rows =
+      std::min({limits.max_batch_rows, limits.max_sequences, limits.max_batch_tokens});
+  limits.max_sequence_tokens = options.max_sequence_tokens
+                                   ? options.max_sequence_tokens
+                                   : std::min(config.context_length, kMaxSequenceTokens);
+  limits.max_logits_rows =
+      options.max_logits_rows ? options.max_logits_rows : limits.max_batch_rows;
+  limits.max_logits_rows = std::min(limits.max_logits_rows, limits.max_batch_tokens);
+  limits.max_top_logprobs = std::min(options.max_top_logprobs, config.vocabulary_size);
+
+  const uint64_t tokens =
+      options.kv_tokens ? options.kv_tokens
+                        : std::max<uint64_t>(limits.max_sequence_tokens,
+                                             kDefaultTokensPerSequence * limits.max_sequences);
+  WCUDA_TRY(check_range("kv_tokens", tokens, kMaxPages * ops::kPageTokens));
+  limits.page_count = static_cast<uint32_t>(ceil_div(tokens, ops::kPageTokens));
+  return limits;
+}
+
+ops::Limits ops_limits(const Limits& limits, const model::Config& config) {
+  ops::Limits result{};
+  result.max_batch_tokens = limits.max_batch_tokens;
+  result.max_batch_rows = limits.max_batch_rows;
+  result.max_logits_rows = limits.max_logits_rows;
+  result.max_sequence_tokens = limits.max_sequence_tokens;
+  result.embedding_length = config.embedding_length;
+  result.feed_forward_length = config.feed_forward_length;
+  result.head_count = config.head_count;
+  result.kv_head_count = config.kv_head_count;
+  result.head_length = config.head_length;
+  result.vocabulary_size = config.vocabulary_size;
+  result.batch_invariant = limits.batch_invariant;
+  return result;
+}
+
+Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
+                           uint64_t ops_scratch_bytes, uint64_t runner_bytes) {
+  Layout layout;
+  layout.kv_row_bytes = ops::kv_row_bytes(limits.kv_type, config.head_length);
+  if (layout.kv_row_bytes == 0)
+    return Status::error(WCUDA_UNSUPPORTED,
+                         "KV type %d cannot hold heads of %u elements (q8_0 needs multiples of 32)",
+                         static_cast<int>(limits.kv_type), config.head_length);
+
+  Regions kv;
+  const uint64_t page_layer = uint64_t{2} * config.kv_head_count * ops::kPageTokens;
+  layout.pages = kv.take({page_layer, layout.kv_row_bytes, config.layer_count, limits.page_count});
+  layout.history = kv.take({limits.max_sequences, limits.history_stride(), sizeof(int32_t)});
+  layout.kv_bytes = kv.end();
+  layout.page_bytes = page_layer * layout.kv_row_bytes * config.layer_count;
+
+  const uint64_t tokens = limits.max_batch_tokens, rows = limits.max_batch_rows;
+  Regions scratch;
+  layout.x = scratch.take({tokens, config.embedding_length, sizeof(float)});
+  layout.query = scratch.take({tokens, config.head_count, config.head_length, sizeof(float)});
+  layout.attention = scratch.take({tokens, config.head_count, config.head_length, sizeof(float)});
+  layout.hidden = scratch.take({tokens, config.feed_forward_length, sizeof(float)});
+  layout.ops = scratch.take({ops_scratch_bytes});
+  layout.runner = scratch.take({runner_bytes});
+  layout.ticket = scratch.end();
+
+  Regions ticket;
+  layout.tokens = ticket.take({tokens, sizeof(int32_t)});
+  layout.positions = ticket.take({tokens, sizeof(uint32_t)});
+  layout.token_rows = ticket.take({tokens, sizeof(uint32_t)});
+  layout.rows = ticket.take({rows, sizeof(ops::BatchRow)});
+  layout.page_tables = ticket.take({rows, limits.pages_per_sequence(), sizeof(uint32_t)});
+  layout.logits_indices = ticket.take({limits.max_logits_rows, sizeof(uint32_t)});
+  layout.logits = ticket.take({limits.max_logits_rows, config.vocabulary_size, sizeof(float)});
+  layout.top_tokens = ticket.take({rows, limits.max_top_logprobs, sizeof(int32_t)});
+  layout.top_logprobs = ticket.take({rows, limits.max_top_logprobs, sizeof(float)});
+  layout.ticket_stride = ticket.end();
+  scratch.take({2, layout.ticket_stride});
+  layout.scratch_bytes = scratch.end();
+
+  if (!kv.ok() || !scratch.ok() || !ticket.ok())
+    return Status::error(
+        WCUDA_INVALID_ARGUMENT,
+        "the engine's options ask for more than 2^62 bytes (%u pages, %u sequences "
+        "of %u tokens)",
+        limits.page_count, limits.max_sequences, limits.max_sequence_tokens);
+  return layout;
+}
+
+Result<Plan> plan_engine(const std::shared_ptr<Backend>& backend, const model::Config& config,
+                         const wcuda_engine_options& options) {
+  Plan plan;
+  WCUDA_ASSIGN(plan.limits, resolve_limits(options, config));
+  WCUDA_ASSIGN(const std::unique_ptr<ops::Ops> ops, ops::make_ops(backend));
+  WCUDA_ASSIGN(plan.layout,
+               plan_layout(plan.limits, config, ops->scratch_bytes(ops_limits(plan.limits, config)),
+                           runner_bytes(*backend, plan.limits, config)));
+  return plan;
+}
+
+}  // namespace wcuda::engine

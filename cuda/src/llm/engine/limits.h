@@ -1,0 +1,81 @@
+// The limits an engine works within and the memory that follows from them.
+#pragma once
+
+#include <cstdint>
+
+#include "core/base/checked.h"
+#include "core/base/status.h"
+#include "llm/model/model.h"
+#include "llm/ops/ops.h"
+#include "worker_cuda.h"
+
+namespace wcuda::engine {
+
+// wcuda_engine_options, checked, defaults resolved.
+struct Limits {
+  ops::KvType kv_type = ops::KvType::kF16;
+  bool batch_invariant = false;
+  bool poison_free_pages = false;
+  uint32_t max_sequences = 0;
+  uint32_t max_batch_tokens = 0;
+  uint32_t max_batch_rows = 0;
+  uint32_t max_sequence_tokens = 0;
+  uint32_t max_logits_rows = 0;
+  uint32_t max_top_logprobs = 0;
+  uint32_t page_count = 0;
+
+  uint32_t pages_per_sequence() const {
+    return static_cast<uint32_t>(ceil_div(max_sequence_tokens, ops::kPageTokens));
+  }
+  // Tokens of one sequence, and the one sampled after its last position.
+  uint32_t history_stride() const { return max_sequence_tokens + 1; }
+};
+
+Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::Config& config);
+ops::Limits ops_limits(const Limits& limits, const model::Config& config);
+
+// Where everything lies in the two blocks an engine allocates. Offsets in bytes, multiples of 256.
+struct Layout {
+  // Block "kv".
+  uint64_t pages = 0;    // ops::KvPool
+  uint64_t history = 0;  // int32 (max_sequences, history_stride)
+  uint64_t kv_bytes = 0;
+  // Block "scratch", shared by all steps.
+  uint64_t x = 0;          // f32 (max_batch_tokens, embedding_length)
+  uint64_t query = 0;      // f32 (max_batch_tokens, head_count * head_length)
+  uint64_t attention = 0;  // f32, likewise
+  uint64_t hidden = 0;     // f32 (max_batch_tokens, feed_forward_length)
+  uint64_t ops = 0;        // Ops::scratch_bytes
+  uint64_t runner = 0;     // engine::runner_bytes
+  // Block "scratch", one of each for either ticket in flight; add ticket_stride for the second.
+  uint64_t ticket = 0;
+  uint64_t tokens = 0;          // int32 (max_batch_tokens), as all below from the ticket's start
+  uint64_t positions = 0;       // uint32 (max_batch_tokens)
+  uint64_t token_rows = 0;      // uint32 (max_batch_tokens)
+  uint64_t rows = 0;            // ops::BatchRow (max_batch_rows)
+  uint64_t page_tables = 0;     // uint32 (max_batch_rows, pages_per_sequence)
+  uint64_t logits_indices = 0;  // uint32 (max_logits_rows)
+  uint64_t logits = 0;          // f32 (max_logits_rows, vocabulary)
+  uint64_t top_tokens = 0;      // int32 (max_batch_rows, max_top_logprobs)
+  uint64_t top_logprobs = 0;    // f32, likewise
+  uint64_t ticket_stride = 0;
+  uint64_t scratch_bytes = 0;
+
+  uint32_t kv_row_bytes = 0;
+  uint64_t page_bytes = 0;  // of one page in all layers
+};
+
+// Pure; every sum is checked. `ops_scratch_bytes` comes from Ops::scratch_bytes, `runner_bytes`
+// from engine::runner_bytes.
+Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
+                           uint64_t ops_scratch_bytes, uint64_t runner_bytes);
+
+// The same for a caller that has no engine yet.
+struct Plan {
+  Limits limits;
+  Layout layout;
+};
+Result<Plan> plan_engine(const std::shared_ptr<Backend>& backend, const model::Config& config,
+                         const wcuda_engine_options& options);
+
+}  // namespace wcuda::engine

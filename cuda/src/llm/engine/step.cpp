@@ -1,0 +1,325 @@
+// Submitting a step and collecting its outputs.
+#include <algorithm>
+#include <new>
+#include <unordered_map>
+
+#include "llm/engine/engine.h"
+
+namespace wcuda::engine {
+namespace {
+
+constexpr size_t kMaxInFlight = 2;
+
+using ull = unsigned long long;
+
+// Rows of logits a row computes: those returned, and that of its last token if it samples.
+uint32_t logits_count(const RowInput& row) {
+  return std::max(row.logits_returned, row.sample ? 1u : 0u);
+}
+
+RowSampling copy_sampling(const ops::Sampling& source, uint32_t vocabulary) {
+  RowSampling copy;
+  copy.sampling = source;
+  if (source.bias_count > 0) {
+    copy.bias_tokens.assign(source.bias_tokens, source.bias_tokens + source.bias_count);
+    copy.bias_values.assign(source.bias_values, source.bias_values + source.bias_count);
+  }
+  if (source.mask) copy.mask.assign(source.mask, source.mask + ceil_div(vocabulary, 32));
+  copy.sampling.bias_tokens = copy.bias_tokens.data();
+  copy.sampling.bias_values = copy.bias_values.data();
+  copy.sampling.mask = source.mask ? copy.mask.data() : nullptr;
+  return copy;
+}
+
+}  // namespace
+
+Status Engine::check_row(const RowInput& input, size_t index) const {
+  const Limits& limits = machine_.limits;
+  const Sequence& sequence = *input.sequence;
+  const uint32_t vocabulary = config().vocabulary_size;
+  if (!sequence.alive)
+    return Status::error(WCUDA_INVALID_HANDLE, "row %zu: the sequence was destroyed", index);
+  if (input.feed_sampled && !sequence.can_feed)
+    return Status::error(WCUDA_INVALID_STATE,
+                         "row %zu: the sequence has sampled no token for its position %u", index,
+                         sequence.length());
+  for (uint32_t i = 0; !input.feed_sampled && i < input.token_count; ++i)
+    if (input.tokens[i] < 0 || static_cast<uint32_t>(input.tokens[i]) >= vocabulary)
+      return Status::error(WCUDA_OUT_OF_RANGE, "row %zu: token %u is %d, the vocabulary has %u",
+                           index, i, input.tokens[i], vocabulary);
+  if (uint64_t{sequence.length()} + input.token_count > limits.max_sequence_tokens)
+    return Status::error(WCUDA_LIMIT_EXCEEDED,
+                         "row %zu: %u tokens after %u would pass max_sequence_tokens %u", index,
+                         input.token_count, sequence.length(), limits.max_sequence_tokens);
+  if (!input.sample) return {};
+  return ops::check_sampling(input.sampling, vocabulary, limits.max_top_logprobs);
+}
+
+Status Engine::check_limits(const std::vector<RowInput>& rows) const {
+  const Limits& limits = machine_.limits;
+  if (in_flight_.size() >= kMaxInFlight)
+    return Status::error(WCUDA_QUEUE_FULL, "steps %llu and %llu are in flight",
+                         static_cast<ull>(in_flight_[0]->number),
+                         static_cast<ull>(in_flight_[1]->number));
+  WCUDA_CHECK(rows.size() <= limits.max_batch_rows);
+  uint64_t tokens = 0, logits = 0;
+  std::vector<const Sequence*> sequences;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    WCUDA_TRY(check_row(rows[i], i));
+    tokens += rows[i].token_count;
+    logits += logits_count(rows[i]);
+    sequences.push_back(rows[i].sequence.get());
+  }
+  if (tokens > limits.max_batch_tokens)
+    return Status::error(WCUDA_LIMIT_EXCEEDED, "a step of %llu tokens, max_batch_tokens is %u",
+                         static_cast<ull>(tokens), limits.max_batch_tokens);
+  if (logits > limits.max_logits_rows)
+    return Status::error(WCUDA_LIMIT_EXCEEDED,
+                         "a step of %llu rows of logits, max_logits_rows is %u",
+                         static_cast<ull>(logits), limits.max_logits_rows);
+  std::sort(sequences.begin(), sequences.end());
+  if (std::adjacent_find(sequences.begin(), sequences.end()) != sequences.end())
+    return Status::error(WCUDA_INVALID_ARGUMENT, "a sequence has two rows in one step");
+  const uint32_t needed = pages_needed(rows);
+  if (needed > pages_.free_count())
+    return Status::error(WCUDA_OUT_OF_PAGES, "the step needs %u KV pages, %u of %u are free",
+                         needed, pages_.free_count(), pages_.page_count());
+  return {};
+}
+
+// Pages that append_pages will take for all rows, copies of shared pages included.
+uint32_t Engine::pages_needed(const std::vector<RowInput>& rows) const {
+  uint32_t needed = 0;
+  std::unordered_map<uint32_t, uint32_t> released;  // by page: rows before that copied it away
+  for (const RowInput& row : rows) {
+    const Sequence& sequence = *row.sequence;
+    needed += static_cast<uint32_t>(
+        ceil_div(sequence.length() + row.token_count, ops::kPageTokens) - sequence.pages.size());
+    if (sequence.length() % ops::kPageTokens == 0) continue;
+    const uint32_t last = sequence.pages.back();
+    if (pages_.references(last) - released[last] > 1) {
+      ++needed;
+      ++released[last];
+    }
+  }
+  return needed;
+}
+
+// Gives a sequence pages of its own for the next token_count positions.
+void Engine::append_pages(Sequence& sequence, uint32_t token_count) {
+  const size_t count = ceil_div(sequence.length() + token_count, ops::kPageTokens);
+  sequence.pages.reserve(count);
+  if (sequence.length() % ops::kPageTokens != 0 && pages_.references(sequence.pages.back()) > 1) {
+    const uint32_t shared = sequence.pages.back();
+    const uint32_t own = pages_.take();
+    enqueue({Command::Kind::kCopyPage, shared, own, 0});
+    release_page(shared);
+    sequence.pages.back() = own;
+  }
+  while (sequence.pages.size() < count) sequence.pages.push_back(pages_.take());
+}
+
+void Engine::add_row(Ticket& ticket, const RowInput& input) {
+  Sequence& sequence = *input.sequence;
+  TicketRow row{};
+  row.batch.first_token = static_cast<uint32_t>(ticket.tokens.size());
+  row.batch.token_count = input.token_count;
+  row.batch.first_position = sequence.length();
+  row.batch.sequence_slot = sequence.slot;
+  row.feed_sampled = input.feed_sampled;
+  row.sample = input.sample;
+  row.depends_on = kNoRow;
+  for (const PendingRow& pending : sequence.pending)
+    if (pending.first_position < row.batch.first_position) row.depends_on = pending.row;
+  row.logits_first = static_cast<uint32_t>(ticket.logits_indices.size());
+  row.logits_count = logits_count(input);
+  row.logits_returned = input.logits_returned;
+  if (input.sample) row.sampling = copy_sampling(input.sampling, config().vocabulary_size);
+
+  append_pages(sequence, input.token_count);
+  const uint32_t row_index = static_cast<uint32_t>(ticket.rows.size());
+  for (uint32_t i = 0; i < input.token_count; ++i) {
+    const int32_t token = input.feed_sampled ? sequence.sampled : input.tokens[i];
+    ticket.tokens.push_back(token);
+    ticket.positions.push_back(row.batch.first_position + i);
+    ticket.token_rows.push_back(row_index);
+    sequence.tokens.push_back(token);
+  }
+  for (uint32_t i = 0; i < row.logits_count; ++i)
+    ticket.logits_indices.push_back(row.batch.first_token + input.token_count - row.logits_count +
+                                    i);
+  row.page_first = static_cast<uint32_t>(ticket.pages.size());
+  row.page_count = static_cast<uint32_t>(sequence.pages.size());
+  ticket.pages.insert(ticket.pages.end(), sequence.pages.begin(), sequence.pages.end());
+  sequence.pending.push_back({ticket.number, row_index, row.batch.first_position});
+  sequence.can_feed = input.sample;
+  sequence.sampled = kUnknownToken;
+  ticket.rows.push_back(std::move(row));
+}
+
+Result<uint64_t> Engine::submit(const std::vector<RowInput>& rows) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  WCUDA_TRY(check_limits(rows));
+  auto ticket = std::make_shared<Ticket>();
+  ticket->number = next_ticket_;
+  ticket->parity = static_cast<uint32_t>(next_ticket_ % kMaxInFlight);
+  ticket->follows_previous = !in_flight_.empty();
+  ticket->results.resize(rows.size());
+  std::vector<Tail> before;
+  for (const RowInput& row : rows)
+    before.push_back({row.sequence->length(), row.sequence->sampled, row.sequence->can_feed});
+  Status submitted;
+  try {
+    commands_.reserve(commands_.size() + 2 * rows.size());
+    for (const RowInput& row : rows) add_row(*ticket, row);
+    in_flight_.push_back(ticket);
+    ticket->commands.swap(commands_);
+    submitted = runner_->submit(ticket);
+  } catch (const std::bad_alloc&) {
+    submitted = Status::error(WCUDA_OUT_OF_HOST_MEMORY, "no host memory for a step of %zu rows",
+                              rows.size());
+  }
+  if (!submitted.ok()) {
+    if (!in_flight_.empty() && in_flight_.back() == ticket) {
+      in_flight_.pop_back();
+      ticket->commands.swap(commands_);
+    }
+    undo_rows(rows, before);
+    return submitted;
+  }
+  ++next_ticket_;
+  return ticket->number;
+}
+
+// Takes back what add_row did. Pages that became a sequence's own stay so: their copy is queued.
+void Engine::undo_rows(const std::vector<RowInput>& rows, const std::vector<Tail>& before) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    Sequence& sequence = *rows[i].sequence;
+    shorten(sequence, before[i].length);
+    sequence.can_feed = before[i].can_feed;
+    sequence.sampled = before[i].sampled;
+  }
+}
+
+// Takes what a finished ticket has found out into the sequences, and takes the ticket off the
+// queue.
+void Engine::settle(const Ticket& ticket) {
+  for (const std::shared_ptr<Sequence>& sequence : live_) {
+    if (!sequence) continue;
+    auto& pending = sequence->pending;
+    const auto found = std::find_if(pending.begin(), pending.end(), [&](const PendingRow& row) {
+      return row.ticket == ticket.number;
+    });
+    if (found == pending.end()) continue;
+    const PendingRow row = *found;
+    pending.erase(found);
+    const TicketRowResult& result = ticket.results[row.row];
+    if (!ticket.status.ok() || result.status != ops::RowStatus::kOk) {
+      if (row.first_position < sequence->length()) shorten(*sequence, row.first_position);
+      sequence->can_feed = false;
+      continue;
+    }
+    if (result.fed_token >= 0 && row.first_position < sequence->length())
+      sequence->tokens[row.first_position] = result.fed_token;
+    const ops::BatchRow& batch = ticket.rows[row.row].batch;
+    const uint32_t next = batch.first_position + batch.token_count;
+    if (result.sample.token < 0) continue;
+    if (next == sequence->length() && sequence->can_feed) sequence->sampled = result.sample.token;
+  }
+  in_flight_.pop_front();
+}
+
+Status Engine::check_output(const Ticket& ticket, const wcuda_step_output& output) const {
+  uint64_t top = 0, logits = 0;
+  for (const TicketRow& row : ticket.rows) {
+    top += row.sample ? row.sampling.sampling.top_logprobs : 0;
+    logits += row.logits_returned;
+  }
+  logits *= config().vocabulary_size;
+  const auto check = [](const char* name, uint64_t needed, uint64_t capacity) -> Status {
+    if (needed <= capacity) return {};
+    return Status::error(WCUDA_BUFFER_TOO_SMALL, "%s is %llu, the step needs %llu", name,
+                         static_cast<ull>(capacity), static_cast<ull>(needed));
+  };
+  WCUDA_TRY(check("row_capacity", ticket.rows.size(), output.rows ? output.row_capacity : 0));
+  const bool has_top = output.top_tokens && output.top_logprobs;
+  WCUDA_TRY(check("top_capacity", top, has_top ? output.top_capacity : 0));
+  return check("logits_capacity", logits, output.logits ? output.logits_capacity : 0);
+}
+
+Status Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) const {
+  const uint64_t vocabulary = config().vocabulary_size;
+  const int32_t* top_tokens = runner_->top_tokens(ticket);
+  const float* top_logprobs = runner_->top_logprobs(ticket);
+  uint64_t top_offset = 0, logits_offset = 0;
+  for (size_t i = 0; i < ticket.rows.size(); ++i) {
+    const TicketRow& row = ticket.rows[i];
+    const TicketRowResult& result = ticket.results[i];
+    wcuda_row_result written{};
+    written.status = static_cast<int32_t>(result.status);
+    written.token = result.status == ops::RowStatus::kOk ? result.sample.token : -1;
+    written.first_position = row.batch.first_position;
+    written.token_count = row.batch.token_count;
+    written.top_offset = top_offset;
+    written.logits_offset = logits_offset;
+    if (result.status == ops::RowStatus::kOk) {
+      written.logprob = result.sample.logprob;
+      written.top_count = result.sample.top_count;
+      const size_t stride = i * machine_.limits.max_top_logprobs;
+      std::copy_n(top_tokens + stride, written.top_count, output->top_tokens + top_offset);
+      std::copy_n(top_logprobs + stride, written.top_count, output->top_logprobs + top_offset);
+    }
+    written.logits_count = row.logits_returned;
+    if (row.logits_returned > 0)
+      WCUDA_TRY(
+          runner_->copy_logits(ticket, row.logits_first + (row.logits_count - row.logits_returned),
+                               row.logits_returned, output->logits + logits_offset * vocabulary));
+    top_offset += written.top_count;
+    logits_offset += row.logits_returned;
+    output->rows[i] = written;
+  }
+  output->row_count = ticket.rows.size();
+  output->device_ns = ticket.device_ns;
+  output->captured = ticket.captured ? 1 : 0;
+  return {};
+}
+
+Status Engine::wait(uint64_t number, int64_t timeout_ms, wcuda_step_output* output) {
+  std::shared_ptr<Ticket> ticket;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const bool known = std::any_of(in_flight_.begin(), in_flight_.end(),
+                                   [&](const auto& t) { return t->number == number; });
+    if (!known)
+      return Status::error(WCUDA_INVALID_ARGUMENT, "ticket %llu is not in flight",
+                           static_cast<ull>(number));
+    ticket = in_flight_.front();
+    if (ticket->number != number)
+      return Status::error(WCUDA_INVALID_STATE, "ticket %llu must be waited for before %llu",
+                           static_cast<ull>(ticket->number), static_cast<ull>(number));
+    WCUDA_TRY(check_output(*ticket, *output));
+  }
+  if (!runner_->wait(*ticket, timeout_ms))
+    return Status::error(WCUDA_TIMEOUT, "ticket %llu was not done after %lld ms",
+                         static_cast<ull>(number), static_cast<long long>(timeout_ms));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (ticket->status.ok()) ticket->status = copy_output(*ticket, output);
+  settle(*ticket);
+  return ticket->status;
+}
+
+Status Engine::drain() {
+  for (;;) {
+    std::shared_ptr<Ticket> ticket;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (in_flight_.empty()) return machine_.memory->backend().fault();
+      ticket = in_flight_.front();
+    }
+    runner_->wait(*ticket, -1);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    settle(*ticket);
+  }
+}
+
+}  // namespace wcuda::engine

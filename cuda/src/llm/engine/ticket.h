@@ -1,0 +1,75 @@
+// A step between submit and wait: everything the device needs, and what it answers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/base/status.h"
+#include "llm/ops/ops.h"
+#include "llm/ops/sampling.h"
+
+namespace wcuda::engine {
+
+constexpr uint32_t kNoRow = UINT32_MAX;
+
+// Work that must happen before the rows of the next step, in order.
+struct Command {
+  enum class Kind : uint8_t {
+    kCopyPage,     // page `from` to page `to`, all layers
+    kPoisonPage,   // page `to` becomes NaN
+    kCopyHistory,  // `count` tokens of sequence slot `from` to slot `to`
+  };
+  Kind kind;
+  uint32_t from;
+  uint32_t to;
+  uint32_t count;
+};
+
+// Sampling parameters of a row with copies of the caller's arrays.
+struct RowSampling {
+  ops::Sampling sampling;  // its pointers lead into the vectors below
+  std::vector<int32_t> bias_tokens;
+  std::vector<float> bias_values;
+  std::vector<uint32_t> mask;
+};
+
+struct TicketRow {
+  ops::BatchRow batch;
+  bool feed_sampled;  // its one token is history[slot][first_position]
+  bool sample;
+  uint32_t depends_on;  // row of the previous ticket that it continues, or kNoRow
+  uint32_t page_first;  // its pages: ticket.pages[page_first … + page_count]
+  uint32_t page_count;
+  uint32_t logits_first;     // row of the ticket's logits
+  uint32_t logits_count;     // rows of logits computed
+  uint32_t logits_returned;  // of these, the last … are returned
+  RowSampling sampling;
+};
+
+struct TicketRowResult {
+  ops::RowStatus status = ops::RowStatus::kOk;
+  int32_t fed_token = -1;  // what a feed_sampled row was fed
+  ops::SampleResult sample;
+};
+
+struct Ticket {
+  uint64_t number = 0;
+  uint32_t parity = 0;            // which of the two blocks of scratch it owns
+  bool follows_previous = false;  // the previous ticket was in flight when it was submitted
+  std::vector<Command> commands;
+  std::vector<TicketRow> rows;
+  std::vector<int32_t> tokens;           // (token_count); of fed rows filled in when it runs
+  std::vector<uint32_t> positions;       // (token_count)
+  std::vector<uint32_t> token_rows;      // (token_count)
+  std::vector<uint32_t> pages;           // page of each 64 positions, of one row after the other
+  std::vector<uint32_t> logits_indices;  // token index of each row of logits
+
+  // Written by the runner, read after `done`.
+  bool done = false;
+  Status status;
+  std::vector<TicketRowResult> results;  // (rows)
+  uint64_t device_ns = 0;
+  bool captured = false;  // a graph had to be captured first
+};
+
+}  // namespace wcuda::engine

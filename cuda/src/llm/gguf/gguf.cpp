@@ -1,0 +1,405 @@
+// Opening a model of one or several files, and typed access to what was found.
+#include "llm/gguf/gguf.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <limits>
+#include <string>
+
+#include "core/base/bytes.h"
+#include "core/base/checked.h"
+#include "core/base/text.h"
+#include "llm/gguf/limits.h"
+#include "llm/gguf/part.h"
+#include "llm/gguf/split.h"
+
+namespace wcuda::gguf {
+namespace {
+
+struct SplitKeys {
+  uint64_t number = 0;  // from 0
+  uint64_t count = 1;
+  bool has_tensor_count = false;
+  uint64_t tensor_count = 0;  // of all parts
+};
+
+// False when the value is not an integer, or negative.
+bool to_u64(const Value& value, uint64_t* number) {
+  switch (value.type) {
+    case ValueType::kU8:
+    case ValueType::kU16:
+    case ValueType::kU32:
+    case ValueType::kU64:
+      *number = value.u64;
+      return true;
+    case ValueType::kI8:
+    case ValueType::kI16:
+    case ValueType::kI32:
+    case ValueType::kI64:
+      *number = static_cast<uint64_t>(value.i64);
+      return value.i64 >= 0;
+    default:
+      return false;
+  }
+}
+
+Status read_split_key(const Part& part, const char* key, bool* present, uint64_t* number) {
+  const uint64_t index = part.find(key);
+  *present = index != part.entries.size();
+  if (!*present) return Status();
+  const Value value = part.value(part.entries[index]);
+  if (!to_u64(value, number))
+    return Status::error(WCUDA_MALFORMED, "%s: %s is not a count (type %s)",
+                         part.source->name().c_str(), key, value_type_name(value.type));
+  return Status();
+}
+
+Status read_split_keys(const Part& part, SplitKeys* keys) {
+  bool has_number = false, has_count = false;
+  WCUDA_TRY(read_split_key(part, "split.no", &has_number, &keys->number));
+  WCUDA_TRY(read_split_key(part, "split.count", &has_count, &keys->count));
+  WCUDA_TRY(
+      read_split_key(part, "split.tensors.count", &keys->has_tensor_count, &keys->tensor_count));
+  // Files that were merged again carry a count of 0.
+  if (!has_count || keys->count == 0) keys->count = 1;
+  if (keys->number >= keys->count)
+    return Status::error(WCUDA_MALFORMED, "%s: split.no is %" PRIu64 ", split.count is %" PRIu64,
+                         part.source->name().c_str(), keys->number, keys->count);
+  if (keys->count > kMaxSplits)
+    return Status::error(WCUDA_UNSUPPORTED, "%s: split into %" PRIu64 " parts, at most %" PRIu32,
+                         part.source->name().c_str(), keys->count, kMaxSplits);
+  return Status();
+}
+
+// The first part and its name must say that it is the first of as many.
+Status check_first_part(const Part& part, const SplitKeys& keys, std::string_view path,
+                        SplitName* name) {
+  const std::string& shown = part.source->name();
+  if (!parse_split_path(path, name)) {
+    return Status::error(WCUDA_MALFORMED,
+                         "%s: part %" PRIu64 " of %" PRIu64
+                         " by its split keys, but not named …-%05" PRIu64 "-of-%05" PRIu64 ".gguf",
+                         shown.c_str(), keys.number + 1, keys.count, keys.number + 1, keys.count);
+  }
+  if (name->number != keys.number + 1 || name->count != keys.count) {
+    return Status::error(WCUDA_MALFORMED,
+                         "%s: named part %" PRIu32 " of %" PRIu32
+                         ", but its split keys say part %" PRIu64 " of %" PRIu64,
+                         shown.c_str(), name->number, name->count, keys.number + 1, keys.count);
+  }
+  if (keys.number != 0) {
+    return Status::error(WCUDA_INVALID_ARGUMENT,
+                         "%s: part %" PRIu64 " of %" PRIu64 ": open the first, '%s'", shown.c_str(),
+                         keys.number + 1, keys.count, printable(split_path(*name, 1)).c_str());
+  }
+  return Status();
+}
+
+// A key that a later part repeats must say the same, except where parts differ by design.
+Status check_same_metadata(const Part& first, const Part& part) {
+  for (const Entry& entry : part.entries) {
+    const std::string_view key = part.key(entry);
+    if (key == "split.no" || key == "general.alignment") continue;
+    const uint64_t index = first.find(key);
+    if (index == first.entries.size()) continue;
+    const Entry& same = first.entries[index];
+    const bool equal =
+        entry.type == same.type && entry.element_type == same.element_type &&
+        entry.count == same.count &&
+        std::string_view(reinterpret_cast<const char*>(part.header.data()) + entry.data_offset,
+                         entry.data_bytes) ==
+            std::string_view(reinterpret_cast<const char*>(first.header.data()) + same.data_offset,
+                             same.data_bytes);
+    if (!equal)
+      return Status::error(WCUDA_MALFORMED, "%s: key '%s' differs from the first part's",
+                           part.source->name().c_str(), printable(key).c_str());
+  }
+  return Status();
+}
+
+Status check_later_part(const Part& first, const SplitKeys& first_keys, const Part& part,
+                        uint64_t number) {
+  SplitKeys keys;
+  WCUDA_TRY(read_split_keys(part, &keys));
+  if (keys.number != number || keys.count != first_keys.count) {
+    return Status::error(WCUDA_MALFORMED,
+                         "%s: its split keys say part %" PRIu64 " of %" PRIu64
+                         ", it should be part %" PRIu64 " of %" PRIu64,
+                         part.source->name().c_str(), keys.number + 1, keys.count, number + 1,
+                         first_keys.count);
+  }
+  if (part.version != first.version)
+    return Status::error(WCUDA_MALFORMED, "%s: version is %" PRIu32 ", the first part's %" PRIu32,
+                         part.source->name().c_str(), part.version, first.version);
+  return check_same_metadata(first, part);
+}
+
+Status check_split_tensor_count(const Part& first, const SplitKeys& keys, uint64_t found) {
+  if (!keys.has_tensor_count || keys.tensor_count == found) return Status();
+  return Status::error(WCUDA_MALFORMED,
+                       "%s: split.tensors.count is %" PRIu64 ", the parts hold %" PRIu64,
+                       first.source->name().c_str(), keys.tensor_count, found);
+}
+
+template <class T>
+bool convert(const Value& value, T* out) {
+  if constexpr (std::is_same<T, bool>::value) {
+    *out = value.u64 != 0;
+    return value.type == ValueType::kBool;
+  } else if constexpr (std::is_same<T, float>::value) {
+    *out = static_cast<float>(value.f64);
+    return value.type == ValueType::kF32 || value.type == ValueType::kF64;
+  } else if constexpr (std::is_same<T, std::string_view>::value) {
+    *out = value.string;
+    return value.type == ValueType::kString;
+  } else {
+    uint64_t number = 0;
+    if (to_u64(value, &number)) {
+      *out = static_cast<T>(number);
+      return number <= static_cast<uint64_t>(std::numeric_limits<T>::max());
+    }
+    // to_u64 refuses negative numbers; all of them are in i64.
+    *out = static_cast<T>(value.i64);
+    return value.i64 < 0 && std::is_signed<T>::value &&
+           value.i64 >= static_cast<int64_t>(std::numeric_limits<T>::min());
+  }
+}
+
+template <class T>
+const char* wanted_name() {
+  if (std::is_same<T, bool>::value) return "a bool";
+  if (std::is_same<T, float>::value) return "a float";
+  if (std::is_same<T, std::string_view>::value) return "a string";
+  if (std::is_same<T, uint64_t>::value) return "an integer of 0 to 2^64 - 1";
+  if (std::is_same<T, uint32_t>::value) return "an integer of 0 to 2^32 - 1";
+  return "an integer of -2^31 to 2^31 - 1";
+}
+
+// What a message says of a value that is not what was wanted.
+std::string describe(const Value& value) {
+  const std::string type = value_type_name(value.type);
+  uint64_t number = 0;
+  if (value.type == ValueType::kArray)
+    return "an array of " + std::to_string(value.count) + " " + value_type_name(value.element_type);
+  if (to_u64(value, &number)) return type + " " + std::to_string(number);
+  if (value.i64 < 0) return type + " " + std::to_string(value.i64);
+  return type;
+}
+
+Status absent(std::string_view key) {
+  return Status::error(WCUDA_NOT_FOUND, "the file has no key '%s'", printable(key).c_str());
+}
+
+template <class T>
+Result<T> get(const Gguf& file, std::string_view key, const T* fallback) {
+  Value value;
+  if (!file.find(key, &value)) return fallback ? Result<T>(*fallback) : Result<T>(absent(key));
+  T out{};
+  if (convert(value, &out)) return out;
+  return Status::error(WCUDA_UNSUPPORTED, "key '%s' is %s, must be %s", printable(key).c_str(),
+                       describe(value).c_str(), wanted_name<T>());
+}
+
+// Element `index` of an array as if it were a value of its own.
+Value element(const Value& array, uint64_t index) {
+  if (array.element_type == ValueType::kString) {
+    Value value;
+    value.type = ValueType::kString;
+    value.string = array.string_at(index);
+    return value;
+  }
+  return number_at(array.element_type, array.data + index * (array.data_bytes / array.count));
+}
+
+template <class T>
+Result<std::vector<T>> get_array(const Gguf& file, std::string_view key) {
+  Value array;
+  if (!file.find(key, &array)) return absent(key);
+  if (array.type != ValueType::kArray)
+    return Status::error(WCUDA_UNSUPPORTED, "key '%s' is %s, must be an array",
+                         printable(key).c_str(), describe(array).c_str());
+  std::vector<T> out;
+  out.reserve(array.count);
+  for (uint64_t i = 0; i < array.count; ++i) {
+    T item{};
+    const Value value = element(array, i);
+    if (!convert(value, &item))
+      return Status::error(WCUDA_UNSUPPORTED, "key '%s': element %" PRIu64 " is %s, must be %s",
+                           printable(key).c_str(), i, describe(value).c_str(), wanted_name<T>());
+    out.push_back(item);
+  }
+  return out;
+}
+
+}  // namespace
+
+const char* value_type_name(ValueType type) {
+  static const char* const kNames[] = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
+                                       "bool", "string", "array", "u64", "i64", "f64"};
+  const int32_t index = static_cast<int32_t>(type);
+  return index >= 0 && index <= 12 ? kNames[index] : "none";
+}
+
+std::string_view Value::string_at(uint64_t index) const {
+  const uint8_t* start = data + string_offsets[index];
+  return {reinterpret_cast<const char*>(start) + sizeof(uint64_t), load_le<uint64_t>(start)};
+}
+
+Gguf::Gguf() = default;
+Gguf::~Gguf() = default;
+
+Result<std::shared_ptr<Gguf>> Gguf::open(std::shared_ptr<Source> source) {
+  Budget budget{kMaxHeaderBytes, kMaxTensorCount};
+  std::shared_ptr<Gguf> file(new Gguf());
+  std::unique_ptr<Part> part;
+  WCUDA_ASSIGN(part, parse_part(std::move(source), &budget));
+  SplitKeys keys;
+  WCUDA_TRY(read_split_keys(*part, &keys));
+  if (keys.count > 1)
+    return Status::error(WCUDA_UNSUPPORTED,
+                         "%s: part %" PRIu64 " of %" PRIu64
+                         ": a split file can only be opened by the path of its first part",
+                         part->source->name().c_str(), keys.number + 1, keys.count);
+  WCUDA_TRY(check_split_tensor_count(*part, keys, part->tensors.size()));
+  file->parts_.push_back(std::move(part));
+  WCUDA_TRY(file->assemble());
+  return file;
+}
+
+Result<std::shared_ptr<Gguf>> Gguf::open_path(std::string_view path) {
+  Budget budget{kMaxHeaderBytes, kMaxTensorCount};
+  std::shared_ptr<Source> source;
+  WCUDA_ASSIGN(source, gguf::open_path(path));
+  std::shared_ptr<Gguf> file(new Gguf());
+  file->parts_.emplace_back();
+  WCUDA_ASSIGN(file->parts_[0], parse_part(std::move(source), &budget));
+  const Part& first = *file->parts_[0];
+  SplitKeys keys;
+  WCUDA_TRY(read_split_keys(first, &keys));
+  uint64_t tensor_count = first.tensors.size();
+  if (keys.count > 1) {
+    SplitName name;
+    WCUDA_TRY(check_first_part(first, keys, path, &name));
+    for (uint32_t number = 1; number < keys.count; ++number) {
+      std::shared_ptr<Source> next;
+      WCUDA_ASSIGN(next, gguf::open_path(split_path(name, number + 1)));
+      std::unique_ptr<Part> part;
+      WCUDA_ASSIGN(part, parse_part(std::move(next), &budget));
+      WCUDA_TRY(check_later_part(first, keys, *part, number));
+      tensor_count += part->tensors.size();
+      file->parts_.push_back(std::move(part));
+    }
+  }
+  WCUDA_TRY(check_split_tensor_count(first, keys, tensor_count));
+  WCUDA_TRY(file->assemble());
+  return file;
+}
+
+// One table of tensors out of all parts' tables; no name may occur twice.
+Status Gguf::assemble() {
+  for (uint32_t i = 0; i < parts_.size(); ++i) {
+    if (!checked_add(file_bytes_, parts_[i]->source->size(), &file_bytes_))
+      return Status::error(WCUDA_MALFORMED, "the parts have 2^64 bytes or more");
+    for (Tensor& tensor : parts_[i]->tensors) {
+      tensor.split_index = i;
+      tensor_bytes_ += tensor.bytes;  // ranges do not overlap: at most file_bytes_
+      tensors_.push_back(tensor);
+    }
+    std::vector<Tensor>().swap(parts_[i]->tensors);
+  }
+  tensors_by_name_.resize(tensors_.size());
+  for (uint32_t i = 0; i < tensors_.size(); ++i) tensors_by_name_[i] = i;
+  std::sort(tensors_by_name_.begin(), tensors_by_name_.end(),
+            [&](uint32_t a, uint32_t b) { return tensors_[a].name < tensors_[b].name; });
+  for (size_t i = 1; i < tensors_by_name_.size(); ++i) {
+    const Tensor& tensor = tensors_[tensors_by_name_[i]];
+    if (tensor.name == tensors_[tensors_by_name_[i - 1]].name)
+      return Status::error(WCUDA_MALFORMED, "%s: tensor '%s' occurs twice",
+                           parts_[tensor.split_index]->source->name().c_str(),
+                           printable(tensor.name).c_str());
+  }
+  return Status();
+}
+
+uint32_t Gguf::version() const { return parts_[0]->version; }
+uint32_t Gguf::alignment() const { return parts_[0]->alignment; }
+uint64_t Gguf::value_count() const { return parts_[0]->entries.size(); }
+Value Gguf::value(uint64_t index) const { return parts_[0]->value(parts_[0]->entries[index]); }
+
+bool Gguf::find(std::string_view key, Value* value, uint64_t* index) const {
+  const uint64_t found = parts_[0]->find(key);
+  if (found == value_count()) return false;
+  *value = this->value(found);
+  if (index != nullptr) *index = found;
+  return true;
+}
+
+bool Gguf::has(std::string_view key) const { return parts_[0]->find(key) != value_count(); }
+
+Result<uint32_t> Gguf::get_u32(std::string_view key) const {
+  return get<uint32_t>(*this, key, nullptr);
+}
+Result<uint32_t> Gguf::get_u32(std::string_view key, uint32_t fallback) const {
+  return get(*this, key, &fallback);
+}
+Result<uint64_t> Gguf::get_u64(std::string_view key) const {
+  return get<uint64_t>(*this, key, nullptr);
+}
+Result<uint64_t> Gguf::get_u64(std::string_view key, uint64_t fallback) const {
+  return get(*this, key, &fallback);
+}
+Result<int32_t> Gguf::get_i32(std::string_view key) const {
+  return get<int32_t>(*this, key, nullptr);
+}
+Result<int32_t> Gguf::get_i32(std::string_view key, int32_t fallback) const {
+  return get(*this, key, &fallback);
+}
+Result<float> Gguf::get_f32(std::string_view key) const { return get<float>(*this, key, nullptr); }
+Result<float> Gguf::get_f32(std::string_view key, float fallback) const {
+  return get(*this, key, &fallback);
+}
+Result<bool> Gguf::get_bool(std::string_view key) const { return get<bool>(*this, key, nullptr); }
+Result<bool> Gguf::get_bool(std::string_view key, bool fallback) const {
+  return get(*this, key, &fallback);
+}
+Result<std::string_view> Gguf::get_string(std::string_view key) const {
+  return get<std::string_view>(*this, key, nullptr);
+}
+Result<std::string_view> Gguf::get_string(std::string_view key, std::string_view fallback) const {
+  return get(*this, key, &fallback);
+}
+Result<std::vector<uint32_t>> Gguf::get_u32s(std::string_view key) const {
+  return get_array<uint32_t>(*this, key);
+}
+Result<std::vector<int32_t>> Gguf::get_i32s(std::string_view key) const {
+  return get_array<int32_t>(*this, key);
+}
+Result<std::vector<float>> Gguf::get_f32s(std::string_view key) const {
+  return get_array<float>(*this, key);
+}
+Result<std::vector<std::string_view>> Gguf::get_strings(std::string_view key) const {
+  return get_array<std::string_view>(*this, key);
+}
+
+const Tensor* Gguf::find_tensor(std::string_view name, uint64_t* index) const {
+  const auto found = std::lower_bound(
+      tensors_by_name_.begin(), tensors_by_name_.end(), name,
+      [&](uint32_t i, std::string_view wanted) { return tensors_[i].name < wanted; });
+  if (found == tensors_by_name_.end() || tensors_[*found].name != name) return nullptr;
+  if (index != nullptr) *index = *found;
+  return &tensors_[*found];
+}
+
+Status Gguf::read_tensor(uint64_t index, uint64_t offset, void* target, uint64_t bytes) const {
+  if (index >= tensors_.size())
+    return Status::error(WCUDA_OUT_OF_RANGE, "tensor %" PRIu64 " of %zu", index, tensors_.size());
+  const Tensor& tensor = tensors_[index];
+  if (offset > tensor.bytes || bytes > tensor.bytes - offset) {
+    return Status::error(WCUDA_OUT_OF_RANGE,
+                         "tensor '%s': %" PRIu64 " bytes at %" PRIu64 " are past its %" PRIu64,
+                         printable(tensor.name).c_str(), bytes, offset, tensor.bytes);
+  }
+  return parts_[tensor.split_index]->source->read_at(tensor.file_offset + offset, target, bytes);
+}
+
+}  // namespace wcuda::gguf

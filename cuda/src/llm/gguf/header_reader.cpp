@@ -1,0 +1,37 @@
+// Growing the copy of a header by as much as the file can justify.
+#include "llm/gguf/header_reader.h"
+
+#include <algorithm>
+
+namespace wcuda::gguf {
+namespace {
+
+constexpr uint64_t kFirstReadBytes = 64 << 10;
+
+}  // namespace
+
+Status HeaderReader::need(uint64_t bytes, const char* what) {
+  if (bytes <= bytes_.size() - position_) return Status();
+  if (bytes > bytes_left()) {
+    return Status::error(WCUDA_MALFORMED, "%s at byte %llu needs %llu bytes, %llu remain", what,
+                         static_cast<unsigned long long>(position_),
+                         static_cast<unsigned long long>(bytes),
+                         static_cast<unsigned long long>(bytes_left()));
+  }
+  if (position_ > limit_ || bytes > limit_ - position_) {
+    return Status::error(
+        WCUDA_UNSUPPORTED, "%s at byte %llu needs %llu bytes, headers may take %llu more in all",
+        what, static_cast<unsigned long long>(position_), static_cast<unsigned long long>(bytes),
+        static_cast<unsigned long long>(limit_ - std::min(limit_, position_)));
+  }
+  // Doubling keeps the number of reads and of moves logarithmic.
+  const uint64_t have = bytes_.size();
+  uint64_t want = std::max(position_ + bytes, std::max(kFirstReadBytes, have * 2));
+  want = std::min({want, source_.size(), limit_});
+  bytes_.resize(want);
+  const Status status = source_.read_at(have, bytes_.data() + have, want - have);
+  if (!status.ok()) bytes_.resize(have);
+  return status;
+}
+
+}  // namespace wcuda::gguf

@@ -1,0 +1,22 @@
+// llama: Llama 2 and 3, Mistral, SmolLM2, TinyLlama. Files hold queries and keys permuted so that
+// the rotation turns adjacent pairs.
+#include "llm/model/arch.h"
+
+namespace wcuda::model {
+namespace {
+
+Status fill(const Keys&, Config* config) {
+  config->rope_pairing = ops::RopePairing::kAdjacent;
+  return {};
+}
+
+void list(const Config& config, TensorList* list) {
+  list_dense_decoder(config, {Presence::kOptional, Presence::kOptional, Presence::kNone}, list);
+  list->ignore_in_layers("attn_rot_embd.weight");  // written by old converters; the rotation itself
+}
+
+}  // namespace
+
+const Arch kArchLlama{"llama", fill, list};
+
+}  // namespace wcuda::model

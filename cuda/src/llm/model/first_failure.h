@@ -1,0 +1,40 @@
+// FirstFailure: what went wrong first among pieces of work that run at the same time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+#include "core/base/status.h"
+
+namespace wcuda::model {
+
+// Thread-safe, but for `take`.
+class FirstFailure {
+ public:
+  // The lowest piece wins.
+  void note(uint32_t piece, Status status) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    happened_ = true;
+    if (piece >= piece_) return;
+    piece_ = piece;
+    status_ = std::move(status);
+  }
+  // An exception: only memory can have run out.
+  void note_exception() { threw_ = happened_ = true; }
+  bool happened() const { return happened_; }
+  // When all pieces have ended.
+  Status take() {
+    if (status_.ok() && threw_)
+      return Status::error(WCUDA_OUT_OF_HOST_MEMORY, "the host is out of memory");
+    return std::move(status_);
+  }
+
+ private:
+  std::atomic<bool> happened_{false}, threw_{false};
+  std::mutex mutex_;
+  uint32_t piece_ = UINT32_MAX;
+  Status status_;
+};
+
+}  // namespace wcuda::model

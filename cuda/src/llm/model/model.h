@@ -1,0 +1,135 @@
+// A loaded model: its hyper-parameters, its weights on the device, and how it is loaded.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/vram/memory.h"
+#include "llm/gguf/gguf.h"
+#include "llm/ops/ops.h"
+
+namespace wcuda::model {
+
+// Hyper-parameters and flags of a dense decoder; filled by an architecture's file, checked as a
+// whole. The forward pass reads nothing else.
+struct Config {
+  std::string architecture;
+  uint32_t layer_count = 0;
+  uint32_t vocabulary_size = 0;
+  uint32_t embedding_length = 0;
+  uint32_t feed_forward_length = 0;
+  uint32_t head_count = 0;
+  uint32_t kv_head_count = 0;
+  uint32_t head_length = 0;     // of queries, keys and values
+  uint32_t context_length = 0;  // trained for
+  uint32_t sliding_window = 0;  // 0: none
+  float norm_epsilon = 0.0f;
+  float attention_scale = 0.0f;  // resolved: 1 / sqrt(head_length) unless the file says otherwise
+  float embedding_scale = 1.0f;
+  float rope_frequency_base = 10000.0f;
+  ops::RopePairing rope_pairing = ops::RopePairing::kAdjacent;
+  uint32_t rope_dimension_count = 0;
+  float rope_magnitude = 1.0f;          // YaRN
+  std::vector<float> rope_frequencies;  // (rope_dimension_count / 2) scaling and factors applied
+  ops::Activation activation = ops::Activation::kSilu;
+  bool tied_embeddings = false;  // no output.weight: the embedding table serves
+};
+
+struct LayerWeights {
+  ops::Vector attention_norm = nullptr;  // (embedding_length)
+  ops::Weight query, key, value;         // (heads * head_length, embedding_length)
+  ops::Vector query_bias = nullptr, key_bias = nullptr, value_bias = nullptr;
+  ops::Vector query_norm = nullptr, key_norm = nullptr;  // (head_length)
+  ops::Weight attention_output;                          // (embedding_length, heads * head_length)
+  ops::Vector attention_output_bias = nullptr;
+  ops::Vector feed_forward_norm = nullptr;
+  ops::Weight gate, up;  // (feed_forward_length, embedding_length)
+  ops::Weight down;      // (embedding_length, feed_forward_length)
+  ops::Vector gate_bias = nullptr, up_bias = nullptr, down_bias = nullptr;
+};
+
+struct Weights {
+  ops::Weight token_embedding;  // (vocabulary, embedding_length)
+  ops::Weight output;           // the same; equals token_embedding when tied
+  ops::Vector output_norm = nullptr;
+  ops::Vector output_bias = nullptr;
+  ops::Vector rope_frequencies = nullptr;
+  std::vector<LayerWeights> layers;
+};
+
+// What a load will hold on the device, from the header alone. Exact. Only rope factors that are
+// tensor data (Llama 3) are not yet in config.rope_frequencies: the load applies them.
+struct LoadPlan {
+  Config config;
+  uint64_t weights_bytes = 0;
+  uint64_t staging_bytes = 0;  // pinned host memory, while loading
+  uint64_t loading_bytes = 0;  // device memory besides the weights, while loading
+  uint64_t parameter_count = 0;
+};
+Result<LoadPlan> plan_load(const Backend& backend, const gguf::Gguf& file);
+
+using Digest = std::array<uint8_t, 32>;
+
+struct TensorDigests {
+  Digest file;      // BLAKE3 of its bytes as in the file
+  Digest resident;  // of its bytes on the device
+};
+
+// A tensor of the file as it lies on the device.
+struct ResidentTensor {
+  std::string name;
+  uint64_t index = 0;  // into the file's tensors
+  ops::Weight matrix;  // of a vector: f32 in rows, cols 1, and the type it has in the file
+  bool is_vector = false;
+  std::optional<TensorDigests> digests;  // on HOST taken when first asked for
+};
+
+struct LoadOptions {
+  // phase (WCUDA_LOAD_PLAN to _SEAL; _DONE is for the caller to tell), bytes of the file done,
+  // total; returns false to stop. Runs on the loading thread. May be empty.
+  std::function<bool(int32_t, uint64_t, uint64_t)> progress;
+  // Asked at least every 16 MiB read, on any thread, on several at once. May be empty.
+  std::function<bool()> is_cancelled;
+};
+
+class Model {
+ public:
+  // All or nothing: on failure the ledger is as before.
+  static Result<std::shared_ptr<Model>> load(std::shared_ptr<vram::Memory> memory,
+                                             std::shared_ptr<gguf::Gguf> file,
+                                             const LoadOptions& options);
+  const Config& config() const { return plan_.config; }
+  const Weights& weights() const { return weights_; }
+  const LoadPlan& plan() const { return plan_; }
+  const std::shared_ptr<vram::Memory>& memory() const { return memory_; }
+  // In the order of the file; without rope factors, which are part of a computed table.
+  const std::vector<ResidentTensor>& tensors() const { return tensors_; }
+
+  // Thread-safe. The digests of tensor `index` of the file: on CUDA those of the load. On HOST they
+  // are taken at the first call of either function, the file's from the bytes put back in its
+  // order. WCUDA_NOT_FOUND for a tensor that is not among the weights.
+  Result<TensorDigests> digests(uint64_t index) const;
+  // Thread-safe. Takes every resident digest again. WCUDA_INTEGRITY names the first tensor that
+  // differs.
+  Status verify() const;
+
+ private:
+  friend class Loader;
+  Status take_digests() const;
+  Model() = default;
+  std::shared_ptr<vram::Memory> memory_;
+  LoadPlan plan_;
+  Weights weights_;
+  std::vector<vram::Buffer> buffers_;
+  mutable std::mutex digests_mutex_;  // guards the digests of tensors_
+  mutable std::vector<ResidentTensor> tensors_;
+};
+
+}  // namespace wcuda::model

@@ -1,0 +1,246 @@
+// Planning a load from the header alone: every tensor found, compared with what the
+// hyper-parameters imply, and given its place.
+#include "llm/model/plan.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/checked.h"
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "core/base/thread_pool.h"
+#include "llm/model/rope.h"
+#include "llm/quant/format.h"
+
+namespace wcuda::model {
+namespace {
+
+constexpr uint64_t kVectorAlignment = 64;
+constexpr uint32_t kReaderThreadsMax = 4;
+constexpr uint64_t kSliceBytesMax = 2u << 20;  // unless one row is longer
+
+// A streamed load, from page cache to an H200 of 16 cores, CUDA 13.0, 2026-11-21: 8 readers with
+// pieces of 1, 2, 4, 8 MiB 38, 48, 48, 50 GB/s; 16 readers 40, 49, 52, 51. Pinned memory costs 0.4
+// ms a MB to get and to give back, so a small ring wins; and what 8 readers have in hand is within
+// the 16 MiB after which a load must have stopped.
+constexpr uint32_t kStreamReadersMax = 8;
+constexpr uint64_t kStreamSliceBytes = 2u << 20;
+constexpr uint64_t kPinnedPageBytes = 4096;
+// The slab holds the largest tensor, so that digests and placing see whole ones, and enough others
+// to keep copies going meanwhile.
+constexpr uint64_t kSlabBytes = uint64_t{128} << 20;
+constexpr uint64_t kDeviceAlignment = 256;
+
+bool is_vector_type(uint32_t type) {
+  return type == 0 || type == 1 || type == 30;  // F32, F16, BF16
+}
+
+Status check_shape(const TensorSlot& slot, const gguf::Tensor& tensor, const Config& config) {
+  const uint64_t first = slot.is_vector ? slot.rows : slot.cols;
+  const uint64_t second = slot.is_vector ? 1 : slot.rows;
+  const uint64_t* d = tensor.dimensions;
+  if (d[0] == first && d[1] == second && d[2] == 1 && d[3] == 1) return {};
+  return Status::error(
+      WCUDA_MALFORMED,
+      "tensor '%s' is %llu x %llu x %llu x %llu, the hyper-parameters of this '%s' "
+      "make it %llu x %llu",
+      slot.name.c_str(), static_cast<unsigned long long>(d[0]),
+      static_cast<unsigned long long>(d[1]), static_cast<unsigned long long>(d[2]),
+      static_cast<unsigned long long>(d[3]), config.architecture.c_str(),
+      static_cast<unsigned long long>(first), static_cast<unsigned long long>(second));
+}
+
+Result<PlannedTensor> plan_tensor(const Backend& backend, const TensorSlot& slot,
+                                  const gguf::Tensor& tensor, const Config& config) {
+  WCUDA_TRY(check_shape(slot, tensor, config));
+  const quant::Format& format = *tensor.format;
+  if (!format.is_loadable)
+    return Status::error(WCUDA_UNSUPPORTED, "tensor '%s' is of type %s, which no weight may have",
+                         slot.name.c_str(), format.name);
+  PlannedTensor planned;
+  planned.slot = slot;
+  planned.type = tensor.type;
+  planned.file_bytes = tensor.bytes;
+  planned.file_row_bytes = tensor.bytes / slot.rows;
+  if (slot.is_vector) {
+    if (!is_vector_type(tensor.type))
+      return Status::error(WCUDA_UNSUPPORTED,
+                           "tensor '%s' is of type %s, a vector must be F32, F16 or BF16",
+                           slot.name.c_str(), format.name);
+    planned.bytes = uint64_t{slot.rows} * sizeof(float);
+    return planned;
+  }
+  WCUDA_ASSIGN(const ops::LayoutChoice choice,
+               ops::weight_layout(backend, tensor.type, slot.rows, slot.cols, slot.is_embedding));
+  planned.layout = choice.layout;
+  planned.bytes = choice.bytes;
+  return planned;
+}
+
+// What is in the file and in no slot. A part of the network that this version does not know would
+// change the answers: refused. Anything else does not concern the forward pass.
+Status check_unused(const gguf::Tensor& tensor, const TensorList& list, const Config& config) {
+  const std::string name = printable(tensor.name);
+  constexpr const char* kOfTheNetwork[] = {"blk.", "token_", "position_", "output", "rope_"};
+  const auto starts_with = [&](const char* start) { return name.rfind(start, 0) == 0; };
+  if (starts_with("blk.")) {
+    const size_t dot = name.find('.', std::strlen("blk."));
+    if (dot != std::string::npos && list.is_ignored_in_layers(name.substr(dot + 1))) return {};
+  }
+  if (std::any_of(std::begin(kOfTheNetwork), std::end(kOfTheNetwork), starts_with))
+    return Status::error(WCUDA_UNSUPPORTED,
+                         "tensor '%s' has no place in architecture '%s' with %u layers",
+                         name.c_str(), config.architecture.c_str(), config.layer_count);
+  log(WCUDA_LOG_WARN, "model", "tensor '%s' is not used", name.c_str());
+  return {};
+}
+
+Status check_rope_factors(const gguf::Tensor& tensor, const Config& config) {
+  if (tensor.type == 0 && tensor.element_count == config.rope_frequencies.size() &&
+      tensor.dimension_count == 1)
+    return {};
+  return Status::error(
+      WCUDA_UNSUPPORTED, "tensor '%s' is of type %s and %llu elements, must be F32 and %zu",
+      kRopeFactorsTensor, tensor.format->name,
+      static_cast<unsigned long long>(tensor.element_count), config.rope_frequencies.size());
+}
+
+// Finds a tensor of the file for each slot, and a slot for each tensor.
+Status match_tensors(const Backend& backend, const gguf::Gguf& file, const TensorList& list,
+                     DetailedPlan* plan) {
+  const Config& config = plan->plan.config;
+  std::vector<bool> used(file.tensors().size());
+  for (const TensorSlot& slot : list.slots()) {
+    uint64_t index = 0;
+    const gguf::Tensor* tensor = file.find_tensor(slot.name, &index);
+    if (tensor == nullptr) {
+      if (slot.presence != Presence::kRequired) continue;
+      return Status::error(WCUDA_MALFORMED, "tensor '%s' is missing, architecture '%s' needs it",
+                           slot.name.c_str(), config.architecture.c_str());
+    }
+    WCUDA_ASSIGN(PlannedTensor planned, plan_tensor(backend, slot, *tensor, config));
+    planned.index = index;
+    used[index] = true;
+    plan->plan.parameter_count += tensor->element_count;
+    plan->tensors.push_back(std::move(planned));
+  }
+  uint64_t factors_index = 0;
+  if (const gguf::Tensor* factors = file.find_tensor(kRopeFactorsTensor, &factors_index)) {
+    WCUDA_TRY(check_rope_factors(*factors, config));
+    used[factors_index] = true;
+  }
+  for (size_t i = 0; i < used.size(); ++i)
+    if (!used[i]) WCUDA_TRY(check_unused(file.tensors()[i], list, config));
+  return {};
+}
+
+// Staging and slab of a streamed load.
+Status plan_stream(const Backend& backend, DetailedPlan* plan) {
+  uint64_t largest = 0, all = 0;
+  for (const PlannedTensor& tensor : plan->tensors) {
+    // The file has these bytes: no sum of them overflows.
+    largest = std::max(largest, align_up(tensor.file_bytes, kDeviceAlignment));
+    all += align_up(tensor.file_bytes, kDeviceAlignment);
+  }
+  const uint32_t threads =
+      backend.host_thread_count() != 0 ? backend.host_thread_count() : available_thread_count();
+  plan->slice_count = kSlicesPerReader * std::clamp(threads, 1u, kStreamReadersMax);
+  plan->slice_bytes = std::min(kStreamSliceBytes, align_up(largest, kPinnedPageBytes));
+  plan->plan.staging_bytes = plan->slice_count * plan->slice_bytes;
+  plan->slab_bytes = std::max(largest, std::min(all, kSlabBytes));
+  plan->digests_offset = plan->slab_bytes;
+  plan->digest_scratch_offset = align_up(
+      plan->digests_offset + plan->tensors.size() * sizeof(TensorDigests), kDeviceAlignment);
+  plan->plan.loading_bytes = plan->digest_scratch_offset + kPlacingStreams * kDigestScratchBytes;
+  fill_slab(plan);
+  return {};
+}
+
+// Sizes and offsets of what match_tensors found.
+Status place(const Backend& backend, DetailedPlan* plan) {
+  const auto take_vector = [plan](uint64_t bytes) {
+    const uint64_t offset = plan->vectors_bytes;
+    plan->vectors_bytes = align_up(offset + bytes, kVectorAlignment);
+    return offset;
+  };
+  plan->rope_offset = take_vector(plan->plan.config.rope_frequencies.size() * sizeof(float));
+  uint64_t matrix_bytes = 0, longest_row = 0, largest = 0;
+  for (PlannedTensor& tensor : plan->tensors) {
+    if (!checked_add(plan->file_bytes, tensor.file_bytes, &plan->file_bytes))
+      return Status::error(WCUDA_MALFORMED, "the tensors have more than 2^64 bytes");
+    uint64_t staged = tensor.file_bytes;
+    if (tensor.slot.is_vector) {
+      tensor.offset = take_vector(tensor.bytes);
+      staged = staged_vector_offset(tensor.slot.rows, tensor.file_row_bytes) + tensor.bytes;
+    } else {
+      longest_row = std::max(longest_row, tensor.file_row_bytes);
+      if (!checked_add(matrix_bytes, tensor.bytes, &matrix_bytes))
+        return Status::error(WCUDA_MALFORMED, "the matrices need more than 2^64 bytes");
+    }
+    largest = std::max(largest, staged);
+  }
+  if (!checked_add(matrix_bytes, plan->vectors_bytes, &plan->plan.weights_bytes))
+    return Status::error(WCUDA_MALFORMED, "the weights need more than 2^64 bytes");
+  if (plan->is_streamed) return plan_stream(backend, plan);
+  plan->slice_count = std::clamp(backend.host_thread_count(), 1u, kReaderThreadsMax);
+  plan->slice_bytes =
+      align_up(std::max(std::min(largest, kSliceBytesMax), longest_row), kVectorAlignment);
+  plan->plan.staging_bytes = plan->slice_count * plan->slice_bytes;
+  return {};
+}
+
+}  // namespace
+
+void fill_slab(DetailedPlan* plan) {
+  uint64_t next = 0;
+  for (size_t t = 0; t < plan->tensors.size(); ++t) {
+    PlannedTensor& tensor = plan->tensors[t];
+    const uint64_t bytes = align_up(tensor.file_bytes, kDeviceAlignment);
+    if (next + bytes > plan->slab_bytes) next = 0;
+    tensor.slab_offset = next;
+    next += bytes;
+    for (size_t before = t; before > 0 && tensor.waits_for == 0; --before) {
+      const PlannedTensor& other = plan->tensors[before - 1];
+      if (other.slab_offset < next && tensor.slab_offset < other.slab_offset + other.file_bytes)
+        tensor.waits_for = before;
+    }
+  }
+}
+
+uint64_t staged_vector_offset(uint64_t element_count, uint64_t file_element_bytes) {
+  return align_up(element_count * file_element_bytes, kVectorAlignment);
+}
+
+uint64_t rows_per_piece(const PlannedTensor& tensor, uint64_t slice_bytes) {
+  if (tensor.slot.is_vector)
+    return std::max<uint64_t>(1, (slice_bytes - std::min(slice_bytes, kVectorAlignment)) /
+                                     (tensor.file_row_bytes + sizeof(float)));
+  const uint64_t rows = std::max<uint64_t>(1, slice_bytes / tensor.file_row_bytes);
+  constexpr uint64_t kStrip = 16;  // whole strips: no two pieces write to one record
+  return rows >= kStrip ? rows / kStrip * kStrip : rows;
+}
+
+Result<DetailedPlan> plan_load_in_detail(const Backend& backend, const gguf::Gguf& file) {
+  if (backend.is_registered())
+    return Status::error(WCUDA_UNSUPPORTED, "models run on CUDA and HOST, not on backend %d",
+                         backend.caps().backend);
+  WCUDA_ASSIGN(ReadConfig read, read_config(file));
+  DetailedPlan plan;
+  plan.plan.config = std::move(read.config);
+  TensorList list;
+  read.arch->list(plan.plan.config, &list);
+  WCUDA_TRY(match_tensors(backend, file, list, &plan));
+  plan.is_streamed = !backend.is_host();
+  if (plan.is_streamed)
+    std::sort(plan.tensors.begin(), plan.tensors.end(),
+              [](const PlannedTensor& a, const PlannedTensor& b) { return a.index < b.index; });
+  WCUDA_TRY(place(backend, &plan));
+  return plan;
+}
+
+Result<LoadPlan> plan_load(const Backend& backend, const gguf::Gguf& file) {
+  WCUDA_ASSIGN(DetailedPlan plan, plan_load_in_detail(backend, file));
+  return plan.plan;
+}
+
+}  // namespace wcuda::model

@@ -1,0 +1,99 @@
+// Tensor names and shapes of the dense decoders.
+#include "llm/model/tensor_list.h"
+
+namespace wcuda::model {
+namespace {
+
+std::string layer_name(uint32_t layer, const char* name) {
+  return "blk." + std::to_string(layer) + "." + name;
+}
+
+void list_layer(const Config& c, const DenseDecoder& family, uint32_t layer, TensorList* list) {
+  using L = LayerWeights;
+  const uint32_t dim = c.embedding_length, hidden = c.feed_forward_length;
+  const uint32_t queries = c.head_count * c.head_length, keys = c.kv_head_count * c.head_length;
+  const Presence bias = family.query_key_value_bias, other = family.other_bias;
+
+  list->add_vector(layer, "attn_norm.weight", &L::attention_norm, dim, Presence::kRequired);
+  list->add_matrix(layer, "attn_q.weight", &L::query, queries, dim);
+  list->add_matrix(layer, "attn_k.weight", &L::key, keys, dim);
+  list->add_matrix(layer, "attn_v.weight", &L::value, keys, dim);
+  list->add_vector(layer, "attn_q.bias", &L::query_bias, queries, bias);
+  list->add_vector(layer, "attn_k.bias", &L::key_bias, keys, bias);
+  list->add_vector(layer, "attn_v.bias", &L::value_bias, keys, bias);
+  list->add_vector(layer, "attn_q_norm.weight", &L::query_norm, c.head_length,
+                   family.query_key_norm);
+  list->add_vector(layer, "attn_k_norm.weight", &L::key_norm, c.head_length, family.query_key_norm);
+  list->add_matrix(layer, "attn_output.weight", &L::attention_output, dim, queries);
+  list->add_vector(layer, "attn_output.bias", &L::attention_output_bias, dim, other);
+  list->add_vector(layer, "ffn_norm.weight", &L::feed_forward_norm, dim, Presence::kRequired);
+  list->add_matrix(layer, "ffn_gate.weight", &L::gate, hidden, dim);
+  list->add_matrix(layer, "ffn_up.weight", &L::up, hidden, dim);
+  list->add_matrix(layer, "ffn_down.weight", &L::down, dim, hidden);
+  list->add_vector(layer, "ffn_gate.bias", &L::gate_bias, hidden, other);
+  list->add_vector(layer, "ffn_up.bias", &L::up_bias, hidden, other);
+  list->add_vector(layer, "ffn_down.bias", &L::down_bias, dim, other);
+}
+
+}  // namespace
+
+void TensorList::add_matrix(const char* name, ops::Weight Weights::*member, uint32_t rows,
+                            uint32_t cols, Presence presence, bool is_embedding) {
+  TensorSlot slot;
+  slot.name = name;
+  slot.presence = presence;
+  slot.is_embedding = is_embedding;
+  slot.rows = rows;
+  slot.cols = cols;
+  slot.matrix = member;
+  slots_.push_back(std::move(slot));
+}
+
+void TensorList::add_vector(const char* name, ops::Vector Weights::*member, uint32_t count,
+                            Presence presence) {
+  if (presence == Presence::kNone) return;
+  TensorSlot slot;
+  slot.name = name;
+  slot.presence = presence;
+  slot.is_vector = true;
+  slot.rows = count;
+  slot.vector = member;
+  slots_.push_back(std::move(slot));
+}
+
+void TensorList::add_matrix(uint32_t layer, const char* name, ops::Weight LayerWeights::*member,
+                            uint32_t rows, uint32_t cols) {
+  TensorSlot slot;
+  slot.name = layer_name(layer, name);
+  slot.rows = rows;
+  slot.cols = cols;
+  slot.layer = layer;
+  slot.layer_matrix = member;
+  slots_.push_back(std::move(slot));
+}
+
+void TensorList::add_vector(uint32_t layer, const char* name, ops::Vector LayerWeights::*member,
+                            uint32_t count, Presence presence) {
+  if (presence == Presence::kNone) return;
+  TensorSlot slot;
+  slot.name = layer_name(layer, name);
+  slot.presence = presence;
+  slot.is_vector = true;
+  slot.rows = count;
+  slot.layer = layer;
+  slot.layer_vector = member;
+  slots_.push_back(std::move(slot));
+}
+
+void list_dense_decoder(const Config& config, const DenseDecoder& family, TensorList* list) {
+  const uint32_t vocabulary = config.vocabulary_size, dim = config.embedding_length;
+  list->add_matrix("token_embd.weight", &Weights::token_embedding, vocabulary, dim,
+                   Presence::kRequired, true);
+  list->add_vector("output_norm.weight", &Weights::output_norm, dim, Presence::kRequired);
+  list->add_matrix("output.weight", &Weights::output, vocabulary, dim, Presence::kOptional);
+  list->add_vector("output.bias", &Weights::output_bias, vocabulary, Presence::kOptional);
+  for (uint32_t layer = 0; layer < config.layer_count; ++layer)
+    list_layer(config, family, layer, list);
+}
+
+}  // namespace wcuda::model

@@ -1,0 +1,69 @@
+// The tensors an architecture needs: names, shapes, and where in Weights each belongs.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "llm/model/model.h"
+
+namespace wcuda::model {
+
+enum class Presence { kNone, kOptional, kRequired };
+
+// One tensor. A matrix has rows outputs of cols inputs: dimensions (cols, rows) in the file. A
+// vector has rows elements and cols 1: dimensions (rows).
+struct TensorSlot {
+  std::string name;
+  Presence presence = Presence::kRequired;
+  bool is_vector = false;
+  bool is_embedding = false;  // rows are gathered one by one
+  uint32_t rows = 0;
+  uint32_t cols = 1;
+  // Exactly one of the four members says where it belongs.
+  int64_t layer = -1;
+  ops::Weight Weights::*matrix = nullptr;
+  ops::Vector Weights::*vector = nullptr;
+  ops::Weight LayerWeights::*layer_matrix = nullptr;
+  ops::Vector LayerWeights::*layer_vector = nullptr;
+
+  ops::Weight& matrix_in(Weights& weights) const {
+    return layer < 0 ? weights.*matrix : weights.layers[static_cast<size_t>(layer)].*layer_matrix;
+  }
+  ops::Vector& vector_in(Weights& weights) const {
+    return layer < 0 ? weights.*vector : weights.layers[static_cast<size_t>(layer)].*layer_vector;
+  }
+};
+
+class TensorList {
+ public:
+  void add_matrix(const char* name, ops::Weight Weights::*member, uint32_t rows, uint32_t cols,
+                  Presence presence, bool is_embedding = false);
+  void add_vector(const char* name, ops::Vector Weights::*member, uint32_t count,
+                  Presence presence);
+  // "blk.<layer>.<name>".
+  void add_matrix(uint32_t layer, const char* name, ops::Weight LayerWeights::*member,
+                  uint32_t rows, uint32_t cols);
+  void add_vector(uint32_t layer, const char* name, ops::Vector LayerWeights::*member,
+                  uint32_t count, Presence presence);
+  // Tensors of this name, in any layer, may be in the file and are not used.
+  void ignore_in_layers(const char* name) { ignored_.insert(name); }
+
+  const std::vector<TensorSlot>& slots() const { return slots_; }
+  bool is_ignored_in_layers(const std::string& name) const { return ignored_.count(name) > 0; }
+
+ private:
+  std::vector<TensorSlot> slots_;
+  std::set<std::string> ignored_;
+};
+
+// What the dense families differ in.
+struct DenseDecoder {
+  Presence query_key_value_bias;
+  Presence other_bias;  // of the attention's output and of the feed-forward
+  Presence query_key_norm;
+};
+// The tensors of a decoder with gated feed-forward.
+void list_dense_decoder(const Config& config, const DenseDecoder& family, TensorList* list);
+
+}  // namespace wcuda::model

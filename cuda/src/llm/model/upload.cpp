@@ -1,0 +1,238 @@
+// Reading, copying and placing at the same time.
+#include "llm/model/upload.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+
+#include "core/base/thread_pool.h"
+#include "llm/model/first_failure.h"
+
+namespace wcuda::model {
+namespace {
+
+constexpr uint32_t kCopyStreams = 2;
+
+// Bytes [offset, offset + bytes) of a tensor as in the file.
+struct Piece {
+  uint32_t tensor;
+  uint64_t offset;
+  uint64_t bytes;
+};
+
+// A stream or event that goes when its owner does; a stream waits for its work.
+class OwnedStream {
+ public:
+  ~OwnedStream() {
+    if (backend_ != nullptr) (void)backend_->stream_destroy(stream_);
+  }
+  Status create(Backend* backend) {
+    WCUDA_ASSIGN(stream_, backend->stream_create(0));
+    backend_ = backend;
+    return {};
+  }
+  operator Stream() const { return stream_; }
+
+ private:
+  Backend* backend_ = nullptr;
+  Stream stream_;
+};
+
+class OwnedEvent {
+ public:
+  ~OwnedEvent() {
+    if (backend_ != nullptr) (void)backend_->event_destroy(event_);
+  }
+  Status create(Backend* backend) {
+    WCUDA_ASSIGN(event_, backend->event_create());
+    backend_ = backend;
+    return {};
+  }
+  operator Event() const { return event_; }
+
+ private:
+  Backend* backend_ = nullptr;
+  Event event_;
+};
+
+class Uploader {
+ public:
+  explicit Uploader(const UploadArgs& args)
+      : args_(args),
+        plan_(*args.plan),
+        backend_(*args.backend),
+        slices_(plan_.slice_count),
+        threads_(plan_.slice_count / kSlicesPerReader),
+        pieces_left_(plan_.tensors.size()),
+        placed_(plan_.tensors.size()) {}
+
+  Status run(std::vector<TensorDigests>* digests) {
+    WCUDA_TRY(prepare());
+    WCUDA_ASSIGN(const std::unique_ptr<ThreadPool> pool,
+                 ThreadPool::create(static_cast<uint32_t>(threads_.size())));
+    pool->parallel_for(static_cast<uint32_t>(pieces_.size()),
+                       [this](uint32_t piece, uint32_t thread) { run_piece(piece, thread); });
+    WCUDA_TRY(failure_.take());
+    for (const OwnedStream& stream : placing_) WCUDA_TRY(backend_.synchronize(stream));
+    WCUDA_TRY(args_.report(done_bytes_));
+    std::vector<TensorDigests> read(plan_.tensors.size());
+    static_assert(sizeof(TensorDigests) == 2 * sizeof(Digest));
+    WCUDA_TRY(backend_.copy_to_host(read.data(), digests_of(0), read.size() * sizeof read[0]));
+    *digests = std::move(read);
+    return {};
+  }
+
+ private:
+  struct Slice {
+    OwnedEvent copied;  // the last copy out of it
+    bool is_used = false;
+  };
+  struct Thread {
+    uint32_t next_slice = 0;
+  };
+
+  Status prepare() {
+    for (OwnedStream& stream : placing_) WCUDA_TRY(stream.create(&backend_));
+    for (OwnedStream& stream : copying_) WCUDA_TRY(stream.create(&backend_));
+    for (OwnedEvent& event : copied_) WCUDA_TRY(event.create(&backend_));
+    for (Slice& slice : slices_) WCUDA_TRY(slice.copied.create(&backend_));
+    for (OwnedEvent& event : placed_) WCUDA_TRY(event.create(&backend_));
+    for (size_t t = 0; t < plan_.tensors.size(); ++t) {
+      const uint64_t bytes = plan_.tensors[t].file_bytes;
+      for (uint64_t offset = 0; offset < bytes; offset += plan_.slice_bytes) {
+        pieces_.push_back(
+            {static_cast<uint32_t>(t), offset, std::min(plan_.slice_bytes, bytes - offset)});
+        ++pieces_left_[t];
+      }
+    }
+    return {};
+  }
+
+  // On a thread of the pool: nothing may be thrown out of here.
+  void run_piece(uint32_t number, uint32_t thread) noexcept {
+    if (failure_.happened()) return;
+    try {
+      Status status = upload_piece(pieces_[number], thread);
+      if (status.ok() && thread == 0) status = args_.report(done_bytes_);
+      if (status.ok()) return;
+      failure_.note(number, std::move(status));
+    } catch (...) {
+      failure_.note_exception();
+    }
+    // Under the lock: nobody is between looking at the failure and waiting.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    progress_.notify_all();
+  }
+
+  Status upload_piece(const Piece& piece, uint32_t thread) {
+    const uint32_t number = thread * kSlicesPerReader + threads_[thread].next_slice;
+    threads_[thread].next_slice = (threads_[thread].next_slice + 1) % kSlicesPerReader;
+    Slice& slice = slices_[number];
+    uint8_t* const data = args_.slices + number * plan_.slice_bytes;
+    const PlannedTensor& tensor = plan_.tensors[piece.tensor];
+
+    if (slice.is_used) WCUDA_TRY(backend_.event_synchronize(slice.copied));
+    WCUDA_TRY(args_.check_cancelled(done_bytes_));
+    WCUDA_TRY(args_.file->read_tensor(tensor.index, piece.offset, data, piece.bytes));
+    const uint32_t stream = thread % kCopyStreams;
+    WCUDA_ASSIGN(const bool has_room, wait_for_room(tensor, stream));
+    if (!has_room) return {};
+    WCUDA_TRY(backend_.copy_to_device_async(args_.slab + tensor.slab_offset + piece.offset, data,
+                                            piece.bytes, copying_[stream]));
+    slice.is_used = true;
+    WCUDA_TRY(backend_.event_record(slice.copied, copying_[stream]));
+    done_bytes_ += piece.bytes;
+    return piece_copied(piece.tensor);
+  }
+
+  // Holds the copy stream back until the tensors that lay where this one goes have left. False: the
+  // upload has failed elsewhere.
+  Result<bool> wait_for_room(const PlannedTensor& tensor, uint32_t stream) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    progress_.wait(lock, [&] { return queued_ >= tensor.waits_for || failure_.happened(); });
+    if (failure_.happened()) return false;
+    // The last tensor of each placing stream stands for those before it.
+    const size_t last = tensor.waits_for;
+    size_t t = std::max(waited_for_[stream], last - std::min<size_t>(last, kPlacingStreams));
+    for (; t < last; ++t) WCUDA_TRY(backend_.stream_wait(copying_[stream], placed_[t]));
+    waited_for_[stream] = std::max(waited_for_[stream], last);
+    return true;
+  }
+
+  // A copy of this tensor is queued. Queues the placing of every tensor that is now complete, in
+  // order, unless another thread is about it; without the lock, so that readers go on.
+  Status piece_copied(uint32_t tensor) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (--pieces_left_[tensor] != 0 || is_queueing_) return {};
+    is_queueing_ = true;
+    while (queued_ < plan_.tensors.size() && pieces_left_[queued_] == 0) {
+      const size_t next = queued_;
+      lock.unlock();
+      WCUDA_TRY(place(next));
+      lock.lock();
+      ++queued_;
+      progress_.notify_all();
+    }
+    is_queueing_ = false;
+    return {};
+  }
+
+  Status place(size_t number) {
+    const PlannedTensor& tensor = plan_.tensors[number];
+    const uint32_t lane = number % kPlacingStreams;
+    const Stream stream = placing_[lane];
+    for (uint32_t i = 0; i < kCopyStreams; ++i) {
+      WCUDA_TRY(backend_.event_record(copied_[i], copying_[i]));
+      WCUDA_TRY(backend_.stream_wait(stream, copied_[i]));
+    }
+    Placement placement;
+    placement.source = args_.slab + tensor.slab_offset;
+    placement.target = (*args_.targets)[number];
+    placement.type = tensor.type;
+    placement.is_vector = tensor.slot.is_vector;
+    placement.rows = tensor.slot.rows;
+    placement.cols = tensor.slot.cols;
+    uint8_t* const digests = digests_of(number);
+    uint8_t* const scratch = args_.slab + plan_.digest_scratch_offset + lane * kDigestScratchBytes;
+    WCUDA_TRY(backend_.digest_async(placement.source, tensor.file_bytes, digests, scratch, stream));
+    WCUDA_TRY(backend_.place(placement, stream));
+    WCUDA_TRY(backend_.event_record(placed_[number], stream));
+    return backend_.digest_async(placement.target, tensor.bytes, digests + sizeof(Digest), scratch,
+                                 stream);
+  }
+
+  uint8_t* digests_of(size_t tensor) const {
+    return args_.slab + plan_.digests_offset + tensor * sizeof(TensorDigests);
+  }
+
+  const UploadArgs& args_;
+  const DetailedPlan& plan_;
+  Backend& backend_;
+  std::vector<Piece> pieces_;
+  std::vector<Slice> slices_;
+  std::vector<Thread> threads_;  // each entry is its thread's alone
+  std::atomic<uint64_t> done_bytes_{0};
+  FirstFailure failure_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable progress_;
+  std::vector<uint32_t> pieces_left_;  // of each tensor
+  size_t queued_ = 0;                  // tensors whose placing is queued
+  bool is_queueing_ = false;           // a thread is about it
+  size_t waited_for_[kCopyStreams] = {};
+  std::vector<OwnedEvent> placed_;  // of each tensor
+  OwnedEvent copied_[kCopyStreams];
+  // Last, so that they go first, and wait for what uses anything else.
+  OwnedStream placing_[kPlacingStreams], copying_[kCopyStreams];
+};
+
+}  // namespace
+
+Status upload(const UploadArgs& args, std::vector<TensorDigests>* digests) {
+  Uploader uploader(args);
+  return uploader.run(digests);
+}
+
+}  // namespace wcuda::model

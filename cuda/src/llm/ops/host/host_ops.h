@@ -1,0 +1,19 @@
+// The host's operations, made for a number of threads and an instruction set.
+#pragma once
+
+#include <memory>
+
+#include "core/base/status.h"
+#include "llm/ops/host/kernels.h"
+#include "llm/ops/ops.h"
+
+namespace wcuda::ops::host {
+
+// thread_count 0: all that are available. Pools and arguments are plain host memory.
+Result<std::unique_ptr<Ops>> make_host_ops(uint32_t thread_count, const Kernels& kernels);
+
+// The layout that these kernels want; ops::weight_layout on a host backend.
+Result<LayoutChoice> host_weight_layout(const Kernels& kernels, uint32_t type, uint32_t rows,
+                                        uint32_t cols);
+
+}  // namespace wcuda::ops::host

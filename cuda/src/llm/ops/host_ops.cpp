@@ -1,0 +1,313 @@
+// The host's implementation of Ops: each operation computes at once, on a pool of threads.
+#include "llm/ops/host/host_ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/base/checked.h"
+#include "core/base/thread_pool.h"
+#include "llm/ops/host/kv_rows.h"
+#include "llm/ops/host/linear.h"
+#include "llm/ops/host/pieces.h"
+#include "llm/ops/host/rope.h"
+#include "llm/quant/format.h"
+#include "llm/quant/layout_host.h"
+
+namespace wcuda::ops::host {
+namespace {
+
+constexpr uint32_t kTokensAChunk = 8;  // of work that is small for one token
+
+uint32_t cols_max(const Limits& limits) {
+  return std::max({limits.embedding_length, limits.feed_forward_length,
+                   limits.head_count * limits.head_length});
+}
+
+class HostOps final : public Ops {
+ public:
+  HostOps(std::unique_ptr<ThreadPool> pool, const Kernels& kernels)
+      : pool_(std::move(pool)), kernels_(kernels), linear_(*pool_, kernels) {}
+
+  uint64_t scratch_bytes(const Limits& limits) const override {
+    Pieces pieces(nullptr);
+    Scratch scratch;
+    lay_out(limits, &pieces, &scratch);
+    return pieces.bytes();
+  }
+
+  Status prepare(const Limits& limits, void* scratch) override {
+    WCUDA_CHECK(scratch != nullptr && limits.kv_head_count > 0 && limits.max_batch_tokens > 0);
+    WCUDA_CHECK(limits.head_count % limits.kv_head_count == 0);
+    limits_ = limits;
+    Pieces pieces(scratch);
+    lay_out(limits, &pieces, &scratch_);
+    linear_.prepare(token_count_max(limits), cols_max(limits), scratch_.linear);
+    rope_.reserve(limits.max_batch_tokens, limits.head_length);
+    return {};
+  }
+
+  Status warm_up() override {
+    WCUDA_CHECK(scratch_.key != nullptr);
+    std::memset(scratch_.key, 0, scratch_.bytes);
+    rope_.forget();  // its table was among them
+    pool_->parallel_for(pool_->thread_count(), [](uint32_t, uint32_t) {});
+    return {};
+  }
+
+  Status begin_step(const Batch&, const KvPool&, uint32_t) override { return {}; }
+  Status embed(const EmbedArgs& args) override;
+  Status attention_input(const AttentionInputArgs& args) override;
+  Status attention(const AttentionArgs& args) override;
+  Status project(const ProjectArgs& args) override;
+  Status feed_forward_input(const FeedForwardInputArgs& args) override;
+  Status logits(const LogitsArgs& args) override;
+
+ private:
+  struct Scratch {
+    float* key = nullptr;        // (max_batch_tokens, kv_head_count * head_length)
+    float* value = nullptr;      // likewise
+    float* rope = nullptr;       // RopeTable
+    float* attention = nullptr;  // (threads, attention_work_floats)
+    uint8_t* linear = nullptr;
+    uint8_t* row_work = nullptr;  // (threads, row_work_bytes)
+    uint64_t bytes = 0;
+  };
+
+  static uint32_t token_count_max(const Limits& limits) {
+    return std::max(limits.max_batch_tokens, limits.max_logits_rows);
+  }
+  static uint64_t attention_floats(const Limits& limits) {
+    const uint32_t group_size = limits.head_count / std::max(limits.kv_head_count, 1u);
+    return align_up(attention_work_floats(limits.head_length, group_size), 64);
+  }
+  void lay_out(const Limits& limits, Pieces* pieces, Scratch* scratch) const {
+    const uint64_t tokens = limits.max_batch_tokens;
+    const uint64_t kv_length = uint64_t{limits.kv_head_count} * limits.head_length;
+    const uint64_t threads = pool_->thread_count();
+    scratch->key = pieces->take<float>(tokens * kv_length);
+    scratch->value = pieces->take<float>(tokens * kv_length);
+    scratch->rope =
+        pieces->take<float>(RopeTable::floats(limits.max_batch_tokens, limits.head_length));
+    scratch->attention = pieces->take<float>(threads * attention_floats(limits));
+    scratch->linear =
+        pieces->take<uint8_t>(linear_.work_bytes(token_count_max(limits), cols_max(limits)));
+    scratch->row_work =
+        pieces->take<uint8_t>(threads * align_up(Linear::row_work_bytes(cols_max(limits)), 64));
+    scratch->bytes = pieces->bytes();
+  }
+
+  Status check_batch(const Batch* batch) const {
+    WCUDA_CHECK(batch != nullptr && scratch_.key != nullptr);
+    WCUDA_CHECK(batch->token_count <= limits_.max_batch_tokens);
+    WCUDA_CHECK(batch->row_count <= limits_.max_batch_rows);
+    return {};
+  }
+  Status check_pool(const KvPool& pool, uint32_t layer, uint32_t head_count) const {
+    WCUDA_CHECK(pool.data != nullptr && layer < pool.layer_count);
+    WCUDA_CHECK(pool.head_length == limits_.head_length &&
+                pool.head_count == limits_.kv_head_count);
+    WCUDA_CHECK(head_count == limits_.head_count);
+    WCUDA_CHECK(pool.row_bytes != 0 && pool.row_bytes == kv_row_bytes(pool.type, pool.head_length));
+    return {};
+  }
+  // Calls function(token, thread) for each token, several tokens a chunk.
+  template <class Function>
+  void for_tokens(uint32_t token_count, const Function& function) {
+    const auto chunks = static_cast<uint32_t>(ceil_div(token_count, kTokensAChunk));
+    pool_->parallel_for(chunks, [&](uint32_t chunk, uint32_t thread) {
+      const uint32_t end = std::min((chunk + 1) * kTokensAChunk, token_count);
+      for (uint32_t token = chunk * kTokensAChunk; token < end; ++token) function(token, thread);
+    });
+  }
+  // Norms, turns and stores what the products of attention_input gave for one token.
+  void finish_token(const AttentionInputArgs& args, uint32_t token) const;
+
+  std::unique_ptr<ThreadPool> pool_;
+  const Kernels& kernels_;
+  Linear linear_;
+  Limits limits_{};
+  Scratch scratch_;
+  RopeTable rope_;
+};
+
+Status HostOps::embed(const EmbedArgs& args) {
+  WCUDA_TRY(check_batch(args.batch));
+  const Weight& table = args.table;
+  WCUDA_CHECK(table.data != nullptr && args.out != nullptr && table.cols <= cols_max(limits_));
+  for (uint32_t t = 0; t < args.batch->token_count; ++t)
+    WCUDA_CHECK(static_cast<uint32_t>(args.batch->tokens[t]) < table.rows);
+  // All rows are alike: what fails, fails for each.
+  WCUDA_TRY(quant::host_layout_bytes(table.type, table.layout, table.rows, table.cols).status());
+  const quant::Format* format = quant::find_format(table.type);
+  WCUDA_CHECK(format != nullptr && format->is_loadable);
+  const uint64_t row_work_bytes = align_up(Linear::row_work_bytes(cols_max(limits_)), 64);
+  for_tokens(args.batch->token_count, [&](uint32_t token, uint32_t thread) {
+    float* out = args.out + uint64_t{token} * table.cols;
+    const auto row = static_cast<uint32_t>(args.batch->tokens[token]);
+    const Status status =
+        Linear::expand_row(table, row, scratch_.row_work + thread * row_work_bytes, out);
+    for (uint32_t i = 0; i < table.cols; ++i) out[i] = status.ok() ? out[i] * args.scale : NAN;
+  });
+  return {};
+}
+
+Status HostOps::attention_input(const AttentionInputArgs& args) {
+  WCUDA_TRY(check_batch(args.batch));
+  WCUDA_TRY(check_pool(args.pool, args.layer, args.head_count));
+  const uint32_t head_length = args.pool.head_length;
+  WCUDA_CHECK(args.query.rows == args.head_count * head_length);
+  WCUDA_CHECK(args.key.rows == args.pool.head_count * head_length);
+  WCUDA_CHECK(args.value.rows == args.key.rows && args.norm != nullptr);
+  WCUDA_CHECK(args.rope.dimension_count % 2 == 0 && args.rope.dimension_count <= head_length);
+  WCUDA_CHECK(args.rope.dimension_count == 0 || args.rope.frequencies != nullptr);
+  const uint32_t token_count = args.batch->token_count;
+
+  Product products[3];
+  products[0].weight = args.query;
+  products[0].bias = args.query_bias;
+  products[0].target = args.query_out;
+  products[1].weight = args.key;
+  products[1].bias = args.key_bias;
+  products[1].target = scratch_.key;
+  products[2].weight = args.value;
+  products[2].bias = args.value_bias;
+  products[2].target = scratch_.value;
+  WCUDA_TRY(linear_.run({args.x, token_count, args.query.cols, nullptr, args.norm, args.epsilon},
+                        products, 3));
+
+  if (args.rope.dimension_count != 0)
+    rope_.update(args.rope, args.batch->positions, token_count, scratch_.rope);
+  for_tokens(token_count, [&](uint32_t token, uint32_t) { finish_token(args, token); });
+  return {};
+}
+
+void HostOps::finish_token(const AttentionInputArgs& args, uint32_t token) const {
+  const KvPool& pool = args.pool;
+  const uint32_t n = pool.head_length;
+  const Batch& batch = *args.batch;
+  const auto finish_head = [&](float* head, Vector norm) {
+    if (norm != nullptr) kernels_.rms_norm(head, norm, n, args.epsilon, head);
+    if (args.rope.dimension_count != 0) rope_.turn(token, head);
+  };
+  for (uint32_t h = 0; h < args.head_count; ++h)
+    finish_head(args.query_out + (uint64_t{token} * args.head_count + h) * n, args.query_norm);
+
+  const uint32_t position = batch.positions[token];
+  const uint32_t* pages =
+      batch.page_tables + uint64_t{batch.token_rows[token]} * batch.page_table_stride;
+  const uint32_t page = pages[position / kPageTokens];
+  for (uint32_t h = 0; h < pool.head_count; ++h) {
+    const uint64_t offset = (uint64_t{token} * pool.head_count + h) * n;
+    const uint64_t row = (uint64_t{h} * kPageTokens + position % kPageTokens) * pool.row_bytes;
+    finish_head(scratch_.key + offset, args.key_norm);
+    write_kv_row(pool.type, scratch_.key + offset, n, pool.keys(args.layer, page) + row);
+    write_kv_row(pool.type, scratch_.value + offset, n, pool.values(args.layer, page) + row);
+  }
+}
+
+Status HostOps::attention(const AttentionArgs& args) {
+  WCUDA_TRY(check_batch(args.batch));
+  WCUDA_TRY(check_pool(args.pool, args.layer, args.head_count));
+  const Batch& batch = *args.batch;
+  const KvPool& pool = args.pool;
+  // Chunk c is tile c / heads, counted over the rows, of key-value head c % heads.
+  uint32_t tile_count = 0;
+  for (uint32_t r = 0; r < batch.row_count; ++r) {
+    const BatchRow& row = batch.rows[r];
+    WCUDA_CHECK(uint64_t{row.first_token} + row.token_count <= batch.token_count);
+    WCUDA_CHECK(row.token_count == 0 ||
+                (row.first_position + row.token_count - 1) / kPageTokens < batch.page_table_stride);
+    tile_count += static_cast<uint32_t>(ceil_div(row.token_count, kAttentionTileTokens));
+  }
+  const uint32_t group_size = args.head_count / pool.head_count;
+  const uint64_t token_stride = uint64_t{args.head_count} * pool.head_length;
+  pool_->parallel_for(tile_count * pool.head_count, [&](uint32_t chunk, uint32_t thread) {
+    uint32_t index = chunk / pool.head_count;
+    const uint32_t head = chunk % pool.head_count;
+    uint32_t r = 0;
+    for (;; ++r) {
+      const auto tiles =
+          static_cast<uint32_t>(ceil_div(batch.rows[r].token_count, kAttentionTileTokens));
+      if (index < tiles) break;
+      index -= tiles;
+    }
+    const BatchRow& row = batch.rows[r];
+    const uint32_t done = index * kAttentionTileTokens;
+    const uint64_t offset =
+        (row.first_token + done) * token_stride + uint64_t{head} * group_size * pool.head_length;
+    AttentionTile tile{};
+    tile.kv_type = static_cast<uint32_t>(pool.type);
+    tile.head_length = pool.head_length;
+    tile.row_bytes = pool.row_bytes;
+    tile.keys = pool.keys(args.layer, 0) + uint64_t{head} * kPageTokens * pool.row_bytes;
+    tile.values = pool.values(args.layer, 0) + uint64_t{head} * kPageTokens * pool.row_bytes;
+    tile.page_bytes = 2 * pool.plane_bytes();
+    tile.page_table = batch.page_tables + uint64_t{r} * batch.page_table_stride;
+    tile.query = args.query + offset;
+    tile.out = args.out + offset;
+    tile.token_stride = token_stride;
+    tile.token_count = std::min(kAttentionTileTokens, row.token_count - done);
+    tile.group_size = group_size;
+    tile.first_position = row.first_position + done;
+    tile.window = args.window;
+    tile.scale = args.scale;
+    tile.work = scratch_.attention + thread * attention_floats(limits_);
+    kernels_.attend(tile);
+  });
+  return {};
+}
+
+Status HostOps::project(const ProjectArgs& args) {
+  WCUDA_CHECK(args.token_count <= limits_.max_batch_tokens);
+  Product product;
+  product.weight = args.weight;
+  product.bias = args.bias;
+  product.output = Output::kAdd;
+  product.target = args.residual;
+  return linear_.run({args.x, args.token_count, args.weight.cols, nullptr, nullptr, 0.0f}, &product,
+                     1);
+}
+
+Status HostOps::feed_forward_input(const FeedForwardInputArgs& args) {
+  WCUDA_CHECK(args.token_count <= limits_.max_batch_tokens && args.norm != nullptr);
+  Product product;
+  product.weight = args.gate;
+  product.bias = args.gate_bias;
+  product.output =
+      args.activation == Activation::kSilu ? Output::kSiluMultiply : Output::kGeluMultiply;
+  product.target = args.out;
+  product.up = args.up;
+  product.up_bias = args.up_bias;
+  return linear_.run({args.x, args.token_count, args.gate.cols, nullptr, args.norm, args.epsilon},
+                     &product, 1);
+}
+
+Status HostOps::logits(const LogitsArgs& args) {
+  WCUDA_CHECK(args.logits_count <= limits_.max_logits_rows && args.norm != nullptr);
+  for (uint32_t i = 0; i < args.logits_count; ++i)
+    WCUDA_CHECK(args.token_indices[i] < limits_.max_batch_tokens);
+  Product product;
+  product.weight = args.output;
+  product.bias = args.bias;
+  product.target = args.logits;
+  return linear_.run(
+      {args.x, args.logits_count, args.output.cols, args.token_indices, args.norm, args.epsilon},
+      &product, 1);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Ops>> make_host_ops(uint32_t thread_count, const Kernels& kernels) {
+  WCUDA_ASSIGN(std::unique_ptr<ThreadPool> pool, ThreadPool::create(thread_count));
+  return std::unique_ptr<Ops>(new HostOps(std::move(pool), kernels));
+}
+
+Result<LayoutChoice> host_weight_layout(const Kernels& kernels, uint32_t type, uint32_t rows,
+                                        uint32_t cols) {
+  LayoutChoice choice{Linear::wants_records(kernels, type) ? Layout::kHost16 : Layout::kRows, 0};
+  WCUDA_ASSIGN(choice.bytes, quant::host_layout_bytes(type, choice.layout, rows, cols));
+  return choice;
+}
+
+}  // namespace wcuda::ops::host

@@ -1,0 +1,157 @@
+// Permuting rows of blocks into records of 16 rows, and back.
+#include "llm/quant/layout_host.h"
+
+#include <cinttypes>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <type_traits>
+
+#include "core/base/checked.h"
+#include "llm/quant/format.h"
+
+namespace wcuda::quant {
+namespace {
+
+// Fields by offset, unit bytes, unit count; together they are the whole block.
+constexpr RecordFormat kRecordFormats[] = {
+    {0, 1, {{0, 4, 1}}},                                            // F32
+    {1, 1, {{0, 2, 1}}},                                            // F16
+    {30, 1, {{0, 2, 1}}},                                           // BF16
+    {2, 2, {{0, 2, 1}, {2, 4, 4}}},                                 // Q4_0: d, qs
+    {3, 2, {{0, 2, 2}, {4, 4, 4}}},                                 // Q4_1: d m, qs
+    {6, 3, {{0, 2, 1}, {2, 4, 1}, {6, 4, 4}}},                      // Q5_0: d, qh, qs
+    {8, 2, {{0, 2, 1}, {2, 4, 8}}},                                 // Q8_0: d, qs
+    {12, 3, {{0, 2, 2}, {4, 4, 3}, {16, 4, 32}}},                   // Q4_K: d dmin, scales, qs
+    {13, 4, {{0, 2, 2}, {4, 4, 3}, {16, 4, 8}, {48, 4, 32}}},       // Q5_K: d dmin, scales, qh, qs
+    {14, 4, {{0, 4, 32}, {128, 4, 16}, {192, 4, 4}, {208, 2, 1}}},  // Q6_K: ql, qh, scales, d
+};
+
+struct Shape {
+  const RecordFormat* format = nullptr;
+  uint32_t block_bytes = 0;
+  uint64_t block_count = 0;  // of a row
+  uint64_t row_bytes = 0;
+};
+
+Result<Shape> find_shape(uint32_t type, Layout layout, uint32_t cols) {
+  Shape shape;
+  const Format* format = find_format(type);
+  if (format == nullptr) return Status::error(WCUDA_UNSUPPORTED, "unknown tensor type %u", type);
+  WCUDA_ASSIGN(shape.row_bytes, row_bytes(*format, cols));
+  shape.block_bytes = format->block_bytes;
+  shape.block_count = cols / format->block_elements;
+  if (layout == Layout::kRows) return shape;
+  if (layout != Layout::kHost16)
+    return Status::error(WCUDA_UNSUPPORTED, "layout %u is not one of the host's",
+                         static_cast<uint32_t>(layout));
+  shape.format = find_record_format(type);
+  if (shape.format == nullptr)
+    return Status::error(WCUDA_UNSUPPORTED, "tensor type %s has no layout of 16-row records",
+                         format->name);
+  return shape;
+}
+
+Status check_rows(uint32_t rows, uint32_t first_row, uint32_t row_count) {
+  if (first_row > rows || row_count > rows - first_row)
+    return Status::error(WCUDA_OUT_OF_RANGE, "rows %u to %" PRIu64 " of a matrix of %u", first_row,
+                         uint64_t{first_row} + row_count, rows);
+  return {};
+}
+
+// Copies one field of `lane_count` rows, the first of which is lane `lane` of its strip.
+template <class Unit, bool kPack>
+void copy_field(const RecordField& field, uint32_t lane, uint32_t lane_count, uint64_t row_bytes,
+                std::conditional_t<kPack, const uint8_t, uint8_t>* blocks,
+                std::conditional_t<kPack, uint8_t, const uint8_t>* record) {
+  auto* source = blocks + field.offset;
+  auto* packed = record + uint64_t{field.offset} * kStripRows + lane * sizeof(Unit);
+  for (uint32_t unit = 0; unit < field.unit_count; ++unit) {
+    for (uint32_t i = 0; i < lane_count; ++i) {
+      if constexpr (kPack)
+        std::memcpy(packed + i * sizeof(Unit), source + i * row_bytes, sizeof(Unit));
+      else
+        std::memcpy(source + i * row_bytes, packed + i * sizeof(Unit), sizeof(Unit));
+    }
+    source += sizeof(Unit);
+    packed += kStripRows * sizeof(Unit);
+  }
+}
+
+// Moves rows between file order and records; `rows` is at the first of them.
+template <bool kPack>
+void copy_rows(const Shape& shape, uint32_t first_row, uint32_t row_count,
+               std::conditional_t<kPack, const uint8_t, uint8_t>* rows,
+               std::conditional_t<kPack, uint8_t, const uint8_t>* matrix) {
+  while (row_count > 0) {
+    const uint32_t lane = first_row % kStripRows;
+    const uint32_t lane_count = row_count < kStripRows - lane ? row_count : kStripRows - lane;
+    auto* record = matrix + uint64_t{first_row / kStripRows} * kStripRows * shape.row_bytes;
+    auto* blocks = rows;
+    for (uint64_t block = 0; block < shape.block_count; ++block) {
+      for (uint32_t i = 0; i < shape.format->field_count; ++i) {
+        const RecordField& field = shape.format->fields[i];
+        if (field.unit_bytes == 4)
+          copy_field<uint32_t, kPack>(field, lane, lane_count, shape.row_bytes, blocks, record);
+        else
+          copy_field<uint16_t, kPack>(field, lane, lane_count, shape.row_bytes, blocks, record);
+      }
+      blocks += shape.block_bytes;
+      record += uint64_t{shape.block_bytes} * kStripRows;
+    }
+    rows += lane_count * shape.row_bytes;
+    first_row += lane_count;
+    row_count -= lane_count;
+  }
+}
+
+}  // namespace
+
+const RecordFormat* find_record_format(uint32_t type) {
+  for (const RecordFormat& format : kRecordFormats)
+    if (format.type == type) return &format;
+  return nullptr;
+}
+
+Result<uint64_t> host_layout_bytes(uint32_t type, Layout layout, uint32_t rows, uint32_t cols) {
+  WCUDA_ASSIGN(const Shape shape, find_shape(type, layout, cols));
+  const uint64_t stored = layout == Layout::kRows ? rows : align_up(rows, kStripRows);
+  uint64_t bytes = 0;
+  if (!checked_mul(stored, shape.row_bytes, &bytes))
+    return Status::error(WCUDA_UNSUPPORTED, "a matrix of %u rows of %" PRIu64 " bytes is too large",
+                         rows, shape.row_bytes);
+  return bytes;
+}
+
+Status pack_host(uint32_t type, Layout layout, uint32_t rows, uint32_t cols, uint32_t first_row,
+                 uint32_t row_count, const uint8_t* file_rows, uint8_t* target) {
+  WCUDA_ASSIGN(const Shape shape, find_shape(type, layout, cols));
+  WCUDA_TRY(check_rows(rows, first_row, row_count));
+  if (layout == Layout::kRows) {
+    std::memcpy(target + first_row * shape.row_bytes, file_rows, row_count * shape.row_bytes);
+    return {};
+  }
+  copy_rows<true>(shape, first_row, row_count, file_rows, target);
+  if (row_count == 0 || first_row + row_count != rows) return {};
+  // The padding: one row of zero bytes for each lane past the end.
+  const std::unique_ptr<uint8_t[]> zeros(new (std::nothrow) uint8_t[shape.row_bytes]());
+  if (rows % kStripRows != 0 && !zeros)
+    return Status::error(WCUDA_OUT_OF_HOST_MEMORY, "no %" PRIu64 " bytes for a row of padding",
+                         shape.row_bytes);
+  for (uint64_t row = rows; row < align_up(rows, kStripRows); ++row)
+    copy_rows<true>(shape, static_cast<uint32_t>(row), 1, zeros.get(), target);
+  return {};
+}
+
+Status unpack_host(uint32_t type, Layout layout, uint32_t rows, uint32_t cols, uint32_t first_row,
+                   uint32_t row_count, const uint8_t* matrix, uint8_t* file_rows) {
+  WCUDA_ASSIGN(const Shape shape, find_shape(type, layout, cols));
+  WCUDA_TRY(check_rows(rows, first_row, row_count));
+  if (layout == Layout::kRows)
+    std::memcpy(file_rows, matrix + first_row * shape.row_bytes, row_count * shape.row_bytes);
+  else
+    copy_rows<false>(shape, first_row, row_count, file_rows, matrix);
+  return {};
+}
+
+}  // namespace wcuda::quant

@@ -1,3 +1,0 @@
-// The same in C++17.
-#define COMPAT_USE compat_use_cpp
-#include "api/compat_use.c"

@@ -1,3 +1,0 @@
-// The same in C++17.
-#define HEADER_USE header_use_cpp
-#include "api/header_use.c"

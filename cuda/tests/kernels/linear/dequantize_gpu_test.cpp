@@ -1,0 +1,139 @@
+// dequantize and embed give the bits of the host's unpackers, for every type.
+#include <gtest/gtest.h>
+
+#include "kernels/linear/dequantize.h"
+#include "kernels/ptx/code.h"
+#include "kernels/step/embed.h"
+#include "llm/quant/random_records.h"
+#include "support/device_array.h"
+
+namespace wcuda::kernels {
+namespace {
+
+using testing::DeviceArray;
+using testing::random_matrix;
+using testing::RandomMatrix;
+
+Matrix on_device(const RandomMatrix& random, const DeviceArray<uint8_t>& records) {
+  return {records.data(), random.format->id, random.rows, random.cols};
+}
+
+// Columns that fill no tile, and for plain types not even 16 bytes.
+std::vector<uint32_t> column_counts(const quant::Format& format) {
+  if (format.block_elements == 1) return {8, 72, 75, 320, 1096};
+  return {format.block_elements, 3 * format.block_elements, 11 * format.block_elements};
+}
+
+void expect_rows(const RandomMatrix& random, uint32_t first_row, uint32_t row_count,
+                 const Launch& launch) {
+  const DeviceArray<uint8_t> records(random.records);
+  const uint64_t count = uint64_t{row_count} * random.cols;
+  const float* expected = &random.values[uint64_t{first_row} * random.cols];
+  DeviceArray<float> f32(count);
+  DeviceArray<uint16_t> f16(count), bf16(count);
+  f32.fill(0xff);
+  f16.fill(0xff);
+  bf16.fill(0xff);
+
+  const Matrix matrix = on_device(random, records);
+  ASSERT_EQ(dequantize(matrix, first_row, row_count, ElementType::kF32, f32.data(), launch), 0);
+  ASSERT_EQ(dequantize(matrix, first_row, row_count, ElementType::kF16, f16.data(), launch), 0);
+  ASSERT_EQ(dequantize(matrix, first_row, row_count, ElementType::kBf16, bf16.data(), launch), 0);
+  const std::vector<float> f32_values = f32.read();
+  const std::vector<uint16_t> f16_values = f16.read(), bf16_values = bf16.read();
+
+  ASSERT_EQ(f32_values.size(), count);
+  ASSERT_EQ(f16_values.size(), count);
+  ASSERT_EQ(bf16_values.size(), count);
+  for (uint64_t i = 0; i < count; ++i) {
+    ASSERT_EQ(float_bits(f32_values[i]), float_bits(expected[i])) << i;
+    ASSERT_EQ(f16_values[i], float_to_half(expected[i])) << i;
+    ASSERT_EQ(bf16_values[i], float_to_bf16(expected[i])) << i;
+  }
+}
+
+TEST(GpuDequantize, gives_the_bits_of_the_host_for_every_format) {
+  size_t count = 0;
+  for (const quant::Format* format : testing::loadable_formats()) {
+    for (const uint32_t cols : column_counts(*format)) {
+      SCOPED_TRACE(std::string(format->name) + " x " + std::to_string(cols));
+      const RandomMatrix matrix = random_matrix(*format, 37, cols);
+      ASSERT_FALSE(matrix.values.empty());
+
+      expect_rows(matrix, 0, 37, {});
+      expect_rows(matrix, 5, 21, {});
+      if (HasFatalFailure()) return;
+    }
+    ++count;
+  }
+  EXPECT_EQ(count, 28u);
+}
+
+TEST(GpuDequantize, dependent_launches_in_a_row_give_the_same_bits) {
+  Launch launch;
+  launch.is_dependent = true;
+  launch.compute_capability = kernels::launch_capability();
+  for (const quant::Format* format : testing::loadable_formats())
+    if (format->id == 12 || format->id == 8)
+      expect_rows(random_matrix(*format, 100, 1024), 0, 100, launch);
+}
+
+TEST(GpuDequantize, rejects_rows_outside_the_matrix_and_unknown_types) {
+  DeviceArray<uint8_t> records(4096);
+  DeviceArray<float> out(4096);
+  const Matrix matrix{records.data(), 8, 16, 64};
+
+  EXPECT_EQ(dequantize(matrix, 17, 0, ElementType::kF32, out.data(), {}), cudaErrorInvalidValue);
+  EXPECT_EQ(dequantize(matrix, 8, 9, ElementType::kF32, out.data(), {}), cudaErrorInvalidValue);
+  EXPECT_EQ(dequantize({records.data(), 4, 16, 64}, 0, 16, ElementType::kF32, out.data(), {}),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(dequantize(matrix, 16, 0, ElementType::kF32, out.data(), {}), cudaSuccess);
+}
+
+TEST(GpuEmbed, gives_the_bits_of_the_host_for_every_format) {
+  const std::vector<int32_t> tokens = {0, 36, 5, 16, 15, 5};
+  const DeviceArray<int32_t> device_tokens(tokens);
+  size_t count = 0;
+  for (const quant::Format* format : testing::loadable_formats()) {
+    for (const uint32_t cols : column_counts(*format)) {
+      SCOPED_TRACE(std::string(format->name) + " x " + std::to_string(cols));
+      const RandomMatrix matrix = random_matrix(*format, 37, cols);
+      const DeviceArray<uint8_t> records(matrix.records);
+      DeviceArray<float> out(tokens.size() * cols);
+      out.fill(0xff);
+
+      ASSERT_EQ(embed(device_tokens.data(), 6, on_device(matrix, records), 1.7f, out.data(), {}),
+                0);
+      const std::vector<float> values = out.read();
+
+      ASSERT_EQ(values.size(), tokens.size() * cols);
+      for (uint64_t i = 0; i < values.size(); ++i) {
+        const float expected =
+            matrix.values[static_cast<uint64_t>(tokens[i / cols]) * cols + i % cols] * 1.7f;
+        ASSERT_EQ(float_bits(values[i]), float_bits(expected)) << i;
+      }
+    }
+    ++count;
+  }
+  EXPECT_EQ(count, 28u);
+}
+
+TEST(GpuEmbed, a_token_outside_the_table_takes_the_last_row) {
+  const DeviceArray<int32_t> tokens(std::vector<int32_t>{-1, 20, INT32_MAX, INT32_MIN, 3});
+  for (const quant::Format* format : testing::loadable_formats()) {
+    if (format->id != 14) continue;
+    const RandomMatrix matrix = random_matrix(*format, 20, 512);
+    const DeviceArray<uint8_t> records(matrix.records);
+    DeviceArray<float> out(5 * 512);
+
+    ASSERT_EQ(embed(tokens.data(), 5, on_device(matrix, records), 1.0f, out.data(), {}), 0);
+    const std::vector<float> values = out.read();
+
+    ASSERT_EQ(values.size(), 5u * 512);
+    for (uint32_t i = 0; i < values.size(); ++i)
+      ASSERT_EQ(values[i], matrix.values[(i < 4 * 512 ? 19 : 3) * 512 + i % 512]) << i;
+  }
+}
+
+}  // namespace
+}  // namespace wcuda::kernels

@@ -1,0 +1,152 @@
+// Steps that fail as a whole: no length moves, and the later ticket ends for the same cause.
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "core/backend/open.h"
+#include "llm/engine/engine.h"
+#include "llm/model/tiny_model.h"
+
+namespace wcuda::engine {
+namespace {
+
+// The host's operations, of which the k-th feed-forward fails once k reaches zero.
+class FailingOps : public ops::Ops {
+ public:
+  FailingOps(std::unique_ptr<ops::Ops> inner, std::atomic<int>* countdown)
+      : inner_(std::move(inner)), countdown_(countdown) {}
+  uint64_t scratch_bytes(const ops::Limits& l) const override { return inner_->scratch_bytes(l); }
+  Status prepare(const ops::Limits& l, void* scratch) override {
+    return inner_->prepare(l, scratch);
+  }
+  Status warm_up() override { return inner_->warm_up(); }
+  Status begin_step(const ops::Batch& b, const ops::KvPool& p, uint32_t w) override {
+    return inner_->begin_step(b, p, w);
+  }
+  Status embed(const ops::EmbedArgs& a) override { return inner_->embed(a); }
+  Status attention_input(const ops::AttentionInputArgs& a) override {
+    return inner_->attention_input(a);
+  }
+  Status attention(const ops::AttentionArgs& a) override { return inner_->attention(a); }
+  Status project(const ops::ProjectArgs& a) override { return inner_->project(a); }
+  Status feed_forward_input(const ops::FeedForwardInputArgs& a) override {
+    if ((*countdown_)-- == 0) return Status::error(WCUDA_DEVICE_ERROR, "injected failure");
+    return inner_->feed_forward_input(a);
+  }
+  Status logits(const ops::LogitsArgs& a) override { return inner_->logits(a); }
+
+ private:
+  std::unique_ptr<ops::Ops> inner_;
+  std::atomic<int>* countdown_;
+};
+
+class FailingStep : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    OpenOptions open;
+    open.backend = WCUDA_BACKEND_HOST;
+    open.host_thread_count = 1;
+    auto opened = open_backend(open);
+    ASSERT_TRUE(opened.ok());
+    memory_ = vram::Memory::create(opened->backend, 0);
+    file_bytes_ = testing::TinyModel{}.build();
+    auto source = gguf::open_memory(file_bytes_.data(), file_bytes_.size());
+    ASSERT_TRUE(source.ok());
+    auto file = gguf::Gguf::open(source.take());
+    ASSERT_TRUE(file.ok());
+    auto model = model::Model::load(memory_, file.take(), {});
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    auto ops = ops::make_ops(opened->backend);
+    ASSERT_TRUE(ops.ok());
+    wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
+    options.max_sequence_tokens = 128;
+    auto engine = Engine::create(model.take(), options,
+                                 std::make_unique<FailingOps>(ops.take(), &countdown_));
+    ASSERT_TRUE(engine.ok()) << engine.status().message();
+    engine_ = engine.take();
+    sequence_ = engine_->create_sequence().take();
+  }
+
+  Result<uint64_t> submit(std::shared_ptr<Sequence> sequence, const std::vector<int32_t>& tokens) {
+    RowInput row{};
+    row.sequence = std::move(sequence);
+    row.tokens = tokens.data();
+    row.token_count = static_cast<uint32_t>(tokens.size());
+    row.sample = true;
+    return engine_->submit({row});
+  }
+  Result<uint64_t> feed(std::shared_ptr<Sequence> sequence) {
+    RowInput row{};
+    row.sequence = std::move(sequence);
+    row.token_count = 1;
+    row.feed_sampled = true;
+    row.sample = true;
+    return engine_->submit({row});
+  }
+  Status wait(uint64_t ticket) {
+    wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
+    output.rows = &row_;
+    output.row_capacity = 1;
+    return engine_->wait(ticket, -1, &output);
+  }
+
+  std::atomic<int> countdown_{1 << 30};
+  std::string file_bytes_;
+  std::shared_ptr<vram::Memory> memory_;
+  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<Sequence> sequence_;
+  wcuda_row_result row_{};
+};
+
+TEST_F(FailingStep, leaves_lengths_and_outputs_and_fails_the_later_ticket_too) {
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  ASSERT_TRUE(wait(submit(sequence_, tokens).take()).ok());
+  row_.token = 4242;
+
+  countdown_ = 1;
+  const uint64_t first = submit(sequence_, tokens).take();
+  const uint64_t second = feed(sequence_).take();
+  EXPECT_EQ(engine_->length(*sequence_), 7u);
+  const Status one = wait(first);
+  EXPECT_EQ(engine_->length(*sequence_), 3u);
+  const Status two = wait(second);
+
+  EXPECT_EQ(one.code(), WCUDA_DEVICE_ERROR);
+  EXPECT_STREQ(one.message(), "injected failure");
+  EXPECT_STREQ(two.message(), "injected failure");
+  EXPECT_EQ(row_.token, 4242);
+  EXPECT_EQ(engine_->length(*sequence_), 3u);
+  EXPECT_EQ(engine_->info().free_page_count, engine_->info().limits.page_count - 1);
+}
+
+TEST_F(FailingStep, the_engine_goes_on_after_it_with_the_same_result) {
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  ASSERT_TRUE(wait(submit(sequence_, tokens).take()).ok());
+  const int32_t expected = row_.token;
+  const auto other = engine_->create_sequence().take();
+
+  countdown_ = 0;
+  EXPECT_FALSE(wait(submit(other, tokens).take()).ok());
+  EXPECT_EQ(engine_->length(*other), 0u);
+  EXPECT_TRUE(wait(submit(other, tokens).take()).ok());
+
+  EXPECT_EQ(row_.token, expected);
+}
+
+TEST_F(FailingStep, a_fork_made_meanwhile_goes_back_too) {
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  ASSERT_TRUE(wait(submit(sequence_, tokens).take()).ok());
+
+  countdown_ = 0;
+  const uint64_t ticket = submit(sequence_, tokens).take();
+  const auto fork = engine_->fork(sequence_).take();
+  EXPECT_EQ(engine_->length(*fork), 6u);
+  EXPECT_FALSE(wait(ticket).ok());
+
+  EXPECT_EQ(engine_->length(*fork), 3u);
+  EXPECT_EQ(feed(fork).status().code(), WCUDA_INVALID_STATE);
+  EXPECT_TRUE(wait(submit(fork, tokens).take()).ok());
+}
+
+}  // namespace
+}  // namespace wcuda::engine

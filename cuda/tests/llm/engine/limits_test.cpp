@@ -1,0 +1,100 @@
+#include "llm/engine/limits.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+namespace wcuda::engine {
+namespace {
+
+// The shape of a 135M model.
+model::Config config() {
+  model::Config config;
+  config.layer_count = 30;
+  config.vocabulary_size = 49152;
+  config.embedding_length = 576;
+  config.feed_forward_length = 1536;
+  config.head_count = 9;
+  config.kv_head_count = 3;
+  config.head_length = 64;
+  config.context_length = 8192;
+  return config;
+}
+
+TEST(EngineLimits, zeros_become_the_documented_defaults) {
+  const wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
+
+  const auto limits = resolve_limits(options, config());
+
+  ASSERT_TRUE(limits.ok());
+  EXPECT_EQ(limits->max_sequences, 16u);
+  EXPECT_EQ(limits->max_batch_tokens, 512u);
+  EXPECT_EQ(limits->max_batch_rows, 16u);
+  EXPECT_EQ(limits->max_sequence_tokens, 8192u);
+  EXPECT_EQ(limits->max_logits_rows, 16u);
+  EXPECT_EQ(limits->page_count, 8192u / 64);
+}
+
+TEST(EngineLimits, refuses_unknown_flags_types_and_excess) {
+  wcuda_engine_options flags = WCUDA_ENGINE_OPTIONS_INIT;
+  flags.flags = uint64_t{1} << 40;
+  wcuda_engine_options type = WCUDA_ENGINE_OPTIONS_INIT;
+  type.kv_type = 3;
+  wcuda_engine_options top = WCUDA_ENGINE_OPTIONS_INIT;
+  top.max_top_logprobs = 129;
+
+  EXPECT_EQ(resolve_limits(flags, config()).status().code(), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(resolve_limits(type, config()).status().code(), WCUDA_INVALID_ARGUMENT);
+  EXPECT_STREQ(resolve_limits(top, config()).status().message(),
+               "engine option max_top_logprobs is 129, at most 128 is possible");
+}
+
+TEST(EngineLimits, kv_bytes_follow_from_pages_heads_and_type) {
+  wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
+  options.max_sequences = 1;
+  options.max_sequence_tokens = 100;
+  options.kv_tokens = 100;
+  const auto limits = resolve_limits(options, config());
+  ASSERT_TRUE(limits.ok());
+
+  const auto layout = plan_layout(*limits, config(), 0, 0);
+
+  ASSERT_TRUE(layout.ok());
+  EXPECT_EQ(limits->page_count, 2u);
+  EXPECT_EQ(layout->page_bytes, 30u * 2 * 3 * 64 * (64 * 2));
+  EXPECT_EQ(layout->kv_bytes, 2 * layout->page_bytes + align_up(101 * 4, 256));
+}
+
+TEST(EngineLimits, regions_do_not_overlap_and_are_aligned) {
+  wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
+  options.max_batch_tokens = 3;
+  options.max_top_logprobs = 5;
+  const auto limits = resolve_limits(options, config());
+  ASSERT_TRUE(limits.ok());
+
+  const auto layout = plan_layout(*limits, config(), 777, 64);
+
+  ASSERT_TRUE(layout.ok());
+  const uint64_t offsets[] = {layout->x,      layout->query,        layout->attention,
+                              layout->hidden, layout->ops,          layout->runner,
+                              layout->ticket, layout->scratch_bytes};
+  for (size_t i = 0; i + 1 < std::size(offsets); ++i) EXPECT_LT(offsets[i], offsets[i + 1]) << i;
+  for (const uint64_t offset : offsets) EXPECT_EQ(offset % 256, 0u);
+  EXPECT_GE(layout->runner - layout->ops, 777u);
+  EXPECT_EQ(layout->scratch_bytes, layout->ticket + 2 * layout->ticket_stride);
+}
+
+TEST(EngineLimits, sizes_past_all_bounds_are_an_error) {
+  wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
+  options.kv_tokens = uint64_t{1} << 34;
+  model::Config huge = config();
+  huge.layer_count = 1u << 31;
+  huge.kv_head_count = 1u << 31;
+  const auto limits = resolve_limits(options, huge);
+  ASSERT_TRUE(limits.ok());
+
+  EXPECT_EQ(plan_layout(*limits, huge, 0, 0).status().code(), WCUDA_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace wcuda::engine

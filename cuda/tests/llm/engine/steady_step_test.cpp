@@ -1,0 +1,233 @@
+// Steps once everything has been set up: what submitting one asks of the backend, and that it waits
+// for nothing.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "api/base/context.h"
+#include "core/backend/open.h"
+#include "core/backend/trace_backend.h"
+#include "llm/engine/engine_fixture.h"
+
+namespace wcuda::testing {
+namespace {
+
+const std::vector<int32_t> kPrompt = {3, 1, 4, 1, 5, 9, 2, 6};
+
+class SteadyStep : public EngineFixture {
+ protected:
+  void open_context() override {
+    OpenOptions open;
+    open.backend = GetParam();
+    if (GetParam() == WCUDA_BACKEND_HOST) open.host_thread_count = 2;
+    auto opened = open_backend(open);
+    ASSERT_TRUE(opened.ok()) << opened.status().message();
+    backend_ = opened->backend;
+    const auto traced =
+        std::make_shared<TraceBackend>(backend_, [this](const Call& call, const Status&) {
+          const std::lock_guard<std::mutex> lock(mutex_);
+          if (is_tracing_) calls_.push_back(call);
+        });
+    auto object = std::make_shared<api::Context>();
+    object->info = WCUDA_CONTEXT_INFO_INIT;
+    object->info.backend = GetParam();
+    object->info.host_thread_count = backend_->host_thread_count();
+    object->memory = vram::Memory::create(traced, 0);
+    context_.id = *api::insert(api::Kind::kContext, std::move(object));
+  }
+
+  // The backend calls of a body, in any thread.
+  template <class Body>
+  std::vector<Call> calls_of(Body body) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      calls_.clear();
+      is_tracing_ = true;
+    }
+    body();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    is_tracing_ = false;
+    return calls_;
+  }
+  static std::string names(const std::vector<Call>& calls) {
+    std::string text;
+    for (const Call& call : calls) text += std::string(call.name) + " ";
+    return text;
+  }
+
+  // Sequences that have taken the prompt and sampled.
+  std::vector<wcuda_sequence> begin_sequences(uint32_t count) {
+    std::vector<wcuda_sequence> sequences;
+    for (uint32_t i = 0; i < count; ++i) {
+      sequences.push_back(create_sequence());
+      wait(submit({token_row(sequences.back(), kPrompt, WCUDA_ROW_SAMPLE)}));
+    }
+    return sequences;
+  }
+
+  std::shared_ptr<Backend> backend_;
+
+ private:
+  std::mutex mutex_;
+  bool is_tracing_ = false;
+  std::vector<Call> calls_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Host, SteadyStep, ::testing::Values(WCUDA_BACKEND_HOST));
+INSTANTIATE_TEST_SUITE_P(Gpu, SteadyStep, ::testing::Values(WCUDA_BACKEND_CUDA));
+
+TEST_P(SteadyStep, submit_allocates_nothing_and_waits_for_nothing) {
+  create_engine(small_options());
+  ASSERT_OK(wcuda_engine_warm_up(engine_, &error_));
+  const std::vector<wcuda_sequence> sequences = begin_sequences(3);
+  wcuda_sampling filtered = WCUDA_SAMPLING_INIT;
+  filtered.temperature = 0.8f;
+  filtered.top_k = 5;
+  filtered.top_logprobs = 3;
+
+  // Past two borders of pages, greedy and filtered in turn, two steps in flight.
+  uint64_t before = 0;
+  for (uint32_t step = 0; step < 130; ++step) {
+    std::vector<wcuda_row> rows;
+    for (const wcuda_sequence sequence : sequences) {
+      rows.push_back(feed_row(sequence));
+      if (step % 2) rows.back().sampling = &filtered;
+    }
+    uint64_t ticket = 0;
+    const std::vector<Call> submitted = calls_of([&] { ticket = submit(rows); });
+    for (const Call& call : submitted) {
+      const bool is_input = std::string(call.name) == "copy_to_device_async";
+      ASSERT_TRUE(call.kind == CallKind::kLaunch || call.kind == CallKind::kOther || is_input)
+          << "step " << step << ": " << call.name << " of " << names(submitted);
+    }
+    if (GetParam() == WCUDA_BACKEND_CUDA) {
+      ASSERT_EQ(names(submitted),
+                "copy_to_device_async event_record stream_wait event_record graph_launch "
+                "event_record ")
+          << "step " << step;
+    }
+    if (before == 0) {
+      before = ticket;
+      continue;
+    }
+    StepResult result;
+    const std::vector<Call> waited =
+        calls_of([&] { EXPECT_EQ(try_wait(before, &result), WCUDA_OK) << error_.message; });
+    for (const Call& call : waited)
+      ASSERT_NE(call.kind, CallKind::kAllocate) << "step " << step << ": " << names(waited);
+    before = ticket;
+  }
+  wait(before);
+}
+
+// On CUDA the first step of a shape captures a graph, of either ticket, and says so; after a
+// warm-up none has to. The host captures nothing.
+TEST_P(SteadyStep, tells_when_it_had_to_capture) {
+  const bool is_cuda = GetParam() == WCUDA_BACKEND_CUDA;
+  wcuda_sampling filtered = WCUDA_SAMPLING_INIT;
+  filtered.temperature = 0.8f;
+  filtered.top_k = 5;
+  for (const bool is_warm : {false, true}) {
+    SCOPED_TRACE(is_warm);
+    create_engine(small_options());
+    if (is_warm) {
+      ASSERT_OK(wcuda_engine_warm_up(engine_, &error_));
+    }
+    const wcuda_sequence sequence = create_sequence();
+    EXPECT_FALSE(wait(submit({token_row(sequence, kPrompt, WCUDA_ROW_SAMPLE)})).captured);
+    for (const wcuda_sampling* const sampling : {static_cast<const wcuda_sampling*>(nullptr),
+                                                 static_cast<const wcuda_sampling*>(&filtered)}) {
+      std::vector<bool> captured;
+      for (int step = 0; step < 6; ++step) {
+        wcuda_row row = feed_row(sequence);
+        row.sampling = sampling;
+        captured.push_back(wait(submit({row})).captured);
+      }
+      EXPECT_EQ(captured[0], is_cuda && !is_warm);
+      if (is_warm) {
+        EXPECT_FALSE(captured[1]);
+      }
+      for (int step = 2; step < 6; ++step) EXPECT_FALSE(captured[step]) << step;
+    }
+    wcuda_sequence_destroy(sequence);
+    sequences_.clear();
+    wcuda_engine_destroy(engine_);
+    engine_.id = 0;
+  }
+}
+
+// A device that is busy for some 50 ms, by writes that come before the engine's steps.
+class BusyDevice : public SteadyStep {
+ protected:
+  static constexpr uint64_t kBytes = uint64_t{4} << 30;
+  static constexpr uint32_t kWrites = 50;
+
+  void TearDown() override {
+    if (event_.id != 0) {
+      EXPECT_TRUE(backend_->event_destroy(event_).ok());
+    }
+    if (memory_ != nullptr) {
+      EXPECT_TRUE(backend_->synchronize().ok());
+      EXPECT_TRUE(backend_->free(MemoryKind::kDevice, memory_, kBytes).ok());
+    }
+    backend_.reset();
+    SteadyStep::TearDown();
+  }
+
+  void make_busy(Stream steps) {
+    auto memory = backend_->allocate(MemoryKind::kDevice, kBytes);
+    ASSERT_TRUE(memory.ok()) << memory.status().message();
+    memory_ = *memory;
+    auto event = backend_->event_create();
+    ASSERT_TRUE(event.ok()) << event.status().message();
+    event_ = *event;
+    for (uint32_t i = 0; i < kWrites; ++i)
+      ASSERT_TRUE(backend_->fill(memory_, kBytes, i, 4, Stream{}).ok());
+    ASSERT_TRUE(backend_->event_record(event_, Stream{}).ok());
+    ASSERT_TRUE(backend_->stream_wait(steps, event_).ok());
+  }
+  bool is_busy() {
+    const Result<bool> is_done = backend_->event_done(event_);
+    EXPECT_TRUE(is_done.ok()) << is_done.status().message();
+    return is_done.ok() && !*is_done;
+  }
+
+  void* memory_ = nullptr;
+  Event event_{};
+};
+
+INSTANTIATE_TEST_SUITE_P(Gpu, BusyDevice, ::testing::Values(WCUDA_BACKEND_CUDA));
+
+TEST_P(BusyDevice, submit_and_health_return_while_the_step_cannot_begin) {
+  create_engine(small_options());
+  ASSERT_OK(wcuda_engine_warm_up(engine_, &error_));
+  const wcuda_sequence sequence = begin_sequences(1).at(0);
+  uint64_t ticket = 0;
+  const std::vector<Call> calls = calls_of([&] { ticket = submit({feed_row(sequence)}); });
+  wait(ticket);
+  wcuda_health health = WCUDA_HEALTH_INIT;
+  ASSERT_OK(wcuda_health_get(context_, &health, &error_));  // opens NVML
+  ASSERT_FALSE(calls.empty());
+  make_busy(calls.back().stream);
+
+  const uint64_t first = submit({feed_row(sequence)});
+  const uint64_t second = submit({feed_row(sequence)});
+  EXPECT_TRUE(is_busy()) << "a submit has waited";
+  ASSERT_OK(wcuda_health_get(context_, &health, &error_));
+  EXPECT_TRUE(is_busy()) << "the report has waited, " << health.duration_ns << " ns";
+
+  EXPECT_EQ(health.state, WCUDA_HEALTH_OK) << health.message;
+  EXPECT_EQ(health.nonresident_count, 0u);
+  EXPECT_GT(health.allocation_count, 0u);
+  EXPECT_GT(health.temperature_celsius, 0);
+  EXPECT_GE(health.ecc_error_count, 0);
+  EXPECT_LT(health.duration_ns, 10000000u);
+  wait(first);
+  wait(second);
+}
+
+}  // namespace
+}  // namespace wcuda::testing

@@ -1,0 +1,611 @@
+// Attention on CUDA against naive versions in double precision.
+#include <gtest/gtest.h>
+
+#include "tests/llm/ops/gpu_attention_fixture.h"
+
+namespace wcuda::ops {
+namespace {
+
+using host::Pool;
+using host::Random;
+using host::Step;
+using Shapes = std::vector<std::pair<uint32_t, uint32_t>>;  // token counts, first positions
+
+constexpr KvType kKvTypes[] = {KvType::kF16, KvType::kQ8_0, KvType::kFp8E4m3};
+
+Limits make_limits(uint32_t heads, uint32_t kv_heads, uint32_t head_length) {
+  Limits limits{};
+  limits.max_batch_tokens = 1024;
+  limits.max_batch_rows = 64;
+  limits.max_logits_rows = 64;
+  limits.max_sequence_tokens = 8192;
+  limits.head_count = heads;
+  limits.kv_head_count = kv_heads;
+  limits.head_length = head_length;
+  return limits;
+}
+
+uint32_t pages_of(const Shapes& shapes) {
+  uint32_t pages = 1;
+  for (const auto& [count, first] : shapes) pages += (first + count - 1) / kPageTokens + 1;
+  return pages;
+}
+
+// A pool on the device that is the copy of a host's.
+struct DevicePool {
+  DeviceBytes bytes;
+  KvPool pool;
+  explicit DevicePool(const Pool& host) : bytes(host.bytes), pool(host.pool) {
+    pool.data = bytes.as<uint8_t>();
+  }
+};
+
+struct Case {
+  uint32_t heads, kv_heads, head_length, window;
+};
+
+// What one layer of a pool holds, decoded: (pages, 2, heads, 64, head_length).
+struct DecodedPool {
+  uint32_t heads, n;
+  std::vector<float> values;
+  explicit DecodedPool(const Pool& pool) : heads(pool.pool.head_count), n(pool.pool.head_length) {
+    values.reserve(uint64_t{pool.pool.page_count} * 2 * heads * kPageTokens * n);
+    for (uint32_t page = 0; page < pool.pool.page_count; ++page)
+      for (bool value : {false, true})
+        for (uint32_t h = 0; h < heads; ++h)
+          for (uint32_t slot = 0; slot < kPageTokens; ++slot)
+            for (double element : pool.read(0, page, value, h, slot))
+              values.push_back(static_cast<float>(element));
+  }
+  const float* row(uint32_t page, bool value, uint32_t h, uint32_t slot) const {
+    return values.data() + (((uint64_t{page} * 2 + value) * heads + h) * kPageTokens + slot) * n;
+  }
+};
+
+// softmax(scale * q·k)·v of one head of one token from what the pool holds.
+std::vector<double> naive_attention(const Step& step, const DecodedPool& pool, const Case& c,
+                                    const std::vector<float>& query, float scale, uint32_t token,
+                                    uint32_t head, float softcap = 0.0f, float sink = -INFINITY) {
+  const uint32_t n = c.head_length;
+  const uint32_t kv_head = head / (c.heads / c.kv_heads);
+  const float* q = query.data() + (uint64_t{token} * c.heads + head) * n;
+  const uint32_t position = step.positions[token];
+  const uint32_t first = c.window != 0 && position + 1 > c.window ? position + 1 - c.window : 0;
+  std::vector<double> scores, out(n, 0.0);
+  double largest = -INFINITY, total = 0.0;
+  const auto page_of = [&](uint32_t p) {
+    return step
+        .page_tables[step.token_rows[token] * step.batch.page_table_stride + p / kPageTokens];
+  };
+  for (uint32_t p = first; p <= position; ++p) {
+    const float* key = pool.row(page_of(p), false, kv_head, p % kPageTokens);
+    double score = 0.0;
+    for (uint32_t i = 0; i < n; ++i) score += static_cast<double>(key[i]) * q[i];
+    score *= scale;
+    scores.push_back(softcap == 0.0f ? score : softcap * std::tanh(score / softcap));
+    largest = std::max(largest, scores.back());
+  }
+  largest = std::max<double>(largest, sink);
+  total = std::exp(sink - largest);
+  for (double& score : scores) total += score = std::exp(score - largest);
+  for (uint32_t p = first; p <= position; ++p) {
+    const float* value = pool.row(page_of(p), true, kv_head, p % kPageTokens);
+    for (uint32_t i = 0; i < n; ++i) out[i] += scores[p - first] / total * value[i];
+  }
+  return out;
+}
+
+// Largest difference of some tokens' results from the naive version; NaN counts as infinite.
+double largest_error(const Step& step, const Pool& pool, const Case& c,
+                     const std::vector<float>& query, float scale, const std::vector<float>& got) {
+  double largest = 0.0;
+  const DecodedPool decoded(pool);
+  for (uint32_t token = 0; token < step.batch.token_count; ++token) {
+    // All tokens of short rows; of long ones those near the borders of tiles and pages.
+    const BatchRow& row = step.rows[step.token_rows[token]];
+    const uint32_t within = token - row.first_token;
+    const uint32_t around = within % 64;
+    if (row.token_count > 70 && around > 1 && around < 62 && around != 17 &&
+        within + 1 != row.token_count)
+      continue;
+    for (uint32_t head = 0; head < c.heads; ++head) {
+      const auto expected = naive_attention(step, decoded, c, query, scale, token, head);
+      for (uint32_t i = 0; i < c.head_length; ++i) {
+        const double error =
+            std::abs(got[(uint64_t{token} * c.heads + head) * c.head_length + i] - expected[i]);
+        if (!(error <= largest)) largest = std::isnan(error) ? INFINITY : error;
+      }
+    }
+  }
+  return largest;
+}
+
+// Queries and weights are rounded to f16: scores of size 4 move by 1e-3, results of size 1
+// likewise.
+constexpr double kTolerance = 4e-3;
+
+void check(KvType type, const Case& c, const Shapes& shapes, bool batch_invariant,
+           bool is_portable = false) {
+  Random random(c.heads * 100 + c.window + c.head_length);
+  Limits limits = make_limits(c.heads, c.kv_heads, c.head_length);
+  limits.batch_invariant = batch_invariant;
+  Step step(shapes, pages_of(shapes), 64, random);
+  Pool pool(type, 1, pages_of(shapes), c.kv_heads, c.head_length);
+  fill_pool(pool, step, 0, random);
+  const auto query = random.normals(uint64_t{step.batch.token_count} * c.heads * c.head_length);
+  const float scale = 1.5f / std::sqrt(static_cast<float>(c.head_length));
+  DeviceAttention device(limits);
+  if (is_portable) device.launch.compute_capability = 86;
+
+  const auto got = device.run(DeviceStep(step), DevicePool(pool).pool, DeviceBytes(query), c.heads,
+                              scale, c.window);
+
+  const double error = largest_error(step, pool, c, query, scale, got);
+  EXPECT_LE(error, kTolerance) << "type " << static_cast<int>(type) << " heads " << c.heads << "/"
+                               << c.kv_heads << " length " << c.head_length << " window "
+                               << c.window << " invariant " << batch_invariant;
+  if (std::getenv("WCUDA_TEST_PRINT") != nullptr)
+    std::printf("type %d heads %u/%u length %u window %u invariant %d: error %.2e\n",
+                static_cast<int>(type), c.heads, c.kv_heads, c.head_length, c.window,
+                batch_invariant, error);
+}
+
+bool has_rows(KvType type, uint32_t head_length) { return kv_row_bytes(type, head_length) != 0; }
+
+// Group sizes 1, 3, 4, 7, 8, 12; lengths that are compiled and others; poisoned pages throughout.
+constexpr Case kCases[] = {{4, 4, 64, 0},  {9, 3, 64, 70},  {8, 2, 128, 0},    {7, 1, 128, 64},
+                           {8, 1, 96, 0},  {3, 1, 80, 5},   {4, 1, 256, 0},    {12, 1, 64, 0},
+                           {3, 1, 160, 1}, {2, 2, 128, 33}, {16, 2, 256, 100}, {6, 2, 20, 0}};
+
+TEST(GpuAttentionDecode, equals_the_naive_version_on_poisoned_pages) {
+  const Shapes shapes = {{1, 0},  {1, 62},  {1, 63},  {1, 64}, {1, 999},
+                         {1, 15}, {1, 128}, {1, 300}, {1, 16}, {1, 17}};
+  for (KvType type : kKvTypes)
+    for (const Case& c : kCases)
+      if (has_rows(type, c.head_length)) {
+        for (bool batch_invariant : {false, true}) check(type, c, shapes, batch_invariant);
+        check(type, c, shapes, false, true);
+      }
+}
+
+TEST(GpuAttentionDecode, one_row_of_any_length_equals_the_naive_version) {
+  for (uint32_t position : {0u, 1u, 15u, 63u, 64u, 511u, 999u, 5000u})
+    for (bool is_portable : {false, true})
+      check(KvType::kF16, {8, 2, 128, 0}, {{1, position}}, false, is_portable);
+}
+
+TEST(GpuAttentionDecode, groups_of_any_size_equal_the_naive_version) {
+  const auto check_rows = [](uint32_t rows, bool has_long_row) {
+    Shapes shapes;
+    // Some rows of a bucket may be dead, the first too.
+    for (uint32_t r = 0; r < rows; ++r)
+      shapes.push_back(r % 5 == 3 || r + 5 == rows ? Shapes::value_type{0, 64}
+                                                   : Shapes::value_type{1, (r * 97 + 1111) % 1200});
+    if (has_long_row) shapes.push_back({1, 2600});
+    for (KvType type : kKvTypes)
+      for (const Case& c : {Case{16, 4, 64, 0}, Case{8, 2, 128, 0}, Case{2, 1, 256, 300}})
+        check(type, c, shapes, false);
+  };
+  for (uint32_t rows : {1u, 2u, 5u, 8u, 9u, 33u}) check_rows(rows, false);
+  for (uint32_t rows : {0u, 4u, 30u}) check_rows(rows, true);
+}
+
+TEST(GpuAttentionDecode, rows_of_equal_length_equal_the_naive_version) {
+  for (const auto& [rows, position] : Shapes{{40, 700}, {20, 1500}, {60, 63}, {23, 64}})
+    for (bool is_portable : {false, true})
+      check(KvType::kF16, {16, 4, 64, 0}, Shapes(rows, {1, position}), false, is_portable);
+}
+
+TEST(GpuAttentionPrefill, equals_the_naive_version_on_poisoned_pages) {
+  const Shapes shapes = {{2, 0}, {37, 0}, {63, 1}, {64, 64}, {65, 63}, {130, 0}, {200, 100}};
+  for (KvType type : kKvTypes)
+    for (const Case& c : kCases)
+      if (has_rows(type, c.head_length))
+        for (bool is_portable : {false, true}) check(type, c, shapes, false, is_portable);
+}
+
+TEST(GpuAttentionPrefill, many_tiles_equal_the_naive_version) {
+  const Shapes shapes = {{700, 333}, {129, 0}, {128, 128}, {2, 900}};
+  for (KvType type : kKvTypes)
+    for (const Case& c : {Case{4, 2, 128, 0}, Case{4, 2, 128, 150}, Case{3, 1, 64, 0}})
+      for (bool is_portable : {false, true}) check(type, c, shapes, false, is_portable);
+}
+
+TEST(GpuAttentionPrefill, rows_of_one_token_and_of_more_mix) {
+  const Shapes shapes = {{1, 200}, {37, 0}, {1, 0}, {20, 50}, {66, 63}, {1, 777}};
+  for (KvType type : kKvTypes)
+    for (const Case& c : kCases)
+      if (has_rows(type, c.head_length)) check(type, c, shapes, c.heads % 2 == 0);
+}
+
+TEST(GpuAttention, softcap_and_sinks_equal_the_naive_version) {
+  const Shapes shapes = {{1, 200}, {70, 90}, {1, 2000}, {1, 0}};
+  const Case c{8, 2, 128, 0};
+  constexpr float kSoftcap = 3.0f, kScale = 0.2f;
+  Random random(9);
+  Step step(shapes, pages_of(shapes), 64, random);
+  Pool pool(KvType::kF16, 1, pages_of(shapes), c.kv_heads, c.head_length);
+  fill_pool(pool, step, 0, random);
+  const DecodedPool decoded(pool);
+  const auto query = random.normals(uint64_t{step.batch.token_count} * c.heads * c.head_length);
+  const auto sinks = random.normals(c.heads, 2.0f);
+  const DeviceBytes device_sinks(sinks);
+  for (bool is_portable : {false, true}) {
+    DeviceAttention device(make_limits(c.heads, c.kv_heads, c.head_length));
+    if (is_portable) device.launch.compute_capability = 80;
+
+    const auto got = device.run(DeviceStep(step), DevicePool(pool).pool, DeviceBytes(query),
+                                c.heads, kScale, 0, {kSoftcap, device_sinks.as<float>()});
+
+    for (uint32_t token : {0u, 1u, 2u, 40u, 70u, 71u, 72u})
+      for (uint32_t head = 0; head < c.heads; ++head) {
+        const auto expected =
+            naive_attention(step, decoded, c, query, kScale, token, head, kSoftcap, sinks[head]);
+        for (uint32_t i = 0; i < c.head_length; ++i)
+          ASSERT_NEAR(got[(uint64_t{token} * c.heads + head) * c.head_length + i], expected[i],
+                      kTolerance)
+              << "token " << token << " head " << head;
+      }
+  }
+}
+
+// Results of a step on pages that depend on the row's number alone, and of its rows one at a time.
+void expect_rows_alone_are_equal(const Shapes& shapes, KvType type, bool is_portable) {
+  const Case c{8, 2, 128, 0};
+  Random random(3);
+  Limits limits = make_limits(c.heads, c.kv_heads, c.head_length);
+  limits.batch_invariant = true;
+  Step step(shapes, pages_of(shapes), 64, random);
+  Pool pool(type, 1, pages_of(shapes), c.kv_heads, c.head_length);
+  fill_pool(pool, step, 0, random);
+  const uint32_t width = c.heads * c.head_length;
+  const auto query = random.normals(uint64_t{step.batch.token_count} * width);
+  DeviceAttention device(limits);
+  if (is_portable) device.launch.compute_capability = 80;
+  DevicePool device_pool(pool);
+  const auto together =
+      device.run(DeviceStep(step), device_pool.pool, DeviceBytes(query), c.heads, 0.1f, 0);
+
+  for (uint32_t r = 0; r < shapes.size(); ++r) {
+    Step alone = step;
+    const BatchRow& row = step.rows[r];
+    alone.rows = {{0, row.token_count, row.first_position, r}};
+    alone.token_rows.assign(row.token_count, 0);
+    const uint32_t* positions = step.positions.data() + row.first_token;
+    alone.positions.assign(positions, positions + row.token_count);
+    const uint32_t stride = step.batch.page_table_stride;
+    alone.page_tables.assign(step.page_tables.begin() + r * stride,
+                             step.page_tables.begin() + (r + 1) * stride);
+    alone.batch.token_count = row.token_count;
+    alone.batch.row_count = 1;
+    const float* own = query.data() + uint64_t{row.first_token} * width;
+    const auto got =
+        device.run(DeviceStep(alone), device_pool.pool,
+                   DeviceBytes(std::vector<float>(own, own + uint64_t{row.token_count} * width)),
+                   c.heads, 0.1f, 0);
+    EXPECT_EQ(std::memcmp(got.data(), together.data() + uint64_t{row.first_token} * width,
+                          got.size() * sizeof(float)),
+              0)
+        << "row " << r << " type " << static_cast<int>(type);
+  }
+}
+
+TEST(GpuAttention, a_row_has_the_same_bits_alone_when_results_may_not_depend_on_the_batch) {
+  const Shapes shapes = {{1, 700}, {40, 90}, {1, 3000}, {1, 0}, {300, 0}, {1, 511}, {1, 512}};
+  for (KvType type : kKvTypes)
+    for (bool is_portable : {false, true}) expect_rows_alone_are_equal(shapes, type, is_portable);
+}
+
+TEST(GpuAttention, half_results_of_prompts_are_the_others_rounded) {
+  const Shapes shapes = {{40, 90}, {300, 0}, {2, 511}};
+  const Case c{8, 2, 128, 0};
+  Random random(5);
+  Step step(shapes, pages_of(shapes), 64, random);
+  Pool pool(KvType::kF16, 1, pages_of(shapes), c.kv_heads, c.head_length);
+  fill_pool(pool, step, 0, random);
+  const uint64_t count = uint64_t{step.batch.token_count} * c.heads * c.head_length;
+  const DeviceBytes query(random.normals(count));
+  DeviceAttention device(make_limits(c.heads, c.kv_heads, c.head_length));
+  DeviceStep device_step(step);
+  const DevicePool device_pool(pool);
+  const auto whole = device.run(device_step, device_pool.pool, query, c.heads, 0.1f, 0);
+
+  DeviceBytes out(std::vector<float>(count, NAN));
+  const AttentionArgs args{
+      &device_step.batch, query.as<float>(), c.heads, 0.1f, 0, device_pool.pool, 0,
+      out.as<float>()};
+  EXPECT_FALSE(CudaAttention::has_half(args, device.launch))
+      << "rows of one token are not ruled out";
+  device_step.batch.min_row_tokens = 2;
+  if (!CudaAttention::has_half(args, device.launch)) GTEST_SKIP() << "no warpgroup products";
+  ASSERT_EQ(device.attention.attention_half(args, device.launch), cudaSuccess);
+  const auto halves = out.read<uint16_t>();
+  for (uint64_t i = 0; i < count; ++i) ASSERT_EQ(halves[i], float_to_half(whole[i])) << i;
+}
+
+TEST(GpuAttention, the_same_step_gives_the_same_bits_again) {
+  const Shapes shapes = {{1, 700}, {40, 90}, {1, 3000}, {1, 0}, {300, 0}, {1, 7000}};
+  const Case c{8, 2, 128, 0};
+  Random random(4);
+  Step step(shapes, pages_of(shapes), 64, random);
+  Pool pool(KvType::kQ8_0, 1, pages_of(shapes), c.kv_heads, c.head_length);
+  fill_pool(pool, step, 0, random);
+  const DeviceBytes query(
+      random.normals(uint64_t{step.batch.token_count} * c.heads * c.head_length));
+  DeviceAttention device(make_limits(c.heads, c.kv_heads, c.head_length));
+  const DeviceStep device_step(step);
+  const DevicePool device_pool(pool);
+  const auto first = device.run(device_step, device_pool.pool, query, c.heads, 0.1f, 0);
+
+  for (int i = 0; i < 20; ++i) {
+    const auto again = device.run(device_step, device_pool.pool, query, c.heads, 0.1f, 0);
+    ASSERT_EQ(std::memcmp(first.data(), again.data(), first.size() * sizeof(float)), 0) << i;
+  }
+}
+
+struct RopeCase {
+  RopePairing pairing;
+  uint32_t rope_dimensions;
+  bool has_head_norm;
+  uint32_t first_position;
+  uint32_t head_length = 64;
+  bool is_joined = false;
+};
+
+// One head, normed and turned.
+std::vector<double> naive_head(const float* head, uint32_t n, Vector gain, float epsilon,
+                               const Rope& rope, const std::vector<float>& frequencies,
+                               uint32_t position) {
+  std::vector<double> y(head, head + n);
+  double squares = 0.0;
+  for (double value : y) squares += value * value;
+  if (gain != nullptr)
+    for (uint32_t i = 0; i < n; ++i) y[i] *= gain[i] / std::sqrt(squares / n + epsilon);
+  const uint32_t half = rope.dimension_count / 2;
+  for (uint32_t i = 0; i < half; ++i) {
+    const bool is_adjacent = rope.pairing == RopePairing::kAdjacent;
+    double& a = y[is_adjacent ? 2 * i : i];
+    double& b = y[is_adjacent ? 2 * i + 1 : half + i];
+    const double angle = static_cast<double>(position) * frequencies[i];
+    const double c = std::cos(angle) * rope.magnitude, s = std::sin(angle) * rope.magnitude;
+    const double turned = a * c - b * s;
+    b = a * s + b * c;
+    a = turned;
+  }
+  return y;
+}
+
+// Turns a step of three rows, one of them dead, and gives back the pool and the queries.
+struct RopeRun {
+  static constexpr uint32_t kHeads = 3, kKvHeads = 2, kDeadToken = 2;
+  Random random{11};
+  Step step;
+  Pool pool;
+  std::vector<float> query, key, value, gain, frequencies, turned;
+
+  RopeRun(KvType type, uint32_t n, const RopeCase& c, float size)
+      : step({{2, c.first_position}, {1, 130}, {70, c.first_position + 3}},
+             c.first_position / kPageTokens * 2 + 8, 64, random),
+        pool(type, 2, step.batch.page_table_stride, kKvHeads, n) {
+    const uint32_t tokens = step.batch.token_count;
+    query = random.normals(uint64_t{tokens} * kHeads * n, size);
+    key = random.normals(uint64_t{tokens} * kKvHeads * n, size);
+    value = random.normals(uint64_t{tokens} * kKvHeads * n, size);
+    gain = random.normals(n);
+    for (uint32_t i = 0; i < c.rope_dimensions / 2; ++i)
+      frequencies.push_back(std::pow(10000.0f, -2.0f * i / c.rope_dimensions));
+    frequencies.resize(128);
+    step.token_rows[kDeadToken] = kernels::kDeadToken;
+    DeviceStep device_step(step);
+    DeviceBytes device_query(query), device_key(key), device_value(value), device_gain(gain),
+        device_frequencies(frequencies), device_pool(pool.bytes);
+    DeviceAttention device(make_limits(kKvHeads, kKvHeads, 64));
+    AttentionInputArgs args{};
+    args.batch = &device_step.batch;
+    args.epsilon = 1e-5f;
+    if (c.has_head_norm) args.query_norm = args.key_norm = device_gain.as<float>();
+    args.rope = {c.pairing, c.rope_dimensions, device_frequencies.as<float>(), 1.1f};
+    args.head_count = kHeads;
+    args.pool = pool.pool;
+    args.pool.data = device_pool.as<uint8_t>();
+    args.layer = 1;
+    args.query_out = device_query.as<float>();
+    std::vector<float> joined;
+    for (uint32_t t = 0; t < tokens; ++t) {
+      const auto add = [&](const std::vector<float>& from, uint32_t heads) {
+        joined.insert(joined.end(), from.begin() + uint64_t{t} * heads * n,
+                      from.begin() + (uint64_t{t} + 1) * heads * n);
+      };
+      add(query, kHeads);
+      add(key, kKvHeads);
+      add(value, kKvHeads);
+    }
+    DeviceBytes device_joined(joined);
+    const cudaError_t status =
+        c.is_joined
+            ? device.attention.rope_joined_kv(args, device_joined.as<float>(), device.launch)
+            : device.attention.rope_kv(args, device_key.as<float>(), device_value.as<float>(),
+                                       device.launch);
+    EXPECT_EQ(status, cudaSuccess);
+    turned = device_query.read<float>();
+    pool.bytes = device_pool.read<uint8_t>();
+    pool.pool.data = pool.bytes.data();
+  }
+  uint32_t page_of(uint32_t token) const {
+    return step.page_tables[step.token_rows[token] * step.batch.page_table_stride +
+                            step.positions[token] / kPageTokens];
+  }
+};
+
+TEST(GpuRopeKv, equals_the_naive_version) {
+  const RopeCase cases[] = {{RopePairing::kAdjacent, 64, false, 3},
+                            {RopePairing::kHalves, 64, true, 60},
+                            {RopePairing::kHalves, 48, true, 70},
+                            {RopePairing::kAdjacent, 20, false, 1000},
+                            {RopePairing::kHalves, 64, false, 1000000},
+                            {RopePairing::kHalves, 48, true, 70, 64, true},
+                            {RopePairing::kAdjacent, 64, false, 60, 64, true},
+                            {RopePairing::kAdjacent, 128, false, 60, 128, true},
+                            {RopePairing::kHalves, 128, false, 60, 128, true},
+                            {RopePairing::kHalves, 128, false, 3, 128, false}};
+  for (const RopeCase& c : cases) {
+    const uint32_t n = c.head_length;
+    RopeRun run(KvType::kF16, n, c, 1.0f);
+    const Rope rope{c.pairing, c.rope_dimensions, nullptr, 1.1f};
+    const float* gain = c.has_head_norm ? run.gain.data() : nullptr;
+    for (uint32_t t = 0; t < run.step.batch.token_count; ++t) {
+      if (t == RopeRun::kDeadToken) continue;
+      const uint32_t position = run.step.positions[t];
+      for (uint32_t h = 0; h < RopeRun::kHeads; ++h) {
+        const uint64_t at = (uint64_t{t} * RopeRun::kHeads + h) * n;
+        const auto expected =
+            naive_head(&run.query[at], n, gain, 1e-5f, rope, run.frequencies, position);
+        // Sines within 4e-7, values of size 4 (with gains 12), two roundings.
+        for (uint32_t i = 0; i < n; ++i)
+          ASSERT_NEAR(run.turned[at + i], expected[i], 6e-6) << "token " << t << " element " << i;
+      }
+      for (uint32_t h = 0; h < RopeRun::kKvHeads; ++h) {
+        const uint64_t at = (uint64_t{t} * RopeRun::kKvHeads + h) * n;
+        const auto key = run.pool.read(1, run.page_of(t), false, h, position % kPageTokens);
+        const auto value = run.pool.read(1, run.page_of(t), true, h, position % kPageTokens);
+        const auto expected =
+            naive_head(&run.key[at], n, gain, 1e-5f, rope, run.frequencies, position);
+        for (uint32_t i = 0; i < n; ++i) {
+          ASSERT_NEAR(key[i], expected[i], std::abs(expected[i]) * 5e-4 + 6e-6);
+          ASSERT_NEAR(value[i], run.value[at + i], std::abs(run.value[at + i]) * 5e-4 + 1e-7);
+        }
+      }
+    }
+  }
+}
+
+// Steps of one token a row, where attention turns and stores on the way, against rope_kv and
+// attention one after the other.
+struct FusedRun {
+  std::vector<float> out;
+  std::vector<uint8_t> pool;
+};
+
+FusedRun run_layer(KvType type, const Case& c, const RopeCase& turn, const Shapes& shapes,
+                   bool is_fused, bool is_portable, bool batch_invariant) {
+  Random random(12);
+  Step step(shapes, pages_of(shapes), 64, random);
+  Pool pool(type, 1, pages_of(shapes), c.kv_heads, c.head_length);
+  fill_pool(pool, step, 0, random);
+  const uint32_t tokens = step.batch.token_count, n = c.head_length;
+  const DeviceBytes query(random.normals(uint64_t{tokens} * c.heads * n));
+  const DeviceBytes key(random.normals(uint64_t{tokens} * c.kv_heads * n));
+  const DeviceBytes value(random.normals(uint64_t{tokens} * c.kv_heads * n));
+  const DeviceBytes gain(random.normals(n));
+  std::vector<float> frequencies;
+  for (uint32_t i = 0; i < turn.rope_dimensions / 2; ++i)
+    frequencies.push_back(std::pow(10000.0f, -2.0f * i / turn.rope_dimensions));
+  const DeviceBytes device_frequencies(frequencies);
+  // What the kernel stores must not have been there before: NaN in the newest rows.
+  for (const BatchRow& row : step.rows)
+    for (uint32_t h = 0; h < c.kv_heads; ++h)
+      for (bool is_value : {false, true}) {
+        const uint32_t p = row.first_position;
+        const uint32_t page =
+            step.page_tables[row.sequence_slot * step.batch.page_table_stride + p / kPageTokens];
+        std::memset(pool.row(0, page, is_value, h, p % kPageTokens), 0xff, kv_row_bytes(type, n));
+      }
+  const DevicePool device_pool(pool);
+  Limits limits = make_limits(c.heads, c.kv_heads, n);
+  limits.batch_invariant = batch_invariant;
+  DeviceAttention device(limits);
+  if (is_portable) device.launch.compute_capability = 86;
+  DeviceStep device_step(step);
+  AttentionInputArgs args{};
+  args.batch = &device_step.batch;
+  args.epsilon = 1e-5f;
+  if (turn.has_head_norm) args.query_norm = args.key_norm = gain.as<float>();
+  args.rope = {turn.pairing, turn.rope_dimensions, device_frequencies.as<float>(), 1.1f};
+  args.head_count = c.heads;
+  args.pool = device_pool.pool;
+  args.query_out = query.as<float>();
+  if (!is_fused) {
+    device_step.batch.max_row_tokens = 2;
+    EXPECT_EQ(device.attention.rope_kv(args, key.as<float>(), value.as<float>(), device.launch),
+              cudaSuccess);
+    device_step.batch.max_row_tokens = 1;
+  } else {
+    EXPECT_EQ(device.attention.rope_kv(args, key.as<float>(), value.as<float>(), device.launch),
+              cudaSuccess);
+  }
+  FusedRun result;
+  result.out = device.run(device_step, device_pool.pool, query, c.heads, 0.1f, c.window);
+  result.pool = device_pool.bytes.read<uint8_t>();
+  return result;
+}
+
+TEST(GpuAttentionDecode, turns_and_stores_on_the_way_with_the_same_bits) {
+  const Shapes many = {{1, 0},  {1, 62},  {1, 63},  {1, 64}, {1, 300}, {1, 1},
+                       {1, 15}, {1, 128}, {1, 700}, {1, 16}, {1, 17},  {1, 255}};
+  Shapes crowd;
+  for (uint32_t r = 0; r < 60; ++r) crowd.push_back({1, r * r % 300});
+  const RopeCase turns[] = {{RopePairing::kAdjacent, 64, false, 0},
+                            {RopePairing::kHalves, 64, true, 0},
+                            {RopePairing::kHalves, 48, true, 0},
+                            {RopePairing::kAdjacent, 20, true, 0}};
+  const Case cases[] = {{8, 2, 64, 0},   {9, 3, 64, 40}, {8, 2, 128, 0},
+                        {12, 1, 128, 0}, {8, 1, 96, 0},  {4, 1, 256, 0}};
+  for (KvType type : kKvTypes)
+    for (uint32_t i = 0; i < std::size(cases); ++i)
+      for (uint32_t mode = 0; mode < 4; ++mode) {
+        const Case& c = cases[i];
+        const RopeCase& turn = turns[(i + mode) % std::size(turns)];
+        const bool is_portable = mode == 1, batch_invariant = mode == 2;
+        const Shapes& shapes = mode == 3 ? crowd : many;
+        const auto apart = run_layer(type, c, turn, shapes, false, is_portable, batch_invariant);
+        const auto fused = run_layer(type, c, turn, shapes, true, is_portable, batch_invariant);
+        EXPECT_EQ(apart.pool, fused.pool);
+        EXPECT_EQ(std::memcmp(apart.out.data(), fused.out.data(), apart.out.size() * sizeof(float)),
+                  0)
+            << "type " << static_cast<int>(type) << " heads " << c.heads << "/" << c.kv_heads
+            << " length " << c.head_length << " mode " << mode << " rope " << turn.rope_dimensions;
+      }
+}
+
+TEST(GpuAttentionDecode, turns_and_stores_in_a_single_row) {
+  for (KvType type : kKvTypes)
+    for (const Case& c : {Case{8, 2, 128, 0}, Case{9, 3, 64, 0}, Case{12, 1, 256, 0}})
+      for (uint32_t position : {0u, 15u, 16u, 63u, 64u, 255u, 256u, 500u, 1900u, 4000u}) {
+        const RopeCase turn{RopePairing::kHalves, 64, c.head_length == 64, 0};
+        const auto apart = run_layer(type, c, turn, {{1, position}}, false, false, false);
+        const auto fused = run_layer(type, c, turn, {{1, position}}, true, false, false);
+        EXPECT_EQ(apart.pool, fused.pool);
+        EXPECT_EQ(apart.out, fused.out) << "position " << position;
+      }
+}
+
+TEST(GpuRopeKv, rows_have_the_bits_of_the_host_and_nothing_else_is_written) {
+  for (KvType type : kKvTypes)
+    for (uint32_t n : {64u, 96u, 128u, 256u}) {
+      RopeRun run(type, n, {RopePairing::kHalves, 0, false, 50}, n == 96 ? 300.0f : 1.0f);
+      Pool expected(type, 2, run.step.batch.page_table_stride, RopeRun::kKvHeads, n);
+      for (uint32_t t = 0; t < run.step.batch.token_count; ++t) {
+        if (t == RopeRun::kDeadToken) continue;
+        for (uint32_t h = 0; h < RopeRun::kKvHeads; ++h)
+          for (bool is_value : {false, true}) {
+            const auto& source = is_value ? run.value : run.key;
+            host::write_kv_row(
+                type, &source[(uint64_t{t} * RopeRun::kKvHeads + h) * n], n,
+                expected.row(1, run.page_of(t), is_value, h, run.step.positions[t] % kPageTokens));
+          }
+      }
+      EXPECT_EQ(run.turned, run.query);
+      EXPECT_EQ(run.pool.bytes, expected.bytes) << "type " << static_cast<int>(type) << " " << n;
+    }
+}
+
+TEST(GpuRopeKv, a_dead_token_keeps_its_query) {
+  RopeRun run(KvType::kF16, 64, {RopePairing::kHalves, 64, true, 60}, 1.0f);
+  for (uint32_t i = 0; i < 3 * 64; ++i) {
+    const uint64_t at = uint64_t{RopeRun::kDeadToken} * 3 * 64 + i;
+    EXPECT_EQ(run.turned[at], run.query[at]);
+  }
+}
+
+}  // namespace
+}  // namespace wcuda::ops

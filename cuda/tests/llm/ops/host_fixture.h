@@ -1,0 +1,222 @@
+// Random weights, activations and page pools for the tests of the host's operations.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "kernels/shared/numeric.h"
+#include "llm/ops/host/host_ops.h"
+#include "llm/ops/host/kv_rows.h"
+#include "llm/quant/format.h"
+#include "llm/quant/layout_host.h"
+
+namespace wcuda::ops::host {
+
+inline std::vector<const Kernels*> all_kernels() {
+  std::vector<const Kernels*> found;
+  for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512})
+    if (const Kernels* kernels = find_kernels(isa)) found.push_back(kernels);
+  return found;
+}
+
+class Random {
+ public:
+  explicit Random(uint32_t seed) : engine_(seed) {}
+  float normal() { return std::normal_distribution<float>()(engine_); }
+  uint32_t below(uint32_t end) { return static_cast<uint32_t>(engine_() % end); }
+  std::vector<float> normals(uint64_t count, float scale = 1.0f) {
+    std::vector<float> values(count);
+    for (float& value : values) value = normal() * scale;
+    return values;
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
+// Offsets of the f16 fields of a block; the test puts small finite numbers there.
+inline std::vector<uint32_t> half_fields(uint32_t type) {
+  switch (type) {
+    case 2:
+    case 6:
+    case 8:
+    case 20:
+    case 18:
+    case 16:
+    case 23:
+      return {0};
+    case 3:
+    case 7:
+      return {0, 2};
+    case 10:
+      return {80, 82};
+    case 11:
+      return {108};
+    case 12:
+    case 13:
+      return {0, 2};
+    case 14:
+      return {208};
+    default:
+      return {};
+  }
+}
+
+// A matrix in one of the host's layouts, with the exact values of its elements.
+struct Matrix {
+  std::vector<uint8_t> bytes;
+  std::vector<float> values;  // (rows, cols)
+  Weight weight;
+};
+
+inline Matrix random_matrix(uint32_t type, uint32_t rows, uint32_t cols, Layout layout,
+                            Random& random) {
+  const quant::Format& format = *quant::find_format(type);
+  const uint64_t row_bytes = *quant::row_bytes(format, cols);
+  std::vector<uint8_t> file(rows * row_bytes);
+  Matrix matrix;
+  matrix.values.resize(uint64_t{rows} * cols);
+  if (format.block_elements == 1) {
+    for (uint64_t i = 0; i < matrix.values.size(); ++i) {
+      const float value = random.normal() * 0.1f;
+      const uint16_t half = type == 1 ? float_to_half(value) : float_to_bf16(value);
+      if (type == 0)
+        std::memcpy(file.data() + i * 4, &value, 4);
+      else
+        std::memcpy(file.data() + i * 2, &half, 2);
+    }
+  } else {
+    for (uint8_t& byte : file) byte = static_cast<uint8_t>(random.below(256));
+    for (uint64_t block = 0; block < file.size(); block += format.block_bytes)
+      for (uint32_t field : half_fields(type)) {
+        const uint16_t half = float_to_half(random.normal() * 0.02f);
+        std::memcpy(file.data() + block + field, &half, 2);
+      }
+  }
+  for (uint32_t r = 0; r < rows; ++r) {
+    const Status status = quant::unpack_row(format, file.data() + r * row_bytes, cols,
+                                            matrix.values.data() + uint64_t{r} * cols);
+    if (!status.ok()) return {};
+  }
+  matrix.bytes.resize(*quant::host_layout_bytes(type, layout, rows, cols));
+  const Status status =
+      quant::pack_host(type, layout, rows, cols, 0, rows, file.data(), matrix.bytes.data());
+  if (!status.ok()) return {};
+  matrix.weight = {matrix.bytes.data(), matrix.bytes.size(), type, layout, rows, cols};
+  return matrix;
+}
+
+// Ops with their scratch memory, exactly as large as asked for.
+struct Machine {
+  Limits limits{};
+  std::vector<uint8_t> memory;
+  std::unique_ptr<Ops> ops;
+
+  Machine(const Kernels& kernels, uint32_t threads, const Limits& wanted) : limits(wanted) {
+    auto made = make_host_ops(threads, kernels);
+    if (!made.ok()) return;
+    ops = made.take();
+    memory.assign(ops->scratch_bytes(limits) + 256, 0xff);
+    auto address = reinterpret_cast<uintptr_t>(memory.data());
+    address = (address + 255) & ~uintptr_t{255};
+    if (!ops->prepare(limits, reinterpret_cast<void*>(address)).ok()) ops.reset();
+  }
+};
+
+// Rows of a step over a pool whose every byte is 0xff (NaN in each type) until it is written.
+struct Step {
+  Batch batch;
+  std::vector<int32_t> tokens;
+  std::vector<uint32_t> positions, token_rows, page_tables;
+  std::vector<BatchRow> rows;
+
+  // token_counts and first_positions of the rows; pages are handed out in a shuffled order.
+  Step(const std::vector<std::pair<uint32_t, uint32_t>>& shapes, uint32_t page_count,
+       uint32_t vocabulary, Random& random) {
+    const uint32_t stride = page_count;
+    page_tables.assign(shapes.size() * stride, 0xffffffffu);
+    std::vector<uint32_t> order(page_count);
+    for (uint32_t i = 0; i < page_count; ++i) order[i] = i;
+    for (uint32_t i = page_count; i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+    uint32_t next_page = 0;
+    for (uint32_t r = 0; r < shapes.size(); ++r) {
+      const auto [count, first] = shapes[r];
+      rows.push_back({static_cast<uint32_t>(tokens.size()), count, first, r});
+      for (uint32_t i = 0; i < count; ++i) {
+        tokens.push_back(static_cast<int32_t>(random.below(vocabulary)));
+        positions.push_back(first + i);
+        token_rows.push_back(r);
+      }
+      for (uint32_t p = 0; p <= (first + count - 1) / kPageTokens; ++p)
+        page_tables[r * stride + p] = order[next_page++];
+    }
+    batch.token_count = static_cast<uint32_t>(tokens.size());
+    batch.row_count = static_cast<uint32_t>(rows.size());
+    batch.page_table_stride = stride;
+    batch.tokens = tokens.data();
+    batch.positions = positions.data();
+    batch.token_rows = token_rows.data();
+    batch.rows = rows.data();
+    batch.page_tables = page_tables.data();
+  }
+};
+
+struct Pool {
+  std::vector<uint8_t> bytes;
+  KvPool pool;
+
+  Pool(KvType type, uint32_t layers, uint32_t pages, uint32_t heads, uint32_t head_length) {
+    pool.type = type;
+    pool.layer_count = layers;
+    pool.page_count = pages;
+    pool.head_count = heads;
+    pool.head_length = head_length;
+    pool.row_bytes = kv_row_bytes(type, head_length);
+    bytes.assign(uint64_t{layers} * pages * 2 * pool.plane_bytes(), 0xff);
+    pool.data = bytes.data();
+  }
+  uint8_t* row(uint32_t layer, uint32_t page, bool value, uint32_t head, uint32_t slot) const {
+    uint8_t* plane = value ? pool.values(layer, page) : pool.keys(layer, page);
+    return plane + (uint64_t{head} * kPageTokens + slot) * pool.row_bytes;
+  }
+  // What a row holds, decoded one element at a time.
+  std::vector<double> read(uint32_t layer, uint32_t page, bool value, uint32_t head,
+                           uint32_t slot) const {
+    const uint8_t* bytes_of = row(layer, page, value, head, slot);
+    std::vector<double> values(pool.head_length);
+    for (uint32_t i = 0; i < pool.head_length; ++i) {
+      uint16_t half;
+      if (pool.type == KvType::kF16) {
+        std::memcpy(&half, bytes_of + 2 * i, 2);
+        values[i] = half_to_float(half);
+      } else if (pool.type == KvType::kQ8_0) {
+        std::memcpy(&half, bytes_of + i / 32 * 34, 2);
+        values[i] = static_cast<double>(half_to_float(half)) *
+                    static_cast<int8_t>(bytes_of[i / 32 * 34 + 2 + i % 32]);
+      } else {
+        values[i] = e4m3_to_float(bytes_of[i]);
+      }
+    }
+    return values;
+  }
+};
+
+// Keys and values of all positions of the rows.
+inline void fill_pool(const Pool& pool, const Step& step, uint32_t layer, Random& random) {
+  for (const BatchRow& row : step.rows)
+    for (uint32_t p = 0; p < row.first_position + row.token_count; ++p)
+      for (uint32_t h = 0; h < pool.pool.head_count; ++h)
+        for (bool value : {false, true}) {
+          const uint32_t page =
+              step.page_tables[row.sequence_slot * step.batch.page_table_stride + p / kPageTokens];
+          const auto values = random.normals(pool.pool.head_length);
+          write_kv_row(pool.pool.type, values.data(), pool.pool.head_length,
+                       pool.row(layer, page, value, h, p % kPageTokens));
+        }
+}
+
+}  // namespace wcuda::ops::host

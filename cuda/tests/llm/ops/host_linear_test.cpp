@@ -1,0 +1,269 @@
+// Matrix products of the host against naive ones in double precision.
+#include <gtest/gtest.h>
+
+#include "tests/llm/ops/host_fixture.h"
+
+namespace wcuda::ops::host {
+namespace {
+
+constexpr uint32_t kPackedTypes[] = {0, 1, 30, 2, 3, 6, 8, 12, 13, 14};
+constexpr uint32_t kPlainTypes[] = {7, 10, 11, 16, 18, 20, 23};
+
+Limits linear_limits() {
+  Limits limits{};
+  limits.max_batch_tokens = 160;
+  limits.max_batch_rows = 160;
+  limits.max_logits_rows = 160;
+  limits.max_sequence_tokens = 256;
+  limits.embedding_length = 768;
+  limits.feed_forward_length = 768;
+  limits.head_count = 4;
+  limits.kv_head_count = 2;
+  limits.head_length = 32;
+  limits.vocabulary_size = 256;
+  return limits;
+}
+
+struct Naive {
+  double value;
+  double magnitude;  // sum of the absolute terms: errors are measured against it
+};
+
+Naive naive_dot(const Matrix& matrix, uint32_t row, const float* x) {
+  Naive sum{0.0, 0.0};
+  for (uint32_t i = 0; i < matrix.weight.cols; ++i) {
+    const double term = static_cast<double>(matrix.values[uint64_t{row} * matrix.weight.cols + i]) *
+                        static_cast<double>(x[i]);
+    sum.value += term;
+    sum.magnitude += std::abs(term);
+  }
+  return sum;
+}
+
+// Activations keep 16 bits of the largest in 32, sums are f32: far below bf16's 2^-9.
+constexpr double kTolerance = 6e-5;
+
+void check_project(const Kernels& kernels, uint32_t type, Layout layout, uint32_t rows,
+                   uint32_t cols, uint32_t tokens) {
+  Random random(type * 1000 + rows + tokens);
+  Machine machine(kernels, 2, linear_limits());
+  ASSERT_TRUE(machine.ops);
+  const Matrix matrix = random_matrix(type, rows, cols, layout, random);
+  ASSERT_NE(matrix.weight.data, nullptr);
+  const auto x = random.normals(uint64_t{tokens} * cols), bias = random.normals(rows);
+  const auto before = random.normals(uint64_t{tokens} * rows);
+  auto residual = before;
+
+  const Status status =
+      machine.ops->project({tokens, x.data(), matrix.weight, bias.data(), residual.data()});
+
+  ASSERT_TRUE(status.ok()) << status.message();
+  for (uint32_t t = 0; t < tokens; ++t)
+    for (uint32_t r = 0; r < rows; ++r) {
+      const Naive product = naive_dot(matrix, r, x.data() + uint64_t{t} * cols);
+      const double expected = before[t * rows + r] + product.value + bias[r];
+      ASSERT_NEAR(residual[t * rows + r], expected, product.magnitude * kTolerance + 1e-5)
+          << kernels.name << " type " << type << " row " << r << " token " << t << " of " << tokens;
+    }
+}
+
+TEST(HostLinear, packed_types_equal_the_naive_product) {
+  for (const Kernels* kernels : all_kernels())
+    for (uint32_t type : kPackedTypes)
+      for (uint32_t tokens : {1u, 2u, 3u, 5u, 8u, 9u, 67u})
+        check_project(*kernels, type, Layout::kHost16, 37, 512, tokens);
+}
+
+TEST(HostLinear, odd_shapes_equal_the_naive_product) {
+  for (const Kernels* kernels : all_kernels())
+    for (uint32_t type : kPackedTypes)
+      for (uint32_t rows : {1u, 15u, 16u, 17u, 33u}) {
+        const uint32_t block = quant::find_format(type)->block_elements;
+        check_project(*kernels, type, Layout::kHost16, rows, block == 1 ? 37 : 3 * block, 7);
+      }
+}
+
+TEST(HostLinear, plain_types_and_rows_equal_the_naive_product) {
+  for (const Kernels* kernels : all_kernels()) {
+    for (uint32_t type : kPlainTypes)
+      for (uint32_t tokens : {1u, 6u})
+        check_project(*kernels, type, Layout::kRows, 19, 512, tokens);
+    for (uint32_t type : kPackedTypes) check_project(*kernels, type, Layout::kRows, 19, 256, 5);
+  }
+}
+
+TEST(HostLinear, a_token_is_the_same_whatever_else_is_in_the_step) {
+  for (const Kernels* kernels : all_kernels())
+    for (uint32_t type : kPackedTypes) {
+      Random random(type);
+      Machine machine(*kernels, 2, linear_limits());
+      ASSERT_TRUE(machine.ops);
+      const Matrix matrix = random_matrix(type, 40, 256, Layout::kHost16, random);
+      const auto x = random.normals(75 * 256);
+      std::vector<float> together(75 * 40, 0.0f);
+      ASSERT_TRUE(
+          machine.ops->project({75, x.data(), matrix.weight, nullptr, together.data()}).ok());
+      for (uint32_t t = 0; t < 75; ++t) {
+        std::vector<float> alone(40, 0.0f);
+
+        ASSERT_TRUE(
+            machine.ops->project({1, x.data() + t * 256, matrix.weight, nullptr, alone.data()})
+                .ok());
+
+        ASSERT_EQ(std::memcmp(alone.data(), together.data() + t * 40, 160), 0)
+            << kernels->name << " type " << type << " token " << t;
+      }
+    }
+}
+
+TEST(HostLinear, values_that_are_not_finite_stay_so) {
+  for (const Kernels* kernels : all_kernels())
+    for (uint32_t type : kPackedTypes)
+      for (float bad : {NAN, INFINITY, -INFINITY}) {
+        Random random(type);
+        Machine machine(*kernels, 1, linear_limits());
+        ASSERT_TRUE(machine.ops);
+        const Matrix matrix = random_matrix(type, 16, 256, Layout::kHost16, random);
+        auto x = random.normals(2 * 256);
+        x[256 + 100] = bad;
+        std::vector<float> y(32, 0.0f);
+
+        ASSERT_TRUE(machine.ops->project({2, x.data(), matrix.weight, nullptr, y.data()}).ok());
+
+        for (uint32_t r = 0; r < 16; ++r) {
+          EXPECT_TRUE(std::isfinite(y[r]));
+          EXPECT_FALSE(std::isfinite(y[16 + r])) << kernels->name << " type " << type;
+        }
+      }
+}
+
+TEST(HostLinear, extreme_magnitudes_are_kept) {
+  for (const Kernels* kernels : all_kernels())
+    for (uint32_t type : kPackedTypes) {
+      Random random(type + 50);
+      Machine machine(*kernels, 1, linear_limits());
+      ASSERT_TRUE(machine.ops);
+      const Matrix matrix = random_matrix(type, 16, 512, Layout::kHost16, random);
+      auto x = random.normals(512);
+      for (uint32_t i = 0; i < 512; ++i) x[i] *= i < 128 ? 1e-30f : i < 256 ? 0.0f : 1e20f;
+      std::vector<float> y(16, 0.0f);
+
+      ASSERT_TRUE(machine.ops->project({1, x.data(), matrix.weight, nullptr, y.data()}).ok());
+
+      for (uint32_t r = 0; r < 16; ++r) {
+        const Naive expected = naive_dot(matrix, r, x.data());
+        EXPECT_NEAR(y[r], expected.value, expected.magnitude * kTolerance) << type;
+      }
+    }
+}
+
+TEST(HostFeedForward, equals_the_naive_version) {
+  for (const Kernels* kernels : all_kernels())
+    for (Activation activation : {Activation::kSilu, Activation::kGeluTanh})
+      for (uint32_t tokens : {1u, 11u}) {
+        Random random(tokens);
+        Machine machine(*kernels, 2, linear_limits());
+        ASSERT_TRUE(machine.ops);
+        constexpr uint32_t kDim = 64, kHidden = 53;
+        const Matrix gate = random_matrix(3, kHidden, kDim, Layout::kHost16, random);
+        const Matrix up = random_matrix(8, kHidden, kDim, Layout::kHost16, random);
+        const auto x = random.normals(tokens * kDim, 5.0f), norm = random.normals(kDim, 3.0f);
+        const auto gate_bias = random.normals(kHidden), up_bias = random.normals(kHidden);
+        std::vector<float> out(tokens * kHidden, NAN);
+
+        ASSERT_TRUE(
+            machine.ops
+                ->feed_forward_input({tokens, x.data(), norm.data(), 1e-5f, gate.weight, up.weight,
+                                      gate_bias.data(), up_bias.data(), activation, out.data()})
+                .ok());
+
+        for (uint32_t t = 0; t < tokens; ++t) {
+          std::vector<float> h(kDim);
+          double squares = 0.0;
+          for (uint32_t i = 0; i < kDim; ++i) squares += std::pow(double{x[t * kDim + i]}, 2);
+          for (uint32_t i = 0; i < kDim; ++i)
+            h[i] = static_cast<float>(x[t * kDim + i] / std::sqrt(squares / kDim + 1e-5) * norm[i]);
+          for (uint32_t r = 0; r < kHidden; ++r) {
+            const double g = naive_dot(gate, r, h.data()).value + gate_bias[r];
+            const double u = naive_dot(up, r, h.data()).value + up_bias[r];
+            const double inner = std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g);
+            const double expected =
+                (activation == Activation::kSilu ? g / (1 + std::exp(-g))
+                                                 : 0.5 * g * (1 + std::tanh(inner))) *
+                u;
+            ASSERT_NEAR(out[t * kHidden + r], expected, std::abs(expected) * 1e-3 + 5e-3)
+                << kernels->name << " gate " << g;
+          }
+        }
+      }
+}
+
+TEST(HostEmbed, gathers_scaled_rows_of_every_layout) {
+  for (const Kernels* kernels : all_kernels())
+    for (uint32_t type : kPackedTypes)
+      for (Layout layout : {Layout::kRows, Layout::kHost16}) {
+        Random random(type);
+        Machine machine(*kernels, 2, linear_limits());
+        ASSERT_TRUE(machine.ops);
+        const Matrix table = random_matrix(type, 53, 256, layout, random);
+        Step step({{20, 0}, {1, 5}}, 4, 53, random);
+        std::vector<float> out(21 * 256, NAN);
+
+        ASSERT_TRUE(machine.ops->embed({&step.batch, table.weight, 2.0f, out.data()}).ok());
+
+        for (uint32_t t = 0; t < 21; ++t)
+          for (uint32_t i = 0; i < 256; ++i)
+            ASSERT_EQ(out[t * 256 + i], 2.0f * table.values[step.tokens[t] * 256u + i]);
+      }
+}
+
+TEST(HostLogits, takes_the_rows_asked_for) {
+  for (const Kernels* kernels : all_kernels()) {
+    Random random(4);
+    Machine machine(*kernels, 2, linear_limits());
+    ASSERT_TRUE(machine.ops);
+    const Matrix output = random_matrix(8, 77, 64, Layout::kHost16, random);
+    const auto x = random.normals(6 * 64), norm = random.normals(64), bias = random.normals(77);
+    const uint32_t indices[] = {5, 0, 3};
+    std::vector<float> logits(3 * 77, NAN);
+
+    ASSERT_TRUE(machine.ops
+                    ->logits({3, indices, x.data(), norm.data(), 1e-6f, output.weight, bias.data(),
+                              logits.data()})
+                    .ok());
+
+    for (uint32_t l = 0; l < 3; ++l) {
+      const float* row = x.data() + indices[l] * 64;
+      std::vector<float> h(64);
+      double squares = 0.0;
+      for (uint32_t i = 0; i < 64; ++i) squares += double{row[i]} * row[i];
+      for (uint32_t i = 0; i < 64; ++i)
+        h[i] = static_cast<float>(row[i] / std::sqrt(squares / 64 + 1e-6) * norm[i]);
+      for (uint32_t r = 0; r < 77; ++r)
+        ASSERT_NEAR(logits[l * 77 + r], naive_dot(output, r, h.data()).value + bias[r], 2e-3);
+    }
+  }
+}
+
+TEST(HostOps, shape_mismatches_are_internal_errors) {
+  Random random(2);
+  Machine machine(best_kernels(), 1, linear_limits());
+  ASSERT_TRUE(machine.ops);
+  Matrix matrix = random_matrix(3, 16, 64, Layout::kRows, random);
+  std::vector<float> x(64), y(16);
+  Weight too_wide = matrix.weight;
+  too_wide.cols = 4096;
+  Weight short_data = matrix.weight;
+  short_data.bytes -= 1;
+  Weight unknown = matrix.weight;
+  unknown.type = 5;
+
+  for (const Weight& weight : {too_wide, short_data, unknown, Weight{}})
+    EXPECT_EQ(machine.ops->project({1, x.data(), weight, nullptr, y.data()}).code(),
+              WCUDA_INTERNAL);
+  EXPECT_EQ(machine.ops->project({161, x.data(), matrix.weight, nullptr, y.data()}).code(),
+            WCUDA_INTERNAL);
+}
+
+}  // namespace
+}  // namespace wcuda::ops::host

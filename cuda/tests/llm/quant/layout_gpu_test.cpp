@@ -1,0 +1,110 @@
+#include "llm/quant/layout_gpu.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+#include "kernels/shared/records.h"
+#include "llm/quant/record_cases.h"
+
+namespace wcuda::quant {
+namespace {
+
+using testing::record_case;
+using testing::RecordCase;
+
+uint32_t crc32(const std::vector<uint8_t>& bytes) {
+  uint32_t crc = 0xFFFFFFFFu;
+  for (const uint8_t byte : bytes) {
+    crc ^= byte;
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+  }
+  return ~crc;
+}
+
+std::vector<uint8_t> pack(const RecordCase& from) {
+  std::vector<uint8_t> records(*gpu_layout_bytes(from.type, from.rows, from.cols), 0xAA);
+  EXPECT_TRUE(
+      pack_gpu(from.type, from.rows, from.cols, 0, from.rows, from.file.data(), records.data())
+          .ok());
+  return records;
+}
+
+TEST(LayoutGpu, has_records_for_every_type_that_a_weight_may_have) {
+  for (const Format* format : testing::loadable_formats()) {
+    EXPECT_EQ(record_layout(format->id).type, format->id) << format->name;
+    const uint32_t elements = format->block_elements == 1 ? 64 : 1;
+    EXPECT_EQ(record_layout(format->id).block_bytes, format->block_bytes * elements)
+        << format->name;
+  }
+}
+
+TEST(LayoutGpu, gives_each_byte_of_a_record_one_place) {
+  for (const RecordLayout& layout : kRecordLayouts) {
+    std::set<uint32_t> places;
+    for (uint32_t row = 0; row < kRecordRows; ++row)
+      for (uint32_t block = 0; block < layout.blocks; ++block)
+        for (uint32_t byte = 0; byte < layout.block_bytes; ++byte)
+          places.insert(record_place(layout, row, block, byte));
+    EXPECT_EQ(places.size(), layout.record_bytes()) << layout.type;
+    EXPECT_EQ(*places.rbegin(), layout.record_bytes() - 1) << layout.type;
+  }
+}
+
+TEST(LayoutGpu, records_are_those_of_the_specification) {
+  const std::vector<RecordCase> cases = testing::read_record_cases();
+  ASSERT_EQ(cases.size(), 3 * testing::loadable_formats().size());
+  for (const RecordCase& expected : cases) {
+    const std::vector<uint8_t> records = pack(expected);
+
+    EXPECT_EQ(records.size(), expected.records_bytes) << expected.name();
+    EXPECT_EQ(crc32(records), expected.crc32) << expected.name();
+  }
+}
+
+TEST(LayoutGpu, unpack_restores_the_bytes_of_the_file) {
+  for (const Format* format : testing::loadable_formats()) {
+    for (const uint32_t rows : {1u, 15u, 16u, 17u, 53u}) {
+      for (const uint32_t blocks : {1u, 2u, 7u}) {
+        const uint32_t cols =
+            format->block_elements == 1 ? 37 * blocks : blocks * format->block_elements;
+        const RecordCase from = record_case(format->id, rows, cols);
+        std::vector<uint8_t> back(from.file.size(), 0x55);
+
+        const std::vector<uint8_t> records = pack(from);
+        ASSERT_TRUE(unpack_gpu(from.type, rows, cols, 0, rows, records.data(), back.data()).ok());
+
+        EXPECT_EQ(back, from.file) << from.name();
+      }
+    }
+  }
+}
+
+TEST(LayoutGpu, packing_in_parts_equals_packing_at_once_and_clears_padding) {
+  const RecordCase from = record_case(14, 53, 512);
+  const std::vector<uint8_t> once = pack(from);
+  std::vector<uint8_t> parts(once.size(), 0x33), back(7 * 420);
+
+  const uint32_t cuts[] = {0, 3, 16, 40, 53};
+  for (int i = 3; i >= 0; --i)
+    ASSERT_TRUE(pack_gpu(14, 53, 512, cuts[i], cuts[i + 1] - cuts[i],
+                         from.file.data() + cuts[i] * 420, parts.data())
+                    .ok());
+  ASSERT_TRUE(unpack_gpu(14, 53, 512, 30, 7, parts.data(), back.data()).ok());
+
+  EXPECT_EQ(parts, once);
+  EXPECT_EQ(back, std::vector<uint8_t>(&from.file[30 * 420], &from.file[37 * 420]));
+}
+
+TEST(LayoutGpu, refuses_what_it_cannot_hold) {
+  std::vector<uint8_t> bytes(4096);
+
+  EXPECT_EQ(gpu_layout_bytes(9, 16, 256).status().code(), WCUDA_UNSUPPORTED);
+  EXPECT_EQ(gpu_layout_bytes(99, 16, 256).status().code(), WCUDA_UNSUPPORTED);
+  EXPECT_EQ(gpu_layout_bytes(3, 16, 33).status().code(), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(pack_gpu(3, 16, 64, 10, 7, bytes.data(), bytes.data()).code(), WCUDA_OUT_OF_RANGE);
+}
+
+}  // namespace
+}  // namespace wcuda::quant

@@ -1,0 +1,418 @@
+//! Failover: new contexts and whole calls go to the next backend when one fails.
+//!
+//! What lives on a device never moves: buffers, sequences, models, sealed memory. Nothing moves for a mistake
+//! of the caller, source that does not compile, a timeout or slowness, and nothing moves silently.
+
+use std::ffi::{c_char, c_void};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use crate::core::callback::{ParkedPanic, discard};
+use crate::core::context::CudaContext;
+use crate::core::device::Backend;
+use crate::core::error::{Error, ErrorKind, Result, call};
+use crate::core::native_text::fixed_text;
+use crate::ffi;
+
+/// What happens after a failure that counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailoverMode {
+    /// Nothing moves.
+    #[default]
+    None,
+    /// What comes after moves; the call that failed returns its failure.
+    Warn,
+    /// The call that failed is repeated on the next backend.
+    Automatic,
+}
+
+/// Why a backend was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailoverReason {
+    /// Its device was lost.
+    DeviceLost,
+    /// Three failures of the device in 30 seconds, or what was set.
+    RepeatedFailures,
+    /// Its memory was full, which counts only if asked for.
+    OutOfMemory,
+    /// [`Failover::trigger`].
+    Manual,
+    /// One that this version of the crate does not know.
+    Unknown(i32),
+}
+
+/// One step of a move.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FailoverEvent {
+    /// A backend is left.
+    Started {
+        /// Why.
+        reason: FailoverReason,
+        /// Which.
+        from: Backend,
+        /// All of it in a line.
+        message: String,
+    },
+    /// The next one answers, and computes right.
+    Completed {
+        /// What was left.
+        from: Backend,
+        /// What is in use now.
+        to: Backend,
+    },
+    /// A backend does not answer, or a probe of it computed wrong.
+    Failed {
+        /// Which.
+        to: Backend,
+        /// What it answered.
+        kind: ErrorKind,
+        /// All of it in a line.
+        message: String,
+    },
+    /// The first one is in use again, after a probe computed right.
+    Restored {
+        /// Which.
+        to: Backend,
+    },
+    /// There is none left to go to.
+    Exhausted {
+        /// What stays in use.
+        from: Backend,
+        /// All of it in a line.
+        message: String,
+    },
+}
+
+impl FailoverEvent {
+    fn from_native(event: &ffi::wcuda_failover_event) -> Option<Self> {
+        let (from, to) = (
+            Backend::from_native(event.from),
+            Backend::from_native(event.to),
+        );
+        let message = fixed_text(&event.message);
+        let reason = match event.reason {
+            ffi::WCUDA_FAILOVER_REASON_DEVICE_LOST => FailoverReason::DeviceLost,
+            ffi::WCUDA_FAILOVER_REASON_REPEATED => FailoverReason::RepeatedFailures,
+            ffi::WCUDA_FAILOVER_REASON_OUT_OF_MEMORY => FailoverReason::OutOfMemory,
+            ffi::WCUDA_FAILOVER_REASON_MANUAL => FailoverReason::Manual,
+            other => FailoverReason::Unknown(other),
+        };
+        Some(match event.event {
+            ffi::WCUDA_FAILOVER_STARTED => Self::Started {
+                reason,
+                from,
+                message,
+            },
+            ffi::WCUDA_FAILOVER_COMPLETED => Self::Completed { from, to },
+            ffi::WCUDA_FAILOVER_FAILED => Self::Failed {
+                to,
+                kind: ErrorKind::from_status(event.status),
+                message,
+            },
+            ffi::WCUDA_FAILOVER_RESTORED => Self::Restored { to },
+            ffi::WCUDA_FAILOVER_EXHAUSTED => Self::Exhausted { from, message },
+            _ => return None,
+        })
+    }
+}
+
+type Listener = Box<dyn Fn(&FailoverEvent) + Send + Sync>;
+
+/// Backends in order of preference, and the rules by which work moves among them.
+///
+/// ```
+/// use worker_cuda::{Backend, Failover, FailoverMode};
+/// # fn main() -> worker_cuda::Result<()> {
+/// let failover = Failover::builder([(Backend::Cuda, 0), (Backend::Host, 0)])
+///     .mode(FailoverMode::Automatic)
+///     .failure_threshold(1)
+///     .on_event(|event| eprintln!("{event:?}"))
+///     .build()?;
+/// let (back, backend) = failover.run(|context| context.alloc_from(&[1.0f32, 2.0])?.to_vec())?;
+/// assert_eq!(back, [1.0, 2.0]);
+/// println!("computed on {backend}");
+/// # Ok(())
+/// # }
+/// ```
+pub struct Failover {
+    handle: ffi::wcuda_failover,
+    /// What the callback has a pointer to; in a box of its own, for a `Listener` is a fat pointer.
+    _listener: Option<Box<Listener>>,
+}
+
+/// How to fail over; see [`Failover::builder`].
+#[must_use = "nothing is made until `build` is called"]
+pub struct FailoverBuilder {
+    options: ffi::wcuda_failover_options,
+    targets: Vec<ffi::wcuda_failover_target>,
+    listener: Option<Box<Listener>>,
+}
+
+/// What is in use, and what has happened so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FailoverState {
+    /// The backend in use.
+    pub backend: Backend,
+    /// Its device.
+    pub ordinal: i32,
+    /// It is not the first.
+    pub is_degraded: bool,
+    /// Failures of devices, ever.
+    pub failure_count: u64,
+    /// Moves that were completed.
+    pub move_count: u64,
+    /// Returns to the first.
+    pub restore_count: u64,
+}
+
+impl Failover {
+    /// Backends with their devices, the first preferred. Off until a mode is set.
+    pub fn builder(targets: impl IntoIterator<Item = (Backend, i32)>) -> FailoverBuilder {
+        FailoverBuilder {
+            options: ffi::wcuda_failover_options::init(),
+            targets: targets
+                .into_iter()
+                .map(|(backend, ordinal)| ffi::wcuda_failover_target {
+                    r#type: backend.to_native(),
+                    ordinal,
+                })
+                .collect(),
+            listener: None,
+        }
+    }
+
+    /// A new context on the backend in use.
+    pub fn context(&self) -> Result<CudaContext> {
+        let mut options = ffi::wcuda_context_options::init();
+        options.abi_version = ffi::WCUDA_ABI_VERSION;
+        let mut context = ffi::wcuda_context::zeroed();
+        // SAFETY: both structs are valid for the call.
+        call(|error| unsafe {
+            ffi::wcuda_failover_context_create(self.handle, &options, &mut context, error)
+        })?;
+        Ok(CudaContext::from_handle(context))
+    }
+
+    /// A whole call: takes its inputs from the host, gives its result back to the host, and may be run again
+    /// from the start. What it makes on the context, clones of it too, ends with the call. The backend that
+    /// computed the result comes with it.
+    pub fn run<R>(&self, mut body: impl FnMut(&CudaContext) -> Result<R>) -> Result<(R, Backend)> {
+        let mut state = Run {
+            body: &mut body,
+            last: None,
+            parked: ParkedPanic::default(),
+        };
+        let mut backend = 0;
+        // SAFETY: `state` outlives the call, which runs the body on this thread only.
+        let answer = call(|error| unsafe {
+            ffi::wcuda_failover_call(
+                self.handle,
+                Some(run_body::<R>),
+                (&raw mut state).cast(),
+                &mut backend,
+                error,
+            )
+        });
+        state.parked.resume();
+        match (answer, state.last) {
+            (Ok(()), Some(Ok(value))) => Ok((value, Backend::from_native(backend))),
+            // The body's own error has more to tell than its copy.
+            (Err(native), Some(Err(error))) if native.kind() == error.kind() => Err(error),
+            (Err(native), _) => Err(native),
+            (Ok(()), _) => Err(Error::new(
+                ErrorKind::Internal,
+                "a call ended without running",
+            )),
+        }
+    }
+
+    /// Tells of a failure met in a context of [`Failover::context`]: it counts as one of a call.
+    pub fn report(&self, backend: Backend, error: &Error) -> Result<()> {
+        // SAFETY: legal on any thread.
+        call(|native| unsafe {
+            ffi::wcuda_failover_report(self.handle, backend.to_native(), error.status(), native)
+        })
+    }
+
+    /// Leaves the backend in use.
+    pub fn trigger(&self) -> Result<()> {
+        // SAFETY: legal on any thread.
+        call(|error| unsafe { ffi::wcuda_failover_trigger(self.handle, error) })
+    }
+
+    /// What is in use.
+    pub fn state(&self) -> Result<FailoverState> {
+        let mut state = ffi::wcuda_failover_state::init();
+        // SAFETY: `state` is valid and sized.
+        call(|error| unsafe { ffi::wcuda_failover_state_get(self.handle, &mut state, error) })?;
+        Ok(FailoverState {
+            backend: Backend::from_native(state.r#type),
+            ordinal: state.ordinal,
+            is_degraded: state.is_degraded != 0,
+            failure_count: state.failure_count,
+            move_count: state.move_count,
+            restore_count: state.restore_count,
+        })
+    }
+}
+
+impl Drop for Failover {
+    fn drop(&mut self) {
+        // SAFETY: legal on any thread; calls borrow self, so none is running.
+        unsafe { ffi::wcuda_failover_destroy(self.handle) }
+    }
+}
+
+impl fmt::Debug for Failover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failover")
+            .field("state", &self.state().ok())
+            .finish_non_exhaustive()
+    }
+}
+
+impl FailoverBuilder {
+    /// What happens after a failure that counts.
+    pub fn mode(mut self, mode: FailoverMode) -> Self {
+        self.options.mode = match mode {
+            FailoverMode::None => ffi::WCUDA_FAILOVER_NONE,
+            FailoverMode::Warn => ffi::WCUDA_FAILOVER_WARN,
+            FailoverMode::Automatic => ffi::WCUDA_FAILOVER_AUTOMATIC,
+        };
+        self
+    }
+
+    /// So many failures within the window make a backend one to leave; 3 without this.
+    pub fn failure_threshold(mut self, count: u32) -> Self {
+        self.options.failure_threshold = count;
+        self
+    }
+
+    /// Failures older than this are forgotten; 30 s without this.
+    pub fn window(mut self, window: Duration) -> Self {
+        self.options.window_ms = milliseconds(window);
+        self
+    }
+
+    /// How long a backend that was left is not used; 60 s without this.
+    pub fn cooldown(mut self, cooldown: Duration) -> Self {
+        self.options.cooldown_ms = milliseconds(cooldown);
+        self
+    }
+
+    /// The time between two probes of the first backend; 30 s without this.
+    pub fn recheck(mut self, recheck: Duration) -> Self {
+        self.options.recheck_ms = milliseconds(recheck);
+        self
+    }
+
+    /// A device whose memory is full is left too.
+    pub fn on_out_of_memory(mut self) -> Self {
+        self.options.flags |= ffi::WCUDA_FAILOVER_ON_OUT_OF_MEMORY;
+        self
+    }
+
+    /// Is told every step, on the thread whose call it concerns. Calls into this crate from inside it fail
+    /// with [`ErrorKind::Reentrant`], and a panic in it is swallowed.
+    pub fn on_event(mut self, listener: impl Fn(&FailoverEvent) + Send + Sync + 'static) -> Self {
+        self.listener = Some(Box::new(Box::new(listener)));
+        self
+    }
+
+    /// Makes it; opens nothing yet.
+    pub fn build(mut self) -> Result<Failover> {
+        self.options.targets = self.targets.as_ptr();
+        self.options.target_count = self.targets.len() as u64;
+        if let Some(listener) = &self.listener {
+            self.options.callback = Some(tell);
+            self.options.user = (&raw const **listener).cast_mut().cast();
+        }
+        let mut handle = ffi::wcuda_failover::zeroed();
+        // SAFETY: the options are valid; the listener lives as long as the handle.
+        call(|error| unsafe { ffi::wcuda_failover_create(&self.options, &mut handle, error) })?;
+        Ok(Failover {
+            handle,
+            _listener: self.listener,
+        })
+    }
+}
+
+/// At least 1: 0 is the default there.
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis())
+        .unwrap_or(u64::MAX)
+        .max(1)
+}
+
+unsafe extern "C" fn tell(user: *mut c_void, event: *const ffi::wcuda_failover_event) {
+    // SAFETY: `user` is the listener, which outlives the failover; the event lives through this call.
+    let (listener, event) = unsafe { (&*user.cast::<Listener>(), &*event) };
+    let told = catch_unwind(AssertUnwindSafe(|| {
+        if let Some(event) = FailoverEvent::from_native(event) {
+            listener(&event);
+        }
+    }));
+    if let Err(payload) = told {
+        discard(payload);
+    }
+}
+
+/// What a body is run with, and what it answered last.
+struct Run<'a, R> {
+    body: &'a mut dyn FnMut(&CudaContext) -> Result<R>,
+    last: Option<Result<R>>,
+    parked: ParkedPanic,
+}
+
+unsafe extern "C" fn run_body<R>(
+    user: *mut c_void,
+    context: ffi::wcuda_context,
+    error: *mut ffi::wcuda_error,
+) -> ffi::wcuda_status {
+    // SAFETY: `user` is the state of `run`, which waits; nobody else has it meanwhile.
+    let run = unsafe { &mut *user.cast::<Run<'_, R>>() };
+    let body = &mut run.body;
+    let answer = run.parked.guard(|| {
+        let context = CudaContext::from_handle(context);
+        body(&context)
+    });
+    run.last = None;
+    let Some(answer) = answer else {
+        return ffi::WCUDA_CANCELLED; // a panic: nothing is tried again
+    };
+    let status = match &answer {
+        Ok(_) => ffi::WCUDA_OK,
+        Err(failure) => {
+            // SAFETY: the library passes a struct to fill.
+            unsafe { fill(&mut *error, failure) };
+            failure.status()
+        }
+    };
+    run.last = Some(answer);
+    status
+}
+
+fn fill(error: &mut ffi::wcuda_error, failure: &Error) {
+    *error = ffi::wcuda_error::zeroed();
+    error.code = failure.status();
+    error.native_code = failure.native_code();
+    let text = failure.to_string();
+    let room = error.message.len() - 1;
+    let mut bytes = text.len().min(room);
+    while !text.is_char_boundary(bytes) {
+        bytes -= 1;
+    }
+    for (to, from) in error
+        .message
+        .iter_mut()
+        .zip(text.as_bytes()[..bytes].iter())
+    {
+        *to = *from as c_char;
+    }
+    error.message_bytes = bytes as u32;
+}

@@ -1,0 +1,355 @@
+//! Backends: which there are, which serves best, one opened with a trace or with failures on demand, and
+//! a caller's own.
+//!
+//! The table of functions itself is that of the C interface (`worker_cuda.h`, section 21). Here a backend is
+//! opened for its context, on which everything else of this crate works.
+
+pub mod failover;
+
+pub use crate::core::backends::{BackendEntry, backends};
+
+use std::ffi::c_void;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::core::callback::discard;
+use crate::core::context::CudaContext;
+use crate::core::device::Backend;
+use crate::core::error::{Error, ErrorKind, Result, call};
+use crate::core::native_text::{as_bytes, as_native, fixed_text, static_text};
+use crate::ffi;
+
+/// The type with a name; the error lists the names there are.
+pub fn find(name: &str) -> Result<Backend> {
+    let mut found = 0;
+    // SAFETY: the name lives through the call.
+    call(|error| unsafe { ffi::wcuda_backend_find(as_native(name), &mut found, error) })?;
+    Ok(Backend::from_native(found))
+}
+
+/// The name that tables of older libraries have for a kind of error: "OutOfMemory", "KernelNotFound", ….
+pub fn error_name(kind: ErrorKind) -> &'static str {
+    // SAFETY: a static text.
+    unsafe { static_text(ffi::wcuda_backend_error_name(kind.status())) }
+}
+
+/// What a device can do, as a set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Features(u64);
+
+#[allow(missing_docs)] // the names say it
+impl Features {
+    pub const FP16: Self = Self(ffi::WCUDA_FEATURE_FP16 as u64);
+    pub const FP64: Self = Self(ffi::WCUDA_FEATURE_FP64 as u64);
+    pub const ATOMICS: Self = Self(ffi::WCUDA_FEATURE_ATOMICS as u64);
+    pub const SHARED_MEMORY: Self = Self(ffi::WCUDA_FEATURE_SHARED_MEMORY as u64);
+    pub const SUBGROUPS: Self = Self(ffi::WCUDA_FEATURE_SUBGROUPS as u64);
+    pub const COOPERATIVE_GROUPS: Self = Self(ffi::WCUDA_FEATURE_COOPERATIVE_GROUPS as u64);
+    pub const TENSOR_CORES: Self = Self(ffi::WCUDA_FEATURE_TENSOR_CORES as u64);
+    pub const DYNAMIC_PARALLELISM: Self = Self(ffi::WCUDA_FEATURE_DYNAMIC_PARALLELISM as u64);
+
+    /// Those of a device. Creates no CUDA context.
+    pub fn of(backend: Backend, ordinal: i32) -> Result<Self> {
+        let mut caps = ffi::wcuda_device_caps::init();
+        let mut features = 0;
+        // SAFETY: both are valid and sized.
+        call(|error| unsafe {
+            ffi::wcuda_device_caps_get(backend.to_native(), ordinal, &mut caps, error)
+        })?;
+        // SAFETY: as above.
+        call(|error| unsafe { ffi::wcuda_device_features_get(&caps, &mut features, error) })?;
+        Ok(Self(features))
+    }
+
+    /// Both sets together.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether all of the other set are here.
+    pub const fn has(self, other: Self) -> bool {
+        other.0 & !self.0 == 0
+    }
+}
+
+/// The backend that serves best, and each that was passed over with the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Selection {
+    /// What to open.
+    pub backend: Backend,
+    /// Its device.
+    pub ordinal: i32,
+    /// In the order tried.
+    pub skipped: Vec<(Backend, ErrorKind, String)>,
+}
+
+/// What to choose by; see [`Selection::builder`].
+#[derive(Clone, Debug, Default)]
+#[must_use = "nothing is chosen until `choose` is called"]
+pub struct SelectionBuilder {
+    preferred: Option<Backend>,
+    fallbacks: Option<Vec<Backend>>,
+    features: Features,
+    no_host: bool,
+}
+
+impl Selection {
+    /// The best of all types, highest priority first, the host at the end.
+    pub fn builder() -> SelectionBuilder {
+        SelectionBuilder::default()
+    }
+}
+
+impl SelectionBuilder {
+    /// The one to try first; vulkan, metal and stdgpu follow unless others are named.
+    pub fn preferred(mut self, backend: Backend) -> Self {
+        self.preferred = Some(backend);
+        self
+    }
+
+    /// Those to try after it.
+    pub fn fallbacks(mut self, backends: impl IntoIterator<Item = Backend>) -> Self {
+        self.fallbacks = Some(backends.into_iter().collect());
+        self
+    }
+
+    /// What the device must be able to do.
+    pub fn features(mut self, features: Features) -> Self {
+        self.features = features;
+        self
+    }
+
+    /// Rather an error than the host.
+    pub fn no_host(mut self) -> Self {
+        self.no_host = true;
+        self
+    }
+
+    /// Chooses. [`ErrorKind::NotAvailable`] when none serves.
+    pub fn choose(self) -> Result<Selection> {
+        let fallbacks: Option<Vec<i32>> = self
+            .fallbacks
+            .map(|list| list.into_iter().map(Backend::to_native).collect());
+        let mut options = ffi::wcuda_selection_options::init();
+        options.preferred = self.preferred.map_or(0, Backend::to_native);
+        options.required_features = self.features.0;
+        options.flags = if self.no_host {
+            ffi::WCUDA_SELECT_NO_HOST
+        } else {
+            0
+        };
+        if let Some(list) = &fallbacks {
+            options.fallbacks = list.as_ptr();
+            options.fallback_count = list.len() as u32;
+        }
+        let mut selection = ffi::wcuda_selection::init();
+        // SAFETY: both structs, and the list in one, are valid for the call.
+        call(|error| unsafe { ffi::wcuda_backend_select(&options, &mut selection, error) })?;
+        Ok(Selection {
+            backend: Backend::from_native(selection.r#type),
+            ordinal: selection.ordinal,
+            skipped: selection.skipped[..selection.skipped_count as usize]
+                .iter()
+                .map(|each| {
+                    (
+                        Backend::from_native(each.r#type),
+                        ErrorKind::from_status(each.status),
+                        fixed_text(&each.reason),
+                    )
+                })
+                .collect(),
+        })
+    }
+}
+
+/// What an opened backend can be made to fail at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Fault {
+    /// An allocation: out of memory.
+    Allocate,
+    /// A copy.
+    Copy,
+    /// A kernel, a fill, a digest.
+    Launch,
+    /// A wait.
+    Synchronize,
+    /// A compilation.
+    Compile,
+    /// Any call; the device is lost from then on.
+    Lost,
+}
+
+/// A backend that was opened to be watched, or made to fail. Its context lives on when it goes.
+pub struct BackendInstance {
+    handle: ffi::wcuda_backend,
+}
+
+/// How to open a backend; see [`BackendInstance::builder`].
+#[must_use = "nothing is opened until `open` is called"]
+pub struct BackendBuilder {
+    options: ffi::wcuda_backend_options,
+    trace: Option<Trace>,
+}
+
+type Trace = Box<dyn Fn(&str) + Send + Sync>;
+
+impl BackendInstance {
+    /// A certain backend, and nothing else in its place.
+    pub fn builder(backend: Backend) -> BackendBuilder {
+        let mut options = ffi::wcuda_backend_options::init();
+        options.r#type = backend.to_native();
+        BackendBuilder {
+            options,
+            trace: None,
+        }
+    }
+
+    /// A context on it, through its trace and its faults.
+    pub fn context(&self) -> Result<CudaContext> {
+        let mut context = ffi::wcuda_context::zeroed();
+        // SAFETY: `context` is valid.
+        call(|error| unsafe { ffi::wcuda_backend_context_get(self.handle, &mut context, error) })?;
+        Ok(CudaContext::from_handle(context))
+    }
+
+    /// The k-th call of a kind from now on fails (1: the next), before the device sees it; replaces what
+    /// was asked before. 0: none does. [`ErrorKind::InvalidState`] unless it was opened with faults.
+    pub fn fail(&self, fault: Fault, k: u64) -> Result<()> {
+        let kind = match fault {
+            Fault::Allocate => ffi::WCUDA_FAULT_ALLOCATE,
+            Fault::Copy => ffi::WCUDA_FAULT_COPY,
+            Fault::Launch => ffi::WCUDA_FAULT_LAUNCH,
+            Fault::Synchronize => ffi::WCUDA_FAULT_SYNCHRONIZE,
+            Fault::Compile => ffi::WCUDA_FAULT_COMPILE,
+            Fault::Lost => ffi::WCUDA_FAULT_LOST,
+        };
+        // SAFETY: legal on any thread.
+        call(|error| unsafe { ffi::wcuda_backend_fault_set(self.handle, kind, k, error) })
+    }
+}
+
+impl Drop for BackendInstance {
+    fn drop(&mut self) {
+        // SAFETY: legal on any thread.
+        unsafe { ffi::wcuda_backend_destroy(self.handle) }
+    }
+}
+
+impl fmt::Debug for BackendInstance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BackendInstance").finish_non_exhaustive()
+    }
+}
+
+impl BackendBuilder {
+    /// The device's number; 0 without this.
+    pub fn ordinal(mut self, ordinal: i32) -> Self {
+        self.options.ordinal = ordinal;
+        self
+    }
+
+    /// As [`ContextBuilder::memory_budget`](crate::ContextBuilder::memory_budget).
+    pub fn memory_budget(mut self, bytes: u64) -> Self {
+        self.options.memory_budget = bytes;
+        self
+    }
+
+    /// Hands over each call as a line of JSON, with slot, bytes, stream, nanoseconds and status. It runs on
+    /// the thread of the call, possibly on several at once; a panic in it is swallowed. It is kept until the
+    /// process ends: contexts may outlive everything that could free it.
+    pub fn trace(mut self, line: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        self.trace = Some(Box::new(line));
+        self
+    }
+
+    /// Lets [`BackendInstance::fail`] work.
+    pub fn with_faults(mut self) -> Self {
+        self.options.flags |= ffi::WCUDA_BACKEND_WITH_FAULTS;
+        self
+    }
+
+    /// Opens it.
+    pub fn open(mut self) -> Result<BackendInstance> {
+        let trace = self
+            .trace
+            .take()
+            .map(|trace| Box::into_raw(Box::new(trace)));
+        if let Some(trace) = trace {
+            self.options.trace = Some(trace_line);
+            self.options.trace_user = trace.cast();
+        }
+        let mut handle = ffi::wcuda_backend::zeroed();
+        // SAFETY: the options are valid; the closure behind trace_user is never freed once it is used.
+        let opened =
+            call(|error| unsafe { ffi::wcuda_backend_open(&self.options, &mut handle, error) });
+        match (opened, trace) {
+            (Ok(()), _) => Ok(BackendInstance { handle }),
+            (Err(error), None) => Err(error),
+            (Err(error), Some(trace)) => {
+                // SAFETY: nothing was opened, so nobody has the pointer.
+                drop(unsafe { Box::from_raw(trace) });
+                Err(error)
+            }
+        }
+    }
+}
+
+unsafe extern "C" fn trace_line(user: *mut c_void, line: ffi::wcuda_string) {
+    // SAFETY: `user` is the boxed closure, which is never freed.
+    let trace = unsafe { &*user.cast::<Trace>() };
+    // SAFETY: the line lives through this call.
+    let bytes = unsafe { as_bytes(line) };
+    if let Ok(text) = std::str::from_utf8(bytes)
+        && let Err(payload) = catch_unwind(AssertUnwindSafe(|| trace(text)))
+    {
+        discard(payload);
+    }
+}
+
+/// Opens an instance of a caller's backend on a device: writes its `self`.
+pub type OpenFunction = unsafe extern "C" fn(
+    user: *mut c_void,
+    ordinal: i32,
+    instance: *mut *mut c_void,
+    error: *mut ffi::wcuda_error,
+) -> ffi::wcuda_status;
+
+/// Adds a caller's backend to the process, under a name that no other has. The answer is what
+/// [`ContextBuilder::backend`](crate::ContextBuilder::backend) takes.
+///
+/// # Safety
+/// The functions of the table do what `worker_cuda.h` says of them, on any thread, and stay, as `user` does,
+/// as long as an instance may exist.
+pub unsafe fn register(
+    name: &str,
+    priority: i32,
+    table: &ffi::wcuda_backend_vtable,
+    open: OpenFunction,
+    user: *mut c_void,
+) -> Result<Backend> {
+    let mut registration = ffi::wcuda_backend_registration::init();
+    registration.name = as_native(name);
+    registration.priority = priority;
+    registration.table = table;
+    registration.open = Some(open);
+    registration.user = user;
+    let mut backend = 0;
+    // SAFETY: the structs are valid for the call, and the rest by this function's contract.
+    call(|error| unsafe { ffi::wcuda_backend_register(&registration, &mut backend, error) })?;
+    Ok(Backend::from_native(backend))
+}
+
+/// No instance of a registered backend is made any more; those there are go on.
+pub fn unregister(backend: Backend) -> Result<()> {
+    let Backend::Unknown(number) = backend else {
+        return Err(Error::new(
+            ErrorKind::NotFound,
+            format!("'{backend}' was not registered"),
+        ));
+    };
+    // SAFETY: legal on any thread.
+    call(|error| unsafe { ffi::wcuda_backend_unregister(number, error) })
+}

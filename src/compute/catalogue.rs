@@ -1,0 +1,194 @@
+//! Ready kernels: what every context can run by name, and a network of linear layers made of them.
+
+use crate::compute::module::{GpuArg, natives};
+use crate::core::context::CudaContext;
+use crate::core::error::{Error, ErrorKind, Result, call};
+use crate::core::memory::SafeCudaPtr;
+use crate::core::native_text::{as_native, as_str};
+use crate::core::stream::{Stream, native};
+use crate::ffi;
+
+/// What the elements of a catalogue kernel's buffers are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ElementType {
+    /// `f32`.
+    #[default]
+    F32,
+    /// IEEE halves, as the bits of `u16`.
+    F16,
+    /// bfloat16, as the bits of `u16`.
+    Bf16,
+}
+
+impl ElementType {
+    /// As `WCUDA_ARG_…`.
+    pub(crate) fn kind(self) -> i32 {
+        match self {
+            Self::F32 => ffi::WCUDA_ARG_F32,
+            Self::F16 => ffi::WCUDA_ARG_F16,
+            Self::Bf16 => ffi::WCUDA_ARG_BF16,
+        }
+    }
+}
+
+/// A kernel of the catalogue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReadyKernel {
+    /// Its name.
+    pub name: String,
+    /// Its parameters: "<x:n" is read, ">y:n" written, "=y:n" both, "#n" an integer, "%a" a factor.
+    pub signature: String,
+    /// How many arguments it takes.
+    pub parameter_count: u32,
+    /// Whether it is for `f32` only.
+    pub is_f32_only: bool,
+}
+
+/// The kernels that every context can run, by name.
+pub fn catalogue() -> Result<Vec<ReadyKernel>> {
+    // SAFETY: answers with a number.
+    let count = unsafe { ffi::wcuda_compute_kernel_count() };
+    (0..count)
+        .map(|index| {
+            let mut kernel = ffi::wcuda_compute_kernel::init();
+            // SAFETY: `kernel` is valid and sized.
+            call(|error| unsafe { ffi::wcuda_compute_kernel_at(index, &mut kernel, error) })?;
+            // SAFETY: both are static texts.
+            let (name, signature) = unsafe { (as_str(kernel.name)?, as_str(kernel.signature)?) };
+            Ok(ReadyKernel {
+                name: name.to_owned(),
+                signature: signature.to_owned(),
+                parameter_count: kernel.parameter_count,
+                is_f32_only: kernel.is_f32_only != 0,
+            })
+        })
+        .collect()
+}
+
+impl CudaContext {
+    /// Runs a kernel of the [`catalogue`] on a stream (none: the context's own, which copies follow)
+    /// and does not wait. Numbers, kinds, extents and overlaps are checked first.
+    ///
+    /// ```
+    /// # use worker_cuda::{CudaContext, ElementType, GpuArg};
+    /// # fn main() -> worker_cuda::Result<()> {
+    /// let context = CudaContext::host()?;
+    /// let a = context.alloc_from(&[1.0f32, 2.0, 3.0, 4.0])?; // (2, 2)
+    /// let mut c = context.alloc::<f32>(4)?;
+    /// let args = [
+    ///     GpuArg::from(&a),
+    ///     (&a).into(),
+    ///     (&mut c).into(),
+    ///     2u32.into(),
+    ///     2u32.into(),
+    ///     2u32.into(),
+    /// ];
+    /// context.run_ready("matrix_multiply", ElementType::F32, &args, None)?;
+    /// assert_eq!(c.to_vec()?, [7.0, 10.0, 15.0, 22.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn run_ready(
+        &self,
+        name: &str,
+        elements: ElementType,
+        args: &[GpuArg<'_>],
+        stream: Option<&Stream>,
+    ) -> Result<()> {
+        let natives = natives(args)?;
+        // SAFETY: the arguments point into `args`, which lives; the kernels keep to their signatures,
+        // which are checked.
+        call(|error| unsafe {
+            ffi::wcuda_compute_run(
+                self.handle(),
+                as_native(name),
+                elements.kind(),
+                natives.as_ptr(),
+                natives.len() as u64,
+                native(stream),
+                error,
+            )
+        })
+    }
+}
+
+/// One layer of [`CudaContext::neural_forward`]: `x · weights + bias`.
+#[derive(Clone, Copy, Debug)]
+pub struct Layer<'a> {
+    /// (inputs, outputs), row-major.
+    pub weights: &'a SafeCudaPtr<f32>,
+    /// (outputs).
+    pub bias: &'a SafeCudaPtr<f32>,
+    /// What it takes.
+    pub inputs: usize,
+    /// What it gives.
+    pub outputs: usize,
+}
+
+impl CudaContext {
+    /// Probabilities (batch, outputs of the last layer) of inputs (batch, inputs of the first): ReLU
+    /// between the layers, softmax after the last. Any sizes; the result is queued on the context's own
+    /// stream, which copies follow.
+    pub fn neural_forward(
+        &self,
+        layers: &[Layer<'_>],
+        x: &SafeCudaPtr<f32>,
+        batch: usize,
+    ) -> Result<SafeCudaPtr<f32>> {
+        let mut inputs = match layers {
+            [] => return Err(Error::new(ErrorKind::InvalidArgument, "layers: none")),
+            [first, ..] => first.inputs,
+        };
+        if x.len() != batch * inputs || batch == 0 {
+            let message = format!(
+                "x has {} elements, {batch} rows of {inputs} are needed",
+                x.len()
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
+        let mut values: Option<SafeCudaPtr<f32>> = None;
+        for (index, layer) in layers.iter().enumerate() {
+            if layer.inputs != inputs {
+                let message = format!(
+                    "layer {index} takes {} inputs, the one before gives {inputs}",
+                    layer.inputs
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, message));
+            }
+            let is_last = index + 1 == layers.len();
+            let name = if is_last {
+                "linear"
+            } else {
+                "fused_linear_relu"
+            };
+            let mut next = self.alloc_tagged::<f32>(batch * layer.outputs, "neural_forward")?;
+            let args = [
+                GpuArg::from(values.as_ref().unwrap_or(x)),
+                layer.weights.into(),
+                layer.bias.into(),
+                (&mut next).into(),
+                (batch as u64).into(),
+                (layer.inputs as u64).into(),
+                (layer.outputs as u64).into(),
+            ];
+            self.run_ready(name, ElementType::F32, &args, None)
+                .map_err(|error| error.with_context(format!("layer {index}")))?;
+            inputs = layer.outputs;
+            values = Some(next);
+        }
+        let Some(logits) = values else {
+            return Err(Error::new(ErrorKind::Internal, "no layer ran"));
+        };
+        let mut result = self.alloc_tagged::<f32>(logits.len(), "neural_forward")?;
+        let args = [
+            GpuArg::from(&logits),
+            (&mut result).into(),
+            (batch as u64).into(),
+            (inputs as u64).into(),
+        ];
+        self.run_ready("softmax", ElementType::F32, &args, None)?;
+        Ok(result)
+    }
+}

@@ -1,0 +1,272 @@
+//! Matrix products: `c = activation(alpha · op(a) · op(b) + beta · c + bias)`, row-major.
+
+use crate::compute::catalogue::ElementType;
+use crate::compute::module::{GpuArg, Value, natives};
+use crate::core::context::CudaContext;
+use crate::core::error::{Error, ErrorKind, Result, call};
+use crate::core::stream::{Stream, native};
+use crate::ffi;
+
+/// What the operands of a product are. Sums are of `f32`, always.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GemmType {
+    /// `f32`.
+    F32,
+    /// `f32` of which the tensor cores take 10 bits of fraction.
+    Tf32,
+    /// IEEE halves, as the bits of `u16`.
+    F16,
+    /// bfloat16, as the bits of `u16`.
+    Bf16,
+    /// FP8 e4m3, as the bits of `u8`; on CUDA of capability 8.9 or newer. There a plain `a`, a transposed `b`, and
+    /// `k`, rows of `c` and strides of multiples of 16 bytes go straight in, others by way of scratch.
+    Fp8,
+    /// Is [`ErrorKind::NotAvailable`].
+    F64,
+    /// Is [`ErrorKind::NotAvailable`].
+    Int8,
+}
+
+impl GemmType {
+    fn to_native(self) -> i32 {
+        match self {
+            Self::F32 => ffi::WCUDA_GEMM_F32,
+            Self::Tf32 => ffi::WCUDA_GEMM_TF32,
+            Self::F16 => ffi::WCUDA_GEMM_F16,
+            Self::Bf16 => ffi::WCUDA_GEMM_BF16,
+            Self::Fp8 => ffi::WCUDA_GEMM_FP8,
+            Self::F64 => ffi::WCUDA_GEMM_F64,
+            Self::Int8 => ffi::WCUDA_GEMM_INT8,
+        }
+    }
+
+    fn element_bytes(self) -> u64 {
+        match self {
+            Self::F32 | Self::Tf32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+            Self::Fp8 | Self::Int8 => 1,
+            Self::F64 => 8,
+        }
+    }
+
+    fn output(self) -> ElementType {
+        match self {
+            Self::F16 => ElementType::F16,
+            Self::Bf16 | Self::Fp8 => ElementType::Bf16,
+            _ => ElementType::F32,
+        }
+    }
+}
+
+/// What is done to each element of a product last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Activation {
+    /// Nothing.
+    #[default]
+    None,
+    /// What is below 0 becomes 0.
+    Relu,
+    /// `0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))`.
+    Gelu,
+}
+
+/// A product to be queued; made by [`CudaContext::gemm`]. The bound of its error is in section 20 of
+/// `worker_cuda.h`.
+#[derive(Debug)]
+#[must_use = "nothing is multiplied until `run` is called"]
+pub struct Gemm<'a> {
+    context: &'a CudaContext,
+    kind: GemmType,
+    output: ElementType,
+    native: ffi::wcuda_gemm,
+    bias: Option<GpuArg<'a>>,
+    stream: Option<&'a Stream>,
+}
+
+impl CudaContext {
+    /// A product of `op(a)` (m, k) and `op(b)` (k, n), by cuBLASLt on CUDA and by the processors on the
+    /// host backend. The same shapes give the same bits every time.
+    ///
+    /// ```
+    /// # use worker_cuda::{Activation, CudaContext, GemmType};
+    /// # fn main() -> worker_cuda::Result<()> {
+    /// let context = CudaContext::host()?;
+    /// let a = context.alloc_from(&[1.0f32, 2.0, 3.0, 4.0])?; // (2, 2)
+    /// let bias = context.alloc_from(&[-8.0f32, 0.0])?;
+    /// let mut c = context.alloc::<f32>(4)?;
+    /// context
+    ///     .gemm(GemmType::F32, 2, 2, 2)
+    ///     .bias(&bias)
+    ///     .activation(Activation::Relu)
+    ///     .run(&a, &a, &mut c)?;
+    /// assert_eq!(c.to_vec()?, [0.0, 10.0, 7.0, 22.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn gemm(&self, kind: GemmType, m: usize, n: usize, k: usize) -> Gemm<'_> {
+        let mut native = ffi::wcuda_gemm::init();
+        native.r#type = kind.to_native();
+        native.alpha = 1.0;
+        native.m = m as u64;
+        native.n = n as u64;
+        native.k = k as u64;
+        Gemm {
+            context: self,
+            kind,
+            output: kind.output(),
+            native,
+            bias: None,
+            stream: None,
+        }
+    }
+}
+
+impl<'a> Gemm<'a> {
+    /// `a` is stored as (k, m).
+    pub fn transpose_a(mut self) -> Self {
+        self.native.flags |= ffi::WCUDA_GEMM_TRANSPOSE_A;
+        self
+    }
+
+    /// `b` is stored as (n, k).
+    pub fn transpose_b(mut self) -> Self {
+        self.native.flags |= ffi::WCUDA_GEMM_TRANSPOSE_B;
+        self
+    }
+
+    /// The factor of the product; 1 without this.
+    pub fn alpha(mut self, alpha: f32) -> Self {
+        self.native.alpha = alpha;
+        self
+    }
+
+    /// The factor of what is in `c` already; 0 without this, which does not read `c`.
+    pub fn beta(mut self, beta: f32) -> Self {
+        self.native.beta = beta;
+        self
+    }
+
+    /// What `c` and the bias are: without this `f32` for `F32` and `Tf32`, which have no other, the
+    /// inputs' type for `F16` and `Bf16`, bfloat16 for `Fp8`.
+    pub fn output(mut self, output: ElementType) -> Self {
+        self.output = output;
+        self
+    }
+
+    /// So many products of the same shape.
+    pub fn batch(mut self, count: usize) -> Self {
+        self.native.batch = count as u64;
+        if count == 0 {
+            (self.native.m, self.native.n) = (0, 0); // nothing, not the default of one
+        }
+        self
+    }
+
+    /// Elements from one stored row to the next of `a`, `b` and `c`; 0: rows follow each other.
+    pub fn row_strides(mut self, a: usize, b: usize, c: usize) -> Self {
+        self.native.row_stride_a = a as u64;
+        self.native.row_stride_b = b as u64;
+        self.native.row_stride_c = c as u64;
+        self
+    }
+
+    /// Elements from one matrix of a batch to the next; 0: they follow each other.
+    pub fn batch_strides(mut self, a: usize, b: usize, c: usize) -> Self {
+        self.native.batch_stride_a = a as u64;
+        self.native.batch_stride_b = b as u64;
+        self.native.batch_stride_c = c as u64;
+        self
+    }
+
+    /// (n) numbers of the type of `c`, added to every row. Of an `Fp8` product into `f32`: bfloat16.
+    pub fn bias(mut self, bias: impl Into<GpuArg<'a>>) -> Self {
+        self.bias = Some(bias.into());
+        self
+    }
+
+    /// What is done to each element last.
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.native.activation = match activation {
+            Activation::None => ffi::WCUDA_ACTIVATION_NONE,
+            Activation::Relu => ffi::WCUDA_ACTIVATION_RELU,
+            Activation::Gelu => ffi::WCUDA_ACTIVATION_GELU,
+        };
+        self
+    }
+
+    /// On a stream, not the context's own, which copies follow.
+    pub fn on(mut self, stream: &'a Stream) -> Self {
+        self.stream = Some(stream);
+        self
+    }
+
+    /// Queues it and does not wait. Operands are buffers or windows ([`GpuArg::view`]); sizes are held
+    /// against them. [`ErrorKind::NotAvailable`] where cuBLASLt is not there, or cannot do it.
+    pub fn run<'b>(
+        mut self,
+        a: impl Into<GpuArg<'b>>,
+        b: impl Into<GpuArg<'b>>,
+        c: impl Into<GpuArg<'b>>,
+    ) -> Result<()>
+    where
+        'a: 'b,
+    {
+        let bytes = |output| match output {
+            ElementType::F32 => 4,
+            _ => 2,
+        };
+        let into_f32 = self.kind == GemmType::Fp8 && self.output == ElementType::F32;
+        let bias_bytes = if into_f32 { 2 } else { bytes(self.output) };
+        self.native.output_type = match self.output {
+            ElementType::F32 => ffi::WCUDA_ARG_F32,
+            ElementType::F16 => ffi::WCUDA_ARG_F16,
+            ElementType::Bf16 => ffi::WCUDA_ARG_BF16,
+        };
+        let mut args: Vec<GpuArg<'b>> = vec![a.into(), b.into(), c.into()];
+        args.extend(self.bias.take());
+        let element = self.kind.element_bytes();
+        let wanted = [element, element, bytes(self.output), bias_bytes];
+        for ((arg, wanted), name) in args.iter().zip(wanted).zip(["a", "b", "c", "bias"]) {
+            check(arg, name, wanted)?;
+        }
+        let natives = natives(&args)?;
+        // SAFETY: the arguments point into `args`, which lives; sizes are checked by the library, and that
+        // `c` is borrowed as `&mut` by `check`.
+        call(|error| unsafe {
+            ffi::wcuda_gemm_run(
+                self.context.handle(),
+                &self.native,
+                natives.as_ptr(),
+                natives.len() as u64,
+                native(self.stream),
+                error,
+            )
+        })
+    }
+}
+
+fn check(arg: &GpuArg<'_>, name: &str, wanted: u64) -> Result<()> {
+    let wrong = |what: String| {
+        let message = format!("{name} {what}");
+        Err(Error::new(ErrorKind::InvalidArgument, message))
+    };
+    let Value::Window {
+        element_bytes,
+        is_mutable,
+        ..
+    } = &arg.value
+    else {
+        return wrong("is no memory".to_owned());
+    };
+    if *element_bytes != wanted {
+        return wrong(format!(
+            "has elements of {element_bytes} bytes, the product takes {wanted}"
+        ));
+    }
+    if name == "c" && !is_mutable {
+        return wrong("is written and must be passed as &mut".to_owned());
+    }
+    Ok(())
+}

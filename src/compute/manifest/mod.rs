@@ -1,0 +1,349 @@
+//! Kernels described in a file: modules of device code, and for each kernel its parameters, its launch
+//! and its promises.
+//!
+//! The file is JSON of at most 1 MiB, 16 levels and 4,096 items of an array, without unknown or double fields; mistakes tell line
+//! and path (`line 12: kernels[2].params[0].shape: …`).
+//!
+//! ```json
+//! {
+//!   "manifest": 1,
+//!   "modules": [{ "name": "add", "path": "add.cu" }],
+//!   "kernels": [
+//!     {
+//!       "id": 10, "name": "vector_add", "module": "add", "entry": "add<float>",
+//!       "params": [
+//!         { "name": "a", "kind": "buffer", "dtype": "f32", "shape": ["n"], "access": "read" },
+//!         { "name": "b", "kind": "buffer", "dtype": "f32", "shape": ["n"], "access": "read" },
+//!         { "name": "c", "kind": "buffer", "dtype": "f32", "shape": ["n"], "access": "write" },
+//!         { "name": "n", "kind": "scalar", "dtype": "i32", "min": 0 }
+//!       ],
+//!       "grid": "max(1, ceil_div(n, 256))", "block": 256
+//!     }
+//!   ]
+//! }
+//! ```
+//!
+//! | Of a module | |
+//! |---|---|
+//! | `name` | of its own |
+//! | `path`, or `source` | a file beside the manifest or below it, or CUDA C++ as text |
+//! | `kind` | `cuda` (default), `ptx`, `cubin`, `fatbin` |
+//! | `arch` | of `cuda`: to compile for; else the device's |
+//! | `blake3` | 64 hex digits that the file, or the source, must have |
+//! | `options` | of `cuda`: `standard`, `defines`, `headers` (texts by name), `fast_math`, `ftz`, `prec_sqrt`, `prec_div`, `fmad`, `line_info`, `debug`, `max_registers`, `extras` |
+//!
+//! | Of a kernel | |
+//! |---|---|
+//! | `name` | it is registered under |
+//! | `id` | its number; else the registry gives one. 1 and 2 are `noop` and `tensor_add` of the catalogue |
+//! | `module`, `entry` | its code; `entry` is `name` unless given |
+//! | `host` | the name of a host function that the program gives |
+//! | `ready`, `type` | instead of all else: a kernel of the catalogue, and `f32`, `f16` or `bf16` |
+//! | `params` | see below |
+//! | `grid`, `block` | expressions, one or up to three; 1 and 256 unless given |
+//! | `threads` | instead of `grid`: so many threads in blocks of `block` |
+//! | `shared_bytes` | dynamic, of a block |
+//! | `deterministic` | `true` unless given |
+//! | `budget_ms` | a run that takes longer is an error |
+//!
+//! | Of a parameter | |
+//! |---|---|
+//! | `name`, `kind` | `buffer`, `scalar` or `bytes` |
+//! | `dtype` | of a scalar and of a buffer's elements: `i8` … `u64`, `f16`, `bf16`, `f32`, `f64` |
+//! | `shape` | of a buffer: integers and expressions |
+//! | `access` | of a buffer: `read`, `write`, `read_write` (default) |
+//! | `layout`, `layout_id` | of a buffer, hints: `any`, `row_major`, `column_major`; the number of a record's layout |
+//! | `bytes` | of bytes: how many |
+//! | `min`, `max` | of a scalar: numbers, of an integer expressions too |
+//!
+//! Expressions are those of the C interface, section 22: integer parameters by name, `+ - * / %`,
+//! `ceil_div`, `round_up`, `min`, `max`.
+
+mod node;
+mod read;
+mod register;
+
+use std::path::{Component, Path, PathBuf};
+
+use crate::compute::program::ProgramBuilder;
+use crate::compute::registry::{Descriptor, ParamSpec};
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::ffi;
+
+pub use register::HostFunctions;
+
+/// Most bytes of a module's file.
+const MODULE_BYTES_MAX: u64 = 256 << 20;
+
+/// What a module's code is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ModuleKind {
+    /// CUDA C++, compiled when it is registered.
+    Cuda,
+    /// PTX.
+    Ptx,
+    /// Code of one architecture.
+    Cubin,
+    /// A container of both.
+    Fatbin,
+}
+
+/// Where a module's code is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModuleCode {
+    /// A file, relative to the manifest's folder.
+    Path(PathBuf),
+    /// In the manifest.
+    Source(String),
+}
+
+/// How CUDA C++ is compiled; see [`ProgramBuilder`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct ModuleOptions {
+    standard: Option<String>,
+    defines: Vec<String>,
+    headers: Vec<(String, String)>,
+    extras: Vec<String>,
+    fast_math: Option<bool>,
+    ftz: Option<bool>,
+    prec_sqrt: Option<bool>,
+    prec_div: Option<bool>,
+    fmad: Option<bool>,
+    line_info: Option<bool>,
+    debug: Option<bool>,
+    max_registers: Option<u32>,
+}
+
+/// A module of a manifest.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct ManifestModule {
+    /// Its name.
+    pub name: String,
+    /// Where its code is.
+    pub code: ModuleCode,
+    /// What its code is.
+    pub kind: ModuleKind,
+    /// To compile for, where one is given.
+    pub arch: Option<String>,
+    /// Digest that its code must have.
+    pub blake3: Option<[u8; 32]>,
+    pub(crate) options: ModuleOptions,
+}
+
+impl ManifestModule {
+    /// The code's bytes; [`ErrorKind::Integrity`] when they have another digest.
+    pub fn read(&self, folder: &Path) -> Result<Vec<u8>> {
+        let bytes = match &self.code {
+            ModuleCode::Source(text) => text.clone().into_bytes(),
+            ModuleCode::Path(path) => read_file(&folder.join(path), MODULE_BYTES_MAX)?,
+        };
+        if let Some(expected) = &self.blake3 {
+            let found = blake3::hash(&bytes);
+            if found.as_bytes() != expected {
+                let expected = blake3::Hash::from_bytes(*expected);
+                let message = format!(
+                    "module '{}': BLAKE3 {} of {} bytes, the manifest has {}",
+                    self.name,
+                    found.to_hex(),
+                    bytes.len(),
+                    expected.to_hex()
+                );
+                return Err(Error::new(ErrorKind::Integrity, message));
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// For its source and the kernels it is to hold.
+    pub(crate) fn configure(&self, mut builder: ProgramBuilder) -> ProgramBuilder {
+        let options = &self.options;
+        if let Some(arch) = &self.arch {
+            builder = builder.architecture(arch);
+        }
+        if let Some(standard) = &options.standard {
+            builder = builder.standard(standard);
+        }
+        for define in &options.defines {
+            builder = builder.define(define);
+        }
+        for (name, text) in &options.headers {
+            builder = builder.header(name, text);
+        }
+        for extra in &options.extras {
+            builder = builder.extra(extra);
+        }
+        type Switch = fn(ProgramBuilder, bool) -> ProgramBuilder;
+        let switches: [(Option<bool>, Switch); 7] = [
+            (options.fast_math, ProgramBuilder::fast_math),
+            (options.ftz, ProgramBuilder::ftz),
+            (options.prec_sqrt, ProgramBuilder::prec_sqrt),
+            (options.prec_div, ProgramBuilder::prec_div),
+            (options.fmad, ProgramBuilder::fmad),
+            (options.line_info, ProgramBuilder::line_info),
+            (options.debug, ProgramBuilder::debug),
+        ];
+        for (value, switch) in switches {
+            if let Some(on) = value {
+                builder = switch(builder, on);
+            }
+        }
+        if let Some(count) = options.max_registers {
+            builder = builder.max_registers(count);
+        }
+        builder
+    }
+}
+
+/// Where a kernel's code comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum KernelCode {
+    Own {
+        /// Index of its module.
+        module: Option<usize>,
+        entry: String,
+        host: Option<String>,
+    },
+    /// Of the catalogue, for elements of a `WCUDA_ARG_…`.
+    Ready { name: String, elements: i32 },
+}
+
+/// A kernel of a manifest.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct ManifestKernel {
+    /// Its number, where one is given.
+    pub id: Option<u32>,
+    /// The name it is registered under.
+    pub name: String,
+    /// The name of its module.
+    pub module: Option<String>,
+    /// The name of its host function.
+    pub host: Option<String>,
+    /// Its canonical signature; of a kernel of the catalogue "".
+    pub signature: String,
+    /// FNV-1a of 64 bits of that; of a kernel of the catalogue 0.
+    pub sig_hash: u64,
+    /// Whether equal calls give equal bits.
+    pub is_deterministic: bool,
+    /// How long a run may take, in milliseconds; 0: no bound.
+    pub budget_ms: u32,
+    pub(crate) code: KernelCode,
+    pub(crate) descriptor: Descriptor,
+}
+
+/// What a parameter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ParamKind {
+    /// Memory.
+    Buffer,
+    /// A number.
+    Scalar,
+    /// A struct passed by value.
+    Bytes,
+}
+
+/// A parameter of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ManifestParam {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub kind: ParamKind,
+    /// Type of the number, or of a buffer's elements: "f32"; "" for bytes.
+    pub dtype: &'static str,
+    /// Of a buffer its dimensions, of bytes their count: expressions.
+    pub shape: Vec<String>,
+    /// A buffer that the kernel reads.
+    pub is_read: bool,
+    /// A buffer that the kernel writes.
+    pub is_written: bool,
+}
+
+impl ManifestKernel {
+    /// Its parameters in order; none of a kernel of the catalogue.
+    pub fn params(&self) -> Vec<ManifestParam> {
+        let to_public = |param: &ParamSpec| {
+            let (kind, of) = match param.kind {
+                ffi::WCUDA_ARG_BUFFER => (ParamKind::Buffer, param.dtype),
+                ffi::WCUDA_ARG_BYTES => (ParamKind::Bytes, 0),
+                scalar => (ParamKind::Scalar, scalar),
+            };
+            let has = |access: i32| {
+                kind == ParamKind::Buffer
+                    && (param.access == 0 || param.access & access as u32 != 0)
+            };
+            ManifestParam {
+                name: param.name.clone(),
+                kind,
+                dtype: usize::try_from(of - 1).map_or("", |index| read::TYPES[index]),
+                shape: split_outside_parentheses(&param.shape),
+                is_read: has(ffi::WCUDA_ACCESS_READ),
+                is_written: has(ffi::WCUDA_ACCESS_WRITE),
+            }
+        };
+        self.descriptor.params.iter().map(to_public).collect()
+    }
+}
+
+fn split_outside_parentheses(text: &str) -> Vec<String> {
+    let mut depth = 0;
+    let is_border = |c: char| {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        depth == 0 && c == ','
+    };
+    let parts = text.split(is_border).map(|part| part.trim().to_owned());
+    parts.filter(|part| !part.is_empty()).collect()
+}
+
+/// A manifest that has been read and found right.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Manifest {
+    /// Its modules.
+    pub modules: Vec<ManifestModule>,
+    /// Its kernels.
+    pub kernels: Vec<ManifestKernel>,
+    /// Where its files are.
+    pub folder: PathBuf,
+}
+
+impl Manifest {
+    /// From JSON; files are looked for in `folder`.
+    pub fn parse(json: impl AsRef<[u8]>, folder: impl Into<PathBuf>) -> Result<Self> {
+        read::manifest(json.as_ref(), folder.into())
+    }
+
+    /// From a file; its modules are beside it.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let bytes = read_file(path, node::BYTES_MAX as u64)?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        Self::parse(bytes, folder).map_err(|error| error.with_context(path.display().to_string()))
+    }
+}
+
+fn read_file(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
+    use std::io::Read;
+    let failed =
+        |error: std::io::Error| Error::new(ErrorKind::Io, format!("{}: {error}", path.display()));
+    let file = std::fs::File::open(path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    file.take(bytes_max + 1)
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
+    if bytes.len() as u64 > bytes_max {
+        let message = format!("{}: more than {bytes_max} bytes", path.display());
+        return Err(Error::new(ErrorKind::LimitExceeded, message));
+    }
+    Ok(bytes)
+}
+
+/// Beside the manifest or below it, whatever the folder is.
+fn is_below(path: &Path) -> bool {
+    let mut parts = path.components().peekable();
+    parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
+}

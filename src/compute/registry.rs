@@ -1,0 +1,268 @@
+//! Kernels under a name and a number, each with a descriptor that says what a call of it must be like.
+
+use crate::compute::module::{GpuArg, natives};
+use crate::core::context::CudaContext;
+use crate::core::error::{Error, ErrorKind, Result, call};
+use crate::core::native_text::{as_native, fixed_text};
+use crate::ffi;
+
+/// A kernel of a registry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RegisteredKernel {
+    /// Its number: unique in its registry.
+    pub id: u32,
+    /// Its name.
+    pub name: String,
+    /// FNV-1a of 64 bits over its canonical signature; of `noop` (1) 0 and of `tensor_add` (2) 0xA1.
+    pub sig_hash: u64,
+    /// Arguments it takes.
+    pub parameter_count: u32,
+    /// How long a run may take, in milliseconds; 0: no bound.
+    pub budget_ms: u32,
+    /// Equal calls may give other bits.
+    pub is_deterministic: bool,
+    /// This context's backend can run it.
+    pub runs_here: bool,
+}
+
+impl RegisteredKernel {
+    /// Bit 0: not deterministic; bit 1: not on this backend.
+    pub fn flags(&self) -> u32 {
+        let bit = |on: bool, bit: u32| if on { bit } else { 0 };
+        bit(!self.is_deterministic, ffi::WCUDA_KERNEL_NON_DETERMINISTIC)
+            | bit(!self.runs_here, ffi::WCUDA_KERNEL_NOT_HERE)
+    }
+
+    fn from_native(native: &ffi::wcuda_registered_kernel) -> Self {
+        Self {
+            id: native.kernel_id,
+            name: fixed_text(&native.name),
+            sig_hash: native.sig_hash,
+            parameter_count: native.parameter_count,
+            budget_ms: native.budget_ms,
+            is_deterministic: native.flags & ffi::WCUDA_KERNEL_NON_DETERMINISTIC == 0,
+            runs_here: native.flags & ffi::WCUDA_KERNEL_NOT_HERE == 0,
+        }
+    }
+}
+
+/// One parameter, as the library takes it; sizes and bounds are texts of expressions.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct ParamSpec {
+    pub(crate) name: String,
+    pub(crate) kind: i32,
+    pub(crate) dtype: i32,
+    pub(crate) access: u32,
+    pub(crate) layout: i32,
+    pub(crate) layout_id: u32,
+    pub(crate) shape: String,
+    pub(crate) min: String,
+    pub(crate) max: String,
+}
+
+impl ParamSpec {
+    pub(crate) fn is_buffer(&self) -> bool {
+        self.kind == ffi::WCUDA_ARG_BUFFER
+    }
+
+    pub(crate) fn is_written(&self) -> bool {
+        self.access == 0 || self.access & ffi::WCUDA_ACCESS_WRITE as u32 != 0
+    }
+
+    /// Of a buffer's elements; 0 for anything else.
+    pub(crate) fn element_bytes(&self) -> u64 {
+        scalar_bytes(self.dtype)
+    }
+}
+
+/// Bytes of a `WCUDA_ARG_…` scalar; 0 for what is none.
+pub(crate) fn scalar_bytes(kind: i32) -> u64 {
+    match kind {
+        ffi::WCUDA_ARG_I8 | ffi::WCUDA_ARG_U8 => 1,
+        ffi::WCUDA_ARG_I16 | ffi::WCUDA_ARG_U16 | ffi::WCUDA_ARG_F16 | ffi::WCUDA_ARG_BF16 => 2,
+        ffi::WCUDA_ARG_I32 | ffi::WCUDA_ARG_U32 | ffi::WCUDA_ARG_F32 => 4,
+        ffi::WCUDA_ARG_I64 | ffi::WCUDA_ARG_U64 | ffi::WCUDA_ARG_F64 => 8,
+        _ => 0,
+    }
+}
+
+/// Of most kernels.
+const USUAL_SIGNATURE_BYTES: usize = 512;
+
+/// What a registry is told of a kernel, its code apart. Empty texts are the defaults.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Descriptor {
+    pub(crate) id: u32,
+    pub(crate) flags: u32,
+    pub(crate) budget_ms: u32,
+    pub(crate) name: String,
+    pub(crate) params: Vec<ParamSpec>,
+    pub(crate) grid: [String; 3],
+    pub(crate) block: [String; 3],
+    pub(crate) threads: String,
+    pub(crate) shared_bytes: String,
+}
+
+impl Descriptor {
+    fn with_native<R>(
+        &self,
+        kernel: ffi::wcuda_kernel,
+        body: impl FnOnce(&ffi::wcuda_kernel_descriptor) -> R,
+    ) -> R {
+        let params: Vec<_> = self
+            .params
+            .iter()
+            .map(|param| ffi::wcuda_kernel_param {
+                name: as_native(&param.name),
+                kind: param.kind,
+                dtype: param.dtype,
+                access: param.access,
+                layout: param.layout,
+                layout_id: param.layout_id,
+                reserved: 0,
+                shape: as_native(&param.shape),
+                min: as_native(&param.min),
+                max: as_native(&param.max),
+            })
+            .collect();
+        let mut native = ffi::wcuda_kernel_descriptor::init();
+        native.flags = self.flags;
+        native.kernel_id = self.id;
+        native.budget_ms = self.budget_ms;
+        native.name = as_native(&self.name);
+        native.kernel = kernel;
+        native.params = params.as_ptr();
+        native.param_count = params.len() as u64;
+        native.grid = self.grid.each_ref().map(|text| as_native(text));
+        native.block = self.block.each_ref().map(|text| as_native(text));
+        native.threads = as_native(&self.threads);
+        native.shared_bytes = as_native(&self.shared_bytes);
+        body(&native)
+    }
+
+    /// Each character of an expression may become parentheses, an operator and a parameter's index.
+    fn signature_bytes_max(&self) -> usize {
+        let each =
+            |param: &ParamSpec| 64 + 8 * (param.shape.len() + param.min.len() + param.max.len());
+        self.params.iter().map(each).sum()
+    }
+
+    /// Its canonical signature and the hash of it; a mistake's message begins with the field.
+    pub(crate) fn check(&self) -> Result<(String, u64)> {
+        self.with_native(ffi::wcuda_kernel::zeroed(), |native| {
+            let (mut hash, mut bytes) = (0, 0);
+            let mut check = |text: &mut [u8]| {
+                // SAFETY: the descriptor and what it points to live for the call, and `text` has the
+                // bytes that are told.
+                call(|error| unsafe {
+                    ffi::wcuda_kernel_descriptor_check(
+                        native,
+                        &mut hash,
+                        text.as_mut_ptr().cast(),
+                        text.len() as u64,
+                        &mut bytes,
+                        error,
+                    )
+                })
+            };
+            let mut text = vec![0u8; USUAL_SIGNATURE_BYTES];
+            let most = self.signature_bytes_max();
+            match check(&mut text) {
+                Err(error) if error.kind() == ErrorKind::BufferTooSmall => {
+                    text.resize(most, 0);
+                    check(&mut text)?;
+                }
+                other => other?,
+            }
+            text.truncate(bytes as usize);
+            let text = String::from_utf8(text)
+                .map_err(|_| Error::new(ErrorKind::Internal, "a signature that is no text"))?;
+            Ok((text, hash))
+        })
+    }
+}
+
+/// The native registry of a context.
+#[derive(Debug)]
+pub(crate) struct Registry(ffi::wcuda_registry);
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        // SAFETY: legal on any thread.
+        unsafe { ffi::wcuda_registry_destroy(self.0) }
+    }
+}
+
+impl Registry {
+    pub(crate) fn new(context: &CudaContext) -> Result<Self> {
+        let mut handle = ffi::wcuda_registry::zeroed();
+        // SAFETY: `handle` is valid.
+        call(|error| unsafe { ffi::wcuda_registry_create(context.handle(), &mut handle, error) })?;
+        Ok(Self(handle))
+    }
+
+    /// A kernel of id 0: none on this backend. Returns its number.
+    pub(crate) fn add(&self, descriptor: &Descriptor, kernel: ffi::wcuda_kernel) -> Result<u32> {
+        descriptor.with_native(kernel, |native| {
+            let mut id = 0;
+            // SAFETY: the descriptor and what it points to live for the call.
+            call(|error| unsafe { ffi::wcuda_registry_add(self.0, native, &mut id, error) })?;
+            Ok(id)
+        })
+    }
+
+    /// A kernel of the catalogue for elements of a `WCUDA_ARG_…`; `id` 0: any.
+    pub(crate) fn add_ready(&self, name: &str, elements: i32, id: u32) -> Result<u32> {
+        let mut given = 0;
+        // SAFETY: `name` lives for the call.
+        call(|error| unsafe {
+            ffi::wcuda_registry_add_ready(self.0, as_native(name), elements, id, &mut given, error)
+        })?;
+        Ok(given)
+    }
+
+    pub(crate) fn list(&self) -> Result<Vec<RegisteredKernel>> {
+        let mut kernels = Vec::new();
+        loop {
+            let mut count = 0;
+            // SAFETY: there are as many entries as the length says, each sized.
+            call(|error| unsafe {
+                ffi::wcuda_registry_list(
+                    self.0,
+                    kernels.as_mut_ptr(),
+                    kernels.len() as u64,
+                    &mut count,
+                    error,
+                )
+            })?;
+            if count as usize <= kernels.len() {
+                kernels.truncate(count as usize);
+                return Ok(kernels.iter().map(RegisteredKernel::from_native).collect());
+            }
+            kernels.resize(count as usize, ffi::wcuda_registered_kernel::init());
+        }
+    }
+
+    /// Queues a run.
+    ///
+    /// # Safety
+    /// As for [`crate::CudaFunction::launch`], but that the arguments are held against the descriptor.
+    pub(crate) unsafe fn run(&self, id: u32, args: &[GpuArg<'_>]) -> Result<ffi::wcuda_run_info> {
+        let natives = natives(args)?;
+        let mut info = ffi::wcuda_run_info::init();
+        // SAFETY: the arguments point into `args`, which lives; what the code does is the caller's.
+        call(|error| unsafe {
+            ffi::wcuda_registry_run(
+                self.0,
+                id,
+                natives.as_ptr(),
+                natives.len() as u64,
+                ffi::wcuda_stream::zeroed(),
+                &mut info,
+                error,
+            )
+        })?;
+        Ok(info)
+    }
+}

@@ -1,0 +1,69 @@
+//! The types of backends that this machine has.
+
+use crate::core::device::Backend;
+use crate::core::error::{ErrorKind, Result, call};
+use crate::core::native_text::fixed_text;
+use crate::ffi;
+
+/// One type of backend, as this machine has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BackendEntry {
+    /// "cuda", "host", "vulkan", or as it was registered.
+    pub name: String,
+    /// Its type.
+    pub backend: Backend,
+    /// In an automatic choice the highest comes first.
+    pub priority: i32,
+    /// Its devices; why there is none otherwise.
+    pub devices: std::result::Result<i32, (ErrorKind, String)>,
+}
+
+impl BackendEntry {
+    /// Whether it can be opened.
+    pub fn is_available(&self) -> bool {
+        self.devices.is_ok()
+    }
+}
+
+/// All types of backends, highest priority first.
+pub fn backends() -> Result<Vec<BackendEntry>> {
+    let mut count = 0;
+    // SAFETY: no entries are asked for.
+    call(|error| unsafe {
+        ffi::wcuda_backend_list_get(std::ptr::null_mut(), 0, &mut count, error)
+    })?;
+    let mut entries = vec![ffi::wcuda_backend_entry::zeroed(); count as usize];
+    let capacity = count;
+    // SAFETY: there is room for `capacity` entries.
+    call(|error| unsafe {
+        ffi::wcuda_backend_list_get(entries.as_mut_ptr(), capacity, &mut count, error)
+    })?;
+    entries.truncate(count as usize);
+    Ok(entries.iter().map(entry).collect())
+}
+
+fn entry(from: &ffi::wcuda_backend_entry) -> BackendEntry {
+    BackendEntry {
+        name: fixed_text(&from.name),
+        backend: Backend::from_native(from.r#type),
+        priority: from.priority,
+        devices: if from.is_available != 0 {
+            Ok(from.device_count)
+        } else {
+            Err((
+                ErrorKind::from_status(from.status),
+                fixed_text(&from.reason),
+            ))
+        },
+    }
+}
+
+/// The name of a type by its number.
+pub(crate) fn name_of(backend: i32) -> String {
+    backends()
+        .into_iter()
+        .flatten()
+        .find(|entry| entry.backend.to_native() == backend)
+        .map_or_else(|| format!("backend {backend}"), |entry| entry.name)
+}

@@ -1,0 +1,99 @@
+//! The health report of a context's device.
+
+use std::time::Duration;
+
+use crate::core::context::CudaContext;
+use crate::core::error::{Result, call};
+use crate::core::native_text::fixed_text;
+use crate::ffi;
+
+/// Whether a device can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HealthState {
+    /// All is well.
+    Ok,
+    /// Usable; the message says what is wrong.
+    Degraded,
+    /// The device is lost.
+    Lost,
+    /// One that this version of the crate does not know.
+    Unknown(i32),
+}
+
+/// One report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Health {
+    /// Whether the device can be used.
+    pub state: HealthState,
+    /// What is wrong; "" when all is well.
+    pub message: String,
+    /// The driver's code of the fault that lost the device, else 0.
+    pub sticky_code: i32,
+    /// Of the device, where it is known.
+    pub temperature_celsius: Option<i32>,
+    /// Uncorrected memory errors since the driver started, where they are known.
+    pub ecc_error_count: Option<u64>,
+    /// Device memory held by this context.
+    pub ledger_bytes: u64,
+    /// Most ever held.
+    pub peak_bytes: u64,
+    /// Pinned host memory held.
+    pub staging_bytes: u64,
+    /// Live allocations.
+    pub allocation_count: u64,
+    /// As the driver says.
+    pub device_free_bytes: u64,
+    /// As the driver says.
+    pub device_total_bytes: u64,
+    /// Allocations found not to be device memory.
+    pub nonresident_count: u64,
+    /// Failures met where nobody could be told, as when something was dropped.
+    pub deferred_error_count: u64,
+    /// Device memory in use by this context as the driver counts it: at least `ledger_bytes`.
+    pub pool_used_bytes: u64,
+    /// That, and what is kept for reuse.
+    pub pool_reserved_bytes: u64,
+    /// Bytes of allocations that ended when the device was lost: closed in the ledger, not given back
+    /// to the driver.
+    pub lost_bytes: u64,
+    /// How many those were.
+    pub lost_count: u64,
+    /// Time it took to make this report.
+    pub duration: Duration,
+}
+
+impl CudaContext {
+    /// A report on the device, also while steps are in flight, and also on a lost device.
+    pub fn health(&self) -> Result<Health> {
+        let mut health = ffi::wcuda_health::init();
+        // SAFETY: `health` is valid and sized.
+        call(|error| unsafe { ffi::wcuda_health_get(self.handle(), &mut health, error) })?;
+        Ok(Health {
+            state: match health.state {
+                ffi::WCUDA_HEALTH_OK => HealthState::Ok,
+                ffi::WCUDA_HEALTH_DEGRADED => HealthState::Degraded,
+                ffi::WCUDA_HEALTH_LOST => HealthState::Lost,
+                other => HealthState::Unknown(other),
+            },
+            message: fixed_text(&health.message),
+            sticky_code: health.sticky_code,
+            temperature_celsius: Some(health.temperature_celsius).filter(|&value| value >= 0),
+            ecc_error_count: health.ecc_error_count.try_into().ok(),
+            ledger_bytes: health.ledger_bytes,
+            peak_bytes: health.peak_bytes,
+            staging_bytes: health.staging_bytes,
+            allocation_count: health.allocation_count,
+            device_free_bytes: health.device_free_bytes,
+            device_total_bytes: health.device_total_bytes,
+            nonresident_count: health.nonresident_count,
+            deferred_error_count: health.deferred_error_count,
+            pool_used_bytes: health.pool_used_bytes,
+            pool_reserved_bytes: health.pool_reserved_bytes,
+            lost_bytes: health.lost_bytes,
+            lost_count: health.lost_count,
+            duration: Duration::from_nanos(health.duration_ns),
+        })
+    }
+}

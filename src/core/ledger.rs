@@ -1,0 +1,177 @@
+//! The ledger of a context: who holds which bytes.
+
+use crate::core::context::CudaContext;
+use crate::core::error::{Result, call};
+use crate::core::native_text::fixed_text;
+use crate::ffi;
+
+/// What memory is held for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Purpose {
+    /// In queries: all device memory together (not [`Purpose::Staging`], which is host memory, nor
+    /// [`Purpose::Adopted`]).
+    Any,
+    /// Weights of models.
+    Weights,
+    /// Keys and values of sequences.
+    Kv,
+    /// Activations, logits, sampling.
+    Scratch,
+    /// Loaded modules.
+    Module,
+    /// Pinned host memory.
+    Staging,
+    /// Buffers that the program allocated.
+    User,
+    /// Memory of somebody else, see [`CudaContext::adopt`]. In no sum but its own, in no budget.
+    Adopted,
+    /// One that this version of the crate does not know.
+    Unknown(i32),
+}
+
+impl Purpose {
+    pub(crate) fn to_native(self) -> i32 {
+        match self {
+            Self::Any => ffi::WCUDA_PURPOSE_ANY,
+            Self::Weights => ffi::WCUDA_PURPOSE_WEIGHTS,
+            Self::Kv => ffi::WCUDA_PURPOSE_KV,
+            Self::Scratch => ffi::WCUDA_PURPOSE_SCRATCH,
+            Self::Module => ffi::WCUDA_PURPOSE_MODULE,
+            Self::Staging => ffi::WCUDA_PURPOSE_STAGING,
+            Self::User => ffi::WCUDA_PURPOSE_USER,
+            Self::Adopted => ffi::WCUDA_PURPOSE_ADOPTED,
+            Self::Unknown(purpose) => purpose,
+        }
+    }
+
+    fn from_native(purpose: i32) -> Self {
+        match purpose {
+            ffi::WCUDA_PURPOSE_ANY => Self::Any,
+            ffi::WCUDA_PURPOSE_WEIGHTS => Self::Weights,
+            ffi::WCUDA_PURPOSE_KV => Self::Kv,
+            ffi::WCUDA_PURPOSE_SCRATCH => Self::Scratch,
+            ffi::WCUDA_PURPOSE_MODULE => Self::Module,
+            ffi::WCUDA_PURPOSE_STAGING => Self::Staging,
+            ffi::WCUDA_PURPOSE_USER => Self::User,
+            ffi::WCUDA_PURPOSE_ADOPTED => Self::Adopted,
+            other => Self::Unknown(other),
+        }
+    }
+}
+
+/// Sums of the ledger for one purpose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryInfo {
+    /// The purpose asked for.
+    pub purpose: Purpose,
+    /// Held now.
+    pub current_bytes: u64,
+    /// Most ever held.
+    pub peak_bytes: u64,
+    /// Live allocations.
+    pub allocation_count: u64,
+    /// Allocations ever made.
+    pub total_allocation_count: u64,
+    /// Budget of the context; 0: none.
+    pub budget_bytes: u64,
+    /// Free on the device, as the driver says; on the host backend capacity less what is held.
+    pub device_free_bytes: u64,
+    /// All memory of the device.
+    pub device_total_bytes: u64,
+    /// Budget of this purpose, see [`CudaContext::set_budget`]; 0: none.
+    pub purpose_budget_bytes: u64,
+}
+
+/// One live allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LedgerEntry {
+    /// Its size.
+    pub bytes: u64,
+    /// 1 for the context's first allocation.
+    pub sequence_number: u64,
+    /// What for.
+    pub purpose: Purpose,
+    /// What the holder called it, cut to 63 bytes.
+    pub tag: String,
+}
+
+impl CudaContext {
+    /// Sums of the ledger for one purpose, or for all.
+    pub fn memory(&self, purpose: Purpose) -> Result<MemoryInfo> {
+        let mut info = ffi::wcuda_memory_info::init();
+        // SAFETY: `info` is valid and sized.
+        call(|error| unsafe {
+            ffi::wcuda_context_memory_get(self.handle(), purpose.to_native(), &mut info, error)
+        })?;
+        Ok(MemoryInfo {
+            purpose: Purpose::from_native(info.purpose),
+            current_bytes: info.current_bytes,
+            peak_bytes: info.peak_bytes,
+            allocation_count: info.allocation_count,
+            total_allocation_count: info.total_allocation_count,
+            budget_bytes: info.budget_bytes,
+            device_free_bytes: info.device_free_bytes,
+            device_total_bytes: info.device_total_bytes,
+            purpose_budget_bytes: info.purpose_budget_bytes,
+        })
+    }
+
+    /// Device memory that an allocation could still get, as the driver says.
+    pub fn get_free_vram(&self) -> Result<u64> {
+        Ok(self.memory(Purpose::Any)?.device_free_bytes)
+    }
+
+    /// All memory of the device.
+    pub fn get_total_vram(&self) -> Result<u64> {
+        Ok(self.memory(Purpose::Any)?.device_total_bytes)
+    }
+
+    /// Sets the most bytes that a purpose may hold, beside the context's own budget; 0: none. An
+    /// allocation past it is [`ErrorKind::OverBudget`](crate::ErrorKind) before the driver is asked;
+    /// what is held already stays.
+    pub fn set_budget(&self, purpose: Purpose, bytes: u64) -> Result<()> {
+        // SAFETY: legal on any thread.
+        call(|error| unsafe {
+            ffi::wcuda_context_budget_set(self.handle(), purpose.to_native(), bytes, error)
+        })
+    }
+
+    /// The live allocations, oldest first: at any time the list of what would leak. What still lives
+    /// when the last clone of the context goes, because it was forgotten, is logged as a warning.
+    pub fn ledger(&self) -> Result<Vec<LedgerEntry>> {
+        let mut entries: Vec<ffi::wcuda_ledger_entry> = Vec::new();
+        loop {
+            let mut count = 0;
+            // SAFETY: the pointer is valid for as many entries as are said.
+            call(|error| unsafe {
+                ffi::wcuda_context_ledger_get(
+                    self.handle(),
+                    entries.as_mut_ptr(),
+                    entries.len() as u64,
+                    &mut count,
+                    error,
+                )
+            })?;
+            let grew = count as usize > entries.len();
+            entries.resize(count as usize, ffi::wcuda_ledger_entry::zeroed());
+            if !grew {
+                break;
+            }
+        }
+        Ok(entries.iter().map(LedgerEntry::from_native).collect())
+    }
+}
+
+impl LedgerEntry {
+    pub(crate) fn from_native(entry: &ffi::wcuda_ledger_entry) -> Self {
+        Self {
+            bytes: entry.bytes,
+            sequence_number: entry.sequence_number,
+            purpose: Purpose::from_native(entry.purpose),
+            tag: fixed_text(&entry.tag),
+        }
+    }
+}

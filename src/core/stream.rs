@@ -1,0 +1,277 @@
+//! Streams, events, and copies that do not wait.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::time::Duration;
+
+use crate::core::context::CudaContext;
+use crate::core::error::{Error, ErrorKind, Result, call};
+use crate::core::memory::{DeviceRepr, PinnedBuffer, SafeCudaPtr};
+use crate::ffi;
+
+/// A queue of work in order; work on two streams is ordered only by events. Dropping it waits.
+#[derive(Debug)]
+pub struct Stream {
+    handle: ffi::wcuda_stream,
+    context: CudaContext,
+}
+
+/// How early a stream's kernels get multiprocessors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Priority {
+    /// Ordinary.
+    #[default]
+    Ordinary,
+    /// Before ordinary ones.
+    High,
+}
+
+impl CudaContext {
+    /// A new stream.
+    pub fn stream(&self, priority: Priority) -> Result<Stream> {
+        let mut handle = ffi::wcuda_stream::zeroed();
+        let priority = if priority == Priority::High { -1 } else { 0 };
+        // SAFETY: `handle` is valid.
+        call(|error| unsafe {
+            ffi::wcuda_stream_create(self.handle(), priority, &mut handle, error)
+        })?;
+        Ok(Stream {
+            handle,
+            context: self.clone(),
+        })
+    }
+
+    /// A stream that somebody else made in the device's primary context (a `cudaStream_t`), not the
+    /// driver's default one. On a host context [`ErrorKind::Unsupported`].
+    ///
+    /// # Safety
+    /// `native` is such a stream and lives until the value is dropped, which waits for its work and
+    /// leaves it alone.
+    pub unsafe fn adopt_stream(&self, native: *mut c_void) -> Result<Stream> {
+        let mut handle = ffi::wcuda_stream::zeroed();
+        // SAFETY: `handle` is valid, `native` by this function's contract.
+        call(|error| unsafe {
+            ffi::wcuda_stream_adopt(self.handle(), native, &mut handle, error)
+        })?;
+        Ok(Stream {
+            handle,
+            context: self.clone(),
+        })
+    }
+
+    /// The driver's object (a `cudaStream_t`) of a stream, none the context's own, for calls of other
+    /// libraries; valid until the stream is dropped. On a host context [`ErrorKind::Unsupported`].
+    pub fn native_stream(&self, stream: Option<&Stream>) -> Result<*mut c_void> {
+        let mut found = std::ptr::null_mut();
+        // SAFETY: the output is valid.
+        call(|error| unsafe {
+            ffi::wcuda_stream_native_get(self.handle(), native(stream), &mut found, error)
+        })?;
+        Ok(found)
+    }
+
+    /// A new event, which counts as done until it is recorded.
+    pub fn event(&self) -> Result<Event> {
+        let mut handle = ffi::wcuda_event::zeroed();
+        // SAFETY: `handle` is valid.
+        call(|error| unsafe { ffi::wcuda_event_create(self.handle(), &mut handle, error) })?;
+        Ok(Event {
+            handle,
+            context: self.clone(),
+        })
+    }
+}
+
+/// The native stream of a caller's choice; none is the context's own.
+pub(crate) fn native(stream: Option<&Stream>) -> ffi::wcuda_stream {
+    stream.map_or(ffi::wcuda_stream::zeroed(), |stream| stream.handle)
+}
+
+impl Stream {
+    /// The context it belongs to.
+    pub fn context(&self) -> &CudaContext {
+        &self.context
+    }
+
+    /// Waits for all work given to it.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: legal on any thread.
+        call(|error| unsafe { ffi::wcuda_stream_synchronize(self.handle, error) })
+    }
+
+    /// An event behind all the stream has been given.
+    pub fn record(&self) -> Result<Event> {
+        let event = self.context.event()?;
+        event.record(Some(self))?;
+        Ok(event)
+    }
+
+    /// What the stream is given from now on waits for the event.
+    pub fn wait_for(&self, event: &Event) -> Result<()> {
+        // SAFETY: legal on any thread.
+        call(|error| unsafe { ffi::wcuda_event_order(event.handle, self.handle, error) })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: legal on any thread.
+        unsafe { ffi::wcuda_stream_destroy(self.handle) }
+    }
+}
+
+/// A point in a stream's work, with its time.
+#[derive(Debug)]
+pub struct Event {
+    handle: ffi::wcuda_event,
+    context: CudaContext,
+}
+
+impl Event {
+    /// The context it belongs to.
+    pub fn context(&self) -> &CudaContext {
+        &self.context
+    }
+
+    /// Sets it behind what a stream (none: the context's own) has been given.
+    pub fn record(&self, stream: Option<&Stream>) -> Result<()> {
+        // SAFETY: legal on any thread.
+        call(|error| unsafe { ffi::wcuda_event_record(self.handle, native(stream), error) })
+    }
+
+    /// Waits for the work before it.
+    pub fn wait(&self) -> Result<()> {
+        // SAFETY: legal on any thread.
+        call(|error| unsafe { ffi::wcuda_event_wait(self.handle, -1, error) })
+    }
+
+    /// The same, for no longer than that: [`ErrorKind::Timeout`] leaves it as it is.
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
+        let milliseconds = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
+        // SAFETY: legal on any thread.
+        call(|error| unsafe { ffi::wcuda_event_wait(self.handle, milliseconds, error) })
+    }
+
+    /// Whether the work before it is done.
+    pub fn is_done(&self) -> Result<bool> {
+        let mut done = 0;
+        // SAFETY: `done` is valid.
+        call(|error| unsafe { ffi::wcuda_event_done_get(self.handle, &mut done, error) })?;
+        Ok(done != 0)
+    }
+
+    /// Time from this event to a later one, both done.
+    pub fn elapsed_to(&self, later: &Event) -> Result<Duration> {
+        let mut milliseconds = 0.0;
+        // SAFETY: `milliseconds` is valid.
+        call(|error| unsafe {
+            ffi::wcuda_event_elapsed_get(self.handle, later.handle, &mut milliseconds, error)
+        })?;
+        Ok(Duration::from_secs_f64(milliseconds.max(0.0) / 1000.0))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: legal on any thread.
+        unsafe { ffi::wcuda_event_destroy(self.handle) }
+    }
+}
+
+/// A copy in flight. It owns its pinned memory and gives it back when the copy is done; dropping it
+/// waits for the copy, forgetting it leaks the memory and breaks nothing.
+#[must_use = "the pinned memory comes back from `wait`"]
+pub struct PendingCopy<T: DeviceRepr> {
+    pinned: Option<PinnedBuffer<T>>,
+    event: Event,
+}
+
+impl<T: DeviceRepr> PendingCopy<T> {
+    /// Whether the copy is done.
+    pub fn is_done(&self) -> Result<bool> {
+        self.event.is_done()
+    }
+
+    /// The event behind the copy, for other streams to wait for.
+    pub fn event(&self) -> &Event {
+        &self.event
+    }
+
+    /// Waits, and gives the pinned memory back.
+    pub fn wait(mut self) -> Result<PinnedBuffer<T>> {
+        self.event.wait()?;
+        match self.pinned.take() {
+            Some(pinned) => Ok(pinned),
+            None => Err(Error::new(ErrorKind::Internal, "the copy has no memory")),
+        }
+    }
+}
+
+impl<T: DeviceRepr> fmt::Debug for PendingCopy<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingCopy")
+            .field("pinned", &self.pinned)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: DeviceRepr> SafeCudaPtr<T> {
+    /// Copies all of `source` to `offset` without waiting, on a stream (none: the context's own).
+    /// The memory comes back from [`PendingCopy::wait`]; on an error it is dropped.
+    pub fn write_async(
+        &mut self,
+        offset: usize,
+        source: PinnedBuffer<T>,
+        stream: Option<&Stream>,
+    ) -> Result<PendingCopy<T>> {
+        let (offset, bytes) = self.byte_range(offset, source.len())?;
+        let event = self.context().event()?;
+        // SAFETY: the pinned memory is owned by the pending copy, so that nobody writes it meanwhile;
+        // the library keeps it until the stream has passed, also when that is forgotten.
+        call(|error| unsafe {
+            ffi::wcuda_buffer_write_async(
+                self.raw_handle(),
+                offset,
+                source.raw_handle(),
+                0,
+                bytes,
+                native(stream),
+                error,
+            )
+        })?;
+        event.record(stream)?;
+        Ok(PendingCopy {
+            pinned: Some(source),
+            event,
+        })
+    }
+
+    /// Copies from `offset` into all of `target` without waiting.
+    pub fn read_async(
+        &self,
+        offset: usize,
+        target: PinnedBuffer<T>,
+        stream: Option<&Stream>,
+    ) -> Result<PendingCopy<T>> {
+        let (offset, bytes) = self.byte_range(offset, target.len())?;
+        let event = self.context().event()?;
+        let _turn = self.take_turn();
+        // SAFETY: as above; nobody reads the target meanwhile.
+        call(|error| unsafe {
+            ffi::wcuda_buffer_read_async(
+                self.raw_handle(),
+                offset,
+                target.raw_handle(),
+                0,
+                bytes,
+                native(stream),
+                error,
+            )
+        })?;
+        event.record(stream)?;
+        Ok(PendingCopy {
+            pinned: Some(target),
+            event,
+        })
+    }
+}

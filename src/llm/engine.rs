@@ -1,0 +1,342 @@
+//! An engine on a model: sequences, and the steps that lengthen them.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::Duration;
+
+use crate::core::error::{Error, ErrorKind, Result, call};
+use crate::ffi;
+use crate::llm::model::Model;
+use crate::llm::plan::{EngineOptions, KvType};
+use crate::llm::step::{NativeStep, Step, StepOutput};
+
+/// Id of a token, below the model's vocabulary size.
+pub type Token = u32;
+
+/// A model at work: pages for keys and values, scratch memory, and a queue of at most two steps.
+/// Dropping it waits for the steps in flight; its memory goes when its sequences are gone too.
+///
+/// ```no_run
+/// # fn main() -> worker_cuda::Result<()> {
+/// # use worker_cuda::{CudaContext, Engine, EngineOptions, Gguf, Model, Row, Sampling, Step};
+/// # let model = Model::load(&CudaContext::auto()?, &Gguf::open("model.gguf")?)?;
+/// let mut engine = Engine::new(&model, &EngineOptions::new().max_sequences(4))?;
+/// let sequence = engine.create_sequence()?;
+/// let greedy = Sampling::greedy();
+/// let step = Step::new().row(Row::tokens(&sequence, &[1, 2, 3]).sample(&greedy));
+/// let ticket = engine.submit(&step)?;
+/// println!("next: {:?}", engine.wait(ticket)?.rows()[0].token);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Engine {
+    /// Declared, and so dropped, before the model.
+    handle: Handle,
+    model: Model,
+    /// What each step in flight will answer, oldest first.
+    in_flight: VecDeque<Pending>,
+    native: NativeStep,
+}
+
+struct Handle(ffi::wcuda_engine);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: `&mut self` shows that no other call on the engine is running.
+        unsafe { ffi::wcuda_engine_destroy(self.0) }
+    }
+}
+
+/// A step in flight. A plain number: forgetting it leaves the step in the engine's queue, where
+/// [`Engine::drain`] or dropping the engine ends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub(crate) u64);
+
+/// Room that the outputs of a step need.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct OutputSize {
+    pub(crate) rows: usize,
+    pub(crate) top: usize,
+    pub(crate) logits_rows: usize,
+}
+
+struct Pending {
+    ticket: Ticket,
+    size: OutputSize,
+}
+
+/// The limits in force and how much of them is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the names are those of `EngineOptions`
+pub struct EngineInfo {
+    pub kv_type: KvType,
+    pub batch_invariant: bool,
+    pub max_sequences: u32,
+    pub max_batch_tokens: u32,
+    pub max_batch_rows: u32,
+    pub max_sequence_tokens: u32,
+    pub max_logits_rows: u32,
+    pub max_top_logprobs: u32,
+    /// Live sequences.
+    pub sequence_count: u32,
+    /// Steps in flight.
+    pub steps_in_flight: u32,
+    /// Pages of 64 positions.
+    pub kv_page_count: u64,
+    /// Free ones, after the steps in flight.
+    pub kv_free_page_count: u64,
+    /// Bytes of pages, page tables and token history.
+    pub kv_bytes: u64,
+    /// Bytes of activations, logits and sampling.
+    pub scratch_bytes: u64,
+}
+
+/// The tokens of one conversation with their keys and values. Dropping it ends it: its pages serve
+/// the next step. Only the engine that made it can use it.
+pub struct Sequence {
+    handle: ffi::wcuda_sequence,
+    engine: ffi::wcuda_engine,
+}
+
+impl Engine {
+    /// Reserves memory for keys and values and for a step's intermediate results.
+    pub fn new(model: &Model, options: &EngineOptions) -> Result<Self> {
+        let options = options.to_native();
+        let mut handle = ffi::wcuda_engine::zeroed();
+        // SAFETY: `options` and `handle` are valid for the call.
+        call(|error| unsafe {
+            ffi::wcuda_engine_create(model.handle(), &options, &mut handle, error)
+        })?;
+        Ok(Self {
+            handle: Handle(handle),
+            model: model.clone(),
+            in_flight: VecDeque::new(),
+            native: NativeStep::default(),
+        })
+    }
+
+    /// The model it runs.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The limits in force and how much of them is used.
+    pub fn info(&self) -> Result<EngineInfo> {
+        let mut info = ffi::wcuda_engine_info::init();
+        // SAFETY: `info` is valid and sized.
+        call(|error| unsafe { ffi::wcuda_engine_info_get(self.handle.0, &mut info, error) })?;
+        Ok(EngineInfo {
+            kv_type: KvType::from_native(info.kv_type),
+            batch_invariant: info.flags & ffi::WCUDA_ENGINE_BATCH_INVARIANT != 0,
+            max_sequences: info.max_sequences,
+            max_batch_tokens: info.max_batch_tokens,
+            max_batch_rows: info.max_batch_rows,
+            max_sequence_tokens: info.max_sequence_tokens,
+            max_logits_rows: info.max_logits_rows,
+            max_top_logprobs: info.max_top_logprobs,
+            sequence_count: info.sequence_count,
+            steps_in_flight: info.steps_in_flight,
+            kv_page_count: info.kv_page_count,
+            kv_free_page_count: info.kv_free_page_count,
+            kv_bytes: info.kv_bytes,
+            scratch_bytes: info.scratch_bytes,
+        })
+    }
+
+    /// Does now what the first step of each shape would otherwise do.
+    pub fn warm_up(&mut self) -> Result<()> {
+        // SAFETY: `&mut self` shows that no other call on the engine is running.
+        call(|error| unsafe { ffi::wcuda_engine_warm_up(self.handle.0, error) })
+    }
+
+    /// An empty sequence. It takes no pages yet.
+    pub fn create_sequence(&mut self) -> Result<Sequence> {
+        let mut handle = ffi::wcuda_sequence::zeroed();
+        // SAFETY: `handle` is valid, and `&mut self` holds the engine.
+        call(|error| unsafe { ffi::wcuda_sequence_create(self.handle.0, &mut handle, error) })?;
+        Ok(Sequence {
+            handle,
+            engine: self.handle.0,
+        })
+    }
+
+    /// A second sequence with the same tokens so far; pages are shared until one of the two
+    /// writes. Acts after the steps in flight. Two forks that sample with one seed draw alike.
+    pub fn fork(&mut self, sequence: &Sequence) -> Result<Sequence> {
+        self.expect_own(sequence)?;
+        let mut handle = ffi::wcuda_sequence::zeroed();
+        // SAFETY: `handle` is valid, and `&mut self` holds the sequence's engine.
+        call(|error| unsafe { ffi::wcuda_sequence_fork(sequence.handle, &mut handle, error) })?;
+        Ok(Sequence {
+            handle,
+            engine: self.handle.0,
+        })
+    }
+
+    /// Forgets all but the first `length` tokens of a sequence. Acts after the steps in flight.
+    pub fn truncate(&mut self, sequence: &Sequence, length: u32) -> Result<()> {
+        self.expect_own(sequence)?;
+        // SAFETY: `&mut self` holds the sequence's engine.
+        call(|error| unsafe { ffi::wcuda_sequence_truncate(sequence.handle, length, error) })
+    }
+
+    /// Tokens `first` … `first + count - 1` of a sequence. One that a step in flight has yet to
+    /// sample is [`ErrorKind::InvalidState`].
+    pub fn tokens(&mut self, sequence: &Sequence, first: u32, count: u32) -> Result<Vec<Token>> {
+        self.expect_own(sequence)?;
+        let length = sequence.len()?;
+        if first.checked_add(count).is_none_or(|end| end > length) {
+            let message = format!("{count} tokens at {first} of a sequence of {length}");
+            return Err(Error::new(ErrorKind::OutOfRange, message));
+        }
+        let mut tokens = vec![0 as Token; count as usize];
+        let data = tokens.as_mut_ptr().cast();
+        // SAFETY: `tokens` is valid for `count` ids, and `&mut self` holds the sequence's engine.
+        call(|error| unsafe {
+            ffi::wcuda_sequence_tokens_get(sequence.handle, first, count, data, error)
+        })?;
+        Ok(tokens)
+    }
+
+    /// Checks a step, takes pages and queues it. Copies what it needs and does not wait for the
+    /// device. Two steps may be in flight; a third is [`ErrorKind::QueueFull`]. On failure nothing
+    /// has changed.
+    pub fn submit(&mut self, step: &Step<'_>) -> Result<Ticket> {
+        for row in step.rows() {
+            self.expect_own(row.sequence)?;
+        }
+        let native = self.native.build(step)?;
+        let mut ticket = 0;
+        // SAFETY: `native` and all it points to are valid for the call, which copies them.
+        call(|error| unsafe {
+            ffi::wcuda_step_submit(self.handle.0, &native, &mut ticket, error)
+        })?;
+        let ticket = Ticket(ticket);
+        self.in_flight.push_back(Pending {
+            ticket,
+            size: step.output_size(),
+        });
+        Ok(ticket)
+    }
+
+    /// Waits for a step, the oldest in flight, and answers with its outputs.
+    pub fn wait(&mut self, ticket: Ticket) -> Result<StepOutput> {
+        let mut output = StepOutput::default();
+        self.wait_into(ticket, None, &mut output)?;
+        Ok(output)
+    }
+
+    /// The same, for at most `timeout`, whose passing is [`ErrorKind::Timeout`] and leaves the step
+    /// in flight; and into an output whose memory is used again.
+    pub fn wait_into(
+        &mut self,
+        ticket: Ticket,
+        timeout: Option<Duration>,
+        output: &mut StepOutput,
+    ) -> Result<()> {
+        let pending = self
+            .in_flight
+            .iter()
+            .find(|pending| pending.ticket == ticket);
+        let size = pending.map_or_else(OutputSize::default, |pending| pending.size);
+        let vocabulary_size = self.model.info().vocabulary_size as usize;
+        let timeout_ms = timeout.map_or(-1, |timeout| {
+            timeout.as_millis().try_into().unwrap_or(i64::MAX)
+        });
+        let waited = output.fill(size, vocabulary_size, |native| {
+            // SAFETY: `native` points to memory of the sizes it tells; `&mut self` holds the engine.
+            call(|error| unsafe {
+                ffi::wcuda_step_wait(self.handle.0, ticket.0, timeout_ms, native, error)
+            })
+        });
+        if waited.as_ref().err().is_none_or(ends_ticket) {
+            self.in_flight.retain(|pending| pending.ticket != ticket);
+        }
+        waited
+    }
+
+    /// Tickets in flight, oldest first.
+    pub fn in_flight(&self) -> impl ExactSizeIterator<Item = Ticket> {
+        self.in_flight.iter().map(|pending| pending.ticket)
+    }
+
+    /// Waits for all steps in flight and drops what they have computed.
+    pub fn drain(&mut self) -> Result<()> {
+        // SAFETY: `&mut self` shows that no other call on the engine is running.
+        let drained = call(|error| unsafe { ffi::wcuda_engine_drain(self.handle.0, error) });
+        if drained.as_ref().err().is_none_or(ends_ticket) {
+            self.in_flight.clear();
+        }
+        drained
+    }
+
+    /// Waits for the steps in flight and frees the engine; tells what dropping it could not.
+    pub fn close(mut self) -> Result<()> {
+        self.drain()
+    }
+
+    fn expect_own(&self, sequence: &Sequence) -> Result<()> {
+        if sequence.engine.id == self.handle.0.id {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            "the sequence belongs to another engine",
+        ))
+    }
+}
+
+/// Whether a failure of `wcuda_step_wait` ended its ticket.
+fn ends_ticket(error: &Error) -> bool {
+    !matches!(
+        error.kind(),
+        ErrorKind::Timeout
+            | ErrorKind::BufferTooSmall
+            | ErrorKind::InvalidState
+            | ErrorKind::InvalidArgument
+            | ErrorKind::Reentrant
+            | ErrorKind::Busy
+    )
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("model", &self.model)
+            .field("in_flight", &self.in_flight.len())
+            .finish()
+    }
+}
+
+impl Sequence {
+    /// Tokens submitted so far, the steps in flight included.
+    pub fn len(&self) -> Result<u32> {
+        let mut length = 0;
+        // SAFETY: legal on any thread.
+        call(|error| unsafe { ffi::wcuda_sequence_length_get(self.handle, &mut length, error) })?;
+        Ok(length)
+    }
+
+    /// Whether nothing was submitted yet.
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    pub(crate) fn handle(&self) -> ffi::wcuda_sequence {
+        self.handle
+    }
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        // SAFETY: legal on any thread.
+        unsafe { ffi::wcuda_sequence_destroy(self.handle) }
+    }
+}
+
+impl fmt::Debug for Sequence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sequence({:#x})", self.handle.id)
+    }
+}

@@ -1,0 +1,206 @@
+//! Engine options, and the plan: what a model needs, before a byte is allocated.
+
+use crate::core::context::CudaContext;
+use crate::core::error::{Result, call};
+use crate::ffi;
+use crate::llm::gguf::Gguf;
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum KvType {
+    /// Two bytes a number.
+    #[default]
+    F16,
+    /// Blocks of 32 with one scale, 8.5 bits a number.
+    Q8_0,
+    /// One byte a number, e4m3.
+    Fp8E4m3,
+    /// One that this version of the crate does not know.
+    Unknown(i32),
+}
+
+impl KvType {
+    pub(crate) fn to_native(self) -> i32 {
+        match self {
+            Self::F16 => ffi::WCUDA_KV_F16,
+            Self::Q8_0 => ffi::WCUDA_KV_Q8_0,
+            Self::Fp8E4m3 => ffi::WCUDA_KV_FP8_E4M3,
+            Self::Unknown(kv_type) => kv_type,
+        }
+    }
+
+    pub(crate) fn from_native(kv_type: i32) -> Self {
+        match kv_type {
+            ffi::WCUDA_KV_F16 => Self::F16,
+            ffi::WCUDA_KV_Q8_0 => Self::Q8_0,
+            ffi::WCUDA_KV_FP8_E4M3 => Self::Fp8E4m3,
+            other => Self::Unknown(other),
+        }
+    }
+}
+
+/// Limits of an engine. What is not set has the default that is named; [`EngineInfo`] shows what
+/// is in force.
+///
+/// [`EngineInfo`]: crate::EngineInfo
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "options do nothing until an engine or a plan is made with them"]
+pub struct EngineOptions {
+    kv_type: KvType,
+    flags: u64,
+    max_sequences: u32,
+    max_batch_tokens: u32,
+    max_batch_rows: u32,
+    max_sequence_tokens: u32,
+    kv_tokens: u64,
+    max_logits_rows: u32,
+    max_top_logprobs: u32,
+}
+
+impl EngineOptions {
+    /// The defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How keys and values are stored; f16.
+    pub fn kv_type(mut self, kv_type: KvType) -> Self {
+        self.kv_type = kv_type;
+        self
+    }
+
+    /// A row's result does not depend on the other rows of its step; off.
+    pub fn batch_invariant(self, on: bool) -> Self {
+        self.flag(ffi::WCUDA_ENGINE_BATCH_INVARIANT, on)
+    }
+
+    /// For tests: free pages hold NaN; off.
+    pub fn poison_free_pages(self, on: bool) -> Self {
+        self.flag(ffi::WCUDA_ENGINE_POISON_FREE_PAGES, on)
+    }
+
+    /// Sequences live at once; 16.
+    pub fn max_sequences(mut self, count: u32) -> Self {
+        self.max_sequences = count;
+        self
+    }
+
+    /// Tokens in one step, all rows together; 512.
+    pub fn max_batch_tokens(mut self, count: u32) -> Self {
+        self.max_batch_tokens = count;
+        self
+    }
+
+    /// Rows in one step; as many as sequences.
+    pub fn max_batch_rows(mut self, count: u32) -> Self {
+        self.max_batch_rows = count;
+        self
+    }
+
+    /// Positions of one sequence; the model's context length.
+    pub fn max_sequence_tokens(mut self, count: u32) -> Self {
+        self.max_sequence_tokens = count;
+        self
+    }
+
+    /// Positions of all sequences together, rounded up to pages of 64; the larger of one full
+    /// sequence and 512 a sequence.
+    pub fn kv_tokens(mut self, count: u64) -> Self {
+        self.kv_tokens = count;
+        self
+    }
+
+    /// Rows of logits that one step may return; as many as batch rows.
+    pub fn max_logits_rows(mut self, count: u32) -> Self {
+        self.max_logits_rows = count;
+        self
+    }
+
+    /// Alternatives that a sampled token may report, at most 128; none.
+    pub fn max_top_logprobs(mut self, count: u32) -> Self {
+        self.max_top_logprobs = count;
+        self
+    }
+
+    fn flag(mut self, flag: u64, on: bool) -> Self {
+        self.flags = if on {
+            self.flags | flag
+        } else {
+            self.flags & !flag
+        };
+        self
+    }
+
+    pub(crate) fn to_native(&self) -> ffi::wcuda_engine_options {
+        let mut native = ffi::wcuda_engine_options::init();
+        native.kv_type = self.kv_type.to_native();
+        native.flags = self.flags;
+        native.max_sequences = self.max_sequences;
+        native.max_batch_tokens = self.max_batch_tokens;
+        native.max_batch_rows = self.max_batch_rows;
+        native.max_sequence_tokens = self.max_sequence_tokens;
+        native.kv_tokens = self.kv_tokens;
+        native.max_logits_rows = self.max_logits_rows;
+        native.max_top_logprobs = self.max_top_logprobs;
+        native
+    }
+}
+
+/// What loading a file and running it will hold on the device: to the byte what the ledger shows
+/// afterwards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Plan {
+    /// `total_bytes`, and before it weights and `loading_bytes` together, are within what is free
+    /// and within the budget.
+    pub fits: bool,
+    /// Weights.
+    pub weights_bytes: u64,
+    /// Pages, page tables and token history.
+    pub kv_bytes: u64,
+    /// Activations, logits, sampling.
+    pub scratch_bytes: u64,
+    /// 0: the driver holds captured CUDA graphs, outside the ledger.
+    pub graph_bytes: u64,
+    /// Of the four.
+    pub total_bytes: u64,
+    /// Pinned host memory while loading.
+    pub staging_bytes: u64,
+    /// What the context could still hold.
+    pub available_bytes: u64,
+    /// One page of 64 positions.
+    pub kv_page_bytes: u64,
+    /// Pages.
+    pub kv_page_count: u64,
+    /// Device memory besides the weights while loading; 0 on the host backend.
+    pub loading_bytes: u64,
+}
+
+impl CudaContext {
+    /// What `gguf` would need with these options. Reads no tensor data; a model that cannot be run
+    /// is refused here already, with the reason.
+    pub fn plan(&self, gguf: &Gguf, options: &EngineOptions) -> Result<Plan> {
+        let options = options.to_native();
+        let mut plan = ffi::wcuda_plan::init();
+        gguf.run_reading(|| {
+            // SAFETY: both structs are valid and sized.
+            call(|error| unsafe {
+                ffi::wcuda_plan_get(self.handle(), gguf.handle(), &options, &mut plan, error)
+            })
+        })?;
+        Ok(Plan {
+            fits: plan.fits != 0,
+            weights_bytes: plan.weights_bytes,
+            kv_bytes: plan.kv_bytes,
+            scratch_bytes: plan.scratch_bytes,
+            graph_bytes: plan.graph_bytes,
+            total_bytes: plan.total_bytes,
+            staging_bytes: plan.staging_bytes,
+            available_bytes: plan.available_bytes,
+            kv_page_bytes: plan.kv_page_bytes,
+            kv_page_count: plan.kv_page_count,
+            loading_bytes: plan.loading_bytes,
+        })
+    }
+}

@@ -1,0 +1,394 @@
+//! One step: rows of tokens in, sampled tokens, probabilities and logits out.
+
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::ffi;
+use crate::llm::engine::{OutputSize, Sequence, Token};
+
+/// How the next token is drawn. Everything at zero is greedy: the token of the largest logit, the
+/// lowest id of equal ones. A draw depends on the seed, the position and the logits alone.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Sampling {
+    /// 0: greedy.
+    pub temperature: f32,
+    /// Only the k most probable; 0: off.
+    pub top_k: u32,
+    /// The most probable that reach this sum, in (0, 1]; 0: off.
+    pub top_p: f32,
+    /// At least this share of the most probable, in [0, 1]; 0: off.
+    pub min_p: f32,
+    /// Locally typical, in (0, 1]; 0: off.
+    pub typical_p: f32,
+    /// A positive logit of a token seen is divided by it, a negative one multiplied; 0 or 1: off.
+    pub repetition_penalty: f32,
+    /// Subtracted once for each occurrence.
+    pub frequency_penalty: f32,
+    /// Subtracted once if it occurs.
+    pub presence_penalty: f32,
+    /// Most recent positions that the penalties look at, at most 4096; 0: 64.
+    pub penalty_last_n: u32,
+    /// First position that they look at.
+    pub penalty_from: u32,
+    /// Taken as it is, 0 too.
+    pub seed: u64,
+    /// Alternatives to report, at most the engine's limit.
+    pub top_logprobs: u32,
+    /// Added to the logit of a token; negative infinity forbids it. Ids are distinct.
+    pub bias: Vec<(Token, f32)>,
+    /// Bit `id % 32` of word `id / 32`: 1 allows. Empty: all are allowed.
+    pub mask: Vec<u32>,
+}
+
+impl Sampling {
+    /// The most probable token, always.
+    pub fn greedy() -> Self {
+        Self::default()
+    }
+
+    /// Draws at a temperature from all tokens.
+    pub fn with_temperature(temperature: f32, seed: u64) -> Self {
+        Self {
+            temperature,
+            seed,
+            ..Self::default()
+        }
+    }
+}
+
+/// Tokens appended to one sequence, and what is wanted after them. A sequence has at most one row
+/// in a step.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a row does nothing until its step is submitted"]
+pub struct Row<'a> {
+    pub(crate) sequence: &'a Sequence,
+    tokens: &'a [Token],
+    flags: u32,
+    sampling: Option<&'a Sampling>,
+}
+
+impl<'a> Row<'a> {
+    /// Appends tokens: a prompt, part of one, or the token sampled last.
+    pub fn tokens(sequence: &'a Sequence, tokens: &'a [Token]) -> Self {
+        Self {
+            sequence,
+            tokens,
+            flags: 0,
+            sampling: None,
+        }
+    }
+
+    /// Appends the token that this sequence sampled last, on the device: also while the step that
+    /// samples it is in flight.
+    pub fn feed_sampled(sequence: &'a Sequence) -> Self {
+        Self {
+            sequence,
+            tokens: &[],
+            flags: ffi::WCUDA_ROW_FEED_SAMPLED,
+            sampling: None,
+        }
+    }
+
+    /// Samples a token after the row's last one. It is not part of the sequence until a row
+    /// appends it.
+    pub fn sample(mut self, sampling: &'a Sampling) -> Self {
+        self.flags |= ffi::WCUDA_ROW_SAMPLE;
+        self.sampling = Some(sampling);
+        self
+    }
+
+    /// Returns the logits of the row's last token.
+    pub fn logits_last(mut self) -> Self {
+        self.flags |= ffi::WCUDA_ROW_LOGITS_LAST;
+        self
+    }
+
+    /// Returns the logits of every token of the row.
+    pub fn logits_all(mut self) -> Self {
+        self.flags |= ffi::WCUDA_ROW_LOGITS_ALL;
+        self
+    }
+
+    fn token_count(&self) -> usize {
+        if self.flags & ffi::WCUDA_ROW_FEED_SAMPLED != 0 {
+            1
+        } else {
+            self.tokens.len()
+        }
+    }
+
+    fn logits_rows(&self) -> usize {
+        if self.flags & ffi::WCUDA_ROW_LOGITS_ALL != 0 {
+            self.token_count()
+        } else {
+            usize::from(self.flags & ffi::WCUDA_ROW_LOGITS_LAST != 0)
+        }
+    }
+}
+
+/// A batch of rows, computed together.
+#[derive(Clone, Debug, Default)]
+#[must_use = "a step does nothing until it is submitted"]
+pub struct Step<'a>(Vec<Row<'a>>);
+
+impl<'a> Step<'a> {
+    /// A step without rows; it needs at least one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a row.
+    pub fn row(mut self, row: Row<'a>) -> Self {
+        self.0.push(row);
+        self
+    }
+
+    /// Adds a row.
+    pub fn push(&mut self, row: Row<'a>) {
+        self.0.push(row);
+    }
+
+    pub(crate) fn rows(&self) -> &[Row<'a>] {
+        &self.0
+    }
+
+    pub(crate) fn output_size(&self) -> OutputSize {
+        let top = |row: &Row<'_>| {
+            row.sampling
+                .map_or(0, |sampling| sampling.top_logprobs as usize)
+        };
+        OutputSize {
+            rows: self.0.len(),
+            top: self.0.iter().map(top).sum(),
+            logits_rows: self.0.iter().map(Row::logits_rows).sum(),
+        }
+    }
+}
+
+/// Memory for a step in the shape that the library wants, kept from one step to the next.
+#[derive(Default)]
+pub(crate) struct NativeStep {
+    rows: Vec<ffi::wcuda_row>,
+    sampling: Vec<ffi::wcuda_sampling>,
+    bias_tokens: Vec<i32>,
+    bias_values: Vec<f32>,
+}
+
+// SAFETY: the pointers inside are used only between `build` and the end of the submit that follows,
+// both on one thread with `&mut`.
+unsafe impl Send for NativeStep {}
+// SAFETY: nothing can be done with a shared reference.
+unsafe impl Sync for NativeStep {}
+
+impl NativeStep {
+    /// The result points into `self` and into `step`: valid until either changes.
+    pub(crate) fn build(&mut self, step: &Step<'_>) -> Result<ffi::wcuda_step> {
+        self.build_bias(step);
+        self.build_sampling(step);
+        self.rows.clear();
+        let mut sampling = self.sampling.iter();
+        for row in &step.0 {
+            let token_count = to_u32(row.token_count(), "tokens of a row")?;
+            let fed = row.flags & ffi::WCUDA_ROW_FEED_SAMPLED != 0;
+            self.rows.push(ffi::wcuda_row {
+                sequence: row.sequence.handle(),
+                tokens: if fed {
+                    std::ptr::null()
+                } else {
+                    row.tokens.as_ptr().cast()
+                },
+                token_count,
+                flags: row.flags,
+                sampling: match row.sampling {
+                    Some(_) => sampling.next().map_or(std::ptr::null(), std::ptr::from_ref),
+                    None => std::ptr::null(),
+                },
+            });
+        }
+        let mut native = ffi::wcuda_step::init();
+        native.row_count = to_u32(self.rows.len(), "rows of a step")?;
+        native.rows = self.rows.as_ptr();
+        Ok(native)
+    }
+
+    fn build_bias(&mut self, step: &Step<'_>) {
+        self.bias_tokens.clear();
+        self.bias_values.clear();
+        for sampling in step.0.iter().filter_map(|row| row.sampling) {
+            for &(token, value) in &sampling.bias {
+                self.bias_tokens.push(token as i32);
+                self.bias_values.push(value);
+            }
+        }
+    }
+
+    fn build_sampling(&mut self, step: &Step<'_>) {
+        self.sampling.clear();
+        let mut first_bias = 0;
+        for sampling in step.0.iter().filter_map(|row| row.sampling) {
+            let mut native = ffi::wcuda_sampling::init();
+            native.top_k = sampling.top_k;
+            native.seed = sampling.seed;
+            native.temperature = sampling.temperature;
+            native.top_p = sampling.top_p;
+            native.min_p = sampling.min_p;
+            native.typical_p = sampling.typical_p;
+            native.repetition_penalty = sampling.repetition_penalty;
+            native.frequency_penalty = sampling.frequency_penalty;
+            native.presence_penalty = sampling.presence_penalty;
+            native.penalty_last_n = sampling.penalty_last_n;
+            native.penalty_from = sampling.penalty_from;
+            native.top_logprobs = sampling.top_logprobs;
+            if !sampling.bias.is_empty() {
+                native.bias_count = sampling.bias.len() as u64;
+                native.bias_tokens = self.bias_tokens[first_bias..].as_ptr();
+                native.bias_values = self.bias_values[first_bias..].as_ptr();
+                first_bias += sampling.bias.len();
+            }
+            if !sampling.mask.is_empty() {
+                native.mask = sampling.mask.as_ptr();
+                native.mask_words = sampling.mask.len() as u64;
+            }
+            self.sampling.push(native);
+        }
+    }
+}
+
+fn to_u32(count: usize, what: &str) -> Result<u32> {
+    count.try_into().map_err(|_| {
+        Error::new(
+            ErrorKind::LimitExceeded,
+            format!("{count} {what}: at most 2^32 - 1"),
+        )
+    })
+}
+
+/// How a row ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RowStatus {
+    /// Well.
+    Ok,
+    /// Bias and mask leave no token that may be drawn.
+    EmptyMask,
+    /// A logit was not a number, or positive infinity.
+    NotFinite,
+    /// It continued a row that did not end well.
+    Skipped,
+    /// One that this version of the crate does not know.
+    Unknown(i32),
+}
+
+/// What came of one row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct RowResult {
+    /// How it ended. Other than well, the sequence is back at `first_position`.
+    pub status: RowStatus,
+    /// Sampled, if that was asked for.
+    pub token: Option<Token>,
+    /// Position of the row's first token.
+    pub first_position: u32,
+    /// Tokens of the row.
+    pub token_count: u32,
+    /// Natural logarithm of the sampled token's probability, before temperature and truncation.
+    pub logprob: f32,
+    top: (usize, usize),
+    logits: (usize, usize),
+}
+
+/// The outputs of one step.
+#[derive(Clone, Debug, Default)]
+pub struct StepOutput {
+    native_rows: Vec<ffi::wcuda_row_result>,
+    native_top: Vec<i32>,
+    rows: Vec<RowResult>,
+    top_logprobs: Vec<f32>,
+    logits: Vec<f32>,
+    vocabulary_size: usize,
+    /// Time of computing, in nanoseconds.
+    pub device_ns: u64,
+    /// This step had to capture a graph first.
+    pub captured: bool,
+}
+
+impl StepOutput {
+    /// One result a row, in the step's order.
+    pub fn rows(&self) -> &[RowResult] {
+        &self.rows
+    }
+
+    /// Alternatives to the sampled token of a row with their logprobs, most probable first.
+    pub fn top(&self, row: &RowResult) -> impl ExactSizeIterator<Item = (Token, f32)> {
+        let (first, count) = row.top;
+        let tokens = self.native_top.get(first..first + count).unwrap_or(&[]);
+        let logprobs = self.top_logprobs.get(first..first + count).unwrap_or(&[]);
+        tokens
+            .iter()
+            .zip(logprobs)
+            .map(|(&token, &logprob)| (token as Token, logprob))
+    }
+
+    /// Logits of a row, (tokens asked for, vocabulary), before bias, mask and penalties.
+    pub fn logits(&self, row: &RowResult) -> &[f32] {
+        let (first, count) = row.logits;
+        let (start, end) = (
+            first * self.vocabulary_size,
+            (first + count) * self.vocabulary_size,
+        );
+        self.logits.get(start..end).unwrap_or(&[])
+    }
+
+    /// Makes room, lets `wait` write, and takes over what was written. On failure it is empty.
+    pub(crate) fn fill(
+        &mut self,
+        size: OutputSize,
+        vocabulary_size: usize,
+        wait: impl FnOnce(&mut ffi::wcuda_step_output) -> Result<()>,
+    ) -> Result<()> {
+        self.rows.clear();
+        self.vocabulary_size = vocabulary_size;
+        self.native_rows
+            .resize(size.rows, ffi::wcuda_row_result::zeroed());
+        self.native_top.resize(size.top, 0);
+        self.top_logprobs.resize(size.top, 0.0);
+        self.logits.resize(size.logits_rows * vocabulary_size, 0.0);
+        let mut native = ffi::wcuda_step_output::init();
+        native.row_capacity = to_u32(size.rows, "rows of a step")?;
+        native.rows = self.native_rows.as_mut_ptr();
+        native.top_capacity = size.top as u64;
+        native.logits_capacity = self.logits.len() as u64;
+        if size.top > 0 {
+            native.top_tokens = self.native_top.as_mut_ptr();
+            native.top_logprobs = self.top_logprobs.as_mut_ptr();
+        }
+        if !self.logits.is_empty() {
+            native.logits = self.logits.as_mut_ptr();
+        }
+        wait(&mut native)?;
+        self.device_ns = native.device_ns;
+        self.captured = native.captured != 0;
+        let written = self.native_rows.iter().take(native.row_count as usize);
+        self.rows.extend(written.map(RowResult::from_native));
+        Ok(())
+    }
+}
+
+impl RowResult {
+    fn from_native(native: &ffi::wcuda_row_result) -> Self {
+        Self {
+            status: match native.status {
+                ffi::WCUDA_ROW_OK => RowStatus::Ok,
+                ffi::WCUDA_ROW_EMPTY_MASK => RowStatus::EmptyMask,
+                ffi::WCUDA_ROW_NOT_FINITE => RowStatus::NotFinite,
+                ffi::WCUDA_ROW_SKIPPED => RowStatus::Skipped,
+                other => RowStatus::Unknown(other),
+            },
+            token: native.token.try_into().ok(),
+            first_position: native.first_position,
+            token_count: native.token_count,
+            logprob: native.logprob,
+            top: (native.top_offset as usize, native.top_count as usize),
+            logits: (native.logits_offset as usize, native.logits_count as usize),
+        }
+    }
+}
