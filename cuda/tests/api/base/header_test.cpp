@@ -26,7 +26,7 @@ TEST(Header, every_init_macro_sets_its_size_in_c_and_cpp) {
 
 TEST(Header, no_init_macro_is_left_out_of_that_check) {
   const std::string header = read_text(WCUDA_TEST_HEADER);
-  const std::string use = read_text(WCUDA_TEST_DATA "/../api/header_use.c");
+  const std::string use = read_text(WCUDA_TEST_DATA "/../api/base/header_use.c");
   const std::regex define("#define (WCUDA_[A-Z_]+_INIT)");
   int count = 0;
   for (std::sregex_iterator it(header.begin(), header.end(), define), end; it != end; ++it, ++count)
