@@ -20,7 +20,9 @@ OUTPUTS = re.compile(r"^(\.git|target|build|build-.*|\.cache|\.gpu-pack|\.peer|_
 
 def text_files(folder: pathlib.Path):
     for path in sorted(folder.iterdir()):
-        if path.is_dir() and not OUTPUTS.match(path.name):
+        if OUTPUTS.match(path.name):  # .git is a file in a linked worktree
+            continue
+        if path.is_dir():
             yield from text_files(path)
         elif path.is_file():
             yield path
