@@ -102,10 +102,18 @@ def check_crate(root: pathlib.Path) -> list[str]:
     return found
 
 
+def check_document(path: pathlib.Path) -> list[str]:
+    """The table of ARCHITECTURE.md lists exactly LAYERS, in order."""
+    section = path.read_text().split("\n## Layers\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+    return [] if rows == LAYERS else [f"{path}: the table of layers differs from tools/lint/layers.py: {rows}"]
+
+
 def main() -> int:
     assert violation("llm/gguf", "llm/engine/step.h") and not violation("llm/engine", "llm/gguf/gguf.h")
     root = pathlib.Path(__file__).parents[2]
     found = check(root / "cuda") + check_crate(root / "src")
+    found += check_document(root / "docs/ARCHITECTURE.md")
     print("\n".join(found) or "layers: in order")
     return 1 if found else 0
 
