@@ -1,6 +1,7 @@
 // embed: rows of the token table as activations.
 #pragma once
 
+#include "kernels/linear/linear.h"
 #include "kernels/ptx/launch.h"
 
 namespace wcuda::kernels {
