@@ -21,7 +21,8 @@ ctest_sanitized() {
   # gcc sees uninitialised reads in what the sanitizers insert.
   CXXFLAGS="-fsanitize=$sanitizers -fno-sanitize-recover=all -fno-omit-frame-pointer -g -Wno-maybe-uninitialized" \
     native_configure "$name" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DWCUDA_CUDA=OFF -DWCUDA_BUILD_TESTS=ON
-  cmake --build "$NATIVE/$name" --parallel "$JOBS" --target wcuda_tests wcuda_generate wcuda_hello
+  cmake --build "$NATIVE/$name" --parallel "$JOBS" --target wcuda_tests wcuda_generate wcuda_hello \
+    wcuda_backend wcuda_kernel wcuda_readme
   local options="halt_on_error=1:detect_leaks=1:allocator_may_return_null=1"
   ASAN_OPTIONS=$options TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 WCUDA_SANITIZED=$name \
     ctest --test-dir "$NATIVE/$name" --output-on-failure --no-tests=error --parallel "$JOBS" --timeout 1800 \
