@@ -30,8 +30,8 @@ lint_symbols() { python3 tools/lint/symbols.py "$@"; }
 
 need_clang_format() { python_tools clang-format clang-format==14.0.6 >/dev/null; }
 
-# All but the public header: it is a manual, laid out by hand.
+# All but the public headers: they are a manual, laid out by hand.
 clang_format() {
-  find cuda examples -regex '.*\.\(c\|h\|cpp\|cu\|cuh\)' ! -name worker_cuda.h -print0 |
+  find cuda examples -regex '.*\.\(c\|h\|cpp\|cu\|cuh\)' ! -path 'cuda/include/worker_cuda*' -print0 |
     xargs -0 -r "$CACHE/python/clang-format/bin/clang-format" "$@"
 }

@@ -1,7 +1,7 @@
-"""Every change of the public header leaves a note in docs/ABI.md.
+"""Every change of the public headers leaves a note in docs/ABI.md.
 
-The last row of the table there carries the digest of the header, comments and spacing apart; a header
-whose digest is another one lacks its row. Prints the digest to write.
+The last row of the table there carries the digest of all headers of the interface, comments and spacing
+apart. Fails, and prints the digest to write, when the headers have another one.
 """
 
 import hashlib
@@ -10,10 +10,12 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
+INCLUDE = ROOT / "cuda/include"
+HEADERS = ["worker_cuda.h"] + [f"worker_cuda/{name}.h" for name in ("base", "llm", "compute", "backend")]
 
 
 def digest(text: str) -> str:
-    """Twelve hex digits over the header's tokens: a comment reworded is no change of the ABI."""
+    """Twelve hex digits over the tokens: rewording a comment does not change the digest."""
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
     text = re.sub(r"//[^\n]*", " ", text)
     tokens = re.findall(r"\w+|[^\w\s]", text.replace("\\\n", " "))
@@ -22,12 +24,12 @@ def digest(text: str) -> str:
 
 def main() -> int:
     assert digest("int a ; /* x */") == digest("int  a;\n") != digest("int b;")
-    current = digest((ROOT / "cuda/include/worker_cuda.h").read_text())
+    current = digest("\n".join((INCLUDE / name).read_text() for name in HEADERS))
     rows = re.findall(r"^\|.*`([0-9a-f]{12})`.*\|$", (ROOT / "docs/ABI.md").read_text(), flags=re.M)
     if not rows or rows[-1] != current:
         noted = rows[-1] if rows else "none"
         print(
-            f"worker_cuda.h has digest `{current}`, the last row of docs/ABI.md has {noted}: "
+            f"the headers have digest `{current}`, the last row of docs/ABI.md has {noted}: "
             "add a row that says what changed, with this digest"
         )
         return 1

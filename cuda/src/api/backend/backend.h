@@ -13,6 +13,7 @@
 #include "api/compute/registry.h"
 #include "compute/catalogue/catalogue.h"
 #include "core/backend/fault_backend.h"
+#include "worker_cuda/backend.h"
 
 namespace wcuda::api {
 

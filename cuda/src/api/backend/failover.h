@@ -9,6 +9,7 @@
 #include "api/base/context.h"
 #include "core/backend/failover.h"
 #include "core/backend/open.h"
+#include "worker_cuda/backend.h"
 
 namespace wcuda::api {
 

@@ -3,6 +3,8 @@
 #include <cstddef>
 
 #include "api/base/guard.h"
+#include "worker_cuda/backend.h"
+#include "worker_cuda/llm.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Section 1 of the header: status codes, their names, and what they are in older lists of codes.
-#include "worker_cuda.h"
+#include "worker_cuda/backend.h"
 
 namespace wcuda::api {
 namespace {

@@ -11,6 +11,7 @@
 #include "api/base/guard.h"
 #include "compute/jit/launch.h"
 #include "core/vram/memory.h"
+#include "worker_cuda/compute.h"
 
 namespace wcuda::api {
 

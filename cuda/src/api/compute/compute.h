@@ -3,6 +3,7 @@
 
 #include "api/compute/arguments.h"
 #include "compute/catalogue/catalogue.h"
+#include "worker_cuda/compute.h"
 
 namespace wcuda::api {
 

@@ -5,6 +5,7 @@
 #include "api/base/stream.h"
 #include "api/compute/arguments.h"
 #include "core/gemm/typed_gemm.h"
+#include "worker_cuda/compute.h"
 
 namespace wcuda::api {
 namespace {

@@ -12,6 +12,7 @@
 #include "api/compute/arguments.h"
 #include "compute/jit/launch.h"
 #include "core/vram/memory.h"
+#include "worker_cuda/compute.h"
 
 namespace wcuda::api {
 

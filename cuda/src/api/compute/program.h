@@ -9,6 +9,7 @@
 #include "compute/jit/kernel_cache.h"
 #include "compute/nvrtc/compiler.h"
 #include "core/backend/backend.h"
+#include "worker_cuda/compute.h"
 
 namespace wcuda::api {
 

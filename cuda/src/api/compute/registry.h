@@ -8,6 +8,7 @@
 #include "api/compute/kernel.h"
 #include "compute/catalogue/catalogue.h"
 #include "compute/jit/descriptor.h"
+#include "worker_cuda/compute.h"
 
 namespace wcuda::api {
 

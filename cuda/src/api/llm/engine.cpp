@@ -5,6 +5,7 @@
 
 #include "api/base/guard.h"
 #include "api/base/handles.h"
+#include "worker_cuda/llm.h"
 
 using namespace wcuda;
 using namespace wcuda::api;

@@ -11,6 +11,7 @@
 #include "api/base/handles.h"
 #include "core/base/text.h"
 #include "llm/quant/format.h"
+#include "worker_cuda/llm.h"
 
 namespace wcuda::api {
 namespace {

@@ -9,6 +9,7 @@
 #include "api/base/guard.h"
 #include "api/base/handles.h"
 #include "core/base/text.h"
+#include "worker_cuda/llm.h"
 
 namespace wcuda::api {
 namespace {

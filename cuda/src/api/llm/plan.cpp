@@ -3,6 +3,7 @@
 #include "api/base/guard.h"
 #include "llm/engine/limits.h"
 #include "llm/model/model.h"
+#include "worker_cuda/llm.h"
 
 using namespace wcuda;
 using namespace wcuda::api;

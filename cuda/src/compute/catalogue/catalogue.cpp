@@ -8,6 +8,7 @@
 #include <map>
 
 #include "core/base/checked.h"
+#include "worker_cuda/compute.h"
 
 namespace wcuda::compute {
 namespace {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/base/status.h"
+#include "worker_cuda/compute.h"
 
 namespace wcuda::jit {
 

@@ -9,6 +9,7 @@
 #include "compute/jit/expression.h"
 #include "core/backend/backend.h"
 #include "core/base/status.h"
+#include "worker_cuda/compute.h"
 
 namespace wcuda::jit {
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cinttypes>
 
+#include "worker_cuda/compute.h"
+
 namespace wcuda::jit {
 namespace {
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "worker_cuda/backend.h"
 
 namespace wcuda {
 

@@ -11,6 +11,7 @@
 
 #include "core/backend/backend.h"
 #include "core/backend/backend_types.h"
+#include "worker_cuda/backend.h"
 
 namespace wcuda {
 

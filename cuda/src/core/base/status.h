@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "worker_cuda.h"
+#include "worker_cuda/base.h"
 
 namespace wcuda {
 

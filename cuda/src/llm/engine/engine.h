@@ -12,6 +12,7 @@
 #include "llm/engine/runner.h"
 #include "llm/engine/sequence.h"
 #include "llm/engine/ticket.h"
+#include "worker_cuda/llm.h"
 
 namespace wcuda::engine {
 

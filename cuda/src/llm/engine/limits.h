@@ -7,7 +7,7 @@
 #include "core/base/status.h"
 #include "llm/model/model.h"
 #include "llm/ops/ops.h"
-#include "worker_cuda.h"
+#include "worker_cuda/llm.h"
 
 namespace wcuda::engine {
 

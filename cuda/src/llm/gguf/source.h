@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/base/status.h"
+#include "worker_cuda/llm.h"
 
 namespace wcuda::gguf {
 

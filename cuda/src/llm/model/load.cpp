@@ -10,6 +10,7 @@
 #include "llm/model/upload.h"
 #include "llm/quant/format.h"
 #include "llm/quant/layout_host.h"
+#include "worker_cuda/llm.h"
 
 namespace wcuda::model {
 namespace {

@@ -2,22 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <regex>
-#include <sstream>
 #include <string>
+
+#include "support/header_text.h"
 
 extern "C" int header_use_c(void);
 extern "C" int header_use_cpp(void);
 
 namespace {
-
-std::string read_text(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 TEST(Header, every_init_macro_sets_its_size_in_c_and_cpp) {
   EXPECT_EQ(header_use_c(), 0);
@@ -25,8 +18,8 @@ TEST(Header, every_init_macro_sets_its_size_in_c_and_cpp) {
 }
 
 TEST(Header, no_init_macro_is_left_out_of_that_check) {
-  const std::string header = read_text(WCUDA_TEST_HEADER);
-  const std::string use = read_text(WCUDA_TEST_DATA "/../api/base/header_use.c");
+  const std::string header = wcuda::testing::header_text();
+  const std::string use = wcuda::testing::read_text(WCUDA_TEST_DATA "/../api/base/header_use.c");
   const std::regex define("#define (WCUDA_[A-Z_]+_INIT)");
   int count = 0;
   for (std::sregex_iterator it(header.begin(), header.end(), define), end; it != end; ++it, ++count)

@@ -2,24 +2,19 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <regex>
 #include <set>
-#include <sstream>
 #include <string>
 
+#include "support/header_text.h"
 #include "worker_cuda.h"
 
 namespace {
 
-// The header without comments.
+// The headers without comments.
 std::string header_text() {
-  std::ifstream file(WCUDA_TEST_HEADER);
-  std::stringstream text;
-  text << file.rdbuf();
-  EXPECT_GT(text.str().size(), 1000u) << WCUDA_TEST_HEADER;
-  std::string result = text.str();
+  std::string result = wcuda::testing::header_text();
   for (size_t begin; (begin = result.find("/*")) != std::string::npos;)
     result.erase(begin, result.find("*/", begin) + 2 - begin);
   return result;
