@@ -23,6 +23,7 @@
 #include "kernels/linear/chain_linear.cuh"
 #include "kernels/linear/layer_chain.h"
 #include "kernels/ptx/dependent_launch.h"
+#include "kernels/shared/arena.h"
 
 namespace wcuda::kernels {
 namespace {
@@ -170,17 +171,17 @@ uint32_t plan(const LinearArgs* layers, uint32_t count, const Launch& launch, Ch
   }
   params->count = count;
   params->window = window;
-  uint32_t end = round_up(chunks * EngineA::codes_bytes(kChunkInputs), 128);
-  const auto place = [&end](uint32_t bytes) {
-    const uint32_t begin = end;
-    end = round_up(end + bytes, 128);
-    return begin;
+  Arena arena(nullptr, 128);
+  const auto place = [&arena](uint32_t bytes) {
+    return static_cast<uint32_t>(arena.reserve(bytes));
   };
+  (void)place(chunks * EngineA::codes_bytes(kChunkInputs));
   params->x_scales_offset = place(chunks * EngineA::scales_bytes(kChunkInputs));
   params->squares_offset = place(kWarps * sizeof(float));
   params->slots_offset = place(window * 16 * kSlotStride * sizeof(float));
   params->shares_offset = place(sizeof(ChainShare) * count);
   params->barriers_offset = place(sizeof(Barriers));
+  const auto end = static_cast<uint32_t>(arena.bytes());
   int device = 0, most = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
@@ -236,19 +237,16 @@ cudaError_t layer_chain(const LinearArgs* layers, uint32_t count, void* scratch,
   if (shared_bytes == 0) return cudaErrorInvalidValue;
   params.arrivals = static_cast<uint64_t*>(scratch);
   params.exchange = reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + 256);
-  const auto take = [&params](uint32_t floats) {
-    float* const place = params.exchange + params.exchange_floats;
-    params.exchange_floats += round_up(floats, 64);
-    return place;
-  };
+  Arena exchange(params.exchange);
   for (uint32_t p = 0; p < count; ++p) {
     ChainLayer& layer = params.layers[p];
     const LinearArgs& linear = layers[p];
     if (p + 1 < count) {
-      layer.exchange = take(linear.matrices[0].rows);
+      layer.exchange = exchange.take<float>(linear.matrices[0].rows);
       params.layers[p + 1].x = layer.exchange;
     }
-    if (layer.slices != 0) layer.partials = take(layer.slices * strips_of(linear.matrices[0]) * 16);
+    if (layer.slices != 0)
+      layer.partials = exchange.take<float>(layer.slices * strips_of(linear.matrices[0]) * 16);
     if (linear.epilogue != Epilogue::kAdd) continue;
     layer.addend = linear.outputs[0];
     for (uint32_t q = 0; q < p; ++q)
@@ -259,7 +257,8 @@ cudaError_t layer_chain(const LinearArgs* layers, uint32_t count, void* scratch,
         for (VectorPart& part : params.layers[q].parts) part.output = nullptr;
       }
   }
-  if (256 + params.exchange_floats * sizeof(float) > scratch_bytes) return cudaErrorInvalidValue;
+  params.exchange_floats = static_cast<uint32_t>(exchange.bytes() / sizeof(float));
+  if (256 + exchange.bytes() > scratch_bytes) return cudaErrorInvalidValue;
   const auto kernel = layer_chain_kernel<EngineA, EngineB>;
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));

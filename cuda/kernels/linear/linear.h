@@ -8,15 +8,9 @@
 #include <cstdint>
 
 #include "kernels/ptx/launch.h"
+#include "kernels/shared/matrix.h"
 
 namespace wcuda::kernels {
-
-struct Matrix {
-  const uint8_t* records = nullptr;
-  uint32_t type = 0;  // ggml type id
-  uint32_t rows = 0;  // outputs
-  uint32_t cols = 0;  // inputs
-};
 
 enum class Epilogue : uint32_t {
   kStore,         // out = y

@@ -3,6 +3,7 @@
 
 #include "kernels/linear/linear.h"
 #include "kernels/ptx/launch.h"
+#include "kernels/shared/matrix.h"
 
 namespace wcuda::kernels {
 

@@ -19,6 +19,7 @@
 
 #include "core/backend/cuda_device.h"
 #include "kernels/sampling/sample.h"
+#include "kernels/shared/arena.h"
 #include "kernels/step/ingest.h"
 #include "kernels/step/step.h"
 
@@ -55,19 +56,6 @@ enum Segment : uint32_t {
 };
 static_assert(kSegmentCount <= kernels::kIngestSegmentsMax);
 
-class Offsets {
- public:
-  uint64_t take(uint64_t count, uint64_t bytes) {
-    const uint64_t offset = end_;
-    end_ = align_up(end_ + count * bytes, 256);
-    return offset;
-  }
-  uint64_t end() const { return end_; }
-
- private:
-  uint64_t end_ = 0;
-};
-
 struct Sizes {
   Sizes(const Limits& limits, const model::Config& config)
       : vocabulary(config.vocabulary_size),
@@ -88,29 +76,28 @@ struct Sizes {
         {rows, align_up(mask_words * sizeof(uint32_t), 16)},
     };
     // Device memory: what the ticket blocks have no place for.
-    Offsets device_offsets;
-    device_step_rows = device_offsets.take(rows, sizeof(kernels::BeginRow));
-    device_sample_rows = device_offsets.take(rows, sizeof(kernels::SampleRow));
-    device_bias_tokens = device_offsets.take(bias_entries, sizeof(int32_t));
-    device_bias_values = device_offsets.take(bias_entries, sizeof(float));
-    device_masks = device_offsets.take(rows, mask_words * sizeof(uint32_t));
+    Arena device;
+    device_step_rows = device.reserve({rows, sizeof(kernels::BeginRow)});
+    device_sample_rows = device.reserve({rows, sizeof(kernels::SampleRow)});
+    device_bias_tokens = device.reserve({bias_entries, sizeof(int32_t)});
+    device_bias_values = device.reserve({bias_entries, sizeof(float)});
+    device_masks = device.reserve({rows, mask_words * sizeof(uint32_t)});
     for (const uint64_t(&count)[2] : counts) input_bytes += align_up(count[0] * count[1], 16);
     input_bytes = align_up(input_bytes, 256);
-    device_inputs = device_offsets.take(2, input_bytes);
-    device_statuses = device_offsets.take(2 * rows, sizeof(int32_t));
+    device_inputs = device.reserve({2, input_bytes});
+    device_statuses = device.reserve({2 * rows, sizeof(int32_t)});
     // Enough for every device: the launcher asks for less where blocks keep a row's logits.
-    device_sample =
-        device_offsets.take(1, kernels::sample_scratch_bytes(static_cast<uint32_t>(rows),
-                                                             vocabulary, kPortableCapability));
-    device_bytes = device_offsets.end();
+    device_sample = device.reserve(kernels::sample_scratch_bytes(static_cast<uint32_t>(rows),
+                                                                 vocabulary, kPortableCapability));
+    device_bytes = device.bytes();
     // Pinned memory of one ticket; the inputs first.
-    Offsets pinned;
-    pinned.take(1, input_bytes);
-    outputs = pinned.take(rows, sizeof(kernels::SampleOutput));
-    fed_tokens = pinned.take(rows, sizeof(int32_t));
-    top_tokens = pinned.take(rows * limits.max_top_logprobs, sizeof(int32_t));
-    top_logprobs = pinned.take(rows * limits.max_top_logprobs, sizeof(float));
-    pinned_bytes = pinned.end();
+    Arena pinned;
+    pinned.reserve(input_bytes);
+    outputs = pinned.reserve({rows, sizeof(kernels::SampleOutput)});
+    fed_tokens = pinned.reserve({rows, sizeof(int32_t)});
+    top_tokens = pinned.reserve({rows * limits.max_top_logprobs, sizeof(int32_t)});
+    top_logprobs = pinned.reserve({rows * limits.max_top_logprobs, sizeof(float)});
+    pinned_bytes = pinned.bytes();
   }
 
   static constexpr int32_t kPortableCapability = 80;

@@ -2,9 +2,9 @@
 #include "llm/engine/limits.h"
 
 #include <algorithm>
-#include <initializer_list>
 
 #include "core/base/checked.h"
+#include "kernels/shared/arena.h"
 #include "llm/engine/runner.h"
 
 namespace wcuda::engine {
@@ -18,7 +18,6 @@ constexpr uint32_t kMaxBatchTokens = 1u << 20;
 constexpr uint32_t kMaxSequenceTokens = 1u << 24;
 constexpr uint32_t kMaxTopLogprobs = 128;
 constexpr uint64_t kMaxPages = 1u << 28;
-constexpr uint64_t kAlignment = 256;
 
 Status check_range(const char* name, uint64_t value, uint64_t limit) {
   if (value <= limit) return {};
@@ -26,24 +25,6 @@ Status check_range(const char* name, uint64_t value, uint64_t limit) {
                        name, static_cast<unsigned long long>(value),
                        static_cast<unsigned long long>(limit));
 }
-
-// Hands out consecutive, aligned regions; remembers an overflow until it is asked.
-class Regions {
- public:
-  uint64_t take(std::initializer_list<uint64_t> factors) {
-    uint64_t bytes = 1;
-    for (uint64_t factor : factors) ok_ = ok_ && checked_mul(bytes, factor, &bytes);
-    const uint64_t offset = end_;
-    ok_ = ok_ && checked_add(end_, bytes, &end_) && checked_align_up(end_, kAlignment, &end_);
-    return offset;
-  }
-  uint64_t end() const { return end_; }
-  bool ok() const { return ok_ && end_ <= (uint64_t{1} << 62); }
-
- private:
-  uint64_t end_ = 0;
-  bool ok_ = true;
-};
 
 }  // namespace
 
@@ -112,36 +93,38 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
                          "KV type %d cannot hold heads of %u elements (q8_0 needs multiples of 32)",
                          static_cast<int>(limits.kv_type), config.head_length);
 
-  Regions kv;
+  Arena kv;
   const uint64_t page_layer = uint64_t{2} * config.kv_head_count * ops::kPageTokens;
-  layout.pages = kv.take({page_layer, layout.kv_row_bytes, config.layer_count, limits.page_count});
-  layout.history = kv.take({limits.max_sequences, limits.history_stride(), sizeof(int32_t)});
-  layout.kv_bytes = kv.end();
+  layout.pages =
+      kv.reserve({page_layer, layout.kv_row_bytes, config.layer_count, limits.page_count});
+  layout.history = kv.reserve({limits.max_sequences, limits.history_stride(), sizeof(int32_t)});
+  layout.kv_bytes = kv.bytes();
   layout.page_bytes = page_layer * layout.kv_row_bytes * config.layer_count;
 
   const uint64_t tokens = limits.max_batch_tokens, rows = limits.max_batch_rows;
-  Regions scratch;
-  layout.x = scratch.take({tokens, config.embedding_length, sizeof(float)});
-  layout.query = scratch.take({tokens, config.head_count, config.head_length, sizeof(float)});
-  layout.attention = scratch.take({tokens, config.head_count, config.head_length, sizeof(float)});
-  layout.hidden = scratch.take({tokens, config.feed_forward_length, sizeof(float)});
-  layout.ops = scratch.take({ops_scratch_bytes});
-  layout.runner = scratch.take({runner_bytes});
-  layout.ticket = scratch.end();
+  Arena scratch;
+  layout.x = scratch.reserve({tokens, config.embedding_length, sizeof(float)});
+  layout.query = scratch.reserve({tokens, config.head_count, config.head_length, sizeof(float)});
+  layout.attention =
+      scratch.reserve({tokens, config.head_count, config.head_length, sizeof(float)});
+  layout.hidden = scratch.reserve({tokens, config.feed_forward_length, sizeof(float)});
+  layout.ops = scratch.reserve(ops_scratch_bytes);
+  layout.runner = scratch.reserve(runner_bytes);
+  layout.ticket = scratch.bytes();
 
-  Regions ticket;
-  layout.tokens = ticket.take({tokens, sizeof(int32_t)});
-  layout.positions = ticket.take({tokens, sizeof(uint32_t)});
-  layout.token_rows = ticket.take({tokens, sizeof(uint32_t)});
-  layout.rows = ticket.take({rows, sizeof(ops::BatchRow)});
-  layout.page_tables = ticket.take({rows, limits.pages_per_sequence(), sizeof(uint32_t)});
-  layout.logits_indices = ticket.take({limits.max_logits_rows, sizeof(uint32_t)});
-  layout.logits = ticket.take({limits.max_logits_rows, config.vocabulary_size, sizeof(float)});
-  layout.top_tokens = ticket.take({rows, limits.max_top_logprobs, sizeof(int32_t)});
-  layout.top_logprobs = ticket.take({rows, limits.max_top_logprobs, sizeof(float)});
-  layout.ticket_stride = ticket.end();
-  scratch.take({2, layout.ticket_stride});
-  layout.scratch_bytes = scratch.end();
+  Arena ticket;
+  layout.tokens = ticket.reserve({tokens, sizeof(int32_t)});
+  layout.positions = ticket.reserve({tokens, sizeof(uint32_t)});
+  layout.token_rows = ticket.reserve({tokens, sizeof(uint32_t)});
+  layout.rows = ticket.reserve({rows, sizeof(ops::BatchRow)});
+  layout.page_tables = ticket.reserve({rows, limits.pages_per_sequence(), sizeof(uint32_t)});
+  layout.logits_indices = ticket.reserve({limits.max_logits_rows, sizeof(uint32_t)});
+  layout.logits = ticket.reserve({limits.max_logits_rows, config.vocabulary_size, sizeof(float)});
+  layout.top_tokens = ticket.reserve({rows, limits.max_top_logprobs, sizeof(int32_t)});
+  layout.top_logprobs = ticket.reserve({rows, limits.max_top_logprobs, sizeof(float)});
+  layout.ticket_stride = ticket.bytes();
+  scratch.reserve({2, layout.ticket_stride});
+  layout.scratch_bytes = scratch.bytes();
 
   if (!kv.ok() || !scratch.ok() || !ticket.ok())
     return Status::error(

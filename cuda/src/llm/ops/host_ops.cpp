@@ -7,9 +7,9 @@
 
 #include "core/base/checked.h"
 #include "core/base/thread_pool.h"
+#include "kernels/shared/arena.h"
 #include "llm/ops/host/kv_rows.h"
 #include "llm/ops/host/linear.h"
-#include "llm/ops/host/pieces.h"
 #include "llm/ops/host/rope.h"
 #include "llm/quant/format.h"
 #include "llm/quant/layout_host.h"
@@ -30,18 +30,18 @@ class HostOps final : public Ops {
       : pool_(std::move(pool)), kernels_(kernels), linear_(*pool_, kernels) {}
 
   uint64_t scratch_bytes(const Limits& limits) const override {
-    Pieces pieces(nullptr);
+    Arena arena;
     Scratch scratch;
-    lay_out(limits, &pieces, &scratch);
-    return pieces.bytes();
+    lay_out(limits, &arena, &scratch);
+    return arena.bytes();
   }
 
   Status prepare(const Limits& limits, void* scratch) override {
     WCUDA_CHECK(scratch != nullptr && limits.kv_head_count > 0 && limits.max_batch_tokens > 0);
     WCUDA_CHECK(limits.head_count % limits.kv_head_count == 0);
     limits_ = limits;
-    Pieces pieces(scratch);
-    lay_out(limits, &pieces, &scratch_);
+    Arena arena(scratch);
+    lay_out(limits, &arena, &scratch_);
     linear_.prepare(token_count_max(limits), cols_max(limits), scratch_.linear);
     rope_.reserve(limits.max_batch_tokens, limits.head_length);
     return {};
@@ -81,20 +81,20 @@ class HostOps final : public Ops {
     const uint32_t group_size = limits.head_count / std::max(limits.kv_head_count, 1u);
     return align_up(attention_work_floats(limits.head_length, group_size), 64);
   }
-  void lay_out(const Limits& limits, Pieces* pieces, Scratch* scratch) const {
+  void lay_out(const Limits& limits, Arena* arena, Scratch* scratch) const {
     const uint64_t tokens = limits.max_batch_tokens;
     const uint64_t kv_length = uint64_t{limits.kv_head_count} * limits.head_length;
     const uint64_t threads = pool_->thread_count();
-    scratch->key = pieces->take<float>(tokens * kv_length);
-    scratch->value = pieces->take<float>(tokens * kv_length);
+    scratch->key = arena->take<float>(tokens * kv_length);
+    scratch->value = arena->take<float>(tokens * kv_length);
     scratch->rope =
-        pieces->take<float>(RopeTable::floats(limits.max_batch_tokens, limits.head_length));
-    scratch->attention = pieces->take<float>(threads * attention_floats(limits));
+        arena->take<float>(RopeTable::floats(limits.max_batch_tokens, limits.head_length));
+    scratch->attention = arena->take<float>(threads * attention_floats(limits));
     scratch->linear =
-        pieces->take<uint8_t>(linear_.work_bytes(token_count_max(limits), cols_max(limits)));
+        arena->take<uint8_t>(linear_.work_bytes(token_count_max(limits), cols_max(limits)));
     scratch->row_work =
-        pieces->take<uint8_t>(threads * align_up(Linear::row_work_bytes(cols_max(limits)), 64));
-    scratch->bytes = pieces->bytes();
+        arena->take<uint8_t>(threads * align_up(Linear::row_work_bytes(cols_max(limits)), 64));
+    scratch->bytes = arena->bytes();
   }
 
   Status check_batch(const Batch* batch) const {

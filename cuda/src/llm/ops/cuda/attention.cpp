@@ -7,6 +7,7 @@
 #include "kernels/attention/attention_decode_group.h"
 #include "kernels/attention/attention_plan.h"
 #include "kernels/attention/attention_prefill.h"
+#include "kernels/shared/arena.h"
 
 namespace wcuda::ops {
 namespace {
@@ -63,24 +64,7 @@ Sizes sizes_of(const Limits& limits, uint32_t sm_count) {
   return sizes;
 }
 
-// Hands out aligned pieces of the scratch memory; with a null base only counts.
-class Pieces {
- public:
-  explicit Pieces(void* base) : base_(static_cast<uint8_t*>(base)) {}
-  template <class T>
-  T* take(uint64_t count) {
-    T* const piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
-    bytes_ += (count * sizeof(T) + 255) / 256 * 256;
-    return piece;
-  }
-  uint64_t bytes() const { return bytes_; }
-
- private:
-  uint8_t* base_;
-  uint64_t bytes_ = 0;
-};
-
-kernels::AttentionPlan place(const Limits& limits, const Sizes& sizes, Pieces* pieces) {
+kernels::AttentionPlan place(const Limits& limits, const Sizes& sizes, Arena* arena) {
   kernels::AttentionPlan plan;
   plan.max_rows = limits.max_batch_rows;
   plan.max_blocks = sizes.max_blocks;
@@ -91,13 +75,13 @@ kernels::AttentionPlan place(const Limits& limits, const Sizes& sizes, Pieces* p
   plan.head_tiles = sizes.head_tiles;
   plan.group_heads = limits.head_count / limits.kv_head_count;
   plan.group_tiles = sizes.head_tiles / limits.kv_head_count;
-  plan.tile_count = pieces->take<uint32_t>(1);
-  plan.row_units = pieces->take<uint32_t>(limits.max_batch_rows + 1);
-  plan.row_tiles = pieces->take<uint32_t>(limits.max_batch_rows + 1);
-  plan.starts = pieces->take<kernels::DecodeStart>(sizes.max_blocks);
-  plan.tiles = pieces->take<kernels::PrefillTile>(sizes.max_tiles);
-  plan.counters = pieces->take<uint32_t>(sizes.counters);
-  plan.parts = pieces->take<float>(sizes.part_floats);
+  plan.tile_count = arena->take<uint32_t>(1);
+  plan.row_units = arena->take<uint32_t>(limits.max_batch_rows + 1);
+  plan.row_tiles = arena->take<uint32_t>(limits.max_batch_rows + 1);
+  plan.starts = arena->take<kernels::DecodeStart>(sizes.max_blocks);
+  plan.tiles = arena->take<kernels::PrefillTile>(sizes.max_tiles);
+  plan.counters = arena->take<uint32_t>(sizes.counters);
+  plan.parts = arena->take<float>(sizes.part_floats);
   return plan;
 }
 
@@ -150,9 +134,9 @@ void choose_groups(const Batch& batch, const KvPool& pool, const kernels::Launch
 }  // namespace
 
 uint64_t CudaAttention::scratch_bytes(const Limits& limits, uint32_t sm_count) {
-  Pieces pieces(nullptr);
-  place(limits, sizes_of(limits, sm_count), &pieces);
-  return pieces.bytes();
+  Arena arena;
+  place(limits, sizes_of(limits, sm_count), &arena);
+  return arena.bytes();
 }
 
 cudaError_t CudaAttention::prepare(const Limits& limits, void* scratch,
@@ -160,8 +144,8 @@ cudaError_t CudaAttention::prepare(const Limits& limits, void* scratch,
   if (limits.kv_head_count == 0 || limits.head_count % limits.kv_head_count != 0)
     return cudaErrorInvalidValue;
   const Sizes sizes = sizes_of(limits, static_cast<uint32_t>(launch.sm_count));
-  Pieces pieces(scratch);
-  plan_ = place(limits, sizes, &pieces);
+  Arena arena(scratch);
+  plan_ = place(limits, sizes, &arena);
   for (const kernels::KvFormat format : kFormats) {
     cudaError_t status = kernels::attention_decode_prepare(format, limits.head_length, launch);
     if (status != cudaSuccess) return status;

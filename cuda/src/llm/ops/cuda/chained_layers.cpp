@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "llm/ops/cuda/check_launch.h"
+
 namespace wcuda::ops {
 namespace {
 
@@ -12,12 +14,6 @@ constexpr uint32_t kEmbeddingLengthMin = 4096;
 
 constexpr int kDevicesMax = 64;
 std::atomic<bool> is_taken[kDevicesMax];
-
-Status launched(cudaError_t status) {
-  if (status == cudaSuccess) return {};
-  return Status::native_error(WCUDA_DEVICE_ERROR, status, "layer_chain: %s",
-                              cudaGetErrorString(status));
-}
 
 }  // namespace
 
@@ -42,7 +38,8 @@ Status ChainedLayers::prepare(const Limits& limits, int device, void* scratch, C
       is_taken[device].exchange(true))
     return {};
   device_ = device;
-  return launched(kernels::layer_chain_prepare(scratch_, scratch_bytes_, launch));
+  return check_launch(kernels::layer_chain_prepare(scratch_, scratch_bytes_, launch),
+                      "layer_chain");
 }
 
 void ChainedLayers::begin_step() {
@@ -69,7 +66,8 @@ Status ChainedLayers::flush(const kernels::Launch& launch) {
     uint32_t count = count_;
     while (count >= 2 && !kernels::layer_chain_takes(layers_, count, launch)) --count;
     if (count >= 2) {
-      WCUDA_TRY(launched(kernels::layer_chain(layers_, count, scratch_, scratch_bytes_, launch)));
+      WCUDA_TRY(check_launch(kernels::layer_chain(layers_, count, scratch_, scratch_bytes_, launch),
+                             "layer_chain"));
       first = count;
       has_chained_ = true;
     }

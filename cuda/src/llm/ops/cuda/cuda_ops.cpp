@@ -6,6 +6,7 @@
 
 #include "core/backend/cuda_device.h"
 #include "core/base/checked.h"
+#include "kernels/shared/arena.h"
 #include "kernels/step/embed.h"
 #include "llm/ops/cuda/attention.h"
 #include "llm/ops/cuda/chained_layers.h"
@@ -13,8 +14,6 @@
 
 namespace wcuda::ops {
 namespace {
-
-constexpr uint64_t kAlignment = 256;
 
 kernels::Matrix matrix(const Weight& weight) {
   return {static_cast<const uint8_t*>(weight.data), weight.type, weight.rows, weight.cols};
@@ -76,18 +75,15 @@ CudaOps::Scratch CudaOps::lay_out(const Limits& limits) const {
   const uint64_t row = uint64_t{limits.kv_head_count} * limits.head_length * sizeof(float);
   const uint64_t query_row = uint64_t{limits.head_count} * limits.head_length * sizeof(float);
   Scratch scratch{};
-  const auto take = [&](uint64_t bytes) {
-    const uint64_t offset = scratch.bytes;
-    scratch.bytes = align_up(offset + bytes, kAlignment);
-    return offset;
-  };
-  scratch.key = take(limits.max_batch_tokens * row);
-  scratch.value = take(limits.max_batch_tokens * row);
-  scratch.joined = take(limits.max_batch_tokens * (query_row + 2 * row));
+  Arena arena;
+  scratch.key = arena.reserve(limits.max_batch_tokens * row);
+  scratch.value = arena.reserve(limits.max_batch_tokens * row);
+  scratch.joined = arena.reserve(limits.max_batch_tokens * (query_row + 2 * row));
   scratch.attention =
-      take(CudaAttention::scratch_bytes(limits, static_cast<uint32_t>(launch_.sm_count)));
-  scratch.linear = take(CudaLinear::scratch_bytes(limits, launch_));
-  scratch.chain = take(ChainedLayers::scratch_bytes(limits));
+      arena.reserve(CudaAttention::scratch_bytes(limits, static_cast<uint32_t>(launch_.sm_count)));
+  scratch.linear = arena.reserve(CudaLinear::scratch_bytes(limits, launch_));
+  scratch.chain = arena.reserve(ChainedLayers::scratch_bytes(limits));
+  scratch.bytes = arena.bytes();
   return scratch;
 }
 

@@ -9,7 +9,9 @@
 #include "kernels/linear/linear_batch.h"
 #include "kernels/linear/linear_finish.h"
 #include "kernels/linear/linear_vector.h"
+#include "kernels/shared/arena.h"
 #include "kernels/shared/records.h"
+#include "llm/ops/cuda/check_launch.h"
 
 namespace wcuda::ops {
 namespace {
@@ -29,14 +31,6 @@ constexpr uint32_t kRowsMin = 256;
 constexpr uint32_t kRowGranularity = 128;
 // The columns' scales take a whole number of 256 bytes.
 constexpr uint32_t kColumnGranularity = 64;
-
-constexpr uint64_t kAlignment = 256;
-
-Status launched(cudaError_t status, const char* kernel) {
-  if (status == cudaSuccess) return {};
-  return Status::native_error(WCUDA_DEVICE_ERROR, status, "%s: %s", kernel,
-                              cudaGetErrorString(status));
-}
 
 uint64_t scale_bytes(uint32_t columns) { return (columns * 4ull + 255) / 256 * 256; }
 
@@ -117,24 +111,19 @@ CudaLinear::Scratch CudaLinear::layout(const Limits& limits, const Launch& launc
   scratch.sum_bytes = std::max(std::min((rows + 3) / 4 * 4 * sum_row_bytes, kSumBytesMax),
                                kRowsMin * sum_row_bytes);
 
-  uint64_t end = 0;
-  const auto place = [&end](uint64_t bytes) {
-    const uint64_t begin = end;
-    end = (begin + bytes + kAlignment - 1) / kAlignment * kAlignment;
-    return begin;
-  };
-  scratch.workspace = place(compute::HalfGemm::kWorkspaceBytes);
-  for (uint64_t& weights : scratch.weights) weights = place(scratch.weight_bytes);
+  Arena arena;
+  scratch.workspace = arena.reserve(compute::HalfGemm::kWorkspaceBytes);
+  for (uint64_t& weights : scratch.weights) weights = arena.reserve(scratch.weight_bytes);
   // Of either family: linear_batch, or the columns of a product and their scales.
-  scratch.input = place(std::max<uint64_t>(
+  scratch.input = arena.reserve(std::max<uint64_t>(
       kernels::linear_batch_scratch_bytes(cols, scratch.columns),
       4ull * round_up(scratch.columns, kColumnGranularity) + 2ull * cols * scratch.columns));
   // Of wide layers the input may take both.
-  scratch.sums = place(scratch.sum_bytes);
-  scratch.scales = place(2 * scale_bytes(scratch.all_columns));
+  scratch.sums = arena.reserve(scratch.sum_bytes);
+  scratch.scales = arena.reserve(2 * scale_bytes(scratch.all_columns));
   scratch.vector_bytes = vector_scratch_bytes(limits, launch);
-  scratch.vector = place(scratch.vector_bytes);
-  scratch.bytes = end;
+  scratch.vector = arena.reserve(scratch.vector_bytes);
+  scratch.bytes = arena.bytes();
   return scratch;
 }
 
@@ -146,7 +135,7 @@ Status CudaLinear::prepare(const Limits& limits, const Launch& launch, void* scr
   scratch_ = layout(limits, launch);
   memory_ = scratch;
   if (scratch_.vector_bytes > 0)
-    WCUDA_TRY(launched(
+    WCUDA_TRY(check_launch(
         cudaMemsetAsync(at<uint8_t>(scratch_.vector), 0, scratch_.vector_bytes, launch.stream),
         "memset"));
   is_batch_invariant_ = limits.batch_invariant;
@@ -177,7 +166,7 @@ Status CudaLinear::run(const LinearArgs& args, const Launch& launch) {
     Launch vector = launch;
     vector.scratch = at<uint8_t>(scratch_.vector);
     vector.scratch_bytes = scratch_.vector_bytes;
-    return launched(kernels::linear_vector(args, vector), "linear_vector");
+    return check_launch(kernels::linear_vector(args, vector), "linear_vector");
   }
   const bool is_batch = uses_batch(args, launch);
   if (!is_batch && !is_gate(args.epilogue) && WideLinear::fits(args))
@@ -186,7 +175,7 @@ Status CudaLinear::run(const LinearArgs& args, const Launch& launch) {
     const LinearArgs part =
         columns_of(args, first, std::min(args.columns - first, scratch_.columns));
     if (is_batch)
-      WCUDA_TRY(launched(
+      WCUDA_TRY(check_launch(
           kernels::linear_batch(part, is_batch_invariant_, at<uint8_t>(scratch_.input), launch),
           "linear_batch"));
     else
@@ -246,7 +235,7 @@ Status CudaLinear::run_gemm(const LinearArgs& args, const Launch& launch) {
   input.epsilon = args.epsilon;
   input.scales = at<float>(scratch_.input);
   input.h = reinterpret_cast<uint16_t*>(input.scales + round_up(args.columns, kColumnGranularity));
-  WCUDA_TRY(launched(kernels::half_input(input, launch), "half_input"));
+  WCUDA_TRY(check_launch(kernels::half_input(input, launch), "half_input"));
 
   // Rows of a product; of a gate half are gate's, half up's.
   const uint32_t parts = gate ? 2 : 1;
@@ -280,7 +269,7 @@ Status CudaLinear::run_gemm(const LinearArgs& args, const Launch& launch) {
       for (uint32_t part = 0; part < parts; ++part) {
         const Segment& segment = segments[s];
         const uint64_t offset = uint64_t{segment.offset + part * segment.rows} * cols;
-        WCUDA_TRY(launched(
+        WCUDA_TRY(check_launch(
             kernels::dequantize(args.matrices[segment.matrix + part], segment.first_row,
                                 segment.rows, kernels::ElementType::kF16, weights + offset, launch),
             "dequantize"));
@@ -312,7 +301,7 @@ Status CudaLinear::run_gemm(const LinearArgs& args, const Launch& launch) {
       finish.output = args.outputs[segment.matrix] + segment.first_row;
       finish.output_stride = args.matrices[segment.matrix].rows;
       finish.epilogue = args.epilogue;
-      WCUDA_TRY(launched(kernels::linear_finish(finish, launch), "linear_finish"));
+      WCUDA_TRY(check_launch(kernels::linear_finish(finish, launch), "linear_finish"));
     }
   }
   return {};

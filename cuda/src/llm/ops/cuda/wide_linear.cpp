@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/linear/dequantize.h"
+#include "llm/ops/cuda/check_launch.h"
 
 namespace wcuda::ops {
 namespace {
@@ -15,12 +16,6 @@ using kernels::Matrix;
 using kernels::WideInputArgs;
 
 constexpr uint32_t kGranularity = 128;  // of pieces and chunks: a tile of a product
-
-Status launched(cudaError_t status, const char* kernel) {
-  if (status == cudaSuccess) return {};
-  return Status::native_error(WCUDA_DEVICE_ERROR, status, "%s: %s", kernel,
-                              cudaGetErrorString(status));
-}
 
 // Calls visit(matrix, row, rows, place) for the runs of rows that lie in first … first + rows - 1
 // of the matrices one after the other.
@@ -51,9 +46,9 @@ uint32_t even_part(uint32_t total, uint64_t most) {
 Status WideLinear::prepare(const Memory& memory, compute::HalfGemm* gemm) {
   memory_ = memory;
   gemm_ = gemm;
-  WCUDA_TRY(launched(cudaStreamCreateWithFlags(&side_, cudaStreamNonBlocking), "stream"));
+  WCUDA_TRY(check_launch(cudaStreamCreateWithFlags(&side_, cudaStreamNonBlocking), "stream"));
   for (cudaEvent_t* event : {&read_[0], &read_[1], &made_})
-    WCUDA_TRY(launched(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event"));
+    WCUDA_TRY(check_launch(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event"));
   return {};
 }
 
@@ -165,7 +160,7 @@ Status WideLinear::queue(const Layer& layer, const Launch& launch) {
   WCUDA_CHECK(piece_rows > 0 && chunk > 0);
   // A captured step may run between others, whose events would not be its own.
   cudaStreamCaptureStatus capture{};
-  WCUDA_TRY(launched(cudaStreamIsCapturing(launch.stream, &capture), "capture status"));
+  WCUDA_TRY(check_launch(cudaStreamIsCapturing(launch.stream, &capture), "capture status"));
   piece.is_beside = capture == cudaStreamCaptureStatusNone;
   for (; piece.first_row < piece.all_rows; piece.first_row += piece_rows) {
     piece.rows = std::min(piece_rows, piece.all_rows - piece.first_row);
@@ -177,7 +172,7 @@ Status WideLinear::queue(const Layer& layer, const Launch& launch) {
                                  piece.first_row > 0 && chunk == columns, launch));
     is_marked_[buffer_] = piece.is_beside;
     if (piece.is_beside)
-      WCUDA_TRY(launched(cudaEventRecord(read_[buffer_], launch.stream), "event record"));
+      WCUDA_TRY(check_launch(cudaEventRecord(read_[buffer_], launch.stream), "event record"));
   }
   return {};
 }
@@ -187,7 +182,7 @@ Status WideLinear::make_weights(const Layer& layer, const Piece& piece, const La
   return for_each_run(
       layer.matrices, layer.matrix_count, piece.first_row, piece.rows,
       [&](uint32_t m, uint32_t row, uint32_t rows, uint32_t place) {
-        return launched(
+        return check_launch(
             kernels::dequantize(layer.matrices[m], row, rows, kernels::ElementType::kF16,
                                 memory_.weights[buffer_] + place * cols, launch),
             "dequantize");
@@ -199,13 +194,13 @@ Status WideLinear::make_weights(const Layer& layer, const Piece& piece, const La
 Status WideLinear::make_weights_beside(const Layer& layer, const Piece& piece,
                                        const Launch& launch) {
   if (!is_marked_[buffer_])
-    WCUDA_TRY(launched(cudaEventRecord(read_[buffer_], launch.stream), "event record"));
-  WCUDA_TRY(launched(cudaStreamWaitEvent(side_, read_[buffer_], 0), "stream wait"));
+    WCUDA_TRY(check_launch(cudaEventRecord(read_[buffer_], launch.stream), "event record"));
+  WCUDA_TRY(check_launch(cudaStreamWaitEvent(side_, read_[buffer_], 0), "stream wait"));
   Launch side = launch;
   side.stream = side_;
   side.is_dependent = false;
   WCUDA_TRY(make_weights(layer, piece, side));
-  return launched(cudaEventRecord(made_, side_), "event record");
+  return check_launch(cudaEventRecord(made_, side_), "event record");
 }
 
 // has_input: the columns lie there already.
@@ -229,7 +224,7 @@ Status WideLinear::multiply_columns(const Layer& layer, const Piece& piece, uint
     input.residual =
         piece.first_row == 0 ? input.residual + uint64_t{first} * input.residual_rows : nullptr;
   if (layer.half == nullptr && !has_input)
-    WCUDA_TRY(launched(kernels::wide_input(input, launch), "wide_input"));
+    WCUDA_TRY(check_launch(kernels::wide_input(input, launch), "wide_input"));
 
   kernels::GemmArgs product;
   product.rows = piece.rows;
@@ -246,7 +241,7 @@ Status WideLinear::multiply_columns(const Layer& layer, const Piece& piece, uint
   else
     product.y = layer.output.y + place;
   if (piece.is_beside)
-    WCUDA_TRY(launched(cudaStreamWaitEvent(launch.stream, made_, 0), "stream wait"));
+    WCUDA_TRY(check_launch(cudaStreamWaitEvent(launch.stream, made_, 0), "stream wait"));
   WCUDA_TRY(gemm_->run(product, launch));
   if (is_half) return {};
 
@@ -260,14 +255,14 @@ Status WideLinear::multiply_columns(const Layer& layer, const Piece& piece, uint
     if (layer.half != nullptr) return {};
     finish.rows = piece.rows;
     finish.y = product.y;
-    return launched(kernels::wide_finish(finish, launch), "wide_finish");
+    return check_launch(kernels::wide_finish(finish, launch), "wide_finish");
   }
   return for_each_run(layer.matrices, layer.matrix_count, piece.first_row, piece.rows,
                       [&](uint32_t m, uint32_t row, uint32_t rows, uint32_t at) {
                         finish.rows = rows;
                         finish.y = product.y + at;
                         finish.bias = layer.biases[m] != nullptr ? layer.biases[m] + row : nullptr;
-                        return launched(kernels::wide_finish(finish, launch), "wide_finish");
+                        return check_launch(kernels::wide_finish(finish, launch), "wide_finish");
                       });
 }
 

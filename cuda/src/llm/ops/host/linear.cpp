@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "core/base/checked.h"
-#include "llm/ops/host/pieces.h"
+#include "kernels/shared/arena.h"
 #include "llm/quant/format.h"
 #include "llm/quant/layout_host.h"
 
@@ -64,24 +64,24 @@ struct Linear::ThreadWork {
   uint64_t bytes;
 
   ThreadWork(uint32_t cols_max, uint8_t* base) {
-    Pieces pieces(base);
-    tile = pieces.take<float>(kTileFloats);
-    up_tile = pieces.take<float>(kTileFloats);
-    row = pieces.take<float>(cols_max);
-    row_work = pieces.take<uint8_t>(row_work_bytes(cols_max));
-    bytes = pieces.bytes();
+    Arena arena(base);
+    tile = arena.take<float>(kTileFloats);
+    up_tile = arena.take<float>(kTileFloats);
+    row = arena.take<float>(cols_max);
+    row_work = arena.take<uint8_t>(row_work_bytes(cols_max));
+    bytes = arena.bytes();
   }
 };
 
 Linear::Work Linear::lay_out(uint32_t token_count, uint32_t cols_max, uint8_t* base) const {
-  Pieces pieces(base);
+  Arena arena(base);
   Work work;
-  work.normed = pieces.take<float>(uint64_t{token_count} * cols_max);
+  work.normed = arena.take<float>(uint64_t{token_count} * cols_max);
   work.blocks = kernels_.make_blocks == nullptr
                     ? nullptr
-                    : pieces.take<InputBlock>(token_count * ceil_div(cols_max, kBlockCols));
-  work.threads = pieces.take<uint8_t>(ThreadWork(cols_max, nullptr).bytes * pool_.thread_count());
-  work.bytes = pieces.bytes();
+                    : arena.take<InputBlock>(token_count * ceil_div(cols_max, kBlockCols));
+  work.threads = arena.take<uint8_t>(ThreadWork(cols_max, nullptr).bytes * pool_.thread_count());
+  work.bytes = arena.bytes();
   return work;
 }
 
