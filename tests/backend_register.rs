@@ -422,7 +422,7 @@ fn its_kernel_computes_through_the_table_of_the_library() {
         );
         assert_eq!(y, [2.0, 5.0, -6.0]);
         // What the caller leaves behind ends with the backend.
-        ffi::wcuda_backend_destroy(handle);
+        ffi::wcuda_backend_close(handle);
     }
     assert_eq!(LIVE.load(Ordering::Relaxed), 0);
     backend::unregister(vector).unwrap();

@@ -407,13 +407,13 @@ fn ready_kernels_compute_and_check_their_arguments() {
 
     let args = [(&halves).into(), (&mut result).into(), 3u64.into()];
     context
-        .run_ready("relu", ElementType::F16, &args, None)
+        .run_builtin("relu", ElementType::F16, &args, None)
         .unwrap();
 
     assert_eq!(result.to_vec().unwrap(), [0x3c00, 0, 0x4000]);
     let args = [(&halves).into(), (&halves).into(), 3i32.into()];
     let error = context
-        .run_ready("relu", ElementType::F16, &args, None)
+        .run_builtin("relu", ElementType::F16, &args, None)
         .unwrap_err();
     assert_eq!(
         error.message(),

@@ -142,8 +142,8 @@ fn a_host_context_has_no_streams_of_a_driver_and_no_device_code() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     let mut nobodys = 0u8;
     // SAFETY: refused before it is looked at.
-    let adopted = unsafe { context.adopt_stream((&raw mut nobodys).cast()) };
-    assert_eq!(adopted.unwrap_err().kind(), ErrorKind::Unsupported);
+    let borrowed = unsafe { context.borrow_stream((&raw mut nobodys).cast()) };
+    assert_eq!(borrowed.unwrap_err().kind(), ErrorKind::Unsupported);
     let ptx = include_str!("../cuda/tests/data/kernels/module.ptx");
     let launcher = worker_cuda::KernelLauncher::new(&context);
     // SAFETY: refused before anything is loaded.

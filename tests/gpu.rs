@@ -288,16 +288,16 @@ fn gpu_arguments_of_every_kind_arrive_and_globals_are_memory() {
 }
 
 #[test]
-fn gpu_streams_of_the_driver_are_given_and_adopted() {
+fn gpu_streams_of_the_driver_are_given_and_borrowed() {
     let Some(context) = gpu() else { return };
     let stream = context.stream(Priority::Ordinary).unwrap();
     let native = context.native_stream(Some(&stream)).unwrap();
     assert_ne!(native, context.native_stream(None).unwrap());
-    // SAFETY: `stream` lives on after the adopted one.
-    let adopted = unsafe { context.adopt_stream(native) }.unwrap();
-    assert_eq!(context.native_stream(Some(&adopted)).unwrap(), native);
-    adopted.record().unwrap().wait().unwrap();
-    drop(adopted);
+    // SAFETY: `stream` lives on after the borrowed one.
+    let borrowed = unsafe { context.borrow_stream(native) }.unwrap();
+    assert_eq!(context.native_stream(Some(&borrowed)).unwrap(), native);
+    borrowed.record().unwrap().wait().unwrap();
+    drop(borrowed);
     stream.synchronize().unwrap();
 }
 
@@ -327,18 +327,18 @@ fn gpu_allocations_by_id_are_resident_and_stale_ids_are_refused() {
 }
 
 #[test]
-fn gpu_adopted_host_memory_is_named() {
+fn gpu_borrowed_host_memory_is_named() {
     let Some(context) = gpu() else { return };
     let mut foreign = vec![7u32; 50];
     // SAFETY: `foreign` outlives the buffer, which is not read or written.
-    let adopted = unsafe { context.adopt(foreign.as_mut_ptr(), 50, "foreign") }.unwrap();
-    assert_eq!(adopted.place().unwrap(), Place::Host);
+    let borrowed = unsafe { context.borrow_memory(foreign.as_mut_ptr(), 50, "foreign") }.unwrap();
+    assert_eq!(borrowed.place().unwrap(), Place::Host);
     assert_eq!(
         context.check_residency().unwrap_err().kind(),
         ErrorKind::NotResident
     );
     assert!(!context.is_policy_enforced().unwrap());
-    drop(adopted);
+    drop(borrowed);
     context.check_residency().unwrap();
 }
 

@@ -15,8 +15,8 @@ const SAMPLE: &str = r#"{
       "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262" }
   ],
   "kernels": [
-    { "name": "noop", "ready": "noop" },
-    { "id": 2, "name": "tensor_add", "ready": "tensor_add", "type": "f32" },
+    { "name": "noop", "builtin": "noop" },
+    { "id": 2, "name": "tensor_add", "builtin": "tensor_add", "type": "f32" },
     {
       "id": 10, "name": "scale", "module": "scale", "entry": "scale<float>", "host": "scale",
       "params": [
@@ -172,7 +172,7 @@ fn mistakes_tell_line_and_path() {
         ),
         (
             "{\"manifest\": 1, \"kernels\": [{\"name\": \"k\"}]}",
-            "line 1: kernels[0]: has neither 'module' nor 'host' nor 'ready'",
+            "line 1: kernels[0]: has neither 'module' nor 'host' nor 'builtin'",
         ),
         (
             "{\"manifest\": 1, \"kernels\": [{\"name\": \"k\", \"module\": \"m\"}]}",
@@ -230,8 +230,8 @@ fn mistakes_tell_line_and_path() {
             "line 1: kernels[0].deterministic: is not true or false",
         ),
         (
-            "\"ready\": \"k\"",
-            "line 1: kernels[0].ready: is not in the catalogue",
+            "\"builtin\": \"k\"",
+            "line 1: kernels[0].builtin: is not in the catalogue",
         ),
     ];
     for (fields, message) in kernels {
@@ -406,7 +406,7 @@ const PIECES: [&str; 40] = [
     "\"threads\": ",
     "\"min\": ",
     "\"max\": ",
-    "\"ready\": \"softmax\"",
+    "\"builtin\": \"softmax\"",
     "\"id\": ",
     "\\u0000",
     "é",
@@ -466,7 +466,7 @@ fn the_largest_manifests_are_survived() {
     let of_kernels = |item: &str| fill("{\"manifest\":1,\"kernels\":[", item, "]}");
     survive(of_kernels("{\"name\":\"@\",\"host\":\"h\"}").as_bytes());
     survive(of_kernels("{\"name\":\"@\",\"host\":\"h\",\"grid\":\"1+1+1+1+1+1+1+1\"}").as_bytes());
-    survive(of_kernels("{\"name\":\"k\",\"ready\":\"softmax\"}").as_bytes());
+    survive(of_kernels("{\"name\":\"k\",\"builtin\":\"softmax\"}").as_bytes());
     survive(fill("{\"manifest\":1,\"kernels\": [", "1", "]}").as_bytes());
     let head = "{\"manifest\":1,\"kernels\":[{\"name\":\"k\",\"host\":\"h\",\"params\":[";
     let scalar = "{\"name\":\"n@\",\"kind\":\"scalar\",\"dtype\":\"i32\"}";

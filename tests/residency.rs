@@ -40,15 +40,18 @@ fn own_memory_is_resident_and_the_rule_can_be_enforced() {
 }
 
 #[test]
-fn adopted_host_memory_is_named_and_fatal() {
+fn borrowed_host_memory_is_named_and_fatal() {
     let context = host();
     let mut foreign = vec![7u32; 50];
     // SAFETY: `foreign` outlives the buffer, and only the buffer uses it meanwhile.
-    let adopted = unsafe { context.adopt(foreign.as_mut_ptr(), 50, "foreign") }.unwrap();
-    assert_eq!(adopted.to_vec().unwrap(), [7; 50]);
-    assert_eq!(adopted.place().unwrap(), Place::Host);
+    let borrowed = unsafe { context.borrow_memory(foreign.as_mut_ptr(), 50, "foreign") }.unwrap();
+    assert_eq!(borrowed.to_vec().unwrap(), [7; 50]);
+    assert_eq!(borrowed.place().unwrap(), Place::Host);
     assert_eq!(context.memory(Purpose::Any).unwrap().current_bytes, 0);
-    assert_eq!(context.memory(Purpose::Adopted).unwrap().current_bytes, 200);
+    assert_eq!(
+        context.memory(Purpose::Borrowed).unwrap().current_bytes,
+        200
+    );
 
     let error = context.check_residency().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotResident);
@@ -70,10 +73,10 @@ fn adopted_host_memory_is_named_and_fatal() {
     );
     assert!(health.message.contains("'foreign'"), "{}", health.message);
 
-    drop(adopted);
+    drop(borrowed);
     context.enforce_vram_only_policy().unwrap();
     // SAFETY: as above.
-    let refused = unsafe { context.adopt(foreign.as_mut_ptr(), 50, "again") }.unwrap_err();
+    let refused = unsafe { context.borrow_memory(foreign.as_mut_ptr(), 50, "again") }.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::NotResident);
     assert_eq!(foreign, [7; 50]);
 }

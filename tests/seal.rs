@@ -199,7 +199,7 @@ fn managers_are_refused_for_bad_configurations() {
     let context = host();
     let mut foreign = [0u8; 8];
     // SAFETY: `foreign` outlives the buffer, which is not used.
-    let _adopted = unsafe { context.adopt(foreign.as_mut_ptr(), 8, "foreign") }.unwrap();
+    let _borrowed = unsafe { context.borrow_memory(foreign.as_mut_ptr(), 8, "foreign") }.unwrap();
     let error = VramManager::with_context(context, VramConfig::new(TOKEN)).unwrap_err();
     assert!(matches!(error, VramError::PolicyViolation(_)), "{error:?}");
     assert_eq!(

@@ -267,7 +267,7 @@ class Bench {
     print_time("launch and wait", single, 1, "1.3x");
     wcuda_stream_destroy(stream);
     wcuda_kernel_destroy(kernel);
-    wcuda_module_destroy(module);
+    wcuda_module_unload(module);
     BENCH_CUDA(cudaLibraryUnload(library));
     drop_buffers();
     return {};
@@ -313,7 +313,7 @@ class Bench {
     const auto pair = in_turns(kSamples, nullptr, ours);
     wcuda_kernel_cache_stats stats = WCUDA_KERNEL_CACHE_STATS_INIT;
     BENCH_CALL(wcuda_kernel_cache_stats_get(cache, &stats, error));
-    wcuda_kernel_cache_destroy(cache);
+    wcuda_kernel_cache_close(cache);
     const std::string remove = std::string("rm -r ") + folder;
     if (std::system(remove.c_str()) != 0) std::printf("%s stays\n", folder);
     WCUDA_TRY(pair.status());
@@ -409,8 +409,8 @@ class Bench {
       const int chain = on_host ? 1 : kChain;
       const Run ours = [&]() -> Status {
         for (int i = 0; i < chain; ++i)
-          BENCH_CALL(wcuda_compute_run(context, {"matrix_multiply", 15}, WCUDA_ARG_F32,
-                                       arguments.data(), arguments.size(), {0}, error));
+          BENCH_CALL(wcuda_catalogue_run(context, {"matrix_multiply", 15}, WCUDA_ARG_F32,
+                                         arguments.data(), arguments.size(), {0}, error));
         return synchronize(context);
       };
       WCUDA_ASSIGN(const Pair pair, in_turns(kSamples, nullptr, ours));

@@ -33,8 +33,8 @@ class Owned {
   Handle handle_{0};
 };
 using Context = Owned<wcuda_context, wcuda_context_destroy>;
-using Gguf = Owned<wcuda_gguf, wcuda_gguf_destroy>;
-using Model = Owned<wcuda_model, wcuda_model_destroy>;
+using Gguf = Owned<wcuda_gguf, wcuda_gguf_close>;
+using Model = Owned<wcuda_model, wcuda_model_unload>;
 using Engine = Owned<wcuda_engine, wcuda_engine_destroy>;
 using Sequence = Owned<wcuda_sequence, wcuda_sequence_destroy>;
 

@@ -93,8 +93,8 @@ class Bench {
         arguments[i].data = &n;
     }
     const auto run = [&] {
-      check(wcuda_compute_run(context_, {"matrix_multiply", 15}, WCUDA_ARG_F32, arguments, 6, {0},
-                              &error_),
+      check(wcuda_catalogue_run(context_, {"matrix_multiply", 15}, WCUDA_ARG_F32, arguments, 6, {0},
+                                &error_),
             error_);
     };
     run();

@@ -286,7 +286,7 @@ static inline bool cuda_check_device_health(CudaContext* ctx, int* error_code) {
 /* NULL is legal. */
 static inline void cuda_unload_model(CudaModel* model) {
   if (model == NULL) return;
-  wcuda_model_destroy(model->model);
+  wcuda_model_unload(model->model);
   free(model->path);
   free(model);
 }
@@ -320,7 +320,7 @@ static inline CudaModel* cuda_load_model(CudaContext* ctx, const char* model_pat
   status = wcuda_gguf_open(&source, &gguf, NULL);
   if (status == WCUDA_OK) status = wcuda_model_load(ctx->context, gguf, NULL, &model->model, NULL);
   if (status == WCUDA_OK) status = wcuda_model_info_get(model->model, &info, NULL);
-  wcuda_gguf_destroy(gguf);
+  wcuda_gguf_close(gguf);
   wcuda_compat_report(error_code, wcuda_compat_code(status, CUDA_ERROR_MODEL_LOAD_FAILED));
   if (status != WCUDA_OK) {
     cuda_unload_model(model);

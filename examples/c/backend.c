@@ -363,7 +363,7 @@ int main(void) {
   if (wcuda_backend_open(&options, &backend, &error)) return report("open", &error);
   if (wcuda_backend_table_get(backend, &table, &self, &error)) return report("table", &error);
   const int result = add(table, self, &error);
-  table->deinit(self); /* or wcuda_backend_destroy(backend) */
+  table->deinit(self); /* or wcuda_backend_close(backend) */
   return result;
 }
 

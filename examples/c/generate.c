@@ -61,8 +61,8 @@ static wcuda_status generate(const char* path, uint32_t count, const int32_t* pr
 
   wcuda_sequence_destroy(sequence);
   wcuda_engine_destroy(engine);
-  wcuda_model_destroy(model);
-  wcuda_gguf_destroy(gguf);
+  wcuda_model_unload(model);
+  wcuda_gguf_close(gguf);
   wcuda_context_destroy(context);
   return status;
 }

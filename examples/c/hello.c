@@ -49,7 +49,7 @@ static int use_buffer(wcuda_context context, wcuda_error* error) {
 
   wcuda_ledger_entry entry;
   uint64_t count;
-  if (wcuda_context_ledger_get(context, &entry, 1, &count, error)) return fail("ledger", error);
+  if (wcuda_context_ledger_list(context, &entry, 1, &count, error)) return fail("ledger", error);
   printf("ledger:    %" PRIu64 " allocation, '%s' holds %" PRIu64 " bytes\n", count, entry.tag,
          entry.bytes);
   wcuda_buffer_destroy(buffer);

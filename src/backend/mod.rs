@@ -211,7 +211,9 @@ impl BackendInstance {
     pub fn context(&self) -> Result<CudaContext> {
         let mut context = ffi::wcuda_context::zeroed();
         // SAFETY: `context` is valid.
-        call(|error| unsafe { ffi::wcuda_backend_context_get(self.handle, &mut context, error) })?;
+        call(|error| unsafe {
+            ffi::wcuda_backend_context_create(self.handle, &mut context, error)
+        })?;
         Ok(CudaContext::from_handle(context))
     }
 
@@ -234,7 +236,7 @@ impl BackendInstance {
 impl Drop for BackendInstance {
     fn drop(&mut self) {
         // SAFETY: legal on any thread.
-        unsafe { ffi::wcuda_backend_destroy(self.handle) }
+        unsafe { ffi::wcuda_backend_close(self.handle) }
     }
 }
 

@@ -49,12 +49,12 @@ pub struct ReadyKernel {
 /// The kernels that every context can run, by name.
 pub fn catalogue() -> Result<Vec<ReadyKernel>> {
     // SAFETY: answers with a number.
-    let count = unsafe { ffi::wcuda_compute_kernel_count() };
+    let count = unsafe { ffi::wcuda_catalogue_count() };
     (0..count)
         .map(|index| {
-            let mut kernel = ffi::wcuda_compute_kernel::init();
+            let mut kernel = ffi::wcuda_catalogue_entry::init();
             // SAFETY: `kernel` is valid and sized.
-            call(|error| unsafe { ffi::wcuda_compute_kernel_at(index, &mut kernel, error) })?;
+            call(|error| unsafe { ffi::wcuda_catalogue_at(index, &mut kernel, error) })?;
             // SAFETY: both are static texts.
             let (name, signature) = unsafe { (as_str(kernel.name)?, as_str(kernel.signature)?) };
             Ok(ReadyKernel {
@@ -85,12 +85,12 @@ impl CudaContext {
     ///     2u32.into(),
     ///     2u32.into(),
     /// ];
-    /// context.run_ready("matrix_multiply", ElementType::F32, &args, None)?;
+    /// context.run_builtin("matrix_multiply", ElementType::F32, &args, None)?;
     /// assert_eq!(c.to_vec()?, [7.0, 10.0, 15.0, 22.0]);
     /// # Ok(())
     /// # }
     /// ```
-    pub fn run_ready(
+    pub fn run_builtin(
         &self,
         name: &str,
         elements: ElementType,
@@ -101,7 +101,7 @@ impl CudaContext {
         // SAFETY: the arguments point into `args`, which lives; the kernels keep to their signatures,
         // which are checked.
         call(|error| unsafe {
-            ffi::wcuda_compute_run(
+            ffi::wcuda_catalogue_run(
                 self.handle(),
                 as_native(name),
                 elements.kind(),
@@ -173,7 +173,7 @@ impl CudaContext {
                 (layer.inputs as u64).into(),
                 (layer.outputs as u64).into(),
             ];
-            self.run_ready(name, ElementType::F32, &args, None)
+            self.run_builtin(name, ElementType::F32, &args, None)
                 .map_err(|error| error.with_context(format!("layer {index}")))?;
             inputs = layer.outputs;
             values = Some(next);
@@ -188,7 +188,7 @@ impl CudaContext {
             (batch as u64).into(),
             (inputs as u64).into(),
         ];
-        self.run_ready("softmax", ElementType::F32, &args, None)?;
+        self.run_builtin("softmax", ElementType::F32, &args, None)?;
         Ok(result)
     }
 }

@@ -362,12 +362,12 @@ impl GpuCompute {
     /// Registers a kernel of the [`crate::compute::catalogue()`] for elements of this type, under its name and
     /// `id` (0: any; `noop` has 1 and `tensor_add` of `f32` 2).
     pub fn register_ready(&self, name: &str, elements: ElementType, id: u32) -> Result<()> {
-        self.put_ready(name, elements.kind(), id)
+        self.put_builtin(name, elements.kind(), id)
     }
 
-    pub(crate) fn put_ready(&self, name: &str, elements: i32, id: u32) -> Result<()> {
+    pub(crate) fn put_builtin(&self, name: &str, elements: i32, id: u32) -> Result<()> {
         let mut kernels = lock(&self.kernels);
-        let id = self.registry.add_ready(name, elements, id)?;
+        let id = self.registry.add_builtin(name, elements, id)?;
         let registered = Registered {
             function: None,
             params: Vec::new(),

@@ -27,7 +27,7 @@ struct ModuleHandle {
 impl Drop for ModuleHandle {
     fn drop(&mut self) {
         // SAFETY: legal on any thread.
-        unsafe { ffi::wcuda_module_destroy(self.handle) }
+        unsafe { ffi::wcuda_module_unload(self.handle) }
     }
 }
 
@@ -88,7 +88,7 @@ impl CudaModule {
         let mut buffer = ffi::wcuda_buffer::zeroed();
         // SAFETY: `buffer` is valid.
         call(|error| unsafe {
-            ffi::wcuda_module_global_get(self.0.handle, as_native(name), &mut buffer, error)
+            ffi::wcuda_module_global_create(self.0.handle, as_native(name), &mut buffer, error)
         })?;
         self.0.context.wrap_buffer(buffer)
     }

@@ -61,7 +61,7 @@ struct CacheHandle(ffi::wcuda_kernel_cache);
 impl Drop for CacheHandle {
     fn drop(&mut self) {
         // SAFETY: legal on any thread.
-        unsafe { ffi::wcuda_kernel_cache_destroy(self.0) }
+        unsafe { ffi::wcuda_kernel_cache_close(self.0) }
     }
 }
 

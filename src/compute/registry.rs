@@ -213,11 +213,18 @@ impl Registry {
     }
 
     /// A kernel of the catalogue for elements of a `WCUDA_ARG_…`; `id` 0: any.
-    pub(crate) fn add_ready(&self, name: &str, elements: i32, id: u32) -> Result<u32> {
+    pub(crate) fn add_builtin(&self, name: &str, elements: i32, id: u32) -> Result<u32> {
         let mut given = 0;
         // SAFETY: `name` lives for the call.
         call(|error| unsafe {
-            ffi::wcuda_registry_add_ready(self.0, as_native(name), elements, id, &mut given, error)
+            ffi::wcuda_registry_add_builtin(
+                self.0,
+                as_native(name),
+                elements,
+                id,
+                &mut given,
+                error,
+            )
         })?;
         Ok(given)
     }

@@ -10,7 +10,7 @@ use crate::ffi;
 #[non_exhaustive]
 pub enum Purpose {
     /// In queries: all device memory together (not [`Purpose::Staging`], which is host memory, nor
-    /// [`Purpose::Adopted`]).
+    /// [`Purpose::Borrowed`]).
     Any,
     /// Weights of models.
     Weights,
@@ -24,8 +24,8 @@ pub enum Purpose {
     Staging,
     /// Buffers that the program allocated.
     User,
-    /// Memory of somebody else, see [`CudaContext::adopt`]. In no sum but its own, in no budget.
-    Adopted,
+    /// Memory of somebody else, see [`CudaContext::borrow_memory`]. In no sum but its own, in no budget.
+    Borrowed,
     /// One that this version of the crate does not know.
     Unknown(i32),
 }
@@ -40,7 +40,7 @@ impl Purpose {
             Self::Module => ffi::WCUDA_PURPOSE_MODULE,
             Self::Staging => ffi::WCUDA_PURPOSE_STAGING,
             Self::User => ffi::WCUDA_PURPOSE_USER,
-            Self::Adopted => ffi::WCUDA_PURPOSE_ADOPTED,
+            Self::Borrowed => ffi::WCUDA_PURPOSE_BORROWED,
             Self::Unknown(purpose) => purpose,
         }
     }
@@ -54,7 +54,7 @@ impl Purpose {
             ffi::WCUDA_PURPOSE_MODULE => Self::Module,
             ffi::WCUDA_PURPOSE_STAGING => Self::Staging,
             ffi::WCUDA_PURPOSE_USER => Self::User,
-            ffi::WCUDA_PURPOSE_ADOPTED => Self::Adopted,
+            ffi::WCUDA_PURPOSE_BORROWED => Self::Borrowed,
             other => Self::Unknown(other),
         }
     }
@@ -147,7 +147,7 @@ impl CudaContext {
             let mut count = 0;
             // SAFETY: the pointer is valid for as many entries as are said.
             call(|error| unsafe {
-                ffi::wcuda_context_ledger_get(
+                ffi::wcuda_context_ledger_list(
                     self.handle(),
                     entries.as_mut_ptr(),
                     entries.len() as u64,

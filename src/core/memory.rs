@@ -152,7 +152,7 @@ impl CudaContext {
     /// # Safety
     /// `address` is that of `len` elements of memory that outlives the buffer; nobody else uses it while
     /// a call on the buffer runs, and every bit pattern that is put there is a `T`.
-    pub unsafe fn adopt<T: DeviceRepr>(
+    pub unsafe fn borrow_memory<T: DeviceRepr>(
         &self,
         address: *mut T,
         len: usize,
@@ -164,7 +164,7 @@ impl CudaContext {
         let mut handle = ffi::wcuda_buffer::zeroed();
         // SAFETY: `options` and the tag are valid for the call, the memory by this function's contract.
         call(|error| unsafe {
-            ffi::wcuda_buffer_adopt(self.handle(), address.cast(), &options, &mut handle, error)
+            ffi::wcuda_buffer_borrow(self.handle(), address.cast(), &options, &mut handle, error)
         })?;
         Ok(self.wrap(handle, len))
     }

@@ -71,7 +71,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Residency {
-    /// Live and adopted allocations; pinned staging is not among them.
+    /// Live and borrowed allocations; pinned staging is not among them.
     pub checked_count: u64,
     /// How many are not memory of the context's device.
     pub nonresident_count: u64,
@@ -100,7 +100,7 @@ impl Residency {
 }
 
 impl CudaContext {
-    /// Asks the driver of every live or adopted allocation whether it is this device's own memory,
+    /// Asks the driver of every live or borrowed allocation whether it is this device's own memory,
     /// without a host address. One that is not is logged, shows in [`CudaContext::health`], ends
     /// [`is_policy_enforced`](Self::is_policy_enforced), and is named by the report.
     pub fn residency(&self) -> Result<Residency> {
@@ -138,7 +138,7 @@ impl CudaContext {
     }
 
     /// Enforces the rule that all memory is the device's own: checks the device, and every allocation.
-    /// From then on foreign memory that is elsewhere cannot be adopted.
+    /// From then on foreign memory that is elsewhere cannot be borrowed.
     pub fn enforce_vram_only_policy(&self) -> Result<()> {
         // SAFETY: legal on any thread.
         call(|error| unsafe { ffi::wcuda_context_vram_only_enforce(self.handle(), error) })

@@ -47,11 +47,11 @@ impl CudaContext {
     /// # Safety
     /// `native` is such a stream and lives until the value is dropped, which waits for its work and
     /// leaves it alone.
-    pub unsafe fn adopt_stream(&self, native: *mut c_void) -> Result<Stream> {
+    pub unsafe fn borrow_stream(&self, native: *mut c_void) -> Result<Stream> {
         let mut handle = ffi::wcuda_stream::zeroed();
         // SAFETY: `handle` is valid, `native` by this function's contract.
         call(|error| unsafe {
-            ffi::wcuda_stream_adopt(self.handle(), native, &mut handle, error)
+            ffi::wcuda_stream_borrow(self.handle(), native, &mut handle, error)
         })?;
         Ok(Stream {
             handle,

@@ -277,7 +277,7 @@ unsafe extern "C" {
         error: *mut wcuda_error,
     ) -> wcuda_status;
     pub fn wcuda_backend_unregister(r#type: i32, error: *mut wcuda_error) -> wcuda_status;
-    pub fn wcuda_backend_list_get(
+    pub fn wcuda_backend_list(
         entries: *mut wcuda_backend_entry,
         capacity: u64,
         count: *mut u64,
@@ -309,7 +309,7 @@ unsafe extern "C" {
         backend: *mut wcuda_backend,
         error: *mut wcuda_error,
     ) -> wcuda_status;
-    pub fn wcuda_backend_destroy(backend: wcuda_backend);
+    pub fn wcuda_backend_close(backend: wcuda_backend);
     pub fn wcuda_backend_info_get(
         backend: wcuda_backend,
         info: *mut wcuda_backend_info,
@@ -321,7 +321,7 @@ unsafe extern "C" {
         instance: *mut *mut c_void,
         error: *mut wcuda_error,
     ) -> wcuda_status;
-    pub fn wcuda_backend_context_get(
+    pub fn wcuda_backend_context_create(
         backend: wcuda_backend,
         context: *mut wcuda_context,
         error: *mut wcuda_error,

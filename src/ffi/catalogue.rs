@@ -3,13 +3,13 @@
 use super::*;
 
 pub(super) fn push_layout(rows: &mut Vec<LayoutRow>) {
-    wcuda_compute_kernel::push_layout(rows);
+    wcuda_catalogue_entry::push_layout(rows);
 }
 
-// ---- 19. Catalogue: ready kernels, on every backend ----
+// ---- 19. Catalogue: built-in kernels, on every backend ----
 
 c_struct! {
-    sized wcuda_compute_kernel {
+    sized wcuda_catalogue_entry {
         struct_size: u32,
         is_f32_only: i32,
         name: wcuda_string,
@@ -20,13 +20,13 @@ c_struct! {
 }
 
 unsafe extern "C" {
-    pub fn wcuda_compute_kernel_count() -> u32;
-    pub fn wcuda_compute_kernel_at(
+    pub fn wcuda_catalogue_count() -> u32;
+    pub fn wcuda_catalogue_at(
         index: u32,
-        kernel: *mut wcuda_compute_kernel,
+        kernel: *mut wcuda_catalogue_entry,
         error: *mut wcuda_error,
     ) -> wcuda_status;
-    pub fn wcuda_compute_run(
+    pub fn wcuda_catalogue_run(
         context: wcuda_context,
         name: wcuda_string,
         r#type: i32,

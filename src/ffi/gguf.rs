@@ -48,7 +48,7 @@ unsafe extern "C" {
         gguf: *mut wcuda_gguf,
         error: *mut wcuda_error,
     ) -> wcuda_status;
-    pub fn wcuda_gguf_destroy(gguf: wcuda_gguf);
+    pub fn wcuda_gguf_close(gguf: wcuda_gguf);
 }
 
 c_struct! {

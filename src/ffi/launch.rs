@@ -47,8 +47,8 @@ unsafe extern "C" {
         module: *mut wcuda_module,
         error: *mut wcuda_error,
     ) -> wcuda_status;
-    pub fn wcuda_module_destroy(module: wcuda_module);
-    pub fn wcuda_module_global_get(
+    pub fn wcuda_module_unload(module: wcuda_module);
+    pub fn wcuda_module_global_create(
         module: wcuda_module,
         name: wcuda_string,
         buffer: *mut wcuda_buffer,
@@ -225,7 +225,7 @@ unsafe extern "C" {
         cache: *mut wcuda_kernel_cache,
         error: *mut wcuda_error,
     ) -> wcuda_status;
-    pub fn wcuda_kernel_cache_destroy(cache: wcuda_kernel_cache);
+    pub fn wcuda_kernel_cache_close(cache: wcuda_kernel_cache);
 }
 
 c_struct! {

@@ -76,7 +76,7 @@ pub const WCUDA_PURPOSE_SCRATCH: i32 = 3;
 pub const WCUDA_PURPOSE_MODULE: i32 = 4;
 pub const WCUDA_PURPOSE_STAGING: i32 = 5;
 pub const WCUDA_PURPOSE_USER: i32 = 6;
-pub const WCUDA_PURPOSE_ADOPTED: i32 = 7;
+pub const WCUDA_PURPOSE_BORROWED: i32 = 7;
 
 c_struct! {
     sized wcuda_memory_info {
@@ -113,7 +113,7 @@ c_struct! {
 }
 
 unsafe extern "C" {
-    pub fn wcuda_context_ledger_get(
+    pub fn wcuda_context_ledger_list(
         context: wcuda_context,
         entries: *mut wcuda_ledger_entry,
         capacity: u64,

@@ -112,7 +112,7 @@ unsafe extern "C" {
         model: *mut wcuda_model,
         error: *mut wcuda_error,
     ) -> wcuda_status;
-    pub fn wcuda_model_destroy(model: wcuda_model);
+    pub fn wcuda_model_unload(model: wcuda_model);
 }
 
 c_struct! {

@@ -104,7 +104,7 @@ unsafe extern "C" {
         kernel_id: *mut u32,
         error: *mut wcuda_error,
     ) -> wcuda_status;
-    pub fn wcuda_registry_add_ready(
+    pub fn wcuda_registry_add_builtin(
         registry: wcuda_registry,
         name: wcuda_string,
         r#type: i32,

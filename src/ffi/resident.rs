@@ -51,7 +51,7 @@ unsafe extern "C" {
         is_enforced: *mut i32,
         error: *mut wcuda_error,
     ) -> wcuda_status;
-    pub fn wcuda_buffer_adopt(
+    pub fn wcuda_buffer_borrow(
         context: wcuda_context,
         address: *mut c_void,
         options: *const wcuda_buffer_options,

@@ -30,7 +30,7 @@ unsafe extern "C" {
         native: *mut *mut c_void,
         error: *mut wcuda_error,
     ) -> wcuda_status;
-    pub fn wcuda_stream_adopt(
+    pub fn wcuda_stream_borrow(
         context: wcuda_context,
         native: *mut c_void,
         stream: *mut wcuda_stream,

@@ -29,7 +29,7 @@ struct Handle(ffi::wcuda_model);
 impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: legal on any thread; engines keep natively what they need.
-        unsafe { ffi::wcuda_model_destroy(self.0) }
+        unsafe { ffi::wcuda_model_unload(self.0) }
     }
 }
 

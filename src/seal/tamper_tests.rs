@@ -100,8 +100,8 @@ fn memory_that_leaves_the_device_is_a_policy_violation_before_its_digest_is_aske
     let mut foreign = *b"abc"; // the same bytes, in the wrong place
     let context = CudaContext::host().unwrap(); // the manager's own refuses it
     // SAFETY: `foreign` outlives the manager's use of it, and only the buffer uses it.
-    let adopted = unsafe { context.adopt(foreign.as_mut_ptr(), 3, "foreign") }.unwrap();
-    manager.sealed.get_mut(&shard.shard_id).unwrap().memory = adopted;
+    let borrowed = unsafe { context.borrow_memory(foreign.as_mut_ptr(), 3, "foreign") }.unwrap();
+    manager.sealed.get_mut(&shard.shard_id).unwrap().memory = borrowed;
 
     let error = manager.verify_sealed(&shard).unwrap_err();
 

@@ -168,7 +168,7 @@ fn check_sums(name: &str, context: &CudaContext) -> Outcome {
         (&mut c).into(),
         (SUM_COUNT as u32).into(),
     ];
-    context.run_ready("vector_add", ElementType::F32, &args, None)?;
+    context.run_builtin("vector_add", ElementType::F32, &args, None)?;
     let sums = c.to_vec()?;
     match sums.iter().position(|sum| *sum != 3.0) {
         None => Ok(()),

@@ -155,7 +155,7 @@ fn use_and_give_back(context: &CudaContext, model: Option<&Path>) -> Outcome {
     let mut x = context.alloc_zeroed::<f32>(1 << 16)?;
     let y = context.alloc_from(&vec![1.0f32; 1 << 16])?;
     let args = [(&y).into(), (&mut x).into(), (1u64 << 16).into()];
-    context.run_ready("reduce_sum", ElementType::F32, &args, None)?;
+    context.run_builtin("reduce_sum", ElementType::F32, &args, None)?;
     context.synchronize()?;
     if let Some(path) = model {
         let gguf: Gguf = load::gguf(path)?;

@@ -151,7 +151,7 @@ fn kernels_lists_the_catalogue_and_manifests() {
     assert!(stdout(&run(&["kernels"])).lines().count() == kernels.len());
 
     let path = folder("manifest").join("m.json");
-    let manifest = r#"{"manifest": 1, "kernels": [{"name": "tensor_add", "ready": "tensor_add"},
+    let manifest = r#"{"manifest": 1, "kernels": [{"name": "tensor_add", "builtin": "tensor_add"},
       {"name": "k", "host": "h", "id": 7, "params": [
         {"name": "n", "kind": "scalar", "dtype": "i32", "max": 9}]}]}"#;
     std::fs::write(&path, manifest).expect("a file");

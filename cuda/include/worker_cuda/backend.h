@@ -167,7 +167,7 @@ typedef struct wcuda_backend_entry {
 } wcuda_backend_entry;
 /* All types, highest priority first. Writes min(capacity, count) entries and always the count.
  * [any thread] */
-WCUDA_API wcuda_status wcuda_backend_list_get(wcuda_backend_entry* entries, uint64_t capacity,
+WCUDA_API wcuda_status wcuda_backend_list(wcuda_backend_entry* entries, uint64_t capacity,
                                               uint64_t* count, wcuda_error* error);
 /* The type with a name: "cuda", "host", "vulkan", … or one registered; WCUDA_NOT_FOUND. [any thread] */
 WCUDA_API wcuda_status wcuda_backend_find(wcuda_string name, int32_t* type, wcuda_error* error);
@@ -257,7 +257,7 @@ WCUDA_API wcuda_status wcuda_backend_open(const wcuda_backend_options* options,
                                           wcuda_backend* backend, wcuda_error* error);
 /* As slot deinit: memory, kernels, streams and events that came through the table end too, those in use
  * by a call when it returns. Contexts made from it live on. [any thread] */
-WCUDA_API void wcuda_backend_destroy(wcuda_backend backend);
+WCUDA_API void wcuda_backend_close(wcuda_backend backend);
 
 typedef struct wcuda_backend_info {
   uint32_t struct_size;
@@ -280,7 +280,7 @@ WCUDA_API wcuda_status wcuda_backend_table_get(wcuda_backend backend,
                                                wcuda_error* error);
 /* A context on the backend's device, through the same trace and faults; to be destroyed by itself.
  * [any thread] */
-WCUDA_API wcuda_status wcuda_backend_context_get(wcuda_backend backend, wcuda_context* context,
+WCUDA_API wcuda_status wcuda_backend_context_create(wcuda_backend backend, wcuda_context* context,
                                                  wcuda_error* error);
 
 #define WCUDA_FAULT_NONE 0

@@ -324,7 +324,7 @@ WCUDA_API wcuda_status wcuda_context_synchronize(wcuda_context context, wcuda_er
 #define WCUDA_PURPOSE_MODULE 4
 #define WCUDA_PURPOSE_STAGING 5 /* pinned host memory */
 #define WCUDA_PURPOSE_USER 6
-#define WCUDA_PURPOSE_ADOPTED 7 /* memory of somebody else, see wcuda_buffer_adopt */
+#define WCUDA_PURPOSE_BORROWED 7 /* memory of somebody else, see wcuda_buffer_borrow */
 
 typedef struct wcuda_memory_info {
   uint32_t struct_size;
@@ -341,7 +341,7 @@ typedef struct wcuda_memory_info {
 #define WCUDA_MEMORY_INFO_INIT {sizeof(wcuda_memory_info), 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* Sums of the ledger for one purpose, or for all (WCUDA_PURPOSE_ANY: staging, which is host memory,
- * and adopted memory, which is somebody else's, are not in that sum). [any thread] */
+ * and borrowed memory, which is somebody else's, are not in that sum). [any thread] */
 WCUDA_API wcuda_status wcuda_context_memory_get(wcuda_context context, int32_t purpose,
                                                 wcuda_memory_info* info, wcuda_error* error);
 
@@ -355,7 +355,7 @@ typedef struct wcuda_ledger_entry {
 
 /* The live allocations, oldest first: at any time, and before the last handle goes, the list of what
  * would leak. Writes min(capacity, count) entries and always the count. [any thread] */
-WCUDA_API wcuda_status wcuda_context_ledger_get(wcuda_context context, wcuda_ledger_entry* entries,
+WCUDA_API wcuda_status wcuda_context_ledger_list(wcuda_context context, wcuda_ledger_entry* entries,
                                                 uint64_t capacity, uint64_t* count,
                                                 wcuda_error* error);
 
@@ -369,7 +369,7 @@ typedef struct wcuda_buffer {
 
 typedef struct wcuda_buffer_options {
   uint32_t struct_size;
-  int32_t purpose; /* 0: WCUDA_PURPOSE_USER; staging and adopted memory have calls of their own */
+  int32_t purpose; /* 0: WCUDA_PURPOSE_USER; staging and borrowed memory have calls of their own */
   uint64_t bytes;  /* at least 1 */
   wcuda_string tag; /* shown in the ledger, first 63 bytes; may be empty */
 } wcuda_buffer_options;
@@ -462,7 +462,7 @@ WCUDA_API wcuda_status wcuda_health_get(wcuda_context context, wcuda_health* hea
 
 /* Device memory is zeroed by the library, on the device, as wcuda_context_options.scrub says; contents
  * are undefined otherwise. Pinned memory is always zeroed when it is allocated, and by ON_FREE also
- * before it goes. Zeroing that fails while freeing is a deferred failure. Adopted memory is never
+ * before it goes. Zeroing that fails while freeing is a deferred failure. Borrowed memory is never
  * scrubbed. */
 #define WCUDA_SCRUB_NONE 0
 #define WCUDA_SCRUB_ON_FREE 1  /* before a block is freed, after the work that uses it */
@@ -491,14 +491,14 @@ WCUDA_API wcuda_status wcuda_device_check(int32_t backend, int32_t ordinal, wcud
 typedef struct wcuda_residency {
   uint32_t struct_size;
   int32_t first_place;        /* WCUDA_PLACE_… of the first that is not resident; 0: all are */
-  uint64_t checked_count;     /* live and adopted allocations; pinned staging is not among them */
+  uint64_t checked_count;     /* live and borrowed allocations; pinned staging is not among them */
   uint64_t nonresident_count;
   uint64_t managed_count;     /* of these, managed */
   wcuda_ledger_entry first;   /* the first that is not resident */
 } wcuda_residency;
 #define WCUDA_RESIDENCY_INIT {sizeof(wcuda_residency), 0, 0, 0, 0, {0, 0, 0, 0, {0}}}
 
-/* Asks the driver of every live or adopted allocation whether it is memory of this context's device,
+/* Asks the driver of every live or borrowed allocation whether it is memory of this context's device,
  * without a host address. A finding is no failure of this call; it is told to the log as an error.
  * On HOST the backend's own blocks count as the device's. [any thread] */
 WCUDA_API wcuda_status wcuda_context_residency_get(wcuda_context context,
@@ -506,18 +506,18 @@ WCUDA_API wcuda_status wcuda_context_residency_get(wcuda_context context,
 
 /* Enforces the rule that all memory is the device's own: checks the device (as wcuda_device_check) and
  * every allocation. WCUDA_NOT_RESIDENT names the first that breaks the rule. From a success on
- * wcuda_buffer_adopt refuses such memory with WCUDA_NOT_RESIDENT. [any thread] */
+ * wcuda_buffer_borrow refuses such memory with WCUDA_NOT_RESIDENT. [any thread] */
 WCUDA_API wcuda_status wcuda_context_vram_only_enforce(wcuda_context context, wcuda_error* error);
 /* 1 when the last enforcement succeeded and no check has found a breach since. [any thread] */
 WCUDA_API wcuda_status wcuda_context_vram_only_get(wcuda_context context, int32_t* is_enforced,
                                                    wcuda_error* error);
 
-/* Puts memory of somebody else into the ledger, as a buffer of purpose WCUDA_PURPOSE_ADOPTED that is
+/* Puts memory of somebody else into the ledger, as a buffer of purpose WCUDA_PURPOSE_BORROWED that is
  * never freed by the library: the caller keeps options->bytes bytes at `address` valid until the
  * buffer is destroyed, which waits for the work that uses it. It counts against no budget.
  * options->purpose is 0. The memory should be the context's device's own; whether it is shows in
  * wcuda_context_residency_get. [any thread] */
-WCUDA_API wcuda_status wcuda_buffer_adopt(wcuda_context context, void* address,
+WCUDA_API wcuda_status wcuda_buffer_borrow(wcuda_context context, void* address,
                                           const wcuda_buffer_options* options,
                                           wcuda_buffer* buffer, wcuda_error* error);
 /* Where this buffer is: one WCUDA_PLACE_…. [any thread] */
@@ -615,7 +615,7 @@ WCUDA_API wcuda_status wcuda_stream_native_get(wcuda_context context, wcuda_stre
 /* A stream that somebody else made in the primary context of the context's device, not the driver's
  * default one (NULL): the caller keeps it until the handle is destroyed, which waits for its work and
  * leaves it alone. WCUDA_UNSUPPORTED on HOST. [any thread] */
-WCUDA_API wcuda_status wcuda_stream_adopt(wcuda_context context, void* native,
+WCUDA_API wcuda_status wcuda_stream_borrow(wcuda_context context, void* native,
                                           wcuda_stream* stream, wcuda_error* error);
 
 typedef struct wcuda_event {

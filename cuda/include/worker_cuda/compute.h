@@ -41,7 +41,7 @@ typedef struct wcuda_kernel_cache {
 WCUDA_API wcuda_status wcuda_kernel_cache_open(wcuda_string folder, uint64_t max_bytes,
                                                wcuda_kernel_cache* cache, wcuda_error* error);
 /* Gives the handle back; the folder stays. [any thread] */
-WCUDA_API void wcuda_kernel_cache_destroy(wcuda_kernel_cache cache);
+WCUDA_API void wcuda_kernel_cache_close(wcuda_kernel_cache cache);
 
 typedef struct wcuda_kernel_cache_stats {
   uint32_t struct_size;
@@ -204,12 +204,12 @@ WCUDA_API wcuda_status wcuda_module_load_program(wcuda_context context, wcuda_pr
                                                  wcuda_module* module, wcuda_error* error);
 /* Kernels and views of globals keep their module: it is unloaded, after all work of the context, when
  * the last goes. [any thread] */
-WCUDA_API void wcuda_module_destroy(wcuda_module module);
+WCUDA_API void wcuda_module_unload(wcuda_module module);
 
 /* A variable of the module (__device__ or __constant__) as a buffer: a view of the module's memory, in
- * the ledger as adopted, that keeps the module. WCUDA_NOT_FOUND when there is none of this name.
+ * the ledger as borrowed, that keeps the module. WCUDA_NOT_FOUND when there is none of this name.
  * [any thread] */
-WCUDA_API wcuda_status wcuda_module_global_get(wcuda_module module, wcuda_string name,
+WCUDA_API wcuda_status wcuda_module_global_create(wcuda_module module, wcuda_string name,
                                                wcuda_buffer* buffer, wcuda_error* error);
 
 typedef struct wcuda_kernel {
@@ -352,14 +352,14 @@ WCUDA_API wcuda_status wcuda_kernel_launch(wcuda_kernel kernel, const wcuda_laun
                                            wcuda_error* error);
 
 /* ------------------------------------------------------------------------------------------------
- * 19. Catalogue: ready kernels, on every backend
+ * 19. Catalogue: built-in kernels, on every backend
  *
  * Each computes on HOST and on CUDA alike, within the bounds of NUMERICS.md. Sums are of f32 in an
  * order that hangs on the sizes alone, so that a device gives the same bits each time. Any sizes, 0
  * too.
  */
 
-typedef struct wcuda_compute_kernel {
+typedef struct wcuda_catalogue_entry {
   uint32_t struct_size;
   int32_t is_f32_only;     /* else f16 and bf16 too */
   wcuda_string name;       /* static text, as below */
@@ -370,13 +370,13 @@ typedef struct wcuda_compute_kernel {
                               any width; "%alpha" an f32 or f64. "!1" is no parameter */
   uint32_t parameter_count;
   uint32_t reserved;
-} wcuda_compute_kernel;
-#define WCUDA_COMPUTE_KERNEL_INIT {sizeof(wcuda_compute_kernel), 0, {NULL, 0}, {NULL, 0}, 0, 0}
+} wcuda_catalogue_entry;
+#define WCUDA_CATALOGUE_ENTRY_INIT {sizeof(wcuda_catalogue_entry), 0, {NULL, 0}, {NULL, 0}, 0, 0}
 
 /* Number of kernels in the catalogue. [any thread] */
-WCUDA_API uint32_t wcuda_compute_kernel_count(void);
+WCUDA_API uint32_t wcuda_catalogue_count(void);
 /* Kernel `index`, by name; WCUDA_OUT_OF_RANGE past the end. [any thread] */
-WCUDA_API wcuda_status wcuda_compute_kernel_at(uint32_t index, wcuda_compute_kernel* kernel,
+WCUDA_API wcuda_status wcuda_catalogue_at(uint32_t index, wcuda_catalogue_entry* kernel,
                                                wcuda_error* error);
 
 /* Runs a kernel of the catalogue on elements of WCUDA_ARG_F32, _F16 or _BF16, on a stream (id 0: the
@@ -385,7 +385,7 @@ WCUDA_API wcuda_status wcuda_compute_kernel_at(uint32_t index, wcuda_compute_ker
  * but for element-wise kernels and rows, which may write all of a buffer in place. embedding_lookup
  * waits for its ids: WCUDA_OUT_OF_RANGE with the first that the table has not, and nothing is written.
  * WCUDA_NOT_FOUND: no such kernel. [any thread; external: each buffer] */
-WCUDA_API wcuda_status wcuda_compute_run(wcuda_context context, wcuda_string name, int32_t type,
+WCUDA_API wcuda_status wcuda_catalogue_run(wcuda_context context, wcuda_string name, int32_t type,
                                          const wcuda_argument* arguments, uint64_t argument_count,
                                          wcuda_stream stream, wcuda_error* error);
 
@@ -496,7 +496,7 @@ typedef struct wcuda_kernel_param {
 typedef struct wcuda_kernel_descriptor {
   uint32_t struct_size;
   uint32_t flags;     /* WCUDA_KERNEL_NON_DETERMINISTIC or 0 */
-  uint32_t kernel_id; /* 0: the registry gives one. 1 and 2 are those of wcuda_registry_add_ready */
+  uint32_t kernel_id; /* 0: the registry gives one. 1 and 2 are those of wcuda_registry_add_builtin */
   uint32_t budget_ms; /* of a run: told to callers, and how long wcuda_registry_run_wait waits; 0: none */
   wcuda_string name;  /* 1 to 127 bytes without control characters */
   wcuda_kernel kernel; /* what runs, of the registry's context; id 0: WCUDA_KERNEL_NOT_HERE. Kept */
@@ -541,8 +541,8 @@ WCUDA_API wcuda_status wcuda_registry_add(wcuda_registry registry,
 /* Adds a kernel of the catalogue, for elements of `type`. number 0: the registry gives one. "noop" has 1
  * with sig_hash 0, and "tensor_add" of f32 has 2 with sig_hash 0xA1, as older callers know them.
  * [any thread] */
-WCUDA_API wcuda_status wcuda_registry_add_ready(wcuda_registry registry, wcuda_string name,
-                                                int32_t type, uint32_t number, uint32_t* kernel_id,
+WCUDA_API wcuda_status wcuda_registry_add_builtin(wcuda_registry registry, wcuda_string name,
+                                                int32_t type, uint32_t wanted_id, uint32_t* kernel_id,
                                                 wcuda_error* error);
 /* Takes a kernel out; WCUDA_NOT_FOUND. [any thread] */
 WCUDA_API wcuda_status wcuda_registry_remove(wcuda_registry registry, uint32_t kernel_id,

@@ -46,7 +46,7 @@ typedef struct wcuda_source {
  * Tensor data is not read. [any thread] */
 WCUDA_API wcuda_status wcuda_gguf_open(const wcuda_source* source, wcuda_gguf* gguf,
                                        wcuda_error* error);
-WCUDA_API void wcuda_gguf_destroy(wcuda_gguf gguf); /* [any thread] */
+WCUDA_API void wcuda_gguf_close(wcuda_gguf gguf); /* [any thread] */
 
 typedef struct wcuda_gguf_info {
   uint32_t struct_size;
@@ -251,7 +251,7 @@ WCUDA_API wcuda_status wcuda_model_load(wcuda_context context, wcuda_gguf gguf,
                                         const wcuda_model_options* options, wcuda_model* model,
                                         wcuda_error* error);
 /* Unloads; the memory goes when no engine uses it. [any thread] */
-WCUDA_API void wcuda_model_destroy(wcuda_model model);
+WCUDA_API void wcuda_model_unload(wcuda_model model);
 
 typedef struct wcuda_model_info {
   uint32_t struct_size;

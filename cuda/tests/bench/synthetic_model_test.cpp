@@ -43,7 +43,7 @@ struct Opened {
     EXPECT_EQ(wcuda_gguf_open(&source, &gguf, &error), WCUDA_OK) << error.message;
   }
   ~Opened() {
-    wcuda_gguf_destroy(gguf);
+    wcuda_gguf_close(gguf);
     wcuda_context_destroy(context);
   }
   Opened(const Opened&) = delete;
@@ -165,7 +165,7 @@ TEST(SyntheticModel, tiny_models_of_every_mix_give_finite_logits) {
     EXPECT_LT(largest, 100.0f);
     wcuda_sequence_destroy(sequence);
     wcuda_engine_destroy(engine);
-    wcuda_model_destroy(loaded);
+    wcuda_model_unload(loaded);
   }
 }
 

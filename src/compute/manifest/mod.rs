@@ -38,7 +38,7 @@
 //! | `id` | its number; else the registry gives one. 1 and 2 are `noop` and `tensor_add` of the catalogue |
 //! | `module`, `entry` | its code; `entry` is `name` unless given |
 //! | `host` | the name of a host function that the program gives |
-//! | `ready`, `type` | instead of all else: a kernel of the catalogue, and `f32`, `f16` or `bf16` |
+//! | `builtin`, `type` | instead of all else: a kernel of the catalogue, and `f32`, `f16` or `bf16` |
 //! | `params` | see below |
 //! | `grid`, `block` | expressions, one or up to three; 1 and 256 unless given |
 //! | `threads` | instead of `grid`: so many threads in blocks of `block` |

@@ -180,7 +180,7 @@ const KERNEL_FIELDS: [&str; 14] = [
     "module",
     "entry",
     "host",
-    "ready",
+    "builtin",
     "type",
     "params",
     "grid",
@@ -201,8 +201,8 @@ fn kernel(node: &Node<'_>, known: &Known) -> Result<ManifestKernel> {
             number => Some(number),
         },
     };
-    if fields.peek("ready") {
-        return ready(node, fields, (name, id), known);
+    if fields.peek("builtin") {
+        return builtin(node, fields, (name, id), known);
     }
     let is_deterministic = fields
         .take("deterministic")
@@ -219,7 +219,7 @@ fn kernel(node: &Node<'_>, known: &Known) -> Result<ManifestKernel> {
     }
     let host = fields.take("host").map(|node| node.text()).transpose()?;
     if module.is_none() && host.is_none() {
-        return Err(node.error("has neither 'module' nor 'host' nor 'ready'"));
+        return Err(node.error("has neither 'module' nor 'host' nor 'builtin'"));
     }
     let entry = match fields.take("entry") {
         Some(entry) if module.is_none() => return Err(entry.error("is of no module")),
@@ -283,14 +283,14 @@ fn kernel(node: &Node<'_>, known: &Known) -> Result<ManifestKernel> {
 }
 
 /// A kernel of the catalogue: its name, and at most a type and an id.
-fn ready(
+fn builtin(
     node: &Node<'_>,
     mut fields: Object<'_>,
     (name, id): (String, Option<u32>),
     known: &Known,
 ) -> Result<ManifestKernel> {
-    let ready = fields.need("ready")?;
-    let of_catalogue = ready.text()?;
+    let builtin = fields.need("builtin")?;
+    let of_catalogue = builtin.text()?;
     let kernels = match known.catalogue.get() {
         Some(kernels) => kernels,
         None => {
@@ -299,10 +299,10 @@ fn ready(
         }
     };
     let Some(found) = kernels.iter().find(|kernel| kernel.name == of_catalogue) else {
-        return Err(ready.error("is not in the catalogue"));
+        return Err(builtin.error("is not in the catalogue"));
     };
     if of_catalogue != name {
-        return Err(ready.error("a kernel of the catalogue keeps its name"));
+        return Err(builtin.error("a kernel of the catalogue keeps its name"));
     }
     const ELEMENTS: [(&str, i32); 3] = [
         ("f32", ffi::WCUDA_ARG_F32),
@@ -330,7 +330,9 @@ fn ready(
         return Err(node.error(format!("id {id} is not that of '{name}'")));
     }
     if let Some(other) = fields.any() {
-        return Err(other.error("a kernel of the catalogue has only 'name', 'ready', 'type', 'id'"));
+        return Err(
+            other.error("a kernel of the catalogue has only 'name', 'builtin', 'type', 'id'")
+        );
     }
     Ok(ManifestKernel {
         id: id.or(own),

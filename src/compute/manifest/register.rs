@@ -98,7 +98,7 @@ impl GpuCompute {
         }
         for kernel in &manifest.kernels {
             if let KernelCode::Ready { name, elements } = &kernel.code {
-                self.put_ready(name, *elements, kernel.id.unwrap_or(0))?;
+                self.put_builtin(name, *elements, kernel.id.unwrap_or(0))?;
             }
         }
         Ok(())

@@ -44,7 +44,7 @@ struct Handle(ffi::wcuda_gguf);
 impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: legal on any thread.
-        unsafe { ffi::wcuda_gguf_destroy(self.0) }
+        unsafe { ffi::wcuda_gguf_close(self.0) }
     }
 }
 

@@ -168,8 +168,8 @@ extern "C" wcuda_status wcuda_backend_unregister(int32_t type, wcuda_error* erro
   return guarded(error, [&] { return unregister_backend(type); });
 }
 
-extern "C" wcuda_status wcuda_backend_list_get(wcuda_backend_entry* entries, uint64_t capacity,
-                                               uint64_t* count, wcuda_error* error) {
+extern "C" wcuda_status wcuda_backend_list(wcuda_backend_entry* entries, uint64_t capacity,
+                                           uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     if (capacity != 0) WCUDA_TRY(check_not_null(entries, "entries"));
     WCUDA_TRY(check_not_null(count, "count"));
@@ -231,8 +231,8 @@ extern "C" wcuda_status wcuda_backend_open(const wcuda_backend_options* options,
   });
 }
 
-extern "C" void wcuda_backend_destroy(wcuda_backend backend) {
-  guarded_void("wcuda_backend_destroy",
+extern "C" void wcuda_backend_close(wcuda_backend backend) {
+  guarded_void("wcuda_backend_close",
                [&] { return destroy_handle(Kind::kBackend, backend.id, "backend"); });
 }
 
@@ -264,8 +264,8 @@ extern "C" wcuda_status wcuda_backend_table_get(wcuda_backend backend,
   });
 }
 
-extern "C" wcuda_status wcuda_backend_context_get(wcuda_backend backend, wcuda_context* context,
-                                                  wcuda_error* error) {
+extern "C" wcuda_status wcuda_backend_context_create(wcuda_backend backend, wcuda_context* context,
+                                                     wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto object, resolve_backend(backend));
     WCUDA_TRY(check_not_null(context, "context"));

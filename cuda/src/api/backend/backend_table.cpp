@@ -218,8 +218,8 @@ Status find_host_kernel(vram::Memory& memory, const std::string& source, const s
                          "kernel '%s': is registered, but has no host function",
                          printable(entry).c_str());
   if (kernel->described) return {};
-  kernel->ready = compute::find_entry(entry);
-  if (kernel->ready) return {};
+  kernel->builtin = compute::find_entry(entry);
+  if (kernel->builtin) return {};
   return Status::error(WCUDA_UNSUPPORTED_KERNEL,
                        "kernel '%s': the host compiles nothing; it is neither registered in a "
                        "context of the backend nor in the catalogue",
@@ -296,11 +296,11 @@ wcuda_status launch(void* self, wcuda_backend_kernel kernel, const wcuda_launch*
     if (found->described) return launch_described(*found->described, checked, arguments, count);
     WCUDA_ASSIGN(const LaunchDims dims, read_dims(checked));
     WCUDA_TRY(jit::check_dims(dims, jit::device_limits(object.memory().backend().caps())));
-    if (!found->ready) return launch_own(*found, checked, dims, arguments, count);
+    if (!found->builtin) return launch_own(*found, checked, dims, arguments, count);
     Arguments given;
-    WCUDA_ASSIGN(const auto call, prepare_ready(*found->ready, kernels::Dtype::kF32,
-                                                object.memory(), arguments, count, &given));
-    return run_ready(*found->ready, call, object.memory(), checked.stream, &given);
+    WCUDA_ASSIGN(const auto call, prepare_builtin(*found->builtin, kernels::Dtype::kF32,
+                                                  object.memory(), arguments, count, &given));
+    return run_builtin(*found->builtin, call, object.memory(), checked.stream, &given);
   });
 }
 

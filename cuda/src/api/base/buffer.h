@@ -11,7 +11,7 @@
 namespace wcuda::api {
 
 struct BufferObject {
-  std::shared_ptr<void> owner;  // of adopted memory, where it has one; goes after the buffer
+  std::shared_ptr<void> owner;  // of borrowed memory, where it has one; goes after the buffer
   vram::Buffer buffer;
   Exclusive exclusive;
 };

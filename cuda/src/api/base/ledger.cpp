@@ -32,9 +32,9 @@ extern "C" wcuda_status wcuda_context_memory_get(wcuda_context context, int32_t 
   });
 }
 
-extern "C" wcuda_status wcuda_context_ledger_get(wcuda_context context, wcuda_ledger_entry* entries,
-                                                 uint64_t capacity, uint64_t* count,
-                                                 wcuda_error* error) {
+extern "C" wcuda_status wcuda_context_ledger_list(wcuda_context context,
+                                                  wcuda_ledger_entry* entries, uint64_t capacity,
+                                                  uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto object, resolve_context(context));
     if (capacity != 0) WCUDA_TRY(check_not_null(entries, "entries"));

@@ -1,4 +1,4 @@
-// Section 14 of the header: budgets by purpose, where memory is, adopted memory.
+// Section 14 of the header: budgets by purpose, where memory is, borrowed memory.
 #include <string_view>
 
 #include "api/base/buffer.h"
@@ -9,15 +9,16 @@
 namespace wcuda::api {
 namespace {
 
-Result<uint64_t> adopt(const Context& context, void* address, const wcuda_buffer_options& options) {
+Result<uint64_t> borrow(const Context& context, void* address,
+                        const wcuda_buffer_options& options) {
   WCUDA_TRY(check_string(options.tag, "tag"));
   if (options.purpose != 0)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: %d, adopted memory has its own: 0",
+    return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: %d, borrowed memory has its own: 0",
                          options.purpose);
   auto object = std::make_shared<BufferObject>();
   WCUDA_ASSIGN(object->buffer,
-               context.memory->adopt(address, options.bytes,
-                                     std::string_view(options.tag.data, options.tag.bytes)));
+               context.memory->borrow(address, options.bytes,
+                                      std::string_view(options.tag.data, options.tag.bytes)));
   return insert(Kind::kBuffer, std::move(object));
 }
 
@@ -83,15 +84,15 @@ extern "C" wcuda_status wcuda_context_vram_only_get(wcuda_context context, int32
   });
 }
 
-extern "C" wcuda_status wcuda_buffer_adopt(wcuda_context context, void* address,
-                                           const wcuda_buffer_options* options,
-                                           wcuda_buffer* buffer, wcuda_error* error) {
+extern "C" wcuda_status wcuda_buffer_borrow(wcuda_context context, void* address,
+                                            const wcuda_buffer_options* options,
+                                            wcuda_buffer* buffer, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto parent, resolve_context(context));
     WCUDA_TRY(check_not_null(address, "address"));
     WCUDA_ASSIGN(const wcuda_buffer_options checked, read_struct(options, "options"));
     WCUDA_TRY(check_not_null(buffer, "buffer"));
-    WCUDA_ASSIGN(buffer->id, adopt(*parent, address, checked));
+    WCUDA_ASSIGN(buffer->id, borrow(*parent, address, checked));
     return {};
   });
 }

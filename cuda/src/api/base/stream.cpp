@@ -140,15 +140,15 @@ extern "C" wcuda_status wcuda_stream_native_get(wcuda_context context, wcuda_str
   });
 }
 
-extern "C" wcuda_status wcuda_stream_adopt(wcuda_context context, void* native,
-                                           wcuda_stream* stream, wcuda_error* error) {
+extern "C" wcuda_status wcuda_stream_borrow(wcuda_context context, void* native,
+                                            wcuda_stream* stream, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto parent, resolve_context(context));
     WCUDA_TRY(check_not_null(native, "native"));
     WCUDA_TRY(check_not_null(stream, "stream"));
     auto object = std::make_shared<StreamObject>();
     object->memory = parent->memory;
-    WCUDA_ASSIGN(object->stream, parent->memory->backend().stream_adopt(native));
+    WCUDA_ASSIGN(object->stream, parent->memory->backend().stream_borrow(native));
     WCUDA_ASSIGN(stream->id, insert(Kind::kStream, std::move(object)));
     return {};
   });

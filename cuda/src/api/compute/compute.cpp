@@ -1,4 +1,4 @@
-// Section 19 of the header: the catalogue of ready kernels.
+// Section 19 of the header: the catalogue of built-in kernels.
 #include "api/compute/compute.h"
 
 #include "api/base/context.h"
@@ -83,7 +83,7 @@ Result<kernels::Dtype> read_element_type(int32_t type) {
   }
 }
 
-Result<const compute::CatalogueEntry*> find_ready(const wcuda_string& name) {
+Result<const compute::CatalogueEntry*> find_builtin(const wcuda_string& name) {
   WCUDA_TRY(check_string(name, "name"));
   const std::string_view text(name.data ? name.data : "", name.bytes);
   const compute::CatalogueEntry* const entry = compute::find_entry(text);
@@ -92,10 +92,10 @@ Result<const compute::CatalogueEntry*> find_ready(const wcuda_string& name) {
                        printable(text).c_str());
 }
 
-Result<compute::PreparedCall> prepare_ready(const compute::CatalogueEntry& entry,
-                                            kernels::Dtype type, const vram::Memory& memory,
-                                            const wcuda_argument* arguments, uint64_t count,
-                                            Arguments* given) {
+Result<compute::PreparedCall> prepare_builtin(const compute::CatalogueEntry& entry,
+                                              kernels::Dtype type, const vram::Memory& memory,
+                                              const wcuda_argument* arguments, uint64_t count,
+                                              Arguments* given) {
   if (count != 0) WCUDA_TRY(check_not_null(arguments, "arguments"));
   if (count == entry.params.size()) WCUDA_TRY(given->read(arguments, count, memory));
   if (count != entry.params.size())
@@ -105,8 +105,8 @@ Result<compute::PreparedCall> prepare_ready(const compute::CatalogueEntry& entry
   return compute::prepare_call(entry, type, translated);
 }
 
-Status run_ready(const compute::CatalogueEntry& entry, const compute::PreparedCall& call,
-                 vram::Memory& memory, wcuda_stream stream, Arguments* given) {
+Status run_builtin(const compute::CatalogueEntry& entry, const compute::PreparedCall& call,
+                   vram::Memory& memory, wcuda_stream stream, Arguments* given) {
   WCUDA_ASSIGN(const UsedStream on, use_stream(stream, memory));
   WCUDA_TRY(memory.backend().fault());
   given->used_on(on.stream);
@@ -118,19 +118,19 @@ Status run_ready(const compute::CatalogueEntry& entry, const compute::PreparedCa
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" uint32_t wcuda_compute_kernel_count(void) {
+extern "C" uint32_t wcuda_catalogue_count(void) {
   return static_cast<uint32_t>(compute::catalogue().size());
 }
 
-extern "C" wcuda_status wcuda_compute_kernel_at(uint32_t index, wcuda_compute_kernel* kernel,
-                                                wcuda_error* error) {
+extern "C" wcuda_status wcuda_catalogue_at(uint32_t index, wcuda_catalogue_entry* kernel,
+                                           wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_struct(kernel, "kernel"));
     const auto& all = compute::catalogue();
     if (index >= all.size())
       return Status::error(WCUDA_OUT_OF_RANGE, "index: %u of %zu kernels", index, all.size());
     const compute::CatalogueEntry& entry = all[index];
-    wcuda_compute_kernel result = WCUDA_COMPUTE_KERNEL_INIT;
+    wcuda_catalogue_entry result = WCUDA_CATALOGUE_ENTRY_INIT;
     result.is_f32_only = entry.is_f32_only;
     result.name = {entry.name.data(), entry.name.size()};
     result.signature = {entry.signature.data(), entry.signature.size()};
@@ -140,17 +140,18 @@ extern "C" wcuda_status wcuda_compute_kernel_at(uint32_t index, wcuda_compute_ke
   });
 }
 
-extern "C" wcuda_status wcuda_compute_run(wcuda_context context, wcuda_string name, int32_t type,
-                                          const wcuda_argument* arguments, uint64_t argument_count,
-                                          wcuda_stream stream, wcuda_error* error) {
+extern "C" wcuda_status wcuda_catalogue_run(wcuda_context context, wcuda_string name, int32_t type,
+                                            const wcuda_argument* arguments,
+                                            uint64_t argument_count, wcuda_stream stream,
+                                            wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto parent, resolve_context(context));
-    WCUDA_ASSIGN(const auto* const entry, find_ready(name));
+    WCUDA_ASSIGN(const auto* const entry, find_builtin(name));
     WCUDA_ASSIGN(const auto dtype, read_element_type(type));
     vram::Memory& memory = *parent->memory;
     Arguments given;
     WCUDA_ASSIGN(const auto call,
-                 prepare_ready(*entry, dtype, memory, arguments, argument_count, &given));
-    return run_ready(*entry, call, memory, stream, &given);
+                 prepare_builtin(*entry, dtype, memory, arguments, argument_count, &given));
+    return run_builtin(*entry, call, memory, stream, &given);
   });
 }

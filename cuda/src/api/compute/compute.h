@@ -11,16 +11,16 @@ namespace wcuda::api {
 Result<kernels::Dtype> read_element_type(int32_t type);
 
 // The kernel of this name; WCUDA_NOT_FOUND.
-Result<const compute::CatalogueEntry*> find_ready(const wcuda_string& name);
+Result<const compute::CatalogueEntry*> find_builtin(const wcuda_string& name);
 
 // Checks the arguments of a call. `given` holds them until the call is queued.
-Result<compute::PreparedCall> prepare_ready(const compute::CatalogueEntry& entry,
-                                            kernels::Dtype type, const vram::Memory& memory,
-                                            const wcuda_argument* arguments, uint64_t count,
-                                            Arguments* given);
+Result<compute::PreparedCall> prepare_builtin(const compute::CatalogueEntry& entry,
+                                              kernels::Dtype type, const vram::Memory& memory,
+                                              const wcuda_argument* arguments, uint64_t count,
+                                              Arguments* given);
 
 // Queues it.
-Status run_ready(const compute::CatalogueEntry& entry, const compute::PreparedCall& call,
-                 vram::Memory& memory, wcuda_stream stream, Arguments* given);
+Status run_builtin(const compute::CatalogueEntry& entry, const compute::PreparedCall& call,
+                   vram::Memory& memory, wcuda_stream stream, Arguments* given);
 
 }  // namespace wcuda::api

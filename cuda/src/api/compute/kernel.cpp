@@ -58,7 +58,7 @@ Result<uint64_t> global(std::shared_ptr<ModuleObject> module, const std::string&
                    module->module, expression == module->names.end() ? name : expression->second));
   auto object = std::make_shared<BufferObject>();
   object->owner = std::move(module);
-  WCUDA_ASSIGN(object->buffer, memory.adopt(found.first, found.second, name));
+  WCUDA_ASSIGN(object->buffer, memory.borrow(found.first, found.second, name));
   return insert(Kind::kBuffer, std::move(object));
 }
 
@@ -234,13 +234,13 @@ extern "C" wcuda_status wcuda_module_load_program(wcuda_context context, wcuda_p
   });
 }
 
-extern "C" void wcuda_module_destroy(wcuda_module module) {
-  guarded_void("wcuda_module_destroy",
+extern "C" void wcuda_module_unload(wcuda_module module) {
+  guarded_void("wcuda_module_unload",
                [&] { return destroy_handle(Kind::kModule, module.id, "module"); });
 }
 
-extern "C" wcuda_status wcuda_module_global_get(wcuda_module module, wcuda_string name,
-                                                wcuda_buffer* buffer, wcuda_error* error) {
+extern "C" wcuda_status wcuda_module_global_create(wcuda_module module, wcuda_string name,
+                                                   wcuda_buffer* buffer, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(auto object, resolve<ModuleObject>(Kind::kModule, module.id, "module"));
     WCUDA_TRY(check_not_null(buffer, "buffer"));

@@ -299,8 +299,8 @@ extern "C" wcuda_status wcuda_kernel_cache_open(wcuda_string folder, uint64_t ma
   });
 }
 
-extern "C" void wcuda_kernel_cache_destroy(wcuda_kernel_cache cache) {
-  guarded_void("wcuda_kernel_cache_destroy",
+extern "C" void wcuda_kernel_cache_close(wcuda_kernel_cache cache) {
+  guarded_void("wcuda_kernel_cache_close",
                [&] { return destroy_handle(Kind::kKernelCache, cache.id, "cache"); });
 }
 

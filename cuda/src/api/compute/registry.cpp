@@ -156,21 +156,22 @@ Result<jit::Descriptor> describe(const compute::CatalogueEntry& entry, int32_t t
   return jit::read_descriptor(descriptor);
 }
 
-Result<uint32_t> add_ready(RegistryObject* registry, const wcuda_string& name, int32_t type,
-                           uint32_t number) {
+Result<uint32_t> add_builtin(RegistryObject* registry, const wcuda_string& name, int32_t type,
+                             uint32_t number) {
   auto entry = std::make_shared<Entry>();
-  WCUDA_ASSIGN(entry->ready, find_ready(name));
+  WCUDA_ASSIGN(entry->builtin, find_builtin(name));
   WCUDA_ASSIGN(entry->type, read_element_type(type));
-  if (entry->ready->is_f32_only && type != WCUDA_ARG_F32)
-    return Status::error(WCUDA_UNSUPPORTED, "%s: is for f32 only", entry->ready->name.c_str());
-  WCUDA_ASSIGN(entry->descriptor, describe(*entry->ready, type));
-  const bool is_noop = entry->ready->name == "noop";
-  const bool is_add = entry->ready->name == "tensor_add" && type == WCUDA_ARG_F32;
+  if (entry->builtin->is_f32_only && type != WCUDA_ARG_F32)
+    return Status::error(WCUDA_UNSUPPORTED, "%s: is for f32 only", entry->builtin->name.c_str());
+  WCUDA_ASSIGN(entry->descriptor, describe(*entry->builtin, type));
+  const bool is_noop = entry->builtin->name == "noop";
+  const bool is_add = entry->builtin->name == "tensor_add" && type == WCUDA_ARG_F32;
   const uint32_t own = is_noop ? kNoopId : is_add ? kTensorAddId : 0;
   if ((number == kNoopId || number == kTensorAddId || own != 0) && number != 0 && number != own)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "number: %u for '%s'; 1 is that of 'noop', 2 that of 'tensor_add' of f32",
-                         number, entry->ready->name.c_str());
+    return Status::error(
+        WCUDA_INVALID_ARGUMENT,
+        "kernel_id: %u for '%s'; 1 is that of 'noop', 2 that of 'tensor_add' of f32", number,
+        entry->builtin->name.c_str());
   entry->descriptor.kernel_id = own != 0 ? own : number;
   if (own != 0) entry->descriptor.sig_hash = is_noop ? kNoopHash : kTensorAddHash;
   return put(registry, std::move(entry));
@@ -222,11 +223,12 @@ struct Call {
   bool is_dry;  // nothing is run
 };
 
-Result<wcuda_run_info> run_ready_entry(const Entry& entry, vram::Memory& memory, const Call& call) {
+Result<wcuda_run_info> run_builtin_entry(const Entry& entry, vram::Memory& memory,
+                                         const Call& call) {
   Arguments given;
-  WCUDA_ASSIGN(const auto prepared,
-               prepare_ready(*entry.ready, entry.type, memory, call.arguments, call.count, &given));
-  if (!call.is_dry) WCUDA_TRY(run_ready(*entry.ready, prepared, memory, call.stream, &given));
+  WCUDA_ASSIGN(const auto prepared, prepare_builtin(*entry.builtin, entry.type, memory,
+                                                    call.arguments, call.count, &given));
+  if (!call.is_dry) WCUDA_TRY(run_builtin(*entry.builtin, prepared, memory, call.stream, &given));
   wcuda_run_info info = WCUDA_RUN_INFO_INIT;
   info.elements = static_cast<uint64_t>(prepared.count);
   info.bytes = prepared.bytes;
@@ -234,7 +236,7 @@ Result<wcuda_run_info> run_ready_entry(const Entry& entry, vram::Memory& memory,
 }
 
 Result<wcuda_run_info> run_entry(const Entry& entry, vram::Memory& memory, const Call& call) {
-  if (entry.ready) return run_ready_entry(entry, memory, call);
+  if (entry.builtin) return run_builtin_entry(entry, memory, call);
   if (!entry.runs_here())
     return Status::error(WCUDA_UNSUPPORTED_KERNEL, "kernel '%s': has no %s",
                          printable(entry.descriptor.name).c_str(),
@@ -315,7 +317,7 @@ std::shared_ptr<const RegistryEntry> find_described(vram::Memory& memory, const 
   for (auto registry = live.rbegin(); registry != live.rend(); ++registry) {
     const std::lock_guard<std::mutex> lock((*registry)->mutex);
     const auto found = find_name((*registry)->entries, name);
-    if (found != (*registry)->entries.end() && !found->second->ready) return found->second;
+    if (found != (*registry)->entries.end() && !found->second->builtin) return found->second;
   }
   return nullptr;
 }
@@ -380,12 +382,12 @@ extern "C" wcuda_status wcuda_registry_add(wcuda_registry registry,
   });
 }
 
-extern "C" wcuda_status wcuda_registry_add_ready(wcuda_registry registry, wcuda_string name,
-                                                 int32_t type, uint32_t number, uint32_t* kernel_id,
-                                                 wcuda_error* error) {
+extern "C" wcuda_status wcuda_registry_add_builtin(wcuda_registry registry, wcuda_string name,
+                                                   int32_t type, uint32_t number,
+                                                   uint32_t* kernel_id, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto object, resolve_registry(registry));
-    WCUDA_ASSIGN(const uint32_t id, add_ready(object.get(), name, type, number));
+    WCUDA_ASSIGN(const uint32_t id, add_builtin(object.get(), name, type, number));
     if (kernel_id) *kernel_id = id;
     return {};
   });

@@ -15,11 +15,11 @@ namespace wcuda::api {
 // A kernel of a registry: of the caller's, or of the catalogue. Nothing in it changes.
 struct RegistryEntry {
   jit::Descriptor descriptor;
-  std::shared_ptr<KernelObject> kernel;            // null: none here, or of the catalogue
-  const compute::CatalogueEntry* ready = nullptr;  // of the catalogue
-  kernels::Dtype type = kernels::Dtype::kF32;      // of its elements
+  std::shared_ptr<KernelObject> kernel;              // null: none here, or of the catalogue
+  const compute::CatalogueEntry* builtin = nullptr;  // of the catalogue
+  kernels::Dtype type = kernels::Dtype::kF32;        // of its elements
 
-  bool runs_here() const { return ready || (kernel && kernel->runs_here()); }
+  bool runs_here() const { return builtin || (kernel && kernel->runs_here()); }
 };
 
 // The kernel of this name that a caller registered by descriptor, in the newest registry of the

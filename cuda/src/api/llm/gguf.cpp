@@ -163,8 +163,8 @@ wcuda_status wcuda_gguf_open(const wcuda_source* source, wcuda_gguf* gguf, wcuda
   });
 }
 
-void wcuda_gguf_destroy(wcuda_gguf gguf) {
-  guarded_void("wcuda_gguf_destroy", [&]() -> Status {
+void wcuda_gguf_close(wcuda_gguf gguf) {
+  guarded_void("wcuda_gguf_close", [&]() -> Status {
     remove(Kind::kGguf, gguf.id);
     return Status();
   });

@@ -98,8 +98,8 @@ extern "C" wcuda_status wcuda_model_load(wcuda_context context, wcuda_gguf gguf,
   });
 }
 
-extern "C" void wcuda_model_destroy(wcuda_model model) {
-  guarded_void("wcuda_model_destroy",
+extern "C" void wcuda_model_unload(wcuda_model model) {
+  guarded_void("wcuda_model_unload",
                [&] { return destroy_handle(Kind::kModel, model.id, "model"); });
 }
 

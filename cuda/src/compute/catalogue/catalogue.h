@@ -1,4 +1,4 @@
-// The catalogue: ready kernels by name, the same on every backend, with checked arguments.
+// The catalogue: built-in kernels by name, the same on every backend, with checked arguments.
 #pragma once
 
 #include <cstdint>

@@ -53,7 +53,7 @@ Status Backend::source_launch(Kernel, const LaunchDims&, const std::vector<wcuda
   return no_kernels();
 }
 Status Backend::source_destroy(Kernel) { return no_kernels(); }
-Result<Stream> Backend::stream_adopt(void*) {
+Result<Stream> Backend::stream_borrow(void*) {
   return Status::error(WCUDA_UNSUPPORTED, "this backend's streams are not a driver's");
 }
 Status Backend::queue(Stream, const std::function<Status()>&) { return no_queue(); }

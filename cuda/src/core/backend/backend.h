@@ -243,7 +243,7 @@ class Backend {
   virtual void* native_stream(Stream stream) = 0;
   // A stream of somebody else's, by the driver's object, which stream_destroy leaves alone after it
   // has waited. WCUDA_UNSUPPORTED where streams are not the driver's.
-  virtual Result<Stream> stream_adopt(void* native);
+  virtual Result<Stream> stream_borrow(void* native);
 
   virtual Result<Event> event_create() = 0;
   virtual Status event_destroy(Event event) = 0;

@@ -61,7 +61,7 @@ class CudaBackend final : public Backend {
   Result<Stream> stream_create(int32_t priority) override;
   Status stream_destroy(Stream stream) override;
   void* native_stream(Stream stream) override;
-  Result<Stream> stream_adopt(void* native) override;
+  Result<Stream> stream_borrow(void* native) override;
   Result<Event> event_create() override;
   Status event_destroy(Event event) override;
   Status event_record(Event event, Stream stream) override;

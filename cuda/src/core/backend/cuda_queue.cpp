@@ -191,7 +191,7 @@ void* CudaBackend::native_stream(Stream stream) {
   return found.ok() ? found->get() : nullptr;
 }
 
-Result<Stream> CudaBackend::stream_adopt(void* native) {
+Result<Stream> CudaBackend::stream_borrow(void* native) {
   WCUDA_ENTER_DEVICE();
   const auto stream = static_cast<cudaStream_t>(native);
   WCUDA_TRY(check(cudaStreamQuery(stream), "cudaStreamQuery"));  // busy is fine

@@ -211,8 +211,8 @@ Status WrapperBackend::stream_destroy(Stream stream) {
               [&] { return inner_->stream_destroy(stream); });
 }
 
-Result<Stream> WrapperBackend::stream_adopt(void* native) {
-  return pass({"stream_adopt", CallKind::kOther}, [&] { return inner_->stream_adopt(native); });
+Result<Stream> WrapperBackend::stream_borrow(void* native) {
+  return pass({"stream_borrow", CallKind::kOther}, [&] { return inner_->stream_borrow(native); });
 }
 
 Result<Event> WrapperBackend::event_create() {

@@ -75,7 +75,7 @@ class WrapperBackend : public Backend {
   Status graph_destroy(Graph graph) override;
   Result<Stream> stream_create(int32_t priority) override;
   Status stream_destroy(Stream stream) override;
-  Result<Stream> stream_adopt(void* native) override;
+  Result<Stream> stream_borrow(void* native) override;
   void* native_stream(Stream stream) override { return inner_->native_stream(stream); }
   Result<Event> event_create() override;
   Status event_destroy(Event event) override;

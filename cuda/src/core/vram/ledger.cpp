@@ -11,7 +11,7 @@ namespace {
 
 // Whether the context's budget covers it.
 bool is_owned_device(int32_t purpose) {
-  return purpose != WCUDA_PURPOSE_STAGING && purpose != WCUDA_PURPOSE_ADOPTED;
+  return purpose != WCUDA_PURPOSE_STAGING && purpose != WCUDA_PURPOSE_BORROWED;
 }
 
 }  // namespace
@@ -30,8 +30,8 @@ const char* purpose_name(int32_t purpose) {
       return "staging";
     case WCUDA_PURPOSE_USER:
       return "user";
-    case WCUDA_PURPOSE_ADOPTED:
-      return "adopted";
+    case WCUDA_PURPOSE_BORROWED:
+      return "borrowed";
     default:
       return "";
   }

@@ -12,7 +12,7 @@
 
 namespace wcuda::vram {
 
-constexpr int32_t kPurposeCount = WCUDA_PURPOSE_ADOPTED + 1;
+constexpr int32_t kPurposeCount = WCUDA_PURPOSE_BORROWED + 1;
 // "weights"; "" for what is no purpose.
 const char* purpose_name(int32_t purpose);
 
@@ -42,7 +42,7 @@ class Ledger {
     Rows::iterator position;
   };
 
-  // budget 0: none. It covers the context's own device memory: staging is host memory and adopted
+  // budget 0: none. It covers the context's own device memory: staging is host memory and borrowed
   // memory somebody else's, neither is in it.
   explicit Ledger(uint64_t budget) : budget_(budget) {}
 

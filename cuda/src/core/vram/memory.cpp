@@ -31,7 +31,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   reset();
   memory_ = std::move(other.memory_);
   kind_ = other.kind_;
-  is_adopted_ = other.is_adopted_;
+  is_borrowed_ = other.is_borrowed_;
   data_ = std::exchange(other.data_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
   row_ = std::move(other.row_);
@@ -84,8 +84,8 @@ std::shared_ptr<Memory> Memory::create(std::shared_ptr<Backend> backend, uint64_
 Result<Buffer> Memory::allocate(uint64_t bytes, int32_t purpose, std::string_view tag) {
   if (purpose == WCUDA_PURPOSE_STAGING)
     return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: staging is pinned host memory");
-  if (purpose == WCUDA_PURPOSE_ADOPTED)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: adopted memory is not allocated");
+  if (purpose == WCUDA_PURPOSE_BORROWED)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: borrowed memory is not allocated");
   return allocate_kind(MemoryKind::kDevice, bytes, purpose, tag);
 }
 
@@ -141,8 +141,8 @@ Status Memory::check_request(uint64_t bytes, int32_t purpose) const {
   return backend_->fault();
 }
 
-Result<Buffer> Memory::adopt(void* address, uint64_t bytes, std::string_view tag) {
-  WCUDA_TRY(check_request(bytes, WCUDA_PURPOSE_ADOPTED));
+Result<Buffer> Memory::borrow(void* address, uint64_t bytes, std::string_view tag) {
+  WCUDA_TRY(check_request(bytes, WCUDA_PURPOSE_BORROWED));
   if (bytes > UINTPTR_MAX - reinterpret_cast<uintptr_t>(address))
     return Status::error(WCUDA_INVALID_ARGUMENT, "bytes: %" PRIu64 " at this address wrap around",
                          bytes);
@@ -151,14 +151,14 @@ Result<Buffer> Memory::adopt(void* address, uint64_t bytes, std::string_view tag
       WCUDA_ASSIGN(const MemoryPlace place,
                    backend_->memory_place(static_cast<const uint8_t*>(address) + offset));
       if (place != MemoryPlace::kDevice)
-        return Status::error(WCUDA_NOT_RESIDENT, "adopted '%.*s': %" PRIu64 " bytes of %s",
+        return Status::error(WCUDA_NOT_RESIDENT, "borrowed '%.*s': %" PRIu64 " bytes of %s",
                              static_cast<int>(std::min<size_t>(tag.size(), 63)),
                              tag.data() ? tag.data() : "", bytes, place_name(place));
     }
   }
   Buffer buffer;
-  buffer.is_adopted_ = true;
-  WCUDA_ASSIGN(buffer.row_, ledger_.reserve(bytes, WCUDA_PURPOSE_ADOPTED, tag));
+  buffer.is_borrowed_ = true;
+  WCUDA_ASSIGN(buffer.row_, ledger_.reserve(bytes, WCUDA_PURPOSE_BORROWED, tag));
   ledger_.commit(buffer.row_, address);
   buffer.data_ = static_cast<uint8_t*>(address);
   buffer.bytes_ = bytes;
@@ -299,7 +299,7 @@ bool Memory::attempt(Step&& step) noexcept {
 
 void Memory::release(Buffer& buffer) noexcept {
   const auto is_lost = [&] { return !backend_->fault().ok(); };
-  const bool is_queued = buffer.kind_ == MemoryKind::kDevice && !buffer.is_adopted_;
+  const bool is_queued = buffer.kind_ == MemoryKind::kDevice && !buffer.is_borrowed_;
   const auto pass = [&](Stream stream) {
     // What others free, and pinned memory, goes at once, so its work must be over; device memory is
     // given to a queue.
@@ -313,7 +313,7 @@ void Memory::release(Buffer& buffer) noexcept {
   }
   // A lost device has taken its memory with it, and freeing asks the driver for nothing good.
   const bool lost = is_lost();
-  if (!lost && !buffer.is_adopted_) {
+  if (!lost && !buffer.is_borrowed_) {
     if (buffer.kind_ == MemoryKind::kPinned && scrub_ == Scrub::kOnFree)
       std::memset(buffer.data_, 0, buffer.bytes_);
     attempt([&] { return backend_->free(buffer.kind_, buffer.data_, buffer.bytes_); });
@@ -372,7 +372,7 @@ Result<Residency> Memory::check_residency() {
     if (row.entry.purpose == WCUDA_PURPOSE_STAGING || row.address == nullptr) continue;
     ++residency.checked_count;
     WCUDA_ASSIGN(MemoryPlace place, backend_->memory_place(row.address));
-    if (place == MemoryPlace::kDevice && row.entry.purpose == WCUDA_PURPOSE_ADOPTED) {
+    if (place == MemoryPlace::kDevice && row.entry.purpose == WCUDA_PURPOSE_BORROWED) {
       const auto* const last = static_cast<const uint8_t*>(row.address) + row.entry.bytes - 1;
       WCUDA_ASSIGN(place, backend_->memory_place(last));
     }

@@ -70,7 +70,7 @@ class Buffer {
   friend class Memory;
   std::shared_ptr<Memory> memory_;
   MemoryKind kind_ = MemoryKind::kDevice;
-  bool is_adopted_ = false;  // somebody else frees it
+  bool is_borrowed_ = false;  // somebody else frees it
   uint8_t* data_ = nullptr;
   uint64_t bytes_ = 0;
   Ledger::Row row_;
@@ -132,9 +132,9 @@ class Memory : public std::enable_shared_from_this<Memory> {
   Result<uint8_t*> lasting_scratch(uint64_t bytes, std::string_view tag);
   // Pinned host memory, zeroed, aligned to 4096 bytes, of purpose WCUDA_PURPOSE_STAGING.
   Result<Buffer> allocate_pinned(uint64_t bytes, std::string_view tag);
-  // Somebody else's memory as a buffer of purpose WCUDA_PURPOSE_ADOPTED, which never frees it.
+  // Somebody else's memory as a buffer of purpose WCUDA_PURPOSE_BORROWED, which never frees it.
   // While vram_only() holds, WCUDA_NOT_RESIDENT for what is not this device's.
-  Result<Buffer> adopt(void* address, uint64_t bytes, std::string_view tag);
+  Result<Buffer> borrow(void* address, uint64_t bytes, std::string_view tag);
 
   // Asks the budgets for bytes that `get`, a callable returning Status, takes from the driver, and
   // keeps a row for them once it has. WCUDA_OVER_BUDGET comes before the driver is asked.
@@ -172,7 +172,7 @@ class Memory : public std::enable_shared_from_this<Memory> {
   void set_budget(int32_t purpose, uint64_t bytes) noexcept { ledger_.set_budget(purpose, bytes); }
   // What could still be allocated: the lesser of what the device has free and the budget allows.
   Result<uint64_t> available_bytes() const;
-  // Asks where every live or adopted allocation is. A finding is logged as an error and ends
+  // Asks where every live or borrowed allocation is. A finding is logged as an error and ends
   // vram_only().
   Result<Residency> check_residency();
   // Checks the device and every allocation; WCUDA_NOT_RESIDENT names the first that is elsewhere.

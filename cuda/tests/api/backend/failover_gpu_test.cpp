@@ -140,7 +140,7 @@ TEST_F(GpuFailoverTrap, DISABLED_the_call_moves_and_what_is_resident_is_lost) {
     EXPECT_EQ(wcuda_kernel_launch(kernel, &launch, nullptr, 0, error), WCUDA_OK);
     const wcuda_status status = wcuda_context_synchronize(context, error);
     wcuda_kernel_destroy(kernel);
-    wcuda_module_destroy(module);
+    wcuda_module_unload(module);
     return status;
   };
 

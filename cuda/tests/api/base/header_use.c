@@ -56,7 +56,7 @@ int HEADER_USE(void) {
   CHECK_INIT(wcuda_kernel_info, WCUDA_KERNEL_INFO_INIT);
   CHECK_INIT(wcuda_occupancy, WCUDA_OCCUPANCY_INIT);
   CHECK_INIT(wcuda_kernel_cache_stats, WCUDA_KERNEL_CACHE_STATS_INIT);
-  CHECK_INIT(wcuda_compute_kernel, WCUDA_COMPUTE_KERNEL_INIT);
+  CHECK_INIT(wcuda_catalogue_entry, WCUDA_CATALOGUE_ENTRY_INIT);
   CHECK_INIT(wcuda_gemm, WCUDA_GEMM_INIT);
   CHECK_INIT(wcuda_kernel_descriptor, WCUDA_KERNEL_DESCRIPTOR_INIT);
   CHECK_INIT(wcuda_registered_kernel, WCUDA_REGISTERED_KERNEL_INIT);

@@ -56,8 +56,8 @@ void ResidencyBase::a_foreign_allocation_is_named() {
   wcuda_buffer_options options = WCUDA_BUFFER_OPTIONS_INIT;
   options.bytes = foreign.size();
   options.tag = {"foreign", 7};
-  wcuda_buffer adopted{0};
-  ASSERT_EQ(wcuda_buffer_adopt(context_.handle(), foreign.data(), &options, &adopted, &error_),
+  wcuda_buffer borrowed{0};
+  ASSERT_EQ(wcuda_buffer_borrow(context_.handle(), foreign.data(), &options, &borrowed, &error_),
             WCUDA_OK)
       << error_.message;
 
@@ -65,25 +65,25 @@ void ResidencyBase::a_foreign_allocation_is_named() {
   EXPECT_EQ(found.nonresident_count, 1u);
   EXPECT_EQ(found.first_place, WCUDA_PLACE_HOST);
   EXPECT_STREQ(found.first.tag, "foreign");
-  EXPECT_EQ(found.first.purpose, WCUDA_PURPOSE_ADOPTED);
+  EXPECT_EQ(found.first.purpose, WCUDA_PURPOSE_BORROWED);
   EXPECT_EQ(wcuda_context_vram_only_enforce(context_.handle(), &error_), WCUDA_NOT_RESIDENT);
   EXPECT_EQ(std::string(error_.message),
-            "adopted 'foreign' (#1, 5000 bytes) is host memory, not the device's own; 1 of 1 "
+            "borrowed 'foreign' (#1, 5000 bytes) is host memory, not the device's own; 1 of 1 "
             "allocations are not");
   wcuda_health health = WCUDA_HEALTH_INIT;
   EXPECT_EQ(wcuda_health_get(context_.handle(), &health, nullptr), WCUDA_OK);
   EXPECT_EQ(health.state, WCUDA_HEALTH_DEGRADED);
   EXPECT_STREQ(health.message, error_.message);
-  EXPECT_EQ(context_.memory(WCUDA_PURPOSE_ADOPTED).current_bytes, 5000u);
+  EXPECT_EQ(context_.memory(WCUDA_PURPOSE_BORROWED).current_bytes, 5000u);
   void* address = nullptr;
-  EXPECT_EQ(wcuda_buffer_address_get(adopted, &address, nullptr), WCUDA_OK);
+  EXPECT_EQ(wcuda_buffer_address_get(borrowed, &address, nullptr), WCUDA_OK);
   EXPECT_EQ(address, foreign.data());
 
-  wcuda_buffer_destroy(adopted);
+  wcuda_buffer_destroy(borrowed);
   EXPECT_EQ(foreign, std::vector<uint8_t>(5000, 9));
   EXPECT_EQ(wcuda_context_vram_only_enforce(context_.handle(), &error_), WCUDA_OK);
   wcuda_buffer refused{77};
-  EXPECT_EQ(wcuda_buffer_adopt(context_.handle(), foreign.data(), &options, &refused, &error_),
+  EXPECT_EQ(wcuda_buffer_borrow(context_.handle(), foreign.data(), &options, &refused, &error_),
             WCUDA_NOT_RESIDENT);
   EXPECT_EQ(refused.id, 77u);
 }
@@ -103,7 +103,7 @@ void ResidencyBase::a_purpose_keeps_its_budget() {
                "scratch '': needs 4097 bytes, its purpose's budget 4096, used 0, free 4096");
   EXPECT_EQ(buffer.id, 77u);
   const TestBuffer fits(context_.handle(), 4096, WCUDA_PURPOSE_SCRATCH);
-  for (const int32_t purpose : {-1, WCUDA_PURPOSE_ANY, WCUDA_PURPOSE_ADOPTED, 99})
+  for (const int32_t purpose : {-1, WCUDA_PURPOSE_ANY, WCUDA_PURPOSE_BORROWED, 99})
     EXPECT_EQ(wcuda_context_budget_set(context_.handle(), purpose, 1, nullptr),
               WCUDA_INVALID_ARGUMENT);
 }
@@ -199,12 +199,12 @@ TEST_F(ResidencyApi, null_pointers_and_stale_handles_are_refused) {
   EXPECT_EQ(wcuda_context_vram_only_enforce(stale, nullptr), WCUDA_INVALID_HANDLE);
   EXPECT_EQ(wcuda_context_vram_only_get(context, nullptr, nullptr), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(wcuda_context_budget_set(stale, WCUDA_PURPOSE_KV, 1, nullptr), WCUDA_INVALID_HANDLE);
-  EXPECT_EQ(wcuda_buffer_adopt(context, nullptr, &options, &buffer, nullptr),
+  EXPECT_EQ(wcuda_buffer_borrow(context, nullptr, &options, &buffer, nullptr),
             WCUDA_INVALID_ARGUMENT);
-  EXPECT_EQ(wcuda_buffer_adopt(context, address, nullptr, &buffer, nullptr),
+  EXPECT_EQ(wcuda_buffer_borrow(context, address, nullptr, &buffer, nullptr),
             WCUDA_INVALID_ARGUMENT);
   options.purpose = WCUDA_PURPOSE_KV;
-  EXPECT_EQ(wcuda_buffer_adopt(context, address, &options, &buffer, nullptr),
+  EXPECT_EQ(wcuda_buffer_borrow(context, address, &options, &buffer, nullptr),
             WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(wcuda_buffer_place_get(buffer, &value, nullptr), WCUDA_INVALID_HANDLE);
   EXPECT_EQ(wcuda_buffer_address_get(buffer, &address, nullptr), WCUDA_INVALID_HANDLE);

@@ -167,8 +167,8 @@ TEST_F(Streams, the_hosts_are_not_a_drivers) {
   void* native = this;
   wcuda_stream out{77};
   EXPECT_EQ(wcuda_stream_native_get(context_.handle(), {0}, &native, &error_), WCUDA_UNSUPPORTED);
-  EXPECT_EQ(wcuda_stream_adopt(context_.handle(), this, &out, &error_), WCUDA_UNSUPPORTED);
-  EXPECT_EQ(wcuda_stream_adopt(context_.handle(), nullptr, &out, &error_), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(wcuda_stream_borrow(context_.handle(), this, &out, &error_), WCUDA_UNSUPPORTED);
+  EXPECT_EQ(wcuda_stream_borrow(context_.handle(), nullptr, &out, &error_), WCUDA_INVALID_ARGUMENT);
   const TestContext other;
   wcuda_stream strange{0};
   ASSERT_EQ(wcuda_stream_create(other.handle(), 0, &strange, nullptr), WCUDA_OK);
@@ -179,17 +179,17 @@ TEST_F(Streams, the_hosts_are_not_a_drivers) {
   EXPECT_EQ(out.id, 77u);
 }
 
-TEST_F(GpuStreams, an_adopted_one_is_used_and_left_alone) {
+TEST_F(GpuStreams, an_borrowed_one_is_used_and_left_alone) {
   const wcuda_stream owned = stream();
   void *native = nullptr, *own = nullptr, *again = nullptr;
   ASSERT_EQ(wcuda_stream_native_get(context_.handle(), owned, &native, &error_), WCUDA_OK);
   ASSERT_EQ(wcuda_stream_native_get(context_.handle(), {0}, &own, &error_), WCUDA_OK);
   ASSERT_TRUE(native != nullptr && own != nullptr && native != own);
 
-  wcuda_stream adopted{0};
-  ASSERT_EQ(wcuda_stream_adopt(context_.handle(), native, &adopted, &error_), WCUDA_OK)
+  wcuda_stream borrowed{0};
+  ASSERT_EQ(wcuda_stream_borrow(context_.handle(), native, &borrowed, &error_), WCUDA_OK)
       << error_.message;
-  ASSERT_EQ(wcuda_stream_native_get(context_.handle(), adopted, &again, &error_), WCUDA_OK);
+  ASSERT_EQ(wcuda_stream_native_get(context_.handle(), borrowed, &again, &error_), WCUDA_OK);
   EXPECT_EQ(again, native);
   constexpr uint64_t kBytes = 1 << 20;
   const TestBuffer buffer(context_.handle(), kBytes);
@@ -197,15 +197,15 @@ TEST_F(GpuStreams, an_adopted_one_is_used_and_left_alone) {
   const wcuda_pinned source = pinned(kBytes, &in), target = pinned(kBytes, &out);
   std::iota(in, in + kBytes, uint8_t{5});
   // One queue by two names: in order.
-  ASSERT_EQ(wcuda_buffer_write_async(buffer.handle(), 0, source, 0, kBytes, adopted, &error_),
+  ASSERT_EQ(wcuda_buffer_write_async(buffer.handle(), 0, source, 0, kBytes, borrowed, &error_),
             WCUDA_OK)
       << error_.message;
   ASSERT_EQ(wcuda_buffer_read_async(buffer.handle(), 0, target, 0, kBytes, owned, &error_),
             WCUDA_OK)
       << error_.message;
-  wcuda_stream_destroy(adopted);  // waits
+  wcuda_stream_destroy(borrowed);  // waits
   EXPECT_EQ(std::memcmp(in, out, kBytes), 0);
-  EXPECT_EQ(wcuda_stream_synchronize(adopted, &error_), WCUDA_INVALID_HANDLE);
+  EXPECT_EQ(wcuda_stream_synchronize(borrowed, &error_), WCUDA_INVALID_HANDLE);
   EXPECT_EQ(wcuda_stream_synchronize(owned, &error_), WCUDA_OK) << error_.message;
   wcuda_stream_destroy(owned);
   wcuda_pinned_destroy(source);

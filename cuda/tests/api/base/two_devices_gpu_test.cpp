@@ -98,8 +98,8 @@ TEST_F(GpuTwoDevices, both_compute_at_once_and_hold_their_own) {
       }
       arguments[3].kind = WCUDA_ARG_I64;
       arguments[3].data = &n;
-      wrong += wcuda_compute_run(context, {"vector_add", 10}, WCUDA_ARG_F32, arguments, 4, {0},
-                                 nullptr) != WCUDA_OK;
+      wrong += wcuda_catalogue_run(context, {"vector_add", 10}, WCUDA_ARG_F32, arguments, 4, {0},
+                                   nullptr) != WCUDA_OK;
       wrong += wcuda_buffer_read(c.handle(), 0, sums.data(), 4096, nullptr) != WCUDA_OK;
       wrong += sums != std::vector<float>(1024, 2 * (begin + static_cast<float>(turn)));
     }
@@ -162,7 +162,7 @@ TEST_F(GpuTwoDevices, what_is_of_one_is_refused_by_the_other) {
   for (int i = 0; i < 2; ++i) {
     wcuda_event_destroy(events[i]);
     wcuda_kernel_destroy(kernels[i]);
-    wcuda_module_destroy(modules[i]);
+    wcuda_module_unload(modules[i]);
   }
   wcuda_stream_destroy(stream);
 }
@@ -196,7 +196,7 @@ TEST_F(GpuTwoDevices, tables_refuse_each_others_handles_and_know_both) {
             WCUDA_INVALID_HANDLE);
   EXPECT_EQ(table->free(selves[0], second, &error_), WCUDA_INVALID_HANDLE);
   EXPECT_EQ(table->copy_to_device(selves[0], first, 0, data, 64, &error_), WCUDA_OK);
-  for (const wcuda_backend backend : backends) wcuda_backend_destroy(backend);
+  for (const wcuda_backend backend : backends) wcuda_backend_close(backend);
 }
 
 TEST_F(GpuTwoDevices, the_best_is_a_device_of_cuda_and_either_can_be_opened) {
@@ -215,7 +215,7 @@ TEST_F(GpuTwoDevices, the_best_is_a_device_of_cuda_and_either_can_be_opened) {
     ASSERT_EQ(wcuda_backend_info_get(backend, &info, &error_), WCUDA_OK);
     EXPECT_EQ(info.type, WCUDA_BACKEND_CUDA);
     EXPECT_EQ(info.ordinal, ordinal);
-    wcuda_backend_destroy(backend);
+    wcuda_backend_close(backend);
   }
 }
 
@@ -257,15 +257,15 @@ TEST_F(GpuTwoDevices, each_thread_has_a_device_of_its_own) {
   piece.bytes = 4096;
   for (int device = 0; device < 2; ++device) {
     // Where a block lies is told by a context of each device.
-    wcuda_buffer adopted{0};
-    EXPECT_EQ(wcuda_buffer_adopt(contexts_[device], blocks[device], &piece, &adopted, &error_),
+    wcuda_buffer borrowed{0};
+    EXPECT_EQ(wcuda_buffer_borrow(contexts_[device], blocks[device], &piece, &borrowed, &error_),
               WCUDA_OK)
         << error_.message;
     EXPECT_EQ(wcuda_context_vram_only_enforce(contexts_[device], &error_), WCUDA_OK)
         << error_.message;
-    wcuda_buffer_destroy(adopted);
+    wcuda_buffer_destroy(borrowed);
     wcuda_buffer none{0};
-    EXPECT_EQ(wcuda_buffer_adopt(contexts_[device], blocks[1 - device], &piece, &none, &error_),
+    EXPECT_EQ(wcuda_buffer_borrow(contexts_[device], blocks[1 - device], &piece, &none, &error_),
               WCUDA_NOT_RESIDENT)
         << "it is the other device's";
   }

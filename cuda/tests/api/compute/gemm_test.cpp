@@ -449,7 +449,7 @@ TEST(GpuGemmApi, fp8_by_way_of_copies_fails_at_every_step_without_a_trace) {
   wcuda_context context{0};
   wcuda_error error{};
   ASSERT_EQ(wcuda_backend_open(&options, &backend, &error), WCUDA_OK) << error.message;
-  ASSERT_EQ(wcuda_backend_context_get(backend, &context, &error), WCUDA_OK);
+  ASSERT_EQ(wcuda_backend_context_create(backend, &context, &error), WCUDA_OK);
   {
     const Product product(context,
                           {WCUDA_GEMM_FP8, WCUDA_ARG_BF16, kA, 0, true, 1, 1, 2, 13, 5, 6});
@@ -479,7 +479,7 @@ TEST(GpuGemmApi, fp8_by_way_of_copies_fails_at_every_step_without_a_trace) {
     }
   }
   wcuda_context_destroy(context);
-  wcuda_backend_destroy(backend);
+  wcuda_backend_close(backend);
 }
 
 // Large products of the catalogue go to cuBLASLt, and give what ours would.
@@ -502,8 +502,8 @@ TEST(GpuGemmApi, large_products_of_the_catalogue_are_right) {
       }
       const std::string name = has_bias ? "linear" : "matmul";
       wcuda_error error{};
-      ASSERT_EQ(wcuda_compute_run(context.handle(), {name.data(), name.size()}, element,
-                                  arguments.data(), arguments.size(), {0}, &error),
+      ASSERT_EQ(wcuda_catalogue_run(context.handle(), {name.data(), name.size()}, element,
+                                    arguments.data(), arguments.size(), {0}, &error),
                 WCUDA_OK)
           << error.message;
       EXPECT_LE(product.check(), 1.0);

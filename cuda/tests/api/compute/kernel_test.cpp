@@ -338,7 +338,7 @@ class GpuKernels : public KernelBase, public ::testing::Test {
   GpuKernels() : KernelBase(WCUDA_BACKEND_CUDA) {}
   ~GpuKernels() override {
     for (const wcuda_kernel kernel : kernels_) wcuda_kernel_destroy(kernel);
-    wcuda_module_destroy(module_);
+    wcuda_module_unload(module_);
   }
   void SetUp() override {
     ASSERT_EQ(wcuda_module_load(context_.handle(), module_ptx().data(), module_ptx().size(),
@@ -507,7 +507,7 @@ TEST_F(GpuKernels, a_module_lives_as_long_as_its_kernels_and_may_go_while_they_r
   const wcuda_kernel wait = kernel("wait_ns");
   const uint64_t ns = 20000000;
   launch_.block[0] = 1;
-  wcuda_module_destroy(module_);
+  wcuda_module_unload(module_);
   ASSERT_EQ(launch(wait, {scalar(WCUDA_ARG_U64, &ns)}), WCUDA_OK) << error_.message;
 
   wcuda_kernel_destroy(wait);
@@ -520,7 +520,7 @@ TEST_F(GpuKernels, a_module_lives_as_long_as_its_kernels_and_may_go_while_they_r
 TEST_F(GpuKernels, globals_are_buffers) {
   const std::string name = "counters", none = "nothing";
   wcuda_buffer counters{0};
-  ASSERT_EQ(wcuda_module_global_get(module_, text(name), &counters, &error_), WCUDA_OK)
+  ASSERT_EQ(wcuda_module_global_create(module_, text(name), &counters, &error_), WCUDA_OK)
       << error_.message;
   EXPECT_EQ(read<int32_t>(counters, 4), (std::vector<int32_t>{1, 2, 3, 4}));
   launch_.block[0] = 4;
@@ -532,15 +532,15 @@ TEST_F(GpuKernels, globals_are_buffers) {
   EXPECT_EQ(read<int32_t>(counters, 4), (std::vector<int32_t>{10, 10, 10, 15}));
 
   wcuda_buffer nothing{77};
-  EXPECT_EQ(wcuda_module_global_get(module_, text(none), &nothing, &error_), WCUDA_NOT_FOUND);
+  EXPECT_EQ(wcuda_module_global_create(module_, text(none), &nothing, &error_), WCUDA_NOT_FOUND);
   EXPECT_EQ(nothing.id, 77u);
   // The view keeps the module.
-  wcuda_module_destroy(module_);
+  wcuda_module_unload(module_);
   for (const wcuda_kernel each : kernels_) wcuda_kernel_destroy(each);
   module_ = {0};
   kernels_.clear();
   EXPECT_EQ(read<int32_t>(counters, 1)[0], 10);
-  EXPECT_EQ(context_.memory(WCUDA_PURPOSE_ADOPTED).current_bytes, 16u);
+  EXPECT_EQ(context_.memory(WCUDA_PURPOSE_BORROWED).current_bytes, 16u);
   wcuda_buffer_destroy(counters);
 }
 
@@ -679,7 +679,7 @@ TEST_F(GpuKernels, compiled_for_the_device_with_expressions) {
             WCUDA_OK)
       << "by its mangled name";
   EXPECT_EQ(read<float>(x.handle(), 100), std::vector<float>(100, 0.75f));
-  wcuda_module_destroy(module);
+  wcuda_module_unload(module);
 }
 
 }  // namespace

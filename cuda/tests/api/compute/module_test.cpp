@@ -72,7 +72,7 @@ void rows_of_modules(wcuda_context context) {
   EXPECT_EQ(wcuda_context_residency_get(context, &residency, &error), WCUDA_OK) << error.message;
   EXPECT_EQ(residency.checked_count, 0u) << "its place is the driver's affair";
 
-  wcuda_module_destroy(module);
+  wcuda_module_unload(module);
   EXPECT_EQ(module_memory(context).current_bytes, kCodeBytes) << "the kernel keeps it";
   wcuda_kernel_destroy(kernel);
   EXPECT_EQ(module_memory(context).current_bytes, 0u);
@@ -111,7 +111,7 @@ wcuda_status whole_run(wcuda_context context, wcuda_buffer buffer, std::vector<f
     status = wcuda_buffer_read(buffer, 0, values->data(), 4 * kCount, nullptr);
   wcuda_stream_destroy(stream);
   wcuda_kernel_destroy(kernel);
-  wcuda_module_destroy(module);
+  wcuda_module_unload(module);
   return status;
 }
 
@@ -190,7 +190,7 @@ void eight_threads(wcuda_context context, int operations) {
   for (int i = 0; i < 8; ++i) threads.emplace_back(work, i);
   for (std::thread& thread : threads) thread.join();
   wcuda_kernel_destroy(kernel);
-  wcuda_module_destroy(module);
+  wcuda_module_unload(module);
   EXPECT_EQ(all_bytes(context), 0u);
 }
 

@@ -191,7 +191,7 @@ TEST_F(ProgramCompile, a_cache_answers_the_second_time_and_include_folders_bypas
   EXPECT_EQ(stats.entry_count, 1u);
   EXPECT_GT(stats.entry_bytes, first.size());
   EXPECT_EQ(wcuda_kernel_cache_clear(cache, nullptr), WCUDA_OK);
-  wcuda_kernel_cache_destroy(cache);
+  wcuda_kernel_cache_close(cache);
   EXPECT_EQ(create(), WCUDA_INVALID_HANDLE);
   options_.cache = {0};
 }
@@ -210,13 +210,13 @@ class ProgramFaults : public ProgramCompile {
     };
     options.trace_user = &lines_;
     ASSERT_EQ(wcuda_backend_open(&options, &backend_, &error_), WCUDA_OK) << error_.message;
-    ASSERT_EQ(wcuda_backend_context_get(backend_, &context_, &error_), WCUDA_OK);
+    ASSERT_EQ(wcuda_backend_context_create(backend_, &context_, &error_), WCUDA_OK);
     ASSERT_EQ(wcuda_backend_table_get(backend_, &table_, &self_, &error_), WCUDA_OK);
     options_.context = context_;
   }
   void TearDown() override {
     wcuda_context_destroy(context_);
-    wcuda_backend_destroy(backend_);
+    wcuda_backend_close(backend_);
     ProgramCompile::TearDown();
   }
   void fail(int32_t kind, uint64_t k) {
@@ -224,7 +224,7 @@ class ProgramFaults : public ProgramCompile {
   }
   uint64_t ledger_rows() const {
     uint64_t count = 77;
-    EXPECT_EQ(wcuda_context_ledger_get(context_, nullptr, 0, &count, nullptr), WCUDA_OK);
+    EXPECT_EQ(wcuda_context_ledger_list(context_, nullptr, 0, &count, nullptr), WCUDA_OK);
     return count;
   }
   wcuda_status compile_in_table() {
@@ -293,7 +293,7 @@ TEST_F(ProgramFaults, a_program_outlives_its_context) {
   ASSERT_EQ(create(), WCUDA_OK) << error_.message;
   fail(WCUDA_FAULT_COMPILE, 1);
   wcuda_context_destroy(context_);
-  wcuda_backend_destroy(backend_);
+  wcuda_backend_close(backend_);
   EXPECT_EQ(wcuda_program_compile(program_, &error_), WCUDA_OK) << error_.message;
 }
 

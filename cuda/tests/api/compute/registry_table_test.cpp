@@ -81,12 +81,12 @@ class RegistryTable : public ::testing::Test {
     options.type = WCUDA_BACKEND_HOST;
     options.flags = WCUDA_BACKEND_WITH_FAULTS;
     ASSERT_EQ(wcuda_backend_open(&options, &backend_, &error_), WCUDA_OK) << error_.message;
-    ASSERT_EQ(wcuda_backend_context_get(backend_, &context_, &error_), WCUDA_OK);
+    ASSERT_EQ(wcuda_backend_context_create(backend_, &context_, &error_), WCUDA_OK);
     ASSERT_EQ(wcuda_backend_table_get(backend_, &table_, &self_, &error_), WCUDA_OK);
   }
   void TearDown() override {
     wcuda_context_destroy(context_);
-    wcuda_backend_destroy(backend_);
+    wcuda_backend_close(backend_);
   }
   wcuda_status compile(const std::string& name, wcuda_backend_kernel* kernel) {
     return table_->compile_kernel(self_, text("void " + name + "();"), text(name), kernel, &error_);
@@ -174,8 +174,8 @@ TEST_F(RegistryTable, the_newest_registry_goes_before_and_other_contexts_are_non
     second.add("my_scale", &five);
     ASSERT_EQ(compile("my_scale", &kernel), WCUDA_OK) << error_.message;
     EXPECT_EQ(launched(kernel), 10.0f);
-    EXPECT_EQ(wcuda_registry_add_ready(second.handle(), text("softmax"), WCUDA_ARG_F32, 0, nullptr,
-                                       &error_),
+    EXPECT_EQ(wcuda_registry_add_builtin(second.handle(), text("softmax"), WCUDA_ARG_F32, 0,
+                                         nullptr, &error_),
               WCUDA_OK);
     EXPECT_EQ(compile("softmax", &kernel), WCUDA_OK) << "of the catalogue";
   }
@@ -251,7 +251,7 @@ TEST_F(RegistryTable, eight_threads_register_look_up_launch_and_unregister) {
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
   uint64_t count = 77;
-  EXPECT_EQ(wcuda_context_ledger_get(context_, nullptr, 0, &count, nullptr), WCUDA_OK);
+  EXPECT_EQ(wcuda_context_ledger_list(context_, nullptr, 0, &count, nullptr), WCUDA_OK);
   EXPECT_EQ(count, 0u);
 }
 

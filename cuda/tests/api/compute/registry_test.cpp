@@ -141,9 +141,10 @@ class Registry : public RegistryBase, public ::testing::Test {
     kernels.resize(count);
     return kernels;
   }
-  uint32_t add_ready(const char* name, int32_t type, uint32_t number = 0) {
+  uint32_t add_builtin(const char* name, int32_t type, uint32_t number = 0) {
     uint32_t id = 0;
-    EXPECT_EQ(wcuda_registry_add_ready(registry_, text(name), type, number, &id, &error_), WCUDA_OK)
+    EXPECT_EQ(wcuda_registry_add_builtin(registry_, text(name), type, number, &id, &error_),
+              WCUDA_OK)
         << error_.message;
     return id;
   }
@@ -174,9 +175,9 @@ TEST_F(Registry, numbers_are_kept_given_and_unique) {
 }
 
 TEST_F(Registry, the_two_legacy_kernels_keep_their_numbers_and_hashes) {
-  EXPECT_EQ(add_ready("tensor_add", WCUDA_ARG_F32), 2u);
-  EXPECT_EQ(add_ready("noop", WCUDA_ARG_F32), 1u);
-  const uint32_t softmax = add_ready("softmax", WCUDA_ARG_F16, 40);
+  EXPECT_EQ(add_builtin("tensor_add", WCUDA_ARG_F32), 2u);
+  EXPECT_EQ(add_builtin("noop", WCUDA_ARG_F32), 1u);
+  const uint32_t softmax = add_builtin("softmax", WCUDA_ARG_F16, 40);
   const auto kernels = list();
   ASSERT_EQ(kernels.size(), 3u);
   EXPECT_STREQ(kernels[0].name, "noop");
@@ -186,10 +187,11 @@ TEST_F(Registry, the_two_legacy_kernels_keep_their_numbers_and_hashes) {
   EXPECT_EQ(kernels[1].parameter_count, 4u);
   EXPECT_EQ(softmax, 40u);
   EXPECT_EQ(kernels[2].flags, 0u);
-  EXPECT_EQ(wcuda_registry_add_ready(registry_, text("relu"), WCUDA_ARG_F32, 2, nullptr, &error_),
+  EXPECT_EQ(wcuda_registry_add_builtin(registry_, text("relu"), WCUDA_ARG_F32, 2, nullptr, &error_),
             WCUDA_INVALID_ARGUMENT);
-  EXPECT_EQ(wcuda_registry_add_ready(registry_, text("conv2d"), WCUDA_ARG_F16, 0, nullptr, &error_),
-            WCUDA_UNSUPPORTED);
+  EXPECT_EQ(
+      wcuda_registry_add_builtin(registry_, text("conv2d"), WCUDA_ARG_F16, 0, nullptr, &error_),
+      WCUDA_UNSUPPORTED);
 
   const TestBuffer x(context_.handle(), 16);
   const int64_t n = 4;
@@ -202,11 +204,12 @@ TEST_F(Registry, the_two_legacy_kernels_keep_their_numbers_and_hashes) {
 }
 
 TEST_F(Registry, every_kernel_of_the_catalogue_has_a_signature) {
-  for (uint32_t i = 0; i < wcuda_compute_kernel_count(); ++i) {
-    wcuda_compute_kernel kernel = WCUDA_COMPUTE_KERNEL_INIT;
-    ASSERT_EQ(wcuda_compute_kernel_at(i, &kernel, nullptr), WCUDA_OK);
-    EXPECT_EQ(wcuda_registry_add_ready(registry_, kernel.name, WCUDA_ARG_F32, 0, nullptr, &error_),
-              WCUDA_OK)
+  for (uint32_t i = 0; i < wcuda_catalogue_count(); ++i) {
+    wcuda_catalogue_entry kernel = WCUDA_CATALOGUE_ENTRY_INIT;
+    ASSERT_EQ(wcuda_catalogue_at(i, &kernel, nullptr), WCUDA_OK);
+    EXPECT_EQ(
+        wcuda_registry_add_builtin(registry_, kernel.name, WCUDA_ARG_F32, 0, nullptr, &error_),
+        WCUDA_OK)
         << error_.message;
   }
 }
@@ -401,14 +404,14 @@ class GpuRegistry : public RegistryBase, public ::testing::Test {
 TEST_F(GpuRegistry, a_described_kernel_runs_with_checked_arguments) {
   const wcuda_module module = load_module();
   make_kernel(module, nullptr);
-  wcuda_module_destroy(module);
+  wcuda_module_unload(module);
   run_vector_add(add());
 }
 
 TEST_F(GpuRegistry, a_run_past_its_budget_is_told_and_goes_on) {
   const wcuda_module module = load_module();
   make_kernel(module, nullptr, "wait_ns");
-  wcuda_module_destroy(module);
+  wcuda_module_unload(module);
   const wcuda_kernel_param params[] = {param("ns", WCUDA_ARG_U64)};
   descriptor_.name = text("wait_ns");
   descriptor_.params = params;

@@ -37,7 +37,7 @@ class GgufApi : public ::testing::Test {
     const wcuda_source source = memory_source(bytes_);
     ASSERT_EQ(wcuda_gguf_open(&source, &gguf_, &error_), WCUDA_OK) << error_.message;
   }
-  void TearDown() override { wcuda_gguf_destroy(gguf_); }
+  void TearDown() override { wcuda_gguf_close(gguf_); }
 
   const std::string bytes_ = sample_gguf().build();
   wcuda_gguf gguf_{};
@@ -73,7 +73,7 @@ TEST_F(GgufApi, every_kind_of_source_opens_the_same_file) {
     float norm[4] = {};
     EXPECT_EQ(wcuda_gguf_tensor_read(gguf, 0, 0, norm, 16, &error_), WCUDA_OK);
     EXPECT_EQ(norm[3], 4.0f);
-    wcuda_gguf_destroy(gguf);
+    wcuda_gguf_close(gguf);
     EXPECT_EQ(wcuda_gguf_info_get(gguf, &info, &error_), WCUDA_INVALID_HANDLE);
   }
   ::close(sources[1].fd);
@@ -206,7 +206,7 @@ TEST(GgufApiOpen, dequantizes_a_tensor_longer_than_one_piece) {
   values.pop_back();
   EXPECT_EQ(values, expected);
   EXPECT_EQ(wcuda_gguf_tensor_dequantize(gguf, 1, 0, 32, values.data(), &error), WCUDA_UNSUPPORTED);
-  wcuda_gguf_destroy(gguf);
+  wcuda_gguf_close(gguf);
 }
 
 TEST(GgufApiOpen, refuses_bad_arguments_and_leaves_the_handle) {
@@ -243,7 +243,7 @@ TEST(GgufApiOpen, refuses_bad_arguments_and_leaves_the_handle) {
   EXPECT_EQ(open(), WCUDA_MALFORMED);
 
   EXPECT_EQ(gguf.id, 42u);
-  wcuda_gguf_destroy(wcuda_gguf{0});
+  wcuda_gguf_close(wcuda_gguf{0});
 }
 
 TEST(GgufApiOpen, callback_may_not_call_back) {
@@ -270,7 +270,7 @@ TEST(GgufApiOpen, callback_may_not_call_back) {
   EXPECT_EQ(caller.inner, WCUDA_REENTRANT);
   wcuda_gguf_info info = WCUDA_GGUF_INFO_INIT;
   EXPECT_EQ(wcuda_gguf_info_get(caller.gguf, &info, &error), WCUDA_OK);
-  wcuda_gguf_destroy(caller.gguf);
+  wcuda_gguf_close(caller.gguf);
 }
 
 TEST(GgufApiOpen, failed_allocations_are_a_status) {
@@ -286,7 +286,7 @@ TEST(GgufApiOpen, failed_allocations_are_a_status) {
     EXPECT_TRUE(status == WCUDA_OK || status == WCUDA_OUT_OF_HOST_MEMORY) << status;
     EXPECT_EQ(status == WCUDA_OK, gguf.id != 0);
     EXPECT_TRUE(happened || status == WCUDA_OK);
-    wcuda_gguf_destroy(gguf);
+    wcuda_gguf_close(gguf);
   }
   EXPECT_FALSE(happened);
 }

@@ -31,7 +31,7 @@ class TestGguf {
     open(source);
   }
   explicit TestGguf(const wcuda_source& source) { open(source); }
-  ~TestGguf() { wcuda_gguf_destroy(gguf_); }
+  ~TestGguf() { wcuda_gguf_close(gguf_); }
   TestGguf(const TestGguf&) = delete;
   TestGguf& operator=(const TestGguf&) = delete;
   wcuda_gguf handle() const { return gguf_; }
@@ -110,7 +110,7 @@ TEST(ApiModel, loads_tells_and_unloads) {
   EXPECT_GT(info.parameter_count, 60000u);
   EXPECT_EQ(info.weights_bytes, context.memory(WCUDA_PURPOSE_WEIGHTS).current_bytes);
 
-  wcuda_model_destroy(model);
+  wcuda_model_unload(model);
   expect_nothing_held(context);
   EXPECT_EQ(wcuda_model_info_get(model, &info, nullptr), WCUDA_INVALID_HANDLE);
 }
@@ -124,7 +124,7 @@ TEST(ApiModel, lives_on_when_its_context_and_file_are_destroyed) {
   }
   wcuda_model_info info = WCUDA_MODEL_INFO_INIT;
   EXPECT_EQ(wcuda_model_info_get(model, &info, nullptr), WCUDA_OK);
-  wcuda_model_destroy(model);
+  wcuda_model_unload(model);
 }
 
 TEST(ApiModel, plan_tells_what_the_ledger_shows_after_the_load) {
@@ -146,7 +146,7 @@ TEST(ApiModel, plan_tells_what_the_ledger_shows_after_the_load) {
   EXPECT_EQ(context.memory(WCUDA_PURPOSE_KV).current_bytes, plan.kv_bytes);
   EXPECT_EQ(context.memory(WCUDA_PURPOSE_SCRATCH).current_bytes, plan.scratch_bytes);
   EXPECT_EQ(context.memory(WCUDA_PURPOSE_ANY).current_bytes, plan.total_bytes);
-  wcuda_model_destroy(model);
+  wcuda_model_unload(model);
   EXPECT_EQ(context.memory(WCUDA_PURPOSE_WEIGHTS).current_bytes, plan.weights_bytes);
   wcuda_engine_destroy(engine);
   expect_nothing_held(context);
@@ -208,7 +208,7 @@ TEST(ApiModel, progress_ends_with_done_exactly_once) {
   EXPECT_TRUE(std::is_sorted(recorder.done.begin(), recorder.done.end()));
   EXPECT_EQ(recorder.done.back(), recorder.total.back());
   EXPECT_GT(recorder.total.back(), 60000u);
-  wcuda_model_destroy(model);
+  wcuda_model_unload(model);
 }
 
 TEST(ApiModel, a_non_zero_answer_cancels_in_every_phase) {
@@ -354,7 +354,7 @@ TEST(ApiModel, refuses_bad_arguments_and_changes_nothing) {
   EXPECT_EQ(load(context, gguf, &options, &model), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(wcuda_model_info_get({0}, nullptr, nullptr), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(model.id, 0u);
-  wcuda_model_destroy({0});
+  wcuda_model_unload({0});
   wcuda_cancel_destroy({0});
   EXPECT_EQ(wcuda_cancel_create(nullptr, nullptr), WCUDA_INVALID_ARGUMENT);
   expect_nothing_held(context);
@@ -383,7 +383,7 @@ TEST(ApiModel, digests_are_those_of_the_file_and_verify_finds_them_again) {
   EXPECT_EQ(wcuda_model_tensor_digests_get(model, info.tensor_count, &digests, nullptr),
             WCUDA_NOT_FOUND);
   EXPECT_EQ(wcuda_model_tensor_digests_get(model, 0, nullptr, nullptr), WCUDA_INVALID_ARGUMENT);
-  wcuda_model_destroy(model);
+  wcuda_model_unload(model);
   EXPECT_EQ(wcuda_model_verify(model, nullptr), WCUDA_INVALID_HANDLE);
 }
 
@@ -399,7 +399,7 @@ TEST(ApiModel, host_memory_that_runs_out_is_a_status) {
       status = load(context, gguf, nullptr, &model);
       happened = fail.happened();
     }
-    if (status == WCUDA_OK) wcuda_model_destroy(model);
+    if (status == WCUDA_OK) wcuda_model_unload(model);
     expect_nothing_held(context);
     if (!happened) {
       EXPECT_EQ(status, WCUDA_OK);

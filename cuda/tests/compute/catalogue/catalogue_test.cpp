@@ -123,8 +123,8 @@ class Call {
   }
 
   wcuda_status run(wcuda_error* error) {
-    return wcuda_compute_run(context_, text(golden_.name), kTypes[golden_.type], arguments.data(),
-                             arguments.size(), {0}, error);
+    return wcuda_catalogue_run(context_, text(golden_.name), kTypes[golden_.type], arguments.data(),
+                               arguments.size(), {0}, error);
   }
 
   // The bytes of argument `index`.
@@ -175,7 +175,7 @@ void every_golden_case(int32_t backend) {
     check_results(golden, call);
     seen.insert(golden.name);
   }
-  EXPECT_EQ(seen.size(), wcuda_compute_kernel_count()) << "each kernel has its cases";
+  EXPECT_EQ(seen.size(), wcuda_catalogue_count()) << "each kernel has its cases";
   EXPECT_EQ(context.memory(WCUDA_PURPOSE_ANY).current_bytes, 0u);
 }
 
@@ -197,8 +197,8 @@ void element_wise_in_place(int32_t backend) {
   const wcuda_argument arguments[] = {buffer, buffer, buffer, count};
   wcuda_error error{};
 
-  ASSERT_EQ(wcuda_compute_run(context.handle(), text("vector_add"), WCUDA_ARG_F32, arguments, 4,
-                              {0}, &error),
+  ASSERT_EQ(wcuda_catalogue_run(context.handle(), text("vector_add"), WCUDA_ARG_F32, arguments, 4,
+                                {0}, &error),
             WCUDA_OK)
       << error.message;
 
@@ -242,8 +242,8 @@ TEST(GpuCatalogue, sums_more_than_two_to_the_31_elements) {
   arguments[2].kind = WCUDA_ARG_I64;
   arguments[2].data = &n;
 
-  ASSERT_EQ(wcuda_compute_run(context.handle(), text("reduce_sum"), WCUDA_ARG_F16, arguments, 3,
-                              {0}, &error),
+  ASSERT_EQ(wcuda_catalogue_run(context.handle(), text("reduce_sum"), WCUDA_ARG_F16, arguments, 3,
+                                {0}, &error),
             WCUDA_OK)
       << error.message;
 
@@ -255,17 +255,16 @@ TEST(GpuCatalogue, sums_more_than_two_to_the_31_elements) {
 
 TEST(Catalogue, lists_itself_by_name) {
   std::string last;
-  for (uint32_t i = 0; i < wcuda_compute_kernel_count(); ++i) {
-    wcuda_compute_kernel kernel = WCUDA_COMPUTE_KERNEL_INIT;
-    ASSERT_EQ(wcuda_compute_kernel_at(i, &kernel, nullptr), WCUDA_OK);
+  for (uint32_t i = 0; i < wcuda_catalogue_count(); ++i) {
+    wcuda_catalogue_entry kernel = WCUDA_CATALOGUE_ENTRY_INIT;
+    ASSERT_EQ(wcuda_catalogue_at(i, &kernel, nullptr), WCUDA_OK);
     const std::string name(kernel.name.data, kernel.name.bytes);
     EXPECT_LT(last, name);
     last = name;
   }
-  EXPECT_GE(wcuda_compute_kernel_count(), 39u);
-  wcuda_compute_kernel kernel = WCUDA_COMPUTE_KERNEL_INIT;
-  EXPECT_EQ(wcuda_compute_kernel_at(wcuda_compute_kernel_count(), &kernel, nullptr),
-            WCUDA_OUT_OF_RANGE);
+  EXPECT_GE(wcuda_catalogue_count(), 39u);
+  wcuda_catalogue_entry kernel = WCUDA_CATALOGUE_ENTRY_INIT;
+  EXPECT_EQ(wcuda_catalogue_at(wcuda_catalogue_count(), &kernel, nullptr), WCUDA_OUT_OF_RANGE);
 }
 
 // A case of this name and type.
@@ -342,14 +341,14 @@ TEST(Catalogue, wrong_calls_are_refused_and_named) {
       "k is 302, of 301 logits");
   const wcuda_argument none{};
   EXPECT_EQ(
-      wcuda_compute_run(context.handle(), text("nothing"), WCUDA_ARG_F32, &none, 0, {0}, &error),
+      wcuda_catalogue_run(context.handle(), text("nothing"), WCUDA_ARG_F32, &none, 0, {0}, &error),
       WCUDA_NOT_FOUND);
   EXPECT_EQ(
-      wcuda_compute_run(context.handle(), text("noop"), WCUDA_ARG_F64, nullptr, 0, {0}, &error),
+      wcuda_catalogue_run(context.handle(), text("noop"), WCUDA_ARG_F64, nullptr, 0, {0}, &error),
       WCUDA_INVALID_ARGUMENT);
   Call conv(context.handle(), golden_case("conv2d"));
-  EXPECT_EQ(wcuda_compute_run(context.handle(), text("conv2d"), WCUDA_ARG_F16,
-                              conv.arguments.data(), conv.arguments.size(), {0}, &error),
+  EXPECT_EQ(wcuda_catalogue_run(context.handle(), text("conv2d"), WCUDA_ARG_F16,
+                                conv.arguments.data(), conv.arguments.size(), {0}, &error),
             WCUDA_UNSUPPORTED);
 }
 
@@ -376,8 +375,8 @@ void unknown_ids_are_errors(int32_t backend) {
                                       integer(seq), integer(vocab), integer(d)};
   wcuda_error error{};
   const auto run = [&] {
-    return wcuda_compute_run(context.handle(), text("embedding_lookup"), WCUDA_ARG_F32, arguments,
-                             7, {0}, &error);
+    return wcuda_catalogue_run(context.handle(), text("embedding_lookup"), WCUDA_ARG_F32, arguments,
+                               7, {0}, &error);
   };
   std::vector<uint8_t> before(4 * 2400, 0xff), after(4 * 2400);
   for (const auto& [place, id] :
@@ -417,8 +416,8 @@ void top_k_orders_all(int32_t backend) {
     if (i >= 3) arguments[i].data = i == 3 ? &rows : &width;
   }
   wcuda_error error{};
-  ASSERT_EQ(wcuda_compute_run(context.handle(), text("top_k_sampling"), WCUDA_ARG_F32, arguments, 6,
-                              {0}, &error),
+  ASSERT_EQ(wcuda_catalogue_run(context.handle(), text("top_k_sampling"), WCUDA_ARG_F32, arguments,
+                                6, {0}, &error),
             WCUDA_OK)
       << error.message;
   std::vector<int32_t> order(8);

@@ -28,7 +28,7 @@ class Backends : public ::testing::Test {
     options.memory_budget = 64 << 20;
     return options;
   }
-  void TearDown() override { wcuda_backend_destroy(backend_); }
+  void TearDown() override { wcuda_backend_close(backend_); }
 
   wcuda_status fail(int32_t kind, uint64_t k) {
     return wcuda_backend_fault_set(backend_, kind, k, &error_);
@@ -95,9 +95,9 @@ int32_t example_type() {
 
 std::vector<wcuda_backend_entry> list() {
   uint64_t count = 0;
-  EXPECT_EQ(wcuda_backend_list_get(nullptr, 0, &count, nullptr), WCUDA_OK);
+  EXPECT_EQ(wcuda_backend_list(nullptr, 0, &count, nullptr), WCUDA_OK);
   std::vector<wcuda_backend_entry> entries(count);
-  EXPECT_EQ(wcuda_backend_list_get(entries.data(), count, &count, nullptr), WCUDA_OK);
+  EXPECT_EQ(wcuda_backend_list(entries.data(), count, &count, nullptr), WCUDA_OK);
   return entries;
 }
 
@@ -318,8 +318,8 @@ TEST_F(Backends, contexts_open_on_a_registered_type) {
   }
   arguments[3].kind = WCUDA_ARG_I32;
   arguments[3].data = &n;
-  EXPECT_EQ(wcuda_compute_run(context.handle(), {"vector_add", 10}, WCUDA_ARG_F32, arguments, 4,
-                              {0}, &error_),
+  EXPECT_EQ(wcuda_catalogue_run(context.handle(), {"vector_add", 10}, WCUDA_ARG_F32, arguments, 4,
+                                {0}, &error_),
             WCUDA_UNSUPPORTED_KERNEL)
       << error_.message;
 }
@@ -375,10 +375,10 @@ TEST_F(Backends, slots_that_are_null_are_unsupported) {
   EXPECT_EQ(table_->memory_info(self_, &free_bytes, &total_bytes, &error_), WCUDA_OK);
   EXPECT_EQ(total_bytes - free_bytes, 16u);
   EXPECT_EQ(table_->free(self_, memory, &error_), WCUDA_OK);
-  wcuda_backend_destroy(backend_);
+  wcuda_backend_close(backend_);
   backend_.id = 0;
   EXPECT_EQ(wcuda_backend_unregister(type, &error_), WCUDA_OK);
-  wcuda_backend_destroy(inner);
+  wcuda_backend_close(inner);
 }
 
 TEST_F(Backends, trace_tells_each_call_as_a_line_of_json) {
@@ -410,7 +410,7 @@ TEST_F(Backends, trace_tells_each_call_as_a_line_of_json) {
     EXPECT_EQ(lines[i].compare(0, begin.size(), begin), 0) << lines[i];
     EXPECT_NE(lines[i].find(",\"status\":\"WCUDA_OK\"}"), std::string::npos) << lines[i];
   }
-  wcuda_backend_destroy(backend_);
+  wcuda_backend_close(backend_);
   backend_.id = 0;
   EXPECT_NE(lines.back().find("\"slot\":\"free\""), std::string::npos) << lines.back();
 }
@@ -486,7 +486,7 @@ TEST_F(Backends, a_lost_device_answers_lost_and_nothing_else) {
   EXPECT_EQ(table_->fault(self_, &error_), WCUDA_DEVICE_LOST);
   EXPECT_EQ(table_->free(self_, memory, &error_), WCUDA_OK);
   wcuda_context context{0};
-  ASSERT_EQ(wcuda_backend_context_get(backend_, &context, &error_), WCUDA_OK);
+  ASSERT_EQ(wcuda_backend_context_create(backend_, &context, &error_), WCUDA_OK);
   wcuda_memory_info info = WCUDA_MEMORY_INFO_INIT;
   EXPECT_EQ(wcuda_context_memory_get(context, WCUDA_PURPOSE_USER, &info, &error_) == WCUDA_OK ||
                 error_.code == WCUDA_DEVICE_LOST,
@@ -504,7 +504,7 @@ TEST_F(Backends, a_failure_at_every_call_leaves_the_output_and_no_memory) {
       options.flags = WCUDA_BACKEND_WITH_FAULTS;
       open(options);
       wcuda_context context{0};
-      ASSERT_EQ(wcuda_backend_context_get(backend_, &context, &error_), WCUDA_OK);
+      ASSERT_EQ(wcuda_backend_context_create(backend_, &context, &error_), WCUDA_OK);
       ASSERT_EQ(fail(kind, k), WCUDA_OK);
       std::vector<float> sums(64, -1.0f);
 
@@ -516,7 +516,7 @@ TEST_F(Backends, a_failure_at_every_call_leaves_the_output_and_no_memory) {
       backend_.id = 0;
       wcuda_ledger_entry entry{};
       uint64_t count = 7;
-      EXPECT_EQ(wcuda_context_ledger_get(context, &entry, 1, &count, &error_), WCUDA_OK);
+      EXPECT_EQ(wcuda_context_ledger_list(context, &entry, 1, &count, &error_), WCUDA_OK);
       EXPECT_EQ(count, 0u) << kind << ", " << k << ": " << entry.tag;
       wcuda_context_destroy(context);
     }

@@ -91,7 +91,7 @@ void expect_code_lost(wcuda_context context, const Code& code) {
   CHECK(module.id == 0);
   wcuda_kernel_destroy(code.idle);
   wcuda_kernel_destroy(code.trap);
-  wcuda_module_destroy(code.module);
+  wcuda_module_unload(code.module);
 }
 
 void expect_lost(wcuda_context context, wcuda_buffer buffer) {
@@ -193,8 +193,8 @@ void expect_machine_lost(wcuda_context context, const Machine& machine) {
 void stop_machine(wcuda_context context, const Machine& machine) {
   wcuda_sequence_destroy(machine.sequence);
   wcuda_engine_destroy(machine.engine);
-  wcuda_model_destroy(machine.model);
-  wcuda_gguf_destroy(machine.gguf);
+  wcuda_model_unload(machine.model);
+  wcuda_gguf_close(machine.gguf);
   wcuda_health health = WCUDA_HEALTH_INIT;
   CHECK(wcuda_health_get(context, &health, nullptr) == WCUDA_OK);
   CHECK(health.ledger_bytes == kBufferBytes && health.staging_bytes == 0);

@@ -37,7 +37,7 @@ class TableConformance : public ::testing::TestWithParam<TableSubject> {
     ASSERT_EQ(GetParam().open(&backend_, &error_), WCUDA_OK) << error_.message;
     ASSERT_EQ(wcuda_backend_table_get(backend_, &table_, &self_, &error_), WCUDA_OK);
   }
-  void TearDown() override { wcuda_backend_destroy(backend_); }
+  void TearDown() override { wcuda_backend_close(backend_); }
 
   wcuda_device_memory allocate(uint64_t bytes, uint8_t flags = WCUDA_MEMORY_DEVICE) {
     wcuda_device_memory memory{0, 0};

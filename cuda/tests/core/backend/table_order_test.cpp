@@ -199,7 +199,7 @@ TEST_P(TableConformance, of_eight_threads_that_free_one_block_one_does) {
 
 TEST_P(TableConformance, deinit_ends_all_that_came_through_the_table) {
   wcuda_context context{0};
-  ASSERT_EQ(wcuda_backend_context_get(backend_, &context, &error_), WCUDA_OK);
+  ASSERT_EQ(wcuda_backend_context_create(backend_, &context, &error_), WCUDA_OK);
   const auto memory = allocate(1000), host = allocate(1000, WCUDA_MEMORY_HOST_VISIBLE);
   (void)make_stream();
   (void)make_event();
@@ -278,11 +278,11 @@ TEST_P(TableConformance, opening_and_ending_a_hundred_times_leaves_no_handle) {
 
 TEST_P(TableConformance, a_context_of_it_sees_its_memory) {
   wcuda_context context{0};
-  ASSERT_EQ(wcuda_backend_context_get(backend_, &context, &error_), WCUDA_OK);
+  ASSERT_EQ(wcuda_backend_context_create(backend_, &context, &error_), WCUDA_OK);
   const auto memory = upload(counting(3 << 20));
   wcuda_ledger_entry entry{};
   uint64_t count = 0;
-  ASSERT_EQ(wcuda_context_ledger_get(context, &entry, 1, &count, &error_), WCUDA_OK);
+  ASSERT_EQ(wcuda_context_ledger_list(context, &entry, 1, &count, &error_), WCUDA_OK);
   EXPECT_GE(count, 1u);
   std::vector<uint8_t> data(10);
   EXPECT_EQ(wcuda_buffer_read({memory.id}, 100, data.data(), 10, &error_), WCUDA_OK);

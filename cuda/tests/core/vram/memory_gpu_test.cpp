@@ -29,10 +29,10 @@ class GpuMemory : public ::testing::Test {
     EXPECT_TRUE(opened.ok()) << opened.status().message();
     return opened.ok() ? Memory::create(opened->backend, 0, scrub) : nullptr;
   }
-  // Adopts memory and expects the check to name it as one of `places`.
+  // Borrows memory and expects the check to name it as one of `places`.
   void expect_named(void* address, const std::vector<MemoryPlace>& places) {
-    auto adopted = memory_->adopt(address, 4096, "foreign");
-    ASSERT_TRUE(adopted.ok()) << adopted.status().message();
+    auto borrowed = memory_->borrow(address, 4096, "foreign");
+    ASSERT_TRUE(borrowed.ok()) << borrowed.status().message();
 
     const auto residency = memory_->check_residency();
 
@@ -41,9 +41,9 @@ class GpuMemory : public ::testing::Test {
     EXPECT_TRUE(std::count(places.begin(), places.end(), residency->first_place))
         << place_name(residency->first_place);
     EXPECT_EQ(memory_->enforce_vram_only().code(), WCUDA_NOT_RESIDENT);
-    adopted->reset();
+    borrowed->reset();
     EXPECT_TRUE(memory_->enforce_vram_only().ok());
-    EXPECT_EQ(memory_->adopt(address, 4096, "").status().code(), WCUDA_NOT_RESIDENT);
+    EXPECT_EQ(memory_->borrow(address, 4096, "").status().code(), WCUDA_NOT_RESIDENT);
     (void)memory_->check_residency();
     memory_ = open();  // the rule is off again
   }
@@ -85,15 +85,15 @@ TEST_F(GpuMemory, memory_of_another_device_is_named) {
   ASSERT_EQ(cudaSetDevice(before), cudaSuccess);
 }
 
-TEST_F(GpuMemory, adopted_device_memory_is_resident_and_used_in_place) {
+TEST_F(GpuMemory, borrowed_device_memory_is_resident_and_used_in_place) {
   void* address = nullptr;
   ASSERT_EQ(cudaMalloc(&address, 4096), cudaSuccess);
   EXPECT_TRUE(memory_->enforce_vram_only().ok());
-  auto adopted = memory_->adopt(address, 4096, "foreign");
-  ASSERT_TRUE(adopted.ok()) << adopted.status().message();
+  auto borrowed = memory_->borrow(address, 4096, "foreign");
+  ASSERT_TRUE(borrowed.ok()) << borrowed.status().message();
   EXPECT_EQ(memory_->check_residency()->nonresident_count, 0u);
-  ASSERT_TRUE(memory_->backend().fill(adopted->data(), 4096, 7, 1, Stream{}).ok());
-  adopted->reset();  // waits
+  ASSERT_TRUE(memory_->backend().fill(borrowed->data(), 4096, 7, 1, Stream{}).ok());
+  borrowed->reset();  // waits
   uint8_t back[4096] = {0};
   ASSERT_EQ(cudaMemcpy(back, address, 4096, cudaMemcpyDeviceToHost), cudaSuccess);
   EXPECT_TRUE(std::all_of(back, back + 4096, [](uint8_t byte) { return byte == 7; }));

@@ -69,14 +69,14 @@ TEST(Residency, each_wrong_place_is_named_in_error_event_and_health) {
     const auto memory = Memory::create(device, 0);
     const auto good = memory->allocate(100, WCUDA_PURPOSE_USER, "good");
     std::vector<uint8_t> foreign(64);
-    const auto bad = memory->adopt(foreign.data(), 64, "bad");
+    const auto bad = memory->borrow(foreign.data(), 64, "bad");
     ASSERT_TRUE(bad.ok()) << bad.status().message();
     device->places[foreign.data()] = place;
     ErrorLog log;
 
     const Status status = memory->enforce_vram_only();
 
-    const std::string message = "adopted 'bad' (#2, 64 bytes) is " + name +
+    const std::string message = "borrowed 'bad' (#2, 64 bytes) is " + name +
                                 ", not the device's own; 1 of 2 allocations are not";
     EXPECT_EQ(status.code(), WCUDA_NOT_RESIDENT);
     EXPECT_EQ(status.message(), message);
@@ -90,11 +90,11 @@ TEST(Residency, each_wrong_place_is_named_in_error_event_and_health) {
   }
 }
 
-TEST(Residency, adopted_memory_is_checked_at_both_ends) {
+TEST(Residency, borrowed_memory_is_checked_at_both_ends) {
   const auto device = std::make_shared<MisplacedBackend>();
   const auto memory = Memory::create(device, 0);
   std::vector<uint8_t> foreign(64);
-  const auto adopted = memory->adopt(foreign.data(), 64, "half");
+  const auto borrowed = memory->borrow(foreign.data(), 64, "half");
   device->places[foreign.data()] = MemoryPlace::kDevice;
   device->places[foreign.data() + 63] = MemoryPlace::kManaged;
   EXPECT_EQ(memory->check_residency()->nonresident_count, 1u);
@@ -112,9 +112,9 @@ TEST(Residency, an_enforced_rule_refuses_foreign_memory_until_it_is_broken) {
   EXPECT_TRUE(memory->enforce_vram_only().ok());
   EXPECT_TRUE(memory->vram_only());
 
-  const auto refused = memory->adopt(foreign.data(), 64, "bad");
+  const auto refused = memory->borrow(foreign.data(), 64, "bad");
   EXPECT_EQ(refused.status().code(), WCUDA_NOT_RESIDENT);
-  EXPECT_STREQ(refused.status().message(), "adopted 'bad': 64 bytes of host memory");
+  EXPECT_STREQ(refused.status().message(), "borrowed 'bad': 64 bytes of host memory");
   EXPECT_EQ(memory->ledger().rows().size(), 1u);
 
   device->places[owned->data()] = MemoryPlace::kManaged;
@@ -132,31 +132,32 @@ TEST(Residency, a_driver_that_does_not_answer_is_no_finding) {
   EXPECT_TRUE(memory->enforce_vram_only().ok());
 }
 
-TEST(Adopt, counts_apart_and_frees_nothing) {
+TEST(Borrow, counts_apart_and_frees_nothing) {
   std::vector<std::string> calls;
   const auto device = HostBackend::open(1 << 20, 1).take();
   const auto memory = Memory::create(device, 100);
   std::vector<uint8_t> foreign(5000, 3);
-  auto adopted = memory->adopt(foreign.data(), 5000, "foreign");
-  ASSERT_TRUE(adopted.ok()) << adopted.status().message();  // no budget counts it
+  auto borrowed = memory->borrow(foreign.data(), 5000, "foreign");
+  ASSERT_TRUE(borrowed.ok()) << borrowed.status().message();  // no budget counts it
 
-  EXPECT_EQ(memory->ledger().sum(WCUDA_PURPOSE_ADOPTED).current_bytes, 5000u);
+  EXPECT_EQ(memory->ledger().sum(WCUDA_PURPOSE_BORROWED).current_bytes, 5000u);
   EXPECT_EQ(memory->ledger().sum(WCUDA_PURPOSE_ANY).current_bytes, 0u);
   EXPECT_EQ(*memory->available_bytes(), 100u);
-  EXPECT_EQ(adopted->data(), foreign.data());
+  EXPECT_EQ(borrowed->data(), foreign.data());
 
-  adopted->reset();
+  borrowed->reset();
   EXPECT_TRUE(memory->ledger().rows().empty());
   EXPECT_EQ(foreign, std::vector<uint8_t>(5000, 3));
   EXPECT_EQ(memory->deferred_error_count(), 0u);
 }
 
-TEST(Adopt, refuses_nothing_and_ranges_that_wrap) {
+TEST(Borrow, refuses_nothing_and_ranges_that_wrap) {
   const auto memory = Memory::create(HostBackend::open(1 << 20, 1).take(), 0);
   uint8_t byte;
-  EXPECT_EQ(memory->adopt(&byte, 0, "").status().code(), WCUDA_INVALID_ARGUMENT);
-  EXPECT_EQ(memory->adopt(&byte, UINT64_MAX, "").status().code(), WCUDA_INVALID_ARGUMENT);
-  EXPECT_EQ(memory->allocate(1, WCUDA_PURPOSE_ADOPTED, "").status().code(), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(memory->borrow(&byte, 0, "").status().code(), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(memory->borrow(&byte, UINT64_MAX, "").status().code(), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(memory->allocate(1, WCUDA_PURPOSE_BORROWED, "").status().code(),
+            WCUDA_INVALID_ARGUMENT);
 }
 
 TEST(Leaks, live_allocations_are_logged_one_by_one) {

@@ -120,12 +120,12 @@ TEST(Scrub, every_injected_failure_leaves_an_empty_ledger_and_device) {
     }
 }
 
-TEST(Scrub, adopted_memory_is_left_alone) {
+TEST(Scrub, borrowed_memory_is_left_alone) {
   for (const Scrub scrub : {Scrub::kOnFree, Scrub::kOnAlloc}) {
     const auto memory = Memory::create(HostBackend::open(1 << 20, 1).take(), 0, scrub);
     std::vector<uint8_t> foreign(100, 7);
 
-    memory->adopt(foreign.data(), 100, "foreign")->reset();
+    memory->borrow(foreign.data(), 100, "foreign")->reset();
 
     EXPECT_EQ(foreign, std::vector<uint8_t>(100, 7));
   }

@@ -59,8 +59,8 @@ class EngineFixture : public ::testing::TestWithParam<int32_t> {
     if (context_.id == 0) return;
     for (const wcuda_sequence sequence : sequences_) wcuda_sequence_destroy(sequence);
     wcuda_engine_destroy(engine_);
-    wcuda_model_destroy(model_);
-    wcuda_gguf_destroy(gguf_);
+    wcuda_model_unload(model_);
+    wcuda_gguf_close(gguf_);
     wcuda_memory_info memory = WCUDA_MEMORY_INFO_INIT;
     ASSERT_OK(wcuda_context_memory_get(context_, WCUDA_PURPOSE_ANY, &memory, &error_));
     EXPECT_EQ(memory.current_bytes, 0u) << "the engine or the model left memory behind";
