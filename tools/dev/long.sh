@@ -25,8 +25,7 @@ ctest_sanitized() {
     wcuda_backend wcuda_kernel wcuda_readme
   local options="halt_on_error=1:detect_leaks=1:allocator_may_return_null=1"
   ASAN_OPTIONS=$options TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 WCUDA_SANITIZED=$name \
-    ctest --test-dir "$NATIVE/$name" --output-on-failure --no-tests=error --parallel "$JOBS" --timeout 1800 \
-    --exclude-regex '^Install' ${filter:+--tests-regex "$filter"}
+    ctest_native "$name" --timeout 1800 --exclude-regex '^Install' ${filter:+--tests-regex "$filter"}
 }
 
 # The Rust tests on an archive compiled with ASan: an overflow inside the C++ code is found from Rust. The

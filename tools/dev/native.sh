@@ -31,9 +31,24 @@ native_cuda() {
   cmake --install "$NATIVE/cuda-${1//;/-}"
 }
 
+# ctest_native NAME OPTION…: the tests of a configuration. What each printed is in its folder's tests.log; here are the
+# skipped ones by reason and the failed ones with their assertions.
+ctest_native() {
+  local folder=$NATIVE/$1 status=0
+  shift
+  rm -f "$folder/tests.xml"
+  ctest --test-dir "$folder" --quiet --output-log "$folder/tests.log" --output-junit "$folder/tests.xml" \
+    --test-output-size-passed 4096 --no-tests=error --parallel "$JOBS" "$@" || status=$?
+  python3 tools/dev/test_log.py ctest "$folder" || status=1
+  return $status
+}
+
 # The Rust side of the tests links the archive that ctest tested, instead of compiling it again for
 # each set of features.
 cargo_tested() { WORKER_CUDA_NATIVE_DIR=$NATIVE/host/prefix cargo "$@"; }
+
+# cargo_test OPTION…: runs all tests, also after one failed; the output of those that passed says what was skipped.
+cargo_test() { cargo_tested test --quiet --no-fail-fast "$@" -- --show-output; }
 
 # The worker as users build it. worker_release on|off; with CUDA it lands in target/cuda/release. Both
 # share target/release, so that no dependency is compiled twice.

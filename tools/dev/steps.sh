@@ -3,7 +3,7 @@
 STEP_LOGS=$TARGET/dev
 STEP_NAMES=() STEP_SECONDS=() CLOSING_LINES=()
 
-# step NAME COMMAND…: runs it; on failure shows the end of its log and exits.
+# step NAME COMMAND…: runs it; on failure shows what failed (tools/dev/test_log.py) and exits.
 step() {
   local name=$1 log begin seconds status=0
   shift
@@ -20,8 +20,8 @@ step() {
   set -e
   seconds=$(elapsed "$begin")
   if [ $status -ne 0 ]; then
-    printf 'FAILED  %8s s  %s (exit %d); the end of %s:\n' "$seconds" "$name" $status "$log"
-    tail -n 80 "$log"
+    printf 'FAILED  %8s s  %s (exit %d); from %s:\n' "$seconds" "$name" $status "$log"
+    python3 tools/dev/test_log.py failures "$log"
     say "1 step failed: $name"
     exit 1
   fi
@@ -33,13 +33,17 @@ step() {
 
 elapsed() { python3 -c "print(f'{$EPOCHREALTIME - $1:.1f}')"; }
 
-# Keeps what the runners say of themselves: ctest, cargo test, unittest, and lines "N passed, M failed".
+# Keeps what the runners report: the totals of cargo test and unittest, lines "N passed, M failed", and the skipped
+# tests, one line a reason.
 collect_closing_lines() {
   local line
   while IFS= read -r line; do
     CLOSING_LINES+=("$1: $line")
-  done < <(grep -E '^[0-9]+% tests passed|^test result: |^Ran [0-9]+ tests|^[0-9]+ passed, [0-9]+ failed|^Done [0-9]+ runs' \
-    "$2" | grep -v '^test result: ok. 0 passed; 0 failed; 0 ignored' || true)
+  done < <(
+    grep -E '^test result: |^Ran [0-9]+ tests|^[0-9]+ passed, [0-9]+ failed|^skipped [0-9]+: |^Done [0-9]+ runs' "$2" |
+      grep -v '^test result: ok. 0 passed; 0 failed; 0 ignored' || true
+    python3 tools/dev/test_log.py skips "$2"
+  )
 }
 
 # fingerprint PATH…: digest of these files and folders as they are now.

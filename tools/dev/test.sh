@@ -34,7 +34,7 @@ command_test() {
     "$PYTHON" tools/oracle/tiny_formats.py --out "$WCUDA_TINY_FORMATS"
   step "ctest" ctest_host
   step "clippy" clippy_everywhere
-  step "cargo test" cargo_tested test --workspace --quiet
+  step "cargo test" cargo_test --workspace
   cargo_features
   step "rustdoc" rustdoc_strict
   if compgen -G 'examples/*.rs' >/dev/null; then step "examples" run_examples; fi
@@ -70,9 +70,7 @@ header_alone() {
   done
 }
 
-ctest_host() {
-  ctest --test-dir "$NATIVE/host" --output-on-failure --no-tests=error --parallel "$JOBS" --timeout 300
-}
+ctest_host() { ctest_native host --timeout 300; }
 
 clippy_everywhere() {
   cargo_tested clippy --workspace --all-targets --quiet -- -D warnings
@@ -96,7 +94,7 @@ cargo_features() {
   local features
   for features in "" $(crate_features); do
     step "cargo test, ${features:-no features}" \
-      cargo_tested test -p worker-cuda --quiet --no-default-features --features "$features"
+      cargo_test -p worker-cuda --no-default-features --features "$features"
   done
 }
 
