@@ -9,6 +9,11 @@ use worker_cuda::{
     Layer, Priority, catalogue, cuda_available,
 };
 
+use gpu::gpu;
+
+#[path = "support/gpu.rs"]
+mod gpu;
+
 fn host() -> GpuCompute {
     GpuCompute::with_context(&CudaContext::host().unwrap()).unwrap()
 }
@@ -517,9 +522,7 @@ fn neural_forward_equals_double_precision(context: &CudaContext) {
 }
 
 #[test]
-fn neural_forward_on_a_gpu_equals_double_precision() {
-    match CudaContext::new(0) {
-        Ok(context) => neural_forward_equals_double_precision(&context),
-        Err(error) => println!("skipped: {error}"),
-    }
+fn gpu_neural_forward_equals_double_precision() {
+    let Some(context) = gpu() else { return };
+    neural_forward_equals_double_precision(&context);
 }

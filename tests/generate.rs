@@ -7,12 +7,15 @@ use worker_cuda::generate::{Event, FinishReason, Generation, Request, Session, S
 use worker_cuda::text::{DecodeOptions, Tokenizer, Vocabulary};
 use worker_cuda::*;
 
-use models::{host, real_path, tiny};
+use models::{host, tiny};
+use real_model::real_model;
 
 #[path = "support/forget.rs"]
 mod forget;
 #[path = "support/models.rs"]
 mod models;
+#[path = "support/real_model.rs"]
+mod real_model;
 
 /// Sixty-four tokens of one letter each, as many as the tiny model has.
 fn vocabulary() -> Vocabulary {
@@ -288,7 +291,7 @@ fn nothing_asked_is_nothing_drawn() {
 
 #[test]
 fn real_model_knows_the_capital_of_france() {
-    let Some(path) = real_path() else { return };
+    let Some(path) = real_model() else { return };
     let model = Model::load(&host(), &Gguf::open(path).unwrap()).unwrap();
     let options = EngineOptions::new().max_sequence_tokens(256);
     let mut session = Session::new(&model, &options).unwrap();

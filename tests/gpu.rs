@@ -3,25 +3,13 @@
 
 use worker_cuda::*;
 
+use gpu::gpu;
 use models::tiny_path;
 
+#[path = "support/gpu.rs"]
+mod gpu;
 #[path = "support/models.rs"]
 mod models;
-
-/// The first GPU, or None after saying why there is none.
-fn gpu() -> Option<CudaContext> {
-    match CudaContext::new(0) {
-        Ok(context) => Some(context),
-        Err(error) => {
-            assert!(
-                std::env::var_os("WCUDA_REQUIRE_GPU").is_none(),
-                "a GPU is required: {error}"
-            );
-            println!("skipped: {error}");
-            None
-        }
-    }
-}
 
 #[test]
 fn gpu_context_and_caps_are_of_one_device() {

@@ -4,6 +4,11 @@ use std::path::Path;
 
 use worker_cuda::{CudaContext, Layer};
 
+use gpu::gpu;
+
+#[path = "support/gpu.rs"]
+mod gpu;
+
 const SIZES: [usize; 5] = [100, 64, 32, 16, 5];
 const BATCH: usize = 7;
 
@@ -70,9 +75,7 @@ fn on_the_host_equals_pytorch() {
 }
 
 #[test]
-fn on_a_gpu_equals_pytorch() {
-    match CudaContext::new(0) {
-        Ok(context) => equals_pytorch(&context),
-        Err(error) => println!("skipped: {error}"),
-    }
+fn gpu_equals_pytorch() {
+    let Some(context) = gpu() else { return };
+    equals_pytorch(&context);
 }

@@ -7,10 +7,12 @@ use std::path::Path;
 
 use serde_json::Value;
 use worker_cuda::manifest::{ManifestParam, ParamKind};
-use worker_cuda::{
-    Backend, CudaContext, DeviceRepr, GpuArg, GpuCompute, GpuDevice, Manifest, SafeCudaPtr, devices,
-};
+use worker_cuda::{CudaContext, DeviceRepr, GpuArg, GpuCompute, GpuDevice, Manifest, SafeCudaPtr};
 
+use gpu::gpu;
+
+#[path = "support/gpu.rs"]
+mod gpu;
 #[path = "../examples/kernels-science/host.rs"]
 mod host;
 
@@ -193,12 +195,9 @@ fn host_functions_equal_numpy() {
 }
 
 #[test]
-fn device_code_equals_numpy() {
-    if devices(Backend::Cuda).is_err() {
-        println!("skipped: no CUDA device");
-        return;
-    }
-    every_case(&CudaContext::new(0).unwrap());
+fn gpu_code_equals_numpy() {
+    let Some(context) = gpu() else { return };
+    every_case(&context);
 }
 
 /// The same formulas are not enough: the manifest's shapes and bounds refuse what would leave memory.

@@ -1,7 +1,7 @@
 //! Token ids with the vocabulary of a real file, SmolLM2's, against llama-cpp-python.
 //!
 //! tests/data/tokens/smollm2.json is made by tools/golden/tokens.py. The file is named by
-//! WORKER_CUDA_TEST_MODEL; without one the tests say so and pass.
+//! WCUDA_TEST_MODEL; without one the tests say so and pass.
 #![cfg(feature = "text")]
 
 use std::path::PathBuf;
@@ -9,6 +9,11 @@ use std::path::PathBuf;
 use serde_json::Value;
 use worker_cuda::Gguf;
 use worker_cuda::text::{DecodeOptions, EncodeOptions, Tokenizer};
+
+use real_model::real_model;
+
+#[path = "support/real_model.rs"]
+mod real_model;
 
 fn data(name: &str) -> Value {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -29,21 +34,8 @@ fn ids(value: &Value) -> Vec<u32> {
         .collect()
 }
 
-/// The model of the tests; prints why there is none.
 fn model_file() -> Option<Gguf> {
-    let path = match std::env::var_os("WORKER_CUDA_TEST_MODEL") {
-        Some(path) => PathBuf::from(path),
-        None => PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-            .join(".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"),
-    };
-    if !path.exists() {
-        eprintln!(
-            "skipped: no model at {} (WORKER_CUDA_TEST_MODEL names it)",
-            path.display()
-        );
-        return None;
-    }
-    Some(Gguf::open(&path).unwrap())
+    Some(Gguf::open(real_model()?).unwrap())
 }
 
 #[test]

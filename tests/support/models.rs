@@ -38,23 +38,6 @@ pub fn tiny() -> Model {
     Model::load(&host(), &Gguf::open(tiny_path()).expect("the tiny model")).expect("it loads")
 }
 
-/// A real model, or None after saying why the test does nothing.
-pub fn real_path() -> Option<PathBuf> {
-    let path = match std::env::var_os("WORKER_CUDA_TEST_MODEL") {
-        Some(path) => PathBuf::from(path),
-        None => Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join(".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"),
-    };
-    if path.exists() {
-        return Some(path);
-    }
-    println!(
-        "skipped: no real model at {} (WORKER_CUDA_TEST_MODEL names one)",
-        path.display()
-    );
-    None
-}
-
 /// Tokens and f32 logits (tokens, vocabulary) beside a tiny model.
 pub fn golden(model: &Path) -> (Vec<Token>, Vec<f32>) {
     let bytes = std::fs::read(model.with_extension("golden")).expect("a golden file");

@@ -7,10 +7,13 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 use gguf_file::GgufFile;
+use real_model::real_model;
 use support::{assert_fails, run, stderr, worker};
 
 #[path = "../../tests/support/gguf_file.rs"]
 mod gguf_file;
+#[path = "../../tests/support/real_model.rs"]
+mod real_model;
 mod support;
 
 fn stdout(output: &Output) -> String {
@@ -37,20 +40,9 @@ fn tiny() -> String {
     path.to_str().expect("UTF-8").to_owned()
 }
 
-/// The real model, or None after saying why the test does nothing.
+/// The real model's path, or None after printing why the test does nothing.
 fn real() -> Option<String> {
-    let path = std::env::var_os("WORKER_CUDA_TEST_MODEL").map_or_else(
-        || root().join(".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"),
-        PathBuf::from,
-    );
-    if path.exists() {
-        return Some(path.to_str().expect("UTF-8").to_owned());
-    }
-    println!(
-        "skipped: no real model at {} (WORKER_CUDA_TEST_MODEL names one)",
-        path.display()
-    );
-    None
+    Some(real_model()?.to_str().expect("UTF-8").to_owned())
 }
 
 /// A file of its own for each test.
