@@ -3,6 +3,8 @@
 pub mod allocator;
 pub mod backends;
 pub(crate) mod callback;
+#[cfg(feature = "text")]
+pub mod cancel;
 pub mod context;
 pub mod device;
 pub mod error;

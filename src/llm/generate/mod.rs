@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+pub use crate::core::cancel::CancelFlag;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::llm::engine::{Engine, Sequence, Ticket, Token};
 use crate::llm::model::Model;
@@ -103,22 +103,6 @@ impl Request {
     pub fn stop(mut self, text: impl Into<String>) -> Self {
         self.stop.push(text.into());
         self
-    }
-}
-
-/// A switch that stops a generation. Clones are the same switch.
-#[derive(Clone, Debug, Default)]
-pub struct CancelFlag(Arc<AtomicBool>);
-
-impl CancelFlag {
-    /// Stops the generation before its next token.
-    pub fn set(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether it was set.
-    pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
     }
 }
 

@@ -21,6 +21,8 @@ mod vocabulary;
 
 pub use detokenizer::{DecodeOptions, Detokenizer};
 pub use pretokenizer::pre_tokenizer_names;
-pub use template::{ChatTemplate, Clock, MAX_TEMPLATE_BYTES, TemplateInput, TemplateLimits};
+pub use template::{
+    ChatTemplate, Clock, MAX_TEMPLATE_BYTES, RenderOptions, TemplateInput, TemplateLimits,
+};
 pub use tokenizer::{EncodeOptions, MAX_TEXT_BYTES, Tokenizer};
 pub use vocabulary::{MAX_TOKEN_BYTES, MAX_TOKENS, NamedTemplate, TokenType, Vocabulary};

@@ -1,26 +1,34 @@
 //! What templates can call: filters, tests, functions and methods, each counted against the budget.
 
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use minijinja::formatting::{FormatStyle, format};
-use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
+use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{
     Environment, Error, ErrorKind, Output, State, UndefinedBehavior, Value, filters, tests,
 };
 
-use super::budget::{Budget, size_of_value};
+use super::budget::Budget;
+use super::generator::Generator;
+use super::operators::{self, invalid};
 use super::{Clock, TemplateLimits, guard, json, methods, python};
 
 /// Begins the message of every error that a template raises itself.
 pub(super) const REFUSED_PREFIX: &str = "refused: ";
 
-/// What a filter of the interpreter does besides making a value.
+/// What a filter of the interpreter costs.
 #[derive(Clone, Copy, PartialEq)]
-enum Does {
-    Nothing,
-    /// It compares what it is given.
+enum Cost {
+    /// It reads its argument and returns something small, or the argument itself.
+    Read,
+    /// It makes a text about as long as its argument.
+    Text,
+    /// It visits each element and makes a list.
+    List,
+    /// The same, and it compares elements.
     Compare,
-    /// Its result nests one level deeper.
+    /// The same as `List`, and its result nests one level deeper.
     Nest,
 }
 
@@ -31,36 +39,48 @@ macro_rules! builtins {
     };
 }
 
-fn filters_that(does: Does) -> Vec<(&'static str, Value)> {
-    match does {
-        Does::Nothing => builtins![
-            filters::lower: "lower", filters::upper: "upper", filters::title: "title",
-            filters::capitalize: "capitalize", filters::length: "length" "count",
-            filters::reverse: "reverse", filters::trim: "trim", filters::split: "split",
-            filters::lines: "lines", filters::default: "default" "d", filters::round: "round",
-            filters::abs: "abs", filters::int: "int", filters::float: "float",
-            filters::attr: "attr", filters::first: "first", filters::last: "last",
-            filters::list: "list", filters::bool: "bool", filters::select: "select",
-            filters::reject: "reject", filters::selectattr: "selectattr",
-            filters::rejectattr: "rejectattr", filters::map: "map", filters::chain: "chain",
-            filters::safe: "safe",
+fn filters_of(cost: Cost) -> Vec<(&'static str, Value)> {
+    match cost {
+        Cost::Read => builtins![
+            filters::length: "length" "count", filters::default: "default" "d",
+            filters::round: "round", filters::abs: "abs", filters::attr: "attr",
         ],
-        Does::Compare => builtins![
+        Cost::Text => builtins![
+            filters::lower: "lower", filters::upper: "upper", filters::title: "title",
+            filters::capitalize: "capitalize", filters::trim: "trim",
+        ],
+        Cost::List => builtins![
+            filters::reverse: "reverse", filters::first: "first", filters::last: "last",
+            filters::list: "list", filters::select: "select", filters::reject: "reject",
+            filters::selectattr: "selectattr", filters::rejectattr: "rejectattr",
+            filters::map: "map",
+        ],
+        Cost::Compare => builtins![
             filters::sort: "sort", filters::unique: "unique", filters::min: "min",
             filters::max: "max", filters::sum: "sum",
         ],
-        Does::Nest => builtins![
+        Cost::Nest => builtins![
             filters::batch: "batch", filters::slice: "slice", filters::groupby: "groupby",
-            filters::zip: "zip", filters::items: "items", filters::dictsort: "dictsort",
+            filters::items: "items", filters::dictsort: "dictsort",
         ],
     }
 }
 
+/// Filters of the interpreter that Jinja does not have.
+const FOREIGN_FILTERS: &[&str] = &[
+    "bool",
+    "chain",
+    "lines",
+    "pprint",
+    "split",
+    "urlencode",
+    "zip",
+];
+
 fn tests_that_compare() -> Vec<(&'static str, Value)> {
     builtins![
         tests::is_eq: "eq" "equalto" "==", tests::is_ne: "ne" "!=",
-        tests::is_lt: "lt" "lessthan" "<", tests::is_le: "le" "<=",
-        tests::is_gt: "gt" "greaterthan" ">", tests::is_ge: "ge" ">=", tests::is_in: "in",
+        tests::is_in: "in",
     ]
 }
 
@@ -80,7 +100,9 @@ pub(super) fn new(
     environment.set_recursion_limit(limits.recursion);
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
     environment.remove_global("debug");
-    environment.remove_filter("pprint");
+    for name in FOREIGN_FILTERS {
+        environment.remove_filter(name);
+    }
     let counted = budget.clone();
     environment.set_formatter(move |out, _, value| emit(&counted, out, value));
     let counted = budget.clone();
@@ -99,30 +121,45 @@ pub(super) fn new(
 fn emit(budget: &Budget, out: &mut Output, value: &Value) -> Result<(), Error> {
     let written = match value.as_str() {
         Some(text) => {
-            budget.charge(text.len() as u64)?;
+            budget.text(text.len())?;
             out.write_str(text)
         }
-        None => out.write_str(&python::str_of(budget, value)?),
+        None => {
+            let text = python::str_of(budget, value)?;
+            budget.text(text.len())?;
+            out.write_str(&text)
+        }
     };
     written.map_err(|error| Error::new(ErrorKind::WriteFailure, error.to_string()))
 }
 
 fn count_builtins(environment: &mut Environment<'static>, budget: &Budget) {
-    for does in [Does::Nothing, Does::Compare, Does::Nest] {
-        for (name, filter) in filters_that(does) {
+    for cost in [
+        Cost::Read,
+        Cost::Text,
+        Cost::List,
+        Cost::Compare,
+        Cost::Nest,
+    ] {
+        for (name, filter) in filters_of(cost) {
             let budget = budget.clone();
             environment.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
-                let args = args.into_values();
-                args.iter().try_for_each(|value| match does {
-                    Does::Compare => budget.compared(value),
-                    Does::Nothing | Does::Nest => budget.seen(value),
-                })?;
-                let made = filter.call(state, &args)?;
-                match does {
-                    Does::Nest => budget.charge_container(&made)?,
-                    Does::Nothing | Does::Compare => budget.charge_value(&made)?,
+                let mut args = args.into_values();
+                if let Some(value) = args.first_mut() {
+                    *value = operand(name, cost, value)?;
                 }
-                Ok::<_, Error>(made)
+                charge_filter(&budget, cost, &args)?;
+                check_elements(name, &args)?;
+                let made = filter.call(state, &args)?;
+                match cost {
+                    Cost::Nest => budget.container(&made)?,
+                    Cost::Read => {}
+                    _ => budget.made(&made)?,
+                }
+                match GENERATORS.contains(&name) {
+                    true => Ok::<_, Error>(Generator::value(made.try_iter()?.collect())),
+                    false => Ok(made),
+                }
             });
         }
     }
@@ -131,118 +168,200 @@ fn count_builtins(environment: &mut Environment<'static>, budget: &Budget) {
         environment.add_test(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
             let args = args.into_values();
             args.iter().try_for_each(|value| budget.compared(value))?;
+            if let (true, [item, container]) = (name == "in", &args[..]) {
+                operators::check_membership(item, container)?;
+            }
             test.call(state, &args).map(|result| result.is_true())
         });
+    }
+}
+
+/// Filters whose results are generators in Jinja.
+const GENERATORS: &[&str] = &[
+    "batch",
+    "items",
+    "map",
+    "reject",
+    "rejectattr",
+    "select",
+    "selectattr",
+    "slice",
+    "unique",
+];
+
+/// The first argument of a filter as Jinja takes it: an undefined value is an empty sequence to most
+/// filters, as is anything false to some; a map stands for its keys; a boolean is a number.
+fn operand(name: &str, cost: Cost, value: &Value) -> Result<Value, Error> {
+    let iterates = matches!(cost, Cost::List | Cost::Compare | Cost::Nest);
+    let takes_false = matches!(
+        name,
+        "map" | "select" | "reject" | "selectattr" | "rejectattr"
+    );
+    let is_empty = match value.kind() {
+        ValueKind::Undefined => iterates || matches!(name, "length" | "count"),
+        _ => takes_false && !value.is_true(),
+    };
+    match value.kind() {
+        _ if is_empty && name == "items" => Ok(Value::from(BTreeMap::<String, Value>::new())),
+        _ if is_empty && name != "dictsort" => Ok(Value::from(Vec::<Value>::new())),
+        ValueKind::None if iterates => Err(invalid("none is not iterable")),
+        ValueKind::Bool if matches!(name, "abs" | "round") => {
+            Ok(Value::from(i64::from(value.is_true())))
+        }
+        ValueKind::Map if matches!(name, "last" | "reverse") => {
+            Ok(Value::from(value.try_iter()?.collect::<Vec<Value>>()))
+        }
+        ValueKind::Iterable if matches!(name, "length" | "count") => {
+            match Generator::remaining(value) {
+                Some(_) => Err(invalid("a generator has no length")),
+                None => Ok(value.clone()),
+            }
+        }
+        _ => Ok(value.clone()),
+    }
+}
+
+/// Fails where the elements of a list cannot be ordered or hashed in Python, as a filter needs it.
+fn check_elements(name: &str, args: &[Value]) -> Result<(), Error> {
+    let has_attribute = args.iter().any(|arg| {
+        arg.is_kwargs()
+            && arg
+                .get_attr("attribute")
+                .is_ok_and(|value| !value.is_undefined())
+    });
+    let Some(items) = args.first() else {
+        return Ok(());
+    };
+    if has_attribute || Generator::remaining(items).is_some() {
+        return Ok(());
+    }
+    match name {
+        "sort" | "min" | "max" => {
+            let all: Vec<Value> = items.try_iter()?.collect();
+            let mut pairs = all.windows(2);
+            pairs.try_for_each(|pair| operators::ordered(&pair[0], &pair[1]).map(drop))
+        }
+        "unique" => items
+            .try_iter()?
+            .try_for_each(|item| operators::check_hashable(&item)),
+        _ => Ok(()),
+    }
+}
+
+/// Charges for what a filter is about to do with its first argument, and for reading the others.
+fn charge_filter(budget: &Budget, cost: Cost, args: &[Value]) -> Result<(), Error> {
+    for value in args {
+        budget.read(value.as_str().map_or(0, str::len) as u64)?;
+    }
+    let Some(value) = args.first() else {
+        return Ok(());
+    };
+    match cost {
+        Cost::Read => budget.look_up(value)?,
+        Cost::Text => budget.text(value.as_str().map_or(0, str::len))?,
+        Cost::List => budget.list(budget.visit(value)?)?,
+        Cost::Compare => {
+            budget.compared(value)?;
+            budget.list(budget.visit(value)?)?;
+        }
+        // Each element may become a list of its own.
+        Cost::Nest => budget.list(budget.visit(value)?.saturating_mul(4))?,
+    }
+    // `batch` and `slice` make as many elements as their second argument says.
+    match args.get(1).map(|count| i64::try_from(count.clone())) {
+        Some(Ok(count)) if cost == Cost::Nest => {
+            let count = u64::try_from(count).unwrap_or(0);
+            budget.steps(count)?;
+            budget.list(count.saturating_mul(2))
+        }
+        _ => Ok(()),
     }
 }
 
 /// The functions that [`guard`] puts in the place of operators.
 fn add_operators(environment: &mut Environment<'static>, budget: &Budget) {
     let counted = budget.clone();
-    environment.add_filter(guard::MADE, move |value: Value| {
-        counted.charge_value(&value).map(|()| value)
+    environment.add_filter(guard::SUM, move |left: Value, right: Value| {
+        operators::sum(&counted, &left, &right)
     });
     let counted = budget.clone();
     environment.add_filter(guard::CONTAINER, move |value: Value| {
-        counted.charge_container(&value).map(|()| value)
+        counted.container(&value).map(|()| value)
     });
     let counted = budget.clone();
-    environment.add_filter(guard::SEEN, move |value: Value| {
-        counted.seen(&value).map(|()| value)
+    environment.add_filter(guard::LOOKED_UP, move |value: Value| {
+        counted.look_up(&value).map(|()| value)
     });
     let counted = budget.clone();
     environment.add_filter(guard::COMPARED, move |value: Value| {
         counted.compared(&value).map(|()| value)
     });
     let counted = budget.clone();
+    environment.add_filter(guard::SPREAD, move |value: Value| {
+        counted.list(counted.visit(&value)?).map(|()| value)
+    });
+    let counted = budget.clone();
     environment.add_filter(guard::CONCAT, move |left: Value, right: Value| {
-        let mut text = python::str_of(&counted, &left)?;
-        text.push_str(&python::str_of(&counted, &right)?);
-        counted.charge(text.len() as u64)?;
-        Ok::<_, Error>(text)
+        operators::concat(&counted, &left, &right)
     });
     let counted = budget.clone();
     environment.add_filter(guard::MULTIPLY, move |left: Value, right: Value| {
-        multiply(&counted, &left, &right)
+        operators::multiply(&counted, &left, &right)
     });
     let counted = budget.clone();
     environment.add_filter(
         guard::SLICE,
         move |value: Value, start: Value, stop: Value, step: Value| {
-            slice(&counted, &value, [&start, &stop, &step])
+            operators::slice(&counted, &value, [&start, &stop, &step])
         },
     );
     let counted = budget.clone();
     environment.add_filter(guard::REMAINDER, move |left: Value, right: Value| {
-        remainder(&counted, &left, &right)
+        operators::remainder(&counted, &left, &right)
     });
+    // A loop knows the length of what it runs over, which a generator does not.
+    environment.add_filter(guard::ITERATED, |value: Value| match value.is_none() {
+        true => Err(invalid("none is not iterable")),
+        false if Generator::remaining(&value).is_some() => {
+            Ok(Value::from(value.try_iter()?.collect::<Vec<Value>>()))
+        }
+        false => Ok(value),
+    });
+    for (filter, test, holds) in ORDERS {
+        let counted = budget.clone();
+        let compare =
+            move |left: Value, right: Value| operators::order(&counted, &left, &right).map(holds);
+        environment.add_filter(*filter, compare.clone());
+        for name in *test {
+            environment.add_test(*name, compare.clone());
+        }
+    }
+    let counted = budget.clone();
+    environment.add_filter(
+        guard::IN,
+        move |state: &State, item: Value, container: Value| {
+            counted.compared(&item)?;
+            counted.compared(&container)?;
+            operators::check_membership(&item, &container)?;
+            tests::is_in(state, &item, &container)
+        },
+    );
 }
 
-/// `value[start:stop:step]` as in Python; what is undefined or none has no elements.
-fn slice(budget: &Budget, value: &Value, bounds: [&Value; 3]) -> Result<Value, Error> {
-    let bound = |value: &Value| match value.is_none() || value.is_undefined() {
-        true => Ok(None),
-        false => i64::try_from(value.clone()).map(Some),
-    };
-    let [start, stop, step] = bounds;
-    let (start, stop, step) = (bound(start)?, bound(stop)?, bound(step)?.unwrap_or(1));
-    if let Some(text) = value.as_str() {
-        budget.charge(text.len() as u64)?;
-        let chars: Vec<char> = text.chars().collect();
-        let picked = slice_indices(chars.len(), start, stop, step)?;
-        return Ok(Value::from(picked.map(|i| chars[i]).collect::<String>()));
-    }
-    let items: Vec<Value> = match value.kind() {
-        ValueKind::Undefined | ValueKind::None => Vec::new(),
-        ValueKind::Seq | ValueKind::Iterable => value.try_iter()?.collect(),
-        other => return Err(invalid(format!("a value of type {other} cannot be sliced"))),
-    };
-    let picked: Vec<Value> = slice_indices(items.len(), start, stop, step)?
-        .map(|i| items[i].clone())
-        .collect();
-    let made = match value.downcast_object_ref::<Tuple>() {
-        Some(_) => Value::from(Tuple::from(picked)),
-        None => Value::from(picked),
-    };
-    budget.charge_value(&made)?;
-    Ok(made)
-}
-
-/// The indices that a slice of `len` elements picks, in order.
-fn slice_indices(
-    len: usize,
-    start: Option<i64>,
-    stop: Option<i64>,
-    step: i64,
-) -> Result<impl Iterator<Item = usize>, Error> {
-    if step == 0 {
-        return Err(invalid("slice step cannot be zero"));
-    }
-    let len = i64::try_from(len).unwrap_or(i64::MAX);
-    let (lowest, highest) = if step > 0 { (0, len) } else { (-1, len - 1) };
-    let place = |bound: Option<i64>, default: i64| match bound {
-        None => default,
-        Some(index) if index < 0 => index.saturating_add(len).clamp(lowest, highest),
-        Some(index) => index.clamp(lowest, highest),
-    };
-    let (start, stop) = if step > 0 {
-        (place(start, 0), place(stop, len))
-    } else {
-        (place(start, len - 1), place(stop, -1))
-    };
-    let inside = move |&index: &i64| {
-        if step > 0 { index < stop } else { index > stop }
-    };
-    let indices = std::iter::successors(Some(start), move |index| index.checked_add(step));
-    Ok(indices
-        .take_while(inside)
-        .filter_map(|index| usize::try_from(index).ok()))
-}
+/// The filter that stands for an operator, the tests of the same meaning, and the orders that hold.
+type Order = (&'static str, &'static [&'static str], fn(Ordering) -> bool);
+const ORDERS: &[Order] = &[
+    (guard::LESS, &["lt", "lessthan", "<"], Ordering::is_lt),
+    (guard::LESS_EQUAL, &["le", "<="], Ordering::is_le),
+    (guard::GREATER, &["gt", "greaterthan", ">"], Ordering::is_gt),
+    (guard::GREATER_EQUAL, &["ge", ">="], Ordering::is_ge),
+];
 
 fn add_filters(environment: &mut Environment<'static>, budget: &Budget) {
     let counted = budget.clone();
-    environment.add_filter("string", move |value: Value| {
-        python::str_of(&counted, &value)
+    environment.add_filter("string", move |value: Value| match value.as_str() {
+        Some(_) => Ok(value),
+        None => python::str_of(&counted, &value).map(Value::from),
     });
     let counted = budget.clone();
     environment.add_filter(
@@ -278,7 +397,7 @@ fn add_filters(environment: &mut Environment<'static>, budget: &Budget) {
     let counted = budget.clone();
     environment.add_filter(
         "indent",
-        move |text: String,
+        move |text: Value,
               width: Option<Value>,
               first: Option<bool>,
               blank: Option<bool>,
@@ -290,27 +409,87 @@ fn add_filters(environment: &mut Environment<'static>, budget: &Budget) {
             let first = first.or(kwargs.get::<Option<bool>>("first")?);
             let blank = blank.or(kwargs.get::<Option<bool>>("blank")?);
             kwargs.assert_all_used()?;
+            let text = text
+                .as_str()
+                .ok_or_else(|| invalid(format!("{} cannot be indented", text.kind())))?;
             indent(
                 &counted,
-                &text,
+                text,
                 width,
                 first.unwrap_or_default(),
                 blank.unwrap_or_default(),
             )
         },
     );
-    for name in ["e", "escape"] {
+    for name in ["e", "escape", "forceescape"] {
         let counted = budget.clone();
         environment.add_filter(name, move |value: Value| {
+            if value.is_safe() && name != "forceescape" {
+                return Ok(value);
+            }
             let text = python::str_of(&counted, &value)?;
-            let escaped = escape(&text);
-            counted.charge(escaped.len() as u64).map(|()| escaped)
+            operators::escape(&counted, &text).map(Value::from_safe_string)
         });
     }
     let counted = budget.clone();
-    environment.add_filter("format", move |text: String, args: Rest<Value>| {
-        printf(&counted, &text, &args)
+    environment.add_filter("safe", move |value: Value| {
+        python::str_of(&counted, &value).map(Value::from_safe_string)
     });
+    let counted = budget.clone();
+    environment.add_filter("format", move |text: Value, args: Rest<Value>| {
+        let text = match text.as_str() {
+            Some(_) => text,
+            None => Value::from(python::str_of(&counted, &text)?),
+        };
+        operators::printf(&counted, &text, &args, false)
+    });
+    environment.add_filter(
+        "int",
+        |value: Value, default: Option<Value>, base: Option<u32>| {
+            let default = default.unwrap_or_else(|| Value::from(0));
+            to_int(&value, base.unwrap_or(10)).map(|number| number.unwrap_or(default))
+        },
+    );
+    environment.add_filter("float", |value: Value, default: Option<Value>| {
+        let default = default.unwrap_or_else(|| Value::from(0.0));
+        to_float(&value).map(|number| number.map_or(default, Value::from))
+    });
+}
+
+/// A number without its fraction, or the number that a text spells; None for everything else.
+fn to_int(value: &Value, base: u32) -> Result<Option<Value>, Error> {
+    if value.is_undefined() {
+        return Err(invalid("an undefined value is no number"));
+    }
+    if value.is_integer() {
+        return Ok(Some(value.clone()));
+    }
+    if let Some(text) = value.as_str() {
+        let text = text.trim();
+        let digits = match base {
+            16 => text.trim_start_matches("0x"),
+            8 => text.trim_start_matches("0o"),
+            2 => text.trim_start_matches("0b"),
+            _ => text,
+        };
+        let in_base = (2..=36)
+            .contains(&base)
+            .then(|| i128::from_str_radix(digits, base).ok());
+        if let Some(Some(number)) = in_base {
+            return Ok(Some(Value::from(number)));
+        }
+    }
+    let number = to_float(value)?.filter(|number| number.is_finite());
+    Ok(number.map(|number| Value::from(number.trunc() as i128)))
+}
+
+/// A number, or the one that a text spells; None for everything else.
+fn to_float(value: &Value) -> Result<Option<f64>, Error> {
+    match value.as_str() {
+        Some(text) => Ok(text.trim().parse().ok()),
+        None if value.is_undefined() => Err(invalid("an undefined value is no number")),
+        None => Ok(operators::float(value)),
+    }
 }
 
 /// Jinja's own meaning of these: whatever has a length and elements is a sequence.
@@ -322,17 +501,40 @@ fn add_tests(environment: &mut Environment<'static>) {
         )
     });
     environment.add_test("iterable", |value: &Value| {
-        value.is_undefined() || value.try_iter().is_ok()
+        matches!(
+            value.kind(),
+            ValueKind::Seq
+                | ValueKind::Map
+                | ValueKind::Iterable
+                | ValueKind::String
+                | ValueKind::Undefined
+        )
+    });
+    for (name, remainder) in [("even", 0.0), ("odd", 1.0)] {
+        environment.add_test(name, move |value: &Value| {
+            let number = operators::float(value)
+                .ok_or_else(|| invalid(format!("{} is neither even nor odd", value.kind())))?;
+            Ok::<_, Error>(number.rem_euclid(2.0) == remainder)
+        });
+    }
+    environment.add_test("divisibleby", |value: &Value, divisor: Value| {
+        match (operators::float(value), operators::float(&divisor)) {
+            (Some(number), Some(divisor)) if divisor != 0.0 => {
+                Ok::<_, Error>(number.rem_euclid(divisor) == 0.0)
+            }
+            _ => Err(invalid(format!("{} is divisible by nothing", value.kind()))),
+        }
     });
     environment.add_test("number", |value: &Value| {
         matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
     });
     environment.add_test("callable", |value: &Value| {
-        value.as_object().is_some()
-            && !matches!(
-                value.kind(),
-                ValueKind::Seq | ValueKind::Map | ValueKind::Iterable
-            )
+        value.is_undefined()
+            || value.as_object().is_some()
+                && !matches!(
+                    value.kind(),
+                    ValueKind::Seq | ValueKind::Map | ValueKind::Iterable
+                )
     });
 }
 
@@ -360,7 +562,9 @@ fn add_functions(
         });
     }
     environment.add_function("joiner", minijinja_contrib::globals::joiner);
-    environment.add_function("cycler", minijinja_contrib::globals::cycler);
+    environment.add_function("cycler", |items: Rest<Value>| {
+        minijinja_contrib::globals::cycler(items.0)
+    });
     let functions: Vec<(String, Value)> = environment
         .globals()
         .filter(|(name, _)| matches!(*name, "dict" | "namespace"))
@@ -372,7 +576,7 @@ fn add_functions(
         environment.add_function(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
             let args = args.into_values();
             let made = function.call(state, &args)?;
-            budget.charge_container(&made)?;
+            budget.container(&made)?;
             if is_namespace {
                 namespaces.remember(&made);
             }
@@ -409,119 +613,6 @@ impl Namespaces {
     }
 }
 
-fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message.into())
-}
-
-/// Numbers, or a text or list so many times.
-fn multiply(budget: &Budget, left: &Value, right: &Value) -> Result<Value, Error> {
-    let is_many = |value: &Value| {
-        matches!(
-            value.kind(),
-            ValueKind::String | ValueKind::Seq | ValueKind::Iterable
-        )
-    };
-    let (many, times) = match (is_many(left), is_many(right)) {
-        (true, false) => (left, right),
-        (false, true) => (right, left),
-        (true, true) => return Err(invalid("'*' between two sequences")),
-        (false, false) => return multiply_numbers(left, right),
-    };
-    let times = i64::try_from(times.clone())
-        .map_err(|_| invalid(format!("'*' between a sequence and {}", times.kind())))?;
-    let times = usize::try_from(times).unwrap_or_default();
-    budget.charge(size_of_value(many).saturating_mul(times as u64))?;
-    if let Some(text) = many.as_str() {
-        return Ok(Value::from(text.repeat(times)));
-    }
-    let items: Vec<Value> = many.try_iter()?.collect();
-    let repeated = std::iter::repeat_n(items, times).flatten();
-    Ok(Value::from(repeated.collect::<Vec<Value>>()))
-}
-
-fn multiply_numbers(left: &Value, right: &Value) -> Result<Value, Error> {
-    let whole = |value: &Value| value.is_integer() || value.kind() == ValueKind::Bool;
-    if whole(left) && whole(right) {
-        let integer = |value: &Value| match value.kind() {
-            ValueKind::Bool => Ok(i128::from(value.is_true())),
-            _ => i128::try_from(value.clone()),
-        };
-        return integer(left)?
-            .checked_mul(integer(right)?)
-            .map(Value::from)
-            .ok_or_else(|| invalid("'*' passes the range of integers"));
-    }
-    Ok(Value::from(
-        f64::try_from(left.clone())? * f64::try_from(right.clone())?,
-    ))
-}
-
-/// Numbers, or a text in which `%s` and kin are filled in.
-fn remainder(budget: &Budget, left: &Value, right: &Value) -> Result<Value, Error> {
-    if let Some(text) = left.as_str() {
-        let is_tuple = right.downcast_object_ref::<Tuple>().is_some();
-        let args: Vec<Value> = match is_tuple {
-            true => right.try_iter()?.collect(),
-            false => vec![right.clone()],
-        };
-        return printf(budget, text, &args).map(Value::from);
-    }
-    if left.is_integer() && right.is_integer() {
-        let (left, right) = (
-            i128::try_from(left.clone())?,
-            i128::try_from(right.clone())?,
-        );
-        let remainder = left
-            .checked_rem_euclid(right)
-            .ok_or_else(|| invalid("'%' by zero"))?;
-        // Python's remainder has the sign of the divisor.
-        let shifted = if remainder != 0 && right < 0 {
-            remainder + right
-        } else {
-            remainder
-        };
-        return Ok(Value::from(shifted));
-    }
-    let (left, right) = (f64::try_from(left.clone())?, f64::try_from(right.clone())?);
-    Ok(Value::from(left - right * (left / right).floor()))
-}
-
-/// `format % args`, with lists and maps printed as Python does.
-fn printf(budget: &Budget, text: &str, args: &[Value]) -> Result<String, Error> {
-    methods::check_widths(text)?;
-    let args: Vec<Value> = args
-        .iter()
-        .map(|value| printable(budget, value))
-        .collect::<Result<_, _>>()?;
-    let made = format(FormatStyle::Printf, text, &args)?;
-    budget.charge(made.len() as u64)?;
-    Ok(made)
-}
-
-/// Numbers as they are, for they have formats of their own; everything else as its text.
-pub(super) fn printable(budget: &Budget, value: &Value) -> Result<Value, Error> {
-    match value.kind() {
-        ValueKind::Number => Ok(value.clone()),
-        _ => Ok(Value::from(python::str_of(budget, value)?)),
-    }
-}
-
-/// The escapes of HTML as Jinja writes them.
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '\'' => out.push_str("&#39;"),
-            '"' => out.push_str("&#34;"),
-            c => out.push(c),
-        }
-    }
-    out
-}
-
 fn join(
     budget: &Budget,
     value: &Value,
@@ -529,16 +620,22 @@ fn join(
     attribute: Option<&Value>,
 ) -> Result<String, Error> {
     let mut out = String::new();
+    if value.is_none() {
+        return Err(invalid("none is not iterable"));
+    }
     for (index, item) in value.try_iter()?.enumerate() {
         let item = match attribute {
             Some(attribute) => item.get_item(attribute)?,
             None => item,
         };
+        budget.steps(1)?;
         if index > 0 {
-            budget.charge(joiner.len() as u64)?;
+            budget.text(joiner.len())?;
             out.push_str(joiner);
         }
-        out.push_str(&python::str_of(budget, &item)?);
+        let item = python::str_of(budget, &item)?;
+        budget.text(item.len())?;
+        out.push_str(&item);
     }
     Ok(out)
 }
@@ -558,11 +655,11 @@ fn indent(
             _ => return Err(invalid("indent: a width up to 65536 or a text")),
         },
     };
-    let lines: Vec<&str> = text.split('\n').collect();
-    budget.charge((lines.len() as u64).saturating_mul(unit.len() as u64))?;
-    budget.charge(text.len() as u64)?;
+    let lines = text.split('\n').count();
+    budget.text(lines.saturating_mul(unit.len()))?;
+    budget.text(text.len())?;
     let mut out = String::new();
-    for (index, line) in lines.iter().enumerate() {
+    for (index, line) in text.split('\n').enumerate() {
         if index > 0 {
             out.push('\n');
         }

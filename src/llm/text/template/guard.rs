@@ -9,12 +9,14 @@ use minijinja::machinery::ast::{self, Expr, Spanned, Stmt};
 use minijinja::machinery::{Span, Token, tokenize};
 use minijinja::{Error, ErrorKind, Value};
 
-/// Counts a value: `value|__made`.
-pub(super) const MADE: &str = "__made";
+/// `left + right`.
+pub(super) const SUM: &str = "__sum";
 /// Counts a list or map that was written out.
 pub(super) const CONTAINER: &str = "__container";
-/// Counts the work of looking at a text.
-pub(super) const SEEN: &str = "__seen";
+/// Counts the work of finding an element of a value.
+pub(super) const LOOKED_UP: &str = "__looked_up";
+/// Counts a sequence whose elements become arguments: `f(*value)`.
+pub(super) const SPREAD: &str = "__spread";
 /// Counts the work of comparing a value.
 pub(super) const COMPARED: &str = "__compared";
 /// `left ~ right`.
@@ -23,6 +25,15 @@ pub(super) const CONCAT: &str = "__concat";
 pub(super) const SLICE: &str = "__slice";
 /// `left * right`.
 pub(super) const MULTIPLY: &str = "__multiply";
+/// Refuses to iterate over none: `for x in value`.
+pub(super) const ITERATED: &str = "__iterated";
+/// `left < right` and kin.
+pub(super) const LESS: &str = "__less";
+pub(super) const LESS_EQUAL: &str = "__less_equal";
+pub(super) const GREATER: &str = "__greater";
+pub(super) const GREATER_EQUAL: &str = "__greater_equal";
+/// `left in right`.
+pub(super) const IN: &str = "__in";
 /// `left % right`.
 pub(super) const REMAINDER: &str = "__remainder";
 
@@ -113,10 +124,10 @@ fn statement<'a>(stmt: &Stmt<'a>) -> Result<Stmt<'a>> {
         Stmt::ForLoop(s) => Stmt::ForLoop(Spanned::new(
             ast::ForLoop {
                 target: target(&s.target)?,
-                iter: expr(&s.iter)?,
+                iter: through(ITERATED, expr(&s.iter)?, Vec::new(), s.span()),
                 filter_expr: optional(&s.filter_expr)?,
                 recursive: s.recursive,
-                body: statements(&s.body)?,
+                body: checked(&s.body, s.span())?,
                 else_body: statements(&s.else_body)?,
             },
             s.span(),
@@ -203,10 +214,22 @@ fn macro_declaration<'a>(s: &Spanned<ast::Macro<'a>>) -> Result<Spanned<ast::Mac
             name: s.name,
             args: s.args.iter().map(target).collect::<Result<_>>()?,
             defaults: exprs(&s.defaults)?,
-            body: statements(&s.body)?,
+            body: checked(&s.body, s.span())?,
         },
         s.span(),
     ))
+}
+
+/// The body of a loop or macro. It begins by writing an empty text, so that even a body that makes
+/// nothing checks whether the rendering was cancelled.
+fn checked<'a>(body: &[Stmt<'a>], span: Span) -> Result<Vec<Stmt<'a>>> {
+    let nothing = constant(Value::from(""), span);
+    let mut list = vec![Stmt::EmitExpr(Spanned::new(
+        ast::EmitExpr { expr: nothing },
+        span,
+    ))];
+    list.extend(statements(body)?);
+    Ok(list)
 }
 
 fn exprs<'a>(list: &[Expr<'a>]) -> Result<Vec<Expr<'a>>> {
@@ -323,8 +346,8 @@ fn expr<'a>(value: &Expr<'a>) -> Result<Expr<'a>> {
         )),
         Expr::GetItem(s) => Expr::GetItem(Spanned::new(
             ast::GetItem {
-                expr: looked_at(SEEN, expr(&s.expr)?),
-                subscript_expr: expr(&s.subscript_expr)?,
+                expr: looked_at(LOOKED_UP, expr(&s.expr)?),
+                subscript_expr: looked_at(COMPARED, expr(&s.subscript_expr)?),
             },
             s.span(),
         )),
@@ -364,24 +387,19 @@ fn binary<'a>(s: &Spanned<ast::BinOp<'a>>) -> Result<Expr<'a>> {
         ast::BinOpKind::Concat => through(CONCAT, left, vec![right], span),
         ast::BinOpKind::Mul => through(MULTIPLY, left, vec![right], span),
         ast::BinOpKind::Rem => through(REMAINDER, left, vec![right], span),
-        ast::BinOpKind::Add => {
-            let op = s.op;
-            let sum = Expr::BinOp(Spanned::new(ast::BinOp { op, left, right }, span));
-            through(MADE, sum, Vec::new(), span)
-        }
+        ast::BinOpKind::Add => through(SUM, left, vec![right], span),
         op @ (ast::BinOpKind::ScAnd
         | ast::BinOpKind::ScOr
         | ast::BinOpKind::Sub
         | ast::BinOpKind::Div
         | ast::BinOpKind::FloorDiv
         | ast::BinOpKind::Pow) => Expr::BinOp(Spanned::new(ast::BinOp { op, left, right }, span)),
-        op @ (ast::BinOpKind::Eq
-        | ast::BinOpKind::Ne
-        | ast::BinOpKind::Lt
-        | ast::BinOpKind::Lte
-        | ast::BinOpKind::Gt
-        | ast::BinOpKind::Gte
-        | ast::BinOpKind::In) => {
+        ast::BinOpKind::Lt => through(LESS, left, vec![right], span),
+        ast::BinOpKind::Lte => through(LESS_EQUAL, left, vec![right], span),
+        ast::BinOpKind::Gt => through(GREATER, left, vec![right], span),
+        ast::BinOpKind::Gte => through(GREATER_EQUAL, left, vec![right], span),
+        ast::BinOpKind::In => through(IN, left, vec![right], span),
+        op @ (ast::BinOpKind::Eq | ast::BinOpKind::Ne) => {
             let (left, right) = (looked_at(COMPARED, left), looked_at(COMPARED, right));
             Expr::BinOp(Spanned::new(ast::BinOp { op, left, right }, span))
         }
@@ -389,13 +407,19 @@ fn binary<'a>(s: &Spanned<ast::BinOp<'a>>) -> Result<Expr<'a>> {
 }
 
 fn call<'a>(s: &Spanned<ast::Call<'a>>) -> Result<Spanned<ast::Call<'a>>> {
-    Ok(Spanned::new(
-        ast::Call {
-            expr: expr(&s.expr)?,
-            args: arguments(&s.args)?,
-        },
-        s.span(),
-    ))
+    let mut args = arguments(&s.args)?;
+    if matches!(&s.expr, Expr::GetAttr(method) if method.name == "changed") {
+        // `loop.changed` compares its arguments.
+        args = args
+            .into_iter()
+            .map(|arg| match arg {
+                ast::CallArg::Pos(value) => ast::CallArg::Pos(looked_at(COMPARED, value)),
+                other => other,
+            })
+            .collect();
+    }
+    let expr = expr(&s.expr)?;
+    Ok(Spanned::new(ast::Call { expr, args }, s.span()))
 }
 
 fn arguments<'a>(args: &[ast::CallArg<'a>]) -> Result<Vec<ast::CallArg<'a>>> {
@@ -404,8 +428,12 @@ fn arguments<'a>(args: &[ast::CallArg<'a>]) -> Result<Vec<ast::CallArg<'a>>> {
             Ok(match arg {
                 ast::CallArg::Pos(value) => ast::CallArg::Pos(expr(value)?),
                 ast::CallArg::Kwarg(name, value) => ast::CallArg::Kwarg(name, expr(value)?),
-                ast::CallArg::PosSplat(value) => ast::CallArg::PosSplat(expr(value)?),
-                ast::CallArg::KwargSplat(value) => ast::CallArg::KwargSplat(expr(value)?),
+                ast::CallArg::PosSplat(value) => {
+                    ast::CallArg::PosSplat(looked_at(SPREAD, expr(value)?))
+                }
+                ast::CallArg::KwargSplat(value) => {
+                    ast::CallArg::KwargSplat(looked_at(SPREAD, expr(value)?))
+                }
             })
         })
         .collect()

@@ -86,9 +86,11 @@ impl Style<'_> {
             return Err(python::too_deep());
         }
         let indent = self.indent.as_ref().map_or(0, String::len);
-        let text = value.as_str().map_or(0, str::len);
-        let bytes = 8 + text + indent.saturating_mul(depth);
-        self.budget.charge(bytes as u64)?;
+        let text = value.as_str().map_or(0, |text| self.len_max(text));
+        let separators = self.item_separator.len() + self.key_separator.len();
+        self.budget.steps(1)?;
+        self.budget
+            .text(32 + text + separators + indent.saturating_mul(depth + 1))?;
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -105,7 +107,8 @@ impl Style<'_> {
                 _ => python::number_to(value, out),
             },
             ValueKind::String => self.text(value.as_str().unwrap_or_default(), out),
-            ValueKind::Seq | ValueKind::Iterable => {
+            ValueKind::Seq => {
+                self.budget.list(self.budget.visit(value)?)?;
                 let items: Vec<Value> = value.try_iter()?.collect();
                 self.list(items.len(), ['[', ']'], depth, out, |index, out| {
                     self.write(&items[index], depth + 1, out)
@@ -118,6 +121,7 @@ impl Style<'_> {
     }
 
     fn map(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+        self.budget.list(self.budget.visit(value)?)?;
         let mut keys: Vec<Value> = value.try_iter()?.collect();
         if self.sort_keys {
             keys.sort();
@@ -125,7 +129,10 @@ impl Style<'_> {
         self.list(keys.len(), ['{', '}'], depth, out, |index, out| {
             let key = &keys[index];
             match key.as_str() {
-                Some(text) => self.text(text, out),
+                Some(text) => {
+                    self.budget.text(self.len_max(text))?;
+                    self.text(text, out);
+                }
                 None => {
                     let mut text = String::new();
                     self.write(key, depth + 1, &mut text)?;
@@ -168,6 +175,14 @@ impl Style<'_> {
                 out.push_str(indent);
             }
         }
+    }
+
+    /// A bound on the bytes that [`text`](Self::text) writes.
+    fn len_max(&self, text: &str) -> usize {
+        let escaped = |&byte: &u8| {
+            byte < b' ' || matches!(byte, b'"' | b'\\') || self.ensure_ascii && !byte.is_ascii()
+        };
+        text.len() + 5 * text.bytes().filter(|byte| escaped(byte)).count() + 2
     }
 
     fn text(&self, text: &str, out: &mut String) {

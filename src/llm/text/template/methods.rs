@@ -5,7 +5,7 @@ use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::budget::Budget;
-use super::{environment, python};
+use super::{operators, python};
 
 /// Widest field of a format.
 const WIDTH_MAX: u64 = 1 << 16;
@@ -18,8 +18,9 @@ pub(super) fn call(
     name: &str,
     args: &[Value],
 ) -> Result<Value, Error> {
-    budget.seen(value)?;
-    args.iter().try_for_each(|arg| budget.seen(arg))?;
+    for value in std::iter::once(value).chain(args) {
+        budget.read(value.as_str().map_or(0, str::len) as u64)?;
+    }
     if let Some(text) = value.as_str()
         && let Some(made) = text_method(budget, text, name, args)?
     {
@@ -28,12 +29,28 @@ pub(super) fn call(
     if matches!(value.kind(), ValueKind::Seq) && name == "count" {
         budget.compared(value)?;
     }
+    charge_method(budget, value, name)?;
     let made = unknown_method_callback(state, value, name, args)?;
     match name {
-        "items" | "values" => budget.charge_container(&made)?,
-        _ => budget.charge_value(&made)?,
+        "items" | "values" => budget.container(&made)?,
+        _ => budget.made(&made)?,
     }
     Ok(made)
+}
+
+/// Charges for what a method of the library makes.
+fn charge_method(budget: &Budget, value: &Value, name: &str) -> Result<(), Error> {
+    match (value.as_str(), name) {
+        (Some(text), "split" | "splitlines") => {
+            budget.steps(text.len() as u64)?;
+            budget.list(text.len() as u64)?;
+            budget.text(text.len())
+        }
+        (Some(text), _) => budget.text(text.len()),
+        // "items" makes a list of pairs.
+        (None, "items" | "values" | "keys") => budget.list(budget.visit(value)?.saturating_mul(3)),
+        (None, _) => Ok(()),
+    }
 }
 
 /// Methods whose result may be larger than what it is made from, and those the library lacks.
@@ -54,11 +71,14 @@ fn text_method(
             let (items,): (Value,) = from_args(args)?;
             let mut out = String::new();
             for (index, item) in items.try_iter()?.enumerate() {
+                budget.steps(1)?;
                 if index > 0 {
-                    budget.charge(text.len() as u64)?;
+                    budget.text(text.len())?;
                     out.push_str(text);
                 }
-                out.push_str(&python::str_of(budget, &item)?);
+                let item = python::str_of(budget, &item)?;
+                budget.text(item.len())?;
+                out.push_str(&item);
             }
             Value::from(out)
         }
@@ -68,7 +88,7 @@ fn text_method(
                 .iter()
                 .map(|value| match value.is_kwargs() {
                     true => Ok(value.clone()),
-                    false => environment::printable(budget, value),
+                    false => operators::printable(budget, value),
                 })
                 .collect::<Result<_, _>>()?;
             return format_method(budget, text, &args).map(Some);
@@ -76,6 +96,9 @@ fn text_method(
         "rsplit" => {
             let (separator, count): (Option<String>, Option<i64>) = from_args(args)?;
             let count = count.and_then(|count| usize::try_from(count).ok());
+            budget.steps(text.len() as u64)?;
+            budget.list(text.len() as u64)?;
+            budget.text(text.len())?;
             rsplit(text, separator.as_deref(), count)?
         }
         "removeprefix" => {
@@ -103,14 +126,27 @@ fn text_method(
         }
         _ => return Ok(None),
     };
-    budget.charge_value(&made)?;
+    budget.made(&made)?;
     Ok(Some(made))
 }
 
 fn format_method(budget: &Budget, text: &str, args: &[Value]) -> Result<Value, Error> {
+    // Arguments by name are one value, a map: their texts count with the others.
+    let mut values = Vec::with_capacity(args.len());
+    for value in args {
+        match value.is_kwargs() {
+            true => values.extend(
+                value
+                    .try_iter()?
+                    .filter_map(|key| value.get_item(&key).ok()),
+            ),
+            false => values.push(value.clone()),
+        }
+    }
+    budget.text(operators::formatted_len_max(text, &values))?;
     let made =
         minijinja::formatting::format(minijinja::formatting::FormatStyle::StrFormat, text, args)?;
-    budget.charge(made.len() as u64)?;
+    budget.made(&Value::from(made.as_str()))?;
     Ok(Value::from(made))
 }
 
@@ -132,6 +168,13 @@ pub(super) fn check_widths(format: &str) -> Result<(), Error> {
     Ok(())
 }
 
+/// The greatest number in a format: no field is wider.
+pub(super) fn widest_field(format: &str) -> usize {
+    let numbers = format.split(|c: char| !c.is_ascii_digit());
+    let widths = numbers.filter_map(|digits| digits.parse().ok());
+    widths.max().unwrap_or(0).min(WIDTH_MAX as usize)
+}
+
 /// Every occurrence, or the first `count`, counted before it is made.
 pub(super) fn replace(
     budget: &Budget,
@@ -141,9 +184,8 @@ pub(super) fn replace(
     count: Option<usize>,
 ) -> Result<String, Error> {
     let count = count.unwrap_or(usize::MAX);
-    let found = text.matches(from).take(count).count() as u64;
-    budget.charge(text.len() as u64)?;
-    budget.charge(found.saturating_mul(to.len() as u64))?;
+    let found = text.matches(from).take(count).count();
+    budget.text(text.len().saturating_add(found.saturating_mul(to.len())))?;
     Ok(text.replacen(from, to, count))
 }
 

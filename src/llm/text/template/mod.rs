@@ -2,11 +2,12 @@
 //!
 //! Templates are Jinja programs that come with the model file, so they are foreign code. They run in an
 //! interpreter without input or output, under limits on steps, on the memory that values take, on
-//! recursion and on the length of the result. What they render is what `transformers` renders: values
+//! recursion and on the length of the result; a caller can set a deadline and cancel. What they render is what `transformers` renders: values
 //! print as Python prints them, and the same filters, functions and settings are there.
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Instant;
 
 use minijinja::machinery::{CodeGenerator, eval, make_string_output, parse};
 use minijinja::syntax::SyntaxConfig;
@@ -17,6 +18,7 @@ use serde_json::Map;
 use self::budget::Budget;
 use self::environment::Namespaces;
 use super::vocabulary::{Vocabulary, shortened};
+use crate::core::cancel::CancelFlag;
 use crate::core::error::{Error, ErrorKind, Result};
 
 pub use self::clock::Clock;
@@ -24,9 +26,11 @@ pub use self::clock::Clock;
 mod budget;
 mod clock;
 mod environment;
+mod generator;
 mod guard;
 mod json;
 mod methods;
+mod operators;
 mod python;
 
 /// Longest source of a template, in bytes. The longest published ones have about 32,000.
@@ -40,9 +44,11 @@ const INPUT_DEPTH_MAX: usize = 128;
 /// What one rendering may use before it fails with [`ErrorKind::LimitExceeded`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TemplateLimits {
-    /// Steps of the interpreter. A message takes a few dozen.
+    /// Instructions of the interpreter, and, counted apart, elements that filters, functions and
+    /// operators visit. A message takes a few dozen instructions.
     pub fuel: u64,
-    /// Bytes of all values made while rendering, together, whether or not they are still in use.
+    /// Bytes allocated while rendering, whether or not they are still in use: the memory that a
+    /// rendering takes stays below this, input and program aside.
     pub working_bytes: u64,
     /// Bytes of the result.
     pub output_bytes: usize,
@@ -54,11 +60,23 @@ impl Default for TemplateLimits {
     fn default() -> Self {
         TemplateLimits {
             fuel: 5_000_000,
-            working_bytes: 1 << 29,
+            working_bytes: 1 << 28,
             output_bytes: 1 << 26,
             recursion: 200,
         }
     }
+}
+
+/// How one rendering can be stopped from outside; by default it cannot.
+///
+/// Both are checked whenever the template makes, visits or compares a value, and in each turn of a
+/// loop; between two checks lies work of a few milliseconds at most.
+#[derive(Clone, Debug, Default)]
+pub struct RenderOptions {
+    /// When to give up, with [`ErrorKind::Timeout`].
+    pub deadline: Option<Instant>,
+    /// Ends the rendering with [`ErrorKind::Cancelled`] once it is set, from any thread.
+    pub cancel: Option<CancelFlag>,
 }
 
 /// What a template is given.
@@ -156,9 +174,30 @@ impl ChatTemplate {
     /// is [`ErrorKind::InvalidArgument`], a failing one [`ErrorKind::Malformed`], and one that passes a
     /// limit [`ErrorKind::LimitExceeded`].
     pub fn render(&self, input: &TemplateInput) -> Result<String> {
+        self.render_with(input, &RenderOptions::default())
+    }
+
+    /// [`render`](Self::render), with a deadline and a cancel flag.
+    ///
+    /// ```
+    /// use worker_cuda::ErrorKind;
+    /// use worker_cuda::generate::CancelFlag;
+    /// use worker_cuda::text::{ChatTemplate, RenderOptions, TemplateInput};
+    ///
+    /// let template = ChatTemplate::new("{% for m in messages %}{{ m.content }}{% endfor %}")?;
+    /// let cancel = CancelFlag::default();
+    /// cancel.set();
+    /// let options = RenderOptions { cancel: Some(cancel), ..RenderOptions::default() };
+    ///
+    /// let error = template.render_with(&TemplateInput::default(), &options).unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Cancelled);
+    /// # Ok::<(), worker_cuda::Error>(())
+    /// ```
+    pub fn render_with(&self, input: &TemplateInput, options: &RenderOptions) -> Result<String> {
         let root = self.variables(input)?;
         let (source, limits, clock) = (Arc::clone(&self.source), self.limits, input.clock);
-        on_own_stack(move || render(&source, root, limits, clock))
+        let budget = Budget::new(limits, options);
+        on_own_stack(move || render(&source, root, limits, clock, &budget))
     }
 
     /// Everything the template sees, in the order in which later ones replace earlier ones.
@@ -198,10 +237,11 @@ fn render(
     root: Map<String, serde_json::Value>,
     limits: TemplateLimits,
     clock: Option<Clock>,
+    budget: &Budget,
 ) -> Result<String> {
-    let budget = Budget::new(limits.working_bytes);
+    budget.check().map_err(|e| explain(&e))?;
     let namespaces = Namespaces::default();
-    let environment = environment::new(&budget, &namespaces, limits, clock);
+    let environment = environment::new(budget, &namespaces, limits, clock);
     let program = parse(source, "", syntax()?).map_err(|e| explain(&e))?;
     let program = guard::guarded(&program).map_err(|e| explain(&e))?;
     let mut generator = CodeGenerator::new("", source);
@@ -325,6 +365,8 @@ fn explain(error: &minijinja::Error) -> Error {
     let kind = match reason.kind() {
         JinjaErrorKind::OutOfFuel => ErrorKind::LimitExceeded,
         _ if what.starts_with(budget::LIMIT_PREFIX) => ErrorKind::LimitExceeded,
+        _ if what == budget::CANCELLED => ErrorKind::Cancelled,
+        _ if what == budget::TIMED_OUT => ErrorKind::Timeout,
         _ if what.starts_with(environment::REFUSED_PREFIX) => ErrorKind::InvalidArgument,
         _ => ErrorKind::Malformed,
     };

@@ -6,6 +6,7 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
 use super::budget::Budget;
+use super::generator::Generator;
 
 /// Deepest list or map that is printed.
 const DEPTH_MAX: usize = 200;
@@ -13,7 +14,7 @@ const DEPTH_MAX: usize = 200;
 /// `str(value)`: texts as they are, everything else as `repr` has it; undefined values are nothing.
 pub(super) fn str_of(budget: &Budget, value: &Value) -> Result<String, Error> {
     if let Some(text) = value.as_str() {
-        budget.charge(text.len() as u64)?;
+        budget.text(text.len())?;
         return Ok(text.to_owned());
     }
     if value.is_undefined() {
@@ -25,7 +26,9 @@ pub(super) fn str_of(budget: &Budget, value: &Value) -> Result<String, Error> {
 }
 
 fn repr_to(budget: &Budget, value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
-    budget.charge(8 + value.as_str().map_or(0, str::len) as u64)?;
+    // Escapes take up to four bytes for one.
+    budget.text(16 + 4 * value.as_str().map_or(0, str::len))?;
+    budget.steps(1)?;
     if depth > DEPTH_MAX {
         return Err(too_deep());
     }
@@ -35,6 +38,9 @@ fn repr_to(budget: &Budget, value: &Value, out: &mut String, depth: usize) -> Re
         ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
         ValueKind::Number => number_to(value, out),
         ValueKind::String => repr_str_to(value.as_str().unwrap_or_default(), out),
+        ValueKind::Iterable if Generator::remaining(value).is_some() => {
+            out.push_str("<generator object>");
+        }
         ValueKind::Seq | ValueKind::Iterable => {
             let (open, close) = match is_tuple(value) {
                 true => ('(', ')'),
@@ -168,6 +174,7 @@ fn is_printable(c: char) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{RenderOptions, TemplateLimits};
     use super::*;
 
     #[test]
@@ -190,12 +197,13 @@ mod tests {
 
     #[test]
     fn values_print_as_in_python() {
+        let budget = Budget::new(TemplateLimits::default(), &RenderOptions::default());
         let value = Value::from(minijinja::value::Serde(serde_json::json!(
             {"a": [1, 2.0, true, null], "b'c": "it's \"x\"\n", "d": "it's", "e": {}}
         )));
 
         assert_eq!(
-            str_of(&Budget::new(1 << 20), &value).unwrap(),
+            str_of(&budget, &value).unwrap(),
             r#"{'a': [1, 2.0, True, None], "b'c": 'it\'s "x"\n', 'd': "it's", 'e': {}}"#
         );
     }
