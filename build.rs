@@ -25,7 +25,7 @@ use toolkit::Toolkit;
 const DEFAULT_ARCHS: &str = "80-real;86-real;89-real;90a-real;100-real;120";
 
 /// What decides how the native library is configured, besides the sources.
-const TOOLCHAIN_VARIABLES: [&str; 10] = [
+const TOOLCHAIN_VARIABLES: [&str; 11] = [
     "CC",
     "CXX",
     "CUDAHOSTCXX",
@@ -36,6 +36,7 @@ const TOOLCHAIN_VARIABLES: [&str; 10] = [
     "CMAKE_GENERATOR",
     "CMAKE_C_COMPILER_LAUNCHER",
     "CMAKE_CXX_COMPILER_LAUNCHER",
+    "CMAKE_CUDA_COMPILER_LAUNCHER",
 ];
 
 fn main() -> ExitCode {

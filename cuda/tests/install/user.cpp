@@ -7,7 +7,7 @@ int main() {
   wcuda_build_info info = WCUDA_BUILD_INFO_INIT;
   wcuda_error error = {};
   if (wcuda_build_info_get(&info, &error) != WCUDA_OK) return 1;
-  std::printf("worker_cuda %s from C++: %s, %s\n", wcuda_version_string(), info.compiler,
-              info.build_type);
+  std::printf("worker_cuda %s from C++: %s, %s, cuda %d\n", wcuda_version_string(), info.compiler,
+              info.build_type, info.has_cuda);
   return 0;
 }
