@@ -211,6 +211,8 @@ impl<'a> Header<'a> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn sample() -> Array {
@@ -328,5 +330,61 @@ mod tests {
             parse(b"PK\x03\x04 and so on").unwrap_err(),
             "is no .npy file"
         );
+    }
+
+    /// Bytes of any kind; headers put together of what headers are made of; a good file with some bytes replaced.
+    fn foreign() -> impl Strategy<Value = Vec<u8>> {
+        const PARTS: [&str; 24] = [
+            "{",
+            "}",
+            "(",
+            ")",
+            ":",
+            ",",
+            " ",
+            "'",
+            "'descr'",
+            "'fortran_order'",
+            "'shape'",
+            "'<f4'",
+            "'|u1'",
+            "'<i8'",
+            "True",
+            "False",
+            "0",
+            "1",
+            "3",
+            "-1",
+            "4294967296",
+            "18446744073709551616",
+            "\n",
+            "x",
+        ];
+        let header = prop::collection::vec(prop::sample::select(&PARTS[..]), 0..24);
+        let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6);
+        prop_oneof![
+            prop::collection::vec(any::<u8>(), 0..200),
+            (header, 0..32usize).prop_map(|(parts, elements)| file(&parts.concat(), elements)),
+            changes.prop_map(|changes| {
+                let mut bytes = whole(&sample());
+                for (place, value) in changes {
+                    let place = place.index(bytes.len());
+                    bytes[place] = value;
+                }
+                bytes
+            }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn foreign_bytes_are_an_array_or_an_error(bytes in foreign()) {
+            if let Ok(array) = parse(&bytes) {
+                let count: u64 = array.shape.iter().product();
+                let width = element_bytes(array.dtype).expect("a type of the table");
+                prop_assert_eq!(count * width as u64, array.bytes.len() as u64);
+                prop_assert_eq!(parse(&whole(&array)), Ok(array));
+            }
+        }
     }
 }
