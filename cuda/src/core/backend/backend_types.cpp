@@ -46,6 +46,7 @@ std::vector<std::shared_ptr<const BackendRegistration>> registrations() {
   Registry& r = registry();
   const std::lock_guard<std::mutex> lock(r.mutex);
   std::vector<std::shared_ptr<const BackendRegistration>> all;
+  all.reserve(r.types.size());
   for (const auto& [type, registration] : r.types) all.push_back(registration);
   return all;
 }

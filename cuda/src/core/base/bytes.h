@@ -14,7 +14,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "host byte order must b
 // Number at `bytes`, any alignment.
 template <class T>
 T load_le(const void* bytes) {
-  static_assert(std::is_trivially_copyable<T>::value, "plain numbers only");
+  static_assert(std::is_trivially_copyable_v<T>, "plain numbers only");
   T value;
   std::memcpy(&value, bytes, sizeof(T));
   return value;
@@ -22,7 +22,7 @@ T load_le(const void* bytes) {
 
 template <class T>
 void store_le(void* bytes, T value) {
-  static_assert(std::is_trivially_copyable<T>::value, "plain numbers only");
+  static_assert(std::is_trivially_copyable_v<T>, "plain numbers only");
   std::memcpy(bytes, &value, sizeof(T));
 }
 

@@ -22,7 +22,8 @@ Result<DynamicLibrary> DynamicLibrary::open(const char* name) {
 
 std::string DynamicLibrary::path() const {
   const link_map* map = nullptr;
-  if (dlinfo(handle_, RTLD_DI_LINKMAP, &map) != 0 || !map || !map->l_name) return {};
+  if (dlinfo(handle_, RTLD_DI_LINKMAP, static_cast<void*>(&map)) != 0 || !map || !map->l_name)
+    return {};
   return map->l_name;
 }
 
