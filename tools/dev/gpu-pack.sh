@@ -48,7 +48,7 @@ gpu_pack_archive() {
 # The files that tests read, by the paths compiled into them: run.sh puts a link at this place.
 gpu_pack_tree() {
   local folder
-  for folder in cuda/tests/data cuda/fuzz/corpus cuda/include tests; do
+  for folder in cuda/tests/data cuda/fuzz/corpus cuda/include examples/kernels-science tests; do
     [ -d $folder ] || continue
     mkdir -p "$1/$folder"
     cp -r $folder/. "$1/$folder"
@@ -70,11 +70,12 @@ gpu_pack_python() {
   "$PYTHON" tools/oracle/tiny_formats.py --out "$1/tree/tiny-formats"
 }
 
-# The Rust tests that need a device, linked with the archive that has CUDA. The others run on the host. The feature keeps them apart from
-# those of ./dev test, and lets both share the compiled dependencies.
+# The Rust test files that have tests for a device (named gpu_…), linked with the archive that has CUDA. The feature keeps
+# them apart from those of ./dev test, and lets both share the compiled dependencies.
 gpu_pack_rust_tests() {
-  local name path
-  WORKER_CUDA_NATIVE_DIR=$1/prefix cargo test -p worker-cuda --features cuda --test gpu --no-run \
+  local name path files=()
+  for path in $(grep -l '^fn gpu_' tests/*.rs); do files+=(--test "$(basename "$path" .rs)"); done
+  WORKER_CUDA_NATIVE_DIR=$1/prefix cargo test -p worker-cuda --features cuda,manifest "${files[@]}" --no-run \
     --message-format=json >"$TARGET/dev/gpu-pack.json"
   python3 - "$TARGET/dev/gpu-pack.json" <<'PYTHON' | while read -r name path; do
 import json, sys

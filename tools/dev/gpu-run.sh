@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the GPU tests of this folder: ./run.sh [GOOGLETEST_FILTER]. WCUDA_TEST_MODEL names the demo model, if it
+# Runs the GPU tests of this folder, native and Rust: ./run.sh [GOOGLETEST_FILTER]. A Rust test that is skipped fails. WCUDA_TEST_MODEL names the demo model, if it
 # is here; SANITIZE=1 adds the reduced suite under compute-sanitizer, WCUDA_LARGE_SHAPES=1 models of up to 75 GB.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -14,7 +14,13 @@ place=$(cat tree/place.txt)
 for test in tests/*; do
   [ -x "$test" ] || continue
   echo "== $test"
-  "$test" --quiet gpu || status=1
+  output=$("$test" --quiet gpu_ --show-output 2>&1) || status=1
+  grep -vE '^(successes:|---- |    gpu_|$)' <<<"$output"
+  # A test that did nothing has not passed.
+  if grep -q '^skipped: ' <<<"$output"; then
+    echo "$test: a test was skipped"
+    status=1
+  fi
 done
 if [ -n "${WCUDA_TEST_MODEL:-}" ] && python3 -c 'import numpy' 2>/dev/null; then
   ./fidelity.sh "$WCUDA_TEST_MODEL" || status=1

@@ -1,4 +1,4 @@
-# ./dev lint: format, layers, ABI note, symbols, words.
+# ./dev lint: format, layers, ABI note, symbols, words, clang-tidy of the changed files.
 
 command_lint() {
   need_build_tools
@@ -16,6 +16,26 @@ lint_steps() {
   step "rustfmt" cargo fmt --all --check
   step "native build" native_host
   step "symbols" lint_symbols "$NATIVE/host/libworker_cuda.a"
+  local changed
+  changed=$(comm -12 <(clang_tidy_sources | sort) <(changed_files))
+  if [ -n "$changed" ]; then step "clang-tidy of changed files" clang_tidy $changed; fi
+}
+
+# What differs from the remote's main, or without a remote from the commit before.
+changed_files() {
+  local base
+  base=$(git merge-base HEAD origin/main 2>/dev/null || git rev-parse HEAD~1 2>/dev/null || echo HEAD)
+  { git diff --name-only --diff-filter=d "$base" && git ls-files --others --exclude-standard; } 2>/dev/null | sort -u
+}
+
+# What the host configuration compiles; not the loops for one instruction set each, which take options of gcc.
+clang_tidy_sources() { host_sources | grep -vE 'kernels_[a-z0-9]+\.cpp$|host_tile|_avx'; }
+
+# clang_tidy FILE…: with the checks of .clang-tidy, as the host configuration compiles them.
+clang_tidy() {
+  python_tools clang-tidy clang-tidy==18.1.8
+  printf '%s\0' "$@" | xargs -0 -n 4 -P "$JOBS" "$CACHE/python/clang-tidy/bin/clang-tidy" -p "$NATIVE/host" \
+    --quiet --warnings-as-errors='*'
 }
 
 # What needs no build.

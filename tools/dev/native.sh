@@ -22,6 +22,15 @@ native_host() {
   cmake --install "$NATIVE/host"
 }
 
+# The files of cuda/src that the host configuration compiles.
+host_sources() {
+  python3 -c '
+import json, sys
+root = sys.argv[1] + "/"
+files = {row["file"].removeprefix(root) for row in json.load(open(sys.argv[2]))}
+print(*sorted(name for name in files if name.startswith("cuda/src/")), sep="\n")' "$ROOT" "$NATIVE/host/compile_commands.json"
+}
+
 # native_cuda ARCHS: with CUDA, the tests and the benches.
 native_cuda() {
   native_configure "cuda-${1//;/-}" -DCMAKE_BUILD_TYPE=Release -DWCUDA_CUDA=ON \

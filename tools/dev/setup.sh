@@ -49,11 +49,12 @@ need_rust_components() {
 need_build_tools() {
   need_cargo
   need g++=g++ cmake=cmake ninja=ninja-build python3=python3
-  # A second compile of an unchanged file costs nothing, where ccache happens to be there.
+  # A second compile of an unchanged file costs nothing, where ccache is there. No CCACHE_BASEDIR: Cargo's build of the
+  # archive and that of the tests lie at different depths, where relative paths differ and absolute ones do not.
   if [ "$(id -u)" = 0 ] || command -v ccache >/dev/null; then
     need ccache=ccache
-    export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
-    export CCACHE_DIR=${CCACHE_DIR:-$CACHE/ccache} CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
+    export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+    export CCACHE_DIR=${CCACHE_DIR:-$CACHE/ccache} CCACHE_NOHASHDIR=1
   fi
 }
 

@@ -1,19 +1,19 @@
-# ./dev test [--long]: every test of the project, cheap ones first.
+# ./dev test [--long | --stress]: every test of the project, cheap ones first.
 
-FUZZ_SECONDS=${FUZZ_SECONDS:-60}
+FUZZ_CPU_SECONDS=${FUZZ_CPU_SECONDS:-480} # of all targets together
 FUZZ_EXECUTIONS=${FUZZ_EXECUTIONS:-10000000}
 
 command_test() {
-  local long=0 begin=$EPOCHREALTIME
-  case ${1:-} in
-    "") ;;
-    --long) long=1 ;;
-    *) die "usage: ./dev test [--long]" ;;
+  local kind=${1:-} begin=$EPOCHREALTIME
+  case $kind in
+    "" | --long | --stress) ;;
+    *) die "usage: ./dev test [--long | --stress]" ;;
   esac
   unset WORKER_CUDA_BUILD WORKER_CUDA_ARCHS WORKER_CUDA_NATIVE_DIR CUDAARCHS VIRTUAL_ENV
   export CARGO_TERM_COLOR=never
   source tools/dev/lint.sh
   source tools/dev/fuzz.sh
+  source tools/dev/stress.sh
 
   step "set-up: tools" need_test_tools
   need_test_tools >/dev/null
@@ -24,31 +24,36 @@ command_test() {
   step "set-up: NVRTC" need_nvrtc
   need_nvrtc >/dev/null
   export WCUDA_TEST_MODEL=$DEMO_MODEL
-
-  lint_steps
-  step "header alone" header_alone
   step "set-up: numpy" need_numpy
   need_numpy >/dev/null
   export WCUDA_TINY_FORMATS=$TARGET/tiny-formats
   step_unless_unchanged "tiny models of each format" "$(fingerprint tools/oracle tools/golden)" \
     "$PYTHON" tools/oracle/tiny_formats.py --out "$WCUDA_TINY_FORMATS"
-  step "ctest" ctest_host
+
+  if [ "$kind" = --stress ]; then
+    step "native build" native_host
+    stress_steps
+    summary "$begin"
+    return
+  fi
+  lint_steps
+  step "header alone" header_alone
+  step "ctest" ctest_native host --timeout 300
   step "clippy" clippy_everywhere
-  step "cargo test" cargo_test --workspace
-  cargo_features
+  step "cargo test, every feature" cargo_test --workspace --features "$(crate_features | sed 's|[^ ]*|worker-cuda/&|g')"
+  step "cargo test, no features" cargo_test -p worker-cuda --no-default-features
   step "rustdoc" rustdoc_strict
-  if compgen -G 'examples/*.rs' >/dev/null; then step "examples" run_examples; fi
+  step "examples" run_examples
   python_steps
   step "worker with CUDA, sm_90a" worker_cuda_90a
   step "device code" device_code
-  step "worker without CUDA" worker_release off
   step "start without a driver" start_without_driver
-  if compgen -G 'tools/dev/fidelity.sh' >/dev/null; then
-    source tools/dev/fidelity.sh
-    fidelity_steps
-  fi
-  fuzz_steps "$FUZZ_SECONDS"
-  if [ $long = 1 ]; then
+  step "installed CUDA build" installed_cuda_build
+  step "worker without a toolkit" worker_without_toolkit
+  source tools/dev/fidelity.sh
+  fidelity_steps
+  fuzz_steps "$FUZZ_CPU_SECONDS"
+  if [ "$kind" = --long ]; then
     source tools/dev/long.sh
     long_steps
   fi
@@ -58,20 +63,19 @@ command_test() {
 # The public headers compile by themselves, as C11 and as C++17, with both compilers.
 header_alone() {
   local header compiler
-  for header in cuda/include/*.h; do
+  for header in $(cd cuda/include && echo *.h */*.h); do
     for compiler in gcc "${CLANG/clang++/clang}"; do
-      echo "#include \"$(basename "$header")\"" |
+      echo "#include \"$header\"" |
         "$compiler" -std=c11 -x c -Icuda/include -Wall -Wextra -Wpedantic -Wstrict-prototypes -Werror -fsyntax-only -
     done
     for compiler in g++ "$CLANG"; do
-      echo "#include \"$(basename "$header")\"" |
+      echo "#include \"$header\"" |
         "$compiler" -std=c++17 -x c++ -Icuda/include -Wall -Wextra -Wpedantic -Werror -fsyntax-only -
     done
   done
 }
 
-ctest_host() { ctest_native host --timeout 300; }
-
+# All of it, and the crate with no feature and with each alone; the tests run with every feature and with none.
 clippy_everywhere() {
   cargo_tested clippy --workspace --all-targets --quiet -- -D warnings
   local features
@@ -87,15 +91,6 @@ crate_features() {
 import json, sys
 [package] = [p for p in json.load(sys.stdin)["packages"] if p["name"] == "worker-cuda"]
 print(*sorted(set(package["features"]) - {"default", "cuda", "cuda-auto"}))'
-}
-
-# The crate alone, then each feature alone.
-cargo_features() {
-  local features
-  for features in "" $(crate_features); do
-    step "cargo test, ${features:-no features}" \
-      cargo_test -p worker-cuda --no-default-features --features "$features"
-  done
 }
 
 rustdoc_strict() {
@@ -116,7 +111,6 @@ run_examples() {
 
 # Checks of the independent oracles: numpy and the file reader of gguf, no engine.
 python_steps() {
-  compgen -G 'tools/*/test_*.py' >/dev/null || return 0
   local script
   for script in tools/*/test_*.py; do
     step "$script" "$PYTHON" "$script"
@@ -145,4 +139,31 @@ start_without_driver() {
   answer=$(CUDA_VISIBLE_DEVICES= "$worker" devices 2>&1) || true
   say "$answer"
   grep -q 'no CUDA device: ' <<<"$answer"
+}
+
+# The archive that Cargo compiled for the worker with CUDA, installed by its CMake build and linked by other projects.
+installed_cuda_build() {
+  local prefix
+  # Newest first: Cargo keeps a folder for each set of features.
+  for prefix in $(ls -td "$TARGET"/release/build/worker-cuda-*/out/prefix); do
+    grep -qx 'cuda=1' "$prefix/lib/pkgconfig/worker_cuda.pc" || continue
+    cmake -DBUILD="${prefix%/prefix}/native" -DWORK="$TARGET/installed-cuda" -DCC="${CC:-cc}" -DCXX="${CXX:-c++}" \
+      -DLIBDIR=lib -DCUDA=1 -P cuda/tests/install/check.cmake
+    return
+  done
+  die "no build of worker-cuda with CUDA in $TARGET/release/build"
+}
+
+# The build switch where no toolkit is found: the default feature cuda-auto builds the host backend and warns, the
+# feature cuda is an error that names the places.
+worker_without_toolkit() {
+  local log=$TARGET/dev/no-toolkit.txt nowhere=$TARGET/no-toolkit
+  ! WORKER_CUDA_TOOLKIT=$nowhere cargo build -p worker-cuda --no-default-features --features cuda 2>"$log" ||
+    die "the feature cuda builds without a toolkit"
+  cat "$log"
+  grep -qF "no CUDA toolkit of version 13.0 or newer; looked at: WORKER_CUDA_TOOLKIT ($nowhere): no such folder" "$log"
+  WORKER_CUDA_TOOLKIT=$nowhere cargo build --release -p worker-orcd 2>"$log" || { cat "$log"; return 1; }
+  cat "$log"
+  grep -qF 'no CUDA toolkit found: building the host backend only' "$log"
+  ! readelf --sections --wide "$TARGET/release/worker-orcd" | grep -q nv_fatbin || die "the worker has device code"
 }
