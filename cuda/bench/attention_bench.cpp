@@ -140,7 +140,7 @@ class Work {
   Times time(const Layer& layer) {
     launch_.is_dependent = false;
     check(cudaStreamBeginCapture(launch_.stream, cudaStreamCaptureModeThreadLocal), "capture");
-    check(attention_.begin_step(batch_, pool_, 0, launch_), "begin_step");
+    check(attention_.plan(batch_, pool_, 0, launch_), "attention plan");
     launch_.is_dependent = true;
     constexpr uint32_t kLayersMin = 16;
     const uint32_t count = std::max(kLayersMin, pool_.layer_count);
@@ -170,17 +170,14 @@ class Work {
     return {seconds[0], seconds[seconds.size() / 2]};
   }
   Times time_rope() {
-    return time([&](uint32_t layer) { return turn(layer); });
+    return time([&](uint32_t layer) { return attention_.rope_kv(rope_args(layer), launch_); });
   }
   Times time_attention() {
-    return time([&](uint32_t layer) { return attend(layer); });
+    return time([&](uint32_t layer) { return attend(layer, false); });
   }
   // Both, as they follow each other in a layer.
   Times time_layer() {
-    return time([&](uint32_t layer) {
-      const cudaError_t status = turn(layer);
-      return status != cudaSuccess ? status : attend(layer);
-    });
+    return time([&](uint32_t layer) { return attend(layer, row_tokens_ == 1); });
   }
   double kv_bytes() const { return 2.0 * rows_ * positions_ * shape_.kv_heads * pool_.row_bytes; }
   double flop() const {
@@ -191,21 +188,30 @@ class Work {
   uint32_t token_count() const { return batch_.token_count; }
 
  private:
-  cudaError_t turn(uint32_t layer) {
-    AttentionInputArgs args{};
+  RopeKvArgs rope_args(uint32_t layer) const {
+    RopeKvArgs args{};
     args.batch = &batch_;
     args.rope = {RopePairing::kHalves, shape_.head_length, frequencies_, 1.0f};
     args.head_count = shape_.heads;
     args.pool = pool_;
     args.layer = layer;
-    args.query_out = query_;
-    return attention_.rope_kv(args, key_, value_, launch_);
+    args.query = query_;
+    args.key = key_;
+    args.value = value_;
+    return args;
   }
-  cudaError_t attend(uint32_t layer) {
-    return attention_.attention(
-        {&batch_, query_, shape_.heads, 1.0f / std::sqrt(static_cast<float>(shape_.head_length)), 0,
-         pool_, layer, out_},
-        launch_);
+  // rotates: rotary embedding and storing on the way, as in steps of rows of one token.
+  cudaError_t attend(uint32_t layer, bool rotates) {
+    const RopeKvArgs rope = rope_args(layer);
+    AttentionArgs args{
+        &batch_, query_, shape_.heads, 1.0f / std::sqrt(static_cast<float>(shape_.head_length)),
+        0,       pool_,  layer,        out_};
+    if (rotates) args.rope_kv = &rope;
+    if (row_tokens_ != 1) {
+      const cudaError_t status = attention_.prefill(args, false, launch_);
+      if (status != cudaSuccess) return status;
+    }
+    return attention_.decode(args, launch_);
   }
   void fill_pool(uint64_t bytes) {
     std::mt19937 engine(3);

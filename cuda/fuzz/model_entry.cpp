@@ -36,11 +36,11 @@ std::string check_config(const model::Config& c) {
   return "";
 }
 
-bool is_matrix(const ops::Weight& weight, uint64_t rows, uint64_t cols) {
+bool is_matrix(const model::Weight& weight, uint64_t rows, uint64_t cols) {
   return weight.data != nullptr && weight.rows == rows && weight.cols == cols && weight.bytes > 0;
 }
 
-uint32_t touch(const ops::Weight& weight) {
+uint32_t touch(const model::Weight& weight) {
   uint32_t sum = 0;
   for (uint64_t i = 0; i < weight.bytes; ++i) sum += static_cast<const uint8_t*>(weight.data)[i];
   return sum;

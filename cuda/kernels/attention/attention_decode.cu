@@ -249,11 +249,6 @@ uint32_t padded_length(uint32_t head_length) {
 
 }  // namespace
 
-uint32_t decode_head_tiles(uint32_t head_count, uint32_t kv_head_count) {
-  const uint32_t group = head_count / kv_head_count;
-  return kv_head_count * ((group + kDecodeGroupMax - 1) / kDecodeGroupMax);
-}
-
 uint32_t decode_blocks_max(uint32_t sm_count) { return sm_count * kSmBlocksMax; }
 
 uint32_t decode_block_count(KvFormat format, uint32_t head_length, const Launch& launch) {
@@ -276,7 +271,7 @@ cudaError_t attention_decode_prepare(KvFormat format, uint32_t head_length, cons
                              static_cast<int>(instance.bytes));
     if (status != cudaSuccess) return status;
   }
-  if (!decode_has_groups(head_length, launch)) return cudaSuccess;
+  if (!decode_has_groups(head_length, launch.compute_capability)) return cudaSuccess;
   return attention_decode_group_prepare(format, head_length);
 }
 

@@ -39,8 +39,6 @@ struct AttentionKernelArgs {
 
 constexpr uint32_t kAttentionHeadLengthMax = 256;
 
-// Key-value heads times the tiles of at most kDecodeGroupMax query heads that each serves.
-uint32_t decode_head_tiles(uint32_t head_count, uint32_t kv_head_count);
 // Blocks of a launch, whatever the step; and the most of any format and length.
 uint32_t decode_block_count(KvFormat format, uint32_t head_length, const Launch& launch);
 uint32_t decode_blocks_max(uint32_t sm_count);

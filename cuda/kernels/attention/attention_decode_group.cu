@@ -238,11 +238,6 @@ struct Instances {
 
 }  // namespace
 
-bool decode_has_groups(uint32_t head_length, const Launch& launch) {
-  return launch.compute_capability >= 90 && launch.compute_capability < 120 &&
-         (head_length == 64 || head_length == 128 || head_length == 256);
-}
-
 cudaError_t attention_decode_group_prepare(KvFormat format, uint32_t head_length) {
   const Instance instance = find_version<Instances>(format, head_length);
   return cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -251,7 +246,7 @@ cudaError_t attention_decode_group_prepare(KvFormat format, uint32_t head_length
 
 cudaError_t attention_decode_group(const AttentionKernelArgs& args, const Launch& launch) {
   const uint32_t head_length = args.pages.head_length;
-  if (!decode_has_groups(head_length, launch)) return cudaErrorInvalidValue;
+  if (!decode_has_groups(head_length, launch.compute_capability)) return cudaErrorInvalidValue;
   const Instance instance = find_version<Instances>(args.pages.format, head_length);
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
   AttentionKernelArgs call = args;

@@ -9,9 +9,6 @@
 
 namespace wcuda::kernels {
 
-// Groups need clusters, more shared memory than devices of compute capability 12.0 have, and a head
-// length that is compiled.
-bool decode_has_groups(uint32_t head_length, const Launch& launch);
 // Once for each format and head length that has groups, before a capture.
 cudaError_t attention_decode_group_prepare(KvFormat format, uint32_t head_length);
 // For plans with groups; attention_decode calls it.

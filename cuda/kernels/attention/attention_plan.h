@@ -14,21 +14,20 @@
 
 #include <cstdint>
 
+#include "kernels/attention/attention_choice.h"
 #include "kernels/ptx/launch.h"
 #include "kernels/shared/kv_pages.h"
-#include "kernels/step/step.h"
+#include "kernels/shared/step_inputs.h"
 
 namespace wcuda::kernels {
 
 constexpr uint32_t kPrefillTileTokens = 128;
-constexpr uint32_t kDecodeClusterBlocks = 8;
 // In groups that are clusters a row of at most so many units is left to one block, and one of more
 // to at most so many blocks that each has this share; in others each block has that share at least.
 constexpr uint32_t kDecodeLoneUnits = 4;
 constexpr uint32_t kDecodeClusterUnits = 2;
 constexpr uint32_t kDecodeGroupUnits = 8;
 constexpr uint32_t kDecodeGroupRowsMax = 512;
-constexpr uint32_t kDecodeGroupMax = 8;  // query heads of one key-value head that a block serves
 
 struct PrefillTile {
   uint32_t row;

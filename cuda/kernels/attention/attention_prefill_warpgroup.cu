@@ -599,7 +599,8 @@ struct Instances {
 };
 
 bool has_instance(uint32_t head_length) {
-  return head_length <= Instances::kLengthMax && head_length % 8 == 0;
+  static_assert(kPrefillWarpgroupHeadMax == Instances::kLengthMax);
+  return prefill_has_warpgroup(head_length, 90);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "kernels/linear/layer_chain.h"
 #include "kernels/linear/linear_vector.cuh"
+#include "kernels/linear/persistent_plan.h"
 #include "kernels/linear/tile_k.h"
 
 namespace wcuda::kernels {
@@ -11,16 +12,19 @@ namespace {
 
 using EngineA = vector::EngineOf<12, 1>::Type;
 using EngineB = vector::EngineOf<14, 1>::Type;
-static_assert(EngineA::kStageRecords == 1 && EngineA::kStageBytes == 2304 &&
-              EngineB::kStageRecords == 1 && EngineB::kStageBytes == 3360);
+using persistent::kSliceChunks;
+using persistent::kSlotStride;
+using persistent::kStageBytes;
+using persistent::kStagesMax;
+using persistent::kWarps;
+using persistent::kWindow;
+static_assert(EngineA::kStageRecords == 1 && EngineA::kStageBytes == persistent::kChunkBytes[0] &&
+              EngineB::kStageRecords == 1 && EngineB::kStageBytes == persistent::kChunkBytes[1]);
+static_assert(EngineA::codes_bytes(kChunkInputs) == persistent::kCodesBytes &&
+              EngineA::scales_bytes(kChunkInputs) == persistent::kScalesBytes);
 
-constexpr uint32_t kWarps = 16, kThreads = (kWarps + 1) * 32;
-constexpr uint32_t kStagesMax = 32;
-constexpr uint32_t kWindow = 16;  // strips between two ends, where a share has more
-// A layer with so many chunks a strip goes by slices, for a CTA then needs few of its inputs.
-constexpr uint32_t kSplitChunks = 48, kSliceChunks = 4;
+constexpr uint32_t kThreads = (kWarps + 1) * 32;
 constexpr uint32_t kSlicesAtOnce = 8;  // whose sums are read together
-constexpr uint32_t kSlotStride = 20;   // floats of a row, one for each warp
 constexpr uint32_t kMissing = 0;       // an output of 0 goes as -0
 // Reads in vain, of some 0.7 us each, before a CTA takes it that others will never come: the device
 // then counts as lost.
@@ -29,8 +33,6 @@ constexpr uint32_t kReadsMax = 1u << 26;
 constexpr uint32_t kFlightStages = 5;
 
 // A stage of the ring: four chunks of Q4_K, or two of Q6_K, of neighbouring warps.
-constexpr uint32_t kStageBytes = 4 * 2304;
-constexpr uint32_t kStagesLeast = 8;  // what the warps hold at once of Q6_K
 template <class Engine>
 constexpr uint32_t kStageChunks = kStageBytes / Engine::kStageBytes == 4 ? 4 : 2;
 
@@ -83,6 +85,7 @@ struct ChainShare {
   uint32_t first_chunk, x_chunks;  // of x, those that are needed
   bool is_second;
 };
+static_assert(sizeof(ChainShare) == persistent::kShareBytes);
 
 // ---- barriers ----
 
@@ -91,6 +94,7 @@ struct Barriers {
   uint64_t full[kStagesMax], empty[kStagesMax];
   uint64_t staged;  // warps that have read all they need of exchanges
 };
+static_assert(sizeof(Barriers) == persistent::kBarriersBytes);
 
 __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) {
   asm volatile(

@@ -83,67 +83,49 @@ uint32_t strips_of(const Matrix& matrix) { return (matrix.rows + 15) / 16; }
 uint32_t round_up(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
 bool is_gate(const LinearArgs& args) { return args.epilogue >= Epilogue::kSiluGate; }
 
-// The layer's parameters; false: it cannot be done. strips: of the largest share.
-bool describe(const LinearArgs& args, uint32_t ctas, ChainLayer* layer, uint32_t* strips) {
-  if (args.columns != 1 || args.matrix_count == 0 || args.matrix_count > kLinearMatricesMax)
-    return false;
-  const uint32_t cols = args.matrices[0].cols;
-  if (cols == 0 || cols % 1024 != 0) return false;
-  if (is_gate(args) && (args.matrix_count != 2 || args.matrices[0].rows != args.matrices[1].rows ||
-                        args.matrices[0].type != args.matrices[1].type))
-    return false;
-  layer->chunks = cols / kChunkInputs;
+static_assert(kChainMax == kPersistentLayersMax);
+
+PersistentLayerShape shape_of(const LinearArgs& args) {
+  PersistentLayerShape shape;
+  shape.matrix_count = args.columns == 1 ? args.matrix_count : 0;
+  for (uint32_t i = 0; i < std::min(args.matrix_count, kLinearMatricesMax); ++i) {
+    if (args.matrices[i].cols != args.matrices[0].cols) shape.matrix_count = 0;
+    shape.types[i] = args.matrices[i].type;
+    shape.rows[i] = args.matrices[i].rows;
+  }
+  shape.cols = args.matrices[0].cols;
+  shape.is_gate = is_gate(args);
+  shape.is_added = args.epilogue == Epilogue::kAdd;
+  shape.has_norm = args.norm != nullptr;
+  return shape;
+}
+
+// The layer's parameters but for pointers to scratch memory.
+void fill_layer(const LinearArgs& args, const PersistentLayerPlan& plan, uint32_t ctas,
+                ChainLayer* layer) {
   layer->epilogue = args.epilogue;
   layer->x = args.x;
   layer->norm = args.norm;
   layer->epsilon = args.epsilon;
-  layer->mean_factor = 1.0f / static_cast<float>(cols);
-  uint32_t count = 0, units[2] = {0, 0}, least[2] = {~0u, ~0u};
+  layer->mean_factor = 1.0f / static_cast<float>(args.matrices[0].cols);
+  layer->chunks = plan.chunks;
+  layer->slices = plan.slices;
+  layer->rows_each = plan.rows_each;
+  layer->ctas = plan.ctas;
+  const uint32_t shares[2] = {plan.ctas, ctas - plan.ctas};
+  uint32_t count = 0;
   for (uint32_t s = 0; s < 2; ++s) {
     layer->part_begins[s] = count;
     for (uint32_t i = 0; i < args.matrix_count; ++i) {
       const Matrix& matrix = args.matrices[i];
-      if (matrix.cols != cols || matrix.rows == 0 || (matrix.type != 12 && matrix.type != 14))
-        return false;
       if ((matrix.type == 14) != (s == 1)) continue;
       layer->parts[count++] = {matrix.records, args.biases[i],
                                is_gate(args) && i == 1 ? args.outputs[0] : args.outputs[i],
                                matrix.rows, strips_of(matrix)};
-      if (!is_gate(args) || i == 0) units[s] += strips_of(matrix);
-      least[s] = std::min(least[s], strips_of(matrix));
     }
     layer->part_ends[s] = count;
+    if (shares[s] != 0) layer->units[s] = share_out(plan.units[s], shares[s]);
   }
-  const bool is_add = args.epilogue == Epilogue::kAdd;
-  if (is_add && args.matrix_count != 1) return false;
-  if (is_add && args.norm == nullptr && layer->chunks >= kSplitChunks) {
-    layer->slices = layer->chunks / kSliceChunks;
-    layer->chunks = kSliceChunks;
-    for (uint32_t& of_section : units) of_section *= layer->slices;
-    layer->rows_each = round_up((args.matrices[0].rows + ctas - 1) / ctas, 16);
-  }
-  // By bytes.
-  const double first = double{EngineA::kStageBytes} * units[0];
-  const double second = double{EngineB::kStageBytes} * units[1];
-  layer->ctas =
-      units[1] == 0 ? ctas
-      : units[0] == 0
-          ? 0
-          : std::min(ctas - 1,
-                     std::max(1u, static_cast<uint32_t>(ctas * (first / (first + second)) + 0.5)));
-  const uint32_t shares[2] = {layer->ctas, ctas - layer->ctas};
-  *strips = 0;
-  for (uint32_t s = 0; s < 2; ++s) {
-    if (shares[s] == 0) continue;
-    layer->units[s] = share_out(units[s], shares[s]);
-    const uint32_t most = (units[s] + shares[s] - 1) / shares[s];
-    // A share has at most two runs.
-    if (!is_gate(args) && most > least[s]) return false;  // of slices, those of a strip
-    *strips = std::max(*strips, most * (is_gate(args) ? 2 : 1));
-  }
-  // Larger layers have kernels of their own (H200, 70B Q4_K_M: 92.7 tokens a second, 90.9 so).
-  if (is_gate(args) && *strips > kWindow) return false;
-  return !is_add || layer->slices != 0 || *strips <= kWindow;
 }
 
 // Whether `next` reads what `layer` makes, and nothing else does.
@@ -154,44 +136,36 @@ bool follows(const LinearArgs& layer, const LinearArgs& next) {
 
 // Parameters but for pointers to scratch memory, and the shared memory of a launch; 0: no chain.
 uint32_t plan(const LinearArgs* layers, uint32_t count, const Launch& launch, ChainParams* params) {
-  if (launch.compute_capability < 90 || launch.compute_capability >= 100 || count < 2 ||
-      count > kChainMax || launch.sm_count <= 0)
-    return 0;
-  const auto ctas = static_cast<uint32_t>(launch.sm_count);
-  uint32_t chunks = 0, window = 0;
+  if (count < 2 || count > kChainMax || launch.sm_count <= 0) return 0;
   // Of the others x has one row.
   if (layers[0].x_rows != nullptr) return 0;
+  PersistentLayerShape shapes[kChainMax];
   for (uint32_t p = 0; p < count; ++p) {
     if (p != 0 && !follows(layers[p - 1], layers[p])) return 0;
-    ChainLayer& layer = params->layers[p];
-    uint32_t strips = 0;
-    if (!describe(layers[p], ctas, &layer, &strips)) return 0;
-    chunks = std::max(chunks, layer.chunks * (layer.slices != 0 ? 2 : 1));
-    window = std::max(window, is_gate(layers[p]) ? strips : std::min(strips, kWindow));
+    shapes[p] = shape_of(layers[p]);
   }
-  params->count = count;
-  params->window = window;
-  Arena arena(nullptr, 128);
-  const auto place = [&arena](uint32_t bytes) {
-    return static_cast<uint32_t>(arena.reserve(bytes));
-  };
-  (void)place(chunks * EngineA::codes_bytes(kChunkInputs));
-  params->x_scales_offset = place(chunks * EngineA::scales_bytes(kChunkInputs));
-  params->squares_offset = place(kWarps * sizeof(float));
-  params->slots_offset = place(window * 16 * kSlotStride * sizeof(float));
-  params->shares_offset = place(sizeof(ChainShare) * count);
-  params->barriers_offset = place(sizeof(Barriers));
-  const auto end = static_cast<uint32_t>(arena.bytes());
   int device = 0, most = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
     return 0;
-  const auto limit = static_cast<uint32_t>(most);
-  if (end + kStagesLeast * kStageBytes > limit) return 0;
-  params->ring_offset = end;
-  params->stages = std::min((limit - end) / kStageBytes, kStagesMax);
+  const auto ctas = static_cast<uint32_t>(launch.sm_count);
+  PersistentPlan plan;
+  if (!plan_persistent_layers(shapes, count, launch.compute_capability, ctas,
+                              static_cast<uint32_t>(most), &plan))
+    return 0;
+  for (uint32_t p = 0; p < count; ++p)
+    fill_layer(layers[p], plan.layers[p], ctas, &params->layers[p]);
+  params->count = count;
+  params->window = plan.window;
+  params->x_scales_offset = plan.x_scales_offset;
+  params->squares_offset = plan.squares_offset;
+  params->slots_offset = plan.slots_offset;
+  params->shares_offset = plan.shares_offset;
+  params->barriers_offset = plan.barriers_offset;
+  params->ring_offset = plan.ring_offset;
+  params->stages = plan.stages;
   params->flight = kFlightStages;
-  return end + params->stages * kStageBytes;
+  return plan.shared_bytes;
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include "kernels/sampling/sample.h"
 #include "kernels/sampling/sample_cluster.cuh"
 #include "kernels/shared/sampling_math.h"
-#include "kernels/step/step.h"
+#include "kernels/shared/step_inputs.h"
 
 namespace wcuda::kernels {
 namespace {

@@ -20,7 +20,6 @@
 #include "core/backend/cuda_device.h"
 #include "kernels/sampling/sample.h"
 #include "kernels/shared/arena.h"
-#include "kernels/step/ingest.h"
 #include "kernels/step/step.h"
 
 namespace wcuda::engine {
@@ -110,15 +109,9 @@ struct Sizes {
   uint64_t outputs, fed_tokens, top_tokens, top_logprobs, pinned_bytes;
 };
 
-// What the kernels of a step are launched for.
-struct Shape {
+// What a graph is captured for.
+struct Shape : ops::StepShape {
   uint32_t parity = 0;
-  uint32_t token_count = 0;
-  uint32_t row_count = 0;
-  uint32_t logits_count = 0;
-  uint32_t min_row_tokens = 0;
-  uint32_t max_row_tokens = 0;
-  uint32_t max_positions = 0;
   bool has_filters = false;
 };
 
@@ -274,6 +267,7 @@ Shape CudaRunner::shape_of(const Ticket& ticket) const {
   }
   if (shape.max_row_tokens != 1) return shape;
   shape.min_row_tokens = 0;
+  shape.is_captured = true;
   // Decode: everything that a graph is captured for, rounded up.
   const Limits& limits = machine_.limits;
   const auto* const bucket =
@@ -511,17 +505,9 @@ Status CudaRunner::queue_kernels(const Shape& shape) {
   begin.fed_tokens = pinned<int32_t>(parity, sizes_.fed_tokens);
   begin.history = machine_.history(0);
   ops::Batch batch;
-  if (shape.max_row_tokens == 1) {
-    batch.start = &start;
-  } else {
-    // First of the step: what it overwrites, the step before may still read.
-    WCUDA_TRY(check(kernels::ingest(start.ingest, launch(false)), "ingest"));
-    WCUDA_TRY(check(kernels::begin_step(begin, launch(true)), "begin_step"));
-  }
   batch.token_count = shape.token_count;
   batch.row_count = shape.row_count;
   batch.page_table_stride = machine_.limits.pages_per_sequence();
-  batch.min_row_tokens = shape.min_row_tokens;
   batch.max_row_tokens = shape.max_row_tokens;
   batch.max_positions = shape.max_positions;
   batch.tokens = machine_.in_ticket<int32_t>(parity, layout.tokens);
@@ -529,24 +515,22 @@ Status CudaRunner::queue_kernels(const Shape& shape) {
   batch.token_rows = machine_.in_ticket<uint32_t>(parity, layout.token_rows);
   batch.rows = machine_.in_ticket<ops::BatchRow>(parity, layout.rows);
   batch.page_tables = machine_.in_ticket<uint32_t>(parity, layout.page_tables);
-  const auto shared = [&](uint64_t offset) {
-    return reinterpret_cast<float*>(machine_.scratch + offset);
-  };
-  const Activations activations{shared(layout.x), shared(layout.query), shared(layout.attention),
-                                shared(layout.hidden)};
-  LogitsRequest request;
-  request.count = shape.logits_count;
-  request.token_indices = machine_.in_ticket<uint32_t>(parity, layout.logits_indices);
-  request.logits = machine_.in_ticket<float>(parity, layout.logits);
-  WCUDA_TRY(forward(*machine_.model, *machine_.ops, batch, machine_.pool, activations, request));
+  StepArgs step;
+  step.batch = &batch;
+  step.inputs = &start;
+  step.pool = machine_.pool;
+  step.activations = machine_.activations();
+  step.logits_indices = machine_.in_ticket<uint32_t>(parity, layout.logits_indices);
+  step.logits = machine_.in_ticket<float>(parity, layout.logits);
+  WCUDA_TRY(forward(*machine_.model, *machine_.ops, machine_.plan(shape), step));
 
   kernels::SampleArgs sample;
   sample.row_count = shape.row_count;
   sample.vocabulary = sizes_.vocabulary;
   sample.has_filters = shape.has_filters;
   sample.rows = on_device<kernels::SampleRow>(sizes_.device_sample_rows);
-  sample.logits = request.logits;
-  sample.logits_count = request.count;
+  sample.logits = step.logits;
+  sample.logits_count = shape.logits_count;
   sample.history = machine_.history(0);
   sample.history_stride = machine_.limits.history_stride();
   sample.bias_tokens = on_device<int32_t>(sizes_.device_bias_tokens);
@@ -640,6 +624,7 @@ Status CudaRunner::warm_up() {
     Shape shape;
     shape.row_count = shape.token_count = std::min(bucket, limits.max_batch_rows);
     shape.max_row_tokens = 1;
+    shape.is_captured = true;
     shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
     for (const uint32_t positions : kPositionBuckets) {
       if (positions != UINT32_MAX && shape.row_count > kPositionRowsMax) continue;

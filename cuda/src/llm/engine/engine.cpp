@@ -19,9 +19,9 @@ Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> mod
   }
   machine.ops = std::move(ops);
   const ops::Limits ops_sizes = ops_limits(machine.limits, config);
-  WCUDA_ASSIGN(machine.layout,
-               plan_layout(machine.limits, config, machine.ops->scratch_bytes(ops_sizes),
-                           runner_bytes(*backend, machine.limits, config)));
+  WCUDA_ASSIGN(machine.layout, plan_layout(machine.limits, config, machine.ops->device(),
+                                           machine.ops->scratch_bytes(ops_sizes),
+                                           runner_bytes(*backend, machine.limits, config)));
   const Layout& layout = machine.layout;
   WCUDA_ASSIGN(engine->kv_, machine.memory->allocate(layout.kv_bytes, WCUDA_PURPOSE_KV, "kv"));
   WCUDA_ASSIGN(engine->scratch_,

@@ -1,73 +1,183 @@
 // THE forward pass: read this to know what the engine computes. Architectures differ in Config
-// alone.
+// alone; ops/step_plan.h says which operations run as one and by which kernel.
 #include "llm/engine/forward.h"
 
+#include "core/base/status.h"
+
 namespace wcuda::engine {
+namespace {
 
-Status forward(const model::Model& model, ops::Ops& ops, const ops::Batch& batch,
-               const ops::KvPool& pool, const Activations& activations,
-               const LogitsRequest& request) {
-  const model::Config& config = model.config();
-  const model::Weights& weights = model.weights();
-  ops::Rope rope;
-  rope.pairing = config.rope_pairing;
-  rope.dimension_count = config.rope_dimension_count;
-  rope.frequencies = weights.rope_frequencies;
-  rope.magnitude = config.rope_magnitude;
+using ops::Form;
+using ops::Node;
+using ops::Operation;
 
-  WCUDA_TRY(ops.begin_step(batch, pool, config.sliding_window));
-  WCUDA_TRY(ops.embed({&batch, weights.token_embedding, config.embedding_scale, activations.x}));
-
-  for (uint32_t layer = 0; layer < config.layer_count; ++layer) {
-    const model::LayerWeights& w = weights.layers[layer];
-
-    ops::AttentionInputArgs input{};
-    input.batch = &batch;
-    input.x = activations.x;
-    input.norm = w.attention_norm;
-    input.epsilon = config.norm_epsilon;
-    input.query = w.query;
-    input.key = w.key;
-    input.value = w.value;
-    input.query_bias = w.query_bias;
-    input.key_bias = w.key_bias;
-    input.value_bias = w.value_bias;
-    input.query_norm = w.query_norm;
-    input.key_norm = w.key_norm;
-    input.rope = rope;
-    input.head_count = config.head_count;
-    input.pool = pool;
-    input.layer = layer;
-    input.query_out = activations.query;
-    WCUDA_TRY(ops.attention_input(input));
-
-    ops::AttentionArgs attention{};
-    attention.batch = &batch;
-    attention.query = activations.query;
-    attention.head_count = config.head_count;
-    attention.scale = config.attention_scale;
-    attention.window = config.sliding_window;
-    attention.pool = pool;
-    attention.layer = layer;
-    attention.out = activations.attention;
-    WCUDA_TRY(ops.attention(attention));
-
-    WCUDA_TRY(ops.project({batch.token_count, activations.attention, w.attention_output,
-                           w.attention_output_bias, activations.x}));
-
-    WCUDA_TRY(ops.feed_forward_input({batch.token_count, activations.x, w.feed_forward_norm,
-                                      config.norm_epsilon, w.gate, w.up, w.gate_bias, w.up_bias,
-                                      config.activation, activations.hidden}));
-
-    WCUDA_TRY(
-        ops.project({batch.token_count, activations.hidden, w.down, w.down_bias, activations.x}));
+// The arguments of each node of a step.
+class Pass {
+ public:
+  Pass(const model::Model& model, ops::Ops& ops, const ops::StepPlan& plan, const StepArgs& step)
+      : config_(model.config()),
+        weights_(model.weights()),
+        ops_(ops),
+        plan_(plan),
+        step_(step),
+        a_(step.activations) {
+    rope_.pairing = config_.rope_pairing;
+    rope_.dimension_count = config_.rope_dimension_count;
+    rope_.frequencies = weights_.rope_frequencies;
+    rope_.magnitude = config_.rope_magnitude;
   }
 
-  if (request.count != 0)
-    WCUDA_TRY(
-        ops.logits({request.count, request.token_indices, activations.x, weights.output_norm,
-                    config.norm_epsilon, weights.output, weights.output_bias, request.logits}));
-  return ops.end_step();
+  Status run(const Node& node) {
+    switch (node.operation) {
+      case Operation::kStartStep:
+      case Operation::kScatterInputs:
+      case Operation::kBeginRows:
+      case Operation::kPlanAttention:
+      case Operation::kRotaryTable:
+        return ops_.start(node,
+                          {step_.batch, step_.inputs, step_.pool, config_.sliding_window, rope_});
+      case Operation::kEmbed:
+        return ops_.embed(node,
+                          {step_.batch, weights_.token_embedding, config_.embedding_scale, a_.x});
+      case Operation::kRotateAndStore:
+        return ops_.rope_kv(node, rope_kv(node));
+      case Operation::kAttention:
+        return attention(node);
+      case Operation::kPersistentLayers:
+        return persistent_layers(node);
+      case Operation::kQueryKeyValue:
+      case Operation::kAttentionOutput:
+      case Operation::kGateUp:
+      case Operation::kDown:
+      case Operation::kLogits:
+        return ops_.linear(node, linear(node.operation, node.layer, node.output));
+    }
+    return {};
+  }
+
+ private:
+  ops::LinearArgs linear(Operation operation, uint32_t layer, Form output) const {
+    ops::LinearArgs args{};
+    args.token_count = step_.batch->token_count;
+    args.activation = config_.activation;
+    if (operation == Operation::kLogits) {
+      args.token_count = plan_.shape.logits_count;
+      args.token_indices = step_.logits_indices;
+      norm(weights_.output_norm, &args);
+      add(weights_.output, weights_.output_bias, step_.logits, &args);
+      return args;
+    }
+    const model::LayerWeights& w = weights_.layers[layer];
+    switch (operation) {
+      case Operation::kQueryKeyValue: {
+        const bool is_joined = output == Form::kJoined;
+        norm(w.attention_norm, &args);
+        add(w.query, w.query_bias, is_joined ? a_.joined : a_.query, &args);
+        add(w.key, w.key_bias, is_joined ? nullptr : a_.key, &args);
+        add(w.value, w.value_bias, is_joined ? nullptr : a_.value, &args);
+        break;
+      }
+      case Operation::kAttentionOutput:
+        args.x = a_.attention;
+        args.epilogue = ops::Epilogue::kAdd;
+        add(w.attention_output, w.attention_output_bias, a_.x, &args);
+        break;
+      case Operation::kGateUp:
+        norm(w.feed_forward_norm, &args);
+        args.epilogue = ops::Epilogue::kGate;
+        add(w.gate, w.gate_bias, a_.hidden, &args);
+        add(w.up, w.up_bias, nullptr, &args);
+        break;
+      default:  // kDown
+        args.x = a_.hidden;
+        args.gate_bias = w.gate_bias;
+        args.up_bias = w.up_bias;
+        args.epilogue = ops::Epilogue::kAdd;
+        add(w.down, w.down_bias, a_.x, &args);
+    }
+    return args;
+  }
+  void norm(ops::Vector gain, ops::LinearArgs* args) const {
+    args->x = a_.x;
+    args->norm = gain;
+    args->epsilon = config_.norm_epsilon;
+  }
+  static void add(const ops::Weight& weight, ops::Vector bias, float* output,
+                  ops::LinearArgs* args) {
+    const uint32_t i = args->weight_count++;
+    args->weights[i] = weight;
+    args->biases[i] = bias;
+    args->outputs[i] = output;
+  }
+
+  Status persistent_layers(const Node& node) {
+    ops::LinearArgs layers[ops::kPersistentLayersMax];
+    WCUDA_CHECK(node.fused_count <= ops::kPersistentLayersMax);
+    for (uint32_t i = 0; i < node.fused_count; ++i) {
+      const ops::LayerOperation part = ops::fused_operation(node, i, config_.layer_count);
+      layers[i] = linear(part.operation, part.layer, Form::kF32);
+    }
+    return ops_.persistent_layers(node, layers, node.fused_count);
+  }
+
+  ops::RopeKvArgs rope_kv(const Node& node) const {
+    const model::LayerWeights& w = weights_.layers[node.layer];
+    ops::RopeKvArgs args{};
+    args.batch = step_.batch;
+    args.joined = node.input == Form::kJoined ? a_.joined : nullptr;
+    args.query = a_.query;
+    args.key = a_.key;
+    args.value = a_.value;
+    args.query_norm = w.query_norm;
+    args.key_norm = w.key_norm;
+    args.epsilon = config_.norm_epsilon;
+    args.rope = rope_;
+    args.head_count = config_.head_count;
+    args.pool = step_.pool;
+    args.layer = node.layer;
+    return args;
+  }
+
+  Status attention(const Node& node) {
+    const ops::RopeKvArgs unrotated = rope_kv(node);
+    ops::AttentionArgs args{};
+    args.batch = step_.batch;
+    args.query = a_.query;
+    args.head_count = config_.head_count;
+    args.scale = config_.attention_scale;
+    args.window = config_.sliding_window;
+    args.pool = step_.pool;
+    args.layer = node.layer;
+    args.out = a_.attention;
+    if (node.input == Form::kUnrotated) args.rope_kv = &unrotated;
+    return ops_.attention(node, args);
+  }
+
+  const model::Config& config_;
+  const model::Weights& weights_;
+  ops::Ops& ops_;
+  const ops::StepPlan& plan_;
+  const StepArgs& step_;
+  const Activations& a_;
+  ops::Rope rope_;
+};
+
+}  // namespace
+
+Status forward(const model::Model& model, ops::Ops& ops, const ops::StepPlan& plan,
+               const StepArgs& step, NodeObserver* observer) {
+  Pass pass(model, ops, plan, step);
+  for (size_t i = 0; i < plan.nodes.size(); ++i) {
+    if (observer != nullptr) WCUDA_TRY(observer->before(i));
+    WCUDA_TRY(pass.run(plan.nodes[i]));
+    if (observer != nullptr) WCUDA_TRY(observer->after(i));
+  }
+  return {};
+}
+
+Status run_node(const model::Model& model, ops::Ops& ops, const ops::StepPlan& plan, size_t index,
+                const StepArgs& step) {
+  return Pass(model, ops, plan, step).run(plan.nodes[index]);
 }
 
 }  // namespace wcuda::engine

@@ -6,25 +6,42 @@
 
 namespace wcuda::engine {
 
-// The activations of a step, in device memory; shapes as in engine/limits.h.
+// The activations of a step, in device memory; shapes as in engine/limits.h. The plan says in which
+// form each is.
 struct Activations {
   float* x;          // (token_count, embedding_length) the residual stream
   float* query;      // (token_count, head_count * head_length)
+  float* key;        // (token_count, kv_head_count * head_length)
+  float* value;      // likewise
+  float* joined;     // (token_count, query, key and value); null where no plan joins them
   float* attention;  // (token_count, head_count * head_length)
   float* hidden;     // (token_count, feed_forward_length)
 };
 
-// The tokens whose logits are wanted.
-struct LogitsRequest {
-  uint32_t count = 0;
-  const uint32_t* token_indices = nullptr;  // (count) device memory
-  float* logits = nullptr;                  // (count, vocabulary)
+// What a step computes on and what it leaves.
+struct StepArgs {
+  const ops::Batch* batch = nullptr;
+  const kernels::StepStart* inputs = nullptr;  // as in ops::StartArgs
+  ops::KvPool pool;
+  Activations activations{};
+  const uint32_t* logits_indices = nullptr;  // (logits_count) tokens whose logits are wanted
+  float* logits = nullptr;                   // (logits_count, vocabulary)
 };
 
-// Runs the model over a batch: appends its keys and values to the pages, computes the logits asked
-// for.
-Status forward(const model::Model& model, ops::Ops& ops, const ops::Batch& batch,
-               const ops::KvPool& pool, const Activations& activations,
-               const LogitsRequest& request);
+// Called before and after each node.
+class NodeObserver {
+ public:
+  virtual ~NodeObserver() = default;
+  virtual Status before(size_t node) = 0;
+  virtual Status after(size_t node) = 0;
+};
+
+// Runs the model over a batch by `plan`: appends its keys and values to the pages, computes the
+// logits asked for. `observer` may be null.
+Status forward(const model::Model& model, ops::Ops& ops, const ops::StepPlan& plan,
+               const StepArgs& step, NodeObserver* observer = nullptr);
+// Node `index` of the plan alone.
+Status run_node(const model::Model& model, ops::Ops& ops, const ops::StepPlan& plan, size_t index,
+                const StepArgs& step);
 
 }  // namespace wcuda::engine

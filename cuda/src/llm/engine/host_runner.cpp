@@ -189,17 +189,17 @@ void HostRunner::run(Ticket& ticket, const Ticket* previous) {
                 tables + i * batch.page_table_stride);
   batch.page_tables = tables;
 
-  const auto shared = [&](uint64_t offset) {
-    return reinterpret_cast<float*>(machine_.scratch + offset);
-  };
-  const Activations activations{shared(layout.x), shared(layout.query), shared(layout.attention),
-                                shared(layout.hidden)};
-  LogitsRequest request;
-  request.count = static_cast<uint32_t>(ticket.logits_indices.size());
-  request.token_indices = place(ticket.logits_indices, layout.logits_indices);
-  request.logits = machine_.in_ticket<float>(ticket.parity, layout.logits);
-  ticket.status =
-      forward(*machine_.model, *machine_.ops, batch, machine_.pool, activations, request);
+  ops::StepShape shape;
+  shape.token_count = batch.token_count;
+  shape.row_count = batch.row_count;
+  shape.logits_count = static_cast<uint32_t>(ticket.logits_indices.size());
+  StepArgs step;
+  step.batch = &batch;
+  step.pool = machine_.pool;
+  step.activations = machine_.activations();
+  step.logits_indices = place(ticket.logits_indices, layout.logits_indices);
+  step.logits = machine_.in_ticket<float>(ticket.parity, layout.logits);
+  ticket.status = forward(*machine_.model, *machine_.ops, machine_.plan(shape), step);
   if (ticket.status.ok()) sample_rows(machine_, ticket);
   ticket.device_ns = static_cast<uint64_t>(
       std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count());

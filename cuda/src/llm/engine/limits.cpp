@@ -81,11 +81,13 @@ ops::Limits ops_limits(const Limits& limits, const model::Config& config) {
   result.head_length = config.head_length;
   result.vocabulary_size = config.vocabulary_size;
   result.batch_invariant = limits.batch_invariant;
+  result.persistent_layers = limits.persistent_layers;
   return result;
 }
 
 Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
-                           uint64_t ops_scratch_bytes, uint64_t runner_bytes) {
+                           const ops::DeviceTraits& device, uint64_t ops_scratch_bytes,
+                           uint64_t runner_bytes) {
   Layout layout;
   layout.kv_row_bytes = ops::kv_row_bytes(limits.kv_type, config.head_length);
   if (layout.kv_row_bytes == 0)
@@ -105,6 +107,11 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
   Arena scratch;
   layout.x = scratch.reserve({tokens, config.embedding_length, sizeof(float)});
   layout.query = scratch.reserve({tokens, config.head_count, config.head_length, sizeof(float)});
+  layout.key = scratch.reserve({tokens, config.kv_head_count, config.head_length, sizeof(float)});
+  layout.value = scratch.reserve({tokens, config.kv_head_count, config.head_length, sizeof(float)});
+  const uint64_t joined_heads = config.head_count + uint64_t{2} * config.kv_head_count;
+  layout.joined = scratch.reserve(
+      {device.is_host ? 0 : tokens, joined_heads, config.head_length, sizeof(float)});
   layout.attention =
       scratch.reserve({tokens, config.head_count, config.head_length, sizeof(float)});
   layout.hidden = scratch.reserve({tokens, config.feed_forward_length, sizeof(float)});
@@ -140,9 +147,9 @@ Result<Plan> plan_engine(const std::shared_ptr<Backend>& backend, const model::C
   Plan plan;
   WCUDA_ASSIGN(plan.limits, resolve_limits(options, config));
   WCUDA_ASSIGN(const std::unique_ptr<ops::Ops> ops, ops::make_ops(backend));
-  WCUDA_ASSIGN(plan.layout,
-               plan_layout(plan.limits, config, ops->scratch_bytes(ops_limits(plan.limits, config)),
-                           runner_bytes(*backend, plan.limits, config)));
+  WCUDA_ASSIGN(plan.layout, plan_layout(plan.limits, config, ops->device(),
+                                        ops->scratch_bytes(ops_limits(plan.limits, config)),
+                                        runner_bytes(*backend, plan.limits, config)));
   return plan;
 }
 

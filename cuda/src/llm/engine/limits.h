@@ -15,6 +15,7 @@ namespace wcuda::engine {
 struct Limits {
   ops::KvType kv_type = ops::KvType::kF16;
   bool batch_invariant = false;
+  ops::PersistentLayers persistent_layers = ops::PersistentLayers::kAuto;
   bool poison_free_pages = false;
   uint32_t max_sequences = 0;
   uint32_t max_batch_tokens = 0;
@@ -43,7 +44,10 @@ struct Layout {
   // Block "scratch", shared by all steps.
   uint64_t x = 0;          // f32 (max_batch_tokens, embedding_length)
   uint64_t query = 0;      // f32 (max_batch_tokens, head_count * head_length)
-  uint64_t attention = 0;  // f32, likewise
+  uint64_t key = 0;        // f32 (max_batch_tokens, kv_head_count * head_length)
+  uint64_t value = 0;      // f32, likewise
+  uint64_t joined = 0;     // f32 (max_batch_tokens, query, key and value); on the host nothing
+  uint64_t attention = 0;  // f32, as query
   uint64_t hidden = 0;     // f32 (max_batch_tokens, feed_forward_length)
   uint64_t ops = 0;        // Ops::scratch_bytes
   uint64_t runner = 0;     // engine::runner_bytes
@@ -68,7 +72,8 @@ struct Layout {
 // Pure; every sum is checked. `ops_scratch_bytes` comes from Ops::scratch_bytes, `runner_bytes`
 // from engine::runner_bytes.
 Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
-                           uint64_t ops_scratch_bytes, uint64_t runner_bytes);
+                           const ops::DeviceTraits& device, uint64_t ops_scratch_bytes,
+                           uint64_t runner_bytes);
 
 // The same for a caller that has no engine yet.
 struct Plan {

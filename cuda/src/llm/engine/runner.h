@@ -21,6 +21,16 @@ struct Machine {
   uint8_t* kv = nullptr;       // the block "kv"
   uint8_t* scratch = nullptr;  // the block "scratch"
 
+  // What a step of this shape does. Pure.
+  ops::StepPlan plan(const ops::StepShape& shape) const {
+    return ops::plan_step(model->config(), model->weights(), ops_limits(limits, model->config()),
+                          ops->device(), shape);
+  }
+  Activations activations() const {
+    const auto at = [this](uint64_t offset) { return reinterpret_cast<float*>(scratch + offset); };
+    return {at(layout.x),      at(layout.query),     at(layout.key),   at(layout.value),
+            at(layout.joined), at(layout.attention), at(layout.hidden)};
+  }
   int32_t* history(uint32_t slot) const {
     return reinterpret_cast<int32_t*>(kv + layout.history) +
            uint64_t{slot} * limits.history_stride();

@@ -6,7 +6,7 @@ namespace wcuda::model {
 namespace {
 
 Status fill(const Keys&, Config* config) {
-  config->rope_pairing = ops::RopePairing::kHalves;
+  config->rope_pairing = RopePairing::kHalves;
   return {};
 }
 

@@ -231,7 +231,7 @@ class Loader {
       return backend.copy_to_device(target + piece.first * sizeof(float), expanded,
                                     piece.count * sizeof(float));
     }
-    if (tensor.layout == ops::Layout::kRows)
+    if (tensor.layout == Layout::kRows)
       return backend.copy_to_device(target + piece.first * tensor.file_row_bytes, slice, bytes);
     // The host's memory is the device's: rows go to their records at once.
     return quant::pack_host(tensor.type, tensor.layout, tensor.slot.rows, tensor.slot.cols,

@@ -13,7 +13,7 @@
 #include "core/base/status.h"
 #include "core/vram/memory.h"
 #include "llm/gguf/gguf.h"
-#include "llm/ops/ops.h"
+#include "llm/model/weight.h"
 
 namespace wcuda::model {
 
@@ -34,33 +34,33 @@ struct Config {
   float attention_scale = 0.0f;  // resolved: 1 / sqrt(head_length) unless the file says otherwise
   float embedding_scale = 1.0f;
   float rope_frequency_base = 10000.0f;
-  ops::RopePairing rope_pairing = ops::RopePairing::kAdjacent;
+  RopePairing rope_pairing = RopePairing::kAdjacent;
   uint32_t rope_dimension_count = 0;
   float rope_magnitude = 1.0f;          // YaRN
   std::vector<float> rope_frequencies;  // (rope_dimension_count / 2) scaling and factors applied
-  ops::Activation activation = ops::Activation::kSilu;
+  Activation activation = Activation::kSilu;
   bool tied_embeddings = false;  // no output.weight: the embedding table serves
 };
 
 struct LayerWeights {
-  ops::Vector attention_norm = nullptr;  // (embedding_length)
-  ops::Weight query, key, value;         // (heads * head_length, embedding_length)
-  ops::Vector query_bias = nullptr, key_bias = nullptr, value_bias = nullptr;
-  ops::Vector query_norm = nullptr, key_norm = nullptr;  // (head_length)
-  ops::Weight attention_output;                          // (embedding_length, heads * head_length)
-  ops::Vector attention_output_bias = nullptr;
-  ops::Vector feed_forward_norm = nullptr;
-  ops::Weight gate, up;  // (feed_forward_length, embedding_length)
-  ops::Weight down;      // (embedding_length, feed_forward_length)
-  ops::Vector gate_bias = nullptr, up_bias = nullptr, down_bias = nullptr;
+  Vector attention_norm = nullptr;  // (embedding_length)
+  Weight query, key, value;         // (heads * head_length, embedding_length)
+  Vector query_bias = nullptr, key_bias = nullptr, value_bias = nullptr;
+  Vector query_norm = nullptr, key_norm = nullptr;  // (head_length)
+  Weight attention_output;                          // (embedding_length, heads * head_length)
+  Vector attention_output_bias = nullptr;
+  Vector feed_forward_norm = nullptr;
+  Weight gate, up;  // (feed_forward_length, embedding_length)
+  Weight down;      // (embedding_length, feed_forward_length)
+  Vector gate_bias = nullptr, up_bias = nullptr, down_bias = nullptr;
 };
 
 struct Weights {
-  ops::Weight token_embedding;  // (vocabulary, embedding_length)
-  ops::Weight output;           // the same; equals token_embedding when tied
-  ops::Vector output_norm = nullptr;
-  ops::Vector output_bias = nullptr;
-  ops::Vector rope_frequencies = nullptr;
+  Weight token_embedding;  // (vocabulary, embedding_length)
+  Weight output;           // the same; equals token_embedding when tied
+  Vector output_norm = nullptr;
+  Vector output_bias = nullptr;
+  Vector rope_frequencies = nullptr;
   std::vector<LayerWeights> layers;
 };
 
@@ -86,7 +86,7 @@ struct TensorDigests {
 struct ResidentTensor {
   std::string name;
   uint64_t index = 0;  // into the file's tensors
-  ops::Weight matrix;  // of a vector: f32 in rows, cols 1, and the type it has in the file
+  Weight matrix;       // of a vector: f32 in rows, cols 1, and the type it has in the file
   bool is_vector = false;
   std::optional<TensorDigests> digests;  // on HOST taken when first asked for
 };

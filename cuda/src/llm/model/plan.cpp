@@ -10,6 +10,7 @@
 #include "core/base/text.h"
 #include "core/base/thread_pool.h"
 #include "llm/model/rope.h"
+#include "llm/ops/ops.h"
 #include "llm/quant/format.h"
 
 namespace wcuda::model {

@@ -16,7 +16,7 @@ struct PlannedTensor {
   uint32_t type = 0;
   uint64_t file_row_bytes = 0;  // of one row of a matrix, of one element of a vector
   uint64_t file_bytes = 0;
-  ops::Layout layout = ops::Layout::kRows;
+  Layout layout = Layout::kRows;
   uint64_t bytes = 0;   // on the device; of a vector: f32
   uint64_t offset = 0;  // of a vector, in the block of all vectors
   // Of a streamed load: where the tensor lies in the slab, and how many of the plan's first tensors

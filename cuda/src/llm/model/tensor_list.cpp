@@ -37,8 +37,8 @@ void list_layer(const Config& c, const DenseDecoder& family, uint32_t layer, Ten
 
 }  // namespace
 
-void TensorList::add_matrix(const char* name, ops::Weight Weights::*member, uint32_t rows,
-                            uint32_t cols, Presence presence, bool is_embedding) {
+void TensorList::add_matrix(const char* name, Weight Weights::*member, uint32_t rows, uint32_t cols,
+                            Presence presence, bool is_embedding) {
   TensorSlot slot;
   slot.name = name;
   slot.presence = presence;
@@ -49,7 +49,7 @@ void TensorList::add_matrix(const char* name, ops::Weight Weights::*member, uint
   slots_.push_back(std::move(slot));
 }
 
-void TensorList::add_vector(const char* name, ops::Vector Weights::*member, uint32_t count,
+void TensorList::add_vector(const char* name, Vector Weights::*member, uint32_t count,
                             Presence presence) {
   if (presence == Presence::kNone) return;
   TensorSlot slot;
@@ -61,7 +61,7 @@ void TensorList::add_vector(const char* name, ops::Vector Weights::*member, uint
   slots_.push_back(std::move(slot));
 }
 
-void TensorList::add_matrix(uint32_t layer, const char* name, ops::Weight LayerWeights::*member,
+void TensorList::add_matrix(uint32_t layer, const char* name, Weight LayerWeights::*member,
                             uint32_t rows, uint32_t cols) {
   TensorSlot slot;
   slot.name = layer_name(layer, name);
@@ -72,7 +72,7 @@ void TensorList::add_matrix(uint32_t layer, const char* name, ops::Weight LayerW
   slots_.push_back(std::move(slot));
 }
 
-void TensorList::add_vector(uint32_t layer, const char* name, ops::Vector LayerWeights::*member,
+void TensorList::add_vector(uint32_t layer, const char* name, Vector LayerWeights::*member,
                             uint32_t count, Presence presence) {
   if (presence == Presence::kNone) return;
   TensorSlot slot;

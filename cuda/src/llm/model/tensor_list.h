@@ -22,30 +22,29 @@ struct TensorSlot {
   uint32_t cols = 1;
   // Exactly one of the four members says where it belongs.
   int64_t layer = -1;
-  ops::Weight Weights::*matrix = nullptr;
-  ops::Vector Weights::*vector = nullptr;
-  ops::Weight LayerWeights::*layer_matrix = nullptr;
-  ops::Vector LayerWeights::*layer_vector = nullptr;
+  Weight Weights::*matrix = nullptr;
+  Vector Weights::*vector = nullptr;
+  Weight LayerWeights::*layer_matrix = nullptr;
+  Vector LayerWeights::*layer_vector = nullptr;
 
-  ops::Weight& matrix_in(Weights& weights) const {
+  Weight& matrix_in(Weights& weights) const {
     return layer < 0 ? weights.*matrix : weights.layers[static_cast<size_t>(layer)].*layer_matrix;
   }
-  ops::Vector& vector_in(Weights& weights) const {
+  Vector& vector_in(Weights& weights) const {
     return layer < 0 ? weights.*vector : weights.layers[static_cast<size_t>(layer)].*layer_vector;
   }
 };
 
 class TensorList {
  public:
-  void add_matrix(const char* name, ops::Weight Weights::*member, uint32_t rows, uint32_t cols,
+  void add_matrix(const char* name, Weight Weights::*member, uint32_t rows, uint32_t cols,
                   Presence presence, bool is_embedding = false);
-  void add_vector(const char* name, ops::Vector Weights::*member, uint32_t count,
-                  Presence presence);
+  void add_vector(const char* name, Vector Weights::*member, uint32_t count, Presence presence);
   // "blk.<layer>.<name>".
-  void add_matrix(uint32_t layer, const char* name, ops::Weight LayerWeights::*member,
-                  uint32_t rows, uint32_t cols);
-  void add_vector(uint32_t layer, const char* name, ops::Vector LayerWeights::*member,
-                  uint32_t count, Presence presence);
+  void add_matrix(uint32_t layer, const char* name, Weight LayerWeights::*member, uint32_t rows,
+                  uint32_t cols);
+  void add_vector(uint32_t layer, const char* name, Vector LayerWeights::*member, uint32_t count,
+                  Presence presence);
   // Tensors of this name, in any layer, may be in the file and are not used.
   void ignore_in_layers(const char* name) { ignored_.insert(name); }
 

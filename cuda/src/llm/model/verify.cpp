@@ -27,7 +27,7 @@ void file_elements(const ResidentTensor& tensor, std::vector<uint8_t>* bytes) {
 
 // Of host memory: the digest of the file's bytes, restored from the resident ones.
 Result<Digest> file_digest(const ResidentTensor& tensor) {
-  const ops::Weight& matrix = tensor.matrix;
+  const Weight& matrix = tensor.matrix;
   const auto* const data = static_cast<const uint8_t*>(matrix.data);
   Digest digest;
   blake3::Hasher hasher;
@@ -35,7 +35,7 @@ Result<Digest> file_digest(const ResidentTensor& tensor) {
   if (tensor.is_vector && matrix.type != 0) {
     file_elements(tensor, &rows);
     hasher.update(rows.data(), rows.size());
-  } else if (matrix.layout == ops::Layout::kRows) {
+  } else if (matrix.layout == Layout::kRows) {
     hasher.update(data, matrix.bytes);
   } else {
     WCUDA_ASSIGN(const uint64_t row_bytes,

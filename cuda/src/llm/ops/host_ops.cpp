@@ -43,31 +43,29 @@ class HostOps final : public Ops {
     Arena arena(scratch);
     lay_out(limits, &arena, &scratch_);
     linear_.prepare(token_count_max(limits), cols_max(limits), scratch_.linear);
-    rope_.reserve(limits.max_batch_tokens, limits.head_length);
     return {};
   }
 
   Status warm_up() override {
-    WCUDA_CHECK(scratch_.key != nullptr);
-    std::memset(scratch_.key, 0, scratch_.bytes);
-    rope_.forget();  // its table was among them
+    WCUDA_CHECK(scratch_.rope != nullptr);
+    std::memset(scratch_.rope, 0, scratch_.bytes);
     pool_->parallel_for(pool_->thread_count(), [](uint32_t, uint32_t) {});
     return {};
   }
 
-  Status begin_step(const Batch&, const KvPool&, uint32_t) override { return {}; }
-  Status embed(const EmbedArgs& args) override;
-  Status attention_input(const AttentionInputArgs& args) override;
-  Status attention(const AttentionArgs& args) override;
-  Status project(const ProjectArgs& args) override;
-  Status feed_forward_input(const FeedForwardInputArgs& args) override;
-  Status logits(const LogitsArgs& args) override;
+  const DeviceTraits& device() const override { return traits_; }
+  Status start(const Node& node, const StartArgs& args) override;
+  Status embed(const Node& node, const EmbedArgs& args) override;
+  Status linear(const Node& node, const LinearArgs& args) override;
+  Status persistent_layers(const Node&, const LinearArgs*, uint32_t) override {
+    return Status::error(WCUDA_INTERNAL, "no persistent layers on the host");
+  }
+  Status rope_kv(const Node& node, const RopeKvArgs& args) override;
+  Status attention(const Node& node, const AttentionArgs& args) override;
 
  private:
   struct Scratch {
-    float* key = nullptr;        // (max_batch_tokens, kv_head_count * head_length)
-    float* value = nullptr;      // likewise
-    float* rope = nullptr;       // RopeTable
+    float* rope = nullptr;       // cosines and sines of the step's positions
     float* attention = nullptr;  // (threads, attention_work_floats)
     uint8_t* linear = nullptr;
     uint8_t* row_work = nullptr;  // (threads, row_work_bytes)
@@ -82,13 +80,9 @@ class HostOps final : public Ops {
     return align_up(attention_work_floats(limits.head_length, group_size), 64);
   }
   void lay_out(const Limits& limits, Arena* arena, Scratch* scratch) const {
-    const uint64_t tokens = limits.max_batch_tokens;
-    const uint64_t kv_length = uint64_t{limits.kv_head_count} * limits.head_length;
     const uint64_t threads = pool_->thread_count();
-    scratch->key = arena->take<float>(tokens * kv_length);
-    scratch->value = arena->take<float>(tokens * kv_length);
     scratch->rope =
-        arena->take<float>(RopeTable::floats(limits.max_batch_tokens, limits.head_length));
+        arena->take<float>(rope_table_floats(limits.max_batch_tokens, limits.head_length));
     scratch->attention = arena->take<float>(threads * attention_floats(limits));
     scratch->linear =
         arena->take<uint8_t>(linear_.work_bytes(token_count_max(limits), cols_max(limits)));
@@ -98,7 +92,7 @@ class HostOps final : public Ops {
   }
 
   Status check_batch(const Batch* batch) const {
-    WCUDA_CHECK(batch != nullptr && scratch_.key != nullptr);
+    WCUDA_CHECK(batch != nullptr && scratch_.rope != nullptr);
     WCUDA_CHECK(batch->token_count <= limits_.max_batch_tokens);
     WCUDA_CHECK(batch->row_count <= limits_.max_batch_rows);
     return {};
@@ -120,18 +114,27 @@ class HostOps final : public Ops {
       for (uint32_t token = chunk * kTokensAChunk; token < end; ++token) function(token, thread);
     });
   }
-  // Norms, turns and stores what the products of attention_input gave for one token.
-  void finish_token(const AttentionInputArgs& args, uint32_t token) const;
+  // Norms, rotates and stores the heads of one token.
+  void finish_token(const RopeKvArgs& args, uint32_t token) const;
 
   std::unique_ptr<ThreadPool> pool_;
   const Kernels& kernels_;
   Linear linear_;
   Limits limits_{};
   Scratch scratch_;
-  RopeTable rope_;
+  const DeviceTraits traits_;
 };
 
-Status HostOps::embed(const EmbedArgs& args) {
+Status HostOps::start(const Node& node, const StartArgs& args) {
+  WCUDA_TRY(check_batch(args.batch));
+  WCUDA_CHECK(node.operation == Operation::kRotaryTable);
+  WCUDA_CHECK(args.rope.dimension_count % 2 == 0 && args.rope.frequencies != nullptr &&
+              args.rope.dimension_count <= limits_.head_length);
+  fill_rope_table(args.rope, args.batch->positions, args.batch->token_count, scratch_.rope);
+  return {};
+}
+
+Status HostOps::embed(const Node&, const EmbedArgs& args) {
   WCUDA_TRY(check_batch(args.batch));
   const Weight& table = args.table;
   WCUDA_CHECK(table.data != nullptr && args.out != nullptr && table.cols <= cols_max(limits_));
@@ -152,46 +155,27 @@ Status HostOps::embed(const EmbedArgs& args) {
   return {};
 }
 
-Status HostOps::attention_input(const AttentionInputArgs& args) {
+Status HostOps::rope_kv(const Node&, const RopeKvArgs& args) {
   WCUDA_TRY(check_batch(args.batch));
   WCUDA_TRY(check_pool(args.pool, args.layer, args.head_count));
-  const uint32_t head_length = args.pool.head_length;
-  WCUDA_CHECK(args.query.rows == args.head_count * head_length);
-  WCUDA_CHECK(args.key.rows == args.pool.head_count * head_length);
-  WCUDA_CHECK(args.value.rows == args.key.rows && args.norm != nullptr);
-  WCUDA_CHECK(args.rope.dimension_count % 2 == 0 && args.rope.dimension_count <= head_length);
-  WCUDA_CHECK(args.rope.dimension_count == 0 || args.rope.frequencies != nullptr);
-  const uint32_t token_count = args.batch->token_count;
-
-  Product products[3];
-  products[0].weight = args.query;
-  products[0].bias = args.query_bias;
-  products[0].target = args.query_out;
-  products[1].weight = args.key;
-  products[1].bias = args.key_bias;
-  products[1].target = scratch_.key;
-  products[2].weight = args.value;
-  products[2].bias = args.value_bias;
-  products[2].target = scratch_.value;
-  WCUDA_TRY(linear_.run({args.x, token_count, args.query.cols, nullptr, args.norm, args.epsilon},
-                        products, 3));
-
-  if (args.rope.dimension_count != 0)
-    rope_.update(args.rope, args.batch->positions, token_count, scratch_.rope);
-  for_tokens(token_count, [&](uint32_t token, uint32_t) { finish_token(args, token); });
+  WCUDA_CHECK(args.joined == nullptr && args.query != nullptr && args.key != nullptr &&
+              args.value != nullptr);
+  WCUDA_CHECK(args.rope.dimension_count % 2 == 0 &&
+              args.rope.dimension_count <= args.pool.head_length);
+  for_tokens(args.batch->token_count, [&](uint32_t token, uint32_t) { finish_token(args, token); });
   return {};
 }
 
-void HostOps::finish_token(const AttentionInputArgs& args, uint32_t token) const {
+void HostOps::finish_token(const RopeKvArgs& args, uint32_t token) const {
   const KvPool& pool = args.pool;
   const uint32_t n = pool.head_length;
   const Batch& batch = *args.batch;
   const auto finish_head = [&](float* head, Vector norm) {
     if (norm != nullptr) kernels_.rms_norm(head, norm, n, args.epsilon, head);
-    if (args.rope.dimension_count != 0) rope_.turn(token, head);
+    if (args.rope.dimension_count != 0) rotate_head(args.rope, scratch_.rope, token, head);
   };
   for (uint32_t h = 0; h < args.head_count; ++h)
-    finish_head(args.query_out + (uint64_t{token} * args.head_count + h) * n, args.query_norm);
+    finish_head(args.query + (uint64_t{token} * args.head_count + h) * n, args.query_norm);
 
   const uint32_t position = batch.positions[token];
   const uint32_t* pages =
@@ -200,13 +184,13 @@ void HostOps::finish_token(const AttentionInputArgs& args, uint32_t token) const
   for (uint32_t h = 0; h < pool.head_count; ++h) {
     const uint64_t offset = (uint64_t{token} * pool.head_count + h) * n;
     const uint64_t row = (uint64_t{h} * kPageTokens + position % kPageTokens) * pool.row_bytes;
-    finish_head(scratch_.key + offset, args.key_norm);
-    write_kv_row(pool.type, scratch_.key + offset, n, pool.keys(args.layer, page) + row);
-    write_kv_row(pool.type, scratch_.value + offset, n, pool.values(args.layer, page) + row);
+    finish_head(args.key + offset, args.key_norm);
+    write_kv_row(pool.type, args.key + offset, n, pool.keys(args.layer, page) + row);
+    write_kv_row(pool.type, args.value + offset, n, pool.values(args.layer, page) + row);
   }
 }
 
-Status HostOps::attention(const AttentionArgs& args) {
+Status HostOps::attention(const Node&, const AttentionArgs& args) {
   WCUDA_TRY(check_batch(args.batch));
   WCUDA_TRY(check_pool(args.pool, args.layer, args.head_count));
   const Batch& batch = *args.batch;
@@ -258,42 +242,32 @@ Status HostOps::attention(const AttentionArgs& args) {
   return {};
 }
 
-Status HostOps::project(const ProjectArgs& args) {
-  WCUDA_CHECK(args.token_count <= limits_.max_batch_tokens);
-  Product product;
-  product.weight = args.weight;
-  product.bias = args.bias;
-  product.output = Output::kAdd;
-  product.target = args.residual;
-  return linear_.run({args.x, args.token_count, args.weight.cols, nullptr, nullptr, 0.0f}, &product,
-                     1);
-}
-
-Status HostOps::feed_forward_input(const FeedForwardInputArgs& args) {
-  WCUDA_CHECK(args.token_count <= limits_.max_batch_tokens && args.norm != nullptr);
-  Product product;
-  product.weight = args.gate;
-  product.bias = args.gate_bias;
-  product.output =
-      args.activation == Activation::kSilu ? Output::kSiluMultiply : Output::kGeluMultiply;
-  product.target = args.out;
-  product.up = args.up;
-  product.up_bias = args.up_bias;
-  return linear_.run({args.x, args.token_count, args.gate.cols, nullptr, args.norm, args.epsilon},
-                     &product, 1);
-}
-
-Status HostOps::logits(const LogitsArgs& args) {
-  WCUDA_CHECK(args.logits_count <= limits_.max_logits_rows && args.norm != nullptr);
-  for (uint32_t i = 0; i < args.logits_count; ++i)
+Status HostOps::linear(const Node&, const LinearArgs& args) {
+  WCUDA_CHECK(args.token_count <= token_count_max(limits_) && args.weight_count > 0 &&
+              args.weight_count <= kLinearWeightsMax);
+  for (uint32_t i = 0; args.token_indices != nullptr && i < args.token_count; ++i)
     WCUDA_CHECK(args.token_indices[i] < limits_.max_batch_tokens);
-  Product product;
-  product.weight = args.output;
-  product.bias = args.bias;
-  product.target = args.logits;
+  Product products[kLinearWeightsMax];
+  for (uint32_t i = 0; i < args.weight_count; ++i) {
+    products[i].weight = args.weights[i];
+    products[i].bias = args.biases[i];
+    products[i].target = args.outputs[i];
+  }
+  uint32_t count = args.weight_count;
+  if (args.epilogue == Epilogue::kAdd) {
+    WCUDA_CHECK(count == 1);
+    products[0].output = Output::kAdd;
+  } else if (args.epilogue == Epilogue::kGate) {
+    WCUDA_CHECK(count == 2);
+    products[0].output =
+        args.activation == Activation::kSilu ? Output::kSiluMultiply : Output::kGeluMultiply;
+    products[0].up = args.weights[1];
+    products[0].up_bias = args.biases[1];
+    count = 1;
+  }
   return linear_.run(
-      {args.x, args.logits_count, args.output.cols, args.token_indices, args.norm, args.epsilon},
-      &product, 1);
+      {args.x, args.token_count, args.weights[0].cols, args.token_indices, args.norm, args.epsilon},
+      products, count);
 }
 
 }  // namespace

@@ -7,33 +7,18 @@
 
 #include "core/backend/backend.h"
 #include "core/base/status.h"
-#include "llm/quant/layout.h"
-
-namespace wcuda::kernels {
-struct StepStart;
-}
+#include "kernels/shared/kv_pages.h"
+#include "kernels/shared/step_inputs.h"
+#include "llm/model/weight.h"
+#include "llm/ops/step_plan.h"
 
 namespace wcuda::ops {
 
+using model::Activation;
+using model::RopePairing;
+using model::Vector;
+using model::Weight;
 using quant::Layout;
-
-// A matrix of `rows` outputs by `cols` inputs, resident on the device. data null: absent.
-struct Weight {
-  const void* data = nullptr;
-  uint64_t bytes = 0;
-  uint32_t type = 0;  // ggml type id
-  Layout layout = Layout::kRows;
-  uint32_t rows = 0;
-  uint32_t cols = 0;
-};
-
-// f32, on the device; null: absent. Norm gains, biases, rope frequencies.
-using Vector = const float*;
-
-enum class RopePairing : uint32_t {
-  kAdjacent,  // (0, 1), (2, 3), …: llama
-  kHalves,    // (i, i + n/2): qwen, neox
-};
 
 struct Rope {
   RopePairing pairing = RopePairing::kAdjacent;
@@ -42,10 +27,8 @@ struct Rope {
   float magnitude = 1.0f;        // cos and sin are multiplied by it (YaRN)
 };
 
-enum class Activation : uint32_t { kSilu, kGeluTanh };
-
 enum class KvType : uint32_t { kF16 = 0, kQ8_0 = 1, kFp8E4m3 = 2 };
-constexpr uint32_t kPageTokens = 64;
+constexpr uint32_t kPageTokens = kernels::kPagePositions;
 
 // The pool of key-value pages. One page holds kPageTokens positions of one sequence in all layers.
 // Row (layer, page, head, slot) of keys is at
@@ -71,13 +54,8 @@ struct KvPool {
 // Bytes of one row of `head_length` elements; 0 when the type cannot hold that length.
 uint32_t kv_row_bytes(KvType type, uint32_t head_length);
 
-// One row of a step: consecutive tokens of one sequence.
-struct BatchRow {
-  uint32_t first_token;  // index into tokens and positions
-  uint32_t token_count;
-  uint32_t first_position;  // of its first token; it attends to positions 0 … its own
-  uint32_t sequence_slot;
-};
+// One row of a step: consecutive tokens of one sequence, which attend to positions 0 … their own.
+using BatchRow = kernels::StepRow;
 
 // What a step computes on; all arrays in device memory.
 struct Batch {
@@ -85,7 +63,6 @@ struct Batch {
   uint32_t row_count = 0;
   uint32_t page_table_stride = 0;  // entries a row of page_tables
   // Bounds that hold for every step of a captured graph.
-  uint32_t min_row_tokens = 0;           // no row has fewer tokens
   uint32_t max_row_tokens = 0;           // no row has more tokens
   uint32_t max_positions = 0;            // no row reaches past position max_positions - 1
   const int32_t* tokens = nullptr;       // (token_count)
@@ -94,14 +71,17 @@ struct Batch {
   const BatchRow* rows = nullptr;        // (row_count) rows of 0 tokens do nothing
   // (row_count, page_table_stride) page of each 64 positions
   const uint32_t* page_tables = nullptr;
-  // What begin_step() of a CUDA device is to do besides, that fills these arrays; null: nothing.
-  const kernels::StepStart* start = nullptr;
 };
 
-// Values of Batch::max_positions at which attention on CUDA, in steps of few rows, changes its
-// kernels: up to the first one block has all of a row and head, up to the second a cluster of them.
-constexpr uint32_t kLonePositionsMax = 256;
-constexpr uint32_t kClusterPositionsMax = 8192;
+// The work before a step's first layer, and what the attention of all layers shares.
+struct StartArgs {
+  const Batch* batch;
+  // Nodes scatter_inputs, begin_rows and start_step: they fill the batch's arrays.
+  const kernels::StepStart* inputs;
+  KvPool pool;
+  uint32_t window;  // as in AttentionArgs
+  Rope rope;        // node rotary_table
+};
 
 // out (token_count, dim) = rows of the table.
 struct EmbedArgs {
@@ -111,20 +91,48 @@ struct EmbedArgs {
   float* out;
 };
 
-// q = rope(norm(Wq·h + bq)), keys and values likewise into the pool, where h = rms_norm(x) * norm.
-struct AttentionInputArgs {
-  const Batch* batch;
-  const float* x;  // (token_count, dim)
-  Vector norm;     // (dim)
+constexpr uint32_t kLinearWeightsMax = 3;
+
+enum class Epilogue : uint32_t {
+  kStore,  // outputs[i] = W_i·h + bias_i
+  kAdd,    // outputs[0] += W_0·h + bias_0
+  kGate,   // outputs[0] = activation(W_0·h + bias_0) * (W_1·h + bias_1)
+};
+
+// A linear layer of up to three weights that read the same input, h = x or rms_norm(x) * norm.
+struct LinearArgs {
+  uint32_t token_count;
+  // (token_count, cols), or the rows token_indices of it. In the form that the node names; of gate
+  // sums h = activation(gate + gate_bias) * (up + up_bias).
+  const float* x;
+  const uint32_t* token_indices;  // (token_count) device memory; may be null
+  Vector norm;                    // (cols); null: none
   float epsilon;
-  Weight query, key, value;
-  Vector query_bias, key_bias, value_bias;  // may be null
-  Vector query_norm, key_norm;              // (head_length) rms norm of each head; may be null
+  Vector gate_bias, up_bias;  // (cols); may be null
+  uint32_t weight_count;
+  Weight weights[kLinearWeightsMax];  // of the same cols; kGate: gate and up
+  Vector biases[kLinearWeightsMax];   // (rows) of each; may be null
+  Epilogue epilogue;
+  Activation activation;
+  // (token_count, rows) of each, in the form that the node names: joined, and gate sums, lie in the
+  // first.
+  float* outputs[kLinearWeightsMax];
+};
+
+// query = rope(norm(query)) in place; rope(norm(key)) and value into the pages. `key` may be
+// changed.
+struct RopeKvArgs {
+  const Batch* batch;
+  const float* joined;          // input of the form joined; else null
+  float* query;                 // (token_count, head_count * head_length)
+  float* key;                   // (token_count, pool.head_count * head_length)
+  const float* value;           // the same shape
+  Vector query_norm, key_norm;  // (head_length) rms norm of each head; may be null
+  float epsilon;
   Rope rope;
   uint32_t head_count;  // query heads
   KvPool pool;
   uint32_t layer;
-  float* query_out;  // (token_count, head_count * head_length)
 };
 
 // out = softmax(scale * q·k) · v over positions max(0, p - window + 1) … p.
@@ -136,62 +144,19 @@ struct AttentionArgs {
   uint32_t window;  // 0: all positions
   KvPool pool;
   uint32_t layer;
-  float* out;  // (token_count, head_count * head_length)
+  float* out;  // (token_count, head_count * head_length), in the form that the node names
+  // Where the node's input is unrotated: what rope_kv would be given.
+  const RopeKvArgs* rope_kv = nullptr;
 };
 
-// residual += W·x + bias.
-struct ProjectArgs {
-  uint32_t token_count;
-  const float* x;  // (token_count, weight.cols)
-  Weight weight;
-  Vector bias;      // (weight.rows), may be null
-  float* residual;  // (token_count, weight.rows)
-};
-
-// out = activation(Wgate·h + bgate) * (Wup·h + bup), h = rms_norm(x) * norm.
-struct FeedForwardInputArgs {
-  uint32_t token_count;
-  const float* x;  // (token_count, dim)
-  Vector norm;
-  float epsilon;
-  Weight gate, up;
-  Vector gate_bias, up_bias;  // may be null
-  Activation activation;
-  float* out;  // (token_count, gate.rows)
-};
-
-// logits[i] = W · (rms_norm(x[token_indices[i]]) * norm).
-struct LogitsArgs {
-  uint32_t logits_count;
-  const uint32_t* token_indices;  // (logits_count) into the batch's tokens, device memory
-  const float* x;                 // (token_count, dim)
-  Vector norm;
-  float epsilon;
-  Weight output;  // (vocabulary, dim)
-  Vector bias;    // (vocabulary), may be null
-  float* logits;  // (logits_count, vocabulary)
-};
-
-// The sizes an engine is made for.
-struct Limits {
-  uint32_t max_batch_tokens;
-  uint32_t max_batch_rows;
-  uint32_t max_logits_rows;
-  uint32_t max_sequence_tokens;
-  uint32_t embedding_length;
-  uint32_t feed_forward_length;
-  uint32_t head_count;
-  uint32_t kv_head_count;
-  uint32_t head_length;
-  uint32_t vocabulary_size;
-  bool batch_invariant;  // a row's result may not depend on what else is in the step
-};
-
-// One implementation a backend, one object an engine. Every function checks its shapes (a mismatch
-// is an internal error: the caller is the engine) and is deterministic: fixed order of sums.
+// One implementation a backend, one object an engine. Every function does what the node says,
+// checks its shapes (a mismatch is an internal error: the caller is the engine) and is
+// deterministic: fixed order of sums. Nothing is kept between calls: results depend on arguments,
+// on the memory that they name, and on what earlier nodes of the step left in the scratch memory.
 class Ops {
  public:
   virtual ~Ops() = default;
+  virtual const DeviceTraits& device() const = 0;
   // Device memory this implementation needs besides what its arguments name, for these limits.
   virtual uint64_t scratch_bytes(const Limits& limits) const = 0;
   // Called once, before anything else: `scratch` has scratch_bytes(limits) bytes, aligned to 256.
@@ -201,18 +166,13 @@ class Ops {
   // Where the operations are queued; the host's compute at once.
   virtual Stream stream() const { return {}; }
 
-  // Comes first in every step: what the attention of all layers shares. `window` as in
-  // AttentionArgs.
-  virtual Status begin_step(const Batch& batch, const KvPool& pool, uint32_t window) = 0;
-
-  virtual Status embed(const EmbedArgs& args) = 0;
-  virtual Status attention_input(const AttentionInputArgs& args) = 0;
-  virtual Status attention(const AttentionArgs& args) = 0;
-  virtual Status project(const ProjectArgs& args) = 0;
-  virtual Status feed_forward_input(const FeedForwardInputArgs& args) = 0;
-  virtual Status logits(const LogitsArgs& args) = 0;
-  // Comes last: until then an implementation may hold back what it was asked for.
-  virtual Status end_step() { return {}; }
+  virtual Status start(const Node& node, const StartArgs& args) = 0;
+  virtual Status embed(const Node& node, const EmbedArgs& args) = 0;
+  virtual Status linear(const Node& node, const LinearArgs& args) = 0;
+  // Layers of one token, each of which reads what the one ahead computes, as one kernel.
+  virtual Status persistent_layers(const Node& node, const LinearArgs* layers, uint32_t count) = 0;
+  virtual Status rope_kv(const Node& node, const RopeKvArgs& args) = 0;
+  virtual Status attention(const Node& node, const AttentionArgs& args) = 0;
 };
 
 // The layout in which `backend` wants a matrix of this type and shape, and the bytes it takes

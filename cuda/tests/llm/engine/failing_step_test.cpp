@@ -20,20 +20,23 @@ class FailingOps : public ops::Ops {
     return inner_->prepare(l, scratch);
   }
   Status warm_up() override { return inner_->warm_up(); }
-  Status begin_step(const ops::Batch& b, const ops::KvPool& p, uint32_t w) override {
-    return inner_->begin_step(b, p, w);
+  const ops::DeviceTraits& device() const override { return inner_->device(); }
+  Status start(const ops::Node& n, const ops::StartArgs& a) override { return inner_->start(n, a); }
+  Status embed(const ops::Node& n, const ops::EmbedArgs& a) override { return inner_->embed(n, a); }
+  Status linear(const ops::Node& n, const ops::LinearArgs& a) override {
+    if (n.operation == ops::Operation::kGateUp && (*countdown_)-- == 0)
+      return Status::error(WCUDA_DEVICE_ERROR, "injected failure");
+    return inner_->linear(n, a);
   }
-  Status embed(const ops::EmbedArgs& a) override { return inner_->embed(a); }
-  Status attention_input(const ops::AttentionInputArgs& a) override {
-    return inner_->attention_input(a);
+  Status persistent_layers(const ops::Node& n, const ops::LinearArgs* a, uint32_t count) override {
+    return inner_->persistent_layers(n, a, count);
   }
-  Status attention(const ops::AttentionArgs& a) override { return inner_->attention(a); }
-  Status project(const ops::ProjectArgs& a) override { return inner_->project(a); }
-  Status feed_forward_input(const ops::FeedForwardInputArgs& a) override {
-    if ((*countdown_)-- == 0) return Status::error(WCUDA_DEVICE_ERROR, "injected failure");
-    return inner_->feed_forward_input(a);
+  Status rope_kv(const ops::Node& n, const ops::RopeKvArgs& a) override {
+    return inner_->rope_kv(n, a);
   }
-  Status logits(const ops::LogitsArgs& a) override { return inner_->logits(a); }
+  Status attention(const ops::Node& n, const ops::AttentionArgs& a) override {
+    return inner_->attention(n, a);
+  }
 
  private:
   std::unique_ptr<ops::Ops> inner_;

@@ -68,7 +68,7 @@ TEST(Config, holds_the_hyper_parameters_of_a_file) {
   EXPECT_FLOAT_EQ(c.norm_epsilon, 1e-5f);
   EXPECT_FLOAT_EQ(c.attention_scale, 0.25f);
   EXPECT_EQ(c.embedding_scale, 1.0f);
-  EXPECT_EQ(c.rope_pairing, ops::RopePairing::kAdjacent);
+  EXPECT_EQ(c.rope_pairing, RopePairing::kAdjacent);
   EXPECT_EQ(c.rope_dimension_count, 16u);
   EXPECT_EQ(c.rope_frequencies.size(), 8u);
   EXPECT_EQ(c.rope_magnitude, 1.0f);
@@ -81,7 +81,7 @@ TEST(Config, differs_by_family) {
     tiny.architecture = name;
     const Read read(tiny.build());
     ASSERT_TRUE(read.status.ok()) << read.status.message();
-    EXPECT_EQ(read.config.rope_pairing, ops::RopePairing::kHalves);
+    EXPECT_EQ(read.config.rope_pairing, RopePairing::kHalves);
     EXPECT_EQ(read.config.architecture, name);
   }
 }

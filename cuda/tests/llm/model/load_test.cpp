@@ -48,12 +48,12 @@ struct Loaded {
 };
 
 // A matrix on the device, back in the file's order.
-std::string file_bytes_of(const ops::Weight& weight) {
+std::string file_bytes_of(const Weight& weight) {
   const uint64_t bytes =
       *quant::row_bytes(*quant::find_format(weight.type), uint64_t{weight.rows} * weight.cols);
   std::string out(bytes, '\0');
   uint8_t* target = reinterpret_cast<uint8_t*>(out.data());
-  if (weight.layout == ops::Layout::kRows)
+  if (weight.layout == Layout::kRows)
     std::memcpy(target, weight.data, bytes);
   else
     EXPECT_TRUE(quant::unpack_host(weight.type, weight.layout, weight.rows, weight.cols, 0,
@@ -73,7 +73,7 @@ std::string read_tensor(const gguf::Gguf& file, const std::string& name) {
 
 void expect_weights_are_the_files(const Loaded& loaded) {
   const Weights& w = loaded.model->weights();
-  const auto expect = [&](const std::string& name, const ops::Weight& weight) {
+  const auto expect = [&](const std::string& name, const Weight& weight) {
     EXPECT_EQ(file_bytes_of(weight), read_tensor(*loaded.file, name)) << name;
   };
   expect("token_embd.weight", w.token_embedding);

@@ -64,7 +64,7 @@ std::vector<uint8_t> device_bytes_of(Backend& backend, const ResidentTensor& ten
 std::vector<uint8_t> expected_bytes_of(const gguf::Gguf& file, const ResidentTensor& tensor) {
   const std::string bytes = file_bytes_of(file, tensor.index);
   const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
-  const ops::Weight& matrix = tensor.matrix;
+  const Weight& matrix = tensor.matrix;
   std::vector<uint8_t> expected(matrix.bytes);
   if (tensor.is_vector)
     EXPECT_TRUE(quant::unpack_row(*quant::find_format(matrix.type), data, matrix.rows,
@@ -114,7 +114,7 @@ TEST_P(ModelUpload, holds_every_tensor_of_every_loadable_type_and_its_digests) {
 
     ASSERT_TRUE(model.ok()) << model.status().message();
     expect_model_is_the_files(**model, *file);
-    EXPECT_EQ((*model)->weights().token_embedding.layout, ops::Layout::kGpu16);
+    EXPECT_EQ((*model)->weights().token_embedding.layout, Layout::kGpu16);
     EXPECT_TRUE((*model)->verify().ok());
   }
 }

@@ -1,6 +1,7 @@
 // Attention on CUDA against naive versions in double precision.
 #include <gtest/gtest.h>
 
+#include "kernels/attention/attention_prefill.h"
 #include "tests/llm/ops/gpu_attention_fixture.h"
 
 namespace wcuda::ops {
@@ -314,11 +315,9 @@ TEST(GpuAttention, half_results_of_prompts_are_the_others_rounded) {
   const AttentionArgs args{
       &device_step.batch, query.as<float>(), c.heads, 0.1f, 0, device_pool.pool, 0,
       out.as<float>()};
-  EXPECT_FALSE(CudaAttention::has_half(args, device.launch))
-      << "rows of one token are not ruled out";
-  device_step.batch.min_row_tokens = 2;
-  if (!CudaAttention::has_half(args, device.launch)) GTEST_SKIP() << "no warpgroup products";
-  ASSERT_EQ(device.attention.attention_half(args, device.launch), cudaSuccess);
+  if (!kernels::attention_prefill_has_warpgroup(c.head_length, device.launch))
+    GTEST_SKIP() << "no warpgroup products";
+  ASSERT_EQ(device.attention.prefill(args, true, device.launch), cudaSuccess);
   const auto halves = out.read<uint16_t>();
   for (uint64_t i = 0; i < count; ++i) ASSERT_EQ(halves[i], float_to_half(whole[i])) << i;
 }
@@ -400,7 +399,7 @@ struct RopeRun {
     DeviceBytes device_query(query), device_key(key), device_value(value), device_gain(gain),
         device_frequencies(frequencies), device_pool(pool.bytes);
     DeviceAttention device(make_limits(kKvHeads, kKvHeads, 64));
-    AttentionInputArgs args{};
+    RopeKvArgs args{};
     args.batch = &device_step.batch;
     args.epsilon = 1e-5f;
     if (c.has_head_norm) args.query_norm = args.key_norm = device_gain.as<float>();
@@ -409,7 +408,9 @@ struct RopeRun {
     args.pool = pool.pool;
     args.pool.data = device_pool.as<uint8_t>();
     args.layer = 1;
-    args.query_out = device_query.as<float>();
+    args.query = device_query.as<float>();
+    args.key = device_key.as<float>();
+    args.value = device_value.as<float>();
     std::vector<float> joined;
     for (uint32_t t = 0; t < tokens; ++t) {
       const auto add = [&](const std::vector<float>& from, uint32_t heads) {
@@ -421,12 +422,8 @@ struct RopeRun {
       add(value, kKvHeads);
     }
     DeviceBytes device_joined(joined);
-    const cudaError_t status =
-        c.is_joined
-            ? device.attention.rope_joined_kv(args, device_joined.as<float>(), device.launch)
-            : device.attention.rope_kv(args, device_key.as<float>(), device_value.as<float>(),
-                                       device.launch);
-    EXPECT_EQ(status, cudaSuccess);
+    if (c.is_joined) args.joined = device_joined.as<float>();
+    EXPECT_EQ(device.attention.rope_kv(args, device.launch), cudaSuccess);
     turned = device_query.read<float>();
     pool.bytes = device_pool.read<uint8_t>();
     pool.pool.data = pool.bytes.data();
@@ -516,25 +513,20 @@ FusedRun run_layer(KvType type, const Case& c, const RopeCase& turn, const Shape
   DeviceAttention device(limits);
   if (is_portable) device.launch.compute_capability = 86;
   DeviceStep device_step(step);
-  AttentionInputArgs args{};
+  RopeKvArgs args{};
   args.batch = &device_step.batch;
   args.epsilon = 1e-5f;
   if (turn.has_head_norm) args.query_norm = args.key_norm = gain.as<float>();
   args.rope = {turn.pairing, turn.rope_dimensions, device_frequencies.as<float>(), 1.1f};
   args.head_count = c.heads;
   args.pool = device_pool.pool;
-  args.query_out = query.as<float>();
-  if (!is_fused) {
-    device_step.batch.max_row_tokens = 2;
-    EXPECT_EQ(device.attention.rope_kv(args, key.as<float>(), value.as<float>(), device.launch),
-              cudaSuccess);
-    device_step.batch.max_row_tokens = 1;
-  } else {
-    EXPECT_EQ(device.attention.rope_kv(args, key.as<float>(), value.as<float>(), device.launch),
-              cudaSuccess);
-  }
+  args.query = query.as<float>();
+  args.key = key.as<float>();
+  args.value = value.as<float>();
+  if (!is_fused) EXPECT_EQ(device.attention.rope_kv(args, device.launch), cudaSuccess);
   FusedRun result;
-  result.out = device.run(device_step, device_pool.pool, query, c.heads, 0.1f, c.window);
+  result.out = device.run(device_step, device_pool.pool, query, c.heads, 0.1f, c.window, {},
+                          is_fused ? &args : nullptr);
   result.pool = device_pool.bytes.read<uint8_t>();
   return result;
 }

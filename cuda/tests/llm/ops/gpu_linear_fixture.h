@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/linear/linear.h"
+#include "kernels/ptx/code.h"
 #include "llm/ops/cuda/linear.h"
 #include "llm/quant/random_records.h"
 #include "support/device_array.h"
@@ -250,26 +251,61 @@ class LinearProblem {
   std::vector<std::unique_ptr<DeviceArray<float>>> device_biases_;
 };
 
-// A CudaLinear with its scratch memory.
+inline ops::DeviceTraits device_traits(const kernels::Launch& launch) {
+  ops::DeviceTraits traits;
+  traits.is_host = false;
+  traits.compute_capability = launch.compute_capability;
+  traits.sm_count = static_cast<uint32_t>(launch.sm_count);
+  traits.has_warpgroup_code = launch.compute_capability == 90 && kernels::has_warpgroup_code();
+  return traits;
+}
+
+// A CudaLinear with its scratch memory. Layers of up to batch_tokens_max tokens go to linear_batch.
 class PreparedLinear {
  public:
   explicit PreparedLinear(
       const ops::Limits& limits,
       compute::HalfGemm::Library library = compute::HalfGemm::Library::kWhereFound,
-      uint32_t batch_columns_max = ops::CudaLinear::kBatchColumnsMax)
-      : scratch_(ops::CudaLinear::scratch_bytes(limits, launch)),
-        linear_(library, batch_columns_max) {
+      uint32_t batch_tokens_max = ops::kBatchTokensMax)
+      : limits_(limits),
+        batch_tokens_max_(batch_tokens_max),
+        scratch_(ops::CudaLinear::scratch_bytes(limits, launch)),
+        linear_(library) {
     scratch_.fill(0xff);  // NaN wherever something is read before it is written
     EXPECT_TRUE(linear_.prepare(limits, launch, scratch_.data()).ok());
   }
-  void operator()(const kernels::LinearArgs& args) {
-    const Status status = linear_.run(args, launch);
+  // Of f32 to f32.
+  ops::Node node(const kernels::LinearArgs& args) const {
+    ops::LinearShape shape;
+    shape.token_count = args.columns;
+    shape.matrix_count = args.matrix_count;
+    for (uint32_t m = 0; m < args.matrix_count; ++m) {
+      shape.types[m] = args.matrices[m].type;
+      shape.rows[m] = args.matrices[m].rows;
+    }
+    shape.cols = args.matrices[0].cols;
+    shape.is_gate = args.epilogue >= Epilogue::kSiluGate;
+    shape.is_added = args.epilogue == Epilogue::kAdd;
+    shape.has_norm = args.norm != nullptr;
+    ops::Node node;
+    node.kernel = ops::linear_kernel(shape, limits_, device_traits(launch), batch_tokens_max_);
+    if (shape.is_gate && node.kernel == ops::Kernel::kDequantizeGemm)
+      node.kernel = ops::Kernel::kDequantizeGemmF32;
+    node.input = ops::Form::kF32;
+    node.output = shape.is_added ? ops::Form::kResidual : ops::Form::kF32;
+    node.has_second_stream = true;
+    return node;
+  }
+  void operator()(const kernels::LinearArgs& args) { run(node(args), args, {}); }
+  void run(const ops::Node& node, const kernels::LinearArgs& args, const ops::GateSums& sums) {
+    const Status status = linear_.run(node, args, sums, launch);
     EXPECT_TRUE(status.ok()) << status.message();
   }
-  ops::CudaLinear& linear() { return linear_; }
   kernels::Launch launch = device_launch();
 
  private:
+  ops::Limits limits_;
+  uint32_t batch_tokens_max_;
   DeviceArray<uint8_t> scratch_;
   ops::CudaLinear linear_;
 };

@@ -76,7 +76,7 @@ TEST(HostAttention, equals_the_naive_version_on_poisoned_pages) {
         const AttentionArgs args{&step.batch, query.data(), c.heads, 0.3f,
                                  c.window,    pool.pool,    1,       out.data()};
 
-        ASSERT_TRUE(machine.ops->attention(args).ok());
+        ASSERT_TRUE(machine.ops->attention({}, args).ok());
 
         // f32 sums of up to 200 terms of size 1.
         for (uint32_t token = 0; token < step.batch.token_count; ++token)
@@ -103,7 +103,7 @@ TEST(HostAttention, large_scores_do_not_overflow) {
     std::vector<float> out(32, NAN);
     const AttentionArgs args{&step.batch, query.data(), 1, 1.0f, 0, pool.pool, 0, out.data()};
 
-    ASSERT_TRUE(machine.ops->attention(args).ok());
+    ASSERT_TRUE(machine.ops->attention({}, args).ok());
 
     const auto expected = naive_attention(args, pool, 0, 0);
     for (uint32_t i = 0; i < 32; ++i) EXPECT_NEAR(out[i], expected[i], 1e-3) << kernels->name;
@@ -121,7 +121,8 @@ TEST(HostAttention, a_row_is_the_same_whatever_else_is_in_the_step) {
     const auto query = random.normals(61 * 256);
     std::vector<float> out(61 * 256), alone(40 * 256);
     ASSERT_TRUE(
-        machine.ops->attention({&both.batch, query.data(), 4, 0.1f, 0, pool.pool, 0, out.data()})
+        machine.ops
+            ->attention({}, {&both.batch, query.data(), 4, 0.1f, 0, pool.pool, 0, out.data()})
             .ok());
     Batch batch = both.batch;
     BatchRow row{0, 40, 7, 0};
@@ -130,10 +131,10 @@ TEST(HostAttention, a_row_is_the_same_whatever_else_is_in_the_step) {
     batch.rows = &row;
     batch.page_tables += batch.page_table_stride;
 
-    ASSERT_TRUE(
-        machine.ops
-            ->attention({&batch, query.data() + 21 * 256, 4, 0.1f, 0, pool.pool, 0, alone.data()})
-            .ok());
+    ASSERT_TRUE(machine.ops
+                    ->attention({}, {&batch, query.data() + 21 * 256, 4, 0.1f, 0, pool.pool, 0,
+                                     alone.data()})
+                    .ok());
 
     EXPECT_EQ(std::memcmp(alone.data(), out.data() + 21 * 256, alone.size() * 4), 0);
   }
@@ -152,7 +153,7 @@ TEST(HostAttention, a_token_is_the_same_in_any_chunk_of_its_row) {
       const auto query = random.normals(50 * 288);
       std::vector<float> out(50 * 288), alone(288);
       const AttentionArgs all{&step.batch, query.data(), 3, 0.1f, window, pool.pool, 0, out.data()};
-      ASSERT_TRUE(machine.ops->attention(all).ok());
+      ASSERT_TRUE(machine.ops->attention({}, all).ok());
       for (uint32_t t = 0; t < 50; ++t) {
         Batch batch = step.batch;
         const BatchRow row{0, 1, 100 + t, 0};
@@ -160,8 +161,8 @@ TEST(HostAttention, a_token_is_the_same_in_any_chunk_of_its_row) {
         batch.rows = &row;
 
         ASSERT_TRUE(machine.ops
-                        ->attention({&batch, query.data() + t * 288, 3, 0.1f, window, pool.pool, 0,
-                                     alone.data()})
+                        ->attention({}, {&batch, query.data() + t * 288, 3, 0.1f, window, pool.pool,
+                                         0, alone.data()})
                         .ok());
 
         EXPECT_EQ(std::memcmp(alone.data(), out.data() + t * 288, 288 * 4), 0)
@@ -178,7 +179,7 @@ struct InputCase {
 };
 
 // One head of naive Wx + b, normed and turned.
-std::vector<double> naive_head(const AttentionInputArgs& args, const Matrix& matrix, Vector bias,
+std::vector<double> naive_head(const AttentionInput& args, const Matrix& matrix, Vector bias,
                                Vector head_norm, bool turns, uint32_t token, uint32_t head) {
   const uint32_t n = args.pool.head_length;
   const uint32_t dim = matrix.weight.cols;
@@ -235,7 +236,7 @@ TEST(HostAttentionInput, equals_the_naive_version) {
         const auto bias = random.normals(kHeads * kLength), head_norm = random.normals(kLength);
         auto frequencies = random.normals(32);
         std::vector<float> out(71 * kHeads * kLength, NAN);
-        AttentionInputArgs args{};
+        AttentionInput args{};
         args.batch = &step.batch;
         args.x = x.data();
         args.norm = norm.data();
@@ -251,7 +252,7 @@ TEST(HostAttentionInput, equals_the_naive_version) {
         args.layer = 1;
         args.query_out = out.data();
 
-        ASSERT_TRUE(machine.ops->attention_input(args).ok());
+        ASSERT_TRUE(run_attention_input(*machine.ops, args).ok());
 
         for (uint32_t t = 0; t < step.batch.token_count; ++t) {
           for (uint32_t h = 0; h < kHeads; ++h) {

@@ -127,6 +127,63 @@ struct Machine {
   }
 };
 
+inline Status run_linear(Ops& ops, const LinearArgs& args) { return ops.linear({}, args); }
+
+// residual += W·x + bias.
+inline Status project(Ops& ops, uint32_t token_count, const float* x, const Weight& weight,
+                      Vector bias, float* residual) {
+  LinearArgs args{};
+  args.token_count = token_count;
+  args.x = x;
+  args.weight_count = 1;
+  args.weights[0] = weight;
+  args.biases[0] = bias;
+  args.outputs[0] = residual;
+  args.epilogue = Epilogue::kAdd;
+  return run_linear(ops, args);
+}
+
+// From the residual to queries in place and keys and values in the pages.
+struct AttentionInput {
+  const Batch* batch;
+  const float* x;
+  Vector norm;
+  float epsilon;
+  Weight query, key, value;
+  Vector query_bias, key_bias, value_bias, query_norm, key_norm;
+  Rope rope;
+  uint32_t head_count;
+  KvPool pool;
+  uint32_t layer;
+  float* query_out;
+};
+
+inline Status run_attention_input(Ops& ops, const AttentionInput& input) {
+  std::vector<float> key(uint64_t{input.batch->token_count} * input.key.rows), value(key.size());
+  LinearArgs linear{};
+  linear.token_count = input.batch->token_count;
+  linear.x = input.x;
+  linear.norm = input.norm;
+  linear.epsilon = input.epsilon;
+  linear.weight_count = 3;
+  const Weight weights[] = {input.query, input.key, input.value};
+  const Vector biases[] = {input.query_bias, input.key_bias, input.value_bias};
+  float* const outputs[] = {input.query_out, key.data(), value.data()};
+  for (int i = 0; i < 3; ++i) {
+    linear.weights[i] = weights[i];
+    linear.biases[i] = biases[i];
+    linear.outputs[i] = outputs[i];
+  }
+  Node table;
+  table.operation = Operation::kRotaryTable;
+  if (input.rope.dimension_count != 0)
+    WCUDA_TRY(ops.start(table, {input.batch, nullptr, input.pool, 0, input.rope}));
+  WCUDA_TRY(ops.linear({}, linear));
+  return ops.rope_kv(
+      {}, {input.batch, nullptr, input.query_out, key.data(), value.data(), input.query_norm,
+           input.key_norm, input.epsilon, input.rope, input.head_count, input.pool, input.layer});
+}
+
 // Rows of a step over a pool whose every byte is 0xff (NaN in each type) until it is written.
 struct Step {
   Batch batch;

@@ -84,7 +84,7 @@ TEST_F(HostGolden, attention_input) {
       ASSERT_TRUE(machine.ops);
       Pool pool(KvType::kF16, 1, 3, kKvHeads, kLength);
       std::vector<float> out(kTokens * kHeads * kLength);
-      AttentionInputArgs args{};
+      AttentionInput args{};
       args.batch = &batch_;
       args.x = get("x");
       args.norm = get("norm");
@@ -102,9 +102,9 @@ TEST_F(HostGolden, attention_input) {
       args.pool = pool.pool;
       args.query_out = out.data();
 
-      ASSERT_TRUE(machine.ops->attention_input(args).ok());
+      ASSERT_TRUE(run_attention_input(*machine.ops, args).ok());
       ASSERT_TRUE(machine.ops->warm_up().ok());  // legal at any time; clears the scratch
-      ASSERT_TRUE(machine.ops->attention_input(args).ok());
+      ASSERT_TRUE(run_attention_input(*machine.ops, args).ok());
 
       expect_near(out.data(), "q" + suffix, 2e-5, *kernels);
       std::vector<float> keys, values;
@@ -135,10 +135,10 @@ TEST_F(HostGolden, attention) {
         }
       std::vector<float> out(kTokens * kHeads * kLength);
 
-      ASSERT_TRUE(
-          machine.ops
-              ->attention({&batch_, get("query"), kHeads, 0.7f, window, pool.pool, 0, out.data()})
-              .ok());
+      ASSERT_TRUE(machine.ops
+                      ->attention({}, {&batch_, get("query"), kHeads, 0.7f, window, pool.pool, 0,
+                                       out.data()})
+                      .ok());
 
       expect_near(out.data(), "attention." + std::to_string(window), 5e-6, *kernels);
     }
@@ -152,11 +152,20 @@ TEST_F(HostGolden, feed_forward_input) {
       const Matrix gate = q4_1("gate", *kernels), up = q4_1("up", *kernels);
       std::vector<float> out(kTokens * kHidden);
 
-      ASSERT_TRUE(
-          machine.ops
-              ->feed_forward_input({kTokens, get("x"), get("norm"), kEpsilon, gate.weight,
-                                    up.weight, get("gate.bias"), nullptr, activation, out.data()})
-              .ok());
+      LinearArgs args{};
+      args.token_count = kTokens;
+      args.x = get("x");
+      args.norm = get("norm");
+      args.epsilon = kEpsilon;
+      args.weight_count = 2;
+      args.weights[0] = gate.weight;
+      args.weights[1] = up.weight;
+      args.biases[0] = get("gate.bias");
+      args.epilogue = Epilogue::kGate;
+      args.activation = activation;
+      args.outputs[0] = out.data();
+
+      ASSERT_TRUE(run_linear(*machine.ops, args).ok());
 
       // Activations of 16 bits a block of 32; results are of size 10.
       expect_near(out.data(), activation == Activation::kSilu ? "hidden.silu" : "hidden.gelu", 2e-3,
@@ -174,7 +183,7 @@ TEST_F(HostGolden, project_adds_to_the_residual) {
       residual.insert(residual.end(), get("x") + t * kDim, get("x") + t * kDim + kHidden);
 
     ASSERT_TRUE(
-        machine.ops->project({kTokens, get("h"), gate.weight, nullptr, residual.data()}).ok());
+        project(*machine.ops, kTokens, get("h"), gate.weight, nullptr, residual.data()).ok());
 
     expect_near(residual.data(), "projected", 3e-4, *kernels);
   }

@@ -55,7 +55,7 @@ void check_project(const Kernels& kernels, uint32_t type, Layout layout, uint32_
   auto residual = before;
 
   const Status status =
-      machine.ops->project({tokens, x.data(), matrix.weight, bias.data(), residual.data()});
+      project(*machine.ops, tokens, x.data(), matrix.weight, bias.data(), residual.data());
 
   ASSERT_TRUE(status.ok()) << status.message();
   for (uint32_t t = 0; t < tokens; ++t)
@@ -102,12 +102,12 @@ TEST(HostLinear, a_token_is_the_same_whatever_else_is_in_the_step) {
       const auto x = random.normals(75 * 256);
       std::vector<float> together(75 * 40, 0.0f);
       ASSERT_TRUE(
-          machine.ops->project({75, x.data(), matrix.weight, nullptr, together.data()}).ok());
+          project(*machine.ops, 75, x.data(), matrix.weight, nullptr, together.data()).ok());
       for (uint32_t t = 0; t < 75; ++t) {
         std::vector<float> alone(40, 0.0f);
 
         ASSERT_TRUE(
-            machine.ops->project({1, x.data() + t * 256, matrix.weight, nullptr, alone.data()})
+            project(*machine.ops, 1, x.data() + t * 256, matrix.weight, nullptr, alone.data())
                 .ok());
 
         ASSERT_EQ(std::memcmp(alone.data(), together.data() + t * 40, 160), 0)
@@ -128,7 +128,7 @@ TEST(HostLinear, values_that_are_not_finite_stay_so) {
         x[256 + 100] = bad;
         std::vector<float> y(32, 0.0f);
 
-        ASSERT_TRUE(machine.ops->project({2, x.data(), matrix.weight, nullptr, y.data()}).ok());
+        ASSERT_TRUE(project(*machine.ops, 2, x.data(), matrix.weight, nullptr, y.data()).ok());
 
         for (uint32_t r = 0; r < 16; ++r) {
           EXPECT_TRUE(std::isfinite(y[r]));
@@ -148,7 +148,7 @@ TEST(HostLinear, extreme_magnitudes_are_kept) {
       for (uint32_t i = 0; i < 512; ++i) x[i] *= i < 128 ? 1e-30f : i < 256 ? 0.0f : 1e20f;
       std::vector<float> y(16, 0.0f);
 
-      ASSERT_TRUE(machine.ops->project({1, x.data(), matrix.weight, nullptr, y.data()}).ok());
+      ASSERT_TRUE(project(*machine.ops, 1, x.data(), matrix.weight, nullptr, y.data()).ok());
 
       for (uint32_t r = 0; r < 16; ++r) {
         const Naive expected = naive_dot(matrix, r, x.data());
@@ -171,11 +171,21 @@ TEST(HostFeedForward, equals_the_naive_version) {
         const auto gate_bias = random.normals(kHidden), up_bias = random.normals(kHidden);
         std::vector<float> out(tokens * kHidden, NAN);
 
-        ASSERT_TRUE(
-            machine.ops
-                ->feed_forward_input({tokens, x.data(), norm.data(), 1e-5f, gate.weight, up.weight,
-                                      gate_bias.data(), up_bias.data(), activation, out.data()})
-                .ok());
+        LinearArgs args{};
+        args.token_count = tokens;
+        args.x = x.data();
+        args.norm = norm.data();
+        args.epsilon = 1e-5f;
+        args.weight_count = 2;
+        args.weights[0] = gate.weight;
+        args.weights[1] = up.weight;
+        args.biases[0] = gate_bias.data();
+        args.biases[1] = up_bias.data();
+        args.epilogue = Epilogue::kGate;
+        args.activation = activation;
+        args.outputs[0] = out.data();
+
+        ASSERT_TRUE(run_linear(*machine.ops, args).ok());
 
         for (uint32_t t = 0; t < tokens; ++t) {
           std::vector<float> h(kDim);
@@ -209,7 +219,7 @@ TEST(HostEmbed, gathers_scaled_rows_of_every_layout) {
         Step step({{20, 0}, {1, 5}}, 4, 53, random);
         std::vector<float> out(21 * 256, NAN);
 
-        ASSERT_TRUE(machine.ops->embed({&step.batch, table.weight, 2.0f, out.data()}).ok());
+        ASSERT_TRUE(machine.ops->embed({}, {&step.batch, table.weight, 2.0f, out.data()}).ok());
 
         for (uint32_t t = 0; t < 21; ++t)
           for (uint32_t i = 0; i < 256; ++i)
@@ -227,10 +237,18 @@ TEST(HostLogits, takes_the_rows_asked_for) {
     const uint32_t indices[] = {5, 0, 3};
     std::vector<float> logits(3 * 77, NAN);
 
-    ASSERT_TRUE(machine.ops
-                    ->logits({3, indices, x.data(), norm.data(), 1e-6f, output.weight, bias.data(),
-                              logits.data()})
-                    .ok());
+    LinearArgs args{};
+    args.token_count = 3;
+    args.token_indices = indices;
+    args.x = x.data();
+    args.norm = norm.data();
+    args.epsilon = 1e-6f;
+    args.weight_count = 1;
+    args.weights[0] = output.weight;
+    args.biases[0] = bias.data();
+    args.outputs[0] = logits.data();
+
+    ASSERT_TRUE(run_linear(*machine.ops, args).ok());
 
     for (uint32_t l = 0; l < 3; ++l) {
       const float* row = x.data() + indices[l] * 64;
@@ -259,9 +277,8 @@ TEST(HostOps, shape_mismatches_are_internal_errors) {
   unknown.type = 5;
 
   for (const Weight& weight : {too_wide, short_data, unknown, Weight{}})
-    EXPECT_EQ(machine.ops->project({1, x.data(), weight, nullptr, y.data()}).code(),
-              WCUDA_INTERNAL);
-  EXPECT_EQ(machine.ops->project({161, x.data(), matrix.weight, nullptr, y.data()}).code(),
+    EXPECT_EQ(project(*machine.ops, 1, x.data(), weight, nullptr, y.data()).code(), WCUDA_INTERNAL);
+  EXPECT_EQ(project(*machine.ops, 161, x.data(), matrix.weight, nullptr, y.data()).code(),
             WCUDA_INTERNAL);
 }
 

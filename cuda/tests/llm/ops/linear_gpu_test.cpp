@@ -1,6 +1,8 @@
 // Linear layers above 8 tokens on the device against double precision.
 #include <cstring>
 
+#include "kernels/linear/linear_batch.h"
+#include "kernels/linear/linear_vector.h"
 #include "llm/ops/gpu_linear_fixture.h"
 
 namespace wcuda::testing {
@@ -13,12 +15,12 @@ constexpr uint32_t kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8, kQ2_K = 10, kQ4_K =
 
 struct Path {
   HalfGemm::Library library;
-  uint32_t batch_columns_max;
+  uint32_t batch_tokens_max;
 };
 
 std::vector<std::vector<float>> run(const LinearProblem& problem, const ops::Limits& limits,
                                     const Path& path, bool is_dependent = false) {
-  PreparedLinear linear(limits, path.library, path.batch_columns_max);
+  PreparedLinear linear(limits, path.library, path.batch_tokens_max);
   linear.launch.is_dependent = is_dependent;
   return problem.outputs(linear, 0, problem.parameters().columns);
 }
@@ -145,13 +147,16 @@ TEST(GpuLinearWide, joined_outputs_lie_one_after_the_other) {
     for (const bool has_bias : {false, true}) {
       const LinearProblem problem(
           {{kQ4_K, kQ8_0, kQ6_K}, {200, 40, 72}, 768, 150, Epilogue::kStore, true, has_bias});
-      PreparedLinear linear(problem.limits(), path.library, path.batch_columns_max);
+      PreparedLinear linear(problem.limits(), path.library, path.batch_tokens_max);
       linear.launch.is_dependent = true;
       const auto run_joined = [&](const kernels::LinearArgs& args) {
         DeviceArray<float> joined(150 * 312);
-        ASSERT_TRUE(linear.linear().joins(args));
-        const Status status = linear.linear().run_joined(args, joined.data(), linear.launch);
-        ASSERT_TRUE(status.ok()) << status.message();
+        ops::Node node = linear.node(args);
+        ASSERT_EQ(node.kernel, ops::Kernel::kDequantizeGemm);
+        node.output = ops::Form::kJoined;
+        kernels::LinearArgs call = args;
+        call.outputs[0] = joined.data();
+        linear.run(node, call, {});
         uint32_t first = 0;
         for (uint32_t m = 0; m < 3; ++m) {
           const uint32_t bytes = args.matrices[m].rows * 4;
@@ -187,11 +192,13 @@ TEST(GpuLinearWide, hidden_sums_become_the_gate_that_they_are_of) {
                                      is_odd,
                                      is_odd,
                                      is_odd ? 1e-3f : 10.0f});
-        PreparedLinear linear(problem.limits(), path.library, path.batch_columns_max);
+        PreparedLinear linear(problem.limits(), path.library, path.batch_tokens_max);
         linear.launch.is_dependent = true;
         const auto run_both = [&](const kernels::LinearArgs& args) {
-          Status status = linear.linear().run_hidden(args, linear.launch);
-          ASSERT_TRUE(status.ok()) << status.message();
+          ops::Node node = linear.node(args);
+          node.kernel = ops::Kernel::kDequantizeGemm;
+          node.output = ops::Form::kGateSums;
+          linear.run(node, args, {});
           DeviceArray<float> output(190 * kRows);
           kernels::LinearArgs next;
           next.columns = args.columns;
@@ -199,8 +206,10 @@ TEST(GpuLinearWide, hidden_sums_become_the_gate_that_they_are_of) {
           next.matrix_count = 1;
           next.matrices[0] = {records.data(), kF32, kRows, kRows};
           next.outputs[0] = output.data();
-          status = linear.linear().run(next, linear.launch);
-          ASSERT_TRUE(status.ok()) << status.message();
+          node = linear.node(next);
+          ASSERT_EQ(node.kernel, ops::Kernel::kDequantizeGemm);
+          node.input = ops::Form::kGateSums;
+          linear.run(node, next, {args.biases[0], args.biases[1], epilogue});
           ASSERT_EQ(cudaMemcpy(args.outputs[0], output.data(), 190 * kRows * sizeof(float),
                                cudaMemcpyDeviceToDevice),
                     cudaSuccess);
@@ -250,6 +259,27 @@ TEST(GpuLinearInvariant, a_column_has_the_same_bits_in_any_company) {
       const auto begin = all[m].begin() + first * rows;
       EXPECT_EQ(some[m], std::vector<float>(begin, begin + count * rows)) << count;
     }
+  }
+}
+
+// The plan, which needs no device, against what the kernels say of themselves.
+TEST(GpuLinearPlan, agrees_with_the_kernels) {
+  const kernels::Launch launch = device_launch();
+  const ops::DeviceTraits device = device_traits(launch);
+  ops::Limits limits{};
+  limits.max_batch_tokens = 64;
+  for (uint32_t type = 0; type < 64; ++type) {
+    ops::LinearShape shape{1, 1, {type}, {64}, 256};
+    EXPECT_EQ(ops::linear_kernel(shape, limits, device) == ops::Kernel::kLinearVector,
+              kernels::has_linear_vector(type))
+        << type;
+    shape.token_count = 64;
+    kernels::LinearArgs args;
+    args.matrix_count = 1;
+    args.matrices[0] = {nullptr, type, 64, 256};
+    EXPECT_EQ(ops::linear_kernel(shape, limits, device) == ops::Kernel::kLinearBatch,
+              kernels::linear_batch_supports(args, launch))
+        << type;
   }
 }
 

@@ -2,7 +2,6 @@
 #include "llm/ops/cuda/attention.h"
 
 #include <algorithm>
-#include <cstddef>
 
 #include "kernels/attention/attention_decode_group.h"
 #include "kernels/attention/attention_plan.h"
@@ -12,11 +11,6 @@
 namespace wcuda::ops {
 namespace {
 
-static_assert(sizeof(BatchRow) == sizeof(kernels::StepRow));
-static_assert(offsetof(BatchRow, first_token) == offsetof(kernels::StepRow, first_token));
-static_assert(offsetof(BatchRow, token_count) == offsetof(kernels::StepRow, token_count));
-static_assert(offsetof(BatchRow, first_position) == offsetof(kernels::StepRow, first_position));
-static_assert(kPageTokens == kernels::kPagePositions);
 static_assert(static_cast<uint32_t>(KvType::kF16) ==
               static_cast<uint32_t>(kernels::KvFormat::kF16));
 static_assert(static_cast<uint32_t>(KvType::kQ8_0) ==
@@ -92,7 +86,7 @@ kernels::StepRows step_rows(const Batch& batch) {
   step.page_table_stride = batch.page_table_stride;
   step.positions = batch.positions;
   step.token_rows = batch.token_rows;
-  step.rows = reinterpret_cast<const kernels::StepRow*>(batch.rows);
+  step.rows = batch.rows;
   step.page_tables = batch.page_tables;
   return step;
 }
@@ -108,6 +102,18 @@ kernels::KvPages kv_pages(const KvPool& pool) {
   return pages;
 }
 
+kernels::HeadTurn head_turn(const RopeKvArgs& args) {
+  kernels::HeadTurn turn;
+  turn.query_norm = args.query_norm;
+  turn.key_norm = args.key_norm;
+  turn.epsilon = args.epsilon;
+  turn.has_adjacent_pairs = args.rope.pairing == RopePairing::kAdjacent;
+  turn.rope_dimensions = args.rope.dimension_count;
+  turn.rope_frequencies = args.rope.frequencies;
+  turn.rope_magnitude = args.rope.magnitude;
+  return turn;
+}
+
 // Has the plan's step take groups of blocks, where that is better than one line of units for all:
 // where each row and head tile gets a multiprocessor at least.
 void choose_groups(const Batch& batch, const KvPool& pool, const kernels::Launch& launch,
@@ -116,8 +122,8 @@ void choose_groups(const Batch& batch, const KvPool& pool, const kernels::Launch
   plan->cluster_blocks = 0;
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
   const uint32_t groups = batch.row_count * plan->head_tiles;
-  if (!kernels::decode_has_groups(pool.head_length, launch) || plan->fixed_unit_pages != 0 ||
-      batch.max_row_tokens != 1 || groups > sm_count)
+  if (!kernels::decode_has_groups(pool.head_length, launch.compute_capability) ||
+      plan->fixed_unit_pages != 0 || batch.max_row_tokens != 1 || groups > sm_count)
     return;
   plan->has_groups = true;
   if (batch.max_positions > kLonePositionsMax && batch.max_positions <= kClusterPositionsMax &&
@@ -145,115 +151,96 @@ cudaError_t CudaAttention::prepare(const Limits& limits, void* scratch,
     return cudaErrorInvalidValue;
   const Sizes sizes = sizes_of(limits, static_cast<uint32_t>(launch.sm_count));
   Arena arena(scratch);
-  plan_ = place(limits, sizes, &arena);
+  memory_ = place(limits, sizes, &arena);
   for (const kernels::KvFormat format : kFormats) {
     cudaError_t status = kernels::attention_decode_prepare(format, limits.head_length, launch);
     if (status != cudaSuccess) return status;
     status = kernels::attention_prefill_prepare(format, limits.head_length);
     if (status != cudaSuccess) return status;
   }
-  return kernels::attention_plan_clear(plan_, static_cast<uint32_t>(sizes.counters), launch.stream);
+  return kernels::attention_plan_clear(memory_, static_cast<uint32_t>(sizes.counters),
+                                       launch.stream);
 }
 
-cudaError_t CudaAttention::begin_step(const Batch& batch, const KvPool& pool, uint32_t window,
-                                      const kernels::Launch& launch) {
-  plan_.max_blocks = kernels::decode_block_count(static_cast<kernels::KvFormat>(pool.type),
-                                                 pool.head_length, launch);
-  choose_groups(batch, pool, launch, &plan_);
-  step_window_ = window;
-  const kernels::AttentionPlanArgs args{step_rows(batch), plan_, window};
-  if (batch.start == nullptr) return kernels::attention_plan(args, launch);
+kernels::AttentionPlan CudaAttention::plan_of(const Batch& batch, const KvPool& pool,
+                                              const kernels::Launch& launch) const {
+  kernels::AttentionPlan plan = memory_;
+  plan.max_blocks = kernels::decode_block_count(static_cast<kernels::KvFormat>(pool.type),
+                                                pool.head_length, launch);
+  choose_groups(batch, pool, launch, &plan);
+  return plan;
+}
+
+Kernel CudaAttention::decode_kernel(const Batch& batch, const KvPool& pool,
+                                    const kernels::Launch& launch) const {
+  const kernels::AttentionPlan plan = plan_of(batch, pool, launch);
+  if (!plan.has_groups) return Kernel::kAttentionDecode;
+  return plan.cluster_blocks != 0 ? Kernel::kAttentionDecodeCluster : Kernel::kAttentionDecodeGroup;
+}
+
+cudaError_t CudaAttention::plan(const Batch& batch, const KvPool& pool, uint32_t window,
+                                const kernels::Launch& launch) const {
+  return kernels::attention_plan({step_rows(batch), plan_of(batch, pool, launch), window}, launch);
+}
+
+cudaError_t CudaAttention::start(const Batch& batch, const KvPool& pool, uint32_t window,
+                                 const kernels::StepStart& inputs,
+                                 const kernels::Launch& launch) const {
   // First of its step: what it overwrites, the step before may still read.
   kernels::Launch first = launch;
   first.is_dependent = false;
-  return kernels::attention_plan_start(args, *batch.start, first);
+  return kernels::attention_plan_start({step_rows(batch), plan_of(batch, pool, launch), window},
+                                       inputs, first);
 }
 
-kernels::RopeKvArgs CudaAttention::rope_args(const AttentionInputArgs& args) const {
+cudaError_t CudaAttention::rope_kv(const RopeKvArgs& args, const kernels::Launch& launch) const {
   kernels::RopeKvArgs call;
   call.step = step_rows(*args.batch);
   call.pages = kv_pages(args.pool);
   call.layer = args.layer;
   call.head_count = args.head_count;
-  call.query = args.query_out;
-  call.turn.query_norm = args.query_norm;
-  call.turn.key_norm = args.key_norm;
-  call.turn.epsilon = args.epsilon;
-  call.turn.has_adjacent_pairs = args.rope.pairing == RopePairing::kAdjacent;
-  call.turn.rope_dimensions = args.rope.dimension_count;
-  call.turn.rope_frequencies = args.rope.frequencies;
-  call.turn.rope_magnitude = args.rope.magnitude;
-  return call;
-}
-
-bool CudaAttention::leaves_rope(const AttentionInputArgs& args) {
-  return args.batch->max_row_tokens == 1 && args.rope.dimension_count % 2 == 0 &&
-         args.rope.dimension_count <= args.pool.head_length;
-}
-
-cudaError_t CudaAttention::rope_kv(const AttentionInputArgs& args, const float* key,
-                                   const float* value, const kernels::Launch& launch) {
-  left_ = rope_args(args);
-  left_.key = key;
-  left_.value = value;
-  is_left_ = leaves_rope(args);
-  return is_left_ ? cudaSuccess : kernels::rope_kv(left_, launch);
-}
-
-cudaError_t CudaAttention::rope_joined_kv(const AttentionInputArgs& args, const float* joined,
-                                          const kernels::Launch& launch) {
-  kernels::RopeKvArgs call = rope_args(args);
-  call.joined = joined;
+  call.query = args.query;
+  call.key = args.key;
+  call.value = args.value;
+  call.joined = args.joined;
+  call.turn = head_turn(args);
   return kernels::rope_kv(call, launch);
 }
 
-kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& args) const {
+kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& args,
+                                                        const kernels::Launch& launch,
+                                                        const AttentionOptions& options) const {
   kernels::AttentionKernelArgs call;
   call.step = step_rows(*args.batch);
-  call.plan = plan_;
+  call.plan = plan_of(*args.batch, args.pool, launch);
   call.pages = kv_pages(args.pool);
   call.layer = args.layer;
   call.head_count = args.head_count;
   call.scale = args.scale;
   call.window = args.window;
+  call.softcap = options.softcap;
+  call.sinks = options.sinks;
   call.query = args.query;
   call.out = args.out;
+  if (args.rope_kv != nullptr) {
+    call.key = args.rope_kv->key;
+    call.value = args.rope_kv->value;
+    call.turn = head_turn(*args.rope_kv);
+  }
   return call;
 }
 
-bool CudaAttention::has_half(const AttentionArgs& args, const kernels::Launch& launch) {
-  return args.batch->min_row_tokens > 1 &&
-         kernels::attention_prefill_has_warpgroup(args.pool.head_length, launch);
-}
-
-// No row has one token: attention_decode has nothing to do.
-cudaError_t CudaAttention::attention_half(const AttentionArgs& args,
-                                          const kernels::Launch& launch) {
-  if (step_window_ != 0 && args.window != step_window_) return cudaErrorInvalidValue;
-  kernels::AttentionKernelArgs call = kernel_args(args);
-  call.out_half = reinterpret_cast<uint16_t*>(args.out);
+cudaError_t CudaAttention::prefill(const AttentionArgs& args, bool has_half_output,
+                                   const kernels::Launch& launch,
+                                   const AttentionOptions& options) const {
+  kernels::AttentionKernelArgs call = kernel_args(args, launch, options);
+  if (has_half_output) call.out_half = reinterpret_cast<uint16_t*>(args.out);
   return kernels::attention_prefill(call, launch);
 }
 
-cudaError_t CudaAttention::attention(const AttentionArgs& args, const kernels::Launch& launch,
-                                     const AttentionOptions& options) {
-  if (step_window_ != 0 && args.window != step_window_) return cudaErrorInvalidValue;
-  kernels::AttentionKernelArgs call = kernel_args(args);
-  call.softcap = options.softcap;
-  call.sinks = options.sinks;
-  call.triggers_early = options.triggers_early;
-  if (is_left_) {
-    is_left_ = false;
-    if (left_.layer != args.layer || left_.query != args.query) return cudaErrorInvalidValue;
-    call.key = left_.key;
-    call.value = left_.value;
-    call.turn = left_.turn;
-  }
-  if (args.batch->max_row_tokens != 1) {
-    const cudaError_t status = kernels::attention_prefill(call, launch);
-    if (status != cudaSuccess) return status;
-  }
-  return kernels::attention_decode(call, launch);
+cudaError_t CudaAttention::decode(const AttentionArgs& args, const kernels::Launch& launch,
+                                  const AttentionOptions& options) const {
+  return kernels::attention_decode(kernel_args(args, launch, options), launch);
 }
 
 }  // namespace wcuda::ops

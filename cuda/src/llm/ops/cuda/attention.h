@@ -14,9 +14,8 @@ namespace wcuda::ops {
 
 // What scores of some families have besides: for those to come.
 struct AttentionOptions {
-  float softcap = 0.0f;         // 0: none; else scores become softcap * tanh(score / softcap)
-  Vector sinks = nullptr;       // (head_count) a further score of each head, whose value is 0
-  bool triggers_early = false;  // as kernels::AttentionKernelArgs has it
+  float softcap = 0.0f;    // 0: none; else scores become softcap * tanh(score / softcap)
+  Vector sinks = nullptr;  // (head_count) a further score of each head, whose value is 0
 };
 
 // One object an engine. All calls queue work on launch.stream and may be captured; which kernels
@@ -36,38 +35,32 @@ class CudaAttention {
   // Once a step, after the batch's arrays are written and before the calls below: plans the step
   // for layers of this window (0 if one of them sees everything). Later kernels may read the
   // batch's arrays before they wait for their predecessors.
-  cudaError_t begin_step(const Batch& batch, const KvPool& pool, uint32_t window,
-                         const kernels::Launch& launch);
+  cudaError_t plan(const Batch& batch, const KvPool& pool, uint32_t window,
+                   const kernels::Launch& launch) const;
+  // The same in one kernel with what fills the batch's arrays; first of its step.
+  cudaError_t start(const Batch& batch, const KvPool& pool, uint32_t window,
+                    const kernels::StepStart& inputs, const kernels::Launch& launch) const;
 
-  // The second half of Ops::attention_input, once args.query_out, key and value hold Wx + b:
-  // query_out is changed in place; key, value (token_count, kv heads * head_length) go to the pool.
-  // A token whose token_rows entry is kernels::kDeadToken changes and writes nothing. In a step
-  // whose rows have one token this only takes note: the next call must be attention's for the same
-  // layer, whose kernel then turns and stores on the way; query_out stays as it is.
-  cudaError_t rope_kv(const AttentionInputArgs& args, const float* key, const float* value,
-                      const kernels::Launch& launch);
-  // Whether rope_kv would only take note.
-  static bool leaves_rope(const AttentionInputArgs& args);
-  // The same from (token_count, query, key, value of all heads); not where leaves_rope.
-  cudaError_t rope_joined_kv(const AttentionInputArgs& args, const float* joined,
-                             const kernels::Launch& launch);
+  // A token whose token_rows entry is kernels::kDeadToken changes and writes nothing.
+  cudaError_t rope_kv(const RopeKvArgs& args, const kernels::Launch& launch) const;
 
-  // Ops::attention. Its window must be the step's, or any if that was 0. Results of dead tokens are
-  // not written.
-  cudaError_t attention(const AttentionArgs& args, const kernels::Launch& launch,
-                        const AttentionOptions& options = {});
-  // Whether attention_half() can be called in its place, which leaves args.out as f16.
-  static bool has_half(const AttentionArgs& args, const kernels::Launch& launch);
-  cudaError_t attention_half(const AttentionArgs& args, const kernels::Launch& launch);
+  // Of rows of more than one token, and of one. The window must be the step's, or any if that was
+  // 0. Results of dead tokens are not written. has_half_output: `out` is (token_count, head_count *
+  // head_length) f16, where kernels::attention_prefill_has_warpgroup.
+  cudaError_t prefill(const AttentionArgs& args, bool has_half_output,
+                      const kernels::Launch& launch, const AttentionOptions& options = {}) const;
+  cudaError_t decode(const AttentionArgs& args, const kernels::Launch& launch,
+                     const AttentionOptions& options = {}) const;
+  // The kernel that decode() launches.
+  Kernel decode_kernel(const Batch& batch, const KvPool& pool, const kernels::Launch& launch) const;
 
  private:
-  kernels::RopeKvArgs rope_args(const AttentionInputArgs& args) const;
-  kernels::AttentionKernelArgs kernel_args(const AttentionArgs& args) const;
+  kernels::AttentionPlan plan_of(const Batch& batch, const KvPool& pool,
+                                 const kernels::Launch& launch) const;
+  kernels::AttentionKernelArgs kernel_args(const AttentionArgs& args, const kernels::Launch& launch,
+                                           const AttentionOptions& options) const;
 
-  kernels::AttentionPlan plan_;
-  uint32_t step_window_ = 0;
-  kernels::RopeKvArgs left_;  // what rope_kv has left to attention
-  bool is_left_ = false;
+  kernels::AttentionPlan memory_;  // of any step
 };
 
 }  // namespace wcuda::ops

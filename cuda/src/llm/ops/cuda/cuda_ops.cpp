@@ -1,15 +1,16 @@
-// The operations of a forward pass, queued on one CUDA stream. A layer is the kernels of
-// attention_input (product, then rope and KV write, which attention does on the way when rows have
-// one token), attention, project, feed_forward_input, project; each starts before the one ahead has
-// ended and waits for it once its weights are on the way.
+// The operations of a forward pass, queued on one CUDA stream. Each kernel starts before the one
+// ahead has ended and waits for it once its weights are on the way.
 #include "llm/ops/cuda/cuda_ops.h"
 
 #include "core/backend/cuda_device.h"
 #include "core/base/checked.h"
+#include "kernels/linear/layer_chain.h"
+#include "kernels/ptx/code.h"
 #include "kernels/shared/arena.h"
 #include "kernels/step/embed.h"
+#include "kernels/step/ingest.h"
+#include "kernels/step/step.h"
 #include "llm/ops/cuda/attention.h"
-#include "llm/ops/cuda/chained_layers.h"
 #include "llm/ops/cuda/linear.h"
 
 namespace wcuda::ops {
@@ -19,40 +20,58 @@ kernels::Matrix matrix(const Weight& weight) {
   return {static_cast<const uint8_t*>(weight.data), weight.type, weight.rows, weight.cols};
 }
 
+kernels::Epilogue gate_epilogue(Activation activation) {
+  return activation == Activation::kSilu ? kernels::Epilogue::kSiluGate
+                                         : kernels::Epilogue::kGeluTanhGate;
+}
+
+kernels::LinearArgs linear_args(const LinearArgs& args) {
+  kernels::LinearArgs linear;
+  linear.columns = args.token_count;
+  linear.x = args.x;
+  linear.x_rows = args.token_indices;
+  linear.norm = args.norm;
+  linear.epsilon = args.epsilon;
+  linear.matrix_count = args.weight_count;
+  for (uint32_t i = 0; i < args.weight_count; ++i) {
+    linear.matrices[i] = matrix(args.weights[i]);
+    linear.biases[i] = args.biases[i];
+    linear.outputs[i] = args.outputs[i];
+  }
+  linear.epilogue = args.epilogue == Epilogue::kStore ? kernels::Epilogue::kStore
+                    : args.epilogue == Epilogue::kAdd ? kernels::Epilogue::kAdd
+                                                      : gate_epilogue(args.activation);
+  return linear;
+}
+
 class CudaOps final : public Ops {
  public:
-  explicit CudaOps(std::shared_ptr<Backend> backend) : backend_(std::move(backend)) {
+  CudaOps(std::shared_ptr<Backend> backend, const DeviceTraits& traits)
+      : backend_(std::move(backend)), traits_(traits) {
     launch_.sm_count = backend_->caps().multiprocessor_count;
-    launch_.compute_capability = backend_->launch_capability();
+    launch_.compute_capability = traits.compute_capability;
     launch_.is_dependent = true;
   }
   ~CudaOps() override {
     if (stream_.id != 0) (void)backend_->stream_destroy(stream_);
   }
 
+  const DeviceTraits& device() const override { return traits_; }
   uint64_t scratch_bytes(const Limits& limits) const override { return lay_out(limits).bytes; }
   Status prepare(const Limits& limits, void* scratch) override;
   Status warm_up() override { return {}; }
   Stream stream() const override { return stream_; }
 
-  Status begin_step(const Batch& batch, const KvPool& pool, uint32_t window) override {
-    linear_.begin_step();
-    chain_.begin_step();
-    return check(attention_.begin_step(batch, pool, window, launch_), "attention plan");
-  }
-  Status embed(const EmbedArgs& args) override;
-  Status attention_input(const AttentionInputArgs& args) override;
-  Status attention(const AttentionArgs& args) override;
-  Status project(const ProjectArgs& args) override;
-  Status feed_forward_input(const FeedForwardInputArgs& args) override;
-  Status logits(const LogitsArgs& args) override;
-  Status end_step() override { return chain_.flush(launch_); }
+  Status start(const Node& node, const StartArgs& args) override;
+  Status embed(const Node& node, const EmbedArgs& args) override;
+  Status linear(const Node& node, const LinearArgs& args) override;
+  Status persistent_layers(const Node& node, const LinearArgs* layers, uint32_t count) override;
+  Status rope_kv(const Node& node, const RopeKvArgs& args) override;
+  Status attention(const Node& node, const AttentionArgs& args) override;
 
  private:
   struct Scratch {
-    uint64_t key, value;  // f32 (max_batch_tokens, kv_head_count * head_length)
-    uint64_t joined;      // queries, keys and values of a long step
-    uint64_t attention, linear, chain, bytes;
+    uint64_t attention, linear, bytes;
   };
   Scratch lay_out(const Limits& limits) const;
   Status check(cudaError_t error, const char* call) const {
@@ -60,29 +79,19 @@ class CudaOps final : public Ops {
   }
 
   const std::shared_ptr<Backend> backend_;
+  const DeviceTraits traits_;
   int device_ = 0;
   Stream stream_;
   kernels::Launch launch_;
-  float* key_ = nullptr;
-  float* value_ = nullptr;
-  float* joined_ = nullptr;
   CudaAttention attention_;
   CudaLinear linear_;
-  ChainedLayers chain_;
 };
 
 CudaOps::Scratch CudaOps::lay_out(const Limits& limits) const {
-  const uint64_t row = uint64_t{limits.kv_head_count} * limits.head_length * sizeof(float);
-  const uint64_t query_row = uint64_t{limits.head_count} * limits.head_length * sizeof(float);
   Scratch scratch{};
   Arena arena;
-  scratch.key = arena.reserve(limits.max_batch_tokens * row);
-  scratch.value = arena.reserve(limits.max_batch_tokens * row);
-  scratch.joined = arena.reserve(limits.max_batch_tokens * (query_row + 2 * row));
-  scratch.attention =
-      arena.reserve(CudaAttention::scratch_bytes(limits, static_cast<uint32_t>(launch_.sm_count)));
+  scratch.attention = arena.reserve(CudaAttention::scratch_bytes(limits, traits_.sm_count));
   scratch.linear = arena.reserve(CudaLinear::scratch_bytes(limits, launch_));
-  scratch.chain = arena.reserve(ChainedLayers::scratch_bytes(limits));
   scratch.bytes = arena.bytes();
   return scratch;
 }
@@ -94,105 +103,84 @@ Status CudaOps::prepare(const Limits& limits, void* scratch) {
   launch_.stream = static_cast<cudaStream_t>(backend_->native_stream(stream_));
   const Scratch offsets = lay_out(limits);
   auto* const memory = static_cast<uint8_t*>(scratch);
-  key_ = reinterpret_cast<float*>(memory + offsets.key);
-  value_ = reinterpret_cast<float*>(memory + offsets.value);
-  joined_ = reinterpret_cast<float*>(memory + offsets.joined);
   return backend_->queue(stream_, [&]() -> Status {
     WCUDA_TRY(
         check(attention_.prepare(limits, memory + offsets.attention, launch_), "attention set-up"));
-    WCUDA_TRY(linear_.prepare(limits, launch_, memory + offsets.linear));
-    return chain_.prepare(limits, device_, memory + offsets.chain, &linear_, launch_);
+    return linear_.prepare(limits, launch_, memory + offsets.linear);
   });
 }
 
-Status CudaOps::embed(const EmbedArgs& args) {
+Status CudaOps::start(const Node& node, const StartArgs& args) {
+  // First of its step: what it overwrites, the step before may still read.
+  kernels::Launch first = launch_;
+  first.is_dependent = false;
+  switch (node.operation) {
+    case Operation::kStartStep:
+      WCUDA_CHECK(args.inputs != nullptr);
+      return check(attention_.start(*args.batch, args.pool, args.window, *args.inputs, launch_),
+                   "attention_plan_start");
+    case Operation::kScatterInputs:
+      WCUDA_CHECK(args.inputs != nullptr);
+      return check(kernels::ingest(args.inputs->ingest, first), "ingest");
+    case Operation::kBeginRows:
+      WCUDA_CHECK(args.inputs != nullptr);
+      return check(kernels::begin_step(args.inputs->begin, launch_), "begin_step");
+    default:
+      WCUDA_CHECK(node.operation == Operation::kPlanAttention);
+      return check(attention_.plan(*args.batch, args.pool, args.window, launch_), "attention_plan");
+  }
+}
+
+Status CudaOps::embed(const Node&, const EmbedArgs& args) {
   return check(kernels::embed(args.batch->tokens, args.batch->token_count, matrix(args.table),
                               args.scale, args.out, launch_),
                "embed");
 }
 
-Status CudaOps::attention_input(const AttentionInputArgs& args) {
-  kernels::LinearArgs linear;
-  linear.columns = args.batch->token_count;
-  linear.x = args.x;
-  linear.norm = args.norm;
-  linear.epsilon = args.epsilon;
-  linear.matrix_count = 3;
-  const Weight* const weights[] = {&args.query, &args.key, &args.value};
-  const Vector biases[] = {args.query_bias, args.key_bias, args.value_bias};
-  float* const outputs[] = {args.query_out, key_, value_};
-  for (int i = 0; i < 3; ++i) {
-    linear.matrices[i] = matrix(*weights[i]);
-    linear.biases[i] = biases[i];
-    linear.outputs[i] = outputs[i];
-  }
-  if (linear_.joins(linear) && !CudaAttention::leaves_rope(args)) {
-    WCUDA_TRY(linear_.run_joined(linear, joined_, launch_));
-    return check(attention_.rope_joined_kv(args, joined_, launch_), "rope and KV write");
-  }
-  WCUDA_TRY(chain_.run(linear, launch_));
-  return check(attention_.rope_kv(args, key_, value_, launch_), "rope and KV write");
+Status CudaOps::linear(const Node& node, const LinearArgs& args) {
+  GateSums sums;
+  sums.gate_bias = args.gate_bias;
+  sums.up_bias = args.up_bias;
+  sums.activation = gate_epilogue(args.activation);
+  return linear_.run(node, linear_args(args), sums, launch_);
 }
 
-Status CudaOps::attention(const AttentionArgs& args) {
-  // A chain leaves no room beside it: what is early waits for it to end.
-  AttentionOptions options;
-  options.triggers_early = chain_.has_chained();
-  if (!CudaAttention::has_half(args, launch_) ||
-      !linear_.takes_half(args.batch->token_count, args.head_count * args.pool.head_length))
-    return check(attention_.attention(args, launch_, options), "attention");
-  linear_.half_input(args.out);
-  return check(attention_.attention_half(args, launch_), "attention");
+Status CudaOps::persistent_layers(const Node& node, const LinearArgs* layers, uint32_t count) {
+  WCUDA_CHECK(count == node.fused_count && count <= kernels::kChainMax);
+  kernels::LinearArgs calls[kernels::kChainMax];
+  for (uint32_t i = 0; i < count; ++i) calls[i] = linear_args(layers[i]);
+  return linear_.run_persistent(calls, count, launch_);
 }
 
-Status CudaOps::project(const ProjectArgs& args) {
-  kernels::LinearArgs linear;
-  linear.columns = args.token_count;
-  linear.x = args.x;
-  linear.matrix_count = 1;
-  linear.matrices[0] = matrix(args.weight);
-  linear.biases[0] = args.bias;
-  linear.outputs[0] = args.residual;
-  linear.epilogue = kernels::Epilogue::kAdd;
-  return args.token_count == 1 ? chain_.queue(linear, launch_) : linear_.run(linear, launch_);
+Status CudaOps::rope_kv(const Node&, const RopeKvArgs& args) {
+  return check(attention_.rope_kv(args, launch_), "rope_kv");
 }
 
-Status CudaOps::feed_forward_input(const FeedForwardInputArgs& args) {
-  kernels::LinearArgs linear;
-  linear.columns = args.token_count;
-  linear.x = args.x;
-  linear.norm = args.norm;
-  linear.epsilon = args.epsilon;
-  linear.matrix_count = 2;
-  linear.matrices[0] = matrix(args.gate);
-  linear.matrices[1] = matrix(args.up);
-  linear.biases[0] = args.gate_bias;
-  linear.biases[1] = args.up_bias;
-  linear.outputs[0] = args.out;
-  linear.epilogue = args.activation == Activation::kSilu ? kernels::Epilogue::kSiluGate
-                                                         : kernels::Epilogue::kGeluTanhGate;
-  return args.token_count == 1 ? chain_.queue(linear, launch_)
-                               : linear_.run_hidden(linear, launch_);
-}
-
-Status CudaOps::logits(const LogitsArgs& args) {
-  kernels::LinearArgs linear;
-  linear.columns = args.logits_count;
-  linear.x = args.x;
-  linear.x_rows = args.token_indices;
-  linear.norm = args.norm;
-  linear.epsilon = args.epsilon;
-  linear.matrix_count = 1;
-  linear.matrices[0] = matrix(args.output);
-  linear.biases[0] = args.bias;
-  linear.outputs[0] = args.logits;
-  return chain_.run(linear, launch_);
+Status CudaOps::attention(const Node& node, const AttentionArgs& args) {
+  if (node.kernel == Kernel::kAttentionPrefill || node.kernel == Kernel::kAttentionPrefillWarpgroup)
+    return check(attention_.prefill(args, node.output == Form::kF16, launch_), "attention_prefill");
+  WCUDA_CHECK(node.kernel == attention_.decode_kernel(*args.batch, args.pool, launch_));
+  return check(attention_.decode(args, launch_), "attention_decode");
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Ops>> make_cuda_ops(std::shared_ptr<Backend> backend) {
-  return std::unique_ptr<Ops>(std::make_unique<CudaOps>(std::move(backend)));
+  const wcuda_device_caps& caps = backend->caps();
+  DeviceTraits traits;
+  traits.is_host = false;
+  traits.compute_capability = backend->launch_capability();
+  traits.sm_count = static_cast<uint32_t>(caps.multiprocessor_count);
+  traits.shared_bytes_max = static_cast<uint32_t>(caps.shared_memory_per_block_optin);
+  WCUDA_TRY(backend->queue({}, [&]() -> Status {
+    kernels::Launch launch;
+    launch.sm_count = caps.multiprocessor_count;
+    launch.compute_capability = traits.compute_capability;
+    traits.has_warpgroup_code = traits.compute_capability == 90 && kernels::has_warpgroup_code();
+    traits.has_resident_grid = kernels::layer_chain_has_device(launch);
+    return {};
+  }));
+  return std::unique_ptr<Ops>(std::make_unique<CudaOps>(std::move(backend), traits));
 }
 
 }  // namespace wcuda::ops

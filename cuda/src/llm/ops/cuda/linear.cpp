@@ -1,11 +1,12 @@
-// Which kernel family makes a linear layer, and the path of many tokens: weights to f16 rows, one
-// product, epilogue; in pieces that bound the scratch memory.
+// Calls of the kernels of linear layers, and the path of many tokens and any sizes: weights to f16
+// rows, one product with f32 sums, epilogue; in pieces that bound the scratch memory.
 #include "llm/ops/cuda/linear.h"
 
 #include <algorithm>
 
 #include "kernels/linear/dequantize.h"
 #include "kernels/linear/half_input.h"
+#include "kernels/linear/layer_chain.h"
 #include "kernels/linear/linear_batch.h"
 #include "kernels/linear/linear_finish.h"
 #include "kernels/linear/linear_vector.h"
@@ -20,14 +21,11 @@ using kernels::Epilogue;
 using kernels::Launch;
 using kernels::LinearArgs;
 
-// Tokens of a product whose sums go through memory.
-constexpr uint32_t kColumnsMax = 2048;
-// Bounds of the f16 weights of a product, gate and up of 8B in one, and of such sums: what the two
-// have besides weights also bounds the f16 columns of other products.
-constexpr uint64_t kWeightBytesMax = 256ull << 20;
-constexpr uint64_t kSumBytesMax = 64ull << 20;
-// Rows of a product that must fit whatever the inputs: two matrices of a gate, 128 each.
-constexpr uint32_t kRowsMin = 256;
+static_assert(kVectorTokensMax == kernels::kLinearVectorColumnsMax);
+static_assert(kGemmInputsMax == kernels::kWideInputsMax);
+static_assert(kLinearWeightsMax == kernels::kLinearMatricesMax);
+
+constexpr uint32_t kRowsMin = 256;  // of a product: two matrices of a gate, 128 each
 constexpr uint32_t kRowGranularity = 128;
 // The columns' scales take a whole number of 256 bytes.
 constexpr uint32_t kColumnGranularity = 64;
@@ -47,8 +45,6 @@ struct Segment {
   uint32_t rows;
   uint32_t offset;  // its first row in the product
 };
-
-bool is_plain_type(uint32_t type) { return type == 0 || type == 1 || type == 30; }
 
 // Of the layers of a model of these limits, whatever their types.
 uint64_t vector_scratch_bytes(const Limits& limits, const Launch& launch) {
@@ -90,139 +86,99 @@ LinearArgs columns_of(const LinearArgs& args, uint32_t first, uint32_t columns) 
 
 }  // namespace
 
-CudaLinear::Scratch CudaLinear::layout(const Limits& limits, const Launch& launch) {
-  const uint32_t attention = limits.head_count * limits.head_length;
-  const uint32_t cols =
-      round_up(std::max({limits.embedding_length, limits.feed_forward_length, attention}), 8);
-  const uint64_t rows = std::max<uint64_t>(
-      {limits.vocabulary_size, uint64_t{limits.feed_forward_length} * 2, limits.embedding_length,
-       attention + uint64_t{limits.kv_head_count} * limits.head_length * 2, kRowsMin});
+CudaLinear::Scratch CudaLinear::layout(const Limits& limits, const GemmMemory& memory,
+                                       const Launch& launch) {
   Scratch scratch;
-  scratch.all_columns = std::max({limits.max_batch_tokens, limits.max_logits_rows, 1u});
-  scratch.columns = std::min(scratch.all_columns, kColumnsMax);
-  const uint64_t row_bytes = 2ull * cols, sum_row_bytes = 4ull * scratch.columns;
-  // Of a layer: what is made of an embedding, or made into one. The output matrix may take several
-  // pieces.
-  const uint64_t layer_rows =
-      std::max<uint64_t>(2 * uint64_t{limits.feed_forward_length},
-                         attention + uint64_t{limits.kv_head_count} * limits.head_length * 2);
-  scratch.weight_bytes = std::max(
-      std::min(layer_rows * limits.embedding_length * 2, kWeightBytesMax), kRowsMin * row_bytes);
-  scratch.sum_bytes = std::max(std::min((rows + 3) / 4 * 4 * sum_row_bytes, kSumBytesMax),
-                               kRowsMin * sum_row_bytes);
-
   Arena arena;
   scratch.workspace = arena.reserve(compute::HalfGemm::kWorkspaceBytes);
-  for (uint64_t& weights : scratch.weights) weights = arena.reserve(scratch.weight_bytes);
+  for (uint64_t& weights : scratch.weights) weights = arena.reserve(memory.weight_bytes);
   // Of either family: linear_batch, or the columns of a product and their scales.
   scratch.input = arena.reserve(std::max<uint64_t>(
-      kernels::linear_batch_scratch_bytes(cols, scratch.columns),
-      4ull * round_up(scratch.columns, kColumnGranularity) + 2ull * cols * scratch.columns));
-  // Of wide layers the input may take both.
-  scratch.sums = arena.reserve(scratch.sum_bytes);
-  scratch.scales = arena.reserve(2 * scale_bytes(scratch.all_columns));
+      kernels::linear_batch_scratch_bytes(memory.cols_max, memory.tokens),
+      4ull * round_up(memory.tokens, kColumnGranularity) + 2ull * memory.cols_max * memory.tokens));
+  // Of kDequantizeGemm the input may take both.
+  scratch.sums = arena.reserve(memory.sum_bytes);
+  scratch.scales = arena.reserve(2 * scale_bytes(memory.all_tokens));
   scratch.vector_bytes = vector_scratch_bytes(limits, launch);
   scratch.vector = arena.reserve(scratch.vector_bytes);
+  const uint32_t rows_max = std::max({limits.embedding_length, limits.feed_forward_length,
+                                      limits.head_count * limits.head_length});
+  scratch.persistent_bytes = kernels::layer_chain_scratch_bytes(rows_max, limits.embedding_length);
+  scratch.persistent = arena.reserve(scratch.persistent_bytes);
   scratch.bytes = arena.bytes();
   return scratch;
 }
 
 uint64_t CudaLinear::scratch_bytes(const Limits& limits, const Launch& launch) {
-  return layout(limits, launch).bytes;
+  return layout(limits, gemm_memory(limits), launch).bytes;
 }
 
 Status CudaLinear::prepare(const Limits& limits, const Launch& launch, void* scratch) {
-  scratch_ = layout(limits, launch);
+  gemm_memory_ = gemm_memory(limits);
+  scratch_ = layout(limits, gemm_memory_, launch);
   memory_ = scratch;
   if (scratch_.vector_bytes > 0)
     WCUDA_TRY(check_launch(
         cudaMemsetAsync(at<uint8_t>(scratch_.vector), 0, scratch_.vector_bytes, launch.stream),
         "memset"));
+  WCUDA_TRY(check_launch(kernels::layer_chain_prepare(at<uint8_t>(scratch_.persistent),
+                                                      scratch_.persistent_bytes, launch),
+                         "memset"));
   is_batch_invariant_ = limits.batch_invariant;
-  embedding_length_ = limits.embedding_length;
   gemm_ = std::make_unique<compute::HalfGemm>(
       is_batch_invariant_ ? compute::HalfGemm::Library::kNone : library_,
       at<uint8_t>(scratch_.workspace));
-  WideLinear::Memory wide;
-  for (int i = 0; i < 2; ++i) wide.weights[i] = at<uint16_t>(scratch_.weights[i]);
-  wide.weight_bytes = scratch_.weight_bytes;
-  wide.input = at<uint16_t>(scratch_.input);
-  wide.input_bytes = scratch_.sums + scratch_.sum_bytes - scratch_.input;
-  wide.scales = at<float>(scratch_.scales);
-  wide.sum_scales = at<float>(scratch_.scales + scale_bytes(scratch_.all_columns));
-  wide.columns_max = scratch_.all_columns;
-  return wide_.prepare(wide, gemm_.get());
+  DequantizeGemm::Memory memory;
+  for (int i = 0; i < 2; ++i) memory.weights[i] = at<uint16_t>(scratch_.weights[i]);
+  memory.weight_bytes = gemm_memory_.weight_bytes;
+  memory.input = at<uint16_t>(scratch_.input);
+  memory.input_bytes = scratch_.sums + gemm_memory_.sum_bytes - scratch_.input;
+  memory.scales = at<float>(scratch_.scales);
+  memory.sum_scales = at<float>(scratch_.scales + scale_bytes(gemm_memory_.all_tokens));
+  memory.columns_max = gemm_memory_.all_tokens;
+  return dequantize_gemm_.prepare(memory, gemm_.get());
 }
 
-Status CudaLinear::run(const LinearArgs& args, const Launch& launch) {
+Status CudaLinear::run(const Node& node, const LinearArgs& args, const GateSums& sums,
+                       const Launch& launch) {
   WCUDA_CHECK(memory_ != nullptr && args.matrix_count > 0 &&
               args.matrix_count <= kernels::kLinearMatricesMax);
   WCUDA_CHECK(!is_gate(args.epilogue) ||
               (args.matrix_count == 2 && args.matrices[0].rows == args.matrices[1].rows));
   for (uint32_t m = 1; m < args.matrix_count; ++m)
     WCUDA_CHECK(args.matrices[m].cols == args.matrices[0].cols);
+  if (node.kernel == Kernel::kDequantizeGemm) return dequantize_gemm_.run(node, args, sums, launch);
+  WCUDA_CHECK(node.input != Form::kF16 && node.input != Form::kGateSums);
+  WCUDA_CHECK(node.output != Form::kJoined && node.output != Form::kGateSums);
+  if (node.kernel != Kernel::kLinearVector) return run_in_chunks(node, args, launch);
+  Launch vector = launch;
+  vector.scratch = at<uint8_t>(scratch_.vector);
+  vector.scratch_bytes = scratch_.vector_bytes;
+  return check_launch(kernels::linear_vector(args, vector), "linear_vector");
+}
 
-  if (uses_vector(args)) {
-    Launch vector = launch;
-    vector.scratch = at<uint8_t>(scratch_.vector);
-    vector.scratch_bytes = scratch_.vector_bytes;
-    return check_launch(kernels::linear_vector(args, vector), "linear_vector");
-  }
-  const bool is_batch = uses_batch(args, launch);
-  if (!is_batch && !is_gate(args.epilogue) && WideLinear::fits(args))
-    return wide_.run(args, launch);
-  for (uint32_t first = 0; first < args.columns; first += scratch_.columns) {
+Status CudaLinear::run_in_chunks(const Node& node, const LinearArgs& args, const Launch& launch) {
+  WCUDA_CHECK(node.kernel == Kernel::kLinearBatch || node.kernel == Kernel::kDequantizeGemmF32);
+  for (uint32_t first = 0; first < args.columns; first += gemm_memory_.tokens) {
     const LinearArgs part =
-        columns_of(args, first, std::min(args.columns - first, scratch_.columns));
-    if (is_batch)
+        columns_of(args, first, std::min(args.columns - first, gemm_memory_.tokens));
+    if (node.kernel == Kernel::kLinearBatch)
       WCUDA_TRY(check_launch(
           kernels::linear_batch(part, is_batch_invariant_, at<uint8_t>(scratch_.input), launch),
           "linear_batch"));
     else
-      WCUDA_TRY(run_gemm(part, launch));
+      WCUDA_TRY(run_gemm_f32(part, launch));
   }
   return {};
 }
 
-bool CudaLinear::uses_vector(const LinearArgs& args) const {
-  if (is_batch_invariant_ || args.columns > kernels::kLinearVectorColumnsMax) return false;
-  bool is_plain = true;
-  for (uint32_t m = 0; m < args.matrix_count; ++m) {
-    if (!kernels::has_linear_vector(args.matrices[m].type)) return false;
-    is_plain = is_plain && is_plain_type(args.matrices[m].type);
-  }
-  return args.matrices[0].cols % (is_plain ? 4 : 32) == 0;
+Status CudaLinear::run_persistent(const LinearArgs* layers, uint32_t count, const Launch& launch) {
+  return check_launch(kernels::layer_chain(layers, count, at<uint8_t>(scratch_.persistent),
+                                           scratch_.persistent_bytes, launch),
+                      "persistent_layers");
 }
 
-// Under batch_invariant by the matrices alone.
-bool CudaLinear::uses_batch(const LinearArgs& args, const Launch& launch) const {
-  return (is_batch_invariant_ || args.columns <= batch_columns_max_) &&
-         kernels::linear_batch_supports(args, launch);
-}
-
-Status CudaLinear::run_hidden(const LinearArgs& args, const Launch& launch) {
-  const bool is_sums = is_wide(args) && args.matrices[0].rows <= kernels::kWideInputsMax;
-  return is_sums ? wide_.run_sums(args, launch) : run(args, launch);
-}
-
-// Any layer of as many columns, all its sizes multiples of 8, takes the same way.
-bool CudaLinear::is_wide(const LinearArgs& args) const {
-  return has_many(args.columns) && WideLinear::fits(args);
-}
-
-bool CudaLinear::has_many(uint32_t columns) const {
-  return !is_batch_invariant_ &&
-         columns > std::max(batch_columns_max_, kernels::kLinearVectorColumnsMax) &&
-         columns <= scratch_.all_columns;
-}
-
-bool CudaLinear::takes_half(uint32_t columns, uint32_t cols) const {
-  return has_many(columns) && embedding_length_ % 8 == 0 && cols % 8 == 0 &&
-         cols <= kernels::kWideInputsMax;
-}
-
-Status CudaLinear::run_gemm(const LinearArgs& args, const Launch& launch) {
-  wide_.forget();
+Status CudaLinear::run_gemm_f32(const LinearArgs& args, const Launch& launch) {
   const uint32_t cols = args.matrices[0].cols;
   const bool gate = is_gate(args.epilogue);
   kernels::HalfInputArgs input;
@@ -239,8 +195,8 @@ Status CudaLinear::run_gemm(const LinearArgs& args, const Launch& launch) {
 
   // Rows of a product; of a gate half are gate's, half up's.
   const uint32_t parts = gate ? 2 : 1;
-  const uint64_t rows_max =
-      std::min(scratch_.weight_bytes / (2ull * cols), scratch_.sum_bytes / (4ull * args.columns));
+  const uint64_t rows_max = std::min(gemm_memory_.weight_bytes / (2ull * cols),
+                                     gemm_memory_.sum_bytes / (4ull * args.columns));
   const auto row_limit = static_cast<uint32_t>(
       std::min<uint64_t>(rows_max / kRowGranularity * kRowGranularity, 1u << 30));
   WCUDA_CHECK(row_limit >= kRowsMin);

@@ -1,0 +1,31 @@
+// Which attention kernels serve a head length on a device. Pure.
+#pragma once
+
+#include <cstdint>
+
+namespace wcuda::kernels {
+
+constexpr uint32_t kDecodeClusterBlocks = 8;
+constexpr uint32_t kDecodeGroupMax = 8;  // query heads of one key-value head that a block serves
+constexpr uint32_t kPrefillWarpgroupHeadMax = 128;
+
+// Key-value heads times the tiles of at most kDecodeGroupMax query heads that each serves.
+inline uint32_t decode_head_tiles(uint32_t head_count, uint32_t kv_head_count) {
+  const uint32_t group = head_count / kv_head_count;
+  return kv_head_count * ((group + kDecodeGroupMax - 1) / kDecodeGroupMax);
+}
+
+// Groups need clusters, more shared memory than devices of compute capability 12.0 have, and a head
+// length that is compiled.
+inline bool decode_has_groups(uint32_t head_length, int32_t compute_capability) {
+  return compute_capability >= 90 && compute_capability < 120 &&
+         (head_length == 64 || head_length == 128 || head_length == 256);
+}
+
+// Where the program holds code for sm_90a.
+inline bool prefill_has_warpgroup(uint32_t head_length, int32_t compute_capability) {
+  return compute_capability == 90 && head_length <= kPrefillWarpgroupHeadMax &&
+         head_length % 8 == 0;
+}
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,74 @@
+// The inputs of a step on their way to its kernels: one block that came over the bus, the arrays
+// that it is dealt out to, and the rows that begin.
+#pragma once
+
+#include <cstdint>
+
+namespace wcuda::kernels {
+
+constexpr uint32_t kIngestSegmentsMax = 12;
+
+// At the start of the block. Rows of a segment have equal lengths.
+struct IngestHeader {
+  struct Segment {
+    uint32_t row_count;
+    uint32_t row_bytes;  // a multiple of 4; rows lie at multiples of align_up(row_bytes, 16)
+    uint32_t offset;     // of the first row, from the block; a multiple of 16
+    uint32_t reserved;
+  };
+  Segment segments[kIngestSegmentsMax];
+};
+
+// All in device memory, aligned to 16; rows of a target lie at multiples of its stride (bytes, a
+// multiple of 4).
+struct IngestArgs {
+  const uint8_t* block = nullptr;
+  uint32_t segment_count = 0;
+  uint8_t* targets[kIngestSegmentsMax] = {};
+  uint64_t target_strides[kIngestSegmentsMax] = {};
+};
+
+constexpr uint32_t kNoDependency = UINT32_MAX;
+
+// Values of a row's status, those of wcuda_row_result.status.
+constexpr int32_t kRowOk = 0;
+constexpr int32_t kRowEmptyMask = 2;
+constexpr int32_t kRowNotFinite = 3;
+constexpr int32_t kRowSkipped = 4;
+
+constexpr uint32_t kStepRowFeedSampled = 1;  // its one token is history[slot][first_position]
+
+// One row of a step; token_count 0: a row that fills the batch up and does nothing.
+struct BeginRow {
+  uint32_t first_token;  // index into tokens
+  uint32_t token_count;
+  uint32_t first_position;
+  uint32_t sequence_slot;
+  uint32_t flags;
+  uint32_t depends_on;  // row of the step before that it continues, or kNoDependency
+};
+static_assert(sizeof(BeginRow) == 24);
+
+struct BeginStepArgs {
+  uint32_t row_count = 0;
+  uint32_t history_stride = 0;                 // tokens a slot
+  const BeginRow* rows = nullptr;              // (row_count)
+  const int32_t* previous_statuses = nullptr;  // of the step before; null: no row depends on it
+  int32_t* statuses = nullptr;                 // (row_count)
+  int32_t* tokens = nullptr;                   // (tokens of the step)
+  int32_t* fed_tokens = nullptr;               // (row_count)
+  int32_t* history = nullptr;                  // (slots, history_stride)
+};
+
+// All of it. `begin.rows` and `begin.tokens` are targets of the ingest too.
+struct StepStart {
+  IngestArgs ingest;
+  // Segments of the block.
+  uint32_t tokens = 0;
+  uint32_t begin_rows = 0;
+  uint32_t rows = 0;  // of attention
+  uint32_t page_tables = 0;
+  BeginStepArgs begin;
+};
+
+}  // namespace wcuda::kernels

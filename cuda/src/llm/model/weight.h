@@ -1,0 +1,32 @@
+// A weight on the device, and the choices of an architecture that operations take as they are.
+#pragma once
+
+#include <cstdint>
+
+#include "llm/quant/layout.h"
+
+namespace wcuda::model {
+
+using quant::Layout;
+
+// A matrix of `rows` outputs by `cols` inputs, resident on the device. data null: absent.
+struct Weight {
+  const void* data = nullptr;
+  uint64_t bytes = 0;
+  uint32_t type = 0;  // ggml type id
+  Layout layout = Layout::kRows;
+  uint32_t rows = 0;
+  uint32_t cols = 0;
+};
+
+// f32, on the device; null: absent. Norm gains, biases, rope frequencies.
+using Vector = const float*;
+
+enum class RopePairing : uint32_t {
+  kAdjacent,  // (0, 1), (2, 3), …: llama
+  kHalves,    // (i, i + n/2): qwen, neox
+};
+
+enum class Activation : uint32_t { kSilu, kGeluTanh };
+
+}  // namespace wcuda::model

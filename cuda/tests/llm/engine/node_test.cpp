@@ -1,0 +1,317 @@
+// Each node of a step alone, on a fresh Ops object and the memory as it is within the step, gives
+// the bits that it gives there.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/backend/open.h"
+#include "core/vram/memory.h"
+#include "llm/engine/runner.h"
+#include "llm/gguf/gguf.h"
+#include "llm/gguf/source.h"
+#include "llm/model/model.h"
+#include "llm/model/tiny_model.h"
+
+namespace wcuda::engine {
+namespace {
+
+// A row: tokens, first position.
+using Rows = std::vector<std::pair<uint32_t, uint32_t>>;
+
+struct Case {
+  const char* name;
+  Rows rows;
+  bool is_batch_invariant = false;
+};
+
+std::vector<Case> cases() {
+  Rows many;
+  for (uint32_t i = 0; i < 140; ++i) many.push_back({1, i % 60});
+  return {{"one token", {{1, 100}}},
+          {"one token far on", {{1, 400}}},
+          {"three rows of one token", {{1, 5}, {1, 70}, {1, 300}}},
+          {"twelve rows of one token", Rows(12, {1, 90})},
+          {"140 rows of one token", many},
+          {"a prompt of 5", {{5, 0}}},
+          {"a prompt of 40", {{40, 30}}},
+          {"a prompt of 200", {{200, 0}}},
+          {"prompts and tokens", {{150, 20}, {1, 300}, {2, 63}}},
+          {"batch-invariant prompts and tokens", {{150, 20}, {1, 300}, {2, 63}}, true}};
+}
+
+class StepNodes : public ::testing::TestWithParam<int32_t> {
+ protected:
+  bool is_host() const { return GetParam() == WCUDA_BACKEND_HOST; }
+
+  Status open(const Case& c) {
+    kv_ = vram::Buffer();
+    scratch_ = vram::Buffer();
+    machine_ = Machine();
+    batch_ = ops::Batch();
+    inputs_ = kernels::StepStart();
+    OpenOptions options;
+    options.backend = GetParam();
+    options.host_thread_count = 2;
+    WCUDA_ASSIGN(const Opened opened, open_backend(options));
+    backend_ = opened.backend;
+    machine_.memory = vram::Memory::create(backend_, 0);
+    testing::TinyModel tiny;
+    tiny.weight_type = testing::kQ4_K;
+    tiny.embedding_type = testing::kQ6_K;
+    tiny.embedding_length = 1024;
+    tiny.feed_forward_length = 2048;
+    tiny.head_count = 8;
+    tiny.kv_head_count = 2;
+    tiny.head_length = 128;
+    tiny.vocabulary_size = 515;
+    tiny.has_all_biases = true;
+    file_ = tiny.build();
+    WCUDA_ASSIGN(const auto source, gguf::open_memory(file_.data(), file_.size()));
+    WCUDA_ASSIGN(const auto file, gguf::Gguf::open(source));
+    WCUDA_ASSIGN(machine_.model, model::Model::load(machine_.memory, file, {}));
+    Limits& limits = machine_.limits;
+    limits.batch_invariant = c.is_batch_invariant;
+    limits.persistent_layers = ops::PersistentLayers::kOn;
+    limits.max_sequences = limits.max_batch_rows = limits.max_logits_rows = 140;
+    limits.max_batch_tokens = 256;
+    limits.max_sequence_tokens = 512;
+    limits.page_count = 200;
+    const model::Config& config = machine_.model->config();
+    WCUDA_ASSIGN(machine_.ops, ops::make_ops(backend_));
+    const ops::Limits sizes = ops_limits(limits, config);
+    WCUDA_ASSIGN(machine_.layout, plan_layout(limits, config, machine_.ops->device(),
+                                              machine_.ops->scratch_bytes(sizes), kInputBytes));
+    WCUDA_ASSIGN(kv_, machine_.memory->allocate(machine_.layout.kv_bytes, WCUDA_PURPOSE_KV, "kv"));
+    WCUDA_ASSIGN(scratch_, machine_.memory->allocate(machine_.layout.scratch_bytes,
+                                                     WCUDA_PURPOSE_SCRATCH, "scratch"));
+    machine_.kv = static_cast<uint8_t*>(kv_.data());
+    machine_.scratch = static_cast<uint8_t*>(scratch_.data());
+    WCUDA_TRY(machine_.ops->prepare(sizes, machine_.scratch + machine_.layout.ops));
+    WCUDA_TRY(backend_->synchronize());
+    WCUDA_TRY(backend_->fill(machine_.kv, machine_.layout.kv_bytes, 0, 1, {}));
+    machine_.pool = {machine_.kv + machine_.layout.pages,
+                     limits.kv_type,
+                     config.layer_count,
+                     limits.page_count,
+                     config.kv_head_count,
+                     config.head_length,
+                     machine_.layout.kv_row_bytes};
+    return backend_->synchronize();
+  }
+
+  // The arrays of a step and, on a device, the block from which they are dealt out.
+  Status lay_out(const Rows& rows) {
+    const Limits& limits = machine_.limits;
+    const Layout& layout = machine_.layout;
+    std::vector<int32_t> tokens;
+    std::vector<uint32_t> positions, token_rows, logits;
+    std::vector<ops::BatchRow> batch_rows;
+    std::vector<kernels::BeginRow> begin_rows;
+    const uint32_t stride = limits.pages_per_sequence();
+    std::vector<uint32_t> tables(rows.size() * stride, 0);
+    uint32_t next_page = 0;
+    shape_ = {};
+    shape_.min_row_tokens = UINT32_MAX;
+    for (uint32_t r = 0; r < rows.size(); ++r) {
+      const auto [count, first] = rows[r];
+      const auto token = static_cast<uint32_t>(tokens.size());
+      batch_rows.push_back({token, count, first, r});
+      begin_rows.push_back({token, count, first, r, 0, kernels::kNoDependency});
+      for (uint32_t i = 0; i < count; ++i) {
+        tokens.push_back(static_cast<int32_t>((token + i) * 31 % 515));
+        positions.push_back(first + i);
+        token_rows.push_back(r);
+      }
+      for (uint32_t p = 0; p <= (first + count - 1) / ops::kPageTokens; ++p)
+        tables[r * stride + p] = next_page++ % limits.page_count;
+      logits.push_back(token + count - 1);
+      shape_.min_row_tokens = std::min(shape_.min_row_tokens, count);
+      shape_.max_row_tokens = std::max(shape_.max_row_tokens, count);
+      shape_.max_positions = std::max(shape_.max_positions, first + count);
+    }
+    shape_.token_count = static_cast<uint32_t>(tokens.size());
+    shape_.row_count = shape_.logits_count = static_cast<uint32_t>(rows.size());
+    shape_.is_captured = shape_.max_row_tokens == 1;
+    batch_.token_count = shape_.token_count;
+    batch_.row_count = shape_.row_count;
+    batch_.page_table_stride = stride;
+    batch_.max_row_tokens = shape_.max_row_tokens;
+    batch_.max_positions = shape_.max_positions;
+    batch_.tokens = machine_.in_ticket<int32_t>(0, layout.tokens);
+    batch_.positions = machine_.in_ticket<uint32_t>(0, layout.positions);
+    batch_.token_rows = machine_.in_ticket<uint32_t>(0, layout.token_rows);
+    batch_.rows = machine_.in_ticket<ops::BatchRow>(0, layout.rows);
+    batch_.page_tables = machine_.in_ticket<uint32_t>(0, layout.page_tables);
+
+    // Segments 0 to 6 of the block, which lies in the memory of the runner.
+    uint8_t* const area = machine_.scratch + layout.runner;
+    std::vector<uint8_t> block(align_up(sizeof(kernels::IngestHeader), 16));
+    kernels::IngestHeader header{};
+    uint32_t segment = 0;
+    const auto add = [&](const auto& values, uint64_t target, uint64_t row_count) {
+      const auto row_bytes = static_cast<uint32_t>(values.size() * sizeof(values[0]) / row_count);
+      header.segments[segment] = {static_cast<uint32_t>(row_count), row_bytes,
+                                  static_cast<uint32_t>(block.size()), 0};
+      inputs_.ingest.targets[segment] = machine_.in_ticket<uint8_t>(0, target);
+      inputs_.ingest.target_strides[segment++] = row_bytes;
+      for (uint64_t row = 0; row < row_count; ++row) {
+        const auto* const bytes = reinterpret_cast<const uint8_t*>(values.data()) + row * row_bytes;
+        block.insert(block.end(), bytes, bytes + row_bytes);
+        block.resize(align_up(block.size(), 16));
+      }
+    };
+    add(tokens, layout.tokens, 1);
+    add(positions, layout.positions, 1);
+    add(token_rows, layout.token_rows, 1);
+    add(batch_rows, layout.rows, 1);
+    add(tables, layout.page_tables, rows.size());
+    add(logits, layout.logits_indices, 1);
+    add(begin_rows, 0, 1);
+    inputs_.ingest.targets[6] = area + kBeginRowsOffset;
+    std::memcpy(block.data(), &header, sizeof header);
+    WCUDA_CHECK(block.size() <= kBeginRowsOffset);
+    inputs_.ingest.block = area;
+    inputs_.ingest.segment_count = segment;
+    inputs_.tokens = 0;
+    inputs_.begin_rows = 6;
+    inputs_.rows = 3;
+    inputs_.page_tables = 4;
+    inputs_.begin.row_count = shape_.row_count;
+    inputs_.begin.history_stride = limits.history_stride();
+    inputs_.begin.rows = reinterpret_cast<const kernels::BeginRow*>(area + kBeginRowsOffset);
+    inputs_.begin.statuses = reinterpret_cast<int32_t*>(area + kStatusesOffset);
+    inputs_.begin.tokens = machine_.in_ticket<int32_t>(0, layout.tokens);
+    inputs_.begin.fed_tokens = reinterpret_cast<int32_t*>(area + kFedOffset);
+    inputs_.begin.history = machine_.history(0);
+    step_.batch = &batch_;
+    step_.inputs = &inputs_;
+    step_.pool = machine_.pool;
+    step_.activations = machine_.activations();
+    step_.logits_indices = machine_.in_ticket<uint32_t>(0, layout.logits_indices);
+    step_.logits = machine_.in_ticket<float>(0, layout.logits);
+    WCUDA_TRY(backend_->copy_to_device(area, block.data(), block.size()));
+    if (!is_host()) return {};
+    for (uint32_t i = 0; i < 6; ++i) {
+      const auto& entry = header.segments[i];
+      const uint64_t pitch = align_up(entry.row_bytes, 16);
+      for (uint32_t row = 0; row < entry.row_count; ++row)
+        std::memcpy(inputs_.ingest.targets[i] + row * uint64_t{entry.row_bytes},
+                    block.data() + entry.offset + row * pitch, entry.row_bytes);
+    }
+    return {};
+  }
+
+  struct Snapshot {
+    std::vector<uint8_t> kv, scratch;
+  };
+  Status read(Snapshot* snapshot) const {
+    snapshot->kv.resize(machine_.layout.kv_bytes);
+    snapshot->scratch.resize(machine_.layout.scratch_bytes);
+    WCUDA_TRY(backend_->synchronize());
+    WCUDA_TRY(backend_->copy_to_host(snapshot->kv.data(), machine_.kv, snapshot->kv.size()));
+    return backend_->copy_to_host(snapshot->scratch.data(), machine_.scratch,
+                                  snapshot->scratch.size());
+  }
+  Status write(const Snapshot& snapshot) const {
+    WCUDA_TRY(backend_->copy_to_device(machine_.kv, snapshot.kv.data(), snapshot.kv.size()));
+    WCUDA_TRY(backend_->copy_to_device(machine_.scratch, snapshot.scratch.data(),
+                                       snapshot.scratch.size()));
+    return backend_->synchronize();
+  }
+  // Where the two differ; what is private to the operations counts on the host alone, for parts of
+  // a product may lie there in any order.
+  std::string difference(const Snapshot& a, const Snapshot& b) const {
+    if (a.kv != b.kv) return "KV pages or histories";
+    for (uint64_t i = 0; i < a.scratch.size(); ++i) {
+      if (!is_host() && i == machine_.layout.ops) i = machine_.layout.runner;
+      if (a.scratch[i] != b.scratch[i]) return "scratch byte " + std::to_string(i);
+    }
+    return {};
+  }
+
+  // The memory around each node of a step.
+  class Recorder : public NodeObserver {
+   public:
+    explicit Recorder(const StepNodes& test) : test_(test) {}
+    Status before(size_t) override {
+      if (!snapshots.empty()) return {};
+      snapshots.emplace_back();
+      return test_.read(&snapshots.back());
+    }
+    Status after(size_t) override {
+      snapshots.emplace_back();
+      return test_.read(&snapshots.back());
+    }
+    std::vector<Snapshot> snapshots;
+
+   private:
+    const StepNodes& test_;
+  };
+
+  Status run_alone(const ops::StepPlan& plan, size_t node, const Snapshot& before,
+                   Snapshot* after) {
+    WCUDA_ASSIGN(const auto ops, ops::make_ops(backend_));
+    WCUDA_TRY(ops->prepare(ops_limits(machine_.limits, machine_.model->config()),
+                           machine_.scratch + machine_.layout.ops));
+    WCUDA_TRY(backend_->synchronize());
+    WCUDA_TRY(write(before));
+    WCUDA_TRY(queue([&] { return run_node(*machine_.model, *ops, plan, node, step_); }, *ops));
+    return read(after);
+  }
+  Status queue(const std::function<Status()>& work, ops::Ops& ops) const {
+    return is_host() ? work() : backend_->queue(ops.stream(), work);
+  }
+
+  static constexpr uint64_t kBeginRowsOffset = 256 << 10, kStatusesOffset = 320 << 10,
+                            kFedOffset = 336 << 10, kInputBytes = 352 << 10;
+  std::string file_;
+  std::shared_ptr<Backend> backend_;
+  vram::Buffer kv_, scratch_;
+  Machine machine_;
+  ops::StepShape shape_;
+  ops::Batch batch_;
+  kernels::StepStart inputs_;
+  StepArgs step_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Host, StepNodes, ::testing::Values(WCUDA_BACKEND_HOST));
+INSTANTIATE_TEST_SUITE_P(Gpu, StepNodes, ::testing::Values(WCUDA_BACKEND_CUDA));
+
+TEST_P(StepNodes, give_alone_the_bits_they_give_within_the_step) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    Status status = open(c);
+    ASSERT_TRUE(status.ok()) << status.message();
+    status = lay_out(c.rows);
+    ASSERT_TRUE(status.ok()) << status.message();
+    const ops::StepPlan plan = machine_.plan(shape_);
+    Recorder recorder(*this);
+    status = queue([&] { return forward(*machine_.model, *machine_.ops, plan, step_, &recorder); },
+                   *machine_.ops);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_EQ(recorder.snapshots.size(), plan.nodes.size() + 1);
+
+    for (size_t i = 0; i < plan.nodes.size(); ++i) {
+      const ops::Node& node = plan.nodes[i];
+      Snapshot after;
+      status = run_alone(plan, i, recorder.snapshots[i], &after);
+
+      ASSERT_TRUE(status.ok()) << status.message();
+      if (is_host()) {
+        EXPECT_NE(difference(recorder.snapshots[i], after), "")
+            << operation_name(node.operation) << " writes nothing";
+      }
+      ASSERT_EQ(difference(recorder.snapshots[i + 1], after), "")
+          << operation_name(node.operation) << " by " << kernel_name(node.kernel) << " of layer "
+          << node.layer;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace wcuda::engine

@@ -1,0 +1,253 @@
+// Plans of steps of every family, shape class and device, as text that is committed under plans/.
+// WCUDA_REWRITE_PLANS=1 writes the files anew.
+#include "llm/ops/step_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace wcuda::ops {
+namespace {
+
+constexpr uint32_t kQ4_K = 12, kQ6_K = 14;
+
+struct Family {
+  const char* name;
+  model::Config config;
+  model::Weights weights;
+};
+
+// Sizes of a model of the family; all matrices Q4_K, but as in Q4_K_M value and down of the last
+// layer, and the output, Q6_K.
+Family family(const char* name, uint32_t layers, uint32_t embedding, uint32_t feed_forward,
+              uint32_t heads, uint32_t kv_heads, uint32_t vocabulary) {
+  Family result{name, {}, {}};
+  model::Config& config = result.config;
+  config.architecture = name;
+  config.layer_count = layers;
+  config.vocabulary_size = vocabulary;
+  config.embedding_length = embedding;
+  config.feed_forward_length = feed_forward;
+  config.head_count = heads;
+  config.kv_head_count = kv_heads;
+  config.head_length = config.rope_dimension_count = 128;
+  const auto matrix = [](uint32_t type, uint32_t rows, uint32_t cols) {
+    model::Weight weight;
+    weight.type = type;
+    weight.rows = rows;
+    weight.cols = cols;
+    return weight;
+  };
+  for (uint32_t i = 0; i < layers; ++i) {
+    const uint32_t some = i + 1 == layers ? kQ6_K : kQ4_K;
+    model::LayerWeights w;
+    w.query = matrix(kQ4_K, heads * 128, embedding);
+    w.key = matrix(kQ4_K, kv_heads * 128, embedding);
+    w.value = matrix(some, kv_heads * 128, embedding);
+    w.attention_output = matrix(kQ4_K, embedding, heads * 128);
+    w.gate = w.up = matrix(kQ4_K, feed_forward, embedding);
+    w.down = matrix(some, embedding, feed_forward);
+    result.weights.layers.push_back(w);
+  }
+  result.weights.token_embedding = result.weights.output = matrix(kQ6_K, vocabulary, embedding);
+  return result;
+}
+
+std::vector<Family> families() {
+  return {family("llama", 4, 4096, 14336, 32, 8, 128256),
+          family("qwen2", 4, 3584, 18944, 28, 4, 152064),
+          family("qwen3", 4, 5120, 17408, 40, 8, 151936)};
+}
+
+struct Device {
+  const char* name;
+  DeviceTraits traits;
+};
+
+std::vector<Device> devices() {
+  DeviceTraits host, ampere, hopper;
+  ampere.is_host = hopper.is_host = false;
+  ampere.compute_capability = 80;
+  ampere.sm_count = 108;
+  ampere.shared_bytes_max = 166912;
+  ampere.has_resident_grid = true;
+  hopper = ampere;
+  hopper.compute_capability = 90;
+  hopper.sm_count = 132;
+  hopper.shared_bytes_max = 232448;
+  hopper.has_warpgroup_code = true;
+  return {{"host", host}, {"80", ampere}, {"90", hopper}};
+}
+
+struct Case {
+  const char* name;
+  StepShape shape;
+};
+
+StepShape decode(uint32_t rows, uint32_t positions) {
+  return {rows, rows, rows, 0, 1, positions, true};
+}
+
+std::vector<Case> cases() {
+  return {{"decode, 1 row, 200 positions", decode(1, 256)},
+          {"decode, 1 row, 4000 positions", decode(1, 8192)},
+          {"decode, 1 row, 20000 positions", decode(1, 32768)},
+          {"decode, 8 rows, 4000 positions", decode(8, 8192)},
+          {"decode, 64 rows", decode(64, 32768)},
+          {"decode, 256 rows", decode(256, 32768)},
+          {"prefill, 1 row of 5 tokens", {5, 1, 1, 5, 5, 5, false}},
+          {"prefill, 1 row of 100 tokens", {100, 1, 1, 100, 100, 100, false}},
+          {"prefill, 1 row of 512 tokens", {512, 1, 1, 512, 512, 512, false}},
+          {"prefill without logits, 2048 tokens", {2048, 1, 0, 2048, 2048, 4096, false}},
+          {"mixed, 6 rows, 8 tokens", {8, 6, 6, 1, 3, 700, false}},
+          {"mixed, 9 rows, 40 tokens", {40, 9, 9, 1, 32, 700, false}},
+          {"mixed, 20 rows, 400 tokens", {400, 20, 20, 1, 300, 700, false}}};
+}
+
+Limits limits_of(const model::Config& config, bool is_batch_invariant) {
+  Limits limits{};
+  limits.max_batch_tokens = 2048;
+  limits.max_batch_rows = limits.max_logits_rows = 256;
+  limits.max_sequence_tokens = 32768;
+  limits.embedding_length = config.embedding_length;
+  limits.feed_forward_length = config.feed_forward_length;
+  limits.head_count = config.head_count;
+  limits.kv_head_count = config.kv_head_count;
+  limits.head_length = config.head_length;
+  limits.vocabulary_size = config.vocabulary_size;
+  limits.batch_invariant = is_batch_invariant;
+  return limits;
+}
+
+std::string line(const Node& node) {
+  std::string text = std::string("  ") + operation_name(node.operation);
+  if (node.operation == Operation::kPersistentLayers)
+    for (uint32_t i = 0; i < node.fused_count; ++i) {
+      const LayerOperation part = fused_operation(node, i, 4);
+      text += std::string(i == 0 ? "(" : ", ") +
+              (part.operation == Operation::kQueryKeyValue ? "next " : "") +
+              operation_name(part.operation);
+    }
+  if (node.operation == Operation::kPersistentLayers) text += ")";
+  text += std::string(": ") + kernel_name(node.kernel) + ", " + form_name(node.input) + " -> " +
+          form_name(node.output);
+  if (node.kernel == Kernel::kDequantizeGemm) {
+    text += ", buffer " + std::to_string(node.first_buffer);
+    if (node.has_second_stream)
+      text += " on the second stream, ordered " + std::to_string(node.ordered_buffers);
+  }
+  return text + "\n";
+}
+
+// Nodes by layer; of layers that are alike the first.
+std::string describe(const StepPlan& plan) {
+  std::string text, block, last;
+  uint32_t first = kNoLayer, end = kNoLayer;
+  const auto flush = [&] {
+    if (first == kNoLayer) return;
+    text += "  layer " + std::to_string(first);
+    if (end != first) text += " to " + std::to_string(end);
+    text += "\n" + last;
+    first = kNoLayer;
+  };
+  for (size_t i = 0; i < plan.nodes.size();) {
+    const uint32_t layer = plan.nodes[i].layer;
+    block.clear();
+    for (; i < plan.nodes.size() && plan.nodes[i].layer == layer; ++i)
+      block += (layer == kNoLayer ? "" : "  ") + line(plan.nodes[i]);
+    if (layer == kNoLayer) {
+      flush();
+      text += block;
+      continue;
+    }
+    if (first != kNoLayer && block != last) flush();
+    if (first == kNoLayer) first = layer;
+    end = layer;
+    last = block;
+  }
+  flush();
+  return text;
+}
+
+std::string plans_of(const Family& family) {
+  std::string text = "Steps of " + std::string(family.name) + ": " +
+                     std::to_string(family.config.layer_count) + " layers, embedding " +
+                     std::to_string(family.config.embedding_length) + ", feed-forward " +
+                     std::to_string(family.config.feed_forward_length) +
+                     ", Q4_K with Q6_K in the last layer and the output.\n";
+  for (const bool is_batch_invariant : {false, true})
+    for (const Device& device : devices())
+      for (const Case& c : cases()) {
+        const Limits limits = limits_of(family.config, is_batch_invariant);
+        const StepPlan plan =
+            plan_step(family.config, family.weights, limits, device.traits, c.shape);
+        text += std::string("\n") + c.name + "; " + device.name +
+                (is_batch_invariant ? "; batch-invariant\n" : "\n") + describe(plan);
+      }
+  return text;
+}
+
+class StepPlans : public ::testing::TestWithParam<size_t> {};
+INSTANTIATE_TEST_SUITE_P(Families, StepPlans, ::testing::Values(0, 1, 2),
+                         [](const auto& info) { return std::string(families()[info.param].name); });
+
+TEST_P(StepPlans, are_those_committed) {
+  const Family family = families()[GetParam()];
+  const std::string path = std::string(WCUDA_TEST_DATA "/../llm/ops/plans/") + family.name + ".txt";
+  const std::string plans = plans_of(family);
+  const char* const rewrite = std::getenv("WCUDA_REWRITE_PLANS");
+  if (rewrite != nullptr && std::string(rewrite) == "1") {
+    std::ofstream(path) << plans;
+    return;
+  }
+
+  std::ostringstream expected;
+  expected << std::ifstream(path).rdbuf();
+
+  EXPECT_EQ(plans, expected.str()) << "WCUDA_REWRITE_PLANS=1 writes " << path;
+}
+
+TEST(StepPlan, names_every_linear_layer_once) {
+  for (const Family& family : families())
+    for (const Device& device : devices())
+      for (const Case& c : cases()) {
+        const StepPlan plan = plan_step(family.config, family.weights,
+                                        limits_of(family.config, false), device.traits, c.shape);
+        uint32_t count = 0;
+        for (const Node& node : plan.nodes) {
+          if (node.operation == Operation::kPersistentLayers) count += node.fused_count;
+          if (node.operation == Operation::kQueryKeyValue ||
+              node.operation == Operation::kAttentionOutput ||
+              node.operation == Operation::kGateUp || node.operation == Operation::kDown ||
+              node.operation == Operation::kLogits)
+            ++count;
+        }
+        const uint32_t logits = c.shape.logits_count != 0 ? 1 : 0;
+        EXPECT_EQ(count, 4 * family.config.layer_count + logits) << family.name << " " << c.name;
+      }
+}
+
+TEST(StepPlan, persistent_layers_follow_the_option_and_the_device) {
+  const Family llama = families()[0], qwen2 = families()[1];
+  const DeviceTraits hopper = devices()[2].traits;
+  const auto has = [&](const Family& family, PersistentLayers option, DeviceTraits device) {
+    Limits limits = limits_of(family.config, false);
+    limits.persistent_layers = option;
+    return plan_step(family.config, family.weights, limits, device, decode(1, 256))
+        .has_persistent_layers;
+  };
+  EXPECT_TRUE(has(llama, PersistentLayers::kAuto, hopper));
+  EXPECT_FALSE(has(llama, PersistentLayers::kOff, hopper));
+  EXPECT_FALSE(has(qwen2, PersistentLayers::kAuto, hopper)) << "an embedding below 4096";
+  DeviceTraits shared = hopper;
+  shared.has_resident_grid = false;
+  EXPECT_FALSE(has(llama, PersistentLayers::kOn, shared));
+  EXPECT_FALSE(has(llama, PersistentLayers::kOn, devices()[1].traits));
+}
+
+}  // namespace
+}  // namespace wcuda::ops
