@@ -47,6 +47,19 @@ fn argmax(logits: &[f32]) -> Token {
 }
 
 #[test]
+fn persistent_layers_are_never_on_the_host() {
+    let auto = Engine::new(&tiny(), &options()).unwrap();
+    let off = options().persistent_layers(PersistentLayers::Off);
+    let off = Engine::new(&tiny(), &off).unwrap();
+    let on = options().persistent_layers(PersistentLayers::On);
+    let error = Engine::new(&tiny(), &on).err().unwrap();
+
+    assert!(!auto.info().unwrap().has_persistent_layers);
+    assert!(!off.info().unwrap().has_persistent_layers);
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+}
+
+#[test]
 fn logits_of_every_tiny_model_are_the_golden_ones() {
     for path in tiny_models() {
         let model = Model::load(&host(), &Gguf::open(&path).unwrap()).unwrap();

@@ -20,6 +20,8 @@ pub const WCUDA_KV_FP8_E4M3: i32 = 2;
 pub const WCUDA_KV_PAGE_TOKENS: u32 = 64;
 pub const WCUDA_ENGINE_BATCH_INVARIANT: u64 = 1 << 0;
 pub const WCUDA_ENGINE_POISON_FREE_PAGES: u64 = 1 << 1;
+pub const WCUDA_ENGINE_PERSISTENT_LAYERS_ON: u64 = 1 << 2;
+pub const WCUDA_ENGINE_PERSISTENT_LAYERS_OFF: u64 = 1 << 3;
 
 c_struct! {
     sized wcuda_engine_options {

@@ -72,6 +72,8 @@ struct Pending {
 pub struct EngineInfo {
     pub kv_type: KvType,
     pub batch_invariant: bool,
+    /// Whether steps of one token use persistent fused layers.
+    pub has_persistent_layers: bool,
     pub max_sequences: u32,
     pub max_batch_tokens: u32,
     pub max_batch_rows: u32,
@@ -129,6 +131,7 @@ impl Engine {
         Ok(EngineInfo {
             kv_type: KvType::from_native(info.kv_type),
             batch_invariant: info.flags & ffi::WCUDA_ENGINE_BATCH_INVARIANT != 0,
+            has_persistent_layers: info.flags & ffi::WCUDA_ENGINE_PERSISTENT_LAYERS_ON != 0,
             max_sequences: info.max_sequences,
             max_batch_tokens: info.max_batch_tokens,
             max_batch_rows: info.max_batch_rows,

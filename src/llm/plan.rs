@@ -40,6 +40,20 @@ impl KvType {
     }
 }
 
+/// Whether steps of one token compute the linear layers between two attentions in one persistent
+/// kernel: faster for one sequence of a large model, with another order of sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PersistentLayers {
+    /// By model and device, where it is known to be faster.
+    #[default]
+    Auto,
+    /// Always; [`Engine::new`](crate::Engine::new) fails with
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where model or device have no such kernel.
+    On,
+    /// Never.
+    Off,
+}
+
 /// Limits of an engine. What is not set has the default that is named; [`EngineInfo`] shows what
 /// is in force.
 ///
@@ -78,6 +92,19 @@ impl EngineOptions {
     /// For tests: free pages hold NaN; off.
     pub fn poison_free_pages(self, on: bool) -> Self {
         self.flag(ffi::WCUDA_ENGINE_POISON_FREE_PAGES, on)
+    }
+
+    /// Persistent fused layers; by model and device. Not on together with
+    /// [`batch_invariant`](Self::batch_invariant).
+    pub fn persistent_layers(self, choice: PersistentLayers) -> Self {
+        self.flag(
+            ffi::WCUDA_ENGINE_PERSISTENT_LAYERS_ON,
+            choice == PersistentLayers::On,
+        )
+        .flag(
+            ffi::WCUDA_ENGINE_PERSISTENT_LAYERS_OFF,
+            choice == PersistentLayers::Off,
+        )
     }
 
     /// Sequences live at once; 16.

@@ -163,6 +163,12 @@ WCUDA_API wcuda_status wcuda_tensor_type_info_get(uint32_t type, wcuda_tensor_ty
 #define WCUDA_ENGINE_BATCH_INVARIANT ((uint64_t)1 << 0)   /* a row's result does not depend on the
                                                              other rows of its step */
 #define WCUDA_ENGINE_POISON_FREE_PAGES ((uint64_t)1 << 1) /* for tests: free pages hold NaN */
+/* Persistent fused layers: steps of one token compute the linear layers between two attentions in one
+ * kernel with a block on every multiprocessor. Faster for one sequence of a large model; sums have
+ * another order. ON: WCUDA_UNSUPPORTED where model or device have no such kernel. Neither flag: by model
+ * and device, where they are known to be faster. Not with BATCH_INVARIANT. */
+#define WCUDA_ENGINE_PERSISTENT_LAYERS_ON ((uint64_t)1 << 2)
+#define WCUDA_ENGINE_PERSISTENT_LAYERS_OFF ((uint64_t)1 << 3)
 
 typedef struct wcuda_engine_options {
   uint32_t struct_size;
@@ -302,9 +308,8 @@ typedef struct wcuda_engine {
   uint64_t id;
 } wcuda_engine;
 
-/* Reserves KV pages and scratch. Options may be NULL. The first engine that is alive on a device may make
- * all layers between two attentions in one kernel, whose blocks wait for each other; the others make them
- * one by one: some percent slower for a single sequence, and equal up to the order of sums. [any thread] */
+/* Reserves KV pages and scratch. Options may be NULL. Steps with persistent fused layers of several
+ * engines of a device run one after the other. [any thread] */
 WCUDA_API wcuda_status wcuda_engine_create(wcuda_model model, const wcuda_engine_options* options,
                                            wcuda_engine* engine, wcuda_error* error);
 /* Waits for the steps in flight, then frees. [external: engine] */
@@ -313,7 +318,7 @@ WCUDA_API void wcuda_engine_destroy(wcuda_engine engine);
 typedef struct wcuda_engine_info {
   uint32_t struct_size;
   int32_t kv_type;
-  uint64_t flags;
+  uint64_t flags; /* WCUDA_ENGINE_… in force: of PERSISTENT_LAYERS_ON and _OFF always one */
   uint32_t max_sequences; /* the limits in force, defaults resolved */
   uint32_t max_batch_tokens;
   uint32_t max_batch_rows;

@@ -158,7 +158,9 @@ wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
     wcuda_engine_info out = WCUDA_ENGINE_INFO_INIT;
     out.kv_type = static_cast<int32_t>(limits.kv_type);
     out.flags = (limits.batch_invariant ? WCUDA_ENGINE_BATCH_INVARIANT : 0) |
-                (limits.poison_free_pages ? WCUDA_ENGINE_POISON_FREE_PAGES : 0);
+                (limits.poison_free_pages ? WCUDA_ENGINE_POISON_FREE_PAGES : 0) |
+                (found.has_persistent_layers ? WCUDA_ENGINE_PERSISTENT_LAYERS_ON
+                                             : WCUDA_ENGINE_PERSISTENT_LAYERS_OFF);
     out.max_sequences = limits.max_sequences;
     out.max_batch_tokens = limits.max_batch_tokens;
     out.max_batch_rows = limits.max_batch_rows;

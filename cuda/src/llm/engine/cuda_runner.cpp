@@ -18,6 +18,7 @@
 #include <tuple>
 
 #include "core/backend/cuda_device.h"
+#include "llm/engine/device_order.h"
 #include "kernels/sampling/sample.h"
 #include "kernels/shared/arena.h"
 #include "kernels/step/step.h"
@@ -148,6 +149,10 @@ class CudaRunner final : public Runner {
  private:
   // parity, rows, positions, logits, filters
   using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, bool>;
+  struct CapturedStep {
+    Graph graph;
+    bool has_persistent_layers = false;
+  };
 
   template <class T>
   T* pinned(uint32_t parity, uint64_t offset) const {
@@ -175,10 +180,10 @@ class CudaRunner final : public Runner {
   void write_sampling(const Ticket& ticket, const Shape& shape, InputBlock* inputs);
   Status queue_copy(uint32_t parity, uint64_t input_bytes);
   Status run_command(const Command& command);
-  Status run_step(const Shape& shape);
-  Status queue_kernels(const Shape& shape);
+  Status queue_step(const Shape& shape, const std::function<Status()>& queue);
+  Status queue_kernels(const Shape& shape, const ops::StepPlan& plan);
   kernels::IngestArgs ingest_args(const Shape& shape) const;
-  Result<Graph> find_graph(const Shape& shape, bool* captured);
+  Result<CapturedStep> find_graph(const Shape& shape, bool* captured);
   void take_results(Ticket& ticket);
 
   const Machine machine_;
@@ -191,13 +196,19 @@ class CudaRunner final : public Runner {
   Stream input_stream_;
   Event copied_[2], started_[2], ended_[2];
   Status last_status_;  // of the step that was waited for last
-  std::map<GraphKey, Graph> graphs_;
+  std::map<GraphKey, CapturedStep> graphs_;
+  std::shared_ptr<DeviceOrder> order_;  // of an engine whose steps may have persistent layers
 };
 
 Status CudaRunner::prepare() {
   WCUDA_ASSIGN(device_, cuda_ordinal(backend_.caps().ordinal));
   native_stream_ = static_cast<cudaStream_t>(backend_.native_stream(stream_));
   WCUDA_CHECK(native_stream_ != nullptr);
+  if (machine_.has_persistent_layers()) {
+    const std::shared_ptr<DeviceOrder> order = DeviceOrder::of(device_);
+    WCUDA_TRY(backend_.queue(stream_, [&] { return order->join(native_stream_); }));
+    order_ = order;
+  }
   WCUDA_ASSIGN(pinned_, machine_.memory->allocate_pinned(2 * sizes_.pinned_bytes, "step exchange"));
   // Ahead of a step that runs: the few bytes of the next are not to wait for its end.
   WCUDA_ASSIGN(input_stream_, backend_.stream_create(-1));
@@ -216,7 +227,12 @@ Status CudaRunner::prepare() {
 
 CudaRunner::~CudaRunner() {
   (void)backend_.synchronize(stream_);
-  for (const auto& [key, graph] : graphs_) (void)backend_.graph_destroy(graph);
+  for (const auto& [key, step] : graphs_) (void)backend_.graph_destroy(step.graph);
+  if (order_ != nullptr)
+    (void)backend_.queue(stream_, [&]() -> Status {
+      order_->leave(native_stream_);
+      return {};
+    });
   if (input_stream_.id != 0) (void)backend_.stream_destroy(input_stream_);
   for (int i = 0; i < 2; ++i) {
     if (copied_[i].id != 0) (void)backend_.event_destroy(copied_[i]);
@@ -436,28 +452,40 @@ Status CudaRunner::queue_copy(uint32_t parity, uint64_t input_bytes) {
 }
 
 Status CudaRunner::start_step(const Shape& shape, bool* captured) {
-  Graph graph;
-  if (shape.max_row_tokens == 1) {
-    WCUDA_ASSIGN(graph, find_graph(shape, captured));
-  }
+  if (shape.max_row_tokens != 1)
+    return queue_step(shape, [&] {
+      return backend_.queue(stream_, [&] { return queue_kernels(shape, machine_.plan(shape)); });
+    });
+  WCUDA_ASSIGN(const CapturedStep step, find_graph(shape, captured));
+  const auto launch = [&] {
+    return queue_step(shape, [&] { return backend_.graph_launch(step.graph, stream_); });
+  };
+  if (!step.has_persistent_layers) return launch();
+  return backend_.queue(stream_, [&] { return order_->run(native_stream_, launch); });
+}
+
+Status CudaRunner::queue_step(const Shape& shape, const std::function<Status()>& queue) {
   WCUDA_TRY(backend_.event_record(started_[shape.parity], stream_));
-  if (graph.id != 0)
-    WCUDA_TRY(backend_.graph_launch(graph, stream_));
-  else
-    WCUDA_TRY(backend_.queue(stream_, [&] { return queue_kernels(shape); }));
+  WCUDA_TRY(queue());
   return backend_.event_record(ended_[shape.parity], stream_);
 }
 
-Result<Graph> CudaRunner::find_graph(const Shape& shape, bool* captured) {
+Result<CudaRunner::CapturedStep> CudaRunner::find_graph(const Shape& shape, bool* captured) {
   const GraphKey key{shape.parity, shape.row_count, shape.max_positions, shape.logits_count,
                      shape.has_filters};
   const auto found = graphs_.find(key);
-  if (found != graphs_.end()) return Graph(found->second);
+  if (found != graphs_.end()) return CapturedStep(found->second);
   *captured = true;
-  WCUDA_ASSIGN(const Graph graph,
-               backend_.graph_capture(stream_, [&] { return queue_kernels(shape); }));
-  graphs_.emplace(key, graph);
-  return Graph(graph);
+  const ops::StepPlan plan = machine_.plan(shape);
+  CapturedStep step{{}, plan.has_persistent_layers};
+  const auto capture = [&]() -> Status {
+    WCUDA_ASSIGN(step.graph,
+                 backend_.graph_capture(stream_, [&] { return queue_kernels(shape, plan); }));
+    return {};
+  };
+  WCUDA_TRY(order_ != nullptr ? order_->capture(capture) : capture());
+  graphs_.emplace(key, step);
+  return step;
 }
 
 kernels::IngestArgs CudaRunner::ingest_args(const Shape& shape) const {
@@ -484,7 +512,7 @@ kernels::IngestArgs CudaRunner::ingest_args(const Shape& shape) const {
   return args;
 }
 
-Status CudaRunner::queue_kernels(const Shape& shape) {
+Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan) {
   const Layout& layout = machine_.layout;
   const uint32_t parity = shape.parity;
   const uint64_t rows_max = machine_.limits.max_batch_rows;
@@ -522,7 +550,7 @@ Status CudaRunner::queue_kernels(const Shape& shape) {
   step.activations = machine_.activations();
   step.logits_indices = machine_.in_ticket<uint32_t>(parity, layout.logits_indices);
   step.logits = machine_.in_ticket<float>(parity, layout.logits);
-  WCUDA_TRY(forward(*machine_.model, *machine_.ops, machine_.plan(shape), step));
+  WCUDA_TRY(forward(*machine_.model, *machine_.ops, plan, step));
 
   kernels::SampleArgs sample;
   sample.row_count = shape.row_count;

@@ -29,6 +29,12 @@ Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> mod
   machine.model = std::move(model);
   machine.kv = static_cast<uint8_t*>(engine->kv_.data());
   machine.scratch = static_cast<uint8_t*>(engine->scratch_.data());
+  engine->has_persistent_layers_ = machine.has_persistent_layers();
+  if (machine.limits.persistent_layers == ops::PersistentLayers::kOn &&
+      !engine->has_persistent_layers_)
+    return Status::error(
+        WCUDA_UNSUPPORTED,
+        "no kernel of persistent fused layers takes this model's matrices on this device");
   WCUDA_TRY(machine.ops->prepare(ops_sizes, machine.scratch + layout.ops));
 
   ops::KvPool& pool = machine.pool;
@@ -62,6 +68,7 @@ Info Engine::info() const {
   info.sequence_count = static_cast<uint32_t>(live_.size() - free_slots_.size());
   info.steps_in_flight = static_cast<uint32_t>(in_flight_.size());
   info.free_page_count = pages_.free_count();
+  info.has_persistent_layers = has_persistent_layers_;
   return info;
 }
 

@@ -34,6 +34,7 @@ struct Info {
   uint32_t sequence_count;
   uint32_t steps_in_flight;
   uint32_t free_page_count;
+  bool has_persistent_layers;  // in steps of one token
 };
 
 // Thread rule: destroy(), length() and info() from any thread; all else by one thread at a time.
@@ -86,6 +87,7 @@ class Engine {
   Status check_output(const Ticket& ticket, const wcuda_step_output& output) const;
   Status copy_output(const Ticket& ticket, wcuda_step_output* output) const;
 
+  bool has_persistent_layers_ = false;
   vram::Buffer kv_;
   vram::Buffer scratch_;
   Machine machine_;

@@ -29,13 +29,23 @@ Status check_range(const char* name, uint64_t value, uint64_t limit) {
 }  // namespace
 
 Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::Config& config) {
-  constexpr uint64_t kKnownFlags = WCUDA_ENGINE_BATCH_INVARIANT | WCUDA_ENGINE_POISON_FREE_PAGES;
+  constexpr uint64_t kPersistentFlags =
+      WCUDA_ENGINE_PERSISTENT_LAYERS_ON | WCUDA_ENGINE_PERSISTENT_LAYERS_OFF;
+  constexpr uint64_t kKnownFlags =
+      WCUDA_ENGINE_BATCH_INVARIANT | WCUDA_ENGINE_POISON_FREE_PAGES | kPersistentFlags;
   if (options.flags & ~kKnownFlags)
     return Status::error(WCUDA_INVALID_ARGUMENT, "engine flags 0x%llx contain unknown bits",
                          static_cast<unsigned long long>(options.flags));
   if (options.kv_type < WCUDA_KV_F16 || options.kv_type > WCUDA_KV_FP8_E4M3)
     return Status::error(WCUDA_INVALID_ARGUMENT,
                          "engine option kv_type is %d, not a WCUDA_KV_ value", options.kv_type);
+  if ((options.flags & kPersistentFlags) == kPersistentFlags)
+    return Status::error(WCUDA_INVALID_ARGUMENT,
+                         "engine flags PERSISTENT_LAYERS_ON and _OFF exclude each other");
+  if ((options.flags & WCUDA_ENGINE_BATCH_INVARIANT) &&
+      (options.flags & WCUDA_ENGINE_PERSISTENT_LAYERS_ON))
+    return Status::error(WCUDA_INVALID_ARGUMENT,
+                         "engine flags PERSISTENT_LAYERS_ON and BATCH_INVARIANT exclude each other");
   WCUDA_TRY(check_range("max_sequences", options.max_sequences, kMaxSequences));
   WCUDA_TRY(check_range("max_batch_tokens", options.max_batch_tokens, kMaxBatchTokens));
   WCUDA_TRY(check_range("max_sequence_tokens", options.max_sequence_tokens, kMaxSequenceTokens));
@@ -45,6 +55,10 @@ Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::
   limits.kv_type = static_cast<ops::KvType>(options.kv_type);
   limits.batch_invariant = options.flags & WCUDA_ENGINE_BATCH_INVARIANT;
   limits.poison_free_pages = options.flags & WCUDA_ENGINE_POISON_FREE_PAGES;
+  if (options.flags & WCUDA_ENGINE_PERSISTENT_LAYERS_ON)
+    limits.persistent_layers = ops::PersistentLayers::kOn;
+  if (options.flags & WCUDA_ENGINE_PERSISTENT_LAYERS_OFF)
+    limits.persistent_layers = ops::PersistentLayers::kOff;
   limits.max_sequences = options.max_sequences ? options.max_sequences : kDefaultSequences;
   limits.max_batch_tokens =
       options.max_batch_tokens ? options.max_batch_tokens : kDefaultBatchTokens;

@@ -26,6 +26,10 @@ struct Machine {
     return ops::plan_step(model->config(), model->weights(), ops_limits(limits, model->config()),
                           ops->device(), shape);
   }
+  // Whether steps of one token use persistent fused layers.
+  bool has_persistent_layers() const {
+    return plan({1, 1, 1, 0, 1, limits.max_sequence_tokens, true}).has_persistent_layers;
+  }
   Activations activations() const {
     const auto at = [this](uint64_t offset) { return reinterpret_cast<float*>(scratch + offset); };
     return {at(layout.x),      at(layout.query),     at(layout.key),   at(layout.value),

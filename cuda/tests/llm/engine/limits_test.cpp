@@ -44,6 +44,13 @@ TEST(EngineLimits, refuses_unknown_flags_types_and_excess) {
   top.max_top_logprobs = 129;
 
   EXPECT_EQ(resolve_limits(flags, config()).status().code(), WCUDA_INVALID_ARGUMENT);
+  for (const uint64_t both :
+       {WCUDA_ENGINE_PERSISTENT_LAYERS_ON | WCUDA_ENGINE_PERSISTENT_LAYERS_OFF,
+        WCUDA_ENGINE_PERSISTENT_LAYERS_ON | WCUDA_ENGINE_BATCH_INVARIANT}) {
+    wcuda_engine_options excluded = WCUDA_ENGINE_OPTIONS_INIT;
+    excluded.flags = both;
+    EXPECT_EQ(resolve_limits(excluded, config()).status().code(), WCUDA_INVALID_ARGUMENT);
+  }
   EXPECT_EQ(resolve_limits(type, config()).status().code(), WCUDA_INVALID_ARGUMENT);
   EXPECT_STREQ(resolve_limits(top, config()).status().message(),
                "engine option max_top_logprobs is 129, at most 128 is possible");

@@ -523,7 +523,9 @@ FusedRun run_layer(KvType type, const Case& c, const RopeCase& turn, const Shape
   args.query = query.as<float>();
   args.key = key.as<float>();
   args.value = value.as<float>();
-  if (!is_fused) EXPECT_EQ(device.attention.rope_kv(args, device.launch), cudaSuccess);
+  if (!is_fused) {
+    EXPECT_EQ(device.attention.rope_kv(args, device.launch), cudaSuccess);
+  }
   FusedRun result;
   result.out = device.run(device_step, device_pool.pool, query, c.heads, 0.1f, c.window, {},
                           is_fused ? &args : nullptr);

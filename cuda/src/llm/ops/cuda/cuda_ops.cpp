@@ -16,6 +16,8 @@
 namespace wcuda::ops {
 namespace {
 
+static_assert(kLinearWeightsMax == kernels::kLinearMatricesMax);
+
 kernels::Matrix matrix(const Weight& weight) {
   return {static_cast<const uint8_t*>(weight.data), weight.type, weight.rows, weight.cols};
 }

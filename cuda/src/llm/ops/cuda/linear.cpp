@@ -23,7 +23,6 @@ using kernels::LinearArgs;
 
 static_assert(kVectorTokensMax == kernels::kLinearVectorColumnsMax);
 static_assert(kGemmInputsMax == kernels::kWideInputsMax);
-static_assert(kLinearWeightsMax == kernels::kLinearMatricesMax);
 
 constexpr uint32_t kRowsMin = 256;  // of a product: two matrices of a gate, 128 each
 constexpr uint32_t kRowGranularity = 128;
