@@ -18,10 +18,10 @@
 #include <tuple>
 
 #include "core/backend/cuda_device.h"
-#include "llm/engine/device_order.h"
 #include "kernels/sampling/sample.h"
 #include "kernels/shared/arena.h"
 #include "kernels/step/step.h"
+#include "llm/engine/device_order.h"
 
 namespace wcuda::engine {
 namespace {

@@ -1,5 +1,5 @@
-// Steps with persistent fused layers follow each other on a device: their CTAs wait for each other, and
-// two such kernels at once could each hold a part of the multiprocessors for ever.
+// Steps with persistent fused layers follow each other on a device: their CTAs wait for each other,
+// and two such kernels at once could each hold a part of the multiprocessors for ever.
 #pragma once
 
 #include <cuda_runtime_api.h>

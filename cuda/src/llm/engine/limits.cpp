@@ -44,8 +44,9 @@ Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::
                          "engine flags PERSISTENT_LAYERS_ON and _OFF exclude each other");
   if ((options.flags & WCUDA_ENGINE_BATCH_INVARIANT) &&
       (options.flags & WCUDA_ENGINE_PERSISTENT_LAYERS_ON))
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "engine flags PERSISTENT_LAYERS_ON and BATCH_INVARIANT exclude each other");
+    return Status::error(
+        WCUDA_INVALID_ARGUMENT,
+        "engine flags PERSISTENT_LAYERS_ON and BATCH_INVARIANT exclude each other");
   WCUDA_TRY(check_range("max_sequences", options.max_sequences, kMaxSequences));
   WCUDA_TRY(check_range("max_batch_tokens", options.max_batch_tokens, kMaxBatchTokens));
   WCUDA_TRY(check_range("max_sequence_tokens", options.max_sequence_tokens, kMaxSequenceTokens));

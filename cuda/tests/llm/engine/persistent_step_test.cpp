@@ -1,5 +1,5 @@
-// Steps of one token with persistent fused layers, against an engine without them, and of two engines
-// of a device.
+// Steps of one token with persistent fused layers, against an engine without them, and of two
+// engines of a device.
 #include <gtest/gtest.h>
 
 #include <algorithm>

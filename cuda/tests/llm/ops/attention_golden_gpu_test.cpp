@@ -109,8 +109,8 @@ TEST(GpuAttentionHost, a_mixed_step_equals_the_host) {
       const auto query = random.normals(uint64_t{step.batch.token_count} * kHeads * kLength);
       std::vector<float> expected(query.size());
       ASSERT_TRUE(machine.ops
-                      ->attention({}, {&step.batch, query.data(), kHeads, 0.15f, window, pool.pool, 0,
-                                   expected.data()})
+                      ->attention({}, {&step.batch, query.data(), kHeads, 0.15f, window, pool.pool,
+                                       0, expected.data()})
                       .ok());
       DeviceBytes bytes(pool.bytes);
       KvPool device_pool = pool.pool;
