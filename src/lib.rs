@@ -103,7 +103,7 @@ pub use memory::{
 };
 pub use model::{CancelHandle, LoadPhase, Model, ModelInfo, Progress, TensorDigests};
 pub use module::{CudaFunction, CudaModule, GpuArg, KernelInfo, LaunchConfig, Occupancy};
-pub use plan::{EngineOptions, KvType, PersistentLayers, Plan};
+pub use plan::{EngineOptions, KvType, PersistentLayers, Plan, StepNode, StepPlan, StepShape};
 pub use program::{CacheResult, CacheStats, CodeKind, KernelCache, Program, ProgramBuilder};
 pub use registry::RegisteredKernel;
 pub use residency::{Place, Residency};

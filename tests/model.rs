@@ -25,6 +25,46 @@ fn assert_nothing_held(context: &CudaContext) {
 }
 
 #[test]
+fn steps_are_planned_for_this_device_and_for_one_of_the_table() {
+    let context = host();
+    let gguf = Gguf::open(&tiny_models()[0]).unwrap();
+    let options = EngineOptions::new();
+    let shape = |rows, row_tokens, context_tokens| StepShape {
+        rows,
+        row_tokens,
+        context_tokens,
+    };
+    let plan = |shape, device| context.plan_steps(&gguf, &options, &shape, device);
+
+    let here = plan(shape(2, 1, 5), None).unwrap();
+    let there = plan(shape(1, 1, 5), Some("h200")).unwrap();
+    let prompt = plan(shape(1, 20, 0), Some("H200")).unwrap();
+
+    assert!(!here.is_measured);
+    assert!(here.nodes.iter().all(|node| node.kernel == "host"));
+    assert!(there.is_measured);
+    assert_eq!(there.bytes_per_second, 4_530_000_000_000);
+    assert_eq!(there.nodes[0].operation, "start_step");
+    assert_eq!(there.nodes[0].layer, None);
+    let logits = there.nodes.last().unwrap();
+    assert_eq!(logits.operation, "logits");
+    assert!(logits.bytes > 0 && logits.flops > 0 && logits.limit_ns > 0.0);
+    assert!(
+        prompt
+            .nodes
+            .iter()
+            .any(|node| node.kernel.starts_with("attention_prefill"))
+    );
+    let error = |result: Result<StepPlan>| result.unwrap_err().kind();
+    assert_eq!(
+        error(plan(shape(1, 1, 0), Some("H20"))),
+        ErrorKind::NotFound
+    );
+    assert_eq!(error(plan(shape(17, 1, 0), None)), ErrorKind::OutOfRange);
+    assert_eq!(error(plan(shape(1, 513, 0), None)), ErrorKind::OutOfRange);
+}
+
+#[test]
 fn plan_is_what_the_ledger_shows() {
     for path in tiny_models() {
         let (context, gguf) = (host(), Gguf::open(&path).unwrap());

@@ -5,6 +5,9 @@ use super::*;
 pub(super) fn push_layout(rows: &mut Vec<LayoutRow>) {
     wcuda_engine_options::push_layout(rows);
     wcuda_plan::push_layout(rows);
+    wcuda_step_shape::push_layout(rows);
+    wcuda_step_rates::push_layout(rows);
+    wcuda_step_node::push_layout(rows);
     wcuda_cancel::push_layout(rows);
     wcuda_model::push_layout(rows);
     wcuda_model_options::push_layout(rows);
@@ -61,6 +64,55 @@ unsafe extern "C" {
         gguf: wcuda_gguf,
         options: *const wcuda_engine_options,
         plan: *mut wcuda_plan,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+c_struct! {
+    sized wcuda_step_shape {
+        struct_size: u32,
+        row_count: u32,
+        row_tokens: u32,
+        context_tokens: u32,
+    }
+}
+
+c_struct! {
+    sized wcuda_step_rates {
+        struct_size: u32,
+        is_measured: i32,
+        bytes_per_second: u64,
+        flops_per_second: u64,
+    }
+}
+
+c_struct! {
+    sized wcuda_step_node {
+        struct_size: u32,
+        layer: u32,
+        fused_count: u32,
+        reserved: u32,
+        operation: *const c_char,
+        kernel: *const c_char,
+        input: *const c_char,
+        output: *const c_char,
+        bytes: u64,
+        flops: u64,
+        limit_ns: f64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_plan_steps_list(
+        context: wcuda_context,
+        gguf: wcuda_gguf,
+        options: *const wcuda_engine_options,
+        shape: *const wcuda_step_shape,
+        device: wcuda_string,
+        rates: *mut wcuda_step_rates,
+        nodes: *mut wcuda_step_node,
+        capacity: u64,
+        count: *mut u64,
         error: *mut wcuda_error,
     ) -> wcuda_status;
 }

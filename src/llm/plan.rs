@@ -1,7 +1,10 @@
 //! Engine options, and the plan: what a model needs, before a byte is allocated.
 
+use std::ffi::{CStr, c_char};
+
 use crate::core::context::CudaContext;
 use crate::core::error::{Result, call};
+use crate::core::native_text::as_native;
 use crate::ffi;
 use crate::llm::gguf::Gguf;
 
@@ -204,7 +207,127 @@ pub struct Plan {
     pub loading_bytes: u64,
 }
 
+impl StepNode {
+    fn from_native(node: &ffi::wcuda_step_node) -> Self {
+        let text = |text: *const c_char| {
+            // SAFETY: the library's texts are static and end with NUL.
+            unsafe { CStr::from_ptr(text) }
+                .to_string_lossy()
+                .into_owned()
+        };
+        Self {
+            layer: (node.layer != u32::MAX).then_some(node.layer),
+            fused_count: node.fused_count,
+            operation: text(node.operation),
+            kernel: text(node.kernel),
+            input: text(node.input),
+            output: text(node.output),
+            bytes: node.bytes,
+            flops: node.flops,
+            limit_ns: node.limit_ns,
+        }
+    }
+}
+
+/// A step of rows of equal length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepShape {
+    /// Rows.
+    pub rows: u32,
+    /// Tokens of each row.
+    pub row_tokens: u32,
+    /// Positions of each row before its first token.
+    pub context_tokens: u32,
+}
+
+/// The nodes of a step in order, and what the device reaches.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct StepPlan {
+    /// Whether the rates are of the table of measured ones; else of the device's attributes.
+    pub is_measured: bool,
+    /// Of device memory; 0: not known.
+    pub bytes_per_second: u64,
+    /// f16 products with f32 sums; 0: not known.
+    pub flops_per_second: u64,
+    /// In the order in which they run.
+    pub nodes: Vec<StepNode>,
+}
+
+/// One kernel of a step, or the few of one operation.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct StepNode {
+    /// The layer it belongs to.
+    pub layer: Option<u32>,
+    /// Linear layers in a node `persistent_layers`; 1 for all others.
+    pub fused_count: u32,
+    /// `query_key_value`, for example.
+    pub operation: String,
+    /// `linear_vector`, for example; `host`.
+    pub kernel: String,
+    /// Form of the activation that it reads: `f32`, for example.
+    pub input: String,
+    /// Form of what it writes.
+    pub output: String,
+    /// Moved in device memory: weights, activations, pages of keys and values.
+    pub bytes: u64,
+    /// Of products.
+    pub flops: u64,
+    /// Nanoseconds at the roofline; 0: not known.
+    pub limit_ns: f64,
+}
+
 impl CudaContext {
+    /// What a step of this shape does, for `gguf` with these options, on this context's device or,
+    /// without a GPU, on a device of the table of measured rates (`"H200"`). Reads no tensor data.
+    pub fn plan_steps(
+        &self,
+        gguf: &Gguf,
+        options: &EngineOptions,
+        shape: &StepShape,
+        device: Option<&str>,
+    ) -> Result<StepPlan> {
+        let options = options.to_native();
+        let mut native_shape = ffi::wcuda_step_shape::init();
+        native_shape.row_count = shape.rows;
+        native_shape.row_tokens = shape.row_tokens;
+        native_shape.context_tokens = shape.context_tokens;
+        let mut rates = ffi::wcuda_step_rates::init();
+        let mut nodes = vec![ffi::wcuda_step_node::init(); 512];
+        loop {
+            let mut count = 0;
+            gguf.run_reading(|| {
+                // SAFETY: all structs are valid and sized, and `nodes` has as many as is said.
+                call(|error| unsafe {
+                    ffi::wcuda_plan_steps_list(
+                        self.handle(),
+                        gguf.handle(),
+                        &options,
+                        &native_shape,
+                        as_native(device.unwrap_or("")),
+                        &mut rates,
+                        nodes.as_mut_ptr(),
+                        nodes.len() as u64,
+                        &mut count,
+                        error,
+                    )
+                })
+            })?;
+            if count as usize <= nodes.len() {
+                nodes.truncate(count as usize);
+                break;
+            }
+            nodes.resize(count as usize, ffi::wcuda_step_node::init());
+        }
+        Ok(StepPlan {
+            is_measured: rates.is_measured != 0,
+            bytes_per_second: rates.bytes_per_second,
+            flops_per_second: rates.flops_per_second,
+            nodes: nodes.iter().map(StepNode::from_native).collect(),
+        })
+    }
+
     /// What `gguf` would need with these options. Reads no tensor data; a model that cannot be run
     /// is refused here already, with the reason.
     pub fn plan(&self, gguf: &Gguf, options: &EngineOptions) -> Result<Plan> {

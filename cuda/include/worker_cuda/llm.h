@@ -209,6 +209,51 @@ WCUDA_API wcuda_status wcuda_plan_get(wcuda_context context, wcuda_gguf gguf,
                                       const wcuda_engine_options* options, wcuda_plan* plan,
                                       wcuda_error* error);
 
+/* A step of rows of equal length. */
+typedef struct wcuda_step_shape {
+  uint32_t struct_size;
+  uint32_t row_count;      /* 0: 1 */
+  uint32_t row_tokens;     /* of each row; 0: 1 */
+  uint32_t context_tokens; /* positions of each row before its first token */
+} wcuda_step_shape;
+#define WCUDA_STEP_SHAPE_INIT {sizeof(wcuda_step_shape), 0, 0, 0}
+
+/* What a device reaches. */
+typedef struct wcuda_step_rates {
+  uint32_t struct_size;
+  int32_t is_measured;       /* 1: a row of the table of measured rates; 0: from the device's attributes */
+  uint64_t bytes_per_second; /* of device memory; 0: not known */
+  uint64_t flops_per_second; /* f16 products with f32 sums; 0: not known */
+} wcuda_step_rates;
+#define WCUDA_STEP_RATES_INIT {sizeof(wcuda_step_rates), 0, 0, 0}
+
+/* One node of a step: one kernel, or the few of one operation. Texts are static. */
+typedef struct wcuda_step_node {
+  uint32_t struct_size;
+  uint32_t layer;        /* UINT32_MAX: of no layer */
+  uint32_t fused_count;  /* linear layers in a node "persistent_layers"; 1 for all others */
+  uint32_t reserved;
+  const char* operation; /* "query_key_value" */
+  const char* kernel;    /* "linear_vector"; "host" */
+  const char* input;     /* form of the activation: "f32", "f16 gate sums" */
+  const char* output;
+  uint64_t bytes;        /* moved: weights, activations, KV pages */
+  uint64_t flops;        /* of products */
+  double limit_ns;       /* at the roofline; 0: not known */
+} wcuda_step_node;
+#define WCUDA_STEP_NODE_INIT {sizeof(wcuda_step_node), 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, 0}
+
+/* The nodes of a step of this shape in order, for this file with these options (NULL: defaults) on the
+ * context's device, or on that of a row of the table of measured rates, which needs no GPU: `device` is
+ * "H200", or has no bytes. WCUDA_NOT_FOUND for another name. Writes min(capacity, count) nodes and
+ * always the count. Each node's struct_size is set by the caller. Reads no tensor data. [any thread] */
+WCUDA_API wcuda_status wcuda_plan_steps_list(wcuda_context context, wcuda_gguf gguf,
+                                             const wcuda_engine_options* options,
+                                             const wcuda_step_shape* shape, wcuda_string device,
+                                             wcuda_step_rates* rates, wcuda_step_node* nodes,
+                                             uint64_t capacity, uint64_t* count,
+                                             wcuda_error* error);
+
 /* ------------------------------------------------------------------------------------------------
  * 10. Models
  */

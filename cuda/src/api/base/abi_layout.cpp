@@ -231,6 +231,31 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_plan, kv_page_count),
     WCUDA_FIELD(wcuda_plan, loading_bytes),
 
+    WCUDA_STRUCT(wcuda_step_shape),
+    WCUDA_FIELD(wcuda_step_shape, struct_size),
+    WCUDA_FIELD(wcuda_step_shape, row_count),
+    WCUDA_FIELD(wcuda_step_shape, row_tokens),
+    WCUDA_FIELD(wcuda_step_shape, context_tokens),
+
+    WCUDA_STRUCT(wcuda_step_rates),
+    WCUDA_FIELD(wcuda_step_rates, struct_size),
+    WCUDA_FIELD(wcuda_step_rates, is_measured),
+    WCUDA_FIELD(wcuda_step_rates, bytes_per_second),
+    WCUDA_FIELD(wcuda_step_rates, flops_per_second),
+
+    WCUDA_STRUCT(wcuda_step_node),
+    WCUDA_FIELD(wcuda_step_node, struct_size),
+    WCUDA_FIELD(wcuda_step_node, layer),
+    WCUDA_FIELD(wcuda_step_node, fused_count),
+    WCUDA_FIELD(wcuda_step_node, reserved),
+    WCUDA_FIELD(wcuda_step_node, operation),
+    WCUDA_FIELD(wcuda_step_node, kernel),
+    WCUDA_FIELD(wcuda_step_node, input),
+    WCUDA_FIELD(wcuda_step_node, output),
+    WCUDA_FIELD(wcuda_step_node, bytes),
+    WCUDA_FIELD(wcuda_step_node, flops),
+    WCUDA_FIELD(wcuda_step_node, limit_ns),
+
     WCUDA_STRUCT(wcuda_cancel),
     WCUDA_FIELD(wcuda_cancel, id),
 

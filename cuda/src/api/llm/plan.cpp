@@ -1,7 +1,10 @@
 // Section 9 of the header: what a model and an engine need, before a byte is allocated.
+#include <algorithm>
+#include <string_view>
+
 #include "api/base/context.h"
 #include "api/base/guard.h"
-#include "llm/engine/limits.h"
+#include "llm/engine/step_report.h"
 #include "llm/model/model.h"
 #include "worker_cuda/llm.h"
 
@@ -37,6 +40,52 @@ wcuda_status wcuda_plan_get(wcuda_context context, wcuda_gguf gguf,
     out.kv_page_bytes = engine.layout.page_bytes;
     out.kv_page_count = engine.limits.page_count;
     write_struct(out, plan);
+    return {};
+  });
+}
+
+wcuda_status wcuda_plan_steps_list(wcuda_context context, wcuda_gguf gguf,
+                                   const wcuda_engine_options* options,
+                                   const wcuda_step_shape* shape, wcuda_string device,
+                                   wcuda_step_rates* rates, wcuda_step_node* nodes,
+                                   uint64_t capacity, uint64_t* count, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_struct(rates, "rates"));
+    WCUDA_TRY(check_not_null(count, "count"));
+    if (capacity != 0) WCUDA_TRY(check_not_null(nodes, "nodes"));
+    WCUDA_TRY(check_string(device, "device"));
+    WCUDA_ASSIGN(const wcuda_step_shape asked, read_struct(shape, "shape"));
+    WCUDA_ASSIGN(const auto object, resolve_context(context));
+    WCUDA_ASSIGN(const auto file, resolve<gguf::Gguf>(Kind::kGguf, gguf.id, "gguf"));
+    wcuda_engine_options given = WCUDA_ENGINE_OPTIONS_INIT;
+    if (options) {
+      WCUDA_ASSIGN(given, read_struct(options, "options"));
+    }
+    const std::string_view name(device.data ? device.data : "", device.bytes);
+    WCUDA_ASSIGN(const engine::StepReport report,
+                 engine::report_step(object->memory->shared_backend(), *file, given, asked, name));
+    const uint64_t written = std::min<uint64_t>(capacity, report.plan.nodes.size());
+    for (uint64_t i = 0; i < written; ++i) WCUDA_TRY(check_struct(&nodes[i], "nodes"));
+    for (uint64_t i = 0; i < written; ++i) {
+      const ops::Node& node = report.plan.nodes[i];
+      wcuda_step_node out = WCUDA_STEP_NODE_INIT;
+      out.layer = node.layer;
+      out.fused_count = node.fused_count;
+      out.operation = ops::operation_name(node.operation);
+      out.kernel = ops::kernel_name(node.kernel);
+      out.input = ops::form_name(node.input);
+      out.output = ops::form_name(node.output);
+      out.bytes = report.costs[i].bytes;
+      out.flops = report.costs[i].flops;
+      out.limit_ns = ops::roofline_seconds(report.costs[i], report.rates) * 1e9;
+      write_struct(out, &nodes[i]);
+    }
+    wcuda_step_rates found = WCUDA_STEP_RATES_INIT;
+    found.is_measured = report.rates.name != nullptr;
+    found.bytes_per_second = static_cast<uint64_t>(report.rates.bytes_per_second);
+    found.flops_per_second = static_cast<uint64_t>(report.rates.flops_per_second);
+    write_struct(found, rates);
+    *count = report.plan.nodes.size();
     return {};
   });
 }

@@ -22,21 +22,13 @@
 #include "kernels/shared/arena.h"
 #include "kernels/step/step.h"
 #include "llm/engine/device_order.h"
+#include "llm/engine/step_shape.h"
 
 namespace wcuda::engine {
 namespace {
 
 // Bias entries a step can bring: one row may name the whole vocabulary, all rows some.
 constexpr uint64_t kBiasEntriesPerRow = 512;
-// Rows of a graph. Powers of two would waste up to half of a step; each bucket costs capture time
-// and graph memory.
-constexpr uint32_t kRowBuckets[] = {1,  2,  4,   8,   16,  24,  32,  48,
-                                    64, 96, 128, 160, 192, 256, 384, 512};
-// Steps of at most so many rows have graphs of their own by how far the longest row reaches, for
-// attention takes other kernels then.
-constexpr uint32_t kPositionRowsMax = 16;
-constexpr uint32_t kPositionBuckets[] = {ops::kLonePositionsMax, ops::kClusterPositionsMax,
-                                         UINT32_MAX};
 constexpr uint32_t kDeadToken = UINT32_MAX;  // token_rows of a token that only fills a bucket up
 
 // What travels to the device each step, in the order of the segments.
@@ -281,23 +273,7 @@ Shape CudaRunner::shape_of(const Ticket& ticket) const {
         std::max(shape.max_positions, row.batch.first_position + row.batch.token_count);
     if (row.sample) shape.has_filters |= needs_filters(row.sampling.sampling);
   }
-  if (shape.max_row_tokens != 1) return shape;
-  shape.min_row_tokens = 0;
-  shape.is_captured = true;
-  // Decode: everything that a graph is captured for, rounded up.
-  const Limits& limits = machine_.limits;
-  const auto* const bucket =
-      std::lower_bound(std::begin(kRowBuckets), std::end(kRowBuckets), shape.row_count);
-  if (bucket != std::end(kRowBuckets)) shape.row_count = std::min(*bucket, limits.max_batch_rows);
-  shape.token_count = shape.row_count;
-  if (shape.logits_count > 0)
-    shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
-  const auto* const positions =
-      shape.row_count <= kPositionRowsMax
-          ? std::lower_bound(std::begin(kPositionBuckets), std::end(kPositionBuckets),
-                             shape.max_positions)
-          : std::prev(std::end(kPositionBuckets));
-  shape.max_positions = std::min(*positions, limits.max_sequence_tokens);
+  static_cast<ops::StepShape&>(shape) = launched_shape(shape, machine_.limits);
   return shape;
 }
 

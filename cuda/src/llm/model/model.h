@@ -72,6 +72,7 @@ struct LoadPlan {
   uint64_t staging_bytes = 0;  // pinned host memory, while loading
   uint64_t loading_bytes = 0;  // device memory besides the weights, while loading
   uint64_t parameter_count = 0;
+  Weights weights;  // types, shapes and bytes of all matrices, and no addresses
 };
 Result<LoadPlan> plan_load(const Backend& backend, const gguf::Gguf& file);
 

@@ -231,6 +231,13 @@ Result<DetailedPlan> plan_load_in_detail(const Backend& backend, const gguf::Ggu
   TensorList list;
   read.arch->list(plan.plan.config, &list);
   WCUDA_TRY(match_tensors(backend, file, list, &plan));
+  plan.plan.weights.layers.resize(plan.plan.config.layer_count);
+  for (const PlannedTensor& tensor : plan.tensors)
+    if (!tensor.slot.is_vector)
+      tensor.slot.matrix_in(plan.plan.weights) = {
+          nullptr, tensor.bytes, tensor.type, tensor.layout, tensor.slot.rows, tensor.slot.cols};
+  if (plan.plan.config.tied_embeddings)
+    plan.plan.weights.output = plan.plan.weights.token_embedding;
   plan.is_streamed = !backend.is_host();
   if (plan.is_streamed)
     std::sort(plan.tensors.begin(), plan.tensors.end(),
