@@ -193,6 +193,29 @@ TEST_P(Step, a_row_that_ends_badly_takes_its_sequence_and_forks_back) {
   EXPECT_EQ(try_submit({feed_row(sequence)}, &ticket), WCUDA_INVALID_STATE);
 }
 
+// The shortest row there is, in the form each decode step has: its one position is given back.
+TEST_P(Step, a_failed_row_of_one_token_takes_its_sequence_and_forks_back) {
+  create_engine(small_options());
+  EmptyMask empty(vocabulary_);
+  const wcuda_sequence fresh = create_sequence(), fed = create_sequence();
+  wait(submit({token_row(fed, kPrompt, WCUDA_ROW_SAMPLE)}));
+  const std::vector<int32_t> one = {3};
+
+  wcuda_row bad_fresh = token_row(fresh, one, WCUDA_ROW_SAMPLE), bad_fed = feed_row(fed);
+  bad_fresh.sampling = bad_fed.sampling = &empty.sampling;
+  const uint64_t ticket = submit({bad_fresh, bad_fed});
+  const wcuda_sequence forked = fork(fed);
+  EXPECT_EQ(length(fresh), 1u);
+  EXPECT_EQ(length(fed), kPrompt.size() + 1);
+  const StepResult step = wait(ticket);
+
+  EXPECT_EQ(step.rows[0].status, WCUDA_ROW_EMPTY_MASK);
+  EXPECT_EQ(step.rows[1].status, WCUDA_ROW_EMPTY_MASK);
+  EXPECT_EQ(length(fresh), 0u);
+  EXPECT_EQ(length(fed), kPrompt.size());
+  EXPECT_EQ(length(forked), kPrompt.size());
+}
+
 TEST_P(Step, a_sequence_cut_below_a_bad_row_in_flight_is_not_taken_further_back) {
   create_engine(small_options());
   EmptyMask empty(vocabulary_);
@@ -270,6 +293,28 @@ TEST_P(Step, refuses_what_is_wrong_and_says_where) {
   EXPECT_EQ(try_submit({token_row({12345}, kPrompt, 0)}, &ticket), WCUDA_INVALID_HANDLE);
   EXPECT_EQ(length(sequence), 0u);
   EXPECT_EQ(ticket, 0u);
+}
+
+// 70 is no multiple of a page: the limit itself must stop the sequence, not the pages it has.
+TEST_P(Step, a_sequence_holds_exactly_max_sequence_tokens) {
+  wcuda_engine_options options = small_options();
+  options.max_sequence_tokens = 70;
+  create_engine(options);
+  const wcuda_sequence whole = create_sequence(), split = create_sequence();
+  const std::vector<int32_t> full(70, 3), over(71, 3), most(69, 3), one = {3}, two = {3, 4};
+  uint64_t ticket = 0;
+
+  EXPECT_EQ(try_submit({token_row(whole, over, 0)}, &ticket), WCUDA_LIMIT_EXCEEDED);
+  EXPECT_STREQ(error_.message, "row 0: 71 tokens after 0 would pass max_sequence_tokens 70");
+  wait(submit({token_row(whole, full, WCUDA_ROW_SAMPLE)}));
+  EXPECT_EQ(try_submit({token_row(whole, one, 0)}, &ticket), WCUDA_LIMIT_EXCEEDED);
+  EXPECT_EQ(try_submit({feed_row(whole)}, &ticket), WCUDA_LIMIT_EXCEEDED);
+  wait(submit({token_row(split, most, 0)}));
+  EXPECT_EQ(try_submit({token_row(split, two, 0)}, &ticket), WCUDA_LIMIT_EXCEEDED);
+  wait(submit({token_row(split, one, 0)}));
+
+  EXPECT_EQ(length(whole), 70u);
+  EXPECT_EQ(length(split), 70u);
 }
 
 TEST_P(Step, small_output_buffers_leave_the_ticket_in_flight) {

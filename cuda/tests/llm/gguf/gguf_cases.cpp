@@ -187,6 +187,11 @@ void add_tensors(Cases* c) {
   c->bad("tensor-name-with-nul", "holds a control character", one(std::string("a\0b", 3)));
   c->bad("tensor-name-twice", "tensor 'w' occurs twice",
          Cases::base().tensor_f32("w", {1}, {1.0f}).build());
+  GgufBuilder overlap;  // 33 bytes from 0; the second tensor begins at the last of them
+  overlap.tensor("a", {33}, 24, std::string(33, 'a')).tensor("b", {1}, 24, "b");
+  std::string overlapping = overlap.build();
+  overlap.set(&overlapping, "tensor 1 offset", 32);
+  c->bad("tensor-overlap-by-one-byte", "tensors 'a' and 'b' overlap", overlapping);
   const std::string good = Cases::base().build();
   c->bad("tensor-data-short", "tensor 'q' needs 18 bytes at offset 64",
          good.substr(0, good.size() - 1));

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -16,6 +15,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr int32_t kUntouched = -77;
 
 struct Drawn {
   SampleResult result;
@@ -28,10 +28,14 @@ Drawn draw(const std::vector<float>& logits, const Sampling& sampling, uint32_t 
   const uint32_t vocabulary = static_cast<uint32_t>(logits.size());
   std::vector<uint64_t> work(sample_work_bytes(vocabulary) / sizeof(uint64_t));
   Drawn drawn;
-  drawn.top_tokens.resize(sampling.top_logprobs);
-  drawn.top_logprobs.resize(sampling.top_logprobs);
+  drawn.top_tokens.resize(sampling.top_logprobs + 1, kUntouched);  // one more, which stays as it is
+  drawn.top_logprobs.resize(sampling.top_logprobs + 1, kUntouched);
   drawn.result = sample(logits.data(), vocabulary, sampling, history.data(), position, work.data(),
                         drawn.top_tokens.data(), drawn.top_logprobs.data());
+  EXPECT_EQ(drawn.top_tokens.back(), kUntouched) << "written past top_logprobs";
+  EXPECT_EQ(drawn.top_logprobs.back(), kUntouched) << "written past top_logprobs";
+  drawn.top_tokens.pop_back();
+  drawn.top_logprobs.pop_back();
   return drawn;
 }
 
@@ -265,23 +269,38 @@ TEST(SampleLogprobs, are_a_log_softmax_before_temperature) {
   }
 }
 
-TEST(SampleLogprobs, order_equal_ones_by_id_even_where_rounding_made_them_equal) {
-  // After the sum is taken off, the first two differ by less than a unit in the last place.
+TEST(SampleLogprobs, order_equal_ones_by_id) {
   std::vector<float> logits(100, 10.0f);
-  logits[7] = std::nextafter(10.0f, 11.0f);
-  logits[3] = 10.0f;
   logits[9] = 11.0f;
   Sampling sampling;
-  sampling.top_logprobs = 100;
+  for (const uint32_t wanted : {2u, 50u, 100u}) {
+    sampling.top_logprobs = wanted;
 
-  const Drawn drawn = draw(logits, sampling);
+    const Drawn drawn = draw(logits, sampling);
 
-  for (uint32_t i = 1; i < 100; ++i) {
-    ASSERT_LE(drawn.top_logprobs[i], drawn.top_logprobs[i - 1]);
-    if (drawn.top_logprobs[i] == drawn.top_logprobs[i - 1]) {
-      EXPECT_GT(drawn.top_tokens[i], drawn.top_tokens[i - 1]);
-    }
+    ASSERT_EQ(drawn.result.top_count, wanted);
+    EXPECT_EQ(drawn.top_tokens[0], 9);
+    for (uint32_t i = 1; i < wanted; ++i)
+      EXPECT_EQ(drawn.top_tokens[i], static_cast<int32_t>(i <= 9 ? i - 1 : i)) << wanted;
   }
+}
+
+// 10 and its successor are 9.5e-7 apart; floats near -90, their distance to the maximum, 7.6e-6.
+TEST(SampleLogprobs, order_by_id_where_rounding_makes_different_logits_equal) {
+  const float low = 10.0f, high = std::nextafter(10.0f, 11.0f);
+  Sampling sampling;
+  for (const std::vector<float>& logits :
+       {std::vector<float>{low, high, 100.0f}, std::vector<float>{high, low, 100.0f}})
+    for (const uint32_t wanted : {1u, 2u, 3u}) {
+      sampling.top_logprobs = wanted;
+      const Drawn drawn = draw(logits, sampling);
+
+      const Tokens expected = {2, 0, 1};
+      EXPECT_EQ(drawn.top_tokens, Tokens(expected.begin(), expected.begin() + wanted));
+      if (wanted == 3) {
+        EXPECT_EQ(drawn.top_logprobs[1], drawn.top_logprobs[2]);
+      }
+    }
 }
 
 TEST(SampleFilters, top_k_keeps_the_largest_and_lower_ids_of_equal_ones) {
@@ -308,6 +327,18 @@ TEST(SampleFilters, top_p_keeps_the_shortest_sum_that_reaches_it) {
     sampling.top_p = share;
     EXPECT_EQ(reachable(logits, sampling), kept) << share;
   }
+}
+
+TEST(SampleFilters, shares_close_to_one_still_drop_the_tail) {
+  const std::vector<float> logits = {std::log(0.5f), std::log(0.4f), std::log(0.095f),
+                                     std::log(0.005f)};
+  Sampling top_p = tempered(1), typical = tempered(1);
+  top_p.top_p = typical.typical_p = 0.99f;
+  EXPECT_EQ(reachable(logits, top_p), Tokens({0, 1, 2}));
+  EXPECT_EQ(reachable(logits, typical), Tokens({0, 1, 2}));
+  top_p.top_p = typical.typical_p = 1.0f;
+  EXPECT_EQ(reachable(logits, top_p), Tokens({0, 1, 2, 3}));
+  EXPECT_EQ(reachable(logits, typical), Tokens({0, 1, 2, 3}));
 }
 
 TEST(SampleFilters, top_p_counts_equal_tokens_by_id) {
