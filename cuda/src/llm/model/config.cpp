@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "llm/model/rope.h"
 
@@ -57,10 +58,48 @@ Status check_refused_keys(const Keys& keys) {
   return {};
 }
 
+// "layers 0 to 3: 2, layer 4: 8", the first eight runs of equal values.
+std::string describe_runs(const std::vector<uint32_t>& values) {
+  constexpr int kMaxRuns = 8;
+  std::string text;
+  size_t first = 0;
+  for (int run = 0; first < values.size(); ++run) {
+    if (run == kMaxRuns) return text + ", ...";
+    size_t end = first + 1;
+    while (end < values.size() && values[end] == values[first]) ++end;
+    text += (run == 0 ? "" : ", ") + std::string(end - first == 1 ? "layer " : "layers ") +
+            std::to_string(first);
+    if (end - first > 1) text += " to " + std::to_string(end - 1);
+    text += ": " + std::to_string(values[first]);
+    first = end;
+  }
+  return text;
+}
+
+// A count that a file holds once, or as an array of one integer for each layer, which must be equal
+// here. `fallback` 0: the key must be there.
+Result<uint32_t> read_layer_count(const Keys& keys, const char* key, uint32_t layer_count,
+                                  uint32_t limit, uint32_t fallback) {
+  gguf::Value value;
+  if (!keys.file().find(keys.full(key), &value) || value.type != gguf::ValueType::kArray)
+    return fallback == 0 ? keys.count(key, limit) : keys.count(key, limit, fallback);
+  if (value.count != layer_count)
+    return Status::error(WCUDA_MALFORMED, "key '%s' has %llu elements, the model %u layers",
+                         keys.full(key).c_str(), static_cast<unsigned long long>(value.count),
+                         layer_count);
+  WCUDA_ASSIGN(const std::vector<uint32_t> values, keys.file().get_u32s(keys.full(key)));
+  if (std::any_of(values.begin(), values.end(), [&](uint32_t v) { return v != values[0]; }))
+    return Status::error(WCUDA_UNSUPPORTED, "key '%s' differs between layers: %s; must be equal",
+                         keys.full(key).c_str(), describe_runs(values).c_str());
+  return keys.check_count(key, values[0], limit);
+}
+
 Status read_heads(const Keys& keys, Config* config) {
-  WCUDA_ASSIGN(config->head_count, keys.count("attention.head_count", kMaxHeadCount));
+  WCUDA_ASSIGN(config->head_count, read_layer_count(keys, "attention.head_count",
+                                                    config->layer_count, kMaxHeadCount, 0));
   WCUDA_ASSIGN(config->kv_head_count,
-               keys.count("attention.head_count_kv", kMaxHeadCount, config->head_count));
+               read_layer_count(keys, "attention.head_count_kv", config->layer_count, kMaxHeadCount,
+                                config->head_count));
   if (config->head_count % config->kv_head_count != 0)
     return Status::error(WCUDA_MALFORMED, "%u heads are no multiple of %u key-value heads",
                          config->head_count, config->kv_head_count);
@@ -86,6 +125,49 @@ Status read_heads(const Keys& keys, Config* config) {
   return {};
 }
 
+// A key of the tokenizer that holds something for each token.
+struct TokenArray {
+  const char* key;
+  gguf::ValueType types[2];  // of its elements; the second is what some converters write
+};
+constexpr TokenArray kTokenArrays[] = {
+    {"tokenizer.ggml.tokens", {gguf::ValueType::kString, gguf::ValueType::kString}},
+    {"tokenizer.ggml.scores", {gguf::ValueType::kF32, gguf::ValueType::kF32}},
+    {"tokenizer.ggml.token_type", {gguf::ValueType::kI32, gguf::ValueType::kU32}},
+};
+
+// The tokenizer in the file, if there is one, is whole and has `vocabulary_size` tokens.
+Status check_tokenizer(const gguf::Gguf& file, uint64_t vocabulary_size) {
+  for (const TokenArray& array : kTokenArrays) {
+    gguf::Value value;
+    if (!file.find(array.key, &value)) continue;
+    if (value.type != gguf::ValueType::kArray)
+      return Status::error(WCUDA_MALFORMED, "key '%s' is of type %s, must be an array", array.key,
+                           gguf::value_type_name(value.type));
+    if (value.element_type != array.types[0] && value.element_type != array.types[1])
+      return Status::error(WCUDA_MALFORMED, "key '%s' is an array of %s, must be of %s", array.key,
+                           gguf::value_type_name(value.element_type),
+                           gguf::value_type_name(array.types[0]));
+    if (value.count != vocabulary_size)
+      return Status::error(WCUDA_MALFORMED,
+                           "key '%s' has %llu elements, tensor 'token_embd.weight' %llu rows",
+                           array.key, static_cast<unsigned long long>(value.count),
+                           static_cast<unsigned long long>(vocabulary_size));
+  }
+  gguf::Value model, merges;
+  const bool is_byte_level = file.has("tokenizer.ggml.tokens") &&
+                             file.find("tokenizer.ggml.model", &model) && model.string == "gpt2";
+  if (!is_byte_level) return {};
+  if (!file.find("tokenizer.ggml.merges", &merges))
+    return Status::error(WCUDA_MALFORMED,
+                         "tokenizer 'gpt2' needs key 'tokenizer.ggml.merges', which is missing");
+  if (merges.element_type != gguf::ValueType::kString)
+    return Status::error(WCUDA_MALFORMED,
+                         "key 'tokenizer.ggml.merges' is %s, must be an array of strings",
+                         gguf::value_type_name(merges.type));
+  return {};
+}
+
 // The vocabulary is what the embedding table has rows for; the tokenizer must agree.
 Status read_vocabulary(const Keys& keys, Config* config) {
   const gguf::Gguf& file = keys.file();
@@ -99,16 +181,7 @@ Status read_vocabulary(const Keys& keys, Config* config) {
                          static_cast<unsigned long long>(rows), kMaxVocabularySize);
   config->vocabulary_size = static_cast<uint32_t>(rows);
 
-  for (const char* key :
-       {"tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type"}) {
-    gguf::Value value;
-    if (!file.find(key, &value)) continue;
-    if (value.type != gguf::ValueType::kArray || value.count != rows)
-      return Status::error(
-          WCUDA_MALFORMED, "key '%s' has %llu elements, tensor 'token_embd.weight' %llu rows", key,
-          static_cast<unsigned long long>(value.count), static_cast<unsigned long long>(rows));
-  }
-  return {};
+  return check_tokenizer(file, rows);
 }
 
 bool starts_with(std::string_view text, std::string_view start) {
@@ -135,8 +208,9 @@ Status check_special_tokens(const gguf::Gguf& file, uint32_t vocabulary_size) {
 Status read_common(const Keys& keys, Config* config) {
   WCUDA_ASSIGN(config->layer_count, keys.count("block_count", kMaxLayerCount));
   WCUDA_ASSIGN(config->embedding_length, keys.count("embedding_length", kMaxEmbeddingLength));
-  WCUDA_ASSIGN(config->feed_forward_length,
-               keys.count("feed_forward_length", kMaxFeedForwardLength));
+  WCUDA_ASSIGN(
+      config->feed_forward_length,
+      read_layer_count(keys, "feed_forward_length", config->layer_count, kMaxFeedForwardLength, 0));
   WCUDA_ASSIGN(config->context_length, keys.count("context_length", kMaxContextLength));
   WCUDA_TRY(read_heads(keys, config));
   WCUDA_TRY(read_vocabulary(keys, config));

@@ -29,6 +29,12 @@ class Keys {
     WCUDA_ASSIGN(const uint32_t value, file_.get_u32(full(key), fallback));
     return check_count(key, value, limit);
   }
+  // `value`, which `key` holds, if it is in 1 … limit.
+  Result<uint32_t> check_count(const char* key, uint32_t value, uint32_t limit) const {
+    if (value >= 1 && value <= limit) return value;
+    return Status::error(value == 0 ? WCUDA_MALFORMED : WCUDA_UNSUPPORTED,
+                         "key '%s' is %u, must be from 1 to %u", full(key).c_str(), value, limit);
+  }
   Result<uint32_t> u32(const char* key, uint32_t fallback) const {
     return file_.get_u32(full(key), fallback);
   }
@@ -55,11 +61,6 @@ class Keys {
   Status must_have(const char* key) const {
     if (has(key)) return {};
     return Status::error(WCUDA_MALFORMED, "the file has no key '%s'", full(key).c_str());
-  }
-  Result<uint32_t> check_count(const char* key, uint32_t value, uint32_t limit) const {
-    if (value >= 1 && value <= limit) return value;
-    return Status::error(value == 0 ? WCUDA_MALFORMED : WCUDA_UNSUPPORTED,
-                         "key '%s' is %u, must be from 1 to %u", full(key).c_str(), value, limit);
   }
 
   const gguf::Gguf& file_;

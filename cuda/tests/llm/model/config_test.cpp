@@ -167,6 +167,50 @@ TEST(Config, refuses_heads_that_do_not_divide) {
   EXPECT_EQ(message_of(read), "embedding length 64 is no multiple of 6 heads");
 }
 
+TEST(Config, takes_counts_that_are_written_for_each_layer) {
+  const auto with = [](const char* key, const std::vector<uint32_t>& values) {
+    TinyModel tiny;
+    tiny.layer_count = 3;
+    return read_without(
+        key, [&](GgufBuilder& b) { b.array<uint32_t>(key, 4, values); }, tiny);
+  };
+  const char* const kv = "llama.attention.head_count_kv";
+  EXPECT_EQ(with(kv, {2, 2, 2}).config.kv_head_count, 2u);
+  EXPECT_EQ(with(kv, {1, 1, 1}).config.kv_head_count, 1u);
+  EXPECT_EQ(with("llama.attention.head_count", {4, 4, 4}).config.head_count, 4u);
+  EXPECT_EQ(with("llama.feed_forward_length", {96, 96, 96}).config.feed_forward_length, 96u);
+
+  const Read differs = with(kv, {2, 2, 4});
+  EXPECT_EQ(differs.status.code(), WCUDA_UNSUPPORTED);
+  EXPECT_EQ(
+      message_of(differs),
+      "key 'llama.attention.head_count_kv' differs between layers: layers 0 to 1: 2, layer 2: "
+      "4; must be equal");
+  EXPECT_EQ(with("llama.feed_forward_length", {96, 64, 96}).status.code(), WCUDA_UNSUPPORTED);
+  EXPECT_EQ(message_of(with(kv, {2, 2})),
+            "key 'llama.attention.head_count_kv' has 2 elements, the model 3 layers");
+  EXPECT_EQ(with(kv, {2, 2, 2, 2}).status.code(), WCUDA_MALFORMED);
+  EXPECT_EQ(with(kv, {}).status.code(), WCUDA_MALFORMED);
+  EXPECT_EQ(with(kv, {0, 0, 0}).status.code(), WCUDA_MALFORMED);
+  EXPECT_EQ(with(kv, {8, 8, 8}).status.code(), WCUDA_MALFORMED) << "4 heads";
+  const uint32_t many = kMaxHeadCount + 1;
+  EXPECT_EQ(with(kv, {many, many, many}).status.code(), WCUDA_UNSUPPORTED);
+}
+
+TEST(Config, lists_the_first_eight_runs_of_layers_that_differ) {
+  TinyModel tiny;
+  tiny.layer_count = 12;
+  const char* const key = "llama.attention.head_count_kv";
+  const auto add = [&](GgufBuilder& b) {
+    b.array<uint32_t>(key, 4, {4, 4, 4, 1, 2, 1, 2, 1, 2, 2, 1, 2});
+  };
+  EXPECT_EQ(
+      message_of(read_without(key, add, tiny)),
+      "key 'llama.attention.head_count_kv' differs between layers: layers 0 to 2: 4, layer 3: "
+      "1, layer 4: 2, layer 5: 1, layer 6: 2, layer 7: 1, layers 8 to 9: 2, layer 10: 1, ...; "
+      "must be equal");
+}
+
 TEST(Config, refuses_odd_and_unequal_head_lengths) {
   EXPECT_EQ(read_u32("llama.attention.value_length", 32).status.code(), WCUDA_UNSUPPORTED);
   TinyModel tiny;
@@ -240,7 +284,53 @@ TEST(Config, refuses_a_vocabulary_that_disagrees_with_the_embedding) {
     b.array<float>("tokenizer.ggml.scores", 6, {0.0f});
   });
   EXPECT_EQ(scores.status.code(), WCUDA_MALFORMED);
-  EXPECT_EQ(read_u32("tokenizer.ggml.token_type", 1).status.code(), WCUDA_MALFORMED);
+}
+
+TEST(Config, refuses_token_scores_and_types_of_the_wrong_type) {
+  const auto with = [](const char* key, uint32_t type, auto element) {
+    return read_without(key, [&](GgufBuilder& b) {
+      b.array(key, type, std::vector<decltype(element)>(97, element));
+    });
+  };
+  const char* const scores = "tokenizer.ggml.scores";
+  const char* const types = "tokenizer.ggml.token_type";
+  EXPECT_EQ(with(scores, 6, 0.5f).status.code(), WCUDA_OK);
+  EXPECT_EQ(with(types, 5, int32_t{1}).status.code(), WCUDA_OK);
+  EXPECT_EQ(with(types, 4, uint32_t{1}).status.code(), WCUDA_OK);
+
+  EXPECT_EQ(message_of(with(scores, 0, uint8_t{1})),
+            "key 'tokenizer.ggml.scores' is an array of u8, must be of f32");
+  EXPECT_EQ(message_of(with(types, 0, uint8_t{1})),
+            "key 'tokenizer.ggml.token_type' is an array of u8, must be of i32");
+  EXPECT_EQ(message_of(with(types, 6, 1.0f)),
+            "key 'tokenizer.ggml.token_type' is an array of f32, must be of i32");
+  EXPECT_EQ(with(scores, 5, int32_t{1}).status.code(), WCUDA_MALFORMED);
+  EXPECT_EQ(message_of(read_u32(types, 1)),
+            "key 'tokenizer.ggml.token_type' is of type u32, must be an array");
+}
+
+TEST(Config, refuses_a_byte_level_tokenizer_without_merges) {
+  const char* const merges = "tokenizer.ggml.merges";
+  const auto with = [&](auto add) { return read_without(merges, add).status; };
+  const Status none = with([](GgufBuilder&) {});
+  EXPECT_EQ(none.code(), WCUDA_MALFORMED);
+  EXPECT_STREQ(none.message(),
+               "tokenizer 'gpt2' needs key 'tokenizer.ggml.merges', which is missing");
+  EXPECT_STREQ(with([&](GgufBuilder& b) { b.string(merges, "t 0"); }).message(),
+               "key 'tokenizer.ggml.merges' is string, must be an array of strings");
+  EXPECT_EQ(with([&](GgufBuilder& b) { b.array<uint8_t>(merges, 0, {1}); }).code(),
+            WCUDA_MALFORMED);
+  EXPECT_TRUE(with([&](GgufBuilder& b) { b.strings(merges, {}); }).ok())
+      << "bytes alone are enough";
+
+  TinyModel no_tokens;  // a file may come without a tokenizer
+  no_tokens.has_tokens = false;
+  EXPECT_TRUE(Read(no_tokens.builder().string("tokenizer.ggml.model", "gpt2").build()).status.ok());
+  EXPECT_TRUE(Read(no_tokens.builder()
+                       .string("tokenizer.ggml.model", "llama")
+                       .strings("tokenizer.ggml.tokens", std::vector<std::string>(97))
+                       .build())
+                  .status.ok());
 }
 
 TEST(Config, refuses_special_tokens_outside_the_vocabulary) {

@@ -142,6 +142,7 @@ inline GgufBuilder TinyModel::builder() const {
     std::vector<std::string> tokens;
     for (uint32_t i = 0; i < vocabulary_size; ++i) tokens.push_back("t" + std::to_string(i));
     b.string("tokenizer.ggml.model", "gpt2").strings("tokenizer.ggml.tokens", tokens);
+    if (wanted("tokenizer.ggml.merges")) b.strings("tokenizer.ggml.merges", {"t 0"});
   }
 
   const uint32_t queries = head_count * head_length, keys = kv_head_count * head_length;
