@@ -81,8 +81,10 @@ pub struct Selection {
     pub backend: Backend,
     /// Its device.
     pub ordinal: i32,
-    /// In the order tried.
+    /// The first 16 that were skipped, in the order tried.
     pub skipped: Vec<(Backend, ErrorKind, String)>,
+    /// All that were skipped; exceeds the length of `skipped` where more than 16 were.
+    pub skipped_count: usize,
 }
 
 /// What to choose by; see [`Selection::builder`].
@@ -150,8 +152,11 @@ impl SelectionBuilder {
         Ok(Selection {
             backend: Backend::from_native(selection.r#type),
             ordinal: selection.ordinal,
-            skipped: selection.skipped[..selection.skipped_count as usize]
+            skipped_count: selection.skipped_count as usize,
+            skipped: selection
+                .skipped
                 .iter()
+                .take(selection.skipped_count as usize)
                 .map(|each| {
                     (
                         Backend::from_native(each.r#type),

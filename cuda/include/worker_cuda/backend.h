@@ -207,8 +207,8 @@ typedef struct wcuda_selection {
   uint32_t struct_size;
   int32_t type; /* CUDA, HOST or one registered */
   int32_t ordinal;
-  uint32_t skipped_count;
-  wcuda_skipped_backend skipped[16]; /* in the order tried */
+  uint32_t skipped_count;            /* all that were skipped; may exceed the 16 listed below */
+  wcuda_skipped_backend skipped[16]; /* the first of them, in the order tried */
 } wcuda_selection;
 #define WCUDA_SELECTION_INIT {sizeof(wcuda_selection), 0, 0, 0, {{0, 0, {0}}}}
 /* The best backend: the first of the order whose device answers and has the features. This alone falls

@@ -18,6 +18,7 @@ struct Case {
   uint32_t depth;
 };
 
+void PrintTo(const Case& c, std::ostream* out) { *out << c.shape << ' ' << c.mix; }
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
   return std::string(info.param.shape) + "_" + info.param.mix;
 }

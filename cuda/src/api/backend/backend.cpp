@@ -50,8 +50,8 @@ wcuda_selection selection_of(const Selection& from) {
   to.type = from.type;
   to.ordinal = from.ordinal;
   constexpr size_t kRoom = sizeof(to.skipped) / sizeof(to.skipped[0]);
-  to.skipped_count = static_cast<uint32_t>(std::min(from.skipped.size(), kRoom));
-  for (uint32_t i = 0; i < to.skipped_count; ++i) {
+  to.skipped_count = static_cast<uint32_t>(from.skipped.size());
+  for (size_t i = 0; i < std::min(from.skipped.size(), kRoom); ++i) {
     to.skipped[i].type = from.skipped[i].type;
     to.skipped[i].status = from.skipped[i].why.code();
     copy_text(from.skipped[i].why.message(), to.skipped[i].reason, sizeof(to.skipped[i].reason));

@@ -1,13 +1,13 @@
 // Section 21 of the header: failover.
 #include "api/backend/failover.h"
 
-#include <chrono>
 #include <cstring>
 
 #include "api/base/guard.h"
 #include "compute/catalogue/catalogue.h"
 #include "core/backend/backend_types.h"
 #include "core/base/callback.h"
+#include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 
@@ -19,9 +19,9 @@ constexpr uint64_t kMillisecondsMax = uint64_t{1} << 40;  // 35 years
 constexpr int64_t kProbeCount = 1000;
 
 uint64_t now_ms() {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
-                                   std::chrono::steady_clock::now().time_since_epoch())
-                                   .count());
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(clock_now().time_since_epoch())
+          .count());
 }
 
 // Sums of the catalogue where there is one, else a copy there and back.
@@ -124,6 +124,8 @@ bool Failover::leave(size_t from, int32_t reason, const Status& why) {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (answers.ok()) {
         policy_.moved(target, now_ms());
+        moved_because_ = "failover from " + backend_name(targets_[from].type) + ": " +
+                         reason_name(reason) + (why.ok() ? "" : "; ") + why.message();
         contexts_[from].reset();
         ++move_count_;
       } else {
@@ -209,6 +211,11 @@ Status Failover::trigger() {
   if (leave(active, WCUDA_FAILOVER_REASON_MANUAL, Status())) return {};
   return Status::error(WCUDA_NOT_AVAILABLE, "failover: no other backend of %zu answers",
                        targets_.size());
+}
+
+std::string Failover::moved_because() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return moved_because_;
 }
 
 wcuda_failover_state Failover::state() const {
@@ -331,7 +338,9 @@ extern "C" wcuda_status wcuda_failover_context_create(wcuda_failover failover,
           return {};
         },
         true, &target));
-    if (target != 0) copy_text("failover", made->info.fallback_reason, 256);
+    if (target != 0)
+      copy_text(object->moved_because(), made->info.fallback_reason,
+                sizeof(made->info.fallback_reason));
     WCUDA_ASSIGN(context->id, insert(Kind::kContext, std::move(made)));
     return {};
   });

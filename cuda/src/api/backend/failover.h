@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "api/base/context.h"
@@ -35,6 +36,8 @@ class Failover {
   Result<std::shared_ptr<Context>> open(size_t target, const OpenOptions& options,
                                         vram::Scrub scrub) const;
   const wcuda_failover_target& target(size_t index) const { return targets_[index]; }
+  // Why a target that is not the first is active: which was left last, the reason and the failure.
+  std::string moved_because() const;
   bool is_automatic() const { return policy_.settings().mode == WCUDA_FAILOVER_AUTOMATIC; }
   wcuda_failover_state state() const;
 
@@ -51,6 +54,7 @@ class Failover {
   mutable std::mutex mutex_;  // guards what follows; held for no call of a backend
   FailoverPolicy policy_;
   std::vector<std::shared_ptr<Context>> contexts_;
+  std::string moved_because_;
   uint64_t move_count_ = 0;
   uint64_t restore_count_ = 0;
 };

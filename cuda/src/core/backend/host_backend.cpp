@@ -280,7 +280,7 @@ Status HostBackend::check_stream(Stream stream) const {
   return unknown("stream", stream.id);
 }
 
-Result<HostBackend::Clock::time_point> HostBackend::event_time(Event event) const {
+Result<Clock::time_point> HostBackend::event_time(Event event) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = events_.find(event.id);
   if (found == events_.end()) return unknown("event", event.id);
@@ -321,7 +321,7 @@ Status HostBackend::event_record(Event event, Stream stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = events_.find(event.id);
   if (found == events_.end()) return unknown("event", event.id);
-  found->second = Clock::now();
+  found->second = clock_now();
   return {};
 }
 

@@ -1,11 +1,11 @@
 // The host as a device: its memory, its processors. Everything is done when a call returns.
 #pragma once
 
-#include <chrono>
 #include <map>
 #include <mutex>
 
 #include "core/backend/backend.h"
+#include "core/base/clock.h"
 
 namespace wcuda {
 
@@ -55,7 +55,6 @@ class HostBackend final : public Backend {
   Status fault() const override { return {}; }
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Block {
     MemoryKind kind;
     uint64_t bytes;

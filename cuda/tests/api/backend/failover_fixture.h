@@ -6,6 +6,7 @@
 #include <functional>
 #include <vector>
 
+#include "support/fake_clock.h"
 #include "worker_cuda.h"
 
 namespace wcuda::testing {
@@ -67,6 +68,7 @@ class FailoverFixture : public ::testing::Test {
     return state;
   }
 
+  FakeClock clock_;  // no window or cooldown ends on a slow machine
   std::vector<wcuda_failover_target> targets_;
   std::vector<wcuda_failover_event> events_;
   wcuda_failover failover_{0};

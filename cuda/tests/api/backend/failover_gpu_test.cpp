@@ -1,9 +1,7 @@
 // Failover from a real device to the host: by hand and back, after repeated failures, with its
 // memory full, and (in a process of its own) after a trap.
-#include <chrono>
 #include <cstring>
 #include <string>
-#include <thread>
 
 #include "api/backend/failover_fixture.h"
 #include "support/own_program.h"
@@ -56,7 +54,7 @@ TEST_F(GpuFailover, by_hand_and_back_when_the_device_computes_right) {
   EXPECT_EQ(wcuda_buffer_read(buffer, 0, text, 4, &error_), WCUDA_OK) << "it stays where it is";
   EXPECT_STREQ(text, "abc");
 
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  FakeClock::advance_ms(50);
   ASSERT_EQ(round_trip(), WCUDA_OK) << error_.message;
   EXPECT_EQ(type_, WCUDA_BACKEND_CUDA);
   EXPECT_EQ(events_.back().event, WCUDA_FAILOVER_RESTORED);
@@ -158,7 +156,7 @@ TEST_F(GpuFailoverTrap, DISABLED_the_call_moves_and_what_is_resident_is_lost) {
   const wcuda_context moved = new_context();
   EXPECT_FALSE(is_cuda(moved));
   // No way back: the probe finds the device lost.
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  FakeClock::advance_ms(50);
   EXPECT_EQ(round_trip(), WCUDA_OK) << error_.message;
   EXPECT_EQ(type_, WCUDA_BACKEND_HOST);
   EXPECT_EQ(events_.back().event, WCUDA_FAILOVER_FAILED);

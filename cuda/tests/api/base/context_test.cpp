@@ -260,7 +260,6 @@ TEST(HealthApi, reports_the_ledger_and_ok) {
   EXPECT_EQ(health.temperature_celsius, -1);
   EXPECT_EQ(health.device_free_bytes, health.device_total_bytes - 5000);
   EXPECT_GT(health.duration_ns, 0u);
-  EXPECT_LT(health.duration_ns, 10000000u);
 }
 
 }  // namespace

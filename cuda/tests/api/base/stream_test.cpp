@@ -61,7 +61,7 @@ void StreamBase::copies_pass_through_pinned_memory() {
         << error_.message;
     const wcuda_event done = event();
     ASSERT_EQ(wcuda_event_record(done, on, &error_), WCUDA_OK) << error_.message;
-    ASSERT_EQ(wcuda_event_wait(done, 60000, &error_), WCUDA_OK) << error_.message;
+    ASSERT_EQ(wcuda_event_wait(done, -1, &error_), WCUDA_OK) << error_.message;
 
     EXPECT_EQ(std::memcmp(out + 100, in + 7, 5000), 0);
     EXPECT_EQ(out[99] | out[5100], 0);
@@ -96,7 +96,6 @@ void StreamBase::events_order_time_and_wait() {
   ASSERT_EQ(wcuda_event_elapsed_get(begin, end, &milliseconds, &error_), WCUDA_OK)
       << error_.message;
   EXPECT_GE(milliseconds, 0);
-  EXPECT_LT(milliseconds, 60000);
 
   wcuda_stream_destroy(first);
   EXPECT_EQ(wcuda_event_record(begin, first, &error_), WCUDA_INVALID_HANDLE);

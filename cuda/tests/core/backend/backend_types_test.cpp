@@ -191,6 +191,21 @@ TEST_F(Backends, best_of_a_chain_is_its_first_that_is_there) {
   EXPECT_EQ(selection.skipped_count, 2u);
 }
 
+TEST_F(Backends, best_counts_what_it_skipped_past_the_sixteen_it_lists) {
+  std::vector<int32_t> chain;
+  for (int32_t i = 0; i < 20; ++i) chain.push_back(WCUDA_BACKEND_REGISTERED + 5000 + i);
+  wcuda_selection_options options = WCUDA_SELECTION_OPTIONS_INIT;
+  options.fallbacks = chain.data();
+  options.fallback_count = static_cast<uint32_t>(chain.size());
+  wcuda_selection selection = WCUDA_SELECTION_INIT;
+  ASSERT_EQ(wcuda_backend_select(&options, &selection, &error_), WCUDA_OK) << error_.message;
+  EXPECT_EQ(selection.type, WCUDA_BACKEND_HOST);
+  EXPECT_EQ(selection.skipped_count, 20u);
+  EXPECT_EQ(selection.skipped[0].type, chain[0]);
+  EXPECT_EQ(selection.skipped[15].type, chain[15]);
+  EXPECT_STRNE(selection.skipped[15].reason, "");
+}
+
 TEST_F(Backends, best_needs_the_features_asked_for) {
   wcuda_selection_options options = WCUDA_SELECTION_OPTIONS_INIT;
   options.preferred = WCUDA_BACKEND_HOST;

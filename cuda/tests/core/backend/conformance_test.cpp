@@ -27,6 +27,7 @@ struct Subject {
   const char* name;
   std::function<Result<std::shared_ptr<Backend>>()> open;
 };
+void PrintTo(const Subject& subject, std::ostream* out) { *out << subject.name; }
 
 Result<std::shared_ptr<Backend>> open_kind(int32_t kind) {
   OpenOptions options;
@@ -270,7 +271,6 @@ TEST_P(BackendConformance, events_measure_time) {
   const auto elapsed = backend_->event_elapsed_ms(*start, *end);
   ASSERT_TRUE(elapsed.ok()) << elapsed.status().message();
   EXPECT_GT(*elapsed, 0.0);
-  EXPECT_LT(*elapsed, 60000.0);
   EXPECT_TRUE(backend_->event_destroy(*start).ok());
   EXPECT_TRUE(backend_->event_destroy(*end).ok());
 }

@@ -21,6 +21,8 @@ struct TableSubject {
   std::function<wcuda_status(wcuda_backend*, wcuda_error*)> open;
 };
 
+inline void PrintTo(const TableSubject& subject, std::ostream* out) { *out << subject.name; }
+
 inline constexpr char kVectorAdd[] =
     "extern \"C\" __global__ void vector_add(const float* a, const float* b, float* c, int n) {\n"
     "  int i = blockIdx.x * blockDim.x + threadIdx.x;\n"

@@ -131,7 +131,6 @@ TEST_P(TableConformance, events_measure_time) {
   EXPECT_EQ(done, 1);
   ASSERT_EQ(table_->event_elapsed(self_, start, end, &milliseconds, &error_), WCUDA_OK);
   EXPECT_GT(milliseconds, 0.0);
-  EXPECT_LT(milliseconds, 60000.0);
 }
 
 TEST_P(TableConformance, destroyed_events_are_refused) {
@@ -236,24 +235,27 @@ TEST_P(TableConformance, a_table_whose_instance_ended_refuses_every_call) {
 
 TEST_P(TableConformance, deinit_while_threads_work_leaves_nothing) {
   std::atomic<bool> ended{false};
-  std::atomic<int> wrong{0};
+  std::atomic<int> rounds{0}, wrong{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 8; ++t)
     threads.emplace_back([&] {
       wcuda_error error{};
-      for (int i = 0; i < 20000; ++i) {
+      for (;;) {
         wcuda_device_memory memory{0, 0};
         uint8_t data[100] = {1};
         wcuda_status status = table_->allocate(self_, 100, 0, &memory, &error);
         if (status == WCUDA_OK)
           status = table_->copy_to_device(self_, memory, 0, data, 100, &error);
         if (status == WCUDA_OK) status = table_->free(self_, memory, &error);
-        if (status == WCUDA_OK) continue;
+        if (status == WCUDA_OK) {
+          ++rounds;
+          continue;
+        }
         wrong += status != WCUDA_INVALID_HANDLE;
         if (ended) return;
       }
     });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  while (rounds < 1000) std::this_thread::yield();
   table_->deinit(self_);
   ended = true;
   for (auto& thread : threads) thread.join();

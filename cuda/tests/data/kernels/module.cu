@@ -70,4 +70,10 @@ extern "C" __global__ void wait_ns(unsigned long long ns) {
   } while (now - begin < ns);
 }
 
+// Ends once *flag is not 0: a host that holds the flag decides how long it runs.
+extern "C" __global__ void wait_flag(const volatile unsigned* flag) {
+  while (*flag == 0) {
+  }
+}
+
 extern "C" __global__ void trap() { asm volatile("trap;"); }

@@ -29,6 +29,7 @@ struct Subject {
   const char* name;
   std::function<std::shared_ptr<Backend>()> open;
 };
+void PrintTo(const Subject& subject, std::ostream* out) { *out << subject.name; }
 
 std::shared_ptr<Backend> cuda_device() {
   OpenOptions options;

@@ -53,6 +53,11 @@ struct Sizes {
   bool has_bias = false;
   Epilogue gate = Epilogue::kSiluGate;
 };
+// As part of a test's name: letters, digits and underscores.
+void PrintTo(const Sizes& sizes, std::ostream* out) {
+  *out << "dim" << sizes.dim << "_attention" << sizes.attention << "_key" << sizes.key << "_hidden"
+       << sizes.hidden << "_last" << sizes.last;
+}
 
 // o, gate and up, down, and query, key and value of the next layer; or, with `last` rows, the
 // matrix that gives logits.
@@ -198,7 +203,8 @@ INSTANTIATE_TEST_SUITE_P(
                             Epilogue::kGeluTanhGate},
                       Sizes{1024, 8192, 1024, 16384, 0, {kQ4, kQ4, kQ4, kQ6, kQ4, kQ4, kQ6}},
                       Sizes{3072, 1024, 1024, 3072, 20011, {kQ4, kQ4, kQ4, kQ6, kQ6, 0, 0}, true},
-                      Sizes{1024, 1024, 256, 1024, 0, {kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ6}, true}));
+                      Sizes{1024, 1024, 256, 1024, 0, {kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ6}, true}),
+    [](const auto& info) { return ::testing::PrintToString(info.param); });
 
 TEST(GpuLayerChainShapes, refuses_what_it_cannot_do) {
   Launch launch = device_launch();

@@ -25,6 +25,12 @@ std::vector<std::vector<float>> run(const LinearProblem& problem, const ops::Lim
   return problem.outputs(linear, 0, problem.parameters().columns);
 }
 
+// As part of a test's name: letters, digits and underscores.
+void PrintTo(const Path& path, std::ostream* out) {
+  *out << (path.library == HalfGemm::Library::kNone ? "own_gemm" : "cublas_lt") << "_batch_to_"
+       << path.batch_columns_max;
+}
+
 class GpuLinear : public ::testing::TestWithParam<Path> {
  protected:
   void expect_close(const LinearCase& parameters) const {
@@ -35,7 +41,8 @@ class GpuLinear : public ::testing::TestWithParam<Path> {
 INSTANTIATE_TEST_SUITE_P(Path, GpuLinear,
                          ::testing::Values(Path{HalfGemm::Library::kWhereFound, 1000},
                                            Path{HalfGemm::Library::kWhereFound, 0},
-                                           Path{HalfGemm::Library::kNone, 0}));
+                                           Path{HalfGemm::Library::kNone, 0}),
+                         [](const auto& info) { return ::testing::PrintToString(info.param); });
 
 TEST_P(GpuLinear, columns_of_any_count_are_close_to_double_precision) {
   for (const uint32_t columns : {9u, 15u, 16u, 17u, 33u, 64u, 65u, 200u, 270u}) {
