@@ -3,7 +3,7 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use worker_cuda::gguf::{ReadAt, Value, ValueType, tensor_type};
 use worker_cuda::*;
@@ -272,11 +272,49 @@ fn calls_from_inside_a_reader_are_refused() {
     assert_eq!(*seen.lock().unwrap(), Some(ErrorKind::Reentrant));
 }
 
+/// A reader that counts how often one is dropped.
+struct Counted {
+    bytes: Vec<u8>,
+    drops: Arc<AtomicUsize>,
+}
+
+impl ReadAt for Counted {
+    fn size(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn read_exact_at(&self, target: &mut [u8], offset: u64) -> io::Result<()> {
+        self.bytes.read_exact_at(target, offset)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.drops.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 #[test]
-fn forgotten_file_keeps_its_bytes() {
-    let gguf = Gguf::from_bytes(sample().bytes()).unwrap();
-    forget::forget(gguf.clone());
-    drop(gguf);
+fn a_reader_lives_as_long_as_any_clone_of_its_file() {
+    let drops = Arc::new(AtomicUsize::new(0));
+    let open = || {
+        Gguf::from_reader(Counted {
+            bytes: sample().bytes(),
+            drops: drops.clone(),
+        })
+        .unwrap()
+    };
+    let dropped = || drops.load(Ordering::Relaxed);
+    let (first, clone) = (open(), open());
+    drop(first);
+    assert_eq!(dropped(), 1);
+
+    forget::forget(clone.clone());
+    let mut bytes = [0; 8];
+    clone.read_tensor(1, 0, &mut bytes).unwrap();
+    drop(clone);
+    assert_eq!(dropped(), 1, "the forgotten clone may still read");
+    assert_eq!(bytes[..4], 8.0f32.to_le_bytes());
 }
 
 #[test]

@@ -35,7 +35,6 @@ namespace wcuda::kernels {
 
 constexpr uint32_t kChunkInputs = 256;
 constexpr uint32_t kUnitInputs = 128;
-constexpr uint32_t kGroupInputs = 32;
 
 enum class Ownership : uint32_t {
   kEight,   // 8t … 8t + 7: records with pieces of 8 or 16 bytes
