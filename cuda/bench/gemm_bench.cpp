@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/shared/records.h"
+#include "kernels/shared/packed_tile.h"
 #include "llm/ops/cuda/linear.h"
 
 namespace wcuda {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "kernels/linear/linear_vector.h"
-#include "kernels/shared/records.h"
+#include "kernels/shared/packed_tile.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 Run: python tools/golden/records.py   (needs numpy)
 
 The parts of each format are restated here by name, and the order is made by numpy's reshape and transpose
-over whole matrices: nothing is shared with kernels/shared/records.h. The file's bytes are little-endian splitmix64
+over whole matrices: nothing is shared with kernels/shared/packed_tile.h. The file's bytes are little-endian splitmix64
 of 0, 1, …. A line: ggml type id, rows, columns, bytes of the records, CRC-32 of the records.
 """
 

@@ -11,10 +11,10 @@
 // adds them, always in the same order.
 // Masked positions are never read: their keys and values are 0 in shared memory, their weight 0.
 // Bytes moved: the keys and values that the rows see, once; queries and results.
-#include "kernels/attention/attention_decode.h"
+#include "kernels/attention/attention.h"
 #include "kernels/attention/attention_decode_group.h"
-#include "kernels/attention/attention_decode_step.h"
-#include "kernels/attention/attention_instance.h"
+#include "kernels/attention/attention_decode_step.cuh"
+#include "kernels/attention/attention_instance.cuh"
 
 namespace wcuda::kernels {
 namespace {

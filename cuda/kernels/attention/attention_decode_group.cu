@@ -9,9 +9,9 @@
 #include <algorithm>
 
 #include "kernels/attention/attention_decode_group.h"
-#include "kernels/attention/attention_decode_step.h"
-#include "kernels/attention/attention_instance.h"
-#include "kernels/ptx/cluster.h"
+#include "kernels/attention/attention_decode_step.cuh"
+#include "kernels/attention/attention_instance.cuh"
+#include "kernels/ptx/cluster.cuh"
 
 namespace wcuda::kernels {
 namespace {

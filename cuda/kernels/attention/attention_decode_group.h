@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/attention/attention_decode.h"
+#include "kernels/attention/attention.h"
 
 namespace wcuda::kernels {
 

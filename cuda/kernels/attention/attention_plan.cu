@@ -1,8 +1,8 @@
 // attention_plan: prefix sums of the units and tiles of the rows; then the first row of each block
 // and the list of tiles, by search. One block. Bytes moved: 16 a row, 64 a decode block, 8 a tile.
 #include "kernels/attention/attention_plan.h"
-#include "kernels/ptx/dependent_launch.h"
-#include "kernels/step/start_parts.h"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/shared/step_start.cuh"
 
 namespace wcuda::kernels {
 namespace {

@@ -9,10 +9,10 @@
 // row's end are never read: they are 0 in shared memory, their weight 0. Work: 4 * length FLOP a
 // token, head and visible position. Bytes moved: queries and results once, keys and values once a
 // tile, mostly from L2.
-#include "kernels/attention/attention_instance.h"
+#include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_prefill.h"
-#include "kernels/attention/attention_tile.h"
-#include "kernels/ptx/dependent_launch.h"
+#include "kernels/attention/attention_tile.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace wcuda::kernels {
 namespace {

@@ -1,7 +1,7 @@
 // attention_prefill: out = softmax(scale * q·k) · v for rows of more than one token.
 #pragma once
 
-#include "kernels/attention/attention_decode.h"
+#include "kernels/attention/attention.h"
 
 namespace wcuda::kernels {
 

@@ -8,12 +8,12 @@
 // other units turn scores into weights. A token's result depends on its own query, position and
 // pages alone.
 // Shared memory: rows of 128 bytes in panels of 64 elements, chunk c of row r at c ^ (r % 8).
-#include "kernels/attention/attention_instance.h"
+#include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_prefill.h"
-#include "kernels/attention/attention_tile.h"
+#include "kernels/attention/attention_tile.cuh"
 #include "kernels/ptx/code.h"
-#include "kernels/ptx/dependent_launch.h"
-#include "kernels/ptx/warpgroup_products.h"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/wgmma.cuh"
 
 namespace wcuda::kernels {
 namespace {

@@ -1,6 +1,6 @@
 // The catalogue's random draws: one thread each. Bytes moved: those of the output, and of the input
 // of categorical, twice.
-#include "kernels/catalogue/catalogue_elements.h"
+#include "kernels/catalogue/catalogue_elements.cuh"
 #include "kernels/shared/random_ops.h"
 
 namespace wcuda::kernels {

@@ -1,15 +1,15 @@
 // dequantize: out[r][c] = round(w[r][c]).
 //
-// Records (kernels/shared/records.h) in, read once by 16 bytes; rows of f32, f16 or bf16 out,
+// Records (kernels/shared/packed_tile.h) in, read once by 16 bytes; rows of f32, f16 or bf16 out,
 // written once by 16 bytes. A block of threads takes a tile of 16 rows x 256 columns: it puts the
 // records' bytes back in the file's order in shared memory, then a thread unpacks 32 elements, and
 // quads of lanes exchange them so that each store of a quad covers 64 bytes of a row.
 #include <algorithm>
 
 #include "kernels/linear/dequantize.h"
-#include "kernels/linear/record_blocks.h"
-#include "kernels/ptx/dependent_launch.h"
-#include "kernels/ptx/quad_transpose.h"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/quad_transpose.cuh"
+#include "kernels/shared/tile_blocks.cuh"
 
 namespace wcuda::kernels {
 namespace {

@@ -11,7 +11,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/linear/vector_stage.cuh"
-#include "kernels/shared/records.h"
+#include "kernels/shared/packed_tile.h"
 
 namespace wcuda::kernels::vector {
 

@@ -6,7 +6,7 @@
 // 16 bytes (depth not a multiple of 8) are staged number by number. Bytes moved: w once for each
 // 128 columns, h once for each 128 rows, y written once.
 #include "kernels/linear/gemm.h"
-#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/shared/numeric.h"
 
 namespace wcuda::kernels {

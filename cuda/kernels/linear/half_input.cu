@@ -5,10 +5,10 @@
 // find a place beside those of linear_batch. Bytes moved: 4 cols read and 2 depth written a column.
 #include <cuda_fp16.h>
 
-#include "kernels/linear/column_statistics.h"
 #include "kernels/linear/half_input.h"
-#include "kernels/ptx/cluster.h"
-#include "kernels/ptx/dependent_launch.h"
+#include "kernels/linear/token_statistics.cuh"
+#include "kernels/ptx/cluster.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace wcuda::kernels {
 namespace {

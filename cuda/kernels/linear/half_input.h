@@ -14,7 +14,7 @@ namespace wcuda::kernels {
 enum class InputOrder : uint32_t {
   kPlain,  // (columns, depth)
   // (tiles, depth / 64, tile_columns, 64): panels of 64 inputs, each group of 32 inputs in the
-  // order in which the lanes of a quad own them (Ownership, kernels/linear/tile.h); piece p (8
+  // order in which the lanes of a quad own them (Ownership, kernels/linear/tile.cuh); piece p (8
   // inputs) of a column at p ^ column % 8, as wgmma's 128-byte swizzle wants it.
   kEight,
   kCross,  // as kEight, the second and the third of every four inputs exchanged

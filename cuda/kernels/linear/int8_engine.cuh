@@ -1,10 +1,10 @@
 // Products of quantized weights with activations of two int8 terms, on int8 tensor cores: the inner
-// part of linear_vector for every format with a tile (kernels/linear/tile.h).
+// part of linear_vector for every format with a tile (kernels/linear/tile.cuh).
 #pragma once
 
 #include <type_traits>
 
-#include "kernels/linear/tile.h"
+#include "kernels/linear/tile.cuh"
 #include "kernels/linear/vector_stage.cuh"
 #include "kernels/linear/whole_scales.cuh"
 
@@ -170,7 +170,7 @@ struct Codes<Tile, std::void_t<decltype(Tile::kOddShift)>> {
   }
 };
 
-// The table of a tile with a codebook (kernels/linear/tile_grid.h), filled by a block.
+// The table of a tile with a codebook (kernels/linear/tile_grid.cuh), filled by a block.
 template <class Tile, class = void>
 struct Codebook {
   static constexpr uint32_t kBytes = 0;

@@ -1,8 +1,8 @@
 // linear: y[c] = W · h[c] + bias for the tokens c of a step, h[c] = x[c] or rms_norm(x[c]) * norm.
 //
-// Weights are records (kernels/shared/records.h), read once. Activations enter the products as two
-// int8 terms a value (16 bits of the largest of 32, from 3 tokens on in linear_vector of 256) or as
-// f16; sums are f32 in a fixed order, without atomics.
+// Weights are records (kernels/shared/packed_tile.h), read once. Activations enter the products as
+// two int8 terms a value (16 bits of the largest of 32, from 3 tokens on in linear_vector of 256)
+// or as f16; sums are f32 in a fixed order, without atomics.
 #pragma once
 
 #include <cstdint>

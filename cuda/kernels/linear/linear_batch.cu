@@ -3,7 +3,7 @@
 #include <atomic>
 
 #include "kernels/linear/linear_batch.h"
-#include "kernels/linear/linear_batch_kernel.h"
+#include "kernels/linear/linear_batch_kernel.cuh"
 #include "kernels/ptx/code.h"
 
 namespace wcuda::kernels {

@@ -1,6 +1,6 @@
 // linear_batch for the types of one to three bits: Q2_K, Q3_K, TQ1_0, TQ2_0, Q1_0 and Q2_0.
-#include "kernels/linear/linear_batch_kernel.h"
-#include "kernels/linear/tile_few_bits.h"
+#include "kernels/linear/linear_batch_kernel.cuh"
+#include "kernels/linear/tile_few_bits.cuh"
 
 namespace wcuda::kernels {
 

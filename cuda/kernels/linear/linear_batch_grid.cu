@@ -1,6 +1,6 @@
 // linear_batch for the types with codebooks: IQ1, IQ2 and IQ3.
-#include "kernels/linear/linear_batch_kernel.h"
-#include "kernels/linear/tile_grid.h"
+#include "kernels/linear/linear_batch_kernel.cuh"
+#include "kernels/linear/tile_grid.cuh"
 
 namespace wcuda::kernels {
 

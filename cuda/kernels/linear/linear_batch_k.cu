@@ -1,6 +1,6 @@
 // linear_batch for the types of the K formats of 4 to 6 bits: Q4_K, Q5_K and Q6_K.
-#include "kernels/linear/linear_batch_kernel.h"
-#include "kernels/linear/tile_k.h"
+#include "kernels/linear/linear_batch_kernel.cuh"
+#include "kernels/linear/tile_k.cuh"
 
 namespace wcuda::kernels {
 

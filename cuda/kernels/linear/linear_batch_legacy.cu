@@ -1,6 +1,6 @@
 // linear_batch for the types of blocks of 32: Q4_0, Q4_1, Q5_0 and Q5_1.
-#include "kernels/linear/linear_batch_kernel.h"
-#include "kernels/linear/tile_legacy.h"
+#include "kernels/linear/linear_batch_kernel.cuh"
+#include "kernels/linear/tile_legacy.cuh"
 
 namespace wcuda::kernels {
 

@@ -1,6 +1,6 @@
 // linear_batch for the types of 16 levels: IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
-#include "kernels/linear/linear_batch_kernel.h"
-#include "kernels/linear/tile_levels.h"
+#include "kernels/linear/linear_batch_kernel.cuh"
+#include "kernels/linear/tile_levels.cuh"
 
 namespace wcuda::kernels {
 

@@ -1,6 +1,6 @@
 // linear_batch for query, key and value of two types: Q4_K or Q5_K, and Q6_K for values.
-#include "kernels/linear/linear_batch_kernel.h"
-#include "kernels/linear/tile_k.h"
+#include "kernels/linear/linear_batch_kernel.cuh"
+#include "kernels/linear/tile_k.cuh"
 
 namespace wcuda::kernels {
 

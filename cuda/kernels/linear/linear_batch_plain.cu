@@ -1,5 +1,5 @@
 // linear_batch for the types of plain numbers and of bytes: F32, F16, BF16 and Q8_0.
-#include "kernels/linear/linear_batch_kernel.h"
+#include "kernels/linear/linear_batch_kernel.cuh"
 
 namespace wcuda::kernels {
 

@@ -2,9 +2,9 @@
 //
 // A thread makes kElements consecutive rows of one column. Bytes moved: 4 a sum (8 with a gate), 4
 // an output (8 when it is added to).
-#include "kernels/linear/linear_activation.h"
+#include "kernels/linear/linear_activation.cuh"
 #include "kernels/linear/linear_finish.h"
-#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace wcuda::kernels {
 namespace {

@@ -1,6 +1,6 @@
 // linear_vector: checks arguments, sorts matrices by type, and chooses the kernels of the types.
 #include "kernels/linear/linear_vector.cuh"
-#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace wcuda::kernels {
 

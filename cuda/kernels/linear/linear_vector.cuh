@@ -2,7 +2,7 @@
 //
 // A CTA (or a cluster of C CTAs that share them along the inputs) has a range of strips. Its warps
 // are `ways` along the inputs times groups along the strips: a warp has some chunks
-// (kernels/linear/tile.h) of every strip of its group, and needs only their part of x, which it
+// (kernels/linear/tile.cuh) of every strip of its group, and needs only their part of x, which it
 // stages in shared memory together with the warps of the other groups: no barrier of the CTA comes
 // before the products. Each warp has a ring of stages of its own, filled by bulk copies that start
 // before the kernel ahead has ended. Sums go to a slot for each strip and way; after every `window`
@@ -24,8 +24,8 @@
 #include "kernels/linear/int8_engine.cuh"
 #include "kernels/linear/linear_vector.h"
 #include "kernels/linear/vector_params.h"
-#include "kernels/linear/vector_ring.cuh"
-#include "kernels/ptx/dependent_launch.h"
+#include "kernels/linear/vector_pipeline.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace wcuda::kernels {
 

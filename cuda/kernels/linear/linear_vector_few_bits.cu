@@ -1,6 +1,6 @@
 // linear_vector for Q2_K, Q3_K, TQ1_0, TQ2_0, Q1_0 and Q2_0.
 #include "kernels/linear/linear_vector.cuh"
-#include "kernels/linear/tile_few_bits.h"
+#include "kernels/linear/tile_few_bits.cuh"
 
 namespace wcuda::kernels {
 

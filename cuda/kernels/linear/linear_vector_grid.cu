@@ -1,6 +1,6 @@
 // linear_vector for IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S.
 #include "kernels/linear/linear_vector.cuh"
-#include "kernels/linear/tile_grid.h"
+#include "kernels/linear/tile_grid.cuh"
 
 namespace wcuda::kernels {
 

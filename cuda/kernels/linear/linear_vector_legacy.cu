@@ -1,6 +1,6 @@
 // linear_vector for Q4_0, Q4_1, Q5_0 and Q5_1.
 #include "kernels/linear/linear_vector.cuh"
-#include "kernels/linear/tile_legacy.h"
+#include "kernels/linear/tile_legacy.cuh"
 
 namespace wcuda::kernels {
 

@@ -1,6 +1,6 @@
 // linear_vector for IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
 #include "kernels/linear/linear_vector.cuh"
-#include "kernels/linear/tile_levels.h"
+#include "kernels/linear/tile_levels.cuh"
 
 namespace wcuda::kernels {
 

@@ -1,6 +1,6 @@
 // linear_vector for Q5_K.
 #include "kernels/linear/linear_vector.cuh"
-#include "kernels/linear/tile_k.h"
+#include "kernels/linear/tile_k.cuh"
 
 namespace wcuda::kernels {
 

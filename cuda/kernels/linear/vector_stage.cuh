@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/linear/vector_params.h"
-#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace wcuda::kernels::vector {
 

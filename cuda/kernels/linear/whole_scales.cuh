@@ -17,7 +17,7 @@
 //   min, min_factor  likewise; m may differ from lane to lane
 #pragma once
 
-#include "kernels/linear/tile_k.h"
+#include "kernels/linear/tile_k.cuh"
 
 namespace wcuda::kernels::vector {
 

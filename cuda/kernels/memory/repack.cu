@@ -7,7 +7,7 @@
 //
 // File rows are read 16 bytes at a time when their length and address allow it, else 4, else 1.
 #include "kernels/memory/repack.h"
-#include "kernels/shared/records.h"
+#include "kernels/shared/packed_tile.h"
 
 namespace wcuda::kernels {
 namespace {

@@ -1,4 +1,4 @@
-// repack: rows of a file's blocks into records (kernels/shared/records.h), and back.
+// repack: rows of a file's blocks into records (kernels/shared/packed_tile.h), and back.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -2,8 +2,8 @@
 // whose operand A lies in registers. Only for .cu files.
 #pragma once
 
-#include "kernels/ptx/cluster.h"
-#include "kernels/ptx/warpgroup_products.h"
+#include "kernels/ptx/cluster.cuh"
+#include "kernels/ptx/wgmma.cuh"
 #include "kernels/shared/numeric.h"
 
 namespace wcuda::kernels {

@@ -13,7 +13,7 @@
 // to the first block, which ranks them alone. Where that list would be too long or too short, a
 // radix histogram over all tokens finds the cut: first of the key in steps of 1/64, which spreads
 // logits evenly, then of the bits of the keys in the chosen step, 11 at a time.
-#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/sampling/sample_changes.cuh"
 #include "kernels/sampling/sample_list.cuh"
 #include "kernels/sampling/sample_select.cuh"

@@ -1,8 +1,8 @@
 // Messages into the shared memory of another block of the cluster.
 #pragma once
 
-#include "kernels/ptx/cluster.h"
-#include "kernels/ptx/shared_address.h"
+#include "kernels/ptx/cluster.cuh"
+#include "kernels/ptx/shared_address.cuh"
 
 namespace wcuda::kernels {
 namespace {

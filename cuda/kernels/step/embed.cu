@@ -1,11 +1,11 @@
 // embed: out[t][c] = scale * w[token[t]][c].
 //
 // A warp takes 1024 columns of one token: it gathers the bytes of one row of the records
-// (kernels/shared/records.h) into shared memory, in the file's order, then a lane unpacks 32
+// (kernels/shared/packed_tile.h) into shared memory, in the file's order, then a lane unpacks 32
 // elements. Bytes moved: those of the rows, in sectors of 32 bytes, and the output.
-#include "kernels/linear/record_blocks.h"
-#include "kernels/ptx/dependent_launch.h"
-#include "kernels/ptx/quad_transpose.h"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/quad_transpose.cuh"
+#include "kernels/shared/tile_blocks.cuh"
 #include "kernels/step/embed.h"
 
 namespace wcuda::kernels {

@@ -3,9 +3,9 @@
 //
 // A block has kBlockWarps warps and serves some heads of one token; a warp takes a head at a time.
 // Bytes moved: q once each way, k and v read once, their rows written once.
-#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/shared/rope_head.cuh"
 #include "kernels/step/rope_kv.h"
-#include "kernels/step/turn_head.h"
 
 namespace wcuda::kernels {
 namespace {

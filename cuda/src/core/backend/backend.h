@@ -72,7 +72,7 @@ struct DeviceHealth {
 };
 
 // A weight as in its file, at `source`, and where it belongs: matrices in records
-// (kernels/shared/records.h), aligned to 256 bytes; vectors (rows elements, cols 1) as f32.
+// (kernels/shared/packed_tile.h), aligned to 256 bytes; vectors (rows elements, cols 1) as f32.
 struct Placement {
   const void* source = nullptr;
   void* target = nullptr;

@@ -9,7 +9,8 @@ namespace wcuda::quant {
 enum class Layout : uint32_t {
   kRows = 0,    // as in the file: one row of blocks after the other
   kHost16 = 1,  // layout_host.h: records of 16 rows, for one vector lane a row
-  kGpu16 = 2,  // kernels/shared/records.h: records of 16 rows, in the order of tensor-core operands
+  kGpu16 =
+      2,  // kernels/shared/packed_tile.h: records of 16 rows, in the order of tensor-core operands
 };
 
 }  // namespace wcuda::quant

@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "core/base/checked.h"
+#include "kernels/shared/packed_tile.h"
 #include "kernels/shared/quant_blocks.h"
-#include "kernels/shared/records.h"
 #include "llm/quant/format.h"
 
 namespace wcuda::quant {

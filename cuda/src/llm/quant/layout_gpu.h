@@ -1,6 +1,6 @@
 // The weight layout of CUDA devices on the host: rows of a file into records and back, in the order
-// that kernels/shared/records.h defines. The loader's kernel is kernels/memory/repack.h; this is
-// what it is checked against, and what the host needs to look into a copy of device memory.
+// that kernels/shared/packed_tile.h defines. The loader's kernel is kernels/memory/repack.h; this
+// is what it is checked against, and what the host needs to look into a copy of device memory.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@
 #include "kernels/linear/dequantize.h"
 #include "kernels/ptx/code.h"
 #include "kernels/step/embed.h"
-#include "llm/quant/random_records.h"
+#include "llm/quant/random_tiles.h"
 #include "support/device_array.h"
 
 namespace wcuda::kernels {

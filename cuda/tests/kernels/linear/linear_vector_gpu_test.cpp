@@ -8,7 +8,7 @@
 
 #include "kernels/linear/linear_vector.h"
 #include "kernels/ptx/code.h"
-#include "llm/quant/random_records.h"
+#include "llm/quant/random_tiles.h"
 #include "support/device_array.h"
 
 namespace wcuda::kernels {

@@ -13,7 +13,7 @@
 #include "kernels/linear/linear.h"
 #include "kernels/ptx/code.h"
 #include "llm/ops/cuda/linear.h"
-#include "llm/quant/random_records.h"
+#include "llm/quant/random_tiles.h"
 #include "support/device_array.h"
 #include "support/device_launch.h"
 

@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "kernels/shared/records.h"
+#include "kernels/shared/packed_tile.h"
 #include "llm/quant/record_cases.h"
 
 namespace wcuda::quant {

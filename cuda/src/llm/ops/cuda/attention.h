@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/attention/attention_decode.h"
+#include "kernels/attention/attention.h"
 #include "kernels/linear/linear.h"
 #include "kernels/step/rope_kv.h"
 #include "llm/ops/ops.h"

@@ -4,11 +4,11 @@
 
 #include "core/backend/cuda_device.h"
 #include "core/base/checked.h"
-#include "kernels/linear/layer_chain.h"
+#include "kernels/linear/fused_layers.h"
 #include "kernels/ptx/code.h"
 #include "kernels/shared/arena.h"
 #include "kernels/step/embed.h"
-#include "kernels/step/ingest.h"
+#include "kernels/step/input_scatter.h"
 #include "kernels/step/step.h"
 #include "llm/ops/cuda/attention.h"
 #include "llm/ops/cuda/linear.h"

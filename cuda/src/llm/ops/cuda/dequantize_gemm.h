@@ -3,15 +3,15 @@
 // Products are bound by the tensor cores and pieces by memory, so a piece is written on a stream of
 // its own, while the product ahead runs (8B, 2,048 tokens, H200: 27 us for 102). What a token's f16
 // column had to be scaled by is undone afterwards, in the few columns where it is not 1
-// (kernels/linear/wide_input.h).
+// (kernels/linear/dequant_gemm_io.h).
 #pragma once
 
 #include <cstdint>
 
 #include "core/base/status.h"
 #include "core/gemm/gemm.h"
+#include "kernels/linear/dequant_gemm_io.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/wide_input.h"
 #include "llm/ops/step_plan.h"
 
 namespace wcuda::ops {

@@ -5,13 +5,13 @@
 #include <algorithm>
 
 #include "kernels/linear/dequantize.h"
+#include "kernels/linear/fused_layers.h"
 #include "kernels/linear/half_input.h"
-#include "kernels/linear/layer_chain.h"
 #include "kernels/linear/linear_batch.h"
 #include "kernels/linear/linear_finish.h"
 #include "kernels/linear/linear_vector.h"
 #include "kernels/shared/arena.h"
-#include "kernels/shared/records.h"
+#include "kernels/shared/packed_tile.h"
 #include "llm/ops/cuda/check_launch.h"
 
 namespace wcuda::ops {

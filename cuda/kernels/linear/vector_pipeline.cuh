@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/linear/vector_params.h"
-#include "kernels/ptx/shared_address.h"
+#include "kernels/ptx/shared_address.cuh"
 
 namespace wcuda::kernels::vector {
 

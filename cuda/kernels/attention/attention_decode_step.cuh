@@ -2,10 +2,10 @@
 // step of 16 positions, and how the warps of a block add up. Only for .cu files.
 #pragma once
 
-#include "kernels/attention/attention_decode.h"
-#include "kernels/attention/attention_decode_tile.h"
-#include "kernels/ptx/dependent_launch.h"
-#include "kernels/step/turn_head.h"
+#include "kernels/attention/attention.h"
+#include "kernels/attention/attention_decode_tile.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/shared/rope_head.cuh"
 
 namespace wcuda::kernels {
 

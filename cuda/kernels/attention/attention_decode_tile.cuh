@@ -6,7 +6,7 @@
 // f16 takes tiles as they lie; q8_0 and e4m3 take four codes with one load.
 #pragma once
 
-#include "kernels/attention/attention_tile.h"
+#include "kernels/attention/attention_tile.cuh"
 
 namespace wcuda::kernels {
 

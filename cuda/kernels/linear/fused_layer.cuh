@@ -1,7 +1,7 @@
 // A linear layer of layer_chain, by its warps of products. Only for layer_chain.cu.
 #pragma once
 
-#include "kernels/linear/chain_params.cuh"
+#include "kernels/linear/fused_params.cuh"
 
 namespace wcuda::kernels {
 namespace {

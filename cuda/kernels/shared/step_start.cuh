@@ -2,7 +2,7 @@
 // for .cu files.
 #pragma once
 
-#include "kernels/step/ingest.h"
+#include "kernels/step/input_scatter.h"
 #include "kernels/step/step.h"
 
 namespace wcuda::kernels {

@@ -1,5 +1,5 @@
 // Tiles of the formats whose 4-bit codes name one of 16 levels: IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
-// Interface: kernels/linear/tile.h.
+// Interface: kernels/linear/tile.cuh.
 //
 // Levels are looked up 4 at once by byte permutation, 8 of them in two registers. Bit 3 of a
 // selector gives copies of the byte's top bit instead of the byte: with tables of bytes below 128
@@ -7,7 +7,7 @@
 // levels of codes 8 … 15 and 0 for others.
 #pragma once
 
-#include "kernels/linear/tile.h"
+#include "kernels/linear/tile.cuh"
 #include "kernels/ptx/permute_bytes.h"
 
 #if defined(__CUDACC__)

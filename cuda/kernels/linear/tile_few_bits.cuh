@@ -1,8 +1,8 @@
 // Tiles of the formats of one to three bits a weight without codebooks: Q2_K, Q3_K, TQ1_0, TQ2_0,
-// Q1_0 and Q2_0. Interface: kernels/linear/tile.h.
+// Q1_0 and Q2_0. Interface: kernels/linear/tile.cuh.
 #pragma once
 
-#include "kernels/linear/tile.h"
+#include "kernels/linear/tile.cuh"
 
 #if defined(__CUDACC__)
 

@@ -2,7 +2,7 @@
 // Only for layer_chain.cu.
 #pragma once
 
-#include "kernels/linear/chain_params.cuh"
+#include "kernels/linear/fused_params.cuh"
 
 namespace wcuda::kernels {
 namespace {

@@ -1,7 +1,7 @@
 // Tiles of the formats with 32 weights in a block: Q4_0, Q4_1, Q5_0, Q5_1; Q8_0 is in tile.h.
 #pragma once
 
-#include "kernels/linear/tile.h"
+#include "kernels/linear/tile.cuh"
 
 #if defined(__CUDACC__)
 

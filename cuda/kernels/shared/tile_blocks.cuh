@@ -6,8 +6,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/shared/packed_tile.h"
 #include "kernels/shared/quant_unpack_iq.h"
-#include "kernels/shared/records.h"
 
 namespace wcuda::kernels {
 

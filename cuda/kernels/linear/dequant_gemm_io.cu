@@ -2,10 +2,10 @@
 //
 // A block a column, which it holds in registers, 8 values a turn and thread; but what comes of a
 // gate is written on the way. Bytes moved a column: 4 cols read and 2 written.
-#include "kernels/linear/column_statistics.h"
-#include "kernels/linear/linear_activation.h"
-#include "kernels/linear/wide_input.h"
-#include "kernels/ptx/dependent_launch.h"
+#include "kernels/linear/dequant_gemm_io.h"
+#include "kernels/linear/linear_activation.cuh"
+#include "kernels/linear/token_statistics.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/shared/numeric.h"
 
 namespace wcuda::kernels {

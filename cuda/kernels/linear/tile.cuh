@@ -1,6 +1,6 @@
 // Tiles: a format of weights as operands of int8 tensor-core products (mma m16n8k32), read from
-// records (kernels/shared/records.h) that lie in shared memory. What formats differ in is here and
-// nothing else; the kernels that use tiles know of no format.
+// records (kernels/shared/packed_tile.h) that lie in shared memory. What formats differ in is here
+// and nothing else; the kernels that use tiles know of no format.
 //
 // A chunk is 256 inputs of a strip: one record of 256, two of 128 or four of 64 inputs. A unit is
 // half a chunk: 16 rows x 128 inputs, four groups of 32. Lane = 4 * g + t of a warp holds rows g
@@ -28,8 +28,8 @@
 // Bytes past the last record of a strip read as zero.
 #pragma once
 
+#include "kernels/shared/packed_tile.h"
 #include "kernels/shared/quant_unpack.h"
-#include "kernels/shared/records.h"
 
 namespace wcuda::kernels {
 

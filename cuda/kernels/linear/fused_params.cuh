@@ -2,10 +2,10 @@
 // the exchange. Only for layer_chain.cu.
 #pragma once
 
-#include "kernels/linear/layer_chain.h"
+#include "kernels/linear/fused_layers.h"
 #include "kernels/linear/linear_vector.cuh"
 #include "kernels/linear/persistent_plan.h"
-#include "kernels/linear/tile_k.h"
+#include "kernels/linear/tile_k.cuh"
 
 namespace wcuda::kernels {
 namespace {

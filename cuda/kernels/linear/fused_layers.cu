@@ -4,8 +4,8 @@
 // One CTA a multiprocessor, all of them resident at once. Each has an even share of the strips of
 // each layer. One warp copies the weights of its shares into a ring in shared memory, one layer
 // after the other and without regard to where one ends: so memory does not idle while the CTAs
-// exchange outputs. Sixteen warps take them from there, chunk j of a share (kernels/linear/tile.h)
-// warp j % 16.
+// exchange outputs. Sixteen warps take them from there, chunk j of a share
+// (kernels/linear/tile.cuh) warp j % 16.
 //
 // Outputs go from CTA to CTA through an exchange, in global memory, without a barrier: a word of it
 // is kMissing until its value is there, and who needs it reads until it is. When all CTAs have read
@@ -19,10 +19,10 @@
 // and the sums.
 #include <algorithm>
 
-#include "kernels/linear/chain_copy.cuh"
-#include "kernels/linear/chain_linear.cuh"
-#include "kernels/linear/layer_chain.h"
-#include "kernels/ptx/dependent_launch.h"
+#include "kernels/linear/fused_copy.cuh"
+#include "kernels/linear/fused_layer.cuh"
+#include "kernels/linear/fused_layers.h"
+#include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/shared/arena.h"
 
 namespace wcuda::kernels {

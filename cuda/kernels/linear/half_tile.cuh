@@ -1,7 +1,8 @@
 // Half tiles: the operand A of f16 tensor-core products (m16n8k16, m64nNk16) from records in shared
 // memory. Only for .cu files.
 //
-// HalfTile<type> holds what a lane needs of a unit (128 inputs of a strip, kernels/linear/tile.h):
+// HalfTile<type> holds what a lane needs of a unit (128 inputs of a strip,
+// kernels/linear/tile.cuh):
 //
 //   kOrder        the order in which inputs are laid out for operand B (half_input.h)
 //   kChunkBytes   records of 256 inputs
@@ -14,7 +15,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/linear/half_input.h"
-#include "kernels/linear/tile.h"
+#include "kernels/linear/tile.cuh"
 
 namespace wcuda::kernels {
 

@@ -1,5 +1,5 @@
 // Tiles of the formats with codebooks: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S.
-// Interface: kernels/linear/tile.h, and one function more, prepare, which the threads of a block
+// Interface: kernels/linear/tile.cuh, and one function more, prepare, which the threads of a block
 // call before the first use, with a barrier after it: it fills the codebook's table in shared
 // memory.
 //
@@ -8,7 +8,7 @@
 // levels themselves. Of a group's 32 inputs lane t owns the 8 of index t.
 #pragma once
 
-#include "kernels/linear/tile.h"
+#include "kernels/linear/tile.cuh"
 #include "kernels/ptx/permute_bytes.h"
 #include "kernels/shared/quant_unpack_iq.h"
 

@@ -3,9 +3,9 @@
 // Bytes moved: the inputs once in device memory, a few KB for a decode step. The block comes over
 // the bus in one copy before: reads of pinned memory by threads took 300 us a step, a few hundred
 // of them at 0.4 us each, where the copy of the same bytes takes 3.
-#include "kernels/ptx/dependent_launch.h"
-#include "kernels/step/ingest.h"
-#include "kernels/step/start_parts.h"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/shared/step_start.cuh"
+#include "kernels/step/input_scatter.h"
 
 namespace wcuda::kernels {
 namespace {

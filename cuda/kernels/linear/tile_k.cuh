@@ -1,7 +1,7 @@
 // Tiles of Q5_K and Q6_K; Q4_K is in tile.h.
 #pragma once
 
-#include "kernels/linear/tile.h"
+#include "kernels/linear/tile.cuh"
 
 #if defined(__CUDACC__)
 

@@ -10,7 +10,7 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
-#include "kernels/ptx/shared_address.h"
+#include "kernels/ptx/shared_address.cuh"
 #include "kernels/shared/kv_pages.h"
 #include "kernels/shared/numeric.h"
 

@@ -1,5 +1,5 @@
-// Random matrices: rows as in the file, their values, and the records of kernels/shared/records.h,
-// placed byte by byte.
+// Random matrices: rows as in the file, their values, and the records of
+// kernels/shared/packed_tile.h, placed byte by byte.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/shared/numeric.h"
-#include "kernels/shared/records.h"
+#include "kernels/shared/packed_tile.h"
 #include "llm/quant/format.h"
 #include "llm/quant/random_blocks.h"
 

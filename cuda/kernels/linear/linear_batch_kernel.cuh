@@ -20,11 +20,11 @@
 // rows run together; columns once for each tile of rows.
 #pragma once
 
-#include "kernels/linear/half_tile.h"
-#include "kernels/linear/linear_activation.h"
+#include "kernels/linear/half_tile.cuh"
+#include "kernels/linear/linear_activation.cuh"
 #include "kernels/ptx/batch_products.h"
-#include "kernels/ptx/cluster.h"
-#include "kernels/ptx/dependent_launch.h"
+#include "kernels/ptx/cluster.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace wcuda::kernels {
 

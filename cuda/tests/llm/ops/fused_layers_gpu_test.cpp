@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/linear/layer_chain.h"
+#include "kernels/linear/fused_layers.h"
 #include "kernels/linear/linear_vector.h"
-#include "kernels/shared/records.h"
+#include "kernels/shared/packed_tile.h"
 #include "llm/ops/gpu_linear_fixture.h"
 #include "support/device_array.h"
 
