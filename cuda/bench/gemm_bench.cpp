@@ -46,9 +46,9 @@ T* allocate(uint64_t count) {
 }
 
 uint64_t matrix_bytes(uint32_t type, uint32_t rows, uint32_t cols) {
-  for (const quant::RecordLayout& layout : quant::kRecordLayouts)
+  for (const quant::TileLayout& layout : quant::kTileLayouts)
     if (layout.type == type)
-      return (rows + quant::kRecordRows - 1) / quant::kRecordRows * layout.strip_bytes(cols);
+      return (rows + quant::kMTileRows - 1) / quant::kMTileRows * layout.m_tile_bytes(cols);
   return 0;
 }
 
@@ -157,9 +157,9 @@ double seconds_of(cudaStream_t stream, const std::function<void()>& queue) {
   check(cudaEventCreate(&end), "event");
   float best = 1e9f;
   for (int i = 0; i < 6; ++i) {
-    check(cudaEventRecord(begin, stream), "record");
+    check(cudaEventRecord(begin, stream), "packed_tile");
     check(cudaGraphLaunch(executable, stream), "launch");
-    check(cudaEventRecord(end, stream), "record");
+    check(cudaEventRecord(end, stream), "packed_tile");
     check(cudaStreamSynchronize(stream), "replay");
     float ms = 0;
     check(cudaEventElapsedTime(&ms, begin, end), "time");

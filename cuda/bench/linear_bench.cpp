@@ -20,7 +20,7 @@
 namespace {
 
 using namespace wcuda::kernels;
-using wcuda::quant::record_layout;
+using wcuda::quant::tile_layout;
 
 constexpr double kReadGBs = 4530.0;  // pure read, measured on one H200
 
@@ -77,7 +77,7 @@ std::vector<Model> models() {
 }
 
 uint64_t matrix_bytes(uint32_t type, uint32_t rows, uint32_t cols) {
-  return (rows + 15) / 16 * record_layout(type).strip_bytes(cols);
+  return (rows + 15) / 16 * tile_layout(type).m_tile_bytes(cols);
 }
 
 // The mix q4_k_m, by the number of the file type.
@@ -101,7 +101,7 @@ uint64_t shape_bytes(uint32_t type, const Shape& shape, uint32_t layer, uint32_t
 }
 
 bool is_possible(uint32_t type, const Shape& shape) {
-  return shape.cols % record_layout(type_of(type, shape, 0, 0, 1)).block_elements == 0;
+  return shape.cols % tile_layout(type_of(type, shape, 0, 0, 1)).block_elements == 0;
 }
 
 class Bench {
@@ -135,7 +135,7 @@ class Bench {
       std::printf(
           "chain %-4s type %2u T %u C %u stages %u groups %u residency %u early %u: %8.1f steps/s "
           "%6.0f GB/s %3.0f %%\n",
-          model.name, type, columns, tuning.cluster_size, tuning.stages, tuning.groups,
+          model.name, type, columns, tuning.cluster_size, tuning.stages, tuning.m_warps,
           tuning.residency, tuning.early_stages, 1000.0 / ms, bytes / ms / 1e6,
           bytes / ms / 1e6 / kReadGBs * 100.0);
     }

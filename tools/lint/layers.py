@@ -29,10 +29,6 @@ CRATE_PATH = re.compile(r"\bcrate::(\w+)")
 
 # What still breaks the order, "folder -> folder". To be emptied.
 PENDING = {
-    "kernels/step -> kernels/linear",
-    "kernels/attention -> kernels/step",
-    "kernels/sampling -> kernels/step",
-    "kernels/memory -> core/base",
     "core/backend -> llm/quant",
     "core/backend -> compute/nvrtc",
     "llm/model -> llm/ops",

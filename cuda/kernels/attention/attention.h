@@ -1,4 +1,37 @@
-// attention_decode: out = softmax(scale * q·k) · v for rows of one token, over key-value pages.
+// Attention over key-value pages: out[h] = sum over p of w[p] * v[p], w = softmax(scale *
+// q[h]·k[p]).
+//
+//   rows of     kernel                          a block works on                   products
+//   one token   attention_decode                a run of KV pages of (row, head)s  mma.sync f16
+//   one token   attention_decode_group          few rows: a group of blocks a row  mma.sync f16
+//   more        attention_prefill_warpgroup     128 tokens, 1 head; sm_90a         wgmma f16
+//   more        attention_prefill               128 tokens, 1 head                 mma.sync f16
+//
+// attention_plan (attention_plan.h) says which block takes what; it is computed once a step and
+// serves all layers. Softmax is online: a running maximum m and a denominator d; with new scores s
+//
+//   m' = max(m, max s)    d' = d * 2^(m - m') + sum 2^(s - m')    out' likewise    at the end out /
+//   d
+//
+// in f32, with scores times log2(e). The numerators 2^(s - m) enter the second product as f16.
+//
+// Decode, a warp and 16 positions, lane = 4g + t: A is keys (positions by elements), B the queries
+// of up to 8 heads of a key-value head, so a head costs no product of its own.
+//
+//                head 0 … 7                             head 0 … 7
+//   position g   s s s s s s s s     softmax, and the     w   →   sums (elements by heads) +=
+//   position g+8 s s s s s s s s     transposed tile is   w       values (elements by positions) *
+//   w lane: rows g, g + 8, columns 2t, 2t + 1               operand B of the second product
+//
+// Prefill, two warpgroups of 64 tokens and one that loads:
+//
+//   loading      K0 V0 | K1 V1 | K2 …          two stages each of 128 keys and values
+//   tensor cores S0    | S1, O0 | S2, O1 | …   scores S = Q·K of the next keys beside O += P·V
+//   other units        softmax 0 | softmax 1 | …
+//
+// Bytes moved: decode, the keys and values that the rows see, once; prefill, queries and results
+// once, keys and values once a tile of 128 tokens, mostly from L2. Work of prefill: 4 * head_length
+// FLOP a token, head and visible position.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,7 +41,7 @@
 #include "kernels/attention/attention_plan.h"
 #include "kernels/ptx/launch.h"
 #include "kernels/shared/kv_pages.h"
-#include "kernels/step/rope_kv.h"
+#include "kernels/shared/rope_head.h"
 
 namespace wcuda::kernels {
 
@@ -28,7 +61,7 @@ struct AttentionKernelArgs {
   // and `value` (token_count, pages.head_count * head_length) are as the products gave them.
   const float* key = nullptr;
   const float* value = nullptr;
-  HeadTurn turn;
+  HeadRope rope;
   // In place of `out`, for attention_prefill_warpgroup alone: rounded to f16, as values in pages of
   // f16 are, of which results are averages.
   uint16_t* out_half = nullptr;
@@ -38,6 +71,8 @@ struct AttentionKernelArgs {
 };
 
 constexpr uint32_t kAttentionHeadLengthMax = 256;
+
+// ---- attention_decode: rows of one token ----
 
 // Blocks of a launch, whatever the step; and the most of any format and length.
 uint32_t decode_block_count(KvFormat format, uint32_t head_length, const Launch& launch);

@@ -5,16 +5,16 @@
 // shared memory that only they fill: no barrier of the block while data streams. Scores are K·q,
 // positions by query heads, so that up to 8 heads of a group cost one product; the sums are V·w,
 // elements by heads, and lie in the registers of one warp until its positions are through.
-// Softmax is online in f32; queries and weights enter the products as f16. With at most 4 heads the
-// other columns carry what f16 leaves of the queries.
-// Parts of a row and head that several blocks share go through global memory; the last block to end
-// adds them, always in the same order.
-// Masked positions are never read: their keys and values are 0 in shared memory, their weight 0.
-// Bytes moved: the keys and values that the rows see, once; queries and results.
+// Softmax is online in f32; queries and numerators enter the products as f16. With at most 4 heads
+// the other columns carry what f16 leaves of the queries. Parts of a row and head that several
+// blocks share go through global memory; the last block to end adds them, always in the same order.
+// Masked positions are never read: their keys and values are 0 in shared memory, their denominator
+// 0. Bytes moved: the keys and values that the rows see, once; queries and results.
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_decode_group.h"
 #include "kernels/attention/attention_decode_step.cuh"
 #include "kernels/attention/attention_instance.cuh"
+#include "kernels/ptx/launch.h"
 
 namespace wcuda::kernels {
 namespace {
@@ -44,7 +44,7 @@ template <class S>
 struct Places {
   static constexpr uint32_t kExchange = S::kRingsBytes;
   static constexpr uint32_t kBytes = kExchange + S::kWarps * S::kSumBytes;
-  static_assert(Newcomers<S::kLength>::kBytes <= S::kWarps * S::kSumBytes);
+  static_assert(NewKv<S::kLength>::kBytes <= S::kWarps * S::kSumBytes);
   // Hopper has 228 KiB a multiprocessor, of which each block takes 1 KiB besides.
   static_assert(kSmBlocks<S::kLength, S::kFormat> * (kBytes + 1024) <= 228 * 1024);
   static_assert(S::kExact || kBytes + 1024 <= 100 * 1024);
@@ -143,14 +143,14 @@ template <class S>
 __device__ __forceinline__ void finish_segment(const AttentionKernelArgs& args,
                                                const Segment& segment, const Heads& heads,
                                                const DecodeStart& start,
-                                               const Exchange<S::kLength>& exchange,
+                                               const ReductionBuffer<S::kLength>& reduction,
                                                const WarpSums<S::kLength>& warp_sums) {
   const bool is_whole = segment.unit_end - segment.unit_begin == segment.row_units;
-  put_sums<S>(warp_sums, exchange);
+  put_sums<S>(warp_sums, reduction);
   __syncthreads();
-  if (is_whole || share_part<S>(args, find_parts(args, segment, start), heads, exchange))
-    write_merged<S>(args, heads, exchange);
-  __syncthreads();  // the exchange is free
+  if (is_whole || share_part<S>(args, find_parts(args, segment, start), heads, reduction))
+    write_merged<S>(args, heads, reduction);
+  __syncthreads();  // the reduction buffer is free
 }
 
 template <class S>
@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
   const Start start_words(args.plan, lane);
-  Turns<S::kLength> turns;
-  if (args.key != nullptr) turns.load(args.turn, lane);
+  Rotations<S::kLength> rotations;
+  if (args.key != nullptr) rotations.load(args.rope, lane);
   const DecodeStart start = start_words.all();
   if (start.begin == start.end) {
     leave_idle();
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
   }
 
   const uint32_t ring = shared_address(shared + warp * S::kWarpBytes);
-  const Newcomers<S::kLength> newcomers{shared + Places<S>::kExchange};
-  const Exchange<S::kLength> exchange{shared + Places<S>::kExchange, S::kSumBytes};
+  const NewKv<S::kLength> newcomers{shared + Places<S>::kExchange};
+  const ReductionBuffer<S::kLength> reduction{shared + Places<S>::kExchange, S::kSumBytes};
   Segments segments(args, start);
   Loader<S, Segments> loader(args, segments, start_words, warp, lane, ring);
   bool has_waited = fill_ring<S>(args, &loader);
@@ -188,13 +188,13 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
     const uint32_t position = segments.position();
     uint32_t page = 0;
     if (args.key != nullptr && segment.begin < segment.end) {
-      turns.find(args.turn, position);
+      rotations.find(args.rope, position);
       page = page_of(args, segment.row, position / kPagePositions);
     }
     if (!has_waited) dependent_wait();
     has_waited = true;
     if (segment.begin < segment.end)
-      ready_segment<S>(args, segment, heads, position, page, turns, newcomers, ring, stage,
+      ready_segment<S>(args, segment, heads, position, page, rotations, newcomers, ring, stage,
                        steps.next, &queries);
     for (; steps.next < steps.end; steps.next += S::kWarps) {
       copy_async_wait<S::kStages - 1>();
@@ -202,15 +202,15 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
       const uint32_t keys = ring + stage * S::kStageBytes;
       float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       S::Tile::score(keys, args.pages, queries.halves, lane, scores);
-      const StepWeights weights =
-          weigh_scores<S>(args, queries, segment, steps.next * kStepRows, lane, scores, &sums);
-      S::Tile::add(keys + S::Tile::kBytes, args.pages, weights.words[0], weights.words[1], lane,
-                   sums.values);
+      const StepNumerators numerators =
+          softmax_scores<S>(args, queries, segment, steps.next * kStepRows, lane, scores, &sums);
+      S::Tile::add(keys + S::Tile::kBytes, args.pages, numerators.words[0], numerators.words[1],
+                   lane, sums.values);
       __syncwarp();  // all lanes are done with the stage
       loader.issue(stage, count);
       stage = stage + 1 == S::kStages ? 0 : stage + 1;
     }
-    finish_segment<S>(args, segment, heads, start, exchange, sums);
+    finish_segment<S>(args, segment, heads, start, reduction, sums);
     if (!segments.next(&segment)) break;
   }
   copy_async_wait<0>();

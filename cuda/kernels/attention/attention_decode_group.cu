@@ -12,6 +12,7 @@
 #include "kernels/attention/attention_decode_step.cuh"
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/ptx/cluster.cuh"
+#include "kernels/ptx/launch.h"
 
 namespace wcuda::kernels {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 // Of a block of short heads alone: too much to begin beside a product, which it would delay more
 // than it gains (1B at 0, H200: 2,294 tokens a second beside it, 2,336 after it).
 constexpr uint32_t kLoneBytes = 114 * 1024;
-constexpr uint32_t kQuadBytes = 32;  // that a block is sent: sums, largest score, weight
+constexpr uint32_t kQuadBytes = 32;  // that a block is sent: sums, running max, denominator
 
 // Rings of 96 KiB a block.
 template <int kLength, KvFormat kFormat>
@@ -29,12 +30,12 @@ using GroupShape = DecodeShape<kLength, kFormat, true, kLength <= 128 ? 8 : 4,
 template <class S>
 struct Places {
   // A warp's sums lie in its own ring, which is free by then; after the rings is what blocks send,
-  // and before that what Newcomers says.
+  // and before that what NewKv says.
   static_assert(S::kSumBytes <= S::kStages * S::kStageBytes);
   static constexpr uint32_t kReceived = S::kRingsBytes;
   static constexpr uint32_t kReceivedBytes =
       (kColumns * (S::kLength / 4) + kDecodeClusterBlocks - 1) * kQuadBytes;
-  static constexpr uint32_t kNewcomersBytes = Newcomers<S::kLength>::kBytes;
+  static constexpr uint32_t kNewcomersBytes = NewKv<S::kLength>::kBytes;
   static constexpr uint32_t kBytes =
       kReceived + (kReceivedBytes > kNewcomersBytes ? kReceivedBytes : kNewcomersBytes);
   static_assert(2 * (kBytes + 1024) <= 228 * 1024);
@@ -77,14 +78,10 @@ class OneSegment {
 
 // ---- clusters ----
 
-__device__ __forceinline__ void store_cluster(uint32_t address, const Quad& quad) {
+__device__ __forceinline__ void store_cluster(uint32_t address, const Float4Partial& quad) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(quad.sums.x),
-               "f"(quad.sums.y), "f"(quad.sums.z), "f"(quad.sums.w)
-               : "memory");
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address + 16), "f"(quad.largest),
-               "f"(quad.weight)
-               : "memory");
+  cluster_store(address, quad.sums);
+  cluster_store(address + 16, make_float2(quad.running_max, quad.denominator));
 #else
   (void)address, (void)quad;
 #endif
@@ -93,7 +90,7 @@ __device__ __forceinline__ void store_cluster(uint32_t address, const Quad& quad
 // Each block of a row gets a share of the quads from all, and adds and writes those.
 template <class S>
 __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, const Heads& heads,
-                                              const Exchange<S::kLength>& exchange,
+                                              const ReductionBuffer<S::kLength>& reduction,
                                               const DecodeStart& start, const uint8_t* received) {
   const uint32_t blocks = start.group_blocks;
   const uint32_t quads = heads.count * (S::kLength / 4);
@@ -102,7 +99,7 @@ __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, c
   cluster_wait();  // all have begun, and are done with their newcomers
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < quads; i += S::kThreads) {
-    const Quad quad = merge_warps<S>(exchange, i, -INFINITY);
+    const Float4Partial quad = merge_warps<S>(reduction, i, -INFINITY);
     const uint32_t owner = i / share;
     store_cluster(cluster_address(shared_address(received), owner) +
                       (rank * share + i - owner * share) * kQuadBytes,
@@ -114,19 +111,19 @@ __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, c
 #pragma unroll 1
   for (uint32_t own = threadIdx.x; own < share && rank * share + own < quads; own += S::kThreads) {
     const uint32_t i = rank * share + own;
-    Quad sum;
+    Float4Partial sum;
     sum.clear(sink_of(args, heads.first + i / (S::kLength / 4)));
 #pragma unroll 1
     for (uint32_t begin = 0; begin < blocks; begin += kBatch) {
-      Quad others[kBatch];
+      Float4Partial others[kBatch];
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b) {
         const auto* from = reinterpret_cast<const float4*>(
             received + (min(begin + b, blocks - 1) * share + own) * kQuadBytes);
         const float4 rest = from[1];
         others[b].sums = from[0];
-        others[b].largest = begin + b < blocks ? rest.x : -INFINITY;
-        others[b].weight = rest.y;
+        others[b].running_max = begin + b < blocks ? rest.x : -INFINITY;
+        others[b].denominator = rest.y;
       }
       sum.add(others);
     }
@@ -142,8 +139,8 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
   const Start start_words(args.plan, lane);
-  Turns<S::kLength> turns;
-  if (args.key != nullptr) turns.load(args.turn, lane);
+  Rotations<S::kLength> rotations;
+  if (args.key != nullptr) rotations.load(args.rope, lane);
   const DecodeStart start = start_words.all();
   const bool is_alone = start.group_blocks == 1;
   if (start.group_blocks == 0) {
@@ -152,8 +149,8 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   }
 
   const uint32_t ring = shared_address(shared + warp * S::kWarpBytes);
-  const Newcomers<S::kLength> newcomers{shared + Places<S>::kReceived};
-  const Exchange<S::kLength> exchange{shared, S::kWarpBytes};
+  const NewKv<S::kLength> newcomers{shared + Places<S>::kReceived};
+  const ReductionBuffer<S::kLength> reduction{shared, S::kWarpBytes};
   OneSegment walk(args, start);
   Loader<S, OneSegment> loader(args, walk, start_words, warp, lane, ring);
   const bool has_waited = fill_ring<S>(args, &loader);
@@ -166,14 +163,14 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   const Heads heads(args, segment);
   uint32_t page = 0;
   if (args.key != nullptr) {
-    turns.find(args.turn, start.position);
+    rotations.find(args.rope, start.position);
     page = page_of(args, segment.row, start.position / kPagePositions);
   }
   if (!has_waited) dependent_wait();
   if (!args.triggers_early) dependent_trigger();
   Queries<S> queries;
   if (segment.begin < segment.end)
-    ready_segment<S>(args, segment, heads, start.position, page, turns, newcomers, ring, 0,
+    ready_segment<S>(args, segment, heads, start.position, page, rotations, newcomers, ring, 0,
                      steps.next, &queries);
   const bool has_cluster = args.plan.cluster_blocks != 0 && !is_alone;
   if (has_cluster) cluster_arrive();  // others may write where newcomers lay
@@ -190,18 +187,18 @@ __global__ void __launch_bounds__(S::kThreads, 2)
     };
     float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     use_stage([&](uint32_t keys) { Tile::score(keys, args.pages, queries.halves, lane, scores); });
-    const StepWeights weights =
-        weigh_scores<S>(args, queries, segment, steps.next * kStepRows, lane, scores, &sums);
+    const StepNumerators numerators =
+        softmax_scores<S>(args, queries, segment, steps.next * kStepRows, lane, scores, &sums);
     use_stage([&](uint32_t values) {
-      Tile::add(values, args.pages, weights.words[0], weights.words[1], lane, sums.values);
+      Tile::add(values, args.pages, numerators.words[0], numerators.words[1], lane, sums.values);
     });
   }
   copy_async_wait<0>();
   __syncwarp();
-  put_sums<S>(sums, exchange);
+  put_sums<S>(sums, reduction);
   __syncthreads();
   if (has_cluster) {
-    merge_cluster<S>(args, heads, exchange, start, shared + Places<S>::kReceived);
+    merge_cluster<S>(args, heads, reduction, start, shared + Places<S>::kReceived);
     return;
   }
   if (!is_alone) {
@@ -214,9 +211,9 @@ __global__ void __launch_bounds__(S::kThreads, 2)
     parts.second = start.group_first + 1;
     parts.stride = 1;
     parts.counter = start.group_first;
-    if (!share_part<S>(args, parts, heads, exchange)) return;
+    if (!share_part<S>(args, parts, heads, reduction)) return;
   }
-  write_merged<S>(args, heads, exchange);
+  write_merged<S>(args, heads, reduction);
 }
 
 // ---- choice of the instance ----

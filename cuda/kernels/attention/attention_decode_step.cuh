@@ -203,13 +203,13 @@ struct Heads {
 // What a warp keeps of a segment. A lane 4g + t holds heads 2t, 2t + 1 of the sums.
 template <int kLength>
 struct WarpSums {
-  float largest[2];  // scores
-  float weight[2];   // of this lane's positions
+  float running_max[2];  // scores
+  float denominator[2];  // of this lane's positions
   float values[kLength / 16][4];
 
   __device__ __forceinline__ void clear() {
-    largest[0] = largest[1] = -INFINITY;
-    weight[0] = weight[1] = 0.0f;
+    running_max[0] = running_max[1] = -INFINITY;
+    denominator[0] = denominator[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < kLength / 16; ++i)
 #pragma unroll
@@ -220,7 +220,7 @@ struct WarpSums {
 // Heads of a segment in shared memory: queries, then the newest key and value; then these two as
 // rows of the pages.
 template <int kLength>
-struct Newcomers {
+struct NewKv {
   static constexpr uint32_t kStride = kLength + 8;  // lanes read different banks
   static constexpr uint32_t kRowBytes = kLength * 2 + 16;
   static constexpr uint32_t kBytes = (kColumns + 2) * kStride * sizeof(float) + 2 * kRowBytes;
@@ -236,20 +236,20 @@ struct Newcomers {
 
 // cos and sin of a position for the pairs lane, lane + 32, … of a head.
 template <int kLength>
-struct Turns {
+struct Rotations {
   float frequencies[kLength / 64];
   float2 values[kLength / 64];
 
-  __device__ __forceinline__ void load(const HeadTurn& turn, uint32_t lane) {
+  __device__ __forceinline__ void load(const HeadRope& rope, uint32_t lane) {
 #pragma unroll
     for (uint32_t j = 0; j < kLength / 64; ++j)
       frequencies[j] =
-          lane + 32 * j < turn.rope_dimensions / 2 ? turn.rope_frequencies[lane + 32 * j] : 0.0f;
+          lane + 32 * j < rope.rope_dimensions / 2 ? rope.rope_frequencies[lane + 32 * j] : 0.0f;
   }
-  __device__ __forceinline__ void find(const HeadTurn& turn, uint32_t position) {
+  __device__ __forceinline__ void find(const HeadRope& rope, uint32_t position) {
 #pragma unroll
     for (uint32_t j = 0; j < kLength / 64; ++j)
-      values[j] = turn_of(position, frequencies[j], turn.rope_magnitude);
+      values[j] = rope_cos_sin(position, frequencies[j], rope.rope_magnitude);
   }
 };
 
@@ -258,8 +258,8 @@ struct Turns {
 template <class S>
 __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, const Heads& heads,
                                            uint32_t kv_head, bool has_newest,
-                                           const Turns<S::kLength>& turns,
-                                           const Newcomers<S::kLength>& newcomers) {
+                                           const Rotations<S::kLength>& rotations,
+                                           const NewKv<S::kLength>& newcomers) {
   constexpr uint32_t kValues = S::kLength / 32;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t n = S::kExact ? S::kLength : args.pages.head_length;
@@ -289,10 +289,10 @@ __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, cons
     __syncwarp();
     if (args.key == nullptr) continue;
     if (index <= heads.count) {
-      const float* gain = is_query ? args.turn.query_norm : args.turn.key_norm;
-      if (gain != nullptr) norm_head<kValues>(head, n, gain, args.turn.epsilon, lane);
-      turn_head<kValues>(
-          head, args.turn, [&](uint32_t j) { return turns.values[j]; }, lane);
+      const float* gain = is_query ? args.rope.query_norm : args.rope.key_norm;
+      if (gain != nullptr) norm_head<kValues>(head, n, gain, args.rope.epsilon, lane);
+      rope_head<kValues>(
+          head, args.rope, [&](uint32_t j) { return rotations.values[j]; }, lane);
     }
     if (!is_query) write_row(S::kFormat, head, n, newcomers.row(index > heads.count), lane);
   }
@@ -307,7 +307,7 @@ struct Queries {
   bool is_split;  // columns 4 … 7 hold what is left of columns 0 … 3
 
   __device__ __forceinline__ void load(const AttentionKernelArgs& args, uint32_t head_count,
-                                       const Newcomers<kLength>& newcomers, uint32_t lane) {
+                                       const NewKv<kLength>& newcomers, uint32_t lane) {
     const uint32_t column = lane / 4;
     is_split = head_count <= 4;
     const uint32_t head = is_split ? column % 4 : column;
@@ -338,13 +338,13 @@ struct Queries {
 template <class S>
 __device__ __forceinline__ void ready_segment(
     const AttentionKernelArgs& args, const Segment& segment, const Heads& heads, uint32_t position,
-    uint32_t page, const Turns<S::kLength>& turns, const Newcomers<S::kLength>& newcomers,
+    uint32_t page, const Rotations<S::kLength>& rotations, const NewKv<S::kLength>& newcomers,
     uint32_t ring, uint32_t stage, uint32_t next_step, Queries<S>* queries) {
   using Tile = typename S::Tile;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
   const bool has_newest = args.key != nullptr && segment.end == position + 1;
-  load_heads<S>(args, heads, segment.kv_head, has_newest, turns, newcomers);
+  load_heads<S>(args, heads, segment.kv_head, has_newest, rotations, newcomers);
   queries->load(args, heads.count, newcomers, lane);
   if (has_newest) {
     const uint32_t step = position / kStepRows;
@@ -378,20 +378,20 @@ __device__ __forceinline__ void ready_segment(
   __syncthreads();  // what newcomers lie in is free
 }
 
-// The weights of 16 positions, as operands of a product with their values.
-struct StepWeights {
+// The numerators of 16 positions, as operands of a product with their values.
+struct StepNumerators {
   uint32_t words[2];
 };
 
 // From the scores of the 16 positions from `first` on, of which `segment` holds some. Weights are
-// relative to a score that may be up to kSlack, as a power of two, below the largest: few steps
+// relative to a score that may be up to kSlack, as a power of two, below the running max: few steps
 // then scale sums.
 template <class S>
-__device__ __forceinline__ StepWeights weigh_scores(const AttentionKernelArgs& args,
-                                                    const Queries<S>& queries,
-                                                    const Segment& segment, uint32_t first,
-                                                    uint32_t lane, float (&scores)[4],
-                                                    WarpSums<S::kLength>* sums) {
+__device__ __forceinline__ StepNumerators softmax_scores(const AttentionKernelArgs& args,
+                                                         const Queries<S>& queries,
+                                                         const Segment& segment, uint32_t first,
+                                                         uint32_t lane, float (&scores)[4],
+                                                         WarpSums<S::kLength>* sums) {
   constexpr float kSlack = 8.0f;
   if (queries.is_split) {
 #pragma unroll
@@ -408,20 +408,20 @@ __device__ __forceinline__ StepWeights weigh_scores(const AttentionKernelArgs& a
       if (position < segment.begin || position >= segment.end) scores[j] = -INFINITY;
     }
   }
-  const float largest[2] = {fmaxf(scores[0], scores[2]), fmaxf(scores[1], scores[3])};
-  if (__any_sync(
-          ~0u, largest[0] > sums->largest[0] + kSlack || largest[1] > sums->largest[1] + kSlack)) {
+  const float running_max[2] = {fmaxf(scores[0], scores[2]), fmaxf(scores[1], scores[3])};
+  if (__any_sync(~0u, running_max[0] > sums->running_max[0] + kSlack ||
+                          running_max[1] > sums->running_max[1] + kSlack)) {
     float factors[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      float base = largest[j];
+      float base = running_max[j];
 #pragma unroll
       for (int lanes = 4; lanes < 32; lanes *= 2)
         base = fmaxf(base, __shfl_xor_sync(~0u, base, lanes));
-      base = fmaxf(base, sums->largest[j]);
-      factors[j] = exp2_fast(sums->largest[j] - base);
-      sums->largest[j] = base;
-      sums->weight[j] *= factors[j];
+      base = fmaxf(base, sums->running_max[j]);
+      factors[j] = exp2_fast(sums->running_max[j] - base);
+      sums->running_max[j] = base;
+      sums->denominator[j] *= factors[j];
     }
 #pragma unroll
     for (int i = 0; i < S::kLength / 16; ++i)
@@ -430,40 +430,41 @@ __device__ __forceinline__ StepWeights weigh_scores(const AttentionKernelArgs& a
   }
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    scores[j] = exp2_fast(scores[j] - sums->largest[j]);
-    scores[j + 2] = exp2_fast(scores[j + 2] - sums->largest[j]);
-    sums->weight[j] += scores[j] + scores[j + 2];
+    scores[j] = exp2_fast(scores[j] - sums->running_max[j]);
+    scores[j + 2] = exp2_fast(scores[j + 2] - sums->running_max[j]);
+    sums->denominator[j] += scores[j] + scores[j + 2];
   }
   return {{transpose_tile(pack_halves(scores[0], scores[1])),
            transpose_tile(pack_halves(scores[2], scores[3]))}};
 }
 
-// What a block's warps hand to each other: sums of each head, then largest scores and weights.
+// What a block's warps hand to each other: sums of each head, then running max and denominators.
 template <int kLength>
-struct Exchange {
+struct ReductionBuffer {
   uint8_t* base;
   uint32_t warp_bytes;  // from warp to warp
 
   __device__ float* sums(uint32_t warp, uint32_t head) const {
     return reinterpret_cast<float*>(base + warp * warp_bytes) + head * kSumStride<kLength>;
   }
-  __device__ float* largest(uint32_t warp) const { return sums(warp, kColumns); }
-  __device__ float* weight(uint32_t warp) const { return largest(warp) + kColumns; }
+  __device__ float* running_max(uint32_t warp) const { return sums(warp, kColumns); }
+  __device__ float* denominator(uint32_t warp) const { return running_max(warp) + kColumns; }
 };
 
 template <class S>
 __device__ __forceinline__ void put_sums(const WarpSums<S::kLength>& warp_sums,
-                                         const Exchange<S::kLength>& exchange) {
+                                         const ReductionBuffer<S::kLength>& reduction) {
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    float weight = warp_sums.weight[j];
+    float denominator = warp_sums.denominator[j];
 #pragma unroll
-    for (int lanes = 4; lanes < 32; lanes *= 2) weight += __shfl_xor_sync(~0u, weight, lanes);
+    for (int lanes = 4; lanes < 32; lanes *= 2)
+      denominator += __shfl_xor_sync(~0u, denominator, lanes);
     if (lane < 4) {
-      exchange.largest(warp)[lane * 2 + j] = warp_sums.largest[j];
-      exchange.weight(warp)[lane * 2 + j] = weight;
+      reduction.running_max(warp)[lane * 2 + j] = warp_sums.running_max[j];
+      reduction.denominator(warp)[lane * 2 + j] = denominator;
     }
   }
 #pragma unroll
@@ -471,7 +472,7 @@ __device__ __forceinline__ void put_sums(const WarpSums<S::kLength>& warp_sums,
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const uint32_t element = S::Tile::sum_element(i, j / 2, lane);
-      exchange.sums(warp, lane % 4 * 2 + j % 2)[element] = warp_sums.values[i][j];
+      reduction.sums(warp, lane % 4 * 2 + j % 2)[element] = warp_sums.values[i][j];
     }
 }
 
@@ -479,35 +480,35 @@ __device__ __forceinline__ float sink_of(const AttentionKernelArgs& args, uint32
   return args.sinks == nullptr ? -INFINITY : args.sinks[head] * kLog2E;
 }
 
-// Four elements of a head's sums, with the largest score and the weight that they go with.
-struct Quad {
+// Four elements of a head's sums, with the running max and the denominator that they go with.
+struct Float4Partial {
   float4 sums;
-  float largest;
-  float weight;
+  float running_max;
+  float denominator;
 
   __device__ __forceinline__ void clear(float score) {
     sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    largest = score;
-    weight = score == -INFINITY ? 0.0f : 1.0f;
+    running_max = score;
+    denominator = score == -INFINITY ? 0.0f : 1.0f;
   }
   // Adds kCount others, whose loads should be under way together.
   template <int kCount>
-  __device__ __forceinline__ void add(const Quad (&others)[kCount]) {
-    const float known = largest;
+  __device__ __forceinline__ void add(const Float4Partial (&others)[kCount]) {
+    const float known = running_max;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) largest = fmaxf(largest, others[i].largest);
+    for (int i = 0; i < kCount; ++i) running_max = fmaxf(running_max, others[i].running_max);
     // Positions that this layer's window hides leave parts of nothing: all their sums are 0.
-    const float base = largest == -INFINITY ? 0.0f : largest;
+    const float base = running_max == -INFINITY ? 0.0f : running_max;
     const float factor = exp2_fast(known - base);
-    weight *= factor;
+    denominator *= factor;
     sums.x *= factor;
     sums.y *= factor;
     sums.z *= factor;
     sums.w *= factor;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float other = exp2_fast(others[i].largest - base);
-      weight += other * others[i].weight;
+      const float other = exp2_fast(others[i].running_max - base);
+      denominator += other * others[i].denominator;
       sums.x += other * others[i].sums.x;
       sums.y += other * others[i].sums.y;
       sums.z += other * others[i].sums.z;
@@ -516,19 +517,20 @@ struct Quad {
   }
 };
 
-// Quad i of a block's heads, from what its warps have put into the exchange.
+// Quad i of a block's heads, from what its warps have put into the reduction buffer.
 template <class S>
-__device__ __forceinline__ Quad merge_warps(const Exchange<S::kLength>& exchange, uint32_t i,
-                                            float sink) {
+__device__ __forceinline__ Float4Partial merge_warps(const ReductionBuffer<S::kLength>& reduction,
+                                                     uint32_t i, float sink) {
   constexpr uint32_t kQuads = S::kLength / 4;
-  Quad warps[S::kWarps];
+  Float4Partial warps[S::kWarps];
 #pragma unroll
   for (int w = 0; w < S::kWarps; ++w) {
-    warps[w].sums = *reinterpret_cast<const float4*>(exchange.sums(w, i / kQuads) + i % kQuads * 4);
-    warps[w].largest = exchange.largest(w)[i / kQuads];
-    warps[w].weight = exchange.weight(w)[i / kQuads];
+    warps[w].sums =
+        *reinterpret_cast<const float4*>(reduction.sums(w, i / kQuads) + i % kQuads * 4);
+    warps[w].running_max = reduction.running_max(w)[i / kQuads];
+    warps[w].denominator = reduction.denominator(w)[i / kQuads];
   }
-  Quad quad;
+  Float4Partial quad;
   quad.clear(sink);
   quad.add(warps);
   return quad;
@@ -537,11 +539,11 @@ __device__ __forceinline__ Quad merge_warps(const Exchange<S::kLength>& exchange
 // The result of quad i.
 template <int kLength>
 __device__ __forceinline__ void write_quad(const AttentionKernelArgs& args, const Heads& heads,
-                                           uint32_t i, const Quad& quad) {
+                                           uint32_t i, const Float4Partial& quad) {
   constexpr uint32_t kQuads = kLength / 4;
   const uint32_t n = args.pages.head_length;
   const uint32_t element = i % kQuads * 4;
-  const float inverse = 1.0f / quad.weight;
+  const float inverse = 1.0f / quad.denominator;
   const float4 sums = make_float4(quad.sums.x * inverse, quad.sums.y * inverse,
                                   quad.sums.z * inverse, quad.sums.w * inverse);
   float* const out =
@@ -556,11 +558,11 @@ __device__ __forceinline__ void write_quad(const AttentionKernelArgs& args, cons
     if (element + j < n) out[j] = values[j];
 }
 
-// A part: largest score and weight of each head, then the sums (heads, kLength).
+// A part: running max and denominator of each head, then the sums (heads, kLength).
 struct Part {
   float* data;
-  __device__ float* largest(uint32_t head) const { return data + head; }
-  __device__ float* weight(uint32_t head) const { return data + kColumns + head; }
+  __device__ float* running_max(uint32_t head) const { return data + head; }
+  __device__ float* denominator(uint32_t head) const { return data + kColumns + head; }
   __device__ float* sums() const { return data + 2 * kColumns; }
 };
 
@@ -581,10 +583,11 @@ struct PartList {
   }
 };
 
-// The block's warps add the parts of a row and head, each every S::kWarps-th, into the exchange.
+// The block's warps add the parts of a row and head, each every S::kWarps-th, into the reduction
+// buffer.
 template <class S>
 __device__ __forceinline__ void gather_parts(const PartList& parts, const Heads& heads,
-                                             const Exchange<S::kLength>& exchange) {
+                                             const ReductionBuffer<S::kLength>& reduction) {
   constexpr uint32_t kBatch = 16 / S::kWarps;  // parts whose loads are under way together
   constexpr uint32_t kQuads = S::kLength / 4;
   const uint32_t lane = threadIdx.x % 32;
@@ -592,27 +595,27 @@ __device__ __forceinline__ void gather_parts(const PartList& parts, const Heads&
 #pragma unroll(S::kWarps / 2)
   for (uint32_t i = lane; i < heads.count * kQuads; i += 32) {
     const uint32_t h = i / kQuads;
-    Quad sum;
+    Float4Partial sum;
     sum.clear(-INFINITY);
 #pragma unroll 1
     for (uint32_t begin = warp; begin < parts.count; begin += S::kWarps * kBatch) {
-      Quad batch[kBatch];
+      Float4Partial batch[kBatch];
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b) {
         const Part part = parts.part(min(begin + b * S::kWarps, parts.count - 1));
-        batch[b].largest = __ldcg(part.largest(h));
-        batch[b].weight = __ldcg(part.weight(h));
+        batch[b].running_max = __ldcg(part.running_max(h));
+        batch[b].denominator = __ldcg(part.denominator(h));
         batch[b].sums = __ldcg(reinterpret_cast<const float4*>(part.sums() + i * 4));
       }
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b)
-        if (begin + b * S::kWarps >= parts.count) batch[b].largest = -INFINITY;
+        if (begin + b * S::kWarps >= parts.count) batch[b].running_max = -INFINITY;
       sum.add(batch);
     }
-    *reinterpret_cast<float4*>(exchange.sums(warp, h) + i % kQuads * 4) = sum.sums;
+    *reinterpret_cast<float4*>(reduction.sums(warp, h) + i % kQuads * 4) = sum.sums;
     if (i % kQuads == 0) {
-      exchange.largest(warp)[h] = sum.largest;
-      exchange.weight(warp)[h] = sum.weight;
+      reduction.running_max(warp)[h] = sum.running_max;
+      reduction.denominator(warp)[h] = sum.denominator;
     }
   }
 }
@@ -627,46 +630,46 @@ __device__ __forceinline__ uint32_t add_to_counter(uint32_t* counter) {
   return old;
 }
 
-// Writes this block's part; the block that comes last gets all of a row and head into the exchange.
-// False for the others. All threads of the block come here.
+// Writes this block's part; the block that comes last gets all of a row and head into the reduction
+// buffer. False for the others. All threads of the block come here.
 template <class S>
 __device__ __forceinline__ bool share_part(const AttentionKernelArgs& args, const PartList& parts,
                                            const Heads& heads,
-                                           const Exchange<S::kLength>& exchange) {
+                                           const ReductionBuffer<S::kLength>& reduction) {
   __shared__ bool is_last;
   constexpr uint32_t kQuads = S::kLength / 4;
   const Part part = parts.part(parts.own);
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < heads.count * kQuads; i += S::kThreads) {
     const uint32_t h = i / kQuads;
-    const Quad quad = merge_warps<S>(exchange, i, -INFINITY);
+    const Float4Partial quad = merge_warps<S>(reduction, i, -INFINITY);
     *reinterpret_cast<float4*>(part.sums() + i * 4) = quad.sums;
     if (i % kQuads == 0) {
-      *part.largest(h) = quad.largest;
-      *part.weight(h) = quad.weight;
+      *part.running_max(h) = quad.running_max;
+      *part.denominator(h) = quad.denominator;
     }
   }
-  __syncthreads();  // the exchange is free; the part is written
+  __syncthreads();  // the reduction buffer is free; the part is written
   if (threadIdx.x == 0) {
     is_last = add_to_counter(args.plan.counters + parts.counter) == parts.count - 1;
     if (is_last) args.plan.counters[parts.counter] = 0;
   }
   __syncthreads();
   if (!is_last) return false;
-  gather_parts<S>(parts, heads, exchange);
+  gather_parts<S>(parts, heads, reduction);
   __syncthreads();
   return true;
 }
 
-// Results of a block's heads from what its warps have put into the exchange.
+// Results of a block's heads from what its warps have put into the reduction buffer.
 template <class S>
 __device__ __forceinline__ void write_merged(const AttentionKernelArgs& args, const Heads& heads,
-                                             const Exchange<S::kLength>& exchange) {
+                                             const ReductionBuffer<S::kLength>& reduction) {
   constexpr uint32_t kQuads = S::kLength / 4;
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < heads.count * kQuads; i += S::kThreads) {
     const float sink = sink_of(args, heads.first + i / kQuads);
-    write_quad<S::kLength>(args, heads, i, merge_warps<S>(exchange, i, sink));
+    write_quad<S::kLength>(args, heads, i, merge_warps<S>(reduction, i, sink));
   }
 }
 

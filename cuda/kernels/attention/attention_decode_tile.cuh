@@ -84,13 +84,13 @@ struct StepTile<kLength, KvFormat::kF16, kExact> {
     for (int i = 0; i < kLength / 16; ++i) {
       uint32_t k[4];
       load_tiles(k, keys + tile_offset<kLength * 2>(row, 2 * i + lane / 16));
-      multiply_tiles(i % 2 == 0 ? scores : odd, k, queries[i][0], queries[i][1]);
+      mma_f16(i % 2 == 0 ? scores : odd, k, queries[i][0], queries[i][1]);
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) scores[j] += odd[j];
   }
 
-  // sums += values * weights, whose registers are w0 and w1.
+  // sums += values * numerators, whose registers are w0 and w1.
   __device__ static __forceinline__ void add(uint32_t values, const KvPages&, uint32_t w0,
                                              uint32_t w1, uint32_t lane,
                                              float (&sums)[kLength / 16][4]) {
@@ -99,7 +99,7 @@ struct StepTile<kLength, KvFormat::kF16, kExact> {
     for (int i = 0; i < kLength / 16; ++i) {
       uint32_t v[4];
       load_tiles_transposed(v, values + tile_offset<kLength * 2>(row, 2 * i + lane / 8 % 2));
-      multiply_tiles(sums[i], v, w0, w1);
+      mma_f16(sums[i], v, w0, w1);
     }
   }
 };
@@ -157,7 +157,7 @@ struct StepTile<kLength, KvFormat::kFp8E4m3, kExact> : ByteElements {
       const uint32_t low = load_shared_32(keys + tile_offset<kLength>(row, i) + lane % 4 * 4);
       const uint32_t high = load_shared_32(keys + tile_offset<kLength>(row + 8, i) + lane % 4 * 4);
       const uint32_t k[4] = {expand(low), expand(high), expand(low >> 16), expand(high >> 16)};
-      multiply_tiles(i % 2 == 0 ? scores : odd, k, queries[i][0], queries[i][1]);
+      mma_f16(i % 2 == 0 ? scores : odd, k, queries[i][0], queries[i][1]);
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) scores[j] += odd[j];
@@ -179,7 +179,7 @@ struct StepTile<kLength, KvFormat::kFp8E4m3, kExact> : ByteElements {
         const uint32_t low = __byte_perm(codes[0], codes[1], m == 0 ? 0x5140 : 0x7362);
         const uint32_t high = __byte_perm(codes[2], codes[3], m == 0 ? 0x5140 : 0x7362);
         const uint32_t v[4] = {expand(low), expand(low >> 16), expand(high), expand(high >> 16)};
-        multiply_tiles(sums[2 * b + m], v, w0, w1);
+        mma_f16(sums[2 * b + m], v, w0, w1);
       }
     }
   }
@@ -287,7 +287,7 @@ struct StepTile<kLength, KvFormat::kQ8_0, kExact> : ByteElements {
         }
         const uint32_t k[4] = {as_bits(expand(low.codes, 0)), as_bits(expand(high.codes, 0)),
                                as_bits(expand(low.codes, 1)), as_bits(expand(high.codes, 1))};
-        multiply_tiles(sums, k, queries[2 * b + i][0], queries[2 * b + i][1]);
+        mma_f16(sums, k, queries[2 * b + i][0], queries[2 * b + i][1]);
       }
       scores[0] += sums[0] * low_scale;
       scores[1] += sums[1] * low_scale;
@@ -319,7 +319,7 @@ struct StepTile<kLength, KvFormat::kQ8_0, kExact> : ByteElements {
                                as_bits(__hmul2(expand(low, 1), low_scale)),
                                as_bits(__hmul2(expand(high, 0), high_scale)),
                                as_bits(__hmul2(expand(high, 1), high_scale))};
-        multiply_tiles(sums[2 * b + m], v, w0, w1);
+        mma_f16(sums[2 * b + m], v, w0, w1);
       }
     }
   }

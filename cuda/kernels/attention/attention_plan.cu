@@ -2,6 +2,7 @@
 // and the list of tiles, by search. One block. Bytes moved: 16 a row, 64 a decode block, 8 a tile.
 #include "kernels/attention/attention_plan.h"
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/launch.h"
 #include "kernels/shared/step_start.cuh"
 
 namespace wcuda::kernels {
@@ -10,7 +11,7 @@ namespace {
 constexpr uint32_t kBlockThreads = 512;
 constexpr uint32_t kWarps = kBlockThreads / 32;
 static_assert(kBlockThreads == kDecodeGroupRowsMax);
-constexpr uint32_t kIngestParts = 2;  // blocks a segment
+constexpr uint32_t kScatterBlocks = 2;  // blocks a segment
 
 __device__ inline uint32_t warp_prefix(uint32_t value, uint32_t lane) {
 #pragma unroll
@@ -242,11 +243,11 @@ __global__ void __launch_bounds__(kBlockThreads)
 // Tokens into their target, fed ones from the histories.
 __device__ inline void start_rows(const StepStart& start) {
   const BeginStepArgs& begin = start.begin;
-  const IngestArgs& ingest = start.ingest;
-  const uint4 token_segment = ingest_segment(ingest, start.tokens);
-  const uint4 row_segment = ingest_segment(ingest, start.begin_rows);
-  const auto* const tokens = reinterpret_cast<const int32_t*>(ingest.block + token_segment.z);
-  const auto* const rows = reinterpret_cast<const BeginRow*>(ingest.block + row_segment.z);
+  const InputScatterArgs& inputs = start.inputs;
+  const uint4 token_segment = input_segment(inputs, start.tokens);
+  const uint4 row_segment = input_segment(inputs, start.begin_rows);
+  const auto* const tokens = reinterpret_cast<const int32_t*>(inputs.block + token_segment.z);
+  const auto* const rows = reinterpret_cast<const BeginRow*>(inputs.block + row_segment.z);
   for (uint32_t i = threadIdx.x; i < token_segment.x * token_segment.y / 4; i += kBlockThreads)
     begin.tokens[i] = tokens[i];
   __syncthreads();
@@ -261,22 +262,23 @@ __device__ inline void start_rows(const StepStart& start) {
 __global__ void __launch_bounds__(kBlockThreads)
     attention_plan_start_kernel(const AttentionPlanArgs args, const StepStart start) {
   dependent_wait();
-  const IngestArgs& ingest = start.ingest;
+  const InputScatterArgs& inputs = start.inputs;
   if (blockIdx.x == 0) {
     AttentionPlanArgs here = args;
-    const uint4 rows = ingest_segment(ingest, start.rows);
-    const uint4 tables = ingest_segment(ingest, start.page_tables);
-    here.step.rows = reinterpret_cast<const StepRow*>(ingest.block + rows.z);
-    here.step.page_tables = reinterpret_cast<const uint32_t*>(ingest.block + tables.z);
-    here.step.page_table_stride = ingest_row_words(tables);
+    const uint4 rows = input_segment(inputs, start.rows);
+    const uint4 tables = input_segment(inputs, start.page_tables);
+    here.step.rows = reinterpret_cast<const StepRow*>(inputs.block + rows.z);
+    here.step.page_tables = reinterpret_cast<const uint32_t*>(inputs.block + tables.z);
+    here.step.page_table_stride = input_row_words(tables);
     make_plan(here);
   } else if (blockIdx.x == 1) {
     start_rows(start);
   } else {
-    const uint32_t segment = (blockIdx.x - 2) / kIngestParts;
+    const uint32_t segment = (blockIdx.x - 2) / kScatterBlocks;
     if (segment != start.tokens)
-      ingest_part(ingest, segment, (blockIdx.x - 2) % kIngestParts * kBlockThreads + threadIdx.x,
-                  kIngestParts * kBlockThreads);
+      scatter_segment(inputs, segment,
+                      (blockIdx.x - 2) % kScatterBlocks * kBlockThreads + threadIdx.x,
+                      kScatterBlocks * kBlockThreads);
   }
   __threadfence();
 }
@@ -298,7 +300,7 @@ cudaError_t attention_plan_start(const AttentionPlanArgs& args, const StepStart&
                                  const Launch& launch) {
   if (args.step.row_count == 0 || !has_room(args) || start.begin.row_count != args.step.row_count)
     return cudaErrorInvalidValue;
-  return launch_kernel(launch, dim3(2 + start.ingest.segment_count * kIngestParts),
+  return launch_kernel(launch, dim3(2 + start.inputs.segment_count * kScatterBlocks),
                        dim3(kBlockThreads), 0, 0, attention_plan_start_kernel, args, start);
 }
 

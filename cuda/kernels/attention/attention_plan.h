@@ -1,5 +1,5 @@
-// attention_plan: which block of the attention kernels works on what, made once a step on the
-// device, for the host does not know the lengths of the rows.
+// attention_plan: which block of the attention kernels works on what, computed once a step on the
+// device, because the host does not know the lengths of the rows.
 //
 // Decode (rows of one token): the positions that a row sees are cut into units, of one page or,
 // when results may not depend on the rest of the batch, of a fixed number of pages counted from

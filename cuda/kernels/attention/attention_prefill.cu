@@ -4,15 +4,16 @@
 // A block takes a tile of the plan (128 tokens of one row) and one query head; each of its warps 32
 // (lengths up to 128) or 16 of the tokens, whose sums stay in its registers while the pages pass
 // through shared memory, the next one under way while one is worked on. Softmax is online in f32;
-// queries and weights enter the products as f16. A token's result depends on its own query,
+// queries and numerators enter the products as f16. A token's result depends on its own query,
 // position and pages alone: pages that are masked for it change no bit. Keys and values past the
-// row's end are never read: they are 0 in shared memory, their weight 0. Work: 4 * length FLOP a
-// token, head and visible position. Bytes moved: queries and results once, keys and values once a
+// row's end are never read: they are 0 in shared memory, their denominator 0. Work: 4 * length FLOP
+// a token, head and visible position. Bytes moved: queries and results once, keys and values once a
 // tile, mostly from L2.
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_prefill.h"
 #include "kernels/attention/attention_tile.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/launch.h"
 
 namespace wcuda::kernels {
 namespace {
@@ -107,8 +108,8 @@ __device__ __forceinline__ void copy_page(const AttentionKernelArgs& args, uint3
 template <int kLength>
 struct WarpSums {
   static constexpr int kTiles = kWarpTiles<kLength>;
-  float largest[kTiles][2];
-  float weight[kTiles][2];  // of this lane's keys
+  float running_max[kTiles][2];
+  float denominator[kTiles][2];  // of this lane's keys
   float values[kTiles][kLength / 8][4];
 };
 
@@ -144,14 +145,14 @@ __device__ __forceinline__ void score_keys(uint32_t queries, uint32_t keys, uint
       load_tiles(b, keys + tile_offset<kLength * 2>(key_row + i * 16, 2 * k + lane / 8 % 2));
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
-        multiply_tiles(scores[m][2 * i], a[m], b[0], b[1]);
-        multiply_tiles(scores[m][2 * i + 1], a[m], b[2], b[3]);
+        mma_f16(scores[m][2 * i], a[m], b[0], b[1]);
+        mma_f16(scores[m][2 * i + 1], a[m], b[2], b[3]);
       }
     }
   }
 }
 
-// Scores become weights; the sums so far are scaled to the new largest score.
+// Scores become numerators; the sums so far are scaled to the new largest score.
 template <int kLength>
 __device__ __forceinline__ void weigh_keys(const TileRows& rows, uint32_t first_key, bool is_masked,
                                            uint32_t lane,
@@ -179,25 +180,25 @@ __device__ __forceinline__ void weigh_keys(const TileRows& rows, uint32_t first_
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float largest = sums->largest[m][r];
+      float running_max = sums->running_max[m][r];
 #pragma unroll
       for (int i = 0; i < kKeys / 8; ++i)
-        largest = fmaxf(largest, fmaxf(scores[m][i][2 * r], scores[m][i][2 * r + 1]));
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+        running_max = fmaxf(running_max, fmaxf(scores[m][i][2 * r], scores[m][i][2 * r + 1]));
+      running_max = fmaxf(running_max, __shfl_xor_sync(~0u, running_max, 1));
+      running_max = fmaxf(running_max, __shfl_xor_sync(~0u, running_max, 2));
       // All of a token's keys so far may be masked.
-      const float base = largest == -INFINITY ? 0.0f : largest;
-      const float factor = exp2_fast(sums->largest[m][r] - base);
-      sums->largest[m][r] = largest;
-      float weight = 0.0f;
+      const float base = running_max == -INFINITY ? 0.0f : running_max;
+      const float factor = exp2_fast(sums->running_max[m][r] - base);
+      sums->running_max[m][r] = running_max;
+      float denominator = 0.0f;
 #pragma unroll
       for (int i = 0; i < kKeys / 8; ++i)
 #pragma unroll
         for (int j = 2 * r; j < 2 * r + 2; ++j) {
           scores[m][i][j] = exp2_fast(scores[m][i][j] - base);
-          weight += scores[m][i][j];
+          denominator += scores[m][i][j];
         }
-      sums->weight[m][r] = sums->weight[m][r] * factor + weight;
+      sums->denominator[m][r] = sums->denominator[m][r] * factor + denominator;
 #pragma unroll
       for (int i = 0; i < kLength / 8; ++i) {
         sums->values[m][i][2 * r] *= factor;
@@ -229,8 +230,8 @@ __device__ __forceinline__ void add_values(uint32_t values, uint32_t lane,
       load_tiles_transposed(b, values + tile_offset<kLength * 2>(row + k * 16, 2 * i + lane / 16));
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
-        multiply_tiles(sums->values[m][2 * i], a[m], b[0], b[1]);
-        multiply_tiles(sums->values[m][2 * i + 1], a[m], b[2], b[3]);
+        mma_f16(sums->values[m][2 * i], a[m], b[0], b[1]);
+        mma_f16(sums->values[m][2 * i + 1], a[m], b[2], b[3]);
       }
     }
   }
@@ -247,14 +248,14 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, u
   for (int m = 0; m < kWarpTiles<kLength>; ++m)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float weight = sums.weight[m][r];
-      weight += __shfl_xor_sync(~0u, weight, 1);
-      weight += __shfl_xor_sync(~0u, weight, 2);
+      float denominator = sums.denominator[m][r];
+      denominator += __shfl_xor_sync(~0u, denominator, 1);
+      denominator += __shfl_xor_sync(~0u, denominator, 2);
       const uint32_t row = warp_row + m * 16 + lane / 4 + r * 8;
       if (row >= token_count) continue;
-      const float largest = fmaxf(sums.largest[m][r], sink);
-      const float factor = exp2_fast(sums.largest[m][r] - largest);
-      const float inverse = factor / (weight * factor + exp2_fast(sink - largest));
+      const float running_max = fmaxf(sums.running_max[m][r], sink);
+      const float factor = exp2_fast(sums.running_max[m][r] - running_max);
+      const float inverse = factor / (denominator * factor + exp2_fast(sink - running_max));
       float* const out = args.out + (uint64_t{first_token + row} * args.head_count + head) * n;
 #pragma unroll
       for (int i = 0; i < kLength / 8; ++i) {
@@ -312,8 +313,8 @@ __global__ void __launch_bounds__(kBlockThreads<kLength>, kSmBlocks<kLength>)
   for (int m = 0; m < kWarpTiles<kLength>; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      sums.largest[m][r] = -INFINITY;
-      sums.weight[m][r] = 0.0f;
+      sums.running_max[m][r] = -INFINITY;
+      sums.denominator[m][r] = 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < kLength / 8; ++i)

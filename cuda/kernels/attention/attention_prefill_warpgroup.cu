@@ -4,15 +4,18 @@
 // A block stays on its multiprocessor and takes one of gridDim.x (tile, head) pairs in turn. One
 // warpgroup loads: queries as f16, and blocks of 128 keys and 128 values, two of each in shared
 // memory; q8_0 and e4m3 pass through a raw copy and become f16 there. Two warpgroups work on 64
-// tokens each: while the tensor cores take the next scores and the values of the last weights, the
-// other units turn scores into weights. A token's result depends on its own query, position and
-// pages alone.
-// Shared memory: rows of 128 bytes in panels of 64 elements, chunk c of row r at c ^ (r % 8).
+// tokens each: while the tensor cores take the next scores and the values of the last numerators,
+// the other units turn scores into numerators. A token's result depends on its own query, position
+// and pages alone. Shared memory: rows of 128 bytes in panels of 64 elements, chunk c of row r at c
+// ^ (r % 8).
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_prefill.h"
 #include "kernels/attention/attention_tile.cuh"
 #include "kernels/ptx/code.h"
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/launch.h"
+#include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/pipeline.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace wcuda::kernels {
@@ -23,8 +26,8 @@ constexpr uint32_t kBlockThreads = 384;
 constexpr uint32_t kBlockKeys = 128;
 constexpr uint32_t kStages = 2;
 // Registers of a thread: 72 + 2 * 216 = 504 of 512 of a lane.
-#define WCUDA_LOAD_REGISTERS "72"
-#define WCUDA_WORK_REGISTERS "216"
+[[maybe_unused]] constexpr uint32_t kLoadRegisters = 72;
+[[maybe_unused]] constexpr uint32_t kWorkRegisters = 216;
 
 constexpr uint32_t kPanelBytes = 128 * 128;  // 128 rows of 64 elements
 
@@ -58,12 +61,7 @@ struct Barriers {
   __device__ uint32_t queries_empty() const { return base + 72; }
 };
 
-// How often a ring of stages has been passed; which stage and which parity that is.
-struct Turn {
-  uint32_t count = 0;
-  __device__ uint32_t stage() const { return count % kStages; }
-  __device__ uint32_t parity() const { return count / kStages % 2; }
-};
+using StageCounter = PipelineCounter<kStages>;
 
 // One tile of one head.
 struct Item {
@@ -284,7 +282,7 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
                                            uint8_t* shared, const Barriers& barriers) {
   using At = Places<kLength>;
   const uint32_t base = shared_address(shared);
-  Turn turn, query_turn;
+  StageCounter counter, query_counter;
   for (uint32_t round = 0; round * gridDim.x < item_count; ++round) {
     const uint32_t index = item_of(round);
     if (index >= item_count) continue;
@@ -293,17 +291,17 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
       copy_raw_block(args, item, item.block_begin, false, base + At::kRaw);
       copy_async_commit();
     }
-    for (uint32_t block = item.block_begin; block < item.block_end; ++block, ++turn.count) {
+    for (uint32_t block = item.block_begin; block < item.block_end; ++block, ++counter.count) {
 #pragma unroll
       for (uint32_t is_value = 0; is_value < 2; ++is_value) {
-        const uint32_t stage = turn.stage();
+        const uint32_t stage = counter.stage();
         const uint32_t full = is_value ? barriers.values_full(stage) : barriers.keys_full(stage);
         const uint32_t empty = is_value ? barriers.values_empty(stage) : barriers.keys_empty(stage);
         const uint32_t place = (is_value ? At::kValues : At::kKeys) + stage * At::kBytes;
         if constexpr (kFormat == KvFormat::kF16) {
-          barrier_wait(empty, turn.parity() ^ 1);
+          mbarrier_wait(empty, counter.parity() ^ 1);
           copy_block<kLength>(args, item, block, is_value, base + place);
-          barrier_arrive_after_copies(full);
+          mbarrier_arrive_after_copies(full);
         } else {
           const uint32_t row_bytes = args.pages.row_bytes;
           const uint32_t raw_bytes = kBlockKeys * row_bytes;
@@ -314,7 +312,7 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
             copy_raw_block(args, item, next, !is_value,
                            base + At::kRaw + (is_value ? 0 : raw_bytes));
           copy_async_commit();
-          barrier_wait(empty, turn.parity() ^ 1);
+          mbarrier_wait(empty, counter.parity() ^ 1);
           const uint8_t* raw = shared + At::kRaw + (is_value ? raw_bytes : 0);
           if (args.pages.head_length != kLength)
             expand_block<kLength, kFormat>(shared + place, raw, row_bytes, args.pages.head_length);
@@ -322,15 +320,15 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
             expand_whole_q8_0<kLength>(shared + place, raw);
           else
             expand_whole_e4m3<kLength>(shared + place, raw);
-          fence_shared_for_products();
-          barrier_arrive(full);
+          fence_proxy_async();
+          mbarrier_arrive(full);
         }
         if (is_value == 0 && block == item.block_begin) {
-          barrier_wait(barriers.queries_empty(), query_turn.count % 2 ^ 1);
+          mbarrier_wait(barriers.queries_empty(), query_counter.count % 2 ^ 1);
           load_queries<kLength>(args, item, shared + At::kQueries);
-          fence_shared_for_products();
-          barrier_arrive(barriers.queries_full());
-          ++query_turn.count;
+          fence_proxy_async();
+          mbarrier_arrive(barriers.queries_full());
+          ++query_counter.count;
         }
       }
     }
@@ -345,16 +343,16 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
 // A warp's tokens: lane 4g + t has rows g and g + 8 of 16, of scores and sums the columns 2t, 2t +
 // 1 of each 8.
 struct Softmax {
-  float largest[2];
-  float weight[2];  // of this lane's keys
-  float factor[2];  // for the sums so far
+  float running_max[2];
+  float denominator[2];  // of this lane's keys
+  float factor[2];       // for the sums so far
 };
 
-// Scores become weights.
-__device__ __forceinline__ void weigh_scores(const AttentionKernelArgs& args, uint32_t position,
-                                             uint32_t last_position, uint32_t first_position,
-                                             uint32_t first_key, uint32_t lane, float (&scores)[64],
-                                             Softmax* softmax) {
+// Scores become numerators.
+__device__ __forceinline__ void softmax_scores(const AttentionKernelArgs& args, uint32_t position,
+                                               uint32_t last_position, uint32_t first_position,
+                                               uint32_t first_key, uint32_t lane,
+                                               float (&scores)[64], Softmax* softmax) {
   if (args.softcap != 0.0f) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) scores[i] = cap_score(scores[i], args.softcap);
@@ -376,35 +374,36 @@ __device__ __forceinline__ void weigh_scores(const AttentionKernelArgs& args, ui
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float largest = softmax->largest[r];
+    float running_max = softmax->running_max[r];
 #pragma unroll
     for (int i = 0; i < 16; ++i)
-      largest = fmaxf(largest, fmaxf(scores[i * 4 + r * 2], scores[i * 4 + r * 2 + 1]));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+      running_max = fmaxf(running_max, fmaxf(scores[i * 4 + r * 2], scores[i * 4 + r * 2 + 1]));
+    running_max = fmaxf(running_max, __shfl_xor_sync(~0u, running_max, 1));
+    running_max = fmaxf(running_max, __shfl_xor_sync(~0u, running_max, 2));
     // All of a token's keys so far may be masked.
-    const float base = largest == -INFINITY ? 0.0f : largest;
-    softmax->factor[r] = exp2_fast(softmax->largest[r] - base);
-    softmax->largest[r] = largest;
-    float weight = 0.0f;
+    const float base = running_max == -INFINITY ? 0.0f : running_max;
+    softmax->factor[r] = exp2_fast(softmax->running_max[r] - base);
+    softmax->running_max[r] = running_max;
+    float denominator = 0.0f;
 #pragma unroll
     for (int i = 0; i < 16; ++i)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         float& score = scores[i * 4 + r * 2 + j];
         score = exp2_fast(score - base);
-        weight += score;
+        denominator += score;
       }
-    softmax->weight[r] = softmax->weight[r] * softmax->factor[r] + weight;
+    softmax->denominator[r] = softmax->denominator[r] * softmax->factor[r] + denominator;
   }
 }
 
-__device__ __forceinline__ void pack_weights(const float (&scores)[64], uint32_t (&weights)[8][4]) {
+__device__ __forceinline__ void pack_numerators(const float (&scores)[64],
+                                                uint32_t (&numerators)[8][4]) {
 #pragma unroll
   for (int k = 0; k < 8; ++k)
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      weights[k][j] = pack_halves(scores[k * 8 + j * 2], scores[k * 8 + j * 2 + 1]);
+      numerators[k][j] = pack_halves(scores[k * 8 + j * 2], scores[k * 8 + j * 2 + 1]);
 }
 
 // scores (64, 128) = queries (64, kLength) * keys (128, kLength).
@@ -414,21 +413,18 @@ __device__ __forceinline__ void multiply_keys(uint64_t queries, uint64_t keys,
 #pragma unroll
   for (int k = 0; k < kLength / 16; ++k) {
     const uint64_t step = (k / 4 * kPanelBytes + k % 4 * 32) >> 4;
-    add_product_128(scores, queries + step, keys + step, k != 0);
+    wgmma_shared_128(scores, queries + step, keys + step, k != 0);
   }
 }
 
-// sums (64, kLength) += weights (64, 128) * values (128, kLength).
+// sums (64, kLength) += numerators (64, 128) * values (128, kLength).
 template <int kLength>
-__device__ __forceinline__ void multiply_values(const uint32_t (&weights)[8][4], uint64_t values,
+__device__ __forceinline__ void multiply_values(const uint32_t (&numerators)[8][4], uint64_t values,
                                                 float (&sums)[kLength / 2]) {
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
     const uint64_t step = k * 2048 >> 4;
-    if constexpr (kLength == 128)
-      add_product_128(sums, weights[k], values + step);
-    else
-      add_product_64(sums, weights[k], values + step);
+    wgmma<kLength, true>(sums, numerators[k], values + step);
   }
 }
 
@@ -441,14 +437,14 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
   const float sink = args.sinks == nullptr ? -INFINITY : args.sinks[item.head] * kLog2E;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float weight = softmax.weight[r];
-    weight += __shfl_xor_sync(~0u, weight, 1);
-    weight += __shfl_xor_sync(~0u, weight, 2);
+    float denominator = softmax.denominator[r];
+    denominator += __shfl_xor_sync(~0u, denominator, 1);
+    denominator += __shfl_xor_sync(~0u, denominator, 2);
     const uint32_t row = first_row + r * 8;
     if (row >= item.token_count) continue;
-    const float largest = fmaxf(softmax.largest[r], sink);
-    const float factor = exp2_fast(softmax.largest[r] - largest);
-    const float inverse = factor / (weight * factor + exp2_fast(sink - largest));
+    const float running_max = fmaxf(softmax.running_max[r], sink);
+    const float factor = exp2_fast(softmax.running_max[r] - running_max);
+    const float inverse = factor / (denominator * factor + exp2_fast(sink - running_max));
     const uint64_t place = (uint64_t{item.first_token + row} * args.head_count + item.head) * n;
 #pragma unroll
     for (int i = 0; i < kLength / 8; ++i) {
@@ -471,17 +467,17 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t group_row = (threadIdx.x / 128 - 1) * 64;
   const uint32_t first_row = group_row + threadIdx.x % 128 / 32 * 16 + lane / 4;
-  const uint64_t queries = describe(base + At::kQueries + group_row * 128, kPanelBytes);
+  const uint64_t queries = wgmma_descriptor(base + At::kQueries + group_row * 128, kPanelBytes);
   const auto keys_at = [&](uint32_t stage) {
-    return describe(base + At::kKeys + stage * At::kBytes, kPanelBytes);
+    return wgmma_descriptor(base + At::kKeys + stage * At::kBytes, kPanelBytes);
   };
   const auto values_at = [&](uint32_t stage) {
-    return describe(base + At::kValues + stage * At::kBytes, kPanelBytes);
+    return wgmma_descriptor(base + At::kValues + stage * At::kBytes, kPanelBytes);
   };
   const auto release = [&](uint32_t barrier) {
-    if (lane == 0) barrier_arrive(barrier);
+    if (lane == 0) mbarrier_arrive(barrier);
   };
-  Turn key_turn, value_turn, query_turn;
+  StageCounter key_counter, value_counter, query_counter;
   for (uint32_t round = 0; round * gridDim.x < item_count; ++round) {
     const uint32_t index = item_of(round);
     if (index >= item_count) continue;
@@ -490,61 +486,61 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
     const uint32_t position = item.first_position + first_row;
     float scores[64];
     float sums[kLength / 2];
-    uint32_t weights[8][4];
+    uint32_t numerators[8][4];
     Softmax softmax{{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {1.0f, 1.0f}};
 #pragma unroll
     for (int i = 0; i < kLength / 2; ++i) sums[i] = 0.0f;
 
-    barrier_wait(barriers.queries_full(), query_turn.count++ % 2);
-    barrier_wait(barriers.keys_full(key_turn.stage()), key_turn.parity());
-    fence_shared_for_products();
-    products_begin();
-    multiply_keys<kLength>(queries, keys_at(key_turn.stage()), scores);
-    products_commit();
-    products_wait<0>();
-    products_settle(scores);
-    release(barriers.keys_empty(key_turn.stage()));
-    ++key_turn.count;
+    mbarrier_wait(barriers.queries_full(), query_counter.count++ % 2);
+    mbarrier_wait(barriers.keys_full(key_counter.stage()), key_counter.parity());
+    fence_proxy_async();
+    wgmma_fence();
+    multiply_keys<kLength>(queries, keys_at(key_counter.stage()), scores);
+    wgmma_commit();
+    wgmma_wait<0>();
+    accumulator_fence(scores);
+    release(barriers.keys_empty(key_counter.stage()));
+    ++key_counter.count;
     if (item.block_begin + 1 == item.block_end) release(barriers.queries_empty());
-    weigh_scores(args, position, group_position + 63, group_position, item.block_begin * kBlockKeys,
-                 lane, scores, &softmax);
-    pack_weights(scores, weights);
+    softmax_scores(args, position, group_position + 63, group_position,
+                   item.block_begin * kBlockKeys, lane, scores, &softmax);
+    pack_numerators(scores, numerators);
 
     for (uint32_t block = item.block_begin + 1; block < item.block_end; ++block) {
-      barrier_wait(barriers.keys_full(key_turn.stage()), key_turn.parity());
-      barrier_wait(barriers.values_full(value_turn.stage()), value_turn.parity());
-      fence_shared_for_products();
-      products_begin();
-      multiply_keys<kLength>(queries, keys_at(key_turn.stage()), scores);
-      products_commit();
-      multiply_values<kLength>(weights, values_at(value_turn.stage()), sums);
-      products_commit();
-      products_wait<1>();
-      products_settle(scores);
-      release(barriers.keys_empty(key_turn.stage()));
-      ++key_turn.count;
+      mbarrier_wait(barriers.keys_full(key_counter.stage()), key_counter.parity());
+      mbarrier_wait(barriers.values_full(value_counter.stage()), value_counter.parity());
+      fence_proxy_async();
+      wgmma_fence();
+      multiply_keys<kLength>(queries, keys_at(key_counter.stage()), scores);
+      wgmma_commit();
+      multiply_values<kLength>(numerators, values_at(value_counter.stage()), sums);
+      wgmma_commit();
+      wgmma_wait<1>();
+      accumulator_fence(scores);
+      release(barriers.keys_empty(key_counter.stage()));
+      ++key_counter.count;
       if (block + 1 == item.block_end) release(barriers.queries_empty());
-      weigh_scores(args, position, group_position + 63, group_position, block * kBlockKeys, lane,
-                   scores, &softmax);
-      products_wait<0>();
-      products_settle(sums);
-      release(barriers.values_empty(value_turn.stage()));
-      ++value_turn.count;
+      softmax_scores(args, position, group_position + 63, group_position, block * kBlockKeys, lane,
+                     scores, &softmax);
+      wgmma_wait<0>();
+      accumulator_fence(sums);
+      release(barriers.values_empty(value_counter.stage()));
+      ++value_counter.count;
       if (__any_sync(~0u, softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f)) {
 #pragma unroll
         for (int i = 0; i < kLength / 2; ++i) sums[i] *= softmax.factor[i / 2 % 2];
       }
-      pack_weights(scores, weights);
+      pack_numerators(scores, numerators);
     }
-    barrier_wait(barriers.values_full(value_turn.stage()), value_turn.parity());
-    fence_shared_for_products();
-    products_begin();
-    multiply_values<kLength>(weights, values_at(value_turn.stage()), sums);
-    products_commit();
-    products_wait<0>();
-    products_settle(sums);
-    release(barriers.values_empty(value_turn.stage()));
-    ++value_turn.count;
+    mbarrier_wait(barriers.values_full(value_counter.stage()), value_counter.parity());
+    fence_proxy_async();
+    wgmma_fence();
+    multiply_values<kLength>(numerators, values_at(value_counter.stage()), sums);
+    wgmma_commit();
+    wgmma_wait<0>();
+    accumulator_fence(sums);
+    release(barriers.values_empty(value_counter.stage()));
+    ++value_counter.count;
     write_results<kLength>(args, item, first_row, lane, softmax, sums);
   }
 }
@@ -563,23 +559,23 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   if (threadIdx.x == 0) {
     constexpr uint32_t kWorkWarps = 8;
     for (uint32_t stage = 0; stage < kStages; ++stage) {
-      barrier_init(barriers.keys_full(stage), kLoadThreads);
-      barrier_init(barriers.values_full(stage), kLoadThreads);
-      barrier_init(barriers.keys_empty(stage), kWorkWarps);
-      barrier_init(barriers.values_empty(stage), kWorkWarps);
+      mbarrier_init(barriers.keys_full(stage), kLoadThreads);
+      mbarrier_init(barriers.values_full(stage), kLoadThreads);
+      mbarrier_init(barriers.keys_empty(stage), kWorkWarps);
+      mbarrier_init(barriers.values_empty(stage), kWorkWarps);
     }
-    barrier_init(barriers.queries_full(), kLoadThreads);
-    barrier_init(barriers.queries_empty(), kWorkWarps);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    mbarrier_init(barriers.queries_full(), kLoadThreads);
+    mbarrier_init(barriers.queries_empty(), kWorkWarps);
+    mbarrier_init_fence();
   }
   dependent_wait();
   __syncthreads();
   const uint32_t item_count = *args.plan.tile_count * args.head_count;
   if (threadIdx.x < kLoadThreads) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 " WCUDA_LOAD_REGISTERS ";");
+    registers_release<kLoadRegisters>();
     load_items<kLength, kFormat>(args, item_count, shared, barriers);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 " WCUDA_WORK_REGISTERS ";");
+    registers_acquire<kWorkRegisters>();
     work_on_items<kLength>(args, item_count, base, barriers);
   }
 #endif

@@ -10,6 +10,8 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
+#include "kernels/ptx/copy_async.cuh"
+#include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/shared_address.cuh"
 #include "kernels/shared/kv_pages.h"
 #include "kernels/shared/numeric.h"
@@ -17,25 +19,6 @@
 namespace wcuda::kernels {
 
 constexpr float kLog2E = 1.44269504088896340736f;
-
-// ---- copies ----
-
-// 16 bytes, of which the first `bytes` are read and the rest becomes 0.
-__device__ __forceinline__ void copy_async_16(uint32_t target, const void* source, uint32_t bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
-               "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void copy_async_16(uint32_t target, const void* source) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
-}
-__device__ __forceinline__ void copy_async_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void copy_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
 
 // ---- tensor cores ----
 
@@ -56,17 +39,6 @@ __device__ __forceinline__ uint32_t transpose_tile(uint32_t tile) {
   uint32_t out;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(tile));
   return out;
-}
-
-// sum (16 x 8) += a (16 x 16) * b (16 x 8). Lane 4g + t holds of a: rows g, g + 8 of columns 2t,
-// 2t + 1, then the same of columns 2t + 8, 2t + 9; of b: rows 2t, 2t + 1 and 2t + 8, 2t + 9 of
-// column g; of the sum: row g, columns 2t, 2t + 1, then row g + 8.
-__device__ __forceinline__ void multiply_tiles(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
-                                               uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ __forceinline__ uint32_t pack_halves(float low, float high) {

@@ -1,4 +1,5 @@
-// wide_input: h[c] = 2^s(c) * v[c] as f16; v = x, rms_norm(x) * norm, or activation(gate) * up.
+// dequant_gemm_input: h[c] = 2^s(c) * v[c] as f16; v = x, rms_norm(x) * norm, or activation(gate) *
+// up.
 //
 // A block a column, which it holds in registers, 8 values a turn and thread; but what comes of a
 // gate is written on the way. Bytes moved a column: 4 cols read and 2 written.
@@ -6,6 +7,7 @@
 #include "kernels/linear/linear_activation.cuh"
 #include "kernels/linear/token_statistics.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/launch.h"
 #include "kernels/shared/numeric.h"
 
 namespace wcuda::kernels {
@@ -13,12 +15,12 @@ namespace {
 
 constexpr uint32_t kThreadsMax = 512;
 constexpr uint32_t kTurnsMax = 8;
-static_assert(kThreadsMax * kTurnsMax * 8 == kWideInputsMax);
+static_assert(kThreadsMax * kTurnsMax * 8 == kDequantGemmInputsMax);
 constexpr int32_t kLowExponent = -4, kHighExponent = 14, kChosenExponent = -2;
 // 2^s and 2^-s are normal numbers; what is added to stays finite.
 constexpr int32_t kScaleMax = 126, kResidualScaleMax = 60;
 
-__device__ inline int32_t scale_exponent(const WideInputArgs& args, float max) {
+__device__ inline int32_t scale_exponent(const DequantGemmInputArgs& args, float max) {
   const auto field = static_cast<int32_t>(float_bits(max) >> 23 & 255);
   const int32_t exponent = field - 127;
   if (max == 0.0f || field == 255) return 0;
@@ -58,7 +60,7 @@ __device__ inline void store8(const float (&values)[8], float scale, uint4* to) 
 }
 
 // Ends a column: the sums that its products will be added to.
-__device__ inline void scale_residual(const WideInputArgs& args, uint32_t column,
+__device__ inline void scale_residual(const DequantGemmInputArgs& args, uint32_t column,
                                       int32_t exponent) {
   if (threadIdx.x == 0) args.scales[column] = power_of_two(-exponent);
   if (args.residual == nullptr || exponent == 0) return;
@@ -68,7 +70,7 @@ __device__ inline void scale_residual(const WideInputArgs& args, uint32_t column
 }
 
 template <uint32_t kTurns>
-__global__ void __launch_bounds__(kThreadsMax) wide_input_kernel(const WideInputArgs args) {
+__global__ void __launch_bounds__(kThreadsMax) wide_input_kernel(const DequantGemmInputArgs args) {
   const uint32_t column = blockIdx.x, pieces = args.cols / 8;
   const bool has_norm = args.norm != nullptr;
   dependent_trigger();
@@ -117,8 +119,8 @@ __global__ void __launch_bounds__(kThreadsMax) wide_input_kernel(const WideInput
 // Two pieces of a column, side by side: h = scale * activation(gate) * up; returns the largest
 // magnitude of what is scaled.
 template <bool kIsSilu>
-__device__ inline float make_hidden(const WideInputArgs& args, uint32_t column, float sum_scale,
-                                    float scale) {
+__device__ inline float make_hidden(const DequantGemmInputArgs& args, uint32_t column,
+                                    float sum_scale, float scale) {
   constexpr uint32_t kSideBySide = 2;
   const uint32_t pieces = args.cols / 8;
   const auto* const gate =
@@ -147,7 +149,7 @@ __device__ inline float make_hidden(const WideInputArgs& args, uint32_t column, 
         u[i] *= sum_scale;
         if (args.gate_bias != nullptr) g[i] += args.gate_bias[piece * 8 + i];
         if (args.up_bias != nullptr) u[i] += args.up_bias[piece * 8 + i];
-        g[i] = (kIsSilu ? silu_brief(g[i]) : gelu_tanh_brief(g[i])) * u[i];
+        g[i] = (kIsSilu ? silu_fast(g[i]) : gelu_tanh_fast(g[i])) * u[i];
         max = fmaxf(max, fabsf(g[i]));
       }
       store8(g, scale, h + piece);
@@ -158,7 +160,7 @@ __device__ inline float make_hidden(const WideInputArgs& args, uint32_t column, 
 
 // Written as if s were 0, and once more where it is not.
 template <bool kIsSilu>
-__global__ void __launch_bounds__(kThreadsMax) wide_hidden_kernel(const WideInputArgs args) {
+__global__ void __launch_bounds__(kThreadsMax) wide_hidden_kernel(const DequantGemmInputArgs args) {
   const uint32_t column = blockIdx.x;
   dependent_trigger();
   dependent_wait();
@@ -173,7 +175,8 @@ __global__ void __launch_bounds__(kThreadsMax) wide_hidden_kernel(const WideInpu
 constexpr uint32_t kFinishThreads = 256;
 constexpr uint32_t kFinishBlocks = 8;  // a multiprocessor
 
-__global__ void __launch_bounds__(kFinishThreads) wide_finish_kernel(const WideFinishArgs args) {
+__global__ void __launch_bounds__(kFinishThreads)
+    wide_finish_kernel(const DequantGemmFinishArgs args) {
   dependent_trigger();
   dependent_wait();
   for (uint32_t c = blockIdx.x; c < args.columns; c += gridDim.x) {
@@ -185,7 +188,7 @@ __global__ void __launch_bounds__(kFinishThreads) wide_finish_kernel(const WideF
   }
 }
 
-cudaError_t launch_input(const WideInputArgs& args, const Launch& launch) {
+cudaError_t launch_input(const DequantGemmInputArgs& args, const Launch& launch) {
   const uint32_t pieces = args.cols / 8;
   const auto start = [&](auto* kernel, uint32_t turns) {
     const uint32_t threads = ((pieces + turns - 1) / turns + 31) / 32 * 32;
@@ -206,15 +209,16 @@ bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(addres
 
 }  // namespace
 
-cudaError_t wide_input(const WideInputArgs& args, const Launch& launch) {
+cudaError_t dequant_gemm_input(const DequantGemmInputArgs& args, const Launch& launch) {
   if (args.columns == 0) return cudaSuccess;
-  if (args.cols == 0 || args.cols % 8 != 0 || args.cols > kWideInputsMax || !is_aligned(args.x) ||
-      !is_aligned(args.norm) || !is_aligned(args.gate) || !is_aligned(args.h))
+  if (args.cols == 0 || args.cols % 8 != 0 || args.cols > kDequantGemmInputsMax ||
+      !is_aligned(args.x) || !is_aligned(args.norm) || !is_aligned(args.gate) ||
+      !is_aligned(args.h))
     return cudaErrorInvalidValue;
   return launch_input(args, launch);
 }
 
-cudaError_t wide_finish(const WideFinishArgs& args, const Launch& launch) {
+cudaError_t dequant_gemm_finish(const DequantGemmFinishArgs& args, const Launch& launch) {
   if (args.columns == 0 || args.rows == 0) return cudaSuccess;
   const uint32_t blocks = min(args.columns, kFinishBlocks * static_cast<uint32_t>(launch.sm_count));
   return launch_kernel(launch, dim3(blocks), dim3(kFinishThreads), 0, 0, wide_finish_kernel, args);

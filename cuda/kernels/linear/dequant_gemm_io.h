@@ -1,4 +1,4 @@
-// wide_input: h[c] = 2^s(c) * v[c] as f16, for products of many tokens. v[c] is x[c], or
+// dequant_gemm_input: h[c] = 2^s(c) * v[c] as f16, for products of many tokens. v[c] is x[c], or
 // rms_norm(x[c]) * norm, or what a gate makes of its two sums: activation(gate[c]) * up[c].
 #pragma once
 
@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/linear/linear.h"
+#include "kernels/ptx/launch.h"
 
 namespace wcuda::kernels {
 
@@ -20,9 +21,9 @@ enum class ScaleRule : uint32_t {
   kRarely,
 };
 
-struct WideInputArgs {
+struct DequantGemmInputArgs {
   uint32_t columns = 0;
-  uint32_t cols = 0;         // inputs: a multiple of 8, at most kWideInputsMax
+  uint32_t cols = 0;         // inputs: a multiple of 8, at most kDequantGemmInputsMax
   const float* x = nullptr;  // (…, cols), aligned to 16; token c reads row c, or x_rows[c]
   const uint32_t* x_rows = nullptr;  // (columns), device memory; may be null
   const float* norm = nullptr;       // (cols) gain of an RMS norm, aligned to 16; null: none
@@ -43,11 +44,11 @@ struct WideInputArgs {
   float* scales = nullptr;     // (columns) 2^-s
 };
 
-constexpr uint32_t kWideInputsMax = 32768;
+constexpr uint32_t kDequantGemmInputsMax = 32768;
 
-cudaError_t wide_input(const WideInputArgs& args, const Launch& launch);
+cudaError_t dequant_gemm_input(const DequantGemmInputArgs& args, const Launch& launch);
 
-struct WideFinishArgs {
+struct DequantGemmFinishArgs {
   uint32_t columns = 0;
   uint32_t rows = 0;
   float* y = nullptr;  // (columns, stride)
@@ -57,6 +58,6 @@ struct WideFinishArgs {
 };
 
 // y[c][r] = scales[c] * y[c][r] + bias[r]. Without a bias columns of scale 1 are not touched.
-cudaError_t wide_finish(const WideFinishArgs& args, const Launch& launch);
+cudaError_t dequant_gemm_finish(const DequantGemmFinishArgs& args, const Launch& launch);
 
 }  // namespace wcuda::kernels

@@ -1,13 +1,14 @@
 // dequantize: out[r][c] = round(w[r][c]).
 //
-// Records (kernels/shared/packed_tile.h) in, read once by 16 bytes; rows of f32, f16 or bf16 out,
-// written once by 16 bytes. A block of threads takes a tile of 16 rows x 256 columns: it puts the
-// records' bytes back in the file's order in shared memory, then a thread unpacks 32 elements, and
-// quads of lanes exchange them so that each store of a quad covers 64 bytes of a row.
+// Packed tiles (kernels/shared/packed_tile.h) in, read once by 16 bytes; rows of f32, f16 or bf16
+// out, written once by 16 bytes. A block of threads takes a tile of 16 rows x 256 columns: it puts
+// the packed tiles' bytes back in the file's order in shared memory, then a thread unpacks 32
+// elements, and quads of lanes exchange them so that each store of a quad covers 64 bytes of a row.
 #include <algorithm>
 
 #include "kernels/linear/dequantize.h"
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/launch.h"
 #include "kernels/ptx/quad_transpose.cuh"
 #include "kernels/shared/tile_blocks.cuh"
 
@@ -16,38 +17,39 @@ namespace {
 
 constexpr uint32_t kTileColumns = 256;
 constexpr uint32_t kTileParts = kTileColumns / kPartElements;
-constexpr uint32_t kThreads = kRecordRows * kTileParts;  // a thread unpacks one part
+constexpr uint32_t kThreads = kMTileRows * kTileParts;  // a thread unpacks one part
 
 struct Arguments {
-  const uint8_t* records;
+  const uint8_t* packed_tiles;
   uint32_t cols;
   uint32_t first_row;
   uint32_t row_count;
-  uint32_t tile_count;    // of a strip
-  uint32_t record_count;  // of a strip
+  uint32_t tile_count;         // of an M-tile
+  uint32_t packed_tile_count;  // of an M-tile
   ElementType out_type;
   bool is_aligned;
   void* out;  // (row_count, cols)
 };
 
-template <uint32_t kType>
-struct RecordTile : SharedBlocks<kType> {
+template <TensorType kType>
+struct PackedTile : SharedBlocks<kType> {
   using Base = SharedBlocks<kType>;
-  static constexpr uint32_t kRecordBytes = Base::kLayout.record_bytes();
-  static constexpr uint32_t kRecords = kTileColumns / Base::kLayout.record_elements();
-  static constexpr uint32_t kBlocks = kRecords * Base::kLayout.blocks;  // of a row
+  static constexpr uint32_t kPackedTileBytes = Base::kLayout.packed_tile_bytes();
+  static constexpr uint32_t kPackedTiles = kTileColumns / Base::kLayout.packed_tile_inputs();
+  static constexpr uint32_t kBlocks = kPackedTiles * Base::kLayout.blocks;  // of a row
   static constexpr uint32_t kRowStride =
       (kBlocks * Base::kStride / 4 | 1) * 4;  // an odd word count
-  static constexpr uint32_t kChunks = kRecords * kRecordBytes / 16;
-  static_assert(kRecordBytes % 16 == 0);
+  static constexpr uint32_t kChunks = kPackedTiles * kPackedTileBytes / 16;
+  static_assert(kPackedTileBytes % 16 == 0);
 };
 
-// Puts the 16 bytes at `offset` of part kPart of record `record` of the tile into their places.
-template <uint32_t kType, uint32_t kPart>
-__device__ inline void scatter_part(uint32_t record, uint32_t offset, const uint4& chunk,
+// Puts the 16 bytes at `offset` of part kPart of packed tile `packed_tile` of the tile into their
+// places.
+template <TensorType kType, uint32_t kPart>
+__device__ inline void scatter_part(uint32_t packed_tile, uint32_t offset, const uint4& chunk,
                                     uint8_t* shared) {
-  using T = RecordTile<kType>;
-  constexpr RecordPart kThis = T::kLayout.parts[kPart];
+  using T = PackedTile<kType>;
+  constexpr TileField kThis = T::kLayout.fields[kPart];
   constexpr uint32_t kPiece = kThis.piece_bytes;
   constexpr uint32_t kUnit = T::unit_bytes(kThis);
   const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
@@ -57,8 +59,8 @@ __device__ inline void scatter_part(uint32_t record, uint32_t offset, const uint
     uint32_t row, block, byte;  // of the part's bytes of the block
     if constexpr (!kThis.by_lane) {
       constexpr uint32_t kPieces = kThis.bytes / kPiece;
-      const uint32_t index = at / (kRecordRows * kPiece);
-      row = at / kPiece % kRecordRows;
+      const uint32_t index = at / (kMTileRows * kPiece);
+      row = at / kPiece % kMTileRows;
       block = index / kPieces;
       byte = index % kPieces * kPiece + at % kPiece;
     } else {
@@ -80,7 +82,7 @@ __device__ inline void scatter_part(uint32_t record, uint32_t offset, const uint
       byte = run % kRuns * 4 * kPiece + lane % 4 * kPiece + at % kPiece;
     }
     uint8_t* const target = shared + row * T::kRowStride +
-                            (record * T::kLayout.blocks + block) * T::kStride + T::kShift +
+                            (packed_tile * T::kLayout.blocks + block) * T::kStride + T::kShift +
                             kThis.offset + byte;
     const uint32_t word = words[unit * kUnit / 4];
     if constexpr (kUnit == 4)
@@ -92,15 +94,15 @@ __device__ inline void scatter_part(uint32_t record, uint32_t offset, const uint
   }
 }
 
-template <uint32_t kType, uint32_t kPart = 0>
-__device__ inline void scatter(uint32_t record, uint32_t offset, const uint4& chunk,
+template <TensorType kType, uint32_t kPart = 0>
+__device__ inline void scatter(uint32_t packed_tile, uint32_t offset, const uint4& chunk,
                                uint8_t* shared) {
-  using T = RecordTile<kType>;
-  if constexpr (kPart + 1 < T::kLayout.part_count) {
+  using T = PackedTile<kType>;
+  if constexpr (kPart + 1 < T::kLayout.field_count) {
     if (offset >= T::part_start(kPart + 1))
-      return scatter<kType, kPart + 1>(record, offset, chunk, shared);
+      return scatter<kType, kPart + 1>(packed_tile, offset, chunk, shared);
   }
-  scatter_part<kType, kPart>(record, offset - T::part_start(kPart), chunk, shared);
+  scatter_part<kType, kPart>(packed_tile, offset - T::part_start(kPart), chunk, shared);
 }
 
 __device__ inline uint32_t pack_f16(float low, float high) {
@@ -175,21 +177,21 @@ __device__ inline void store_part_unaligned(const Arguments& arguments, const fl
   }
 }
 
-template <uint32_t kType>
+template <TensorType kType>
 __global__ void __launch_bounds__(kThreads, 8) dequantize_kernel(Arguments arguments) {
-  using T = RecordTile<kType>;
-  __shared__ __align__(16) uint8_t shared[kRecordRows * T::kRowStride];
+  using T = PackedTile<kType>;
+  __shared__ __align__(16) uint8_t shared[kMTileRows * T::kRowStride];
   dependent_trigger();
-  const uint32_t strip = arguments.first_row / kRecordRows + blockIdx.x / arguments.tile_count;
+  const uint32_t m_tile = arguments.first_row / kMTileRows + blockIdx.x / arguments.tile_count;
   const uint32_t tile = blockIdx.x % arguments.tile_count;
-  const uint32_t first_record = tile * T::kRecords;
-  const uint32_t records = min(T::kRecords, arguments.record_count - first_record);
+  const uint32_t first_record = tile * T::kPackedTiles;
+  const uint32_t packed_tiles = min(T::kPackedTiles, arguments.packed_tile_count - first_record);
   const auto* chunks = reinterpret_cast<const uint4*>(
-      arguments.records +
-      (uint64_t{strip} * arguments.record_count + first_record) * T::kRecordBytes);
+      arguments.packed_tiles +
+      (uint64_t{m_tile} * arguments.packed_tile_count + first_record) * T::kPackedTileBytes);
 
   constexpr uint32_t kLoads = (T::kChunks + kThreads - 1) / kThreads;
-  const uint32_t chunk_count = records * (T::kRecordBytes / 16);
+  const uint32_t chunk_count = packed_tiles * (T::kPackedTileBytes / 16);
   uint4 loaded[kLoads];
 #pragma unroll
   for (uint32_t i = 0; i < kLoads; ++i) {
@@ -200,8 +202,8 @@ __global__ void __launch_bounds__(kThreads, 8) dequantize_kernel(Arguments argum
   for (uint32_t i = 0; i < kLoads; ++i) {
     const uint32_t chunk = i * kThreads + threadIdx.x;
     if (chunk < chunk_count)
-      scatter<kType>(chunk / (T::kRecordBytes / 16), chunk % (T::kRecordBytes / 16) * 16, loaded[i],
-                     shared);
+      scatter<kType>(chunk / (T::kPackedTileBytes / 16), chunk % (T::kPackedTileBytes / 16) * 16,
+                     loaded[i], shared);
   }
   __syncthreads();
 
@@ -214,9 +216,9 @@ __global__ void __launch_bounds__(kThreads, 8) dequantize_kernel(Arguments argum
   unpack32(block, part % kBlockParts, values);
 
   dependent_wait();
-  const uint32_t row = strip * kRecordRows + row_of_strip - arguments.first_row;
+  const uint32_t row = m_tile * kMTileRows + row_of_strip - arguments.first_row;
   const bool is_row =
-      strip * kRecordRows + row_of_strip >= arguments.first_row && row < arguments.row_count;
+      m_tile * kMTileRows + row_of_strip >= arguments.first_row && row < arguments.row_count;
   const uint64_t row_start = is_row ? uint64_t{row} * arguments.cols : 0;
   const uint32_t column = tile * kTileColumns + part * kPartElements;
   if (arguments.is_aligned)
@@ -225,9 +227,9 @@ __global__ void __launch_bounds__(kThreads, 8) dequantize_kernel(Arguments argum
     store_part_unaligned(arguments, values, row_start, column);
 }
 
-// The two most frequent types to f16, whole records: bound by its instructions, the kernel above
-// moves half of what memory could. Here a thread takes the codes of 8 neighbours where they lie in
-// the record, four times in its row, and a quad of lanes writes 64 bytes.
+// The two most frequent types to f16, whole packed tiles: bound by its instructions, the kernel
+// above moves half of what memory could. Here a thread takes the codes of 8 neighbours where they
+// lie in the packed tile, four times in its row, and a quad of lanes writes 64 bytes.
 constexpr uint32_t kWordStages = 3;
 constexpr uint32_t kWordBlocks = 12;  // a multiprocessor
 constexpr float kTwoTo23 = 8388608.0f;
@@ -238,10 +240,10 @@ __device__ inline float code_float(uint32_t codes, uint32_t i, float subtrahend)
   return bits_float(__byte_perm(codes, 0x4b000000u, 0x7440u + i)) - subtrahend;
 }
 
-// Where a thread works in a record: row, codes 8 quad … of 32, part 4 half … of 8.
+// Where a thread works in a packed tile: row, codes 8 quad … of 32, part 4 half … of 8.
 struct WordPlace {
   uint32_t row, quad, half;
-  // Its 8 bytes of run `run` in a part of the record that lies by lanes, 8 bytes a piece.
+  // Its 8 bytes of run `run` in a part of the packed tile that lies by lanes, 8 bytes a piece.
   __device__ uint32_t piece(uint32_t run) const {
     return run * 512 + row % 8 * 64 + quad * 16 + row / 8 * 8;
   }
@@ -253,9 +255,9 @@ __device__ inline float half_at(const uint8_t* bytes) {
 
 // make(part, values) for 8 neighbours of each of its four parts.
 template <class Make>
-__device__ inline void unpack_words(TypeTag<12>, const uint8_t* record, const WordPlace& at,
-                                    const Make& make) {
-  const uint4 head = *reinterpret_cast<const uint4*>(record + 2048 + at.row * 16);
+__device__ inline void unpack_words(TypeTag<TensorType::kQ4_K>, const uint8_t* packed_tile,
+                                    const WordPlace& at, const Make& make) {
+  const uint4 head = *reinterpret_cast<const uint4*>(packed_tile + 2048 + at.row * 16);
   const float d = half_to_float(static_cast<uint16_t>(head.x & 0xffff));
   const float dmin = half_to_float(static_cast<uint16_t>(head.x >> 16));
   uint32_t scales = head.y & 0x3f3f3f3fu, mins = head.z & 0x3f3f3f3fu;
@@ -265,7 +267,7 @@ __device__ inline void unpack_words(TypeTag<12>, const uint8_t* record, const Wo
   }
 #pragma unroll
   for (uint32_t run = 0; run < 2; ++run) {
-    const uint2 codes = *reinterpret_cast<const uint2*>(record + at.piece(at.half * 2 + run));
+    const uint2 codes = *reinterpret_cast<const uint2*>(packed_tile + at.piece(at.half * 2 + run));
 #pragma unroll
     for (uint32_t high = 0; high < 2; ++high) {
       const float scale = d * code_float(scales, run * 2 + high, kTwoTo23);
@@ -282,15 +284,16 @@ __device__ inline void unpack_words(TypeTag<12>, const uint8_t* record, const Wo
 }
 
 template <class Make>
-__device__ inline void unpack_words(TypeTag<14>, const uint8_t* record, const WordPlace& at,
-                                    const Make& make) {
-  const float d = half_at(record + 3328 + at.row * 2);
-  const uint2 scales = *reinterpret_cast<const uint2*>(record + 3072 + at.half * 128 + at.row * 8);
-  const uint2 highs = *reinterpret_cast<const uint2*>(record + 2048 + at.piece(at.half));
+__device__ inline void unpack_words(TypeTag<TensorType::kQ6_K>, const uint8_t* packed_tile,
+                                    const WordPlace& at, const Make& make) {
+  const float d = half_at(packed_tile + 3328 + at.row * 2);
+  const uint2 scales =
+      *reinterpret_cast<const uint2*>(packed_tile + 3072 + at.half * 128 + at.row * 8);
+  const uint2 highs = *reinterpret_cast<const uint2*>(packed_tile + 2048 + at.piece(at.half));
   uint2 lows[2];
 #pragma unroll
   for (uint32_t run = 0; run < 2; ++run)
-    lows[run] = *reinterpret_cast<const uint2*>(record + at.piece(at.half * 2 + run));
+    lows[run] = *reinterpret_cast<const uint2*>(packed_tile + at.piece(at.half * 2 + run));
 #pragma unroll
   for (uint32_t part = 0; part < 4; ++part) {
     const uint32_t two = (part < 2 ? scales.x : scales.y) >> (part % 2 * 16);
@@ -308,17 +311,18 @@ __device__ inline void unpack_words(TypeTag<14>, const uint8_t* record, const Wo
   }
 }
 
-template <uint32_t kType>
+template <TensorType kType>
 __global__ void __launch_bounds__(kThreads, kWordBlocks)
     dequantize_words_kernel(Arguments arguments, uint32_t all_tiles) {
-  constexpr uint32_t kBytes = RecordTile<kType>::kRecordBytes;
+  constexpr uint32_t kBytes = PackedTile<kType>::kPackedTileBytes;
   __shared__ __align__(16) uint8_t ring[kWordStages][kBytes];
   dependent_trigger();
-  const uint8_t* const records = arguments.records + uint64_t{arguments.first_row / kRecordRows} *
-                                                         arguments.tile_count * kBytes;
+  const uint8_t* const packed_tiles =
+      arguments.packed_tiles +
+      uint64_t{arguments.first_row / kMTileRows} * arguments.tile_count * kBytes;
   const auto fetch = [&](uint32_t index, uint32_t stage) {
     if (index < all_tiles) {
-      const uint8_t* const from = records + uint64_t{index} * kBytes;
+      const uint8_t* const from = packed_tiles + uint64_t{index} * kBytes;
       const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(ring[stage]));
 #pragma unroll
       for (uint32_t i = 0; i < (kBytes / 16 + kThreads - 1) / kThreads; ++i) {
@@ -340,7 +344,7 @@ __global__ void __launch_bounds__(kThreads, kWordBlocks)
     asm volatile("cp.async.wait_group %0;" ::"n"(kWordStages - 2));
     __syncthreads();  // the tile is there, and nobody reads the one before it
     fetch(index + (kWordStages - 1) * gridDim.x, (stage + kWordStages - 1) % kWordStages);
-    const uint32_t row = index / arguments.tile_count * kRecordRows + at.row;
+    const uint32_t row = index / arguments.tile_count * kMTileRows + at.row;
     const uint32_t column =
         index % arguments.tile_count * kTileColumns + at.half * 128 + at.quad * 8;
     uint16_t* const target = out + uint64_t{row} * arguments.cols + column;
@@ -363,7 +367,7 @@ cudaError_t dequantize(const Matrix& matrix, uint32_t first_row, uint32_t row_co
   if (row_count == 0) return cudaSuccess;
   const uint32_t element_bytes = out_type == ElementType::kF32 ? 4 : 2;
   Arguments arguments{};
-  arguments.records = matrix.records;
+  arguments.packed_tiles = matrix.packed_tiles;
   arguments.cols = matrix.cols;
   arguments.first_row = first_row;
   arguments.row_count = row_count;
@@ -373,21 +377,23 @@ cudaError_t dequantize(const Matrix& matrix, uint32_t first_row, uint32_t row_co
       uint64_t{matrix.cols} * element_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0;
   arguments.out = out;
   const uint32_t strip_count =
-      (first_row + row_count - 1) / kRecordRows - first_row / kRecordRows + 1;
+      (first_row + row_count - 1) / kMTileRows - first_row / kMTileRows + 1;
   const uint64_t blocks = uint64_t{strip_count} * arguments.tile_count;
   if (blocks > 0x7fffffffu) return cudaErrorInvalidValue;
-  if (out_type == ElementType::kF16 && arguments.is_aligned && first_row % kRecordRows == 0 &&
-      matrix.cols % kTileColumns == 0 && (matrix.type == 12 || matrix.type == 14)) {
+  if (out_type == ElementType::kF16 && arguments.is_aligned && first_row % kMTileRows == 0 &&
+      matrix.cols % kTileColumns == 0 &&
+      (matrix.type == TensorType::kQ4_K || matrix.type == TensorType::kQ6_K)) {
     const auto all_tiles = static_cast<uint32_t>(blocks);
     const uint32_t resident = kWordBlocks * static_cast<uint32_t>(std::max(launch.sm_count, 1));
-    return launch_kernel(
-        launch, std::min(all_tiles, resident), kThreads, 0, 0,
-        matrix.type == 12 ? dequantize_words_kernel<12> : dequantize_words_kernel<14>, arguments,
-        all_tiles);
+    return launch_kernel(launch, std::min(all_tiles, resident), kThreads, 0, 0,
+                         matrix.type == TensorType::kQ4_K
+                             ? dequantize_words_kernel<TensorType::kQ4_K>
+                             : dequantize_words_kernel<TensorType::kQ6_K>,
+                         arguments, all_tiles);
   }
   return visit_type(matrix.type, [&](auto type) {
-    constexpr uint32_t kType = decltype(type)::value;
-    arguments.record_count = RecordTile<kType>::kLayout.record_count(matrix.cols);
+    constexpr TensorType kType = decltype(type)::value;
+    arguments.packed_tile_count = PackedTile<kType>::kLayout.packed_tile_count(matrix.cols);
     return launch_kernel(launch, static_cast<uint32_t>(blocks), kThreads, 0, 0,
                          dequantize_kernel<kType>, arguments);
   });

@@ -1,8 +1,9 @@
-// dequantize: weights from records to rows of plain numbers, for products that read each weight
-// many times.
+// dequantize: weights from packed tiles to rows of plain numbers, for products that read each
+// weight many times.
 #pragma once
 
 #include "kernels/linear/linear.h"
+#include "kernels/ptx/launch.h"
 
 namespace wcuda::kernels {
 

@@ -11,17 +11,18 @@
 #include <cuda_fp16.h>
 
 #include "kernels/linear/vector_stage.cuh"
+#include "kernels/ptx/mma.cuh"
 #include "kernels/shared/packed_tile.h"
 
 namespace wcuda::kernels::vector {
 
-template <uint32_t kType, uint32_t T>
+template <TensorType kType, uint32_t T>
 struct HalfEngine {
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(kType);
-  static constexpr bool kIsF16 = kType == 1;
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(kType);
+  static constexpr bool kIsF16 = kType == TensorType::kF16;
   static constexpr uint32_t kStageInputs = 64;
-  static constexpr uint32_t kStageRecords = 1;
-  static constexpr uint32_t kStageBytes = kLayout.record_bytes();
+  static constexpr uint32_t kStagePackedTiles = 1;
+  static constexpr uint32_t kStageBytes = kLayout.packed_tile_bytes();
   // Accumulators of the products: columns are [token][high, low]; for T = 8 tokens, twice.
   static constexpr uint32_t kSums = T == 8 ? 8 : 4;
   static constexpr float kScale = kIsF16 ? 64.0f : 1.0f;
@@ -50,9 +51,9 @@ struct HalfEngine {
   template <class AfterLoads>
   static __device__ void stage_x(const VectorParams& params, const StageRange& range, uint8_t* x,
                                  float* squares, AfterLoads after_loads) {
-    stage_slice<T, false>(
+    stage_split<T, false>(
         params, range, squares, after_loads,
-        [&](uint32_t eight, uint32_t token, const float(&v)[8], bool is_there) {
+        [&](uint32_t vec8, uint32_t token, const float(&v)[8], bool is_there) {
           if (!is_there) return;
           uint32_t high[4], low[4];  // pairs
 #pragma unroll
@@ -67,7 +68,7 @@ struct HalfEngine {
             high[i] = terms[0][0] | uint32_t{terms[0][1]} << 16;
             low[i] = terms[1][0] | uint32_t{terms[1][1]} << 16;
           }
-          uint8_t* target = x + eight / 4 * T * 128 + eight % 4 * 16 + token * (T == 8 ? 64 : 128);
+          uint8_t* target = x + vec8 / 4 * T * 128 + vec8 % 4 * 16 + token * (T == 8 ? 64 : 128);
           *reinterpret_cast<uint4*>(target) = make_uint4(high[0], high[1], high[2], high[3]);
           *reinterpret_cast<uint4*>(target + (T == 8 ? 512 : 64)) =
               make_uint4(low[0], low[1], low[2], low[3]);
@@ -77,15 +78,9 @@ struct HalfEngine {
   static __device__ void mma(float* c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                              uint32_t b0, uint32_t b1) {
     if constexpr (kIsF16)
-      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-          "{%8,%9}, {%0,%1,%2,%3};"
-          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+      mma_f16(c, a0, a1, a2, a3, b0, b1);
     else
-      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-          "{%8,%9}, {%0,%1,%2,%3};"
-          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+      mma_bf16(c, a0, a1, a2, a3, b0, b1);
   }
 
   static __device__ void consume(const VectorParams&, const uint8_t* stage, const uint8_t* x,
@@ -124,10 +119,10 @@ struct HalfEngine {
 
 template <uint32_t T>
 struct F32Engine {
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(0);
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kF32);
   static constexpr uint32_t kStageInputs = 64;
-  static constexpr uint32_t kStageRecords = 1;
-  static constexpr uint32_t kStageBytes = kLayout.record_bytes();
+  static constexpr uint32_t kStagePackedTiles = 1;
+  static constexpr uint32_t kStageBytes = kLayout.packed_tile_bytes();
   static constexpr uint32_t kSums = 2 * T;  // (token, row g or g + 8)
 
   static constexpr uint32_t codes_bytes(uint32_t inputs) { return inputs * T * 4; }
@@ -140,10 +135,10 @@ struct F32Engine {
   template <class AfterLoads>
   static __device__ void stage_x(const VectorParams& params, const StageRange& range, uint8_t* x,
                                  float* squares, AfterLoads after_loads) {
-    stage_slice<T, false>(params, range, squares, after_loads,
-                          [&](uint32_t eight, uint32_t token, const float(&v)[8], bool is_there) {
+    stage_split<T, false>(params, range, squares, after_loads,
+                          [&](uint32_t vec8, uint32_t token, const float(&v)[8], bool is_there) {
                             if (!is_there) return;
-                            auto* target = reinterpret_cast<float4*>(x) + eight * 2 * T + token;
+                            auto* target = reinterpret_cast<float4*>(x) + vec8 * 2 * T + token;
                             target[0] = make_float4(v[0], v[1], v[2], v[3]);
                             target[T] = make_float4(v[4], v[5], v[6], v[7]);
                           });

@@ -1,21 +1,24 @@
-// layer_chain: y_p = W_p · h_p for layers p of one token, where h_p is x_p or rms_norm(x_p) * norm
+// fused_layers: y_p = W_p · h_p for layers p of one token, where h_p is x_p or rms_norm(x_p) * norm
 // and x_p the output of layer p - 1.
 //
-// One CTA a multiprocessor, all of them resident at once. Each has an even share of the strips of
-// each layer. One warp copies the weights of its shares into a ring in shared memory, one layer
-// after the other and without regard to where one ends: so memory does not idle while the CTAs
-// exchange outputs. Sixteen warps take them from there, chunk j of a share
+// One CTA a multiprocessor, all of them resident at once. Each has an even partition of the M-tiles
+// of each layer. One warp copies the weights of its partitions into a ring in shared memory, one
+// layer after the other and without regard to where one ends: so memory does not idle while the
+// CTAs exchange outputs. Sixteen warps take them from there, K-tile j of a partition
 // (kernels/linear/tile.cuh) warp j % 16.
 //
-// Outputs go from CTA to CTA through an exchange, in global memory, without a barrier: a word of it
-// is kMissing until its value is there, and who needs it reads until it is. When all CTAs have read
-// what they need of the last exchange, each clears its part of all exchanges for the next chain.
+// Outputs go from CTA to CTA through a mailbox in global memory (fused_params.cuh), without a
+// barrier of the grid:
 //
-// A layer of many inputs (down) goes by slices of 1,024 of them: a CTA has a run of strips of one
-// or two slices, so that it needs few inputs, and puts sums into the exchange, of which each output
-// has one CTA that adds them up in their order.
+//   copying warp   weights of layer 0 | layer 1        | layer 2        | layer 3     no gaps
+//   CTA i          x | layer 0 | send | poll | layer 1 | send | poll | layer 2 | …
+//   CTA j          x | layer 0   | send | poll | layer 1 | send | poll | layer 2 | …
 //
-// Bytes moved: every weight once; x of each layer once a CTA, from L2, or of slices those inputs
+// A layer of many inputs (down) goes by K-splits of 1,024 of them: a CTA has a run of M-tiles of
+// one or two K-splits, so that it needs few inputs, and puts sums into the mailbox, of which each
+// output has one CTA that adds them up in their order.
+//
+// Bytes moved: every weight once; x of each layer once a CTA, from L2, or of K-splits those inputs
 // and the sums.
 #include <algorithm>
 
@@ -23,67 +26,64 @@
 #include "kernels/linear/fused_layer.cuh"
 #include "kernels/linear/fused_layers.h"
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/launch.h"
 #include "kernels/shared/arena.h"
 
 namespace wcuda::kernels {
 namespace {
 
-// All of a chain, by the warps of products.
+// All layers of a launch, by the warps of products.
 template <class EngineA, class EngineB>
-__device__ __forceinline__ void run_layers(const ChainParams& params, const ChainShare* shares,
-                                           uint8_t* shared, uint32_t warp, uint32_t lane) {
-  RingPlace first;
+__device__ __forceinline__ void run_layers(const FusedParams& params,
+                                           const FusedPartition* partitions, uint8_t* shared,
+                                           uint32_t warp, uint32_t lane) {
+  PipelineState first;
 #pragma unroll 1
   for (uint32_t p = 0; p < params.count; ++p) {
-    if (!shares[p].is_second)
-      run_layer<EngineA>(params, p, shares[p], first, shared, warp, lane);
+    if (!partitions[p].is_second)
+      run_layer<EngineA>(params, p, partitions[p], first, shared, warp, lane);
     else
-      run_layer<EngineB>(params, p, shares[p], first, shared, warp, lane);
+      run_layer<EngineB>(params, p, partitions[p], first, shared, warp, lane);
   }
 }
 
 template <class EngineA, class EngineB>
 __global__ void __launch_bounds__(kThreads, 1)
-    layer_chain_kernel(const __grid_constant__ ChainParams params) {
+    fused_layers_kernel(const __grid_constant__ FusedParams params) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t shared[];
-  auto* const shares = reinterpret_cast<ChainShare*>(shared + params.shares_offset);
+  auto* const partitions = reinterpret_cast<FusedPartition*>(shared + params.partitions_offset);
   dependent_trigger();
   const uint32_t lane = threadIdx.x % 32, warp = vector::uniform(threadIdx.x / 32);
   Barriers& all = *reinterpret_cast<Barriers*>(shared + params.barriers_offset);
   if (threadIdx.x < params.count)
-    shares[threadIdx.x] = share_of(params.layers[threadIdx.x], blockIdx.x);
+    partitions[threadIdx.x] = partition_of(params.layers[threadIdx.x], blockIdx.x);
   if (warp == kWarps) {
-    const auto set = [](uint64_t* barrier, uint32_t count) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
-                   "r"(count)
-                   : "memory");
-    };
-    set(all.full + lane, 1);
-    set(all.empty + lane, 4 * 32);
-    if (lane == 0) set(&all.staged, kWarps);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    mbarrier_init(shared_address(all.full + lane), 1);
+    mbarrier_init(shared_address(all.empty + lane), 4 * 32);
+    if (lane == 0) mbarrier_init(shared_address(&all.staged), kWarps);
+    mbarrier_init_fence();
   }
   __syncthreads();
   if (warp >= kWarps) {
     if (lane == 0) {
-      copy_weights<EngineA, EngineB>(params, shares, shared);
+      copy_weights<EngineA, EngineB>(params, partitions, shared);
       wait_for_others(params, shared);
     }
     __syncwarp();
   } else {
-    run_layers<EngineA, EngineB>(params, shares, shared, warp, lane);
+    run_layers<EngineA, EngineB>(params, partitions, shared, warp, lane);
   }
   __syncthreads();
-  clear_exchange(params);
+  clear_mailbox(params);
 #endif
 }
 
-uint32_t strips_of(const Matrix& matrix) { return (matrix.rows + 15) / 16; }
-uint32_t round_up(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
+uint32_t m_tiles_of(const Matrix& matrix) { return (matrix.rows + 15) / 16; }
+uint32_t round_up(uint32_t value, uint32_t item) { return (value + item - 1) / item * item; }
 bool is_gate(const LinearArgs& args) { return args.epilogue >= Epilogue::kSiluGate; }
 
-static_assert(kChainMax == kPersistentLayersMax);
+static_assert(kFusedLayersMax == kPersistentLayersMax);
 
 PersistentLayerShape shape_of(const LinearArgs& args) {
   PersistentLayerShape shape;
@@ -102,29 +102,29 @@ PersistentLayerShape shape_of(const LinearArgs& args) {
 
 // The layer's parameters but for pointers to scratch memory.
 void fill_layer(const LinearArgs& args, const PersistentLayerPlan& plan, uint32_t ctas,
-                ChainLayer* layer) {
+                FusedLayer* layer) {
   layer->epilogue = args.epilogue;
   layer->x = args.x;
   layer->norm = args.norm;
   layer->epsilon = args.epsilon;
   layer->mean_factor = 1.0f / static_cast<float>(args.matrices[0].cols);
-  layer->chunks = plan.chunks;
-  layer->slices = plan.slices;
+  layer->k_tiles = plan.k_tiles;
+  layer->k_splits = plan.k_splits;
   layer->rows_each = plan.rows_each;
   layer->ctas = plan.ctas;
-  const uint32_t shares[2] = {plan.ctas, ctas - plan.ctas};
+  const uint32_t partitions[2] = {plan.ctas, ctas - plan.ctas};
   uint32_t count = 0;
   for (uint32_t s = 0; s < 2; ++s) {
-    layer->part_begins[s] = count;
+    layer->matrix_begins[s] = count;
     for (uint32_t i = 0; i < args.matrix_count; ++i) {
       const Matrix& matrix = args.matrices[i];
-      if ((matrix.type == 14) != (s == 1)) continue;
-      layer->parts[count++] = {matrix.records, args.biases[i],
-                               is_gate(args) && i == 1 ? args.outputs[0] : args.outputs[i],
-                               matrix.rows, strips_of(matrix)};
+      if ((matrix.type == TensorType::kQ6_K) != (s == 1)) continue;
+      layer->matrices[count++] = {matrix.packed_tiles, args.biases[i],
+                                  is_gate(args) && i == 1 ? args.outputs[0] : args.outputs[i],
+                                  matrix.rows, m_tiles_of(matrix)};
     }
-    layer->part_ends[s] = count;
-    if (shares[s] != 0) layer->units[s] = share_out(plan.units[s], shares[s]);
+    layer->matrix_ends[s] = count;
+    if (partitions[s] != 0) layer->items[s] = partition_evenly(plan.items[s], partitions[s]);
   }
 }
 
@@ -134,12 +134,13 @@ bool follows(const LinearArgs& layer, const LinearArgs& next) {
          layer.matrix_count == (is_gate(layer) ? 2u : 1u);
 }
 
-// Parameters but for pointers to scratch memory, and the shared memory of a launch; 0: no chain.
-uint32_t plan(const LinearArgs* layers, uint32_t count, const Launch& launch, ChainParams* params) {
-  if (count < 2 || count > kChainMax || launch.sm_count <= 0) return 0;
+// Parameters but for pointers to scratch memory, and the shared memory of a launch; 0: not
+// supported.
+uint32_t plan(const LinearArgs* layers, uint32_t count, const Launch& launch, FusedParams* params) {
+  if (count < 2 || count > kFusedLayersMax || launch.sm_count <= 0) return 0;
   // Of the others x has one row.
   if (layers[0].x_rows != nullptr) return 0;
-  PersistentLayerShape shapes[kChainMax];
+  PersistentLayerShape shapes[kFusedLayersMax];
   for (uint32_t p = 0; p < count; ++p) {
     if (p != 0 && !follows(layers[p - 1], layers[p])) return 0;
     shapes[p] = shape_of(layers[p]);
@@ -156,11 +157,11 @@ uint32_t plan(const LinearArgs* layers, uint32_t count, const Launch& launch, Ch
   for (uint32_t p = 0; p < count; ++p)
     fill_layer(layers[p], plan.layers[p], ctas, &params->layers[p]);
   params->count = count;
-  params->window = plan.window;
+  params->batch = plan.batch;
   params->x_scales_offset = plan.x_scales_offset;
   params->squares_offset = plan.squares_offset;
-  params->slots_offset = plan.slots_offset;
-  params->shares_offset = plan.shares_offset;
+  params->accumulators_offset = plan.accumulators_offset;
+  params->partitions_offset = plan.partitions_offset;
   params->barriers_offset = plan.barriers_offset;
   params->ring_offset = plan.ring_offset;
   params->stages = plan.stages;
@@ -170,12 +171,12 @@ uint32_t plan(const LinearArgs* layers, uint32_t count, const Launch& launch, Ch
 
 }  // namespace
 
-bool layer_chain_takes(const LinearArgs* layers, uint32_t count, const Launch& launch) {
-  ChainParams params = {};
+bool fused_layers_supports(const LinearArgs* layers, uint32_t count, const Launch& launch) {
+  FusedParams params = {};
   return plan(layers, count, launch, &params) != 0;
 }
 
-bool layer_chain_has_device(const Launch& launch) {
+bool fused_layers_has_device(const Launch& launch) {
   int device = 0, multiprocessors = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) !=
@@ -189,51 +190,51 @@ bool layer_chain_has_device(const Launch& launch) {
     return false;
 #endif
   int ctas = 0;
-  const auto kernel = layer_chain_kernel<EngineA, EngineB>;
+  const auto kernel = fused_layers_kernel<EngineA, EngineB>;
   return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, kThreads, 0) == cudaSuccess &&
          ctas > 0;
 }
 
-uint64_t layer_chain_scratch_bytes(uint32_t rows_max, uint32_t sum_rows_max) {
-  const uint64_t slices = (rows_max / kChunkInputs + kSliceChunks - 1) / kSliceChunks;
-  return 256 + sizeof(float) * (uint64_t{kChainMax} * round_up(rows_max, 64) +
-                                2 * slices * round_up(sum_rows_max, 64));
+uint64_t fused_layers_scratch_bytes(uint32_t rows_max, uint32_t sum_rows_max) {
+  const uint64_t k_splits = (rows_max / kKTileInputs + kSplitKTiles - 1) / kSplitKTiles;
+  return 256 + sizeof(float) * (uint64_t{kFusedLayersMax} * round_up(rows_max, 64) +
+                                2 * k_splits * round_up(sum_rows_max, 64));
 }
 
-cudaError_t layer_chain_prepare(void* scratch, uint64_t scratch_bytes, const Launch& launch) {
+cudaError_t fused_layers_prepare(void* scratch, uint64_t scratch_bytes, const Launch& launch) {
   return cudaMemsetAsync(scratch, 0, scratch_bytes, launch.stream);
 }
 
-cudaError_t layer_chain(const LinearArgs* layers, uint32_t count, void* scratch,
-                        uint64_t scratch_bytes, const Launch& launch) {
-  ChainParams params = {};
+cudaError_t fused_layers(const LinearArgs* layers, uint32_t count, void* scratch,
+                         uint64_t scratch_bytes, const Launch& launch) {
+  FusedParams params = {};
   const uint32_t shared_bytes = plan(layers, count, launch, &params);
   if (shared_bytes == 0) return cudaErrorInvalidValue;
   params.arrivals = static_cast<uint64_t*>(scratch);
-  params.exchange = reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + 256);
-  Arena exchange(params.exchange);
+  params.mailbox = reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + 256);
+  Arena mailbox(params.mailbox);
   for (uint32_t p = 0; p < count; ++p) {
-    ChainLayer& layer = params.layers[p];
+    FusedLayer& layer = params.layers[p];
     const LinearArgs& linear = layers[p];
     if (p + 1 < count) {
-      layer.exchange = exchange.take<float>(linear.matrices[0].rows);
-      params.layers[p + 1].x = layer.exchange;
+      layer.mailbox = mailbox.take<float>(linear.matrices[0].rows);
+      params.layers[p + 1].x = layer.mailbox;
     }
-    if (layer.slices != 0)
-      layer.partials = exchange.take<float>(layer.slices * strips_of(linear.matrices[0]) * 16);
+    if (layer.k_splits != 0)
+      layer.partials = mailbox.take<float>(layer.k_splits * m_tiles_of(linear.matrices[0]) * 16);
     if (linear.epilogue != Epilogue::kAdd) continue;
     layer.addend = linear.outputs[0];
     for (uint32_t q = 0; q < p; ++q)
       if (layers[q].outputs[0] == linear.outputs[0]) {
-        layer.addend = params.layers[q].exchange;
+        layer.addend = params.layers[q].mailbox;
         layer.is_addend_awaited = true;
         // Others may write it: in what order the two arrive is not known.
-        for (VectorPart& part : params.layers[q].parts) part.output = nullptr;
+        for (VectorMatrix& part : params.layers[q].matrices) part.output = nullptr;
       }
   }
-  params.exchange_floats = static_cast<uint32_t>(exchange.bytes() / sizeof(float));
-  if (256 + exchange.bytes() > scratch_bytes) return cudaErrorInvalidValue;
-  const auto kernel = layer_chain_kernel<EngineA, EngineB>;
+  params.mailbox_floats = static_cast<uint32_t>(mailbox.bytes() / sizeof(float));
+  if (256 + mailbox.bytes() > scratch_bytes) return cudaErrorInvalidValue;
+  const auto kernel = fused_layers_kernel<EngineA, EngineB>;
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   if (error != cudaSuccess) return error;

@@ -1,126 +1,137 @@
-// What the CTAs of layer_chain are given and share: parameters, shares, the ring's barriers, and
-// the exchange. Only for layer_chain.cu.
+// What the CTAs of fused_layers are given and share: parameters, partitions, the ring's
+// barriers, and the mailbox. Only for fused_layers.cu.
 #pragma once
 
 #include "kernels/linear/fused_layers.h"
 #include "kernels/linear/linear_vector.cuh"
 #include "kernels/linear/persistent_plan.h"
 #include "kernels/linear/tile_k.cuh"
+#include "kernels/ptx/bulk_copy.cuh"
+#include "kernels/ptx/pipeline.cuh"
+#include "kernels/ptx/shared_address.cuh"
 
 namespace wcuda::kernels {
 namespace {
 
-using EngineA = vector::EngineOf<12, 1>::Type;
-using EngineB = vector::EngineOf<14, 1>::Type;
-using persistent::kSliceChunks;
-using persistent::kSlotStride;
+using EngineA = vector::EngineOf<TensorType::kQ4_K, 1>::Type;
+using EngineB = vector::EngineOf<TensorType::kQ6_K, 1>::Type;
+using persistent::kAccumulatorStride;
+using persistent::kEpilogueBatch;
+using persistent::kSplitKTiles;
 using persistent::kStageBytes;
 using persistent::kStagesMax;
 using persistent::kWarps;
-using persistent::kWindow;
-static_assert(EngineA::kStageRecords == 1 && EngineA::kStageBytes == persistent::kChunkBytes[0] &&
-              EngineB::kStageRecords == 1 && EngineB::kStageBytes == persistent::kChunkBytes[1]);
-static_assert(EngineA::codes_bytes(kChunkInputs) == persistent::kCodesBytes &&
-              EngineA::scales_bytes(kChunkInputs) == persistent::kScalesBytes);
+static_assert(EngineA::kStagePackedTiles == 1 &&
+              EngineA::kStageBytes == persistent::kKTileBytes[0] &&
+              EngineB::kStagePackedTiles == 1 &&
+              EngineB::kStageBytes == persistent::kKTileBytes[1]);
+static_assert(EngineA::codes_bytes(kKTileInputs) == persistent::kCodesBytes &&
+              EngineA::scales_bytes(kKTileInputs) == persistent::kScalesBytes);
 
 constexpr uint32_t kThreads = (kWarps + 1) * 32;
-constexpr uint32_t kSlicesAtOnce = 8;  // whose sums are read together
+constexpr uint32_t kSplitsAtOnce = 8;  // whose sums are read together
 constexpr uint32_t kMissing = 0;       // an output of 0 goes as -0
 // Reads in vain, of some 0.7 us each, before a CTA takes it that others will never come: the device
 // then counts as lost.
-constexpr uint32_t kReadsMax = 1u << 26;
+constexpr uint32_t kSpinsMax = 1u << 26;
 // On their way at once. More is in the way of outputs.
 constexpr uint32_t kFlightStages = 5;
 
-// A stage of the ring: four chunks of Q4_K, or two of Q6_K, of neighbouring warps.
+// A stage of the ring: four K-tiles of Q4_K, or two of Q6_K, of neighbouring warps.
 template <class Engine>
-constexpr uint32_t kStageChunks = kStageBytes / Engine::kStageBytes == 4 ? 4 : 2;
+constexpr uint32_t kStageKTiles = kStageBytes / Engine::kStageBytes == 4 ? 4 : 2;
 
 template <class Engine>
 constexpr uint32_t kOddShift = vector::Codes<typename Engine::Tile>::kOddShift;
 
-// Pointers into the exchange are set last.
-struct ChainLayer {
-  VectorPart parts[kLinearMatricesMax];  // of section 0, then of section 1
-  uint32_t part_begins[2], part_ends[2];
-  uint32_t ctas;        // of section 0; section 1 has the others
-  EvenShares units[2];  // strips, or pairs of gate and up, of a section, over its CTAs
-  uint32_t chunks;      // of a strip, or of one of its slices
-  // Of strips with many chunks: a unit is a slice of one, kSliceChunks of them.
-  uint32_t slices;     // of a strip; 0: units are whole
-  uint32_t rows_each;  // outputs of a CTA, which adds up their slices
-  float* partials;     // (slices, strips * 16)
+// Pointers into the mailbox are set last.
+struct FusedLayer {
+  VectorMatrix matrices[kLinearMatricesMax];  // of problem 0, then of problem 1
+  uint32_t matrix_begins[2], matrix_ends[2];
+  uint32_t ctas;           // of problem 0; problem 1 has the others
+  EvenPartition items[2];  // M-tiles, or pairs of gate and up, of a problem, over its CTAs
+  uint32_t k_tiles;        // of an M-tile, or of one of its K-splits
+  // Of M-tiles with many K-tiles: an item is a K-split of one, kSplitKTiles of them.
+  uint32_t k_splits;   // of an M-tile; 0: items are whole
+  uint32_t rows_each;  // outputs of a CTA, which adds up their K-splits
+  float* partials;     // (K-splits, M-tiles * 16)
   Epilogue epilogue;
   const float* x;
   const float* norm;
   float epsilon, mean_factor;
-  float* exchange;         // a copy of the output; null: none
-  const float* addend;     // what is added to outputs: what they are, or their copy in an exchange
-  bool is_addend_awaited;  // in an exchange
+  float* mailbox;          // a copy of the output; null: none
+  const float* addend;     // what is added to outputs: what they are, or their copy in a mailbox
+  bool is_addend_awaited;  // in a mailbox
 };
 
-struct ChainParams {
-  ChainLayer layers[kChainMax];
+struct FusedParams {
+  FusedLayer layers[kFusedLayersMax];
   uint32_t count;
-  uint32_t x_scales_offset, squares_offset, slots_offset, shares_offset, barriers_offset,
+  uint32_t x_scales_offset, squares_offset, accumulators_offset, partitions_offset, barriers_offset,
       ring_offset;
-  uint32_t window;
+  uint32_t batch;
   uint32_t stages, flight;  // of the ring; of these on their way at once
-  float* exchange;
-  uint32_t exchange_floats;  // a multiple of 4
-  uint64_t* arrivals;        // CTAs that have read all they need, of all chains
+  float* mailbox;
+  uint32_t mailbox_floats;  // a multiple of 4
+  uint64_t* arrivals;       // CTAs that have read all they need, of all fused layers
 };
 
-// A CTA's share of a layer: up to two runs of strips (of one slice each), or those of gate and of
-// up.
-struct ChainShare {
-  const uint8_t* records[2];
+// A CTA's partition of a layer: up to two runs of M-tiles (of one K-split each), or those of gate
+// and of up.
+struct FusedPartition {
+  const uint8_t* packed_tiles[2];
   float* outputs[2];
   const float* biases[2];
   const float* addend;
-  float* exchange;
-  uint32_t strips[2];
-  uint32_t rows[2];                // that are there
-  uint32_t skipped_bytes;          // from one unit to the next
-  uint32_t first_chunk, x_chunks;  // of x, those that are needed
+  float* mailbox;
+  uint32_t m_tiles[2];
+  uint32_t rows[2];                  // that are there
+  uint32_t skipped_bytes;            // from one item to the next
+  uint32_t first_k_tile, x_k_tiles;  // of x, those that are needed
   bool is_second;
 };
-static_assert(sizeof(ChainShare) == persistent::kShareBytes);
+static_assert(sizeof(FusedPartition) == persistent::kPartitionBytes);
 
 // ---- barriers ----
 
 struct Barriers {
   // Of a stage: bytes that have come; lanes of products that are done with it.
   uint64_t full[kStagesMax], empty[kStagesMax];
-  uint64_t staged;  // warps that have read all they need of exchanges
+  uint64_t staged;  // warps that have read all they need of mailboxes
 };
 static_assert(sizeof(Barriers) == persistent::kBarriersBytes);
 
-__device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-template <uint32_t kCount>
-__device__ __forceinline__ void arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(kCount)
-               : "memory");
+__device__ __forceinline__ Pipeline pipeline_of(const FusedParams& params, uint8_t* shared) {
+  const Barriers& all = *reinterpret_cast<Barriers*>(shared + params.barriers_offset);
+  Pipeline pipeline;
+  pipeline.full = shared_address(all.full);
+  pipeline.empty = shared_address(all.empty);
+  pipeline.data = shared_address(shared) + params.ring_offset;
+  pipeline.stage_bytes = kStageBytes;
+  pipeline.stages = params.stages;
+  return pipeline;
 }
 // The warps of products wait for each other.
 __device__ __forceinline__ void sync_products() {
   asm volatile("barrier.sync.aligned 1, %0;" ::"n"(kWarps * 32) : "memory");
 }
 
-// A stage of the ring, and how often the ring was filled before, modulo 2.
-struct RingPlace {
-  uint32_t index = 0, parity = 0;
-};
-
-// ---- the exchange ----
+// ---- the mailbox ----
+//
+// Outputs go from CTA to CTA through words of global memory, without a barrier of the grid. What
+// holds:
+//
+//   - A word is kMissing, all zeros, until its value is there: the value is its own flag. An output
+//     of 0 is sent as -0, which adds up to the same.
+//   - A word is written once a launch, by one CTA. A reader needs nothing but the word itself, so
+//     no other access must be ordered with it: relaxed loads and stores at gpu scope suffice. They
+//     do not go to L1, where an old value could stay. Of a load of four words each is tested, for
+//     they may come from before and after different stores.
+//   - All CTAs are resident at once (one a multiprocessor, a grid of sm_count), so whoever waits is
+//     waited for by nobody that cannot run. A wait that does not end traps: SpinLimit.
+//   - When a CTA has read all it needs it arrives at a counter (release), and when all have
+//     (acquire) each clears its part of the mailbox. The next launch reads and writes mailboxes
+//     only after dependent_wait(), when this one has ended.
 
 __device__ __forceinline__ float4 load_now(const float* place) {
   float4 v;
@@ -139,14 +150,14 @@ __device__ __forceinline__ void store_word(float* place, uint32_t v) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(place), "r"(v) : "memory");
 }
 // Counts what is read in vain.
-class Patience {
+class SpinLimit {
  public:
-  __device__ __forceinline__ void lose() {
+  __device__ __forceinline__ void count() {
     if (--left_ == 0) __trap();
   }
 
  private:
-  uint32_t left_ = kReadsMax;
+  uint32_t left_ = kSpinsMax;
 };
 __device__ __forceinline__ bool is_missing(const float4& v) {
   return __float_as_uint(v.x) == kMissing || __float_as_uint(v.y) == kMissing ||
@@ -159,11 +170,11 @@ __device__ __forceinline__ void send(float* place, float value) {
 }
 
 // What is added to an output.
-__device__ __forceinline__ float read_addend(const ChainLayer& layer, const float* place) {
+__device__ __forceinline__ float read_addend(const FusedLayer& layer, const float* place) {
   uint32_t value = load_word(place);
-  Patience patience;
+  SpinLimit spins;
   while (layer.is_addend_awaited && value == kMissing) {
-    patience.lose();
+    spins.count();
     value = load_word(place);
   }
   return __uint_as_float(value);

@@ -7,6 +7,7 @@
 // 128 columns, h once for each 128 rows, y written once.
 #include "kernels/linear/gemm.h"
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/launch.h"
 #include "kernels/shared/numeric.h"
 
 namespace wcuda::kernels {

@@ -9,6 +9,7 @@
 #include "kernels/linear/token_statistics.cuh"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/launch.h"
 
 namespace wcuda::kernels {
 namespace {

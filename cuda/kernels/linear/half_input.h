@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/linear/linear.h"
+#include "kernels/ptx/launch.h"
 #include "kernels/shared/numeric.h"
 
 namespace wcuda::kernels {
@@ -16,8 +17,8 @@ enum class InputOrder : uint32_t {
   // (tiles, depth / 64, tile_columns, 64): panels of 64 inputs, each group of 32 inputs in the
   // order in which the lanes of a quad own them (Ownership, kernels/linear/tile.cuh); piece p (8
   // inputs) of a column at p ^ column % 8, as wgmma's 128-byte swizzle wants it.
-  kEight,
-  kCross,  // as kEight, the second and the third of every four inputs exchanged
+  kContiguous8,
+  kCross,  // as kContiguous8, the second and the third of every four inputs exchanged
   kSplit,
   kNested,
 };
@@ -27,7 +28,7 @@ enum class InputOrder : uint32_t {
 WCUDA_HD constexpr uint32_t input_of_place(InputOrder order, uint32_t place) {
   const uint32_t four = place / 16, t = place % 8 / 2, r = place / 8 % 2 * 2 + place % 2;
   switch (order) {
-    case InputOrder::kEight:
+    case InputOrder::kContiguous8:
       return 8 * t + 4 * four + r;
     case InputOrder::kCross:
       return 8 * t + 4 * four + r % 2 * 2 + r / 2;

@@ -1,15 +1,15 @@
-// Half tiles: the operand A of f16 tensor-core products (m16n8k16, m64nNk16) from records in shared
-// memory. Only for .cu files.
+// Half tiles: the operand A of f16 tensor-core products (m16n8k16, m64nNk16) from packed tiles in
+// shared memory. Only for .cu files.
 //
-// HalfTile<type> holds what a lane needs of a unit (128 inputs of a strip,
+// HalfTile<type> holds what a lane needs of a half K-tile (128 inputs of an M-tile,
 // kernels/linear/tile.cuh):
 //
 //   kOrder        the order in which inputs are laid out for operand B (half_input.h)
-//   kChunkBytes   records of 256 inputs
+//   kKTileBytes   packed tiles of 256 inputs
 //   kWeightScale  weights are multiplied by it, so that small scales stay normal f16 numbers
-//   load          codes and scales of unit `half` (0, 1) of the chunk
-//   group         operands of group m (0 … 3) of the unit, 32 inputs: a[0 … 3] of the first 16
-//                 places, a[4 … 7] of the others; rows g, g + 8, g, g + 8
+//   load          codes and scales of half K-tile `half` (0, 1) of the K-tile
+//   group         operands of group m (0 … 3) of the half K-tile, 32 inputs: a[0 … 3] of the first
+//                 16 places, a[4 … 7] of the others; rows g, g + 8, g, g + 8
 #pragma once
 
 #include <cuda_fp16.h>
@@ -21,9 +21,9 @@ namespace wcuda::kernels {
 
 // Of types whose codes are bytes: pairs of numbers come from every second byte.
 constexpr InputOrder order_of(Ownership ownership) {
-  return ownership == Ownership::kEight   ? InputOrder::kCross
-         : ownership == Ownership::kSplit ? InputOrder::kSplit
-                                          : InputOrder::kNested;
+  return ownership == Ownership::kContiguous8 ? InputOrder::kCross
+         : ownership == Ownership::kSplit     ? InputOrder::kSplit
+                                              : InputOrder::kNested;
 }
 
 __device__ __forceinline__ uint32_t half2_bits(__half2 value) {
@@ -37,33 +37,36 @@ __device__ __forceinline__ __half2 bits_half2(uint32_t bits) {
 // * centre - min, small, and with it what rounding scale and rest to f16 costs: half of what
 // rounding scale and min does. In other formats both are f16 numbers already.
 WCUDA_HD constexpr float code_centre(uint32_t type) {
-  return type == 10 ? 2.0f : type == 12 ? 8.0f : type == 13 ? 16.0f : 0.0f;
+  return type == TensorType::kQ2_K   ? 2.0f
+         : type == TensorType::kQ4_K ? 8.0f
+         : type == TensorType::kQ5_K ? 16.0f
+                                     : 0.0f;
 }
 
 // Types whose weights are scale * (code - offset) - min: through their int8 tiles.
-template <uint32_t kType>
+template <TensorType kType>
 struct HalfTile {
   using T = Tile<kType>;
   static constexpr InputOrder kOrder = order_of(T::kOwnership);
-  static constexpr uint32_t kRecords = kChunkInputs / T::kLayout.record_elements();
-  static constexpr uint32_t kChunkBytes = kRecords * T::kLayout.record_bytes();
+  static constexpr uint32_t kPackedTiles = kKTileInputs / T::kLayout.packed_tile_inputs();
+  static constexpr uint32_t kKTileBytes = kPackedTiles * T::kLayout.packed_tile_bytes();
   static constexpr float kWeightScale = 4.0f;
-  // Scales that a lane decodes: of its unit the quad needs 4 groups of 32, or 8 of 16. Lane t
-  // decodes group t; of 16-groups the pair of lanes with the same t / 2 decodes 2 each.
+  // Scales that a lane decodes: of its half K-tile the quad needs 4 groups of 32, or 8 of 16. Lane
+  // t decodes group t; of 16-groups the pair of lanes with the same t / 2 decodes 2 each.
   static constexpr uint32_t kDecoded = T::kGroup == 16 ? 2 : 1;
 
   typename T::Raw raw;
   uint32_t scales[kDecoded];  // f16 of row g and of row g + 8
   uint32_t rests[kDecoded];   // scale * centre - min
 
-  __device__ __forceinline__ void load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
-    raw = T::load(chunk, half, lane);
+  __device__ __forceinline__ void load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
+    raw = T::load(k_tile, half, lane);
 #pragma unroll
     for (uint32_t i = 0; i < kDecoded; ++i) {
       const uint32_t t = lane % 4;
       const uint32_t group = T::kGroup == 16 ? 2 * (t % 2 * 2 + i) + t / 2 : t;
       float scale[2], min[2] = {};
-      T::scales(chunk, half, group, lane, scale, min);
+      T::scales(k_tile, half, group, lane, scale, min);
       scales[i] = half2_bits(__floats2half2_rn(scale[0] * kWeightScale, scale[1] * kWeightScale));
       if (T::kHasMin) {
         constexpr float kCentre = code_centre(kType) * kWeightScale;
@@ -107,22 +110,22 @@ struct HalfTile {
 
 // Q4_K: nibbles become f16 numbers where they lie, 1024 + n or 1024 + 16 n.
 template <>
-struct HalfTile<12> {
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(12);
+struct HalfTile<TensorType::kQ4_K> {
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kQ4_K);
   static constexpr InputOrder kOrder = InputOrder::kCross;
-  static constexpr uint32_t kRecords = 1;
-  static constexpr uint32_t kChunkBytes = kLayout.record_bytes();
+  static constexpr uint32_t kPackedTiles = 1;
+  static constexpr uint32_t kKTileBytes = kLayout.packed_tile_bytes();
   static constexpr float kWeightScale = 4.0f;
-  static constexpr float kCentre = code_centre(12);
+  static constexpr float kCentre = code_centre(TensorType::kQ4_K);
 
   uint4 qs[2];    // of two groups, low nibbles and high: 8 bytes of row g, 8 of row g + 8
   __half2 scale;  // of group lane % 4, row g and row g + 8
   __half2 rest;   // scale * centre - min
 
-  __device__ __forceinline__ void load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
-    const uint8_t* const header = chunk + part_base(kLayout, 1) + lane / 4 * 16;
+  __device__ __forceinline__ void load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
+    const uint8_t* const header = k_tile + field_base(kLayout, 1) + lane / 4 * 16;
     const uint4 low = read_16(header), high = read_16(header + 128);
-    const uint8_t* const codes = chunk + half * 1024 + lane * 16;
+    const uint8_t* const codes = k_tile + half * 1024 + lane * 16;
     qs[0] = read_16(codes);
     qs[1] = read_16(codes + 512);
     // Byte lane % 4 of row g to the lower 16 bits, that of row g + 8 to the upper.
@@ -184,19 +187,20 @@ struct HalfTile<12> {
   }
 };
 
-// F16: as it lies. A record is 64 inputs: two runs of 32, of each 16 bytes of row g, then of row g
+// F16: as it lies. A packed tile is 64 inputs: two runs of 32, of each 16 bytes of row g, then of
+// row g
 // + 8.
 template <>
-struct HalfTile<1> {
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(1);
-  static constexpr InputOrder kOrder = InputOrder::kEight;
-  static constexpr uint32_t kRecords = 4;
-  static constexpr uint32_t kChunkBytes = kRecords * kLayout.record_bytes();
+struct HalfTile<TensorType::kF16> {
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kF16);
+  static constexpr InputOrder kOrder = InputOrder::kContiguous8;
+  static constexpr uint32_t kPackedTiles = 4;
+  static constexpr uint32_t kKTileBytes = kPackedTiles * kLayout.packed_tile_bytes();
   static constexpr float kWeightScale = 1.0f;
   const uint8_t* unit;
 
-  __device__ __forceinline__ void load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
-    unit = chunk + half * (kChunkBytes / 2) + lane * 16;
+  __device__ __forceinline__ void load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
+    unit = k_tile + half * (kKTileBytes / 2) + lane * 16;
   }
   __device__ __forceinline__ void group(uint32_t, uint32_t m, uint32_t, uint32_t (&a)[8]) const {
     const uint4 low = read_16(unit + m * 1024), high = read_16(unit + m * 1024 + 512);
@@ -213,11 +217,11 @@ struct HalfTile<1> {
 
 // BF16: a pair of 16 bits to a pair of f16.
 template <>
-struct HalfTile<30> : HalfTile<1> {
+struct HalfTile<TensorType::kBF16> : HalfTile<TensorType::kF16> {
   static constexpr float kWeightScale = 4.0f;
   __device__ __forceinline__ void group(uint32_t half, uint32_t m, uint32_t lane,
                                         uint32_t (&a)[8]) const {
-    HalfTile<1>::group(half, m, lane, a);
+    HalfTile<TensorType::kF16>::group(half, m, lane, a);
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i)
       a[i] = half2_bits(__floats2half2_rn(bits_float(a[i] << 16) * kWeightScale,
@@ -227,16 +231,16 @@ struct HalfTile<30> : HalfTile<1> {
 
 // F32: runs of 16 inputs, 4 a lane.
 template <>
-struct HalfTile<0> {
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(0);
+struct HalfTile<TensorType::kF32> {
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kF32);
   static constexpr InputOrder kOrder = InputOrder::kSplit;
-  static constexpr uint32_t kRecords = 4;
-  static constexpr uint32_t kChunkBytes = kRecords * kLayout.record_bytes();
+  static constexpr uint32_t kPackedTiles = 4;
+  static constexpr uint32_t kKTileBytes = kPackedTiles * kLayout.packed_tile_bytes();
   static constexpr float kWeightScale = 4.0f;
   const uint8_t* unit;
 
-  __device__ __forceinline__ void load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
-    unit = chunk + half * (kChunkBytes / 2) + lane * 16;
+  __device__ __forceinline__ void load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
+    unit = k_tile + half * (kKTileBytes / 2) + lane * 16;
   }
   __device__ __forceinline__ void group(uint32_t, uint32_t m, uint32_t, uint32_t (&a)[8]) const {
 #pragma unroll

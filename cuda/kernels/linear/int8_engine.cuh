@@ -7,40 +7,9 @@
 #include "kernels/linear/tile.cuh"
 #include "kernels/linear/vector_stage.cuh"
 #include "kernels/linear/whole_scales.cuh"
+#include "kernels/ptx/mma.cuh"
 
 namespace wcuda::kernels::vector {
-
-template <bool kSigned>
-__device__ inline void mma_int8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (kSigned)
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  else
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// c += a * b, of tf32 terms: a (row g and g + 8, k = t), b (k = t, column g).
-__device__ inline void mma_tf32(float (&c)[4], float a0, float a1, float b) {
-  asm("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(b)));
-}
-
-// c += a * b, of tf32 terms: a (row g and g + 8, k = t), the same rows with k = t + 4, b (k = t and
-// t + 4, column g).
-__device__ inline void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
-        "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
-}
 
 // The part of v that is a tf32 value.
 __device__ inline float tf32_part(float v) {
@@ -64,12 +33,13 @@ constexpr float kCodeMax = 32639.0f;
 // last 16}. The scales of odd groups are for weights that are 2^kOddShift times too large.
 //
 // T = 4 and 8: a scale of the 256 inputs of a warp and a token, so that products of groups add up
-// before it is applied; it stands with each unit of 128: [unit]{[token] scale, [group][token]{sum
-// of the first 16 codes, of the last 16}}, or with kSplitSum {scale * sum as two tf32 terms}.
-constexpr uint32_t kUnitBytes = 36;  // of a token
+// before it is applied; it stands with each half K-tile of 128: [half K-tile]{[token] scale,
+// [group][token]{sum of the first 16 codes, of the last 16}}, or with kSplitSum {scale * sum as two
+// tf32 terms}.
+constexpr uint32_t kHalfScaleBytes = 36;  // of a token
 
 template <uint32_t T, Ownership kOwnership, uint32_t kOddShift, bool kSplitSum>
-__device__ inline void put_int8(uint32_t eight, uint32_t token, const float (&v)[8], bool is_there,
+__device__ inline void put_int8(uint32_t vec8, uint32_t token, const float (&v)[8], bool is_there,
                                 uint8_t* codes, uint8_t* scales) {
   float amax = fmaxf(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))),
                      fmaxf(fmaxf(fabsf(v[4]), fabsf(v[5])), fmaxf(fabsf(v[6]), fabsf(v[7]))));
@@ -103,12 +73,12 @@ __device__ inline void put_int8(uint32_t eight, uint32_t token, const float (&v)
     high[i] = __byte_perm(front, back, 0x7632);
     low[i] = __byte_perm(front, back, 0x5410) ^ 0x80808080;
   }
-  // T = 4 and 8: lane 0 has the first inputs of a unit; from piece to piece only that unit and the
-  // token change.
-  const uint32_t lane = T < 4 ? eight : threadIdx.x % 32, unit = (eight - lane) / 16;
+  // T = 4 and 8: lane 0 has the first inputs of a half K-tile; from piece to piece only that half
+  // K-tile and the token change.
+  const uint32_t lane = T < 4 ? vec8 : threadIdx.x % 32, half_index = (vec8 - lane) / 16;
   constexpr uint32_t kLowOffset = T == 8 ? 8 : 32;
-  uint8_t* const target = codes + (unit * 4 * T + token) * 64 + lane / 4 * (T * 64);
-  if constexpr (kOwnership == Ownership::kEight) {
+  uint8_t* const target = codes + (half_index * 4 * T + token) * 64 + lane / 4 * (T * 64);
+  if constexpr (kOwnership == Ownership::kContiguous8) {
     uint8_t* const place = target + lane % 4 * (T == 8 ? 16 : 8);
     if (is_there) {
       if constexpr (T == 8) {
@@ -133,7 +103,7 @@ __device__ inline void put_int8(uint32_t eight, uint32_t token, const float (&v)
   const float scaled_sum = scale * static_cast<float>(sum + other);
   const bool is_first = is_there && lane % 4 == 0;
   if constexpr (T < 4) {
-    const uint32_t cell = eight / 4 * T + token;
+    const uint32_t cell = vec8 / 4 * T + token;
     const float group_scale = cell / T % 2 != 0 ? scale * (1.0f / (1 << kOddShift)) : scale;
     if (is_first)
       *reinterpret_cast<uint4*>(scales + cell * 16) =
@@ -144,7 +114,8 @@ __device__ inline void put_int8(uint32_t eight, uint32_t token, const float (&v)
     const uint2 sums =
         kSplitSum ? make_uint2(__float_as_uint(high_sum), __float_as_uint(scaled_sum - high_sum))
                   : make_uint2(static_cast<uint32_t>(sum), static_cast<uint32_t>(other));
-    uint8_t* const own = scales + unit * (T * kUnitBytes) + lane / 16 * (T * kUnitBytes);
+    uint8_t* const own =
+        scales + half_index * (T * kHalfScaleBytes) + lane / 16 * (T * kHalfScaleBytes);
     if (is_first)
       *reinterpret_cast<uint2*>(own + (T + lane / 4 % 4 * T * 2 + token * 2) * 4) = sums;
     if (is_there && lane % 16 == 0) reinterpret_cast<float*>(own)[token] = scale;
@@ -185,41 +156,53 @@ struct Codebook<Tile, std::void_t<decltype(&Tile::prepare)>> {
   }
 };
 
-// Products of a tile with int8 activations. Columns of B are "diagonal": as many groups as there
-// is room for (4 / T), each with its tokens and two terms, and in the product of one group the
-// lanes of the other groups' columns carry zeros. So one accumulator takes several groups and lane
-// t holds one group and token of rows g and g + 8. 8 tokens: a product for each term, lane t holds
-// tokens 2t and 2t + 1.
-template <uint32_t kType, uint32_t T>
+// Products of a tile with int8 activations. For T = 1 and 2 operand B is "diagonal": its 8 columns
+// are as many groups as there is room for (4 / T), each with its tokens and two terms, and in the
+// product of one group the columns of the others are zeros. So one accumulator takes several
+// groups, each of which has a scale of its own:
+//
+//   T = 1        column   0   1   2   3   4   5   6   7
+//                group    0   0   1   1   2   2   3   3
+//                term     hi  lo  hi  lo  hi  lo  hi  lo
+//   product 0    (A: group 0)  x   x   0   0   0   0   0   0
+//   product 1    (A: group 1)  0   0   x   x   0   0   0   0
+//   product 2    (A: group 2)  0   0   0   0   x   x   0   0
+//   product 3    (A: group 3)  0   0   0   0   0   0   x   x
+//   sums, lane 4g + t          columns 2t, 2t + 1: group t; 256 * hi + lo of rows g and g + 8
+//
+// T = 2: two groups, column = 4 * group + 2 * token + term; lane t holds group t / 2, token t % 2.
+// T = 4: one group, column = 2 * token + term; lane t holds token t. T = 8: a product for each
+// term, column = token; lane t holds tokens 2t and 2t + 1.
+template <TensorType kType, uint32_t T>
 struct Int8Engine {
   using Tile = kernels::Tile<kType>;
-  static constexpr quant::RecordLayout kLayout = Tile::kLayout;
-  // Small records in large bytes: half a chunk a stage.
-  static constexpr uint32_t kUnits =
-      kLayout.record_elements() < kChunkInputs &&
+  static constexpr quant::TileLayout kLayout = Tile::kLayout;
+  // Small packed tiles in large bytes: half a K-tile a stage.
+  static constexpr uint32_t kHalves =
+      kLayout.packed_tile_inputs() < kKTileInputs &&
               kLayout.block_bytes * 256u > 3000u * kLayout.block_elements / 16u
           ? 1
           : 2;
-  static constexpr uint32_t kStageInputs = kUnits * kUnitInputs;
-  static constexpr uint32_t kStageRecords = kStageInputs / kLayout.record_elements();
-  static constexpr uint32_t kStageBytes = kStageRecords * kLayout.record_bytes();
+  static constexpr uint32_t kStageInputs = kHalves * kHalfKTileInputs;
+  static constexpr uint32_t kStagePackedTiles = kStageInputs / kLayout.packed_tile_inputs();
+  static constexpr uint32_t kStageBytes = kStagePackedTiles * kLayout.packed_tile_bytes();
   // T = 4 and 8: sums of mins are products too, of (16 rows, groups) by (groups, tokens) as tf32.
   static constexpr bool kMinsByProduct = T >= 4 && Tile::kHasMin && Tile::kGroup == 32;
-  // And where scales are whole numbers, sums of a record are.
+  // And where scales are whole numbers, sums of a packed tile are.
   using Whole = WholeScales<Tile>;
   static constexpr bool kIsWhole = T >= 4 && Whole::kIs;
   // A lane's: [token][row g, row g + 8]; then a product's accumulators.
   static constexpr uint32_t kProductSums = T == 8 ? 4 : 2;
   static constexpr uint32_t kSums = kProductSums + (kMinsByProduct && !kIsWhole ? 4 : 0);
-  // Of a warp, for scales of a unit: (group, row g) a pair of scales, with a pair of mins.
+  // Of a warp, for scales of a half K-tile: (group, row g) a pair of scales, with a pair of mins.
   static constexpr bool kSharesMins = Tile::kHasMin && !kMinsByProduct;
   static constexpr uint32_t kScratchBytes =
-      T >= 4 && !kIsWhole ? kUnitInputs / Tile::kGroup * 8 * (kSharesMins ? 16 : 8) : 0;
-  static constexpr uint32_t kGroupsOfUnit = kUnitInputs / Tile::kGroup;
+      T >= 4 && !kIsWhole ? kHalfKTileInputs / Tile::kGroup * 8 * (kSharesMins ? 16 : 8) : 0;
+  static constexpr uint32_t kGroupsOfHalf = kHalfKTileInputs / Tile::kGroup;
 
   static constexpr uint32_t codes_bytes(uint32_t inputs) { return inputs * T * 2; }
   static constexpr uint32_t scales_bytes(uint32_t inputs) {
-    return T >= 4 ? inputs / kUnitInputs * T * kUnitBytes : inputs / 32 * T * 16;
+    return T >= 4 ? inputs / kHalfKTileInputs * T * kHalfScaleBytes : inputs / 32 * T * 16;
   }
 
   static constexpr uint32_t kStaticBytes = Codebook<Tile>::kBytes;
@@ -228,10 +211,10 @@ struct Int8Engine {
   template <class AfterLoads>
   static __device__ void stage_x(const VectorParams& params, const StageRange& range, uint8_t* x,
                                  float* squares, AfterLoads after_loads) {
-    stage_slice<T, true>(params, range, squares, after_loads,
-                         [&](uint32_t eight, uint32_t token, const float(&v)[8], bool is_there) {
+    stage_split<T, true>(params, range, squares, after_loads,
+                         [&](uint32_t vec8, uint32_t token, const float(&v)[8], bool is_there) {
                            put_int8<T, Tile::kOwnership, Codes<Tile>::kOddShift, kMinsByProduct>(
-                               eight, token, v, is_there, x, x + params.x_scales_offset);
+                               vec8, token, v, is_there, x, x + params.x_scales_offset);
                          });
   }
 
@@ -264,20 +247,20 @@ struct Int8Engine {
     if constexpr (kIsWhole)
       consume_whole(params, stage, x, group, lane, sums);
     else
-      consume_units(params, stage, x, group, lane, scratch, sums);
+      consume_halves(params, stage, x, group, lane, scratch, sums);
   }
 
-  // By units.
-  static __device__ void consume_units(const VectorParams& params, const uint8_t* stage,
-                                       const uint8_t* x, uint32_t group, uint32_t lane,
-                                       uint8_t* scratch, float (&sums)[kSums]) {
+  // By half K-tiles.
+  static __device__ void consume_halves(const VectorParams& params, const uint8_t* stage,
+                                        const uint8_t* x, uint32_t group, uint32_t lane,
+                                        uint8_t* scratch, float (&sums)[kSums]) {
 #pragma unroll
-    for (uint32_t half = 0; half < kUnits; ++half) {
+    for (uint32_t half = 0; half < kHalves; ++half) {
       const typename Tile::Raw raw = Tile::load(stage, half, lane);
       const uint8_t* codes = x + (group + 4 * half) * T * 64;
       const uint8_t* scales =
           x + params.x_scales_offset +
-          (T >= 4 ? (group / 4 + half) * T * kUnitBytes : (group + 4 * half) * T * 16);
+          (T >= 4 ? (group / 4 + half) * T * kHalfScaleBytes : (group + 4 * half) * T * 16);
       if constexpr (T >= 4)
         consume_shared(stage, half, raw, codes, scales, lane, scratch, sums);
       else
@@ -291,7 +274,7 @@ struct Int8Engine {
                                           const uint8_t* scales, uint32_t lane,
                                           float (&sums)[kSums]) {
     constexpr uint32_t kSetGroups = 4 / T;  // scale groups in an accumulator
-    constexpr uint32_t kSets = kGroupsOfUnit / kSetGroups;
+    constexpr uint32_t kSets = kGroupsOfHalf / kSetGroups;
     constexpr uint32_t kSetProducts = kSetGroups * Tile::kGroup / 32;
     const uint32_t g = lane / 4, t = lane % 4;
     float scale[kSets][2], min[kSets][2];
@@ -324,15 +307,15 @@ struct Int8Engine {
     }
   }
 
-  // T = 4 and 8, whole scales: products times their scales add up as integers over a record, whose
-  // inputs have one scale.
+  // T = 4 and 8, whole scales: products times their scales add up as integers over a packed tile,
+  // whose inputs have one scale.
   static __device__ void consume_whole(const VectorParams& params, const uint8_t* stage,
                                        const uint8_t* x, uint32_t group, uint32_t lane,
                                        float (&sums)[kSums]) {
     const uint8_t* const codes = x + group * T * 64;
-    const uint8_t* const scales = x + params.x_scales_offset + group / 4 * T * kUnitBytes;
+    const uint8_t* const scales = x + params.x_scales_offset + group / 4 * T * kHalfScaleBytes;
     const typename Whole::Header header = Whole::load(stage, lane);
-    static_assert(kUnits == 2);
+    static_assert(kHalves == 2);
     constexpr uint32_t kParts = 32 / Tile::kGroup;   // scale groups in 32 inputs
     constexpr uint32_t kTerms = T == 8 ? 2 : 1;      // products: of both terms, or of one each
     constexpr uint32_t kOwnTokens = T == 8 ? 2 : 1;  // of a lane
@@ -400,13 +383,13 @@ struct Int8Engine {
       if constexpr (T == 8) {
         const uint8_t* const place = first + (t * T + g) * 8;
         const float2 sum = *reinterpret_cast<const float2*>(place);
-        const float2 next = *reinterpret_cast<const float2*>(place + T * kUnitBytes);
+        const float2 next = *reinterpret_cast<const float2*>(place + T * kHalfScaleBytes);
         mma_tf32(c, a, sum.x, next.x);
         mma_tf32(c, a, sum.y, next.y);
       } else {
         const uint8_t* const place = first + (t * T + g / 2) * 8 + g % 2 * 4;
         mma_tf32(c, a, *reinterpret_cast<const float*>(place),
-                 *reinterpret_cast<const float*>(place + T * kUnitBytes));
+                 *reinterpret_cast<const float*>(place + T * kHalfScaleBytes));
       }
 #pragma unroll
       for (uint32_t i = 0; i < kOwnTokens; ++i)
@@ -426,7 +409,7 @@ struct Int8Engine {
     constexpr uint32_t kParts = 32 / Tile::kGroup;  // scale groups in 32 inputs
     constexpr uint32_t kEntry = kSharesMins ? 16 : 8;
     const uint32_t g = lane / 4, t = lane % 4;
-    __syncwarp();  // the unit before has read its scales
+    __syncwarp();  // the half K-tile before has read its scales
 #pragma unroll
     for (uint32_t i = 0; i < kParts; ++i) {
       float scale[2], min[2];

@@ -13,9 +13,9 @@ __device__ inline float gelu_tanh(float x) {
 }
 
 // Within 2^-18, for results that are rounded to f16.
-__device__ inline float silu_brief(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+__device__ inline float silu_fast(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
-__device__ inline float gelu_tanh_brief(float x) {
+__device__ inline float gelu_tanh_fast(float x) {
   constexpr float kTwoRootsTwoOverPi = 1.59576912160573071f;
   return __fdividef(x, 1.0f + __expf(-kTwoRootsTwoOverPi * x * (1.0f + 0.044715f * x * x)));
 }
@@ -25,8 +25,8 @@ __device__ inline float gated(Epilogue epilogue, float gate, float up) {
 }
 
 // For threads that make many outputs.
-__device__ inline float gated_brief(Epilogue epilogue, float gate, float up) {
-  return (epilogue == Epilogue::kSiluGate ? silu_brief(gate) : gelu_tanh_brief(gate)) * up;
+__device__ inline float gated_fast(Epilogue epilogue, float gate, float up) {
+  return (epilogue == Epilogue::kSiluGate ? silu_fast(gate) : gelu_tanh_fast(gate)) * up;
 }
 
 }  // namespace wcuda::kernels

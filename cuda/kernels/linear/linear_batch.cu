@@ -3,18 +3,28 @@
 #include <atomic>
 
 #include "kernels/linear/linear_batch.h"
+#include "kernels/linear/linear_batch_instances.h"
 #include "kernels/linear/linear_batch_kernel.cuh"
 #include "kernels/ptx/code.h"
+#include "kernels/ptx/launch.h"
 
 namespace wcuda::kernels {
+
+#define WCUDA_DECLARE(type, second_type) extern WCUDA_LINEAR_BATCH(type, second_type);
+WCUDA_LINEAR_BATCH_TYPES(WCUDA_DECLARE)
+#undef WCUDA_DECLARE
+
 namespace {
 
-const BatchKernel* find_kernel(uint32_t type) {
-  for (const auto find : {find_batch_plain, find_batch_legacy, find_batch_k, find_batch_few_bits,
-                          find_batch_levels, find_batch_grid})
-    if (const BatchKernel* const kernel = find(type)) return kernel;
+// Of matrices of both types; null where there is none.
+const BatchKernel* find_kernel(uint32_t type, uint32_t second_type) {
+#define WCUDA_FIND(first, second) \
+  if (type == first && second_type == second) return linear_batch_kernels<first, second>();
+  WCUDA_LINEAR_BATCH_TYPES(WCUDA_FIND)
+#undef WCUDA_FIND
   return nullptr;
 }
+const BatchKernel* find_kernel(uint32_t type) { return find_kernel(type, type); }
 
 constexpr uint32_t round_up(uint32_t value, uint32_t unit) {
   return (value + unit - 1) / unit * unit;
@@ -23,7 +33,7 @@ constexpr bool is_gate(Epilogue epilogue) {
   return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
 }
 uint64_t input_bytes(uint32_t cols, uint32_t columns) {
-  return uint64_t{round_up(cols, kChunkInputs)} * round_up(columns, 128) * 2;
+  return uint64_t{round_up(cols, kKTileInputs)} * round_up(columns, 128) * 2;
 }
 uint64_t scale_bytes(uint32_t columns) { return round_up(columns, 128) * 4; }
 
@@ -49,22 +59,22 @@ constexpr uint32_t column_bytes(uint32_t columns) {
 constexpr uint32_t kWeightStagesMin = 2;
 // Columns of a tile, of each kernel of a type.
 constexpr uint32_t kTileColumns[4] = {16, 32, 64, 128};
-// What a turn of blocks costs beside its products, and a chunk as the next of its block, in strips
-// by chunks of a multiprocessor. Few columns wait for one instruction after the other: 1 us a chunk
-// at 16 and 32 columns, however few the strips; down of 8B took 27.6 us in shares of 14 chunks
-// and 21.5 in shares of 8 (H200).
+// What a turn of blocks costs beside its products, and a K-tile as the next of its block, in
+// M-tiles by K-tiles of a multiprocessor. Few columns wait for one instruction after the other: 1
+// us a K-tile at 16 and 32 columns, however few the M-tiles; down of 8B took 27.6 us in shares of
+// 14 K-tiles and 21.5 in shares of 8 (H200).
 constexpr uint32_t kTurnCost = 48;
-constexpr uint32_t kChunkCost[4] = {56, 56, 3, 0};
+constexpr uint32_t kKTileCost[4] = {56, 56, 3, 0};
 
-// Of `chunks` chunks, that fit into a block's shared memory beside the columns.
-uint32_t weight_stages(uint32_t rows, uint32_t chunk_bytes, uint32_t chunks, uint32_t columns,
+// Of `k_tiles` K-tiles, that fit into a block's shared memory beside the columns.
+uint32_t weight_stages(uint32_t rows, uint32_t k_tile_bytes, uint32_t k_tiles, uint32_t columns,
                        uint32_t shared_bytes) {
   const uint32_t others = kBatchAlignment + kBatchBarrierBytes + column_bytes(columns);
-  const uint32_t stages = (shared_bytes - others) / (rows / quant::kRecordRows * chunk_bytes);
-  return std::min({stages, chunks, kBatchStagesMax});
+  const uint32_t stages = (shared_bytes - others) / (rows / quant::kMTileRows * k_tile_bytes);
+  return std::min({stages, k_tiles, kBatchStagesMax});
 }
-bool fits(uint32_t rows, uint32_t chunk_bytes, uint32_t columns) {
-  return weight_stages(rows, chunk_bytes, kWeightStagesMin, columns, batch_shared_bytes(1)) >=
+bool fits(uint32_t rows, uint32_t k_tile_bytes, uint32_t columns) {
+  return weight_stages(rows, k_tile_bytes, kWeightStagesMin, columns, batch_shared_bytes(1)) >=
          kWeightStagesMin;
 }
 
@@ -75,7 +85,7 @@ uint32_t tile_columns(const LinearArgs& args, bool is_invariant) {
   if (args.columns <= 32) return 32;
   if (args.columns <= 64 || is_invariant) return 64;
   for (uint32_t m = 0; m < args.matrix_count; ++m)
-    if (!fits(64 * batch_strips(128), find_kernel(args.matrices[m].type)->chunk_bytes, 128))
+    if (!fits(64 * batch_m_tiles(128), find_kernel(args.matrices[m].type)->k_tile_bytes, 128))
       return 64;
   return 128;
 }
@@ -122,25 +132,25 @@ uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t ro
 Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, uint32_t size,
                    uint32_t column_tiles, uint32_t sm_count) {
   const uint32_t columns = kTileColumns[size];
-  const uint32_t shares = std::min(params.chunk_count, kBatchClusterMax);
+  const uint32_t shares = std::min(params.k_tile_count, kBatchClusterMax);
   Shape best{0, 0, 0};
   uint64_t best_cost = UINT64_MAX;
-  const uint32_t rows_min = 64 * batch_strips(columns);
+  const uint32_t rows_min = 64 * batch_m_tiles(columns);
   for (uint32_t rows = batch_rows_max(columns); rows >= rows_min; rows /= 2) {
-    if (rows > rows_min && !fits(rows, kernel.chunk_bytes, columns)) continue;
+    if (rows > rows_min && !fits(rows, kernel.k_tile_bytes, columns)) continue;
     const uint32_t tiles = tile_count(params, rows) * column_tiles;
     for (uint32_t cluster = 1; cluster <= shares; ++cluster) {
       const uint32_t resident = resident_clusters(kernel, size, rows, cluster, sm_count);
       const uint32_t turns = (tiles + resident - 1) / resident;
       // Of the busiest multiprocessor in a turn.
       const uint32_t blocks = ((tiles + turns - 1) / turns * cluster + sm_count - 1) / sm_count;
-      const uint32_t chunks = (params.chunk_count + cluster - 1) / cluster;
-      uint32_t products = blocks * (rows / quant::kRecordRows) * chunks;
+      const uint32_t k_tiles = (params.k_tile_count + cluster - 1) / cluster;
+      uint32_t products = blocks * (rows / quant::kMTileRows) * k_tiles;
       // One warpgroup cannot multiply while it makes operands.
-      if (batch_strips(columns) > 1 && rows == rows_min) products += products / 2;
+      if (batch_m_tiles(columns) > 1 && rows == rows_min) products += products / 2;
       const uint32_t merge = cluster > 1 ? rows * columns / 1024 : 0;
       const uint64_t cost =
-          uint64_t{turns} * (kTurnCost + products + kChunkCost[size] * chunks + merge);
+          uint64_t{turns} * (kTurnCost + products + kKTileCost[size] * k_tiles + merge);
       if (cost >= best_cost) continue;
       best_cost = cost;
       best = {rows, tiles / column_tiles, cluster};
@@ -167,20 +177,20 @@ cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uin
     if (!is_gate(params.epilogue)) tile += (params.rows[m] + shape.rows - 1) / shape.rows;
   }
   for (uint32_t rank = 0; rank <= shape.cluster; ++rank)
-    params.first_chunk[rank] = params.chunk_count * rank / shape.cluster;
+    params.first_k_tile[rank] = params.k_tile_count * rank / shape.cluster;
   params.tile_rows = shape.rows;
   params.cluster = shape.cluster;
   uint32_t shared_bytes = 0;
-  const uint32_t chunks = (params.chunk_count + shape.cluster - 1) / shape.cluster;
+  const uint32_t k_tiles = (params.k_tile_count + shape.cluster - 1) / shape.cluster;
   for (uint32_t blocks = batch_blocks(shape.rows, columns); blocks > 0; blocks /= 2) {
     shared_bytes = batch_shared_bytes(blocks);
     params.weight_stage_count =
-        weight_stages(shape.rows, kernel.chunk_bytes, chunks, columns, shared_bytes);
-    if (params.weight_stage_count >= std::min(kWeightStagesMin, chunks)) break;
+        weight_stages(shape.rows, kernel.k_tile_bytes, k_tiles, columns, shared_bytes);
+    if (params.weight_stage_count >= std::min(kWeightStagesMin, k_tiles)) break;
   }
   params.sharing = 1;
   const dim3 threads(batch_threads(shape.rows, columns));
-  if (batch_strips(columns) == 1 || shape.cluster > 1)
+  if (batch_m_tiles(columns) == 1 || shape.cluster > 1)
     return launch_kernel(launch, dim3(shape.cluster, params.column_tiles, shape.tiles), threads,
                          shared_bytes, shape.cluster > 1 ? shape.cluster : 0, kernel.kernels[size],
                          params);
@@ -213,7 +223,7 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
   HalfInputArgs input;
   input.columns = args.columns;
   input.cols = cols;
-  input.depth = round_up(cols, kChunkInputs);
+  input.depth = round_up(cols, kKTileInputs);
   input.x = args.x;
   input.x_rows = args.x_rows;
   input.norm = args.norm;
@@ -233,15 +243,15 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
       const BatchKernel* kernel = find_kernel(args.matrices[i].type);
       if (is_done[i] || kernel->order != input.order) continue;
       for (uint32_t m = i + 1; m < args.matrix_count && input.tile_columns <= 64; ++m)
-        if (const BatchKernel* const mixed =
-                is_done[m] ? nullptr
-                           : find_batch_mixed(args.matrices[i].type, args.matrices[m].type))
-          kernel = mixed;
+        if (args.matrices[m].type != args.matrices[i].type && !is_done[m])
+          if (const BatchKernel* const mixed =
+                  find_kernel(args.matrices[i].type, args.matrices[m].type))
+            kernel = mixed;
       LinearBatchParams params = {};
       params.columns = args.columns;
-      const uint32_t record_inputs = kChunkInputs / kernel->records;
-      params.record_count = (cols + record_inputs - 1) / record_inputs;
-      params.chunk_count = input.depth / kChunkInputs;
+      const uint32_t record_inputs = kKTileInputs / kernel->packed_tiles;
+      params.packed_tile_count = (cols + record_inputs - 1) / record_inputs;
+      params.k_tile_count = input.depth / kKTileInputs;
       params.epilogue = args.epilogue;
       params.h = input.h;
       params.scales = input.scales;
@@ -250,7 +260,7 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
           if (is_done[m] || args.matrices[m].type != type) continue;
           is_done[m] = true;
           if (args.matrices[m].rows == 0) continue;
-          params.records[params.matrix_count] = args.matrices[m].records;
+          params.packed_tiles[params.matrix_count] = args.matrices[m].packed_tiles;
           params.biases[params.matrix_count] = args.biases[m];
           params.outputs[params.matrix_count] = args.outputs[m];
           params.rows[params.matrix_count++] = args.matrices[m].rows;

@@ -1,8 +1,9 @@
-// Linear layers of more than 8 tokens: weights are read as records and turned to f16 operands in
-// registers.
+// Linear layers of more than 8 tokens: weights are read as packed tiles and turned to f16 operands
+// in registers.
 #pragma once
 
 #include "kernels/linear/linear.h"
+#include "kernels/ptx/launch.h"
 
 namespace wcuda::kernels {
 

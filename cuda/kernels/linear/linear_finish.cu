@@ -5,6 +5,7 @@
 #include "kernels/linear/linear_activation.cuh"
 #include "kernels/linear/linear_finish.h"
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/launch.h"
 
 namespace wcuda::kernels {
 namespace {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/linear/linear.h"
+#include "kernels/ptx/launch.h"
 
 namespace wcuda::kernels {
 

@@ -1,6 +1,8 @@
 // linear_vector: checks arguments, sorts matrices by type, and chooses the kernels of the types.
 #include "kernels/linear/linear_vector.cuh"
+#include "kernels/linear/linear_vector_instances.h"
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/launch.h"
 
 namespace wcuda::kernels {
 
@@ -13,7 +15,7 @@ namespace {
 using VectorFunction = cudaError_t (*)(const VectorParams&, const VectorTuning&, const Launch&);
 
 struct VectorEntry {
-  uint32_t type_a, type_b;
+  TensorType type_a, type_b;
   VectorFunction function;
 };
 
@@ -29,7 +31,9 @@ VectorFunction find_function(uint32_t type_a, uint32_t type_b) {
 
 bool is_gate(const LinearArgs& args) { return args.epilogue >= Epilogue::kSiluGate; }
 
-bool is_float(uint32_t type) { return type == 0 || type == 1 || type == 30; }
+bool is_float(uint32_t type) {
+  return type == TensorType::kF32 || type == TensorType::kF16 || type == TensorType::kBF16;
+}
 
 bool is_valid(const LinearArgs& args) {
   if (args.columns == 0 || args.columns > kLinearVectorColumnsMax || args.x == nullptr ||
@@ -39,7 +43,7 @@ bool is_valid(const LinearArgs& args) {
     return false;
   for (uint32_t i = 0; i < args.matrix_count; ++i) {
     const Matrix& matrix = args.matrices[i];
-    if (matrix.records == nullptr || matrix.rows == 0 || matrix.cols == 0 ||
+    if (matrix.packed_tiles == nullptr || matrix.rows == 0 || matrix.cols == 0 ||
         matrix.cols != args.matrices[0].cols || matrix.cols % (is_float(matrix.type) ? 4 : 32) != 0)
       return false;
     if (args.outputs[i] == nullptr && !(is_gate(args) && i == 1)) return false;
@@ -61,10 +65,10 @@ cudaError_t run(const LinearArgs& args, const uint32_t* order, uint32_t count, u
   params.epilogue = args.epilogue;
   for (uint32_t i = 0; i < count; ++i) {
     const Matrix& matrix = args.matrices[order[i]];
-    const uint32_t strips = (matrix.rows + quant::kRecordRows - 1) / quant::kRecordRows;
-    params.parts[i] = {matrix.records, args.biases[order[i]], args.outputs[order[i]], matrix.rows,
-                       strips};
-    params.strips[i < split ? 0 : 1] += strips;
+    const uint32_t m_tiles = (matrix.rows + quant::kMTileRows - 1) / quant::kMTileRows;
+    params.matrices[i] = {matrix.packed_tiles, args.biases[order[i]], args.outputs[order[i]],
+                          matrix.rows, m_tiles};
+    params.m_tiles[i < split ? 0 : 1] += m_tiles;
   }
   const uint32_t type = args.matrices[order[0]].type;
   const uint32_t other = split < count ? args.matrices[order[split]].type : type;
@@ -96,18 +100,18 @@ cudaError_t run_mixed_gate(const LinearArgs& args, const VectorTuning& tuning,
   if (launch.scratch == nullptr || launch.scratch_bytes < 2 * bytes) return cudaErrorInvalidValue;
   // At the end of the scratch: what is in front stays zero between calls.
   auto* gate = static_cast<uint8_t*>(launch.scratch) + (launch.scratch_bytes - 2 * bytes) / 16 * 16;
-  LinearArgs parts = args;
-  parts.epilogue = Epilogue::kStore;
-  parts.outputs[0] = reinterpret_cast<float*>(gate);
-  parts.outputs[1] = reinterpret_cast<float*>(gate + bytes);
+  LinearArgs matrices = args;
+  matrices.epilogue = Epilogue::kStore;
+  matrices.outputs[0] = reinterpret_cast<float*>(gate);
+  matrices.outputs[1] = reinterpret_cast<float*>(gate + bytes);
   Launch front = launch;
   front.scratch_bytes -= 2 * bytes;
-  const cudaError_t error = linear_vector(parts, front, tuning);
+  const cudaError_t error = linear_vector(matrices, front, tuning);
   if (error != cudaSuccess) return error;
   const uint32_t count = args.columns * args.matrices[0].rows;
   return launch_kernel(launch, dim3((count + 255) / 256), dim3(256), 0, 0, gate_kernel,
-                       static_cast<const float*>(parts.outputs[0]),
-                       static_cast<const float*>(parts.outputs[1]), args.outputs[0], count,
+                       static_cast<const float*>(matrices.outputs[0]),
+                       static_cast<const float*>(matrices.outputs[1]), args.outputs[0], count,
                        args.epilogue);
 }
 
@@ -118,13 +122,13 @@ bool has_linear_vector(uint32_t type) { return find_function(type, type) != null
 uint64_t linear_vector_scratch_bytes(const LinearArgs& args, const Launch& launch) {
   uint64_t bytes = has_mixed_gate(args) ? 2 * gate_bytes(args) + 16 : 0;
   if (launch.compute_capability >= 90) return bytes;
-  // Partial sums of up to 8 slices, with the padding of strips; a counter a cluster.
-  uint64_t strips = 0;
+  // Partial sums of up to 8 K-splits, with the padding of M-tiles; a counter a cluster.
+  uint64_t m_tiles = 0;
   for (uint32_t i = 0; i < args.matrix_count; ++i)
-    strips += (args.matrices[i].rows + quant::kRecordRows - 1) / quant::kRecordRows;
-  const uint64_t clusters = strips + static_cast<uint64_t>(launch.sm_count) * 2;
-  const uint64_t slots = (2 * strips + 2 * clusters) * 16 + clusters;
-  return bytes + clusters * 4 + slots * 8 * 8 * sizeof(float) + 32;
+    m_tiles += (args.matrices[i].rows + quant::kMTileRows - 1) / quant::kMTileRows;
+  const uint64_t clusters = m_tiles + static_cast<uint64_t>(launch.sm_count) * 2;
+  const uint64_t accumulators = (2 * m_tiles + 2 * clusters) * 16 + clusters;
+  return bytes + clusters * 4 + accumulators * 8 * 8 * sizeof(float) + 32;
 }
 
 cudaError_t linear_vector(const LinearArgs& args, const Launch& launch,

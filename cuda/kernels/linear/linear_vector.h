@@ -2,6 +2,8 @@
 #pragma once
 
 #include "kernels/linear/linear.h"
+#include "kernels/linear/vector_params.h"
+#include "kernels/ptx/launch.h"
 
 namespace wcuda::kernels {
 
@@ -18,14 +20,6 @@ uint64_t linear_vector_scratch_bytes(const LinearArgs& args, const Launch& launc
 // columns (1, 2, up to 4, up to 8), not on what runs beside.
 cudaError_t linear_vector(const LinearArgs& args, const Launch& launch);
 
-// What a bench may vary. 0: chosen by shape.
-struct VectorTuning {
-  uint32_t cluster_size = 0;  // CTAs that share a strip
-  uint32_t stages = 0;        // of a warp's ring
-  uint32_t groups = 0;        // of warps along the strips
-  uint32_t residency = 0;     // 1: no other such kernel on the SM, 2: one
-  uint32_t early_stages = 0;  // filled before the wait for the kernel ahead
-};
 cudaError_t linear_vector(const LinearArgs& args, const Launch& launch, const VectorTuning& tuning);
 
 }  // namespace wcuda::kernels

@@ -11,7 +11,7 @@ constexpr uint32_t kPersistentLayersMax = 4;
 // A linear layer of one token, as far as the division depends on it.
 struct PersistentLayerShape {
   uint32_t matrix_count = 0;  // 1 to 3
-  uint32_t types[3] = {};     // ggml type ids
+  uint32_t types[3] = {};     // TensorType
   uint32_t rows[3] = {};      // outputs
   uint32_t cols = 0;          // inputs of all matrices
   bool is_gate = false;       // gate and up, one output
@@ -19,21 +19,21 @@ struct PersistentLayerShape {
   bool has_norm = false;
 };
 
-// Section 0 has the matrices of Q4_K, section 1 those of Q6_K.
+// Problem 0 has the matrices of Q4_K, problem 1 those of Q6_K.
 struct PersistentLayerPlan {
-  uint32_t chunks = 0;     // K-tiles of 256 inputs of an M-tile of 16 rows, or of one of its slices
-  uint32_t slices = 0;     // split-K partitions of an M-tile; 0: M-tiles are whole
-  uint32_t rows_each = 0;  // outputs whose partial sums a CTA adds, where there are slices
-  uint32_t ctas = 0;       // of section 0; section 1 has the others
-  uint32_t units[2] = {};  // M-tiles, or their slices, of a section
-  uint32_t strips = 0;     // of the largest share, gate and up counted singly
+  uint32_t k_tiles = 0;  // K-tiles of 256 inputs of an M-tile of 16 rows, or of one of its K-splits
+  uint32_t k_splits = 0;   // split-K partitions of an M-tile; 0: M-tiles are whole
+  uint32_t rows_each = 0;  // outputs whose partial sums a CTA adds, where there are K-splits
+  uint32_t ctas = 0;       // of problem 0; problem 1 has the others
+  uint32_t items[2] = {};  // M-tiles, or their K-splits, of a problem
+  uint32_t m_tiles = 0;    // of the largest partition, gate and up counted singly
 };
 
 // Places in shared memory are in bytes.
 struct PersistentPlan {
   PersistentLayerPlan layers[kPersistentLayersMax];
-  uint32_t window = 0;  // M-tiles between two epilogues
-  uint32_t x_scales_offset = 0, squares_offset = 0, slots_offset = 0, shares_offset = 0,
+  uint32_t batch = 0;  // M-tiles between two epilogues
+  uint32_t x_scales_offset = 0, squares_offset = 0, accumulators_offset = 0, partitions_offset = 0,
            barriers_offset = 0, ring_offset = 0;
   uint32_t stages = 0;  // of the ring
   uint32_t shared_bytes = 0;
@@ -49,17 +49,18 @@ bool plan_persistent_layers(const PersistentLayerShape* layers, uint32_t count,
 namespace persistent {
 constexpr uint32_t kWarps = 16;
 constexpr uint32_t kStagesMax = 32;
-constexpr uint32_t kWindow = 16;  // M-tiles between two epilogues, where a share has more
-// A layer with so many chunks a strip goes by slices, for a CTA then needs few of its inputs.
-constexpr uint32_t kSplitChunks = 48, kSliceChunks = 4;
-constexpr uint32_t kSlotStride = 20;  // floats of a row, one for each warp
-// Bytes of a chunk of 16 rows of Q4_K and of Q6_K.
-constexpr uint32_t kChunkBytes[2] = {2304, 3360};
-constexpr uint32_t kStageBytes = 4 * kChunkBytes[0];
+constexpr uint32_t kEpilogueBatch =
+    16;  // M-tiles between two epilogues, where a partition has more
+// A layer with so many K-tiles an M-tile goes by K-splits, for a CTA then needs few of its inputs.
+constexpr uint32_t kSplitKTilesMin = 48, kSplitKTiles = 4;
+constexpr uint32_t kAccumulatorStride = 20;  // floats of a row, one for each warp
+// Bytes of a K-tile of 16 rows of Q4_K and of Q6_K.
+constexpr uint32_t kKTileBytes[2] = {2304, 3360};
+constexpr uint32_t kStageBytes = 4 * kKTileBytes[0];
 constexpr uint32_t kStagesLeast = 8;  // what the warps hold at once of Q6_K
 // Bytes of 256 inputs as two int8 terms a value, and of their scales.
 constexpr uint32_t kCodesBytes = 512, kScalesBytes = 128;
-constexpr uint32_t kShareBytes = 96, kBarriersBytes = 520;
+constexpr uint32_t kPartitionBytes = 96, kBarriersBytes = 520;
 }  // namespace persistent
 
 }  // namespace wcuda::kernels

@@ -1,31 +1,32 @@
 // Tiles: a format of weights as operands of int8 tensor-core products (mma m16n8k32), read from
-// records (kernels/shared/packed_tile.h) that lie in shared memory. What formats differ in is here
-// and nothing else; the kernels that use tiles know of no format.
+// packed tiles (kernels/shared/packed_tile.h) that lie in shared memory. What formats differ in is
+// here and nothing else; the kernels that use tiles know of no format.
 //
-// A chunk is 256 inputs of a strip: one record of 256, two of 128 or four of 64 inputs. A unit is
-// half a chunk: 16 rows x 128 inputs, four groups of 32. Lane = 4 * g + t of a warp holds rows g
-// and g + 8. In every group each lane of a quad owns 8 of the 32 inputs (Ownership). A weight is
+// A K-tile is 256 inputs of an M-tile: one packed tile of 256, two of 128 or four of 64 inputs. A
+// half K-tile is half a K-tile: 16 rows x 128 inputs, four groups of 32. Lane = 4 * g + t of a warp
+// holds rows g and g + 8. In every group each lane of a quad owns 8 of the 32 inputs (Ownership). A
+// weight is
 //
 //   w = scale * (code - kOffset) - min
 //
 // with scale and min of a row and a group of kGroup inputs. Tile<type> has
 //
-//   kLayout     the records
+//   kLayout     the packed tiles
 //   kOwnership  which inputs lane t owns
 //   kGroup      32, or 16; then lane t's inputs lie in 16-group t / 2 of the 32
 //   kSigned     codes are int8, else uint8
 //   kOffset     an integer, subtracted exactly
 //   kHasMin     scales() gives mins (else leaves them alone)
-//   Raw         codes of a lane's unit, as stored
-//   load        Raw of unit `half` (0, 1) of the chunk; plain loads, 16 bytes where the layout lets
-//   codes       operand A of group m (0 … 3) of the unit; m and half are known at compile time:
+//   Raw         codes of a lane's half K-tile, as stored
+//   load        Raw of half `half` (0, 1) of the K-tile; plain loads, of 16 bytes if possible
+//   codes       operand A of group m (0 … 3) of the half K-tile; m and half are compile-time:
 //               a[0] row g, the lane's first 4 inputs, a[1] row g + 8, the same inputs,
 //               a[2] row g, its last 4 inputs,         a[3] row g + 8, the same inputs
 //   shifted_codes, kOddShift: may be there. codes, of odd groups times 2^kOddShift, still uint8
-//   scales      of rows g and g + 8, group m of the unit: 0 … 3, or 0 … 7 when kGroup is 16; m may
-//               differ from lane to lane
+//   scales      of rows g and g + 8, group m of the half K-tile: 0 … 3, or 0 … 7 when kGroup is
+//               16; m may differ from lane to lane
 //
-// Bytes past the last record of a strip read as zero.
+// Bytes past the last packed tile of an M-tile read as zero.
 #pragma once
 
 #include "kernels/shared/packed_tile.h"
@@ -33,19 +34,19 @@
 
 namespace wcuda::kernels {
 
-constexpr uint32_t kChunkInputs = 256;
-constexpr uint32_t kUnitInputs = 128;
+using quant::kHalfKTileInputs;
+using quant::kKTileInputs;
 
 enum class Ownership : uint32_t {
-  kEight,   // 8t … 8t + 7: records with pieces of 8 or 16 bytes
-  kSplit,   // 4t … 4t + 3 and 16 + 4t … 16 + 4t + 3: pieces of 4 bytes of nibbles
-  kNested,  // with s = t / 2, u = t % 2: 16s + 4u … + 3 and 16s + 8 + 4u … + 3: NVFP4
+  kContiguous8,  // 8t … 8t + 7: packed tiles with pieces of 8 or 16 bytes
+  kSplit,        // 4t … 4t + 3 and 16 + 4t … 16 + 4t + 3: pieces of 4 bytes of nibbles
+  kNested,       // with s = t / 2, u = t % 2: 16s + 4u … + 3 and 16s + 8 + 4u … + 3: NVFP4
 };
 
 // Place among 32 inputs, in the order of the lanes (lane t holds places 8t … 8t + 7), of input k.
 WCUDA_HD constexpr uint32_t owned_place(Ownership ownership, uint32_t k) {
   switch (ownership) {
-    case Ownership::kEight:
+    case Ownership::kContiguous8:
       return k;
     case Ownership::kSplit:
       return k % 16 / 4 * 8 + k / 16 * 4 + k % 4;
@@ -55,15 +56,15 @@ WCUDA_HD constexpr uint32_t owned_place(Ownership ownership, uint32_t k) {
   return 0;
 }
 
-// Where a part begins in its record.
-WCUDA_HD constexpr uint32_t part_base(const quant::RecordLayout& layout, uint32_t part) {
+// Where a part begins in its packed tile.
+WCUDA_HD constexpr uint32_t field_base(const quant::TileLayout& layout, uint32_t part) {
   uint32_t base = 0;
   for (uint32_t p = 0; p < part; ++p)
-    base += quant::kRecordRows * layout.blocks * layout.parts[p].bytes;
+    base += quant::kMTileRows * layout.blocks * layout.fields[p].bytes;
   return base;
 }
 
-template <uint32_t kType>
+template <TensorType kType>
 struct Tile;
 
 #if defined(__CUDACC__)
@@ -97,9 +98,9 @@ __device__ inline void k_header_scale(const uint4& header, uint32_t half, uint32
 }
 
 template <>
-struct Tile<8> {  // Q8_0
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(8);
-  static constexpr Ownership kOwnership = Ownership::kEight;
+struct Tile<TensorType::kQ8_0> {  // Q8_0
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kQ8_0);
+  static constexpr Ownership kOwnership = Ownership::kContiguous8;
   static constexpr uint32_t kGroup = 32;
   static constexpr bool kSigned = true;
   static constexpr int32_t kOffset = 0;
@@ -107,10 +108,10 @@ struct Tile<8> {  // Q8_0
   struct Raw {
     uint4 qs[4];  // of a group: 8 bytes of row g, 8 of row g + 8
   };
-  static __device__ Raw load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+  static __device__ Raw load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
     Raw raw;
 #pragma unroll
-    for (uint32_t m = 0; m < 4; ++m) raw.qs[m] = read_16(block(chunk, half, m, 512) + lane * 16);
+    for (uint32_t m = 0; m < 4; ++m) raw.qs[m] = read_16(block(k_tile, half, m, 512) + lane * 16);
     return raw;
   }
   static __device__ void codes(const Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
@@ -119,25 +120,25 @@ struct Tile<8> {  // Q8_0
     a[2] = raw.qs[m].y;
     a[3] = raw.qs[m].w;
   }
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
-    const uint8_t* d = block(chunk, half, m, 32) + part_base(kLayout, 1) + lane / 4 * 2;
+    const uint8_t* d = block(k_tile, half, m, 32) + field_base(kLayout, 1) + lane / 4 * 2;
     scale[0] = half_to_float(read_2(d));
     scale[1] = half_to_float(read_2(d + 16));
   }
 
  private:
-  // Group m of the unit is block m % 2 of record 2 * half + m / 2.
-  static __device__ const uint8_t* block(const uint8_t* chunk, uint32_t half, uint32_t m,
+  // Group m of the half K-tile is block m % 2 of packed tile 2 * half + m / 2.
+  static __device__ const uint8_t* block(const uint8_t* k_tile, uint32_t half, uint32_t m,
                                          uint32_t block_stride) {
-    return chunk + (2 * half + m / 2) * kLayout.record_bytes() + m % 2 * block_stride;
+    return k_tile + (2 * half + m / 2) * kLayout.packed_tile_bytes() + m % 2 * block_stride;
   }
 };
 
 template <>
-struct Tile<12> {  // Q4_K
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(12);
-  static constexpr Ownership kOwnership = Ownership::kEight;
+struct Tile<TensorType::kQ4_K> {  // Q4_K
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kQ4_K);
+  static constexpr Ownership kOwnership = Ownership::kContiguous8;
   static constexpr uint32_t kGroup = 32;
   static constexpr bool kSigned = false;
   static constexpr int32_t kOffset = 0;
@@ -145,8 +146,8 @@ struct Tile<12> {  // Q4_K
   struct Raw {
     uint4 qs[2];  // of two groups, low nibbles and high: 8 bytes of row g, 8 of row g + 8
   };
-  static __device__ Raw load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
-    const uint8_t* qs = chunk + half * 1024 + lane * 16;
+  static __device__ Raw load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
+    const uint8_t* qs = k_tile + half * 1024 + lane * 16;
     return {{read_16(qs), read_16(qs + 512)}};
   }
   static __device__ void codes(const Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
@@ -167,9 +168,9 @@ struct Tile<12> {  // Q4_K
     a[2] = qs.y & mask;
     a[3] = qs.w & mask;
   }
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&min)[2]) {
-    const uint8_t* header = chunk + part_base(kLayout, 1) + lane / 4 * 16;
+    const uint8_t* header = k_tile + field_base(kLayout, 1) + lane / 4 * 16;
     k_header_scale(read_16(header), half, m, scale[0], min[0]);
     k_header_scale(read_16(header + 128), half, m, scale[1], min[1]);
   }

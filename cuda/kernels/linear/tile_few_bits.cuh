@@ -18,9 +18,9 @@ __device__ inline void codes_2bit(const uint4& qs, uint32_t m, uint32_t (&a)[4])
 }
 
 template <>
-struct Tile<10> {  // Q2_K
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(10);
-  static constexpr Ownership kOwnership = Ownership::kEight;
+struct Tile<TensorType::kQ2_K> {  // Q2_K
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kQ2_K);
+  static constexpr Ownership kOwnership = Ownership::kContiguous8;
   static constexpr uint32_t kGroup = 16;
   static constexpr bool kSigned = false;
   static constexpr int32_t kOffset = 0;
@@ -28,19 +28,19 @@ struct Tile<10> {  // Q2_K
   struct Raw {
     uint4 qs;
   };
-  static __device__ Raw load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
-    return {read_16(chunk + half * 512 + lane * 16)};
+  static __device__ Raw load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
+    return {read_16(k_tile + half * 512 + lane * 16)};
   }
   static __device__ void codes(const Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
     codes_2bit(raw.qs, m, a);
   }
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&min)[2]) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t row = lane / 4 + 8 * i;
-      const uint32_t code = chunk[part_base(kLayout, 1) + (half * 16 + row) * 8 + m];
-      const uint32_t d = read_4(chunk + part_base(kLayout, 2) + row * 4);
+      const uint32_t code = k_tile[field_base(kLayout, 1) + (half * 16 + row) * 8 + m];
+      const uint32_t d = read_4(k_tile + field_base(kLayout, 2) + row * 4);
       scale[i] = half_to_float(static_cast<uint16_t>(d)) * static_cast<float>(code & 15);
       min[i] = half_to_float(static_cast<uint16_t>(d >> 16)) * static_cast<float>(code >> 4);
     }
@@ -48,9 +48,9 @@ struct Tile<10> {  // Q2_K
 };
 
 template <>
-struct Tile<11> {  // Q3_K
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(11);
-  static constexpr Ownership kOwnership = Ownership::kEight;
+struct Tile<TensorType::kQ3_K> {  // Q3_K
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kQ3_K);
+  static constexpr Ownership kOwnership = Ownership::kContiguous8;
   static constexpr uint32_t kGroup = 16;
   static constexpr bool kSigned = false;
   static constexpr int32_t kOffset = 4;
@@ -59,9 +59,9 @@ struct Tile<11> {  // Q3_K
     uint4 qs;
     uint4 high;  // bit 4 * half + m of each byte belongs to group m
   };
-  static __device__ Raw load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
-    return {read_16(chunk + half * 512 + lane * 16),
-            read_16(chunk + part_base(kLayout, 1) + lane * 16)};
+  static __device__ Raw load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
+    return {read_16(k_tile + half * 512 + lane * 16),
+            read_16(k_tile + field_base(kLayout, 1) + lane * 16)};
   }
   static __device__ void codes(const Raw& raw, uint32_t half, uint32_t m, uint32_t (&a)[4]) {
     codes_2bit(raw.qs, m, a);
@@ -71,15 +71,15 @@ struct Tile<11> {  // Q3_K
     a[2] |= high_bits(raw.high.y, bit);
     a[3] |= high_bits(raw.high.w, bit);
   }
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t row = lane / 4 + 8 * i;
-      const uint8_t* codes = chunk + part_base(kLayout, 2) + row * 4;
+      const uint8_t* codes = k_tile + field_base(kLayout, 2) + row * 4;
       const uint32_t low = codes[m / 4 * 64 + m % 4] >> (4 * half) & 15u;
       const uint32_t high = codes[128 + m % 4] >> (4 * half + m / 4 * 2) & 3u;
-      const float d = half_to_float(read_2(chunk + part_base(kLayout, 3) + row * 2));
+      const float d = half_to_float(read_2(k_tile + field_base(kLayout, 3) + row * 2));
       scale[i] = d * static_cast<float>(static_cast<int32_t>(low | high << 4) - 32);
     }
   }
@@ -91,19 +91,19 @@ struct Tile<11> {  // Q3_K
   }
 };
 
-// Scale of rows g and g + 8 where a block has one, d, in the last part of the record.
-template <uint32_t kType>
-__device__ inline void block_scales(const uint8_t* record, uint32_t lane, float (&scale)[2]) {
-  constexpr quant::RecordLayout kLayout = Tile<kType>::kLayout;
-  constexpr uint32_t kBase = part_base(kLayout, kLayout.part_count - 1);
-  scale[0] = half_to_float(read_2(record + kBase + lane / 4 * 2));
-  scale[1] = half_to_float(read_2(record + kBase + lane / 4 * 2 + 16));
+// Scale of rows g and g + 8 where a block has one, d, in the last part of the packed tile.
+template <TensorType kType>
+__device__ inline void block_scales(const uint8_t* packed_tile, uint32_t lane, float (&scale)[2]) {
+  constexpr quant::TileLayout kLayout = Tile<kType>::kLayout;
+  constexpr uint32_t kBase = field_base(kLayout, kLayout.field_count - 1);
+  scale[0] = half_to_float(read_2(packed_tile + kBase + lane / 4 * 2));
+  scale[1] = half_to_float(read_2(packed_tile + kBase + lane / 4 * 2 + 16));
 }
 
 template <>
-struct Tile<34> {  // TQ1_0
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(34);
-  static constexpr Ownership kOwnership = Ownership::kEight;
+struct Tile<TensorType::kTQ1_0> {  // TQ1_0
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kTQ1_0);
+  static constexpr Ownership kOwnership = Ownership::kContiguous8;
   static constexpr uint32_t kGroup = 32;
   static constexpr bool kSigned = false;
   static constexpr int32_t kOffset = 1;
@@ -114,9 +114,9 @@ struct Tile<34> {  // TQ1_0
   struct Raw {
     uint4 qs, tail, last;  // 8 bytes of row g, 8 of row g + 8
   };
-  static __device__ Raw load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+  static __device__ Raw load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
     Raw raw{};
-    raw.qs = read_16(chunk + lane * 16);
+    raw.qs = read_16(k_tile + lane * 16);
     if (half == 0) return raw;
     const uint32_t t = lane % 4;
     uint32_t* const tail = &raw.tail.x;
@@ -125,11 +125,11 @@ struct Tile<34> {  // TQ1_0
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t row = lane / 4 + 8 * i;
       // Elements 160 … 239: 16 bytes, 16 elements a digit.
-      const uint2 bytes = read_8(chunk + part_base(kLayout, 1) + row * 16 + t % 2 * 8);
+      const uint2 bytes = read_8(k_tile + field_base(kLayout, 1) + row * 16 + t % 2 * 8);
       tail[2 * i] = t < 2 ? bytes.x : shifted(bytes.x, 3);
       tail[2 * i + 1] = t < 2 ? bytes.y : shifted(bytes.y, 3);
       // Elements 240 … 255: 4 bytes, 4 elements a digit.
-      const uint32_t end = read_4(chunk + part_base(kLayout, 2) + row * 4);
+      const uint32_t end = read_4(k_tile + field_base(kLayout, 2) + row * 4);
       last[2 * i] = t < 2 ? shifted(bytes.x, 81) : shifted(end, t == 2 ? 1 : 9);
       last[2 * i + 1] = t < 2 ? shifted(bytes.y, 81) : shifted(end, t == 2 ? 3 : 27);
     }
@@ -146,9 +146,9 @@ struct Tile<34> {  // TQ1_0
     else
       digits(raw.tail, m == 1 ? 1 : 9, a);
   }
-  static __device__ void scales(const uint8_t* chunk, uint32_t, uint32_t, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t, uint32_t, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
-    block_scales<34>(chunk, lane, scale);
+    block_scales<TensorType::kTQ1_0>(k_tile, lane, scale);
   }
 
  private:
@@ -172,9 +172,9 @@ struct Tile<34> {  // TQ1_0
 };
 
 template <>
-struct Tile<35> {  // TQ2_0
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(35);
-  static constexpr Ownership kOwnership = Ownership::kEight;
+struct Tile<TensorType::kTQ2_0> {  // TQ2_0
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kTQ2_0);
+  static constexpr Ownership kOwnership = Ownership::kContiguous8;
   static constexpr uint32_t kGroup = 32;
   static constexpr bool kSigned = false;
   static constexpr int32_t kOffset = 1;
@@ -182,22 +182,22 @@ struct Tile<35> {  // TQ2_0
   struct Raw {
     uint4 qs;
   };
-  static __device__ Raw load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
-    return {read_16(chunk + half * 512 + lane * 16)};
+  static __device__ Raw load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
+    return {read_16(k_tile + half * 512 + lane * 16)};
   }
   static __device__ void codes(const Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
     codes_2bit(raw.qs, m, a);
   }
-  static __device__ void scales(const uint8_t* chunk, uint32_t, uint32_t, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t, uint32_t, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
-    block_scales<35>(chunk, lane, scale);
+    block_scales<TensorType::kTQ2_0>(k_tile, lane, scale);
   }
 };
 
 template <>
-struct Tile<41> {  // Q1_0; a code is 0 or 2
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(41);
-  static constexpr Ownership kOwnership = Ownership::kEight;
+struct Tile<TensorType::kQ1_0> {  // Q1_0; a code is 0 or 2
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kQ1_0);
+  static constexpr Ownership kOwnership = Ownership::kContiguous8;
   static constexpr uint32_t kGroup = 32;
   static constexpr bool kSigned = false;
   static constexpr int32_t kOffset = 1;
@@ -205,8 +205,8 @@ struct Tile<41> {  // Q1_0; a code is 0 or 2
   struct Raw {
     uint32_t bits[2];  // of rows g and g + 8; byte m: the lane's 8 inputs of group m
   };
-  static __device__ Raw load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
-    const uint8_t* qs = chunk + half * kLayout.record_bytes() + lane / 4 * 16;
+  static __device__ Raw load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
+    const uint8_t* qs = k_tile + half * kLayout.packed_tile_bytes() + lane / 4 * 16;
     return {{bytes_of(read_16(qs), lane % 4), bytes_of(read_16(qs + 128), lane % 4)}};
   }
   static __device__ void codes(const Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
@@ -217,9 +217,9 @@ struct Tile<41> {  // Q1_0; a code is 0 or 2
       a[i + 2] = (raw.bits[i] >> (8 * m + 4) & 15) * 0x00408102 & 0x02020202;
     }
   }
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
-    block_scales<41>(chunk + half * kLayout.record_bytes(), lane, scale);
+    block_scales<TensorType::kQ1_0>(k_tile + half * kLayout.packed_tile_bytes(), lane, scale);
   }
 
  private:
@@ -232,9 +232,9 @@ struct Tile<41> {  // Q1_0; a code is 0 or 2
 };
 
 template <>
-struct Tile<42> {  // Q2_0
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(42);
-  static constexpr Ownership kOwnership = Ownership::kEight;
+struct Tile<TensorType::kQ2_0> {  // Q2_0
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kQ2_0);
+  static constexpr Ownership kOwnership = Ownership::kContiguous8;
   static constexpr uint32_t kGroup = 32;
   static constexpr bool kSigned = false;
   static constexpr int32_t kOffset = 1;
@@ -242,11 +242,11 @@ struct Tile<42> {  // Q2_0
   struct Raw {
     uint16_t qs[4][2];  // of a group: 8 inputs of row g, of row g + 8
   };
-  static __device__ Raw load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+  static __device__ Raw load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
     Raw raw;
 #pragma unroll
     for (uint32_t m = 0; m < 4; ++m) {
-      const uint8_t* qs = record(chunk, half, m) + lane / 4 * 16 + m % 2 * 8 + lane % 4 * 2;
+      const uint8_t* qs = packed_tile(k_tile, half, m) + lane / 4 * 16 + m % 2 * 8 + lane % 4 * 2;
       raw.qs[m][0] = read_2(qs);
       raw.qs[m][1] = read_2(qs + 128);
     }
@@ -259,14 +259,14 @@ struct Tile<42> {  // Q2_0
       a[i + 2] = spread(raw.qs[m][i] >> 8);
     }
   }
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
-    block_scales<42>(record(chunk, half, m), lane, scale);
+    block_scales<TensorType::kQ2_0>(packed_tile(k_tile, half, m), lane, scale);
   }
 
  private:
-  static __device__ const uint8_t* record(const uint8_t* chunk, uint32_t half, uint32_t m) {
-    return chunk + (2 * half + m / 2) * kLayout.record_bytes();
+  static __device__ const uint8_t* packed_tile(const uint8_t* k_tile, uint32_t half, uint32_t m) {
+    return k_tile + (2 * half + m / 2) * kLayout.packed_tile_bytes();
   }
   // 4 codes of 2 bits to a byte each.
   static __device__ uint32_t spread(uint32_t byte) {

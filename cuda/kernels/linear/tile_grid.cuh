@@ -24,25 +24,26 @@ WCUDA_HD inline uint32_t nibbles_of(uint32_t entry) {
 }
 
 // The table of a type in shared memory.
-template <uint32_t kType, uint32_t kCount>
+template <TensorType kType, uint32_t kCount>
 __device__ inline uint32_t* shared_table() {
   __shared__ uint32_t table[kCount];
   return table;
 }
 
-template <uint32_t kType, uint32_t kCount, class Entry>
+template <TensorType kType, uint32_t kCount, class Entry>
 __device__ inline void fill_table(const Entry& entry) {
   uint32_t* const table = shared_table<kType, kCount>();
   for (uint32_t i = threadIdx.x; i < kCount; i += blockDim.x) table[i] = entry(i);
 }
 
-// Codes of a lane's unit: for each group and of rows g, g + 8 the place in the table and the signs.
+// Codes of a lane's half K-tile: for each group and of rows g, g + 8 the place in the table and the
+// signs.
 struct RawGrid {
   uint32_t index[4][2];
 };
 
 struct TileOfGrid {
-  static constexpr Ownership kOwnership = Ownership::kEight;
+  static constexpr Ownership kOwnership = Ownership::kContiguous8;
   static constexpr bool kHasMin = false;
   using Raw = RawGrid;
 };
@@ -58,9 +59,9 @@ __device__ inline uint32_t byte_of(uint32_t word, uint32_t t) {
 }
 
 // IQ2: levels with their signs, int8.
-template <uint32_t kType, uint32_t kCount>
+template <TensorType kType, uint32_t kCount>
 struct TileOfIq2 : TileOfGrid {
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(kType);
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(kType);
   static constexpr bool kSigned = true;
   static constexpr int32_t kOffset = 0;
   // raw: the index, signs from bit 16.
@@ -83,47 +84,49 @@ struct TileOfIq2 : TileOfGrid {
 };
 
 template <>
-struct Tile<16> : TileOfIq2<16, 256> {  // IQ2_XXS
+struct Tile<TensorType::kIQ2_XXS> : TileOfIq2<TensorType::kIQ2_XXS, 256> {  // IQ2_XXS
   static constexpr uint32_t kGroup = 32;
   static __device__ void prepare() {
-    fill_table<16, 256>([](uint32_t i) { return nibbles_of(quant::iq2_xxs_grid()[i]); });
+    fill_table<TensorType::kIQ2_XXS, 256>(
+        [](uint32_t i) { return nibbles_of(quant::iq2_xxs_grid()[i]); });
   }
-  static __device__ RawGrid load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+  static __device__ RawGrid load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
     RawGrid raw;
     const uint32_t t = lane % 4;
 #pragma unroll
     for (uint32_t m = 0; m < 4; ++m)
 #pragma unroll
       for (uint32_t i = 0; i < 2; ++i) {
-        const uint2 group = read_8(place(chunk, half, m, lane / 4 + 8 * i));
+        const uint2 group = read_8(place(k_tile, half, m, lane / 4 + 8 * i));
         raw.index[m][i] = byte_of(group.x, t) | eight_signs(group.y >> (7 * t) & 127) << 16;
       }
     return raw;
   }
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t row = lane / 4 + 8 * i;
-      scale[i] = scale_of(read_2(chunk + part_base(kLayout, 1) + row * 2),
-                          read_4(place(chunk, half, m, row) + 4) >> 28);
+      scale[i] = scale_of(read_2(k_tile + field_base(kLayout, 1) + row * 2),
+                          read_4(place(k_tile, half, m, row) + 4) >> 28);
     }
   }
 
  private:
-  static __device__ const uint8_t* place(const uint8_t* chunk, uint32_t half, uint32_t m,
+  static __device__ const uint8_t* place(const uint8_t* k_tile, uint32_t half, uint32_t m,
                                          uint32_t row) {
-    return chunk + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8;
+    return k_tile + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8;
   }
 };
 
 template <>
-struct Tile<17> : TileOfIq2<17, 512> {  // IQ2_XS
+struct Tile<TensorType::kIQ2_XS> : TileOfIq2<TensorType::kIQ2_XS, 512> {  // IQ2_XS
   static constexpr uint32_t kGroup = 16;
   static __device__ void prepare() {
-    fill_table<17, 512>([](uint32_t i) { return nibbles_of(quant::iq2_xs_grid()[i]); });
+    fill_table<TensorType::kIQ2_XS, 512>(
+        [](uint32_t i) { return nibbles_of(quant::iq2_xs_grid()[i]); });
   }
-  static __device__ RawGrid load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+  static __device__ RawGrid load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
     RawGrid raw;
 #pragma unroll
     for (uint32_t m = 0; m < 4; ++m)
@@ -131,39 +134,40 @@ struct Tile<17> : TileOfIq2<17, 512> {  // IQ2_XS
       for (uint32_t i = 0; i < 2; ++i) {
         const uint32_t row = lane / 4 + 8 * i;
         const uint32_t code =
-            read_2(chunk + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8 + lane % 4 * 2);
+            read_2(k_tile + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8 + lane % 4 * 2);
         raw.index[m][i] = (code & 511) | eight_signs(code >> 9) << 16;
       }
     return raw;
   }
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t row = lane / 4 + 8 * i;
-      const uint32_t codes = chunk[part_base(kLayout, 1) + (half * 16 + row) * 4 + m / 2];
+      const uint32_t codes = k_tile[field_base(kLayout, 1) + (half * 16 + row) * 4 + m / 2];
       scale[i] =
-          scale_of(read_2(chunk + part_base(kLayout, 2) + row * 2), codes >> (m % 2 * 4) & 15);
+          scale_of(read_2(k_tile + field_base(kLayout, 2) + row * 2), codes >> (m % 2 * 4) & 15);
     }
   }
 };
 
 template <>
-struct Tile<22> : TileOfIq2<22, 1024> {  // IQ2_S
+struct Tile<TensorType::kIQ2_S> : TileOfIq2<TensorType::kIQ2_S, 1024> {  // IQ2_S
   static constexpr uint32_t kGroup = 16;
   static __device__ void prepare() {
-    fill_table<22, 1024>([](uint32_t i) { return nibbles_of(quant::iq2_s_grid()[i]); });
+    fill_table<TensorType::kIQ2_S, 1024>(
+        [](uint32_t i) { return nibbles_of(quant::iq2_s_grid()[i]); });
   }
-  static __device__ RawGrid load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+  static __device__ RawGrid load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
     RawGrid raw;
     const uint32_t t = lane % 4;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t place = half * 16 + lane / 4 + 8 * i;
-      const uint4 low = read_16(chunk + place * 16);
-      const uint4 signs = read_16(chunk + part_base(kLayout, 1) + place * 16);
+      const uint4 low = read_16(k_tile + place * 16);
+      const uint4 signs = read_16(k_tile + field_base(kLayout, 1) + place * 16);
       // Byte m: the two high bits of group m.
-      const uint32_t high = read_4(chunk + part_base(kLayout, 2) + place * 4) >> (2 * t);
+      const uint32_t high = read_4(k_tile + field_base(kLayout, 2) + place * 4) >> (2 * t);
       raw.index[0][i] = byte_of(low.x, t) | (high << 8 & 0x300) | byte_of(signs.x, t) << 16;
       raw.index[1][i] = byte_of(low.y, t) | (high & 0x300) | byte_of(signs.y, t) << 16;
       raw.index[2][i] = byte_of(low.z, t) | (high >> 8 & 0x300) | byte_of(signs.z, t) << 16;
@@ -171,22 +175,22 @@ struct Tile<22> : TileOfIq2<22, 1024> {  // IQ2_S
     }
     return raw;
   }
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t row = lane / 4 + 8 * i;
-      const uint32_t codes = chunk[part_base(kLayout, 3) + (half * 16 + row) * 4 + m / 2];
+      const uint32_t codes = k_tile[field_base(kLayout, 3) + (half * 16 + row) * 4 + m / 2];
       scale[i] =
-          scale_of(read_2(chunk + part_base(kLayout, 4) + row * 2), codes >> (m % 2 * 4) & 15);
+          scale_of(read_2(k_tile + field_base(kLayout, 4) + row * 2), codes >> (m % 2 * 4) & 15);
     }
   }
 };
 
 // IQ3: a[0], a[1] are the levels of an entry, a[2], a[3] those of the next, with their signs.
-template <uint32_t kType, uint32_t kCount>
+template <TensorType kType, uint32_t kCount>
 struct TileOfIq3 : TileOfGrid {
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(kType);
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(kType);
   static constexpr uint32_t kGroup = 32;
   static constexpr bool kSigned = true;
   static constexpr int32_t kOffset = 0;
@@ -207,7 +211,7 @@ struct TileOfIq3 : TileOfGrid {
   static __device__ uint32_t with_signs(uint32_t levels, uint32_t signs) {
     // Bit j of 4 to the top of byte j, which the permutation copies to the whole byte.
     const uint32_t negative = permute_bytes(signs * 0x10204080, 0, 0xba98);
-    if constexpr (kType == 21)
+    if constexpr (kType == TensorType::kIQ3_S)
       return levels ^ (negative & 0xfefefefe);
     else
       return levels ^ (negative & ((levels & 0x02020202) << 1 | 0xf8f8f8f8));
@@ -215,9 +219,9 @@ struct TileOfIq3 : TileOfGrid {
 };
 
 template <>
-struct Tile<18> : TileOfIq3<18, 256> {  // IQ3_XXS
+struct Tile<TensorType::kIQ3_XXS> : TileOfIq3<TensorType::kIQ3_XXS, 256> {  // IQ3_XXS
   static __device__ void prepare() {
-    fill_table<18, 256>([](uint32_t i) {
+    fill_table<TensorType::kIQ3_XXS, 256>([](uint32_t i) {
       const uint32_t entry = quant::iq3_xxs_grid()[i];
       uint32_t bytes = 0;
       for (uint32_t j = 0; j < 4; ++j)
@@ -225,17 +229,17 @@ struct Tile<18> : TileOfIq3<18, 256> {  // IQ3_XXS
       return bytes;
     });
   }
-  static __device__ RawGrid load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+  static __device__ RawGrid load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
     RawGrid raw;
     const uint32_t t = lane % 4;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t row = lane / 4 + 8 * i;
-      const uint4 words = read_16(chunk + part_base(kLayout, 1) + (half * 16 + row) * 16);
+      const uint4 words = read_16(k_tile + field_base(kLayout, 1) + (half * 16 + row) * 16);
 #pragma unroll
       for (uint32_t m = 0; m < 4; ++m) {
         const uint32_t pair =
-            read_2(chunk + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8 + t * 2);
+            read_2(k_tile + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8 + t * 2);
         const uint32_t word = m == 0 ? words.x : m == 1 ? words.y : m == 2 ? words.z : words.w;
         raw.index[m][i] =
             (pair & 255) | (pair & 0xff00) << 1 | eight_signs(word >> (7 * t) & 127) << 24;
@@ -243,22 +247,23 @@ struct Tile<18> : TileOfIq3<18, 256> {  // IQ3_XXS
     }
     return raw;
   }
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t row = lane / 4 + 8 * i;
-      const uint32_t word = read_4(chunk + part_base(kLayout, 1) + (half * 16 + row) * 16 + m * 4);
-      scale[i] = half_to_float(read_2(chunk + part_base(kLayout, 2) + row * 2)) *
+      const uint32_t word =
+          read_4(k_tile + field_base(kLayout, 1) + (half * 16 + row) * 16 + m * 4);
+      scale[i] = half_to_float(read_2(k_tile + field_base(kLayout, 2) + row * 2)) *
                  (0.25f + 0.5f * static_cast<float>(word >> 28));
     }
   }
 };
 
 template <>
-struct Tile<21> : TileOfIq3<21, 512> {  // IQ3_S
+struct Tile<TensorType::kIQ3_S> : TileOfIq3<TensorType::kIQ3_S, 512> {  // IQ3_S
   static __device__ void prepare() {
-    fill_table<21, 512>([](uint32_t i) {
+    fill_table<TensorType::kIQ3_S, 512>([](uint32_t i) {
       const uint32_t entry = quant::iq3_s_grid()[i];
       uint32_t bytes = 0;
       for (uint32_t j = 0; j < 4; ++j)
@@ -266,20 +271,20 @@ struct Tile<21> : TileOfIq3<21, 512> {  // IQ3_S
       return bytes;
     });
   }
-  static __device__ RawGrid load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+  static __device__ RawGrid load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
     RawGrid raw;
     const uint32_t t = lane % 4;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t row = lane / 4 + 8 * i;
-      const uint4 signs = read_16(chunk + part_base(kLayout, 1) + (half * 16 + row) * 16);
+      const uint4 signs = read_16(k_tile + field_base(kLayout, 1) + (half * 16 + row) * 16);
       // Byte m, bits 0 and 1: the ninth bits of the pair of group m.
       const uint32_t high =
-          read_4(chunk + part_base(kLayout, 2) + (half * 16 + row) * 4) >> (2 * t);
+          read_4(k_tile + field_base(kLayout, 2) + (half * 16 + row) * 4) >> (2 * t);
 #pragma unroll
       for (uint32_t m = 0; m < 4; ++m) {
         const uint32_t pair =
-            read_2(chunk + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8 + t * 2);
+            read_2(k_tile + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8 + t * 2);
         const uint32_t word = m == 0 ? signs.x : m == 1 ? signs.y : m == 2 ? signs.z : signs.w;
         const uint32_t bits = high >> (8 * m);
         raw.index[m][i] = (pair & 255) | (bits & 1) << 8 | (pair & 0xff00) << 1 | (bits & 2) << 16 |
@@ -288,35 +293,35 @@ struct Tile<21> : TileOfIq3<21, 512> {  // IQ3_S
     }
     return raw;
   }
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t row = lane / 4 + 8 * i;
-      const uint32_t codes = chunk[part_base(kLayout, 3) + (half * 16 + row) * 2 + m / 2];
-      scale[i] = half_to_float(read_2(chunk + part_base(kLayout, 4) + row * 2)) *
+      const uint32_t codes = k_tile[field_base(kLayout, 3) + (half * 16 + row) * 2 + m / 2];
+      scale[i] = half_to_float(read_2(k_tile + field_base(kLayout, 4) + row * 2)) *
                  static_cast<float>(1 + 2 * (codes >> (m % 2 * 4) & 15));
     }
   }
 };
 
 // IQ1: a weight is scale / 8 * (8 * grid ± 1); a code is that number plus 9, 0 … 18.
-template <uint32_t kType>
+template <TensorType kType>
 struct TileOfIq1 : TileOfGrid {
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(kType);
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(kType);
   static constexpr bool kSigned = false;
   static constexpr int32_t kOffset = 9;
   static __device__ void prepare() {
     fill_table<kType, 2048>([](uint32_t i) { return nibbles_of(quant::iq1_s_grid()[i]); });
   }
-  static __device__ RawGrid load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+  static __device__ RawGrid load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
     RawGrid raw;
     const uint32_t t = lane % 4;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t place = half * 16 + lane / 4 + 8 * i;
-      const uint4 low = read_16(chunk + place * 16);
-      const uint2 high = read_8(chunk + part_base(kLayout, 1) + place * 8);
+      const uint4 low = read_16(k_tile + place * 16);
+      const uint2 high = read_8(k_tile + field_base(kLayout, 1) + place * 8);
       raw.index[0][i] = Tile<kType>::index(low.x, high.x, t);
       raw.index[1][i] = Tile<kType>::index(low.y, high.x >> 16, t);
       raw.index[2][i] = Tile<kType>::index(low.z, high.y, t);
@@ -338,15 +343,15 @@ struct TileOfIq1 : TileOfGrid {
 };
 
 template <>
-struct Tile<19> : TileOfIq1<19> {  // IQ1_S
+struct Tile<TensorType::kIQ1_S> : TileOfIq1<TensorType::kIQ1_S> {  // IQ1_S
   static constexpr uint32_t kGroup = 32;
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t row = lane / 4 + 8 * i;
-      const uint32_t word = read_2(chunk + part_base(kLayout, 1) + (half * 16 + row) * 8 + m * 2);
-      scale[i] = half_to_float(read_2(chunk + part_base(kLayout, 2) + row * 2)) *
+      const uint32_t word = read_2(k_tile + field_base(kLayout, 1) + (half * 16 + row) * 8 + m * 2);
+      scale[i] = half_to_float(read_2(k_tile + field_base(kLayout, 2) + row * 2)) *
                  (0.125f + 0.25f * static_cast<float>(word >> 12 & 7));
     }
   }
@@ -358,13 +363,13 @@ struct Tile<19> : TileOfIq1<19> {  // IQ1_S
 };
 
 template <>
-struct Tile<29> : TileOfIq1<29> {  // IQ1_M
+struct Tile<TensorType::kIQ1_M> : TileOfIq1<TensorType::kIQ1_M> {  // IQ1_M
   static constexpr uint32_t kGroup = 16;
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
-      const uint2 words = read_8(chunk + part_base(kLayout, 2) + (lane / 4 + 8 * i) * 8);
+      const uint2 words = read_8(k_tile + field_base(kLayout, 2) + (lane / 4 + 8 * i) * 8);
       const uint32_t d = (words.x >> 12 & 0xf) | (words.x >> 24 & 0xf0) | (words.y >> 4 & 0xf00) |
                          (words.y >> 16 & 0xf000);
       const uint32_t code = (half == 0 ? words.x : words.y) >> (m / 4 * 16 + m % 4 * 3) & 7;

@@ -10,26 +10,26 @@ namespace wcuda::kernels {
 // Nibbles in pieces of 4 bytes: lane t holds bytes 4t … 4t + 3 of a block, low nibbles its inputs
 // 4t … 4t + 3, high nibbles 16 + 4t … 16 + 4t + 3. kFifth: with a fifth bit in part 1. kHasM: d and
 // m in the last part, w = d * q + m; else d, w = d * (q - offset).
-template <uint32_t kType, bool kFifth, bool kHasM>
+template <TensorType kType, bool kFifth, bool kHasM>
 struct NibbleTile {
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(kType);
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(kType);
   static constexpr Ownership kOwnership = Ownership::kSplit;
   static constexpr uint32_t kGroup = 32;
   static constexpr bool kSigned = false;
   static constexpr int32_t kOffset = kHasM ? 0 : kFifth ? 16 : 8;
   static constexpr bool kHasMin = kHasM;
   struct Raw {
-    uint4 qs[2];                  // of a record: block 0 of rows g and g + 8, block 1
+    uint4 qs[2];                  // of a packed tile: block 0 of rows g and g + 8, block 1
     uint32_t qh[kFifth ? 8 : 1];  // (group, row): bit j of input j
   };
-  static __device__ Raw load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
+  static __device__ Raw load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
     Raw raw;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
-      const uint8_t* record = chunk + (2 * half + i) * kLayout.record_bytes();
-      raw.qs[i] = read_16(record + lane * 16);
+      const uint8_t* packed_tile = k_tile + (2 * half + i) * kLayout.packed_tile_bytes();
+      raw.qs[i] = read_16(packed_tile + lane * 16);
       if constexpr (kFifth) {
-        const uint8_t* qh = record + part_base(kLayout, 1) + lane / 4 * 4;
+        const uint8_t* qh = packed_tile + field_base(kLayout, 1) + lane / 4 * 4;
 #pragma unroll
         for (uint32_t j = 0; j < 4; ++j) raw.qh[4 * i + j] = read_4(qh + 32 * j) >> (lane % 4 * 4);
       }
@@ -50,11 +50,11 @@ struct NibbleTile {
       a[3] |= spread(raw.qh[2 * m + 1] >> 16);
     }
   }
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&min)[2]) {
     constexpr uint32_t kBytes = kHasM ? 4 : 2;
-    const uint8_t* d = chunk + (2 * half + m / 2) * kLayout.record_bytes() +
-                       part_base(kLayout, kFifth ? 2 : 1) + (m % 2 * 16 + lane / 4) * kBytes;
+    const uint8_t* d = k_tile + (2 * half + m / 2) * kLayout.packed_tile_bytes() +
+                       field_base(kLayout, kFifth ? 2 : 1) + (m % 2 * 16 + lane / 4) * kBytes;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i)
       if constexpr (kHasM) {
@@ -75,13 +75,13 @@ struct NibbleTile {
 };
 
 template <>
-struct Tile<2> : NibbleTile<2, false, false> {};  // Q4_0
+struct Tile<TensorType::kQ4_0> : NibbleTile<TensorType::kQ4_0, false, false> {};  // Q4_0
 template <>
-struct Tile<3> : NibbleTile<3, false, true> {};  // Q4_1
+struct Tile<TensorType::kQ4_1> : NibbleTile<TensorType::kQ4_1, false, true> {};  // Q4_1
 template <>
-struct Tile<6> : NibbleTile<6, true, false> {};  // Q5_0
+struct Tile<TensorType::kQ5_0> : NibbleTile<TensorType::kQ5_0, true, false> {};  // Q5_0
 template <>
-struct Tile<7> : NibbleTile<7, true, true> {};  // Q5_1
+struct Tile<TensorType::kQ5_1> : NibbleTile<TensorType::kQ5_1, true, true> {};  // Q5_1
 
 }  // namespace wcuda::kernels
 

@@ -43,19 +43,19 @@ __device__ inline void find_levels(uint32_t bytes, uint32_t& low, uint32_t& high
   high = __byte_perm(first, second, 0x7531);
 }
 
-// Four records of 64 inputs, two groups each, whose pieces of 4 bytes lie from the start.
-template <uint32_t kType, class Levels>
+// Four packed tiles of 64 inputs, two groups each, whose pieces of 4 bytes lie from the start.
+template <TensorType kType, class Levels>
 struct TileOfLevels {
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(kType);
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(kType);
   static constexpr bool kSigned = false;
   static constexpr int32_t kOffset = Levels::kOffset;
   static constexpr bool kHasMin = false;
   struct Raw {
     uint4 qs[2];  // of two groups: 4 bytes of row g, of row g + 8
   };
-  static __device__ Raw load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
-    return {
-        {read_16(record(chunk, half, 0) + lane * 16), read_16(record(chunk, half, 2) + lane * 16)}};
+  static __device__ Raw load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
+    return {{read_16(packed_tile(k_tile, half, 0) + lane * 16),
+             read_16(packed_tile(k_tile, half, 2) + lane * 16)}};
   }
   static __device__ void codes(const Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
     const uint4 qs = raw.qs[m / 2];
@@ -64,51 +64,54 @@ struct TileOfLevels {
   }
 
  protected:
-  // The record of group m.
-  static __device__ const uint8_t* record(const uint8_t* chunk, uint32_t half, uint32_t m) {
-    return chunk + (2 * half + m / 2) * kLayout.record_bytes();
+  // The packed tile of group m.
+  static __device__ const uint8_t* packed_tile(const uint8_t* k_tile, uint32_t half, uint32_t m) {
+    return k_tile + (2 * half + m / 2) * kLayout.packed_tile_bytes();
   }
 };
 
 template <>
-struct Tile<20> : TileOfLevels<20, LevelsIq4> {  // IQ4_NL
+struct Tile<TensorType::kIQ4_NL> : TileOfLevels<TensorType::kIQ4_NL, LevelsIq4> {  // IQ4_NL
   static constexpr Ownership kOwnership = Ownership::kSplit;
   static constexpr uint32_t kGroup = 32;
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
-    const uint8_t* d = record(chunk, half, m) + part_base(kLayout, 1) + m % 2 * 32 + lane / 4 * 2;
+    const uint8_t* d =
+        packed_tile(k_tile, half, m) + field_base(kLayout, 1) + m % 2 * 32 + lane / 4 * 2;
     scale[0] = half_to_float(read_2(d));
     scale[1] = half_to_float(read_2(d + 16));
   }
 };
 
 template <>
-struct Tile<39> : TileOfLevels<39, LevelsE2m1> {  // MXFP4
+struct Tile<TensorType::kMXFP4> : TileOfLevels<TensorType::kMXFP4, LevelsE2m1> {  // MXFP4
   static constexpr Ownership kOwnership = Ownership::kSplit;
   static constexpr uint32_t kGroup = 32;
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
-    const uint8_t* e = record(chunk, half, m) + part_base(kLayout, 1) + m % 2 * 16 + lane / 4;
+    const uint8_t* e =
+        packed_tile(k_tile, half, m) + field_base(kLayout, 1) + m % 2 * 16 + lane / 4;
     scale[0] = e8m0_half_to_float(e[0]);
     scale[1] = e8m0_half_to_float(e[8]);
   }
 };
 
 template <>
-struct Tile<40> : TileOfLevels<40, LevelsE2m1> {  // NVFP4
+struct Tile<TensorType::kNVFP4> : TileOfLevels<TensorType::kNVFP4, LevelsE2m1> {  // NVFP4
   static constexpr Ownership kOwnership = Ownership::kNested;
   static constexpr uint32_t kGroup = 16;
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
-    const uint8_t* d = record(chunk, half, m / 2) + part_base(kLayout, 1) + lane / 4 * 4 + m % 4;
+    const uint8_t* d =
+        packed_tile(k_tile, half, m / 2) + field_base(kLayout, 1) + lane / 4 * 4 + m % 4;
     scale[0] = ue4m3_half_to_float(d[0]);
     scale[1] = ue4m3_half_to_float(d[32]);
   }
 };
 
 template <>
-struct Tile<23> {  // IQ4_XS
-  static constexpr quant::RecordLayout kLayout = quant::record_layout(23);
+struct Tile<TensorType::kIQ4_XS> {  // IQ4_XS
+  static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kIQ4_XS);
   static constexpr Ownership kOwnership = Ownership::kSplit;
   static constexpr uint32_t kGroup = 32;
   static constexpr bool kSigned = false;
@@ -117,8 +120,8 @@ struct Tile<23> {  // IQ4_XS
   struct Raw {
     uint4 qs[2];  // of two groups: 4 bytes of row g, of row g + 8
   };
-  static __device__ Raw load(const uint8_t* chunk, uint32_t half, uint32_t lane) {
-    const uint8_t* qs = chunk + half * 1024 + lane * 16;
+  static __device__ Raw load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
+    const uint8_t* qs = k_tile + half * 1024 + lane * 16;
     return {{read_16(qs), read_16(qs + 512)}};
   }
   static __device__ void codes(const Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
@@ -126,11 +129,11 @@ struct Tile<23> {  // IQ4_XS
     find_levels<LevelsIq4>(m % 2 == 0 ? qs.x : qs.z, a[0], a[2]);
     find_levels<LevelsIq4>(m % 2 == 0 ? qs.y : qs.w, a[1], a[3]);
   }
-  static __device__ void scales(const uint8_t* chunk, uint32_t half, uint32_t m, uint32_t lane,
+  static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
-      const uint2 header = read_8(chunk + part_base(kLayout, 1) + (lane / 4 + 8 * i) * 8);
+      const uint2 header = read_8(k_tile + field_base(kLayout, 1) + (lane / 4 + 8 * i) * 8);
       const uint32_t group = 4 * half + m;
       const uint32_t code = (header.y >> (4 * group) & 15) | (header.x >> 16 >> (2 * group) & 3)
                                                                  << 4;

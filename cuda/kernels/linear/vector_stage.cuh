@@ -1,4 +1,4 @@
-// The walk over a slice of the activations that puts them into shared memory.
+// The walk over a K-split of the activations that puts them into shared memory.
 #pragma once
 
 #include "kernels/linear/vector_params.h"
@@ -9,8 +9,8 @@ namespace wcuda::kernels::vector {
 // Inputs that some warps stage together.
 struct StageRange {
   uint32_t begin;        // first input
-  uint32_t eights;       // groups of eight inputs; a multiple of 8
-  uint32_t first_eight;  // number of the first in shared memory
+  uint32_t vec8s;        // groups of eight inputs; a multiple of 8
+  uint32_t first_vec8;   // number of the first in shared memory
   uint32_t warp, warps;  // this warp, of so many
 };
 
@@ -33,34 +33,34 @@ __device__ inline void clear_squares(float* squares) {
 
 // Waits for the kernel ahead, then calls put(eight, token, v, is_there) for eight inputs each,
 // v = x * norm (zero past cols and for tokens past columns), for T tokens. Whole warps call, for
-// eights in a row; where not is_there, nothing may be stored. squares (T, 16): 0 … of the
+// vec8s in a row; where not is_there, nothing may be stored. squares (T, 16): 0 … of the
 // warp gets sums of squares of x if there is a norm. after_loads is called once the first inputs
 // are on the way, by warps that have any.
 //
-// A warp does kPieces blocks of 32 eights at once, of one token or two.
-template <uint32_t T, bool kWholeEights, bool kHasNorm, class AfterLoads, class Put>
-__device__ inline void stage_slice(const VectorParams& params, const StageRange& range,
+// A warp does kPieces blocks of 32 vec8s at once, of one token or two.
+template <uint32_t T, bool kWholeVec8, bool kHasNorm, class AfterLoads, class Put>
+__device__ inline void stage_split(const VectorParams& params, const StageRange& range,
                                    float* squares, AfterLoads after_loads, Put put) {
   constexpr uint32_t kTokens = T < 2 ? T : 2;
-  constexpr uint32_t kPieces = T >= 4 ? (kWholeEights ? 1 : 2) : (kHasNorm ? 2 : 4) / kTokens;
+  constexpr uint32_t kPieces = T >= 4 ? (kWholeVec8 ? 1 : 2) : (kHasNorm ? 2 : 4) / kTokens;
   constexpr uint32_t kNone = ~0u;
   const uint32_t lane = threadIdx.x % 32;
-  // Work w is the tokens w % (T / kTokens) * kTokens … of the eights w / (T / kTokens) * 32 ….
+  // Work w is the tokens w % (T / kTokens) * kTokens … of the vec8s w / (T / kTokens) * 32 ….
   const auto token_of = [&](uint32_t work, uint32_t i) {
     return work % (T / kTokens) * kTokens + i;
   };
-  const auto eight_of = [&](uint32_t work) { return work / (T / kTokens) * 32 + lane; };
+  const auto vec8_of = [&](uint32_t work) { return work / (T / kTokens) * 32 + lane; };
   // First input of the lane's eight, kNone where there is none.
   const auto input_of = [&](uint32_t work) {
-    const uint32_t eight = eight_of(work), input = range.begin + eight * 8;
-    return eight < range.eights && input < params.cols ? input : kNone;
+    const uint32_t vec8 = vec8_of(work), input = range.begin + vec8 * 8;
+    return vec8 < range.vec8s && input < params.cols ? input : kNone;
   };
   // Eight floats at `source`; `missing` where there are none.
   const auto load = [&](const float* source, uint32_t input, float missing, float(&values)[8]) {
 #pragma unroll
     for (uint32_t i = 0; i < 8; i += 4) {
       float4 four = make_float4(missing, missing, missing, missing);
-      if (input != kNone && (kWholeEights || i == 0 || input + i < params.cols))
+      if (input != kNone && (kWholeVec8 || i == 0 || input + i < params.cols))
         four = *reinterpret_cast<const float4*>(source + i);
       values[i] = four.x;
       values[i + 1] = four.y;
@@ -106,7 +106,7 @@ __device__ inline void stage_slice(const VectorParams& params, const StageRange&
   float own_squares[kPieces][kTokens] = {};
 
 #pragma unroll 1
-  for (uint32_t work = range.warp; eight_of(work) - lane < range.eights;
+  for (uint32_t work = range.warp; vec8_of(work) - lane < range.vec8s;
        work += kPieces * range.warps) {
     if (work != range.warp) {
       load_gains(work);
@@ -126,8 +126,8 @@ __device__ inline void stage_slice(const VectorParams& params, const StageRange&
     if (work == range.warp) after_loads();
 #pragma unroll
     for (uint32_t p = 0; p < kPieces; ++p) {
-      const uint32_t own = work + p * range.warps, eight = eight_of(own);
-      if (p != 0 && eight - lane >= range.eights) break;  // the whole warp
+      const uint32_t own = work + p * range.warps, vec8 = vec8_of(own);
+      if (p != 0 && vec8 - lane >= range.vec8s) break;  // the whole warp
 #pragma unroll
       for (uint32_t i = 0; i < kTokens; ++i) {
         const uint32_t token = token_of(own, i);
@@ -143,7 +143,7 @@ __device__ inline void stage_slice(const VectorParams& params, const StageRange&
           else
             add_square(squares, token, square);
         }
-        put(range.first_eight + eight, token, values[p][i], eight < range.eights);
+        put(range.first_vec8 + vec8, token, values[p][i], vec8 < range.vec8s);
       }
     }
   }
@@ -155,17 +155,17 @@ __device__ inline void stage_slice(const VectorParams& params, const StageRange&
         add_square(squares, token_of(range.warp + p * range.warps, i), own_squares[p][i]);
 }
 
-// stage_slice for 4 and 8 tokens where none of the inputs is missing and eights are a multiple of
-// 32. A warp does 32 eights of four tokens at once; tokens past columns repeat the last.
+// stage_split for 4 and 8 tokens where none of the inputs is missing and vec8s are a multiple of
+// 32. A warp does 32 vec8s of four tokens at once; tokens past columns repeat the last.
 template <uint32_t T, bool kHasNorm, class AfterLoads, class Put>
-__device__ inline void stage_whole_slice(const VectorParams& params, const StageRange& range,
+__device__ inline void stage_whole_split(const VectorParams& params, const StageRange& range,
                                          float* squares, AfterLoads after_loads, Put put) {
   static_assert(T == 4 || T == 8);
-  // Blocks of eights whose loads are on the way at once (H200, 1 and 2: chains of 8B Q4_K at 8
+  // Blocks of vec8s whose loads are on the way at once (H200, 1 and 2: chains of 8B Q4_K at 8
   // tokens 559 and 577 steps/s, at 4 tokens 704 and 694).
   constexpr uint32_t kPieces = T == 8 ? 2 : 1;
   const uint32_t lane = threadIdx.x % 32, cols = params.cols;
-  // 8 tokens: two warps share the tokens, or one takes them in turn.
+  // 8 tokens: two warps divide the tokens, or one takes them in turn.
   const bool is_split = T == 8 && range.warps % 2 == 0;
   const uint32_t first = (is_split ? range.warp / 2 : range.warp) * 32;
   const uint32_t step = (is_split ? range.warps / 2 : range.warps) * 32;
@@ -179,12 +179,12 @@ __device__ inline void stage_whole_slice(const VectorParams& params, const Stage
     values[4] = back.x, values[5] = back.y, values[6] = back.z, values[7] = back.w;
   };
   float gains[kPieces][8];
-  const auto load_gains = [&](uint32_t eight) {
+  const auto load_gains = [&](uint32_t vec8) {
     if constexpr (kHasNorm)
 #pragma unroll
       for (uint32_t p = 0; p < kPieces; ++p)
-        if (eight + p * step < range.eights)
-          load(params.norm + input + (eight + p * step) * 8, gains[p]);
+        if (vec8 + p * step < range.vec8s)
+          load(params.norm + input + (vec8 + p * step) * 8, gains[p]);
   };
   load_gains(first);
   if constexpr (kHasNorm) clear_squares<T>(squares);
@@ -203,21 +203,21 @@ __device__ inline void stage_whole_slice(const VectorParams& params, const Stage
       sources[i] = params.x + (row * cols + input);
     }
 #pragma unroll 1
-    for (uint32_t eight = first; eight < range.eights; eight += kPieces * step) {
+    for (uint32_t vec8 = first; vec8 < range.vec8s; vec8 += kPieces * step) {
       float values[kPieces][4][8];
 #pragma unroll
       for (uint32_t p = 0; p < kPieces; ++p)
-        if (p == 0 || eight + p * step < range.eights)
+        if (p == 0 || vec8 + p * step < range.vec8s)
 #pragma unroll
-          for (uint32_t i = 0; i < 4; ++i) load(sources[i] + (eight + p * step) * 8, values[p][i]);
+          for (uint32_t i = 0; i < 4; ++i) load(sources[i] + (vec8 + p * step) * 8, values[p][i]);
       if (is_first)
         after_loads();
       else
-        load_gains(eight);
+        load_gains(vec8);
       is_first = false;
 #pragma unroll
       for (uint32_t p = 0; p < kPieces; ++p) {
-        if (p != 0 && eight + p * step >= range.eights) break;
+        if (p != 0 && vec8 + p * step >= range.vec8s) break;
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
           if constexpr (kHasNorm)
@@ -226,7 +226,7 @@ __device__ inline void stage_whole_slice(const VectorParams& params, const Stage
               own_squares[i] = fmaf(values[p][i][j], values[p][i][j], own_squares[i]);
               values[p][i][j] *= gains[p][j];
             }
-          put(range.first_eight + eight + p * step + lane, token + i, values[p][i], true);
+          put(range.first_vec8 + vec8 + p * step + lane, token + i, values[p][i], true);
         }
       }
     }
@@ -236,22 +236,22 @@ __device__ inline void stage_whole_slice(const VectorParams& params, const Stage
   }
 }
 
-template <uint32_t T, bool kWholeEights, class AfterLoads, class Put>
-__device__ inline void stage_slice(const VectorParams& params, const StageRange& range,
+template <uint32_t T, bool kWholeVec8, class AfterLoads, class Put>
+__device__ inline void stage_split(const VectorParams& params, const StageRange& range,
                                    float* squares, AfterLoads after_loads, Put put) {
-  if constexpr (T >= 4 && kWholeEights) {
-    if (range.eights % 32 == 0 && range.begin + range.eights * 8 <= params.cols) {
+  if constexpr (T >= 4 && kWholeVec8) {
+    if (range.vec8s % 32 == 0 && range.begin + range.vec8s * 8 <= params.cols) {
       if (params.norm != nullptr)
-        stage_whole_slice<T, true>(params, range, squares, after_loads, put);
+        stage_whole_split<T, true>(params, range, squares, after_loads, put);
       else
-        stage_whole_slice<T, false>(params, range, squares, after_loads, put);
+        stage_whole_split<T, false>(params, range, squares, after_loads, put);
       return;
     }
   }
   if (params.norm != nullptr)
-    stage_slice<T, kWholeEights, true>(params, range, squares, after_loads, put);
+    stage_split<T, kWholeVec8, true>(params, range, squares, after_loads, put);
   else
-    stage_slice<T, kWholeEights, false>(params, range, squares, after_loads, put);
+    stage_split<T, kWholeVec8, false>(params, range, squares, after_loads, put);
 }
 
 }  // namespace wcuda::kernels::vector

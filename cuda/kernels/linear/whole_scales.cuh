@@ -1,15 +1,15 @@
-// Formats whose scales are whole numbers times a factor of a row and record: products of several
-// groups add up as integers, and so do mins.
+// Formats whose scales are whole numbers times a factor of a row and packed tile: products of
+// several groups add up as integers, and so do mins.
 //
 //   w = factor * scale * code - min_factor * min
 //
 // WholeScales<Tile> has, beside kIs,
 //
-//   Header      of rows g and g + 8 of a record, as stored
+//   Header      of rows g and g + 8 of a packed tile, as stored
 //   load        a lane's Header
-//   scale       of group m of unit `half`, which are known at compile time, of row g (row 0) or g +
-//               8 (row 1); groups as Tile::kGroup says. |scale * product of a record's codes with
-//               128| < 2^31
+//   scale       of group m of half K-tile `half`, which are known at compile time, of row g (row
+//               0) or g + 8 (row 1); groups as Tile::kGroup says. |scale * product of a packed
+//               tile's codes with 128| < 2^31
 //   codes       operand A as Tile::codes, of codes that these scales go with
 //   kCodesSigned
 //   factor      of a row
@@ -29,7 +29,7 @@ struct WholeScales {
 // Q4_K and Q5_K have one header: d, dmin, 8 scales and 8 mins of 6 bits (k_header_scale).
 struct KHeader {
   uint32_t factors[2];    // of rows g and g + 8: d, dmin
-  uint32_t scales[2][2];  // half, row: those of the four groups of a unit, a byte each
+  uint32_t scales[2][2];  // half, row: those of the four groups of a half K-tile, a byte each
   uint32_t mins[2][2];
 
   static __device__ KHeader load(const uint8_t* headers, uint32_t lane) {
@@ -64,15 +64,20 @@ struct KHeader {
   }
 };
 
-template <>
-struct WholeScales<Tile<12>> {
-  using Tile = kernels::Tile<12>;
+// Q4_K and Q5_K: unsigned codes, scales and mins in the last field of the packed tile.
+template <class Tile>
+struct KWholeScales {
   static constexpr bool kIs = true;
   static constexpr bool kCodesSigned = false;
   using Header = KHeader;
-  static __device__ Header load(const uint8_t* chunk, uint32_t lane) {
-    return KHeader::load(chunk + part_base(Tile::kLayout, 1), lane);
+  static __device__ Header load(const uint8_t* k_tile, uint32_t lane) {
+    return KHeader::load(k_tile + field_base(Tile::kLayout, Tile::kLayout.field_count - 1), lane);
   }
+};
+
+template <>
+struct WholeScales<Tile<TensorType::kQ4_K>> : KWholeScales<Tile<TensorType::kQ4_K>> {
+  using Tile = kernels::Tile<TensorType::kQ4_K>;
   // Codes of odd groups are 16 times too large: scales of even ones are, too.
   static __device__ void codes(const Tile::Raw& raw, uint32_t half, uint32_t m, uint32_t (&a)[4]) {
     Tile::shifted_codes(raw, half, m, a);
@@ -88,14 +93,8 @@ struct WholeScales<Tile<12>> {
 };
 
 template <>
-struct WholeScales<Tile<13>> {
-  using Tile = kernels::Tile<13>;
-  static constexpr bool kIs = true;
-  static constexpr bool kCodesSigned = false;
-  using Header = KHeader;
-  static __device__ Header load(const uint8_t* chunk, uint32_t lane) {
-    return KHeader::load(chunk + part_base(Tile::kLayout, 2), lane);
-  }
+struct WholeScales<Tile<TensorType::kQ5_K>> : KWholeScales<Tile<TensorType::kQ5_K>> {
+  using Tile = kernels::Tile<TensorType::kQ5_K>;
   static __device__ void codes(const Tile::Raw& raw, uint32_t half, uint32_t m, uint32_t (&a)[4]) {
     Tile::codes(raw, half, m, a);
   }
@@ -106,23 +105,23 @@ struct WholeScales<Tile<13>> {
 };
 
 template <>
-struct WholeScales<Tile<14>> {
-  using Tile = kernels::Tile<14>;
+struct WholeScales<Tile<TensorType::kQ6_K>> {
+  using Tile = kernels::Tile<TensorType::kQ6_K>;
   static constexpr bool kIs = true;
   static constexpr bool kCodesSigned = true;
   struct Header {
     uint2 scales[2][2];  // half, row: int8, a byte a group
     uint16_t d[2];
   };
-  static __device__ Header load(const uint8_t* chunk, uint32_t lane) {
+  static __device__ Header load(const uint8_t* k_tile, uint32_t lane) {
     Header header;
-    const uint8_t* const scales = chunk + part_base(Tile::kLayout, 2) + lane / 4 * 8;
+    const uint8_t* const scales = k_tile + field_base(Tile::kLayout, 2) + lane / 4 * 8;
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half)
 #pragma unroll
       for (uint32_t row = 0; row < 2; ++row)
         header.scales[half][row] = read_8(scales + half * 128 + row * 64);
-    const uint8_t* const d = chunk + part_base(Tile::kLayout, 3) + lane / 4 * 2;
+    const uint8_t* const d = k_tile + field_base(Tile::kLayout, 3) + lane / 4 * 2;
     header.d[0] = read_2(d);
     header.d[1] = read_2(d + 16);
     return header;

@@ -4,8 +4,8 @@
 //
 // Joining neighbours level by level, an odd last one going up as it is, gives the same tree as the
 // paper's "left subtree is the largest power of two": groups start at multiples of their size.
-#include "core/base/blake3.h"
 #include "kernels/memory/digest.h"
+#include "kernels/shared/blake3_compress.h"
 
 namespace wcuda::kernels {
 namespace {

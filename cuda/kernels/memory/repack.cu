@@ -1,9 +1,9 @@
-// repack: records[place(row, block, byte)] = file_rows[row][block][byte], and the reverse.
+// repack: packed_tiles[place(row, block, byte)] = file_rows[row][block][byte], and the reverse.
 //
-// A work item is one strip (16 rows) times up to kRunRecords records: 16 ranges of the file's rows
-// on one side, one range of records on the other, both contiguous. The item lies in shared memory
-// in the order of the file; records are read and written there word by word through a map that a
-// block builds once. Bytes moved: the matrix twice.
+// A work item is one M-tile (16 rows) times up to kRunPackedTiles packed tiles: 16 ranges of the
+// file's rows on one side, one range of packed tiles on the other, both contiguous. The item lies
+// in shared memory in the order of the file; packed tiles are read and written there word by word
+// through a map that a block builds once. Bytes moved: the matrix twice.
 //
 // File rows are read 16 bytes at a time when their length and address allow it, else 4, else 1.
 #include "kernels/memory/repack.h"
@@ -12,40 +12,41 @@
 namespace wcuda::kernels {
 namespace {
 
-using quant::kRecordRows;
-using quant::RecordLayout;
+using quant::kMTileRows;
+using quant::TileLayout;
 
 constexpr uint32_t kThreads = 256;
-// Any whole number of records whose bytes a row are a multiple of 16: rows keep their alignment.
-constexpr uint32_t kRunRecords = 8;
-constexpr uint32_t kRowRecordBytesMax = 256;  // of a row in a record
-constexpr uint32_t kRecordBytesMax = kRecordRows * kRowRecordBytesMax;
+// Any whole number of packed tiles whose bytes a row are a multiple of 16: rows keep their
+// alignment.
+constexpr uint32_t kRunPackedTiles = 8;
+constexpr uint32_t kRowBytesMax = 256;  // of a row in a packed tile
+constexpr uint32_t kPackedTileBytesMax = kMTileRows * kRowBytesMax;
 // A row of an item in shared memory; rows are 16 bytes apart modulo 128, so that the words which 8
 // rows by 4 lanes read at once lie in different banks.
-constexpr uint32_t kSharedRowBytes = kRunRecords * kRowRecordBytesMax + 16;
+constexpr uint32_t kSharedRowBytes = kRunPackedTiles * kRowBytesMax + 16;
 constexpr uint32_t kBlocksPerSm = 4;  // 37 KB of shared memory each
 
 struct Params {
-  RecordLayout layout;
+  TileLayout layout;
   uint64_t row_bytes;
   uint32_t row_count;
-  uint32_t record_count;  // of a strip
-  uint32_t run_count;     // items of a strip
+  uint32_t packed_tile_count;  // of an M-tile
+  uint32_t run_count;          // items of an M-tile
   uint64_t item_count;
-  uint32_t width;      // bytes of an access to file rows: 16, 4, 1
-  uint8_t* file_rows;  // (row_count, row_bytes)
-  uint8_t* records;    // the strip of row 0
+  uint32_t width;         // bytes of an access to file rows: 16, 4, 1
+  uint8_t* file_rows;     // (row_count, row_bytes)
+  uint8_t* packed_tiles;  // the M-tile of row 0
 };
 
 // Moves `bytes` bytes a row between file rows and shared memory; what a row lacks is zero there.
 template <class Word, bool kPack>
-__device__ inline void move_rows(const Params& params, uint64_t strip, uint64_t offset,
+__device__ inline void move_rows(const Params& params, uint64_t m_tile, uint64_t offset,
                                  uint32_t bytes, uint8_t* shared) {
   constexpr uint32_t kWidth = sizeof(Word);
   const uint32_t words = (bytes + kWidth - 1) / kWidth;
-  for (uint32_t i = threadIdx.x; i < kRecordRows * words; i += kThreads) {
+  for (uint32_t i = threadIdx.x; i < kMTileRows * words; i += kThreads) {
     const uint32_t row = i / words, at = i % words * kWidth;
-    const uint64_t file_row = strip * kRecordRows + row;
+    const uint64_t file_row = m_tile * kMTileRows + row;
     const bool present = file_row < params.row_count && offset + at < params.row_bytes;
     auto* staged = reinterpret_cast<Word*>(shared + row * kSharedRowBytes + at);
     auto* stored =
@@ -58,32 +59,33 @@ __device__ inline void move_rows(const Params& params, uint64_t strip, uint64_t 
 }
 
 template <bool kPack>
-__device__ inline void move_rows(const Params& params, uint64_t strip, uint64_t offset,
+__device__ inline void move_rows(const Params& params, uint64_t m_tile, uint64_t offset,
                                  uint32_t bytes, uint8_t* shared) {
   if (params.width == 16)
-    move_rows<uint4, kPack>(params, strip, offset, bytes, shared);
+    move_rows<uint4, kPack>(params, m_tile, offset, bytes, shared);
   else if (params.width == 4)
-    move_rows<uint32_t, kPack>(params, strip, offset, bytes, shared);
+    move_rows<uint32_t, kPack>(params, m_tile, offset, bytes, shared);
   else
-    move_rows<uint8_t, kPack>(params, strip, offset, bytes, shared);
+    move_rows<uint8_t, kPack>(params, m_tile, offset, bytes, shared);
 }
 
 // Unit: the widest unsigned integer that no piece of the type straddles.
 template <class Unit, bool kPack>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm) repack_kernel(const Params params) {
-  constexpr uint32_t kUnits = sizeof(uint32_t) / sizeof(Unit);  // of a word of a record
-  __shared__ alignas(16) uint8_t shared[kRecordRows * kSharedRowBytes];
-  // map[unit of a record] = its place in shared memory, in units, for the item's first record.
-  __shared__ alignas(4) uint16_t map[kRecordBytesMax / (sizeof(Unit) == 1 ? 4 : sizeof(Unit))];
+  constexpr uint32_t kUnits = sizeof(uint32_t) / sizeof(Unit);  // of a word of a packed tile
+  __shared__ alignas(16) uint8_t shared[kMTileRows * kSharedRowBytes];
+  // map[unit of a packed tile] = its place in shared memory, in units, for the item's first packed
+  // tile.
+  __shared__ alignas(4) uint16_t map[kPackedTileBytesMax / (sizeof(Unit) == 1 ? 4 : sizeof(Unit))];
 
-  const RecordLayout& layout = params.layout;
-  const uint32_t row_record_bytes = uint32_t{layout.blocks} * layout.block_bytes;
-  const uint32_t record_words = layout.record_bytes() / sizeof(uint32_t);
-  const uint32_t row_units = row_record_bytes / sizeof(Unit);
-  for (uint32_t i = threadIdx.x; i < kRecordRows * row_units; i += kThreads) {
+  const TileLayout& layout = params.layout;
+  const uint32_t row_bytes_of_tile = uint32_t{layout.blocks} * layout.block_bytes;
+  const uint32_t packed_tile_words = layout.packed_tile_bytes() / sizeof(uint32_t);
+  const uint32_t row_units = row_bytes_of_tile / sizeof(Unit);
+  for (uint32_t i = threadIdx.x; i < kMTileRows * row_units; i += kThreads) {
     const uint32_t row = i / row_units, byte = i % row_units * sizeof(Unit);
     const uint32_t place =
-        record_place(layout, row, byte / layout.block_bytes, byte % layout.block_bytes);
+        packed_tile_offset(layout, row, byte / layout.block_bytes, byte % layout.block_bytes);
     map[place / sizeof(Unit)] =
         static_cast<uint16_t>((row * kSharedRowBytes + byte) / sizeof(Unit));
   }
@@ -91,24 +93,25 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) repack_kernel(const Pa
 
   auto* units = reinterpret_cast<Unit*>(shared);
   for (uint64_t item = blockIdx.x; item < params.item_count; item += gridDim.x) {
-    const uint64_t strip = item / params.run_count;
-    const uint32_t first = static_cast<uint32_t>(item % params.run_count) * kRunRecords;
-    const uint32_t count = min(params.record_count - first, kRunRecords);
-    const uint64_t offset = uint64_t{first} * row_record_bytes;
-    auto* words = reinterpret_cast<uint32_t*>(
-        params.records + (strip * params.record_count + first) * layout.record_bytes());
+    const uint64_t m_tile = item / params.run_count;
+    const uint32_t first = static_cast<uint32_t>(item % params.run_count) * kRunPackedTiles;
+    const uint32_t count = min(params.packed_tile_count - first, kRunPackedTiles);
+    const uint64_t offset = uint64_t{first} * row_bytes_of_tile;
+    auto* words = reinterpret_cast<uint32_t*>(params.packed_tiles +
+                                              (m_tile * params.packed_tile_count + first) *
+                                                  layout.packed_tile_bytes());
 
     if constexpr (kPack) {
-      move_rows<true>(params, strip, offset, count * row_record_bytes, shared);
+      move_rows<true>(params, m_tile, offset, count * row_bytes_of_tile, shared);
       __syncthreads();
     }
-    for (uint32_t i = threadIdx.x; i < count * record_words; i += kThreads) {
-      const uint32_t record = i / record_words, word = i % record_words;
+    for (uint32_t i = threadIdx.x; i < count * packed_tile_words; i += kThreads) {
+      const uint32_t packed_tile = i / packed_tile_words, word = i % packed_tile_words;
       uint32_t value = kPack ? 0 : words[i];
 #pragma unroll
       for (uint32_t u = 0; u < kUnits; ++u) {
         const uint32_t shift = 8 * sizeof(Unit) * u;
-        Unit& unit = units[map[word * kUnits + u] + record * row_units];
+        Unit& unit = units[map[word * kUnits + u] + packed_tile * row_units];
         if constexpr (kPack)
           value |= uint32_t{unit} << shift;
         else
@@ -118,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) repack_kernel(const Pa
     }
     __syncthreads();
     if constexpr (!kPack) {
-      move_rows<false>(params, strip, offset, count * row_record_bytes, shared);
+      move_rows<false>(params, m_tile, offset, count * row_bytes_of_tile, shared);
       __syncthreads();
     }
   }
@@ -129,37 +132,38 @@ __global__ void __launch_bounds__(kThreads)
     expand_kernel(uint32_t type, uint32_t count, const uint8_t* elements, float* out) {
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= count) return;
-  if (type == 0) {
+  if (type == TensorType::kF32) {
     out[i] = reinterpret_cast<const float*>(elements)[i];
     return;
   }
   const uint16_t code = reinterpret_cast<const uint16_t*>(elements)[i];
-  out[i] = type == 1 ? half_to_float(code) : bf16_to_float(code);
+  out[i] = type == TensorType::kF16 ? half_to_float(code) : bf16_to_float(code);
 }
 
 // Bytes of an element of a type whose "block" is 64 of them; 0 for the quantized types.
 uint32_t element_bytes(uint32_t type) {
-  if (type == 0) return 4;
-  return type == 1 || type == 30 ? 2 : 0;
+  if (type == TensorType::kF32) return 4;
+  return type == TensorType::kF16 || type == TensorType::kBF16 ? 2 : 0;
 }
 
-uint32_t unit_bytes(const RecordLayout& layout) {
+uint32_t unit_bytes(const TileLayout& layout) {
   uint32_t bits = layout.block_bytes;
-  for (uint32_t p = 0; p < layout.part_count; ++p)
-    bits |= uint32_t{layout.parts[p].offset} | layout.parts[p].piece_bytes;
+  for (uint32_t p = 0; p < layout.field_count; ++p)
+    bits |= uint32_t{layout.fields[p].offset} | layout.fields[p].piece_bytes;
   return bits % 4 == 0 ? 4 : bits % 2 == 0 ? 2 : 1;
 }
 
 template <bool kPack>
 cudaError_t launch(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_row,
-                   uint32_t row_count, uint8_t* file_rows, uint8_t* records, cudaStream_t stream) {
+                   uint32_t row_count, uint8_t* file_rows, uint8_t* packed_tiles,
+                   cudaStream_t stream) {
   Params params{};
-  params.layout = quant::record_layout(type);
-  const RecordLayout& layout = params.layout;
+  params.layout = quant::tile_layout(type);
+  const TileLayout& layout = params.layout;
   if (layout.blocks == 0 || layout.type != type) return cudaErrorInvalidValue;
-  if (first_row > rows || row_count > rows - first_row || first_row % kRecordRows != 0)
+  if (first_row > rows || row_count > rows - first_row || first_row % kMTileRows != 0)
     return cudaErrorInvalidValue;
-  if (row_count % kRecordRows != 0 && first_row + row_count != rows) return cudaErrorInvalidValue;
+  if (row_count % kMTileRows != 0 && first_row + row_count != rows) return cudaErrorInvalidValue;
   if (const uint32_t bytes = element_bytes(type))
     params.row_bytes = uint64_t{cols} * bytes;
   else if (cols % layout.block_elements == 0)
@@ -169,13 +173,13 @@ cudaError_t launch(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_r
   if (row_count == 0 || cols == 0) return cudaSuccess;
 
   params.row_count = row_count;
-  params.record_count = layout.record_count(cols);
-  params.run_count = (params.record_count + kRunRecords - 1) / kRunRecords;
-  params.item_count = (uint64_t{row_count} + kRecordRows - 1) / kRecordRows * params.run_count;
+  params.packed_tile_count = layout.packed_tile_count(cols);
+  params.run_count = (params.packed_tile_count + kRunPackedTiles - 1) / kRunPackedTiles;
+  params.item_count = (uint64_t{row_count} + kMTileRows - 1) / kMTileRows * params.run_count;
   const uint64_t alignment = params.row_bytes | reinterpret_cast<uintptr_t>(file_rows);
   params.width = alignment % 16 == 0 ? 16 : alignment % 4 == 0 ? 4 : 1;
   params.file_rows = file_rows;
-  params.records = records + uint64_t{first_row} / kRecordRows * layout.strip_bytes(cols);
+  params.packed_tiles = packed_tiles + uint64_t{first_row} / kMTileRows * layout.m_tile_bytes(cols);
 
   int device = 0, sm_count = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -201,17 +205,17 @@ cudaError_t launch(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_r
 }  // namespace
 
 cudaError_t repack(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_row,
-                   uint32_t row_count, const uint8_t* file_rows, uint8_t* records,
+                   uint32_t row_count, const uint8_t* file_rows, uint8_t* packed_tiles,
                    cudaStream_t stream) {
   return launch<true>(type, rows, cols, first_row, row_count, const_cast<uint8_t*>(file_rows),
-                      records, stream);
+                      packed_tiles, stream);
 }
 
 cudaError_t unrepack(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_row,
-                     uint32_t row_count, const uint8_t* records, uint8_t* file_rows,
+                     uint32_t row_count, const uint8_t* packed_tiles, uint8_t* file_rows,
                      cudaStream_t stream) {
   return launch<false>(type, rows, cols, first_row, row_count, file_rows,
-                       const_cast<uint8_t*>(records), stream);
+                       const_cast<uint8_t*>(packed_tiles), stream);
 }
 
 cudaError_t expand_vector(uint32_t type, uint32_t count, const uint8_t* elements, float* out,

@@ -45,7 +45,7 @@ __device__ __forceinline__ void cluster_sync() {
   cluster_arrive();
   cluster_wait();
 }
-// Of `address` (shared memory of this block) in the block of a rank.
+// The shared address in the block of a rank that `address` is in this one.
 __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank) {
   uint32_t remote = address;
 #if __CUDA_ARCH__ >= 900
@@ -53,8 +53,21 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t r
 #endif
   return remote;
 }
-
+// The same for a pointer to a shared variable.
+template <class T>
+__device__ __forceinline__ T* cluster_pointer(T* variable, [[maybe_unused]] uint32_t rank) {
 #if __CUDA_ARCH__ >= 900
+  uint64_t address;
+  asm volatile("mapa.u64 %0, %1, %2;"
+               : "=l"(address)
+               : "l"(reinterpret_cast<uint64_t>(variable)), "r"(rank));
+  return reinterpret_cast<T*>(address);
+#else
+  return variable;
+#endif
+}
+
+// The rest has addresses from cluster_address() and needs compute capability 9.0.
 
 __device__ __forceinline__ float cluster_load(uint32_t address) {
   float value;
@@ -64,7 +77,31 @@ __device__ __forceinline__ float cluster_load(uint32_t address) {
 __device__ __forceinline__ void cluster_store(uint32_t address, float value) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
-
-#endif
+__device__ __forceinline__ void cluster_store(uint32_t address, float2 value) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x),
+               "f"(value.y)
+               : "memory");
+}
+__device__ __forceinline__ void cluster_store(uint32_t address, float4 value) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w)
+               : "memory");
+}
+// Stores 16 or 8 bytes and counts them on an mbarrier of the same block.
+__device__ __forceinline__ void cluster_store_async(uint32_t target, uint64_t a, uint64_t b,
+                                                    uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [%0], {%1, %2}, [%3];" ::
+          "r"(target),
+      "l"(a), "l"(b), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void cluster_store_async(uint32_t target, uint64_t a, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(
+          target),
+      "l"(a), "r"(barrier)
+      : "memory");
+}
 
 }  // namespace wcuda::kernels

@@ -1,7 +1,11 @@
 // How every kernel of the library is launched.
 #pragma once
 
+#if defined(__CUDACC__)
+#include <cuda_runtime.h>
+#else
 #include <cuda_runtime_api.h>
+#endif
 
 #include <cstdint>
 
@@ -20,5 +24,38 @@ struct Launch {
   void* scratch = nullptr;
   uint64_t scratch_bytes = 0;
 };
+
+#if defined(__CUDACC__)
+
+// Launches kernel<<<grid, block, shared_bytes>>>(parameters), in clusters of `cluster` blocks along
+// x where that is not 0.
+template <class... Parameters, class... Arguments>
+cudaError_t launch_kernel(const Launch& launch, dim3 grid, dim3 block, uint32_t shared_bytes,
+                          uint32_t cluster, void (*kernel)(Parameters...),
+                          const Arguments&... arguments) {
+  cudaLaunchAttribute attributes[3] = {};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = launch.stream;
+  config.attrs = attributes;
+  if (launch.is_dependent && launch.compute_capability >= 90) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster != 0) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs].val.clusterDim.x = cluster;
+    attributes[config.numAttrs].val.clusterDim.y = 1;
+    attributes[config.numAttrs++].val.clusterDim.z = 1;
+  }
+  // The same division of an SM's memory for all kernels: it changes only while nothing runs there.
+  attributes[config.numAttrs].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+  attributes[config.numAttrs++].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+#endif
 
 }  // namespace wcuda::kernels

@@ -14,6 +14,7 @@
 // radix histogram over all tokens finds the cut: first of the key in steps of 1/64, which spreads
 // logits evenly, then of the bits of the keys in the chosen step, 11 at a time.
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/launch.h"
 #include "kernels/sampling/sample_changes.cuh"
 #include "kernels/sampling/sample_list.cuh"
 #include "kernels/sampling/sample_select.cuh"
@@ -142,10 +143,8 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   if (threadIdx.x == 0) {
     r.shared->list_count = 0;
 #if __CUDA_ARCH__ >= 900
-    for (uint64_t& barrier : r.shared->barriers)
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier))
-                   : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    for (uint64_t& barrier : r.shared->barriers) mbarrier_init(shared_address(&barrier), 1);
+    mbarrier_init_fence();
 #endif
   }
   __syncwarp();
@@ -175,7 +174,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   }
   if (kIsShared)
     r.values = reinterpret_cast<float*>(memory + kSharedBytes +
-                                        (kHasFilters ? kHistogramBytes : kWindowBytes));
+                                        (kHasFilters ? kHistogramBytes : kAccumulatorBytes));
   else if (is_changed)
     r.values =
         static_cast<float*>(args.scratch) + uint64_t{index} * args.vocabulary + r.block_begin;
@@ -343,7 +342,7 @@ Shape shape_for(uint32_t vocabulary, bool has_filters, uint32_t blocks, int32_t 
   shape.blocks = blocks;
   const uint32_t warps = blocks * kWarps;
   shape.segment = ((vocabulary + warps - 1) / warps + 3) / 4 * 4;
-  const uint64_t base = kSharedBytes + (has_filters ? kHistogramBytes : kWindowBytes);
+  const uint64_t base = kSharedBytes + (has_filters ? kHistogramBytes : kAccumulatorBytes);
   const uint64_t values = uint64_t{kWarps} * shape.segment * sizeof(float);
   shape.is_shared = base + values <= shared_bytes_max(capability);
   shape.shared_bytes = static_cast<uint32_t>(shape.is_shared ? base + values : base);

@@ -45,8 +45,9 @@ __device__ void send_list(const Row<kIsShared>& r, const Item* items, uint32_t c
   const uint32_t barrier = shared_address(&r.shared->barriers[2]);
   if (r.rank == 0) {
     if (threadIdx.x == 0)
-      expect_bytes(barrier, static_cast<uint32_t>((count - items[0].count) * sizeof(uint64_t)));
-    wait_bytes(barrier, 0);
+      mbarrier_expect_tx(barrier,
+                         static_cast<uint32_t>((count - items[0].count) * sizeof(uint64_t)));
+    mbarrier_wait_cluster(barrier, 0);
     return;
   }
   uint32_t before = 0;
@@ -54,7 +55,8 @@ __device__ void send_list(const Row<kIsShared>& r, const Item* items, uint32_t c
   const uint32_t target = cluster_address(shared_address(r.list() + before), 0);
   const uint32_t target_barrier = cluster_address(barrier, 0);
   for (uint32_t i = threadIdx.x; i < items[r.rank].count; i += kBlockThreads)
-    send(target + static_cast<uint32_t>(i * sizeof(uint64_t)), r.list()[i], target_barrier);
+    cluster_store_async(target + static_cast<uint32_t>(i * sizeof(uint64_t)), r.list()[i],
+                        target_barrier);
 #endif
 }
 

@@ -2,8 +2,10 @@
 // tell each other about it, and where its results go.
 #pragma once
 
+#include "kernels/ptx/cluster.cuh"
+#include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/shared_address.cuh"
 #include "kernels/sampling/sample.h"
-#include "kernels/sampling/sample_cluster.cuh"
 #include "kernels/shared/sampling_math.h"
 #include "kernels/shared/step_inputs.h"
 
@@ -62,8 +64,8 @@ struct Shared {
 // Dynamic shared memory: Shared, then the histograms or the penalty window, then the logits.
 constexpr uint32_t kSharedBytes = (sizeof(Shared) + 127) / 128 * 128;
 constexpr uint32_t kHistogramBytes = 2 * kBins * sizeof(Bin);
-constexpr uint32_t kWindowBytes = kSamplePenaltyWindowMax * sizeof(uint32_t);
-static_assert(kWindowBytes <= kHistogramBytes);
+constexpr uint32_t kAccumulatorBytes = kSamplePenaltyWindowMax * sizeof(uint32_t);
+static_assert(kAccumulatorBytes <= kHistogramBytes);
 // The list takes the place of one histogram; another is needed to rank it.
 constexpr uint32_t kListMax = kBins * sizeof(Bin) / sizeof(uint64_t);
 constexpr uint32_t kListEach = kListMax / kBlockThreads;  // tokens a thread
@@ -225,15 +227,17 @@ struct Row {
     const uint32_t barrier = shared_address(&shared->barriers[turn]);
     if (warp() == 0) {
       if (lane() == 0)
-        expect_bytes(barrier, static_cast<uint32_t>(size * sizeof(Item) / (kIsHalf ? 2 : 1)));
+        mbarrier_expect_tx(barrier, static_cast<uint32_t>(size * sizeof(Item) / (kIsHalf ? 2 : 1)));
       if (lane() < size) {
         const uint32_t target = cluster_address(shared_address(items + rank), lane());
         const uint32_t target_barrier = cluster_address(barrier, lane());
-        send(target, item.sum, item.other, target_barrier);
-        if (!kIsHalf) send(target + 16, uint64_t{item.count} << 32 | item.token, 0, target_barrier);
+        cluster_store_async(target, item.sum, item.other, target_barrier);
+        if (!kIsHalf)
+          cluster_store_async(target + 16, uint64_t{item.count} << 32 | item.token, 0,
+                              target_barrier);
       }
     }
-    wait_bytes(barrier, parity);
+    mbarrier_wait_cluster(barrier, parity);
 #else
     if (threadIdx.x == 0) items[0] = item;
     __syncthreads();
@@ -249,11 +253,11 @@ struct Row {
 #if __CUDA_ARCH__ >= 900
     const uint32_t barrier = shared_address(&shared->barriers[turn]);
     if (lane() == 0) {
-      if (rank == 0) expect_bytes(barrier, static_cast<uint32_t>(size * sizeof(Item) / 2));
-      send(cluster_address(shared_address(items + rank), 0), item.sum, item.other,
-           cluster_address(barrier, 0));
+      if (rank == 0) mbarrier_expect_tx(barrier, static_cast<uint32_t>(size * sizeof(Item) / 2));
+      cluster_store_async(cluster_address(shared_address(items + rank), 0), item.sum, item.other,
+                          cluster_address(barrier, 0));
     }
-    if (rank == 0) wait_bytes(barrier, parity);
+    if (rank == 0) mbarrier_wait_cluster(barrier, parity);
 #else
     if (lane() == 0) items[0] = item;
     __syncwarp();

@@ -83,7 +83,8 @@ __device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
     Bin* const mine = own + r.rank * share + i;
     uint64_t bin_sum = 0;
 #pragma unroll 4
-    for (uint32_t other = 0; other < r.size; ++other) bin_sum += total_of(*in_block(mine, other));
+    for (uint32_t other = 0; other < r.size; ++other)
+      bin_sum += total_of(*cluster_pointer(mine, other));
     *mine = Bin{static_cast<uint32_t>(bin_sum), static_cast<uint32_t>(bin_sum >> 32)};
     sum += bin_sum;
   }
@@ -104,7 +105,7 @@ __device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
     uint64_t passed = 0;
     uint32_t owner = 0;
     while (passed + items[owner].sum < needed) passed += items[owner++].sum;
-    const Bin* const bins = in_block(own + owner * share, owner);
+    const Bin* const bins = cluster_pointer(own + owner * share, owner);
     const uint32_t part = share / 32;  // bins a lane
     uint64_t part_sum = 0;
     for (uint32_t i = 0; i < part; ++i) part_sum += total_of(bins[r.lane() * part + i]);
@@ -173,7 +174,7 @@ __device__ __noinline__ uint64_t select(Row<kIsShared>& r, const Rank& rank, Nee
       },
       [&](uint64_t) { return needed - before; },
       [&](uint32_t id, float) {
-        for (uint32_t i = 0; i < r.size; ++i) *in_block(&r.shared->found_token, i) = id;
+        for (uint32_t i = 0; i < r.size; ++i) *cluster_pointer(&r.shared->found_token, i) = id;
       });
   cluster_sync();
   cutoff->id = r.shared->found_token;
@@ -237,8 +238,8 @@ __device__ uint32_t report_top(Row<kIsShared>& r, float max, double log_sum) {
   const uint32_t count = wanted < total ? wanted : static_cast<uint32_t>(total);
   if (threadIdx.x == 0) r.shared->top_count = 0;
   cluster_sync();
-  uint32_t* const counter = in_block(&r.shared->top_count, 0);
-  uint64_t* const list = in_block(&r.shared->top[0], 0);
+  uint32_t* const counter = cluster_pointer(&r.shared->top_count, 0);
+  uint64_t* const list = cluster_pointer(&r.shared->top[0], 0);
   r.for_each_singly([&](uint32_t id, float logit) {
     const uint32_t key = rank.key(id, logit);
     if (key == kNotRanked || !cutoff.keeps(key, id)) return;

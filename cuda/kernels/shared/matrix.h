@@ -6,8 +6,8 @@
 namespace wcuda::kernels {
 
 struct Matrix {
-  const uint8_t* records = nullptr;
-  uint32_t type = 0;  // ggml type id
+  const uint8_t* packed_tiles = nullptr;
+  uint32_t type = 0;  // a TensorType, or one that no kernel takes
   uint32_t rows = 0;  // outputs
   uint32_t cols = 0;  // inputs
 };

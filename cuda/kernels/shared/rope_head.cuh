@@ -5,8 +5,9 @@
 
 #include <cuda_runtime.h>
 
+#include "kernels/shared/kv_pages.h"
 #include "kernels/shared/numeric.h"
-#include "kernels/step/rope_kv.h"
+#include "kernels/shared/rope_head.h"
 
 namespace wcuda::kernels {
 
@@ -24,7 +25,8 @@ __device__ __forceinline__ float head_max(float value) {
 
 // cos and sin of position * frequency, within 4e-7: in double precision up to the last turn, so
 // that a position of a million is as exact as one of ten.
-__device__ __forceinline__ float2 turn_of(uint32_t position, float frequency, float magnitude) {
+__device__ __forceinline__ float2 rope_cos_sin(uint32_t position, float frequency,
+                                               float magnitude) {
   constexpr double kInversePi = 0.318309886183790671538;
   const double half_turns = __dmul_rn(
       __dmul_rn(static_cast<double>(position), static_cast<double>(frequency)), kInversePi);
@@ -53,9 +55,9 @@ __device__ __forceinline__ void norm_head(float* head, uint32_t n, const float* 
   __syncwarp();
 }
 
-// turn(j) is cos and sin of pair lane + 32 * j.
-template <uint32_t kValues, class Turn>
-__device__ __forceinline__ void turn_head(float* head, const HeadTurn& args, const Turn& turn,
+// rotate(j) is cos and sin of pair lane + 32 * j.
+template <uint32_t kValues, class Rotate>
+__device__ __forceinline__ void rope_head(float* head, const HeadRope& args, const Rotate& rotate,
                                           uint32_t lane) {
   const uint32_t half = args.rope_dimensions / 2;
 #pragma unroll
@@ -64,7 +66,7 @@ __device__ __forceinline__ void turn_head(float* head, const HeadTurn& args, con
     if (pair >= half) continue;
     float& first = head[args.has_adjacent_pairs ? 2 * pair : pair];
     float& second = head[args.has_adjacent_pairs ? 2 * pair + 1 : half + pair];
-    const float2 cs = turn(j);
+    const float2 cs = rotate(j);
     const float a = first, b = second;
     first = __fmaf_rn(a, cs.x, -__fmul_rn(b, cs.y));
     second = __fmaf_rn(a, cs.y, __fmul_rn(b, cs.x));

@@ -1,32 +1,37 @@
-// The inputs of a step on their way to its kernels: one block that came over the bus, the arrays
-// that it is dealt out to, and the rows that begin.
+// The start of a step on the device: the inputs that came over the bus are scattered, rows begin.
+// Kernels of three families know these: those that start a step, the plan of attention, which may
+// do it on the way, and sampling, which reads and writes the status of a row.
 #pragma once
 
 #include <cstdint>
 
 namespace wcuda::kernels {
 
-constexpr uint32_t kIngestSegmentsMax = 12;
+// ---- inputs ----
+
+constexpr uint32_t kInputSegmentsMax = 12;
 
 // At the start of the block. Rows of a segment have equal lengths.
-struct IngestHeader {
+struct InputHeader {
   struct Segment {
     uint32_t row_count;
     uint32_t row_bytes;  // a multiple of 4; rows lie at multiples of align_up(row_bytes, 16)
     uint32_t offset;     // of the first row, from the block; a multiple of 16
     uint32_t reserved;
   };
-  Segment segments[kIngestSegmentsMax];
+  Segment segments[kInputSegmentsMax];
 };
 
 // All in device memory, aligned to 16; rows of a target lie at multiples of its stride (bytes, a
 // multiple of 4).
-struct IngestArgs {
+struct InputScatterArgs {
   const uint8_t* block = nullptr;
   uint32_t segment_count = 0;
-  uint8_t* targets[kIngestSegmentsMax] = {};
-  uint64_t target_strides[kIngestSegmentsMax] = {};
+  uint8_t* targets[kInputSegmentsMax] = {};
+  uint64_t target_strides[kInputSegmentsMax] = {};
 };
+
+// ---- rows ----
 
 constexpr uint32_t kNoDependency = UINT32_MAX;
 
@@ -60,9 +65,11 @@ struct BeginStepArgs {
   int32_t* history = nullptr;                  // (slots, history_stride)
 };
 
-// All of it. `begin.rows` and `begin.tokens` are targets of the ingest too.
+// The start of a step whose rows have one token each, all in one launch with the plan of attention
+// (kernels/attention/attention_plan.h): input_scatter() and begin_step(). `begin.rows` and
+// `begin.tokens` are targets of input_scatter() too.
 struct StepStart {
-  IngestArgs ingest;
+  InputScatterArgs inputs;
   // Segments of the block.
   uint32_t tokens = 0;
   uint32_t begin_rows = 0;

@@ -2,25 +2,26 @@
 // for .cu files.
 #pragma once
 
-#include "kernels/step/input_scatter.h"
-#include "kernels/step/step.h"
+#include <cuda_runtime.h>
+
+#include "kernels/shared/step_inputs.h"
 
 namespace wcuda::kernels {
 
 // The entry of a segment: row count, row bytes, offset.
-__device__ inline uint4 ingest_segment(const IngestArgs& args, uint32_t segment) {
+__device__ inline uint4 input_segment(const InputScatterArgs& args, uint32_t segment) {
   return __ldcg(reinterpret_cast<const uint4*>(args.block) + segment);
 }
-__device__ inline uint32_t ingest_row_words(const uint4& segment) {
+__device__ inline uint32_t input_row_words(const uint4& segment) {
   return (segment.y / 4 + 3) / 4 * 4;
 }
 
 // Every `stride`-th word of a segment, from `first` on.
-__device__ inline void ingest_part(const IngestArgs& args, uint32_t s, uint32_t first,
-                                   uint32_t stride) {
-  const uint4 segment = ingest_segment(args, s);
+__device__ inline void scatter_segment(const InputScatterArgs& args, uint32_t s, uint32_t first,
+                                       uint32_t stride) {
+  const uint4 segment = input_segment(args, s);
   const uint32_t row_count = segment.x, row_words = segment.y / 4;
-  const uint32_t source_words = ingest_row_words(segment);
+  const uint32_t source_words = input_row_words(segment);
   const auto* const source = reinterpret_cast<const uint32_t*>(args.block + segment.z);
   for (uint32_t i = first; i < row_count * row_words; i += stride) {
     const uint32_t row = i / row_words, word = i % row_words;

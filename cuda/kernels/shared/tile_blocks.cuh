@@ -1,4 +1,4 @@
-// Blocks of records put back in the file's order in shared memory, for kernels that use the
+// Blocks of packed tiles put back in the file's order in shared memory, for kernels that use the
 // unpackers of quant_unpack.h: every type, speed second. Device code only.
 #pragma once
 
@@ -11,10 +11,10 @@
 
 namespace wcuda::kernels {
 
+using quant::kMTileRows;
 using quant::kPartElements;
-using quant::kRecordRows;
-using quant::RecordLayout;
-using quant::RecordPart;
+using quant::TileField;
+using quant::TileLayout;
 
 // 64 elements of the types that are not quantized.
 struct BlockF32 {
@@ -48,40 +48,40 @@ __device__ inline void unpack32(const BlockBF16& block, uint32_t part, float* ou
   }
 }
 
-template <uint32_t kType>
-using TypeTag = std::integral_constant<uint32_t, kType>;
+template <TensorType kType>
+using TypeTag = std::integral_constant<TensorType, kType>;
 
 // The block of a ggml type id.
-inline BlockF32 block_of(TypeTag<0>);
-inline BlockF16 block_of(TypeTag<1>);
-inline BlockBF16 block_of(TypeTag<30>);
-inline quant::BlockQ4_0 block_of(TypeTag<2>);
-inline quant::BlockQ4_1 block_of(TypeTag<3>);
-inline quant::BlockQ5_0 block_of(TypeTag<6>);
-inline quant::BlockQ5_1 block_of(TypeTag<7>);
-inline quant::BlockQ8_0 block_of(TypeTag<8>);
-inline quant::BlockQ2_K block_of(TypeTag<10>);
-inline quant::BlockQ3_K block_of(TypeTag<11>);
-inline quant::BlockQ4_K block_of(TypeTag<12>);
-inline quant::BlockQ5_K block_of(TypeTag<13>);
-inline quant::BlockQ6_K block_of(TypeTag<14>);
-inline quant::BlockIQ2_XXS block_of(TypeTag<16>);
-inline quant::BlockIQ2_XS block_of(TypeTag<17>);
-inline quant::BlockIQ3_XXS block_of(TypeTag<18>);
-inline quant::BlockIQ1_S block_of(TypeTag<19>);
-inline quant::BlockIQ4_NL block_of(TypeTag<20>);
-inline quant::BlockIQ3_S block_of(TypeTag<21>);
-inline quant::BlockIQ2_S block_of(TypeTag<22>);
-inline quant::BlockIQ4_XS block_of(TypeTag<23>);
-inline quant::BlockIQ1_M block_of(TypeTag<29>);
-inline quant::BlockTQ1_0 block_of(TypeTag<34>);
-inline quant::BlockTQ2_0 block_of(TypeTag<35>);
-inline quant::BlockMXFP4 block_of(TypeTag<39>);
-inline quant::BlockNVFP4 block_of(TypeTag<40>);
-inline quant::BlockQ1_0 block_of(TypeTag<41>);
-inline quant::BlockQ2_0 block_of(TypeTag<42>);
+inline BlockF32 block_of(TypeTag<TensorType::kF32>);
+inline BlockF16 block_of(TypeTag<TensorType::kF16>);
+inline BlockBF16 block_of(TypeTag<TensorType::kBF16>);
+inline quant::BlockQ4_0 block_of(TypeTag<TensorType::kQ4_0>);
+inline quant::BlockQ4_1 block_of(TypeTag<TensorType::kQ4_1>);
+inline quant::BlockQ5_0 block_of(TypeTag<TensorType::kQ5_0>);
+inline quant::BlockQ5_1 block_of(TypeTag<TensorType::kQ5_1>);
+inline quant::BlockQ8_0 block_of(TypeTag<TensorType::kQ8_0>);
+inline quant::BlockQ2_K block_of(TypeTag<TensorType::kQ2_K>);
+inline quant::BlockQ3_K block_of(TypeTag<TensorType::kQ3_K>);
+inline quant::BlockQ4_K block_of(TypeTag<TensorType::kQ4_K>);
+inline quant::BlockQ5_K block_of(TypeTag<TensorType::kQ5_K>);
+inline quant::BlockQ6_K block_of(TypeTag<TensorType::kQ6_K>);
+inline quant::BlockIQ2_XXS block_of(TypeTag<TensorType::kIQ2_XXS>);
+inline quant::BlockIQ2_XS block_of(TypeTag<TensorType::kIQ2_XS>);
+inline quant::BlockIQ3_XXS block_of(TypeTag<TensorType::kIQ3_XXS>);
+inline quant::BlockIQ1_S block_of(TypeTag<TensorType::kIQ1_S>);
+inline quant::BlockIQ4_NL block_of(TypeTag<TensorType::kIQ4_NL>);
+inline quant::BlockIQ3_S block_of(TypeTag<TensorType::kIQ3_S>);
+inline quant::BlockIQ2_S block_of(TypeTag<TensorType::kIQ2_S>);
+inline quant::BlockIQ4_XS block_of(TypeTag<TensorType::kIQ4_XS>);
+inline quant::BlockIQ1_M block_of(TypeTag<TensorType::kIQ1_M>);
+inline quant::BlockTQ1_0 block_of(TypeTag<TensorType::kTQ1_0>);
+inline quant::BlockTQ2_0 block_of(TypeTag<TensorType::kTQ2_0>);
+inline quant::BlockMXFP4 block_of(TypeTag<TensorType::kMXFP4>);
+inline quant::BlockNVFP4 block_of(TypeTag<TensorType::kNVFP4>);
+inline quant::BlockQ1_0 block_of(TypeTag<TensorType::kQ1_0>);
+inline quant::BlockQ2_0 block_of(TypeTag<TensorType::kQ2_0>);
 
-template <uint32_t kType>
+template <TensorType kType>
 using BlockOf = decltype(block_of(TypeTag<kType>{}));
 
 // visitor(TypeTag<type>{}) for a type known at run time; cudaErrorInvalidValue for one that is not
@@ -89,47 +89,46 @@ using BlockOf = decltype(block_of(TypeTag<kType>{}));
 template <class Visitor, size_t... kIndex>
 cudaError_t visit_type(uint32_t type, const Visitor& visitor, std::index_sequence<kIndex...>) {
   cudaError_t status = cudaErrorInvalidValue;
-  const bool is_known =
-      ((quant::kRecordLayouts[kIndex].type == type &&
-        (status = visitor(TypeTag<quant::kRecordLayouts[kIndex].type>{}), true)) ||
-       ...);
+  const bool is_known = ((quant::kTileLayouts[kIndex].type == type &&
+                          (status = visitor(TypeTag<quant::kTileLayouts[kIndex].type>{}), true)) ||
+                         ...);
   return is_known ? status : cudaErrorInvalidValue;
 }
 template <class Visitor>
 cudaError_t visit_type(uint32_t type, const Visitor& visitor) {
-  constexpr size_t kCount = sizeof quant::kRecordLayouts / sizeof quant::kRecordLayouts[0];
+  constexpr size_t kCount = sizeof quant::kTileLayouts / sizeof quant::kTileLayouts[0];
   return visit_type(type, visitor, std::make_index_sequence<kCount>{});
 }
 
 // How blocks lie in shared memory: `stride` bytes apart, the first `shift` bytes from a multiple of
 // 4, so that most of a block can be copied by words.
-template <uint32_t kType>
+template <TensorType kType>
 struct SharedBlocks {
-  static constexpr RecordLayout kLayout = quant::record_layout(kType);
+  static constexpr TileLayout kLayout = quant::tile_layout(kType);
   static_assert(sizeof(BlockOf<kType>) == kLayout.block_bytes);
   static_assert(BlockOf<kType>::kElements == kLayout.block_elements);
 
   // The largest part decides.
   static constexpr uint32_t find_shift() {
     uint32_t largest = 0;
-    for (uint32_t p = 1; p < kLayout.part_count; ++p)
-      if (kLayout.parts[p].bytes > kLayout.parts[largest].bytes) largest = p;
-    return (4 - kLayout.parts[largest].offset % 4) % 4;
+    for (uint32_t p = 1; p < kLayout.field_count; ++p)
+      if (kLayout.fields[p].bytes > kLayout.fields[largest].bytes) largest = p;
+    return (4 - kLayout.fields[largest].offset % 4) % 4;
   }
   static constexpr uint32_t kShift = find_shift();
   static_assert(alignof(BlockOf<kType>) == 1 || kShift == 0);
   static constexpr uint32_t kStride = (kShift + kLayout.block_bytes + 3) / 4 * 4;
 
   // Bytes of a part that are copied at once.
-  WCUDA_HD static constexpr uint32_t unit_bytes(const RecordPart& part) {
+  WCUDA_HD static constexpr uint32_t unit_bytes(const TileField& part) {
     const uint32_t all = 4u | part.piece_bytes | (kShift + part.offset);
     return all % 4 == 0 ? 4 : all % 2 == 0 ? 2 : 1;
   }
-  // Where a part starts in the record.
+  // Where a part starts in the packed tile.
   WCUDA_HD static constexpr uint32_t part_start(uint32_t part) {
     uint32_t start = 0;
     for (uint32_t p = 0; p < part; ++p)
-      start += kRecordRows * kLayout.blocks * kLayout.parts[p].bytes;
+      start += kMTileRows * kLayout.blocks * kLayout.fields[p].bytes;
     return start;
   }
 };

@@ -1,7 +1,6 @@
 // embed: rows of the token table as activations.
 #pragma once
 
-#include "kernels/linear/linear.h"
 #include "kernels/ptx/launch.h"
 #include "kernels/shared/matrix.h"
 

@@ -1,5 +1,6 @@
-// ingest: deals the inputs of a step out, from the block in which they came over the bus. Their
-// sizes and places lie in the block, so that a captured launch serves every step.
+// input_scatter: copies the inputs of a step from the block in which they came over the bus to
+// their arrays. Their sizes and places lie in the block, so that a captured launch serves every
+// step.
 #pragma once
 
 #include "kernels/ptx/launch.h"
@@ -7,6 +8,6 @@
 
 namespace wcuda::kernels {
 
-cudaError_t ingest(const IngestArgs& args, const Launch& launch);
+cudaError_t input_scatter(const InputScatterArgs& args, const Launch& launch);
 
 }  // namespace wcuda::kernels

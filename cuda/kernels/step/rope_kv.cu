@@ -4,6 +4,7 @@
 // A block has kBlockWarps warps and serves some heads of one token; a warp takes a head at a time.
 // Bytes moved: q once each way, k and v read once, their rows written once.
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/launch.h"
 #include "kernels/shared/rope_head.cuh"
 #include "kernels/step/rope_kv.h"
 
@@ -24,7 +25,7 @@ struct RopeKvParams {
 };
 
 struct Shared {
-  float2 turns[kRopeHeadLengthMax / 2];  // cosines and sines
+  float2 rotations[kRopeHeadLengthMax / 2];  // cosines and sines
   float heads[kBlockWarps][kRopeHeadLengthMax];
 };
 
@@ -71,8 +72,9 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
   const uint32_t first_head = blockIdx.y * params.block_heads + warp;
 #pragma unroll
   for (uint32_t a = 0; a < kAhead; ++a) load(first_head + a * kBlockWarps, next[a]);
-  for (uint32_t i = threadIdx.x; i < args.turn.rope_dimensions / 2; i += kBlockThreads)
-    shared.turns[i] = turn_of(position, args.turn.rope_frequencies[i], args.turn.rope_magnitude);
+  for (uint32_t i = threadIdx.x; i < args.rope.rope_dimensions / 2; i += kBlockThreads)
+    shared.rotations[i] =
+        rope_cos_sin(position, args.rope.rope_frequencies[i], args.rope.rope_magnitude);
   __syncthreads();
 
   const auto turn_one = [&](uint32_t h, float(&values)[kLaneValues]) {
@@ -84,11 +86,11 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
       if (lane + 32 * j < n) head[lane + 32 * j] = values[j];
     load(h + kAhead * kBlockWarps, values);
     __syncwarp();
-    const float* gain = is_query ? args.turn.query_norm : is_value ? nullptr : args.turn.key_norm;
-    if (gain != nullptr) norm_head<kLaneValues>(head, n, gain, args.turn.epsilon, lane);
+    const float* gain = is_query ? args.rope.query_norm : is_value ? nullptr : args.rope.key_norm;
+    if (gain != nullptr) norm_head<kLaneValues>(head, n, gain, args.rope.epsilon, lane);
     if (!is_value)
-      turn_head<kLaneValues>(
-          head, args.turn, [&](uint32_t j) { return shared.turns[lane + 32 * j]; }, lane);
+      rope_head<kLaneValues>(
+          head, args.rope, [&](uint32_t j) { return shared.rotations[lane + 32 * j]; }, lane);
     if (is_query) {
       float* const target = args.query + (uint64_t{token} * args.head_count + h) * n;
       for (uint32_t i = lane; i < n; i += 32) target[i] = head[i];
@@ -113,7 +115,7 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
 template <uint32_t kLanes>
 __global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeKvArgs args) {
   constexpr uint32_t n = 4 * kLanes, kGroups = kBlockThreads / kLanes;
-  __shared__ __align__(16) float2 turns[n / 2];
+  __shared__ __align__(16) float2 rotations[n / 2];
   const uint32_t token = blockIdx.x;
   const uint32_t lane = threadIdx.x % kLanes;
   const uint32_t kv_heads = args.pages.head_count;
@@ -140,9 +142,9 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeK
                (uint64_t{token} * kv_heads + (h - args.head_count) % kv_heads) * n;
     return __ldcg(reinterpret_cast<const float4*>(source) + lane);
   };
-  const auto turn = [&](float4& x) {
-    if (args.turn.has_adjacent_pairs) {
-      const float4 cs = reinterpret_cast<const float4*>(turns)[lane];
+  const auto rotate = [&](float4& x) {
+    if (args.rope.has_adjacent_pairs) {
+      const float4 cs = reinterpret_cast<const float4*>(rotations)[lane];
       x = make_float4(
           __fmaf_rn(x.x, cs.x, -__fmul_rn(x.y, cs.y)), __fmaf_rn(x.x, cs.y, __fmul_rn(x.y, cs.x)),
           __fmaf_rn(x.z, cs.z, -__fmul_rn(x.w, cs.w)), __fmaf_rn(x.z, cs.w, __fmul_rn(x.w, cs.z)));
@@ -155,7 +157,7 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeK
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       const float other = __shfl_xor_sync(~0u, own[i], kHalf);
-      const float2 cs = turns[lane % kHalf * 4 + i];
+      const float2 cs = rotations[lane % kHalf * 4 + i];
       turned[i] = is_second ? __fmaf_rn(other, cs.y, __fmul_rn(own[i], cs.x))
                             : __fmaf_rn(own[i], cs.x, -__fmul_rn(other, cs.y));
     }
@@ -187,7 +189,7 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeK
 #pragma unroll
   for (uint32_t i = 0; i < kSideBySide; ++i) next[i] = load(min(first + i * kGroups, heads - 1));
   for (uint32_t i = threadIdx.x; i < n / 2; i += kBlockThreads)
-    turns[i] = turn_of(position, args.turn.rope_frequencies[i], args.turn.rope_magnitude);
+    rotations[i] = rope_cos_sin(position, args.rope.rope_frequencies[i], args.rope.rope_magnitude);
   __syncthreads();
   for (uint32_t h = first; h < end; h += kSideBySide * kGroups) {
     float4 values[kSideBySide];
@@ -200,7 +202,7 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeK
     for (uint32_t i = 0; i < kSideBySide; ++i) {
       const uint32_t at = h + i * kGroups;
       const float4 as_it_was = values[i];
-      turn(values[i]);
+      rotate(values[i]);
       if (at < heads) store(at, at < args.head_count + kv_heads ? values[i] : as_it_was);
     }
   }
@@ -211,8 +213,8 @@ bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(addres
 bool has_rows(const RopeKvArgs& args) {
   const uint32_t n = args.pages.head_length;
   return args.step.token_count > kSpreadTokensMax && (n == 64 || n == 128) &&
-         args.turn.rope_dimensions == n && args.turn.query_norm == nullptr &&
-         args.turn.key_norm == nullptr && args.pages.format == KvFormat::kF16 &&
+         args.rope.rope_dimensions == n && args.rope.query_norm == nullptr &&
+         args.rope.key_norm == nullptr && args.pages.format == KvFormat::kF16 &&
          args.pages.row_bytes == 2 * n && is_aligned(args.query) && is_aligned(args.key) &&
          is_aligned(args.value) && is_aligned(args.joined);
 }
@@ -221,7 +223,7 @@ bool has_rows(const RopeKvArgs& args) {
 
 cudaError_t rope_kv(const RopeKvArgs& args, const Launch& launch) {
   if (args.pages.head_length > kRopeHeadLengthMax || args.pages.head_length == 0 ||
-      args.turn.rope_dimensions > args.pages.head_length || args.turn.rope_dimensions % 2 != 0)
+      args.rope.rope_dimensions > args.pages.head_length || args.rope.rope_dimensions % 2 != 0)
     return cudaErrorInvalidValue;
   if (args.step.token_count == 0) return cudaSuccess;
   if (has_rows(args))

@@ -1,6 +1,7 @@
 // begin_step: a block a row. Bytes moved: 8 for each token of a row, read and written.
 // copy_page, poison_page: 16 bytes a thread and turn. Bytes moved: the page's, read and written.
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/launch.h"
 #include "kernels/shared/step_start.cuh"
 #include "kernels/step/step.h"
 

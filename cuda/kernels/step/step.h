@@ -3,10 +3,6 @@
 // engine/host_runner.cpp.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
-
 #include "kernels/ptx/launch.h"
 #include "kernels/shared/step_inputs.h"
 

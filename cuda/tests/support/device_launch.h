@@ -1,8 +1,8 @@
 // How tests launch kernels on the current device.
 #pragma once
 
-#include "kernels/linear/linear.h"
 #include "kernels/ptx/code.h"
+#include "kernels/ptx/launch.h"
 
 namespace wcuda::testing {
 

@@ -46,7 +46,7 @@ enum Segment : uint32_t {
   kMasks,
   kSegmentCount,
 };
-static_assert(kSegmentCount <= kernels::kIngestSegmentsMax);
+static_assert(kSegmentCount <= kernels::kInputSegmentsMax);
 
 struct Sizes {
   Sizes(const Limits& limits, const model::Config& config)
@@ -96,7 +96,7 @@ struct Sizes {
   uint32_t vocabulary;
   uint32_t mask_words;
   uint64_t bias_entries;
-  uint64_t input_bytes = align_up(sizeof(kernels::IngestHeader), 16);  // of one ticket, at most
+  uint64_t input_bytes = align_up(sizeof(kernels::InputHeader), 16);  // of one ticket, at most
   uint64_t device_step_rows, device_sample_rows, device_bias_tokens, device_bias_values,
       device_masks, device_inputs, device_statuses, device_sample, device_bytes;
   uint64_t outputs, fed_tokens, top_tokens, top_logprobs, pinned_bytes;
@@ -174,7 +174,7 @@ class CudaRunner final : public Runner {
   Status run_command(const Command& command);
   Status queue_step(const Shape& shape, const std::function<Status()>& queue);
   Status queue_kernels(const Shape& shape, const ops::StepPlan& plan);
-  kernels::IngestArgs ingest_args(const Shape& shape) const;
+  kernels::InputScatterArgs ingest_args(const Shape& shape) const;
   Result<CapturedStep> find_graph(const Shape& shape, bool* captured);
   void take_results(Ticket& ticket);
 
@@ -284,7 +284,7 @@ class InputBlock {
   // Room for rows of row_bytes each, at multiples of align_up(row_bytes, 16).
   template <class T>
   T* add(Segment segment, uint64_t row_count, uint64_t row_bytes) {
-    auto* const header = reinterpret_cast<kernels::IngestHeader*>(block_);
+    auto* const header = reinterpret_cast<kernels::InputHeader*>(block_);
     header->segments[segment] = {static_cast<uint32_t>(row_count), static_cast<uint32_t>(row_bytes),
                                  static_cast<uint32_t>(bytes_), 0};
     T* const place = reinterpret_cast<T*>(block_ + bytes_);
@@ -295,7 +295,7 @@ class InputBlock {
 
  private:
   uint8_t* block_;
-  uint64_t bytes_ = align_up(sizeof(kernels::IngestHeader), 16);
+  uint64_t bytes_ = align_up(sizeof(kernels::InputHeader), 16);
 };
 
 uint64_t CudaRunner::write_inputs(const Ticket& ticket, const Shape& shape) {
@@ -464,9 +464,9 @@ Result<CudaRunner::CapturedStep> CudaRunner::find_graph(const Shape& shape, bool
   return step;
 }
 
-kernels::IngestArgs CudaRunner::ingest_args(const Shape& shape) const {
+kernels::InputScatterArgs CudaRunner::ingest_args(const Shape& shape) const {
   const Layout& layout = machine_.layout;
-  kernels::IngestArgs args;
+  kernels::InputScatterArgs args;
   args.block = device_inputs(shape.parity);
   args.segment_count = kSegmentCount;
   const auto in_ticket = [&](uint64_t offset) {
@@ -494,7 +494,7 @@ Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan) 
   const uint64_t rows_max = machine_.limits.max_batch_rows;
   int32_t* const statuses = on_device<int32_t>(sizes_.device_statuses);
   kernels::StepStart start;
-  start.ingest = ingest_args(shape);
+  start.inputs = ingest_args(shape);
   start.tokens = kTokens;
   start.begin_rows = kStepRows;
   start.rows = kRows;

@@ -334,7 +334,7 @@ const char* kernel_name(Kernel kernel) {
     case Kernel::kAttentionPlanStart:
       return "attention_plan_start";
     case Kernel::kIngest:
-      return "ingest";
+      return "input_scatter";
     case Kernel::kBeginStep:
       return "begin_step";
     case Kernel::kAttentionPlan:

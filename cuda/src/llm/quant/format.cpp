@@ -22,29 +22,46 @@ void unpack_block(const uint8_t* block, float* out) {
 }
 
 template <class Block>
-constexpr Format quantized(uint32_t id, const char* name) {
+constexpr Format quantized(TensorType id, const char* name) {
   return {id, name, Block::kElements, sizeof(Block), true, unpack_block<Block>};
 }
 
 constexpr Format kFormats[] = {
-    {0, "F32", 1, 4, true, unpack_f32},     {1, "F16", 1, 2, true, unpack_f16},
-    quantized<BlockQ4_0>(2, "Q4_0"),        quantized<BlockQ4_1>(3, "Q4_1"),
-    quantized<BlockQ5_0>(6, "Q5_0"),        quantized<BlockQ5_1>(7, "Q5_1"),
-    quantized<BlockQ8_0>(8, "Q8_0"),        {9, "Q8_1", 32, 36, false, nullptr},
-    quantized<BlockQ2_K>(10, "Q2_K"),       quantized<BlockQ3_K>(11, "Q3_K"),
-    quantized<BlockQ4_K>(12, "Q4_K"),       quantized<BlockQ5_K>(13, "Q5_K"),
-    quantized<BlockQ6_K>(14, "Q6_K"),       {15, "Q8_K", 256, 292, false, nullptr},
-    quantized<BlockIQ2_XXS>(16, "IQ2_XXS"), quantized<BlockIQ2_XS>(17, "IQ2_XS"),
-    quantized<BlockIQ3_XXS>(18, "IQ3_XXS"), quantized<BlockIQ1_S>(19, "IQ1_S"),
-    quantized<BlockIQ4_NL>(20, "IQ4_NL"),   quantized<BlockIQ3_S>(21, "IQ3_S"),
-    quantized<BlockIQ2_S>(22, "IQ2_S"),     quantized<BlockIQ4_XS>(23, "IQ4_XS"),
-    {24, "I8", 1, 1, false, nullptr},       {25, "I16", 1, 2, false, nullptr},
-    {26, "I32", 1, 4, false, nullptr},      {27, "I64", 1, 8, false, nullptr},
-    {28, "F64", 1, 8, false, nullptr},      quantized<BlockIQ1_M>(29, "IQ1_M"),
-    {30, "BF16", 1, 2, true, unpack_bf16},  quantized<BlockTQ1_0>(34, "TQ1_0"),
-    quantized<BlockTQ2_0>(35, "TQ2_0"),     quantized<BlockMXFP4>(39, "MXFP4"),
-    quantized<BlockNVFP4>(40, "NVFP4"),     quantized<BlockQ1_0>(41, "Q1_0"),
-    quantized<BlockQ2_0>(42, "Q2_0"),
+    {TensorType::kF32, "F32", 1, 4, true, unpack_f32},
+    {TensorType::kF16, "F16", 1, 2, true, unpack_f16},
+    quantized<BlockQ4_0>(TensorType::kQ4_0, "Q4_0"),
+    quantized<BlockQ4_1>(TensorType::kQ4_1, "Q4_1"),
+    quantized<BlockQ5_0>(TensorType::kQ5_0, "Q5_0"),
+    quantized<BlockQ5_1>(TensorType::kQ5_1, "Q5_1"),
+    quantized<BlockQ8_0>(TensorType::kQ8_0, "Q8_0"),
+    {TensorType::kQ8_1, "Q8_1", 32, 36, false, nullptr},
+    quantized<BlockQ2_K>(TensorType::kQ2_K, "Q2_K"),
+    quantized<BlockQ3_K>(TensorType::kQ3_K, "Q3_K"),
+    quantized<BlockQ4_K>(TensorType::kQ4_K, "Q4_K"),
+    quantized<BlockQ5_K>(TensorType::kQ5_K, "Q5_K"),
+    quantized<BlockQ6_K>(TensorType::kQ6_K, "Q6_K"),
+    {TensorType::kQ8_K, "Q8_K", 256, 292, false, nullptr},
+    quantized<BlockIQ2_XXS>(TensorType::kIQ2_XXS, "IQ2_XXS"),
+    quantized<BlockIQ2_XS>(TensorType::kIQ2_XS, "IQ2_XS"),
+    quantized<BlockIQ3_XXS>(TensorType::kIQ3_XXS, "IQ3_XXS"),
+    quantized<BlockIQ1_S>(TensorType::kIQ1_S, "IQ1_S"),
+    quantized<BlockIQ4_NL>(TensorType::kIQ4_NL, "IQ4_NL"),
+    quantized<BlockIQ3_S>(TensorType::kIQ3_S, "IQ3_S"),
+    quantized<BlockIQ2_S>(TensorType::kIQ2_S, "IQ2_S"),
+    quantized<BlockIQ4_XS>(TensorType::kIQ4_XS, "IQ4_XS"),
+    {TensorType::kI8, "I8", 1, 1, false, nullptr},
+    {TensorType::kI16, "I16", 1, 2, false, nullptr},
+    {TensorType::kI32, "I32", 1, 4, false, nullptr},
+    {TensorType::kI64, "I64", 1, 8, false, nullptr},
+    {TensorType::kF64, "F64", 1, 8, false, nullptr},
+    quantized<BlockIQ1_M>(TensorType::kIQ1_M, "IQ1_M"),
+    {TensorType::kBF16, "BF16", 1, 2, true, unpack_bf16},
+    quantized<BlockTQ1_0>(TensorType::kTQ1_0, "TQ1_0"),
+    quantized<BlockTQ2_0>(TensorType::kTQ2_0, "TQ2_0"),
+    quantized<BlockMXFP4>(TensorType::kMXFP4, "MXFP4"),
+    quantized<BlockNVFP4>(TensorType::kNVFP4, "NVFP4"),
+    quantized<BlockQ1_0>(TensorType::kQ1_0, "Q1_0"),
+    quantized<BlockQ2_0>(TensorType::kQ2_0, "Q2_0"),
 };
 
 }  // namespace

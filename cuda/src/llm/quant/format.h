@@ -4,12 +4,13 @@
 #include <cstdint>
 
 #include "core/base/status.h"
+#include "kernels/shared/tensor_type.h"
 
 namespace wcuda::quant {
 
 // One tensor type. A tensor is rows of whole blocks, without padding.
 struct Format {
-  uint32_t id;              // ggml type id
+  TensorType id;
   const char* name;         // "Q4_K"; static text
   uint32_t block_elements;  // 1, or a multiple of 32
   uint32_t block_bytes;

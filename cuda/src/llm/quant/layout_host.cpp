@@ -1,4 +1,4 @@
-// Permuting rows of blocks into records of 16 rows, and back.
+// Permuting rows of blocks into packed tiles of 16 rows, and back.
 #include "llm/quant/layout_host.h"
 
 #include <cinttypes>
@@ -14,21 +14,25 @@ namespace wcuda::quant {
 namespace {
 
 // Fields by offset, unit bytes, unit count; together they are the whole block.
-constexpr RecordFormat kRecordFormats[] = {
-    {0, 1, {{0, 4, 1}}},                                            // F32
-    {1, 1, {{0, 2, 1}}},                                            // F16
-    {30, 1, {{0, 2, 1}}},                                           // BF16
-    {2, 2, {{0, 2, 1}, {2, 4, 4}}},                                 // Q4_0: d, qs
-    {3, 2, {{0, 2, 2}, {4, 4, 4}}},                                 // Q4_1: d m, qs
-    {6, 3, {{0, 2, 1}, {2, 4, 1}, {6, 4, 4}}},                      // Q5_0: d, qh, qs
-    {8, 2, {{0, 2, 1}, {2, 4, 8}}},                                 // Q8_0: d, qs
-    {12, 3, {{0, 2, 2}, {4, 4, 3}, {16, 4, 32}}},                   // Q4_K: d dmin, scales, qs
-    {13, 4, {{0, 2, 2}, {4, 4, 3}, {16, 4, 8}, {48, 4, 32}}},       // Q5_K: d dmin, scales, qh, qs
-    {14, 4, {{0, 4, 32}, {128, 4, 16}, {192, 4, 4}, {208, 2, 1}}},  // Q6_K: ql, qh, scales, d
+constexpr HostTileLayout kHostTileLayouts[] = {
+    {TensorType::kF32, 1, {{0, 4, 1}}},
+    {TensorType::kF16, 1, {{0, 2, 1}}},
+    {TensorType::kBF16, 1, {{0, 2, 1}}},
+    {TensorType::kQ4_0, 2, {{0, 2, 1}, {2, 4, 4}}},               // d, qs
+    {TensorType::kQ4_1, 2, {{0, 2, 2}, {4, 4, 4}}},               // d m, qs
+    {TensorType::kQ5_0, 3, {{0, 2, 1}, {2, 4, 1}, {6, 4, 4}}},    // d, qh, qs
+    {TensorType::kQ8_0, 2, {{0, 2, 1}, {2, 4, 8}}},               // d, qs
+    {TensorType::kQ4_K, 3, {{0, 2, 2}, {4, 4, 3}, {16, 4, 32}}},  // d dmin, scales, qs
+    {TensorType::kQ5_K,
+     4,
+     {{0, 2, 2}, {4, 4, 3}, {16, 4, 8}, {48, 4, 32}}},  // d dmin, scales, qh, qs
+    {TensorType::kQ6_K,
+     4,
+     {{0, 4, 32}, {128, 4, 16}, {192, 4, 4}, {208, 2, 1}}},  // ql, qh, scales, d
 };
 
 struct Shape {
-  const RecordFormat* format = nullptr;
+  const HostTileLayout* format = nullptr;
   uint32_t block_bytes = 0;
   uint64_t block_count = 0;  // of a row
   uint64_t row_bytes = 0;
@@ -45,9 +49,9 @@ Result<Shape> find_shape(uint32_t type, Layout layout, uint32_t cols) {
   if (layout != Layout::kHost16)
     return Status::error(WCUDA_UNSUPPORTED, "layout %u is not one of the host's",
                          static_cast<uint32_t>(layout));
-  shape.format = find_record_format(type);
+  shape.format = find_host_tile_layout(type);
   if (shape.format == nullptr)
-    return Status::error(WCUDA_UNSUPPORTED, "tensor type %s has no layout of 16-row records",
+    return Status::error(WCUDA_UNSUPPORTED, "tensor type %s has no layout of 16-row packed_tiles",
                          format->name);
   return shape;
 }
@@ -59,13 +63,13 @@ Status check_rows(uint32_t rows, uint32_t first_row, uint32_t row_count) {
   return {};
 }
 
-// Copies one field of `lane_count` rows, the first of which is lane `lane` of its strip.
+// Copies one field of `lane_count` rows, the first of which is lane `lane` of its M-tile.
 template <class Unit, bool kPack>
-void copy_field(const RecordField& field, uint32_t lane, uint32_t lane_count, uint64_t row_bytes,
+void copy_field(const HostTileField& field, uint32_t lane, uint32_t lane_count, uint64_t row_bytes,
                 std::conditional_t<kPack, const uint8_t, uint8_t>* blocks,
-                std::conditional_t<kPack, uint8_t, const uint8_t>* record) {
+                std::conditional_t<kPack, uint8_t, const uint8_t>* packed_tile) {
   auto* source = blocks + field.offset;
-  auto* packed = record + uint64_t{field.offset} * kStripRows + lane * sizeof(Unit);
+  auto* packed = packed_tile + uint64_t{field.offset} * kMTileRows + lane * sizeof(Unit);
   for (uint32_t unit = 0; unit < field.unit_count; ++unit) {
     for (uint32_t i = 0; i < lane_count; ++i) {
       if constexpr (kPack)
@@ -74,30 +78,32 @@ void copy_field(const RecordField& field, uint32_t lane, uint32_t lane_count, ui
         std::memcpy(source + i * row_bytes, packed + i * sizeof(Unit), sizeof(Unit));
     }
     source += sizeof(Unit);
-    packed += kStripRows * sizeof(Unit);
+    packed += kMTileRows * sizeof(Unit);
   }
 }
 
-// Moves rows between file order and records; `rows` is at the first of them.
+// Moves rows between file order and packed tiles; `rows` is at the first of them.
 template <bool kPack>
 void copy_rows(const Shape& shape, uint32_t first_row, uint32_t row_count,
                std::conditional_t<kPack, const uint8_t, uint8_t>* rows,
                std::conditional_t<kPack, uint8_t, const uint8_t>* matrix) {
   while (row_count > 0) {
-    const uint32_t lane = first_row % kStripRows;
-    const uint32_t lane_count = row_count < kStripRows - lane ? row_count : kStripRows - lane;
-    auto* record = matrix + uint64_t{first_row / kStripRows} * kStripRows * shape.row_bytes;
+    const uint32_t lane = first_row % kMTileRows;
+    const uint32_t lane_count = row_count < kMTileRows - lane ? row_count : kMTileRows - lane;
+    auto* packed_tile = matrix + uint64_t{first_row / kMTileRows} * kMTileRows * shape.row_bytes;
     auto* blocks = rows;
     for (uint64_t block = 0; block < shape.block_count; ++block) {
       for (uint32_t i = 0; i < shape.format->field_count; ++i) {
-        const RecordField& field = shape.format->fields[i];
+        const HostTileField& field = shape.format->fields[i];
         if (field.unit_bytes == 4)
-          copy_field<uint32_t, kPack>(field, lane, lane_count, shape.row_bytes, blocks, record);
+          copy_field<uint32_t, kPack>(field, lane, lane_count, shape.row_bytes, blocks,
+                                      packed_tile);
         else
-          copy_field<uint16_t, kPack>(field, lane, lane_count, shape.row_bytes, blocks, record);
+          copy_field<uint16_t, kPack>(field, lane, lane_count, shape.row_bytes, blocks,
+                                      packed_tile);
       }
       blocks += shape.block_bytes;
-      record += uint64_t{shape.block_bytes} * kStripRows;
+      packed_tile += uint64_t{shape.block_bytes} * kMTileRows;
     }
     rows += lane_count * shape.row_bytes;
     first_row += lane_count;
@@ -107,15 +113,15 @@ void copy_rows(const Shape& shape, uint32_t first_row, uint32_t row_count,
 
 }  // namespace
 
-const RecordFormat* find_record_format(uint32_t type) {
-  for (const RecordFormat& format : kRecordFormats)
+const HostTileLayout* find_host_tile_layout(uint32_t type) {
+  for (const HostTileLayout& format : kHostTileLayouts)
     if (format.type == type) return &format;
   return nullptr;
 }
 
 Result<uint64_t> host_layout_bytes(uint32_t type, Layout layout, uint32_t rows, uint32_t cols) {
   WCUDA_ASSIGN(const Shape shape, find_shape(type, layout, cols));
-  const uint64_t stored = layout == Layout::kRows ? rows : align_up(rows, kStripRows);
+  const uint64_t stored = layout == Layout::kRows ? rows : align_up(rows, kMTileRows);
   uint64_t bytes = 0;
   if (!checked_mul(stored, shape.row_bytes, &bytes))
     return Status::error(WCUDA_UNSUPPORTED, "a matrix of %u rows of %" PRIu64 " bytes is too large",
@@ -135,10 +141,10 @@ Status pack_host(uint32_t type, Layout layout, uint32_t rows, uint32_t cols, uin
   if (row_count == 0 || first_row + row_count != rows) return {};
   // The padding: one row of zero bytes for each lane past the end.
   const std::unique_ptr<uint8_t[]> zeros(new (std::nothrow) uint8_t[shape.row_bytes]());
-  if (rows % kStripRows != 0 && !zeros)
+  if (rows % kMTileRows != 0 && !zeros)
     return Status::error(WCUDA_OUT_OF_HOST_MEMORY, "no %" PRIu64 " bytes for a row of padding",
                          shape.row_bytes);
-  for (uint64_t row = rows; row < align_up(rows, kStripRows); ++row)
+  for (uint64_t row = rows; row < align_up(rows, kMTileRows); ++row)
     copy_rows<true>(shape, static_cast<uint32_t>(row), 1, zeros.get(), target);
   return {};
 }

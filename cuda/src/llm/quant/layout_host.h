@@ -1,8 +1,9 @@
 // The weight layout of the host's matrix products: the file's bytes, permuted.
 //
-// 16 consecutive rows are a strip. A strip is a run of records, one for each block of a row, in the
-// order of the columns; a record holds that block of all 16 rows. In a record the fields of the
-// block keep their order, and within a field unit u of row r (a unit is 2 or 4 bytes) is at (u * 16
+// 16 consecutive rows are an M-tile. An M-tile is a run of packed tiles, one for each block of a
+// row, in the order of the columns; a packed tile holds that block of all 16 rows. In a packed tile
+// the fields of the block keep their order, and within a field unit u of row r (a unit is 2 or 4
+// bytes) is at (u * 16
 // + r): one vector load gives the same unit of 16 rows. Rows past the end of the matrix are zero
 // bytes.
 #pragma once
@@ -10,27 +11,29 @@
 #include <cstdint>
 
 #include "core/base/status.h"
+#include "kernels/shared/tensor_type.h"
 #include "llm/quant/layout.h"
 
 namespace wcuda::quant {
 
-constexpr uint32_t kStripRows = 16;
+constexpr uint32_t kMTileRows = 16;
 
 // One field of a block, as units of `unit_bytes` (2 or 4).
-struct RecordField {
-  uint16_t offset;  // bytes from the start of the block; the record has it at offset * kStripRows
+struct HostTileField {
+  uint16_t
+      offset;  // bytes from the start of the block; the packed tile has it at offset * kMTileRows
   uint16_t unit_bytes;
   uint16_t unit_count;
 };
 
-struct RecordFormat {
-  uint32_t type;  // ggml type id
+struct HostTileLayout {
+  TensorType type;
   uint32_t field_count;
-  RecordField fields[4];
+  HostTileField fields[4];
 };
 
-// The record format of a type; null for types without one.
-const RecordFormat* find_record_format(uint32_t type);
+// The packed tile format of a type; null for types without one.
+const HostTileLayout* find_host_tile_layout(uint32_t type);
 
 // Bytes of a matrix in this layout. WCUDA_UNSUPPORTED for a type that has no such layout.
 Result<uint64_t> host_layout_bytes(uint32_t type, Layout layout, uint32_t rows, uint32_t cols);

@@ -17,7 +17,7 @@
 #include "core/backend/trace_backend.h"
 #include "core/base/blake3.h"
 #include "llm/quant/layout_gpu.h"
-#include "llm/quant/record_cases.h"
+#include "llm/quant/tile_cases.h"
 #include "support/blake3_vectors.h"
 
 namespace wcuda {

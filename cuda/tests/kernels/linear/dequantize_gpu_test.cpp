@@ -14,8 +14,8 @@ using testing::DeviceArray;
 using testing::random_matrix;
 using testing::RandomMatrix;
 
-Matrix on_device(const RandomMatrix& random, const DeviceArray<uint8_t>& records) {
-  return {records.data(), random.format->id, random.rows, random.cols};
+Matrix on_device(const RandomMatrix& random, const DeviceArray<uint8_t>& packed_tiles) {
+  return {packed_tiles.data(), random.format->id, random.rows, random.cols};
 }
 
 // Columns that fill no tile, and for plain types not even 16 bytes.
@@ -26,7 +26,7 @@ std::vector<uint32_t> column_counts(const quant::Format& format) {
 
 void expect_rows(const RandomMatrix& random, uint32_t first_row, uint32_t row_count,
                  const Launch& launch) {
-  const DeviceArray<uint8_t> records(random.records);
+  const DeviceArray<uint8_t> packed_tiles(random.packed_tiles);
   const uint64_t count = uint64_t{row_count} * random.cols;
   const float* expected = &random.values[uint64_t{first_row} * random.cols];
   DeviceArray<float> f32(count);
@@ -35,7 +35,7 @@ void expect_rows(const RandomMatrix& random, uint32_t first_row, uint32_t row_co
   f16.fill(0xff);
   bf16.fill(0xff);
 
-  const Matrix matrix = on_device(random, records);
+  const Matrix matrix = on_device(random, packed_tiles);
   ASSERT_EQ(dequantize(matrix, first_row, row_count, ElementType::kF32, f32.data(), launch), 0);
   ASSERT_EQ(dequantize(matrix, first_row, row_count, ElementType::kF16, f16.data(), launch), 0);
   ASSERT_EQ(dequantize(matrix, first_row, row_count, ElementType::kBf16, bf16.data(), launch), 0);
@@ -79,13 +79,13 @@ TEST(GpuDequantize, dependent_launches_in_a_row_give_the_same_bits) {
 }
 
 TEST(GpuDequantize, rejects_rows_outside_the_matrix_and_unknown_types) {
-  DeviceArray<uint8_t> records(4096);
+  DeviceArray<uint8_t> packed_tiles(4096);
   DeviceArray<float> out(4096);
-  const Matrix matrix{records.data(), 8, 16, 64};
+  const Matrix matrix{packed_tiles.data(), 8, 16, 64};
 
   EXPECT_EQ(dequantize(matrix, 17, 0, ElementType::kF32, out.data(), {}), cudaErrorInvalidValue);
   EXPECT_EQ(dequantize(matrix, 8, 9, ElementType::kF32, out.data(), {}), cudaErrorInvalidValue);
-  EXPECT_EQ(dequantize({records.data(), 4, 16, 64}, 0, 16, ElementType::kF32, out.data(), {}),
+  EXPECT_EQ(dequantize({packed_tiles.data(), 4, 16, 64}, 0, 16, ElementType::kF32, out.data(), {}),
             cudaErrorInvalidValue);
   EXPECT_EQ(dequantize(matrix, 16, 0, ElementType::kF32, out.data(), {}), cudaSuccess);
 }
@@ -98,12 +98,12 @@ TEST(GpuEmbed, gives_the_bits_of_the_host_for_every_format) {
     for (const uint32_t cols : column_counts(*format)) {
       SCOPED_TRACE(std::string(format->name) + " x " + std::to_string(cols));
       const RandomMatrix matrix = random_matrix(*format, 37, cols);
-      const DeviceArray<uint8_t> records(matrix.records);
+      const DeviceArray<uint8_t> packed_tiles(matrix.packed_tiles);
       DeviceArray<float> out(tokens.size() * cols);
       out.fill(0xff);
 
-      ASSERT_EQ(embed(device_tokens.data(), 6, on_device(matrix, records), 1.7f, out.data(), {}),
-                0);
+      ASSERT_EQ(
+          embed(device_tokens.data(), 6, on_device(matrix, packed_tiles), 1.7f, out.data(), {}), 0);
       const std::vector<float> values = out.read();
 
       ASSERT_EQ(values.size(), tokens.size() * cols);
@@ -123,10 +123,10 @@ TEST(GpuEmbed, a_token_outside_the_table_takes_the_last_row) {
   for (const quant::Format* format : testing::loadable_formats()) {
     if (format->id != 14) continue;
     const RandomMatrix matrix = random_matrix(*format, 20, 512);
-    const DeviceArray<uint8_t> records(matrix.records);
+    const DeviceArray<uint8_t> packed_tiles(matrix.packed_tiles);
     DeviceArray<float> out(5 * 512);
 
-    ASSERT_EQ(embed(tokens.data(), 5, on_device(matrix, records), 1.0f, out.data(), {}), 0);
+    ASSERT_EQ(embed(tokens.data(), 5, on_device(matrix, packed_tiles), 1.0f, out.data(), {}), 0);
     const std::vector<float> values = out.read();
 
     ASSERT_EQ(values.size(), 5u * 512);

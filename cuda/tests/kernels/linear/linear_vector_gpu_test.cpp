@@ -71,7 +71,7 @@ class Problem {
       // Other rows than the matrix before.
       biases_.push_back(random_values(c.rows[i], 50 + i));
       before_.push_back(random_values(uint64_t{c.columns} * c.rows[i], 60 + i));
-      records_.push_back(std::make_unique<DeviceArray<uint8_t>>(matrices_[i].records));
+      packed_tiles_.push_back(std::make_unique<DeviceArray<uint8_t>>(matrices_[i].packed_tiles));
       device_biases_.push_back(std::make_unique<DeviceArray<float>>(biases_[i]));
     }
     x_ = random_values(uint64_t{kXRows} * c.cols, 3);
@@ -94,7 +94,7 @@ class Problem {
     args.epilogue = case_.epilogue;
     std::vector<std::unique_ptr<DeviceArray<float>>> outputs;
     for (size_t i = 0; i < matrices_.size(); ++i) {
-      args.matrices[i] = {records_[i]->data(), case_.types[i], case_.rows[i], case_.cols};
+      args.matrices[i] = {packed_tiles_[i]->data(), case_.types[i], case_.rows[i], case_.cols};
       if (case_.has_bias) args.biases[i] = device_biases_[i]->data();
       outputs.push_back(std::make_unique<DeviceArray<float>>(before_[i]));
       args.outputs[i] = outputs[i]->data();
@@ -179,7 +179,7 @@ class Problem {
   Case case_;
   std::vector<RandomMatrix> matrices_;
   std::vector<std::vector<float>> biases_, before_;
-  std::vector<std::unique_ptr<DeviceArray<uint8_t>>> records_;
+  std::vector<std::unique_ptr<DeviceArray<uint8_t>>> packed_tiles_;
   std::vector<std::unique_ptr<DeviceArray<float>>> device_biases_;
   std::vector<float> x_, norm_;
   std::vector<uint32_t> x_rows_;
@@ -309,12 +309,12 @@ TEST(GpuLinearVector, matrices_of_several_types) {
 TEST(GpuLinearVector, refuses_what_it_cannot_do) {
   LinearArgs args;
   EXPECT_EQ(linear_vector(args, {}), cudaErrorInvalidValue);
-  DeviceArray<uint8_t> records(4096);
+  DeviceArray<uint8_t> packed_tiles(4096);
   DeviceArray<float> x(256), y(16);
   args.columns = 9;
   args.x = x.data();
   args.matrix_count = 1;
-  args.matrices[0] = {records.data(), 12, 16, 256};
+  args.matrices[0] = {packed_tiles.data(), 12, 16, 256};
   args.outputs[0] = y.data();
   EXPECT_EQ(linear_vector(args, {}), cudaErrorInvalidValue);
   args.columns = 1;

@@ -150,15 +150,15 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
 
     // Segments 0 to 6 of the block, which lies in the memory of the runner.
     uint8_t* const area = machine_.scratch + layout.runner;
-    std::vector<uint8_t> block(align_up(sizeof(kernels::IngestHeader), 16));
-    kernels::IngestHeader header{};
+    std::vector<uint8_t> block(align_up(sizeof(kernels::InputHeader), 16));
+    kernels::InputHeader header{};
     uint32_t segment = 0;
     const auto add = [&](const auto& values, uint64_t target, uint64_t row_count) {
       const auto row_bytes = static_cast<uint32_t>(values.size() * sizeof(values[0]) / row_count);
       header.segments[segment] = {static_cast<uint32_t>(row_count), row_bytes,
                                   static_cast<uint32_t>(block.size()), 0};
-      inputs_.ingest.targets[segment] = machine_.in_ticket<uint8_t>(0, target);
-      inputs_.ingest.target_strides[segment++] = row_bytes;
+      inputs_.inputs.targets[segment] = machine_.in_ticket<uint8_t>(0, target);
+      inputs_.inputs.target_strides[segment++] = row_bytes;
       for (uint64_t row = 0; row < row_count; ++row) {
         const auto* const bytes = reinterpret_cast<const uint8_t*>(values.data()) + row * row_bytes;
         block.insert(block.end(), bytes, bytes + row_bytes);
@@ -172,11 +172,11 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     add(tables, layout.page_tables, rows.size());
     add(logits, layout.logits_indices, 1);
     add(begin_rows, 0, 1);
-    inputs_.ingest.targets[6] = area + kBeginRowsOffset;
+    inputs_.inputs.targets[6] = area + kBeginRowsOffset;
     std::memcpy(block.data(), &header, sizeof header);
     WCUDA_CHECK(block.size() <= kBeginRowsOffset);
-    inputs_.ingest.block = area;
-    inputs_.ingest.segment_count = segment;
+    inputs_.inputs.block = area;
+    inputs_.inputs.segment_count = segment;
     inputs_.tokens = 0;
     inputs_.begin_rows = 6;
     inputs_.rows = 3;
@@ -200,7 +200,7 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
       const auto& entry = header.segments[i];
       const uint64_t pitch = align_up(entry.row_bytes, 16);
       for (uint32_t row = 0; row < entry.row_count; ++row)
-        std::memcpy(inputs_.ingest.targets[i] + row * uint64_t{entry.row_bytes},
+        std::memcpy(inputs_.inputs.targets[i] + row * uint64_t{entry.row_bytes},
                     block.data() + entry.offset + row * pitch, entry.row_bytes);
     }
     return {};

@@ -105,7 +105,7 @@ class InputBlock {
  public:
   template <class T>
   void add(uint32_t segment, const std::vector<T>& values, uint32_t row_count = 1) {
-    kernels::IngestHeader header;
+    kernels::InputHeader header;
     std::memcpy(&header, bytes_.data(), sizeof header);
     const auto row_bytes = static_cast<uint32_t>(values.size() / row_count * sizeof(T));
     header.segments[segment] = {row_count, row_bytes, static_cast<uint32_t>(bytes_.size()), 0};
@@ -119,7 +119,7 @@ class InputBlock {
   const std::vector<uint8_t>& bytes() const { return bytes_; }
 
  private:
-  std::vector<uint8_t> bytes_ = std::vector<uint8_t>(sizeof(kernels::IngestHeader));
+  std::vector<uint8_t> bytes_ = std::vector<uint8_t>(sizeof(kernels::InputHeader));
 };
 
 struct Plan {
@@ -181,16 +181,16 @@ TEST(GpuStep, a_start_in_one_kernel_does_what_the_kernels_of_its_parts_do) {
     DeviceArray<int32_t> previous(step.previous_statuses), tokens(step.tokens.size()),
         history(step.history), statuses(row_count), fed_tokens(row_count);
     kernels::StepStart start;
-    start.ingest.block = block.data();
-    start.ingest.segment_count = 5;
+    start.inputs.block = block.data();
+    start.inputs.segment_count = 5;
     start.tokens = 1;
     start.begin_rows = 2;
     start.page_tables = 3;
     start.rows = 4;
     void* const targets[] = {all_positions.data(), tokens.data(), rows.data(), all_tables.data(),
                              step_rows.data()};
-    for (uint32_t s = 0; s < 5; ++s) start.ingest.targets[s] = static_cast<uint8_t*>(targets[s]);
-    start.ingest.target_strides[3] = kTableStride * sizeof(uint32_t);
+    for (uint32_t s = 0; s < 5; ++s) start.inputs.targets[s] = static_cast<uint8_t*>(targets[s]);
+    start.inputs.target_strides[3] = kTableStride * sizeof(uint32_t);
     start.begin.row_count = row_count;
     start.begin.history_stride = kStride;
     start.begin.rows = rows.data();

@@ -20,24 +20,26 @@ using testing::DeviceArray;
 using testing::splitmix64;
 
 // Random codes; scales so that a product of ordinary inputs is ordinary.
-std::vector<uint8_t> random_records(uint32_t type, uint32_t rows, uint32_t cols, uint64_t seed) {
-  const quant::RecordLayout layout = quant::record_layout(type);
-  const uint32_t strips = (rows + 15) / 16;
-  std::vector<uint8_t> records(strips * layout.strip_bytes(cols));
-  for (size_t i = 0; i < records.size(); ++i)
-    records[i] = static_cast<uint8_t>(splitmix64(seed << 32 ^ i) >> 56);
+std::vector<uint8_t> random_packed_tiles(uint32_t type, uint32_t rows, uint32_t cols,
+                                         uint64_t seed) {
+  const quant::TileLayout layout = quant::tile_layout(type);
+  const uint32_t m_tiles = (rows + 15) / 16;
+  std::vector<uint8_t> packed_tiles(m_tiles * layout.m_tile_bytes(cols));
+  for (size_t i = 0; i < packed_tiles.size(); ++i)
+    packed_tiles[i] = static_cast<uint8_t>(splitmix64(seed << 32 ^ i) >> 56);
   const float scale = 1.0f / std::sqrt(static_cast<float>(cols));
-  const auto put = [&](uint8_t* record, uint32_t row, uint32_t byte, float value) {
+  const auto put = [&](uint8_t* packed_tile, uint32_t row, uint32_t byte, float value) {
     const uint16_t half = float_to_half(value);
-    record[quant::record_place(layout, row, 0, byte)] = static_cast<uint8_t>(half);
-    record[quant::record_place(layout, row, 0, byte + 1)] = static_cast<uint8_t>(half >> 8);
+    packed_tile[quant::packed_tile_offset(layout, row, 0, byte)] = static_cast<uint8_t>(half);
+    packed_tile[quant::packed_tile_offset(layout, row, 0, byte + 1)] =
+        static_cast<uint8_t>(half >> 8);
   };
-  for (size_t at = 0; at < records.size(); at += layout.record_bytes())
-    for (uint32_t row = 0; row < quant::kRecordRows; ++row) {
-      put(&records[at], row, type == 12 ? 0 : 208, scale / (type == 12 ? 200.0f : 1400.0f));
-      if (type == 12) put(&records[at], row, 2, scale / 200.0f * 7.5f);
+  for (size_t at = 0; at < packed_tiles.size(); at += layout.packed_tile_bytes())
+    for (uint32_t row = 0; row < quant::kMTileRows; ++row) {
+      put(&packed_tiles[at], row, type == 12 ? 0 : 208, scale / (type == 12 ? 200.0f : 1400.0f));
+      if (type == 12) put(&packed_tiles[at], row, 2, scale / 200.0f * 7.5f);
     }
-  return records;
+  return packed_tiles;
 }
 
 std::vector<float> random_values(uint32_t count, uint64_t seed) {
@@ -110,7 +112,7 @@ class Chain {
   }
   void add(uint32_t type, uint32_t rows, uint32_t cols) {
     records_.push_back(
-        std::make_unique<DeviceArray<uint8_t>>(random_records(type, rows, cols, ++seed_)));
+        std::make_unique<DeviceArray<uint8_t>>(random_packed_tiles(type, rows, cols, ++seed_)));
     matrices_.push_back({records_.back()->data(), type, rows, cols});
     biases_.push_back(values(rows));
   }
@@ -146,12 +148,12 @@ void expect_as_layers(const Sizes& sizes, uint32_t count) {
                                     << sizes.last << ", " << count << " layers");
   Launch launch = device_launch();
   const uint64_t bytes =
-      layer_chain_scratch_bytes(std::max({sizes.dim, sizes.hidden, sizes.attention}), sizes.dim);
+      fused_layers_scratch_bytes(std::max({sizes.dim, sizes.hidden, sizes.attention}), sizes.dim);
   DeviceArray<uint8_t> scratch(bytes);
-  ASSERT_EQ(layer_chain_prepare(scratch.data(), bytes, launch), cudaSuccess);
+  ASSERT_EQ(fused_layers_prepare(scratch.data(), bytes, launch), cudaSuccess);
   Chain chain(sizes);
   std::vector<LinearArgs> layers = chain.layers();
-  ASSERT_TRUE(layer_chain_takes(layers.data(), count, launch));
+  ASSERT_TRUE(fused_layers_supports(layers.data(), count, launch));
   for (uint32_t i = 0; i < count; ++i) ASSERT_EQ(linear_vector(layers[i], launch), cudaSuccess);
   const std::vector<std::vector<float>> expected = chain.read();
 
@@ -160,7 +162,7 @@ void expect_as_layers(const Sizes& sizes, uint32_t count) {
     chain.reset();
     layers = chain.layers();
     launch.is_dependent = is_dependent;
-    ASSERT_EQ(layer_chain(layers.data(), count, scratch.data(), bytes, launch), cudaSuccess);
+    ASSERT_EQ(fused_layers(layers.data(), count, scratch.data(), bytes, launch), cudaSuccess);
     const std::vector<std::vector<float>> results = chain.read();
     for (size_t i = 0; i < expected.size(); ++i) {
       ASSERT_EQ(results[i].size(), expected[i].size());
@@ -178,7 +180,7 @@ void expect_as_layers(const Sizes& sizes, uint32_t count) {
 class GpuLayerChain : public ::testing::TestWithParam<Sizes> {};
 
 TEST_P(GpuLayerChain, as_layer_by_layer) {
-  if (!layer_chain_has_device(device_launch())) GTEST_SKIP() << "CTAs cannot wait for each other";
+  if (!fused_layers_has_device(device_launch())) GTEST_SKIP() << "CTAs cannot wait for each other";
   const Launch launch = device_launch();
   if (launch.compute_capability < 90 || launch.compute_capability >= 100)
     GTEST_SKIP() << "no kernel for this device";
@@ -211,19 +213,19 @@ TEST(GpuLayerChainShapes, refuses_what_it_cannot_do) {
   Chain chain({1024, 1024, 256, 2048, 0, {12, 12, 12, 12, 12, 12, 12}});
   const std::vector<LinearArgs> layers = chain.layers();
   launch.compute_capability = 80;
-  EXPECT_FALSE(layer_chain_takes(layers.data(), 4, launch));
+  EXPECT_FALSE(fused_layers_supports(layers.data(), 4, launch));
   launch.compute_capability = 90;
-  EXPECT_FALSE(layer_chain_takes(layers.data(), 1, launch));
+  EXPECT_FALSE(fused_layers_supports(layers.data(), 1, launch));
   std::vector<LinearArgs> others = layers;
   others[2].x = layers[0].x;
-  EXPECT_FALSE(layer_chain_takes(others.data(), 4, launch)) << "not what the one ahead makes";
+  EXPECT_FALSE(fused_layers_supports(others.data(), 4, launch)) << "not what the one ahead makes";
   others = layers;
   others[1].columns = 2;
-  EXPECT_FALSE(layer_chain_takes(others.data(), 4, launch));
+  EXPECT_FALSE(fused_layers_supports(others.data(), 4, launch));
   others = layers;
   others[3].matrices[1].type = 8;
-  EXPECT_FALSE(layer_chain_takes(others.data(), 4, launch));
-  EXPECT_EQ(layer_chain(others.data(), 4, nullptr, 2048, launch), cudaErrorInvalidValue);
+  EXPECT_FALSE(fused_layers_supports(others.data(), 4, launch));
+  EXPECT_EQ(fused_layers(others.data(), 4, nullptr, 2048, launch), cudaErrorInvalidValue);
 }
 
 }  // namespace

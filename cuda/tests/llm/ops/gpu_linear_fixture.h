@@ -67,7 +67,8 @@ class LinearProblem {
     if (c.has_norm) device_norm_ = std::make_unique<DeviceArray<float>>(norm_);
     if (c.has_x_rows) device_x_rows_ = std::make_unique<DeviceArray<uint32_t>>(x_rows_);
     for (size_t m = 0; m < matrices_.size(); ++m) {
-      device_records_.push_back(std::make_unique<DeviceArray<uint8_t>>(matrices_[m].records));
+      device_packed_tiles_.push_back(
+          std::make_unique<DeviceArray<uint8_t>>(matrices_[m].packed_tiles));
       device_biases_.push_back(std::make_unique<DeviceArray<float>>(biases_[m]));
     }
   }
@@ -102,8 +103,8 @@ class LinearProblem {
     args.matrix_count = static_cast<uint32_t>(matrices_.size());
     std::vector<std::unique_ptr<DeviceArray<float>>> device_outputs;
     for (size_t m = 0; m < matrices_.size(); ++m) {
-      args.matrices[m] = {device_records_[m]->data(), matrices_[m].format->id, matrices_[m].rows,
-                          matrices_[m].cols};
+      args.matrices[m] = {device_packed_tiles_[m]->data(), matrices_[m].format->id,
+                          matrices_[m].rows, matrices_[m].cols};
       if (case_.has_bias) args.biases[m] = device_biases_[m]->data();
       const float* const begin = previous_[m].data() + uint64_t{first} * case_.rows[m];
       device_outputs.push_back(std::make_unique<DeviceArray<float>>(
@@ -202,7 +203,7 @@ class LinearProblem {
     read_file(matrix);
   }
 
-  // Values and records of a matrix whose file has changed.
+  // Values and packed tiles of a matrix whose file has changed.
   static void read_file(RandomMatrix& matrix) {
     const quant::Format& format = *matrix.format;
     const uint64_t row_bytes = uint64_t{matrix.cols} / format.block_elements * format.block_bytes;
@@ -210,7 +211,7 @@ class LinearProblem {
       EXPECT_TRUE(quant::unpack_row(format, &matrix.file[row * row_bytes], matrix.cols,
                                     &matrix.values[uint64_t{row} * matrix.cols])
                       .ok());
-    matrix.records = place_records(format, matrix.rows, matrix.cols, matrix.file);
+    matrix.packed_tiles = pack_tiles(format, matrix.rows, matrix.cols, matrix.file);
   }
 
   Product product(size_t m) const {
@@ -247,7 +248,7 @@ class LinearProblem {
   std::vector<std::vector<float>> biases_, previous_;
   std::unique_ptr<DeviceArray<float>> device_x_, device_norm_;
   std::unique_ptr<DeviceArray<uint32_t>> device_x_rows_;
-  std::vector<std::unique_ptr<DeviceArray<uint8_t>>> device_records_;
+  std::vector<std::unique_ptr<DeviceArray<uint8_t>>> device_packed_tiles_;
   std::vector<std::unique_ptr<DeviceArray<float>>> device_biases_;
 };
 

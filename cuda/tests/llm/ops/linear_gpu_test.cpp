@@ -186,7 +186,7 @@ TEST(GpuLinearWide, hidden_sums_become_the_gate_that_they_are_of) {
     const float value = i % (kRows + 1) == 0 ? 1.0f : 0.0f;
     std::memcpy(&identity.file[i * sizeof(float)], &value, sizeof value);
   }
-  const DeviceArray<uint8_t> records(place_records(plain, kRows, kRows, identity.file));
+  const DeviceArray<uint8_t> packed_tiles(pack_tiles(plain, kRows, kRows, identity.file));
   for (const Path& path : kWidePaths)
     for (const Epilogue epilogue : {Epilogue::kSiluGate, Epilogue::kGeluTanhGate})
       for (const bool is_odd : {false, true}) {
@@ -211,7 +211,7 @@ TEST(GpuLinearWide, hidden_sums_become_the_gate_that_they_are_of) {
           next.columns = args.columns;
           next.x = args.outputs[0];
           next.matrix_count = 1;
-          next.matrices[0] = {records.data(), kF32, kRows, kRows};
+          next.matrices[0] = {packed_tiles.data(), kF32, kRows, kRows};
           next.outputs[0] = output.data();
           node = linear.node(next);
           ASSERT_EQ(node.kernel, ops::Kernel::kDequantizeGemm);

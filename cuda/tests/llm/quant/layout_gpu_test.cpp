@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "kernels/shared/packed_tile.h"
-#include "llm/quant/record_cases.h"
+#include "llm/quant/tile_cases.h"
 
 namespace wcuda::quant {
 namespace {
 
 using testing::record_case;
-using testing::RecordCase;
+using testing::TileCase;
 
 uint32_t crc32(const std::vector<uint8_t>& bytes) {
   uint32_t crc = 0xFFFFFFFFu;
@@ -23,43 +23,42 @@ uint32_t crc32(const std::vector<uint8_t>& bytes) {
   return ~crc;
 }
 
-std::vector<uint8_t> pack(const RecordCase& from) {
-  std::vector<uint8_t> records(*gpu_layout_bytes(from.type, from.rows, from.cols), 0xAA);
+std::vector<uint8_t> pack(const TileCase& from) {
+  std::vector<uint8_t> packed_tiles(*gpu_layout_bytes(from.type, from.rows, from.cols), 0xAA);
   EXPECT_TRUE(
-      pack_gpu(from.type, from.rows, from.cols, 0, from.rows, from.file.data(), records.data())
+      pack_gpu(from.type, from.rows, from.cols, 0, from.rows, from.file.data(), packed_tiles.data())
           .ok());
-  return records;
+  return packed_tiles;
 }
 
 TEST(LayoutGpu, has_records_for_every_type_that_a_weight_may_have) {
   for (const Format* format : testing::loadable_formats()) {
-    EXPECT_EQ(record_layout(format->id).type, format->id) << format->name;
+    EXPECT_EQ(tile_layout(format->id).type, format->id) << format->name;
     const uint32_t elements = format->block_elements == 1 ? 64 : 1;
-    EXPECT_EQ(record_layout(format->id).block_bytes, format->block_bytes * elements)
-        << format->name;
+    EXPECT_EQ(tile_layout(format->id).block_bytes, format->block_bytes * elements) << format->name;
   }
 }
 
 TEST(LayoutGpu, gives_each_byte_of_a_record_one_place) {
-  for (const RecordLayout& layout : kRecordLayouts) {
+  for (const TileLayout& layout : kTileLayouts) {
     std::set<uint32_t> places;
-    for (uint32_t row = 0; row < kRecordRows; ++row)
+    for (uint32_t row = 0; row < kMTileRows; ++row)
       for (uint32_t block = 0; block < layout.blocks; ++block)
         for (uint32_t byte = 0; byte < layout.block_bytes; ++byte)
-          places.insert(record_place(layout, row, block, byte));
-    EXPECT_EQ(places.size(), layout.record_bytes()) << layout.type;
-    EXPECT_EQ(*places.rbegin(), layout.record_bytes() - 1) << layout.type;
+          places.insert(packed_tile_offset(layout, row, block, byte));
+    EXPECT_EQ(places.size(), layout.packed_tile_bytes()) << layout.type;
+    EXPECT_EQ(*places.rbegin(), layout.packed_tile_bytes() - 1) << layout.type;
   }
 }
 
 TEST(LayoutGpu, records_are_those_of_the_specification) {
-  const std::vector<RecordCase> cases = testing::read_record_cases();
+  const std::vector<TileCase> cases = testing::read_tile_cases();
   ASSERT_EQ(cases.size(), 3 * testing::loadable_formats().size());
-  for (const RecordCase& expected : cases) {
-    const std::vector<uint8_t> records = pack(expected);
+  for (const TileCase& expected : cases) {
+    const std::vector<uint8_t> packed_tiles = pack(expected);
 
-    EXPECT_EQ(records.size(), expected.records_bytes) << expected.name();
-    EXPECT_EQ(crc32(records), expected.crc32) << expected.name();
+    EXPECT_EQ(packed_tiles.size(), expected.tiles_bytes) << expected.name();
+    EXPECT_EQ(crc32(packed_tiles), expected.crc32) << expected.name();
   }
 }
 
@@ -69,11 +68,12 @@ TEST(LayoutGpu, unpack_restores_the_bytes_of_the_file) {
       for (const uint32_t blocks : {1u, 2u, 7u}) {
         const uint32_t cols =
             format->block_elements == 1 ? 37 * blocks : blocks * format->block_elements;
-        const RecordCase from = record_case(format->id, rows, cols);
+        const TileCase from = record_case(format->id, rows, cols);
         std::vector<uint8_t> back(from.file.size(), 0x55);
 
-        const std::vector<uint8_t> records = pack(from);
-        ASSERT_TRUE(unpack_gpu(from.type, rows, cols, 0, rows, records.data(), back.data()).ok());
+        const std::vector<uint8_t> packed_tiles = pack(from);
+        ASSERT_TRUE(
+            unpack_gpu(from.type, rows, cols, 0, rows, packed_tiles.data(), back.data()).ok());
 
         EXPECT_EQ(back, from.file) << from.name();
       }
@@ -82,7 +82,7 @@ TEST(LayoutGpu, unpack_restores_the_bytes_of_the_file) {
 }
 
 TEST(LayoutGpu, packing_in_parts_equals_packing_at_once_and_clears_padding) {
-  const RecordCase from = record_case(14, 53, 512);
+  const TileCase from = record_case(14, 53, 512);
   const std::vector<uint8_t> once = pack(from);
   std::vector<uint8_t> parts(once.size(), 0x33), back(7 * 420);
 

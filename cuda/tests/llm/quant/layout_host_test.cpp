@@ -21,7 +21,7 @@ std::vector<uint8_t> random_bytes(uint64_t count, uint32_t seed) {
 
 TEST(LayoutHost, fields_cover_each_block_exactly) {
   for (uint32_t type : kTypes) {
-    const RecordFormat* format = find_record_format(type);
+    const HostTileLayout* format = find_host_tile_layout(type);
     ASSERT_NE(format, nullptr);
     uint32_t end = 0;
     for (uint32_t i = 0; i < format->field_count; ++i) {
@@ -80,10 +80,10 @@ TEST(LayoutHost, a_unit_of_16_rows_is_contiguous) {
 
   for (uint32_t row = 0; row < 16; ++row) {
     const uint8_t* block = file.data() + row * 40 + 20;  // the second of the row
-    const uint8_t* record = packed.data() + 16 * 20;
-    EXPECT_EQ(record[row * 2], block[0]);                                  // d
-    EXPECT_EQ(record[32 + row * 2 + 1], block[3]);                         // m
-    EXPECT_EQ(record[64 + (2 * 16 + row) * 4 + 1], block[4 + 2 * 4 + 1]);  // unit 2 of qs
+    const uint8_t* packed_tile = packed.data() + 16 * 20;
+    EXPECT_EQ(packed_tile[row * 2], block[0]);                                  // d
+    EXPECT_EQ(packed_tile[32 + row * 2 + 1], block[3]);                         // m
+    EXPECT_EQ(packed_tile[64 + (2 * 16 + row) * 4 + 1], block[4 + 2 * 4 + 1]);  // unit 2 of qs
   }
 }
 

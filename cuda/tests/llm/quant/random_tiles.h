@@ -1,4 +1,4 @@
-// Random matrices: rows as in the file, their values, and the records of
+// Random matrices: rows as in the file, their values, and the packed tiles of
 // kernels/shared/packed_tile.h, placed byte by byte.
 #pragma once
 
@@ -18,29 +18,29 @@ struct RandomMatrix {
   const quant::Format* format = nullptr;
   uint32_t rows = 0;
   uint32_t cols = 0;
-  std::vector<uint8_t> file;     // (rows) whole blocks
-  std::vector<uint8_t> records;  // with their padding
-  std::vector<float> values;     // (rows, cols)
+  std::vector<uint8_t> file;          // (rows) whole blocks
+  std::vector<uint8_t> packed_tiles;  // with their padding
+  std::vector<float> values;          // (rows, cols)
 };
 
-// Permutes rows of the file into records, one byte after the other.
-inline std::vector<uint8_t> place_records(const quant::Format& format, uint32_t rows, uint32_t cols,
-                                          const std::vector<uint8_t>& file) {
-  const quant::RecordLayout layout = quant::record_layout(format.id);
-  const uint64_t strips = (rows + quant::kRecordRows - 1) / quant::kRecordRows;
-  std::vector<uint8_t> records(strips * layout.strip_bytes(cols));
+// Permutes rows of the file into packed tiles, one byte after the other.
+inline std::vector<uint8_t> pack_tiles(const quant::Format& format, uint32_t rows, uint32_t cols,
+                                       const std::vector<uint8_t>& file) {
+  const quant::TileLayout layout = quant::tile_layout(format.id);
+  const uint64_t m_tiles = (rows + quant::kMTileRows - 1) / quant::kMTileRows;
+  std::vector<uint8_t> packed_tiles(m_tiles * layout.m_tile_bytes(cols));
   const uint64_t row_bytes = uint64_t{cols} / format.block_elements * format.block_bytes;
   for (uint32_t row = 0; row < rows; ++row)
     for (uint64_t i = 0; i < row_bytes; ++i) {
       const uint64_t block = i / layout.block_bytes;
       const auto byte = static_cast<uint32_t>(i % layout.block_bytes);
-      const uint64_t start = row / quant::kRecordRows * layout.strip_bytes(cols) +
-                             block / layout.blocks * layout.record_bytes();
-      records[start + record_place(layout, row % quant::kRecordRows,
-                                   static_cast<uint32_t>(block % layout.blocks), byte)] =
+      const uint64_t start = row / quant::kMTileRows * layout.m_tile_bytes(cols) +
+                             block / layout.blocks * layout.packed_tile_bytes();
+      packed_tiles[start + packed_tile_offset(layout, row % quant::kMTileRows,
+                                              static_cast<uint32_t>(block % layout.blocks), byte)] =
           file[row * row_bytes + i];
     }
-  return records;
+  return packed_tiles;
 }
 
 // From the blocks of digests.txt, whose f16 scales are finite; plain types count random numbers.
@@ -74,7 +74,7 @@ inline RandomMatrix random_matrix(const quant::Format& format, uint32_t rows, ui
                     &matrix.values[uint64_t{row} * cols])
              .ok())
       return {};
-  matrix.records = place_records(format, rows, cols, matrix.file);
+  matrix.packed_tiles = pack_tiles(format, rows, cols, matrix.file);
   return matrix;
 }
 

@@ -7,13 +7,13 @@
 
 #include "kernels/memory/repack.h"
 #include "llm/quant/layout_gpu.h"
-#include "llm/quant/record_cases.h"
+#include "llm/quant/tile_cases.h"
 
 namespace wcuda::quant {
 namespace {
 
 using testing::record_case;
-using testing::RecordCase;
+using testing::TileCase;
 
 // Device memory with a pattern in it and some more behind, which must stay as it is.
 class GuardedArray {
@@ -47,34 +47,34 @@ class GuardedArray {
 };
 
 // `shift`: the file's bytes start so many bytes past an aligned address.
-void expect_same_as_host(const RecordCase& from, uint32_t shift) {
+void expect_same_as_host(const TileCase& from, uint32_t shift) {
   SCOPED_TRACE(from.name() + " + " + std::to_string(shift));
   std::vector<uint8_t> expected(*gpu_layout_bytes(from.type, from.rows, from.cols));
   ASSERT_TRUE(
       pack_gpu(from.type, from.rows, from.cols, 0, from.rows, from.file.data(), expected.data())
           .ok());
-  GuardedArray file(from.file.size() + shift), records(expected.size()),
+  GuardedArray file(from.file.size() + shift), packed_tiles(expected.size()),
       back(from.file.size() + shift);
   file.set(shift, from.file);
 
   ASSERT_EQ(kernels::repack(from.type, from.rows, from.cols, 0, from.rows, file.data() + shift,
-                            records.data(), nullptr),
+                            packed_tiles.data(), nullptr),
             cudaSuccess);
-  ASSERT_EQ(kernels::unrepack(from.type, from.rows, from.cols, 0, from.rows, records.data(),
+  ASSERT_EQ(kernels::unrepack(from.type, from.rows, from.cols, 0, from.rows, packed_tiles.data(),
                               back.data() + shift, nullptr),
             cudaSuccess);
 
-  EXPECT_TRUE(records.get() == expected);
+  EXPECT_TRUE(packed_tiles.get() == expected);
   std::vector<uint8_t> shifted(shift, GuardedArray::kPattern);
   shifted.insert(shifted.end(), from.file.begin(), from.file.end());
   EXPECT_TRUE(back.get() == shifted);
 }
 
 TEST(GpuRepack, gives_the_bytes_of_the_host_for_every_type_and_odd_sizes) {
-  for (const RecordCase& from : testing::read_record_cases()) expect_same_as_host(from, 0);
+  for (const TileCase& from : testing::read_tile_cases()) expect_same_as_host(from, 0);
   for (const Format* format : testing::loadable_formats()) {
     const uint32_t unit = format->block_elements == 1 ? 64 : format->block_elements;
-    expect_same_as_host(record_case(format->id, 333, unit * 16), 0);  // whole runs of records
+    expect_same_as_host(record_case(format->id, 333, unit * 16), 0);  // whole runs of packed tiles
     expect_same_as_host(record_case(format->id, 17, unit * 41), 0);
   }
 }
@@ -86,19 +86,19 @@ TEST(GpuRepack, takes_file_rows_at_any_address) {
 }
 
 TEST(GpuRepack, strips_in_parts_equal_all_at_once) {
-  const RecordCase from = record_case(12, 53, 1024);
+  const TileCase from = record_case(12, 53, 1024);
   const uint64_t row_bytes = from.file.size() / 53;
   std::vector<uint8_t> expected(*gpu_layout_bytes(12, 53, 1024));
   ASSERT_TRUE(pack_gpu(12, 53, 1024, 0, 53, from.file.data(), expected.data()).ok());
-  GuardedArray file(from.file.size()), records(expected.size());
+  GuardedArray file(from.file.size()), packed_tiles(expected.size());
   file.set(0, from.file);
 
   for (const auto& [first, count] : {std::pair{32u, 21u}, {0u, 16u}, {16u, 16u}})
     ASSERT_EQ(kernels::repack(12, 53, 1024, first, count, file.data() + first * row_bytes,
-                              records.data(), nullptr),
+                              packed_tiles.data(), nullptr),
               cudaSuccess);
 
-  EXPECT_TRUE(records.get() == expected);
+  EXPECT_TRUE(packed_tiles.get() == expected);
 }
 
 TEST(GpuRepack, refuses_half_strips_and_unknown_types) {
@@ -116,7 +116,7 @@ TEST(GpuRepack, refuses_half_strips_and_unknown_types) {
 TEST(GpuRepack, expands_vectors_to_the_floats_of_the_host) {
   for (const uint32_t type : {0u, 1u, 30u}) {
     constexpr uint32_t kCount = 65537;
-    const RecordCase from = record_case(type, 1, kCount);
+    const TileCase from = record_case(type, 1, kCount);
     std::vector<float> expected(kCount);
     ASSERT_TRUE(unpack_row(*find_format(type), from.file.data(), kCount, expected.data()).ok());
     GuardedArray file(from.file.size()), out(kCount * sizeof(float));

@@ -102,8 +102,8 @@ kernels::KvPages kv_pages(const KvPool& pool) {
   return pages;
 }
 
-kernels::HeadTurn head_turn(const RopeKvArgs& args) {
-  kernels::HeadTurn turn;
+kernels::HeadRope head_turn(const RopeKvArgs& args) {
+  kernels::HeadRope turn;
   turn.query_norm = args.query_norm;
   turn.key_norm = args.key_norm;
   turn.epsilon = args.epsilon;
@@ -203,7 +203,7 @@ cudaError_t CudaAttention::rope_kv(const RopeKvArgs& args, const kernels::Launch
   call.key = args.key;
   call.value = args.value;
   call.joined = args.joined;
-  call.turn = head_turn(args);
+  call.rope = head_turn(args);
   return kernels::rope_kv(call, launch);
 }
 
@@ -225,7 +225,7 @@ kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& arg
   if (args.rope_kv != nullptr) {
     call.key = args.rope_kv->key;
     call.value = args.rope_kv->value;
-    call.turn = head_turn(*args.rope_kv);
+    call.rope = head_turn(*args.rope_kv);
   }
   return call;
 }

@@ -7,6 +7,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/linear/linear.h"
+#include "kernels/ptx/launch.h"
 #include "kernels/step/rope_kv.h"
 #include "llm/ops/ops.h"
 

@@ -123,7 +123,7 @@ Status CudaOps::start(const Node& node, const StartArgs& args) {
                    "attention_plan_start");
     case Operation::kScatterInputs:
       WCUDA_CHECK(args.inputs != nullptr);
-      return check(kernels::ingest(args.inputs->ingest, first), "ingest");
+      return check(kernels::input_scatter(args.inputs->inputs, first), "input_scatter");
     case Operation::kBeginRows:
       WCUDA_CHECK(args.inputs != nullptr);
       return check(kernels::begin_step(args.inputs->begin, launch_), "begin_step");
@@ -148,8 +148,8 @@ Status CudaOps::linear(const Node& node, const LinearArgs& args) {
 }
 
 Status CudaOps::persistent_layers(const Node& node, const LinearArgs* layers, uint32_t count) {
-  WCUDA_CHECK(count == node.fused_count && count <= kernels::kChainMax);
-  kernels::LinearArgs calls[kernels::kChainMax];
+  WCUDA_CHECK(count == node.fused_count && count <= kernels::kFusedLayersMax);
+  kernels::LinearArgs calls[kernels::kFusedLayersMax];
   for (uint32_t i = 0; i < count; ++i) calls[i] = linear_args(layers[i]);
   return linear_.run_persistent(calls, count, launch_);
 }
@@ -179,7 +179,7 @@ Result<std::unique_ptr<Ops>> make_cuda_ops(std::shared_ptr<Backend> backend) {
     launch.sm_count = caps.multiprocessor_count;
     launch.compute_capability = traits.compute_capability;
     traits.has_warpgroup_code = traits.compute_capability == 90 && kernels::has_warpgroup_code();
-    traits.has_resident_grid = kernels::layer_chain_has_device(launch);
+    traits.has_resident_grid = kernels::fused_layers_has_device(launch);
     return {};
   }));
   return std::unique_ptr<Ops>(std::make_unique<CudaOps>(std::move(backend), traits));

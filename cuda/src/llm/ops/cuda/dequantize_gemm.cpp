@@ -10,11 +10,11 @@
 namespace wcuda::ops {
 namespace {
 
+using kernels::DequantGemmInputArgs;
 using kernels::Epilogue;
 using kernels::Launch;
 using kernels::LinearArgs;
 using kernels::Matrix;
-using kernels::WideInputArgs;
 
 // Calls visit(matrix, row, rows, place) for the runs of rows that lie in first … first + rows - 1
 // of the matrices one after the other.
@@ -50,9 +50,9 @@ DequantizeGemm::~DequantizeGemm() {
   if (second_ != nullptr) (void)cudaStreamDestroy(second_);
 }
 
-WideInputArgs DequantizeGemm::input_of(const Node& node, const LinearArgs& args,
-                                       const GateSums& sums) const {
-  WideInputArgs input;
+DequantGemmInputArgs DequantizeGemm::input_of(const Node& node, const LinearArgs& args,
+                                              const GateSums& sums) const {
+  DequantGemmInputArgs input;
   input.columns = args.columns;
   input.cols = args.matrices[0].cols;
   input.x_rows = args.x_rows;
@@ -178,7 +178,7 @@ Status DequantizeGemm::dequantize_on_second_stream(const Layer& layer, const Pie
 // has_input: the columns lie there already.
 Status DequantizeGemm::multiply_columns(const Layer& layer, const Piece& piece, uint32_t first,
                                         uint32_t columns, bool has_input, const Launch& launch) {
-  WideInputArgs input = layer.input;
+  DequantGemmInputArgs input = layer.input;
   const uint64_t cols = input.cols;
   const bool is_half = layer.output.y_half != nullptr;
   input.columns = columns;
@@ -196,7 +196,7 @@ Status DequantizeGemm::multiply_columns(const Layer& layer, const Piece& piece, 
     input.residual =
         piece.first_row == 0 ? input.residual + uint64_t{first} * input.residual_rows : nullptr;
   if (layer.half == nullptr && !has_input)
-    WCUDA_TRY(check_launch(kernels::wide_input(input, launch), "wide_input"));
+    WCUDA_TRY(check_launch(kernels::dequant_gemm_input(input, launch), "dequant_gemm_input"));
 
   kernels::GemmArgs product;
   product.rows = piece.rows;
@@ -217,7 +217,7 @@ Status DequantizeGemm::multiply_columns(const Layer& layer, const Piece& piece, 
   WCUDA_TRY(gemm_->run(product, launch));
   if (is_half) return {};
 
-  kernels::WideFinishArgs finish;
+  kernels::DequantGemmFinishArgs finish;
   finish.columns = columns;
   finish.stride = piece.all_rows;
   finish.scales = layer.half != nullptr ? nullptr : input.scales;
@@ -228,14 +228,15 @@ Status DequantizeGemm::multiply_columns(const Layer& layer, const Piece& piece, 
     if (layer.half != nullptr) return {};
     finish.rows = piece.rows;
     finish.y = product.y;
-    return check_launch(kernels::wide_finish(finish, launch), "wide_finish");
+    return check_launch(kernels::dequant_gemm_finish(finish, launch), "dequant_gemm_finish");
   }
   return for_each_run(layer.matrices, layer.matrix_count, piece.first_row, piece.rows,
                       [&](uint32_t m, uint32_t row, uint32_t rows, uint32_t at) {
                         finish.rows = rows;
                         finish.y = product.y + at;
                         finish.bias = layer.biases[m] != nullptr ? layer.biases[m] + row : nullptr;
-                        return check_launch(kernels::wide_finish(finish, launch), "wide_finish");
+                        return check_launch(kernels::dequant_gemm_finish(finish, launch),
+                                            "dequant_gemm_finish");
                       });
 }
 

@@ -55,8 +55,8 @@ class DequantizeGemm {
     bool is_added = false;
   };
   struct Layer {
-    kernels::WideInputArgs input;    // of all columns
-    const uint16_t* half = nullptr;  // in place of input: columns as f16, unscaled
+    kernels::DequantGemmInputArgs input;  // of all columns
+    const uint16_t* half = nullptr;       // in place of input: columns as f16, unscaled
     const kernels::Matrix* matrices = nullptr;
     const float* const* biases = nullptr;
     uint32_t matrix_count = 0;
@@ -76,8 +76,8 @@ class DequantizeGemm {
     uint32_t ordered;  // bit b: read_[b] is of the last product that reads buffer b
     bool has_second_stream;
   };
-  kernels::WideInputArgs input_of(const Node& node, const kernels::LinearArgs& args,
-                                  const GateSums& sums) const;
+  kernels::DequantGemmInputArgs input_of(const Node& node, const kernels::LinearArgs& args,
+                                         const GateSums& sums) const;
   Status multiply(const Layer& layer, Buffers* buffers, const kernels::Launch& launch);
   Status queue(const Layer& layer, Buffers* buffers, const kernels::Launch& launch);
   Status dequantize(const Layer& layer, const Piece& piece, const kernels::Launch& launch);

@@ -22,7 +22,7 @@ using kernels::Launch;
 using kernels::LinearArgs;
 
 static_assert(kVectorTokensMax == kernels::kLinearVectorColumnsMax);
-static_assert(kGemmInputsMax == kernels::kWideInputsMax);
+static_assert(kGemmInputsMax == kernels::kDequantGemmInputsMax);
 
 constexpr uint32_t kRowsMin = 256;  // of a product: two matrices of a gate, 128 each
 constexpr uint32_t kRowGranularity = 128;
@@ -102,7 +102,7 @@ CudaLinear::Scratch CudaLinear::layout(const Limits& limits, const GemmMemory& m
   scratch.vector = arena.reserve(scratch.vector_bytes);
   const uint32_t rows_max = std::max({limits.embedding_length, limits.feed_forward_length,
                                       limits.head_count * limits.head_length});
-  scratch.persistent_bytes = kernels::layer_chain_scratch_bytes(rows_max, limits.embedding_length);
+  scratch.persistent_bytes = kernels::fused_layers_scratch_bytes(rows_max, limits.embedding_length);
   scratch.persistent = arena.reserve(scratch.persistent_bytes);
   scratch.bytes = arena.bytes();
   return scratch;
@@ -120,8 +120,8 @@ Status CudaLinear::prepare(const Limits& limits, const Launch& launch, void* scr
     WCUDA_TRY(check_launch(
         cudaMemsetAsync(at<uint8_t>(scratch_.vector), 0, scratch_.vector_bytes, launch.stream),
         "memset"));
-  WCUDA_TRY(check_launch(kernels::layer_chain_prepare(at<uint8_t>(scratch_.persistent),
-                                                      scratch_.persistent_bytes, launch),
+  WCUDA_TRY(check_launch(kernels::fused_layers_prepare(at<uint8_t>(scratch_.persistent),
+                                                       scratch_.persistent_bytes, launch),
                          "memset"));
   is_batch_invariant_ = limits.batch_invariant;
   gemm_ = std::make_unique<compute::HalfGemm>(
@@ -172,8 +172,8 @@ Status CudaLinear::run_in_chunks(const Node& node, const LinearArgs& args, const
 }
 
 Status CudaLinear::run_persistent(const LinearArgs* layers, uint32_t count, const Launch& launch) {
-  return check_launch(kernels::layer_chain(layers, count, at<uint8_t>(scratch_.persistent),
-                                           scratch_.persistent_bytes, launch),
+  return check_launch(kernels::fused_layers(layers, count, at<uint8_t>(scratch_.persistent),
+                                            scratch_.persistent_bytes, launch),
                       "persistent_layers");
 }
 
@@ -209,7 +209,7 @@ Status CudaLinear::run_gemm_f32(const LinearArgs& args, const Launch& launch) {
     while (matrix < matrix_count && rows < row_limit) {
       const uint32_t count =
           std::min(args.matrices[matrix].rows - row,
-                   (row_limit - rows) / parts / quant::kRecordRows * quant::kRecordRows);
+                   (row_limit - rows) / parts / quant::kMTileRows * quant::kMTileRows);
       if (count == 0) break;
       segments[segment_count++] = {matrix, row, count, rows};
       rows += count * parts;

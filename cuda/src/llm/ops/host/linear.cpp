@@ -13,8 +13,8 @@
 namespace wcuda::ops::host {
 namespace {
 
-constexpr uint32_t kStripRows = quant::kStripRows;
-constexpr uint64_t kTileFloats = uint64_t{kTokenBlock} * kStripRows;
+constexpr uint32_t kMTileRows = quant::kMTileRows;
+constexpr uint64_t kTileFloats = uint64_t{kTokenBlock} * kMTileRows;
 constexpr uint32_t kBlockCols = 32;
 
 // Multiplications of one chunk: some microseconds of work.
@@ -22,7 +22,7 @@ constexpr uint64_t kChunkProducts = 128 * 1024;
 constexpr uint32_t kInputTokensAChunk = 8;
 
 uint32_t strip_count(const Weight& weight) {
-  return static_cast<uint32_t>(ceil_div(weight.rows, kStripRows));
+  return static_cast<uint32_t>(ceil_div(weight.rows, kMTileRows));
 }
 
 bool has_up(const Product& product) {
@@ -44,7 +44,7 @@ void add_bias(Vector bias, uint32_t first_row, uint32_t row_count, uint32_t toke
               float* tile) {
   if (bias == nullptr) return;
   for (uint32_t t = 0; t < token_count; ++t)
-    for (uint32_t r = 0; r < row_count; ++r) tile[t * kStripRows + r] += bias[first_row + r];
+    for (uint32_t r = 0; r < row_count; ++r) tile[t * kMTileRows + r] += bias[first_row + r];
 }
 
 }  // namespace
@@ -166,7 +166,7 @@ void Linear::multiply(const Weight& weight, uint32_t strip, uint32_t first_token
     const quant::Format& format = *quant::find_format(weight.type);
     const uint64_t row_bytes = uint64_t{cols} / format.block_elements * format.block_bytes;
     const uint8_t* data =
-        static_cast<const uint8_t*>(weight.data) + uint64_t{strip} * kStripRows * row_bytes;
+        static_cast<const uint8_t*>(weight.data) + uint64_t{strip} * kMTileRows * row_bytes;
     const uint64_t block_count = cols / kBlockCols;
     if (kernel.run_blocks != nullptr)
       return kernel.run_blocks(data, cols, blocks_ + first_token * block_count, block_count,
@@ -175,21 +175,21 @@ void Linear::multiply(const Weight& weight, uint32_t strip, uint32_t first_token
       return kernel.run_floats(data, cols, x, cols, token_count, tile);
   }
   // Row by row, each expanded to f32 first.
-  const uint32_t first_row = strip * kStripRows;
-  const uint32_t row_count = std::min(kStripRows, weight.rows - first_row);
-  if (row_count < kStripRows) std::fill(tile, tile + token_count * kStripRows, 0.0f);
+  const uint32_t first_row = strip * kMTileRows;
+  const uint32_t row_count = std::min(kMTileRows, weight.rows - first_row);
+  if (row_count < kMTileRows) std::fill(tile, tile + token_count * kMTileRows, 0.0f);
   for (uint32_t r = 0; r < row_count; ++r) {
     // Cannot fail: run() has checked type and shape. If it did, NaN would end the row of the step.
     const Status status = expand_row(weight, first_row + r, work.row_work, work.row);
     if (!status.ok()) std::fill(work.row, work.row + cols, NAN);
-    kernels_.dot(work.row, cols, x, cols, token_count, tile + r, kStripRows);
+    kernels_.dot(work.row, cols, x, cols, token_count, tile + r, kMTileRows);
   }
 }
 
 void Linear::finish_strip(const Product& product, uint32_t strip, uint32_t first_token,
                           uint32_t token_count, const ThreadWork& work) const {
-  const uint32_t first_row = strip * kStripRows;
-  const uint32_t row_count = std::min(kStripRows, product.weight.rows - first_row);
+  const uint32_t first_row = strip * kMTileRows;
+  const uint32_t row_count = std::min(kMTileRows, product.weight.rows - first_row);
   multiply(product.weight, strip, first_token, token_count, work, work.tile);
   add_bias(product.bias, first_row, row_count, token_count, work.tile);
   if (has_up(product)) {
@@ -197,10 +197,10 @@ void Linear::finish_strip(const Product& product, uint32_t strip, uint32_t first
     add_bias(product.up_bias, first_row, row_count, token_count, work.up_tile);
     const auto activate =
         product.output == Output::kSiluMultiply ? kernels_.silu_multiply : kernels_.gelu_multiply;
-    activate(work.tile, work.up_tile, token_count * kStripRows, work.tile);
+    activate(work.tile, work.up_tile, token_count * kMTileRows, work.tile);
   }
   for (uint32_t t = 0; t < token_count; ++t) {
-    const float* source = work.tile + t * kStripRows;
+    const float* source = work.tile + t * kMTileRows;
     float* target = product.target + (first_token + t) * uint64_t{product.weight.rows} + first_row;
     if (product.output == Output::kAdd)
       for (uint32_t r = 0; r < row_count; ++r) target[r] += source[r];
@@ -225,7 +225,7 @@ Status Linear::run(const Input& input, const Product* products, uint32_t product
 
   const uint32_t all_strips = first_strip[product_count];
   const uint32_t block_tokens = std::min(input.token_count, kTokenBlock);
-  const uint64_t strip_products = uint64_t{input.cols} * kStripRows * block_tokens;
+  const uint64_t strip_products = uint64_t{input.cols} * kMTileRows * block_tokens;
   const auto strips_a_chunk =
       static_cast<uint32_t>(std::clamp<uint64_t>(kChunkProducts / strip_products, 1, all_strips));
   const auto groups = static_cast<uint32_t>(ceil_div(all_strips, strips_a_chunk));

@@ -18,7 +18,7 @@ namespace {
 using wcuda::ops::host::InputBlock;
 using wcuda::ops::host::StripKernel;
 
-constexpr uint32_t kStripRows = 16;
+constexpr uint32_t kMTileRows = 16;
 
 // A record of 16 blocks, of which the rows from `first_row` on are wanted, one a lane.
 struct Record {
@@ -28,12 +28,12 @@ struct Record {
   // 4-byte unit `unit` of the field at `offset` in the block.
   WCUDA_INLINE_MEMBER UintVec units(uint32_t offset, uint32_t unit) const {
     UintVec v;
-    __builtin_memcpy(&v, bytes + (offset + unit * 4) * kStripRows + first_row * 4, sizeof v);
+    __builtin_memcpy(&v, bytes + (offset + unit * 4) * kMTileRows + first_row * 4, sizeof v);
     return v;
   }
   // The f16 at `offset` in the block.
   WCUDA_INLINE_MEMBER Vec halves(uint32_t offset) const {
-    return load_halves(bytes + offset * kStripRows + first_row * 2);
+    return load_halves(bytes + offset * kMTileRows + first_row * 2);
   }
 };
 
@@ -325,16 +325,16 @@ WCUDA_INLINE void add_parts(const Record& record, const typename Format::Head& h
 template <class Format, uint32_t kTokens>
 void strip_tokens(const uint8_t* strip, uint32_t cols, const InputBlock* input, uint64_t stride,
                   float* tile) {
-  for (uint32_t first_row = 0; first_row < kStripRows; first_row += kLanes) {
+  for (uint32_t first_row = 0; first_row < kMTileRows; first_row += kLanes) {
     Record record = {strip, first_row};
     Vec y[kTokens] = {};
     for (uint32_t block = 0; block < cols / 32; block += Format::kParts) {
       const typename Format::Head head = Format::head(record);
       add_parts<Format, kTokens, 0>(record, head, input + block, stride, y);
-      record.bytes += Format::kBlockBytes * kStripRows;
+      record.bytes += Format::kBlockBytes * kMTileRows;
     }
     WCUDA_UNROLL
-    for (uint32_t t = 0; t < kTokens; ++t) store(tile + t * kStripRows + first_row, y[t]);
+    for (uint32_t t = 0; t < kTokens; ++t) store(tile + t * kMTileRows + first_row, y[t]);
   }
 }
 
@@ -376,15 +376,15 @@ struct BF16 {
 template <class Format, uint32_t kTokens>
 void strip_float_tokens(const uint8_t* strip, uint32_t cols, const float* input, uint64_t stride,
                         float* tile) {
-  constexpr uint32_t kRecordBytes = kStripRows * Format::kBytes;
-  for (uint32_t first_row = 0; first_row < kStripRows; first_row += kLanes) {
+  constexpr uint32_t kPackedTileBytes = kMTileRows * Format::kBytes;
+  for (uint32_t first_row = 0; first_row < kMTileRows; first_row += kLanes) {
     const uint8_t* record = strip + first_row * Format::kBytes;
     Vec even[kTokens] = {};
     Vec odd[kTokens] = {};
     uint32_t col = 0;
-    for (; col + 2 <= cols; col += 2, record += 2 * kRecordBytes) {
+    for (; col + 2 <= cols; col += 2, record += 2 * kPackedTileBytes) {
       const Vec w0 = Format::column(record);
-      const Vec w1 = Format::column(record + kRecordBytes);
+      const Vec w1 = Format::column(record + kPackedTileBytes);
       WCUDA_UNROLL
       for (uint32_t t = 0; t < kTokens; ++t) {
         even[t] = multiply_add(w0, broadcast(input[t * stride + col]), even[t]);
@@ -395,7 +395,7 @@ void strip_float_tokens(const uint8_t* strip, uint32_t cols, const float* input,
     for (uint32_t t = 0; t < kTokens; ++t) {
       if (col < cols)
         even[t] = multiply_add(Format::column(record), broadcast(input[t * stride + col]), even[t]);
-      store(tile + t * kStripRows + first_row, even[t] + odd[t]);
+      store(tile + t * kMTileRows + first_row, even[t] + odd[t]);
     }
   }
 }

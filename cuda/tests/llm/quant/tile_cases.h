@@ -1,4 +1,4 @@
-// The matrices that tools/golden/records.py takes digests of, for tests on host and device.
+// The matrices that tools/golden/packed_tiles.py takes digests of, for tests on host and device.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace wcuda::testing {
 
-// A line of records.txt.
-struct RecordCase {
+// A line of packed_tiles.txt.
+struct TileCase {
   uint32_t type = 0, rows = 0, cols = 0;
-  uint64_t records_bytes = 0;
-  uint32_t crc32 = 0;         // of the records
+  uint64_t tiles_bytes = 0;
+  uint32_t crc32 = 0;         // of the packed tiles
   std::vector<uint8_t> file;  // the rows as in a file
 
   std::string name() const {
@@ -25,8 +25,8 @@ struct RecordCase {
   }
 };
 
-inline RecordCase record_case(uint32_t type, uint32_t rows, uint32_t cols) {
-  RecordCase made;
+inline TileCase record_case(uint32_t type, uint32_t rows, uint32_t cols) {
+  TileCase made;
   made.type = type;
   made.rows = rows;
   made.cols = cols;
@@ -40,15 +40,15 @@ inline RecordCase record_case(uint32_t type, uint32_t rows, uint32_t cols) {
   return made;
 }
 
-inline std::vector<RecordCase> read_record_cases() {
-  std::ifstream file(WCUDA_TEST_DATA "/quant/records.txt");
-  std::vector<RecordCase> all;
+inline std::vector<TileCase> read_tile_cases() {
+  std::ifstream file(WCUDA_TEST_DATA "/quant/packed_tiles.txt");
+  std::vector<TileCase> all;
   uint32_t type = 0, rows = 0, cols = 0;
   uint64_t bytes = 0;
   std::string digest;
   while (file >> type >> rows >> cols >> bytes >> digest) {
-    RecordCase read = record_case(type, rows, cols);
-    read.records_bytes = bytes;
+    TileCase read = record_case(type, rows, cols);
+    read.tiles_bytes = bytes;
     read.crc32 = static_cast<uint32_t>(std::stoul(digest, nullptr, 16));
     all.push_back(std::move(read));
   }

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes cuda/tests/data/quant/records.txt: digests of matrices in the record layout of docs/FORMATS.md.
+"""Writes cuda/tests/data/quant/packed_tiles.txt: digests of matrices as packed weight tiles (docs/FORMATS.md).
 
-Run: python tools/golden/records.py   (needs numpy)
+Run: python tools/golden/packed_tiles.py   (needs numpy)
 
-The parts of each format are restated here by name, and the order is made by numpy's reshape and transpose
+The fields of each format are restated here by name, and the order is made by numpy's reshape and transpose
 over whole matrices: nothing is shared with kernels/shared/packed_tile.h. The file's bytes are little-endian splitmix64
-of 0, 1, …. A line: ggml type id, rows, columns, bytes of the records, CRC-32 of the records.
+of 0, 1, …. A line: ggml type id, rows, columns, bytes of the packed tiles, CRC-32 of them.
 """
 
 import pathlib
@@ -13,9 +13,9 @@ import zlib
 
 import numpy as np
 
-TARGET = pathlib.Path(__file__).resolve().parents[2] / "cuda" / "tests" / "data" / "quant" / "records.txt"
+TARGET = pathlib.Path(__file__).resolve().parents[2] / "cuda" / "tests" / "data" / "quant" / "packed_tiles.txt"
 
-# type id: (elements of a block, bytes of a block, blocks of a row in a record, parts in the record's order);
+# type id: (elements of a block, bytes of a block, blocks of a row in a tile, parts in the tile's order);
 # a part: (first byte, last byte + 1, bytes of a piece, order)
 FORMATS = {
     0: (1, 4, 64, None), 1: (1, 2, 64, None), 30: (1, 2, 64, None),
@@ -57,21 +57,21 @@ def splitmix64_bytes(count):
 
 
 def order_part(part, piece, order):
-    """(strips, records, bytes) from (strips, 16 rows, records, blocks, bytes of the part)."""
-    strips, _, records, blocks, size = part.shape
+    """(m_tiles, tiles, bytes) from (m_tiles, 16 rows, tiles, blocks, bytes of the part)."""
+    m_tiles, _, tiles, blocks, size = part.shape
     if order == "rows":
-        pieces = part.reshape(strips, 16, records, blocks * size // piece, piece)
-        return pieces.transpose(0, 2, 3, 1, 4).reshape(strips, records, -1)
-    #                      strip, half, g, record, run, lane of a quad, byte
-    runs = part.reshape(strips, 2, 8, records, blocks * size // (4 * piece), 4, piece)
+        pieces = part.reshape(m_tiles, 16, tiles, blocks * size // piece, piece)
+        return pieces.transpose(0, 2, 3, 1, 4).reshape(m_tiles, tiles, -1)
+    #                      m_tile, half, g, tile, run, lane of a quad, byte
+    runs = part.reshape(m_tiles, 2, 8, tiles, blocks * size // (4 * piece), 4, piece)
     if piece == 16:
         ordered = runs.transpose(0, 3, 4, 1, 2, 5, 6)
     elif piece == 8:
         ordered = runs.transpose(0, 3, 4, 2, 5, 1, 6)
-    else:  #              strip, half, g, record, pair of runs, run of the pair, lane, byte
-        pairs = runs.reshape(strips, 2, 8, records, -1, 2, 4, piece)
+    else:  #              m_tile, half, g, tile, pair of runs, run of the pair, lane, byte
+        pairs = runs.reshape(m_tiles, 2, 8, tiles, -1, 2, 4, piece)
         ordered = pairs.transpose(0, 3, 4, 2, 6, 5, 1, 7)
-    return np.ascontiguousarray(ordered).reshape(strips, records, -1)
+    return np.ascontiguousarray(ordered).reshape(m_tiles, tiles, -1)
 
 
 def pack(type_id, data):
@@ -80,11 +80,11 @@ def pack(type_id, data):
     if elements == 1:  # 64 elements count as a block
         block_bytes, blocks, parts = 64 * block_bytes, 1, [(0, 64 * block_bytes, 16, "lanes")]
     rows, row_bytes = data.shape
-    records = -(-row_bytes // (blocks * block_bytes))
-    strips = -(-rows // 16)
-    padded = np.zeros((strips * 16, records * blocks * block_bytes), np.uint8)
+    tiles = -(-row_bytes // (blocks * block_bytes))
+    m_tiles = -(-rows // 16)
+    padded = np.zeros((m_tiles * 16, tiles * blocks * block_bytes), np.uint8)
     padded[:rows, :row_bytes] = data
-    fields = padded.reshape(strips, 16, records, blocks, block_bytes)
+    fields = padded.reshape(m_tiles, 16, tiles, blocks, block_bytes)
     return np.concatenate([order_part(fields[..., first:end], piece, order)
                            for first, end, piece, order in parts], axis=2)
 
@@ -92,10 +92,10 @@ def pack(type_id, data):
 def main():
     lines = []
     for type_id, (elements, block_bytes, blocks, _) in FORMATS.items():
-        for rows, records in ((37, 3), (16, 1), (1, 9)):
-            cols = elements * (blocks * records - (records > 1))  # the last record is not full, if it can be
+        for rows, tiles in ((37, 3), (16, 1), (1, 9)):
+            cols = elements * (blocks * tiles - (tiles > 1))  # the last tile is not full, if it can be
             if elements == 1:
-                cols -= 26 if records > 1 else 0
+                cols -= 26 if tiles > 1 else 0
             row_bytes = cols // elements * block_bytes
             packed = pack(type_id, splitmix64_bytes(rows * row_bytes).reshape(rows, row_bytes))
             lines.append(f"{type_id} {rows} {cols} {packed.size} {zlib.crc32(packed.tobytes()):08x}")

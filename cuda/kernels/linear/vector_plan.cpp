@@ -1,0 +1,266 @@
+// linear_vector's launch heuristics over one table.
+#include "kernels/linear/vector_plan.h"
+
+#include <algorithm>
+
+namespace wcuda::kernels {
+namespace {
+
+// What the work of a CTA costs, in twentieths of a K-tile of a warp, and how it is cut.
+struct VectorCosts {
+  uint32_t tokens;         // T
+  uint32_t m_tile_end;     // sums of an M-tile to their accumulators
+  uint32_t m_warps;        // the barrier that more than one M-warp needs
+  uint32_t x_token;        // staging a K-tile of a token, by all warps
+  uint32_t m_warps_max;    // more gain nothing
+  uint32_t split_inputs;   // K-splits double from so many inputs on …
+  uint32_t split_from;     // … where there are so many, 0: never
+  uint32_t m_tiles_of_sm;  // … and at most so many M-tiles an SM: staging x is not repaid
+};
+constexpr uint32_t kKTileCost = 20;
+// H200, measured 2026-10 and 2026-11, 8B Q4_K, us a launch. M-warps 1, 2, 4: gate and up of 2
+// tokens 19.2, 18.6, 18.7, of 4 tokens 23.3, 21.7, 20.8, of 8 tokens 38.5, 31.8, 28.7. K-splits:
+// down of 4 tokens 13.4 in two, 12.2 in four; query, key and value of 8 tokens 9.8 in one, 9.3 in
+// two. Every architecture uses these rows; below compute capability 9.0 K-splits do not double.
+constexpr VectorCosts kCosts[] = {
+    {1, 0, 0, 0, kVectorWarpsMax, 0, 0, 0},
+    {2, 4, 10, 0, 4, 0, 0, 0},
+    {4, 14, 10, 9, 4, 0, 2, 3},
+    {8, 25, 10, 9, 4, 4096, 1, 3},
+};
+const VectorCosts& costs_of(uint32_t tokens) {
+  for (const VectorCosts& costs : kCosts)
+    if (tokens <= costs.tokens) return costs;
+  return kCosts[3];
+}
+
+constexpr uint32_t kMTileFloats = 16;  // sums of an M-tile and token
+constexpr uint32_t kKSplitsMax = 8;
+constexpr uint32_t kRingBytes = 116 * 1024;        // of all warps, where a CTA has the SM alone
+constexpr uint32_t kAccumulatorBytes = 24 * 1024;  // of two sets of accumulators, or twice of one
+// Large products of one token have the SM alone, with a deeper ring (H200, 70B in the mix q4_k_m:
+// 96.6 steps/s instead of 94.4; 8B Q4_K, whose products are smaller, 790 instead of 807).
+constexpr uint32_t kLargeInputs = 8192;
+constexpr uint64_t kLargeBytes = 36u << 20;
+// Stages filled before the wait for the kernel ahead: more would be in the way of x (H200, Q4_K: 8B
+// 778 steps/s with all at once, 792 with one; 1B 3112, 3260).
+constexpr uint32_t kEarlyStages = 1;
+
+uint32_t round_up(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
+uint32_t divide_up(uint32_t value, uint32_t by) { return (value + by - 1) / by; }
+
+uint32_t k_tiles_of(const VectorParams& params, const VectorEngine& engine) {
+  return divide_up(params.cols, engine.stage_inputs);
+}
+uint32_t x_bytes(const VectorParams& params, const VectorEngine& engine, uint32_t k_splits) {
+  const uint32_t k_tiles = divide_up(k_tiles_of(params, engine), k_splits);
+  return round_up(k_tiles * (engine.x_codes_bytes + engine.x_scales_bytes), 128);
+}
+
+// Clusters of the first problem, of `clusters` for both: so that the busiest reads least, and else
+// by the problems' bytes. (Query, key and value of 8B Q4_K_M: 4 and 2 M-tiles rather than 4 and 3.)
+uint32_t partition_clusters(const uint32_t (&items)[2], const VectorProblem (&problems)[2],
+                            uint32_t clusters) {
+  const uint64_t bytes[2] = {uint64_t{items[0]} * problems[0].m_tile_bytes,
+                             uint64_t{items[1]} * problems[1].m_tile_bytes};
+  uint64_t least = ~uint64_t{0}, least_rest = ~uint64_t{0};
+  uint32_t best = 1;
+  for (uint32_t first = 1; first < clusters; ++first) {
+    const uint32_t second = clusters - first;
+    const uint64_t most =
+        std::max(uint64_t{divide_up(items[0], first)} * problems[0].m_tile_bytes,
+                 uint64_t{divide_up(items[1], second)} * problems[1].m_tile_bytes);
+    const uint64_t rest = std::max(bytes[0] / first, bytes[1] / second);
+    if (most > least || (most == least && rest >= least_rest)) continue;
+    least = most;
+    least_rest = rest;
+    best = first;
+  }
+  return best;
+}
+
+// Divides the clusters among the problems, and the items of each among its clusters.
+void divide_items(VectorParams* params, const uint32_t (&items)[2], uint32_t width,
+                  uint32_t clusters) {
+  uint32_t counts[2] = {std::min(clusters, items[0]), 0};
+  if (items[1] != 0) {
+    const uint32_t first = partition_clusters(items, params->problems, clusters);
+    counts[0] = std::min(first, items[0]);
+    counts[1] = std::min(clusters > first ? clusters - first : 1, items[1]);
+  }
+  params->m_tiles_max = 0;
+  for (int i = 0; i < 2; ++i) {
+    params->problems[i].clusters = counts[i];
+    if (counts[i] == 0) continue;
+    params->problems[i].items = partition_evenly(items[i], counts[i]);
+    params->m_tiles_max = std::max(params->m_tiles_max, divide_up(items[i], counts[i]) * width);
+  }
+}
+
+// The warps along the inputs and along the M-tiles: the least work for the busiest.
+void arrange_warps(VectorParams* params, uint32_t warps, const VectorCosts& costs,
+                   uint32_t m_warps) {
+  const uint32_t k_tiles = params->k_splits.base, m_tiles = params->m_tiles_max;
+  uint32_t best = ~0u;
+  for (uint32_t count = 1; count <= warps; ++count) {
+    if (m_warps != 0 ? count != m_warps : count > costs.m_warps_max) continue;
+    uint32_t k_warps = std::min(warps / count, k_tiles);
+    k_warps = divide_up(k_tiles, divide_up(k_tiles, k_warps));  // no more than make a difference
+    const uint32_t own_m_tiles = divide_up(m_tiles, count);
+    const uint32_t work = divide_up(k_tiles, k_warps) * own_m_tiles * kKTileCost +
+                          own_m_tiles * costs.m_tile_end + (count != 1 ? costs.m_warps : 0) +
+                          k_tiles * costs.tokens * costs.x_token / (k_warps * count);
+    // Of equals, the most K-warps: x is staged with fewer barriers.
+    if (work >= best) continue;
+    best = work;
+    params->k_warps = k_warps;
+    params->m_warp_count = count;
+  }
+  params->m_warp_of = 0;
+  for (uint64_t w = 0; w < params->k_warps * params->m_warp_count; ++w)
+    params->m_warp_of |= w / params->k_warps << (4 * w);
+  for (uint32_t i = 0; i < 2; ++i)
+    params->k_warp_tiles[i] = partition_evenly(k_tiles + i, params->k_warps);
+}
+
+struct Stages {
+  uint32_t count;
+  uint32_t shared_bytes_min;  // that the CTA asks for at least
+};
+
+// other_bytes: what a CTA needs besides the ring. stage_bytes: of all its warps.
+Stages choose_stages(const VectorParams& params, const VectorEngine& engine,
+                     const VectorDevice& device, const VectorTuning& tuning, uint32_t k_tiles,
+                     uint32_t other_bytes, uint32_t stage_bytes) {
+  if (!device.has_clusters) return {kVectorCopyStages, 0};
+  const SharedLimits limits = shared_limits(engine, device);
+  const uint32_t uses = divide_up(divide_up(k_tiles, params.cluster_size), params.k_warps) *
+                        divide_up(params.m_tiles_max, params.m_warp_count);
+  uint32_t most = std::min(uses, kVectorStagesMax);
+  if (tuning.stages != 0) most = std::min(most, tuning.stages);
+  const auto fitting = [&](uint32_t bytes) {
+    return bytes < other_bytes ? 0 : (bytes - other_bytes) / stage_bytes;
+  };
+  const bool is_add = params.epilogue == Epilogue::kAdd;
+  const uint32_t limit = is_add ? limits.of_add : limits.of_other;
+  const uint32_t together = fitting(limit);
+  const uint64_t bytes = uint64_t{params.m_tiles[0]} * params.problems[0].m_tile_bytes +
+                         uint64_t{params.m_tiles[1]} * params.problems[1].m_tile_bytes;
+  const bool is_large = engine.tokens == 1 && params.cols >= kLargeInputs && bytes >= kLargeBytes;
+  const bool is_alone = tuning.residency == 1 || (tuning.residency == 0 && is_large);
+  const uint32_t least = most < 2 ? most : tuning.residency == 2 ? 1u : 2u;
+  // Up to 2 tokens two kernels share an SM; from 4 on x takes too much memory.
+  if (engine.tokens < 4 && !is_alone && together >= least)
+    return {std::min(most, together), is_add ? 0 : limit};
+  uint32_t stages = std::min(most, fitting(limits.most));
+  if (tuning.stages == 0) stages = std::min(stages, kRingBytes / stage_bytes);
+  return {std::max(stages, 1u), limits.alone};
+}
+
+// Shared memory of a CTA: x, the rings, their barriers, accumulators, squares, scratch, totals.
+uint32_t lay_out(VectorParams* params, const VectorEngine& engine, const VectorDevice& device,
+                 const VectorTuning& tuning, uint32_t width) {
+  const uint32_t tokens = engine.tokens, k_splits = params->cluster_size;
+  const uint32_t k_tiles = k_tiles_of(*params, engine);
+  const uint32_t warps = params->k_warps * params->m_warp_count;
+  // An odd number of float4s: lanes of a store lie in different banks.
+  params->accumulator_stride = round_up(params->k_warps, 4);
+  if (divide_up(params->k_warps, 4) % 2 == 0) params->accumulator_stride += 4;
+  const uint32_t m_tile_bytes = params->accumulator_stride * kMTileFloats * tokens * 4;
+  const uint32_t round = params->m_warp_count * width;
+  params->batch = kAccumulatorBytes / m_tile_bytes;
+  params->batch -= params->batch % (params->batch >= round ? round : width);
+  params->batch = std::max(params->batch, width);
+  const bool has_one_batch = params->m_tiles_max * m_tile_bytes <= 2 * kAccumulatorBytes;
+  if (has_one_batch) params->batch = params->m_tiles_max;
+  const uint32_t accumulators_bytes = params->batch * m_tile_bytes * (has_one_batch ? 1 : 2);
+
+  params->owned_max = divide_up(params->m_tiles_max / width, k_splits) * width;
+  const uint32_t totals_bytes = device.has_clusters && k_splits > 1
+                                    ? k_splits * (params->owned_max * kMTileFloats + 1) * tokens * 4
+                                    : 0;
+  const uint32_t squares_bytes = kVectorWarpsMax * tokens * 4;
+  const uint32_t scratch_bytes = warps * engine.scratch_bytes;
+  const uint32_t barriers_bytes = warps * kVectorStagesMax * 8;
+  const uint32_t stage_bytes = warps * engine.stage_bytes;
+  params->x_scales_offset = divide_up(k_tiles, k_splits) * engine.x_codes_bytes;
+  params->ring_offset = x_bytes(*params, engine, k_splits);
+  const Stages stages = choose_stages(*params, engine, device, tuning, k_tiles,
+                                      params->ring_offset + barriers_bytes + accumulators_bytes +
+                                          squares_bytes + scratch_bytes + totals_bytes,
+                                      stage_bytes);
+  params->stages = stages.count;
+  params->early_stages =
+      std::min(tuning.early_stages != 0 ? tuning.early_stages : kEarlyStages, stages.count);
+  params->barriers_offset = params->ring_offset + stages.count * stage_bytes;
+  params->accumulators_offset = params->barriers_offset + barriers_bytes;
+  params->squares_offset = params->accumulators_offset + accumulators_bytes;
+  params->scratch_offset = params->squares_offset + squares_bytes;
+  params->totals_offset = params->scratch_offset + scratch_bytes;
+  return std::max(params->totals_offset + totals_bytes, stages.shared_bytes_min);
+}
+
+}  // namespace
+
+SharedLimits shared_limits(const VectorEngine& engine, const VectorDevice& device) {
+  const uint32_t both = (device.sm_shared_bytes - 2 * device.reserved_shared_bytes) / 512 * 512;
+  const uint32_t of_other = both / 2 + 256;
+  return {device.block_shared_bytes - engine.static_bytes, device.sm_shared_bytes / 2,
+          of_other - engine.static_bytes, both - of_other - engine.static_bytes};
+}
+
+uint32_t choose_k_splits(const VectorParams& params, const VectorEngine& engine,
+                         const VectorDevice& device, const VectorTuning& tuning) {
+  uint32_t k_splits = std::max(tuning.cluster_size, 1u);
+  if (tuning.cluster_size == 0) {
+    // So that x leaves room for a ring.
+    const uint32_t room = shared_limits(engine, device).most / 3;
+    while (k_splits < kKSplitsMax && x_bytes(params, engine, k_splits) > room) k_splits *= 2;
+    const VectorCosts& costs = costs_of(engine.tokens);
+    if (device.has_clusters && k_splits == costs.split_from && params.cols >= costs.split_inputs &&
+        params.m_tiles[0] + params.m_tiles[1] <= costs.m_tiles_of_sm * device.sm_count)
+      k_splits *= 2;
+  }
+  while (k_splits > 1 && k_splits > k_tiles_of(params, engine)) k_splits /= 2;
+  return k_splits;
+}
+
+VectorPlan plan_vector(VectorParams* params, const VectorEngine& engine, const VectorDevice& device,
+                       const VectorTuning& tuning, uint32_t k_splits, uint32_t clusters_max) {
+  const SharedLimits limits = shared_limits(engine, device);
+  params->mean_factor = 1.0f / static_cast<float>(params->cols);
+  params->matrix_begins[0] = 0;
+  for (uint32_t i = 1; i < kLinearMatricesMax; ++i)
+    params->matrix_begins[i] = params->matrices[i].m_tiles == 0
+                                   ? ~0u
+                                   : params->matrix_begins[i - 1] + params->matrices[i - 1].m_tiles;
+  params->cluster_size = k_splits;
+  params->k_splits = partition_evenly(k_tiles_of(*params, engine), k_splits);
+  const uint32_t width = params->epilogue >= Epilogue::kSiluGate ? 2 : 1;
+  const uint32_t items[2] = {params->m_tiles[0] / width, params->m_tiles[1] / width};
+  // As many warps as have room for their rings.
+  uint32_t warps_max = kVectorWarpsMax;
+  const uint32_t stages_min = device.has_clusters ? 1 : kVectorCopyStages;
+  while (warps_max * engine.stage_bytes * stages_min > limits.most * 2 / 3) warps_max /= 2;
+  uint32_t clusters = device.sm_count < k_splits ? 1 : device.sm_count / k_splits;
+  // Not every SM is in a cluster of so many.
+  if (clusters_max != 0) clusters = std::min(clusters, clusters_max);
+
+  VectorPlan plan;
+  for (;; clusters *= 2) {
+    divide_items(params, items, width, clusters);
+    arrange_warps(params, warps_max, costs_of(engine.tokens), tuning.m_warps);
+    plan.shared_bytes = lay_out(params, engine, device, tuning, width);
+    // Too many M-tiles for their totals: more CTAs than fit at once.
+    if (plan.shared_bytes <= limits.most || params->m_tiles_max <= width) break;
+  }
+  plan.clusters = params->problems[0].clusters + params->problems[1].clusters;
+  plan.threads = params->k_warps * params->m_warp_count * 32;
+  if (!device.has_clusters && k_splits > 1)
+    plan.partials_bytes =
+        uint64_t{plan.clusters} * 4 *
+        (1 + uint64_t{k_splits} * engine.tokens * (params->m_tiles_max * kMTileFloats + 1));
+  return plan;
+}
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,55 @@
+// How linear_vector cuts a launch: K-splits, clusters, warps, stages and shared memory. Pure
+// functions of shapes and of the device, without a call of CUDA's.
+#pragma once
+
+#include "kernels/linear/vector_params.h"
+
+namespace wcuda::kernels {
+
+// Of the engines of a launch: the larger of the two where they differ.
+struct VectorEngine {
+  uint32_t tokens = 1;        // T: 1, 2, 4 or 8
+  uint32_t stage_inputs = 0;  // of a stage of a warp's ring
+  uint32_t stage_bytes = 0;
+  uint32_t static_bytes = 0;   // shared memory besides what is planned
+  uint32_t scratch_bytes = 0;  // of a warp
+  // x of stage_inputs inputs in shared memory.
+  uint32_t x_codes_bytes = 0;
+  uint32_t x_scales_bytes = 0;
+};
+
+struct VectorDevice {
+  uint32_t sm_count = 0;
+  uint32_t block_shared_bytes = 0;  // at most
+  uint32_t sm_shared_bytes = 0;
+  uint32_t reserved_shared_bytes = 0;  // of a block, by the system
+  bool has_clusters = false;           // and bulk copies: compute capability 9.0
+};
+
+// Bytes of shared memory that a CTA may have. Kernels of two kinds alternate in a step, those that
+// add to their output and the others: one of each fits on an SM, two of the others do not. Where a
+// kernel needs more it has the SM alone, with more than half, so that no SM gets two of its CTAs,
+// which are two partitions of its work there (8B Q4_K, H200: 502 steps/s with room for two of any
+// kind, 668 for one kernel at a time).
+struct SharedLimits {
+  uint32_t most, alone, of_other, of_add;
+};
+SharedLimits shared_limits(const VectorEngine& engine, const VectorDevice& device);
+
+// CTAs of a cluster that share the inputs of an M-tile, of params.cols and params.m_tiles.
+uint32_t choose_k_splits(const VectorParams& params, const VectorEngine& engine,
+                         const VectorDevice& device, const VectorTuning& tuning);
+
+struct VectorPlan {
+  uint32_t clusters = 0;
+  uint32_t threads = 0;
+  uint32_t shared_bytes = 0;
+  uint64_t partials_bytes = 0;  // scratch for K-splits without clusters; 0: none
+};
+
+// Sets everything in `params` but the arguments, the matrices, m_tiles and m_tile_bytes, which it
+// reads. clusters_max: clusters of k_splits CTAs that run at once; 0: not known.
+VectorPlan plan_vector(VectorParams* params, const VectorEngine& engine, const VectorDevice& device,
+                       const VectorTuning& tuning, uint32_t k_splits, uint32_t clusters_max);
+
+}  // namespace wcuda::kernels

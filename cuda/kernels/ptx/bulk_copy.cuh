@@ -1,0 +1,50 @@
+// TMA bulk copies: one thread copies up to a ring's stage from global to shared memory; the bytes
+// count on an mbarrier, which mbarrier_expect_tx() has told of them. Addresses and sizes are
+// multiples of 16. Compute capability 9.0 and later; only for .cu files.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace wcuda::kernels {
+
+// target, barrier: shared addresses.
+__device__ __forceinline__ void bulk_copy(uint32_t target, const void* source, uint32_t bytes,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(target),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// With a policy for what L2 keeps.
+__device__ __forceinline__ void bulk_copy(uint32_t target, const void* source, uint32_t bytes,
+                                          uint32_t barrier, uint64_t l2_policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(target),
+      "l"(source), "r"(bytes), "r"(barrier), "l"(l2_policy)
+      : "memory");
+}
+
+// To the same offset in each CTA of the cluster whose bit is set in `ranks`, and their barriers.
+__device__ __forceinline__ void bulk_copy_multicast(uint32_t target, const void* source,
+                                                    uint32_t bytes, uint32_t barrier,
+                                                    uint32_t ranks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(target),
+      "l"(source), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(ranks))
+      : "memory");
+}
+
+// For data that is read once: L2 drops it first.
+__device__ __forceinline__ uint64_t l2_evict_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+}  // namespace wcuda::kernels
