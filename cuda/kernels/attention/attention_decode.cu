@@ -42,8 +42,8 @@ bool has_exact_shapes(int compute_capability) {
 
 template <class S>
 struct Places {
-  static constexpr uint32_t kExchange = S::kRingsBytes;
-  static constexpr uint32_t kBytes = kExchange + S::kWarps * S::kSumBytes;
+  static constexpr uint32_t kReduction = S::kRingsBytes;
+  static constexpr uint32_t kBytes = kReduction + S::kWarps * S::kSumBytes;
   static_assert(NewKv<S::kLength>::kBytes <= S::kWarps * S::kSumBytes);
   // Hopper has 228 KiB a multiprocessor, of which each block takes 1 KiB besides.
   static_assert(kSmBlocks<S::kLength, S::kFormat> * (kBytes + 1024) <= 228 * 1024);
@@ -122,10 +122,10 @@ __device__ __forceinline__ PartList find_parts(const AttentionKernelArgs& args,
     list.counter = segment.row * args.plan.head_tiles + segment.head;
     return list;
   }
-  const uint32_t larger_end = start.larger_count * (start.share + 1);
+  const uint32_t larger_end = start.larger_count * (start.block_units + 1);
   const auto block_of = [&](uint32_t unit) {
-    return unit < larger_end ? unit / (start.share + 1)
-                             : start.larger_count + (unit - larger_end) / start.share;
+    return unit < larger_end ? unit / (start.block_units + 1)
+                             : start.larger_count + (unit - larger_end) / start.block_units;
   };
   const uint32_t first_block = block_of(segment.row_first);
   list.count = block_of(segment.row_first + segment.row_units - 1) - first_block + 1;
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
   }
 
   const uint32_t ring = shared_address(shared + warp * S::kWarpBytes);
-  const NewKv<S::kLength> newcomers{shared + Places<S>::kExchange};
-  const ReductionBuffer<S::kLength> reduction{shared + Places<S>::kExchange, S::kSumBytes};
+  const NewKv<S::kLength> new_kv{shared + Places<S>::kReduction};
+  const ReductionBuffer<S::kLength> reduction{shared + Places<S>::kReduction, S::kSumBytes};
   Segments segments(args, start);
   Loader<S, Segments> loader(args, segments, start_words, warp, lane, ring);
   bool has_waited = fill_ring<S>(args, &loader);
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
     if (!has_waited) dependent_wait();
     has_waited = true;
     if (segment.begin < segment.end)
-      ready_segment<S>(args, segment, heads, position, page, rotations, newcomers, ring, stage,
+      ready_segment<S>(args, segment, heads, position, page, rotations, new_kv, ring, stage,
                        steps.next, &queries);
     for (; steps.next < steps.end; steps.next += S::kWarps) {
       copy_async_wait<S::kStages - 1>();

@@ -2,8 +2,8 @@
 //
 // Each row and key-value head has a group of blocks of its own, of which each takes a run of the
 // pages. Where all groups have as many blocks, they are clusters: each block sends every other its
-// share of the elements, by stores into the other's shared memory, adds what it got in the order of
-// the blocks, and writes its share. Else parts go through global memory, and the last block to end
+// part of the elements, by stores into the other's shared memory, adds what it got in the order of
+// the blocks, and writes its part. Else parts go through global memory, and the last block to end
 // adds them in their order. A row of few pages is left to one block, which needs no other.
 // Blocks are small enough to begin beside those of linear_vector, before these end.
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 // Of a block of short heads alone: too much to begin beside a product, which it would delay more
 // than it gains (1B at 0, H200: 2,294 tokens a second beside it, 2,336 after it).
 constexpr uint32_t kLoneBytes = 114 * 1024;
-constexpr uint32_t kQuadBytes = 32;  // that a block is sent: sums, running max, denominator
+constexpr uint32_t kPartialBytes = 32;  // that a block is sent: sums, running max, denominator
 
 // Rings of 96 KiB a block.
 template <int kLength, KvFormat kFormat>
@@ -34,7 +34,7 @@ struct Places {
   static_assert(S::kSumBytes <= S::kStages * S::kStageBytes);
   static constexpr uint32_t kReceived = S::kRingsBytes;
   static constexpr uint32_t kReceivedBytes =
-      (kColumns * (S::kLength / 4) + kDecodeClusterBlocks - 1) * kQuadBytes;
+      (kColumns * (S::kLength / 4) + kDecodeClusterBlocks - 1) * kPartialBytes;
   static constexpr uint32_t kNewcomersBytes = NewKv<S::kLength>::kBytes;
   static constexpr uint32_t kBytes =
       kReceived + (kReceivedBytes > kNewcomersBytes ? kReceivedBytes : kNewcomersBytes);
@@ -78,39 +78,40 @@ class OneSegment {
 
 // ---- clusters ----
 
-__device__ __forceinline__ void store_cluster(uint32_t address, const Float4Partial& quad) {
+__device__ __forceinline__ void store_cluster(uint32_t address, const Float4Partial& partial) {
 #if __CUDA_ARCH__ >= 900
-  cluster_store(address, quad.sums);
-  cluster_store(address + 16, make_float2(quad.running_max, quad.denominator));
+  cluster_store(address, partial.sums);
+  cluster_store(address + 16, make_float2(partial.running_max, partial.denominator));
 #else
-  (void)address, (void)quad;
+  (void)address, (void)partial;
 #endif
 }
 
-// Each block of a row gets a share of the quads from all, and adds and writes those.
+// Each block of a row gets some of the partials from all, and adds and writes those.
 template <class S>
 __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, const Heads& heads,
                                               const ReductionBuffer<S::kLength>& reduction,
                                               const DecodeStart& start, const uint8_t* received) {
   const uint32_t blocks = start.group_blocks;
-  const uint32_t quads = heads.count * (S::kLength / 4);
-  const uint32_t share = (quads + blocks - 1) / blocks;
+  const uint32_t partials = heads.count * (S::kLength / 4);
+  const uint32_t own_count = (partials + blocks - 1) / blocks;
   const uint32_t rank = cluster_rank();
-  cluster_wait();  // all have begun, and are done with their newcomers
+  cluster_wait();  // all have begun, and are done with their new keys and values
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < quads; i += S::kThreads) {
-    const Float4Partial quad = merge_warps<S>(reduction, i, -INFINITY);
-    const uint32_t owner = i / share;
+  for (uint32_t i = threadIdx.x; i < partials; i += S::kThreads) {
+    const Float4Partial partial = merge_warps<S>(reduction, i, -INFINITY);
+    const uint32_t owner = i / own_count;
     store_cluster(cluster_address(shared_address(received), owner) +
-                      (rank * share + i - owner * share) * kQuadBytes,
-                  quad);
+                      (rank * own_count + i - owner * own_count) * kPartialBytes,
+                  partial);
   }
   cluster_arrive();
   cluster_wait();
   constexpr uint32_t kBatch = 8;  // parts whose loads are under way together
 #pragma unroll 1
-  for (uint32_t own = threadIdx.x; own < share && rank * share + own < quads; own += S::kThreads) {
-    const uint32_t i = rank * share + own;
+  for (uint32_t own = threadIdx.x; own < own_count && rank * own_count + own < partials;
+       own += S::kThreads) {
+    const uint32_t i = rank * own_count + own;
     Float4Partial sum;
     sum.clear(sink_of(args, heads.first + i / (S::kLength / 4)));
 #pragma unroll 1
@@ -119,7 +120,7 @@ __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, c
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b) {
         const auto* from = reinterpret_cast<const float4*>(
-            received + (min(begin + b, blocks - 1) * share + own) * kQuadBytes);
+            received + (min(begin + b, blocks - 1) * own_count + own) * kPartialBytes);
         const float4 rest = from[1];
         others[b].sums = from[0];
         others[b].running_max = begin + b < blocks ? rest.x : -INFINITY;
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   }
 
   const uint32_t ring = shared_address(shared + warp * S::kWarpBytes);
-  const NewKv<S::kLength> newcomers{shared + Places<S>::kReceived};
+  const NewKv<S::kLength> new_kv{shared + Places<S>::kReceived};
   const ReductionBuffer<S::kLength> reduction{shared, S::kWarpBytes};
   OneSegment walk(args, start);
   Loader<S, OneSegment> loader(args, walk, start_words, warp, lane, ring);
@@ -170,10 +171,10 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   if (!args.triggers_early) dependent_trigger();
   Queries<S> queries;
   if (segment.begin < segment.end)
-    ready_segment<S>(args, segment, heads, start.position, page, rotations, newcomers, ring, 0,
+    ready_segment<S>(args, segment, heads, start.position, page, rotations, new_kv, ring, 0,
                      steps.next, &queries);
   const bool has_cluster = args.plan.cluster_blocks != 0 && !is_alone;
-  if (has_cluster) cluster_arrive();  // others may write where newcomers lay
+  if (has_cluster) cluster_arrive();  // others may write where the new keys and values lay
   using Tile = typename S::Tile;
   for (uint32_t stage = 0; steps.next < steps.end; steps.next += S::kWarps) {
     // Waits for the oldest stage, and fills it once all lanes are done with it.

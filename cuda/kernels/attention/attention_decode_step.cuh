@@ -259,7 +259,7 @@ template <class S>
 __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, const Heads& heads,
                                            uint32_t kv_head, bool has_newest,
                                            const Rotations<S::kLength>& rotations,
-                                           const NewKv<S::kLength>& newcomers) {
+                                           const NewKv<S::kLength>& new_kv) {
   constexpr uint32_t kValues = S::kLength / 32;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t n = S::kExact ? S::kLength : args.pages.head_length;
@@ -282,7 +282,7 @@ __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, cons
 #pragma unroll 1
   for (; index < count; index += S::kWarps) {
     const bool is_query = index < heads.count;
-    float* const head = newcomers.head(is_query ? index : kColumns + index - heads.count);
+    float* const head = new_kv.head(is_query ? index : kColumns + index - heads.count);
 #pragma unroll
     for (uint32_t j = 0; j < kValues; ++j) head[lane + 32 * j] = next[j];
     if (index + S::kWarps < count) load(index + S::kWarps);
@@ -294,7 +294,7 @@ __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, cons
       rope_head<kValues>(
           head, args.rope, [&](uint32_t j) { return rotations.values[j]; }, lane);
     }
-    if (!is_query) write_row(S::kFormat, head, n, newcomers.row(index > heads.count), lane);
+    if (!is_query) write_row(S::kFormat, head, n, new_kv.row(index > heads.count), lane);
   }
   __syncthreads();
 }
@@ -307,12 +307,12 @@ struct Queries {
   bool is_split;  // columns 4 … 7 hold what is left of columns 0 … 3
 
   __device__ __forceinline__ void load(const AttentionKernelArgs& args, uint32_t head_count,
-                                       const NewKv<kLength>& newcomers, uint32_t lane) {
+                                       const NewKv<kLength>& new_kv, uint32_t lane) {
     const uint32_t column = lane / 4;
     is_split = head_count <= 4;
     const uint32_t head = is_split ? column % 4 : column;
     const float factor = head < head_count ? args.scale * kLog2E : 0.0f;
-    const float* query = newcomers.head(min(head, head_count - 1));
+    const float* query = new_kv.head(min(head, head_count - 1));
     const bool is_rest = is_split && column >= 4;
 #pragma unroll
     for (int i = 0; i < kLength / 16; ++i)
@@ -338,14 +338,14 @@ struct Queries {
 template <class S>
 __device__ __forceinline__ void ready_segment(
     const AttentionKernelArgs& args, const Segment& segment, const Heads& heads, uint32_t position,
-    uint32_t page, const Rotations<S::kLength>& rotations, const NewKv<S::kLength>& newcomers,
+    uint32_t page, const Rotations<S::kLength>& rotations, const NewKv<S::kLength>& new_kv,
     uint32_t ring, uint32_t stage, uint32_t next_step, Queries<S>* queries) {
   using Tile = typename S::Tile;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
   const bool has_newest = args.key != nullptr && segment.end == position + 1;
-  load_heads<S>(args, heads, segment.kv_head, has_newest, rotations, newcomers);
-  queries->load(args, heads.count, newcomers, lane);
+  load_heads<S>(args, heads, segment.kv_head, has_newest, rotations, new_kv);
+  queries->load(args, heads.count, new_kv, lane);
   if (has_newest) {
     const uint32_t step = position / kStepRows;
     const uint32_t ahead = (step - next_step) / S::kWarps;
@@ -356,9 +356,9 @@ __device__ __forceinline__ void ready_segment(
       const uint32_t keys = ring + (stage + first) % S::kStages * S::kStageBytes;
       const uint32_t values = S::kHalves ? ring + (stage + first + 1) % S::kStages * S::kStageBytes
                                          : keys + Tile::kBytes;
-      Tile::put_row(keys, position % kStepRows, newcomers.row(false), args.pages, lane);
+      Tile::put_row(keys, position % kStepRows, new_kv.row(false), args.pages, lane);
       if (!S::kHalves || first + 1 < S::kStages)
-        Tile::put_row(values, position % kStepRows, newcomers.row(true), args.pages, lane);
+        Tile::put_row(values, position % kStepRows, new_kv.row(true), args.pages, lane);
     }
     if (warp + 2 >= S::kWarps) {
       const bool is_value = warp == S::kWarps - 1;
@@ -366,7 +366,7 @@ __device__ __forceinline__ void ready_segment(
       auto* const target =
           const_cast<uint8_t*>(page_rows(args.pages, args.layer, page, segment.kv_head, is_value)) +
           position % kPagePositions * row_bytes;
-      const uint8_t* source = newcomers.row(is_value);
+      const uint8_t* source = new_kv.row(is_value);
       if (S::kExact) {
         for (uint32_t i = lane * 4; i < row_bytes; i += 128)
           *reinterpret_cast<uint32_t*>(target + i) = *reinterpret_cast<const uint32_t*>(source + i);
@@ -375,7 +375,7 @@ __device__ __forceinline__ void ready_segment(
       }
     }
   }
-  __syncthreads();  // what newcomers lie in is free
+  __syncthreads();  // what the new keys and values lie in is free
 }
 
 // The numerators of 16 positions, as operands of a product with their values.
@@ -517,37 +517,38 @@ struct Float4Partial {
   }
 };
 
-// Quad i of a block's heads, from what its warps have put into the reduction buffer.
+// Partial i of a block's heads, from what its warps have put into the reduction buffer.
 template <class S>
 __device__ __forceinline__ Float4Partial merge_warps(const ReductionBuffer<S::kLength>& reduction,
                                                      uint32_t i, float sink) {
-  constexpr uint32_t kQuads = S::kLength / 4;
+  constexpr uint32_t kFloat4s = S::kLength / 4;
   Float4Partial warps[S::kWarps];
 #pragma unroll
   for (int w = 0; w < S::kWarps; ++w) {
     warps[w].sums =
-        *reinterpret_cast<const float4*>(reduction.sums(w, i / kQuads) + i % kQuads * 4);
-    warps[w].running_max = reduction.running_max(w)[i / kQuads];
-    warps[w].denominator = reduction.denominator(w)[i / kQuads];
+        *reinterpret_cast<const float4*>(reduction.sums(w, i / kFloat4s) + i % kFloat4s * 4);
+    warps[w].running_max = reduction.running_max(w)[i / kFloat4s];
+    warps[w].denominator = reduction.denominator(w)[i / kFloat4s];
   }
-  Float4Partial quad;
-  quad.clear(sink);
-  quad.add(warps);
-  return quad;
+  Float4Partial partial;
+  partial.clear(sink);
+  partial.add(warps);
+  return partial;
 }
 
-// The result of quad i.
+// The result of partial i.
 template <int kLength>
 __device__ __forceinline__ void write_quad(const AttentionKernelArgs& args, const Heads& heads,
-                                           uint32_t i, const Float4Partial& quad) {
-  constexpr uint32_t kQuads = kLength / 4;
+                                           uint32_t i, const Float4Partial& partial) {
+  constexpr uint32_t kFloat4s = kLength / 4;
   const uint32_t n = args.pages.head_length;
-  const uint32_t element = i % kQuads * 4;
-  const float inverse = 1.0f / quad.denominator;
-  const float4 sums = make_float4(quad.sums.x * inverse, quad.sums.y * inverse,
-                                  quad.sums.z * inverse, quad.sums.w * inverse);
-  float* const out =
-      args.out + (uint64_t{heads.token} * args.head_count + heads.first + i / kQuads) * n + element;
+  const uint32_t element = i % kFloat4s * 4;
+  const float inverse = 1.0f / partial.denominator;
+  const float4 sums = make_float4(partial.sums.x * inverse, partial.sums.y * inverse,
+                                  partial.sums.z * inverse, partial.sums.w * inverse);
+  float* const out = args.out +
+                     (uint64_t{heads.token} * args.head_count + heads.first + i / kFloat4s) * n +
+                     element;
   if (n % 4 == 0) {
     if (element < n) *reinterpret_cast<float4*>(out) = sums;
     return;
@@ -589,12 +590,12 @@ template <class S>
 __device__ __forceinline__ void gather_parts(const PartList& parts, const Heads& heads,
                                              const ReductionBuffer<S::kLength>& reduction) {
   constexpr uint32_t kBatch = 16 / S::kWarps;  // parts whose loads are under way together
-  constexpr uint32_t kQuads = S::kLength / 4;
+  constexpr uint32_t kFloat4s = S::kLength / 4;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
 #pragma unroll(S::kWarps / 2)
-  for (uint32_t i = lane; i < heads.count * kQuads; i += 32) {
-    const uint32_t h = i / kQuads;
+  for (uint32_t i = lane; i < heads.count * kFloat4s; i += 32) {
+    const uint32_t h = i / kFloat4s;
     Float4Partial sum;
     sum.clear(-INFINITY);
 #pragma unroll 1
@@ -612,8 +613,8 @@ __device__ __forceinline__ void gather_parts(const PartList& parts, const Heads&
         if (begin + b * S::kWarps >= parts.count) batch[b].running_max = -INFINITY;
       sum.add(batch);
     }
-    *reinterpret_cast<float4*>(reduction.sums(warp, h) + i % kQuads * 4) = sum.sums;
-    if (i % kQuads == 0) {
+    *reinterpret_cast<float4*>(reduction.sums(warp, h) + i % kFloat4s * 4) = sum.sums;
+    if (i % kFloat4s == 0) {
       reduction.running_max(warp)[h] = sum.running_max;
       reduction.denominator(warp)[h] = sum.denominator;
     }
@@ -637,16 +638,16 @@ __device__ __forceinline__ bool share_part(const AttentionKernelArgs& args, cons
                                            const Heads& heads,
                                            const ReductionBuffer<S::kLength>& reduction) {
   __shared__ bool is_last;
-  constexpr uint32_t kQuads = S::kLength / 4;
+  constexpr uint32_t kFloat4s = S::kLength / 4;
   const Part part = parts.part(parts.own);
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < heads.count * kQuads; i += S::kThreads) {
-    const uint32_t h = i / kQuads;
-    const Float4Partial quad = merge_warps<S>(reduction, i, -INFINITY);
-    *reinterpret_cast<float4*>(part.sums() + i * 4) = quad.sums;
-    if (i % kQuads == 0) {
-      *part.running_max(h) = quad.running_max;
-      *part.denominator(h) = quad.denominator;
+  for (uint32_t i = threadIdx.x; i < heads.count * kFloat4s; i += S::kThreads) {
+    const uint32_t h = i / kFloat4s;
+    const Float4Partial partial = merge_warps<S>(reduction, i, -INFINITY);
+    *reinterpret_cast<float4*>(part.sums() + i * 4) = partial.sums;
+    if (i % kFloat4s == 0) {
+      *part.running_max(h) = partial.running_max;
+      *part.denominator(h) = partial.denominator;
     }
   }
   __syncthreads();  // the reduction buffer is free; the part is written
@@ -665,10 +666,10 @@ __device__ __forceinline__ bool share_part(const AttentionKernelArgs& args, cons
 template <class S>
 __device__ __forceinline__ void write_merged(const AttentionKernelArgs& args, const Heads& heads,
                                              const ReductionBuffer<S::kLength>& reduction) {
-  constexpr uint32_t kQuads = S::kLength / 4;
+  constexpr uint32_t kFloat4s = S::kLength / 4;
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < heads.count * kQuads; i += S::kThreads) {
-    const float sink = sink_of(args, heads.first + i / kQuads);
+  for (uint32_t i = threadIdx.x; i < heads.count * kFloat4s; i += S::kThreads) {
+    const float sink = sink_of(args, heads.first + i / kFloat4s);
     write_quad<S::kLength>(args, heads, i, merge_warps<S>(reduction, i, sink));
   }
 }

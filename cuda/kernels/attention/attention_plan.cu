@@ -71,38 +71,38 @@ __device__ inline uint32_t find_row(const uint32_t* prefix, uint32_t count, uint
 // head, spare most of the merging and are worth a sixteenth more work.
 __device__ inline uint32_t whole_share(uint32_t unit_count, uint32_t blocks, uint32_t row_units) {
   const uint32_t even = (unit_count + blocks - 1) / blocks;
-  uint32_t share = (even + row_units - 1) / row_units * row_units;
+  uint32_t block_units = (even + row_units - 1) / row_units * row_units;
   if (even < row_units) {
     const uint32_t parts = row_units / even;
-    share = (row_units + parts - 1) / parts;
-    if (share * parts != row_units) return 0;
+    block_units = (row_units + parts - 1) / parts;
+    if (block_units * parts != row_units) return 0;
   }
-  return share * 16 <= even * 17 ? share : 0;
+  return block_units * 16 <= even * 17 ? block_units : 0;
 }
 
 // The least units a block with which the groups of all rows have at most `slots` blocks a head.
 // All threads come here.
-__device__ inline uint32_t find_share(const uint32_t* row_units, uint32_t row_count, uint32_t slots,
-                                      uint32_t* sums) {
+__device__ inline uint32_t find_block_units(const uint32_t* row_units, uint32_t row_count,
+                                            uint32_t slots, uint32_t* sums) {
   const uint32_t r = threadIdx.x;
   const uint32_t units = r < row_count ? row_units[r + 1] - row_units[r] : 0;
   uint32_t low = max(kDecodeGroupUnits, (row_units[row_count] + slots - 1) / slots);
   uint32_t high = max(low, row_units[row_count]);
-  for (uint32_t share = low; low != high; share = (low + high) / 2) {
+  for (uint32_t block_units = low; low != high; block_units = (low + high) / 2) {
     uint32_t blocks;
-    block_prefix((units + share - 1) / share, sums, &blocks);
+    block_prefix((units + block_units - 1) / block_units, sums, &blocks);
     if (blocks <= slots)
-      high = share;
+      high = block_units;
     else
-      low = share + 1;
+      low = block_units + 1;
   }
   return low;
 }
 
 // Blocks of a group with `units`.
 __device__ inline uint32_t group_blocks_of(const AttentionPlan& plan, uint32_t units,
-                                           uint32_t share) {
-  if (plan.cluster_blocks == 0) return (units + share - 1) / share;
+                                           uint32_t block_units) {
+  if (plan.cluster_blocks == 0) return (units + block_units - 1) / block_units;
   if (units <= kDecodeLoneUnits) return units == 0 ? 0 : 1;
   return min(plan.cluster_blocks, (units + kDecodeClusterUnits - 1) / kDecodeClusterUnits);
 }
@@ -110,7 +110,7 @@ __device__ inline uint32_t group_blocks_of(const AttentionPlan& plan, uint32_t u
 // What block `b` of a step with groups does; false for nothing. `before` counts blocks of a head in
 // the rows before.
 __device__ inline bool find_group(const AttentionPlan& plan, const uint32_t* before,
-                                  uint32_t row_count, uint32_t share, uint32_t b,
+                                  uint32_t row_count, uint32_t block_units, uint32_t b,
                                   DecodeStart* start) {
   uint32_t rank;
   if (plan.cluster_blocks != 0) {
@@ -128,7 +128,7 @@ __device__ inline bool find_group(const AttentionPlan& plan, const uint32_t* bef
     rank = within % blocks;
   }
   const uint32_t units = plan.row_units[start->row + 1] - plan.row_units[start->row];
-  const uint32_t blocks = group_blocks_of(plan, units, share);
+  const uint32_t blocks = group_blocks_of(plan, units, block_units);
   if (rank >= blocks) return false;
   start->group_blocks = blocks;
   start->group_first = b - rank;
@@ -173,22 +173,24 @@ __device__ inline void make_plan(const AttentionPlanArgs& args) {
   }
   __syncthreads();  // what this block wrote it now reads
 
-  uint32_t share = blocks == 0 ? 0 : unit_count / blocks;
-  uint32_t rest = unit_count - share * blocks;
+  uint32_t block_units = blocks == 0 ? 0 : unit_count / blocks;
+  uint32_t rest = unit_count - block_units * blocks;
   if (blocks != 0 && plan.fixed_unit_pages == 0 && longest * decode_rows == units) {
     const uint32_t whole = whole_share(unit_count, blocks, longest);
     if (whole != 0) {
-      share = whole;
-      blocks = (unit_count + share - 1) / share;
+      block_units = whole;
+      blocks = (unit_count + block_units - 1) / block_units;
       rest = 0;
     }
   }
   if (plan.has_groups && plan.cluster_blocks == 0) {
-    share = find_share(plan.row_units, row_count, plan.max_blocks / plan.head_tiles, unit_sums);
+    block_units =
+        find_block_units(plan.row_units, row_count, plan.max_blocks / plan.head_tiles, unit_sums);
     const uint32_t r = threadIdx.x;
     const uint32_t row_units = r < row_count ? plan.row_units[r + 1] - plan.row_units[r] : 0;
     uint32_t total;
-    const uint32_t end = block_prefix(group_blocks_of(plan, row_units, share), unit_sums, &total);
+    const uint32_t end =
+        block_prefix(group_blocks_of(plan, row_units, block_units), unit_sums, &total);
     if (r == 0) group_blocks[0] = 0;
     group_blocks[r + 1] = end;
     __syncthreads();
@@ -197,12 +199,12 @@ __device__ inline void make_plan(const AttentionPlanArgs& args) {
     DecodeStart start{};
     bool has_units = b < blocks;
     if (plan.has_groups) {
-      has_units = find_group(plan, group_blocks, row_count, share, b, &start);
+      has_units = find_group(plan, group_blocks, row_count, block_units, b, &start);
     } else if (has_units) {
-      start.share = share;
+      start.block_units = block_units;
       start.larger_count = rest;
-      start.begin = b * share + min(b, rest);
-      start.end = min(start.begin + share + (b < rest ? 1 : 0), unit_count);
+      start.begin = b * block_units + min(b, rest);
+      start.end = min(start.begin + block_units + (b < rest ? 1 : 0), unit_count);
       start.row = find_row(plan.row_units, row_count, start.begin / plan.head_tiles);
     }
     if (has_units) {

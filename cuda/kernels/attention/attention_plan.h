@@ -35,7 +35,7 @@ struct PrefillTile {
 };
 
 // Where a block of the decode kernel begins: one word for each lane of half a warp, which gets all
-// with one load. Each block has `share` units of the line, the first `larger_count` one more.
+// with one load. Each block has `block_units` units of the line, the first `larger_count` one more.
 constexpr uint32_t kStartPages = 4;
 struct alignas(64) DecodeStart {
   uint32_t begin, end;    // its units; equal: none
@@ -44,7 +44,7 @@ struct alignas(64) DecodeStart {
   uint32_t units_to_end;  // and up to its end
   uint32_t token;         // of that row
   uint32_t position;      // of that token
-  uint32_t share;
+  uint32_t block_units;
   uint32_t larger_count;
   uint32_t head;  // of its first unit
   // In a step with groups: the blocks of this one, 0 for a block that has nothing to do, and the
@@ -67,7 +67,7 @@ struct AttentionPlan {
   uint32_t max_rows = 0;
   uint32_t max_blocks = 0;
   uint32_t max_tiles = 0;
-  // 0: a unit is a page and a part the share of a block. Else the pages of a unit, each of which
+  // 0: a unit is a page and a part the units of a block. Else the pages of a unit, each of which
   // is a part.
   uint32_t fixed_unit_pages = 0;
   uint32_t group_heads = 0;     // query heads of a key-value head

@@ -26,35 +26,35 @@ namespace {
 
 // A thread's part of a row; what is not there is -infinity.
 constexpr uint32_t kGreedyQuads = 4;
-struct Quads {
+struct Float4s {
   float4 at[kGreedyQuads];
 };
 
 template <bool kIsShared>
-__device__ __forceinline__ bool fits_quads(const Row<kIsShared>& r) {
+__device__ __forceinline__ bool fits_float4s(const Row<kIsShared>& r) {
   return r.is_aligned && r.params->segment <= 32 * 4 * kGreedyQuads;
 }
 template <bool kIsShared>
-__device__ __forceinline__ Quads load_quads(const Row<kIsShared>& r, const float* logits) {
+__device__ __forceinline__ Float4s load_float4s(const Row<kIsShared>& r, const float* logits) {
   const auto* const from = reinterpret_cast<const float4*>(logits + r.warp_begin);
   const uint32_t count = (r.warp_end - r.warp_begin) / 4;
-  Quads quads;
+  Float4s float4s;
 #pragma unroll
   for (uint32_t i = 0; i < kGreedyQuads; ++i) {
     const float absent = -__builtin_inff();
-    quads.at[i] = make_float4(absent, absent, absent, absent);
-    if (r.lane() + 32 * i < count) quads.at[i] = from[r.lane() + 32 * i];
+    float4s.at[i] = make_float4(absent, absent, absent, absent);
+    if (r.lane() + 32 * i < count) float4s.at[i] = from[r.lane() + 32 * i];
   }
-  return quads;
+  return float4s;
 }
 
-// The first exchange gives every block the largest logit, the second gives the first block the sum
+// The first gather gives every block the largest logit, the second gives the first block the sum
 // of weights and the lowest id of that logit.
 template <bool kIsShared>
-__device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Quads& quads) {
-  Largest seen;
+__device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Float4s& float4s) {
+  RunningMax seen;
 #pragma unroll
-  for (const float4& four : quads.at) {
+  for (const float4& four : float4s.at) {
     seen.see(four.x);
     seen.see(four.y);
     seen.see(four.z);
@@ -67,7 +67,7 @@ __device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Quads& qu
   if (r.warp() == 0)
     item.sum = __reduce_max_sync(kAllLanes, r.lane() < kWarps ? r.shared->ranks[r.lane()] : 0);
   cluster_wait();
-  const Item* items = r.template exchange<true>(item);
+  const Item* items = r.template all_gather<true>(item);
   const int32_t key = key_of(__reduce_max_sync(
       kAllLanes, static_cast<uint32_t>(r.lane() < r.size ? items[r.lane()].sum : 0)));
   const bool is_first = r.rank == 0 && threadIdx.x == 0;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Quads& qu
 
   WeightSum sum;
 #pragma unroll
-  for (const float4& four : quads.at) {
+  for (const float4& four : float4s.at) {
     sum.add(math::exp_negative(math::sub(max_logit, four.x)));
     sum.add(math::exp_negative(math::sub(max_logit, four.y)));
     sum.add(math::exp_negative(math::sub(max_logit, four.z)));
@@ -91,7 +91,7 @@ __device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Quads& qu
 #pragma unroll
     for (uint32_t i = kGreedyQuads; i-- > 0;) {
       const uint32_t id = r.warp_begin + 4 * (r.lane() + 32 * i);
-      const float4 four = quads.at[i];
+      const float4 four = float4s.at[i];
       if (four.w == max_logit) token = id + 3;
       if (four.z == max_logit) token = id + 2;
       if (four.y == max_logit) token = id + 1;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Quads& qu
   item = r.lane() < kWarps ? r.shared->warps[r.lane()] : Item{0, 0, kNoToken, 0, 0};
   item.other = __reduce_min_sync(kAllLanes, item.token);
   item.sum = warp_sum_small(item.sum);
-  const Item* const joined = r.exchange_first(item);
+  const Item* const joined = r.gather_first(item);
   if (r.rank != 0) return;
   const bool is_block = r.lane() < r.size;
   const uint64_t total = warp_sum_small(is_block ? joined[r.lane()].sum : 0);
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   r.window = reinterpret_cast<uint32_t*>(memory + kSharedBytes);
   r.rank = cluster_rank();
   r.size = cluster_size();
-  r.exchanges = 0;
+  r.gathers = 0;
   r.histogram = 0;
   r.is_aligned = args.vocabulary % 4 == 0;
   const uint32_t chunk = kWarps * params.segment;
@@ -154,9 +154,9 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   const uint32_t index = blockIdx.y;
   // Mostly, a row's logits are where the row is: reading begins before the row says so.
   constexpr bool kHasGreedy = kIsShared && !kHasFilters;
-  const bool is_early = kHasGreedy && fits_quads(r) && index < args.logits_count;
-  Quads quads;
-  if (is_early) quads = load_quads(r, args.logits + uint64_t{index} * args.vocabulary);
+  const bool is_early = kHasGreedy && fits_float4s(r) && index < args.logits_count;
+  Float4s float4s;
+  if (is_early) float4s = load_float4s(r, args.logits + uint64_t{index} * args.vocabulary);
   r.row = args.rows[index];
   const int32_t status = args.statuses[index];
   if (r.row.is_sampled == 0 || status != kRowOk) {  // the same for the whole cluster
@@ -167,9 +167,9 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   const float* const logits = args.logits + uint64_t{r.row.logits_row} * args.vocabulary;
   const bool is_penalized = has_penalty(r.row);
   const bool is_changed = is_penalized || r.row.bias_count > 0 || r.row.mask_row != kNoMask;
-  if (kHasGreedy && r.row.temperature == 0.0f && !is_changed && fits_quads(r)) {
-    if (!is_early || r.row.logits_row != index) quads = load_quads(r, logits);
-    sample_greedy(r, quads);
+  if (kHasGreedy && r.row.temperature == 0.0f && !is_changed && fits_float4s(r)) {
+    if (!is_early || r.row.logits_row != index) float4s = load_float4s(r, logits);
+    sample_greedy(r, float4s);
     return;
   }
   if (kIsShared)
@@ -181,13 +181,13 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   else
     r.values = const_cast<float*>(logits) + r.block_begin;  // only read
 
-  Largest seen = load_logits(r, logits, kIsShared || is_changed);
+  RunningMax seen = load_logits(r, logits, kIsShared || is_changed);
   if (is_changed) {
     const bool was_bad = seen.key() == INT32_MAX;
     __syncthreads();
     apply_bias_and_mask(r);
     if (is_penalized) apply_penalties(r);
-    seen = Largest{};
+    seen = RunningMax{};
     r.for_each([&](uint32_t, float logit) { seen.see(logit); });
     if (was_bad) seen.see(__builtin_nanf(""));
   }
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   }
   item.token = threshold_rank;
   cluster_wait();
-  const Item* items = r.exchange(item);
+  const Item* items = r.all_gather(item);
   uint32_t max_rank = 0;
   threshold_rank = UINT32_MAX;
   for (uint32_t i = 0; i < r.size; ++i) {
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   if (r.lane() == 0) r.shared->segments[r.warp()] = warp_tempered_sum;
   item = r.block_join(sum.total(), tempered_sum.total(), best);
   item.count = has_list ? r.shared->list_count : 0;
-  items = r.exchange(item);
+  items = r.all_gather(item);
   const Item all = r.joined(items);
   const double log_sum = math::log_of_weights(all.sum);
 

@@ -29,7 +29,7 @@ __device__ inline float min_p_threshold(const SampleRow& row, float max) {
 
 // Tokens from logit `threshold` on go to the list; counts them.
 template <bool kIsShared>
-__device__ void gather(const Row<kIsShared>& r, float threshold, const Largest& seen) {
+__device__ void gather(const Row<kIsShared>& r, float threshold, const RunningMax& seen) {
   if (seen.max >= threshold)
     r.for_each([&](uint32_t id, float logit) {
       if (!(logit >= threshold)) return;
@@ -330,7 +330,7 @@ __device__ Left sample_from_list(Row<kIsShared>& r, const Item* items, const Ite
   verdict.count = static_cast<uint32_t>(left);
   verdict.token = *top_count;
   __syncthreads();
-  const Item* const verdicts = r.exchange(verdict);
+  const Item* const verdicts = r.all_gather(verdict);
   *top_count = verdicts[0].token;
   return static_cast<Left>(verdicts[0].count);
 }

@@ -48,8 +48,8 @@ static_assert(sizeof(Item) == 32);
 
 struct Shared {
   Item warps[kWarps];
-  Item blocks[2][kBlocksMax];  // by turn, as the barriers
-  uint64_t barriers[3];        // two of exchanges, one of the list
+  Item blocks[2][kBlocksMax];  // by phase, as the barriers
+  uint64_t barriers[3];        // two of gathers, one of the list
   uint64_t segments[kWarps];   // a sum a warp
   uint32_t ranks[kWarps];      // of a warp's largest logit; nothing else goes here
   uint64_t top[kSampleTopLogprobsMax];
@@ -174,7 +174,7 @@ struct Row {
   uint32_t block_begin, block_end;  // ids
   uint32_t warp_begin, warp_end;    // ids
   uint32_t rank, size;
-  uint32_t exchanges;  // so far
+  uint32_t gathers;    // so far
   uint32_t histogram;  // the one that is zero
   bool is_aligned;     // rows in global memory begin at multiples of 16 bytes
 
@@ -186,7 +186,7 @@ struct Row {
   __device__ Bin* list_bins() const { return histograms + kBins; }
 
   // Four tokens from one that is a multiple of 4 away from the row's first.
-  __device__ __forceinline__ float4 quad(const float* from) const {
+  __device__ __forceinline__ float4 float4_at(const float* from) const {
     if (kIsShared || is_aligned) return *reinterpret_cast<const float4*>(from);
     return make_float4(from[0], from[1], from[2], from[3]);
   }
@@ -194,17 +194,17 @@ struct Row {
   template <uint32_t kUnroll = 1, class Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
     const float* const run = values + (warp_begin - block_begin);
-    const uint32_t count = warp_end - warp_begin, quads = count / 4;
+    const uint32_t count = warp_end - warp_begin, float4s = count / 4;
 #pragma unroll kUnroll
-    for (uint32_t i = lane(); i < quads; i += 32) {
-      const float4 four = quad(run + 4 * i);
+    for (uint32_t i = lane(); i < float4s; i += 32) {
+      const float4 four = float4_at(run + 4 * i);
       const uint32_t id = warp_begin + 4 * i;
       visit(id, four.x);
       visit(id + 1, four.y);
       visit(id + 2, four.z);
       visit(id + 3, four.w);
     }
-    const uint32_t last = 4 * quads + lane();  // of the vocabulary's last, at most 3
+    const uint32_t last = 4 * float4s + lane();  // of the vocabulary's last, at most 3
     if (last < count) visit(warp_begin + last, run[last]);
   }
 
@@ -216,15 +216,15 @@ struct Row {
   }
 
   // Every block's item, on every block: (size). `item` is the same in all lanes of warp 0. A block
-  // barrier lies between two exchanges. kIsHalf: `sum` and `other` alone.
+  // barrier lies between two gathers. kIsHalf: `sum` and `other` alone.
   template <bool kIsHalf = false>
-  __device__ __forceinline__ const Item* exchange(const Item& item) {
-    const uint32_t turn = exchanges % 2;
-    [[maybe_unused]] const uint32_t parity = exchanges / 2 % 2;
-    ++exchanges;
-    Item* const items = shared->blocks[turn];
+  __device__ __forceinline__ const Item* all_gather(const Item& item) {
+    const uint32_t phase = gathers % 2;
+    [[maybe_unused]] const uint32_t parity = gathers / 2 % 2;
+    ++gathers;
+    Item* const items = shared->blocks[phase];
 #if __CUDA_ARCH__ >= 900
-    const uint32_t barrier = shared_address(&shared->barriers[turn]);
+    const uint32_t barrier = shared_address(&shared->barriers[phase]);
     if (warp() == 0) {
       if (lane() == 0)
         mbarrier_expect_tx(barrier, static_cast<uint32_t>(size * sizeof(Item) / (kIsHalf ? 2 : 1)));
@@ -246,12 +246,12 @@ struct Row {
   }
   // Every block's `sum` and `other`, on the first block alone; only warp 0 calls, and nothing is
   // exchanged after it.
-  __device__ __forceinline__ const Item* exchange_first(const Item& item) {
-    const uint32_t turn = exchanges % 2;
-    [[maybe_unused]] const uint32_t parity = exchanges / 2 % 2;
-    Item* const items = shared->blocks[turn];
+  __device__ __forceinline__ const Item* gather_first(const Item& item) {
+    const uint32_t phase = gathers % 2;
+    [[maybe_unused]] const uint32_t parity = gathers / 2 % 2;
+    Item* const items = shared->blocks[phase];
 #if __CUDA_ARCH__ >= 900
-    const uint32_t barrier = shared_address(&shared->barriers[turn]);
+    const uint32_t barrier = shared_address(&shared->barriers[phase]);
     if (lane() == 0) {
       if (rank == 0) mbarrier_expect_tx(barrier, static_cast<uint32_t>(size * sizeof(Item) / 2));
       cluster_store_async(cluster_address(shared_address(items + rank), 0), item.sum, item.other,
@@ -295,7 +295,7 @@ struct Row {
 };
 
 // The largest of what threads have seen, as order(value); INT32_MAX where one was NaN or +infinity.
-struct Largest {
+struct RunningMax {
   float max = -__builtin_inff();
   __device__ __forceinline__ void see(float value) {
     asm("max.NaN.f32 %0, %0, %1;" : "+f"(max) : "f"(value));
@@ -327,11 +327,11 @@ __device__ inline uint32_t block_threshold(uint32_t reached, uint32_t count) {
 
 // Reads the warp's logits, and into place where they are copied.
 template <bool kIsShared>
-__device__ Largest load_logits(const Row<kIsShared>& r, const float* logits, bool copies) {
-  Largest seen;
+__device__ RunningMax load_logits(const Row<kIsShared>& r, const float* logits, bool copies) {
+  RunningMax seen;
   const float* const from = logits + r.warp_begin;
   float* const to = r.values + (r.warp_begin - r.block_begin);
-  const uint32_t count = r.warp_end - r.warp_begin, quads = count / 4;
+  const uint32_t count = r.warp_end - r.warp_begin, float4s = count / 4;
   const auto load = [&](uint32_t i, const float4& four) {
     seen.see(four.x);
     seen.see(four.y);
@@ -349,14 +349,14 @@ __device__ Largest load_logits(const Row<kIsShared>& r, const float* logits, boo
   };
   if (r.is_aligned) {
 #pragma unroll 8
-    for (uint32_t i = r.lane(); i < quads; i += 32)
+    for (uint32_t i = r.lane(); i < float4s; i += 32)
       load(i, reinterpret_cast<const float4*>(from)[i]);
   } else {
 #pragma unroll 4
-    for (uint32_t i = r.lane(); i < quads; i += 32)
+    for (uint32_t i = r.lane(); i < float4s; i += 32)
       load(i, make_float4(from[4 * i], from[4 * i + 1], from[4 * i + 2], from[4 * i + 3]));
   }
-  const uint32_t last = 4 * quads + r.lane();
+  const uint32_t last = 4 * float4s + r.lane();
   if (last < count) {
     seen.see(from[last]);
     if (copies) to[last] = from[last];

@@ -45,7 +45,7 @@ __device__ void locate(Row<kIsShared>& r, Measure measure, Goal goal_of, Found f
   __syncthreads();
   Item item{};
   if (r.warp() == 0) item.other = warp_sum(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0);
-  locate_in(r, sum, r.exchange(item), measure, goal_of, found);
+  locate_in(r, sum, r.all_gather(item), measure, goal_of, found);
 }
 
 // How much of a ranking to keep: a sum, or a share of all.
@@ -66,7 +66,7 @@ struct Found {
   uint32_t bin;
 };
 
-// The bin in which the running sum reaches what is needed. Leaves the histogram of the next turn
+// The bin in which the running sum reaches what is needed. Leaves the histogram of the next round
 // zero.
 template <bool kIsShared>
 __device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
@@ -76,11 +76,11 @@ __device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
   cluster_sync();
   for (uint32_t i = threadIdx.x; i < kBins; i += kBlockThreads) next[i] = Bin{0, 0};
 
-  // Each block adds up its share of the bins, in place: no other block reads that share here.
-  const uint32_t share = kBins / r.size;
+  // Each block adds up its part of the bins, in place: no other block reads that part here.
+  const uint32_t part_bins = kBins / r.size;
   uint64_t sum = 0;
-  for (uint32_t i = threadIdx.x; i < share; i += kBlockThreads) {
-    Bin* const mine = own + r.rank * share + i;
+  for (uint32_t i = threadIdx.x; i < part_bins; i += kBlockThreads) {
+    Bin* const mine = own + r.rank * part_bins + i;
     uint64_t bin_sum = 0;
 #pragma unroll 4
     for (uint32_t other = 0; other < r.size; ++other)
@@ -94,7 +94,7 @@ __device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
   Item item{};
   if (r.warp() == 0) item.sum = warp_sum(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0);
   cluster_arrive();
-  const Item* const items = r.exchange(item);
+  const Item* const items = r.all_gather(item);
   cluster_wait();  // the sums of bins are seen by all
 
   uint64_t total = 0;
@@ -105,8 +105,8 @@ __device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
     uint64_t passed = 0;
     uint32_t owner = 0;
     while (passed + items[owner].sum < needed) passed += items[owner++].sum;
-    const Bin* const bins = cluster_pointer(own + owner * share, owner);
-    const uint32_t part = share / 32;  // bins a lane
+    const Bin* const bins = cluster_pointer(own + owner * part_bins, owner);
+    const uint32_t part = part_bins / 32;  // bins a lane
     uint64_t part_sum = 0;
     for (uint32_t i = 0; i < part; ++i) part_sum += total_of(bins[r.lane() * part + i]);
     const uint64_t prefix = warp_prefix(part_sum);
@@ -114,7 +114,7 @@ __device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
     if (passed < needed && passed + part_sum >= needed) {
       uint32_t at = r.lane() * part;
       while (passed + total_of(bins[at]) < needed) passed += total_of(bins[at++]);
-      r.shared->found_bin = owner * share + at;
+      r.shared->found_bin = owner * part_bins + at;
       r.shared->found_before = passed;
       r.shared->top[0] = total_of(bins[at]);
     }
@@ -199,7 +199,7 @@ __device__ void apply_filters(Row<kIsShared>& r, Candidates* candidates) {
       sum += weight(p);
       product_sum += weight(math::mul(y, p));
     });
-    const Item sums = r.joined(r.exchange(r.block_join(sum, product_sum, kNoToken)));
+    const Item sums = r.joined(r.all_gather(r.block_join(sum, product_sum, kNoToken)));
     candidates->mean = static_cast<float>(
         math::div(static_cast<double>(sums.other), static_cast<double>(sums.sum)));
     Cutoff cutoff;
@@ -222,7 +222,7 @@ __device__ void apply_filters(Row<kIsShared>& r, Candidates* candidates) {
       if (candidates->holds(id, y)) largest = max(largest, __float_as_uint(math::exp_negative(y)));
     });
     // The least complement is that of the largest.
-    const Item all = r.joined(r.exchange(r.block_join(0, 0, ~largest)));
+    const Item all = r.joined(r.all_gather(r.block_join(0, 0, ~largest)));
     candidates->floor = math::mul(row.min_p, __uint_as_float(~all.token));
   }
 }
