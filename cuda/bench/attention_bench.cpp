@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "bench/device_limits.h"
 #include "kernels/shared/numeric.h"
 #include "llm/ops/cuda/attention.h"
 #include "llm/ops/host/kv_rows.h"
@@ -19,9 +20,17 @@ namespace {
 using namespace wcuda;
 using namespace wcuda::ops;
 
-constexpr double kReadRate = 4.53e12;    // bytes a second that an H200 reads, measured
-constexpr double kProductRate = 7.9e14;  // FLOP/s of its f16 products on random data
 constexpr int kRepeats = 7;
+
+// Rate and share of the limit, to the end of a line.
+void print_read(double bytes, double seconds, const char* note = "") {
+  bench::print_bandwidth(bytes, seconds, bench::device_limits());
+  std::printf("%s\n", note);
+}
+void print_products(double flop, double seconds) {
+  bench::print_flops(flop, seconds, bench::device_limits());
+  std::printf("\n");
+}
 
 void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
@@ -248,20 +257,19 @@ void decode(const Shape& shape, KvType type, uint32_t rows, uint32_t positions,
             bool batch_invariant = false) {
   Work work(shape, type, rows, 1, positions, batch_invariant);
   const auto times = work.time_layer();
-  std::printf("decode  %-4s %-5s %4u x %-6u %9.2f us %9.2f us %8.0f GB/s %5.1f %%%s\n", shape.name,
+  std::printf("decode  %-4s %-5s %4u x %-6u %9.2f us %9.2f us", shape.name,
               kTypeNames[static_cast<int>(type)], rows, positions, times.least * 1e6,
-              times.median * 1e6, work.kv_bytes() / times.median * 1e-9,
-              work.kv_bytes() / times.median / kReadRate * 100,
-              batch_invariant ? "  batch-invariant" : "");
+              times.median * 1e6);
+  print_read(work.kv_bytes(), times.median, batch_invariant ? "  batch-invariant" : "");
 }
 
 void prefill(const Shape& shape, KvType type, uint32_t tokens, uint32_t positions) {
   Work work(shape, type, 1, tokens, positions, false);
   const auto times = work.time_attention();
-  std::printf("prefill %-4s %-5s %4u / %-6u %9.1f us %9.1f us %8.0f TFLOP/s %5.1f %%\n", shape.name,
+  std::printf("prefill %-4s %-5s %4u / %-6u %9.1f us %9.1f us", shape.name,
               kTypeNames[static_cast<int>(type)], tokens, positions, times.least * 1e6,
-              times.median * 1e6, work.flop() / times.median * 1e-12,
-              work.flop() / times.median / kProductRate * 100);
+              times.median * 1e6);
+  print_products(work.flop(), times.median);
 }
 
 void rope(const Shape& shape, KvType type, uint32_t tokens) {
@@ -269,9 +277,9 @@ void rope(const Shape& shape, KvType type, uint32_t tokens) {
   const auto times = work.time_rope();
   const double bytes = (2.0 * shape.heads + 2.0 * shape.kv_heads) * shape.head_length * 4 * tokens +
                        2.0 * shape.kv_heads * kv_row_bytes(type, shape.head_length) * tokens;
-  std::printf("rope_kv %-4s %-5s %4u tokens   %9.2f us %9.2f us %8.0f GB/s %5.1f %%\n", shape.name,
-              kTypeNames[static_cast<int>(type)], tokens, times.least * 1e6, times.median * 1e6,
-              bytes / times.median * 1e-9, bytes / times.median / kReadRate * 100);
+  std::printf("rope_kv %-4s %-5s %4u tokens   %9.2f us %9.2f us", shape.name,
+              kTypeNames[static_cast<int>(type)], tokens, times.least * 1e6, times.median * 1e6);
+  print_read(bytes, times.median);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/device_limits.h"
 #include "kernels/shared/packed_tile.h"
 #include "llm/ops/cuda/linear.h"
 
@@ -26,7 +27,6 @@ using kernels::Matrix;
 constexpr uint32_t kLayers = 32, kDim = 4096, kKvDim = 1024, kFeedForward = 14336;
 constexpr uint32_t kVocabulary = 128256;
 constexpr uint32_t kQ4_K = 12, kQ6_K = 14;
-constexpr double kReadGbs = 4530, kTflops = 790;  // measured: H200
 
 void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
@@ -209,6 +209,7 @@ int run(const std::vector<uint32_t>& column_counts, uint32_t batch_columns_max) 
   ops::CudaLinear linear;
   check(linear.prepare(limits, launch, scratch));
 
+  const bench::DeviceLimits peaks = bench::device_limits();
   std::printf("columns  product      ms   us/layer  GB/s (share)   TFLOP/s (share)\n");
   for (const uint32_t columns : column_counts) {
     double total = 0, bytes = 0, flops = 0;
@@ -225,15 +226,16 @@ int run(const std::vector<uint32_t>& column_counts, uint32_t batch_columns_max) 
       std::printf("%7u  %-8s %7.3f  %9.2f  %5.0f (%4.1f %%)  %6.1f (%4.1f %%)\n", columns,
                   product.name.c_str(), seconds * 1e3,
                   seconds * 1e6 / static_cast<double>(product.layers.size()), gbs,
-                  gbs / kReadGbs * 100, tflops, tflops / kTflops * 100);
+                  gbs * 1e9 / peaks.read_bytes * 100, tflops, tflops * 1e12 / peaks.flop * 100);
       if (product.name == "output" && columns > 256) continue;  // a prompt wants one row
       total += seconds;
       bytes += static_cast<double>(product.bytes);
       flops += product_flops;
     }
     std::printf("%7u  all      %7.3f  %9s  %5.0f (%4.1f %%)  %6.1f (%4.1f %%)  %.0f tokens/s\n",
-                columns, total * 1e3, "", bytes / total / 1e9, bytes / total / 1e9 / kReadGbs * 100,
-                flops / total / 1e12, flops / total / 1e12 / kTflops * 100, columns / total);
+                columns, total * 1e3, "", bytes / total / 1e9,
+                bytes / total / peaks.read_bytes * 100, flops / total / 1e12,
+                flops / total / peaks.flop * 100, columns / total);
   }
   return 0;
 }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/device_limits.h"
 #include "kernels/sampling/sample.h"
 #include "kernels/step/step.h"
 #include "llm/ops/sampling.h"
@@ -164,6 +165,7 @@ int main(int argument_count, char** arguments) {
 
   cudaDeviceProp properties;
   CHECK(cudaGetDeviceProperties(&properties, 0));
+  const wcuda::bench::DeviceLimits limits = wcuda::bench::device_limits();
   wcuda::kernels::Launch launch;
   launch.sm_count = properties.multiProcessorCount;
   launch.compute_capability = properties.major * 10 + properties.minor;
@@ -183,9 +185,11 @@ int main(int argument_count, char** arguments) {
                    cudaMemcpyHostToDevice));
   CHECK(cudaMemset(device.statuses, 0, kRowsMax * sizeof(int32_t)));
 
-  std::printf("%s, vocabulary %u, microseconds a launch of %u in a graph, minimum (median)\n",
-              properties.name, vocabulary, kLaunches);
-  std::printf("%-26s %4s %3s %18s %18s %18s %18s\n", "setting", "pdl", "blk", "1 row", "8 rows",
+  std::printf(
+      "%s, vocabulary %u, microseconds a launch of %u in a graph, minimum (median), share of "
+      "the read rate\n",
+      properties.name, vocabulary, kLaunches);
+  std::printf("%-26s %4s %3s %23s %23s %23s %23s\n", "setting", "pdl", "blk", "1 row", "8 rows",
               "64 rows", "256 rows");
   for (const Setting& setting : settings()) {
     std::vector<SampleRow> rows;
@@ -218,7 +222,11 @@ int main(int argument_count, char** arguments) {
         launch.is_dependent = is_dependent;
         double least, median;
         measure(args, launch, repeats, &least, &median);
-        std::printf(" %8.2f (%7.2f)", least, median);
+        // The logits, once.
+        const double share = limits.read_bytes > 0 ? 4.0 * row_count * vocabulary /
+                                                         (median * 1e-6) / limits.read_bytes
+                                                   : 0;
+        std::printf(" %8.2f (%7.2f) %3.0f%%", least, median, setting.is_sampled ? share * 100 : 0);
         if (setting.is_sampled && !is_right(args, setting.sampling, logits, history)) {
           std::fprintf(stderr, "gpu_sampling_bench: '%s' differs from the host\n", setting.name);
           return 1;

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/device_limits.h"
 #include "kernels/linear/linear_vector.h"
 #include "kernels/shared/packed_tile.h"
 
@@ -21,8 +22,6 @@ namespace {
 
 using namespace wcuda::kernels;
 using wcuda::quant::tile_layout;
-
-constexpr double kReadGBs = 4530.0;  // pure read, measured on one H200
 
 void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -137,7 +136,7 @@ class Bench {
           "%6.0f GB/s %3.0f %%\n",
           model.name, type, columns, tuning.cluster_size, tuning.stages, tuning.m_warps,
           tuning.residency, tuning.early_stages, 1000.0 / ms, bytes / ms / 1e6,
-          bytes / ms / 1e6 / kReadGBs * 100.0);
+          bytes / ms * 1e3 / limits_.read_bytes * 100.0);
     }
   }
 
@@ -158,7 +157,7 @@ class Bench {
                           });
         std::printf("shape %-4s %-8s type %2u T %u C %u: %8.2f us %6.0f GB/s %3.0f %%\n",
                     model.name, shape.name, type, columns, tuning.cluster_size, us,
-                    bytes / us / 1e3, bytes / us / 1e3 / kReadGBs * 100.0);
+                    bytes / us / 1e3, bytes / us * 1e6 / limits_.read_bytes * 100.0);
       }
     }
   }
@@ -234,6 +233,7 @@ class Bench {
   }
 
   static constexpr int kRepeats = 20;
+  const wcuda::bench::DeviceLimits limits_ = wcuda::bench::device_limits();
   cudaStream_t stream_ = nullptr;
   Launch launch_;
   uint8_t* weights_ = nullptr;

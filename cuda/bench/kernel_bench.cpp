@@ -1,0 +1,277 @@
+// Speed of the kernels that no other bench has: embed, repack, unrepack, dequantize, half_input,
+// gemm and the fused layers. Each result is checked first; prints the least and the median time of
+// a launch in a graph of many over memory beyond L2, and GB/s or TFLOP/s with the share of the
+// limit.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+#include "bench/device_limits.h"
+#include "bench/random_blocks.h"
+#include "kernels/linear/dequantize.h"
+#include "kernels/linear/fused_layers.h"
+#include "kernels/linear/gemm.h"
+#include "kernels/linear/half_input.h"
+#include "kernels/memory/repack.h"
+#include "kernels/ptx/code.h"
+#include "kernels/shared/packed_tile.h"
+#include "kernels/step/embed.h"
+#include "llm/quant/format.h"
+
+namespace {
+
+using namespace wcuda;
+using namespace wcuda::kernels;
+
+constexpr int kRepeats = 11;
+constexpr uint64_t kPoolBytes = 2ull << 30;
+
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "kernel_bench: %s: %s\n", what, cudaGetErrorString(error));
+  std::exit(1);
+}
+void check(bool is_right, const char* what) {
+  if (is_right) return;
+  std::fprintf(stderr, "kernel_bench: %s: wrong result\n", what);
+  std::exit(1);
+}
+
+template <class T>
+T* device_array(uint64_t count) {
+  void* data = nullptr;
+  check(cudaMalloc(&data, std::max<uint64_t>(count * sizeof(T), 256)), "cudaMalloc");
+  check(cudaMemset(data, 0, count * sizeof(T)), "cudaMemset");
+  return static_cast<T*>(data);
+}
+template <class T>
+std::vector<T> to_host(const T* data, uint64_t count) {
+  std::vector<T> values(count);
+  check(cudaMemcpy(values.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost), "copy");
+  return values;
+}
+
+class Bench {
+ public:
+  Bench() : limits_(bench::device_limits()) {
+    check(cudaStreamCreate(&launch_.stream), "stream");
+    check(cudaDeviceGetAttribute(&launch_.sm_count, cudaDevAttrMultiProcessorCount, 0), "device");
+    launch_.compute_capability = launch_capability();
+    launch_.is_dependent = true;
+  }
+
+  // A matrix of 8B's feed-forward layers, of one type.
+  void matrix(TensorType type) {
+    constexpr uint32_t kRows = 14336, kCols = 4096;
+    const quant::Format& format = *quant::find_format(type);
+    const uint64_t row_bytes = uint64_t{kCols} / format.block_elements * format.block_bytes;
+    const uint64_t file_bytes = kRows * row_bytes;
+    const uint64_t tile_bytes = kRows / 16 * quant::tile_layout(type).m_tile_bytes(kCols);
+    const auto count = static_cast<uint32_t>(kPoolBytes / std::max(file_bytes, tile_bytes));
+    const std::vector<uint8_t> file =
+        bench::random_blocks(type, uint64_t{kRows} * kCols / format.block_elements);
+    auto* const files = device_array<uint8_t>(count * file_bytes);
+    auto* const tiles = device_array<uint8_t>(count * tile_bytes);
+    for (uint32_t i = 0; i < count; ++i)
+      check(cudaMemcpy(files + i * file_bytes, file.data(), file_bytes, cudaMemcpyHostToDevice),
+            "copy");
+    const double moved = static_cast<double>(file_bytes + tile_bytes);
+    measure("repack", format.name, count, moved, 0, [&](uint32_t i) {
+      return repack(type, kRows, kCols, 0, kRows, files + i * file_bytes, tiles + i * tile_bytes,
+                    launch_.stream);
+    });
+    check(cudaMemset(files, 0, count * file_bytes), "cudaMemset");
+    measure("unrepack", format.name, count, moved, 0, [&](uint32_t i) {
+      return unrepack(type, kRows, kCols, 0, kRows, tiles + i * tile_bytes, files + i * file_bytes,
+                      launch_.stream);
+    });
+    check(to_host(files, file_bytes) == file, "unrepack");
+    cudaFree(files);
+
+    auto* const halves = device_array<uint16_t>(uint64_t{kRows} * kCols);
+    auto* const floats = device_array<float>(uint64_t{kRows} * kCols);
+    const auto matrix_at = [&](uint32_t i) {
+      return Matrix{tiles + i * tile_bytes, type, kRows, kCols};
+    };
+    std::vector<float> expected(kCols);
+    check(quant::unpack_row(format, file.data() + 7 * row_bytes, kCols, expected.data()).ok(),
+          "unpack_row");
+    check(dequantize(matrix_at(0), 7, 1, ElementType::kF32, floats, launch_), "dequantize");
+    check(cudaStreamSynchronize(launch_.stream), "dequantize");
+    check(to_host(floats, kCols) == expected, "dequantize");
+    measure("dequantize f16", format.name, count, tile_bytes + 2.0 * kRows * kCols, 0,
+            [&](uint32_t i) {
+              return dequantize(matrix_at(i), 0, kRows, ElementType::kF16, halves, launch_);
+            });
+
+    constexpr uint32_t kTokens = 512;
+    std::vector<int32_t> tokens(kTokens);
+    for (uint32_t t = 0; t < kTokens; ++t) tokens[t] = static_cast<int32_t>(t * 7919 % kRows);
+    tokens[0] = 7;
+    auto* const ids = device_array<int32_t>(kTokens);
+    check(cudaMemcpy(ids, tokens.data(), kTokens * 4, cudaMemcpyHostToDevice), "copy");
+    measure("embed 512 tokens", format.name, count, kTokens * (row_bytes + 4.0 * kCols), 0,
+            [&](uint32_t i) { return embed(ids, kTokens, matrix_at(i), 1.0f, floats, launch_); });
+    check(to_host(floats, kCols) == expected, "embed");
+    for (void* data : {static_cast<void*>(tiles), static_cast<void*>(halves),
+                       static_cast<void*>(floats), static_cast<void*>(ids)})
+      cudaFree(data);
+  }
+
+  // The project's own product of f16 with f32 sums, and what prepares its operand.
+  void products() {
+    constexpr uint32_t kTokens = 2048, kCols = 4096, kRows = 4096;
+    auto* const x = device_array<float>(uint64_t{kTokens} * kCols);
+    auto* const h = device_array<uint16_t>(uint64_t{kTokens} * kCols);
+    auto* const w = device_array<uint16_t>(uint64_t{kRows} * kCols);
+    auto* const y = device_array<float>(uint64_t{kTokens} * kRows);
+    auto* const scales = device_array<float>(kTokens);
+    // All ones: each sum is the number of inputs.
+    const std::vector<float> ones(uint64_t{kTokens} * kCols, 1.0f);
+    const std::vector<uint16_t> half_ones(uint64_t{kRows} * kCols, 0x3c00);
+    check(cudaMemcpy(x, ones.data(), ones.size() * 4, cudaMemcpyHostToDevice), "copy");
+    check(cudaMemcpy(w, half_ones.data(), half_ones.size() * 2, cudaMemcpyHostToDevice), "copy");
+    HalfInputArgs input;
+    input.columns = kTokens;
+    input.cols = input.depth = kCols;
+    input.x = x;
+    input.h = h;
+    input.scales = scales;
+    measure("half_input", "f16", 8, 6.0 * kTokens * kCols, 0,
+            [&](uint32_t) { return half_input(input, launch_); });
+    GemmArgs args;
+    args.rows = kRows;
+    args.columns = kTokens;
+    args.depth = args.h_stride = kCols;
+    args.w = w;
+    args.h = h;
+    args.y = y;
+    args.y_stride = kRows;
+    measure("gemm 2048 tokens", "f16", 8, 0, 2.0 * kTokens * kRows * kCols,
+            [&](uint32_t) { return gemm(args, launch_); });
+    check(to_host(y, 1)[0] * to_host(scales, 1)[0] == kCols, "gemm");
+    for (void* data : {static_cast<void*>(x), static_cast<void*>(h), static_cast<void*>(w),
+                       static_cast<void*>(y), static_cast<void*>(scales)})
+      cudaFree(data);
+  }
+
+  // Output projection, gate and up, down of 8B for one token.
+  void fused() {
+    constexpr uint32_t kDim = 4096, kHidden = 14336;
+    const auto bytes_of = [](uint32_t rows, uint32_t cols) {
+      return rows / 16 * quant::tile_layout(TensorType::kQ4_K).m_tile_bytes(cols);
+    };
+    const uint64_t bytes =
+        bytes_of(kDim, kDim) + 2 * bytes_of(kHidden, kDim) + bytes_of(kDim, kHidden);
+    const auto count = static_cast<uint32_t>(kPoolBytes / bytes);
+    auto* const weights = device_array<uint8_t>(count * bytes);
+    auto* const attention = device_array<float>(kDim);
+    auto* const residual = device_array<float>(kDim);
+    auto* const hidden = device_array<float>(kHidden);
+    auto* const gain = device_array<float>(kDim);
+    const uint64_t scratch_bytes = fused_layers_scratch_bytes(kHidden, kDim);
+    auto* const scratch = device_array<uint8_t>(scratch_bytes);
+    const auto layers_at = [&](uint32_t i, LinearArgs(&layers)[3]) {
+      const uint8_t* at = weights + i * bytes;
+      const auto add = [&](LinearArgs& args, uint32_t rows, uint32_t cols) {
+        args.matrices[args.matrix_count++] = {at, TensorType::kQ4_K, rows, cols};
+        at += bytes_of(rows, cols);
+      };
+      for (LinearArgs& args : layers) {
+        args = LinearArgs();
+        args.columns = 1;
+        args.epsilon = 1e-5f;
+      }
+      add(layers[0], kDim, kDim);
+      layers[0].x = attention;
+      layers[0].outputs[0] = residual;
+      layers[0].epilogue = Epilogue::kAdd;
+      add(layers[1], kHidden, kDim);
+      add(layers[1], kHidden, kDim);
+      layers[1].x = residual;
+      layers[1].norm = gain;
+      layers[1].outputs[0] = hidden;
+      layers[1].epilogue = Epilogue::kSiluGate;
+      add(layers[2], kDim, kHidden);
+      layers[2].x = hidden;
+      layers[2].outputs[0] = residual;
+      layers[2].epilogue = Epilogue::kAdd;
+    };
+    LinearArgs layers[3];
+    layers_at(0, layers);
+    if (!fused_layers_has_device(launch_) || !fused_layers_supports(layers, 3, launch_)) {
+      std::printf("%-18s not on this device\n", "fused_layers");
+      return;
+    }
+    check(fused_layers_prepare(scratch, scratch_bytes, launch_), "fused_layers_prepare");
+    measure("fused_layers", "Q4_K", count, static_cast<double>(bytes), 0, [&](uint32_t i) {
+      layers_at(i, layers);
+      return fused_layers(layers, 3, scratch, scratch_bytes, launch_);
+    });
+    check(to_host(residual, 1)[0] == 0.0f, "fused_layers");  // weights of 0
+  }
+
+ private:
+  // Queues body(0 … count - 1) once as a graph, which then runs kRepeats times.
+  void measure(const char* kernel, const char* type, uint32_t count, double bytes, double flop,
+               const std::function<cudaError_t(uint32_t)>& body) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    check(body(0), kernel);
+    check(cudaStreamSynchronize(launch_.stream), kernel);
+    check(cudaStreamBeginCapture(launch_.stream, cudaStreamCaptureModeThreadLocal), "capture");
+    for (uint32_t i = 0; i < count; ++i) check(body(i), kernel);
+    check(cudaStreamEndCapture(launch_.stream, &graph), "capture");
+    check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    cudaEvent_t begin, end;
+    check(cudaEventCreate(&begin), "event");
+    check(cudaEventCreate(&end), "event");
+    std::vector<double> seconds;
+    for (int i = 0; i < kRepeats + 1; ++i) {
+      check(cudaEventRecord(begin, launch_.stream), "event");
+      check(cudaGraphLaunch(exec, launch_.stream), "launch");
+      check(cudaEventRecord(end, launch_.stream), "event");
+      check(cudaStreamSynchronize(launch_.stream), kernel);
+      float ms = 0;
+      check(cudaEventElapsedTime(&ms, begin, end), "time");
+      if (i > 0) seconds.push_back(ms * 1e-3 / count);
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    std::sort(seconds.begin(), seconds.end());
+    const double median = seconds[seconds.size() / 2];
+    std::printf("%-18s %-8s %9.2f us %9.2f us", kernel, type, seconds[0] * 1e6, median * 1e6);
+    if (flop > 0)
+      bench::print_flops(flop, median, limits_);
+    else
+      bench::print_bandwidth(bytes, median, limits_);
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+
+  const bench::DeviceLimits limits_;
+  Launch launch_;
+};
+
+}  // namespace
+
+int main() {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  std::printf("%s, %d SM; least and median of %d\n", properties.name,
+              properties.multiProcessorCount, kRepeats);
+  Bench bench;
+  for (const TensorType type : {TensorType::kF16, TensorType::kQ8_0, TensorType::kQ4_K,
+                                TensorType::kQ6_K, TensorType::kIQ4_XS})
+    bench.matrix(type);
+  bench.products();
+  bench.fused();
+  return 0;
+}
