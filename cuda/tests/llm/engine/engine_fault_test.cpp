@@ -7,6 +7,7 @@
 #include "llm/engine/engine.h"
 #include "llm/gguf/gguf_open.h"
 #include "llm/model/tiny_model.h"
+#include "support/backend_name.h"
 
 namespace wcuda::engine {
 namespace {
@@ -86,8 +87,10 @@ class EngineFault : public ::testing::TestWithParam<int32_t> {
   std::shared_ptr<vram::Memory> memory_;
   std::shared_ptr<model::Model> model_;
 };
-INSTANTIATE_TEST_SUITE_P(Host, EngineFault, ::testing::Values(WCUDA_BACKEND_HOST));
-INSTANTIATE_TEST_SUITE_P(Gpu, EngineFault, ::testing::Values(WCUDA_BACKEND_CUDA));
+INSTANTIATE_TEST_SUITE_P(Host, EngineFault, ::testing::Values(WCUDA_BACKEND_HOST),
+                         testing::backend_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, EngineFault, ::testing::Values(WCUDA_BACKEND_CUDA),
+                         testing::backend_name);
 
 TEST_P(EngineFault, a_failing_call_while_it_is_made_leaves_nothing) {
   const size_t rows_of_model = row_count();

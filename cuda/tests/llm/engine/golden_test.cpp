@@ -20,6 +20,7 @@
 #include "llm/engine/engine.h"
 #include "llm/gguf/gguf.h"
 #include "llm/model/model.h"
+#include "support/backend_name.h"
 
 namespace wcuda {
 namespace {
@@ -159,8 +160,10 @@ class EngineGolden : public ::testing::TestWithParam<int32_t> {
  protected:
   static Place place() { return {GetParam()}; }
 };
-INSTANTIATE_TEST_SUITE_P(Host, EngineGolden, ::testing::Values(WCUDA_BACKEND_HOST));
-INSTANTIATE_TEST_SUITE_P(Gpu, EngineGolden, ::testing::Values(WCUDA_BACKEND_CUDA));
+INSTANTIATE_TEST_SUITE_P(Host, EngineGolden, ::testing::Values(WCUDA_BACKEND_HOST),
+                         testing::backend_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, EngineGolden, ::testing::Values(WCUDA_BACKEND_CUDA),
+                         testing::backend_name);
 
 // Says which model comes farthest off.
 void expect_close(const Place& place, const std::vector<Golden>& all, const Setup& setup,
@@ -243,7 +246,8 @@ class GpuEngineTwins : public ::testing::TestWithParam<int32_t> {
   }
   static Place place() { return {WCUDA_BACKEND_CUDA, GetParam()}; }
 };
-INSTANTIATE_TEST_SUITE_P(Capability, GpuEngineTwins, ::testing::Values(80, 86, 100));
+INSTANTIATE_TEST_SUITE_P(Capability, GpuEngineTwins, ::testing::Values(80, 86, 100),
+                         ::testing::PrintToStringParamName());
 
 TEST_P(GpuEngineTwins, every_family_gives_the_logits_of_transformers) {
   for (const uint32_t tokens : {48u, 7u, 1u})

@@ -16,6 +16,7 @@
 #include "llm/gguf/source.h"
 #include "llm/model/model.h"
 #include "llm/model/tiny_model.h"
+#include "support/backend_name.h"
 
 namespace wcuda::engine {
 namespace {
@@ -279,8 +280,10 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
   StepArgs step_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Host, StepNodes, ::testing::Values(WCUDA_BACKEND_HOST));
-INSTANTIATE_TEST_SUITE_P(Gpu, StepNodes, ::testing::Values(WCUDA_BACKEND_CUDA));
+INSTANTIATE_TEST_SUITE_P(Host, StepNodes, ::testing::Values(WCUDA_BACKEND_HOST),
+                         testing::backend_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, StepNodes, ::testing::Values(WCUDA_BACKEND_CUDA),
+                         testing::backend_name);
 
 TEST_P(StepNodes, give_alone_the_bits_they_give_within_the_step) {
   for (const Case& c : cases()) {

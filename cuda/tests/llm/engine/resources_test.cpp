@@ -2,6 +2,7 @@
 #include <string>
 
 #include "llm/engine/engine_fixture.h"
+#include "support/backend_name.h"
 
 namespace wcuda {
 namespace {
@@ -19,8 +20,10 @@ class EngineMemory : public testing::EngineFixture {
   uint64_t held(int32_t purpose) { return memory(purpose).current_bytes; }
   const std::vector<int32_t> prompt_ = {1, 5, 9, 2, 7};
 };
-INSTANTIATE_TEST_SUITE_P(Host, EngineMemory, ::testing::Values(WCUDA_BACKEND_HOST));
-INSTANTIATE_TEST_SUITE_P(Gpu, EngineMemory, ::testing::Values(WCUDA_BACKEND_CUDA));
+INSTANTIATE_TEST_SUITE_P(Host, EngineMemory, ::testing::Values(WCUDA_BACKEND_HOST),
+                         testing::backend_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, EngineMemory, ::testing::Values(WCUDA_BACKEND_CUDA),
+                         testing::backend_name);
 
 TEST_P(EngineMemory, is_what_the_plan_says_to_the_byte_also_after_steps) {
   for (const int32_t kv_type : {WCUDA_KV_F16, WCUDA_KV_Q8_0, WCUDA_KV_FP8_E4M3})
@@ -54,7 +57,8 @@ class EngineOnDevice : public EngineMemory {
     return tiny;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Gpu, EngineOnDevice, ::testing::Values(WCUDA_BACKEND_CUDA));
+INSTANTIATE_TEST_SUITE_P(Gpu, EngineOnDevice, ::testing::Values(WCUDA_BACKEND_CUDA),
+                         testing::backend_name);
 
 TEST_P(EngineOnDevice,
        is_refused_with_the_numbers_if_the_device_is_full_and_made_once_there_is_room) {

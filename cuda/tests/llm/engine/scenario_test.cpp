@@ -7,6 +7,7 @@
 #include <random>
 
 #include "llm/engine/engine_fixture.h"
+#include "support/backend_name.h"
 
 namespace wcuda {
 namespace {
@@ -370,8 +371,10 @@ class Scenario : public testing::EngineFixture {
  private:
   std::unique_ptr<Scripts> scripts_;
 };
-INSTANTIATE_TEST_SUITE_P(Host, Scenario, ::testing::Values(WCUDA_BACKEND_HOST));
-INSTANTIATE_TEST_SUITE_P(Gpu, Scenario, ::testing::Values(WCUDA_BACKEND_CUDA));
+INSTANTIATE_TEST_SUITE_P(Host, Scenario, ::testing::Values(WCUDA_BACKEND_HOST),
+                         testing::backend_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, Scenario, ::testing::Values(WCUDA_BACKEND_CUDA),
+                         testing::backend_name);
 
 TEST_P(Scenario, gives_each_sequence_what_it_gives_alone_and_the_same_bits_again) {
   create(0);

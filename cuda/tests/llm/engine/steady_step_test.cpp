@@ -11,6 +11,7 @@
 #include "core/backend/open.h"
 #include "core/backend/trace_backend.h"
 #include "llm/engine/engine_fixture.h"
+#include "support/backend_name.h"
 #include "support/device_gate.h"
 
 namespace wcuda::testing {
@@ -77,8 +78,10 @@ class SteadyStep : public EngineFixture {
   std::vector<Call> calls_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Host, SteadyStep, ::testing::Values(WCUDA_BACKEND_HOST));
-INSTANTIATE_TEST_SUITE_P(Gpu, SteadyStep, ::testing::Values(WCUDA_BACKEND_CUDA));
+INSTANTIATE_TEST_SUITE_P(Host, SteadyStep, ::testing::Values(WCUDA_BACKEND_HOST),
+                         testing::backend_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, SteadyStep, ::testing::Values(WCUDA_BACKEND_CUDA),
+                         testing::backend_name);
 
 TEST_P(SteadyStep, submit_allocates_nothing_and_waits_for_nothing) {
   create_engine(small_options());
@@ -191,7 +194,8 @@ class BusyDevice : public SteadyStep {
   Event event_{};
 };
 
-INSTANTIATE_TEST_SUITE_P(Gpu, BusyDevice, ::testing::Values(WCUDA_BACKEND_CUDA));
+INSTANTIATE_TEST_SUITE_P(Gpu, BusyDevice, ::testing::Values(WCUDA_BACKEND_CUDA),
+                         testing::backend_name);
 
 TEST_P(BusyDevice, submit_and_health_return_while_the_step_cannot_begin) {
   create_engine(small_options());

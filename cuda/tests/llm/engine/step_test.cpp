@@ -5,13 +5,14 @@
 #include <thread>
 
 #include "llm/engine/engine_fixture.h"
+#include "support/backend_name.h"
 
 namespace wcuda {
 namespace {
 
 class Step : public testing::EngineFixture {};
-INSTANTIATE_TEST_SUITE_P(Host, Step, ::testing::Values(WCUDA_BACKEND_HOST));
-INSTANTIATE_TEST_SUITE_P(Gpu, Step, ::testing::Values(WCUDA_BACKEND_CUDA));
+INSTANTIATE_TEST_SUITE_P(Host, Step, ::testing::Values(WCUDA_BACKEND_HOST), testing::backend_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, Step, ::testing::Values(WCUDA_BACKEND_CUDA), testing::backend_name);
 using testing::StepResult;
 
 const std::vector<int32_t> kPrompt = {1, 5, 9, 2, 7};
