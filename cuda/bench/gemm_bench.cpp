@@ -72,7 +72,7 @@ uint32_t random_word(uint64_t i) {
 // As a step's plan would have it, but for gates, whose sums nothing reads here.
 ops::Node node_of(const LinearArgs& args, const ops::Limits& limits, const kernels::Launch& launch,
                   uint32_t batch_tokens_max) {
-  ops::LinearShape shape{args.columns, args.matrix_count, {}, {}, args.matrices[0].cols};
+  ops::LinearShape shape{args.tokens, args.matrix_count, {}, {}, args.matrices[0].cols};
   for (uint32_t m = 0; m < args.matrix_count; ++m) {
     shape.types[m] = args.matrices[m].type;
     shape.rows[m] = args.matrices[m].rows;
@@ -216,7 +216,7 @@ int run(const std::vector<uint32_t>& column_counts, uint32_t batch_columns_max) 
     for (const Product& product : products) {
       const double seconds = seconds_of(launch.stream, [&] {
         for (LinearArgs args : product.layers) {
-          args.columns = columns;
+          args.tokens = columns;
           check(linear.run(node_of(args, limits, launch, batch_columns_max), args, {}, launch));
         }
       });

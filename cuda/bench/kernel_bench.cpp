@@ -137,7 +137,7 @@ class Bench {
     check(cudaMemcpy(x, ones.data(), ones.size() * 4, cudaMemcpyHostToDevice), "copy");
     check(cudaMemcpy(w, half_ones.data(), half_ones.size() * 2, cudaMemcpyHostToDevice), "copy");
     HalfInputArgs input;
-    input.columns = kTokens;
+    input.tokens = kTokens;
     input.cols = input.depth = kCols;
     input.x = x;
     input.h = h;
@@ -146,7 +146,7 @@ class Bench {
             [&](uint32_t) { return half_input(input, launch_); });
     GemmArgs args;
     args.rows = kRows;
-    args.columns = kTokens;
+    args.tokens = kTokens;
     args.depth = args.h_stride = kCols;
     args.w = w;
     args.h = h;
@@ -184,7 +184,7 @@ class Bench {
       };
       for (LinearArgs& args : layers) {
         args = LinearArgs();
-        args.columns = 1;
+        args.tokens = 1;
         args.epsilon = 1e-5f;
       }
       add(layers[0], kDim, kDim);

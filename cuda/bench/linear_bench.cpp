@@ -184,7 +184,7 @@ class Bench {
   uint64_t add_shape(uint32_t type, const Shape& shape, uint32_t layer, uint32_t layers,
                      uint32_t columns, const VectorTuning& tuning, uint64_t at) {
     LinearArgs args;
-    args.columns = columns;
+    args.tokens = columns;
     args.x = reinterpret_cast<float*>(activations_);
     args.epilogue = shape.epilogue;
     args.matrix_count = static_cast<uint32_t>(shape.rows.size());

@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kFinishThreads)
     wide_finish_kernel(const DequantGemmFinishArgs args) {
   dependent_trigger();
   dependent_wait();
-  for (uint32_t c = blockIdx.x; c < args.columns; c += gridDim.x) {
+  for (uint32_t c = blockIdx.x; c < args.tokens; c += gridDim.x) {
     const float scale = args.scales != nullptr ? args.scales[c] : 1.0f;
     if (scale == 1.0f && args.bias == nullptr) continue;
     float* const y = args.y + c * args.stride;
@@ -192,7 +192,7 @@ cudaError_t launch_input(const DequantGemmInputArgs& args, const Launch& launch)
   const uint32_t pieces = args.cols / 8;
   const auto start = [&](auto* kernel, uint32_t turns) {
     const uint32_t threads = ((pieces + turns - 1) / turns + 31) / 32 * 32;
-    return launch_kernel(launch, dim3(args.columns), dim3(threads), 0, 0, kernel, args);
+    return launch_kernel(launch, dim3(args.tokens), dim3(threads), 0, 0, kernel, args);
   };
   if (args.gate != nullptr) {
     const uint32_t turns = (pieces + 2 * kThreadsMax - 1) / (2 * kThreadsMax) * 2;
@@ -210,7 +210,7 @@ bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(addres
 }  // namespace
 
 cudaError_t dequant_gemm_input(const DequantGemmInputArgs& args, const Launch& launch) {
-  if (args.columns == 0) return cudaSuccess;
+  if (args.tokens == 0) return cudaSuccess;
   if (args.cols == 0 || args.cols % 8 != 0 || args.cols > kDequantGemmInputsMax ||
       !is_aligned(args.x) || !is_aligned(args.norm) || !is_aligned(args.gate) ||
       !is_aligned(args.h))
@@ -219,8 +219,8 @@ cudaError_t dequant_gemm_input(const DequantGemmInputArgs& args, const Launch& l
 }
 
 cudaError_t dequant_gemm_finish(const DequantGemmFinishArgs& args, const Launch& launch) {
-  if (args.columns == 0 || args.rows == 0) return cudaSuccess;
-  const uint32_t blocks = min(args.columns, kFinishBlocks * static_cast<uint32_t>(launch.sm_count));
+  if (args.tokens == 0 || args.rows == 0) return cudaSuccess;
+  const uint32_t blocks = min(args.tokens, kFinishBlocks * static_cast<uint32_t>(launch.sm_count));
   return launch_kernel(launch, dim3(blocks), dim3(kFinishThreads), 0, 0, wide_finish_kernel, args);
 }
 

@@ -11,7 +11,7 @@
 
 namespace wcuda::kernels {
 
-// With M the largest magnitude of a column. A column's s depends on nothing but its own values.
+// With M the largest magnitude of a token. A token's s depends on nothing but its own values.
 enum class ScaleRule : uint32_t {
   // 2^s M lies in 2^-2 … 2^-1: what underflows is below 2^-22 of M, and sums fit into f16 unless a
   // row of weights is longer than 130,000 / sqrt(cols) at the least.
@@ -22,26 +22,26 @@ enum class ScaleRule : uint32_t {
 };
 
 struct DequantGemmInputArgs {
-  uint32_t columns = 0;
+  uint32_t tokens = 0;
   uint32_t cols = 0;         // inputs: a multiple of 8, at most kDequantGemmInputsMax
   const float* x = nullptr;  // (…, cols), aligned to 16; token c reads row c, or x_rows[c]
-  const uint32_t* x_rows = nullptr;  // (columns), device memory; may be null
+  const uint32_t* x_rows = nullptr;  // (tokens), device memory; may be null
   const float* norm = nullptr;       // (cols) gain of an RMS norm, aligned to 16; null: none
   float epsilon = 0.0f;
   // In place of x: sums of a gate and of its up, 2^s times what they should be.
-  const uint16_t* gate = nullptr;      // (columns, 2, cols) f16, aligned to 16
-  const float* gate_scales = nullptr;  // (columns) 2^-s
+  const uint16_t* gate = nullptr;      // (tokens, 2, cols) f16, aligned to 16
+  const float* gate_scales = nullptr;  // (tokens) 2^-s
   const float* gate_bias = nullptr;    // (cols); may be null
   const float* up_bias = nullptr;      // (cols); may be null
   Epilogue activation = Epilogue::kSiluGate;
 
   ScaleRule rule = ScaleRule::kAlways;
-  // The outputs that sums will be added to: columns with s not 0 are multiplied by 2^s. Null: has
+  // The outputs that sums will be added to: tokens with s not 0 are multiplied by 2^s. Null: has
   // been done.
-  float* residual = nullptr;   // (columns, residual_rows)
+  float* residual = nullptr;   // (tokens, residual_rows)
   uint32_t residual_rows = 0;  // 0: sums will not be added to anything
-  uint16_t* h = nullptr;       // (columns, cols), aligned to 16
-  float* scales = nullptr;     // (columns) 2^-s
+  uint16_t* h = nullptr;       // (tokens, cols), aligned to 16
+  float* scales = nullptr;     // (tokens) 2^-s
 };
 
 constexpr uint32_t kDequantGemmInputsMax = 32768;
@@ -49,15 +49,15 @@ constexpr uint32_t kDequantGemmInputsMax = 32768;
 cudaError_t dequant_gemm_input(const DequantGemmInputArgs& args, const Launch& launch);
 
 struct DequantGemmFinishArgs {
-  uint32_t columns = 0;
+  uint32_t tokens = 0;
   uint32_t rows = 0;
-  float* y = nullptr;  // (columns, stride)
+  float* y = nullptr;  // (tokens, stride)
   uint64_t stride = 0;
-  const float* scales = nullptr;  // (columns); null: 1
+  const float* scales = nullptr;  // (tokens); null: 1
   const float* bias = nullptr;    // (rows); may be null
 };
 
-// y[c][r] = scales[c] * y[c][r] + bias[r]. Without a bias columns of scale 1 are not touched.
+// y[c][r] = scales[c] * y[c][r] + bias[r]. Without a bias tokens of scale 1 are not touched.
 cudaError_t dequant_gemm_finish(const DequantGemmFinishArgs& args, const Launch& launch);
 
 }  // namespace wcuda::kernels

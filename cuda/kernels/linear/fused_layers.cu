@@ -87,7 +87,7 @@ static_assert(kFusedLayersMax == kPersistentLayersMax);
 
 PersistentLayerShape shape_of(const LinearArgs& args) {
   PersistentLayerShape shape;
-  shape.matrix_count = args.columns == 1 ? args.matrix_count : 0;
+  shape.matrix_count = args.tokens == 1 ? args.matrix_count : 0;
   for (uint32_t i = 0; i < std::min(args.matrix_count, kLinearMatricesMax); ++i) {
     if (args.matrices[i].cols != args.matrices[0].cols) shape.matrix_count = 0;
     shape.types[i] = args.matrices[i].type;

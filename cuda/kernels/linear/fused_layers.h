@@ -10,7 +10,7 @@ namespace wcuda::kernels {
 constexpr uint32_t kFusedLayersMax = 4;
 
 // Whether these layers, one after the other, are layers that fused_layers supports:
-// 2 to kFusedLayersMax of one column each, x of each but the first the only output of the one
+// 2 to kFusedLayersMax of one token each, x of each but the first the only output of the one
 // ahead, of types and shapes that it has kernels for, on a device of compute capability 9.0.
 bool fused_layers_supports(const LinearArgs* layers, uint32_t count, const Launch& launch);
 

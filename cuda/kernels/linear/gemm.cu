@@ -112,8 +112,7 @@ __global__ void __launch_bounds__(kGemmThreads, 2) gemm_kernel(const GemmArgs ar
         stage_tile(shared + offset, args.w, first_row, args.rows, args.depth, k);
       else
         stage_unaligned_tile(gemm_shared + offset, args.w, first_row, args.rows, args.depth, k);
-      stage_tile(shared + offset + kTileBytes, args.h, first_column, args.columns, args.h_stride,
-                 k);
+      stage_tile(shared + offset + kTileBytes, args.h, first_column, args.tokens, args.h_stride, k);
     }
     asm volatile("cp.async.commit_group;");
   };
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(kGemmThreads, 2) gemm_kernel(const GemmArgs ar
       for (uint32_t e = 0; e < 4; ++e) {
         const uint32_t row = first_row + warp_row + 16 * i + lane / 4 + e / 2 * 8;
         const uint32_t column = first_column + warp_column + 8 * j + lane % 4 * 2 + e % 2;
-        if (row >= args.rows || column >= args.columns) continue;
+        if (row >= args.rows || column >= args.tokens) continue;
         const uint64_t place = uint64_t{column} * args.y_stride + row;
         if (args.y_half != nullptr)
           args.y_half[place] = float_to_half(sums[i][j][e]);
@@ -149,7 +148,7 @@ __global__ void __launch_bounds__(kGemmThreads, 2) gemm_kernel(const GemmArgs ar
 }  // namespace
 
 cudaError_t gemm(const GemmArgs& args, const Launch& launch) {
-  if (args.rows == 0 || args.columns == 0) return cudaSuccess;
+  if (args.rows == 0 || args.tokens == 0) return cudaSuccess;
   if (args.depth == 0 || args.h_stride % 8 != 0 || args.h_stride < args.depth)
     return cudaErrorInvalidValue;
   const auto kernel = args.depth % 8 == 0 ? gemm_kernel<true> : gemm_kernel<false>;
@@ -157,7 +156,7 @@ cudaError_t gemm(const GemmArgs& args, const Launch& launch) {
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kGemmSharedBytes))
     return status;
   const dim3 grid((args.rows + kTileRows - 1) / kTileRows,
-                  (args.columns + kTileColumns - 1) / kTileColumns);
+                  (args.tokens + kTileColumns - 1) / kTileColumns);
   return launch_kernel(launch, grid, dim3(kGemmThreads), kGemmSharedBytes, 0, kernel, args);
 }
 

@@ -11,19 +11,19 @@
 namespace wcuda::kernels {
 
 struct GemmArgs {
-  uint32_t rows = 0;            // of w: outputs
-  uint32_t columns = 0;         // tokens
+  uint32_t rows = 0;  // of w: outputs
+  uint32_t tokens = 0;
   uint32_t depth = 0;           // inputs
   const uint16_t* w = nullptr;  // (rows, depth) f16, aligned to 16 bytes
-  const uint16_t* h = nullptr;  // (columns, h_stride) f16, aligned to 16 bytes
+  const uint16_t* h = nullptr;  // (tokens, h_stride) f16, aligned to 16 bytes
   uint32_t h_stride = 0;        // depth rounded up to a multiple of 8; zeros past depth
-  float* y = nullptr;           // (columns, y_stride)
+  float* y = nullptr;           // (tokens, y_stride)
   uint16_t* y_half = nullptr;   // the same as f16, in its place; null: none
   uint32_t y_stride = 0;        // at least rows
   bool is_added = false;        // y += instead of y =; not of y_half
 };
 
-// For devices without cuBLASLt, and where a column's bits may not depend on how many there are: the
+// For devices without cuBLASLt, and where a token's bits may not depend on how many there are: the
 // order of sums is fixed by `depth` alone.
 cudaError_t gemm(const GemmArgs& args, const Launch& launch);
 

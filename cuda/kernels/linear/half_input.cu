@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kInputThreads, 5)
   __shared__ Statistics parts[kInputClusterMax];
   constexpr uint32_t kPieceGroups = kInputThreads / 4;
   const uint32_t column = blockIdx.x / cluster, rank = blockIdx.x % cluster;
-  const bool is_column = column < args.columns, has_norm = args.norm != nullptr;
+  const bool is_column = column < args.tokens, has_norm = args.norm != nullptr;
   const uint32_t group = rank * (kBlockInputs / 32) + threadIdx.x / 4, lane = threadIdx.x % 4;
   const uint2 quarters = owned_quarters(args.order, lane);
   // Quarter i % 2 of piece i / 2.
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kInputThreads, 5)
 // Any number of inputs at any address: x is read twice.
 __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const HalfInputArgs args) {
   const uint32_t column = blockIdx.x;
-  const bool is_plain = args.order == InputOrder::kPlain, is_column = column < args.columns;
+  const bool is_plain = args.order == InputOrder::kPlain, is_column = column < args.tokens;
   dependent_trigger();
   dependent_wait();
   const uint32_t x_row = is_column && args.x_rows != nullptr ? args.x_rows[column] : column;
@@ -204,12 +204,12 @@ bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(addres
 }  // namespace
 
 cudaError_t half_input(const HalfInputArgs& args, const Launch& launch) {
-  if (args.columns == 0) return cudaSuccess;
+  if (args.tokens == 0) return cudaSuccess;
   const bool is_plain = args.order == InputOrder::kPlain;
   if (!is_plain && args.tile_columns == 0) return cudaErrorInvalidValue;
   const uint32_t blocks =
-      is_plain ? args.columns
-               : (args.columns + args.tile_columns - 1) / args.tile_columns * args.tile_columns;
+      is_plain ? args.tokens
+               : (args.tokens + args.tile_columns - 1) / args.tile_columns * args.tile_columns;
   if (args.depth < args.cols || args.depth % (is_plain ? 8 : 64) != 0) return cudaErrorInvalidValue;
   const uint32_t cluster = (args.depth + kBlockInputs - 1) / kBlockInputs;
   if (launch.compute_capability >= 90 && args.cols % 4 == 0 && cluster <= kInputClusterMax &&

@@ -52,16 +52,16 @@ enum class Epilogue : uint32_t {
 constexpr uint32_t kLinearMatricesMax = 3;
 
 struct LinearArgs {
-  uint32_t columns = 0;              // tokens
+  uint32_t tokens = 0;
   const float* x = nullptr;          // (…, cols); token c reads row c, or row x_rows[c]
-  const uint32_t* x_rows = nullptr;  // (columns), device memory; may be null
+  const uint32_t* x_rows = nullptr;  // (tokens), device memory; may be null
   const float* norm = nullptr;       // (cols) gain of an RMS norm over x; null: none
   float epsilon = 0.0f;
   // All with the same cols. Gate epilogues: gate and up, of the same rows.
   uint32_t matrix_count = 0;
   Matrix matrices[kLinearMatricesMax];
   const float* biases[kLinearMatricesMax] = {};  // (rows) of each; may be null
-  // (columns, rows) of each; gate epilogues use the first.
+  // (tokens, rows) of each; gate epilogues use the first.
   float* outputs[kLinearMatricesMax] = {};
   Epilogue epilogue = Epilogue::kStore;
 };

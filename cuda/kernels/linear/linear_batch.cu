@@ -81,9 +81,9 @@ bool fits(uint32_t rows, uint32_t k_tile_bytes, uint32_t columns) {
 // Columns of a tile: as few as hold them, up to 128 where two stages of every matrix allow.
 // Invariant ones stop at 64, for all that larger tiles do otherwise.
 uint32_t tile_columns(const LinearArgs& args, bool is_invariant) {
-  if (args.columns <= 16) return 16;
-  if (args.columns <= 32) return 32;
-  if (args.columns <= 64 || is_invariant) return 64;
+  if (args.tokens <= 16) return 16;
+  if (args.tokens <= 32) return 32;
+  if (args.tokens <= 64 || is_invariant) return 64;
   for (uint32_t m = 0; m < args.matrix_count; ++m)
     if (!fits(64 * batch_m_tiles(128), find_kernel(args.matrices[m].type)->k_tile_bytes, 128))
       return 64;
@@ -162,7 +162,7 @@ Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, u
 // The matrices from `second_matrix` on are of the kernel's second type.
 cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uint32_t second_matrix,
                         uint32_t columns, bool is_invariant, const Launch& launch) {
-  params.column_tiles = (params.columns + columns - 1) / columns;
+  params.column_tiles = (params.tokens + columns - 1) / columns;
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
   const uint32_t size = columns == 16 ? 0 : columns == 32 ? 1 : columns == 64 ? 2 : 3;
   if (const cudaError_t status = allow_shared_memory(kernel.kernels[size])) return status;
@@ -217,11 +217,11 @@ uint64_t linear_batch_scratch_bytes(uint32_t cols, uint32_t columns) {
 
 cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratch,
                          const Launch& launch) {
-  if (args.columns == 0 || !linear_batch_supports(args, launch) || launch.sm_count < 1)
+  if (args.tokens == 0 || !linear_batch_supports(args, launch) || launch.sm_count < 1)
     return cudaErrorInvalidValue;
   const uint32_t cols = args.matrices[0].cols;
   HalfInputArgs input;
-  input.columns = args.columns;
+  input.tokens = args.tokens;
   input.cols = cols;
   input.depth = round_up(cols, kKTileInputs);
   input.x = args.x;
@@ -231,7 +231,7 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
   input.tile_columns = tile_columns(args, is_invariant);
   input.h = static_cast<uint16_t*>(scratch);
   input.scales =
-      reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + input_bytes(cols, args.columns));
+      reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + input_bytes(cols, args.tokens));
 
   // The columns in each order that a type wants, then one kernel a type or two.
   bool is_done[kLinearMatricesMax] = {};
@@ -248,7 +248,7 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
                   find_kernel(args.matrices[i].type, args.matrices[m].type))
             kernel = mixed;
       LinearBatchParams params = {};
-      params.columns = args.columns;
+      params.tokens = args.tokens;
       const uint32_t record_inputs = kKTileInputs / kernel->packed_tiles;
       params.packed_tile_count = (cols + record_inputs - 1) / record_inputs;
       params.k_tile_count = input.depth / kKTileInputs;

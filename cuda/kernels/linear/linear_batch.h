@@ -11,13 +11,13 @@ namespace wcuda::kernels {
 // have a tile; gate and up of the same type.
 bool linear_batch_supports(const LinearArgs& args, const Launch& launch);
 
-// Scratch memory of any layer with up to `cols` inputs and `columns` columns, to the byte.
-uint64_t linear_batch_scratch_bytes(uint32_t cols, uint32_t columns);
+// Scratch memory of any layer with up to `cols` inputs and `tokens` tokens, to the byte.
+uint64_t linear_batch_scratch_bytes(uint32_t cols, uint32_t tokens);
 
-// columns is not 0. `scratch` has linear_batch_scratch_bytes(cols, columns) bytes, aligned to 256.
-// cudaErrorInvalidValue for arguments outside of the contract. With `is_invariant` a column's
+// tokens is not 0. `scratch` has linear_batch_scratch_bytes(cols, tokens) bytes, aligned to 256.
+// cudaErrorInvalidValue for arguments outside of the contract. With `is_invariant` a token's
 // bits depend on its own x, the shapes and types of the matrices and the device, not on how many
-// columns there are.
+// tokens there are.
 //
 // Weights become f16: magnitudes from 2^-16 on keep 11 bits, those below 2^-27 vanish; 16384 and
 // above (of F16: none) overflow.

@@ -80,7 +80,7 @@ WCUDA_HD constexpr uint32_t batch_stage_bytes(uint32_t columns) {
 WCUDA_HD constexpr uint32_t batch_column_stages(uint32_t columns) { return columns == 64 ? 4 : 3; }
 
 struct LinearBatchParams {
-  uint32_t columns;
+  uint32_t tokens;
   uint32_t column_tiles;
   uint32_t packed_tile_count;  // of an M-tile
   uint32_t k_tile_count;
@@ -354,7 +354,7 @@ __device__ __forceinline__ void store_m_tiles(const LinearBatchParams& params,
   const auto fetch = [&](uint32_t first) {
 #pragma unroll
     for (uint32_t c = 0; c < 8; ++c) {
-      const bool is_column = first + c < params.columns;
+      const bool is_column = first + c < params.tokens;
       scales[c] = is_column ? params.scales[first + c] : 0.0f;
       previous[c] = is_add && is_row && is_column ? output[uint64_t{first + c} * rows] : 0.0f;
     }
@@ -363,7 +363,7 @@ __device__ __forceinline__ void store_m_tiles(const LinearBatchParams& params,
 #pragma unroll 1
   for (uint32_t turn = 0; turn < kColumns / 8; ++turn) {
     const uint32_t turn_column = first_column + turn * 8;
-    if (turn_column >= params.columns) break;
+    if (turn_column >= params.tokens) break;
 #pragma unroll
     for (uint32_t t = 0; t < kColumns / 8; ++t) {
       if (t != turn) continue;
@@ -395,7 +395,7 @@ __device__ __forceinline__ void store_m_tiles(const LinearBatchParams& params,
     for (uint32_t c = 0; c < 8; ++c) {
       if (tile.is_gate && c % 2 != 0) continue;
       const uint32_t column = turn_column + c + (tile.is_gate ? upper : 0);
-      if (is_row && column < params.columns) output[uint64_t{column} * rows] = values[c];
+      if (is_row && column < params.tokens) output[uint64_t{column} * rows] = values[c];
     }
     __syncwarp();
   }
@@ -606,7 +606,7 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
       }
     dependent_wait();
     sync_sums();
-    finish_tile(params, tile, first_column, min(kColumns, params.columns - first_column),
+    finish_tile(params, tile, first_column, min(kColumns, params.tokens - first_column),
                 consumer_warps * 32, shared, kScale);
     sync_end();
   }

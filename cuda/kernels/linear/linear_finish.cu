@@ -49,9 +49,9 @@ __global__ void __launch_bounds__(kFinishThreads) finish_kernel(const LinearFini
 }  // namespace
 
 cudaError_t linear_finish(const LinearFinishArgs& args, const Launch& launch) {
-  if (args.columns == 0 || args.rows == 0) return cudaSuccess;
+  if (args.tokens == 0 || args.rows == 0) return cudaSuccess;
   constexpr uint32_t kBlockRows = kFinishThreads * kElements;
-  const dim3 grid((args.rows + kBlockRows - 1) / kBlockRows, args.columns);
+  const dim3 grid((args.rows + kBlockRows - 1) / kBlockRows, args.tokens);
   return launch_kernel(launch, grid, dim3(kFinishThreads), 0, 0, finish_kernel, args);
 }
 

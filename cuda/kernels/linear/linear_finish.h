@@ -12,15 +12,15 @@ namespace wcuda::kernels {
 
 // value(c, r) = scales[c] * sums[c][r] + bias[r], then the epilogue.
 struct LinearFinishArgs {
-  uint32_t columns = 0;
+  uint32_t tokens = 0;
   uint32_t rows = 0;
-  const float* sums = nullptr;  // (columns, sums_stride)
+  const float* sums = nullptr;  // (tokens, sums_stride)
   uint32_t sums_stride = 0;
   uint32_t up_offset = 0;          // gate epilogues: sums of up follow those of gate by this many
-  const float* scales = nullptr;   // (columns)
+  const float* scales = nullptr;   // (tokens)
   const float* bias = nullptr;     // (rows); may be null
   const float* up_bias = nullptr;  // (rows); may be null
-  float* output = nullptr;         // (columns, output_stride)
+  float* output = nullptr;         // (tokens, output_stride)
   uint32_t output_stride = 0;
   Epilogue epilogue = Epilogue::kStore;
 };

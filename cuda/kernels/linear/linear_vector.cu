@@ -36,7 +36,7 @@ bool is_float(uint32_t type) {
 }
 
 bool is_valid(const LinearArgs& args) {
-  if (args.columns == 0 || args.columns > kLinearVectorColumnsMax || args.x == nullptr ||
+  if (args.tokens == 0 || args.tokens > kLinearVectorTokensMax || args.x == nullptr ||
       args.matrix_count == 0 || args.matrix_count > kLinearMatricesMax)
     return false;
   if (is_gate(args) && (args.matrix_count != 2 || args.matrices[0].rows != args.matrices[1].rows))
@@ -60,7 +60,7 @@ cudaError_t run(const LinearArgs& args, const uint32_t* order, uint32_t count, u
   params.x_rows = args.x_rows;
   params.norm = args.norm;
   params.epsilon = args.epsilon;
-  params.columns = args.columns;
+  params.tokens = args.tokens;
   params.cols = args.matrices[0].cols;
   params.epilogue = args.epilogue;
   for (uint32_t i = 0; i < count; ++i) {
@@ -75,7 +75,7 @@ cudaError_t run(const LinearArgs& args, const uint32_t* order, uint32_t count, u
   return find_function(type, other)(params, tuning, launch);
 }
 
-// out = act(gate) * up for matrices that no kernel takes together: gate (columns, rows) and up in
+// out = act(gate) * up for matrices that no kernel takes together: gate (tokens, rows) and up in
 // scratch.
 __global__ void gate_kernel(const float* gate, const float* up, float* out, uint32_t count,
                             Epilogue epilogue) {
@@ -90,7 +90,7 @@ bool has_mixed_gate(const LinearArgs& args) {
 }
 
 uint64_t gate_bytes(const LinearArgs& args) {
-  const uint64_t bytes = uint64_t{args.columns} * args.matrices[0].rows * sizeof(float);
+  const uint64_t bytes = uint64_t{args.tokens} * args.matrices[0].rows * sizeof(float);
   return (bytes + 15) / 16 * 16;
 }
 
@@ -108,7 +108,7 @@ cudaError_t run_mixed_gate(const LinearArgs& args, const VectorTuning& tuning,
   front.scratch_bytes -= 2 * bytes;
   const cudaError_t error = linear_vector(matrices, front, tuning);
   if (error != cudaSuccess) return error;
-  const uint32_t count = args.columns * args.matrices[0].rows;
+  const uint32_t count = args.tokens * args.matrices[0].rows;
   return launch_kernel(launch, dim3((count + 255) / 256), dim3(256), 0, 0, gate_kernel,
                        static_cast<const float*>(matrices.outputs[0]),
                        static_cast<const float*>(matrices.outputs[1]), args.outputs[0], count,

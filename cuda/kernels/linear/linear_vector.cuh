@@ -88,7 +88,7 @@ __device__ inline Output find_output(const VectorParams& params, const Partition
   const Place place = place_of(params, partition.m_tile_begin + m_tile);
   const VectorMatrix& part = params.matrices[place.part];
   const uint32_t row = place.m_tile * 16 + index % 16;
-  if (token >= params.columns || row >= part.rows) return output;
+  if (token >= params.tokens || row >= part.rows) return output;
   output.target = part.output + uint64_t{token} * part.rows + row;
   if (part.bias != nullptr) output.bias = part.bias[row];
   if (params.epilogue >= Epilogue::kSiluGate && params.matrices[1].bias != nullptr)
@@ -520,8 +520,8 @@ struct EngineOf<TensorType::kBF16, T> {
 };
 
 template <TensorType kTypeA, TensorType kTypeB, uint32_t T>
-inline cudaError_t launch_columns(const VectorParams& params, const VectorTuning& tuning,
-                                  const Launch& launch_args) {
+inline cudaError_t launch_tokens(const VectorParams& params, const VectorTuning& tuning,
+                                 const Launch& launch_args) {
   using A = typename EngineOf<kTypeA, T>::Type;
   using B = typename EngineOf<kTypeB, T>::Type;
   if (launch_args.compute_capability >= 90)
@@ -535,10 +535,10 @@ inline cudaError_t launch_columns(const VectorParams& params, const VectorTuning
 template <TensorType kTypeA, TensorType kTypeB>
 cudaError_t launch_linear_vector(const VectorParams& params, const VectorTuning& tuning,
                                  const Launch& launch) {
-  if (params.columns == 1) return vector::launch_columns<kTypeA, kTypeB, 1>(params, tuning, launch);
-  if (params.columns == 2) return vector::launch_columns<kTypeA, kTypeB, 2>(params, tuning, launch);
-  if (params.columns <= 4) return vector::launch_columns<kTypeA, kTypeB, 4>(params, tuning, launch);
-  return vector::launch_columns<kTypeA, kTypeB, 8>(params, tuning, launch);
+  if (params.tokens == 1) return vector::launch_tokens<kTypeA, kTypeB, 1>(params, tuning, launch);
+  if (params.tokens == 2) return vector::launch_tokens<kTypeA, kTypeB, 2>(params, tuning, launch);
+  if (params.tokens <= 4) return vector::launch_tokens<kTypeA, kTypeB, 4>(params, tuning, launch);
+  return vector::launch_tokens<kTypeA, kTypeB, 8>(params, tuning, launch);
 }
 
 // For the file of a format: the kernels of one type, of two.

@@ -7,17 +7,17 @@
 
 namespace wcuda::kernels {
 
-constexpr uint32_t kLinearVectorColumnsMax = 8;
+constexpr uint32_t kLinearVectorTokensMax = 8;
 
 bool has_linear_vector(uint32_t type);
 
-// Scratch that linear_vector needs for these arguments; 0 for most. Grows with columns and rows.
+// Scratch that linear_vector needs for these arguments; 0 for most. Grows with tokens and rows.
 uint64_t linear_vector_scratch_bytes(const LinearArgs& args, const Launch& launch);
 
-// columns is 1 … 8, cols a multiple of 32 (of 4 for F32, F16 and BF16 alone); x and norm are
+// tokens is 1 … 8, cols a multiple of 32 (of 4 for F32, F16 and BF16 alone); x and norm are
 // 16-byte aligned, x not written by this call. cudaErrorInvalidValue for arguments outside of the
 // contract or too little scratch. The bits of a result depend on shapes, types, sm_count and
-// columns (1, 2, up to 4, up to 8), not on what runs beside.
+// tokens (1, 2, up to 4, up to 8), not on what runs beside.
 cudaError_t linear_vector(const LinearArgs& args, const Launch& launch);
 
 cudaError_t linear_vector(const LinearArgs& args, const Launch& launch, const VectorTuning& tuning);

@@ -66,7 +66,7 @@ struct VectorParams {
   uint32_t matrix_begins[kLinearMatricesMax];  // first M-tile of each part; ~0: none
   uint32_t cols;
   Epilogue epilogue;
-  uint32_t columns;
+  uint32_t tokens;
   const float* x;
   const float* norm;
   float epsilon, mean_factor;  // 1 / cols

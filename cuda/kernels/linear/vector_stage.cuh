@@ -32,7 +32,7 @@ __device__ inline void clear_squares(float* squares) {
 }
 
 // Waits for the kernel ahead, then calls put(eight, token, v, is_there) for eight inputs each,
-// v = x * norm (zero past cols and for tokens past columns), for T tokens. Whole warps call, for
+// v = x * norm (zero past cols and for tokens past tokens), for T tokens. Whole warps call, for
 // vec8s in a row; where not is_there, nothing may be stored. squares (T, 16): 0 … of the
 // warp gets sums of squares of x if there is a norm. after_loads is called once the first inputs
 // are on the way, by warps that have any.
@@ -86,7 +86,7 @@ __device__ inline void stage_split(const VectorParams& params, const StageRange&
       const uint32_t own = work + p * range.warps, input = input_of(own);
 #pragma unroll
       for (uint32_t i = 0; i < kTokens; ++i) {
-        inputs[p][i] = token_of(own, i) < params.columns ? input : kNone;
+        inputs[p][i] = token_of(own, i) < params.tokens ? input : kNone;
       }
     }
   };
@@ -156,7 +156,7 @@ __device__ inline void stage_split(const VectorParams& params, const StageRange&
 }
 
 // stage_split for 4 and 8 tokens where none of the inputs is missing and vec8s are a multiple of
-// 32. A warp does 32 vec8s of four tokens at once; tokens past columns repeat the last.
+// 32. A warp does 32 vec8s of four tokens at once; tokens past tokens repeat the last.
 template <uint32_t T, bool kHasNorm, class AfterLoads, class Put>
 __device__ inline void stage_whole_split(const VectorParams& params, const StageRange& range,
                                          float* squares, AfterLoads after_loads, Put put) {
@@ -198,7 +198,7 @@ __device__ inline void stage_whole_split(const VectorParams& params, const Stage
     const float* sources[4];
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
-      uint32_t row = min(token + i, params.columns - 1);
+      uint32_t row = min(token + i, params.tokens - 1);
       if (params.x_rows != nullptr) row = params.x_rows[row];
       sources[i] = params.x + (row * cols + input);
     }

@@ -85,7 +85,7 @@ class Problem {
   // Results of the device, one vector a matrix; empty on an error.
   std::vector<std::vector<float>> run() {
     LinearArgs args;
-    args.columns = case_.columns;
+    args.tokens = case_.columns;
     args.x = device_x_->data();
     if (case_.has_x_rows) args.x_rows = device_x_rows_->data();
     if (case_.has_norm) args.norm = device_norm_->data();
@@ -311,13 +311,13 @@ TEST(GpuLinearVector, refuses_what_it_cannot_do) {
   EXPECT_EQ(linear_vector(args, {}), cudaErrorInvalidValue);
   DeviceArray<uint8_t> packed_tiles(4096);
   DeviceArray<float> x(256), y(16);
-  args.columns = 9;
+  args.tokens = 9;
   args.x = x.data();
   args.matrix_count = 1;
   args.matrices[0] = {packed_tiles.data(), 12, 16, 256};
   args.outputs[0] = y.data();
   EXPECT_EQ(linear_vector(args, {}), cudaErrorInvalidValue);
-  args.columns = 1;
+  args.tokens = 1;
   args.matrices[0].type = 999;
   EXPECT_EQ(linear_vector(args, {}), cudaErrorInvalidValue);
   args.matrices[0].type = 12;

@@ -120,7 +120,7 @@ class Chain {
   LinearArgs layer(const float* x, bool has_norm, std::vector<size_t> matrices,
                    std::vector<size_t> outputs) const {
     LinearArgs args;
-    args.columns = 1;
+    args.tokens = 1;
     args.x = x;
     if (has_norm) args.norm = norm_->data();
     args.epsilon = 1e-5f;
@@ -220,7 +220,7 @@ TEST(GpuLayerChainShapes, refuses_what_it_cannot_do) {
   others[2].x = layers[0].x;
   EXPECT_FALSE(fused_layers_supports(others.data(), 4, launch)) << "not what the one ahead makes";
   others = layers;
-  others[1].columns = 2;
+  others[1].tokens = 2;
   EXPECT_FALSE(fused_layers_supports(others.data(), 4, launch));
   others = layers;
   others[3].matrices[1].type = 8;

@@ -91,7 +91,7 @@ class LinearProblem {
   template <class Run>
   std::vector<std::vector<float>> outputs(Run&& run, uint32_t first, uint32_t count) const {
     kernels::LinearArgs args;
-    args.columns = count;
+    args.tokens = count;
     args.x = device_x_->data();
     if (case_.has_x_rows)
       args.x_rows = device_x_rows_->data() + first;
@@ -278,7 +278,7 @@ class PreparedLinear {
   // Of f32 to f32.
   ops::Node node(const kernels::LinearArgs& args) const {
     ops::LinearShape shape;
-    shape.token_count = args.columns;
+    shape.token_count = args.tokens;
     shape.matrix_count = args.matrix_count;
     for (uint32_t m = 0; m < args.matrix_count; ++m) {
       shape.types[m] = args.matrices[m].type;

@@ -28,7 +28,7 @@ std::vector<std::vector<float>> run(const LinearProblem& problem, const ops::Lim
 // As part of a test's name: letters, digits and underscores.
 void PrintTo(const Path& path, std::ostream* out) {
   *out << (path.library == HalfGemm::Library::kNone ? "own_gemm" : "cublas_lt") << "_batch_to_"
-       << path.batch_columns_max;
+       << path.batch_tokens_max;
 }
 
 class GpuLinear : public ::testing::TestWithParam<Path> {
@@ -208,7 +208,7 @@ TEST(GpuLinearWide, hidden_sums_become_the_gate_that_they_are_of) {
           linear.run(node, args, {});
           DeviceArray<float> output(190 * kRows);
           kernels::LinearArgs next;
-          next.columns = args.columns;
+          next.tokens = args.tokens;
           next.x = args.outputs[0];
           next.matrix_count = 1;
           next.matrices[0] = {packed_tiles.data(), kF32, kRows, kRows};

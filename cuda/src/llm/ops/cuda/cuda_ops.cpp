@@ -29,7 +29,7 @@ kernels::Epilogue gate_epilogue(Activation activation) {
 
 kernels::LinearArgs linear_args(const LinearArgs& args) {
   kernels::LinearArgs linear;
-  linear.columns = args.token_count;
+  linear.tokens = args.token_count;
   linear.x = args.x;
   linear.x_rows = args.token_indices;
   linear.norm = args.norm;

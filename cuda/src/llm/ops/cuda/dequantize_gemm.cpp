@@ -53,7 +53,7 @@ DequantizeGemm::~DequantizeGemm() {
 DequantGemmInputArgs DequantizeGemm::input_of(const Node& node, const LinearArgs& args,
                                               const GateSums& sums) const {
   DequantGemmInputArgs input;
-  input.columns = args.columns;
+  input.tokens = args.tokens;
   input.cols = args.matrices[0].cols;
   input.x_rows = args.x_rows;
   input.norm = args.norm;
@@ -86,7 +86,7 @@ Status DequantizeGemm::run(const Node& node, const LinearArgs& args, const GateS
   layer.biases = args.biases;
   layer.matrix_count = args.matrix_count;
   if (node.output == Form::kGateSums) {
-    WCUDA_CHECK(args.columns <= memory_.columns_max && args.matrix_count == 2);
+    WCUDA_CHECK(args.tokens <= memory_.columns_max && args.matrix_count == 2);
     layer.input.rule = kernels::ScaleRule::kAlways;
     layer.input.scales = memory_.sum_scales;
     layer.biases = nullptr;  // added to the sums by what reads them
@@ -121,7 +121,7 @@ Status DequantizeGemm::multiply(const Layer& layer, Buffers* buffers, const Laun
 }
 
 Status DequantizeGemm::queue(const Layer& layer, Buffers* buffers, const Launch& launch) {
-  const uint32_t cols = layer.input.cols, columns = layer.input.columns;
+  const uint32_t cols = layer.input.cols, columns = layer.input.tokens;
   const uint64_t column_bytes = 2ull * cols;
   Piece piece;
   for (uint32_t m = 0; m < layer.matrix_count; ++m) piece.all_rows += layer.matrices[m].rows;
@@ -181,7 +181,7 @@ Status DequantizeGemm::multiply_columns(const Layer& layer, const Piece& piece, 
   DequantGemmInputArgs input = layer.input;
   const uint64_t cols = input.cols;
   const bool is_half = layer.output.y_half != nullptr;
-  input.columns = columns;
+  input.tokens = columns;
   if (input.gate != nullptr) {
     input.gate += first * 2 * cols;
     input.gate_scales += first;
@@ -200,7 +200,7 @@ Status DequantizeGemm::multiply_columns(const Layer& layer, const Piece& piece, 
 
   kernels::GemmArgs product;
   product.rows = piece.rows;
-  product.columns = columns;
+  product.tokens = columns;
   product.depth = input.cols;
   product.w = memory_.weights[piece.buffer];
   product.h = layer.half != nullptr ? layer.half + first * cols : input.h;
@@ -218,7 +218,7 @@ Status DequantizeGemm::multiply_columns(const Layer& layer, const Piece& piece, 
   if (is_half) return {};
 
   kernels::DequantGemmFinishArgs finish;
-  finish.columns = columns;
+  finish.tokens = columns;
   finish.stride = piece.all_rows;
   finish.scales = layer.half != nullptr ? nullptr : input.scales;
   const bool has_bias =

@@ -21,7 +21,7 @@ using kernels::Epilogue;
 using kernels::Launch;
 using kernels::LinearArgs;
 
-static_assert(kVectorTokensMax == kernels::kLinearVectorColumnsMax);
+static_assert(kVectorTokensMax == kernels::kLinearVectorTokensMax);
 static_assert(kGemmInputsMax == kernels::kDequantGemmInputsMax);
 
 constexpr uint32_t kRowsMin = 256;  // of a product: two matrices of a gate, 128 each
@@ -51,7 +51,7 @@ uint64_t vector_scratch_bytes(const Limits& limits, const Launch& launch) {
   const uint32_t key = limits.kv_head_count * limits.head_length;
   const auto layer = [](Epilogue epilogue, std::initializer_list<uint32_t> rows) {
     LinearArgs args;
-    args.columns = kernels::kLinearVectorColumnsMax;
+    args.tokens = kernels::kLinearVectorTokensMax;
     args.epilogue = epilogue;
     for (const uint32_t count : rows) {
       // Of different types: what takes most.
@@ -73,7 +73,7 @@ uint64_t vector_scratch_bytes(const Limits& limits, const Launch& launch) {
 // The columns from `first` on.
 LinearArgs columns_of(const LinearArgs& args, uint32_t first, uint32_t columns) {
   LinearArgs part = args;
-  part.columns = columns;
+  part.tokens = columns;
   if (args.x_rows != nullptr)
     part.x_rows += first;
   else
@@ -158,9 +158,9 @@ Status CudaLinear::run(const Node& node, const LinearArgs& args, const GateSums&
 
 Status CudaLinear::run_in_chunks(const Node& node, const LinearArgs& args, const Launch& launch) {
   WCUDA_CHECK(node.kernel == Kernel::kLinearBatch || node.kernel == Kernel::kDequantizeGemmF32);
-  for (uint32_t first = 0; first < args.columns; first += gemm_memory_.tokens) {
+  for (uint32_t first = 0; first < args.tokens; first += gemm_memory_.tokens) {
     const LinearArgs part =
-        columns_of(args, first, std::min(args.columns - first, gemm_memory_.tokens));
+        columns_of(args, first, std::min(args.tokens - first, gemm_memory_.tokens));
     if (node.kernel == Kernel::kLinearBatch)
       WCUDA_TRY(check_launch(
           kernels::linear_batch(part, is_batch_invariant_, at<uint8_t>(scratch_.input), launch),
@@ -181,7 +181,7 @@ Status CudaLinear::run_gemm_f32(const LinearArgs& args, const Launch& launch) {
   const uint32_t cols = args.matrices[0].cols;
   const bool gate = is_gate(args.epilogue);
   kernels::HalfInputArgs input;
-  input.columns = args.columns;
+  input.tokens = args.tokens;
   input.cols = cols;
   input.depth = round_up(cols, 8);
   input.x = args.x;
@@ -189,13 +189,13 @@ Status CudaLinear::run_gemm_f32(const LinearArgs& args, const Launch& launch) {
   input.norm = args.norm;
   input.epsilon = args.epsilon;
   input.scales = at<float>(scratch_.input);
-  input.h = reinterpret_cast<uint16_t*>(input.scales + round_up(args.columns, kColumnGranularity));
+  input.h = reinterpret_cast<uint16_t*>(input.scales + round_up(args.tokens, kColumnGranularity));
   WCUDA_TRY(check_launch(kernels::half_input(input, launch), "half_input"));
 
   // Rows of a product; of a gate half are gate's, half up's.
   const uint32_t parts = gate ? 2 : 1;
   const uint64_t rows_max = std::min(gemm_memory_.weight_bytes / (2ull * cols),
-                                     gemm_memory_.sum_bytes / (4ull * args.columns));
+                                     gemm_memory_.sum_bytes / (4ull * args.tokens));
   const auto row_limit = static_cast<uint32_t>(
       std::min<uint64_t>(rows_max / kRowGranularity * kRowGranularity, 1u << 30));
   WCUDA_CHECK(row_limit >= kRowsMin);
@@ -232,7 +232,7 @@ Status CudaLinear::run_gemm_f32(const LinearArgs& args, const Launch& launch) {
 
     kernels::GemmArgs product;
     product.rows = rows;
-    product.columns = args.columns;
+    product.tokens = args.tokens;
     product.depth = cols;
     product.w = weights;
     product.h = input.h;
@@ -244,7 +244,7 @@ Status CudaLinear::run_gemm_f32(const LinearArgs& args, const Launch& launch) {
     for (uint32_t s = 0; s < segment_count; ++s) {
       const Segment& segment = segments[s];
       kernels::LinearFinishArgs finish;
-      finish.columns = args.columns;
+      finish.tokens = args.tokens;
       finish.rows = segment.rows;
       finish.sums = product.y + segment.offset;
       finish.sums_stride = product.y_stride;
