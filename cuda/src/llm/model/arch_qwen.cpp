@@ -1,4 +1,5 @@
-// qwen2: Qwen 2 and 2.5. Biases on queries, keys and values; the rotation turns halves.
+// qwen2 (Qwen 2 and 2.5) and qwen3 (Qwen 3, dense). In both, rope pairs the halves of a head. qwen2
+// has biases on queries, keys and values; qwen3 has none, and norms queries and keys per head.
 #include "llm/model/arch.h"
 
 namespace wcuda::model {
@@ -9,12 +10,14 @@ Status fill(const Keys&, Config* config) {
   return {};
 }
 
+template <Presence kBias, Presence kNorm>
 void list(const Config& config, TensorList* list) {
-  list_dense_decoder(config, {Presence::kRequired, Presence::kNone, Presence::kNone}, list);
+  list_dense_decoder(config, {kBias, Presence::kNone, kNorm}, list);
 }
 
 }  // namespace
 
-const Arch kArchQwen2{"qwen2", fill, list};
+const Arch kArchQwen2{"qwen2", fill, list<Presence::kRequired, Presence::kNone>};
+const Arch kArchQwen3{"qwen3", fill, list<Presence::kNone, Presence::kRequired>};
 
 }  // namespace wcuda::model
