@@ -195,7 +195,7 @@ Status add_output_size(const CatalogueEntry& entry, Dims* dims) {
   return size("w", "kw", "ow");
 }
 
-// What the sizes of a kernel must be beside the extents of its buffers.
+// Further conditions on a kernel's sizes, besides the extents of its buffers.
 Status check_sizes(const CatalogueEntry& entry, const Dims& dims) {
   const auto of = [&](const char* name) { return dims.find(name)->second; };
   const auto wrong_sizes = [&](const char* format, int64_t a, int64_t b) {

@@ -39,7 +39,7 @@ const CatalogueEntry* find_entry(std::string_view name);
 // One argument of a call, as its parameter's role needs it.
 struct CatalogueArgument {
   int32_t kind = 0;         // WCUDA_ARG_…
-  uint8_t* data = nullptr;  // of a buffer's window
+  uint8_t* data = nullptr;  // of a buffer's range
   uint64_t bytes = 0;
   int64_t integer = 0;
   double factor = 0;
@@ -72,7 +72,7 @@ Status run_product(kernels::CatalogueOp op, const kernels::CatalogueArgs& args, 
 // The device's half, on a CUDA backend.
 Status run_on_device(kernels::CatalogueOp op, const kernels::CatalogueArgs& args, int64_t count,
                      Backend& backend, Stream stream);
-// The place of the first id that is not one of `vocab`, else `count`, to 8 bytes on the device.
+// Writes the index of the first id outside `vocab`, or `count`, to 8 bytes on the device.
 Status find_unknown_id(const int32_t* ids, int64_t count, int64_t vocab, int64_t* place,
                        Backend& backend, Stream stream);
 

@@ -45,7 +45,7 @@ bool read_text(ByteReader& reader, std::string_view* text) {
   return reader.read(&bytes) && reader.take(bytes, text);
 }
 
-// Options that make NVRTC read files, or write them.
+// Options with which NVRTC reads or writes files.
 bool names_files(const std::string& option) {
   const size_t dashes = std::min(option.find_first_not_of('-'), option.size());
   const std::string word = option.substr(dashes);

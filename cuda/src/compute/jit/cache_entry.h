@@ -15,8 +15,8 @@ namespace wcuda::jit {
 using CacheKey = std::array<uint8_t, 32>;
 
 // BLAKE3 over the compiler's version and all of the request, each field with its length: two
-// requests share a key only if NVRTC is asked the same. A request whose result hangs on files has
-// no key, and `why` says so.
+// requests share a key only if NVRTC gets the same input. A request whose result depends on files
+// has no key, and `why` says so.
 std::optional<CacheKey> cache_key(const nvrtc::Request& request, int nvrtc_version,
                                   std::string* why);
 // 64 hexadecimal digits.

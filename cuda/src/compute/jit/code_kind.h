@@ -1,5 +1,5 @@
 // What device code is, by its header or first token, and whether it is all there: the driver takes
-// a bare address and reads as far as the headers tell it to.
+// a bare address and reads as far as the headers say.
 #pragma once
 
 #include <cstdint>

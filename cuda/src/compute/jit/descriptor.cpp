@@ -278,7 +278,7 @@ Status check_bounds(const Descriptor& descriptor, size_t index, const DescribedA
   return {};
 }
 
-// A name that stands alone tells more by its own value.
+// For a name on its own, its value is the better message.
 Result<uint64_t> elements_of(const Descriptor& descriptor, size_t index, const Values& values) {
   uint64_t product = 1;
   for (const Expression& dimension : descriptor.params[index].shape) {
@@ -373,7 +373,7 @@ Result<DescribedLaunch> plan_launch(const Descriptor& descriptor,
                             kind_name(arguments[i].kind), kind_name(wanted));
     if (is_integer(wanted)) values[i] = integer_at(wanted, arguments[i].data);
   }
-  // Numbers first: an extent by a number out of bounds tells less.
+  // Numbers first: an extent computed from an invalid number would be a worse message.
   for (size_t i = 0; i < count; ++i)
     if (scalar_bytes(descriptor.params[i].kind) != 0)
       WCUDA_TRY(check_bounds(descriptor, i, arguments[i], values));

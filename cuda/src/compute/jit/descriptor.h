@@ -45,7 +45,7 @@ struct DescribedArgument {
   int32_t kind = 0;
   uint32_t access = 0;         // of a buffer, that the caller grants; 0: both
   const void* data = nullptr;  // of a scalar: its value
-  uint64_t bytes = 0;          // of a buffer's window, of bytes
+  uint64_t bytes = 0;          // of a buffer's range, of bytes
 };
 
 struct DescribedLaunch {

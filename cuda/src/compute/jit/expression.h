@@ -29,7 +29,7 @@ using ExpressionNames = std::map<std::string, size_t, std::less<>>;
 
 class Expression {
  public:
-  // WCUDA_INVALID_ARGUMENT with the place and what is wrong there.
+  // WCUDA_INVALID_ARGUMENT with the position and the reason.
   static Result<Expression> parse(std::string_view text, const ExpressionNames& names);
   // Several, apart by commas; none in an empty text.
   static Result<std::vector<Expression>> parse_list(std::string_view text,

@@ -41,7 +41,7 @@ class File {
   File(const File&) = delete;
   File& operator=(const File&) = delete;
   int number() const { return number_; }
-  // The only place where writing late can fail.
+  // A delayed write error is reported only here.
   bool close() {
     const int number = number_;
     number_ = -1;

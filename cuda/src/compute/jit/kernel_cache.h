@@ -28,7 +28,7 @@ struct CacheSize {
   uint64_t bytes = 0;
 };
 
-// Thread-safe. An entry appears whole or not at all: it is written beside its place and renamed.
+// Thread-safe. An entry appears whole or not at all: it is written to a temporary file and renamed.
 class KernelCache {
  public:
   // Makes the folder (not its parents) when it is missing, for this user alone.

@@ -75,8 +75,10 @@ Status wrong_count(size_t given, size_t taken) {
 
 LaunchLimits device_limits(const wcuda_device_caps& caps) {
   if (caps.backend == WCUDA_BACKEND_HOST) return kHostLimits;
-  LaunchLimits limits = kHostLimits;  // what a table of a caller's does not tell
-  const auto set = [](uint64_t told, uint64_t* limit) { *limit = told ? told : *limit; };
+  LaunchLimits limits = kHostLimits;  // for what a caller's backend does not report
+  const auto set = [](uint64_t reported, uint64_t* limit) {
+    *limit = reported ? reported : *limit;
+  };
   for (int i = 0; i < 3; ++i) {
     set(static_cast<uint64_t>(caps.max_grid_dims[i]), &limits.grid[i]);
     set(static_cast<uint64_t>(caps.max_block_dims[i]), &limits.block[i]);

@@ -36,7 +36,7 @@ const char* kind_name(int32_t kind);
 struct Parameter {
   int32_t kind = 0;        // WCUDA_ARG_…
   uint32_t access = 0;     // of a buffer: WCUDA_ACCESS_… bits; 0: both
-  uint64_t min_bytes = 0;  // of a buffer's window, and of bytes
+  uint64_t min_bytes = 0;  // of a buffer's range, and of bytes
   uint64_t max_bytes = 0;  // 0: no bound
 };
 
@@ -44,18 +44,18 @@ struct Parameter {
 struct ArgumentShape {
   int32_t kind;
   uint32_t access;  // of a buffer, that the caller grants: WCUDA_ACCESS_… bits; 0: both
-  uint64_t bytes;   // of a buffer's window, of bytes, of a scalar
+  uint64_t bytes;   // of a buffer's range, of bytes, of a scalar
 };
 
 // WCUDA_ARGUMENT_COUNT when the numbers differ; WCUDA_INVALID_ARGUMENT with the argument's index,
 // both kinds or both sizes otherwise.
 Status check_signature(const std::vector<Parameter>& signature,
                        const std::vector<ArgumentShape>& arguments);
-// A signature against the sizes that the code tells: WCUDA_INVALID_ARGUMENT where no argument could
-// fit both.
+// Checks a signature against the parameter sizes of the code: WCUDA_INVALID_ARGUMENT where no
+// argument could fit both.
 Status check_fit(const std::vector<Parameter>& signature,
                  const std::vector<KernelParameter>& parameters);
-// Arguments by the sizes that the code tells; a buffer is an address.
+// Arguments by the parameter sizes of the code; a buffer is an address.
 Status check_parameters(const std::vector<KernelParameter>& parameters,
                         const std::vector<ArgumentShape>& arguments);
 

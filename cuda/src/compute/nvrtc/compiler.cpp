@@ -246,12 +246,13 @@ Result<std::shared_ptr<Compiler>> Compiler::open(const std::string& folder) {
 
   int major = 0, minor = 0, count = 0;
   if (f.version(&major, &minor) != kSuccess || f.architecture_count(&count) != kSuccess)
-    return Status::error(WCUDA_NOT_AVAILABLE, "%s does not tell its version", kNvrtcLibrary);
+    return Status::error(WCUDA_NOT_AVAILABLE, "%s does not report its version", kNvrtcLibrary);
   std::shared_ptr<Compiler> compiler(new Compiler(loaded));
   compiler->version_ = major * 1000 + minor * 10;
   compiler->architectures_.resize(static_cast<size_t>(std::max(count, 1)));
   if (f.architectures(compiler->architectures_.data()) != kSuccess)
-    return Status::error(WCUDA_NOT_AVAILABLE, "%s does not tell its architectures", kNvrtcLibrary);
+    return Status::error(WCUDA_NOT_AVAILABLE, "%s does not report its architectures",
+                         kNvrtcLibrary);
   const std::string builtins =
       "libnvrtc-builtins.so." + std::to_string(major) + "." + std::to_string(minor);
   // Loaded already under this name is found when NVRTC asks for it. A failure here shows, with its

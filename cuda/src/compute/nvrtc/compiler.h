@@ -62,7 +62,7 @@ struct Outcome {
   std::map<std::string, std::string> names;  // of each expression, as in the code
 };
 
-// The line of a log that tells why it failed: the first that speaks of an error, else the first
+// The line of a log that gives the cause: the first that contains "error", else the first
 // that is not empty, else "".
 std::string first_diagnostic(const std::string& log);
 

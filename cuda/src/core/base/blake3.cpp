@@ -7,7 +7,7 @@
 namespace wcuda::blake3 {
 namespace {
 
-// Chunks hashed in one go, a power of two: enough to fill the lanes and most of those of the
+// Chunks hashed at a time, a power of two: enough to fill the lanes and most of those of the
 // parents.
 constexpr uint32_t kGroupLevel = 6;
 constexpr uint32_t kGroupChunks = 1u << kGroupLevel;
@@ -113,7 +113,7 @@ void hash_many(const ManyArgs& args) {
 Hasher::Hasher(uint64_t first_chunk) : first_chunk_(first_chunk) {}
 
 // Adds a subtree of 2^level chunks that ends at chunk_count_; there is more data after it. Subtrees
-// of equal size are joined, as the binary digits of chunk_count_ tell.
+// of equal size are joined, following the binary digits of chunk_count_.
 void Hasher::push(const uint32_t chain[8], uint32_t level) {
   uint32_t joined[8];
   std::memcpy(joined, chain, sizeof(joined));
@@ -138,7 +138,7 @@ void Hasher::update(const void* data, uint64_t bytes) {
   const auto* next = static_cast<const uint8_t*>(data);
   while (bytes > 0) {
     if (chunk_bytes_ == kChunkBytes) end_chunk();
-    // Only with more data behind it is a group certainly not the root.
+    // A group is known not to be the root only if more data follows.
     if (chunk_bytes_ == 0 && chunk_count_ % kGroupChunks == 0 &&
         bytes > kGroupChunks * kChunkBytes) {
       uint32_t chain[8];

@@ -8,13 +8,13 @@
 
 namespace wcuda::blake3 {
 
-// Hashes data given in pieces; copies nothing but an unfinished chunk.
+// Hashes data that arrives in pieces; copies only an unfinished chunk.
 class Hasher {
  public:
-  // `first_chunk`: index of the first chunk given, for a part of a longer input.
+  // `first_chunk`: index of the first chunk, where the data is part of a longer input.
   explicit Hasher(uint64_t first_chunk = 0);
   void update(const void* data, uint64_t bytes);
-  // Digest of what was given so far.
+  // Digest of the data so far.
   void finish(uint8_t digest[kDigestBytes]) const;
   // Its chaining value as a node that is not the root.
   void finish_chain(uint8_t chain[kDigestBytes]) const;
@@ -28,13 +28,13 @@ class Hasher {
   const uint64_t first_chunk_;
   uint64_t chunk_count_ = 0;  // whole chunks hashed
   uint32_t chunk_bytes_ =
-      0;  // in chunk_; a full one waits for more data, which tells it is not last
+      0;  // in chunk_; a full block is kept until more data shows that it is not the last
   uint8_t chunk_[kChunkBytes];
   uint32_t stack_size_ = 0;
   uint32_t stack_[56][8];  // chaining values of whole subtrees, largest first
 };
 
-// The same in one call.
+// Hashes all data in one call.
 void hash(const void* data, uint64_t bytes, uint8_t digest[kDigestBytes]);
 
 // Chaining values (piece_count, 32) of the pieces of at least one byte of data that begins at piece
@@ -44,7 +44,7 @@ void hash_pieces(const void* data, uint64_t bytes, uint64_t first_piece, uint8_t
 void join_pieces(const uint8_t* pieces, uint64_t count, uint8_t digest[kDigestBytes]);
 
 // Hashes `count` equally long inputs of whole blocks: input i starts at data + i * stride and its
-// chain goes to chains + 8 * i. `counter` is the first one's, the next have counter + 1, … where
+// chain goes to chains + 8 * i. `counter` is that of the first; the next have counter + 1, … where
 // `counter_step` is 1. Flags of the first and the last block are added to `flags`.
 struct ManyArgs {
   const uint8_t* data;
@@ -60,7 +60,7 @@ struct ManyArgs {
 void hash_many_scalar(const ManyArgs& args);
 void hash_many_avx2(const ManyArgs& args);
 void hash_many_avx512(const ManyArgs& args);
-// The best this processor has.
+// The fastest that this processor supports.
 void hash_many(const ManyArgs& args);
 
 }  // namespace wcuda::blake3

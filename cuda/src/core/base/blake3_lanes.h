@@ -1,5 +1,6 @@
-// hash_many on a vector word: one lane an input. Included by files compiled for one instruction set
-// each; uses nothing of the standard library, whose inline functions would be compiled for it too.
+// hash_many on a vector word, one lane per input. Included by files compiled for one instruction
+// set each; uses nothing of the standard library, whose inline functions would be compiled for it
+// too.
 #pragma once
 
 #include "core/base/blake3.h"
@@ -11,7 +12,7 @@ inline __attribute__((always_inline)) void hash_lanes(const ManyArgs& args) {
   constexpr uint32_t kLanes = sizeof(Vector) / 4;
   for (uint32_t first = 0; first < args.count; first += kLanes) {
     const uint32_t lanes = args.count - first < kLanes ? args.count - first : kLanes;
-    // A short last group hashes its first input again in the lanes left over.
+    // A short last group hashes its first input again in the unused lanes.
     const uint8_t* data[kLanes];
     Vector chain[8], counter_low, counter_high;
     for (uint32_t lane = 0; lane < kLanes; ++lane) {

@@ -1,9 +1,9 @@
-// Marks the time a thread spends inside a callback of the caller's.
+// InCallback: marks that this thread runs a callback of the caller.
 #pragma once
 
 namespace wcuda {
 
-// While one lives, calls of the C interface made by this thread are WCUDA_REENTRANT. Put one around
+// While one exists, C interface calls of this thread return WCUDA_REENTRANT. Put one around
 // every call of a function pointer that came through the C interface.
 class InCallback {
  public:

@@ -1,4 +1,4 @@
-// Arithmetic on sizes that says when it overflows instead of wrapping.
+// Arithmetic on sizes that reports overflow instead of wrapping.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// dlopen with reasons.
+// Opening libraries and finding symbols with dlopen.
 #include "core/base/dynlib.h"
 
 #include <dlfcn.h>

@@ -21,7 +21,7 @@ class DynamicLibrary {
   // WCUDA_NOT_AVAILABLE with the loader's reason.
   static Result<DynamicLibrary> open(const char* name);
 
-  // The file it was loaded from, "" where the loader does not tell.
+  // The file it was loaded from; "" if the loader does not report it.
   std::string path() const;
 
   // WCUDA_NOT_AVAILABLE when the library lacks it.

@@ -21,7 +21,7 @@ struct Sink {
   std::atomic<int32_t> level{0};  // 0: nothing wanted
 };
 
-// Never destroyed: threads may log while static objects go.
+// Never destroyed: threads may log while static objects are destroyed.
 Sink& sink() {
   static Sink* const instance = new Sink;
   return *instance;
@@ -55,7 +55,7 @@ Status set_log_sink(wcuda_log_callback callback, void* user, int32_t level) {
     return Status::error(WCUDA_INVALID_ARGUMENT, "level: %d is not in %d … %d", level,
                          WCUDA_LOG_ERROR, WCUDA_LOG_TRACE);
   Sink& to = sink();
-  // Threads that log without pause would keep the lock shared for ever: stop them first.
+  // Threads that log without pause would keep the shared lock held: stop them first.
   to.level.store(0, std::memory_order_release);
   std::unique_lock<std::shared_mutex> lock(to.mutex);
   to.callback = callback;

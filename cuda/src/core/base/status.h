@@ -15,7 +15,7 @@ namespace wcuda {
 using Code = int32_t;
 
 // The outcome of an operation: ok, or a code with a one-line message and, where the driver or the
-// operating system spoke first, its own code. An ok Status is a null pointer: free to return.
+// operating system reported the failure, its code. An ok Status is a null pointer: free to return.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -25,7 +25,7 @@ class [[nodiscard]] Status {
       : detail_(other.detail_ ? std::make_unique<Detail>(*other.detail_) : nullptr) {}
   Status& operator=(const Status& other) { return *this = Status(other); }
 
-  // A failure; `format` is printf's and makes one line without a final newline.
+  // A failure; `format` is printf's and yields one line without a final newline.
   __attribute__((format(printf, 2, 3))) static Status error(Code code, const char* format, ...);
   // The same with the code of the driver or of errno.
   __attribute__((format(printf, 3, 4))) static Status native_error(Code code, int32_t native_code,

@@ -58,7 +58,7 @@ std::string printable(std::string_view text) {
   constexpr size_t kMaxBytes = 80;
   bool cut = text.size() > kMaxBytes;
   if (cut) {
-    size_t bytes = kMaxBytes;  // step back to a character's border
+    size_t bytes = kMaxBytes;  // reduced to the start of a character
     while (bytes > kMaxBytes - 4 && (static_cast<uint8_t>(text[bytes]) & 0xC0) == 0x80) --bytes;
     text = text.substr(0, bytes);
   }

@@ -16,8 +16,8 @@ bool is_utf8(std::string_view text);
 // all bytes past ASCII if it is not UTF-8, as \xNN.
 std::string printable(std::string_view text);
 
-// Copies UTF-8 text into a field of field_bytes > 0, NUL-terminated and cut at a character's
-// border. Returns the bytes written before the NUL.
+// Copies UTF-8 text into a field of field_bytes > 0, NUL-terminated and cut between
+// characters. Returns the bytes written before the NUL.
 inline uint32_t copy_text(std::string_view text, char* field, size_t field_bytes) {
   size_t bytes = std::min(text.size(), field_bytes - 1);
   if (bytes < text.size())

@@ -1,4 +1,4 @@
-// The thread pool's claiming and sleeping, and the number of processors it may use.
+// ThreadPool: claiming chunks, waiting, and the number of processors to use.
 #include "core/base/thread_pool.h"
 
 #include <linux/futex.h>
@@ -48,7 +48,7 @@ bool spin_until(const Condition& condition) {
 Result<std::unique_ptr<ThreadPool>> ThreadPool::create(uint32_t thread_count) {
   if (thread_count == 0) thread_count = available_thread_count();
   if (thread_count > kThreadCountMax)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "%u threads asked for, at most %u", thread_count,
+    return Status::error(WCUDA_INVALID_ARGUMENT, "%u threads requested, at most %u", thread_count,
                          kThreadCountMax);
   std::unique_ptr<ThreadPool> pool(new ThreadPool);
   try {
@@ -129,7 +129,7 @@ void ThreadPool::work(uint32_t thread) {
       while (epoch_.load() == seen) futex_wait(epoch_, seen);
       sleeper_count_.fetch_sub(1);
     }
-    // In this order: an epoch that stop() has made comes with `stopping_`.
+    // In this order: a thread that sees the epoch of stop() also sees `stopping_`.
     seen = epoch_.load(std::memory_order_acquire);
     if (stopping_.load()) return;
     take_chunks(seen, thread);

@@ -1,4 +1,4 @@
-// A fixed set of threads that share the chunks of one loop at a time.
+// ThreadPool: a fixed set of threads that run the chunks of one loop at a time.
 #pragma once
 
 #include <atomic>
@@ -12,8 +12,8 @@
 
 namespace wcuda {
 
-// Chunks are claimed one by one, so a thread whose core is taken away holds back one chunk, not its
-// share of the loop. A thread without work spins for at most kSpinMicroseconds, then sleeps.
+// Chunks are claimed one by one, so a thread that is descheduled delays one chunk, not its share of
+// the loop. A thread without work spins for at most kSpinMicroseconds, then sleeps.
 class ThreadPool {
  public:
   static constexpr uint32_t kThreadCountMax = 1024;
@@ -29,7 +29,7 @@ class ThreadPool {
 
   // Calls function(chunk, thread) once for each chunk in [0, chunk_count), in any order, on any
   // thread; `thread` is in [0, thread_count()) and no two calls at one time have the same. Returns
-  // when all have ended; what they wrote is then visible. `function` must not throw nor call this
+  // when all have returned; their writes are then visible. `function` must not throw nor call this
   // pool. Calls of parallel_for must not overlap.
   template <class Function>
   void parallel_for(uint32_t chunk_count, const Function& function) {
@@ -51,7 +51,7 @@ class ThreadPool {
   void stop();
 
   std::vector<std::thread> threads_;
-  // The loop now running. Written before `claim_` is; valid for whoever claims a chunk of its
+  // The current loop. Written before `claim_`; valid for a thread that claims a chunk of its
   // epoch.
   std::atomic<Call> call_{nullptr};
   std::atomic<const void*> context_{nullptr};

@@ -1,5 +1,5 @@
-// What is used of cuBLASLt 13, declared here from its public manual: the library is opened at run
-// time, and its headers need not be there to build.
+// The part of cuBLASLt 13 that is used, declared from its public manual: the library is opened at
+// run time, and a build does not need its headers.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,7 +18,7 @@ constexpr int kReal32 = 0;
 constexpr int kReal16 = 2;  // f16
 constexpr int kRealBf16 = 14;
 constexpr int kRealE4m3 = 28;
-// cublasComputeType_t: f32 sums; operands as they are, or cut to tf32
+// cublasComputeType_t: f32 sums; operands unchanged, or rounded to tf32
 constexpr int kCompute32 = 68;
 constexpr int kComputeTf32 = 77;
 constexpr int32_t kTransposed = 1;
@@ -91,7 +91,7 @@ inline Result<Functions> open() {
   return f;
 }
 
-// Opened by the first that asks; WCUDA_NOT_AVAILABLE names the library.
+// The first call opens the library; WCUDA_NOT_AVAILABLE names it.
 inline const Result<Functions>& functions() {
   static const Result<Functions> opened = open();
   return opened;
@@ -99,7 +99,7 @@ inline const Result<Functions>& functions() {
 
 inline Status checked(int status, const char* function) {
   if (status == kSuccess) return {};
-  return Status::native_error(WCUDA_INTERNAL, status, "cuBLASLt: %s answered %d", function, status);
+  return Status::native_error(WCUDA_INTERNAL, status, "cuBLASLt: %s returned %d", function, status);
 }
 
 }  // namespace wcuda::compute::cublas_lt

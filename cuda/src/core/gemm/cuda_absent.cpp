@@ -1,4 +1,4 @@
-// The answer of a build without CUDA.
+// Matrix products in a build without CUDA: not available.
 #include "core/gemm/typed_gemm.h"
 
 namespace wcuda::compute {

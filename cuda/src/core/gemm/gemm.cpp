@@ -1,4 +1,4 @@
-// cuBLASLt through the loader, an algorithm kept for each shape; our kernel without it.
+// HalfGemm: cuBLASLt with one cached algorithm per shape, or our kernel without the library.
 #include "core/gemm/gemm.h"
 
 #include <map>
@@ -74,7 +74,7 @@ class HalfGemm::Lt {
  private:
   using Key = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, bool, bool>;
 
-  // In its words, columns first: D (rows, columns) = transposed W (depth, rows) * H (depth,
+  // In cuBLASLt's column-major terms: D (rows, columns) = transposed W (depth, rows) * H (depth,
   // columns).
   Status make(const kernels::GemmArgs& shape, Plan* plan) {
     WCUDA_TRY(checked(functions_.descriptor_create(&plan->descriptor, lt::kCompute32, lt::kReal32),
@@ -146,7 +146,7 @@ Status HalfGemm::prepare(const kernels::GemmArgs& shape) {
 Status HalfGemm::run(const kernels::GemmArgs& args, const kernels::Launch& launch) {
   WCUDA_CHECK(args.h_stride % 8 == 0 && args.y_stride >= args.rows &&
               !(args.y_half != nullptr && args.is_added));
-  // It wants rows of 16-byte pieces.
+  // cuBLASLt needs rows that are multiples of 16 bytes.
   if (lt_ && args.depth % 8 == 0) return lt_->run(args, launch.stream);
   if (const cudaError_t status = kernels::gemm(args, launch); status != cudaSuccess)
     return Status::native_error(WCUDA_INTERNAL, status, "gemm: %s", cudaGetErrorString(status));

@@ -10,17 +10,17 @@
 
 namespace wcuda::compute {
 
-// Not thread-safe: one object an engine.
+// Not thread-safe: one object per engine.
 class HalfGemm {
  public:
   static constexpr uint64_t kWorkspaceBytes = 32ull << 20;
 
   enum class Library {
-    kWhereFound,  // cuBLASLt when it can be opened; says once at level info when not
+    kWhereFound,  // cuBLASLt if it can be opened; otherwise logs that once at level info
     kNone,
   };
 
-  // Opens the library and makes its handle on the current device. `workspace`: kWorkspaceBytes of
+  // Opens the library and creates its handle on the current device. `workspace`: kWorkspaceBytes of
   // device memory, aligned to 256 bytes.
   HalfGemm(Library library, void* workspace);
   ~HalfGemm();
@@ -29,8 +29,8 @@ class HalfGemm {
 
   bool has_library() const { return lt_ != nullptr; }
 
-  // Chooses the algorithm of a shape (its sizes, y_stride and kind of output) and keeps it. run()
-  // does it otherwise: once a shape, and not while a graph is being captured.
+  // Chooses and caches the algorithm of a shape (its sizes, y_stride and kind of output). Without
+  // it, run() does so at the first call for a shape, which must not be during graph capture.
   Status prepare(const kernels::GemmArgs& shape);
 
   // Queues the product. The same shape gives the same bits every time.

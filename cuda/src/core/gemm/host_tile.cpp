@@ -1,4 +1,4 @@
-// Which inner loop of matrix products this processor runs.
+// Chooses the inner loop of host matrix products for this processor.
 #include "core/gemm/host_tile.h"
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// The inner loop of matrix products on the host, one an instruction set, chosen at run time.
+// The inner loop of host matrix products, one per instruction set, chosen at run time.
 //
 // The files that hold them (host_tile_avx2.cpp, …) are compiled with flags that this processor may
 // not understand elsewhere: they include nothing whose inline functions other files share.
@@ -17,9 +17,9 @@ struct HostTile {
   void (*multiply)(const float* a, const float* b, int64_t depth, float* sum, int64_t stride);
 };
 
-// The best this processor runs.
+// The fastest that this processor supports.
 const HostTile& best_host_tile();
-// By name ("portable", "avx2", "avx512"); null where this processor or this build has none.
+// By name ("portable", "avx2", "avx512"); null if this processor or this build lacks it.
 const HostTile* find_host_tile(const char* name);
 
 }  // namespace wcuda::compute

@@ -1,4 +1,4 @@
-// The loop behind compute/host_tile.h. The file that includes it defines WCUDA_TILE_LANES (floats
+// The loop of core/gemm/host_tile.h. The file that includes it defines WCUDA_TILE_LANES (floats
 // of a vector) and WCUDA_TILE_ROWS; a tile is two vectors wide. All sums stay in registers.
 #pragma once
 

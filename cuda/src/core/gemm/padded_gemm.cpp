@@ -1,6 +1,6 @@
-// Products of fp8 of any size and order: cuBLASLt takes a plain a and a transposed b of multiples
-// of 16 bytes only, so others are copied into such first, and c out of it. Zeros in a and b add
-// nothing to a sum.
+// fp8 products of any size and order: cuBLASLt takes only a plain a and a transposed b with sizes
+// that are multiples of 16 bytes. Other operands are copied into zero-padded scratch first, and c
+// out of it.
 #include "core/base/checked.h"
 #include "core/gemm/typed_gemm.h"
 #include "kernels/memory/pad_matrix.h"
@@ -20,7 +20,7 @@ bool is_whole(const GemmMatrix& matrix, int64_t batch) {
          reinterpret_cast<uintptr_t>(matrix.data) % kMultiple == 0;
 }
 
-// A tight matrix behind what has been laid out so far; false when it is too large to be.
+// Appends a packed matrix to the scratch layout; false on overflow.
 bool lay_out(GemmMatrix* matrix, int64_t rows, int64_t columns, int64_t batch, uint64_t* bytes) {
   matrix->row_stride = columns;
   uint64_t one, all, end;
@@ -31,12 +31,12 @@ bool lay_out(GemmMatrix* matrix, int64_t rows, int64_t columns, int64_t batch, u
       end > (uint64_t{1} << 56))
     return false;
   matrix->batch_stride = static_cast<int64_t>(one);
-  matrix->data = reinterpret_cast<uint8_t*>(*bytes);  // from the start, until there is one
+  matrix->data = reinterpret_cast<uint8_t*>(*bytes);  // an offset until scratch is allocated
   *bytes = end;
   return true;
 }
 
-// From one stored matrix to another; `rows` and `columns` are of the source as it is used.
+// Copies one stored matrix to another; `rows` and `columns` are those of the source as used.
 kernels::PadMatrixArgs copy_of(const GemmMatrix& from, int64_t rows, int64_t columns,
                                const GemmMatrix& to, int64_t to_rows, int64_t to_columns,
                                int64_t batch) {

@@ -1,4 +1,4 @@
-// The checks that every product passes.
+// Checks of shapes, strides and sizes of a product.
 #include "core/gemm/typed_gemm.h"
 
 #include <cinttypes>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint64_t kBytesMax = uint64_t{1} << 56;
 
-// Bytes from the first element to behind the last one.
+// Bytes from the first element to the end of the last.
 Status check_matrix(const char* name, const GemmMatrix& matrix, int64_t batch, int64_t rows,
                     int64_t cols, uint64_t window_bytes, uint64_t* used_bytes) {
   const int64_t stored_rows = matrix.is_transposed ? cols : rows;

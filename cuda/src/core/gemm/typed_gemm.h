@@ -1,6 +1,6 @@
 // Matrix products of any element type, row-major:
 // c (m, n) = act(alpha * op(a) (m, k) * op(b) (k, n) + beta * c + bias (n)), `batch` times.
-// On CUDA by cuBLASLt, on the host by blocks that the processors share.
+// CUDA uses cuBLASLt, the host a blocked product on several threads.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ enum class GemmAct : int32_t { kNone, kRelu, kGelu };
 
 int64_t gemm_element_bytes(GemmElement element);
 
-// One matrix a batch, as it is stored.
+// One matrix per batch entry, as stored.
 struct GemmMatrix {
   uint8_t* data = nullptr;  // aligned to its elements
   GemmElement element = GemmElement::kF32;
@@ -29,14 +29,14 @@ struct TypedGemm {
   GemmMatrix a, b, c;  // a and b of one element; c no kE4m3, and in memory of its own
   const uint8_t* bias = nullptr;
   GemmElement bias_element = GemmElement::kF32;
-  bool is_tf32 = false;  // f32 operands may be cut to 10 bits of fraction
+  bool is_tf32 = false;  // f32 operands may be rounded to 10 bits of fraction
   int64_t batch = 1, m = 0, n = 0, k = 0;
   float alpha = 1.0f, beta = 0.0f;  // 0: c is not read
   GemmAct act = GemmAct::kNone;
 };
 
-// Checks shapes, strides and that the windows (bytes of a, b, c and bias) hold them and that c
-// overlaps none: WCUDA_INVALID_ARGUMENT with the numbers.
+// Checks shapes and strides, that the sizes (bytes available to a, b, c and bias) hold them, and
+// that c overlaps none of them: WCUDA_INVALID_ARGUMENT with the numbers.
 struct GemmWindows {
   uint64_t a = 0, b = 0, c = 0, bias = 0;
 };
@@ -47,11 +47,11 @@ Status check_gemm(const TypedGemm& gemm, const GemmWindows& windows);
 // algorithm.
 Status run_gemm(const TypedGemm& gemm, vram::Memory& memory, Stream stream);
 
-// The two halves of it.
+// Implementations of run_gemm.
 Status run_gemm_on_host(const TypedGemm& gemm, vram::Memory& memory);
 Status run_gemm_on_device(const TypedGemm& gemm, vram::Memory& memory, Stream stream);
 
-// Whether the device takes a product of fp8 only by way of copies in scratch, and that way.
+// Whether the device needs padded copies in scratch for an fp8 product, and the product with them.
 bool needs_padding(const TypedGemm& gemm);
 Status run_gemm_padded(const TypedGemm& gemm, vram::Memory& memory, Stream stream);
 

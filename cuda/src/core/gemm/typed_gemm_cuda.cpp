@@ -1,5 +1,5 @@
-// Matrix products by cuBLASLt. Its matrices have columns first, so it is given the transposed
-// product: c' (n, m) = op(b)' (n, k) * op(a)' (k, m), which needs nothing to be moved.
+// Matrix products by cuBLASLt. Its matrices are column-major, so it computes the transposed
+// product c' (n, m) = op(b)' (n, k) * op(a)' (k, m), which moves no data.
 #include <algorithm>
 #include <array>
 #include <cinttypes>
@@ -52,7 +52,7 @@ uint32_t alignment(const void* data) {
   return static_cast<uint32_t>(address & -address);
 }
 
-// All that an algorithm is chosen by.
+// Everything that the choice of an algorithm depends on.
 using Key = std::array<int64_t, 23>;
 Key key_of(const TypedGemm& g) {
   return {static_cast<int64_t>(g.a.element),
@@ -114,7 +114,7 @@ class Plan {
                                          &g.beta, g.c.data, c_, g.c.data, c_, &algorithm_,
                                          workspace, workspace_bytes_, stream);
     if (status == lt::kSuccess) return {};
-    return Status::native_error(WCUDA_LAUNCH_FAILED, status, "cuBLASLt: matmul answered %d",
+    return Status::native_error(WCUDA_LAUNCH_FAILED, status, "cuBLASLt: matmul returned %d",
                                 status);
   }
 
@@ -142,7 +142,7 @@ class Plan {
     return set(lt::kDescriptorBiasType, native_type(g.bias_element));
   }
 
-  // A stored row is a column of cuBLASLt's.
+  // A stored row is a column for cuBLASLt.
   Status make_layout(const GemmMatrix& matrix, int64_t rows, int64_t cols, int64_t batch,
                      void** layout) {
     const auto stored_rows = static_cast<uint64_t>(matrix.is_transposed ? cols : rows);
@@ -186,7 +186,7 @@ class Plan {
 
   const lt::Functions& functions_;
   void* descriptor_ = nullptr;
-  void* a_ = nullptr;  // as the caller names them; b is cuBLASLt's first
+  void* a_ = nullptr;  // the caller's names; b is the first operand for cuBLASLt
   void* b_ = nullptr;
   void* c_ = nullptr;
   lt::Algorithm algorithm_{};
@@ -194,7 +194,7 @@ class Plan {
   std::mutex mutex_;
 };
 
-// The library's handle of one context, and the algorithms chosen so far.
+// The library's handle for one context, and the cached algorithms.
 class Products {
  public:
   explicit Products(std::shared_ptr<Backend> backend) : backend_(std::move(backend)) {}
@@ -207,7 +207,7 @@ class Products {
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;
 
-  // With the device current.
+  // The device must be current.
   Result<std::shared_ptr<Plan>> plan(const TypedGemm& gemm) {
     const std::lock_guard<std::mutex> lock(mutex_);
     WCUDA_TRY(lt::functions().status());
@@ -217,13 +217,13 @@ class Products {
     if (const auto found = plans_.find(key); found != plans_.end()) return found->second;
     auto made = std::make_shared<Plan>(functions);
     WCUDA_TRY(made->make(handle_, gemm));
-    if (plans_.size() >= kPlansMax) plans_.clear();  // the same are chosen again
+    if (plans_.size() >= kPlansMax) plans_.clear();  // algorithms are chosen again when needed
     plans_.emplace(key, made);
     return made;
   }
   void* handle() const { return handle_; }
-  // Of kWorkspaceBytesMax, for all products on stream 0, where one follows the other; null while
-  // there is no room for it. Allocating for each call cost 14 us between two
+  // kWorkspaceBytesMax for all products on stream 0, which run one after another; null if it could
+  // not be allocated. Allocating for each call cost 14 us between two
   // products on an H200.
   uint8_t* main_workspace(vram::Memory& memory) {
     const std::lock_guard<std::mutex> lock(mutex_);

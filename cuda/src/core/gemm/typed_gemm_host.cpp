@@ -1,6 +1,6 @@
-// Matrix products on the host. Blocks of 512 deep are copied as f32 in the order that the inner
-// loop (compute/host_tile.h) reads them, and tiles of 96 x 128 sums are shared out among the
-// threads; the order of a sum depends on k alone.
+// Matrix products on the host. Blocks of depth 512 are packed as f32 in the order that the inner
+// loop (core/gemm/host_tile.h) reads, and tiles of 96 x 128 sums are distributed over the threads;
+// the summation order depends on k alone.
 #include <algorithm>
 #include <mutex>
 #include <new>
@@ -21,11 +21,11 @@ using kernels::Half;
 // Multiples of every tile's rows and columns.
 constexpr int64_t kChunkRows = 96;
 constexpr int64_t kChunkCols = 128;
-// What is packed at a time: together 8 MiB, of which a chunk uses 440 KiB.
+// Packed at a time: together 8 MiB, of which a chunk uses 440 KiB.
 constexpr int64_t kBlockRows = 11 * kChunkRows;
 constexpr int64_t kBlockCols = 8 * kChunkCols;
 constexpr int64_t kBlockDepth = 512;
-// Fewer products than this are done before another thread has woken up.
+// Fewer multiplications than this finish before another thread has woken up.
 constexpr double kProductsMin = 1 << 18;
 
 struct Fp8 {
@@ -65,7 +65,7 @@ void pack_panel(const T* data, int64_t lane_stride, int64_t depth_stride, int64_
       panel[d * width + lane] = read_element(first[lane * lane_stride + d * depth_stride]);
 }
 
-// What a panel is packed from: one operand, from row and column 0 of the block on.
+// The source of a panel: one operand, from row and column 0 of the block on.
 struct Source {
   const GemmMatrix* matrix;
   int64_t batch;
@@ -105,7 +105,7 @@ float read_bias(const TypedGemm& gemm, int64_t col) {
   return kernels::load<Bf16>(gemm.bias, col);
 }
 
-// Sums (rows, cols), rows kBlockCols apart, as elements of c from row0 and col0 on.
+// Writes sums (rows, cols), rows kBlockCols apart, to elements of c from row0 and col0 on.
 template <class T>
 void finish(const TypedGemm& gemm, int64_t batch, const float* sums, int64_t row0, int64_t rows,
             int64_t col0, int64_t cols) {
@@ -136,7 +136,7 @@ void finish(const TypedGemm& gemm, int64_t batch, const float* sums, int64_t row
   }
 }
 
-// One block of sums (rows, cols) of one batch, and the memory that it is made in.
+// Computes one block of sums (rows, cols) of one batch entry; owns its scratch memory.
 class Block {
  public:
   Block(const TypedGemm& gemm, const HostTile& tile) : gemm_(gemm), tile_(tile) {
@@ -157,7 +157,7 @@ class Block {
     const auto row_chunks = static_cast<uint32_t>(padded(rows, kChunkRows) / kChunkRows);
     const auto col_chunks = static_cast<uint32_t>(padded(cols, kChunkCols) / kChunkCols);
     int64_t depth0 = 0;
-    do {  // once for no depth at all
+    do {  // once if the depth is 0
       const int64_t depth = std::min(kBlockDepth, gemm_.k - depth0);
       for_each(row_chunks + col_chunks, [&](uint32_t chunk) {
         if (chunk < row_chunks)
@@ -210,7 +210,7 @@ class Block {
   Floats sums_;   // (rows, kBlockCols)
 };
 
-// The threads of a context; whoever finds them taken works alone.
+// The threads of a context; a call that finds them in use runs on its own thread alone.
 struct GemmThreads {
   std::mutex mutex;
   std::unique_ptr<ThreadPool> pool;

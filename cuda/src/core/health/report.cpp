@@ -16,7 +16,7 @@ void set_message(wcuda_health& health, const char* message) {
   copy_text(message, health.message, sizeof(health.message));
 }
 
-// The gravest finding decides the state and the message.
+// The most severe finding determines the state and the message.
 void judge(wcuda_health& health, const Status& fault, const Status& asked,
            const Status& residency) {
   char text[sizeof(health.message)];
@@ -58,7 +58,7 @@ void read_ledger(const vram::Memory& memory, wcuda_health& health) {
 
 // The driver's figures; returns its first failure.
 Status ask(vram::Memory& memory, wcuda_health& health, Status& residency) {
-  // Memory that another thread frees meanwhile leaves the pool before the ledger: look again.
+  // Memory that another thread frees meanwhile leaves the pool before the ledger: read both again.
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     read_ledger(memory, health);
     WCUDA_ASSIGN(const MemoryInfo info, memory.backend().memory_info());
@@ -90,7 +90,7 @@ wcuda_health report(vram::Memory& memory) {
   Status fault = memory.backend().fault();
   Status residency;
   const Status asked = fault.ok() ? ask(memory, health, residency) : Status();
-  if (fault.ok()) fault = memory.backend().fault();  // asking may have met one
+  if (fault.ok()) fault = memory.backend().fault();  // the queries above may have found one
   judge(health, fault, asked, residency);
   const auto duration = std::chrono::steady_clock::now() - start;
   health.duration_ns =

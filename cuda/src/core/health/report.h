@@ -5,7 +5,7 @@
 
 namespace wcuda::health {
 
-// Never fails: what cannot be asked is "not known", and the message says why.
+// Never fails: a value that cannot be read is "not known", and the message gives the reason.
 wcuda_health report(vram::Memory& memory);
 
 }  // namespace wcuda::health

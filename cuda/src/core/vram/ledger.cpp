@@ -1,4 +1,4 @@
-// Rows and sums of the ledger. Nothing after `reserve` can fail: a row's memory is made there.
+// Rows and sums of the ledger. Only `reserve` can fail: it allocates the row's memory.
 #include "core/vram/ledger.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The ledger of a context: which allocation holds how many bytes, for what, and how many may be
-// held.
+// Ledger: the allocations of a context by purpose, their sums and peaks, and the budgets that
+// limit them.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct LedgerSum {
   uint64_t current_bytes = 0;
   uint64_t peak_bytes = 0;
   uint64_t allocation_count = 0;        // live
-  uint64_t total_allocation_count = 0;  // ever made
+  uint64_t total_allocation_count = 0;  // live and freed
   uint64_t lost_bytes = 0;              // of rows closed as lost
   uint64_t lost_count = 0;
 };
@@ -31,36 +31,36 @@ struct LedgerRow {
   const void* address = nullptr;
 };
 
-// Thread-safe. An allocation is reserved before the driver is asked, then committed or given up:
-// bytes reserved count against the budget, and in no sum.
+// Thread-safe. Bytes are reserved before the driver allocates, then committed or given up. Reserved
+// bytes count against the budget, but in no sum.
 class Ledger {
  public:
   using Rows = std::list<LedgerRow>;
-  // What the owner of an allocation keeps. Ends with `release` or `give_up`.
+  // Kept by the owner of an allocation. Ends with `release` or `give_up`.
   struct Row {
     Rows node;  // one element until committed, then empty
     Rows::iterator position;
   };
 
-  // budget 0: none. It covers the context's own device memory: staging is host memory and borrowed
-  // memory somebody else's, neither is in it.
+  // budget 0: none. It covers device memory that the context allocates, not staging, which is host
+  // memory, nor borrowed memory.
   explicit Ledger(uint64_t budget) : budget_(budget) {}
 
-  // Most bytes of a purpose, beside the budget of all; 0: none.
+  // Limit for one purpose, in addition to the budget of all; 0: none.
   void set_budget(int32_t purpose, uint64_t bytes) noexcept;
   // WCUDA_OVER_BUDGET with the bytes needed, the budget, the bytes used and free.
   Result<Row> reserve(uint64_t bytes, int32_t purpose, std::string_view tag);
   void give_up(Row& row) noexcept;
   void commit(Row& row, const void* address) noexcept;
-  // `is_lost`: the device is, and the memory was not given back to it.
+  // `is_lost`: the device is lost, and the memory was not freed on it.
   void release(Row& row, bool is_lost = false) noexcept;
 
-  // Of one purpose; WCUDA_PURPOSE_ANY: of all that the budget covers.
+  // Sums of one purpose; WCUDA_PURPOSE_ANY: of all that the budget covers.
   LedgerSum sum(int32_t purpose) const;
   // Live rows, oldest first.
   std::vector<LedgerRow> rows() const;
   uint64_t budget() const { return budget_; }
-  // Of one purpose; 0: none.
+  // The budget of one purpose; 0: none.
   uint64_t budget(int32_t purpose) const;
   // Bytes that the budget still allows; UINT64_MAX without one.
   uint64_t left_in_budget() const;

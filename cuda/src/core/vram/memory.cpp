@@ -1,4 +1,4 @@
-// Buffers: budget first, then the driver; freed after the work that uses them.
+// Allocation (budget first, then the driver), release after the work that uses a buffer, residency.
 #include "core/vram/memory.h"
 
 #include <algorithm>
@@ -195,7 +195,7 @@ Result<Buffer> Memory::allocate_kind(MemoryKind kind, uint64_t bytes, int32_t pu
   return buffer;
 }
 
-// A backend's answer with what was asked of it, when it is full.
+// An out-of-memory status of the backend with the request and the budget added.
 Status Memory::full(const Status& status, uint64_t bytes, int32_t purpose,
                     std::string_view tag) const {
   const bool is_full =
@@ -283,7 +283,7 @@ Status Memory::zero(const Buffer& buffer) {
   return backend_->fill(buffer.data_, buffer.bytes_, 0, 1, Stream{});
 }
 
-// Runs one step of a release; its failure keeps no other step from running.
+// Runs one step of a release; a failure is recorded and the other steps still run.
 template <class Step>
 bool Memory::attempt(Step&& step) noexcept {
   try {
@@ -301,8 +301,8 @@ void Memory::release(Buffer& buffer) noexcept {
   const auto is_lost = [&] { return !backend_->fault().ok(); };
   const bool is_queued = buffer.kind_ == MemoryKind::kDevice && !buffer.is_borrowed_;
   const auto pass = [&](Stream stream) {
-    // What others free, and pinned memory, goes at once, so its work must be over; device memory is
-    // given to a queue.
+    // Borrowed and pinned memory may be reused at once, so its work must have ended; device memory
+    // is freed in stream order.
     const bool ordered = is_queued && attempt([&] { return backend_->free_after(stream); });
     if (!ordered) attempt([&] { return backend_->synchronize(stream); });
   };
@@ -311,7 +311,7 @@ void Memory::release(Buffer& buffer) noexcept {
     pass(Stream{});
     for (const Stream stream : buffer.streams_) pass(stream);
   }
-  // A lost device has taken its memory with it, and freeing asks the driver for nothing good.
+  // The memory of a lost device is gone: the driver is not called.
   const bool lost = is_lost();
   if (!lost && !buffer.is_borrowed_) {
     if (buffer.kind_ == MemoryKind::kPinned && scrub_ == Scrub::kOnFree)
@@ -339,7 +339,7 @@ Status Memory::order_main_stream_after(Stream stream) {
 }
 
 void Memory::defer(const Status& status) noexcept {
-  // A lost device has taken its memory with it; a stream that is gone has no work left.
+  // The memory of a lost device is gone; a destroyed stream has no work left.
   if (status.ok() || status.code() == WCUDA_DEVICE_LOST || status.code() == WCUDA_INVALID_HANDLE)
     return;
   ++deferred_error_count_;
@@ -380,7 +380,7 @@ Result<Residency> Memory::check_residency() {
   }
   if (findings.empty()) return residency;
 
-  // One that was freed meanwhile is not a finding.
+  // An allocation that was freed meanwhile does not count.
   const std::vector<LedgerRow> live = ledger_.rows();
   for (const Finding& finding : findings) {
     const auto is_same = [&](const LedgerRow& row) {
@@ -401,7 +401,7 @@ Result<Residency> Memory::check_residency() {
 
 Status Memory::enforce_vram_only() {
   WCUDA_TRY(check_device_limits(backend_->caps()));
-  is_vram_only_ = true;  // before the check, so that nothing slips in between unseen
+  is_vram_only_ = true;  // before the check, so that no later allocation escapes it
   Result<Residency> residency = check_residency();
   const Status status = residency.ok() ? residency->status() : residency.status();
   if (!status.ok()) is_vram_only_ = false;
@@ -424,7 +424,7 @@ void Memory::log_leaks() {
   uint64_t bytes = 0;
   for (const LedgerRow& row : rows) bytes += row.entry.bytes;
   log(WCUDA_LOG_WARN, "vram",
-      "%zu allocations of %" PRIu64 " bytes live on after their context's handle", rows.size(),
+      "%zu allocations of %" PRIu64 " bytes remain after the context was destroyed", rows.size(),
       bytes);
   for (size_t i = 0; i < std::min(rows.size(), kLeakRecordsMax); ++i) {
     const wcuda_ledger_entry& entry = rows[i].entry;

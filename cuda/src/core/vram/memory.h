@@ -1,5 +1,5 @@
-// Device memory, accounted for: the only place that the model, the engine and the buffers of the C
-// interface get it from.
+// Memory: allocates and frees all device memory of a context and enters it in the ledger; Buffer
+// and View: bounds-checked access to it.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ namespace wcuda::vram {
 
 class Memory;
 
-// A window into a buffer; valid as long as the buffer.
+// A range of a buffer; valid as long as the buffer.
 struct View {
   uint8_t* data = nullptr;
   uint64_t bytes = 0;
@@ -33,7 +33,7 @@ enum class Scrub : int32_t {
   kOnAlloc = WCUDA_SCRUB_ON_ALLOC,
 };
 
-// Where the allocations of a ledger are.
+// The result of a residency check: where the allocations of a ledger are.
 struct Residency {
   uint64_t checked_count = 0;
   uint64_t nonresident_count = 0;
@@ -45,8 +45,8 @@ struct Residency {
   Status status() const;
 };
 
-// An allocation; freed when it goes, after the work of every stream it was used on. Movable, not
-// thread-safe.
+// An allocation; its destructor frees it after the work of every stream it was used on. Movable,
+// not thread-safe.
 class Buffer {
  public:
   Buffer() = default;
@@ -70,15 +70,15 @@ class Buffer {
   friend class Memory;
   std::shared_ptr<Memory> memory_;
   MemoryKind kind_ = MemoryKind::kDevice;
-  bool is_borrowed_ = false;  // somebody else frees it
+  bool is_borrowed_ = false;  // the caller frees it
   uint8_t* data_ = nullptr;
   uint64_t bytes_ = 0;
   Ledger::Row row_;
   std::vector<Stream> streams_;
 };
 
-// A row for memory that the driver holds for us and tells no address of; the row goes with it.
-// Movable.
+// A ledger row for memory that the driver allocates without reporting an address, such as a loaded
+// module. Movable.
 class Account {
  public:
   Account() = default;
@@ -121,14 +121,14 @@ class Memory : public std::enable_shared_from_this<Memory> {
   ~Memory();
 
   // Device memory, aligned to 256 bytes, contents undefined unless scrubbed; bytes at least 1. The
-  // ledger counts
-  // the bytes as asked for. WCUDA_OVER_BUDGET or WCUDA_OUT_OF_MEMORY name the bytes needed, the
-  // budget, the bytes used and free; nothing has changed then.
+  // ledger counts the requested bytes. WCUDA_OVER_BUDGET and WCUDA_OUT_OF_MEMORY name the bytes
+  // needed, the budget, the bytes used and free, and change nothing.
   Result<Buffer> allocate(uint64_t bytes, int32_t purpose, std::string_view tag);
   // The same for work on one stream, of purpose WCUDA_PURPOSE_SCRATCH; does not wait for other
   // work.
   Result<Scratch> scratch(uint64_t bytes, std::string_view tag, Stream stream);
-  // Scratch on stream 0 that stays as long as this does, in the ledger and in no report of leaks.
+  // Scratch on stream 0 that lives as long as this object; in the ledger, but never reported as a
+  // leak.
   Result<uint8_t*> lasting_scratch(uint64_t bytes, std::string_view tag);
   // Pinned host memory, zeroed, aligned to 4096 bytes, of purpose WCUDA_PURPOSE_STAGING.
   Result<Buffer> allocate_pinned(uint64_t bytes, std::string_view tag);
@@ -136,8 +136,8 @@ class Memory : public std::enable_shared_from_this<Memory> {
   // While vram_only() holds, WCUDA_NOT_RESIDENT for what is not this device's.
   Result<Buffer> borrow(void* address, uint64_t bytes, std::string_view tag);
 
-  // Asks the budgets for bytes that `get`, a callable returning Status, takes from the driver, and
-  // keeps a row for them once it has. WCUDA_OVER_BUDGET comes before the driver is asked.
+  // Reserves bytes in the budgets, calls `get`, which allocates them in the driver and returns a
+  // Status, and enters a row if it succeeds. WCUDA_OVER_BUDGET is returned without calling `get`.
   template <class Get>
   Result<Account> account(uint64_t bytes, int32_t purpose, std::string_view tag, const Get& get) {
     WCUDA_TRY(check_request(bytes, purpose));
@@ -160,8 +160,8 @@ class Memory : public std::enable_shared_from_this<Memory> {
     return account;
   }
 
-  // Backend::copy_to_device, faster from large pageable memory: by way of pinned slots, which the
-  // first such copy allocates (StagedCopy::kStagingBytes of staging) and the last owner of this
+  // As Backend::copy_to_device, but large copies from pageable memory go through pinned staging
+  // buffers, which the first such copy allocates (StagedCopy::kStagingBytes) and the destructor
   // frees.
   Status copy_to_device(void* target, const void* source, uint64_t bytes);
 
@@ -170,23 +170,24 @@ class Memory : public std::enable_shared_from_this<Memory> {
   const Ledger& ledger() const { return ledger_; }
   // See Ledger::set_budget.
   void set_budget(int32_t purpose, uint64_t bytes) noexcept { ledger_.set_budget(purpose, bytes); }
-  // What could still be allocated: the lesser of what the device has free and the budget allows.
+  // Bytes that can still be allocated: the smaller of the device's free bytes and the budget's.
   Result<uint64_t> available_bytes() const;
   // Asks where every live or borrowed allocation is. A finding is logged as an error and ends
   // vram_only().
   Result<Residency> check_residency();
   // Checks the device and every allocation; WCUDA_NOT_RESIDENT names the first that is elsewhere.
   Status enforce_vram_only();
-  // The last enforcement succeeded, and no check has found a breach since.
+  // The last enforcement succeeded, and no later check found memory elsewhere.
   bool vram_only() const { return is_vram_only_; }
-  // Failures met where nobody could be told: how many, and the oldest not yet taken (ok: none).
+  // Failures that no call could return: how many, and the oldest not yet taken (ok: none).
   uint64_t deferred_error_count() const { return deferred_error_count_; }
   Status take_deferred_error();
-  // Logs what is live as warnings, a record each: nobody holds the context's handle any more.
+  // Logs each live allocation as a warning; called when the context's handle is destroyed.
   void log_leaks();
 
-  // What a layer above keeps for the context, one T, made by the first that asks: `make` returns a
-  // std::shared_ptr<T>, which holds no reference to this. It goes before the backend does.
+  // One object of type T that a layer above keeps per context. The first call creates it with
+  // `make`, which returns a std::shared_ptr<T> without a reference to this. Destroyed before the
+  // backend.
   template <class T, class Make>
   std::shared_ptr<T> kept(const Make& make) {
     const std::lock_guard<std::mutex> lock(kept_mutex_);

@@ -6,9 +6,9 @@
 namespace wcuda::vram {
 namespace {
 
-// What the memory of a host gives to more threads is little.
+// More threads gain little: host memory bandwidth is the limit.
 constexpr uint32_t kThreadCountMax = 8;
-constexpr uint64_t kPieceBytes = uint64_t{512} << 10;  // that a thread copies at a time
+constexpr uint64_t kPieceBytes = uint64_t{512} << 10;  // copied by one thread at a time
 
 }  // namespace
 

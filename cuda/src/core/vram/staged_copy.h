@@ -1,6 +1,6 @@
-// Large copies from pageable host memory to a device: threads fill slots of pinned memory while the
-// copy engine empties others. The driver's own way uses one thread (H200: 10 GB/s against 55 GB/s
-// of the bus).
+// StagedCopy: large copies from pageable host memory to a device. Threads fill pinned slots while
+// the copy engine empties others. The driver's copy uses one thread (H200: 10 GB/s, the bus 55
+// GB/s).
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@ class StagedCopy {
   // Shorter copies are left to the driver.
   static constexpr uint64_t kBytesMin = uint64_t{4} << 20;
 
-  // `staging`: kStagingBytes of pinned memory that outlives this, as the backend does.
+  // `staging`: kStagingBytes of pinned memory; it and the backend outlive this object.
   static Result<std::unique_ptr<StagedCopy>> create(Backend& backend, uint8_t* staging);
   ~StagedCopy();
   StagedCopy(const StagedCopy&) = delete;
   StagedCopy& operator=(const StagedCopy&) = delete;
 
-  // As Backend::copy_to_device: after the work on stream 0; returns when it is done.
+  // As Backend::copy_to_device: ordered after the work on stream 0; returns when complete.
   Status to_device(uint8_t* target, const uint8_t* source, uint64_t bytes);
 
  private:

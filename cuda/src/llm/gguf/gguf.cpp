@@ -60,7 +60,7 @@ Status read_split_keys(const Part& part, SplitKeys* keys) {
   WCUDA_TRY(read_split_key(part, "split.count", &has_count, &keys->count));
   WCUDA_TRY(
       read_split_key(part, "split.tensors.count", &keys->has_tensor_count, &keys->tensor_count));
-  // Files that were merged again carry a count of 0.
+  // Files that were merged again have a count of 0.
   if (!has_count || keys->count == 0) keys->count = 1;
   if (keys->number >= keys->count)
     return Status::error(WCUDA_MALFORMED, "%s: split.no is %" PRIu64 ", split.count is %" PRIu64,
@@ -71,7 +71,7 @@ Status read_split_keys(const Part& part, SplitKeys* keys) {
   return Status();
 }
 
-// The first part and its name must say that it is the first of as many.
+// The split keys and the file name must agree that this is part 1 of the same count.
 Status check_first_part(const Part& part, const SplitKeys& keys, std::string_view path,
                         SplitName* name) {
   const std::string& shown = part.source->name();
@@ -95,7 +95,7 @@ Status check_first_part(const Part& part, const SplitKeys& keys, std::string_vie
   return Status();
 }
 
-// A key that a later part repeats must say the same, except where parts differ by design.
+// A key that a later part repeats must have the same value, except keys that differ by design.
 Status check_same_metadata(const Part& first, const Part& part) {
   for (const Entry& entry : part.entries) {
     const std::string_view key = part.key(entry);
@@ -175,7 +175,7 @@ const char* wanted_name() {
   return "an integer of -2^31 to 2^31 - 1";
 }
 
-// What a message says of a value that is not what was wanted.
+// A value's type and number for an error message.
 std::string describe(const Value& value) {
   const std::string type = value_type_name(value.type);
   uint64_t number = 0;
@@ -200,7 +200,7 @@ Result<T> get(const Gguf& file, std::string_view key, const T* fallback) {
                        describe(value).c_str(), wanted_name<T>());
 }
 
-// Element `index` of an array as if it were a value of its own.
+// Element `index` of an array as a value.
 Value element(const Value& array, uint64_t index) {
   if (array.element_type == ValueType::kString) {
     Value value;
@@ -295,7 +295,7 @@ Result<std::shared_ptr<Gguf>> Gguf::open_path(std::string_view path) {
   return file;
 }
 
-// One table of tensors out of all parts' tables; no name may occur twice.
+// Joins the tensor tables of all parts; no name may occur twice.
 Status Gguf::assemble() {
   for (uint32_t i = 0; i < parts_.size(); ++i) {
     if (!checked_add(file_bytes_, parts_[i]->source->size(), &file_bytes_))

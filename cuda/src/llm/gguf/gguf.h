@@ -65,12 +65,12 @@ struct Tensor {
 
 struct Part;  // one file of a split; gguf/part.h
 
-// Immutable once opened; every function is legal on any thread. What it lists has been checked by
-// the rules of docs/FORMATS.md: a type, range or text found here needs no second look.
+// Immutable once opened; every function may be called on any thread. Everything it returns has been
+// checked by the rules of docs/FORMATS.md: types, ranges and texts need no further check.
 class Gguf {
  public:
-  // Reads header, metadata and tensor table. The parts of a split file are found beside the first,
-  // which must be the one opened, by path.
+  // Reads header, metadata and tensor table. `path` must name the first part of a split file; the
+  // others are opened in the same folder.
   static Result<std::shared_ptr<Gguf>> open_path(std::string_view path);
   // A whole file from any other source; a part of a split file is WCUDA_UNSUPPORTED.
   static Result<std::shared_ptr<Gguf>> open(std::shared_ptr<Source> source);
@@ -90,8 +90,8 @@ class Gguf {
   bool has(std::string_view key) const;
 
   // Typed access. An absent key is WCUDA_NOT_FOUND or, in the second form, the fallback; another
-  // type, or a number that does not fit, is WCUDA_UNSUPPORTED. The message names key and type.
-  // Integers are taken from any integer type, floats from f32 and f64.
+  // type, or a number that does not fit, is WCUDA_UNSUPPORTED with key and type. Integers are read
+  // from any integer type, floats from f32 and f64.
   Result<uint32_t> get_u32(std::string_view key) const;
   Result<uint32_t> get_u32(std::string_view key, uint32_t fallback) const;
   Result<uint64_t> get_u64(std::string_view key) const;
@@ -112,7 +112,7 @@ class Gguf {
 
   // Tensors, in file order, part after part.
   const std::vector<Tensor>& tensors() const { return tensors_; }
-  // Null if there is none of that name; `index` may be null.
+  // Null if no tensor has that name; `index` may be null.
   const Tensor* find_tensor(std::string_view name, uint64_t* index = nullptr) const;
   // Copies bytes [offset, offset + bytes) of a tensor's data as they are in the file. An index or
   // range past the end is WCUDA_OUT_OF_RANGE and reads nothing.

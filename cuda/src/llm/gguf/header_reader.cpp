@@ -1,4 +1,4 @@
-// Growing the copy of a header by as much as the file can justify.
+// HeaderReader: grows the copy of the header as far as the file's size allows.
 #include "llm/gguf/header_reader.h"
 
 #include <algorithm>
@@ -20,11 +20,11 @@ Status HeaderReader::need(uint64_t bytes, const char* what) {
   }
   if (position_ > limit_ || bytes > limit_ - position_) {
     return Status::error(
-        WCUDA_UNSUPPORTED, "%s at byte %llu needs %llu bytes, headers may take %llu more in all",
+        WCUDA_UNSUPPORTED, "%s at byte %llu needs %llu bytes, headers may take %llu more in total",
         what, static_cast<unsigned long long>(position_), static_cast<unsigned long long>(bytes),
         static_cast<unsigned long long>(limit_ - std::min(limit_, position_)));
   }
-  // Doubling keeps the number of reads and of moves logarithmic.
+  // Doubling keeps the number of reads and reallocations logarithmic.
   const uint64_t have = bytes_.size();
   uint64_t want = std::max(position_ + bytes, std::max(kFirstReadBytes, have * 2));
   want = std::min({want, source_.size(), limit_});

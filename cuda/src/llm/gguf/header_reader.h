@@ -1,5 +1,5 @@
-// HeaderReader: reads a header front to back, keeping a copy, without asking for more than is
-// there.
+// HeaderReader: reads a header front to back into a copy and never requests more than the file
+// has.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace wcuda::gguf {
 
-// The copy is what gets parsed and kept: bytes that change in the file afterwards change nothing.
+// Only the copy is parsed and kept: later changes of the file have no effect.
 class HeaderReader {
  public:
   // Appends to `bytes`, which is empty; reads at most `limit` bytes of the source.
@@ -23,7 +23,7 @@ class HeaderReader {
   // Bytes of the file that follow.
   uint64_t bytes_left() const { return source_.size() - position_; }
 
-  // Makes the next `bytes` bytes present in the copy. `what` names them in the message.
+  // Reads until the copy holds the next `bytes` bytes. `what` names them in the message.
   Status need(uint64_t bytes, const char* what);
 
   template <class T>
@@ -33,7 +33,7 @@ class HeaderReader {
     position_ += sizeof(T);
     return Status();
   }
-  // The next `bytes` bytes, present already; valid until the next call of need or read.
+  // The next `bytes` bytes, which must be in the copy; valid until the next call of need or read.
   std::string_view take(uint64_t bytes) {
     const std::string_view view(reinterpret_cast<const char*>(bytes_.data()) + position_, bytes);
     position_ += bytes;

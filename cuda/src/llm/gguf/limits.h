@@ -1,4 +1,4 @@
-// What a GGUF file may hold: our own caps, far above any real file and far below what hurts a host.
+// Limits on a GGUF file: far above any real file, and small enough not to exhaust the host.
 #pragma once
 
 #include <cstdint>

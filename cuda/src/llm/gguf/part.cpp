@@ -1,4 +1,4 @@
-// Parsing one GGUF file: header, metadata, tensor table. Every byte is foreign and may be hostile.
+// Parses one GGUF file: header, metadata, tensor table. No byte of it is trusted.
 #include "llm/gguf/part.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ uint64_t value_bytes(ValueType type) {
   }
 }
 
-// NUL is one: C programs would see another name.
+// NUL is one: it would cut the name in C programs.
 bool has_control_character(std::string_view text) {
   for (const char c : text)
     if (static_cast<uint8_t>(c) < 0x20 || c == 0x7F) return true;
@@ -61,7 +61,7 @@ class PartParser {
   std::unique_ptr<Part> take() { return std::move(part_); }
 
  private:
-  // Where a text lies in the header copy, which still moves while it grows.
+  // A range of the header copy, whose address changes while it grows.
   struct Span {
     uint64_t offset;
     uint64_t bytes;
@@ -81,7 +81,7 @@ class PartParser {
   Status parse_dimensions(const std::string& name, Tensor* tensor);
   Status parse_format(const std::string& name, Tensor* tensor);
   Status check_layout();
-  // A length, the bytes it counts, and that they are UTF-8.
+  // Reads a length and that many bytes, which must be UTF-8.
   Status parse_text(uint64_t max_bytes, const char* what, Span* text);
 
   std::string_view view(Span span) const {
@@ -249,7 +249,7 @@ Status PartParser::parse_array(const std::string& key, Entry* entry) {
   entry->element_type = static_cast<ValueType>(type);
   WCUDA_TRY(reader_.read(&count, "an array's element count"));
   const bool is_strings = entry->element_type == ValueType::kString;
-  // Of strings: at least their lengths.
+  // A string takes at least its length field.
   const uint64_t element_bytes = is_strings ? sizeof(uint64_t) : value_bytes(entry->element_type);
   if (count > reader_.bytes_left() / element_bytes) {
     return Status::error(WCUDA_MALFORMED,
@@ -299,7 +299,7 @@ Status PartParser::parse_string_array(const std::string& key, Entry* entry) {
   return Status();
 }
 
-// Sorting, unlike a hash table, has no input that makes it quadratic.
+// Sorting has no quadratic worst case, unlike a hash table.
 Status PartParser::sort_keys() {
   Part& part = *part_;
   part.entries_by_key.resize(part.entries.size());
@@ -335,7 +335,7 @@ Status PartParser::find_alignment() {
 }
 
 Status PartParser::parse_tensors() {
-  // The metadata has taken its bytes: the count must still be possible.
+  // The bytes that follow the metadata must be enough for this many tensors.
   if (tensor_count_ > reader_.bytes_left() / kMinTensorBytes) {
     return Status::error(WCUDA_MALFORMED,
                          "%" PRIu64 " tensors need at least %" PRIu64 " bytes each, %" PRIu64
@@ -418,8 +418,8 @@ Status PartParser::parse_format(const std::string& name, Tensor* tensor) {
   return Status();
 }
 
-// Turns offsets within the data section into offsets within the file; each range must lie in the
-// file and touch no other.
+// Converts offsets in the data section to offsets in the file; each range must be within the file
+// and overlap no other.
 Status PartParser::check_layout() {
   Part& part = *part_;
   part.data_offset = part.header_bytes;

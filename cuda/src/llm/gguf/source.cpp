@@ -41,7 +41,7 @@ class FileSource final : public Source {
       if (got == 0) {
         return Status::error(
             WCUDA_IO,
-            "%s: ends at byte %llu or before, had %llu bytes when opened: truncated since",
+            "%s: ends at or before byte %llu, had %llu bytes when opened: truncated since",
             name().c_str(), static_cast<unsigned long long>(offset),
             static_cast<unsigned long long>(size()));
       }
@@ -91,8 +91,8 @@ class CallbackSource final : public Source {
   void* user_;
 };
 
-// Takes the descriptor over, also on failure.
-Result<std::shared_ptr<Source>> adopt_descriptor(std::string name, int descriptor) {
+// Takes ownership of the descriptor, also on failure.
+Result<std::shared_ptr<Source>> source_of_descriptor(std::string name, int descriptor) {
   struct stat info;
   if (::fstat(descriptor, &info) != 0) {
     const int code = errno;
@@ -129,7 +129,7 @@ Result<std::shared_ptr<Source>> open_path(std::string_view path) {
   const std::string terminated(path);
   const std::string name = printable(path.substr(path.rfind('/') + 1));
   int descriptor;
-  do {  // without O_NONBLOCK a pipe without a writer would hang here
+  do {  // O_NONBLOCK: opening a pipe without a writer would block
     descriptor = ::open(terminated.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   } while (descriptor < 0 && errno == EINTR);
   if (descriptor < 0) {
@@ -137,7 +137,7 @@ Result<std::shared_ptr<Source>> open_path(std::string_view path) {
     return Status::native_error(WCUDA_IO, code, "cannot open '%s': %s", terminated.c_str(),
                                 std::strerror(code));
   }
-  return adopt_descriptor(name, descriptor);
+  return source_of_descriptor(name, descriptor);
 }
 
 Result<std::shared_ptr<Source>> open_descriptor(int descriptor) {
@@ -149,7 +149,7 @@ Result<std::shared_ptr<Source>> open_descriptor(int descriptor) {
                                 "descriptor %d cannot be duplicated: %s", descriptor,
                                 std::strerror(code));
   }
-  return adopt_descriptor("descriptor " + std::to_string(descriptor), copy);
+  return source_of_descriptor("descriptor " + std::to_string(descriptor), copy);
 }
 
 Result<std::shared_ptr<Source>> open_memory(const void* data, uint64_t bytes) {

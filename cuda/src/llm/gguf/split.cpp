@@ -1,4 +1,4 @@
-// Reading and making the names of a split model's parts.
+// Parses and builds the file names of a split model.
 #include "llm/gguf/split.h"
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// Hyper-parameters that all families share, and their checks.
+// Reads and checks the hyper-parameters that all families share.
 #include "llm/model/config.h"
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 namespace wcuda::model {
 namespace {
 
-// A key that changes what a model computes in a way that this version lacks, unless its value is
-// `neutral` (a bool counts as 0 or 1).
+// A key for a feature that is not implemented. It is accepted only with the value `neutral`, which
+// disables the feature (a bool counts as 0 or 1).
 struct RefusedKey {
   const char* key;
   double neutral;
@@ -101,22 +101,23 @@ Status read_heads(const Keys& keys, Config* config) {
                read_layer_count(keys, "attention.head_count_kv", config->layer_count, kMaxHeadCount,
                                 config->head_count));
   if (config->head_count % config->kv_head_count != 0)
-    return Status::error(WCUDA_MALFORMED, "%u heads are no multiple of %u key-value heads",
+    return Status::error(WCUDA_MALFORMED, "%u heads are not a multiple of %u key-value heads",
                          config->head_count, config->kv_head_count);
 
   const bool has_length = keys.has("attention.key_length");
   if (!has_length && config->embedding_length % config->head_count != 0)
-    return Status::error(WCUDA_MALFORMED, "embedding length %u is no multiple of %u heads",
+    return Status::error(WCUDA_MALFORMED, "embedding length %u is not a multiple of %u heads",
                          config->embedding_length, config->head_count);
   const uint32_t fallback = config->embedding_length / config->head_count;
   WCUDA_ASSIGN(config->head_length, keys.count("attention.key_length", kMaxHeadLength, fallback));
   WCUDA_ASSIGN(const uint32_t value_length,
                keys.count("attention.value_length", kMaxHeadLength, fallback));
   if (config->head_length != value_length)
-    return Status::error(WCUDA_UNSUPPORTED, "keys of %u and values of %u elements: only equal ones",
+    return Status::error(WCUDA_UNSUPPORTED,
+                         "attention keys have %u elements and values %u: must be equal",
                          config->head_length, value_length);
   if (config->head_length % 2 != 0)
-    return Status::error(WCUDA_UNSUPPORTED, "heads of %u elements: only even lengths",
+    return Status::error(WCUDA_UNSUPPORTED, "heads have %u elements: must be even",
                          config->head_length);
   const uint64_t width = uint64_t{config->head_count} * config->head_length;
   if (width > kMaxFeedForwardLength)
@@ -168,7 +169,7 @@ Status check_tokenizer(const gguf::Gguf& file, uint64_t vocabulary_size) {
   return {};
 }
 
-// The vocabulary is what the embedding table has rows for; the tokenizer must agree.
+// The vocabulary size is the number of rows of the embedding table; the tokenizer must agree.
 Status read_vocabulary(const Keys& keys, Config* config) {
   const gguf::Gguf& file = keys.file();
   const gguf::Tensor* table = file.find_tensor("token_embd.weight");

@@ -1,4 +1,4 @@
-// From a file's metadata to a checked Config.
+// read_config: a checked Config from a file's metadata.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace wcuda::model {
 
-// Caps on hyper-parameters: beyond every model known, and small enough that no product of two of
-// them leaves 64 bits and no row of a matrix leaves 8 MiB.
+// Limits on hyper-parameters: above every known model, and small enough that no product of two
+// overflows 64 bits and no row of a matrix exceeds 8 MiB.
 constexpr uint32_t kMaxLayerCount = 1024;
 constexpr uint32_t kMaxEmbeddingLength = 1u << 20;
 constexpr uint32_t kMaxFeedForwardLength = 1u << 21;
@@ -24,8 +24,8 @@ struct ReadConfig {
   Config config;
 };
 // Reads and checks all hyper-parameters; rope factors in a tensor are applied at load.
-// Contradictions are WCUDA_MALFORMED, features this version lacks WCUDA_UNSUPPORTED, both naming
-// key and value.
+// Contradictions are WCUDA_MALFORMED and features that are not implemented WCUDA_UNSUPPORTED; both
+// messages name key and value.
 Result<ReadConfig> read_config(const gguf::Gguf& file);
 
 }  // namespace wcuda::model

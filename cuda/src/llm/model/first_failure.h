@@ -1,4 +1,4 @@
-// FirstFailure: what went wrong first among pieces of work that run at the same time.
+// FirstFailure: the first failure among pieces of work that run concurrently.
 #pragma once
 
 #include <atomic>
@@ -9,10 +9,10 @@
 
 namespace wcuda::model {
 
-// Thread-safe, but for `take`.
+// Thread-safe, except `take`.
 class FirstFailure {
  public:
-  // The lowest piece wins.
+  // The failure of the lowest piece is kept.
   void note(uint32_t piece, Status status) {
     const std::lock_guard<std::mutex> lock(mutex_);
     happened_ = true;
@@ -20,10 +20,10 @@ class FirstFailure {
     piece_ = piece;
     status_ = std::move(status);
   }
-  // An exception: only memory can have run out.
+  // An exception can only mean that memory ran out.
   void note_exception() { threw_ = happened_ = true; }
   bool happened() const { return happened_; }
-  // When all pieces have ended.
+  // Call after all pieces have ended.
   Status take() {
     if (status_.ok() && threw_)
       return Status::error(WCUDA_OUT_OF_HOST_MEMORY, "the host is out of memory");

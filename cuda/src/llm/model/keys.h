@@ -1,4 +1,4 @@
-// Reading the hyper-parameters of one architecture: metadata keys that begin with its name.
+// Keys: reads the metadata keys of one architecture, which begin with its name.
 #pragma once
 
 #include <cmath>
@@ -19,7 +19,7 @@ class Keys {
   std::string full(const char* key) const { return architecture_ + "." + key; }
   bool has(const char* key) const { return file_.has(full(key)); }
 
-  // A count that must be there, in 1 … limit. A file without it is WCUDA_MALFORMED.
+  // A required count in 1 … limit. A file without the key is WCUDA_MALFORMED.
   Result<uint32_t> count(const char* key, uint32_t limit) const {
     WCUDA_TRY(must_have(key));
     return count(key, limit, 0);
@@ -38,7 +38,7 @@ class Keys {
   Result<uint32_t> u32(const char* key, uint32_t fallback) const {
     return file_.get_u32(full(key), fallback);
   }
-  // A finite number above zero that must be there; in the second form, with a fallback.
+  // A finite number above zero: required, or in the second form with a fallback.
   Result<float> positive(const char* key) const {
     WCUDA_TRY(must_have(key));
     return positive(key, 0.0f);

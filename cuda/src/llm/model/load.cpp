@@ -1,5 +1,5 @@
-// Loading: plan, reserve, upload (read and lay out), seal. All or nothing: everything acquired
-// hangs on objects that go when a step fails.
+// Loading: plan, reserve, upload (read and repack), seal. All or nothing: objects own everything
+// acquired and release it when a step fails.
 #include <algorithm>
 
 #include "core/base/thread_pool.h"
@@ -52,7 +52,7 @@ class Loader {
     WCUDA_TRY(report(WCUDA_LOAD_UPLOAD));
     WCUDA_TRY(upload());
     staging_.reset();
-    slab_.reset();
+    staged_.reset();
     WCUDA_TRY(report(WCUDA_LOAD_SEAL));
     WCUDA_TRY(memory_->backend().synchronize());
     WCUDA_TRY(check_cancelled());
@@ -86,7 +86,7 @@ class Loader {
     return apply_rope_factors(factors, &frequencies);
   }
 
-  // All allocations, after the sum was compared with what there is.
+  // Makes all allocations, after checking that their sum fits.
   Status reserve() {
     const uint64_t loading = plan_.plan.loading_bytes;
     const uint64_t needed = plan_.plan.weights_bytes + loading;
@@ -100,7 +100,7 @@ class Loader {
                            static_cast<unsigned long long>(available),
                            over_budget ? "in the budget" : "on the device");
     }
-    // Pinning takes as long as all of the rest: at the same time.
+    // Pinning takes as long as all other allocations together, so it runs concurrently.
     WCUDA_ASSIGN(const std::unique_ptr<ThreadPool> pool, ThreadPool::create(2));
     FirstFailure failure;
     pool->parallel_for(2, [&](uint32_t part, uint32_t) {
@@ -116,7 +116,7 @@ class Loader {
   Status reserve_device() {
     const uint64_t loading = plan_.plan.loading_bytes;
     if (loading != 0) {
-      WCUDA_ASSIGN(slab_, memory_->allocate(loading, WCUDA_PURPOSE_SCRATCH, "model slab"));
+      WCUDA_ASSIGN(staged_, memory_->allocate(loading, WCUDA_PURPOSE_SCRATCH, "model staging"));
     }
     buffers_.reserve(plan_.tensors.size() + 1);
     WCUDA_TRY(allocate(plan_.vectors_bytes, "vectors"));
@@ -148,20 +148,20 @@ class Loader {
     return plan_.is_streamed ? stream_up() : pack_up();
   }
 
-  // To a device: the pieces go by themselves, this thread reads too and reports between.
+  // To a device: worker threads upload the pieces; this thread reads too and reports progress.
   Status stream_up() {
     UploadArgs args;
     args.backend = &memory_->backend();
     args.file = file_.get();
     args.plan = &plan_;
     args.slices = staging_.data();
-    args.slab = slab_.data();
+    args.staged = staged_.data();
     args.targets = &targets_;
     args.check_cancelled = [this](uint64_t done) { return check_cancelled(done); };
     args.report = [this](uint64_t done) { return report_up_to(done); };
     return model::upload(args, &digests_);
   }
-  // Tells progress in steps that keep the promise, however much has come since.
+  // Reports progress in steps of at most kProgressBytes.
   Status report_up_to(uint64_t done_bytes) {
     while (done_bytes - done_bytes_ >= kProgressBytes / 4 ||
            (done_bytes_ != done_bytes && done_bytes == plan_.file_bytes)) {
@@ -171,7 +171,7 @@ class Loader {
     return {};
   }
 
-  // On the host: pieces in batches, a thread a piece, a slice of the staging buffer a thread.
+  // On the host: pieces in batches, one thread per piece, one slice of staging memory per thread.
   Status pack_up() {
     const std::vector<Piece> pieces = cut_into_pieces(plan_);
     const uint64_t at_once =
@@ -180,7 +180,7 @@ class Loader {
                  ThreadPool::create(static_cast<uint32_t>(at_once)));
     uint64_t reported = 0;
     for (size_t first = 0; first < pieces.size();) {
-      // Small pieces go together, as long as the batch stays within the promise of progress.
+      // Small pieces share a batch of at most kProgressBytes.
       size_t end = first;
       uint64_t batch_bytes = 0;
       while (end < pieces.size() &&
@@ -207,7 +207,7 @@ class Loader {
     return piece.count * plan_.tensors[piece.tensor].file_row_bytes;
   }
 
-  // On a thread of a pool: nothing may be thrown out of here.
+  // Runs on a pool thread: must not throw.
   template <class Work>
   static void note_failure(uint32_t number, FirstFailure* failure, const Work& work) noexcept {
     try {
@@ -233,7 +233,7 @@ class Loader {
     }
     if (tensor.layout == Layout::kRows)
       return backend.copy_to_device(target + piece.first * tensor.file_row_bytes, slice, bytes);
-    // The host's memory is the device's: rows go to their records at once.
+    // Host memory is the target: rows are repacked directly.
     return quant::pack_host(tensor.type, tensor.layout, tensor.slot.rows, tensor.slot.cols,
                             static_cast<uint32_t>(piece.first), static_cast<uint32_t>(piece.count),
                             slice, target);
@@ -273,7 +273,7 @@ class Loader {
   const LoadOptions& options_;
   DetailedPlan plan_;
   vram::Buffer staging_;
-  vram::Buffer slab_;
+  vram::Buffer staged_;
   std::vector<vram::Buffer> buffers_;   // [0]: all vectors; then the matrices in the plan's order
   std::vector<uint8_t*> targets_;       // of each planned tensor
   std::vector<TensorDigests> digests_;  // the same; empty on the host

@@ -39,7 +39,7 @@ struct Config {
   float rope_magnitude = 1.0f;          // YaRN
   std::vector<float> rope_frequencies;  // (rope_dimension_count / 2) scaling and factors applied
   Activation activation = Activation::kSilu;
-  bool tied_embeddings = false;  // no output.weight: the embedding table serves
+  bool tied_embeddings = false;  // no output.weight: the embedding table is used
 };
 
 struct LayerWeights {
@@ -64,7 +64,7 @@ struct Weights {
   std::vector<LayerWeights> layers;
 };
 
-// What a load will hold on the device, from the header alone. Exact. Only rope factors that are
+// The memory a load needs, computed from the header alone. Exact. Only rope factors that are
 // tensor data (Llama 3) are not yet in config.rope_frequencies: the load applies them.
 struct LoadPlan {
   Config config;
@@ -93,10 +93,10 @@ struct ResidentTensor {
 };
 
 struct LoadOptions {
-  // phase (WCUDA_LOAD_PLAN to _SEAL; _DONE is for the caller to tell), bytes of the file done,
+  // phase (WCUDA_LOAD_PLAN to _SEAL; the caller reports _DONE), bytes of the file done,
   // total; returns false to stop. Runs on the loading thread. May be empty.
   std::function<bool(int32_t, uint64_t, uint64_t)> progress;
-  // Asked at least every 16 MiB read, on any thread, on several at once. May be empty.
+  // Called at least every 16 MiB read, on any thread and concurrently. May be empty.
   std::function<bool()> is_cancelled;
 };
 

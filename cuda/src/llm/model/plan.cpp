@@ -1,5 +1,5 @@
-// Planning a load from the header alone: every tensor found, compared with what the
-// hyper-parameters imply, and given its place.
+// Plans a load from the header alone: finds every tensor, compares its shape with the
+// hyper-parameters, and assigns its offset.
 #include "llm/model/plan.h"
 
 #include <algorithm>
@@ -22,14 +22,14 @@ constexpr uint64_t kSliceBytesMax = 2u << 20;  // unless one row is longer
 
 // A streamed load, from page cache to an H200 of 16 cores, CUDA 13.0, 2026-11-21: 8 readers with
 // pieces of 1, 2, 4, 8 MiB 38, 48, 48, 50 GB/s; 16 readers 40, 49, 52, 51. Pinned memory costs 0.4
-// ms a MB to get and to give back, so a small ring wins; and what 8 readers have in hand is within
-// the 16 MiB after which a load must have stopped.
+// ms a MB to allocate and free, so a small ring is faster; and 8 readers hold less than the 16 MiB
+// within which a load must stop when cancelled.
 constexpr uint32_t kStreamReadersMax = 8;
 constexpr uint64_t kStreamSliceBytes = 2u << 20;
 constexpr uint64_t kPinnedPageBytes = 4096;
-// The slab holds the largest tensor, so that digests and placing see whole ones, and enough others
-// to keep copies going meanwhile.
-constexpr uint64_t kSlabBytes = uint64_t{128} << 20;
+// The staging buffer on the device holds the largest tensor, because digests and repacking need
+// whole tensors, and enough others to keep copies running.
+constexpr uint64_t kDeviceStagingBytes = uint64_t{128} << 20;
 constexpr uint64_t kDeviceAlignment = 256;
 
 bool is_vector_type(uint32_t type) {
@@ -44,7 +44,7 @@ Status check_shape(const TensorSlot& slot, const gguf::Tensor& tensor, const Con
   return Status::error(
       WCUDA_MALFORMED,
       "tensor '%s' is %llu x %llu x %llu x %llu, the hyper-parameters of this '%s' "
-      "make it %llu x %llu",
+      "require %llu x %llu",
       slot.name.c_str(), static_cast<unsigned long long>(d[0]),
       static_cast<unsigned long long>(d[1]), static_cast<unsigned long long>(d[2]),
       static_cast<unsigned long long>(d[3]), config.architecture.c_str(),
@@ -78,8 +78,8 @@ Result<PlannedTensor> plan_tensor(const Backend& backend, const TensorSlot& slot
   return planned;
 }
 
-// What is in the file and in no slot. A part of the network that this version does not know would
-// change the answers: refused. Anything else does not concern the forward pass.
+// A tensor of the file that no slot takes. One that belongs to the network would change the
+// results: refused. Any other is not used by the forward pass.
 Status check_unused(const gguf::Tensor& tensor, const TensorList& list, const Config& config) {
   const std::string name = printable(tensor.name);
   constexpr const char* kOfTheNetwork[] = {"blk.", "token_", "position_", "output", "rope_"};
@@ -90,7 +90,7 @@ Status check_unused(const gguf::Tensor& tensor, const TensorList& list, const Co
   }
   if (std::any_of(std::begin(kOfTheNetwork), std::end(kOfTheNetwork), starts_with))
     return Status::error(WCUDA_UNSUPPORTED,
-                         "tensor '%s' has no place in architecture '%s' with %u layers",
+                         "tensor '%s' is not part of architecture '%s' with %u layers",
                          name.c_str(), config.architecture.c_str(), config.layer_count);
   log(WCUDA_LOG_WARN, "model", "tensor '%s' is not used", name.c_str());
   return {};
@@ -135,11 +135,11 @@ Status match_tensors(const Backend& backend, const gguf::Gguf& file, const Tenso
   return {};
 }
 
-// Staging and slab of a streamed load.
+// Pinned staging and the device's staging buffer of a streamed load.
 Status plan_stream(const Backend& backend, DetailedPlan* plan) {
   uint64_t largest = 0, all = 0;
   for (const PlannedTensor& tensor : plan->tensors) {
-    // The file has these bytes: no sum of them overflows.
+    // The file has these bytes, so no sum of them overflows.
     largest = std::max(largest, align_up(tensor.file_bytes, kDeviceAlignment));
     all += align_up(tensor.file_bytes, kDeviceAlignment);
   }
@@ -148,17 +148,17 @@ Status plan_stream(const Backend& backend, DetailedPlan* plan) {
   plan->slice_count = kSlicesPerReader * std::clamp(threads, 1u, kStreamReadersMax);
   plan->slice_bytes = std::min(kStreamSliceBytes, align_up(largest, kPinnedPageBytes));
   plan->plan.staging_bytes = plan->slice_count * plan->slice_bytes;
-  plan->slab_bytes = std::max(largest, std::min(all, kSlabBytes));
-  plan->digests_offset = plan->slab_bytes;
+  plan->device_staging_bytes = std::max(largest, std::min(all, kDeviceStagingBytes));
+  plan->digests_offset = plan->device_staging_bytes;
   plan->digest_scratch_offset = align_up(
       plan->digests_offset + plan->tensors.size() * sizeof(TensorDigests), kDeviceAlignment);
-  plan->plan.loading_bytes = plan->digest_scratch_offset + kPlacingStreams * kDigestScratchBytes;
-  fill_slab(plan);
+  plan->plan.loading_bytes = plan->digest_scratch_offset + kRepackStreams * kDigestScratchBytes;
+  assign_staged_offsets(plan);
   return {};
 }
 
 // Sizes and offsets of what match_tensors found.
-Status place(const Backend& backend, DetailedPlan* plan) {
+Status assign_offsets(const Backend& backend, DetailedPlan* plan) {
   const auto take_vector = [plan](uint64_t bytes) {
     const uint64_t offset = plan->vectors_bytes;
     plan->vectors_bytes = align_up(offset + bytes, kVectorAlignment);
@@ -192,17 +192,18 @@ Status place(const Backend& backend, DetailedPlan* plan) {
 
 }  // namespace
 
-void fill_slab(DetailedPlan* plan) {
+void assign_staged_offsets(DetailedPlan* plan) {
   uint64_t next = 0;
   for (size_t t = 0; t < plan->tensors.size(); ++t) {
     PlannedTensor& tensor = plan->tensors[t];
     const uint64_t bytes = align_up(tensor.file_bytes, kDeviceAlignment);
-    if (next + bytes > plan->slab_bytes) next = 0;
-    tensor.slab_offset = next;
+    if (next + bytes > plan->device_staging_bytes) next = 0;
+    tensor.staged_offset = next;
     next += bytes;
     for (size_t before = t; before > 0 && tensor.waits_for == 0; --before) {
       const PlannedTensor& other = plan->tensors[before - 1];
-      if (other.slab_offset < next && tensor.slab_offset < other.slab_offset + other.file_bytes)
+      if (other.staged_offset < next &&
+          tensor.staged_offset < other.staged_offset + other.file_bytes)
         tensor.waits_for = before;
     }
   }
@@ -217,8 +218,8 @@ uint64_t rows_per_piece(const PlannedTensor& tensor, uint64_t slice_bytes) {
     return std::max<uint64_t>(1, (slice_bytes - std::min(slice_bytes, kVectorAlignment)) /
                                      (tensor.file_row_bytes + sizeof(float)));
   const uint64_t rows = std::max<uint64_t>(1, slice_bytes / tensor.file_row_bytes);
-  constexpr uint64_t kStrip = 16;  // whole strips: no two pieces write to one record
-  return rows >= kStrip ? rows / kStrip * kStrip : rows;
+  constexpr uint64_t kTileRows = 16;  // whole M-tiles: no two pieces write to one packed tile
+  return rows >= kTileRows ? rows / kTileRows * kTileRows : rows;
 }
 
 Result<DetailedPlan> plan_load_in_detail(const Backend& backend, const gguf::Gguf& file) {
@@ -242,7 +243,7 @@ Result<DetailedPlan> plan_load_in_detail(const Backend& backend, const gguf::Ggu
   if (plan.is_streamed)
     std::sort(plan.tensors.begin(), plan.tensors.end(),
               [](const PlannedTensor& a, const PlannedTensor& b) { return a.index < b.index; });
-  WCUDA_TRY(place(backend, &plan));
+  WCUDA_TRY(assign_offsets(backend, &plan));
   return plan;
 }
 

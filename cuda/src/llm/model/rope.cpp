@@ -24,7 +24,7 @@ struct Scaling {
 
 Result<Scaling> read_scaling(const Keys& keys, uint32_t context_length) {
   Scaling scaling;
-  // A file without a type but with a factor means linear.
+  // A factor without a type means linear.
   std::string_view type;
   WCUDA_ASSIGN(type, keys.file().get_string(keys.full("rope.scaling.type"), "linear"));
   if (type == "none") return scaling;
@@ -51,12 +51,12 @@ Result<Scaling> read_scaling(const Keys& keys, uint32_t context_length) {
   return scaling;
 }
 
-// The pair, as a real number, that turns `rotations` times within the original context.
+// The pair index, as a real number, that rotates `rotations` times within the original context.
 double pair_of_rotations(double rotations, double context, double dimensions, double base) {
   return dimensions * std::log(context / (rotations * 2.0 * kPi)) / (2.0 * std::log(base));
 }
 
-// How much of a pair's frequency is left as trained: 1 below `low`, 0 above `high`.
+// The weight of a pair's trained frequency: 1 below `low`, 0 above `high`.
 double kept_share(double pair, double low, double high) {
   return 1.0 - std::clamp((pair - low) / std::max(0.001, high - low), 0.0, 1.0);
 }
@@ -119,7 +119,7 @@ Status read_rope(const Keys& keys, Config* config) {
 Status apply_rope_factors(const std::vector<float>& factors, std::vector<float>* frequencies) {
   WCUDA_CHECK(factors.size() == frequencies->size());
   for (size_t i = 0; i < factors.size(); ++i) {
-    // A factor near 0 would make the frequency infinite.
+    // A factor near 0 gives an infinite frequency.
     if (factors[i] > 0.0f && std::isfinite(factors[i]) &&
         std::isfinite((*frequencies)[i] / factors[i]))
       continue;

@@ -1,4 +1,4 @@
-// Rotary position embedding: the angle a position turns each pair by, scaling applied.
+// Rotary position embedding: the frequency of each pair, scaling applied.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// The tensors an architecture needs: names, shapes, and where in Weights each belongs.
+// TensorList: names and shapes of an architecture's tensors, and the member of Weights for each.
 #pragma once
 
 #include <set>
@@ -17,10 +17,10 @@ struct TensorSlot {
   std::string name;
   Presence presence = Presence::kRequired;
   bool is_vector = false;
-  bool is_embedding = false;  // rows are gathered one by one
+  bool is_embedding = false;  // rows are read one by one
   uint32_t rows = 0;
   uint32_t cols = 1;
-  // Exactly one of the four members says where it belongs.
+  // Exactly one of the four members is set: the target in Weights.
   int64_t layer = -1;
   Weight Weights::*matrix = nullptr;
   Vector Weights::*vector = nullptr;
@@ -56,7 +56,7 @@ class TensorList {
   std::set<std::string> ignored_;
 };
 
-// What the dense families differ in.
+// How the dense families differ.
 struct DenseDecoder {
   Presence query_key_value_bias;
   Presence other_bias;  // of the attention's output and of the feed-forward

@@ -1,4 +1,4 @@
-// Reading, copying and placing at the same time.
+// upload: reads, copies and repacks tensors concurrently.
 #include "llm/model/upload.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct Piece {
   uint64_t bytes;
 };
 
-// A stream or event that goes when its owner does; a stream waits for its work.
+// A stream or event that its owner destroys; a stream waits for its work first.
 class OwnedStream {
  public:
   ~OwnedStream() {
@@ -66,7 +66,7 @@ class Uploader {
         slices_(plan_.slice_count),
         threads_(plan_.slice_count / kSlicesPerReader),
         pieces_left_(plan_.tensors.size()),
-        placed_(plan_.tensors.size()) {}
+        repacked_(plan_.tensors.size()) {}
 
   Status run(std::vector<TensorDigests>* digests) {
     WCUDA_TRY(prepare());
@@ -75,7 +75,7 @@ class Uploader {
     pool->parallel_for(static_cast<uint32_t>(pieces_.size()),
                        [this](uint32_t piece, uint32_t thread) { run_piece(piece, thread); });
     WCUDA_TRY(failure_.take());
-    for (const OwnedStream& stream : placing_) WCUDA_TRY(backend_.synchronize(stream));
+    for (const OwnedStream& stream : repacking_) WCUDA_TRY(backend_.synchronize(stream));
     WCUDA_TRY(args_.report(done_bytes_));
     std::vector<TensorDigests> read(plan_.tensors.size());
     static_assert(sizeof(TensorDigests) == 2 * sizeof(Digest));
@@ -94,11 +94,11 @@ class Uploader {
   };
 
   Status prepare() {
-    for (OwnedStream& stream : placing_) WCUDA_TRY(stream.create(&backend_));
+    for (OwnedStream& stream : repacking_) WCUDA_TRY(stream.create(&backend_));
     for (OwnedStream& stream : copying_) WCUDA_TRY(stream.create(&backend_));
     for (OwnedEvent& event : copied_) WCUDA_TRY(event.create(&backend_));
     for (Slice& slice : slices_) WCUDA_TRY(slice.copied.create(&backend_));
-    for (OwnedEvent& event : placed_) WCUDA_TRY(event.create(&backend_));
+    for (OwnedEvent& event : repacked_) WCUDA_TRY(event.create(&backend_));
     for (size_t t = 0; t < plan_.tensors.size(); ++t) {
       const uint64_t bytes = plan_.tensors[t].file_bytes;
       for (uint64_t offset = 0; offset < bytes; offset += plan_.slice_bytes) {
@@ -110,7 +110,7 @@ class Uploader {
     return {};
   }
 
-  // On a thread of the pool: nothing may be thrown out of here.
+  // Runs on a pool thread: must not throw.
   void run_piece(uint32_t number, uint32_t thread) noexcept {
     if (failure_.happened()) return;
     try {
@@ -121,7 +121,7 @@ class Uploader {
     } catch (...) {
       failure_.note_exception();
     }
-    // Under the lock: nobody is between looking at the failure and waiting.
+    // Under the lock: no thread is between checking for a failure and waiting.
     const std::lock_guard<std::mutex> lock(mutex_);
     progress_.notify_all();
   }
@@ -139,30 +139,30 @@ class Uploader {
     const uint32_t stream = thread % kCopyStreams;
     WCUDA_ASSIGN(const bool has_room, wait_for_room(tensor, stream));
     if (!has_room) return {};
-    WCUDA_TRY(backend_.copy_to_device_async(args_.slab + tensor.slab_offset + piece.offset, data,
-                                            piece.bytes, copying_[stream]));
+    WCUDA_TRY(backend_.copy_to_device_async(args_.staged + tensor.staged_offset + piece.offset,
+                                            data, piece.bytes, copying_[stream]));
     slice.is_used = true;
     WCUDA_TRY(backend_.event_record(slice.copied, copying_[stream]));
     done_bytes_ += piece.bytes;
     return piece_copied(piece.tensor);
   }
 
-  // Holds the copy stream back until the tensors that lay where this one goes have left. False: the
-  // upload has failed elsewhere.
+  // Makes the copy stream wait until the tensors that this one overwrites have been repacked. False
+  // if the upload has failed elsewhere.
   Result<bool> wait_for_room(const PlannedTensor& tensor, uint32_t stream) {
     std::unique_lock<std::mutex> lock(mutex_);
     progress_.wait(lock, [&] { return queued_ >= tensor.waits_for || failure_.happened(); });
     if (failure_.happened()) return false;
-    // The last tensor of each placing stream stands for those before it.
+    // The last tensor of each repack stream implies those before it.
     const size_t last = tensor.waits_for;
-    size_t t = std::max(waited_for_[stream], last - std::min<size_t>(last, kPlacingStreams));
-    for (; t < last; ++t) WCUDA_TRY(backend_.stream_wait(copying_[stream], placed_[t]));
+    size_t t = std::max(waited_for_[stream], last - std::min<size_t>(last, kRepackStreams));
+    for (; t < last; ++t) WCUDA_TRY(backend_.stream_wait(copying_[stream], repacked_[t]));
     waited_for_[stream] = std::max(waited_for_[stream], last);
     return true;
   }
 
-  // A copy of this tensor is queued. Queues the placing of every tensor that is now complete, in
-  // order, unless another thread is about it; without the lock, so that readers go on.
+  // A copy of this tensor was queued. Queues the repacking of every tensor that is now complete, in
+  // order, unless another thread is doing so; without the lock, so that readers continue.
   Status piece_copied(uint32_t tensor) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (--pieces_left_[tensor] != 0 || is_queueing_) return {};
@@ -170,7 +170,7 @@ class Uploader {
     while (queued_ < plan_.tensors.size() && pieces_left_[queued_] == 0) {
       const size_t next = queued_;
       lock.unlock();
-      WCUDA_TRY(place(next));
+      WCUDA_TRY(repack(next));
       lock.lock();
       ++queued_;
       progress_.notify_all();
@@ -179,32 +179,33 @@ class Uploader {
     return {};
   }
 
-  Status place(size_t number) {
+  Status repack(size_t number) {
     const PlannedTensor& tensor = plan_.tensors[number];
-    const uint32_t lane = number % kPlacingStreams;
-    const Stream stream = placing_[lane];
+    const uint32_t lane = number % kRepackStreams;
+    const Stream stream = repacking_[lane];
     for (uint32_t i = 0; i < kCopyStreams; ++i) {
       WCUDA_TRY(backend_.event_record(copied_[i], copying_[i]));
       WCUDA_TRY(backend_.stream_wait(stream, copied_[i]));
     }
     Placement placement;
-    placement.source = args_.slab + tensor.slab_offset;
+    placement.source = args_.staged + tensor.staged_offset;
     placement.target = (*args_.targets)[number];
     placement.type = tensor.type;
     placement.is_vector = tensor.slot.is_vector;
     placement.rows = tensor.slot.rows;
     placement.cols = tensor.slot.cols;
     uint8_t* const digests = digests_of(number);
-    uint8_t* const scratch = args_.slab + plan_.digest_scratch_offset + lane * kDigestScratchBytes;
+    uint8_t* const scratch =
+        args_.staged + plan_.digest_scratch_offset + lane * kDigestScratchBytes;
     WCUDA_TRY(backend_.digest_async(placement.source, tensor.file_bytes, digests, scratch, stream));
     WCUDA_TRY(backend_.place(placement, stream));
-    WCUDA_TRY(backend_.event_record(placed_[number], stream));
+    WCUDA_TRY(backend_.event_record(repacked_[number], stream));
     return backend_.digest_async(placement.target, tensor.bytes, digests + sizeof(Digest), scratch,
                                  stream);
   }
 
   uint8_t* digests_of(size_t tensor) const {
-    return args_.slab + plan_.digests_offset + tensor * sizeof(TensorDigests);
+    return args_.staged + plan_.digests_offset + tensor * sizeof(TensorDigests);
   }
 
   const UploadArgs& args_;
@@ -219,13 +220,13 @@ class Uploader {
   std::mutex mutex_;  // guards what follows
   std::condition_variable progress_;
   std::vector<uint32_t> pieces_left_;  // of each tensor
-  size_t queued_ = 0;                  // tensors whose placing is queued
-  bool is_queueing_ = false;           // a thread is about it
+  size_t queued_ = 0;                  // tensors whose repacking is queued
+  bool is_queueing_ = false;           // a thread is queueing repacks
   size_t waited_for_[kCopyStreams] = {};
-  std::vector<OwnedEvent> placed_;  // of each tensor
+  std::vector<OwnedEvent> repacked_;  // of each tensor
   OwnedEvent copied_[kCopyStreams];
-  // Last, so that they go first, and wait for what uses anything else.
-  OwnedStream placing_[kPlacingStreams], copying_[kCopyStreams];
+  // Last member, so destroyed first: waits for the work that uses the others.
+  OwnedStream repacking_[kRepackStreams], copying_[kCopyStreams];
 };
 
 }  // namespace

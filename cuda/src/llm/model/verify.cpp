@@ -1,4 +1,4 @@
-// Digests of a model's tensors: taken, kept, and compared with what lies on the device now.
+// Digests of a model's tensors: computed, kept, and compared with the bytes on the device.
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint32_t kRowsAtOnce = 16;
 
-// A vector's elements as they were in the file: what became f32 goes back exactly.
+// A vector's elements as in the file: the conversion to f32 is exactly reversible.
 void file_elements(const ResidentTensor& tensor, std::vector<uint8_t>* bytes) {
   const auto* const values = static_cast<const float*>(tensor.matrix.data);
   bytes->resize(tensor.matrix.rows * sizeof(uint16_t));
@@ -25,7 +25,7 @@ void file_elements(const ResidentTensor& tensor, std::vector<uint8_t>* bytes) {
   }
 }
 
-// Of host memory: the digest of the file's bytes, restored from the resident ones.
+// Host memory: the digest of the file's bytes, which are restored from the resident ones.
 Result<Digest> file_digest(const ResidentTensor& tensor) {
   const Weight& matrix = tensor.matrix;
   const auto* const data = static_cast<const uint8_t*>(matrix.data);
@@ -54,7 +54,7 @@ Result<Digest> file_digest(const ResidentTensor& tensor) {
 
 }  // namespace
 
-// Those of a host's model, at the first need; a streamed load has brought all. Under the lock.
+// Computes the digests of a host model at first use; a streamed load has all. Under the lock.
 Status Model::take_digests() const {
   for (ResidentTensor& tensor : tensors_) {
     if (tensor.digests) continue;

@@ -249,7 +249,7 @@ TEST_F(ResidencyApi, a_context_that_goes_before_its_allocations_reports_them) {
     ASSERT_EQ(wcuda_log_set(nullptr, nullptr, 0, nullptr), WCUDA_OK);
   }
   EXPECT_EQ(records, (std::vector<std::string>{
-                         "1 allocations of 12 bytes live on after their context's handle",
+                         "1 allocations of 12 bytes remain after the context was destroyed",
                          "live: #1 user 'forgotten', 12 bytes"}));
 }
 

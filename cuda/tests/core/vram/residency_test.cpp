@@ -172,7 +172,7 @@ TEST(Leaks, live_allocations_are_logged_one_by_one) {
 
   EXPECT_EQ(log.records,
             (std::vector<std::string>{
-                "vram: 2 allocations of 130 bytes live on after their context's handle",
+                "vram: 2 allocations of 130 bytes remain after the context was destroyed",
                 "vram: live: #1 weights 'w', 100 bytes", "vram: live: #2 staging 's', 30 bytes"}));
 }
 

@@ -86,7 +86,7 @@ TEST(Source, truncation_after_opening_is_an_io_status) {
   const Status status = source->read_at(0, target.data(), target.size());
   EXPECT_EQ(status.code(), WCUDA_IO);
   EXPECT_STREQ(status.message(),
-               "model.gguf: ends at byte 50000 or before, had 100000 bytes when opened: truncated "
+               "model.gguf: ends at or before byte 50000, had 100000 bytes when opened: truncated "
                "since");
   EXPECT_TRUE(source->read_at(0, target.data(), 50000).ok());
 }

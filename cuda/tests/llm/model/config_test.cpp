@@ -164,7 +164,7 @@ TEST(Config, refuses_heads_that_do_not_divide) {
       "llama.attention.head_count", [](GgufBuilder& b) { b.u32("llama.attention.head_count", 6); },
       tiny);
   EXPECT_EQ(read.status.code(), WCUDA_MALFORMED);
-  EXPECT_EQ(message_of(read), "embedding length 64 is no multiple of 6 heads");
+  EXPECT_EQ(message_of(read), "embedding length 64 is not a multiple of 6 heads");
 }
 
 TEST(Config, takes_counts_that_are_written_for_each_layer) {

@@ -293,7 +293,7 @@ TEST(ModelPlan, tells_the_shape_found_and_the_shape_needed) {
       tiny.builder().tensor_f32("blk.0.attn_k.weight", {64, 16}, std::vector<float>(1024)).build());
   expect_refused(loaded, WCUDA_MALFORMED,
                  "tensor 'blk.0.attn_k.weight' is 64 x 16 x 1 x 1, the hyper-parameters of this "
-                 "'llama' make it 64 x 32");
+                 "'llama' require 64 x 32");
 }
 
 TEST(ModelPlan, refuses_types_that_no_weight_may_have) {
@@ -318,7 +318,7 @@ TEST(ModelPlan, refuses_network_tensors_it_does_not_know) {
        {"blk.0.attn_sub_norm.weight", "blk.2.attn_q.weight", "blk.0.attn_q.scale",
         "position_embd.weight", "output.scale", "blk.x", "token_types.weight"}) {
     const Loaded loaded(TinyModel().builder().tensor_f32(name, {4}, {1, 2, 3, 4}).build());
-    expect_refused(loaded, WCUDA_UNSUPPORTED, std::string("tensor '") + name + "' has no place");
+    expect_refused(loaded, WCUDA_UNSUPPORTED, std::string("tensor '") + name + "' is not part of");
   }
 }
 

@@ -152,7 +152,7 @@ TEST_P(ModelUpload, plan_equals_the_ledger_to_the_byte) {
   EXPECT_LE(plan->staging_bytes, uint64_t{256} << 20);
 }
 
-TEST_P(ModelUpload, tensors_take_turns_in_a_small_slab) {
+TEST_P(ModelUpload, tensors_take_turns_in_a_small_staging_buffer) {
   TinyModel tiny;
   tiny.vocabulary_size = 997;
   tiny.layer_count = 9;
@@ -161,20 +161,22 @@ TEST_P(ModelUpload, tensors_take_turns_in_a_small_slab) {
   auto plan = plan_load_in_detail(memory_->backend(), *file);
   ASSERT_TRUE(plan.ok());
   for (const uint64_t extra : {0u, 256u, 5000u}) {
-    plan->slab_bytes = extra;
+    plan->device_staging_bytes = extra;
     for (PlannedTensor& tensor : plan->tensors) {
-      plan->slab_bytes = std::max(plan->slab_bytes, (tensor.file_bytes + 255) / 256 * 256 + extra);
+      plan->device_staging_bytes =
+          std::max(plan->device_staging_bytes, (tensor.file_bytes + 255) / 256 * 256 + extra);
       tensor.waits_for = 0;
     }
-    fill_slab(&*plan);
+    assign_staged_offsets(&*plan);
     plan->slice_bytes = 4096;
     uint64_t target_bytes = 0;
     for (const PlannedTensor& tensor : plan->tensors)
       target_bytes += (tensor.bytes + 255) / 256 * 256;
     const auto slices = memory_->allocate_pinned(plan->slice_count * plan->slice_bytes, "slices");
-    const auto slab = memory_->allocate(plan->plan.loading_bytes, WCUDA_PURPOSE_SCRATCH, "slab");
+    const auto staged =
+        memory_->allocate(plan->plan.loading_bytes, WCUDA_PURPOSE_SCRATCH, "staged");
     const auto weights = memory_->allocate(target_bytes, WCUDA_PURPOSE_WEIGHTS, "weights");
-    ASSERT_TRUE(slices.ok() && slab.ok() && weights.ok());
+    ASSERT_TRUE(slices.ok() && staged.ok() && weights.ok());
     std::vector<uint8_t*> targets;
     uint8_t* next = weights->data();
     for (const PlannedTensor& tensor : plan->tensors) {
@@ -186,7 +188,7 @@ TEST_P(ModelUpload, tensors_take_turns_in_a_small_slab) {
     args.file = file.get();
     args.plan = &*plan;
     args.slices = slices->data();
-    args.slab = slab->data();
+    args.staged = staged->data();
     args.targets = &targets;
     args.check_cancelled = args.report = [](uint64_t) { return Status(); };
     std::vector<TensorDigests> digests;
@@ -414,8 +416,8 @@ TEST_P(ModelUpload, every_call_that_fails_leaves_nothing) {
     Code code;
     int failures_min;
   };
-  // Vectors, slab, embedding, seven matrices a layer; a copy a tensor; two digests and a placing a
-  // tensor; a wait for what is placed.
+  // Vectors, staging, embedding, seven matrices a layer; a copy a tensor; two digests and a repack
+  // a tensor; a wait for what is placed.
   for (const Kind& kind : {Kind{CallKind::kAllocate, WCUDA_OUT_OF_MEMORY, 2 + 1 + 2 * 7},
                            Kind{CallKind::kCopy, WCUDA_DEVICE_ERROR, 20},
                            Kind{CallKind::kLaunch, WCUDA_DEVICE_ERROR, 3 * 20},
@@ -548,7 +550,7 @@ TEST(ModelDigests, of_a_model_on_the_host_are_those_of_its_file) {
   }
 }
 
-TEST(ModelPlan, tensors_in_the_slab_never_meet) {
+TEST(ModelPlan, tensors_in_the_staging_buffer_never_overlap) {
   const std::string bytes = TinyModel::of_type(testing::kQ4_K).build();
   const auto file = open(bytes);
   const testing::PretendDevice device(2);
@@ -558,21 +560,21 @@ TEST(ModelPlan, tensors_in_the_slab_never_meet) {
   for (const PlannedTensor& tensor : plan->tensors)
     largest = std::max(largest, (tensor.file_bytes + 255) / 256 * 256);
   for (PlannedTensor& tensor : plan->tensors) tensor.waits_for = 0;
-  plan->slab_bytes = largest + 4096;
+  plan->device_staging_bytes = largest + 4096;
 
-  fill_slab(&*plan);
+  assign_staged_offsets(&*plan);
 
   size_t waits = 0;
   for (size_t i = 0; i < plan->tensors.size(); ++i) {
     const PlannedTensor& tensor = plan->tensors[i];
-    EXPECT_EQ(tensor.slab_offset % 256, 0u);
-    EXPECT_LE(tensor.slab_offset + tensor.file_bytes, plan->slab_bytes);
+    EXPECT_EQ(tensor.staged_offset % 256, 0u);
+    EXPECT_LE(tensor.staged_offset + tensor.file_bytes, plan->device_staging_bytes);
     EXPECT_LE(tensor.waits_for, i);
     waits += tensor.waits_for > 0;
     for (size_t j = tensor.waits_for; j < i; ++j) {
       const PlannedTensor& other = plan->tensors[j];
-      EXPECT_TRUE(other.slab_offset + other.file_bytes <= tensor.slab_offset ||
-                  tensor.slab_offset + tensor.file_bytes <= other.slab_offset)
+      EXPECT_TRUE(other.staged_offset + other.file_bytes <= tensor.staged_offset ||
+                  tensor.staged_offset + tensor.file_bytes <= other.staged_offset)
           << tensor.slot.name << " and " << other.slot.name;
     }
   }
