@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bench/device_limits.h"
+#include "core/backend/open.h"
 #include "kernels/shared/packed_tile.h"
 #include "llm/ops/cuda/linear.h"
 
@@ -206,8 +207,15 @@ int run(const std::vector<uint32_t>& column_counts, uint32_t batch_columns_max) 
   limits.head_length = 128;
   limits.vocabulary_size = kVocabulary;
   auto* const scratch = allocate<uint8_t>(ops::CudaLinear::scratch_bytes(limits, launch));
-  ops::CudaLinear linear;
-  check(linear.prepare(limits, launch, scratch));
+  OpenOptions open;
+  open.backend = WCUDA_BACKEND_CUDA;
+  Result<Opened> opened = open_backend(open);
+  check(opened.status());
+  const std::shared_ptr<Backend> backend = opened->backend;
+  Result<Stream> stream = backend->stream_borrow(launch.stream);
+  check(stream.status());
+  ops::CudaLinear linear;  // before its backend ends
+  check(linear.prepare(limits, backend.get(), *stream, launch, scratch));
 
   const bench::DeviceLimits peaks = bench::device_limits();
   std::printf("columns  product      ms   us/layer  GB/s (share)   TFLOP/s (share)\n");

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/backend/open.h"
 #include "kernels/linear/linear.h"
 #include "kernels/ptx/code.h"
 #include "llm/ops/cuda/linear.h"
@@ -273,7 +274,12 @@ class PreparedLinear {
         scratch_(ops::CudaLinear::scratch_bytes(limits, launch)),
         linear_(library) {
     scratch_.fill(0xff);  // NaN wherever something is read before it is written
-    EXPECT_TRUE(linear_.prepare(limits, launch, scratch_.data()).ok());
+    EXPECT_TRUE(backend_ != nullptr);
+    if (backend_ == nullptr) return;
+    const Result<Stream> stream = backend_->stream_borrow(launch.stream);
+    EXPECT_TRUE(stream.ok()) << stream.status().message();
+    if (!stream.ok()) return;
+    EXPECT_TRUE(linear_.prepare(limits, backend_.get(), *stream, launch, scratch_.data()).ok());
   }
   // Of f32 to f32.
   ops::Node node(const kernels::LinearArgs& args) const {
@@ -305,6 +311,14 @@ class PreparedLinear {
   kernels::Launch launch = device_launch();
 
  private:
+  static std::shared_ptr<Backend> open() {
+    OpenOptions options;
+    options.backend = WCUDA_BACKEND_CUDA;
+    Result<Opened> opened = open_backend(options);
+    return opened.ok() ? opened->backend : nullptr;
+  }
+
+  const std::shared_ptr<Backend> backend_ = open();  // outlives linear_
   ops::Limits limits_;
   uint32_t batch_tokens_max_;
   DeviceArray<uint8_t> scratch_;

@@ -108,7 +108,7 @@ Status CudaOps::prepare(const Limits& limits, void* scratch) {
   return backend_->queue(stream_, [&]() -> Status {
     WCUDA_TRY(
         check(attention_.prepare(limits, memory + offsets.attention, launch_), "attention set-up"));
-    return linear_.prepare(limits, launch_, memory + offsets.linear);
+    return linear_.prepare(limits, backend_.get(), stream_, launch_, memory + offsets.linear);
   });
 }
 

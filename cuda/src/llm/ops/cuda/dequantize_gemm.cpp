@@ -35,19 +35,23 @@ bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(addres
 
 }  // namespace
 
-Status DequantizeGemm::prepare(const Memory& memory, compute::HalfGemm* gemm) {
+Status DequantizeGemm::prepare(const Memory& memory, Backend* backend, Stream stream,
+                               compute::HalfGemm* gemm) {
   memory_ = memory;
+  backend_ = backend;
+  stream_ = stream;
   gemm_ = gemm;
-  WCUDA_TRY(check_launch(cudaStreamCreateWithFlags(&second_, cudaStreamNonBlocking), "stream"));
-  for (cudaEvent_t* event : {&read_[0], &read_[1], &written_})
-    WCUDA_TRY(check_launch(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event"));
+  WCUDA_ASSIGN(second_, backend->stream_create(0));
+  for (Event* event : {&read_[0], &read_[1], &written_}) {
+    WCUDA_ASSIGN(*event, backend->event_create());
+  }
   return {};
 }
 
 DequantizeGemm::~DequantizeGemm() {
-  for (const cudaEvent_t event : {read_[0], read_[1], written_})
-    if (event != nullptr) (void)cudaEventDestroy(event);
-  if (second_ != nullptr) (void)cudaStreamDestroy(second_);
+  for (const Event event : {read_[0], read_[1], written_})
+    if (event.id != 0) (void)backend_->event_destroy(event);
+  if (second_.id != 0) (void)backend_->stream_destroy(second_);
 }
 
 DequantGemmInputArgs DequantizeGemm::input_of(const Node& node, const LinearArgs& args,
@@ -116,7 +120,7 @@ Status DequantizeGemm::run(const Node& node, const LinearArgs& args, const GateS
 Status DequantizeGemm::multiply(const Layer& layer, Buffers* buffers, const Launch& launch) {
   Status status = queue(layer, buffers, launch);
   // What comes next may not know of a piece that nothing waits for.
-  if (!status.ok()) (void)cudaStreamSynchronize(second_);
+  if (!status.ok()) (void)backend_->synchronize(second_);
   return status;
 }
 
@@ -141,7 +145,7 @@ Status DequantizeGemm::queue(const Layer& layer, Buffers* buffers, const Launch&
       WCUDA_TRY(multiply_columns(layer, piece, first, std::min(chunk, columns - first),
                                  piece.first_row > 0 && chunk == columns, launch));
     if (piece.has_second_stream) {
-      WCUDA_TRY(check_launch(cudaEventRecord(read_[piece.buffer], launch.stream), "event record"));
+      WCUDA_TRY(backend_->event_record(read_[piece.buffer], stream_));
       buffers->ordered |= bit;
     }
     buffers->next ^= 1;
@@ -165,14 +169,14 @@ Status DequantizeGemm::dequantize(const Layer& layer, const Piece& piece, const 
 // buffer is free, this is queued.
 Status DequantizeGemm::dequantize_on_second_stream(const Layer& layer, const Piece& piece,
                                                    bool is_ordered, const Launch& launch) {
-  const cudaEvent_t read = read_[piece.buffer];
-  if (!is_ordered) WCUDA_TRY(check_launch(cudaEventRecord(read, launch.stream), "event record"));
-  WCUDA_TRY(check_launch(cudaStreamWaitEvent(second_, read, 0), "stream wait"));
+  const Event read = read_[piece.buffer];
+  if (!is_ordered) WCUDA_TRY(backend_->event_record(read, stream_));
+  WCUDA_TRY(backend_->stream_wait(second_, read));
   Launch second = launch;
-  second.stream = second_;
+  second.stream = static_cast<cudaStream_t>(backend_->native_stream(second_));
   second.is_dependent = false;
   WCUDA_TRY(dequantize(layer, piece, second));
-  return check_launch(cudaEventRecord(written_, second_), "event record");
+  return backend_->event_record(written_, second_);
 }
 
 // has_input: the columns lie there already.
@@ -212,8 +216,7 @@ Status DequantizeGemm::multiply_columns(const Layer& layer, const Piece& piece, 
     product.y_half = layer.output.y_half + place;
   else
     product.y = layer.output.y + place;
-  if (piece.has_second_stream)
-    WCUDA_TRY(check_launch(cudaStreamWaitEvent(launch.stream, written_, 0), "stream wait"));
+  if (piece.has_second_stream) WCUDA_TRY(backend_->stream_wait(stream_, written_));
   WCUDA_TRY(gemm_->run(product, launch));
   if (is_half) return {};
 

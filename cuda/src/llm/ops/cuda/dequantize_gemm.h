@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "core/backend/backend.h"
 #include "core/base/status.h"
 #include "core/gemm/gemm.h"
 #include "kernels/linear/dequant_gemm_io.h"
@@ -41,7 +42,8 @@ class DequantizeGemm {
   DequantizeGemm(const DequantizeGemm&) = delete;
   DequantizeGemm& operator=(const DequantizeGemm&) = delete;
 
-  Status prepare(const Memory& memory, compute::HalfGemm* gemm);
+  // `stream` is the one of the launches. Both outlive this object.
+  Status prepare(const Memory& memory, Backend* backend, Stream stream, compute::HalfGemm* gemm);
   // Input and output in the forms of the node: f32 or f16; of gate sums `sums` says what becomes of
   // them. Epilogues kStore and kAdd; a gate leaves its sums in outputs[0]. All sizes are multiples
   // of 8, and addresses of 16 bytes.
@@ -87,9 +89,10 @@ class DequantizeGemm {
                           bool has_input, const kernels::Launch& launch);
 
   Memory memory_;
-  cudaStream_t second_ = nullptr;
-  cudaEvent_t read_[2] = {};  // a buffer's piece has had its products
-  cudaEvent_t written_ = nullptr;
+  Backend* backend_ = nullptr;
+  Stream stream_, second_;
+  Event read_[2];  // a buffer's piece has had its products
+  Event written_;
   compute::HalfGemm* gemm_ = nullptr;
 };
 

@@ -112,7 +112,8 @@ uint64_t CudaLinear::scratch_bytes(const Limits& limits, const Launch& launch) {
   return layout(limits, gemm_memory(limits), launch).bytes;
 }
 
-Status CudaLinear::prepare(const Limits& limits, const Launch& launch, void* scratch) {
+Status CudaLinear::prepare(const Limits& limits, Backend* backend, Stream stream,
+                           const Launch& launch, void* scratch) {
   gemm_memory_ = gemm_memory(limits);
   scratch_ = layout(limits, gemm_memory_, launch);
   memory_ = scratch;
@@ -135,7 +136,7 @@ Status CudaLinear::prepare(const Limits& limits, const Launch& launch, void* scr
   memory.scales = at<float>(scratch_.scales);
   memory.sum_scales = at<float>(scratch_.scales + scale_bytes(gemm_memory_.all_tokens));
   memory.columns_max = gemm_memory_.all_tokens;
-  return dequantize_gemm_.prepare(memory, gemm_.get());
+  return dequantize_gemm_.prepare(memory, backend, stream, gemm_.get());
 }
 
 Status CudaLinear::run(const Node& node, const LinearArgs& args, const GateSums& sums,

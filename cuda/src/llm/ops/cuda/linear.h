@@ -22,9 +22,11 @@ class CudaLinear {
   // Device memory that run() needs, to the byte. Pure; of `launch` the device's figures count.
   static uint64_t scratch_bytes(const Limits& limits, const kernels::Launch& launch);
 
-  // `scratch` has scratch_bytes(limits, launch) bytes, aligned to 256. The device is current; part
-  // of the memory is cleared on launch.stream.
-  Status prepare(const Limits& limits, const kernels::Launch& launch, void* scratch);
+  // `scratch` has scratch_bytes(limits, launch) bytes, aligned to 256. `stream` is launch.stream,
+  // on which part of the memory is cleared; the backend outlives this object. The device is
+  // current.
+  Status prepare(const Limits& limits, Backend* backend, Stream stream,
+                 const kernels::Launch& launch, void* scratch);
 
   // Queues the layer by the kernel of `node`, in its forms. Sizes are within the limits that
   // prepare() was given. Under batch_invariant a token's bits depend on nothing but its own x.
