@@ -47,6 +47,23 @@ fn argmax(logits: &[f32]) -> Token {
 }
 
 #[test]
+fn profile_has_the_time_of_each_node() {
+    let mut engine = engine();
+    let sequence = engine.create_sequence().unwrap();
+    assert_eq!(
+        engine.profile().unwrap_err().kind(),
+        ErrorKind::InvalidState
+    );
+
+    engine.set_profiling(true).unwrap();
+    run(&mut engine, Row::tokens(&sequence, &[1, 2, 3]).logits_all());
+    let profile = engine.profile().unwrap();
+
+    assert_eq!(profile.nodes.last().unwrap().operation, "logits");
+    assert!(profile.nodes.iter().all(|node| node.measured_ns > 0.0));
+}
+
+#[test]
 fn persistent_layers_are_never_on_the_host() {
     let auto = Engine::new(&tiny(), &options()).unwrap();
     let off = options().persistent_layers(PersistentLayers::Off);

@@ -58,6 +58,19 @@ unsafe extern "C" {
         info: *mut wcuda_engine_info,
         error: *mut wcuda_error,
     ) -> wcuda_status;
+    pub fn wcuda_engine_profile_set(
+        engine: wcuda_engine,
+        is_on: i32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_engine_profile_list(
+        engine: wcuda_engine,
+        rates: *mut wcuda_step_rates,
+        nodes: *mut wcuda_step_node,
+        capacity: u64,
+        count: *mut u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
     pub fn wcuda_engine_warm_up(engine: wcuda_engine, error: *mut wcuda_error) -> wcuda_status;
 }
 

@@ -99,6 +99,7 @@ c_struct! {
         bytes: u64,
         flops: u64,
         limit_ns: f64,
+        measured_ns: f64,
     }
 }
 

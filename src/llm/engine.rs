@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::ffi;
 use crate::llm::model::Model;
-use crate::llm::plan::{EngineOptions, KvType};
+use crate::llm::plan::{EngineOptions, KvType, StepPlan};
 use crate::llm::step::{NativeStep, Step, StepOutput};
 
 /// Id of a token, below the model's vocabulary size.
@@ -144,6 +144,24 @@ impl Engine {
             kv_free_page_count: info.kv_free_page_count,
             kv_bytes: info.kv_bytes,
             scratch_bytes: info.scratch_bytes,
+        })
+    }
+
+    /// While on, steps run kernel by kernel with an event around each node: for measuring, slower.
+    /// An error while a step is in flight.
+    pub fn set_profiling(&mut self, on: bool) -> Result<()> {
+        // SAFETY: `&mut self` shows that no other call on the engine is running.
+        call(|error| unsafe { ffi::wcuda_engine_profile_set(self.handle.0, on.into(), error) })
+    }
+
+    /// The nodes of the last step that was waited for while profiling, with the time that each took
+    /// alone; sampling is none of them. Bytes and FLOPs count each row like the first.
+    pub fn profile(&mut self) -> Result<StepPlan> {
+        StepPlan::read(|rates, nodes, capacity, count| {
+            // SAFETY: as above; the structs are valid and sized, `nodes` has as many as is said.
+            call(|error| unsafe {
+                ffi::wcuda_engine_profile_list(self.handle.0, rates, nodes, capacity, count, error)
+            })
         })
     }
 

@@ -207,6 +207,40 @@ pub struct Plan {
     pub loading_bytes: u64,
 }
 
+impl StepPlan {
+    /// From a `…_list` function, which is given rates, nodes, their number, and the count to write.
+    pub(crate) fn read(
+        mut list: impl FnMut(
+            *mut ffi::wcuda_step_rates,
+            *mut ffi::wcuda_step_node,
+            u64,
+            *mut u64,
+        ) -> Result<()>,
+    ) -> Result<Self> {
+        let mut rates = ffi::wcuda_step_rates::init();
+        let mut nodes = vec![ffi::wcuda_step_node::init(); 512];
+        loop {
+            let mut count = 0;
+            list(
+                &mut rates,
+                nodes.as_mut_ptr(),
+                nodes.len() as u64,
+                &mut count,
+            )?;
+            if count as usize <= nodes.len() {
+                nodes.truncate(count as usize);
+                return Ok(Self {
+                    is_measured: rates.is_measured != 0,
+                    bytes_per_second: rates.bytes_per_second,
+                    flops_per_second: rates.flops_per_second,
+                    nodes: nodes.iter().map(StepNode::from_native).collect(),
+                });
+            }
+            nodes.resize(count as usize, ffi::wcuda_step_node::init());
+        }
+    }
+}
+
 impl StepNode {
     fn from_native(node: &ffi::wcuda_step_node) -> Self {
         let text = |text: *const c_char| {
@@ -225,6 +259,7 @@ impl StepNode {
             bytes: node.bytes,
             flops: node.flops,
             limit_ns: node.limit_ns,
+            measured_ns: node.measured_ns,
         }
     }
 }
@@ -276,6 +311,8 @@ pub struct StepNode {
     pub flops: u64,
     /// Nanoseconds at the roofline; 0: not known.
     pub limit_ns: f64,
+    /// Nanoseconds that it took alone; 0 in a plan.
+    pub measured_ns: f64,
 }
 
 impl CudaContext {
@@ -293,10 +330,7 @@ impl CudaContext {
         native_shape.row_count = shape.rows;
         native_shape.row_tokens = shape.row_tokens;
         native_shape.context_tokens = shape.context_tokens;
-        let mut rates = ffi::wcuda_step_rates::init();
-        let mut nodes = vec![ffi::wcuda_step_node::init(); 512];
-        loop {
-            let mut count = 0;
+        StepPlan::read(|rates, nodes, capacity, count| {
             gguf.run_reading(|| {
                 // SAFETY: all structs are valid and sized, and `nodes` has as many as is said.
                 call(|error| unsafe {
@@ -306,25 +340,14 @@ impl CudaContext {
                         &options,
                         &native_shape,
                         as_native(device.unwrap_or("")),
-                        &mut rates,
-                        nodes.as_mut_ptr(),
-                        nodes.len() as u64,
-                        &mut count,
+                        rates,
+                        nodes,
+                        capacity,
+                        count,
                         error,
                     )
                 })
-            })?;
-            if count as usize <= nodes.len() {
-                nodes.truncate(count as usize);
-                break;
-            }
-            nodes.resize(count as usize, ffi::wcuda_step_node::init());
-        }
-        Ok(StepPlan {
-            is_measured: rates.is_measured != 0,
-            bytes_per_second: rates.bytes_per_second,
-            flops_per_second: rates.flops_per_second,
-            nodes: nodes.iter().map(StepNode::from_native).collect(),
+            })
         })
     }
 

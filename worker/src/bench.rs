@@ -12,6 +12,7 @@ use crate::input::print_json;
 use crate::load;
 use crate::machine::{self, Machine};
 use crate::options::{DeviceArgs, EngineArgs, ModelArgs};
+use crate::steps;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -41,6 +42,9 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 5,
           value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
+    /// The nodes of a step with the median time of each, of one token and of the first prompt
+    #[arg(long)]
+    profile: bool,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -95,6 +99,11 @@ pub fn run(args: Args) -> Outcome {
     bench.engine.warm_up()?;
     bench.check()?;
 
+    if args.profile {
+        let prompt = args.prompt_tokens.first().copied().unwrap_or(1);
+        let prompt = prompt.min(args.engine.batch);
+        return bench.profile(&[(1, args.depth), (prompt, 0)], args.repeat, args.json);
+    }
     let mut rows = Vec::new();
     for &length in &args.prompt_tokens {
         let times = measure(args.repeat, || bench.prefill(length))?;
@@ -211,6 +220,77 @@ impl Bench {
         }
         while !in_flight.is_empty() {
             self.wait_oldest(&mut in_flight, &mut output)?;
+        }
+        Ok(())
+    }
+
+    /// Device times of `repeat` steps of `tokens` after `context` others, as they are or by nodes.
+    fn steps(
+        &mut self,
+        (tokens, context): (u32, u32),
+        repeat: u32,
+        mut each: impl FnMut(&mut Engine, &StepOutput) -> Outcome,
+    ) -> Outcome {
+        let sequence = self.engine.create_sequence()?;
+        if context > 0 {
+            self.compute_prompt(&sequence, &self.prompt(context))?;
+        }
+        let greedy = Sampling::greedy();
+        let prompt = self.prompt(tokens);
+        let mut output = StepOutput::default();
+        for index in 0..=repeat {
+            let row = Row::tokens(&sequence, &prompt).sample(&greedy);
+            let ticket = self.engine.submit(&Step::new().row(row))?;
+            self.engine.wait_into(ticket, None, &mut output)?;
+            self.engine.truncate(&sequence, context)?;
+            if index > 0 {
+                each(&mut self.engine, &output)?; // the first warms up
+            }
+        }
+        Ok(())
+    }
+
+    /// Medians of the nodes of steps, each beside the undisturbed step.
+    fn profile(&mut self, shapes: &[(u32, u32)], repeat: u32, is_json: bool) -> Outcome {
+        let mut values = Vec::new();
+        let mut out = std::io::stdout().lock();
+        for &shape in shapes {
+            let mut whole = Vec::new();
+            self.steps(shape, repeat, |_, output| {
+                whole.push(output.device_ns as f64 / 1e3);
+                Ok(())
+            })?;
+            whole.sort_by(f64::total_cmp);
+            let step_us = whole[whole.len() / 2];
+            self.engine.set_profiling(true)?;
+            let mut profiles = Vec::new();
+            self.steps(shape, repeat, |engine, _| {
+                profiles.push(engine.profile()?);
+                Ok(())
+            })?;
+            self.engine.set_profiling(false)?;
+            let Some(profile) = steps::medians(profiles) else {
+                continue;
+            };
+            if is_json {
+                let mut value = steps::to_json(&profile, None);
+                value["tokens"] = json!(shape.0);
+                value["context"] = json!(shape.1);
+                value["step_us"] = json!(step_us);
+                value["nodes_us"] = json!(steps::measured_us(&profile));
+                values.push(value);
+                continue;
+            }
+            writeln!(out, "step of {} tokens after {}", shape.0, shape.1)?;
+            steps::print(&mut out, &profile, None)?;
+            writeln!(
+                out,
+                "nodes {:.1} us, undisturbed step with sampling {step_us:.1} us: the difference is overlap",
+                steps::measured_us(&profile)
+            )?;
+        }
+        if is_json {
+            return print_json(&json!({ "steps": values }));
         }
         Ok(())
     }

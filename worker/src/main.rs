@@ -24,6 +24,7 @@ mod options;
 mod plan;
 mod prompt;
 mod run;
+mod steps;
 mod template;
 mod tokenize;
 mod vram;

@@ -4,13 +4,14 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use serde_json::json;
-use worker_cuda::{StepPlan, StepShape};
+use worker_cuda::StepShape;
 
 use crate::failure::{Failure, Outcome};
 use crate::input::print_json;
 use crate::load;
 use crate::machine::{self, Machine};
 use crate::options::{DeviceArgs, EngineArgs};
+use crate::steps;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -56,8 +57,12 @@ pub fn run(args: Args) -> Outcome {
         let options = options
             .max_batch_tokens(args.tokens.max(512))
             .max_sequence_tokens(args.tokens.saturating_add(context_tokens));
-        let steps = context.plan_steps(&gguf, &options, &shape, args.device_table.as_deref())?;
-        return print_steps(&steps, args.device_table.as_deref(), args.json);
+        let plan = context.plan_steps(&gguf, &options, &shape, args.device_table.as_deref())?;
+        if args.json {
+            return print_json(&steps::to_json(&plan, args.device_table.as_deref()));
+        }
+        let mut out = std::io::stdout().lock();
+        return steps::print(&mut out, &plan, args.device_table.as_deref());
     }
     let plan = context.plan(&gguf, &options)?;
     let machine = Machine::of(&context)?;
@@ -111,76 +116,5 @@ pub fn run(args: Args) -> Outcome {
         )?;
     }
     writeln!(out, "{}", if plan.fits { "fits" } else { "does not fit" })?;
-    Ok(())
-}
-
-fn print_steps(steps: &StepPlan, device: Option<&str>, is_json: bool) -> Outcome {
-    let source = match (device, steps.is_measured) {
-        (Some(name), _) => format!("measured on {name}"),
-        (None, true) => "measured on this kind of device".to_owned(),
-        (None, false) => "from the device's attributes".to_owned(),
-    };
-    if is_json {
-        let nodes: Vec<_> = steps
-            .nodes
-            .iter()
-            .map(|node| {
-                json!({
-                    "layer": node.layer,
-                    "operation": node.operation,
-                    "fused_count": node.fused_count,
-                    "kernel": node.kernel,
-                    "input": node.input,
-                    "output": node.output,
-                    "bytes": node.bytes,
-                    "flops": node.flops,
-                    "limit_ns": node.limit_ns,
-                })
-            })
-            .collect();
-        return print_json(&json!({
-            "rates": source,
-            "bytes_per_second": steps.bytes_per_second,
-            "flops_per_second": steps.flops_per_second,
-            "nodes": nodes,
-        }));
-    }
-    let mut out = std::io::stdout().lock();
-    writeln!(
-        out,
-        "rates: {} GB/s, {} TFLOP/s ({source}; 0: not known)",
-        steps.bytes_per_second / 1_000_000_000,
-        steps.flops_per_second / 1_000_000_000_000,
-    )?;
-    writeln!(
-        out,
-        "{:>5}  {:<18} {:<27} {:<30} {:>12} {:>10} {:>10}",
-        "layer", "operation", "kernel", "activation", "bytes", "MFLOP", "limit us"
-    )?;
-    for node in &steps.nodes {
-        let layer = node.layer.map_or(String::new(), |layer| layer.to_string());
-        let operation = match node.fused_count {
-            1 => node.operation.clone(),
-            count => format!("{} x{count}", node.operation),
-        };
-        writeln!(
-            out,
-            "{layer:>5}  {operation:<18} {:<27} {:<30} {:>12} {:>10.1} {:>10.2}",
-            node.kernel,
-            format!("{} -> {}", node.input, node.output),
-            node.bytes,
-            node.flops as f64 / 1e6,
-            node.limit_ns / 1e3,
-        )?;
-    }
-    let sum =
-        |value: fn(&worker_cuda::StepNode) -> f64| -> f64 { steps.nodes.iter().map(value).sum() };
-    writeln!(
-        out,
-        "sum: {:.1} MB, {:.3} GFLOP, {:.1} us",
-        sum(|node| node.bytes as f64) / 1e6,
-        sum(|node| node.flops as f64) / 1e9,
-        sum(|node| node.limit_ns) / 1e3,
-    )?;
     Ok(())
 }

@@ -240,8 +240,9 @@ typedef struct wcuda_step_node {
   uint64_t bytes;        /* moved: weights, activations, KV pages */
   uint64_t flops;        /* of products */
   double limit_ns;       /* at the roofline; 0: not known */
+  double measured_ns;    /* wcuda_engine_profile_list; else 0 */
 } wcuda_step_node;
-#define WCUDA_STEP_NODE_INIT {sizeof(wcuda_step_node), 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, 0}
+#define WCUDA_STEP_NODE_INIT {sizeof(wcuda_step_node), 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, 0, 0}
 
 /* The nodes of a step of this shape in order, for this file with these options (NULL: defaults) on the
  * context's device, or on that of a row of the table of measured rates, which needs no GPU: `device` is
@@ -533,6 +534,17 @@ typedef struct wcuda_step_output {
  * WCUDA_BUFFER_TOO_SMALL leave the ticket in flight. Any other status ends it. [external: engine] */
 WCUDA_API wcuda_status wcuda_step_wait(wcuda_engine engine, uint64_t ticket, int64_t timeout_ms,
                                        wcuda_step_output* output, wcuda_error* error);
+
+/* While is_on is 1, steps run kernel by kernel with an event around each node, and not as a graph: for
+ * measuring, slower. WCUDA_INVALID_STATE while a step is in flight. [external: engine] */
+WCUDA_API wcuda_status wcuda_engine_profile_set(wcuda_engine engine, int32_t is_on,
+                                                wcuda_error* error);
+/* The nodes of the last step that was waited for while profiling, with the time that each took alone;
+ * sampling is none of them. Bytes and FLOPs count each row like the first. WCUDA_INVALID_STATE: no step
+ * was profiled. Otherwise as wcuda_plan_steps_list. [external: engine] */
+WCUDA_API wcuda_status wcuda_engine_profile_list(wcuda_engine engine, wcuda_step_rates* rates,
+                                                 wcuda_step_node* nodes, uint64_t capacity,
+                                                 uint64_t* count, wcuda_error* error);
 
 /* Waits for all steps in flight and drops what they have computed; lengths settle as if each had been
  * waited for. [external: engine] */

@@ -255,6 +255,7 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_step_node, bytes),
     WCUDA_FIELD(wcuda_step_node, flops),
     WCUDA_FIELD(wcuda_step_node, limit_ns),
+    WCUDA_FIELD(wcuda_step_node, measured_ns),
 
     WCUDA_STRUCT(wcuda_cancel),
     WCUDA_FIELD(wcuda_cancel, id),

@@ -5,6 +5,7 @@
 
 #include "api/base/guard.h"
 #include "api/base/handles.h"
+#include "api/llm/step_nodes.h"
 #include "worker_cuda/llm.h"
 
 using namespace wcuda;
@@ -181,6 +182,27 @@ wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
 wcuda_status wcuda_engine_warm_up(wcuda_engine engine, wcuda_error* error) {
   return guarded(error, [&] {
     return with_engine(engine, [](const auto& object) { return object->engine->warm_up(); });
+  });
+}
+
+wcuda_status wcuda_engine_profile_set(wcuda_engine engine, int32_t is_on, wcuda_error* error) {
+  return guarded(error, [&] {
+    return with_engine(
+        engine, [&](const auto& object) { return object->engine->set_profiling(is_on != 0); });
+  });
+}
+
+wcuda_status wcuda_engine_profile_list(wcuda_engine engine, wcuda_step_rates* rates,
+                                       wcuda_step_node* nodes, uint64_t capacity, uint64_t* count,
+                                       wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_TRY(check_struct(rates, "rates"));
+    WCUDA_TRY(check_not_null(count, "count"));
+    if (capacity != 0) WCUDA_TRY(check_not_null(nodes, "nodes"));
+    return with_engine(engine, [&](const auto& object) -> Status {
+      WCUDA_ASSIGN(const engine::Engine::Profile profile, object->engine->profile());
+      return write_steps(profile.report, profile.node_ns.data(), rates, nodes, capacity, count);
+    });
   });
 }
 

@@ -1,10 +1,9 @@
 // Section 9 of the header: what a model and an engine need, before a byte is allocated.
-#include <algorithm>
 #include <string_view>
 
 #include "api/base/context.h"
 #include "api/base/guard.h"
-#include "llm/engine/step_report.h"
+#include "api/llm/step_nodes.h"
 #include "llm/model/model.h"
 #include "worker_cuda/llm.h"
 
@@ -64,28 +63,6 @@ wcuda_status wcuda_plan_steps_list(wcuda_context context, wcuda_gguf gguf,
     const std::string_view name(device.data ? device.data : "", device.bytes);
     WCUDA_ASSIGN(const engine::StepReport report,
                  engine::report_step(object->memory->shared_backend(), *file, given, asked, name));
-    const uint64_t written = std::min<uint64_t>(capacity, report.plan.nodes.size());
-    for (uint64_t i = 0; i < written; ++i) WCUDA_TRY(check_struct(&nodes[i], "nodes"));
-    for (uint64_t i = 0; i < written; ++i) {
-      const ops::Node& node = report.plan.nodes[i];
-      wcuda_step_node out = WCUDA_STEP_NODE_INIT;
-      out.layer = node.layer;
-      out.fused_count = node.fused_count;
-      out.operation = ops::operation_name(node.operation);
-      out.kernel = ops::kernel_name(node.kernel);
-      out.input = ops::form_name(node.input);
-      out.output = ops::form_name(node.output);
-      out.bytes = report.costs[i].bytes;
-      out.flops = report.costs[i].flops;
-      out.limit_ns = ops::roofline_seconds(report.costs[i], report.rates) * 1e9;
-      write_struct(out, &nodes[i]);
-    }
-    wcuda_step_rates found = WCUDA_STEP_RATES_INIT;
-    found.is_measured = report.rates.name != nullptr;
-    found.bytes_per_second = static_cast<uint64_t>(report.rates.bytes_per_second);
-    found.flops_per_second = static_cast<uint64_t>(report.rates.flops_per_second);
-    write_struct(found, rates);
-    *count = report.plan.nodes.size();
-    return {};
+    return write_steps(report, nullptr, rates, nodes, capacity, count);
   });
 }

@@ -165,7 +165,9 @@ class CudaRunner final : public Runner {
 
   Status check_bias(const Ticket& ticket) const;
   Shape shape_of(const Ticket& ticket) const;
-  Status start_step(const Shape& shape, bool* captured);
+  Status start_step(const Shape& shape, Ticket* ticket);
+  // Kernel by kernel, with an event before the first node and after each.
+  Status profile_step(const Shape& shape, StepProfile* profile);
   // Returns their bytes.
   uint64_t write_inputs(const Ticket& ticket, const Shape& shape);
   void write_rows(const Ticket& ticket, const Shape& shape, InputBlock* inputs);
@@ -173,7 +175,8 @@ class CudaRunner final : public Runner {
   Status queue_copy(uint32_t parity, uint64_t input_bytes);
   Status run_command(const Command& command);
   Status queue_step(const Shape& shape, const std::function<Status()>& queue);
-  Status queue_kernels(const Shape& shape, const ops::StepPlan& plan);
+  Status queue_kernels(const Shape& shape, const ops::StepPlan& plan,
+                       NodeObserver* observer = nullptr);
   kernels::InputScatterArgs ingest_args(const Shape& shape) const;
   Result<CapturedStep> find_graph(const Shape& shape, bool* captured);
   void take_results(Ticket& ticket);
@@ -187,6 +190,7 @@ class CudaRunner final : public Runner {
   vram::Buffer pinned_;  // two tickets
   Stream input_stream_;
   Event copied_[2], started_[2], ended_[2];
+  std::vector<Event> profile_events_[2];
   Status last_status_;  // of the step that was waited for last
   std::map<GraphKey, CapturedStep> graphs_;
   std::shared_ptr<DeviceOrder> order_;  // of an engine whose steps may have persistent layers
@@ -230,6 +234,7 @@ CudaRunner::~CudaRunner() {
     if (copied_[i].id != 0) (void)backend_.event_destroy(copied_[i]);
     if (started_[i].id != 0) (void)backend_.event_destroy(started_[i]);
     if (ended_[i].id != 0) (void)backend_.event_destroy(ended_[i]);
+    for (const Event event : profile_events_[i]) (void)backend_.event_destroy(event);
   }
 }
 
@@ -410,7 +415,7 @@ Status CudaRunner::submit(const std::shared_ptr<Ticket>& ticket) {
     ticket->commands.clear();
   }
   Status started = queue_copy(shape.parity, input_bytes);
-  if (started.ok()) started = start_step(shape, &ticket->captured);
+  if (started.ok()) started = start_step(shape, ticket.get());
   // The next try writes where work that was queued may still read.
   if (!started.ok()) {
     (void)backend_.synchronize(input_stream_);
@@ -427,17 +432,48 @@ Status CudaRunner::queue_copy(uint32_t parity, uint64_t input_bytes) {
   return backend_.stream_wait(stream_, copied_[parity]);
 }
 
-Status CudaRunner::start_step(const Shape& shape, bool* captured) {
+Status CudaRunner::start_step(const Shape& shape, Ticket* ticket) {
+  if (ticket->profile != nullptr) return profile_step(shape, ticket->profile.get());
   if (shape.max_row_tokens != 1)
     return queue_step(shape, [&] {
       return backend_.queue(stream_, [&] { return queue_kernels(shape, machine_.plan(shape)); });
     });
-  WCUDA_ASSIGN(const CapturedStep step, find_graph(shape, captured));
+  WCUDA_ASSIGN(const CapturedStep step, find_graph(shape, &ticket->captured));
   const auto launch = [&] {
     return queue_step(shape, [&] { return backend_.graph_launch(step.graph, stream_); });
   };
   if (!step.has_persistent_layers) return launch();
   return backend_.queue(stream_, [&] { return order_->run(native_stream_, launch); });
+}
+
+Status CudaRunner::profile_step(const Shape& shape, StepProfile* profile) {
+  class Recorder : public NodeObserver {
+   public:
+    Recorder(Backend& backend, Stream stream, const std::vector<Event>& events)
+        : backend_(backend), stream_(stream), events_(events) {}
+    Status before(size_t node) override {
+      return node == 0 ? backend_.event_record(events_[0], stream_) : Status();
+    }
+    Status after(size_t node) override { return backend_.event_record(events_[node + 1], stream_); }
+
+   private:
+    Backend& backend_;
+    const Stream stream_;
+    const std::vector<Event>& events_;
+  };
+  profile->plan = machine_.plan(shape);
+  std::vector<Event>& events = profile_events_[shape.parity];
+  while (events.size() <= profile->plan.nodes.size()) {
+    WCUDA_ASSIGN(const Event event, backend_.event_create());
+    events.push_back(event);
+  }
+  Recorder recorder(backend_, stream_, events);
+  const auto launch = [&] {
+    return queue_step(shape, [&] { return queue_kernels(shape, profile->plan, &recorder); });
+  };
+  return backend_.queue(stream_, [&] {
+    return profile->plan.has_persistent_layers ? order_->run(native_stream_, launch) : launch();
+  });
 }
 
 Status CudaRunner::queue_step(const Shape& shape, const std::function<Status()>& queue) {
@@ -488,7 +524,8 @@ kernels::InputScatterArgs CudaRunner::ingest_args(const Shape& shape) const {
   return args;
 }
 
-Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan) {
+Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan,
+                                 NodeObserver* observer) {
   const Layout& layout = machine_.layout;
   const uint32_t parity = shape.parity;
   const uint64_t rows_max = machine_.limits.max_batch_rows;
@@ -526,7 +563,7 @@ Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan) 
   step.activations = machine_.activations();
   step.logits_indices = machine_.in_ticket<uint32_t>(parity, layout.logits_indices);
   step.logits = machine_.in_ticket<float>(parity, layout.logits);
-  WCUDA_TRY(forward(*machine_.model, *machine_.ops, plan, step));
+  WCUDA_TRY(forward(*machine_.model, *machine_.ops, plan, step, observer));
 
   kernels::SampleArgs sample;
   sample.row_count = shape.row_count;
@@ -610,6 +647,12 @@ void CudaRunner::take_results(Ticket& ticket) {
   const Result<double> elapsed =
       backend_.event_elapsed_ms(started_[ticket.parity], ended_[ticket.parity]);
   if (elapsed.ok()) ticket.device_ns = static_cast<uint64_t>(*elapsed * 1e6);
+  if (ticket.profile == nullptr) return;
+  const std::vector<Event>& events = profile_events_[ticket.parity];
+  for (size_t node = 0; node < ticket.profile->plan.nodes.size(); ++node) {
+    const Result<double> ms = backend_.event_elapsed_ms(events[node], events[node + 1]);
+    ticket.profile->node_ns.push_back(ms.ok() ? *ms * 1e6 : 0.0);
+  }
 }
 
 Status CudaRunner::copy_logits(const Ticket& ticket, uint64_t first, uint64_t count,

@@ -83,6 +83,28 @@ Status Engine::warm_up() {
   return runner_->warm_up();
 }
 
+Status Engine::set_profiling(bool is_on) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!in_flight_.empty())
+    return Status::error(WCUDA_INVALID_STATE, "%zu steps are in flight", in_flight_.size());
+  is_profiling_ = is_on;
+  profile_.reset();
+  return {};
+}
+
+Result<Engine::Profile> Engine::profile() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (profile_ == nullptr) return Status::error(WCUDA_INVALID_STATE, "no step has been profiled");
+  Profile profile;
+  profile.report.plan = profile_->plan;
+  profile.report.rates = device_rates(machine_.memory->backend().caps(), machine_.ops->device());
+  for (const ops::Node& node : profile_->plan.nodes)
+    profile.report.costs.push_back(
+        ops::node_cost(config(), machine_.model->weights(), profile_->plan, node, profile_->shape));
+  profile.node_ns = profile_->node_ns;
+  return profile;
+}
+
 Result<std::shared_ptr<Sequence>> Engine::create_sequence() {
   WCUDA_TRY(machine_.memory->backend().fault());
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -11,6 +11,7 @@
 #include "llm/engine/page_pool.h"
 #include "llm/engine/runner.h"
 #include "llm/engine/sequence.h"
+#include "llm/engine/step_report.h"
 #include "llm/engine/ticket.h"
 #include "worker_cuda/llm.h"
 
@@ -64,6 +65,16 @@ class Engine {
   Status wait(uint64_t ticket, int64_t timeout_ms, wcuda_step_output* output);
   Status drain();
 
+  // While on, steps run kernel by kernel with an event around each node. WCUDA_INVALID_STATE while
+  // a step is in flight.
+  Status set_profiling(bool is_on);
+  // Of the last step that was waited for while on; WCUDA_INVALID_STATE: none.
+  struct Profile {
+    StepReport report;
+    std::vector<double> node_ns;
+  };
+  Result<Profile> profile() const;
+
  private:
   // What a failed submit gives back to a sequence.
   struct Tail {
@@ -99,6 +110,8 @@ class Engine {
   std::vector<Command> commands_;                  // to run after the steps in flight
   std::deque<std::shared_ptr<Ticket>> in_flight_;  // at most two, oldest first
   uint64_t next_ticket_ = 1;
+  bool is_profiling_ = false;
+  std::shared_ptr<StepProfile> profile_;
 
   std::unique_ptr<Runner> runner_;  // last: ends before what it works on
 };

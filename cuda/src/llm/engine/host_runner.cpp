@@ -62,6 +62,29 @@ void sample_rows(const Machine& machine, Ticket& ticket) {
   }
 }
 
+// Times of the nodes of a step.
+class NodeTimer : public NodeObserver {
+ public:
+  NodeTimer(StepProfile* profile, const ops::StepPlan& plan) : profile_(profile) {
+    if (profile_ == nullptr) return;
+    profile_->plan = plan;
+    profile_->node_ns.assign(plan.nodes.size(), 0.0);
+  }
+  Status before(size_t) override {
+    start_ = std::chrono::steady_clock::now();
+    return {};
+  }
+  Status after(size_t node) override {
+    profile_->node_ns[node] =
+        std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start_).count();
+    return {};
+  }
+
+ private:
+  StepProfile* const profile_;
+  std::chrono::steady_clock::time_point start_;
+};
+
 }  // namespace
 
 void HostRunner::execute(const Command& command) {
@@ -199,7 +222,10 @@ void HostRunner::run(Ticket& ticket, const Ticket* previous) {
   step.activations = machine_.activations();
   step.logits_indices = place(ticket.logits_indices, layout.logits_indices);
   step.logits = machine_.in_ticket<float>(ticket.parity, layout.logits);
-  ticket.status = forward(*machine_.model, *machine_.ops, machine_.plan(shape), step);
+  const ops::StepPlan plan = machine_.plan(shape);
+  NodeTimer timer(ticket.profile.get(), plan);
+  ticket.status = forward(*machine_.model, *machine_.ops, plan, step,
+                          ticket.profile != nullptr ? &timer : nullptr);
   if (ticket.status.ok()) sample_rows(machine_, ticket);
   ticket.device_ns = static_cast<uint64_t>(
       std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count());

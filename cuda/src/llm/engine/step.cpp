@@ -172,6 +172,12 @@ Result<uint64_t> Engine::submit(const std::vector<RowInput>& rows) {
   try {
     commands_.reserve(commands_.size() + 2 * rows.size());
     for (const RowInput& row : rows) add_row(*ticket, row);
+    if (is_profiling_ && !rows.empty()) {
+      const ops::BatchRow& first = ticket->rows.front().batch;
+      ticket->profile = std::make_shared<StepProfile>();
+      ticket->profile->shape = {static_cast<uint32_t>(rows.size()), first.token_count,
+                                machine_.layout.kv_row_bytes, first.first_position};
+    }
     in_flight_.push_back(ticket);
     ticket->commands.swap(commands_);
     submitted = runner_->submit(ticket);
@@ -204,6 +210,7 @@ void Engine::undo_rows(const std::vector<RowInput>& rows, const std::vector<Tail
 // Takes what a finished ticket has found out into the sequences, and takes the ticket off the
 // queue.
 void Engine::settle(const Ticket& ticket) {
+  if (ticket.status.ok() && ticket.profile != nullptr) profile_ = ticket.profile;
   for (const std::shared_ptr<Sequence>& sequence : live_) {
     if (!sequence) continue;
     auto& pending = sequence->pending;

@@ -32,19 +32,21 @@ Result<ops::DeviceRates> rates_of(const std::shared_ptr<Backend>& backend,
     return Status::error(WCUDA_NOT_FOUND, "no measured rates of a device '%s' (there are: H200)",
                          printable(device).c_str());
   }
-  const wcuda_device_caps& caps = backend->caps();
   WCUDA_ASSIGN(const std::unique_ptr<ops::Ops> ops, ops::make_ops(backend));
-  ops::DeviceRates rates;
-  const std::string_view name(caps.name);
-  if (const size_t last = name.rfind(' '); last != std::string_view::npos)
-    if (const ops::DeviceRates* const row = ops::find_device_rates(name.substr(last + 1)))
-      rates = *row;
-  if (rates.name == nullptr) rates.bytes_per_second = static_cast<double>(caps.memory_bandwidth);
-  rates.traits = ops->device();
-  return rates;
+  return device_rates(backend->caps(), ops->device());
 }
 
 }  // namespace
+
+ops::DeviceRates device_rates(const wcuda_device_caps& caps, const ops::DeviceTraits& traits) {
+  ops::DeviceRates rates;
+  const std::string_view name(caps.name);
+  const ops::DeviceRates* const row = ops::find_device_rates(name.substr(name.rfind(' ') + 1));
+  if (row != nullptr) rates = *row;
+  if (row == nullptr) rates.bytes_per_second = static_cast<double>(caps.memory_bandwidth);
+  rates.traits = traits;
+  return rates;
+}
 
 Result<StepReport> report_step(const std::shared_ptr<Backend>& backend, const gguf::Gguf& file,
                                const wcuda_engine_options& options, const wcuda_step_shape& asked,

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "core/base/status.h"
 #include "llm/ops/ops.h"
 #include "llm/ops/sampling.h"
+#include "llm/ops/step_cost.h"
 
 namespace wcuda::engine {
 
@@ -52,6 +54,13 @@ struct TicketRowResult {
   ops::SampleResult sample;
 };
 
+// The nodes of a step, each timed alone.
+struct StepProfile {
+  ops::CostShape shape;  // of rows like the first
+  ops::StepPlan plan;
+  std::vector<double> node_ns;  // (nodes)
+};
+
 struct Ticket {
   uint64_t number = 0;
   uint32_t parity = 0;            // which of the two blocks of scratch it owns
@@ -63,6 +72,8 @@ struct Ticket {
   std::vector<uint32_t> token_rows;      // (token_count)
   std::vector<uint32_t> pages;           // page of each 64 positions, of one row after the other
   std::vector<uint32_t> logits_indices;  // token index of each row of logits
+
+  std::shared_ptr<StepProfile> profile;  // to be filled in; null: the step is not timed by nodes
 
   // Written by the runner, read after `done`.
   bool done = false;

@@ -44,6 +44,34 @@ TEST_P(Step, chunks_and_single_tokens_give_the_same_logits) {
     ASSERT_NEAR(once.logits[i], pieces[i], 2e-2) << "logit " << i;
 }
 
+TEST_P(Step, profiled_steps_give_the_same_bits_and_the_time_of_each_node) {
+  create_engine(small_options());
+  const wcuda_sequence plain = create_sequence(), profiled = create_sequence();
+  const std::vector<int32_t> next = {4};
+  wcuda_step_rates rates = WCUDA_STEP_RATES_INIT;
+  uint64_t count = 0;
+  EXPECT_EQ(wcuda_engine_profile_list(engine_, &rates, nullptr, 0, &count, &error_),
+            WCUDA_INVALID_STATE);
+
+  for (const std::vector<int32_t>& tokens : {kPrompt, next}) {
+    const StepResult expected = wait(submit({token_row(plain, tokens, WCUDA_ROW_LOGITS_LAST)}));
+    ASSERT_OK(wcuda_engine_profile_set(engine_, 1, &error_));
+    const uint64_t ticket = submit({token_row(profiled, tokens, WCUDA_ROW_LOGITS_LAST)});
+    EXPECT_EQ(wcuda_engine_profile_set(engine_, 0, &error_), WCUDA_INVALID_STATE);
+    const StepResult step = wait(ticket);
+    std::vector<wcuda_step_node> nodes(64, WCUDA_STEP_NODE_INIT);
+    ASSERT_OK(
+        wcuda_engine_profile_list(engine_, &rates, nodes.data(), nodes.size(), &count, &error_));
+    ASSERT_OK(wcuda_engine_profile_set(engine_, 0, &error_));
+
+    EXPECT_EQ(step.logits, expected.logits);
+    ASSERT_LE(count, nodes.size());
+    EXPECT_STREQ(nodes[count - 1].operation, "logits");
+    for (uint64_t i = 0; i < count; ++i)
+      EXPECT_GT(nodes[i].measured_ns, 0.0) << nodes[i].operation << " of layer " << nodes[i].layer;
+  }
+}
+
 TEST_P(Step, feeding_on_the_device_equals_feeding_by_hand) {
   create_engine(small_options());
   const std::vector<int32_t> fed = generate(kPrompt, 12);
