@@ -1,6 +1,6 @@
 // The catalogue's reductions, over everything and over rows. Over everything: blocks of contiguous
 // elements into partial results (scratch), then one block over those. A row is the work of one
-// block. Threads take every 256th element and join by a tree: the order hangs on the sizes alone.
+// block. Threads take every 256th element and join by a tree: the order depends on the sizes alone.
 #include "kernels/catalogue/catalogue_launch.h"
 #include "kernels/shared/transformer_ops.h"
 

@@ -64,7 +64,7 @@ class Copier {
       : ring_(pipeline_of(params, shared)),
         policy_(l2_evict_first()),
         landed_(-static_cast<int32_t>(params.flight)) {}
-  // Copies the next stage as soon as there is room and no more than `flight` are on the way.
+  // Copies the next stage as soon as there is room and no more than `flight` are in flight.
   __device__ __forceinline__ void copy(const uint8_t* source, uint32_t bytes) {
     ring_.wait_empty(next_);
     if (landed_ >= 0) mbarrier_wait(ring_.full_barrier(landed_), landed_parity_);
@@ -79,7 +79,7 @@ class Copier {
   const Pipeline ring_;
   const uint64_t policy_;
   PipelineState next_;
-  // The stage that must be there before the next goes on its way; negative: none.
+  // The stage that must have arrived before the next copy starts; negative: none.
   int32_t landed_;
   uint32_t landed_parity_ = 0;
 };

@@ -21,7 +21,7 @@ __device__ __forceinline__ void stage_x(const FusedParams& params, const FusedLa
   };
   if (kHasNorm && warp < k_tiles) load_gains(warp);
   if (is_first) dependent_wait();
-  // One word at first: what many CTAs read in vain is in the way of weights and of outputs (H200,
+  // One word at first: polling of all words by many CTAs slows weights and outputs down (H200,
   // 8B Q4_K_M at 0: 675 tokens a second with all words, 691 so).
   SpinLimit spins;
   if (!is_first && warp < k_tiles)

@@ -1,5 +1,6 @@
-// fused_layers: linear layers of one token, each of which reads what the one ahead made, as one
-// kernel: the output projection of attention, gate and up, down, and what follows them.
+// fused_layers: consecutive linear layers of one token as one persistent kernel; each reads the
+// output of the one before: the output projection of attention, gate and up, down, and the next
+// layer's queries, keys and values. How it works: fused_layers.cu, fused_params.cuh.
 #pragma once
 
 #include "kernels/linear/linear.h"
@@ -9,25 +10,24 @@ namespace wcuda::kernels {
 
 constexpr uint32_t kFusedLayersMax = 4;
 
-// Whether these layers, one after the other, are layers that fused_layers supports:
-// 2 to kFusedLayersMax of one token each, x of each but the first the only output of the one
-// ahead, of types and shapes that it has kernels for, on a device of compute capability 9.0.
+// Whether fused_layers supports these consecutive layers: 2 to kFusedLayersMax of one token each,
+// the x of each but the first being the only output of the one before, of types and shapes that
+// plan_persistent_layers() accepts, on a device of compute capability 9.0.
 bool fused_layers_supports(const LinearArgs* layers, uint32_t count, const Launch& launch);
 
-// Whether all CTAs of the kernel can be resident at once on the current device, as
-// they must be: not where other processes may take multiprocessors of it.
+// Whether all CTAs of the kernel can be resident at once on the current device, as they must be.
+// They cannot where other processes may use its multiprocessors (MPS).
 bool fused_layers_has_device(const Launch& launch);
 
-// Scratch memory of fused layers whose layers have up to rows_max inputs and outputs, and those
-// that add to their outputs up to sum_rows_max outputs.
+// Scratch memory for layers of up to rows_max inputs and outputs; those that add to their output
+// have up to sum_rows_max outputs.
 uint64_t fused_layers_scratch_bytes(uint32_t rows_max, uint32_t sum_rows_max);
-// Sets the scratch memory up, once. Every launch of fused layers of the stream then leaves it as it
-// was.
+// Initialises the scratch memory, once. Each launch in the stream leaves it as it found it.
 cudaError_t fused_layers_prepare(void* scratch, uint64_t scratch_bytes, const Launch& launch);
 
-// Queues the layers; as linear_vector of each layer in turn, but for the order of
-// sums where a layer has more than 4096 inputs. fused_layers_supports() them; cudaErrorInvalidValue
-// where the scratch memory is too little.
+// Queues the layers. Results are those of linear_vector for each layer, but for the order of sums
+// where a layer has more than 4096 inputs. cudaErrorInvalidValue for layers that
+// fused_layers_supports() rejects and for too little scratch memory.
 cudaError_t fused_layers(const LinearArgs* layers, uint32_t count, void* scratch,
                          uint64_t scratch_bytes, const Launch& launch);
 

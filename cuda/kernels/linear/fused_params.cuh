@@ -31,10 +31,10 @@ static_assert(EngineA::codes_bytes(kKTileInputs) == persistent::kCodesBytes &&
 constexpr uint32_t kThreads = (kWarps + 1) * 32;
 constexpr uint32_t kSplitsAtOnce = 8;  // whose sums are read together
 constexpr uint32_t kMissing = 0;       // an output of 0 goes as -0
-// Reads in vain, of some 0.7 us each, before a CTA takes it that others will never come: the device
+// Polls of some 0.7 us each, 45 s in all, before a CTA that waits for another traps; the device
 // then counts as lost.
 constexpr uint32_t kSpinsMax = 1u << 26;
-// On their way at once. More is in the way of outputs.
+// In flight at once. More would compete with outputs.
 constexpr uint32_t kFlightStages = 5;
 
 // A stage of the ring: four K-tiles of Q4_K, or two of Q6_K, of neighbouring warps.
@@ -70,7 +70,7 @@ struct FusedParams {
   uint32_t x_scales_offset, squares_offset, accumulators_offset, partitions_offset, barriers_offset,
       ring_offset;
   uint32_t batch;
-  uint32_t stages, flight;  // of the ring; of these on their way at once
+  uint32_t stages, flight;  // of the ring; of these in flight at once
   float* mailbox;
   uint32_t mailbox_floats;  // a multiple of 4
   uint64_t* arrivals;       // CTAs that have read all they need, of all fused layers
@@ -149,7 +149,7 @@ __device__ __forceinline__ uint32_t load_word(const void* place) {
 __device__ __forceinline__ void store_word(float* place, uint32_t v) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(place), "r"(v) : "memory");
 }
-// Counts what is read in vain.
+// Traps after kSpinsMax polls.
 class SpinLimit {
  public:
   __device__ __forceinline__ void count() {

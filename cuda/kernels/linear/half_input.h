@@ -16,7 +16,7 @@ enum class InputOrder : uint32_t {
   kPlain,  // (tokens, depth)
   // (tiles, depth / 64, tile_columns, 64): panels of 64 inputs, each group of 32 inputs in the
   // order in which the lanes of a quad own them (Ownership, kernels/linear/tile.cuh); piece p (8
-  // inputs) of a column at p ^ column % 8, as wgmma's 128-byte swizzle wants it.
+  // inputs) of a column at p ^ column % 8, as wgmma's 128-byte swizzle needs it.
   kContiguous8,
   kCross,  // as kContiguous8, the second and the third of every four inputs exchanged
   kSplit,

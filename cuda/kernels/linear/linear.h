@@ -33,7 +33,7 @@
 //   warp           barriers   wait│ x to shared memory │ K-tile 0 │ 1 │ 2 │ … │ sums to the CTA
 //                                 └ dependent_wait()
 //
-// The first copies are on the way before the kernel ahead has ended: weights depend on nothing.
+// The first copies are in flight before the kernel ahead has ended: weights depend on nothing.
 #pragma once
 
 #include <cstdint>

@@ -490,7 +490,7 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   // The swizzle goes by address; tables of codebooks may lie ahead.
   const auto start = shared_address(batch_shared);
   const uint32_t shared = (start + kBatchAlignment - 1) / kBatchAlignment * kBatchAlignment;
-  // Known to the compiler as the same in all lanes, so that what hangs on it is.
+  // Warp-uniform for the compiler, so that derived values stay uniform.
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const uint32_t consumer_warps = blockDim.x / 32 - batch_producers(kColumns);
   const bool is_direct = kMTiles > 1 && params.cluster == 1;

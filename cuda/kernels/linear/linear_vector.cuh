@@ -1,9 +1,9 @@
 // The kernel of linear_vector: y[c] = W · h[c] for T = 1, 2, 4 or 8 tokens c.
 //
 // A CTA (or a cluster of C CTAs that partition them along the inputs) has a range of M-tiles. Its
-// warps are `k_warps` along the inputs times groups along the M-tiles: a warp has some K-tiles
-// (kernels/linear/tile.cuh) of every M-tile of its group, and needs only their part of x, which it
-// stages in shared memory together with the warps of the other groups: no barrier of the CTA comes
+// warps are `k_warps` along the inputs times M-warps along the M-tiles: a warp has some K-tiles
+// (kernels/linear/tile.cuh) of each M-tile of its M-warp, and needs only their part of x, which it
+// stages in shared memory together with the other M-warps: no barrier of the CTA comes
 // before the products. Each warp has a ring of stages of its own, filled by bulk copies that start
 // before the kernel ahead has ended. Sums go to an accumulator for each M-tile and K-warp; after
 // every `batch` M-tiles the CTA adds up accumulators in one order and writes outputs.
@@ -39,7 +39,7 @@ struct Place {
   uint32_t m_tile;
 };
 
-// M-tile v of all: of the parts one after the other, or of gate and up in turn.
+// Maps M-tile v of all to (matrix, M-tile): matrices concatenated, or gate and up interleaved.
 __device__ inline Place place_of(const VectorParams& params, uint32_t v) {
   if (params.epilogue >= Epilogue::kSiluGate) return {v % 2, v / 2};
   const uint32_t part =

@@ -42,7 +42,7 @@ class VectorPipeline {
   __device__ uint32_t stages() const { return ring_.stages; }
 
   // Fills the next stage; bytes 0: nothing to fill. is_free, which is true, depends on what was
-  // read from the stage: a bulk copy does not wait for reads that are on the way.
+  // read from the stage: a bulk copy does not wait for loads in flight.
   __device__ void fill(const uint8_t* source, uint32_t bytes, uint32_t lane, bool is_free) {
     const uint32_t target = shared_address(base_) + fill_stage_ * ring_.stage_bytes;
     if constexpr (kBulk) {

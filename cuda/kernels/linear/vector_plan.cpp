@@ -42,8 +42,8 @@ constexpr uint32_t kAccumulatorBytes = 24 * 1024;  // of two sets of accumulator
 // 96.6 steps/s instead of 94.4; 8B Q4_K, whose products are smaller, 790 instead of 807).
 constexpr uint32_t kLargeInputs = 8192;
 constexpr uint64_t kLargeBytes = 36u << 20;
-// Stages filled before the wait for the kernel ahead: more would be in the way of x (H200, Q4_K: 8B
-// 778 steps/s with all at once, 792 with one; 1B 3112, 3260).
+// Stages filled before the wait for the kernel ahead: more would compete with the loads of x (H200,
+// Q4_K: 8B 778 steps/s with all at once, 792 with one; 1B 3112, 3260).
 constexpr uint32_t kEarlyStages = 1;
 
 uint32_t round_up(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }

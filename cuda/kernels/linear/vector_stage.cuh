@@ -35,7 +35,7 @@ __device__ inline void clear_squares(float* squares) {
 // v = x * norm (zero past cols and for tokens past tokens), for T tokens. Whole warps call, for
 // vec8s in a row; where not is_there, nothing may be stored. squares (T, 16): 0 … of the
 // warp gets sums of squares of x if there is a norm. after_loads is called once the first inputs
-// are on the way, by warps that have any.
+// are in flight, by warps that have any.
 //
 // A warp does kPieces blocks of 32 vec8s at once, of one token or two.
 template <uint32_t T, bool kWholeVec8, bool kHasNorm, class AfterLoads, class Put>
@@ -161,7 +161,7 @@ template <uint32_t T, bool kHasNorm, class AfterLoads, class Put>
 __device__ inline void stage_whole_split(const VectorParams& params, const StageRange& range,
                                          float* squares, AfterLoads after_loads, Put put) {
   static_assert(T == 4 || T == 8);
-  // Blocks of vec8s whose loads are on the way at once (H200, 1 and 2: chains of 8B Q4_K at 8
+  // Blocks of vec8s whose loads are in flight at once (H200, 1 and 2: 8B Q4_K at 8
   // tokens 559 and 577 steps/s, at 4 tokens 704 and 694).
   constexpr uint32_t kPieces = T == 8 ? 2 : 1;
   const uint32_t lane = threadIdx.x % 32, cols = params.cols;

@@ -1,4 +1,4 @@
-// See code.h. Nothing here is ever launched: the driver tells what the function was made for.
+// The kernel is never launched: its attributes report which architecture the code is for.
 #include <cuda_runtime.h>
 
 #include "kernels/ptx/code.h"

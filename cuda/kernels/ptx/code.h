@@ -1,15 +1,14 @@
-// Which device code this program holds for the device it runs on: the architectures of a build may
-// be older than the device, whose driver then translates what was made for them.
+// Which device code this program holds for the device it runs on. The architectures of a build may
+// be older than the device; the driver then compiles their PTX for it.
 #pragma once
 
 #include <cstdint>
 
 namespace wcuda::kernels {
 
-// What launches may count on (major * 10 + minor), by the device's capability and that which its
-// code was made for. Code from before 90 has no clusters and no dependent launches, wherever it
-// runs, and must not be launched with them; it is launched as on a device of its time that has no
-// more shared memory than this one.
+// The capability (major * 10 + minor) that launches may rely on, by the device's and by that of its
+// code. Code older than 90 has no clusters and no dependent launches on any device; it is launched
+// as on a device of its generation with no more shared memory than this one.
 constexpr int32_t usable_capability(int32_t device, int32_t code) {
   if (device < 90 || code >= 90) return device;
   return device < 120 ? 80 : 86;
@@ -18,8 +17,8 @@ constexpr int32_t usable_capability(int32_t device, int32_t code) {
 // usable_capability of the current device; 0 when there is no code for it.
 int32_t launch_capability();
 
-// Whether the code for the current device, which is of capability 9.0, has its tensor-core groups
-// (sm_90a). The kernels of attention_prefill_warpgroup.cu, which need them, tell.
+// Whether the code for the current device, of capability 9.0, was compiled for sm_90a, which wgmma
+// needs. Asks the kernels of attention_prefill_warpgroup.cu.
 bool has_warpgroup_code();
 
 }  // namespace wcuda::kernels

@@ -20,7 +20,7 @@ __device__ __forceinline__ void copy_async_16(uint32_t target, const void* sourc
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Waits until at most kPending groups of this thread are on the way.
+// Waits until at most kPending groups of this thread are in flight.
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

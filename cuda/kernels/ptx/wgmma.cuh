@@ -8,7 +8,7 @@
 //   wgmma_fence()     registers of operands and sums are as written
 //   wgmma_…()         any number
 //   wgmma_commit()    they are a group
-//   wgmma_wait<n>()   at most n groups are on the way
+//   wgmma_wait<n>()   at most n groups are in flight
 //   accumulator_fence(sums)   the compiler moves no use of the sums across
 //
 // Shared operands are panels of 64 elements: a row is 128 bytes, whose 16-byte chunk c lies at

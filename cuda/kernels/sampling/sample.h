@@ -1,5 +1,21 @@
 // sample: the next token of each row from its logits, by the rules of ops/sampling.h. The same
 // logits and parameters give the bits of the host: token, log probability, alternatives.
+//
+// A row of logits is divided among a cluster of 1 to 16 blocks, and there among 16 warps, in runs
+// of consecutive tokens:
+//
+//   logits    |             block 0             |             block 1             | …
+//             | warp 0 | warp 1 | … | warp 15   | warp 0 | …
+//   shared    | the block's logits, penalties and masks applied   (device memory is read once)
+//
+// Blocks learn of each other by gathers: each stores an item of 32 bytes (a sum, a candidate, a
+// count) into the shared memory of all, where its bytes count on an mbarrier:
+//
+//   block 0   own item ──► [0][1][2][3]      wait   all items: everyone computes the same next step
+//   block 1   own item ──► [0][1][2][3]      wait
+//
+// Sums are of integers and choices are by (key, token), so no division of the row changes a bit.
+// Bytes moved: 4 a token of the vocabulary, once a row.
 #pragma once
 
 #include <cuda_runtime_api.h>

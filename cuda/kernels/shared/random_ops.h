@@ -1,6 +1,6 @@
-// Random draws of the catalogue: draw i hangs on (seed, offset + i) alone, so that a call for many
-// gives what several calls for fewer give. Philox4x32-10, four draws a block: counter ((offset + i)
-// / 4, 0), key seed, word (offset + i) % 4. Dims end with seed and offset.
+// Random draws of the catalogue: draw i depends on (seed, offset + i) alone, so that a call for
+// many gives what several calls for fewer give. Philox4x32-10, four draws a block: counter ((offset
+// + i) / 4, 0), key seed, word (offset + i) % 4. Dims end with seed and offset.
 #pragma once
 
 #include "kernels/shared/point_ops.h"

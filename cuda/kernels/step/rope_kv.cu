@@ -14,7 +14,7 @@ namespace {
 constexpr uint32_t kBlockWarps = 8;
 constexpr uint32_t kBlockThreads = kBlockWarps * 32;
 constexpr uint32_t kLaneValues = kRopeHeadLengthMax / 32;
-constexpr uint32_t kAhead = 2;  // heads whose values a warp has on their way
+constexpr uint32_t kAhead = 2;  // heads whose values a warp has in flight
 // With fewer tokens a token's heads are spread over blocks, for latency; with more one block turns
 // all heads of a token with one table of sines.
 constexpr uint32_t kSpreadTokensMax = 64;
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
     const bool is_value = h >= args.head_count + kv_heads;
     return (is_value ? args.value : args.key) + (uint64_t{token} * kv_heads + kv_head) * n;
   };
-  // The next heads are on their way while one is worked on.
+  // The next heads are in flight while one is worked on.
   float next[kAhead][kLaneValues];
   const auto load = [&](uint32_t h, float(&values)[kLaneValues]) {
     if (h >= head_end) return;

@@ -1,5 +1,12 @@
-// What a step does around its forward pass, on device arrays: rows begin (fed tokens are resolved,
-// tokens enter the histories), pages and histories are copied. The host's version is
+// The kernels of a step besides linear layers, attention and sampling, on device arrays:
+//
+//   input_scatter ─► begin_step ─► embed ─► layers ( … rope_kv … ) ─► logits ─► sample
+//   block of inputs   rows begin    tokens   queries and keys turned, KV written
+//
+// For rows of one token attention_plan does the first two on the way and attention_decode does
+// rope_kv. Between steps: copy_page, poison_page, copy_history. Bytes moved: input_scatter and the
+// copies, theirs twice; begin_step 8 a token; embed a row of the table and of the output a token;
+// rope_kv queries twice, keys and values once in f32 and once as stored. The host's version is
 // engine/host_runner.cpp.
 #pragma once
 
