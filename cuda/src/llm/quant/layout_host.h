@@ -3,25 +3,21 @@
 // 16 consecutive rows are an M-tile. An M-tile is a run of packed tiles, one for each block of a
 // row, in the order of the columns; a packed tile holds that block of all 16 rows. In a packed tile
 // the fields of the block keep their order, and within a field unit u of row r (a unit is 2 or 4
-// bytes) is at (u * 16
-// + r): one vector load gives the same unit of 16 rows. Rows past the end of the matrix are zero
-// bytes.
+// bytes) is at (u * 16 + r): one vector load gives the same unit of 16 rows. Rows past the end of
+// the matrix are zero bytes.
 #pragma once
 
 #include <cstdint>
 
 #include "core/base/status.h"
-#include "kernels/shared/tensor_type.h"
+#include "kernels/shared/packed_tile.h"
 #include "llm/quant/layout.h"
 
 namespace wcuda::quant {
 
-constexpr uint32_t kMTileRows = 16;
-
 // One field of a block, as units of `unit_bytes` (2 or 4).
 struct HostTileField {
-  uint16_t
-      offset;  // bytes from the start of the block; the packed tile has it at offset * kMTileRows
+  uint16_t offset;  // bytes from the start of the block; in the tile at offset * kMTileRows
   uint16_t unit_bytes;
   uint16_t unit_count;
 };

@@ -39,7 +39,7 @@ constexpr uint64_t attention_work_floats(uint32_t head_length, uint32_t group_si
 // products with 8-bit weights are exact. A block with a value that is not finite has a scale of
 // NaN.
 struct InputBlock {
-  uint32_t codes[16];  // as the table's strip functions want them
+  uint32_t codes[16];  // as the table's M-tile functions want them
   float scale;
   float sum;           // scale * sum of the codes
   float half_sums[2];  // of the first and last 16 columns
@@ -48,10 +48,10 @@ struct InputBlock {
 // tile (token_count, 16) = 16 rows of a matrix in the layout kHost16 times some tokens. `input` is
 // the first token's blocks or floats, the next token's is `stride` of them further. A token's
 // result does not depend on the others.
-struct StripKernel {
-  void (*run_blocks)(const uint8_t* strip, uint32_t cols, const InputBlock* input, uint64_t stride,
+struct MTileKernel {
+  void (*run_blocks)(const uint8_t* m_tile, uint32_t cols, const InputBlock* input, uint64_t stride,
                      uint32_t token_count, float* tile);  // or null
-  void (*run_floats)(const uint8_t* strip, uint32_t cols, const float* input, uint64_t stride,
+  void (*run_floats)(const uint8_t* m_tile, uint32_t cols, const float* input, uint64_t stride,
                      uint32_t token_count, float* tile);  // or null
 };
 
@@ -59,7 +59,7 @@ struct Kernels {
   Isa isa;
   const char* name;
   // The kernel of a ggml type in the layout kHost16; null members where there is none.
-  StripKernel (*find_strip)(uint32_t type);
+  MTileKernel (*find_m_tile_kernel)(uint32_t type);
   // x (cols, a multiple of 32) to cols / 32 blocks; null where no kernel takes blocks.
   void (*make_blocks)(const float* x, uint32_t cols, InputBlock* blocks);
   // out[t * out_stride] = sum over n of w[i] * x[t * x_stride + i], the order of the sum depending

@@ -1,12 +1,12 @@
 // The inner loops for AVX2 with FMA and F16C.
 #include "llm/ops/host/kernels_body.h"
-#include "llm/ops/host/strips_body.h"
+#include "llm/ops/host/m_tiles_body.h"
 
 namespace wcuda::ops::host {
 extern const Kernels kAvx2Kernels;
 const Kernels kAvx2Kernels = {
-    Isa::kAvx2, "avx2",        find_strip,    make_blocks, dot,
-    rms_norm,   silu_multiply, gelu_multiply, attend,
+    Isa::kAvx2, "avx2",        find_m_tile_kernel, make_blocks, dot,
+    rms_norm,   silu_multiply, gelu_multiply,      attend,
 };
 
 }  // namespace wcuda::ops::host

@@ -4,14 +4,14 @@
 namespace wcuda::ops::host {
 namespace {
 
-StripKernel find_strip(uint32_t) { return {nullptr, nullptr}; }
+MTileKernel find_m_tile_kernel(uint32_t) { return {nullptr, nullptr}; }
 
 }  // namespace
 
 extern const Kernels kPortableKernels;
 const Kernels kPortableKernels = {
-    Isa::kPortable, "portable",    find_strip,    nullptr, dot,
-    rms_norm,       silu_multiply, gelu_multiply, attend,
+    Isa::kPortable, "portable",    find_m_tile_kernel, nullptr, dot,
+    rms_norm,       silu_multiply, gelu_multiply,      attend,
 };
 
 }  // namespace wcuda::ops::host

@@ -21,7 +21,7 @@ constexpr uint32_t kBlockCols = 32;
 constexpr uint64_t kChunkProducts = 128 * 1024;
 constexpr uint32_t kInputTokensAChunk = 8;
 
-uint32_t strip_count(const Weight& weight) {
+uint32_t m_tile_count(const Weight& weight) {
   return static_cast<uint32_t>(ceil_div(weight.rows, kMTileRows));
 }
 
@@ -104,7 +104,7 @@ Linear::ThreadWork Linear::thread_work(uint32_t thread) const {
 }
 
 bool Linear::wants_records(const Kernels& kernels, uint32_t type) {
-  const StripKernel kernel = kernels.find_strip(type);
+  const MTileKernel kernel = kernels.find_m_tile_kernel(type);
   return kernel.run_blocks != nullptr || kernel.run_floats != nullptr;
 }
 
@@ -156,17 +156,17 @@ const float* Linear::prepare_input(const Input& input, bool has_blocks) {
   return copies ? normed_ : input.x;
 }
 
-// tile (token_count, 16) = the strip's rows times the tokens.
-void Linear::multiply(const Weight& weight, uint32_t strip, uint32_t first_token,
+// tile (token_count, 16) = the M-tile's rows times the tokens.
+void Linear::multiply(const Weight& weight, uint32_t m_tile, uint32_t first_token,
                       uint32_t token_count, const ThreadWork& work, float* tile) const {
   const uint32_t cols = weight.cols;
   const float* x = x_ + uint64_t{first_token} * cols;
   if (weight.layout == Layout::kHost16) {
-    const StripKernel kernel = kernels_.find_strip(weight.type);
+    const MTileKernel kernel = kernels_.find_m_tile_kernel(weight.type);
     const quant::Format& format = *quant::find_format(weight.type);
     const uint64_t row_bytes = uint64_t{cols} / format.block_elements * format.block_bytes;
     const uint8_t* data =
-        static_cast<const uint8_t*>(weight.data) + uint64_t{strip} * kMTileRows * row_bytes;
+        static_cast<const uint8_t*>(weight.data) + uint64_t{m_tile} * kMTileRows * row_bytes;
     const uint64_t block_count = cols / kBlockCols;
     if (kernel.run_blocks != nullptr)
       return kernel.run_blocks(data, cols, blocks_ + first_token * block_count, block_count,
@@ -175,7 +175,7 @@ void Linear::multiply(const Weight& weight, uint32_t strip, uint32_t first_token
       return kernel.run_floats(data, cols, x, cols, token_count, tile);
   }
   // Row by row, each expanded to f32 first.
-  const uint32_t first_row = strip * kMTileRows;
+  const uint32_t first_row = m_tile * kMTileRows;
   const uint32_t row_count = std::min(kMTileRows, weight.rows - first_row);
   if (row_count < kMTileRows) std::fill(tile, tile + token_count * kMTileRows, 0.0f);
   for (uint32_t r = 0; r < row_count; ++r) {
@@ -186,14 +186,14 @@ void Linear::multiply(const Weight& weight, uint32_t strip, uint32_t first_token
   }
 }
 
-void Linear::finish_strip(const Product& product, uint32_t strip, uint32_t first_token,
-                          uint32_t token_count, const ThreadWork& work) const {
-  const uint32_t first_row = strip * kMTileRows;
+void Linear::finish_m_tile(const Product& product, uint32_t m_tile, uint32_t first_token,
+                           uint32_t token_count, const ThreadWork& work) const {
+  const uint32_t first_row = m_tile * kMTileRows;
   const uint32_t row_count = std::min(kMTileRows, product.weight.rows - first_row);
-  multiply(product.weight, strip, first_token, token_count, work, work.tile);
+  multiply(product.weight, m_tile, first_token, token_count, work, work.tile);
   add_bias(product.bias, first_row, row_count, token_count, work.tile);
   if (has_up(product)) {
-    multiply(product.up, strip, first_token, token_count, work, work.up_tile);
+    multiply(product.up, m_tile, first_token, token_count, work, work.up_tile);
     add_bias(product.up_bias, first_row, row_count, token_count, work.up_tile);
     const auto activate =
         product.output == Output::kSiluMultiply ? kernels_.silu_multiply : kernels_.gelu_multiply;
@@ -212,33 +212,33 @@ void Linear::finish_strip(const Product& product, uint32_t strip, uint32_t first
 Status Linear::run(const Input& input, const Product* products, uint32_t product_count) {
   WCUDA_TRY(check(input, products, product_count));
   if (input.token_count == 0) return {};
-  uint32_t first_strip[kProductsMax + 1] = {};
+  uint32_t first_m_tile[kProductsMax + 1] = {};
   bool has_blocks = false;
   for (uint32_t i = 0; i < product_count; ++i) {
     const Product& product = products[i];
-    first_strip[i + 1] = first_strip[i] + strip_count(product.weight);
+    first_m_tile[i + 1] = first_m_tile[i] + m_tile_count(product.weight);
     for (const Weight* weight : {&product.weight, &product.up})
       has_blocks |= weight->layout == Layout::kHost16 &&
-                    kernels_.find_strip(weight->type).run_blocks != nullptr;
+                    kernels_.find_m_tile_kernel(weight->type).run_blocks != nullptr;
   }
   x_ = prepare_input(input, has_blocks);
 
-  const uint32_t all_strips = first_strip[product_count];
+  const uint32_t all_m_tiles = first_m_tile[product_count];
   const uint32_t block_tokens = std::min(input.token_count, kTokenBlock);
-  const uint64_t strip_products = uint64_t{input.cols} * kMTileRows * block_tokens;
-  const auto strips_a_chunk =
-      static_cast<uint32_t>(std::clamp<uint64_t>(kChunkProducts / strip_products, 1, all_strips));
-  const auto groups = static_cast<uint32_t>(ceil_div(all_strips, strips_a_chunk));
+  const uint64_t m_tile_products = uint64_t{input.cols} * kMTileRows * block_tokens;
+  const auto m_tiles_a_chunk =
+      static_cast<uint32_t>(std::clamp<uint64_t>(kChunkProducts / m_tile_products, 1, all_m_tiles));
+  const auto groups = static_cast<uint32_t>(ceil_div(all_m_tiles, m_tiles_a_chunk));
   const auto blocks = static_cast<uint32_t>(ceil_div(input.token_count, kTokenBlock));
   pool_.parallel_for(groups * blocks, [&](uint32_t chunk, uint32_t thread) {
     const uint32_t first_token = chunk / groups * kTokenBlock;
     const uint32_t token_count = std::min(kTokenBlock, input.token_count - first_token);
-    const uint32_t begin = chunk % groups * strips_a_chunk;
-    const uint32_t end = std::min(begin + strips_a_chunk, all_strips);
+    const uint32_t begin = chunk % groups * m_tiles_a_chunk;
+    const uint32_t end = std::min(begin + m_tiles_a_chunk, all_m_tiles);
     const ThreadWork work = thread_work(thread);
     for (uint32_t s = begin, i = 0; s < end; ++s) {
-      while (s >= first_strip[i + 1]) ++i;
-      finish_strip(products[i], s - first_strip[i], first_token, token_count, work);
+      while (s >= first_m_tile[i + 1]) ++i;
+      finish_m_tile(products[i], s - first_m_tile[i], first_token, token_count, work);
     }
   });
   return {};

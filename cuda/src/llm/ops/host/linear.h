@@ -1,4 +1,4 @@
-// Matrix products of the host: y = W·x for some tokens, in chunks of 16-row strips.
+// Matrix products of the host: y = W·x for some tokens, in chunks of 16-row M-tiles.
 #pragma once
 
 #include <cstdint>
@@ -67,10 +67,10 @@ class Linear {
   ThreadWork thread_work(uint32_t thread) const;
   Status check(const Input& input, const Product* products, uint32_t product_count) const;
   const float* prepare_input(const Input& input, bool has_blocks);
-  void multiply(const Weight& weight, uint32_t strip, uint32_t first_token, uint32_t token_count,
+  void multiply(const Weight& weight, uint32_t m_tile, uint32_t first_token, uint32_t token_count,
                 const ThreadWork& work, float* tile) const;
-  void finish_strip(const Product& product, uint32_t strip, uint32_t first_token,
-                    uint32_t token_count, const ThreadWork& work) const;
+  void finish_m_tile(const Product& product, uint32_t m_tile, uint32_t first_token,
+                     uint32_t token_count, const ThreadWork& work) const;
 
   ThreadPool& pool_;
   const Kernels& kernels_;

@@ -1,11 +1,11 @@
-// Products of 16-row strips, written over the vectors of vector.h: one lane a row, weights as
+// Products of 16-row M-tiles, written over the vectors of vector.h: one lane a row, weights as
 // unsigned bytes, activations as 16-bit integers, sums of 32 columns exact in int32, everything
 // after in f32. Included by the instruction sets that can multiply integers fast; kLanes
 // divides 16.
 //
-// With AVX-512 VNNI 32 columns of a strip need 16 dot products of 64 weights and 5 other operations
-// a token, and the unpacking, which up to 8 tokens share. VDPBF16PS has the same rate (Zen 4) at
-// half the precision of the activations.
+// With AVX-512 VNNI 32 columns of an M-tile need 16 dot products of 64 weights and 5 other
+// operations a token, and the unpacking, which up to 8 tokens share. VDPBF16PS has the same rate
+// (Zen 4) at half the precision of the activations.
 #pragma once
 
 #include <immintrin.h>
@@ -16,12 +16,12 @@
 namespace {
 
 using wcuda::ops::host::InputBlock;
-using wcuda::ops::host::StripKernel;
+using wcuda::ops::host::MTileKernel;
 
 constexpr uint32_t kMTileRows = 16;
 
-// A record of 16 blocks, of which the rows from `first_row` on are wanted, one a lane.
-struct Record {
+// A packed tile of 16 blocks, of which the rows from `first_row` on are wanted, one a lane.
+struct PackedTile {
   const uint8_t* bytes;
   uint32_t first_row;
 
@@ -182,7 +182,7 @@ WCUDA_INLINE void add_part(const Part& part, const InputBlock* input, uint64_t s
   }
 }
 
-// ---- formats: kParts parts of 32 columns a record ----
+// ---- formats: kParts parts of 32 columns a packed tile ----
 
 template <bool kHasMinimum>
 struct Q4 {  // Q4_0, Q4_1
@@ -190,14 +190,14 @@ struct Q4 {  // Q4_0, Q4_1
   static constexpr bool kHalves = false;
   static constexpr uint32_t kBlockBytes = kHasMinimum ? 20 : 18;
   struct Head {};
-  WCUDA_INLINE Head head(const Record&) { return {}; }
+  WCUDA_INLINE Head head(const PackedTile&) { return {}; }
   template <uint32_t kPart>
-  WCUDA_INLINE void unpack(const Record& record, const Head&, Part* part) {
-    part->scale[0] = record.halves(0);
-    part->minimum[0] = kHasMinimum ? record.halves(2) : part->scale[0] * -8.0f;
+  WCUDA_INLINE void unpack(const PackedTile& packed_tile, const Head&, Part* part) {
+    part->scale[0] = packed_tile.halves(0);
+    part->minimum[0] = kHasMinimum ? packed_tile.halves(2) : part->scale[0] * -8.0f;
     WCUDA_UNROLL
     for (uint32_t c = 0; c < 4; ++c) {
-      const UintVec units = record.units(kHasMinimum ? 4 : 2, c);
+      const UintVec units = packed_tile.units(kHasMinimum ? 4 : 2, c);
       part->q[c] = low_nibbles(units);
       part->q[4 + c] = high_nibbles(units);
     }
@@ -209,19 +209,21 @@ struct Q5_0 {
   static constexpr bool kHalves = false;
   static constexpr uint32_t kBlockBytes = 22;
   struct Head {};
-  WCUDA_INLINE Head head(const Record&) { return {}; }
+  WCUDA_INLINE Head head(const PackedTile&) { return {}; }
   template <uint32_t kPart>
-  WCUDA_INLINE void unpack(const Record& record, const Head&, Part* part) {
-    part->scale[0] = record.halves(0);
+  WCUDA_INLINE void unpack(const PackedTile& packed_tile, const Head&, Part* part) {
+    part->scale[0] = packed_tile.halves(0);
     part->minimum[0] = part->scale[0] * -16.0f;
-    const UintVec bits = record.units(2, 0);
-    unpack_chunks(record, bits, part, std::make_integer_sequence<uint32_t, 4>{});
+    const UintVec bits = packed_tile.units(2, 0);
+    unpack_chunks(packed_tile, bits, part, std::make_integer_sequence<uint32_t, 4>{});
   }
   template <uint32_t... kChunk>
-  WCUDA_INLINE void unpack_chunks(const Record& record, UintVec bits, Part* part,
+  WCUDA_INLINE void unpack_chunks(const PackedTile& packed_tile, UintVec bits, Part* part,
                                   std::integer_sequence<uint32_t, kChunk...>) {
-    ((part->q[kChunk] = low_nibbles(record.units(6, kChunk)) | spread_bits<kChunk>(bits)), ...);
-    ((part->q[4 + kChunk] = high_nibbles(record.units(6, kChunk)) | spread_bits<4 + kChunk>(bits)),
+    ((part->q[kChunk] = low_nibbles(packed_tile.units(6, kChunk)) | spread_bits<kChunk>(bits)),
+     ...);
+    ((part->q[4 + kChunk] =
+          high_nibbles(packed_tile.units(6, kChunk)) | spread_bits<4 + kChunk>(bits)),
      ...);
   }
 };
@@ -231,13 +233,13 @@ struct Q8_0 {
   static constexpr bool kHalves = false;
   static constexpr uint32_t kBlockBytes = 34;
   struct Head {};
-  WCUDA_INLINE Head head(const Record&) { return {}; }
+  WCUDA_INLINE Head head(const PackedTile&) { return {}; }
   template <uint32_t kPart>
-  WCUDA_INLINE void unpack(const Record& record, const Head&, Part* part) {
-    part->scale[0] = record.halves(0);
+  WCUDA_INLINE void unpack(const PackedTile& packed_tile, const Head&, Part* part) {
+    part->scale[0] = packed_tile.halves(0);
     part->minimum[0] = part->scale[0] * -128.0f;
     WCUDA_UNROLL
-    for (uint32_t c = 0; c < 8; ++c) part->q[c] = record.units(2, c) ^ 0x80808080u;
+    for (uint32_t c = 0; c < 8; ++c) part->q[c] = packed_tile.units(2, c) ^ 0x80808080u;
   }
 };
 
@@ -250,13 +252,13 @@ struct QK {  // Q4_K, Q5_K: each part has a scale and a minimum of 6 bits
     Vec scale, minimum;              // d, -dmin
     UintVec scales[2], minimums[2];  // bytes: of parts 0 … 3 and 4 … 7
   };
-  WCUDA_INLINE Head head(const Record& record) {
-    const UintVec low = record.units(4, 0);
-    const UintVec middle = record.units(4, 1);
-    const UintVec high = record.units(4, 2);
+  WCUDA_INLINE Head head(const PackedTile& packed_tile) {
+    const UintVec low = packed_tile.units(4, 0);
+    const UintVec middle = packed_tile.units(4, 1);
+    const UintVec high = packed_tile.units(4, 2);
     Head head;
-    head.scale = record.halves(0);
-    head.minimum = -record.halves(2);
+    head.scale = packed_tile.halves(0);
+    head.minimum = -packed_tile.halves(2);
     head.scales[0] = low & 0x3f3f3f3fu;
     head.minimums[0] = middle & 0x3f3f3f3fu;
     head.scales[1] = low_nibbles(high) | (low >> 2 & 0x30303030u);
@@ -264,16 +266,16 @@ struct QK {  // Q4_K, Q5_K: each part has a scale and a minimum of 6 bits
     return head;
   }
   template <uint32_t kPart>
-  WCUDA_INLINE void unpack(const Record& record, const Head& head, Part* part) {
+  WCUDA_INLINE void unpack(const PackedTile& packed_tile, const Head& head, Part* part) {
     constexpr uint32_t kShift = kPart % 4 * 8;
     part->scale[0] = head.scale * to_float(head.scales[kPart / 4] >> kShift & 0xffu);
     part->minimum[0] = head.minimum * to_float(head.minimums[kPart / 4] >> kShift & 0xffu);
     WCUDA_UNROLL
     for (uint32_t c = 0; c < 8; ++c) {
-      const UintVec units = record.units(kHasFifthBit ? 48 : 16, kPart / 2 * 8 + c);
+      const UintVec units = packed_tile.units(kHasFifthBit ? 48 : 16, kPart / 2 * 8 + c);
       part->q[c] = kPart % 2 == 0 ? low_nibbles(units) : high_nibbles(units);
       if constexpr (kHasFifthBit) {
-        const UintVec bits = record.units(16, c);
+        const UintVec bits = packed_tile.units(16, c);
         const UintVec fifth = kPart < 4 ? bits << (4 - kPart % 4) : bits >> (kPart % 4);
         part->q[c] |= fifth & 0x10101010u;
       }
@@ -288,10 +290,10 @@ struct Q6_K {  // a signed 8-bit scale for 16 columns
   struct Head {
     Vec scale;
   };
-  WCUDA_INLINE Head head(const Record& record) { return {record.halves(208)}; }
+  WCUDA_INLINE Head head(const PackedTile& packed_tile) { return {packed_tile.halves(208)}; }
   template <uint32_t kPart>
-  WCUDA_INLINE void unpack(const Record& record, const Head& head, Part* part) {
-    const UintVec scales = record.units(192, kPart / 2);
+  WCUDA_INLINE void unpack(const PackedTile& packed_tile, const Head& head, Part* part) {
+    const UintVec scales = packed_tile.units(192, kPart / 2);
     WCUDA_UNROLL
     for (uint32_t half = 0; half < 2; ++half) {
       const IntVec code = (IntVec)(scales << (24 - 8 * (kPart % 2 * 2 + half))) >> 24;
@@ -301,37 +303,37 @@ struct Q6_K {  // a signed 8-bit scale for 16 columns
     constexpr uint32_t kQuarter = kPart % 4;
     WCUDA_UNROLL
     for (uint32_t c = 0; c < 8; ++c) {
-      const UintVec low = record.units(0, kPart / 4 * 16 + kQuarter % 2 * 8 + c);
-      const UintVec high = record.units(128, kPart / 4 * 8 + c);
+      const UintVec low = packed_tile.units(0, kPart / 4 * 16 + kQuarter % 2 * 8 + c);
+      const UintVec high = packed_tile.units(128, kPart / 4 * 8 + c);
       const UintVec moved = kQuarter < 3 ? high << (4 - kQuarter * 2) % 8 : high >> 2;
       part->q[c] = (kQuarter < 2 ? low_nibbles(low) : high_nibbles(low)) | (moved & 0x30303030u);
     }
   }
 };
 
-// ---- a strip ----
+// ---- an M-tile ----
 
 template <class Format, uint32_t kTokens, uint32_t kPart>
-WCUDA_INLINE void add_parts(const Record& record, const typename Format::Head& head,
+WCUDA_INLINE void add_parts(const PackedTile& packed_tile, const typename Format::Head& head,
                             const InputBlock* input, uint64_t stride, Vec* y) {
   if constexpr (kPart < Format::kParts) {
     Part part;
-    Format::template unpack<kPart>(record, head, &part);
+    Format::template unpack<kPart>(packed_tile, head, &part);
     add_part<kTokens, Format::kHalves>(part, input + kPart, stride, y);
-    add_parts<Format, kTokens, kPart + 1>(record, head, input, stride, y);
+    add_parts<Format, kTokens, kPart + 1>(packed_tile, head, input, stride, y);
   }
 }
 
 template <class Format, uint32_t kTokens>
-void strip_tokens(const uint8_t* strip, uint32_t cols, const InputBlock* input, uint64_t stride,
-                  float* tile) {
+void m_tile_tokens(const uint8_t* m_tile, uint32_t cols, const InputBlock* input, uint64_t stride,
+                   float* tile) {
   for (uint32_t first_row = 0; first_row < kMTileRows; first_row += kLanes) {
-    Record record = {strip, first_row};
+    PackedTile packed_tile = {m_tile, first_row};
     Vec y[kTokens] = {};
     for (uint32_t block = 0; block < cols / 32; block += Format::kParts) {
-      const typename Format::Head head = Format::head(record);
-      add_parts<Format, kTokens, 0>(record, head, input + block, stride, y);
-      record.bytes += Format::kBlockBytes * kMTileRows;
+      const typename Format::Head head = Format::head(packed_tile);
+      add_parts<Format, kTokens, 0>(packed_tile, head, input + block, stride, y);
+      packed_tile.bytes += Format::kBlockBytes * kMTileRows;
     }
     WCUDA_UNROLL
     for (uint32_t t = 0; t < kTokens; ++t) store(tile + t * kMTileRows + first_row, y[t]);
@@ -339,21 +341,21 @@ void strip_tokens(const uint8_t* strip, uint32_t cols, const InputBlock* input, 
 }
 
 template <class Format>
-void strip_blocks(const uint8_t* strip, uint32_t cols, const InputBlock* input, uint64_t stride,
-                  uint32_t token_count, float* tile) {
+void m_tile_blocks(const uint8_t* m_tile, uint32_t cols, const InputBlock* input, uint64_t stride,
+                   uint32_t token_count, float* tile) {
   uint32_t t = 0;
   for (; t + kTokensMax <= token_count; t += kTokensMax)
-    strip_tokens<Format, kTokensMax>(strip, cols, input + t * stride, stride, tile + t * 16);
+    m_tile_tokens<Format, kTokensMax>(m_tile, cols, input + t * stride, stride, tile + t * 16);
   if constexpr (kTokensMax > 4)
     for (; t + 4 <= token_count; t += 4)
-      strip_tokens<Format, 4>(strip, cols, input + t * stride, stride, tile + t * 16);
+      m_tile_tokens<Format, 4>(m_tile, cols, input + t * stride, stride, tile + t * 16);
   for (; t + 2 <= token_count; t += 2)
-    strip_tokens<Format, 2>(strip, cols, input + t * stride, stride, tile + t * 16);
+    m_tile_tokens<Format, 2>(m_tile, cols, input + t * stride, stride, tile + t * 16);
   if (t < token_count)
-    strip_tokens<Format, 1>(strip, cols, input + t * stride, stride, tile + t * 16);
+    m_tile_tokens<Format, 1>(m_tile, cols, input + t * stride, stride, tile + t * 16);
 }
 
-// ---- float weights: a record is one column ----
+// ---- float weights: a packed tile is one column ----
 
 struct F32 {
   static constexpr uint32_t kBytes = 4;
@@ -374,17 +376,17 @@ struct BF16 {
 
 // Two sums a token, of the even and of the odd columns.
 template <class Format, uint32_t kTokens>
-void strip_float_tokens(const uint8_t* strip, uint32_t cols, const float* input, uint64_t stride,
-                        float* tile) {
+void m_tile_float_tokens(const uint8_t* m_tile, uint32_t cols, const float* input, uint64_t stride,
+                         float* tile) {
   constexpr uint32_t kPackedTileBytes = kMTileRows * Format::kBytes;
   for (uint32_t first_row = 0; first_row < kMTileRows; first_row += kLanes) {
-    const uint8_t* record = strip + first_row * Format::kBytes;
+    const uint8_t* packed_tile = m_tile + first_row * Format::kBytes;
     Vec even[kTokens] = {};
     Vec odd[kTokens] = {};
     uint32_t col = 0;
-    for (; col + 2 <= cols; col += 2, record += 2 * kPackedTileBytes) {
-      const Vec w0 = Format::column(record);
-      const Vec w1 = Format::column(record + kPackedTileBytes);
+    for (; col + 2 <= cols; col += 2, packed_tile += 2 * kPackedTileBytes) {
+      const Vec w0 = Format::column(packed_tile);
+      const Vec w1 = Format::column(packed_tile + kPackedTileBytes);
       WCUDA_UNROLL
       for (uint32_t t = 0; t < kTokens; ++t) {
         even[t] = multiply_add(w0, broadcast(input[t * stride + col]), even[t]);
@@ -394,46 +396,48 @@ void strip_float_tokens(const uint8_t* strip, uint32_t cols, const float* input,
     WCUDA_UNROLL
     for (uint32_t t = 0; t < kTokens; ++t) {
       if (col < cols)
-        even[t] = multiply_add(Format::column(record), broadcast(input[t * stride + col]), even[t]);
+        even[t] =
+            multiply_add(Format::column(packed_tile), broadcast(input[t * stride + col]), even[t]);
       store(tile + t * kMTileRows + first_row, even[t] + odd[t]);
     }
   }
 }
 
 template <class Format>
-void strip_floats(const uint8_t* strip, uint32_t cols, const float* input, uint64_t stride,
-                  uint32_t token_count, float* tile) {
+void m_tile_floats(const uint8_t* m_tile, uint32_t cols, const float* input, uint64_t stride,
+                   uint32_t token_count, float* tile) {
   uint32_t t = 0;
   for (; t + kTokensMax <= token_count; t += kTokensMax)
-    strip_float_tokens<Format, kTokensMax>(strip, cols, input + t * stride, stride, tile + t * 16);
+    m_tile_float_tokens<Format, kTokensMax>(m_tile, cols, input + t * stride, stride,
+                                            tile + t * 16);
   for (; t + 2 <= token_count; t += 2)
-    strip_float_tokens<Format, 2>(strip, cols, input + t * stride, stride, tile + t * 16);
+    m_tile_float_tokens<Format, 2>(m_tile, cols, input + t * stride, stride, tile + t * 16);
   if (t < token_count)
-    strip_float_tokens<Format, 1>(strip, cols, input + t * stride, stride, tile + t * 16);
+    m_tile_float_tokens<Format, 1>(m_tile, cols, input + t * stride, stride, tile + t * 16);
 }
 
-StripKernel find_strip(uint32_t type) {
+MTileKernel find_m_tile_kernel(uint32_t type) {
   switch (type) {
     case 0:
-      return {nullptr, strip_floats<F32>};
+      return {nullptr, m_tile_floats<F32>};
     case 1:
-      return {nullptr, strip_floats<F16>};
+      return {nullptr, m_tile_floats<F16>};
     case 30:
-      return {nullptr, strip_floats<BF16>};
+      return {nullptr, m_tile_floats<BF16>};
     case 2:
-      return {strip_blocks<Q4<false>>, nullptr};
+      return {m_tile_blocks<Q4<false>>, nullptr};
     case 3:
-      return {strip_blocks<Q4<true>>, nullptr};
+      return {m_tile_blocks<Q4<true>>, nullptr};
     case 6:
-      return {strip_blocks<Q5_0>, nullptr};
+      return {m_tile_blocks<Q5_0>, nullptr};
     case 8:
-      return {strip_blocks<Q8_0>, nullptr};
+      return {m_tile_blocks<Q8_0>, nullptr};
     case 12:
-      return {strip_blocks<QK<false>>, nullptr};
+      return {m_tile_blocks<QK<false>>, nullptr};
     case 13:
-      return {strip_blocks<QK<true>>, nullptr};
+      return {m_tile_blocks<QK<true>>, nullptr};
     case 14:
-      return {strip_blocks<Q6_K>, nullptr};
+      return {m_tile_blocks<Q6_K>, nullptr};
     default:
       return {nullptr, nullptr};
   }
