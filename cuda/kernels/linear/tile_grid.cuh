@@ -205,6 +205,38 @@ struct TileOfIq3 : TileOfGrid {
     }
   }
 
+ protected:
+  // Fills the table with the four levels of each entry, whose codes are 4 bits.
+  template <class Entry, class Level>
+  static __device__ void fill_levels(const Entry& entry, const Level& level) {
+    fill_table<kType, kCount>([&](uint32_t i) {
+      uint32_t bytes = 0;
+      for (uint32_t j = 0; j < 4; ++j)
+        bytes |= static_cast<uint32_t>(level(entry(i) >> (4 * j) & 15)) << (8 * j);
+      return bytes;
+    });
+  }
+  // rest(i, m, word): ninth bits and signs of row g (i = 0) or g + 8, from the word of group m in
+  // the second field.
+  template <class Rest>
+  static __device__ RawGrid load_pairs(const uint8_t* k_tile, uint32_t half, uint32_t lane,
+                                       const Rest& rest) {
+    RawGrid raw;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t row = lane / 4 + 8 * i;
+      const uint4 words = read_16(k_tile + field_base(kLayout, 1) + (half * 16 + row) * 16);
+#pragma unroll
+      for (uint32_t m = 0; m < 4; ++m) {
+        const uint32_t pair =
+            read_2(k_tile + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8 + lane % 4 * 2);
+        const uint32_t word = m == 0 ? words.x : m == 1 ? words.y : m == 2 ? words.z : words.w;
+        raw.index[m][i] = (pair & 255) | (pair & 0xff00) << 1 | rest(i, m, word);
+      }
+    }
+    return raw;
+  }
+
  private:
   // Levels negated where a bit of `signs` is set. -v differs from v in all bits above its lowest
   // one: IQ3_S has odd levels; those of IQ3_XXS are 4 modulo 8 but for 62, the one with bit 1.
@@ -219,33 +251,15 @@ struct TileOfIq3 : TileOfGrid {
 };
 
 template <>
-struct Tile<TensorType::kIQ3_XXS> : TileOfIq3<TensorType::kIQ3_XXS, 256> {  // IQ3_XXS
+struct Tile<TensorType::kIQ3_XXS> : TileOfIq3<TensorType::kIQ3_XXS, 256> {
   static __device__ void prepare() {
-    fill_table<TensorType::kIQ3_XXS, 256>([](uint32_t i) {
-      const uint32_t entry = quant::iq3_xxs_grid()[i];
-      uint32_t bytes = 0;
-      for (uint32_t j = 0; j < 4; ++j)
-        bytes |= static_cast<uint32_t>(quant::iq3_xxs_level(entry >> (4 * j) & 15)) << (8 * j);
-      return bytes;
-    });
+    fill_levels([](uint32_t i) { return quant::iq3_xxs_grid()[i]; },
+                [](uint32_t code) { return quant::iq3_xxs_level(code); });
   }
   static __device__ RawGrid load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
-    RawGrid raw;
-    const uint32_t t = lane % 4;
-#pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-      const uint32_t row = lane / 4 + 8 * i;
-      const uint4 words = read_16(k_tile + field_base(kLayout, 1) + (half * 16 + row) * 16);
-#pragma unroll
-      for (uint32_t m = 0; m < 4; ++m) {
-        const uint32_t pair =
-            read_2(k_tile + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8 + t * 2);
-        const uint32_t word = m == 0 ? words.x : m == 1 ? words.y : m == 2 ? words.z : words.w;
-        raw.index[m][i] =
-            (pair & 255) | (pair & 0xff00) << 1 | eight_signs(word >> (7 * t) & 127) << 24;
-      }
-    }
-    return raw;
+    return load_pairs(k_tile, half, lane, [&](uint32_t, uint32_t, uint32_t word) {
+      return eight_signs(word >> (7 * (lane % 4)) & 127) << 24;
+    });
   }
   static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
@@ -261,37 +275,24 @@ struct Tile<TensorType::kIQ3_XXS> : TileOfIq3<TensorType::kIQ3_XXS, 256> {  // I
 };
 
 template <>
-struct Tile<TensorType::kIQ3_S> : TileOfIq3<TensorType::kIQ3_S, 512> {  // IQ3_S
+struct Tile<TensorType::kIQ3_S> : TileOfIq3<TensorType::kIQ3_S, 512> {
   static __device__ void prepare() {
-    fill_table<TensorType::kIQ3_S, 512>([](uint32_t i) {
-      const uint32_t entry = quant::iq3_s_grid()[i];
-      uint32_t bytes = 0;
-      for (uint32_t j = 0; j < 4; ++j)
-        bytes |= static_cast<uint32_t>(quant::iq3_s_level(entry >> (4 * j) & 15)) << (8 * j);
-      return bytes;
-    });
+    fill_levels([](uint32_t i) { return quant::iq3_s_grid()[i]; },
+                [](uint32_t code) { return quant::iq3_s_level(code); });
   }
   static __device__ RawGrid load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
-    RawGrid raw;
     const uint32_t t = lane % 4;
+    // Byte m, bits 0 and 1: the ninth bits of the pair of group m.
+    uint32_t high[2];
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t row = lane / 4 + 8 * i;
-      const uint4 signs = read_16(k_tile + field_base(kLayout, 1) + (half * 16 + row) * 16);
-      // Byte m, bits 0 and 1: the ninth bits of the pair of group m.
-      const uint32_t high =
-          read_4(k_tile + field_base(kLayout, 2) + (half * 16 + row) * 4) >> (2 * t);
-#pragma unroll
-      for (uint32_t m = 0; m < 4; ++m) {
-        const uint32_t pair =
-            read_2(k_tile + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8 + t * 2);
-        const uint32_t word = m == 0 ? signs.x : m == 1 ? signs.y : m == 2 ? signs.z : signs.w;
-        const uint32_t bits = high >> (8 * m);
-        raw.index[m][i] = (pair & 255) | (bits & 1) << 8 | (pair & 0xff00) << 1 | (bits & 2) << 16 |
-                          byte_of(word, t) << 24;
-      }
+      high[i] = read_4(k_tile + field_base(kLayout, 2) + (half * 16 + row) * 4) >> (2 * t);
     }
-    return raw;
+    return load_pairs(k_tile, half, lane, [&](uint32_t i, uint32_t m, uint32_t word) {
+      const uint32_t bits = high[i] >> (8 * m);
+      return (bits & 1) << 8 | (bits & 2) << 16 | byte_of(word, t) << 24;
+    });
   }
   static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,
                                 float (&scale)[2], float (&)[2]) {
