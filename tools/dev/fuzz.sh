@@ -20,19 +20,20 @@ fuzz_targets() {
   return 0
 }
 
-# fuzz_build [FOLDER SANITIZERS TARGET…]: all targets with ASan and UBSan in the folder fuzz unless told otherwise.
+# fuzz_build [FOLDER SANITIZERS]: in the folder fuzz with ASan and UBSan unless told otherwise.
 fuzz_build() {
-  local folder=${1:-fuzz} sanitizers=${2:-address,undefined} targets=("${@:3}")
-  [ ${#targets[@]} -gt 0 ] || mapfile -t targets < <(fuzz_targets)
+  local folder=${1:-fuzz} sanitizers=${2:-address,undefined} targets=()
+  # ThreadSanitizer has something to find in the C interface alone.
+  [ "$sanitizers" = thread ] || mapfile -t targets < <(fuzz_targets)
   CC=${CLANG/clang++/clang} CXX=$CLANG native_configure "$folder" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
     -DWCUDA_CUDA=OFF -DWCUDA_BUILD_TESTS=OFF -DWCUDA_BUILD_FUZZERS=ON -DWCUDA_FUZZ_SANITIZERS="$sanitizers"
+  if fuzz_abi_exists; then targets+=(abi); fi
   cmake --build "$NATIVE/$folder" --parallel "$JOBS" --target "${targets[@]/%/_fuzz}"
 }
 
-# fuzz_run NAME OPTION…: from the committed corpus, new finds go to the build folder, FUZZ_FOLDER or fuzz.
+# fuzz_run NAME OPTION…: from the committed corpus, new finds go to the build folder.
 fuzz_run() {
-  local name=$1 build=$NATIVE/${FUZZ_FOLDER:-fuzz} found dictionary=()
-  found=$build/found/$name
+  local name=$1 build=$NATIVE/fuzz found=$NATIVE/fuzz/found/$1 dictionary=()
   shift
   mkdir -p "$found"
   [ -e "cuda/fuzz/$name.dict" ] && dictionary=(-dict="cuda/fuzz/$name.dict")
@@ -50,11 +51,35 @@ fuzz_replay() {
   done
 }
 
-# fuzz_share CPU_SECONDS: every target for its part of this processor time.
+# fuzz_share CPU_SECONDS: every target for its part of this processor time, the C interface too.
 fuzz_share() {
-  local targets
+  local targets share
   mapfile -t targets < <(fuzz_targets)
-  fuzz_all -max_total_time=$(($1 / ${#targets[@]}))
+  share=$(($1 / (${#targets[@]} + $(fuzz_abi_exists && echo 1 || echo 0))))
+  fuzz_all -max_total_time=$share
+  if fuzz_abi_exists; then fuzz_abi fuzz 20000 $share; fi
+}
+
+fuzz_abi_exists() { [ -e cuda/fuzz/abi/fuzz.cpp ]; }
+
+# fuzz_abi FOLDER CALLS CPU_SECONDS: runs of so many calls on 1 and 4 threads in turn, each with a seed of its own, at
+# least one of both, until the processor time is spent.
+fuzz_abi() {
+  local build=$NATIVE/$1 seed=0 end BASHPID_OF_STEP=$BASHPID
+  end=$(($(children_cpu_seconds) + $3))
+  mkdir -p "$build/abi-cache"
+  while [ $seed -lt 2 ] || [ "$(children_cpu_seconds)" -lt $end ]; do
+    seed=$((seed + 1))
+    ASAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1 \
+      "$build/fuzz/abi_fuzz" "$2" $((seed % 2 == 1 ? 1 : 4)) $seed "$build/abi-cache"
+  done
+  say "the C interface: $seed runs of $2 calls"
+}
+
+# Processor time of the commands that this shell has waited for.
+children_cpu_seconds() {
+  # Fields cutime and cstime, in hundredths, of the shell itself, not of the subshell that asks.
+  awk '{ sub(/.*\) /, ""); print int(($14 + $15) / 100) }' "/proc/$BASHPID_OF_STEP/stat"
 }
 
 # fuzz_all OPTION…: every target with these options, as many at a time as there are cores.

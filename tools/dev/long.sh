@@ -14,16 +14,18 @@ long_steps() {
   step_unless_unchanged "fuzz $FUZZ_EXECUTIONS executions a target" \
     "$FUZZ_EXECUTIONS $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels)" \
     fuzz_all -runs=$FUZZ_EXECUTIONS
-  if [ -e cuda/fuzz/abi_fuzz.cpp ]; then
-    step "fuzz target of the ABI, TSan" fuzz_build fuzz-tsan thread abi
-    step_unless_unchanged "fuzz the ABI $FUZZ_EXECUTIONS executions, TSan" \
-      "$FUZZ_EXECUTIONS $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels)" fuzz_abi_tsan
+  if fuzz_abi_exists; then
+    step_unless_unchanged "$FUZZ_EXECUTIONS calls of the C interface" \
+      "$FUZZ_EXECUTIONS $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels tools/abi)" \
+      fuzz_abi fuzz $((FUZZ_EXECUTIONS / 2)) 0
+    step "fuzz target of the C interface, TSan" fuzz_build fuzz-tsan thread
+    step_unless_unchanged "$FUZZ_EXECUTIONS calls of the C interface, TSan" \
+      "$FUZZ_EXECUTIONS $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels tools/abi)" \
+      fuzz_abi fuzz-tsan $((FUZZ_EXECUTIONS / 2)) 0
   fi
   source tools/dev/mutants.sh
   mutants_steps
 }
-
-fuzz_abi_tsan() { FUZZ_FOLDER=fuzz-tsan fuzz_run abi -runs=$FUZZ_EXECUTIONS; }
 
 # Licences, duplicates and sources of the dependencies (deny.toml); known vulnerabilities where their database is reachable.
 cargo_deny() {
