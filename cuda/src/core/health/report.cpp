@@ -1,6 +1,7 @@
 // Gathers the health report.
 #include "core/health/report.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
@@ -17,7 +18,7 @@ void set_message(wcuda_health& health, const char* message) {
 }
 
 // The most severe finding determines the state and the message.
-void judge(wcuda_health& health, const Status& fault, const Status& asked,
+void judge(wcuda_health& health, uint64_t pooled_bytes, const Status& fault, const Status& asked,
            const Status& residency) {
   char text[sizeof(health.message)];
   health.state = WCUDA_HEALTH_DEGRADED;
@@ -27,10 +28,10 @@ void judge(wcuda_health& health, const Status& fault, const Status& asked,
     set_message(health, fault.message());
   } else if (!asked.ok()) {
     set_message(health, asked.message());
-  } else if (health.pool_used_bytes < health.ledger_bytes) {
+  } else if (health.pool_used_bytes < pooled_bytes) {
     std::snprintf(text, sizeof(text),
-                  "the ledger holds %" PRIu64 " bytes, the device's pool %" PRIu64,
-                  health.ledger_bytes, health.pool_used_bytes);
+                  "the ledger holds %" PRIu64 " bytes, the device's pool %" PRIu64, pooled_bytes,
+                  health.pool_used_bytes);
     set_message(health, text);
   } else if (!residency.ok()) {
     set_message(health, residency.message());
@@ -56,17 +57,24 @@ void read_ledger(const vram::Memory& memory, wcuda_health& health) {
   health.lost_count = device.lost_count;
 }
 
+// Bytes of the ledger that the device's pool holds: the driver keeps loaded modules elsewhere.
+uint64_t pooled_bytes(const vram::Memory& memory, const wcuda_health& health) {
+  const uint64_t modules = memory.ledger().sum(WCUDA_PURPOSE_MODULE).current_bytes;
+  return health.ledger_bytes - std::min(health.ledger_bytes, modules);
+}
+
 // The driver's figures; returns its first failure.
-Status ask(vram::Memory& memory, wcuda_health& health, Status& residency) {
+Status ask(vram::Memory& memory, wcuda_health& health, uint64_t& pooled, Status& residency) {
   // Memory that another thread frees meanwhile leaves the pool before the ledger: read both again.
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     read_ledger(memory, health);
+    pooled = pooled_bytes(memory, health);
     WCUDA_ASSIGN(const MemoryInfo info, memory.backend().memory_info());
     health.device_free_bytes = info.free_bytes;
     health.device_total_bytes = info.total_bytes;
     health.pool_used_bytes = info.used_bytes;
     health.pool_reserved_bytes = info.reserved_bytes;
-    if (health.pool_used_bytes >= health.ledger_bytes) break;
+    if (health.pool_used_bytes >= pooled) break;
   }
   WCUDA_ASSIGN(const vram::Residency found, memory.check_residency());
   health.nonresident_count = found.nonresident_count;
@@ -89,9 +97,10 @@ wcuda_health report(vram::Memory& memory) {
 
   Status fault = memory.backend().fault();
   Status residency;
-  const Status asked = fault.ok() ? ask(memory, health, residency) : Status();
+  uint64_t pooled = 0;
+  const Status asked = fault.ok() ? ask(memory, health, pooled, residency) : Status();
   if (fault.ok()) fault = memory.backend().fault();  // the queries above may have found one
-  judge(health, fault, asked, residency);
+  judge(health, pooled, fault, asked, residency);
   const auto duration = std::chrono::steady_clock::now() - start;
   health.duration_ns =
       static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count());

@@ -445,7 +445,8 @@ TEST(Catalogue, nothing_at_all_is_a_size) {
 
 TEST(Catalogue, a_failing_device_leaves_outputs_alone) {
   FaultContext context;
-  const GoldenCase& golden = golden_case("vector_add");
+  const std::string name = "vector_add";
+  const GoldenCase& golden = golden_case(name);
   Call call(context.handle(), golden);
   const std::vector<uint8_t> before = call.read(2);
   wcuda_error error{};
