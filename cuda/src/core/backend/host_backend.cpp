@@ -69,11 +69,12 @@ void release_pages(void* address, uint64_t bytes) {
   munmap(address, align_up(bytes, kPinnedAlignment));
 }
 
+// Zeroed: fresh pages are, and below them zeroing costs less than the allocation.
 void* allocate_block(MemoryKind kind, uint64_t bytes) {
   if (bytes >= kMapBytesMin) return map_pages(bytes);
   const uint64_t alignment = kind == MemoryKind::kPinned ? kPinnedAlignment : kDeviceAlignment;
   void* const block = std::aligned_alloc(alignment, align_up(bytes, alignment));
-  if (block && kind == MemoryKind::kPinned) std::memset(block, 0, bytes);
+  if (block) std::memset(block, 0, bytes);
   return block;
 }
 
@@ -148,8 +149,10 @@ HostBackend::~HostBackend() {
 }
 
 Result<MemoryInfo> HostBackend::memory_info() {
+  const uint64_t available = host_available_bytes();
   std::lock_guard<std::mutex> lock(mutex_);
-  return MemoryInfo{capacity_ - held_bytes_, capacity_, held_bytes_, held_bytes_};
+  return MemoryInfo{std::min(capacity_ - held_bytes_, available), capacity_, held_bytes_,
+                    held_bytes_};
 }
 
 Result<void*> HostBackend::allocate(MemoryKind kind, uint64_t bytes) {

@@ -180,7 +180,7 @@ TEST(Device, bad_backend_and_ordinal_are_refused) {
 }
 
 TEST(LedgerApi, counts_by_purpose_with_peak_and_totals) {
-  const TestContext context;
+  const TestContext context(1 << 20);  // the capacity, too
   {
     const TestBuffer weights(context.handle(), 1000, WCUDA_PURPOSE_WEIGHTS, "blk.0");
     const TestBuffer user(context.handle(), 24);
@@ -194,7 +194,7 @@ TEST(LedgerApi, counts_by_purpose_with_peak_and_totals) {
     EXPECT_EQ(all.current_bytes, 1024u);  // staging is host memory
     EXPECT_EQ(all.allocation_count, 2u);
     EXPECT_EQ(all.device_free_bytes, all.device_total_bytes - 1024);
-    EXPECT_EQ(all.budget_bytes, 0u);
+    EXPECT_EQ(all.budget_bytes, uint64_t{1} << 20);
     wcuda_pinned_destroy(pinned);
   }
   const TestBuffer later(context.handle(), 10);
@@ -246,7 +246,7 @@ TEST(LedgerApi, unknown_purpose_is_refused) {
 }
 
 TEST(HealthApi, reports_the_ledger_and_ok) {
-  const TestContext context;
+  const TestContext context(1 << 20);
   const TestBuffer buffer(context.handle(), 5000);
   wcuda_health health = WCUDA_HEALTH_INIT;
 
