@@ -120,6 +120,8 @@ pub type wcuda_host_kernel = Option<
     ) -> i32,
 >;
 
+pub type wcuda_host_release = Option<unsafe extern "C" fn(user: *mut c_void)>;
+
 c_struct! {
     sized wcuda_kernel_options {
         struct_size: u32,
@@ -130,6 +132,7 @@ c_struct! {
         host_user: *mut c_void,
         parameters: *const wcuda_parameter,
         parameter_count: u64,
+        host_release: wcuda_host_release,
     }
 }
 

@@ -130,12 +130,16 @@ c_struct! {
     }
 }
 
+pub const WCUDA_BUFFER_ZEROED: u32 = 1 << 0;
+
 c_struct! {
     sized wcuda_buffer_options {
         struct_size: u32,
         purpose: i32,
         bytes: u64,
         tag: wcuda_string,
+        flags: u32,
+        reserved: u32,
     }
 }
 

@@ -23,8 +23,9 @@
  *     [external: X] calls on the same X, or on an object made from it, must not overlap; an overlapping
  *                   call is WCUDA_BUSY and does nothing.
  *   Callbacks run on the thread and at the time stated, hold no lock of the caller's, and must not
- *   unwind. A callback that calls a function of this library gets WCUDA_REENTRANT, except
- *   wcuda_cancel_trigger.
+ *   unwind. A callback that calls a function of this library gets WCUDA_REENTRANT, with two exceptions:
+ *   wcuda_cancel_trigger acts at once, and functions that return nothing (…_destroy, _close, _unload) end
+ *   the handle when the call that runs the callback returns.
  * fork(). After fork() the library must not be used in the child.
  * Environment variables are read by nothing in this library.
  */
@@ -372,10 +373,14 @@ typedef struct wcuda_buffer_options {
   int32_t purpose; /* 0: WCUDA_PURPOSE_USER; staging and borrowed memory have calls of their own */
   uint64_t bytes;  /* at least 1 */
   wcuda_string tag; /* shown in the ledger, first 63 bytes; may be empty */
+  uint32_t flags;   /* WCUDA_BUFFER_… */
+  uint32_t reserved;
 } wcuda_buffer_options;
-#define WCUDA_BUFFER_OPTIONS_INIT {sizeof(wcuda_buffer_options), 0, 0, {NULL, 0}}
+#define WCUDA_BUFFER_OPTIONS_INIT {sizeof(wcuda_buffer_options), 0, 0, {NULL, 0}, 0, 0}
+#define WCUDA_BUFFER_ZEROED (1u << 0) /* every byte is 0 when wcuda_buffer_create returns */
 
-/* Allocates device memory, aligned to 256 bytes, contents undefined. WCUDA_OVER_BUDGET or
+/* Allocates device memory, aligned to 256 bytes. Without WCUDA_BUFFER_ZEROED its contents are undefined:
+ * they may be what an earlier buffer held. WCUDA_OVER_BUDGET or
  * WCUDA_OUT_OF_MEMORY name the bytes needed, the budget, the bytes used and free. [any thread] */
 WCUDA_API wcuda_status wcuda_buffer_create(wcuda_context context,
                                            const wcuda_buffer_options* options,

@@ -277,11 +277,17 @@ typedef struct wcuda_kernel_options {
                              the program that was loaded; without a module any text */
   wcuda_module module;    /* id 0: none; needed on CUDA to be launched */
   wcuda_host_kernel host; /* NULL: none; needed on HOST to be launched */
-  void* host_user;        /* outlives the kernel */
+  void* host_user;        /* stays valid until host_release is called */
   const wcuda_parameter* parameters;
   uint64_t parameter_count;
+  /* NULL: none. Called once with host_user when nothing uses the kernel any more: its handle is
+   * destroyed, every registry entry that keeps it has been replaced, removed or destroyed, and the
+   * last call that runs it is over. On the thread that ends the last of these, which may be inside
+   * that call. Not called when wcuda_kernel_create fails. */
+  void (*host_release)(void* user);
 } wcuda_kernel_options;
-#define WCUDA_KERNEL_OPTIONS_INIT {sizeof(wcuda_kernel_options), 0, {NULL, 0}, {0}, NULL, NULL, NULL, 0}
+#define WCUDA_KERNEL_OPTIONS_INIT \
+  {sizeof(wcuda_kernel_options), 0, {NULL, 0}, {0}, NULL, NULL, NULL, 0, NULL}
 
 /* A kernel of a context. WCUDA_NOT_FOUND lists the kernels that the module has. A signature that does
  * not fit the code (number and sizes of parameters) is refused here. WCUDA_UNSUPPORTED_KERNEL when
@@ -290,7 +296,9 @@ typedef struct wcuda_kernel_options {
 WCUDA_API wcuda_status wcuda_kernel_create(wcuda_context context,
                                            const wcuda_kernel_options* options,
                                            wcuda_kernel* kernel, wcuda_error* error);
-WCUDA_API void wcuda_kernel_destroy(wcuda_kernel kernel); /* [any thread] */
+/* Does not wait: calls that run the kernel meanwhile, and registries that keep it, continue to use it and
+ * host_user. host_release reports the end of that. [any thread] */
+WCUDA_API void wcuda_kernel_destroy(wcuda_kernel kernel);
 
 typedef struct wcuda_kernel_info {
   uint32_t struct_size;
@@ -534,7 +542,8 @@ WCUDA_API wcuda_status wcuda_registry_create(wcuda_context context, wcuda_regist
 WCUDA_API void wcuda_registry_destroy(wcuda_registry registry); /* [any thread] */
 
 /* Adds a kernel. One of the same name is replaced, and its number kept if none is given; a number that
- * another has is WCUDA_INVALID_ARGUMENT. kernel_id, if not NULL, receives the number. [any thread] */
+ * another has is WCUDA_INVALID_ARGUMENT. A run in progress ends with the kernel and the descriptor that it
+ * began with. kernel_id, if not NULL, receives the number. [any thread] */
 WCUDA_API wcuda_status wcuda_registry_add(wcuda_registry registry,
                                           const wcuda_kernel_descriptor* descriptor,
                                           uint32_t* kernel_id, wcuda_error* error);
@@ -561,7 +570,8 @@ typedef struct wcuda_registered_kernel {
 #define WCUDA_REGISTERED_KERNEL_INIT {sizeof(wcuda_registered_kernel), 0, 0, 0, 0, 0, 0, {0}}
 
 /* Writes min(capacity, count) entries by number, ascending, and always the count. Each entry's
- * struct_size is set by the caller. [any thread] */
+ * struct_size is set by the caller, to one value, a multiple of 8: the distance between two entries.
+ * [any thread] */
 WCUDA_API wcuda_status wcuda_registry_list(wcuda_registry registry, wcuda_registered_kernel* kernels,
                                            uint64_t capacity, uint64_t* count, wcuda_error* error);
 /* The kernel of this name; WCUDA_NOT_FOUND. [any thread] */

@@ -232,8 +232,8 @@ extern "C" wcuda_status wcuda_backend_open(const wcuda_backend_options* options,
 }
 
 extern "C" void wcuda_backend_close(wcuda_backend backend) {
-  guarded_void("wcuda_backend_close",
-               [&] { return destroy_handle(Kind::kBackend, backend.id, "backend"); });
+  guarded_destroy("wcuda_backend_close", backend.id,
+                  [](uint64_t id) { return destroy_handle(Kind::kBackend, id, "backend"); });
 }
 
 extern "C" wcuda_status wcuda_backend_info_get(wcuda_backend backend, wcuda_backend_info* info,

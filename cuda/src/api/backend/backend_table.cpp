@@ -65,7 +65,7 @@ Result<uint8_t> read_memory_flags(uint8_t flags) {
 }
 
 void deinit(void* self) {
-  // Not guarded_void: legal inside callbacks.
+  // Not guarded_destroy: acts inside callbacks too.
   wcuda_error error;
   const wcuda_status status = guarded_anywhere(&error, [&] {
     return destroy_handle(Kind::kBackend, reinterpret_cast<uintptr_t>(self), "self");

@@ -318,8 +318,8 @@ extern "C" wcuda_status wcuda_failover_create(const wcuda_failover_options* opti
 }
 
 extern "C" void wcuda_failover_destroy(wcuda_failover failover) {
-  guarded_void("wcuda_failover_destroy",
-               [&] { return destroy_handle(Kind::kFailover, failover.id, "failover"); });
+  guarded_destroy("wcuda_failover_destroy", failover.id,
+                  [](uint64_t id) { return destroy_handle(Kind::kFailover, id, "failover"); });
 }
 
 extern "C" wcuda_status wcuda_failover_context_create(wcuda_failover failover,

@@ -145,6 +145,8 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_buffer_options, purpose),
     WCUDA_FIELD(wcuda_buffer_options, bytes),
     WCUDA_FIELD(wcuda_buffer_options, tag),
+    WCUDA_FIELD(wcuda_buffer_options, flags),
+    WCUDA_FIELD(wcuda_buffer_options, reserved),
 
     WCUDA_STRUCT(wcuda_pinned),
     WCUDA_FIELD(wcuda_pinned, id),
@@ -499,6 +501,7 @@ constexpr wcuda_abi_field kLayout[] = {
     WCUDA_FIELD(wcuda_kernel_options, host_user),
     WCUDA_FIELD(wcuda_kernel_options, parameters),
     WCUDA_FIELD(wcuda_kernel_options, parameter_count),
+    WCUDA_FIELD(wcuda_kernel_options, host_release),
 
     WCUDA_STRUCT(wcuda_kernel_info),
     WCUDA_FIELD(wcuda_kernel_info, struct_size),

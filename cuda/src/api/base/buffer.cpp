@@ -19,11 +19,16 @@ namespace {
 
 Result<uint64_t> create(const Context& context, const wcuda_buffer_options& options) {
   WCUDA_TRY(check_string(options.tag, "tag"));
+  WCUDA_TRY(check_flags(options.flags, WCUDA_BUFFER_ZEROED, "flags"));
+  WCUDA_TRY(check_flags(options.reserved, 0, "reserved"));
   const int32_t purpose = options.purpose ? options.purpose : WCUDA_PURPOSE_USER;
+  const std::string_view tag(options.tag.data, options.tag.bytes);
   auto object = std::make_shared<BufferObject>();
-  WCUDA_ASSIGN(object->buffer,
-               context.memory->allocate(options.bytes, purpose,
-                                        std::string_view(options.tag.data, options.tag.bytes)));
+  if (options.flags & WCUDA_BUFFER_ZEROED) {
+    WCUDA_ASSIGN(object->buffer, context.memory->allocate_zeroed(options.bytes, purpose, tag));
+  } else {
+    WCUDA_ASSIGN(object->buffer, context.memory->allocate(options.bytes, purpose, tag));
+  }
   return insert(Kind::kBuffer, std::move(object));
 }
 
@@ -96,8 +101,8 @@ extern "C" wcuda_status wcuda_buffer_create(wcuda_context context,
 }
 
 extern "C" void wcuda_buffer_destroy(wcuda_buffer buffer) {
-  guarded_void("wcuda_buffer_destroy",
-               [&] { return destroy_handle(Kind::kBuffer, buffer.id, "buffer"); });
+  guarded_destroy("wcuda_buffer_destroy", buffer.id,
+                  [](uint64_t id) { return destroy_handle(Kind::kBuffer, id, "buffer"); });
 }
 
 extern "C" wcuda_status wcuda_buffer_size_get(wcuda_buffer buffer, uint64_t* bytes,
@@ -184,8 +189,8 @@ extern "C" wcuda_status wcuda_pinned_create(wcuda_context context, uint64_t byte
 }
 
 extern "C" void wcuda_pinned_destroy(wcuda_pinned pinned) {
-  guarded_void("wcuda_pinned_destroy",
-               [&] { return destroy_handle(Kind::kPinned, pinned.id, "pinned"); });
+  guarded_destroy("wcuda_pinned_destroy", pinned.id,
+                  [](uint64_t id) { return destroy_handle(Kind::kPinned, id, "pinned"); });
 }
 
 extern "C" wcuda_status wcuda_pinned_data_get(wcuda_pinned pinned, void** data, uint64_t* bytes,

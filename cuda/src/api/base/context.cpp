@@ -78,9 +78,9 @@ extern "C" wcuda_status wcuda_context_create(const wcuda_context_options* option
 }
 
 extern "C" void wcuda_context_destroy(wcuda_context context) {
-  guarded_void("wcuda_context_destroy", [&]() -> Status {
-    const auto object = std::static_pointer_cast<Context>(remove(Kind::kContext, context.id));
-    if (!object) return destroy_handle(Kind::kContext, context.id, "context");
+  guarded_destroy("wcuda_context_destroy", context.id, [](uint64_t id) -> Status {
+    const auto object = std::static_pointer_cast<Context>(remove(Kind::kContext, id));
+    if (!object) return destroy_handle(Kind::kContext, id, "context");
     object->memory->log_leaks();
     return {};
   });

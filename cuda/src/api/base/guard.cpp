@@ -60,6 +60,17 @@ void fill_error(wcuda_error* error, Code code, int32_t native_code, const char* 
   error->message_bytes = used;
 }
 
+void guarded_destroy(const char* function, uint64_t id, Status (*destroy)(uint64_t id)) noexcept {
+  if (id == 0) return;
+  wcuda_error error;
+  const wcuda_status status = guarded_anywhere(&error, [=]() -> Status {
+    if (!InCallback::active()) return destroy(id);
+    defer([=] { guarded_destroy(function, id, destroy); });
+    return {};
+  });
+  if (status != WCUDA_OK) log_dropped(function, error.message);
+}
+
 void log_dropped(const char* function, const char* message) noexcept {
   log(WCUDA_LOG_WARN, "api", "%s: %s", function, message);
 }
@@ -82,6 +93,14 @@ Status check_struct(const void* data, const char* argument, uint32_t first_bytes
                            "%s: byte %u of %u is set, this library knows the first %u", argument, i,
                            bytes, known_bytes);
   return {};
+}
+
+Status check_stride(uint32_t first_bytes, uint32_t bytes, size_t alignment, const char* argument) {
+  if (bytes == first_bytes && bytes % alignment == 0) return {};
+  return Status::error(WCUDA_INVALID_ARGUMENT,
+                       "%s: struct_size %u in an array whose first element has %u; one multiple of "
+                       "%zu for all",
+                       argument, bytes, first_bytes, alignment);
 }
 
 }  // namespace detail

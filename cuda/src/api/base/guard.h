@@ -11,6 +11,7 @@
 #include <new>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "core/base/callback.h"
 #include "core/base/status.h"
@@ -21,10 +22,16 @@ namespace wcuda::api {
 // are not become '?', as do control characters), cut at a character's border. Allocates nothing.
 void fill_error(wcuda_error* error, Code code, int32_t native_code, const char* message) noexcept;
 
-// Runs `body`, a callable returning Status, and turns whatever happens into a status code. For the
-// one function that is legal inside a callback; all others are `guarded`.
+// Runs at the end of a call what its callbacks have deferred.
+struct RunDeferred {
+  ~RunDeferred() { run_deferred(); }
+};
+
+// Runs `body`, a callable returning Status, and turns whatever happens into a status code. For what
+// is legal inside a callback; all other functions are `guarded`.
 template <class Body>
 wcuda_status guarded_anywhere(wcuda_error* error, Body&& body) noexcept {
+  const RunDeferred at_end;
   static_assert(std::is_same_v<decltype(body()), Status>, "the body returns a Status");
   try {
     const Status status = body();
@@ -53,14 +60,11 @@ wcuda_status guarded(wcuda_error* error, Body&& body) noexcept {
   return guarded_anywhere(error, std::forward<Body>(body));
 }
 
-// For functions that return nothing (…_destroy): the callable returns Status too, and a failure,
-// which nobody can be told, is logged as a warning. Inside a callback it does nothing but log.
+// For the …_destroy functions, which return nothing: id 0 is nothing to do, and a failure is logged
+// as a warning. Inside a callback the handle stays valid until the call that runs the callback
+// returns, and is destroyed then. `destroy` captures nothing, for it may run later.
+void guarded_destroy(const char* function, uint64_t id, Status (*destroy)(uint64_t id)) noexcept;
 void log_dropped(const char* function, const char* message) noexcept;
-template <class Body>
-void guarded_void(const char* function, Body&& body) noexcept {
-  wcuda_error error;
-  if (guarded(&error, std::forward<Body>(body)) != WCUDA_OK) log_dropped(function, error.message);
-}
 
 // Size of the first published version of a struct: specialise when one grows.
 template <class T>
@@ -75,12 +79,16 @@ template <>
 inline constexpr uint32_t kFirstPublishedBytes<wcuda_memory_info> = offsetof(wcuda_memory_info,
                                                                              purpose_budget_bytes);
 template <>
+inline constexpr uint32_t kFirstPublishedBytes<wcuda_buffer_options> =
+    offsetof(wcuda_buffer_options, flags);
+template <>
 inline constexpr uint32_t kFirstPublishedBytes<wcuda_health> = offsetof(wcuda_health,
                                                                         pool_used_bytes);
 
 namespace detail {
 Status check_struct(const void* data, const char* argument, uint32_t first_bytes,
                     uint32_t known_bytes);
+Status check_stride(uint32_t first_bytes, uint32_t bytes, size_t alignment, const char* argument);
 }  // namespace detail
 
 // A struct_size struct from the caller: not null, not shorter than its first published version, and
@@ -109,6 +117,23 @@ void write_struct(const T& value, T* target) noexcept {
   const uint32_t caller_bytes = target->struct_size;
   std::memcpy(static_cast<void*>(target), &value, std::min<uint32_t>(caller_bytes, sizeof(T)));
   target->struct_size = caller_bytes;
+}
+
+// The elements of a caller's array of struct_size structs, each checked. They lie struct_size bytes
+// apart, which is the caller's: one value for all, a multiple of T's alignment.
+template <class T>
+Result<std::vector<T*>> struct_array(T* first, uint64_t count, const char* argument) {
+  std::vector<T*> elements;
+  elements.reserve(count);
+  auto* at = reinterpret_cast<unsigned char*>(first);
+  for (uint64_t i = 0; i < count; ++i) {
+    T* const element = reinterpret_cast<T*>(at);
+    WCUDA_TRY(check_struct(element, argument));
+    WCUDA_TRY(detail::check_stride(first->struct_size, element->struct_size, alignof(T), argument));
+    elements.push_back(element);
+    at += first->struct_size;
+  }
+  return elements;
 }
 
 Status check_not_null(const void* pointer, const char* argument);

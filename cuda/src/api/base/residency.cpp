@@ -12,6 +12,8 @@ namespace {
 Result<uint64_t> borrow(const Context& context, void* address,
                         const wcuda_buffer_options& options) {
   WCUDA_TRY(check_string(options.tag, "tag"));
+  WCUDA_TRY(check_flags(options.flags, 0, "flags"));
+  WCUDA_TRY(check_flags(options.reserved, 0, "reserved"));
   if (options.purpose != 0)
     return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: %d, borrowed memory has its own: 0",
                          options.purpose);

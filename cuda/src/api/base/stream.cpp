@@ -115,8 +115,8 @@ extern "C" wcuda_status wcuda_stream_create(wcuda_context context, int32_t prior
 }
 
 extern "C" void wcuda_stream_destroy(wcuda_stream stream) {
-  guarded_void("wcuda_stream_destroy",
-               [&] { return destroy_handle(Kind::kStream, stream.id, "stream"); });
+  guarded_destroy("wcuda_stream_destroy", stream.id,
+                  [](uint64_t id) { return destroy_handle(Kind::kStream, id, "stream"); });
 }
 
 extern "C" wcuda_status wcuda_stream_synchronize(wcuda_stream stream, wcuda_error* error) {
@@ -168,8 +168,8 @@ extern "C" wcuda_status wcuda_event_create(wcuda_context context, wcuda_event* e
 }
 
 extern "C" void wcuda_event_destroy(wcuda_event event) {
-  guarded_void("wcuda_event_destroy",
-               [&] { return destroy_handle(Kind::kEvent, event.id, "event"); });
+  guarded_destroy("wcuda_event_destroy", event.id,
+                  [](uint64_t id) { return destroy_handle(Kind::kEvent, id, "event"); });
 }
 
 extern "C" wcuda_status wcuda_event_record(wcuda_event event, wcuda_stream stream,

@@ -8,6 +8,7 @@
 #include "api/base/guard.h"
 #include "api/compute/program.h"
 #include "compute/jit/code_kind.h"
+#include "core/base/callback.h"
 #include "core/base/text.h"
 
 namespace wcuda::api {
@@ -129,7 +130,10 @@ Result<uint64_t> create(const Context& context, const wcuda_kernel_options& opti
       return Status::error(WCUDA_INVALID_ARGUMENT, "module: is of another context");
     WCUDA_TRY(find_code(kernel.get()));
   }
-  return insert(Kind::kKernel, std::move(kernel));
+  kernel->host_release = options.host_release;
+  auto inserted = insert(Kind::kKernel, kernel);
+  if (!inserted.ok()) kernel->host_release = nullptr;  // a failed call owns nothing
+  return inserted;
 }
 
 wcuda_kernel_info info_of(const KernelObject& kernel) {
@@ -188,6 +192,12 @@ Result<std::shared_ptr<KernelObject>> make_kernel(std::shared_ptr<vram::Memory> 
   return kernel;
 }
 
+KernelObject::~KernelObject() {
+  if (!host_release) return;
+  const InCallback inside;
+  host_release(host_user);
+}
+
 ModuleObject::~ModuleObject() {
   if (module.id != 0) (void)memory->backend().module_unload(module);
 }
@@ -235,8 +245,8 @@ extern "C" wcuda_status wcuda_module_load_program(wcuda_context context, wcuda_p
 }
 
 extern "C" void wcuda_module_unload(wcuda_module module) {
-  guarded_void("wcuda_module_unload",
-               [&] { return destroy_handle(Kind::kModule, module.id, "module"); });
+  guarded_destroy("wcuda_module_unload", module.id,
+                  [](uint64_t id) { return destroy_handle(Kind::kModule, id, "module"); });
 }
 
 extern "C" wcuda_status wcuda_module_global_create(wcuda_module module, wcuda_string name,
@@ -263,8 +273,8 @@ extern "C" wcuda_status wcuda_kernel_create(wcuda_context context,
 }
 
 extern "C" void wcuda_kernel_destroy(wcuda_kernel kernel) {
-  guarded_void("wcuda_kernel_destroy",
-               [&] { return destroy_handle(Kind::kKernel, kernel.id, "kernel"); });
+  guarded_destroy("wcuda_kernel_destroy", kernel.id,
+                  [](uint64_t id) { return destroy_handle(Kind::kKernel, id, "kernel"); });
 }
 
 extern "C" wcuda_status wcuda_kernel_info_get(wcuda_kernel kernel, wcuda_kernel_info* info,

@@ -16,6 +16,10 @@
 
 namespace wcuda::api {
 
+template <>
+inline constexpr uint32_t kFirstPublishedBytes<wcuda_kernel_options> =
+    offsetof(wcuda_kernel_options, host_release);
+
 // Unloaded when the last reference goes.
 struct ModuleObject {
   std::shared_ptr<vram::Memory> memory;
@@ -25,8 +29,14 @@ struct ModuleObject {
   ~ModuleObject();
 };
 
-// Nothing in it changes once its handle is out.
+// Nothing in it changes once its handle is out. Its end may run a callback of the caller's: the
+// last reference goes outside every lock.
 struct KernelObject {
+  KernelObject() = default;
+  KernelObject(const KernelObject&) = delete;
+  KernelObject& operator=(const KernelObject&) = delete;
+  ~KernelObject();
+
   std::shared_ptr<vram::Memory> memory;
   std::string name;
   std::shared_ptr<ModuleObject> module;  // null: no device code
@@ -35,6 +45,7 @@ struct KernelObject {
   jit::LaunchLimits limits{};
   wcuda_host_kernel host = nullptr;
   void* host_user = nullptr;
+  void (*host_release)(void* user) = nullptr;  // null: none
   std::optional<std::vector<jit::Parameter>> signature;
 
   Backend& backend() const { return memory->backend(); }

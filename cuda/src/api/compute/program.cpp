@@ -204,8 +204,8 @@ extern "C" wcuda_status wcuda_program_create(const wcuda_program_options* option
 }
 
 extern "C" void wcuda_program_destroy(wcuda_program program) {
-  guarded_void("wcuda_program_destroy",
-               [&] { return destroy_handle(Kind::kProgram, program.id, "program"); });
+  guarded_destroy("wcuda_program_destroy", program.id,
+                  [](uint64_t id) { return destroy_handle(Kind::kProgram, id, "program"); });
 }
 
 extern "C" wcuda_status wcuda_program_compile(wcuda_program program, wcuda_error* error) {
@@ -300,8 +300,8 @@ extern "C" wcuda_status wcuda_kernel_cache_open(wcuda_string folder, uint64_t ma
 }
 
 extern "C" void wcuda_kernel_cache_close(wcuda_kernel_cache cache) {
-  guarded_void("wcuda_kernel_cache_close",
-               [&] { return destroy_handle(Kind::kKernelCache, cache.id, "cache"); });
+  guarded_destroy("wcuda_kernel_cache_close", cache.id,
+                  [](uint64_t id) { return destroy_handle(Kind::kKernelCache, id, "cache"); });
 }
 
 extern "C" wcuda_status wcuda_kernel_cache_stats_get(wcuda_kernel_cache cache,

@@ -86,6 +86,7 @@ Entries::const_iterator find_name(const Entries& entries, std::string_view name)
 
 // Puts an entry in, under the number it asks for or the one it gets.
 Result<uint32_t> put(RegistryObject* registry, std::shared_ptr<Entry> entry) {
+  std::shared_ptr<const Entry> replaced;  // goes after the lock
   const std::lock_guard<std::mutex> lock(registry->mutex);
   Entries& entries = registry->entries;
   const auto old = find_name(entries, entry->descriptor.name);
@@ -102,8 +103,12 @@ Result<uint32_t> put(RegistryObject* registry, std::shared_ptr<Entry> entry) {
     return Status::error(WCUDA_INVALID_ARGUMENT, "kernel_id: %u is that of kernel '%s'", id,
                          printable(other->second->descriptor.name).c_str());
   const uint32_t number = id;
-  if (old != entries.end() && old->first != number) entries.erase(old);
-  entries[number] = std::move(entry);
+  std::shared_ptr<const Entry>& place = entries[number];
+  if (old != entries.end()) {
+    replaced = old->second;
+    if (old->first != number) entries.erase(old);
+  }
+  place = std::move(entry);
   return number;
 }
 
@@ -367,8 +372,8 @@ extern "C" wcuda_status wcuda_registry_create(wcuda_context context, wcuda_regis
 }
 
 extern "C" void wcuda_registry_destroy(wcuda_registry registry) {
-  guarded_void("wcuda_registry_destroy",
-               [&] { return destroy_handle(Kind::kRegistry, registry.id, "registry"); });
+  guarded_destroy("wcuda_registry_destroy", registry.id,
+                  [](uint64_t id) { return destroy_handle(Kind::kRegistry, id, "registry"); });
 }
 
 extern "C" wcuda_status wcuda_registry_add(wcuda_registry registry,
@@ -413,9 +418,9 @@ extern "C" wcuda_status wcuda_registry_list(wcuda_registry registry,
     if (capacity != 0) WCUDA_TRY(check_not_null(kernels, "kernels"));
     const std::lock_guard<std::mutex> lock(object->mutex);
     const uint64_t written = std::min<uint64_t>(capacity, object->entries.size());
-    for (uint64_t i = 0; i < written; ++i) WCUDA_TRY(check_struct(&kernels[i], "kernels"));
+    WCUDA_ASSIGN(const auto targets, struct_array(kernels, written, "kernels"));
     auto entry = object->entries.begin();
-    for (uint64_t i = 0; i < written; ++i, ++entry) describe_entry(*entry->second, &kernels[i]);
+    for (wcuda_registered_kernel* const target : targets) describe_entry(*entry++->second, target);
     *count = object->entries.size();
     return {};
   });

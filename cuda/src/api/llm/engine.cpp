@@ -140,11 +140,10 @@ wcuda_status wcuda_engine_create(wcuda_model model, const wcuda_engine_options* 
 }
 
 void wcuda_engine_destroy(wcuda_engine engine) {
-  guarded_void("wcuda_engine_destroy", [&]() -> Status {
-    if (engine.id == 0) return {};
-    WCUDA_ASSIGN(const auto object, resolve<EngineObject>(Kind::kEngine, engine.id, "engine"));
+  guarded_destroy("wcuda_engine_destroy", engine.id, [](uint64_t id) -> Status {
+    WCUDA_ASSIGN(const auto object, resolve<EngineObject>(Kind::kEngine, id, "engine"));
     WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "engine"));
-    remove(Kind::kEngine, engine.id);
+    remove(Kind::kEngine, id);
     return object->engine->drain();
   });
 }
@@ -243,11 +242,9 @@ wcuda_status wcuda_sequence_truncate(wcuda_sequence sequence, uint32_t length, w
 }
 
 void wcuda_sequence_destroy(wcuda_sequence sequence) {
-  guarded_void("wcuda_sequence_destroy", [&]() -> Status {
-    if (sequence.id == 0) return {};
-    WCUDA_ASSIGN(const auto object,
-                 resolve<SequenceObject>(Kind::kSequence, sequence.id, "sequence"));
-    remove(Kind::kSequence, sequence.id);
+  guarded_destroy("wcuda_sequence_destroy", sequence.id, [](uint64_t id) -> Status {
+    WCUDA_ASSIGN(const auto object, resolve<SequenceObject>(Kind::kSequence, id, "sequence"));
+    remove(Kind::kSequence, id);
     object->owner->engine->destroy(*object->sequence);
     return {};
   });

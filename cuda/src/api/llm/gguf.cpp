@@ -164,8 +164,8 @@ wcuda_status wcuda_gguf_open(const wcuda_source* source, wcuda_gguf* gguf, wcuda
 }
 
 void wcuda_gguf_close(wcuda_gguf gguf) {
-  guarded_void("wcuda_gguf_close", [&]() -> Status {
-    remove(Kind::kGguf, gguf.id);
+  guarded_destroy("wcuda_gguf_close", gguf.id, [](uint64_t id) -> Status {
+    remove(Kind::kGguf, id);
     return Status();
   });
 }

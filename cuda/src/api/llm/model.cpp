@@ -73,8 +73,8 @@ extern "C" wcuda_status wcuda_cancel_create(wcuda_cancel* cancel, wcuda_error* e
 }
 
 extern "C" void wcuda_cancel_destroy(wcuda_cancel cancel) {
-  guarded_void("wcuda_cancel_destroy",
-               [&] { return destroy_handle(Kind::kCancel, cancel.id, "cancel"); });
+  guarded_destroy("wcuda_cancel_destroy", cancel.id,
+                  [](uint64_t id) { return destroy_handle(Kind::kCancel, id, "cancel"); });
 }
 
 extern "C" wcuda_status wcuda_cancel_trigger(wcuda_cancel cancel, wcuda_error* error) {
@@ -99,8 +99,8 @@ extern "C" wcuda_status wcuda_model_load(wcuda_context context, wcuda_gguf gguf,
 }
 
 extern "C" void wcuda_model_unload(wcuda_model model) {
-  guarded_void("wcuda_model_unload",
-               [&] { return destroy_handle(Kind::kModel, model.id, "model"); });
+  guarded_destroy("wcuda_model_unload", model.id,
+                  [](uint64_t id) { return destroy_handle(Kind::kModel, id, "model"); });
 }
 
 extern "C" wcuda_status wcuda_model_info_get(wcuda_model model, wcuda_model_info* info,

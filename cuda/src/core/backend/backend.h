@@ -137,9 +137,9 @@ class Backend {
   virtual uint32_t host_thread_count() const { return 0; }
   virtual Result<MemoryInfo> memory_info() = 0;
 
-  // Device memory is aligned to 256 bytes, contents undefined; pinned memory to 4096 bytes and
-  // zeroed. Any stream may use it at once. WCUDA_OUT_OF_MEMORY (pinned: WCUDA_OUT_OF_HOST_MEMORY)
-  // when full.
+  // Device memory is aligned to 256 bytes, contents undefined (of the host backend: zeros); pinned
+  // memory to 4096 bytes and zeroed. Any stream may use it at once. WCUDA_OUT_OF_MEMORY (pinned:
+  // WCUDA_OUT_OF_HOST_MEMORY) when full.
   virtual Result<void*> allocate(MemoryKind kind, uint64_t bytes) = 0;
   // `bytes` as allocated. Device memory: does not wait for the work of streams; order it after them
   // with free_after.

@@ -1,5 +1,8 @@
-// InCallback: marks that this thread runs a callback of the caller.
+// InCallback: marks that this thread runs a callback of the caller. Keeps work that must wait for its
+// end.
 #pragma once
+
+#include <functional>
 
 namespace wcuda {
 
@@ -20,5 +23,14 @@ class InCallback {
     return value;
   }
 };
+
+// Keeps work for this thread's next run_deferred() outside callbacks, in order. Throws when the
+// host is out of memory.
+void defer(std::function<void()> work);
+
+// Runs what this thread has deferred; inside a callback, and inside work that it runs, nothing.
+// Called where a thread leaves the C interface, and by the library's own threads between two tasks:
+// no lock is held there. The work throws nothing.
+void run_deferred() noexcept;
 
 }  // namespace wcuda

@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <system_error>
 
+#include "core/base/callback.h"
+
 namespace wcuda {
 namespace {
 
@@ -133,6 +135,7 @@ void ThreadPool::work(uint32_t thread) {
     seen = epoch_.load(std::memory_order_acquire);
     if (stopping_.load()) return;
     take_chunks(seen, thread);
+    run_deferred();  // of callbacks that ran in the chunks
   }
 }
 

@@ -13,6 +13,7 @@ namespace {
 
 constexpr size_t kDeferredErrorsMax = 16;
 constexpr size_t kLeakRecordsMax = 16;
+constexpr uint64_t kZerosBytesMax = uint64_t{1} << 20;  // of host memory, to copy zeros from
 
 }  // namespace
 
@@ -87,6 +88,20 @@ Result<Buffer> Memory::allocate(uint64_t bytes, int32_t purpose, std::string_vie
   if (purpose == WCUDA_PURPOSE_BORROWED)
     return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: borrowed memory is not allocated");
   return allocate_kind(MemoryKind::kDevice, bytes, purpose, tag);
+}
+
+Result<Buffer> Memory::allocate_zeroed(uint64_t bytes, int32_t purpose, std::string_view tag) {
+  WCUDA_ASSIGN(Buffer buffer, allocate(bytes, purpose, tag));
+  // The host's allocations start as zeros; scrubbed ones do everywhere.
+  if (backend_->is_host() || scrub_ == Scrub::kOnAlloc) return buffer;
+  const Status filled = zero(buffer);
+  if (filled.code() == WCUDA_UNSUPPORTED) {  // a caller's backend may have no fill
+    WCUDA_TRY(copy_zeros(buffer));
+    return buffer;
+  }
+  WCUDA_TRY(filled);
+  WCUDA_TRY(backend_->synchronize(Stream{}));
+  return buffer;
 }
 
 Result<Buffer> Memory::allocate_pinned(uint64_t bytes, std::string_view tag) {
@@ -281,6 +296,14 @@ void Scratch::reset() noexcept {
 // Queued on stream 0.
 Status Memory::zero(const Buffer& buffer) {
   return backend_->fill(buffer.data_, buffer.bytes_, 0, 1, Stream{});
+}
+
+Status Memory::copy_zeros(const Buffer& buffer) {
+  const std::vector<uint8_t> zeros(std::min(buffer.bytes_, kZerosBytesMax));
+  for (uint64_t done = 0; done < buffer.bytes_; done += zeros.size())
+    WCUDA_TRY(backend_->copy_to_device(buffer.data_ + done, zeros.data(),
+                                       std::min<uint64_t>(zeros.size(), buffer.bytes_ - done)));
+  return {};
 }
 
 // Runs one step of a release; a failure is recorded and the other steps still run.

@@ -124,7 +124,9 @@ class Memory : public std::enable_shared_from_this<Memory> {
   // ledger counts the requested bytes. WCUDA_OVER_BUDGET and WCUDA_OUT_OF_MEMORY name the bytes
   // needed, the budget, the bytes used and free, and change nothing.
   Result<Buffer> allocate(uint64_t bytes, int32_t purpose, std::string_view tag);
-  // The same for work on one stream, of purpose WCUDA_PURPOSE_SCRATCH; does not wait for other
+  // The same, every byte 0 for whatever stream comes next.
+  Result<Buffer> allocate_zeroed(uint64_t bytes, int32_t purpose, std::string_view tag);
+  // As allocate, for work on one stream, of purpose WCUDA_PURPOSE_SCRATCH; does not wait for other
   // work.
   Result<Scratch> scratch(uint64_t bytes, std::string_view tag, Stream stream);
   // Scratch on stream 0 that lives as long as this object; in the ledger, but never reported as a
@@ -211,6 +213,7 @@ class Memory : public std::enable_shared_from_this<Memory> {
   Result<Buffer> allocate_kind(MemoryKind kind, uint64_t bytes, int32_t purpose,
                                std::string_view tag);
   Status zero(const Buffer& buffer);
+  Status copy_zeros(const Buffer& buffer);
   void release(Buffer& buffer) noexcept;
   void scrub_for_free(const Buffer& buffer) noexcept;
   Status order_main_stream_after(Stream stream);

@@ -7,6 +7,8 @@
 #include <exception>
 #include <new>
 
+#include "core/base/callback.h"
+
 namespace wcuda::engine {
 namespace {
 
@@ -172,6 +174,7 @@ void HostRunner::loop() {
     }
     finished_.notify_all();
     previous = std::move(ticket);
+    run_deferred();
   }
 }
 

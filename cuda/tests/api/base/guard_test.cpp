@@ -5,6 +5,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "core/base/log.h"
 #include "support/allocation_failure.h"
@@ -69,6 +70,62 @@ TEST(Guard, calls_inside_a_callback_are_refused) {
 
   EXPECT_EQ(guarded(&error, [] { return Status(); }), WCUDA_REENTRANT);
   EXPECT_EQ(error.code, WCUDA_REENTRANT);
+}
+
+std::vector<uint64_t>* destroyed_ids = nullptr;
+Status note_id(uint64_t id) {
+  destroyed_ids->push_back(id);
+  if (id == 2) return Status::error(WCUDA_INVALID_HANDLE, "no such handle");
+  return {};
+}
+
+TEST(Guard, a_destroy_inside_a_callback_acts_when_the_call_returns) {
+  std::vector<uint64_t> ids;
+  destroyed_ids = &ids;
+  const auto call = [&](const auto& body) {
+    EXPECT_EQ(guarded(nullptr,
+                      [&] {
+                        const InCallback in_callback;
+                        body();
+                        EXPECT_TRUE(ids.empty());
+                        return Status();
+                      }),
+              WCUDA_OK);
+  };
+
+  call([] {
+    for (const uint64_t id : {7, 0, 2, 5}) guarded_destroy("test", id, note_id);
+    const InCallback deeper;
+    guarded_destroy("test", 9, note_id);
+  });
+
+  EXPECT_EQ(ids, (std::vector<uint64_t>{7, 2, 5, 9})) << "in order, id 0 left out";
+  ids.clear();
+  guarded_destroy("test", 3, note_id);
+  EXPECT_EQ(ids, std::vector<uint64_t>{3});
+  ids.clear();
+  call([] {});
+  EXPECT_TRUE(ids.empty());
+}
+
+TEST(Guard, a_destroy_that_is_deferred_may_defer_more) {
+  std::vector<uint64_t> ids;
+  destroyed_ids = &ids;
+
+  EXPECT_EQ(guarded(nullptr,
+                    [] {
+                      const InCallback in_callback;
+                      guarded_destroy("test", 1, [](uint64_t id) {
+                        (void)note_id(id);
+                        const InCallback release;
+                        guarded_destroy("test", 4, note_id);
+                        return Status();
+                      });
+                      return Status();
+                    }),
+            WCUDA_OK);
+
+  EXPECT_EQ(ids, (std::vector<uint64_t>{1, 4}));
 }
 
 TEST(Guard, messages_are_cut_at_a_character_border) {

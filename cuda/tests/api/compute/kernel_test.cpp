@@ -7,6 +7,7 @@
 #include <limits>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "compute/nvrtc/compiler.h"
@@ -230,6 +231,96 @@ TEST_F(Kernels, a_function_that_fails_or_calls_back_is_a_status) {
   EXPECT_STREQ(error_.message, "kernel 'vector_add': its host function answered 1006");
   wcuda_kernel_destroy(kernel);
   EXPECT_EQ(launch(kernel, {}), WCUDA_INVALID_HANDLE);
+}
+
+TEST_F(Kernels, what_a_callback_destroys_goes_when_the_call_returns) {
+  struct Parts {
+    wcuda_context context;
+    wcuda_buffer buffer;
+    wcuda_kernel kernel;
+    wcuda_status inside;
+  } parts{context_.handle(), {0}, {0}, WCUDA_INTERNAL};
+  wcuda_buffer_options bytes = WCUDA_BUFFER_OPTIONS_INIT;
+  bytes.bytes = 100;
+  ASSERT_EQ(wcuda_buffer_create(parts.context, &bytes, &parts.buffer, &error_), WCUDA_OK);
+  wcuda_kernel_options options = WCUDA_KERNEL_OPTIONS_INIT;
+  options.name = text(name_);
+  options.host = [](void* user, const wcuda_launch*, const wcuda_host_argument*, uint64_t) {
+    auto& given = *static_cast<Parts*>(user);
+    wcuda_buffer_destroy(given.buffer);
+    wcuda_kernel_destroy(given.kernel);
+    uint64_t size = 0;
+    given.inside = wcuda_buffer_size_get(given.buffer, &size, nullptr);
+    return int32_t{0};
+  };
+  options.host_user = &parts;
+  ASSERT_EQ(create(options, &parts.kernel), WCUDA_OK) << error_.message;
+  const auto held = [&] {
+    wcuda_memory_info info = WCUDA_MEMORY_INFO_INIT;
+    EXPECT_EQ(wcuda_context_memory_get(parts.context, WCUDA_PURPOSE_ANY, &info, &error_), WCUDA_OK);
+    return info.current_bytes;
+  };
+  EXPECT_EQ(held(), 100u);
+
+  EXPECT_EQ(launch(parts.kernel, {}), WCUDA_OK) << error_.message;
+
+  EXPECT_EQ(parts.inside, WCUDA_REENTRANT);
+  EXPECT_EQ(held(), 0u);
+  EXPECT_EQ(launch(parts.kernel, {}), WCUDA_INVALID_HANDLE);
+}
+
+TEST_F(Kernels, the_host_function_is_released_once_after_the_last_use) {
+  int32_t released = 0;
+  wcuda_kernel_options options = WCUDA_KERNEL_OPTIONS_INIT;
+  options.name = text(name_);
+  options.host = [](void*, const wcuda_launch*, const wcuda_host_argument*, uint64_t) {
+    return int32_t{0};
+  };
+  options.host_user = &released;
+  options.host_release = [](void* user) { ++*static_cast<int32_t*>(user); };
+  const wcuda_parameter wrong[] = {{WCUDA_ARG_BUFFER, 4, 0, 0}};
+  wcuda_kernel_options refused = options;
+  refused.has_signature = 1;
+  refused.parameters = wrong;
+  refused.parameter_count = 1;
+  wcuda_kernel kernel{0};
+  EXPECT_EQ(create(refused, &kernel), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(released, 0) << "a failed call owns nothing";
+  wcuda_kernel_options old = options;  // of a caller that does not know host_release
+  old.struct_size = offsetof(wcuda_kernel_options, host_release);
+  ASSERT_EQ(create(old, &kernel), WCUDA_OK) << error_.message;
+  wcuda_kernel_destroy(kernel);
+  EXPECT_EQ(released, 0);
+
+  ASSERT_EQ(create(options, &kernel), WCUDA_OK) << error_.message;
+  EXPECT_EQ(launch(kernel, {}), WCUDA_OK);
+  EXPECT_EQ(released, 0);
+  wcuda_kernel_destroy(kernel);
+  EXPECT_EQ(released, 1);
+}
+
+TEST_F(Kernels, a_kernel_destroyed_by_its_own_run_is_released_after_it) {
+  struct State {
+    wcuda_kernel kernel;
+    int32_t released;
+    int32_t released_inside;
+  } state{{0}, 0, -1};
+  wcuda_kernel_options options = WCUDA_KERNEL_OPTIONS_INIT;
+  options.name = text(name_);
+  options.host = [](void* user, const wcuda_launch*, const wcuda_host_argument*, uint64_t) {
+    auto& given = *static_cast<State*>(user);
+    std::thread([&] { wcuda_kernel_destroy(given.kernel); }).join();  // no callback there
+    given.released_inside = given.released;
+    return int32_t{0};
+  };
+  options.host_user = &state;
+  options.host_release = [](void* user) { ++static_cast<State*>(user)->released; };
+  ASSERT_EQ(create(options, &state.kernel), WCUDA_OK) << error_.message;
+
+  EXPECT_EQ(launch(state.kernel, {}), WCUDA_OK) << error_.message;
+
+  EXPECT_EQ(state.released_inside, 0);
+  EXPECT_EQ(state.released, 1);
 }
 
 TEST_F(Kernels, bad_kernels_are_refused_and_named) {

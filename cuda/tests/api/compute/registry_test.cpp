@@ -2,6 +2,7 @@
 // code.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -172,6 +173,69 @@ TEST_F(Registry, numbers_are_kept_given_and_unique) {
   EXPECT_EQ(wcuda_registry_remove(registry_, 100, &error_), WCUDA_NOT_FOUND);
   EXPECT_STREQ(error_.message, "kernel_id: 100 is not in the registry");
   EXPECT_EQ(list().size(), 2u);
+}
+
+TEST_F(Registry, a_replaced_or_removed_kernel_is_released) {
+  int32_t released = 0;
+  const auto add_one = [&] {
+    wcuda_kernel_options options = WCUDA_KERNEL_OPTIONS_INIT;
+    options.name = text("vector_add");
+    options.host = vector_add;
+    options.host_user = &released;
+    options.host_release = [](void* user) { ++*static_cast<int32_t*>(user); };
+    wcuda_kernel kernel{0};
+    EXPECT_EQ(wcuda_kernel_create(context_.handle(), &options, &kernel, &error_), WCUDA_OK);
+    descriptor_.kernel = kernel;
+    const uint32_t id = add();
+    wcuda_kernel_destroy(kernel);
+    return id;
+  };
+
+  const uint32_t id = add_one();
+  EXPECT_EQ(released, 0) << "the registry keeps it";
+  run_vector_add(id);
+  EXPECT_EQ(add_one(), id);
+  EXPECT_EQ(released, 1) << "replaced";
+  EXPECT_EQ(wcuda_registry_remove(registry_, id, &error_), WCUDA_OK);
+  EXPECT_EQ(released, 2) << "removed";
+  add_one();
+  wcuda_registry_destroy(registry_);
+  registry_ = {0};
+  EXPECT_EQ(released, 3) << "the registry is destroyed";
+}
+
+// What a caller has that knows more fields, or fewer, than this library.
+TEST_F(Registry, entries_of_a_list_lie_as_far_apart_as_the_caller_says) {
+  const uint32_t first = add();
+  descriptor_.name = text("another");
+  const uint32_t second = add();
+  struct Newer {
+    wcuda_registered_kernel known;
+    uint64_t later[2];
+  } entries[3];
+  std::memset(static_cast<void*>(entries), 0, sizeof(entries));
+  for (Newer& entry : entries) entry.known.struct_size = sizeof(Newer);
+  uint64_t count = 0;
+
+  ASSERT_EQ(wcuda_registry_list(registry_, &entries[0].known, 3, &count, &error_), WCUDA_OK)
+      << error_.message;
+
+  EXPECT_EQ(count, 2u);
+  EXPECT_EQ(entries[0].known.kernel_id, first);
+  EXPECT_EQ(entries[1].known.kernel_id, second);
+  EXPECT_STREQ(entries[1].known.name, "another");
+  EXPECT_EQ(entries[1].known.struct_size, sizeof(Newer));
+  EXPECT_EQ(entries[1].later[0], 0u);
+  entries[1].later[1] = 1;
+  EXPECT_EQ(wcuda_registry_list(registry_, &entries[0].known, 3, &count, &error_),
+            WCUDA_UNSUPPORTED);
+  entries[1].later[1] = 0;
+  entries[1].known.struct_size = sizeof(wcuda_registered_kernel);
+  EXPECT_EQ(wcuda_registry_list(registry_, &entries[0].known, 3, &count, &error_),
+            WCUDA_INVALID_ARGUMENT);
+  for (Newer& entry : entries) entry.known.struct_size = sizeof(Newer) - 4;
+  EXPECT_EQ(wcuda_registry_list(registry_, &entries[0].known, 3, &count, &error_),
+            WCUDA_INVALID_ARGUMENT);
 }
 
 TEST_F(Registry, the_two_legacy_kernels_keep_their_numbers_and_hashes) {
