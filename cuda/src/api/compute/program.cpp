@@ -116,7 +116,7 @@ nvrtc::Outcome compile(const nvrtc::Compiler& compiler, ProgramObject& program) 
   program.cache_result = WCUDA_CACHE_NONE;
   if (!program.cache) return compiler.compile(program.request);
   std::string why;
-  const auto key = jit::cache_key(program.request, compiler.version(), &why);
+  const auto key = jit::cache_key(program.request, compiler.identity(), &why);
   if (!key) {
     program.cache_result = WCUDA_CACHE_BYPASSED;
     program.cache->count_bypass();

@@ -58,7 +58,7 @@ bool names_files(const std::string& option) {
 
 }  // namespace
 
-std::optional<CacheKey> cache_key(const nvrtc::Request& request, int nvrtc_version,
+std::optional<CacheKey> cache_key(const nvrtc::Request& request, const std::string& compiler,
                                   std::string* why) {
   if (!request.include_folders.empty()) {
     *why = "include folders: what they hold may change";
@@ -71,7 +71,7 @@ std::optional<CacheKey> cache_key(const nvrtc::Request& request, int nvrtc_versi
   }
   Writer writer;
   writer.text(kMagic);
-  writer.number<int32_t>(nvrtc_version);
+  writer.text(compiler);
   writer.texts(nvrtc::options_of(request));
   writer.text(request.name);
   writer.text(request.source);

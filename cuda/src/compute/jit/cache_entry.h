@@ -14,10 +14,10 @@ namespace wcuda::jit {
 
 using CacheKey = std::array<uint8_t, 32>;
 
-// BLAKE3 over the compiler's version and all of the request, each field with its length: two
-// requests share a key only if NVRTC gets the same input. A request whose result depends on files
-// has no key, and `why` says so.
-std::optional<CacheKey> cache_key(const nvrtc::Request& request, int nvrtc_version,
+// BLAKE3 over the compiler's identity and all of the request, each field with its length: two
+// requests share a key only if the same build of NVRTC gets the same input. A request whose result
+// depends on files has no key, and `why` says so.
+std::optional<CacheKey> cache_key(const nvrtc::Request& request, const std::string& compiler,
                                   std::string* why);
 // 64 hexadecimal digits.
 std::string key_text(const CacheKey& key);

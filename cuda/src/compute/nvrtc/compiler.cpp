@@ -1,6 +1,8 @@
 // Opening NVRTC and driving one compile.
 #include "compute/nvrtc/compiler.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cctype>
 #include <mutex>
@@ -216,6 +218,13 @@ std::string first_diagnostic(const std::string& log) {
   return first;
 }
 
+std::string file_identity(const std::string& path) {
+  struct stat found;
+  if (stat(path.c_str(), &found) != 0) return "";
+  return std::to_string(found.st_size) + " bytes of " + std::to_string(found.st_mtim.tv_sec) + "." +
+         std::to_string(found.st_mtim.tv_nsec);
+}
+
 Result<std::shared_ptr<Compiler>> Compiler::open(const std::string& folder) {
   WCUDA_TRY(check_text(folder, "library folder", true));
   static std::mutex mutex;
@@ -253,11 +262,13 @@ Result<std::shared_ptr<Compiler>> Compiler::open(const std::string& folder) {
   if (f.architectures(compiler->architectures_.data()) != kSuccess)
     return Status::error(WCUDA_NOT_AVAILABLE, "%s does not report its architectures",
                          kNvrtcLibrary);
-  const std::string builtins =
-      "libnvrtc-builtins.so." + std::to_string(major) + "." + std::to_string(minor);
+  const std::string builtins = folder_of(library.path()) + "libnvrtc-builtins.so." +
+                               std::to_string(major) + "." + std::to_string(minor);
+  compiler->identity_ = std::to_string(compiler->version_) + "; " + file_identity(library.path()) +
+                        "; " + file_identity(builtins);
   // Loaded already under this name is found when NVRTC asks for it. A failure here shows, with its
   // reason, in the log of a compile.
-  (void)DynamicLibrary::open((folder_of(library.path()) + builtins).c_str());
+  (void)DynamicLibrary::open(builtins.c_str());
   opened->emplace(folder, compiler);
   return compiler;
 }

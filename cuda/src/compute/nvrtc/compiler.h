@@ -66,6 +66,10 @@ struct Outcome {
 // that is not empty, else "".
 std::string first_diagnostic(const std::string& log);
 
+// What tells one file from another that takes its place: its size and when it was changed. "" where
+// there is no file.
+std::string file_identity(const std::string& path);
+
 // The library. Thread-safe.
 class Compiler {
  public:
@@ -75,6 +79,8 @@ class Compiler {
   static Result<std::shared_ptr<Compiler>> open(const std::string& folder);
 
   int version() const { return version_; }  // major * 1000 + minor * 10
+  // The version with size and time of change of the library's files: another build has another one.
+  const std::string& identity() const { return identity_; }
   // Ascending: 75, 80, …
   const std::vector<int>& architectures() const { return architectures_; }
 
@@ -87,6 +93,7 @@ class Compiler {
 
   std::shared_ptr<const Library> library_;
   int version_ = 0;
+  std::string identity_;
   std::vector<int> architectures_;
 };
 

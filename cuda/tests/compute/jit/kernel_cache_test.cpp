@@ -2,6 +2,7 @@
 // nor a device, the last test apart.
 #include "compute/jit/kernel_cache.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -26,9 +27,9 @@ nvrtc::Request request() {
   return r;
 }
 
-CacheKey key_of(const nvrtc::Request& r, int version = 13000) {
+CacheKey key_of(const nvrtc::Request& r, const std::string& compiler = "13000; build 1") {
   std::string why;
-  const auto key = cache_key(r, version, &why);
+  const auto key = cache_key(r, compiler, &why);
   EXPECT_TRUE(key) << why;
   return key.value_or(CacheKey{});
 }
@@ -45,6 +46,24 @@ void expect_same(const nvrtc::Outcome& a, const nvrtc::Outcome& b) {
   EXPECT_EQ(a.code, b.code);
   EXPECT_EQ(a.log, b.log);
   EXPECT_EQ(a.names, b.names);
+}
+
+TEST(FileIdentity, is_of_the_file_that_is_there_now) {
+  const TempFolder folder;
+  const std::string path = folder.path() + "/library.so";
+  EXPECT_EQ(nvrtc::file_identity(path), "");
+  const auto identity_of = [&](const std::string& text, int64_t seconds) {
+    std::ofstream(path, std::ios::trunc) << text;
+    const timespec times[2] = {{seconds, 5}, {seconds, 5}};
+    EXPECT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+    return nvrtc::file_identity(path);
+  };
+
+  const std::string first = identity_of("one", 1000);
+  EXPECT_EQ(first, "3 bytes of 1000.5");
+  EXPECT_EQ(identity_of("two", 1000), first);
+  EXPECT_NE(identity_of("three", 1000), first);
+  EXPECT_NE(identity_of("one", 1001), first);
 }
 
 TEST(CacheKey, differs_with_every_part_of_the_request) {
@@ -79,7 +98,7 @@ TEST(CacheKey, differs_with_every_part_of_the_request) {
   add([](auto& r) { r.precise_division = nvrtc::Choice::kOff; });
   add([](auto& r) { r.fuse_multiply_add = nvrtc::Choice::kOff; });
   add([](auto& r) { r.max_registers = 32; });
-  keys.insert(key_of(request(), 13010));
+  keys.insert(key_of(request(), "13000; build 2"));
   ++count;
 
   EXPECT_EQ(keys.size(), static_cast<size_t>(count));
@@ -90,13 +109,13 @@ TEST(CacheKey, what_may_read_files_has_none_and_says_why) {
   nvrtc::Request r = request();
   std::string why;
   r.include_folders = {"somewhere"};
-  EXPECT_FALSE(cache_key(r, 13000, &why));
+  EXPECT_FALSE(cache_key(r, "13000", &why));
   EXPECT_EQ(why, "include folders: what they hold may change");
   for (const char* extra : {"-Isomewhere", "-I", "somewhere", "--include-path=x",
                             "--pre-include=x.h", "-include=x.h", "--use-pch=x"}) {
     r = request();
     r.extras = {extra};
-    EXPECT_FALSE(cache_key(r, 13000, &why)) << extra;
+    EXPECT_FALSE(cache_key(r, "13000", &why)) << extra;
   }
   EXPECT_EQ(why, "extra option '--use-pch=x': may read files");
 }
@@ -124,7 +143,7 @@ TEST(CacheEntry, returns_what_went_in_and_no_prefix_or_flipped_bit_of_it) {
   std::vector<uint8_t> longer = bytes;
   longer.push_back(0);
   EXPECT_FALSE(decode(longer, key));
-  EXPECT_FALSE(decode(bytes, key_of(request(), 1))) << "of another key";
+  EXPECT_FALSE(decode(bytes, key_of(request(), "1"))) << "of another key";
 }
 
 class Cache : public ::testing::Test {
