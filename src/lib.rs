@@ -82,7 +82,7 @@ pub use self::llm::{engine, gguf, model, plan, step};
 
 pub use allocator::{AllocationId, CudaVramAllocator};
 pub use backend::{BackendEntry, BackendInstance, Fault, Features, Selection, backends};
-pub use catalogue::{ElementType, Layer, ReadyKernel, catalogue};
+pub use catalogue::{BuiltinKernel, ElementType, Layer, catalogue};
 pub use compute::{
     ComputeStats, Difference, Dim, ExecutionResult, Fallback, GpuCompute, GpuDevice, HostCall,
     KernelLauncher, KernelSpec, Parity,

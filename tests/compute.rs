@@ -235,11 +235,15 @@ fn descriptors_say_bounds_launch_and_budget() {
         (kernels[0].id, kernels[0].flags(), kernels[0].budget_ms),
         (40, 1, 2000)
     );
-    compute.register_ready("noop", ElementType::F32, 0).unwrap();
     compute
-        .register_ready("tensor_add", ElementType::F32, 0)
+        .register_builtin("noop", ElementType::F32, 0)
         .unwrap();
-    compute.register_ready("relu", ElementType::F16, 7).unwrap();
+    compute
+        .register_builtin("tensor_add", ElementType::F32, 0)
+        .unwrap();
+    compute
+        .register_builtin("relu", ElementType::F16, 7)
+        .unwrap();
     let kernels = compute.registered().unwrap();
     let seen: Vec<_> = kernels.iter().map(|k| (k.id, k.name.as_str())).collect();
     assert_eq!(
@@ -365,12 +369,14 @@ fn eight_threads_run_kernels_of_one_compute() {
 fn copies_that_do_not_wait_give_their_memory_back() {
     let context = CudaContext::host().unwrap();
     let stream = context.stream(Priority::High).unwrap();
-    let mut buffer = context.alloc_zeroed::<u16>(100).unwrap();
+    let mut buffer = context.alloc::<u16>(100).unwrap();
     let mut pinned = context.alloc_pinned::<u16>(40).unwrap();
     pinned.fill(7);
 
     let pending = buffer.write_async(50, pinned, Some(&stream)).unwrap();
-    pending.event().wait().unwrap();
+    let after = context.stream(Priority::Ordinary).unwrap();
+    after.wait_for_copy(&pending).unwrap();
+    after.synchronize().unwrap();
     assert!(pending.is_done().unwrap());
     let pinned = pending.wait().unwrap();
     assert_eq!(pinned[..], [7u16; 40]);

@@ -47,14 +47,14 @@ fn gpu_memory_fills_copies_and_keeps_its_bounds() {
         part,
         [0xabcd, 0xabcd, 0xabcd, source[50_001], source[50_002]]
     );
-    let mut other = context.alloc_zeroed::<u16>(10).unwrap();
+    let mut other = context.alloc::<u16>(10).unwrap();
     other.copy_from_device(2, &buffer, 50_001, 8).unwrap();
     assert_eq!(other.to_vec().unwrap()[2..], source[50_001..50_009]);
     assert_eq!(
         buffer.read_into(100_000, &mut part).unwrap_err().kind(),
         ErrorKind::OutOfRange
     );
-    let foreign = CudaContext::host().unwrap().alloc_zeroed::<u16>(4).unwrap();
+    let foreign = CudaContext::host().unwrap().alloc::<u16>(4).unwrap();
     assert!(
         other.copy_from_device(0, &foreign, 0, 4).is_err(),
         "of another context"
@@ -228,7 +228,7 @@ fn gpu_arguments_of_every_kind_arrive_and_globals_are_memory() {
     let module = CudaModule::load(&context, code).unwrap();
     let values = module.get_function("values").unwrap();
     assert_eq!(values.info().unwrap().parameter_count, 14);
-    let mut out = context.alloc_zeroed::<f64>(13).unwrap();
+    let mut out = context.alloc::<f64>(13).unwrap();
     let pair: Vec<u8> = [3i32.to_le_bytes(), 0.0f32.to_le_bytes()]
         .into_iter()
         .chain([0.0f32, 0.0, 0.0, 0.5].map(f32::to_le_bytes))

@@ -37,7 +37,7 @@ fn every_type_fills_and_comes_back() {
 
 #[test]
 fn parts_are_written_and_read_at_element_offsets() {
-    let mut buffer = host().alloc_zeroed::<u16>(6).unwrap();
+    let mut buffer = host().alloc::<u16>(6).unwrap();
     buffer.write_at(4, &[7, 8]).unwrap();
     buffer.write_at(6, &[]).unwrap();
     let mut part = [0; 3];
@@ -159,7 +159,7 @@ fn scrubbed_memory_starts_as_zeros() {
 
 #[test]
 fn reversed_ranges_and_overlapping_copies_are_refused() {
-    let mut buffer = host().alloc_zeroed::<u8>(16).unwrap();
+    let mut buffer = host().alloc::<u8>(16).unwrap();
     let reversed = std::ops::Range { start: 5, end: 3 };
     assert_eq!(
         buffer.fill_range(reversed, 1).unwrap_err().kind(),
@@ -191,7 +191,7 @@ fn sizes_that_are_zero_or_overflow_are_refused() {
 fn device_copies_stay_within_one_context() {
     let context = host();
     let source = context.alloc_from(&[1i64, 2, 3, 4]).unwrap();
-    let mut target = context.alloc_zeroed::<i64>(3).unwrap();
+    let mut target = context.alloc::<i64>(3).unwrap();
     target.copy_from_device(1, &source, 2, 2).unwrap();
     assert_eq!(target.to_vec().unwrap(), [0, 3, 4]);
     let foreign = host().alloc_from(&[1i64, 2]).unwrap();
@@ -256,4 +256,38 @@ fn forgotten_memory_shows_in_the_ledger_and_hurts_nobody() {
     let entries = context.ledger().unwrap();
     assert!(entries.iter().any(|entry| entry.tag == "forgotten"));
     context.alloc_from(&[1u8]).unwrap();
+}
+
+#[test]
+fn new_memory_is_zero_whatever_was_there() {
+    let context = host();
+    let allocator = CudaVramAllocator::with_context(context.clone());
+    let device = GpuDevice::with_context(&context);
+    for len in [1, 7, 100, 4096, 65_535, 65_536, (2 << 20) + 1] {
+        for _ in 0..8 {
+            drop(context.alloc_from(&vec![0xa5u8; len]).unwrap());
+            let id = allocator.allocate(len as u64).unwrap();
+            let blocks = [
+                context.alloc::<u8>(len).unwrap().to_vec().unwrap(),
+                context.allocate_vram(len as u64).unwrap().to_vec().unwrap(),
+                device.allocate::<u8>(len).unwrap().to_vec().unwrap(),
+                allocator.copy_from_vram(id, 0, len as u64).unwrap(),
+                context.alloc_pinned::<u8>(len).unwrap().to_vec(),
+            ];
+            allocator.deallocate(id).unwrap();
+            for block in blocks {
+                assert_eq!(block, vec![0; len]);
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_that_is_not_zeroed_is_written_and_read() {
+    let context = host();
+    // SAFETY: all of it is written before it is read.
+    let mut buffer = unsafe { context.alloc_uninit::<u32>(3, "scratch") }.unwrap();
+    buffer.copy_from(&[1, 2, 3]).unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [1, 2, 3]);
+    assert_eq!(context.ledger().unwrap()[0].tag, "scratch");
 }

@@ -65,6 +65,34 @@ fn steps_are_planned_for_this_device_and_for_one_of_the_table() {
 }
 
 #[test]
+fn an_engine_is_planned_on_a_model_that_is_loaded() {
+    let gguf = Gguf::open(tiny_path()).unwrap();
+    let options = EngineOptions::new().max_sequences(2);
+    let whole = host().plan(&gguf, &options).unwrap();
+    let engine_bytes = whole.kv_bytes + whole.scratch_bytes;
+    let context = CudaContext::builder()
+        .backend(Backend::Host)
+        .memory_budget(whole.weights_bytes + 2 * engine_bytes)
+        .open()
+        .unwrap();
+    let model = Model::load(&context, &gguf).unwrap();
+    let held = || context.memory(Purpose::Any).unwrap().current_bytes;
+
+    let plan = model.plan_engine(&options).unwrap();
+    assert!(plan.fits);
+    assert_eq!((plan.weights_bytes, plan.total_bytes), (0, engine_bytes));
+    let before = held();
+    let first = Engine::new(&model, &options).unwrap();
+    assert_eq!(held() - before, plan.total_bytes);
+    assert!(model.plan_engine(&options).unwrap().fits);
+    let second = Engine::new(&model, &options).unwrap();
+    let plan = model.plan_engine(&options).unwrap();
+    assert_eq!((plan.fits, plan.available_bytes), (false, 0));
+    assert!(Engine::new(&model, &options).is_err());
+    drop((first, second));
+}
+
+#[test]
 fn plan_is_what_the_ledger_shows() {
     for path in tiny_models() {
         let (context, gguf) = (host(), Gguf::open(&path).unwrap());

@@ -376,12 +376,12 @@ unsafe extern "C" fn run_body<R>(
 ) -> ffi::wcuda_status {
     // SAFETY: `user` is the state of `run`, which waits; nobody else has it meanwhile.
     let run = unsafe { &mut *user.cast::<Run<'_, R>>() };
-    let body = &mut run.body;
+    let (body, last) = (&mut run.body, &mut run.last);
     let answer = run.parked.guard(|| {
         let context = CudaContext::from_handle(context);
+        *last = None; // an earlier result may panic when it is dropped
         body(&context)
     });
-    run.last = None;
     let Some(answer) = answer else {
         return ffi::WCUDA_CANCELLED; // a panic: nothing is tried again
     };

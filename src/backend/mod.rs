@@ -3,6 +3,18 @@
 //!
 //! The table of functions itself is that of the C interface (`worker_cuda.h`, section 21). Here a backend is
 //! opened for its context, on which everything else of this crate works.
+//!
+//! ```
+//! use worker_cuda::backend::{Selection, backends};
+//! # fn main() -> worker_cuda::Result<()> {
+//! for entry in backends()? {
+//!     println!("{}: priority {}", entry.name, entry.priority);
+//! }
+//! let chosen = Selection::builder().choose()?;
+//! println!("{} {}", chosen.backend, chosen.ordinal);
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod failover;
 
@@ -34,6 +46,15 @@ pub fn error_name(kind: ErrorKind) -> &'static str {
 }
 
 /// What a device can do, as a set.
+///
+/// ```
+/// use worker_cuda::{Backend, Features};
+/// # fn main() -> worker_cuda::Result<()> {
+/// let features = Features::of(Backend::Host, 0)?;
+/// println!("{features:?}");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Features(u64);
 
@@ -188,6 +209,23 @@ pub enum Fault {
 }
 
 /// A backend that was opened to be watched, or made to fail. Its context lives on when it goes.
+///
+/// ```
+/// use worker_cuda::{Backend, BackendInstance, ErrorKind, Fault};
+/// # fn main() -> worker_cuda::Result<()> {
+/// let instance = BackendInstance::builder(Backend::Host)
+///     .trace(|line| println!("{line}")) // {"slot":"allocate","bytes":16, …
+///     .with_faults()
+///     .open()?;
+/// let context = instance.context()?;
+/// instance.fail(Fault::Allocate, 2)?;
+/// let first = context.alloc::<u8>(16)?;
+/// let error = context.alloc::<u8>(16).unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+/// # drop(first);
+/// # Ok(())
+/// # }
+/// ```
 pub struct BackendInstance {
     handle: ffi::wcuda_backend,
 }

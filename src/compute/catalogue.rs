@@ -1,4 +1,4 @@
-//! Ready kernels: what every context can run by name, and a network of linear layers made of them.
+//! Built-in kernels: what every context can run by name, and a network of linear layers made of them.
 
 use crate::compute::module::{GpuArg, natives};
 use crate::core::context::CudaContext;
@@ -35,7 +35,7 @@ impl ElementType {
 /// A kernel of the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct ReadyKernel {
+pub struct BuiltinKernel {
     /// Its name.
     pub name: String,
     /// Its parameters: "<x:n" is read, ">y:n" written, "=y:n" both, "#n" an integer, "%a" a factor.
@@ -47,7 +47,15 @@ pub struct ReadyKernel {
 }
 
 /// The kernels that every context can run, by name.
-pub fn catalogue() -> Result<Vec<ReadyKernel>> {
+///
+/// ```
+/// # fn main() -> worker_cuda::Result<()> {
+/// let kernels = worker_cuda::catalogue()?;
+/// assert!(kernels.iter().any(|kernel| kernel.name == "softmax"));
+/// # Ok(())
+/// # }
+/// ```
+pub fn catalogue() -> Result<Vec<BuiltinKernel>> {
     // SAFETY: answers with a number.
     let count = unsafe { ffi::wcuda_catalogue_count() };
     (0..count)
@@ -57,7 +65,7 @@ pub fn catalogue() -> Result<Vec<ReadyKernel>> {
             call(|error| unsafe { ffi::wcuda_catalogue_at(index, &mut kernel, error) })?;
             // SAFETY: both are static texts.
             let (name, signature) = unsafe { (as_str(kernel.name)?, as_str(kernel.signature)?) };
-            Ok(ReadyKernel {
+            Ok(BuiltinKernel {
                 name: name.to_owned(),
                 signature: signature.to_owned(),
                 parameter_count: kernel.parameter_count,
@@ -114,6 +122,17 @@ impl CudaContext {
     }
 }
 
+/// In the ledger.
+const TAG: &str = "neural_forward";
+
+/// Elements of (batch, width).
+fn value_count(batch: usize, width: usize) -> Result<usize> {
+    batch.checked_mul(width).ok_or_else(|| {
+        let message = format!("{batch} rows of {width} values overflow");
+        Error::new(ErrorKind::InvalidArgument, message)
+    })
+}
+
 /// One layer of [`CudaContext::neural_forward`]: `x · weights + bias`.
 #[derive(Clone, Copy, Debug)]
 pub struct Layer<'a> {
@@ -131,6 +150,24 @@ impl CudaContext {
     /// Probabilities (batch, outputs of the last layer) of inputs (batch, inputs of the first): ReLU
     /// between the layers, softmax after the last. Any sizes; the result is queued on the context's own
     /// stream, which copies follow.
+    ///
+    /// ```
+    /// use worker_cuda::{CudaContext, Layer};
+    /// # fn main() -> worker_cuda::Result<()> {
+    /// let context = CudaContext::host()?;
+    /// let weights = context.alloc_from(&[1.0f32, 0.0, 0.0, 1.0])?;
+    /// let bias = context.alloc::<f32>(2)?;
+    /// let layer = Layer {
+    ///     weights: &weights,
+    ///     bias: &bias,
+    ///     inputs: 2,
+    ///     outputs: 2,
+    /// };
+    /// let x = context.alloc_from(&[3.0f32, 3.0])?;
+    /// assert_eq!(context.neural_forward(&[layer], &x, 1)?.to_vec()?, [0.5, 0.5]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn neural_forward(
         &self,
         layers: &[Layer<'_>],
@@ -141,7 +178,7 @@ impl CudaContext {
             [] => return Err(Error::new(ErrorKind::InvalidArgument, "layers: none")),
             [first, ..] => first.inputs,
         };
-        if x.len() != batch * inputs || batch == 0 {
+        if batch == 0 || x.len() != value_count(batch, inputs)? {
             let message = format!(
                 "x has {} elements, {batch} rows of {inputs} are needed",
                 x.len()
@@ -163,7 +200,10 @@ impl CudaContext {
             } else {
                 "fused_linear_relu"
             };
-            let mut next = self.alloc_tagged::<f32>(batch * layer.outputs, "neural_forward")?;
+            let count = value_count(batch, layer.outputs)
+                .map_err(|error| error.with_context(format!("layer {index}")))?;
+            // SAFETY: the kernel writes all of it.
+            let mut next = unsafe { self.alloc_uninit::<f32>(count, TAG) }?;
             let args = [
                 GpuArg::from(values.as_ref().unwrap_or(x)),
                 layer.weights.into(),
@@ -181,7 +221,8 @@ impl CudaContext {
         let Some(logits) = values else {
             return Err(Error::new(ErrorKind::Internal, "no layer ran"));
         };
-        let mut result = self.alloc_tagged::<f32>(logits.len(), "neural_forward")?;
+        // SAFETY: the kernel writes all of it.
+        let mut result = unsafe { self.alloc_uninit::<f32>(logits.len(), TAG) }?;
         let args = [
             GpuArg::from(&logits),
             (&mut result).into(),

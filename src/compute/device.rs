@@ -10,6 +10,16 @@ use crate::core::error::Result;
 use crate::core::memory::{DeviceRepr, SafeCudaPtr};
 
 /// A device to compute on: memory up and down, in one object.
+///
+/// ```
+/// use worker_cuda::{CudaContext, GpuDevice};
+/// # fn main() -> worker_cuda::Result<()> {
+/// let device = GpuDevice::with_context(&CudaContext::auto()?);
+/// let buffer = device.upload(&[1.0f32, 2.0])?;
+/// assert_eq!(device.download(&buffer)?, [1.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct GpuDevice {
     context: CudaContext,
@@ -43,13 +53,24 @@ impl GpuDevice {
         buffer.to_vec()
     }
 
-    /// A new buffer of `len` elements, contents undefined.
+    /// A new buffer of `len` zeros.
     pub fn allocate<T: DeviceRepr>(&self, len: usize) -> Result<SafeCudaPtr<T>> {
         self.context.alloc(len)
     }
 }
 
 /// Launches kernels of PTX; each text is loaded once.
+///
+/// ```no_run
+/// use worker_cuda::{CudaContext, KernelLauncher};
+/// # fn main() -> worker_cuda::Result<()> {
+/// const PTX: &str = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry nothing() { ret; }";
+/// let launcher = KernelLauncher::new(&CudaContext::new(0)?);
+/// // SAFETY: the kernel touches no memory.
+/// unsafe { launcher.load_and_launch_ptx(PTX, "nothing", 1, 32, &[]) }?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct KernelLauncher {
     context: CudaContext,

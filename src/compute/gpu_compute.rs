@@ -5,34 +5,49 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::aside::{Aside, Copies, run_aside};
+use super::copies::run_on_copies;
 use super::device::{GpuDevice, KernelLauncher};
-use super::host::{HostBody, HostFunction, run_host_function, told_by_host};
+use super::host::{HostBody, HostFunction, create_kernel, timed_launch};
 use super::lock;
 use super::result::{ComputeStats, ExecutionResult, Fallback};
-use super::spec::{DeviceCode, KernelSpec, check_types, native_parameter};
+use super::runnable::Runnable;
+use super::spec::{DeviceCode, KernelSpec, native_parameter};
 use crate::compute::catalogue::ElementType;
 use crate::compute::module::{CudaFunction, CudaModule, Dim3, GpuArg, LaunchConfig};
 use crate::compute::program::{KernelCache, Program, ProgramBuilder};
-use crate::compute::registry::{Descriptor, ParamSpec, RegisteredKernel, Registry};
+use crate::compute::registry::{Descriptor, RegisteredKernel, Registry};
 use crate::core::context::CudaContext;
 use crate::core::device::Backend;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::native_text::as_native;
 use crate::ffi;
 
-/// A registered kernel. The host function outlives the native kernels, which are dropped first.
-pub(super) struct Registered {
-    /// None of the catalogue's, and where there is no code for this backend.
-    pub(super) function: Option<CudaFunction>,
-    pub(super) params: Vec<ParamSpec>,
-    /// In the registry; none without a signature.
-    pub(super) id: Option<u32>,
-    /// Its host function beside a GPU.
-    pub(super) aside: Option<Aside>,
+/// What stands behind a name. A run holds it from the lookup to the end, so that replacing the name
+/// changes nothing for it.
+pub(super) enum Registered {
+    /// With a signature.
+    Described(Kernel),
+    /// Device code alone, launched with a grid of the caller's.
+    Code(CudaFunction),
+}
+
+/// A kernel with a signature.
+pub(super) struct Kernel {
+    /// On the context of the [`GpuCompute`].
+    pub(super) own: Runnable,
+    /// On a GPU, the host function of the same kernel, in a host context.
+    pub(super) on_host: Option<Runnable>,
     /// Why the host function runs in place of device code; none: it does not.
     fallback: Option<String>,
-    _host: Option<Arc<HostFunction>>,
+}
+
+impl Registered {
+    fn function(&self) -> Option<&CudaFunction> {
+        match self {
+            Self::Described(kernel) => kernel.own.function(),
+            Self::Code(function) => Some(function),
+        }
+    }
 }
 
 /// What one launch turned out to be.
@@ -72,11 +87,11 @@ pub struct GpuCompute {
     device_id: i32,
     fallback: Fallback,
     fallback_reason: String,
-    /// A host context beside a GPU, made for the first kernel that has a host function.
-    beside: Mutex<Option<CudaContext>>,
+    /// On a GPU: a host context, opened for the first kernel that has a host function.
+    host_context: Mutex<Option<CudaContext>>,
     cache: Option<KernelCache>,
     library_folder: Option<std::path::PathBuf>,
-    /// Goes before the kernels, which it keeps.
+    /// Lists the kernels by number, and lets a backend's table find them by name.
     registry: Registry,
     kernels: Mutex<HashMap<String, Arc<Registered>>>,
     stats: Mutex<ComputeStats>,
@@ -114,7 +129,7 @@ impl GpuCompute {
             device_id: info.ordinal,
             fallback: Fallback::Never,
             fallback_reason: String::new(),
-            beside: Mutex::default(),
+            host_context: Mutex::default(),
             cache: None,
             library_folder: None,
             registry: Registry::new(context)?,
@@ -212,15 +227,12 @@ impl GpuCompute {
             return Err(Error::new(ErrorKind::UnsupportedKernel, message));
         }
         let module = self.load_program(self.program(name, source, &[name]))?;
-        let registered = Registered {
-            function: Some(module.get_function(name)?),
-            params: Vec::new(),
-            id: None,
-            aside: None,
-            fallback: None,
-            _host: None,
-        };
-        lock(&self.kernels).insert(name.to_owned(), Arc::new(registered));
+        let function = module.get_function(name)?;
+        let mut kernels = lock(&self.kernels);
+        self.registry.remove(name)?;
+        let replaced = kernels.insert(name.to_owned(), Arc::new(Registered::Code(function)));
+        drop(kernels);
+        drop(replaced);
         Ok(())
     }
 
@@ -244,7 +256,8 @@ impl GpuCompute {
             return Err(Error::new(ErrorKind::UnsupportedKernel, message));
         }
         let mut prepared = self.prepare(&spec.descriptor, entry, module.as_ref(), spec.host)?;
-        prepared.fallback = fallback.or(prepared.fallback);
+        let own_reason = prepared.kernel.fallback.take();
+        prepared.kernel.fallback = fallback.or(own_reason);
         self.put(prepared)
     }
 
@@ -275,12 +288,11 @@ impl GpuCompute {
             )
     }
 
-    /// The host context beside a GPU.
-    fn host_beside(&self) -> Result<CudaContext> {
-        let mut beside = lock(&self.beside);
-        match &*beside {
+    fn host_context(&self) -> Result<CudaContext> {
+        let mut opened = lock(&self.host_context);
+        match &*opened {
             Some(context) => Ok(context.clone()),
-            None => Ok(beside.insert(CudaContext::host()?).clone()),
+            None => Ok(opened.insert(CudaContext::host()?).clone()),
         }
     }
 
@@ -305,14 +317,12 @@ impl GpuCompute {
         options.name = as_native(entry);
         options.parameters = parameters.as_ptr();
         options.parameter_count = parameters.len() as u64;
-        if let Some(host) = &host {
-            options.host = Some(run_host_function);
-            options.host_user = Arc::as_ptr(host).cast_mut().cast();
-        }
-        let aside = match &host {
+        let on_host = match &host {
             Some(_) if self.is_cuda() => {
-                let function = CudaFunction::create(&self.host_beside()?, &options)?;
-                Some(Aside::new(descriptor, function)?)
+                let context = self.host_context()?;
+                // SAFETY: the entry and the parameters live for the call.
+                let function = unsafe { create_kernel(&context, options, host.as_ref()) }?;
+                Some(Runnable::new(&context, descriptor, Some(function))?)
             }
             _ => None,
         };
@@ -327,56 +337,50 @@ impl GpuCompute {
             options.module = module.handle();
         }
         let function = match has_code {
-            true => Some(CudaFunction::create(self.context(), &options)?),
+            // SAFETY: as above; `module` is live.
+            true => Some(unsafe { create_kernel(self.context(), options, host.as_ref()) }?),
             false => None,
         };
         Ok(Prepared {
             descriptor: descriptor.clone(),
-            fallback: fallback.filter(|_| aside.is_some()),
-            function,
-            aside,
-            host,
+            kernel: Kernel {
+                own: Runnable::new(self.context(), descriptor, function)?,
+                fallback: fallback.filter(|_| on_host.is_some()),
+                on_host,
+            },
         })
     }
 
     /// Registers it. A kernel of that name is replaced.
     pub(crate) fn put(&self, prepared: Prepared) -> Result<()> {
-        let handle = prepared.function.as_ref().map(CudaFunction::handle);
+        let Prepared { descriptor, kernel } = prepared;
+        let function = kernel.own.function().map(CudaFunction::handle);
         let mut kernels = lock(&self.kernels);
-        let id = self.registry.add(
-            &prepared.descriptor,
-            handle.unwrap_or(ffi::wcuda_kernel::zeroed()),
-        )?;
-        let registered = Registered {
-            function: prepared.function,
-            params: prepared.descriptor.params,
-            id: Some(id),
-            aside: prepared.aside,
-            fallback: prepared.fallback,
-            _host: prepared.host,
-        };
-        kernels.insert(prepared.descriptor.name, Arc::new(registered));
+        self.registry
+            .add(&descriptor, function.unwrap_or(ffi::wcuda_kernel::zeroed()))?;
+        let replaced = kernels.insert(descriptor.name, Arc::new(Registered::Described(kernel)));
+        drop(kernels); // a closure that goes now may call this
+        drop(replaced);
         Ok(())
     }
 
-    /// Registers a kernel of the [`crate::compute::catalogue()`] for elements of this type, under its name and
-    /// `id` (0: any; `noop` has 1 and `tensor_add` of `f32` 2).
-    pub fn register_ready(&self, name: &str, elements: ElementType, id: u32) -> Result<()> {
+    /// Registers a built-in kernel of the [`crate::compute::catalogue()`] for elements of this type, under
+    /// its name and `id` (0: any; `noop` has 1 and `tensor_add` of `f32` 2).
+    pub fn register_builtin(&self, name: &str, elements: ElementType, id: u32) -> Result<()> {
         self.put_builtin(name, elements.kind(), id)
     }
 
     pub(crate) fn put_builtin(&self, name: &str, elements: i32, id: u32) -> Result<()> {
-        let mut kernels = lock(&self.kernels);
-        let id = self.registry.add_builtin(name, elements, id)?;
-        let registered = Registered {
-            function: None,
-            params: Vec::new(),
-            id: Some(id),
-            aside: None,
+        let kernel = Kernel {
+            own: Runnable::builtin(self.context(), name, elements)?,
+            on_host: None,
             fallback: None,
-            _host: None,
         };
-        kernels.insert(name.to_owned(), Arc::new(registered));
+        let mut kernels = lock(&self.kernels);
+        self.registry.add_builtin(name, elements, id)?;
+        let replaced = kernels.insert(name.to_owned(), Arc::new(Registered::Described(kernel)));
+        drop(kernels);
+        drop(replaced);
         Ok(())
     }
 
@@ -391,22 +395,23 @@ impl GpuCompute {
     /// whoever declared its device code vouched that it keeps to that. After [`ErrorKind::Timeout`] the
     /// kernel may still be at work on what it was given.
     pub fn run(&self, name: &str, args: &[GpuArg<'_>]) -> Result<ExecutionResult> {
-        let kernel = self.find(name)?;
-        let Some(id) = kernel.id else {
+        let found = self.find(name)?;
+        let Registered::Described(kernel) = &*found else {
             let message = format!("kernel '{name}' has no signature: it needs run_kernel");
             return Err(Error::new(ErrorKind::UnsupportedKernel, message));
         };
-        check_types(&kernel.params, args)?;
-        if let (Some(reason), Some(aside)) = (&kernel.fallback, &kernel.aside) {
-            return self.stand_in(name, aside, reason, args);
+        kernel.own.check(args)?;
+        if let (Some(reason), Some(on_host)) = (&kernel.fallback, &kernel.on_host) {
+            return self.run_on_host(name, on_host, reason, args);
         }
         self.timed(name, args, || {
-            // SAFETY: a host function is safe Rust, a kernel of the catalogue keeps to its signature;
-            // device code keeps to the extents, which the registry checks, by the contract of
-            // `KernelSpec::source` and `code`. Nothing else uses the buffers: they are borrowed, and all
-            // work of this type is on the context's own stream and waited for; what is not, after its
-            // budget has passed, is before all that the context's own stream does with them later.
-            let info = unsafe { self.registry.run(id, args) }?;
+            // SAFETY: the arguments are checked. A host function is safe Rust, a kernel of the catalogue
+            // keeps to its signature; device code keeps to the extents, which the registry checks, by the
+            // contract of `KernelSpec::source` and `code`. Nothing else uses the buffers: they are
+            // borrowed, and all work of this type is on the context's own stream and waited for; what is
+            // not, after its budget has passed, is before all that the context's own stream does with
+            // them later.
+            let info = unsafe { kernel.own.run(args) }?;
             Ok(Launched {
                 elements: info.elements,
                 budget_ms: info.budget_ms,
@@ -414,22 +419,15 @@ impl GpuCompute {
         })
     }
 
-    /// Queues a registered kernel on copies of its arguments, whose types have been checked.
-    pub(super) fn run_on_copies(&self, id: u32, copies: &Copies<'_>) -> Result<()> {
-        // SAFETY: as in `run`; nobody else has the copies, and reading them follows the kernel.
-        unsafe { self.registry.run(id, &copies.args()) }?;
-        Ok(())
-    }
-
     /// Runs a host function in place of device code.
-    fn stand_in(
+    fn run_on_host(
         &self,
         name: &str,
-        aside: &Aside,
+        on_host: &Runnable,
         reason: &str,
         args: &[GpuArg<'_>],
     ) -> Result<ExecutionResult> {
-        let (info, time) = run_aside(aside, args)?;
+        let (info, time) = run_on_copies(on_host, args)?;
         check_budget(name, time, Duration::from_millis(info.budget_ms.into()))?;
         lock(&self.stats).executed += 1;
         Ok(ExecutionResult {
@@ -455,7 +453,7 @@ impl GpuCompute {
         args: Vec<GpuArg<'_>>,
     ) -> Result<ExecutionResult> {
         let kernel = self.find(name)?;
-        let Some(function) = &kernel.function else {
+        let Some(function) = kernel.function() else {
             let message = format!("kernel '{name}' takes no grid: it has a launch of its own");
             return Err(Error::new(ErrorKind::UnsupportedKernel, message));
         };
@@ -480,7 +478,7 @@ impl GpuCompute {
         let on_gpu = self.is_cuda();
         let (begin, end) = (self.context().event()?, self.context().event()?);
         begin.record(None)?;
-        let (launched, mut time) = told_by_host(launch)?;
+        let (launched, mut time) = timed_launch(launch)?;
         end.record(None)?;
         let budget = Duration::from_millis(launched.budget_ms.into());
         if budget.is_zero() {
@@ -517,13 +515,10 @@ impl fmt::Debug for GpuCompute {
     }
 }
 
-/// A kernel that is ready to be registered.
+/// A kernel whose descriptor is checked and whose code is compiled.
 pub(crate) struct Prepared {
-    pub(super) descriptor: Descriptor,
-    pub(super) function: Option<CudaFunction>,
-    aside: Option<Aside>,
-    fallback: Option<String>,
-    pub(super) host: Option<Arc<HostFunction>>,
+    descriptor: Descriptor,
+    pub(super) kernel: Kernel,
 }
 
 /// A budget of 0 is none.

@@ -3,11 +3,15 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::spec::kind_of;
+use crate::compute::module::CudaFunction;
 use crate::compute::registry::ParamSpec;
-use crate::core::callback::ParkedPanic;
+use crate::core::callback::{ParkedPanic, discard};
+use crate::core::context::CudaContext;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::memory::DeviceRepr;
 use crate::ffi;
@@ -15,6 +19,27 @@ use crate::ffi;
 pub(crate) type HostBody = Box<dyn Fn(&HostCall<'_>) -> Result<()> + Send + Sync>;
 
 /// What a host function is given: the shape of the launch, and its arguments by index.
+///
+/// ```
+/// use worker_cuda::{CudaContext, GpuArg, GpuCompute, KernelSpec};
+/// # fn main() -> worker_cuda::Result<()> {
+/// let compute = GpuCompute::with_context(&CudaContext::host()?)?;
+/// let scale = KernelSpec::new("scale")
+///     .write::<f32>("x", ["n".into()])
+///     .scalar::<u32>("n")
+///     .scalar::<f32>("by")
+///     .host(|call| {
+///         let (n, by) = (call.value::<u32>(1)? as usize, call.value::<f32>(2)?);
+///         call.slice_mut::<f32>(0)?[..n].iter_mut().for_each(|x| *x *= by);
+///         Ok(())
+///     });
+/// compute.register(scale)?;
+/// let mut x = compute.device().upload(&[1.0f32, 2.0])?;
+/// compute.run("scale", &[GpuArg::from(&mut x), 2u32.into(), 3.0f32.into()])?;
+/// assert_eq!(x.to_vec()?, [3.0, 6.0]);
+/// # Ok(())
+/// # }
+/// ```
 pub struct HostCall<'a> {
     launch: &'a ffi::wcuda_launch,
     args: &'a [ffi::wcuda_host_argument],
@@ -109,25 +134,61 @@ impl fmt::Debug for HostCall<'_> {
     }
 }
 
-/// A closure behind a native host function.
+/// A closure behind a native host function. Every native kernel that runs it holds a reference of its
+/// own, which the library gives back when nothing can run that kernel any more.
 pub(super) struct HostFunction {
     pub(super) body: HostBody,
     pub(super) params: Vec<ParamSpec>,
 }
 
+/// Creates a kernel; `host`, if there is one, is its host function.
+///
+/// # Safety
+/// As for [`CudaFunction::create`], the host function apart.
+pub(super) unsafe fn create_kernel(
+    context: &CudaContext,
+    mut options: ffi::wcuda_kernel_options,
+    host: Option<&Arc<HostFunction>>,
+) -> Result<CudaFunction> {
+    let Some(host) = host else {
+        // SAFETY: by this function's contract.
+        return unsafe { CudaFunction::create(context, &options) };
+    };
+    let reference = Arc::into_raw(host.clone());
+    options.host = Some(run_host_function);
+    options.host_user = reference.cast_mut().cast();
+    options.host_release = Some(release_host_function);
+    // SAFETY: the reference lives until `release_host_function` is called.
+    unsafe { CudaFunction::create(context, &options) }.inspect_err(|_| {
+        // SAFETY: a kernel that was not created releases nothing.
+        drop(unsafe { Arc::from_raw(reference) });
+    })
+}
+
+/// # Safety
+/// `user` is the reference that `create_kernel` gave away, and nothing uses it any more.
+unsafe extern "C" fn release_host_function(user: *mut c_void) {
+    // SAFETY: by this function's contract.
+    let host = unsafe { Arc::from_raw(user.cast_const().cast::<HostFunction>()) };
+    // What the closure has captured may panic when it is dropped.
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(host))) {
+        discard(payload);
+    }
+}
+
 thread_local! {
-    /// What a host function answered: it runs on the thread that launches.
+    /// The error of a host function: it runs on the thread that launches.
     static HOST_ERROR: Cell<Option<Error>> = const { Cell::new(None) };
     static HOST_PANIC: ParkedPanic = ParkedPanic::default();
 }
 
-pub(super) unsafe extern "C" fn run_host_function(
+unsafe extern "C" fn run_host_function(
     user: *mut c_void,
     launch: *const ffi::wcuda_launch,
     args: *const ffi::wcuda_host_argument,
     count: u64,
 ) -> i32 {
-    // SAFETY: `user` is the HostFunction that the kernel keeps; the rest is valid for the call.
+    // SAFETY: `user` is the reference that the kernel holds; the rest is valid for the call.
     let (function, launch, args) = unsafe {
         (
             &*user.cast::<HostFunction>(),
@@ -154,8 +215,9 @@ pub(super) unsafe extern "C" fn run_host_function(
     }
 }
 
-/// Makes a launch, and takes what a host function answered or panicked with. The time is of the call.
-pub(super) fn told_by_host<T>(launch: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
+/// Runs a launch and measures the call. An error of the host function itself replaces the library's, and
+/// its panic is resumed.
+pub(super) fn timed_launch<T>(launch: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
     HOST_ERROR.set(None);
     let clock = Instant::now();
     let launched = launch();

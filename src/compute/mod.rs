@@ -3,8 +3,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-mod aside;
 pub mod catalogue;
+mod copies;
 mod device;
 pub mod gemm;
 mod gpu_compute;
@@ -16,6 +16,7 @@ mod parity;
 pub mod program;
 pub mod registry;
 mod result;
+mod runnable;
 mod spec;
 
 pub use device::{GpuDevice, KernelLauncher};

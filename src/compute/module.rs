@@ -1,4 +1,25 @@
 //! Device code on a device: modules, their functions, and launches with typed arguments.
+//!
+//! ```no_run
+//! use worker_cuda::{CudaContext, CudaModule, GpuArg, LaunchConfig, Program};
+//! # fn main() -> worker_cuda::Result<()> {
+//! const SOURCE: &str = "extern \"C\" __global__ void twice(float* x, int n) {
+//!     int i = blockIdx.x * blockDim.x + threadIdx.x;
+//!     if (i < n) x[i] *= 2;
+//! }";
+//! let context = CudaContext::new(0)?;
+//! let program = Program::builder(SOURCE).for_device(&context).compile()?;
+//! let module = CudaModule::load_program(&context, &program)?;
+//! let twice = module.get_function("twice")?;
+//! let mut x = context.alloc_from(&[1.0f32; 1000])?;
+//! let args = [GpuArg::from(&mut x), 1000i32.into()];
+//! // SAFETY: the kernel stays within its first argument, whose length is the second.
+//! unsafe { twice.launch(&LaunchConfig::for_elements(1000), &args) }?;
+//! drop(args);
+//! assert_eq!(x.to_vec()?, [2.0; 1000]);
+//! # Ok(())
+//! # }
+//! ```
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -75,7 +96,8 @@ impl CudaModule {
         let mut options = ffi::wcuda_kernel_options::init();
         options.name = as_native(name);
         options.module = self.0.handle;
-        CudaFunction::create(&self.0.context, &options)
+        // SAFETY: the name lives for the call; there is no host function.
+        unsafe { CudaFunction::create(&self.0.context, &options) }
     }
 
     /// A variable of the module (`__device__` or `__constant__`), as memory: a view that keeps the
@@ -141,6 +163,15 @@ pub struct Occupancy {
 }
 
 /// The shape of a launch. The default is one block of 256 threads.
+///
+/// ```
+/// use worker_cuda::LaunchConfig;
+/// # fn main() -> worker_cuda::Result<()> {
+/// assert_eq!(LaunchConfig::for_elements(1000).threads(), 1024);
+/// assert_eq!(LaunchConfig::new((2, 3), 64).threads(), 2 * 3 * 64);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchConfig<'a> {
     /// Blocks: x, y, z.
@@ -234,7 +265,7 @@ impl From<(u32, u32, u32)> for Dim3 {
 /// # use worker_cuda::{CudaContext, GpuArg};
 /// # fn main() -> worker_cuda::Result<()> {
 /// let context = CudaContext::host()?;
-/// let (a, mut c) = (context.alloc_zeroed::<f32>(8)?, context.alloc_zeroed::<f32>(8)?);
+/// let (a, mut c) = (context.alloc::<f32>(8)?, context.alloc::<f32>(8)?);
 /// let args = [GpuArg::from(&a), GpuArg::from(&mut c), GpuArg::from(8i32)];
 /// # drop(args);
 /// # Ok(())
@@ -303,6 +334,22 @@ impl<'a> GpuArg<'a> {
     ) -> Result<Self> {
         let (offset, bytes) = buffer.checked_range(&range)?;
         Ok(Self::window(buffer, offset, bytes, true))
+    }
+
+    /// A part of a buffer of bytes, to be read as elements of `T`; offset and size in bytes, within it.
+    #[cfg(feature = "seal")]
+    pub(crate) fn elements<T: DeviceRepr>(
+        buffer: &'a SafeCudaPtr<u8>,
+        offset: u64,
+        bytes: u64,
+    ) -> Self {
+        Self::make(Value::Window {
+            buffer: buffer.raw_handle(),
+            offset,
+            bytes,
+            element_bytes: size_of::<T>() as u64,
+            is_mutable: false,
+        })
     }
 
     fn window<T: DeviceRepr>(
@@ -456,9 +503,10 @@ pub struct CudaFunction {
 }
 
 impl CudaFunction {
-    /// `options` and what they point to are valid for the call, the host function's user data as long
-    /// as the kernel.
-    pub(crate) fn create(
+    /// # Safety
+    /// `options` and what they point to are valid for the call, the host function's user data until
+    /// `host_release` is called.
+    pub(crate) unsafe fn create(
         context: &CudaContext,
         options: &ffi::wcuda_kernel_options,
     ) -> Result<Self> {
@@ -558,7 +606,7 @@ impl CudaFunction {
 
 impl Drop for CudaFunction {
     fn drop(&mut self) {
-        // SAFETY: legal on any thread; `&mut self` shows that no launch is being made.
+        // SAFETY: legal on any thread, also while registries and runs keep the kernel.
         unsafe { ffi::wcuda_kernel_destroy(self.handle) }
     }
 }

@@ -1,8 +1,7 @@
 //! A kernel's two halves on the same inputs, and where they differ most.
 
-use super::aside::Copies;
-use super::gpu_compute::GpuCompute;
-use super::spec::check_types;
+use super::copies::Copies;
+use super::gpu_compute::{GpuCompute, Registered};
 use crate::compute::module::GpuArg;
 use crate::compute::registry::ParamSpec;
 use crate::core::error::{Error, ErrorKind, Result};
@@ -42,21 +41,36 @@ impl GpuCompute {
     /// Runs the device's code and the host function of a kernel on copies of the same arguments, which
     /// stay as they are, and compares all that is declared as written. Needs both halves and a GPU:
     /// [`ErrorKind::UnsupportedKernel`].
+    ///
+    /// ```
+    /// # use worker_cuda::{GpuArg, GpuCompute};
+    /// # fn check(compute: &GpuCompute) -> worker_cuda::Result<()> {
+    /// let x = compute.device().upload(&[1.0f32; 1000])?;
+    /// let mut y = compute.device().allocate::<f32>(1000)?;
+    /// let parity = compute.check_parity("scale", &[GpuArg::from(&x), (&mut y).into()], 1e-6)?;
+    /// assert!(parity.within, "{:?}", parity.largest);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn check_parity(&self, name: &str, args: &[GpuArg<'_>], tolerance: f64) -> Result<Parity> {
-        let kernel = self.find(name)?;
-        check_types(&kernel.params, args)?;
-        let (Some(id), Some(function), Some(aside)) = (kernel.id, &kernel.function, &kernel.aside)
-        else {
+        let found = self.find(name)?;
+        let unsupported = || {
             let message = format!(
                 "kernel '{name}': parity needs device code, a GPU for it, and a host function"
             );
-            return Err(Error::new(ErrorKind::UnsupportedKernel, message));
+            Error::new(ErrorKind::UnsupportedKernel, message)
         };
-        let on_device = Copies::new(function.context(), args)?;
-        let on_host = Copies::new(aside.context(), args)?;
-        aside.run(&on_host)?;
-        self.run_on_copies(id, &on_device)?;
-        compare(&kernel.params, &on_device, &on_host, tolerance)
+        let Registered::Described(kernel) = &*found else {
+            return Err(unsupported());
+        };
+        kernel.own.check(args)?;
+        let on_host = kernel.on_host.as_ref().ok_or_else(unsupported)?;
+        kernel.own.function().ok_or_else(unsupported)?;
+        let device_copies = Copies::new(kernel.own.context(), args)?;
+        let host_copies = Copies::new(on_host.context(), args)?;
+        host_copies.run(on_host)?;
+        device_copies.run(&kernel.own)?;
+        compare(kernel.own.params(), &device_copies, &host_copies, tolerance)
     }
 }
 
@@ -157,8 +171,8 @@ fn half(bits: u16) -> f64 {
 mod tests {
     use super::*;
     use crate::compute::KernelSpec;
-    use crate::compute::aside::{Aside, run_aside};
-    use crate::compute::gpu_compute::Prepared;
+    use crate::compute::copies::run_on_copies;
+    use crate::compute::runnable::Runnable;
     use crate::core::context::CudaContext;
 
     /// Adds 1 to all, and `more` to element 3; fails above 50.
@@ -178,35 +192,27 @@ mod tests {
         (compute, spec)
     }
 
-    /// Runs with its host function beside the context, as beside a GPU.
-    fn with_aside<R>(more: f32, body: impl FnOnce(&GpuCompute, &[ParamSpec], &Aside) -> R) -> R {
+    /// Runs with the kernel as it stands on a host context.
+    fn with_kernel<R>(more: f32, body: impl FnOnce(&GpuCompute, &Runnable) -> R) -> R {
         let (compute, spec) = add_one(more);
-        let Prepared {
-            descriptor,
-            function,
-            host: _host,
-            ..
-        } = compute
+        let prepared = compute
             .prepare(&spec.descriptor, "add_one", None, spec.host)
             .unwrap();
-        let aside = Aside::new(&descriptor, function.unwrap()).unwrap();
-        let result = body(&compute, &descriptor.params, &aside);
-        drop(aside);
-        result
+        body(&compute, &prepared.kernel.own)
     }
 
     #[test]
     fn the_largest_difference_is_found_and_inputs_stay() {
-        with_aside(0.0, |compute, params, first| {
-            with_aside(100.0, |_, _, second| {
+        with_kernel(0.0, |compute, first| {
+            with_kernel(100.0, |_, second| {
                 let mut x = compute.device().upload(&[1.0f32, 2.0, 3.0, 4.0]).unwrap();
                 let args = [GpuArg::from(&mut x)];
                 let on_device = Copies::new(first.context(), &args).unwrap();
                 let on_host = Copies::new(second.context(), &args).unwrap();
-                first.run(&on_device).unwrap();
-                second.run(&on_host).unwrap();
+                on_device.run(first).unwrap();
+                on_host.run(second).unwrap();
 
-                let parity = compare(params, &on_device, &on_host, 1e-3).unwrap();
+                let parity = compare(first.params(), &on_device, &on_host, 1e-3).unwrap();
 
                 assert_eq!((parity.compared, parity.within), (4, false));
                 let largest = parity.largest.unwrap();
@@ -214,7 +220,7 @@ mod tests {
                 assert_eq!((largest.device, largest.host), (5.0, 105.0));
                 assert_eq!(largest.difference, 100.0 / 105.0);
                 assert_eq!(largest.name, "x");
-                let same = compare(params, &on_host, &on_host, 0.0).unwrap();
+                let same = compare(first.params(), &on_host, &on_host, 0.0).unwrap();
                 assert_eq!((same.largest, same.within), (None, true));
                 drop((on_device, on_host));
                 assert_eq!(x.to_vec().unwrap(), [1.0, 2.0, 3.0, 4.0]);
@@ -223,11 +229,11 @@ mod tests {
     }
 
     #[test]
-    fn a_host_function_beside_writes_back_when_it_succeeds() {
-        with_aside(0.0, |compute, _, aside| {
+    fn a_host_function_on_copies_writes_back_when_it_succeeds() {
+        with_kernel(0.0, |compute, kernel| {
             let mut x = compute.device().upload(&[48.5f32; 4]).unwrap();
             let mut run = || {
-                let ran = run_aside(aside, &[GpuArg::from(&mut x)]).map(|_| ());
+                let ran = run_on_copies(kernel, &[GpuArg::from(&mut x)]).map(|_| ());
                 (ran, x.to_vec().unwrap())
             };
             assert_eq!(run().1, [49.5; 4]);

@@ -52,6 +52,18 @@ pub(crate) fn code_pointer(code: &[u8]) -> *const std::ffi::c_void {
 }
 
 /// A folder that keeps compiled programs for all processes of this user. Cheap to clone.
+///
+/// ```
+/// use worker_cuda::KernelCache;
+/// # fn main() -> worker_cuda::Result<()> {
+/// # let folder = std::env::temp_dir().join(format!("wcuda-doc-cache-{}", std::process::id()));
+/// let cache = KernelCache::open(&folder, 64 << 20)?;
+/// assert_eq!(cache.stats()?.entries, 0);
+/// # drop(cache);
+/// # std::fs::remove_dir_all(folder).ok();
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct KernelCache(Arc<CacheHandle>);
 
@@ -401,6 +413,22 @@ pub struct ProgramInfo {
 /// .expression("scale<float>")
 /// .compile()?;
 /// println!("{} bytes", program.code()?.len());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// ```
+/// use worker_cuda::{ErrorKind, Program};
+/// # fn main() -> worker_cuda::Result<()> {
+/// let source = "template <class T> __global__ void fill(T* x, T value) { x[threadIdx.x] = value; }";
+/// let program = Program::builder(source)
+///     .architecture("sm_90a")
+///     .expression("fill<float>")
+///     .compile();
+/// match program {
+///     Ok(program) => println!("{}", program.name_of("fill<float>")?),
+///     Err(error) => assert_eq!(error.kind(), ErrorKind::NotAvailable), // no NVRTC here
+/// }
 /// # Ok(())
 /// # }
 /// ```

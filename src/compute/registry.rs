@@ -7,6 +7,17 @@ use crate::core::native_text::{as_native, fixed_text};
 use crate::ffi;
 
 /// A kernel of a registry.
+///
+/// ```
+/// use worker_cuda::{CudaContext, ElementType, GpuCompute};
+/// # fn main() -> worker_cuda::Result<()> {
+/// let compute = GpuCompute::with_context(&CudaContext::host()?)?;
+/// compute.register_builtin("relu", ElementType::F32, 0)?;
+/// let relu = &compute.registered()?[0];
+/// assert_eq!((relu.name.as_str(), relu.runs_here), ("relu", true));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RegisteredKernel {
@@ -227,6 +238,21 @@ impl Registry {
             )
         })?;
         Ok(given)
+    }
+
+    /// Removes the kernel of this name, if there is one.
+    pub(crate) fn remove(&self, name: &str) -> Result<()> {
+        let mut found = ffi::wcuda_registered_kernel::init();
+        // SAFETY: `name` lives for the call, and `found` is valid and sized.
+        let lookup = call(|error| unsafe {
+            ffi::wcuda_registry_find(self.0, as_native(name), &mut found, error)
+        });
+        match lookup {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            other => other?,
+        }
+        // SAFETY: legal on any thread.
+        call(|error| unsafe { ffi::wcuda_registry_remove(self.0, found.kernel_id, error) })
     }
 
     pub(crate) fn list(&self) -> Result<Vec<RegisteredKernel>> {

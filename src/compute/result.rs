@@ -6,6 +6,14 @@ use crate::compute::program::CacheResult;
 use crate::core::device::Backend;
 
 /// When a kernel may run elsewhere than asked. Decided before any work starts, never after.
+///
+/// ```
+/// use worker_cuda::{Fallback, GpuCompute};
+/// # fn main() -> worker_cuda::Result<()> {
+/// let compute = GpuCompute::open(Fallback::IfUnsupported)?; // on the host where there is no GPU
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fallback {
     /// It runs where it was asked to, or not at all.

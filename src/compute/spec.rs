@@ -72,6 +72,33 @@ pub(super) enum DeviceCode {
 }
 
 /// A kernel as it is registered: its name, what its parameters are, and what runs it.
+///
+/// ```
+/// use worker_cuda::{CudaContext, GpuCompute, KernelSpec};
+/// # fn main() -> worker_cuda::Result<()> {
+/// const SOURCE: &str = "extern \"C\" __global__ void add(const float* a, float* b, int n) {
+///     int i = blockIdx.x * blockDim.x + threadIdx.x;
+///     if (i < n) b[i] += a[i];
+/// }";
+/// let spec = KernelSpec::new("add")
+///     .read::<f32>("a", ["n".into()])
+///     .write::<f32>("b", ["n".into()])
+///     .scalar::<i32>("n")
+///     .within(1, 1 << 20)
+///     .threads(["n".into()])
+///     .host(|call| {
+///         let n = call.value::<i32>(2)? as usize;
+///         let a = call.slice::<f32>(0)?;
+///         let b = call.slice_mut::<f32>(1)?;
+///         b[..n].iter_mut().zip(a).for_each(|(b, a)| *b += a);
+///         Ok(())
+///     });
+/// // SAFETY: the code stays within the extents and has the declared types.
+/// let spec = unsafe { spec.source(SOURCE) };
+/// GpuCompute::with_context(&CudaContext::host()?)?.register(spec)?;
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "nothing happens until it is registered"]
 pub struct KernelSpec {
     pub(super) descriptor: Descriptor,

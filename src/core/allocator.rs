@@ -74,7 +74,7 @@ impl CudaVramAllocator {
         &self.context
     }
 
-    /// Allocates `size` bytes (at least one), contents undefined.
+    /// Allocates `size` zero bytes (at least one).
     pub fn allocate(&self, size: u64) -> Result<AllocationId> {
         self.allocate_tagged(size, "")
     }

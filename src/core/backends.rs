@@ -27,6 +27,18 @@ impl BackendEntry {
 }
 
 /// All types of backends, highest priority first.
+///
+/// ```
+/// # fn main() -> worker_cuda::Result<()> {
+/// for entry in worker_cuda::backends()? {
+///     match entry.devices {
+///         Ok(count) => println!("{}: {count} devices", entry.name),
+///         Err((_, reason)) => println!("{}: {reason}", entry.name),
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub fn backends() -> Result<Vec<BackendEntry>> {
     let mut count = 0;
     // SAFETY: no entries are asked for.

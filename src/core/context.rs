@@ -45,6 +45,20 @@ pub enum Scrub {
 }
 
 /// How to open a device; see [`CudaContext::builder`].
+///
+/// ```
+/// use worker_cuda::{Backend, CudaContext, ErrorKind, Scrub};
+/// # fn main() -> worker_cuda::Result<()> {
+/// let context = CudaContext::builder()
+///     .backend(Backend::Host)
+///     .memory_budget(1 << 20)
+///     .scrub(Scrub::OnFree)
+///     .open()?;
+/// let error = context.alloc::<u8>(2 << 20).unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::OverBudget);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "nothing is opened until `open` is called"]
 pub struct ContextBuilder {

@@ -1,4 +1,13 @@
 //! Devices and what they can do.
+//!
+//! ```
+//! # fn main() -> worker_cuda::Result<()> {
+//! for device in worker_cuda::devices()? {
+//!     println!("{} {}: {} bytes", device.backend, device.ordinal, device.total_memory);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 use crate::core::error::{Result, call};
 use crate::core::native_text::fixed_text;

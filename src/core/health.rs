@@ -1,4 +1,13 @@
 //! The health report of a context's device.
+//!
+//! ```
+//! use worker_cuda::{CudaContext, HealthState};
+//! # fn main() -> worker_cuda::Result<()> {
+//! let health = CudaContext::host()?.health()?;
+//! assert_eq!(health.state, HealthState::Ok, "{}", health.message);
+//! # Ok(())
+//! # }
+//! ```
 
 use std::time::Duration;
 

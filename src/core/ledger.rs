@@ -61,6 +61,18 @@ impl Purpose {
 }
 
 /// Sums of the ledger for one purpose.
+///
+/// ```
+/// use worker_cuda::{CudaContext, Purpose};
+/// # fn main() -> worker_cuda::Result<()> {
+/// let context = CudaContext::host()?;
+/// let buffer = context.alloc::<u8>(1000)?;
+/// let memory = context.memory(Purpose::User)?;
+/// assert_eq!((memory.current_bytes, memory.allocation_count), (1000, 1));
+/// # drop(buffer);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryInfo {
@@ -85,6 +97,17 @@ pub struct MemoryInfo {
 }
 
 /// One live allocation.
+///
+/// ```
+/// # fn main() -> worker_cuda::Result<()> {
+/// let context = worker_cuda::CudaContext::host()?;
+/// let buffer = context.alloc_tagged::<u8>(1000, "table")?;
+/// let entries = context.ledger()?;
+/// assert_eq!((entries[0].bytes, entries[0].tag.as_str()), (1000, "table"));
+/// # drop(buffer);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LedgerEntry {

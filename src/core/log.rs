@@ -62,6 +62,17 @@ thread_local! {
 /// before. `target` names the part that speaks ("model", "vram"). The sink runs on whichever thread
 /// logs, possibly on several at once; calls into this crate from inside it fail with
 /// [`ErrorKind::Reentrant`], and a panic in it is swallowed.
+///
+/// ```
+/// use worker_cuda::log::{self, Level};
+/// # fn main() -> worker_cuda::Result<()> {
+/// log::set_sink(Level::Info, |level, target, message| {
+///     eprintln!("{level:?} {target}: {message}");
+/// })?;
+/// log::clear_sink()?;
+/// # Ok(())
+/// # }
+/// ```
 pub fn set_sink(
     level: Level,
     sink: impl Fn(Level, &str, &str) + Send + Sync + 'static,

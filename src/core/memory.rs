@@ -127,17 +127,50 @@ pub struct SafeCudaPtr<T: DeviceRepr> {
 }
 
 impl CudaContext {
-    /// Allocates `len` elements (at least one), contents undefined.
+    /// Allocates `len` zeros (at least one).
     pub fn alloc<T: DeviceRepr>(&self, len: usize) -> Result<SafeCudaPtr<T>> {
         self.alloc_tagged(len, "")
     }
 
-    /// The same, with a name for the ledger.
+    /// Allocates `len` zeros (at least one), with a name for the ledger.
     pub fn alloc_tagged<T: DeviceRepr>(&self, len: usize, tag: &str) -> Result<SafeCudaPtr<T>> {
+        self.alloc_with(len, tag, ffi::WCUDA_BUFFER_ZEROED)
+    }
+
+    /// Allocates `len` elements (at least one) and leaves the memory as it is: it may hold what an earlier
+    /// buffer held. Saves the time to zero it where all of it is overwritten anyway.
+    ///
+    /// # Safety
+    /// Every element is written before it is read, by any means: copies, digests, kernels, views.
+    ///
+    /// ```
+    /// # fn main() -> worker_cuda::Result<()> {
+    /// let context = worker_cuda::CudaContext::host()?;
+    /// // SAFETY: all of it is written by the next line.
+    /// let mut buffer = unsafe { context.alloc_uninit::<u32>(3, "") }?;
+    /// buffer.copy_from(&[1, 2, 3])?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub unsafe fn alloc_uninit<T: DeviceRepr>(
+        &self,
+        len: usize,
+        tag: &str,
+    ) -> Result<SafeCudaPtr<T>> {
+        self.alloc_with(len, tag, 0)
+    }
+
+    fn alloc_with<T: DeviceRepr>(
+        &self,
+        len: usize,
+        tag: &str,
+        flags: u32,
+    ) -> Result<SafeCudaPtr<T>> {
         let mut options = ffi::wcuda_buffer_options::init();
         options.purpose = Purpose::User.to_native();
         options.bytes = byte_count::<T>(len)?;
         options.tag = as_native(tag);
+        options.flags = flags;
         let mut handle = ffi::wcuda_buffer::zeroed();
         // SAFETY: `options` and the tag are valid for the call.
         call(|error| unsafe {
@@ -197,14 +230,7 @@ impl CudaContext {
         Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
-    /// Allocates `len` zeros.
-    pub fn alloc_zeroed<T: DeviceRepr>(&self, len: usize) -> Result<SafeCudaPtr<T>> {
-        let mut buffer = self.alloc(len)?;
-        buffer.fill(T::ZERO)?;
-        Ok(buffer)
-    }
-
-    /// Allocates `size` bytes on this context's device; no limit but its memory and budgets.
+    /// Allocates `size` zero bytes on this context's device; no limit but its memory and budgets.
     pub fn allocate_vram(&self, size: u64) -> Result<SafeCudaPtr<u8>> {
         let len = usize::try_from(size).unwrap_or(usize::MAX); // which is refused
         self.alloc(len)
@@ -212,7 +238,16 @@ impl CudaContext {
 
     /// Allocates a copy of `source`, which must not be empty.
     pub fn alloc_from<T: DeviceRepr>(&self, source: &[T]) -> Result<SafeCudaPtr<T>> {
-        let mut buffer = self.alloc(source.len())?;
+        self.alloc_from_tagged(source, "")
+    }
+
+    pub(crate) fn alloc_from_tagged<T: DeviceRepr>(
+        &self,
+        source: &[T],
+        tag: &str,
+    ) -> Result<SafeCudaPtr<T>> {
+        // SAFETY: the buffer is as long as `source`; on an error it is dropped unread.
+        let mut buffer = unsafe { self.alloc_uninit(source.len(), tag) }?;
         buffer.copy_from(source)?;
         Ok(buffer)
     }
@@ -472,6 +507,16 @@ pub fn join_digest_pieces(pieces: &[[u8; 32]]) -> Result<[u8; 32]> {
 }
 
 /// A window into a [`SafeCudaPtr`], to read. Offsets count from its start.
+///
+/// ```
+/// # fn main() -> worker_cuda::Result<()> {
+/// let context = worker_cuda::CudaContext::host()?;
+/// let buffer = context.alloc_from(&[1.0f32, 2.0, 3.0, 4.0])?;
+/// let window = buffer.view(1..3)?;
+/// assert_eq!(window.to_vec()?, [2.0, 3.0]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct CudaView<'a, T: DeviceRepr> {
     buffer: &'a SafeCudaPtr<T>,
@@ -479,6 +524,16 @@ pub struct CudaView<'a, T: DeviceRepr> {
 }
 
 /// A window into a [`SafeCudaPtr`], to read and to write. Offsets count from its start.
+///
+/// ```
+/// # fn main() -> worker_cuda::Result<()> {
+/// let context = worker_cuda::CudaContext::host()?;
+/// let mut buffer = context.alloc::<u16>(4)?;
+/// buffer.view_mut(1..3)?.copy_from(&[5, 6])?;
+/// assert_eq!(buffer.to_vec()?, [0, 5, 6, 0]);
+/// # Ok(())
+/// # }
+/// ```
 pub struct CudaViewMut<'a, T: DeviceRepr> {
     buffer: &'a mut SafeCudaPtr<T>,
     range: Range<usize>,
@@ -597,6 +652,18 @@ impl<T: DeviceRepr> fmt::Debug for SafeCudaPtr<T> {
 
 /// `len` elements of page-locked host memory, for fast copies; on the host backend ordinary memory.
 /// Starts zeroed and is used as a slice.
+///
+/// ```
+/// # fn main() -> worker_cuda::Result<()> {
+/// let context = worker_cuda::CudaContext::host()?;
+/// let mut pinned = context.alloc_pinned::<f32>(2)?;
+/// pinned.copy_from_slice(&[1.0, 2.0]);
+/// let mut buffer = context.alloc::<f32>(2)?;
+/// let pinned = buffer.write_async(0, pinned, None)?.wait()?;
+/// assert_eq!(buffer.to_vec()?, pinned[..]);
+/// # Ok(())
+/// # }
+/// ```
 pub struct PinnedBuffer<T: DeviceRepr> {
     handle: ffi::wcuda_pinned,
     data: NonNull<T>,

@@ -10,6 +10,20 @@ use crate::core::memory::{DeviceRepr, PinnedBuffer, SafeCudaPtr};
 use crate::ffi;
 
 /// A queue of work in order; work on two streams is ordered only by events. Dropping it waits.
+///
+/// ```
+/// use worker_cuda::{CudaContext, Priority};
+/// # fn main() -> worker_cuda::Result<()> {
+/// let context = CudaContext::host()?;
+/// let (first, second) = (
+///     context.stream(Priority::Ordinary)?,
+///     context.stream(Priority::High)?,
+/// );
+/// second.wait_for(&first.record()?)?; // what it is given from now on comes after
+/// second.synchronize()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Stream {
     handle: ffi::wcuda_stream,
@@ -106,7 +120,13 @@ impl Stream {
         Ok(event)
     }
 
-    /// What the stream is given from now on waits for the event.
+    /// Work queued on the stream from now on starts after the copy. The copy's own event stays private:
+    /// recorded again elsewhere, it would report the copy as done too early.
+    pub fn wait_for_copy<T: DeviceRepr>(&self, copy: &PendingCopy<T>) -> Result<()> {
+        self.wait_for(&copy.event)
+    }
+
+    /// Work queued on the stream from now on starts after the event.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
         // SAFETY: legal on any thread.
         call(|error| unsafe { ffi::wcuda_event_order(event.handle, self.handle, error) })
@@ -121,6 +141,20 @@ impl Drop for Stream {
 }
 
 /// A point in a stream's work, with its time.
+///
+/// ```
+/// # fn main() -> worker_cuda::Result<()> {
+/// let context = worker_cuda::CudaContext::host()?;
+/// let (begin, end) = (context.event()?, context.event()?);
+/// begin.record(None)?;
+/// let x = context.alloc_from(&[1.0f32; 1000])?;
+/// end.record(None)?;
+/// end.wait()?;
+/// println!("{:?}", begin.elapsed_to(&end)?);
+/// # drop(x);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Event {
     handle: ffi::wcuda_event,
@@ -180,9 +214,30 @@ impl Drop for Event {
 
 /// A copy in flight. It owns its pinned memory and gives it back when the copy is done; dropping it
 /// waits for the copy, forgetting it leaks the memory and breaks nothing.
+///
+/// ```
+/// # fn main() -> worker_cuda::Result<()> {
+/// let context = worker_cuda::CudaContext::host()?;
+/// let buffer = context.alloc_from(&[1.0f32, 2.0])?;
+/// let pending = buffer.read_async(0, context.alloc_pinned(2)?, None)?;
+/// // Other work goes here.
+/// assert_eq!(pending.wait()?[..], [1.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The event behind the copy belongs to it alone, for an event can be recorded again:
+///
+/// ```compile_fail,E0616
+/// # fn early(pending: worker_cuda::PendingCopy<f32>) -> worker_cuda::Result<()> {
+/// pending.event.record(None)?;
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "the pinned memory comes back from `wait`"]
 pub struct PendingCopy<T: DeviceRepr> {
     pinned: Option<PinnedBuffer<T>>,
+    /// Recorded once, after the copy. Never handed out.
     event: Event,
 }
 
@@ -190,11 +245,6 @@ impl<T: DeviceRepr> PendingCopy<T> {
     /// Whether the copy is done.
     pub fn is_done(&self) -> Result<bool> {
         self.event.is_done()
-    }
-
-    /// The event behind the copy, for other streams to wait for.
-    pub fn event(&self) -> &Event {
-        &self.event
     }
 
     /// Waits, and gives the pinned memory back.

@@ -1,4 +1,12 @@
 //! Which archive this program is linked with.
+//!
+//! ```
+//! # fn main() -> worker_cuda::Result<()> {
+//! assert_eq!(worker_cuda::version().split('.').count(), 3);
+//! println!("built with {}", worker_cuda::build_info()?.compiler);
+//! # Ok(())
+//! # }
+//! ```
 
 use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::core::native_text::static_text;

@@ -7,6 +7,7 @@ use crate::core::error::{Result, call};
 use crate::core::native_text::as_native;
 use crate::ffi;
 use crate::llm::gguf::Gguf;
+use crate::llm::model::Model;
 
 /// How keys and values are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -374,6 +375,38 @@ impl CudaContext {
             kv_page_bytes: plan.kv_page_bytes,
             kv_page_count: plan.kv_page_count,
             loading_bytes: plan.loading_bytes,
+        })
+    }
+}
+
+impl Model {
+    /// What one more engine on this model would hold with these options. The weights are there already
+    /// and count as 0 here; `available_bytes` is what the context could still hold beside them.
+    ///
+    /// ```no_run
+    /// # use worker_cuda::{CudaContext, Engine, EngineOptions, Gguf, Model};
+    /// # fn main() -> worker_cuda::Result<()> {
+    /// let model = Model::load(&CudaContext::auto()?, &Gguf::open("model.gguf")?)?;
+    /// let options = EngineOptions::new().max_sequences(8);
+    /// let plan = model.plan_engine(&options)?;
+    /// if plan.fits {
+    ///     Engine::new(&model, &options)?;
+    /// } else {
+    ///     println!("{} bytes, {} are left", plan.total_bytes, plan.available_bytes);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn plan_engine(&self, options: &EngineOptions) -> Result<Plan> {
+        let whole = self.context().plan(self.gguf(), options)?;
+        let total_bytes = whole.total_bytes - whole.weights_bytes;
+        Ok(Plan {
+            fits: total_bytes <= whole.available_bytes,
+            weights_bytes: 0,
+            total_bytes,
+            staging_bytes: 0,
+            loading_bytes: 0,
+            ..whole
         })
     }
 }

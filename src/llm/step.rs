@@ -164,6 +164,20 @@ impl<'a> Step<'a> {
     }
 }
 
+/// The library takes tokens as `i32`: a number past that would be reported as a negative one.
+fn check_tokens(row: usize, tokens: &[Token]) -> Result<()> {
+    match tokens.iter().position(|&token| token > i32::MAX as u32) {
+        None => Ok(()),
+        Some(index) => Err(Error::new(
+            ErrorKind::OutOfRange,
+            format!(
+                "row {row}: token {index} is {}, past every vocabulary",
+                tokens[index]
+            ),
+        )),
+    }
+}
+
 /// Memory for a step in the shape that the library wants, kept from one step to the next.
 #[derive(Default)]
 pub(crate) struct NativeStep {
@@ -186,7 +200,8 @@ impl NativeStep {
         self.build_sampling(step);
         self.rows.clear();
         let mut sampling = self.sampling.iter();
-        for row in &step.0 {
+        for (index, row) in step.0.iter().enumerate() {
+            check_tokens(index, row.tokens)?;
             let token_count = to_u32(row.token_count(), "tokens of a row")?;
             let fed = row.flags & ffi::WCUDA_ROW_FEED_SAMPLED != 0;
             self.rows.push(ffi::wcuda_row {

@@ -152,7 +152,7 @@ fn residency_json(backend: &str, residency: &Residency) -> Value {
 
 /// Something of each kind that holds memory.
 fn use_and_give_back(context: &CudaContext, model: Option<&Path>) -> Outcome {
-    let mut x = context.alloc_zeroed::<f32>(1 << 16)?;
+    let mut x = context.alloc::<f32>(1 << 16)?;
     let y = context.alloc_from(&vec![1.0f32; 1 << 16])?;
     let args = [(&y).into(), (&mut x).into(), (1u64 << 16).into()];
     context.run_builtin("reduce_sum", ElementType::F32, &args, None)?;

@@ -9,7 +9,7 @@ use super::{
     KernelCode, Manifest, ManifestKernel, ManifestModule, ModuleCode, ModuleKind, ModuleOptions,
     is_below,
 };
-use crate::compute::catalogue::ReadyKernel;
+use crate::compute::catalogue::BuiltinKernel;
 use crate::compute::registry::{Descriptor, ParamSpec};
 use crate::core::error::Result;
 use crate::ffi;
@@ -68,7 +68,7 @@ struct Known {
     /// Modules by name.
     modules: HashMap<String, usize>,
     /// Asked for once, and only where there is a kernel of it.
-    catalogue: OnceCell<Vec<ReadyKernel>>,
+    catalogue: OnceCell<Vec<BuiltinKernel>>,
 }
 
 fn module(node: &Node<'_>) -> Result<ManifestModule> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use worker_cuda::ReadyKernel;
+use worker_cuda::BuiltinKernel;
 use worker_cuda::manifest::{ManifestKernel, ParamKind};
 
 use crate::failure::{Failure, Outcome};
@@ -35,7 +35,7 @@ pub struct Param {
 
 /// Of a kernel of the catalogue, by its signature ("<x:rows*width >y:rows*width #rows #width").
 /// `elements` is the type of the call, as files have it.
-pub fn of_ready(kernel: &ReadyKernel, elements: &str) -> Vec<Param> {
+pub fn of_builtin(kernel: &BuiltinKernel, elements: &str) -> Vec<Param> {
     let mut params = Vec::new();
     for token in kernel
         .signature

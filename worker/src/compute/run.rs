@@ -8,7 +8,7 @@ use worker_cuda::{
     SafeCudaPtr, catalogue,
 };
 
-use super::call::{Param, Role, Sizes, of_manifest, of_ready};
+use super::call::{Param, Role, Sizes, of_builtin, of_manifest};
 use crate::failure::{Failure, Outcome};
 use crate::input::print_json;
 use crate::load;
@@ -231,8 +231,8 @@ fn params(args: &Args, compute: &GpuCompute, inputs: &[Array]) -> Outcome<Vec<Pa
             Elements::F32
         }
     });
-    compute.register_ready(&args.name, elements.of_call(), 0)?;
-    Ok(of_ready(kernel, elements.in_files()))
+    compute.register_builtin(&args.name, elements.of_call(), 0)?;
+    Ok(of_builtin(kernel, elements.in_files()))
 }
 
 /// "name=value" of an option, by its name.

@@ -1,5 +1,5 @@
-// InCallback: marks that this thread runs a callback of the caller. Keeps work that must wait for its
-// end.
+// InCallback: marks that this thread runs a callback of the caller. Keeps work that must wait for
+// its end.
 #pragma once
 
 #include <functional>

@@ -1,43 +1,14 @@
-//! Host functions beside a GPU: on copies of the arguments, which are copied back.
+//! Copies of a launch's arguments, for a run beside the one that the caller asked for.
 
 use std::time::Duration;
 
-use super::host::told_by_host;
-use crate::compute::module::{CudaFunction, GpuArg, Value};
-use crate::compute::registry::{Descriptor, Registry};
+use super::host::timed_launch;
+use super::runnable::Runnable;
+use crate::compute::module::{GpuArg, Value};
 use crate::core::context::CudaContext;
 use crate::core::error::{Result, call};
 use crate::core::memory::SafeCudaPtr;
 use crate::ffi;
-
-/// A kernel's host function on a host context. The registry goes before the kernel, which it keeps.
-pub(super) struct Aside {
-    registry: Registry,
-    id: u32,
-    function: CudaFunction,
-}
-
-impl Aside {
-    pub(super) fn new(descriptor: &Descriptor, function: CudaFunction) -> Result<Self> {
-        let registry = Registry::new(function.context())?;
-        let id = registry.add(descriptor, function.handle())?;
-        Ok(Self {
-            registry,
-            id,
-            function,
-        })
-    }
-
-    pub(super) fn context(&self) -> &CudaContext {
-        self.function.context()
-    }
-
-    /// On copies in its own context.
-    pub(super) fn run(&self, copies: &Copies<'_>) -> Result<(ffi::wcuda_run_info, Duration)> {
-        // SAFETY: a host function is safe Rust, and nobody else has the copies.
-        told_by_host(|| unsafe { self.registry.run(self.id, &copies.args()) })
-    }
-}
 
 /// Copies of all windows among some arguments.
 pub(super) struct Copies<'a> {
@@ -49,11 +20,9 @@ impl<'a> Copies<'a> {
     /// Copies to a context, of either backend, after all work on the windows' own stream.
     pub(super) fn new(context: &CudaContext, args: &'a [GpuArg<'a>]) -> Result<Self> {
         let copy = |arg: &GpuArg<'_>| match &arg.value {
-            Value::Window { .. } => {
-                let mut buffer = context.alloc_tagged::<u8>(arg.byte_len() as usize, "copy")?;
-                buffer.write_at(0, &window_bytes(arg)?)?;
-                Ok(Some(buffer))
-            }
+            Value::Window { .. } => context
+                .alloc_from_tagged(&window_bytes(arg)?, "copy")
+                .map(Some),
             _ => Ok(None),
         };
         Ok(Self {
@@ -62,8 +31,16 @@ impl<'a> Copies<'a> {
         })
     }
 
+    /// Runs a kernel of the copies' context on them. On CUDA it is queued, and reading a copy waits
+    /// for it.
+    pub(super) fn run(&self, kernel: &Runnable) -> Result<(ffi::wcuda_run_info, Duration)> {
+        kernel.check(self.args)?;
+        // SAFETY: the arguments are checked; nobody else has the copies.
+        timed_launch(|| unsafe { kernel.run(&self.args()) })
+    }
+
     /// The arguments with the copies in place of the windows.
-    pub(super) fn args(&self) -> Vec<GpuArg<'_>> {
+    fn args(&self) -> Vec<GpuArg<'_>> {
         let pairs = self.args.iter().zip(&self.buffers);
         pairs
             .map(|(arg, buffer)| arg.moved_to(buffer.as_ref()))
@@ -118,14 +95,14 @@ fn window_bytes(arg: &GpuArg<'_>) -> Result<Vec<u8>> {
     Ok(data)
 }
 
-/// Runs a host function on copies of the arguments; what it writes is copied back when it has succeeded,
-/// and nothing otherwise.
-pub(super) fn run_aside(
-    aside: &Aside,
+/// Runs a kernel on copies of the arguments in its own context. What it writes is copied back when it
+/// succeeds, and nothing otherwise.
+pub(super) fn run_on_copies(
+    kernel: &Runnable,
     args: &[GpuArg<'_>],
 ) -> Result<(ffi::wcuda_run_info, Duration)> {
-    let copies = Copies::new(aside.context(), args)?;
-    let ran = aside.run(&copies)?;
+    let copies = Copies::new(kernel.context(), args)?;
+    let ran = copies.run(kernel)?;
     copies.write_back()?;
     Ok(ran)
 }
