@@ -1,9 +1,9 @@
-//! Bytes sealed into device memory and proved to be there: `cargo run --example 06-seal [FILE]`
+//! Bytes sealed into device memory, proved to be there, and used: `cargo run --example 06-seal [FILE]`
 
 use std::fs::File;
 
-use worker_cuda::CudaContext;
 use worker_cuda::seal::{AuditError, AuditRecord, AuditSink, SealedShard, VramConfig, VramManager};
+use worker_cuda::{CudaContext, Fallback, Gguf, GpuArg, GpuCompute, KernelSpec, Model};
 
 /// Prints what happens; a service would write it to its log.
 struct Print;
@@ -31,6 +31,38 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         None => manager.seal_model(&[1, 2, 3], 0)?,
     };
     println!("{shard:?}");
+
+    // What is sealed is used where it is: read back, passed to kernels, loaded from. Each use begins with
+    // the fast check; bytes that are read back are compared with their digests, too.
+    let view = manager.view(&shard)?;
+    println!(
+        "begins with {:?}",
+        view.range(0, view.len().min(4))?.read()?
+    );
+    let compute =
+        GpuCompute::with_context(manager.context())?.with_fallback(Fallback::IfUnsupported);
+    compute.register(
+        KernelSpec::new("sum")
+            .read::<u8>("x", ["n".into()])
+            .write::<u64>("sum", [1.into()])
+            .scalar::<u64>("n")
+            .host(|call| {
+                call.slice_mut::<u64>(1)?[0] = call.slice::<u8>(0)?.iter().map(|&x| x as u64).sum();
+                Ok(())
+            }),
+    )?;
+    let mut sum = compute.device().allocate::<u64>(1)?;
+    let args = [view.arg::<u8>()?, GpuArg::from(&mut sum), view.len().into()];
+    compute.run("sum", &args)?;
+    drop(args);
+    println!("sum {}", sum.to_vec()?[0]);
+    match Gguf::from_reader(manager.reader(&shard)?) {
+        Ok(gguf) => {
+            let model = Model::load(manager.context(), &gguf)?;
+            println!("a model of {} layers", model.info().layer_count);
+        }
+        Err(error) => println!("no model: {error}"),
+    }
 
     // The shard is a name: it can be written down, and a forged one is found out.
     let mut bytes = shard.to_bytes()?;

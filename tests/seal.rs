@@ -7,7 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 use worker_cuda::seal::*;
-use worker_cuda::{CudaContext, ErrorKind, Purpose, Scrub};
+use worker_cuda::{
+    CudaContext, Engine, EngineOptions, ErrorKind, Gguf, GpuCompute, KernelSpec, Model, Purpose,
+    Row, Scrub, Step,
+};
 
 const TOKEN: [u8; 32] = [42; 32];
 
@@ -496,4 +499,168 @@ proptest! {
         let read_back = SealedShard::from_bytes(&shard.to_bytes().unwrap()).unwrap();
         manager.verify_sealed(&read_back).unwrap();
     }
+}
+
+#[test]
+fn sealed_bytes_are_read_back() {
+    let mut manager = manager();
+    let bytes = pattern((2 << 20) + 77);
+    let shard = manager.seal_model(&bytes, 0).unwrap();
+    let size = bytes.len() as u64;
+
+    assert_eq!(manager.read(&shard, 0, size).unwrap(), bytes);
+    for (offset, len) in [
+        (0, 0),
+        (5, 100),
+        ((1 << 20) - 1, 2),
+        (size - 1, 1),
+        (size, 0),
+    ] {
+        let expected = &bytes[offset as usize..][..len as usize];
+        assert_eq!(manager.read(&shard, offset, len).unwrap(), expected);
+        let view = manager.view(&shard).unwrap().range(offset, len).unwrap();
+        assert_eq!((view.len(), view.is_empty()), (len, len == 0));
+        assert_eq!(view.read().unwrap(), expected);
+    }
+    let inner = manager.view(&shard).unwrap().range(100, 50).unwrap();
+    assert_eq!(inner.range(10, 5).unwrap().read().unwrap(), bytes[110..115]);
+    for (offset, len) in [(0, size + 1), (size, 1), (u64::MAX, 2), (1, u64::MAX)] {
+        let error = manager.read(&shard, offset, len).unwrap_err();
+        assert!(matches!(error, VramError::InvalidInput(_)), "{error:?}");
+    }
+    assert!(inner.range(40, 11).is_err());
+}
+
+#[test]
+fn sealed_bytes_are_an_argument_of_a_kernel() {
+    let mut manager = manager();
+    let values: Vec<u8> = (1..=6u32).flat_map(u32::to_le_bytes).collect();
+    let shard = manager.seal_model(&values, 0).unwrap();
+    let compute = GpuCompute::with_context(manager.context()).unwrap();
+    let spec = |name: &str| {
+        KernelSpec::new(name)
+            .read::<u32>("x", ["n".into()])
+            .write::<u32>("sum", [1.into()])
+            .scalar::<u32>("n")
+            .host(|call| {
+                call.slice_mut::<u32>(1)?[0] = call.slice::<u32>(0)?.iter().sum();
+                Ok(())
+            })
+    };
+    compute.register(spec("sum")).unwrap();
+    compute
+        .register(
+            KernelSpec::new("write")
+                .write::<u32>("x", [6.into()])
+                .host(|_| Ok(())),
+        )
+        .unwrap();
+    let mut sum = compute.device().allocate::<u32>(1).unwrap();
+    let view = manager.view(&shard).unwrap();
+
+    let args = [view.arg::<u32>().unwrap(), (&mut sum).into(), 6u32.into()];
+    compute.run("sum", &args).unwrap();
+    drop(args);
+    assert_eq!(sum.to_vec().unwrap(), [21]);
+    let part = view.range(8, 8).unwrap();
+    let args = [part.arg::<u32>().unwrap(), (&mut sum).into(), 2u32.into()];
+    compute.run("sum", &args).unwrap();
+    drop(args);
+    assert_eq!(sum.to_vec().unwrap(), [7]);
+
+    // What is sealed is read only, and of whole elements of the kernel's type.
+    let error = compute.run("write", &[view.arg::<u32>().unwrap()]);
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let args = [view.arg::<u8>().unwrap(), (&mut sum).into(), 6u32.into()];
+    let error = compute.run("sum", &args).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    drop(args);
+    assert!(view.range(2, 8).unwrap().arg::<u32>().is_err());
+    assert!(view.range(0, 7).unwrap().arg::<u32>().is_err());
+    manager.verify_sealed(&shard).unwrap();
+    let other = GpuCompute::with_context(&host()).unwrap();
+    other.register(spec("sum")).unwrap();
+    let mut sum = other.device().allocate::<u32>(1).unwrap();
+    let view = manager.view(&shard).unwrap();
+    let args = [view.arg::<u32>().unwrap(), (&mut sum).into(), 6u32.into()];
+    let error = other.run("sum", &args).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "another context");
+}
+
+#[test]
+fn a_sealed_model_is_loaded_and_computes_as_its_file() {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/cuda/tests/data/models/llama.gguf"
+    );
+    let mut manager = manager();
+    let shard = manager
+        .seal_model(&std::fs::read(path).unwrap(), 0)
+        .unwrap();
+    let logits = |gguf: &Gguf, context: &CudaContext| {
+        let model = Model::load(context, gguf).unwrap();
+        let mut engine = Engine::new(&model, &EngineOptions::new()).unwrap();
+        let sequence = engine.create_sequence().unwrap();
+        let step = Step::new().row(Row::tokens(&sequence, &[1, 2, 3]).logits_last());
+        let ticket = engine.submit(&step).unwrap();
+        let output = engine.wait(ticket).unwrap();
+        output.logits(&output.rows()[0]).to_vec()
+    };
+
+    let sealed = Gguf::from_reader(manager.reader(&shard).unwrap()).unwrap();
+    let expected = logits(&Gguf::open(path).unwrap(), &host());
+    assert_eq!(logits(&sealed, manager.context()), expected);
+
+    manager.verify_sealed(&shard).unwrap();
+    manager.deallocate(&shard).unwrap();
+    let error = Model::load(manager.context(), &sealed).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    assert_eq!(manager.used_vram(), 0);
+}
+
+#[test]
+fn the_fast_check_comes_before_each_use() {
+    let mut manager = manager();
+    let shard = manager.seal_model(b"weights", 0).unwrap();
+    manager.check_sealed(&shard).unwrap();
+
+    let mut forged = shard.clone();
+    forged.vram_bytes = 6;
+    for error in [
+        manager.check_sealed(&forged).unwrap_err(),
+        manager.read(&forged, 0, 1).unwrap_err(),
+        manager.view(&forged).unwrap_err(),
+        manager.reader(&forged).unwrap_err(),
+    ] {
+        assert!(
+            matches!(error, VramError::SealVerificationFailed { .. }),
+            "{error:?}"
+        );
+    }
+    manager.deallocate(&shard).unwrap();
+    for error in [
+        manager.check_sealed(&shard).unwrap_err(),
+        manager.read(&shard, 0, 1).unwrap_err(),
+        manager.view(&shard).unwrap_err(),
+        manager.reader(&shard).unwrap_err(),
+    ] {
+        assert!(matches!(error, VramError::IntegrityViolation), "{error:?}");
+    }
+}
+
+#[test]
+fn the_capacity_is_the_devices_unless_it_is_lowered() {
+    const CAPACITY: u64 = 80 << 30; // more than 24 GiB, as a caller of this card has
+    let context = CudaContext::builder()
+        .backend(worker_cuda::Backend::Host)
+        .memory_budget(CAPACITY)
+        .open()
+        .unwrap();
+    let manager = VramManager::with_context(context, VramConfig::new(TOKEN)).unwrap();
+    assert_eq!(manager.total_vram().unwrap(), CAPACITY);
+    let manager = manager.with_total_vram(1000).unwrap();
+    assert_eq!(manager.total_vram().unwrap(), 1000);
+    let manager = manager.with_total_vram(u64::MAX).unwrap();
+    assert_eq!(manager.total_vram().unwrap(), CAPACITY);
+    assert!(manager.with_total_vram(0).is_err());
 }

@@ -133,6 +133,20 @@ impl std::error::Error for AuditError {}
 
 /// Keeps records. Called on the thread that uses the manager; a failure or a panic fails nothing else and
 /// is counted in [`AuditCounters`](super::AuditCounters).
+///
+/// ```
+/// use worker_cuda::seal::{AuditError, AuditRecord, AuditSink};
+/// # fn main() -> worker_cuda::Result<()> {
+/// struct Lines(Vec<String>);
+/// impl AuditSink for Lines {
+///     fn emit(&mut self, record: &AuditRecord) -> Result<(), AuditError> {
+///         self.0.push(format!("{:?}", record.event));
+///         Ok(())
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub trait AuditSink: Send {
     /// Keeps one record.
     fn emit(&mut self, record: &AuditRecord) -> Result<(), AuditError>;

@@ -11,6 +11,18 @@ const TOKEN_BYTES_MAX: usize = 1024;
 const GIB: u64 = 1 << 30;
 
 /// Configuration. The token is zeroed when this goes, and `Debug` does not show it.
+///
+/// ```
+/// use worker_cuda::seal::VramConfig;
+/// # fn main() -> Result<(), worker_cuda::seal::VramError> {
+/// let config = VramConfig::new(b"a token of at least thirty-two bytes")
+///     .max_model_size(16 << 30)
+///     .worker_id("worker-1");
+/// config.validate()?;
+/// assert!(VramConfig::new("short").validate().is_err());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct VramConfig {
@@ -20,7 +32,7 @@ pub struct VramConfig {
     pub gpu_device: u32,
     /// Largest shard, in bytes; 100 GiB unless set.
     pub max_model_size: u64,
-    /// Most bytes sealed at a time; 24 GiB unless set, and never more than the device has.
+    /// Most bytes sealed at a time, and never more than the device has; all it has unless set.
     pub total_vram: u64,
     /// Who the audit events say they come from.
     pub worker_id: String,
@@ -33,7 +45,7 @@ impl VramConfig {
             worker_api_token: Zeroizing::new(worker_api_token.as_ref().to_vec()),
             gpu_device: 0,
             max_model_size: 100 * GIB,
-            total_vram: 24 * GIB,
+            total_vram: u64::MAX,
             worker_id: String::new(),
         }
     }
@@ -112,7 +124,7 @@ mod tests {
         assert!(good.clone().total_vram(0).validate().is_err());
         assert!(good.clone().gpu_device(u32::MAX).validate().is_err());
         assert_eq!(good.max_model_size, 107_374_182_400);
-        assert_eq!(good.total_vram, 25_769_803_776);
+        assert_eq!(good.total_vram, u64::MAX);
     }
 
     #[test]

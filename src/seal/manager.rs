@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io::Read;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use subtle::ConstantTimeEq;
@@ -15,6 +16,7 @@ use super::config::VramConfig;
 use super::error::{VramError, VramResult};
 use super::shard::{SealedShard, check_id};
 use super::signature::SealKey;
+use super::view::{SealedReader, SealedView};
 use crate::core::context::CudaContext;
 use crate::core::ledger::Purpose;
 use crate::core::memory::{PinnedBuffer, SafeCudaPtr, join_digest_pieces};
@@ -24,7 +26,7 @@ use crate::core::residency::Place;
 const STAGING_BYTES: usize = 4 << 20;
 const PIECE_BYTES: u64 = crate::ffi::WCUDA_DIGEST_PIECE_BYTES;
 
-/// What a shard is called beside its id.
+/// What a shard is called, apart from its id.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardLabel {
     /// Which model it is of.
@@ -47,23 +49,92 @@ pub struct AuditCounters {
 
 /// Seals bytes into the memory of one device, owns that memory, and checks it. Dropping it frees all of it
 /// and flushes the audit sink.
+///
+/// ```
+/// use worker_cuda::CudaContext;
+/// use worker_cuda::seal::{VramConfig, VramManager};
+/// # fn main() -> Result<(), worker_cuda::seal::VramError> {
+/// let config = VramConfig::new(b"a token of at least thirty-two bytes");
+/// let mut manager = VramManager::with_context(CudaContext::host()?, config)?;
+/// let shard = manager.seal_model(b"weights", 0)?;
+/// manager.check_sealed(&shard)?; // fast, before each use
+/// manager.verify_sealed(&shard)?; // every byte
+/// assert_eq!(manager.read(&shard, 0, 4)?, b"weig");
+/// manager.deallocate(&shard)?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct VramManager {
     context: CudaContext,
     config: VramConfig,
     key: SealKey,
-    sealed: HashMap<String, Sealed>,
+    sealed: HashMap<String, Arc<Sealed>>,
     audit: Audit,
 }
 
-struct Sealed {
-    memory: SafeCudaPtr<u8>,
+/// Sealed memory. A reader keeps it no longer than one read.
+pub(super) struct Sealed {
+    pub(super) memory: SafeCudaPtr<u8>,
     digest: [u8; 32],
     /// Chaining values of each MiB; they join to the digest where there is more than one.
     pieces: Vec<[u8; 32]>,
 }
 
+impl Sealed {
+    /// Fails unless the memory is the device's own.
+    pub(super) fn check_place(&self) -> VramResult<()> {
+        match self.memory.place()? {
+            Place::Device => Ok(()),
+            place => Err(VramError::PolicyViolation(format!(
+                "a sealed shard is {place}"
+            ))),
+        }
+    }
+
+    /// The range of `bytes` bytes from `offset` on, which lies within.
+    pub(super) fn range(&self, offset: u64, bytes: u64) -> VramResult<Range<u64>> {
+        let size = self.memory.size();
+        match offset.checked_add(bytes) {
+            Some(end) if end <= size => Ok(offset..end),
+            _ => Err(VramError::InvalidInput(format!(
+                "{bytes} bytes at {offset} pass the end of a shard of {size}"
+            ))),
+        }
+    }
+
+    /// Reads bytes that were sealed; their MiBs are checked first.
+    pub(super) fn read_into(&self, offset: u64, target: &mut [u8]) -> VramResult<()> {
+        let range = self.range(offset, target.len() as u64)?;
+        self.check_place()?;
+        if let Some(mib) = self.first_bad_mib(range)? {
+            return Err(VramError::SealVerificationFailed {
+                first_bad_mib: Some(mib),
+            });
+        }
+        Ok(self.memory.read_into(offset as usize, target)?)
+    }
+
+    /// The first MiB that a range touches whose chaining value is not what was sealed.
+    fn first_bad_mib(&self, range: Range<u64>) -> VramResult<Option<u64>> {
+        if range.is_empty() {
+            return Ok(None);
+        }
+        let first = range.start / PIECE_BYTES;
+        let start = (first * PIECE_BYTES) as usize;
+        let end = range.end.div_ceil(PIECE_BYTES) * PIECE_BYTES;
+        let end = end.min(self.memory.size()) as usize;
+        let actual = self.memory.digest_pieces(start..end, first)?;
+        let expected = &self.pieces[first as usize..][..actual.len()];
+        let differs =
+            |(actual, expected): (&[u8; 32], &[u8; 32])| !bool::from(actual.ct_eq(expected));
+        let bad = actual.iter().zip(expected).position(differs);
+        Ok(bad.map(|index| first + index as u64))
+    }
+}
+
 impl VramManager {
-    /// Opens CUDA device `config.gpu_device`; without one this is an error, also in tests.
+    /// Opens CUDA device `config.gpu_device`; without one this is an error, also in tests. The capacity is
+    /// what the device has, unless `total_vram` is less.
     pub fn new(config: VramConfig) -> VramResult<Self> {
         config.validate()?;
         // A number past i32 was refused above.
@@ -71,7 +142,8 @@ impl VramManager {
         Self::with_context(CudaContext::new(ordinal)?, config)
     }
 
-    /// The same from its parts.
+    /// The same from its parts, with the device's whole memory as capacity;
+    /// [`VramManager::with_total_vram`] lowers it.
     pub fn new_with_token(
         token: impl AsRef<[u8]>,
         gpu_device: u32,
@@ -111,7 +183,16 @@ impl VramManager {
         })
     }
 
-    /// Tells events to `sink` from now on.
+    /// Lowers or raises the most bytes sealed at a time; never more than the device has.
+    pub fn with_total_vram(mut self, bytes: u64) -> VramResult<Self> {
+        self.config.total_vram = bytes;
+        if bytes == 0 {
+            return Err(VramError::ConfigError("total_vram is 0".to_owned()));
+        }
+        Ok(self)
+    }
+
+    /// Reports events to `sink` from now on.
     pub fn audit_to(mut self, sink: impl AuditSink + 'static) -> Self {
         self.audit.sink = Some(Mutex::new(Box::new(sink)));
         self
@@ -159,7 +240,7 @@ impl VramManager {
         let sealed = self.fill(memory, &mut reader)?;
         shard.digest = hex(&sealed.digest);
         shard.signature = Some(self.key.sign(&shard.signed_bytes()?));
-        self.sealed.insert(shard.shard_id.clone(), sealed);
+        self.sealed.insert(shard.shard_id.clone(), Arc::new(sealed));
         self.audit.tell(AuditEvent::VramSealed {
             shard_id: shard.shard_id.clone(),
             gpu_device,
@@ -177,7 +258,7 @@ impl VramManager {
             if bool::from(actual.ct_eq(&sealed.digest)) {
                 return Ok(None);
             }
-            let bad = self.first_bad_mib(sealed, 0..end as u64)?;
+            let bad = sealed.first_bad_mib(0..end as u64)?;
             Ok(Some(Mismatch {
                 actual_digest: hex(&actual),
                 first_bad_mib: bad,
@@ -188,20 +269,40 @@ impl VramManager {
     /// Whether `bytes` bytes of a shard from `offset` on, and the rest of the MiBs they touch, are what was
     /// sealed; reads no more than those.
     pub fn verify_range(&self, shard: &SealedShard, offset: u64, bytes: u64) -> VramResult<()> {
-        let range = offset..offset.saturating_add(bytes); // past the end either way
         self.verified(shard, |sealed| {
-            if range.end > shard.vram_bytes {
-                return Err(VramError::InvalidInput(format!(
-                    "{bytes} bytes at {offset} pass the end of a shard of {}",
-                    shard.vram_bytes
-                )));
-            }
-            let bad = self.first_bad_mib(sealed, range.clone())?;
+            let bad = sealed.first_bad_mib(sealed.range(offset, bytes)?)?;
             Ok(bad.map(|mib| Mismatch {
                 actual_digest: String::new(),
                 first_bad_mib: Some(mib),
             }))
         })
+    }
+
+    /// The fast check before each use: the shard is sealed and signed by this manager, its allocation is
+    /// alive, and its memory is the device's own. Reads none of the memory, so its time does not depend on
+    /// the size; whether the bytes are still those that were sealed, [`VramManager::verify_sealed`] and
+    /// [`VramManager::verify_range`] check.
+    pub fn check_sealed(&self, shard: &SealedShard) -> VramResult<()> {
+        self.find(shard).map(|_| ())
+    }
+
+    /// Copies `bytes` bytes of a shard from `offset` on to the host, after a check that they are, with the
+    /// rest of the MiBs they touch, what was sealed.
+    pub fn read(&self, shard: &SealedShard, offset: u64, bytes: u64) -> VramResult<Vec<u8>> {
+        self.view(shard)?.range(offset, bytes)?.read()
+    }
+
+    /// The whole shard, to read and to pass to kernels, after the fast check.
+    pub fn view<'a>(&'a self, shard: &'a SealedShard) -> VramResult<SealedView<'a>> {
+        let sealed = self.find(shard)?;
+        Ok(SealedView::new(self, shard, sealed))
+    }
+
+    /// A reader of the shard's bytes, each MiB of which is checked when it is read. A sealed GGUF file is
+    /// opened with it: [`Gguf::from_reader`](crate::Gguf::from_reader), and its model loaded. Reads fail
+    /// once the shard is deallocated.
+    pub fn reader(&self, shard: &SealedShard) -> VramResult<SealedReader> {
+        Ok(SealedReader::new(self.find(shard)?))
     }
 
     /// Frees a shard's memory. The shard must be one of this manager's, signature included.
@@ -283,7 +384,8 @@ impl VramManager {
     fn allocate(&self, shard: &SealedShard) -> VramResult<SafeCudaPtr<u8>> {
         let requested = shard.vram_bytes;
         let len = usize::try_from(requested).unwrap_or(usize::MAX); // which is refused
-        let memory = match self.context.alloc_tagged(len, &shard.shard_id) {
+        // SAFETY: `fill` writes all of it, or drops it.
+        let memory = match unsafe { self.context.alloc_uninit(len, &shard.shard_id) } {
             Ok(memory) => memory,
             Err(error) => {
                 let available = self.available_vram().unwrap_or(0);
@@ -343,26 +445,7 @@ impl VramManager {
         shard: &SealedShard,
         compare: impl Fn(&Sealed) -> VramResult<Option<Mismatch>>,
     ) -> VramResult<()> {
-        if let Err(error) = self.check_signature(shard) {
-            self.tell_failed(shard, &error, "");
-            return Err(error);
-        }
-        let Some(sealed) = self.sealed.get(&shard.shard_id) else {
-            self.tell_failed(shard, &VramError::IntegrityViolation, "");
-            return Err(VramError::IntegrityViolation);
-        };
-        let place = sealed.memory.place()?;
-        if place != Place::Device {
-            self.audit.tell(AuditEvent::PolicyViolation {
-                policy: "vram-only".into(),
-                violation: format!("a sealed shard is {place}"),
-                details: shard.shard_id.clone(),
-                severity: Severity::Critical,
-                action_taken: "verification refused".into(),
-            });
-            let message = format!("shard {} is {place}", shard.shard_id);
-            return Err(VramError::PolicyViolation(message));
-        }
+        let sealed = self.find(shard)?;
         let Some(mismatch) = compare(sealed)? else {
             self.audit.tell(AuditEvent::SealVerified {
                 shard_id: shard.shard_id.clone(),
@@ -374,6 +457,29 @@ impl VramManager {
         };
         self.tell_failed(shard, &error, &mismatch.actual_digest);
         Err(error)
+    }
+
+    /// A shard of this manager whose memory is the device's own, its digest apart. A failure is told.
+    fn find(&self, shard: &SealedShard) -> VramResult<&Arc<Sealed>> {
+        if let Err(error) = self.check_signature(shard) {
+            self.tell_failed(shard, &error, "");
+            return Err(error);
+        }
+        let Some(sealed) = self.sealed.get(&shard.shard_id) else {
+            self.tell_failed(shard, &VramError::IntegrityViolation, "");
+            return Err(VramError::IntegrityViolation);
+        };
+        let placed = sealed.check_place();
+        if let Err(VramError::PolicyViolation(violation)) = &placed {
+            self.audit.tell(AuditEvent::PolicyViolation {
+                policy: "vram-only".into(),
+                violation: violation.clone(),
+                details: shard.shard_id.clone(),
+                severity: Severity::Critical,
+                action_taken: "verification refused".into(),
+            });
+        }
+        placed.map(|()| sealed)
     }
 
     /// Sealed at all, then signed by this manager.
@@ -390,27 +496,6 @@ impl VramManager {
             Ok(bytes) if self.key.verify(&bytes, signature) => Ok(()),
             _ => Err(forged),
         }
-    }
-
-    /// The first MiB that a range touches whose chaining value is not what was sealed.
-    fn first_bad_mib(
-        &self,
-        sealed: &Sealed,
-        range: std::ops::Range<u64>,
-    ) -> VramResult<Option<u64>> {
-        if range.is_empty() {
-            return Ok(None);
-        }
-        let first = range.start / PIECE_BYTES;
-        let start = (first * PIECE_BYTES) as usize;
-        let end = range.end.div_ceil(PIECE_BYTES) * PIECE_BYTES;
-        let end = end.min(sealed.memory.size()) as usize;
-        let actual = sealed.memory.digest_pieces(start..end, first)?;
-        let expected = &sealed.pieces[first as usize..][..actual.len()];
-        let differs =
-            |(actual, expected): (&[u8; 32], &[u8; 32])| !bool::from(actual.ct_eq(expected));
-        let bad = actual.iter().zip(expected).position(differs);
-        Ok(bad.map(|index| first + index as u64))
     }
 
     fn tell_refused(&self, requested: u64, available: u64, reason: &str) {

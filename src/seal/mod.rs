@@ -21,6 +21,10 @@
 //! # }
 //! ```
 //!
+//! What is sealed is used where it is: [`VramManager::read`] copies checked bytes back,
+//! [`VramManager::view`] passes them to kernels, [`VramManager::reader`] opens a sealed GGUF file and loads
+//! its model. Each use begins with the fast check, [`VramManager::check_sealed`].
+//!
 //! Signatures are keyed BLAKE3 under `derive_key("worker-cuda seal v1", token)`, over every field of the
 //! shard in one encoding with lengths (docs/FORMATS.md). Keys and tokens are zeroed when they go and shown
 //! by no `Debug`, error or event. Verification compares in constant time.
@@ -31,9 +35,11 @@ mod error;
 mod manager;
 mod shard;
 mod signature;
+mod view;
 
 pub use audit::{AuditError, AuditEvent, AuditRecord, AuditSink, Severity};
 pub use config::VramConfig;
 pub use error::{VramError, VramResult};
 pub use manager::{AuditCounters, ShardLabel, VramManager};
 pub use shard::SealedShard;
+pub use view::{SealedReader, SealedView};

@@ -14,6 +14,19 @@ const TEXT_BYTES_MAX: usize = 4096;
 
 /// The name of a piece of sealed memory: what, where, how large, and the signature that says so. Cloning it
 /// copies the name; the memory belongs to the [`VramManager`](super::VramManager) that sealed it.
+///
+/// ```
+/// use worker_cuda::CudaContext;
+/// use worker_cuda::seal::{SealedShard, VramConfig, VramManager};
+/// # fn main() -> Result<(), worker_cuda::seal::VramError> {
+/// let config = VramConfig::new(b"a token of at least thirty-two bytes");
+/// let mut manager = VramManager::with_context(CudaContext::host()?, config)?;
+/// let shard = manager.seal_model(b"weights", 0)?;
+/// let written = shard.to_bytes()?;
+/// manager.verify_sealed(&SealedShard::from_bytes(&written)?)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SealedShard {

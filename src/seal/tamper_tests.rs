@@ -11,7 +11,8 @@ fn manager() -> VramManager {
 }
 
 fn flip(manager: &mut VramManager, shard: &SealedShard, bit: usize) {
-    let memory = &mut manager.sealed.get_mut(&shard.shard_id).unwrap().memory;
+    let sealed = manager.sealed.get_mut(&shard.shard_id).unwrap();
+    let memory = &mut std::sync::Arc::get_mut(sealed).unwrap().memory;
     let byte = memory.read_at(bit / 8, 1).unwrap()[0];
     memory.write_at(bit / 8, &[byte ^ 1 << (bit % 8)]).unwrap();
 }
@@ -101,7 +102,8 @@ fn memory_that_leaves_the_device_is_a_policy_violation_before_its_digest_is_aske
     let context = CudaContext::host().unwrap(); // the manager's own refuses it
     // SAFETY: `foreign` outlives the manager's use of it, and only the buffer uses it.
     let borrowed = unsafe { context.borrow_memory(foreign.as_mut_ptr(), 3, "foreign") }.unwrap();
-    manager.sealed.get_mut(&shard.shard_id).unwrap().memory = borrowed;
+    let sealed = manager.sealed.get_mut(&shard.shard_id).unwrap();
+    std::sync::Arc::get_mut(sealed).unwrap().memory = borrowed;
 
     let error = manager.verify_sealed(&shard).unwrap_err();
 
@@ -119,4 +121,37 @@ fn chaining_values_of_the_manager_give_the_signed_digest() {
     assert_eq!(sealed.pieces.len(), 3);
     assert_eq!(join_digest_pieces(&sealed.pieces).unwrap(), sealed.digest);
     assert_eq!(hex(&sealed.digest), shard.digest);
+}
+
+#[test]
+fn tampered_bytes_are_not_read_back_or_loaded() {
+    use crate::llm::gguf::ReadAt;
+
+    let mut manager = manager();
+    let bytes = vec![7u8; 2 * MIB + 5];
+    let shard = manager.seal_model(&bytes, 0).unwrap();
+    let reader = manager.reader(&shard).unwrap();
+    let mut target = [0; 10];
+    reader.read_exact_at(&mut target, MIB as u64).unwrap();
+    assert_eq!(target, [7; 10]);
+
+    drop(reader); // `flip` needs the memory for itself
+    flip(&mut manager, &shard, 8 * (MIB + 3));
+
+    let reader = manager.reader(&shard).unwrap();
+    assert_eq!(
+        bad_mib(manager.read(&shard, MIB as u64 + 100, 1).map(drop)),
+        Some(1)
+    );
+    manager.read(&shard, 0, MIB as u64).unwrap();
+    manager.check_sealed(&shard).unwrap(); // reads no memory
+    let mut target = [9; 10];
+    let error = reader
+        .read_exact_at(&mut target, 2 * MIB as u64 - 5)
+        .unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
+    assert_eq!(target, [9; 10]);
+    reader
+        .read_exact_at(&mut target[..5], 2 * MIB as u64)
+        .unwrap();
 }
