@@ -362,7 +362,7 @@ TEST_P(BackendConformance, queued_digests_equal_the_reference) {
 }
 
 TEST_P(BackendConformance, places_weights_as_the_layout_says) {
-  const testing::TileCase from = testing::record_case(12, 37, 512);
+  const testing::TileCase from = testing::tile_case(12, 37, 512);
   std::vector<uint8_t> expected(*quant::gpu_layout_bytes(12, 37, 512));
   ASSERT_TRUE(quant::pack_gpu(12, 37, 512, 0, 37, from.file.data(), expected.data()).ok());
   const Block file(*backend_, MemoryKind::kDevice, from.file.size());

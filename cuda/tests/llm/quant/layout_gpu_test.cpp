@@ -11,7 +11,7 @@
 namespace wcuda::quant {
 namespace {
 
-using testing::record_case;
+using testing::tile_case;
 using testing::TileCase;
 
 uint32_t crc32(const std::vector<uint8_t>& bytes) {
@@ -68,7 +68,7 @@ TEST(LayoutGpu, unpack_restores_the_bytes_of_the_file) {
       for (const uint32_t blocks : {1u, 2u, 7u}) {
         const uint32_t cols =
             format->block_elements == 1 ? 37 * blocks : blocks * format->block_elements;
-        const TileCase from = record_case(format->id, rows, cols);
+        const TileCase from = tile_case(format->id, rows, cols);
         std::vector<uint8_t> back(from.file.size(), 0x55);
 
         const std::vector<uint8_t> packed_tiles = pack(from);
@@ -82,7 +82,7 @@ TEST(LayoutGpu, unpack_restores_the_bytes_of_the_file) {
 }
 
 TEST(LayoutGpu, packing_in_parts_equals_packing_at_once_and_clears_padding) {
-  const TileCase from = record_case(14, 53, 512);
+  const TileCase from = tile_case(14, 53, 512);
   const std::vector<uint8_t> once = pack(from);
   std::vector<uint8_t> parts(once.size(), 0x33), back(7 * 420);
 

@@ -12,7 +12,7 @@
 namespace wcuda::quant {
 namespace {
 
-using testing::record_case;
+using testing::tile_case;
 using testing::TileCase;
 
 // Device memory with a pattern in it and some more behind, which must stay as it is.
@@ -74,19 +74,19 @@ TEST(GpuRepack, gives_the_bytes_of_the_host_for_every_type_and_odd_sizes) {
   for (const TileCase& from : testing::read_tile_cases()) expect_same_as_host(from, 0);
   for (const Format* format : testing::loadable_formats()) {
     const uint32_t unit = format->block_elements == 1 ? 64 : format->block_elements;
-    expect_same_as_host(record_case(format->id, 333, unit * 16), 0);  // whole runs of packed tiles
-    expect_same_as_host(record_case(format->id, 17, unit * 41), 0);
+    expect_same_as_host(tile_case(format->id, 333, unit * 16), 0);  // whole runs of packed tiles
+    expect_same_as_host(tile_case(format->id, 17, unit * 41), 0);
   }
 }
 
 TEST(GpuRepack, takes_file_rows_at_any_address) {
   for (const uint32_t shift : {1u, 2u, 4u, 8u, 16u})
     for (const uint32_t type : {0u, 3u, 14u, 39u})
-      expect_same_as_host(record_case(type, 35, 4096), shift);
+      expect_same_as_host(tile_case(type, 35, 4096), shift);
 }
 
 TEST(GpuRepack, strips_in_parts_equal_all_at_once) {
-  const TileCase from = record_case(12, 53, 1024);
+  const TileCase from = tile_case(12, 53, 1024);
   const uint64_t row_bytes = from.file.size() / 53;
   std::vector<uint8_t> expected(*gpu_layout_bytes(12, 53, 1024));
   ASSERT_TRUE(pack_gpu(12, 53, 1024, 0, 53, from.file.data(), expected.data()).ok());
@@ -116,7 +116,7 @@ TEST(GpuRepack, refuses_half_strips_and_unknown_types) {
 TEST(GpuRepack, expands_vectors_to_the_floats_of_the_host) {
   for (const uint32_t type : {0u, 1u, 30u}) {
     constexpr uint32_t kCount = 65537;
-    const TileCase from = record_case(type, 1, kCount);
+    const TileCase from = tile_case(type, 1, kCount);
     std::vector<float> expected(kCount);
     ASSERT_TRUE(unpack_row(*find_format(type), from.file.data(), kCount, expected.data()).ok());
     GuardedArray file(from.file.size()), out(kCount * sizeof(float));

@@ -25,7 +25,7 @@ struct TileCase {
   }
 };
 
-inline TileCase record_case(uint32_t type, uint32_t rows, uint32_t cols) {
+inline TileCase tile_case(uint32_t type, uint32_t rows, uint32_t cols) {
   TileCase made;
   made.type = type;
   made.rows = rows;
@@ -47,7 +47,7 @@ inline std::vector<TileCase> read_tile_cases() {
   uint64_t bytes = 0;
   std::string digest;
   while (file >> type >> rows >> cols >> bytes >> digest) {
-    TileCase read = record_case(type, rows, cols);
+    TileCase read = tile_case(type, rows, cols);
     read.tiles_bytes = bytes;
     read.crc32 = static_cast<uint32_t>(std::stoul(digest, nullptr, 16));
     all.push_back(std::move(read));
