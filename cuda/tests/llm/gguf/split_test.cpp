@@ -8,6 +8,8 @@
 
 #include "llm/gguf/gguf.h"
 #include "llm/gguf/gguf_builder.h"
+#include "llm/gguf/part.h"
+#include "llm/gguf/source.h"
 #include "support/temp_folder.h"
 
 namespace wcuda::gguf {
@@ -172,6 +174,26 @@ TEST(SplitName, has_five_digits_twice) {
         "b-0000x-of-00010.gguf", "b-00002-of-000 0.gguf", "b-00002_of-00010.gguf",
         "b_00002-of-00010.gguf", "b-+0002-of-00010.gguf"})
     EXPECT_FALSE(parse_split_path(path, &name)) << path;
+}
+
+TEST(GgufBudget, each_part_takes_its_header_and_tensors_off_what_the_next_may_have) {
+  GgufBuilder builder = part(0);
+  const std::string bytes = builder.build();
+  const uint64_t header = builder.header_bytes();
+  const auto parse = [&](Budget* budget) {
+    return parse_part(open_memory(bytes.data(), bytes.size()).take(), budget).status().code();
+  };
+
+  Budget two_parts{2 * header, 2};
+  EXPECT_EQ(parse(&two_parts), WCUDA_OK);
+  EXPECT_EQ(two_parts.header_bytes, header);
+  EXPECT_EQ(two_parts.tensor_count, 1u);
+  EXPECT_EQ(parse(&two_parts), WCUDA_OK);
+  EXPECT_EQ(parse(&two_parts), WCUDA_UNSUPPORTED);
+
+  Budget short_header{header - 1, 1}, no_tensor{header, 0};
+  EXPECT_EQ(parse(&short_header), WCUDA_UNSUPPORTED);
+  EXPECT_EQ(parse(&no_tensor), WCUDA_UNSUPPORTED);
 }
 
 }  // namespace

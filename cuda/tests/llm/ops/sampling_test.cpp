@@ -26,7 +26,8 @@ struct Drawn {
 Drawn draw(const std::vector<float>& logits, const Sampling& sampling, uint32_t position = 0,
            const std::vector<int32_t>& history = {}) {
   const uint32_t vocabulary = static_cast<uint32_t>(logits.size());
-  std::vector<uint64_t> work(sample_work_bytes(vocabulary) / sizeof(uint64_t));
+  // Scratch has no defined contents: nothing may depend on zeros there.
+  std::vector<uint64_t> work(sample_work_bytes(vocabulary) / sizeof(uint64_t), 0x3f8000013f800001u);
   Drawn drawn;
   drawn.top_tokens.resize(sampling.top_logprobs + 1, kUntouched);  // one more, which stays as it is
   drawn.top_logprobs.resize(sampling.top_logprobs + 1, kUntouched);
@@ -375,6 +376,25 @@ TEST(SampleFilters, work_on_what_the_ones_before_left) {
   sampling.top_k = 2;
   sampling.top_p = 0.6f;  // 0.5 / 0.8 suffices after top-k, not before
   EXPECT_EQ(reachable(logits, sampling), Tokens({0}));
+}
+
+// Of the three tokens that top-k leaves, the first is nearest to their mean surprise and suffices;
+// with the fourth counted too, the other two would be nearer.
+TEST(SampleFilters, typical_measures_only_what_top_k_left) {
+  const std::vector<float> logits = {std::log(0.5f), std::log(0.2f), std::log(0.2f),
+                                     std::log(0.1f)};
+  Sampling sampling = tempered(1);
+  sampling.top_k = 3;
+  sampling.typical_p = 0.5f;
+  EXPECT_EQ(reachable(logits, sampling), Tokens({0}));
+}
+
+TEST(SampleFilters, min_p_brings_back_nothing_that_top_k_dropped) {
+  const std::vector<float> logits = {std::log(0.5f), std::log(0.3f), std::log(0.2f)};
+  Sampling sampling = tempered(1);
+  sampling.top_k = 2;
+  sampling.min_p = 0.1f;
+  EXPECT_EQ(reachable(logits, sampling), Tokens({0, 1}));
 }
 
 TEST(SampleDraw, follows_the_probabilities) {
