@@ -54,6 +54,7 @@
 //! * `seal` (default): signed shards of device memory that can be checked, `seal`.
 //! * `manifest`: kernels described in a JSON file, `manifest`.
 //! * `text` (default): tokenizers, chat templates and text generation.
+//! * `stream`: generations as `futures_core::Stream`.
 //! * `cuda-auto` (default): builds with CUDA if a toolkit is found. `cuda`: a missing toolkit is an
 //!   error. The environment variable `WORKER_CUDA_BUILD` (`on`, `off`, `auto`) overrides both.
 //! * `tracing`: hands log records to the `tracing` crate, see [`log`].

@@ -36,9 +36,21 @@ fn id() -> impl Strategy<Value = Option<u32>> {
     ]
 }
 
+/// Any bytes, or a map whose sizes are right and whose trie is wild.
+fn charsmap() -> impl Strategy<Value = Vec<u8>> {
+    let units = vec(prop_oneof![any::<u32>(), 0..2048u32], 0..64);
+    let whole = (units, "[a-z é\\x00]{0,24}").prop_map(|(units, replacements)| {
+        let mut bytes = (4 * units.len() as u32).to_le_bytes().to_vec();
+        bytes.extend(units.iter().flat_map(|unit| unit.to_le_bytes()));
+        bytes.extend(replacements.as_bytes());
+        bytes
+    });
+    prop_oneof![2 => Just(Vec::new()), 1 => vec(any::<u8>(), 0..40), 2 => whole]
+}
+
 prop_compose! {
     fn vocabulary()(
-        model in select(vec!["gpt2", "llama", "bert", ""]),
+        model in select(vec!["gpt2", "llama", "bert", "t5", "gemma4", ""]),
         pre in select(vec!["", "gpt2", "llama3", "deepseek-llm", "superbpe", "qwen2", "none"]),
         tokens in vec(token(), 0..24),
         scores in vec(prop_oneof![(-9f32..9.0), any::<f32>()], 0..24),
@@ -46,7 +58,9 @@ prop_compose! {
         same_counts in prop::bool::weighted(0.8),
         merges in vec("[ab▁Ġé]{1,2} [ab▁Ġé]{1,2}|.{0,4}", 0..6),
         (bos_id, eos_id, unk_id) in (id(), id(), id()),
-        (add_bos, add_eos, add_space_prefix) in any::<(Option<bool>, Option<bool>, Option<bool>)>(),
+        precompiled_charsmap in charsmap(),
+        (add_bos, add_eos, add_space_prefix, remove_extra_whitespaces)
+            in any::<(Option<bool>, Option<bool>, Option<bool>, Option<bool>)>(),
     ) -> Vocabulary {
         let mut vocabulary = Vocabulary {
             model: model.into(),
@@ -61,6 +75,8 @@ prop_compose! {
             add_bos,
             add_eos,
             add_space_prefix,
+            remove_extra_whitespaces,
+            precompiled_charsmap,
             ..Vocabulary::default()
         };
         if same_counts {

@@ -1,4 +1,16 @@
 //! Engine options, and the plan: what a model needs, before a byte is allocated.
+//!
+//! ```no_run
+//! # fn main() -> worker_cuda::Result<()> {
+//! use worker_cuda::{CudaContext, EngineOptions, Gguf, KvType};
+//!
+//! let context = CudaContext::auto()?;
+//! let options = EngineOptions::new().max_sequences(8).kv_type(KvType::Q8_0);
+//! let plan = context.plan(&Gguf::open("model.gguf")?, &options)?;
+//! println!("{plan:?}");
+//! # Ok(())
+//! # }
+//! ```
 
 use std::ffi::{CStr, c_char};
 

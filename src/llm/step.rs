@@ -4,7 +4,17 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::llm::engine::{OutputSize, Sequence, Token};
 
-/// How the next token is drawn. Everything at zero is greedy: the token of the largest logit, the
+/// How the next token is sampled.
+///
+/// ```
+/// use worker_cuda::Sampling;
+///
+/// let mut sampling = Sampling::with_temperature(0.8, 42);
+/// sampling.top_k = 40;
+/// sampling.top_p = 0.95;
+/// ```
+///
+/// Everything at zero is greedy: the token of the largest logit, the
 /// lowest id of equal ones. A draw depends on the seed, the position and the logits alone.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]

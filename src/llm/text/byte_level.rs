@@ -2,10 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use tokenizers::Model as _;
-use tokenizers::models::bpe::{BPE, Vocab};
 use unicode_normalization::{IsNormalized, UnicodeNormalization as _, is_nfc_quick};
 
+use super::merge::{Merger, NO_TOKEN, Pairs};
 use super::pretokenizer::PreTokenizer;
 use super::vocabulary::{TokenType, Vocabulary, shortened};
 use crate::core::error::{Error, ErrorKind, Result};
@@ -39,36 +38,58 @@ pub(crate) fn char_to_byte(c: char) -> Option<u8> {
 /// A byte-level BPE tokenizer for text without special tokens.
 pub(crate) struct ByteLevel {
     pre: PreTokenizer,
-    model: BPE,
-    /// Which bytes have a token. One that has none is left out, and nothing merges across it.
-    known_bytes: [bool; 256],
+    /// Text is put into Unicode's composed form (NFC) first.
+    composes: bool,
+    /// The token of each byte. A byte that has none is left out, and nothing merges across it.
+    bytes: [u32; 256],
+    ranks: Ranks,
+    /// Whole words that are one token whatever the merges say; empty unless the pre-tokenizer asks.
+    words: HashMap<Box<str>, u32>,
+}
+
+/// (left, right) to the rank and the id of what they become.
+pub(crate) struct Ranks(HashMap<(u32, u32), (u32, u32)>);
+
+impl Pairs for Ranks {
+    fn join(&self, left: u32, right: u32, _: &str) -> Option<(u32, u32)> {
+        let &(rank, id) = self.0.get(&(left, right))?;
+        Some((u32::MAX - rank, id))
+    }
 }
 
 impl ByteLevel {
     /// Builds the tables, which takes well under a second for 150,000 tokens. The merges must be
-    /// "left right", and left, right and both together must be tokens.
-    pub(crate) fn new(vocabulary: &Vocabulary) -> Result<Self> {
+    /// "left right", and left, right and both together must be tokens. Control tokens, by `types`, are
+    /// not what text becomes, unless a merge says so.
+    pub(crate) fn new(vocabulary: &Vocabulary, types: &[TokenType]) -> Result<Self> {
         let pre = PreTokenizer::named(&vocabulary.pre)?;
         let ids = token_ids(vocabulary);
-        let merges = parse_merges(&vocabulary.merges, &ids)?;
-        let vocab = mergeable_tokens(vocabulary, &ids, &merges);
-        let mut known_bytes = [false; 256];
+        let ranks = Ranks::new(&vocabulary.merges, &ids)?;
+        let merged = ranks.tokens();
+        let is_text =
+            |id: u32| types.get(id as usize) != Some(&TokenType::Control) || merged.contains(&id);
+        let mut bytes = [NO_TOKEN; 256];
         for byte in 0..=255u8 {
             let mut buffer = [0; 4];
             let text: &str = byte_to_char(byte).encode_utf8(&mut buffer);
-            known_bytes[usize::from(byte)] = vocab.contains_key(text);
+            if let Some(&id) = ids.get(text).filter(|&&id| is_text(id)) {
+                bytes[usize::from(byte)] = id;
+            }
         }
-        // The model's own cache lives in a thread-local table that outlives it: 0 turns it off.
-        let model = BPE::builder()
-            .vocab_and_merges(vocab, merges)
-            .ignore_merges(pre.ignore_merges)
-            .cache_capacity(0)
-            .build()
-            .map_err(|error| Error::new(ErrorKind::Malformed, format!("merges: {error}")))?;
+        let words = match pre.ignore_merges {
+            false => HashMap::new(),
+            true => ids
+                .iter()
+                .filter(|&(text, &id)| !text.is_empty() && is_text(id))
+                .map(|(text, &id)| ((*text).into(), id))
+                .collect(),
+        };
         Ok(ByteLevel {
+            composes: vocabulary.normalizer_nfc.unwrap_or(pre.composes),
             pre,
-            model,
-            known_bytes,
+            bytes,
+            ranks,
+            words,
         })
     }
 
@@ -84,7 +105,7 @@ impl ByteLevel {
         words: &mut WordCache<'t>,
         out: &mut Vec<u32>,
     ) -> Result<()> {
-        if self.pre.composes && is_nfc_quick(text.chars()) != IsNormalized::Yes {
+        if self.composes && is_nfc_quick(text.chars()) != IsNormalized::Yes {
             let composed: String = text.nfc().collect();
             return self.encode_composed(&composed, &mut WordCache::default(), out);
         }
@@ -104,23 +125,26 @@ impl ByteLevel {
                 continue;
             }
             let begin = out.len();
-            self.encode_word(word, out)?;
+            self.encode_word(word, &mut words.merger, out)?;
             words.insert(word, &out[begin..]);
         }
         Ok(())
     }
 
-    fn encode_word(&self, word: &str, out: &mut Vec<u32>) -> Result<()> {
-        for run in word
-            .as_bytes()
-            .split(|&byte| !self.known_bytes[usize::from(byte)])
-        {
+    fn encode_word(&self, word: &str, merger: &mut Merger, out: &mut Vec<u32>) -> Result<()> {
+        let has_token = |byte: &u8| self.bytes[usize::from(*byte)] != NO_TOKEN;
+        for run in word.as_bytes().split(|byte| !has_token(byte)) {
             let encoded: String = run.iter().map(|&byte| byte_to_char(byte)).collect();
-            let tokens = self
-                .model
-                .tokenize(&encoded)
-                .map_err(|error| Error::new(ErrorKind::Malformed, format!("merging: {error}")))?;
-            out.extend(tokens.iter().map(|token| token.id));
+            if let Some(&id) = self.words.get(encoded.as_str()) {
+                out.push(id);
+                continue;
+            }
+            let characters = run.iter().map(|&byte| {
+                let id = self.bytes[usize::from(byte)];
+                (id, byte_to_char(byte).len_utf8())
+            });
+            let tokens = merger.merge(&encoded, characters, &self.ranks)?;
+            out.extend(tokens.map(|token| token.id));
         }
         Ok(())
     }
@@ -130,6 +154,7 @@ impl ByteLevel {
 #[derive(Default)]
 pub(crate) struct WordCache<'t> {
     ids: HashMap<&'t str, Box<[u32]>>,
+    merger: Merger,
 }
 
 impl<'t> WordCache<'t> {
@@ -156,69 +181,52 @@ pub(crate) fn token_ids(vocabulary: &Vocabulary) -> HashMap<&str, u32> {
     ids
 }
 
-/// Splits the merges, checks them, and drops all but the best-ranked of equal ones.
-fn parse_merges(merges: &[String], ids: &HashMap<&str, u32>) -> Result<Vec<(String, String)>> {
-    let mut seen = HashSet::with_capacity(merges.len());
-    let mut parsed = Vec::with_capacity(merges.len());
-    let mut joined = String::new();
-    for (rank, merge) in merges.iter().enumerate() {
-        let first_bytes = merge.chars().next().map_or(0, char::len_utf8);
-        let Some(space) = merge[first_bytes..].find(' ').map(|at| at + first_bytes) else {
-            return Err(Error::new(
-                ErrorKind::Malformed,
-                format!(
-                    "merge {rank} is '{}', not two tokens with a space between them",
-                    shortened(merge)
-                ),
-            ));
-        };
-        let (left, right) = (&merge[..space], &merge[space + 1..]);
-        joined.clear();
-        joined.push_str(left);
-        joined.push_str(right);
-        for part in [left, right, &joined] {
-            if !ids.contains_key(part) {
+impl Ranks {
+    /// Splits the merges and checks them; of equal ones the first, which is the best, counts.
+    pub(crate) fn new(merges: &[String], ids: &HashMap<&str, u32>) -> Result<Self> {
+        let mut ranks = HashMap::with_capacity(merges.len());
+        let mut both = String::new();
+        for (rank, merge) in (0u32..).zip(merges) {
+            let first_bytes = merge.chars().next().map_or(0, char::len_utf8);
+            let Some(space) = merge[first_bytes..].find(' ').map(|at| at + first_bytes) else {
                 return Err(Error::new(
                     ErrorKind::Malformed,
                     format!(
-                        "merge {rank} ('{}') needs '{}', which is no token",
-                        shortened(merge),
-                        shortened(part)
+                        "merge {rank} is '{}', not two tokens with a space between them",
+                        shortened(merge)
                     ),
                 ));
-            }
+            };
+            let (left, right) = (&merge[..space], &merge[space + 1..]);
+            both.clear();
+            both.push_str(left);
+            both.push_str(right);
+            let id_of = |part: &str| {
+                ids.get(part).copied().ok_or_else(|| {
+                    Error::new(
+                        ErrorKind::Malformed,
+                        format!(
+                            "merge {rank} ('{}') needs '{}', which is no token",
+                            shortened(merge),
+                            shortened(part)
+                        ),
+                    )
+                })
+            };
+            let pair = (id_of(left)?, id_of(right)?);
+            let joined = id_of(&both)?;
+            ranks.entry(pair).or_insert((rank, joined));
         }
-        if seen.insert((left, right)) {
-            parsed.push((left.to_owned(), right.to_owned()));
-        }
+        Ok(Ranks(ranks))
     }
-    Ok(parsed)
-}
 
-/// The tokens that plain text can become: control tokens are not among them, unless a merge says so.
-fn mergeable_tokens(
-    vocabulary: &Vocabulary,
-    ids: &HashMap<&str, u32>,
-    merges: &[(String, String)],
-) -> Vocab {
-    let mut tokens: Vocab = ids
-        .iter()
-        .filter(|&(text, &id)| vocabulary.token_type(id) != TokenType::Control && !text.is_empty())
-        .map(|(text, &id)| ((*text).to_owned(), id))
-        .collect();
-    let mut add = |text: &str| {
-        if let Some(&id) = ids.get(text)
-            && vocabulary.token_type(id) == TokenType::Control
-        {
-            tokens.insert(text.to_owned(), id);
-        }
-    };
-    for (left, right) in merges {
-        add(left);
-        add(right);
-        add(&format!("{left}{right}"));
+    /// Every token that takes part in a merge.
+    fn tokens(&self) -> HashSet<u32> {
+        let merges = self.0.iter();
+        merges
+            .flat_map(|(&(left, right), &(_, both))| [left, right, both])
+            .collect()
     }
-    tokens
 }
 
 #[cfg(test)]
@@ -239,7 +247,7 @@ mod tests {
     }
 
     fn encode(vocabulary: &Vocabulary, text: &str) -> Vec<String> {
-        let model = ByteLevel::new(vocabulary).unwrap();
+        let model = ByteLevel::new(vocabulary, &vocabulary.token_types).unwrap();
         let mut ids = Vec::new();
         model
             .encode(text, &mut WordCache::default(), &mut ids)
@@ -275,6 +283,18 @@ mod tests {
     }
 
     #[test]
+    fn text_is_composed_where_the_file_says_so() {
+        let mut vocabulary = byte_vocabulary(&[]);
+
+        let as_written = encode(&vocabulary, "e\u{301}");
+        vocabulary.normalizer_nfc = Some(true);
+        let composed = encode(&vocabulary, "e\u{301}");
+
+        assert_eq!(as_written.len(), 3);
+        assert_eq!(composed, ["Ã", "©"], "the bytes of é");
+    }
+
+    #[test]
     fn a_byte_without_a_token_is_left_out_and_separates() {
         let mut vocabulary = byte_vocabulary(&["a b"]);
         vocabulary.tokens[usize::from(b'-')] = "gone".into();
@@ -305,7 +325,7 @@ mod tests {
             let mut vocabulary = byte_vocabulary(&[]);
             vocabulary.merges = vec![merge.into()];
 
-            let error = ByteLevel::new(&vocabulary).err().unwrap();
+            let error = ByteLevel::new(&vocabulary, &[]).err().unwrap();
 
             assert_eq!(error.message(), why);
         }

@@ -23,6 +23,21 @@ pub struct DecodeOptions {
 ///
 /// What [`push`](Self::push) appends is always whole characters, and the concatenation of all of it,
 /// with [`finish`](Self::finish), is what [`Tokenizer::decode`] gives for all ids at once.
+///
+/// ```no_run
+/// # fn main() -> worker_cuda::Result<()> {
+/// # use std::sync::Arc;
+/// # use worker_cuda::{Gguf, text::{DecodeOptions, Detokenizer, Tokenizer}};
+/// let tokenizer = Arc::new(Tokenizer::from_gguf(&Gguf::open("model.gguf")?)?);
+/// let mut detokenizer = Detokenizer::new(tokenizer, DecodeOptions::default());
+/// let mut text = String::new();
+/// for id in [15496, 995] {
+///     detokenizer.push(id, &mut text)?;
+/// }
+/// detokenizer.finish(&mut text);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,

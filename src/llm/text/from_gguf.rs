@@ -29,10 +29,7 @@ impl Vocabulary {
             tokens: owned(tokens.strings()?),
             scores: scores(gguf)?,
             token_types: token_types(gguf)?,
-            merges: match gguf.array("tokenizer.ggml.merges")? {
-                Some(merges) => owned(merges.strings()?),
-                None => Vec::new(),
-            },
+            merges: merges(gguf, model)?,
             bos_id: special_id(gguf, "tokenizer.ggml.bos_token_id")?,
             eos_id: special_id(gguf, "tokenizer.ggml.eos_token_id")?,
             eot_id: special_id(gguf, "tokenizer.ggml.eot_token_id")?,
@@ -44,6 +41,12 @@ impl Vocabulary {
             add_bos: gguf.bool("tokenizer.ggml.add_bos_token")?,
             add_eos: gguf.bool("tokenizer.ggml.add_eos_token")?,
             add_space_prefix: gguf.bool("tokenizer.ggml.add_space_prefix")?,
+            add_sep: gguf.bool("tokenizer.ggml.add_sep_token")?,
+            remove_extra_whitespaces: gguf.bool("tokenizer.ggml.remove_extra_whitespaces")?,
+            precompiled_charsmap: charsmap(gguf)?,
+            normalizer_nfc: gguf.bool("tokenizer.ggml.normalizer.nfc")?,
+            normalizer_lowercase: gguf.bool("tokenizer.ggml.normalizer.lowercase")?,
+            normalizer_strip_accents: gguf.bool("tokenizer.ggml.normalizer.strip_accents")?,
             chat_templates: chat_templates(gguf)?,
         })
     }
@@ -60,24 +63,62 @@ fn owned(texts: Vec<&str>) -> Vec<String> {
     texts.into_iter().map(str::to_owned).collect()
 }
 
-fn scores(gguf: &Gguf) -> Result<Vec<f32>> {
-    let Some(array) = gguf.array("tokenizer.ggml.scores")? else {
-        return Ok(Vec::new());
+fn merges(gguf: &Gguf, model: &str) -> Result<Vec<String>> {
+    let merges = match gguf.array("tokenizer.ggml.merges")? {
+        Some(merges) => owned(merges.strings()?),
+        None => Vec::new(),
     };
-    if array.element_type() == ValueType::F32 {
-        return array.numbers();
+    if merges.is_empty() && matches!(model, "gpt2" | "gemma4") {
+        return Err(Error::new(
+            ErrorKind::Malformed,
+            format!("a vocabulary of kind '{model}' needs tokenizer.ggml.merges"),
+        ));
     }
-    Ok(array.integers()?.into_iter().map(|s| s as f32).collect())
+    Ok(merges)
+}
+
+fn scores(gguf: &Gguf) -> Result<Vec<f32>> {
+    match gguf.array("tokenizer.ggml.scores")? {
+        None => Ok(Vec::new()),
+        Some(array) if array.element_type() == ValueType::F32 => array.numbers(),
+        Some(array) => Err(wrong_elements("scores", "f32", array.element_type())),
+    }
 }
 
 fn token_types(gguf: &Gguf) -> Result<Vec<TokenType>> {
     let Some(array) = gguf.array("tokenizer.ggml.token_type")? else {
         return Ok(Vec::new());
     };
+    if !matches!(array.element_type(), ValueType::I32 | ValueType::U32) {
+        return Err(wrong_elements("token_type", "i32", array.element_type()));
+    }
     let types = array.integers()?.into_iter();
     Ok(types
         .map(|value| TokenType::from_gguf(i32::try_from(value).unwrap_or_default()))
         .collect())
+}
+
+fn charsmap(gguf: &Gguf) -> Result<Vec<u8>> {
+    let Some(array) = gguf.array("tokenizer.ggml.precompiled_charsmap")? else {
+        return Ok(Vec::new());
+    };
+    if !matches!(array.element_type(), ValueType::I8 | ValueType::U8) {
+        return Err(wrong_elements(
+            "precompiled_charsmap",
+            "u8",
+            array.element_type(),
+        ));
+    }
+    // Converters write the bytes as signed or unsigned numbers.
+    let bytes = array.integers()?.into_iter();
+    Ok(bytes.map(|byte| (byte & 0xff) as u8).collect())
+}
+
+fn wrong_elements(key: &str, wanted: &str, found: ValueType) -> Error {
+    Error::new(
+        ErrorKind::Malformed,
+        format!("metadata key 'tokenizer.ggml.{key}' is an array of {found:?}, not of {wanted}"),
+    )
 }
 
 /// Converters write "none" as -1, which reads as the greatest u32 from an unsigned field.

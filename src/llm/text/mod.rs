@@ -10,14 +10,19 @@
 #![forbid(unsafe_code)]
 
 mod byte_level;
+mod character_bpe;
+mod charsmap;
 mod detokenizer;
 mod from_gguf;
+mod merge;
 mod pretokenizer;
 mod sentence_piece;
 mod special;
 mod template;
 mod tokenizer;
+mod unigram;
 mod vocabulary;
+mod word_piece;
 
 pub use detokenizer::{DecodeOptions, Detokenizer};
 pub use pretokenizer::pre_tokenizer_names;

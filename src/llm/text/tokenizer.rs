@@ -4,10 +4,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 use super::byte_level::{ByteLevel, WordCache, char_to_byte};
+use super::character_bpe::CharacterBpe;
 use super::detokenizer::{DecodeOptions, Decoder};
+use super::merge::Merger;
 use super::sentence_piece::{SPACE_MARK, SentencePiece};
 use super::special::{Fragment, SpecialTokens};
+use super::unigram::Unigram;
 use super::vocabulary::{TokenType, Vocabulary, byte_of, shortened};
+use super::word_piece::{self, WordPiece};
 use crate::core::error::{Error, ErrorKind, Result};
 
 /// Longest text that [`Tokenizer::encode`] takes, in bytes.
@@ -25,8 +29,28 @@ pub struct EncodeOptions {
 
 /// A tokenizer: immutable, and usable from any number of threads at once.
 ///
-/// Byte-level BPE (`tokenizer.ggml.model` "gpt2") and SentencePiece BPE ("llama") are supported; other
-/// kinds are a [`NotAvailable`](crate::ErrorKind::NotAvailable) error.
+/// By `tokenizer.ggml.model`: byte-level BPE ("gpt2"), SentencePiece BPE ("llama"), Unigram ("t5"),
+/// WordPiece ("bert") and character BPE ("gemma4"). Other kinds are a
+/// [`NotAvailable`](crate::ErrorKind::NotAvailable) error.
+///
+/// ```
+/// use worker_cuda::text::{DecodeOptions, EncodeOptions, TokenType, Tokenizer, Vocabulary};
+///
+/// let vocabulary = Vocabulary {
+///     model: "llama".into(),
+///     tokens: ["<unk>", "▁", "h", "i", "hi", "▁hi"].map(String::from).to_vec(),
+///     scores: vec![0.0, -5.0, -6.0, -7.0, -2.0, -1.0],
+///     token_types: [[TokenType::Unknown].as_slice(), &[TokenType::Normal; 5]].concat(),
+///     unk_id: Some(0),
+///     ..Vocabulary::default()
+/// };
+/// let tokenizer = Tokenizer::from_vocabulary(vocabulary)?;
+///
+/// let ids = tokenizer.encode("hi hi", EncodeOptions::default())?;
+/// assert_eq!(ids, [5, 5]);
+/// assert_eq!(tokenizer.decode(&ids, DecodeOptions::default())?, " hi hi");
+/// # Ok::<(), worker_cuda::Error>(())
+/// ```
 pub struct Tokenizer {
     vocabulary: Vocabulary,
     model: Model,
@@ -37,39 +61,85 @@ pub struct Tokenizer {
     end_of_generation: BTreeSet<u32>,
     add_bos: bool,
     add_eos: bool,
+    add_sep: bool,
     add_space_prefix: bool,
 }
 
 enum Model {
     ByteLevel(Box<ByteLevel>),
     SentencePiece(Box<SentencePiece>),
+    Unigram(Box<Unigram>),
+    WordPiece(Box<WordPiece>),
+    CharacterBpe(Box<CharacterBpe>),
+}
+
+/// What a kind of tokenizer does where the file does not say.
+struct Defaults {
+    add_bos: bool,
+    add_eos: bool,
+    add_sep: bool,
+    add_space_prefix: bool,
+}
+
+impl Model {
+    fn new(vocabulary: &Vocabulary, types: &[TokenType]) -> Result<Self> {
+        Ok(match vocabulary.model.as_str() {
+            "gpt2" => Model::ByteLevel(Box::new(ByteLevel::new(vocabulary, types)?)),
+            "llama" => Model::SentencePiece(Box::new(SentencePiece::new(vocabulary, types)?)),
+            "t5" => Model::Unigram(Box::new(Unigram::new(vocabulary, types)?)),
+            "bert" => Model::WordPiece(Box::new(WordPiece::new(vocabulary, types)?)),
+            "gemma4" => Model::CharacterBpe(Box::new(CharacterBpe::new(vocabulary, types)?)),
+            other => return Err(kind_not_available(other)),
+        })
+    }
+
+    fn defaults(&self) -> Defaults {
+        Defaults {
+            add_bos: match self {
+                Model::ByteLevel(model) => model.add_bos_default(),
+                Model::SentencePiece(_) | Model::WordPiece(_) | Model::CharacterBpe(_) => true,
+                Model::Unigram(_) => false,
+            },
+            add_eos: matches!(self, Model::Unigram(_)),
+            add_sep: matches!(self, Model::WordPiece(_)),
+            // WordPiece puts a space before each word when it decodes.
+            add_space_prefix: matches!(
+                self,
+                Model::SentencePiece(_) | Model::Unigram(_) | Model::WordPiece(_)
+            ),
+        }
+    }
+
+    /// Whether a space is U+2581 in the tokens, and user-defined tokens are found after it has become so.
+    fn marks_spaces(&self) -> bool {
+        matches!(
+            self,
+            Model::SentencePiece(_) | Model::CharacterBpe(_) | Model::Unigram(_)
+        )
+    }
 }
 
 impl Tokenizer {
     /// Checks `vocabulary` and builds a tokenizer on it.
     pub fn from_vocabulary(vocabulary: Vocabulary) -> Result<Self> {
         vocabulary.validate()?;
-        let model = match vocabulary.model.as_str() {
-            "gpt2" => Model::ByteLevel(Box::new(ByteLevel::new(&vocabulary)?)),
-            "llama" => Model::SentencePiece(Box::new(SentencePiece::new(&vocabulary)?)),
-            other => return Err(kind_not_available(other)),
-        };
         let end_of_generation = end_of_generation(&vocabulary);
         let types = effective_types(&vocabulary, &end_of_generation);
-        let special = SpecialTokens::new(&vocabulary, &types)?;
+        let model = Model::new(&vocabulary, &types)?;
+        let special = SpecialTokens::new(&vocabulary, &types, model.marks_spaces())?;
         let pieces = Pieces::new(&vocabulary, &types, &model);
         let mut ids = HashMap::with_capacity(vocabulary.tokens.len());
         for (id, text) in (0u32..).zip(&vocabulary.tokens) {
             ids.entry(text.as_str().into()).or_insert(id);
         }
-        let (bos_default, eos_default, space_default) = match &model {
-            Model::ByteLevel(model) => (model.add_bos_default(), false, false),
-            Model::SentencePiece(_) => (true, false, true),
-        };
+        let defaults = model.defaults();
         let mut tokenizer = Tokenizer {
-            add_bos: vocabulary.add_bos.unwrap_or(bos_default),
-            add_eos: vocabulary.add_eos.unwrap_or(eos_default),
-            add_space_prefix: vocabulary.add_space_prefix.unwrap_or(space_default),
+            add_bos: vocabulary.add_bos.unwrap_or(defaults.add_bos),
+            add_eos: vocabulary.add_eos.unwrap_or(defaults.add_eos),
+            add_sep: vocabulary.add_sep.unwrap_or(defaults.add_sep),
+            add_space_prefix: vocabulary
+                .add_space_prefix
+                .unwrap_or(defaults.add_space_prefix),
             vocabulary,
             model,
             special,
@@ -99,17 +169,60 @@ impl Tokenizer {
         if options.add_special && self.add_bos {
             ids.extend(self.bos_id());
         }
-        let fragments = self.special.split(text, options.parse_special);
-        match &self.model {
-            Model::ByteLevel(model) => encode_byte_level(model, &fragments, &mut ids)?,
-            Model::SentencePiece(model) => {
-                encode_sentence_piece(model, &fragments, self.add_space_prefix, &mut ids)?;
-            }
+        self.encode_text(text, options.parse_special, &mut ids)?;
+        if options.add_special && self.add_sep {
+            ids.extend(self.sep_id());
         }
         if options.add_special && self.add_eos {
             ids.extend(self.eos_id());
         }
         Ok(ids)
+    }
+
+    fn encode_text(&self, text: &str, parse_special: bool, ids: &mut Vec<u32>) -> Result<()> {
+        let mut words = WordCache::default();
+        let mut merger = Merger::default();
+        for fragment in self.special.split(text, parse_special) {
+            let text = match fragment {
+                Fragment::Token(id) => {
+                    ids.push(id);
+                    continue;
+                }
+                Fragment::Text(text) => text,
+            };
+            match &self.model {
+                Model::ByteLevel(model) => model.encode(text, &mut words, ids)?,
+                Model::Unigram(model) => model.encode(text, ids)?,
+                Model::WordPiece(model) => model.encode(text, ids)?,
+                Model::SentencePiece(_) | Model::CharacterBpe(_) => {
+                    self.encode_marked(text, &mut merger, ids)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Text in which a space becomes a mark before user-defined tokens are found in it. A mark goes
+    /// before text that begins the input or follows a control token.
+    fn encode_marked(&self, text: &str, merger: &mut Merger, ids: &mut Vec<u32>) -> Result<()> {
+        let mut marked = String::with_capacity(text.len() + text.len() / 4 + 4);
+        if self.add_space_prefix {
+            marked.push(SPACE_MARK);
+        }
+        marked.extend(text.chars().map(|c| if c == ' ' { SPACE_MARK } else { c }));
+        for fragment in self.special.split_user_defined(&marked) {
+            match (fragment, &self.model) {
+                (Fragment::Token(id), _) => ids.push(id),
+                (Fragment::Text(text), Model::SentencePiece(model)) => {
+                    model.encode(text, merger, ids)?;
+                }
+                (Fragment::Text(text), Model::CharacterBpe(model)) => {
+                    model.encode(text, merger, ids)?;
+                }
+                (Fragment::Text(_), _) => {}
+            }
+        }
+        Ok(())
     }
 
     /// The text of `ids`, all at once; [`Detokenizer`](super::Detokenizer) does it token by token.
@@ -170,7 +283,20 @@ impl Tokenizer {
 
     /// The token that begins a text, if there is one.
     pub fn bos_id(&self) -> Option<u32> {
-        self.vocabulary.bos_id.or_else(|| self.implied_id(1))
+        let implied = || match self.model {
+            Model::WordPiece(_) => self.token_id("[CLS]"),
+            _ => self.implied_id(1),
+        };
+        self.vocabulary.bos_id.or_else(implied)
+    }
+
+    /// The token that ends a sentence, if there is one.
+    pub fn sep_id(&self) -> Option<u32> {
+        let implied = || match self.model {
+            Model::WordPiece(_) => self.token_id("[SEP]"),
+            _ => None,
+        };
+        self.vocabulary.sep_id.or_else(implied)
     }
 
     /// The token that ends a text, if there is one.
@@ -213,11 +339,8 @@ impl fmt::Debug for Tokenizer {
 
 fn kind_not_available(model: &str) -> Error {
     let name = match model {
-        "bert" => "WordPiece",
-        "t5" => "Unigram",
         "rwkv" => "RWKV",
         "plamo2" => "PLaMo 2",
-        "gemma4" => "Gemma 4",
         "none" | "no_vocab" | "" => {
             return Error::new(
                 ErrorKind::NotAvailable,
@@ -229,48 +352,10 @@ fn kind_not_available(model: &str) -> Error {
     Error::new(
         ErrorKind::NotAvailable,
         format!(
-            "tokenizer kind '{}' ({name}) is not available; byte-level BPE ('gpt2') and SentencePiece ('llama') are",
+            "tokenizer kind '{}' ({name}) is not available; 'gpt2', 'llama', 't5', 'bert' and 'gemma4' are",
             shortened(model)
         ),
     )
-}
-
-fn encode_byte_level(
-    model: &ByteLevel,
-    fragments: &[Fragment<'_>],
-    ids: &mut Vec<u32>,
-) -> Result<()> {
-    let mut words = WordCache::default();
-    for fragment in fragments {
-        match *fragment {
-            Fragment::Text(text) => model.encode(text, &mut words, ids)?,
-            Fragment::Token(id) => ids.push(id),
-        }
-    }
-    Ok(())
-}
-
-/// A space goes before text that begins the input or follows a special token.
-fn encode_sentence_piece(
-    model: &SentencePiece,
-    fragments: &[Fragment<'_>],
-    add_space_prefix: bool,
-    ids: &mut Vec<u32>,
-) -> Result<()> {
-    for fragment in fragments {
-        match *fragment {
-            Fragment::Text(text) => {
-                let mut marked = String::with_capacity(text.len() + text.len() / 4 + 4);
-                if add_space_prefix {
-                    marked.push(SPACE_MARK);
-                }
-                marked.extend(text.chars().map(|c| if c == ' ' { SPACE_MARK } else { c }));
-                model.encode(&marked, ids)?;
-            }
-            Fragment::Token(id) => ids.push(id),
-        }
-    }
-    Ok(())
 }
 
 /// Markers that end a turn or a text. Files often name only one of several, and call others ordinary
@@ -354,8 +439,12 @@ impl Pieces {
             begins.push(bytes.len());
             match (token_type, model) {
                 (TokenType::Byte, _) => bytes.extend(byte_of(text)),
-                (TokenType::Control | TokenType::Unknown | TokenType::UserDefined, _) => {
+                (TokenType::Control | TokenType::Unknown, _)
+                | (TokenType::UserDefined, Model::ByteLevel(_) | Model::WordPiece(_)) => {
                     bytes.extend_from_slice(text.as_bytes());
+                }
+                (_, Model::WordPiece(_)) => {
+                    bytes.extend_from_slice(word_piece::decoded(text).as_bytes());
                 }
                 (TokenType::Normal | TokenType::Unused, Model::ByteLevel(_)) => {
                     let mut buffer = [0; 4];
@@ -366,7 +455,7 @@ impl Pieces {
                         }
                     }
                 }
-                (TokenType::Normal | TokenType::Unused, Model::SentencePiece(_)) => {
+                (_, Model::SentencePiece(_) | Model::Unigram(_) | Model::CharacterBpe(_)) => {
                     bytes.extend_from_slice(text.replace(SPACE_MARK, " ").as_bytes());
                 }
             }

@@ -55,7 +55,8 @@ pub struct NamedTemplate {
 /// calls. A field that the file does not have is empty or `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Vocabulary {
-    /// `tokenizer.ggml.model`: "gpt2" (byte-level BPE), "llama" (SentencePiece), …
+    /// `tokenizer.ggml.model`: "gpt2" (byte-level BPE), "llama" (SentencePiece BPE), "t5" (Unigram),
+    /// "bert" (WordPiece), "gemma4" (character BPE), …
     pub model: String,
     /// `tokenizer.ggml.pre`: how text is cut before merging; empty means "default".
     pub pre: String,
@@ -77,7 +78,7 @@ pub struct Vocabulary {
     pub eom_id: Option<u32>,
     /// `tokenizer.ggml.unknown_token_id`: text that no token covers.
     pub unk_id: Option<u32>,
-    /// `tokenizer.ggml.seperator_token_id`.
+    /// `tokenizer.ggml.seperator_token_id`: ends a sentence (WordPiece).
     pub sep_id: Option<u32>,
     /// `tokenizer.ggml.padding_token_id`.
     pub pad_id: Option<u32>,
@@ -87,6 +88,19 @@ pub struct Vocabulary {
     pub add_eos: Option<bool>,
     /// `tokenizer.ggml.add_space_prefix`; `None`: what the tokenizer's kind implies.
     pub add_space_prefix: Option<bool>,
+    /// `tokenizer.ggml.add_sep_token`; `None`: what the tokenizer's kind implies.
+    pub add_sep: Option<bool>,
+    /// `tokenizer.ggml.remove_extra_whitespaces` (Unigram); `None`: yes.
+    pub remove_extra_whitespaces: Option<bool>,
+    /// `tokenizer.ggml.precompiled_charsmap` (Unigram): SentencePiece's normalization; may be empty.
+    pub precompiled_charsmap: Vec<u8>,
+    /// `tokenizer.ggml.normalizer.nfc` (byte-level BPE): text is put into Unicode's composed form first;
+    /// `None`: what the pre-tokenizer implies.
+    pub normalizer_nfc: Option<bool>,
+    /// `tokenizer.ggml.normalizer.lowercase` (WordPiece); `None`: yes.
+    pub normalizer_lowercase: Option<bool>,
+    /// `tokenizer.ggml.normalizer.strip_accents` (WordPiece); `None`: as `normalizer_lowercase`.
+    pub normalizer_strip_accents: Option<bool>,
     /// `tokenizer.chat_template` and `tokenizer.chat_template.NAME`.
     pub chat_templates: Vec<NamedTemplate>,
 }
@@ -103,6 +117,12 @@ impl Vocabulary {
     /// The text of token `id` as the file has it: still encoded, not yet bytes.
     pub fn token_text(&self, id: u32) -> Option<&str> {
         self.tokens.get(id as usize).map(String::as_str)
+    }
+
+    /// The first token with this text.
+    pub(crate) fn id_of(&self, text: &str) -> Option<u32> {
+        let index = self.tokens.iter().position(|token| token == text)?;
+        u32::try_from(index).ok()
     }
 
     /// Checks what every kind of tokenizer relies on: the number of tokens and the length of each;

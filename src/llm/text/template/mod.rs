@@ -98,6 +98,22 @@ pub struct TemplateInput {
 }
 
 /// A chat template, parsed and ready. Usable from any number of threads at once.
+///
+/// ```
+/// use worker_cuda::text::{ChatTemplate, TemplateInput};
+///
+/// let template = ChatTemplate::new(
+///     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
+///      {% if add_generation_prompt %}<assistant>{% endif %}",
+/// )?;
+/// let input = TemplateInput {
+///     messages: vec![serde_json::json!({"role": "user", "content": "Hi"})],
+///     add_generation_prompt: true,
+///     ..TemplateInput::default()
+/// };
+/// assert_eq!(template.render(&input)?, "<user>Hi<assistant>");
+/// # Ok::<(), worker_cuda::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
     source: Arc<str>,
