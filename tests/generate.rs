@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use worker_cuda::generate::{Event, FinishReason, Generation, Request, Session, Summary};
+use worker_cuda::generate::{
+    CancelFlag, Event, FinishReason, Generation, Message, Prompt, Request, Session, Summary,
+};
 use worker_cuda::text::{DecodeOptions, Tokenizer, Vocabulary};
 use worker_cuda::*;
 
@@ -174,17 +176,19 @@ fn context_is_filled_to_its_last_position() {
 }
 
 #[test]
-fn flag_stops_between_tokens() {
+fn flag_stops_its_own_generation_between_tokens() {
     let mut session = session();
-    let request = Request::tokens(PROMPT);
+    let request = Request::tokens(PROMPT).max_tokens(10);
     let mut count = 0;
     let mut reason = None;
-    for event in session.generate(&request).unwrap() {
+    let mut generation = session.generate(&request).unwrap();
+    let cancel = generation.cancel_flag();
+    for event in &mut generation {
         match event.unwrap() {
             Event::Token { .. } => {
                 count += 1;
                 if count == 3 {
-                    request.cancel.set();
+                    cancel.set();
                 }
             }
             Event::Done(summary) => reason = Some(summary.reason),
@@ -192,7 +196,113 @@ fn flag_stops_between_tokens() {
         }
     }
     assert_eq!((count, reason), (3, Some(FinishReason::Cancelled)));
-    assert!(request.cancel.is_set());
+
+    // The same request runs again: the flag was the generation's own.
+    let again = collect(session.generate(&request).unwrap());
+    assert_eq!(again.tokens, reference(10).tokens);
+}
+
+#[test]
+fn flag_that_is_set_before_the_start_ends_at_once() {
+    let mut session = session();
+    let cancel = CancelFlag::default();
+    cancel.set();
+
+    let generation = session.generate_cancellable(&Request::tokens(PROMPT), &cancel);
+
+    let answer = collect(generation.unwrap());
+    assert!(answer.tokens.is_empty());
+}
+
+#[test]
+fn owned_generation_runs_on_another_thread_and_returns_its_session() {
+    let expected = reference(10).tokens;
+    let request = Request::tokens(PROMPT).max_tokens(10);
+    let mut owned = session().into_generation(&request).unwrap();
+    assert_eq!(owned.prompt_tokens(), PROMPT);
+
+    let (tokens, session) = std::thread::spawn(move || {
+        let drawn = owned.by_ref().filter_map(|event| match event.unwrap() {
+            Event::Token { token, .. } => Some(token),
+            _ => None,
+        });
+        let tokens: Vec<Token> = drawn.collect();
+        (tokens, owned.into_session())
+    })
+    .join()
+    .unwrap();
+
+    assert_eq!(tokens, expected);
+    let refused = session.into_generation(&Request::tokens([])).unwrap_err();
+    assert_eq!(refused.error.message(), "the prompt has no tokens");
+    let mut session = refused.session;
+    assert_eq!(
+        collect(session.generate(&request).unwrap()).tokens,
+        expected
+    );
+}
+
+#[test]
+fn conversations_are_the_messages_that_templates_see() {
+    let request = Request::chat([
+        Message::system("s"),
+        Message::user("u"),
+        Message::assistant("a"),
+        Message::new("tool", "t"),
+    ]);
+
+    let Prompt::Chat(input) = request.prompt else {
+        panic!("no conversation");
+    };
+    let expected: Vec<serde_json::Value> = ["system", "user", "assistant", "tool"]
+        .iter()
+        .map(|role| serde_json::json!({"role": role, "content": role[..1]}))
+        .collect();
+    assert_eq!(input.messages, expected);
+    assert!(input.add_generation_prompt);
+}
+
+#[cfg(feature = "stream")]
+#[test]
+fn stream_has_the_events_of_the_generation() {
+    use futures_core::Stream;
+    use std::pin::Pin;
+    use std::sync::Arc;
+    use std::task::{Context, Poll, Wake};
+
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let expected = reference(10).tokens;
+    let request = Request::tokens(PROMPT).max_tokens(10);
+    let mut stream = session()
+        .into_generation(&request)
+        .unwrap()
+        .into_stream()
+        .unwrap();
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut context = Context::from_waker(&waker);
+
+    let mut tokens = Vec::new();
+    loop {
+        match Pin::new(&mut stream).poll_next(&mut context) {
+            Poll::Pending => std::thread::park(),
+            Poll::Ready(None) => break,
+            Poll::Ready(Some(Ok(Event::Token { token, .. }))) => tokens.push(token),
+            Poll::Ready(Some(event)) => drop(event.unwrap()),
+        }
+    }
+
+    assert_eq!(tokens, expected);
+    let mut session = stream.into_session().unwrap();
+    assert_eq!(
+        collect(session.generate(&request).unwrap()).tokens,
+        expected
+    );
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::interrupt;
 use crate::load;
 use crate::options::{DeviceArgs, EngineArgs, ModelArgs, SamplingArgs};
 use crate::prompt::{Prompter, conversation, message};
+use crate::terminal;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -73,13 +74,13 @@ pub fn run(args: Args) -> Outcome {
 
 /// Prints an answer as it comes, and returns it.
 fn answer(session: &mut Session, request: &Request) -> Outcome<String> {
-    interrupt::watch_generation(&request.cancel);
-    let mut out = io::stdout().lock();
+    let cancel = interrupt::watch_generation();
+    let mut out = terminal::Stdout::lock();
     let mut answer = String::new();
-    for event in session.generate(request)? {
+    for event in session.generate_cancellable(request, &cancel)? {
         match event? {
             Event::Text(text) => {
-                out.write_all(text.as_bytes())?;
+                out.write_text(&text)?;
                 out.flush()?;
                 answer += &text;
             }

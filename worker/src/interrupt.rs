@@ -40,9 +40,11 @@ pub fn watch_load(cancel: &CancelHandle) {
     set(Some(cancel.clone()), None);
 }
 
-/// What Ctrl-C stops from now on.
-pub fn watch_generation(flag: &CancelFlag) {
+/// A flag for one generation, which Ctrl-C sets from now on.
+pub fn watch_generation() -> CancelFlag {
+    let flag = CancelFlag::default();
     set(None, Some(flag.clone()));
+    flag
 }
 
 /// From now on Ctrl-C ends the process at once.

@@ -26,6 +26,7 @@ mod prompt;
 mod run;
 mod steps;
 mod template;
+mod terminal;
 mod tokenize;
 mod vram;
 

@@ -17,6 +17,7 @@ use crate::load;
 use crate::machine::{self, Machine};
 use crate::options::{DeviceArgs, EngineArgs, ModelArgs, SamplingArgs};
 use crate::prompt::{self, Prompter};
+use crate::terminal;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -194,13 +195,13 @@ fn prompt_from_stdin() -> Outcome<String> {
 
 /// Prints the answer as it comes.
 fn stream(session: &mut Session, request: &Request) -> Outcome<Summary> {
-    interrupt::watch_generation(&request.cancel);
-    let mut out = io::stdout().lock();
+    let cancel = interrupt::watch_generation();
+    let mut out = terminal::Stdout::lock();
     let mut ends_line = true;
-    for event in session.generate(request)? {
+    for event in session.generate_cancellable(request, &cancel)? {
         match event? {
             Event::Text(text) => {
-                out.write_all(text.as_bytes())?;
+                out.write_text(&text)?;
                 out.flush()?;
                 ends_line = text.ends_with('\n');
             }
@@ -218,9 +219,9 @@ fn stream(session: &mut Session, request: &Request) -> Outcome<Summary> {
 }
 
 fn answer(session: &mut Session, request: &Request, id: Option<Value>) -> Outcome<Answer> {
-    interrupt::watch_generation(&request.cancel);
+    let cancel = interrupt::watch_generation();
     let wants_top = request.sampling.top_logprobs > 0;
-    let generation = session.generate(request)?;
+    let generation = session.generate_cancellable(request, &cancel)?;
     let prompt_tokens = generation.prompt_tokens().to_vec();
     let mut answer = Answer {
         id,

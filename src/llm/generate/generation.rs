@@ -1,0 +1,408 @@
+//! A request at work: prompts and draws given to the engine two steps ahead, results to events.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::Instant;
+
+use super::stop::StopMatcher;
+use super::{Event, FinishReason, Request, Session, Summary};
+use crate::core::cancel::CancelFlag;
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::llm::engine::{Ticket, Token};
+use crate::llm::step::{Row, RowResult, RowStatus, Sampling, Step, StepOutput};
+use crate::llm::text::{DecodeOptions, Detokenizer};
+
+/// Steps that are computed while the host works on the results of earlier ones.
+const STEPS_IN_FLIGHT: usize = 2;
+
+/// A request at work: an iterator of events that ends after [`Event::Done`] or an error.
+#[must_use = "nothing is computed until it is iterated over"]
+pub struct Generation<'a> {
+    session: &'a mut Session,
+    course: Course,
+}
+
+/// A [`Generation`] that owns its session, so that it can be stored and sent to another thread.
+///
+/// ```no_run
+/// # fn f(session: worker_cuda::generate::Session) -> worker_cuda::Result<()> {
+/// use worker_cuda::generate::{Event, Request};
+///
+/// let mut generation = session.into_generation(&Request::user("Why is the sky blue?"))?;
+/// let cancel = generation.cancel_flag(); // stops it from any thread
+/// let session = std::thread::spawn(move || {
+///     for event in &mut generation {
+///         if let Ok(Event::Text(text)) = event {
+///             print!("{text}");
+///         }
+///     }
+///     generation.into_session()
+/// });
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "nothing is computed until it is iterated over"]
+pub struct OwnedGeneration {
+    session: Session,
+    course: Course,
+}
+
+/// A session whose [`into_generation`](Session::into_generation) failed.
+#[derive(Debug)]
+pub struct NotStarted {
+    /// Why.
+    pub error: Error,
+    /// The session, as it was.
+    pub session: Box<Session>,
+}
+
+impl From<NotStarted> for Error {
+    fn from(failure: NotStarted) -> Self {
+        failure.error
+    }
+}
+
+/// Everything about a request at work but its session.
+struct Course {
+    detokenizer: Detokenizer,
+    stop: StopMatcher,
+    sampling: Sampling,
+    max_tokens: usize,
+    ignore_end: bool,
+    cancel: CancelFlag,
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    /// Tokens of the prompt given to the engine, cached ones included.
+    submitted_prompt: usize,
+    /// Draws given to the engine.
+    submitted_draws: usize,
+    /// Tokens drawn and reported.
+    drawn: usize,
+    in_flight: VecDeque<Submitted>,
+    output: StepOutput,
+    events: VecDeque<Event>,
+    finished: bool,
+    started: Instant,
+    first_token: Option<Instant>,
+}
+
+struct Submitted {
+    ticket: Ticket,
+    draws: bool,
+}
+
+impl<'a> Generation<'a> {
+    pub(super) fn start(
+        session: &'a mut Session,
+        request: &Request,
+        cancel: CancelFlag,
+    ) -> Result<Self> {
+        let course = Course::start(session, request, cancel)?;
+        Ok(Self { session, course })
+    }
+
+    /// The tokens of the prompt.
+    pub fn prompt_tokens(&self) -> &[Token] {
+        &self.session.tokens[..self.course.prompt_tokens]
+    }
+
+    /// Stops this generation, from any thread.
+    pub fn cancel_flag(&self) -> CancelFlag {
+        self.course.cancel.clone()
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<Event>;
+
+    fn next(&mut self) -> Option<Result<Event>> {
+        self.course.next(self.session)
+    }
+}
+
+impl OwnedGeneration {
+    pub(super) fn start(
+        mut session: Session,
+        request: &Request,
+        cancel: CancelFlag,
+    ) -> std::result::Result<Self, NotStarted> {
+        match Course::start(&mut session, request, cancel) {
+            Ok(course) => Ok(Self { session, course }),
+            Err(error) => Err(NotStarted {
+                error,
+                session: Box::new(session),
+            }),
+        }
+    }
+
+    /// The tokens of the prompt.
+    pub fn prompt_tokens(&self) -> &[Token] {
+        &self.session.tokens[..self.course.prompt_tokens]
+    }
+
+    /// Stops this generation, from any thread.
+    pub fn cancel_flag(&self) -> CancelFlag {
+        self.course.cancel.clone()
+    }
+
+    /// Ends the generation and returns its session, which keeps the tokens computed so far.
+    pub fn into_session(self) -> Session {
+        self.session
+    }
+}
+
+impl Iterator for OwnedGeneration {
+    type Item = Result<Event>;
+
+    fn next(&mut self) -> Option<Result<Event>> {
+        self.course.next(&mut self.session)
+    }
+}
+
+impl fmt::Debug for Generation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.course.describe(f, "Generation")
+    }
+}
+
+impl fmt::Debug for OwnedGeneration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.course.describe(f, "OwnedGeneration")
+    }
+}
+
+impl Course {
+    fn start(session: &mut Session, request: &Request, cancel: CancelFlag) -> Result<Course> {
+        let started = Instant::now();
+        let prompt = session.encode_cancellable(&request.prompt, &cancel)?;
+        if prompt.is_empty() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "the prompt has no tokens",
+            ));
+        }
+        let limit = session.max_sequence_tokens;
+        if prompt.len() > limit {
+            let message = format!(
+                "the prompt has {} tokens, a sequence at most {limit}",
+                prompt.len()
+            );
+            return Err(Error::new(ErrorKind::LimitExceeded, message));
+        }
+        session.settle()?;
+        let cached = session.keep_common_prefix(&prompt)?;
+        Ok(Course {
+            detokenizer: Detokenizer::new(session.tokenizer.clone(), DecodeOptions::default()),
+            stop: StopMatcher::new(&request.stop),
+            sampling: request.sampling.clone(),
+            max_tokens: request
+                .max_tokens
+                .map_or(usize::MAX, |count| count as usize),
+            ignore_end: request.ignore_end,
+            cancel,
+            prompt_tokens: prompt.len(),
+            cached_tokens: cached,
+            submitted_prompt: cached,
+            submitted_draws: 0,
+            drawn: 0,
+            in_flight: VecDeque::with_capacity(STEPS_IN_FLIGHT),
+            output: StepOutput::default(),
+            events: VecDeque::new(),
+            finished: false,
+            started,
+            first_token: None,
+        })
+    }
+
+    fn next(&mut self, session: &mut Session) -> Option<Result<Event>> {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Some(Ok(event));
+            }
+            if self.finished {
+                return None;
+            }
+            if let Err(error) = self.advance(session) {
+                self.finished = true;
+                return Some(Err(error));
+            }
+        }
+    }
+
+    /// Keeps two steps in flight and takes the result of the older one.
+    fn advance(&mut self, session: &mut Session) -> Result<()> {
+        if self.cancel.is_set() {
+            return self.finish(FinishReason::Cancelled);
+        }
+        self.fill(session)?;
+        let Some(submitted) = self.in_flight.pop_front() else {
+            let all = self.submitted_draws >= self.max_tokens;
+            let reason = if all {
+                FinishReason::Length
+            } else {
+                FinishReason::ContextFull
+            };
+            return self.finish(reason);
+        };
+        session
+            .engine
+            .wait_into(submitted.ticket, None, &mut self.output)?;
+        let row = *self.output.rows().first().ok_or_else(no_result)?;
+        check_row(&row)?;
+        if submitted.draws {
+            self.take_token(session, &row)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn fill(&mut self, session: &mut Session) -> Result<()> {
+        while self.in_flight.len() < STEPS_IN_FLIGHT {
+            match self.submit_next(session) {
+                Ok(Some(submitted)) => self.in_flight.push_back(submitted),
+                Ok(None) => break,
+                // What is in flight may free what was missing.
+                Err(error) if error.is_retryable() && !self.in_flight.is_empty() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next piece of the prompt, or the token drawn last, which may still be in flight. None
+    /// when there is nothing more to compute.
+    fn submit_next(&mut self, session: &mut Session) -> Result<Option<Submitted>> {
+        let Session {
+            engine,
+            sequence,
+            tokens,
+            max_batch_tokens,
+            max_sequence_tokens,
+            ..
+        } = session;
+        let prompt = &tokens[..self.prompt_tokens];
+        let rest = prompt.len() - self.submitted_prompt;
+        let (row, count, draws) = if rest > 0 {
+            let count = rest.min(*max_batch_tokens);
+            let piece = &prompt[self.submitted_prompt..][..count];
+            (
+                Row::tokens(sequence, piece),
+                count,
+                count == rest && self.max_tokens > 0,
+            )
+        } else {
+            let length = prompt.len() + self.submitted_draws;
+            if self.submitted_draws >= self.max_tokens || length > *max_sequence_tokens {
+                return Ok(None);
+            }
+            (Row::feed_sampled(sequence), 0, true)
+        };
+        let row = if draws {
+            row.sample(&self.sampling)
+        } else {
+            row
+        };
+        let ticket = engine.submit(&Step::new().row(row))?;
+        self.submitted_prompt += count;
+        self.submitted_draws += usize::from(draws);
+        Ok(Some(Submitted { ticket, draws }))
+    }
+
+    fn take_token(&mut self, session: &mut Session, row: &RowResult) -> Result<()> {
+        let token = row.token.ok_or_else(no_result)?;
+        self.first_token.get_or_insert_with(Instant::now);
+        session.tokens.push(token);
+        if !self.ignore_end && session.tokenizer.is_end_of_generation(token) {
+            return self.finish(FinishReason::Eos);
+        }
+        self.drawn += 1;
+        let top = self.output.top(row).collect();
+        self.events.push_back(Event::Token {
+            token,
+            logprob: row.logprob,
+            top,
+        });
+        let mut text = String::new();
+        self.detokenizer.push(token, &mut text)?;
+        if self.report(&text) {
+            return self.finish(FinishReason::Stop);
+        }
+        if self.drawn >= self.max_tokens {
+            return self.finish(FinishReason::Length);
+        }
+        Ok(())
+    }
+
+    /// Reports text up to a stop string; returns whether there is one.
+    fn report(&mut self, text: &str) -> bool {
+        let (text, found) = self.stop.push(text);
+        self.push_text(text);
+        found
+    }
+
+    fn push_text(&mut self, text: String) {
+        if !text.is_empty() {
+            self.events.push_back(Event::Text(text));
+        }
+    }
+
+    /// Reports what was held back, and the end. The next request waits for steps in flight.
+    fn finish(&mut self, mut reason: FinishReason) -> Result<()> {
+        if reason != FinishReason::Stop {
+            let mut text = String::new();
+            self.detokenizer.finish(&mut text);
+            if self.report(&text) {
+                reason = FinishReason::Stop;
+            } else {
+                let held = self.stop.finish();
+                self.push_text(held);
+            }
+        }
+        let now = Instant::now();
+        let first_token = self.first_token.unwrap_or(now);
+        self.events.push_back(Event::Done(Summary {
+            reason,
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            tokens: self.drawn,
+            prompt_time: first_token - self.started,
+            decode_time: now - first_token,
+        }));
+        self.finished = true;
+        Ok(())
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>, name: &str) -> fmt::Result {
+        f.debug_struct(name)
+            .field("prompt_tokens", &self.prompt_tokens)
+            .field("drawn", &self.drawn)
+            .field("finished", &self.finished)
+            .finish_non_exhaustive()
+    }
+}
+
+fn check_row(row: &RowResult) -> Result<()> {
+    let position = row.first_position;
+    match row.status {
+        RowStatus::Ok => Ok(()),
+        RowStatus::EmptyMask => {
+            let message = format!("bias and mask leave no token to draw at position {position}");
+            Err(Error::new(ErrorKind::InvalidArgument, message))
+        }
+        RowStatus::NotFinite => {
+            let message = format!("the model's logits at position {position} are not finite");
+            Err(Error::new(ErrorKind::Malformed, message))
+        }
+        other => {
+            let message = format!("the row at position {position} ended as {other:?}");
+            Err(Error::new(ErrorKind::Internal, message))
+        }
+    }
+}
+
+fn no_result() -> Error {
+    Error::new(
+        ErrorKind::Internal,
+        "a step came back without its row or its token",
+    )
+}
