@@ -47,10 +47,11 @@ Status Ledger::check_budget(uint64_t budget, const char* whose, int32_t of,
   const uint64_t used = held(of);
   const uint64_t free_bytes = budget - std::min(budget, used);
   if (budget == 0 || entry.bytes <= free_bytes) return {};
-  return Status::error(
-      WCUDA_OVER_BUDGET,
-      "%s '%s': needs %" PRIu64 " bytes, %sbudget %" PRIu64 ", used %" PRIu64 ", free %" PRIu64,
-      purpose_name(entry.purpose), entry.tag, entry.bytes, whose, budget, used, free_bytes);
+  return Status::error(WCUDA_OVER_BUDGET,
+                       "%s%s%s%s: needs %" PRIu64 " bytes, %sbudget %" PRIu64 ", used %" PRIu64
+                       ", free %" PRIu64,
+                       purpose_name(entry.purpose), entry.tag[0] ? " '" : "", entry.tag,
+                       entry.tag[0] ? "'" : "", entry.bytes, whose, budget, used, free_bytes);
 }
 
 void Ledger::set_budget(int32_t purpose, uint64_t bytes) noexcept {

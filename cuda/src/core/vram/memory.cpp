@@ -218,10 +218,11 @@ Status Memory::full(const Status& status, uint64_t bytes, int32_t purpose,
   if (!is_full) return status;
   return Status::native_error(
       status.code(), status.native_code(),
-      "%s '%.*s': needs %" PRIu64 " bytes, budget %" PRIu64 ", used %" PRIu64 "; %s",
-      purpose_name(purpose), static_cast<int>(std::min<size_t>(tag.size(), 63)),
-      tag.data() ? tag.data() : "", bytes, ledger_.budget(),
-      ledger_.sum(WCUDA_PURPOSE_ANY).current_bytes, status.message());
+      "%s%s%.*s%s: needs %" PRIu64 " bytes, budget %" PRIu64 ", used %" PRIu64 "; %s",
+      purpose_name(purpose), tag.empty() ? "" : " '",
+      static_cast<int>(std::min<size_t>(tag.size(), 63)), tag.data() ? tag.data() : "",
+      tag.empty() ? "" : "'", bytes, ledger_.budget(), ledger_.sum(WCUDA_PURPOSE_ANY).current_bytes,
+      status.message());
 }
 
 Result<Scratch> Memory::scratch(uint64_t bytes, std::string_view tag, Stream stream) {

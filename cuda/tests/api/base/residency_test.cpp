@@ -100,7 +100,7 @@ void ResidencyBase::a_purpose_keeps_its_budget() {
 
   EXPECT_EQ(wcuda_buffer_create(context_.handle(), &options, &buffer, &error_), WCUDA_OVER_BUDGET);
   EXPECT_STREQ(error_.message,
-               "scratch '': needs 4097 bytes, its purpose's budget 4096, used 0, free 4096");
+               "scratch: needs 4097 bytes, its purpose's budget 4096, used 0, free 4096");
   EXPECT_EQ(buffer.id, 77u);
   const TestBuffer fits(context_.handle(), 4096, WCUDA_PURPOSE_SCRATCH);
   for (const int32_t purpose : {-1, WCUDA_PURPOSE_ANY, WCUDA_PURPOSE_BORROWED, 99})
