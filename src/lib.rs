@@ -1,40 +1,40 @@
-//! GGUF language models resident in the memory of a GPU, or of the host: the safe Rust side of
+//! Runs GGUF language models on an NVIDIA GPU or on the CPU: safe Rust handles of
 //! `libworker_cuda.a`.
 //!
 //! | Concept | Type | What it is |
 //! |---|---|---|
-//! | device | [`devices`], [`DeviceCaps`] | what this machine can compute on |
-//! | context | [`CudaContext`] | one open device; every byte on it is accounted for |
-//! | memory | [`SafeCudaPtr`], [`CudaView`], [`PinnedBuffer`] | checked device memory and windows into it, pinned host memory |
-//! | allocator | [`CudaVramAllocator`] | device memory by ids that never name something else |
-//! | ledger | [`CudaContext::memory`], [`CudaContext::ledger`], [`CudaContext::set_budget`] | who holds which bytes, and the budgets |
-//! | residency | [`CudaContext::check_residency`], [`CudaContext::enforce_vram_only_policy`] | proof that memory is the device's own |
-//! | seal | `seal::VramManager`, `seal::SealedShard` (feature `seal`) | bytes proved to be on the device unchanged |
-//! | file | [`Gguf`] | metadata and tensors of a GGUF file, checked when it is opened |
-//! | plan | [`CudaContext::plan`] | what a model needs, before a byte is allocated |
-//! | model | [`Model`] | weights on the device; loading tells progress and can be cancelled |
-//! | engine | [`Engine`], [`EngineOptions`] | a model at work: memory for keys and values, two steps in flight |
-//! | sequence | [`Sequence`] | the tokens of one conversation; can be forked and cut back |
-//! | step | [`Step`], [`Row`], [`Sampling`], [`StepOutput`] | tokens in, drawn tokens, logprobs and logits out |
-//! | stream | [`Stream`], [`Event`], [`PendingCopy`] | work in order, points in it, copies that do not wait |
-//! | program | [`Program`], [`KernelCache`] | CUDA C++ compiled at run time, and where results are kept |
-//! | kernel | [`CudaModule`], [`CudaFunction`], [`GpuArg`], [`GpuCompute`] | device code or host functions, launched with checked arguments |
-//! | product | [`CudaContext::gemm`] | matrix products of every element type |
-//! | registry | [`RegisteredKernel`], `manifest` (feature `manifest`) | kernels by name and number, with what a call must be like; from a file |
-//! | health | [`CudaContext::health`] | whether the device can be used |
-//! | text | `text`, `generate` (feature `text`) | tokenizers, chat templates, streamed answers |
+//! | device | [`devices`], [`DeviceCaps`] | the devices of this machine |
+//! | context | [`CudaContext`] | one open device; accounts for every byte allocated on it |
+//! | memory | [`SafeCudaPtr`], [`CudaView`], [`PinnedBuffer`] | bounds-checked device memory, views of it, pinned host memory |
+//! | allocator | [`CudaVramAllocator`] | device memory named by ids that are never reused |
+//! | ledger | [`CudaContext::memory`], [`CudaContext::ledger`], [`CudaContext::set_budget`] | allocations by purpose, and budgets |
+//! | residency | [`CudaContext::check_residency`], [`CudaContext::enforce_vram_only_policy`] | checks that memory resides on the device |
+//! | seal | `seal::VramManager`, `seal::SealedShard` (feature `seal`) | signed device memory, verified by digest |
+//! | file | [`Gguf`] | metadata and tensors of a GGUF file, validated when it is opened |
+//! | plan | [`CudaContext::plan`] | the memory a model needs, before anything is allocated |
+//! | model | [`Model`] | weights on the device; loading reports progress and can be cancelled |
+//! | engine | [`Engine`], [`EngineOptions`] | runs steps of a model: KV cache, two steps in flight |
+//! | sequence | [`Sequence`] | the tokens of one conversation; can be forked and truncated |
+//! | step | [`Step`], [`Row`], [`Sampling`], [`StepOutput`] | tokens in; sampled tokens, log probabilities and logits out |
+//! | stream | [`Stream`], [`Event`], [`PendingCopy`] | ordered work, events in it, asynchronous copies |
+//! | program | [`Program`], [`KernelCache`] | CUDA C++ compiled at run time, and a cache of the results |
+//! | kernel | [`CudaModule`], [`CudaFunction`], [`GpuArg`], [`GpuCompute`] | device code or CPU functions, launched with checked arguments |
+//! | matrix product | [`CudaContext::gemm`] | f32, tf32, f16, bf16 and fp8 |
+//! | registry | [`RegisteredKernel`], `manifest` (feature `manifest`) | kernels by name and number, with a description of valid calls; manifests are files of them |
+//! | health | [`CudaContext::health`] | state of the device, memory and errors |
+//! | text | `text`, `generate` (feature `text`) | tokenizers, chat templates, streamed generation |
 //!
 //! ```
 //! use worker_cuda::{CudaContext, Purpose};
 //!
 //! # fn main() -> worker_cuda::Result<()> {
-//! let context = CudaContext::auto()?; // a GPU where there is one, else the host
+//! let context = CudaContext::auto()?; // a GPU if there is one, else the CPU
 //! let mut buffer = context.alloc::<f32>(1024)?;
 //! buffer.fill(0.5)?;
 //! buffer.write_at(10, &[1.0, 2.0])?;
 //! assert_eq!(buffer.to_vec()?[9..13], [0.5, 1.0, 2.0, 0.5]);
 //!
-//! // Mistakes are values that tell the numbers.
+//! // Errors are values whose message has the numbers.
 //! let error = buffer.write_at(1023, &[1.0, 2.0]).unwrap_err();
 //! assert_eq!(error.kind(), worker_cuda::ErrorKind::OutOfRange);
 //!
@@ -44,20 +44,19 @@
 //! # }
 //! ```
 //!
-//! Every failure is an [`Error`]; nothing here aborts, prints or reads the environment. What is made
-//! from something keeps it alive, so values may be dropped in any order, and forgetting one leaks
-//! memory but breaks nothing. Failures of a drop, which can tell nobody, are counted in
-//! [`Health::deferred_error_count`]. After `fork()` nothing may be used in the child.
+//! Every failure is an [`Error`]; the crate never aborts, prints or reads the environment. A value keeps
+//! its parents alive, so values may be dropped in any order; `mem::forget` leaks memory but is sound.
+//! Errors while dropping are counted in [`Health::deferred_error_count`]. After `fork()` nothing may be
+//! used in the child process.
 //!
 //! # Features
 //!
-//! * `seal` (default): signed shards of device memory that can be checked, `seal`.
-//! * `manifest`: kernels described in a JSON file, `manifest`.
-//! * `text` (default): tokenizers, chat templates and text generation.
-//! * `stream`: generations as `futures_core::Stream`.
-//! * `cuda-auto` (default): builds with CUDA if a toolkit is found. `cuda`: a missing toolkit is an
+//! * `text` (default): tokenizers, chat templates and text generation, modules `text` and `generate`.
+//! * `seal` (default): signed shards of device memory, module `seal`.
+//! * `manifest`: kernels described in a JSON file, module `manifest`.
+//! * `cuda-auto` (default): build with CUDA if a toolkit is found. `cuda`: a missing toolkit is an
 //!   error. The environment variable `WORKER_CUDA_BUILD` (`on`, `off`, `auto`) overrides both.
-//! * `tracing`: hands log records to the `tracing` crate, see [`log`].
+//! * `tracing`: passes log records to the `tracing` crate, see [`log`].
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]
 #![deny(clippy::undocumented_unsafe_blocks)]
 
@@ -112,7 +111,7 @@ pub use step::{Row, RowResult, RowStatus, Sampling, Step, StepOutput};
 pub use stream::{Event, PendingCopy, Priority, Stream};
 pub use version::{build_info, built_with_cuda, version};
 
-/// The sample of the README compiles.
+/// Compiles the Rust example of the README.
 #[cfg(all(doctest, feature = "text"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

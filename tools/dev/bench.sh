@@ -40,7 +40,7 @@ bench_host() {
     say
     say "== $(basename "$bench")"
     case $bench in
-      */host_compute_bench) "$PYTHON" tools/dev/host_compare.py "$bench" ;; # beside numpy
+      */host_compute_bench) "$PYTHON" tools/dev/host_compare.py "$bench" ;; # compared with numpy
       *) "$bench" ;;
     esac
   done

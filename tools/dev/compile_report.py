@@ -1,8 +1,8 @@
-"""What device code costs to compile: compile_report.py BUILD_FOLDER BINARY.
+"""Compile time and size of device code: compile_report.py BUILD_FOLDER BINARY.
 
-Prints the five slowest .cu files of the newest ninja log below BUILD_FOLDER, the seconds of all of them (as they ran,
-beside other compilers: of CPU time, whose budget is 600 s, it is no more), and the bytes of device code in BINARY.
-More than 25 MB of it for one architecture fails.
+Prints the five slowest .cu files of the newest ninja log below BUILD_FOLDER, the sum of the seconds of all .cu files
+(wall time while other compilers ran, so an upper bound of the CPU time, whose budget is 600 s), and the bytes of device
+code in BINARY. More than 25 MB for one architecture is an error.
 """
 
 import pathlib

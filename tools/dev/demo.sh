@@ -25,7 +25,7 @@ command_demo() {
   "$worker" run --chat --model "$model" --max-tokens "${MAX_TOKENS:-160}" "$prompt"
 }
 
-# "90a;120" of the GPUs here; empty, which means the fixed list, when nvidia-smi does not tell.
+# The architectures of this machine's GPUs, "90a;120"; empty, which means the fixed list, if nvidia-smi fails.
 present_architectures() {
   nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u | tr -d '.' |
     sed 's/^90$/90a/' | paste -sd';' || true

@@ -20,7 +20,7 @@ fuzz_targets() {
   return 0
 }
 
-# fuzz_build [FOLDER SANITIZERS]: in the folder fuzz with ASan and UBSan unless told otherwise.
+# fuzz_build [FOLDER SANITIZERS TARGET…]: builds targets; default: all, with ASan and UBSan, in the folder fuzz.
 fuzz_build() {
   local folder=${1:-fuzz} sanitizers=${2:-address,undefined} targets=()
   # ThreadSanitizer has something to find in the C interface alone.

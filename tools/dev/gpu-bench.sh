@@ -5,8 +5,8 @@
 #   gpu-bench.sh [--bin FOLDER] [--out FOLDER] [--folder FOLDER] [--peer FOLDER] [--alternations N] [--models LIST]
 #                [--skip-kernels]
 #
-# --bin           *_bench programs (default: bench/ beside this script)
-# --out           where NAME.txt, e2e.txt and e2e.json go (default: results/ beside this script)
+# --bin           *_bench programs (default: bench/ next to this script)
+# --out           where NAME.txt, e2e.txt and e2e.json go (default: results/ next to this script)
 # --folder        room for the largest model as a file, 43 GB for 70b (default: /dev/shm, else /tmp)
 # --peer          holds build.sh, which builds another engine's llama-bench and llama-batched-bench into
 #                 FOLDER/b/bin; they run in turn with ours on the same files
@@ -57,7 +57,7 @@ describe_machine() {
   echo "$(nproc) processors, load average $(cut -d' ' -f1-3 /proc/loadavg)"
 }
 
-# Every *_bench of kernels. One that needs to be told what to do runs once for each argument.
+# Every *_bench of kernels. One that requires an argument runs once per argument.
 bench_kernels() {
   local bench name argument
   for bench in "$bin"/*_bench; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ./fidelity.sh MODEL: logits on 2,048 positions on the GPU against those of a forward pass in f32 numpy, and
-# greedy answers beside the host's; bounds: docs/NUMERICS.md. Needs a python3 that has numpy.
+# greedy answers compared with the host's; bounds: docs/NUMERICS.md. Needs a python3 that has numpy.
 set -uo pipefail
 model=$(realpath "$1")
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -17,7 +17,7 @@ compare() {
 }
 
 greedy() {
-  echo "== greedy answers, cuda beside host"
+  echo "== greedy answers, cuda compared with host"
   python3 $oracle/greedy.py --worker ./worker-orcd --model "$model" --backend cuda --against host &&
     touch "$work/greedy.good"
 }

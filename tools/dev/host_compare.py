@@ -1,4 +1,4 @@
-"""The host backend's digest and matrix product beside numpy's: host_compare.py BENCH [THREADS].
+"""The host backend's digest and matrix product compared with numpy's: host_compare.py BENCH [THREADS].
 
 BENCH is host_compute_bench. Runs it and numpy five times in turn, each with THREADS threads (1 unless given), and
 prints the best turns and ratios. The product should reach half of numpy's BLAS, the digest 1.5 GB/s on one thread.

@@ -2,7 +2,7 @@
 
 NATIVE=$TARGET/native
 
-# native_configure NAME OPTION…: configures cuda/ in its folder; anew when the options changed.
+# native_configure NAME OPTION…: configures cuda/ in its folder, again if the options changed.
 native_configure() {
   local name=$1 folder=$NATIVE/$1 fresh=()
   shift

@@ -1,4 +1,4 @@
-# ./dev test --stress, part of --long: the tests twice more while three busy loops a core run beside them. No test may
+# ./dev test --stress, part of --long: runs the tests twice while three busy loops per core run. No test may
 # depend on elapsed time or on an idle machine.
 
 STRESS_LOOPS_PER_CORE=3

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/data/templates.json: what `transformers` renders for the templates beside it, and
+"""Writes tests/data/templates.json: what `transformers` renders for the templates next to it, and
 tests/data/template_expressions.json: what it prints for single expressions.
 
 Run: python tools/golden/templates.py MODEL.gguf   (needs transformers and jinja2; gguf for MODEL)

@@ -6,7 +6,7 @@ greedy.py --worker worker-orcd --model F [--backend host] [--against llama-cpp |
 Both engines get the same prompt tokens. Where their answers part for the first time, `gap` is the difference
 between worker-orcd's logprobs of the two tokens, `here` the largest difference between the engines' logprobs of
 worker-orcd's first two tokens at that position. Where they part at all the gap is at most twice `here`: that
-alone would find nothing. So it is held against twice the same difference where nothing hangs on it, at the positions
+alone would find nothing. So it is held against twice the same difference where nothing depends on it, at the positions
 before, of all prompts: the value that 99 % of them stay below. A gap above that is no tie; the program then ends
 with 1. Needs numpy for llama-cpp.
 """
