@@ -2,7 +2,7 @@
 //!
 //! ```
 //! # fn main() -> worker_cuda::Result<()> {
-//! for device in worker_cuda::devices()? {
+//! for device in worker_cuda::devices(worker_cuda::Backend::Host)? {
 //!     println!("{} {}: {} bytes", device.backend, device.ordinal, device.total_memory);
 //! }
 //! # Ok(())
