@@ -56,6 +56,7 @@
 //! * `manifest`: kernels described in a JSON file, module `manifest`.
 //! * `cuda-auto` (default): build with CUDA if a toolkit is found. `cuda`: a missing toolkit is an
 //!   error. The environment variable `WORKER_CUDA_BUILD` (`on`, `off`, `auto`) overrides both.
+//! * `stream`: generations as `futures_core::Stream`.
 //! * `tracing`: passes log records to the `tracing` crate, see [`log`].
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]
 #![deny(clippy::undocumented_unsafe_blocks)]

@@ -15,9 +15,9 @@ FENCE = re.compile(r"^\s*//[/!] ?```(\w*)")
 # Modules and types without an example yet. To be emptied.
 PENDING = set(
     (
-        "CudaFunction CudaModule CudaView DeviceCaps EngineOptions Event KernelCache PendingCopy PinnedBuffer "
-        "RegisteredKernel Row Sampling SealedShard Sequence Step StepOutput Stream VramManager compat device "
-        "error generate health ledger log manifest plan registry step stream version "
+        "CudaFunction DeviceCaps PinnedBuffer "
+        "Row Sequence Step StepOutput compat "
+        "error manifest "
     ).split()
 )
 
