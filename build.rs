@@ -208,6 +208,9 @@ fn link(prefix: &Path) -> Result<(), String> {
     };
 
     println!("cargo::rustc-link-search=native={}", lib.display());
+    if feature("compat") {
+        println!("cargo::rustc-link-lib=static=worker_cuda_compat");
+    }
     println!("cargo::rustc-link-lib=static=worker_cuda");
     let cuda = variable("cuda") == "1";
     if cuda {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
+use std::ptr::null_mut;
 
 use worker_cuda::ffi;
 
@@ -21,14 +22,17 @@ fn table_of_rust() -> Table {
 }
 
 fn table_of_archive() -> Table {
-    // SAFETY: takes nothing.
-    let count = unsafe { ffi::wcuda_abi_field_count() };
-    (0..count)
-        .map(|index| {
-            let mut row = ffi::wcuda_abi_field::zeroed();
-            // SAFETY: `row` is valid, and a null error is allowed.
-            let status = unsafe { ffi::wcuda_abi_field_get(index, &mut row, std::ptr::null_mut()) };
-            assert_eq!(status, ffi::WCUDA_OK, "row {index}");
+    let mut count = 0;
+    // SAFETY: no rows are asked for, and a null error is allowed.
+    let status = unsafe { ffi::wcuda_abi_field_list(0, null_mut(), 0, &mut count, null_mut()) };
+    assert_eq!(status, ffi::WCUDA_OK);
+    let mut rows = vec![ffi::wcuda_abi_field::init(); count as usize];
+    // SAFETY: there is room for `count` rows, each sized.
+    let status =
+        unsafe { ffi::wcuda_abi_field_list(0, rows.as_mut_ptr(), count, &mut count, null_mut()) };
+    assert_eq!(status, ffi::WCUDA_OK);
+    rows.into_iter()
+        .map(|row| {
             // SAFETY: both names are static texts.
             let [structure, field] =
                 [row.struct_name, row.field_name].map(|name| unsafe { CStr::from_ptr(name) });
@@ -69,11 +73,9 @@ fn structs_have_the_layout_of_the_archive() {
 
 #[test]
 fn row_past_the_end_is_refused() {
-    let mut row = ffi::wcuda_abi_field::zeroed();
-    // SAFETY: `row` is valid, and a null error is allowed.
-    let status = unsafe {
-        ffi::wcuda_abi_field_get(ffi::wcuda_abi_field_count(), &mut row, std::ptr::null_mut())
-    };
+    let (mut row, mut count) = (ffi::wcuda_abi_field::init(), 0);
+    // SAFETY: `row` is valid and sized, and a null error is allowed.
+    let status = unsafe { ffi::wcuda_abi_field_list(1 << 20, &mut row, 1, &mut count, null_mut()) };
     assert_eq!(status, ffi::WCUDA_OUT_OF_RANGE);
     assert!(row.struct_name.is_null(), "a failed call wrote its output");
 }

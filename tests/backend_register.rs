@@ -389,7 +389,7 @@ fn its_kernel_computes_through_the_table_of_the_library() {
             copy(instance, memory[0], 4, x.as_ptr().cast(), 12, &mut error),
             0
         );
-        let mut arguments = [ffi::wcuda_argument::zeroed(); 2];
+        let mut arguments = [ffi::wcuda_argument::init(); 2];
         for (argument, block) in arguments.iter_mut().zip(&memory) {
             argument.kind = ffi::WCUDA_ARG_BUFFER;
             argument.buffer.id = block.id;

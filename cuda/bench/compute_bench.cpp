@@ -86,14 +86,14 @@ void print_rate(const char* name, Pair pair, double work, const char* unit, cons
 }
 
 wcuda_argument buffer_argument(wcuda_buffer buffer) {
-  wcuda_argument argument{};
+  wcuda_argument argument = WCUDA_ARGUMENT_INIT;
   argument.kind = WCUDA_ARG_BUFFER;
   argument.buffer = buffer;
   return argument;
 }
 
 wcuda_argument value_argument(int32_t kind, const void* data) {
-  wcuda_argument argument{};
+  wcuda_argument argument = WCUDA_ARGUMENT_INIT;
   argument.kind = kind;
   argument.data = data;
   return argument;

@@ -10,6 +10,15 @@
 namespace wcuda::bench {
 namespace {
 
+wcuda_row make_row(wcuda_sequence sequence, const int32_t* tokens, uint32_t count, uint32_t flags) {
+  wcuda_row row = WCUDA_ROW_INIT;
+  row.sequence = sequence;
+  row.tokens = tokens;
+  row.token_count = count;
+  row.flags = flags;
+  return row;
+}
+
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) {
@@ -62,7 +71,7 @@ Result<std::unique_ptr<Session>> Session::open(const Device& device, wcuda_model
   session->vocabulary_size_ = info.vocabulary_size;
   session->max_batch_tokens_ = limits.max_batch_tokens;
   session->max_batch_rows_ = limits.max_batch_rows;
-  session->results_.resize(limits.max_batch_rows);
+  session->results_.resize(limits.max_batch_rows, WCUDA_ROW_RESULT_INIT);
   session->logits_.resize(info.vocabulary_size);
   return session;
 }
@@ -138,7 +147,7 @@ Status Session::prefill(uint32_t count) {
     for (size_t i = first; i < total && room > 0 && rows.size() < max_batch_rows_; ++i) {
       const uint32_t piece = std::min(room, count - done[i]);
       const uint32_t flags = done[i] + piece == count ? WCUDA_ROW_SAMPLE : 0;
-      rows.push_back({sequences_[i].get(), &tokens[i * count + done[i]], piece, flags, nullptr});
+      rows.push_back(make_row(sequences_[i].get(), &tokens[i * count + done[i]], piece, flags));
       done[i] += piece;
       room -= piece;
     }
@@ -157,7 +166,7 @@ Status Session::rewind(uint32_t length) {
     const wcuda_sequence sequence = sequences_[i].get();
     WCUDA_TRY(to_status(wcuda_sequence_truncate(sequence, length - 1, &error), error));
     tokens[i] = static_cast<int32_t>(random_word(i) % vocabulary_size_);
-    rows.push_back({sequence, &tokens[i], 1, WCUDA_ROW_SAMPLE, nullptr});
+    rows.push_back(make_row(sequence, &tokens[i], 1, WCUDA_ROW_SAMPLE));
   }
   WCUDA_TRY(submit(rows));
   return wait_all(nullptr);
@@ -166,8 +175,7 @@ Status Session::rewind(uint32_t length) {
 std::vector<wcuda_row> Session::feed_rows() const {
   std::vector<wcuda_row> rows;
   for (const Sequence& sequence : sequences_)
-    rows.push_back(
-        {sequence.get(), nullptr, 1, WCUDA_ROW_FEED_SAMPLED | WCUDA_ROW_SAMPLE, nullptr});
+    rows.push_back(make_row(sequence.get(), nullptr, 1, WCUDA_ROW_FEED_SAMPLED | WCUDA_ROW_SAMPLE));
   return rows;
 }
 
@@ -185,7 +193,7 @@ Status Session::decode_checked(uint32_t steps, std::vector<int32_t>* tokens) {
   for (uint32_t step = 0; step < steps; ++step) {
     const int32_t fed = results_[0].token;
     const uint32_t flags = WCUDA_ROW_SAMPLE | WCUDA_ROW_LOGITS_LAST;
-    WCUDA_TRY(submit({{sequences_[0].get(), &fed, 1, flags, nullptr}}));
+    WCUDA_TRY(submit({make_row(sequences_[0].get(), &fed, 1, flags)}));
     WCUDA_TRY(wait_all(tokens));
     for (const float logit : logits_)
       if (!std::isfinite(logit))

@@ -83,7 +83,8 @@ class Bench {
     const wcuda_buffer a = buffer(bytes), b = buffer(bytes), c = buffer(bytes);
     check(wcuda_buffer_fill(a, 0, bytes, 0x3f000000, 4, &error_), error_);
     check(wcuda_buffer_fill(b, 0, bytes, 0x40000000, 4, &error_), error_);
-    wcuda_argument arguments[6] = {};
+    wcuda_argument arguments[6];
+    for (wcuda_argument& each : arguments) each = WCUDA_ARGUMENT_INIT;
     const wcuda_buffer buffers[3] = {a, b, c};
     for (int i = 0; i < 6; ++i) {
       arguments[i].kind = i < 3 ? WCUDA_ARG_BUFFER : WCUDA_ARG_U64;

@@ -11,7 +11,7 @@ if(WCUDA_HAS_CUDA)
   set(WCUDA_PC_CUDA_LIBS "-L\${cudart_dir} -lcudart_static -lrt ")
 endif()
 
-install(TARGETS worker_cuda EXPORT worker_cuda_targets
+install(TARGETS worker_cuda worker_cuda_compat EXPORT worker_cuda_targets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 install(EXPORT worker_cuda_targets NAMESPACE worker_cuda::

@@ -22,8 +22,8 @@ std::string_view take(std::string_view* text, char separator) {
 
 wcuda_string as_string(std::string_view text) { return {text.data(), text.size()}; }
 
-wcuda_kernel_param read_param(std::string_view line) {
-  wcuda_kernel_param param{};
+wcuda_parameter read_param(std::string_view line) {
+  wcuda_parameter param = WCUDA_PARAMETER_INIT;
   const auto number = [&](char zero) {
     const int value = line.empty() ? 0 : line[0] - zero;
     line.remove_prefix(line.empty() ? 0 : 1);
@@ -47,7 +47,7 @@ std::string check_message(const Status& status) {
 
 // Arguments of a call: eight bytes each, which say a number, or how large a buffer is.
 std::string call(const jit::Descriptor& descriptor, std::string_view values) {
-  std::vector<uint64_t> numbers(descriptor.params.size());
+  std::vector<uint64_t> numbers(descriptor.signature.parameters.size());
   for (uint64_t& number : numbers) {
     const std::string_view eight = values.substr(0, 8);
     if (!eight.empty()) std::memcpy(&number, eight.data(), eight.size());
@@ -55,7 +55,7 @@ std::string call(const jit::Descriptor& descriptor, std::string_view values) {
   }
   std::vector<jit::DescribedArgument> arguments;
   for (size_t i = 0; i < numbers.size(); ++i) {
-    const jit::DescribedParam& param = descriptor.params[i];
+    const jit::Parameter& param = descriptor.signature.parameters[i];
     const uint64_t bytes = jit::scalar_bytes(param.kind);
     arguments.push_back({param.kind, 0, &numbers[i], bytes != 0 ? bytes : numbers[i]});
   }
@@ -63,7 +63,7 @@ std::string call(const jit::Descriptor& descriptor, std::string_view values) {
   if (!launch.ok()) return check_message(launch.status());
   uint64_t given = 0;
   for (size_t i = 0; i < numbers.size(); ++i)
-    if (descriptor.params[i].kind == WCUDA_ARG_BUFFER &&
+    if (descriptor.signature.parameters[i].kind == WCUDA_ARG_BUFFER &&
         __builtin_add_overflow(given, numbers[i], &given))
       return "";
   if (launch->bytes > given) return "more bytes than the buffers have";
@@ -86,16 +86,17 @@ std::string exercise_descriptor(const uint8_t* data, size_t bytes) {
        {&native.grid[0], &native.grid[1], &native.grid[2], &native.block[0], &native.block[1],
         &native.block[2], &native.threads, &native.shared_bytes})
     *field = as_string(take(&head, '|'));
-  std::vector<wcuda_kernel_param> params;
+  std::vector<wcuda_parameter> params;
   while (!lines.empty()) params.push_back(read_param(take(&lines, '\n')));
-  native.params = params.data();
-  native.param_count = params.size();
+  native.parameters = params.data();
+  native.parameter_count = params.size();
 
   const auto descriptor = jit::read_descriptor(native);
   if (!descriptor.ok()) return check_message(descriptor.status());
-  if (descriptor->sig_hash != jit::fnv1a(descriptor->signature)) return "a hash of another text";
+  if (descriptor->sig_hash != jit::fnv1a(descriptor->signature.canonical))
+    return "a hash of another text";
   const auto is_end = [](char c) { return c == ';'; };
-  const std::string& signature = descriptor->signature;
+  const std::string& signature = descriptor->signature.canonical;
   if (std::count_if(signature.begin(), signature.end(), is_end) !=
       static_cast<ptrdiff_t>(params.size()))
     return "a signature of another number of parameters";

@@ -8,6 +8,7 @@
 
 #include "compute/jit/cache_entry.h"
 #include "compute/jit/code_kind.h"
+#include "compute/jit/descriptor.h"
 #include "compute/jit/launch.h"
 #include "core/base/blake3.h"
 #include "core/base/bytes.h"
@@ -106,7 +107,8 @@ std::string exercise_launch(const uint8_t* data, size_t bytes) {
       return "a launch past its limits";
   }
 
-  std::vector<jit::Parameter> signature;
+  // Names a to z: one parameter each, sized by the byte that follows.
+  std::vector<wcuda_parameter> signature;
   std::vector<KernelParameter> parameters;
   std::vector<jit::ArgumentShape> arguments;
   struct {
@@ -115,20 +117,30 @@ std::string exercise_launch(const uint8_t* data, size_t bytes) {
     uint8_t access, bytes;
   } item;
   while (reader.read(&item)) {
-    if (item.what % 3 == 0) signature.push_back({item.kind, item.access, item.bytes, item.what});
+    if (item.what % 3 == 0) {
+      static constexpr char kNames[] = "abcdefghijklmnopqrstuvwxyz";
+      static constexpr char kSizes[] = "1048576";
+      wcuda_parameter parameter = WCUDA_PARAMETER_INIT;
+      parameter.name = {kNames + signature.size() % 26, 1};
+      parameter.kind = item.kind;
+      parameter.access = item.access;
+      parameter.dtype = item.kind == WCUDA_ARG_BUFFER ? item.bytes % 16 : 0;
+      parameter.shape = {kSizes, item.bytes % sizeof(kSizes)};
+      signature.push_back(parameter);
+    }
     if (item.what % 3 == 1) parameters.push_back({8 * parameters.size(), item.bytes});
     if (item.what % 3 == 2) arguments.push_back({item.kind, item.access, item.bytes});
   }
-  const Status by_signature = jit::check_signature(signature, arguments);
+  const auto read = jit::read_signature(signature.data(), signature.size());
   const Status by_code = jit::check_parameters(parameters, arguments);
-  for (const Status& each : {by_signature, by_code, jit::check_fit(signature, parameters)}) {
+  for (const Status& each :
+       {read.status(), by_code, read.ok() ? jit::check_fit(*read, parameters) : Status()}) {
     if (each.ok()) continue;
     const bool is_expected =
         each.code() == WCUDA_INVALID_ARGUMENT || each.code() == WCUDA_ARGUMENT_COUNT;
     const std::string wrong = check_failure(each, is_expected);
     if (!wrong.empty()) return wrong;
   }
-  if (by_signature.ok() && arguments.size() != signature.size()) return "too few arguments";
   if (by_code.ok() && arguments.size() != parameters.size())
     return "too few arguments for the code";
   return "";

@@ -1,16 +1,18 @@
-/* worker_cuda_compat.h: fourteen functions of an older worker, cuda_init to
- * cuda_check_device_health, and eight of an older library of device memory, vram_malloc to
- * vram_reset_mock_state, as thin wrappers over worker_cuda.h, for programs written against them.
- * New programs want that header.
+/* worker_cuda_compat.h: fourteen functions of an older worker, cuda_init to cuda_check_device_health, and
+ * eight of an older library of device memory, vram_malloc to vram_reset_mock_state, over the functions of
+ * worker_cuda.h, for programs written against them. New programs want that header.
  *
- * Everything here is `static inline`, but for the two functions that hold the text functions. Names
- * clash with those of the CUDA driver: do not include cuda.h in the same file.
+ * The functions are `static inline`. Programs that bind symbols (Rust's extern "C", ctypes, dlsym) link
+ * libworker_cuda_compat.a, which has each of them once, in front of libworker_cuda.a. The names clash with those of the CUDA driver: do
+ * not include cuda.h in the same file.
  *
- * Error codes are the CUDA_… numbers below, the only ones used. `error_code` may be NULL; it is
- * written by every call, CUDA_SUCCESS included. Text. The library knows tokens only: somebody
- * installs functions that turn text into tokens and back (the Rust crate:
- * worker_cuda::compat::install_text). Without them inference does not start. Threads. Calls on one
- * context, or on an object made from it, must not overlap.
+ * Backend. All functions use CUDA devices. The CPU computes only on request: a program compiled with
+ * WCUDA_COMPAT_HOST defined, or one that calls wcuda_compat_use_host(1) first.
+ * Error codes are the CUDA_... and VRAM_... numbers below. `error_code` may be NULL; every call writes it,
+ * CUDA_SUCCESS included.
+ * Text. The library works on tokens. Somebody installs functions that convert text to tokens and back (the
+ * Rust crate: worker_cuda::compat::install_text); without them inference does not start.
+ * Threads. Calls on one context, or on an object created from it, must not overlap; vram_* on any thread.
  */
 #ifndef WORKER_CUDA_COMPAT_H
 #define WORKER_CUDA_COMPAT_H
@@ -29,11 +31,30 @@
 extern "C" {
 #endif
 
-/* The backend that cuda_init opens: an expression; define it before this header to choose another.
- */
+/* Chooses the backend of this process's calls: WCUDA_BACKEND_CUDA (initially), _HOST, or AUTO for CUDA with
+ * the CPU where there is no device. vram_* take AUTO as CUDA. [any thread] */
+WCUDA_API void wcuda_compat_set_backend(int32_t backend);
+/* Returns the backend chosen. [any thread] */
+WCUDA_API int32_t wcuda_compat_backend_get(void);
+
+/* The backend that calls use: an expression; define it before this header to choose another. */
 #ifndef WCUDA_COMPAT_BACKEND
-#define WCUDA_COMPAT_BACKEND WCUDA_BACKEND_AUTO
+#ifdef WCUDA_COMPAT_HOST
+#define WCUDA_COMPAT_BACKEND WCUDA_BACKEND_HOST
+#else
+#define WCUDA_COMPAT_BACKEND wcuda_compat_backend_get()
 #endif
+#endif
+
+/* How the functions are defined here: libworker_cuda_compat.a compiles them with external linkage. */
+#ifndef WCUDA_COMPAT_FUNCTION
+#define WCUDA_COMPAT_FUNCTION static inline
+#endif
+
+/* The same as a symbol of libworker_cuda_compat.a: 1: the CPU computes, 0: CUDA devices. [any thread] */
+WCUDA_COMPAT_FUNCTION void wcuda_compat_use_host(int enabled) {
+  wcuda_compat_set_backend(enabled ? WCUDA_BACKEND_HOST : WCUDA_BACKEND_CUDA);
+}
 
 #define CUDA_SUCCESS 0
 #define CUDA_ERROR_DEVICE_NOT_FOUND 1
@@ -102,7 +123,7 @@ typedef struct InferenceResult {
 } InferenceResult;
 
 /* Static text, never NULL. */
-static inline const char* cuda_error_message(int error_code) {
+WCUDA_COMPAT_FUNCTION const char* cuda_error_message(int error_code) {
   switch (error_code) {
     case CUDA_SUCCESS:
       return "success";
@@ -139,20 +160,29 @@ static inline int wcuda_compat_code(wcuda_status status, int otherwise) {
   return code == CUDA_ERROR_UNKNOWN ? otherwise : code;
 }
 
+/* Counts the devices of a backend; AUTO has the CPU where CUDA has none. */
+static inline wcuda_status wcuda_compat_devices(int32_t backend, int32_t* count) {
+  wcuda_status status = wcuda_device_count(
+      backend == WCUDA_BACKEND_AUTO ? WCUDA_BACKEND_CUDA : backend, count, NULL);
+  if (backend == WCUDA_BACKEND_AUTO && (status != WCUDA_OK || *count == 0)) {
+    *count = 1;
+    status = WCUDA_OK; /* the CPU's, or none: wcuda_context_create reports */
+  }
+  return status == WCUDA_OK && *count == 0 ? WCUDA_NO_DEVICE : status;
+}
+
 /* Appends `count` tokens; samples the next into *sampled unless that is NULL. */
 static inline wcuda_status wcuda_compat_step(InferenceResult* result, const int32_t* tokens,
                                              uint32_t count, int32_t* sampled) {
   wcuda_sampling sampling = WCUDA_SAMPLING_INIT;
   wcuda_step step = WCUDA_STEP_INIT;
   wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
-  wcuda_row row;
-  wcuda_row_result row_result;
+  wcuda_row row = WCUDA_ROW_INIT;
+  wcuda_row_result row_result = WCUDA_ROW_RESULT_INIT;
   uint64_t ticket = 0;
   wcuda_status status;
   sampling.temperature = result->temperature;
   sampling.seed = result->seed;
-  memset(&row, 0, sizeof(row));
-  memset(&row_result, 0, sizeof(row_result));
   row.sequence = result->sequence;
   row.tokens = tokens;
   row.token_count = count;
@@ -220,20 +250,22 @@ static inline int wcuda_compat_take(InferenceResult* result, char* text, int cap
 
 /* ---- contexts ---- */
 
-/* Opens a device; NULL on error. Without a GPU the host computes, unless WCUDA_COMPAT_BACKEND says
- * otherwise. */
-static inline CudaContext* cuda_init(int gpu_device, int* error_code) {
+/* Opens a device; NULL on error. Without a GPU the code is CUDA_ERROR_DEVICE_NOT_FOUND, unless the CPU was
+ * requested (see Backend above). */
+WCUDA_COMPAT_FUNCTION CudaContext* cuda_init(int gpu_device, int* error_code) {
   wcuda_context_options options = WCUDA_CONTEXT_OPTIONS_INIT;
   CudaContext* ctx;
   wcuda_status status;
   int32_t count = 0;
   options.backend = WCUDA_COMPAT_BACKEND;
   options.ordinal = gpu_device;
-  if (options.backend == WCUDA_BACKEND_HOST ||
-      wcuda_device_count(WCUDA_BACKEND_CUDA, &count, NULL) != WCUDA_OK || count == 0)
-    count = 1; /* the host's, or none: wcuda_context_create tells */
-  if (gpu_device < 0 || gpu_device >= count) {
+  status = wcuda_compat_devices(options.backend, &count);
+  if (status == WCUDA_OK && (gpu_device < 0 || gpu_device >= count)) {
     wcuda_compat_report(error_code, CUDA_ERROR_INVALID_DEVICE);
+    return NULL;
+  }
+  if (status != WCUDA_OK) {
+    wcuda_compat_report(error_code, wcuda_compat_code(status, CUDA_ERROR_DEVICE_NOT_FOUND));
     return NULL;
   }
   ctx = (CudaContext*)calloc(1, sizeof(CudaContext));
@@ -246,27 +278,27 @@ static inline CudaContext* cuda_init(int gpu_device, int* error_code) {
 }
 
 /* NULL is legal. */
-static inline void cuda_destroy(CudaContext* ctx) {
+WCUDA_COMPAT_FUNCTION void cuda_destroy(CudaContext* ctx) {
   if (ctx == NULL) return;
   wcuda_context_destroy(ctx->context);
   free(ctx);
 }
 
-/* GPUs that can be used; 0 on error. */
-static inline int cuda_get_device_count(void) {
+/* Devices of the backend in use; 0 on error. The CPU, where requested, is one device. */
+WCUDA_COMPAT_FUNCTION int cuda_get_device_count(void) {
   int32_t count = 0;
-  return wcuda_device_count(WCUDA_BACKEND_CUDA, &count, NULL) == WCUDA_OK ? count : 0;
+  return wcuda_compat_devices(WCUDA_COMPAT_BACKEND, &count) == WCUDA_OK ? count : 0;
 }
 
 /* Device memory this context holds; 0 on error. */
-static inline uint64_t cuda_get_process_vram_usage(CudaContext* ctx) {
+WCUDA_COMPAT_FUNCTION uint64_t cuda_get_process_vram_usage(CudaContext* ctx) {
   wcuda_health health = WCUDA_HEALTH_INIT;
   if (ctx == NULL || wcuda_health_get(ctx->context, &health, NULL) != WCUDA_OK) return 0;
   return health.ledger_bytes;
 }
 
 /* True when nothing is wrong with the device. */
-static inline bool cuda_check_device_health(CudaContext* ctx, int* error_code) {
+WCUDA_COMPAT_FUNCTION bool cuda_check_device_health(CudaContext* ctx, int* error_code) {
   wcuda_health health = WCUDA_HEALTH_INIT;
   int code = CUDA_ERROR_INVALID_PARAMETER;
   if (ctx != NULL && wcuda_health_get(ctx->context, &health, NULL) == WCUDA_OK) {
@@ -284,7 +316,7 @@ static inline bool cuda_check_device_health(CudaContext* ctx, int* error_code) {
 /* ---- models ---- */
 
 /* NULL is legal. */
-static inline void cuda_unload_model(CudaModel* model) {
+WCUDA_COMPAT_FUNCTION void cuda_unload_model(CudaModel* model) {
   if (model == NULL) return;
   wcuda_model_unload(model->model);
   free(model->path);
@@ -293,7 +325,7 @@ static inline void cuda_unload_model(CudaModel* model) {
 
 /* Loads a GGUF file; NULL on error, and *vram_bytes_used (may be NULL) is 0 then. The context must
  * outlive the model. */
-static inline CudaModel* cuda_load_model(CudaContext* ctx, const char* model_path,
+WCUDA_COMPAT_FUNCTION CudaModel* cuda_load_model(CudaContext* ctx, const char* model_path,
                                          uint64_t* vram_bytes_used, int* error_code) {
   wcuda_source source = WCUDA_SOURCE_INIT;
   wcuda_model_info info = WCUDA_MODEL_INFO_INIT;
@@ -333,16 +365,16 @@ static inline CudaModel* cuda_load_model(CudaContext* ctx, const char* model_pat
 }
 
 /* Bytes of the weights; 0 for NULL. */
-static inline uint64_t cuda_model_get_vram_usage(CudaModel* model) {
+WCUDA_COMPAT_FUNCTION uint64_t cuda_model_get_vram_usage(CudaModel* model) {
   return model != NULL ? model->weights_bytes : 0;
 }
 /* The same. */
-static inline uint64_t cuda_get_vram_usage(CudaModel* model) {
+WCUDA_COMPAT_FUNCTION uint64_t cuda_get_vram_usage(CudaModel* model) {
   return cuda_model_get_vram_usage(model);
 }
 
 /* True when everything that the model's context holds is memory of its device. */
-static inline bool cuda_check_vram_residency(CudaModel* model, int* error_code) {
+WCUDA_COMPAT_FUNCTION bool cuda_check_vram_residency(CudaModel* model, int* error_code) {
   wcuda_health health = WCUDA_HEALTH_INIT;
   int code = CUDA_ERROR_INVALID_PARAMETER;
   if (model != NULL && wcuda_health_get(model->owner->context, &health, NULL) == WCUDA_OK)
@@ -356,7 +388,7 @@ static inline bool cuda_check_vram_residency(CudaModel* model, int* error_code) 
 /* ---- inference ---- */
 
 /* NULL is legal. */
-static inline void cuda_inference_free(InferenceResult* result) {
+WCUDA_COMPAT_FUNCTION void cuda_inference_free(InferenceResult* result) {
   if (result == NULL) return;
   wcuda_sequence_destroy(result->sequence);
   wcuda_engine_destroy(result->engine);
@@ -387,7 +419,7 @@ static inline wcuda_status wcuda_compat_begin(InferenceResult* result, const int
 
 /* Begins a text; NULL on error. prompt: UTF-8. max_tokens: 1 … 2048. temperature: 0 (greedy) … 2.
  * The model must outlive the result. */
-static inline InferenceResult* cuda_inference_start(CudaModel* model, const char* prompt,
+WCUDA_COMPAT_FUNCTION InferenceResult* cuda_inference_start(CudaModel* model, const char* prompt,
                                                     int max_tokens, float temperature,
                                                     uint64_t seed, int* error_code) {
   const wcuda_compat_text text = wcuda_compat_text_get();
@@ -437,7 +469,7 @@ static inline InferenceResult* cuda_inference_start(CudaModel* model, const char
  * the text has ended (CUDA_SUCCESS) or failed. *token_index (may be NULL): of the token that
  * completed it, from 0. A buffer that is too small is CUDA_ERROR_INVALID_PARAMETER, and the text
  * stays for the next call. */
-static inline bool cuda_inference_next_token(InferenceResult* result, char* token_out,
+WCUDA_COMPAT_FUNCTION bool cuda_inference_next_token(InferenceResult* result, char* token_out,
                                              int token_buffer_size, int* token_index,
                                              int* error_code) {
   const wcuda_compat_text text = wcuda_compat_text_get();
@@ -487,11 +519,10 @@ static inline bool cuda_inference_next_token(InferenceResult* result, char* toke
 
 /* ---- device memory ----
  *
- * Every function returns one of the VRAM_… codes. They use CUDA devices; a program compiled with
- * WCUDA_COMPAT_HOST defined uses the host backend instead, in place of the older library's mock.
- * Unlike there, no allocation is too large but for the device, no number of devices is too many, a
- * second free of a block is an error as documented, and each thread has its own current device.
- * Threads. Any thread may call any of them.
+ * Every function returns one of the VRAM_... codes. They use the backend of the cuda_* functions; the CPU
+ * stands in for the older library's mock. Differences from that library: only the device limits the size of
+ * an allocation and the number of devices, freeing a block twice is an error as documented, and each thread
+ * has its own current device. Any thread may call any of them.
  */
 #define VRAM_SUCCESS 0
 #define VRAM_ERROR_ALLOCATION_FAILED 1
@@ -499,11 +530,8 @@ static inline bool cuda_inference_next_token(InferenceResult* result, char* toke
 #define VRAM_ERROR_MEMCPY_FAILED 3
 #define VRAM_ERROR_DRIVER 4
 
-#ifdef WCUDA_COMPAT_HOST
-#define WCUDA_COMPAT_VRAM_BACKEND WCUDA_BACKEND_HOST
-#else
-#define WCUDA_COMPAT_VRAM_BACKEND WCUDA_BACKEND_CUDA
-#endif
+#define WCUDA_COMPAT_VRAM_BACKEND \
+  (WCUDA_COMPAT_BACKEND == WCUDA_BACKEND_HOST ? WCUDA_BACKEND_HOST : WCUDA_BACKEND_CUDA)
 
 /* `otherwise`: when the driver has failed, or the device is lost. */
 static inline int wcuda_compat_vram_code(wcuda_status status, int otherwise) {
@@ -512,7 +540,7 @@ static inline int wcuda_compat_vram_code(wcuda_status status, int otherwise) {
 }
 
 /* Allocates on the thread's device, aligned to 256 bytes; *ptr is NULL after a failure. */
-static inline int vram_malloc(void** ptr, size_t bytes) {
+WCUDA_COMPAT_FUNCTION int vram_malloc(void** ptr, size_t bytes) {
   if (ptr == NULL) return VRAM_ERROR_INVALID_VALUE;
   *ptr = NULL;
   if (bytes == 0) return VRAM_ERROR_INVALID_VALUE;
@@ -521,25 +549,25 @@ static inline int vram_malloc(void** ptr, size_t bytes) {
 }
 
 /* NULL is legal; a block that was freed before is VRAM_ERROR_INVALID_VALUE. */
-static inline int vram_free(void* ptr) {
+WCUDA_COMPAT_FUNCTION int vram_free(void* ptr) {
   return wcuda_compat_vram_code(wcuda_raw_free(ptr, NULL), VRAM_ERROR_DRIVER);
 }
 
 /* `dst` may lie inside a block; the range is checked against the block's end. */
-static inline int vram_memcpy_h2d(void* dst, const void* src, size_t bytes) {
+WCUDA_COMPAT_FUNCTION int vram_memcpy_h2d(void* dst, const void* src, size_t bytes) {
   if (dst == NULL || src == NULL) return VRAM_ERROR_INVALID_VALUE;
   return wcuda_compat_vram_code(wcuda_raw_copy_to_device(dst, src, bytes, NULL),
                                 VRAM_ERROR_MEMCPY_FAILED);
 }
 
-static inline int vram_memcpy_d2h(void* dst, const void* src, size_t bytes) {
+WCUDA_COMPAT_FUNCTION int vram_memcpy_d2h(void* dst, const void* src, size_t bytes) {
   if (dst == NULL || src == NULL) return VRAM_ERROR_INVALID_VALUE;
   return wcuda_compat_vram_code(wcuda_raw_copy_to_host(dst, src, bytes, NULL),
                                 VRAM_ERROR_MEMCPY_FAILED);
 }
 
 /* Of the thread's device; both are 0 after a failure. */
-static inline int vram_get_info(size_t* free_bytes, size_t* total_bytes) {
+WCUDA_COMPAT_FUNCTION int vram_get_info(size_t* free_bytes, size_t* total_bytes) {
   uint64_t free_now = 0, total = 0;
   wcuda_status status;
   if (free_bytes == NULL || total_bytes == NULL) return VRAM_ERROR_INVALID_VALUE;
@@ -550,13 +578,13 @@ static inline int vram_get_info(size_t* free_bytes, size_t* total_bytes) {
 }
 
 /* Makes a device current for the calling thread. */
-static inline int vram_set_device(int device) {
+WCUDA_COMPAT_FUNCTION int vram_set_device(int device) {
   return wcuda_compat_vram_code(wcuda_raw_device_set(WCUDA_COMPAT_VRAM_BACKEND, device, NULL),
                                 VRAM_ERROR_DRIVER);
 }
 
 /* No device at all is VRAM_ERROR_DRIVER, and *count 0. */
-static inline int vram_get_device_count(int* count) {
+WCUDA_COMPAT_FUNCTION int vram_get_device_count(int* count) {
   int32_t devices = 0;
   wcuda_status status;
   if (count == NULL) return VRAM_ERROR_INVALID_VALUE;
@@ -565,11 +593,10 @@ static inline int vram_get_device_count(int* count) {
   return wcuda_compat_vram_code(status, VRAM_ERROR_DRIVER);
 }
 
-/* Frees every block of the host backend; with CUDA devices it does nothing. */
-static inline void vram_reset_mock_state(void) {
-#ifdef WCUDA_COMPAT_HOST
-  (void)wcuda_raw_reset(WCUDA_BACKEND_HOST, NULL);
-#endif
+/* Frees every block of the CPU backend; with CUDA devices it does nothing. */
+WCUDA_COMPAT_FUNCTION void vram_reset_mock_state(void) {
+  if (WCUDA_COMPAT_VRAM_BACKEND == WCUDA_BACKEND_HOST)
+    (void)wcuda_raw_reset(WCUDA_BACKEND_HOST, NULL);
 }
 
 #ifdef __cplusplus

@@ -144,9 +144,15 @@ static wcuda_status kernel_compile(void* self, wcuda_string source, wcuda_string
   return WCUDA_OK;
 }
 
+/* Argument `index`. struct_size is the distance: a newer library's arguments are longer. */
+static const wcuda_argument* at(const wcuda_argument* arguments, int index) {
+  const char* bytes = (const char*)arguments;
+  return (const wcuda_argument*)(const void*)(bytes + (size_t)index * arguments->struct_size);
+}
+
 /* The window of argument `index`, or NULL if it is none of n floats. */
 static float* floats(const wcuda_argument* arguments, int index, int32_t n) {
-  const wcuda_argument* argument = &arguments[index];
+  const wcuda_argument* argument = at(arguments, index);
   if (argument->kind != WCUDA_ARG_BUFFER || n < 0 || argument->bytes / sizeof(float) < (uint64_t)n)
     return NULL;
   return (float*)(void*)address(argument->buffer.id, argument->offset);
@@ -158,9 +164,10 @@ static wcuda_status kernel_launch(void* self, wcuda_backend_kernel kernel,
                                   uint64_t count, wcuda_error* error) {
   (void)self, (void)kernel, (void)config;
   if (count != 4) return fail(error, WCUDA_ARGUMENT_COUNT, "the kernel takes 4 arguments");
-  if (arguments[3].kind != WCUDA_ARG_I32) return fail(error, WCUDA_INVALID_ARGUMENT, "n is an i32");
+  if (at(arguments, 3)->kind != WCUDA_ARG_I32)
+    return fail(error, WCUDA_INVALID_ARGUMENT, "n is an i32");
   int32_t n;
-  memcpy(&n, arguments[3].data, sizeof(n));
+  memcpy(&n, at(arguments, 3)->data, sizeof(n));
   const float *a = floats(arguments, 0, n), *b = floats(arguments, 1, n);
   float* c = floats(arguments, 2, n);
   if (!a || !b || !c)
@@ -324,7 +331,8 @@ static int add(const wcuda_backend_vtable* table, void* self, wcuda_error* error
   const wcuda_string text = {source, sizeof(source) - 1}, entry = {"vector_add", 10};
   if (table->compile_kernel(self, text, entry, &kernel, error)) return report("compile", error);
   const int32_t n = N;
-  wcuda_argument arguments[4] = {{0}};
+  wcuda_argument arguments[4] = {WCUDA_ARGUMENT_INIT, WCUDA_ARGUMENT_INIT, WCUDA_ARGUMENT_INIT,
+                                 WCUDA_ARGUMENT_INIT};
   for (int i = 0; i < 3; ++i) {
     arguments[i].kind = WCUDA_ARG_BUFFER;
     arguments[i].buffer.id = memory[i].id;

@@ -11,7 +11,7 @@
 /* One step of one row: appends the tokens, samples the next. */
 static wcuda_status next_token(wcuda_engine engine, wcuda_sequence sequence, const int32_t* tokens,
                                uint32_t token_count, int32_t* sampled, wcuda_error* error) {
-  wcuda_row row = {0};
+  wcuda_row row = WCUDA_ROW_INIT;
   row.sequence = sequence;
   row.tokens = tokens;
   row.token_count = token_count;
@@ -24,7 +24,7 @@ static wcuda_status next_token(wcuda_engine engine, wcuda_sequence sequence, con
   wcuda_status status = wcuda_step_submit(engine, &step, &ticket, error);
   if (status != WCUDA_OK) return status;
 
-  wcuda_row_result result = {0};
+  wcuda_row_result result = WCUDA_ROW_RESULT_INIT;
   wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
   output.row_capacity = 1;
   output.rows = &result;

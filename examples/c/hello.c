@@ -47,9 +47,9 @@ static int use_buffer(wcuda_context context, wcuda_error* error) {
     result = strcmp(text, back) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
   }
 
-  wcuda_ledger_entry entry;
+  wcuda_ledger_entry entry = WCUDA_LEDGER_ENTRY_INIT;
   uint64_t count;
-  if (wcuda_context_ledger_list(context, &entry, 1, &count, error)) return fail("ledger", error);
+  if (wcuda_context_ledger_list(context, 0, &entry, 1, &count, error)) return fail("ledger", error);
   printf("ledger:    %" PRIu64 " allocation, '%s' holds %" PRIu64 " bytes\n", count, entry.tag,
          entry.bytes);
   wcuda_buffer_destroy(buffer);

@@ -16,22 +16,30 @@ static wcuda_string text(const char* chars) {
   return result;
 }
 
+/* The data of argument `index`. struct_size is the distance: a newer library's arguments are
+ * longer. */
+static void* data_of(const wcuda_host_argument* arguments, int index) {
+  const char* bytes = (const char*)arguments + (size_t)index * arguments->struct_size;
+  return ((const wcuda_host_argument*)(const void*)bytes)->data;
+}
+
 /* y = a x + y: the work of the whole grid. */
 static int32_t axpy(void* user, const wcuda_launch* launch, const wcuda_host_argument* arguments,
                     uint64_t argument_count) {
-  const float a = *(const float*)arguments[0].data;
-  const float* x = (const float*)arguments[1].data;
-  float* y = (float*)arguments[2].data;
-  const int32_t n = *(const int32_t*)arguments[3].data;
+  const float a = *(const float*)data_of(arguments, 0);
+  const float* x = (const float*)data_of(arguments, 1);
+  float* y = (float*)data_of(arguments, 2);
+  const int32_t n = *(const int32_t*)data_of(arguments, 3);
   int32_t i = 0;
   (void)user, (void)launch, (void)argument_count;
   for (; i < n; ++i) y[i] += a * x[i];
   return 0;
 }
 
-/* Adds the kernel to the registry and answers with its number; 0 after a failure. */
+/* Adds the kernel to the registry and returns its id; 0 after a failure. */
 static uint32_t add(wcuda_context context, wcuda_registry registry, wcuda_error* error) {
-  wcuda_kernel_param params[4] = {{{0}, 0, 0, 0, 0, 0, 0, {0}, {0}, {0}}};
+  const wcuda_parameter empty = WCUDA_PARAMETER_INIT;
+  wcuda_parameter params[4];
   wcuda_kernel_options options = WCUDA_KERNEL_OPTIONS_INIT;
   wcuda_kernel_descriptor descriptor = WCUDA_KERNEL_DESCRIPTOR_INIT;
   uint32_t id = 0;
@@ -40,6 +48,7 @@ static uint32_t add(wcuda_context context, wcuda_registry registry, wcuda_error*
   options.host = axpy; /* on CUDA: options.module, loaded from PTX or a compiled program */
   if (wcuda_kernel_create(context, &options, &descriptor.kernel, error)) return 0;
 
+  for (i = 0; i < 4; ++i) params[i] = empty;
   params[0].name = text("a");
   params[0].kind = WCUDA_ARG_F32;
   for (i = 1; i < 3; ++i) {
@@ -53,8 +62,8 @@ static uint32_t add(wcuda_context context, wcuda_registry registry, wcuda_error*
   params[3].kind = WCUDA_ARG_I32;
   params[3].min = text("0");
   descriptor.name = text("axpy");
-  descriptor.params = params;
-  descriptor.param_count = 4;
+  descriptor.parameters = params;
+  descriptor.parameter_count = 4;
   descriptor.threads = text("n");
   if (wcuda_registry_add(registry, &descriptor, &id, error)) id = 0;
   wcuda_kernel_destroy(descriptor.kernel); /* the registry keeps it */
@@ -64,8 +73,11 @@ static uint32_t add(wcuda_context context, wcuda_registry registry, wcuda_error*
 static wcuda_status run(wcuda_registry registry, uint32_t id, wcuda_buffer x, wcuda_buffer y,
                         int32_t n, wcuda_error* error) {
   const float a = 2.0f;
-  wcuda_argument arguments[4] = {{0, 0, NULL, 0, {0}, 0}};
+  const wcuda_argument empty = WCUDA_ARGUMENT_INIT;
+  wcuda_argument arguments[4];
   wcuda_stream own = {0};
+  int i;
+  for (i = 0; i < 4; ++i) arguments[i] = empty;
   arguments[0].kind = WCUDA_ARG_F32;
   arguments[0].data = &a;
   arguments[1].kind = arguments[2].kind = WCUDA_ARG_BUFFER;
@@ -84,7 +96,7 @@ static int show(wcuda_context context, wcuda_registry registry, wcuda_error* err
   uint64_t count = 0;
   int i, failed;
   const uint32_t id = add(context, registry, error);
-  if (id == 0 || wcuda_registry_list(registry, &listed, 1, &count, error)) return 1;
+  if (id == 0 || wcuda_registry_list(registry, 0, &listed, 1, &count, error)) return 1;
   printf("kernel %" PRIu32 " '%s', signature %016" PRIx64 "\n", listed.kernel_id, listed.name,
          listed.sig_hash);
 

@@ -178,6 +178,8 @@ impl Failover {
             targets: targets
                 .into_iter()
                 .map(|(backend, ordinal)| ffi::wcuda_failover_target {
+                    struct_size: size_of::<ffi::wcuda_failover_target>() as u32,
+                    reserved: 0,
                     r#type: backend.to_native(),
                     ordinal,
                 })

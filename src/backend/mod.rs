@@ -102,10 +102,8 @@ pub struct Selection {
     pub backend: Backend,
     /// Its device.
     pub ordinal: i32,
-    /// The first 16 that were skipped, in the order tried.
+    /// Those that were skipped and why, in the order tried.
     pub skipped: Vec<(Backend, ErrorKind, String)>,
-    /// All that were skipped; exceeds the length of `skipped` where more than 16 were.
-    pub skipped_count: usize,
 }
 
 /// What to choose by; see [`Selection::builder`].
@@ -167,17 +165,20 @@ impl SelectionBuilder {
             options.fallbacks = list.as_ptr();
             options.fallback_count = list.len() as u32;
         }
+        // All that can be tried: each type once, and what was named besides.
+        let named = fallbacks.as_ref().map_or(0, Vec::len);
+        let room = crate::core::backends::backends()?.len() + named + 2;
+        let mut skipped = vec![ffi::wcuda_skipped_backend::init(); room];
         let mut selection = ffi::wcuda_selection::init();
+        selection.skipped = skipped.as_mut_ptr();
+        selection.skipped_capacity = skipped.len() as u64;
         // SAFETY: both structs, and the list in one, are valid for the call.
         call(|error| unsafe { ffi::wcuda_backend_select(&options, &mut selection, error) })?;
         Ok(Selection {
             backend: Backend::from_native(selection.r#type),
             ordinal: selection.ordinal,
-            skipped_count: selection.skipped_count as usize,
-            skipped: selection
-                .skipped
+            skipped: skipped[..skipped.len().min(selection.skipped_count as usize)]
                 .iter()
-                .take(selection.skipped_count as usize)
                 .map(|each| {
                     (
                         Backend::from_native(each.r#type),

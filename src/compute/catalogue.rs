@@ -38,7 +38,8 @@ impl ElementType {
 pub struct BuiltinKernel {
     /// Its name.
     pub name: String,
-    /// Its parameters: "<x:n" is read, ">y:n" written, "=y:n" both, "#n" an integer, "%a" a factor.
+    /// Its parameters for elements of `f32`: "x: read f32[n], y: write f32[n], n: i64". An `i64` stands for an
+    /// integer of any width, an `f32` that is no buffer for an `f64` too.
     pub signature: String,
     /// How many arguments it takes.
     pub parameter_count: u32,
@@ -56,23 +57,69 @@ pub struct BuiltinKernel {
 /// # }
 /// ```
 pub fn catalogue() -> Result<Vec<BuiltinKernel>> {
-    // SAFETY: answers with a number.
-    let count = unsafe { ffi::wcuda_catalogue_count() };
-    (0..count)
-        .map(|index| {
-            let mut kernel = ffi::wcuda_catalogue_entry::init();
-            // SAFETY: `kernel` is valid and sized.
-            call(|error| unsafe { ffi::wcuda_catalogue_at(index, &mut kernel, error) })?;
-            // SAFETY: both are static texts.
-            let (name, signature) = unsafe { (as_str(kernel.name)?, as_str(kernel.signature)?) };
+    let mut count = 0;
+    // SAFETY: no entries are asked for.
+    call(|error| unsafe {
+        ffi::wcuda_catalogue_list(0, std::ptr::null_mut(), 0, &mut count, error)
+    })?;
+    let mut kernels = vec![ffi::wcuda_catalogue_entry::init(); count as usize];
+    // SAFETY: there is room for as many entries, each sized.
+    call(|error| unsafe {
+        ffi::wcuda_catalogue_list(0, kernels.as_mut_ptr(), count, &mut count, error)
+    })?;
+    kernels
+        .iter()
+        .map(|kernel| {
             Ok(BuiltinKernel {
-                name: name.to_owned(),
-                signature: signature.to_owned(),
+                // SAFETY: static text.
+                name: unsafe { as_str(kernel.name)? }.to_owned(),
+                signature: signature(kernel)?,
                 parameter_count: kernel.parameter_count,
                 is_f32_only: kernel.is_f32_only != 0,
             })
         })
         .collect()
+}
+
+fn signature(kernel: &ffi::wcuda_catalogue_entry) -> Result<String> {
+    let mut count = u64::from(kernel.parameter_count);
+    let mut parameters = vec![ffi::wcuda_parameter::init(); count as usize];
+    // SAFETY: there is room for as many parameters, each sized; the name is static text.
+    call(|error| unsafe {
+        ffi::wcuda_catalogue_parameter_list(
+            kernel.name,
+            ffi::WCUDA_ARG_F32,
+            0,
+            parameters.as_mut_ptr(),
+            count,
+            &mut count,
+            error,
+        )
+    })?;
+    let mut text = String::new();
+    for parameter in &parameters {
+        // SAFETY: static texts.
+        let (name, shape) = unsafe { (as_str(parameter.name)?, as_str(parameter.shape)?) };
+        let access = match parameter.access as i32 {
+            ffi::WCUDA_ACCESS_READ => "read ",
+            ffi::WCUDA_ACCESS_WRITE => "write ",
+            _ => "read write ",
+        };
+        let separator = if text.is_empty() { "" } else { ", " };
+        text += &match parameter.kind {
+            ffi::WCUDA_ARG_BUFFER => format!(
+                "{separator}{name}: {access}{}[{shape}]",
+                if parameter.dtype == ffi::WCUDA_ARG_I32 {
+                    "i32"
+                } else {
+                    "f32"
+                }
+            ),
+            ffi::WCUDA_ARG_F32 => format!("{separator}{name}: f32"),
+            _ => format!("{separator}{name}: i64"),
+        };
+    }
+    Ok(text)
 }
 
 impl CudaContext {

@@ -11,7 +11,7 @@ use super::host::{HostBody, HostFunction, create_kernel, timed_launch};
 use super::lock;
 use super::result::{ComputeStats, ExecutionResult, Fallback};
 use super::runnable::Runnable;
-use super::spec::{DeviceCode, KernelSpec, native_parameter};
+use super::spec::{DeviceCode, KernelSpec};
 use crate::compute::catalogue::ElementType;
 use crate::compute::module::{CudaFunction, CudaModule, Dim3, GpuArg, LaunchConfig};
 use crate::compute::program::{KernelCache, Program, ProgramBuilder};
@@ -305,7 +305,11 @@ impl GpuCompute {
         module: Option<&CudaModule>,
         host: Option<HostBody>,
     ) -> Result<Prepared> {
-        let parameters: Vec<_> = descriptor.params.iter().map(native_parameter).collect();
+        let parameters: Vec<_> = descriptor
+            .params
+            .iter()
+            .map(crate::compute::registry::ParamSpec::to_native)
+            .collect();
         let host = host.map(|body| {
             Arc::new(HostFunction {
                 body,

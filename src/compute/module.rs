@@ -405,7 +405,7 @@ impl<'a> GpuArg<'a> {
 
     /// Valid as long as `self` stays where it is.
     fn to_native(&self) -> Result<ffi::wcuda_argument> {
-        let mut argument = ffi::wcuda_argument::zeroed();
+        let mut argument = ffi::wcuda_argument::init();
         match &self.value {
             Value::Number { kind, bits } => {
                 argument.kind = *kind;

@@ -329,6 +329,8 @@ impl ProgramBuilder {
             .headers
             .iter()
             .map(|(name, text)| ffi::wcuda_program_header {
+                struct_size: size_of::<ffi::wcuda_program_header>() as u32,
+                reserved: 0,
                 name: as_native(name),
                 text: as_native(text),
             })

@@ -98,6 +98,24 @@ pub(crate) fn scalar_bytes(kind: i32) -> u64 {
     }
 }
 
+impl ParamSpec {
+    /// Valid as long as `self`.
+    pub(crate) fn to_native(&self) -> ffi::wcuda_parameter {
+        ffi::wcuda_parameter {
+            struct_size: size_of::<ffi::wcuda_parameter>() as u32,
+            kind: self.kind,
+            name: as_native(&self.name),
+            dtype: self.dtype,
+            access: self.access,
+            layout: self.layout,
+            layout_id: self.layout_id,
+            shape: as_native(&self.shape),
+            min: as_native(&self.min),
+            max: as_native(&self.max),
+        }
+    }
+}
+
 /// Of most kernels.
 const USUAL_SIGNATURE_BYTES: usize = 512;
 
@@ -121,30 +139,15 @@ impl Descriptor {
         kernel: ffi::wcuda_kernel,
         body: impl FnOnce(&ffi::wcuda_kernel_descriptor) -> R,
     ) -> R {
-        let params: Vec<_> = self
-            .params
-            .iter()
-            .map(|param| ffi::wcuda_kernel_param {
-                name: as_native(&param.name),
-                kind: param.kind,
-                dtype: param.dtype,
-                access: param.access,
-                layout: param.layout,
-                layout_id: param.layout_id,
-                reserved: 0,
-                shape: as_native(&param.shape),
-                min: as_native(&param.min),
-                max: as_native(&param.max),
-            })
-            .collect();
+        let parameters: Vec<_> = self.params.iter().map(ParamSpec::to_native).collect();
         let mut native = ffi::wcuda_kernel_descriptor::init();
         native.flags = self.flags;
         native.kernel_id = self.id;
         native.budget_ms = self.budget_ms;
         native.name = as_native(&self.name);
         native.kernel = kernel;
-        native.params = params.as_ptr();
-        native.param_count = params.len() as u64;
+        native.parameters = parameters.as_ptr();
+        native.parameter_count = parameters.len() as u64;
         native.grid = self.grid.each_ref().map(|text| as_native(text));
         native.block = self.block.each_ref().map(|text| as_native(text));
         native.threads = as_native(&self.threads);
@@ -263,6 +266,7 @@ impl Registry {
             call(|error| unsafe {
                 ffi::wcuda_registry_list(
                     self.0,
+                    0,
                     kernels.as_mut_ptr(),
                     kernels.len() as u64,
                     &mut count,

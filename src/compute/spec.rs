@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::host::{HostBody, HostCall};
 use crate::compute::module::{GpuArg, Value};
-use crate::compute::registry::{Descriptor, ParamSpec, scalar_bytes};
+use crate::compute::registry::{Descriptor, ParamSpec};
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::memory::DeviceRepr;
 use crate::ffi;
@@ -251,20 +251,6 @@ impl fmt::Debug for KernelSpec {
             .field("has_host", &self.host.is_some())
             .finish_non_exhaustive()
     }
-}
-
-/// What the code must take: kinds and access; extents are the descriptor's.
-pub(super) fn native_parameter(param: &ParamSpec) -> ffi::wcuda_parameter {
-    let mut native = ffi::wcuda_parameter::zeroed();
-    native.kind = param.kind;
-    native.access = param.access;
-    if param.is_buffer() {
-        native.min_bytes = scalar_bytes(param.dtype);
-    } else if param.kind == ffi::WCUDA_ARG_BYTES {
-        native.min_bytes = param.shape.parse().unwrap_or(1); // the registry has checked it
-        native.max_bytes = native.min_bytes;
-    }
-    native
 }
 
 /// What the types of Rust know of the arguments, and the registry does not: the size of a buffer's

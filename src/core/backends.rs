@@ -42,12 +42,14 @@ impl BackendEntry {
 pub fn backends() -> Result<Vec<BackendEntry>> {
     let mut count = 0;
     // SAFETY: no entries are asked for.
-    call(|error| unsafe { ffi::wcuda_backend_list(std::ptr::null_mut(), 0, &mut count, error) })?;
-    let mut entries = vec![ffi::wcuda_backend_entry::zeroed(); count as usize];
-    let capacity = count;
-    // SAFETY: there is room for `capacity` entries.
     call(|error| unsafe {
-        ffi::wcuda_backend_list(entries.as_mut_ptr(), capacity, &mut count, error)
+        ffi::wcuda_backend_list(0, std::ptr::null_mut(), 0, &mut count, error)
+    })?;
+    let mut entries = vec![ffi::wcuda_backend_entry::init(); count as usize];
+    let capacity = count;
+    // SAFETY: there is room for `capacity` entries, each sized.
+    call(|error| unsafe {
+        ffi::wcuda_backend_list(0, entries.as_mut_ptr(), capacity, &mut count, error)
     })?;
     entries.truncate(count as usize);
     Ok(entries.iter().map(entry).collect())

@@ -45,7 +45,7 @@ impl Purpose {
         }
     }
 
-    fn from_native(purpose: i32) -> Self {
+    pub(crate) fn from_native(purpose: i32) -> Self {
         match purpose {
             ffi::WCUDA_PURPOSE_ANY => Self::Any,
             ffi::WCUDA_PURPOSE_WEIGHTS => Self::Weights,
@@ -172,6 +172,7 @@ impl CudaContext {
             call(|error| unsafe {
                 ffi::wcuda_context_ledger_list(
                     self.handle(),
+                    0,
                     entries.as_mut_ptr(),
                     entries.len() as u64,
                     &mut count,
@@ -179,7 +180,7 @@ impl CudaContext {
                 )
             })?;
             let grew = count as usize > entries.len();
-            entries.resize(count as usize, ffi::wcuda_ledger_entry::zeroed());
+            entries.resize(count as usize, ffi::wcuda_ledger_entry::init());
             if !grew {
                 break;
             }

@@ -16,7 +16,8 @@ use std::fmt;
 
 use crate::core::context::CudaContext;
 use crate::core::error::{Error, ErrorKind, Result, call};
-use crate::core::ledger::LedgerEntry;
+use crate::core::ledger::{LedgerEntry, Purpose};
+use crate::core::native_text::fixed_text;
 use crate::ffi;
 
 /// Where memory is.
@@ -110,7 +111,12 @@ impl CudaContext {
             ffi::wcuda_context_residency_get(self.handle(), &mut residency, error)
         })?;
         let first = || {
-            let entry = LedgerEntry::from_native(&residency.first);
+            let entry = LedgerEntry {
+                bytes: residency.first_bytes,
+                sequence_number: residency.first_sequence_number,
+                purpose: Purpose::from_native(residency.first_purpose),
+                tag: fixed_text(&residency.first_tag),
+            };
             (entry, Place::from_native(residency.first_place))
         };
         Ok(Residency {

@@ -1,12 +1,8 @@
-//! Backends (section 21).
+//! Sections 21 and 21b: `worker_cuda/backend.h`.
 
 use super::*;
 
 pub(super) fn push_layout(rows: &mut Vec<LayoutRow>) {
-    wcuda_device_memory::push_layout(rows);
-    wcuda_backend_kernel::push_layout(rows);
-    wcuda_backend_vtable::push_layout(rows);
-    wcuda_backend_registration::push_layout(rows);
     wcuda_backend_entry::push_layout(rows);
     wcuda_selection_options::push_layout(rows);
     wcuda_skipped_backend::push_layout(rows);
@@ -14,6 +10,10 @@ pub(super) fn push_layout(rows: &mut Vec<LayoutRow>) {
     wcuda_backend::push_layout(rows);
     wcuda_backend_options::push_layout(rows);
     wcuda_backend_info::push_layout(rows);
+    wcuda_device_memory::push_layout(rows);
+    wcuda_backend_kernel::push_layout(rows);
+    wcuda_backend_vtable::push_layout(rows);
+    wcuda_backend_registration::push_layout(rows);
     wcuda_failover_event::push_layout(rows);
     wcuda_failover_target::push_layout(rows);
     wcuda_failover_options::push_layout(rows);
@@ -21,7 +21,7 @@ pub(super) fn push_layout(rows: &mut Vec<LayoutRow>) {
     wcuda_failover_state::push_layout(rows);
 }
 
-// ---- 21. Backends ----
+// ---- 21. Backends: one table of functions for every kind of device ----
 
 pub const WCUDA_BACKEND_VULKAN: i32 = 3;
 pub const WCUDA_BACKEND_METAL: i32 = 4;
@@ -35,10 +35,34 @@ pub const WCUDA_BACKEND_FPGA: i32 = 11;
 pub const WCUDA_BACKEND_DIRECTML: i32 = 12;
 pub const WCUDA_BACKEND_TPU: i32 = 13;
 pub const WCUDA_BACKEND_REGISTERED: i32 = 256;
-pub const WCUDA_MEMORY_DEVICE: u32 = 1 << 0;
-pub const WCUDA_MEMORY_HOST_VISIBLE: u32 = 1 << 1;
-pub const WCUDA_MEMORY_HOST_COHERENT: u32 = 1 << 2;
-pub const WCUDA_MEMORY_CACHED: u32 = 1 << 3;
+c_struct! {
+    sized wcuda_backend_entry {
+        struct_size: u32,
+        r#type: i32,
+        priority: i32,
+        is_available: i32,
+        device_count: i32,
+        status: wcuda_status,
+        name: [c_char; 32],
+        reason: [c_char; 200],
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_backend_list(
+        first: u64,
+        entries: *mut wcuda_backend_entry,
+        capacity: u64,
+        count: *mut u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_backend_find(
+        name: wcuda_string,
+        r#type: *mut i32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
 pub const WCUDA_FEATURE_FP16: u32 = 1 << 0;
 pub const WCUDA_FEATURE_FP64: u32 = 1 << 1;
 pub const WCUDA_FEATURE_ATOMICS: u32 = 1 << 2;
@@ -47,40 +71,120 @@ pub const WCUDA_FEATURE_SUBGROUPS: u32 = 1 << 4;
 pub const WCUDA_FEATURE_COOPERATIVE_GROUPS: u32 = 1 << 5;
 pub const WCUDA_FEATURE_TENSOR_CORES: u32 = 1 << 6;
 pub const WCUDA_FEATURE_DYNAMIC_PARALLELISM: u32 = 1 << 7;
+unsafe extern "C" {
+    pub fn wcuda_device_features_get(
+        caps: *const wcuda_device_caps,
+        features: *mut u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
 pub const WCUDA_SELECT_NO_HOST: u32 = 1 << 0;
-pub const WCUDA_BACKEND_WITH_FAULTS: u32 = 1 << 0;
-pub const WCUDA_FAULT_NONE: i32 = 0;
-pub const WCUDA_FAULT_ALLOCATE: i32 = 1;
-pub const WCUDA_FAULT_COPY: i32 = 2;
-pub const WCUDA_FAULT_LAUNCH: i32 = 3;
-pub const WCUDA_FAULT_SYNCHRONIZE: i32 = 4;
-pub const WCUDA_FAULT_COMPILE: i32 = 5;
-pub const WCUDA_FAULT_LOST: i32 = 6;
-pub const WCUDA_FAILOVER_NONE: i32 = 0;
-pub const WCUDA_FAILOVER_WARN: i32 = 1;
-pub const WCUDA_FAILOVER_AUTOMATIC: i32 = 2;
-pub const WCUDA_FAILOVER_REASON_DEVICE_LOST: i32 = 1;
-pub const WCUDA_FAILOVER_REASON_REPEATED: i32 = 2;
-pub const WCUDA_FAILOVER_REASON_OUT_OF_MEMORY: i32 = 3;
-pub const WCUDA_FAILOVER_REASON_MANUAL: i32 = 4;
-pub const WCUDA_FAILOVER_STARTED: i32 = 1;
-pub const WCUDA_FAILOVER_COMPLETED: i32 = 2;
-pub const WCUDA_FAILOVER_FAILED: i32 = 3;
-pub const WCUDA_FAILOVER_RESTORED: i32 = 4;
-pub const WCUDA_FAILOVER_EXHAUSTED: i32 = 5;
-pub const WCUDA_FAILOVER_ON_OUT_OF_MEMORY: u32 = 1 << 0;
+c_struct! {
+    sized wcuda_selection_options {
+        struct_size: u32,
+        flags: u32,
+        preferred: i32,
+        fallback_count: u32,
+        fallbacks: *const i32,
+        required_features: u64,
+    }
+}
+
+c_struct! {
+    sized wcuda_skipped_backend {
+        struct_size: u32,
+        r#type: i32,
+        status: wcuda_status,
+        reason: [c_char; 244],
+    }
+}
+
+c_struct! {
+    sized wcuda_selection {
+        struct_size: u32,
+        r#type: i32,
+        ordinal: i32,
+        reserved: u32,
+        skipped: *mut wcuda_skipped_backend,
+        skipped_capacity: u64,
+        skipped_count: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_backend_select(
+        options: *const wcuda_selection_options,
+        selection: *mut wcuda_selection,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_backend_error_name(status: wcuda_status) -> *const c_char;
+}
+
+c_struct! {
+    wcuda_backend {
+        id: u64,
+    }
+}
 
 pub type wcuda_trace_callback = Option<unsafe extern "C" fn(user: *mut c_void, line: wcuda_string)>;
-pub type wcuda_failover_callback =
-    Option<unsafe extern "C" fn(user: *mut c_void, event: *const wcuda_failover_event)>;
-pub type wcuda_failover_body = Option<
-    unsafe extern "C" fn(
-        user: *mut c_void,
-        context: wcuda_context,
-        error: *mut wcuda_error,
-    ) -> wcuda_status,
->;
 
+pub const WCUDA_BACKEND_WITH_FAULTS: u32 = 1 << 0;
+c_struct! {
+    sized wcuda_backend_options {
+        struct_size: u32,
+        r#type: i32,
+        ordinal: i32,
+        flags: u32,
+        memory_budget: u64,
+        host_thread_count: u32,
+        reserved: u32,
+        trace: wcuda_trace_callback,
+        trace_user: *mut c_void,
+        library_folder: wcuda_string,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_backend_open(
+        options: *const wcuda_backend_options,
+        backend: *mut wcuda_backend,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_backend_close(backend: wcuda_backend);
+}
+
+c_struct! {
+    sized wcuda_backend_info {
+        struct_size: u32,
+        r#type: i32,
+        ordinal: i32,
+        device_count: u32,
+        is_traced: i32,
+        has_faults: i32,
+        live_count: u64,
+        name: [c_char; 32],
+        fallback_reason: [c_char; 512],
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_backend_info_get(
+        backend: wcuda_backend,
+        info: *mut wcuda_backend_info,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_backend_context_create(
+        backend: wcuda_backend,
+        context: *mut wcuda_context,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+pub const WCUDA_MEMORY_DEVICE: u32 = 1 << 0;
+pub const WCUDA_MEMORY_HOST_VISIBLE: u32 = 1 << 1;
+pub const WCUDA_MEMORY_HOST_COHERENT: u32 = 1 << 2;
+pub const WCUDA_MEMORY_CACHED: u32 = 1 << 3;
 c_struct! {
     wcuda_device_memory {
         id: u64,
@@ -129,6 +233,15 @@ c_struct! {
     }
 }
 
+unsafe extern "C" {
+    pub fn wcuda_backend_table_get(
+        backend: wcuda_backend,
+        table: *mut *const wcuda_backend_vtable,
+        instance: *mut *mut c_void,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
 c_struct! {
     sized wcuda_backend_registration {
         struct_size: u32,
@@ -140,102 +253,70 @@ c_struct! {
     }
 }
 
-c_struct! {
-    wcuda_backend_entry {
-        r#type: i32,
-        priority: i32,
-        is_available: i32,
-        device_count: i32,
-        status: wcuda_status,
-        reserved: u32,
-        name: [c_char; 32],
-        reason: [c_char; 200],
-    }
+unsafe extern "C" {
+    pub fn wcuda_backend_register(
+        registration: *const wcuda_backend_registration,
+        r#type: *mut i32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_backend_unregister(r#type: i32, error: *mut wcuda_error) -> wcuda_status;
 }
 
+pub const WCUDA_FAULT_NONE: i32 = 0;
+pub const WCUDA_FAULT_ALLOCATE: i32 = 1;
+pub const WCUDA_FAULT_COPY: i32 = 2;
+pub const WCUDA_FAULT_LAUNCH: i32 = 3;
+pub const WCUDA_FAULT_SYNCHRONIZE: i32 = 4;
+pub const WCUDA_FAULT_COMPILE: i32 = 5;
+pub const WCUDA_FAULT_LOST: i32 = 6;
+unsafe extern "C" {
+    pub fn wcuda_backend_fault_set(
+        backend: wcuda_backend,
+        kind: i32,
+        k: u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+// ---- 21b. Failover: move to the next backend when one fails ----
+
+pub const WCUDA_FAILOVER_NONE: i32 = 0;
+pub const WCUDA_FAILOVER_WARN: i32 = 1;
+pub const WCUDA_FAILOVER_AUTOMATIC: i32 = 2;
+pub const WCUDA_FAILOVER_REASON_DEVICE_LOST: i32 = 1;
+pub const WCUDA_FAILOVER_REASON_REPEATED: i32 = 2;
+pub const WCUDA_FAILOVER_REASON_OUT_OF_MEMORY: i32 = 3;
+pub const WCUDA_FAILOVER_REASON_MANUAL: i32 = 4;
+pub const WCUDA_FAILOVER_STARTED: i32 = 1;
+pub const WCUDA_FAILOVER_COMPLETED: i32 = 2;
+pub const WCUDA_FAILOVER_FAILED: i32 = 3;
+pub const WCUDA_FAILOVER_RESTORED: i32 = 4;
+pub const WCUDA_FAILOVER_EXHAUSTED: i32 = 5;
 c_struct! {
-    sized wcuda_selection_options {
+    sized wcuda_failover_event {
         struct_size: u32,
-        flags: u32,
-        preferred: i32,
-        fallback_count: u32,
-        fallbacks: *const i32,
-        required_features: u64,
-    }
-}
-
-c_struct! {
-    wcuda_skipped_backend {
-        r#type: i32,
-        status: wcuda_status,
-        reason: [c_char; 248],
-    }
-}
-
-c_struct! {
-    sized wcuda_selection {
-        struct_size: u32,
-        r#type: i32,
-        ordinal: i32,
-        skipped_count: u32,
-        skipped: [wcuda_skipped_backend; 16],
-    }
-}
-
-c_struct! {
-    wcuda_backend {
-        id: u64,
-    }
-}
-
-c_struct! {
-    sized wcuda_backend_options {
-        struct_size: u32,
-        r#type: i32,
-        ordinal: i32,
-        flags: u32,
-        memory_budget: u64,
-        host_thread_count: u32,
-        reserved: u32,
-        trace: wcuda_trace_callback,
-        trace_user: *mut c_void,
-        library_folder: wcuda_string,
-    }
-}
-
-c_struct! {
-    sized wcuda_backend_info {
-        struct_size: u32,
-        r#type: i32,
-        ordinal: i32,
-        device_count: u32,
-        is_traced: i32,
-        has_faults: i32,
-        live_count: u64,
-        name: [c_char; 32],
-        fallback_reason: [c_char; 512],
-    }
-}
-
-c_struct! {
-    wcuda_failover_event {
         event: i32,
         reason: i32,
         from: i32,
         to: i32,
         status: wcuda_status,
-        reserved: u32,
         message: [c_char; 232],
     }
 }
 
+pub type wcuda_failover_callback =
+    Option<unsafe extern "C" fn(user: *mut c_void, event: *const wcuda_failover_event)>;
+
 c_struct! {
-    wcuda_failover_target {
+    sized wcuda_failover_target {
+        struct_size: u32,
         r#type: i32,
         ordinal: i32,
+        reserved: u32,
     }
 }
 
+pub const WCUDA_FAILOVER_ON_OUT_OF_MEMORY: u32 = 1 << 0;
 c_struct! {
     sized wcuda_failover_options {
         struct_size: u32,
@@ -258,80 +339,7 @@ c_struct! {
     }
 }
 
-c_struct! {
-    sized wcuda_failover_state {
-        struct_size: u32,
-        r#type: i32,
-        ordinal: i32,
-        is_degraded: i32,
-        failure_count: u64,
-        move_count: u64,
-        restore_count: u64,
-    }
-}
-
 unsafe extern "C" {
-    pub fn wcuda_backend_register(
-        registration: *const wcuda_backend_registration,
-        r#type: *mut i32,
-        error: *mut wcuda_error,
-    ) -> wcuda_status;
-    pub fn wcuda_backend_unregister(r#type: i32, error: *mut wcuda_error) -> wcuda_status;
-    pub fn wcuda_backend_list(
-        entries: *mut wcuda_backend_entry,
-        capacity: u64,
-        count: *mut u64,
-        error: *mut wcuda_error,
-    ) -> wcuda_status;
-    pub fn wcuda_backend_find(
-        name: wcuda_string,
-        r#type: *mut i32,
-        error: *mut wcuda_error,
-    ) -> wcuda_status;
-    pub fn wcuda_device_features_get(
-        caps: *const wcuda_device_caps,
-        features: *mut u64,
-        error: *mut wcuda_error,
-    ) -> wcuda_status;
-    pub fn wcuda_backend_select(
-        options: *const wcuda_selection_options,
-        selection: *mut wcuda_selection,
-        error: *mut wcuda_error,
-    ) -> wcuda_status;
-    pub fn wcuda_backend_error_name(status: wcuda_status) -> *const c_char;
-    pub fn wcuda_launch_threads_get(
-        launch: *const wcuda_launch,
-        threads: *mut u64,
-        error: *mut wcuda_error,
-    ) -> wcuda_status;
-    pub fn wcuda_backend_open(
-        options: *const wcuda_backend_options,
-        backend: *mut wcuda_backend,
-        error: *mut wcuda_error,
-    ) -> wcuda_status;
-    pub fn wcuda_backend_close(backend: wcuda_backend);
-    pub fn wcuda_backend_info_get(
-        backend: wcuda_backend,
-        info: *mut wcuda_backend_info,
-        error: *mut wcuda_error,
-    ) -> wcuda_status;
-    pub fn wcuda_backend_table_get(
-        backend: wcuda_backend,
-        table: *mut *const wcuda_backend_vtable,
-        instance: *mut *mut c_void,
-        error: *mut wcuda_error,
-    ) -> wcuda_status;
-    pub fn wcuda_backend_context_create(
-        backend: wcuda_backend,
-        context: *mut wcuda_context,
-        error: *mut wcuda_error,
-    ) -> wcuda_status;
-    pub fn wcuda_backend_fault_set(
-        backend: wcuda_backend,
-        kind: i32,
-        k: u64,
-        error: *mut wcuda_error,
-    ) -> wcuda_status;
     pub fn wcuda_failover_create(
         options: *const wcuda_failover_options,
         failover: *mut wcuda_failover,
@@ -344,6 +352,17 @@ unsafe extern "C" {
         context: *mut wcuda_context,
         error: *mut wcuda_error,
     ) -> wcuda_status;
+}
+
+pub type wcuda_failover_body = Option<
+    unsafe extern "C" fn(
+        user: *mut c_void,
+        context: wcuda_context,
+        error: *mut wcuda_error,
+    ) -> wcuda_status,
+>;
+
+unsafe extern "C" {
     pub fn wcuda_failover_call(
         failover: wcuda_failover,
         body: wcuda_failover_body,
@@ -361,6 +380,21 @@ unsafe extern "C" {
         failover: wcuda_failover,
         error: *mut wcuda_error,
     ) -> wcuda_status;
+}
+
+c_struct! {
+    sized wcuda_failover_state {
+        struct_size: u32,
+        r#type: i32,
+        ordinal: i32,
+        is_degraded: i32,
+        failure_count: u64,
+        move_count: u64,
+        restore_count: u64,
+    }
+}
+
+unsafe extern "C" {
     pub fn wcuda_failover_state_get(
         failover: wcuda_failover,
         state: *mut wcuda_failover_state,

@@ -1,4 +1,4 @@
-//! Declarations of `worker_cuda.h`, by hand and in its order; the header is their manual.
+//! Declarations of the C headers, one file a header and in its order; the headers are their manual.
 //!
 //! Not part of the crate's promises: use the safe types. Enumerations are integers here, because a
 //! later archive may answer with values that this version does not know. `layout()` lists every
@@ -21,17 +21,8 @@ pub struct LayoutRow {
 pub fn layout() -> Vec<LayoutRow> {
     let mut rows = Vec::new();
     base::push_layout(&mut rows);
-    memory::push_layout(&mut rows);
-    gguf::push_layout(&mut rows);
-    model::push_layout(&mut rows);
-    engine::push_layout(&mut rows);
-    resident::push_layout(&mut rows);
-    program::push_layout(&mut rows);
-    stream::push_layout(&mut rows);
-    launch::push_layout(&mut rows);
-    catalogue::push_layout(&mut rows);
-    gemm::push_layout(&mut rows);
-    registry::push_layout(&mut rows);
+    llm::push_layout(&mut rows);
+    compute::push_layout(&mut rows);
     backend::push_layout(&mut rows);
     rows
 }
@@ -85,30 +76,12 @@ macro_rules! c_struct {
 
 mod backend;
 mod base;
-mod catalogue;
 mod compat;
-mod engine;
-mod gemm;
-mod gguf;
-mod launch;
-mod memory;
-mod model;
-mod program;
-mod registry;
-mod resident;
-mod stream;
+mod compute;
+mod llm;
 
 pub use backend::*;
 pub use base::*;
-pub use catalogue::*;
 pub use compat::*;
-pub use engine::*;
-pub use gemm::*;
-pub use gguf::*;
-pub use launch::*;
-pub use memory::*;
-pub use model::*;
-pub use program::*;
-pub use registry::*;
-pub use resident::*;
-pub use stream::*;
+pub use compute::*;
+pub use llm::*;

@@ -160,7 +160,15 @@ impl Engine {
         StepPlan::read(|rates, nodes, capacity, count| {
             // SAFETY: as above; the structs are valid and sized, `nodes` has as many as is said.
             call(|error| unsafe {
-                ffi::wcuda_engine_profile_list(self.handle.0, rates, nodes, capacity, count, error)
+                ffi::wcuda_engine_profile_list(
+                    self.handle.0,
+                    rates,
+                    0,
+                    nodes,
+                    capacity,
+                    count,
+                    error,
+                )
             })
         })
     }

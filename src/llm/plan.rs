@@ -204,9 +204,7 @@ pub struct Plan {
     pub kv_bytes: u64,
     /// Activations, logits, sampling.
     pub scratch_bytes: u64,
-    /// 0: the driver holds captured CUDA graphs, outside the ledger.
-    pub graph_bytes: u64,
-    /// Of the four.
+    /// Of these three. Captured CUDA graphs are the driver's own and not in it.
     pub total_bytes: u64,
     /// Pinned host memory while loading.
     pub staging_bytes: u64,
@@ -354,6 +352,7 @@ impl CudaContext {
                         &native_shape,
                         as_native(device.unwrap_or("")),
                         rates,
+                        0,
                         nodes,
                         capacity,
                         count,
@@ -380,7 +379,6 @@ impl CudaContext {
             weights_bytes: plan.weights_bytes,
             kv_bytes: plan.kv_bytes,
             scratch_bytes: plan.scratch_bytes,
-            graph_bytes: plan.graph_bytes,
             total_bytes: plan.total_bytes,
             staging_bytes: plan.staging_bytes,
             available_bytes: plan.available_bytes,

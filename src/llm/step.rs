@@ -223,6 +223,8 @@ impl NativeStep {
                 },
                 token_count,
                 flags: row.flags,
+                struct_size: size_of::<ffi::wcuda_row>() as u32,
+                reserved: 0,
                 sampling: match row.sampling {
                     Some(_) => sampling.next().map_or(std::ptr::null(), std::ptr::from_ref),
                     None => std::ptr::null(),
@@ -373,7 +375,7 @@ impl StepOutput {
         self.rows.clear();
         self.vocabulary_size = vocabulary_size;
         self.native_rows
-            .resize(size.rows, ffi::wcuda_row_result::zeroed());
+            .resize(size.rows, ffi::wcuda_row_result::init());
         self.native_top.resize(size.top, 0);
         self.top_logprobs.resize(size.top, 0.0);
         self.logits.resize(size.logits_rows * vocabulary_size, 0.0);

@@ -42,6 +42,7 @@ clang_tidy() {
 lint_checks() {
   python3 tools/lint/layers.py
   python3 tools/lint/abi_note.py
+  python3 tools/abi/generate.py --check
   python3 tools/lint/words.py
   python3 tools/lint/examples.py
 }

@@ -34,10 +34,6 @@ PENDING = {
     "core/backend -> llm/quant",
     "core/backend -> compute/nvrtc",
     "llm/model -> llm/ops",
-    "api/base -> api/compute",
-    "api/base -> api/backend",
-    "api/llm -> api/compute",
-    "api/compute -> api/backend",
 }
 
 

@@ -76,7 +76,6 @@ pub fn run(args: Args) -> Outcome {
             "weights_bytes": plan.weights_bytes,
             "kv_bytes": plan.kv_bytes,
             "scratch_bytes": plan.scratch_bytes,
-            "graph_bytes": plan.graph_bytes,
             "total_bytes": plan.total_bytes,
             "staging_bytes": plan.staging_bytes,
             "available_bytes": plan.available_bytes,
@@ -96,7 +95,6 @@ pub fn run(args: Args) -> Outcome {
         ("weights", plan.weights_bytes, ""),
         ("keys and values", plan.kv_bytes, &*pages),
         ("scratch", plan.scratch_bytes, ""),
-        ("graphs", plan.graph_bytes, ""),
         ("total", plan.total_bytes, ""),
         (
             "available",

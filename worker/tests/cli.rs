@@ -185,7 +185,7 @@ fn inspect_shows_metadata_tensors_and_formats() {
 fn plan_tells_what_is_needed_and_whether_it_fits() {
     let plan = json(&run(&["plan", &tiny(), "--backend", "host", "--json"]));
     assert_eq!(plan["fits"], true);
-    let sum: u64 = ["weights_bytes", "kv_bytes", "scratch_bytes", "graph_bytes"]
+    let sum: u64 = ["weights_bytes", "kv_bytes", "scratch_bytes"]
         .iter()
         .map(|key| plan[*key].as_u64().unwrap())
         .sum();

@@ -139,15 +139,18 @@ TEST(SyntheticModel, tiny_models_of_every_mix_give_finite_logits) {
     ASSERT_EQ(wcuda_sequence_create(engine, &sequence, error), WCUDA_OK) << error->message;
 
     const std::vector<int32_t> tokens{5, 300, 17, 42, 5, 99};
-    const wcuda_row row{sequence, tokens.data(), 6, WCUDA_ROW_SAMPLE | WCUDA_ROW_LOGITS_LAST,
-                        nullptr};
+    wcuda_row row = WCUDA_ROW_INIT;
+    row.sequence = sequence;
+    row.tokens = tokens.data();
+    row.token_count = 6;
+    row.flags = WCUDA_ROW_SAMPLE | WCUDA_ROW_LOGITS_LAST;
     wcuda_step step = WCUDA_STEP_INIT;
     step.row_count = 1;
     step.rows = &row;
     uint64_t ticket = 0;
     ASSERT_EQ(wcuda_step_submit(engine, &step, &ticket, error), WCUDA_OK) << error->message;
     std::vector<float> logits(model.shape().vocabulary_size);
-    wcuda_row_result result{};
+    wcuda_row_result result = WCUDA_ROW_RESULT_INIT;
     wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
     output.row_capacity = 1;
     output.rows = &result;

@@ -50,7 +50,7 @@ class DeviceGate {
   void close(wcuda_stream stream) {
     wcuda_launch launch = WCUDA_LAUNCH_INIT;
     launch.stream = stream;
-    wcuda_argument flag{};
+    wcuda_argument flag = WCUDA_ARGUMENT_INIT;
     flag.kind = WCUDA_ARG_BUFFER;
     flag.buffer = flag_.handle();
     expect_ok(wcuda_kernel_launch(kernel_, &launch, &flag, 1, &error_));

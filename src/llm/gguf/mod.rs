@@ -193,9 +193,11 @@ impl Gguf {
     pub fn tensor_at(&self, index: u64) -> Result<Tensor<'_>> {
         let mut tensor = ffi::wcuda_gguf_tensor::init();
         // SAFETY: `tensor` is valid and sized.
+        let mut count = 0;
         call(|error| unsafe {
-            ffi::wcuda_gguf_tensor_at(self.handle(), index, &mut tensor, error)
+            ffi::wcuda_gguf_tensor_list(self.handle(), index, &mut tensor, 1, &mut count, error)
         })?;
+        check_index(index, count)?;
         self.tensor_from_native(index, &tensor)
     }
 
@@ -242,9 +244,11 @@ impl Gguf {
     pub fn metadata_at(&self, index: u64) -> Result<(&str, Value<'_>)> {
         let mut native = ffi::wcuda_gguf_value::init();
         // SAFETY: `native` is valid and sized.
+        let mut count = 0;
         call(|error| unsafe {
-            ffi::wcuda_gguf_value_at(self.handle(), index, &mut native, error)
+            ffi::wcuda_gguf_value_list(self.handle(), index, &mut native, 1, &mut count, error)
         })?;
+        check_index(index, count)?;
         // SAFETY: the text is valid as long as the handle, which `self` keeps.
         let key = unsafe { as_str(native.key) }?;
         Ok((key, Value::from_native(self, index, &native)?))
@@ -280,8 +284,9 @@ impl Gguf {
         for index in 0..self.0.info.metadata_count {
             let mut native = ffi::wcuda_gguf_value::init();
             // SAFETY: `native` is valid and sized.
+            let mut count = 0;
             call(|error| unsafe {
-                ffi::wcuda_gguf_value_at(self.handle(), index, &mut native, error)
+                ffi::wcuda_gguf_value_list(self.handle(), index, &mut native, 1, &mut count, error)
             })?;
             // SAFETY: the text is valid as long as the handle.
             if unsafe { as_bytes(native.key) } == key.as_bytes() {
@@ -328,4 +333,16 @@ impl fmt::Debug for Gguf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Gguf").field(&self.0.info).finish()
     }
+}
+
+/// A list answers an index that is its length with nothing.
+fn check_index(index: u64, count: u64) -> Result<()> {
+    if index < count {
+        return Ok(());
+    }
+    let message = format!("index {index} of {count} entries");
+    Err(crate::core::error::Error::new(
+        ErrorKind::OutOfRange,
+        message,
+    ))
 }

@@ -1,10 +1,11 @@
 // Section 21 of the header: backends by type, selected, opened, registered.
 #include "api/backend/backend.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstring>
 
-#include "api/base/guard.h"
+#include "api/base/elements.h"
 #include "core/backend/backend_types.h"
 #include "core/backend/open.h"
 #include "core/backend/trace_backend.h"
@@ -45,24 +46,28 @@ Result<Selection> select(const wcuda_selection_options& options) {
   return select_backend(request);
 }
 
-wcuda_selection selection_of(const Selection& from) {
-  wcuda_selection to = WCUDA_SELECTION_INIT;
+// Writes what was selected; the types tried before go into the caller's array, as many as fit.
+Status write_selection(const Selection& from, wcuda_selection* target) {
+  WCUDA_ASSIGN(wcuda_selection to, read_struct(target, "selection"));
+  const OutputArray<wcuda_skipped_backend> skipped{to.skipped, to.skipped_capacity, "skipped"};
+  const uint64_t written = std::min<uint64_t>(to.skipped_capacity, from.skipped.size());
+  WCUDA_TRY(skipped.check(written));
+  for (uint64_t i = 0; i < written; ++i) {
+    wcuda_skipped_backend each = WCUDA_SKIPPED_BACKEND_INIT;
+    each.type = from.skipped[i].type;
+    each.status = from.skipped[i].why.code();
+    copy_text(from.skipped[i].why.message(), each.reason, sizeof(each.reason));
+    skipped.write(i, each);
+  }
   to.type = from.type;
   to.ordinal = from.ordinal;
-  constexpr size_t kRoom = sizeof(to.skipped) / sizeof(to.skipped[0]);
-  to.skipped_count = static_cast<uint32_t>(from.skipped.size());
-  for (size_t i = 0; i < std::min(from.skipped.size(), kRoom); ++i) {
-    to.skipped[i].type = from.skipped[i].type;
-    to.skipped[i].status = from.skipped[i].why.code();
-    copy_text(from.skipped[i].why.message(), to.skipped[i].reason, sizeof(to.skipped[i].reason));
-  }
-  return to;
+  to.skipped_count = from.skipped.size();
+  write_struct(to, target);
+  return {};
 }
 
 Result<std::shared_ptr<BackendObject>> open(const wcuda_backend_options& options) {
   WCUDA_TRY(check_flags(options.flags, WCUDA_BACKEND_WITH_FAULTS, "flags"));
-  if (options.reserved != 0)
-    return Status::error(WCUDA_UNSUPPORTED, "reserved: %u, must be 0", options.reserved);
   WCUDA_TRY(check_string(options.library_folder, "library_folder"));
   auto object = std::make_shared<BackendObject>();
   object->library_folder = copy_of(options.library_folder);
@@ -104,19 +109,6 @@ Result<std::shared_ptr<BackendObject>> open(const wcuda_backend_options& options
   log(WCUDA_LOG_INFO, "backend", "opened %s %d%s%s", info.name, info.ordinal,
       passed_over.empty() ? "" : "; passed over ", passed_over.c_str());
   return object;
-}
-
-Result<uint64_t> threads_of(const wcuda_launch& launch) {
-  uint64_t threads = 1;
-  for (const uint32_t* const dims : {launch.grid, launch.block})
-    for (int i = 0; i < 3; ++i)
-      if (__builtin_mul_overflow(threads, uint64_t{dims[i]}, &threads))
-        return Status::error(WCUDA_OUT_OF_RANGE,
-                             "threads: grid %u x %u x %u of blocks %u x %u x %u "
-                             "are more than 2^64",
-                             launch.grid[0], launch.grid[1], launch.grid[2], launch.block[0],
-                             launch.block[1], launch.block[2]);
-  return threads;
 }
 
 CallKind fault_kind(int32_t kind) {
@@ -168,15 +160,12 @@ extern "C" wcuda_status wcuda_backend_unregister(int32_t type, wcuda_error* erro
   return guarded(error, [&] { return unregister_backend(type); });
 }
 
-extern "C" wcuda_status wcuda_backend_list(wcuda_backend_entry* entries, uint64_t capacity,
-                                           uint64_t* count, wcuda_error* error) {
+extern "C" wcuda_status wcuda_backend_list(uint64_t first, wcuda_backend_entry* entries,
+                                           uint64_t capacity, uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    if (capacity != 0) WCUDA_TRY(check_not_null(entries, "entries"));
-    WCUDA_TRY(check_not_null(count, "count"));
     const std::vector<wcuda_backend_entry> all = list_backends();
-    std::copy_n(all.begin(), std::min<uint64_t>(capacity, all.size()), entries);
-    *count = all.size();
-    return {};
+    return write_list<wcuda_backend_entry>({entries, capacity, "entries"}, first, all.size(), count,
+                                           [&](uint64_t index) { return all[index]; });
   });
 }
 
@@ -205,18 +194,7 @@ extern "C" wcuda_status wcuda_backend_select(const wcuda_selection_options* opti
     WCUDA_ASSIGN(const wcuda_selection_options checked, read_struct(options, "options"));
     WCUDA_TRY(check_struct(selection, "selection"));
     WCUDA_ASSIGN(const Selection found, select(checked));
-    write_struct(selection_of(found), selection);
-    return {};
-  });
-}
-
-extern "C" wcuda_status wcuda_launch_threads_get(const wcuda_launch* launch, uint64_t* threads,
-                                                 wcuda_error* error) {
-  return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const wcuda_launch checked, read_struct(launch, "launch"));
-    WCUDA_TRY(check_not_null(threads, "threads"));
-    WCUDA_ASSIGN(*threads, threads_of(checked));
-    return {};
+    return write_selection(found, selection);
   });
 }
 

@@ -49,10 +49,10 @@ inline Result<std::shared_ptr<BackendObject>> resolve_backend(wcuda_backend back
 struct BackendKernel {
   std::shared_ptr<vram::Memory> memory;
   std::string name;
-  std::shared_ptr<KernelObject> device;              // on CUDA
-  std::shared_ptr<const RegistryEntry> described;    // on HOST: a caller's, by descriptor
-  const compute::CatalogueEntry* builtin = nullptr;  // on HOST: of the catalogue
-  Kernel own;                                        // of a caller's table
+  std::shared_ptr<KernelObject> device;                     // on CUDA
+  std::shared_ptr<const compute::RegistryEntry> described;  // on HOST: a caller's, by descriptor
+  const compute::CatalogueEntry* builtin = nullptr;         // on HOST: of the catalogue
+  Kernel own;                                               // of a caller's table
   ~BackendKernel();
 };
 

@@ -212,7 +212,7 @@ Status find_host_kernel(vram::Memory& memory, const std::string& source, const s
   if (source.find(entry) == std::string::npos)
     return Status::error(WCUDA_NOT_FOUND, "kernel '%s': the source does not speak of it",
                          printable(entry).c_str());
-  kernel->described = find_described(memory, entry);
+  kernel->described = compute::find_described(memory, entry);
   if (kernel->described && !kernel->described->runs_here())
     return Status::error(WCUDA_UNSUPPORTED_KERNEL,
                          "kernel '%s': is registered, but has no host function",

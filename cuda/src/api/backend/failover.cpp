@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "api/base/guard.h"
+#include "api/base/elements.h"
 #include "compute/catalogue/catalogue.h"
 #include "core/backend/backend_types.h"
 #include "core/base/callback.h"
@@ -91,7 +91,7 @@ Result<std::shared_ptr<Context>> Failover::context_of(size_t target) {
 
 void Failover::tell(int32_t event, int32_t reason, size_t from, size_t to,
                     const Status& why) const {
-  wcuda_failover_event told{};
+  wcuda_failover_event told = WCUDA_FAILOVER_EVENT_INIT;
   told.event = event;
   told.reason = reason;
   told.from = targets_[from].type;
@@ -246,8 +246,7 @@ Result<std::shared_ptr<Failover>> create(const wcuda_failover_options& options) 
     return Status::error(WCUDA_INVALID_ARGUMENT, "target_count: %llu is not in 1 … %llu",
                          static_cast<unsigned long long>(options.target_count),
                          static_cast<unsigned long long>(kTargetCountMax));
-  const std::vector<wcuda_failover_target> targets(options.targets,
-                                                   options.targets + options.target_count);
+  WCUDA_ASSIGN(const auto targets, read_elements(options.targets, options.target_count, "targets"));
   for (const wcuda_failover_target& target : targets)
     if (target.type == WCUDA_BACKEND_AUTO || target.ordinal < 0 ||
         backend_name(target.type).empty())

@@ -1,4 +1,5 @@
-// The text functions of worker_cuda_compat.h: one set a process.
+// What worker_cuda_compat.h keeps for a process: its text functions and its backend.
+#include <atomic>
 #include <mutex>
 
 #include "worker_cuda_compat.h"
@@ -6,7 +7,8 @@
 namespace {
 
 std::mutex mutex;
-wcuda_compat_text installed{};
+wcuda_compat_text installed{};  // guarded by mutex
+std::atomic<int32_t> backend{WCUDA_BACKEND_CUDA};
 
 }  // namespace
 
@@ -20,3 +22,7 @@ extern "C" wcuda_compat_text wcuda_compat_text_get(void) {
   const std::lock_guard<std::mutex> lock(mutex);
   return installed;
 }
+
+extern "C" void wcuda_compat_set_backend(int32_t chosen) { backend = chosen; }
+
+extern "C" int32_t wcuda_compat_backend_get(void) { return backend; }

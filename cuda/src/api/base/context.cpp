@@ -18,10 +18,6 @@ Result<std::shared_ptr<Context>> create(const wcuda_context_options& options) {
                          "abi_version: the caller's header has %u, this library %d",
                          options.abi_version, WCUDA_ABI_VERSION);
   WCUDA_TRY(check_flags(options.flags, 0, "flags"));
-  if (options.reserved != 0)
-    return Status::error(WCUDA_UNSUPPORTED, "reserved: %u, must be 0", options.reserved);
-  if (options.reserved_2 != 0)
-    return Status::error(WCUDA_UNSUPPORTED, "reserved_2: %u, must be 0", options.reserved_2);
   if (options.scrub < WCUDA_SCRUB_NONE || options.scrub > WCUDA_SCRUB_ON_ALLOC)
     return Status::error(WCUDA_INVALID_ARGUMENT, "scrub: %d is not one of WCUDA_SCRUB_…",
                          options.scrub);

@@ -95,12 +95,9 @@ Status check_struct(const void* data, const char* argument, uint32_t first_bytes
   return {};
 }
 
-Status check_stride(uint32_t first_bytes, uint32_t bytes, size_t alignment, const char* argument) {
-  if (bytes == first_bytes && bytes % alignment == 0) return {};
-  return Status::error(WCUDA_INVALID_ARGUMENT,
-                       "%s: struct_size %u in an array whose first element has %u; one multiple of "
-                       "%zu for all",
-                       argument, bytes, first_bytes, alignment);
+Status check_reserved(uint32_t reserved, const char* argument) {
+  if (reserved == 0) return {};
+  return Status::error(WCUDA_UNSUPPORTED, "%s: reserved is %u, must be 0", argument, reserved);
 }
 
 }  // namespace detail

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -15,6 +14,7 @@
 
 #include "core/base/callback.h"
 #include "core/base/status.h"
+#include "worker_cuda.h"
 
 namespace wcuda::api {
 
@@ -66,40 +66,38 @@ wcuda_status guarded(wcuda_error* error, Body&& body) noexcept {
 void guarded_destroy(const char* function, uint64_t id, Status (*destroy)(uint64_t id)) noexcept;
 void log_dropped(const char* function, const char* message) noexcept;
 
-// Size of the first published version of a struct: specialise when one grows.
+// Size that a struct was first published with; 0 for what is no struct that grows.
 template <class T>
-inline constexpr uint32_t kFirstPublishedBytes = sizeof(T);
-template <>
-inline constexpr uint32_t kFirstPublishedBytes<wcuda_context_options> =
-    offsetof(wcuda_context_options, scrub);
-template <>
-inline constexpr uint32_t kFirstPublishedBytes<wcuda_device_caps> = offsetof(wcuda_device_caps,
-                                                                             unified_memory);
-template <>
-inline constexpr uint32_t kFirstPublishedBytes<wcuda_memory_info> = offsetof(wcuda_memory_info,
-                                                                             purpose_budget_bytes);
-template <>
-inline constexpr uint32_t kFirstPublishedBytes<wcuda_buffer_options> =
-    offsetof(wcuda_buffer_options, flags);
-template <>
-inline constexpr uint32_t kFirstPublishedBytes<wcuda_health> = offsetof(wcuda_health,
-                                                                        pool_used_bytes);
+inline constexpr uint32_t kFirstBytes = 0;
+#define WCUDA_FIRST_BYTES(type, bytes)                 \
+  template <>                                          \
+  inline constexpr uint32_t kFirstBytes<type> = bytes; \
+  static_assert(bytes <= sizeof(type), "a struct never shrinks");
+#include "api/base/abi_first_bytes.inc"
+#undef WCUDA_FIRST_BYTES
 
 namespace detail {
 Status check_struct(const void* data, const char* argument, uint32_t first_bytes,
                     uint32_t known_bytes);
-Status check_stride(uint32_t first_bytes, uint32_t bytes, size_t alignment, const char* argument);
+Status check_reserved(uint32_t reserved, const char* argument);
+
+template <class T, class = void>
+struct has_reserved : std::false_type {};
+template <class T>
+struct has_reserved<T, std::void_t<decltype(T::reserved)>> : std::true_type {};
 }  // namespace detail
 
-// A struct_size struct from the caller: not null, not shorter than its first published version, and
+// A struct_size struct from the caller: not null, not shorter than when it was first published, and
 // nothing but zeros past what this version knows.
 template <class T>
 Status check_struct(const T* data, const char* argument) {
   static_assert(std::is_trivially_copyable_v<T>);
-  return detail::check_struct(data, argument, kFirstPublishedBytes<T>, sizeof(T));
+  static_assert(kFirstBytes<T> != 0, "T begins with struct_size");
+  return detail::check_struct(data, argument, kFirstBytes<T>, sizeof(T));
 }
 
 // An input struct at this version's size: fields that the caller's version lacks are zero.
+// `reserved` must be.
 template <class T>
 Result<T> read_struct(const T* data, const char* argument) {
   WCUDA_TRY(check_struct(data, argument));
@@ -107,6 +105,8 @@ Result<T> read_struct(const T* data, const char* argument) {
   std::memset(static_cast<void*>(&value), 0, sizeof(T));
   const uint32_t bytes = std::min<uint32_t>(data->struct_size, sizeof(T));
   std::memcpy(static_cast<void*>(&value), data, bytes);
+  if constexpr (detail::has_reserved<T>::value)
+    WCUDA_TRY(detail::check_reserved(value.reserved, argument));
   return value;
 }
 
@@ -117,23 +117,6 @@ void write_struct(const T& value, T* target) noexcept {
   const uint32_t caller_bytes = target->struct_size;
   std::memcpy(static_cast<void*>(target), &value, std::min<uint32_t>(caller_bytes, sizeof(T)));
   target->struct_size = caller_bytes;
-}
-
-// The elements of a caller's array of struct_size structs, each checked. They lie struct_size bytes
-// apart, which is the caller's: one value for all, a multiple of T's alignment.
-template <class T>
-Result<std::vector<T*>> struct_array(T* first, uint64_t count, const char* argument) {
-  std::vector<T*> elements;
-  elements.reserve(count);
-  auto* at = reinterpret_cast<unsigned char*>(first);
-  for (uint64_t i = 0; i < count; ++i) {
-    T* const element = reinterpret_cast<T*>(at);
-    WCUDA_TRY(check_struct(element, argument));
-    WCUDA_TRY(detail::check_stride(first->struct_size, element->struct_size, alignof(T), argument));
-    elements.push_back(element);
-    at += first->struct_size;
-  }
-  return elements;
 }
 
 Status check_not_null(const void* pointer, const char* argument);

@@ -1,8 +1,6 @@
 // Section 6 of the header: the ledger.
-#include <algorithm>
-
 #include "api/base/context.h"
-#include "api/base/guard.h"
+#include "api/base/elements.h"
 
 using namespace wcuda;
 using namespace wcuda::api;
@@ -32,17 +30,13 @@ extern "C" wcuda_status wcuda_context_memory_get(wcuda_context context, int32_t 
   });
 }
 
-extern "C" wcuda_status wcuda_context_ledger_list(wcuda_context context,
+extern "C" wcuda_status wcuda_context_ledger_list(wcuda_context context, uint64_t first,
                                                   wcuda_ledger_entry* entries, uint64_t capacity,
                                                   uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto object, resolve_context(context));
-    if (capacity != 0) WCUDA_TRY(check_not_null(entries, "entries"));
-    WCUDA_TRY(check_not_null(count, "count"));
     const auto rows = object->memory->ledger().rows();
-    const uint64_t written = std::min<uint64_t>(capacity, rows.size());
-    for (uint64_t i = 0; i < written; ++i) entries[i] = rows[i].entry;
-    *count = rows.size();
-    return {};
+    return write_list<wcuda_ledger_entry>({entries, capacity, "entries"}, first, rows.size(), count,
+                                          [&](uint64_t index) { return rows[index].entry; });
   });
 }

@@ -1,4 +1,5 @@
 // Section 14 of the header: budgets by purpose, where memory is, borrowed memory.
+#include <cstring>
 #include <string_view>
 
 #include "api/base/buffer.h"
@@ -62,7 +63,11 @@ extern "C" wcuda_status wcuda_context_residency_get(wcuda_context context,
     value.checked_count = found.checked_count;
     value.nonresident_count = found.nonresident_count;
     value.managed_count = found.managed_count;
-    value.first = found.first;
+    value.first_bytes = found.first.bytes;
+    value.first_sequence_number = found.first.sequence_number;
+    value.first_purpose = found.first.purpose;
+    value.first_tag_bytes = found.first.tag_bytes;
+    std::memcpy(value.first_tag, found.first.tag, sizeof(value.first_tag));
     write_struct(value, residency);
     return {};
   });

@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "api/base/buffer.h"
-#include "api/base/guard.h"
+#include "api/base/elements.h"
+#include "compute/jit/descriptor.h"
 #include "compute/jit/launch.h"
 #include "core/vram/memory.h"
 #include "worker_cuda/compute.h"
@@ -19,11 +20,12 @@ namespace wcuda::api {
 class Arguments {
  public:
   Status read(const wcuda_argument* arguments, uint64_t count, const vram::Memory& memory) {
+    WCUDA_ASSIGN(const auto given, read_elements(arguments, count, "arguments"));
     shapes_.reserve(count);
     values_.reserve(count);
     addresses_.reserve(count);
     held_.reserve(count);
-    for (uint64_t i = 0; i < count; ++i) WCUDA_TRY(read_one(arguments[i], i, memory));
+    for (uint64_t i = 0; i < count; ++i) WCUDA_TRY(read_one(given[i], i, memory));
     for (size_t i = 0; i < values_.size(); ++i)
       if (shapes_[i].kind == WCUDA_ARG_BUFFER) values_[i] = &addresses_[i];
     return {};
@@ -34,6 +36,14 @@ class Arguments {
   }
 
   const std::vector<jit::ArgumentShape>& shapes() const { return shapes_; }
+  // For a check against a signature.
+  std::vector<jit::DescribedArgument> described() const {
+    std::vector<jit::DescribedArgument> result;
+    result.reserve(shapes_.size());
+    for (size_t i = 0; i < shapes_.size(); ++i)
+      result.push_back({shapes_[i].kind, shapes_[i].access, values_[i], shapes_[i].bytes});
+    return result;
+  }
   // For the driver: where each value is.
   void* const* values() { return values_.data(); }
   std::vector<wcuda_host_argument> for_host() const {
@@ -41,8 +51,8 @@ class Arguments {
     result.reserve(shapes_.size());
     for (size_t i = 0; i < shapes_.size(); ++i) {
       const bool is_buffer = shapes_[i].kind == WCUDA_ARG_BUFFER;
-      result.push_back(
-          {shapes_[i].kind, 0, is_buffer ? addresses_[i] : values_[i], shapes_[i].bytes});
+      result.push_back({sizeof(wcuda_host_argument), shapes_[i].kind,
+                        is_buffer ? addresses_[i] : values_[i], shapes_[i].bytes});
     }
     return result;
   }

@@ -92,6 +92,11 @@ Result<const compute::CatalogueEntry*> find_builtin(const wcuda_string& name) {
                        printable(text).c_str());
 }
 
+Status check_type(const compute::CatalogueEntry& entry, int32_t type) {
+  if (!entry.is_f32_only || type == WCUDA_ARG_F32) return {};
+  return Status::error(WCUDA_UNSUPPORTED, "%s: is for f32 only", entry.name.c_str());
+}
+
 Result<compute::PreparedCall> prepare_builtin(const compute::CatalogueEntry& entry,
                                               kernels::Dtype type, const vram::Memory& memory,
                                               const wcuda_argument* arguments, uint64_t count,
@@ -118,25 +123,34 @@ Status run_builtin(const compute::CatalogueEntry& entry, const compute::Prepared
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" uint32_t wcuda_catalogue_count(void) {
-  return static_cast<uint32_t>(compute::catalogue().size());
+extern "C" wcuda_status wcuda_catalogue_list(uint64_t first, wcuda_catalogue_entry* entries,
+                                             uint64_t capacity, uint64_t* count,
+                                             wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    const auto& all = compute::catalogue();
+    return write_list<wcuda_catalogue_entry>(
+        {entries, capacity, "entries"}, first, all.size(), count, [&](uint64_t index) {
+          const compute::CatalogueEntry& entry = all[index];
+          wcuda_catalogue_entry result = WCUDA_CATALOGUE_ENTRY_INIT;
+          result.is_f32_only = entry.is_f32_only;
+          result.name = {entry.name.data(), entry.name.size()};
+          result.parameter_count = static_cast<uint32_t>(entry.params.size());
+          return result;
+        });
+  });
 }
 
-extern "C" wcuda_status wcuda_catalogue_at(uint32_t index, wcuda_catalogue_entry* kernel,
-                                           wcuda_error* error) {
+extern "C" wcuda_status wcuda_catalogue_parameter_list(wcuda_string name, int32_t type,
+                                                       uint64_t first, wcuda_parameter* parameters,
+                                                       uint64_t capacity, uint64_t* count,
+                                                       wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_TRY(check_struct(kernel, "kernel"));
-    const auto& all = compute::catalogue();
-    if (index >= all.size())
-      return Status::error(WCUDA_OUT_OF_RANGE, "index: %u of %zu kernels", index, all.size());
-    const compute::CatalogueEntry& entry = all[index];
-    wcuda_catalogue_entry result = WCUDA_CATALOGUE_ENTRY_INIT;
-    result.is_f32_only = entry.is_f32_only;
-    result.name = {entry.name.data(), entry.name.size()};
-    result.signature = {entry.signature.data(), entry.signature.size()};
-    result.parameter_count = static_cast<uint32_t>(entry.params.size());
-    write_struct(result, kernel);
-    return {};
+    WCUDA_ASSIGN(const auto* const entry, find_builtin(name));
+    WCUDA_TRY(read_element_type(type).status());
+    WCUDA_TRY(check_type(*entry, type));
+    const auto all = compute::parameters_of(*entry, type);
+    return write_list<wcuda_parameter>({parameters, capacity, "parameters"}, first, all.size(),
+                                       count, [&](uint64_t index) { return all[index]; });
   });
 }
 

@@ -13,6 +13,9 @@ Result<kernels::Dtype> read_element_type(int32_t type);
 // The kernel of this name; WCUDA_NOT_FOUND.
 Result<const compute::CatalogueEntry*> find_builtin(const wcuda_string& name);
 
+// WCUDA_UNSUPPORTED for a type that the kernel is not for.
+Status check_type(const compute::CatalogueEntry& entry, int32_t type);
+
 // Checks the arguments of a call. `given` holds them until the call is queued.
 Result<compute::PreparedCall> prepare_builtin(const compute::CatalogueEntry& entry,
                                               kernels::Dtype type, const vram::Memory& memory,

@@ -98,8 +98,6 @@ GemmMatrix matrix_of(GemmElement element, bool is_transposed, uint64_t rows, uin
 
 Result<TypedGemm> read_gemm(const wcuda_gemm& from) {
   WCUDA_TRY(check_flags(from.flags, WCUDA_GEMM_TRANSPOSE_A | WCUDA_GEMM_TRANSPOSE_B, "flags"));
-  if (from.reserved != 0)
-    return Status::error(WCUDA_UNSUPPORTED, "reserved: %u, must be 0", from.reserved);
   if (from.activation < WCUDA_ACTIVATION_NONE || from.activation > WCUDA_ACTIVATION_GELU)
     return Status::error(WCUDA_INVALID_ARGUMENT, "activation: %d is not one of WCUDA_ACTIVATION_…",
                          from.activation);
@@ -132,17 +130,16 @@ Status run(const Context& context, const wcuda_gemm& options, const wcuda_argume
     return Status::error(WCUDA_ARGUMENT_COUNT,
                          "arguments: %" PRIu64 " given, a product takes 3, or 4 with a bias",
                          count);
-  WCUDA_TRY(check_not_null(arguments, "arguments"));
   vram::Memory& memory = *context.memory;
   WCUDA_ASSIGN(const UsedStream on, use_stream(stream, memory));
   Arguments given;
   WCUDA_TRY(given.read(arguments, count, memory));
   static const char* const names[] = {"a", "b", "c", "bias"};
   for (uint64_t i = 0; i < count; ++i)
-    if (arguments[i].kind != WCUDA_ARG_BUFFER)
+    if (given.shapes()[i].kind != WCUDA_ARG_BUFFER)
       return Status::error(WCUDA_INVALID_ARGUMENT, "argument %" PRIu64 " ('%s') is no buffer", i,
                            names[i]);
-  const uint32_t access = arguments[2].access;
+  const uint32_t access = given.shapes()[2].access;
   if (access != 0 && (access & WCUDA_ACCESS_WRITE) == 0)
     return Status::error(WCUDA_INVALID_ARGUMENT,
                          "argument 2 ('c') is written, only reading is granted");

@@ -2,10 +2,9 @@
 #include "api/compute/kernel.h"
 
 #include <algorithm>
-#include <string_view>
 
 #include "api/base/buffer.h"
-#include "api/base/guard.h"
+#include "api/base/elements.h"
 #include "api/compute/program.h"
 #include "compute/jit/code_kind.h"
 #include "core/base/callback.h"
@@ -14,7 +13,7 @@
 namespace wcuda::api {
 namespace {
 
-constexpr uint64_t kParameterCountMax = 65536;
+constexpr uint64_t kParameterCountMax = 1024;
 
 Result<std::shared_ptr<ModuleObject>> load_module(std::shared_ptr<vram::Memory> memory,
                                                   const void* code, uint64_t bytes,
@@ -63,21 +62,6 @@ Result<uint64_t> global(std::shared_ptr<ModuleObject> module, const std::string&
   return insert(Kind::kBuffer, std::move(object));
 }
 
-Result<jit::Parameter> read_parameter(const wcuda_parameter& from, uint64_t index) {
-  const auto wrong = [&](const char* what) {
-    return Status::error(WCUDA_INVALID_ARGUMENT, "parameter %llu: %s",
-                         static_cast<unsigned long long>(index), what);
-  };
-  if (*jit::kind_name(from.kind) == 0) return wrong("kind is none of WCUDA_ARG_…");
-  if ((from.access & ~uint32_t{WCUDA_ACCESS_READ | WCUDA_ACCESS_WRITE}) != 0)
-    return wrong("access has unknown bits");
-  if (from.max_bytes != 0 && from.max_bytes < from.min_bytes)
-    return wrong("max_bytes is less than min_bytes");
-  if (jit::scalar_bytes(from.kind) != 0 && (from.access | from.min_bytes | from.max_bytes) != 0)
-    return wrong("a scalar has no access and no sizes");
-  return jit::Parameter{from.kind, from.access, from.min_bytes, from.max_bytes};
-}
-
 Status read_signature(const wcuda_kernel_options& options, KernelObject* kernel) {
   if (options.has_signature != 0 && options.has_signature != 1)
     return Status::error(WCUDA_INVALID_ARGUMENT, "has_signature: %d is not 0 or 1",
@@ -86,16 +70,8 @@ Status read_signature(const wcuda_kernel_options& options, KernelObject* kernel)
     if (options.parameter_count == 0) return {};
     return Status::error(WCUDA_INVALID_ARGUMENT, "parameters: given, but has_signature is 0");
   }
-  if (options.parameter_count != 0) WCUDA_TRY(check_not_null(options.parameters, "parameters"));
-  if (options.parameter_count > kParameterCountMax)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "parameter_count: more than %llu",
-                         static_cast<unsigned long long>(kParameterCountMax));
-  std::vector<jit::Parameter> signature;
-  for (uint64_t i = 0; i < options.parameter_count; ++i) {
-    WCUDA_ASSIGN(const jit::Parameter parameter, read_parameter(options.parameters[i], i));
-    signature.push_back(parameter);
-  }
-  kernel->signature = std::move(signature);
+  WCUDA_ASSIGN(const auto parameters, read_parameters(options.parameters, options.parameter_count));
+  WCUDA_ASSIGN(kernel->signature, jit::read_signature(parameters.data(), parameters.size()));
   return {};
 }
 
@@ -142,7 +118,7 @@ wcuda_kernel_info info_of(const KernelObject& kernel) {
   info.has_device_code = kernel.module != nullptr;
   info.has_host_function = kernel.host != nullptr;
   const size_t count = kernel.module      ? a.parameters.size()
-                       : kernel.signature ? kernel.signature->size()
+                       : kernel.signature ? kernel.signature->parameters.size()
                                           : 0;
   info.parameter_count = static_cast<uint32_t>(count);
   info.max_threads_per_block = a.max_threads_per_block;
@@ -179,6 +155,21 @@ Result<wcuda_occupancy> occupancy_of(const KernelObject& kernel, uint32_t block_
 }
 
 }  // namespace
+
+Result<std::vector<wcuda_parameter>> read_parameters(const wcuda_parameter* parameters,
+                                                     uint64_t count) {
+  if (count > kParameterCountMax)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "parameters: more than %llu",
+                         static_cast<unsigned long long>(kParameterCountMax));
+  WCUDA_ASSIGN(auto result, read_elements(parameters, count, "parameters"));
+  for (const wcuda_parameter& each : result) {
+    WCUDA_TRY(check_string(each.name, "parameters[].name"));
+    WCUDA_TRY(check_string(each.shape, "parameters[].shape"));
+    WCUDA_TRY(check_string(each.min, "parameters[].min"));
+    WCUDA_TRY(check_string(each.max, "parameters[].max"));
+  }
+  return result;
+}
 
 Result<std::shared_ptr<KernelObject>> make_kernel(std::shared_ptr<vram::Memory> memory,
                                                   const void* code, uint64_t bytes,

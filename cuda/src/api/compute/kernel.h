@@ -10,15 +10,13 @@
 #include "api/base/context.h"
 #include "api/base/handles.h"
 #include "api/compute/arguments.h"
+#include "compute/jit/descriptor.h"
 #include "compute/jit/launch.h"
+#include "compute/registry/registry.h"
 #include "core/vram/memory.h"
 #include "worker_cuda/compute.h"
 
 namespace wcuda::api {
-
-template <>
-inline constexpr uint32_t kFirstPublishedBytes<wcuda_kernel_options> =
-    offsetof(wcuda_kernel_options, host_release);
 
 // Unloaded when the last reference goes.
 struct ModuleObject {
@@ -31,11 +29,11 @@ struct ModuleObject {
 
 // Nothing in it changes once its handle is out. Its end may run a callback of the caller's: the
 // last reference goes outside every lock.
-struct KernelObject {
+struct KernelObject : compute::Runnable {
   KernelObject() = default;
   KernelObject(const KernelObject&) = delete;
   KernelObject& operator=(const KernelObject&) = delete;
-  ~KernelObject();
+  ~KernelObject() override;
 
   std::shared_ptr<vram::Memory> memory;
   std::string name;
@@ -46,10 +44,12 @@ struct KernelObject {
   wcuda_host_kernel host = nullptr;
   void* host_user = nullptr;
   void (*host_release)(void* user) = nullptr;  // null: none
-  std::optional<std::vector<jit::Parameter>> signature;
+  std::optional<jit::Signature> signature;
 
   Backend& backend() const { return memory->backend(); }
-  bool runs_here() const { return backend().is_host() ? host != nullptr : module != nullptr; }
+  bool runs_here() const override {
+    return backend().is_host() ? host != nullptr : module != nullptr;
+  }
 };
 
 inline Result<std::shared_ptr<KernelObject>> resolve_kernel(wcuda_kernel kernel) {
@@ -67,10 +67,14 @@ Result<LaunchDims> read_dims(const wcuda_launch& launch);
 // How a launch is to be, once its arguments are known to be live and of this context.
 using LaunchPlan = std::function<Result<LaunchDims>(const Arguments&)>;
 
+// Signature of `count` parameters of a caller; for kernels and for descriptors.
+Result<std::vector<wcuda_parameter>> read_parameters(const wcuda_parameter* parameters,
+                                                     uint64_t count);
+
 // Checks everything and launches.
 Status launch_kernel(const KernelObject& kernel, const wcuda_argument* arguments, uint64_t count,
                      wcuda_stream stream, const LaunchPlan& plan);
-// That there are arguments where some are counted, and not too many.
+// Arguments where some are counted, and not too many.
 Status check_count(const wcuda_argument* arguments, uint64_t count);
 
 }  // namespace wcuda::api

@@ -30,6 +30,19 @@ Status run_on_host(const KernelObject& kernel, const wcuda_launch& launch,
                               printable(kernel.name).c_str(), answer);
 }
 
+Result<uint64_t> threads_of(const wcuda_launch& launch) {
+  uint64_t threads = 1;
+  for (const uint32_t* const dims : {launch.grid, launch.block})
+    for (int i = 0; i < 3; ++i)
+      if (__builtin_mul_overflow(threads, uint64_t{dims[i]}, &threads))
+        return Status::error(WCUDA_OUT_OF_RANGE,
+                             "threads: grid %u x %u x %u of blocks %u x %u x %u "
+                             "are more than 2^64",
+                             launch.grid[0], launch.grid[1], launch.grid[2], launch.block[0],
+                             launch.block[1], launch.block[2]);
+  return threads;
+}
+
 }  // namespace
 
 Result<LaunchDims> read_dims(const wcuda_launch& launch) {
@@ -56,7 +69,7 @@ Status launch_kernel(const KernelObject& kernel, const wcuda_argument* arguments
   WCUDA_TRY(given.read(arguments, count, *kernel.memory));
   WCUDA_ASSIGN(const LaunchDims dims, plan(given));
   WCUDA_TRY(jit::check_dims(dims, kernel.limits));
-  if (kernel.signature) WCUDA_TRY(jit::check_signature(*kernel.signature, given.shapes()));
+  if (kernel.signature) WCUDA_TRY(jit::check_arguments(*kernel.signature, given.described()));
   if (kernel.module) WCUDA_TRY(jit::check_parameters(kernel.attributes.parameters, given.shapes()));
   given.used_on(on.stream);
   if (!on_host) return backend.kernel_launch(kernel.kernel, dims, given.values(), on.stream);
@@ -86,5 +99,15 @@ extern "C" wcuda_status wcuda_kernel_launch(wcuda_kernel kernel, const wcuda_lau
     WCUDA_ASSIGN(const wcuda_launch checked, read_struct(launch, "launch"));
     return launch_kernel(*object, arguments, argument_count, checked.stream,
                          [&](const Arguments&) { return read_dims(checked); });
+  });
+}
+
+extern "C" wcuda_status wcuda_launch_threads_get(const wcuda_launch* launch, uint64_t* threads,
+                                                 wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const wcuda_launch checked, read_struct(launch, "launch"));
+    WCUDA_TRY(check_not_null(threads, "threads"));
+    WCUDA_ASSIGN(*threads, threads_of(checked));
+    return {};
   });
 }

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "api/base/context.h"
+#include "api/base/elements.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 
@@ -76,8 +77,6 @@ Result<nvrtc::Request> read_request(const wcuda_program_options& options, const 
                         WCUDA_PROGRAM_FAST_MATH | WCUDA_PROGRAM_LINE_INFO | WCUDA_PROGRAM_DEBUG |
                             WCUDA_PROGRAM_RELOCATABLE | WCUDA_PROGRAM_DEFAULT_DEVICE,
                         "flags"));
-  if (options.reserved != 0)
-    return Status::error(WCUDA_UNSUPPORTED, "reserved: %u, must be 0", options.reserved);
   nvrtc::Request r;
   WCUDA_TRY(read_text(options.source, "source", &r.source));
   WCUDA_TRY(check_string(options.name, "name"));
@@ -86,10 +85,11 @@ Result<nvrtc::Request> read_request(const wcuda_program_options& options, const 
   WCUDA_TRY(read_text(options.standard, "standard", &r.standard));
   WCUDA_TRY(read_list(options.defines, options.define_count, "defines", &r.defines));
   WCUDA_TRY(check_list(options.headers, options.header_count, "headers"));
+  WCUDA_ASSIGN(const auto headers, read_elements(options.headers, options.header_count, "headers"));
   for (uint64_t i = 0; i < options.header_count; ++i) {
     nvrtc::Header header;
-    WCUDA_TRY(read_text(options.headers[i].name, "headers", &header.name));
-    WCUDA_TRY(read_text(options.headers[i].text, "headers", &header.text));
+    WCUDA_TRY(read_text(headers[i].name, "headers", &header.name));
+    WCUDA_TRY(read_text(headers[i].text, "headers", &header.text));
     r.headers.push_back(std::move(header));
   }
   WCUDA_TRY(read_list(options.include_folders, options.include_folder_count, "include_folders",

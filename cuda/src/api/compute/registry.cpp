@@ -4,11 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <map>
-#include <mutex>
 
 #include "api/base/context.h"
-#include "api/base/guard.h"
+#include "api/base/elements.h"
 #include "api/base/stream.h"
 #include "api/compute/compute.h"
 #include "core/base/text.h"
@@ -16,42 +14,16 @@
 namespace wcuda::api {
 namespace {
 
-// Numbers that older callers know, with what they know of them.
-constexpr uint32_t kNoopId = 1, kTensorAddId = 2, kFirstFreeId = 3;
-constexpr uint64_t kNoopHash = 0, kTensorAddHash = 0xa1;
+using compute::Registry;
+using compute::RegistryEntry;
 
-using Entry = RegistryEntry;
-
-struct RegistryObject {
-  std::shared_ptr<vram::Memory> memory;
-  std::mutex mutex;  // guards what follows
-  std::map<uint32_t, std::shared_ptr<const Entry>> entries;
-};
-
-using Entries = std::map<uint32_t, std::shared_ptr<const Entry>>;
-
-// The registries of one context, the newest last.
-struct Registries {
-  std::mutex mutex;  // guards what follows
-  std::vector<std::weak_ptr<RegistryObject>> all;
-};
-
-std::shared_ptr<Registries> registries_of(vram::Memory& memory) {
-  return memory.kept<Registries>([] { return std::make_shared<Registries>(); });
+Result<std::shared_ptr<Registry>> resolve_registry(wcuda_registry registry) {
+  return resolve<Registry>(Kind::kRegistry, registry.id, "registry");
 }
 
-// Lets find_described see a registry.
-void list_registry(const std::shared_ptr<RegistryObject>& registry) {
-  const auto registries = registries_of(*registry->memory);
-  const std::lock_guard<std::mutex> lock(registries->mutex);
-  auto& all = registries->all;
-  all.erase(std::remove_if(all.begin(), all.end(), [](const auto& each) { return each.expired(); }),
-            all.end());
-  all.push_back(registry);
-}
-
-Result<std::shared_ptr<RegistryObject>> resolve_registry(wcuda_registry registry) {
-  return resolve<RegistryObject>(Kind::kRegistry, registry.id, "registry");
+// Every kernel of a caller in a registry is one of the interface's.
+const KernelObject& kernel_of(const RegistryEntry& entry) {
+  return static_cast<const KernelObject&>(*entry.kernel);
 }
 
 Status check_texts(const wcuda_kernel_descriptor& descriptor) {
@@ -62,152 +34,66 @@ Status check_texts(const wcuda_kernel_descriptor& descriptor) {
   }
   WCUDA_TRY(check_string(descriptor.threads, "threads"));
   WCUDA_TRY(check_string(descriptor.shared_bytes, "shared_bytes"));
-  if (!descriptor.params) return {};
-  for (uint64_t i = 0; i < std::min<uint64_t>(descriptor.param_count, UINT16_MAX); ++i) {
-    const wcuda_kernel_param& param = descriptor.params[i];
-    WCUDA_TRY(check_string(param.name, "params[].name"));
-    WCUDA_TRY(check_string(param.shape, "params[].shape"));
-    WCUDA_TRY(check_string(param.min, "params[].min"));
-    WCUDA_TRY(check_string(param.max, "params[].max"));
-  }
   return {};
 }
 
 Result<jit::Descriptor> read(const wcuda_kernel_descriptor* from) {
-  WCUDA_ASSIGN(const wcuda_kernel_descriptor checked, read_struct(from, "descriptor"));
+  WCUDA_ASSIGN(wcuda_kernel_descriptor checked, read_struct(from, "descriptor"));
   WCUDA_TRY(check_texts(checked));
+  WCUDA_ASSIGN(const auto parameters, read_parameters(checked.parameters, checked.parameter_count));
+  checked.parameters = parameters.data();
   return jit::read_descriptor(checked);
 }
 
-Entries::const_iterator find_name(const Entries& entries, std::string_view name) {
-  return std::find_if(entries.begin(), entries.end(),
-                      [&](const auto& each) { return each.second->descriptor.name == name; });
-}
-
-// Puts an entry in, under the number it asks for or the one it gets.
-Result<uint32_t> put(RegistryObject* registry, std::shared_ptr<Entry> entry) {
-  std::shared_ptr<const Entry> replaced;  // goes after the lock
-  const std::lock_guard<std::mutex> lock(registry->mutex);
-  Entries& entries = registry->entries;
-  const auto old = find_name(entries, entry->descriptor.name);
-  uint32_t& id = entry->descriptor.kernel_id;
-  if (id == 0 && old != entries.end()) id = old->first;
-  if (id == 0) {
-    const uint32_t last = entries.empty() ? 0 : entries.rbegin()->first;
-    if (last == UINT32_MAX)
-      return Status::error(WCUDA_LIMIT_EXCEEDED, "kernel_id: no number is left after %u", last);
-    id = std::max(last + 1, kFirstFreeId);
-  }
-  const auto other = entries.find(id);
-  if (other != entries.end() && other != old)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "kernel_id: %u is that of kernel '%s'", id,
-                         printable(other->second->descriptor.name).c_str());
-  const uint32_t number = id;
-  std::shared_ptr<const Entry>& place = entries[number];
-  if (old != entries.end()) {
-    replaced = old->second;
-    if (old->first != number) entries.erase(old);
-  }
-  place = std::move(entry);
-  return number;
-}
-
-Result<uint32_t> add(RegistryObject* registry, const wcuda_kernel_descriptor* from) {
-  auto entry = std::make_shared<Entry>();
+Result<uint32_t> add(Registry* registry, const wcuda_kernel_descriptor* from) {
+  auto entry = std::make_shared<RegistryEntry>();
   WCUDA_ASSIGN(entry->descriptor, read(from));
   const uint32_t id = entry->descriptor.kernel_id;
-  if (id == kNoopId || id == kTensorAddId)
+  if (id == compute::kNoopId || id == compute::kTensorAddId)
     return Status::error(WCUDA_INVALID_ARGUMENT, "kernel_id: %u is that of the catalogue's '%s'",
-                         id, id == kNoopId ? "noop" : "tensor_add");
+                         id, id == compute::kNoopId ? "noop" : "tensor_add");
   if (from->kernel.id != 0) {
-    WCUDA_ASSIGN(entry->kernel, resolve_kernel(from->kernel));
-    if (entry->kernel->memory != registry->memory)
+    WCUDA_ASSIGN(const auto kernel, resolve_kernel(from->kernel));
+    if (kernel->memory != registry->memory())
       return Status::error(WCUDA_INVALID_ARGUMENT, "kernel: is of another context");
+    if (kernel->module)
+      WCUDA_TRY(jit::check_fit(entry->descriptor.signature, kernel->attributes.parameters));
+    entry->kernel = kernel;
   }
-  return put(registry, std::move(entry));
+  return registry->put(std::move(entry));
 }
 
-// The descriptor of a kernel of the catalogue: its integers as i64, its factors as f32.
-Result<jit::Descriptor> describe(const compute::CatalogueEntry& entry, int32_t type) {
-  std::vector<std::string> shapes(entry.params.size());
-  std::vector<wcuda_kernel_param> params(entry.params.size());
-  const auto as_string = [](const std::string& text) {
-    return wcuda_string{text.data(), text.size()};
-  };
-  for (size_t i = 0; i < params.size(); ++i) {
-    const compute::CatalogueParam& from = entry.params[i];
-    params[i].name = as_string(from.name);
-    if (from.role == compute::Role::kInteger || from.role == compute::Role::kFactor) {
-      params[i].kind = from.role == compute::Role::kInteger ? WCUDA_ARG_I64 : WCUDA_ARG_F32;
-      continue;
-    }
-    params[i].kind = WCUDA_ARG_BUFFER;
-    params[i].dtype = from.is_i32 ? WCUDA_ARG_I32 : from.is_f32 ? WCUDA_ARG_F32 : type;
-    params[i].access = from.role == compute::Role::kRead    ? WCUDA_ACCESS_READ
-                       : from.role == compute::Role::kWrite ? WCUDA_ACCESS_WRITE
-                                                            : 0;
-    for (const std::string& factor : from.extent) {
-      const char* const expression = factor == "oh"   ? "((h+2*pad-kh)/stride+1)"
-                                     : factor == "ow" ? "((w+2*pad-kw)/stride+1)"
-                                                      : factor.c_str();
-      shapes[i] += (shapes[i].empty() ? "" : "*") + std::string(expression);
-    }
-    params[i].shape = as_string(shapes[i]);
-  }
-  wcuda_kernel_descriptor descriptor = WCUDA_KERNEL_DESCRIPTOR_INIT;
-  descriptor.name = as_string(entry.name);
-  descriptor.params = params.data();
-  descriptor.param_count = params.size();
-  return jit::read_descriptor(descriptor);
-}
-
-Result<uint32_t> add_builtin(RegistryObject* registry, const wcuda_string& name, int32_t type,
+Result<uint32_t> add_builtin(Registry* registry, const wcuda_string& name, int32_t type,
                              uint32_t number) {
-  auto entry = std::make_shared<Entry>();
+  auto entry = std::make_shared<RegistryEntry>();
   WCUDA_ASSIGN(entry->builtin, find_builtin(name));
   WCUDA_ASSIGN(entry->type, read_element_type(type));
-  if (entry->builtin->is_f32_only && type != WCUDA_ARG_F32)
-    return Status::error(WCUDA_UNSUPPORTED, "%s: is for f32 only", entry->builtin->name.c_str());
-  WCUDA_ASSIGN(entry->descriptor, describe(*entry->builtin, type));
+  WCUDA_TRY(check_type(*entry->builtin, type));
+  WCUDA_ASSIGN(entry->descriptor, compute::describe_builtin(*entry->builtin, type));
   const bool is_noop = entry->builtin->name == "noop";
   const bool is_add = entry->builtin->name == "tensor_add" && type == WCUDA_ARG_F32;
-  const uint32_t own = is_noop ? kNoopId : is_add ? kTensorAddId : 0;
-  if ((number == kNoopId || number == kTensorAddId || own != 0) && number != 0 && number != own)
+  const uint32_t own = is_noop ? compute::kNoopId : is_add ? compute::kTensorAddId : 0;
+  if ((number == compute::kNoopId || number == compute::kTensorAddId || own != 0) && number != 0 &&
+      number != own)
     return Status::error(
         WCUDA_INVALID_ARGUMENT,
         "kernel_id: %u for '%s'; 1 is that of 'noop', 2 that of 'tensor_add' of f32", number,
         entry->builtin->name.c_str());
   entry->descriptor.kernel_id = own != 0 ? own : number;
-  if (own != 0) entry->descriptor.sig_hash = is_noop ? kNoopHash : kTensorAddHash;
-  return put(registry, std::move(entry));
+  if (own != 0) entry->descriptor.sig_hash = is_noop ? compute::kNoopHash : compute::kTensorAddHash;
+  return registry->put(std::move(entry));
 }
 
-void describe_entry(const Entry& entry, wcuda_registered_kernel* target) {
+wcuda_registered_kernel describe_entry(const RegistryEntry& entry) {
   wcuda_registered_kernel result = WCUDA_REGISTERED_KERNEL_INIT;
   const jit::Descriptor& descriptor = entry.descriptor;
   result.kernel_id = descriptor.kernel_id;
   result.flags = descriptor.flags | (entry.runs_here() ? 0 : WCUDA_KERNEL_NOT_HERE);
-  result.parameter_count = static_cast<uint32_t>(descriptor.params.size());
+  result.parameter_count = static_cast<uint32_t>(descriptor.signature.parameters.size());
   result.budget_ms = descriptor.budget_ms;
   result.sig_hash = descriptor.sig_hash;
   result.name_bytes = copy_text(descriptor.name, result.name, sizeof(result.name));
-  write_struct(result, target);
-}
-
-Result<std::shared_ptr<const Entry>> find_id(RegistryObject* registry, uint32_t id) {
-  const std::lock_guard<std::mutex> lock(registry->mutex);
-  const auto found = registry->entries.find(id);
-  if (found != registry->entries.end()) return found->second;
-  return Status::error(WCUDA_NOT_FOUND, "kernel_id: %u is not in the registry", id);
-}
-
-Result<jit::DescribedLaunch> plan(const jit::Descriptor& descriptor, const Arguments& given) {
-  std::vector<jit::DescribedArgument> arguments;
-  const std::vector<wcuda_host_argument> values = given.for_host();
-  for (size_t i = 0; i < values.size(); ++i)
-    arguments.push_back(
-        {values[i].kind, given.shapes()[i].access, values[i].data, values[i].bytes});
-  return jit::plan_launch(descriptor, arguments);
+  return result;
 }
 
 wcuda_run_info info_of(const jit::Descriptor& descriptor, const jit::DescribedLaunch& launch) {
@@ -228,7 +114,7 @@ struct Call {
   bool is_dry;  // nothing is run
 };
 
-Result<wcuda_run_info> run_builtin_entry(const Entry& entry, vram::Memory& memory,
+Result<wcuda_run_info> run_builtin_entry(const RegistryEntry& entry, vram::Memory& memory,
                                          const Call& call) {
   Arguments given;
   WCUDA_ASSIGN(const auto prepared, prepare_builtin(*entry.builtin, entry.type, memory,
@@ -240,7 +126,8 @@ Result<wcuda_run_info> run_builtin_entry(const Entry& entry, vram::Memory& memor
   return info;
 }
 
-Result<wcuda_run_info> run_entry(const Entry& entry, vram::Memory& memory, const Call& call) {
+Result<wcuda_run_info> run_entry(const RegistryEntry& entry, vram::Memory& memory,
+                                 const Call& call) {
   if (entry.builtin) return run_builtin_entry(entry, memory, call);
   if (!entry.runs_here())
     return Status::error(WCUDA_UNSUPPORTED_KERNEL, "kernel '%s': has no %s",
@@ -249,16 +136,16 @@ Result<wcuda_run_info> run_entry(const Entry& entry, vram::Memory& memory, const
   WCUDA_TRY(check_count(call.arguments, call.count));
   jit::DescribedLaunch launch;
   const auto make_plan = [&](const Arguments& given) -> Result<LaunchDims> {
-    WCUDA_ASSIGN(launch, plan(entry.descriptor, given));
+    WCUDA_ASSIGN(launch, jit::plan_launch(entry.descriptor, given.described()));
     return launch.dims;
   };
   if (call.is_dry) {
     Arguments given;
     WCUDA_TRY(given.read(call.arguments, call.count, memory));
     WCUDA_ASSIGN(const LaunchDims dims, make_plan(given));
-    WCUDA_TRY(jit::check_dims(dims, entry.kernel->limits));
+    WCUDA_TRY(jit::check_dims(dims, kernel_of(entry).limits));
   } else {
-    WCUDA_TRY(launch_kernel(*entry.kernel, call.arguments, call.count, call.stream, make_plan));
+    WCUDA_TRY(launch_kernel(kernel_of(entry), call.arguments, call.count, call.stream, make_plan));
   }
   return info_of(entry.descriptor, launch);
 }
@@ -266,14 +153,14 @@ Result<wcuda_run_info> run_entry(const Entry& entry, vram::Memory& memory, const
 Status run(wcuda_registry registry, uint32_t kernel_id, const Call& call, wcuda_run_info* info) {
   WCUDA_ASSIGN(const auto object, resolve_registry(registry));
   if (info) WCUDA_TRY(check_struct(info, "info"));
-  WCUDA_ASSIGN(const auto entry, find_id(object.get(), kernel_id));
-  WCUDA_ASSIGN(const wcuda_run_info result, run_entry(*entry, *object->memory, call));
+  WCUDA_ASSIGN(const auto entry, object->find(kernel_id));
+  WCUDA_ASSIGN(const wcuda_run_info result, run_entry(*entry, *object->memory(), call));
   if (info) write_struct(result, info);
   return {};
 }
 
 // Waits for what lies between two events, and tells what it took.
-Status wait_for_run(const Entry& entry, Backend& backend, Event begin, Event end,
+Status wait_for_run(const RegistryEntry& entry, Backend& backend, Event begin, Event end,
                     wcuda_run_info* info) {
   const uint32_t budget_ms = info->budget_ms;
   const std::string name = printable(entry.descriptor.name);
@@ -296,13 +183,13 @@ Status run_and_wait(wcuda_registry registry, uint32_t kernel_id, const Call& cal
                     wcuda_run_info* info) {
   WCUDA_ASSIGN(const auto object, resolve_registry(registry));
   if (info) WCUDA_TRY(check_struct(info, "info"));
-  WCUDA_ASSIGN(const auto entry, find_id(object.get(), kernel_id));
-  WCUDA_ASSIGN(const UsedStream on, use_stream(call.stream, *object->memory));
-  WCUDA_ASSIGN(const auto begin, make_event(object->memory));
-  WCUDA_ASSIGN(const auto end, make_event(object->memory));
-  Backend& backend = object->memory->backend();
+  WCUDA_ASSIGN(const auto entry, object->find(kernel_id));
+  WCUDA_ASSIGN(const UsedStream on, use_stream(call.stream, *object->memory()));
+  WCUDA_ASSIGN(const auto begin, make_event(object->memory()));
+  WCUDA_ASSIGN(const auto end, make_event(object->memory()));
+  Backend& backend = object->memory()->backend();
   WCUDA_TRY(backend.event_record(begin->event, on.stream));
-  WCUDA_ASSIGN(wcuda_run_info result, run_entry(*entry, *object->memory, call));
+  WCUDA_ASSIGN(wcuda_run_info result, run_entry(*entry, *object->memory(), call));
   WCUDA_TRY(backend.event_record(end->event, on.stream));
   const Status status = wait_for_run(*entry, backend, begin->event, end->event, &result);
   if (info && (status.ok() || result.is_over_budget)) write_struct(result, info);
@@ -311,27 +198,11 @@ Status run_and_wait(wcuda_registry registry, uint32_t kernel_id, const Call& cal
 
 }  // namespace
 
-std::shared_ptr<const RegistryEntry> find_described(vram::Memory& memory, const std::string& name) {
-  std::vector<std::shared_ptr<RegistryObject>> live;  // goes after the lock
-  {
-    const auto registries = registries_of(memory);
-    const std::lock_guard<std::mutex> lock(registries->mutex);
-    for (const auto& each : registries->all)
-      if (auto registry = each.lock()) live.push_back(std::move(registry));
-  }
-  for (auto registry = live.rbegin(); registry != live.rend(); ++registry) {
-    const std::lock_guard<std::mutex> lock((*registry)->mutex);
-    const auto found = find_name((*registry)->entries, name);
-    if (found != (*registry)->entries.end() && !found->second->builtin) return found->second;
-  }
-  return nullptr;
-}
-
 Status launch_described(const RegistryEntry& entry, const wcuda_launch& launch,
                         const wcuda_argument* arguments, uint64_t count) {
-  return launch_kernel(*entry.kernel, arguments, count, launch.stream,
+  return launch_kernel(kernel_of(entry), arguments, count, launch.stream,
                        [&](const Arguments& given) -> Result<LaunchDims> {
-                         WCUDA_TRY(plan(entry.descriptor, given).status());
+                         WCUDA_TRY(jit::plan_launch(entry.descriptor, given.described()).status());
                          return read_dims(launch);
                        });
 }
@@ -347,7 +218,7 @@ extern "C" wcuda_status wcuda_kernel_descriptor_check(const wcuda_kernel_descrip
                                                       wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const jit::Descriptor checked, read(descriptor));
-    const std::string& signature = checked.signature;
+    const std::string& signature = checked.signature.canonical;
     if (text && text_capacity < signature.size())
       return Status::error(WCUDA_BUFFER_TOO_SMALL, "text: %llu bytes, %zu are needed",
                            static_cast<unsigned long long>(text_capacity), signature.size());
@@ -363,10 +234,7 @@ extern "C" wcuda_status wcuda_registry_create(wcuda_context context, wcuda_regis
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto parent, resolve_context(context));
     WCUDA_TRY(check_not_null(registry, "registry"));
-    auto object = std::make_shared<RegistryObject>();
-    object->memory = parent->memory;
-    list_registry(object);
-    WCUDA_ASSIGN(registry->id, insert(Kind::kRegistry, std::move(object)));
+    WCUDA_ASSIGN(registry->id, insert(Kind::kRegistry, Registry::create(parent->memory)));
     return {};
   });
 }
@@ -402,27 +270,19 @@ extern "C" wcuda_status wcuda_registry_remove(wcuda_registry registry, uint32_t 
                                               wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto object, resolve_registry(registry));
-    WCUDA_ASSIGN(const auto entry, find_id(object.get(), kernel_id));  // goes after the lock
-    const std::lock_guard<std::mutex> lock(object->mutex);
-    object->entries.erase(kernel_id);
-    return {};
+    return object->remove(kernel_id);
   });
 }
 
-extern "C" wcuda_status wcuda_registry_list(wcuda_registry registry,
+extern "C" wcuda_status wcuda_registry_list(wcuda_registry registry, uint64_t first,
                                             wcuda_registered_kernel* kernels, uint64_t capacity,
                                             uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto object, resolve_registry(registry));
-    WCUDA_TRY(check_not_null(count, "count"));
-    if (capacity != 0) WCUDA_TRY(check_not_null(kernels, "kernels"));
-    const std::lock_guard<std::mutex> lock(object->mutex);
-    const uint64_t written = std::min<uint64_t>(capacity, object->entries.size());
-    WCUDA_ASSIGN(const auto targets, struct_array(kernels, written, "kernels"));
-    auto entry = object->entries.begin();
-    for (wcuda_registered_kernel* const target : targets) describe_entry(*entry++->second, target);
-    *count = object->entries.size();
-    return {};
+    const auto all = object->list();
+    return write_list<wcuda_registered_kernel>({kernels, capacity, "kernels"}, first, all.size(),
+                                               count,
+                                               [&](uint64_t i) { return describe_entry(*all[i]); });
   });
 }
 
@@ -433,12 +293,11 @@ extern "C" wcuda_status wcuda_registry_find(wcuda_registry registry, wcuda_strin
     WCUDA_TRY(check_string(name, "name"));
     WCUDA_TRY(check_struct(kernel, "kernel"));
     const std::string_view text(name.data ? name.data : "", name.bytes);
-    const std::lock_guard<std::mutex> lock(object->mutex);
-    const auto found = find_name(object->entries, text);
-    if (found == object->entries.end())
+    const auto found = object->find_name(text);
+    if (!found)
       return Status::error(WCUDA_NOT_FOUND, "kernel '%s' is not registered",
                            printable(text).c_str());
-    describe_entry(*found->second, kernel);
+    write_struct(describe_entry(*found), kernel);
     return {};
   });
 }

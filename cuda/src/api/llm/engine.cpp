@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "api/base/guard.h"
+#include "api/base/elements.h"
 #include "api/base/handles.h"
 #include "api/llm/step_nodes.h"
 #include "worker_cuda/llm.h"
@@ -191,16 +191,15 @@ wcuda_status wcuda_engine_profile_set(wcuda_engine engine, int32_t is_on, wcuda_
   });
 }
 
-wcuda_status wcuda_engine_profile_list(wcuda_engine engine, wcuda_step_rates* rates,
+wcuda_status wcuda_engine_profile_list(wcuda_engine engine, wcuda_step_rates* rates, uint64_t first,
                                        wcuda_step_node* nodes, uint64_t capacity, uint64_t* count,
                                        wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_TRY(check_struct(rates, "rates"));
-    WCUDA_TRY(check_not_null(count, "count"));
-    if (capacity != 0) WCUDA_TRY(check_not_null(nodes, "nodes"));
+    if (rates) WCUDA_TRY(check_struct(rates, "rates"));
     return with_engine(engine, [&](const auto& object) -> Status {
       WCUDA_ASSIGN(const engine::Engine::Profile profile, object->engine->profile());
-      return write_steps(profile.report, profile.node_ns.data(), rates, nodes, capacity, count);
+      return write_steps(profile.report, profile.node_ns.data(), rates, first,
+                         {nodes, capacity, "nodes"}, count);
     });
   });
 }
@@ -285,9 +284,10 @@ wcuda_status wcuda_step_submit(wcuda_engine engine, const wcuda_step* step, uint
       if (given.row_count > limit)
         return Status::error(WCUDA_LIMIT_EXCEEDED, "a step of %u rows, max_batch_rows is %u",
                              given.row_count, limit);
+      WCUDA_ASSIGN(const auto rows_given, read_elements(given.rows, given.row_count, "rows"));
       std::vector<engine::RowInput> rows(given.row_count);
       for (uint32_t i = 0; i < given.row_count; ++i) {
-        WCUDA_ASSIGN(rows[i], read_row(*object, given.rows[i], i));
+        WCUDA_ASSIGN(rows[i], read_row(*object, rows_given[i], i));
       }
       WCUDA_ASSIGN(*ticket, object->engine->submit(rows));
       return {};
@@ -300,7 +300,18 @@ wcuda_status wcuda_step_wait(wcuda_engine engine, uint64_t ticket, int64_t timeo
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(wcuda_step_output out, read_struct(output, "output"));
     return with_engine(engine, [&](const auto& object) -> Status {
+      // The engine writes results at this version's size; the caller's array has its own.
+      const OutputArray<wcuda_row_result> target{out.rows, out.rows ? out.row_capacity : 0, "rows"};
+      WCUDA_TRY(target.check(target.capacity));
+      const uint32_t row_capacity = out.row_capacity;
+      std::vector<wcuda_row_result> results(
+          std::min<uint64_t>(target.capacity, object->engine->limits().max_batch_rows));
+      out.rows = results.empty() ? nullptr : results.data();
+      out.row_capacity = static_cast<uint32_t>(results.size());
       WCUDA_TRY(object->engine->wait(ticket, timeout_ms, &out));
+      for (uint64_t i = 0; i < out.row_count; ++i) target.write(i, results[i]);
+      out.rows = target.data;
+      out.row_capacity = row_capacity;
       write_struct(out, output);
       return {};
     });

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "api/base/guard.h"
+#include "api/base/elements.h"
 #include "api/base/handles.h"
 #include "core/base/text.h"
 #include "llm/quant/format.h"
@@ -31,9 +31,6 @@ std::string_view view(const wcuda_string& string) {
 wcuda_string borrowed(std::string_view text) { return {text.data(), text.size()}; }
 
 Result<std::shared_ptr<Gguf>> open_source(const wcuda_source& source) {
-  if (source.reserved != 0)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "source->reserved is %" PRIu32 ", must be 0",
-                         source.reserved);
   Result<std::shared_ptr<gguf::Source>> bytes = std::shared_ptr<gguf::Source>();
   switch (source.kind) {
     case WCUDA_SOURCE_PATH:
@@ -68,7 +65,7 @@ Status check_range(uint64_t first, uint64_t count, uint64_t available, const cha
                        what, available);
 }
 
-void write_value(const Value& value, wcuda_gguf_value* target) {
+wcuda_gguf_value value_of(const Value& value) {
   wcuda_gguf_value out = WCUDA_GGUF_VALUE_INIT;
   out.type = static_cast<int32_t>(value.type);
   out.element_type = static_cast<int32_t>(value.element_type);
@@ -78,10 +75,10 @@ void write_value(const Value& value, wcuda_gguf_value* target) {
   out.value_i64 = value.i64;
   out.value_f64 = value.f64;
   out.value_string = borrowed(value.string);
-  write_struct(out, target);
+  return out;
 }
 
-void write_tensor(const Tensor& tensor, wcuda_gguf_tensor* target) {
+wcuda_gguf_tensor tensor_of(const Tensor& tensor) {
   wcuda_gguf_tensor out = WCUDA_GGUF_TENSOR_INIT;
   out.type = tensor.type;
   out.name = borrowed(tensor.name);
@@ -91,7 +88,7 @@ void write_tensor(const Tensor& tensor, wcuda_gguf_tensor* target) {
   out.element_count = tensor.element_count;
   out.bytes = tensor.bytes;
   out.file_offset = tensor.file_offset;
-  write_struct(out, target);
+  return out;
 }
 
 // The array behind a metadata index, and that elements [first, first + count) exist.
@@ -188,15 +185,13 @@ wcuda_status wcuda_gguf_info_get(wcuda_gguf gguf, wcuda_gguf_info* info, wcuda_e
   });
 }
 
-wcuda_status wcuda_gguf_value_at(wcuda_gguf gguf, uint64_t index, wcuda_gguf_value* value,
-                                 wcuda_error* error) {
+wcuda_status wcuda_gguf_value_list(wcuda_gguf gguf, uint64_t first, wcuda_gguf_value* values,
+                                   uint64_t capacity, uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_TRY(check_struct(value, "value"));
-    std::shared_ptr<Gguf> file;
-    WCUDA_ASSIGN(file, resolve_gguf(gguf));
-    WCUDA_TRY(check_index(index, file->value_count(), "metadata entry"));
-    write_value(file->value(index), value);
-    return Status();
+    WCUDA_ASSIGN(const auto file, resolve_gguf(gguf));
+    return write_list<wcuda_gguf_value>({values, capacity, "values"}, first, file->value_count(),
+                                        count,
+                                        [&](uint64_t i) { return value_of(file->value(i)); });
   });
 }
 
@@ -211,7 +206,7 @@ wcuda_status wcuda_gguf_value_find(wcuda_gguf gguf, wcuda_string key, wcuda_gguf
     if (!file->find(view(key), &found))
       return Status::error(WCUDA_NOT_FOUND, "the file has no key '%s'",
                            wcuda::printable(view(key)).c_str());
-    write_value(found, value);
+    write_struct(value_of(found), value);
     return Status();
   });
 }
@@ -250,15 +245,13 @@ wcuda_status wcuda_gguf_array_strings(wcuda_gguf gguf, uint64_t index, uint64_t 
   });
 }
 
-wcuda_status wcuda_gguf_tensor_at(wcuda_gguf gguf, uint64_t index, wcuda_gguf_tensor* tensor,
-                                  wcuda_error* error) {
+wcuda_status wcuda_gguf_tensor_list(wcuda_gguf gguf, uint64_t first, wcuda_gguf_tensor* tensors,
+                                    uint64_t capacity, uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_TRY(check_struct(tensor, "tensor"));
-    std::shared_ptr<Gguf> file;
-    WCUDA_ASSIGN(file, resolve_gguf(gguf));
-    WCUDA_TRY(check_index(index, file->tensors().size(), "tensor"));
-    write_tensor(file->tensors()[index], tensor);
-    return Status();
+    WCUDA_ASSIGN(const auto file, resolve_gguf(gguf));
+    const auto& all = file->tensors();
+    return write_list<wcuda_gguf_tensor>({tensors, capacity, "tensors"}, first, all.size(), count,
+                                         [&](uint64_t i) { return tensor_of(all[i]); });
   });
 }
 
@@ -273,7 +266,7 @@ wcuda_status wcuda_gguf_tensor_find(wcuda_gguf gguf, wcuda_string name, wcuda_gg
     if (found == nullptr)
       return Status::error(WCUDA_NOT_FOUND, "the file has no tensor '%s'",
                            wcuda::printable(view(name)).c_str());
-    write_tensor(*found, tensor);
+    write_struct(tensor_of(*found), tensor);
     return Status();
   });
 }

@@ -40,8 +40,6 @@ class Progress {
 Status load(wcuda_context context, wcuda_gguf gguf, const wcuda_model_options& options,
             wcuda_model* model) {
   WCUDA_TRY(check_flags(options.flags, 0, "options->flags"));
-  if (options.reserved != 0)
-    return Status::error(WCUDA_UNSUPPORTED, "options->reserved is %u, must be 0", options.reserved);
   WCUDA_ASSIGN(const auto owner, resolve_context(context));
   WCUDA_ASSIGN(auto file, resolve<gguf::Gguf>(Kind::kGguf, gguf.id, "gguf"));
   std::shared_ptr<Cancel> cancel;

@@ -29,7 +29,6 @@ wcuda_status wcuda_plan_get(wcuda_context context, wcuda_gguf gguf,
     out.weights_bytes = load.weights_bytes;
     out.kv_bytes = engine.layout.kv_bytes;
     out.scratch_bytes = engine.layout.scratch_bytes;
-    out.graph_bytes = 0;
     out.total_bytes = out.weights_bytes + out.kv_bytes + out.scratch_bytes;
     out.staging_bytes = load.staging_bytes;
     WCUDA_ASSIGN(out.available_bytes, memory.available_bytes());
@@ -46,12 +45,10 @@ wcuda_status wcuda_plan_get(wcuda_context context, wcuda_gguf gguf,
 wcuda_status wcuda_plan_steps_list(wcuda_context context, wcuda_gguf gguf,
                                    const wcuda_engine_options* options,
                                    const wcuda_step_shape* shape, wcuda_string device,
-                                   wcuda_step_rates* rates, wcuda_step_node* nodes,
+                                   wcuda_step_rates* rates, uint64_t first, wcuda_step_node* nodes,
                                    uint64_t capacity, uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_TRY(check_struct(rates, "rates"));
-    WCUDA_TRY(check_not_null(count, "count"));
-    if (capacity != 0) WCUDA_TRY(check_not_null(nodes, "nodes"));
+    if (rates) WCUDA_TRY(check_struct(rates, "rates"));
     WCUDA_TRY(check_string(device, "device"));
     WCUDA_ASSIGN(const wcuda_step_shape asked, read_struct(shape, "shape"));
     WCUDA_ASSIGN(const auto object, resolve_context(context));
@@ -63,6 +60,6 @@ wcuda_status wcuda_plan_steps_list(wcuda_context context, wcuda_gguf gguf,
     const std::string_view name(device.data ? device.data : "", device.bytes);
     WCUDA_ASSIGN(const engine::StepReport report,
                  engine::report_step(object->memory->shared_backend(), *file, given, asked, name));
-    return write_steps(report, nullptr, rates, nodes, capacity, count);
+    return write_steps(report, nullptr, rates, first, {nodes, capacity, "nodes"}, count);
   });
 }

@@ -150,6 +150,11 @@ CatalogueEntry read_row(const Row& row) {
     param.is_f32 = slash != std::string::npos && param.name.substr(slash) == "/f32";
     param.name = param.name.substr(0, slash);
     if (colon != std::string::npos) param.extent = split(word.substr(colon + 1), '*');
+    for (const std::string& factor : param.extent)
+      param.shape +=
+          (param.shape.empty() ? "" : "*") + (factor == "oh"   ? "((h+2*pad-kh)/stride+1)"
+                                              : factor == "ow" ? "((w+2*pad-kw)/stride+1)"
+                                                               : factor);
     entry.params.push_back(std::move(param));
   }
   return entry;
@@ -252,6 +257,29 @@ Status check_overlap(const CatalogueEntry& entry, const std::vector<CatalogueArg
 }
 
 }  // namespace
+
+std::vector<wcuda_parameter> parameters_of(const CatalogueEntry& entry, int32_t type) {
+  const auto as_string = [](const std::string& text) {
+    return wcuda_string{text.data(), text.size()};
+  };
+  std::vector<wcuda_parameter> parameters;
+  for (const CatalogueParam& from : entry.params) {
+    wcuda_parameter to = WCUDA_PARAMETER_INIT;
+    to.name = as_string(from.name);
+    if (is_buffer(from.role)) {
+      to.kind = WCUDA_ARG_BUFFER;
+      to.dtype = from.is_i32 ? WCUDA_ARG_I32 : from.is_f32 ? WCUDA_ARG_F32 : type;
+      to.access = from.role == Role::kRead    ? WCUDA_ACCESS_READ
+                  : from.role == Role::kWrite ? WCUDA_ACCESS_WRITE
+                                              : 0;
+      to.shape = as_string(from.shape);
+    } else {
+      to.kind = from.role == Role::kInteger ? WCUDA_ARG_I64 : WCUDA_ARG_F32;
+    }
+    parameters.push_back(to);
+  }
+  return parameters;
+}
 
 const std::vector<CatalogueEntry>& catalogue() {
   static const auto* const entries = [] {

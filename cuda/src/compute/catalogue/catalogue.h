@@ -9,6 +9,7 @@
 #include "core/base/status.h"
 #include "core/vram/memory.h"
 #include "kernels/shared/catalogue.h"
+#include "worker_cuda/compute.h"
 
 namespace wcuda::compute {
 
@@ -20,6 +21,7 @@ struct CatalogueParam {
   bool is_i32 = false;              // a buffer of i32, whatever the call's type
   bool is_f32 = false;              // likewise
   std::vector<std::string> extent;  // of a buffer: names of integers, numbers, and oh, ow
+  std::string shape;                // the same as an expression of the public signature
 };
 
 struct CatalogueEntry {
@@ -35,6 +37,10 @@ struct CatalogueEntry {
 // By name, ascending.
 const std::vector<CatalogueEntry>& catalogue();
 const CatalogueEntry* find_entry(std::string_view name);
+
+// The signature for elements of a WCUDA_ARG_…: integers as i64, factors as f32. Texts belong to the
+// entry.
+std::vector<wcuda_parameter> parameters_of(const CatalogueEntry& entry, int32_t type);
 
 // One argument of a call, as its parameter's role needs it.
 struct CatalogueArgument {

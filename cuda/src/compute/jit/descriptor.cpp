@@ -30,7 +30,7 @@ std::string_view view(const wcuda_string& text) {
 
 bool is_integer(int32_t kind) { return kind >= WCUDA_ARG_I8 && kind <= WCUDA_ARG_U64; }
 
-// "params[2].shape: " and what a parser says of it.
+// "parameters[2].shape: " and what a parser says of it.
 Status at_field(const std::string& field, const Status& status) {
   return Status::error(status.code(), "%s: %s", field.c_str(), status.message());
 }
@@ -38,49 +38,35 @@ Status wrong_field(const std::string& field, const char* what) {
   return Status::error(WCUDA_INVALID_ARGUMENT, "%s: %s", field.c_str(), what);
 }
 
-class Reader {
- public:
-  explicit Reader(const wcuda_kernel_descriptor& from) : from_(from) {}
+// An expression where there is one.
+Status read_optional(const wcuda_string& from, const std::string& field,
+                     const ExpressionNames& integers, std::optional<Expression>* into) {
+  if (from.bytes == 0) return {};
+  auto parsed = Expression::parse(view(from), integers);
+  if (!parsed.ok()) return at_field(field, parsed.status());
+  *into = parsed.take();
+  return {};
+}
 
-  Result<Descriptor> read() {
-    WCUDA_TRY(read_head());
-    for (uint64_t i = 0; i < from_.param_count; ++i) WCUDA_TRY(read_name(i));
-    for (uint64_t i = 0; i < from_.param_count; ++i) WCUDA_TRY(read_param(i));
-    for (size_t i = 0; i < 3; ++i) {
-      const std::string at = '[' + std::to_string(i) + ']';
-      WCUDA_TRY(read_optional(from_.grid[i], "grid" + at, &result_.grid[i]));
-      WCUDA_TRY(read_optional(from_.block[i], "block" + at, &result_.block[i]));
-    }
-    WCUDA_TRY(read_optional(from_.threads, "threads", &result_.threads));
-    if (result_.threads && result_.grid[0]) return wrong_field("threads", "given, and grid[0] too");
-    WCUDA_TRY(read_optional(from_.shared_bytes, "shared_bytes", &result_.shared_bytes));
-    result_.sig_hash = fnv1a(result_.signature);
+class SignatureReader {
+ public:
+  SignatureReader(const wcuda_parameter* from, uint64_t count) : from_(from), count_(count) {}
+
+  Result<Signature> read() {
+    if (count_ > kParamCountMax) return wrong_field("parameters", "more than 1024");
+    if (count_ != 0 && !from_) return wrong_field("parameters", "is NULL");
+    for (uint64_t i = 0; i < count_; ++i) WCUDA_TRY(read_name(i));
+    for (uint64_t i = 0; i < count_; ++i) WCUDA_TRY(read_param(i));
     return std::move(result_);
   }
 
- private:
-  Status read_head() {
-    if ((from_.flags & ~WCUDA_KERNEL_NON_DETERMINISTIC) != 0)
-      return wrong_field("flags", "has bits that are not WCUDA_KERNEL_NON_DETERMINISTIC");
-    result_.flags = from_.flags;
-    result_.kernel_id = from_.kernel_id;
-    result_.budget_ms = from_.budget_ms;
-    const std::string_view name = view(from_.name);
-    const bool has_control = std::any_of(name.begin(), name.end(), [](char c) {
-      return static_cast<unsigned char>(c) < ' ' || c == 0x7f;
-    });
-    if (name.empty() || name.size() > kNameBytesMax || has_control || !is_utf8(name))
-      return wrong_field("name", "is not 1 to 127 bytes of UTF-8 without control characters");
-    result_.name = name;
-    if (from_.param_count > kParamCountMax) return wrong_field("params", "more than 1024");
-    if (from_.param_count != 0 && !from_.params) return wrong_field("params", "is NULL");
-    return {};
-  }
+  const ExpressionNames& integers() const { return integers_; }
 
+ private:
   // All of them before any expression: a shape may name an integer that comes later.
   Status read_name(uint64_t index) {
-    const wcuda_kernel_param& from = from_.params[index];
-    const std::string field = "params[" + std::to_string(index) + "].";
+    const wcuda_parameter& from = from_[index];
+    const std::string field = "parameters[" + std::to_string(index) + "].";
     const std::string_view name = view(from.name);
     if (!is_expression_name(name))
       return wrong_field(field + "name",
@@ -88,19 +74,18 @@ class Reader {
     if (*kind_name(from.kind) == 0) return wrong_field(field + "kind", "is none of WCUDA_ARG_…");
     if (!names_.emplace(name).second)
       return wrong_field(field + "name", "is another parameter's too");
-    DescribedParam param;
+    Parameter param;
     param.name = name;
     param.kind = from.kind;
     if (is_integer(from.kind)) integers_.emplace(name, index);
-    result_.params.push_back(std::move(param));
+    result_.parameters.push_back(std::move(param));
     return {};
   }
 
   Status read_param(uint64_t index) {
-    const wcuda_kernel_param& from = from_.params[index];
-    DescribedParam& param = result_.params[index];
-    const std::string field = "params[" + std::to_string(index) + "].";
-    if (from.reserved != 0) return wrong_field(field + "reserved", "is not 0");
+    const wcuda_parameter& from = from_[index];
+    Parameter& param = result_.parameters[index];
+    const std::string field = "parameters[" + std::to_string(index) + "].";
     const bool is_buffer = from.kind == WCUDA_ARG_BUFFER;
     if (!is_buffer && (from.dtype | static_cast<int32_t>(from.access) | from.layout) != 0)
       return wrong_field(field + "kind", "only a buffer has a dtype, an access and a layout");
@@ -111,15 +96,14 @@ class Reader {
     } else {
       if (from.shape.bytes != 0) return wrong_field(field + "shape", "a scalar has none");
       if (from.layout_id != 0) return wrong_field(field + "layout_id", "a scalar has none");
-      result_.signature += kind_name(from.kind);
+      result_.canonical += kind_name(from.kind);
     }
     WCUDA_TRY(read_bounds(from, field, &param));
-    result_.signature += ';';
+    result_.canonical += ';';
     return {};
   }
 
-  Status read_buffer(const wcuda_kernel_param& from, const std::string& field,
-                     DescribedParam* param) {
+  Status read_buffer(const wcuda_parameter& from, const std::string& field, Parameter* param) {
     if (scalar_bytes(from.dtype) == 0)
       return wrong_field(field + "dtype", "is no WCUDA_ARG_… of a scalar");
     if ((from.access & ~kBothAccess) != 0) return wrong_field(field + "access", "has unknown bits");
@@ -131,7 +115,7 @@ class Reader {
     if (!shape.ok()) return at_field(field + "shape", shape.status());
     if (shape->size() > kRankMax) return wrong_field(field + "shape", "more than 8 dimensions");
     param->shape = shape.take();
-    std::string& text = result_.signature;
+    std::string& text = result_.canonical;
     text += param->access == WCUDA_ACCESS_READ    ? "r "
             : param->access == WCUDA_ACCESS_WRITE ? "w "
                                                   : "rw ";
@@ -146,26 +130,24 @@ class Reader {
     return {};
   }
 
-  Status read_bytes(const wcuda_kernel_param& from, const std::string& field,
-                    DescribedParam* param) {
+  Status read_bytes(const wcuda_parameter& from, const std::string& field, Parameter* param) {
     auto size = Expression::parse(view(from.shape), {});
     if (!size.ok()) return at_field(field + "shape", size.status());
     const auto value = size->value({});
     if (!value.ok()) return at_field(field + "shape", value.status());
     if (*value < 1 || *value > 4096) return wrong_field(field + "shape", "is not 1 to 4096 bytes");
     param->shape.push_back(Expression::constant(*value));
-    result_.signature += "bytes[" + std::to_string(*value) + ']';
-    if (from.layout_id != 0) result_.signature += " #" + std::to_string(from.layout_id);
+    result_.canonical += "bytes[" + std::to_string(*value) + ']';
+    if (from.layout_id != 0) result_.canonical += " #" + std::to_string(from.layout_id);
     return {};
   }
 
-  Status read_bounds(const wcuda_kernel_param& from, const std::string& field,
-                     DescribedParam* param) {
+  Status read_bounds(const wcuda_parameter& from, const std::string& field, Parameter* param) {
     if (from.min.bytes == 0 && from.max.bytes == 0) return {};
     std::string low, high;
     if (is_integer(from.kind)) {
-      WCUDA_TRY(read_optional(from.min, field + "min", &param->least));
-      WCUDA_TRY(read_optional(from.max, field + "max", &param->most));
+      WCUDA_TRY(read_optional(from.min, field + "min", integers_, &param->least));
+      WCUDA_TRY(read_optional(from.max, field + "max", integers_, &param->most));
       if (param->least) low = param->least->canonical();
       if (param->most) high = param->most->canonical();
     } else if (from.kind == WCUDA_ARG_F32 || from.kind == WCUDA_ARG_F64) {
@@ -175,7 +157,7 @@ class Reader {
       return wrong_field(field + (from.min.bytes ? "min" : "max"),
                          "only integers, f32 and f64 have bounds");
     }
-    result_.signature += '{' + low + ".." + high + '}';
+    result_.canonical += '{' + low + ".." + high + '}';
     return {};
   }
 
@@ -194,22 +176,56 @@ class Reader {
     return {};
   }
 
-  Status read_optional(const wcuda_string& from, const std::string& field,
-                       std::optional<Expression>* into) {
-    if (from.bytes == 0) return {};
-    auto parsed = Expression::parse(view(from), integers_);
-    if (!parsed.ok()) return at_field(field, parsed.status());
-    *into = parsed.take();
+  const wcuda_parameter* const from_;
+  const uint64_t count_;
+  std::set<std::string, std::less<>> names_;
+  ExpressionNames integers_;
+  Signature result_;
+};
+
+class Reader {
+ public:
+  explicit Reader(const wcuda_kernel_descriptor& from) : from_(from) {}
+
+  Result<Descriptor> read() {
+    WCUDA_TRY(read_head());
+    SignatureReader reader(from_.parameters, from_.parameter_count);
+    WCUDA_ASSIGN(result_.signature, reader.read());
+    const ExpressionNames& integers = reader.integers();
+    for (size_t i = 0; i < 3; ++i) {
+      const std::string at = '[' + std::to_string(i) + ']';
+      WCUDA_TRY(read_optional(from_.grid[i], "grid" + at, integers, &result_.grid[i]));
+      WCUDA_TRY(read_optional(from_.block[i], "block" + at, integers, &result_.block[i]));
+    }
+    WCUDA_TRY(read_optional(from_.threads, "threads", integers, &result_.threads));
+    if (result_.threads && result_.grid[0]) return wrong_field("threads", "given, and grid[0] too");
+    WCUDA_TRY(read_optional(from_.shared_bytes, "shared_bytes", integers, &result_.shared_bytes));
+    result_.sig_hash = fnv1a(result_.signature.canonical);
+    return std::move(result_);
+  }
+
+ private:
+  Status read_head() {
+    if ((from_.flags & ~WCUDA_KERNEL_NON_DETERMINISTIC) != 0)
+      return wrong_field("flags", "has bits that are not WCUDA_KERNEL_NON_DETERMINISTIC");
+    result_.flags = from_.flags;
+    result_.kernel_id = from_.kernel_id;
+    result_.budget_ms = from_.budget_ms;
+    const std::string_view name = view(from_.name);
+    const bool has_control = std::any_of(name.begin(), name.end(), [](char c) {
+      return static_cast<unsigned char>(c) < ' ' || c == 0x7f;
+    });
+    if (name.empty() || name.size() > kNameBytesMax || has_control || !is_utf8(name))
+      return wrong_field("name", "is not 1 to 127 bytes of UTF-8 without control characters");
+    result_.name = name;
     return {};
   }
 
   const wcuda_kernel_descriptor& from_;
-  std::set<std::string, std::less<>> names_;
-  ExpressionNames integers_;
   Descriptor result_;
 };
 
-__attribute__((format(printf, 3, 4))) Status wrong_argument(const Descriptor& descriptor,
+__attribute__((format(printf, 3, 4))) Status wrong_argument(const Signature& signature,
                                                             size_t index, const char* format, ...) {
   char what[200];
   va_list list;
@@ -217,7 +233,7 @@ __attribute__((format(printf, 3, 4))) Status wrong_argument(const Descriptor& de
   std::vsnprintf(what, sizeof(what), format, list);
   va_end(list);
   return Status::error(WCUDA_INVALID_ARGUMENT, "argument %zu ('%s') %s", index,
-                       descriptor.params[index].name.c_str(), what);
+                       signature.parameters[index].name.c_str(), what);
 }
 
 using Values = std::vector<std::optional<int64_t>>;
@@ -247,64 +263,64 @@ std::optional<int64_t> integer_at(int32_t kind, const void* data) {
   return static_cast<int64_t>(value);
 }
 
-Status check_bounds(const Descriptor& descriptor, size_t index, const DescribedArgument& argument,
+Status check_bounds(const Signature& signature, size_t index, const DescribedArgument& argument,
                     const Values& values) {
-  const DescribedParam& param = descriptor.params[index];
+  const Parameter& param = signature.parameters[index];
   if (param.floor || param.ceiling) {
     const double value = argument.kind == WCUDA_ARG_F32 ? double{load_le<float>(argument.data)}
                                                         : load_le<double>(argument.data);
     if (param.floor && !(value >= *param.floor))
-      return wrong_argument(descriptor, index, "is %g, at least %g", value, *param.floor);
+      return wrong_argument(signature, index, "is %g, at least %g", value, *param.floor);
     if (param.ceiling && !(value <= *param.ceiling))
-      return wrong_argument(descriptor, index, "is %g, at most %g", value, *param.ceiling);
+      return wrong_argument(signature, index, "is %g, at most %g", value, *param.ceiling);
     return {};
   }
   const std::optional<int64_t>& value = values[index];
   if (param.least) {
     const auto least = param.least->value(values);
     if (!least.ok())
-      return wrong_argument(descriptor, index, "has no least: %s", least.status().message());
+      return wrong_argument(signature, index, "has no least: %s", least.status().message());
     if (value && *value < *least)
-      return wrong_argument(descriptor, index, "is %" PRId64 ", at least %" PRId64, *value, *least);
+      return wrong_argument(signature, index, "is %" PRId64 ", at least %" PRId64, *value, *least);
   }
   if (param.most) {
     const auto most = param.most->value(values);
     if (!most.ok())
-      return wrong_argument(descriptor, index, "has no most: %s", most.status().message());
-    if (!value) return wrong_argument(descriptor, index, "is past 2^63, at most %" PRId64, *most);
+      return wrong_argument(signature, index, "has no most: %s", most.status().message());
+    if (!value) return wrong_argument(signature, index, "is past 2^63, at most %" PRId64, *most);
     if (*value > *most)
-      return wrong_argument(descriptor, index, "is %" PRId64 ", at most %" PRId64, *value, *most);
+      return wrong_argument(signature, index, "is %" PRId64 ", at most %" PRId64, *value, *most);
   }
   return {};
 }
 
-// For a name on its own, its value is the better message.
-Result<uint64_t> elements_of(const Descriptor& descriptor, size_t index, const Values& values) {
+// A name that stands alone tells more by its own value.
+Result<uint64_t> elements_of(const Signature& signature, size_t index, const Values& values) {
   uint64_t product = 1;
-  for (const Expression& dimension : descriptor.params[index].shape) {
+  for (const Expression& dimension : signature.parameters[index].shape) {
     const auto value = dimension.value(values);
     if (!value.ok())
-      return wrong_argument(descriptor, index, "has no extent: %s", value.status().message());
+      return wrong_argument(signature, index, "has no extent: %s", value.status().message());
     if (*value < 0)
-      return wrong_argument(descriptor, index, "has an extent of %" PRId64 ", at least 0", *value);
+      return wrong_argument(signature, index, "has an extent of %" PRId64 ", at least 0", *value);
     if (!checked_mul(product, static_cast<uint64_t>(*value), &product))
-      return wrong_argument(descriptor, index, "has an extent that overflows");
+      return wrong_argument(signature, index, "has an extent that overflows");
   }
   return product;
 }
 
-Status check_buffer(const Descriptor& descriptor, size_t index, const DescribedArgument& argument,
+Status check_buffer(const Signature& signature, size_t index, const DescribedArgument& argument,
                     const Values& values, uint64_t* bytes) {
-  const DescribedParam& param = descriptor.params[index];
+  const Parameter& param = signature.parameters[index];
   const uint32_t grants = argument.access ? argument.access : kBothAccess;
   if ((param.access & ~grants) != 0)
-    return wrong_argument(descriptor, index, "is %s by the kernel, only %s is granted",
+    return wrong_argument(signature, index, "is %s by the kernel, only %s is granted",
                           param.access & ~grants & WCUDA_ACCESS_WRITE ? "written" : "read",
                           grants & WCUDA_ACCESS_READ ? "reading" : "writing");
-  WCUDA_ASSIGN(const uint64_t needed, elements_of(descriptor, index, values));
+  WCUDA_ASSIGN(const uint64_t needed, elements_of(signature, index, values));
   const uint64_t each = scalar_bytes(param.dtype);
   if (argument.bytes / each < needed)
-    return wrong_argument(descriptor, index, "has %" PRIu64 " elements, the kernel needs %" PRIu64,
+    return wrong_argument(signature, index, "has %" PRIu64 " elements, the kernel needs %" PRIu64,
                           argument.bytes / each, needed);
   *bytes += needed * each;
   return {};
@@ -347,6 +363,38 @@ Status plan_threads(const Descriptor& descriptor, const Values& values, Describe
   return {};
 }
 
+// Checks every argument; the values of the integers and the bytes of all buffers.
+Status check_all(const Signature& signature, const std::vector<DescribedArgument>& arguments,
+                 Values* values, uint64_t* bytes) {
+  const size_t count = signature.parameters.size();
+  if (arguments.size() != count)
+    return Status::error(WCUDA_ARGUMENT_COUNT, "arguments: %zu given, the kernel takes %zu",
+                         arguments.size(), count);
+  values->resize(count);
+  for (size_t i = 0; i < count; ++i) {
+    const int32_t wanted = signature.parameters[i].kind;
+    if (arguments[i].kind != wanted)
+      return wrong_argument(signature, i, "is %s, the kernel takes %s",
+                            kind_name(arguments[i].kind), kind_name(wanted));
+    if (is_integer(wanted)) (*values)[i] = integer_at(wanted, arguments[i].data);
+  }
+  // Numbers first: an extent by a number out of bounds says less.
+  for (size_t i = 0; i < count; ++i)
+    if (scalar_bytes(signature.parameters[i].kind) != 0)
+      WCUDA_TRY(check_bounds(signature, i, arguments[i], *values));
+  for (size_t i = 0; i < count; ++i) {
+    const Parameter& param = signature.parameters[i];
+    if (param.kind == WCUDA_ARG_BUFFER)
+      WCUDA_TRY(check_buffer(signature, i, arguments[i], *values, bytes));
+    if (param.kind != WCUDA_ARG_BYTES) continue;
+    WCUDA_ASSIGN(const int64_t size, param.shape[0].value({}));
+    if (arguments[i].bytes != static_cast<uint64_t>(size))
+      return wrong_argument(signature, i, "has %" PRIu64 " bytes, the kernel takes %" PRId64,
+                            arguments[i].bytes, size);
+  }
+  return {};
+}
+
 }  // namespace
 
 uint64_t fnv1a(std::string_view bytes) {
@@ -359,35 +407,43 @@ Result<Descriptor> read_descriptor(const wcuda_kernel_descriptor& from) {
   return Reader(from).read();
 }
 
+Result<Signature> read_signature(const wcuda_parameter* parameters, uint64_t count) {
+  return SignatureReader(parameters, count).read();
+}
+
+Status check_arguments(const Signature& signature,
+                       const std::vector<DescribedArgument>& arguments) {
+  Values values;
+  uint64_t bytes = 0;
+  return check_all(signature, arguments, &values, &bytes);
+}
+
+Status check_fit(const Signature& signature, const std::vector<KernelParameter>& code) {
+  const auto& parameters = signature.parameters;
+  if (parameters.size() != code.size())
+    return Status::error(WCUDA_INVALID_ARGUMENT, "parameters: %zu given, the kernel's code has %zu",
+                         parameters.size(), code.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    uint64_t bytes = scalar_bytes(parameters[i].kind);
+    if (parameters[i].kind == WCUDA_ARG_BUFFER) bytes = sizeof(void*);
+    if (parameters[i].kind == WCUDA_ARG_BYTES) {
+      WCUDA_ASSIGN(const int64_t size, parameters[i].shape[0].value({}));
+      bytes = static_cast<uint64_t>(size);
+    }
+    if (bytes != code[i].bytes)
+      return Status::error(WCUDA_INVALID_ARGUMENT,
+                           "parameters[%zu]: %s of %" PRIu64
+                           " bytes, the kernel's code takes %" PRIu64,
+                           i, kind_name(parameters[i].kind), bytes, code[i].bytes);
+  }
+  return {};
+}
+
 Result<DescribedLaunch> plan_launch(const Descriptor& descriptor,
                                     const std::vector<DescribedArgument>& arguments) {
-  const size_t count = descriptor.params.size();
-  if (arguments.size() != count)
-    return Status::error(WCUDA_ARGUMENT_COUNT, "arguments: %zu given, the kernel takes %zu",
-                         arguments.size(), count);
-  Values values(count);
-  for (size_t i = 0; i < count; ++i) {
-    const int32_t wanted = descriptor.params[i].kind;
-    if (arguments[i].kind != wanted)
-      return wrong_argument(descriptor, i, "is %s, the kernel takes %s",
-                            kind_name(arguments[i].kind), kind_name(wanted));
-    if (is_integer(wanted)) values[i] = integer_at(wanted, arguments[i].data);
-  }
-  // Numbers first: an extent computed from an invalid number would be a worse message.
-  for (size_t i = 0; i < count; ++i)
-    if (scalar_bytes(descriptor.params[i].kind) != 0)
-      WCUDA_TRY(check_bounds(descriptor, i, arguments[i], values));
+  Values values;
   DescribedLaunch launch;
-  for (size_t i = 0; i < count; ++i) {
-    const DescribedParam& param = descriptor.params[i];
-    if (param.kind == WCUDA_ARG_BUFFER)
-      WCUDA_TRY(check_buffer(descriptor, i, arguments[i], values, &launch.bytes));
-    if (param.kind != WCUDA_ARG_BYTES) continue;
-    WCUDA_ASSIGN(const int64_t size, param.shape[0].value({}));
-    if (arguments[i].bytes != static_cast<uint64_t>(size))
-      return wrong_argument(descriptor, i, "has %" PRIu64 " bytes, the kernel takes %" PRId64,
-                            arguments[i].bytes, size);
-  }
+  WCUDA_TRY(check_all(descriptor.signature, arguments, &values, &launch.bytes));
   for (int i = 0; i < 3; ++i) {
     const uint32_t block = i == 0 ? kDefaultBlockThreads : 1;
     WCUDA_ASSIGN(launch.dims.grid[i],

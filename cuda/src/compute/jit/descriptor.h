@@ -13,7 +13,7 @@
 
 namespace wcuda::jit {
 
-struct DescribedParam {
+struct Parameter {
   std::string name;
   int32_t kind = 0;   // WCUDA_ARG_…
   int32_t dtype = 0;  // of a buffer's elements
@@ -23,19 +23,30 @@ struct DescribedParam {
   std::optional<double> floor, ceiling;   // of an f32 or f64
 };
 
+// All parameters of a kernel, read and checked.
+struct Signature {
+  std::vector<Parameter> parameters;
+  std::string canonical;
+};
+
 struct Descriptor {
   uint32_t flags = 0;
   uint32_t kernel_id = 0;
   uint32_t budget_ms = 0;
   std::string name;
-  std::vector<DescribedParam> params;
+  Signature signature;
   std::optional<Expression> grid[3], block[3], threads, shared_bytes;
-  std::string signature;  // canonical
   uint64_t sig_hash = 0;
 };
 
-// WCUDA_INVALID_ARGUMENT beginning with the field's name. Every text has been checked to be one.
+// Both: WCUDA_INVALID_ARGUMENT beginning with the field's name. Every text has been checked to be
+// one, and elements of arrays have this version's size.
+Result<Signature> read_signature(const wcuda_parameter* parameters, uint64_t count);
 Result<Descriptor> read_descriptor(const wcuda_kernel_descriptor& from);
+
+// A signature against the sizes that the code of a kernel states: WCUDA_INVALID_ARGUMENT where no
+// argument could fit both.
+Status check_fit(const Signature& signature, const std::vector<KernelParameter>& code);
 
 // FNV-1a, 64 bits.
 uint64_t fnv1a(std::string_view bytes);
@@ -54,8 +65,10 @@ struct DescribedLaunch {
   uint64_t bytes = 0;
 };
 
-// Holds arguments against the descriptor and works out the launch. WCUDA_ARGUMENT_COUNT,
-// WCUDA_INVALID_ARGUMENT with index, name and both numbers, WCUDA_INVALID_CONFIG.
+// Checks arguments against a signature. WCUDA_ARGUMENT_COUNT, WCUDA_INVALID_ARGUMENT with index,
+// name and both numbers.
+Status check_arguments(const Signature& signature, const std::vector<DescribedArgument>& arguments);
+// Checks arguments against the descriptor and computes the launch; WCUDA_INVALID_CONFIG too.
 Result<DescribedLaunch> plan_launch(const Descriptor& descriptor,
                                     const std::vector<DescribedArgument>& arguments);
 

@@ -117,56 +117,6 @@ const char* kind_name(int32_t kind) {
   return kind > 0 && kind < kKindCount ? kKinds[kind].name : "";
 }
 
-Status check_signature(const std::vector<Parameter>& signature,
-                       const std::vector<ArgumentShape>& arguments) {
-  if (arguments.size() != signature.size()) return wrong_count(arguments.size(), signature.size());
-  for (size_t i = 0; i < signature.size(); ++i) {
-    const Parameter& parameter = signature[i];
-    const ArgumentShape& argument = arguments[i];
-    if (argument.kind != parameter.kind)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "argument %zu: is %s, the kernel takes %s", i,
-                           kind_name(argument.kind), kind_name(parameter.kind));
-    const uint32_t needs = parameter.access ? parameter.access : kBothAccess;
-    const uint32_t grants = argument.access ? argument.access : kBothAccess;
-    if (argument.kind == WCUDA_ARG_BUFFER && (needs & ~grants) != 0)
-      return Status::error(WCUDA_INVALID_ARGUMENT,
-                           "argument %zu: the kernel %s it, only %s is granted", i,
-                           needs & ~grants & WCUDA_ACCESS_WRITE ? "writes" : "reads",
-                           grants & WCUDA_ACCESS_READ ? "reading" : "writing");
-    if (argument.bytes < parameter.min_bytes)
-      return Status::error(WCUDA_INVALID_ARGUMENT,
-                           "argument %zu: %" PRIu64 " bytes, the kernel needs %" PRIu64, i,
-                           argument.bytes, parameter.min_bytes);
-    if (parameter.max_bytes != 0 && argument.bytes > parameter.max_bytes)
-      return Status::error(WCUDA_INVALID_ARGUMENT,
-                           "argument %zu: %" PRIu64 " bytes, the kernel takes at most %" PRIu64, i,
-                           argument.bytes, parameter.max_bytes);
-  }
-  return {};
-}
-
-Status check_fit(const std::vector<Parameter>& signature,
-                 const std::vector<KernelParameter>& parameters) {
-  if (signature.size() != parameters.size())
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "signature: has %zu parameters, the kernel's code %zu", signature.size(),
-                         parameters.size());
-  for (size_t i = 0; i < signature.size(); ++i) {
-    const Parameter& says = signature[i];
-    const uint64_t bytes = parameters[i].bytes;
-    bool fits = bytes == scalar_bytes(says.kind);
-    if (says.kind == WCUDA_ARG_BUFFER) fits = bytes == kAddressBytes;
-    if (says.kind == WCUDA_ARG_BYTES)
-      fits = bytes >= says.min_bytes && (says.max_bytes == 0 || bytes <= says.max_bytes);
-    if (!fits)
-      return Status::error(WCUDA_INVALID_ARGUMENT,
-                           "signature: parameter %zu is %s, in the kernel's code it has %" PRIu64
-                           " bytes",
-                           i, kind_name(says.kind), bytes);
-  }
-  return {};
-}
-
 Status check_parameters(const std::vector<KernelParameter>& parameters,
                         const std::vector<ArgumentShape>& arguments) {
   if (arguments.size() != parameters.size())

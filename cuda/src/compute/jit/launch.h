@@ -32,14 +32,6 @@ uint32_t scalar_bytes(int32_t kind);
 // "i32", "buffer"; "" for what is no kind.
 const char* kind_name(int32_t kind);
 
-// What a signature says of one parameter.
-struct Parameter {
-  int32_t kind = 0;        // WCUDA_ARG_…
-  uint32_t access = 0;     // of a buffer: WCUDA_ACCESS_… bits; 0: both
-  uint64_t min_bytes = 0;  // of a buffer's range, and of bytes
-  uint64_t max_bytes = 0;  // 0: no bound
-};
-
 // What one argument is.
 struct ArgumentShape {
   int32_t kind;
@@ -47,15 +39,8 @@ struct ArgumentShape {
   uint64_t bytes;   // of a buffer's range, of bytes, of a scalar
 };
 
-// WCUDA_ARGUMENT_COUNT when the numbers differ; WCUDA_INVALID_ARGUMENT with the argument's index,
-// both kinds or both sizes otherwise.
-Status check_signature(const std::vector<Parameter>& signature,
-                       const std::vector<ArgumentShape>& arguments);
-// Checks a signature against the parameter sizes of the code: WCUDA_INVALID_ARGUMENT where no
-// argument could fit both.
-Status check_fit(const std::vector<Parameter>& signature,
-                 const std::vector<KernelParameter>& parameters);
-// Arguments by the parameter sizes of the code; a buffer is an address.
+// Arguments by the sizes that the code states; a buffer is an address. WCUDA_ARGUMENT_COUNT when
+// the numbers differ; WCUDA_INVALID_ARGUMENT with the argument's index and both sizes.
 Status check_parameters(const std::vector<KernelParameter>& parameters,
                         const std::vector<ArgumentShape>& arguments);
 

@@ -77,7 +77,7 @@ Status check_table(const wcuda_backend_vtable& table) {
 }
 
 wcuda_backend_entry make_entry(int32_t type, const std::string& name, int32_t priority) {
-  wcuda_backend_entry entry{};
+  wcuda_backend_entry entry = WCUDA_BACKEND_ENTRY_INIT;
   entry.type = type;
   entry.priority = priority;
   copy_text(name, entry.name, sizeof(entry.name));

@@ -23,16 +23,15 @@ Result<Opened> open_auto(const OpenOptions& options) {
   auto cuda = open_cuda_backend(options.ordinal);
   if (cuda.ok()) return Opened{cuda.take(), ""};
   const Status& why = cuda.status();
-  const bool falls_back = why.code() == WCUDA_NOT_AVAILABLE || why.code() == WCUDA_NO_DEVICE ||
-                          why.code() == WCUDA_DEVICE_ERROR || why.code() == WCUDA_DEVICE_LOST ||
-                          why.code() == WCUDA_OUT_OF_MEMORY;
-  if (!falls_back) return why;
+  if (!means_no_device(why.code())) return why;
   WCUDA_ASSIGN(Opened host, open_host(options));
   host.fallback_reason = why.message();
   return host;
 }
 
 }  // namespace
+
+bool means_no_device(Code code) { return code == WCUDA_NOT_AVAILABLE || code == WCUDA_NO_DEVICE; }
 
 Result<Opened> open_backend(const OpenOptions& options) {
   if (options.ordinal < 0)

@@ -21,7 +21,11 @@ struct Opened {
   std::string fallback_reason;  // AUTO: why it is not CUDA; else empty
 };
 
-// AUTO takes HOST when CUDA is not built in, has no device, or its device cannot be opened.
+// Whether a failure to open CUDA says that there is no usable device: not built in, no driver, a
+// driver that is too old, or no device. AUTO takes HOST for these alone: a device that is there and
+// fails is an error.
+bool means_no_device(Code code);
+
 Result<Opened> open_backend(const OpenOptions& options);
 
 // Of a type. No device is an error that says why, not 0. Makes no CUDA context.

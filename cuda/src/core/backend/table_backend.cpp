@@ -395,7 +395,7 @@ Status TableBackend::source_launch(Kernel kernel, const LaunchDims& dims,
   WCUDA_ASSIGN(config.stream, find_stream(stream));
   std::vector<wcuda_argument> given;
   for (const wcuda_host_argument& from : arguments) {
-    wcuda_argument to{};
+    wcuda_argument to = WCUDA_ARGUMENT_INIT;
     to.kind = from.kind;
     to.bytes = from.bytes;
     if (from.kind == WCUDA_ARG_BUFFER) {

@@ -262,7 +262,7 @@ Status Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) cons
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
     const TicketRow& row = ticket.rows[i];
     const TicketRowResult& result = ticket.results[i];
-    wcuda_row_result written{};
+    wcuda_row_result written = WCUDA_ROW_RESULT_INIT;
     written.status = static_cast<int32_t>(result.status);
     written.token = result.status == ops::RowStatus::kOk ? result.sample.token : -1;
     written.first_position = row.batch.first_position;

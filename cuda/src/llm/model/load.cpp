@@ -265,6 +265,8 @@ class Loader {
     model->plan_ = std::move(plan_.plan);
     model->weights_ = std::move(weights_);
     model->buffers_ = std::move(buffers_);
+    // A streamed load has brought the digests; the host takes them from what it has just written.
+    if (digests_.empty()) WCUDA_TRY(model->take_digests());
     return model;
   }
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -89,7 +88,7 @@ struct ResidentTensor {
   uint64_t index = 0;  // into the file's tensors
   Weight matrix;       // of a vector: f32 in rows, cols 1, and the type it has in the file
   bool is_vector = false;
-  std::optional<TensorDigests> digests;  // on HOST taken when first asked for
+  TensorDigests digests{};  // taken while loading
 };
 
 struct LoadOptions {
@@ -113,9 +112,9 @@ class Model {
   // In the order of the file; without rope factors, which are part of a computed table.
   const std::vector<ResidentTensor>& tensors() const { return tensors_; }
 
-  // Thread-safe. The digests of tensor `index` of the file: on CUDA those of the load. On HOST they
-  // are taken at the first call of either function, the file's from the bytes put back in its
-  // order. WCUDA_NOT_FOUND for a tensor that is not among the weights.
+  // Thread-safe. The digests of tensor `index` of the file, taken while loading; on HOST the file's
+  // from the bytes put back in its order. WCUDA_NOT_FOUND for a tensor that is not among the
+  // weights.
   Result<TensorDigests> digests(uint64_t index) const;
   // Thread-safe. Takes every resident digest again. WCUDA_INTEGRITY names the first tensor that
   // differs.
@@ -123,14 +122,13 @@ class Model {
 
  private:
   friend class Loader;
-  Status take_digests() const;
+  Status take_digests();
   Model() = default;
   std::shared_ptr<vram::Memory> memory_;
   LoadPlan plan_;
   Weights weights_;
   std::vector<vram::Buffer> buffers_;
-  mutable std::mutex digests_mutex_;  // guards the digests of tensors_
-  mutable std::vector<ResidentTensor> tensors_;
+  std::vector<ResidentTensor> tensors_;
 };
 
 }  // namespace wcuda::model

@@ -1,4 +1,4 @@
-// Digests of a model's tensors: computed, kept, and compared with the bytes on the device.
+// Digests of a model's tensors: taken, kept, and compared with what lies on the device now.
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint32_t kRowsAtOnce = 16;
 
-// A vector's elements as in the file: the conversion to f32 is exactly reversible.
+// A vector's elements as they were in the file: what became f32 goes back exactly.
 void file_elements(const ResidentTensor& tensor, std::vector<uint8_t>* bytes) {
   const auto* const values = static_cast<const float*>(tensor.matrix.data);
   bytes->resize(tensor.matrix.rows * sizeof(uint16_t));
@@ -25,7 +25,7 @@ void file_elements(const ResidentTensor& tensor, std::vector<uint8_t>* bytes) {
   }
 }
 
-// Host memory: the digest of the file's bytes, which are restored from the resident ones.
+// Of host memory: the digest of the file's bytes, restored from the resident ones.
 Result<Digest> file_digest(const ResidentTensor& tensor) {
   const Weight& matrix = tensor.matrix;
   const auto* const data = static_cast<const uint8_t*>(matrix.data);
@@ -54,37 +54,27 @@ Result<Digest> file_digest(const ResidentTensor& tensor) {
 
 }  // namespace
 
-// Computes the digests of a host model at first use; a streamed load has all. Under the lock.
-Status Model::take_digests() const {
+Status Model::take_digests() {
   for (ResidentTensor& tensor : tensors_) {
-    if (tensor.digests) continue;
-    TensorDigests digests;
-    WCUDA_ASSIGN(digests.file, file_digest(tensor));
+    WCUDA_ASSIGN(tensor.digests.file, file_digest(tensor));
     WCUDA_TRY(memory_->backend().digest(tensor.matrix.data, tensor.matrix.bytes,
-                                        digests.resident.data()));
-    tensor.digests = digests;
+                                        tensor.digests.resident.data()));
   }
   return {};
 }
 
 Result<TensorDigests> Model::digests(uint64_t index) const {
-  const std::lock_guard<std::mutex> lock(digests_mutex_);
-  for (const ResidentTensor& tensor : tensors_) {
-    if (tensor.index != index) continue;
-    WCUDA_TRY(take_digests());
-    return TensorDigests(*tensor.digests);
-  }
+  for (const ResidentTensor& tensor : tensors_)
+    if (tensor.index == index) return TensorDigests(tensor.digests);
   return Status::error(WCUDA_NOT_FOUND, "tensor %" PRIu64 " of the file is not among the weights",
                        index);
 }
 
 Status Model::verify() const {
-  const std::lock_guard<std::mutex> lock(digests_mutex_);
-  WCUDA_TRY(take_digests());
   for (const ResidentTensor& tensor : tensors_) {
     Digest now;
     WCUDA_TRY(memory_->backend().digest(tensor.matrix.data, tensor.matrix.bytes, now.data()));
-    if (now != tensor.digests->resident)
+    if (now != tensor.digests.resident)
       return Status::error(WCUDA_INTEGRITY,
                            "tensor '%s': its %" PRIu64
                            " bytes on the device are not those that were loaded",

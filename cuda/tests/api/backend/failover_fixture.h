@@ -43,6 +43,12 @@ class FailoverFixture : public ::testing::Test {
         },
         &body, &type_, &error_);
   }
+  static wcuda_failover_target target(int32_t type, int32_t ordinal) {
+    wcuda_failover_target target = WCUDA_FAILOVER_TARGET_INIT;
+    target.type = type;
+    target.ordinal = ordinal;
+    return target;
+  }
   // Bytes to the device and back.
   static wcuda_status there_and_back(wcuda_context context, wcuda_error* error) {
     wcuda_buffer_options options = WCUDA_BUFFER_OPTIONS_INIT;

@@ -11,7 +11,9 @@ namespace {
 
 class GpuFailover : public FailoverFixture {
  protected:
-  void SetUp() override { targets_ = {{WCUDA_BACKEND_CUDA, 0}, {WCUDA_BACKEND_HOST, 0}}; }
+  void SetUp() override {
+    targets_ = {target(WCUDA_BACKEND_CUDA, 0), target(WCUDA_BACKEND_HOST, 0)};
+  }
 
   static bool is_cuda(wcuda_context context) {
     wcuda_context_info info = WCUDA_CONTEXT_INFO_INIT;

@@ -189,7 +189,7 @@ class Failovers : public FailoverFixture {
     register_shaky();
     shaky().open_status = shaky().copy_status = WCUDA_OK;
     shaky().corrupts = false;
-    targets_ = {{shaky().type, 0}, {WCUDA_BACKEND_HOST, 0}};
+    targets_ = {target(shaky().type, 0), target(WCUDA_BACKEND_HOST, 0)};
   }
 };
 
@@ -304,10 +304,8 @@ TEST_F(Failovers, comes_back_when_a_probe_computes_right) {
 }
 
 TEST_F(Failovers, a_next_backend_that_does_not_answer_is_passed_over) {
-  targets_ = {{WCUDA_BACKEND_HOST, 0},
-              {shaky().type, 0},
-              {WCUDA_BACKEND_VULKAN, 0},
-              {WCUDA_BACKEND_STDGPU, 0}};
+  targets_ = {target(WCUDA_BACKEND_HOST, 0), target(shaky().type, 0),
+              target(WCUDA_BACKEND_VULKAN, 0), target(WCUDA_BACKEND_STDGPU, 0)};
   create(WCUDA_FAILOVER_AUTOMATIC);
   shaky().open_status = WCUDA_NO_DEVICE;
   ASSERT_EQ(wcuda_failover_trigger(failover_, &error_), WCUDA_OK) << error_.message;
@@ -318,7 +316,7 @@ TEST_F(Failovers, a_next_backend_that_does_not_answer_is_passed_over) {
 }
 
 TEST_F(Failovers, with_nowhere_to_go_the_failure_is_returned) {
-  targets_ = {{shaky().type, 0}, {WCUDA_BACKEND_METAL, 0}};
+  targets_ = {target(shaky().type, 0), target(WCUDA_BACKEND_METAL, 0)};
   create(WCUDA_FAILOVER_AUTOMATIC);
   shaky().copy_status = WCUDA_DEVICE_LOST;
   EXPECT_EQ(round_trip(), WCUDA_DEVICE_LOST);

@@ -113,11 +113,12 @@ static void check_refusals(CudaContext* ctx, CudaModel* model) {
   char text[8];
   CHECK(cuda_init(-1, &error) == NULL && error == CUDA_ERROR_INVALID_DEVICE);
   CHECK(cuda_init(1000, &error) == NULL && error == CUDA_ERROR_INVALID_DEVICE);
-  if (cuda_get_device_count() == 0) {
-    const int chosen = backend;
-    backend = WCUDA_BACKEND_CUDA;
-    CHECK(cuda_init(0, &error) == NULL && error == CUDA_ERROR_DEVICE_NOT_FOUND);
-    backend = chosen;
+  if (backend == WCUDA_BACKEND_HOST) {
+    CHECK(cuda_get_device_count() == 1);
+    backend = WCUDA_BACKEND_CUDA; /* the default: never the CPU on its own */
+    if (cuda_get_device_count() == 0)
+      CHECK(cuda_init(0, &error) == NULL && error == CUDA_ERROR_DEVICE_NOT_FOUND);
+    backend = WCUDA_BACKEND_HOST;
   }
   CHECK(cuda_load_model(ctx, "/no/such/file.gguf", &bytes, &error) == NULL && bytes == 0);
   CHECK(error == CUDA_ERROR_MODEL_LOAD_FAILED);

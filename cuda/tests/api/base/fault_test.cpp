@@ -79,7 +79,8 @@ TEST(Fault, each_failing_call_leaves_outputs_and_gives_everything_back) {
       }
       EXPECT_EQ(context.device_bytes(), 0u);
       uint64_t count = 7;
-      EXPECT_EQ(wcuda_context_ledger_list(context.handle(), nullptr, 0, &count, nullptr), WCUDA_OK);
+      EXPECT_EQ(wcuda_context_ledger_list(context.handle(), 0, nullptr, 0, &count, nullptr),
+                WCUDA_OK);
       EXPECT_EQ(count, 0u);
       context.faults().fail(kind, 0);
       EXPECT_EQ(work(context.handle()), WCUDA_OK);  // the context is as good as before
@@ -157,7 +158,7 @@ TEST(Fault, every_call_survives_the_host_running_out_of_memory_at_every_step) {
       [&] { return wcuda_context_info_get(stale, &info, nullptr); },
       [&] { return wcuda_context_memory_get(context.handle(), 0, &memory, nullptr); },
       [&] { return wcuda_context_memory_get(context.handle(), 99, &memory, nullptr); },
-      [&] { return wcuda_context_ledger_list(context.handle(), nullptr, 0, &count, nullptr); },
+      [&] { return wcuda_context_ledger_list(context.handle(), 0, nullptr, 0, &count, nullptr); },
       [&] { return wcuda_health_get(context.handle(), &health, nullptr); },
       [&] { return wcuda_buffer_create(context.handle(), &options, &none, nullptr); },
       [&] { return wcuda_device_count(WCUDA_BACKEND_CUDA, &devices, nullptr); },

@@ -1,5 +1,3 @@
-#include "api/base/guard.h"
-
 #include <gtest/gtest.h>
 
 #include <new>
@@ -7,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "api/base/elements.h"
 #include "core/base/log.h"
 #include "support/allocation_failure.h"
 
@@ -53,11 +52,12 @@ TEST(Guard, exceptions_become_statuses) {
 
 TEST(Guard, an_entry_point_survives_running_out_of_memory) {
   wcuda_error error;
-  wcuda_abi_field field;
+  uint64_t count = 0;
   wcuda_status status;
   {
     testing::FailAllocation fail(1);
-    status = wcuda_abi_field_get(UINT32_MAX, &field, &error);  // its failure allocates a message
+    status = wcuda_abi_field_list(UINT32_MAX, nullptr, 0, &count,
+                                  &error);  // its failure allocates a message
     ASSERT_TRUE(fail.happened());
   }
 
@@ -160,8 +160,8 @@ struct Newer {
 
 TEST(Guard, struct_shorter_than_the_first_version_is_refused) {
   wcuda_health health = WCUDA_HEALTH_INIT;
-  constexpr uint32_t kFirst = kFirstPublishedBytes<wcuda_health>;
-  static_assert(kFirst < sizeof(health));
+  constexpr uint32_t kFirst = kFirstBytes<wcuda_health>;
+  static_assert(kFirst <= sizeof(health));
   health.struct_size = kFirst;
   EXPECT_TRUE(check_struct(&health, "health").ok());
   for (const uint32_t bytes : {0u, 1u, 4u, kFirst - 1, UINT32_MAX}) {
@@ -196,6 +196,56 @@ TEST(Guard, write_keeps_the_callers_size_and_tail) {
   EXPECT_EQ(newer.known.struct_size, sizeof(newer));
   EXPECT_EQ(newer.known.duration_ns, 5u);
   EXPECT_EQ(newer.later, 77u);
+}
+
+struct NewerArgument {
+  wcuda_argument known;
+  uint64_t later;
+};
+
+TEST(Guard, elements_are_found_at_the_callers_distance) {
+  NewerArgument given[3];
+  std::memset(static_cast<void*>(given), 0, sizeof(given));
+  for (int32_t i = 0; i < 3; ++i) {
+    given[i].known.struct_size = sizeof(NewerArgument);
+    given[i].known.kind = i + 1;
+  }
+
+  const auto read = read_elements(&given[0].known, 3, "arguments");
+  given[1].later = 1;
+  const auto tail = read_elements(&given[0].known, 3, "arguments");
+  given[1] = given[0];
+  given[1].known.struct_size = sizeof(wcuda_argument);
+  const auto mixed = read_elements(&given[0].known, 3, "arguments");
+
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  EXPECT_EQ((*read)[2].kind, 3);
+  EXPECT_EQ(tail.status().code(), WCUDA_UNSUPPORTED);
+  EXPECT_EQ(mixed.status().code(), WCUDA_INVALID_ARGUMENT);
+  EXPECT_STREQ(mixed.status().message(),
+               "arguments[1]: struct_size 48, that of the first element is 56");
+  EXPECT_TRUE(read_elements<wcuda_argument>(nullptr, 0, "arguments").ok());
+  EXPECT_EQ(read_elements<wcuda_argument>(nullptr, 1, "arguments").status().code(),
+            WCUDA_INVALID_ARGUMENT);
+}
+
+TEST(Guard, written_elements_have_the_distance_of_the_first_and_a_zero_tail) {
+  NewerArgument target[2];
+  std::memset(static_cast<void*>(target), 0x5a, sizeof(target));
+  target[0].known.struct_size = sizeof(NewerArgument);
+  target[0].later = 0;
+  const OutputArray<wcuda_argument> array{&target[0].known, 2, "arguments"};
+  wcuda_argument value = WCUDA_ARGUMENT_INIT;
+  value.kind = 7;
+
+  ASSERT_TRUE(array.check(2).ok());
+  array.write(1, value);
+
+  EXPECT_EQ(target[1].known.struct_size, sizeof(NewerArgument));
+  EXPECT_EQ(target[1].known.kind, 7);
+  EXPECT_EQ(target[1].later, 0u);
+  target[0].later = 1;
+  EXPECT_EQ(array.check(2).code(), WCUDA_UNSUPPORTED);
 }
 
 TEST(Guard, exclusive_use_is_busy_until_given_back) {

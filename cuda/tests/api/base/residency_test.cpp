@@ -64,8 +64,8 @@ void ResidencyBase::a_foreign_allocation_is_named() {
   const wcuda_residency found = residency();
   EXPECT_EQ(found.nonresident_count, 1u);
   EXPECT_EQ(found.first_place, WCUDA_PLACE_HOST);
-  EXPECT_STREQ(found.first.tag, "foreign");
-  EXPECT_EQ(found.first.purpose, WCUDA_PURPOSE_BORROWED);
+  EXPECT_STREQ(found.first_tag, "foreign");
+  EXPECT_EQ(found.first_purpose, WCUDA_PURPOSE_BORROWED);
   EXPECT_EQ(wcuda_context_vram_only_enforce(context_.handle(), &error_), WCUDA_NOT_RESIDENT);
   EXPECT_EQ(std::string(error_.message),
             "borrowed 'foreign' (#1, 5000 bytes) is host memory, not the device's own; 1 of 1 "

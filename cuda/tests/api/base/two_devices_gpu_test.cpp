@@ -90,7 +90,8 @@ TEST_F(GpuTwoDevices, both_compute_at_once_and_hold_their_own) {
       wrong += wcuda_buffer_write(a.handle(), 0, values.data(), 4096, nullptr) != WCUDA_OK;
       wrong += wcuda_buffer_copy(b.handle(), 0, a.handle(), 0, 4096, nullptr) != WCUDA_OK;
       const int64_t n = 1024;
-      wcuda_argument arguments[4] = {};
+      wcuda_argument arguments[4];
+      for (wcuda_argument& each : arguments) each = WCUDA_ARGUMENT_INIT;
       const wcuda_buffer buffers[] = {a.handle(), b.handle(), c.handle()};
       for (int i = 0; i < 3; ++i) {
         arguments[i].kind = WCUDA_ARG_BUFFER;
@@ -127,7 +128,7 @@ TEST_F(GpuTwoDevices, what_is_of_one_is_refused_by_the_other) {
   wcuda_module modules[2] = {{0}, {0}};
   const wcuda_kernel kernels[2] = {make_kernel(contexts_[0], &modules[0]),
                                    make_kernel(contexts_[1], &modules[1])};
-  wcuda_argument argument{};
+  wcuda_argument argument = WCUDA_ARGUMENT_INIT;
   argument.kind = WCUDA_ARG_BUFFER;
   argument.buffer = foreign.handle();
   const wcuda_launch plain = WCUDA_LAUNCH_INIT;

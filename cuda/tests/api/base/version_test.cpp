@@ -6,6 +6,7 @@
 #include <regex>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "support/header_text.h"
 #include "worker_cuda.h"
@@ -117,9 +118,11 @@ TEST(Version, layout_table_holds_every_struct_and_field_of_the_header) {
 
   std::set<std::string> found;
   std::map<std::string, wcuda_abi_field> structs;
-  for (uint32_t i = 0; i < wcuda_abi_field_count(); ++i) {
-    wcuda_abi_field field;
-    ASSERT_EQ(wcuda_abi_field_get(i, &field, nullptr), WCUDA_OK);
+  uint64_t count = 0;
+  ASSERT_EQ(wcuda_abi_field_list(0, nullptr, 0, &count, nullptr), WCUDA_OK);
+  std::vector<wcuda_abi_field> fields(count, WCUDA_ABI_FIELD_INIT);
+  ASSERT_EQ(wcuda_abi_field_list(0, fields.data(), count, &count, nullptr), WCUDA_OK);
+  for (const wcuda_abi_field& field : fields) {
     found.insert(std::string(field.struct_name) + "." + field.field_name);
     if (!*field.field_name) structs[field.struct_name] = field;
     const wcuda_abi_field& whole = structs[field.struct_name];
@@ -129,12 +132,14 @@ TEST(Version, layout_table_holds_every_struct_and_field_of_the_header) {
 }
 
 TEST(Version, layout_table_has_an_end) {
-  wcuda_abi_field field;
+  wcuda_abi_field field = WCUDA_ABI_FIELD_INIT;
   wcuda_error error;
+  uint64_t count = 0;
 
-  EXPECT_EQ(wcuda_abi_field_get(wcuda_abi_field_count(), &field, &error), WCUDA_OUT_OF_RANGE);
-  EXPECT_EQ(wcuda_abi_field_get(0, nullptr, &error), WCUDA_INVALID_ARGUMENT);
-  EXPECT_STREQ(error.message, "field is NULL");
+  EXPECT_EQ(wcuda_abi_field_list(100000, &field, 1, &count, &error), WCUDA_OUT_OF_RANGE);
+  EXPECT_EQ(wcuda_abi_field_list(0, nullptr, 1, &count, &error), WCUDA_INVALID_ARGUMENT);
+  EXPECT_STREQ(error.message, "fields is NULL");
+  EXPECT_EQ(wcuda_abi_field_list(0, nullptr, 0, nullptr, &error), WCUDA_INVALID_ARGUMENT);
 }
 
 }  // namespace

@@ -145,7 +145,7 @@ class Product {
       EXPECT_EQ(wcuda_buffer_write(buffers_.back()->handle(), 0, each->bytes.data(),
                                    each->bytes.size(), nullptr),
                 WCUDA_OK);
-      wcuda_argument argument{};
+      wcuda_argument argument = WCUDA_ARGUMENT_INIT;
       argument.kind = WCUDA_ARG_BUFFER;
       argument.buffer = buffers_.back()->handle();
       if (each != &bias_) argument.offset = c.spare * each->element_bytes();
@@ -495,7 +495,7 @@ TEST(GpuGemmApi, large_products_of_the_catalogue_are_right) {
       if (has_bias) std::swap(arguments[2], arguments[3]);  // y is last
       const uint64_t sizes[] = {c.m, c.k, c.n};
       for (const uint64_t& size : sizes) {
-        wcuda_argument argument{};
+        wcuda_argument argument = WCUDA_ARGUMENT_INIT;
         argument.kind = WCUDA_ARG_U64;
         argument.data = &size;
         arguments.push_back(argument);

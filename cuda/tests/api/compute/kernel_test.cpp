@@ -35,7 +35,7 @@ const std::string& module_ptx() {
 }
 
 wcuda_argument scalar(int32_t kind, const void* data) {
-  wcuda_argument argument{};
+  wcuda_argument argument = WCUDA_ARGUMENT_INIT;
   argument.kind = kind;
   argument.data = data;
   return argument;
@@ -43,7 +43,7 @@ wcuda_argument scalar(int32_t kind, const void* data) {
 
 wcuda_argument window(wcuda_buffer buffer, uint64_t offset = 0, uint64_t bytes = 0,
                       uint32_t access = 0) {
-  wcuda_argument argument{};
+  wcuda_argument argument = WCUDA_ARGUMENT_INIT;
   argument.kind = WCUDA_ARG_BUFFER;
   argument.access = access;
   argument.buffer = buffer;
@@ -96,10 +96,22 @@ int32_t vector_add_on_host(void* user, const wcuda_launch* launch,
   return 0;
 }
 
-const wcuda_parameter kVectorAdd[] = {{WCUDA_ARG_BUFFER, WCUDA_ACCESS_READ, 4, 0},
-                                      {WCUDA_ARG_BUFFER, WCUDA_ACCESS_READ, 4, 0},
-                                      {WCUDA_ARG_BUFFER, WCUDA_ACCESS_WRITE, 4, 0},
-                                      {WCUDA_ARG_I32, 0, 0, 0}};
+wcuda_parameter parameter(const char* name, int32_t kind, uint32_t access = 0) {
+  wcuda_parameter result = WCUDA_PARAMETER_INIT;
+  result.name = {name, std::char_traits<char>::length(name)};
+  result.kind = kind;
+  result.access = access;
+  if (kind == WCUDA_ARG_BUFFER) {
+    result.dtype = WCUDA_ARG_F32;
+    result.shape = {"n", 1};
+  }
+  return result;
+}
+
+const wcuda_parameter kVectorAdd[] = {parameter("a", WCUDA_ARG_BUFFER, WCUDA_ACCESS_READ),
+                                      parameter("b", WCUDA_ARG_BUFFER, WCUDA_ACCESS_READ),
+                                      parameter("c", WCUDA_ARG_BUFFER, WCUDA_ACCESS_WRITE),
+                                      parameter("n", WCUDA_ARG_I32)};
 
 class Kernels : public KernelBase, public ::testing::Test {
  protected:
@@ -160,11 +172,12 @@ TEST_F(Kernels, wrong_launches_are_refused_before_anything_runs) {
   refused(std::vector<wcuda_argument>(40, count), WCUDA_ARGUMENT_COUNT,
           "arguments: 40 given, the kernel takes 4");
   refused({data, data, data, scalar(WCUDA_ARG_U32, &n)}, WCUDA_INVALID_ARGUMENT,
-          "argument 3: is u32, the kernel takes i32");
+          "argument 3 ('n') is u32, the kernel takes i32");
   refused({data, data, window(buffer.handle(), 0, 0, WCUDA_ACCESS_READ), count},
-          WCUDA_INVALID_ARGUMENT, "argument 2: the kernel writes it, only reading is granted");
+          WCUDA_INVALID_ARGUMENT,
+          "argument 2 ('c') is written by the kernel, only reading is granted");
   refused({data, window(buffer.handle(), 62), data, count}, WCUDA_INVALID_ARGUMENT,
-          "argument 1: 2 bytes, the kernel needs 4");
+          "argument 1 ('b') has 0 elements, the kernel needs 4");
   refused({data, window(buffer.handle(), 60, 8), data, count}, WCUDA_OUT_OF_RANGE,
           "argument 1: offset 60 and 8 bytes, the buffer has 64");
   refused({data, window(buffer.handle(), 65), data, count}, WCUDA_OUT_OF_RANGE,
@@ -341,11 +354,11 @@ TEST_F(Kernels, bad_kernels_are_refused_and_named) {
   options = options_;
   options.has_signature = 0;
   refused(options, WCUDA_INVALID_ARGUMENT, "parameters: given, but has_signature is 0");
-  const wcuda_parameter wrong[] = {{WCUDA_ARG_BUFFER, 4, 0, 0}};
+  const wcuda_parameter wrong[] = {parameter("a", WCUDA_ARG_BUFFER, 4)};
   options = options_;
   options.parameters = wrong;
   options.parameter_count = 1;
-  refused(options, WCUDA_INVALID_ARGUMENT, "parameter 0: access has unknown bits");
+  refused(options, WCUDA_INVALID_ARGUMENT, "parameters[0].access: has unknown bits");
 }
 
 TEST_F(Kernels, the_host_runs_no_device_code) {
@@ -592,7 +605,7 @@ TEST_F(GpuKernels, names_that_are_not_there_are_told_with_those_that_are) {
   options.name = text(add);
   options.has_signature = 1;
   EXPECT_EQ(create(options, &kernel), WCUDA_INVALID_ARGUMENT);
-  EXPECT_STREQ(error_.message, "signature: has 0 parameters, the kernel's code 4");
+  EXPECT_STREQ(error_.message, "parameters: 0 given, the kernel's code has 4");
 }
 
 TEST_F(GpuKernels, a_module_lives_as_long_as_its_kernels_and_may_go_while_they_run) {

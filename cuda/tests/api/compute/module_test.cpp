@@ -46,7 +46,8 @@ wcuda_kernel_options options_of(wcuda_module module) {
 
 wcuda_status launch(wcuda_kernel kernel, wcuda_buffer buffer, wcuda_stream stream,
                     wcuda_error* error) {
-  wcuda_argument arguments[2] = {};
+  wcuda_argument arguments[2];
+  for (wcuda_argument& each : arguments) each = WCUDA_ARGUMENT_INIT;
   arguments[0].kind = WCUDA_ARG_BUFFER;
   arguments[0].buffer = buffer;
   arguments[1].kind = WCUDA_ARG_U32;

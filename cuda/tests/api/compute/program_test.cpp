@@ -224,7 +224,7 @@ class ProgramFaults : public ProgramCompile {
   }
   uint64_t ledger_rows() const {
     uint64_t count = 77;
-    EXPECT_EQ(wcuda_context_ledger_list(context_, nullptr, 0, &count, nullptr), WCUDA_OK);
+    EXPECT_EQ(wcuda_context_ledger_list(context_, 0, nullptr, 0, &count, nullptr), WCUDA_OK);
     return count;
   }
   wcuda_status compile_in_table() {

@@ -32,6 +32,7 @@ class Scales {
     EXPECT_EQ(wcuda_registry_create(context, &registry_, nullptr), WCUDA_OK);
     const char* const names[] = {"x", "y", "n"};
     for (int i = 0; i < 3; ++i) {
+      params_[i] = WCUDA_PARAMETER_INIT;
       params_[i].name = {names[i], 1};
       params_[i].kind = i < 2 ? WCUDA_ARG_BUFFER : WCUDA_ARG_I32;
       if (i == 2) continue;
@@ -57,8 +58,8 @@ class Scales {
     }
     descriptor.kernel_id = number;
     descriptor.name = text(name);
-    descriptor.params = params_;
-    descriptor.param_count = 3;
+    descriptor.parameters = params_;
+    descriptor.parameter_count = 3;
     descriptor.threads = {"n", 1};
     descriptor.block[0] = {"64", 2};
     uint32_t id = 0;
@@ -71,7 +72,7 @@ class Scales {
  private:
   wcuda_context context_;
   wcuda_registry registry_{0};
-  wcuda_kernel_param params_[3] = {};
+  wcuda_parameter params_[3];
 };
 
 class RegistryTable : public ::testing::Test {
@@ -100,7 +101,8 @@ class RegistryTable : public ::testing::Test {
     EXPECT_EQ(table_->allocate(self_, 4, 0, &y, &error_), WCUDA_OK);
     EXPECT_EQ(table_->copy_to_device(self_, x, 0, &two, 4, &error_), WCUDA_OK);
     EXPECT_EQ(table_->copy_to_device(self_, y, 0, &found, 4, &error_), WCUDA_OK);
-    wcuda_argument arguments[3] = {};
+    wcuda_argument arguments[3];
+    for (wcuda_argument& each : arguments) each = WCUDA_ARGUMENT_INIT;
     arguments[0].kind = arguments[1].kind = WCUDA_ARG_BUFFER;
     arguments[0].buffer.id = x.id;
     arguments[1].buffer.id = y.id;
@@ -212,7 +214,8 @@ TEST_F(RegistryTable, eight_threads_register_look_up_launch_and_unregister) {
     const float two = 2.0f;
     wrong += wcuda_buffer_write(x.handle(), 0, &two, 4, nullptr) != WCUDA_OK;
     const int32_t n = 1;
-    wcuda_argument arguments[3] = {};
+    wcuda_argument arguments[3];
+    for (wcuda_argument& each : arguments) each = WCUDA_ARGUMENT_INIT;
     arguments[0].kind = arguments[1].kind = WCUDA_ARG_BUFFER;
     arguments[0].buffer = x.handle();
     arguments[1].buffer = y.handle();
@@ -235,7 +238,8 @@ TEST_F(RegistryTable, eight_threads_register_look_up_launch_and_unregister) {
           wrong += table_->destroy_kernel(self_, kernel, &error) != WCUDA_OK;
         std::vector<wcuda_registered_kernel> all(16, WCUDA_REGISTERED_KERNEL_INIT);
         uint64_t count = 0;
-        wrong += wcuda_registry_list(scales.handle(), all.data(), 16, &count, &error) != WCUDA_OK;
+        wrong +=
+            wcuda_registry_list(scales.handle(), 0, all.data(), 16, &count, &error) != WCUDA_OK;
         wrong += count > kThreads + 1;
         if (wcuda_registry_find(scales.handle(), {"shared", 6}, &found, &error) == WCUDA_OK)
           (void)wcuda_registry_remove(scales.handle(), found.kernel_id, &error);
@@ -251,7 +255,7 @@ TEST_F(RegistryTable, eight_threads_register_look_up_launch_and_unregister) {
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
   uint64_t count = 77;
-  EXPECT_EQ(wcuda_context_ledger_list(context_, nullptr, 0, &count, nullptr), WCUDA_OK);
+  EXPECT_EQ(wcuda_context_ledger_list(context_, 0, nullptr, 0, &count, nullptr), WCUDA_OK);
   EXPECT_EQ(count, 0u);
 }
 

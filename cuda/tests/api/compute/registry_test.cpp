@@ -19,22 +19,21 @@ namespace {
 wcuda_string text(const char* value) { return {value, std::char_traits<char>::length(value)}; }
 
 wcuda_argument scalar(int32_t kind, const void* data) {
-  wcuda_argument argument{};
+  wcuda_argument argument = WCUDA_ARGUMENT_INIT;
   argument.kind = kind;
   argument.data = data;
   return argument;
 }
 wcuda_argument window(const TestBuffer& buffer, uint32_t access = 0) {
-  wcuda_argument argument{};
+  wcuda_argument argument = WCUDA_ARGUMENT_INIT;
   argument.kind = WCUDA_ARG_BUFFER;
   argument.access = access;
   argument.buffer = buffer.handle();
   return argument;
 }
 
-wcuda_kernel_param param(const char* name, int32_t kind, uint32_t access = 0,
-                         const char* shape = "") {
-  wcuda_kernel_param result{};
+wcuda_parameter param(const char* name, int32_t kind, uint32_t access = 0, const char* shape = "") {
+  wcuda_parameter result = WCUDA_PARAMETER_INIT;
   result.name = text(name);
   result.kind = kind;
   if (kind == WCUDA_ARG_BUFFER) result.dtype = WCUDA_ARG_F32;
@@ -43,7 +42,7 @@ wcuda_kernel_param param(const char* name, int32_t kind, uint32_t access = 0,
   return result;
 }
 
-const wcuda_kernel_param kVectorAdd[] = {
+const wcuda_parameter kVectorAdd[] = {
     param("a", WCUDA_ARG_BUFFER, WCUDA_ACCESS_READ, "n"),
     param("b", WCUDA_ARG_BUFFER, WCUDA_ACCESS_READ, "n"),
     param("c", WCUDA_ARG_BUFFER, WCUDA_ACCESS_WRITE, "n"),
@@ -67,8 +66,8 @@ class RegistryBase {
     EXPECT_EQ(wcuda_registry_create(context_.handle(), &registry_, &error_), WCUDA_OK)
         << error_.message;
     descriptor_.name = text("vector_add");
-    descriptor_.params = kVectorAdd;
-    descriptor_.param_count = 4;
+    descriptor_.parameters = kVectorAdd;
+    descriptor_.parameter_count = 4;
     descriptor_.threads = text("n");
     descriptor_.budget_ms = 50;
   }
@@ -138,7 +137,7 @@ class Registry : public RegistryBase, public ::testing::Test {
     wcuda_registered_kernel empty = WCUDA_REGISTERED_KERNEL_INIT;
     std::vector<wcuda_registered_kernel> kernels(8, empty);
     uint64_t count = 0;
-    EXPECT_EQ(wcuda_registry_list(registry_, kernels.data(), 8, &count, &error_), WCUDA_OK);
+    EXPECT_EQ(wcuda_registry_list(registry_, 0, kernels.data(), 8, &count, &error_), WCUDA_OK);
     kernels.resize(count);
     return kernels;
   }
@@ -217,7 +216,7 @@ TEST_F(Registry, entries_of_a_list_lie_as_far_apart_as_the_caller_says) {
   for (Newer& entry : entries) entry.known.struct_size = sizeof(Newer);
   uint64_t count = 0;
 
-  ASSERT_EQ(wcuda_registry_list(registry_, &entries[0].known, 3, &count, &error_), WCUDA_OK)
+  ASSERT_EQ(wcuda_registry_list(registry_, 0, &entries[0].known, 3, &count, &error_), WCUDA_OK)
       << error_.message;
 
   EXPECT_EQ(count, 2u);
@@ -227,14 +226,14 @@ TEST_F(Registry, entries_of_a_list_lie_as_far_apart_as_the_caller_says) {
   EXPECT_EQ(entries[1].known.struct_size, sizeof(Newer));
   EXPECT_EQ(entries[1].later[0], 0u);
   entries[1].later[1] = 1;
-  EXPECT_EQ(wcuda_registry_list(registry_, &entries[0].known, 3, &count, &error_),
+  EXPECT_EQ(wcuda_registry_list(registry_, 0, &entries[0].known, 3, &count, &error_),
             WCUDA_UNSUPPORTED);
   entries[1].later[1] = 0;
   entries[1].known.struct_size = sizeof(wcuda_registered_kernel);
-  EXPECT_EQ(wcuda_registry_list(registry_, &entries[0].known, 3, &count, &error_),
+  EXPECT_EQ(wcuda_registry_list(registry_, 0, &entries[0].known, 3, &count, &error_),
             WCUDA_INVALID_ARGUMENT);
   for (Newer& entry : entries) entry.known.struct_size = sizeof(Newer) - 4;
-  EXPECT_EQ(wcuda_registry_list(registry_, &entries[0].known, 3, &count, &error_),
+  EXPECT_EQ(wcuda_registry_list(registry_, 0, &entries[0].known, 3, &count, &error_),
             WCUDA_INVALID_ARGUMENT);
 }
 
@@ -268,9 +267,11 @@ TEST_F(Registry, the_two_legacy_kernels_keep_their_numbers_and_hashes) {
 }
 
 TEST_F(Registry, every_kernel_of_the_catalogue_has_a_signature) {
-  for (uint32_t i = 0; i < wcuda_catalogue_count(); ++i) {
+  uint64_t count = 0;
+  ASSERT_EQ(wcuda_catalogue_list(0, nullptr, 0, &count, nullptr), WCUDA_OK);
+  for (uint64_t i = 0; i < count; ++i) {
     wcuda_catalogue_entry kernel = WCUDA_CATALOGUE_ENTRY_INIT;
-    ASSERT_EQ(wcuda_catalogue_at(i, &kernel, nullptr), WCUDA_OK);
+    ASSERT_EQ(wcuda_catalogue_list(i, &kernel, 1, &count, nullptr), WCUDA_OK);
     EXPECT_EQ(
         wcuda_registry_add_builtin(registry_, kernel.name, WCUDA_ARG_F32, 0, nullptr, &error_),
         WCUDA_OK)
@@ -319,7 +320,7 @@ TEST_F(Registry, the_check_of_a_descriptor_gives_text_and_hash) {
   EXPECT_EQ(wcuda_kernel_descriptor_check(&descriptor_, nullptr, signature, 3, nullptr, &error_),
             WCUDA_BUFFER_TOO_SMALL);
   EXPECT_STREQ(error_.message, "text: 3 bytes, 34 are needed");
-  descriptor_.params = nullptr;
+  descriptor_.parameters = nullptr;
   EXPECT_EQ(wcuda_kernel_descriptor_check(&descriptor_, nullptr, nullptr, 0, nullptr, &error_),
             WCUDA_INVALID_ARGUMENT);
   descriptor_.struct_size = 4;
@@ -405,8 +406,8 @@ TEST(RegistryFaults, a_failing_launch_leaves_outputs_alone) {
     ASSERT_EQ(wcuda_kernel_create(context.handle(), &options, &descriptor.kernel, &error),
               WCUDA_OK);
     descriptor.name = text("vector_add");
-    descriptor.params = kVectorAdd;
-    descriptor.param_count = 4;
+    descriptor.parameters = kVectorAdd;
+    descriptor.parameter_count = 4;
     descriptor.threads = text("n");
     uint32_t id = 0;
     ASSERT_EQ(wcuda_registry_add(registry, &descriptor, &id, &error), WCUDA_OK) << error.message;
@@ -477,10 +478,10 @@ TEST_F(GpuRegistry, a_run_past_its_budget_is_reported_and_keeps_running) {
   const wcuda_module module = load_module();
   make_kernel(module, nullptr, "wait_flag");
   wcuda_module_unload(module);
-  const wcuda_kernel_param params[] = {param("flag", WCUDA_ARG_BUFFER, WCUDA_ACCESS_READ, "1")};
+  const wcuda_parameter params[] = {param("flag", WCUDA_ARG_BUFFER, WCUDA_ACCESS_READ, "1")};
   descriptor_.name = text("wait_flag");
-  descriptor_.params = params;
-  descriptor_.param_count = 1;
+  descriptor_.parameters = params;
+  descriptor_.parameter_count = 1;
   descriptor_.threads = text("");
   descriptor_.block[0] = text("1");
   DeviceGate gate(context_.handle());

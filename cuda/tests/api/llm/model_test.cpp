@@ -371,7 +371,8 @@ TEST(ApiModel, digests_are_those_of_the_file_and_verify_finds_them_again) {
 
   for (uint64_t i = 0; i < info.tensor_count; ++i) {
     wcuda_gguf_tensor tensor = WCUDA_GGUF_TENSOR_INIT;
-    ASSERT_EQ(wcuda_gguf_tensor_at(gguf.handle(), i, &tensor, nullptr), WCUDA_OK);
+    uint64_t count = 0;
+    ASSERT_EQ(wcuda_gguf_tensor_list(gguf.handle(), i, &tensor, 1, &count, nullptr), WCUDA_OK);
     uint8_t expected[32];
     blake3::hash(bytes.data() + tensor.file_offset, tensor.bytes, expected);
     wcuda_tensor_digests digests = WCUDA_TENSOR_DIGESTS_INIT;

@@ -101,7 +101,7 @@ class Call {
  public:
   Call(wcuda_context context, const GoldenCase& golden) : context_(context), golden_(golden) {
     for (const GoldenArgument& from : golden.arguments) {
-      wcuda_argument to{};
+      wcuda_argument to = WCUDA_ARGUMENT_INIT;
       if (from.role == kInteger) {
         to.kind = WCUDA_ARG_I64;
         to.data = &from.integer;
@@ -175,7 +175,9 @@ void every_golden_case(int32_t backend) {
     check_results(golden, call);
     seen.insert(golden.name);
   }
-  EXPECT_EQ(seen.size(), wcuda_catalogue_count()) << "each kernel has its cases";
+  uint64_t count = 0;
+  ASSERT_EQ(wcuda_catalogue_list(0, nullptr, 0, &count, nullptr), WCUDA_OK);
+  EXPECT_EQ(seen.size(), count) << "each kernel has its cases";
   EXPECT_EQ(context.memory(WCUDA_PURPOSE_ANY).current_bytes, 0u);
 }
 
@@ -189,7 +191,7 @@ void element_wise_in_place(int32_t backend) {
   for (int i = 0; i < 1000; ++i) values[i] = i;
   ASSERT_EQ(wcuda_buffer_write(x.handle(), 0, values.data(), 4000, nullptr), WCUDA_OK);
   const int32_t n = 1000;
-  wcuda_argument buffer{}, count{};
+  wcuda_argument buffer = WCUDA_ARGUMENT_INIT, count = WCUDA_ARGUMENT_INIT;
   buffer.kind = WCUDA_ARG_BUFFER;
   buffer.buffer = x.handle();
   count.kind = WCUDA_ARG_I32;
@@ -235,7 +237,8 @@ TEST(GpuCatalogue, sums_more_than_two_to_the_31_elements) {
   // 2^-17 each: the sum is 2^14, and the last three elements are sixteen.
   ASSERT_EQ(wcuda_buffer_fill(x.handle(), 0, 2 * n, 0x0080, 2, &error), WCUDA_OK) << error.message;
   ASSERT_EQ(wcuda_buffer_fill(x.handle(), 2 * (n - 3), 6, 0x4c00, 2, &error), WCUDA_OK);
-  wcuda_argument arguments[3] = {};
+  wcuda_argument arguments[3];
+  for (wcuda_argument& each : arguments) each = WCUDA_ARGUMENT_INIT;
   arguments[0].kind = arguments[1].kind = WCUDA_ARG_BUFFER;
   arguments[0].buffer = x.handle();
   arguments[1].buffer = sum.handle();
@@ -253,18 +256,51 @@ TEST(GpuCatalogue, sums_more_than_two_to_the_31_elements) {
   EXPECT_EQ(half_to_float(bits), 16432.0f);
 }
 
+// All kernels of the catalogue.
+std::vector<wcuda_catalogue_entry> list_catalogue() {
+  uint64_t count = 0;
+  EXPECT_EQ(wcuda_catalogue_list(0, nullptr, 0, &count, nullptr), WCUDA_OK);
+  std::vector<wcuda_catalogue_entry> entries(count, WCUDA_CATALOGUE_ENTRY_INIT);
+  EXPECT_EQ(wcuda_catalogue_list(0, entries.data(), count, &count, nullptr), WCUDA_OK);
+  return entries;
+}
+
 TEST(Catalogue, lists_itself_by_name) {
   std::string last;
-  for (uint32_t i = 0; i < wcuda_catalogue_count(); ++i) {
-    wcuda_catalogue_entry kernel = WCUDA_CATALOGUE_ENTRY_INIT;
-    ASSERT_EQ(wcuda_catalogue_at(i, &kernel, nullptr), WCUDA_OK);
+  for (const wcuda_catalogue_entry& kernel : list_catalogue()) {
     const std::string name(kernel.name.data, kernel.name.bytes);
     EXPECT_LT(last, name);
     last = name;
   }
-  EXPECT_GE(wcuda_catalogue_count(), 39u);
+  EXPECT_GE(list_catalogue().size(), 39u);
+  uint64_t count = 0;
   wcuda_catalogue_entry kernel = WCUDA_CATALOGUE_ENTRY_INIT;
-  EXPECT_EQ(wcuda_catalogue_at(wcuda_catalogue_count(), &kernel, nullptr), WCUDA_OUT_OF_RANGE);
+  EXPECT_EQ(wcuda_catalogue_list(1000, &kernel, 1, &count, nullptr), WCUDA_OUT_OF_RANGE);
+}
+
+TEST(Catalogue, states_the_signature_of_every_kernel) {
+  for (const wcuda_catalogue_entry& kernel : list_catalogue()) {
+    std::vector<wcuda_parameter> parameters(kernel.parameter_count, WCUDA_PARAMETER_INIT);
+    uint64_t count = 0;
+    ASSERT_EQ(wcuda_catalogue_parameter_list(kernel.name, WCUDA_ARG_F32, 0, parameters.data(),
+                                             parameters.size(), &count, nullptr),
+              WCUDA_OK);
+    EXPECT_EQ(count, kernel.parameter_count);
+    const wcuda_status f16 =
+        wcuda_catalogue_parameter_list(kernel.name, WCUDA_ARG_F16, 0, nullptr, 0, &count, nullptr);
+    EXPECT_EQ(f16, kernel.is_f32_only ? WCUDA_UNSUPPORTED : WCUDA_OK);
+  }
+  wcuda_parameter saxpy[4] = {WCUDA_PARAMETER_INIT};
+  uint64_t count = 0;
+  ASSERT_EQ(
+      wcuda_catalogue_parameter_list(text("saxpy"), WCUDA_ARG_BF16, 0, saxpy, 4, &count, nullptr),
+      WCUDA_OK);
+  EXPECT_EQ(saxpy[0].kind, WCUDA_ARG_F32);
+  EXPECT_EQ(saxpy[1].kind, WCUDA_ARG_BUFFER);
+  EXPECT_EQ(saxpy[1].dtype, WCUDA_ARG_BF16);
+  EXPECT_EQ(saxpy[1].access, uint32_t{WCUDA_ACCESS_READ});
+  EXPECT_EQ(std::string(saxpy[2].shape.data, saxpy[2].shape.bytes), "n");
+  EXPECT_EQ(saxpy[3].kind, WCUDA_ARG_I64);
 }
 
 // A case of this name and type.
@@ -339,7 +375,7 @@ TEST(Catalogue, wrong_calls_are_refused_and_named) {
   refused(
       "top_k_sampling", [&](Arguments& a) { a[5].data = &many; }, WCUDA_INVALID_ARGUMENT,
       "k is 302, of 301 logits");
-  const wcuda_argument none{};
+  const wcuda_argument none = WCUDA_ARGUMENT_INIT;
   EXPECT_EQ(
       wcuda_catalogue_run(context.handle(), text("nothing"), WCUDA_ARG_F32, &none, 0, {0}, &error),
       WCUDA_NOT_FOUND);
@@ -360,13 +396,13 @@ void unknown_ids_are_errors(int32_t backend) {
       y(context.handle(), 4 * 2400);
   ASSERT_EQ(wcuda_buffer_fill(table.handle(), 0, 4 * 34, 0, 1, nullptr), WCUDA_OK);
   const auto buffer = [](const TestBuffer& from) {
-    wcuda_argument argument{};
+    wcuda_argument argument = WCUDA_ARGUMENT_INIT;
     argument.kind = WCUDA_ARG_BUFFER;
     argument.buffer = from.handle();
     return argument;
   };
   const auto integer = [](const int64_t& from) {
-    wcuda_argument argument{};
+    wcuda_argument argument = WCUDA_ARGUMENT_INIT;
     argument.kind = WCUDA_ARG_I64;
     argument.data = &from;
     return argument;
@@ -408,7 +444,8 @@ void top_k_orders_all(int32_t backend) {
   const TestBuffer x(context.handle(), 32), index(context.handle(), 32), p(context.handle(), 32);
   ASSERT_EQ(wcuda_buffer_write(x.handle(), 0, logits.data(), 32, nullptr), WCUDA_OK);
   const int64_t rows = 1, width = 8;
-  wcuda_argument arguments[6] = {};
+  wcuda_argument arguments[6];
+  for (wcuda_argument& each : arguments) each = WCUDA_ARGUMENT_INIT;
   const TestBuffer* const buffers[] = {&x, &index, &p};
   for (int i = 0; i < 6; ++i) {
     arguments[i].kind = i < 3 ? WCUDA_ARG_BUFFER : WCUDA_ARG_I64;

@@ -10,8 +10,8 @@ namespace {
 
 wcuda_string text(const char* value) { return {value, std::char_traits<char>::length(value)}; }
 
-wcuda_kernel_param buffer(const char* name, int32_t dtype, uint32_t access, const char* shape) {
-  wcuda_kernel_param param{};
+wcuda_parameter buffer(const char* name, int32_t dtype, uint32_t access, const char* shape) {
+  wcuda_parameter param = WCUDA_PARAMETER_INIT;
   param.name = text(name);
   param.kind = WCUDA_ARG_BUFFER;
   param.dtype = dtype;
@@ -19,9 +19,8 @@ wcuda_kernel_param buffer(const char* name, int32_t dtype, uint32_t access, cons
   param.shape = text(shape);
   return param;
 }
-wcuda_kernel_param scalar(const char* name, int32_t kind, const char* min = "",
-                          const char* max = "") {
-  wcuda_kernel_param param{};
+wcuda_parameter scalar(const char* name, int32_t kind, const char* min = "", const char* max = "") {
+  wcuda_parameter param = WCUDA_PARAMETER_INIT;
   param.name = text(name);
   param.kind = kind;
   param.min = text(min);
@@ -31,7 +30,7 @@ wcuda_kernel_param scalar(const char* name, int32_t kind, const char* min = "",
 
 // y (rows, cols) = x * factor, for a number of columns of at most 4096.
 struct Scaled {
-  std::vector<wcuda_kernel_param> params = {
+  std::vector<wcuda_parameter> params = {
       buffer("x", WCUDA_ARG_F32, WCUDA_ACCESS_READ, "rows, cols"),
       buffer("y", WCUDA_ARG_F32, WCUDA_ACCESS_WRITE, "rows, cols"),
       scalar("rows", WCUDA_ARG_I32, "1"),
@@ -41,8 +40,8 @@ struct Scaled {
   wcuda_kernel_descriptor native() {
     wcuda_kernel_descriptor descriptor = WCUDA_KERNEL_DESCRIPTOR_INIT;
     descriptor.name = text("scaled");
-    descriptor.params = params.data();
-    descriptor.param_count = params.size();
+    descriptor.parameters = params.data();
+    descriptor.parameter_count = params.size();
     descriptor.grid[0] = text("ceil_div(cols, 128)");
     descriptor.grid[1] = text("rows");
     descriptor.block[0] = text("128");
@@ -60,7 +59,7 @@ TEST(Descriptor, the_signature_is_canonical) {
   Scaled scaled;
   const auto first = read_descriptor(scaled.native());
   ASSERT_TRUE(first.ok()) << first.status().message();
-  EXPECT_EQ(first->signature,
+  EXPECT_EQ(first->signature.canonical,
             "r f32[$2,$3];w f32[$2,$3];i32{1..};u64{1..min(4096,($2*1024))};f32{-1000..1000};");
 
   scaled.params[2].name = text("m");
@@ -76,7 +75,7 @@ TEST(Descriptor, the_signature_is_canonical) {
   scaled.params[0].layout_id = 7;
   scaled.params[1].layout = WCUDA_LAYOUT_COLUMN_MAJOR;
   const auto third = read_descriptor(renamed);
-  EXPECT_EQ(third->signature.substr(0, 32), "r f32[$2,$3] #7;w f32[$2,$3] col");
+  EXPECT_EQ(third->signature.canonical.substr(0, 32), "r f32[$2,$3] #7;w f32[$2,$3] col");
   EXPECT_NE(third->sig_hash, first->sig_hash);
 }
 
@@ -94,31 +93,33 @@ TEST(Descriptor, mistakes_name_their_field) {
     change(changed.params);
     return changed.refusal();
   };
-  using Params = std::vector<wcuda_kernel_param>;
+  using Params = std::vector<wcuda_parameter>;
   EXPECT_EQ(with([](Params& p) { p[0].shape = text("factor"); }),
-            "params[0].shape: 'factor': 'factor' is no integer parameter");
+            "parameters[0].shape: 'factor': 'factor' is no integer parameter");
   EXPECT_EQ(with([](Params& p) { p[1].name = text("x"); }),
-            "params[1].name: is another parameter's too");
+            "parameters[1].name: is another parameter's too");
   EXPECT_EQ(with([](Params& p) { p[1].name = text("max"); }),
-            "params[1].name: is not 1 to 64 letters, digits and '_', or is a function");
+            "parameters[1].name: is not 1 to 64 letters, digits and '_', or is a function");
   EXPECT_EQ(with([](Params& p) { p[1].dtype = WCUDA_ARG_BUFFER; }),
-            "params[1].dtype: is no WCUDA_ARG_… of a scalar");
-  EXPECT_EQ(with([](Params& p) { p[1].access = 4; }), "params[1].access: has unknown bits");
+            "parameters[1].dtype: is no WCUDA_ARG_… of a scalar");
+  EXPECT_EQ(with([](Params& p) { p[1].access = 4; }), "parameters[1].access: has unknown bits");
   EXPECT_EQ(with([](Params& p) { p[1].layout = 3; }),
-            "params[1].layout: is none of WCUDA_LAYOUT_…");
+            "parameters[1].layout: is none of WCUDA_LAYOUT_…");
   EXPECT_EQ(with([](Params& p) { p[1].min = text("1"); }),
-            "params[1].min: only integers, f32 and f64 have bounds");
+            "parameters[1].min: only integers, f32 and f64 have bounds");
   EXPECT_EQ(with([](Params& p) { p[1].shape = text("1,1,1,1,1,1,1,1,1"); }),
-            "params[1].shape: more than 8 dimensions");
-  EXPECT_EQ(with([](Params& p) { p[2].shape = text("1"); }), "params[2].shape: a scalar has none");
+            "parameters[1].shape: more than 8 dimensions");
+  EXPECT_EQ(with([](Params& p) { p[2].shape = text("1"); }),
+            "parameters[2].shape: a scalar has none");
   EXPECT_EQ(with([](Params& p) { p[2].dtype = 1; }),
-            "params[2].kind: only a buffer has a dtype, an access and a layout");
-  EXPECT_EQ(with([](Params& p) { p[2].kind = 15; }), "params[2].kind: is none of WCUDA_ARG_…");
-  EXPECT_EQ(with([](Params& p) { p[4].max = text("inf"); }), "params[4].max: is no finite number");
+            "parameters[2].kind: only a buffer has a dtype, an access and a layout");
+  EXPECT_EQ(with([](Params& p) { p[2].kind = 15; }), "parameters[2].kind: is none of WCUDA_ARG_…");
+  EXPECT_EQ(with([](Params& p) { p[4].max = text("inf"); }),
+            "parameters[4].max: is no finite number");
   EXPECT_EQ(with([](Params& p) { p[2].kind = WCUDA_ARG_BYTES, p[2].shape = text("0"); }),
-            "params[0].shape: 'rows, cols': 'rows' is no integer parameter");
+            "parameters[0].shape: 'rows, cols': 'rows' is no integer parameter");
   EXPECT_EQ(with([](Params& p) { p[4] = scalar("f", WCUDA_ARG_BYTES), p[4].shape = text("5000"); }),
-            "params[4].shape: is not 1 to 4096 bytes");
+            "parameters[4].shape: is not 1 to 4096 bytes");
 
   wcuda_kernel_descriptor descriptor = scaled.native();
   descriptor.grid[2] = text("n");
@@ -264,6 +265,25 @@ TEST(Descriptor, a_launch_out_of_numbers_is_refused) {
             "block x: 4294967296, 0 to 4294967295 can be said");
   EXPECT_EQ(with(&native.shared_bytes, "rows / 0"),
             "shared memory: 2 divided by 0, which takes at least 0 and 1");
+}
+
+TEST(Signature, fits_the_code_or_is_refused) {
+  wcuda_parameter bytes = WCUDA_PARAMETER_INIT;
+  bytes.name = text("config");
+  bytes.kind = WCUDA_ARG_BYTES;
+  bytes.shape = text("20");
+  const wcuda_parameter parameters[] = {buffer("x", WCUDA_ARG_F32, 0, "4"),
+                                        scalar("factor", WCUDA_ARG_F32), bytes};
+  const auto signature = read_signature(parameters, 3);
+  ASSERT_TRUE(signature.ok()) << signature.status().message();
+
+  EXPECT_TRUE(check_fit(*signature, {{0, 8}, {8, 4}, {12, 20}}).ok());
+  EXPECT_STREQ(check_fit(*signature, {{0, 8}}).message(),
+               "parameters: 3 given, the kernel's code has 1");
+  EXPECT_STREQ(check_fit(*signature, {{0, 8}, {8, 8}, {16, 20}}).message(),
+               "parameters[1]: f32 of 4 bytes, the kernel's code takes 8");
+  EXPECT_STREQ(check_fit(*signature, {{0, 8}, {8, 4}, {12, 21}}).message(),
+               "parameters[2]: bytes of 20 bytes, the kernel's code takes 21");
 }
 
 }  // namespace

@@ -125,52 +125,5 @@ TEST(LaunchArguments, more_than_32_are_all_checked) {
                "argument 99: f16 of 2 bytes, the kernel takes 4");
 }
 
-TEST(LaunchArguments, by_kinds_access_and_sizes_of_the_signature) {
-  const std::vector<Parameter> signature = {{WCUDA_ARG_BUFFER, WCUDA_ACCESS_READ, 16, 0},
-                                            {WCUDA_ARG_BUFFER, WCUDA_ACCESS_WRITE, 16, 32},
-                                            {WCUDA_ARG_U32, 0, 0, 0}};
-  const ArgumentShape in{WCUDA_ARG_BUFFER, WCUDA_ACCESS_READ, 16}, out{WCUDA_ARG_BUFFER, 0, 32},
-      n{WCUDA_ARG_U32, 0, 4};
-  EXPECT_TRUE(check_signature(signature, {in, out, n}).ok());
-
-  const auto refused = [&](std::vector<ArgumentShape> arguments, Code code, const char* message) {
-    const Status status = check_signature(signature, arguments);
-    EXPECT_EQ(status.code(), code) << message;
-    EXPECT_STREQ(status.message(), message);
-  };
-  refused({in, out}, WCUDA_ARGUMENT_COUNT, "arguments: 2 given, the kernel takes 3");
-  refused({in, out, {WCUDA_ARG_I32, 0, 4}}, WCUDA_INVALID_ARGUMENT,
-          "argument 2: is i32, the kernel takes u32");
-  refused({in, in, n}, WCUDA_INVALID_ARGUMENT,
-          "argument 1: the kernel writes it, only reading is granted");
-  refused({{WCUDA_ARG_BUFFER, WCUDA_ACCESS_WRITE, 16}, out, n}, WCUDA_INVALID_ARGUMENT,
-          "argument 0: the kernel reads it, only writing is granted");
-  refused({{WCUDA_ARG_BUFFER, 0, 15}, out, n}, WCUDA_INVALID_ARGUMENT,
-          "argument 0: 15 bytes, the kernel needs 16");
-  refused({in, {WCUDA_ARG_BUFFER, 0, 33}, n}, WCUDA_INVALID_ARGUMENT,
-          "argument 1: 33 bytes, the kernel takes at most 32");
-}
-
-TEST(LaunchSignature, is_held_against_the_code) {
-  const std::vector<KernelParameter> code = {{0, 8}, {8, 4}, {12, 20}};
-  EXPECT_TRUE(
-      check_fit(
-          {{WCUDA_ARG_BUFFER, 0, 0, 0}, {WCUDA_ARG_F32, 0, 0, 0}, {WCUDA_ARG_BYTES, 0, 20, 20}},
-          code)
-          .ok());
-  EXPECT_STREQ(check_fit({}, code).message(), "signature: has 0 parameters, the kernel's code 3");
-  EXPECT_STREQ(
-      check_fit(
-          {{WCUDA_ARG_BUFFER, 0, 0, 0}, {WCUDA_ARG_BUFFER, 0, 0, 0}, {WCUDA_ARG_BYTES, 0, 0, 0}},
-          code)
-          .message(),
-      "signature: parameter 1 is buffer, in the kernel's code it has 4 bytes");
-  EXPECT_FALSE(
-      check_fit(
-          {{WCUDA_ARG_BUFFER, 0, 0, 0}, {WCUDA_ARG_F32, 0, 0, 0}, {WCUDA_ARG_BYTES, 0, 21, 0}},
-          code)
-          .ok());
-}
-
 }  // namespace
 }  // namespace wcuda::jit

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/backend/open.h"
 #include "support/context.h"
 #include "worker_cuda.h"
 
@@ -60,7 +61,8 @@ class Backends : public ::testing::Test {
                                         &error_);
         },
         [&] {
-          wcuda_argument arguments[4] = {};
+          wcuda_argument arguments[4];
+          for (wcuda_argument& each : arguments) each = WCUDA_ARGUMENT_INIT;
           for (int i = 0; i < 3; ++i) {
             arguments[i].kind = WCUDA_ARG_BUFFER;
             arguments[i].buffer.id = i < 2 ? from.id : to.id;
@@ -95,9 +97,9 @@ int32_t example_type() {
 
 std::vector<wcuda_backend_entry> list() {
   uint64_t count = 0;
-  EXPECT_EQ(wcuda_backend_list(nullptr, 0, &count, nullptr), WCUDA_OK);
-  std::vector<wcuda_backend_entry> entries(count);
-  EXPECT_EQ(wcuda_backend_list(entries.data(), count, &count, nullptr), WCUDA_OK);
+  EXPECT_EQ(wcuda_backend_list(0, nullptr, 0, &count, nullptr), WCUDA_OK);
+  std::vector<wcuda_backend_entry> entries(count, WCUDA_BACKEND_ENTRY_INIT);
+  EXPECT_EQ(wcuda_backend_list(0, entries.data(), count, &count, nullptr), WCUDA_OK);
   return entries;
 }
 
@@ -164,10 +166,21 @@ TEST_F(Backends, asking_for_cuda_never_falls_back) {
   EXPECT_EQ(backend_.id, 0u);
 }
 
+TEST(Auto, takes_the_host_only_where_there_is_no_usable_device) {
+  EXPECT_TRUE(means_no_device(WCUDA_NOT_AVAILABLE));
+  EXPECT_TRUE(means_no_device(WCUDA_NO_DEVICE));
+  for (const Code code : {WCUDA_DEVICE_ERROR, WCUDA_DEVICE_LOST, WCUDA_OUT_OF_MEMORY,
+                          WCUDA_OUT_OF_HOST_MEMORY, WCUDA_UNSUPPORTED, WCUDA_INTERNAL})
+    EXPECT_FALSE(means_no_device(code)) << wcuda_status_name(code);
+}
+
 TEST_F(Backends, best_lists_what_it_passed_over_and_why) {
   wcuda_selection_options options = WCUDA_SELECTION_OPTIONS_INIT;
   options.preferred = WCUDA_BACKEND_METAL;
+  wcuda_skipped_backend skipped[2] = {WCUDA_SKIPPED_BACKEND_INIT};
   wcuda_selection selection = WCUDA_SELECTION_INIT;
+  selection.skipped = skipped;
+  selection.skipped_capacity = 2;
   ASSERT_EQ(wcuda_backend_select(&options, &selection, &error_), WCUDA_OK) << error_.message;
   EXPECT_EQ(selection.type, WCUDA_BACKEND_HOST);  // by its name stdgpu
   ASSERT_EQ(selection.skipped_count, 2u);
@@ -191,13 +204,16 @@ TEST_F(Backends, best_of_a_chain_is_its_first_that_is_there) {
   EXPECT_EQ(selection.skipped_count, 2u);
 }
 
-TEST_F(Backends, best_counts_what_it_skipped_past_the_sixteen_it_lists) {
+TEST_F(Backends, best_counts_what_it_skipped_past_the_room_there_is) {
   std::vector<int32_t> chain;
   for (int32_t i = 0; i < 20; ++i) chain.push_back(WCUDA_BACKEND_REGISTERED + 5000 + i);
   wcuda_selection_options options = WCUDA_SELECTION_OPTIONS_INIT;
   options.fallbacks = chain.data();
   options.fallback_count = static_cast<uint32_t>(chain.size());
+  wcuda_skipped_backend skipped[16] = {WCUDA_SKIPPED_BACKEND_INIT};
   wcuda_selection selection = WCUDA_SELECTION_INIT;
+  selection.skipped = skipped;
+  selection.skipped_capacity = 16;
   ASSERT_EQ(wcuda_backend_select(&options, &selection, &error_), WCUDA_OK) << error_.message;
   EXPECT_EQ(selection.type, WCUDA_BACKEND_HOST);
   EXPECT_EQ(selection.skipped_count, 20u);
@@ -325,7 +341,8 @@ TEST_F(Backends, contexts_open_on_a_registered_type) {
   EXPECT_EQ(back[999], 9);
   wcuda_residency residency = WCUDA_RESIDENCY_INIT;
   EXPECT_EQ(wcuda_context_residency_get(context.handle(), &residency, &error_), WCUDA_OK);
-  wcuda_argument arguments[4] = {};
+  wcuda_argument arguments[4];
+  for (wcuda_argument& each : arguments) each = WCUDA_ARGUMENT_INIT;
   const int32_t n = 250;
   for (int i = 0; i < 3; ++i) {
     arguments[i].kind = WCUDA_ARG_BUFFER;
@@ -529,9 +546,9 @@ TEST_F(Backends, a_failure_at_every_call_leaves_the_output_and_no_memory) {
       EXPECT_EQ(sums, std::vector<float>(64, is_done ? 2.0f : -1.0f)) << kind << ", " << k;
       table_->deinit(self_);
       backend_.id = 0;
-      wcuda_ledger_entry entry{};
+      wcuda_ledger_entry entry = WCUDA_LEDGER_ENTRY_INIT;
       uint64_t count = 7;
-      EXPECT_EQ(wcuda_context_ledger_list(context, &entry, 1, &count, &error_), WCUDA_OK);
+      EXPECT_EQ(wcuda_context_ledger_list(context, 0, &entry, 1, &count, &error_), WCUDA_OK);
       EXPECT_EQ(count, 0u) << kind << ", " << k << ": " << entry.tag;
       wcuda_context_destroy(context);
     }

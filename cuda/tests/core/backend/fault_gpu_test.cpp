@@ -126,7 +126,11 @@ struct Machine {
 
 wcuda_status submit(const Machine& machine, uint64_t* ticket) {
   static const int32_t tokens[] = {1, 2, 3};
-  const wcuda_row row = {machine.sequence, tokens, 3, WCUDA_ROW_SAMPLE, nullptr};
+  wcuda_row row = WCUDA_ROW_INIT;
+  row.sequence = machine.sequence;
+  row.tokens = tokens;
+  row.token_count = 3;
+  row.flags = WCUDA_ROW_SAMPLE;
   wcuda_step step = WCUDA_STEP_INIT;
   step.row_count = 1;
   step.rows = &row;
@@ -134,7 +138,7 @@ wcuda_status submit(const Machine& machine, uint64_t* ticket) {
 }
 
 wcuda_status wait(const Machine& machine, uint64_t ticket, wcuda_error* error) {
-  wcuda_row_result row{};
+  wcuda_row_result row = WCUDA_ROW_RESULT_INIT;
   wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
   output.row_capacity = 1;
   output.rows = &row;

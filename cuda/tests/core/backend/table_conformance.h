@@ -112,7 +112,7 @@ class TableConformance : public ::testing::TestWithParam<TableSubject> {
 class TableArguments {
  public:
   TableArguments& buffer(wcuda_device_memory memory, uint64_t offset = 0, uint64_t bytes = 0) {
-    wcuda_argument argument{};
+    wcuda_argument argument = WCUDA_ARGUMENT_INIT;
     argument.kind = WCUDA_ARG_BUFFER;
     argument.buffer.id = memory.id;
     argument.offset = offset;
@@ -121,7 +121,7 @@ class TableArguments {
     return *this;
   }
   TableArguments& number(const int32_t* value) {
-    wcuda_argument argument{};
+    wcuda_argument argument = WCUDA_ARGUMENT_INIT;
     argument.kind = WCUDA_ARG_I32;
     argument.data = value;
     list_.push_back(argument);

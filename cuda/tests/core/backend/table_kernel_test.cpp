@@ -127,7 +127,7 @@ TEST_P(TableKernels, arguments_of_another_kind_are_refused) {
   EXPECT_EQ(launch(dims(1, 32), TableArguments().buffer(a).number(&n).buffer(a).number(&n)),
             WCUDA_INVALID_ARGUMENT)
       << error_.message;
-  wcuda_argument unknown{};
+  wcuda_argument unknown = WCUDA_ARGUMENT_INIT;
   unknown.kind = 99;
   const wcuda_launch config = dims(1, 32);
   EXPECT_EQ(table_->launch_kernel(self_, add_, &config, &unknown, 1, &error_) == WCUDA_OK, false);

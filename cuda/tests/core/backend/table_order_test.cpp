@@ -282,9 +282,9 @@ TEST_P(TableConformance, a_context_of_it_sees_its_memory) {
   wcuda_context context{0};
   ASSERT_EQ(wcuda_backend_context_create(backend_, &context, &error_), WCUDA_OK);
   const auto memory = upload(counting(3 << 20));
-  wcuda_ledger_entry entry{};
+  wcuda_ledger_entry entry = WCUDA_LEDGER_ENTRY_INIT;
   uint64_t count = 0;
-  ASSERT_EQ(wcuda_context_ledger_list(context, &entry, 1, &count, &error_), WCUDA_OK);
+  ASSERT_EQ(wcuda_context_ledger_list(context, 0, &entry, 1, &count, &error_), WCUDA_OK);
   EXPECT_GE(count, 1u);
   std::vector<uint8_t> data(10);
   EXPECT_EQ(wcuda_buffer_read({memory.id}, 100, data.data(), 10, &error_), WCUDA_OK);

@@ -57,7 +57,7 @@ class EngineFault : public ::testing::TestWithParam<int32_t> {
     for (;;) {
       const auto ticket = engine.submit({row});
       Status status = ticket.status();
-      wcuda_row_result result{};
+      wcuda_row_result result = WCUDA_ROW_RESULT_INIT;
       if (status.ok()) {
         wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
         output.rows = &result;

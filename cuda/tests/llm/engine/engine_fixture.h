@@ -114,10 +114,19 @@ class EngineFixture : public ::testing::TestWithParam<int32_t> {
 
   static wcuda_row token_row(wcuda_sequence sequence, const std::vector<int32_t>& tokens,
                              uint32_t flags) {
-    return {sequence, tokens.data(), static_cast<uint32_t>(tokens.size()), flags, nullptr};
+    wcuda_row row = WCUDA_ROW_INIT;
+    row.sequence = sequence;
+    row.tokens = tokens.data();
+    row.token_count = static_cast<uint32_t>(tokens.size());
+    row.flags = flags;
+    return row;
   }
   static wcuda_row feed_row(wcuda_sequence sequence, uint32_t flags = WCUDA_ROW_SAMPLE) {
-    return {sequence, nullptr, 1, flags | WCUDA_ROW_FEED_SAMPLED, nullptr};
+    wcuda_row row = WCUDA_ROW_INIT;
+    row.sequence = sequence;
+    row.token_count = 1;
+    row.flags = flags | WCUDA_ROW_FEED_SAMPLED;
+    return row;
   }
 
   wcuda_status try_submit(const std::vector<wcuda_row>& rows, uint64_t* ticket) {
@@ -133,7 +142,8 @@ class EngineFixture : public ::testing::TestWithParam<int32_t> {
   }
 
   wcuda_status try_wait(uint64_t ticket, StepResult* result) {
-    result->rows.resize(kMaxRows);
+    result->rows.resize(kMaxRows, WCUDA_ROW_RESULT_INIT);
+    result->rows[0].struct_size = sizeof(wcuda_row_result);
     result->top_tokens.resize(kMaxRows * 8);
     result->top_logprobs.resize(kMaxRows * 8);
     result->logits.resize(size_t{96} * vocabulary_);

@@ -98,7 +98,7 @@ class FailingStep : public ::testing::Test {
   std::shared_ptr<vram::Memory> memory_;
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<Sequence> sequence_;
-  wcuda_row_result row_{};
+  wcuda_row_result row_ = WCUDA_ROW_RESULT_INIT;
 };
 
 TEST_F(FailingStep, leaves_lengths_and_outputs_and_fails_the_later_ticket_too) {

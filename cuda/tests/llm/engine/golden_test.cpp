@@ -118,7 +118,7 @@ Status run(const Place& place, const Golden& golden, const Setup& setup,
     row.token_count = std::min(setup.tokens_a_step, count - first);
     row.logits_returned = row.token_count;
     WCUDA_ASSIGN(const uint64_t ticket, engine->submit({row}));
-    wcuda_row_result result{};
+    wcuda_row_result result = WCUDA_ROW_RESULT_INIT;
     wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
     output.row_capacity = 1;
     output.rows = &result;

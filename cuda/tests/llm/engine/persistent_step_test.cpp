@@ -85,7 +85,7 @@ class GpuPersistentStep : public ::testing::Test {
   }
 
   static Status wait(Engine& engine, uint64_t ticket, float* logits) {
-    wcuda_row_result result{};
+    wcuda_row_result result = WCUDA_ROW_RESULT_INIT;
     wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
     output.row_capacity = 1;
     output.rows = &result;

@@ -288,7 +288,7 @@ class Scenario : public testing::EngineFixture {
   void collect(Run* run) {
     const InFlight step = run->in_flight.front();
     run->in_flight.pop_front();
-    std::vector<wcuda_row_result> rows(step.sequences.size());
+    std::vector<wcuda_row_result> rows(step.sequences.size(), WCUDA_ROW_RESULT_INIT);
     std::vector<int32_t> top_tokens(kMaxRows * kTop);
     std::vector<float> top_logprobs(kMaxRows * kTop), logits(size_t{kMaxRows} * vocabulary_);
     wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;

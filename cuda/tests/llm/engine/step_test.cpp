@@ -50,7 +50,7 @@ TEST_P(Step, profiled_steps_give_the_same_bits_and_the_time_of_each_node) {
   const std::vector<int32_t> next = {4};
   wcuda_step_rates rates = WCUDA_STEP_RATES_INIT;
   uint64_t count = 0;
-  EXPECT_EQ(wcuda_engine_profile_list(engine_, &rates, nullptr, 0, &count, &error_),
+  EXPECT_EQ(wcuda_engine_profile_list(engine_, &rates, 0, nullptr, 0, &count, &error_),
             WCUDA_INVALID_STATE);
 
   for (const std::vector<int32_t>& tokens : {kPrompt, next}) {
@@ -61,7 +61,7 @@ TEST_P(Step, profiled_steps_give_the_same_bits_and_the_time_of_each_node) {
     const StepResult step = wait(ticket);
     std::vector<wcuda_step_node> nodes(64, WCUDA_STEP_NODE_INIT);
     ASSERT_OK(
-        wcuda_engine_profile_list(engine_, &rates, nodes.data(), nodes.size(), &count, &error_));
+        wcuda_engine_profile_list(engine_, &rates, 0, nodes.data(), nodes.size(), &count, &error_));
     ASSERT_OK(wcuda_engine_profile_set(engine_, 0, &error_));
 
     EXPECT_EQ(step.logits, expected.logits);
@@ -351,7 +351,7 @@ TEST_P(Step, small_output_buffers_leave_the_ticket_in_flight) {
   const wcuda_sequence sequence = create_sequence();
   const uint64_t ticket = submit({token_row(sequence, kPrompt, WCUDA_ROW_LOGITS_ALL)});
 
-  wcuda_row_result row{};
+  wcuda_row_result row = WCUDA_ROW_RESULT_INIT;
   wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
   output.row_capacity = 1;
   output.rows = &row;

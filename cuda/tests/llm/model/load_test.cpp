@@ -180,6 +180,20 @@ TEST(ModelLoad, divides_rope_frequencies_by_the_factors_of_the_file) {
   }
 }
 
+TEST(ModelLoad, the_first_verify_on_the_host_finds_a_flipped_bit) {
+  const Loaded loaded(TinyModel().build());
+  ASSERT_TRUE(loaded.status.ok()) << loaded.status.message();
+  const ResidentTensor& tensor = loaded.model->tensors().back();
+  auto* const bytes = const_cast<uint8_t*>(static_cast<const uint8_t*>(tensor.matrix.data));
+  bytes[tensor.matrix.bytes / 2] ^= 1;
+
+  const Status verified = loaded.model->verify();
+
+  EXPECT_EQ(verified.code(), WCUDA_INTEGRITY);
+  EXPECT_NE(std::string(verified.message()).find("'" + tensor.name + "'"), std::string::npos)
+      << verified.message();
+}
+
 TEST(ModelLoad, reads_the_models_of_the_oracle) {
   for (const char* name : {"llama", "llama-biases", "llama-tied-odd-sizes", "llama-rope-llama3",
                            "llama-rope-yarn", "llama-window", "qwen2", "qwen3"}) {

@@ -1,0 +1,87 @@
+// Arrays of structs that can grow: read and written with the distance that the caller's struct_size
+// gives.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "api/base/guard.h"
+
+namespace wcuda::api {
+
+namespace detail {
+inline uint32_t size_of_element(const void* element) {
+  uint32_t bytes;
+  std::memcpy(&bytes, element, sizeof(bytes));
+  return bytes;
+}
+}  // namespace detail
+
+// An array from the caller: every element checked, and copied at this version's size. NULL is legal
+// with count 0. Check first that `count` is one there can be.
+template <class T>
+Result<std::vector<T>> read_elements(const T* data, uint64_t count, const char* argument) {
+  std::vector<T> result;
+  if (count == 0) return result;
+  WCUDA_TRY(check_not_null(data, argument));
+  const uint32_t stride = detail::size_of_element(data);
+  result.reserve(count);
+  for (uint64_t i = 0; i < count; ++i) {
+    const auto* const element =
+        reinterpret_cast<const T*>(reinterpret_cast<const char*>(data) + i * stride);
+    const std::string name = std::string(argument) + '[' + std::to_string(i) + ']';
+    if (detail::size_of_element(element) != stride)
+      return Status::error(WCUDA_INVALID_ARGUMENT,
+                           "%s: struct_size %u, that of the first element is %u", name.c_str(),
+                           detail::size_of_element(element), stride);
+    WCUDA_ASSIGN(const T value, read_struct(element, name.c_str()));
+    result.push_back(value);
+  }
+  return result;
+}
+
+// An array that the library writes: the struct_size of the first element is that of all, and the
+// only one that the caller has to set.
+template <class T>
+struct OutputArray {
+  T* data;
+  uint64_t capacity;
+  const char* argument;
+
+  // To be called before anything is written. `count`: elements to write, 0 to capacity.
+  Status check(uint64_t count) const {
+    if (capacity != 0) WCUDA_TRY(check_not_null(data, argument));
+    return count == 0 ? Status() : check_struct(data, argument);
+  }
+
+  // After check: cannot fail. What a newer caller's element has and this version does not know is
+  // zero.
+  void write(uint64_t index, const T& value) const noexcept {
+    const uint32_t stride = detail::size_of_element(data);
+    char* const target = reinterpret_cast<char*>(data) + index * stride;
+    if (stride > sizeof(T)) std::memset(target + sizeof(T), 0, stride - sizeof(T));
+    std::memcpy(target, &value, std::min<size_t>(stride, sizeof(T)));
+    std::memcpy(target, &stride, sizeof(stride));
+  }
+};
+
+// The body of a …_list function: elements first … of a list of `total`, made one by one.
+template <class T, class Make>
+Status write_list(const OutputArray<T>& target, uint64_t first, uint64_t total, uint64_t* count,
+                  Make&& make) {
+  WCUDA_TRY(check_not_null(count, "count"));
+  if (first > total)
+    return Status::error(WCUDA_OUT_OF_RANGE, "first: %llu of %llu entries",
+                         static_cast<unsigned long long>(first),
+                         static_cast<unsigned long long>(total));
+  const uint64_t written = std::min(target.capacity, total - first);
+  WCUDA_TRY(target.check(written));
+  for (uint64_t i = 0; i < written; ++i) target.write(i, make(first + i));
+  *count = total;
+  return {};
+}
+
+}  // namespace wcuda::api
