@@ -50,7 +50,7 @@ class HalfGemm::Lt {
   };
 
   Result<const Plan*> plan(const kernels::GemmArgs& shape) {
-    const Key key{shape.rows,     shape.columns,           shape.depth,
+    const Key key{shape.rows,     shape.tokens,           shape.depth,
                   shape.y_stride, shape.y_half != nullptr, shape.is_added};
     if (const auto found = plans_.find(key); found != plans_.end()) return &found->second;
     Plan made;
@@ -87,11 +87,11 @@ class HalfGemm::Lt {
         functions_.layout_create(&plan->w, lt::kReal16, shape.depth, shape.rows, shape.depth),
         "layout create"));
     WCUDA_TRY(checked(
-        functions_.layout_create(&plan->h, lt::kReal16, shape.depth, shape.columns, shape.h_stride),
+        functions_.layout_create(&plan->h, lt::kReal16, shape.depth, shape.tokens, shape.h_stride),
         "layout create"));
     WCUDA_TRY(checked(
         functions_.layout_create(&plan->y, shape.y_half != nullptr ? lt::kReal16 : lt::kReal32,
-                                 shape.rows, shape.columns, shape.y_stride),
+                                 shape.rows, shape.tokens, shape.y_stride),
         "layout create"));
 
     void* preference = nullptr;
@@ -110,7 +110,7 @@ class HalfGemm::Lt {
     WCUDA_TRY(std::move(status));
     if (found == 0)
       return Status::error(WCUDA_INTERNAL, "cuBLASLt: no algorithm for %u x %u x %u", shape.rows,
-                           shape.columns, shape.depth);
+                           shape.tokens, shape.depth);
     plan->algorithm = result.algorithm;
     return {};
   }

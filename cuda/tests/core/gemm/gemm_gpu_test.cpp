@@ -45,7 +45,7 @@ void expect_product(HalfGemm::Library library, uint32_t rows, uint32_t columns, 
   HalfGemm gemm(library, workspace.data());
   kernels::GemmArgs args;
   args.rows = rows;
-  args.columns = columns;
+  args.tokens = columns;
   args.depth = depth;
   args.w = device_w.data();
   args.h = device_h.data();
