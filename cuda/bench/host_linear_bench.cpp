@@ -56,7 +56,7 @@ void measure(const Kernels& kernels, uint32_t type, uint32_t tokens, const Optio
   Machine machine(kernels, options.threads, limits);
   if (!machine.ops) return;
   const auto run = [&] {
-    return machine.ops->project({tokens, x.data(), matrix.weight, nullptr, y.data()});
+    return project(*machine.ops, tokens, x.data(), matrix.weight, nullptr, y.data());
   };
   if (!run().ok()) return;
   const double error = relative_error(matrix, x, y, tokens);
