@@ -54,7 +54,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut sum = compute.device().allocate::<u64>(1)?;
     let args = [view.arg::<u8>()?, GpuArg::from(&mut sum), view.len().into()];
     compute.run("sum", &args)?;
-    drop(args);
     println!("sum {}", sum.to_vec()?[0]);
     match Gguf::from_reader(manager.reader(&shard)?) {
         Ok(gguf) => {

@@ -560,12 +560,10 @@ fn sealed_bytes_are_an_argument_of_a_kernel() {
 
     let args = [view.arg::<u32>().unwrap(), (&mut sum).into(), 6u32.into()];
     compute.run("sum", &args).unwrap();
-    drop(args);
     assert_eq!(sum.to_vec().unwrap(), [21]);
     let part = view.range(8, 8).unwrap();
     let args = [part.arg::<u32>().unwrap(), (&mut sum).into(), 2u32.into()];
     compute.run("sum", &args).unwrap();
-    drop(args);
     assert_eq!(sum.to_vec().unwrap(), [7]);
 
     // What is sealed is read only, and of whole elements of the kernel's type.
@@ -574,7 +572,6 @@ fn sealed_bytes_are_an_argument_of_a_kernel() {
     let args = [view.arg::<u8>().unwrap(), (&mut sum).into(), 6u32.into()];
     let error = compute.run("sum", &args).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    drop(args);
     assert!(view.range(2, 8).unwrap().arg::<u32>().is_err());
     assert!(view.range(0, 7).unwrap().arg::<u32>().is_err());
     manager.verify_sealed(&shard).unwrap();

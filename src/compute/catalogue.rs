@@ -38,7 +38,7 @@ impl ElementType {
 pub struct BuiltinKernel {
     /// Its name.
     pub name: String,
-    /// Its parameters for elements of `f32`: "x: read f32[n], y: write f32[n], n: i64". An `i64` stands for an
+    /// Its parameters for elements of `f32`: `x: read f32[n], y: write f32[n], n: i64`. An `i64` stands for an
     /// integer of any width, an `f32` that is no buffer for an `f64` too.
     pub signature: String,
     /// How many arguments it takes.

@@ -368,7 +368,7 @@ impl GpuCompute {
         Ok(())
     }
 
-    /// Registers a built-in kernel of the [`crate::compute::catalogue()`] for elements of this type, under
+    /// Registers a built-in kernel of the [catalogue](fn@crate::catalogue) for elements of this type, under
     /// its name and `id` (0: any; `noop` has 1 and `tensor_add` of `f32` 2).
     pub fn register_builtin(&self, name: &str, elements: ElementType, id: u32) -> Result<()> {
         self.put_builtin(name, elements.kind(), id)

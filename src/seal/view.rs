@@ -109,7 +109,7 @@ impl<'a> SealedView<'a> {
     pub fn arg<T: DeviceRepr>(&self) -> VramResult<GpuArg<'a>> {
         self.manager.check_sealed(self.shard)?;
         let width = size_of::<T>() as u64;
-        if self.range.start % width != 0 || self.len() % width != 0 {
+        if !self.range.start.is_multiple_of(width) || !self.len().is_multiple_of(width) {
             return Err(VramError::InvalidInput(format!(
                 "{} bytes at {} are no whole elements of {width}",
                 self.len(),

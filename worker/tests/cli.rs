@@ -1,7 +1,7 @@
 //! The command line as its users meet it: output, errors and exit statuses.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;

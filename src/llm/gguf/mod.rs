@@ -192,8 +192,8 @@ impl Gguf {
     /// The tensor at a place in file order.
     pub fn tensor_at(&self, index: u64) -> Result<Tensor<'_>> {
         let mut tensor = ffi::wcuda_gguf_tensor::init();
-        // SAFETY: `tensor` is valid and sized.
         let mut count = 0;
+        // SAFETY: `tensor` is valid and sized, `count` is valid.
         call(|error| unsafe {
             ffi::wcuda_gguf_tensor_list(self.handle(), index, &mut tensor, 1, &mut count, error)
         })?;
@@ -243,8 +243,8 @@ impl Gguf {
     /// The metadata entry at a place in file order, with its key.
     pub fn metadata_at(&self, index: u64) -> Result<(&str, Value<'_>)> {
         let mut native = ffi::wcuda_gguf_value::init();
-        // SAFETY: `native` is valid and sized.
         let mut count = 0;
+        // SAFETY: `native` is valid and sized, `count` is valid.
         call(|error| unsafe {
             ffi::wcuda_gguf_value_list(self.handle(), index, &mut native, 1, &mut count, error)
         })?;
@@ -283,8 +283,8 @@ impl Gguf {
         }
         for index in 0..self.0.info.metadata_count {
             let mut native = ffi::wcuda_gguf_value::init();
-            // SAFETY: `native` is valid and sized.
             let mut count = 0;
+            // SAFETY: `native` is valid and sized, `count` is valid.
             call(|error| unsafe {
                 ffi::wcuda_gguf_value_list(self.handle(), index, &mut native, 1, &mut count, error)
             })?;

@@ -30,7 +30,7 @@ impl Charsmap {
             return Err(malformed(format!("{} bytes, 4 at least", bytes.len())));
         };
         let size = u32::from_le_bytes(*size) as usize;
-        if size % 4 != 0 || size > rest.len() {
+        if !size.is_multiple_of(4) || size > rest.len() {
             return Err(malformed(format!(
                 "a trie of {size} bytes, {} remain",
                 rest.len()
