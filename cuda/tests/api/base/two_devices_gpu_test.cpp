@@ -221,7 +221,11 @@ TEST_F(GpuTwoDevices, the_best_is_a_device_of_cuda_and_either_can_be_opened) {
 }
 
 TEST_F(GpuTwoDevices, failover_goes_from_one_device_to_the_other) {
-  targets_ = {{WCUDA_BACKEND_CUDA, 0}, {WCUDA_BACKEND_CUDA, 1}};
+  wcuda_failover_target first = WCUDA_FAILOVER_TARGET_INIT;
+  first.type = WCUDA_BACKEND_CUDA;
+  wcuda_failover_target second = first;
+  second.ordinal = 1;
+  targets_ = {first, second};
   create(WCUDA_FAILOVER_AUTOMATIC);
   ASSERT_EQ(round_trip(), WCUDA_OK) << error_.message;
   EXPECT_EQ(state().ordinal, 0);

@@ -291,7 +291,7 @@ TEST_F(Kernels, the_host_function_is_released_once_after_the_last_use) {
   };
   options.host_user = &released;
   options.host_release = [](void* user) { ++*static_cast<int32_t*>(user); };
-  const wcuda_parameter wrong[] = {{WCUDA_ARG_BUFFER, 4, 0, 0}};
+  const wcuda_parameter wrong[] = {parameter("x", WCUDA_ARG_BUFFER, 4)};
   wcuda_kernel_options refused = options;
   refused.has_signature = 1;
   refused.parameters = wrong;
@@ -299,12 +299,6 @@ TEST_F(Kernels, the_host_function_is_released_once_after_the_last_use) {
   wcuda_kernel kernel{0};
   EXPECT_EQ(create(refused, &kernel), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(released, 0) << "a failed call owns nothing";
-  wcuda_kernel_options old = options;  // of a caller that does not know host_release
-  old.struct_size = offsetof(wcuda_kernel_options, host_release);
-  ASSERT_EQ(create(old, &kernel), WCUDA_OK) << error_.message;
-  wcuda_kernel_destroy(kernel);
-  EXPECT_EQ(released, 0);
-
   ASSERT_EQ(create(options, &kernel), WCUDA_OK) << error_.message;
   EXPECT_EQ(launch(kernel, {}), WCUDA_OK);
   EXPECT_EQ(released, 0);
