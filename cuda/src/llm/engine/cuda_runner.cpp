@@ -563,7 +563,8 @@ Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan,
   step.activations = machine_.activations();
   step.logits_indices = machine_.in_ticket<uint32_t>(parity, layout.logits_indices);
   step.logits = machine_.in_ticket<float>(parity, layout.logits);
-  WCUDA_TRY(forward(*machine_.model, *machine_.ops, plan, step, observer));
+  WCUDA_TRY(forward(machine_.model->config(), machine_.model->weights(), *machine_.ops, plan, step,
+                    observer));
 
   kernels::SampleArgs sample;
   sample.row_count = shape.row_count;

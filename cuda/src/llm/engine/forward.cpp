@@ -14,9 +14,10 @@ using ops::Operation;
 // The arguments of each node of a step.
 class Pass {
  public:
-  Pass(const model::Model& model, ops::Ops& ops, const ops::StepPlan& plan, const StepArgs& step)
-      : config_(model.config()),
-        weights_(model.weights()),
+  Pass(const model::Config& config, const model::Weights& weights, ops::Ops& ops,
+       const ops::StepPlan& plan, const StepArgs& step)
+      : config_(config),
+        weights_(weights),
         ops_(ops),
         plan_(plan),
         step_(step),
@@ -45,6 +46,10 @@ class Pass {
         return attention(node);
       case Operation::kPersistentLayers:
         return persistent_layers(node);
+      case Operation::kSoftcapLogits:
+        return ops_.softcap(
+            node, {step_.logits, uint64_t{plan_.shape.logits_count} * config_.vocabulary_size,
+                   config_.logit_softcap});
       case Operation::kQueryKeyValue:
       case Operation::kAttentionOutput:
       case Operation::kGateUp:
@@ -146,6 +151,8 @@ class Pass {
     args.head_count = config_.head_count;
     args.scale = config_.attention_scale;
     args.window = config_.sliding_window;
+    args.softcap = config_.attention_softcap;
+    args.sinks = weights_.layers[node.layer].attention_sinks;
     args.pool = step_.pool;
     args.layer = node.layer;
     args.out = a_.attention;
@@ -164,9 +171,9 @@ class Pass {
 
 }  // namespace
 
-Status forward(const model::Model& model, ops::Ops& ops, const ops::StepPlan& plan,
-               const StepArgs& step, NodeObserver* observer) {
-  Pass pass(model, ops, plan, step);
+Status forward(const model::Config& config, const model::Weights& weights, ops::Ops& ops,
+               const ops::StepPlan& plan, const StepArgs& step, NodeObserver* observer) {
+  Pass pass(config, weights, ops, plan, step);
   for (size_t i = 0; i < plan.nodes.size(); ++i) {
     if (observer != nullptr) WCUDA_TRY(observer->before(i));
     WCUDA_TRY(pass.run(plan.nodes[i]));
@@ -175,9 +182,9 @@ Status forward(const model::Model& model, ops::Ops& ops, const ops::StepPlan& pl
   return {};
 }
 
-Status run_node(const model::Model& model, ops::Ops& ops, const ops::StepPlan& plan, size_t index,
-                const StepArgs& step) {
-  return Pass(model, ops, plan, step).run(plan.nodes[index]);
+Status run_node(const model::Config& config, const model::Weights& weights, ops::Ops& ops,
+                const ops::StepPlan& plan, size_t index, const StepArgs& step) {
+  return Pass(config, weights, ops, plan, step).run(plan.nodes[index]);
 }
 
 }  // namespace wcuda::engine

@@ -38,10 +38,10 @@ class NodeObserver {
 
 // Runs the model over a batch by `plan`: appends its keys and values to the pages, computes the
 // logits asked for. `observer` may be null.
-Status forward(const model::Model& model, ops::Ops& ops, const ops::StepPlan& plan,
-               const StepArgs& step, NodeObserver* observer = nullptr);
+Status forward(const model::Config& config, const model::Weights& weights, ops::Ops& ops,
+               const ops::StepPlan& plan, const StepArgs& step, NodeObserver* observer = nullptr);
 // Node `index` of the plan alone.
-Status run_node(const model::Model& model, ops::Ops& ops, const ops::StepPlan& plan, size_t index,
-                const StepArgs& step);
+Status run_node(const model::Config& config, const model::Weights& weights, ops::Ops& ops,
+                const ops::StepPlan& plan, size_t index, const StepArgs& step);
 
 }  // namespace wcuda::engine

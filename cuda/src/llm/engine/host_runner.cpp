@@ -227,8 +227,8 @@ void HostRunner::run(Ticket& ticket, const Ticket* previous) {
   step.logits = machine_.in_ticket<float>(ticket.parity, layout.logits);
   const ops::StepPlan plan = machine_.plan(shape);
   NodeTimer timer(ticket.profile.get(), plan);
-  ticket.status = forward(*machine_.model, *machine_.ops, plan, step,
-                          ticket.profile != nullptr ? &timer : nullptr);
+  ticket.status = forward(machine_.model->config(), machine_.model->weights(), *machine_.ops, plan,
+                          step, ticket.profile != nullptr ? &timer : nullptr);
   if (ticket.status.ok()) sample_rows(machine_, ticket);
   ticket.device_ns = static_cast<uint64_t>(
       std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count());

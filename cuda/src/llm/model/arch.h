@@ -18,6 +18,8 @@ struct Arch {
   // Completes a Config that holds what config.h reads for all; refuses what the family cannot do.
   Status (*fill)(const Keys& keys, Config* config);
   void (*list)(const Config& config, TensorList* list);
+  // Reads keys attn_logit_softcapping and final_logit_softcapping, which others refuse above 0.
+  bool has_softcaps = false;
 };
 
 extern const Arch kArchLlama;

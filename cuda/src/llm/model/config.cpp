@@ -11,6 +11,10 @@
 namespace wcuda::model {
 namespace {
 
+// Read where Arch::has_softcaps, refused elsewhere.
+constexpr const char* kAttentionSoftcapKey = "attn_logit_softcapping";
+constexpr const char* kLogitSoftcapKey = "final_logit_softcapping";
+
 // A key for a feature that is not implemented. It is accepted only with the value `neutral`, which
 // disables the feature (a bool counts as 0 or 1).
 struct RefusedKey {
@@ -30,8 +34,8 @@ constexpr RefusedKey kRefusedKeys[] = {
     {"attention.shared_kv_layers", 0},
     {"attention.temperature_scale", 0},
     {"attention.temperature_length", 0},
-    {"attn_logit_softcapping", 0},
-    {"final_logit_softcapping", 0},
+    {kAttentionSoftcapKey, 0},
+    {kLogitSoftcapKey, 0},
     {"logit_scale", 1},
     {"residual_scale", 1},
     {"use_parallel_residual", 0},
@@ -39,8 +43,10 @@ constexpr RefusedKey kRefusedKeys[] = {
     {"ssm.state_size", 0},
 };
 
-Status check_refused_keys(const Keys& keys) {
+Status check_refused_keys(const Keys& keys, const Arch& arch) {
   for (const RefusedKey& refused : kRefusedKeys) {
+    const bool is_softcap = refused.key == kAttentionSoftcapKey || refused.key == kLogitSoftcapKey;
+    if (is_softcap && arch.has_softcaps) continue;
     gguf::Value value;
     if (!keys.file().find(keys.full(refused.key), &value)) continue;
     const double number =
@@ -235,13 +241,22 @@ Result<ReadConfig> read_config(const gguf::Gguf& file) {
     return Status::error(WCUDA_MALFORMED, "%s", name.status().message());
   if (!name.ok()) return name.status();
   WCUDA_ASSIGN(read.arch, find_arch(*name));
-  read.config.architecture = read.arch->name;
-
-  const Keys keys(file, read.arch->name);
-  WCUDA_TRY(check_refused_keys(keys));
-  WCUDA_TRY(read_common(keys, &read.config));
-  WCUDA_TRY(read.arch->fill(keys, &read.config));
+  WCUDA_ASSIGN(read.config, read_config(file, *read.arch));
   return read;
+}
+
+Result<Config> read_config(const gguf::Gguf& file, const Arch& arch) {
+  Config config;
+  config.architecture = arch.name;
+  const Keys keys(file, arch.name);
+  WCUDA_TRY(check_refused_keys(keys, arch));
+  WCUDA_TRY(read_common(keys, &config));
+  if (arch.has_softcaps) {
+    WCUDA_ASSIGN(config.attention_softcap, keys.not_negative(kAttentionSoftcapKey));
+    WCUDA_ASSIGN(config.logit_softcap, keys.not_negative(kLogitSoftcapKey));
+  }
+  WCUDA_TRY(arch.fill(keys, &config));
+  return config;
 }
 
 }  // namespace wcuda::model

@@ -27,5 +27,7 @@ struct ReadConfig {
 // Contradictions are WCUDA_MALFORMED and features that are not implemented WCUDA_UNSUPPORTED; both
 // messages name key and value.
 Result<ReadConfig> read_config(const gguf::Gguf& file);
+// The same for a given family.
+Result<Config> read_config(const gguf::Gguf& file, const Arch& arch);
 
 }  // namespace wcuda::model

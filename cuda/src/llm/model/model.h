@@ -32,6 +32,8 @@ struct Config {
   float norm_epsilon = 0.0f;
   float attention_scale = 0.0f;  // resolved: 1 / sqrt(head_length) unless the file says otherwise
   float embedding_scale = 1.0f;
+  float attention_softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: unchanged
+  float logit_softcap = 0.0f;      // the same for logits
   float rope_frequency_base = 10000.0f;
   RopePairing rope_pairing = RopePairing::kAdjacent;
   uint32_t rope_dimension_count = 0;
@@ -45,6 +47,7 @@ struct LayerWeights {
   Vector attention_norm = nullptr;  // (embedding_length)
   Weight query, key, value;         // (heads * head_length, embedding_length)
   Vector query_bias = nullptr, key_bias = nullptr, value_bias = nullptr;
+  Vector attention_sinks = nullptr;  // (head_count) an extra score of each head, whose value is 0
   Vector query_norm = nullptr, key_norm = nullptr;  // (head_length)
   Weight attention_output;                          // (embedding_length, heads * head_length)
   Vector attention_output_bias = nullptr;

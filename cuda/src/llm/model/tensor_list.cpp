@@ -24,6 +24,8 @@ void list_layer(const Config& c, const DenseDecoder& family, uint32_t layer, Ten
   list->add_vector(layer, "attn_q_norm.weight", &L::query_norm, c.head_length,
                    family.query_key_norm);
   list->add_vector(layer, "attn_k_norm.weight", &L::key_norm, c.head_length, family.query_key_norm);
+  list->add_vector(layer, "attn_sinks.weight", &L::attention_sinks, c.head_count,
+                   family.attention_sinks);
   list->add_matrix(layer, "attn_output.weight", &L::attention_output, dim, queries);
   list->add_vector(layer, "attn_output.bias", &L::attention_output_bias, dim, other);
   list->add_vector(layer, "ffn_norm.weight", &L::feed_forward_norm, dim, Presence::kRequired);

@@ -61,6 +61,7 @@ struct DenseDecoder {
   Presence query_key_value_bias;
   Presence other_bias;  // of the attention's output and of the feed-forward
   Presence query_key_norm;
+  Presence attention_sinks = Presence::kNone;
 };
 // The tensors of a decoder with gated feed-forward.
 void list_dense_decoder(const Config& config, const DenseDecoder& family, TensorList* list);

@@ -62,6 +62,7 @@ class HostOps final : public Ops {
   }
   Status rope_kv(const Node& node, const RopeKvArgs& args) override;
   Status attention(const Node& node, const AttentionArgs& args) override;
+  Status softcap(const Node& node, const SoftcapArgs& args) override;
 
  private:
   struct Scratch {
@@ -236,9 +237,23 @@ Status HostOps::attention(const Node&, const AttentionArgs& args) {
     tile.first_position = row.first_position + done;
     tile.window = args.window;
     tile.scale = args.scale;
+    tile.softcap = args.softcap;
+    tile.sinks = args.sinks == nullptr ? nullptr : args.sinks + head * group_size;
     tile.work = scratch_.attention + thread * attention_floats(limits_);
     kernels_.attend(tile);
   });
+  return {};
+}
+
+Status HostOps::softcap(const Node&, const SoftcapArgs& args) {
+  WCUDA_CHECK(args.values != nullptr && args.softcap > 0.0f);
+  constexpr uint64_t kChunk = 4096;
+  pool_->parallel_for(static_cast<uint32_t>(ceil_div(args.count, kChunk)),
+                      [&](uint32_t chunk, uint32_t) {
+                        const uint64_t end = std::min((chunk + uint64_t{1}) * kChunk, args.count);
+                        for (uint64_t i = chunk * kChunk; i < end; ++i)
+                          args.values[i] = args.softcap * std::tanh(args.values[i] / args.softcap);
+                      });
   return {};
 }
 

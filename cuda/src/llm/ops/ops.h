@@ -147,6 +147,16 @@ struct AttentionArgs {
   float* out;  // (token_count, head_count * head_length), in the form that the node names
   // Where the node's input is unrotated: what rope_kv would be given.
   const RopeKvArgs* rope_kv = nullptr;
+  float softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: unchanged
+  // (head_count) an extra score of each head in the softmax, whose value is 0; may be null
+  Vector sinks = nullptr;
+};
+
+// values = softcap * tanh(values / softcap), in place.
+struct SoftcapArgs {
+  float* values;  // (count)
+  uint64_t count;
+  float softcap;  // above 0
 };
 
 // One implementation a backend, one object an engine. Every function does what the node says,
@@ -173,6 +183,7 @@ class Ops {
   virtual Status persistent_layers(const Node& node, const LinearArgs* layers, uint32_t count) = 0;
   virtual Status rope_kv(const Node& node, const RopeKvArgs& args) = 0;
   virtual Status attention(const Node& node, const AttentionArgs& args) = 0;
+  virtual Status softcap(const Node& node, const SoftcapArgs& args) = 0;
 };
 
 // The layout in which `backend` wants a matrix of this type and shape, and the bytes it takes

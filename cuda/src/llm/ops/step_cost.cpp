@@ -41,6 +41,9 @@ class Counter {
         break;
       case Operation::kAttention:
         return attention(node);
+      case Operation::kSoftcapLogits:
+        cost.bytes = uint64_t{8} * step_.logits_count * config_.vocabulary_size;
+        break;
       case Operation::kPersistentLayers:
         for (uint32_t i = 0; i < node.fused_count; ++i) {
           const LayerOperation part = fused_operation(node, i, config_.layer_count);

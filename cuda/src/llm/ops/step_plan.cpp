@@ -24,7 +24,7 @@ class Planner {
   }
 
   StepPlan run() {
-    plan_.nodes.reserve(5 + uint64_t{config_.layer_count} * 7);
+    plan_.nodes.reserve(6 + uint64_t{config_.layer_count} * 7);
     start();
     add(Operation::kEmbed, on_device(Kernel::kEmbed), kNoLayer, Form::kTokens, Form::kF32);
     for (uint32_t layer = 0; layer < config_.layer_count; ++layer) {
@@ -34,6 +34,8 @@ class Planner {
       after_attention(layer);
     }
     if (plan_.shape.logits_count != 0 && !has_next_) linear(Operation::kLogits, kNoLayer);
+    if (plan_.shape.logits_count != 0 && config_.logit_softcap != 0.0f)
+      add(Operation::kSoftcapLogits, on_device(Kernel::kSoftcap), kNoLayer, Form::kF32, Form::kF32);
     return std::move(plan_);
   }
 
@@ -321,6 +323,8 @@ const char* operation_name(Operation operation) {
       return "down";
     case Operation::kLogits:
       return "logits";
+    case Operation::kSoftcapLogits:
+      return "softcap_logits";
     case Operation::kPersistentLayers:
       return "persistent_layers";
   }
@@ -363,6 +367,8 @@ const char* kernel_name(Kernel kernel) {
       return "attention_prefill";
     case Kernel::kAttentionPrefillWarpgroup:
       return "attention_prefill_warpgroup";
+    case Kernel::kSoftcap:
+      return "softcap";
   }
   return "";
 }

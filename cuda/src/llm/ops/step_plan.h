@@ -74,6 +74,7 @@ enum class Operation : uint8_t {
   kGateUp,            // of rms_norm(x)
   kDown,              // x += W · (activation(gate) * up)
   kLogits,            // of rms_norm(x)
+  kSoftcapLogits,     // logits = softcap * tanh(logits / softcap)
   kPersistentLayers,  // two to four linear layers, from kAttentionOutput on, in one kernel
 };
 
@@ -95,6 +96,7 @@ enum class Kernel : uint8_t {
   kAttentionDecodeCluster,  // a cluster of blocks for each row and head
   kAttentionPrefill,
   kAttentionPrefillWarpgroup,
+  kSoftcap,
 };
 
 // How an activation lies in memory, tokens by values.

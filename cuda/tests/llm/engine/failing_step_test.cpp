@@ -37,6 +37,9 @@ class FailingOps : public ops::Ops {
   Status attention(const ops::Node& n, const ops::AttentionArgs& a) override {
     return inner_->attention(n, a);
   }
+  Status softcap(const ops::Node& n, const ops::SoftcapArgs& a) override {
+    return inner_->softcap(n, a);
+  }
 
  private:
   std::unique_ptr<ops::Ops> inner_;

@@ -261,7 +261,12 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
                            machine_.scratch + machine_.layout.ops));
     WCUDA_TRY(backend_->synchronize());
     WCUDA_TRY(write(before));
-    WCUDA_TRY(queue([&] { return run_node(*machine_.model, *ops, plan, node, step_); }, *ops));
+    WCUDA_TRY(queue(
+        [&] {
+          return run_node(machine_.model->config(), machine_.model->weights(), *ops, plan, node,
+                          step_);
+        },
+        *ops));
     return read(after);
   }
   Status queue(const std::function<Status()>& work, ops::Ops& ops) const {
@@ -294,8 +299,12 @@ TEST_P(StepNodes, give_alone_the_bits_they_give_within_the_step) {
     ASSERT_TRUE(status.ok()) << status.message();
     const ops::StepPlan plan = machine_.plan(shape_);
     Recorder recorder(*this);
-    status = queue([&] { return forward(*machine_.model, *machine_.ops, plan, step_, &recorder); },
-                   *machine_.ops);
+    status = queue(
+        [&] {
+          return forward(machine_.model->config(), machine_.model->weights(), *machine_.ops, plan,
+                         step_, &recorder);
+        },
+        *machine_.ops);
     ASSERT_TRUE(status.ok()) << status.message();
     ASSERT_EQ(recorder.snapshots.size(), plan.nodes.size() + 1);
 

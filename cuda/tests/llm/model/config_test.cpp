@@ -238,12 +238,69 @@ TEST(Config, refuses_numbers_that_are_not_finite_or_not_above_zero) {
   EXPECT_EQ(read_f32("llama.rope.scaling.factor", 1e-42f).status.code(), WCUDA_MALFORMED);
 }
 
+// A family that has both softcaps; it reads the keys of llama.
+const Arch kSoftcapped{"llama", [](const Keys&, Config*) { return Status(); }, nullptr, true};
+
+TEST(Config, softcaps_are_those_of_the_file_where_the_family_has_them) {
+  const auto read = [](float attention, float logits) {
+    const std::string bytes = TinyModel()
+                                  .builder()
+                                  .f32("llama.attn_logit_softcapping", attention)
+                                  .f32("llama.final_logit_softcapping", logits)
+                                  .build();
+    return read_config(**testing::open_bytes(bytes), kSoftcapped);
+  };
+
+  const auto both = read(50.0f, 30.0f), none = read(0.0f, 0.0f);
+  ASSERT_TRUE(both.ok()) << both.status().message();
+  ASSERT_TRUE(none.ok()) << none.status().message();
+
+  EXPECT_EQ(both->attention_softcap, 50.0f);
+  EXPECT_EQ(both->logit_softcap, 30.0f);
+  EXPECT_EQ(none->attention_softcap, 0.0f);
+  EXPECT_EQ(none->logit_softcap, 0.0f);
+  for (const float value : {-1.0f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    EXPECT_EQ(read(value, 30.0f).status().code(), WCUDA_MALFORMED) << value;
+    EXPECT_EQ(read(50.0f, value).status().code(), WCUDA_MALFORMED) << value;
+  }
+  const std::string without = TinyModel().build();
+  const auto absent = read_config(**testing::open_bytes(without), kSoftcapped);
+  ASSERT_TRUE(absent.ok()) << absent.status().message();
+  EXPECT_EQ(absent->attention_softcap, 0.0f);
+  EXPECT_EQ(absent->logit_softcap, 0.0f);
+}
+
+TEST(TensorList, attention_sinks_are_a_vector_of_a_family_that_has_them) {
+  const Read read(TinyModel().build());
+  ASSERT_TRUE(read.status.ok()) << read.status.message();
+  TensorList with, without;
+  list_dense_decoder(
+      read.config, {Presence::kNone, Presence::kNone, Presence::kNone, Presence::kRequired}, &with);
+  list_dense_decoder(read.config, {Presence::kNone, Presence::kNone, Presence::kNone}, &without);
+
+  uint32_t found = 0;
+  for (const TensorSlot& slot : with.slots()) {
+    if (slot.name != "blk." + std::to_string(found) + ".attn_sinks.weight") continue;
+    ++found;
+    EXPECT_TRUE(slot.is_vector);
+    EXPECT_EQ(slot.presence, Presence::kRequired);
+    EXPECT_EQ(slot.rows, read.config.head_count);
+    EXPECT_EQ(slot.layer_vector, &LayerWeights::attention_sinks);
+  }
+
+  EXPECT_EQ(found, read.config.layer_count);
+  EXPECT_EQ(without.slots().size() + found, with.slots().size());
+}
+
 TEST(Config, refuses_features_it_lacks_and_accepts_their_neutral_values) {
   EXPECT_EQ(read_u32("llama.expert_count", 8).status.code(), WCUDA_UNSUPPORTED);
   EXPECT_EQ(read_u32("llama.expert_count", 0).status.code(), WCUDA_OK);
   EXPECT_EQ(read_f32("llama.logit_scale", 2.0f).status.code(), WCUDA_UNSUPPORTED);
   EXPECT_EQ(read_f32("llama.logit_scale", 1.0f).status.code(), WCUDA_OK);
-  EXPECT_EQ(read_f32("llama.final_logit_softcapping", 30.0f).status.code(), WCUDA_UNSUPPORTED);
+  for (const char* key : {"llama.attn_logit_softcapping", "llama.final_logit_softcapping"}) {
+    EXPECT_EQ(read_f32(key, 30.0f).status.code(), WCUDA_UNSUPPORTED);
+    EXPECT_EQ(read_f32(key, 0.0f).status.code(), WCUDA_OK);
+  }
   // 0: the window holds in every layer; from 1 on, some see everything.
   EXPECT_EQ(read_u32("llama.attention.sliding_window_pattern", 0).status.code(), WCUDA_OK);
   EXPECT_EQ(read_u32("llama.attention.sliding_window_pattern", 1).status.code(), WCUDA_UNSUPPORTED);

@@ -328,9 +328,9 @@ TEST(ModelPlan, refuses_types_that_no_weight_may_have) {
 }
 
 TEST(ModelPlan, refuses_network_tensors_it_does_not_know) {
-  for (const char* name :
-       {"blk.0.attn_sub_norm.weight", "blk.2.attn_q.weight", "blk.0.attn_q.scale",
-        "position_embd.weight", "output.scale", "blk.x", "token_types.weight"}) {
+  for (const char* name : {"blk.0.attn_sub_norm.weight", "blk.0.attn_sinks.weight",
+                           "blk.2.attn_q.weight", "blk.0.attn_q.scale", "position_embd.weight",
+                           "output.scale", "blk.x", "token_types.weight"}) {
     const Loaded loaded(TinyModel().builder().tensor_f32(name, {4}, {1, 2, 3, 4}).build());
     expect_refused(loaded, WCUDA_UNSUPPORTED, std::string("tensor '") + name + "' is not part of");
   }

@@ -67,6 +67,11 @@ struct DeviceStep {
   }
 };
 
+struct ScoreOptions {
+  float softcap = 0.0f;
+  Vector sinks = nullptr;
+};
+
 // CudaAttention with its scratch memory.
 struct DeviceAttention {
   kernels::Launch launch = testing::device_launch();
@@ -81,18 +86,19 @@ struct DeviceAttention {
   // Results of one call of attention; NaN where nothing was written.
   std::vector<float> run(const DeviceStep& step, const KvPool& pool, const DeviceBytes& query,
                          uint32_t heads, float scale, uint32_t window,
-                         const AttentionOptions& options = {},
-                         const RopeKvArgs* rope_kv = nullptr) {
+                         const ScoreOptions& options = {}, const RopeKvArgs* rope_kv = nullptr) {
     const uint64_t floats = uint64_t{step.batch.token_count} * heads * pool.head_length;
     DeviceBytes out(std::vector<float>(floats, NAN));
     EXPECT_EQ(attention.plan(step.batch, pool, window, launch), cudaSuccess);
     AttentionArgs args{&step.batch, query.as<float>(), heads, scale, window, pool,
                        0,           out.as<float>()};
     args.rope_kv = rope_kv;
+    args.softcap = options.softcap;
+    args.sinks = options.sinks;
     if (step.batch.max_row_tokens != 1) {
-      EXPECT_EQ(attention.prefill(args, false, launch, options), cudaSuccess);
+      EXPECT_EQ(attention.prefill(args, false, launch), cudaSuccess);
     }
-    EXPECT_EQ(attention.decode(args, launch, options), cudaSuccess);
+    EXPECT_EQ(attention.decode(args, launch), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     return out.read<float>();
   }

@@ -42,8 +42,13 @@ std::vector<double> naive_attention(const AttentionArgs& args, const Pool& pool,
     const auto key = pool.read(args.layer, page_of(p), false, kv_head, p % kPageTokens);
     double score = 0.0;
     for (uint32_t i = 0; i < n; ++i) score += key[i] * query[i];
-    scores.push_back(score * args.scale);
+    score *= args.scale;
+    scores.push_back(args.softcap == 0.0f ? score : args.softcap * std::tanh(score / args.softcap));
     largest = std::max(largest, scores.back());
+  }
+  if (args.sinks != nullptr) {
+    largest = std::max(largest, static_cast<double>(args.sinks[head]));
+    total = std::exp(args.sinks[head] - largest);
   }
   for (double& score : scores) total += score = std::exp(score - largest);
   for (uint32_t p = first; p <= position; ++p) {
@@ -89,6 +94,46 @@ TEST(HostAttention, equals_the_naive_version_on_poisoned_pages) {
                   << " length " << c.head_length << " token " << token << " head " << head;
           }
       }
+}
+
+TEST(HostAttention, softcap_and_sinks_equal_the_naive_version) {
+  for (const Kernels* kernels : all_kernels()) {
+    Random random(9);
+    Machine machine(*kernels, 2, small_limits(6, 2, 64));
+    ASSERT_TRUE(machine.ops);
+    Step step({{1, 200}, {37, 0}, {20, 50}}, 16, 64, random);
+    Pool pool(KvType::kF16, 2, 16, 2, 64);
+    fill_pool(pool, step, 1, random);
+    const uint64_t floats = uint64_t{step.batch.token_count} * 6 * 64;
+    const auto query = random.normals(floats, 2.0f), sinks = random.normals(6, 3.0f);
+    std::vector<float> out(floats, NAN);
+    AttentionArgs args{&step.batch, query.data(), 6, 0.3f, 0, pool.pool, 1, out.data()};
+    args.softcap = 4.0f;
+    args.sinks = sinks.data();
+
+    ASSERT_TRUE(machine.ops->attention({}, args).ok());
+
+    for (uint32_t token = 0; token < step.batch.token_count; ++token)
+      for (uint32_t head = 0; head < 6; ++head) {
+        const auto expected = naive_attention(args, pool, token, head);
+        for (uint32_t i = 0; i < 64; ++i)
+          ASSERT_NEAR(out[(uint64_t{token} * 6 + head) * 64 + i], expected[i], 2e-5)
+              << kernels->name << " token " << token << " head " << head;
+      }
+  }
+}
+
+TEST(HostSoftcap, bounds_each_value) {
+  Machine machine(best_kernels(), 2, small_limits(1, 1, 32));
+  ASSERT_TRUE(machine.ops);
+  Random random(10);
+  const auto before = random.normals(10000, 40.0f);
+  auto values = before;
+
+  ASSERT_TRUE(machine.ops->softcap({}, {values.data(), values.size(), 30.0f}).ok());
+
+  for (size_t i = 0; i < values.size(); ++i)
+    ASSERT_NEAR(values[i], 30.0 * std::tanh(before[i] / 30.0), 1e-5);
 }
 
 TEST(HostAttention, large_scores_do_not_overflow) {

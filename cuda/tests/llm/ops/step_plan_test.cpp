@@ -231,6 +231,22 @@ TEST(StepPlan, names_every_linear_layer_once) {
       }
 }
 
+TEST(StepPlan, softcap_of_logits_is_a_node_where_config_has_one) {
+  Family llama = families()[0];
+  llama.config.logit_softcap = 30.0f;
+  const Limits limits = limits_of(llama.config, false);
+  for (const Device& device : devices()) {
+    const auto last = [&](uint32_t logits) {
+      const StepPlan plan = plan_step(llama.config, llama.weights, limits, device.traits,
+                                      {5, 1, logits, 5, 5, 5, false});
+      return plan.nodes.back();
+    };
+    EXPECT_EQ(last(1).operation, Operation::kSoftcapLogits) << device.name;
+    EXPECT_EQ(last(1).kernel, device.traits.is_host ? Kernel::kHost : Kernel::kSoftcap);
+    EXPECT_EQ(last(0).operation, Operation::kDown) << "no logits, no softcap";
+  }
+}
+
 TEST(StepPlan, persistent_layers_follow_the_option_and_the_device) {
   const Family llama = families()[0], qwen2 = families()[1];
   const DeviceTraits hopper = devices()[2].traits;

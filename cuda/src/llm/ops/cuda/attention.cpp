@@ -208,8 +208,7 @@ cudaError_t CudaAttention::rope_kv(const RopeKvArgs& args, const kernels::Launch
 }
 
 kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& args,
-                                                        const kernels::Launch& launch,
-                                                        const AttentionOptions& options) const {
+                                                        const kernels::Launch& launch) const {
   kernels::AttentionKernelArgs call;
   call.step = step_rows(*args.batch);
   call.plan = plan_of(*args.batch, args.pool, launch);
@@ -218,8 +217,8 @@ kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& arg
   call.head_count = args.head_count;
   call.scale = args.scale;
   call.window = args.window;
-  call.softcap = options.softcap;
-  call.sinks = options.sinks;
+  call.softcap = args.softcap;
+  call.sinks = args.sinks;
   call.query = args.query;
   call.out = args.out;
   if (args.rope_kv != nullptr) {
@@ -231,16 +230,14 @@ kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& arg
 }
 
 cudaError_t CudaAttention::prefill(const AttentionArgs& args, bool has_half_output,
-                                   const kernels::Launch& launch,
-                                   const AttentionOptions& options) const {
-  kernels::AttentionKernelArgs call = kernel_args(args, launch, options);
+                                   const kernels::Launch& launch) const {
+  kernels::AttentionKernelArgs call = kernel_args(args, launch);
   if (has_half_output) call.out_half = reinterpret_cast<uint16_t*>(args.out);
   return kernels::attention_prefill(call, launch);
 }
 
-cudaError_t CudaAttention::decode(const AttentionArgs& args, const kernels::Launch& launch,
-                                  const AttentionOptions& options) const {
-  return kernels::attention_decode(kernel_args(args, launch, options), launch);
+cudaError_t CudaAttention::decode(const AttentionArgs& args, const kernels::Launch& launch) const {
+  return kernels::attention_decode(kernel_args(args, launch), launch);
 }
 
 }  // namespace wcuda::ops

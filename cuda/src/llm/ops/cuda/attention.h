@@ -13,12 +13,6 @@
 
 namespace wcuda::ops {
 
-// What scores of some families have besides: for those to come.
-struct AttentionOptions {
-  float softcap = 0.0f;    // 0: none; else scores become softcap * tanh(score / softcap)
-  Vector sinks = nullptr;  // (head_count) a further score of each head, whose value is 0
-};
-
 // One object an engine. All calls queue work on launch.stream and may be captured; which kernels
 // run and their grids follow from the limits and from token_count, row_count, page_table_stride,
 // max_row_tokens and max_positions of the batch alone. Everything else is read on the device.
@@ -49,17 +43,16 @@ class CudaAttention {
   // 0. Results of dead tokens are not written. has_half_output: `out` is (token_count, head_count *
   // head_length) f16, where kernels::attention_prefill_has_warpgroup.
   cudaError_t prefill(const AttentionArgs& args, bool has_half_output,
-                      const kernels::Launch& launch, const AttentionOptions& options = {}) const;
-  cudaError_t decode(const AttentionArgs& args, const kernels::Launch& launch,
-                     const AttentionOptions& options = {}) const;
+                      const kernels::Launch& launch) const;
+  cudaError_t decode(const AttentionArgs& args, const kernels::Launch& launch) const;
   // The kernel that decode() launches.
   Kernel decode_kernel(const Batch& batch, const KvPool& pool, const kernels::Launch& launch) const;
 
  private:
   kernels::AttentionPlan plan_of(const Batch& batch, const KvPool& pool,
                                  const kernels::Launch& launch) const;
-  kernels::AttentionKernelArgs kernel_args(const AttentionArgs& args, const kernels::Launch& launch,
-                                           const AttentionOptions& options) const;
+  kernels::AttentionKernelArgs kernel_args(const AttentionArgs& args,
+                                           const kernels::Launch& launch) const;
 
   kernels::AttentionPlan memory_;  // of any step
 };

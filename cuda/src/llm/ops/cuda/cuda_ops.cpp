@@ -9,6 +9,7 @@
 #include "kernels/shared/arena.h"
 #include "kernels/step/embed.h"
 #include "kernels/step/input_scatter.h"
+#include "kernels/step/softcap.h"
 #include "kernels/step/step.h"
 #include "llm/ops/cuda/attention.h"
 #include "llm/ops/cuda/linear.h"
@@ -70,6 +71,7 @@ class CudaOps final : public Ops {
   Status persistent_layers(const Node& node, const LinearArgs* layers, uint32_t count) override;
   Status rope_kv(const Node& node, const RopeKvArgs& args) override;
   Status attention(const Node& node, const AttentionArgs& args) override;
+  Status softcap(const Node& node, const SoftcapArgs& args) override;
 
  private:
   struct Scratch {
@@ -163,6 +165,10 @@ Status CudaOps::attention(const Node& node, const AttentionArgs& args) {
     return check(attention_.prefill(args, node.output == Form::kF16, launch_), "attention_prefill");
   WCUDA_CHECK(node.kernel == attention_.decode_kernel(*args.batch, args.pool, launch_));
   return check(attention_.decode(args, launch_), "attention_decode");
+}
+
+Status CudaOps::softcap(const Node&, const SoftcapArgs& args) {
+  return check(kernels::softcap(args.values, args.count, args.softcap, launch_), "softcap");
 }
 
 }  // namespace

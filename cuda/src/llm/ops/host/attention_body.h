@@ -325,6 +325,17 @@ WCUDA_INLINE void add_page(const AttentionTile& tile, const AttentionWork& work,
       gather<1>(block->gathers + q, work.values, tile.head_length);
 }
 
+// scores (query_count, 64) = softcap * tanh(scores / softcap), at least for the slots stored.
+WCUDA_INLINE void cap_scores(uint32_t query_count, float softcap, SlotRange stored, float* scores) {
+  const Vec factor = broadcast(2.0f / softcap);
+  for (uint32_t q = 0; q < query_count; ++q)
+    for (uint32_t s = stored.begin / kLanes * kLanes; s < stored.end; s += kLanes) {
+      // tanh(x) = 1 - 2 / (e^(2x) + 1)
+      const Vec power = exp_vec(load(scores + q * kPageSlots + s) * factor) + 1.0f;
+      store(scores + q * kPageSlots + s, (1.0f - 2.0f / power) * softcap);
+    }
+}
+
 void attend(const AttentionTile& tile) {
   const uint32_t n = tile.head_length;
   const uint32_t query_count = tile.token_count * tile.group_size;
@@ -338,8 +349,8 @@ void attend(const AttentionTile& tile) {
   work.weights = work.maxima + query_count;
   for (uint64_t i = 0; i < uint64_t{query_count} * n; ++i) work.sums[i] = 0.0f;
   for (uint32_t i = 0; i < query_count; ++i) {
-    work.maxima[i] = -__builtin_inff();
-    work.weights[i] = 0.0f;
+    work.maxima[i] = tile.sinks == nullptr ? -__builtin_inff() : tile.sinks[i % tile.group_size];
+    work.weights[i] = tile.sinks == nullptr ? 0.0f : 1.0f;
   }
   const uint32_t first = first_visible(tile, tile.first_position);
   const uint32_t last = tile.first_position + tile.token_count - 1;
@@ -359,6 +370,7 @@ void attend(const AttentionTile& tile) {
         score<decltype(count)::value>(block.queries, work.columns, n, tile.scale, stored,
                                       work.scores);
       });
+      if (tile.softcap != 0.0f) cap_scores(block.count, tile.softcap, stored, work.scores);
       add_page(tile, work, &block);
     }
   }

@@ -27,7 +27,9 @@ struct AttentionTile {
   uint32_t first_position;     // of the first token
   uint32_t window;             // 0: all positions
   float scale;
-  float* work;  // attention_work_floats(…)
+  float softcap;       // of scores; 0: none
+  const float* sinks;  // (group_size) an extra score of each head, whose value is 0; may be null
+  float* work;         // attention_work_floats(…)
 };
 constexpr uint32_t kAttentionTileTokens = 16;
 constexpr uint64_t attention_work_floats(uint32_t head_length, uint32_t group_size) {
