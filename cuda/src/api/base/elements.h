@@ -18,6 +18,13 @@ inline uint32_t size_of_element(const void* element) {
   std::memcpy(&bytes, element, sizeof(bytes));
   return bytes;
 }
+// The distance between elements keeps each of them aligned.
+template <class T>
+Status check_stride(uint32_t stride, const char* argument) {
+  if (stride % alignof(T) == 0) return {};
+  return Status::error(WCUDA_INVALID_ARGUMENT, "%s: struct_size %u is no multiple of %zu", argument,
+                       stride, alignof(T));
+}
 }  // namespace detail
 
 // An array from the caller: every element checked, and copied at this version's size. NULL is legal
@@ -28,6 +35,7 @@ Result<std::vector<T>> read_elements(const T* data, uint64_t count, const char* 
   if (count == 0) return result;
   WCUDA_TRY(check_not_null(data, argument));
   const uint32_t stride = detail::size_of_element(data);
+  WCUDA_TRY(detail::check_stride<T>(stride, argument));
   result.reserve(count);
   for (uint64_t i = 0; i < count; ++i) {
     const auto* const element =
@@ -54,7 +62,9 @@ struct OutputArray {
   // To be called before anything is written. `count`: elements to write, 0 to capacity.
   Status check(uint64_t count) const {
     if (capacity != 0) WCUDA_TRY(check_not_null(data, argument));
-    return count == 0 ? Status() : check_struct(data, argument);
+    if (count == 0) return {};
+    WCUDA_TRY(detail::check_stride<T>(detail::size_of_element(data), argument));
+    return check_struct(data, argument);
   }
 
   // After check: cannot fail. What a newer caller's element has and this version does not know is

@@ -174,14 +174,13 @@ TEST_F(ResidencyApi, a_scrubbed_context_hands_out_zeros) {
   wcuda_context_destroy(context);
 }
 
-TEST_F(ResidencyApi, options_from_before_scrubbing_are_still_served) {
+TEST_F(ResidencyApi, options_smaller_than_those_of_version_1_are_refused) {
   wcuda_context_options options = WCUDA_CONTEXT_OPTIONS_INIT;
   options.struct_size = offsetof(wcuda_context_options, scrub);
   options.backend = WCUDA_BACKEND_HOST;
-  options.scrub = 99;  // past what the caller's header knows
-  wcuda_context context{0};
-  EXPECT_EQ(wcuda_context_create(&options, &context, &error_), WCUDA_OK) << error_.message;
-  wcuda_context_destroy(context);
+  wcuda_context context{77};
+  EXPECT_EQ(wcuda_context_create(&options, &context, &error_), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(context.id, 77u);
 }
 
 TEST_F(ResidencyApi, null_pointers_and_stale_handles_are_refused) {
