@@ -1,4 +1,4 @@
-//! `backend`: which backends there are and why others are not, and whether those there are compute right.
+//! `backend`: lists backends, why others are unavailable, and checks their results.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -16,18 +16,18 @@ use crate::input::print_json;
 pub struct Args {
     #[command(subcommand)]
     command: Command,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long, global = true)]
     json: bool,
 }
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Names all backends, highest priority first, with the reason why one cannot be used
+    /// Lists all backends, highest priority first, with the reason if one is unavailable
     List,
-    /// Copies, fills, digests and computes on a backend, or on all that can be used
+    /// Copies, fills, digests and computes on one backend, or on all available ones
     Check {
-        /// Its name; asking for one never takes another in its place
+        /// Name of the backend [default: all available]
         #[arg(value_name = "NAME")]
         name: Option<String>,
     },
@@ -75,7 +75,7 @@ fn entry_json(entry: &BackendEntry) -> Value {
     })
 }
 
-/// What a check of one backend found.
+/// The result of checking one backend.
 struct Checked {
     name: String,
     calls: u64,
@@ -112,7 +112,7 @@ fn check(name: Option<&str>, as_json: bool) -> Outcome {
     for result in &results {
         writeln!(
             out,
-            "{}: right, {} calls in {:.1} ms",
+            "{}: ok, {} calls in {:.1} ms",
             result.name, result.calls, result.milliseconds
         )?;
     }
@@ -134,7 +134,7 @@ fn check_one(name: String, backend: Backend) -> Result<Checked, Failure> {
         check_block(&name, &context, &host, bytes)?;
     }
     if matches!(backend, Backend::Unknown(256..)) {
-        // A registered backend compiles kernels of its own only.
+        // A registered backend compiles only its own kernels.
     } else {
         check_sums(&name, &context)?;
     }
@@ -145,14 +145,14 @@ fn check_one(name: String, backend: Backend) -> Result<Checked, Failure> {
     })
 }
 
-/// One block: read back, and digested on the device as on the host.
+/// Reads one block back and compares the device's digest with the CPU's.
 fn check_block(name: &str, device: &CudaContext, host: &CudaContext, bytes: usize) -> Outcome {
     let pattern: Vec<u8> = (0..bytes).map(|i| (i * 29 + i / 241) as u8).collect();
     let block = device.alloc_from(&pattern)?;
     let same = host.alloc_from(&pattern)?.digest(0..bytes)?;
     if block.to_vec()? != pattern || block.digest(0..bytes)? != same {
         return Err(Failure::new(format!(
-            "{name}: a block of {bytes} bytes is not what was written"
+            "{name}: a block of {bytes} bytes differs from what was written"
         )));
     }
     Ok(())
@@ -173,7 +173,7 @@ fn check_sums(name: &str, context: &CudaContext) -> Outcome {
     match sums.iter().position(|sum| *sum != 3.0) {
         None => Ok(()),
         Some(index) => Err(Failure::new(format!(
-            "{name}: vector_add gave {} at {index}, 3 expected",
+            "{name}: vector_add computed {} at {index}, expected 3",
             sums[index]
         ))),
     }

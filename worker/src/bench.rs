@@ -1,4 +1,4 @@
-//! `bench`: how fast prompts are computed and tokens are drawn.
+//! `bench`: measures the speed of prefill and decode.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -12,6 +12,7 @@ use crate::input::print_json;
 use crate::load;
 use crate::machine::{self, Machine};
 use crate::options::{DeviceArgs, EngineArgs, ModelArgs};
+use crate::size;
 use crate::steps;
 
 #[derive(clap::Args)]
@@ -22,7 +23,7 @@ pub struct Args {
     device: DeviceArgs,
     #[command(flatten)]
     engine: EngineArgs,
-    /// Lengths of the prompts that are measured
+    /// Lengths of the prompts for prefill
     #[arg(
         long,
         value_name = "TOKENS",
@@ -30,22 +31,22 @@ pub struct Args {
         default_value = "512"
     )]
     prompt_tokens: Vec<u32>,
-    /// Tokens drawn in a measurement of decoding
+    /// Tokens generated per decode measurement
     #[arg(long, value_name = "TOKENS", default_value_t = 128,
           value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
-    /// Tokens before the drawn ones
+    /// Positions before the first generated token
     #[arg(long, value_name = "TOKENS", default_value_t = 16,
           value_parser = clap::value_parser!(u32).range(1..))]
     depth: u32,
-    /// Measurements of each kind, after one that warms up
+    /// Measurements of each kind, after one warm-up
     #[arg(long, value_name = "N", default_value_t = 5,
           value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// The nodes of a step with the median time of each, of one token and of the first prompt
+    /// Print the nodes of a step with their median times, for one token and for the first prompt
     #[arg(long)]
     profile: bool,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -56,8 +57,8 @@ struct Measured {
     tokens: u32,
     /// Sorted, the shortest first.
     times: Vec<Duration>,
-    /// Weights read once a token, for decoding.
-    bytes_a_token: Option<u64>,
+    /// Bytes of weights read per token, for decode.
+    bytes_per_token: Option<u64>,
 }
 
 impl Measured {
@@ -69,12 +70,12 @@ impl Measured {
         f64::from(self.tokens) / self.times[self.times.len() / 2].as_secs_f64()
     }
 
-    /// Bytes of weights a second at the best time.
+    /// Bytes of weights per second at the best time.
     fn rate(&self) -> Option<f64> {
-        self.bytes_a_token.map(|bytes| bytes as f64 * self.best())
+        self.bytes_per_token.map(|bytes| bytes as f64 * self.best())
     }
 
-    /// Of the memory's bandwidth, in percent.
+    /// Share of the memory bandwidth, in percent.
     fn share(&self, machine: &Machine) -> Option<f64> {
         self.rate().and_then(|rate| machine.share(rate))
     }
@@ -111,17 +112,17 @@ pub fn run(args: Args) -> Outcome {
             work: format!("prefill {length}"),
             tokens: length,
             times,
-            bytes_a_token: None,
+            bytes_per_token: None,
         });
     }
     let times = measure(args.repeat, || bench.decode(args.depth, args.tokens))?;
     let work = format!("decode {} at {}", args.tokens, args.depth);
-    let bytes_a_token = Some(machine::bytes_a_token(&gguf)?);
+    let bytes_per_token = Some(machine::bytes_per_token(&gguf)?);
     rows.push(Measured {
         work,
         tokens: args.tokens,
         times,
-        bytes_a_token,
+        bytes_per_token,
     });
 
     let machine = Machine::of(model.context())?;
@@ -138,13 +139,13 @@ struct Bench {
 }
 
 impl Bench {
-    /// Any tokens will do; the same ones each time.
+    /// Arbitrary tokens, the same each time.
     fn prompt(&self, length: u32) -> Vec<Token> {
         let id = |i: u32| i.wrapping_mul(2_654_435_761).wrapping_add(12345) % self.vocabulary;
         (0..length).map(id).collect()
     }
 
-    /// Speed of a wrong result is worth nothing: a prompt in one step and in pieces must agree.
+    /// Checks results before measuring: a prompt in one step and in pieces must agree.
     fn check(&mut self) -> Outcome {
         let greedy = Sampling::greedy();
         let prompt = self.prompt(24);
@@ -159,19 +160,19 @@ impl Bench {
             }
             let row = output.rows()[0];
             if row.status != RowStatus::Ok || !row.logprob.is_finite() {
-                return Err(Failure::new(format!("the first step ended as {row:?}")));
+                return Err(Failure::new(format!("the first step failed: {row:?}")));
             }
             tokens.push((row.token, row.logprob));
         }
         if (tokens[0].1 - tokens[1].1).abs() > 0.1 {
             return Err(Failure::new(format!(
-                "a prompt in pieces gives other results: {tokens:?}"
+                "a prompt in pieces gives different results: {tokens:?}"
             )));
         }
         Ok(())
     }
 
-    /// Time to compute a prompt and draw one token.
+    /// Time to compute a prompt and sample one token.
     fn prefill(&mut self, length: u32) -> Outcome<Duration> {
         let prompt = self.prompt(length);
         let sequence = self.engine.create_sequence()?;
@@ -180,7 +181,7 @@ impl Bench {
         Ok(started.elapsed())
     }
 
-    /// Time to draw tokens after a prompt, two steps in flight.
+    /// Time to generate tokens after a prompt, with two steps in flight.
     fn decode(&mut self, depth: u32, tokens: u32) -> Outcome<Duration> {
         let greedy = Sampling::greedy();
         let sequence = self.engine.create_sequence()?;
@@ -339,22 +340,21 @@ fn print_table(rows: &[Measured], machine: &Machine, load_time: Duration) -> Out
             row.median()
         )?;
         if let Some(share) = row.share(machine) {
-            write!(out, "  {share:.0} % of the memory's bandwidth")?;
+            write!(out, "  {share:.0} % of the memory bandwidth")?;
         }
         writeln!(out)?;
     }
-    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     writeln!(
         out,
-        "load {:.2} s, memory {:.1} of {:.1} MiB",
+        "load {:.2} s, peak memory {} of {}",
         load_time.as_secs_f64(),
-        mib(machine.peak_bytes),
-        mib(machine.total_bytes)
+        size::short(machine.peak_bytes),
+        size::short(machine.total_bytes)
     )?;
     Ok(())
 }
 
-/// Of this machine, over a minute.
+/// Load average of this machine over one minute.
 fn load_average() -> Option<f64> {
     let load = std::fs::read_to_string("/proc/loadavg").ok()?;
     load.split_whitespace().next()?.parse().ok()

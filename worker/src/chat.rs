@@ -1,4 +1,4 @@
-//! `chat`: a conversation, line by line; earlier turns stay computed.
+//! `chat`: a conversation, line by line; earlier turns stay in the KV cache.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -16,10 +16,10 @@ use crate::terminal;
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// What the model is told first
+    /// The system message
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Most tokens of one answer [default: until the context is full]
+    /// Maximum number of tokens of one answer [default: until the context is full]
     #[arg(short = 'n', long, value_name = "N")]
     max_tokens: Option<u32>,
     #[command(flatten)]
@@ -44,7 +44,7 @@ pub fn run(args: Args) -> Outcome {
     let mut history = first.clone();
     let interactive = io::stdin().is_terminal();
     if interactive {
-        eprintln!("/clear forgets, /exit or Ctrl-D ends, Ctrl-C stops an answer");
+        eprintln!("/clear starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer");
     }
     loop {
         if interactive {
@@ -72,7 +72,7 @@ pub fn run(args: Args) -> Outcome {
     }
 }
 
-/// Prints an answer as it comes, and returns it.
+/// Streams an answer to stdout and returns it.
 fn answer(session: &mut Session, request: &Request) -> Outcome<String> {
     let cancel = interrupt::watch_generation();
     let mut out = terminal::Stdout::lock();
@@ -87,8 +87,10 @@ fn answer(session: &mut Session, request: &Request) -> Outcome<String> {
             Event::Done(summary) => {
                 writeln!(out)?;
                 match summary.reason {
-                    FinishReason::Length => eprintln!("(cut: --max-tokens)"),
-                    FinishReason::ContextFull => eprintln!("(cut: the context is full; /clear)"),
+                    FinishReason::Length => eprintln!("(truncated: --max-tokens reached)"),
+                    FinishReason::ContextFull => eprintln!(
+                        "(truncated: the context is full; /clear starts a new conversation)"
+                    ),
                     FinishReason::Cancelled => eprintln!("(stopped)"),
                     _ => {}
                 }

@@ -1,4 +1,4 @@
-//! `devices`: what this machine can compute on.
+//! `devices`: lists the devices of this machine.
 
 use std::io::Write;
 
@@ -10,7 +10,7 @@ use crate::input::print_json;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -71,7 +71,7 @@ fn line(device: &DeviceCaps) -> String {
             let rate = device.memory_bandwidth as f64 / 1e9;
             let count = device.multiprocessor_count;
             format!(
-                "{backend}:{}  {name}, compute {major}.{minor}, {count} multiprocessors, \
+                "{backend}:{}  {name}, compute capability {major}.{minor}, {count} SMs, \
                  {gib:.1} GiB at {rate:.0} GB/s",
                 device.ordinal
             )

@@ -1,4 +1,4 @@
-//! How a command fails: one line on stderr, with a hint where there is one, and an exit status.
+//! Failures of a command: one line on stderr, with a hint if there is one, and an exit status.
 
 use std::fmt;
 use std::io;
@@ -21,12 +21,12 @@ enum Kind {
     Usage,
     Failed,
     Interrupted,
-    /// Whoever reads our output has gone: nothing to say.
+    /// The reader of the output has closed it: print nothing.
     Quiet,
 }
 
 impl Failure {
-    /// The command was given wrongly.
+    /// Wrong usage of the command: exit status 2.
     pub fn usage(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
@@ -35,7 +35,7 @@ impl Failure {
         }
     }
 
-    /// The command was given rightly and failed.
+    /// The command failed: exit status 1.
     pub fn new(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
@@ -44,7 +44,7 @@ impl Failure {
         }
     }
 
-    /// Ctrl-C.
+    /// Ctrl-C: exit status 130.
     pub fn interrupted() -> Self {
         Self {
             message: "interrupted".into(),
@@ -57,7 +57,7 @@ impl Failure {
         self.kind == Kind::Interrupted
     }
 
-    /// A failure of the operating system at a file.
+    /// An error of the operating system with a file.
     pub fn file(path: &Path, error: &io::Error) -> Self {
         Self::new(format!("{}: {error}", path.display()))
     }
@@ -93,7 +93,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Names from foreign files may hold anything; a terminal must not be steered by them.
+/// Text without control characters: names from foreign files must not control the terminal.
 pub fn one_line(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { ' ' } else { c })
@@ -106,10 +106,10 @@ impl From<Error> for Failure {
             return Self::interrupted();
         }
         let hint = match error.kind() {
-            ErrorKind::NoDevice | ErrorKind::NotAvailable => Some("--backend host always works"),
-            ErrorKind::OutOfMemory | ErrorKind::OutOfHostMemory | ErrorKind::OverBudget => {
-                Some("'worker-orcd plan' tells what is needed; --context and --kv-type shrink it")
-            }
+            ErrorKind::NoDevice | ErrorKind::NotAvailable => Some("--backend host runs on the CPU"),
+            ErrorKind::OutOfMemory | ErrorKind::OutOfHostMemory | ErrorKind::OverBudget => Some(
+                "'worker-orcd plan' shows the memory needed; --context, --batch and --kv-type reduce it",
+            ),
             ErrorKind::LimitExceeded if error.message().contains("sequence") => {
                 Some("--context sets the length of a sequence")
             }
@@ -123,7 +123,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// For writing to stdout: a reader that has gone ends the command in silence.
+/// An error while writing to stdout; a closed reader ends the command silently.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         let kind = match error.kind() {

@@ -1,4 +1,4 @@
-//! What commands read: texts, JSON and lines of JSON.
+//! Input of commands: text, JSON and lines of JSON.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -27,8 +27,8 @@ pub fn json<T: DeserializeOwned>(path: &Path) -> Outcome<T> {
         .map_err(|error| Failure::new(format!("{}: {error}", path.display())))
 }
 
-/// Answers each line of JSON with a line of JSON, in order and as they come. A line that fails is
-/// answered with its error, and makes the command fail at the end.
+/// Answers each line of JSON with a line of JSON, in order, without waiting for the next. A line that fails is
+/// answered with its error, and the command fails at the end.
 pub fn answer_lines<In: DeserializeOwned, Out: Serialize>(
     path: &Path,
     mut answer: impl FnMut(In) -> Outcome<Out>,

@@ -1,4 +1,4 @@
-//! `inspect`: what a GGUF file says.
+//! `inspect`: shows the contents of a GGUF file.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -12,21 +12,22 @@ use crate::failure::{Outcome, one_line};
 use crate::input::print_json;
 use crate::load;
 use crate::machine::{self, Machine};
+use crate::size;
 
 #[derive(clap::Args)]
 pub struct Args {
     /// The GGUF file
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Shows the BLAKE3 digest of each tensor's bytes in the file
+    /// Show the BLAKE3 digest of each tensor's bytes in the file
     #[arg(long)]
     digests: bool,
-    /// One JSON object, arrays whole
+    /// Print one JSON object, with complete arrays
     #[arg(long)]
     json: bool,
 }
 
-/// Elements of an array and bytes of a text that are shown to a reader.
+/// Elements of an array and characters of a text that the listing shows.
 const SHOWN_ELEMENTS: u64 = 8;
 const SHOWN_CHARACTERS: usize = 120;
 
@@ -57,11 +58,11 @@ fn digests(gguf: &Gguf) -> Outcome<Vec<String>> {
     Ok(digests)
 }
 
-/// What each GPU of this machine lets a token be.
-fn limits(bytes_a_token: u64) -> Vec<String> {
+/// Upper limits of tokens per second, for each GPU of this machine.
+fn limits(bytes_per_token: u64) -> Vec<String> {
     let gpus = devices(Backend::Cuda).unwrap_or_default();
     gpus.iter()
-        .filter_map(|caps| Machine::from_caps(caps).limit(bytes_a_token))
+        .filter_map(|caps| Machine::from_caps(caps).limit(bytes_per_token))
         .collect()
 }
 
@@ -70,13 +71,13 @@ fn show(gguf: &Gguf, digests: &[String]) -> Outcome {
     let info = gguf.info();
     writeln!(
         out,
-        "GGUF version {}, {} bytes in {} part(s), {} metadata entries, {} tensors of {} bytes",
+        "GGUF version {}, {} in {} file(s), {} metadata entries, {} tensors of {}",
         info.version,
-        info.file_bytes,
+        size::exact(info.file_bytes),
         info.split_count,
         info.metadata_count,
         info.tensor_count,
-        info.tensor_bytes
+        size::exact(info.tensor_bytes)
     )?;
     writeln!(out, "\nmetadata")?;
     for entry in gguf.metadata() {
@@ -99,9 +100,9 @@ fn show(gguf: &Gguf, digests: &[String]) -> Outcome {
             .join(" x ");
         writeln!(
             out,
-            "  {:<40} {format:<8} {shape:<20} {} bytes{digest}",
+            "  {:<40} {format:<8} {shape:<20} {:>16} bytes{digest}",
             one_line(tensor.name),
-            tensor.bytes
+            size::count(tensor.bytes)
         )?;
         let sum = formats.entry(format).or_default();
         sum.0 += 1;
@@ -109,11 +110,16 @@ fn show(gguf: &Gguf, digests: &[String]) -> Outcome {
     }
     writeln!(out, "\nformats")?;
     for (format, (count, bytes)) in formats {
-        writeln!(out, "  {format:<8} {count} tensors, {bytes} bytes")?;
+        let size = size::exact(bytes);
+        writeln!(out, "  {format:<8} {count} tensors, {size}")?;
     }
-    let bytes_a_token = machine::bytes_a_token(gguf)?;
-    writeln!(out, "\na token reads {bytes_a_token} bytes of weights")?;
-    for limit in limits(bytes_a_token) {
+    let bytes_per_token = machine::bytes_per_token(gguf)?;
+    writeln!(
+        out,
+        "\nweights read per token: {}",
+        size::exact(bytes_per_token)
+    )?;
+    for limit in limits(bytes_per_token) {
         writeln!(out, "  {limit}")?;
     }
     Ok(())
@@ -147,7 +153,7 @@ fn whole(gguf: &Gguf, digests: &[String]) -> Outcome<Json> {
         "tensor_bytes": info.tensor_bytes,
         "alignment": info.alignment,
         "parts": info.split_count,
-        "bytes_a_token": machine::bytes_a_token(gguf)?,
+        "bytes_per_token": machine::bytes_per_token(gguf)?,
         "metadata": metadata,
         "tensors": tensors,
     }))
@@ -169,15 +175,19 @@ fn shown(value: &Value<'_>) -> Outcome<String> {
         let first = array.strings_in(0..len.min(SHOWN_ELEMENTS))?;
         let texts: Vec<String> = first.iter().map(|text| format!("{text:?}")).collect();
         let more = if len > SHOWN_ELEMENTS { ", …" } else { "" };
-        return Ok(format!("{len} texts [{}{more}]", texts.join(", ")));
+        return Ok(format!(
+            "{} strings [{}{more}]",
+            size::count(len),
+            texts.join(", ")
+        ));
     }
-    Ok(format!("{len} of {kind:?}"))
+    Ok(format!("{} of {kind:?}", size::count(len)))
 }
 
 fn shortened(text: &str) -> String {
     let line = one_line(text);
     match line.char_indices().nth(SHOWN_CHARACTERS) {
-        Some((end, _)) => format!("{}… ({} bytes)", &line[..end], text.len()),
+        Some((end, _)) => format!("{}… ({})", &line[..end], size::exact(text.len() as u64)),
         None => line,
     }
 }
@@ -199,7 +209,7 @@ fn to_json(value: &Value<'_>) -> Outcome<Json> {
     })
 }
 
-/// JSON has no infinity and no NaN: they are texts.
+/// JSON has no infinity and no NaN; they become strings.
 fn float_to_json(number: f64) -> Json {
     if number.is_finite() {
         number.into()

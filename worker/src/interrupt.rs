@@ -1,4 +1,4 @@
-//! Ctrl-C: the first ends what is running in good order, the second ends the process.
+//! Ctrl-C: the first cancels the running work, the second ends the process.
 
 use std::process::exit;
 use std::sync::{Mutex, PoisonError};
@@ -21,7 +21,7 @@ static STATE: Mutex<State> = Mutex::new(State {
     interrupted: false,
 });
 
-/// Installs the handler; to be called once.
+/// Installs the handler; call once.
 pub fn install() -> Outcome {
     ctrlc::set_handler(|| {
         let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -32,22 +32,22 @@ pub fn install() -> Outcome {
         }
         state.interrupted = true;
     })
-    .map_err(|error| Failure::new(format!("cannot listen for Ctrl-C: {error}")))
+    .map_err(|error| Failure::new(format!("cannot handle Ctrl-C: {error}")))
 }
 
-/// What Ctrl-C stops from now on.
+/// From now on Ctrl-C cancels this load.
 pub fn watch_load(cancel: &CancelHandle) {
     set(Some(cancel.clone()), None);
 }
 
-/// A flag for one generation, which Ctrl-C sets from now on.
+/// Returns the flag of one generation; Ctrl-C sets it from now on.
 pub fn watch_generation() -> CancelFlag {
     let flag = CancelFlag::default();
     set(None, Some(flag.clone()));
     flag
 }
 
-/// From now on Ctrl-C ends the process at once.
+/// From now on Ctrl-C ends the process immediately.
 pub fn watch_nothing() {
     set(None, None);
 }

@@ -1,4 +1,4 @@
-//! `kernels`: the catalogue, or what a manifest describes.
+//! `kernels`: the kernels of the catalogue or of a manifest, with their parameters.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -6,15 +6,16 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 use worker_cuda::{Manifest, catalogue};
 
+use crate::compute::call::{Param, of_builtin, of_manifest as manifest_params};
 use crate::failure::{Outcome, one_line};
 use crate::input::print_json;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Kernels of this manifest instead of the catalogue's
+    /// List the kernels of this manifest instead of the catalogue
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -34,7 +35,7 @@ fn of_catalogue(as_json: bool) -> Outcome {
             .map(|kernel| {
                 json!({
                     "name": kernel.name,
-                    "signature": kernel.signature,
+                    "parameters": to_json(&of_builtin(kernel, "elements")),
                     "parameter_count": kernel.parameter_count,
                     "types": if kernel.is_f32_only { vec!["f32"] } else { vec!["f32", "f16", "bf16"] },
                 })
@@ -44,8 +45,13 @@ fn of_catalogue(as_json: bool) -> Outcome {
     }
     let mut out = std::io::stdout().lock();
     for kernel in &kernels {
-        let types = if kernel.is_f32_only { "f32" } else { "" };
-        writeln!(out, "{:<26}{types:<5}{}", kernel.name, kernel.signature)?;
+        let types = if kernel.is_f32_only {
+            "f32"
+        } else {
+            "f32, f16, bf16"
+        };
+        let call = call(&kernel.name, &of_builtin(kernel, ""));
+        writeln!(out, "{call}  [{types}]")?;
     }
     Ok(())
 }
@@ -61,6 +67,7 @@ fn of_manifest(manifest: &Manifest, as_json: bool) -> Outcome {
                     "id": kernel.id,
                     "sig_hash": format!("{:016x}", kernel.sig_hash),
                     "signature": kernel.signature,
+                    "parameters": to_json(&manifest_params(kernel)),
                     "module": kernel.module,
                     "host": kernel.host,
                     "deterministic": kernel.is_deterministic,
@@ -81,11 +88,30 @@ fn of_manifest(manifest: &Manifest, as_json: bool) -> Outcome {
         };
         writeln!(
             out,
-            "{id:>5}  {:<26}{:016x}  {code:<13} {}",
-            one_line(&kernel.name),
+            "{id:>5}  {:016x}  {code:<13} {}",
             kernel.sig_hash,
-            kernel.signature
+            one_line(&call(&kernel.name, &manifest_params(kernel)))
         )?;
     }
     Ok(())
+}
+
+/// A call as a reader writes it: "softmax(in x[rows*width], out y[rows*width], rows, width)".
+fn call(name: &str, params: &[Param]) -> String {
+    let params: Vec<String> = params.iter().map(Param::to_string).collect();
+    format!("{name}({})", params.join(", "))
+}
+
+fn to_json(params: &[Param]) -> Vec<Value> {
+    params
+        .iter()
+        .map(|param| {
+            json!({
+                "name": param.name,
+                "role": param.role.name(),
+                "type": param.dtype,
+                "shape": param.shape,
+            })
+        })
+        .collect()
 }

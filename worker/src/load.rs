@@ -1,4 +1,4 @@
-//! Opens a device, a file and a model, with a bar while the weights come.
+//! Opens a device, a file and a model, with a progress bar while weights load.
 
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
@@ -11,42 +11,42 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::options::{BackendChoice, DeviceArgs};
 
-/// Opens the device, and tells on stderr when it is not what was hoped for.
+/// Opens the device, and reports on stderr if `auto` falls back to the CPU.
 pub fn context(args: &DeviceArgs) -> Outcome<CudaContext> {
     let context = args.builder().open()?;
     let info = context.info()?;
     if args.backend == BackendChoice::Auto && info.backend == Backend::Host {
         let reason = info.fallback_reason;
         eprintln!(
-            "{reason}; computing on the processor, {} threads",
+            "{reason}; computing on the CPU, {} threads",
             info.host_threads
         );
     }
     Ok(context)
 }
 
-/// Opens the file; its name becomes part of what goes wrong.
+/// Opens the file; errors name it.
 pub fn gguf(path: &Path) -> Outcome<Gguf> {
     Gguf::open(path).map_err(|error| {
         let malformed = error.kind() == ErrorKind::Malformed;
         let failure = Failure::from(error.with_context(path.display().to_string()));
         if malformed {
-            failure.hint("is it a GGUF file, and whole?")
+            failure.hint("is it a complete GGUF file?")
         } else {
             failure
         }
     })
 }
 
-/// Opens the device and loads the weights; Ctrl-C stops it. Where nobody asked for a GPU, and models
-/// cannot be loaded there, the processor computes.
+/// Opens the device and loads the weights; Ctrl-C cancels. With `auto`, a model that the GPU cannot load is
+/// loaded on the CPU.
 pub fn model(args: &DeviceArgs, gguf: &Gguf) -> Outcome<Model> {
     let context = context(args)?;
     match load_on(&context, gguf) {
         Err(error)
             if error.kind() == ErrorKind::NotAvailable && args.backend == BackendChoice::Auto =>
         {
-            eprintln!("{error}; computing on the processor");
+            eprintln!("{error}; computing on the CPU");
             let host = DeviceArgs {
                 backend: BackendChoice::Host,
                 device: 0,
@@ -90,7 +90,7 @@ fn bar() -> ProgressBar {
     ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// The context length that a file's model was trained for; 0 where it does not tell.
+/// The context length that a file's model was trained for; 0 if unknown.
 pub fn trained_context(gguf: &Gguf) -> Outcome<u32> {
     let architecture = gguf.str("general.architecture")?.unwrap_or("");
     Ok(gguf

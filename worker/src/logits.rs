@@ -1,4 +1,4 @@
-//! `logits`: the model's logits for given tokens, each position told the true token before it.
+//! `logits`: the model's logits for given tokens (teacher forcing).
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -20,10 +20,10 @@ pub struct Args {
     device: DeviceArgs,
     #[command(flatten)]
     engine: EngineArgs,
-    /// {"sequences": [[ids…], …]}
+    /// A JSON file {"sequences": [[ids…], …]}
     #[arg(long, value_name = "FILE")]
     tokens: PathBuf,
-    /// Where the logits go: f32, little-endian, (positions of all sequences, vocabulary)
+    /// Output file: f32, little-endian, (positions of all sequences, vocabulary)
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 }
@@ -33,7 +33,7 @@ struct Sequences {
     sequences: Vec<Vec<Token>>,
 }
 
-/// Positions a step: their logits are all in memory at once.
+/// Positions per step; all their logits are in memory at once.
 const ROWS: u32 = 256;
 
 pub fn run(args: Args) -> Outcome {

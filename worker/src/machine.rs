@@ -1,4 +1,4 @@
-//! Where a model is at work, and how fast its memory lets a token be.
+//! The device that runs a model, and the speed limit of its memory.
 
 use worker_cuda::{Backend, CudaContext, DeviceCaps, Gguf, Purpose, devices};
 
@@ -8,12 +8,12 @@ use crate::failure::Outcome;
 pub struct Machine {
     pub backend: Backend,
     pub name: String,
-    /// Of the host backend, else 0.
+    /// Threads of the CPU backend, else 0.
     pub threads: u32,
-    /// Bytes a second; 0 where it is not known.
+    /// Bytes per second; 0 if unknown.
     pub bandwidth: u64,
     pub total_bytes: u64,
-    /// Most that the context has held.
+    /// Peak memory of the context.
     pub peak_bytes: u64,
 }
 
@@ -31,7 +31,7 @@ impl Machine {
         })
     }
 
-    /// A device that nothing was opened on.
+    /// A device without an open context.
     pub fn from_caps(caps: &DeviceCaps) -> Self {
         Self::unused(Some(caps), caps.backend)
     }
@@ -56,31 +56,31 @@ impl Machine {
         format!("{} ({}{threads})", self.name, self.backend)
     }
 
-    /// Part of the memory's bandwidth, in percent, that `bytes_per_second` is.
+    /// Share of the memory bandwidth, in percent.
     pub fn share(&self, bytes_per_second: f64) -> Option<f64> {
         (self.bandwidth > 0).then(|| 100.0 * bytes_per_second / self.bandwidth as f64)
     }
 
-    /// Tokens a second of one sequence at most, with `bytes_a_token` read for each.
-    pub fn most_tokens_per_second(&self, bytes_a_token: u64) -> Option<f64> {
-        (self.bandwidth > 0 && bytes_a_token > 0)
-            .then(|| self.bandwidth as f64 / bytes_a_token as f64)
+    /// Upper limit of tokens per second of one sequence that reads `bytes_per_token`.
+    pub fn tokens_per_second_max(&self, bytes_per_token: u64) -> Option<f64> {
+        (self.bandwidth > 0 && bytes_per_token > 0)
+            .then(|| self.bandwidth as f64 / bytes_per_token as f64)
     }
 
-    /// What `most_tokens_per_second` says, in words.
-    pub fn limit(&self, bytes_a_token: u64) -> Option<String> {
-        let most = self.most_tokens_per_second(bytes_a_token)?;
+    /// `tokens_per_second_max` in words.
+    pub fn limit(&self, bytes_per_token: u64) -> Option<String> {
+        let most = self.tokens_per_second_max(bytes_per_token)?;
         let rate = self.bandwidth as f64 / 1e9;
         Some(format!(
-            "{}: at most {most:.0} tokens a second, {rate:.0} GB/s",
+            "{}: at most {most:.0} tokens/s at {rate:.0} GB/s",
             self.name
         ))
     }
 }
 
-/// Bytes of weights that computing one token reads: those of all tensors, but not of an embedding table
-/// that is not the output matrix too, of which a token takes one row.
-pub fn bytes_a_token(gguf: &Gguf) -> Outcome<u64> {
+/// Bytes of weights read for one token: all tensors, except an embedding table that is not also the output
+/// matrix, of which a token reads one row.
+pub fn bytes_per_token(gguf: &Gguf) -> Outcome<u64> {
     let mut bytes = gguf.info().tensor_bytes;
     if gguf.tensor("output.weight")?.is_some()
         && let Some(table) = gguf.tensor("token_embd.weight")?

@@ -1,4 +1,4 @@
-//! The command line `worker-orcd`: GGUF models at work on this machine.
+//! The command line `worker-orcd`: runs and examines GGUF models.
 
 use std::process::ExitCode;
 
@@ -24,13 +24,14 @@ mod options;
 mod plan;
 mod prompt;
 mod run;
+mod size;
 mod steps;
 mod template;
 mod terminal;
 mod tokenize;
 mod vram;
 
-/// Runs GGUF language models on a GPU, or on the processor.
+/// Runs GGUF language models on a GPU or on the CPU
 #[derive(Parser)]
 #[command(name = "worker-orcd", version, arg_required_else_help = true)]
 struct Cli {
@@ -40,38 +41,38 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Answers a prompt, as it is generated
+    /// Generates an answer to a prompt and streams it
     Run(run::Args),
-    /// Talks, line by line
+    /// Holds a conversation, line by line
     Chat(chat::Args),
-    /// Shows metadata, tensors and formats of a file
+    /// Shows metadata, tensors and formats of a GGUF file
     Inspect(inspect::Args),
-    /// Tells what a model needs and whether it fits
+    /// Computes the memory that a model needs; exits with 1 if it does not fit
     Plan(plan::Args),
-    /// Turns text into token ids
+    /// Converts text to token ids
     Tokenize(tokenize::Args),
-    /// Turns token ids into text
+    /// Converts token ids to text
     Detokenize(tokenize::DetokenizeArgs),
-    /// Renders messages through the model's chat template
+    /// Renders messages with the model's chat template
     Template(template::Args),
     /// Measures prefill and decode
     Bench(bench::Args),
     /// Lists the devices of this machine
     Devices(devices::Args),
-    /// Lists backends, checks that they compute right
+    /// Lists backends and checks their results
     Backend(backend::Args),
-    /// Shows a device's memory, checks it, looks for leaks, digests files on it
+    /// Shows and checks device memory, finds leaks, computes digests
     Vram(vram::Args),
     /// Lists kernels that can be run by name
     Kernels(kernels::Args),
-    /// Runs kernels, compiles them, tells how they fill a device
+    /// Runs and compiles kernels, computes their occupancy
     Compute(compute::Args),
-    /// Writes the logits of given tokens, for checks against other engines
+    /// Writes the logits of given tokens, to compare with other engines
     Logits(logits::Args),
 }
 
 fn main() -> ExitCode {
-    // Usage mistakes end here, with status 2.
+    // A usage error exits here with status 2.
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::run(args),

@@ -1,4 +1,4 @@
-//! Arrays in NumPy's .npy files: little-endian numbers in C order, and nothing else.
+//! Arrays in NumPy's .npy files: little-endian numbers in C order only.
 //!
 //! The format (numpy.lib.format): `\x93NUMPY`, version, length of the header, the header as a Python
 //! dictionary of exactly descr, fortran_order and shape, then the elements.
@@ -29,10 +29,10 @@ const TYPES: [(&str, &str, usize); 11] = [
     ("f64", "<f8", 8),
 ];
 
-/// An array as it lies in its file.
+/// An array as stored in its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Array {
-    /// "f32" and so on. NumPy has no bf16: its bits go as "u16".
+    /// "f32" and so on. NumPy has no bf16; its bits are stored as "u16".
     pub dtype: &'static str,
     pub shape: Vec<u64>,
     /// Elements in C order, little-endian.

@@ -14,25 +14,27 @@ pub struct ModelArgs {
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct DeviceArgs {
-    /// What computes
+    /// Where to compute
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
     pub backend: BackendChoice,
     /// Number of the CUDA device
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub device: i32,
-    /// Threads of the host backend [default: the processors this process may use]
+    /// Threads of the CPU backend [default: the CPUs available to this process]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
-    /// Most device memory to hold, in MiB [default: no limit]
+    /// Limit of device memory, in MiB [default: no limit]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     pub memory_budget: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BackendChoice {
-    /// A GPU if there is one, else the processor
+    /// A GPU if there is one, else the CPU
     Auto,
+    /// An NVIDIA GPU
     Cuda,
+    /// The CPU
     Host,
 }
 
@@ -53,14 +55,14 @@ impl DeviceArgs {
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct EngineArgs {
-    /// Most tokens of a sequence, prompt and answer together [default: 4096, or what the model was
-    /// trained for where that is less]
+    /// Maximum length of a sequence, prompt and answer together [default: 4096, or the model's
+    /// training context if that is shorter]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub context: Option<u32>,
-    /// How keys and values are stored
+    /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvChoice::F16)]
     pub kv_type: KvChoice,
-    /// Most tokens of a prompt computed in one step
+    /// Maximum number of prompt tokens per step
     #[arg(long, value_name = "TOKENS", default_value_t = 512,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
@@ -74,12 +76,12 @@ pub enum KvChoice {
     Fp8,
 }
 
-/// A sequence's length where nothing is said: a model trained for 128k tokens must not reserve
-/// gigabytes for a short answer.
+/// Default length of a sequence: a model trained for 128k tokens must not reserve gigabytes for a short
+/// answer.
 const DEFAULT_CONTEXT: u32 = 4096;
 
 impl EngineArgs {
-    /// For one sequence. `trained` is the context length the model was trained for, 0 if unknown.
+    /// Options for one sequence. `trained` is the context length the model was trained for, 0 if unknown.
     pub fn options(&self, trained: u32) -> EngineOptions {
         let most = if trained == 0 {
             DEFAULT_CONTEXT
@@ -101,22 +103,22 @@ impl EngineArgs {
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct SamplingArgs {
-    /// 0: always the most probable token
+    /// Sampling temperature; 0: always the most probable token
     #[arg(long, value_name = "T", default_value_t = 0.0)]
     pub temperature: f32,
-    /// Only the K most probable tokens; 0: all
+    /// Sample from the K most probable tokens; 0: all
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub top_k: u32,
-    /// The most probable tokens that reach this sum; 0: all
+    /// Sample from the most probable tokens whose probabilities sum to P; 0: all
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub top_p: f32,
-    /// Tokens of at least this share of the most probable; 0: all
+    /// Sample from tokens with at least P times the highest probability; 0: all
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub min_p: f32,
-    /// The same seed draws the same tokens
+    /// Random seed; the same seed gives the same tokens
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
-    /// Penalty on tokens seen; 1: none
+    /// Penalty on tokens already in the sequence; 1: none
     #[arg(long, value_name = "R", default_value_t = 1.0)]
     pub repetition_penalty: f32,
 }

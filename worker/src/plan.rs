@@ -1,16 +1,17 @@
-//! `plan`: what a model needs, and whether it fits.
+//! `plan`: the memory that a model needs, and whether it fits.
 
 use std::io::Write;
 use std::path::PathBuf;
 
 use serde_json::json;
-use worker_cuda::StepShape;
+use worker_cuda::{Plan, StepShape};
 
 use crate::failure::{Failure, Outcome};
 use crate::input::print_json;
 use crate::load;
 use crate::machine::{self, Machine};
 use crate::options::{DeviceArgs, EngineArgs};
+use crate::size;
 use crate::steps;
 
 #[derive(clap::Args)]
@@ -25,16 +26,16 @@ pub struct Args {
     device: DeviceArgs,
     #[command(flatten)]
     engine: EngineArgs,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// The nodes of a step after --context tokens: kernel, bytes, FLOPs, and the time at the roofline
+    /// Print the nodes of a step after --context tokens: kernel, bytes, FLOPs, time at the roofline
     #[arg(long)]
     steps: bool,
-    /// Tokens of the step, all of one sequence
+    /// Tokens of the step, all in one sequence
     #[arg(long, value_name = "N", default_value_t = 1, requires = "steps")]
     tokens: u32,
-    /// A device of the table of measured rates, in place of the one here: H200
+    /// Use the measured rates of this device instead of this machine's: H200
     #[arg(long, value_name = "NAME", requires = "steps")]
     device_table: Option<String>,
 }
@@ -43,7 +44,7 @@ pub fn run(args: Args) -> Outcome {
     let path = args
         .file
         .or(args.model)
-        .ok_or_else(|| Failure::usage("which file?"))?;
+        .ok_or_else(|| Failure::usage("no file given"))?;
     let gguf = load::gguf(&path)?;
     let context = load::context(&args.device)?;
     let options = args.engine.options(load::trained_context(&gguf)?);
@@ -66,9 +67,9 @@ pub fn run(args: Args) -> Outcome {
     }
     let plan = context.plan(&gguf, &options)?;
     let machine = Machine::of(&context)?;
-    let bytes_a_token = machine::bytes_a_token(&gguf)?;
+    let bytes_per_token = machine::bytes_per_token(&gguf)?;
     if args.json {
-        return print_json(&json!({
+        print_json(&json!({
             "backend": machine.backend.to_string(),
             "device": machine.name,
             "device_bytes": machine.total_bytes,
@@ -82,18 +83,20 @@ pub fn run(args: Args) -> Outcome {
             "kv_page_bytes": plan.kv_page_bytes,
             "kv_page_count": plan.kv_page_count,
             "loading_bytes": plan.loading_bytes,
-            "bytes_a_token": bytes_a_token,
-            "most_tokens_per_second": machine.most_tokens_per_second(bytes_a_token),
-        }));
+            "bytes_per_token": bytes_per_token,
+            "tokens_per_second_max": machine.tokens_per_second_max(bytes_per_token),
+        }))?;
+        return fits(&plan, &machine);
     }
     let mut out = std::io::stdout().lock();
     let pages = format!(
-        "{} pages of {} bytes",
-        plan.kv_page_count, plan.kv_page_bytes
+        "{} pages of {}",
+        size::count(plan.kv_page_count),
+        size::short(plan.kv_page_bytes)
     );
     for (name, bytes, note) in [
         ("weights", plan.weights_bytes, ""),
-        ("keys and values", plan.kv_bytes, &*pages),
+        ("KV cache", plan.kv_bytes, &*pages),
         ("scratch", plan.scratch_bytes, ""),
         ("total", plan.total_bytes, ""),
         (
@@ -101,18 +104,46 @@ pub fn run(args: Args) -> Outcome {
             plan.available_bytes,
             &*format!("on {}", machine.label()),
         ),
-        ("loading", plan.loading_bytes, "besides the weights"),
-        ("staging (host)", plan.staging_bytes, "while loading"),
+        (
+            "loading",
+            plan.loading_bytes,
+            "in addition to weights, while loading",
+        ),
+        (
+            "staging (host)",
+            plan.staging_bytes,
+            "pinned, while loading",
+        ),
     ] {
-        let mib = bytes as f64 / f64::from(1 << 20);
-        writeln!(out, "{name:<16} {bytes:>16} bytes {mib:>12.1} MiB  {note}")?;
+        let (short, exact) = (size::short(bytes), size::count(bytes));
+        writeln!(out, "{name:<16} {short:>12} {exact:>18} bytes  {note}")?;
     }
-    if let Some(limit) = machine.limit(bytes_a_token) {
+    if let Some(limit) = machine.limit(bytes_per_token) {
         writeln!(
             out,
-            "a token reads {bytes_a_token} bytes of weights; {limit}"
+            "weights read per token: {}; {limit}",
+            size::exact(bytes_per_token)
         )?;
     }
-    writeln!(out, "{}", if plan.fits { "fits" } else { "does not fit" })?;
-    Ok(())
+    if plan.fits {
+        writeln!(out, "fits")?;
+    }
+    fits(&plan, &machine)
+}
+
+/// An error if the model does not fit.
+fn fits(plan: &Plan, machine: &Machine) -> Outcome {
+    if plan.fits {
+        return Ok(());
+    }
+    let needed = plan
+        .total_bytes
+        .max(plan.weights_bytes + plan.loading_bytes);
+    Err(Failure::new(format!(
+        "does not fit: needs {}, {} available on {}",
+        size::exact(needed),
+        size::exact(plan.available_bytes),
+        machine.label()
+    ))
+    .hint("--context, --batch and --kv-type reduce it"))
 }

@@ -1,4 +1,4 @@
-//! From what the user gave to the tokens of a prompt: through the chat template, or raw.
+//! Tokens of a prompt: through the chat template, or raw.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,22 +8,22 @@ use worker_cuda::{Error, Token};
 
 use crate::failure::{Failure, Outcome};
 
-/// The model's way to turn messages into text.
+/// Renders messages with the model's chat template.
 pub struct Prompter {
     template: Result<ChatTemplate, Error>,
 }
 
 impl Prompter {
-    /// The template of that name, or the unnamed one. One that is missing or broken is an error
-    /// only when it is needed.
+    /// Uses the template of that name, or the default one. A missing or broken template is an error only
+    /// when it is used.
     pub fn new(vocabulary: &Vocabulary, name: Option<&str>) -> Self {
         Self {
             template: ChatTemplate::from_vocabulary(vocabulary, name),
         }
     }
 
-    /// The text of a request: `messages`, `tools`, `documents`, `add_generation_prompt`, and what
-    /// else there is as variables of the template.
+    /// Renders a request: `messages`, `tools`, `documents`, `add_generation_prompt`; other fields become
+    /// variables of the template.
     pub fn render(&self, request: Map<String, Value>) -> Outcome<String> {
         const HINT: &str = "run --raw works without a chat template";
         let fail = |error: &Error| Failure::new(error.to_string()).hint(HINT);
@@ -35,7 +35,7 @@ impl Prompter {
             .map_err(|error| fail(&error))
     }
 
-    /// Tokens of a request, up to where the assistant speaks.
+    /// Tokens of a request, up to the assistant's turn.
     pub fn tokens(
         &self,
         tokenizer: &Tokenizer,
@@ -45,7 +45,7 @@ impl Prompter {
             .entry("add_generation_prompt")
             .or_insert(true.into());
         let text = self.render(request)?;
-        // The template writes the markers itself.
+        // The template contains the special tokens itself.
         let options = EncodeOptions {
             add_special: false,
             parse_special: true,
@@ -58,14 +58,18 @@ fn template_input(mut request: Map<String, Value>) -> Outcome<TemplateInput> {
     let mut list = |key: &str| match request.remove(key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Array(list)) => Ok(Some(list)),
-        Some(_) => Err(Failure::new(format!("'{key}' of a request is a list"))),
+        Some(_) => Err(Failure::new(format!("'{key}' of a request must be a list"))),
     };
-    let messages = list("messages")?.ok_or_else(|| Failure::new("a request has 'messages'"))?;
+    let messages = list("messages")?.ok_or_else(|| Failure::new("a request needs 'messages'"))?;
     let (tools, documents) = (list("tools")?, list("documents")?);
     let add_generation_prompt = match request.remove("add_generation_prompt") {
         None | Some(Value::Null) => false,
         Some(Value::Bool(value)) => value,
-        Some(_) => return Err(Failure::new("'add_generation_prompt' is true or false")),
+        Some(_) => {
+            return Err(Failure::new(
+                "'add_generation_prompt' must be true or false",
+            ));
+        }
     };
     Ok(TemplateInput {
         messages,
@@ -87,7 +91,7 @@ fn now() -> Clock {
     }
 }
 
-/// Tokens of a text to go on with.
+/// Tokens of a plain text.
 pub fn raw(tokenizer: &Tokenizer, text: &str) -> Outcome<Vec<Token>> {
     let options = EncodeOptions {
         add_special: true,
@@ -101,7 +105,7 @@ pub fn message(role: &str, content: &str) -> Value {
     json!({ "role": role, "content": content })
 }
 
-/// A request of messages alone.
+/// A request with only messages.
 pub fn conversation(messages: Vec<Value>) -> Map<String, Value> {
     Map::from_iter([("messages".to_owned(), messages.into())])
 }

@@ -1,4 +1,4 @@
-//! `run`: answers one prompt as it is generated, or many from lines of JSON.
+//! `run`: streams the answer to one prompt, or answers many from lines of JSON.
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::PathBuf;
@@ -17,6 +17,7 @@ use crate::load;
 use crate::machine::{self, Machine};
 use crate::options::{DeviceArgs, EngineArgs, ModelArgs, SamplingArgs};
 use crate::prompt::{self, Prompter};
+use crate::size;
 use crate::terminal;
 
 #[derive(clap::Args)]
@@ -32,28 +33,29 @@ pub struct Args {
     /// A file with the prompt; - is stdin
     #[arg(long, value_name = "FILE", conflicts_with = "requests")]
     prompt_file: Option<PathBuf>,
-    /// Lines of {"prompt" or "messages" or "tokens", options}, answered with lines of JSON
+    /// A file with one JSON request per line ({"prompt" or "messages" or "tokens", options}); prints one
+    /// JSON answer per line
     #[arg(long, value_name = "FILE")]
     requests: Option<PathBuf>,
-    /// Puts the prompt through the model's chat template; this is the default
+    /// Apply the model's chat template to the prompt (default)
     #[arg(long, conflicts_with = "raw")]
     chat: bool,
-    /// Goes on with the prompt as it is
+    /// Continue the prompt as plain text, without a chat template
     #[arg(long)]
     raw: bool,
-    /// What the model is told before the prompt, in a chat
+    /// The system message before the prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     system: Option<String>,
-    /// Most tokens of the answer [default: until the context is full]
+    /// Maximum number of tokens of the answer [default: until the context is full]
     #[arg(short = 'n', long, value_name = "N")]
     max_tokens: Option<u32>,
-    /// A text that ends the answer; may be given several times
+    /// End the answer at this text; may be repeated
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Goes on past tokens that end a text
+    /// Continue after end-of-text tokens
     #[arg(long)]
     ignore_end: bool,
-    /// Reports the K most probable tokens at each position
+    /// Report the K most probable tokens at each position (JSON only)
     #[arg(long, value_name = "K", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(..=MOST_LOGPROBS as i64))]
     logprobs: u32,
@@ -63,14 +65,14 @@ pub struct Args {
     device: DeviceArgs,
     #[command(flatten)]
     engine: EngineArgs,
-    /// One JSON object at the end, in place of text as it comes
+    /// Print one JSON object at the end instead of streaming text
     #[arg(long)]
     json: bool,
 }
 
 const MOST_LOGPROBS: u32 = 128;
 
-/// A line of `--requests`; what it leaves out is as the command's options say.
+/// A line of `--requests`; absent fields default to the command's options.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
@@ -102,7 +104,7 @@ struct Answer {
     prompt_tokens: Vec<Token>,
     tokens: Vec<Token>,
     text: String,
-    /// For each token the most probable ones, [id, logprob]; empty when not asked for.
+    /// The most probable tokens at each position, [id, logprob]; empty if not requested.
     logprobs: Vec<Vec<(Token, f32)>>,
     /// Logprob of each token itself.
     token_logprobs: Vec<f32>,
@@ -122,7 +124,7 @@ pub fn run(args: Args) -> Outcome {
         prompter,
         defaults: &args,
     };
-    // What is wrong with the prompt or the template is told before the weights are loaded.
+    // Errors in the prompt or the template are reported before the weights are loaded.
     let single = match &args.requests {
         Some(_) => None,
         None => Some(asker.request(&one_line(&args)?)?),
@@ -169,7 +171,7 @@ fn refuse_cancelled(reason: &str) -> Outcome {
     }
 }
 
-/// The one request that the options describe.
+/// The request that the options describe.
 fn one_line(args: &Args) -> Outcome<Line> {
     let text = match (&args.words, &args.prompt, &args.prompt_file) {
         (Some(text), ..) | (None, Some(text), _) => text.clone(),
@@ -184,7 +186,7 @@ fn one_line(args: &Args) -> Outcome<Line> {
 
 fn prompt_from_stdin() -> Outcome<String> {
     if io::stdin().is_terminal() {
-        eprintln!("the prompt, then Ctrl-D:");
+        eprintln!("enter the prompt, then Ctrl-D:");
     }
     let mut text = String::new();
     io::stdin()
@@ -193,7 +195,7 @@ fn prompt_from_stdin() -> Outcome<String> {
     Ok(text)
 }
 
-/// Prints the answer as it comes.
+/// Streams the answer to stdout.
 fn stream(session: &mut Session, request: &Request) -> Outcome<Summary> {
     let cancel = interrupt::watch_generation();
     let mut out = terminal::Stdout::lock();
@@ -215,7 +217,7 @@ fn stream(session: &mut Session, request: &Request) -> Outcome<Summary> {
             _ => {}
         }
     }
-    Err(Failure::new("the answer has no end"))
+    Err(Failure::new("the generation ended without a result"))
 }
 
 fn answer(session: &mut Session, request: &Request, id: Option<Value>) -> Outcome<Answer> {
@@ -255,7 +257,7 @@ fn answer(session: &mut Session, request: &Request, id: Option<Value>) -> Outcom
     Ok(answer)
 }
 
-/// Makes requests of lines and options.
+/// Builds requests from lines and options.
 struct Asker<'a> {
     tokenizer: Arc<Tokenizer>,
     prompter: Prompter,
@@ -288,7 +290,7 @@ impl Asker<'_> {
             (None, Some(messages), None) => messages.clone(),
             _ => {
                 return Err(Failure::new(
-                    "a request has one of prompt, messages and tokens",
+                    "a request needs exactly one of prompt, messages and tokens",
                 ));
             }
         };
@@ -314,24 +316,24 @@ impl Asker<'_> {
     }
 }
 
-/// One line on stderr: stdout has the answer alone.
+/// Prints one line on stderr; stdout has only the answer.
 pub fn print_speed(summary: &Summary, model: &Model) -> Outcome {
     let machine = Machine::of(model.context())?;
     let rate = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(1e-9);
     let computed = summary.prompt_tokens - summary.cached_tokens;
-    // The first token is drawn with the prompt.
+    // The first token is sampled with the prompt.
     let decoded = summary.tokens.saturating_sub(1);
     let speed = rate(decoded, summary.decode_time.as_secs_f64());
-    let bytes = machine::bytes_a_token(model.gguf())? as f64 * speed;
+    let bytes = machine::bytes_per_token(model.gguf())? as f64 * speed;
     let share = machine
         .share(bytes)
         .map_or_else(String::new, |share| format!(" ({share:.0} % of bandwidth)"));
     eprintln!(
         "prompt {computed} tokens at {:.1} tok/s, answer {} tokens at {speed:.1} tok/s{share}, \
-         memory {:.1} MiB on {}",
+         peak memory {} on {}",
         rate(computed, summary.prompt_time.as_secs_f64()),
         summary.tokens,
-        machine.peak_bytes as f64 / f64::from(1 << 20),
+        size::short(machine.peak_bytes),
         machine.label(),
     );
     Ok(())

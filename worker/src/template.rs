@@ -1,4 +1,4 @@
-//! `template`: messages through the model's chat template.
+//! `template`: renders messages with the model's chat template.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -16,16 +16,16 @@ use crate::prompt::Prompter;
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// {"messages", "tools", "add_generation_prompt", further variables}; - is stdin
+    /// A JSON request {"messages", "tools", "add_generation_prompt", further variables}; - is stdin
     #[arg(long, value_name = "FILE", required_unless_present = "requests")]
     request: Option<PathBuf>,
-    /// Lines of such requests, answered with lines of {"text"}
+    /// A file with one such request per line; prints one {"text"} per line
     #[arg(long, value_name = "FILE", conflicts_with = "request")]
     requests: Option<PathBuf>,
-    /// The template of that name, where the file has several
+    /// Name of the template, if the file has several
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// {"text": …}
+    /// Print {"text": …}
     #[arg(long)]
     json: bool,
 }

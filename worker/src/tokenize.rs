@@ -1,4 +1,4 @@
-//! `tokenize` and `detokenize`: text to token ids and back.
+//! `tokenize` and `detokenize`: convert text to token ids and back.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -22,16 +22,16 @@ pub struct Args {
     /// A file with the text; - is stdin
     #[arg(long, value_name = "FILE", conflicts_with = "requests")]
     file: Option<PathBuf>,
-    /// Lines of {"text", "add_special", "parse_special"}, answered with lines of {"tokens"}
+    /// A file with one {"text", "add_special", "parse_special"} per line; prints one {"tokens"} per line
     #[arg(long, value_name = "FILE")]
     requests: Option<PathBuf>,
-    /// Adds what the model begins and ends a text with
+    /// Add the model's begin- and end-of-text tokens
     #[arg(long)]
     add_special: bool,
-    /// Takes names of control tokens in the text as these tokens
+    /// Parse names of control tokens in the text as these tokens
     #[arg(long)]
     parse_special: bool,
-    /// {"tokens": […]}
+    /// Print {"tokens": […]}
     #[arg(long)]
     json: bool,
 }
@@ -90,16 +90,16 @@ pub struct DetokenizeArgs {
     /// Token ids [default: stdin]
     #[arg(value_name = "ID", conflicts_with_all = ["file", "requests"])]
     ids: Vec<Token>,
-    /// A file with ids: a JSON list, or numbers with spaces between; - is stdin
+    /// A file with ids: a JSON list, or numbers separated by spaces; - is stdin
     #[arg(long, value_name = "FILE", conflicts_with = "requests")]
     file: Option<PathBuf>,
-    /// Lines of {"tokens"}, answered with lines of {"text"}
+    /// A file with one {"tokens"} per line; prints one {"text"} per line
     #[arg(long, value_name = "FILE")]
     requests: Option<PathBuf>,
-    /// Shows control tokens too
+    /// Show control tokens too
     #[arg(long)]
     special: bool,
-    /// {"text": …}
+    /// Print {"text": …}
     #[arg(long)]
     json: bool,
 }
@@ -142,7 +142,7 @@ pub fn run_detokenize(args: DetokenizeArgs) -> Outcome {
     Ok(())
 }
 
-/// A JSON list, {"tokens": […]}, or numbers with spaces between.
+/// A JSON list, {"tokens": […]}, or numbers separated by spaces.
 fn parse_ids(text: &str) -> Outcome<Vec<Token>> {
     if text.trim_start().starts_with('[') {
         return Ok(serde_json::from_str(text)?);
@@ -153,7 +153,7 @@ fn parse_ids(text: &str) -> Outcome<Vec<Token>> {
     text.split_whitespace()
         .map(|word| {
             word.parse()
-                .map_err(|_| Failure::new(format!("'{word}' is no token id")))
+                .map_err(|_| Failure::new(format!("'{word}' is not a token id")))
         })
         .collect()
 }

@@ -1,4 +1,4 @@
-//! `vram`: the memory of a device, whether it is the device's own, what would leak, digests on it.
+//! `vram`: shows device memory, checks its residency, finds leaks, computes digests.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -11,6 +11,7 @@ use crate::failure::{Failure, Outcome, one_line};
 use crate::input::print_json;
 use crate::load;
 use crate::options::DeviceArgs;
+use crate::size;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -18,22 +19,22 @@ pub struct Args {
     command: Option<Command>,
     #[command(flatten)]
     device: DeviceArgs,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long, global = true)]
     json: bool,
 }
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Writes, reads and digests memory of several sizes, and asks the driver where it is
+    /// Writes, reads and digests blocks of several sizes and checks that they reside on the device
     Check,
-    /// Uses memory, kernels and, with --model, a model, gives all back, and shows what is left
+    /// Allocates memory, runs kernels and, with --model, loads a model; releases all and lists leaks
     Leaks {
         /// A GGUF file to load and unload
         #[arg(long, value_name = "FILE")]
         model: Option<PathBuf>,
     },
-    /// BLAKE3 of a file, computed on the device
+    /// Computes the BLAKE3 digest of a file on the device
     Digest {
         /// The file
         #[arg(value_name = "FILE")]
@@ -43,7 +44,7 @@ enum Command {
 
 /// Sizes of the blocks that `check` writes.
 const CHECKED_BYTES: [usize; 5] = [1, 4097, 1 << 20, (16 << 20) + 3, 64 << 20];
-/// Of a file at a time; whole MiBs.
+/// Bytes of a file per upload; a multiple of 1 MiB.
 const PIECE_BYTES: usize = 64 << 20;
 const MIB: usize = 1 << 20;
 
@@ -93,7 +94,7 @@ fn show(context: &CudaContext, as_json: bool) -> Outcome {
     Ok(())
 }
 
-/// One block: its digest by the device, against that of the same bytes by the host.
+/// Compares the device's digest of one block with the CPU's.
 fn check_block(device: &CudaContext, host: &CudaContext, bytes: usize) -> Outcome {
     let pattern: Vec<u8> = (0..bytes).map(|i| (i * 31 + i / 251) as u8).collect();
     let block = device.alloc_from(&pattern)?;
@@ -104,7 +105,7 @@ fn check_block(device: &CudaContext, host: &CudaContext, bytes: usize) -> Outcom
     ];
     if read != pattern || digests[0] != digests[1] {
         return Err(Failure::new(format!(
-            "a block of {bytes} bytes is not what was written: digest {}, {} expected",
+            "a block of {bytes} bytes differs from what was written: digest {}, expected {}",
             hex(&digests[0]),
             hex(&digests[1])
         )));
@@ -131,7 +132,7 @@ fn check(context: &CudaContext, as_json: bool) -> Outcome {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{}: {} blocks of 1 byte to {} MiB written, read and digested; all {} allocations are the device's own memory",
+        "{}: {} blocks of 1 byte to {} MiB written, read and digested; all {} allocations reside on the device",
         info.backend,
         CHECKED_BYTES.len(),
         CHECKED_BYTES[CHECKED_BYTES.len() - 1] / MIB,
@@ -150,7 +151,7 @@ fn residency_json(backend: &str, residency: &Residency) -> Value {
     })
 }
 
-/// Something of each kind that holds memory.
+/// Allocates and releases memory of each kind.
 fn use_and_give_back(context: &CudaContext, model: Option<&Path>) -> Outcome {
     let mut x = context.alloc::<f32>(1 << 16)?;
     let y = context.alloc_from(&vec![1.0f32; 1 << 16])?;
@@ -190,15 +191,16 @@ fn leaks(context: &CudaContext, model: Option<&Path>, as_json: bool) -> Outcome 
             let tag = one_line(&row.tag);
             writeln!(
                 out,
-                "#{} '{tag}' holds {} bytes",
-                row.sequence_number, row.bytes
+                "#{} '{tag}' holds {}",
+                row.sequence_number,
+                size::exact(row.bytes)
             )?;
         }
         writeln!(
             out,
-            "{} allocations, {} bytes at most, {} left",
+            "{} allocations, peak {}, {} leaked",
             memory.total_allocation_count,
-            memory.peak_bytes,
+            size::exact(memory.peak_bytes),
             left.len()
         )?;
     }
@@ -208,7 +210,7 @@ fn leaks(context: &CudaContext, model: Option<&Path>, as_json: bool) -> Outcome 
     }
 }
 
-/// Fills what it can of `piece`.
+/// Reads until `piece` is full or the file ends.
 fn read_piece(file: &mut File, piece: &mut [u8]) -> std::io::Result<usize> {
     let mut filled = 0;
     while filled < piece.len() {
@@ -230,7 +232,7 @@ fn file_digest(context: &CudaContext, path: &Path) -> Outcome<([u8; 32], u64)> {
     loop {
         let count = read_piece(&mut file, &mut piece).map_err(failed)?;
         if done == 0 && count <= MIB {
-            // One chunk's tree, or a part of it, has no pieces to be joined.
+            // At most one MiB: there are no pieces to join.
             if count == 0 {
                 return Ok((EMPTY, 0));
             }
@@ -247,7 +249,7 @@ fn file_digest(context: &CudaContext, path: &Path) -> Outcome<([u8; 32], u64)> {
     Ok((join_digest_pieces(&values)?, done as u64))
 }
 
-/// BLAKE3 of no bytes: device memory has at least one.
+/// BLAKE3 of no bytes; a device block has at least one.
 const EMPTY: [u8; 32] = [
     0xaf, 0x13, 0x49, 0xb9, 0xf5, 0xf9, 0xa1, 0xa6, 0xa0, 0x40, 0x4d, 0xea, 0x36, 0xdc, 0xc9, 0x49,
     0x9b, 0xcb, 0x25, 0xc9, 0xad, 0xc1, 0x12, 0xb7, 0xcc, 0x9a, 0x93, 0xca, 0xe4, 0x1f, 0x32, 0x62,

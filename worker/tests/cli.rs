@@ -1,4 +1,4 @@
-//! The command line as its users meet it: output, errors and exit statuses.
+//! The command line: output, errors and exit statuses.
 
 use std::io::Write;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn root() -> &'static Path {
         .expect("the workspace")
 }
 
-/// Of the first tensor of `tiny`, by the reference implementation (the PyPI package blake3 1.0.5).
+/// Digest of the first tensor of `tiny`, by the reference implementation (the PyPI package blake3 1.0.5).
 const TOKEN_EMBEDDING_BLAKE3: &str =
     "24a8cbfb2a5bd9cd683cfa5f843a1d8951a555affa4fc87ca3495d0235b836ac";
 
@@ -40,7 +40,7 @@ fn tiny() -> String {
     path.to_str().expect("UTF-8").to_owned()
 }
 
-/// The real model's path, or None after printing why the test does nothing.
+/// The real model, or None after printing why the test is skipped.
 fn real() -> Option<String> {
     Some(real_model()?.to_str().expect("UTF-8").to_owned())
 }
@@ -53,7 +53,7 @@ fn temporary(name: &str, text: &str) -> String {
 }
 
 #[test]
-fn usage_mistakes_exit_with_2() {
+fn usage_errors_exit_with_2() {
     for args in [
         &["dance"][..],
         &["run"],
@@ -70,7 +70,7 @@ fn usage_mistakes_exit_with_2() {
 }
 
 #[test]
-fn devices_names_the_host_and_says_why_there_is_no_gpu() {
+fn devices_lists_the_host_and_the_reason_for_no_gpu() {
     let output = worker(&["devices"])
         .env("CUDA_VISIBLE_DEVICES", "")
         .output()
@@ -88,7 +88,7 @@ fn devices_names_the_host_and_says_why_there_is_no_gpu() {
 }
 
 #[test]
-fn backend_list_names_all_and_why_some_are_not_there() {
+fn backend_list_names_all_and_why_some_are_unavailable() {
     let text = stdout(&run(&["backend", "list"]));
     assert!(text.lines().any(|line| line.starts_with("host ")), "{text}");
     assert!(text.contains("not available: backend 'vulkan'"), "{text}");
@@ -103,7 +103,7 @@ fn backend_list_names_all_and_why_some_are_not_there() {
 }
 
 #[test]
-fn backend_check_computes_or_says_what_is_missing() {
+fn backend_check_computes_or_reports_what_is_missing() {
     let checked = json(&run(&["backend", "check", "host", "--json"]));
     assert_eq!(checked["ok"], true);
     assert!(checked["checked"][0]["calls"].as_u64().unwrap() > 10);
@@ -112,7 +112,7 @@ fn backend_check_computes_or_says_what_is_missing() {
 }
 
 #[test]
-fn a_model_runs_on_the_host_and_says_so_where_no_gpu_is_visible() {
+fn a_model_runs_on_the_host_and_reports_it_if_no_gpu_is_visible() {
     let tokens = temporary("invisible.json", r#"{"sequences": [[1, 2, 3]]}"#);
     let out = temporary("invisible.f32", "");
     let model = tiny();
@@ -131,7 +131,7 @@ fn a_model_runs_on_the_host_and_says_so_where_no_gpu_is_visible() {
     assert!(auto.status.success(), "{}", stderr(&auto));
     let first = stderr(&auto).lines().next().unwrap_or("").to_owned();
     assert!(first.starts_with("no CUDA device: "), "{first}");
-    assert!(first.contains("computing on the processor"), "{first}");
+    assert!(first.contains("computing on the CPU"), "{first}");
     assert_ne!(std::fs::metadata(&out).unwrap().len(), 0);
     assert_fails(&cuda, 1, "no CUDA device: ");
 }
@@ -178,11 +178,11 @@ fn inspect_shows_metadata_tensors_and_formats() {
     assert!(stdout(&run(&["inspect", "--digests", &tiny()])).contains(digest));
     let table = with_digests["tensors"][0]["bytes"].as_u64().unwrap();
     let all = with_digests["tensor_bytes"].as_u64().unwrap();
-    assert_eq!(with_digests["bytes_a_token"], all - table);
+    assert_eq!(with_digests["bytes_per_token"], all - table);
 }
 
 #[test]
-fn plan_tells_what_is_needed_and_whether_it_fits() {
+fn plan_reports_what_is_needed_and_whether_it_fits() {
     let plan = json(&run(&["plan", &tiny(), "--backend", "host", "--json"]));
     assert_eq!(plan["fits"], true);
     let sum: u64 = ["weights_bytes", "kv_bytes", "scratch_bytes"]
@@ -192,11 +192,18 @@ fn plan_tells_what_is_needed_and_whether_it_fits() {
     assert_eq!(plan["total_bytes"], sum);
     assert!(!plan["device"].as_str().unwrap().is_empty());
     assert!(
-        plan["most_tokens_per_second"].is_null(),
+        plan["tokens_per_second_max"].is_null(),
         "a host's bandwidth is not known"
     );
     let text = stdout(&run(&["plan", "--model", &tiny(), "--backend", "host"]));
     assert!(text.ends_with("fits\n"), "{text}");
+    assert!(text.contains("KV cache"), "{text}");
+    let small = ["plan", &tiny(), "--backend", "host", "--memory-budget", "1"];
+    assert_fails(&run(&small), 1, "does not fit: needs ");
+    let output = run(&[&small[..], &["--json"]].concat());
+    assert_fails(&output, 1, "does not fit");
+    let refused: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    assert_eq!(refused["fits"], false);
     let longer = json(&run(&[
         "plan",
         &tiny(),
@@ -292,7 +299,7 @@ fn bench_measures_prefill_and_decode() {
 }
 
 #[test]
-fn run_answers_prompts_and_tells_speed_on_stderr() {
+fn run_answers_prompts_and_reports_speed_on_stderr() {
     let Some(model) = real() else { return };
     let prompt = "The capital of France is";
     let args = [
@@ -387,7 +394,7 @@ fn chat(model: &str, input: &str) -> String {
 }
 
 #[test]
-fn chat_remembers_until_it_is_told_to_forget() {
+fn chat_remembers_until_cleared() {
     let Some(model) = real() else { return };
     let (name, question) = ("My name is Ada.", "What is my name?");
     let named = chat(&model, &format!("{name}\n/exit\nnever read\n"));
@@ -402,7 +409,7 @@ fn chat_remembers_until_it_is_told_to_forget() {
 }
 
 #[test]
-fn tokens_go_there_and_back() {
+fn tokens_round_trip() {
     let Some(model) = real() else { return };
     let text = "Hello, wörld!  日本\n";
     let file = temporary("text.txt", text);
@@ -484,7 +491,7 @@ fn template_renders_messages() {
     assert_eq!(answer["text"], text);
 }
 
-/// A file with nothing but a vocabulary of printable ASCII, and a chat template if one is given.
+/// A file with only a vocabulary of printable ASCII, and a chat template if one is given.
 fn vocabulary_only(name: &str, template: Option<&str>) -> String {
     let tokens: Vec<String> = ('!'..='~').chain(['Ġ']).map(String::from).collect();
     let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
@@ -521,7 +528,7 @@ fn vocabulary_alone_is_enough_to_tokenize_and_to_render() {
 }
 
 #[test]
-fn missing_and_failing_templates_name_the_line_and_the_way_out() {
+fn missing_and_failing_templates_name_the_line_and_a_hint() {
     let missing = vocabulary_only("no-template.gguf", None);
     let output = run(&["run", "--backend", "host", "--model", &missing, "Hi"]);
     assert_fails(&output, 1, "hint: run --raw");
@@ -535,7 +542,7 @@ fn missing_and_failing_templates_name_the_line_and_the_way_out() {
 
 #[test]
 #[cfg(unix)]
-fn ctrl_c_ends_an_answer_in_good_order() {
+fn ctrl_c_ends_an_answer_cleanly() {
     let Some(model) = real() else { return };
     let mut child = worker(&[
         "run",
@@ -551,7 +558,7 @@ fn ctrl_c_ends_an_answer_in_good_order() {
     .stderr(Stdio::piped())
     .spawn()
     .unwrap();
-    // The first text shows that the answer is under way.
+    // The first byte shows that the answer has started.
     let mut first = [0; 1];
     std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut first).unwrap();
     let killed = Command::new("kill")

@@ -1,4 +1,4 @@
-//! The commands of the compute platform as their users meet them: memory, kernels, runs on arrays.
+//! The commands of the compute platform: memory, kernels, runs on arrays.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -24,7 +24,7 @@ fn assert_fails(args: &[&str], status: i32, part: &str) {
     support::assert_fails(&run(args), status, part);
 }
 
-/// A folder of its own for each test.
+/// A separate folder for each test.
 fn folder(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&path).expect("a folder");
@@ -86,10 +86,10 @@ fn vram_shows_checks_and_finds_no_leak() {
     assert_eq!(leaks["leaks"], Value::Array(Vec::new()));
     assert!(leaks["allocations"].as_u64() > Some(2));
     let line = stdout(&run(&["vram", "--backend", "host", "leaks"]));
-    assert!(line.ends_with(", 0 left\n"), "{line}");
+    assert!(line.ends_with(", 0 leaked\n"), "{line}");
 }
 
-/// By the reference implementation (the PyPI package blake3 1.0.5), of bytes i % 251.
+/// Digests by the reference implementation (the PyPI package blake3 1.0.5) of bytes i % 251.
 #[test]
 fn vram_digest_is_blake3() {
     let folder = folder("digest");
@@ -121,9 +121,9 @@ fn vram_digest_is_blake3() {
             format!("{digest}  {}\n", text(&path)),
             "{bytes} bytes"
         );
-        let told = json(&["vram", "--backend", "host", "digest", text(&path), "--json"]);
+        let reported = json(&["vram", "--backend", "host", "digest", text(&path), "--json"]);
         assert_eq!(
-            (&told["blake3"], &told["bytes"]),
+            (&reported["blake3"], &reported["bytes"]),
             (&digest.into(), &bytes.into())
         );
         std::fs::remove_file(&path).expect("our file");
@@ -143,12 +143,14 @@ fn kernels_lists_the_catalogue_and_manifests() {
         .iter()
         .find(|kernel| kernel["name"] == "softmax")
         .expect("softmax");
-    assert_eq!(
-        softmax["signature"],
-        "<x:rows*width >y:rows*width #rows #width"
-    );
+    let x = &softmax["parameters"][0];
+    assert_eq!((&x["name"], &x["role"]), (&"x".into(), &"in".into()));
+    assert_eq!(x["shape"], serde_json::json!(["rows", "width"]));
     assert_eq!(softmax["types"].as_array().map(Vec::len), Some(3));
-    assert!(stdout(&run(&["kernels"])).lines().count() == kernels.len());
+    let listing = stdout(&run(&["kernels"]));
+    assert_eq!(listing.lines().count(), kernels.len());
+    let call = "softmax(in x[rows, width], out y[rows, width], rows: i64, width: i64)";
+    assert!(listing.contains(call), "{listing}");
 
     let path = folder("manifest").join("m.json");
     let manifest = r#"{"manifest": 1, "kernels": [{"name": "tensor_add", "builtin": "tensor_add"},
@@ -200,13 +202,13 @@ fn compute_run_takes_sizes_from_shapes() {
         "--out",
         out,
     ];
-    let told = json(&[&product[..], &host].concat());
+    let reported = json(&[&product[..], &host].concat());
     assert_eq!(
-        (&told["backend"], &told["elements"]),
+        (&reported["backend"], &reported["elements"]),
         (&"host".into(), &4.into())
     );
-    assert_eq!(told["gpu_executed"], false);
-    assert_eq!(told["is_first_call"], true);
+    assert_eq!(reported["gpu_executed"], false);
+    assert_eq!(reported["is_first_call"], true);
     let (header, bytes) = read_npy(&c);
     assert!(
         header.contains("'descr': '<f4', 'fortran_order': False, 'shape': (2,2,)"),
@@ -256,7 +258,7 @@ fn compute_run_takes_sizes_from_shapes() {
 }
 
 #[test]
-fn compute_run_says_what_is_missing() {
+fn compute_run_reports_what_is_missing() {
     let folder = folder("missing");
     let (a, out) = (folder.join("a.npy"), folder.join("c.npy"));
     npy(&a, "<f4", "(4,)", &f32s(&[1.0, 2.0, 3.0, 4.0]));
@@ -268,7 +270,7 @@ fn compute_run_says_what_is_missing() {
             part,
         );
     };
-    fails(&["dance"], 1, "there is no kernel 'dance'");
+    fails(&["dance"], 1, "no kernel 'dance'");
     fails(
         &["vector_add", "--in", a],
         2,
@@ -277,7 +279,7 @@ fn compute_run_says_what_is_missing() {
     fails(
         &["vector_scale", "--in", a, "--out", out],
         2,
-        "'alpha' is not known; --arg alpha=NUMBER",
+        "'alpha' is unknown; pass --arg alpha=NUMBER",
     );
     fails(
         &["vector_scale", "--in", a, "--arg", "alpha=2"],
@@ -292,7 +294,7 @@ fn compute_run_says_what_is_missing() {
     fails(
         &["relu", "--in", a, "--type", "f16"],
         1,
-        "'x' is of f16, the file is of f32",
+        "'x' has type f16, the file has type f32",
     );
     fails(
         &["relu", "--in", a, "--out", out, "--arg", "n=5"],
@@ -306,19 +308,19 @@ fn compute_run_says_what_is_missing() {
             "--arg", "offset=0",
         ],
         2,
-        "the size 'n' of 'y' is not known",
+        "the size 'n' of 'y' is unknown",
     );
 }
 
 #[test]
-fn compile_and_occupancy_need_what_they_need() {
+fn compile_and_occupancy_report_what_they_need() {
     let path = folder("compile").join("x.cu");
     std::fs::write(&path, "extern \"C\" __global__ void x(int* p) { *p = 1; }").expect("a file");
     let file = text(&path);
     assert_fails(
         &["compute", "occupancy", file, "x", "--backend", "host"],
         1,
-        "'x': a host context runs no device code",
+        "'x': the CPU backend runs no device code",
     );
     let Some(folder) = std::env::var_os("WCUDA_TEST_NVRTC") else {
         println!("skipped: WCUDA_TEST_NVRTC names no NVRTC");
@@ -335,9 +337,9 @@ fn compile_and_occupancy_need_what_they_need() {
         "--nvrtc",
         text(&nvrtc),
     ];
-    let told = json(&[&args[..], &["--out", text(&out), "--json"]].concat());
+    let reported = json(&[&args[..], &["--out", text(&out), "--json"]].concat());
     assert_eq!(
-        (&told["kind"], &told["architecture"]),
+        (&reported["kind"], &reported["architecture"]),
         (&"cubin".into(), &"sm_90a".into())
     );
     assert_eq!(std::fs::read(&out).expect("the code")[..4], *b"\x7fELF");

@@ -1,6 +1,7 @@
-//! A kernel's parameters as `compute run` sees them, and what is known of its sizes.
+//! A kernel's parameters, and the sizes that follow from options and arrays.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use worker_cuda::BuiltinKernel;
 use worker_cuda::manifest::{ManifestKernel, ParamKind};
@@ -16,8 +17,9 @@ pub enum Role {
     Write,
     /// Both.
     Update,
-    /// A number, an integer or not.
+    /// An integer.
     Integer,
+    /// A floating-point number.
     Number,
     /// Bytes by value.
     Bytes,
@@ -27,14 +29,44 @@ pub enum Role {
 pub struct Param {
     pub name: String,
     pub role: Role,
-    /// As files have it: "f32".
+    /// The type in files: "f32".
     pub dtype: String,
     /// Names, numbers or expressions.
     pub shape: Vec<String>,
 }
 
-/// Of a kernel of the catalogue, by its signature ("<x:rows*width >y:rows*width #rows #width").
-/// `elements` is the type of the call, as files have it.
+impl Role {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Read => "in",
+            Self::Write => "out",
+            Self::Update => "in-out",
+            Self::Integer => "integer",
+            Self::Number => "number",
+            Self::Bytes => "bytes",
+        }
+    }
+}
+
+/// "in x: f32[rows, width]", "eps: f32"; the type is left out if it is empty.
+impl fmt::Display for Param {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if matches!(self.role, Role::Read | Role::Write | Role::Update) {
+            write!(f, "{} ", self.role.name())?;
+        }
+        write!(f, "{}", self.name)?;
+        if !self.dtype.is_empty() {
+            write!(f, ": {}", self.dtype)?;
+        }
+        if !self.shape.is_empty() {
+            write!(f, "[{}]", self.shape.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// Parameters of a kernel of the catalogue, from its signature ("<x:rows*width >y:rows*width #rows #width").
+/// `elements` is the element type of the call, as in files.
 pub fn of_builtin(kernel: &BuiltinKernel, elements: &str) -> Vec<Param> {
     let mut params = Vec::new();
     for token in kernel
@@ -51,7 +83,7 @@ pub fn of_builtin(kernel: &BuiltinKernel, elements: &str) -> Vec<Param> {
             "=" => (Role::Update, dtype),
             "#" => (Role::Integer, "i64"),
             "%" => (Role::Number, "f32"),
-            _ => continue, // a constant of the kernel's own
+            _ => continue, // a constant of the kernel
         };
         params.push(Param {
             name: name.to_owned(),
@@ -67,7 +99,7 @@ pub fn of_builtin(kernel: &BuiltinKernel, elements: &str) -> Vec<Param> {
     params
 }
 
-/// Of a kernel of a manifest.
+/// Parameters of a kernel of a manifest.
 pub fn of_manifest(kernel: &ManifestKernel) -> Vec<Param> {
     let role = |param: &worker_cuda::manifest::ManifestParam| match param.kind {
         ParamKind::Buffer if !param.is_written => Role::Read,
@@ -83,14 +115,14 @@ pub fn of_manifest(kernel: &ManifestKernel) -> Vec<Param> {
         .map(|param| Param {
             name: param.name.clone(),
             role: role(param),
-            // NumPy has no bf16: its bits.
+            // NumPy has no bf16; files hold its bits.
             dtype: param.dtype.replace("bf16", "u16"),
             shape: param.shape.clone(),
         })
         .collect()
 }
 
-/// Integers by name, from options and from the shapes of the arrays given.
+/// Integers by name, from options and from the shapes of the input arrays.
 #[derive(Debug, Default)]
 pub struct Sizes(BTreeMap<String, u64>);
 
@@ -103,7 +135,7 @@ impl Sizes {
         self.0.get(name).copied()
     }
 
-    /// What an array's shape says of its parameter's names: a dimension each, or one name for all.
+    /// Takes sizes from an array's shape: one per dimension, or one for the element count.
     pub fn learn(&mut self, param: &Param, array: &Array) {
         let is_name = |dim: &String| !dim.starts_with(|c: char| c.is_ascii_digit());
         if array.shape.len() == param.shape.len() {
@@ -120,7 +152,7 @@ impl Sizes {
         }
     }
 
-    /// What windows of kh x kw leave of h x w, where the kernel has them.
+    /// The output size of windows of kh x kw over h x w, if the kernel has them.
     pub fn add_output_size(&mut self) {
         let size = |of: &str, window: &str| {
             let (length, width) = (self.get(of)?, self.get(window)?);
@@ -139,13 +171,13 @@ impl Sizes {
         }
     }
 
-    /// A shape as numbers.
+    /// The shape of a parameter as numbers.
     pub fn shape(&self, param: &Param) -> Outcome<Vec<u64>> {
         let known = |dim: &String| {
             let number = dim.parse().ok().or_else(|| self.get(dim));
             number.ok_or_else(|| {
                 Failure::usage(format!(
-                    "the size '{dim}' of '{}' is not known; --arg NAME=NUMBER or --shape {}=… tells it",
+                    "the size '{dim}' of '{}' is unknown; pass --arg {dim}=NUMBER or --shape {}=SIZES",
                     param.name, param.name
                 ))
             })

@@ -1,4 +1,4 @@
-//! `compute`: kernels run on arrays, compiled, and held against a device.
+//! `compute`: runs kernels on arrays, compiles them, computes their occupancy.
 
 use std::path::{Path, PathBuf};
 
@@ -9,48 +9,49 @@ use crate::failure::{Failure, Outcome};
 use crate::input::{print_json, text};
 use crate::load;
 use crate::options::DeviceArgs;
+use crate::size;
 
-mod call;
+pub mod call;
 mod run;
 
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
     command: Command,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long, global = true)]
     json: bool,
 }
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Runs a kernel of the catalogue or of a manifest on .npy files, once: its time is that of a first call
+    /// Runs a kernel of the catalogue or of a manifest once on .npy files; reports the time of this first call
     Run(run::Args),
-    /// Compiles CUDA C++; needs no GPU when the architecture is named
+    /// Compiles CUDA C++; needs no GPU if --arch is given
     Compile(CompileArgs),
-    /// Tells how much of a multiprocessor a kernel fills, by block size
+    /// Shows the occupancy of a kernel by block size
     Occupancy(OccupancyArgs),
 }
 
 #[derive(clap::Args)]
 struct CompilerArgs {
-    /// "sm_90a" for code of that device, "compute_90" for PTX [default: the device's]
+    /// "sm_90a" for machine code, "compute_90" for PTX [default: the device's]
     #[arg(long)]
     arch: Option<String>,
-    /// The folder that holds libnvrtc, where the loader does not find it
+    /// The folder of libnvrtc, if the loader does not find it
     #[arg(long, value_name = "DIR")]
     nvrtc: Option<PathBuf>,
 }
 
 #[derive(clap::Args)]
 struct CompileArgs {
-    /// CUDA C++; "-" is stdin
+    /// CUDA C++ source; "-" is stdin
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Where the code goes
+    /// Write the code to this file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// An instance of a template that the code is to hold: `scale<float>`
+    /// Instantiate this template: `scale<float>`
     #[arg(long, value_name = "EXPRESSION")]
     entry: Vec<String>,
     #[command(flatten)]
@@ -62,10 +63,10 @@ struct OccupancyArgs {
     /// CUDA C++, PTX, a cubin or a fatbin
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// The kernel
+    /// Name of the kernel
     #[arg(value_name = "NAME")]
     name: String,
-    /// Dynamic shared memory of a block, in bytes
+    /// Dynamic shared memory per block, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     shared: u64,
     #[command(flatten)]
@@ -74,7 +75,7 @@ struct OccupancyArgs {
     device: DeviceArgs,
 }
 
-/// Block sizes that `occupancy` tells of.
+/// Block sizes that `occupancy` reports.
 const BLOCKS: [u32; 6] = [32, 64, 128, 256, 512, 1024];
 
 pub fn run(args: Args) -> Outcome {
@@ -94,7 +95,7 @@ fn kind_name(kind: CodeKind) -> &'static str {
     }
 }
 
-/// A failed compile with all that the compiler said.
+/// A failed compilation; prints the compiler's log.
 fn compile_failure(error: worker_cuda::Error) -> Failure {
     if let Some(log) = error.compile_log() {
         eprintln!("{}", log.trim_end());
@@ -113,9 +114,8 @@ fn compile(args: &CompileArgs, as_json: bool) -> Outcome {
     builder = match &args.compiler.arch {
         Some(arch) => builder.architecture(arch),
         None => {
-            let context = worker_cuda::CudaContext::new(0).map_err(|error| {
-                Failure::from(error).hint("--arch names an architecture, which needs no GPU")
-            })?;
+            let context = worker_cuda::CudaContext::new(0)
+                .map_err(|error| Failure::from(error).hint("with --arch no GPU is needed"))?;
             builder.for_device(&context)
         }
     };
@@ -135,9 +135,9 @@ fn compile(args: &CompileArgs, as_json: bool) -> Outcome {
         }));
     }
     println!(
-        "{} of {} bytes for {}, NVRTC {}.{}, {milliseconds:.1} ms",
+        "{} of {} for {}, NVRTC {}.{}, {milliseconds:.1} ms",
         kind_name(info.kind),
-        code.len(),
+        size::exact(code.len() as u64),
         info.architecture,
         info.nvrtc_version / 1000,
         info.nvrtc_version % 1000 / 10
@@ -182,7 +182,7 @@ fn occupancy(args: &OccupancyArgs, as_json: bool) -> Outcome {
     let context = load::context(&args.device)?;
     let info = context.info()?;
     if info.backend != worker_cuda::Backend::Cuda {
-        let message = format!("'{}': a host context runs no device code", args.name);
+        let message = format!("'{}': the CPU backend runs no device code", args.name);
         return Err(worker_cuda::Error::new(ErrorKind::UnsupportedKernel, message).into());
     }
     let function = function(args, &context)?;
@@ -216,23 +216,23 @@ fn occupancy(args: &OccupancyArgs, as_json: bool) -> Outcome {
         }));
     }
     println!(
-        "{}: {} registers, {} bytes shared, {} local, at most {} threads a block",
+        "{}: {} registers, {} shared memory, {} local memory, at most {} threads per block",
         info.name,
         info.registers,
-        info.static_shared_bytes,
-        info.local_bytes,
+        size::exact(info.static_shared_bytes.into()),
+        size::exact(info.local_bytes.into()),
         info.max_threads_per_block
     );
     for (block, each) in &rows {
         println!(
-            "{block:>5} threads a block: {:>3} blocks, {:>5} threads a multiprocessor, {:>3.0} %",
+            "{block:>5} threads per block: {:>3} blocks, {:>5} threads per SM, occupancy {:>3.0} %",
             each.blocks_per_multiprocessor,
             each.threads_per_multiprocessor,
             100.0 * each.share
         );
     }
     if let Some((_, first)) = rows.first() {
-        println!("best: {} threads a block", first.best_block_threads);
+        println!("best: {} threads per block", first.best_block_threads);
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `compute run`: a kernel on arrays from files.
+//! `compute run`: runs a kernel on arrays from files.
 
 use std::path::PathBuf;
 
@@ -14,31 +14,32 @@ use crate::input::print_json;
 use crate::load;
 use crate::npy::{Array, element_bytes};
 use crate::options::DeviceArgs;
+use crate::size;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The kernel
+    /// Name of the kernel
     #[arg(value_name = "NAME")]
     name: String,
-    /// What is read: the kernel's inputs, in its order
+    /// Input arrays, in the kernel's order
     #[arg(long = "in", value_name = "FILE")]
     inputs: Vec<PathBuf>,
-    /// Where results go, in the kernel's order
+    /// Files for the results, in the kernel's order
     #[arg(long = "out", value_name = "FILE")]
     outputs: Vec<PathBuf>,
-    /// A number that the kernel takes, where the inputs' shapes do not tell it: "eps=1e-5"
+    /// A scalar argument that does not follow from the shapes of the inputs: "eps=1e-5"
     #[arg(long = "arg", value_name = "NAME=NUMBER")]
     numbers: Vec<String>,
-    /// The shape of a result, where it is not made of known sizes: "y=3,4"
+    /// The shape of a result, if it does not follow from known sizes: "y=3,4"
     #[arg(long = "shape", value_name = "NAME=SIZES")]
     shapes: Vec<String>,
-    /// Type of the elements of a kernel of the catalogue [default: that of the first input]
+    /// Element type for a kernel of the catalogue [default: the first input's]
     #[arg(long = "type", value_enum)]
     elements: Option<Elements>,
-    /// Kernels of this manifest too; the code they name is trusted
+    /// Also use kernels of this manifest; runs the code it names
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
-    /// The folder that holds libnvrtc, where the loader does not find it
+    /// The folder of libnvrtc, if the loader does not find it
     #[arg(long, value_name = "DIR")]
     nvrtc: Option<PathBuf>,
     #[command(flatten)]
@@ -49,7 +50,7 @@ pub struct Args {
 enum Elements {
     F32,
     F16,
-    /// As u16 in files
+    /// Stored as u16 in files
     Bf16,
 }
 
@@ -71,7 +72,7 @@ impl Elements {
     }
 }
 
-/// Memory by the width of its elements.
+/// Device memory, by element width.
 enum Buffer {
     B1(SafeCudaPtr<u8>),
     B2(SafeCudaPtr<u16>),
@@ -91,7 +92,7 @@ macro_rules! each_width {
 }
 
 impl Buffer {
-    /// Of an array's bytes; an empty one has one element, which no kernel touches.
+    /// Uploads an array's bytes; an empty array gets one unused element.
     fn upload(context: &CudaContext, dtype: &str, bytes: &[u8]) -> Outcome<Self> {
         let width = element_bytes(dtype).unwrap_or(1);
         let padded = match bytes {
@@ -129,7 +130,7 @@ impl Buffer {
     }
 }
 
-/// One argument on its way.
+/// One argument of the call.
 enum Slot {
     Memory {
         buffer: Buffer,
@@ -196,12 +197,14 @@ fn known_type(dtype: &str) -> Outcome<&'static str> {
         "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f16", "f32", "f64",
     ];
     let found = NAMES.iter().find(|name| **name == dtype);
-    found
-        .copied()
-        .ok_or_else(|| Failure::new(format!("no file has elements of '{dtype}'")))
+    found.copied().ok_or_else(|| {
+        Failure::new(format!(
+            "elements of type '{dtype}' cannot be stored in a file"
+        ))
+    })
 }
 
-/// Registers the kernel and tells its parameters.
+/// Registers the kernel and returns its parameters.
 fn params(args: &Args, compute: &GpuCompute, inputs: &[Array]) -> Outcome<Vec<Param>> {
     if let Some(path) = &args.manifest {
         let manifest = Manifest::load(path)?;
@@ -210,7 +213,7 @@ fn params(args: &Args, compute: &GpuCompute, inputs: &[Array]) -> Outcome<Vec<Pa
             .iter()
             .find(|kernel| kernel.name == args.name);
         if let Some(kernel) = kernel.filter(|kernel| kernel.module.is_some()) {
-            // SAFETY: whoever names a manifest here vouches for the code that it names.
+            // SAFETY: the user who passes --manifest vouches for the code it names.
             unsafe { compute.register_manifest(&manifest, &HostFunctions::new()) }?;
             return Ok(of_manifest(kernel));
         }
@@ -220,8 +223,8 @@ fn params(args: &Args, compute: &GpuCompute, inputs: &[Array]) -> Outcome<Vec<Pa
         .iter()
         .find(|kernel| kernel.name == args.name)
         .ok_or_else(|| {
-            Failure::new(format!("there is no kernel '{}'", args.name))
-                .hint("'worker-orcd kernels' lists them; those of a manifest need --manifest")
+            Failure::new(format!("no kernel '{}'", args.name))
+                .hint("'worker-orcd kernels' lists kernels; kernels of a manifest need --manifest")
         })?;
     let elements = args.elements.unwrap_or_else(|| {
         let is_half = inputs.first().is_some_and(|array| array.dtype == "f16");
@@ -235,7 +238,7 @@ fn params(args: &Args, compute: &GpuCompute, inputs: &[Array]) -> Outcome<Vec<Pa
     Ok(of_builtin(kernel, elements.in_files()))
 }
 
-/// "name=value" of an option, by its name.
+/// The value of "name=value" among options.
 fn given<'a>(list: &'a [String], name: &str) -> Option<&'a str> {
     list.iter().find_map(|text| {
         let (key, value) = text.split_once('=')?;
@@ -278,10 +281,10 @@ fn slots(
         sizes.learn(param, array);
         if array.dtype != param.dtype {
             let message = format!(
-                "'{}' is of {}, the file is of {}",
+                "'{}' has type {}, the file has type {}",
                 param.name, param.dtype, array.dtype
             );
-            return Err(Failure::new(message).hint("--type chooses the type of the call"));
+            return Err(Failure::new(message).hint("--type sets the element type of the call"));
         }
     }
     sizes.add_output_size();
@@ -302,11 +305,12 @@ fn slot(
     let number = given(&args.numbers, &param.name);
     let missing = || {
         Failure::usage(format!(
-            "'{}' is not known; --arg {}=NUMBER tells it",
+            "'{}' is unknown; pass --arg {}=NUMBER",
             param.name, param.name
         ))
     };
-    let wrong = |text: &str| Failure::usage(format!("--arg {}={text}: is none", param.name));
+    let wrong =
+        |text: &str| Failure::usage(format!("--arg {}={text}: not a valid value", param.name));
     match param.role {
         Role::Read | Role::Update => {
             let array = inputs.next().ok_or_else(missing)?;
@@ -365,7 +369,7 @@ fn slot(
 
 fn argument(slot: &mut Slot) -> Outcome<GpuArg<'_>> {
     let past = |dtype: &str, value: &dyn std::fmt::Display| {
-        Failure::usage(format!("{value} is no {dtype}"))
+        Failure::usage(format!("{value} is not a valid {dtype}"))
     };
     macro_rules! integer {
         ($number:ty, $dtype:expr, $value:expr) => {
@@ -409,17 +413,17 @@ fn report(name: &str, result: &ExecutionResult, as_json: bool) -> Outcome {
             "device_id": result.device_id,
             "gpu_executed": result.gpu_executed,
             "time_ns": nanoseconds as u64,
-            "is_first_call": true, // a run is one call: code and caches are cold
+            "is_first_call": true, // one call: code and caches are cold
             "elements": result.elements,
             "bytes": result.bytes,
             "gigabytes_per_second": result.throughput_gbps(),
         }));
     }
     println!(
-        "{name} on {}: {} elements, {} bytes, {:.3} ms, {:.2} GB/s (first call, cold)",
+        "{name} on {}: {} elements, {}, {:.3} ms, {:.2} GB/s (first call, cold)",
         result.backend,
-        result.elements,
-        result.bytes,
+        size::count(result.elements),
+        size::exact(result.bytes),
         nanoseconds as f64 / 1e6,
         result.throughput_gbps()
     );
