@@ -1,7 +1,7 @@
-//! Failover: new contexts and whole calls go to the next backend when one fails.
+//! Failover: new contexts and whole calls switch to the next backend when one fails.
 //!
-//! What lives on a device never moves: buffers, sequences, models, sealed memory. Nothing moves for a mistake
-//! of the caller, source that does not compile, a timeout or slowness, and nothing moves silently.
+//! State on a device never moves: buffers, sequences, models, sealed memory. Errors of the caller, source that
+//! does not compile, timeouts and slowness do not trigger failover, and every switch is reported.
 
 use std::ffi::{c_char, c_void};
 use std::fmt;
@@ -223,7 +223,7 @@ impl Failover {
         state.parked.resume();
         match (answer, state.last) {
             (Ok(()), Some(Ok(value))) => Ok((value, Backend::from_native(backend))),
-            // The body's own error has more to tell than its copy.
+            // The body's own error has more detail than its copy.
             (Err(native), Some(Err(error))) if native.kind() == error.kind() => Err(error),
             (Err(native), _) => Err(native),
             (Ok(()), _) => Err(Error::new(
@@ -233,7 +233,7 @@ impl Failover {
         }
     }
 
-    /// Tells of a failure met in a context of [`Failover::context`]: it counts as one of a call.
+    /// Reports an error met in a context of [`Failover::context`]; it counts like an error of a call.
     pub fn report(&self, backend: Backend, error: &Error) -> Result<()> {
         // SAFETY: legal on any thread.
         call(|native| unsafe {
@@ -319,7 +319,7 @@ impl FailoverBuilder {
         self
     }
 
-    /// Is told every step, on the thread whose call it concerns. Calls into this crate from inside it fail
+    /// Receives every event, on the thread whose call it concerns. Calls into this crate from inside it fail
     /// with [`ErrorKind::Reentrant`], and a panic in it is swallowed.
     pub fn on_event(mut self, listener: impl Fn(&FailoverEvent) + Send + Sync + 'static) -> Self {
         self.listener = Some(Box::new(Box::new(listener)));
@@ -331,7 +331,7 @@ impl FailoverBuilder {
         self.options.targets = self.targets.as_ptr();
         self.options.target_count = self.targets.len() as u64;
         if let Some(listener) = &self.listener {
-            self.options.callback = Some(tell);
+            self.options.callback = Some(report);
             self.options.user = (&raw const **listener).cast_mut().cast();
         }
         let mut handle = ffi::wcuda_failover::zeroed();
@@ -351,15 +351,15 @@ fn milliseconds(duration: Duration) -> u64 {
         .max(1)
 }
 
-unsafe extern "C" fn tell(user: *mut c_void, event: *const ffi::wcuda_failover_event) {
+unsafe extern "C" fn report(user: *mut c_void, event: *const ffi::wcuda_failover_event) {
     // SAFETY: `user` is the listener, which outlives the failover; the event lives through this call.
     let (listener, event) = unsafe { (&*user.cast::<Listener>(), &*event) };
-    let told = catch_unwind(AssertUnwindSafe(|| {
+    let reported = catch_unwind(AssertUnwindSafe(|| {
         if let Some(event) = FailoverEvent::from_native(event) {
             listener(&event);
         }
     }));
-    if let Err(payload) = told {
+    if let Err(payload) = reported {
         discard(payload);
     }
 }

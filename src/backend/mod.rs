@@ -1,8 +1,8 @@
-//! Backends: which there are, which serves best, one opened with a trace or with failures on demand, and
-//! a caller's own.
+//! Backends: listing and selection, opening one with a trace or with injected failures, and registering a
+//! caller's own.
 //!
-//! The table of functions itself is that of the C interface (`worker_cuda.h`, section 21). Here a backend is
-//! opened for its context, on which everything else of this crate works.
+//! The table of functions itself is part of the C interface (`worker_cuda.h`, section 21). Here a backend is
+//! opened to create a context, which the rest of the crate works with.
 //!
 //! ```
 //! use worker_cuda::backend::{Selection, backends};

@@ -1,4 +1,4 @@
-//! Built-in kernels: what every context can run by name, and a network of linear layers made of them.
+//! Built-in kernels, which every context can run by name, and a network of linear layers.
 
 use crate::compute::module::{GpuArg, natives};
 use crate::core::context::CudaContext;

@@ -1,4 +1,4 @@
-//! Copies of a launch's arguments, for a run beside the one that the caller asked for.
+//! Copies of a launch's arguments, for a second run of the same launch.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A device to compute on, and launches of PTX without registration.
+//! A device for kernels, and launches of PTX without registration.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

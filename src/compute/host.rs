@@ -1,4 +1,4 @@
-//! Kernels as closures: what they are given, and how the library calls them.
+//! Kernels as closures: their arguments, and how the library calls them.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;

@@ -1,4 +1,4 @@
-//! A caller's own kernels: registered with a signature, as device code, as a host function, or as both,
+//! A caller's own kernels: registered with a signature, as device code, as a CPU function, or as both,
 //! and run with checked arguments.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! Device code on a device: modules, their functions, and launches with typed arguments.
+//! Device code: modules, their functions, and launches with typed arguments.
 //!
 //! ```no_run
 //! use worker_cuda::{CudaContext, CudaModule, GpuArg, LaunchConfig, Program};

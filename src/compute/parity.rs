@@ -1,4 +1,4 @@
-//! A kernel's two halves on the same inputs, and where they differ most.
+//! Runs a kernel's GPU and CPU version on the same inputs and reports the largest difference.
 
 use super::copies::Copies;
 use super::gpu_compute::{GpuCompute, Registered};

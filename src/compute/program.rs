@@ -1,4 +1,4 @@
-//! CUDA C++ compiled at run time, and the folder that keeps the results.
+//! CUDA C++ compiled at run time, and an on-disk cache of the results.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Kernels under a name and a number, each with a descriptor that says what a call of it must be like.
+//! Kernels by name and number, each with a descriptor that states what a valid call is.
 
 use crate::compute::module::{GpuArg, natives};
 use crate::core::context::CudaContext;

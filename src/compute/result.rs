@@ -1,4 +1,4 @@
-//! What a run did, and where.
+//! Result of a run: where it ran, and its figures.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a kernel is registered as: its parameters, and what runs it.
+//! Registration of a kernel: its parameters and its code.
 
 use std::any::TypeId;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Device memory by ids, for programs that keep numbers and not owners.
+//! Device memory by ids, for programs that keep numbers instead of owners.
 
 use std::collections::HashMap;
 use std::fmt;

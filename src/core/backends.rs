@@ -1,4 +1,4 @@
-//! The types of backends that this machine has.
+//! Types of backends on this machine.
 
 use crate::core::device::Backend;
 use crate::core::error::{ErrorKind, Result, call};

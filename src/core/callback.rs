@@ -1,4 +1,4 @@
-//! Panics in callbacks: caught at the border, parked, and resumed when the native call has returned.
+//! Panics in callbacks: caught at the C boundary, stored, and resumed after the native call has returned.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -1,4 +1,4 @@
-//! A switch that stops long work from another thread.
+//! A flag that cancels long work from another thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

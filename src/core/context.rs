@@ -1,4 +1,4 @@
-//! A context: one device, its memory accounted for.
+//! A context: one open device, with accounting of its memory.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Devices and what they can do.
+//! Devices and their capabilities.
 //!
 //! ```
 //! # fn main() -> worker_cuda::Result<()> {

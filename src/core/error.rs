@@ -1,4 +1,4 @@
-//! The one error type of the crate: what kind, the native numbers, and a message that tells why.
+//! The error type of the crate: kind, native codes, and a message with the reason.
 
 use std::error::Error as StdError;
 use std::fmt;

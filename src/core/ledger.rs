@@ -1,4 +1,4 @@
-//! The ledger of a context: who holds which bytes.
+//! The ledger of a context: allocations by purpose, and budgets.
 
 use crate::core::context::CudaContext;
 use crate::core::error::{Result, call};

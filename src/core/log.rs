@@ -1,4 +1,4 @@
-//! The process's log sink. The library prints nothing by itself: it hands records to a closure.
+//! The process's log sink. The library prints nothing; it passes log records to a closure.
 
 use std::cell::Cell;
 use std::ffi::c_void;

@@ -1,4 +1,4 @@
-//! Checked device memory, windows into it, and pinned host memory, typed.
+//! Typed, bounds-checked device memory, views of it, and pinned host memory.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,4 +1,4 @@
-//! What both products stand on: errors, devices, contexts, memory and its ledger, streams, health, log.
+//! The base of both products: errors, devices, contexts, memory and its ledger, streams, health, log.
 
 pub mod allocator;
 pub mod backends;

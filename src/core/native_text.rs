@@ -1,4 +1,4 @@
-//! Text across the border: fixed fields, static texts and borrowed strings of the C interface.
+//! Text across the C boundary: fixed-size fields, static texts and borrowed strings.
 
 use std::ffi::{CStr, c_char};
 

@@ -1,5 +1,4 @@
-//! Proof that memory is the device's own: where allocations are, and the rule that they are nowhere
-//! else.
+//! Residency: where allocations are, and a policy that all of them are on the device.
 //!
 //! ```
 //! # fn main() -> worker_cuda::Result<()> {

@@ -1,4 +1,4 @@
-//! Streams, events, and copies that do not wait.
+//! Streams, events and asynchronous copies.
 
 use std::ffi::c_void;
 use std::fmt;

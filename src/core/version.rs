@@ -1,4 +1,4 @@
-//! Which archive this program is linked with.
+//! Version and build of the linked archive.
 //!
 //! ```
 //! # fn main() -> worker_cuda::Result<()> {

@@ -1,7 +1,7 @@
-//! Text for `worker_cuda_compat.h`, the C interface of an older worker.
+//! Text functions for `worker_cuda_compat.h`, the C interface of an older worker.
 //!
-//! C programs that call `cuda_inference_start` need functions that turn text into tokens and back. A
-//! program that also links this crate installs its tokenizers for them with [`install_text`].
+//! C programs that call `cuda_inference_start` need functions that convert text to tokens and back. A program
+//! that also links this crate installs the crate's tokenizers with [`install_text`].
 
 use std::ffi::{CStr, c_char, c_void};
 use std::fs::{self, Metadata};

@@ -1,4 +1,4 @@
-//! An engine on a model: sequences, and the steps that lengthen them.
+//! An engine runs steps of a model on its sequences.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -274,7 +274,7 @@ impl Engine {
             timeout.as_millis().try_into().unwrap_or(i64::MAX)
         });
         let waited = output.fill(size, vocabulary_size, |native| {
-            // SAFETY: `native` points to memory of the sizes it tells; `&mut self` holds the engine.
+            // SAFETY: `native` points to memory of the sizes it states; `&mut self` holds the engine.
             call(|error| unsafe {
                 ffi::wcuda_step_wait(self.handle.0, ticket.0, timeout_ms, native, error)
             })
@@ -300,7 +300,7 @@ impl Engine {
         drained
     }
 
-    /// Waits for the steps in flight and frees the engine; tells what dropping it could not.
+    /// Waits for the steps in flight and frees the engine; returns the error that a drop could not.
     pub fn close(mut self) -> Result<()> {
         self.drain()
     }

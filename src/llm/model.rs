@@ -327,7 +327,7 @@ unsafe extern "C" fn trampoline(
     done_bytes: u64,
     total_bytes: u64,
 ) -> i32 {
-    // SAFETY: progress is told on the loading thread alone, one call at a time, while `load` holds
+    // SAFETY: progress is reported on the loading thread alone, one call at a time, while `load` holds
     // the watcher and does not touch it.
     let Watcher { progress, panic } = unsafe { &mut *user.cast::<Watcher<'_>>() };
     let phase = LoadPhase::from_native(phase);

@@ -1,4 +1,4 @@
-//! Engine options, and the plan: what a model needs, before a byte is allocated.
+//! Engine options, and the plan: the memory a model needs, before anything is allocated.
 //!
 //! ```no_run
 //! # fn main() -> worker_cuda::Result<()> {

@@ -1,4 +1,4 @@
-//! What happened to sealed memory, for somebody who keeps records.
+//! Audit events of sealed memory.
 
 use std::fmt;
 use std::time::SystemTime;

@@ -1,4 +1,4 @@
-//! What a manager of sealed memory is made from.
+//! Configuration of a manager of sealed memory.
 
 use std::fmt;
 

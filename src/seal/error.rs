@@ -1,4 +1,4 @@
-//! What sealed memory answers with.
+//! Errors of sealed memory.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::core::error::{Error, ErrorKind};
 /// A result of this module.
 pub type VramResult<T> = Result<T, VramError>;
 
-/// Why something was not done. Messages tell sizes, never addresses or keys.
+/// Why an operation failed. Messages contain sizes, never addresses or keys.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum VramError {

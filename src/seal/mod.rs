@@ -1,10 +1,9 @@
-//! Sealed memory: bytes put on a device, named by a shard that is signed, and proved to be there
-//! unchanged whenever that is asked.
+//! Sealed memory: data copied to a device, named by a signed shard, and verifiable at any time.
 //!
-//! The manager owns the memory; a [`SealedShard`] is a name that can be cloned, written down
-//! ([`SealedShard::to_bytes`]) and read back. A check goes in this order: is it sealed, is the signature
-//! the manager's, is the allocation alive, is it the device's own memory, is its BLAKE3 digest what it
-//! was. The digest is computed on the device, and a mismatch names the first MiB that differs.
+//! The manager owns the memory; a [`SealedShard`] is a name that can be cloned, serialized
+//! ([`SealedShard::to_bytes`]) and parsed. Verification checks in this order: whether it is sealed, the
+//! manager's signature, whether the allocation is alive, whether it is on the device, its BLAKE3 digest. The
+//! digest is computed on the device, and a mismatch names the first MiB that differs.
 //!
 //! ```
 //! use worker_cuda::seal::{VramConfig, VramManager};
@@ -26,8 +25,8 @@
 //! its model. Each use begins with the fast check, [`VramManager::check_sealed`].
 //!
 //! Signatures are keyed BLAKE3 under `derive_key("worker-cuda seal v1", token)`, over every field of the
-//! shard in one encoding with lengths (docs/FORMATS.md). Keys and tokens are zeroed when they go and shown
-//! by no `Debug`, error or event. Verification compares in constant time.
+//! shard in one encoding with lengths (docs/FORMATS.md). Keys and tokens are zeroed when dropped and never
+//! appear in `Debug` output, errors or events. Verification compares in constant time.
 
 mod audit;
 mod config;

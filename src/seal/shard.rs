@@ -1,4 +1,4 @@
-//! The name of sealed memory, and its encoding.
+//! The name of sealed memory, and its serialization.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

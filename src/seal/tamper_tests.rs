@@ -1,4 +1,4 @@
-//! What only somebody inside can do: change sealed memory, and see that it is found.
+//! Tests from inside the module: changed sealed memory is detected.
 
 use super::*;
 

@@ -1,8 +1,8 @@
 //! Kernels described in a file: modules of device code, and for each kernel its parameters, its launch
-//! and its promises.
+//! and its guarantees.
 //!
-//! The file is JSON of at most 1 MiB, 16 levels and 4,096 items of an array, without unknown or double fields; mistakes tell line
-//! and path (`line 12: kernels[2].params[0].shape: …`).
+//! The file is JSON of at most 1 MiB, 16 levels and 4,096 items per array, without unknown or duplicate fields.
+//! Errors name line and path (`line 12: kernels[2].params[0].shape: …`).
 //!
 //! ```json
 //! {
@@ -25,36 +25,36 @@
 //!
 //! | Of a module | |
 //! |---|---|
-//! | `name` | of its own |
-//! | `path`, or `source` | a file beside the manifest or below it, or CUDA C++ as text |
+//! | `name` | unique name |
+//! | `path`, or `source` | a file in the manifest's folder or below, or CUDA C++ as text |
 //! | `kind` | `cuda` (default), `ptx`, `cubin`, `fatbin` |
-//! | `arch` | of `cuda`: to compile for; else the device's |
-//! | `blake3` | 64 hex digits that the file, or the source, must have |
-//! | `options` | of `cuda`: `standard`, `defines`, `headers` (texts by name), `fast_math`, `ftz`, `prec_sqrt`, `prec_div`, `fmad`, `line_info`, `debug`, `max_registers`, `extras` |
+//! | `arch` | for `cuda`: target architecture [default: the device's] |
+//! | `blake3` | required digest of the file or the source, 64 hex digits |
+//! | `options` | for `cuda`: `standard`, `defines`, `headers` (texts by name), `fast_math`, `ftz`, `prec_sqrt`, `prec_div`, `fmad`, `line_info`, `debug`, `max_registers`, `extras` |
 //!
 //! | Of a kernel | |
 //! |---|---|
-//! | `name` | it is registered under |
-//! | `id` | its number; else the registry gives one. 1 and 2 are `noop` and `tensor_add` of the catalogue |
-//! | `module`, `entry` | its code; `entry` is `name` unless given |
-//! | `host` | the name of a host function that the program gives |
-//! | `builtin`, `type` | instead of all else: a kernel of the catalogue, and `f32`, `f16` or `bf16` |
+//! | `name` | name in the registry |
+//! | `id` | its number [default: chosen by the registry]. 1 and 2 are `noop` and `tensor_add` of the catalogue |
+//! | `module`, `entry` | its code; `entry` defaults to `name` |
+//! | `host` | the name of a CPU function that the program provides |
+//! | `builtin`, `type` | instead of all other fields: a kernel of the catalogue, and `f32`, `f16` or `bf16` |
 //! | `params` | see below |
-//! | `grid`, `block` | expressions, one or up to three; 1 and 256 unless given |
-//! | `threads` | instead of `grid`: so many threads in blocks of `block` |
-//! | `shared_bytes` | dynamic, of a block |
-//! | `deterministic` | `true` unless given |
+//! | `grid`, `block` | one to three expressions; default 1 and 256 |
+//! | `threads` | instead of `grid`: total number of threads, in blocks of `block` |
+//! | `shared_bytes` | dynamic shared memory per block |
+//! | `deterministic` | default `true` |
 //! | `budget_ms` | a run that takes longer is an error |
 //!
 //! | Of a parameter | |
 //! |---|---|
 //! | `name`, `kind` | `buffer`, `scalar` or `bytes` |
-//! | `dtype` | of a scalar and of a buffer's elements: `i8` … `u64`, `f16`, `bf16`, `f32`, `f64` |
-//! | `shape` | of a buffer: integers and expressions |
-//! | `access` | of a buffer: `read`, `write`, `read_write` (default) |
-//! | `layout`, `layout_id` | of a buffer, hints: `any`, `row_major`, `column_major`; the number of a record's layout |
-//! | `bytes` | of bytes: how many |
-//! | `min`, `max` | of a scalar: numbers, of an integer expressions too |
+//! | `dtype` | element type of a scalar or buffer: `i8` … `u64`, `f16`, `bf16`, `f32`, `f64` |
+//! | `shape` | for a buffer: integers and expressions |
+//! | `access` | for a buffer: `read`, `write`, `read_write` (default) |
+//! | `layout`, `layout_id` | hints for a buffer: `any`, `row_major`, `column_major`; the number of a custom layout |
+//! | `bytes` | for `bytes`: their number |
+//! | `min`, `max` | for a scalar: numbers; for an integer also expressions |
 //!
 //! Expressions are those of the C interface, section 22: integer parameters by name, `+ - * / %`,
 //! `ceil_div`, `round_up`, `min`, `max`.

@@ -1,4 +1,4 @@
-//! Strict reading of JSON: each value knows its line and path, each object its fields.
+//! Strict JSON reader: each value knows its line and path, each object its fields.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! From the document to modules and kernels.
+//! Converts the JSON document to modules and kernels.
 
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};

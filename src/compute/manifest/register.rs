@@ -1,4 +1,4 @@
-//! Kernels of a manifest on a device.
+//! Registers the kernels of a manifest on a device.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Stop strings, matched across the borders of tokens.
+//! Stop strings, matched across token boundaries.
 
 /// Lets text through up to the first stop string, and holds back what may become one.
 #[derive(Debug)]

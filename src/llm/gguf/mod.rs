@@ -1,4 +1,4 @@
-//! GGUF files: metadata and tensors, checked once when opened.
+//! GGUF files: metadata and tensors, validated once when opened.
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd};
@@ -122,7 +122,7 @@ pub fn tensor_type(id: u32) -> Result<TensorType> {
 }
 
 impl Gguf {
-    /// Opens a file; the parts of a split file are found beside it.
+    /// Opens a file; the other files of a split model are found next to it.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let mut source = ffi::wcuda_source::init();
@@ -276,7 +276,7 @@ impl Gguf {
         }
     }
 
-    /// Arrays are read by index, which a search by key does not tell.
+    /// Arrays are read by index, which a search by key does not return.
     fn index_of(&self, key: &str, found: &ffi::wcuda_gguf_value) -> Result<u64> {
         if found.r#type != ffi::WCUDA_GGUF_ARRAY {
             return Ok(0);

@@ -1,4 +1,4 @@
-//! What an open GGUF file reads from, kept alive as long as the library may read.
+//! The source of an open GGUF file, kept alive while the library may read it.
 
 use std::ffi::c_void;
 use std::io;

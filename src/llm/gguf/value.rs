@@ -1,4 +1,4 @@
-//! Metadata values of a GGUF file, typed.
+//! Typed metadata values of a GGUF file.
 
 use std::fmt;
 use std::ops::Range;

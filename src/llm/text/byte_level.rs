@@ -1,4 +1,4 @@
-//! Byte-level BPE as GPT-2 has it: every byte is a printable character, words are merged by rank.
+//! Byte-level BPE as in GPT-2: every byte maps to a printable character; pairs are merged by rank.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,8 +1,8 @@
-//! Token ids to text, one at a time: only whole characters come out.
+//! Token ids to text, one at a time; only complete characters are returned.
 //!
 //! A character may be spread over several tokens, so the bytes of an unfinished one wait for the next
-//! token. Bytes that can be no part of valid UTF-8 become U+FFFD, one for each longest sequence that
-//! could have begun a character, as in [`String::from_utf8_lossy`].
+//! token. Invalid bytes become U+FFFD, one per maximal prefix of a character, as in
+//! [`String::from_utf8_lossy`].
 
 use std::sync::Arc;
 

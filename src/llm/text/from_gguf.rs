@@ -1,4 +1,4 @@
-//! Reads a vocabulary out of a GGUF file's metadata.
+//! Reads a vocabulary from a GGUF file's metadata.
 
 use super::tokenizer::Tokenizer;
 use super::vocabulary::{NamedTemplate, TokenType, Vocabulary};

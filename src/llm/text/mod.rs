@@ -1,12 +1,12 @@
 //! Text for models: tokenizing, detokenizing and chat templates. Feature `text`.
 //!
-//! Everything is built from the metadata of a GGUF file, as a [`Vocabulary`]: a file that has nothing
-//! but a vocabulary is enough. Nothing here touches a device, and no `unsafe` is used. What comes from
-//! a file is foreign: whatever is wrong with it is an [`Error`](crate::Error).
+//! Everything is built from the metadata of a GGUF file, as a [`Vocabulary`]; a file with only a vocabulary
+//! is enough. The module uses no device and no `unsafe`. Files are not trusted: invalid data is an
+//! [`Error`](crate::Error).
 //!
 //! * [`Tokenizer`]: text to ids and back.
 //! * [`Detokenizer`]: a stream of ids to a stream of whole characters.
-//! * [`ChatTemplate`]: a conversation to the text a model was trained to continue.
+//! * [`ChatTemplate`]: renders a conversation as the text that the model was trained on.
 #![forbid(unsafe_code)]
 
 mod byte_level;

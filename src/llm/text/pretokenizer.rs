@@ -1,9 +1,9 @@
-//! How text is cut into words before byte pairs are merged: one list of patterns a pre-tokenizer name.
+//! Splits text into words before byte pairs are merged: one list of patterns per pre-tokenizer name.
 //!
-//! A name of `tokenizer.ggml.pre` stands for an ordered list of steps. Each step cuts every piece that
-//! the steps before it left: its matches become pieces, and so does what lies between them. The
-//! patterns are facts of the published tokenizers; where a model's own definition and a common
-//! approximation of it differ, the model's own is used.
+//! A name of `tokenizer.ggml.pre` stands for an ordered list of steps. Each step splits every piece of the
+//! previous step: its matches become pieces, and so does the text between them. The patterns are those of
+//! the published tokenizers; if a model's own definition and a common approximation differ, the model's own
+//! is used.
 
 use fancy_regex::Regex;
 use std::ops::Range;

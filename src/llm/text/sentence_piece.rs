@@ -1,7 +1,7 @@
-//! SentencePiece BPE: neighbours merge by the score of what they become; unknown characters are bytes.
+//! SentencePiece BPE: neighbours merge by the score of the merged token; unknown characters become bytes.
 //!
-//! It is the merged token that has the score: two pairs that make the same token are equal, and the
-//! leftmost goes first.
+//! The merged token has the score, not the pair: two pairs that form the same token are equal, and the leftmost
+//! merges first.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Finds special tokens in text, before anything else is split.
+//! Finds special tokens in text, before any other splitting.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 
@@ -15,7 +15,7 @@ pub(crate) enum Fragment<'t> {
     Token(u32),
 }
 
-/// Finds the longest special token that starts leftmost, then goes on behind it.
+/// Finds the longest special token that starts leftmost, then continues after it.
 pub(crate) struct SpecialTokens {
     /// What is found when the caller does not trust the text: user-defined tokens, which are text.
     untrusted: Option<Finder>,

@@ -1,4 +1,4 @@
-//! Text to token ids and back, by the vocabulary of a model.
+//! Converts text to token ids and back, with the vocabulary of a model.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;

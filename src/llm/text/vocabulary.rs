@@ -1,4 +1,4 @@
-//! A vocabulary as a GGUF file states it, and the checks that make it safe to build on.
+//! A vocabulary as stated in a GGUF file, and its validation.
 
 use crate::core::error::{Error, ErrorKind, Result};
 

@@ -1,4 +1,4 @@
-//! What one rendering may use: steps, memory and time, counted before they are spent.
+//! The budget of one rendering: steps, memory and time, charged before they are used.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! The time that templates are told, and how they print it.
+//! The time available to templates, and its formatting.
 
 /// A moment as a wall clock shows it. Templates that print the date get it from here, so that a
 /// rendering depends on nothing but what is passed in.

@@ -1,4 +1,4 @@
-//! What templates can call: filters, tests, functions and methods, each counted against the budget.
+//! Filters, tests, functions and methods of templates, each charged to the budget.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

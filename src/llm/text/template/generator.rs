@@ -1,4 +1,4 @@
-//! The values of `map`, `select` and kin: in Jinja generators, which have no length and run once.
+//! The values of `map`, `select` and similar filters: generators in Jinja, without a length and usable once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

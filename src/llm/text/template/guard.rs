@@ -1,5 +1,5 @@
-//! Rewrites a parsed template so that nothing it makes escapes the budget, and operators mean what they
-//! mean in Python.
+//! Rewrites a parsed template so that every value is charged to the budget, and operators have Python's
+//! semantics.
 //!
 //! Every operation whose result can be larger than its operands goes through a function of
 //! [`environment`](super::environment) that counts it, and literal text is written like a value, so that

@@ -1,4 +1,4 @@
-//! `tojson` as `transformers` has it: Python's `json.dumps`, without HTML escapes.
+//! `tojson` as in `transformers`: Python's `json.dumps`, without HTML escapes.
 
 use std::fmt::Write as _;
 

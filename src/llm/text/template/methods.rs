@@ -1,4 +1,4 @@
-//! Python's methods of texts, lists and dictionaries.
+//! Python's methods of strings, lists and dictionaries.
 
 use minijinja::value::{Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};

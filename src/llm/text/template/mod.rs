@@ -1,4 +1,4 @@
-//! Chat templates: a conversation to the text that a model was trained to continue.
+//! Chat templates: render a conversation as the text that the model was trained on.
 //!
 //! Templates are Jinja programs that come with the model file, so they are foreign code. They run in an
 //! interpreter without input or output, under limits on steps, on the memory that values take, on
@@ -92,7 +92,7 @@ pub struct TemplateInput {
     pub add_generation_prompt: bool,
     /// More variables ("enable_thinking", …). One with the name of a special token replaces it.
     pub variables: Map<String, serde_json::Value>,
-    /// What `strftime_now` tells. Without it the function does not exist, for which templates that use
+    /// The time that `strftime_now` returns. Without it the function does not exist, for which templates that use
     /// it have a fixed date.
     pub clock: Option<Clock>,
 }

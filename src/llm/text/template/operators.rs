@@ -1,4 +1,4 @@
-//! Python's operators, which differ from the interpreter's where operands are of different types.
+//! Python's operators, which differ from the interpreter's for operands of different types.
 
 use std::cmp::Ordering;
 
