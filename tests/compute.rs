@@ -295,7 +295,7 @@ fn kernels_without_what_they_need_are_refused() {
         .host(|_| Ok(()));
     assert_eq!(
         refused(wrong).message(),
-        "params[0].shape: '(m)': 'm' is no integer parameter"
+        "parameters[0].shape: '(m)': 'm' is no integer parameter"
     );
     let error = compute
         .compile_kernel("x", "__global__ void x() {}")
@@ -407,7 +407,7 @@ fn ready_kernels_compute_and_check_their_arguments() {
             gelu.parameter_count,
             gelu.is_f32_only
         ),
-        ("<x:n >y:n #n", 3, false)
+        ("x: read T[n], y: write T[n], n: i64", 3, false)
     );
     let context = CudaContext::host().unwrap();
     let halves = context.alloc_from(&[0x3c00u16, 0xbc00, 0x4000]).unwrap();

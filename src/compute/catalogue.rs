@@ -38,8 +38,8 @@ impl ElementType {
 pub struct BuiltinKernel {
     /// Its name.
     pub name: String,
-    /// Its parameters for elements of `f32`: `x: read f32[n], y: write f32[n], n: i64`. An `i64` stands for an
-    /// integer of any width, an `f32` that is no buffer for an `f64` too.
+    /// Its parameters: `x: read T[n], y: write T[n], n: i64`. `T` is the element type of the call; an `i64`
+    /// accepts an integer of any width, and a scalar `f32` an `f64` too.
     pub signature: String,
     /// How many arguments it takes.
     pub parameter_count: u32,
@@ -82,13 +82,18 @@ pub fn catalogue() -> Result<Vec<BuiltinKernel>> {
 }
 
 fn signature(kernel: &ffi::wcuda_catalogue_entry) -> Result<String> {
+    // Listed for f16, the buffers of the call's type differ from those that are always f32.
+    let (elements, letter) = match kernel.is_f32_only {
+        0 => (ffi::WCUDA_ARG_F16, "T"),
+        _ => (ffi::WCUDA_ARG_F32, "f32"),
+    };
     let mut count = u64::from(kernel.parameter_count);
     let mut parameters = vec![ffi::wcuda_parameter::init(); count as usize];
     // SAFETY: there is room for as many parameters, each sized; the name is static text.
     call(|error| unsafe {
         ffi::wcuda_catalogue_parameter_list(
             kernel.name,
-            ffi::WCUDA_ARG_F32,
+            elements,
             0,
             parameters.as_mut_ptr(),
             count,
@@ -109,10 +114,10 @@ fn signature(kernel: &ffi::wcuda_catalogue_entry) -> Result<String> {
         text += &match parameter.kind {
             ffi::WCUDA_ARG_BUFFER => format!(
                 "{separator}{name}: {access}{}[{shape}]",
-                if parameter.dtype == ffi::WCUDA_ARG_I32 {
-                    "i32"
-                } else {
-                    "f32"
+                match parameter.dtype {
+                    ffi::WCUDA_ARG_I32 => "i32",
+                    dtype if dtype == elements => letter,
+                    _ => "f32",
                 }
             ),
             ffi::WCUDA_ARG_F32 => format!("{separator}{name}: f32"),

@@ -225,7 +225,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Device times of `repeat` steps of `tokens` after `context` others, as they are or by nodes.
+    /// Runs `repeat` steps of `tokens` after `context` others, after one that is not counted.
     fn steps(
         &mut self,
         (tokens, context): (u32, u32),
@@ -251,11 +251,11 @@ impl Bench {
         Ok(())
     }
 
-    /// Medians of the nodes of steps, each beside the undisturbed step.
+    /// Prints the median time of each node, and the sum compared with the same step without profiling.
     fn profile(&mut self, shapes: &[(u32, u32)], repeat: u32, is_json: bool) -> Outcome {
         let mut values = Vec::new();
         let mut out = std::io::stdout().lock();
-        for &shape in shapes {
+        for (index, &shape) in shapes.iter().enumerate() {
             let mut whole = Vec::new();
             self.steps(shape, repeat, |_, output| {
                 whole.push(output.device_ns as f64 / 1e3);
@@ -282,11 +282,19 @@ impl Bench {
                 values.push(value);
                 continue;
             }
-            writeln!(out, "step of {} tokens after {}", shape.0, shape.1)?;
+            if index > 0 {
+                writeln!(out)?;
+            }
+            let plural = if shape.0 == 1 { "" } else { "s" };
+            writeln!(
+                out,
+                "step of {} token{plural} after {} in the context, medians of {repeat} steps",
+                shape.0, shape.1
+            )?;
             steps::print(&mut out, &profile, None)?;
             writeln!(
                 out,
-                "nodes {:.1} us, undisturbed step with sampling {step_us:.1} us: the difference is overlap",
+                "sum of the nodes {:.1} us; the same step without profiling, with sampling, {step_us:.1} us",
                 steps::measured_us(&profile)
             )?;
         }

@@ -29,7 +29,7 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Print the nodes of a step after --context tokens: kernel, bytes, FLOPs, time at the roofline
+    /// Print the nodes of one step after --context tokens: kernel, bytes, FLOPs, time at the roofline
     #[arg(long)]
     steps: bool,
     /// Tokens of the step, all in one sequence
@@ -116,7 +116,8 @@ pub fn run(args: Args) -> Outcome {
         ),
     ] {
         let (short, exact) = (size::short(bytes), size::count(bytes));
-        writeln!(out, "{name:<16} {short:>12} {exact:>18} bytes  {note}")?;
+        let line = format!("{name:<16} {short:>12} {exact:>18} bytes  {note}");
+        writeln!(out, "{}", line.trim_end())?;
     }
     if let Some(limit) = machine.limit(bytes_per_token) {
         writeln!(

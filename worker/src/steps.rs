@@ -7,9 +7,10 @@ use worker_cuda::{StepNode, StepPlan};
 
 use crate::failure::Outcome;
 
-/// Where the rates come from; `device` was asked for by name.
+/// Where the rates come from; `device` is the name given by the user.
 fn source(steps: &StepPlan, device: Option<&str>) -> String {
     match (device, steps.is_measured) {
+        _ if steps.bytes_per_second == 0 => "unknown for this device".to_owned(),
         (Some(name), _) => format!("measured on {name}"),
         (None, true) => "measured on this kind of device".to_owned(),
         (None, false) => "from the device's attributes".to_owned(),
@@ -49,22 +50,35 @@ pub fn to_json(steps: &StepPlan, device: Option<&str>) -> Value {
 
 pub fn print(out: &mut impl Write, steps: &StepPlan, device: Option<&str>) -> Outcome {
     let is_measured = steps.nodes.iter().any(|node| node.measured_ns > 0.0);
-    writeln!(
-        out,
-        "rates: {} GB/s, {} TFLOP/s ({}; 0: not known)",
-        steps.bytes_per_second / 1_000_000_000,
-        steps.flops_per_second / 1_000_000_000_000,
-        source(steps, device),
-    )?;
+    let has_rates = steps.bytes_per_second > 0;
+    if has_rates {
+        writeln!(
+            out,
+            "roofline: {} GB/s, {} TFLOP/s ({})",
+            steps.bytes_per_second / 1_000_000_000,
+            steps.flops_per_second / 1_000_000_000_000,
+            source(steps, device),
+        )?;
+    } else {
+        writeln!(out, "roofline: {}", source(steps, device))?;
+    }
     write!(
         out,
         "{:>5}  {:<20} {:<27} {:<33} {:>11} {:>10} {:>9}",
         "layer", "operation", "kernel", "activation", "bytes", "MFLOP", "limit us"
     )?;
     if is_measured {
-        write!(out, " {:>9} {:>7} {:>7}", "us", "GB/s", "limit %")?;
+        write!(
+            out,
+            " {:>9} {:>7} {:>10}",
+            "median us", "GB/s", "% of limit"
+        )?;
     }
     writeln!(out)?;
+    let limit = |ns: f64| match has_rates {
+        true => format!("{:.2}", ns / 1e3),
+        false => "-".to_owned(),
+    };
     for node in &steps.nodes {
         let layer = node.layer.map_or(String::new(), |layer| layer.to_string());
         let operation = match node.fused_count {
@@ -73,36 +87,50 @@ pub fn print(out: &mut impl Write, steps: &StepPlan, device: Option<&str>) -> Ou
         };
         write!(
             out,
-            "{layer:>5}  {operation:<20} {:<27} {:<33} {:>11} {:>10.1} {:>9.2}",
+            "{layer:>5}  {operation:<20} {:<27} {:<33} {:>11} {:>10.3} {:>9}",
             node.kernel,
-            format!("{} -> {}", node.input, node.output),
+            activation(node),
             node.bytes,
             node.flops as f64 / 1e6,
-            node.limit_ns / 1e3,
+            limit(node.limit_ns),
         )?;
         if is_measured {
             let of_node = |value: f64| value / node.measured_ns.max(1.0);
+            let share = match has_rates {
+                true => format!("{:.0}", 100.0 * of_node(node.limit_ns)),
+                false => "-".to_owned(),
+            };
             write!(
                 out,
-                " {:>9.2} {:>7.0} {:>7.0}",
+                " {:>9.2} {:>7.1} {share:>10}",
                 node.measured_ns / 1e3,
                 of_node(node.bytes as f64),
-                100.0 * of_node(node.limit_ns),
             )?;
         }
         writeln!(out)?;
     }
+    let (of_limit, unit) = (
+        limit(sum(steps, |node| node.limit_ns)),
+        if has_rates { " us" } else { "" },
+    );
     writeln!(
         out,
-        "sum: {:.1} MB, {:.3} GFLOP, limit {:.1} us",
+        "sum: {:.1} MB, {:.3} GFLOP, limit {of_limit}{unit}",
         sum(steps, |node| node.bytes as f64) / 1e6,
         sum(steps, |node| node.flops as f64) / 1e9,
-        sum(steps, |node| node.limit_ns) / 1e3,
     )?;
     Ok(())
 }
 
-/// Of the nodes of several steps of one shape the medians of the measured times.
+/// "f32 -> bf16"; empty for a node without activations.
+fn activation(node: &StepNode) -> String {
+    match (&*node.input, &*node.output) {
+        ("-", "-") => String::new(),
+        (input, output) => format!("{input} -> {output}"),
+    }
+}
+
+/// The nodes of steps of one shape with the median of each node's measured times.
 pub fn medians(mut steps: Vec<StepPlan>) -> Option<StepPlan> {
     let mut result = steps.pop()?;
     for (index, node) in result.nodes.iter_mut().enumerate() {
@@ -117,7 +145,7 @@ pub fn medians(mut steps: Vec<StepPlan>) -> Option<StepPlan> {
     Some(result)
 }
 
-/// Microseconds of all nodes.
+/// The sum of the nodes' measured times, in microseconds.
 pub fn measured_us(steps: &StepPlan) -> f64 {
     sum(steps, |node| node.measured_ns) / 1e3
 }

@@ -491,15 +491,16 @@ fn template_renders_messages() {
     assert_eq!(answer["text"], text);
 }
 
-/// A file with only a vocabulary of printable ASCII, and a chat template if one is given.
+/// A file with only a vocabulary of printable ASCII and one merge, and a chat template if one is given.
 fn vocabulary_only(name: &str, template: Option<&str>) -> String {
-    let tokens: Vec<String> = ('!'..='~').chain(['Ġ']).map(String::from).collect();
+    let tokens = ('!'..='~').chain(['Ġ']).map(String::from);
+    let tokens: Vec<String> = tokens.chain(["yz".to_owned()]).collect();
     let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
     let mut file = GgufFile::new()
         .string("tokenizer.ggml.model", "gpt2")
         .string("tokenizer.ggml.pre", "gpt-2")
         .strings("tokenizer.ggml.tokens", &tokens)
-        .strings("tokenizer.ggml.merges", &[]);
+        .strings("tokenizer.ggml.merges", &["y z"]);
     if let Some(template) = template {
         file = file.string("tokenizer.chat_template", template);
     }

@@ -151,6 +151,10 @@ fn kernels_lists_the_catalogue_and_manifests() {
     assert_eq!(listing.lines().count(), kernels.len());
     let call = "softmax(in x[rows, width], out y[rows, width], rows: i64, width: i64)";
     assert!(listing.contains(call), "{listing}");
+    let pool = "avg_pool2d(in x: f32[batch, channels, h, w], out y: f32[batch, channels, oh, ow], batch: i64";
+    assert!(listing.contains(pool), "{listing}");
+    let attention = "out weights: f32[batch, heads, seq, seq]";
+    assert!(listing.contains(attention), "{listing}");
 
     let path = folder("manifest").join("m.json");
     let manifest = r#"{"manifest": 1, "kernels": [{"name": "tensor_add", "builtin": "tensor_add"},

@@ -257,7 +257,8 @@ fn kernel(node: &Node<'_>, known: &Known) -> Result<ManifestKernel> {
             .message()
             .split_once(": ")
             .unwrap_or(("", error.message()));
-        node.clone().follow(field).error(what)
+        let field = field.replace("parameters[", "params["); // the manifest's name
+        node.clone().follow(&field).error(what)
     })?;
     if let Some(id) = id
         && id <= 2

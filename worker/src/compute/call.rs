@@ -65,38 +65,42 @@ impl fmt::Display for Param {
     }
 }
 
-/// Parameters of a kernel of the catalogue, from its signature ("<x:rows*width >y:rows*width #rows #width").
+/// Parameters of a kernel of the catalogue, from its signature ("x: read T[rows*width], rows: i64").
 /// `elements` is the element type of the call, as in files.
 pub fn of_builtin(kernel: &BuiltinKernel, elements: &str) -> Vec<Param> {
-    let mut params = Vec::new();
-    for token in kernel
-        .signature
-        .split(' ')
-        .filter(|token| !token.is_empty())
-    {
-        let (sign, word) = token.split_at(1);
-        let (name, shape) = word.split_once(':').unwrap_or((word, ""));
-        let (name, dtype) = name.split_once('/').unwrap_or((name, elements));
-        let (role, dtype) = match sign {
-            "<" => (Role::Read, dtype),
-            ">" => (Role::Write, dtype),
-            "=" => (Role::Update, dtype),
-            "#" => (Role::Integer, "i64"),
-            "%" => (Role::Number, "f32"),
-            _ => continue, // a constant of the kernel
+    let params = kernel.signature.split(", ");
+    params.filter_map(|text| builtin(text, elements)).collect()
+}
+
+fn builtin(text: &str, elements: &str) -> Option<Param> {
+    let (name, rest) = text.split_once(": ")?;
+    let param = |role, dtype: &str, shape| Param {
+        name: name.to_owned(),
+        role,
+        dtype: dtype.to_owned(),
+        shape,
+    };
+    let Some((rest, shape)) = rest.strip_suffix(']').and_then(|rest| rest.split_once('[')) else {
+        let role = if rest == "f32" {
+            Role::Number
+        } else {
+            Role::Integer
         };
-        params.push(Param {
-            name: name.to_owned(),
-            role,
-            dtype: dtype.to_owned(),
-            shape: shape
-                .split('*')
-                .filter(|dim| !dim.is_empty())
-                .map(str::to_owned)
-                .collect(),
-        });
-    }
-    params
+        return Some(param(role, rest, Vec::new()));
+    };
+    let (access, dtype) = rest.rsplit_once(' ')?;
+    let role = match access {
+        "read" => Role::Read,
+        "write" => Role::Write,
+        _ => Role::Update,
+    };
+    // Sizes::add_output_size computes these two.
+    let shape = shape
+        .replace("((h+2*pad-kh)/stride+1)", "oh")
+        .replace("((w+2*pad-kw)/stride+1)", "ow");
+    let shape = shape.split('*').map(str::to_owned).collect();
+    let dtype = if dtype == "T" { elements } else { dtype };
+    Some(param(role, dtype, shape))
 }
 
 /// Parameters of a kernel of a manifest.
