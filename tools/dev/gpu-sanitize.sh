@@ -9,13 +9,13 @@ sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-san
 export WCUDA_REQUIRE_GPU=1
 place=$(cat tree/place.txt 2>/dev/null)
 [ -z "$place" ] || [ -e "$place" ] || { mkdir -p "$(dirname "$place")" && ln -s "$PWD/tree" "$place"; }
-kernels=GpuStep.*:GpuEmbed.*:GpuDequantize.dependent*:GpuRopeKv.rows*:GpuRepack.takes*:GpuAttentionGolden.*
-kernels+=:GpuAttentionHost.*:GpuAttention.softcap*:Path/GpuLinear.odd*/0
-suite=$kernels:GpuNumeric.*:GpuBuffer.fill*:GpuRepack.*:GpuUnpack.*:Path/GpuLinear.gates*/0:Path/GpuLinear.gates*/2
-suite+=:Path/GpuLinear.every_format*/0:GpuLinearVector.products*:Gpu/ModelUpload.expands*
+kernels=GpuStep.*:GpuEmbed.*:GpuSoftcap*:GpuDequantize.dependent*:GpuRopeKv.rows*:GpuRepack.takes*:GpuAttentionGolden.*
+kernels+=:GpuAttentionHost.*:GpuAttention.softcap*:Path/GpuLinear.odd*/cublas_lt_batch_to_1000
+suite=$kernels:GpuNumeric.*:GpuBuffer.fill*:GpuRepack.*:GpuUnpack.*:Path/GpuLinear.gates*/cublas_lt_batch_to_1000:Path/GpuLinear.gates*/own_gemm_batch_to_0
+suite+=:Path/GpuLinear.every_format*/cublas_lt_batch_to_1000:GpuLinearVector.products*:Gpu/ModelUpload.expands*
 suite+=:Gpu/ModelUpload.tensors_take_turns*:Gpu/Step.*:Gpu/EngineGolden.every_family*
 suite+=:GpuCatalogue.equals_numpy:GpuCatalogue.element_wise*:GpuCatalogue.unknown*:GpuKernels.*:GpuStreams.*
-suite+=:Shapes/GpuLayerChain.as_layer_by_layer/2:Shapes/GpuLayerChain.as_layer_by_layer/5
+suite+=:Shapes/GpuLayerChain.as_layer_by_layer/dim1024_attention2048*:Shapes/GpuLayerChain.as_layer_by_layer/dim1024_attention1024*
 suite+=:GpuModules.are*:GpuRegistry.*:GpuGemmApi.large*
 suite+=:-Gpu/Step.poisoned*:Gpu/Step.a_second_thread*:Gpu/Step.a_seed*
 # Backends whole, as the library has them and as a table: their kernels are one line each, so that one tool will do.
@@ -26,7 +26,7 @@ tables+=:GpuGemmApi.odd*:GpuGemmApi.fp8*
 crowded=Gpu/TableConformance.memory_info_follows*
 # racecheck is ten times slower still: whole steps only once, with sampling.
 races=$kernels:GpuCatalogue.equals_numpy:GpuKernels.vector_add*:Gpu/Step.top_logprobs*
-races+=:Shapes/GpuLayerChain.as_layer_by_layer/5
+races+=:Shapes/GpuLayerChain.as_layer_by_layer/dim1024_attention1024*
 mkdir -p sanitizer
 status=0 tools=(memcheck racecheck initcheck synccheck) jobs=()
 for tool in "${tools[@]}"; do
