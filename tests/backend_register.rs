@@ -277,7 +277,7 @@ fn is_listed_found_chosen_and_gone_when_unregistered() {
     );
     let error = CudaContext::builder().backend(vector).open().unwrap_err();
     assert_ne!(error.kind(), ErrorKind::Internal);
-    // What was opened goes on.
+    // What was opened continues to work.
     assert_eq!(held.alloc_from(&[5u8]).unwrap().to_vec().unwrap(), [5]);
     drop(held);
     assert_eq!(LIVE.load(Ordering::Relaxed), 0);

@@ -397,7 +397,7 @@ fn copies_that_do_not_wait_give_their_memory_back() {
 }
 
 #[test]
-fn ready_kernels_compute_and_check_their_arguments() {
+fn builtin_kernels_compute_and_check_their_arguments() {
     let kernels = catalogue().unwrap();
     assert!(kernels.len() >= 39);
     let gelu = kernels.iter().find(|kernel| kernel.name == "gelu").unwrap();

@@ -494,7 +494,7 @@ fn waiting_with_a_timeout_leaves_the_step_in_flight() {
 }
 
 #[test]
-fn drain_settles_what_was_not_waited_for() {
+fn drain_completes_what_was_not_waited_for() {
     let mut engine = engine();
     let sequence = engine.create_sequence().unwrap();
     engine

@@ -19,7 +19,7 @@ fn sinks_get_records_replace_each_other_and_go() {
     .expect("a sink");
     CudaContext::host().expect("the host backend");
     let seen = records.lock().unwrap().clone();
-    let (level, text, inside, nested) = seen.first().expect("opening a context is told");
+    let (level, text, inside, nested) = seen.first().expect("opening a context is logged");
     assert_eq!(*level, Level::Info);
     assert!(text.contains("opened host 0"), "{text}");
     assert_eq!(*inside, ErrorKind::Reentrant, "a call from inside the sink");

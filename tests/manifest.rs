@@ -43,7 +43,7 @@ fn refusal(json: &str) -> String {
     parse(json).expect_err("refused").to_string()
 }
 
-/// A manifest of one kernel with these fields beside its name and host function.
+/// A manifest of one kernel with these fields in addition to its name and host function.
 fn kernel(fields: &str) -> String {
     format!(r#"{{ "manifest": 1, "kernels": [ {{ "name": "k", "host": "h", {fields} }} ] }}"#)
 }
@@ -286,7 +286,7 @@ fn mistakes_tell_line_and_path() {
     for path in ["/etc/x.cu", "../x.cu", "a/../../x.cu", "."] {
         assert_eq!(
             module(&format!("\"path\": \"{path}\"")),
-            "line 1: modules[0].path: is no file beside the manifest or below it"
+            "line 1: modules[0].path: is not in the folder of the manifest or below it"
         );
     }
     assert_eq!(

@@ -120,7 +120,7 @@ fn readers_that_fail_at_any_read_leave_nothing() {
     }
     let mut manager = manager();
     for k in 0..=5 {
-        // Five reads of data and one that finds the end: a reader that goes on is refused too.
+        // Five reads of data and one that finds the end: a reader that continues is refused too.
         let error = manager.seal_reader(FailsAt(k), 5000, 0).unwrap_err();
         assert!(error.to_string().contains("broken"), "{error}");
         assert_eq!(manager.used_vram(), 0);
@@ -318,7 +318,7 @@ fn ids_are_unique_and_of_the_documented_form() {
     }
 }
 
-/// Keeps records, or fails or panics, as it is told.
+/// Keeps records, or fails or panics, as the test asks.
 #[derive(Clone, Default)]
 struct Sink {
     kept: Arc<Mutex<Vec<AuditRecord>>>,

@@ -244,7 +244,7 @@ proptest! {
 
         let back = tokenizer.decode(&ids, decode).unwrap();
 
-        // A mark that stands for a space cannot be told from a space.
+        // A mark that stands for a space cannot be distinguished from a space.
         let expected = match sentence_piece {
             true => text.replace('▁', " "),
             false => text,

@@ -52,7 +52,7 @@ fn records_become_events_of_their_level() {
     log::forward_to_tracing(log::Level::Info).expect("a sink");
     CudaContext::host().expect("the host backend");
     let events = keeper.0.lock().unwrap();
-    let (level, text) = events.first().expect("opening a context is told");
+    let (level, text) = events.first().expect("opening a context is logged");
     assert_eq!(*level, Level::INFO);
     assert!(
         text.contains("part=\"context\"") && text.contains("opened host"),

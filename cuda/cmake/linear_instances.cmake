@@ -1,5 +1,5 @@
 # The files of device code that instantiate the linear kernels, generated from one list: a file is
-# what one compiler run takes. Tile headers beside tile.cuh are named where a type needs them.
+# what one compiler run takes. Tile headers other than tile.cuh are named where a type needs them.
 #   name | tile header or "-" | types, or pairs "A+B" that one launch takes together
 set(WCUDA_LINEAR_VECTOR_INSTANCES
   "float|-|F32 F16 BF16"

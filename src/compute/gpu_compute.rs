@@ -103,7 +103,7 @@ impl GpuCompute {
         Self::open(Fallback::Never)
     }
 
-    /// On the first CUDA device, or as `fallback` says; results tell.
+    /// On the first CUDA device, or as `fallback` says; the result names the one that ran.
     pub fn open(fallback: Fallback) -> Result<Self> {
         match CudaContext::new(0) {
             Ok(context) => Ok(Self::with_context(&context)?.with_fallback(fallback)),
@@ -238,7 +238,7 @@ impl GpuCompute {
 
     /// Registers a kernel with its signature; source is compiled now. A kernel of that name is replaced.
     /// Without code for this backend it is [`ErrorKind::UnsupportedKernel`], unless it is for a GPU, has a
-    /// host function and [`Fallback::IfUnsupported`] was asked for: then that runs, and results tell.
+    /// host function and [`Fallback::IfUnsupported`] was asked for: then that runs, and the result says so.
     pub fn register(&self, spec: KernelSpec) -> Result<()> {
         let name = spec.descriptor.name.clone();
         let describe = |error: Error| error.with_context(format!("kernel '{name}'"));

@@ -60,7 +60,7 @@ impl CudaModule {
         }))
     }
 
-    /// Loads PTX, a cubin or a fatbin, told apart by their beginning.
+    /// Loads PTX, a cubin or a fatbin, which their first bytes identify.
     pub fn load(context: &CudaContext, code: &[u8]) -> Result<Self> {
         let mut handle = ffi::wcuda_module::zeroed();
         // SAFETY: `code` is valid for its length.

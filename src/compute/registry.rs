@@ -119,7 +119,7 @@ impl ParamSpec {
 /// Of most kernels.
 const USUAL_SIGNATURE_BYTES: usize = 512;
 
-/// What a registry is told of a kernel, its code apart. Empty texts are the defaults.
+/// The description of a kernel for a registry, without its code. Empty texts are the defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Descriptor {
     pub(crate) id: u32,
@@ -168,7 +168,7 @@ impl Descriptor {
             let (mut hash, mut bytes) = (0, 0);
             let mut check = |text: &mut [u8]| {
                 // SAFETY: the descriptor and what it points to live for the call, and `text` has the
-                // bytes that are told.
+                // bytes that are passed.
                 call(|error| unsafe {
                     ffi::wcuda_kernel_descriptor_check(
                         native,

@@ -99,7 +99,7 @@ impl CudaContext {
     }
 
     /// Opens the first CUDA device if a usable one answers, else the host backend;
-    /// [`ContextInfo`] tells which, and why.
+    /// [`ContextInfo`] reports which, and why.
     pub fn auto() -> Result<Self> {
         Self::builder().open()
     }
@@ -140,7 +140,7 @@ impl CudaContext {
     }
 
     /// Takes the oldest failure of a drop that is not taken yet. It has made no other call fail, and
-    /// [`Health::deferred_error_count`](crate::Health) goes on counting it.
+    /// [`Health::deferred_error_count`](crate::Health) continues to count it.
     pub fn take_deferred_error(&self) -> Result<Option<Error>> {
         let mut deferred = ffi::wcuda_error::zeroed();
         // SAFETY: `deferred` is valid.

@@ -171,7 +171,7 @@ pub fn device(backend: Backend, ordinal: i32) -> Result<DeviceCaps> {
     Ok(DeviceCaps::from_native(&caps))
 }
 
-/// All devices of a backend. CUDA without a usable device is an error that tells why
+/// All devices of a backend. CUDA without a usable device is an error that states why
 /// ("no CUDA device: …"), never an empty list.
 pub fn devices(backend: Backend) -> Result<Vec<DeviceCaps>> {
     let mut count = 0;
@@ -180,7 +180,7 @@ pub fn devices(backend: Backend) -> Result<Vec<DeviceCaps>> {
     (0..count).map(|ordinal| device(backend, ordinal)).collect()
 }
 
-/// Whether a CUDA device is usable here; [`devices`] tells why not.
+/// Whether a CUDA device is usable here; [`devices`] reports why not.
 pub fn cuda_available() -> bool {
     devices(Backend::Cuda).is_ok_and(|devices| !devices.is_empty())
 }

@@ -58,7 +58,7 @@ pub struct Health {
     pub device_total_bytes: u64,
     /// Allocations found not to be device memory.
     pub nonresident_count: u64,
-    /// Failures met where nobody could be told, as when something was dropped.
+    /// Failures that no call could return, as when something was dropped.
     pub deferred_error_count: u64,
     /// Device memory in use by this context as the driver counts it: at least `ledger_bytes`.
     pub pool_used_bytes: u64,

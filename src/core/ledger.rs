@@ -152,7 +152,7 @@ impl CudaContext {
         Ok(self.memory(Purpose::Any)?.device_total_bytes)
     }
 
-    /// Sets the most bytes that a purpose may hold, beside the context's own budget; 0: none. An
+    /// Sets the most bytes that a purpose may hold, in addition to the context's own budget; 0: none. An
     /// allocation past it is [`ErrorKind::OverBudget`](crate::ErrorKind) before the driver is asked;
     /// what is held already stays.
     pub fn set_budget(&self, purpose: Purpose, bytes: u64) -> Result<()> {

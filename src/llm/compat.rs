@@ -28,7 +28,7 @@ struct Kept {
     tokenizer: Arc<Tokenizer>,
 }
 
-/// Tells a file from another one at the same path.
+/// Distinguishes a file from another one at the same path.
 #[derive(Clone, Debug, PartialEq)]
 struct Identity {
     bytes: u64,

@@ -391,7 +391,7 @@ impl CudaContext {
 
 impl Model {
     /// What one more engine on this model would hold with these options. The weights are there already
-    /// and count as 0 here; `available_bytes` is what the context could still hold beside them.
+    /// and count as 0 here; `available_bytes` is what the context could still hold in addition.
     ///
     /// ```no_run
     /// # use worker_cuda::{CudaContext, Engine, EngineOptions, Gguf, Model};

@@ -241,7 +241,7 @@ impl VramManager {
         shard.digest = hex(&sealed.digest);
         shard.signature = Some(self.key.sign(&shard.signed_bytes()?));
         self.sealed.insert(shard.shard_id.clone(), Arc::new(sealed));
-        self.audit.tell(AuditEvent::VramSealed {
+        self.audit.report(AuditEvent::VramSealed {
             shard_id: shard.shard_id.clone(),
             gpu_device,
             vram_bytes,
@@ -310,7 +310,7 @@ impl VramManager {
         self.check_signature(shard)?;
         let sealed = self.sealed.remove(&shard.shard_id);
         let freed_bytes = sealed.ok_or(VramError::IntegrityViolation)?.memory.size();
-        self.audit.tell(AuditEvent::VramDeallocated {
+        self.audit.report(AuditEvent::VramDeallocated {
             shard_id: shard.shard_id.clone(),
             freed_bytes,
             remaining_used: self.used_vram(),
@@ -400,7 +400,7 @@ impl VramManager {
                 });
             }
         };
-        self.audit.tell(AuditEvent::VramAllocated {
+        self.audit.report(AuditEvent::VramAllocated {
             requested,
             allocated: memory.size(),
             available: self.available_vram().unwrap_or(0),
@@ -439,7 +439,7 @@ impl VramManager {
         })
     }
 
-    /// Everything before the digest, in the documented order, then `compare`, with its outcome told.
+    /// Checks everything before the digest, in the documented order, then `compare`, and audits the outcome.
     fn verified(
         &self,
         shard: &SealedShard,
@@ -447,7 +447,7 @@ impl VramManager {
     ) -> VramResult<()> {
         let sealed = self.find(shard)?;
         let Some(mismatch) = compare(sealed)? else {
-            self.audit.tell(AuditEvent::SealVerified {
+            self.audit.report(AuditEvent::SealVerified {
                 shard_id: shard.shard_id.clone(),
             });
             return Ok(());
@@ -455,23 +455,23 @@ impl VramManager {
         let error = VramError::SealVerificationFailed {
             first_bad_mib: mismatch.first_bad_mib,
         };
-        self.tell_failed(shard, &error, &mismatch.actual_digest);
+        self.report_failed(shard, &error, &mismatch.actual_digest);
         Err(error)
     }
 
-    /// A shard of this manager whose memory is the device's own, its digest apart. A failure is told.
+    /// A shard of this manager whose memory is the device's own, whatever its digest. A failure is audited.
     fn find(&self, shard: &SealedShard) -> VramResult<&Arc<Sealed>> {
         if let Err(error) = self.check_signature(shard) {
-            self.tell_failed(shard, &error, "");
+            self.report_failed(shard, &error, "");
             return Err(error);
         }
         let Some(sealed) = self.sealed.get(&shard.shard_id) else {
-            self.tell_failed(shard, &VramError::IntegrityViolation, "");
+            self.report_failed(shard, &VramError::IntegrityViolation, "");
             return Err(VramError::IntegrityViolation);
         };
         let placed = sealed.check_place();
         if let Err(VramError::PolicyViolation(violation)) = &placed {
-            self.audit.tell(AuditEvent::PolicyViolation {
+            self.audit.report(AuditEvent::PolicyViolation {
                 policy: "vram-only".into(),
                 violation: violation.clone(),
                 details: shard.shard_id.clone(),
@@ -499,7 +499,7 @@ impl VramManager {
     }
 
     fn tell_refused(&self, requested: u64, available: u64, reason: &str) {
-        self.audit.tell(AuditEvent::VramAllocationFailed {
+        self.audit.report(AuditEvent::VramAllocationFailed {
             requested,
             available,
             reason: reason.to_owned(),
@@ -507,7 +507,7 @@ impl VramManager {
         });
     }
 
-    fn tell_failed(&self, shard: &SealedShard, error: &VramError, actual_digest: &str) {
+    fn report_failed(&self, shard: &SealedShard, error: &VramError, actual_digest: &str) {
         // An id of other characters could pretend to be another record.
         let shard_id = match check_id(&shard.shard_id) {
             Ok(()) => shard.shard_id.clone(),
@@ -515,7 +515,7 @@ impl VramManager {
         };
         let digest = &shard.digest;
         let is_hex = digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
-        self.audit.tell(AuditEvent::SealVerificationFailed {
+        self.audit.report(AuditEvent::SealVerificationFailed {
             shard_id,
             reason: error.to_string(),
             expected_digest: if is_hex {
@@ -569,7 +569,7 @@ impl Audit {
         }
     }
 
-    fn tell(&self, event: AuditEvent) {
+    fn report(&self, event: AuditEvent) {
         let severity = event.severity();
         let record = AuditRecord {
             timestamp: SystemTime::now(),

@@ -50,8 +50,8 @@ pub struct SealedShard {
 }
 
 impl SealedShard {
-    /// Whether it has a digest. Whether that is still true of the memory,
-    /// [`VramManager::verify_sealed`](super::VramManager::verify_sealed) tells.
+    /// Whether it has a digest. [`VramManager::verify_sealed`](super::VramManager::verify_sealed) compares
+    /// the memory with it.
     pub fn is_sealed(&self) -> bool {
         !self.digest.is_empty()
     }

@@ -38,7 +38,7 @@ pub fn tiny() -> Model {
     Model::load(&host(), &Gguf::open(tiny_path()).expect("the tiny model")).expect("it loads")
 }
 
-/// Tokens and f32 logits (tokens, vocabulary) beside a tiny model.
+/// Tokens and f32 logits (tokens, vocabulary) that belong to a tiny model.
 pub fn golden(model: &Path) -> (Vec<Token>, Vec<f32>) {
     let bytes = std::fs::read(model.with_extension("golden")).expect("a golden file");
     let words: Vec<u32> = bytes

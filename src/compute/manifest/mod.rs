@@ -317,7 +317,7 @@ impl Manifest {
         read::manifest(json.as_ref(), folder.into())
     }
 
-    /// From a file; its modules are beside it.
+    /// Loads a file; its modules are in the same folder.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bytes = read_file(path, node::BYTES_MAX as u64)?;
@@ -342,7 +342,7 @@ fn read_file(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Beside the manifest or below it, whatever the folder is.
+/// In the manifest's folder or below it, whatever the folder is.
 fn is_below(path: &Path) -> bool {
     let mut parts = path.components().peekable();
     parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))

@@ -84,7 +84,7 @@ fn module(node: &Node<'_>) -> Result<ManifestModule> {
         (Some(path), None) => {
             let text = path.text()?;
             if !is_below(Path::new(&text)) {
-                return Err(path.error("is no file beside the manifest or below it"));
+                return Err(path.error("is not in the folder of the manifest or below it"));
             }
             ModuleCode::Path(text.into())
         }

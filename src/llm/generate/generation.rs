@@ -189,7 +189,7 @@ impl Course {
             );
             return Err(Error::new(ErrorKind::LimitExceeded, message));
         }
-        session.settle()?;
+        session.drain()?;
         let cached = session.keep_common_prefix(&prompt)?;
         Ok(Course {
             detokenizer: Detokenizer::new(session.tokenizer.clone(), DecodeOptions::default()),

@@ -216,7 +216,7 @@ impl Session {
     }
 
     /// Waits for what an earlier generation left in flight.
-    fn settle(&mut self) -> Result<()> {
+    fn drain(&mut self) -> Result<()> {
         self.engine.drain()?;
         self.tokens.truncate(self.sequence.len()? as usize);
         Ok(())

@@ -45,7 +45,7 @@ impl Message {
         Self::new("assistant", content)
     }
 
-    /// What the model is told before the conversation.
+    /// The system message.
     pub fn system(content: impl Into<String>) -> Self {
         Self::new("system", content)
     }
