@@ -206,10 +206,12 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// What `path` leads to from here, as far as there is something: "params[2].shape".
+    /// What a path of the native library leads to from here, as far as there is something: "parameters[2].shape",
+    /// whose parameters are the field `params` of the file.
     pub(super) fn follow(self, path: &str) -> Node<'a> {
         let mut node = self;
         for step in path.split(['.', '[']).filter(|step| !step.is_empty()) {
+            let step = if step == "parameters" { "params" } else { step };
             let next = match step.strip_suffix(']') {
                 Some(index) => node.array().ok().and_then(|items| {
                     let index: usize = index.parse().ok()?;
