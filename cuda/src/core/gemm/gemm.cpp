@@ -50,8 +50,8 @@ class HalfGemm::Lt {
   };
 
   Result<const Plan*> plan(const kernels::GemmArgs& shape) {
-    const Key key{shape.rows,     shape.tokens,           shape.depth,
-                  shape.y_stride, shape.y_half != nullptr, shape.is_added};
+    const Key key{shape.rows,    shape.tokens, shape.depth, shape.y_stride, shape.y_half != nullptr,
+                  shape.is_added};
     if (const auto found = plans_.find(key); found != plans_.end()) return &found->second;
     Plan made;
     if (Status status = make(shape, &made); !status.ok()) {
