@@ -96,7 +96,7 @@ fn of_manifest(manifest: &Manifest, as_json: bool) -> Outcome {
     Ok(())
 }
 
-/// A call as a reader writes it: "softmax(in x[rows*width], out y[rows*width], rows, width)".
+/// A call as a reader writes it: `softmax(in x[rows*width], out y[rows*width], rows, width)`.
 fn call(name: &str, params: &[Param]) -> String {
     let params: Vec<String> = params.iter().map(Param::to_string).collect();
     format!("{name}({})", params.join(", "))

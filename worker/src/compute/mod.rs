@@ -219,8 +219,8 @@ fn occupancy(args: &OccupancyArgs, as_json: bool) -> Outcome {
         "{}: {} registers, {} shared memory, {} local memory, at most {} threads per block",
         info.name,
         info.registers,
-        size::exact(info.static_shared_bytes.into()),
-        size::exact(info.local_bytes.into()),
+        size::exact(info.static_shared_bytes),
+        size::exact(info.local_bytes),
         info.max_threads_per_block
     );
     for (block, each) in &rows {
