@@ -71,6 +71,16 @@ struct grows : std::false_type {};
 template <class T>
 struct grows<T, std::void_t<decltype(T::struct_size)>> : std::true_type {};
 
+// Memory that the library may use until the process ends: an open file, a borrowed buffer. In a
+// list, so that a leak checker does not take it for lost.
+void* keep(void* memory) {
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<void*>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  kept.push_back(memory);
+  return memory;
+}
+
 class Fuzzer;
 thread_local Fuzzer* current = nullptr;
 
@@ -78,13 +88,12 @@ class Fuzzer {
  public:
   explicit Fuzzer(uint64_t seed)
       : random_(seed),
-        scratch_(static_cast<char*>(std::aligned_alloc(4096, kScratchBytes))),
+        scratch_(static_cast<char*>(keep(std::aligned_alloc(4096, kScratchBytes)))),
         structs_(1 << 16) {
     std::memset(scratch_, 0, kScratchBytes);
     made_.reserve(kMadeMax);
     current = this;
   }
-  // The scratch stays: an open file may be in it.
   ~Fuzzer() { current = nullptr; }
 
   void run(uint64_t calls) {
@@ -287,7 +296,7 @@ class Fuzzer {
   }
 
   // Memory that stays and that no other call has.
-  void* fresh() { return next() % 8 == 0 ? nullptr : std::calloc(1, kFreshBytes); }
+  void* fresh() { return next() % 8 == 0 ? nullptr : keep(std::calloc(1, kFreshBytes)); }
 
   wcuda_error* error() { return next() % 4 == 0 ? nullptr : &error_; }
 
