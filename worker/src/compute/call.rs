@@ -65,7 +65,7 @@ impl fmt::Display for Param {
     }
 }
 
-/// Parameters of a kernel of the catalogue, from its signature ("x: read T[rows*width], rows: i64").
+/// Parameters of a kernel of the catalogue, from its signature (`x: read T[rows*width], rows: i64`).
 /// `elements` is the element type of the call, as in files.
 pub fn of_builtin(kernel: &BuiltinKernel, elements: &str) -> Vec<Param> {
     let params = kernel.signature.split(", ");
