@@ -482,8 +482,9 @@ typedef struct wcuda_health {
   uint64_t nonresident_count;    /* allocations that are not device memory */
   uint64_t deferred_error_count; /* failures with no caller to report to, as in a destroy */
   uint64_t duration_ns;          /* of this report */
-  uint64_t pool_used_bytes;      /* device memory this context uses by the driver's count; less than
-                                    ledger_bytes would mean a wrong ledger */
+  uint64_t pool_used_bytes;      /* device memory this context uses by the driver's count, which does not
+                                    include modules; less than the ledger holds apart from
+                                    WCUDA_PURPOSE_MODULE makes the state degraded */
   uint64_t pool_reserved_bytes;  /* the same plus what is kept for reuse */
   uint64_t lost_bytes;           /* of allocations that ended when the device was lost: closed in the
                                     ledger, not returned to the driver */

@@ -18,7 +18,7 @@ struct VectorCosts {
   uint32_t m_tiles_of_sm;  // … and at most so many M-tiles an SM: staging x is not repaid
 };
 constexpr uint32_t kKTileCost = 20;
-// H200, measured 2026-10 and 2026-11, 8B Q4_K, us a launch. M-warps 1, 2, 4: gate and up of 2
+// H200, measured 2026-11-21, 8B Q4_K, us a launch. M-warps 1, 2, 4: gate and up of 2
 // tokens 19.2, 18.6, 18.7, of 4 tokens 23.3, 21.7, 20.8, of 8 tokens 38.5, 31.8, 28.7. K-splits:
 // down of 4 tokens 13.4 in two, 12.2 in four; query, key and value of 8 tokens 9.8 in one, 9.3 in
 // two. Every architecture uses these rows; below compute capability 9.0 K-splits do not double.
