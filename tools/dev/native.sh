@@ -48,7 +48,7 @@ ctest_native() {
   rm -f "$folder/tests.xml"
   ctest --test-dir "$folder" --quiet --output-log "$folder/tests.log" --output-junit "$folder/tests.xml" \
     --test-output-size-passed 4096 --no-tests=error --parallel "$JOBS" "$@" || status=$?
-  python3 tools/dev/test_log.py ctest "$folder" || status=1
+  python3 tools/dev/report_tests.py ctest "$folder" || status=1
   return $status
 }
 

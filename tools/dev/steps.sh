@@ -3,7 +3,7 @@
 STEP_LOGS=$TARGET/dev
 STEP_NAMES=() STEP_SECONDS=() CLOSING_LINES=()
 
-# step NAME COMMAND…: runs it; on failure shows what failed (tools/dev/test_log.py) and exits.
+# step NAME COMMAND…: runs it; on failure shows what failed (tools/dev/report_tests.py) and exits.
 step() {
   local name=$1 log begin seconds status=0
   shift
@@ -21,7 +21,7 @@ step() {
   seconds=$(elapsed "$begin")
   if [ $status -ne 0 ]; then
     printf 'FAILED  %8s s  %s (exit %d); from %s:\n' "$seconds" "$name" $status "$log"
-    python3 tools/dev/test_log.py failures "$log"
+    python3 tools/dev/report_tests.py failures "$log"
     say "1 step failed: $name"
     exit 1
   fi
@@ -42,7 +42,7 @@ collect_closing_lines() {
   done < <(
     grep -E '^test result: |^Ran [0-9]+ tests|^[0-9]+ passed, [0-9]+ failed|^skipped [0-9]+: |^Done [0-9]+ runs' "$2" |
       grep -v '^test result: ok. 0 passed; 0 failed; 0 ignored' || true
-    python3 tools/dev/test_log.py skips "$2"
+    python3 tools/dev/report_tests.py skips "$2"
   )
 }
 

@@ -1,10 +1,10 @@
 """What a test run reports, in few lines.
 
-test_log.py ctest FOLDER        the skipped tests by reason, a line each, and the failed tests with their assertions;
+report_tests.py ctest FOLDER        the skipped tests by reason, a line each, and the failed tests with their assertions;
                                 fails if a test failed. FOLDER has tests.xml (ctest --output-junit) and tests.log
                                 (ctest --output-log), which alone names a time-out or a signal
-test_log.py skips LOG           the lines "skipped: REASON" of a log of cargo test, counted
-test_log.py failures LOG        the failed tests in the log of a step, with their assertions; else the log's end
+report_tests.py skips LOG           the lines "skipped: REASON" of a log of cargo test, counted
+report_tests.py failures LOG        the failed tests in the log of a step, with their assertions; else the log's end
 """
 
 import collections
