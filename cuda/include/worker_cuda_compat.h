@@ -1,17 +1,17 @@
-/* worker_cuda_compat.h: fourteen functions of an older worker, cuda_init to cuda_check_device_health, and
- * eight of an older library of device memory, vram_malloc to vram_reset_mock_state, over the functions of
- * worker_cuda.h, for programs written against them. New programs want that header.
+/* worker_cuda_compat.h: two older interfaces on top of worker_cuda.h, for programs written against them.
+ * Fourteen functions are those of an older worker: cuda_init to cuda_check_device_health. Eight are those of
+ * an older library of device memory: vram_malloc to vram_reset_mock_state. New programs use worker_cuda.h.
  *
  * The functions are `static inline`. Programs that bind symbols (Rust's extern "C", ctypes, dlsym) link
- * libworker_cuda_compat.a, which has each of them once, in front of libworker_cuda.a. The names clash with those of the CUDA driver: do
- * not include cuda.h in the same file.
+ * libworker_cuda_compat.a, which defines each of them, before libworker_cuda.a. The names clash with those
+ * of the CUDA driver: do not include cuda.h in the same file.
  *
  * Backend. All functions use CUDA devices. The CPU computes only on request: a program compiled with
  * WCUDA_COMPAT_HOST defined, or one that calls wcuda_compat_use_host(1) first.
  * Error codes are the CUDA_... and VRAM_... numbers below. `error_code` may be NULL; every call writes it,
  * CUDA_SUCCESS included.
- * Text. The library works on tokens. Somebody installs functions that convert text to tokens and back (the
- * Rust crate: worker_cuda::compat::install_text); without them inference does not start.
+ * Text. The library works on tokens. The program installs functions that convert text to tokens and back
+ * (in the Rust crate: worker_cuda::compat::install_text); without them inference does not start.
  * Threads. Calls on one context, or on an object created from it, must not overlap; vram_* on any thread.
  */
 #ifndef WORKER_CUDA_COMPAT_H
@@ -51,7 +51,7 @@ WCUDA_API int32_t wcuda_compat_backend_get(void);
 #define WCUDA_COMPAT_FUNCTION static inline
 #endif
 
-/* The same as a symbol of libworker_cuda_compat.a: 1: the CPU computes, 0: CUDA devices. [any thread] */
+/* Chooses the CPU (1) or CUDA devices (0). Also a symbol of libworker_cuda_compat.a. [any thread] */
 WCUDA_COMPAT_FUNCTION void wcuda_compat_use_host(int enabled) {
   wcuda_compat_set_backend(enabled ? WCUDA_BACKEND_HOST : WCUDA_BACKEND_CUDA);
 }
@@ -71,9 +71,9 @@ WCUDA_COMPAT_FUNCTION void wcuda_compat_use_host(int enabled) {
  * `capacity`; returns how many, negative on failure. */
 typedef int32_t (*wcuda_compat_encode)(void* user, const char* model_path, const char* text,
                                        int32_t* tokens, uint32_t capacity);
-/* Writes the bytes that a token adds to a text, at most `capacity`, and returns how many: perhaps
- * none, perhaps part of a character. WCUDA_COMPAT_END: the token ends the text; else negative on
- * failure. */
+/* Writes the bytes that a token adds to a text, at most `capacity`, and returns their number. It may be 0,
+ * and the last character may be incomplete. Returns WCUDA_COMPAT_END for a token that ends the text, another
+ * negative number on failure. */
 typedef int32_t (*wcuda_compat_decode)(void* user, const char* model_path, int32_t token,
                                        char* bytes, uint32_t capacity);
 #define WCUDA_COMPAT_END (-1)
@@ -85,11 +85,11 @@ typedef struct wcuda_compat_text {
   void* user;
 } wcuda_compat_text;
 
-/* Installs the text functions of this process; NULL takes them away. `user` is handed to both; it
- * and they must outlive their use. [any thread] */
+/* Installs the text functions of this process; NULL removes them. `user` is passed to both; all three must
+ * stay valid while they are installed or in use. [any thread] */
 WCUDA_API void wcuda_compat_set_text(wcuda_compat_encode encode, wcuda_compat_decode decode,
                                      void* user);
-/* What was installed last. [any thread] */
+/* Returns the functions installed last. [any thread] */
 WCUDA_API wcuda_compat_text wcuda_compat_text_get(void);
 
 #define WCUDA_COMPAT_PENDING_BYTES 1024
@@ -119,7 +119,7 @@ typedef struct InferenceResult {
   int32_t last;      /* decoded and not yet fed */
   int32_t has_ended; /* no further token will be sampled */
   uint32_t pending_count;
-  char pending[WCUDA_COMPAT_PENDING_BYTES]; /* bytes not yet given out */
+  char pending[WCUDA_COMPAT_PENDING_BYTES]; /* bytes not yet returned */
 } InferenceResult;
 
 /* Static text, never NULL. */
@@ -154,7 +154,7 @@ static inline void wcuda_compat_report(int* error_code, int code) {
   if (error_code != NULL) *error_code = code;
 }
 
-/* `otherwise`: for what has no number of its own. */
+/* Translates a status; `otherwise` if it has no number of its own. */
 static inline int wcuda_compat_code(wcuda_status status, int otherwise) {
   const int code = wcuda_status_number(status, WCUDA_NUMBERS_WORKER);
   return code == CUDA_ERROR_UNKNOWN ? otherwise : code;
@@ -166,7 +166,7 @@ static inline wcuda_status wcuda_compat_devices(int32_t backend, int32_t* count)
       backend == WCUDA_BACKEND_AUTO ? WCUDA_BACKEND_CUDA : backend, count, NULL);
   if (backend == WCUDA_BACKEND_AUTO && (status != WCUDA_OK || *count == 0)) {
     *count = 1;
-    status = WCUDA_OK; /* the CPU's, or none: wcuda_context_create reports */
+    status = WCUDA_OK; /* wcuda_context_create decides whether the CPU may be used */
   }
   return status == WCUDA_OK && *count == 0 ? WCUDA_NO_DEVICE : status;
 }
@@ -202,8 +202,8 @@ static inline wcuda_status wcuda_compat_step(InferenceResult* result, const int3
   return WCUDA_OK;
 }
 
-/* Bytes of the character that begins here: 0 while some are missing, negative: bytes that begin
- * none. */
+/* Returns the length of the UTF-8 character at `text`, 0 if it is incomplete, or minus the number of bytes
+ * that are no character. */
 static inline int wcuda_compat_character(const char* text, uint32_t count) {
   const unsigned char first = (unsigned char)text[0];
   const uint32_t length = first < 0x80                    ? 1
@@ -225,9 +225,8 @@ static inline int wcuda_compat_character(const char* text, uint32_t count) {
   return (int)length;
 }
 
-/* Moves the whole characters that are pending to `text`, with a final NUL; bytes that are no
- * character become U+FFFD. Returns their bytes, or -1 when `capacity` does not suffice and nothing
- * moved. */
+/* Moves the complete pending characters to `text`, with a final NUL; bytes that are no character become
+ * U+FFFD. Returns the number of bytes, or -1 if `capacity` is too small; then nothing is moved. */
 static inline int wcuda_compat_take(InferenceResult* result, char* text, int capacity) {
   uint32_t from = 0;
   int to = 0;
@@ -284,20 +283,20 @@ WCUDA_COMPAT_FUNCTION void cuda_destroy(CudaContext* ctx) {
   free(ctx);
 }
 
-/* Devices of the backend in use; 0 on error. The CPU, where requested, is one device. */
+/* Returns the number of devices of the backend in use; 0 on error. The CPU, if requested, is one device. */
 WCUDA_COMPAT_FUNCTION int cuda_get_device_count(void) {
   int32_t count = 0;
   return wcuda_compat_devices(WCUDA_COMPAT_BACKEND, &count) == WCUDA_OK ? count : 0;
 }
 
-/* Device memory this context holds; 0 on error. */
+/* Returns the bytes of device memory that this context holds; 0 on error. */
 WCUDA_COMPAT_FUNCTION uint64_t cuda_get_process_vram_usage(CudaContext* ctx) {
   wcuda_health health = WCUDA_HEALTH_INIT;
   if (ctx == NULL || wcuda_health_get(ctx->context, &health, NULL) != WCUDA_OK) return 0;
   return health.ledger_bytes;
 }
 
-/* True when nothing is wrong with the device. */
+/* Returns true when nothing is wrong with the device. */
 WCUDA_COMPAT_FUNCTION bool cuda_check_device_health(CudaContext* ctx, int* error_code) {
   wcuda_health health = WCUDA_HEALTH_INIT;
   int code = CUDA_ERROR_INVALID_PARAMETER;
@@ -364,16 +363,16 @@ WCUDA_COMPAT_FUNCTION CudaModel* cuda_load_model(CudaContext* ctx, const char* m
   return model;
 }
 
-/* Bytes of the weights; 0 for NULL. */
+/* Returns the bytes of the weights; 0 for NULL. */
 WCUDA_COMPAT_FUNCTION uint64_t cuda_model_get_vram_usage(CudaModel* model) {
   return model != NULL ? model->weights_bytes : 0;
 }
-/* The same. */
+/* Another name of cuda_model_get_vram_usage. */
 WCUDA_COMPAT_FUNCTION uint64_t cuda_get_vram_usage(CudaModel* model) {
   return cuda_model_get_vram_usage(model);
 }
 
-/* True when everything that the model's context holds is memory of its device. */
+/* Returns true when all memory that the model's context holds is on its device. */
 WCUDA_COMPAT_FUNCTION bool cuda_check_vram_residency(CudaModel* model, int* error_code) {
   wcuda_health health = WCUDA_HEALTH_INIT;
   int code = CUDA_ERROR_INVALID_PARAMETER;
@@ -395,7 +394,8 @@ WCUDA_COMPAT_FUNCTION void cuda_inference_free(InferenceResult* result) {
   free(result);
 }
 
-/* Makes room for a prompt of `count` tokens and what follows it, and computes the prompt. */
+/* Creates an engine and a sequence for a prompt of `count` tokens and its continuation, and computes the
+ * prompt. */
 static inline wcuda_status wcuda_compat_begin(InferenceResult* result, const int32_t* tokens,
                                               uint32_t count) {
   wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
@@ -417,7 +417,7 @@ static inline wcuda_status wcuda_compat_begin(InferenceResult* result, const int
   return status;
 }
 
-/* Begins a text; NULL on error. prompt: UTF-8. max_tokens: 1 … 2048. temperature: 0 (greedy) … 2.
+/* Starts a generation; NULL on error. prompt: UTF-8. max_tokens: 1 … 2048. temperature: 0 (greedy) … 2.
  * The model must outlive the result. */
 WCUDA_COMPAT_FUNCTION InferenceResult* cuda_inference_start(CudaModel* model, const char* prompt,
                                                     int max_tokens, float temperature,
@@ -465,10 +465,10 @@ WCUDA_COMPAT_FUNCTION InferenceResult* cuda_inference_start(CudaModel* model, co
   return NULL;
 }
 
-/* Waits for the next piece of text: whole characters, NUL-terminated. True: there is one; false:
- * the text has ended (CUDA_SUCCESS) or failed. *token_index (may be NULL): of the token that
- * completed it, from 0. A buffer that is too small is CUDA_ERROR_INVALID_PARAMETER, and the text
- * stays for the next call. */
+/* Waits for the next piece of text: complete characters, NUL-terminated. Returns true if there is one, false
+ * at the end of the text (CUDA_SUCCESS) or on failure. *token_index (may be NULL) receives the index, from
+ * 0, of the token that completed the piece. A buffer that is too small is CUDA_ERROR_INVALID_PARAMETER; the
+ * piece is returned by the next call. */
 WCUDA_COMPAT_FUNCTION bool cuda_inference_next_token(InferenceResult* result, char* token_out,
                                              int token_buffer_size, int* token_index,
                                              int* error_code) {
@@ -533,7 +533,7 @@ WCUDA_COMPAT_FUNCTION bool cuda_inference_next_token(InferenceResult* result, ch
 #define WCUDA_COMPAT_VRAM_BACKEND \
   (WCUDA_COMPAT_BACKEND == WCUDA_BACKEND_HOST ? WCUDA_BACKEND_HOST : WCUDA_BACKEND_CUDA)
 
-/* `otherwise`: when the driver has failed, or the device is lost. */
+/* Translates a status; `otherwise` if the driver failed or the device is lost. */
 static inline int wcuda_compat_vram_code(wcuda_status status, int otherwise) {
   if (status == WCUDA_DEVICE_ERROR || status == WCUDA_DEVICE_LOST) return otherwise;
   return wcuda_status_number(status, WCUDA_NUMBERS_VRAM);
@@ -548,12 +548,12 @@ WCUDA_COMPAT_FUNCTION int vram_malloc(void** ptr, size_t bytes) {
                                 VRAM_ERROR_DRIVER);
 }
 
-/* NULL is legal; a block that was freed before is VRAM_ERROR_INVALID_VALUE. */
+/* Frees a block; NULL is legal. Freeing a block twice is VRAM_ERROR_INVALID_VALUE. */
 WCUDA_COMPAT_FUNCTION int vram_free(void* ptr) {
   return wcuda_compat_vram_code(wcuda_raw_free(ptr, NULL), VRAM_ERROR_DRIVER);
 }
 
-/* `dst` may lie inside a block; the range is checked against the block's end. */
+/* Copies to a block and waits. `dst` may lie inside a block; the range is checked against the block's end. */
 WCUDA_COMPAT_FUNCTION int vram_memcpy_h2d(void* dst, const void* src, size_t bytes) {
   if (dst == NULL || src == NULL) return VRAM_ERROR_INVALID_VALUE;
   return wcuda_compat_vram_code(wcuda_raw_copy_to_device(dst, src, bytes, NULL),
@@ -566,7 +566,7 @@ WCUDA_COMPAT_FUNCTION int vram_memcpy_d2h(void* dst, const void* src, size_t byt
                                 VRAM_ERROR_MEMCPY_FAILED);
 }
 
-/* Of the thread's device; both are 0 after a failure. */
+/* Reports the memory of the thread's device; both are 0 after a failure. */
 WCUDA_COMPAT_FUNCTION int vram_get_info(size_t* free_bytes, size_t* total_bytes) {
   uint64_t free_now = 0, total = 0;
   wcuda_status status;
@@ -583,7 +583,7 @@ WCUDA_COMPAT_FUNCTION int vram_set_device(int device) {
                                 VRAM_ERROR_DRIVER);
 }
 
-/* No device at all is VRAM_ERROR_DRIVER, and *count 0. */
+/* Counts the devices. Without any, *count is 0 and the result VRAM_ERROR_DRIVER. */
 WCUDA_COMPAT_FUNCTION int vram_get_device_count(int* count) {
   int32_t devices = 0;
   wcuda_status status;

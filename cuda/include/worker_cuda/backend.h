@@ -89,8 +89,8 @@ typedef struct wcuda_selection_options {
   uint32_t flags;             /* WCUDA_SELECT_... */
   int32_t preferred;          /* a type; 0: none */
   uint32_t fallback_count;
-  const int32_t* fallbacks;   /* types to try after it; NULL: after a preferred type vulkan, metal, stdgpu;
-                                 else all types, highest priority first */
+  const int32_t* fallbacks;   /* types to try after `preferred`. NULL: vulkan, metal, stdgpu if a type is
+                                 preferred, else all types, highest priority first */
   uint64_t required_features; /* WCUDA_FEATURE_... bits that the device must have */
 } wcuda_selection_options;
 #define WCUDA_SELECTION_OPTIONS_INIT {sizeof(wcuda_selection_options), 0, 0, 0, NULL, 0}
@@ -120,8 +120,9 @@ typedef struct wcuda_selection {
 WCUDA_API wcuda_status wcuda_backend_select(const wcuda_selection_options* options,
                                             wcuda_selection* selection, wcuda_error* error);
 
-/* Returns a backend's name for a status ("OutOfMemory", "KernelNotFound", ...) as BackendError, MemoryError
- * and KernelError of older tables have it; "" for WCUDA_OK. Static text, for every code. [any thread] */
+/* Returns the name that older backend tables have for a status in their BackendError, MemoryError or
+ * KernelError: "OutOfMemory", "KernelNotFound", ...; "" for WCUDA_OK. Every code has one. Static text.
+ * [any thread] */
 WCUDA_API const char* wcuda_backend_error_name(wcuda_status status);
 
 typedef struct wcuda_backend {
@@ -153,8 +154,9 @@ typedef struct wcuda_backend_options {
  * [any thread] */
 WCUDA_API wcuda_status wcuda_backend_open(const wcuda_backend_options* options,
                                           wcuda_backend* backend, wcuda_error* error);
-/* Ends the backend as slot deinit does: memory, kernels, streams and events created through the table are
- * released, those in use by a call when it returns. Contexts created from it stay. [any thread] */
+/* Ends the backend as slot deinit does: releases memory, kernels, streams and events created through the
+ * table. What a running call uses is released when that call returns. Contexts created from the backend
+ * stay. [any thread] */
 WCUDA_API void wcuda_backend_close(wcuda_backend backend);
 
 typedef struct wcuda_backend_info {
@@ -229,12 +231,14 @@ typedef struct wcuda_backend_vtable {
   wcuda_status (*copy_from_device_async)(void* self, void* target, wcuda_device_memory source,
                                          uint64_t offset, uint64_t bytes, wcuda_stream stream,
                                          wcuda_error* error);
-  /* CUDA: CUDA C++, PTX, a cubin or a fatbin; entry is a name or an expression such as scale<float>.
-   * HOST compiles nothing: entry is a kernel registered by descriptor (section 22) in a context created
-   * from the backend, in the newest registry where several have the name; its host function runs with the
-   * caller's launch and with arguments checked against the descriptor. Otherwise entry is a built-in kernel
-   * (section 19), computed in f32. Any other entry, and a registered one without a host function, returns
-   * WCUDA_UNSUPPORTED_KERNEL; a source in which the entry does not occur returns WCUDA_NOT_FOUND. */
+  /* CUDA: source is CUDA C++, PTX, a cubin or a fatbin; entry is a name or an expression such as
+   * scale<float>.
+   * HOST compiles nothing. It looks for the entry among the kernels registered by descriptor (section 22) in
+   * contexts created from the backend, newest registry first; the kernel's host function then runs with the
+   * caller's launch, and with arguments checked against the descriptor. If there is none, entry names a
+   * built-in kernel (section 19), computed in f32. Any other entry, and a registered one without a host
+   * function, returns WCUDA_UNSUPPORTED_KERNEL; a source in which the entry does not occur returns
+   * WCUDA_NOT_FOUND. */
   wcuda_status (*compile_kernel)(void* self, wcuda_string source, wcuda_string entry,
                                  wcuda_backend_kernel* kernel, wcuda_error* error);
   /* Queued. Checked as wcuda_kernel_launch checks. */
@@ -287,16 +291,16 @@ typedef struct wcuda_backend_registration {
   uint32_t struct_size;
   int32_t priority;                  /* in wcuda_backend_select; CUDA has 100, HOST 10 */
   wcuda_string name;                 /* 1 to 31 bytes, unique among all types */
-  const wcuda_backend_vtable* table; /* copied; its functions must stay until the last instance ended */
+  const wcuda_backend_vtable* table; /* copied; its functions stay valid until the last instance has ended */
   /* Creates an instance on a device; its `self` is passed to every function, and ends with deinit. */
   wcuda_status (*open)(void* user, int32_t ordinal, void** self, wcuda_error* error);
-  void* user; /* must stay as long as the functions */
+  void* user; /* valid as long as the functions */
 } wcuda_backend_registration;
 #define WCUDA_BACKEND_REGISTRATION_INIT {sizeof(wcuda_backend_registration), 0, {NULL, 0}, NULL, NULL, NULL}
 
-/* Adds a backend to the process. `type` is what the functions above, contexts (section 5) and devices
- * (section 4) accept. Contexts on it have buffers, streams, events, a ledger and digests; models and the
- * catalogue need CUDA or HOST. [any thread] */
+/* Adds a backend to the process. `type` receives its number, for the functions above, contexts (section 5)
+ * and devices (section 4). Contexts on it have buffers, streams, events, a ledger and digests; models and
+ * the catalogue need CUDA or HOST. [any thread] */
 WCUDA_API wcuda_status wcuda_backend_register(const wcuda_backend_registration* registration,
                                               int32_t* type, wcuda_error* error);
 /* Removes a registered type: no new instances can be created; existing ones keep working. [any thread] */
@@ -334,15 +338,15 @@ WCUDA_API wcuda_status wcuda_backend_fault_set(wcuda_backend backend, int32_t ki
 
 #define WCUDA_FAILOVER_STARTED 1   /* `from` is left */
 #define WCUDA_FAILOVER_COMPLETED 2 /* `to` answers */
-#define WCUDA_FAILOVER_FAILED 3    /* `to` does not, or its probe computed wrong results; see status */
-#define WCUDA_FAILOVER_RESTORED 4  /* back at the first backend, whose probe computed right results */
+#define WCUDA_FAILOVER_FAILED 3    /* `to` does not answer or computes a probe wrong; see status */
+#define WCUDA_FAILOVER_RESTORED 4  /* the first backend computes a probe correctly and is used again */
 #define WCUDA_FAILOVER_EXHAUSTED 5 /* no backend is left; `from` stays in use */
 
 typedef struct wcuda_failover_event {
   uint32_t struct_size;
   int32_t event;  /* WCUDA_FAILOVER_STARTED, ... */
   int32_t reason; /* WCUDA_FAILOVER_REASON_...; 0 for RESTORED */
-  int32_t from;   /* types */
+  int32_t from;   /* backend types */
   int32_t to;
   wcuda_status status;
   char message[232]; /* NUL-terminated */
@@ -384,8 +388,8 @@ WCUDA_API wcuda_status wcuda_failover_create(const wcuda_failover_options* optio
 /* Releases it; contexts created from it stay. [any thread] */
 WCUDA_API void wcuda_failover_destroy(wcuda_failover failover);
 
-/* Creates a context on the backend in use, moving on when it cannot be opened, by the rules below. backend
- * and ordinal of `options` are 0. [any thread] */
+/* Creates a context on the backend in use. If it cannot be opened, the rules of wcuda_failover_call decide
+ * whether the next is used. backend and ordinal of `options` are 0. [any thread] */
 WCUDA_API wcuda_status wcuda_failover_context_create(wcuda_failover failover,
                                                      const wcuda_context_options* options,
                                                      wcuda_context* context, wcuda_error* error);
@@ -395,13 +399,14 @@ WCUDA_API wcuda_status wcuda_failover_context_create(wcuda_failover failover,
 typedef wcuda_status (*wcuda_failover_body)(void* user, wcuda_context context, wcuda_error* error);
 /* Runs the body with a context on the backend in use, on the calling thread. A backend is left when the
  * body returns WCUDA_DEVICE_LOST, WCUDA_OUT_OF_MEMORY (with the flag), or for the failure_threshold-th time
- * within the window WCUDA_DEVICE_ERROR, _NO_DEVICE or _NOT_AVAILABLE; never for another status: compile
- * errors, bad arguments and timeouts are returned unchanged. The first backend is used again when a probe,
- * at most every recheck_ms and not before the cooldown has passed, computes right results. On success
+ * within the window WCUDA_DEVICE_ERROR, _NO_DEVICE or _NOT_AVAILABLE. Any other status, such as a compile
+ * error, a bad argument or a timeout, is returned and changes nothing. After the cooldown the first backend
+ * is probed at most every recheck_ms, and used again when it computes the probe correctly. On success
  * `type` (may be NULL) receives the backend that ran the body. [any thread] */
 WCUDA_API wcuda_status wcuda_failover_call(wcuda_failover failover, wcuda_failover_body body,
                                            void* user, int32_t* type, wcuda_error* error);
-/* Reports a failure in a context of wcuda_failover_context_create: counts as one of a body. [any thread] */
+/* Counts a failure in a context of wcuda_failover_context_create, as if a body had returned it.
+ * [any thread] */
 WCUDA_API wcuda_status wcuda_failover_report(wcuda_failover failover, int32_t type,
                                              wcuda_status status, wcuda_error* error);
 /* Leaves the backend in use. WCUDA_INVALID_STATE with WCUDA_FAILOVER_NONE; WCUDA_NOT_AVAILABLE when there

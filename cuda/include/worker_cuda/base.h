@@ -37,12 +37,12 @@
  *   accept id 0, return nothing and never fail. A _get function never creates anything. A _borrow function
  *   creates an object over a resource that the caller keeps.
  * Structs that can grow begin with struct_size; initialise them with their ..._INIT macro, elements of
- *   arrays included. Zero is the default of every field that says nothing else. A caller compiled against
- *   an older header passes a smaller struct_size and is served. A caller compiled against a newer header
- *   is served as long as every byte this library does not know is zero, else it gets WCUDA_UNSUPPORTED.
- *   Arrays: the struct_size of the first element is the distance from one element to the next, in arrays
- *   that the caller passes in and in arrays that a callback receives, where all elements have the same one.
- *   In an array that the library fills, the caller sets the struct_size of the first element alone.
+ *   arrays included. The default of a field is zero unless its comment states another. A caller compiled
+ *   against an older header passes a smaller struct_size and is served. A caller compiled against a newer
+ *   header is served as long as every byte this library does not know is zero; otherwise it gets
+ *   WCUDA_UNSUPPORTED.
+ *   Arrays: the struct_size of the first element is the stride of the array. All elements have the same
+ *   struct_size. In an array that the library fills, the caller sets only that of the first element.
  * Lists. A wcuda_..._list function copies elements first, first + 1, ... of a list, at most `capacity`, and
  *   always writes the number of elements the whole list has to *count. With capacity 0 the array may be
  *   NULL. A `first` past the end of the list returns WCUDA_OUT_OF_RANGE.
@@ -53,10 +53,9 @@
  *     [any thread]  may run concurrently with every other call.
  *     [external: X] calls on the same X, or on an object created from it, must not overlap; an overlapping
  *                   call returns WCUDA_BUSY and does nothing.
- *   Callbacks run on the thread and at the time stated, hold no lock of the caller and must not unwind. A
- *   callback that calls a function of this library gets WCUDA_REENTRANT, with two exceptions:
- *   wcuda_cancel_trigger acts at once, and _destroy, _close and _unload release the handle when the call that
- *   runs the callback returns.
+ *   Callbacks run on the thread and at the time stated, and must not unwind. A callback that calls a
+ *   function of this library gets WCUDA_REENTRANT, with two exceptions: wcuda_cancel_trigger acts at once,
+ *   and _destroy, _close and _unload release the handle when the call that runs the callback returns.
  * fork(). The library must not be used in the child of a fork().
  * Environment variables: the library reads none.
  */
@@ -312,8 +311,8 @@ typedef struct wcuda_context_options {
   int32_t backend;            /* WCUDA_BACKEND_... */
   int32_t ordinal;
   uint64_t flags;             /* none defined: 0 */
-  uint64_t memory_budget;     /* most bytes this context may hold; 0: no budget. On HOST it is also the
-                                 reported capacity; 0 there: the memory of the machine */
+  uint64_t memory_budget;     /* most bytes this context may hold; 0: no budget. HOST also reports it as its
+                                 capacity; with 0 the capacity is the memory of the machine */
   uint32_t host_thread_count; /* compute threads of HOST; 0: the processors this process may use
                                  (affinity and cgroup quota) */
   int32_t scrub;              /* WCUDA_SCRUB_..., see section 14 */
@@ -388,7 +387,7 @@ typedef struct wcuda_ledger_entry {
 } wcuda_ledger_entry;
 #define WCUDA_LEDGER_ENTRY_INIT {sizeof(wcuda_ledger_entry), 0, 0, 0, 0, 0, {0}}
 
-/* Lists the live allocations, oldest first: just before the last handle is released, what would leak.
+/* Lists the live allocations, oldest first. Those listed just before the context is destroyed are leaks.
  * [any thread] */
 WCUDA_API wcuda_status wcuda_context_ledger_list(wcuda_context context, uint64_t first,
                                                  wcuda_ledger_entry* entries, uint64_t capacity,
@@ -414,8 +413,9 @@ typedef struct wcuda_buffer_options {
 
 #define WCUDA_BUFFER_ZEROED (1u << 0) /* every byte is 0 when wcuda_buffer_create returns */
 
-/* Allocates device memory, aligned to 256 bytes. Without WCUDA_BUFFER_ZEROED its contents are undefined: they
- * may be those of an earlier buffer. WCUDA_OVER_BUDGET and WCUDA_OUT_OF_MEMORY report the bytes needed, the budget, the bytes used and free. [any thread] */
+/* Allocates device memory, aligned to 256 bytes. Without WCUDA_BUFFER_ZEROED its contents are undefined:
+ * they may be those of an earlier buffer. WCUDA_OVER_BUDGET and WCUDA_OUT_OF_MEMORY report the bytes needed,
+ * the budget, the bytes used and the bytes free. [any thread] */
 WCUDA_API wcuda_status wcuda_buffer_create(wcuda_context context,
                                            const wcuda_buffer_options* options,
                                            wcuda_buffer* buffer, wcuda_error* error);
@@ -482,12 +482,12 @@ typedef struct wcuda_health {
   uint64_t nonresident_count;    /* allocations that are not device memory */
   uint64_t deferred_error_count; /* failures with no caller to report to, as in a destroy */
   uint64_t duration_ns;          /* of this report */
-  uint64_t pool_used_bytes;      /* device memory this context uses by the driver's count, which does not
-                                    include modules; less than the ledger holds apart from
-                                    WCUDA_PURPOSE_MODULE makes the state degraded */
-  uint64_t pool_reserved_bytes;  /* the same plus what is kept for reuse */
-  uint64_t lost_bytes;           /* of allocations that ended when the device was lost: closed in the
-                                    ledger, not returned to the driver */
+  uint64_t pool_used_bytes;      /* device memory that the driver says this context uses, without modules.
+                                    The state is degraded if this is less than the ledger holds without
+                                    WCUDA_PURPOSE_MODULE */
+  uint64_t pool_reserved_bytes;  /* the same plus freed memory kept for reuse */
+  uint64_t lost_bytes;           /* of allocations that were live when the device was lost: removed from
+                                    the ledger, not returned to the driver */
   uint64_t lost_count;
   char message[256];             /* NUL-terminated; "" when OK */
 } wcuda_health;
@@ -517,9 +517,9 @@ WCUDA_API wcuda_status wcuda_health_get(wcuda_context context, wcuda_health* hea
 WCUDA_API wcuda_status wcuda_context_budget_set(wcuda_context context, int32_t purpose,
                                                 uint64_t bytes, wcuda_error* error);
 
-/* Checks that a device meets the requirements for resident memory: on CUDA compute capability 8.0 and
- * 1 GiB, which opening it checks too. WCUDA_UNSUPPORTED names what is missing. HOST has no requirements.
- * [any thread] */
+/* Checks that a device meets the requirements for resident memory: on CUDA, compute capability 8.0 and
+ * 1 GiB of memory. wcuda_context_create checks the same. WCUDA_UNSUPPORTED names what is missing. HOST has
+ * no requirements. [any thread] */
 WCUDA_API wcuda_status wcuda_device_check(int32_t backend, int32_t ordinal, wcuda_error* error);
 
 /* Where an address is. */
@@ -536,8 +536,8 @@ typedef struct wcuda_residency {
   int32_t first_place;           /* WCUDA_PLACE_... of the first allocation that is not resident; 0: none */
   uint64_t checked_count;        /* live and borrowed allocations; pinned staging is not among them */
   uint64_t nonresident_count;
-  uint64_t managed_count;        /* of these, managed */
-  uint64_t first_bytes;          /* this and the next fields: that first one's entry in the ledger */
+  uint64_t managed_count;        /* managed ones among nonresident_count */
+  uint64_t first_bytes;          /* this and the next fields: ledger entry of the allocation at first_place */
   uint64_t first_sequence_number;
   int32_t first_purpose;
   uint32_t first_tag_bytes;
@@ -545,9 +545,9 @@ typedef struct wcuda_residency {
 } wcuda_residency;
 #define WCUDA_RESIDENCY_INIT {sizeof(wcuda_residency), 0, 0, 0, 0, 0, 0, 0, 0, {0}}
 
-/* Asks the driver of every live or borrowed allocation whether it is memory of this context's device
- * without a host address. An allocation that is not is reported here and logged as an error; the call
- * itself succeeds. On HOST the backend's own blocks count as device memory. [any thread] */
+/* Checks with the driver that every live or borrowed allocation is memory of this context's device and has
+ * no host address. Other allocations are reported here and logged as errors; the call itself succeeds. On
+ * HOST the backend's own blocks count as device memory. [any thread] */
 WCUDA_API wcuda_status wcuda_context_residency_get(wcuda_context context,
                                                    wcuda_residency* residency, wcuda_error* error);
 
@@ -575,9 +575,9 @@ WCUDA_API wcuda_status wcuda_buffer_place_get(wcuda_buffer buffer, int32_t* plac
 WCUDA_API wcuda_status wcuda_buffer_address_get(wcuda_buffer buffer, void** address,
                                                 wcuda_error* error);
 
-/* Takes the oldest deferred failure, one that had no caller to report to, as in a destroy: `deferred`
- * receives its code and message, or code WCUDA_OK when there is none left. The library keeps sixteen;
- * health counts all. [any thread] */
+/* Takes the oldest deferred failure: a failure with no caller to report to, as in a destroy. `deferred`
+ * receives its code and message, or code WCUDA_OK when none is left. The library keeps sixteen; health
+ * counts all. [any thread] */
 WCUDA_API wcuda_status wcuda_context_deferred_error_take(wcuda_context context,
                                                          wcuda_error* deferred,
                                                          wcuda_error* error);
@@ -622,10 +622,10 @@ WCUDA_API wcuda_status wcuda_raw_reset(int32_t backend, wcuda_error* error);
 
 #define WCUDA_DIGEST_PIECE_BYTES ((uint64_t)1 << 20)
 
-/* Computes on the device the chaining values, 32 bytes each, of every MiB of a range, the last perhaps
- * shorter: ceil(bytes / WCUDA_DIGEST_PIECE_BYTES) of them. The range counts as the part of an input that
- * begins at piece `first_piece`. bytes is at least 1; a smaller `piece_capacity` returns
- * WCUDA_BUFFER_TOO_SMALL with the number needed. [external: buffer] */
+/* Computes on the device the chaining value, 32 bytes, of each MiB of a range; the last MiB may be
+ * incomplete. That makes ceil(bytes / WCUDA_DIGEST_PIECE_BYTES) values; a smaller `piece_capacity` returns
+ * WCUDA_BUFFER_TOO_SMALL with the number needed. The range is hashed as pieces first_piece,
+ * first_piece + 1, ... of a longer input. bytes is at least 1. [external: buffer] */
 WCUDA_API wcuda_status wcuda_buffer_digest_pieces(wcuda_buffer buffer, uint64_t offset,
                                                   uint64_t bytes, uint64_t first_piece,
                                                   uint8_t* pieces, uint64_t piece_capacity,
@@ -671,11 +671,11 @@ typedef struct wcuda_event {
   uint64_t id;
 } wcuda_event;
 
-/* Creates an event: a point in a stream's work, with its time. One that was never recorded counts as
+/* Creates an event: a point in a stream's work, with its time. An event that was never recorded counts as
  * done. [any thread] */
 WCUDA_API wcuda_status wcuda_event_create(wcuda_context context, wcuda_event* event,
                                           wcuda_error* error);
-/* Destroys an event; work that waits for it still does. [any thread] */
+/* Destroys an event; queued work that waits for it still waits. [any thread] */
 WCUDA_API void wcuda_event_destroy(wcuda_event event);
 /* Records the event after all work queued on the stream so far (id 0: the context's own). [any thread] */
 WCUDA_API wcuda_status wcuda_event_record(wcuda_event event, wcuda_stream stream,
@@ -692,8 +692,8 @@ WCUDA_API wcuda_status wcuda_event_elapsed_get(wcuda_event start, wcuda_event en
                                                double* milliseconds, wcuda_error* error);
 
 /* Queues a copy from pinned memory into a buffer on a stream (id 0: the context's own). Both objects stay
- * alive until the stream has passed the copy, even when destroyed earlier; until then the caller must not
- * touch their contents. An event reports the end. [any thread; external: buffer] */
+ * alive until the copy is done, even when destroyed earlier; until then the caller must not touch their
+ * contents. Record an event to learn when it is done. [any thread; external: buffer] */
 WCUDA_API wcuda_status wcuda_buffer_write_async(wcuda_buffer buffer, uint64_t offset,
                                                 wcuda_pinned source, uint64_t source_offset,
                                                 uint64_t bytes, wcuda_stream stream,

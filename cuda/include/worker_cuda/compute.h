@@ -42,7 +42,7 @@ typedef struct wcuda_program {
   uint64_t id;
 } wcuda_program;
 
-/* Kinds of device code; wcuda_code_kind_get tells them apart. */
+/* Kinds of device code, as wcuda_code_kind_get reports them. */
 #define WCUDA_CODE_PTX 1    /* text: the driver translates it for its device on load */
 #define WCUDA_CODE_CUBIN 2  /* an ELF file for one architecture */
 #define WCUDA_CODE_FATBIN 3 /* a container of the two for several architectures */
@@ -110,8 +110,8 @@ typedef struct wcuda_program_options {
   wcuda_string name;         /* in diagnostics; empty: "kernel.cu" */
   wcuda_string architecture; /* "sm_90a": a cubin for that device; "compute_90": PTX. Empty: code for the
                                 device of `context` ("sm_90a" on an H200, "sm_80" on an A100) */
-  wcuda_context context;     /* needed only without an architecture. The program does not keep it alive;
-                                while it lives, its trace reports the compile and its faults apply to it */
+  wcuda_context context;     /* needed only without an architecture; the program does not keep it alive.
+                                While the context lives, its backend's trace and faults see the compile */
   wcuda_string standard;     /* "c++11", "c++14", "c++17", "c++20"; empty: the compiler's default */
   const wcuda_string* defines; /* each "NAME" or "NAME=value" */
   uint64_t define_count;
@@ -123,10 +123,10 @@ typedef struct wcuda_program_options {
   uint64_t expression_count;
   const wcuda_string* extras; /* options passed to NVRTC unchanged, after all others */
   uint64_t extra_count;
-  int32_t flush_denormals;    /* WCUDA_CHOICE_..., as the three below: --ftz, --prec-sqrt, --prec-div, */
-  int32_t precise_sqrt;       /* --fmad */
-  int32_t precise_division;
-  int32_t fuse_multiply_add;
+  int32_t flush_denormals;    /* --ftz: WCUDA_CHOICE_..., as the next three */
+  int32_t precise_sqrt;       /* --prec-sqrt */
+  int32_t precise_division;   /* --prec-div */
+  int32_t fuse_multiply_add;  /* --fmad */
   uint32_t max_registers;     /* per thread; 0: no bound */
   uint32_t reserved;
   wcuda_string library_folder; /* with libnvrtc.so.13; empty: where the system's loader looks */
@@ -176,8 +176,8 @@ typedef struct wcuda_program_info {
 WCUDA_API wcuda_status wcuda_program_info_get(wcuda_program program, wcuda_program_info* info,
                                               wcuda_error* error);
 
-/* Reports the compiler's log, after a success (warnings) as after a failure; empty before. Borrowed from
- * the program until it is compiled again. [external: program] */
+/* Reports the compiler's log: diagnostics after a failure, warnings after a success, empty before the first
+ * compile. Borrowed from the program until it is compiled again. [external: program] */
 WCUDA_API wcuda_status wcuda_program_log_get(wcuda_program program, wcuda_string* log,
                                              wcuda_error* error);
 /* Reports the code; PTX without a final NUL. Borrowed from the program. WCUDA_INVALID_STATE unless it is
@@ -227,8 +227,8 @@ WCUDA_API wcuda_status wcuda_module_load(wcuda_context context, const void* code
 /* Loads the code of a compiled program, whose expressions then name kernels. [external: program] */
 WCUDA_API wcuda_status wcuda_module_load_program(wcuda_context context, wcuda_program program,
                                                  wcuda_module* module, wcuda_error* error);
-/* Releases the handle. Kernels and views of globals keep the module; it is unloaded, after all work of the
- * context, when the last of them goes. [any thread] */
+/* Releases the handle. Kernels and views of globals keep the module loaded. When the last of them is
+ * released too, the module is unloaded after all work of the context. [any thread] */
 WCUDA_API void wcuda_module_unload(wcuda_module module);
 
 /* Creates a buffer over a variable of the module (__device__ or __constant__): a view that keeps the module
@@ -294,7 +294,8 @@ typedef struct wcuda_launch {
   wcuda_stream stream;   /* id 0: the context's own, which buffer calls use too */
 } wcuda_launch;
 #define WCUDA_LAUNCH_INIT {sizeof(wcuda_launch), 0, {1, 1, 1}, {256, 1, 1}, {0}, 0, {0}}
-/* All blocks run at once and may wait for each other; more than fit return WCUDA_LAUNCH_FAILED. */
+/* All blocks run at once and may wait for each other. A grid that the device cannot hold at once returns
+ * WCUDA_LAUNCH_FAILED. */
 #define WCUDA_LAUNCH_COOPERATIVE (1u << 0)
 
 /* One argument as a host function receives it. */
@@ -306,9 +307,9 @@ typedef struct wcuda_host_argument {
 } wcuda_host_argument;
 #define WCUDA_HOST_ARGUMENT_INIT {sizeof(wcuda_host_argument), 0, NULL, 0}
 
-/* A kernel on the host: does the work of the whole grid. Runs on the thread that launches. Returns 0, or a
- * number of its own, which makes the launch return WCUDA_DEVICE_ERROR with it as native code. Arguments
- * have been checked as for a device. */
+/* A kernel on the host: does the work of the whole grid. Runs on the thread that launches. Any value but 0
+ * makes the launch return WCUDA_DEVICE_ERROR with that value as native code. Arguments have been checked as
+ * for a device. */
 typedef int32_t (*wcuda_host_kernel)(void* user, const wcuda_launch* launch,
                                      const wcuda_host_argument* arguments, uint64_t argument_count);
 
@@ -349,7 +350,7 @@ typedef struct wcuda_kernel_info {
   uint32_t struct_size;
   int32_t has_device_code;
   int32_t has_host_function;
-  uint32_t parameter_count;       /* of the code, else of the signature; 0 where neither says */
+  uint32_t parameter_count;       /* of the code, else of the signature, else 0 */
   uint32_t max_threads_per_block; /* this and the next fields describe device code; else 0 */
   uint32_t register_count;        /* per thread */
   uint64_t static_shared_bytes;
@@ -372,7 +373,7 @@ typedef struct wcuda_occupancy {
   uint32_t blocks_per_multiprocessor; /* resident at once */
   uint32_t threads_per_multiprocessor;
   uint32_t best_block_threads;        /* the block size with the highest occupancy */
-  double share;                       /* of the threads a multiprocessor can have, 0 to 1 */
+  double share;                       /* threads_per_multiprocessor / the device's maximum, 0 to 1 */
 } wcuda_occupancy;
 #define WCUDA_OCCUPANCY_INIT {sizeof(wcuda_occupancy), 0, 0, 0, 0.0}
 /* Computes the occupancy of a kernel for a block size and its dynamic shared memory.
@@ -385,7 +386,7 @@ typedef struct wcuda_argument {
   uint32_t struct_size;
   int32_t kind;        /* WCUDA_ARG_... */
   const void* data;    /* scalars and BYTES: the value, copied before the call returns */
-  uint64_t bytes;      /* BYTES: its size. BUFFER: of the window, 0: to the end. Scalars: 0 */
+  uint64_t bytes;      /* BYTES: its size. BUFFER: size of the window; 0: to the end. Scalars: 0 */
   wcuda_buffer buffer; /* BUFFER */
   uint64_t offset;     /* BUFFER: where the window begins */
   uint32_t access;     /* BUFFER: what the caller permits, WCUDA_ACCESS_... bits; 0: both */
@@ -393,14 +394,16 @@ typedef struct wcuda_argument {
 } wcuda_argument;
 #define WCUDA_ARGUMENT_INIT {sizeof(wcuda_argument), 0, NULL, 0, {0}, 0, 0, 0}
 
-/* Launches a kernel and does not wait for it (on HOST it has finished when the call returns). Everything is
- * checked before the driver is called: grid, block, cluster and shared memory, none zero and all within the
- * limits of device and kernel (WCUDA_INVALID_CONFIG with value and limit); the number of arguments
- * (WCUDA_ARGUMENT_COUNT) and their sizes against the code; kinds, access, extents and bounds against the
- * signature if there is one; that buffers are live, of the kernel's context, and windows within them. Any
- * number of arguments. WCUDA_LAUNCH_FAILED: the driver refused, nothing ran. A fault while the kernel runs
- * is reported by the next call that waits and by all later calls: WCUDA_DEVICE_LOST. Buffers destroyed
- * meanwhile are freed after the kernel. The caller is responsible for the memory that device code accesses.
+/* Launches a kernel and does not wait for it (on HOST it has finished when the call returns). These checks
+ * come before the driver is called:
+ *   launch     grid, block, cluster and shared memory are not zero and within the limits of device and
+ *              kernel: else WCUDA_INVALID_CONFIG with value and limit
+ *   arguments  their number (WCUDA_ARGUMENT_COUNT, no upper limit) and sizes match the code; kinds, access,
+ *              extents and bounds match the signature, if there is one
+ *   buffers    they are live and of the kernel's context, and windows lie within them
+ * WCUDA_LAUNCH_FAILED: the driver refused, nothing ran. A fault while the kernel runs is reported as
+ * WCUDA_DEVICE_LOST by the next call that waits and by all later calls. Buffers destroyed meanwhile are freed
+ * after the kernel. The caller is responsible for the memory that device code accesses.
  * [any thread; external: each buffer] */
 WCUDA_API wcuda_status wcuda_kernel_launch(wcuda_kernel kernel, const wcuda_launch* launch,
                                            const wcuda_argument* arguments, uint64_t argument_count,
@@ -441,9 +444,9 @@ WCUDA_API wcuda_status wcuda_catalogue_parameter_list(wcuda_string name, int32_t
 
 /* Runs a built-in kernel on elements of type WCUDA_ARG_F32, _F16 or _BF16, on a stream (id 0: the context's
  * own), and does not wait (on HOST it has finished when the call returns). All arguments are checked first:
- * number, kinds, extents, and that no written buffer overlaps another; element-wise kernels and row kernels
- * may write all of a buffer in place. embedding_lookup waits for its ids: WCUDA_OUT_OF_RANGE reports the
- * first that is not in the table, and nothing is written. WCUDA_NOT_FOUND: no such kernel.
+ * number, kinds, extents, and that no written buffer overlaps another. One exception: element-wise and row
+ * kernels may write over the whole of an input. embedding_lookup waits for its ids: WCUDA_OUT_OF_RANGE
+ * reports the first that is not in the table, and nothing is written. WCUDA_NOT_FOUND: no such kernel.
  * [any thread; external: each buffer] */
 WCUDA_API wcuda_status wcuda_catalogue_run(wcuda_context context, wcuda_string name, int32_t type,
                                            const wcuda_argument* arguments, uint64_t argument_count,
@@ -460,8 +463,8 @@ WCUDA_API wcuda_status wcuda_catalogue_run(wcuda_context context, wcuda_string n
  * Error bound. With S = |alpha| * sum over k of |a * b|, an element is off by at most
  *   4 * k * 2^-24 * S + t * S, before it is rounded to the type of c,
  * where t is 0 for F32, F16 and BF16, 2^-9 for TF32 (operands have 10 fraction bits) and 2^-10 for FP8 on
- * CUDA (its tensor cores keep fewer bits between two additions in f32). With a bias or an activation CUDA
- * may also round to the type of c before it, and a GELU adds 2^-10 of its value.
+ * CUDA (its tensor cores keep fewer bits between two additions in f32). CUDA may also round to the type of c
+ * before it applies a bias or an activation. A GELU adds an error of 2^-10 of its value.
  */
 
 /* Type of a and b. Products are summed in f32. */
@@ -469,9 +472,9 @@ WCUDA_API wcuda_status wcuda_catalogue_run(wcuda_context context, wcuda_string n
 #define WCUDA_GEMM_TF32 2 /* f32 in memory */
 #define WCUDA_GEMM_F16 3
 #define WCUDA_GEMM_BF16 4
-#define WCUDA_GEMM_FP8 5  /* e4m3; on CUDA of capability 8.9 or newer. Where a is transposed, b is not, or k, a
-                             row of c, a stride or an address is no multiple of 16 bytes, operands are copied
-                             into aligned scratch, and c out of it: one more pass over each */
+#define WCUDA_GEMM_FP8 5  /* e4m3; on CUDA needs capability 8.9. Fastest with b transposed, a not, and k, rows
+                             of c, strides and addresses multiples of 16 bytes; otherwise a, b and c are
+                             copied through aligned scratch memory, one more pass over each */
 #define WCUDA_GEMM_F64 6  /* reserved name: no backend has it, WCUDA_NOT_AVAILABLE */
 #define WCUDA_GEMM_INT8 7 /* likewise */
 
@@ -535,19 +538,19 @@ typedef struct wcuda_kernel_descriptor {
   uint32_t kernel_id;  /* 0: the registry assigns one. 1 and 2 belong to wcuda_registry_add_builtin */
   uint32_t budget_ms;  /* of a run: reported to callers, and the limit of wcuda_registry_run_wait; 0: none */
   wcuda_string name;   /* 1 to 127 bytes without control characters */
-  wcuda_kernel kernel; /* what runs, of the registry's context; id 0: WCUDA_KERNEL_NOT_HERE. Kept alive */
+  wcuda_kernel kernel; /* of the registry's context, kept alive; id 0: none (WCUDA_KERNEL_NOT_HERE) */
   const wcuda_parameter* parameters;
   uint64_t parameter_count;
   wcuda_string grid[3];      /* blocks, x y z: expressions as in wcuda_parameter; empty: 1 */
   wcuda_string block[3];     /* threads of a block, likewise; x empty: 256 */
-  wcuda_string threads;      /* instead of grid x: this many threads in blocks of block x, at least one block */
+  wcuda_string threads;      /* instead of grid[0], which becomes ceil(threads / block[0]), at least 1 */
   wcuda_string shared_bytes; /* dynamic, of a block; empty: 0 */
 } wcuda_kernel_descriptor;
 #define WCUDA_KERNEL_DESCRIPTOR_INIT \
   {sizeof(wcuda_kernel_descriptor), 0, 0, 0, {NULL, 0}, {0}, NULL, 0, {{NULL, 0}, {NULL, 0}, {NULL, 0}}, \
    {{NULL, 0}, {NULL, 0}, {NULL, 0}}, {NULL, 0}, {NULL, 0}}
 
-/* Checks a descriptor, its kernel apart. The message of WCUDA_INVALID_ARGUMENT begins with the field:
+/* Checks a descriptor without its kernel. The message of WCUDA_INVALID_ARGUMENT begins with the field:
  * "parameters[2].shape: ...". sig_hash, if not NULL, receives the 64-bit FNV-1a of its canonical signature:
  * the parameters in order, each followed by ";": a scalar as its type ("i32"), a buffer as "r ", "w " or
  * "rw ", its type and its dimensions ("r f32[$3,4]"; expressions are normalised: no spaces, "$3" for the
@@ -610,7 +613,7 @@ typedef struct wcuda_run_info {
   uint32_t shared_bytes;
   uint32_t grid[3];       /* all 0 for a built-in kernel */
   uint32_t block[3];
-  uint64_t elements;      /* the descriptor's threads; else those of the launch, or the output elements */
+  uint64_t elements;      /* threads of the descriptor, else of the launch; built-in kernel: output elements */
   uint64_t bytes;         /* of all buffers, by their shapes */
   uint32_t budget_ms;     /* of the descriptor */
   int32_t is_over_budget; /* set by wcuda_registry_run_wait, as time_ns: 1 when it took longer than budget_ms */
@@ -621,8 +624,8 @@ typedef struct wcuda_run_info {
 
 /* Runs a kernel with the launch its descriptor computes, on a stream (id 0: the context's own), and does
  * not wait, as wcuda_kernel_launch. Every argument is first checked against the descriptor: number, kind,
- * access, extent, bounds. WCUDA_INVALID_ARGUMENT reports index, name and both numbers, WCUDA_INVALID_CONFIG
- * the part of the launch that is out of bounds, WCUDA_UNSUPPORTED_KERNEL that this backend cannot run it.
+ * access, extent, bounds. WCUDA_INVALID_ARGUMENT reports index, name and both numbers. WCUDA_INVALID_CONFIG
+ * names the launch dimension that is out of bounds. WCUDA_UNSUPPORTED_KERNEL: this backend cannot run it.
  * info may be NULL. [any thread; external: each buffer] */
 WCUDA_API wcuda_status wcuda_registry_run(wcuda_registry registry, uint32_t kernel_id,
                                           const wcuda_argument* arguments, uint64_t argument_count,
@@ -630,7 +633,7 @@ WCUDA_API wcuda_status wcuda_registry_run(wcuda_registry registry, uint32_t kern
                                           wcuda_error* error);
 /* Runs a kernel and waits until it has finished, at most its budget_ms. WCUDA_TIMEOUT when it took longer:
  * the message has both times, and info is written as on success, with is_over_budget 1. A kernel that still
- * runs then (time_ns 0) is not stopped: its buffers stay in use until its stream has passed.
+ * runs then (time_ns 0) is not stopped: its buffers stay in use until it ends.
  * [any thread; external: each buffer] */
 WCUDA_API wcuda_status wcuda_registry_run_wait(wcuda_registry registry, uint32_t kernel_id,
                                                const wcuda_argument* arguments,

@@ -24,7 +24,7 @@
  *     return report(error.message);
  *   printf("%d\n", result.token);
  *
- * where `model` comes from wcuda_gguf_open and wcuda_model_load, and _destroy calls end sequence and engine.
+ * `model` comes from wcuda_gguf_open and wcuda_model_load. The caller destroys sequence and engine at the end.
  */
 #ifndef WORKER_CUDA_LLM_H
 #define WORKER_CUDA_LLM_H
@@ -43,7 +43,7 @@ typedef struct wcuda_gguf {
   uint64_t id;
 } wcuda_gguf;
 
-#define WCUDA_SOURCE_PATH 1     /* path; the parts of a split file are looked up beside it */
+#define WCUDA_SOURCE_PATH 1     /* path; the other parts of a split file are in the same folder */
 #define WCUDA_SOURCE_FD 2       /* fd: duplicated, its offset is not moved */
 #define WCUDA_SOURCE_MEMORY 3   /* data, size: must outlive the handle */
 #define WCUDA_SOURCE_CALLBACK 4 /* read, user, size: must outlive the handle */
@@ -88,7 +88,7 @@ typedef struct wcuda_gguf_info {
 WCUDA_API wcuda_status wcuda_gguf_info_get(wcuda_gguf gguf, wcuda_gguf_info* info,
                                            wcuda_error* error);
 
-/* Value types, numbered as in the file. */
+/* Types of metadata values, numbered as in the file. */
 #define WCUDA_GGUF_U8 0
 #define WCUDA_GGUF_I8 1
 #define WCUDA_GGUF_U16 2
@@ -125,8 +125,9 @@ WCUDA_API wcuda_status wcuda_gguf_value_list(wcuda_gguf gguf, uint64_t first,
 /* Finds an entry by key; WCUDA_NOT_FOUND if there is none. [any thread] */
 WCUDA_API wcuda_status wcuda_gguf_value_find(wcuda_gguf gguf, wcuda_string key,
                                              wcuda_gguf_value* value, wcuda_error* error);
-/* Copies elements first to first + count - 1 of the array at `index` of the list as they are in the file
- * (packed, little-endian; a bool is one byte). For strings use the next function. [any thread] */
+/* Copies elements first to first + count - 1 of an array, in the file's encoding (packed, little-endian; a
+ * bool is one byte). `index` is the array's place in wcuda_gguf_value_list. For strings use the next
+ * function. [any thread] */
 WCUDA_API wcuda_status wcuda_gguf_array_copy(wcuda_gguf gguf, uint64_t index, uint64_t first,
                                              uint64_t count, void* target, uint64_t target_bytes,
                                              wcuda_error* error);
@@ -155,8 +156,9 @@ WCUDA_API wcuda_status wcuda_gguf_tensor_list(wcuda_gguf gguf, uint64_t first,
 /* Finds a tensor by name; WCUDA_NOT_FOUND if there is none. [any thread] */
 WCUDA_API wcuda_status wcuda_gguf_tensor_find(wcuda_gguf gguf, wcuda_string name,
                                               wcuda_gguf_tensor* tensor, wcuda_error* error);
-/* Reads bytes of a tensor's data as they are in the file; `index` as in the list. After WCUDA_IO, here and
- * in the next function, the contents of `target` are undefined. [any thread] */
+/* Reads bytes of a tensor's data as they are in the file. `index` is the tensor's place in
+ * wcuda_gguf_tensor_list. After WCUDA_IO, here and in the next function, the contents of `target` are
+ * undefined. [any thread] */
 WCUDA_API wcuda_status wcuda_gguf_tensor_read(wcuda_gguf gguf, uint64_t index, uint64_t offset,
                                               void* target, uint64_t bytes, wcuda_error* error);
 /* Converts elements first to first + count - 1 of a tensor to f32; both are multiples of the type's block
@@ -195,7 +197,8 @@ WCUDA_API wcuda_status wcuda_tensor_type_info_get(uint32_t type, wcuda_tensor_ty
 /* Persistent fused layers: a step of one token computes the linear layers between two attentions in one
  * kernel with a block on every multiprocessor. This is faster for one sequence of a large model, and sums
  * have another order. ON returns WCUDA_UNSUPPORTED where model or device have no such kernel. With neither
- * flag the library uses it where it is known to be faster for model and device. Not with BATCH_INVARIANT. */
+ * flag the library uses it where it is known to be faster for model and device. BATCH_INVARIANT excludes
+ * it. */
 #define WCUDA_ENGINE_PERSISTENT_LAYERS_ON ((uint64_t)1 << 2)
 #define WCUDA_ENGINE_PERSISTENT_LAYERS_OFF ((uint64_t)1 << 3)
 
@@ -216,22 +219,22 @@ typedef struct wcuda_engine_options {
 
 typedef struct wcuda_plan {
   uint32_t struct_size;
-  int32_t fits; /* 1: total_bytes, and before it weights_bytes plus loading_bytes, are within what is free
-                   and within the budget */
+  int32_t fits; /* 1: both total_bytes and, while loading, weights_bytes + loading_bytes are at most
+                   available_bytes */
   uint64_t weights_bytes;
   uint64_t kv_bytes;        /* pages, page tables and token history */
   uint64_t scratch_bytes;   /* activations, logits, sampling */
-  uint64_t total_bytes;     /* of these three. Captured CUDA graphs are the driver's own and not in it */
+  uint64_t total_bytes;     /* sum of these three; without captured CUDA graphs, which the driver holds */
   uint64_t staging_bytes;   /* pinned host memory while loading */
-  uint64_t available_bytes; /* what the context could still hold */
+  uint64_t available_bytes; /* free memory within the budget */
   uint64_t kv_page_bytes;
   uint64_t kv_page_count;
   uint64_t loading_bytes;   /* device memory besides the weights while loading; 0 on HOST */
 } wcuda_plan;
 #define WCUDA_PLAN_INIT {sizeof(wcuda_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
-/* Computes what loading this file and running it with these options (NULL: defaults) will hold on the
- * context's device: equal, to the byte, to what the ledger shows afterwards. Reads no tensor data. A model
+/* Computes how much device memory this model will hold when it is loaded and runs with these options (NULL:
+ * defaults). The figures equal, to the byte, those of the ledger afterwards. Reads no tensor data. A model
  * that cannot run is refused here, with the reason. [any thread] */
 WCUDA_API wcuda_status wcuda_plan_get(wcuda_context context, wcuda_gguf gguf,
                                       const wcuda_engine_options* options, wcuda_plan* plan,
@@ -258,7 +261,7 @@ typedef struct wcuda_step_rates {
 /* One node of a step: one kernel, or the few kernels of one operation. Texts are static. */
 typedef struct wcuda_step_node {
   uint32_t struct_size;
-  uint32_t layer;        /* UINT32_MAX: of no layer */
+  uint32_t layer;        /* UINT32_MAX: none */
   uint32_t fused_count;  /* linear layers in a node "persistent_layers"; 1 for all others */
   uint32_t reserved;
   const char* operation; /* "query_key_value" */
@@ -266,16 +269,16 @@ typedef struct wcuda_step_node {
   const char* input;     /* form of the activation: "f32", "f16 gate sums" */
   const char* output;
   uint64_t bytes;        /* moved: weights, activations, KV pages */
-  uint64_t flops;        /* of products */
-  double limit_ns;       /* at the roofline; 0: not known */
-  double measured_ns;    /* by wcuda_engine_profile_list; else 0 */
+  uint64_t flops;        /* of matrix products */
+  double limit_ns;       /* time at the roofline; 0: not known */
+  double measured_ns;    /* set by wcuda_engine_profile_list; else 0 */
 } wcuda_step_node;
 #define WCUDA_STEP_NODE_INIT {sizeof(wcuda_step_node), 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0}
 
-/* Lists the nodes of a step of this shape in order, for this file with these options (NULL: defaults), on
- * the context's device or on a device of the table of measured rates, which needs no GPU: `device` is
- * "H200", or empty for the context's. WCUDA_NOT_FOUND for another name. rates, if not NULL, receives the
- * rates behind limit_ns. Reads no tensor data. [any thread] */
+/* Lists, in order, the nodes of a step of this shape for this file with these options (NULL: defaults).
+ * `device` is empty for the context's device. Or it names a device of the table of measured rates ("H200"),
+ * which needs no GPU; WCUDA_NOT_FOUND for another name. rates, if not NULL, receives the rates that limit_ns
+ * is computed from. Reads no tensor data. [any thread] */
 WCUDA_API wcuda_status wcuda_plan_steps_list(wcuda_context context, wcuda_gguf gguf,
                                              const wcuda_engine_options* options,
                                              const wcuda_step_shape* shape, wcuda_string device,
@@ -293,7 +296,7 @@ typedef struct wcuda_cancel {
 
 /* Creates a switch that stops a load. Once triggered it stays triggered. [any thread] */
 WCUDA_API wcuda_status wcuda_cancel_create(wcuda_cancel* cancel, wcuda_error* error);
-/* Releases the switch; a load that uses it goes on. [any thread] */
+/* Releases the switch; a load that uses it continues. [any thread] */
 WCUDA_API void wcuda_cancel_destroy(wcuda_cancel cancel);
 /* Stops the load. Legal on any thread and inside the progress callback. [any thread] */
 WCUDA_API wcuda_status wcuda_cancel_trigger(wcuda_cancel cancel, wcuda_error* error);
@@ -326,8 +329,9 @@ typedef struct wcuda_model_options {
 /* Loads a model's weights; on failure nothing stays allocated. Options may be NULL. A cancelled load
  * returns WCUDA_CANCELLED within 16 MiB of reading. WCUDA_MALFORMED: hyper-parameters, tokenizer and
  * tensors contradict each other, or one is missing. WCUDA_UNSUPPORTED: an architecture, a tensor type or a
- * feature of the model that this version lacks. Unknown tensors of the network are refused; others are
- * ignored and logged. [any thread] */
+ * feature of the model that this version lacks. An unknown tensor is refused if its name says that the
+ * network uses it ("blk.", "token_", "position_", "output", "rope_"); any other is ignored and logged.
+ * [any thread] */
 WCUDA_API wcuda_status wcuda_model_load(wcuda_context context, wcuda_gguf gguf,
                                         const wcuda_model_options* options, wcuda_model* model,
                                         wcuda_error* error);
@@ -536,8 +540,8 @@ typedef struct wcuda_row_result {
   uint32_t token_count;
   float logprob;           /* natural logarithm, of the sampled token, before temperature and the filters;
                               0 if none */
-  uint64_t top_offset;     /* of the first alternative, in top_tokens and top_logprobs */
-  uint64_t logits_offset;  /* row of the first logits, in logits */
+  uint64_t top_offset;     /* index of the first alternative in top_tokens and top_logprobs */
+  uint64_t logits_offset;  /* index of the first row of logits in `logits` */
   uint32_t top_count;      /* alternatives reported */
   uint32_t logits_count;   /* rows of logits */
 } wcuda_row_result;
@@ -556,7 +560,7 @@ typedef struct wcuda_step_output {
                                and penalties */
   /* Written by the library: */
   uint64_t row_count;
-  uint64_t device_ns;       /* time of computing */
+  uint64_t device_ns;       /* time on the device */
   int32_t captured;         /* 1: this step had to capture a graph first */
   uint32_t reserved;
 } wcuda_step_output;
@@ -574,15 +578,15 @@ WCUDA_API wcuda_status wcuda_step_wait(wcuda_engine engine, uint64_t ticket, int
 WCUDA_API wcuda_status wcuda_engine_profile_set(wcuda_engine engine, int32_t is_on,
                                                 wcuda_error* error);
 /* Lists the nodes of the last step that was waited for while profiling, each with the time it took alone;
- * sampling is not among them. Bytes and FLOPs count each row like the first. rates as in
+ * sampling is not among them. Bytes and FLOPs assume that all rows are like the first. rates as in
  * wcuda_plan_steps_list. WCUDA_INVALID_STATE: no step was profiled. [external: engine] */
 WCUDA_API wcuda_status wcuda_engine_profile_list(wcuda_engine engine, wcuda_step_rates* rates,
                                                  uint64_t first, wcuda_step_node* nodes,
                                                  uint64_t capacity, uint64_t* count,
                                                  wcuda_error* error);
 
-/* Waits for all steps in flight and discards their outputs; sequence lengths become what they would be had
- * each step been waited for. [external: engine] */
+/* Waits for all steps in flight and discards their outputs; sequence lengths are then as after a wait for
+ * each step. [external: engine] */
 WCUDA_API wcuda_status wcuda_engine_drain(wcuda_engine engine, wcuda_error* error);
 
 #ifdef __cplusplus
