@@ -1,5 +1,5 @@
-// Speed of run-time kernels, matrix products, fill and copies on a CUDA device, each beside the raw
-// call of the driver or library in turns: compute_bench [FOLDER_OF_NVRTC]. Results are checked
+// Speed of run-time kernels, matrix products, fill and copies on a CUDA device, each next to the
+// raw call of the driver or library in turns: compute_bench [FOLDER_OF_NVRTC]. Results are checked
 // first; a row is the median of 200 samples, of 5 where one moves 8 GiB.
 #include <cuda_runtime_api.h>
 

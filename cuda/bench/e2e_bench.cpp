@@ -486,7 +486,7 @@ Status write_first_token(char** arguments) {
   WCUDA_TRY(session->prefill(1));
   const int32_t token = 0;
   if (::write(std::atoi(arguments[3]), &token, sizeof token) == sizeof token) return {};
-  return Status::error(WCUDA_IO, "the first token cannot be told");
+  return Status::error(WCUDA_IO, "cannot report the first token");
 }
 
 Status dispatch(int argc, char** argv) {

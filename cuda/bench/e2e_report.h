@@ -1,4 +1,4 @@
-// What end-to-end benches print and save: each figure beside the device's limit and the peer's
+// What end-to-end benches print and save: each figure next to the device's limit and the peer's
 // figure.
 #pragma once
 
@@ -46,7 +46,7 @@ class Report {
   // `path` is where the JSON goes; "" for none.
   Report(int32_t backend, const wcuda_device_caps& caps, std::string path);
 
-  // Prints the row and writes the JSON anew: a run that is cut short leaves what it measured.
+  // Prints the row and rewrites the JSON, so that an interrupted run leaves what it measured.
   Status add(const ReportRow& row);
   // A line of the text alone.
   void note(const std::string& text) const;

@@ -12,7 +12,7 @@ namespace wcuda::fuzz {
 // Opens the bytes as a file, from memory and through a callback that fails part of the way, and
 // calls every getter and reader on what opens. Returns "" or the first thing found wrong: an answer
 // that contradicts another, a range outside the file, a failure without a message. `is_open` (may
-// be null) tells whether the file was accepted.
+// be null) receives whether the file was accepted.
 std::string exercise_gguf(const uint8_t* data, size_t bytes, bool* is_open = nullptr);
 
 // The same checks on an open file.

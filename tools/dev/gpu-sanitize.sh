@@ -15,7 +15,7 @@ suite=$kernels:GpuNumeric.*:GpuBuffer.fill*:GpuRepack.*:GpuUnpack.*:Path/GpuLine
 suite+=:Path/GpuLinear.every_format*/cublas_lt_batch_to_1000:GpuLinearVector.products*:Gpu/ModelUpload.expands*
 suite+=:Gpu/ModelUpload.tensors_take_turns*:Gpu/Step.*:Gpu/EngineGolden.every_family*
 suite+=:GpuCatalogue.equals_numpy:GpuCatalogue.element_wise*:GpuCatalogue.unknown*:GpuKernels.*:GpuStreams.*
-suite+=:Shapes/GpuLayerChain.as_layer_by_layer/dim1024_attention2048*:Shapes/GpuLayerChain.as_layer_by_layer/dim1024_attention1024*
+suite+=:Shapes/GpuFusedLayers.as_layer_by_layer/dim1024_attention2048*:Shapes/GpuFusedLayers.as_layer_by_layer/dim1024_attention1024*
 suite+=:GpuModules.are*:GpuRegistry.*:GpuGemmApi.large*
 suite+=:-Gpu/Step.poisoned*:Gpu/Step.a_second_thread*:Gpu/Step.a_seed*
 # Backends whole, as the library has them and as a table: their kernels are one line each, so that one tool will do.
@@ -26,7 +26,7 @@ tables+=:GpuGemmApi.odd*:GpuGemmApi.fp8*
 crowded=Gpu/TableConformance.memory_info_follows*
 # racecheck is ten times slower still: whole steps only once, with sampling.
 races=$kernels:GpuCatalogue.equals_numpy:GpuKernels.vector_add*:Gpu/Step.top_logprobs*
-races+=:Shapes/GpuLayerChain.as_layer_by_layer/dim1024_attention1024*
+races+=:Shapes/GpuFusedLayers.as_layer_by_layer/dim1024_attention1024*
 mkdir -p sanitizer
 status=0 tools=(memcheck racecheck initcheck synccheck) jobs=()
 for tool in "${tools[@]}"; do

@@ -61,11 +61,11 @@ TERMS = [
     (r"\b[Ss]ections?\b|[Ss]ection_|_sections?\b|k?Section[A-Z]", "grouped-GEMM problem", LINEAR),
     (r"\b[Ss]hares?\b|[Ss]hare_|_shares?\b|k?Share[A-Z]", "work partition", LINEAR),
     (r"\b[Uu]nits?\b|[Uu]nit_|_units?\b|k?Unit[A-Z]", "half K-tile, KV page, work item, load width", LINEAR + ATTENTION),
-    (r"\b[Ee]ights?\b|[Ee]ight_|_eights?\b|k?Eight[A-Z]", "vec8", KERNELS),
+    (r"(?<!\w)[Ee]ight_|_eights?\b|k?Eights?(?![a-z])|\beights\b", "vec8", KERNELS),
     (r"[Ee]xchange_|_exchange|k?Exchange[A-Z]?", "mailbox between CTAs, warp reduction buffer", KERNELS),
     (r"\b[Bb]orders?\b", "kernel boundary", KERNELS + ("docs",)),
     (r"\b[Bb]rief(?:ly)?\b|[Bb]rief_", "fast-math", KERNELS),
-    (r"[Pp]lacement|\bplace\(", "repack", ("cuda/kernels",)),
+    (r"[Pp]lacement|backend_?(?:\.|->)place\(", "repack", ("cuda/kernels", "cuda/src/core", "cuda/src/llm")),
     (r"\b[Ll]argest_?", "running max", ("cuda/kernels/attention",)),
 ]  # fmt: skip
 

@@ -87,18 +87,18 @@ __device__ __forceinline__ void store_cluster(uint32_t address, const Float4Part
 #endif
 }
 
-// Each block of a row gets some of the partials from all, and adds and writes those.
+// Each block of a row gets some of the partial_count from all, and adds and writes those.
 template <class S>
 __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, const Heads& heads,
                                               const ReductionBuffer<S::kLength>& reduction,
                                               const DecodeStart& start, const uint8_t* received) {
   const uint32_t blocks = start.group_blocks;
-  const uint32_t partials = heads.count * (S::kLength / 4);
-  const uint32_t own_count = (partials + blocks - 1) / blocks;
+  const uint32_t partial_count = heads.count * (S::kLength / 4);
+  const uint32_t own_count = (partial_count + blocks - 1) / blocks;
   const uint32_t rank = cluster_rank();
   cluster_wait();  // all have begun, and are done with their new keys and values
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < partials; i += S::kThreads) {
+  for (uint32_t i = threadIdx.x; i < partial_count; i += S::kThreads) {
     const Float4Partial partial = merge_warps<S>(reduction, i, -INFINITY);
     const uint32_t owner = i / own_count;
     store_cluster(cluster_address(shared_address(received), owner) +
@@ -109,7 +109,7 @@ __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, c
   cluster_wait();
   constexpr uint32_t kBatch = 8;  // parts whose loads are under way together
 #pragma unroll 1
-  for (uint32_t own = threadIdx.x; own < own_count && rank * own_count + own < partials;
+  for (uint32_t own = threadIdx.x; own < own_count && rank * own_count + own < partial_count;
        own += S::kThreads) {
     const uint32_t i = rank * own_count + own;
     Float4Partial sum;

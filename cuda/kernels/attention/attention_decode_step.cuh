@@ -578,7 +578,7 @@ struct PartList {
   uint32_t part_floats;
   float* parts;
 
-  __device__ Part part(uint32_t index) const {
+  __device__ Part at(uint32_t index) const {
     const uint32_t place = index == 0 ? first : second + (index - 1) * stride;
     return {parts + uint64_t{place} * part_floats};
   }
@@ -603,10 +603,10 @@ __device__ __forceinline__ void gather_parts(const PartList& parts, const Heads&
       Float4Partial batch[kBatch];
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b) {
-        const Part part = parts.part(min(begin + b * S::kWarps, parts.count - 1));
-        batch[b].running_max = __ldcg(part.running_max(h));
-        batch[b].denominator = __ldcg(part.denominator(h));
-        batch[b].sums = __ldcg(reinterpret_cast<const float4*>(part.sums() + i * 4));
+        const Part source = parts.at(min(begin + b * S::kWarps, parts.count - 1));
+        batch[b].running_max = __ldcg(source.running_max(h));
+        batch[b].denominator = __ldcg(source.denominator(h));
+        batch[b].sums = __ldcg(reinterpret_cast<const float4*>(source.sums() + i * 4));
       }
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b)
@@ -639,15 +639,15 @@ __device__ __forceinline__ bool share_part(const AttentionKernelArgs& args, cons
                                            const ReductionBuffer<S::kLength>& reduction) {
   __shared__ bool is_last;
   constexpr uint32_t kFloat4s = S::kLength / 4;
-  const Part part = parts.part(parts.own);
+  const Part target = parts.at(parts.own);
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < heads.count * kFloat4s; i += S::kThreads) {
     const uint32_t h = i / kFloat4s;
     const Float4Partial partial = merge_warps<S>(reduction, i, -INFINITY);
-    *reinterpret_cast<float4*>(part.sums() + i * 4) = partial.sums;
+    *reinterpret_cast<float4*>(target.sums() + i * 4) = partial.sums;
     if (i % kFloat4s == 0) {
-      *part.running_max(h) = partial.running_max;
-      *part.denominator(h) = partial.denominator;
+      *target.running_max(h) = partial.running_max;
+      *target.denominator(h) = partial.denominator;
     }
   }
   __syncthreads();  // the reduction buffer is free; the part is written

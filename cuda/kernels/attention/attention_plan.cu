@@ -73,9 +73,9 @@ __device__ inline uint32_t whole_share(uint32_t unit_count, uint32_t blocks, uin
   const uint32_t even = (unit_count + blocks - 1) / blocks;
   uint32_t block_units = (even + row_units - 1) / row_units * row_units;
   if (even < row_units) {
-    const uint32_t parts = row_units / even;
-    block_units = (row_units + parts - 1) / parts;
-    if (block_units * parts != row_units) return 0;
+    const uint32_t head_blocks = row_units / even;
+    block_units = (row_units + head_blocks - 1) / head_blocks;
+    if (block_units * head_blocks != row_units) return 0;
   }
   return block_units * 16 <= even * 17 ? block_units : 0;
 }

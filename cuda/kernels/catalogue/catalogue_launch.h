@@ -17,8 +17,8 @@ cudaError_t catalogue_random(CatalogueOp op, const CatalogueArgs& args, int64_t 
                              cudaStream_t stream);
 cudaError_t catalogue_matmul(CatalogueOp op, const CatalogueArgs& args, cudaStream_t stream);
 
-// The place of the first of `count` ids that is not one of `vocab`, else `count`, to `place` on the
-// device. One block: ids are few beside what they name.
+// Writes to `place`, in device memory, the index of the first of `count` ids that is not below
+// `vocab`, or `count` if all are. One block: there are few ids compared with the rows they select.
 cudaError_t catalogue_unknown_id(const int32_t* ids, int64_t count, int64_t vocab, int64_t* place,
                                  cudaStream_t stream);
 

@@ -12,7 +12,7 @@ constexpr uint64_t kBlocksMax = INT32_MAX;
 
 struct FillParams {
   uint8_t* target;
-  uint64_t head_bytes;    // before the first 16-byte border
+  uint64_t head_bytes;    // before the first 16-byte boundary
   uint64_t vector_count;  // whole 16-byte vectors after it
   uint64_t tail_bytes;
   uint64_t pattern;
@@ -48,8 +48,8 @@ cudaError_t fill(void* target, uint64_t bytes, uint64_t pattern, cudaStream_t st
   if (bytes == 0) return cudaSuccess;
   FillParams params;
   params.target = static_cast<uint8_t*>(target);
-  const uint64_t past_border = reinterpret_cast<uintptr_t>(target) % 16;
-  params.head_bytes = past_border == 0 ? 0 : 16 - past_border;
+  const uint64_t past_boundary = reinterpret_cast<uintptr_t>(target) % 16;
+  params.head_bytes = past_boundary == 0 ? 0 : 16 - past_boundary;
   if (params.head_bytes > bytes) params.head_bytes = bytes;
   params.vector_count = (bytes - params.head_bytes) / 16;
   params.tail_bytes = (bytes - params.head_bytes) % 16;

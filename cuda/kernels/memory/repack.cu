@@ -1,4 +1,5 @@
-// repack: packed_tiles[place(row, block, byte)] = file_rows[row][block][byte], and the reverse.
+// repack: packed_tiles[packed_tile_offset(row, block, byte)] = file_rows[row][block][byte], and the
+// reverse.
 //
 // A work item is one M-tile (16 rows) times up to kRunPackedTiles packed tiles: 16 ranges of the
 // file's rows on one side, one range of packed tiles on the other, both contiguous. The item lies

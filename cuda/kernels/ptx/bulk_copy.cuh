@@ -1,6 +1,6 @@
-// TMA bulk copies: one thread copies up to a ring's stage from global to shared memory; the bytes
-// count on an mbarrier, which mbarrier_expect_tx() has told of them. Addresses and sizes are
-// multiples of 16. Compute capability 9.0 and later; only for .cu files.
+// TMA bulk copies: one thread copies up to a stage of a pipeline from global to shared memory. The
+// copy completes on an mbarrier, which mbarrier_expect_tx() has prepared for its bytes. Addresses
+// and sizes are multiples of 16. Compute capability 9.0 and later; only for .cu files.
 #pragma once
 
 #include <cuda_runtime.h>

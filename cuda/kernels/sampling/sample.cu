@@ -386,7 +386,7 @@ cudaError_t sample(const SampleArgs& args, const Launch& launch) {
   const auto* const entry = reinterpret_cast<const void*>(kernel);
   cudaError_t status = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             static_cast<int>(shape.shared_bytes));
-  // As much as there is: else one block of two might not fit beside the first.
+  // All of it: otherwise a second block might not fit on the SM.
   if (status == cudaSuccess)
     status = cudaFuncSetAttribute(entry, cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared);

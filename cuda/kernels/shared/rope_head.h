@@ -1,11 +1,11 @@
-// The RMS norm and the rope of the heads of queries and keys: what two kernels are told of it.
+// Parameters of the RMS norm and the rope of query and key heads, shared by two kernels.
 #pragma once
 
 #include <cstdint>
 
 namespace wcuda::kernels {
 
-// What heads of q and k become: rope(norm(head)).
+// A query or key head becomes rope(norm(head)).
 struct HeadRope {
   // Gains (head_length) of an RMS norm of each head; null: none.
   const float* query_norm = nullptr;

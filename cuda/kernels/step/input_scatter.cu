@@ -13,22 +13,22 @@ namespace wcuda::kernels {
 namespace {
 
 constexpr uint32_t kScatterThreads = 256;
-constexpr uint32_t kIngestBlocks = 4;  // of a segment; page tables of long contexts take several
+constexpr uint32_t kScatterBlocks = 4;  // of a segment; page tables of long contexts take several
 
 __global__ void __launch_bounds__(kScatterThreads)
     input_scatter_kernel(const InputScatterArgs args) {
   dependent_trigger();
   dependent_wait();  // the step before may still read the targets
   scatter_segment(args, blockIdx.x, blockIdx.y * kScatterThreads + threadIdx.x,
-                  kIngestBlocks * kScatterThreads);
+                  kScatterBlocks * kScatterThreads);
 }
 
 }  // namespace
 
 cudaError_t input_scatter(const InputScatterArgs& args, const Launch& launch) {
   static_assert(sizeof(InputHeader::Segment) == sizeof(uint4), "read as one");
-  return launch_kernel(launch, dim3(args.segment_count, kIngestBlocks), dim3(kScatterThreads), 0, 0,
-                       input_scatter_kernel, args);
+  return launch_kernel(launch, dim3(args.segment_count, kScatterBlocks), dim3(kScatterThreads), 0,
+                       0, input_scatter_kernel, args);
 }
 
 }  // namespace wcuda::kernels

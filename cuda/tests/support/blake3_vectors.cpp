@@ -8,7 +8,7 @@ namespace wcuda::testing {
 
 std::vector<Blake3Vector> blake3_vectors() {
   std::vector<Blake3Vector> vectors;
-  // A test program that was carried to another machine is told where its data lies.
+  // A test program copied to another machine finds its data through WCUDA_TEST_DATA.
   const char* const folder = std::getenv("WCUDA_TEST_DATA");
   std::ifstream file(std::string(folder ? folder : WCUDA_TEST_DATA) + "/blake3.txt");
   for (std::string line; std::getline(file, line);) {

@@ -132,8 +132,8 @@ wcuda_status free_memory(void* self, wcuda_device_memory memory, wcuda_error* er
   });
 }
 
-// A copy between the host and a range; `into_device` tells which way, and a stream that it is
-// queued.
+// Copies between the host and a range of device memory, to the device with `into_device`. With a
+// stream the copy is queued there, without one it has finished on return.
 Status copy(BackendObject& self, const wcuda_device_memory& memory, const char* argument,
             uint64_t offset, void* host, uint64_t bytes, bool into_device,
             const wcuda_stream* stream) {

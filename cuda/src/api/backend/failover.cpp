@@ -89,22 +89,22 @@ Result<std::shared_ptr<Context>> Failover::context_of(size_t target) {
   return std::shared_ptr<Context>(contexts_[target]);
 }
 
-void Failover::tell(int32_t event, int32_t reason, size_t from, size_t to,
-                    const Status& why) const {
-  wcuda_failover_event told = WCUDA_FAILOVER_EVENT_INIT;
-  told.event = event;
-  told.reason = reason;
-  told.from = targets_[from].type;
-  told.to = targets_[to].type;
-  told.status = why.code();
+void Failover::report_event(int32_t event, int32_t reason, size_t from, size_t to,
+                            const Status& why) const {
+  wcuda_failover_event report = WCUDA_FAILOVER_EVENT_INIT;
+  report.event = event;
+  report.reason = reason;
+  report.from = targets_[from].type;
+  report.to = targets_[to].type;
+  report.status = why.code();
   const std::string text = std::string(event_name(event)) + ", " + reason_name(reason) + ": " +
-                           backend_name(told.from) + " to " + backend_name(told.to) +
+                           backend_name(report.from) + " to " + backend_name(report.to) +
                            (why.ok() ? "" : std::string("; ") + why.message());
-  copy_text(text, told.message, sizeof(told.message));
+  copy_text(text, report.message, sizeof(report.message));
   log(WCUDA_LOG_WARN, "failover", "%s", text.c_str());
   if (!callback_) return;
   const InCallback inside;
-  callback_(user_, &told);
+  callback_(user_, &report);
 }
 
 // Leaves a target that failed; true when another is active now.
@@ -116,7 +116,7 @@ bool Failover::leave(size_t from, int32_t reason, const Status& why) {
     if (policy_.active() != from) return true;  // another thread has moved
     candidates = policy_.candidates(now_ms());
   }
-  tell(WCUDA_FAILOVER_STARTED, reason, from, from, why);
+  report_event(WCUDA_FAILOVER_STARTED, reason, from, from, why);
   for (const size_t target : candidates) {
     const auto context = context_of(target);
     const Status answers = context.ok() ? probe(*(*context)->memory) : context.status();
@@ -133,11 +133,11 @@ bool Failover::leave(size_t from, int32_t reason, const Status& why) {
         contexts_[target].reset();
       }
     }
-    tell(answers.ok() ? WCUDA_FAILOVER_COMPLETED : WCUDA_FAILOVER_FAILED, reason, from, target,
-         answers);
+    report_event(answers.ok() ? WCUDA_FAILOVER_COMPLETED : WCUDA_FAILOVER_FAILED, reason, from,
+                 target, answers);
     if (answers.ok()) return true;
   }
-  tell(WCUDA_FAILOVER_EXHAUSTED, reason, from, from, why);
+  report_event(WCUDA_FAILOVER_EXHAUSTED, reason, from, from, why);
   return false;
 }
 
@@ -162,7 +162,7 @@ void Failover::restore_if_right() {
     restore_count_ += policy_.probed(right.ok(), now_ms());
     if (!right.ok()) contexts_[0].reset();
   }
-  tell(right.ok() ? WCUDA_FAILOVER_RESTORED : WCUDA_FAILOVER_FAILED, 0, from, 0, right);
+  report_event(right.ok() ? WCUDA_FAILOVER_RESTORED : WCUDA_FAILOVER_FAILED, 0, from, 0, right);
 }
 
 Status Failover::run(const Body& body, bool repeats, size_t* answered) {

@@ -44,7 +44,7 @@ class Failover {
  private:
   void restore_if_right();
   bool leave(size_t from, int32_t reason, const Status& why);
-  void tell(int32_t event, int32_t reason, size_t from, size_t to, const Status& why) const;
+  void report_event(int32_t event, int32_t reason, size_t from, size_t to, const Status& why) const;
 
   const std::vector<wcuda_failover_target> targets_;
   const wcuda_failover_callback callback_;

@@ -31,7 +31,7 @@ enum class Kind : uint8_t {
 const char* kind_name(Kind kind);
 
 namespace detail {
-// One address a type: tells at no cost that insert and resolve mean the same T.
+// Its address identifies the type, so that insert and resolve must mean the same T.
 template <class T>
 inline constexpr char type_tag = 0;
 

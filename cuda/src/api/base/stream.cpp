@@ -21,7 +21,7 @@ Result<std::shared_ptr<EventObject>> resolve_event(wcuda_event event, const char
   return resolve<EventObject>(Kind::kEvent, event.id, argument);
 }
 
-// A copy between a buffer and pinned memory; `into_buffer` tells which way.
+// Copies from pinned memory to a buffer with `into_buffer`, else from the buffer.
 Status copy_async(wcuda_buffer buffer, uint64_t offset, wcuda_pinned pinned, uint64_t pinned_offset,
                   uint64_t bytes, wcuda_stream stream, bool into_buffer) {
   // Streams of pinned memory are noted here only.
@@ -64,7 +64,7 @@ Status wait_for(Backend& backend, Event event, int64_t timeout_ms) {
   }
 }
 
-// A failure to end something on a lost device has nobody to be told to.
+// A failure to destroy a stream or an event of a lost device has no caller to report to.
 StreamObject::~StreamObject() {
   if (stream.id != 0) (void)memory->backend().stream_destroy(stream);
 }

@@ -19,8 +19,9 @@ Result<std::shared_ptr<ModuleObject>> load_module(std::shared_ptr<vram::Memory> 
                                                   const void* code, uint64_t bytes,
                                                   std::map<std::string, std::string> names) {
   WCUDA_TRY(jit::code_kind(code, bytes).status());
-  // The driver does not tell what it takes; the difference of its free memory before and after has
-  // other threads' allocations in it, and pages it had already. So a module counts as its code.
+  // The driver does not report how much memory it takes. The difference of free memory before and
+  // after includes other threads' allocations and pages that the driver held before. So a module
+  // counts as the size of its code.
   auto object = std::make_shared<ModuleObject>();
   object->memory = std::move(memory);
   object->names = std::move(names);

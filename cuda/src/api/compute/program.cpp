@@ -146,8 +146,8 @@ Status compile_now(ProgramObject& program) {
   return program.outcome.status;
 }
 
-// Through the context's backend, where there is one: its trace tells of it, its faults may refuse
-// it.
+// Compiles through the context's backend if there is one, whose trace reports the compile and whose
+// faults may refuse it.
 Status compile(ProgramObject& program) {
   if (program.state == WCUDA_PROGRAM_COMPILED) return {};
   const std::shared_ptr<Backend> backend = program.backend.lock();

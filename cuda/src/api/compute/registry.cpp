@@ -159,7 +159,7 @@ Status run(wcuda_registry registry, uint32_t kernel_id, const Call& call, wcuda_
   return {};
 }
 
-// Waits for what lies between two events, and tells what it took.
+// Waits for the work between two events and writes its time to `info`.
 Status wait_for_run(const RegistryEntry& entry, Backend& backend, Event begin, Event end,
                     wcuda_run_info* info) {
   const uint32_t budget_ms = info->budget_ms;

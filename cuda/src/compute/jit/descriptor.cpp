@@ -294,7 +294,6 @@ Status check_bounds(const Signature& signature, size_t index, const DescribedArg
   return {};
 }
 
-// A name that stands alone tells more by its own value.
 Result<uint64_t> elements_of(const Signature& signature, size_t index, const Values& values) {
   uint64_t product = 1;
   for (const Expression& dimension : signature.parameters[index].shape) {

@@ -66,8 +66,7 @@ struct Outcome {
 // that is not empty, else "".
 std::string first_diagnostic(const std::string& log);
 
-// What tells one file from another that takes its place: its size and when it was changed. "" where
-// there is no file.
+// Identifies a version of the file by its size and time of change; "" if there is no file.
 std::string file_identity(const std::string& path);
 
 // The library. Thread-safe.

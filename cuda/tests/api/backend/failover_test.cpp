@@ -1,5 +1,5 @@
-// Failover: the policy's figures with time as a number, and whole calls over backends that fail
-// when they are told to.
+// Failover: the policy with time as an argument, and whole calls over backends that fail on
+// request.
 #include "core/backend/failover.h"
 
 #include <gtest/gtest.h>
@@ -97,7 +97,7 @@ TEST(FailoverPolicy, a_target_that_did_not_answer_cools_down) {
   EXPECT_EQ(policy.candidates(60100), (std::vector<size_t>{1, 2}));
 }
 
-// A backend that is the host's table until it is told to fail.
+// A backend that is the host's table until a test makes it fail.
 struct Shaky {
   int32_t type = 0;
   std::atomic<wcuda_status> open_status{WCUDA_OK};
@@ -114,7 +114,7 @@ Shaky& shaky() {
 wcuda_status refuse(wcuda_status status, wcuda_error* error) {
   std::memset(error, 0, sizeof(*error));
   error->code = status;
-  std::strcpy(error->message, "told to fail");
+  std::strcpy(error->message, "made to fail");
   return status;
 }
 
@@ -210,7 +210,7 @@ TEST_F(Failovers, a_lost_device_moves_the_whole_call) {
   EXPECT_EQ(events_[0].reason, WCUDA_FAILOVER_REASON_DEVICE_LOST);
   EXPECT_EQ(events_[1].from, shaky().type);
   EXPECT_EQ(events_[1].to, WCUDA_BACKEND_HOST);
-  EXPECT_NE(std::strstr(events_[0].message, "told to fail"), nullptr) << events_[0].message;
+  EXPECT_NE(std::strstr(events_[0].message, "made to fail"), nullptr) << events_[0].message;
   EXPECT_EQ(state().is_degraded, 1);
   EXPECT_EQ(state().move_count, 1u);
 }

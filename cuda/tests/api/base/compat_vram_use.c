@@ -1,5 +1,5 @@
 /* The vram_* functions of worker_cuda_compat.h as a C program uses them. COMPAT_VRAM_USE returns
- * how many checks failed; `has_device` tells whether the backend has one. */
+ * how many checks failed. `has_device`: whether the backend has a device. */
 #include <stdio.h>
 #include <worker_cuda_compat.h>
 

@@ -219,7 +219,7 @@ TEST_F(Streams, other_priorities_are_refused) {
   EXPECT_EQ(out.id, 77u);
 }
 
-// Answers "not done" as often as it is told to.
+// Answers "not done" `left` times.
 class SlowEvents final : public WrapperBackend {
  public:
   using WrapperBackend::WrapperBackend;

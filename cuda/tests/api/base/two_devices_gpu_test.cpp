@@ -261,7 +261,7 @@ TEST_F(GpuTwoDevices, each_thread_has_a_device_of_its_own) {
   wcuda_buffer_options piece = WCUDA_BUFFER_OPTIONS_INIT;
   piece.bytes = 4096;
   for (int device = 0; device < 2; ++device) {
-    // Where a block lies is told by a context of each device.
+    // A context of each device reports where a block is.
     wcuda_buffer borrowed{0};
     EXPECT_EQ(wcuda_buffer_borrow(contexts_[device], blocks[device], &piece, &borrowed, &error_),
               WCUDA_OK)

@@ -205,8 +205,8 @@ TEST(GpuModules, eight_threads_launch_ten_thousand_operations_each) {
   eight_threads(context.handle(), 10000);
 }
 
-// The device is really full: an error with the numbers, and what is there goes on working.
-TEST(GpuModules, a_full_device_is_an_error_and_goes_on) {
+// The device is really full: an error with the numbers, and existing buffers keep working.
+TEST(GpuModules, a_full_device_is_an_error_and_stays_usable) {
   const TestContext context(0, WCUDA_BACKEND_CUDA);
   const wcuda_memory_info before = context.memory(WCUDA_PURPOSE_ANY);
   std::vector<wcuda_buffer> buffers;

@@ -213,7 +213,7 @@ TEST(GpuCatalogue, element_wise_kernels_write_in_place) {
   element_wise_in_place(WCUDA_BACKEND_CUDA);
 }
 
-// Sums do not hang on who runs beside them.
+// Sums do not depend on what else runs at the same time.
 TEST(GpuCatalogue, gives_the_same_bits_each_time) {
   const TestContext context(0, WCUDA_BACKEND_CUDA);
   wcuda_error error{};

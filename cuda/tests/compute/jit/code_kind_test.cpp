@@ -1,4 +1,4 @@
-// Telling device code apart, and refusing what a driver would read past the end of.
+// Recognises kinds of device code, and refuses code that a driver would read past the end of.
 #include "compute/jit/code_kind.h"
 
 #include <gtest/gtest.h>

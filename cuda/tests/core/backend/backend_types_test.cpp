@@ -326,7 +326,7 @@ TEST_F(Backends, a_type_that_was_unregistered_is_gone_and_its_name_free) {
   ASSERT_EQ(example_backend_register("short-lived", &again, &error_), WCUDA_OK);
   EXPECT_NE(again, type);
   wcuda_device_memory memory{0, 0};
-  EXPECT_EQ(table_->allocate(self_, 16, 0, &memory, &error_), WCUDA_OK);  // goes on
+  EXPECT_EQ(table_->allocate(self_, 16, 0, &memory, &error_), WCUDA_OK);  // still works
   EXPECT_EQ(wcuda_backend_unregister(again, &error_), WCUDA_OK);
 }
 

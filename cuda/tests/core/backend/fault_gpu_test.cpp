@@ -234,7 +234,7 @@ int main() {
   const Code other_code = load_code(second);
   expect_refused_launch(first, code);
 
-  // The launch is right; the kernel's fault is told by the first that waits.
+  // The launch succeeds; the first call that waits reports the kernel's fault.
   const wcuda_launch launch = WCUDA_LAUNCH_INIT;
   CHECK(wcuda_kernel_launch(code.trap, &launch, nullptr, 0, &error) == WCUDA_OK);
   CHECK(wcuda_context_synchronize(first, &error) == WCUDA_DEVICE_LOST);

@@ -1,4 +1,4 @@
-// The trace tells each call, the fault backend fails the one asked for.
+// The trace backend reports each call; the fault backend fails the requested one.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -148,7 +148,7 @@ TEST(VectorPlan, follows_a_tuning) {
   EXPECT_EQ(params.stages, 3u);
   EXPECT_EQ(params.m_warp_count, 2u);
   EXPECT_EQ(params.early_stages, 2u);
-  EXPECT_GT(plan.shared_bytes, h200().sm_shared_bytes / 2 - 1);  // no other kernel beside
+  EXPECT_GT(plan.shared_bytes, h200().sm_shared_bytes / 2 - 1);  // no room for another kernel
 }
 
 }  // namespace

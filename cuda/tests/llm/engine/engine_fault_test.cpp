@@ -120,7 +120,7 @@ TEST_P(EngineFault, a_failing_call_of_a_step_takes_it_back_and_the_next_try_is_r
   for (const CallKind kind : kKinds) {
     int quiet = 0;  // in a row: some failures are no harm, as that of reading a time
     for (uint64_t k = 1; quiet < 8; ++k) {
-      const auto engine = create();  // its graphs are captured anew
+      const auto engine = create();  // captures its graphs again
       ASSERT_TRUE(engine.ok());
       failures = 0;
       fault_->fail(kind, k);

@@ -92,7 +92,7 @@ TEST_P(EngineOnDevice,
   EXPECT_EQ(generate(prompt_, 3).size(), 3u);
 }
 
-// The driver keeps them, so no ledger row tells of them.
+// The driver holds them, so the ledger has no row for them.
 TEST_P(EngineOnDevice, graphs_take_less_than_a_page_of_the_driver_for_each_kernel) {
   wcuda_engine_options options = small_options();
   options.max_sequences = 256;

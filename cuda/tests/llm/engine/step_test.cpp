@@ -361,7 +361,7 @@ TEST_P(Step, small_output_buffers_leave_the_ticket_in_flight) {
   EXPECT_EQ(wait(ticket).rows[0].logits_count, kPrompt.size());
 }
 
-TEST_P(Step, drain_settles_lengths_and_ends_the_tickets) {
+TEST_P(Step, drain_completes_steps_and_ends_their_tickets) {
   create_engine(small_options());
   EmptyMask empty(vocabulary_);
   const wcuda_sequence good = create_sequence(), bad = create_sequence();

@@ -1,4 +1,4 @@
-// The smallest model of each kind that the loader tells apart: seeds of the model fuzzer.
+// The smallest model of each kind that the loader distinguishes: seeds of the model fuzzer.
 #pragma once
 
 #include <string>

@@ -316,7 +316,7 @@ TEST(GpuAttention, half_results_of_prompts_are_the_others_rounded) {
       &device_step.batch, query.as<float>(), c.heads, 0.1f, 0, device_pool.pool, 0,
       out.as<float>()};
   if (!kernels::attention_prefill_has_warpgroup(c.head_length, device.launch))
-    GTEST_SKIP() << "no warpgroup products";
+    GTEST_SKIP() << "no WGMMA";
   ASSERT_EQ(device.attention.prefill(args, true, device.launch), cudaSuccess);
   const auto halves = out.read<uint16_t>();
   for (uint64_t i = 0; i < count; ++i) ASSERT_EQ(halves[i], float_to_half(whole[i])) << i;

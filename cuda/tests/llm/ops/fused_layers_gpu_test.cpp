@@ -111,9 +111,9 @@ class Chain {
     return std::make_unique<DeviceArray<float>>(random_values(count, ++seed_));
   }
   void add(uint32_t type, uint32_t rows, uint32_t cols) {
-    records_.push_back(
+    packed_tiles_.push_back(
         std::make_unique<DeviceArray<uint8_t>>(random_packed_tiles(type, rows, cols, ++seed_)));
-    matrices_.push_back({records_.back()->data(), type, rows, cols});
+    matrices_.push_back({packed_tiles_.back()->data(), type, rows, cols});
     biases_.push_back(values(rows));
   }
   float* out(size_t i) const { return outputs_[i]->data(); }
@@ -137,7 +137,7 @@ class Chain {
   uint64_t seed_ = 0;
   Values x_, norm_;
   std::vector<Matrix> matrices_;
-  std::vector<std::unique_ptr<DeviceArray<uint8_t>>> records_;
+  std::vector<std::unique_ptr<DeviceArray<uint8_t>>> packed_tiles_;
   std::vector<Values> biases_, outputs_;
 };
 
@@ -177,9 +177,9 @@ void expect_as_layers(const Sizes& sizes, uint32_t count) {
   }
 }
 
-class GpuLayerChain : public ::testing::TestWithParam<Sizes> {};
+class GpuFusedLayers : public ::testing::TestWithParam<Sizes> {};
 
-TEST_P(GpuLayerChain, as_layer_by_layer) {
+TEST_P(GpuFusedLayers, as_layer_by_layer) {
   if (!fused_layers_has_device(device_launch())) GTEST_SKIP() << "CTAs cannot wait for each other";
   const Launch launch = device_launch();
   if (launch.compute_capability < 90 || launch.compute_capability >= 100)
@@ -190,9 +190,9 @@ TEST_P(GpuLayerChain, as_layer_by_layer) {
   }
 }
 constexpr uint32_t kQ4 = 12, kQ6 = 14;
-// Models of 8B and 1B; types by turns; inputs of all slices; logits; the least.
+// Models of 8B and 1B; types by turns; all K-splits; logits; the least.
 INSTANTIATE_TEST_SUITE_P(
-    Shapes, GpuLayerChain,
+    Shapes, GpuFusedLayers,
     ::testing::Values(Sizes{4096, 4096, 1024, 14336, 0, {kQ4, kQ4, kQ4, kQ6, kQ4, kQ4, kQ6}},
                       Sizes{2048, 2048, 512, 8192, 0, {kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ4}, true},
                       Sizes{1024,
@@ -208,7 +208,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Sizes{1024, 1024, 256, 1024, 0, {kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ6}, true}),
     [](const auto& info) { return ::testing::PrintToString(info.param); });
 
-TEST(GpuLayerChainShapes, refuses_what_it_cannot_do) {
+TEST(GpuFusedLayersShapes, refuses_what_it_cannot_do) {
   Launch launch = device_launch();
   Chain chain({1024, 1024, 256, 2048, 0, {12, 12, 12, 12, 12, 12, 12}});
   const std::vector<LinearArgs> layers = chain.layers();
@@ -218,7 +218,8 @@ TEST(GpuLayerChainShapes, refuses_what_it_cannot_do) {
   EXPECT_FALSE(fused_layers_supports(layers.data(), 1, launch));
   std::vector<LinearArgs> others = layers;
   others[2].x = layers[0].x;
-  EXPECT_FALSE(fused_layers_supports(others.data(), 4, launch)) << "not what the one ahead makes";
+  EXPECT_FALSE(fused_layers_supports(others.data(), 4, launch))
+      << "not the output of the layer before";
   others = layers;
   others[1].tokens = 2;
   EXPECT_FALSE(fused_layers_supports(others.data(), 4, launch));

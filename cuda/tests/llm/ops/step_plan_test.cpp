@@ -1,5 +1,5 @@
 // Plans of steps of every family, shape class and device, as text that is committed under plans/.
-// WCUDA_REWRITE_PLANS=1 writes the files anew.
+// WCUDA_REWRITE_PLANS=1 rewrites the files.
 #include "llm/ops/step_plan.h"
 
 #include <gtest/gtest.h>

@@ -31,7 +31,7 @@ std::vector<uint8_t> pack(const TileCase& from) {
   return packed_tiles;
 }
 
-TEST(LayoutGpu, has_records_for_every_type_that_a_weight_may_have) {
+TEST(LayoutGpu, has_tiles_for_every_type_that_a_weight_may_have) {
   for (const Format* format : testing::loadable_formats()) {
     EXPECT_EQ(tile_layout(format->id).type, format->id) << format->name;
     const uint32_t elements = format->block_elements == 1 ? 64 : 1;
@@ -39,7 +39,7 @@ TEST(LayoutGpu, has_records_for_every_type_that_a_weight_may_have) {
   }
 }
 
-TEST(LayoutGpu, gives_each_byte_of_a_record_one_place) {
+TEST(LayoutGpu, gives_each_byte_of_a_tile_one_place) {
   for (const TileLayout& layout : kTileLayouts) {
     std::set<uint32_t> places;
     for (uint32_t row = 0; row < kMTileRows; ++row)
@@ -51,7 +51,7 @@ TEST(LayoutGpu, gives_each_byte_of_a_record_one_place) {
   }
 }
 
-TEST(LayoutGpu, records_are_those_of_the_specification) {
+TEST(LayoutGpu, tiles_are_those_of_the_specification) {
   const std::vector<TileCase> cases = testing::read_tile_cases();
   ASSERT_EQ(cases.size(), 3 * testing::loadable_formats().size());
   for (const TileCase& expected : cases) {
