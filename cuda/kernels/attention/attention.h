@@ -1,37 +1,37 @@
 // Attention over key-value pages: out[h] = sum over p of w[p] * v[p], w = softmax(scale *
 // q[h]·k[p]).
 //
-//   rows of     kernel                          a block works on                   products
+//   rows of     kernel                          a block works on                   MMA
 //   one token   attention_decode                a run of KV pages of (row, head)s  mma.sync f16
 //   one token   attention_decode_group          few rows: a group of blocks a row  mma.sync f16
 //   more        attention_prefill_warpgroup     128 tokens, 1 head; sm_90a         wgmma f16
 //   more        attention_prefill               128 tokens, 1 head                 mma.sync f16
 //
-// attention_plan (attention_plan.h) says which block takes what; it is computed once a step and
-// serves all layers. Softmax is online: a running maximum m and a denominator d; with new scores s
+// attention_plan (attention_plan.h) assigns work to blocks; it runs once a step and serves all
+// layers. Softmax is online: a running maximum m and a denominator d; with new scores s
 //
-//   m' = max(m, max s)    d' = d * 2^(m - m') + sum 2^(s - m')    out' likewise    at the end out /
-//   d
+//   m' = max(m, max s)    d' = d * 2^(m - m') + sum 2^(s - m')    out' likewise
 //
-// in f32, with scores times log2(e). The numerators 2^(s - m) enter the second product as f16.
+// in f32, with scores times log2(e); the result is out / d. The numerators 2^(s - m) enter the
+// second MMA as f16.
 //
-// Decode, a warp and 16 positions, lane = 4g + t: A is keys (positions by elements), B the queries
-// of up to 8 heads of a key-value head, so a head costs no product of its own.
+// Decode, a warp and 16 positions, lane = 4g + t: operand A is keys (positions by elements), B the
+// queries of up to 8 heads of a key-value head, so that one MMA serves 8 heads.
 //
 //                head 0 … 7                             head 0 … 7
 //   position g   s s s s s s s s     softmax, and the     w   →   sums (elements by heads) +=
 //   position g+8 s s s s s s s s     transposed tile is   w       values (elements by positions) *
-//   w lane: rows g, g + 8, columns 2t, 2t + 1               operand B of the second product
+//   w lane: rows g, g + 8, columns 2t, 2t + 1               operand B of the second MMA
 //
 // Prefill, two warpgroups of 64 tokens and one that loads:
 //
-//   loading      K0 V0 | K1 V1 | K2 …          two stages each of 128 keys and values
-//   tensor cores S0    | S1, O0 | S2, O1 | …   scores S = Q·K of the next keys beside O += P·V
-//   other units        softmax 0 | softmax 1 | …
+//   loading      K0 V0 | K1 V1 | K2 …            two stages each of 128 keys and values
+//   tensor cores S0    | S1, O0 | S2, O1 | …     next scores S = Q·K, then O += P·V
+//   ALUs               softmax 0 | softmax 1 | …
 //
-// Bytes moved: decode, the keys and values that the rows see, once; prefill, queries and results
-// once, keys and values once a tile of 128 tokens, mostly from L2. Work of prefill: 4 * head_length
-// FLOP a token, head and visible position.
+// Bytes moved: decode, the visible keys and values, once; prefill, queries and results once, keys
+// and values once per tile of 128 tokens, mostly from L2. Work of prefill: 4 * head_length FLOP per
+// token, head and visible position.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -57,16 +57,17 @@ struct AttentionKernelArgs {
   const float* sinks = nullptr;  // (head_count) a further score whose value is 0; null: none
   const float* query = nullptr;  // (token_count, head_count * head_length)
   float* out = nullptr;          // the same shape
-  // Where not null, attention_decode does rope_kv's work for the rows of one token: `query`, `key`
-  // and `value` (token_count, pages.head_count * head_length) are as the products gave them.
+  // If not null, attention_decode also does the work of rope_kv for rows of one token: `query`,
+  // `key` and `value` (token_count, pages.head_count * head_length) are the outputs of the
+  // projections.
   const float* key = nullptr;
   const float* value = nullptr;
   HeadRope rope;
-  // In place of `out`, for attention_prefill_warpgroup alone: rounded to f16, as values in pages of
-  // f16 are, of which results are averages.
+  // Instead of `out`, in attention_prefill_warpgroup alone: results rounded to f16. They are
+  // averages of values, which f16 pages round likewise.
   uint16_t* out_half = nullptr;
-  // attention_decode of few rows lets the next kernel start at its start, not after its wait. It
-  // may choose so itself.
+  // attention_decode_group triggers the next kernel at its start instead of after its wait. The
+  // launcher may set it too.
   bool triggers_early = false;
 };
 
@@ -74,16 +75,16 @@ constexpr uint32_t kAttentionHeadLengthMax = 256;
 
 // ---- attention_decode: rows of one token ----
 
-// Blocks of a launch, whatever the step; and the most of any format and length.
+// Blocks of a launch, the same for every step; and their maximum over formats and head lengths.
 uint32_t decode_block_count(KvFormat format, uint32_t head_length, const Launch& launch);
 uint32_t decode_blocks_max(uint32_t sm_count);
-// Floats of one unfinished sum, and how many there can be in a step.
-uint32_t decode_part_floats(uint32_t head_count, uint32_t kv_head_count, uint32_t head_length);
+// Floats of one partial result.
+uint32_t decode_partial_floats(uint32_t head_count, uint32_t kv_head_count, uint32_t head_length);
 
 // Once for each format and head length, before a capture.
 cudaError_t attention_decode_prepare(KvFormat format, uint32_t head_length, const Launch& launch);
-// Rows of other than one token are left alone. Reads keys and values of positions before the rows'
-// own ahead of the wait: no kernel since attention_plan may have written those.
+// Skips rows that do not have exactly one token. Reads the keys and values of earlier positions
+// before its dependent wait: no kernel since attention_plan may have written them.
 cudaError_t attention_decode(const AttentionKernelArgs& args, const Launch& launch);
 
 }  // namespace wcuda::kernels

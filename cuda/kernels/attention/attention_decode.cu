@@ -1,15 +1,14 @@
 // attention_decode: out[h] = sum over p of w[p] * v[p], w = softmax(scale * q[h]·k[p]).
 //
-// A block takes a run of units of the plan (attention_plan.h): for one row and key-value head after
-// the other some positions. Its warps take 16 positions each in turn, from a ring of their own in
-// shared memory that only they fill: no barrier of the block while data streams. Scores are K·q,
-// positions by query heads, so that up to 8 heads of a group cost one product; the sums are V·w,
-// elements by heads, and lie in the registers of one warp until its positions are through.
-// Softmax is online in f32; queries and numerators enter the products as f16. With at most 4 heads
-// the other columns carry what f16 leaves of the queries. Parts of a row and head that several
-// blocks share go through global memory; the last block to end adds them, always in the same order.
-// Masked positions are never read: their keys and values are 0 in shared memory, their denominator
-// 0. Bytes moved: the keys and values that the rows see, once; queries and results.
+// A block takes a run of spans of the plan (attention_plan.h), which may cover several rows and
+// key-value heads. Its warps take tiles of 16 positions in turn, each from its own ring in shared
+// memory, so that no block barrier is needed while data streams. Scores are K·q, positions by query
+// heads: one MMA serves up to 8 heads. Sums are V·w, elements by heads, in the registers of one
+// warp. Softmax is online in f32; queries and numerators enter the MMAs as f16. With at most 4
+// heads the free columns carry the rounding errors of the f16 queries. If several blocks share a
+// row and head, their partials go through global memory, and the last block adds them in a fixed
+// order. Masked positions are never read: their keys, values and numerators are 0. Bytes moved: the
+// visible keys and values once, queries and results.
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_decode_group.h"
 #include "kernels/attention/attention_decode_step.cuh"
@@ -19,84 +18,85 @@
 namespace wcuda::kernels {
 namespace {
 
-// Blocks of a multiprocessor: those of codes have more to compute, which more warps hide. 64 KiB a
-// multiprocessor under way keep its share of the memory busy.
+// Blocks per SM. Formats of codes have more to compute, which more warps hide. 64 KiB in flight per
+// SM saturate the memory.
 template <int kLength, KvFormat kFormat>
 constexpr int kSmBlocks = kLength > 128               ? 1
                           : kFormat == KvFormat::kF16 ? 2
                                                       : 3;
 constexpr uint32_t kSmBlocksMax = 3;
 
-constexpr int line_ring_bytes(int length, KvFormat format, bool is_exact) {
+constexpr int run_ring_bytes(int length, KvFormat format, bool is_exact) {
   if (format == KvFormat::kF16) return (length > 128 ? 32 : is_exact ? 24 : 16) * 1024;
   return (length > 128 ? 18 : 13) * 1024;
 }
-// Those of exact lengths need up to 164 KiB of shared memory; the others make do with the 99 KiB
-// that a block has on every device, and serve any length.
+// Kernels of exact lengths need up to 164 KiB of shared memory. The others serve any length with
+// the 99 KiB that a block has on every device.
 template <int kLength, KvFormat kFormat, bool kExact>
-using LineShape = DecodeShape<kLength, kFormat, kExact, kExact || kLength <= 128 ? 4 : 2,
-                              line_ring_bytes(kLength, kFormat, kExact)>;
+using RunShape = DecodeShape<kLength, kFormat, kExact, kExact || kLength <= 128 ? 4 : 2,
+                             run_ring_bytes(kLength, kFormat, kExact)>;
 bool has_exact_shapes(int compute_capability) {
   return compute_capability != 86 && compute_capability != 89 && compute_capability < 120;
 }
 
 template <class S>
-struct Places {
+struct SharedLayout {
   static constexpr uint32_t kReduction = S::kRingsBytes;
   static constexpr uint32_t kBytes = kReduction + S::kWarps * S::kSumBytes;
   static_assert(NewKv<S::kLength>::kBytes <= S::kWarps * S::kSumBytes);
-  // Hopper has 228 KiB a multiprocessor, of which each block takes 1 KiB besides.
+  // Hopper has 228 KiB per SM; the system takes 1 KiB for each block.
   static_assert(kSmBlocks<S::kLength, S::kFormat> * (kBytes + 1024) <= 228 * 1024);
   static_assert(S::kExact || kBytes + 1024 <= 100 * 1024);
 };
 
-// Walks the segments of a block.
+// Iterates over the segments of a block.
 class Segments {
  public:
   __device__ Segments(const AttentionKernelArgs& args, const DecodeStart& start)
       : args_(args),
-        unit_(start.begin),
+        span_(start.begin),
         end_(start.end),
         row_(start.row),
-        row_begin_(start.units_before),
-        row_end_(start.units_to_end),
+        row_begin_(start.spans_before),
+        row_end_(start.spans_to_end),
         token_(start.token),
         position_(start.position),
         head_(start.head) {}
   __device__ __forceinline__ bool next(Segment* segment) {
-    if (unit_ == end_) return false;
+    if (span_ == end_) return false;
     const AttentionPlan& plan = args_.plan;
-    if (unit_ >= row_end_ * plan.head_tiles) {
+    if (span_ >= row_end_ * plan.head_tiles) {
       do {
         ++row_;
         row_begin_ = row_end_;
-        row_end_ = __ldcg(plan.row_units + row_ + 1);
+        row_end_ = __ldcg(plan.row_spans + row_ + 1);
       } while (row_end_ == row_begin_);
       token_ = __ldcg(&args_.step.rows[row_].first_token);
       position_ = __ldcg(&args_.step.rows[row_].first_position);
       head_ = 0;
     }
-    const uint32_t units = row_end_ - row_begin_;
-    const bool is_fixed = plan.fixed_unit_pages != 0;
+    const uint32_t spans = row_end_ - row_begin_;
+    const bool is_fixed = plan.fixed_span_pages != 0;
     segment->row = row_;
     segment->head = head_;
     segment->kv_head = plan.group_tiles == 1 ? head_ : head_ / plan.group_tiles;
-    segment->row_first = row_begin_ * plan.head_tiles + head_ * units;
-    segment->unit_begin = unit_ - segment->row_first;
-    segment->unit_end =
-        is_fixed ? segment->unit_begin + 1 : min(units, segment->unit_begin + end_ - unit_);
-    segment->row_units = units;
+    segment->row_first = row_begin_ * plan.head_tiles + head_ * spans;
+    segment->span_begin = span_ - segment->row_first;
+    segment->span_end =
+        is_fixed ? segment->span_begin + 1 : min(spans, segment->span_begin + end_ - span_);
+    segment->row_spans = spans;
     segment->token = token_;
-    const uint32_t unit_positions = (is_fixed ? plan.fixed_unit_pages : 1) * kPagePositions;
-    // The plan's window may be wider than this layer's: the first units may see nothing.
-    const uint32_t first_unit =
-        (is_fixed ? position_ / unit_positions : position_ / kPagePositions) + 1 - units;
-    segment->first_page = (first_unit + segment->unit_begin) * (unit_positions / kPagePositions);
+    const uint32_t span_positions = (is_fixed ? plan.fixed_span_pages : 1) * kPagePositions;
+    // The plan's window may be wider than this layer's; then the first spans have no visible
+    // position.
+    const uint32_t first_span =
+        (is_fixed ? position_ / span_positions : position_ / kPagePositions) + 1 - spans;
+    segment->first_page = (first_span + segment->span_begin) * (span_positions / kPagePositions);
     segment->begin = max(first_visible(position_, args_.window),
-                         (first_unit + segment->unit_begin) * unit_positions);
-    segment->end = min(position_ + 1, (first_unit + segment->unit_end) * unit_positions);
-    if (segment->unit_end == units) ++head_;
-    unit_ += segment->unit_end - segment->unit_begin;
+                         (first_span + segment->span_begin) * span_positions);
+    segment->end = min(position_ + 1, (first_span + segment->span_end) * span_positions);
+    if (segment->span_end == spans) ++head_;
+    span_ += segment->span_end - segment->span_begin;
     return true;
   }
   // Of the row of the last segment.
@@ -104,33 +104,34 @@ class Segments {
 
  private:
   const AttentionKernelArgs& args_;
-  uint32_t unit_, end_, row_, row_begin_, row_end_, token_, position_, head_;
+  uint32_t span_, end_, row_, row_begin_, row_end_, token_, position_, head_;
 };
 
-// The parts of a segment's row and head.
-__device__ __forceinline__ PartList find_parts(const AttentionKernelArgs& args,
-                                               const Segment& segment, const DecodeStart& start) {
-  PartList list;
-  list.parts = args.plan.parts;
-  list.part_floats = args.plan.part_floats;
-  if (args.plan.fixed_unit_pages != 0) {
-    list.count = segment.row_units;
-    list.own = segment.unit_begin;
+// Finds the partials of a segment's row and head.
+__device__ __forceinline__ PartialList find_partials(const AttentionKernelArgs& args,
+                                                     const Segment& segment,
+                                                     const DecodeStart& start) {
+  PartialList list;
+  list.partials = args.plan.partials;
+  list.partial_floats = args.plan.partial_floats;
+  if (args.plan.fixed_span_pages != 0) {
+    list.count = segment.row_spans;
+    list.own = segment.span_begin;
     list.first = segment.row_first;
     list.second = segment.row_first + 1;
     list.stride = 1;
     list.counter = segment.row * args.plan.head_tiles + segment.head;
     return list;
   }
-  const uint32_t larger_end = start.larger_count * (start.block_units + 1);
-  const auto block_of = [&](uint32_t unit) {
-    return unit < larger_end ? unit / (start.block_units + 1)
-                             : start.larger_count + (unit - larger_end) / start.block_units;
+  const uint32_t larger_end = start.larger_count * (start.block_spans + 1);
+  const auto block_of = [&](uint32_t span) {
+    return span < larger_end ? span / (start.block_spans + 1)
+                             : start.larger_count + (span - larger_end) / start.block_spans;
   };
   const uint32_t first_block = block_of(segment.row_first);
-  list.count = block_of(segment.row_first + segment.row_units - 1) - first_block + 1;
+  list.count = block_of(segment.row_first + segment.row_spans - 1) - first_block + 1;
   list.own = blockIdx.x - first_block;
-  // Two places a block: the end of one row and head, and the beginning of another.
+  // A block has two partials at most: where it ends one row and head, and where it begins another.
   list.first = 2 * first_block + 1;
   list.second = 2 * (first_block + 1);
   list.stride = 2;
@@ -138,19 +139,19 @@ __device__ __forceinline__ PartList find_parts(const AttentionKernelArgs& args,
   return list;
 }
 
-// Adds up the block's warps; writes the result, or a part of it.
+// Merges the block's warps, then writes the result or a partial of it.
 template <class S>
 __device__ __forceinline__ void finish_segment(const AttentionKernelArgs& args,
                                                const Segment& segment, const Heads& heads,
                                                const DecodeStart& start,
                                                const ReductionBuffer<S::kLength>& reduction,
                                                const WarpSums<S::kLength>& warp_sums) {
-  const bool is_whole = segment.unit_end - segment.unit_begin == segment.row_units;
+  const bool is_whole = segment.span_end - segment.span_begin == segment.row_spans;
   put_sums<S>(warp_sums, reduction);
   __syncthreads();
-  if (is_whole || share_part<S>(args, find_parts(args, segment, start), heads, reduction))
+  if (is_whole || merge_blocks<S>(args, find_partials(args, segment, start), heads, reduction))
     write_merged<S>(args, heads, reduction);
-  __syncthreads();  // the reduction buffer is free
+  __syncthreads();  // the reduction buffer may be overwritten
 }
 
 template <class S>
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
   dependent_trigger();
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
-  const Start start_words(args.plan, lane);
+  const StartWords start_words(args.plan, lane);
   Rotations<S::kLength> rotations;
   if (args.key != nullptr) rotations.load(args.rope, lane);
   const DecodeStart start = start_words.all();
@@ -170,8 +171,8 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
   }
 
   const uint32_t ring = shared_address(shared + warp * S::kWarpBytes);
-  const NewKv<S::kLength> new_kv{shared + Places<S>::kReduction};
-  const ReductionBuffer<S::kLength> reduction{shared + Places<S>::kReduction, S::kSumBytes};
+  const NewKv<S::kLength> new_kv{shared + SharedLayout<S>::kReduction};
+  const ReductionBuffer<S::kLength> reduction{shared + SharedLayout<S>::kReduction, S::kSumBytes};
   Segments segments(args, start);
   Loader<S, Segments> loader(args, segments, start_words, warp, lane, ring);
   bool has_waited = fill_ring<S>(args, &loader);
@@ -181,8 +182,8 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
   Queries<S> queries;
   uint32_t stage = 0;
   for (uint32_t count = 1;; ++count) {
-    Steps steps;
-    steps.begin(segment, warp);
+    TileRange tiles;
+    tiles.begin(segment, warp);
     sums.clear();
     const Heads heads(args, segment);
     const uint32_t position = segments.position();
@@ -194,16 +195,16 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
     if (!has_waited) dependent_wait();
     has_waited = true;
     if (segment.begin < segment.end)
-      ready_segment<S>(args, segment, heads, position, page, rotations, new_kv, ring, stage,
-                       steps.next, &queries);
-    for (; steps.next < steps.end; steps.next += S::kWarps) {
+      prepare_segment<S>(args, segment, heads, position, page, rotations, new_kv, ring, stage,
+                         tiles.next, &queries);
+    for (; tiles.next < tiles.end; tiles.next += S::kWarps) {
       copy_async_wait<S::kStages - 1>();
       __syncwarp();
       const uint32_t keys = ring + stage * S::kStageBytes;
       float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       S::Tile::score(keys, args.pages, queries.halves, lane, scores);
-      const StepNumerators numerators =
-          softmax_scores<S>(args, queries, segment, steps.next * kStepRows, lane, scores, &sums);
+      const TileNumerators numerators = softmax_scores<S>(
+          args, queries, segment, tiles.next * kTilePositions, lane, scores, &sums);
       S::Tile::add(keys + S::Tile::kBytes, args.pages, numerators.words[0], numerators.words[1],
                    lane, sums.values);
       __syncwarp();  // all lanes are done with the stage
@@ -230,8 +231,8 @@ struct Instances {
   static constexpr int kLengthMax = 256;
   template <int kLength, KvFormat kFormat>
   static Instance version() {
-    using S = LineShape<kLength, kFormat, kExact>;
-    return {attention_decode_kernel<S>, Places<S>::kBytes, S::kThreads,
+    using S = RunShape<kLength, kFormat, kExact>;
+    return {attention_decode_kernel<S>, SharedLayout<S>::kBytes, S::kThreads,
             kSmBlocks<kLength, kFormat>};
   }
 };
@@ -256,9 +257,9 @@ uint32_t decode_block_count(KvFormat format, uint32_t head_length, const Launch&
          find_instance(format, head_length, launch).sm_blocks;
 }
 
-uint32_t decode_part_floats(uint32_t head_count, uint32_t kv_head_count, uint32_t head_length) {
+uint32_t decode_partial_floats(uint32_t head_count, uint32_t kv_head_count, uint32_t head_length) {
   const uint32_t group = head_count / kv_head_count;
-  return 2 * kColumns +
+  return 2 * kMmaHeads +
          (group < kDecodeGroupMax ? group : kDecodeGroupMax) * padded_length(head_length);
 }
 

@@ -1,11 +1,11 @@
-// attention_decode_group: attention_decode for steps of few rows, where latency counts.
+// attention_decode_group: attention_decode for steps of few rows, where latency matters.
 //
-// Each row and key-value head has a group of blocks of its own, of which each takes a run of the
-// pages. Where all groups have as many blocks, they are clusters: each block sends every other its
-// part of the elements, by stores into the other's shared memory, adds what it got in the order of
-// the blocks, and writes its part. Else parts go through global memory, and the last block to end
-// adds them in their order. A row of few pages is left to one block, which needs no other.
-// Blocks are small enough to begin beside those of linear_vector, before these end.
+// Each row and key-value head has its own group of blocks, and each block takes a run of the pages.
+// If all groups have the same size, they are clusters: each block owns some elements of the result,
+// receives the others' sums of them through distributed shared memory, adds these in block order
+// and writes its elements. Otherwise partials go through global memory, and the last block adds
+// them in order. A row of few pages is left to one block. Blocks are small enough to start on an SM
+// that still runs linear_vector.
 #include <algorithm>
 
 #include "kernels/attention/attention_decode_group.h"
@@ -17,50 +17,52 @@
 namespace wcuda::kernels {
 namespace {
 
-// Of a block of short heads alone: too much to begin beside a product, which it would delay more
-// than it gains (1B at 0, H200: 2,294 tokens a second beside it, 2,336 after it).
+// Shared memory requested for short heads with lone blocks: so much that they cannot start next to
+// a matrix product, which they would delay by more than they gain (1B at position 0, H200: 2,294
+// tokens per second next to it, 2,336 after it).
 constexpr uint32_t kLoneBytes = 114 * 1024;
-constexpr uint32_t kPartialBytes = 32;  // that a block is sent: sums, running max, denominator
+constexpr uint32_t kPartialBytes = 32;  // one Float4Partial between blocks
 
-// Rings of 96 KiB a block.
+// Rings of 96 KiB per block.
 template <int kLength, KvFormat kFormat>
 using GroupShape = DecodeShape<kLength, kFormat, true, kLength <= 128 ? 8 : 4,
                                (kLength <= 128 ? 12 : 24) * 1024, true>;
 
 template <class S>
-struct Places {
-  // A warp's sums lie in its own ring, which is free by then; after the rings is what blocks send,
-  // and before that what NewKv says.
+struct SharedLayout {
+  // A warp leaves its sums in its own ring, which is free by then. The memory after the rings holds
+  // NewKv first, and later the partials received from other blocks.
   static_assert(S::kSumBytes <= S::kStages * S::kStageBytes);
   static constexpr uint32_t kReceived = S::kRingsBytes;
   static constexpr uint32_t kReceivedBytes =
-      (kColumns * (S::kLength / 4) + kDecodeClusterBlocks - 1) * kPartialBytes;
-  static constexpr uint32_t kNewcomersBytes = NewKv<S::kLength>::kBytes;
+      (kMmaHeads * (S::kLength / 4) + kDecodeClusterBlocks - 1) * kPartialBytes;
+  static constexpr uint32_t kNewKvBytes = NewKv<S::kLength>::kBytes;
   static constexpr uint32_t kBytes =
-      kReceived + (kReceivedBytes > kNewcomersBytes ? kReceivedBytes : kNewcomersBytes);
+      kReceived + (kReceivedBytes > kNewKvBytes ? kReceivedBytes : kNewKvBytes);
   static_assert(2 * (kBytes + 1024) <= 228 * 1024);
 };
 
-// The one segment of a block.
+// Iterates over the single segment of a block.
 class OneSegment {
  public:
   __device__ OneSegment(const AttentionKernelArgs& args, const DecodeStart& start) {
-    const uint32_t units = start.units_to_end - start.units_before;
+    const uint32_t spans = start.spans_to_end - start.spans_before;
     position_ = start.position;
     segment_.row = start.row;
     segment_.head = start.head;
     segment_.kv_head = args.plan.group_tiles == 1 ? start.head : start.head / args.plan.group_tiles;
-    segment_.row_first = start.units_before * args.plan.head_tiles + start.head * units;
-    segment_.unit_begin = start.begin - segment_.row_first;
-    segment_.unit_end = start.end - segment_.row_first;
-    segment_.row_units = units;
+    segment_.row_first = start.spans_before * args.plan.head_tiles + start.head * spans;
+    segment_.span_begin = start.begin - segment_.row_first;
+    segment_.span_end = start.end - segment_.row_first;
+    segment_.row_spans = spans;
     segment_.token = start.token;
-    const uint32_t first_unit = position_ / kPagePositions + 1 - units;
-    segment_.first_page = first_unit + segment_.unit_begin;
-    // The plan's window may be wider than this layer's: the first units may see nothing.
+    const uint32_t first_span = position_ / kPagePositions + 1 - spans;
+    segment_.first_page = first_span + segment_.span_begin;
+    // The plan's window may be wider than this layer's; then the first spans have no visible
+    // position.
     segment_.begin =
         max(first_visible(position_, args.window), segment_.first_page * kPagePositions);
-    segment_.end = min(position_ + 1, (first_unit + segment_.unit_end) * kPagePositions);
+    segment_.end = min(position_ + 1, (first_span + segment_.span_end) * kPagePositions);
   }
   __device__ __forceinline__ bool next(Segment* segment) {
     *segment = segment_;
@@ -87,7 +89,8 @@ __device__ __forceinline__ void store_cluster(uint32_t address, const Float4Part
 #endif
 }
 
-// Each block of a row gets some of the partial_count from all, and adds and writes those.
+// Sends each block of the cluster the partials of the elements it owns, then adds and writes those
+// of this block.
 template <class S>
 __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, const Heads& heads,
                                               const ReductionBuffer<S::kLength>& reduction,
@@ -96,7 +99,7 @@ __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, c
   const uint32_t partial_count = heads.count * (S::kLength / 4);
   const uint32_t own_count = (partial_count + blocks - 1) / blocks;
   const uint32_t rank = cluster_rank();
-  cluster_wait();  // all have begun, and are done with their new keys and values
+  cluster_wait();  // all blocks have started and no longer use new_kv
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < partial_count; i += S::kThreads) {
     const Float4Partial partial = merge_warps<S>(reduction, i, -INFINITY);
@@ -107,7 +110,7 @@ __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, c
   }
   cluster_arrive();
   cluster_wait();
-  constexpr uint32_t kBatch = 8;  // parts whose loads are under way together
+  constexpr uint32_t kBatch = 8;  // partials loaded together
 #pragma unroll 1
   for (uint32_t own = threadIdx.x; own < own_count && rank * own_count + own < partial_count;
        own += S::kThreads) {
@@ -128,7 +131,7 @@ __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, c
       }
       sum.add(others);
     }
-    write_quad<S::kLength>(args, heads, i, sum);
+    write_float4<S::kLength>(args, heads, i, sum);
   }
 }
 
@@ -139,7 +142,7 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   if (args.triggers_early) dependent_trigger();
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
-  const Start start_words(args.plan, lane);
+  const StartWords start_words(args.plan, lane);
   Rotations<S::kLength> rotations;
   if (args.key != nullptr) rotations.load(args.rope, lane);
   const DecodeStart start = start_words.all();
@@ -150,15 +153,15 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   }
 
   const uint32_t ring = shared_address(shared + warp * S::kWarpBytes);
-  const NewKv<S::kLength> new_kv{shared + Places<S>::kReceived};
+  const NewKv<S::kLength> new_kv{shared + SharedLayout<S>::kReceived};
   const ReductionBuffer<S::kLength> reduction{shared, S::kWarpBytes};
   OneSegment walk(args, start);
   Loader<S, OneSegment> loader(args, walk, start_words, warp, lane, ring);
   const bool has_waited = fill_ring<S>(args, &loader);
   Segment segment;
   walk.next(&segment);
-  Steps steps;
-  steps.begin(segment, warp);
+  TileRange tiles;
+  tiles.begin(segment, warp);
   WarpSums<S::kLength> sums;
   sums.clear();
   const Heads heads(args, segment);
@@ -171,13 +174,13 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   if (!args.triggers_early) dependent_trigger();
   Queries<S> queries;
   if (segment.begin < segment.end)
-    ready_segment<S>(args, segment, heads, start.position, page, rotations, new_kv, ring, 0,
-                     steps.next, &queries);
+    prepare_segment<S>(args, segment, heads, start.position, page, rotations, new_kv, ring, 0,
+                       tiles.next, &queries);
   const bool has_cluster = args.plan.cluster_blocks != 0 && !is_alone;
-  if (has_cluster) cluster_arrive();  // others may write where the new keys and values lay
+  if (has_cluster) cluster_arrive();  // others may write over new_kv
   using Tile = typename S::Tile;
-  for (uint32_t stage = 0; steps.next < steps.end; steps.next += S::kWarps) {
-    // Waits for the oldest stage, and fills it once all lanes are done with it.
+  for (uint32_t stage = 0; tiles.next < tiles.end; tiles.next += S::kWarps) {
+    // Waits for the oldest stage, uses it, and refills it when all lanes are done with it.
     const auto use_stage = [&](const auto& use) {
       copy_async_wait<S::kStages - 1>();
       __syncwarp();
@@ -188,8 +191,8 @@ __global__ void __launch_bounds__(S::kThreads, 2)
     };
     float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     use_stage([&](uint32_t keys) { Tile::score(keys, args.pages, queries.halves, lane, scores); });
-    const StepNumerators numerators =
-        softmax_scores<S>(args, queries, segment, steps.next * kStepRows, lane, scores, &sums);
+    const TileNumerators numerators =
+        softmax_scores<S>(args, queries, segment, tiles.next * kTilePositions, lane, scores, &sums);
     use_stage([&](uint32_t values) {
       Tile::add(values, args.pages, numerators.words[0], numerators.words[1], lane, sums.values);
     });
@@ -199,20 +202,20 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   put_sums<S>(sums, reduction);
   __syncthreads();
   if (has_cluster) {
-    merge_cluster<S>(args, heads, reduction, start, shared + Places<S>::kReceived);
+    merge_cluster<S>(args, heads, reduction, start, shared + SharedLayout<S>::kReceived);
     return;
   }
   if (!is_alone) {
-    PartList parts;
-    parts.parts = args.plan.parts;
-    parts.part_floats = args.plan.part_floats;
-    parts.count = start.group_blocks;
-    parts.own = blockIdx.x - start.group_first;
-    parts.first = start.group_first;
-    parts.second = start.group_first + 1;
-    parts.stride = 1;
-    parts.counter = start.group_first;
-    if (!share_part<S>(args, parts, heads, reduction)) return;
+    PartialList partials;
+    partials.partials = args.plan.partials;
+    partials.partial_floats = args.plan.partial_floats;
+    partials.count = start.group_blocks;
+    partials.own = blockIdx.x - start.group_first;
+    partials.first = start.group_first;
+    partials.second = start.group_first + 1;
+    partials.stride = 1;
+    partials.counter = start.group_first;
+    if (!merge_blocks<S>(args, partials, heads, reduction)) return;
   }
   write_merged<S>(args, heads, reduction);
 }
@@ -230,7 +233,7 @@ struct Instances {
   template <int kLength, KvFormat kFormat>
   static Instance version() {
     using S = GroupShape<kLength, kFormat>;
-    return {attention_decode_group_kernel<S>, Places<S>::kBytes, S::kThreads};
+    return {attention_decode_group_kernel<S>, SharedLayout<S>::kBytes, S::kThreads};
   }
 };
 
@@ -248,8 +251,8 @@ cudaError_t attention_decode_group(const AttentionKernelArgs& args, const Launch
   const Instance instance = find_version<Instances>(args.pages.format, head_length);
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
   AttentionKernelArgs call = args;
-  // Blocks of the next kernels compete with the product before, where that has most
-  // multiprocessors (H200, at 0: 8B 626 tokens a second with an early trigger, 636 with a late one;
+  // Blocks of the next kernel compete with the matrix product before this one if that occupies most
+  // SMs (H200, position 0: 8B 626 tokens per second with an early trigger, 636 with a late one;
   // 135M 2,722 and 2,651).
   call.triggers_early |= args.head_count * head_length / 16 < sm_count / 2;
   uint32_t bytes = instance.bytes;

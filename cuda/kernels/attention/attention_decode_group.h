@@ -1,4 +1,4 @@
-// attention_decode for steps of few rows, whose heads have groups of blocks of their own.
+// attention_decode for steps of few rows: each row and key-value head has its own group of blocks.
 #pragma once
 
 #include <cuda_runtime_api.h>

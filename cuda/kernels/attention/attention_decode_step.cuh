@@ -1,5 +1,14 @@
-// What the kernels of attention_decode share: a warp's ring of positions, queries as operands, a
-// step of 16 positions, and how the warps of a block add up. Only for .cu files.
+// Device code shared by the decode kernels: the ring of tiles that a warp loads, the queries as MMA
+// operands, softmax over a tile of 16 positions, and the merging of warps and blocks. Only for .cu
+// files.
+//
+// A block handles a segment: positions of one row and one key-value head. Its warps take tiles of
+// 16 positions in turn, each through its own ring of stages in shared memory:
+//
+//   warp 0   tile 0 | tile 4 | tile 8  …       load → scores = K·q → softmax → sums += V·w
+//   warp 1   tile 1 | tile 5 | tile 9  …
+//   …                                          then: warps are merged in shared memory, blocks that
+//   warp 3   tile 3 | tile 7 | tile 11 …       share a row in global memory or over the cluster
 #pragma once
 
 #include "kernels/attention/attention.h"
@@ -9,64 +18,64 @@
 
 namespace wcuda::kernels {
 
-constexpr int kColumns = 8;  // query heads of a product
-static_assert(kColumns == kDecodeGroupMax);
+constexpr int kMmaHeads = 8;  // query heads of an MMA: its N
+static_assert(kMmaHeads == kDecodeGroupMax);
 
-// Floats from head to head of the sums that warps exchange: lanes write to different banks.
+// Stride in floats between the heads of a warp's sums in shared memory; avoids bank conflicts.
 template <int kLength>
 constexpr uint32_t kSumStride = kLength + 4;
 
-// The compile-time side of a kernel. kExact: heads have kLength elements, else fewer. kHalves: keys
-// and values of a step take stages of their own, by turns.
+// Compile-time parameters of a kernel. kExact: heads have exactly kLength elements, otherwise at
+// most kLength. kSeparateKv: the keys and the values of a tile occupy one stage each, alternating.
 template <int kLength_, KvFormat kFormat_, bool kExact_, int kWarps_, int kRingBytes,
-          bool kHalves_ = false>
+          bool kSeparateKv_ = false>
 struct DecodeShape {
   static constexpr int kLength = kLength_;
   static constexpr KvFormat kFormat = kFormat_;
   static constexpr bool kExact = kExact_;
-  static constexpr bool kHalves = kHalves_;
+  static constexpr bool kSeparateKv = kSeparateKv_;
   static constexpr int kWarps = kWarps_;
   static constexpr int kThreads = kWarps * 32;
-  using Tile = StepTile<kLength, kFormat, kExact>;
+  using Tile = DecodeTile<kLength, kFormat, kExact>;
 
-  // Stages of a warp's ring: as many as kRingBytes hold.
-  static constexpr uint32_t kStageBytes = (kHalves ? 1 : 2) * Tile::kBytes;
+  // Stages of a warp's ring: as many as fit into kRingBytes, at most 6.
+  static constexpr uint32_t kStageBytes = (kSeparateKv ? 1 : 2) * Tile::kBytes;
   static constexpr int kFitting = kRingBytes / kStageBytes;
   static constexpr int kStages = kFitting > 6 ? 6 : kFitting;
   static_assert(kStages >= 1);
-  // 16 bytes more: a load of codes may pass the end.
+  // 16 extra bytes: a load of codes may pass the end.
   static constexpr uint32_t kWarpBytes = kStages * kStageBytes + 16;
   static constexpr uint32_t kRingsBytes = (kWarps * kWarpBytes + 127) / 128 * 128;
-  // Of a warp's sums.
-  static constexpr uint32_t kSumBytes = kColumns * (kSumStride<kLength> + 2) * sizeof(float);
+  // Shared memory of a warp's sums, running maxima and denominators.
+  static constexpr uint32_t kSumBytes = kMmaHeads * (kSumStride<kLength> + 2) * sizeof(float);
 };
 
-// Positions of one row and head that a block works on in one go.
+// Consecutive positions of one row and head that one block works on.
 struct Segment {
   uint32_t row;
-  uint32_t head;  // head tile
+  uint32_t head;  // index of the tile of query heads
   uint32_t kv_head;
-  uint32_t unit_begin;  // of this segment, within the units of its row and head
-  uint32_t unit_end;
-  uint32_t row_units;   // of the row and head
-  uint32_t row_first;   // unit of the whole line where the row and head begin
+  uint32_t span_begin;  // spans of the segment, counted within the row and head
+  uint32_t span_end;
+  uint32_t row_spans;   // spans of the row per head
+  uint32_t row_first;   // first span of the row and head in the list of all spans
   uint32_t token;       // of the row
-  uint32_t first_page;  // of the row's, where its first unit begins
-  uint32_t begin;       // positions
-  uint32_t end;
+  uint32_t first_page;  // index in the row's page table of the segment's first page
+  uint32_t begin;       // first position
+  uint32_t end;         // one past the last
 };
 
-// A block's DecodeStart: lane l has word l % 16.
-class Start {
+// A block's DecodeStart in registers: lane l holds word l % 16.
+class StartWords {
  public:
-  __device__ Start(const AttentionPlan& plan, uint32_t lane)
+  __device__ StartWords(const AttentionPlan& plan, uint32_t lane)
       : word_(__ldcg(reinterpret_cast<const uint32_t*>(plan.starts + blockIdx.x) + lane % 16)) {}
   __device__ __forceinline__ DecodeStart all() const {
     DecodeStart start;
     auto* const words = reinterpret_cast<uint32_t*>(&start);
 #pragma unroll
     for (int i = 0; i < kPagesWord; ++i) words[i] = __shfl_sync(~0u, word_, i);
-    return start;  // but for the pages
+    return start;  // without the pages
   }
   __device__ __forceinline__ uint32_t page(uint32_t index) const {
     return __shfl_sync(~0u, word_, kPagesWord + index);
@@ -78,74 +87,75 @@ class Start {
   uint32_t word_;
 };
 
-// Page `index` of a row.
+// Returns the page at `index` of a row's page table.
 __device__ __forceinline__ uint32_t page_of(const AttentionKernelArgs& args, uint32_t row,
                                             uint32_t index) {
   return __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride + index);
 }
 
-// The steps of one warp in a segment: every S::kWarps-th 16 positions.
-struct Steps {
+// The tiles of one warp in a segment: every S::kWarps-th.
+struct TileRange {
   uint32_t next = 0;
   uint32_t end = 0;
   __device__ void begin(const Segment& segment, uint32_t warp) {
-    next = segment.begin / kStepRows + warp;
-    end = segment.begin < segment.end ? (segment.end + kStepRows - 1) / kStepRows : 0;
+    next = segment.begin / kTilePositions + warp;
+    end = segment.begin < segment.end ? (segment.end + kTilePositions - 1) / kTilePositions : 0;
   }
 };
 
-// Copies a warp's steps, ahead of the work on them. A Walk hands out segments.
+// Loads a warp's tiles into its ring ahead of their use. Walk::next returns the block's segments.
 template <class S, class Walk>
 class Loader {
  public:
   using Tile = typename S::Tile;
-  __device__ Loader(const AttentionKernelArgs& args, const Walk& segments, const Start& start,
+  __device__ Loader(const AttentionKernelArgs& args, const Walk& segments, const StartWords& start,
                     uint32_t warp, uint32_t lane, uint32_t ring)
       : args_(args), segments_(segments), start_(start), warp_(warp), lane_(lane), ring_(ring) {
-    find_step();
+    find_tile();
   }
-  // Whether the next step holds the newest position, or there is none.
+  // True if the next tile holds the newest position of its row, or if there is no next tile.
   __device__ bool has_newest_next() const {
-    return !has_step_ || segments_.position() / kStepRows == steps_.next;
+    return !has_tile_ || segments_.position() / kTilePositions == tiles_.next;
   }
-  // Begins the next copy, of a step or of half of one; without one an empty group, so that groups
-  // count steps. The newest position of a row is left out where this kernel stores it and has not
-  // done so yet: only that of the first `stored` segments is in the pages.
+  // Starts the copy of the next tile, or of its keys or values. If none is left it commits an empty
+  // group, so that the number of groups is the number of stages used. If this kernel itself stores
+  // new keys and values, they are in the pages for the first `stored` segments only; for later ones
+  // the newest position is left out.
   __device__ __forceinline__ void issue(uint32_t stage, uint32_t stored) {
-    if (has_step_) {
+    if (has_tile_) {
       const KvPages& pages = args_.pages;
-      const uint32_t first = steps_.next * kStepRows;
+      const uint32_t first = tiles_.next * kTilePositions;
       RowRange valid{segment_.begin > first ? segment_.begin - first : 0,
-                     min(segment_.end - first, uint32_t{kStepRows})};
+                     min(segment_.end - first, uint32_t{kTilePositions})};
       if (has_newest_next() && args_.key != nullptr && segment_count_ > stored) --valid.end;
       const uint8_t* keys = page_rows(pages, args_.layer, page_, segment_.kv_head, false) +
                             first % kPagePositions * pages.row_bytes;
       const uint8_t* values = keys + uint64_t{pages.head_count} * kPagePositions * pages.row_bytes;
       const uint32_t target = ring_ + stage * S::kStageBytes;
-      if constexpr (S::kHalves) {
+      if constexpr (S::kSeparateKv) {
         Tile::copy(target, has_values_next_ ? values : keys, pages, valid, lane_);
         has_values_next_ = !has_values_next_;
       } else {
         Tile::copy(target, keys, pages, valid, lane_);
         Tile::copy(target + Tile::kBytes, values, pages, valid, lane_);
       }
-      if (!S::kHalves || !has_values_next_) {
-        steps_.next += S::kWarps;
-        find_step();
+      if (!S::kSeparateKv || !has_values_next_) {
+        tiles_.next += S::kWarps;
+        find_tile();
       }
     }
     copy_async_commit();
   }
 
  private:
-  __device__ __forceinline__ void find_step() {
-    while (steps_.next >= steps_.end) {
-      has_step_ = segments_.next(&segment_);
-      if (!has_step_) return;
+  __device__ __forceinline__ void find_tile() {
+    while (tiles_.next >= tiles_.end) {
+      has_tile_ = segments_.next(&segment_);
+      if (!has_tile_) return;
       ++segment_count_;
-      steps_.begin(segment_, warp_);
+      tiles_.begin(segment_, warp_);
     }
-    const uint32_t index = steps_.next / (kPagePositions / kStepRows);
+    const uint32_t index = tiles_.next / (kPagePositions / kTilePositions);
     const bool is_known = segment_count_ == 1 && index - segment_.first_page < kStartPages;
     page_ =
         is_known ? start_.page(index - segment_.first_page) : page_of(args_, segment_.row, index);
@@ -153,18 +163,18 @@ class Loader {
 
   const AttentionKernelArgs& args_;
   Walk segments_;
-  const Start& start_;
+  const StartWords& start_;
   Segment segment_;
-  Steps steps_;
+  TileRange tiles_;
   uint32_t warp_, lane_, ring_;
-  uint32_t segment_count_ = 0;  // the step's included
+  uint32_t segment_count_ = 0;  // segments begun
   uint32_t page_ = 0;
-  bool has_step_ = false;
-  bool has_values_next_ = false;  // of halves
+  bool has_tile_ = false;
+  bool has_values_next_ = false;  // with kSeparateKv
 };
 
-// Fills a warp's ring ahead of the wait. A step whose newest position rope_kv writes must come
-// after it: then true, for this has waited.
+// Fills a warp's ring before the dependent wait. If rope_kv writes the newest position of a tile,
+// the copy of that tile must follow the wait: then this function waits and returns true.
 template <class S, class Walk>
 __device__ __forceinline__ bool fill_ring(const AttentionKernelArgs& args,
                                           Loader<S, Walk>* loader) {
@@ -180,8 +190,8 @@ __device__ __forceinline__ bool fill_ring(const AttentionKernelArgs& args,
   return has_waited;
 }
 
-// A block that has nothing to do. One waits all the same: whoever waits for this kernel must know
-// those ahead of it ended too.
+// Ends a block without work. Block 0 waits all the same: a kernel that waits for this one relies on
+// earlier kernels having ended too.
 __device__ __forceinline__ void leave_idle() {
   if (blockIdx.x == 0) dependent_wait();
 }
@@ -200,11 +210,11 @@ struct Heads {
   }
 };
 
-// What a warp keeps of a segment. A lane 4g + t holds heads 2t, 2t + 1 of the sums.
+// A warp's sums over a segment. Lane 4g + t holds heads 2t and 2t + 1.
 template <int kLength>
 struct WarpSums {
-  float running_max[2];  // scores
-  float denominator[2];  // of this lane's positions
+  float running_max[2];
+  float denominator[2];  // over this lane's positions
   float values[kLength / 16][4];
 
   __device__ __forceinline__ void clear() {
@@ -217,24 +227,24 @@ struct WarpSums {
   }
 };
 
-// Heads of a segment in shared memory: queries, then the newest key and value; then these two as
-// rows of the pages.
+// Shared memory for the heads of a segment: f32 queries (kMmaHeads), the new key and the new value,
+// then the latter two in the format of the pages.
 template <int kLength>
 struct NewKv {
   static constexpr uint32_t kStride = kLength + 8;  // lanes read different banks
   static constexpr uint32_t kRowBytes = kLength * 2 + 16;
-  static constexpr uint32_t kBytes = (kColumns + 2) * kStride * sizeof(float) + 2 * kRowBytes;
+  static constexpr uint32_t kBytes = (kMmaHeads + 2) * kStride * sizeof(float) + 2 * kRowBytes;
   uint8_t* base;
 
   __device__ float* head(uint32_t index) const {
     return reinterpret_cast<float*>(base) + index * kStride;
   }
   __device__ uint8_t* row(bool is_value) const {
-    return base + (kColumns + 2) * kStride * sizeof(float) + (is_value ? kRowBytes : 0);
+    return base + (kMmaHeads + 2) * kStride * sizeof(float) + (is_value ? kRowBytes : 0);
   }
 };
 
-// cos and sin of a position for the pairs lane, lane + 32, … of a head.
+// cos and sin of a position for pairs lane, lane + 32, … of a head.
 template <int kLength>
 struct Rotations {
   float frequencies[kLength / 64];
@@ -253,8 +263,8 @@ struct Rotations {
   }
 };
 
-// Loads the heads of a segment, each by a warp, and turns them where that is left to this kernel.
-// All threads of the block come here.
+// Loads the heads of a segment into shared memory, one warp per head. If this kernel does the work
+// of rope_kv, it also applies norm and rope. Called by all threads of the block.
 template <class S>
 __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, const Heads& heads,
                                            uint32_t kv_head, bool has_newest,
@@ -282,7 +292,7 @@ __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, cons
 #pragma unroll 1
   for (; index < count; index += S::kWarps) {
     const bool is_query = index < heads.count;
-    float* const head = new_kv.head(is_query ? index : kColumns + index - heads.count);
+    float* const head = new_kv.head(is_query ? index : kMmaHeads + index - heads.count);
 #pragma unroll
     for (uint32_t j = 0; j < kValues; ++j) head[lane + 32 * j] = next[j];
     if (index + S::kWarps < count) load(index + S::kWarps);
@@ -299,12 +309,12 @@ __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, cons
   __syncthreads();
 }
 
-// Queries as columns of products: lane 4g + t holds two pairs of elements of head g of each 16.
+// Queries as operand B: of every 16 elements of head g, lane 4g + t holds two pairs.
 template <class S>
 struct Queries {
   static constexpr int kLength = S::kLength;
   uint32_t halves[kLength / 16][2];
-  bool is_split;  // columns 4 … 7 hold what is left of columns 0 … 3
+  bool is_split;  // columns 4 … 7 hold the f16 rounding errors of columns 0 … 3
 
   __device__ __forceinline__ void load(const AttentionKernelArgs& args, uint32_t head_count,
                                        const NewKv<kLength>& new_kv, uint32_t lane) {
@@ -331,15 +341,15 @@ struct Queries {
   }
 };
 
-// Readies the queries of a segment that has positions, once its predecessor has ended. The newest
-// key and value, where left to this kernel, go to `page` and to the ring, if their step is there
-// without them: `next_step` is the warp's next, which lies in `stage`. All threads of the block
-// come here.
+// Loads the queries of a segment that is not empty, after the dependent wait. If this kernel stores
+// the new key and value, it writes them to `page`, and to the ring if their tile is already there
+// without them. `next_tile`: the warp's next tile, in stage `stage`. Called by all threads of the
+// block.
 template <class S>
-__device__ __forceinline__ void ready_segment(
+__device__ __forceinline__ void prepare_segment(
     const AttentionKernelArgs& args, const Segment& segment, const Heads& heads, uint32_t position,
     uint32_t page, const Rotations<S::kLength>& rotations, const NewKv<S::kLength>& new_kv,
-    uint32_t ring, uint32_t stage, uint32_t next_step, Queries<S>* queries) {
+    uint32_t ring, uint32_t stage, uint32_t next_tile, Queries<S>* queries) {
   using Tile = typename S::Tile;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
@@ -347,18 +357,19 @@ __device__ __forceinline__ void ready_segment(
   load_heads<S>(args, heads, segment.kv_head, has_newest, rotations, new_kv);
   queries->load(args, heads.count, new_kv, lane);
   if (has_newest) {
-    const uint32_t step = position / kStepRows;
-    const uint32_t ahead = (step - next_step) / S::kWarps;
-    const uint32_t first = S::kHalves ? 2 * ahead : ahead;  // stages after this one
-    if (step >= next_step && (step - next_step) % S::kWarps == 0 && first < S::kStages) {
+    const uint32_t step = position / kTilePositions;
+    const uint32_t ahead = (step - next_tile) / S::kWarps;
+    const uint32_t first = S::kSeparateKv ? 2 * ahead : ahead;  // stages after this one
+    if (step >= next_tile && (step - next_tile) % S::kWarps == 0 && first < S::kStages) {
       copy_async_wait<0>();
       __syncwarp();
       const uint32_t keys = ring + (stage + first) % S::kStages * S::kStageBytes;
-      const uint32_t values = S::kHalves ? ring + (stage + first + 1) % S::kStages * S::kStageBytes
-                                         : keys + Tile::kBytes;
-      Tile::put_row(keys, position % kStepRows, new_kv.row(false), args.pages, lane);
-      if (!S::kHalves || first + 1 < S::kStages)
-        Tile::put_row(values, position % kStepRows, new_kv.row(true), args.pages, lane);
+      const uint32_t values = S::kSeparateKv
+                                  ? ring + (stage + first + 1) % S::kStages * S::kStageBytes
+                                  : keys + Tile::kBytes;
+      Tile::put_row(keys, position % kTilePositions, new_kv.row(false), args.pages, lane);
+      if (!S::kSeparateKv || first + 1 < S::kStages)
+        Tile::put_row(values, position % kTilePositions, new_kv.row(true), args.pages, lane);
     }
     if (warp + 2 >= S::kWarps) {
       const bool is_value = warp == S::kWarps - 1;
@@ -375,19 +386,19 @@ __device__ __forceinline__ void ready_segment(
       }
     }
   }
-  __syncthreads();  // what the new keys and values lie in is free
+  __syncthreads();  // new_kv may be overwritten
 }
 
-// The numerators of 16 positions, as operands of a product with their values.
-struct StepNumerators {
+// The softmax numerators of a tile, as operand B of the MMA with its values.
+struct TileNumerators {
   uint32_t words[2];
 };
 
-// From the scores of the 16 positions from `first` on, of which `segment` holds some. Weights are
-// relative to a score that may be up to kSlack, as a power of two, below the running max: few steps
-// then scale sums.
+// Computes the numerators of the tile that begins at position `first` from its scores, and updates
+// running max and denominator. The max used may be too small by up to kSlack (a factor of
+// 2^kSlack), so that sums are rarely rescaled. Positions outside the segment count as -infinity.
 template <class S>
-__device__ __forceinline__ StepNumerators softmax_scores(const AttentionKernelArgs& args,
+__device__ __forceinline__ TileNumerators softmax_scores(const AttentionKernelArgs& args,
                                                          const Queries<S>& queries,
                                                          const Segment& segment, uint32_t first,
                                                          uint32_t lane, float (&scores)[4],
@@ -401,7 +412,7 @@ __device__ __forceinline__ StepNumerators softmax_scores(const AttentionKernelAr
 #pragma unroll
     for (int j = 0; j < 4; ++j) scores[j] = cap_score(scores[j], args.softcap);
   }
-  if (first < segment.begin || first + kStepRows > segment.end) {
+  if (first < segment.begin || first + kTilePositions > segment.end) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const uint32_t position = first + lane / 4 + j / 2 * 8;
@@ -438,17 +449,18 @@ __device__ __forceinline__ StepNumerators softmax_scores(const AttentionKernelAr
            transpose_tile(pack_halves(scores[2], scores[3]))}};
 }
 
-// What a block's warps hand to each other: sums of each head, then running max and denominators.
+// Shared memory where a block's warps leave their results: the sums of each head, then running
+// maxima and denominators.
 template <int kLength>
 struct ReductionBuffer {
   uint8_t* base;
-  uint32_t warp_bytes;  // from warp to warp
+  uint32_t warp_bytes;  // stride between warps
 
   __device__ float* sums(uint32_t warp, uint32_t head) const {
     return reinterpret_cast<float*>(base + warp * warp_bytes) + head * kSumStride<kLength>;
   }
-  __device__ float* running_max(uint32_t warp) const { return sums(warp, kColumns); }
-  __device__ float* denominator(uint32_t warp) const { return running_max(warp) + kColumns; }
+  __device__ float* running_max(uint32_t warp) const { return sums(warp, kMmaHeads); }
+  __device__ float* denominator(uint32_t warp) const { return running_max(warp) + kMmaHeads; }
 };
 
 template <class S>
@@ -480,7 +492,7 @@ __device__ __forceinline__ float sink_of(const AttentionKernelArgs& args, uint32
   return args.sinks == nullptr ? -INFINITY : args.sinks[head] * kLog2E;
 }
 
-// Four elements of a head's sums, with the running max and the denominator that they go with.
+// Four elements of a head's sums, with its running max and denominator.
 struct Float4Partial {
   float4 sums;
   float running_max;
@@ -491,13 +503,13 @@ struct Float4Partial {
     running_max = score;
     denominator = score == -INFINITY ? 0.0f : 1.0f;
   }
-  // Adds kCount others, whose loads should be under way together.
+  // Adds kCount others at once, so that their loads overlap.
   template <int kCount>
   __device__ __forceinline__ void add(const Float4Partial (&others)[kCount]) {
     const float known = running_max;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) running_max = fmaxf(running_max, others[i].running_max);
-    // Positions that this layer's window hides leave parts of nothing: all their sums are 0.
+    // A partial whose positions are all outside this layer's window has max -infinity and sums 0.
     const float base = running_max == -INFINITY ? 0.0f : running_max;
     const float factor = exp2_fast(known - base);
     denominator *= factor;
@@ -517,7 +529,7 @@ struct Float4Partial {
   }
 };
 
-// Partial i of a block's heads, from what its warps have put into the reduction buffer.
+// Merges the warps' results for float4 i of the block's heads.
 template <class S>
 __device__ __forceinline__ Float4Partial merge_warps(const ReductionBuffer<S::kLength>& reduction,
                                                      uint32_t i, float sink) {
@@ -536,10 +548,10 @@ __device__ __forceinline__ Float4Partial merge_warps(const ReductionBuffer<S::kL
   return partial;
 }
 
-// The result of partial i.
+// Normalises float4 i of the block's heads and writes it.
 template <int kLength>
-__device__ __forceinline__ void write_quad(const AttentionKernelArgs& args, const Heads& heads,
-                                           uint32_t i, const Float4Partial& partial) {
+__device__ __forceinline__ void write_float4(const AttentionKernelArgs& args, const Heads& heads,
+                                             uint32_t i, const Float4Partial& partial) {
   constexpr uint32_t kFloat4s = kLength / 4;
   const uint32_t n = args.pages.head_length;
   const uint32_t element = i % kFloat4s * 4;
@@ -559,37 +571,37 @@ __device__ __forceinline__ void write_quad(const AttentionKernelArgs& args, cons
     if (element + j < n) out[j] = values[j];
 }
 
-// A part: running max and denominator of each head, then the sums (heads, kLength).
-struct Part {
+// A block's partial in global memory: running max and denominator of each head, then the sums
+// (heads, kLength).
+struct KvPartial {
   float* data;
   __device__ float* running_max(uint32_t head) const { return data + head; }
-  __device__ float* denominator(uint32_t head) const { return data + kColumns + head; }
-  __device__ float* sums() const { return data + 2 * kColumns; }
+  __device__ float* denominator(uint32_t head) const { return data + kMmaHeads + head; }
+  __device__ float* sums() const { return data + 2 * kMmaHeads; }
 };
 
-// The parts of a row and head, and which is this block's.
-struct PartList {
+// The partials of a row and head.
+struct PartialList {
   uint32_t count;
-  uint32_t own;     // index of this block's part among them
-  uint32_t first;   // place of part 0
-  uint32_t second;  // of part 1
-  uint32_t stride;  // from part 1 on
-  uint32_t counter;
-  uint32_t part_floats;
-  float* parts;
+  uint32_t own;      // index of this block's
+  uint32_t first;    // position of partial 0 in `partials`
+  uint32_t second;   // of partial 1
+  uint32_t stride;   // between partials from 1 on
+  uint32_t counter;  // index in AttentionPlan::counters
+  uint32_t partial_floats;
+  float* partials;
 
-  __device__ Part at(uint32_t index) const {
+  __device__ KvPartial at(uint32_t index) const {
     const uint32_t place = index == 0 ? first : second + (index - 1) * stride;
-    return {parts + uint64_t{place} * part_floats};
+    return {partials + uint64_t{place} * partial_floats};
   }
 };
 
-// The block's warps add the parts of a row and head, each every S::kWarps-th, into the reduction
-// buffer.
+// Adds the partials of a row and head: each warp every S::kWarps-th, into the reduction buffer.
 template <class S>
-__device__ __forceinline__ void gather_parts(const PartList& parts, const Heads& heads,
+__device__ __forceinline__ void add_partials(const PartialList& partials, const Heads& heads,
                                              const ReductionBuffer<S::kLength>& reduction) {
-  constexpr uint32_t kBatch = 16 / S::kWarps;  // parts whose loads are under way together
+  constexpr uint32_t kBatch = 16 / S::kWarps;  // partials loaded together
   constexpr uint32_t kFloat4s = S::kLength / 4;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
@@ -599,18 +611,18 @@ __device__ __forceinline__ void gather_parts(const PartList& parts, const Heads&
     Float4Partial sum;
     sum.clear(-INFINITY);
 #pragma unroll 1
-    for (uint32_t begin = warp; begin < parts.count; begin += S::kWarps * kBatch) {
+    for (uint32_t begin = warp; begin < partials.count; begin += S::kWarps * kBatch) {
       Float4Partial batch[kBatch];
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b) {
-        const Part source = parts.at(min(begin + b * S::kWarps, parts.count - 1));
+        const KvPartial source = partials.at(min(begin + b * S::kWarps, partials.count - 1));
         batch[b].running_max = __ldcg(source.running_max(h));
         batch[b].denominator = __ldcg(source.denominator(h));
         batch[b].sums = __ldcg(reinterpret_cast<const float4*>(source.sums() + i * 4));
       }
 #pragma unroll
       for (uint32_t b = 0; b < kBatch; ++b)
-        if (begin + b * S::kWarps >= parts.count) batch[b].running_max = -INFINITY;
+        if (begin + b * S::kWarps >= partials.count) batch[b].running_max = -INFINITY;
       sum.add(batch);
     }
     *reinterpret_cast<float4*>(reduction.sums(warp, h) + i % kFloat4s * 4) = sum.sums;
@@ -621,7 +633,8 @@ __device__ __forceinline__ void gather_parts(const PartList& parts, const Heads&
   }
 }
 
-// The old value; what this block wrote before can be seen by who sees the new one.
+// Increments a counter and returns its old value. Release and acquire: a block that reads the new
+// value also sees what this block wrote before.
 __device__ __forceinline__ uint32_t add_to_counter(uint32_t* counter) {
   uint32_t old;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
@@ -631,15 +644,15 @@ __device__ __forceinline__ uint32_t add_to_counter(uint32_t* counter) {
   return old;
 }
 
-// Writes this block's part; the block that comes last gets all of a row and head into the reduction
-// buffer. False for the others. All threads of the block come here.
+// Writes this block's partial. In the last block of a row and head it then adds all partials into
+// the reduction buffer and returns true, in the others false. Called by all threads of the block.
 template <class S>
-__device__ __forceinline__ bool share_part(const AttentionKernelArgs& args, const PartList& parts,
-                                           const Heads& heads,
-                                           const ReductionBuffer<S::kLength>& reduction) {
+__device__ __forceinline__ bool merge_blocks(const AttentionKernelArgs& args,
+                                             const PartialList& partials, const Heads& heads,
+                                             const ReductionBuffer<S::kLength>& reduction) {
   __shared__ bool is_last;
   constexpr uint32_t kFloat4s = S::kLength / 4;
-  const Part target = parts.at(parts.own);
+  const KvPartial target = partials.at(partials.own);
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < heads.count * kFloat4s; i += S::kThreads) {
     const uint32_t h = i / kFloat4s;
@@ -650,19 +663,19 @@ __device__ __forceinline__ bool share_part(const AttentionKernelArgs& args, cons
       *target.denominator(h) = partial.denominator;
     }
   }
-  __syncthreads();  // the reduction buffer is free; the part is written
+  __syncthreads();  // the partial is written; the reduction buffer may be overwritten
   if (threadIdx.x == 0) {
-    is_last = add_to_counter(args.plan.counters + parts.counter) == parts.count - 1;
-    if (is_last) args.plan.counters[parts.counter] = 0;
+    is_last = add_to_counter(args.plan.counters + partials.counter) == partials.count - 1;
+    if (is_last) args.plan.counters[partials.counter] = 0;
   }
   __syncthreads();
   if (!is_last) return false;
-  gather_parts<S>(parts, heads, reduction);
+  add_partials<S>(partials, heads, reduction);
   __syncthreads();
   return true;
 }
 
-// Results of a block's heads from what its warps have put into the reduction buffer.
+// Writes the results of a block's heads from the reduction buffer.
 template <class S>
 __device__ __forceinline__ void write_merged(const AttentionKernelArgs& args, const Heads& heads,
                                              const ReductionBuffer<S::kLength>& reduction) {
@@ -670,7 +683,7 @@ __device__ __forceinline__ void write_merged(const AttentionKernelArgs& args, co
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < heads.count * kFloat4s; i += S::kThreads) {
     const float sink = sink_of(args, heads.first + i / kFloat4s);
-    write_quad<S::kLength>(args, heads, i, merge_warps<S>(reduction, i, sink));
+    write_float4<S::kLength>(args, heads, i, merge_warps<S>(reduction, i, sink));
   }
 }
 

@@ -1,16 +1,18 @@
-// The 16 positions that a warp of attention_decode works on at a time: how they lie in shared
-// memory and become operands of products, for each type of the pool. Only for .cu files.
+// DecodeTile: the 16 positions that a warp of attention_decode works on at a time, their layout in
+// shared memory, and their use as MMA operands, for each format of the KV cache. Only for .cu
+// files.
 //
-// Keys enter as a (16 positions, 16 elements), values as a (16 elements, 16 positions). Which
-// element a lane's registers hold is the type's choice, as long as queries and results follow it:
-// f16 takes tiles as they lie; q8_0 and e4m3 take four codes with one load.
+// Keys are operand A of shape (16 positions, 16 elements), values of shape (16 elements, 16
+// positions). Each format chooses which elements a lane holds; query_element and sum_element return
+// the same choice for queries and results. f16 loads tiles by ldmatrix; q8_0 and e4m3 load words of
+// four codes.
 #pragma once
 
 #include "kernels/attention/attention_tile.cuh"
 
 namespace wcuda::kernels {
 
-constexpr int kStepRows = 16;
+constexpr int kTilePositions = 16;
 
 __device__ __forceinline__ uint32_t load_shared_32(uint32_t address) {
   uint32_t value;
@@ -35,23 +37,23 @@ __device__ __forceinline__ uint32_t as_bits(__half2 halves) {
   return *reinterpret_cast<const uint32_t*>(&halves);
 }
 
-__device__ __forceinline__ bool is_whole_step(RowRange valid) {
-  return valid.begin == 0 && valid.end == kStepRows;
+__device__ __forceinline__ bool is_whole_tile(RowRange valid) {
+  return valid.begin == 0 && valid.end == kTilePositions;
 }
 
-// kExact: heads have kLength elements, else fewer.
+// kExact: heads have exactly kLength elements, otherwise at most kLength.
 template <int kLength, KvFormat kFormat, bool kExact>
-struct StepTile;
+struct DecodeTile;
 
 template <int kLength, bool kExact>
-struct StepTile<kLength, KvFormat::kF16, kExact> {
-  static constexpr uint32_t kBytes = kStepRows * kLength * 2;  // keys; as much of values
+struct DecodeTile<kLength, KvFormat::kF16, kExact> {
+  static constexpr uint32_t kBytes = kTilePositions * kLength * 2;  // of keys, and again of values
 
-  // First of the two elements that register j of product i of the queries holds.
+  // Returns the first of the two elements in register j of operand B of MMA i.
   __device__ static uint32_t query_element(int i, int j, uint32_t lane) {
     return i * 16 + j * 8 + lane % 4 * 2;
   }
-  // Element of sum i, of its first (0) or second (1) pair.
+  // Returns the element of sum i: j = 0 for the first pair of registers, 1 for the second.
   __device__ static uint32_t sum_element(int i, int j, uint32_t lane) {
     return i * 16 + j * 8 + lane / 4;
   }
@@ -61,12 +63,12 @@ struct StepTile<kLength, KvFormat::kF16, kExact> {
 
   __device__ static __forceinline__ void copy(uint32_t target, const uint8_t* source,
                                               const KvPages& pages, RowRange valid, uint32_t lane) {
-    if (kExact && is_whole_step(valid))
-      copy_whole_rows<kLength * 2, kStepRows>(target, source, lane);
+    if (kExact && is_whole_tile(valid))
+      copy_whole_rows<kLength * 2, kTilePositions>(target, source, lane);
     else
-      copy_rows<kLength * 2, kStepRows, 32>(target, source, row_bytes(pages), valid, lane);
+      copy_rows<kLength * 2, kTilePositions, 32>(target, source, row_bytes(pages), valid, lane);
   }
-  // One row from shared memory.
+  // Stores one row, given in shared memory.
   __device__ static __forceinline__ void put_row(uint32_t target, uint32_t row,
                                                  const uint8_t* source, const KvPages& pages,
                                                  uint32_t lane) {
@@ -90,7 +92,7 @@ struct StepTile<kLength, KvFormat::kF16, kExact> {
     for (int j = 0; j < 4; ++j) scores[j] += odd[j];
   }
 
-  // sums += values * numerators, whose registers are w0 and w1.
+  // sums += values * numerators; w0 and w1 are the registers of the numerators.
   __device__ static __forceinline__ void add(uint32_t values, const KvPages&, uint32_t w0,
                                              uint32_t w1, uint32_t lane,
                                              float (&sums)[kLength / 16][4]) {
@@ -104,19 +106,19 @@ struct StepTile<kLength, KvFormat::kF16, kExact> {
   }
 };
 
-// What q8_0 and e4m3 share: a lane takes words of four codes. Lane 4g + t has of 32 keys' codes the
-// words t and 4 + t of positions g and g + 8; of 32 values' codes the word g of positions 2t, 2t +
-// 1, 2t + 8, 2t + 9.
+// Lanes of q8_0 and e4m3, which load words of four codes. Of every 32 elements, that is 8 words,
+// lane 4g + t loads, for keys, words t and 4 + t of positions g and g + 8; for values, word g of
+// positions 2t, 2t + 1, 2t + 8 and 2t + 9.
 struct ByteElements {
   __device__ static uint32_t value_row(int i, uint32_t lane) {
     return lane % 4 * 2 + i % 2 + i / 2 * 8;
   }
 };
 
-// (16, kLength) codes, chunks of 16 in the order of tile_offset.
+// (16, kLength) codes; chunks of 16 are permuted by tile_offset.
 template <int kLength, bool kExact>
-struct StepTile<kLength, KvFormat::kFp8E4m3, kExact> : ByteElements {
-  static constexpr uint32_t kBytes = kStepRows * kLength;
+struct DecodeTile<kLength, KvFormat::kFp8E4m3, kExact> : ByteElements {
+  static constexpr uint32_t kBytes = kTilePositions * kLength;
 
   __device__ static uint32_t query_element(int i, int j, uint32_t lane) {
     return i * 16 + lane % 4 * 4 + j * 2;
@@ -130,10 +132,10 @@ struct StepTile<kLength, KvFormat::kFp8E4m3, kExact> : ByteElements {
 
   __device__ static __forceinline__ void copy(uint32_t target, const uint8_t* source,
                                               const KvPages& pages, RowRange valid, uint32_t lane) {
-    if (kExact && is_whole_step(valid))
-      copy_whole_rows<kLength, kStepRows>(target, source, lane);
+    if (kExact && is_whole_tile(valid))
+      copy_whole_rows<kLength, kTilePositions>(target, source, lane);
     else
-      copy_rows<kLength, kStepRows, 32>(target, source, row_bytes(pages), valid, lane);
+      copy_rows<kLength, kTilePositions, 32>(target, source, row_bytes(pages), valid, lane);
   }
   __device__ static __forceinline__ void put_row(uint32_t target, uint32_t row,
                                                  const uint8_t* source, const KvPages& pages,
@@ -185,20 +187,25 @@ struct StepTile<kLength, KvFormat::kFp8E4m3, kExact> : ByteElements {
   }
 };
 
-// Rows as they lie in the pool: blocks of an f16 scale and 32 codes. A block begins on a word,
-// which then holds the scale and codes 0 and 1, or in the middle of one, whose second half is the
-// scale. In the first case word k < 7 of a block's codes is codes 4k + 2 … 4k + 5, and word 7 codes
-// 0, 1, 30, 31; in the second as they come.
+// Rows in the format of the KV cache: blocks of an f16 scale (d) and 32 codes. Even blocks begin on
+// a 32-bit word, odd ones in the middle of one:
+//
+//   word     0       1       …   8       | 8       9       10    …
+//   even     d 0 1   2 3 4 5 …   30 31   |
+//   odd                                  | d       0 1 2 3 4 5 6 7
+//
+// "Word k of the codes" is codes 4k … 4k + 3 of an odd block. Of an even block it is codes 4k + 2 …
+// 4k + 5 for k < 7, and codes 0, 1, 30, 31 for k = 7.
 template <int kLength, bool kExact>
-struct StepTile<kLength, KvFormat::kQ8_0, kExact> : ByteElements {
+struct DecodeTile<kLength, KvFormat::kQ8_0, kExact> : ByteElements {
   static constexpr uint32_t kRowBytes = kLength / 32 * 34;
-  static constexpr uint32_t kBytes = kStepRows * kRowBytes;
+  static constexpr uint32_t kBytes = kTilePositions * kRowBytes;
 
-  // Rows of an odd number of blocks begin in the middle of a word by turns: then every block counts
-  // as one that does not begin on a word, and loads put words together.
+  // True for even blocks of exact lengths. Rows of other lengths may themselves begin in the middle
+  // of a word; there every block is treated as odd, and loads assemble words from two.
   __device__ static bool has_split_word(int block) { return kExact && block % 2 == 0; }
 
-  // Code of word `word` of a block, its first (0) or second (1) pair.
+  // Returns the first code of a pair (0 or 1) of word `word` of a block's codes.
   __device__ static uint32_t code_of(int block, uint32_t word, uint32_t pair) {
     if (!has_split_word(block)) return word * 4 + pair * 2;
     return word < 7 ? word * 4 + 2 + pair * 2 : pair * 30;
@@ -215,8 +222,8 @@ struct StepTile<kLength, KvFormat::kQ8_0, kExact> : ByteElements {
 
   __device__ static __forceinline__ void copy(uint32_t target, const uint8_t* source,
                                               const KvPages& pages, RowRange valid, uint32_t lane) {
-    if (!kExact || !is_whole_step(valid)) {
-      copy_raw_rows<kStepRows, 32>(target, source, row_bytes(pages), valid, lane);
+    if (!kExact || !is_whole_tile(valid)) {
+      copy_raw_rows<kTilePositions, 32>(target, source, row_bytes(pages), valid, lane);
       return;
     }
     constexpr int kChunks = kBytes / 16;
@@ -233,13 +240,13 @@ struct StepTile<kLength, KvFormat::kQ8_0, kExact> : ByteElements {
                       reinterpret_cast<const uint16_t*>(source)[i]);
   }
 
-  // Codes plus 128 in the low (0) or high (1) half of a word, as f16 numbers without the 128.
+  // Converts the low (0) or high (1) two bytes of `codes`, each a code plus 128, to f16.
   __device__ static __forceinline__ __half2 expand(uint32_t codes, int half) {
     const uint32_t word = __byte_perm(codes, 0x64646464u, half == 0 ? 0x4140 : 0x4342);
     return __hsub2(as_halves(word), as_halves(0x64806480u));
   }
 
-  // The scale of a block in the low half, and word `word` of its codes plus 128.
+  // A word of a block's codes, each plus 128, with the block's scale in the low half of `scale`.
   struct Word {
     uint32_t scale;
     uint32_t codes;

@@ -1,5 +1,5 @@
-// Which compiled version of an attention kernel serves a head length and a type of the pool. Only
-// for .cu files.
+// Selects the compiled version of an attention kernel for a head length and a format of the KV
+// cache. Only for .cu files.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ auto find_version(KvFormat format) {
   }
 }
 
-// Versions::version<kLength, kFormat>() of the smallest of the lengths 64, 128 and 256, up to
-// Versions::kLengthMax, that holds head_length.
+// Returns Versions::version<kLength, kFormat>() for the smallest kLength of 64, 128 and 256 (up to
+// Versions::kLengthMax) that is at least head_length.
 template <class Versions>
 auto find_version(KvFormat format, uint32_t head_length) {
   if constexpr (Versions::kLengthMax > 128) {
@@ -31,7 +31,7 @@ auto find_version(KvFormat format, uint32_t head_length) {
                           : find_version<Versions, 64>(format);
 }
 
-// Of a row of keys or values.
+// Returns the bytes of a row of keys or values.
 inline uint32_t kv_row_bytes(KvFormat format, uint32_t head_length) {
   return format == KvFormat::kF16    ? head_length * 2
          : format == KvFormat::kQ8_0 ? head_length / 32 * 34

@@ -1,5 +1,6 @@
-// attention_plan: prefix sums of the units and tiles of the rows; then the first row of each block
-// and the list of tiles, by search. One block. Bytes moved: 16 a row, 64 a decode block, 8 a tile.
+// attention_plan: computes prefix sums of the spans and tiles of the rows, then the start of each
+// decode block and the list of prefill tiles by binary search. One block. Bytes moved: 16 per row,
+// 64 per decode block, 8 per tile.
 #include "kernels/attention/attention_plan.h"
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
@@ -11,7 +12,7 @@ namespace {
 constexpr uint32_t kBlockThreads = 512;
 constexpr uint32_t kWarps = kBlockThreads / 32;
 static_assert(kBlockThreads == kDecodeGroupRowsMax);
-constexpr uint32_t kScatterBlocks = 2;  // blocks a segment
+constexpr uint32_t kScatterBlocks = 2;  // per segment
 
 __device__ inline uint32_t warp_prefix(uint32_t value, uint32_t lane) {
 #pragma unroll
@@ -22,7 +23,7 @@ __device__ inline uint32_t warp_prefix(uint32_t value, uint32_t lane) {
   return value;
 }
 
-// Sum of the values of the threads up to this one; `total` that of all.
+// Returns the sum of the values of the threads up to this one; `total` receives the sum of all.
 __device__ inline uint32_t block_prefix(uint32_t value, uint32_t* sums, uint32_t* total) {
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
@@ -41,20 +42,20 @@ __device__ inline uint32_t block_prefix(uint32_t value, uint32_t* sums, uint32_t
   return before + prefix;
 }
 
-// Units that one head of a decode row has.
-__device__ inline uint32_t row_unit_count(const StepRow& row, uint32_t window,
-                                          uint32_t unit_pages) {
+// Spans of a row per head; 0 unless it is a decode row.
+__device__ inline uint32_t row_span_count(const StepRow& row, uint32_t window,
+                                          uint32_t span_pages) {
   if (row.token_count != 1) return 0;
   const uint32_t position = row.first_position;
-  const uint32_t unit_positions = unit_pages * kPagePositions;
-  return position / unit_positions - first_visible(position, window) / unit_positions + 1;
+  const uint32_t span_positions = span_pages * kPagePositions;
+  return position / span_positions - first_visible(position, window) / span_positions + 1;
 }
 
 __device__ inline uint32_t row_tile_count(const StepRow& row) {
   return row.token_count > 1 ? (row.token_count + kPrefillTileTokens - 1) / kPrefillTileTokens : 0;
 }
 
-// The last row of `count` whose prefix is at most `value`: rows of nothing are passed over.
+// Returns the last row of `count` whose prefix is at most `value`; empty rows are skipped.
 __device__ inline uint32_t find_row(const uint32_t* prefix, uint32_t count, uint32_t value) {
   uint32_t low = 0, high = count;
   while (high - low > 1) {
@@ -67,50 +68,52 @@ __device__ inline uint32_t find_row(const uint32_t* prefix, uint32_t count, uint
   return low;
 }
 
-// Units of each decode block. Where all rows have as many, whole heads a block, or whole blocks a
-// head, spare most of the merging and are worth a sixteenth more work.
-__device__ inline uint32_t whole_share(uint32_t unit_count, uint32_t blocks, uint32_t row_units) {
-  const uint32_t even = (unit_count + blocks - 1) / blocks;
-  uint32_t block_units = (even + row_units - 1) / row_units * row_units;
-  if (even < row_units) {
-    const uint32_t head_blocks = row_units / even;
-    block_units = (row_units + head_blocks - 1) / head_blocks;
-    if (block_units * head_blocks != row_units) return 0;
+// Returns the spans per decode block for rows of equal length, or 0. If each block takes whole
+// heads, or each head whole blocks, little has to be merged, which is worth up to a sixteenth more
+// work.
+__device__ inline uint32_t whole_head_spans(uint32_t span_count, uint32_t blocks,
+                                            uint32_t row_spans) {
+  const uint32_t even = (span_count + blocks - 1) / blocks;
+  uint32_t block_spans = (even + row_spans - 1) / row_spans * row_spans;
+  if (even < row_spans) {
+    const uint32_t head_blocks = row_spans / even;
+    block_spans = (row_spans + head_blocks - 1) / head_blocks;
+    if (block_spans * head_blocks != row_spans) return 0;
   }
-  return block_units * 16 <= even * 17 ? block_units : 0;
+  return block_spans * 16 <= even * 17 ? block_spans : 0;
 }
 
-// The least units a block with which the groups of all rows have at most `slots` blocks a head.
-// All threads come here.
-__device__ inline uint32_t find_block_units(const uint32_t* row_units, uint32_t row_count,
+// Returns the least spans per block with which the groups of all rows have at most `slots` blocks
+// per head. Called by all threads.
+__device__ inline uint32_t find_block_spans(const uint32_t* row_spans, uint32_t row_count,
                                             uint32_t slots, uint32_t* sums) {
   const uint32_t r = threadIdx.x;
-  const uint32_t units = r < row_count ? row_units[r + 1] - row_units[r] : 0;
-  uint32_t low = max(kDecodeGroupUnits, (row_units[row_count] + slots - 1) / slots);
-  uint32_t high = max(low, row_units[row_count]);
-  for (uint32_t block_units = low; low != high; block_units = (low + high) / 2) {
+  const uint32_t spans = r < row_count ? row_spans[r + 1] - row_spans[r] : 0;
+  uint32_t low = max(kDecodeGroupSpans, (row_spans[row_count] + slots - 1) / slots);
+  uint32_t high = max(low, row_spans[row_count]);
+  for (uint32_t block_spans = low; low != high; block_spans = (low + high) / 2) {
     uint32_t blocks;
-    block_prefix((units + block_units - 1) / block_units, sums, &blocks);
+    block_prefix((spans + block_spans - 1) / block_spans, sums, &blocks);
     if (blocks <= slots)
-      high = block_units;
+      high = block_spans;
     else
-      low = block_units + 1;
+      low = block_spans + 1;
   }
   return low;
 }
 
-// Blocks of a group with `units`.
-__device__ inline uint32_t group_blocks_of(const AttentionPlan& plan, uint32_t units,
-                                           uint32_t block_units) {
-  if (plan.cluster_blocks == 0) return (units + block_units - 1) / block_units;
-  if (units <= kDecodeLoneUnits) return units == 0 ? 0 : 1;
-  return min(plan.cluster_blocks, (units + kDecodeClusterUnits - 1) / kDecodeClusterUnits);
+// Returns the number of blocks of a group that has `spans`.
+__device__ inline uint32_t group_blocks_of(const AttentionPlan& plan, uint32_t spans,
+                                           uint32_t block_spans) {
+  if (plan.cluster_blocks == 0) return (spans + block_spans - 1) / block_spans;
+  if (spans <= kDecodeLoneSpans) return spans == 0 ? 0 : 1;
+  return min(plan.cluster_blocks, (spans + kDecodeClusterSpans - 1) / kDecodeClusterSpans);
 }
 
-// What block `b` of a step with groups does; false for nothing. `before` counts blocks of a head in
-// the rows before.
+// Finds the work of block `b` in a step with groups; returns false if there is none. `before`:
+// blocks per head in earlier rows.
 __device__ inline bool find_group(const AttentionPlan& plan, const uint32_t* before,
-                                  uint32_t row_count, uint32_t block_units, uint32_t b,
+                                  uint32_t row_count, uint32_t block_spans, uint32_t b,
                                   DecodeStart* start) {
   uint32_t rank;
   if (plan.cluster_blocks != 0) {
@@ -127,98 +130,98 @@ __device__ inline bool find_group(const AttentionPlan& plan, const uint32_t* bef
     start->head = within / blocks;
     rank = within % blocks;
   }
-  const uint32_t units = plan.row_units[start->row + 1] - plan.row_units[start->row];
-  const uint32_t blocks = group_blocks_of(plan, units, block_units);
+  const uint32_t spans = plan.row_spans[start->row + 1] - plan.row_spans[start->row];
+  const uint32_t blocks = group_blocks_of(plan, spans, block_spans);
   if (rank >= blocks) return false;
   start->group_blocks = blocks;
   start->group_first = b - rank;
-  const uint32_t begin = plan.row_units[start->row] * plan.head_tiles + start->head * units;
-  start->begin = begin + rank * units / blocks;
-  start->end = begin + (rank + 1) * units / blocks;
+  const uint32_t begin = plan.row_spans[start->row] * plan.head_tiles + start->head * spans;
+  start->begin = begin + rank * spans / blocks;
+  start->end = begin + (rank + 1) * spans / blocks;
   return true;
 }
 
 __device__ inline void make_plan(const AttentionPlanArgs& args) {
-  __shared__ uint32_t unit_sums[kWarps], tile_sums[kWarps];
-  __shared__ uint32_t longest;                                // units of a row
-  __shared__ uint32_t group_blocks[kDecodeGroupRowsMax + 1];  // of a head in the rows before
+  __shared__ uint32_t span_sums[kWarps], tile_sums[kWarps];
+  __shared__ uint32_t longest;                                // most spans of a row
+  __shared__ uint32_t group_blocks[kDecodeGroupRowsMax + 1];  // per head in earlier rows
   const AttentionPlan& plan = args.plan;
   const uint32_t row_count = args.step.row_count;
-  const uint32_t unit_pages = plan.fixed_unit_pages == 0 ? 1 : plan.fixed_unit_pages;
+  const uint32_t span_pages = plan.fixed_span_pages == 0 ? 1 : plan.fixed_span_pages;
   if (threadIdx.x == 0) longest = 0;
 
-  uint32_t units = 0, tiles = 0, decode_rows = 0;
+  uint32_t spans = 0, tiles = 0, decode_rows = 0;
   for (uint32_t first = 0; first < row_count; first += kBlockThreads) {
     const uint32_t r = first + threadIdx.x;
     const StepRow row = r < row_count ? args.step.rows[r] : StepRow{0, 0, 0, 0};
-    uint32_t unit_total, tile_total;
-    const uint32_t row_units = row_unit_count(row, args.window, unit_pages);
-    const uint32_t unit_end = block_prefix(row_units, unit_sums, &unit_total);
+    uint32_t span_total, tile_total;
+    const uint32_t row_spans = row_span_count(row, args.window, span_pages);
+    const uint32_t span_end = block_prefix(row_spans, span_sums, &span_total);
     const uint32_t tile_end = block_prefix(row_tile_count(row), tile_sums, &tile_total);
     if (r < row_count) {
-      plan.row_units[r + 1] = units + unit_end;
+      plan.row_spans[r + 1] = spans + span_end;
       plan.row_tiles[r + 1] = tiles + tile_end;
     }
-    units += unit_total;
+    spans += span_total;
     tiles += tile_total;
-    decode_rows += static_cast<uint32_t>(__syncthreads_count(row_units != 0));
-    atomicMax(&longest, row_units);
+    decode_rows += static_cast<uint32_t>(__syncthreads_count(row_spans != 0));
+    atomicMax(&longest, row_spans);
   }
-  const uint32_t unit_count = units * plan.head_tiles;
-  uint32_t blocks = min(plan.max_blocks, unit_count);
+  const uint32_t span_count = spans * plan.head_tiles;
+  uint32_t blocks = min(plan.max_blocks, span_count);
   if (threadIdx.x == 0) {
-    plan.row_units[0] = 0;
+    plan.row_spans[0] = 0;
     plan.row_tiles[0] = 0;
     *plan.tile_count = tiles;
   }
-  __syncthreads();  // what this block wrote it now reads
+  __syncthreads();  // the prefix sums in global memory are read below
 
-  uint32_t block_units = blocks == 0 ? 0 : unit_count / blocks;
-  uint32_t rest = unit_count - block_units * blocks;
-  if (blocks != 0 && plan.fixed_unit_pages == 0 && longest * decode_rows == units) {
-    const uint32_t whole = whole_share(unit_count, blocks, longest);
+  uint32_t block_spans = blocks == 0 ? 0 : span_count / blocks;
+  uint32_t rest = span_count - block_spans * blocks;
+  if (blocks != 0 && plan.fixed_span_pages == 0 && longest * decode_rows == spans) {
+    const uint32_t whole = whole_head_spans(span_count, blocks, longest);
     if (whole != 0) {
-      block_units = whole;
-      blocks = (unit_count + block_units - 1) / block_units;
+      block_spans = whole;
+      blocks = (span_count + block_spans - 1) / block_spans;
       rest = 0;
     }
   }
   if (plan.has_groups && plan.cluster_blocks == 0) {
-    block_units =
-        find_block_units(plan.row_units, row_count, plan.max_blocks / plan.head_tiles, unit_sums);
+    block_spans =
+        find_block_spans(plan.row_spans, row_count, plan.max_blocks / plan.head_tiles, span_sums);
     const uint32_t r = threadIdx.x;
-    const uint32_t row_units = r < row_count ? plan.row_units[r + 1] - plan.row_units[r] : 0;
+    const uint32_t row_spans = r < row_count ? plan.row_spans[r + 1] - plan.row_spans[r] : 0;
     uint32_t total;
     const uint32_t end =
-        block_prefix(group_blocks_of(plan, row_units, block_units), unit_sums, &total);
+        block_prefix(group_blocks_of(plan, row_spans, block_spans), span_sums, &total);
     if (r == 0) group_blocks[0] = 0;
     group_blocks[r + 1] = end;
     __syncthreads();
   }
   for (uint32_t b = threadIdx.x; b < plan.max_blocks; b += kBlockThreads) {
     DecodeStart start{};
-    bool has_units = b < blocks;
+    bool has_spans = b < blocks;
     if (plan.has_groups) {
-      has_units = find_group(plan, group_blocks, row_count, block_units, b, &start);
-    } else if (has_units) {
-      start.block_units = block_units;
+      has_spans = find_group(plan, group_blocks, row_count, block_spans, b, &start);
+    } else if (has_spans) {
+      start.block_spans = block_spans;
       start.larger_count = rest;
-      start.begin = b * block_units + min(b, rest);
-      start.end = min(start.begin + block_units + (b < rest ? 1 : 0), unit_count);
-      start.row = find_row(plan.row_units, row_count, start.begin / plan.head_tiles);
+      start.begin = b * block_spans + min(b, rest);
+      start.end = min(start.begin + block_spans + (b < rest ? 1 : 0), span_count);
+      start.row = find_row(plan.row_spans, row_count, start.begin / plan.head_tiles);
     }
-    if (has_units) {
-      start.units_before = plan.row_units[start.row];
-      start.units_to_end = plan.row_units[start.row + 1];
+    if (has_spans) {
+      start.spans_before = plan.row_spans[start.row];
+      start.spans_to_end = plan.row_spans[start.row + 1];
       start.token = args.step.rows[start.row].first_token;
       start.position = args.step.rows[start.row].first_position;
-      const uint32_t count = start.units_to_end - start.units_before;
-      const uint32_t within = start.begin - start.units_before * plan.head_tiles;
+      const uint32_t count = start.spans_to_end - start.spans_before;
+      const uint32_t within = start.begin - start.spans_before * plan.head_tiles;
       if (!plan.has_groups) start.head = within / count;
       const uint32_t last = start.position / kPagePositions;
       const uint32_t first =
-          (start.position / (unit_pages * kPagePositions) + 1 - count + within % count) *
-          unit_pages;
+          (start.position / (span_pages * kPagePositions) + 1 - count + within % count) *
+          span_pages;
       const uint32_t* table =
           args.step.page_tables + uint64_t{start.row} * args.step.page_table_stride;
 #pragma unroll
@@ -233,8 +236,8 @@ __device__ inline void make_plan(const AttentionPlanArgs& args) {
   }
 }
 
-// No early trigger in either: the next kernel starts when this one has ended. Its reads before its
-// wait pass by the first-level cache.
+// Neither kernel triggers early: the next one starts when this one has ended. What it reads before
+// its wait, it reads past the L1 cache.
 __global__ void __launch_bounds__(kBlockThreads)
     attention_plan_kernel(const AttentionPlanArgs args) {
   dependent_wait();
@@ -242,7 +245,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   __threadfence();
 }
 
-// Tokens into their target, fed ones from the histories.
+// Copies the step's tokens to their target; fed-back ones come from the histories.
 __device__ inline void start_rows(const StepStart& start) {
   const BeginStepArgs& begin = start.begin;
   const InputScatterArgs& inputs = start.inputs;
@@ -260,7 +263,7 @@ __device__ inline void start_rows(const StepStart& start) {
   }
 }
 
-// Block 0 plans, block 1 begins the rows, the others deal out a part of a segment each.
+// Block 0 plans, block 1 begins the rows, each other block scatters a range of one segment.
 __global__ void __launch_bounds__(kBlockThreads)
     attention_plan_start_kernel(const AttentionPlanArgs args, const StepStart start) {
   dependent_wait();

@@ -1,13 +1,18 @@
-// attention_plan: which block of the attention kernels works on what, computed once a step on the
+// attention_plan: assigns the work of the attention kernels to blocks. It runs once a step, on the
 // device, because the host does not know the lengths of the rows.
 //
-// Decode (rows of one token): the positions that a row sees are cut into units, of one page or,
-// when results may not depend on the rest of the batch, of a fixed number of pages counted from
-// position 0. The units of all rows and key-value heads lie in one line (row, head, unit), of which
-// each block takes an equal run. A (row, head) that several blocks share is finished by the last of
-// them to end, which adds the parts in their order. In steps of few rows each row and head has a
-// group of blocks of its own instead, in number by the row's length. Prefill (rows of more tokens):
-// a list of tiles of kPrefillTileTokens tokens, longest first within a row.
+// Decode (rows of one token): the visible positions of a row are cut into spans. A span is one
+// page; if results must not depend on the rest of the batch, it is a fixed number of pages counted
+// from position 0. The spans of all rows and key-value heads form one list:
+//
+//   row 0, head 0      | row 0, head 1      | row 1, head 0  | …
+//   s0 s1 s2 s3 s4     | s0 s1 s2 s3 s4     | s0 s1          | …
+//   |- block 0 --|- block 1 --|- block 2 --|- block 3 ----|
+//
+// Each block takes an equal run of it. If several blocks share a (row, head), each writes a
+// partial, and the last to finish adds them in their order. In steps of few rows each row and head
+// instead has its own group of blocks, as many as the row's length needs. Prefill (rows of more
+// tokens): a list of tiles of kPrefillTileTokens tokens, longest first within a row.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,11 +27,12 @@
 namespace wcuda::kernels {
 
 constexpr uint32_t kPrefillTileTokens = 128;
-// In groups that are clusters a row of at most so many units is left to one block, and one of more
-// to at most so many blocks that each has this share; in others each block has that share at least.
-constexpr uint32_t kDecodeLoneUnits = 4;
-constexpr uint32_t kDecodeClusterUnits = 2;
-constexpr uint32_t kDecodeGroupUnits = 8;
+// Sizes of groups. With clusters: up to this many spans of a row go to one block, and more to
+// blocks of at least this many.
+constexpr uint32_t kDecodeLoneSpans = 4;
+constexpr uint32_t kDecodeClusterSpans = 2;
+// Without clusters: the least spans of a block.
+constexpr uint32_t kDecodeGroupSpans = 8;
 constexpr uint32_t kDecodeGroupRowsMax = 512;
 
 struct PrefillTile {
@@ -34,45 +40,44 @@ struct PrefillTile {
   uint32_t first_token;  // within the row
 };
 
-// Where a block of the decode kernel begins: one word for each lane of half a warp, which gets all
-// with one load. Each block has `block_units` units of the line, the first `larger_count` one more.
+// Where a block of the decode kernel begins: one word for each lane of half a warp, which loads all
+// at once. Each block has `block_spans` spans of the list, the first `larger_count` one more.
 constexpr uint32_t kStartPages = 4;
 struct alignas(64) DecodeStart {
-  uint32_t begin, end;    // its units; equal: none
-  uint32_t row;           // of its first unit
-  uint32_t units_before;  // units of a head in the rows before that one
-  uint32_t units_to_end;  // and up to its end
+  uint32_t begin, end;    // its spans; equal: none
+  uint32_t row;           // of its first span
+  uint32_t spans_before;  // spans per head in earlier rows
+  uint32_t spans_to_end;  // the same, including this row
   uint32_t token;         // of that row
   uint32_t position;      // of that token
-  uint32_t block_units;
+  uint32_t block_spans;
   uint32_t larger_count;
-  uint32_t head;  // of its first unit
-  // In a step with groups: the blocks of this one, 0 for a block that has nothing to do, and the
-  // first of them.
+  uint32_t head;  // of its first span
+  // In a step with groups: the number of blocks in this group (0: the block is idle) and the first.
   uint32_t group_blocks;
   uint32_t group_first;
-  uint32_t pages[kStartPages];  // those of the row from its first unit on
+  uint32_t pages[kStartPages];  // of the row, from the block's first span on
 };
 
-// Pointers into scratch memory, and the sizes that it was made for.
+// Pointers into scratch memory, and the sizes that it was allocated for.
 struct AttentionPlan {
   uint32_t* tile_count = nullptr;  // prefill
-  uint32_t* row_units = nullptr;   // (max_rows + 1) units of a head in the rows before
-  uint32_t* row_tiles = nullptr;   // (max_rows + 1) tiles in the rows before
+  uint32_t* row_spans = nullptr;   // (max_rows + 1) spans per head in earlier rows
+  uint32_t* row_tiles = nullptr;   // (max_rows + 1) tiles in earlier rows
   DecodeStart* starts = nullptr;   // (max_blocks)
   PrefillTile* tiles = nullptr;    // (max_tiles)
   uint32_t* counters = nullptr;    // zero between launches
-  float* parts = nullptr;          // unfinished sums of part_floats each
-  uint32_t part_floats = 0;
+  float* partials = nullptr;       // of partial_floats each
+  uint32_t partial_floats = 0;
   uint32_t max_rows = 0;
   uint32_t max_blocks = 0;
   uint32_t max_tiles = 0;
-  // 0: a unit is a page and a part the units of a block. Else the pages of a unit, each of which
-  // is a part.
-  uint32_t fixed_unit_pages = 0;
+  // 0: a span is a page, and a block writes one partial for all its spans of a head. Else the pages
+  // of a span, and each span has a partial.
+  uint32_t fixed_span_pages = 0;
   uint32_t group_heads = 0;     // query heads of a key-value head
-  uint32_t group_tiles = 0;     // and their tiles
-  uint32_t head_tiles = 0;      // key-value heads times those
+  uint32_t group_tiles = 0;     // tiles of kDecodeGroupMax of them
+  uint32_t head_tiles = 0;      // key-value heads times group_tiles
   bool has_groups = false;      // in this step
   uint32_t cluster_blocks = 0;  // of a group; 0: groups are no clusters
 };
@@ -90,18 +95,18 @@ inline
 struct AttentionPlanArgs {
   StepRows step;
   AttentionPlan plan;
-  uint32_t window = 0;  // of the layers; 0 where any layer sees everything
+  uint32_t window = 0;  // the widest of all layers; 0: some layer sees everything
 };
 
-// The kernels after it may begin early only once it has ended, so they may read the plan and the
-// step's arrays before they wait.
+// Later kernels start only when this one has ended. So they may read the plan and the arrays of the
+// step before their dependent wait.
 cudaError_t attention_plan(const AttentionPlanArgs& args, const Launch& launch);
-// The same with all that is done at the start of a step: the first kernel of a graph begins at once
-// and the second not before 4 us have passed, whatever the first does. It waits for what is ahead.
+// The same together with everything else at the start of a step, in one kernel: the second kernel
+// of a graph does not start before 4 us have passed, however short the first is.
 cudaError_t attention_plan_start(const AttentionPlanArgs& args, const StepStart& start,
                                  const Launch& launch);
 
-// Sets what must be zero before the first step.
+// Zeroes counters and starts, before the first step.
 cudaError_t attention_plan_clear(const AttentionPlan& plan, uint32_t counter_count,
                                  cudaStream_t stream);
 

@@ -1,14 +1,14 @@
 // attention_prefill: out[t] = sum over p <= position(t) of w[p] * v[p], w = softmax(scale *
 // q[t]·k).
 //
-// A block takes a tile of the plan (128 tokens of one row) and one query head; each of its warps 32
-// (lengths up to 128) or 16 of the tokens, whose sums stay in its registers while the pages pass
-// through shared memory, the next one under way while one is worked on. Softmax is online in f32;
-// queries and numerators enter the products as f16. A token's result depends on its own query,
-// position and pages alone: pages that are masked for it change no bit. Keys and values past the
-// row's end are never read: they are 0 in shared memory, their denominator 0. Work: 4 * length FLOP
-// a token, head and visible position. Bytes moved: queries and results once, keys and values once a
-// tile, mostly from L2.
+// A block takes a tile of the plan (128 tokens of one row) and one query head. Each of its warps
+// takes 32 of the tokens (16 if heads are longer than 128) and keeps their sums in registers. The
+// pages pass through shared memory; the next one is loaded while the present one is used. Softmax
+// is online in f32; queries and numerators enter the MMAs as f16. A token's result depends on its
+// own query, position and pages alone: pages that are masked for it change no bit. Keys and values
+// past the end of the row are never read: they and their numerators are 0. Work: 4 * length FLOP
+// per token, head and visible position. Bytes moved: queries and results once, keys and values once
+// per tile, mostly from L2.
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_prefill.h"
 #include "kernels/attention/attention_tile.cuh"
@@ -18,34 +18,35 @@
 namespace wcuda::kernels {
 namespace {
 
-// 16-token tiles of a warp. At length 256 the sums of two would not fit the registers.
+// 16-token tiles per warp. At length 256 the sums of two do not fit into registers.
 template <int kLength>
 constexpr int kWarpTiles = kLength <= 128 ? 2 : 1;
 template <int kLength>
 constexpr int kWarps = kPrefillTileTokens / (16 * kWarpTiles<kLength>);
 template <int kLength>
 constexpr int kBlockThreads = kWarps<kLength> * 32;
-// Blocks of a multiprocessor that registers and shared memory allow.
+// Blocks per SM that registers and shared memory allow.
 template <int kLength>
 constexpr int kSmBlocks = kLength <= 128 ? 2 : 1;
 
 constexpr int kKeys = kPagePositions;
 
-// Bytes of shared memory. f16: two pages of tiles. Else one, and one page as it lies in the pool.
+// Shared memory: queries, then keys and values of two pages as f16 tiles. For q8_0 and e4m3 the
+// second page is in the format of the KV cache.
 template <int kLength>
-struct Places {
+struct SharedLayout {
   static constexpr uint32_t kQueryBytes = kPrefillTileTokens * kLength * 2;
-  static constexpr uint32_t kTileBytes = kKeys * kLength * 2;  // of keys; as much of values
+  static constexpr uint32_t kTileBytes = kKeys * kLength * 2;  // of keys, and again of values
 };
 
 template <int kLength, KvFormat kFormat>
 uint32_t shared_bytes(uint32_t row_bytes) {
-  const uint32_t tiles = 2 * Places<kLength>::kTileBytes;
+  const uint32_t tiles = 2 * SharedLayout<kLength>::kTileBytes;
   const uint32_t second = kFormat == KvFormat::kF16 ? tiles : 2 * kKeys * row_bytes;
-  return Places<kLength>::kQueryBytes + tiles + second;
+  return SharedLayout<kLength>::kQueryBytes + tiles + second;
 }
 
-// Queries of the tile as f16, scaled; tokens and elements that do not exist are 0.
+// Loads the queries of the tile as f16, scaled; tokens and elements that do not exist become 0.
 template <int kLength>
 __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, uint8_t* tile,
                                              uint32_t first_token, uint32_t token_count,
@@ -83,7 +84,7 @@ __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, ui
   }
 }
 
-// Begins the copy of a page's keys and values, as tiles or as they lie.
+// Starts the copy of a page's keys and values, as tiles (f16) or unchanged.
 template <int kLength, KvFormat kFormat>
 __device__ __forceinline__ void copy_page(const AttentionKernelArgs& args, uint32_t page,
                                           uint32_t kv_head, RowRange valid, uint32_t target) {
@@ -93,8 +94,8 @@ __device__ __forceinline__ void copy_page(const AttentionKernelArgs& args, uint3
   if constexpr (kFormat == KvFormat::kF16) {
     const uint32_t row_bytes = args.pages.row_bytes;
     copy_rows<kLength * 2, kKeys, kThreads>(target, keys, row_bytes, valid, threadIdx.x);
-    copy_rows<kLength * 2, kKeys, kThreads>(target + Places<kLength>::kTileBytes, values, row_bytes,
-                                            valid, threadIdx.x);
+    copy_rows<kLength * 2, kKeys, kThreads>(target + SharedLayout<kLength>::kTileBytes, values,
+                                            row_bytes, valid, threadIdx.x);
   } else {
     const uint32_t row_bytes = args.pages.row_bytes;
     copy_raw_rows<kKeys, kThreads>(target, keys, row_bytes, valid, threadIdx.x);
@@ -103,13 +104,13 @@ __device__ __forceinline__ void copy_page(const AttentionKernelArgs& args, uint3
   }
 }
 
-// What a warp keeps of its tokens: lane 4g + t has rows g and g + 8 of each 16, elements 2t, 2t + 1
-// of each 8.
+// A warp's sums: lane 4g + t holds rows g and g + 8 of each 16 tokens, elements 2t and 2t + 1 of
+// each 8.
 template <int kLength>
 struct WarpSums {
   static constexpr int kTiles = kWarpTiles<kLength>;
   float running_max[kTiles][2];
-  float denominator[kTiles][2];  // of this lane's keys
+  float denominator[kTiles][2];  // over this lane's keys
   float values[kTiles][kLength / 8][4];
 };
 
@@ -119,7 +120,7 @@ struct TileRows {
   float softcap;
 };
 
-// Scores of the page's keys for a warp's tokens.
+// Computes the scores of the page's keys for a warp's tokens.
 template <int kLength>
 __device__ __forceinline__ void score_keys(uint32_t queries, uint32_t keys, uint32_t warp_row,
                                            uint32_t lane,
@@ -152,12 +153,12 @@ __device__ __forceinline__ void score_keys(uint32_t queries, uint32_t keys, uint
   }
 }
 
-// Scores become numerators; the sums so far are scaled to the new largest score.
+// Turns scores into numerators, and rescales the sums to the new running max.
 template <int kLength>
-__device__ __forceinline__ void weigh_keys(const TileRows& rows, uint32_t first_key, bool is_masked,
-                                           uint32_t lane,
-                                           float (&scores)[kWarpTiles<kLength>][kKeys / 8][4],
-                                           WarpSums<kLength>* sums) {
+__device__ __forceinline__ void softmax_scores(const TileRows& rows, uint32_t first_key,
+                                               bool is_masked, uint32_t lane,
+                                               float (&scores)[kWarpTiles<kLength>][kKeys / 8][4],
+                                               WarpSums<kLength>* sums) {
 #pragma unroll
   for (int m = 0; m < kWarpTiles<kLength>; ++m) {
     if (rows.softcap != 0.0f) {
@@ -277,7 +278,7 @@ __global__ void __launch_bounds__(kBlockThreads<kLength>, kSmBlocks<kLength>)
     attention_prefill_kernel(const AttentionKernelArgs args) {
   extern __shared__ __align__(128) uint8_t shared[];
   constexpr bool kIsHalf = kFormat == KvFormat::kF16;
-  constexpr uint32_t kTileBytes = Places<kLength>::kTileBytes;
+  constexpr uint32_t kTileBytes = SharedLayout<kLength>::kTileBytes;
   dependent_trigger();
   dependent_wait();
   if (blockIdx.y >= *args.plan.tile_count) return;
@@ -301,7 +302,7 @@ __global__ void __launch_bounds__(kBlockThreads<kLength>, kSmBlocks<kLength>)
   };
 
   uint8_t* const queries = shared;
-  uint8_t* const tiles = shared + Places<kLength>::kQueryBytes;
+  uint8_t* const tiles = shared + SharedLayout<kLength>::kQueryBytes;
   uint8_t* const second = tiles + 2 * kTileBytes;
   copy_page<kLength, kFormat>(args, page_table[page_begin], kv_head, valid_of(page_begin),
                               shared_address(kIsHalf ? tiles : second));
@@ -345,13 +346,13 @@ __global__ void __launch_bounds__(kBlockThreads<kLength>, kSmBlocks<kLength>)
     copy_async_commit();
 
     const uint32_t first_key = page * kKeys;
-    // Nothing in this page is visible to any of the warp's tokens.
+    // Skips a page that none of the warp's tokens sees.
     if (first_key > last_position || warp_row >= token_count) continue;
     float scores[kWarpTiles<kLength>][kKeys / 8][4];
     score_keys<kLength>(shared_address(queries), shared_address(keys), warp_row, lane, scores);
     const bool is_masked = first_key + kKeys - 1 > rows.first_position ||
                            first_visible(last_position, args.window) > first_key;
-    weigh_keys<kLength>(rows, first_key, is_masked, lane, scores, &sums);
+    softmax_scores<kLength>(rows, first_key, is_masked, lane, scores, &sums);
     add_values<kLength>(shared_address(keys + kTileBytes), lane, scores, &sums);
   }
   write_results<kLength>(args, first_token, token_count, warp_row, head, lane, sums);

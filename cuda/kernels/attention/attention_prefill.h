@@ -5,18 +5,18 @@
 
 namespace wcuda::kernels {
 
-// Tiles that a step of so many tokens and rows can have.
+// Returns the most tiles that a step of so many tokens and rows can have.
 inline uint32_t prefill_tiles_max(uint32_t token_count, uint32_t row_count) {
   return token_count / kPrefillTileTokens + (row_count < token_count ? row_count : token_count);
 }
 
 // Once for each format and head length, before a capture.
 cudaError_t attention_prefill_prepare(KvFormat format, uint32_t head_length);
-// A token attends to the positions up to its own: keys and values of all of them lie in the pages.
-// Rows of one token are left alone.
+// A token attends to the positions up to its own, whose keys and values are all in the pages. Skips
+// rows of one token.
 cudaError_t attention_prefill(const AttentionKernelArgs& args, const Launch& launch);
 
-// The same on compute capability 9.0, for the head lengths that it has.
+// The same for compute capability 9.0 and the head lengths that prefill_has_warpgroup accepts.
 bool attention_prefill_has_warpgroup(uint32_t head_length, const Launch& launch);
 cudaError_t attention_prefill_warpgroup_prepare(KvFormat format, uint32_t head_length);
 cudaError_t attention_prefill_warpgroup(const AttentionKernelArgs& args, const Launch& launch);

@@ -1,13 +1,13 @@
-// attention_prefill on Hopper's warpgroup products: the same result as attention_prefill.cu but for
-// the order of sums, about twice as fast, for head lengths up to 128 that are a multiple of 8.
+// attention_prefill with WGMMA: the same result as attention_prefill.cu except for the order of
+// sums, about twice as fast, for head lengths up to 128 that are a multiple of 8.
 //
-// A block stays on its multiprocessor and takes one of gridDim.x (tile, head) pairs in turn. One
-// warpgroup loads: queries as f16, and blocks of 128 keys and 128 values, two of each in shared
-// memory; q8_0 and e4m3 pass through a raw copy and become f16 there. Two warpgroups work on 64
-// tokens each: while the tensor cores take the next scores and the values of the last numerators,
-// the other units turn scores into numerators. A token's result depends on its own query, position
-// and pages alone. Shared memory: rows of 128 bytes in panels of 64 elements, chunk c of row r at c
-// ^ (r % 8).
+// The kernel is persistent: block b takes (tile, head) pairs b, b + gridDim.x, … One warpgroup
+// loads queries as f16, and blocks of 128 keys and 128 values with two stages of each in shared
+// memory; q8_0 and e4m3 are copied raw and converted to f16 there. Two warpgroups compute 64 tokens
+// each: while the tensor cores compute the next scores and the sums of the previous numerators, the
+// ALUs turn scores into numerators. A token's result depends on its own query, position and pages
+// alone. Shared memory: panels of 64 elements with rows of 128 bytes; chunk c of row r is at chunk
+// c ^ (r % 8).
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_prefill.h"
 #include "kernels/attention/attention_tile.cuh"
@@ -25,14 +25,15 @@ constexpr uint32_t kBlockThreads = 384;
 [[maybe_unused]] constexpr uint32_t kLoadThreads = 128;
 constexpr uint32_t kBlockKeys = 128;
 constexpr uint32_t kStages = 2;
-// Registers of a thread: 72 + 2 * 216 = 504 of 512 of a lane.
+// Registers per thread: 72 + 2 * 216 = 504 of the 512 that a lane of the SM has for three
+// warpgroups.
 [[maybe_unused]] constexpr uint32_t kLoadRegisters = 72;
 [[maybe_unused]] constexpr uint32_t kWorkRegisters = 216;
 
 constexpr uint32_t kPanelBytes = 128 * 128;  // 128 rows of 64 elements
 
 template <int kLength>
-struct Places {
+struct SharedLayout {
   static constexpr uint32_t kBytes = kLength / 64 * kPanelBytes;  // 128 queries, keys or values
   static constexpr uint32_t kQueries = 0;
   static constexpr uint32_t kKeys = kQueries + kBytes;
@@ -45,7 +46,7 @@ template <int kLength, KvFormat kFormat>
 uint32_t shared_bytes(uint32_t row_bytes) {
   constexpr uint32_t kAlignment = 1024;
   const uint32_t raw = kFormat == KvFormat::kF16 ? 0 : 2 * kBlockKeys * row_bytes;
-  return Places<kLength>::kRaw + raw + kAlignment;
+  return SharedLayout<kLength>::kRaw + raw + kAlignment;
 }
 
 #if WCUDA_HAS_WARPGROUPS
@@ -91,7 +92,8 @@ struct Item {
   }
 };
 
-// A block's item of a round. Items get shorter along their line, so rounds go to and fro.
+// Returns the item of this block in a round. Items are listed longest first, so every other round
+// runs in reverse to balance the blocks.
 __device__ __forceinline__ uint32_t item_of(uint32_t round) {
   return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
 }
@@ -100,7 +102,7 @@ __device__ __forceinline__ uint32_t panel_offset(uint32_t row, uint32_t chunk) {
   return chunk / 8 * kPanelBytes + row * 128 + ((chunk % 8 ^ row % 8) << 4);
 }
 
-// Where the rows of the two pages of a block lie; the second may not exist.
+// The rows of the two pages of a block of keys or values; the second may not exist.
 struct BlockRows {
   const uint8_t* pages[2];
 
@@ -173,8 +175,8 @@ __device__ __forceinline__ void expand_block(uint8_t* target, const uint8_t* raw
   }
 }
 
-// The same for heads of kLength elements. A thread expands its own row of q8_0: eight neighbours
-// read and write different banks.
+// expand_block for q8_0 and heads of exactly kLength elements. Each thread expands one row, so that
+// eight neighbouring threads read and write different banks.
 template <int kLength>
 __device__ __forceinline__ void expand_whole_q8_0(uint8_t* target, const uint8_t* raw) {
   static_assert(kLoadThreads == kBlockKeys);
@@ -276,11 +278,11 @@ __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, co
   }
 }
 
-// The loading warpgroup's part in all items of the block.
+// What the loading warpgroup does for all items of the block.
 template <int kLength, KvFormat kFormat>
 __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint32_t item_count,
                                            uint8_t* shared, const Barriers& barriers) {
-  using At = Places<kLength>;
+  using At = SharedLayout<kLength>;
   const uint32_t base = shared_address(shared);
   StageCounter counter, query_counter;
   for (uint32_t round = 0; round * gridDim.x < item_count; ++round) {
@@ -333,22 +335,22 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
       }
     }
     if constexpr (kFormat != KvFormat::kF16) {
-      // All are done with the last raw values before the next item's copies.
+      // The last raw values are converted before the next item's copies overwrite them.
       asm volatile("bar.sync 1, 128;" ::: "memory");
     }
   }
   copy_async_wait<0>();
 }
 
-// A warp's tokens: lane 4g + t has rows g and g + 8 of 16, of scores and sums the columns 2t, 2t +
-// 1 of each 8.
+// A warp's tokens: lane 4g + t holds rows g and g + 8 of 16, and of scores and sums columns 2t and
+// 2t + 1 of each 8.
 struct Softmax {
   float running_max[2];
-  float denominator[2];  // of this lane's keys
-  float factor[2];       // for the sums so far
+  float denominator[2];  // over this lane's keys
+  float factor[2];       // by which the sums so far must be scaled
 };
 
-// Scores become numerators.
+// Turns scores into numerators.
 __device__ __forceinline__ void softmax_scores(const AttentionKernelArgs& args, uint32_t position,
                                                uint32_t last_position, uint32_t first_position,
                                                uint32_t first_key, uint32_t lane,
@@ -459,11 +461,11 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
   }
 }
 
-// A working warpgroup's part in all items of the block.
+// What a computing warpgroup does for all items of the block.
 template <int kLength>
 __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, uint32_t item_count,
                                               uint32_t base, const Barriers& barriers) {
-  using At = Places<kLength>;
+  using At = SharedLayout<kLength>;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t group_row = (threadIdx.x / 128 - 1) * 64;
   const uint32_t first_row = group_row + threadIdx.x % 128 / 32 * 16 + lane / 4;
@@ -554,7 +556,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   extern __shared__ uint8_t unaligned[];
   uint8_t* const shared = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
   const uint32_t base = shared_address(shared);
-  const Barriers barriers{base + Places<kLength>::kBarriers};
+  const Barriers barriers{base + SharedLayout<kLength>::kBarriers};
   dependent_trigger();
   if (threadIdx.x == 0) {
     constexpr uint32_t kWorkWarps = 8;
@@ -601,7 +603,7 @@ bool has_instance(uint32_t head_length) {
 
 }  // namespace
 
-// Whether this program holds code for sm_90a: without it the kernels are empty and need next to no
+// Returns whether this program has code for sm_90a: otherwise the kernels are empty and use few
 // registers.
 bool has_warpgroup_code() {
   static const bool has = [] {

@@ -1,5 +1,5 @@
-// Pieces of the attention kernels: tiles of keys and values in shared memory, and tensor-core
-// products on them. Only for .cu files.
+// Device code shared by the attention kernels: tiles of keys and values in shared memory, and
+// tensor-core instructions on them. Only for .cu files.
 //
 // A tile is (rows, kLength) f16; row r holds its 16-byte chunk c at chunk c ^ (r % 8), so that
 // eight rows of one chunk lie in different banks. kLength is 64, 128 or 256; columns past the
@@ -22,7 +22,7 @@ constexpr float kLog2E = 1.44269504088896340736f;
 
 // ---- tensor cores ----
 
-// Four 8 x 8 tiles of f16: lane l names row l % 8 of tile l / 8.
+// Loads four 8 x 8 tiles of f16; `address` of lane l is row l % 8 of tile l / 8.
 __device__ __forceinline__ void load_tiles(uint32_t (&tiles)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
@@ -46,14 +46,15 @@ __device__ __forceinline__ uint32_t pack_halves(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// 2^x to 2 units in the last place; results below the normal range are 0.
+// Returns 2^x with an error of at most 2 ulp; results below the normal range are 0.
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// cap * tanh(score / cap), both times log2 e; within 3e-7 * cap.
+// Returns cap * tanh(score / cap), with score and result times log2(e); the error is at most 3e-7 *
+// cap.
 __device__ __forceinline__ float cap_score(float score, float cap) {
   const float e = exp2_fast(score * (2.0f / cap));
   return cap * kLog2E * (1.0f - __fdividef(2.0f, e + 1.0f));
@@ -66,7 +67,7 @@ __device__ __forceinline__ uint32_t tile_offset(uint32_t row, uint32_t chunk) {
   return row * kRowBytes + ((chunk ^ (kRowBytes >= 128 ? row & 7 : row >> 1 & 3)) << 4);
 }
 
-// Where the rows of one head lie in a page.
+// Returns the first row of a head's keys or values in a page.
 __device__ __forceinline__ const uint8_t* page_rows(const KvPages& pages, uint32_t layer,
                                                     uint32_t page, uint32_t head, bool is_value) {
   const uint64_t plane = (uint64_t{layer} * pages.page_count + page) * 2 + (is_value ? 1 : 0);
@@ -78,7 +79,7 @@ struct RowRange {
   uint32_t end;
 };
 
-// Rows that do not begin on 16 bytes, byte by byte.
+// copy_rows byte by byte, for rows that are not aligned to 16 bytes.
 template <int kRowBytes, int kRows, int kThreads>
 __device__ __noinline__ void copy_rows_slowly(uint32_t tile, const uint8_t* source,
                                               uint32_t row_bytes, RowRange valid, uint32_t thread) {
@@ -116,26 +117,26 @@ __device__ __forceinline__ void copy_rows(uint32_t tile, const uint8_t* source, 
   }
 }
 
-// The same of kRows rows of exactly kRowBytes, all valid, by a warp.
+// Copies kRows rows of exactly kRowBytes, all valid, with one warp.
 template <int kRowBytes, int kRows>
 __device__ __forceinline__ void copy_whole_rows(uint32_t tile, const uint8_t* source,
                                                 uint32_t lane) {
   constexpr uint32_t kChunks = kRowBytes / 16;
-  constexpr uint32_t kOneGo = 32 / kChunks;  // rows
+  constexpr uint32_t kPassRows = 32 / kChunks;  // rows
   const uint32_t row = lane / kChunks;
 #pragma unroll
-  for (uint32_t i = 0; i < kRows / kOneGo; ++i) {
-    uint32_t target = tile + tile_offset<kRowBytes>(i * kOneGo + row, lane % kChunks);
+  for (uint32_t i = 0; i < kRows / kPassRows; ++i) {
+    uint32_t target = tile + tile_offset<kRowBytes>(i * kPassRows + row, lane % kChunks);
     if constexpr (kRowBytes >= 128) {
-      // The same, with what depends on the lane apart.
+      // The same offset, computed so that the lane's share is loop-invariant.
       const uint32_t first = row * kRowBytes + ((lane % kChunks ^ row) << 4);
-      target = tile + (first ^ (i * kOneGo % 8) << 4) + i * kOneGo * kRowBytes;
+      target = tile + (first ^ (i * kPassRows % 8) << 4) + i * kPassRows * kRowBytes;
     }
     copy_async_16(target, source + lane * 16 + i * 512);
   }
 }
 
-// Copies kRows rows of any type as they lie, whole or up to the end of `valid`; the rest becomes 0.
+// Copies kRows rows without changing their layout. Rows from valid.end on become 0.
 template <int kRows, int kThreads>
 __device__ __forceinline__ void copy_raw_rows(uint32_t target, const uint8_t* source,
                                               uint32_t row_bytes, RowRange valid, uint32_t thread) {
@@ -146,21 +147,21 @@ __device__ __forceinline__ void copy_raw_rows(uint32_t target, const uint8_t* so
   }
 }
 
-// Two signed bytes (the low ones of a word) as f16.
+// Converts the two low bytes of a word, signed, to f16.
 __device__ __forceinline__ __half2 signed_bytes_to_halves(uint32_t bytes) {
   // 0x6400 + u is 1024 + u; u is the byte plus 128.
   const uint32_t word = __byte_perm(bytes ^ 0x8080u, 0x64646464u, 0x4140);
   return __hsub2(*reinterpret_cast<const __half2*>(&word), __float2half2_rn(1152.0f));
 }
 
-// Up to eight codes of which `count` are there.
+// Loads min(count, 8) codes byte by byte.
 __device__ __noinline__ inline uint64_t load_codes_slowly(const uint8_t* codes, uint32_t count) {
   uint64_t word = 0;
   for (uint32_t i = 0; i < 8 && i < count; ++i) word |= uint64_t{codes[i]} << (8 * i);
   return word;
 }
 
-// Eight values of a raw row as f16; columns past n are 0.
+// Returns eight values of a raw row as f16; columns from n on are 0.
 template <KvFormat kFormat>
 __device__ __forceinline__ uint4 expand_chunk(const uint8_t* row, uint32_t chunk, uint32_t n) {
   uint4 out = make_uint4(0, 0, 0, 0);
@@ -184,7 +185,7 @@ __device__ __forceinline__ uint4 expand_chunk(const uint8_t* row, uint32_t chunk
   return out;
 }
 
-// A tile of kRows from raw rows in shared memory.
+// Converts kRows raw rows in shared memory to a tile of f16.
 template <KvFormat kFormat, int kLength, int kRows, int kThreads>
 __device__ __forceinline__ void expand_rows(uint8_t* tile, const uint8_t* raw, uint32_t row_bytes,
                                             uint32_t n, uint32_t thread) {

@@ -124,16 +124,16 @@ class InputBlock {
 
 struct Plan {
   static constexpr uint32_t kBlocks = 50, kHeadTiles = 2;
-  DeviceArray<uint32_t> tile_count{1}, row_units{kSlots + 1}, row_tiles{kSlots + 1};
+  DeviceArray<uint32_t> tile_count{1}, row_spans{kSlots + 1}, row_tiles{kSlots + 1};
   DeviceArray<kernels::DecodeStart> starts{kBlocks};
   DeviceArray<kernels::PrefillTile> tiles{1};
 
   kernels::AttentionPlan plan() {
     starts.fill(0);
-    row_units.fill(0);  // what no row has is read back too
+    row_spans.fill(0);  // what no row has is read back too
     kernels::AttentionPlan plan;
     plan.tile_count = tile_count.data();
-    plan.row_units = row_units.data();
+    plan.row_spans = row_spans.data();
     plan.row_tiles = row_tiles.data();
     plan.starts = starts.data();
     plan.tiles = tiles.data();
@@ -144,7 +144,7 @@ struct Plan {
     return plan;
   }
   std::vector<uint32_t> words(size_t row_count) {
-    std::vector<uint32_t> words = row_units.read();
+    std::vector<uint32_t> words = row_spans.read();
     words.resize(row_count + 1);
     for (const kernels::DecodeStart& start : starts.read()) {
       uint32_t one[sizeof start / 4];

@@ -31,9 +31,9 @@ struct Sizes {
   uint32_t max_blocks;
   uint32_t max_tiles;
   uint32_t head_tiles;
-  uint32_t fixed_unit_pages;
+  uint32_t fixed_span_pages;
   uint64_t counters;
-  uint64_t part_floats;  // of all parts
+  uint64_t partial_floats;  // of all parts
 };
 
 Sizes sizes_of(const Limits& limits, uint32_t sm_count) {
@@ -42,19 +42,19 @@ Sizes sizes_of(const Limits& limits, uint32_t sm_count) {
   sizes.max_tiles = kernels::prefill_tiles_max(limits.max_batch_tokens, limits.max_batch_rows);
   sizes.head_tiles = kernels::decode_head_tiles(limits.head_count, limits.kv_head_count);
   const uint64_t floats =
-      kernels::decode_part_floats(limits.head_count, limits.kv_head_count, limits.head_length);
+      kernels::decode_partial_floats(limits.head_count, limits.kv_head_count, limits.head_length);
   if (!limits.batch_invariant) {
     sizes.counters = sizes.max_blocks;
-    sizes.part_floats = 2 * uint64_t{sizes.max_blocks} * floats;
+    sizes.partial_floats = 2 * uint64_t{sizes.max_blocks} * floats;
     return sizes;
   }
   const uint32_t pages = (limits.max_sequence_tokens + kPageTokens - 1) / kPageTokens;
-  sizes.fixed_unit_pages =
+  sizes.fixed_span_pages =
       std::max(kFixedUnitPagesMin, (pages + kFixedPartsMax - 1) / kFixedPartsMax);
   const uint64_t rows = uint64_t{limits.max_batch_rows} * sizes.head_tiles;
   sizes.counters = rows;
-  sizes.part_floats =
-      rows * ((pages + sizes.fixed_unit_pages - 1) / sizes.fixed_unit_pages) * floats;
+  sizes.partial_floats =
+      rows * ((pages + sizes.fixed_span_pages - 1) / sizes.fixed_span_pages) * floats;
   return sizes;
 }
 
@@ -63,19 +63,19 @@ kernels::AttentionPlan place(const Limits& limits, const Sizes& sizes, Arena* ar
   plan.max_rows = limits.max_batch_rows;
   plan.max_blocks = sizes.max_blocks;
   plan.max_tiles = sizes.max_tiles;
-  plan.fixed_unit_pages = sizes.fixed_unit_pages;
-  plan.part_floats =
-      kernels::decode_part_floats(limits.head_count, limits.kv_head_count, limits.head_length);
+  plan.fixed_span_pages = sizes.fixed_span_pages;
+  plan.partial_floats =
+      kernels::decode_partial_floats(limits.head_count, limits.kv_head_count, limits.head_length);
   plan.head_tiles = sizes.head_tiles;
   plan.group_heads = limits.head_count / limits.kv_head_count;
   plan.group_tiles = sizes.head_tiles / limits.kv_head_count;
   plan.tile_count = arena->take<uint32_t>(1);
-  plan.row_units = arena->take<uint32_t>(limits.max_batch_rows + 1);
+  plan.row_spans = arena->take<uint32_t>(limits.max_batch_rows + 1);
   plan.row_tiles = arena->take<uint32_t>(limits.max_batch_rows + 1);
   plan.starts = arena->take<kernels::DecodeStart>(sizes.max_blocks);
   plan.tiles = arena->take<kernels::PrefillTile>(sizes.max_tiles);
   plan.counters = arena->take<uint32_t>(sizes.counters);
-  plan.parts = arena->take<float>(sizes.part_floats);
+  plan.partials = arena->take<float>(sizes.partial_floats);
   return plan;
 }
 
@@ -123,7 +123,7 @@ void choose_groups(const Batch& batch, const KvPool& pool, const kernels::Launch
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
   const uint32_t groups = batch.row_count * plan->head_tiles;
   if (!kernels::decode_has_groups(pool.head_length, launch.compute_capability) ||
-      plan->fixed_unit_pages != 0 || batch.max_row_tokens != 1 || groups > sm_count)
+      plan->fixed_span_pages != 0 || batch.max_row_tokens != 1 || groups > sm_count)
     return;
   plan->has_groups = true;
   if (batch.max_positions > kLonePositionsMax && batch.max_positions <= kClusterPositionsMax &&
@@ -132,7 +132,7 @@ void choose_groups(const Batch& batch, const KvPool& pool, const kernels::Launch
     plan->max_blocks = groups * kernels::kDecodeClusterBlocks;
     return;
   }
-  constexpr uint32_t kShare = kernels::kDecodeGroupUnits * kPageTokens;
+  constexpr uint32_t kShare = kernels::kDecodeGroupSpans * kPageTokens;
   plan->max_blocks =
       std::min(2 * sm_count, groups * std::max(1u, (batch.max_positions + kShare - 1) / kShare));
 }
