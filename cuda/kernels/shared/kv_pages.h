@@ -1,4 +1,4 @@
-// What the attention kernels share: the rows of a step and the pool of key-value pages.
+// The rows of a step and the pages of the KV cache, as kernels see them.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ enum class KvFormat : uint32_t { kF16 = 0, kQ8_0 = 1, kFp8E4m3 = 2 };
 
 // Key-value pages of all layers. Row (layer, page, head, slot) of keys is at
 //   data + ((((layer * page_count + page) * 2 + 0) * head_count + head) * 64 + slot) * row_bytes
-// and of values with 1 for 0. `data` is aligned to 256 bytes, so that the 64 rows of one head in a
-// page are one run of bytes that begins on a multiple of 64.
+// and of values with 1 instead of 0. `data` is aligned to 256 bytes, so that the 64 rows of one
+// head in a page are contiguous and aligned to 64.
 struct KvPages {
   uint8_t* data = nullptr;
   KvFormat format = KvFormat::kF16;

@@ -1,6 +1,6 @@
-// One head of q, k or v in shared memory: RMS norm, turn by its position, rounding to a row of the
-// key-value pages. A warp works on a head. Operations are named where a compiler could fuse them,
-// so that every kernel gets the same bits. Only for .cu files.
+// One head of q, k or v in shared memory: RMS norm, rope, and rounding to a row of the key-value
+// pages. One warp per head. Multiplications and additions are intrinsics where a compiler could
+// fuse them, so that every kernel computes the same bits. Only for .cu files.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,8 +23,8 @@ __device__ __forceinline__ float head_max(float value) {
   return value;
 }
 
-// cos and sin of position * frequency, within 4e-7: in double precision up to the last turn, so
-// that a position of a million is as exact as one of ten.
+// Returns cos and sin of position * frequency, within 4e-7. The angle is reduced to one turn in
+// double precision, so that the error does not grow with the position.
 __device__ __forceinline__ float2 rope_cos_sin(uint32_t position, float frequency,
                                                float magnitude) {
   constexpr double kInversePi = 0.318309886183790671538;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void norm_head(float* head, uint32_t n, const float* 
   __syncwarp();
 }
 
-// rotate(j) is cos and sin of pair lane + 32 * j.
+// Rotates the pairs of a head; rotate(j) returns cos and sin of pair lane + 32 * j.
 template <uint32_t kValues, class Rotate>
 __device__ __forceinline__ void rope_head(float* head, const HeadRope& args, const Rotate& rotate,
                                           uint32_t lane) {
@@ -74,7 +74,7 @@ __device__ __forceinline__ void rope_head(float* head, const HeadRope& args, con
   __syncwarp();
 }
 
-// f16 scale, then 32 codes; the block's values lie one in each lane.
+// Writes an f16 scale and 32 codes; each lane holds one value of the block.
 __device__ __forceinline__ void write_q8_0_block(float value, uint8_t* block, uint32_t lane) {
   const bool is_finite = __all_sync(~0u, isfinite(value));
   const float largest = head_max(fabsf(value));
@@ -86,7 +86,7 @@ __device__ __forceinline__ void write_q8_0_block(float value, uint8_t* block, ui
   block[2 + lane] = static_cast<uint8_t>(static_cast<int8_t>(fminf(127.0f, fmaxf(-127.0f, code))));
 }
 
-// Gives the bits of the host's write_kv_row.
+// Writes the same bits as write_kv_row on the host.
 __device__ __forceinline__ void write_row(KvFormat format, const float* head, uint32_t n,
                                           uint8_t* row, uint32_t lane) {
   if (format == KvFormat::kQ8_0) {

@@ -1,6 +1,6 @@
-// The start of a step on the device: the inputs that came over the bus are scattered, rows begin.
-// Kernels of three families know these: those that start a step, the plan of attention, which may
-// do it on the way, and sampling, which reads and writes the status of a row.
+// Inputs and row statuses of a step on the device. Three families of kernels use them: those that
+// start a step, attention_plan, which may do so in the same launch, and sampling, which reads and
+// writes row statuses.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,18 @@ namespace wcuda::kernels {
 
 constexpr uint32_t kInputSegmentsMax = 12;
 
-// At the start of the block. Rows of a segment have equal lengths.
+// Header of the block of inputs. All rows of a segment have the same length.
 struct InputHeader {
   struct Segment {
     uint32_t row_count;
-    uint32_t row_bytes;  // a multiple of 4; rows lie at multiples of align_up(row_bytes, 16)
-    uint32_t offset;     // of the first row, from the block; a multiple of 16
+    uint32_t row_bytes;  // a multiple of 4; the stride of rows is align_up(row_bytes, 16)
+    uint32_t offset;     // of the first row from the start of the block; a multiple of 16
     uint32_t reserved;
   };
   Segment segments[kInputSegmentsMax];
 };
 
-// All in device memory, aligned to 16; rows of a target lie at multiples of its stride (bytes, a
-// multiple of 4).
+// All in device memory, aligned to 16. target_strides: bytes between rows, multiples of 4.
 struct InputScatterArgs {
   const uint8_t* block = nullptr;
   uint32_t segment_count = 0;
@@ -43,37 +42,37 @@ constexpr int32_t kRowSkipped = 4;
 
 constexpr uint32_t kStepRowFeedSampled = 1;  // its one token is history[slot][first_position]
 
-// One row of a step; token_count 0: a row that fills the batch up and does nothing.
+// One row of a step; token_count 0: a row that pads the batch and does nothing.
 struct BeginRow {
   uint32_t first_token;  // index into tokens
   uint32_t token_count;
   uint32_t first_position;
   uint32_t sequence_slot;
   uint32_t flags;
-  uint32_t depends_on;  // row of the step before that it continues, or kNoDependency
+  uint32_t depends_on;  // row of the previous step that it continues, or kNoDependency
 };
 static_assert(sizeof(BeginRow) == 24);
 
 struct BeginStepArgs {
   uint32_t row_count = 0;
-  uint32_t history_stride = 0;                 // tokens a slot
+  uint32_t history_stride = 0;                 // tokens per slot
   const BeginRow* rows = nullptr;              // (row_count)
-  const int32_t* previous_statuses = nullptr;  // of the step before; null: no row depends on it
+  const int32_t* previous_statuses = nullptr;  // of the previous step; null: no row depends on it
   int32_t* statuses = nullptr;                 // (row_count)
   int32_t* tokens = nullptr;                   // (tokens of the step)
   int32_t* fed_tokens = nullptr;               // (row_count)
   int32_t* history = nullptr;                  // (slots, history_stride)
 };
 
-// The start of a step whose rows have one token each, all in one launch with the plan of attention
-// (kernels/attention/attention_plan.h): input_scatter() and begin_step(). `begin.rows` and
-// `begin.tokens` are targets of input_scatter() too.
+// Arguments of attention_plan_start (kernels/attention/attention_plan.h), which starts a step whose
+// rows have one token each: input_scatter, begin_step and attention_plan in one launch.
+// `begin.rows` and `begin.tokens` are targets of input_scatter too.
 struct StepStart {
   InputScatterArgs inputs;
-  // Segments of the block.
+  // Indices of segments of the block.
   uint32_t tokens = 0;
   uint32_t begin_rows = 0;
-  uint32_t rows = 0;  // of attention
+  uint32_t rows = 0;  // StepRow, for attention
   uint32_t page_tables = 0;
   BeginStepArgs begin;
 };

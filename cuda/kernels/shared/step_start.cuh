@@ -1,5 +1,5 @@
-// Parts of the start of a step that two kernels have: dealing out a segment, beginning a row. Only
-// for .cu files.
+// Device code of two kernels that start a step: scattering a segment of inputs, beginning a row.
+// Only for .cu files.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +8,7 @@
 
 namespace wcuda::kernels {
 
-// The entry of a segment: row count, row bytes, offset.
+// Returns the header of a segment: row count, row bytes, offset.
 __device__ inline uint4 input_segment(const InputScatterArgs& args, uint32_t segment) {
   return __ldcg(reinterpret_cast<const uint4*>(args.block) + segment);
 }
@@ -16,7 +16,7 @@ __device__ inline uint32_t input_row_words(const uint4& segment) {
   return (segment.y / 4 + 3) / 4 * 4;
 }
 
-// Every `stride`-th word of a segment, from `first` on.
+// Copies every `stride`-th word of a segment to its target, from `first` on.
 __device__ inline void scatter_segment(const InputScatterArgs& args, uint32_t s, uint32_t first,
                                        uint32_t stride) {
   const uint4 segment = input_segment(args, s);
@@ -43,7 +43,7 @@ __device__ inline int32_t* row_history(const BeginStepArgs& args, const BeginRow
   return args.history + uint64_t{row.sequence_slot} * args.history_stride + row.first_position;
 }
 
-// Status of row `index`, and its token where that is fed. One thread a row.
+// Sets the status of row `index`, and its token if that is fed back. One thread per row.
 __device__ inline void begin_row(const BeginStepArgs& args, const BeginRow& row, uint32_t index) {
   const bool is_skipped = is_row_skipped(args, row);
   args.statuses[index] = is_skipped ? kRowSkipped : kRowOk;

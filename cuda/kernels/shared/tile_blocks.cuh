@@ -1,5 +1,5 @@
-// Blocks of packed tiles put back in the file's order in shared memory, for kernels that use the
-// unpackers of quant_unpack.h: every type, speed second. Device code only.
+// Restores blocks of packed tiles in shared memory to the order of the file, for kernels that use
+// the unpackers of quant_unpack.h. Serves every type; not tuned for speed. Device code only.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +51,7 @@ __device__ inline void unpack32(const BlockBF16& block, uint32_t part, float* ou
 template <TensorType kType>
 using TypeTag = std::integral_constant<TensorType, kType>;
 
-// The block of a ggml type id.
+// Maps a ggml type id to the struct of its block.
 inline BlockF32 block_of(TypeTag<TensorType::kF32>);
 inline BlockF16 block_of(TypeTag<TensorType::kF16>);
 inline BlockBF16 block_of(TypeTag<TensorType::kBF16>);
@@ -84,8 +84,8 @@ inline quant::BlockQ2_0 block_of(TypeTag<TensorType::kQ2_0>);
 template <TensorType kType>
 using BlockOf = decltype(block_of(TypeTag<kType>{}));
 
-// visitor(TypeTag<type>{}) for a type known at run time; cudaErrorInvalidValue for one that is not
-// in the table.
+// Calls visitor(TypeTag<type>{}) for a type known at run time; returns cudaErrorInvalidValue for
+// one that is not in the table.
 template <class Visitor, size_t... kIndex>
 cudaError_t visit_type(uint32_t type, const Visitor& visitor, std::index_sequence<kIndex...>) {
   cudaError_t status = cudaErrorInvalidValue;
@@ -100,15 +100,15 @@ cudaError_t visit_type(uint32_t type, const Visitor& visitor) {
   return visit_type(type, visitor, std::make_index_sequence<kCount>{});
 }
 
-// How blocks lie in shared memory: `stride` bytes apart, the first `shift` bytes from a multiple of
-// 4, so that most of a block can be copied by words.
+// Layout of blocks in shared memory: kStride bytes apart, the first kShift bytes after a multiple
+// of 4, so that most of a block can be copied by words.
 template <TensorType kType>
 struct SharedBlocks {
   static constexpr TileLayout kLayout = quant::tile_layout(kType);
   static_assert(sizeof(BlockOf<kType>) == kLayout.block_bytes);
   static_assert(BlockOf<kType>::kElements == kLayout.block_elements);
 
-  // The largest part decides.
+  // Aligns the largest field.
   static constexpr uint32_t find_shift() {
     uint32_t largest = 0;
     for (uint32_t p = 1; p < kLayout.field_count; ++p)
@@ -119,12 +119,12 @@ struct SharedBlocks {
   static_assert(alignof(BlockOf<kType>) == 1 || kShift == 0);
   static constexpr uint32_t kStride = (kShift + kLayout.block_bytes + 3) / 4 * 4;
 
-  // Bytes of a part that are copied at once.
+  // Returns the bytes of a field that can be copied at once: 4, 2 or 1.
   WCUDA_HD static constexpr uint32_t unit_bytes(const TileField& part) {
     const uint32_t all = 4u | part.piece_bytes | (kShift + part.offset);
     return all % 4 == 0 ? 4 : all % 2 == 0 ? 2 : 1;
   }
-  // Where a part starts in the packed tile.
+  // Returns the offset of a field in the packed tile.
   WCUDA_HD static constexpr uint32_t part_start(uint32_t part) {
     uint32_t start = 0;
     for (uint32_t p = 0; p < part; ++p)

@@ -1,8 +1,8 @@
 // embed: out[t][c] = scale * w[token[t]][c].
 //
-// A warp takes 1024 columns of one token: it gathers the bytes of one row of the packed tiles
-// (kernels/shared/packed_tile.h) into shared memory, in the file's order, then a lane unpacks 32
-// elements. Bytes moved: those of the rows, in sectors of 32 bytes, and the output.
+// A warp takes 1024 columns of one token. It gathers one row of the packed tiles
+// (kernels/shared/packed_tile.h) into shared memory, in the order of the file; then each lane
+// unpacks 32 elements. Bytes moved: the rows, in sectors of 32 bytes, and the output.
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/ptx/quad_transpose.cuh"
@@ -13,7 +13,7 @@ namespace wcuda::kernels {
 namespace {
 
 constexpr uint32_t kTileColumns = 1024;
-constexpr uint32_t kTileParts = kTileColumns / kPartElements;  // one a lane
+constexpr uint32_t kTileParts = kTileColumns / kPartElements;  // one per lane
 static_assert(kTileParts == 32);
 
 struct Arguments {
@@ -21,8 +21,8 @@ struct Arguments {
   const uint8_t* packed_tiles;
   uint32_t rows;
   uint32_t cols;
-  uint32_t packed_tile_count;  // of an M-tile
-  uint32_t tile_count;         // of a row
+  uint32_t packed_tile_count;  // per M-tile
+  uint32_t tile_count;         // of kTileColumns, per row
   float scale;
   bool is_aligned;
   float* out;  // (token_count, cols)
@@ -35,60 +35,60 @@ struct RowTile : SharedBlocks<kType> {
   static constexpr uint32_t kBlocks = kPackedTiles * Base::kLayout.blocks;
 };
 
-// The layout of one part: packed_tile_offset then searches none.
-WCUDA_HD constexpr TileLayout part_alone(TileLayout layout, uint32_t part) {
+// A layout with this field alone, so that packed_tile_offset does not search.
+WCUDA_HD constexpr TileLayout single_field(TileLayout layout, uint32_t part) {
   layout.fields[0] = layout.fields[part];
   layout.field_count = 1;
   return layout;
 }
 
-// Turns in which 32 lanes copy a part of the tile's blocks.
-template <TensorType kType, uint32_t kPart>
-WCUDA_HD constexpr uint32_t part_turns() {
+// Iterations in which 32 lanes copy one field of the tile's blocks.
+template <TensorType kType, uint32_t kField>
+WCUDA_HD constexpr uint32_t field_passes() {
   using T = RowTile<kType>;
-  constexpr TileField kThis = T::kLayout.fields[kPart];
-  return (T::kBlocks * (kThis.bytes / T::unit_bytes(kThis)) + 31) / 32;
+  constexpr TileField kOwn = T::kLayout.fields[kField];
+  return (T::kBlocks * (kOwn.bytes / T::unit_bytes(kOwn)) + 31) / 32;
 }
-template <TensorType kType, uint32_t kPart = 0>
-WCUDA_HD constexpr uint32_t all_turns() {
-  if constexpr (kPart < RowTile<kType>::kLayout.field_count)
-    return part_turns<kType, kPart>() + all_turns<kType, kPart + 1>();
+template <TensorType kType, uint32_t kField = 0>
+WCUDA_HD constexpr uint32_t all_passes() {
+  if constexpr (kField < RowTile<kType>::kLayout.field_count)
+    return field_passes<kType, kField>() + all_passes<kType, kField + 1>();
   else
     return 0;
 }
 
-// Parts from kPart on, whose units are words kFirst and up: from the packed tiles, where `packed
-// tiles` is the first and `count` how many there are, or on into shared memory. All are loaded
-// before any is stored, so that the row takes one time through memory.
-template <TensorType kType, bool kIsLoad, uint32_t kPart = 0, uint32_t kFirst = 0>
-__device__ inline void move_parts(const uint8_t* packed_tiles, uint32_t count, uint32_t row,
-                                  uint32_t (&words)[all_turns<kType>()], uint8_t* shared) {
+// Copies fields kField and later: from `count` packed tiles to registers (kIsLoad), or from
+// registers to shared memory. The registers of field kField begin at words[kFirst]. All fields are
+// loaded before any is stored, so that a row costs one memory latency.
+template <TensorType kType, bool kIsLoad, uint32_t kField = 0, uint32_t kFirst = 0>
+__device__ inline void copy_fields(const uint8_t* packed_tiles, uint32_t count, uint32_t row,
+                                   uint32_t (&words)[all_passes<kType>()], uint8_t* shared) {
   using T = RowTile<kType>;
   constexpr TileLayout kLayout = T::kLayout;
-  constexpr TileField kThis = kLayout.fields[kPart];
-  constexpr uint32_t kUnit = T::unit_bytes(kThis);
-  constexpr uint32_t kUnits = kThis.bytes / kUnit;  // of a block
-  constexpr uint32_t kTurns = part_turns<kType, kPart>();
+  constexpr TileField kOwn = kLayout.fields[kField];
+  constexpr uint32_t kAccess = T::unit_bytes(kOwn);
+  constexpr uint32_t kAccesses = kOwn.bytes / kAccess;  // per block
+  constexpr uint32_t kPasses = field_passes<kType, kField>();
 #pragma unroll
-  for (uint32_t turn = 0; turn < kTurns; ++turn) {
-    const uint32_t unit = turn * 32 + threadIdx.x;
-    const uint32_t block = unit / kUnits;
+  for (uint32_t pass = 0; pass < kPasses; ++pass) {
+    const uint32_t access = pass * 32 + threadIdx.x;
+    const uint32_t block = access / kAccesses;
     const uint32_t packed_tile = block / kLayout.blocks;
-    const uint32_t byte = kThis.offset + unit % kUnits * kUnit;
+    const uint32_t byte = kOwn.offset + access % kAccesses * kAccess;
     if (packed_tile >= count) continue;
-    // packed_tile_offset of a part known at compile time.
-    constexpr TileLayout kPartAlone = part_alone(kLayout, kPart);
+    // packed_tile_offset of a field known at compile time.
+    constexpr TileLayout kSingleField = single_field(kLayout, kField);
     const uint8_t* from = packed_tiles + packed_tile * kLayout.packed_tile_bytes() +
-                          T::part_start(kPart) +
-                          packed_tile_offset(kPartAlone, row, block % kLayout.blocks, byte);
+                          T::part_start(kField) +
+                          packed_tile_offset(kSingleField, row, block % kLayout.blocks, byte);
     uint8_t* target = shared + block * T::kStride + T::kShift + byte;
-    uint32_t& word = words[kFirst + turn];
-    if constexpr (kUnit == 4) {
+    uint32_t& word = words[kFirst + pass];
+    if constexpr (kAccess == 4) {
       if (kIsLoad)
         word = *reinterpret_cast<const uint32_t*>(from);
       else
         *reinterpret_cast<uint32_t*>(target) = word;
-    } else if constexpr (kUnit == 2) {
+    } else if constexpr (kAccess == 2) {
       if (kIsLoad)
         word = *reinterpret_cast<const uint16_t*>(from);
       else
@@ -100,8 +100,9 @@ __device__ inline void move_parts(const uint8_t* packed_tiles, uint32_t count, u
         *target = static_cast<uint8_t>(word);
     }
   }
-  if constexpr (kPart + 1 < kLayout.field_count)
-    move_parts<kType, kIsLoad, kPart + 1, kFirst + kTurns>(packed_tiles, count, row, words, shared);
+  if constexpr (kField + 1 < kLayout.field_count)
+    copy_fields<kType, kIsLoad, kField + 1, kFirst + kPasses>(packed_tiles, count, row, words,
+                                                              shared);
 }
 
 template <TensorType kType>
@@ -114,15 +115,15 @@ __global__ void __launch_bounds__(32) embed_kernel(Arguments arguments) {
   const uint32_t tile = blockIdx.x % arguments.tile_count;
   const uint32_t row =
       min(static_cast<uint32_t>(arguments.tokens[token_index]), arguments.rows - 1);
-  const uint32_t first_record = tile * T::kPackedTiles;
+  const uint32_t first_packed_tile = tile * T::kPackedTiles;
   const uint8_t* const packed_tiles =
       arguments.packed_tiles +
-      (uint64_t{row / kMTileRows} * arguments.packed_tile_count + first_record) *
+      (uint64_t{row / kMTileRows} * arguments.packed_tile_count + first_packed_tile) *
           T::kLayout.packed_tile_bytes();
-  const uint32_t count = min(T::kPackedTiles, arguments.packed_tile_count - first_record);
-  uint32_t words[all_turns<kType>()];
-  move_parts<kType, true>(packed_tiles, count, row % kMTileRows, words, shared);
-  move_parts<kType, false>(packed_tiles, count, row % kMTileRows, words, shared);
+  const uint32_t count = min(T::kPackedTiles, arguments.packed_tile_count - first_packed_tile);
+  uint32_t words[all_passes<kType>()];
+  copy_fields<kType, true>(packed_tiles, count, row % kMTileRows, words, shared);
+  copy_fields<kType, false>(packed_tiles, count, row % kMTileRows, words, shared);
   __syncwarp();
 
   constexpr uint32_t kBlockParts = T::kLayout.block_elements / kPartElements;

@@ -1,4 +1,4 @@
-// embed: rows of the token table as activations.
+// embed: reads rows of the token table as activations.
 #pragma once
 
 #include "kernels/ptx/launch.h"
@@ -6,9 +6,9 @@
 
 namespace wcuda::kernels {
 
-// out (token_count, table.cols) f32 = scale * row tokens[t] of the table, to the bit as on the
-// host. `tokens` (token_count) is device memory that kernels ahead may write. A token outside the
-// table takes its last row: rows that only pad a batch may hold anything.
+// out[t] = scale * table[tokens[t]], (token_count, table.cols) f32, bit for bit as on the host.
+// `tokens` (token_count) is device memory that earlier kernels may write. A token outside the table
+// reads its last row: tokens of padding rows may have any value.
 cudaError_t embed(const int32_t* tokens, uint32_t token_count, const Matrix& table, float scale,
                   float* out, const Launch& launch);
 

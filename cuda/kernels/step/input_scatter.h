@@ -1,6 +1,5 @@
-// input_scatter: copies the inputs of a step from the block in which they came over the bus to
-// their arrays. Their sizes and places lie in the block, so that a captured launch serves every
-// step.
+// input_scatter: copies the inputs of a step from the one block that the host sent to their arrays.
+// The block's header holds their sizes and offsets, so that one captured launch serves every step.
 #pragma once
 
 #include "kernels/ptx/launch.h"

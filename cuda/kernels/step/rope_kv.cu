@@ -1,8 +1,8 @@
-// rope_kv: x[h] = turn(x[h] * gain / rms(x[h])) for the heads of q and k; k and v rounded to the
-// pool's type and written to their page.
+// rope_kv: x[h] = rope(x[h] * gain / rms(x[h])) for the heads of q and k; k and v are rounded to
+// the format of the KV cache and written to their page.
 //
-// A block has kBlockWarps warps and serves some heads of one token; a warp takes a head at a time.
-// Bytes moved: q once each way, k and v read once, their rows written once.
+// A block has kBlockWarps warps and processes some heads of one token; a warp takes one head at a
+// time. Bytes moved: q read and written once, k and v read once, their rows written once.
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/shared/rope_head.cuh"
@@ -14,9 +14,9 @@ namespace {
 constexpr uint32_t kBlockWarps = 8;
 constexpr uint32_t kBlockThreads = kBlockWarps * 32;
 constexpr uint32_t kLaneValues = kRopeHeadLengthMax / 32;
-constexpr uint32_t kAhead = 2;  // heads whose values a warp has in flight
-// With fewer tokens a token's heads are spread over blocks, for latency; with more one block turns
-// all heads of a token with one table of sines.
+constexpr uint32_t kAhead = 2;  // heads that a warp loads ahead
+// Up to this many tokens, a token's heads are spread over blocks, for latency. With more tokens one
+// block rotates all heads of a token and computes sines and cosines once.
 constexpr uint32_t kSpreadTokensMax = 64;
 
 struct RopeKvParams {
@@ -41,7 +41,8 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
 
   const uint32_t row = __ldcg(args.step.token_rows + token);
   if (row == kDeadToken || row >= args.step.row_count) {
-    // One block waits even so: whoever waits for this kernel must know those ahead of it ended too.
+    // One block waits all the same: a kernel that waits for this one relies on earlier kernels
+    // having ended too.
     if (token == 0 && blockIdx.y == 0) dependent_wait();
     return;
   }
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
     const bool is_value = h >= args.head_count + kv_heads;
     return (is_value ? args.value : args.key) + (uint64_t{token} * kv_heads + kv_head) * n;
   };
-  // The next heads are in flight while one is worked on.
+  // The next heads are loaded while one is processed.
   float next[kAhead][kLaneValues];
   const auto load = [&](uint32_t h, float(&values)[kLaneValues]) {
     if (h >= head_end) return;
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
         rope_cos_sin(position, args.rope.rope_frequencies[i], args.rope.rope_magnitude);
   __syncthreads();
 
-  const auto turn_one = [&](uint32_t h, float(&values)[kLaneValues]) {
+  const auto rotate_one = [&](uint32_t h, float(&values)[kLaneValues]) {
     const bool is_query = h < args.head_count;
     const bool is_value = h >= args.head_count + kv_heads;
     const uint32_t kv_head = is_query ? 0 : (h - args.head_count) % kv_heads;
@@ -106,12 +107,13 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
   for (uint32_t h = first_head; h < head_end; h += kAhead * kBlockWarps) {
 #pragma unroll
     for (uint32_t a = 0; a < kAhead; ++a)
-      if (h + a * kBlockWarps < head_end) turn_one(h + a * kBlockWarps, next[a]);
+      if (h + a * kBlockWarps < head_end) rotate_one(h + a * kBlockWarps, next[a]);
   }
 }
 
-// The same for many tokens and the usual heads: 4 * kLanes values, all turned, no norm, pages of
-// f16. A lane has 4 values in registers, kLanes lanes a head; a block has all heads of a token.
+// The same for many tokens and common models: heads of 4 * kLanes values, all rotated, without
+// norms, f16 pages. kLanes lanes hold a head, 4 values each; a block processes all heads of a
+// token.
 template <uint32_t kLanes>
 __global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeKvArgs args) {
   constexpr uint32_t n = 4 * kLanes, kGroups = kBlockThreads / kLanes;
@@ -153,15 +155,15 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeK
     constexpr uint32_t kHalf = kLanes / 2;
     const bool is_second = lane >= kHalf;
     const float own[4] = {x.x, x.y, x.z, x.w};
-    float turned[4];
+    float rotated[4];
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       const float other = __shfl_xor_sync(~0u, own[i], kHalf);
       const float2 cs = rotations[lane % kHalf * 4 + i];
-      turned[i] = is_second ? __fmaf_rn(other, cs.y, __fmul_rn(own[i], cs.x))
-                            : __fmaf_rn(own[i], cs.x, -__fmul_rn(other, cs.y));
+      rotated[i] = is_second ? __fmaf_rn(other, cs.y, __fmul_rn(own[i], cs.x))
+                             : __fmaf_rn(own[i], cs.x, -__fmul_rn(other, cs.y));
     }
-    x = make_float4(turned[0], turned[1], turned[2], turned[3]);
+    x = make_float4(rotated[0], rotated[1], rotated[2], rotated[3]);
   };
   const auto store = [&](uint32_t h, const float4& x) {
     if (h < args.head_count) {
@@ -181,29 +183,29 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeK
         make_uint2(pair(x.x, x.y), pair(x.z, x.w));
   };
 
-  // All lanes of a warp take as many turns: what lies past the last head is read from the last.
-  constexpr uint32_t kSideBySide = 3;
+  // All lanes of a warp run the same number of iterations; past the last head they load the last.
+  constexpr uint32_t kHeadsAtOnce = 3;
   const uint32_t first = threadIdx.x / kLanes;
   const uint32_t end = (heads + kGroups - 1) / kGroups * kGroups;
-  float4 next[kSideBySide];
+  float4 next[kHeadsAtOnce];
 #pragma unroll
-  for (uint32_t i = 0; i < kSideBySide; ++i) next[i] = load(min(first + i * kGroups, heads - 1));
+  for (uint32_t i = 0; i < kHeadsAtOnce; ++i) next[i] = load(min(first + i * kGroups, heads - 1));
   for (uint32_t i = threadIdx.x; i < n / 2; i += kBlockThreads)
     rotations[i] = rope_cos_sin(position, args.rope.rope_frequencies[i], args.rope.rope_magnitude);
   __syncthreads();
-  for (uint32_t h = first; h < end; h += kSideBySide * kGroups) {
-    float4 values[kSideBySide];
+  for (uint32_t h = first; h < end; h += kHeadsAtOnce * kGroups) {
+    float4 values[kHeadsAtOnce];
 #pragma unroll
-    for (uint32_t i = 0; i < kSideBySide; ++i) {
+    for (uint32_t i = 0; i < kHeadsAtOnce; ++i) {
       values[i] = next[i];
-      next[i] = load(min(h + (kSideBySide + i) * kGroups, heads - 1));
+      next[i] = load(min(h + (kHeadsAtOnce + i) * kGroups, heads - 1));
     }
 #pragma unroll
-    for (uint32_t i = 0; i < kSideBySide; ++i) {
+    for (uint32_t i = 0; i < kHeadsAtOnce; ++i) {
       const uint32_t at = h + i * kGroups;
-      const float4 as_it_was = values[i];
+      const float4 unrotated = values[i];
       rotate(values[i]);
-      if (at < heads) store(at, at < args.head_count + kv_heads ? values[i] : as_it_was);
+      if (at < heads) store(at, at < args.head_count + kv_heads ? values[i] : unrotated);
     }
   }
 }

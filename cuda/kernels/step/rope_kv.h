@@ -1,4 +1,4 @@
-// rope_kv: q = rope(norm(q)) in place; k = rope(norm(k)) and v into the key-value pages.
+// rope_kv: q = rope(norm(q)) in place; writes k = rope(norm(k)) and v to the key-value pages.
 #pragma once
 
 #include "kernels/ptx/launch.h"
@@ -15,14 +15,13 @@ struct RopeKvArgs {
   float* query = nullptr;        // (token_count, head_count * head_length), changed in place
   const float* key = nullptr;    // (token_count, pages.head_count * head_length)
   const float* value = nullptr;  // the same shape
-  // Where query, key and value come from one after the other, instead: (token_count, (head_count +
-  // 2 pages.head_count) * head_length); null: not.
+  // If not null, the inputs are here instead, concatenated per token: (token_count, (head_count +
+  // 2 * pages.head_count) * head_length). `query` then is output only.
   const float* joined = nullptr;
   HeadRope rope;
 };
 
-// head_length at most kRopeHeadLengthMax. Tokens whose row is kDeadToken neither change nor write
-// anything.
+// head_length is at most kRopeHeadLengthMax. Nothing is written for tokens whose row is kDeadToken.
 constexpr uint32_t kRopeHeadLengthMax = 256;
 cudaError_t rope_kv(const RopeKvArgs& args, const Launch& launch);
 

@@ -1,4 +1,4 @@
-// softcap: values = softcap * tanh(values / softcap), in place: logits of some families.
+// softcap: values = softcap * tanh(values / softcap) in place, for the logits of some families.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace wcuda::kernels {
 
-// values (count) f32; softcap above 0. Reads and writes 4 bytes a value.
+// values (count) f32; softcap > 0. Bytes moved: 4 read and 4 written per value.
 cudaError_t softcap(float* values, uint64_t count, float softcap, const Launch& launch);
 
 }  // namespace wcuda::kernels

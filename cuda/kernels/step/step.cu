@@ -1,5 +1,6 @@
-// begin_step: a block a row. Bytes moved: 8 for each token of a row, read and written.
-// copy_page, poison_page: 16 bytes a thread and turn. Bytes moved: the page's, read and written.
+// begin_step: one block per row. Bytes moved: 4 read and 4 written per token.
+// copy_page, poison_page: 16 bytes per thread and iteration. Bytes moved: the page, read and
+// written.
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/shared/step_start.cuh"
@@ -9,7 +10,7 @@ namespace wcuda::kernels {
 namespace {
 
 constexpr uint32_t kBlockThreads = 256;
-// Blocks of a layer's page: 16 of them move a megabyte in few turns.
+// Blocks per page and layer: 16 of them copy a megabyte in few iterations.
 constexpr uint32_t kPageBlocks = 16;
 
 __global__ void __launch_bounds__(kBlockThreads) begin_step_kernel(const BeginStepArgs args) {
@@ -24,7 +25,7 @@ __global__ void __launch_bounds__(kBlockThreads) begin_step_kernel(const BeginSt
     history[i] = args.tokens[row.first_token + i];
 }
 
-// Page `to` = page `from`, or all ones where from is kNoDependency.
+// Copies page `from` to page `to`, or sets all bits of it if `from` is kNoDependency.
 __global__ void __launch_bounds__(kBlockThreads)
     page_kernel(const PagePool pool, const uint32_t from, const uint32_t to) {
   dependent_trigger();
