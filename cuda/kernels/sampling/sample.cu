@@ -1,18 +1,17 @@
-// sample: a cluster of blocks a row; each warp owns a run of consecutive tokens.
+// sample: one cluster of blocks per row; each warp owns a run of consecutive tokens.
 //
 // Shapes: logits (…, vocabulary) f32. Bytes moved: the row's logits once; they stay in shared
-// memory (kernels of older devices and of odd sizes read them again from global memory).
-// Every sum is of integers and every choice is by (key, id), so that any split of the row gives the
-// same bits.
+// memory (on older devices, or if they do not fit, they are read again from global memory). Every
+// sum is of integers and every choice is by (key, id), so that any split of the row gives the same
+// bits.
 //
-// Rows that are greedy and unchanged, in a launch without filters, stay in registers
-// (sample_greedy).
+// Greedy rows without bias, mask, penalties or filters stay in registers (sample_greedy).
 //
-// Rankings come in two ways. Where few tokens decide (top-k, top-p, log probabilities), every block
-// names a logit that enough of its threads have reached; the tokens from the least of these on go
-// to the first block, which ranks them alone. Where that list would be too long or too short, a
-// radix histogram over all tokens finds the cut: first of the key in steps of 1/64, which spreads
-// logits evenly, then of the bits of the keys in the chosen step, 11 at a time.
+// Tokens are ranked in one of two ways. If few tokens decide (top-k, top-p, log probabilities),
+// each block proposes a logit that enough of its threads reach. All tokens above the least proposal
+// form a list, which the first block ranks alone. If that list is too long or too short, a radix
+// histogram over all tokens finds the cut: first with bins of 1/64 of the key, which spreads logits
+// evenly, then by the bits of the keys in the chosen bin, 11 at a time.
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/sampling/sample_changes.cuh"
@@ -24,15 +23,15 @@ namespace {
 
 // ---- greedy rows ----
 
-// A thread's part of a row; what is not there is -infinity.
-constexpr uint32_t kGreedyQuads = 4;
+// The logits of a row that one thread holds; -infinity past the end.
+constexpr uint32_t kGreedyFloat4s = 4;
 struct Float4s {
-  float4 at[kGreedyQuads];
+  float4 at[kGreedyFloat4s];
 };
 
 template <bool kIsShared>
 __device__ __forceinline__ bool fits_float4s(const Row<kIsShared>& r) {
-  return r.is_aligned && r.params->segment <= 32 * 4 * kGreedyQuads;
+  return r.is_aligned && r.params->segment <= 32 * 4 * kGreedyFloat4s;
 }
 template <bool kIsShared>
 __device__ __forceinline__ Float4s load_float4s(const Row<kIsShared>& r, const float* logits) {
@@ -40,7 +39,7 @@ __device__ __forceinline__ Float4s load_float4s(const Row<kIsShared>& r, const f
   const uint32_t count = (r.warp_end - r.warp_begin) / 4;
   Float4s float4s;
 #pragma unroll
-  for (uint32_t i = 0; i < kGreedyQuads; ++i) {
+  for (uint32_t i = 0; i < kGreedyFloat4s; ++i) {
     const float absent = -__builtin_inff();
     float4s.at[i] = make_float4(absent, absent, absent, absent);
     if (r.lane() + 32 * i < count) float4s.at[i] = from[r.lane() + 32 * i];
@@ -48,8 +47,8 @@ __device__ __forceinline__ Float4s load_float4s(const Row<kIsShared>& r, const f
   return float4s;
 }
 
-// The first gather gives every block the largest logit, the second gives the first block the sum
-// of weights and the lowest id of that logit.
+// The first gather gives every block the largest logit. The second gives the first block the sum of
+// weights and the lowest id that has the largest logit.
 template <bool kIsShared>
 __device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Float4s& float4s) {
   RunningMax seen;
@@ -89,7 +88,7 @@ __device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Float4s& 
   uint32_t token = kNoToken;
   if (seen.max == max_logit) {
 #pragma unroll
-    for (uint32_t i = kGreedyQuads; i-- > 0;) {
+    for (uint32_t i = kGreedyFloat4s; i-- > 0;) {
       const uint32_t id = r.warp_begin + 4 * (r.lane() + 32 * i);
       const float4 four = float4s.at[i];
       if (four.w == max_logit) token = id + 3;
@@ -152,7 +151,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   dependent_wait();
 
   const uint32_t index = blockIdx.y;
-  // Mostly, a row's logits are where the row is: reading begins before the row says so.
+  // Usually row i samples from logits i: loading starts before the row is read.
   constexpr bool kHasGreedy = kIsShared && !kHasFilters;
   const bool is_early = kHasGreedy && fits_float4s(r) && index < args.logits_count;
   Float4s float4s;
@@ -192,7 +191,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     if (was_bad) seen.see(__builtin_nanf(""));
   }
 
-  // The largest logit, and one that enough tokens reach.
+  // The largest logit, and a threshold that enough tokens reach.
   const uint32_t reached = rank_of(seen.key());
   Item item{};
   const uint32_t warp_reached = __reduce_max_sync(kAllLanes, reached);
@@ -210,7 +209,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   if (r.warp() == 0) {
     const uint32_t own = r.lane() < kWarps ? r.shared->ranks[r.lane()] : 0;
     item.count = __reduce_max_sync(kAllLanes, own);
-    if (has_list && wanted > 0 && is_by_warps) {  // what enough warps have reached
+    if (has_list && wanted > 0 && is_by_warps) {  // a logit that enough warps have reached
       uint32_t place = 0;
       for (uint32_t i = 0; i < kWarps; ++i) {
         const uint32_t other = __shfl_sync(kAllLanes, own, i);
@@ -244,14 +243,15 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     threshold = threshold_rank > rank_of(order(lowest)) ? unorder(key_of(threshold_rank)) : lowest;
   if (is_by_min_p) threshold = fminf(threshold, min_p_threshold(r.row, max_logit));
 
-  // The sums of weights at temperature 1 and at the row's, and the lowest id of the largest logit.
+  // The sums of weights at temperature 1 and at the row's temperature, and the lowest id that has
+  // the largest logit.
   Candidates candidates(max_logit, r.row.temperature);
   const bool is_tempered = r.row.temperature != 0.0f;
   typename SumOf<kIsShared>::Type sum, tempered_sum;
   const auto add_weight = [&](float logit) {
     sum.add(math::exp_negative(math::sub(max_logit, logit)));
   };
-  // The list of a top-k needs no sum at the row's temperature.
+  // With top-k the list alone decides; no sum at the row's temperature is needed.
   if (!is_tempered || (has_list && r.row.top_k != 0)) {
     r.template for_each<2>([&](uint32_t, float logit) { add_weight(logit); });
   } else if (candidates.inverse != 0.0f) {
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     if (is_first) found(all.token, max_logit);
     return;
   }
-  if (kHasFilters) {  // the list has used their place
+  if (kHasFilters) {  // ranking the list has overwritten them
     if (r.lane() == 0) r.shared->segments[r.warp()] = warp_tempered_sum;
     __syncthreads();
   }
@@ -314,8 +314,8 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
 
 // ---- the launcher ----
 
-// Shared memory a block may have, by compute capability (CUDA programming guide, table of
-// technical specifications).
+// Returns the most shared memory of a block, by compute capability (CUDA programming guide, table
+// of technical specifications).
 uint32_t shared_bytes_max(int32_t compute_capability) {
   switch (compute_capability) {
     case 80:
@@ -331,9 +331,9 @@ uint32_t shared_bytes_max(int32_t compute_capability) {
 }
 
 struct Shape {
-  uint32_t blocks;  // a row
+  uint32_t blocks;  // per row
   uint32_t segment;
-  uint32_t shared_bytes;  // a block
+  uint32_t shared_bytes;  // per block
   bool is_shared;
 };
 
@@ -349,11 +349,11 @@ Shape shape_for(uint32_t vocabulary, bool has_filters, uint32_t blocks, int32_t 
   return shape;
 }
 
-// Few rows leave room for 16 blocks each; many fill the device with 8, of which two fit an SM up to
-// a vocabulary of 131072. Devices without clusters have one block a row.
+// Returns the blocks per row. With few rows the device has room for 16 each; many rows fill it with
+// 8, two of which fit on an SM up to a vocabulary of 131,072. Without clusters a row has one block.
 uint32_t default_blocks(uint32_t row_count, uint32_t vocabulary, int32_t capability) {
   if (capability < 90) return 1;
-  if (capability != 90) return 8;  // 16 is an extension of that one
+  if (capability != 90) return 8;  // clusters of 16 are not portable
   return row_count <= 8 || vocabulary > 160 * 1024 ? 16 : 8;
 }
 

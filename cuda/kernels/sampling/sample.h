@@ -1,5 +1,6 @@
-// sample: the next token of each row from its logits, by the rules of ops/sampling.h. The same
-// logits and parameters give the bits of the host: token, log probability, alternatives.
+// sample: draws the next token of each row from its logits, by the rules of ops/sampling.h. Token,
+// log probability and alternatives are bit for bit those of the host for the same logits and
+// parameters.
 //
 // A row of logits is divided among a cluster of 1 to 16 blocks, and there among 16 warps, in runs
 // of consecutive tokens:
@@ -8,14 +9,14 @@
 //             | warp 0 | warp 1 | … | warp 15   | warp 0 | …
 //   shared    | the block's logits, penalties and masks applied   (device memory is read once)
 //
-// Blocks learn of each other by gathers: each stores an item of 32 bytes (a sum, a candidate, a
-// count) into the shared memory of all, where its bytes count on an mbarrier:
+// Blocks exchange data by gathers: each stores an item of 32 bytes (a sum, a candidate, a count)
+// into the shared memory of all others; an mbarrier counts the bytes that have arrived:
 //
-//   block 0   own item ──► [0][1][2][3]      wait   all items: everyone computes the same next step
+//   block 0   own item ──► [0][1][2][3]      wait   all blocks have all items and continue alike
 //   block 1   own item ──► [0][1][2][3]      wait
 //
-// Sums are of integers and choices are by (key, token), so no division of the row changes a bit.
-// Bytes moved: 4 a token of the vocabulary, once a row.
+// Sums are of integers and choices are by (key, token), so the division of the row changes no bit.
+// Bytes moved: 4 per token of the vocabulary and row.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -30,12 +31,12 @@ constexpr uint32_t kNoMask = UINT32_MAX;
 constexpr uint32_t kSampleTopLogprobsMax = 128;
 constexpr uint32_t kSamplePenaltyWindowMax = 4096;
 
-// ops::Sampling of one row, in device memory; 0 turns a filter or a penalty off, as there.
+// ops::Sampling of one row, in device memory. As there, 0 switches a filter or penalty off.
 struct SampleRow {
   uint32_t is_sampled;  // 0: nothing is drawn
   uint32_t logits_row;
   uint32_t sequence_slot;
-  uint32_t position;  // that the token will have
+  uint32_t position;  // of the token to draw
   uint64_t seed;
   float temperature;
   uint32_t top_k;
@@ -48,9 +49,9 @@ struct SampleRow {
   uint32_t penalty_last_n;
   uint32_t penalty_from;
   uint32_t top_logprobs;  // at most SampleArgs.top_stride
-  uint32_t bias_first;    // into bias_tokens and bias_values
+  uint32_t bias_first;    // index into bias_tokens and bias_values
   uint32_t bias_count;
-  uint32_t mask_row;  // into masks, or kNoMask
+  uint32_t mask_row;  // index into masks, or kNoMask
 };
 static_assert(sizeof(SampleRow) == 80);
 
@@ -64,21 +65,21 @@ struct SampleOutput {
 struct SampleArgs {
   uint32_t row_count = 0;
   uint32_t vocabulary = 0;
-  // Any row has a temperature together with a filter (top-k, top-p, min-p, typical), or wants
-  // top_logprobs. False: such rows are not drawn right.
+  // Must be true if any row has a temperature together with a filter (top-k, top-p, min-p,
+  // typical), or wants top_logprobs; otherwise such rows are drawn wrong.
   bool has_filters = false;
   // Blocks that share a row: 1, 2, 4, 8 or 16; 0: the launcher chooses. Results do not depend on
   // it.
   uint32_t blocks_per_row = 0;
   const SampleRow* rows = nullptr;  // (row_count)
   const float* logits = nullptr;    // (logits_count, vocabulary)
-  uint32_t logits_count = 0;        // 0: not known, a little slower
-  int32_t* history = nullptr;       // (slots, history_stride); gets the token at its position
+  uint32_t logits_count = 0;        // 0: unknown, slightly slower
+  int32_t* history = nullptr;       // (slots, history_stride); the token is written at its position
   uint32_t history_stride = 0;
   const int32_t* bias_tokens = nullptr;  // distinct within a row
   const float* bias_values = nullptr;
   const uint32_t* masks = nullptr;  // (…, ceil(vocabulary / 32))
-  // (row_count) in: rows whose status is not kRowOk are left out; out: the row's status
+  // (row_count) in: rows whose status is not kRowOk are skipped; out: the row's status
   int32_t* statuses = nullptr;
   // Outputs may be host memory that the device can write.
   SampleOutput* outputs = nullptr;  // (row_count) written for every row
@@ -88,7 +89,7 @@ struct SampleArgs {
   void* scratch = nullptr;          // sample_scratch_bytes, aligned to 256
 };
 
-// Device memory that sample works in; 0 where a row's logits fit the blocks that share it.
+// Returns the size of SampleArgs::scratch; 0 if a row's logits fit into the blocks' shared memory.
 uint64_t sample_scratch_bytes(uint32_t max_rows, uint32_t vocabulary, int32_t compute_capability);
 
 // One kernel. Its shape follows from row_count, has_filters, vocabulary and blocks_per_row alone.

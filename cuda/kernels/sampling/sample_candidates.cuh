@@ -1,4 +1,4 @@
-// sample: which tokens may be drawn, and the keys and measures they are ranked by.
+// sample: the tokens that may be drawn, and the keys and measures by which filters rank them.
 #pragma once
 
 #include "kernels/sampling/sample_row.cuh"
@@ -13,7 +13,7 @@ __device__ inline bool has_filter(const SampleRow& row) {
 
 constexpr uint32_t kNotRanked = UINT32_MAX;
 
-// What a ranking keeps: keys below `key`, and those equal to it up to `id`.
+// The end of what a ranking keeps: keys below `key`, and equal ones with ids up to `id`.
 struct Cutoff {
   uint32_t key = UINT32_MAX;
   uint32_t id = UINT32_MAX;
@@ -28,20 +28,22 @@ struct Candidates {
   float temperature;
   Cutoff by_y;
   Cutoff by_typical;
-  float mean = -1.0f;    // of y, for typical; negative: that filter is off
+  float mean = -1.0f;    // of y, for typical; negative: not set
   float floor = 0.0f;    // of min-p
   float inverse = 0.0f;  // 1 / temperature where quotient() may use it
 
   __device__ Candidates(float max_logit, float t) : max(max_logit), temperature(t) {
-    // No step of quotient() may overflow or lose bits: no distance but 0 is below 2^-54 then.
+    // Within these bounds no operation of quotient() overflows or underflows: a distance is 0 or at
+    // least 2^-54.
     const bool is_safe = t > 0x1p-20f && t < 0x1p20f && fabsf(max) > 0x1p-30f &&
                          (__float_as_uint(t) & 0x7fffffu) != 0x7fffffu;
     if (is_safe) inverse = __frcp_rn(t);
   }
 
-  // distance / temperature, rounded to nearest: an estimate put right by its exact remainder, twice
-  // (Markstein, Computation of elementary functions on the IBM RISC System/6000, 1990; it excepts
-  // divisors of all ones). Beyond 2^60, where no token has weight, the result is only large.
+  // Returns distance / temperature, correctly rounded: an estimate, corrected twice by its exact
+  // remainder (Markstein, Computation of elementary functions on the IBM RISC System/6000, 1990,
+  // which excludes divisors whose mantissa is all ones). Beyond 2^60, where weights are 0, the
+  // result is only some large number.
   __device__ __forceinline__ float quotient(float distance) const {
     const float limited = fminf(distance, 0x1p60f);
     const float estimate = __fmul_rn(limited, inverse);
@@ -61,7 +63,7 @@ struct Candidates {
     if (!(y_value < 27.1f)) return false;
     return math::has_weight(math::exp_negative(y_value));
   }
-  // All but min-p, which comes last.
+  // Applies all filters but min-p, which comes last.
   __device__ __forceinline__ bool holds(uint32_t id, float y_value) const {
     if (!has_weight(y_value) || !by_y.keeps(__float_as_uint(y_value), id)) return false;
     return mean < 0.0f || by_typical.keeps(typical_key(y_value), id);

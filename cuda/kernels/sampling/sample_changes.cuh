@@ -1,4 +1,4 @@
-// sample, rules 2 and 3: bias, mask and penalties, in place.
+// sample, rules 2 and 3 of ops/sampling.h: bias, mask and penalties, in place.
 #pragma once
 
 #include "kernels/sampling/sample_row.cuh"

@@ -1,5 +1,4 @@
-// sample: rows that a list of their largest logits decides, in the first block of the cluster
-// alone.
+// sample: ranks a short list of a row's largest logits, in the first block of the cluster alone.
 #pragma once
 
 #include "kernels/sampling/sample_candidates.cuh"
@@ -7,7 +6,7 @@
 namespace wcuda::kernels {
 namespace {
 
-// How many of the largest logits decide about the row; 0: no list helps.
+// Returns how many of the largest logits determine the result; 0: a list does not help.
 __device__ inline uint32_t tokens_wanted(const SampleRow& row) {
   uint32_t wanted = row.top_logprobs;
   if (row.temperature == 0.0f) return wanted;
@@ -16,18 +15,18 @@ __device__ inline uint32_t tokens_wanted(const SampleRow& row) {
   return row.top_p != 0.0f && row.top_p < 1.0f ? max(wanted, kListForTopP) : wanted;
 }
 
-// Min-p decides alone about what may be drawn.
+// Returns whether min-p is the only filter.
 __device__ inline bool is_min_p_alone(const SampleRow& row) {
   return row.temperature != 0.0f && row.min_p != 0.0f && row.top_k == 0 &&
          (row.top_p == 0.0f || row.top_p >= 1.0f) &&
          (row.typical_p == 0.0f || row.typical_p >= 1.0f);
 }
-// A logit below all that min-p leaves.
+// Returns a logit below those of all tokens that min-p keeps.
 __device__ inline float min_p_threshold(const SampleRow& row, float max) {
   return max - (0.01f - __logf(row.min_p)) * 1.001f * row.temperature;
 }
 
-// Tokens from logit `threshold` on go to the list; counts them.
+// Appends the tokens whose logit is at least `threshold` to the list, and counts them.
 template <bool kIsShared>
 __device__ void gather(const Row<kIsShared>& r, float threshold, const RunningMax& seen) {
   if (seen.max >= threshold)
@@ -38,7 +37,7 @@ __device__ void gather(const Row<kIsShared>& r, float threshold, const RunningMa
     });
 }
 
-// Moves the blocks' lists behind that of the first block, which waits for them.
+// Appends the lists of the other blocks to that of the first block, which waits for them.
 template <bool kIsShared>
 __device__ void send_list(const Row<kIsShared>& r, const Item* items, uint32_t count) {
 #if __CUDA_ARCH__ >= 900
@@ -60,25 +59,25 @@ __device__ void send_list(const Row<kIsShared>& r, const Item* items, uint32_t c
 #endif
 }
 
-// Something of each of a thread's tokens of the list.
+// One value for each of a thread's tokens of the list.
 template <class T>
 struct Each {
-  T at[kListEach];
+  T at[kListPerThread];
 };
 using Values = Each<uint32_t>;
-using Measures = Each<uint64_t>;  // 0: the token is not there, or a filter has dropped it
+using Measures = Each<uint64_t>;  // 0: no token here, or a filter has removed it
 
-// map(slot) of each slot.
+// Returns map(slot) for each slot.
 template <class T, class Map>
 __device__ __forceinline__ Each<T> each(Map map) {
   Each<T> result;
 #pragma unroll
-  for (uint32_t slot = 0; slot < kListEach; ++slot) result.at[slot] = map(slot);
+  for (uint32_t slot = 0; slot < kListPerThread; ++slot) result.at[slot] = map(slot);
   return result;
 }
 
-// The sum of `own` over the block, and of the threads before. Every thread calls; ends with a block
-// barrier. Nobody reads segments meanwhile.
+// Returns the sum of `own` over the block; *before receives the sum over earlier threads. Called by
+// all threads; overwrites `segments`; ends with a block barrier.
 __device__ __forceinline__ uint64_t block_sum(Shared* shared, uint64_t own, uint64_t* before) {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint64_t prefix = warp_prefix(own);
@@ -102,11 +101,12 @@ __device__ inline Measures ones(const Measures& measures) {
 
 struct Selected {
   uint32_t value;
-  uint64_t before;  // the measure below that value
+  uint64_t before;  // sum of the measures of smaller values
 };
 
-// The least value up to which the measures sum up to `needed`, which is at least 1 and at most the
-// sum of all. Values are at most `high`. The bins are zero, before and after.
+// Finds the least value such that the measures of values up to it sum to at least `needed`, which
+// is at least 1 and at most the sum of all. Values are at most `high`. The bins are zero before and
+// after.
 __device__ __noinline__ Selected select_in_list(Shared* shared, Bin* bins, Values values,
                                                 Measures measures, uint32_t high, uint64_t needed) {
   Selected selected{0, 0};
@@ -116,16 +116,16 @@ __device__ __noinline__ Selected select_in_list(Shared* shared, Bin* bins, Value
     const uint32_t bits = 32 - __clz(high - low);
     const uint32_t shift = bits > kBinBits ? bits - kBinBits : 0;
 #pragma unroll
-    for (uint32_t slot = 0; slot < kListEach; ++slot) {
+    for (uint32_t slot = 0; slot < kListPerThread; ++slot) {
       const uint32_t own = values.at[slot];
       if (measures.at[slot] != 0 && own >= low && own <= high)
         add_to(&bins[(own - low) >> shift], measures.at[slot]);
     }
     __syncthreads();
-    uint64_t part[kBinsEach], sum = 0;
-    auto* const mine = reinterpret_cast<uint4*>(bins + kBinsEach * threadIdx.x);
+    uint64_t part[kBinsPerThread], sum = 0;
+    auto* const mine = reinterpret_cast<uint4*>(bins + kBinsPerThread * threadIdx.x);
 #pragma unroll
-    for (uint32_t i = 0; i < kBinsEach / 2; ++i) {
+    for (uint32_t i = 0; i < kBinsPerThread / 2; ++i) {
       const uint4 two = mine[i];
       mine[i] = make_uint4(0, 0, 0, 0);
       part[2 * i] = total_of(Bin{two.x, two.y});
@@ -138,13 +138,13 @@ __device__ __noinline__ Selected select_in_list(Shared* shared, Bin* bins, Value
     if (passed < needed && passed + sum >= needed) {
       uint32_t at = 0;
 #pragma unroll
-      for (uint32_t i = 0; i < kBinsEach - 1; ++i) {
+      for (uint32_t i = 0; i < kBinsPerThread - 1; ++i) {
         if (at == i && passed + part[i] < needed) {
           passed += part[i];
           ++at;
         }
       }
-      shared->found_bin = kBinsEach * threadIdx.x + at;
+      shared->found_bin = kBinsPerThread * threadIdx.x + at;
       shared->found_before = passed;
     }
     __syncthreads();
@@ -164,8 +164,8 @@ struct Listed {
   Values ids;
   Each<bool> is_in;
 
-  // Drops from `kept` what comes after the beginning of the ranking by (value, id) whose measure
-  // reaches `needed`; returns the last value left.
+  // Keeps in `kept` only the shortest beginning of the ranking by (value, id) whose measures sum to
+  // at least `needed`; returns the last value kept.
   __device__ uint32_t cut(const Values& values, const Measures& measures, uint64_t needed,
                           Measures* kept) const {
     const Selected last = select_in_list(shared, bins, values, measures, kInfinityBits, needed);
@@ -186,7 +186,7 @@ template <bool kIsShared>
 __device__ Listed read_list(const Row<kIsShared>& r, uint32_t count) {
   Listed listed{r.shared, r.list_bins(), r.params->args.vocabulary - 1, {}, {}, {}};
 #pragma unroll
-  for (uint32_t slot = 0; slot < kListEach; ++slot) {
+  for (uint32_t slot = 0; slot < kListPerThread; ++slot) {
     const uint32_t i = slot * kBlockThreads + threadIdx.x;
     const uint64_t token = i < count ? r.list()[i] : 0;
     listed.logits.at[slot] = __uint_as_float(static_cast<uint32_t>(token >> 32));
@@ -199,13 +199,14 @@ __device__ Listed read_list(const Row<kIsShared>& r, uint32_t count) {
   return listed;
 }
 
-// Rule 4's alternatives from the list. False: the list may lack some.
+// Writes the alternatives (rule 4) from the list. Returns false if the list may lack some.
 template <bool kIsShared>
 __device__ bool report_top_of_list(const Row<kIsShared>& r, const Listed& listed, float threshold,
                                    const RankByLogprob& rank, uint32_t* top_count) {
   const SampleArgs& args = r.params->args;
   const uint32_t wanted = min(min(r.row.top_logprobs, args.top_stride), kSampleTopLogprobsMax);
-  const uint32_t limit = rank.key(0, threshold);  // of tokens outside; kNotRanked: there are none
+  // The least key of tokens outside the list; kNotRanked: there are none.
+  const uint32_t limit = rank.key(0, threshold);
   const Values keys =
       each<uint32_t>([&](uint32_t slot) { return rank.key(0, listed.logits.at[slot]); });
   Measures kept = each<uint64_t>(
@@ -219,7 +220,7 @@ __device__ bool report_top_of_list(const Row<kIsShared>& r, const Listed& listed
   if (threadIdx.x == 0) r.shared->top_count = 0;
   __syncthreads();
 #pragma unroll
-  for (uint32_t slot = 0; slot < kListEach; ++slot)
+  for (uint32_t slot = 0; slot < kListPerThread; ++slot)
     if (kept.at[slot] != 0)
       r.shared->top[atomicAdd(&r.shared->top_count, 1u)] =
           uint64_t{keys.at[slot]} << 32 | listed.ids.at[slot];
@@ -229,13 +230,14 @@ __device__ bool report_top_of_list(const Row<kIsShared>& r, const Listed& listed
   return true;
 }
 
-// Rules 6 and 7 on the list; `total` is the weight of all candidates, known unless there is a
-// top-k. Calls found(id, logit) in one thread. False: the list may lack candidates.
+// Filters and draws (rules 6 and 7) from the list. `total` is the weight of all candidates; it is
+// not needed with top-k. Calls found(id, logit) in one thread. Returns false if the list may lack
+// candidates.
 template <bool kIsShared, class Found>
 __device__ bool draw_from_list(const Row<kIsShared>& r, const Listed& listed, float threshold,
                                const Candidates& candidates, uint64_t total, Found found) {
   const SampleRow& row = r.row;
-  const float outside = candidates.y(threshold);  // no token outside is nearer to the best
+  const float outside = candidates.y(threshold);  // lower bound of y for tokens outside the list
   const bool is_complete =
       outside > 27.1f || (is_min_p_alone(row) && math::exp_negative(outside) * 1.001f < row.min_p);
   const uint32_t limit = is_complete ? kNotRanked : __float_as_uint(outside);
@@ -277,7 +279,7 @@ __device__ bool draw_from_list(const Row<kIsShared>& r, const Listed& listed, fl
   if (row.min_p != 0.0f) {
     uint32_t largest = 0;
 #pragma unroll
-    for (uint32_t slot = 0; slot < kListEach; ++slot)
+    for (uint32_t slot = 0; slot < kListPerThread; ++slot)
       if (kept.at[slot] != 0) largest = max(largest, __float_as_uint(p(slot)));
     largest = __reduce_max_sync(kAllLanes, largest);
     if (r.lane() == 0) r.shared->segments[r.warp()] = largest;
@@ -294,16 +296,16 @@ __device__ bool draw_from_list(const Row<kIsShared>& r, const Listed& listed, fl
   const uint32_t token =
       select_in_list(r.shared, listed.bins, listed.ids, kept, listed.id_max, goal).value;
 #pragma unroll
-  for (uint32_t slot = 0; slot < kListEach; ++slot)
+  for (uint32_t slot = 0; slot < kListPerThread; ++slot)
     if (kept.at[slot] != 0 && listed.ids.at[slot] == token) found(token, listed.logits.at[slot]);
   return true;
 }
 
-// What is left to do after the list.
+// The work that remains after the list.
 enum class Left : uint32_t { kNothing, kDraw, kAll };
 
-// What the list decides, in the first block; others wait. Left::kDraw: the alternatives are
-// written, top_count of them.
+// Samples from the list in the first block, while the others wait. After Left::kDraw the
+// alternatives are already written, *top_count of them.
 template <bool kIsShared>
 __device__ Left sample_from_list(Row<kIsShared>& r, const Item* items, const Item& all,
                                  float threshold, const Candidates& candidates, double log_sum,

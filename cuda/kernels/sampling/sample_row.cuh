@@ -1,5 +1,5 @@
-// sample: a cluster's row of logits, split into a run of consecutive tokens a warp; what blocks
-// tell each other about it, and where its results go.
+// sample: a row of logits, divided among the warps of a cluster; the exchange of sums and
+// candidates between its blocks; and the output of results. Only for sample.cu.
 #pragma once
 
 #include "kernels/ptx/cluster.cuh"
@@ -21,22 +21,22 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 
 constexpr uint32_t kBins = 2048;
 constexpr uint32_t kBinBits = 11;
-constexpr float kStepsPerUnit = 64.0f;  // of the first histogram
+constexpr float kStepsPerUnit = 64.0f;  // bins per 1.0 of the key in the first histogram
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 constexpr uint32_t kNoToken = UINT32_MAX;
 
 struct SampleParams {
   SampleArgs args;
-  uint32_t segment;  // tokens a warp owns, a multiple of 4
+  uint32_t segment;  // tokens per warp, a multiple of 4
 };
 
-// A sum of 64 bits that grows by 32-bit atomics.
+// A 64-bit sum that is updated by 32-bit atomics.
 struct Bin {
   uint32_t low, high;
 };
 
-// What blocks of a cluster tell each other.
+// What one block sends to the others of its cluster.
 struct __align__(16) Item {
   uint64_t sum;
   uint64_t other;
@@ -48,10 +48,10 @@ static_assert(sizeof(Item) == 32);
 
 struct Shared {
   Item warps[kWarps];
-  Item blocks[2][kBlocksMax];  // by phase, as the barriers
-  uint64_t barriers[3];        // two of gathers, one of the list
-  uint64_t segments[kWarps];   // a sum a warp
-  uint32_t ranks[kWarps];      // of a warp's largest logit; nothing else goes here
+  Item blocks[2][kBlocksMax];  // received items; gathers alternate between the two
+  uint64_t barriers[3];        // one for each of `blocks`, one for the list
+  uint64_t segments[kWarps];   // one sum per warp
+  uint32_t ranks[kWarps];      // rank_of each warp's largest logit
   uint64_t top[kSampleTopLogprobsMax];
   uint64_t found_before;
   uint32_t found_bin;
@@ -68,11 +68,11 @@ constexpr uint32_t kAccumulatorBytes = kSamplePenaltyWindowMax * sizeof(uint32_t
 static_assert(kAccumulatorBytes <= kHistogramBytes);
 // The list takes the place of one histogram; another is needed to rank it.
 constexpr uint32_t kListMax = kBins * sizeof(Bin) / sizeof(uint64_t);
-constexpr uint32_t kListEach = kListMax / kBlockThreads;  // tokens a thread
-constexpr uint32_t kBinsEach = kBins / kBlockThreads;     // bins a thread
-static_assert(kListEach * kBlockThreads == kListMax && kBinsEach == 4);
-constexpr uint32_t kListForTopP = 1400;    // tokens to try where top-p alone decides
-constexpr uint32_t kListWantedMax = 1500;  // leaves room for those that come with the last
+constexpr uint32_t kListPerThread = kListMax / kBlockThreads;  // tokens a thread
+constexpr uint32_t kBinsPerThread = kBins / kBlockThreads;     // bins a thread
+static_assert(kListPerThread * kBlockThreads == kListMax && kBinsPerThread == 4);
+constexpr uint32_t kListForTopP = 1400;    // tokens to list if only top-p filters
+constexpr uint32_t kListWantedMax = 1500;  // leaves room for tokens equal to the last wanted one
 
 // ---- numbers ----
 
@@ -88,9 +88,9 @@ __device__ __forceinline__ float unorder(int32_t key) {
 // math::weight(p) in one conversion: p * 2^38 is exact.
 __device__ __forceinline__ uint64_t weight(float p) { return __float2ull_rn(p * 0x1p38f); }
 
-// Sums of math::weight(p) of up to 8191 values, in 32-bit arithmetic alone: p is taken apart into a
-// multiple of 2^-19 and a rest of at most 2^-20, rounded to 2^-38. The bits of a float near
-// 1.5 * 2^n count units of 2^(n - 23).
+// The sum of math::weight(p) over up to 8191 values, in 32-bit arithmetic. p is split into a
+// multiple of 2^-19 and a rest of at most 2^-20, rounded to 2^-38. Adding 1.5 * 2^n to each rounds
+// it to a multiple of 2^(n - 23), which can then be read as an integer from the bits of the float.
 struct WeightSum {
   uint32_t high = 0, low = 0;
   __device__ __forceinline__ void add(float p) {
@@ -103,7 +103,7 @@ struct WeightSum {
   __device__ uint64_t total() const {
     return (uint64_t{high} << 19) + static_cast<uint64_t>(int64_t{static_cast<int32_t>(low)});
   }
-  // Of the warp, if it has added up to 8191 values.
+  // Sums over the warp; all its lanes together may have added up to 8191 values.
   __device__ uint64_t warp_total() const {
     WeightSum all;
     all.high = __reduce_add_sync(kAllLanes, high);
@@ -111,7 +111,7 @@ struct WeightSum {
     return all.total();
   }
 };
-// The same of any number of values.
+// The same for any number of values.
 struct LongWeightSum {
   uint64_t sum = 0;
   __device__ __forceinline__ void add(float p) { sum += weight(p); }
@@ -131,13 +131,13 @@ __device__ __forceinline__ uint64_t warp_sum(uint64_t value) {
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
   return value;
 }
-// The sum of values below 2^53 over the warp, faster.
+// warp_sum for values below 2^53, faster.
 __device__ __forceinline__ uint64_t warp_sum_small(uint64_t value) {
   const uint32_t low = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(value) & 0x3ffffffu);
   const uint32_t high = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(value >> 26));
   return (uint64_t{high} << 26) + low;
 }
-// The sum of the values of this lane and those before.
+// Returns the sum of the values of lanes 0 to this one.
 __device__ __forceinline__ uint64_t warp_prefix(uint64_t value) {
 #pragma unroll
   for (uint32_t step = 1; step < 32; step *= 2) {
@@ -161,36 +161,38 @@ __device__ __forceinline__ uint64_t total_of(const Bin& bin) {
 
 // ---- a row ----
 
-// A warp's view of the row. Values are in shared memory, or in global memory: the logits, or the
-// scratch row where bias, mask and penalties go.
+// A warp's view of the row. `values` is in shared memory or, without kIsShared, in global memory:
+// the logits themselves, or a copy in scratch memory to which bias, mask and penalties are applied.
 template <bool kIsShared>
 struct Row {
   const SampleParams* params;
   SampleRow row;
   Shared* shared;
   Bin* histograms;                  // (2, kBins)
-  uint32_t* window;                 // (kSamplePenaltyWindowMax) in place of the histograms
-  float* values;                    // of the block's tokens, at id - block_begin
+  uint32_t* window;                 // (kSamplePenaltyWindowMax), the same memory
+  float* values;                    // logit of token id at id - block_begin
   uint32_t block_begin, block_end;  // ids
   uint32_t warp_begin, warp_end;    // ids
   uint32_t rank, size;
-  uint32_t gathers;    // so far
-  uint32_t histogram;  // the one that is zero
-  bool is_aligned;     // rows in global memory begin at multiples of 16 bytes
+  uint32_t gathers;    // number so far
+  uint32_t histogram;  // index of the one that is zero
+  bool is_aligned;     // rows in global memory are aligned to 16 bytes
 
   __device__ uint32_t warp() const { return threadIdx.x / 32; }
   __device__ uint32_t lane() const { return threadIdx.x % 32; }
   __device__ float value(uint32_t id) const { return values[id - block_begin]; }
-  // Gathered tokens, bits of the logit above the id; and the histogram that ranks them.
+  // The list of gathered tokens, each (bits of the logit) << 32 | id, and the histogram that ranks
+  // it.
   __device__ uint64_t* list() const { return reinterpret_cast<uint64_t*>(histograms); }
   __device__ Bin* list_bins() const { return histograms + kBins; }
 
-  // Four tokens from one that is a multiple of 4 away from the row's first.
+  // Loads four logits; the offset of `from` in the row is a multiple of 4.
   __device__ __forceinline__ float4 float4_at(const float* from) const {
     if (kIsShared || is_aligned) return *reinterpret_cast<const float4*>(from);
     return make_float4(from[0], from[1], from[2], from[3]);
   }
-  // visit(id, logit) for the warp's tokens; a lane meets the same ones each time, by ascending id.
+  // Calls visit(id, logit) for the warp's tokens. A lane visits the same tokens each time, in
+  // ascending order.
   template <uint32_t kUnroll = 1, class Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
     const float* const run = values + (warp_begin - block_begin);
@@ -204,19 +206,21 @@ struct Row {
       visit(id + 2, four.z);
       visit(id + 3, four.w);
     }
-    const uint32_t last = 4 * float4s + lane();  // of the vocabulary's last, at most 3
+    const uint32_t last = 4 * float4s + lane();  // at most 3 tokens at the end of the vocabulary
     if (last < count) visit(warp_begin + last, run[last]);
   }
 
-  // The same tokens one by one, a quarter of the code; by other lanes.
+  // The same one token at a time, in a quarter of the code. Lanes visit other tokens than in
+  // for_each.
   template <class Visit>
   __device__ __forceinline__ void for_each_singly(Visit visit) const {
 #pragma unroll 1
     for (uint32_t id = warp_begin + lane(); id < warp_end; id += 32) visit(id, value(id));
   }
 
-  // Every block's item, on every block: (size). `item` is the same in all lanes of warp 0. A block
-  // barrier lies between two gathers. kIsHalf: `sum` and `other` alone.
+  // Sends `item` of each block to all blocks and returns the items of all: (size). `item` must be
+  // the same in all lanes of warp 0. The caller has a block barrier between two gathers. kIsHalf:
+  // sends only `sum` and `other`.
   template <bool kIsHalf = false>
   __device__ __forceinline__ const Item* all_gather(const Item& item) {
     const uint32_t phase = gathers % 2;
@@ -244,8 +248,8 @@ struct Row {
 #endif
     return items;
   }
-  // Every block's `sum` and `other`, on the first block alone; only warp 0 calls, and nothing is
-  // exchanged after it.
+  // Sends `sum` and `other` of each block to the first block only. Called by warp 0, as the last
+  // exchange.
   __device__ __forceinline__ const Item* gather_first(const Item& item) {
     const uint32_t phase = gathers % 2;
     [[maybe_unused]] const uint32_t parity = gathers / 2 % 2;
@@ -265,7 +269,7 @@ struct Row {
     return items;
   }
 
-  // Sums of `sum` and `other` and the least token over the block, in warp 0.
+  // Returns, in warp 0, the sums of `sum` and `other` and the least token over the block.
   __device__ Item block_join(uint64_t sum, uint64_t other, uint32_t token) const {
     Item item{};
     item.sum = warp_sum(sum);
@@ -281,7 +285,7 @@ struct Row {
     }
     return item;
   }
-  // The same over the cluster; counts are added.
+  // The same over the items of the cluster; also sums their counts.
   __device__ Item joined(const Item* items) const {
     Item all{0, 0, kNoToken, 0, 0};
     for (uint32_t i = 0; i < size; ++i) {
@@ -294,7 +298,8 @@ struct Row {
   }
 };
 
-// The largest of what threads have seen, as order(value); INT32_MAX where one was NaN or +infinity.
+// The maximum of the values seen. key() returns order(max), or INT32_MAX if a value was NaN or
+// +infinity.
 struct RunningMax {
   float max = -__builtin_inff();
   __device__ __forceinline__ void see(float value) {
@@ -303,7 +308,7 @@ struct RunningMax {
   __device__ int32_t key() const { return max < __builtin_inff() ? order(max) : INT32_MAX; }
 };
 
-// order() without a sign.
+// order(value) as an unsigned integer of the same order.
 __device__ __forceinline__ uint32_t rank_of(int32_t key) {
   return static_cast<uint32_t>(key) ^ 0x80000000u;
 }
@@ -311,8 +316,8 @@ __device__ __forceinline__ int32_t key_of(uint32_t rank) {
   return static_cast<int32_t>(rank ^ 0x80000000u);
 }
 
-// A value that at least `count` of the block's threads have reached: the largest such, but for its
-// last bits. Every thread calls.
+// Returns a value that `reached` attains in at least `count` threads of the block: the largest one,
+// up to its lowest bits. Called by all threads.
 __device__ inline uint32_t block_threshold(uint32_t reached, uint32_t count) {
   constexpr uint32_t kLastBit = 14;
   uint32_t threshold = 0;
@@ -325,7 +330,7 @@ __device__ inline uint32_t block_threshold(uint32_t reached, uint32_t count) {
   return threshold;
 }
 
-// Reads the warp's logits, and into place where they are copied.
+// Reads the warp's logits; copies them to r.values if `copies`.
 template <bool kIsShared>
 __device__ RunningMax load_logits(const Row<kIsShared>& r, const float* logits, bool copies) {
   RunningMax seen;
@@ -366,7 +371,8 @@ __device__ RunningMax load_logits(const Row<kIsShared>& r, const float* logits, 
 
 // ---- results ----
 
-// One thread of the cluster, when nobody reads the row's status or history any more.
+// Writes the results of the row. Called by one thread of the cluster, after the last read of the
+// row's status and history.
 template <bool kIsShared>
 __device__ void finish(const Row<kIsShared>& r, int32_t status, uint32_t token, float logprob,
                        uint32_t top_count) {
@@ -381,7 +387,7 @@ __device__ void finish(const Row<kIsShared>& r, int32_t status, uint32_t token, 
         static_cast<int32_t>(token);
 }
 
-// Orders the `count` gathered alternatives and writes them; one block.
+// Sorts the `count` alternatives in shared->top and writes them. Called by one block.
 template <bool kIsShared>
 __device__ void write_top(const Row<kIsShared>& r, uint32_t count) {
   const SampleArgs& args = r.params->args;

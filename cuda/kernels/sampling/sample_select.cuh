@@ -1,5 +1,5 @@
-// sample: rankings of all tokens of a row by histograms over the cluster, for rows that a short
-// list of the largest logits does not decide.
+// sample: ranks all tokens of a row by histograms over the cluster, for rows whose result a short
+// list of the largest logits does not determine.
 #pragma once
 
 #include "kernels/sampling/sample_candidates.cuh"
@@ -7,9 +7,10 @@
 namespace wcuda::kernels {
 namespace {
 
-// The first token, by ascending id, at which the sum of measure(id, logit) reaches goal(total),
-// which is 1 … total. Its finder calls found(id, logit) in one thread. `sum`: of the warp's own
-// measures, the same in all lanes.
+// Finds the first token, by ascending id, at which the running sum of measure(id, logit) reaches
+// goal_of(total), which is 1 … total. One thread calls found(id, logit). `sum`: the sum of the
+// warp's measures, the same in all lanes. `items`: `other` of each block is the sum of its
+// measures.
 template <bool kIsShared, class Measure, class Goal, class Found>
 __device__ __forceinline__ void locate_in(Row<kIsShared>& r, uint64_t sum, const Item* items,
                                           Measure measure, Goal goal_of, Found found) {
@@ -48,10 +49,10 @@ __device__ void locate(Row<kIsShared>& r, Measure measure, Goal goal_of, Found f
   locate_in(r, sum, r.all_gather(item), measure, goal_of, found);
 }
 
-// How much of a ranking to keep: a sum, or a share of all.
+// How much of a ranking to keep: a sum of measures, or a fraction of their total.
 struct Needed {
   uint64_t sum;
-  float share;  // 0: the sum
+  float share;  // 0: `sum` applies
   __device__ uint64_t of(uint64_t total) const {
     return share != 0.0f ? math::share_of(share, total) : sum;
   }
@@ -60,14 +61,14 @@ struct Needed {
 // A bin of the cluster's histogram.
 struct Found {
   uint64_t total;   // of all bins
-  uint64_t needed;  // of the total; 0: more than there is, and nothing was looked for
-  uint64_t before;  // of the bins before
+  uint64_t needed;  // 0: more than the total was asked for; the fields below are not set
+  uint64_t before;  // sum of the bins before `bin`
   uint64_t in_bin;
   uint32_t bin;
 };
 
-// The bin in which the running sum reaches what is needed. Leaves the histogram of the next round
-// zero.
+// Finds the bin at which the running sum reaches what is needed. Clears the other histogram for the
+// next round.
 template <bool kIsShared>
 __device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
   Bin* const own = r.histograms + r.histogram * kBins;
@@ -76,7 +77,7 @@ __device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
   cluster_sync();
   for (uint32_t i = threadIdx.x; i < kBins; i += kBlockThreads) next[i] = Bin{0, 0};
 
-  // Each block adds up its part of the bins, in place: no other block reads that part here.
+  // Each block sums a range of the bins over the cluster, in place: nobody else reads this range.
   const uint32_t part_bins = kBins / r.size;
   uint64_t sum = 0;
   for (uint32_t i = threadIdx.x; i < part_bins; i += kBlockThreads) {
@@ -95,7 +96,7 @@ __device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
   if (r.warp() == 0) item.sum = warp_sum(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0);
   cluster_arrive();
   const Item* const items = r.all_gather(item);
-  cluster_wait();  // the sums of bins are seen by all
+  cluster_wait();  // the sums of bins are visible to all blocks
 
   uint64_t total = 0;
   for (uint32_t i = 0; i < r.size; ++i) total += items[i].sum;
@@ -106,7 +107,7 @@ __device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
     uint32_t owner = 0;
     while (passed + items[owner].sum < needed) passed += items[owner++].sum;
     const Bin* const bins = cluster_pointer(own + owner * part_bins, owner);
-    const uint32_t part = part_bins / 32;  // bins a lane
+    const uint32_t part = part_bins / 32;  // bins per lane
     uint64_t part_sum = 0;
     for (uint32_t i = 0; i < part; ++i) part_sum += total_of(bins[r.lane() * part + i]);
     const uint64_t prefix = warp_prefix(part_sum);
@@ -125,10 +126,11 @@ __device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
   return found;
 }
 
-// The shortest beginning of the ranking by ascending (key, id) whose measure reaches what is
-// needed; everything where that is above the total. rank.key(id, logit): bits of a float >= 0, or
-// kNotRanked. rank.measure(logit): at least 1. rank.tie(key): the measure that all of this key
-// have, 0 if they differ. Returns the total.
+// Finds the shortest beginning of the ranking by ascending (key, id) whose measures sum to what is
+// needed, or everything if the total is less; returns the total. rank.key(id, logit): bits of a
+// float
+// >= 0, or kNotRanked. rank.measure(logit): at least 1. rank.tie(key): the measure that all tokens
+// of this key have, 0 if they differ.
 template <bool kIsShared, class Rank>
 __device__ __noinline__ uint64_t select(Row<kIsShared>& r, const Rank& rank, Needed needs,
                                         Cutoff* cutoff) {
@@ -164,7 +166,7 @@ __device__ __noinline__ uint64_t select(Row<kIsShared>& r, const Rank& rank, Nee
     high = min(high, low + (1u << shift) - 1);
   }
   cutoff->key = low;
-  if (needed - before + rank.tie(low) > found.in_bin) return total;  // all of this key
+  if (needed - before + rank.tie(low) > found.in_bin) return total;  // keeps all with this key
   if (threadIdx.x == 0) r.shared->found_token = 0;
   __syncthreads();
   locate(
@@ -181,7 +183,7 @@ __device__ __noinline__ uint64_t select(Row<kIsShared>& r, const Rank& rank, Nee
   return total;
 }
 
-// Rule 6.
+// Applies the filters (rule 6).
 template <bool kIsShared>
 __device__ void apply_filters(Row<kIsShared>& r, Candidates* candidates) {
   const SampleRow& row = r.row;
@@ -209,25 +211,25 @@ __device__ void apply_filters(Row<kIsShared>& r, Candidates* candidates) {
   if (row.top_p != 0.0f && row.top_p < 1.0f) {
     Cutoff cutoff;
     select(r, RankByWeight{*candidates}, Needed{0, row.top_p}, &cutoff);
-    // Where the two rankings cut at one key, all that top-p found there is what top-k left.
+    // If top-k and top-p cut at the same key, top-p saw there only the tokens that top-k kept.
     if (cutoff.key == candidates->by_y.key) cutoff.id = min(cutoff.id, candidates->by_y.id);
     candidates->by_y = cutoff;
   }
   if (row.min_p != 0.0f && candidates->mean < 0.0f) {
-    candidates->floor = row.min_p;  // the best token is still there, and its p is 1
+    candidates->floor = row.min_p;  // the best token is still a candidate, and its p is 1
   } else if (row.min_p != 0.0f) {
     uint32_t largest = 0;  // bits of a float >= 0
     r.for_each_singly([&](uint32_t id, float logit) {
       const float y = candidates->y(logit);
       if (candidates->holds(id, y)) largest = max(largest, __float_as_uint(math::exp_negative(y)));
     });
-    // The least complement is that of the largest.
+    // block_join takes a minimum: of the complements.
     const Item all = r.joined(r.all_gather(r.block_join(0, 0, ~largest)));
     candidates->floor = math::mul(row.min_p, __uint_as_float(~all.token));
   }
 }
 
-// Rule 4's alternatives; returns how many.
+// Writes the alternatives (rule 4); returns their number.
 template <bool kIsShared>
 __device__ uint32_t report_top(Row<kIsShared>& r, float max, double log_sum) {
   const SampleArgs& args = r.params->args;
@@ -247,12 +249,12 @@ __device__ uint32_t report_top(Row<kIsShared>& r, float max, double log_sum) {
   });
   cluster_sync();
   if (r.rank == 0) write_top(r, count);
-  __syncthreads();  // the list's place is used again
+  __syncthreads();  // shared->top may be overwritten
   return count;
 }
 
-// What the list does not decide: the alternatives where they are still wanted, then rules 6 and 7.
-// A function of its own, as it is large and seldom needed.
+// Samples a row that the list did not: writes the alternatives if still wanted, then filters and
+// draws (rules 6 and 7). Not inlined, since it is large and rarely needed.
 template <bool kIsShared>
 __device__ __noinline__ void sample_from_all(Row<kIsShared> r, Candidates candidates,
                                              double log_sum, uint32_t best, bool wants_top,

@@ -1,9 +1,9 @@
 // The arithmetic of sampling, shared by host and device so that both draw the same token.
 //
-// Every operation here is one IEEE operation rounded to nearest, multiply-adds only where written;
-// no library function. Host files that include it are compiled with -ffp-contract=off.
-// Probabilities are integers (multiples of 2^-38 of the best token's), so their sums are exact and
-// do not depend on their order.
+// Every operation is one IEEE operation, rounded to nearest. Multiply-adds are fused only where
+// written, and no library function is called. Host files that include this are compiled with
+// -ffp-contract=off. Probabilities are integers (multiples of 2^-38 of the best token's), so their
+// sums are exact and do not depend on their order.
 #pragma once
 
 #include <cstdint>
@@ -52,20 +52,20 @@ WCUDA_HD To bit_cast(From from) {
   return to;
 }
 
-// exp(-y) for y >= 0 (infinity too), within 2 units in the last place; exp(-40) for y above 40.
+// Returns exp(-y) for y >= 0, infinity included, within 2 ulp; exp(-40) for y > 40.
 WCUDA_HD float exp_negative(float y) {
   constexpr float kLog2E = 1.44269504f;
   constexpr float kLn2High = 0.693359375f;  // 9 bits: multiples up to 2^15 are exact
   constexpr float kLn2Low = -2.12194440e-4f;
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  // Non-negative floats order as integers do; an integer minimum keeps the loops around this
-  // vectors.
+  // Non-negative floats are ordered like their bits as integers. With an integer minimum, compilers
+  // vectorise the loops around this.
   const int32_t bits = bit_cast<int32_t>(y), limit = 0x42200000;  // 40
   const float x = -bit_cast<float>(bits < limit ? bits : limit);
   const float shifted = multiply_add(x, kLog2E, kRound);
   const float n = sub(shifted, kRound);
   const float r = multiply_add(-n, kLn2Low, multiply_add(-n, kLn2High, x));  // |r| <= ln 2 / 2
-  // Minimax for exp(r) with p(0) = 1, its coefficients rounded to floats: error below 2e-8.
+  // Minimax polynomial for exp(r) with p(0) = 1 and float coefficients: error below 2e-8.
   float p = 0x1.6ae6dep-10f;
   p = multiply_add(p, r, 0x1.1267d8p-7f);
   p = multiply_add(p, r, 0x1.555824p-5f);
@@ -81,8 +81,9 @@ constexpr double kWeightOne = 274877906944.0;  // 2^38
 // A vocabulary may have at most this many tokens, so that a sum of weights stays below 2^63.
 constexpr uint32_t kMaxVocabulary = 1u << 24;
 
-// round(p * 2^38), ties to even, for p in [0, 1]; weight_biased adds a constant, kWeightBias.
-constexpr uint64_t kWeightBias = 0x40d8000000000000u;  // 1.5 * 2^14: its last place is worth 2^-38
+// Returns round(p * 2^38), ties to even, for p in [0, 1]; weight_biased returns that plus
+// kWeightBias.
+constexpr uint64_t kWeightBias = 0x40d8000000000000u;  // the double 1.5 * 2^14, whose ulp is 2^-38
 WCUDA_HD uint64_t weight_biased(float p) {
   return bit_cast<uint64_t>(add(static_cast<double>(p), 24576.0));
 }
@@ -90,7 +91,7 @@ WCUDA_HD uint64_t weight(float p) { return weight_biased(p) - kWeightBias; }
 // weight(p) > 0.
 WCUDA_HD bool has_weight(float p) { return p > 0x1p-39f; }
 
-// The natural logarithm of v >= 1, finite, within 1e-15 (1 + log v).
+// Returns the natural logarithm of a finite v >= 1 within 1e-15 * (1 + log v).
 WCUDA_HD double log_above_one(double v) {
   uint64_t bits = bit_cast<uint64_t>(v);
   int64_t exponent = static_cast<int64_t>(bits >> 52) - 1023;
@@ -101,23 +102,23 @@ WCUDA_HD double log_above_one(double v) {
   }
   const double t = div(sub(m, 1.0), add(m, 1.0));  // log m = 2 atanh t, |t| < 0.172
   const double u = mul(t, t), u2 = mul(u, u), u4 = mul(u2, u2), u8 = mul(u4, u4);
-  // sum of u^k / (2 k + 1), k = 0 … 11, in pairs of pairs: a short chain of operations
+  // sum of u^k / (2 k + 1), k = 0 … 11, as a tree: few dependent operations
   const auto pair = [u](int k) { return add(1.0 / (2 * k + 1), mul(u, 1.0 / (2 * k + 3))); };
   const auto four = [u2, &pair](int k) { return add(pair(k), mul(u2, pair(k + 2))); };
   const double sum = add(add(four(0), mul(u4, four(4))), mul(u8, four(8)));
   return add(mul(mul(2.0, t), sum), mul(static_cast<double>(exponent), 0.6931471805599453));
 }
 
-// Log probability of a logit, given the largest and the sum of the weights of all.
+// Returns the log probability of a logit, given the largest logit and log_of_weights of all.
 WCUDA_HD float log_probability(float logit, float max, double log_sum) {
   return static_cast<float>(sub(static_cast<double>(sub(logit, max)), log_sum));
 }
-// The logarithm of a sum of weights, in units of the best token's.
+// Returns the logarithm of a sum of weights relative to the weight of the best token.
 WCUDA_HD double log_of_weights(uint64_t sum) {
   return log_above_one(mul(static_cast<double>(sum), 1.0 / kWeightOne));
 }
 
-// floor(share * total), share in (0, 1] taken to 32 binary places; at least 1.
+// Returns max(1, floor(share * total)), with share in (0, 1] truncated to 32 binary places.
 WCUDA_HD uint64_t share_of(float share, uint64_t total) {
   const uint64_t fixed = static_cast<uint64_t>(mul(static_cast<double>(share), 4294967296.0));
   const uint64_t part = (total >> 32) * fixed + ((total & 0xffffffffu) * fixed >> 32);
