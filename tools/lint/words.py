@@ -65,7 +65,7 @@ TERMS = [
     (r"[Ee]xchange_|_exchange|k?Exchange[A-Z]?", "mailbox between CTAs, warp reduction buffer", KERNELS),
     (r"\b[Bb]orders?\b", "kernel boundary", KERNELS + ("docs",)),
     (r"\b[Bb]rief(?:ly)?\b|[Bb]rief_", "fast-math", KERNELS),
-    (r"[Pp]lacement|backend_?(?:\.|->)place\(", "repack", ("cuda/kernels", "cuda/src/core", "cuda/src/llm")),
+    (r"[Pp]lacement|backend_?(?:\.|->)place\(", "repack", ("cuda/kernels", "cuda/src/core")),
     (r"\b[Ll]argest_?", "running max", ("cuda/kernels/attention",)),
 ]  # fmt: skip
 
