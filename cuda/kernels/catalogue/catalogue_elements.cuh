@@ -1,4 +1,4 @@
-// How kernels of the catalogue that have a thread an element are launched. Only for .cu files.
+// Launches the element-wise kernels of the catalogue: one thread per element. Only for .cu files.
 #pragma once
 
 #include "kernels/catalogue/catalogue_launch.h"
@@ -6,8 +6,8 @@
 
 namespace wcuda::kernels {
 
-// launch(T(), grid), T being the type of the elements: a thread each, kElementThreads a block; a
-// grid of at most kElementBlocksMax blocks strides over more.
+// Calls launch(T(), grid), where T is the type of the elements. Blocks have kElementThreads
+// threads; a grid of at most kElementBlocksMax blocks strides over more elements.
 constexpr uint32_t kElementThreads = 256;
 constexpr int64_t kElementBlocksMax = 8192;
 template <class Launch>

@@ -1,5 +1,6 @@
-// Launchers of the catalogue, by family; catalogue_launch chooses. `count`: output elements.
-// Results depend on the arguments only, not on the device or its load: sums have a fixed order.
+// Launchers of the catalogue by family; catalogue_launch selects among them. `count`: output
+// elements. Results depend on the arguments alone, not on the device or its load: sums have a fixed
+// order.
 #pragma once
 
 #include <cuda_runtime_api.h>

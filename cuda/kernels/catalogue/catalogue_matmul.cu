@@ -1,7 +1,7 @@
-// c (batch, m, n) = act(a (batch, m, k) . b (batch, k, n) + bias (n)), row-major, any sizes, f32
-// sums in ascending k. A block of 256 threads makes a tile of 128 x 128; each thread 8 x 8 of it,
-// so that a load of 16 numbers from shared memory serves 64 products. Bytes moved, at best: those
-// of a, b and c.
+// c (batch, m, n) = act(a (batch, m, k) * b (batch, k, n) + bias (n)), row-major, any sizes, f32
+// sums in ascending k. A block of 256 threads computes a tile of 128 x 128, each thread 8 x 8 of
+// it, so that 16 loads from shared memory serve 64 multiplications. Bytes moved: at least a, b and
+// c.
 #include "kernels/catalogue/catalogue_launch.h"
 #include "kernels/shared/point_ops.h"
 
@@ -23,7 +23,7 @@ struct MatmulParams {
   const void* bias;  // may be null
   void* c;
   int64_t batch, m, k, n;
-  int64_t b_stride;  // between the matrices of two batches
+  int64_t b_stride;  // between the matrices of consecutive batches
 };
 
 template <class T, Act kAct>
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kBlockThreads) matmul_kernel(const MatmulParam
             const float4 four = *reinterpret_cast<const float4*>(&a_tile[depth][ty * kEach + i]);
             x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
           }
-          // Columns 4 apart in two halves: no two threads of a quarter warp meet in a bank.
+          // Two halves of 4 columns each: threads of a quarter warp access different banks.
 #pragma unroll
           for (int i = 0; i < kEach; i += 4) {
             const float4 four =

@@ -1,4 +1,4 @@
-// The catalogue's element-wise kernels: out[i] = formula(i), one template over the table of
+// The catalogue's element-wise kernels: out[i] = formula(i), one template over the formulas of
 // point_ops.h. Any count; a grid of at most kElementBlocksMax blocks strides over it.
 #include "kernels/catalogue/catalogue_elements.cuh"
 #include "kernels/shared/point_ops.h"

@@ -1,5 +1,5 @@
-// The catalogue's random draws: one thread each. Bytes moved: those of the output, and of the input
-// of categorical, twice.
+// The catalogue's random draws: one thread per draw. Bytes moved: the output; for categorical also
+// the input, twice.
 #include "kernels/catalogue/catalogue_elements.cuh"
 #include "kernels/shared/random_ops.h"
 

@@ -1,6 +1,7 @@
-// The catalogue's reductions, over everything and over rows. Over everything: blocks of contiguous
-// elements into partial results (scratch), then one block over those. A row is the work of one
-// block. Threads take every 256th element and join by a tree: the order depends on the sizes alone.
+// The catalogue's reductions over all elements and over rows. Over all elements: blocks reduce
+// contiguous ranges to partial results in scratch memory, then one block reduces those. Over rows:
+// one block per row. A thread takes every 256th element, and threads are joined by a tree, so that
+// the order depends on the sizes alone.
 #include "kernels/catalogue/catalogue_launch.h"
 #include "kernels/shared/transformer_ops.h"
 
@@ -9,7 +10,7 @@ namespace {
 
 constexpr uint32_t kBlockThreads = 256;
 constexpr uint32_t kWarps = kBlockThreads / 32;
-constexpr int64_t kBlockElementsMin = 4096;  // fewer are not worth another block
+constexpr int64_t kBlockElementsMin = 4096;  // fewer do not justify another block
 constexpr int64_t kRowBlocksMax = 65536;
 
 template <class Join, class V>

@@ -1,9 +1,10 @@
 // digest: BLAKE3 of device memory. A thread hashes a chunk of 1024 bytes; a block joins its 128
-// chunks into one chaining value; further launches join those, 256 a block. Bytes moved: the data
-// once, and 1/4096 of it as chaining values.
+// chunks into one chaining value; further launches join 256 of those per block. Bytes moved: the
+// data once, and 1/4096 of it as chaining values.
 //
-// Joining neighbours level by level, an odd last one going up as it is, gives the same tree as the
-// paper's "left subtree is the largest power of two": groups start at multiples of their size.
+// Neighbours are joined level by level, and an odd last one moves up unchanged. This is the tree of
+// the paper, whose left subtrees are the largest powers of two, since groups start at multiples of
+// their size.
 #include "kernels/memory/digest.h"
 #include "kernels/shared/blake3_compress.h"
 
@@ -13,19 +14,19 @@ namespace {
 using blake3::kBlockBytes;
 using blake3::kChunkBytes;
 
-constexpr uint32_t kChunkThreads = 128;  // chunks a block joins
+constexpr uint32_t kChunkThreads = 128;  // chunks that a block joins
 constexpr uint32_t kJoinThreads = 128;
 constexpr uint32_t kJoinInputs = 2 * kJoinThreads;
 
 constexpr uint32_t kPieceBlocks = blake3::kPieceChunks / kChunkThreads;  // blocks a piece
 
-// Data goes through in segments, whose chaining values are then joined: the scratch stays small.
+// Data is hashed in segments whose chaining values are then joined, which keeps the scratch small.
 constexpr uint64_t kSegmentBlocks = 8192;
 constexpr uint64_t kSegmentBytes = kSegmentBlocks * kChunkThreads * kChunkBytes;  // 1 GiB
 constexpr uint64_t kSegmentsMax = kDigestBytesMax / kSegmentBytes;
 
-// a + b as a * 1 + b, on the multipliers: rotations and xors then have their own units to
-// themselves, which bound the kernel. `one` is 1 in a place where the compiler does not see it.
+// Computes a + b as a * 1 + b on the multipliers, which leaves the integer ALUs, the bottleneck of
+// the kernel, to rotations and xors. `one` is a 1 that the compiler cannot see.
 __constant__ uint32_t one = 1;
 struct MultiplierSum {
   __device__ __forceinline__ uint32_t operator()(uint32_t a, uint32_t b) const {
@@ -44,11 +45,11 @@ constexpr uint64_t kLevelChains = kSegmentChains + kSegmentsMax;
 constexpr uint64_t kNextLevelChains = kLevelChains + kSegmentBlocks;
 constexpr uint64_t kScratchChains = kNextLevelChains + kSegmentBlocks / kJoinInputs;
 static_assert(kScratchChains * sizeof(Chain) <= kDigestScratchBytes);
-// digest_pieces takes one segment, and its result fits before the level that it is made from.
+// digest_pieces processes one segment; its result fits before the level that it is computed from.
 static_assert(kDigestPiecesBytesMax == kSegmentBytes);
 static_assert(kSegmentBytes / blake3::kPieceBytes <= kLevelChains);
 
-// message (16) = up to 64 bytes, the rest zero.
+// Loads up to 64 bytes as message (16); the rest is zero.
 __device__ inline void load_block(const uint8_t* data, uint32_t bytes, bool is_aligned,
                                   uint32_t message[16]) {
   if (bytes == kBlockBytes && is_aligned) {
@@ -90,7 +91,7 @@ __device__ inline void hash_chunk(const uint8_t* data, uint32_t bytes, bool is_a
   }
 }
 
-// chains[0] = join of chains[0 … count - 1], in shared memory; every thread of the block calls.
+// chains[0] = join of chains[0 … count - 1], in shared memory. Called by all threads of the block.
 // `is_root`: the last join is the root of the whole tree.
 __device__ inline void block_join(Chain* chains, uint32_t count, bool is_root) {
   while (count > 1) {
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(kPieceBlocks)
   if (threadIdx.x == 0) pieces[blockIdx.x] = shared[0];
 }
 
-// Joins `count` chains of level `from` into *result, by way of `spare`.
+// Joins `count` chains of level `from` into *result; `spare` is scratch.
 cudaError_t join(Chain* from, uint32_t count, bool is_whole, Chain* spare, Chain* result,
                  cudaStream_t stream) {
   while (count > 1) {

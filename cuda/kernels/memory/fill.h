@@ -7,7 +7,7 @@
 
 namespace wcuda::kernels {
 
-// Queues a fill of `bytes` bytes of device memory, of any alignment; `pattern` is 8 bytes wide,
+// Queues a fill of `bytes` bytes of device memory of any alignment with the 8 bytes of `pattern`,
 // little-endian. Writes each byte once.
 cudaError_t fill(void* target, uint64_t bytes, uint64_t pattern, cudaStream_t stream);
 

@@ -1,10 +1,10 @@
 // pad_matrix: target[b][r][c] = source[b][r][c] where the source has such an element, else 0.
 //
 // Shapes: source (source_rows, source_columns) or, transposed, (source_columns, source_rows);
-// target (rows, columns). Alignment: of an element. Bytes moved: each source element read once,
-// each target element written once; both along rows, a transposed source by way of a tile in shared
-// memory.
-// H200: 4,093 x 4,093 bytes in 53 us, transposed 60; of 2 bytes 71 and 64.
+// target (rows, columns). Alignment: that of an element. Bytes moved: each source element read
+// once, each target element written once, both along rows; a transposed source passes through a
+// tile in shared memory. H200: 4,093 x 4,093 elements of 1 byte in 53 us, transposed 60; of 2 bytes
+// 71 and 64.
 #include "kernels/memory/pad_matrix.h"
 
 namespace wcuda::kernels {
@@ -14,7 +14,7 @@ constexpr int kTile = 32;
 constexpr int kTileRows = 8;  // threads of a block: 32 x 8
 constexpr int64_t kBlocksMax = 1 << 16;
 
-// Whole tiles of a target, row after row, batch after batch.
+// Tiles of the target are numbered row by row, then batch by batch.
 struct Tiles {
   int64_t down, across, count;
 };
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kTile* kTileRows)
     const int64_t first_row = index / tiles.across % tiles.down * kTile;
     const int64_t first_column = index % tiles.across * kTile;
     if (args.is_transposed) {
-      __syncthreads();  // the tile before has been read
+      __syncthreads();  // the previous tile has been read
       for (int i = threadIdx.y; i < kTile; i += kTileRows)
         tile[threadIdx.x][i] = source_at<T>(args, batch, first_row + threadIdx.x, first_column + i);
       __syncthreads();

@@ -1,4 +1,4 @@
-// pad_matrix: a copy of a matrix with rows and columns of its own order, and zeros past its end.
+// pad_matrix: copies a matrix, optionally transposed, and pads it with zeros.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,8 +8,8 @@
 namespace wcuda::kernels {
 
 struct PadMatrixArgs {
-  const void* source = nullptr;  // (source_rows, source_columns) a batch
-  void* target = nullptr;        // (rows, columns) a batch; overlaps no source
+  const void* source = nullptr;  // (source_rows, source_columns) per batch
+  void* target = nullptr;        // (rows, columns) per batch; does not overlap the source
   uint32_t element_bytes = 1;    // 1, 2 or 4; both are aligned to it
   bool is_transposed = false;    // the source is stored (source_columns, source_rows)
   int64_t source_rows = 0, source_columns = 0;
@@ -20,7 +20,7 @@ struct PadMatrixArgs {
   int64_t target_stride = 0, target_batch_stride = 0;
 };
 
-// Queues it. Source elements past (rows, columns) are left out, so that it cuts as well as it pads.
+// Queues the copy. Source elements past (rows, columns) are dropped.
 cudaError_t pad_matrix(const PadMatrixArgs& args, cudaStream_t stream);
 
 }  // namespace wcuda::kernels

@@ -1,10 +1,10 @@
 // repack: packed_tiles[packed_tile_offset(row, block, byte)] = file_rows[row][block][byte], and the
 // reverse.
 //
-// A work item is one M-tile (16 rows) times up to kRunPackedTiles packed tiles: 16 ranges of the
-// file's rows on one side, one range of packed tiles on the other, both contiguous. The item lies
-// in shared memory in the order of the file; packed tiles are read and written there word by word
-// through a map that a block builds once. Bytes moved: the matrix twice.
+// A work item is one M-tile (16 rows) times up to kRunPackedTiles packed tiles: in the file 16
+// contiguous ranges, in packed tiles one. The item is staged in shared memory in the order of the
+// file; packed tiles are read from and written to it word by word, through a map that a block
+// builds once. Bytes moved: the matrix twice.
 //
 // File rows are read 16 bytes at a time when their length and address allow it, else 4, else 1.
 #include "kernels/memory/repack.h"
@@ -17,13 +17,12 @@ using quant::kMTileRows;
 using quant::TileLayout;
 
 constexpr uint32_t kThreads = 256;
-// Any whole number of packed tiles whose bytes a row are a multiple of 16: rows keep their
-// alignment.
+// 8 packed tiles of any type have a multiple of 16 bytes per row, so rows keep their alignment.
 constexpr uint32_t kRunPackedTiles = 8;
-constexpr uint32_t kRowBytesMax = 256;  // of a row in a packed tile
+constexpr uint32_t kRowBytesMax = 256;  // of one row of a packed tile
 constexpr uint32_t kPackedTileBytesMax = kMTileRows * kRowBytesMax;
-// A row of an item in shared memory; rows are 16 bytes apart modulo 128, so that the words which 8
-// rows by 4 lanes read at once lie in different banks.
+// Stride of rows in shared memory: 16 modulo 128, so that the words that 8 rows by 4 lanes access
+// together are in different banks.
 constexpr uint32_t kSharedRowBytes = kRunPackedTiles * kRowBytesMax + 16;
 constexpr uint32_t kBlocksPerSm = 4;  // 37 KB of shared memory each
 
@@ -31,15 +30,16 @@ struct Params {
   TileLayout layout;
   uint64_t row_bytes;
   uint32_t row_count;
-  uint32_t packed_tile_count;  // of an M-tile
-  uint32_t run_count;          // items of an M-tile
+  uint32_t packed_tile_count;  // per M-tile
+  uint32_t run_count;          // items per M-tile
   uint64_t item_count;
   uint32_t width;         // bytes of an access to file rows: 16, 4, 1
   uint8_t* file_rows;     // (row_count, row_bytes)
   uint8_t* packed_tiles;  // the M-tile of row 0
 };
 
-// Moves `bytes` bytes a row between file rows and shared memory; what a row lacks is zero there.
+// Copies `bytes` bytes per row between file rows and shared memory, where the rest of a row is
+// zero.
 template <class Word, bool kPack>
 __device__ inline void move_rows(const Params& params, uint64_t m_tile, uint64_t offset,
                                  uint32_t bytes, uint8_t* shared) {
@@ -70,12 +70,12 @@ __device__ inline void move_rows(const Params& params, uint64_t m_tile, uint64_t
     move_rows<uint8_t, kPack>(params, m_tile, offset, bytes, shared);
 }
 
-// Unit: the widest unsigned integer that no piece of the type straddles.
+// Unit: the widest unsigned integer that never contains bytes of two pieces.
 template <class Unit, bool kPack>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm) repack_kernel(const Params params) {
   constexpr uint32_t kUnits = sizeof(uint32_t) / sizeof(Unit);  // of a word of a packed tile
   __shared__ alignas(16) uint8_t shared[kMTileRows * kSharedRowBytes];
-  // map[unit of a packed tile] = its place in shared memory, in units, for the item's first packed
+  // map[unit of a packed tile] = its offset in shared memory, in units, for the item's first packed
   // tile.
   __shared__ alignas(4) uint16_t map[kPackedTileBytesMax / (sizeof(Unit) == 1 ? 4 : sizeof(Unit))];
 
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) repack_kernel(const Pa
   }
 }
 
-// out[i] = element i. Bytes moved: elements once, 4 bytes each out.
+// out[i] = element i. Bytes moved: the elements, and 4 written for each.
 __global__ void __launch_bounds__(kThreads)
     expand_kernel(uint32_t type, uint32_t count, const uint8_t* elements, float* out) {
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
@@ -141,7 +141,8 @@ __global__ void __launch_bounds__(kThreads)
   out[i] = type == TensorType::kF16 ? half_to_float(code) : bf16_to_float(code);
 }
 
-// Bytes of an element of a type whose "block" is 64 of them; 0 for the quantized types.
+// Returns the bytes of an element of F32, F16 and BF16, whose "blocks" are 64 elements; 0 for
+// quantized types.
 uint32_t element_bytes(uint32_t type) {
   if (type == TensorType::kF32) return 4;
   return type == TensorType::kF16 || type == TensorType::kBF16 ? 2 : 0;

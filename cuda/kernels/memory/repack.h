@@ -1,4 +1,5 @@
-// repack: rows of a file's blocks into packed tiles (kernels/shared/packed_tile.h), and back.
+// repack: converts rows of a file's blocks to packed tiles (kernels/shared/packed_tile.h), and
+// back.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,22 +8,22 @@
 
 namespace wcuda::kernels {
 
-// Queues the move of rows first_row … first_row + row_count - 1 of a matrix of `rows` by `cols`.
-// `file_rows`: those rows as in the file, aligned to 16 bytes for speed, to nothing for
-// correctness. `packed_tiles`: the whole matrix, aligned to 16 bytes. first_row is a multiple of
-// 16, and so is row_count unless it reaches the last row: whole M-tiles are written, padding
-// included. cudaErrorInvalidValue for anything else, and for a type without packed tiles.
+// Queues the repacking of rows first_row … first_row + row_count - 1 of a matrix of `rows` by
+// `cols`. `file_rows`: those rows as in the file; any alignment, 16 bytes is fastest.
+// `packed_tiles`: the whole matrix, aligned to 16 bytes. first_row is a multiple of 16, and so is
+// row_count unless it reaches the last row: whole M-tiles are written, padding included. Returns
+// cudaErrorInvalidValue for anything else, and for a type without packed tiles.
 cudaError_t repack(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_row,
                    uint32_t row_count, const uint8_t* file_rows, uint8_t* packed_tiles,
                    cudaStream_t stream);
 
-// The reverse, for the same ranges: the file's bytes of those rows.
+// The reverse, for the same ranges.
 cudaError_t unrepack(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_row,
                      uint32_t row_count, const uint8_t* packed_tiles, uint8_t* file_rows,
                      cudaStream_t stream);
 
-// Queues out[i] = element i of a vector of type F32, F16 or BF16, as f32. cudaErrorInvalidValue for
-// any other type.
+// Queues the conversion of a vector of type F32, F16 or BF16 to f32. Returns cudaErrorInvalidValue
+// for any other type.
 cudaError_t expand_vector(uint32_t type, uint32_t count, const uint8_t* elements, float* out,
                           cudaStream_t stream);
 

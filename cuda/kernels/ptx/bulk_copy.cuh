@@ -9,7 +9,7 @@
 
 namespace wcuda::kernels {
 
-// target, barrier: shared addresses.
+// Copies `bytes` bytes; target and barrier are shared addresses.
 __device__ __forceinline__ void bulk_copy(uint32_t target, const void* source, uint32_t bytes,
                                           uint32_t barrier) {
   asm volatile(
@@ -19,7 +19,7 @@ __device__ __forceinline__ void bulk_copy(uint32_t target, const void* source, u
       : "memory");
 }
 
-// With a policy for what L2 keeps.
+// The same with an L2 cache policy.
 __device__ __forceinline__ void bulk_copy(uint32_t target, const void* source, uint32_t bytes,
                                           uint32_t barrier, uint64_t l2_policy) {
   asm volatile(
@@ -29,7 +29,8 @@ __device__ __forceinline__ void bulk_copy(uint32_t target, const void* source, u
       : "memory");
 }
 
-// To the same offset in each CTA of the cluster whose bit is set in `ranks`, and their barriers.
+// Copies to the same offset in each CTA of the cluster whose bit is set in `ranks`, and completes
+// on the barrier of each.
 __device__ __forceinline__ void bulk_copy_multicast(uint32_t target, const void* source,
                                                     uint32_t bytes, uint32_t barrier,
                                                     uint32_t ranks) {
@@ -40,7 +41,7 @@ __device__ __forceinline__ void bulk_copy_multicast(uint32_t target, const void*
       : "memory");
 }
 
-// For data that is read once: L2 drops it first.
+// Cache policy for data that is read once: L2 evicts it first.
 __device__ __forceinline__ uint64_t l2_evict_first() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -1,5 +1,5 @@
-// Clusters of blocks: ranks, barriers and each other's shared memory. Only for .cu files. A device
-// without clusters has one block in each.
+// Clusters of blocks: ranks, barriers, distributed shared memory. Only for .cu files. On a device
+// without clusters each block is a cluster of one.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,13 +22,13 @@ __device__ __forceinline__ uint32_t cluster_size() {
 #endif
   return size;
 }
-// A barrier of the whole cluster, in two halves; orders shared memory.
+// The two halves of a barrier of the cluster; it orders accesses to shared memory.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
-// The same, but nothing written before need be seen after.
+// The same without ordering earlier writes.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -45,7 +45,7 @@ __device__ __forceinline__ void cluster_sync() {
   cluster_arrive();
   cluster_wait();
 }
-// The shared address in the block of a rank that `address` is in this one.
+// Returns the address, in the block of `rank`, that corresponds to `address` in this block.
 __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank) {
   uint32_t remote = address;
 #if __CUDA_ARCH__ >= 900
@@ -67,7 +67,7 @@ __device__ __forceinline__ T* cluster_pointer(T* variable, [[maybe_unused]] uint
 #endif
 }
 
-// The rest has addresses from cluster_address() and needs compute capability 9.0.
+// The functions below take addresses from cluster_address() and need compute capability 9.0.
 
 __device__ __forceinline__ float cluster_load(uint32_t address) {
   float value;

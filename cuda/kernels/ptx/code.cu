@@ -1,4 +1,4 @@
-// The kernel is never launched: its attributes report which architecture the code is for.
+// This kernel is never launched: its attributes report the architecture of the code.
 #include <cuda_runtime.h>
 
 #include "kernels/ptx/code.h"

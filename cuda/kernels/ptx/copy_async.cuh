@@ -1,5 +1,5 @@
-// cp.async: copies of 16 bytes a thread from global to shared memory, in groups that are waited for
-// in order. Compute capability 8.0 and later; only for .cu files.
+// cp.async: copies of 16 bytes per thread from global to shared memory, in groups that complete in
+// order. Compute capability 8.0 and later; only for .cu files.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +8,7 @@
 
 namespace wcuda::kernels {
 
-// 16 bytes, of which the first `bytes` are read and the rest becomes 0.
+// Copies `bytes` bytes and fills the rest of the 16 with 0.
 __device__ __forceinline__ void copy_async_16(uint32_t target, const void* source, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
                "r"(bytes)

@@ -1,4 +1,4 @@
-// How every kernel of the library is launched.
+// The launch of every kernel of the library.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -11,24 +11,24 @@
 
 namespace wcuda::kernels {
 
-// How a kernel is launched.
+// Where and how a kernel is launched.
 struct Launch {
   cudaStream_t stream = nullptr;
   int32_t sm_count = 0;
   int32_t compute_capability = 0;  // major * 10 + minor
-  // Programmatic dependent launch: the kernel may start before the one ahead of it in the stream
-  // has ended, loads weights, then waits. Every kernel of the chain waits.
+  // Programmatic dependent launch: the kernel may start before the previous one in the stream has
+  // ended, loads weights, then waits. Every kernel in such a sequence waits.
   bool is_dependent = false;
-  // For kernels that say so (…_scratch_bytes): 16-byte aligned, all zero before the first use; a
-  // kernel leaves its counters there at zero. Calls in one stream may share it.
+  // For kernels that have a function …_scratch_bytes: aligned to 16 bytes and all zero before the
+  // first use. Kernels reset their counters there to zero, so calls in one stream may share it.
   void* scratch = nullptr;
   uint64_t scratch_bytes = 0;
 };
 
 #if defined(__CUDACC__)
 
-// Launches kernel<<<grid, block, shared_bytes>>>(parameters), in clusters of `cluster` blocks along
-// x where that is not 0.
+// Launches kernel<<<grid, block, shared_bytes>>>(parameters), with clusters of `cluster` blocks
+// along x unless that is 0.
 template <class... Parameters, class... Arguments>
 cudaError_t launch_kernel(const Launch& launch, dim3 grid, dim3 block, uint32_t shared_bytes,
                           uint32_t cluster, void (*kernel)(Parameters...),
@@ -50,7 +50,7 @@ cudaError_t launch_kernel(const Launch& launch, dim3 grid, dim3 block, uint32_t 
     attributes[config.numAttrs].val.clusterDim.y = 1;
     attributes[config.numAttrs++].val.clusterDim.z = 1;
   }
-  // The same division of an SM's memory for all kernels: it changes only while nothing runs there.
+  // One carveout for all kernels: an SM can change it only while it is idle.
   attributes[config.numAttrs].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
   attributes[config.numAttrs++].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
   return cudaLaunchKernelEx(&config, kernel, arguments...);

@@ -1,6 +1,6 @@
 // mbarrier: a barrier in shared memory that counts arrivals and bytes of asynchronous copies. A
-// phase ends when both have come; the next begins at once. A thread waits for the end of a phase by
-// its parity: 0, 1, 0, … A wait for parity 1 of a barrier in its first phase returns at once.
+// phase ends when both counts are complete, and the next begins. A thread waits for the end of a
+// phase by its parity: 0, 1, 0, … A wait for parity 1 during the first phase returns immediately.
 //
 // Barriers are shared addresses of 8 bytes, aligned to 8. Compute capability 9.0 and later; only
 // for .cu files.
@@ -30,22 +30,22 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(kArrivals)
                : "memory");
 }
-// Arrives on a barrier of another CTA: an address from cluster_address().
+// Arrives on the barrier of another CTA, given by cluster_address().
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Arrives once this thread's cp.async copies so far have ended.
+// Arrives when the cp.async copies that this thread has issued are complete.
 __device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-// Arrives, and lets the phase end only when `bytes` more have come.
+// Arrives, and makes the phase wait for `bytes` more bytes.
 __device__ __forceinline__ void mbarrier_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
-// Waits for the end of the phase of this parity. What threads of the CTA wrote before they arrived
-// is visible then.
+// Waits for the end of the phase of this parity. Writes by threads of the CTA before they arrived
+// are then visible.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
@@ -55,7 +55,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       "r"(parity)
       : "memory");
 }
-// The same for what threads of the cluster wrote.
+// The same for writes by threads of the cluster.
 __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
@@ -66,8 +66,8 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t
       : "memory");
 }
 
-// Orders ordinary accesses of this thread to shared memory with those of asynchronous copies and of
-// wgmma that follow.
+// Orders earlier accesses of this thread to shared memory before later ones by asynchronous copies
+// and WGMMA.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -1,5 +1,5 @@
-// mma.sync: products of tensor cores with operands in registers, D (16 x 8) += A (16 x k) * B (k x
-// 8). Lane 4g + t of a warp (g = 0 … 7, t = 0 … 3) holds
+// mma.sync: tensor-core MMA with operands in registers, D (16 x 8) += A (16 x k) * B (k x 8). Lane
+// 4g + t of a warp (g = 0 … 7, t = 0 … 3) holds
 //
 //   A, 4 registers   row g,     first half of k: t's share      B, 2 registers   column g, first
 //                    row g + 8, the same inputs                                  half of k: t's

@@ -5,15 +5,15 @@
 //   consumer            use      use      use      use       waits for "full"
 //   parity     0        0        0        1        1         of "full"; "empty" has the other one
 //
-// "full" counts the bytes of copies, "empty" the consumers that are done with the stage. Where a
-// consumer refills the stages that it has read itself, "empty" is not used. Only for .cu files.
+// "full" counts the bytes of copies, "empty" the consumers that have finished with the stage. A
+// consumer that itself refills the stages it has read does not use "empty". Only for .cu files.
 #pragma once
 
 #include "kernels/ptx/mbarrier.cuh"
 
 namespace wcuda::kernels {
 
-// A position in the order in which stages are used.
+// Counts the uses of stages: gives the stage and the parity of the current use.
 struct PipelineState {
   uint32_t stage = 0;
   uint32_t parity = 0;
@@ -24,12 +24,12 @@ struct PipelineState {
       parity ^= 1;
     }
   }
-  // By at most `stages`.
+  // Advances by at most `stages`.
   __device__ __forceinline__ void advance(uint32_t count, uint32_t stages) {
     stage += count;
     if (stage >= stages) stage -= stages, parity ^= 1;
   }
-  // By any number.
+  // Advances by any number.
   __device__ __forceinline__ void skip(uint32_t count, uint32_t stages) {
     stage += count;
     while (stage >= stages) stage -= stages, parity ^= 1;
@@ -44,7 +44,7 @@ struct PipelineCounter {
   __device__ uint32_t parity() const { return count / kStages % 2; }
 };
 
-// Shared addresses of a ring: barriers of a kind lie one behind the other, and so do the stages.
+// Shared addresses of a ring: "full" barriers, "empty" barriers and stages are arrays.
 struct Pipeline {
   uint32_t full = 0;
   uint32_t empty = 0;
@@ -62,12 +62,12 @@ struct Pipeline {
     return data + stage * stage_bytes;
   }
 
-  // The consumer: until the stage's bytes have come.
+  // Consumer: waits until the stage's bytes have arrived.
   __device__ __forceinline__ void wait_full(const PipelineState& state) const {
     mbarrier_wait(full_barrier(state.stage), state.parity);
   }
-  // The producer: until the consumers are done with what it copied one round ago. Returns at once
-  // in the first round.
+  // Producer: waits until the consumers have finished with the previous contents of the stage.
+  // Returns immediately in the first round.
   __device__ __forceinline__ void wait_empty(const PipelineState& state) const {
     mbarrier_wait(empty_barrier(state.stage), state.parity ^ 1);
   }

@@ -1,4 +1,5 @@
-// 16-byte stores in the order of rows, from lanes that hold 64 bytes in a row each.
+// Transposes 16-byte chunks among four lanes, so that lanes that each hold 64 consecutive bytes can
+// store 64 consecutive bytes together.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,7 +8,7 @@
 
 namespace wcuda::kernels {
 
-// chunks[i] of lane q of a quad becomes chunks[q] of lane i. All lanes of the warp call it.
+// chunks[i] of lane q of a quad becomes chunks[q] of lane i. Called by all lanes of the warp.
 __device__ inline void quad_transpose(uint4 (&chunks)[4]) {
 #pragma unroll
   for (uint32_t bit = 1; bit <= 2; bit *= 2) {

@@ -1,4 +1,4 @@
-// Addresses of shared memory as instructions take them. Only for .cu files.
+// 32-bit shared-memory addresses, as PTX instructions take them. Only for .cu files.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,25 +1,25 @@
-// wgmma: products of a warpgroup (four warps, the first a multiple of 4) on Hopper's tensor cores,
-// D (64 x N) += A (64 x 16) * B (16 x N), f16 operands and f32 sums. Only for .cu files.
+// WGMMA: matrix multiply-accumulate of a warpgroup (four warps, the first a multiple of 4) on
+// Hopper: D (64 x N) += A (64 x 16) * B (16 x N), f16 operands and f32 sums. Only for .cu files.
 //
-// B lies in shared memory, A too or in registers as operand A of mma.cuh (warp w of the group has
-// rows 16w …). D: lane 4g + t of warp w holds of each 8 columns rows 16w + g (columns 2t, 2t + 1)
-// and 16w + g + 8. Products run asynchronously:
+// B is in shared memory. A is there too, or in registers with the layout of operand A in mma.cuh
+// (warp w of the group has rows 16w …). D: of every 8 columns, lane 4g + t of warp w holds columns
+// 2t and 2t + 1 of rows 16w + g and 16w + g + 8. The instructions run asynchronously:
 //
-//   wgmma_fence()     registers of operands and sums are as written
-//   wgmma_…()         any number
-//   wgmma_commit()    they are a group
-//   wgmma_wait<n>()   at most n groups are in flight
-//   accumulator_fence(sums)   the compiler moves no use of the sums across
+//   wgmma_fence()             earlier writes to operand and sum registers are complete
+//   wgmma_…()                 any number
+//   wgmma_commit()            closes a group
+//   wgmma_wait<n>()           waits until at most n groups are in flight
+//   accumulator_fence(sums)   keeps the compiler from moving uses of the sums across
 //
-// Shared operands are panels of 64 elements: a row is 128 bytes, whose 16-byte chunk c lies at
-// chunk c ^ (row % 8) (the 128-byte swizzle); 8 rows are 1024 bytes, aligned to that.
+// Shared operands are panels of 64 elements: a row is 128 bytes; its 16-byte chunk c is stored at
+// chunk c ^ (row % 8) (the 128-byte swizzle). Groups of 8 rows are 1024 bytes and aligned to that.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-// wgmma and setmaxnreg exist only under the architecture's own features (sm_90a).
+// WGMMA and setmaxnreg exist only with architecture-specific features (sm_90a).
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define WCUDA_HAS_WARPGROUPS 1
 #else
@@ -46,7 +46,7 @@ __device__ __forceinline__ void accumulator_fence(float (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// Registers of a thread, for the whole warpgroup: given back, or taken.
+// Lower or raise the registers per thread of the whole warpgroup.
 template <uint32_t kRegisters>
 __device__ __forceinline__ void registers_release() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -56,8 +56,8 @@ __device__ __forceinline__ void registers_acquire() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Describes a shared operand at `address` with the 128-byte swizzle whose panels lie `panel_bytes`
-// apart (16 where one panel is read). Steps are added in units of 16 bytes.
+// Returns the descriptor of a shared operand at `address` with the 128-byte swizzle. panel_bytes:
+// distance of panels (16 if only one is read). Offsets added to a descriptor count 16 bytes.
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t panel_bytes) {
   return (uint64_t{address & 0x3ffff} >> 4) | uint64_t{panel_bytes >> 4} << 16 |
          uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
@@ -79,8 +79,8 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t 
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48" \
   ", %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// Sums += a * b with A in registers. kTransposed: B lies as (16, kN), its N contiguous; else as
-// (kN, 16), its k contiguous.
+// sums += a * b with A in registers. kTransposed: B is stored as (16, kN) with N contiguous;
+// otherwise as (kN, 16) with k contiguous.
 #define WCUDA_WGMMA_REGISTERS(n, list, operands, a0, a1, a2, a3, d, t)                            \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 {" list "}, {%" a0 ", %" a1 \
                ", %" a2 ", %" a3 "}, %" d ", 1, 1, 1, %" t ";"                                    \
@@ -103,7 +103,7 @@ __device__ __forceinline__ void wgmma(float (&sums)[kN / 2], const uint32_t* a, 
                           "68", "69");
 }
 
-// Sums (64, 128) = or += a * b, both in shared memory, their k contiguous.
+// sums (64, 128) = or += a * b, both in shared memory with k contiguous.
 __device__ __forceinline__ void wgmma_shared_128(float (&sums)[64], uint64_t a, uint64_t b,
                                                  bool adds) {
   asm volatile(

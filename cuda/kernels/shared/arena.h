@@ -39,7 +39,7 @@ class Arena {
 
   // Bytes of all regions so far, a multiple of the alignment.
   uint64_t bytes() const { return bytes_; }
-  // Whether no size overflowed and bytes() is at most kBytesMax.
+  // True if no size overflowed and bytes() is at most kBytesMax.
   bool ok() const { return ok_ && bytes_ <= kBytesMax; }
 
  private:

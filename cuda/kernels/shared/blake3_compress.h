@@ -10,7 +10,8 @@
 #else
 #define WCUDA_HOST_DEVICE_INLINE inline __attribute__((always_inline))
 #endif
-// Every index into the state must be a constant: else it lies in memory instead of registers.
+// Every index into the state must be a constant; otherwise the state is in memory, not in
+// registers.
 #if defined(__CUDA_ARCH__) || defined(__clang__)
 #define WCUDA_UNROLL_ALL _Pragma("unroll")
 #elif defined(__CUDACC__)
@@ -27,7 +28,7 @@ constexpr uint32_t kChunkBytes = 1024;
 
 constexpr uint32_t kChunkStart = 1, kChunkEnd = 2, kParent = 4, kRoot = 8;
 
-// The chaining value that chunks and parents begin with; `zero` is a zero of the word type.
+// Returns the initial chaining value of chunks and parents; `zero` is a zero of the word type.
 template <class Word>
 WCUDA_HOST_DEVICE_INLINE void set_initial_chain(Word chain[8], Word zero) {
   chain[0] = zero + 0x6a09e667u;
@@ -45,7 +46,7 @@ WCUDA_HOST_DEVICE_INLINE Word rotate_right(Word x, int bits) {
   return (x >> bits) | (x << (32 - bits));
 }
 
-// How a compression adds; a device may have another unit for it.
+// The addition of a compression; a device may substitute another instruction.
 struct PlainSum {
   template <class Word>
   WCUDA_HOST_DEVICE_INLINE Word operator()(Word a, Word b) const {
@@ -65,7 +66,8 @@ WCUDA_HOST_DEVICE_INLINE void mix(Word& a, Word& b, Word& c, Word& d, Word x, Wo
   b = rotate_right(b ^ c, 7);
 }
 
-// chain (8) = first half of the output of compressing message (16) under chain; destroys message.
+// Compresses message (16) under chain (8); chain becomes the first half of the output. Overwrites
+// message.
 // `counter_low`, `counter_high`: index of the chunk, 0 for parents. `length`: bytes of the block.
 template <class Word, class Sum = PlainSum>
 WCUDA_HOST_DEVICE_INLINE void compress(Word chain[8], Word message[16], Word counter_low,
@@ -105,7 +107,7 @@ WCUDA_HOST_DEVICE_INLINE void compress(Word chain[8], Word message[16], Word cou
   for (int i = 0; i < 8; ++i) chain[i] = v[i] ^ v[i + 8];
 }
 
-// Pieces: parts of 2^10 chunks of an input, whose chaining values are nodes of its tree.
+// Pieces: ranges of 2^10 chunks of an input, whose chaining values are nodes of its tree.
 constexpr uint64_t kPieceChunks = 1024;
 constexpr uint64_t kPieceBytes = kPieceChunks * kChunkBytes;
 constexpr uint64_t piece_count(uint64_t bytes) {

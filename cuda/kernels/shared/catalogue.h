@@ -1,4 +1,4 @@
-// The catalogue's kernels: what they are called, what they are given.
+// The catalogue's operations and their arguments.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace wcuda::kernels {
 
 enum class Dtype : int32_t { kF32, kF16, kBf16 };
 
-// One output element each, from a formula of point_ops.h.
+// Element-wise, by a formula of point_ops.h.
 #define WCUDA_POINT_OPS(X) \
   X(VectorAdd)             \
   X(VectorSub)             \
@@ -29,9 +29,9 @@ enum class Dtype : int32_t { kF32, kF16, kBf16 };
   X(BatchNorm)             \
   X(BatchNorm2d)           \
   X(Transpose) X(Conv2d) X(MaxPool2d) X(AvgPool2d) X(Im2col) X(Col2im) X(Rope) X(Embedding)
-// One number from all elements.
+// Reductions of all elements to one number.
 #define WCUDA_REDUCE_OPS(X) X(Sum) X(Max) X(Min) X(Product) X(Dot) X(Entropy)
-// One row of output, or one number, from one row of input.
+// Row operations: a row of output, or one number, for each row of input.
 #define WCUDA_ROW_OPS(X) \
   X(Softmax) X(Normalize) X(LayerNorm) X(RmsNorm) X(AddNorm) X(Cosine) X(Attention) X(TopK)
 // Random draws, from formulas of random_ops.h.

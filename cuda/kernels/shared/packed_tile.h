@@ -1,20 +1,21 @@
-// Packed weight tiles: how a weight matrix lies in VRAM. The file's bytes, permuted so that a warp
-// reads whole 16-byte pieces and finds operand A of a tensor-core product in its registers.
+// Packed weight tiles: the layout of a weight matrix in VRAM. It is the file's bytes, permuted so
+// that 16-byte loads of a warp yield operand A of an MMA.
 //
 //                 columns (inputs, K)
 //            +--------+--------+-- … --+
-//   M-tile 0 | tile 0 | tile 1 |       |  16 rows. Tiles of an M-tile lie one behind the other,
-//            +--------+--------+-- … --+  then come those of the next M-tile.
+//   M-tile 0 | tile 0 | tile 1 |       |  16 rows. The tiles of an M-tile are consecutive;
+//            +--------+--------+-- … --+  those of the next M-tile follow.
 //   M-tile 1 |        |        |       |  A tile holds `blocks` consecutive blocks of each of its
 //            +--------+--------+-- … --+  16 rows, field by field.
 //
 // A field is a range of the block's bytes (codes, high bits, scales …), cut into pieces, and comes
 // in one of two orders:
 //
-//   rows   [piece][row 0 … 15][piece_bytes]: what all four lanes of a quad read (scales, offsets).
-//   lanes  the bytes are runs of 4 pieces, one for each lane t of a quad: run i is the bytes
-//          4 * piece_bytes * i …, piece t of it is lane t's. Lane (g, t) = 4g + t of a warp holds
-//          rows g and g + 8. Its pieces lie so that it reads 16 bytes at once:
+//   rows   [piece][row 0 … 15][piece_bytes], for data that all four lanes of a quad read (scales,
+//          offsets).
+//   lanes  the bytes are runs of 4 pieces, one for each lane t of a quad. Run i begins at byte
+//          4 * piece_bytes * i, and its piece t belongs to lane t. Lane (g, t) = 4g + t of a warp
+//          holds rows g and g + 8. Pieces are ordered so that a lane loads 16 bytes at once:
 //            piece 16   [run][row / 8][g][t][16]
 //            piece 8    [run][g][t][row / 8][8]
 //            piece 4    [run / 2][g][t][run % 2][row / 8][4]
@@ -29,9 +30,9 @@
 //         run 3     …
 //   2048  d dmin scales, by rows: 16 bytes of row 0, of row 1 … of row 15
 //
-// Pieces and runs are counted through the blocks of a tile, block by block. Rows past the end of
-// the matrix, and blocks past the end of a row, are zero bytes. F32, F16 and BF16 count 64 elements
-// as a block here.
+// Pieces and runs are numbered across the blocks of a tile, block by block. Rows past the end of
+// the matrix and blocks past the end of a row are zero bytes. For F32, F16 and BF16 a block is 64
+// elements.
 #pragma once
 
 #include "kernels/shared/numeric.h"
@@ -40,8 +41,8 @@
 namespace wcuda::quant {
 
 constexpr uint32_t kMTileRows = 16;  // rows of a packed tile and of an M-tile
-// What a kernel takes of an M-tile at a time: a K-tile of 256 inputs is one packed tile of 256, two
-// of 128 or four of 64. A half is four groups of 32 inputs.
+// Kernels process an M-tile by K-tiles of 256 inputs: one packed tile of 256, two of 128 or four
+// of 64. A half is four groups of 32 inputs.
 constexpr uint32_t kKTileInputs = 256;
 constexpr uint32_t kHalfKTileInputs = 128;
 
@@ -75,7 +76,7 @@ struct TileLayout {
   }
 };
 
-// Where byte `byte` of block `block` (of the packed tile's) of row `row` (of the M-tile's) lies.
+// Returns the offset in a packed tile of byte `byte` of block `block` of row `row`.
 WCUDA_HD constexpr uint32_t packed_tile_offset(const TileLayout& layout, uint32_t row,
                                                uint32_t block, uint32_t byte) {
   uint32_t base = 0;
@@ -99,7 +100,7 @@ WCUDA_HD constexpr uint32_t packed_tile_offset(const TileLayout& layout, uint32_
   return base;  // not a byte of the block
 }
 
-// A row of the table: parts in the order of the packed tile.
+// A row of the table; fields are in the order of the packed tile.
 constexpr TileLayout kTileLayouts[] = {
     {TensorType::kF32, 64, 256, 1, 1, {{0, 256, 16, true}}},
     {TensorType::kF16, 64, 128, 1, 1, {{0, 128, 16, true}}},
@@ -203,8 +204,7 @@ constexpr TileLayout kTileLayouts[] = {
     {TensorType::kQ2_0, 64, 18, 1, 2, {{2, 16, 16, false}, {0, 2, 2, false}}},     // qs, d
 };
 
-// By constant expression, for kernels that are compiled for one type. The type must be in the
-// table.
+// Returns the layout of a type in a constant expression. The type must be in the table.
 constexpr TileLayout tile_layout(uint32_t type) {
   for (const TileLayout& layout : kTileLayouts)
     if (layout.type == type) return layout;

@@ -1,5 +1,5 @@
-// Operations of the catalogue that give each output element by a formula of its own, once for the
-// host and for devices. Images are (batch, channels, height, width), row-major; their dims are
+// Operations of the catalogue that compute each output element by a formula, for host and devices.
+// Images are (batch, channels, height, width), row-major; their dims are
 // batch, channels, h, w, then kh, kw, stride, pad (convolution: filters before kh).
 #pragma once
 
@@ -61,7 +61,7 @@ namespace point {
       return formula;                                                \
     }                                                                \
   };
-// Of one input x; of a second one as load<T>(args.in[1], i).
+// Formulas of an input x; a second input is load<T>(args.in[1], i).
 #define WCUDA_SECOND load<T>(args.in[1], i)
 WCUDA_POINT(VectorAdd, x + WCUDA_SECOND)
 WCUDA_POINT(VectorSub, x - WCUDA_SECOND)
@@ -123,7 +123,7 @@ struct Transpose {
   }
 };
 
-// A window over an image: the place of one of its outputs.
+// A window that slides over an image.
 struct Window {
   int64_t h, w, kh, kw, stride, pad, oh, ow;
   WCUDA_HD Window(const CatalogueArgs& args, int first)
@@ -185,7 +185,7 @@ struct MaxPool2d {
   }
 };
 
-// The padding counts as zeros.
+// Padding counts as zeros.
 struct AvgPool2d {
   template <class T>
   WCUDA_HD static float at(const CatalogueArgs& args, int64_t i) {
@@ -215,7 +215,8 @@ struct Im2col {
   }
 };
 
-// The sums of what im2col took from each place; dims are those of the image.
+// The inverse of im2col: sums the elements that it took from each position. dims are those of the
+// image.
 struct Col2im {
   template <class T>
   WCUDA_HD static float at(const CatalogueArgs& args, int64_t i) {
@@ -251,8 +252,8 @@ struct Rope {
   }
 };
 
-// Rows of in[1] (vocab, d) by the ids of in[0] (batch, seq), i32, which have been checked; dims
-// batch, seq, vocab, d.
+// Rows of in[1] (vocab, d) selected by the i32 ids of in[0] (batch, seq), which the caller has
+// checked; dims batch, seq, vocab, d.
 struct Embedding {
   template <class T>
   WCUDA_HD static float at(const CatalogueArgs& args, int64_t i) {

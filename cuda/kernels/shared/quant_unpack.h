@@ -1,5 +1,5 @@
-// Unpackers of the plain, K, ternary and FP4 tensor types: part `part` (32 consecutive elements) of
-// a block to f32, to the bit as the reference dequantizer of the format. Host and device.
+// Unpackers of the plain, K, ternary and FP4 tensor types: convert 32 consecutive elements of a
+// block to f32, bit for bit as the reference dequantizer of the format. Host and device.
 #pragma once
 
 #include "kernels/shared/numeric.h"
@@ -7,8 +7,8 @@
 
 namespace wcuda::quant {
 
-// unpack32(block, part, out): elements 32 * part … 32 * part + 31 to out (32); part < kElements
-// / 32.
+// unpack32(block, part, out) writes elements 32 * part … 32 * part + 31 to out (32); part <
+// kElements / 32.
 
 WCUDA_HD inline uint16_t load_u16(const uint8_t* bytes) {
   return static_cast<uint16_t>(bytes[0] | bytes[1] << 8);

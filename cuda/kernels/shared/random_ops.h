@@ -1,6 +1,6 @@
-// Random draws of the catalogue: draw i depends on (seed, offset + i) alone, so that a call for
-// many gives what several calls for fewer give. Philox4x32-10, four draws a block: counter ((offset
-// + i) / 4, 0), key seed, word (offset + i) % 4. Dims end with seed and offset.
+// Random draws of the catalogue. Draw i depends on (seed, offset + i) alone, so that one call for
+// many draws equals several calls for fewer. Philox4x32-10, four draws per block: counter ((offset
+// + i) / 4, 0), key seed, word (offset + i) % 4. The last two dims are seed and offset.
 #pragma once
 
 #include "kernels/shared/point_ops.h"
@@ -31,8 +31,8 @@ struct Uniform {
   }
 };
 
-// mean + deviation z; z of a pair of draws by Box and Muller, sqrt(-2 ln(1 - u)) times the cosine
-// and the sine of 2 pi v; dims n, seed, offset; factors mean, deviation.
+// mean + deviation z; a pair of z by Box and Muller: sqrt(-2 ln(1 - u)) times cosine and sine of 2
+// pi v; dims n, seed, offset; factors mean, deviation.
 struct Normal {
   template <class T>
   WCUDA_HD static void put(const CatalogueArgs& args, int64_t i) {
@@ -44,9 +44,9 @@ struct Normal {
   }
 };
 
-// An index of each row, as likely as its share of the row's sum: the first whose running sum passes
-// u times the whole; dims rows, width, seed, offset. Out are i32. Values are not below zero; a row
-// of zeros gives its last index.
+// Draws an index of each row with probability proportional to its value: the first index whose
+// running sum exceeds u times the sum of the row; dims rows, width, seed, offset. Output is i32.
+// Values are >= 0; a row of zeros yields its last index.
 struct Categorical {
   template <class T>
   WCUDA_HD static void put(const CatalogueArgs& args, int64_t row) {

@@ -1,5 +1,5 @@
-// Reductions of the catalogue: what is summed, and what a row becomes, once for the host and for
-// devices. All sums are of f32, in a fixed order.
+// Reductions and row operations of the catalogue, for host and devices. All sums are f32, in a
+// fixed order.
 #pragma once
 
 #include "kernels/shared/point_ops.h"
@@ -15,7 +15,7 @@ struct Multiply {
   WCUDA_HD static float start() { return 1.0f; }
   WCUDA_HD static float join(float a, float b) { return a * b; }
 };
-// A NaN stays.
+// Propagates NaN.
 struct Greatest {
   WCUDA_HD static float start() { return -INFINITY; }
   WCUDA_HD static float join(float a, float b) { return a >= b || a != a ? a : b; }
@@ -25,7 +25,7 @@ struct Least {
   WCUDA_HD static float join(float a, float b) { return a <= b || a != a ? a : b; }
 };
 
-// What element i gives to the whole: the element, a product of two, -p ln p (0 for p <= 0).
+// The term of element i: the element, a product of two, or -p ln p (0 for p <= 0).
 struct Element {
   template <class T>
   WCUDA_HD static float at(const CatalogueArgs& args, int64_t i) {
@@ -61,9 +61,9 @@ WCUDA_REDUCE(Entropy, EntropyOfElement, Add)
 
 }  // namespace reduce
 
-// A row operation on args (dims rows, width; factor eps). `team` is who works on the row: it has
-// first, step (the elements of one member) and template join(value), which all members call and all
-// get the result of, after a barrier.
+// A row operation on args (dims rows, width; factor eps). `team` is the set of threads that work on
+// a row. Its `first` and `step` select the elements of one member. All members call its template
+// join(value), which has a barrier and returns the joined value to all.
 namespace row {
 
 // y = exp(x - max) / sum

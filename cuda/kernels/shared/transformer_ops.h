@@ -1,5 +1,5 @@
-// Row operations of the catalogue that transformers are made of, once for the host and for devices;
-// see row_ops.h. A row is a query of a head, or the logits of a position.
+// Row operations of transformers in the catalogue, for host and devices; see row_ops.h. A row is a
+// query of a head, or the logits of a position.
 #pragma once
 
 #include "kernels/shared/row_ops.h"
@@ -46,7 +46,7 @@ struct Attention {
     sum = team.template join<reduce::Add>(sum);
     for (int64_t key = team.first; key < seq; key += team.step)
       weights[key] = key < keys ? weights[key] / sum : 0.0f;
-    team.template join<reduce::Add>(0.0f);  // the row's weights are there for all members
+    team.template join<reduce::Add>(0.0f);  // a barrier: all weights of the row are written
     for (int64_t i = team.first; i < width; i += team.step) {
       float value = 0.0f;
       for (int64_t key = 0; key < keys; ++key)
@@ -56,8 +56,8 @@ struct Attention {
   }
 };
 
-// Orders of floats and their places, in one number: greater values first, a NaN before all, then
-// lower places. Keys are of their own, below UINT64_MAX.
+// A key that orders (value, place) pairs: NaN first, then greater values, then lower places. Keys
+// are distinct and below UINT64_MAX.
 struct GreatestKey {
   WCUDA_HD static uint64_t join(uint64_t a, uint64_t b) { return a > b ? a : b; }
   WCUDA_HD static uint64_t key(float value, int64_t place) {
@@ -70,8 +70,8 @@ struct GreatestKey {
   WCUDA_HD static int64_t place(uint64_t key) { return 0xffffffffu - static_cast<uint32_t>(key); }
 };
 
-// The k greatest of each row of logits, in order, equal ones by their places: out[0] i32 places,
-// out[1] what softmax over the whole row gives them; dims rows, width, k.
+// The k greatest logits of each row in order, equal ones by place: out[0] their i32 places, out[1]
+// their softmax over the whole row; dims rows, width, k.
 struct TopK {
   template <class T, class Team>
   WCUDA_HD static void run(const CatalogueArgs& args, int64_t row, const Team& team) {
