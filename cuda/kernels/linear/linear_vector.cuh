@@ -1,21 +1,26 @@
-// The kernel of linear_vector: y[c] = W · h[c] for T = 1, 2, 4 or 8 tokens c.
+// The kernel of linear_vector: y[t] = W · h[t] for T = 1, 2, 4 or 8 tokens t.
 //
-// A CTA (or a cluster of C CTAs that partition them along the inputs) has a range of M-tiles. Its
-// warps are `k_warps` along the inputs times M-warps along the M-tiles: a warp has some K-tiles
-// (kernels/linear/tile.cuh) of each M-tile of its M-warp, and needs only their part of x, which it
-// stages in shared memory together with the other M-warps: no barrier of the CTA comes
-// before the products. Each warp has a ring of stages of its own, filled by bulk copies that start
-// before the kernel ahead has ended. Sums go to an accumulator for each M-tile and K-warp; after
-// every `batch` M-tiles the CTA adds up accumulators in one order and writes outputs.
-// Bytes moved: every weight once, x once a CTA K-split (from L2).
+//                      inputs (K)
+//              K-warp 0 | K-warp 1 | K-warp 2 …     a CTA has a range of M-tiles; with split-K a
+//   M-tile 0   warp 0   | warp 1   | warp 2   …     cluster of C CTAs divides the inputs
+//   M-tile 1   warp 3   | warp 4   | warp 5   …     M-warp 0 takes M-tiles 0, 2, …, M-warp 1 takes
+//   M-tile 2   warp 0   | …                         1, 3, … (here with 2 M-warps and 3 K-warps)
 //
-// With C > 1 the sums of a K-split go to the CTA of the cluster that finishes the M-tile, through
-// distributed shared memory. Without clusters (compute capability below 9.0) they are added through
-// global memory by the CTA that arrives last, in the same order, and the ring is filled by copies
-// of 16 bytes a lane.
+// A warp processes its K-tiles (kernels/linear/tile.cuh) of each of its M-tiles. It needs only the
+// activations x of these K-tiles. The warps of one K-warp stage them in shared memory together, so
+// the MMAs need no barrier of the whole CTA before them. Each warp has its own ring of stages,
+// filled by TMA bulk copies that start before the previous kernel has ended. Each (M-tile, K-warp)
+// has an accumulator. After every `batch` M-tiles, the epilogue adds the accumulators in a fixed
+// order and writes outputs. Bytes moved: every weight once; x once per CTA (from L2).
 //
-// What counts between two kernels is the length of the path: the prologue to the first fill, from
-// the end of the kernel ahead to the first product, from the last product to the end.
+// With split-K (C > 1) a CTA sends its sums to the CTA of the cluster that finishes the M-tile,
+// through distributed shared memory. Without clusters (compute capability below 9.0) the last CTA
+// to arrive adds them from global memory in the same order, and rings are filled by copies of 16
+// bytes per lane.
+//
+// The time between two kernels is three latencies: the prologue up to the first copy, the end of
+// the previous kernel up to the first MMA, and the last MMA up to the end. The code keeps these
+// short.
 #pragma once
 
 #include <type_traits>
@@ -34,32 +39,34 @@ namespace wcuda::kernels {
 
 namespace vector {
 
-struct Place {
-  uint32_t part;
+struct MatrixTile {
+  uint32_t matrix;
   uint32_t m_tile;
 };
 
-// Maps M-tile v of all to (matrix, M-tile): matrices concatenated, or gate and up interleaved.
-__device__ inline Place place_of(const VectorParams& params, uint32_t v) {
+// Maps M-tile v of the launch to (matrix, M-tile): matrices concatenated, or gate and up
+// interleaved.
+__device__ inline MatrixTile find_tile(const VectorParams& params, uint32_t v) {
   if (params.epilogue >= Epilogue::kSiluGate) return {v % 2, v / 2};
-  const uint32_t part =
+  const uint32_t matrix =
       (v >= params.matrix_begins[1] ? 1 : 0) + (v >= params.matrix_begins[2] ? 1 : 0);
-  return {part, v - params.matrix_begins[part]};
+  return {matrix, v - params.matrix_begins[matrix]};
 }
 
-// What a CTA works on.
+// The work of a CTA.
 struct Partition {
   uint32_t cluster, k_split;
   uint32_t m_tile_begin, m_tiles;  // of the cluster
 };
 
-__device__ inline uint32_t width_of(const VectorParams& params) {
+// M-tiles of a work item: an M-tile of the gate and one of up, or a single one.
+__device__ inline uint32_t item_m_tiles(const VectorParams& params) {
   return params.epilogue >= Epilogue::kSiluGate ? 2 : 1;
 }
 
-// Stores a float at `place` of the shared memory of CTA `rank` of the cluster.
-__device__ inline void put_float([[maybe_unused]] float* place, [[maybe_unused]] uint32_t rank,
-                                 [[maybe_unused]] float value) {
+// Stores a float in the shared memory of CTA `rank` of the cluster, at the address of `place`.
+__device__ inline void store_float([[maybe_unused]] float* place, [[maybe_unused]] uint32_t rank,
+                                   [[maybe_unused]] float value) {
 #if __CUDA_ARCH__ >= 900
   cluster_store(cluster_address(shared_address(place), rank), value);
 #endif
@@ -70,27 +77,27 @@ __device__ inline float gate(Epilogue epilogue, float v) {
   return 0.5f * v * (1.0f + tanhf(0.79788456080286536f * v * (1.0f + 0.044715f * v * v)));
 }
 
-// An output, and what is added to its product.
+// An output and the terms that are added to its dot product.
 struct Output {
   float* target = nullptr;  // null: padding
-  uint32_t index;           // (token, row) of the M-tile
+  uint32_t index;           // token * 16 + row in the M-tile
   float bias = 0.0f, up_bias = 0.0f;
-  float before = 0.0f;
+  float before = 0.0f;  // value of the target, if the epilogue adds to it
 };
 
-// Output `index` (token, row) of M-tile `m_tile` of the cluster; with a gate, the gate's M-tile.
-// Reads nothing that the kernel ahead writes; read_before does.
+// Finds output `index` of M-tile `m_tile` of the cluster (with a gate: of the gate's M-tile). Reads
+// nothing that the previous kernel writes; read_before does.
 __device__ inline Output find_output(const VectorParams& params, const Partition& partition,
                                      uint32_t m_tile, uint32_t index) {
   Output output;
   output.index = index;
   const uint32_t token = index / 16;
-  const Place place = place_of(params, partition.m_tile_begin + m_tile);
-  const VectorMatrix& part = params.matrices[place.part];
-  const uint32_t row = place.m_tile * 16 + index % 16;
-  if (token >= params.tokens || row >= part.rows) return output;
-  output.target = part.output + uint64_t{token} * part.rows + row;
-  if (part.bias != nullptr) output.bias = part.bias[row];
+  const MatrixTile tile = find_tile(params, partition.m_tile_begin + m_tile);
+  const VectorMatrix& matrix = params.matrices[tile.matrix];
+  const uint32_t row = tile.m_tile * 16 + index % 16;
+  if (token >= params.tokens || row >= matrix.rows) return output;
+  output.target = matrix.output + uint64_t{token} * matrix.rows + row;
+  if (matrix.bias != nullptr) output.bias = matrix.bias[row];
   if (params.epilogue >= Epilogue::kSiluGate && params.matrices[1].bias != nullptr)
     output.up_bias = params.matrices[1].bias[row];
   return output;
@@ -100,7 +107,8 @@ __device__ inline void read_before(const VectorParams& params, Output& output) {
   if (params.epilogue == Epilogue::kAdd && output.target != nullptr) output.before = *output.target;
 }
 
-// sum(k) gives the product (k = 1: of the up matrix), square(token) the sum of squares of x.
+// Computes and writes an output. sum(k) returns the dot product (k = 1: that of the up matrix),
+// square(token) the sum of squares of x.
 template <class Sum, class Square>
 __device__ inline void finish(const VectorParams& params, const Output& output, Sum sum,
                               Square square) {
@@ -114,7 +122,7 @@ __device__ inline void finish(const VectorParams& params, const Output& output, 
   *output.target = y + output.before;
 }
 
-// The sum of 4 * fours values, at most 16, 16-byte aligned.
+// Returns the sum of 4 * float4s values, at most 16, aligned to 16 bytes.
 __device__ inline float add_up(const float* values, uint32_t float4s) {
   float4 v[4];
 #pragma unroll
@@ -126,22 +134,23 @@ __device__ inline float add_up(const float* values, uint32_t float4s) {
   return total;
 }
 
-// Sums of K-splits, where they are added up: of K-split r and M-tile s of those that the CTA
-// finishes float (token, row), and after the M-tiles the sums of squares.
+// The sums of all K-splits for the M-tiles that this CTA finishes: (K-split, M-tile, token, row)
+// floats; after the M-tiles of each K-split, its sums of squares (token).
 struct Totals {
   float* base;
-  uint32_t stride;  // from K-split to K-split
+  uint32_t stride;  // between K-splits
 };
 
-// Adds up the accumulators of the epilogue batch of M-tiles `begin` … `end` of the cluster and
-// finishes its outputs, or hands sums on to who does. All threads call; thread: this one, counted
-// from the one that has the first output, `output`.
+// Epilogue of M-tiles `begin` … `end` - 1 of the cluster: adds their accumulators and writes the
+// outputs, or with split-K sends the sums to the CTA that does. Called by all threads. `thread`:
+// index of this thread, counted from the thread of the batch's first output; `output`: this
+// thread's first output.
 template <uint32_t T, bool kCluster>
 __device__ inline void finish_batch(const VectorParams& params, const Partition& partition,
                                     const Totals& totals, uint32_t begin, uint32_t end,
                                     uint32_t thread, Output output, const float* accumulators,
                                     const float* squares) {
-  const uint32_t width = width_of(params), stride = params.accumulator_stride,
+  const uint32_t width = item_m_tiles(params), stride = params.accumulator_stride,
                  m_tile_accumulators = stride * 16 * T;
   const auto square = [&](uint32_t token) {
     return add_up(squares + token * 16, (blockDim.x / 32 + 3) / 4);
@@ -175,8 +184,8 @@ __device__ inline void finish_batch(const VectorParams& params, const Partition&
     float* const own = totals.base + partition.k_split * totals.stride;
     if constexpr (kCluster) {
       const uint32_t m_tile = begin + s, item = m_tile / width;
-      put_float(own + (item / k_splits * width + m_tile % width) * 16 * T + index, item % k_splits,
-                sum);
+      store_float(own + (item / k_splits * width + m_tile % width) * 16 * T + index,
+                  item % k_splits, sum);
     } else {
       own[(begin + s) * 16 * T + index] = sum;
     }
@@ -186,19 +195,19 @@ __device__ inline void finish_batch(const VectorParams& params, const Partition&
     float* const own = totals.base + (partition.k_split + 1) * totals.stride - T + threadIdx.x;
     if constexpr (kCluster)
 #pragma unroll 1
-      for (uint32_t rank = 0; rank < k_splits; ++rank) put_float(own, rank, sum);
+      for (uint32_t rank = 0; rank < k_splits; ++rank) store_float(own, rank, sum);
     else
       *own = sum;
   }
 }
 
-// Finishes the outputs of `items` M-tiles, or pairs of M-tiles, whose totals are there: number u is
-// number u * step + first of the cluster. load reads a float of the totals.
+// Finishes the outputs of `items` items whose totals are complete; item u is item u * step + first
+// of the cluster. load(pointer) reads a float of the totals.
 template <uint32_t T, class Load>
 __device__ inline void finish_totals(const VectorParams& params, const Partition& partition,
                                      const Totals& totals, uint32_t items, uint32_t step,
                                      uint32_t first, Load load) {
-  const uint32_t width = width_of(params);
+  const uint32_t width = item_m_tiles(params);
   const auto add = [&](uint32_t i) {
     float sum = 0.0f;
 #pragma unroll 1
@@ -217,7 +226,7 @@ __device__ inline void finish_totals(const VectorParams& params, const Partition
   }
 }
 
-// The products of a CTA.
+// Main loop of a CTA: fills the rings, stages x, multiplies, and runs the epilogue of each batch.
 template <class Engine, uint32_t T, bool kCluster>
 __device__ inline void run(const VectorParams& params, const Partition& partition,
                            const Totals& totals, uint32_t m_tile_bytes, uint8_t* shared) {
@@ -234,8 +243,8 @@ __device__ inline void run(const VectorParams& params, const Partition& partitio
   uint32_t fill_m_tile = m_warp, fill_k_tile = k_tile_begin;
   const uint8_t* source = nullptr;
   const auto source_of = [&](uint32_t m_tile) {
-    const Place place = place_of(params, partition.m_tile_begin + m_tile);
-    return params.matrices[place.part].packed_tiles + uint64_t{place.m_tile} * m_tile_bytes +
+    const MatrixTile tile = find_tile(params, partition.m_tile_begin + m_tile);
+    return params.matrices[tile.matrix].packed_tiles + uint64_t{tile.m_tile} * m_tile_bytes +
            split_offset;
   };
   const auto bytes_of = [&](uint32_t k_tile) {
@@ -256,8 +265,8 @@ __device__ inline void run(const VectorParams& params, const Partition& partitio
 #pragma unroll 1
   for (uint32_t i = 0; i < params.early_stages; ++i) fill(true);
 
-  // The thread's output of the first epilogue batch.
-  const uint32_t width = width_of(params);
+  // This thread's output in the first epilogue batch.
+  const uint32_t width = item_m_tiles(params);
   Output output;
   if (params.cluster_size == 1 &&
       threadIdx.x < min(params.batch, partition.m_tiles) / width * 16 * T)
@@ -283,7 +292,7 @@ __device__ inline void run(const VectorParams& params, const Partition& partitio
   else
     __syncthreads();
 
-  uint32_t m_tile = m_warp, turn = 0;
+  uint32_t m_tile = m_warp, first_thread = 0;
   bool is_second = false;
 #pragma unroll 1
   for (uint32_t begin = 0; begin < partition.m_tiles; begin += params.batch) {
@@ -320,33 +329,36 @@ __device__ inline void run(const VectorParams& params, const Partition& partitio
           accumulators + (m_tile - begin) * 16 * T * params.accumulator_stride + k_warp;
       Engine::store(sums, lane, [&](uint32_t i, float value) {
         accumulator[i * params.accumulator_stride] = value;
-        // The last K-warp clears what is added with it.
+        // The last K-warp clears the padding up to a float4.
         if (k_warp + 1 == params.k_warps)
           for (uint32_t pad = k_warp + 1; pad % 4 != 0; ++pad)
             accumulator[i * params.accumulator_stride + pad - k_warp] = 0.0f;
       });
     }
 #if __CUDA_ARCH__ >= 900
-    // The others' shared memory is theirs from here on.
+    // Distributed shared memory may be written only after all CTAs of the cluster have started.
     if (kCluster && params.cluster_size != 1 && begin == 0)
       asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
-    const uint32_t thread = threadIdx.x + (threadIdx.x < turn ? blockDim.x : 0) - turn;
+    const uint32_t thread =
+        threadIdx.x + (threadIdx.x < first_thread ? blockDim.x : 0) - first_thread;
     if (begin != 0 && params.cluster_size == 1 && thread < (end - begin) / width * 16 * T) {
       output = find_output(params, partition, begin + thread / (16 * T) * width, thread % (16 * T));
       read_before(params, output);
     }
     finish_batch<T, kCluster>(params, partition, totals, begin, end, thread, output, accumulators,
                               squares);
-    // Epilogue batches take turns with two sets of accumulators: a warp may be one epilogue batch
-    // ahead.
+    // Epilogue batches alternate between two sets of accumulators, so that warps may already work
+    // on the next batch. The first output of a batch goes to the thread after the last one of this
+    // batch.
     is_second = !is_second;
-    turn += params.batch * 16 * T;
-    while (turn >= blockDim.x) turn -= blockDim.x;
+    first_thread += params.batch * 16 * T;
+    while (first_thread >= blockDim.x) first_thread -= blockDim.x;
   }
 }
 
-// Up to 2 tokens: registers for two CTAs on an SM. From 4 on x takes too much memory for two.
+// Up to 2 tokens, registers are limited so that two CTAs fit on an SM. With 4 or more tokens x
+// occupies too much shared memory for two.
 template <class EngineA, class EngineB, uint32_t T, bool kCluster>
 __global__ void __launch_bounds__(kVectorWarpsMax * 32, T >= 4 ? 1 : 2)
     linear_vector_kernel(const __grid_constant__ VectorParams params) {
@@ -363,7 +375,7 @@ __global__ void __launch_bounds__(kVectorWarpsMax * 32, T >= 4 ? 1 : 2)
     if (kCluster && params.cluster_size != 1)
       asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
-    const uint32_t width = width_of(params);
+    const uint32_t width = item_m_tiles(params);
     Partition partition;
     partition.k_split = blockIdx.x;
     partition.cluster = blockIdx.y;
@@ -418,7 +430,7 @@ __global__ void __launch_bounds__(kVectorWarpsMax * 32, T >= 4 ? 1 : 2)
   }
 }
 
-// Clusters of `size` CTAs with so much shared memory that run at once; 0: not known.
+// Returns how many clusters of `size` CTAs with so much shared memory run at once; 0: not known.
 template <class Kernel>
 inline uint32_t clusters_at_once(Kernel kernel, uint32_t size, uint32_t shared_bytes) {
   cudaLaunchAttribute attribute = {};
@@ -453,7 +465,7 @@ inline VectorDevice vector_device(const Launch& launch) {
   return result;
 }
 
-// What the plan needs to know of the engines of a launch.
+// Returns the properties of the engines of a launch that plan_vector needs.
 template <class EngineA, class EngineB, uint32_t T>
 inline VectorEngine vector_engine() {
   static_assert(EngineA::kStageInputs == EngineB::kStageInputs);
@@ -469,7 +481,7 @@ inline VectorEngine vector_engine() {
   return engine;
 }
 
-// Plans and launches. params has the arguments and the matrices.
+// Plans the launch and launches the kernel. params holds the arguments and the matrices.
 template <class EngineA, class EngineB, uint32_t T, bool kCluster>
 inline cudaError_t launch(VectorParams params, const VectorTuning& tuning, const Launch& launch) {
   const VectorEngine engine = vector_engine<EngineA, EngineB, T>();
@@ -492,7 +504,7 @@ inline cudaError_t launch(VectorParams params, const VectorTuning& tuning, const
     params.tickets = static_cast<uint32_t*>(launch.scratch);
     params.partials = static_cast<float*>(launch.scratch) + (plan.clusters + 3) / 4 * 4;
   }
-  // The limit of 48 KB counts a tile's codebook too.
+  // Without the attribute the limit is 48 KB, which includes a tile's codebook in static memory.
   if (plan.shared_bytes > 32 * 1024) {
     const cudaError_t error = cudaFuncSetAttribute(
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.shared_bytes));
@@ -541,7 +553,7 @@ cudaError_t launch_linear_vector(const VectorParams& params, const VectorTuning&
   return vector::launch_tokens<kTypeA, kTypeB, 8>(params, tuning, launch);
 }
 
-// For the file of a format: the kernels of one type, of two.
+// Instantiates the launcher for a pair of tensor types.
 #define WCUDA_LINEAR_VECTOR(type_a, type_b)                                      \
   template cudaError_t launch_linear_vector<type_a, type_b>(const VectorParams&, \
                                                             const VectorTuning&, const Launch&)
