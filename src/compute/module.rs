@@ -495,7 +495,21 @@ pub(crate) fn natives(args: &[GpuArg<'_>]) -> Result<Vec<ffi::wcuda_argument>> {
     args.iter().map(GpuArg::to_native).collect()
 }
 
-/// A kernel, ready to be launched.
+/// A kernel of a module, ready to be launched.
+///
+/// ```no_run
+/// # fn main() -> worker_cuda::Result<()> {
+/// # use worker_cuda::{CudaContext, CudaModule};
+/// # let context = CudaContext::new(0)?;
+/// let module = CudaModule::load_ptx(&context, &std::fs::read_to_string("scale.ptx").unwrap())?;
+/// let scale = module.get_function("scale")?;
+/// let info = scale.info()?;
+/// println!("{}: {} registers per thread", info.name, info.registers);
+/// let occupancy = scale.occupancy(256, 0)?;
+/// println!("{} blocks of 256 threads per SM", occupancy.blocks_per_multiprocessor);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct CudaFunction {
     handle: ffi::wcuda_kernel,

@@ -54,8 +54,17 @@ impl std::fmt::Display for Backend {
     }
 }
 
-/// What one device can do. Sizes in bytes, clocks in kHz. On the host backend threads stand for
-/// multiprocessors, and what has no meaning there is 0, false or empty.
+/// The capabilities of one device. Sizes are in bytes, clocks in kHz. On the host backend threads count as
+/// multiprocessors, and fields without a meaning there are 0, false or empty.
+///
+/// ```
+/// # fn main() -> worker_cuda::Result<()> {
+/// let caps = worker_cuda::device(worker_cuda::Backend::Host, 0)?;
+/// assert!(caps.total_memory > 0 && caps.multiprocessor_count >= 1);
+/// assert_eq!(caps.compute_capability, (0, 0)); // no meaning on the host
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the names say it; worker_cuda.h, section 4, says the rest

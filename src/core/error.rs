@@ -1,4 +1,18 @@
 //! The error type of the crate: kind, native codes, and a message with the reason.
+//!
+//! ```
+//! use worker_cuda::{CudaContext, ErrorKind};
+//!
+//! # fn main() -> worker_cuda::Result<()> {
+//! let context = CudaContext::host()?;
+//! let buffer = context.alloc::<u8>(16)?;
+//! let error = buffer.read_at(8, 9).unwrap_err();
+//! assert_eq!(error.kind(), ErrorKind::OutOfRange);
+//! assert!(!error.is_fatal() && !error.is_retryable());
+//! println!("{}", error.with_context("reading the header"));
+//! # Ok(())
+//! # }
+//! ```
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -200,8 +214,8 @@ impl Error {
         self
     }
 
-    /// The device, or this library, cannot go on, or its memory is not where it must be: drop what
-    /// was made from the context.
+    /// The device or this library cannot continue, or memory is not where it must be: drop everything that
+    /// was created from the context.
     pub fn is_fatal(&self) -> bool {
         matches!(
             self.0.kind,
@@ -209,7 +223,7 @@ impl Error {
         )
     }
 
-    /// The same call may succeed later, when something has been waited for or freed.
+    /// The same call may succeed later, after waiting or freeing memory.
     pub fn is_retryable(&self) -> bool {
         matches!(
             self.0.kind,

@@ -2,6 +2,12 @@
 //!
 //! C programs that call `cuda_inference_start` need functions that convert text to tokens and back. A program
 //! that also links this crate installs the crate's tokenizers with [`install_text`].
+//!
+//! ```
+//! worker_cuda::compat::install_text();
+//! // From here on C code of this process can call cuda_inference_start.
+//! worker_cuda::compat::remove_text();
+//! ```
 
 use std::ffi::{CStr, c_char, c_void};
 use std::fs::{self, Metadata};

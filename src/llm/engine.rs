@@ -94,8 +94,24 @@ pub struct EngineInfo {
     pub scratch_bytes: u64,
 }
 
-/// The tokens of one conversation with their keys and values. Dropping it ends it: its pages serve
-/// the next step. Only the engine that made it can use it.
+/// The tokens of one conversation with their keys and values. Dropping it ends it, and its pages are
+/// available to the next step. Only the engine that created it can use it.
+///
+/// ```no_run
+/// # fn main() -> worker_cuda::Result<()> {
+/// # use worker_cuda::{CudaContext, Engine, EngineOptions, Gguf, Model, Row, Step};
+/// # let model = Model::load(&CudaContext::auto()?, &Gguf::open("model.gguf")?)?;
+/// # let mut engine = Engine::new(&model, &EngineOptions::new())?;
+/// let prompt = engine.create_sequence()?;
+/// let ticket = engine.submit(&Step::new().row(Row::tokens(&prompt, &[1, 2, 3])))?;
+/// engine.wait(ticket)?;
+/// // Two answers to one prompt: the fork shares its pages until one of the two writes.
+/// let other = engine.fork(&prompt)?;
+/// engine.truncate(&other, 2)?;
+/// assert_eq!((prompt.len()?, other.len()?), (3, 2));
+/// # Ok(())
+/// # }
+/// ```
 pub struct Sequence {
     handle: ffi::wcuda_sequence,
     engine: ffi::wcuda_engine,

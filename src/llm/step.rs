@@ -65,8 +65,22 @@ impl Sampling {
     }
 }
 
-/// Tokens appended to one sequence, and what is wanted after them. A sequence has at most one row
+/// Tokens to append to one sequence, and the outputs wanted after them. A sequence has at most one row
 /// in a step.
+///
+/// ```
+/// use worker_cuda::{Row, Sampling, Sequence, Token};
+///
+/// /// The prompt of a conversation; its next token is sampled.
+/// fn prompt<'a>(sequence: &'a Sequence, tokens: &'a [Token], sampling: &'a Sampling) -> Row<'a> {
+///     Row::tokens(sequence, tokens).sample(sampling)
+/// }
+///
+/// /// The token sampled last, also while its step is in flight; samples the one after it.
+/// fn next<'a>(sequence: &'a Sequence, sampling: &'a Sampling) -> Row<'a> {
+///     Row::feed_sampled(sequence).sample(sampling)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a row does nothing until its step is submitted"]
 pub struct Row<'a> {
@@ -136,6 +150,19 @@ impl<'a> Row<'a> {
 }
 
 /// A batch of rows, computed together.
+///
+/// ```
+/// use worker_cuda::{Row, Sampling, Sequence, Step};
+///
+/// /// One token for each conversation.
+/// fn decode<'a>(sequences: &'a [Sequence], greedy: &'a Sampling) -> Step<'a> {
+///     let mut step = Step::new();
+///     for sequence in sequences {
+///         step.push(Row::feed_sampled(sequence).sample(greedy));
+///     }
+///     step
+/// }
+/// ```
 #[derive(Clone, Debug, Default)]
 #[must_use = "a step does nothing until it is submitted"]
 pub struct Step<'a>(Vec<Row<'a>>);
@@ -324,6 +351,28 @@ pub struct RowResult {
 }
 
 /// The outputs of one step.
+///
+/// ```no_run
+/// # fn main() -> worker_cuda::Result<()> {
+/// # use worker_cuda::{CudaContext, Engine, EngineOptions, Gguf, Model, Row, Sampling, Step};
+/// # let model = Model::load(&CudaContext::auto()?, &Gguf::open("model.gguf")?)?;
+/// let mut engine = Engine::new(&model, &EngineOptions::new().max_top_logprobs(5))?;
+/// let sequence = engine.create_sequence()?;
+/// let mut sampling = Sampling::greedy();
+/// sampling.top_logprobs = 5;
+/// let row = Row::tokens(&sequence, &[1, 2, 3]).sample(&sampling).logits_last();
+/// let ticket = engine.submit(&Step::new().row(row))?;
+/// let output = engine.wait(ticket)?;
+/// for row in output.rows() {
+///     println!("{:?} with log probability {}", row.token, row.logprob);
+///     for (token, logprob) in output.top(row) {
+///         println!("  alternative {token}: {logprob}");
+///     }
+///     println!("  {} logits", output.logits(row).len());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
     native_rows: Vec<ffi::wcuda_row_result>,
@@ -332,7 +381,7 @@ pub struct StepOutput {
     top_logprobs: Vec<f32>,
     logits: Vec<f32>,
     vocabulary_size: usize,
-    /// Time of computing, in nanoseconds.
+    /// Time on the device, in nanoseconds.
     pub device_ns: u64,
     /// This step had to capture a graph first.
     pub captured: bool,

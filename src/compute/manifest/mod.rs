@@ -58,6 +58,32 @@
 //!
 //! Expressions are those of the C interface, section 22: integer parameters by name, `+ - * / %`,
 //! `ceil_div`, `round_up`, `min`, `max`.
+//!
+//! ```
+//! use worker_cuda::manifest::{HostFunctions, Manifest};
+//! use worker_cuda::{CudaContext, GpuArg, GpuCompute};
+//!
+//! # fn main() -> worker_cuda::Result<()> {
+//! let manifest = Manifest::parse(
+//!     r#"{ "manifest": 1, "modules": [], "kernels": [{
+//!         "name": "double", "host": "double", "params": [
+//!             { "name": "x", "kind": "buffer", "dtype": "f32", "shape": ["n"] },
+//!             { "name": "n", "kind": "scalar", "dtype": "i32", "min": 0 }] }] }"#,
+//!     ".",
+//! )?;
+//! let hosts = HostFunctions::new().with("double", |call| {
+//!     call.slice_mut::<f32>(0)?.iter_mut().for_each(|x| *x *= 2.0);
+//!     Ok(())
+//! });
+//! let compute = GpuCompute::with_context(&CudaContext::host()?)?;
+//! // SAFETY: the manifest has no device code.
+//! unsafe { compute.register_manifest(&manifest, &hosts) }?;
+//! let mut x = compute.device().upload(&[1.0f32, 2.0])?;
+//! compute.run("double", &[GpuArg::from(&mut x), 2i32.into()])?;
+//! assert_eq!(x.to_vec()?, [2.0, 4.0]);
+//! # Ok(())
+//! # }
+//! ```
 
 mod node;
 mod read;
