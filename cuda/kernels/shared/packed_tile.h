@@ -100,108 +100,74 @@ WCUDA_HD constexpr uint32_t packed_tile_offset(const TileLayout& layout, uint32_
   return base;  // not a byte of the block
 }
 
-// A row of the table; fields are in the order of the packed tile.
+constexpr TileField by_rows(uint16_t offset, uint16_t bytes, uint16_t piece_bytes) {
+  return {offset, bytes, piece_bytes, false};
+}
+constexpr TileField by_lanes(uint16_t offset, uint16_t bytes, uint16_t piece_bytes) {
+  return {offset, bytes, piece_bytes, true};
+}
+template <class... Fields>
+constexpr TileLayout layout_of(TensorType type, uint16_t block_elements, uint16_t block_bytes,
+                               uint16_t blocks, Fields... fields) {
+  return {type, block_elements, block_bytes, blocks, sizeof...(fields), {fields...}};
+}
+
+// Fields are in the order of the packed tile, with their names in the block as comments.
 constexpr TileLayout kTileLayouts[] = {
-    {TensorType::kF32, 64, 256, 1, 1, {{0, 256, 16, true}}},
-    {TensorType::kF16, 64, 128, 1, 1, {{0, 128, 16, true}}},
-    {TensorType::kBF16, 64, 128, 1, 1, {{0, 128, 16, true}}},
-    {TensorType::kQ4_0, 32, 18, 2, 2, {{2, 16, 4, true}, {0, 2, 2, false}}},  // qs, d
-    {TensorType::kQ4_1, 32, 20, 2, 2, {{4, 16, 4, true}, {0, 4, 4, false}}},  // qs, d m
-    {TensorType::kQ5_0,
-     32,
-     22,
-     2,
-     3,
-     {{6, 16, 4, true}, {2, 4, 4, false}, {0, 2, 2, false}}},  // qs, qh, d
-    {TensorType::kQ5_1,
-     32,
-     24,
-     2,
-     3,
-     {{8, 16, 4, true}, {4, 4, 4, false}, {0, 4, 4, false}}},                 // qs, qh, d m
-    {TensorType::kQ8_0, 32, 34, 2, 2, {{2, 32, 8, true}, {0, 2, 2, false}}},  // qs, d
+    layout_of(TensorType::kF32, 64, 256, 1, by_lanes(0, 256, 16)),
+    layout_of(TensorType::kF16, 64, 128, 1, by_lanes(0, 128, 16)),
+    layout_of(TensorType::kBF16, 64, 128, 1, by_lanes(0, 128, 16)),
+    layout_of(TensorType::kQ4_0, 32, 18, 2, by_lanes(2, 16, 4), by_rows(0, 2, 2)),  // qs, d
+    layout_of(TensorType::kQ4_1, 32, 20, 2, by_lanes(4, 16, 4), by_rows(0, 4, 4)),  // qs, d m
+    // qs, qh, d
+    layout_of(TensorType::kQ5_0, 32, 22, 2, by_lanes(6, 16, 4), by_rows(2, 4, 4), by_rows(0, 2, 2)),
+    // qs, qh, d m
+    layout_of(TensorType::kQ5_1, 32, 24, 2, by_lanes(8, 16, 4), by_rows(4, 4, 4), by_rows(0, 4, 4)),
+    layout_of(TensorType::kQ8_0, 32, 34, 2, by_lanes(2, 32, 8), by_rows(0, 2, 2)),  // qs, d
     // qs, scales, d dmin
-    {TensorType::kQ2_K, 256, 84, 1, 3, {{16, 64, 8, true}, {0, 16, 8, false}, {80, 4, 4, false}}},
+    layout_of(TensorType::kQ2_K, 256, 84, 1, by_lanes(16, 64, 8), by_rows(0, 16, 8),
+              by_rows(80, 4, 4)),
     // qs, hmask, scales, d
-    {TensorType::kQ3_K,
-     256,
-     110,
-     1,
-     4,
-     {{32, 64, 8, true}, {0, 32, 8, true}, {96, 12, 4, false}, {108, 2, 2, false}}},
+    layout_of(TensorType::kQ3_K, 256, 110, 1, by_lanes(32, 64, 8), by_lanes(0, 32, 8),
+              by_rows(96, 12, 4), by_rows(108, 2, 2)),
     // qs, d dmin scales
-    {TensorType::kQ4_K, 256, 144, 1, 2, {{16, 128, 8, true}, {0, 16, 16, false}}},
+    layout_of(TensorType::kQ4_K, 256, 144, 1, by_lanes(16, 128, 8), by_rows(0, 16, 16)),
     // qs, qh, d dmin scales
-    {TensorType::kQ5_K,
-     256,
-     176,
-     1,
-     3,
-     {{48, 128, 8, true}, {16, 32, 8, true}, {0, 16, 16, false}}},
+    layout_of(TensorType::kQ5_K, 256, 176, 1, by_lanes(48, 128, 8), by_lanes(16, 32, 8),
+              by_rows(0, 16, 16)),
     // ql, qh, scales, d
-    {TensorType::kQ6_K,
-     256,
-     210,
-     1,
-     4,
-     {{0, 128, 8, true}, {128, 64, 8, true}, {192, 16, 8, false}, {208, 2, 2, false}}},
+    layout_of(TensorType::kQ6_K, 256, 210, 1, by_lanes(0, 128, 8), by_lanes(128, 64, 8),
+              by_rows(192, 16, 8), by_rows(208, 2, 2)),
     // qs (160 elements), qs (80 elements), qh, d
-    {TensorType::kTQ1_0,
-     256,
-     54,
-     1,
-     4,
-     {{0, 32, 8, true}, {32, 16, 16, false}, {48, 4, 4, false}, {52, 2, 2, false}}},
-    {TensorType::kTQ2_0, 256, 66, 1, 2, {{0, 64, 8, true}, {64, 2, 2, false}}},     // qs, d
-    {TensorType::kIQ2_XXS, 256, 66, 1, 2, {{2, 64, 16, false}, {0, 2, 2, false}}},  // qs, d
-    {TensorType::kIQ2_XS,
-     256,
-     74,
-     1,
-     3,
-     {{2, 64, 16, false}, {66, 8, 4, false}, {0, 2, 2, false}}},  // qs, scales, d
+    layout_of(TensorType::kTQ1_0, 256, 54, 1, by_lanes(0, 32, 8), by_rows(32, 16, 16),
+              by_rows(48, 4, 4), by_rows(52, 2, 2)),
+    layout_of(TensorType::kTQ2_0, 256, 66, 1, by_lanes(0, 64, 8), by_rows(64, 2, 2)),   // qs, d
+    layout_of(TensorType::kIQ2_XXS, 256, 66, 1, by_rows(2, 64, 16), by_rows(0, 2, 2)),  // qs, d
+    // qs, scales, d
+    layout_of(TensorType::kIQ2_XS, 256, 74, 1, by_rows(2, 64, 16), by_rows(66, 8, 4),
+              by_rows(0, 2, 2)),
     // qs, signs, qh, scales, d
-    {TensorType::kIQ2_S,
-     256,
-     82,
-     1,
-     5,
-     {{2, 32, 16, false},
-      {34, 32, 16, false},
-      {66, 8, 4, false},
-      {74, 8, 4, false},
-      {0, 2, 2, false}}},
-    {TensorType::kIQ3_XXS,
-     256,
-     98,
-     1,
-     3,
-     {{2, 64, 16, false}, {66, 32, 16, false}, {0, 2, 2, false}}},
+    layout_of(TensorType::kIQ2_S, 256, 82, 1, by_rows(2, 32, 16), by_rows(34, 32, 16),
+              by_rows(66, 8, 4), by_rows(74, 8, 4), by_rows(0, 2, 2)),
+    // qs, scales, d
+    layout_of(TensorType::kIQ3_XXS, 256, 98, 1, by_rows(2, 64, 16), by_rows(66, 32, 16),
+              by_rows(0, 2, 2)),
     // qs, signs, qh, scales, d
-    {TensorType::kIQ3_S,
-     256,
-     110,
-     1,
-     5,
-     {{2, 64, 16, false},
-      {74, 32, 16, false},
-      {66, 8, 4, false},
-      {106, 4, 2, false},
-      {0, 2, 2, false}}},
-    {TensorType::kIQ1_S, 256, 50, 1, 3, {{2, 32, 16, false}, {34, 16, 8, false}, {0, 2, 2, false}}},
-    {TensorType::kIQ1_M,
-     256,
-     56,
-     1,
-     3,
-     {{0, 32, 16, false}, {32, 16, 8, false}, {48, 8, 8, false}}},
-    {TensorType::kIQ4_NL, 32, 18, 2, 2, {{2, 16, 4, true}, {0, 2, 2, false}}},     // qs, d
-    {TensorType::kIQ4_XS, 256, 136, 1, 2, {{8, 128, 4, true}, {0, 8, 8, false}}},  // qs, d scales_h
-                                                                                   // scales_l
-    {TensorType::kMXFP4, 32, 17, 2, 2, {{1, 16, 4, true}, {0, 1, 1, false}}},      // qs, e
-    {TensorType::kNVFP4, 64, 36, 1, 2, {{4, 32, 4, true}, {0, 4, 4, false}}},      // qs, d
-    {TensorType::kQ1_0, 128, 18, 1, 2, {{2, 16, 16, false}, {0, 2, 2, false}}},    // qs, d
-    {TensorType::kQ2_0, 64, 18, 1, 2, {{2, 16, 16, false}, {0, 2, 2, false}}},     // qs, d
+    layout_of(TensorType::kIQ3_S, 256, 110, 1, by_rows(2, 64, 16), by_rows(74, 32, 16),
+              by_rows(66, 8, 4), by_rows(106, 4, 2), by_rows(0, 2, 2)),
+    // qs, qh, d
+    layout_of(TensorType::kIQ1_S, 256, 50, 1, by_rows(2, 32, 16), by_rows(34, 16, 8),
+              by_rows(0, 2, 2)),
+    // qs, qh, scales
+    layout_of(TensorType::kIQ1_M, 256, 56, 1, by_rows(0, 32, 16), by_rows(32, 16, 8),
+              by_rows(48, 8, 8)),
+    layout_of(TensorType::kIQ4_NL, 32, 18, 2, by_lanes(2, 16, 4), by_rows(0, 2, 2)),  // qs, d
+    // qs, d scales_h scales_l
+    layout_of(TensorType::kIQ4_XS, 256, 136, 1, by_lanes(8, 128, 4), by_rows(0, 8, 8)),
+    layout_of(TensorType::kMXFP4, 32, 17, 2, by_lanes(1, 16, 4), by_rows(0, 1, 1)),  // qs, e
+    layout_of(TensorType::kNVFP4, 64, 36, 1, by_lanes(4, 32, 4), by_rows(0, 4, 4)),  // qs, d
+    layout_of(TensorType::kQ1_0, 128, 18, 1, by_rows(2, 16, 16), by_rows(0, 2, 2)),  // qs, d
+    layout_of(TensorType::kQ2_0, 64, 18, 1, by_rows(2, 16, 16), by_rows(0, 2, 2)),   // qs, d
 };
 
 // Returns the layout of a type in a constant expression. The type must be in the table.
