@@ -18,6 +18,10 @@ inline uint32_t size_of_element(const void* element) {
   std::memcpy(&bytes, element, sizeof(bytes));
   return bytes;
 }
+// "rows[3]", for messages.
+inline std::string element_name(const char* argument, uint64_t index) {
+  return std::string(argument) + '[' + std::to_string(index) + ']';
+}
 // The distance between elements keeps each of them aligned.
 template <class T>
 Status check_stride(uint32_t stride, const char* argument) {
@@ -40,13 +44,14 @@ Result<std::vector<T>> read_elements(const T* data, uint64_t count, const char* 
   for (uint64_t i = 0; i < count; ++i) {
     const auto* const element =
         reinterpret_cast<const T*>(reinterpret_cast<const char*>(data) + i * stride);
-    const std::string name = std::string(argument) + '[' + std::to_string(i) + ']';
     if (detail::size_of_element(element) != stride)
-      return Status::error(WCUDA_INVALID_ARGUMENT,
-                           "%s: struct_size %u, that of the first element is %u", name.c_str(),
-                           detail::size_of_element(element), stride);
-    WCUDA_ASSIGN(const T value, read_struct(element, name.c_str()));
-    result.push_back(value);
+      return Status::error(
+          WCUDA_INVALID_ARGUMENT, "%s: struct_size %u, that of the first element is %u",
+          detail::element_name(argument, i).c_str(), detail::size_of_element(element), stride);
+    const Result<T> value = read_struct(element, argument);
+    if (!value.ok())
+      return read_struct(element, detail::element_name(argument, i).c_str()).status();
+    result.push_back(*value);
   }
   return result;
 }

@@ -221,12 +221,25 @@ TEST(Guard, elements_are_found_at_the_callers_distance) {
   ASSERT_TRUE(read.ok()) << read.status().message();
   EXPECT_EQ((*read)[2].kind, 3);
   EXPECT_EQ(tail.status().code(), WCUDA_UNSUPPORTED);
+  EXPECT_EQ(std::string(tail.status().message()).rfind("arguments[1]: ", 0), 0u)
+      << tail.status().message();
   EXPECT_EQ(mixed.status().code(), WCUDA_INVALID_ARGUMENT);
   EXPECT_STREQ(mixed.status().message(),
                "arguments[1]: struct_size 48, that of the first element is 56");
   EXPECT_TRUE(read_elements<wcuda_argument>(nullptr, 0, "arguments").ok());
   EXPECT_EQ(read_elements<wcuda_argument>(nullptr, 1, "arguments").status().code(),
             WCUDA_INVALID_ARGUMENT);
+}
+
+TEST(Guard, reading_elements_allocates_the_result_and_nothing_else) {
+  wcuda_argument given[3];
+  for (wcuda_argument& argument : given) argument = WCUDA_ARGUMENT_INIT;
+
+  const testing::FailAllocation second(2);
+  const auto read = read_elements(given, 3, "an argument whose name takes memory of its own");
+
+  EXPECT_EQ(read->size(), 3u);
+  EXPECT_FALSE(second.happened());
 }
 
 TEST(Guard, written_elements_have_the_distance_of_the_first_and_a_zero_tail) {
