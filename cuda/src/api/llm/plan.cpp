@@ -23,8 +23,9 @@ wcuda_status wcuda_plan_get(wcuda_context context, wcuda_gguf gguf,
     }
     vram::Memory& memory = *object->memory;
     WCUDA_ASSIGN(const model::LoadPlan load, model::plan_load(memory.backend(), *file));
+    WCUDA_ASSIGN(const std::unique_ptr<ops::Ops> ops, ops::make_ops(memory.shared_backend()));
     WCUDA_ASSIGN(const engine::Plan engine,
-                 engine::plan_engine(memory.shared_backend(), load.config, given));
+                 engine::plan_engine(memory.backend(), *ops, load.config, load.weights, given));
     wcuda_plan out = WCUDA_PLAN_INIT;
     out.weights_bytes = load.weights_bytes;
     out.kv_bytes = engine.layout.kv_bytes;

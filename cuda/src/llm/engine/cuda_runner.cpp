@@ -200,7 +200,7 @@ Status CudaRunner::prepare() {
   WCUDA_ASSIGN(device_, cuda_ordinal(backend_.caps().ordinal));
   native_stream_ = static_cast<cudaStream_t>(backend_.native_stream(stream_));
   WCUDA_CHECK(native_stream_ != nullptr);
-  if (machine_.has_persistent_layers()) {
+  if (machine_.has_persistent_layers) {
     const std::shared_ptr<DeviceOrder> order = DeviceOrder::of(device_);
     WCUDA_TRY(backend_.queue(stream_, [&] { return order->join(native_stream_); }));
     order_ = order;

@@ -13,15 +13,15 @@ Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> mod
   machine.memory = model->memory();
   const std::shared_ptr<Backend>& backend = machine.memory->shared_backend();
   const model::Config& config = model->config();
-  WCUDA_ASSIGN(machine.limits, resolve_limits(options, config));
   if (!ops) {
     WCUDA_ASSIGN(ops, ops::make_ops(backend));
   }
   machine.ops = std::move(ops);
-  const ops::Limits ops_sizes = ops_limits(machine.limits, config);
-  WCUDA_ASSIGN(machine.layout, plan_layout(machine.limits, config, machine.ops->device(),
-                                           machine.ops->scratch_bytes(ops_sizes),
-                                           runner_bytes(*backend, machine.limits, config)));
+  WCUDA_ASSIGN(const Plan plan,
+               plan_engine(*backend, *machine.ops, config, model->weights(), options));
+  machine.limits = plan.limits;
+  machine.layout = plan.layout;
+  machine.has_persistent_layers = plan.has_persistent_layers;
   const Layout& layout = machine.layout;
   WCUDA_ASSIGN(engine->kv_, machine.memory->allocate(layout.kv_bytes, WCUDA_PURPOSE_KV, "kv"));
   WCUDA_ASSIGN(engine->scratch_,
@@ -29,13 +29,7 @@ Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> mod
   machine.model = std::move(model);
   machine.kv = static_cast<uint8_t*>(engine->kv_.data());
   machine.scratch = static_cast<uint8_t*>(engine->scratch_.data());
-  engine->has_persistent_layers_ = machine.has_persistent_layers();
-  if (machine.limits.persistent_layers == ops::PersistentLayers::kOn &&
-      !engine->has_persistent_layers_)
-    return Status::error(
-        WCUDA_UNSUPPORTED,
-        "no kernel of persistent fused layers takes this model's matrices on this device");
-  WCUDA_TRY(machine.ops->prepare(ops_sizes, machine.scratch + layout.ops));
+  WCUDA_TRY(machine.ops->prepare(ops_limits(machine.limits, config), machine.scratch + layout.ops));
 
   ops::KvPool& pool = machine.pool;
   pool.data = machine.kv + layout.pages;
@@ -68,7 +62,7 @@ Info Engine::info() const {
   info.sequence_count = static_cast<uint32_t>(live_.size() - free_slots_.size());
   info.steps_in_flight = static_cast<uint32_t>(in_flight_.size());
   info.free_page_count = pages_.free_count();
-  info.has_persistent_layers = has_persistent_layers_;
+  info.has_persistent_layers = machine_.has_persistent_layers;
   return info;
 }
 

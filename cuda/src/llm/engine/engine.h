@@ -98,7 +98,6 @@ class Engine {
   Status check_output(const Ticket& ticket, const wcuda_step_output& output) const;
   Status copy_output(const Ticket& ticket, wcuda_step_output* output) const;
 
-  bool has_persistent_layers_ = false;
   vram::Buffer kv_;
   vram::Buffer scratch_;
   Machine machine_;

@@ -157,14 +157,28 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
   return layout;
 }
 
-Result<Plan> plan_engine(const std::shared_ptr<Backend>& backend, const model::Config& config,
-                         const wcuda_engine_options& options) {
+Result<bool> plan_persistent_layers(const Limits& limits, const model::Config& config,
+                                    const model::Weights& weights,
+                                    const ops::DeviceTraits& device) {
+  const ops::StepShape one_token{1, 1, 1, 0, 1, limits.max_sequence_tokens, true};
+  const bool has = ops::plan_step(config, weights, ops_limits(limits, config), device, one_token)
+                       .has_persistent_layers;
+  if (limits.persistent_layers == ops::PersistentLayers::kOn && !has)
+    return Status::error(
+        WCUDA_UNSUPPORTED,
+        "no kernel of persistent fused layers takes this model's matrices on this device");
+  return has;
+}
+
+Result<Plan> plan_engine(const Backend& backend, const ops::Ops& ops, const model::Config& config,
+                         const model::Weights& weights, const wcuda_engine_options& options) {
   Plan plan;
   WCUDA_ASSIGN(plan.limits, resolve_limits(options, config));
-  WCUDA_ASSIGN(const std::unique_ptr<ops::Ops> ops, ops::make_ops(backend));
-  WCUDA_ASSIGN(plan.layout, plan_layout(plan.limits, config, ops->device(),
-                                        ops->scratch_bytes(ops_limits(plan.limits, config)),
-                                        runner_bytes(*backend, plan.limits, config)));
+  WCUDA_ASSIGN(plan.layout, plan_layout(plan.limits, config, ops.device(),
+                                        ops.scratch_bytes(ops_limits(plan.limits, config)),
+                                        runner_bytes(backend, plan.limits, config)));
+  WCUDA_ASSIGN(plan.has_persistent_layers,
+               plan_persistent_layers(plan.limits, config, weights, ops.device()));
   return plan;
 }
 

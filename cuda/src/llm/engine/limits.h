@@ -75,12 +75,18 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
                            const ops::DeviceTraits& device, uint64_t ops_scratch_bytes,
                            uint64_t runner_bytes);
 
-// The same for a caller that has no engine yet.
+// Whether steps of one token use persistent fused layers. WCUDA_UNSUPPORTED: the limits demand
+// them, and no kernel takes the model's matrices on this device.
+Result<bool> plan_persistent_layers(const Limits& limits, const model::Config& config,
+                                    const model::Weights& weights, const ops::DeviceTraits& device);
+
+// An engine before anything is allocated.
 struct Plan {
   Limits limits;
   Layout layout;
+  bool has_persistent_layers = false;
 };
-Result<Plan> plan_engine(const std::shared_ptr<Backend>& backend, const model::Config& config,
-                         const wcuda_engine_options& options);
+Result<Plan> plan_engine(const Backend& backend, const ops::Ops& ops, const model::Config& config,
+                         const model::Weights& weights, const wcuda_engine_options& options);
 
 }  // namespace wcuda::engine

@@ -18,17 +18,14 @@ struct Machine {
   Limits limits;
   Layout layout;
   ops::KvPool pool;
-  uint8_t* kv = nullptr;       // the block "kv"
-  uint8_t* scratch = nullptr;  // the block "scratch"
+  bool has_persistent_layers = false;  // in steps of one token
+  uint8_t* kv = nullptr;               // the block "kv"
+  uint8_t* scratch = nullptr;          // the block "scratch"
 
   // What a step of this shape does. Pure.
   ops::StepPlan plan(const ops::StepShape& shape) const {
     return ops::plan_step(model->config(), model->weights(), ops_limits(limits, model->config()),
                           ops->device(), shape);
-  }
-  // Whether steps of one token use persistent fused layers.
-  bool has_persistent_layers() const {
-    return plan({1, 1, 1, 0, 1, limits.max_sequence_tokens, true}).has_persistent_layers;
   }
   Activations activations() const {
     const auto at = [this](uint64_t offset) { return reinterpret_cast<float*>(scratch + offset); };

@@ -56,6 +56,8 @@ Result<StepReport> report_step(const std::shared_ptr<Backend>& backend, const gg
   WCUDA_ASSIGN(model::LoadPlan load, model::plan_load(*backend, file));
   if (!report.rates.traits.is_host) WCUDA_TRY(place_on_gpu(&load.weights));
   WCUDA_ASSIGN(const Limits limits, resolve_limits(options, load.config));
+  WCUDA_TRY(
+      plan_persistent_layers(limits, load.config, load.weights, report.rates.traits).status());
 
   ops::CostShape cost;
   cost.row_count = std::max(asked.row_count, 1u);

@@ -172,6 +172,35 @@ TEST(ApiModel, plan_refuses_what_load_refuses) {
   EXPECT_EQ(plan.weights_bytes, 0u);
 }
 
+TEST(ApiModel, plan_refuses_what_engine_creation_refuses) {
+  const TestContext context;
+  const TestGguf gguf(TinyModel().build());
+  wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
+  options.flags = WCUDA_ENGINE_PERSISTENT_LAYERS_ON;  // never on the host
+  wcuda_plan plan = WCUDA_PLAN_INIT;
+  wcuda_step_shape shape = WCUDA_STEP_SHAPE_INIT;
+  uint64_t count = 7;
+  wcuda_error planned{}, listed{}, created{};
+  wcuda_model model{0};
+  wcuda_engine engine{0};
+  ASSERT_EQ(load(context, gguf, nullptr, &model), WCUDA_OK);
+
+  EXPECT_EQ(wcuda_plan_get(context.handle(), gguf.handle(), &options, &plan, &planned),
+            WCUDA_UNSUPPORTED);
+  EXPECT_EQ(wcuda_plan_steps_list(context.handle(), gguf.handle(), &options, &shape, {}, nullptr, 0,
+                                  nullptr, 0, &count, &listed),
+            WCUDA_UNSUPPORTED);
+  EXPECT_EQ(wcuda_engine_create(model, &options, &engine, &created), WCUDA_UNSUPPORTED);
+
+  EXPECT_STREQ(planned.message, created.message);
+  EXPECT_STREQ(listed.message, created.message);
+  EXPECT_EQ(plan.weights_bytes, 0u);
+  EXPECT_EQ(count, 7u);
+  options.flags = WCUDA_ENGINE_PERSISTENT_LAYERS_OFF;
+  EXPECT_EQ(wcuda_plan_get(context.handle(), gguf.handle(), &options, &plan, nullptr), WCUDA_OK);
+  wcuda_model_unload(model);
+}
+
 TEST(ApiModel, over_budget_tells_the_numbers_and_leaves_the_context_usable) {
   const TestContext roomy;
   const TestGguf gguf(TinyModel().build());
