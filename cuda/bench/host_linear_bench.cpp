@@ -44,7 +44,9 @@ double relative_error(const Matrix& matrix, const std::vector<float>& x,
 
 void measure(const Kernels& kernels, uint32_t type, uint32_t tokens, const Options& options) {
   Random random(type + tokens);
-  const Layout layout = host_weight_layout(kernels, type, options.rows, options.cols)->layout;
+  const bool has_vectors = kernels.isa != Isa::kPortable;
+  const Layout layout =
+      quant::host_weight_layout(has_vectors, type, options.rows, options.cols)->layout;
   const Matrix matrix = random_matrix(type, options.rows, options.cols, layout, random);
   const auto x = random.normals(uint64_t{tokens} * options.cols);
   std::vector<float> y(uint64_t{tokens} * options.rows);

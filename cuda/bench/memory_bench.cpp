@@ -11,6 +11,7 @@
 
 #include "core/backend/open.h"
 #include "core/base/blake3.h"
+#include "core/vram/digest.h"
 #include "core/vram/memory.h"
 
 namespace wcuda {
@@ -73,11 +74,11 @@ struct Bench {
                       [&] { return memory->copy_to_device(a.data(), pageable.data(), bytes); }));
     WCUDA_TRY(measure("digest", bytes, [&] {
       uint8_t digest[32];
-      return backend.digest(a.data(), bytes, digest);
+      return vram::digest(backend, a.data(), bytes, digest);
     }));
     std::vector<uint8_t> pieces(blake3::piece_count(bytes) * blake3::kDigestBytes);
     return measure("digest by the MiB", bytes,
-                   [&] { return backend.digest_pieces(a.data(), bytes, 0, pieces.data()); });
+                   [&] { return vram::digest_pieces(backend, a.data(), bytes, 0, pieces.data()); });
   }
 
   Status run_short() const {
@@ -116,7 +117,7 @@ struct Bench {
     WCUDA_TRY(backend.copy_to_device(a.data(), pinned.data(), bytes));
     WCUDA_TRY(backend.copy_on_device(b.data(), a.data(), bytes, Stream{}));
     WCUDA_TRY(backend.synchronize(Stream{}));
-    WCUDA_TRY(backend.digest(b.data(), bytes, digest));
+    WCUDA_TRY(vram::digest(backend, b.data(), bytes, digest));
     std::memset(pinned.data(), 0, bytes);
     WCUDA_TRY(backend.copy_to_host(pinned.data(), b.data(), bytes));
     uint8_t back[32];

@@ -45,6 +45,7 @@ constexpr uint64_t kLevelChains = kSegmentChains + kSegmentsMax;
 constexpr uint64_t kNextLevelChains = kLevelChains + kSegmentBlocks;
 constexpr uint64_t kScratchChains = kNextLevelChains + kSegmentBlocks / kJoinInputs;
 static_assert(kScratchChains * sizeof(Chain) <= kDigestScratchBytes);
+__device__ __align__(32) Chain own_scratch[kDigestScratchBytes / sizeof(Chain)];
 // digest_pieces processes one segment; its result fits before the level that it is computed from.
 static_assert(kDigestPiecesBytesMax == kSegmentBytes);
 static_assert(kSegmentBytes / blake3::kPieceBytes <= kLevelChains);
@@ -211,6 +212,8 @@ cudaError_t digest(const void* data, uint64_t bytes, void* result, void* scratch
   return join(chains + kSegmentChains, static_cast<uint32_t>(segment_count), true,
               chains + kNextLevelChains, root, stream);
 }
+
+cudaError_t digest_scratch(void** address) { return cudaGetSymbolAddress(address, own_scratch); }
 
 cudaError_t digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece, void* pieces,
                           void* scratch, cudaStream_t stream) {

@@ -10,6 +10,9 @@ namespace wcuda::kernels {
 
 // Scratch memory of a digest of any length.
 constexpr uint64_t kDigestScratchBytes = 320 * 1024;
+// Such memory of the current device, part of this library's code there. One digest at a time uses
+// it.
+cudaError_t digest_scratch(void** address);
 // Longest range: the last level must fit into one block.
 constexpr uint64_t kDigestBytesMax = uint64_t{1} << 40;
 

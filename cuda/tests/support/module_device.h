@@ -13,46 +13,52 @@
 
 namespace wcuda::testing {
 
-class ModuleDevice final : public WrapperBackend {
+class ModuleDevice final : public WrapperBackend, private Modules {
  public:
   explicit ModuleDevice(uint64_t capacity = uint64_t{64} << 20)
-      : WrapperBackend(HostBackend::open(capacity, 1).take()), caps_(WrapperBackend::caps()) {
-    caps_.backend = WCUDA_BACKEND_CUDA;
-    for (int i = 0; i < 3; ++i) caps_.max_grid_dims[i] = caps_.max_block_dims[i] = 1024;
-    caps_.max_threads_per_block = 1024;
-    caps_.max_threads_per_multiprocessor = 2048;
+      : WrapperBackend(HostBackend::open(capacity, 1).take()) {
+    wcuda_device_caps& caps = description_.caps;
+    caps.backend = WCUDA_BACKEND_CUDA;
+    for (int i = 0; i < 3; ++i) caps.max_grid_dims[i] = caps.max_block_dims[i] = 1024;
+    caps.max_threads_per_block = 1024;
+    caps.max_threads_per_multiprocessor = 2048;
   }
-  const wcuda_device_caps& caps() const override { return caps_; }
+  Modules* modules() override { return this; }
   int live_modules() const { return live_modules_; }
 
-  Result<Module> module_load(const void*, uint64_t) override {
+ private:
+  Result<Module> load(const void*, uint64_t) override {
     ++live_modules_;
     return Module{++last_module_};
   }
-  Status module_unload(Module) override {
+  Result<std::pair<void*, uint64_t>> global(Module, const std::string& name) override {
+    return Status::error(WCUDA_NOT_FOUND, "global '%s'", name.c_str());
+  }
+  Result<Occupancy> occupancy(Kernel, uint32_t, uint64_t) override {
+    return Status::error(WCUDA_UNSUPPORTED_KERNEL, "this device has no occupancy");
+  }
+  Status unload(Module) override {
     --live_modules_;
     return {};
   }
-  Result<Kernel> kernel_find(Module module, const std::string& name) override {
+  Result<Kernel> find(Module module, const std::string& name) override {
     if (name != "add_one") return Status::error(WCUDA_NOT_FOUND, "kernel '%s'", name.c_str());
     return Kernel{module.id};
   }
-  Result<KernelAttributes> kernel_attributes(Kernel) override {
-    KernelAttributes attributes;
-    attributes.name = "add_one";
-    attributes.parameters = {{0, 8}, {8, 4}};
-    attributes.max_threads_per_block = 1024;
-    return attributes;
+  Result<KernelAttributes> attributes(Kernel) override {
+    KernelAttributes known;
+    known.name = "add_one";
+    known.parameters = {{0, 8}, {8, 4}};
+    known.max_threads_per_block = 1024;
+    return known;
   }
-  Status kernel_launch(Kernel, const LaunchDims&, void* const* arguments, Stream) override {
+  Status launch(Kernel, const LaunchDims&, void* const* arguments, Stream) override {
     float* const x = *static_cast<float* const*>(arguments[0]);
     const uint32_t n = *static_cast<const uint32_t*>(arguments[1]);
     for (uint32_t i = 0; i < n; ++i) x[i] += 1.0f;
     return {};
   }
 
- private:
-  wcuda_device_caps caps_;
   std::atomic<int> live_modules_{0};
   std::atomic<uint64_t> last_module_{0};
 };

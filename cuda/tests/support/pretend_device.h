@@ -14,14 +14,9 @@ class PretendDevice final : public WrapperBackend {
   // `reader_count`: threads that a load reads with; with one its calls come in the same order every
   // time.
   explicit PretendDevice(uint32_t reader_count, uint64_t capacity = 0)
-      : WrapperBackend(HostBackend::open(capacity, reader_count).take()),
-        caps_(WrapperBackend::caps()) {
-    caps_.backend = WCUDA_BACKEND_CUDA;
+      : WrapperBackend(HostBackend::open(capacity, reader_count).take()) {
+    description_.caps.backend = WCUDA_BACKEND_CUDA;
   }
-  const wcuda_device_caps& caps() const override { return caps_; }
-
- private:
-  wcuda_device_caps caps_;
 };
 
 }  // namespace wcuda::testing

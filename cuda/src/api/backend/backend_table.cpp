@@ -12,7 +12,9 @@
 #include "api/compute/kernel.h"
 #include "compute/jit/code_kind.h"
 #include "compute/nvrtc/compiler.h"
+#include "core/backend/device_limits.h"
 #include "core/backend/open.h"
+#include "core/backend/table_backend.h"
 #include "core/base/text.h"
 
 namespace wcuda::api {
@@ -196,7 +198,7 @@ Result<std::shared_ptr<KernelObject>> device_kernel(const BackendObject& self,
   nvrtc::Request request;
   request.source = source;
   request.architecture =
-      nvrtc::device_architecture(caps.compute_capability_major, caps.compute_capability_minor);
+      device_architecture(caps.compute_capability_major, caps.compute_capability_minor);
   request.expressions = {entry};
   WCUDA_TRY(nvrtc::check(request));
   WCUDA_ASSIGN(const auto compiler, nvrtc::Compiler::open(self.library_folder));
@@ -233,9 +235,10 @@ Result<std::shared_ptr<BackendKernel>> compile(const BackendObject& self, const 
   kernel->name = entry;
   Backend& backend = self.memory().backend();
   WCUDA_TRY(backend.fault());
-  WCUDA_TRY(backend.compile(source.size(), [&]() -> Status {
+  const Call call{"compile_kernel", CallKind::kCompile, source.size()};
+  WCUDA_TRY(backend.run(call, [&](Backend& device) -> Status {
     if (backend.is_registered()) {
-      WCUDA_ASSIGN(kernel->own, backend.source_compile(source, entry));
+      WCUDA_ASSIGN(kernel->own, TableBackend::of(device).source_compile(source, entry));
     } else if (backend.is_host()) {
       WCUDA_TRY(find_host_kernel(self.memory(), source, entry, kernel.get()));
     } else {
@@ -281,7 +284,10 @@ Status launch_own(const BackendKernel& kernel, const wcuda_launch& config, const
   Arguments given;
   WCUDA_TRY(given.read(arguments, count, memory));
   given.used_on(on.stream);
-  return memory.backend().source_launch(kernel.own, dims, given.for_host(), on.stream);
+  const Call call{"kernel_launch", CallKind::kLaunch, 0, on.stream};
+  return memory.backend().run(call, [&](Backend& device) {
+    return TableBackend::of(device).source_launch(kernel.own, dims, given.for_host(), on.stream);
+  });
 }
 
 wcuda_status launch(void* self, wcuda_backend_kernel kernel, const wcuda_launch* config,
@@ -479,7 +485,10 @@ wcuda_status host_address(void* self, wcuda_device_memory memory, void** address
 }  // namespace
 
 BackendKernel::~BackendKernel() {
-  if (own.id != 0) (void)memory->backend().source_destroy(own);
+  if (own.id == 0) return;
+  (void)memory->backend().run({"destroy_kernel", CallKind::kEnd}, [&](Backend& device) {
+    return TableBackend::of(device).source_destroy(own);
+  });
 }
 
 const wcuda_backend_vtable kBackendTable = {sizeof(wcuda_backend_vtable),

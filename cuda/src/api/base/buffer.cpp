@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "api/base/context.h"
+#include "core/vram/digest.h"
 
 namespace wcuda::api {
 
@@ -172,7 +173,7 @@ extern "C" wcuda_status wcuda_buffer_digest(wcuda_buffer buffer, uint64_t offset
     WCUDA_ASSIGN(const vram::View view, view_of(*object, "buffer", offset, bytes));
     WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "buffer"));
     WCUDA_TRY(backend_of(*object).fault());
-    return backend_of(*object).digest(view.data, bytes, digest);
+    return vram::digest(backend_of(*object), view.data, bytes, digest);
   });
 }
 

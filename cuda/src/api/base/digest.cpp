@@ -1,4 +1,6 @@
 // Section 15 of the header: digests by the MiB.
+#include "core/vram/digest.h"
+
 #include <cinttypes>
 
 #include "api/base/buffer.h"
@@ -27,7 +29,7 @@ extern "C" wcuda_status wcuda_buffer_digest_pieces(wcuda_buffer buffer, uint64_t
                            first_piece);
     WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "buffer"));
     WCUDA_TRY(backend_of(*object).fault());
-    return backend_of(*object).digest_pieces(view.data, bytes, first_piece, pieces);
+    return vram::digest_pieces(backend_of(*object), view.data, bytes, first_piece, pieces);
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include "api/base/context.h"
 #include "api/base/elements.h"
+#include "core/backend/device_limits.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 
@@ -67,8 +68,7 @@ Status read_architecture(const wcuda_program_options& options, const Context* co
   if (caps.backend != WCUDA_BACKEND_CUDA)
     return Status::error(WCUDA_INVALID_ARGUMENT,
                          "architecture: is empty, and the context is not one of CUDA");
-  *result =
-      nvrtc::device_architecture(caps.compute_capability_major, caps.compute_capability_minor);
+  *result = device_architecture(caps.compute_capability_major, caps.compute_capability_minor);
   return {};
 }
 

@@ -200,10 +200,6 @@ std::vector<std::string> options_of(const Request& request) {
   return options;
 }
 
-std::string device_architecture(int major, int minor) {
-  return "sm_" + std::to_string(major * 10 + minor) + (major >= 9 ? "a" : "");
-}
-
 bool wants_device_code(const Request& request) { return starts_with(request.architecture, "sm_"); }
 
 std::string first_diagnostic(const std::string& log) {

@@ -49,9 +49,6 @@ Status check(const Request& request);
 // The options that a request means, in a fixed order; it is one that `check` let pass.
 std::vector<std::string> options_of(const Request& request);
 
-// "sm_80", and from 9.0 on with what only that device has: "sm_90a".
-std::string device_architecture(int major, int minor);
-
 // True for "sm_…": the result is code for that device, otherwise PTX.
 bool wants_device_code(const Request& request);
 

@@ -1,14 +1,16 @@
-// What a backend answers that has no run-time kernels or no queue of kernels.
+// The calls that are made of Backend::run.
 #include "core/backend/backend.h"
+
+#include <optional>
 
 namespace wcuda {
 namespace {
 
-Status no_kernels() {
-  return Status::error(WCUDA_UNSUPPORTED_KERNEL, "this backend runs no device code");
+const Status& status_of(const Status& status) { return status; }
+template <class T>
+const Status& status_of(const Result<T>& result) {
+  return result.status();
 }
-
-Status no_queue() { return Status::error(WCUDA_NOT_AVAILABLE, "this backend has no graphs"); }
 
 }  // namespace
 
@@ -30,35 +32,81 @@ const char* place_name(MemoryPlace place) {
   return "unknown memory";
 }
 
-Result<Module> Backend::module_load(const void*, uint64_t) { return no_kernels(); }
-Status Backend::module_unload(Module) { return no_kernels(); }
-Result<std::pair<void*, uint64_t>> Backend::module_global(Module, const std::string&) {
-  return no_kernels();
+Status Backend::queue(Stream stream, const std::function<Status()>& work) {
+  return run({"queue", CallKind::kLaunch, 0, stream}, [&](Backend& device) {
+    if (!device.is_host() && !device.is_registered()) return work();
+    return Status::error(WCUDA_NOT_AVAILABLE, "this backend has no queues of kernels");
+  });
 }
-Result<Kernel> Backend::kernel_find(Module, const std::string&) { return no_kernels(); }
-Result<KernelAttributes> Backend::kernel_attributes(Kernel) { return no_kernels(); }
-Result<Occupancy> Backend::kernel_occupancy(Kernel, uint32_t, uint64_t) { return no_kernels(); }
-Status Backend::kernel_launch(Kernel, const LaunchDims&, void* const*, Stream) {
-  return no_kernels();
+
+Status Backend::host_launch(Stream stream, const std::function<Status()>& work) {
+  return run({"host_launch", CallKind::kLaunch, 0, stream}, [&](Backend& device) {
+    if (device.is_host()) return work();
+    return Status::error(WCUDA_UNSUPPORTED_KERNEL, "this backend runs no functions of the host");
+  });
 }
-Status Backend::host_launch(Stream, const std::function<Status()>&) {
-  return Status::error(WCUDA_UNSUPPORTED_KERNEL, "this backend runs no functions of the host");
+
+Status Backend::compile(uint64_t source_bytes, const std::function<Status()>& work) {
+  return run({"compile_kernel", CallKind::kCompile, source_bytes},
+             [&](Backend&) { return work(); });
 }
-Status Backend::compile(uint64_t, const std::function<Status()>& work) { return work(); }
-Result<Kernel> Backend::source_compile(const std::string&, const std::string&) {
-  return no_kernels();
+
+template <class Answer, class Ask>
+Answer Backend::ask_modules(const Call& call, Ask&& ask) {
+  std::optional<Answer> answer;
+  const Status ran = run(call, [&](Backend&) -> Status {
+    Modules* const all = modules();
+    if (all == nullptr)
+      return Status::error(WCUDA_UNSUPPORTED_KERNEL, "this backend runs no device code");
+    answer.emplace(ask(*all));
+    return status_of(*answer);
+  });
+  if (answer.has_value() && ran.ok()) return std::move(*answer);
+  return ran;
 }
-Status Backend::source_launch(Kernel, const LaunchDims&, const std::vector<wcuda_host_argument>&,
-                              Stream) {
-  return no_kernels();
+
+Result<Module> Backend::module_load(const void* code, uint64_t bytes) {
+  return ask_modules<Result<Module>>({"module_load", CallKind::kAllocate, bytes},
+                                     [&](Modules& all) { return all.load(code, bytes); });
 }
-Status Backend::source_destroy(Kernel) { return no_kernels(); }
+
+Status Backend::module_unload(Module module) {
+  return ask_modules<Status>({"module_unload", CallKind::kEnd},
+                             [&](Modules& all) { return all.unload(module); });
+}
+
+Result<std::pair<void*, uint64_t>> Backend::module_global(Module module, const std::string& name) {
+  return ask_modules<Result<std::pair<void*, uint64_t>>>(
+      {"module_global", CallKind::kOther}, [&](Modules& all) { return all.global(module, name); });
+}
+
+Result<Kernel> Backend::kernel_find(Module module, const std::string& name) {
+  return ask_modules<Result<Kernel>>({"kernel_find", CallKind::kOther},
+                                     [&](Modules& all) { return all.find(module, name); });
+}
+
+Result<KernelAttributes> Backend::kernel_attributes(Kernel kernel) {
+  return ask_modules<Result<KernelAttributes>>(
+      {"kernel_attributes", CallKind::kOther},
+      [&](Modules& all) { return all.attributes(kernel); });
+}
+
+Result<Occupancy> Backend::kernel_occupancy(Kernel kernel, uint32_t block_threads,
+                                            uint64_t shared_bytes) {
+  return ask_modules<Result<Occupancy>>({"kernel_occupancy", CallKind::kOther}, [&](Modules& all) {
+    return all.occupancy(kernel, block_threads, shared_bytes);
+  });
+}
+
+Status Backend::kernel_launch(Kernel kernel, const LaunchDims& dims, void* const* arguments,
+                              Stream stream) {
+  return ask_modules<Status>({"kernel_launch", CallKind::kLaunch, 0, stream}, [&](Modules& all) {
+    return all.launch(kernel, dims, arguments, stream);
+  });
+}
+
 Result<Stream> Backend::stream_borrow(void*) {
   return Status::error(WCUDA_UNSUPPORTED, "this backend's streams are not a driver's");
 }
-Status Backend::queue(Stream, const std::function<Status()>&) { return no_queue(); }
-Result<Graph> Backend::graph_capture(Stream, const std::function<Status()>&) { return no_queue(); }
-Status Backend::graph_launch(Graph, Stream) { return no_queue(); }
-Status Backend::graph_destroy(Graph) { return no_queue(); }
 
 }  // namespace wcuda

@@ -1,6 +1,9 @@
 // Backend: the one way to allocate, copy, wait and time on a device. Implementations: cuda_backend,
 // host_backend, and table_backend for a table of a caller's; wrappers: trace_backend,
 // fault_backend. Made by open.h.
+//
+// What is built on a device, and is not one, runs through Backend::run: digests (vram/digest.h),
+// repacking (llm/quant/repack.h), graphs (cuda_graph.h), kernels of this library.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +11,8 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
+#include "core/backend/modules.h"
 #include "core/base/status.h"
 #include "worker_cuda/backend.h"
 
@@ -22,23 +25,8 @@ struct Stream {
 };
 inline bool operator==(Stream a, Stream b) { return a.id == b.id; }
 
-// A point in a stream's work. id 0: none.
+// A point in a stream's work. id 0: none. Backends of one CUDA device know each other's events.
 struct Event {
-  uint64_t id = 0;
-};
-
-// Loaded device code: kernels and globals. id 0: none.
-struct Module {
-  uint64_t id = 0;
-};
-
-// A kernel of a module; ends with it. id 0: none.
-struct Kernel {
-  uint64_t id = 0;
-};
-
-// Work that was recorded once and is launched as a whole. id 0: none.
-struct Graph {
   uint64_t id = 0;
 };
 
@@ -66,55 +54,41 @@ struct MemoryInfo {
   uint64_t used_bytes;      // of these, in use
 };
 
-struct DeviceHealth {
-  int32_t temperature_celsius = -1;  // -1: not known
-  int64_t ecc_error_count = -1;      // uncorrected since the driver was loaded; -1: not known
+enum class CallKind {
+  kAllocate,
+  kCopy,
+  kLaunch,  // fill, digests, launch, queue, graph_launch
+  kCompile,
+  kWait,   // synchronize and its like
+  kOther,  // asks, records, creates
+  kEnd,    // free and destroy: legal on a lost device
 };
 
-// A weight as in its file, at `source`, and where it belongs: matrices in records
-// (kernels/shared/packed_tile.h), aligned to 256 bytes; vectors (rows elements, cols 1) as f32.
-struct Placement {
-  const void* source = nullptr;
-  void* target = nullptr;
-  uint32_t type = 0;  // ggml type id; of a vector F32, F16 or BF16
-  bool is_vector = false;
-  uint32_t rows = 0;
-  uint32_t cols = 1;
+// A call of a Backend, as trace and fault see it.
+struct Call {
+  const char* name;  // static text
+  CallKind kind;
+  uint64_t bytes = 0;
+  Stream stream{};
+  uint64_t ns = 0;  // after the call: how long it took
 };
 
-// Device memory that a queued digest works in, whatever the length; aligned to 32.
-constexpr uint64_t kDigestScratchBytes = 320 * 1024;
-
-struct LaunchDims {
-  uint32_t grid[3] = {1, 1, 1};
-  uint32_t block[3] = {1, 1, 1};
-  uint32_t cluster[3] = {0, 0, 0};  // blocks; all 0: none, or what the kernel was compiled with
-  uint32_t shared_bytes = 0;        // dynamic
-  bool is_cooperative = false;      // all blocks run at once and may wait for each other
-};
-
-struct KernelParameter {
-  uint64_t offset;
+struct Copy {
+  enum class Direction : uint8_t { kToDevice, kToHost, kOnDevice };
+  Direction direction;
+  bool is_queued;  // else on stream 0, and done when the call returns
+  void* target;
+  const void* source;
   uint64_t bytes;
+  Stream stream;
 };
 
-struct KernelAttributes {
-  std::string name;  // as in the code, mangled unless it has C linkage
-  std::vector<KernelParameter> parameters;
-  uint32_t max_threads_per_block = 0;
-  uint32_t register_count = 0;  // a thread
-  uint64_t static_shared_bytes = 0;
-  uint64_t dynamic_shared_bytes_max = 0;  // that a launch may ask for
-  uint64_t local_bytes = 0;               // a thread
-  uint64_t constant_bytes = 0;
-  uint32_t required_cluster[3] = {0, 0, 0};  // all 0: none
-  int32_t ptx_version = 0;                   // major * 10 + minor
-  int32_t binary_version = 0;
-};
-
-struct Occupancy {
-  uint32_t blocks_per_multiprocessor;  // at once
-  uint32_t best_block_threads;         // block size that fills a multiprocessor most
+struct DeviceDescription {
+  wcuda_device_caps caps;
+  // The capability (major * 10 + minor) that launches of this library's own kernels may count on:
+  // of a device whose code was made for older ones, less than its caps say.
+  int32_t launch_capability;
+  uint32_t host_thread_count;  // compute threads; 0 on CUDA
 };
 
 // Thread-safe. Addresses are the device's own: on HOST they can be read, on CUDA they cannot.
@@ -124,17 +98,13 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  virtual const wcuda_device_caps& caps() const = 0;
-  // The capability (major * 10 + minor) that launches of this library's own kernels may count on:
-  // of a device whose code was made for older ones, less than its caps say.
-  virtual int32_t launch_capability() const {
-    return caps().compute_capability_major * 10 + caps().compute_capability_minor;
-  }
+  const DeviceDescription& description() const { return description_; }
+  const wcuda_device_caps& caps() const { return description_.caps; }
+  int32_t launch_capability() const { return description_.launch_capability; }
+  uint32_t host_thread_count() const { return description_.host_thread_count; }
   bool is_host() const { return caps().backend == WCUDA_BACKEND_HOST; }
-  // Neither: a table of a caller's.
+  // Neither HOST nor CUDA: a table of a caller's.
   bool is_registered() const { return caps().backend >= WCUDA_BACKEND_REGISTERED; }
-  // Compute threads; 0 on CUDA.
-  virtual uint32_t host_thread_count() const { return 0; }
   virtual Result<MemoryInfo> memory_info() = 0;
 
   // Device memory is aligned to 256 bytes, contents undefined (of the host backend: zeros); pinned
@@ -163,77 +133,57 @@ class Backend {
 
   // Copies between host memory of any kind and device memory; return when it is done. They come
   // after the work on stream 0 and after nothing else.
-  virtual Status copy_to_device(void* target, const void* source, uint64_t bytes) = 0;
-  virtual Status copy_to_host(void* target, const void* source, uint64_t bytes) = 0;
+  Status copy_to_device(void* target, const void* source, uint64_t bytes) {
+    return copy({Copy::Direction::kToDevice, false, target, source, bytes, {}});
+  }
+  Status copy_to_host(void* target, const void* source, uint64_t bytes) {
+    return copy({Copy::Direction::kToHost, false, target, source, bytes, {}});
+  }
   // Queued; the host memory is pinned and stays untouched until the stream has passed.
-  virtual Status copy_to_device_async(void* target, const void* source, uint64_t bytes,
-                                      Stream stream) = 0;
-  virtual Status copy_to_host_async(void* target, const void* source, uint64_t bytes,
-                                    Stream stream) = 0;
+  Status copy_to_device_async(void* target, const void* source, uint64_t bytes, Stream stream) {
+    return copy({Copy::Direction::kToDevice, true, target, source, bytes, stream});
+  }
+  Status copy_to_host_async(void* target, const void* source, uint64_t bytes, Stream stream) {
+    return copy({Copy::Direction::kToHost, true, target, source, bytes, stream});
+  }
   // Queued. Ranges do not overlap.
-  virtual Status copy_on_device(void* target, const void* source, uint64_t bytes,
-                                Stream stream) = 0;
+  Status copy_on_device(void* target, const void* source, uint64_t bytes, Stream stream) {
+    return copy({Copy::Direction::kOnDevice, true, target, source, bytes, stream});
+  }
+  // What these five do.
+  virtual Status copy(const Copy& what) = 0;
   // Queued. Repeats the low pattern_bytes (1, 2, 4 or 8) of pattern, little-endian; target and
   // bytes are multiples of it.
   virtual Status fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
                       Stream stream) = 0;
-  // BLAKE3 of a range of device memory, on the device, after the work on stream 0; waits.
-  virtual Status digest(const void* data, uint64_t bytes, uint8_t result[32]) = 0;
-  // Chaining values (ceil(bytes / 1 MiB), 32), in host memory, of each MiB of a range of at least
-  // one byte that begins at piece `first_piece` of its input (base/blake3.h); on the device, after
-  // the work on stream 0; waits.
-  virtual Status digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece,
-                               uint8_t* pieces) = 0;
-  // Queued: the digest into 32 bytes of device memory, aligned to 32. Digests that share scratch
-  // share a stream.
-  virtual Status digest_async(const void* data, uint64_t bytes, void* result, void* scratch,
-                              Stream stream) = 0;
-  // Queued. Puts a whole weight from the order of a file into that of the device; both in device
-  // memory. WCUDA_INVALID_ARGUMENT for a type or shape that has no such order.
-  virtual Status place(const Placement& placement, Stream stream) = 0;
+  // Runs `work` as the call that is described: with the device current, on what trace and fault
+  // wrap, so that they see this call and none of those in it. Its failure is the answer.
+  virtual Status run(const Call& call, const std::function<Status(Backend& device)>& work) = 0;
+  // Runs `work`, which queues kernels on native_stream(stream). WCUDA_NOT_AVAILABLE on HOST.
+  Status queue(Stream stream, const std::function<Status()>& work);
+  // Runs a kernel that is a function of the host, in the order of the stream.
+  // WCUDA_UNSUPPORTED_KERNEL unless on HOST.
+  Status host_launch(Stream stream, const std::function<Status()>& work);
+  // Runs `work`, which makes a kernel for this backend out of so many bytes of source.
+  Status compile(uint64_t source_bytes, const std::function<Status()>& work);
 
+  // Null where there are none; all that follows is WCUDA_UNSUPPORTED_KERNEL then.
+  virtual Modules* modules() { return nullptr; }
   // Device code: whole (jit/code_kind.h), and with a NUL after PTX, which is not counted.
-  // WCUDA_MALFORMED or WCUDA_UNSUPPORTED with what the driver says of it. WCUDA_UNSUPPORTED_KERNEL
-  // on HOST, for all that follows too.
-  virtual Result<Module> module_load(const void* code, uint64_t bytes);
+  // WCUDA_MALFORMED or WCUDA_UNSUPPORTED with what the driver says of it.
+  Result<Module> module_load(const void* code, uint64_t bytes);
   // Waits for all work; ends the module's kernels.
-  virtual Status module_unload(Module module);
+  Status module_unload(Module module);
   // Memory of a variable in the module; WCUDA_NOT_FOUND.
-  virtual Result<std::pair<void*, uint64_t>> module_global(Module module, const std::string& name);
+  Result<std::pair<void*, uint64_t>> module_global(Module module, const std::string& name);
   // By the name in the code; WCUDA_NOT_FOUND lists the names there are.
-  virtual Result<Kernel> kernel_find(Module module, const std::string& name);
-  virtual Result<KernelAttributes> kernel_attributes(Kernel kernel);
-  virtual Result<Occupancy> kernel_occupancy(Kernel kernel, uint32_t block_threads,
-                                             uint64_t shared_bytes);
+  Result<Kernel> kernel_find(Module module, const std::string& name);
+  Result<KernelAttributes> kernel_attributes(Kernel kernel);
+  Result<Occupancy> kernel_occupancy(Kernel kernel, uint32_t block_threads, uint64_t shared_bytes);
   // Queued. One pointer to its value for each parameter; checked by the caller. What the driver
   // refuses is WCUDA_LAUNCH_FAILED, and nothing of it runs.
-  virtual Status kernel_launch(Kernel kernel, const LaunchDims& dims, void* const* arguments,
-                               Stream stream);
-
-  // Runs a kernel that is a function of the host, in the order of the stream; its failure is the
-  // answer. WCUDA_UNSUPPORTED_KERNEL unless on HOST.
-  virtual Status host_launch(Stream stream, const std::function<Status()>& work);
-
-  // Runs `work`, which makes a kernel for this backend out of so many bytes of source; its failure
-  // is the answer.
-  virtual Status compile(uint64_t source_bytes, const std::function<Status()>& work);
-  // Kernels that a caller's table compiles itself; WCUDA_UNSUPPORTED_KERNEL on CUDA and HOST. A
-  // buffer among the arguments is its window on the device.
-  virtual Result<Kernel> source_compile(const std::string& source, const std::string& entry);
-  virtual Status source_launch(Kernel kernel, const LaunchDims& dims,
-                               const std::vector<wcuda_host_argument>& arguments, Stream stream);
-  virtual Status source_destroy(Kernel kernel);
-
-  // Runs `work`, which queues kernels on native_stream(stream), with the device current; its
-  // failure is the answer. WCUDA_NOT_AVAILABLE on HOST.
-  virtual Status queue(Stream stream, const std::function<Status()>& work);
-  // Records what `work` queues on the stream, by this thread; nothing of it runs. `work` may
-  // neither allocate nor wait; its failure is the answer. WCUDA_NOT_AVAILABLE on HOST.
-  virtual Result<Graph> graph_capture(Stream stream, const std::function<Status()>& work);
-  // Queued. One stream at a time runs a graph.
-  virtual Status graph_launch(Graph graph, Stream stream);
-  // The graph runs nowhere any more.
-  virtual Status graph_destroy(Graph graph);
+  Status kernel_launch(Kernel kernel, const LaunchDims& dims, void* const* arguments,
+                       Stream stream);
 
   // Higher priority runs first where the device can; 0 is ordinary, -1 high.
   virtual Result<Stream> stream_create(int32_t priority) = 0;
@@ -263,8 +213,14 @@ class Backend {
   // Ok, or WCUDA_DEVICE_LOST with the driver's code: latched, never cleared, shared by all backends
   // of one device.
   virtual Status fault() const = 0;
-  // Temperature and ECC, as far as they are known; never waits for work.
-  virtual DeviceHealth health() { return {}; }
+
+ protected:
+  explicit Backend(const DeviceDescription& description) : description_(description) {}
+  DeviceDescription description_;  // fixed once the backend is open
+
+ private:
+  template <class Answer, class Ask>
+  Answer ask_modules(const Call& call, Ask&& ask);
 };
 
 }  // namespace wcuda

@@ -13,12 +13,9 @@
 
 #include "core/backend/cuda_backend_class.h"
 #include "core/backend/device_limits.h"
-#include "core/base/blake3.h"
+#include "core/backend/nvml.h"
 #include "core/base/checked.h"
-#include "core/base/log.h"
-#include "kernels/memory/digest.h"
 #include "kernels/memory/fill.h"
-#include "kernels/memory/repack.h"
 #include "kernels/ptx/code.h"
 
 namespace wcuda {
@@ -28,11 +25,6 @@ namespace {
 // synchronization.
 constexpr uint64_t kPoolKeepBytes = uint64_t{64} << 20;
 constexpr uint64_t kPageBytes = 4096;
-
-Status too_long_to_digest(uint64_t bytes) {
-  return Status::error(WCUDA_OUT_OF_RANGE, "digest of %" PRIu64 " bytes, at most %" PRIu64, bytes,
-                       kernels::kDigestBytesMax);
-}
 
 }  // namespace
 
@@ -55,40 +47,38 @@ Result<std::shared_ptr<Backend>> CudaBackend::open(int32_t ordinal) {
 
 Status CudaBackend::prepare() {
   WCUDA_ENTER_DEVICE();
-  launch_capability_ = kernels::launch_capability();
-  if (launch_capability_ == 0)
+  description_.launch_capability = kernels::launch_capability();
+  if (launch_capability() == 0)
     return Status::error(
         WCUDA_NO_DEVICE, "no CUDA device: this build has no code for '%s' (capability %d.%d)",
-        caps_.name, caps_.compute_capability_major, caps_.compute_capability_minor);
-  (void)kernels::has_warpgroup_code();  // asked while the device is current, and kept
+        caps().name, caps().compute_capability_major, caps().compute_capability_minor);
+  (void)nvml_health(caps().pci_bus_id);  // opened now: the first report is as fast as others
+  (void)kernels::has_warpgroup_code();   // asked while the device is current, and kept
   WCUDA_ASSIGN(main_stream_, make_stream(0));
   WCUDA_ASSIGN(memory_stream_, make_stream(0));
   WCUDA_ASSIGN(order_event_, make_event(cudaEventDisableTiming));
   int has_pools = 0;
   WCUDA_CUDA(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, device_));
   if (!has_pools)
-    return Status::error(WCUDA_NO_DEVICE, "no CUDA device: '%s' has no memory pools", caps_.name);
+    return Status::error(WCUDA_NO_DEVICE, "no CUDA device: '%s' has no memory pools", caps().name);
   cudaMemPoolProps properties{};
   properties.allocType = cudaMemAllocationTypePinned;  // in place on the device: never moved
   properties.location.type = cudaMemLocationTypeDevice;
   properties.location.id = device_;
   WCUDA_CUDA(cudaMemPoolCreate(&pool_, &properties));
   uint64_t keep = kPoolKeepBytes;
-  WCUDA_CUDA(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep));
-  return check(cudaMalloc(&digest_scratch_, kernels::kDigestScratchBytes), "cudaMalloc");
+  return check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep),
+               "cudaMemPoolSetAttribute");
 }
 
 CudaBackend::~CudaBackend() {
   {
     const CurrentContext current(context_);
     (void)synchronize();
-    graphs_.clear();
-    kernels_.clear();
     modules_.clear();
     streams_.clear();
-    events_.clear();
+    events_.reset();
     if (memory_stream_) (void)cudaStreamSynchronize(memory_stream_.get());
-    if (digest_scratch_) (void)cudaFree(digest_scratch_);
     if (pool_) (void)cudaMemPoolDestroy(pool_);
     order_event_.reset();
     main_stream_.reset();
@@ -119,7 +109,7 @@ Result<void*> CudaBackend::allocate_device(uint64_t bytes) {
   void* address = nullptr;
   const cudaStream_t stream = memory_stream_.get();
   cudaError_t error = cudaErrorMemoryAllocation;  // more than there is need not be asked for
-  if (bytes <= caps_.total_memory) {
+  if (bytes <= caps().total_memory) {
     error = cudaMallocFromPoolAsync(&address, bytes, pool_, stream);
     if (error == cudaErrorMemoryAllocation) {
       (void)cudaGetLastError();
@@ -228,37 +218,16 @@ Status CudaBackend::trim() {
   return check(cudaMemPoolTrimTo(pool_, 0), "cudaMemPoolTrimTo");
 }
 
-Status CudaBackend::copy(void* target, const void* source, uint64_t bytes, cudaMemcpyKind kind,
-                         Stream stream) {
+Status CudaBackend::copy(const Copy& what) {
   WCUDA_ENTER_DEVICE();
-  WCUDA_ASSIGN(const StreamPtr found, find_stream(stream));
-  if (bytes == 0) return {};
-  return check(cudaMemcpyAsync(target, source, bytes, kind, found.get()), "cudaMemcpyAsync");
-}
-
-Status CudaBackend::copy_to_device(void* target, const void* source, uint64_t bytes) {
-  WCUDA_TRY(copy(target, source, bytes, cudaMemcpyHostToDevice, Stream{}));
-  return synchronize(Stream{});
-}
-
-Status CudaBackend::copy_to_host(void* target, const void* source, uint64_t bytes) {
-  WCUDA_TRY(copy(target, source, bytes, cudaMemcpyDeviceToHost, Stream{}));
-  return synchronize(Stream{});
-}
-
-Status CudaBackend::copy_to_device_async(void* target, const void* source, uint64_t bytes,
-                                         Stream stream) {
-  return copy(target, source, bytes, cudaMemcpyHostToDevice, stream);
-}
-
-Status CudaBackend::copy_to_host_async(void* target, const void* source, uint64_t bytes,
-                                       Stream stream) {
-  return copy(target, source, bytes, cudaMemcpyDeviceToHost, stream);
-}
-
-Status CudaBackend::copy_on_device(void* target, const void* source, uint64_t bytes,
-                                   Stream stream) {
-  return copy(target, source, bytes, cudaMemcpyDeviceToDevice, stream);
+  WCUDA_ASSIGN(const StreamPtr found, find_stream(what.stream));
+  constexpr cudaMemcpyKind kKinds[] = {cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost,
+                                       cudaMemcpyDeviceToDevice};
+  static_assert(static_cast<int>(Copy::Direction::kOnDevice) == 2);
+  if (what.bytes != 0)
+    WCUDA_CUDA(cudaMemcpyAsync(what.target, what.source, what.bytes,
+                               kKinds[static_cast<int>(what.direction)], found.get()));
+  return what.is_queued ? Status() : synchronize(what.stream);
 }
 
 Status CudaBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
@@ -274,68 +243,11 @@ Status CudaBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32_
   return check(kernels::fill(target, bytes, pattern, found.get()), "fill");
 }
 
-Status CudaBackend::digest(const void* data, uint64_t bytes, uint8_t result[32]) {
-  if (bytes > kernels::kDigestBytesMax) return too_long_to_digest(bytes);
-  WCUDA_ENTER_DEVICE();
-  const std::lock_guard<std::mutex> lock(digest_mutex_);
-  const cudaStream_t stream = main_stream_.get();
-  WCUDA_TRY(
-      check(kernels::digest(data, bytes, digest_scratch_, digest_scratch_, stream), "digest"));
-  uint8_t digest[32];
-  WCUDA_CUDA(cudaMemcpyAsync(digest, digest_scratch_, 32, cudaMemcpyDeviceToHost, stream));
-  WCUDA_CUDA(cudaStreamSynchronize(stream));
-  std::memcpy(result, digest, 32);
-  return {};
-}
-
-Status CudaBackend::digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece,
-                                  uint8_t* pieces) {
-  WCUDA_CHECK(bytes > 0);
-  WCUDA_ENTER_DEVICE();
-  const std::lock_guard<std::mutex> lock(digest_mutex_);
-  const cudaStream_t stream = main_stream_.get();
-  // All of a range's chaining values, so that a failure leaves the caller's memory as it was.
-  std::vector<uint8_t> chains(blake3::piece_count(bytes) * blake3::kDigestBytes);
-  for (uint64_t offset = 0; offset < bytes; offset += kernels::kDigestPiecesBytesMax) {
-    const uint64_t take = std::min(bytes - offset, kernels::kDigestPiecesBytesMax);
-    const uint64_t piece = offset / blake3::kPieceBytes;
-    WCUDA_TRY(
-        check(kernels::digest_pieces(static_cast<const uint8_t*>(data) + offset, take,
-                                     first_piece + piece, digest_scratch_, digest_scratch_, stream),
-              "digest_pieces"));
-    WCUDA_CUDA(cudaMemcpyAsync(chains.data() + piece * blake3::kDigestBytes, digest_scratch_,
-                               blake3::piece_count(take) * blake3::kDigestBytes,
-                               cudaMemcpyDeviceToHost, stream));
-  }
-  WCUDA_CUDA(cudaStreamSynchronize(stream));
-  std::memcpy(pieces, chains.data(), chains.size());
-  return {};
-}
-
-Status CudaBackend::digest_async(const void* data, uint64_t bytes, void* result, void* scratch,
-                                 Stream stream) {
-  static_assert(kDigestScratchBytes >= kernels::kDigestScratchBytes);
-  if (bytes > kernels::kDigestBytesMax) return too_long_to_digest(bytes);
-  WCUDA_ENTER_DEVICE();
-  WCUDA_ASSIGN(const StreamPtr found, find_stream(stream));
-  return check(kernels::digest(data, bytes, result, scratch, found.get()), "digest");
-}
-
-Status CudaBackend::place(const Placement& placement, Stream stream) {
-  WCUDA_ENTER_DEVICE();
-  WCUDA_ASSIGN(const StreamPtr found, find_stream(stream));
-  const auto* const source = static_cast<const uint8_t*>(placement.source);
-  const cudaError_t error =
-      placement.is_vector
-          ? kernels::expand_vector(placement.type, placement.rows, source,
-                                   static_cast<float*>(placement.target), found.get())
-          : kernels::repack(placement.type, placement.rows, placement.cols, 0, placement.rows,
-                            source, static_cast<uint8_t*>(placement.target), found.get());
-  if (error == cudaErrorInvalidValue)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "no order on the device for tensor type %u, %u rows of %u", placement.type,
-                         placement.rows, placement.cols);
-  return check(error, "repack");
+Status CudaBackend::run(const Call& call, const std::function<Status(Backend&)>& work) {
+  if (call.kind != CallKind::kEnd) WCUDA_TRY(fault());
+  WCUDA_ENTER_LOST_DEVICE();
+  WCUDA_TRY(find_stream(call.stream).status());
+  return work(*this);
 }
 
 Result<int32_t> cuda_device_count() {

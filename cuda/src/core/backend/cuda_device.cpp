@@ -7,15 +7,13 @@
 #include <cstdio>
 #include <cstring>
 
-#include "compute/nvrtc/compiler.h"
 #include "core/backend/device_limits.h"
 #include "core/base/text.h"
 
 namespace wcuda {
 namespace {
 
-constexpr int kDevicesMax = 256;
-std::atomic<int> fault_codes[kDevicesMax];  // cudaError_t; 0: none
+std::atomic<int> fault_codes[kCudaDevicesMax];  // cudaError_t; 0: none
 
 struct Driver {
   CUresult (*context_get)(CUcontext* context);
@@ -100,7 +98,7 @@ Result<std::vector<int>> usable_cuda_devices() {
   WCUDA_TRY(driver().status());
   std::vector<int> usable;
   int best = 0;
-  for (int device = 0; device < std::min(count, kDevicesMax); ++device) {
+  for (int device = 0; device < std::min(count, kCudaDevicesMax); ++device) {
     const int capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
                            attribute(cudaDevAttrComputeCapabilityMinor, device);
     best = std::max(best, capability);
@@ -161,9 +159,8 @@ Result<wcuda_device_caps> query_cuda_caps(int32_t ordinal, int device) {
                           static_cast<uint64_t>(caps.memory_bus_bits) / 8;
   caps.async_engine_count = properties.asyncEngineCount;
   set_features(caps, device);
-  caps.architecture_name_bytes =
-      copy_text(nvrtc::device_architecture(properties.major, properties.minor),
-                caps.architecture_name, sizeof(caps.architecture_name));
+  caps.architecture_name_bytes = copy_text(device_architecture(properties.major, properties.minor),
+                                           caps.architecture_name, sizeof(caps.architecture_name));
   return caps;
 }
 

@@ -12,6 +12,7 @@ namespace wcuda {
 
 // Oldest driver that is used; for devices see device_limits.h.
 constexpr int kCudaDriverVersionMin = 13000;
+constexpr int kCudaDevicesMax = 256;
 
 // CUDA's ordinals of the usable devices: index = ordinal of this library. WCUDA_NO_DEVICE "no CUDA
 // device: …" when there is none. Creates no context.

@@ -122,8 +122,10 @@ Result<std::pair<void*, uint64_t>> CudaModule::global(const std::string& name) c
   return std::pair<void*, uint64_t>(address, bytes);
 }
 
-Result<KernelAttributes> cuda_kernel_attributes(cudaKernel_t kernel, uint64_t shared_bytes_max,
-                                                int device) {
+namespace {
+
+// `shared_bytes_max`: what a block may have, static and dynamic, after opting in.
+Result<KernelAttributes> attributes_of(cudaKernel_t kernel, uint64_t shared_bytes_max, int device) {
   cudaFuncAttributes from{};
   WCUDA_TRY(check_cuda(cudaFuncGetAttributes(&from, function_of(kernel)), "cudaFuncGetAttributes",
                        device));
@@ -153,38 +155,16 @@ Result<KernelAttributes> cuda_kernel_attributes(cudaKernel_t kernel, uint64_t sh
   }
 }
 
-Result<Occupancy> cuda_kernel_occupancy(cudaKernel_t kernel, uint32_t block_threads,
-                                        uint64_t shared_bytes, uint32_t max_threads, int device) {
-  const auto blocks_of = [&](uint32_t threads) -> Result<uint32_t> {
-    int blocks = 0;
-    WCUDA_TRY(check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-                             &blocks, function_of(kernel), static_cast<int>(threads), shared_bytes),
-                         "cudaOccupancyMaxActiveBlocksPerMultiprocessor", device));
-    return static_cast<uint32_t>(blocks);
-  };
-  Occupancy occupancy{0, 0};
-  WCUDA_ASSIGN(occupancy.blocks_per_multiprocessor, blocks_of(block_threads));
-  uint32_t most = 0;
-  for (uint32_t threads = max_threads / 32 * 32; threads >= 32; threads -= 32) {
-    WCUDA_ASSIGN(const uint32_t blocks, blocks_of(threads));
-    if (blocks * threads <= most) continue;
-    most = blocks * threads;
-    occupancy.best_block_threads = threads;
-  }
-  return occupancy;
-}
-
-Status cuda_kernel_allow_shared(cudaKernel_t kernel, uint64_t shared_bytes_max, int device) {
-  WCUDA_ASSIGN(const KernelAttributes attributes,
-               cuda_kernel_attributes(kernel, shared_bytes_max, device));
+// Lets launches of the kernel have all the shared memory there is: more than 48 KiB must be asked
+// for. It costs nothing, for each launch says what it uses.
+Status allow_shared(cudaKernel_t kernel, uint64_t shared_bytes_max, int device) {
+  WCUDA_ASSIGN(const KernelAttributes attributes, attributes_of(kernel, shared_bytes_max, device));
   if (attributes.dynamic_shared_bytes_max == 0) return {};
   return check_cuda(cudaKernelSetAttributeForDevice(
                         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                         static_cast<int>(attributes.dynamic_shared_bytes_max), device),
                     "cudaFuncAttributeMaxDynamicSharedMemorySize", device);
 }
-
-namespace {
 
 // A launch in clusters, or one whose blocks wait for each other.
 cudaLaunchConfig_t config_of(const LaunchDims& dims, dim3 grid, dim3 block, cudaStream_t stream,
@@ -210,27 +190,114 @@ cudaLaunchConfig_t config_of(const LaunchDims& dims, dim3 grid, dim3 block, cuda
   return config;
 }
 
+Status unknown(const char* what, uint64_t id) {
+  return Status::error(WCUDA_INVALID_HANDLE, "%s %" PRIu64 " is not one of this backend", what, id);
+}
+
 }  // namespace
 
-Status cuda_kernel_launch(cudaKernel_t kernel, const LaunchDims& dims, void* const* arguments,
-                          cudaStream_t stream, int device) {
+void CudaModules::clear() {
+  kernels_.clear();
+  modules_.clear();
+}
+
+Result<std::shared_ptr<CudaModule>> CudaModules::find_module(Module module) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = modules_.find(module.id);
+  if (found == modules_.end()) return unknown("module", module.id);
+  return std::shared_ptr<CudaModule>(found->second);
+}
+
+Result<CudaModules::LoadedKernel> CudaModules::find_kernel(Kernel kernel) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = kernels_.find(kernel.id);
+  if (found == kernels_.end()) return unknown("kernel", kernel.id);
+  return LoadedKernel(found->second);
+}
+
+Result<Module> CudaModules::load(const void* code, uint64_t) {
+  WCUDA_ASSIGN(auto module, CudaModule::load(code, device_));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  modules_.emplace(last_id_ + 1, std::move(module));
+  return Module{++last_id_};
+}
+
+Status CudaModules::unload(Module module) {
+  WCUDA_ASSIGN(const auto found, find_module(module));  // unloaded when this goes
+  if (backend_.fault().ok()) WCUDA_TRY(backend_.synchronize());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = kernels_.begin(); it != kernels_.end();)
+    it = it->second.module_id == module.id ? kernels_.erase(it) : std::next(it);
+  modules_.erase(module.id);
+  return {};
+}
+
+Result<std::pair<void*, uint64_t>> CudaModules::global(Module module, const std::string& name) {
+  WCUDA_ASSIGN(const auto found, find_module(module));
+  return found->global(name);
+}
+
+Result<Kernel> CudaModules::find(Module module, const std::string& name) {
+  WCUDA_ASSIGN(auto found, find_module(module));
+  WCUDA_ASSIGN(const cudaKernel_t kernel, found->find(name));
+  WCUDA_TRY(allow_shared(kernel, shared_bytes_max(), device_));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  kernels_.emplace(last_id_ + 1, LoadedKernel{std::move(found), module.id, kernel});
+  return Kernel{++last_id_};
+}
+
+Result<KernelAttributes> CudaModules::attributes(Kernel kernel) {
+  WCUDA_ASSIGN(const LoadedKernel found, find_kernel(kernel));
+  return attributes_of(found.kernel, shared_bytes_max(), device_);
+}
+
+Result<Occupancy> CudaModules::occupancy(Kernel kernel, uint32_t block_threads,
+                                         uint64_t shared_bytes) {
+  WCUDA_ASSIGN(const KernelAttributes known, attributes(kernel));
+  WCUDA_ASSIGN(const LoadedKernel found, find_kernel(kernel));
+  const auto blocks_of = [&](uint32_t threads) -> Result<uint32_t> {
+    int blocks = 0;
+    WCUDA_TRY(
+        check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+                       &blocks, function_of(found.kernel), static_cast<int>(threads), shared_bytes),
+                   "cudaOccupancyMaxActiveBlocksPerMultiprocessor", device_));
+    return static_cast<uint32_t>(blocks);
+  };
+  Occupancy occupancy{0, 0};
+  WCUDA_ASSIGN(occupancy.blocks_per_multiprocessor, blocks_of(block_threads));
+  uint32_t most = 0;
+  for (uint32_t threads = known.max_threads_per_block / 32 * 32; threads >= 32; threads -= 32) {
+    WCUDA_ASSIGN(const uint32_t blocks, blocks_of(threads));
+    if (blocks * threads <= most) continue;
+    most = blocks * threads;
+    occupancy.best_block_threads = threads;
+  }
+  return occupancy;
+}
+
+Status CudaModules::launch(Kernel kernel, const LaunchDims& dims, void* const* arguments,
+                           Stream stream) {
+  WCUDA_ASSIGN(const LoadedKernel found, find_kernel(kernel));
+  const void* const function = function_of(found.kernel);
+  const auto on = static_cast<cudaStream_t>(backend_.native_stream(stream));
   const dim3 grid(dims.grid[0], dims.grid[1], dims.grid[2]);
   const dim3 block(dims.block[0], dims.block[1], dims.block[2]);
   auto** const values = const_cast<void**>(arguments);
   cudaError_t error = cudaSuccess;
   if (dims.cluster[0] == 0 && !dims.is_cooperative) {  // the shorter way
-    error = cudaLaunchKernel(function_of(kernel), grid, block, values, dims.shared_bytes, stream);
+    error = cudaLaunchKernel(function, grid, block, values, dims.shared_bytes, on);
   } else {
     cudaLaunchAttribute attributes[2];
-    const cudaLaunchConfig_t config = config_of(dims, grid, block, stream, attributes);
-    error = cudaLaunchKernelExC(&config, function_of(kernel), values);
+    const cudaLaunchConfig_t config = config_of(dims, grid, block, on, attributes);
+    error = cudaLaunchKernelExC(&config, function, values);
   }
   if (error == cudaSuccess) return {};
-  // A fault of earlier work may be told here; that is no failure of this launch.
-  const Status status = check_cuda(error, "cudaLaunchKernel", device);
+  // A fault of earlier work may be reported here; that is no failure of this launch.
+  const Status status = check_cuda(error, "cudaLaunchKernel", device_);
   if (status.code() == WCUDA_DEVICE_LOST) return status;
   return Status::native_error(WCUDA_LAUNCH_FAILED, error, "the launch of '%s' failed: %s (%s)",
-                              name_of(kernel), cudaGetErrorString(error), cudaGetErrorName(error));
+                              name_of(found.kernel), cudaGetErrorString(error),
+                              cudaGetErrorName(error));
 }
 
 }  // namespace wcuda

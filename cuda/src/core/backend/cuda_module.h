@@ -3,7 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -32,15 +34,39 @@ class CudaModule {
   const int device_;
 };
 
-// `shared_bytes_max`: what a block may have, static and dynamic, after opting in.
-Result<KernelAttributes> cuda_kernel_attributes(cudaKernel_t kernel, uint64_t shared_bytes_max,
-                                                int device);
-Result<Occupancy> cuda_kernel_occupancy(cudaKernel_t kernel, uint32_t block_threads,
-                                        uint64_t shared_bytes, uint32_t max_threads, int device);
-// Lets launches of the kernel have all the shared memory there is: more than 48 KiB must be asked
-// for. It costs nothing, for each launch says what it uses.
-Status cuda_kernel_allow_shared(cudaKernel_t kernel, uint64_t shared_bytes_max, int device);
-Status cuda_kernel_launch(cudaKernel_t kernel, const LaunchDims& dims, void* const* arguments,
-                          cudaStream_t stream, int device);
+// The modules of a backend, in Backend::run.
+class CudaModules final : public Modules {
+ public:
+  CudaModules(Backend& backend, int device) : backend_(backend), device_(device) {}
+  void clear();
+
+  Result<Module> load(const void* code, uint64_t bytes) override;
+  Status unload(Module module) override;
+  Result<std::pair<void*, uint64_t>> global(Module module, const std::string& name) override;
+  Result<Kernel> find(Module module, const std::string& name) override;
+  Result<KernelAttributes> attributes(Kernel kernel) override;
+  Result<Occupancy> occupancy(Kernel kernel, uint32_t block_threads,
+                              uint64_t shared_bytes) override;
+  Status launch(Kernel kernel, const LaunchDims& dims, void* const* arguments,
+                Stream stream) override;
+
+ private:
+  // A kernel keeps the module it is of alive while a call uses it.
+  struct LoadedKernel {
+    std::shared_ptr<CudaModule> module;
+    uint64_t module_id;
+    cudaKernel_t kernel;
+  };
+  Result<std::shared_ptr<CudaModule>> find_module(Module module);
+  Result<LoadedKernel> find_kernel(Kernel kernel);
+  uint64_t shared_bytes_max() const { return backend_.caps().shared_memory_per_block_optin; }
+
+  Backend& backend_;
+  const int device_;
+  std::mutex mutex_;  // guards what follows
+  uint64_t last_id_ = 0;
+  std::map<uint64_t, std::shared_ptr<CudaModule>> modules_;
+  std::map<uint64_t, LoadedKernel> kernels_;
+};
 
 }  // namespace wcuda

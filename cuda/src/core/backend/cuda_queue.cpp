@@ -1,4 +1,4 @@
-// What the CUDA backend queues: streams, events, graphs, modules and kernels.
+// The CUDA backend's streams and events.
 #include <cinttypes>
 
 #include "core/backend/cuda_backend_class.h"
@@ -31,140 +31,20 @@ Result<CudaBackend::StreamPtr> CudaBackend::find_stream(Stream stream) {
   return StreamPtr(found->second);
 }
 
+std::shared_ptr<CudaBackend::DeviceEvents> CudaBackend::DeviceEvents::of(int device) {
+  static std::mutex mutex;
+  static std::map<int, std::weak_ptr<DeviceEvents>> all;
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::shared_ptr<DeviceEvents> events = all[device].lock();
+  if (events == nullptr) all[device] = events = std::make_shared<DeviceEvents>();
+  return events;
+}
+
 Result<CudaBackend::EventPtr> CudaBackend::find_event(Event event) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = events_.find(event.id);
-  if (found == events_.end()) return unknown("event", event.id);
+  const std::lock_guard<std::mutex> lock(events_->mutex);
+  const auto found = events_->events.find(event.id);
+  if (found == events_->events.end()) return unknown("event", event.id);
   return EventPtr(found->second);
-}
-
-Result<CudaBackend::GraphPtr> CudaBackend::find_graph(Graph graph) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = graphs_.find(graph.id);
-  if (found == graphs_.end()) return unknown("graph", graph.id);
-  return GraphPtr(found->second);
-}
-
-Result<std::shared_ptr<CudaModule>> CudaBackend::find_module(Module module) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = modules_.find(module.id);
-  if (found == modules_.end()) return unknown("module", module.id);
-  return std::shared_ptr<CudaModule>(found->second);
-}
-
-Result<CudaBackend::LoadedKernel> CudaBackend::find_kernel(Kernel kernel) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = kernels_.find(kernel.id);
-  if (found == kernels_.end()) return unknown("kernel", kernel.id);
-  return LoadedKernel(found->second);
-}
-
-Result<Module> CudaBackend::module_load(const void* code, uint64_t) {
-  WCUDA_ENTER_DEVICE();
-  WCUDA_ASSIGN(auto module, CudaModule::load(code, device_));
-  const std::lock_guard<std::mutex> lock(mutex_);
-  modules_.emplace(last_id_ + 1, std::move(module));
-  return Module{++last_id_};
-}
-
-Status CudaBackend::module_unload(Module module) {
-  WCUDA_ENTER_LOST_DEVICE();
-  WCUDA_ASSIGN(const auto found, find_module(module));  // unloaded when this goes
-  if (fault().ok()) WCUDA_TRY(synchronize());
-  const std::lock_guard<std::mutex> lock(mutex_);
-  for (auto it = kernels_.begin(); it != kernels_.end();)
-    it = it->second.module_id == module.id ? kernels_.erase(it) : std::next(it);
-  modules_.erase(module.id);
-  return {};
-}
-
-Result<std::pair<void*, uint64_t>> CudaBackend::module_global(Module module,
-                                                              const std::string& name) {
-  WCUDA_ENTER_DEVICE();
-  WCUDA_ASSIGN(const auto found, find_module(module));
-  return found->global(name);
-}
-
-Result<Kernel> CudaBackend::kernel_find(Module module, const std::string& name) {
-  WCUDA_ENTER_DEVICE();
-  WCUDA_ASSIGN(auto found, find_module(module));
-  WCUDA_ASSIGN(const cudaKernel_t kernel, found->find(name));
-  WCUDA_TRY(cuda_kernel_allow_shared(kernel, caps_.shared_memory_per_block_optin, device_));
-  const std::lock_guard<std::mutex> lock(mutex_);
-  kernels_.emplace(last_id_ + 1, LoadedKernel{std::move(found), module.id, kernel});
-  return Kernel{++last_id_};
-}
-
-Result<KernelAttributes> CudaBackend::kernel_attributes(Kernel kernel) {
-  WCUDA_ENTER_DEVICE();
-  WCUDA_ASSIGN(const LoadedKernel found, find_kernel(kernel));
-  return cuda_kernel_attributes(found.kernel, caps_.shared_memory_per_block_optin, device_);
-}
-
-Result<Occupancy> CudaBackend::kernel_occupancy(Kernel kernel, uint32_t block_threads,
-                                                uint64_t shared_bytes) {
-  WCUDA_ENTER_DEVICE();
-  WCUDA_ASSIGN(const KernelAttributes attributes, kernel_attributes(kernel));
-  WCUDA_ASSIGN(const LoadedKernel found, find_kernel(kernel));
-  return cuda_kernel_occupancy(found.kernel, block_threads, shared_bytes,
-                               attributes.max_threads_per_block, device_);
-}
-
-Status CudaBackend::kernel_launch(Kernel kernel, const LaunchDims& dims, void* const* arguments,
-                                  Stream stream) {
-  WCUDA_ENTER_DEVICE();
-  WCUDA_ASSIGN(const LoadedKernel found, find_kernel(kernel));
-  WCUDA_ASSIGN(const StreamPtr on, find_stream(stream));
-  return cuda_kernel_launch(found.kernel, dims, arguments, on.get(), device_);
-}
-
-Status CudaBackend::queue(Stream stream, const std::function<Status()>& work) {
-  WCUDA_ENTER_DEVICE();
-  WCUDA_TRY(find_stream(stream).status());
-  return work();
-}
-
-Result<Graph> CudaBackend::graph_capture(Stream stream, const std::function<Status()>& work) {
-  WCUDA_ENTER_DEVICE();
-  WCUDA_ASSIGN(const StreamPtr on, find_stream(stream));
-  // Thread-local: what other threads do meanwhile neither joins nor breaks the capture.
-  WCUDA_CUDA(cudaStreamBeginCapture(on.get(), cudaStreamCaptureModeThreadLocal));
-  const Status recorded = work();
-  cudaGraph_t graph = nullptr;
-  const cudaError_t ended = cudaStreamEndCapture(on.get(), &graph);
-  const std::unique_ptr<CUgraph_st, void (*)(cudaGraph_t)> owned(
-      graph, [](cudaGraph_t last) { (void)cudaGraphDestroy(last); });
-  if (!recorded.ok()) {
-    (void)cudaGetLastError();
-    return recorded;
-  }
-  WCUDA_TRY(check(ended, "cudaStreamEndCapture"));
-  cudaGraphExec_t exec = nullptr;
-  WCUDA_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  const CUcontext context = context_;
-  GraphPtr ready(exec, [context](cudaGraphExec_t last) {
-    const CurrentContext current(context);
-    (void)cudaGraphExecDestroy(last);
-    (void)cudaGetLastError();
-  });
-  WCUDA_CUDA(cudaGraphUpload(exec, on.get()));
-  const std::lock_guard<std::mutex> lock(mutex_);
-  graphs_.emplace(last_id_ + 1, std::move(ready));
-  return Graph{++last_id_};
-}
-
-Status CudaBackend::graph_launch(Graph graph, Stream stream) {
-  WCUDA_ENTER_DEVICE();
-  WCUDA_ASSIGN(const GraphPtr found, find_graph(graph));
-  WCUDA_ASSIGN(const StreamPtr on, find_stream(stream));
-  return check(cudaGraphLaunch(found.get(), on.get()), "cudaGraphLaunch");
-}
-
-Status CudaBackend::graph_destroy(Graph graph) {
-  WCUDA_ASSIGN(const GraphPtr found, find_graph(graph));  // destroyed when this goes
-  const std::lock_guard<std::mutex> lock(mutex_);
-  graphs_.erase(graph.id);
-  return {};
 }
 
 Result<Stream> CudaBackend::stream_create(int32_t priority) {
@@ -214,15 +94,15 @@ Result<CudaBackend::EventPtr> CudaBackend::make_event(unsigned flags) {
 Result<Event> CudaBackend::event_create() {
   WCUDA_ENTER_DEVICE();
   WCUDA_ASSIGN(EventPtr owned, make_event(cudaEventDefault));
-  const std::lock_guard<std::mutex> lock(mutex_);
-  events_.emplace(last_id_ + 1, std::move(owned));
-  return Event{++last_id_};
+  const std::lock_guard<std::mutex> lock(events_->mutex);
+  events_->events.emplace(events_->last_id + 1, std::move(owned));
+  return Event{++events_->last_id};
 }
 
 Status CudaBackend::event_destroy(Event event) {
   WCUDA_ASSIGN(const EventPtr found, find_event(event));  // destroyed when this goes
-  const std::lock_guard<std::mutex> lock(mutex_);
-  events_.erase(event.id);
+  const std::lock_guard<std::mutex> lock(events_->mutex);
+  events_->events.erase(event.id);
   return {};
 }
 

@@ -4,6 +4,10 @@
 
 namespace wcuda {
 
+std::string device_architecture(int major, int minor) {
+  return "sm_" + std::to_string(major * 10 + minor) + (major >= 9 ? "a" : "");
+}
+
 void set_capability_features(wcuda_device_caps* caps) {
   const int32_t capability = caps->compute_capability_major * 10 + caps->compute_capability_minor;
   caps->supports_fp64 = 1;

@@ -13,12 +13,9 @@
 #include <fstream>
 
 #include "core/backend/host_memory.h"
-#include "core/base/blake3.h"
 #include "core/base/checked.h"
 #include "core/base/text.h"
 #include "core/base/thread_pool.h"
-#include "llm/quant/format.h"
-#include "llm/quant/layout_gpu.h"
 
 namespace wcuda {
 namespace {
@@ -132,7 +129,7 @@ void repeat(uint8_t* data, uint64_t bytes) {
 }  // namespace
 
 HostBackend::HostBackend(uint64_t capacity, uint32_t thread_count)
-    : capacity_(capacity), thread_count_(thread_count), caps_(make_caps(capacity, thread_count)) {}
+    : Backend({make_caps(capacity, thread_count), 0, thread_count}), capacity_(capacity) {}
 
 Result<std::shared_ptr<Backend>> HostBackend::open(uint64_t capacity, uint32_t thread_count) {
   if (thread_count > ThreadPool::kThreadCountMax)
@@ -203,32 +200,10 @@ Result<MemoryPlace> HostBackend::memory_place(const void* address) {
   return block->second.kind == MemoryKind::kDevice ? MemoryPlace::kDevice : MemoryPlace::kPinned;
 }
 
-Status HostBackend::copy_to_device(void* target, const void* source, uint64_t bytes) {
-  if (bytes != 0) std::memcpy(target, source, bytes);
+Status HostBackend::copy(const Copy& what) {
+  WCUDA_TRY(check_stream(what.stream));
+  if (what.bytes != 0) std::memcpy(what.target, what.source, what.bytes);
   return {};
-}
-
-Status HostBackend::copy_to_host(void* target, const void* source, uint64_t bytes) {
-  if (bytes != 0) std::memcpy(target, source, bytes);
-  return {};
-}
-
-Status HostBackend::copy_to_device_async(void* target, const void* source, uint64_t bytes,
-                                         Stream stream) {
-  WCUDA_TRY(check_stream(stream));
-  return copy_to_device(target, source, bytes);
-}
-
-Status HostBackend::copy_to_host_async(void* target, const void* source, uint64_t bytes,
-                                       Stream stream) {
-  WCUDA_TRY(check_stream(stream));
-  return copy_to_host(target, source, bytes);
-}
-
-Status HostBackend::copy_on_device(void* target, const void* source, uint64_t bytes,
-                                   Stream stream) {
-  WCUDA_TRY(check_stream(stream));
-  return copy_to_device(target, source, bytes);
 }
 
 Status HostBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
@@ -247,36 +222,6 @@ Status HostBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32_
   return {};
 }
 
-Status HostBackend::digest(const void* data, uint64_t bytes, uint8_t result[32]) {
-  blake3::hash(data, bytes, result);
-  return {};
-}
-
-Status HostBackend::digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece,
-                                  uint8_t* pieces) {
-  blake3::hash_pieces(data, bytes, first_piece, pieces);
-  return {};
-}
-
-Status HostBackend::digest_async(const void* data, uint64_t bytes, void* result, void*,
-                                 Stream stream) {
-  WCUDA_TRY(check_stream(stream));
-  return digest(data, bytes, static_cast<uint8_t*>(result));
-}
-
-Status HostBackend::place(const Placement& placement, Stream stream) {
-  WCUDA_TRY(check_stream(stream));
-  const auto* const source = static_cast<const uint8_t*>(placement.source);
-  if (!placement.is_vector)
-    return quant::pack_gpu(placement.type, placement.rows, placement.cols, 0, placement.rows,
-                           source, static_cast<uint8_t*>(placement.target));
-  const quant::Format* const format = quant::find_format(placement.type);
-  if (format == nullptr || format->block_elements != 1)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "tensor type %u has no single elements",
-                         placement.type);
-  return quant::unpack_row(*format, source, placement.rows, static_cast<float*>(placement.target));
-}
-
 Status HostBackend::check_stream(Stream stream) const {
   std::lock_guard<std::mutex> lock(mutex_);
   if (stream.id == 0 || streams_.count(stream.id)) return {};
@@ -290,9 +235,9 @@ Result<Clock::time_point> HostBackend::event_time(Event event) const {
   return found->second;
 }
 
-Status HostBackend::host_launch(Stream stream, const std::function<Status()>& work) {
-  WCUDA_TRY(check_stream(stream));
-  return work();
+Status HostBackend::run(const Call& call, const std::function<Status(Backend&)>& work) {
+  WCUDA_TRY(check_stream(call.stream));
+  return work(*this);
 }
 
 Result<Stream> HostBackend::stream_create(int32_t priority) {

@@ -15,31 +15,16 @@ class HostBackend final : public Backend {
   static Result<std::shared_ptr<Backend>> open(uint64_t capacity, uint32_t thread_count);
   ~HostBackend() override;
 
-  const wcuda_device_caps& caps() const override { return caps_; }
-  uint32_t host_thread_count() const override { return thread_count_; }
   Result<MemoryInfo> memory_info() override;
   Result<void*> allocate(MemoryKind kind, uint64_t bytes) override;
   Status free(MemoryKind kind, void* address, uint64_t bytes) override;
   Status free_after(Stream stream) override;
   Result<MemoryPlace> memory_place(const void* address) override;
 
-  Status copy_to_device(void* target, const void* source, uint64_t bytes) override;
-  Status copy_to_host(void* target, const void* source, uint64_t bytes) override;
-  Status copy_to_device_async(void* target, const void* source, uint64_t bytes,
-                              Stream stream) override;
-  Status copy_to_host_async(void* target, const void* source, uint64_t bytes,
-                            Stream stream) override;
-  Status copy_on_device(void* target, const void* source, uint64_t bytes, Stream stream) override;
+  Status copy(const Copy& what) override;
   Status fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
               Stream stream) override;
-  Status digest(const void* data, uint64_t bytes, uint8_t result[32]) override;
-  Status digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece,
-                       uint8_t* pieces) override;
-  Status digest_async(const void* data, uint64_t bytes, void* result, void* scratch,
-                      Stream stream) override;
-  Status place(const Placement& placement, Stream stream) override;
-
-  Status host_launch(Stream stream, const std::function<Status()>& work) override;
+  Status run(const Call& call, const std::function<Status(Backend&)>& work) override;
   Result<Stream> stream_create(int32_t priority) override;
   Status stream_destroy(Stream stream) override;
   void* native_stream(Stream) override { return nullptr; }
@@ -65,8 +50,6 @@ class HostBackend final : public Backend {
   Result<Clock::time_point> event_time(Event event) const;
 
   const uint64_t capacity_;
-  const uint32_t thread_count_;
-  wcuda_device_caps caps_;
 
   mutable std::mutex mutex_;  // guards what follows
   uint64_t held_bytes_ = 0;   // device memory

@@ -45,19 +45,17 @@ const Nvml* instance() {
 
 }  // namespace
 
-NvmlDevice::NvmlDevice(const char* pci_bus_id) {
-  const Nvml* const nvml = instance();
-  if (nvml && nvml->find_device(pci_bus_id, &device_) != kSuccess) device_ = nullptr;
-}
-
-DeviceHealth NvmlDevice::health() const {
+DeviceHealth nvml_health(const char* pci_bus_id) {
   DeviceHealth health;
-  if (!device_) return health;
+  if (pci_bus_id[0] == 0) return health;
+  const Nvml* const nvml = instance();
+  void* device = nullptr;
+  if (!nvml || nvml->find_device(pci_bus_id, &device) != kSuccess) return health;
   unsigned celsius = 0;
-  if (instance()->temperature(device_, kTemperatureGpu, &celsius) == kSuccess)
+  if (nvml->temperature(device, kTemperatureGpu, &celsius) == kSuccess)
     health.temperature_celsius = static_cast<int32_t>(celsius);
   unsigned long long count = 0;
-  if (instance()->ecc_errors(device_, kUncorrected, kVolatile, &count) == kSuccess)
+  if (nvml->ecc_errors(device, kUncorrected, kVolatile, &count) == kSuccess)
     health.ecc_error_count = static_cast<int64_t>(count);
   return health;
 }

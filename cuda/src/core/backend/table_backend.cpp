@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "core/base/blake3.h"
 #include "core/base/checked.h"
 #include "core/base/text.h"
 
@@ -176,7 +175,7 @@ Result<MemoryInfo> TableBackend::memory_info() {
     const std::lock_guard<std::mutex> lock(mutex_);
     held = held_bytes_;
   }
-  uint64_t total = caps_.total_memory, free = total > held ? total - held : 0;
+  uint64_t total = caps().total_memory, free = total > held ? total - held : 0;
   if (table().memory_info)
     WCUDA_TRY(ask("memory_info", [&](wcuda_error* error) {
       return table().memory_info(self_, &free, &total, error);
@@ -266,57 +265,48 @@ Result<TableBackend::Range> TableBackend::locate(const void* address, uint64_t b
   return Range{found->second.memory, offset};
 }
 
-Status TableBackend::copy_to_device(void* target, const void* source, uint64_t bytes) {
-  WCUDA_TRY(fault());
+Status TableBackend::copy(const Copy& what) {
+  const wcuda_backend_vtable& slots = table();
+  const bool to_device = what.direction == Copy::Direction::kToDevice;
+  const bool to_host = what.direction == Copy::Direction::kToHost;
+  if (to_device && what.is_queued)
+    WCUDA_TRY(need(slots.copy_to_device_async, "copy_to_device_async"));
+  else if (to_host && what.is_queued)
+    WCUDA_TRY(need(slots.copy_from_device_async, "copy_from_device_async"));
+  else if (what.is_queued)
+    WCUDA_TRY(need(slots.copy_on_device, "copy_on_device"));
+  else
+    WCUDA_TRY(fault());
+  WCUDA_ASSIGN(const wcuda_stream on, find_stream(what.stream));
+  const uint64_t bytes = what.bytes;
   if (bytes == 0) return {};
-  WCUDA_ASSIGN(const Range to, locate(target, bytes));
-  return ask("copy_to_device", [&](wcuda_error* error) {
-    return table().copy_to_device(self_, to.memory, to.offset, source, bytes, error);
-  });
-}
-
-Status TableBackend::copy_to_host(void* target, const void* source, uint64_t bytes) {
-  WCUDA_TRY(fault());
-  if (bytes == 0) return {};
-  WCUDA_ASSIGN(const Range from, locate(source, bytes));
-  return ask("copy_from_device", [&](wcuda_error* error) {
-    return table().copy_from_device(self_, target, from.memory, from.offset, bytes, error);
-  });
-}
-
-Status TableBackend::copy_to_device_async(void* target, const void* source, uint64_t bytes,
-                                          Stream stream) {
-  WCUDA_TRY(need(table().copy_to_device_async, "copy_to_device_async"));
-  WCUDA_ASSIGN(const wcuda_stream on, find_stream(stream));
-  if (bytes == 0) return {};
-  WCUDA_ASSIGN(const Range to, locate(target, bytes));
-  return ask("copy_to_device_async", [&](wcuda_error* error) {
-    return table().copy_to_device_async(self_, to.memory, to.offset, source, bytes, on, error);
-  });
-}
-
-Status TableBackend::copy_to_host_async(void* target, const void* source, uint64_t bytes,
-                                        Stream stream) {
-  WCUDA_TRY(need(table().copy_from_device_async, "copy_from_device_async"));
-  WCUDA_ASSIGN(const wcuda_stream on, find_stream(stream));
-  if (bytes == 0) return {};
-  WCUDA_ASSIGN(const Range from, locate(source, bytes));
-  return ask("copy_from_device_async", [&](wcuda_error* error) {
-    return table().copy_from_device_async(self_, target, from.memory, from.offset, bytes, on,
+  Range to{}, from{};
+  if (!to_host) {
+    WCUDA_ASSIGN(to, locate(what.target, bytes));
+  }
+  if (!to_device) {
+    WCUDA_ASSIGN(from, locate(what.source, bytes));
+  }
+  if (to_device && what.is_queued)
+    return ask("copy_to_device_async", [&](wcuda_error* error) {
+      return slots.copy_to_device_async(self_, to.memory, to.offset, what.source, bytes, on, error);
+    });
+  if (to_device)
+    return ask("copy_to_device", [&](wcuda_error* error) {
+      return slots.copy_to_device(self_, to.memory, to.offset, what.source, bytes, error);
+    });
+  if (to_host && what.is_queued)
+    return ask("copy_from_device_async", [&](wcuda_error* error) {
+      return slots.copy_from_device_async(self_, what.target, from.memory, from.offset, bytes, on,
                                           error);
-  });
-}
-
-Status TableBackend::copy_on_device(void* target, const void* source, uint64_t bytes,
-                                    Stream stream) {
-  WCUDA_TRY(need(table().copy_on_device, "copy_on_device"));
-  WCUDA_ASSIGN(const wcuda_stream on, find_stream(stream));
-  if (bytes == 0) return {};
-  WCUDA_ASSIGN(const Range to, locate(target, bytes));
-  WCUDA_ASSIGN(const Range from, locate(source, bytes));
+    });
+  if (to_host)
+    return ask("copy_from_device", [&](wcuda_error* error) {
+      return slots.copy_from_device(self_, what.target, from.memory, from.offset, bytes, error);
+    });
   return ask("copy_on_device", [&](wcuda_error* error) {
-    return table().copy_on_device(self_, to.memory, to.offset, from.memory, from.offset, bytes, on,
-                                  error);
+    return slots.copy_on_device(self_, to.memory, to.offset, from.memory, from.offset, bytes, on,
+                                error);
   });
 }
 
@@ -331,41 +321,10 @@ Status TableBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32
   });
 }
 
-Status TableBackend::digest(const void* data, uint64_t bytes, uint8_t result[32]) {
-  std::vector<uint8_t> piece(std::min(bytes, blake3::kPieceBytes));
-  if (bytes <= blake3::kPieceBytes) {
-    WCUDA_TRY(copy_to_host(piece.data(), data, bytes));
-    blake3::hash(piece.data(), bytes, result);
-    return {};
-  }
-  std::vector<uint8_t> pieces(blake3::piece_count(bytes) * blake3::kDigestBytes);
-  WCUDA_TRY(digest_pieces(data, bytes, 0, pieces.data()));
-  blake3::join_pieces(pieces.data(), blake3::piece_count(bytes), result);
-  return {};
-}
-
-Status TableBackend::digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece,
-                                   uint8_t* pieces) {
-  WCUDA_CHECK(bytes > 0);
-  std::vector<uint8_t> piece(std::min(bytes, blake3::kPieceBytes));
-  std::vector<uint8_t> chains(blake3::piece_count(bytes) * blake3::kDigestBytes);
-  for (uint64_t offset = 0; offset < bytes; offset += blake3::kPieceBytes) {
-    const uint64_t take = std::min(bytes - offset, blake3::kPieceBytes);
-    const uint64_t index = offset / blake3::kPieceBytes;
-    WCUDA_TRY(copy_to_host(piece.data(), static_cast<const uint8_t*>(data) + offset, take));
-    blake3::hash_pieces(piece.data(), take, first_piece + index,
-                        chains.data() + index * blake3::kDigestBytes);
-  }
-  std::memcpy(pieces, chains.data(), chains.size());
-  return {};
-}
-
-Status TableBackend::digest_async(const void*, uint64_t, void*, void*, Stream) {
-  return need<void>(nullptr, "queued digests");
-}
-
-Status TableBackend::place(const Placement&, Stream) {
-  return need<void>(nullptr, "order of weights");
+Status TableBackend::run(const Call& call, const std::function<Status(Backend&)>& work) {
+  if (call.kind != CallKind::kEnd) WCUDA_TRY(fault());
+  WCUDA_TRY(find_stream(call.stream).status());
+  return work(*this);
 }
 
 Result<Kernel> TableBackend::source_compile(const std::string& source, const std::string& entry) {

@@ -28,34 +28,24 @@ class TableBackend final : public Backend {
                                                int32_t ordinal);
   ~TableBackend() override;
 
-  const wcuda_device_caps& caps() const override { return caps_; }
+  // Kernels that the table compiles itself, in Backend::run of a registered backend, which passes
+  // one of these. A buffer among the arguments is its window on the device.
+  static TableBackend& of(Backend& device) { return static_cast<TableBackend&>(device); }
+  Result<Kernel> source_compile(const std::string& source, const std::string& entry);
+  Status source_launch(Kernel kernel, const LaunchDims& dims,
+                       const std::vector<wcuda_host_argument>& arguments, Stream stream);
+  Status source_destroy(Kernel kernel);
+
   Result<MemoryInfo> memory_info() override;
   Result<void*> allocate(MemoryKind kind, uint64_t bytes) override;
   Status free(MemoryKind kind, void* address, uint64_t bytes) override;
   // Waits for the stream: the table has no order of frees.
   Status free_after(Stream stream) override;
   Result<MemoryPlace> memory_place(const void* address) override;
-  Status copy_to_device(void* target, const void* source, uint64_t bytes) override;
-  Status copy_to_host(void* target, const void* source, uint64_t bytes) override;
-  Status copy_to_device_async(void* target, const void* source, uint64_t bytes,
-                              Stream stream) override;
-  Status copy_to_host_async(void* target, const void* source, uint64_t bytes,
-                            Stream stream) override;
-  Status copy_on_device(void* target, const void* source, uint64_t bytes, Stream stream) override;
+  Status copy(const Copy& what) override;
   Status fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
               Stream stream) override;
-  // On the host, of what is copied back MiB by MiB.
-  Status digest(const void* data, uint64_t bytes, uint8_t result[32]) override;
-  Status digest_pieces(const void* data, uint64_t bytes, uint64_t first_piece,
-                       uint8_t* pieces) override;
-  // WCUDA_UNSUPPORTED, as `place`: they serve models.
-  Status digest_async(const void* data, uint64_t bytes, void* result, void* scratch,
-                      Stream stream) override;
-  Status place(const Placement& placement, Stream stream) override;
-  Result<Kernel> source_compile(const std::string& source, const std::string& entry) override;
-  Status source_launch(Kernel kernel, const LaunchDims& dims,
-                       const std::vector<wcuda_host_argument>& arguments, Stream stream) override;
-  Status source_destroy(Kernel kernel) override;
+  Status run(const Call& call, const std::function<Status(Backend&)>& work) override;
   Result<Stream> stream_create(int32_t priority) override;
   Status stream_destroy(Stream stream) override;
   void* native_stream(Stream) override { return nullptr; }
@@ -82,7 +72,9 @@ class TableBackend final : public Backend {
   };
   TableBackend(std::shared_ptr<const BackendRegistration> registration, void* self,
                const wcuda_device_caps& caps)
-      : registration_(std::move(registration)), self_(self), caps_(caps) {}
+      : Backend({caps, 10 * caps.compute_capability_major + caps.compute_capability_minor, 0}),
+        registration_(std::move(registration)),
+        self_(self) {}
   const wcuda_backend_vtable& table() const { return registration_->table; }
   template <class Call>
   Status ask(const char* slot, Call&& call) const;
@@ -96,7 +88,6 @@ class TableBackend final : public Backend {
 
   const std::shared_ptr<const BackendRegistration> registration_;
   void* const self_;
-  const wcuda_device_caps caps_;
   mutable std::atomic<bool> is_lost_{false};
 
   mutable std::mutex mutex_;  // guards what follows; never held while the table is asked

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/base/cpu.h"
+
 namespace wcuda::blake3 {
 namespace {
 
@@ -76,10 +78,8 @@ using HashMany = void (*)(const ManyArgs&);
 
 HashMany choose_hash_many() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))
-    return hash_many_avx512;
-  if (__builtin_cpu_supports("avx2")) return hash_many_avx2;
+  if (cpu_has_avx512()) return hash_many_avx512;
+  if (cpu_has_avx2()) return hash_many_avx2;
 #endif
   return hash_many_scalar;
 }

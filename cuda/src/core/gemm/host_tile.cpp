@@ -3,6 +3,8 @@
 
 #include <string_view>
 
+#include "core/base/cpu.h"
+
 namespace wcuda::compute {
 
 extern const HostTile kPortableTile;
@@ -15,10 +17,8 @@ const HostTile* find_host_tile(const char* name) {
   const std::string_view wanted(name);
   if (wanted == kPortableTile.name) return &kPortableTile;
 #if defined(__x86_64__)
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (wanted == kAvx2Tile.name && has_avx2) return &kAvx2Tile;
-  if (wanted == kAvx512Tile.name && has_avx2 && __builtin_cpu_supports("avx512f"))
-    return &kAvx512Tile;
+  if (wanted == kAvx2Tile.name && cpu_has_avx2()) return &kAvx2Tile;
+  if (wanted == kAvx512Tile.name && cpu_has_avx512()) return &kAvx512Tile;
 #endif
   return nullptr;
 }

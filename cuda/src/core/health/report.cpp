@@ -6,6 +6,7 @@
 #include <cinttypes>
 #include <cstdio>
 
+#include "core/backend/nvml.h"
 #include "core/base/text.h"
 
 namespace wcuda::health {
@@ -86,12 +87,14 @@ Status ask(vram::Memory& memory, wcuda_health& health, uint64_t& pooled, Status&
 
 wcuda_health report(vram::Memory& memory) {
   const auto start = std::chrono::steady_clock::now();
+  const wcuda_device_caps& caps = memory.backend().caps();
   wcuda_health health = WCUDA_HEALTH_INIT;
   read_ledger(memory, health);
   health.staging_bytes = memory.ledger().sum(WCUDA_PURPOSE_STAGING).current_bytes;
-  health.device_total_bytes = memory.backend().caps().total_memory;
+  health.device_total_bytes = caps.total_memory;
   health.deferred_error_count = memory.deferred_error_count();
-  const DeviceHealth device_health = memory.backend().health();
+  const DeviceHealth device_health =
+      nvml_health(caps.backend == WCUDA_BACKEND_CUDA ? caps.pci_bus_id : "");
   health.temperature_celsius = device_health.temperature_celsius;
   health.ecc_error_count = device_health.ecc_error_count;
 

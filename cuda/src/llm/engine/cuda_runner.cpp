@@ -18,6 +18,7 @@
 #include <tuple>
 
 #include "core/backend/cuda_device.h"
+#include "core/backend/cuda_graph.h"
 #include "kernels/sampling/sample.h"
 #include "kernels/shared/arena.h"
 #include "kernels/step/step.h"
@@ -142,7 +143,7 @@ class CudaRunner final : public Runner {
   // parity, rows, positions, logits, filters
   using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, bool>;
   struct CapturedStep {
-    Graph graph;
+    std::unique_ptr<CudaGraph> graph;
     bool has_persistent_layers = false;
   };
 
@@ -174,11 +175,12 @@ class CudaRunner final : public Runner {
   void write_sampling(const Ticket& ticket, const Shape& shape, InputBlock* inputs);
   Status queue_copy(uint32_t parity, uint64_t input_bytes);
   Status run_command(const Command& command);
-  Status queue_step(const Shape& shape, const std::function<Status()>& queue);
+  Status queue_step(const Shape& shape, bool has_persistent_layers,
+                    const std::function<Status()>& queue);
   Status queue_kernels(const Shape& shape, const ops::StepPlan& plan,
                        NodeObserver* observer = nullptr);
   kernels::InputScatterArgs ingest_args(const Shape& shape) const;
-  Result<CapturedStep> find_graph(const Shape& shape, bool* captured);
+  Result<const CapturedStep*> find_graph(const Shape& shape, bool* captured);
   void take_results(Ticket& ticket);
 
   const Machine machine_;
@@ -200,11 +202,7 @@ Status CudaRunner::prepare() {
   WCUDA_ASSIGN(device_, cuda_ordinal(backend_.caps().ordinal));
   native_stream_ = static_cast<cudaStream_t>(backend_.native_stream(stream_));
   WCUDA_CHECK(native_stream_ != nullptr);
-  if (machine_.has_persistent_layers) {
-    const std::shared_ptr<DeviceOrder> order = DeviceOrder::of(device_);
-    WCUDA_TRY(backend_.queue(stream_, [&] { return order->join(native_stream_); }));
-    order_ = order;
-  }
+  if (machine_.has_persistent_layers) order_ = DeviceOrder::of(backend_.caps().ordinal);
   WCUDA_ASSIGN(pinned_, machine_.memory->allocate_pinned(2 * sizes_.pinned_bytes, "step exchange"));
   // Ahead of a step that runs: the few bytes of the next are not to wait for its end.
   WCUDA_ASSIGN(input_stream_, backend_.stream_create(-1));
@@ -223,12 +221,8 @@ Status CudaRunner::prepare() {
 
 CudaRunner::~CudaRunner() {
   (void)backend_.synchronize(stream_);
-  for (const auto& [key, step] : graphs_) (void)backend_.graph_destroy(step.graph);
-  if (order_ != nullptr)
-    (void)backend_.queue(stream_, [&]() -> Status {
-      order_->leave(native_stream_);
-      return {};
-    });
+  graphs_.clear();
+  if (order_ != nullptr) order_->leave(this);
   if (input_stream_.id != 0) (void)backend_.stream_destroy(input_stream_);
   for (int i = 0; i < 2; ++i) {
     if (copied_[i].id != 0) (void)backend_.event_destroy(copied_[i]);
@@ -435,15 +429,12 @@ Status CudaRunner::queue_copy(uint32_t parity, uint64_t input_bytes) {
 Status CudaRunner::start_step(const Shape& shape, Ticket* ticket) {
   if (ticket->profile != nullptr) return profile_step(shape, ticket->profile.get());
   if (shape.max_row_tokens != 1)
-    return queue_step(shape, [&] {
+    return queue_step(shape, false, [&] {
       return backend_.queue(stream_, [&] { return queue_kernels(shape, machine_.plan(shape)); });
     });
-  WCUDA_ASSIGN(const CapturedStep step, find_graph(shape, &ticket->captured));
-  const auto launch = [&] {
-    return queue_step(shape, [&] { return backend_.graph_launch(step.graph, stream_); });
-  };
-  if (!step.has_persistent_layers) return launch();
-  return backend_.queue(stream_, [&] { return order_->run(native_stream_, launch); });
+  WCUDA_ASSIGN(const CapturedStep* const step, find_graph(shape, &ticket->captured));
+  return queue_step(shape, step->has_persistent_layers,
+                    [&] { return step->graph->launch(stream_); });
 }
 
 Status CudaRunner::profile_step(const Shape& shape, StepProfile* profile) {
@@ -468,36 +459,34 @@ Status CudaRunner::profile_step(const Shape& shape, StepProfile* profile) {
     events.push_back(event);
   }
   Recorder recorder(backend_, stream_, events);
-  const auto launch = [&] {
-    return queue_step(shape, [&] { return queue_kernels(shape, profile->plan, &recorder); });
-  };
   return backend_.queue(stream_, [&] {
-    return profile->plan.has_persistent_layers ? order_->run(native_stream_, launch) : launch();
+    return queue_step(shape, profile->plan.has_persistent_layers,
+                      [&] { return queue_kernels(shape, profile->plan, &recorder); });
   });
 }
 
-Status CudaRunner::queue_step(const Shape& shape, const std::function<Status()>& queue) {
-  WCUDA_TRY(backend_.event_record(started_[shape.parity], stream_));
-  WCUDA_TRY(queue());
-  return backend_.event_record(ended_[shape.parity], stream_);
+Status CudaRunner::queue_step(const Shape& shape, bool has_persistent_layers,
+                              const std::function<Status()>& queue) {
+  const Event ended = ended_[shape.parity];
+  const auto timed = [&]() -> Status {
+    WCUDA_TRY(backend_.event_record(started_[shape.parity], stream_));
+    WCUDA_TRY(queue());
+    return backend_.event_record(ended, stream_);
+  };
+  return has_persistent_layers ? order_->run(this, backend_, stream_, ended, timed) : timed();
 }
 
-Result<CudaRunner::CapturedStep> CudaRunner::find_graph(const Shape& shape, bool* captured) {
+Result<const CudaRunner::CapturedStep*> CudaRunner::find_graph(const Shape& shape, bool* captured) {
   const GraphKey key{shape.parity, shape.row_count, shape.max_positions, shape.logits_count,
                      shape.has_filters};
   const auto found = graphs_.find(key);
-  if (found != graphs_.end()) return CapturedStep(found->second);
+  if (found != graphs_.end()) return &found->second;
   *captured = true;
   const ops::StepPlan plan = machine_.plan(shape);
-  CapturedStep step{{}, plan.has_persistent_layers};
-  const auto capture = [&]() -> Status {
-    WCUDA_ASSIGN(step.graph,
-                 backend_.graph_capture(stream_, [&] { return queue_kernels(shape, plan); }));
-    return {};
-  };
-  WCUDA_TRY(order_ != nullptr ? order_->capture(capture) : capture());
-  graphs_.emplace(key, step);
-  return step;
+  CapturedStep step{nullptr, plan.has_persistent_layers};
+  WCUDA_ASSIGN(step.graph,
+               CudaGraph::capture(backend_, stream_, [&] { return queue_kernels(shape, plan); }));
+  return &graphs_.emplace(key, std::move(step)).first->second;
 }
 
 kernels::InputScatterArgs CudaRunner::ingest_args(const Shape& shape) const {

@@ -2,38 +2,31 @@
 // and two such kernels at once could each hold a part of the multiprocessors for ever.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <vector>
 
-#include "core/base/status.h"
+#include "core/backend/backend.h"
 
 namespace wcuda::engine {
 
 // One object a device, shared by its engines, whatever their contexts. It orders work and decides
-// nothing else. Thread-safe; the device is current in each call.
+// nothing else. Thread-safe.
 class DeviceOrder {
  public:
-  static std::shared_ptr<DeviceOrder> of(int device);
-  explicit DeviceOrder(int device) : device_(device) {}
+  static std::shared_ptr<DeviceOrder> of(int32_t ordinal);
 
-  // The stream of an engine that will call run().
-  Status join(cudaStream_t stream);
-  // Its steps have ended.
-  void leave(cudaStream_t stream);
-  // Calls `queue`, which queues a step on the stream: after the last step of the others.
-  Status run(cudaStream_t stream, const std::function<Status()>& queue);
-  // Calls `capture`, which captures what is queued on the engine's stream: nothing else may be.
-  Status capture(const std::function<Status()>& capture);
+  // Queues a step on a stream of `engine`, which names it: after the last step of another engine.
+  // `queue` queues it and records `ended` after it.
+  Status run(const void* engine, Backend& backend, Stream stream, Event ended,
+             const std::function<Status()>& queue);
+  // The engine's steps have ended, its events are to be destroyed.
+  void leave(const void* engine);
 
  private:
-  const int device_;
   std::mutex mutex_;
-  std::vector<cudaStream_t> streams_;
-  cudaEvent_t ended_ = nullptr;  // after the last step; null: there was never a second engine
+  const void* last_engine_ = nullptr;
+  Event last_ended_;
 };
 
 }  // namespace wcuda::engine

@@ -9,8 +9,8 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/base/thread_pool.h"
+#include "core/vram/digest.h"
 #include "llm/model/rope.h"
-#include "llm/ops/ops.h"
 #include "llm/quant/format.h"
 
 namespace wcuda::model {
@@ -71,8 +71,8 @@ Result<PlannedTensor> plan_tensor(const Backend& backend, const TensorSlot& slot
     planned.bytes = uint64_t{slot.rows} * sizeof(float);
     return planned;
   }
-  WCUDA_ASSIGN(const ops::LayoutChoice choice,
-               ops::weight_layout(backend, tensor.type, slot.rows, slot.cols, slot.is_embedding));
+  WCUDA_ASSIGN(const quant::LayoutChoice choice,
+               quant::weight_layout(backend.is_host(), tensor.type, slot.rows, slot.cols));
   planned.layout = choice.layout;
   planned.bytes = choice.bytes;
   return planned;
@@ -152,7 +152,8 @@ Status plan_stream(const Backend& backend, DetailedPlan* plan) {
   plan->digests_offset = plan->device_staging_bytes;
   plan->digest_scratch_offset = align_up(
       plan->digests_offset + plan->tensors.size() * sizeof(TensorDigests), kDeviceAlignment);
-  plan->plan.loading_bytes = plan->digest_scratch_offset + kRepackStreams * kDigestScratchBytes;
+  plan->plan.loading_bytes =
+      plan->digest_scratch_offset + kRepackStreams * vram::kDigestScratchBytes;
   assign_staged_offsets(plan);
   return {};
 }

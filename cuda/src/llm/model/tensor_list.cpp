@@ -40,11 +40,10 @@ void list_layer(const Config& c, const DenseDecoder& family, uint32_t layer, Ten
 }  // namespace
 
 void TensorList::add_matrix(const char* name, Weight Weights::*member, uint32_t rows, uint32_t cols,
-                            Presence presence, bool is_embedding) {
+                            Presence presence) {
   TensorSlot slot;
   slot.name = name;
   slot.presence = presence;
-  slot.is_embedding = is_embedding;
   slot.rows = rows;
   slot.cols = cols;
   slot.matrix = member;
@@ -90,7 +89,7 @@ void TensorList::add_vector(uint32_t layer, const char* name, Vector LayerWeight
 void list_dense_decoder(const Config& config, const DenseDecoder& family, TensorList* list) {
   const uint32_t vocabulary = config.vocabulary_size, dim = config.embedding_length;
   list->add_matrix("token_embd.weight", &Weights::token_embedding, vocabulary, dim,
-                   Presence::kRequired, true);
+                   Presence::kRequired);
   list->add_vector("output_norm.weight", &Weights::output_norm, dim, Presence::kRequired);
   list->add_matrix("output.weight", &Weights::output, vocabulary, dim, Presence::kOptional);
   list->add_vector("output.bias", &Weights::output_bias, vocabulary, Presence::kOptional);

@@ -17,7 +17,6 @@ struct TensorSlot {
   std::string name;
   Presence presence = Presence::kRequired;
   bool is_vector = false;
-  bool is_embedding = false;  // rows are read one by one
   uint32_t rows = 0;
   uint32_t cols = 1;
   // Exactly one of the four members is set: the target in Weights.
@@ -38,7 +37,7 @@ struct TensorSlot {
 class TensorList {
  public:
   void add_matrix(const char* name, Weight Weights::*member, uint32_t rows, uint32_t cols,
-                  Presence presence, bool is_embedding = false);
+                  Presence presence);
   void add_vector(const char* name, Vector Weights::*member, uint32_t count, Presence presence);
   // "blk.<layer>.<name>".
   void add_matrix(uint32_t layer, const char* name, Weight LayerWeights::*member, uint32_t rows,

@@ -8,7 +8,9 @@
 #include <mutex>
 
 #include "core/base/thread_pool.h"
+#include "core/vram/digest.h"
 #include "llm/model/first_failure.h"
+#include "llm/quant/repack.h"
 
 namespace wcuda::model {
 namespace {
@@ -187,21 +189,22 @@ class Uploader {
       WCUDA_TRY(backend_.event_record(copied_[i], copying_[i]));
       WCUDA_TRY(backend_.stream_wait(stream, copied_[i]));
     }
-    Placement placement;
-    placement.source = args_.staged + tensor.staged_offset;
-    placement.target = (*args_.targets)[number];
-    placement.type = tensor.type;
-    placement.is_vector = tensor.slot.is_vector;
-    placement.rows = tensor.slot.rows;
-    placement.cols = tensor.slot.cols;
+    quant::Repack weight;
+    weight.source = args_.staged + tensor.staged_offset;
+    weight.target = (*args_.targets)[number];
+    weight.type = tensor.type;
+    weight.is_vector = tensor.slot.is_vector;
+    weight.rows = tensor.slot.rows;
+    weight.cols = tensor.slot.cols;
     uint8_t* const digests = digests_of(number);
     uint8_t* const scratch =
-        args_.staged + plan_.digest_scratch_offset + lane * kDigestScratchBytes;
-    WCUDA_TRY(backend_.digest_async(placement.source, tensor.file_bytes, digests, scratch, stream));
-    WCUDA_TRY(backend_.place(placement, stream));
+        args_.staged + plan_.digest_scratch_offset + lane * vram::kDigestScratchBytes;
+    WCUDA_TRY(
+        vram::digest_async(backend_, weight.source, tensor.file_bytes, digests, scratch, stream));
+    WCUDA_TRY(quant::repack(backend_, weight, stream));
     WCUDA_TRY(backend_.event_record(repacked_[number], stream));
-    return backend_.digest_async(placement.target, tensor.bytes, digests + sizeof(Digest), scratch,
-                                 stream);
+    return vram::digest_async(backend_, weight.target, tensor.bytes, digests + sizeof(Digest),
+                              scratch, stream);
   }
 
   uint8_t* digests_of(size_t tensor) const {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/base/blake3.h"
+#include "core/vram/digest.h"
 #include "kernels/shared/numeric.h"
 #include "llm/model/model.h"
 #include "llm/quant/format.h"
@@ -57,8 +58,8 @@ Result<Digest> file_digest(const ResidentTensor& tensor) {
 Status Model::take_digests() {
   for (ResidentTensor& tensor : tensors_) {
     WCUDA_ASSIGN(tensor.digests.file, file_digest(tensor));
-    WCUDA_TRY(memory_->backend().digest(tensor.matrix.data, tensor.matrix.bytes,
-                                        tensor.digests.resident.data()));
+    WCUDA_TRY(vram::digest(memory_->backend(), tensor.matrix.data, tensor.matrix.bytes,
+                           tensor.digests.resident.data()));
   }
   return {};
 }
@@ -73,7 +74,8 @@ Result<TensorDigests> Model::digests(uint64_t index) const {
 Status Model::verify() const {
   for (const ResidentTensor& tensor : tensors_) {
     Digest now;
-    WCUDA_TRY(memory_->backend().digest(tensor.matrix.data, tensor.matrix.bytes, now.data()));
+    WCUDA_TRY(
+        vram::digest(memory_->backend(), tensor.matrix.data, tensor.matrix.bytes, now.data()));
     if (now != tensor.digests.resident)
       return Status::error(WCUDA_INTEGRITY,
                            "tensor '%s': its %" PRIu64

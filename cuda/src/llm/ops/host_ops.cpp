@@ -292,11 +292,4 @@ Result<std::unique_ptr<Ops>> make_host_ops(uint32_t thread_count, const Kernels&
   return std::unique_ptr<Ops>(new HostOps(std::move(pool), kernels));
 }
 
-Result<LayoutChoice> host_weight_layout(const Kernels& kernels, uint32_t type, uint32_t rows,
-                                        uint32_t cols) {
-  LayoutChoice choice{Linear::wants_records(kernels, type) ? Layout::kHost16 : Layout::kRows, 0};
-  WCUDA_ASSIGN(choice.bytes, quant::host_layout_bytes(type, choice.layout, rows, cols));
-  return choice;
-}
-
 }  // namespace wcuda::ops::host

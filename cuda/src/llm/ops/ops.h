@@ -186,15 +186,6 @@ class Ops {
   virtual Status softcap(const Node& node, const SoftcapArgs& args) = 0;
 };
 
-// The layout in which `backend` wants a matrix of this type and shape, and the bytes it takes
-// there. Pure. `is_embedding`: rows are also gathered one by one (Ops::embed).
-struct LayoutChoice {
-  Layout layout;
-  uint64_t bytes;
-};
-Result<LayoutChoice> weight_layout(const Backend& backend, uint32_t type, uint32_t rows,
-                                   uint32_t cols, bool is_embedding);
-
 // The implementation for a backend; WCUDA_NOT_AVAILABLE where there is none yet.
 Result<std::unique_ptr<Ops>> make_ops(std::shared_ptr<Backend> backend);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/base/cpu.h"
 #include "kernels/shared/sampling_math.h"
 
 namespace wcuda::ops {
@@ -90,10 +91,8 @@ WCUDA_SCAN_VARIANT(avx512, __attribute__((target(WCUDA_SCAN_AVX512))))
 const Variant& variant() {
   static const Variant chosen = [] {
 #if defined(__x86_64__)
-    const bool has_fma = __builtin_cpu_supports("fma");
-    if (has_fma && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
-      return k_avx512;
-    if (has_fma && __builtin_cpu_supports("avx2")) return k_avx2;
+    if (cpu_has_avx512()) return k_avx512;
+    if (cpu_has_avx2()) return k_avx2;
 #endif
     return k_plain;
   }();

@@ -16,7 +16,9 @@
 #include "core/backend/open.h"
 #include "core/backend/trace_backend.h"
 #include "core/base/blake3.h"
+#include "core/vram/digest.h"
 #include "llm/quant/layout_gpu.h"
+#include "llm/quant/repack.h"
 #include "llm/quant/tile_cases.h"
 #include "support/blake3_vectors.h"
 
@@ -302,7 +304,7 @@ TEST_P(BackendConformance, digest_equals_the_reference_at_any_alignment) {
     ASSERT_TRUE(backend_->copy_to_device(block.data() + offset, data.data(), data.size()).ok());
     for (const auto& vector : vectors) {
       uint8_t digest[32];
-      ASSERT_TRUE(backend_->digest(block.data() + offset, vector.bytes, digest).ok());
+      ASSERT_TRUE(vram::digest(*backend_, block.data() + offset, vector.bytes, digest).ok());
       ASSERT_EQ(testing::hex(digest), vector.digest) << vector.bytes << " bytes at " << offset;
     }
   }
@@ -329,8 +331,8 @@ TEST_P(BackendConformance, digests_of_pieces_equal_the_host_hash) {
     blake3::hash_pieces(data.data() + range.offset, range.bytes, range.first_piece,
                         expected.data());
 
-    const Status status = backend_->digest_pieces(block.data() + range.offset, range.bytes,
-                                                  range.first_piece, pieces.data());
+    const Status status = vram::digest_pieces(*backend_, block.data() + range.offset, range.bytes,
+                                              range.first_piece, pieces.data());
 
     ASSERT_TRUE(status.ok()) << status.message();
     EXPECT_EQ(pieces, expected) << range.offset << ", " << range.bytes;
@@ -342,15 +344,14 @@ TEST_P(BackendConformance, queued_digests_equal_the_reference) {
   ASSERT_FALSE(vectors.empty());
   const auto data = testing::blake3_input(vectors.back().bytes);
   const Block block(*backend_, MemoryKind::kDevice, data.size());
-  const Block scratch(*backend_, MemoryKind::kDevice, kDigestScratchBytes);
+  const Block scratch(*backend_, MemoryKind::kDevice, vram::kDigestScratchBytes);
   const Block results(*backend_, MemoryKind::kDevice, 32 * vectors.size());
   const auto stream = backend_->stream_create(0);
   ASSERT_TRUE(backend_->copy_to_device(block.data(), data.data(), data.size()).ok());
 
   for (size_t i = 0; i < vectors.size(); ++i)
-    ASSERT_TRUE(backend_
-                    ->digest_async(block.data(), vectors[i].bytes, results.data() + 32 * i,
-                                   scratch.data(), *stream)
+    ASSERT_TRUE(vram::digest_async(*backend_, block.data(), vectors[i].bytes,
+                                   results.data() + 32 * i, scratch.data(), *stream)
                     .ok());
   std::vector<uint8_t> digests(32 * vectors.size());
   ASSERT_TRUE(backend_->synchronize(*stream).ok());
@@ -361,45 +362,45 @@ TEST_P(BackendConformance, queued_digests_equal_the_reference) {
   EXPECT_TRUE(backend_->stream_destroy(*stream).ok());
 }
 
-TEST_P(BackendConformance, places_weights_as_the_layout_says) {
+TEST_P(BackendConformance, repacks_weights_as_the_layout_says) {
   const testing::TileCase from = testing::tile_case(12, 37, 512);
   std::vector<uint8_t> expected(*quant::gpu_layout_bytes(12, 37, 512));
   ASSERT_TRUE(quant::pack_gpu(12, 37, 512, 0, 37, from.file.data(), expected.data()).ok());
   const Block file(*backend_, MemoryKind::kDevice, from.file.size());
   const Block records(*backend_, MemoryKind::kDevice, expected.size());
   ASSERT_TRUE(backend_->copy_to_device(file.data(), from.file.data(), from.file.size()).ok());
-  Placement placement;
-  placement.source = file.data();
-  placement.target = records.data();
-  placement.type = 12;
-  placement.rows = 37;
-  placement.cols = 512;
+  quant::Repack weight;
+  weight.source = file.data();
+  weight.target = records.data();
+  weight.type = 12;
+  weight.rows = 37;
+  weight.cols = 512;
 
-  ASSERT_TRUE(backend_->place(placement, Stream{}).ok());
+  ASSERT_TRUE(quant::repack(*backend_, weight, Stream{}).ok());
 
   std::vector<uint8_t> placed(expected.size());
   ASSERT_TRUE(backend_->copy_to_host(placed.data(), records.data(), placed.size()).ok());
   EXPECT_TRUE(placed == expected);
-  placement.cols = 100;
-  EXPECT_EQ(backend_->place(placement, Stream{}).code(), WCUDA_INVALID_ARGUMENT);
-  placement.is_vector = true;
-  EXPECT_EQ(backend_->place(placement, Stream{}).code(), WCUDA_INVALID_ARGUMENT);
+  weight.cols = 100;
+  EXPECT_EQ(quant::repack(*backend_, weight, Stream{}).code(), WCUDA_INVALID_ARGUMENT);
+  weight.is_vector = true;
+  EXPECT_EQ(quant::repack(*backend_, weight, Stream{}).code(), WCUDA_INVALID_ARGUMENT);
 }
 
-TEST_P(BackendConformance, places_vectors_as_floats) {
+TEST_P(BackendConformance, repacks_vectors_as_floats) {
   const uint16_t halves[] = {0x3C00, 0xC000, 0x0001, 0x7BFF, 0x8000};
   const float expected[] = {1.0f, -2.0f, 0x1p-24f, 65504.0f, -0.0f};
   const Block file(*backend_, MemoryKind::kDevice, sizeof halves);
   const Block floats(*backend_, MemoryKind::kDevice, sizeof expected);
   ASSERT_TRUE(backend_->copy_to_device(file.data(), halves, sizeof halves).ok());
-  Placement placement;
-  placement.source = file.data();
-  placement.target = floats.data();
-  placement.type = 1;
-  placement.is_vector = true;
-  placement.rows = 5;
+  quant::Repack weight;
+  weight.source = file.data();
+  weight.target = floats.data();
+  weight.type = 1;
+  weight.is_vector = true;
+  weight.rows = 5;
 
-  ASSERT_TRUE(backend_->place(placement, Stream{}).ok());
+  ASSERT_TRUE(quant::repack(*backend_, weight, Stream{}).ok());
 
   float placed[5];
   ASSERT_TRUE(backend_->copy_to_host(placed, floats.data(), sizeof placed).ok());

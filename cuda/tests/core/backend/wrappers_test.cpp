@@ -8,6 +8,7 @@
 #include "core/backend/host_backend.h"
 #include "core/backend/host_memory.h"
 #include "core/backend/trace_backend.h"
+#include "core/vram/digest.h"
 
 namespace wcuda {
 namespace {
@@ -110,7 +111,7 @@ TEST(FaultBackend, a_lost_device_stays_lost_and_lets_things_be_freed) {
   EXPECT_EQ(backend.fill(*block, 16, 0, 1, Stream{}).code(), WCUDA_DEVICE_LOST);
   EXPECT_EQ(backend.fault().code(), WCUDA_DEVICE_LOST);
   EXPECT_EQ(backend.allocate(MemoryKind::kDevice, 1).status().code(), WCUDA_DEVICE_LOST);
-  EXPECT_EQ(backend.digest(*block, 16, digest).code(), WCUDA_DEVICE_LOST);
+  EXPECT_EQ(vram::digest(backend, *block, 16, digest).code(), WCUDA_DEVICE_LOST);
   EXPECT_EQ(backend.memory_info().status().code(), WCUDA_DEVICE_LOST);
   EXPECT_TRUE(backend.free(MemoryKind::kDevice, *block, 16).ok());
 }

@@ -10,6 +10,7 @@
 
 #include "core/backend/open.h"
 #include "core/base/blake3.h"
+#include "core/vram/digest.h"
 #include "core/vram/memory.h"
 
 namespace wcuda::vram {
@@ -165,7 +166,7 @@ TEST_F(GpuMemory, digest_of_ten_gigabytes_equals_the_hosts) {
   uint8_t expected[32], digest[32];
   hasher.finish(expected);
 
-  ASSERT_TRUE(memory_->backend().digest(buffer->data(), kBytes, digest).ok());
+  ASSERT_TRUE(vram::digest(memory_->backend(), buffer->data(), kBytes, digest).ok());
 
   EXPECT_EQ(std::memcmp(digest, expected, 32), 0);
 }
@@ -195,15 +196,15 @@ TEST_F(GpuMemory, pieces_of_more_than_a_gigabyte_join_to_the_digest_and_name_a_f
   std::vector<uint8_t> pieces(count * 32), changed(count * 32);
   uint8_t digest[32], joined[32];
 
-  ASSERT_TRUE(backend.digest_pieces(buffer->data(), bytes, 0, pieces.data()).ok());
-  ASSERT_TRUE(backend.digest(buffer->data(), bytes, digest).ok());
+  ASSERT_TRUE(vram::digest_pieces(backend, buffer->data(), bytes, 0, pieces.data()).ok());
+  ASSERT_TRUE(vram::digest(backend, buffer->data(), bytes, digest).ok());
   blake3::join_pieces(pieces.data(), count, joined);
   EXPECT_EQ(std::memcmp(joined, digest, 32), 0);
 
   for (const uint64_t at : {uint64_t{0}, uint64_t{1} << 30, bytes - 1}) {
     uint8_t flipped = 0x5a ^ 0x04;
     ASSERT_TRUE(backend.copy_to_device(buffer->data() + at, &flipped, 1).ok());
-    ASSERT_TRUE(backend.digest_pieces(buffer->data(), bytes, 0, changed.data()).ok());
+    ASSERT_TRUE(vram::digest_pieces(backend, buffer->data(), bytes, 0, changed.data()).ok());
     for (uint64_t piece = 0; piece < count; ++piece)
       EXPECT_EQ(std::memcmp(&pieces[piece * 32], &changed[piece * 32], 32) != 0,
                 piece == at / blake3::kPieceBytes);

@@ -11,6 +11,7 @@
 #include "core/backend/host_backend.h"
 #include "core/backend/trace_backend.h"
 #include "core/health/report.h"
+#include "core/vram/digest.h"
 
 namespace wcuda::vram {
 namespace {
@@ -40,7 +41,7 @@ Status use_memory(const std::shared_ptr<Memory>& memory, std::vector<Buffer>* ke
     }
     WCUDA_TRY(memory->backend().synchronize(stream));
     uint8_t digest[32];
-    return memory->backend().digest(buffers[0].data(), 1000, digest);
+    return vram::digest(memory->backend(), buffers[0].data(), 1000, digest);
   }();
   (void)memory->backend().stream_destroy(stream);
   if (status.ok()) *kept = std::move(buffers);

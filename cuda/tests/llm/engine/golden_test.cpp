@@ -77,11 +77,9 @@ struct Place {
 class OtherCapability final : public WrapperBackend {
  public:
   OtherCapability(std::shared_ptr<Backend> inner, int32_t capability)
-      : WrapperBackend(std::move(inner)), capability_(capability) {}
-  int32_t launch_capability() const override { return capability_; }
-
- private:
-  int32_t capability_;
+      : WrapperBackend(std::move(inner)) {
+    description_.launch_capability = capability;
+  }
 };
 
 Result<std::shared_ptr<Backend>> open(const Place& place) {

@@ -50,7 +50,8 @@ class HostGolden : public ::testing::Test {
   // A Q4_1 matrix as the loader would lay it out for these kernels.
   Matrix q4_1(const std::string& name, const Kernels& kernels) {
     Matrix matrix;
-    const LayoutChoice choice = *host_weight_layout(kernels, 3, kHidden, kDim);
+    const bool has_vectors = kernels.isa != Isa::kPortable;
+    const auto choice = *quant::host_weight_layout(has_vectors, 3, kHidden, kDim);
     matrix.bytes.resize(choice.bytes);
     EXPECT_TRUE(quant::pack_host(3, choice.layout, kHidden, kDim, 0, kHidden,
                                  bytes_.at(name + ".q4_1").data(), matrix.bytes.data())

@@ -12,8 +12,4 @@ namespace wcuda::ops::host {
 // thread_count 0: all that are available. Pools and arguments are plain host memory.
 Result<std::unique_ptr<Ops>> make_host_ops(uint32_t thread_count, const Kernels& kernels);
 
-// The layout that these kernels want; ops::weight_layout on a host backend.
-Result<LayoutChoice> host_weight_layout(const Kernels& kernels, uint32_t type, uint32_t rows,
-                                        uint32_t cols);
-
 }  // namespace wcuda::ops::host

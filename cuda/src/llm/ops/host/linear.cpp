@@ -103,11 +103,6 @@ Linear::ThreadWork Linear::thread_work(uint32_t thread) const {
   return ThreadWork(cols_max_, threads_ + thread * bytes);
 }
 
-bool Linear::wants_records(const Kernels& kernels, uint32_t type) {
-  const MTileKernel kernel = kernels.find_m_tile_kernel(type);
-  return kernel.run_blocks != nullptr || kernel.run_floats != nullptr;
-}
-
 Status Linear::expand_row(const Weight& weight, uint32_t row, uint8_t* row_work, float* out) {
   const quant::Format& format = *quant::find_format(weight.type);
   const auto* data = static_cast<const uint8_t*>(weight.data);

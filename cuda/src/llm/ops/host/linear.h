@@ -57,9 +57,6 @@ class Linear {
   static uint64_t row_work_bytes(uint32_t cols) { return uint64_t{cols} * 4; }
   static Status expand_row(const Weight& weight, uint32_t row, uint8_t* row_work, float* out);
 
-  // Whether a matrix of this type is faster in the layout kHost16.
-  static bool wants_records(const Kernels& kernels, uint32_t type);
-
  private:
   struct Work;
   struct ThreadWork;

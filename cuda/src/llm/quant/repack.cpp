@@ -1,0 +1,31 @@
+#include "llm/quant/repack.h"
+
+#include "llm/quant/format.h"
+#include "llm/quant/layout_gpu.h"
+
+namespace wcuda::quant {
+namespace {
+
+Status repack_on_host(const Repack& weight) {
+  const auto* const source = static_cast<const uint8_t*>(weight.source);
+  if (!weight.is_vector)
+    return pack_gpu(weight.type, weight.rows, weight.cols, 0, weight.rows, source,
+                    static_cast<uint8_t*>(weight.target));
+  const Format* const format = find_format(weight.type);
+  if (format == nullptr || format->block_elements != 1)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "tensor type %u has no single elements",
+                         weight.type);
+  return unpack_row(*format, source, weight.rows, static_cast<float*>(weight.target));
+}
+
+}  // namespace
+
+Status repack(Backend& backend, const Repack& weight, Stream stream) {
+  return backend.run({"repack", CallKind::kLaunch, 0, stream}, [&](Backend& device) -> Status {
+    if (device.is_registered())
+      return Status::error(WCUDA_UNSUPPORTED, "this backend repacks no weights");
+    return device.is_host() ? repack_on_host(weight) : repack_on_cuda(device, weight, stream);
+  });
+}
+
+}  // namespace wcuda::quant

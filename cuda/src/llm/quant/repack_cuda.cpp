@@ -1,0 +1,26 @@
+// Repacking by the kernels of kernels/memory/repack.cu.
+#include "core/backend/cuda_launch.h"
+#include "kernels/memory/repack.h"
+#include "llm/quant/repack.h"
+
+namespace wcuda::quant {
+
+Status repack_on_cuda(Backend& device, const Repack& weight, Stream stream) {
+  bool is_refused = false;
+  const auto* const source = static_cast<const uint8_t*>(weight.source);
+  const Status status = cuda_launch(device, stream, "repack", [&](cudaStream_t on) {
+    const cudaError_t error =
+        weight.is_vector ? kernels::expand_vector(weight.type, weight.rows, source,
+                                                  static_cast<float*>(weight.target), on)
+                         : kernels::repack(weight.type, weight.rows, weight.cols, 0, weight.rows,
+                                           source, static_cast<uint8_t*>(weight.target), on);
+    is_refused = error == cudaErrorInvalidValue;
+    return is_refused ? cudaSuccess : error;
+  });
+  if (!is_refused) return status;
+  return Status::error(WCUDA_INVALID_ARGUMENT,
+                       "no order on the device for tensor type %u, %u rows of %u", weight.type,
+                       weight.rows, weight.cols);
+}
+
+}  // namespace wcuda::quant
