@@ -1,10 +1,9 @@
-// Products of F16, BF16 and F32 weights: the inner part of linear_vector for weights that are not
-// quantized.
+// The engines of linear_vector for weights that are not quantized: F16, BF16 and F32.
 //
-// F16 and BF16 go to tensor cores as they are (mma m16n8k16, f32 sums), with activations in two
-// terms: f16 with 11 bits each (x / 64 = high + low / 2048; good to 2^-22 of a value above 2^-8,
-// 2^-30 below; values of 4 million and above saturate), bf16 with 8 bits each. F32 weights are
-// multiplied in f32.
+// F16 and BF16 use tensor cores (mma m16n8k16, f32 sums) with activations in two terms: f16 with 11
+// bits each (x / 64 = high + low / 2048; the error is 2^-22 of values above 2^-8 and 2^-30 below;
+// values of 4 million and above saturate), bf16 with 8 bits each. F32 weights are multiplied in
+// f32.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -23,7 +22,7 @@ struct HalfEngine {
   static constexpr uint32_t kStageInputs = 64;
   static constexpr uint32_t kStagePackedTiles = 1;
   static constexpr uint32_t kStageBytes = kLayout.packed_tile_bytes();
-  // Accumulators of the products: columns are [token][high, low]; for T = 8 tokens, twice.
+  // Accumulators: columns are [token][high, low]; two sets for T = 8 tokens.
   static constexpr uint32_t kSums = T == 8 ? 8 : 4;
   static constexpr float kScale = kIsF16 ? 64.0f : 1.0f;
   static constexpr float kLowScale = kIsF16 ? 1.0f / 2048.0f : 1.0f;

@@ -57,7 +57,7 @@ __device__ inline FusedPartition partition_of(const FusedLayer& layer, uint32_t 
   return partition;
 }
 
-// The ring as the lane that copies sees it.
+// The ring, from the view of the copying lane.
 class Copier {
  public:
   __device__ Copier(const FusedParams& params, uint8_t* shared)
@@ -84,7 +84,7 @@ class Copier {
   uint32_t landed_parity_ = 0;
 };
 
-// Copies the weights of the partitions of all layers. One lane calls.
+// Copies the weights of the partitions of all layers. Called by one lane.
 template <class EngineA, class EngineB>
 __device__ inline void copy_weights(const FusedParams& params, const FusedPartition* partitions,
                                     uint8_t* shared) {
@@ -111,11 +111,11 @@ __device__ inline void copy_weights(const FusedParams& params, const FusedPartit
   }
 }
 
-// Returns once all CTAs have read what they need of mailboxes. One lane calls.
+// Returns when all CTAs have read what they need from mailboxes. Called by one lane.
 __device__ inline void wait_for_others(const FusedParams& params, uint8_t* shared) {
   Barriers& all = *reinterpret_cast<Barriers*>(shared + params.barriers_offset);
   mbarrier_wait(shared_address(&all.staged), 0);
-  uint64_t before, now;  // of all fused layers, each of which adds its CTAs
+  uint64_t before, now;  // counted over all launches, each of which adds its CTAs
   asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], 1;"
                : "=l"(before)
                : "l"(params.arrivals)
@@ -132,7 +132,7 @@ __device__ inline void wait_for_others(const FusedParams& params, uint8_t* share
   }
 }
 
-// Clears a CTA's part of mailboxes. All threads call.
+// Clears a CTA's part of the mailboxes. Called by all threads.
 __device__ inline void clear_mailbox(const FusedParams& params) {
   const uint32_t float4s = params.mailbox_floats / 4;
   for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < float4s; i += gridDim.x * kThreads)

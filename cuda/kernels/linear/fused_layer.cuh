@@ -1,4 +1,5 @@
-// A linear layer of fused_layers, by its warps of products. Only for fused_layers.cu.
+// One linear layer of fused_layers, computed by the sixteen computing warps. Only for
+// fused_layers.cu.
 #pragma once
 
 #include "kernels/linear/fused_params.cuh"
@@ -6,7 +7,7 @@
 namespace wcuda::kernels {
 namespace {
 
-// Puts x of a layer into shared memory as the products take it: K-tiles warp, warp + 16, ….
+// Stages x of a layer in shared memory as operand B. A warp takes K-tiles warp, warp + 16, ….
 template <class Engine, bool kHasNorm>
 __device__ __forceinline__ void stage_x(const FusedParams& params, const FusedLayer& layer,
                                         const FusedPartition& partition, bool is_first,
@@ -21,8 +22,8 @@ __device__ __forceinline__ void stage_x(const FusedParams& params, const FusedLa
   };
   if (kHasNorm && warp < k_tiles) load_gains(warp);
   if (is_first) dependent_wait();
-  // One word at first: polling of all words by many CTAs slows weights and outputs down (H200,
-  // 8B Q4_K_M at 0: 675 tokens a second with all words, 691 so).
+  // Polls one word first: if many CTAs poll all words, weights and outputs slow down (H200, 8B
+  // Q4_K_M at position 0: 675 tokens per second with all words, 691 with one).
   SpinLimit spins;
   if (!is_first && warp < k_tiles)
     while (load_word(inputs + (warp + 1) * kKTileInputs - 1) == kMissing) spins.count();
@@ -71,8 +72,8 @@ __device__ __forceinline__ void stage_x(const FusedParams& params, const FusedLa
     reinterpret_cast<float*>(shared + params.squares_offset)[warp] = square;
 }
 
-// Adds up the K-splits of outputs, 16 a warp, the last warps first: each half of a warp every other
-// kSplitsAtOnce of them.
+// Adds the K-splits of outputs, 16 outputs per warp, last warps first. The two halves of a warp
+// alternate between groups of kSplitsAtOnce K-splits.
 __device__ __forceinline__ void add_splits(const FusedLayer& layer, uint32_t warp, uint32_t lane) {
   const uint32_t first_row = (kWarps - 1 - warp) * 16;
   const uint32_t row = blockIdx.x * layer.rows_each + first_row + lane % 16;
@@ -110,7 +111,7 @@ __device__ __forceinline__ void add_splits(const FusedLayer& layer, uint32_t war
   if (part.output != nullptr) part.output[row] = y;
 }
 
-// A layer, by the warps of products; first: the stage that it begins with, then the next layer's.
+// Computes a layer. `first`: the stage it begins with; on return that of the next layer.
 template <class Engine>
 __device__ __forceinline__ void run_layer(const FusedParams& params, uint32_t p,
                                           const FusedPartition& partition, PipelineState& first,
@@ -122,12 +123,12 @@ __device__ __forceinline__ void run_layer(const FusedParams& params, uint32_t p,
   else
     stage_x<Engine, false>(params, layer, partition, p == 0, shared, warp, lane);
   const uint32_t k_tiles = layer.k_tiles;
-  sync_products();  // also for who has read the accumulators of the layer ahead
+  sync_products();  // also: the accumulators of the previous layer have been read
   const bool is_split_k = layer.k_splits != 0;
 
   const uint32_t m_tiles0 = partition.m_tiles[0], m_tiles = m_tiles0 + partition.m_tiles[1];
   const bool is_gate = layer.epilogue >= Epilogue::kSiluGate;
-  // What is added to a thread's output.
+  // The addend of this thread's output.
   float before = 0.0f;
   if (partition.addend != nullptr && threadIdx.x < partition.rows[0])
     before = read_addend(layer, partition.addend + threadIdx.x);
@@ -140,7 +141,7 @@ __device__ __forceinline__ void run_layer(const FusedParams& params, uint32_t p,
   const uint8_t* const ring = shared + params.ring_offset + warp % kOwn * Engine::kStageBytes;
   float* const accumulators = reinterpret_cast<float*>(shared + params.accumulators_offset);
   const uint32_t stages0 = m_tiles0 * k_tiles / kOwn, stages = m_tiles * k_tiles / kOwn;
-  uint32_t stage = warp / kOwn, m_tile = 0, k_tile = warp;  // of the next product
+  uint32_t stage = warp / kOwn, m_tile = 0, k_tile = warp;  // of the next MMAs
   PipelineState own_stage = first;
   own_stage.skip(stage, params.stages);
   first.skip(stages, params.stages);
@@ -158,7 +159,7 @@ __device__ __forceinline__ void run_layer(const FusedParams& params, uint32_t p,
   for (uint32_t begin = 0; begin < m_tiles; begin += params.batch) {
     const uint32_t end = min(begin + params.batch, m_tiles);
     float sums[Engine::kSums] = {};
-    uint32_t open = ~0u;  // the M-tile that sums are of
+    uint32_t open = ~0u;  // the M-tile that `sums` belongs to
     const auto close = [&](uint32_t accumulator) {
       float* const place = accumulators + (open - begin) * 16 * kAccumulatorStride + accumulator;
       Engine::store(sums, lane,

@@ -1,25 +1,24 @@
 // fused_layers: y_p = W_p · h_p for layers p of one token, where h_p is x_p or rms_norm(x_p) * norm
 // and x_p the output of layer p - 1.
 //
-// One CTA a multiprocessor, all of them resident at once. Each has an even partition of the M-tiles
-// of each layer. One warp copies the weights of its partitions into a ring in shared memory, one
-// layer after the other and without regard to where one ends: so memory does not idle while the
-// CTAs exchange outputs. Sixteen warps take them from there, K-tile j of a partition
-// (kernels/linear/tile.cuh) warp j % 16.
+// One CTA per SM, all resident at once. Each has an even partition of the M-tiles of each layer.
+// One warp copies the weights of the partitions into a ring in shared memory, across layer
+// boundaries, so that memory is not idle while the CTAs exchange outputs. Sixteen warps compute;
+// K-tile j of a partition (kernels/linear/tile.cuh) belongs to warp j % 16.
 //
-// Outputs go from CTA to CTA through a mailbox in global memory (fused_params.cuh), without a
-// barrier of the grid:
+// CTAs exchange outputs through a mailbox in global memory (fused_params.cuh), without a grid
+// barrier:
 //
 //   copying warp   weights of layer 0 | layer 1        | layer 2        | layer 3     no gaps
 //   CTA i          x | layer 0 | send | poll | layer 1 | send | poll | layer 2 | …
 //   CTA j          x | layer 0   | send | poll | layer 1 | send | poll | layer 2 | …
 //
-// A layer of many inputs (down) goes by K-splits of 1,024 of them: a CTA has a run of M-tiles of
-// one or two K-splits, so that it needs few inputs, and puts sums into the mailbox, of which each
-// output has one CTA that adds them up in their order.
+// A layer with many inputs (down) uses split-K with partitions of 1,024 inputs. A CTA has a run of
+// M-tiles of one or two K-splits, so that it needs few inputs. It sends its sums through the
+// mailbox to the CTA that adds them for an output, in a fixed order.
 //
-// Bytes moved: every weight once; x of each layer once a CTA, from L2, or of K-splits those inputs
-// and the sums.
+// Bytes moved: every weight once; x of each layer once per CTA, from L2; with split-K only the
+// inputs needed, and the sums.
 #include <algorithm>
 
 #include "kernels/linear/fused_copy.cuh"
@@ -32,7 +31,7 @@
 namespace wcuda::kernels {
 namespace {
 
-// All layers of a launch, by the warps of products.
+// Computes all layers of a launch; called by the computing warps.
 template <class EngineA, class EngineB>
 __device__ __forceinline__ void run_layers(const FusedParams& params,
                                            const FusedPartition* partitions, uint8_t* shared,
@@ -100,7 +99,7 @@ PersistentLayerShape shape_of(const LinearArgs& args) {
   return shape;
 }
 
-// The layer's parameters but for pointers to scratch memory.
+// Sets the parameters of a layer, except pointers to scratch memory.
 void fill_layer(const LinearArgs& args, const PersistentLayerPlan& plan, uint32_t ctas,
                 FusedLayer* layer) {
   layer->epilogue = args.epilogue;
@@ -128,14 +127,14 @@ void fill_layer(const LinearArgs& args, const PersistentLayerPlan& plan, uint32_
   }
 }
 
-// Whether `next` reads what `layer` makes, and nothing else does.
+// Returns whether `next` reads the output of `layer`, which has only that one.
 bool follows(const LinearArgs& layer, const LinearArgs& next) {
   return next.x == layer.outputs[0] && next.matrices[0].cols == layer.matrices[0].rows &&
          layer.matrix_count == (is_gate(layer) ? 2u : 1u);
 }
 
-// Parameters but for pointers to scratch memory, and the shared memory of a launch; 0: not
-// supported.
+// Sets the parameters of a launch, except pointers to scratch memory, and returns its shared
+// memory; 0: not supported.
 uint32_t plan(const LinearArgs* layers, uint32_t count, const Launch& launch, FusedParams* params) {
   if (count < 2 || count > kFusedLayersMax || launch.sm_count <= 0) return 0;
   // Of the others x has one row.
@@ -183,7 +182,7 @@ bool fused_layers_has_device(const Launch& launch) {
           cudaSuccess ||
       launch.sm_count <= 0 || launch.sm_count > multiprocessors)
     return false;
-#if CUDART_VERSION >= 13000  // before, MPS does not show
+#if CUDART_VERSION >= 13000  // older versions do not report MPS
   int is_shared = 0;
   if (cudaDeviceGetAttribute(&is_shared, cudaDevAttrMpsEnabled, device) != cudaSuccess ||
       is_shared != 0)

@@ -1,5 +1,5 @@
-// What the CTAs of fused_layers are given and share: parameters, partitions, the ring's
-// barriers, and the mailbox. Only for fused_layers.cu.
+// Parameters of fused_layers, the partitions of its CTAs, the barriers of the ring, and the
+// mailbox. Only for fused_layers.cu.
 #pragma once
 
 #include "kernels/linear/fused_layers.h"
@@ -29,15 +29,15 @@ static_assert(EngineA::codes_bytes(kKTileInputs) == persistent::kCodesBytes &&
               EngineA::scales_bytes(kKTileInputs) == persistent::kScalesBytes);
 
 constexpr uint32_t kThreads = (kWarps + 1) * 32;
-constexpr uint32_t kSplitsAtOnce = 8;  // whose sums are read together
-constexpr uint32_t kMissing = 0;       // an output of 0 goes as -0
-// Polls of some 0.7 us each, 45 s in all, before a CTA that waits for another traps; the device
+constexpr uint32_t kSplitsAtOnce = 8;  // K-splits whose sums are read together
+constexpr uint32_t kMissing = 0;       // an output of 0 is sent as -0
+// A CTA that waits for another traps after so many polls of about 0.7 us, 45 s in all; the device
 // then counts as lost.
 constexpr uint32_t kSpinsMax = 1u << 26;
-// In flight at once. More would compete with outputs.
+// Copies in flight at once. More would compete with the exchange of outputs.
 constexpr uint32_t kFlightStages = 5;
 
-// A stage of the ring: four K-tiles of Q4_K, or two of Q6_K, of neighbouring warps.
+// A stage of the ring holds the K-tiles of four neighbouring warps (Q4_K) or of two (Q6_K).
 template <class Engine>
 constexpr uint32_t kStageKTiles = kStageBytes / Engine::kStageBytes == 4 ? 4 : 2;
 
@@ -51,17 +51,17 @@ struct FusedLayer {
   uint32_t ctas;           // of problem 0; problem 1 has the others
   EvenPartition items[2];  // M-tiles, or pairs of gate and up, of a problem, over its CTAs
   uint32_t k_tiles;        // of an M-tile, or of one of its K-splits
-  // Of M-tiles with many K-tiles: an item is a K-split of one, kSplitKTiles of them.
-  uint32_t k_splits;   // of an M-tile; 0: items are whole
-  uint32_t rows_each;  // outputs of a CTA, which adds up their K-splits
+  // With split-K an item is a K-split of an M-tile: kSplitKTiles of its K-tiles.
+  uint32_t k_splits;   // per M-tile; 0: items are whole M-tiles
+  uint32_t rows_each;  // outputs whose K-splits a CTA adds
   float* partials;     // (K-splits, M-tiles * 16)
   Epilogue epilogue;
   const float* x;
   const float* norm;
   float epsilon, mean_factor;
   float* mailbox;          // a copy of the output; null: none
-  const float* addend;     // what is added to outputs: what they are, or their copy in a mailbox
-  bool is_addend_awaited;  // in a mailbox
+  const float* addend;     // added to outputs: their previous values, or the copy in a mailbox
+  bool is_addend_awaited;  // the addend is in a mailbox
 };
 
 struct FusedParams {
@@ -70,14 +70,14 @@ struct FusedParams {
   uint32_t x_scales_offset, squares_offset, accumulators_offset, partitions_offset, barriers_offset,
       ring_offset;
   uint32_t batch;
-  uint32_t stages, flight;  // of the ring; of these in flight at once
+  uint32_t stages, flight;  // of the ring; the most in flight at once
   float* mailbox;
   uint32_t mailbox_floats;  // a multiple of 4
-  uint64_t* arrivals;       // CTAs that have read all they need, of all fused layers
+  uint64_t* arrivals;       // counts CTAs that have read all they need, over all launches
 };
 
-// A CTA's partition of a layer: up to two runs of M-tiles (of one K-split each), or those of gate
-// and of up.
+// A CTA's partition of a layer: up to two runs of M-tiles (with split-K, each of one K-split), or a
+// run of the gate and one of up.
 struct FusedPartition {
   const uint8_t* packed_tiles[2];
   float* outputs[2];
@@ -85,9 +85,9 @@ struct FusedPartition {
   const float* addend;
   float* mailbox;
   uint32_t m_tiles[2];
-  uint32_t rows[2];                  // that are there
-  uint32_t skipped_bytes;            // from one item to the next
-  uint32_t first_k_tile, x_k_tiles;  // of x, those that are needed
+  uint32_t rows[2];                  // rows that exist
+  uint32_t skipped_bytes;            // between two items
+  uint32_t first_k_tile, x_k_tiles;  // the K-tiles of x that are needed
   bool is_second;
 };
 static_assert(sizeof(FusedPartition) == persistent::kPartitionBytes);
@@ -95,7 +95,7 @@ static_assert(sizeof(FusedPartition) == persistent::kPartitionBytes);
 // ---- barriers ----
 
 struct Barriers {
-  // Of a stage: bytes that have come; lanes of products that are done with it.
+  // Per stage: "full" counts its bytes, "empty" the lanes that have finished with it.
   uint64_t full[kStagesMax], empty[kStagesMax];
   uint64_t staged;  // warps that have read all they need of mailboxes
 };
@@ -111,26 +111,28 @@ __device__ __forceinline__ Pipeline pipeline_of(const FusedParams& params, uint8
   pipeline.stages = params.stages;
   return pipeline;
 }
-// The warps of products wait for each other.
+// Barrier of the computing warps.
 __device__ __forceinline__ void sync_products() {
   asm volatile("barrier.sync.aligned 1, %0;" ::"n"(kWarps * 32) : "memory");
 }
 
 // ---- the mailbox ----
 //
-// Outputs go from CTA to CTA through words of global memory, without a barrier of the grid. What
-// holds:
+// CTAs exchange outputs through words of global memory, without a grid barrier. The invariant:
 //
-//   - A word is kMissing, all zeros, until its value is there: the value is its own flag. An output
-//     of 0 is sent as -0, which adds up to the same.
-//   - A word is written once a launch, by one CTA. A reader needs nothing but the word itself, so
-//     no other access must be ordered with it: relaxed loads and stores at gpu scope suffice. They
-//     do not go to L1, where an old value could stay. Of a load of four words each is tested, for
-//     they may come from before and after different stores.
-//   - All CTAs are resident at once (one a multiprocessor, a grid of sm_count), so whoever waits is
-//     waited for by nobody that cannot run. A wait that does not end traps: SpinLimit.
-//   - When a CTA has read all it needs it arrives at a counter (release), and when all have
-//     (acquire) each clears its part of the mailbox. The next launch reads and writes mailboxes
+//   - A word is kMissing, all zeros, until its value is written: the value is its own flag. An
+//   output
+//     of 0 is sent as -0, which gives the same sums.
+//   - A word is written once per launch, by one CTA. A reader needs only the word itself, so no
+//   other
+//     access must be ordered with it: relaxed loads and stores at gpu scope suffice. They bypass
+//     L1, where an old value could remain. Each word of a 16-byte load is tested, since the four
+//     words may be seen at different times.
+//   - All CTAs are resident at once (one per SM, a grid of sm_count), so a CTA never waits for one
+//   that
+//     cannot start. A wait that does not end traps: SpinLimit.
+//   - A CTA that has read all it needs arrives at a counter (release). When all have arrived
+//     (acquire), each clears its part of the mailbox. The next launch reads and writes mailboxes
 //     only after dependent_wait(), when this one has ended.
 
 __device__ __forceinline__ float4 load_now(const float* place) {
@@ -164,12 +166,12 @@ __device__ __forceinline__ bool is_missing(const float4& v) {
          __float_as_uint(v.z) == kMissing || __float_as_uint(v.w) == kMissing;
 }
 
-// Outputs go as they are, but 0 as -0.
+// Sends an output; 0 as -0.
 __device__ __forceinline__ void send(float* place, float value) {
   store_word(place, __float_as_uint(value) == kMissing ? 0x80000000 : __float_as_uint(value));
 }
 
-// What is added to an output.
+// Reads the addend of an output.
 __device__ __forceinline__ float read_addend(const FusedLayer& layer, const float* place) {
   uint32_t value = load_word(place);
   SpinLimit spins;

@@ -1,5 +1,5 @@
-// Products of quantized weights with activations of two int8 terms, on int8 tensor cores: the inner
-// part of linear_vector for every format with a tile (kernels/linear/tile.cuh).
+// The engine of linear_vector for quantized weights: int8 tensor cores with activations of two int8
+// terms, for every format that has a Tile (kernels/linear/tile.cuh).
 #pragma once
 
 #include <type_traits>
@@ -11,12 +11,12 @@
 
 namespace wcuda::kernels::vector {
 
-// The part of v that is a tf32 value.
+// Returns v truncated to tf32.
 __device__ inline float tf32_part(float v) {
   return __uint_as_float(__float_as_uint(v) & 0xffffe000);
 }
 
-// 1 / v, to a bit or two.
+// Returns 1 / v with an error of 1 or 2 ulp.
 __device__ inline float reciprocal(float v) {
   float inverse;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(v));
@@ -26,16 +26,16 @@ __device__ inline float reciprocal(float v) {
 // Two int8 terms: x = scale * (256 * high + low), |256 * high + low| ≤ 32639 = 127 * 256 + 127.
 constexpr float kCodeMax = 32639.0f;
 
-// Puts h = x * norm of the slice into the B operands of T tokens: codes [group][token][high, low]
-// [32], for T = 8 [group][token][t][high, low][8], and scales.
+// Stores h = x * norm of the K-split as operand B of T tokens: codes [group][token][high, low][32],
+// for T = 8 [group][token][t][high, low][8], and scales.
 //
-// T = 1 and 2: a scale a group and token, {scale, scale * sum, sum of its first 16 codes, of its
-// last 16}. The scales of odd groups are for weights that are 2^kOddShift times too large.
+// T = 1 and 2: each group and token has {scale, scale * sum, sum of its first 16 codes, of its last
+// 16}. Scales of odd groups compensate weights that are 2^kOddShift times too large.
 //
-// T = 4 and 8: a scale of the 256 inputs of a warp and a token, so that products of groups add up
-// before it is applied; it stands with each half K-tile of 128: [half K-tile]{[token] scale,
-// [group][token]{sum of the first 16 codes, of the last 16}}, or with kSplitSum {scale * sum as two
-// tf32 terms}.
+// T = 4 and 8: the 256 inputs of a warp have one scale per token, so that the sums of groups can be
+// added before it is applied. It is repeated for each half K-tile of 128 inputs: [half
+// K-tile]{[token] scale, [group][token]{sum of the first 16 codes, of the last 16}}, or with
+// kSplitSum {scale * sum as two tf32 terms}.
 constexpr uint32_t kHalfScaleBytes = 36;  // of a token
 
 template <uint32_t T, Ownership kOwnership, uint32_t kOddShift, bool kSplitSum>
@@ -63,7 +63,7 @@ __device__ inline void put_int8(uint32_t vec8, uint32_t token, const float (&v)[
   int32_t sum = static_cast<int32_t>(all);
   sum += __shfl_xor_sync(~0u, sum, 1);
   const int32_t other = __shfl_xor_sync(~0u, sum, 2);
-  // The low term is the low byte without the 128, the high one the next with it.
+  // The low term is the low byte minus 128, the high term the next byte.
   uint32_t high[2], low[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -73,8 +73,8 @@ __device__ inline void put_int8(uint32_t vec8, uint32_t token, const float (&v)[
     high[i] = __byte_perm(front, back, 0x7632);
     low[i] = __byte_perm(front, back, 0x5410) ^ 0x80808080;
   }
-  // T = 4 and 8: lane 0 has the first inputs of a half K-tile; from piece to piece only that half
-  // K-tile and the token change.
+  // T = 4 and 8: lane 0 has the first inputs of a half K-tile; pieces differ only in half K-tile
+  // and token.
   const uint32_t lane = T < 4 ? vec8 : threadIdx.x % 32, half_index = (vec8 - lane) / 16;
   constexpr uint32_t kLowOffset = T == 8 ? 8 : 32;
   uint8_t* const target = codes + (half_index * 4 * T + token) * 64 + lane / 4 * (T * 64);
@@ -122,7 +122,7 @@ __device__ inline void put_int8(uint32_t vec8, uint32_t token, const float (&v)[
   }
 }
 
-// Codes of a tile: those of odd groups times 2^kOddShift, where that saves a shift.
+// Returns the codes of a tile; those of odd groups times 2^kOddShift if that saves a shift.
 template <class Tile, class = void>
 struct Codes {
   static constexpr uint32_t kOddShift = 0;
@@ -156,10 +156,10 @@ struct Codebook<Tile, std::void_t<decltype(&Tile::prepare)>> {
   }
 };
 
-// Products of a tile with int8 activations. For T = 1 and 2 operand B is "diagonal": its 8 columns
-// are as many groups as there is room for (4 / T), each with its tokens and two terms, and in the
-// product of one group the columns of the others are zeros. So one accumulator takes several
-// groups, each of which has a scale of its own:
+// Multiplies a tile with int8 activations. For T = 1 and 2 operand B is "diagonal": its 8 columns
+// hold 4 / T groups, each with its tokens and two terms. In the MMA of one group the columns of the
+// other groups are zero, so that one accumulator serves several groups, each of which has its own
+// scale:
 //
 //   T = 1        column   0   1   2   3   4   5   6   7
 //                group    0   0   1   1   2   2   3   3
@@ -171,13 +171,13 @@ struct Codebook<Tile, std::void_t<decltype(&Tile::prepare)>> {
 //   sums, lane 4g + t          columns 2t, 2t + 1: group t; 256 * hi + lo of rows g and g + 8
 //
 // T = 2: two groups, column = 4 * group + 2 * token + term; lane t holds group t / 2, token t % 2.
-// T = 4: one group, column = 2 * token + term; lane t holds token t. T = 8: a product for each
-// term, column = token; lane t holds tokens 2t and 2t + 1.
+// T = 4: one group, column = 2 * token + term; lane t holds token t. T = 8: one MMA per term,
+// column = token; lane t holds tokens 2t and 2t + 1.
 template <TensorType kType, uint32_t T>
 struct Int8Engine {
   using Tile = kernels::Tile<kType>;
   static constexpr quant::TileLayout kLayout = Tile::kLayout;
-  // Small packed tiles in large bytes: half a K-tile a stage.
+  // Formats with many bytes per weight have stages of half a K-tile.
   static constexpr uint32_t kHalves =
       kLayout.packed_tile_inputs() < kKTileInputs &&
               kLayout.block_bytes * 256u > 3000u * kLayout.block_elements / 16u
@@ -186,15 +186,16 @@ struct Int8Engine {
   static constexpr uint32_t kStageInputs = kHalves * kHalfKTileInputs;
   static constexpr uint32_t kStagePackedTiles = kStageInputs / kLayout.packed_tile_inputs();
   static constexpr uint32_t kStageBytes = kStagePackedTiles * kLayout.packed_tile_bytes();
-  // T = 4 and 8: sums of mins are products too, of (16 rows, groups) by (groups, tokens) as tf32.
+  // T = 4 and 8: mins are multiplied by MMAs too, (16 rows, groups) by (groups, tokens) in tf32.
   static constexpr bool kMinsByProduct = T >= 4 && Tile::kHasMin && Tile::kGroup == 32;
-  // And where scales are whole numbers, sums of a packed tile are.
+  // If scales are integers, so are the sums over a packed tile.
   using Whole = WholeScales<Tile>;
   static constexpr bool kIsWhole = T >= 4 && Whole::kIs;
-  // A lane's: [token][row g, row g + 8]; then a product's accumulators.
+  // Sums of a lane: [token][row g, row g + 8]; then the accumulators of an MMA.
   static constexpr uint32_t kProductSums = T == 8 ? 4 : 2;
   static constexpr uint32_t kSums = kProductSums + (kMinsByProduct && !kIsWhole ? 4 : 0);
-  // Of a warp, for scales of a half K-tile: (group, row g) a pair of scales, with a pair of mins.
+  // Scratch of a warp for the scales of a half K-tile: (group, row g), a pair of scales and one of
+  // mins.
   static constexpr bool kSharesMins = Tile::kHasMin && !kMinsByProduct;
   static constexpr uint32_t kScratchBytes =
       T >= 4 && !kIsWhole ? kHalfKTileInputs / Tile::kGroup * 8 * (kSharesMins ? 16 : 8) : 0;
@@ -218,8 +219,8 @@ struct Int8Engine {
                          });
   }
 
-  // sums += rescaled products of an accumulator pair; h is the 16-group in its 32, if they matter.
-  // x: as put_int8 has it for T = 1 and 2; the scale may be 1, if applied later.
+  // sums += the rescaled pair of accumulators. h: the half of the 32 inputs, if groups have 16. x:
+  // scales as put_int8 stores them for T = 1 and 2; the scale may be 1 if it is applied later.
   static __device__ void add(float (&sums)[2], int32_t product0, int32_t product1, uint4 x,
                              uint32_t h, const float (&scale)[2], const float (&min)[2]) {
     const float x_scale = __uint_as_float(x.x);
@@ -239,8 +240,8 @@ struct Int8Engine {
     }
   }
 
-  // Adds the products of a stage with the inputs from group `group` of the slice on. sums[0] and
-  // sums[1] depend on all that is read.
+  // Multiplies a stage with the inputs from group `group` of the K-split on. sums[0] and sums[1]
+  // depend on everything that is read.
   static __device__ void consume(const VectorParams& params, const uint8_t* stage, const uint8_t* x,
                                  uint32_t group, uint32_t lane, uint8_t* scratch,
                                  float (&sums)[kSums]) {
@@ -285,7 +286,7 @@ struct Int8Engine {
     for (uint32_t s = 0; s < kSets; ++s) {
       int32_t c[4] = {0, 0, 0, 0};
       uint2 b;
-      uint32_t carried;  // the product of the set in which this lane's column takes part
+      uint32_t carried;  // the MMA of the set in which this lane's column is not zero
       uint4 cell;
       if constexpr (Tile::kGroup == 32) {
         b = read_8(codes + s * 256 + lane * 8);
@@ -307,8 +308,8 @@ struct Int8Engine {
     }
   }
 
-  // T = 4 and 8, whole scales: products times their scales add up as integers over a packed tile,
-  // whose inputs have one scale.
+  // T = 4 and 8, integer scales: sums times their scales are accumulated as integers over a packed
+  // tile, whose inputs have one scale.
   static __device__ void consume_whole(const VectorParams& params, const uint8_t* stage,
                                        const uint8_t* x, uint32_t group, uint32_t lane,
                                        float (&sums)[kSums]) {
@@ -317,7 +318,7 @@ struct Int8Engine {
     const typename Whole::Header header = Whole::load(stage, lane);
     static_assert(kHalves == 2);
     constexpr uint32_t kParts = 32 / Tile::kGroup;   // scale groups in 32 inputs
-    constexpr uint32_t kTerms = T == 8 ? 2 : 1;      // products: of both terms, or of one each
+    constexpr uint32_t kTerms = T == 8 ? 2 : 1;      // MMAs: one per term, or one for both
     constexpr uint32_t kOwnTokens = T == 8 ? 2 : 1;  // of a lane
     const uint32_t g = lane / 4, t = lane % 4;
     int32_t whole[kTerms][4] = {};
@@ -348,7 +349,7 @@ struct Int8Engine {
           for (uint32_t i = 0; i < 4; ++i) whole[term][i] += scale[i / 2] * c[i];
         }
         if constexpr (kParts == 2) {
-          // The first 16 inputs, of lanes t = 0 and 1, again by what their scale differs.
+          // Again for the first 16 inputs (lanes t = 0 and 1), with the difference of the scales.
 #pragma unroll
           for (uint32_t row = 0; row < 2; ++row)
             scale[row] = Whole::scale(header, half, m * 2, row) - scale[row];
@@ -368,7 +369,7 @@ struct Int8Engine {
     for (uint32_t i = 0; i < kOwnTokens; ++i)
 #pragma unroll
       for (uint32_t row = 0; row < 2; ++row) {
-        // Columns are tokens, or of a token both terms.
+        // Columns are tokens, or both terms of a token.
         const int32_t high = whole[0][T == 8 ? row * 2 + i : row * 2];
         const int32_t low = whole[kTerms - 1][T == 8 ? row * 2 + i : row * 2 + 1];
         const float sum = fmaf(256.0f, static_cast<float>(high), static_cast<float>(low));
@@ -401,7 +402,7 @@ struct Int8Engine {
     }
   }
 
-  // T = 4 and 8: one group in an accumulator; the lanes of a quad share out its scales.
+  // T = 4 and 8: one group per accumulator; its scales are computed by the lanes of a quad in turn.
   static __device__ void consume_shared(const uint8_t* stage, uint32_t half,
                                         const typename Tile::Raw& raw, const uint8_t* codes,
                                         const uint8_t* scales, uint32_t lane, uint8_t* scratch,
@@ -409,7 +410,7 @@ struct Int8Engine {
     constexpr uint32_t kParts = 32 / Tile::kGroup;  // scale groups in 32 inputs
     constexpr uint32_t kEntry = kSharesMins ? 16 : 8;
     const uint32_t g = lane / 4, t = lane % 4;
-    __syncwarp();  // the half K-tile before has read its scales
+    __syncwarp();  // the scales of the previous half K-tile have been read
 #pragma unroll
     for (uint32_t i = 0; i < kParts; ++i) {
       float scale[2], min[2];
@@ -505,7 +506,7 @@ struct Int8Engine {
     for (uint32_t i = 0; i < 4; ++i) sums[kProductSums + i] = c[i];
   }
 
-  // Sums of the 16 rows over the quads, to slot (T, 16).
+  // Reduces the sums of the 16 rows over the quads and stores them as (T, 16).
   template <class Put>
   static __device__ void store(float (&sums)[kSums], uint32_t lane, Put put) {
     const uint32_t g = lane / 4, t = lane % 4;
@@ -526,7 +527,7 @@ struct Int8Engine {
       put(t * 16 + g, sums[0]);
       put(t * 16 + g + 8, sums[1]);
     } else {
-      // Of two lanes with parts of the same sums, one takes row g and one row g + 8.
+      // Two lanes hold partial sums of the same rows: one finishes row g, the other row g + 8.
       const bool is_second = t / T % 2 != 0;
       float sum =
           (is_second ? sums[1] : sums[0]) + __shfl_xor_sync(~0u, is_second ? sums[0] : sums[1], T);

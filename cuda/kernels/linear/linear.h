@@ -1,21 +1,21 @@
-// The linear layers of a step: y[c] = W · h[c] + bias for the tokens c, h[c] = x[c] or
-// rms_norm(x[c]) * norm, then an epilogue.
+// The linear layers of a step: y[t] = W · h[t] + bias for tokens t, where h[t] = x[t] or
+// rms_norm(x[t]) * norm, then an epilogue.
 //
-//   tokens    kernel           weights read by    activations        products
+//   tokens    kernel           weights read by    activations        MMA
 //   1         fused_layers     one warp a CTA     2 int8 terms       mma.sync int8   layers in one
 //   1 … 8     linear_vector    each warp its own  2 int8 terms, f16  mma.sync int8   kernel
 //   9 … 128   linear_batch     each warp its own  f16                wgmma f16
 //   more      dequantize and a GEMM (gemm.h or cuBLASLt), input and output by dequant_gemm_io
 //
-// Weights are packed tiles (kernels/shared/packed_tile.h) and are read once a launch: bytes moved
-// are those of the matrices, x from L2, the outputs. Activations enter the products as two int8
-// terms a value (16 bits of the largest of 32, from 3 tokens on in linear_vector of 256) or as f16;
-// sums are f32 in a fixed order, without atomics.
+// Weights are packed tiles (kernels/shared/packed_tile.h), read once per launch. Bytes moved: the
+// matrices, x from L2, and the outputs. Activations are f16, or two int8 terms per value: 16 bits
+// relative to the largest of 32 values (of 256 in linear_vector with 3 or more tokens). Sums are
+// f32 in a fixed order, without atomics.
 //
-// A tile format is what tile.cuh calls a Tile: how a lane turns its bytes into operand A. Operand
+// A Tile (tile.cuh) describes a weight format: how a lane converts its bytes to operand A. Operand
 // fragments of a warp, lane = 4g + t:
 //
-//        inputs 0 … 31 of a group           tokens (int8: two terms a token)
+//        inputs 0 … 31 of a group           tokens (int8: two terms each)
 //        t=0   t=1   t=2   t=3              column g
 //   g    a0 a2 a0 a2 a0 a2 a0 a2          +---------+
 //   …                                     | b0: t's first 4 inputs of the column
@@ -23,17 +23,18 @@
 //        (4 codes a register)             +---------+
 //   sums: rows g and g + 8, columns 2t and 2t + 1
 //
-// Which of the 32 inputs "t's" are is the tile's Ownership: products do not mind the order of
-// inputs as long as A and B agree, so B is laid out as A lies in memory.
+// The Ownership of a tile defines which of the 32 inputs lane t holds. The order of inputs does not
+// matter to an MMA as long as A and B agree, so B follows the order in which A is stored.
 //
-// A warp of linear_vector, its ring of S stages, and the kernel ahead in the stream:
+// A warp of linear_vector, its ring of S stages, and the previous kernel of the stream:
 //
-//   kernel ahead   ───────────────┐ ends
+//   previous       ───────────────┐ ends
 //   bulk copies    K-tile 0 ──┐   │ 1 ──┐ 2 ──┐ … S - 1 ──┐  S ──┐   refilled as they are read
 //   warp           barriers   wait│ x to shared memory │ K-tile 0 │ 1 │ 2 │ … │ sums to the CTA
 //                                 └ dependent_wait()
 //
-// The first copies are in flight before the kernel ahead has ended: weights depend on nothing.
+// The first copies of weights start before the previous kernel has ended, since no kernel writes
+// them.
 #pragma once
 
 #include <cstdint>
@@ -53,11 +54,11 @@ constexpr uint32_t kLinearMatricesMax = 3;
 
 struct LinearArgs {
   uint32_t tokens = 0;
-  const float* x = nullptr;          // (…, cols); token c reads row c, or row x_rows[c]
+  const float* x = nullptr;          // (…, cols); token t reads row t, or row x_rows[t]
   const uint32_t* x_rows = nullptr;  // (tokens), device memory; may be null
   const float* norm = nullptr;       // (cols) gain of an RMS norm over x; null: none
   float epsilon = 0.0f;
-  // All with the same cols. Gate epilogues: gate and up, of the same rows.
+  // All have the same cols. Gate epilogues: gate and up, which have the same rows.
   uint32_t matrix_count = 0;
   Matrix matrices[kLinearMatricesMax];
   const float* biases[kLinearMatricesMax] = {};  // (rows) of each; may be null

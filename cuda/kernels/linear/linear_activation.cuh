@@ -1,4 +1,4 @@
-// The activations of gate epilogues, one text for every linear kernel.
+// The activations of gate epilogues, shared by all linear kernels.
 #pragma once
 
 #include "kernels/linear/linear.h"
@@ -12,7 +12,7 @@ __device__ inline float gelu_tanh(float x) {
   return 0.5f * x * (1.0f + tanhf(kRootTwoOverPi * x * (1.0f + 0.044715f * x * x)));
 }
 
-// Within 2^-18, for results that are rounded to f16.
+// Accurate to 2^-18, for results that are rounded to f16.
 __device__ inline float silu_fast(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 __device__ inline float gelu_tanh_fast(float x) {
@@ -24,7 +24,7 @@ __device__ inline float gated(Epilogue epilogue, float gate, float up) {
   return (epilogue == Epilogue::kSiluGate ? silu(gate) : gelu_tanh(gate)) * up;
 }
 
-// For threads that make many outputs.
+// The same for threads that compute many outputs.
 __device__ inline float gated_fast(Epilogue epilogue, float gate, float up) {
   return (epilogue == Epilogue::kSiluGate ? silu_fast(gate) : gelu_tanh_fast(gate)) * up;
 }

@@ -1,4 +1,4 @@
-// linear_vector: checks arguments, sorts matrices by type, and chooses the kernels of the types.
+// linear_vector: checks arguments, groups matrices by type, and selects the kernels of the types.
 #include "kernels/linear/linear_vector.cuh"
 #include "kernels/linear/linear_vector_instances.h"
 #include "kernels/ptx/dependent_launch.cuh"
@@ -52,7 +52,8 @@ bool is_valid(const LinearArgs& args) {
   return true;
 }
 
-// One launch: matrices order[0 … count - 1], of one type up to `split`, then of another.
+// Launches one kernel for matrices order[0 … count - 1]: of one type up to `split`, then of
+// another.
 cudaError_t run(const LinearArgs& args, const uint32_t* order, uint32_t count, uint32_t split,
                 const VectorTuning& tuning, const Launch& launch) {
   VectorParams params = {};
@@ -75,8 +76,8 @@ cudaError_t run(const LinearArgs& args, const uint32_t* order, uint32_t count, u
   return find_function(type, other)(params, tuning, launch);
 }
 
-// out = act(gate) * up for matrices that no kernel takes together: gate (tokens, rows) and up in
-// scratch.
+// Computes out = act(gate) * up for gate and up matrices that no kernel processes together; both
+// results (tokens, rows) are in scratch.
 __global__ void gate_kernel(const float* gate, const float* up, float* out, uint32_t count,
                             Epilogue epilogue) {
   dependent_trigger();
@@ -98,7 +99,7 @@ cudaError_t run_mixed_gate(const LinearArgs& args, const VectorTuning& tuning,
                            const Launch& launch) {
   const uint64_t bytes = gate_bytes(args);
   if (launch.scratch == nullptr || launch.scratch_bytes < 2 * bytes) return cudaErrorInvalidValue;
-  // At the end of the scratch: what is in front stays zero between calls.
+  // At the end of the scratch, whose beginning stays zero between calls.
   auto* gate = static_cast<uint8_t*>(launch.scratch) + (launch.scratch_bytes - 2 * bytes) / 16 * 16;
   LinearArgs matrices = args;
   matrices.epilogue = Epilogue::kStore;
@@ -122,7 +123,7 @@ bool has_linear_vector(uint32_t type) { return find_function(type, type) != null
 uint64_t linear_vector_scratch_bytes(const LinearArgs& args, const Launch& launch) {
   uint64_t bytes = has_mixed_gate(args) ? 2 * gate_bytes(args) + 16 : 0;
   if (launch.compute_capability >= 90) return bytes;
-  // Partial sums of up to 8 K-splits, with the padding of M-tiles; a counter a cluster.
+  // Partial sums of up to 8 K-splits, padded to M-tiles, and a counter per cluster.
   uint64_t m_tiles = 0;
   for (uint32_t i = 0; i < args.matrix_count; ++i)
     m_tiles += (args.matrices[i].rows + quant::kMTileRows - 1) / quant::kMTileRows;
@@ -139,7 +140,7 @@ cudaError_t linear_vector(const LinearArgs& args, const Launch& launch,
   uint32_t is_done = 0;  // a bit for each matrix
   Launch next = launch;
   while (is_done + 1 != 1u << args.matrix_count) {
-    // The matrices of one type, then those of a type that a kernel joins to it.
+    // The matrices of one type, then those of a second type that the same kernel supports.
     uint32_t count = 0, split = 0, other = ~0u;
     const auto take = [&](uint32_t type) {
       for (uint32_t i = 0; i < args.matrix_count; ++i)

@@ -1,6 +1,6 @@
-// Tiles: a format of weights as operands of int8 tensor-core products (mma m16n8k32), read from
-// packed tiles (kernels/shared/packed_tile.h) that lie in shared memory. What formats differ in is
-// here and nothing else; the kernels that use tiles know of no format.
+// Tile<type>: a weight format as operand A of int8 MMAs (m16n8k32), read from packed tiles
+// (kernels/shared/packed_tile.h) in shared memory. Everything specific to a format is here; kernels
+// are templates over Tile.
 //
 // A K-tile is 256 inputs of an M-tile: one packed tile of 256, two of 128 or four of 64 inputs. A
 // half K-tile is half a K-tile: 16 rows x 128 inputs, four groups of 32. Lane = 4 * g + t of a warp
@@ -16,14 +16,15 @@
 //   kGroup      32, or 16; then lane t's inputs lie in 16-group t / 2 of the 32
 //   kSigned     codes are int8, else uint8
 //   kOffset     an integer, subtracted exactly
-//   kHasMin     scales() gives mins (else leaves them alone)
+//   kHasMin     scales() returns mins too (otherwise it leaves them unchanged)
 //   Raw         codes of a lane's half K-tile, as stored
 //   load        Raw of half `half` (0, 1) of the K-tile; plain loads, of 16 bytes if possible
 //   codes       operand A of group m (0 … 3) of the half K-tile; m and half are compile-time:
 //               a[0] row g, the lane's first 4 inputs, a[1] row g + 8, the same inputs,
 //               a[2] row g, its last 4 inputs,         a[3] row g + 8, the same inputs
-//   shifted_codes, kOddShift: may be there. codes, of odd groups times 2^kOddShift, still uint8
-//   scales      of rows g and g + 8, group m of the half K-tile: 0 … 3, or 0 … 7 when kGroup is
+//   shifted_codes, kOddShift: optional. codes, with those of odd groups times 2^kOddShift, still
+//   uint8 scales      of rows g and g + 8, group m of the half K-tile: 0 … 3, or 0 … 7 when kGroup
+//   is
 //               16; m may differ from lane to lane
 //
 // Bytes past the last packed tile of an M-tile read as zero.
@@ -43,7 +44,7 @@ enum class Ownership : uint32_t {
   kNested,       // with s = t / 2, u = t % 2: 16s + 4u … + 3 and 16s + 8 + 4u … + 3: NVFP4
 };
 
-// Place among 32 inputs, in the order of the lanes (lane t holds places 8t … 8t + 7), of input k.
+// Returns the place of input k of 32 in lane order: lane t holds places 8t … 8t + 7.
 WCUDA_HD constexpr uint32_t owned_place(Ownership ownership, uint32_t k) {
   switch (ownership) {
     case Ownership::kContiguous8:
@@ -56,7 +57,7 @@ WCUDA_HD constexpr uint32_t owned_place(Ownership ownership, uint32_t k) {
   return 0;
 }
 
-// Where a part begins in its packed tile.
+// Returns the offset of a field in the packed tile.
 WCUDA_HD constexpr uint32_t field_base(const quant::TileLayout& layout, uint32_t part) {
   uint32_t base = 0;
   for (uint32_t p = 0; p < part; ++p)
@@ -82,7 +83,7 @@ __device__ inline uint16_t read_2(const uint8_t* bytes) {
   return *reinterpret_cast<const uint16_t*>(bytes);
 }
 
-// Scale and min number m of half `half` of a Q4_K or Q5_K block whose first 16 bytes are `header`:
+// Returns scale and min m of half `half` of a Q4_K or Q5_K block whose first 16 bytes are `header`:
 // k_scale_min of 4 * half + m, times d and dmin.
 __device__ inline void k_header_scale(const uint4& header, uint32_t half, uint32_t m, float& scale,
                                       float& min) {
@@ -158,7 +159,7 @@ struct Tile<TensorType::kQ4_K> {  // Q4_K
     a[2] = qs.y >> shift & 0x0f0f0f0f;
     a[3] = qs.w >> shift & 0x0f0f0f0f;
   }
-  // codes, of odd groups times 2^kOddShift: as they lie.
+  // codes with odd groups times 2^kOddShift: high nibbles unshifted.
   static constexpr uint32_t kOddShift = 4;
   static __device__ void shifted_codes(const Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
     const uint4 qs = raw.qs[m / 2];

@@ -1,7 +1,6 @@
 // Tiles of the formats with codebooks: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S.
-// Interface: kernels/linear/tile.cuh, and one function more, prepare, which the threads of a block
-// call before the first use, with a barrier after it: it fills the codebook's table in shared
-// memory.
+// Interface: kernels/linear/tile.cuh, and prepare(), which fills the table of the codebook in
+// shared memory. The threads of a block call it before the first use, followed by a barrier.
 //
 // IQ1 and IQ2: an entry of the table is 8 nibbles, selectors of a byte permutation that turns the
 // codes of 8 weights into levels; IQ2 puts the signs into the selectors. IQ3: an entry is the 4
@@ -36,7 +35,7 @@ __device__ inline void fill_table(const Entry& entry) {
   for (uint32_t i = threadIdx.x; i < kCount; i += blockDim.x) table[i] = entry(i);
 }
 
-// Codes of a lane's half K-tile: for each group and of rows g, g + 8 the place in the table and the
+// Codes of a lane's half K-tile: for each group and for rows g and g + 8, the table index and the
 // signs.
 struct RawGrid {
   uint32_t index[4][2];
@@ -49,7 +48,7 @@ struct TileOfGrid {
 };
 
 // A set of 8 signs from its 7 stored bits, with more bits above the eighth.
-__device__ inline uint32_t eight_signs(uint32_t bits) {
+__device__ inline uint32_t signs_of_7_bits(uint32_t bits) {
   return bits + (static_cast<uint32_t>(__popc(static_cast<int32_t>(bits))) << 7);
 }
 
@@ -98,7 +97,7 @@ struct Tile<TensorType::kIQ2_XXS> : TileOfIq2<TensorType::kIQ2_XXS, 256> {  // I
 #pragma unroll
       for (uint32_t i = 0; i < 2; ++i) {
         const uint2 group = read_8(place(k_tile, half, m, lane / 4 + 8 * i));
-        raw.index[m][i] = byte_of(group.x, t) | eight_signs(group.y >> (7 * t) & 127) << 16;
+        raw.index[m][i] = byte_of(group.x, t) | signs_of_7_bits(group.y >> (7 * t) & 127) << 16;
       }
     return raw;
   }
@@ -135,7 +134,7 @@ struct Tile<TensorType::kIQ2_XS> : TileOfIq2<TensorType::kIQ2_XS, 512> {  // IQ2
         const uint32_t row = lane / 4 + 8 * i;
         const uint32_t code =
             read_2(k_tile + ((2 * half + m / 2) * 16 + row) * 16 + m % 2 * 8 + lane % 4 * 2);
-        raw.index[m][i] = (code & 511) | eight_signs(code >> 9) << 16;
+        raw.index[m][i] = (code & 511) | signs_of_7_bits(code >> 9) << 16;
       }
     return raw;
   }
@@ -258,7 +257,7 @@ struct Tile<TensorType::kIQ3_XXS> : TileOfIq3<TensorType::kIQ3_XXS, 256> {
   }
   static __device__ RawGrid load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
     return load_pairs(k_tile, half, lane, [&](uint32_t, uint32_t, uint32_t word) {
-      return eight_signs(word >> (7 * (lane % 4)) & 127) << 24;
+      return signs_of_7_bits(word >> (7 * (lane % 4)) & 127) << 24;
     });
   }
   static __device__ void scales(const uint8_t* k_tile, uint32_t half, uint32_t m, uint32_t lane,

@@ -1,4 +1,4 @@
-// What a column's scale and norm are made of, over a warp and a block. Only for .cu files.
+// Square sum and maximum of a token's activations, over a warp and a block. Only for .cu files.
 #pragma once
 
 #include "kernels/shared/numeric.h"
@@ -19,8 +19,8 @@ __device__ inline Statistics warp_statistics(Statistics value) {
   return value;
 }
 
-// Of the whole block, to every thread; the order of the sum is fixed. Once a kernel. kIsFull: the
-// block has kWarpsMax warps, not fewer.
+// Returns the statistics of the whole block to every thread; the order of the sum is fixed. At most
+// once per kernel. kIsFull: the block has exactly kWarpsMax warps.
 template <uint32_t kWarpsMax, bool kIsFull>
 __device__ inline Statistics block_statistics(Statistics value) {
   __shared__ Statistics parts[kWarpsMax];

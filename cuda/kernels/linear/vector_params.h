@@ -1,4 +1,4 @@
-// What the kernels of linear_vector are launched with, and how they lay out shared memory.
+// Parameters of the linear_vector kernels and their layout of shared memory.
 #pragma once
 
 #include "kernels/linear/linear.h"
@@ -10,13 +10,13 @@ constexpr uint32_t kVectorWarpsMax = 16;
 constexpr uint32_t kVectorStagesMax = 6;   // of a warp's ring
 constexpr uint32_t kVectorCopyStages = 2;  // without bulk copies
 
-// What a bench may vary. 0: chosen by shape.
+// Tuning parameters that a bench may set. 0: chosen by shape.
 struct VectorTuning {
   uint32_t cluster_size = 0;  // CTAs that partition an M-tile
   uint32_t stages = 0;        // of a warp's ring
   uint32_t m_warps = 0;       // of warps along the M-tiles
   uint32_t residency = 0;     // 1: no other such kernel on the SM, 2: one
-  uint32_t early_stages = 0;  // filled before the wait for the kernel ahead
+  uint32_t early_stages = 0;  // filled before the dependent wait
 };
 
 struct VectorMatrix {
@@ -27,7 +27,7 @@ struct VectorMatrix {
   uint32_t m_tiles;
 };
 
-// `count` things divided evenly: partition i has base or base + 1 of them.
+// An even division of `count` items: partition i has base or base + 1 of them.
 struct EvenPartition {
   uint32_t base, rest;
   WCUDA_HD uint32_t begin(uint32_t partition) const {
@@ -38,32 +38,32 @@ inline EvenPartition partition_evenly(uint32_t count, uint32_t partitions) {
   return {count / partitions, count % partitions};
 }
 
-// Matrices of one type, and the clusters that work on them.
+// The matrices of one type, and the clusters that process them.
 struct VectorProblem {
   uint32_t clusters;
   uint32_t m_tile_bytes;
   EvenPartition items;  // M-tiles or pairs of M-tiles, over the clusters
 };
 
-// What a launch reads first is in front.
+// Members are ordered by first use.
 struct VectorParams {
   VectorProblem problems[2];
-  // The warps of a CTA: warp w is number w % k_warps along the inputs and number w / k_warps, digit
-  // w of `m_warp_of`, along the M-tiles.
+  // Warp w of a CTA is K-warp w % k_warps and M-warp w / k_warps, which is also digit w (4 bits) of
+  // m_warp_of.
   uint64_t m_warp_of;
   uint32_t k_warps, m_warp_count;
   EvenPartition k_splits;         // K-tiles of an M-tile, over the CTAs of a cluster
   EvenPartition k_warp_tiles[2];  // of a K-split of base and of base + 1 K-tiles, over the K-warps
   uint32_t cluster_size;          // CTAs that partition an M-tile along the inputs
-  // Of a warp's ring: all, and those filled before the wait for the kernel ahead.
+  // Stages of a warp's ring, and how many of them are filled before the dependent wait.
   uint32_t stages, early_stages;
-  // Places in shared memory.
+  // Offsets in shared memory.
   uint32_t ring_offset, barriers_offset, x_scales_offset, accumulators_offset, squares_offset,
       scratch_offset, totals_offset;
-  uint32_t batch;                              // M-tiles between two barriers
-  uint32_t accumulator_stride;                 // accumulators of a float of an M-tile
-  uint32_t zero;                               // 0, but the compiler does not know
-  uint32_t matrix_begins[kLinearMatricesMax];  // first M-tile of each part; ~0: none
+  uint32_t batch;                              // M-tiles between two epilogues
+  uint32_t accumulator_stride;                 // floats between the accumulators of two outputs
+  uint32_t zero;                               // a 0 that the compiler cannot see
+  uint32_t matrix_begins[kLinearMatricesMax];  // first M-tile of each matrix; ~0: none
   uint32_t cols;
   Epilogue epilogue;
   uint32_t tokens;
@@ -72,10 +72,11 @@ struct VectorParams {
   float epsilon, mean_factor;  // 1 / cols
   const uint32_t* x_rows;
   VectorMatrix matrices[kLinearMatricesMax];
-  uint32_t owned_max;    // M-tiles of a cluster that one of its CTAs finishes
-  uint32_t m_tiles_max;  // of a cluster
-  uint32_t m_tiles[2];   // of a problem
-  // Without clusters: (clusters, cluster_size, m_tiles_max * 16 * T + T) and a counter each.
+  uint32_t owned_max;    // most M-tiles that one CTA of a cluster finishes
+  uint32_t m_tiles_max;  // most M-tiles of a cluster
+  uint32_t m_tiles[2];   // of each problem
+  // Without clusters: (clusters, cluster_size, m_tiles_max * 16 * T + T), and a counter per
+  // cluster.
   float* partials;
   uint32_t* tickets;
 };

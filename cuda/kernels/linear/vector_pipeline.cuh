@@ -1,4 +1,4 @@
-// The ring of K-tiles of weights that a warp of linear_vector reads from.
+// The ring of K-tiles of weights of a warp of linear_vector.
 #pragma once
 
 #include "kernels/linear/vector_params.h"
@@ -9,16 +9,16 @@
 
 namespace wcuda::kernels::vector {
 
-// A value that is the same in all lanes of a warp, known to the compiler as such.
+// Returns a value that is the same in all lanes as one that the compiler knows to be warp-uniform.
 __device__ inline uint32_t uniform(uint32_t value) { return __shfl_sync(~0u, value, 0); }
 
-// A warp's ring of K-tiles, which it refills itself. Bulk: one lane starts a copy, the barrier of
-// the stage counts its bytes. Else: every lane copies pieces of 16 bytes, a group of copies a
-// stage.
+// A warp's ring of K-tiles, which it refills itself. kBulk: one lane starts a TMA bulk copy, whose
+// bytes the barrier of the stage counts. Otherwise every lane copies pieces of 16 bytes by
+// cp.async, one group per stage.
 template <bool kBulk>
 class VectorPipeline {
  public:
-  // warp: the same value in a warp, known to the compiler as such.
+  // `warp` must be warp-uniform for the compiler: see uniform().
   __device__ VectorPipeline(const VectorParams& params, uint8_t* shared, uint32_t stage_bytes,
                             uint32_t warp, uint32_t lane) {
     ring_.stage_bytes = stage_bytes;
@@ -41,8 +41,8 @@ class VectorPipeline {
 
   __device__ uint32_t stages() const { return ring_.stages; }
 
-  // Fills the next stage; bytes 0: nothing to fill. is_free, which is true, depends on what was
-  // read from the stage: a bulk copy does not wait for loads in flight.
+  // Fills the next stage; bytes 0: nothing. is_free is always true, but computed from what was read
+  // from the stage: this delays the bulk copy, which does not wait for loads in flight.
   __device__ void fill(const uint8_t* source, uint32_t bytes, uint32_t lane, bool is_free) {
     const uint32_t target = shared_address(base_) + fill_stage_ * ring_.stage_bytes;
     if constexpr (kBulk) {
@@ -60,7 +60,7 @@ class VectorPipeline {
     if (++fill_stage_ == ring_.stages) fill_stage_ = 0;
   }
 
-  // The oldest stage, once it is filled.
+  // Waits for the oldest stage and returns it.
   __device__ uint8_t* wait() const {
     if constexpr (kBulk) {
 #if __CUDA_ARCH__ >= 900

@@ -1,4 +1,4 @@
-// linear_vector's launch heuristics over one table.
+// Launch heuristics of linear_vector over one table.
 #include "kernels/linear/vector_plan.h"
 
 #include <algorithm>
@@ -6,16 +6,16 @@
 namespace wcuda::kernels {
 namespace {
 
-// What the work of a CTA costs, in twentieths of a K-tile of a warp, and how it is cut.
+// Costs of the work of a CTA, in twentieths of a K-tile of a warp, and limits of its division.
 struct VectorCosts {
   uint32_t tokens;         // T
-  uint32_t m_tile_end;     // sums of an M-tile to their accumulators
+  uint32_t m_tile_end;     // storing the sums of an M-tile in their accumulators
   uint32_t m_warps;        // the barrier that more than one M-warp needs
   uint32_t x_token;        // staging a K-tile of a token, by all warps
-  uint32_t m_warps_max;    // more gain nothing
-  uint32_t split_inputs;   // K-splits double from so many inputs on …
-  uint32_t split_from;     // … where there are so many, 0: never
-  uint32_t m_tiles_of_sm;  // … and at most so many M-tiles an SM: staging x is not repaid
+  uint32_t m_warps_max;    // more M-warps gain nothing
+  uint32_t split_inputs;   // K-splits double if there are at least so many inputs,
+  uint32_t split_from;     // exactly so many K-splits (0: never),
+  uint32_t m_tiles_of_sm;  // and at most so many M-tiles per SM; else staging x costs more
 };
 constexpr uint32_t kKTileCost = 20;
 // H200, measured 2026-11-21, 8B Q4_K, us a launch. M-warps 1, 2, 4: gate and up of 2
@@ -34,19 +34,21 @@ const VectorCosts& costs_of(uint32_t tokens) {
   return kCosts[3];
 }
 
-constexpr uint32_t kMTileFloats = 16;  // sums of an M-tile and token
+constexpr uint32_t kMTileFloats = 16;  // sums per M-tile and token
 constexpr uint32_t kKSplitsMax = 8;
-constexpr uint32_t kRingBytes = 116 * 1024;        // of all warps, where a CTA has the SM alone
-constexpr uint32_t kAccumulatorBytes = 24 * 1024;  // of two sets of accumulators, or twice of one
-// Large products of one token have the SM alone, with a deeper ring (H200, 70B in the mix q4_k_m:
-// 96.6 steps/s instead of 94.4; 8B Q4_K, whose products are smaller, 790 instead of 807).
+constexpr uint32_t kRingBytes = 116 * 1024;        // of all warps, if a CTA has the SM alone
+constexpr uint32_t kAccumulatorBytes = 24 * 1024;  // of two sets of accumulators, or twice one set
+// Large matrices with one token have the SM alone, with a deeper ring (H200, 70B in the mix
+// q4_k_m: 96.6 steps/s instead of 94.4; the smaller matrices of 8B Q4_K: 790 instead of 807).
 constexpr uint32_t kLargeInputs = 8192;
 constexpr uint64_t kLargeBytes = 36u << 20;
-// Stages filled before the wait for the kernel ahead: more would compete with the loads of x (H200,
-// Q4_K: 8B 778 steps/s with all at once, 792 with one; 1B 3112, 3260).
+// Stages filled before the dependent wait. More would compete with the loads of x (H200, Q4_K: 8B
+// 778 steps/s with all, 792 with one; 1B 3112 and 3260).
 constexpr uint32_t kEarlyStages = 1;
 
-uint32_t round_up(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
+uint32_t round_up(uint32_t value, uint32_t granule) {
+  return (value + granule - 1) / granule * granule;
+}
 uint32_t divide_up(uint32_t value, uint32_t by) { return (value + by - 1) / by; }
 
 uint32_t k_tiles_of(const VectorParams& params, const VectorEngine& engine) {
@@ -57,8 +59,9 @@ uint32_t x_bytes(const VectorParams& params, const VectorEngine& engine, uint32_
   return round_up(k_tiles * (engine.x_codes_bytes + engine.x_scales_bytes), 128);
 }
 
-// Clusters of the first problem, of `clusters` for both: so that the busiest reads least, and else
-// by the problems' bytes. (Query, key and value of 8B Q4_K_M: 4 and 2 M-tiles rather than 4 and 3.)
+// Returns the number of clusters, out of `clusters`, for the first problem. It minimises the bytes
+// that the busiest cluster reads; ties are broken by the bytes of the problems. (Query, key and
+// value of 8B Q4_K_M: 4 and 2 M-tiles rather than 4 and 3.)
 uint32_t partition_clusters(const uint32_t (&items)[2], const VectorProblem (&problems)[2],
                             uint32_t clusters) {
   const uint64_t bytes[2] = {uint64_t{items[0]} * problems[0].m_tile_bytes,
@@ -97,7 +100,7 @@ void divide_items(VectorParams* params, const uint32_t (&items)[2], uint32_t wid
   }
 }
 
-// The warps along the inputs and along the M-tiles: the least work for the busiest.
+// Chooses K-warps and M-warps that minimise the work of the busiest warp.
 void arrange_warps(VectorParams* params, uint32_t warps, const VectorCosts& costs,
                    uint32_t m_warps) {
   const uint32_t k_tiles = params->k_splits.base, m_tiles = params->m_tiles_max;
@@ -110,7 +113,7 @@ void arrange_warps(VectorParams* params, uint32_t warps, const VectorCosts& cost
     const uint32_t work = divide_up(k_tiles, k_warps) * own_m_tiles * kKTileCost +
                           own_m_tiles * costs.m_tile_end + (count != 1 ? costs.m_warps : 0) +
                           k_tiles * costs.tokens * costs.x_token / (k_warps * count);
-    // Of equals, the most K-warps: x is staged with fewer barriers.
+    // Among equals, the most K-warps: x is then staged with fewer barriers.
     if (work >= best) continue;
     best = work;
     params->k_warps = k_warps;
@@ -125,10 +128,10 @@ void arrange_warps(VectorParams* params, uint32_t warps, const VectorCosts& cost
 
 struct Stages {
   uint32_t count;
-  uint32_t shared_bytes_min;  // that the CTA asks for at least
+  uint32_t shared_bytes_min;  // the least that the CTA requests
 };
 
-// other_bytes: what a CTA needs besides the ring. stage_bytes: of all its warps.
+// other_bytes: shared memory of a CTA besides the rings. stage_bytes: of a stage of all its warps.
 Stages choose_stages(const VectorParams& params, const VectorEngine& engine,
                      const VectorDevice& device, const VectorTuning& tuning, uint32_t k_tiles,
                      uint32_t other_bytes, uint32_t stage_bytes) {
@@ -149,7 +152,7 @@ Stages choose_stages(const VectorParams& params, const VectorEngine& engine,
   const bool is_large = engine.tokens == 1 && params.cols >= kLargeInputs && bytes >= kLargeBytes;
   const bool is_alone = tuning.residency == 1 || (tuning.residency == 0 && is_large);
   const uint32_t least = most < 2 ? most : tuning.residency == 2 ? 1u : 2u;
-  // Up to 2 tokens two kernels share an SM; from 4 on x takes too much memory.
+  // Up to 2 tokens, two kernels run on one SM; with 4 or more x needs too much memory.
   if (engine.tokens < 4 && !is_alone && together >= least)
     return {std::min(most, together), is_add ? 0 : limit};
   uint32_t stages = std::min(most, fitting(limits.most));
@@ -163,7 +166,7 @@ uint32_t lay_out(VectorParams* params, const VectorEngine& engine, const VectorD
   const uint32_t tokens = engine.tokens, k_splits = params->cluster_size;
   const uint32_t k_tiles = k_tiles_of(*params, engine);
   const uint32_t warps = params->k_warps * params->m_warp_count;
-  // An odd number of float4s: lanes of a store lie in different banks.
+  // An odd number of float4s, so that the lanes of a store access different banks.
   params->accumulator_stride = round_up(params->k_warps, 4);
   if (divide_up(params->k_warps, 4) % 2 == 0) params->accumulator_stride += 4;
   const uint32_t m_tile_bytes = params->accumulator_stride * kMTileFloats * tokens * 4;
@@ -213,7 +216,7 @@ uint32_t choose_k_splits(const VectorParams& params, const VectorEngine& engine,
                          const VectorDevice& device, const VectorTuning& tuning) {
   uint32_t k_splits = std::max(tuning.cluster_size, 1u);
   if (tuning.cluster_size == 0) {
-    // So that x leaves room for a ring.
+    // Split further until x leaves room for a ring.
     const uint32_t room = shared_limits(engine, device).most / 3;
     while (k_splits < kKSplitsMax && x_bytes(params, engine, k_splits) > room) k_splits *= 2;
     const VectorCosts& costs = costs_of(engine.tokens);
@@ -238,12 +241,12 @@ VectorPlan plan_vector(VectorParams* params, const VectorEngine& engine, const V
   params->k_splits = partition_evenly(k_tiles_of(*params, engine), k_splits);
   const uint32_t width = params->epilogue >= Epilogue::kSiluGate ? 2 : 1;
   const uint32_t items[2] = {params->m_tiles[0] / width, params->m_tiles[1] / width};
-  // As many warps as have room for their rings.
+  // Limited to warps whose rings fit.
   uint32_t warps_max = kVectorWarpsMax;
   const uint32_t stages_min = device.has_clusters ? 1 : kVectorCopyStages;
   while (warps_max * engine.stage_bytes * stages_min > limits.most * 2 / 3) warps_max /= 2;
   uint32_t clusters = device.sm_count < k_splits ? 1 : device.sm_count / k_splits;
-  // Not every SM is in a cluster of so many.
+  // Clusters of this size cannot use every SM.
   if (clusters_max != 0) clusters = std::min(clusters, clusters_max);
 
   VectorPlan plan;
@@ -251,7 +254,7 @@ VectorPlan plan_vector(VectorParams* params, const VectorEngine& engine, const V
     divide_items(params, items, width, clusters);
     arrange_warps(params, warps_max, costs_of(engine.tokens), tuning.m_warps);
     plan.shared_bytes = lay_out(params, engine, device, tuning, width);
-    // Too many M-tiles for their totals: more CTAs than fit at once.
+    // The totals of so many M-tiles do not fit: uses more clusters than run at once.
     if (plan.shared_bytes <= limits.most || params->m_tiles_max <= width) break;
   }
   plan.clusters = params->problems[0].clusters + params->problems[1].clusters;

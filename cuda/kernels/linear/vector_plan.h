@@ -1,18 +1,18 @@
-// How linear_vector cuts a launch: K-splits, clusters, warps, stages and shared memory. Pure
-// functions of shapes and of the device, without a call of CUDA's.
+// Launch parameters of linear_vector: K-splits, clusters, warps, stages and shared memory. Pure
+// functions of shapes and device properties, without CUDA calls.
 #pragma once
 
 #include "kernels/linear/vector_params.h"
 
 namespace wcuda::kernels {
 
-// Of the engines of a launch: the larger of the two where they differ.
+// Properties of the engines of a launch; if the two differ, the larger value.
 struct VectorEngine {
   uint32_t tokens = 1;        // T: 1, 2, 4 or 8
   uint32_t stage_inputs = 0;  // of a stage of a warp's ring
   uint32_t stage_bytes = 0;
-  uint32_t static_bytes = 0;   // shared memory besides what is planned
-  uint32_t scratch_bytes = 0;  // of a warp
+  uint32_t static_bytes = 0;   // static shared memory
+  uint32_t scratch_bytes = 0;  // per warp
   // x of stage_inputs inputs in shared memory.
   uint32_t x_codes_bytes = 0;
   uint32_t x_scales_bytes = 0;
@@ -26,17 +26,17 @@ struct VectorDevice {
   bool has_clusters = false;           // and bulk copies: compute capability 9.0
 };
 
-// Bytes of shared memory that a CTA may have. Kernels of two kinds alternate in a step, those that
-// add to their output and the others: one of each fits on an SM, two of the others do not. Where a
-// kernel needs more it has the SM alone, with more than half, so that no SM gets two of its CTAs,
-// which are two partitions of its work there (8B Q4_K, H200: 502 steps/s with room for two of any
-// kind, 668 for one kernel at a time).
+// The most shared memory that a CTA may use. Kernels that add to their output and others alternate
+// in a step: one of each kind fits on an SM, two of the others do not. A kernel that needs more
+// takes more than half of the SM, so that no SM gets two of its CTAs and thus twice the work (8B
+// Q4_K, H200: 502 steps/s with room for two CTAs of any kind, 668 for one kernel at a time).
 struct SharedLimits {
   uint32_t most, alone, of_other, of_add;
 };
 SharedLimits shared_limits(const VectorEngine& engine, const VectorDevice& device);
 
-// CTAs of a cluster that share the inputs of an M-tile, of params.cols and params.m_tiles.
+// Returns the number of CTAs of a cluster that divide the inputs of an M-tile, from params.cols and
+// params.m_tiles.
 uint32_t choose_k_splits(const VectorParams& params, const VectorEngine& engine,
                          const VectorDevice& device, const VectorTuning& tuning);
 
@@ -47,8 +47,8 @@ struct VectorPlan {
   uint64_t partials_bytes = 0;  // scratch for K-splits without clusters; 0: none
 };
 
-// Sets everything in `params` but the arguments, the matrices, m_tiles and m_tile_bytes, which it
-// reads. clusters_max: clusters of k_splits CTAs that run at once; 0: not known.
+// Reads the arguments, the matrices, m_tiles and m_tile_bytes of `params` and sets all other
+// members. clusters_max: how many clusters of k_splits CTAs run at once; 0: not known.
 VectorPlan plan_vector(VectorParams* params, const VectorEngine& engine, const VectorDevice& device,
                        const VectorTuning& tuning, uint32_t k_splits, uint32_t clusters_max);
 

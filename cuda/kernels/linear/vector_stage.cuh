@@ -1,4 +1,4 @@
-// The walk over a K-split of the activations that puts them into shared memory.
+// Stages the activations of a K-split in shared memory.
 #pragma once
 
 #include "kernels/linear/vector_params.h"
@@ -10,18 +10,18 @@ namespace wcuda::kernels::vector {
 struct StageRange {
   uint32_t begin;        // first input
   uint32_t vec8s;        // groups of eight inputs; a multiple of 8
-  uint32_t first_vec8;   // number of the first in shared memory
-  uint32_t warp, warps;  // this warp, of so many
+  uint32_t first_vec8;   // index of the first in shared memory
+  uint32_t warp, warps;  // index of this warp, and number of warps
 };
 
-// Adds a square of each lane to those of the warp and token.
+// Adds the squares of all lanes to the sum of the warp and token.
 __device__ inline void add_square(float* squares, uint32_t token, float square) {
 #pragma unroll
   for (uint32_t step = 16; step != 0; step /= 2) square += __shfl_xor_sync(~0u, square, step);
   if (threadIdx.x % 32 == 0) squares[token * 16] += square;
 }
 
-// Clears the warp's; the last warp what is added with its own, too.
+// Clears the warp's sums; the last warp also clears the padding up to a float4.
 template <uint32_t T>
 __device__ inline void clear_squares(float* squares) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -31,13 +31,13 @@ __device__ inline void clear_squares(float* squares) {
     for (uint32_t pad = warp + 1; pad % 4 != 0; ++pad) squares[lane * 16 + pad - warp] = 0.0f;
 }
 
-// Waits for the kernel ahead, then calls put(eight, token, v, is_there) for eight inputs each,
-// v = x * norm (zero past cols and for tokens past tokens), for T tokens. Whole warps call, for
-// vec8s in a row; where not is_there, nothing may be stored. squares (T, 16): 0 … of the
-// warp gets sums of squares of x if there is a norm. after_loads is called once the first inputs
-// are in flight, by warps that have any.
+// Does the dependent wait, then calls put(vec8, token, v, is_there) for every eight inputs of T
+// tokens, with v = x * norm (zero past cols and past params.tokens). All lanes of a warp call put
+// together, for consecutive vec8s; without is_there nothing may be stored. If there is a norm,
+// squares (T, 16), offset to the column of this warp, receives sums of squares of x. Warps that
+// have inputs call after_loads after issuing the first loads.
 //
-// A warp does kPieces blocks of 32 vec8s at once, of one token or two.
+// A warp processes kPieces blocks of 32 vec8s at a time, of one token or two.
 template <uint32_t T, bool kWholeVec8, bool kHasNorm, class AfterLoads, class Put>
 __device__ inline void stage_split(const VectorParams& params, const StageRange& range,
                                    float* squares, AfterLoads after_loads, Put put) {
@@ -50,12 +50,12 @@ __device__ inline void stage_split(const VectorParams& params, const StageRange&
     return work % (T / kTokens) * kTokens + i;
   };
   const auto vec8_of = [&](uint32_t work) { return work / (T / kTokens) * 32 + lane; };
-  // First input of the lane's eight, kNone where there is none.
+  // Returns the first input of the lane's vec8, kNone past the end.
   const auto input_of = [&](uint32_t work) {
     const uint32_t vec8 = vec8_of(work), input = range.begin + vec8 * 8;
     return vec8 < range.vec8s && input < params.cols ? input : kNone;
   };
-  // Eight floats at `source`; `missing` where there are none.
+  // Loads eight floats from `source`; past the end they are `missing`.
   const auto load = [&](const float* source, uint32_t input, float missing, float(&values)[8]) {
 #pragma unroll
     for (uint32_t i = 0; i < 8; i += 4) {
@@ -78,7 +78,7 @@ __device__ inline void stage_split(const VectorParams& params, const StageRange&
       }
     }
   };
-  // Of x; kNone for zeros.
+  // First inputs of the loads of x; kNone for zeros.
   uint32_t inputs[kPieces][kTokens];
   const auto find = [&](uint32_t work) {
 #pragma unroll
@@ -93,7 +93,7 @@ __device__ inline void stage_split(const VectorParams& params, const StageRange&
   load_gains(range.warp);
   find(range.warp);
   if constexpr (kHasNorm) clear_squares<T>(squares);
-    // All that the loads need is there when the wait ends.
+    // The addresses of the loads are computed before the wait.
 #pragma unroll
   for (uint32_t p = 0; p < kPieces; ++p)
 #pragma unroll
@@ -101,7 +101,7 @@ __device__ inline void stage_split(const VectorParams& params, const StageRange&
   __syncwarp();
   dependent_wait();
 
-  // A warp whose tokens stay the same adds up its lanes at the end.
+  // A warp whose tokens stay the same sums over its lanes only at the end.
   const bool has_own_tokens = kHasNorm && T >= 4 && range.warps * kPieces % (T / kTokens) == 0;
   float own_squares[kPieces][kTokens] = {};
 
@@ -155,14 +155,14 @@ __device__ inline void stage_split(const VectorParams& params, const StageRange&
         add_square(squares, token_of(range.warp + p * range.warps, i), own_squares[p][i]);
 }
 
-// stage_split for 4 and 8 tokens where none of the inputs is missing and vec8s are a multiple of
-// 32. A warp does 32 vec8s of four tokens at once; tokens past tokens repeat the last.
+// stage_split for 4 and 8 tokens if no input is missing and vec8s is a multiple of 32. A warp
+// processes 32 vec8s of four tokens at a time; tokens past params.tokens repeat the last.
 template <uint32_t T, bool kHasNorm, class AfterLoads, class Put>
 __device__ inline void stage_whole_split(const VectorParams& params, const StageRange& range,
                                          float* squares, AfterLoads after_loads, Put put) {
   static_assert(T == 4 || T == 8);
-  // Blocks of vec8s whose loads are in flight at once (H200, 1 and 2: 8B Q4_K at 8
-  // tokens 559 and 577 steps/s, at 4 tokens 704 and 694).
+  // Blocks of vec8s loaded at once (H200, 8B Q4_K, with 1 and 2: 559 and 577 steps/s for 8 tokens,
+  // 704 and 694 for 4).
   constexpr uint32_t kPieces = T == 8 ? 2 : 1;
   const uint32_t lane = threadIdx.x % 32, cols = params.cols;
   // 8 tokens: two warps divide the tokens, or one takes them in turn.

@@ -1,9 +1,9 @@
-// Formats whose scales are whole numbers times a factor of a row and packed tile: products of
-// several groups add up as integers, and so do mins.
+// Formats whose scales are integers times one factor per row and packed tile. Sums over several
+// groups can then be accumulated as integers, and so can mins.
 //
 //   w = factor * scale * code - min_factor * min
 //
-// WholeScales<Tile> has, beside kIs,
+// WholeScales<Tile> has, besides kIs,
 //
 //   Header      of rows g and g + 8 of a packed tile, as stored
 //   load        a lane's Header
@@ -42,14 +42,14 @@ struct KHeader {
       header.scales[1][row] = (words.w & 0x0f0f0f0f) | (words.y >> 2 & 0x30303030);
       header.mins[0][row] = words.z & 0x3f3f3f3f;
       header.mins[1][row] = (words.w >> 4 & 0x0f0f0f0f) | (words.z >> 2 & 0x30303030);
-      // Masks of four bytes stay ahead of what takes one.
+      // Masks four bytes at a time, before single bytes are extracted.
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half)
         asm("" : "+r"(header.scales[half][row]), "+r"(header.mins[half][row]));
     }
     return header;
   }
-  // A group's, as it lies in its byte.
+  // Returns the scale of a group from its byte.
   __device__ int32_t scale(uint32_t half, uint32_t m, uint32_t row) const {
     return static_cast<int32_t>(__byte_perm(scales[half][row], 0, 0x4440 | m));
   }
@@ -126,7 +126,7 @@ struct WholeScales<Tile<TensorType::kQ6_K>> {
     header.d[1] = read_2(d + 16);
     return header;
   }
-  // 4 * (code - 32), an int8: the six bits of a code on top, the sign turned.
+  // Returns 4 * (code - 32) as int8: the six bits of a code at the top, the sign bit flipped.
   static __device__ void codes(const Tile::Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
     const uint4 ql = raw.ql[m % 2], qh = raw.qh;
     a[0] = code(ql.x, qh.x, m);
