@@ -1,9 +1,9 @@
 // dequantize: out[r][c] = round(w[r][c]).
 //
-// Packed tiles (kernels/shared/packed_tile.h) in, read once by 16 bytes; rows of f32, f16 or bf16
-// out, written once by 16 bytes. A block of threads takes a tile of 16 rows x 256 columns: it puts
-// the packed tiles' bytes back in the file's order in shared memory, then a thread unpacks 32
-// elements, and quads of lanes exchange them so that each store of a quad covers 64 bytes of a row.
+// Input: packed tiles (kernels/shared/packed_tile.h), read once by 16 bytes. Output: rows of f32,
+// f16 or bf16, written once by 16 bytes. A block of threads takes a tile of 16 rows x 256 columns.
+// It restores the order of the file in shared memory, then each thread unpacks 32 elements, and
+// quads of lanes transpose them so that each store of a quad covers 64 bytes of a row.
 #include <algorithm>
 
 #include "kernels/linear/dequantize.h"
@@ -16,8 +16,8 @@ namespace wcuda::kernels {
 namespace {
 
 constexpr uint32_t kTileColumns = 256;
-constexpr uint32_t kTileParts = kTileColumns / kPartElements;
-constexpr uint32_t kThreads = kMTileRows * kTileParts;  // a thread unpacks one part
+constexpr uint32_t kTileSubBlocks = kTileColumns / kSubBlockElements;
+constexpr uint32_t kThreads = kMTileRows * kTileSubBlocks;  // a thread unpacks one sub-block
 
 struct Arguments {
   const uint8_t* packed_tiles;
@@ -43,28 +43,28 @@ struct PackedTile : SharedBlocks<kType> {
   static_assert(kPackedTileBytes % 16 == 0);
 };
 
-// Puts the 16 bytes at `offset` of part kPart of packed tile `packed_tile` of the tile into their
-// places.
-template <TensorType kType, uint32_t kPart>
-__device__ inline void scatter_part(uint32_t packed_tile, uint32_t offset, const uint4& chunk,
-                                    uint8_t* shared) {
+// Stores the 16 bytes at `offset` of field kField of packed tile `packed_tile` in shared memory, in
+// the order of the file.
+template <TensorType kType, uint32_t kField>
+__device__ inline void scatter_field(uint32_t packed_tile, uint32_t offset, const uint4& chunk,
+                                     uint8_t* shared) {
   using T = PackedTile<kType>;
-  constexpr TileField kThis = T::kLayout.fields[kPart];
-  constexpr uint32_t kPiece = kThis.piece_bytes;
-  constexpr uint32_t kUnit = T::unit_bytes(kThis);
+  constexpr TileField kOwn = T::kLayout.fields[kField];
+  constexpr uint32_t kPiece = kOwn.piece_bytes;
+  constexpr uint32_t kAccess = T::access_bytes(kOwn);
   const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
-  for (uint32_t unit = 0; unit < 16 / kUnit; ++unit) {
-    const uint32_t at = offset + unit * kUnit;
-    uint32_t row, block, byte;  // of the part's bytes of the block
-    if constexpr (!kThis.by_lane) {
-      constexpr uint32_t kPieces = kThis.bytes / kPiece;
+  for (uint32_t access = 0; access < 16 / kAccess; ++access) {
+    const uint32_t at = offset + access * kAccess;
+    uint32_t row, block, byte;  // of the field's bytes in the block
+    if constexpr (!kOwn.by_lane) {
+      constexpr uint32_t kPieces = kOwn.bytes / kPiece;
       const uint32_t index = at / (kMTileRows * kPiece);
       row = at / kPiece % kMTileRows;
       block = index / kPieces;
       byte = index % kPieces * kPiece + at % kPiece;
     } else {
-      constexpr uint32_t kRuns = kThis.bytes / (4 * kPiece);
+      constexpr uint32_t kRuns = kOwn.bytes / (4 * kPiece);
       const uint32_t lane = at / 16 % 32;
       uint32_t run, half;
       if constexpr (kPiece == 16) {
@@ -83,26 +83,26 @@ __device__ inline void scatter_part(uint32_t packed_tile, uint32_t offset, const
     }
     uint8_t* const target = shared + row * T::kRowStride +
                             (packed_tile * T::kLayout.blocks + block) * T::kStride + T::kShift +
-                            kThis.offset + byte;
-    const uint32_t word = words[unit * kUnit / 4];
-    if constexpr (kUnit == 4)
+                            kOwn.offset + byte;
+    const uint32_t word = words[access * kAccess / 4];
+    if constexpr (kAccess == 4)
       *reinterpret_cast<uint32_t*>(target) = word;
-    else if constexpr (kUnit == 2)
-      *reinterpret_cast<uint16_t*>(target) = static_cast<uint16_t>(word >> (unit % 2 * 16));
+    else if constexpr (kAccess == 2)
+      *reinterpret_cast<uint16_t*>(target) = static_cast<uint16_t>(word >> (access % 2 * 16));
     else
-      *target = static_cast<uint8_t>(word >> (unit % 4 * 8));
+      *target = static_cast<uint8_t>(word >> (access % 4 * 8));
   }
 }
 
-template <TensorType kType, uint32_t kPart = 0>
+template <TensorType kType, uint32_t kField = 0>
 __device__ inline void scatter(uint32_t packed_tile, uint32_t offset, const uint4& chunk,
                                uint8_t* shared) {
   using T = PackedTile<kType>;
-  if constexpr (kPart + 1 < T::kLayout.field_count) {
-    if (offset >= T::part_start(kPart + 1))
-      return scatter<kType, kPart + 1>(packed_tile, offset, chunk, shared);
+  if constexpr (kField + 1 < T::kLayout.field_count) {
+    if (offset >= T::field_start(kField + 1))
+      return scatter<kType, kField + 1>(packed_tile, offset, chunk, shared);
   }
-  scatter_part<kType, kPart>(packed_tile, offset - T::part_start(kPart), chunk, shared);
+  scatter_field<kType, kField>(packed_tile, offset - T::field_start(kField), chunk, shared);
 }
 
 __device__ inline uint32_t pack_f16(float low, float high) {
@@ -116,11 +116,12 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
   return bits;
 }
 
-// Values 32 * part … of a row, in stores of 16 bytes. Lanes of a quad hold neighbouring parts.
+// Stores values 32 * part … of a row, 16 bytes at a time. Lanes of a quad hold neighbouring
+// sub-blocks.
 __device__ inline void store_part(const Arguments& arguments, const float (&values)[32],
                                   uint64_t row_start, uint32_t column, bool is_row) {
   const uint32_t quad = threadIdx.x % 4;
-  column -= quad * kPartElements;
+  column -= quad * kSubBlockElements;
   uint4 chunks[4];
   if (arguments.out_type == ElementType::kF32) {
     auto* const out = static_cast<float*>(arguments.out) + row_start;
@@ -135,7 +136,7 @@ __device__ inline void store_part(const Arguments& arguments, const float (&valu
       quad_transpose(chunks);
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
-        const uint32_t at = column + kPartElements * i + 16 * half + 4 * quad;
+        const uint32_t at = column + kSubBlockElements * i + 16 * half + 4 * quad;
         if (is_row && at < arguments.cols) *reinterpret_cast<uint4*>(out + at) = chunks[i];
       }
     }
@@ -156,7 +157,7 @@ __device__ inline void store_part(const Arguments& arguments, const float (&valu
   quad_transpose(chunks);
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
-    const uint32_t at = column + kPartElements * i + 8 * quad;
+    const uint32_t at = column + kSubBlockElements * i + 8 * quad;
     if (is_row && at < arguments.cols) *reinterpret_cast<uint4*>(out + at) = chunks[i];
   }
 }
@@ -165,7 +166,7 @@ __device__ inline void store_part(const Arguments& arguments, const float (&valu
 __device__ inline void store_part_unaligned(const Arguments& arguments, const float (&values)[32],
                                             uint64_t row_start, uint32_t column) {
 #pragma unroll
-  for (uint32_t i = 0; i < kPartElements; ++i) {
+  for (uint32_t i = 0; i < kSubBlockElements; ++i) {
     if (column + i >= arguments.cols) continue;
     const uint64_t at = row_start + column + i;
     if (arguments.out_type == ElementType::kF32)
@@ -184,11 +185,12 @@ __global__ void __launch_bounds__(kThreads, 8) dequantize_kernel(Arguments argum
   dependent_trigger();
   const uint32_t m_tile = arguments.first_row / kMTileRows + blockIdx.x / arguments.tile_count;
   const uint32_t tile = blockIdx.x % arguments.tile_count;
-  const uint32_t first_record = tile * T::kPackedTiles;
-  const uint32_t packed_tiles = min(T::kPackedTiles, arguments.packed_tile_count - first_record);
+  const uint32_t first_packed_tile = tile * T::kPackedTiles;
+  const uint32_t packed_tiles =
+      min(T::kPackedTiles, arguments.packed_tile_count - first_packed_tile);
   const auto* chunks = reinterpret_cast<const uint4*>(
       arguments.packed_tiles +
-      (uint64_t{m_tile} * arguments.packed_tile_count + first_record) * T::kPackedTileBytes);
+      (uint64_t{m_tile} * arguments.packed_tile_count + first_packed_tile) * T::kPackedTileBytes);
 
   constexpr uint32_t kLoads = (T::kChunks + kThreads - 1) / kThreads;
   const uint32_t chunk_count = packed_tiles * (T::kPackedTileBytes / 16);
@@ -207,20 +209,20 @@ __global__ void __launch_bounds__(kThreads, 8) dequantize_kernel(Arguments argum
   }
   __syncthreads();
 
-  const uint32_t row_of_strip = threadIdx.x / kTileParts;
-  const uint32_t part = threadIdx.x % kTileParts;
-  constexpr uint32_t kBlockParts = T::kLayout.block_elements / kPartElements;
+  const uint32_t row_of_m_tile = threadIdx.x / kTileSubBlocks;
+  const uint32_t part = threadIdx.x % kTileSubBlocks;
+  constexpr uint32_t kBlockSubBlocks = T::kLayout.block_elements / kSubBlockElements;
   const auto& block = *reinterpret_cast<const BlockOf<kType>*>(
-      shared + row_of_strip * T::kRowStride + part / kBlockParts * T::kStride + T::kShift);
-  float values[kPartElements];
-  unpack32(block, part % kBlockParts, values);
+      shared + row_of_m_tile * T::kRowStride + part / kBlockSubBlocks * T::kStride + T::kShift);
+  float values[kSubBlockElements];
+  unpack32(block, part % kBlockSubBlocks, values);
 
   dependent_wait();
-  const uint32_t row = m_tile * kMTileRows + row_of_strip - arguments.first_row;
+  const uint32_t row = m_tile * kMTileRows + row_of_m_tile - arguments.first_row;
   const bool is_row =
-      m_tile * kMTileRows + row_of_strip >= arguments.first_row && row < arguments.row_count;
+      m_tile * kMTileRows + row_of_m_tile >= arguments.first_row && row < arguments.row_count;
   const uint64_t row_start = is_row ? uint64_t{row} * arguments.cols : 0;
-  const uint32_t column = tile * kTileColumns + part * kPartElements;
+  const uint32_t column = tile * kTileColumns + part * kSubBlockElements;
   if (arguments.is_aligned)
     store_part(arguments, values, row_start, column, is_row);
   else if (is_row)
@@ -376,9 +378,9 @@ cudaError_t dequantize(const Matrix& matrix, uint32_t first_row, uint32_t row_co
   arguments.is_aligned =
       uint64_t{matrix.cols} * element_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0;
   arguments.out = out;
-  const uint32_t strip_count =
+  const uint32_t m_tile_count =
       (first_row + row_count - 1) / kMTileRows - first_row / kMTileRows + 1;
-  const uint64_t blocks = uint64_t{strip_count} * arguments.tile_count;
+  const uint64_t blocks = uint64_t{m_tile_count} * arguments.tile_count;
   if (blocks > 0x7fffffffu) return cudaErrorInvalidValue;
   if (out_type == ElementType::kF16 && arguments.is_aligned && first_row % kMTileRows == 0 &&
       matrix.cols % kTileColumns == 0 &&

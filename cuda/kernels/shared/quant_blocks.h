@@ -6,8 +6,8 @@
 
 namespace wcuda::quant {
 
-// Elements that one call of unpack32 writes; every block holds a whole number of such parts.
-constexpr uint32_t kPartElements = 32;
+// Elements that one call of unpack32 writes; every block consists of such sub-blocks.
+constexpr uint32_t kSubBlockElements = 32;
 
 // d, m, dmin are f16 scales and offsets; q is a code of the weight.
 

@@ -12,7 +12,7 @@
 namespace wcuda::kernels {
 
 using quant::kMTileRows;
-using quant::kPartElements;
+using quant::kSubBlockElements;
 using quant::TileField;
 using quant::TileLayout;
 
@@ -30,19 +30,19 @@ struct BlockBF16 {
   uint32_t words[32];
 };
 __device__ inline void unpack32(const BlockF32& block, uint32_t part, float* out) {
-  for (uint32_t i = 0; i < kPartElements; ++i)
-    out[i] = bits_float(block.words[kPartElements * part + i]);
+  for (uint32_t i = 0; i < kSubBlockElements; ++i)
+    out[i] = bits_float(block.words[kSubBlockElements * part + i]);
 }
 __device__ inline void unpack32(const BlockF16& block, uint32_t part, float* out) {
-  for (uint32_t i = 0; i < kPartElements; i += 2) {
-    const uint32_t word = block.words[(kPartElements * part + i) / 2];
+  for (uint32_t i = 0; i < kSubBlockElements; i += 2) {
+    const uint32_t word = block.words[(kSubBlockElements * part + i) / 2];
     out[i] = half_to_float(static_cast<uint16_t>(word));
     out[i + 1] = half_to_float(static_cast<uint16_t>(word >> 16));
   }
 }
 __device__ inline void unpack32(const BlockBF16& block, uint32_t part, float* out) {
-  for (uint32_t i = 0; i < kPartElements; i += 2) {
-    const uint32_t word = block.words[(kPartElements * part + i) / 2];
+  for (uint32_t i = 0; i < kSubBlockElements; i += 2) {
+    const uint32_t word = block.words[(kSubBlockElements * part + i) / 2];
     out[i] = bf16_to_float(static_cast<uint16_t>(word));
     out[i + 1] = bf16_to_float(static_cast<uint16_t>(word >> 16));
   }
@@ -120,12 +120,12 @@ struct SharedBlocks {
   static constexpr uint32_t kStride = (kShift + kLayout.block_bytes + 3) / 4 * 4;
 
   // Returns the bytes of a field that can be copied at once: 4, 2 or 1.
-  WCUDA_HD static constexpr uint32_t unit_bytes(const TileField& part) {
+  WCUDA_HD static constexpr uint32_t access_bytes(const TileField& part) {
     const uint32_t all = 4u | part.piece_bytes | (kShift + part.offset);
     return all % 4 == 0 ? 4 : all % 2 == 0 ? 2 : 1;
   }
   // Returns the offset of a field in the packed tile.
-  WCUDA_HD static constexpr uint32_t part_start(uint32_t part) {
+  WCUDA_HD static constexpr uint32_t field_start(uint32_t part) {
     uint32_t start = 0;
     for (uint32_t p = 0; p < part; ++p)
       start += kMTileRows * kLayout.blocks * kLayout.fields[p].bytes;

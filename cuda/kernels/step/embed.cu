@@ -13,8 +13,8 @@ namespace wcuda::kernels {
 namespace {
 
 constexpr uint32_t kTileColumns = 1024;
-constexpr uint32_t kTileParts = kTileColumns / kPartElements;  // one per lane
-static_assert(kTileParts == 32);
+constexpr uint32_t kTileSubBlocks = kTileColumns / kSubBlockElements;  // one per lane
+static_assert(kTileSubBlocks == 32);
 
 struct Arguments {
   const int32_t* tokens;
@@ -47,7 +47,7 @@ template <TensorType kType, uint32_t kField>
 WCUDA_HD constexpr uint32_t field_passes() {
   using T = RowTile<kType>;
   constexpr TileField kOwn = T::kLayout.fields[kField];
-  return (T::kBlocks * (kOwn.bytes / T::unit_bytes(kOwn)) + 31) / 32;
+  return (T::kBlocks * (kOwn.bytes / T::access_bytes(kOwn)) + 31) / 32;
 }
 template <TensorType kType, uint32_t kField = 0>
 WCUDA_HD constexpr uint32_t all_passes() {
@@ -66,7 +66,7 @@ __device__ inline void copy_fields(const uint8_t* packed_tiles, uint32_t count, 
   using T = RowTile<kType>;
   constexpr TileLayout kLayout = T::kLayout;
   constexpr TileField kOwn = kLayout.fields[kField];
-  constexpr uint32_t kAccess = T::unit_bytes(kOwn);
+  constexpr uint32_t kAccess = T::access_bytes(kOwn);
   constexpr uint32_t kAccesses = kOwn.bytes / kAccess;  // per block
   constexpr uint32_t kPasses = field_passes<kType, kField>();
 #pragma unroll
@@ -79,7 +79,7 @@ __device__ inline void copy_fields(const uint8_t* packed_tiles, uint32_t count, 
     // packed_tile_offset of a field known at compile time.
     constexpr TileLayout kSingleField = single_field(kLayout, kField);
     const uint8_t* from = packed_tiles + packed_tile * kLayout.packed_tile_bytes() +
-                          T::part_start(kField) +
+                          T::field_start(kField) +
                           packed_tile_offset(kSingleField, row, block % kLayout.blocks, byte);
     uint8_t* target = shared + block * T::kStride + T::kShift + byte;
     uint32_t& word = words[kFirst + pass];
@@ -126,17 +126,17 @@ __global__ void __launch_bounds__(32) embed_kernel(Arguments arguments) {
   copy_fields<kType, false>(packed_tiles, count, row % kMTileRows, words, shared);
   __syncwarp();
 
-  constexpr uint32_t kBlockParts = T::kLayout.block_elements / kPartElements;
+  constexpr uint32_t kBlockSubBlocks = T::kLayout.block_elements / kSubBlockElements;
   const auto& block = *reinterpret_cast<const BlockOf<kType>*>(
-      shared + threadIdx.x / kBlockParts * T::kStride + T::kShift);
-  float values[kPartElements];
-  unpack32(block, threadIdx.x % kBlockParts, values);
+      shared + threadIdx.x / kBlockSubBlocks * T::kStride + T::kShift);
+  float values[kSubBlockElements];
+  unpack32(block, threadIdx.x % kBlockSubBlocks, values);
 
   float* const out = arguments.out + uint64_t{token_index} * arguments.cols;
-  const uint32_t column = tile * kTileColumns + threadIdx.x * kPartElements;
+  const uint32_t column = tile * kTileColumns + threadIdx.x * kSubBlockElements;
   if (!arguments.is_aligned) {
 #pragma unroll
-    for (uint32_t i = 0; i < kPartElements; ++i)
+    for (uint32_t i = 0; i < kSubBlockElements; ++i)
       if (column + i < arguments.cols) out[column + i] = __fmul_rn(values[i], arguments.scale);
     return;
   }
@@ -155,7 +155,8 @@ __global__ void __launch_bounds__(32) embed_kernel(Arguments arguments) {
     quad_transpose(chunks);
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
-      const uint32_t at = column - quad * kPartElements + kPartElements * i + 16 * half + 4 * quad;
+      const uint32_t at =
+          column - quad * kSubBlockElements + kSubBlockElements * i + 16 * half + 4 * quad;
       if (at < arguments.cols) *reinterpret_cast<uint4*>(out + at) = chunks[i];
     }
   }

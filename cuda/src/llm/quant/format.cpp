@@ -17,8 +17,8 @@ void unpack_bf16(const uint8_t* block, float* out) { *out = bf16_to_float(load_u
 template <class Block>
 void unpack_block(const uint8_t* block, float* out) {
   const Block& typed = *reinterpret_cast<const Block*>(block);  // all members are bytes
-  for (uint32_t part = 0; part < Block::kElements / kPartElements; ++part)
-    unpack32(typed, part, out + part * kPartElements);
+  for (uint32_t part = 0; part < Block::kElements / kSubBlockElements; ++part)
+    unpack32(typed, part, out + part * kSubBlockElements);
 }
 
 template <class Block>

@@ -42,11 +42,11 @@ class DeviceArray {
 
 template <class Block>
 __global__ void unpack_kernel(const uint8_t* blocks, uint64_t part_count, float* out) {
-  constexpr uint32_t kParts = Block::kElements / kPartElements;
+  constexpr uint32_t kParts = Block::kElements / kSubBlockElements;
   const uint64_t part = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (part >= part_count) return;
   const Block& block = reinterpret_cast<const Block*>(blocks)[part / kParts];
-  unpack32(block, static_cast<uint32_t>(part % kParts), out + part * kPartElements);
+  unpack32(block, static_cast<uint32_t>(part % kParts), out + part * kSubBlockElements);
 }
 
 using Launch = void (*)(const uint8_t* blocks, uint64_t part_count, float* out);
@@ -129,7 +129,7 @@ int unpack_on_device(uint32_t type, const uint8_t* blocks, uint64_t bytes, uint6
   if (launch == nullptr) return -1;
   DeviceArray device_blocks(bytes), out(element_count * sizeof(float));
   if (const cudaError_t status = device_blocks.from(blocks)) return status;
-  launch(device_blocks.as<uint8_t>(), element_count / kPartElements, out.as<float>());
+  launch(device_blocks.as<uint8_t>(), element_count / kSubBlockElements, out.as<float>());
   if (const cudaError_t status = cudaGetLastError()) return status;
   return out.to(values);
 }
