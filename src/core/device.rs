@@ -59,7 +59,7 @@ impl std::fmt::Display for Backend {
 ///
 /// ```
 /// # fn main() -> worker_cuda::Result<()> {
-/// let caps = worker_cuda::device(worker_cuda::Backend::Host, 0)?;
+/// let caps = &worker_cuda::devices(worker_cuda::Backend::Host)?[0];
 /// assert!(caps.total_memory > 0 && caps.multiprocessor_count >= 1);
 /// assert_eq!(caps.compute_capability, (0, 0)); // no meaning on the host
 /// # Ok(())
