@@ -9,6 +9,7 @@ long_steps() {
   step "cargo-deny" cargo_deny
   step_unless_unchanged "manifest, $FUZZ_EXECUTIONS executions" \
     "$FUZZ_EXECUTIONS $(fingerprint src/compute/manifest tests/manifest.rs cuda/src/compute/jit)" manifest_executions
+  step "old callers of a library whose structs have grown" cuda/tests/abi/grown.sh "$TARGET/grown"
   step "package" package_twice
   step "CUDA, all architectures" native_cuda_all
   step_unless_unchanged "fuzz $FUZZ_EXECUTIONS executions a target" \
