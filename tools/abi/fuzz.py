@@ -1,8 +1,9 @@
 """Writes the calls of the fuzzer of the C ABI from the headers: fuzz.py OUTPUT.
 
-For each struct a function that fills it with hostile values, for each function a case that calls it with
-hostile arguments. What a value may be is decided by its type and its name alone, so a new function is fuzzed
-from the day it is declared; cuda/fuzz/abi/fuzz.cpp has the values.
+For each struct a function that fills it with hostile values, for each function and each slot of a backend's
+table a case that calls it with hostile arguments, and a table of a caller that has every slot. What a value may
+be is decided by its type and its name alone, so a new function is fuzzed from the day it is declared;
+cuda/fuzz/abi/fuzz.cpp has the values.
 """
 
 import pathlib
@@ -18,7 +19,7 @@ def is_trusted(name: str) -> bool:
     return name.endswith(TRUSTED)
 
 
-def fill_field(field: header.Field, interface: header.Interface) -> str | None:
+def fill_field(struct_name: str, field: header.Field, interface: header.Interface) -> str | None:
     target = f"v->{field.name}"
     if field.name == "struct_size":
         return None
@@ -31,6 +32,8 @@ def fill_field(field: header.Field, interface: header.Interface) -> str | None:
         if field.type == "wcuda_string":
             return f"{target} = text();"
         return None
+    if field.type == "*" and (struct_name, field.name) == ("wcuda_backend_registration", "table"):
+        return f"{target} = callers_table();"
     if field.type == "fn":
         return f"{target} = callback<decltype({target})>();"
     if field.type == "*":
@@ -45,7 +48,7 @@ def fillers(interface: header.Interface) -> list[str]:
         if struct.is_handle or not struct.grows:
             continue
         lines.append(f"void fill({struct.name}* v) {{")
-        lines += [f"  {line}" for f in struct.fields if (line := fill_field(f, interface))]
+        lines += [f"  {line}" for f in struct.fields if (line := fill_field(struct.name, f, interface))]
         lines.append("}")
     return lines
 
@@ -63,6 +66,8 @@ def argument(parameter: header.Parameter, function: header.Function, interface: 
         return "error()"
     if function.name == "wcuda_buffer_borrow" and name == "address":
         return "fresh()"
+    if base == "wcuda_device_memory":
+        return "memory()" if stars == 0 else "made_memory()"
     if stars == 0:
         if struct and struct.is_handle:
             return f"{base}{{handle(kind_of<{base}>())}}"
@@ -81,15 +86,22 @@ def argument(parameter: header.Parameter, function: header.Function, interface: 
     return f"pointer<{kind}>()"
 
 
+def slots(interface: header.Interface) -> list[header.Function]:
+    return [f.signature for f in interface.structs["wcuda_backend_vtable"].fields if f.signature]
+
+
 def cases(interface: header.Interface) -> list[str]:
+    """Functions, then the slots of the library's table; a slot's `self` is the id of a backend."""
     lines = []
-    for index, function in enumerate(interface.functions):
-        arguments = ", ".join(argument(p, function, interface) for p in function.parameters)
-        call = f"{function.name}({arguments})"
+    functions = [(f.name, f, f.parameters, "") for f in interface.functions]
+    functions += [(f"table->{f.name}", f, f.parameters[1:], "self(), ") for f in slots(interface)]
+    for index, (name, function, parameters, first) in enumerate(functions):
+        arguments = ", ".join(argument(p, function, interface) for p in parameters)
+        call = f"{name}({first}{arguments})".replace(", )", ")")
         result = f"status({call})" if function.returns == "wcuda_status" else f"(void)({call})"
         if function.returns == "void":
             result = call
-        lines.append(f'    case {index}: name_ = "{function.name}"; {result}; break;')
+        lines.append(f'    case {index}: name_ = "{name}"; {result}; break;')
     return lines
 
 
@@ -106,12 +118,20 @@ def kinds(interface: header.Interface) -> list[str]:
     return lines
 
 
+def callers_table(interface: header.Interface) -> list[str]:
+    lines = ["void fill_callers_table(wcuda_backend_vtable* v) {"]
+    lines += [f"  v->{f.name} = Forward<&wcuda_backend_vtable::{f.name}>::call;" for f in slots(interface)]
+    return lines + ["}"]
+
+
 def main() -> int:
     interface = header.read()
     text = ["// Written by tools/abi/fuzz.py."]
     text += ["#ifdef WCUDA_FUZZ_KINDS"] + kinds(interface) + ["#endif"]
     text += ["#ifdef WCUDA_FUZZ_FILL"] + fillers(interface) + ["#endif"]
-    text += ["#ifdef WCUDA_FUZZ_CALLS", f"static constexpr int kFunctionCount = {len(interface.functions)};"]
+    text += ["#ifdef WCUDA_FUZZ_TABLE"] + callers_table(interface) + ["#endif"]
+    count = len(interface.functions) + len(slots(interface))
+    text += ["#ifdef WCUDA_FUZZ_CALLS", f"static constexpr int kFunctionCount = {count};"]
     text += ["void call(int index) {", "  switch (index) {"] + cases(interface) + ["  }", "}", "#endif", ""]
     path = pathlib.Path(sys.argv[1])
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,6 +25,7 @@ class Field:
     type: str  # without const, "*" for every pointer, "fn" for a pointer to a function
     count: int  # elements; 1 for what is no array
     is_array: bool
+    signature: "Function | None" = None  # of a pointer to a function
     offset: int = 0
     bytes: int = 0
     alignment: int = 0
@@ -80,9 +81,11 @@ def plain(text: str) -> str:
 def read_fields(body: str, constants: dict[str, str], functions: set[str]) -> list[Field]:
     fields = []
     for declaration in filter(None, (re.sub(r"\s+", " ", d).strip() for d in body.split(";"))):
-        pointer = re.fullmatch(r"[\w ]+\(\*(\w+)\)\(.*\)", declaration)
+        pointer = re.fullmatch(r"([\w ]+)\(\*(\w+)\)\((.*)\)", declaration)
         if pointer:
-            fields.append(Field(pointer.group(1), "fn", 1, False))
+            returns, name, parameters = pointer.groups()
+            signature = Function(name, returns.strip(), read_parameters(parameters))
+            fields.append(Field(name, "fn", 1, False, signature))
             continue
         match = re.fullmatch(r"(?:const )?(\w+)((?: ?\*)*) ?(\w+)(?:\[(\w+)\])?", declaration)
         if not match:

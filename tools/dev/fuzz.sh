@@ -27,8 +27,7 @@ fuzz_build() {
   [ "$sanitizers" = thread ] || mapfile -t targets < <(fuzz_targets)
   CC=${CLANG/clang++/clang} CXX=$CLANG native_configure "$folder" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
     -DWCUDA_CUDA=OFF -DWCUDA_BUILD_TESTS=OFF -DWCUDA_BUILD_FUZZERS=ON -DWCUDA_FUZZ_SANITIZERS="$sanitizers"
-  if fuzz_abi_exists; then targets+=(abi); fi
-  cmake --build "$NATIVE/$folder" --parallel "$JOBS" --target "${targets[@]/%/_fuzz}"
+  cmake --build "$NATIVE/$folder" --parallel "$JOBS" --target "${targets[@]/%/_fuzz}" abi_fuzz
 }
 
 # fuzz_run NAME OPTION…: from the committed corpus, new finds go to the build folder.
@@ -55,12 +54,10 @@ fuzz_replay() {
 fuzz_share() {
   local targets share
   mapfile -t targets < <(fuzz_targets)
-  share=$(($1 / (${#targets[@]} + $(fuzz_abi_exists && echo 1 || echo 0))))
+  share=$(($1 / (${#targets[@]} + 1)))
   fuzz_all -max_total_time=$share
-  if fuzz_abi_exists; then fuzz_abi fuzz 20000 $share; fi
+  fuzz_abi fuzz 20000 $share
 }
-
-fuzz_abi_exists() { [ -e cuda/fuzz/abi/fuzz.cpp ]; }
 
 # fuzz_abi FOLDER CALLS CPU_SECONDS: runs of so many calls on 1 and 4 threads in turn, each with a seed of its own, at
 # least one of both, until the processor time is spent.

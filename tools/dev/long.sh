@@ -15,15 +15,13 @@ long_steps() {
   step_unless_unchanged "fuzz $FUZZ_EXECUTIONS executions a target" \
     "$FUZZ_EXECUTIONS $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels)" \
     fuzz_all -runs=$FUZZ_EXECUTIONS
-  if fuzz_abi_exists; then
-    step_unless_unchanged "$FUZZ_EXECUTIONS calls of the C interface" \
-      "$FUZZ_EXECUTIONS $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels tools/abi)" \
-      fuzz_abi fuzz $((FUZZ_EXECUTIONS / 2)) 0
-    step "fuzz target of the C interface, TSan" fuzz_build fuzz-tsan thread
-    step_unless_unchanged "$FUZZ_EXECUTIONS calls of the C interface, TSan" \
-      "$FUZZ_EXECUTIONS $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels tools/abi)" \
-      fuzz_abi fuzz-tsan $((FUZZ_EXECUTIONS / 2)) 0
-  fi
+  step_unless_unchanged "$FUZZ_EXECUTIONS calls of the C interface" \
+    "$FUZZ_EXECUTIONS $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels tools/abi)" \
+    fuzz_abi fuzz $((FUZZ_EXECUTIONS / 2)) 0
+  step "fuzz target of the C interface, TSan" fuzz_build fuzz-tsan thread
+  step_unless_unchanged "$FUZZ_EXECUTIONS calls of the C interface, TSan" \
+    "$FUZZ_EXECUTIONS $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels tools/abi)" \
+    fuzz_abi fuzz-tsan $((FUZZ_EXECUTIONS / 2)) 0
   source tools/dev/mutants.sh
   mutants_steps
 }

@@ -1,12 +1,12 @@
-// Calls every function of the C interface with hostile arguments: abi_fuzz CALLS [THREADS [SEED
-// [FOLDER]]].
+// Calls every function of the C interface and every slot of a backend's table with hostile
+// arguments: abi_fuzz CALLS [THREADS [SEED [FOLDER]]].
 //
 // Handles are null, stale, made up, of another kind or live; structs have right and wrong sizes,
 // unknown bits and a tail; numbers are small, negative and huge; callbacks call back into the
-// library. What the library is entitled to trust holds: memory is as long as its length says, and
-// outlives the call. The calls themselves are generated from the headers. A sanitizer, a crash or a
-// status that is none is the finding; the last line says how many calls returned which kind of
-// status.
+// library; a registered backend fails now and then and calls back, too. What the library is
+// entitled to trust holds: memory is as long as its length says, and outlives the call. The calls
+// themselves are generated from the headers. A sanitizer, a crash or a status that is none is the
+// finding; the last line says how many calls returned which kind of status.
 #include <unistd.h>
 
 #include <algorithm>
@@ -64,6 +64,8 @@ struct Pool {
 } pool;
 
 std::string folder, model_path;
+const wcuda_backend_vtable* table = nullptr;  // the library's
+int32_t callers_type = 0;
 std::atomic<uint64_t> ok_count{0}, refused_count{0}, reentered_count{0};
 
 template <class T, class = void>
@@ -114,14 +116,18 @@ class Fuzzer {
     if (depth_ != 0) return false;
     ++depth_;
     const size_t used = used_;
+    const char* const name = name_;
     call(static_cast<int>(next() % kFunctionCount));
     used_ = used;
+    name_ = name;
     --depth_;
     ++reentered_count;
     return true;
   }
 
   uint64_t next() { return random_(); }
+
+  static void set_up_process();
 
  private:
   // ---- values ----
@@ -300,8 +306,21 @@ class Fuzzer {
 
   wcuda_error* error() { return next() % 4 == 0 ? nullptr : &error_; }
 
+  // A backend's `self` is its id.
+  void* self() { return reinterpret_cast<void*>(handle(kind_of<wcuda_backend>())); }
+  wcuda_device_memory memory() {
+    wcuda_device_memory result = memories_[next() % std::size(memories_)];
+    if (next() % 4 == 0) result.id = handle(kind_of<wcuda_buffer>());
+    if (next() % 8 == 0) result.bytes = number<uint64_t>();
+    return result;
+  }
+  wcuda_device_memory* made_memory() {
+    return next() % 16 == 0 ? nullptr : &memories_[next() % std::size(memories_)];
+  }
+
   template <class T>
   T callback();
+  static const wcuda_backend_vtable* callers_table();
 
   void status(wcuda_status code) {
     if (code == WCUDA_OK) {
@@ -347,6 +366,7 @@ class Fuzzer {
   size_t used_ = 0;
   int nesting_ = 0, depth_ = 0;
   std::vector<Made> made_;
+  wcuda_device_memory memories_[16]{};
   wcuda_error error_{};
   const char* name_ = "";
 };
@@ -373,7 +393,49 @@ int32_t on_kernel(void*, const wcuda_launch*, const wcuda_host_argument*, uint64
 void on_trace(void*, wcuda_string) { call_back(); }
 void on_failover(void*, const wcuda_failover_event*) { call_back(); }
 wcuda_status on_body(void*, wcuda_context, wcuda_error*) { return WCUDA_CANCELLED; }
-wcuda_status on_open(void*, int32_t, void**, wcuda_error*) { return WCUDA_NO_DEVICE; }
+
+// A caller's backend: the library's table for HOST behind another, that fails now and then and
+// calls back.
+wcuda_status on_open(void*, int32_t, void** self, wcuda_error* error) {
+  call_back();
+  if (current && current->next() % 8 == 0) return WCUDA_NO_DEVICE;
+  wcuda_backend_options options = WCUDA_BACKEND_OPTIONS_INIT;
+  options.type = WCUDA_BACKEND_HOST;
+  options.memory_budget = kBudgetBytes;
+  options.host_thread_count = 1;
+  wcuda_backend inner{0};
+  const wcuda_status status = wcuda_backend_open(&options, &inner, error);
+  *self = reinterpret_cast<void*>(inner.id);
+  return status;
+}
+
+template <auto Slot, class F = std::decay_t<decltype(table->*Slot)>>
+struct Forward;
+template <auto Slot, class R, class... A>
+struct Forward<Slot, R (*)(void*, A...)> {
+  static R call(void* self, A... arguments) {
+    call_back();
+    if constexpr (std::is_same_v<R, wcuda_status>) {
+      static constexpr wcuda_status kFailures[] = {WCUDA_DEVICE_ERROR, WCUDA_OUT_OF_MEMORY,
+                                                   WCUDA_UNSUPPORTED, WCUDA_DEVICE_LOST};
+      if (current && current->next() % 32 == 0)
+        return kFailures[current->next() % std::size(kFailures)];
+    }
+    return (table->*Slot)(self, arguments...);
+  }
+};
+#define WCUDA_FUZZ_TABLE
+#include "abi_calls.inc"
+#undef WCUDA_FUZZ_TABLE
+
+const wcuda_backend_vtable* Fuzzer::callers_table() {
+  static const wcuda_backend_vtable result = [] {
+    wcuda_backend_vtable made = WCUDA_BACKEND_VTABLE_INIT;
+    fill_callers_table(&made);
+    return made;
+  }();
+  return &result;
+}
 
 template <class T>
 T Fuzzer::callback() {
@@ -387,6 +449,24 @@ T Fuzzer::callback() {
   if constexpr (std::is_same_v<T, wcuda_failover_body>) return on_body;
   if constexpr (std::is_same_v<T, decltype(wcuda_backend_registration::open)>) return on_open;
   return nullptr;
+}
+
+// What the process has one of: the library's table, and a type that a caller registered.
+void Fuzzer::set_up_process() {
+  wcuda_backend_options options = WCUDA_BACKEND_OPTIONS_INIT;
+  options.type = WCUDA_BACKEND_HOST;
+  wcuda_backend backend{0};
+  void* self = nullptr;
+  wcuda_backend_registration registration = WCUDA_BACKEND_REGISTRATION_INIT;
+  if (wcuda_backend_open(&options, &backend, nullptr) != WCUDA_OK ||
+      wcuda_backend_table_get(backend, &table, &self, nullptr) != WCUDA_OK)
+    std::abort();
+  wcuda_backend_close(backend);
+  registration.name = {"caller", 6};
+  registration.priority = -1;
+  registration.table = callers_table();
+  registration.open = on_open;
+  if (wcuda_backend_register(&registration, &callers_type, nullptr) != WCUDA_OK) std::abort();
 }
 
 void Fuzzer::set_up() {
@@ -461,6 +541,17 @@ void Fuzzer::set_up() {
     if (wcuda_backend_context_create(backend, &traced, nullptr) == WCUDA_OK)
       pool.add(kind_of<wcuda_context>(), traced.id);
   }
+  wcuda_context of_caller{0};
+  options.backend = callers_type;
+  if (wcuda_context_create(&options, &of_caller, nullptr) == WCUDA_OK) {
+    pool.add(kind_of<wcuda_context>(), of_caller.id);
+    wcuda_buffer buffer{0};
+    if (wcuda_buffer_create(of_caller, &bytes, &buffer, nullptr) == WCUDA_OK)
+      pool.add(kind_of<wcuda_buffer>(), buffer.id);
+  }
+  backend_options.type = callers_type;
+  if (wcuda_backend_open(&backend_options, &backend, nullptr) == WCUDA_OK)
+    pool.add(kind_of<wcuda_backend>(), backend.id);
   wcuda_kernel_options kernel_options = WCUDA_KERNEL_OPTIONS_INIT;
   kernel_options.name = {"k", 1};
   kernel_options.host = on_kernel;
@@ -477,6 +568,7 @@ int main(int argc, char** argv) {
   const uint64_t seed = argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1;
   folder = argc > 4 ? argv[4] : "/tmp";
   model_path = WCUDA_FUZZ_MODEL;
+  Fuzzer::set_up_process();
   std::vector<std::thread> all;
   for (int i = 0; i < threads; ++i)
     all.emplace_back([=] {

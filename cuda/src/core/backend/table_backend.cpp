@@ -257,12 +257,17 @@ Result<TableBackend::Range> TableBackend::locate(const void* address, uint64_t b
   const auto wanted = reinterpret_cast<uintptr_t>(address);
   const std::lock_guard<std::mutex> lock(mutex_);
   auto found = blocks_.upper_bound(wanted);
-  WCUDA_CHECK(found != blocks_.begin());
-  --found;
-  const uint64_t offset = wanted - found->first;
-  WCUDA_CHECK(found->second.kind == MemoryKind::kDevice && offset <= found->second.bytes &&
-              bytes <= found->second.bytes - offset);
-  return Range{found->second.memory, offset};
+  if (found != blocks_.begin()) {
+    --found;
+    const uint64_t offset = wanted - found->first;
+    if (found->second.kind == MemoryKind::kDevice && offset <= found->second.bytes &&
+        bytes <= found->second.bytes - offset)
+      return Range{found->second.memory, offset};
+  }
+  // A borrowed buffer: its address means nothing to the table.
+  return Status::error(WCUDA_INVALID_ARGUMENT,
+                       "backend '%s': has not allocated these %" PRIu64 " bytes",
+                       registration_->name.c_str(), bytes);
 }
 
 Status TableBackend::copy(const Copy& what) {

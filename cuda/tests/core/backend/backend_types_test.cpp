@@ -356,6 +356,22 @@ TEST_F(Backends, contexts_open_on_a_registered_type) {
       << error_.message;
 }
 
+TEST_F(Backends, a_registered_backend_refuses_memory_that_it_did_not_allocate) {
+  const TestContext context(0, example_type());
+  unsigned char memory[64] = {}, copy[64];
+  wcuda_buffer_options options = WCUDA_BUFFER_OPTIONS_INIT;
+  options.bytes = sizeof(memory);
+  wcuda_buffer borrowed{0};
+  ASSERT_EQ(wcuda_buffer_borrow(context.handle(), memory, &options, &borrowed, &error_), WCUDA_OK);
+
+  EXPECT_EQ(wcuda_buffer_write(borrowed, 0, copy, 1, &error_), WCUDA_INVALID_ARGUMENT);
+  EXPECT_STREQ(error_.message, "backend 'types-test': has not allocated these 1 bytes");
+  EXPECT_EQ(wcuda_buffer_read(borrowed, 0, copy, 64, &error_), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(wcuda_buffer_fill(borrowed, 0, 64, 0, 1, &error_), WCUDA_INVALID_ARGUMENT);
+
+  wcuda_buffer_destroy(borrowed);
+}
+
 TEST_F(Backends, slots_that_are_null_are_unsupported) {
   // What the host's table offers, less all that may be missing.
   static wcuda_backend inner{0};
