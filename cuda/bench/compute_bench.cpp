@@ -1,6 +1,7 @@
 // Speed of run-time kernels, matrix products, fill and copies on a CUDA device, each next to the
 // raw call of the driver or library in turns: compute_bench [FOLDER_OF_NVRTC]. Results are checked
-// first; a row is the median of 200 samples, of 5 where one moves 8 GiB.
+// first; a row is the median of 200 samples, of 5 where one moves 8 GiB. A rate has its share of
+// the device's limit; the limit of the bus is the raw copy.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/device_limits.h"
 #include "compute/nvrtc/functions.h"
 #include "core/base/dynlib.h"
 #include "core/gemm/cublas_lt.h"
@@ -79,10 +81,13 @@ void print_time(const char* name, Pair pair, double divisor, const char* must) {
   std::printf("  (must %s)\n", must);
 }
 
-// A rate: more is better. `work` a sample, in units of `unit`.
-void print_rate(const char* name, Pair pair, double work, const char* unit, const char* must) {
-  std::printf("%-34s raw %9.1f %s  ours %9.1f %s  %5.1f %%  (must %s)\n", name, work / pair.raw,
-              unit, work / pair.ours, unit, 100 * pair.raw / pair.ours, must);
+// A rate: more is better. `work` a sample, in units of `unit`; limit 0: not known.
+void print_rate(const char* name, Pair pair, double work, const char* unit, double limit,
+                const char* must) {
+  std::printf("%-34s raw %9.1f %s  ours %9.1f %s  %5.1f %%  (must %s)", name, work / pair.raw, unit,
+              work / pair.ours, unit, 100 * pair.raw / pair.ours, must);
+  if (limit > 0) std::printf("  %5.1f %% of %.1f", 100 * work / pair.ours / limit, limit);
+  std::printf("\n");
 }
 
 wcuda_argument buffer_argument(wcuda_buffer buffer) {
@@ -122,8 +127,11 @@ class Bench {
       if (!status.ok()) std::printf("%s: %s\n", name, status.message());
     };
     part("compile and launch", compile_and_launch());
-    part("matrix products", products(WCUDA_GEMM_F32, lt::kReal32, 4, "gemm 4096 f32"));
-    part("matrix products", products(WCUDA_GEMM_BF16, lt::kRealBf16, 2, "gemm 4096 bf16"));
+    limits_ = bench::device_limits();
+    part("matrix products",
+         products(WCUDA_GEMM_F32, lt::kReal32, 4, limits_.flop_f32, "gemm 4096 f32"));
+    part("matrix products",
+         products(WCUDA_GEMM_BF16, lt::kRealBf16, 2, limits_.flop, "gemm 4096 bf16"));
     part("matmul", matmul());
     part("memory", memory());
     return {};
@@ -323,7 +331,7 @@ class Bench {
   }
 
   // c = a b' of 4096 in powers of two, which is exact: both ways as cuBLASLt likes it best.
-  Status products(int32_t type, int native_type, uint64_t element, const char* name) {
+  Status products(int32_t type, int native_type, uint64_t element, double limit, const char* name) {
     constexpr uint64_t n = 4096;
     wcuda_buffer buffers[3];
     void* addresses[3];
@@ -383,7 +391,7 @@ class Bench {
       return synchronize_raw();
     };
     WCUDA_ASSIGN(const Pair pair, in_turns(kSamples, raw, ours));
-    print_rate(name, pair, 2e-12 * n * n * n * kChain, "TFLOP/s", "97 %");
+    print_rate(name, pair, 2e-12 * n * n * n * kChain, "TFLOP/s", 1e-12 * limit, "97 %");
     f.preference_destroy(preference);
     f.layout_destroy(layout);
     f.descriptor_destroy(descriptor);
@@ -423,9 +431,12 @@ class Bench {
     }
     wcuda_context_info info = WCUDA_CONTEXT_INFO_INIT;
     BENCH_CALL(wcuda_context_info_get(host_, &info, error));
-    std::printf("%-34s host %8.1f GFLOP/s on %u threads  device %8.1f  %5.1fx  (must 10x)\n",
-                "matmul 1024 f32", 2e-9 * n * n * n / times.raw, info.host_thread_count,
-                2e-9 * n * n * n / times.ours, times.raw / times.ours);
+    std::printf(
+        "%-34s host %8.1f GFLOP/s on %u threads  device %8.1f  %5.1fx  "
+        "(must 10x)  %5.1f %% of %.1f\n",
+        "matmul 1024 f32", 2e-9 * n * n * n / times.raw, info.host_thread_count,
+        2e-9 * n * n * n / times.ours, times.raw / times.ours,
+        200.0 * n * n * n / times.ours / limits_.flop_f32, 1e-9 * limits_.flop_f32);
     return {};
   }
 
@@ -445,7 +456,8 @@ class Bench {
                                          return synchronize_raw();
                                        },
                                        fill));
-    print_rate("fill, 8 GiB", fills, 1e-12 * double(kLargeBytes), "TB/s", "95 %");
+    print_rate("fill, 8 GiB", fills, 1e-12 * double(kLargeBytes), "TB/s",
+               1e-12 * limits_.read_bytes, "95 %");
     WCUDA_ASSIGN(
         const Pair copies,
         in_turns(
@@ -458,7 +470,8 @@ class Bench {
               BENCH_CALL(wcuda_buffer_copy(b, 0, a, 0, kLargeBytes, error));
               return {};
             }));
-    print_rate("device copy, 8 GiB", copies, 2e-12 * double(kLargeBytes), "TB/s", "95 %");
+    print_rate("device copy, 8 GiB", copies, 2e-12 * double(kLargeBytes), "TB/s",
+               1e-12 * limits_.read_bytes, "95 %");
     std::vector<uint8_t> tail(4096);
     BENCH_CALL(wcuda_buffer_read(b, kLargeBytes - 4096, tail.data(), 4096, error));
     if (tail != std::vector<uint8_t>(4096, 0x5a))
@@ -486,7 +499,8 @@ class Bench {
                          return {};
                        }));
       print_rate(is_up ? "pinned copy in, 1 GiB" : "pinned copy out, 1 GiB", pair,
-                 1e-9 * double(kPinnedBytes), "GB/s", "95 %");
+                 1e-9 * double(kPinnedBytes), "GB/s", 1e-9 * double(kPinnedBytes) / pair.raw,
+                 "95 %");
     }
     wcuda_pinned_destroy(pinned);
     drop_buffers();
@@ -497,6 +511,7 @@ class Bench {
   wcuda_context context_{0};
   wcuda_context host_{0};
   cudaStream_t stream_ = nullptr;
+  bench::DeviceLimits limits_;
   std::vector<wcuda_buffer> buffers_;
 };
 

@@ -10,21 +10,25 @@ namespace wcuda::bench {
 
 struct DeviceLimits {
   double read_bytes = 0;  // a second
-  double flop = 0;        // a second, dense products of f16; 0: not known
+  double flop = 0;        // a second, dense products of f16 and bf16; 0: not known
+  double flop_f32 = 0;    // a second, products of f32 without tensor cores, by the attributes
 };
 
 // Measured on one H200, 2026-11-21: pure reads, and products of random f16. Else the read rate of
 // the device's attributes, which no kernel reaches.
 inline DeviceLimits device_limits() {
   cudaDeviceProp properties{};
-  int device = 0, clock_khz = 0, width_bits = 0;
+  int device = 0, clock_khz = 0, width_bits = 0, memory_clock_khz = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaGetDeviceProperties(&properties, device) != cudaSuccess)
     return {};
-  if (std::strstr(properties.name, "H200") != nullptr) return {4.53e12, 7.9e14};
-  cudaDeviceGetAttribute(&clock_khz, cudaDevAttrMemoryClockRate, device);
+  cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device);
+  const int lanes = properties.major == 8 && properties.minor == 0 ? 64 : 128;  // of an SM
+  const double flop_f32 = 2.0 * clock_khz * 1e3 * lanes * properties.multiProcessorCount;
+  if (std::strstr(properties.name, "H200") != nullptr) return {4.53e12, 7.9e14, flop_f32};
+  cudaDeviceGetAttribute(&memory_clock_khz, cudaDevAttrMemoryClockRate, device);
   cudaDeviceGetAttribute(&width_bits, cudaDevAttrGlobalMemoryBusWidth, device);
-  return {2.0 * clock_khz * 1e3 * width_bits / 8, 0};
+  return {2.0 * memory_clock_khz * 1e3 * width_bits / 8, 0, flop_f32};
 }
 
 // "  1234 GB/s  56.7 %"; the share is left out where the limit is not known.

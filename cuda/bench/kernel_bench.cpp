@@ -1,7 +1,7 @@
 // Speed of the kernels that no other bench has: embed, repack, unrepack, dequantize, half_input,
-// gemm and the fused layers. Each result is checked first; prints the least and the median time of
-// a launch in a graph of many over memory beyond L2, and GB/s or TFLOP/s with the share of the
-// limit.
+// gemm, linear_finish, the fused layers, begin_step and copy_page. Each result is checked first;
+// prints the least and the median time of a launch in a graph of many over memory beyond L2, and
+// GB/s or TFLOP/s with the share of the limit.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -17,10 +17,14 @@
 #include "kernels/linear/fused_layers.h"
 #include "kernels/linear/gemm.h"
 #include "kernels/linear/half_input.h"
+#include "kernels/linear/linear_finish.h"
+#include "kernels/linear/linear_vector.h"
 #include "kernels/memory/repack.h"
 #include "kernels/ptx/code.h"
+#include "kernels/shared/kv_pages.h"
 #include "kernels/shared/packed_tile.h"
 #include "kernels/step/embed.h"
+#include "kernels/step/step.h"
 #include "llm/quant/format.h"
 
 namespace {
@@ -48,6 +52,12 @@ T* device_array(uint64_t count) {
   check(cudaMalloc(&data, std::max<uint64_t>(count * sizeof(T), 256)), "cudaMalloc");
   check(cudaMemset(data, 0, count * sizeof(T)), "cudaMemset");
   return static_cast<T*>(data);
+}
+template <class T>
+T* device_array(const std::vector<T>& values) {
+  auto* const data = device_array<T>(values.size());
+  check(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "copy");
+  return data;
 }
 template <class T>
 std::vector<T> to_host(const T* data, uint64_t count) {
@@ -160,6 +170,87 @@ class Bench {
       cudaFree(data);
   }
 
+  // What follows a product of 2,048 tokens: scales, bias and the epilogue.
+  void finish() {
+    constexpr uint32_t kTokens = 2048, kRows = 14336;
+    LinearFinishArgs args;
+    args.tokens = kTokens;
+    args.sums = device_array(std::vector<float>(uint64_t{kTokens} * 2 * kRows, 1.0f));
+    args.scales = device_array(std::vector<float>(kTokens, 2.0f));
+    args.bias = args.up_bias = device_array(std::vector<float>(kRows, 0.5f));
+    args.output = device_array<float>(uint64_t{kTokens} * kRows);
+    for (const Epilogue epilogue : {Epilogue::kStore, Epilogue::kSiluGate}) {
+      const bool has_gate = epilogue == Epilogue::kSiluGate;
+      args.epilogue = epilogue;
+      args.rows = args.output_stride = args.up_offset = kRows;
+      args.sums_stride = (has_gate ? 2 : 1) * kRows;
+      measure(has_gate ? "linear_finish gate" : "linear_finish", "f32", 8,
+              (has_gate ? 12.0 : 8.0) * kTokens * kRows, 0,
+              [&](uint32_t) { return linear_finish(args, launch_); });
+      const float expected = has_gate ? 2.5f * 2.5f / (1.0f + std::exp(-2.5f)) : 2.5f;
+      for (const float found : to_host(args.output, uint64_t{kTokens} * kRows))
+        check(std::abs(found - expected) < 1e-5f, "linear_finish");
+    }
+    for (const float* data :
+         {args.sums, args.scales, args.bias, const_cast<const float*>(args.output)})
+      cudaFree(const_cast<float*>(data));
+  }
+
+  // The start of a step of 128 rows of 64 tokens.
+  void begin() {
+    constexpr uint32_t kRows = 128, kTokens = 64, kStride = 4096, kFirst = 1000;
+    std::vector<BeginRow> rows;
+    std::vector<int32_t> tokens;
+    for (uint32_t i = 0; i < kRows; ++i)
+      rows.push_back({i * kTokens, kTokens, kFirst + i, i, 0, kNoDependency});
+    for (uint32_t i = 0; i < kRows * kTokens; ++i) tokens.push_back(static_cast<int32_t>(i));
+    BeginStepArgs args;
+    args.row_count = kRows;
+    args.history_stride = kStride;
+    auto* const device_rows = device_array(rows);
+    args.rows = device_rows;
+    args.statuses = device_array<int32_t>(kRows);
+    args.tokens = device_array(tokens);
+    args.fed_tokens = device_array<int32_t>(kRows);
+    args.history = device_array<int32_t>(kRows * kStride);
+    measure("begin_step", "128 rows", 32, 8.0 * kRows * kTokens, 0,
+            [&](uint32_t) { return begin_step(args, launch_); });
+    const std::vector<int32_t> history = to_host(args.history, kRows * kStride);
+    for (uint32_t i = 0; i < kRows * kTokens; ++i) {
+      const uint32_t row = i / kTokens;
+      check(history[row * kStride + kFirst + row + i % kTokens] == tokens[i], "begin_step");
+    }
+    check(to_host(args.statuses, kRows) == std::vector<int32_t>(kRows, kRowOk), "begin_step");
+    check(to_host(args.fed_tokens, kRows) == std::vector<int32_t>(kRows, -1), "begin_step");
+    cudaFree(device_rows);
+    for (int32_t* data : {args.statuses, args.tokens, args.fed_tokens, args.history})
+      cudaFree(data);
+  }
+
+  // The pages of a pool of 8B's key-value cache in f16, the first half to the second.
+  void pages() {
+    constexpr uint32_t kLayers = 32, kPages = 64;
+    PagePool pool;
+    pool.layer_count = kLayers;
+    pool.page_count = kPages;
+    pool.plane_bytes = uint64_t{8} * kPagePositions * 128 * 2;
+    const uint64_t page_bytes = 2 * pool.plane_bytes;
+    std::vector<uint8_t> layer(kPages * page_bytes);
+    for (size_t i = 0; i < layer.size(); ++i)
+      layer[i] = static_cast<uint8_t>(bench::random_word(i));
+    pool.data = device_array<uint8_t>(kLayers * layer.size());
+    for (uint32_t i = 0; i < kLayers; ++i)
+      check(cudaMemcpy(pool.data + i * layer.size(), layer.data(), layer.size(),
+                       cudaMemcpyHostToDevice),
+            "copy");
+    measure("copy_page", "f16", kPages / 2, 2.0 * kLayers * page_bytes, 0,
+            [&](uint32_t i) { return copy_page(pool, i, kPages / 2 + i, launch_); });
+    std::copy_n(layer.begin(), layer.size() / 2, layer.begin() + layer.size() / 2);
+    for (const uint32_t i : {0u, kLayers - 1})
+      check(to_host(pool.data + i * layer.size(), layer.size()) == layer, "copy_page");
+    cudaFree(pool.data);
+  }
+
   // Output projection, gate and up, down of 8B for one token.
   void fused() {
     constexpr uint32_t kDim = 4096, kHidden = 14336;
@@ -170,10 +261,12 @@ class Bench {
         bytes_of(kDim, kDim) + 2 * bytes_of(kHidden, kDim) + bytes_of(kDim, kHidden);
     const auto count = static_cast<uint32_t>(kPoolBytes / bytes);
     auto* const weights = device_array<uint8_t>(count * bytes);
-    auto* const attention = device_array<float>(kDim);
-    auto* const residual = device_array<float>(kDim);
+    std::vector<float> values(kDim);
+    for (uint32_t i = 0; i < kDim; ++i) values[i] = std::sin(static_cast<float>(i));
+    auto* const attention = device_array(values);
+    auto* const residual = device_array(values);
     auto* const hidden = device_array<float>(kHidden);
-    auto* const gain = device_array<float>(kDim);
+    auto* const gain = device_array(std::vector<float>(kDim, 1.0f));
     const uint64_t scratch_bytes = fused_layers_scratch_bytes(kHidden, kDim);
     auto* const scratch = device_array<uint8_t>(scratch_bytes);
     const auto layers_at = [&](uint32_t i, LinearArgs(&layers)[3]) {
@@ -204,19 +297,46 @@ class Bench {
     };
     LinearArgs layers[3];
     layers_at(0, layers);
+    for (const LinearArgs& args : layers)
+      for (uint32_t m = 0; m < args.matrix_count; ++m) random_tiles(args.matrices[m]);
+    for (uint32_t i = 1; i < count; ++i)
+      check(cudaMemcpy(weights + i * bytes, weights, bytes, cudaMemcpyDeviceToDevice), "copy");
     if (!fused_layers_has_device(launch_) || !fused_layers_supports(layers, 3, launch_)) {
       std::printf("%-18s not on this device\n", "fused_layers");
       return;
     }
     check(fused_layers_prepare(scratch, scratch_bytes, launch_), "fused_layers_prepare");
+    // The same bits but for the order in which the 14,336 inputs of the last layer are added up.
+    for (const LinearArgs& args : layers) check(linear_vector(args, launch_), "linear_vector");
+    const std::vector<float> expected = to_host(residual, kDim);
+    check(cudaMemcpy(residual, values.data(), kDim * 4, cudaMemcpyHostToDevice), "copy");
+    check(fused_layers(layers, 3, scratch, scratch_bytes, launch_), "fused_layers");
+    const std::vector<float> found = to_host(residual, kDim);
+    check(expected != values, "linear_vector");
+    for (uint32_t i = 0; i < kDim; ++i)
+      check(std::abs(found[i] - expected[i]) <= 1e-4f, "fused_layers");
     measure("fused_layers", "Q4_K", count, static_cast<double>(bytes), 0, [&](uint32_t i) {
       layers_at(i, layers);
       return fused_layers(layers, 3, scratch, scratch_bytes, launch_);
     });
-    check(to_host(residual, 1)[0] == 0.0f, "fused_layers");  // weights of 0
+    for (void* data :
+         {static_cast<void*>(weights), static_cast<void*>(attention), static_cast<void*>(residual),
+          static_cast<void*>(hidden), static_cast<void*>(gain), static_cast<void*>(scratch)})
+      cudaFree(data);
   }
 
  private:
+  void random_tiles(const Matrix& matrix) {
+    const quant::Format& format = *quant::find_format(matrix.type);
+    auto* const file = device_array(bench::random_blocks(
+        matrix.type, uint64_t{matrix.rows} * matrix.cols / format.block_elements));
+    check(repack(matrix.type, matrix.rows, matrix.cols, 0, matrix.rows, file,
+                 const_cast<uint8_t*>(matrix.packed_tiles), launch_.stream),
+          "repack");
+    check(cudaStreamSynchronize(launch_.stream), "repack");
+    cudaFree(file);
+  }
+
   // Queues body(0 … count - 1) once as a graph, which then runs kRepeats times.
   void measure(const char* kernel, const char* type, uint32_t count, double bytes, double flop,
                const std::function<cudaError_t(uint32_t)>& body) {
@@ -272,6 +392,9 @@ int main() {
                                 TensorType::kQ6_K, TensorType::kIQ4_XS})
     bench.matrix(type);
   bench.products();
+  bench.finish();
   bench.fused();
+  bench.begin();
+  bench.pages();
   return 0;
 }
