@@ -117,7 +117,8 @@ TEST_F(GpuFailover, a_trap_moves_what_follows) {
 
 using GpuFailoverTrap = GpuFailover;
 
-// Takes the device from its process.
+// Takes the device from its process, and is therefore disabled: a_trap_moves_what_follows runs it
+// in a process of its own.
 TEST_F(GpuFailoverTrap, DISABLED_the_call_moves_and_what_is_resident_is_lost) {
   create(WCUDA_FAILOVER_AUTOMATIC, 30, 10);
   const wcuda_context resident = new_context();
