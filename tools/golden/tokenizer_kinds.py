@@ -51,6 +51,21 @@ def train(**options) -> sentencepiece.SentencePieceProcessor:
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 
 
+UNUSED = 5  # a piece's type
+
+
+def with_unused(processor) -> sentencepiece.SentencePieceProcessor:
+    """The same model, every third of whose pieces of several characters is unused: encoding splits them again."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(processor.serialized_model_proto())
+    normal = [piece for piece in proto.pieces if piece.type == 1 and len(piece.piece) > 1]
+    for piece in normal[::3]:
+        piece.type = UNUSED
+    return sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
+
+
 def write_rules(path: pathlib.Path) -> None:
     code_points = lambda text: " ".join(f"{ord(c):X}" for c in text)
     path.write_text("".join(f"{code_points(a)}\t{code_points(b)}\n" for a, b in RULES.items()))
@@ -146,6 +161,14 @@ def main() -> int:
             "llama",
             train(model_type="bpe", vocab_size=900, byte_fallback=True, normalization_rule_name="identity",
                   remove_extra_whitespaces=False, add_dummy_prefix=False, **symbols),
+        ),
+        "bpe with unused pieces": of_sentencepiece(
+            "llama",
+            with_unused(train(model_type="bpe", vocab_size=900, byte_fallback=True, normalization_rule_name="identity",
+                              remove_extra_whitespaces=False, **symbols)),
+        ),
+        "unigram with unused pieces": of_sentencepiece(
+            "t5", with_unused(train(model_type="unigram", vocab_size=700, normalization_rule_tsv=str(rules))),
         ),
         "unigram": of_sentencepiece("t5", train(model_type="unigram", vocab_size=700, normalization_rule_tsv=str(rules))),
         "unigram with bytes": of_sentencepiece(

@@ -143,8 +143,8 @@ impl ByteLevel {
                 let id = self.bytes[usize::from(byte)];
                 (id, byte_to_char(byte).len_utf8())
             });
-            let tokens = merger.merge(&encoded, characters, &self.ranks)?;
-            out.extend(tokens.map(|token| token.id));
+            merger.merge(&encoded, characters, &self.ranks)?;
+            out.extend(merger.symbols().map(|token| token.id));
         }
         Ok(())
     }

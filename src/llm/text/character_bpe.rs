@@ -53,7 +53,8 @@ impl CharacterBpe {
                 let id = self.characters.get(&c).copied().unwrap_or(NO_TOKEN);
                 (id, c.len_utf8())
             });
-            for token in merger.merge(word, characters, &self.ranks)? {
+            merger.merge(word, characters, &self.ranks)?;
+            for token in merger.symbols() {
                 if token.id != NO_TOKEN {
                     out.push(token.id);
                 } else if !push_bytes(token.text(word), &self.bytes, out) {

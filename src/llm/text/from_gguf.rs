@@ -1,4 +1,5 @@
-//! Reads a vocabulary from a GGUF file's metadata.
+//! Reads a vocabulary from a GGUF file's metadata. The native library parses the file; what the keys mean to a
+//! tokenizer is known here alone. Native code only checks the vocabulary of a model that it loads (llm/model).
 
 use super::tokenizer::Tokenizer;
 use super::vocabulary::{NamedTemplate, TokenType, Vocabulary};

@@ -1,7 +1,7 @@
 //! Byte-pair merging: neighbours become one token, the best pair first, until no pair is a token.
 
 use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 
 use crate::core::error::{Error, ErrorKind, Result};
 
@@ -33,6 +33,11 @@ pub(crate) trait Pairs {
     /// The priority and the id of `left` and `right` together, whose text is `both`. Greater priorities
     /// go first, and of equal ones the leftmost.
     fn join(&self, left: u32, right: u32, both: &str) -> Option<(u32, u32)>;
+
+    /// Whether `id` is a step to longer tokens only, and is split again where it stays.
+    fn is_unused(&self, _id: u32) -> bool {
+        false
+    }
 }
 
 /// Two neighbours that may merge.
@@ -71,17 +76,19 @@ impl Eq for Candidate {}
 pub(crate) struct Merger {
     symbols: Vec<Symbol>,
     queue: BinaryHeap<Candidate>,
+    /// Of each unused token that could be made: the bytes of the left one of the pair, the last time.
+    splits: HashMap<u32, u32>,
 }
 
 impl Merger {
-    /// The tokens of `text`, in order: at first one for each of its `characters` (id, bytes), then
-    /// merged. O(n log n).
+    /// Makes the tokens of `text`: at first one for each of its `characters` (id, bytes), then merged.
+    /// O(n log n).
     pub(crate) fn merge(
         &mut self,
         text: &str,
         characters: impl Iterator<Item = (u32, usize)>,
         pairs: &impl Pairs,
-    ) -> Result<impl Iterator<Item = Symbol> + '_> {
+    ) -> Result<()> {
         if u32::try_from(text.len()).is_err() {
             return Err(Error::new(
                 ErrorKind::LimitExceeded,
@@ -113,14 +120,25 @@ impl Merger {
             self.offer(text, left.previous, candidate.left, pairs);
             self.offer(text, candidate.left, right.next, pairs);
         }
+        Ok(())
+    }
+
+    /// The tokens that [`Merger::merge`] made, in order.
+    pub(crate) fn symbols(&self) -> impl Iterator<Item = Symbol> + '_ {
         let live = |symbol: &&Symbol| symbol.bytes != 0;
-        Ok(self.symbols.iter().filter(live).copied())
+        self.symbols.iter().filter(live).copied()
+    }
+
+    /// Bytes of the left one of the two tokens that the unused token `id` was last made of.
+    pub(crate) fn split_of(&self, id: u32) -> Option<usize> {
+        self.splits.get(&id).map(|&bytes| bytes as usize)
     }
 
     /// One symbol a character, linked in order.
     fn start(&mut self, characters: impl Iterator<Item = (u32, usize)>) {
         self.symbols.clear();
         self.queue.clear();
+        self.splits.clear();
         let mut begin = 0;
         for (index, (id, bytes)) in (0u32..).zip(characters) {
             self.symbols.push(Symbol {
@@ -146,6 +164,9 @@ impl Merger {
         let bytes = a.bytes + b.bytes;
         let both = &text[a.begin as usize..(a.begin + bytes) as usize];
         if let Some((priority, id)) = pairs.join(a.id, b.id, both) {
+            if pairs.is_unused(id) {
+                self.splits.insert(id, a.bytes);
+            }
             self.queue.push(Candidate {
                 priority,
                 left,

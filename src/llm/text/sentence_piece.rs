@@ -1,9 +1,10 @@
 //! SentencePiece BPE: neighbours merge by the score of the merged token; unknown characters become bytes.
 //!
 //! The merged token has the score, not the pair: two pairs that form the same token are equal, and the leftmost
-//! merges first.
+//! merges first. A token that the model calls unused may be merged on; where it stays, it is split again, as
+//! SentencePiece does.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::merge::{Merger, NO_TOKEN, Pairs};
 use super::vocabulary::{TokenType, Vocabulary, byte_of};
@@ -22,12 +23,19 @@ pub(crate) struct SentencePiece {
     unknown: Option<u32>,
 }
 
-/// Text to (priority, id); the priority orders like the score.
-struct Pieces(HashMap<Box<str>, (u32, u32)>);
+struct Pieces {
+    /// Text to (priority, id); the priority orders like the score.
+    by_text: HashMap<Box<str>, (u32, u32)>,
+    unused: HashSet<u32>,
+}
 
 impl Pairs for Pieces {
     fn join(&self, _: u32, _: u32, both: &str) -> Option<(u32, u32)> {
-        self.0.get(both).copied()
+        self.by_text.get(both).copied()
+    }
+
+    fn is_unused(&self, id: u32) -> bool {
+        self.unused.contains(&id)
     }
 }
 
@@ -50,20 +58,24 @@ impl SentencePiece {
                 "a SentencePiece vocabulary needs tokenizer.ggml.scores",
             ));
         }
-        let mut pieces = HashMap::with_capacity(vocabulary.tokens.len());
+        let mut by_text = HashMap::with_capacity(vocabulary.tokens.len());
+        let mut unused = HashSet::new();
         let tokens = vocabulary.tokens.iter().zip(&vocabulary.scores).zip(types);
         for (id, ((text, &score), token_type)) in (0u32..).zip(tokens) {
             if matches!(
                 token_type,
                 TokenType::Normal | TokenType::UserDefined | TokenType::Unused
             ) {
-                pieces
+                by_text
                     .entry(text.as_str().into())
                     .or_insert((priority(score), id));
             }
+            if *token_type == TokenType::Unused {
+                unused.insert(id);
+            }
         }
         Ok(SentencePiece {
-            pieces: Pieces(pieces),
+            pieces: Pieces { by_text, unused },
             bytes: byte_tokens(vocabulary, types),
             unknown: vocabulary.unk_id,
         })
@@ -72,16 +84,26 @@ impl SentencePiece {
     /// Appends the ids of `text`, in which spaces are marks already.
     pub(crate) fn encode(&self, text: &str, merger: &mut Merger, out: &mut Vec<u32>) -> Result<()> {
         let characters = text.chars().map(|c| (NO_TOKEN, c.len_utf8()));
-        for symbol in merger.merge(text, characters, &self.pieces)? {
-            self.emit(symbol.text(text), out);
+        merger.merge(text, characters, &self.pieces)?;
+        let mut rest = Vec::new();
+        for symbol in merger.symbols() {
+            // Not by recursion: a vocabulary may nest unused tokens as deep as it likes.
+            rest.push(symbol.text(text));
+            while let Some(part) = rest.pop() {
+                let id = self.pieces.by_text.get(part).map(|&(_, id)| id);
+                match id.and_then(|id| merger.split_of(id)) {
+                    Some(left) => rest.extend([&part[left..], &part[..left]]),
+                    None => self.emit(id, part, out),
+                }
+            }
         }
         Ok(())
     }
 
-    /// Appends the token of `text`, or its bytes, or the unknown token.
-    fn emit(&self, text: &str, out: &mut Vec<u32>) {
-        match self.pieces.0.get(text) {
-            Some(&(_, id)) => out.push(id),
+    /// Appends the token `id`, or the bytes of `text`, or the unknown token.
+    fn emit(&self, id: Option<u32>, text: &str, out: &mut Vec<u32>) {
+        match id {
+            Some(id) => out.push(id),
             None if push_bytes(text, &self.bytes, out) => {}
             None => out.extend(self.unknown),
         }
