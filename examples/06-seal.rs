@@ -2,8 +2,12 @@
 
 use std::fs::File;
 
-use worker_cuda::seal::{AuditError, AuditRecord, AuditSink, SealedShard, VramConfig, VramManager};
-use worker_cuda::{CudaContext, Fallback, Gguf, GpuArg, GpuCompute, KernelSpec, Model};
+use worker_cuda::seal::{
+    AuditError, AuditRecord, AuditSink, SealedShard, ShardLabel, VramConfig, VramManager,
+};
+use worker_cuda::{
+    CudaContext, Engine, EngineOptions, Fallback, Gguf, GpuArg, GpuCompute, KernelSpec, Model,
+};
 
 /// Prints what happens; a service would write it to its log.
 struct Print;
@@ -59,6 +63,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Ok(gguf) => {
             let model = Model::load(manager.context(), &gguf)?;
             println!("a model of {} layers", model.info().layer_count);
+            // The weights of a loaded model are sealed where they are.
+            let weights = manager.seal_weights(&model, ShardLabel::default())?;
+            drop(model);
+            Engine::new(
+                &manager.model(&weights)?,
+                &EngineOptions::new().max_sequence_tokens(64),
+            )?;
+            manager.verify_sealed(&weights)?;
+            manager.deallocate(&weights)?;
         }
         Err(error) => println!("no model: {error}"),
     }

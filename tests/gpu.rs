@@ -353,6 +353,28 @@ fn gpu_seals_verifies_and_frees() {
     assert!(context.ledger().unwrap().is_empty());
 }
 
+#[cfg(feature = "seal")]
+#[test]
+fn gpu_seals_a_models_weights_in_place() {
+    use worker_cuda::seal::{ShardLabel, VramConfig, VramManager};
+    let Some(context) = gpu() else { return };
+    let config = VramConfig::new([7; 32]);
+    let mut manager = VramManager::with_context(context.clone(), config).unwrap();
+    let model = Model::load(&context, &Gguf::open(tiny_path()).unwrap()).unwrap();
+    let held = context.memory(Purpose::Any).unwrap().current_bytes;
+    let shard = manager.seal_weights(&model, ShardLabel::default()).unwrap();
+    assert_eq!(context.memory(Purpose::Any).unwrap().current_bytes, held);
+    manager.check_sealed(&shard).unwrap();
+    manager.verify_sealed(&shard).unwrap();
+    drop(model);
+    let engine = Engine::new(&manager.model(&shard).unwrap(), &EngineOptions::new()).unwrap();
+    manager.verify_sealed(&shard).unwrap();
+    manager.deallocate(&shard).unwrap();
+    drop(engine);
+    drop(manager);
+    assert!(context.ledger().unwrap().is_empty());
+}
+
 #[test]
 fn gpu_pieces_are_the_hosts() {
     let Some(context) = gpu() else { return };

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
@@ -612,6 +613,126 @@ fn a_sealed_model_is_loaded_and_computes_as_its_file() {
     manager.deallocate(&shard).unwrap();
     let error = Model::load(manager.context(), &sealed).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    assert_eq!(manager.used_vram(), 0);
+}
+
+/// Flips a bit of every copy of `values` in this process's memory but `values` itself, copies in freed memory
+/// included; their number.
+fn flip_all(values: &[u8]) -> usize {
+    let memory = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/proc/self/mem")
+        .unwrap();
+    let own = values.as_ptr() as u64;
+    let mut count = 0;
+    for line in std::fs::read_to_string("/proc/self/maps").unwrap().lines() {
+        let mut parts = line.split_whitespace();
+        let (start, end) = parts.next().unwrap().split_once('-').unwrap();
+        if !parts.next().unwrap().starts_with("rw") {
+            continue;
+        }
+        let at = u64::from_str_radix(start, 16).unwrap();
+        let mut bytes = vec![0; (u64::from_str_radix(end, 16).unwrap() - at) as usize];
+        // A mapping may have ended meanwhile.
+        if memory.read_exact_at(&mut bytes, at).is_err() {
+            continue;
+        }
+        for index in (0..bytes.len().saturating_sub(values.len())).step_by(16) {
+            let found = at + index as u64;
+            let in_copy = (bytes.as_ptr() as u64..).contains(&found)
+                && found < bytes.as_ptr() as u64 + bytes.len() as u64;
+            if bytes[index..].starts_with(values) && found != own && !in_copy {
+                memory.write_all_at(&[values[0] ^ 1], found).unwrap();
+                count += 1;
+            }
+        }
+    }
+    count
+}
+
+#[test]
+fn a_loaded_models_weights_are_sealed_in_place() {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/cuda/tests/data/models/llama.gguf"
+    );
+    // A norm of its own, to be found in memory.
+    let gguf = Gguf::open(path).unwrap();
+    let norm = gguf.tensor("output_norm.weight").unwrap().unwrap();
+    let mut file = std::fs::read(path).unwrap();
+    let norm = &mut file[norm.file_offset as usize..][..norm.bytes as usize];
+    for (i, value) in norm.chunks_exact_mut(4).enumerate() {
+        value.copy_from_slice(&(1.0 + i as f32 / 4096.0).to_le_bytes());
+    }
+    let norm = norm.to_vec();
+    let own = std::env::temp_dir().join(format!("seal-{}.gguf", std::process::id()));
+    std::fs::write(&own, file).unwrap();
+    let mut manager = manager();
+    let model = Model::load(manager.context(), &Gguf::open(&own).unwrap()).unwrap();
+    std::fs::remove_file(&own).unwrap();
+    let before = manager.context().memory(Purpose::Any).unwrap();
+
+    let label = ShardLabel {
+        model_ref: Some("llama".into()),
+        ..ShardLabel::default()
+    };
+    let shard = manager.seal_weights(&model, label).unwrap();
+
+    let after = manager.context().memory(Purpose::Any).unwrap();
+    assert_eq!(
+        after.current_bytes, before.current_bytes,
+        "nothing is copied"
+    );
+    assert_eq!(shard.vram_bytes, model.info().weights_bytes);
+    assert_eq!(manager.used_vram(), shard.vram_bytes);
+    manager.check_sealed(&shard).unwrap();
+    manager.verify_sealed(&shard).unwrap();
+    let again = manager.seal_weights(&model, ShardLabel::default()).unwrap();
+    assert_eq!(again.digest, shard.digest);
+    manager.deallocate(&again).unwrap();
+
+    let used = manager.model(&shard).unwrap();
+    let mut engine = Engine::new(&used, &EngineOptions::new()).unwrap();
+    let sequence = engine.create_sequence().unwrap();
+    let step = Step::new().row(Row::tokens(&sequence, &[1, 2, 3]).logits_last());
+    let ticket = engine.submit(&step).unwrap();
+    engine.wait(ticket).unwrap();
+
+    // Not bytes that a caller could address; and another context's model is none of this manager's.
+    for error in [
+        manager.view(&shard).unwrap_err(),
+        manager.reader(&shard).unwrap_err(),
+        manager.read(&shard, 0, 1).unwrap_err(),
+        manager.verify_range(&shard, 0, 1).unwrap_err(),
+        manager
+            .seal_weights(&Model::load(&host(), &gguf).unwrap(), ShardLabel::default())
+            .unwrap_err(),
+    ] {
+        assert!(matches!(error, VramError::InvalidInput(_)), "{error:?}");
+    }
+    let mut forged = shard.clone();
+    forged.model_ref = None;
+    assert!(matches!(
+        manager.model(&forged),
+        Err(VramError::SealVerificationFailed { .. })
+    ));
+
+    assert!(flip_all(&norm) > 0, "the model's among them");
+    manager.check_sealed(&shard).unwrap();
+    let error = manager.verify_sealed(&shard).unwrap_err();
+    assert!(
+        matches!(&error, VramError::WeightsChanged(text) if text.contains("output_norm.weight")),
+        "{error:?}"
+    );
+    assert!(error.is_fatal());
+    assert!(manager.seal_weights(&model, ShardLabel::default()).is_err());
+
+    manager.deallocate(&shard).unwrap();
+    assert!(matches!(
+        manager.model(&shard),
+        Err(VramError::IntegrityViolation)
+    ));
     assert_eq!(manager.used_vram(), 0);
 }
 

@@ -24,6 +24,8 @@ pub enum VramError {
         /// signature.
         first_bad_mib: Option<u64>,
     },
+    /// A sealed model's weights are not what was sealed; the text names the first tensor.
+    WeightsChanged(String),
     /// The shard has no digest or no signature.
     NotSealed,
     /// The shard's allocation is not alive in this manager.
@@ -54,6 +56,7 @@ impl VramError {
     pub fn is_fatal(&self) -> bool {
         match self {
             Self::SealVerificationFailed { .. }
+            | Self::WeightsChanged(_)
             | Self::IntegrityViolation
             | Self::PolicyViolation(_) => true,
             Self::Device(error) => error.is_fatal(),
@@ -80,6 +83,7 @@ impl fmt::Display for VramError {
             Self::SealVerificationFailed { .. } => {
                 f.write_str("seal verification failed: the signature is not valid")
             }
+            Self::WeightsChanged(text) => write!(f, "seal verification failed: {text}"),
             Self::NotSealed => f.write_str("the shard is not sealed"),
             Self::IntegrityViolation => {
                 f.write_str("integrity violation: the shard has no live allocation here")
@@ -136,9 +140,9 @@ impl From<VramError> for Error {
     fn from(error: VramError) -> Self {
         let kind = match &error {
             VramError::InsufficientVram { .. } => ErrorKind::OutOfMemory,
-            VramError::SealVerificationFailed { .. } | VramError::IntegrityViolation => {
-                ErrorKind::Integrity
-            }
+            VramError::SealVerificationFailed { .. }
+            | VramError::WeightsChanged(_)
+            | VramError::IntegrityViolation => ErrorKind::Integrity,
             VramError::NotSealed => ErrorKind::InvalidState,
             VramError::InvalidInput(_) | VramError::ConfigError(_) => ErrorKind::InvalidArgument,
             VramError::CudaAllocationFailed(_) => ErrorKind::DeviceError,

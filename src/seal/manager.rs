@@ -18,9 +18,11 @@ use super::shard::{SealedShard, check_id};
 use super::signature::SealKey;
 use super::view::{SealedReader, SealedView};
 use crate::core::context::CudaContext;
+use crate::core::error::ErrorKind;
 use crate::core::ledger::Purpose;
 use crate::core::memory::{PinnedBuffer, SafeCudaPtr, join_digest_pieces};
 use crate::core::residency::Place;
+use crate::llm::model::Model;
 
 /// Bytes that go through pinned memory at a time.
 const STAGING_BYTES: usize = 4 << 20;
@@ -68,8 +70,45 @@ pub struct VramManager {
     context: CudaContext,
     config: VramConfig,
     key: SealKey,
-    sealed: HashMap<String, Arc<Sealed>>,
+    sealed: HashMap<String, Held>,
     audit: Audit,
+}
+
+/// What a shard names.
+enum Held {
+    Bytes(Arc<Sealed>),
+    /// A loaded model's weights, where they are.
+    Weights(Model),
+}
+
+impl Held {
+    fn size(&self) -> u64 {
+        match self {
+            Self::Bytes(sealed) => sealed.memory.size(),
+            Self::Weights(model) => model.info().weights_bytes,
+        }
+    }
+
+    /// Fails unless the memory is the device's own. Reads none of it.
+    fn check_place(&self) -> VramResult<()> {
+        match self {
+            Self::Bytes(sealed) => sealed.check_place(),
+            Self::Weights(model) => Ok(model.context().check_residency().map(drop)?),
+        }
+    }
+}
+
+/// BLAKE3 of the resident digests of a model's weights, in the order of the file's tensors.
+fn weights_digest(model: &Model) -> VramResult<[u8; 32]> {
+    let mut hasher = blake3::Hasher::new_derive_key("worker-cuda sealed weights v1");
+    for index in 0..model.gguf().info().tensor_count {
+        match model.tensor_digests(index) {
+            Ok(digests) => hasher.update(&digests.resident),
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(error.into()),
+        };
+    }
+    Ok(*hasher.finalize().as_bytes())
 }
 
 /// Sealed memory. A reader keeps it no longer than one read.
@@ -223,10 +262,71 @@ impl VramManager {
         label: ShardLabel,
     ) -> VramResult<SealedShard> {
         self.check_request(vram_bytes, gpu_device)?;
-        let shard_id = new_shard_id()?;
-        let mut shard = SealedShard {
-            shard_id,
-            gpu_device,
+        self.check_free(vram_bytes)?;
+        let shard = self.name(vram_bytes, label)?;
+        let memory = self.allocate(&shard)?;
+        let sealed = self.fill(memory, &mut reader)?;
+        let digest = sealed.digest;
+        self.keep(shard, digest, Held::Bytes(Arc::new(sealed)))
+    }
+
+    /// Seals the weights of a loaded model where they are: nothing is copied. The model must be in this
+    /// manager's context. Its memory is verified first, and stays until [`VramManager::deallocate`] and
+    /// the last use. [`VramManager::model`] is the way to use it.
+    ///
+    /// ```
+    /// use worker_cuda::seal::{ShardLabel, VramConfig, VramManager};
+    /// use worker_cuda::{CudaContext, Engine, EngineOptions, Gguf, Model};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/tests/data/models/llama.gguf");
+    /// let config = VramConfig::new(b"a token of at least thirty-two bytes");
+    /// let mut manager = VramManager::with_context(CudaContext::host()?, config)?;
+    /// let model = Model::load(manager.context(), &Gguf::open(path)?)?;
+    /// let shard = manager.seal_weights(&model, ShardLabel::default())?;
+    ///
+    /// let engine = Engine::new(&manager.model(&shard)?, &EngineOptions::new())?;
+    /// manager.check_sealed(&shard)?; // fast, before each use
+    /// manager.verify_sealed(&shard)?; // every byte; legal while steps are in flight
+    /// # drop(engine);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn seal_weights(&mut self, model: &Model, label: ShardLabel) -> VramResult<SealedShard> {
+        if model.context().handle().id != self.context.handle().id {
+            let message = "the model is in another context than the manager's";
+            return Err(VramError::InvalidInput(message.into()));
+        }
+        let vram_bytes = model.info().weights_bytes;
+        self.check_request(vram_bytes, self.config.gpu_device)?;
+        let have = self.total_vram()?.saturating_sub(self.used_vram());
+        if vram_bytes > have {
+            let needed = vram_bytes;
+            return Err(VramError::InsufficientVram { needed, have });
+        }
+        let shard = self.name(vram_bytes, label)?;
+        let held = Held::Weights(model.clone());
+        held.check_place()?;
+        model.verify()?;
+        self.keep(shard, weights_digest(model)?, held)
+    }
+
+    /// The model whose weights [`VramManager::seal_weights`] sealed, after the fast check. Engines are
+    /// created with it; call [`VramManager::check_sealed`] before their later uses.
+    pub fn model(&self, shard: &SealedShard) -> VramResult<Model> {
+        match self.find(shard)? {
+            Held::Weights(model) => Ok(model.clone()),
+            Held::Bytes(_) => Err(VramError::InvalidInput(
+                "the shard is of bytes, not of a loaded model".into(),
+            )),
+        }
+    }
+
+    /// A shard that is not sealed yet, its label checked.
+    fn name(&self, vram_bytes: u64, label: ShardLabel) -> VramResult<SealedShard> {
+        let shard = SealedShard {
+            shard_id: new_shard_id()?,
+            gpu_device: self.config.gpu_device,
             vram_bytes,
             digest: String::new(),
             sealed_at: SystemTime::now(),
@@ -235,16 +335,24 @@ impl VramManager {
             total_shards: label.total_shards,
             signature: None,
         };
-        shard.check()?; // the label, before anything is done
-        let memory = self.allocate(&shard)?;
-        let sealed = self.fill(memory, &mut reader)?;
-        shard.digest = hex(&sealed.digest);
+        shard.check()?;
+        Ok(shard)
+    }
+
+    /// Signs the shard and keeps what it names.
+    fn keep(
+        &mut self,
+        mut shard: SealedShard,
+        digest: [u8; 32],
+        held: Held,
+    ) -> VramResult<SealedShard> {
+        shard.digest = hex(&digest);
         shard.signature = Some(self.key.sign(&shard.signed_bytes()?));
-        self.sealed.insert(shard.shard_id.clone(), Arc::new(sealed));
+        self.sealed.insert(shard.shard_id.clone(), held);
         self.audit.report(AuditEvent::VramSealed {
             shard_id: shard.shard_id.clone(),
-            gpu_device,
-            vram_bytes,
+            gpu_device: shard.gpu_device,
+            vram_bytes: shard.vram_bytes,
             digest: shard.digest.clone(),
         });
         Ok(shard)
@@ -252,7 +360,19 @@ impl VramManager {
 
     /// Whether a shard's memory is what was sealed, all of it, now.
     pub fn verify_sealed(&self, shard: &SealedShard) -> VramResult<()> {
-        self.verified(shard, |sealed| {
+        self.verified(shard, |held| {
+            let sealed = match held {
+                Held::Bytes(sealed) => sealed,
+                Held::Weights(model) => {
+                    return match model.verify() {
+                        Err(error) if error.kind() == ErrorKind::Integrity => Ok(Some(Mismatch {
+                            actual_digest: String::new(),
+                            error: VramError::WeightsChanged(error.to_string()),
+                        })),
+                        other => Ok(other.map(|()| None)?),
+                    };
+                }
+            };
             let end = sealed.memory.len();
             let actual = sealed.memory.digest(0..end)?;
             if bool::from(actual.ct_eq(&sealed.digest)) {
@@ -261,7 +381,7 @@ impl VramManager {
             let bad = sealed.first_bad_mib(0..end as u64)?;
             Ok(Some(Mismatch {
                 actual_digest: hex(&actual),
-                first_bad_mib: bad,
+                error: VramError::SealVerificationFailed { first_bad_mib: bad },
             }))
         })
     }
@@ -269,11 +389,14 @@ impl VramManager {
     /// Whether `bytes` bytes of a shard from `offset` on, and the rest of the MiBs they touch, are what was
     /// sealed; reads no more than those.
     pub fn verify_range(&self, shard: &SealedShard, offset: u64, bytes: u64) -> VramResult<()> {
-        self.verified(shard, |sealed| {
+        self.verified(shard, |held| {
+            let sealed = bytes_of(held)?;
             let bad = sealed.first_bad_mib(sealed.range(offset, bytes)?)?;
             Ok(bad.map(|mib| Mismatch {
                 actual_digest: String::new(),
-                first_bad_mib: Some(mib),
+                error: VramError::SealVerificationFailed {
+                    first_bad_mib: Some(mib),
+                },
             }))
         })
     }
@@ -294,7 +417,7 @@ impl VramManager {
 
     /// The whole shard, to read and to pass to kernels, after the fast check.
     pub fn view<'a>(&'a self, shard: &'a SealedShard) -> VramResult<SealedView<'a>> {
-        let sealed = self.find(shard)?;
+        let sealed = bytes_of(self.find(shard)?)?;
         Ok(SealedView::new(self, shard, sealed))
     }
 
@@ -302,14 +425,15 @@ impl VramManager {
     /// opened with it: [`Gguf::from_reader`](crate::Gguf::from_reader), and its model loaded. Reads fail
     /// once the shard is deallocated.
     pub fn reader(&self, shard: &SealedShard) -> VramResult<SealedReader> {
-        Ok(SealedReader::new(self.find(shard)?))
+        Ok(SealedReader::new(bytes_of(self.find(shard)?)?))
     }
 
-    /// Frees a shard's memory. The shard must be one of this manager's, signature included.
+    /// Frees a shard's memory; a model's weights are freed when no model and no engine uses them any more.
+    /// The shard must be one of this manager's, signature included.
     pub fn deallocate(&mut self, shard: &SealedShard) -> VramResult<()> {
         self.check_signature(shard)?;
         let sealed = self.sealed.remove(&shard.shard_id);
-        let freed_bytes = sealed.ok_or(VramError::IntegrityViolation)?.memory.size();
+        let freed_bytes = sealed.ok_or(VramError::IntegrityViolation)?.size();
         self.audit.report(AuditEvent::VramDeallocated {
             shard_id: shard.shard_id.clone(),
             freed_bytes,
@@ -338,10 +462,7 @@ impl VramManager {
 
     /// Bytes sealed now.
     pub fn used_vram(&self) -> u64 {
-        self.sealed
-            .values()
-            .map(|sealed| sealed.memory.size())
-            .sum()
+        self.sealed.values().map(Held::size).sum()
     }
 
     /// The device.
@@ -370,6 +491,10 @@ impl VramManager {
                 "{vram_bytes} bytes are more than max_model_size, {limit}"
             )));
         }
+        Ok(())
+    }
+
+    fn check_free(&self, vram_bytes: u64) -> VramResult<()> {
         let available = self.available_vram()?;
         if vram_bytes > available {
             self.tell_refused(vram_bytes, available, "insufficient VRAM");
@@ -391,8 +516,7 @@ impl VramManager {
                 let available = self.available_vram().unwrap_or(0);
                 self.tell_refused(requested, available, &error.to_string());
                 return Err(match error.kind() {
-                    crate::core::error::ErrorKind::OutOfMemory
-                    | crate::core::error::ErrorKind::OverBudget => VramError::InsufficientVram {
+                    ErrorKind::OutOfMemory | ErrorKind::OverBudget => VramError::InsufficientVram {
                         needed: requested,
                         have: available,
                     },
@@ -443,33 +567,29 @@ impl VramManager {
     fn verified(
         &self,
         shard: &SealedShard,
-        compare: impl Fn(&Sealed) -> VramResult<Option<Mismatch>>,
+        compare: impl Fn(&Held) -> VramResult<Option<Mismatch>>,
     ) -> VramResult<()> {
-        let sealed = self.find(shard)?;
-        let Some(mismatch) = compare(sealed)? else {
+        let Some(mismatch) = compare(self.find(shard)?)? else {
             self.audit.report(AuditEvent::SealVerified {
                 shard_id: shard.shard_id.clone(),
             });
             return Ok(());
         };
-        let error = VramError::SealVerificationFailed {
-            first_bad_mib: mismatch.first_bad_mib,
-        };
-        self.report_failed(shard, &error, &mismatch.actual_digest);
-        Err(error)
+        self.report_failed(shard, &mismatch.error, &mismatch.actual_digest);
+        Err(mismatch.error)
     }
 
     /// A shard of this manager whose memory is the device's own, whatever its digest. A failure is audited.
-    fn find(&self, shard: &SealedShard) -> VramResult<&Arc<Sealed>> {
+    fn find(&self, shard: &SealedShard) -> VramResult<&Held> {
         if let Err(error) = self.check_signature(shard) {
             self.report_failed(shard, &error, "");
             return Err(error);
         }
-        let Some(sealed) = self.sealed.get(&shard.shard_id) else {
+        let Some(held) = self.sealed.get(&shard.shard_id) else {
             self.report_failed(shard, &VramError::IntegrityViolation, "");
             return Err(VramError::IntegrityViolation);
         };
-        let placed = sealed.check_place();
+        let placed = held.check_place();
         if let Err(VramError::PolicyViolation(violation)) = &placed {
             self.audit.report(AuditEvent::PolicyViolation {
                 policy: "vram-only".into(),
@@ -479,7 +599,7 @@ impl VramManager {
                 action_taken: "verification refused".into(),
             });
         }
-        placed.map(|()| sealed)
+        placed.map(|()| held)
     }
 
     /// Sealed at all, then signed by this manager.
@@ -548,7 +668,18 @@ impl fmt::Debug for VramManager {
 
 struct Mismatch {
     actual_digest: String,
-    first_bad_mib: Option<u64>,
+    error: VramError,
+}
+
+/// A model's weights have no order of bytes that a caller could name.
+fn bytes_of(held: &Held) -> VramResult<&Arc<Sealed>> {
+    match held {
+        Held::Bytes(sealed) => Ok(sealed),
+        Held::Weights(_) => Err(VramError::InvalidInput(
+            "the shard is a loaded model's weights: they are used by engines and verified whole"
+                .into(),
+        )),
+    }
 }
 
 /// The sink, and what it failed at. Nothing here fails its caller.

@@ -22,7 +22,9 @@
 //!
 //! What is sealed is used where it is: [`VramManager::read`] copies checked bytes back,
 //! [`VramManager::view`] passes them to kernels, [`VramManager::reader`] opens a sealed GGUF file and loads
-//! its model. Each use begins with the fast check, [`VramManager::check_sealed`].
+//! its model. [`VramManager::seal_weights`] seals the weights of a loaded model where they are, and
+//! [`VramManager::model`] passes the model to engines. Each use begins with the fast check,
+//! [`VramManager::check_sealed`].
 //!
 //! Signatures are keyed BLAKE3 under `derive_key("worker-cuda seal v1", token)`, over every field of the
 //! shard in one encoding with lengths (docs/FORMATS.md). Keys and tokens are zeroed when dropped and never

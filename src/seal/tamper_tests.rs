@@ -10,9 +10,15 @@ fn manager() -> VramManager {
     VramManager::with_context(context, config).expect("a manager")
 }
 
+fn bytes_in<'a>(manager: &'a mut VramManager, shard: &SealedShard) -> &'a mut Sealed {
+    match manager.sealed.get_mut(&shard.shard_id) {
+        Some(Held::Bytes(sealed)) => Arc::get_mut(sealed).unwrap(),
+        _ => panic!("no bytes"),
+    }
+}
+
 fn flip(manager: &mut VramManager, shard: &SealedShard, bit: usize) {
-    let sealed = manager.sealed.get_mut(&shard.shard_id).unwrap();
-    let memory = &mut std::sync::Arc::get_mut(sealed).unwrap().memory;
+    let memory = &mut bytes_in(manager, shard).memory;
     let byte = memory.read_at(bit / 8, 1).unwrap()[0];
     memory.write_at(bit / 8, &[byte ^ 1 << (bit % 8)]).unwrap();
 }
@@ -102,8 +108,7 @@ fn memory_that_leaves_the_device_is_a_policy_violation_before_its_digest_is_aske
     let context = CudaContext::host().unwrap(); // the manager's own refuses it
     // SAFETY: `foreign` outlives the manager's use of it, and only the buffer uses it.
     let borrowed = unsafe { context.borrow_memory(foreign.as_mut_ptr(), 3, "foreign") }.unwrap();
-    let sealed = manager.sealed.get_mut(&shard.shard_id).unwrap();
-    std::sync::Arc::get_mut(sealed).unwrap().memory = borrowed;
+    bytes_in(&mut manager, &shard).memory = borrowed;
 
     let error = manager.verify_sealed(&shard).unwrap_err();
 
@@ -117,7 +122,7 @@ fn memory_that_leaves_the_device_is_a_policy_violation_before_its_digest_is_aske
 fn chaining_values_of_the_manager_give_the_signed_digest() {
     let mut manager = manager();
     let shard = manager.seal_model(&vec![3; 2 * MIB + 1], 0).unwrap();
-    let sealed = &manager.sealed[&shard.shard_id];
+    let sealed = bytes_in(&mut manager, &shard);
     assert_eq!(sealed.pieces.len(), 3);
     assert_eq!(join_digest_pieces(&sealed.pieces).unwrap(), sealed.digest);
     assert_eq!(hex(&sealed.digest), shard.digest);
