@@ -3,7 +3,8 @@
 // all layers in one CUDA graph with dependent launches. Random bytes for weights; results are
 // checked by the tests of GpuLinear.
 //
-//   gemm_bench [-b max] [columns …]       max: columns up to which linear_batch makes a layer
+//   gemm_bench [-b max] [-g max] [columns …]   columns up to which linear_batch and packed_gemm
+//                                              compute a layer
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -72,7 +73,7 @@ uint32_t random_word(uint64_t i) {
 
 // As a step's plan would have it, but for gates, whose sums nothing reads here.
 ops::Node node_of(const LinearArgs& args, const ops::Limits& limits, const kernels::Launch& launch,
-                  uint32_t batch_tokens_max) {
+                  const ops::LinearSwitches& switches) {
   ops::LinearShape shape{args.tokens, args.matrix_count, {}, {}, args.matrices[0].cols};
   for (uint32_t m = 0; m < args.matrix_count; ++m) {
     shape.types[m] = args.matrices[m].type;
@@ -84,7 +85,7 @@ ops::Node node_of(const LinearArgs& args, const ops::Limits& limits, const kerne
   device.compute_capability = launch.compute_capability;
   device.has_warpgroup_code = launch.compute_capability == 90;
   ops::Node node;
-  node.kernel = ops::linear_kernel(shape, limits, device, batch_tokens_max);
+  node.kernel = ops::linear_kernel(shape, limits, device, switches);
   if (shape.is_gate && node.kernel == ops::Kernel::kDequantizeGemm)
     node.kernel = ops::Kernel::kDequantizeGemmF32;
   node.input = node.output = ops::Form::kF32;
@@ -171,7 +172,7 @@ double seconds_of(cudaStream_t stream, const std::function<void()>& queue) {
   return best / 1e3;
 }
 
-int run(const std::vector<uint32_t>& column_counts, uint32_t batch_columns_max) {
+int run(const std::vector<uint32_t>& column_counts, const ops::LinearSwitches& switches) {
   const uint32_t columns_max = *std::max_element(column_counts.begin(), column_counts.end());
   kernels::Launch launch;
   int major = 0, minor = 0;
@@ -225,7 +226,7 @@ int run(const std::vector<uint32_t>& column_counts, uint32_t batch_columns_max) 
       const double seconds = seconds_of(launch.stream, [&] {
         for (LinearArgs args : product.layers) {
           args.tokens = columns;
-          check(linear.run(node_of(args, limits, launch, batch_columns_max), args, {}, launch));
+          check(linear.run(node_of(args, limits, launch, switches), args, {}, launch));
         }
       });
       const double product_flops = 2.0 * columns * static_cast<double>(product.weights);
@@ -253,13 +254,16 @@ int run(const std::vector<uint32_t>& column_counts, uint32_t batch_columns_max) 
 
 int main(int argument_count, char** arguments) {
   std::vector<uint32_t> columns;
-  uint32_t batch_columns_max = wcuda::ops::kBatchTokensMax;
+  wcuda::ops::LinearSwitches switches;
   for (int i = 1; i < argument_count; ++i) {
-    if (std::string(arguments[i]) == "-b" && i + 1 < argument_count)
-      batch_columns_max = static_cast<uint32_t>(std::atoi(arguments[++i]));
+    const std::string option = arguments[i];
+    if (option == "-b" && i + 1 < argument_count)
+      switches.batch_tokens_max = static_cast<uint32_t>(std::atoi(arguments[++i]));
+    else if (option == "-g" && i + 1 < argument_count)
+      switches.packed_gemm_tokens_max = static_cast<uint32_t>(std::atoi(arguments[++i]));
     else
       columns.push_back(static_cast<uint32_t>(std::atoi(arguments[i])));
   }
   if (columns.empty()) columns = {16, 32, 64, 128, 256, 512, 2048};
-  return wcuda::run(columns, batch_columns_max);
+  return wcuda::run(columns, switches);
 }

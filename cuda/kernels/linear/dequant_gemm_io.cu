@@ -149,7 +149,7 @@ __device__ inline float make_hidden(const DequantGemmInputArgs& args, uint32_t c
         u[i] *= sum_scale;
         if (args.gate_bias != nullptr) g[i] += args.gate_bias[piece * 8 + i];
         if (args.up_bias != nullptr) u[i] += args.up_bias[piece * 8 + i];
-        g[i] = (kIsSilu ? silu_fast(g[i]) : gelu_tanh_fast(g[i])) * u[i];
+        g[i] = activation_fast(kIsSilu, g[i]) * u[i];
         max = fmaxf(max, fabsf(g[i]));
       }
       store8(g, scale, h + piece);

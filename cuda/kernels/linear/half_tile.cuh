@@ -254,4 +254,12 @@ struct HalfTile<TensorType::kF32> {
   }
 };
 
+// Types with a codebook: its table to shared memory.
+template <class Operand>
+__device__ __forceinline__ auto prepare_operand(int) -> decltype(Operand::T::prepare()) {
+  Operand::T::prepare();
+}
+template <class Operand>
+__device__ __forceinline__ void prepare_operand(...) {}
+
 }  // namespace wcuda::kernels

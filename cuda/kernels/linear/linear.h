@@ -4,8 +4,9 @@
 //   tokens    kernel           weights read by    activations        MMA
 //   1         fused_layers     one warp a CTA     2 int8 terms       mma.sync int8   layers in one
 //   1 … 8     linear_vector    each warp its own  2 int8 terms, f16  mma.sync int8   kernel
-//   9 … 128   linear_batch     each warp its own  f16                wgmma f16
-//   more      dequantize and a GEMM (gemm.h or cuBLASLt), input and output by dequant_gemm_io
+//   9 … 64    linear_batch     each warp its own  f16                wgmma f16
+//   more      packed_gemm      each warp its own  f16                wgmma f16
+//   others    dequantize and a GEMM (gemm.h or cuBLASLt), input and output by dequant_gemm_io
 //
 // Weights are packed tiles (kernels/shared/packed_tile.h), read once per launch. Bytes moved: the
 // matrices, x from L2, and the outputs. Activations are f16, or two int8 terms per value: 16 bits

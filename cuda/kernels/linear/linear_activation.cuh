@@ -12,12 +12,15 @@ __device__ inline float gelu_tanh(float x) {
   return 0.5f * x * (1.0f + tanhf(kRootTwoOverPi * x * (1.0f + 0.044715f * x * x)));
 }
 
-// Accurate to 2^-18, for results that are rounded to f16.
-__device__ inline float silu_fast(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
-
-__device__ inline float gelu_tanh_fast(float x) {
+// x / (1 + exp(-z)): silu where z is x, gelu_tanh where it is gelu_exponent(x). Accurate to
+// 2^-18, for results that are rounded to f16.
+__device__ inline float gelu_exponent(float x) {
   constexpr float kTwoRootsTwoOverPi = 1.59576912160573071f;
-  return __fdividef(x, 1.0f + __expf(-kTwoRootsTwoOverPi * x * (1.0f + 0.044715f * x * x)));
+  return kTwoRootsTwoOverPi * x * (1.0f + 0.044715f * x * x);
+}
+__device__ inline float activation_fast(bool is_silu, float x) {
+  const float z = is_silu ? x : gelu_exponent(x);
+  return __fdividef(x, 1.0f + __expf(-z));
 }
 
 __device__ inline float gated(Epilogue epilogue, float gate, float up) {
@@ -26,7 +29,7 @@ __device__ inline float gated(Epilogue epilogue, float gate, float up) {
 
 // The same for threads that compute many outputs.
 __device__ inline float gated_fast(Epilogue epilogue, float gate, float up) {
-  return (epilogue == Epilogue::kSiluGate ? silu_fast(gate) : gelu_tanh_fast(gate)) * up;
+  return activation_fast(epilogue == Epilogue::kSiluGate, gate) * up;
 }
 
 }  // namespace wcuda::kernels

@@ -33,9 +33,9 @@ constexpr bool is_gate(Epilogue epilogue) {
   return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
 }
 uint64_t input_bytes(uint32_t cols, uint32_t columns) {
-  return uint64_t{round_up(cols, kKTileInputs)} * round_up(columns, 128) * 2;
+  return uint64_t{round_up(cols, kKTileInputs)} * round_up(columns, 64) * 2;
 }
-uint64_t scale_bytes(uint32_t columns) { return round_up(columns, 128) * 4; }
+uint64_t scale_bytes(uint32_t columns) { return round_up(columns, 64) * 4; }
 
 // How the matrices of one type are cut.
 struct Shape {
@@ -53,18 +53,17 @@ uint32_t tile_count(const LinearBatchParams& params, uint32_t rows) {
 
 // In a block's shared memory: columns, and outputs on their way.
 constexpr uint32_t column_bytes(uint32_t columns) {
-  return batch_column_stages(columns) * batch_stage_bytes(columns) +
-         (columns > 64 ? kBatchWarpsMax / 2 * kStoreBytes : 0);
+  return batch_column_stages(columns) * batch_stage_bytes(columns);
 }
 constexpr uint32_t kWeightStagesMin = 2;
 // Columns of a tile, of each kernel of a type.
-constexpr uint32_t kTileColumns[4] = {16, 32, 64, 128};
+constexpr uint32_t kTileColumns[3] = {16, 32, 64};
 // What a turn of blocks costs beside its products, and a K-tile as the next of its block, in
 // M-tiles by K-tiles of a multiprocessor. Few columns wait for one instruction after the other: 1
 // us a K-tile at 16 and 32 columns, however few the M-tiles; down of 8B took 27.6 us in shares of
 // 14 K-tiles and 21.5 in shares of 8 (H200).
 constexpr uint32_t kTurnCost = 48;
-constexpr uint32_t kKTileCost[4] = {56, 56, 3, 0};
+constexpr uint32_t kKTileCost[3] = {56, 56, 3};
 
 // Of `k_tiles` K-tiles, that fit into a block's shared memory beside the columns.
 uint32_t weight_stages(uint32_t rows, uint32_t k_tile_bytes, uint32_t k_tiles, uint32_t columns,
@@ -78,17 +77,8 @@ bool fits(uint32_t rows, uint32_t k_tile_bytes, uint32_t columns) {
          kWeightStagesMin;
 }
 
-// Columns of a tile: as few as hold them, up to 128 where two stages of every matrix allow.
-// Invariant ones stop at 64, for all that larger tiles do otherwise.
-uint32_t tile_columns(const LinearArgs& args, bool is_invariant) {
-  if (args.tokens <= 16) return 16;
-  if (args.tokens <= 32) return 32;
-  if (args.tokens <= 64 || is_invariant) return 64;
-  for (uint32_t m = 0; m < args.matrix_count; ++m)
-    if (!fits(64 * batch_m_tiles(128), find_kernel(args.matrices[m].type)->k_tile_bytes, 128))
-      return 64;
-  return 128;
-}
+// Columns of a tile: as few as hold them, up to 64.
+uint32_t tile_columns(uint32_t tokens) { return tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64; }
 
 cudaError_t allow_shared_memory(void (*kernel)(LinearBatchParams)) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -115,7 +105,7 @@ uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t ro
   attribute.val.clusterDim = {cluster, 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(cluster * sm_count);
-  config.blockDim = dim3(batch_threads(rows, columns));
+  config.blockDim = dim3(batch_threads(rows));
   config.dynamicSmemBytes = batch_shared_bytes(blocks);
   config.attrs = &attribute;
   config.numAttrs = 1;
@@ -135,9 +125,8 @@ Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, u
   const uint32_t shares = std::min(params.k_tile_count, kBatchClusterMax);
   Shape best{0, 0, 0};
   uint64_t best_cost = UINT64_MAX;
-  const uint32_t rows_min = 64 * batch_m_tiles(columns);
-  for (uint32_t rows = batch_rows_max(columns); rows >= rows_min; rows /= 2) {
-    if (rows > rows_min && !fits(rows, kernel.k_tile_bytes, columns)) continue;
+  for (uint32_t rows = batch_rows_max(columns); rows >= 64; rows /= 2) {
+    if (rows > 64 && !fits(rows, kernel.k_tile_bytes, columns)) continue;
     const uint32_t tiles = tile_count(params, rows) * column_tiles;
     for (uint32_t cluster = 1; cluster <= shares; ++cluster) {
       const uint32_t resident = resident_clusters(kernel, size, rows, cluster, sm_count);
@@ -145,9 +134,7 @@ Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, u
       // Of the busiest multiprocessor in a turn.
       const uint32_t blocks = ((tiles + turns - 1) / turns * cluster + sm_count - 1) / sm_count;
       const uint32_t k_tiles = (params.k_tile_count + cluster - 1) / cluster;
-      uint32_t products = blocks * (rows / quant::kMTileRows) * k_tiles;
-      // One warpgroup cannot multiply while it makes operands.
-      if (batch_m_tiles(columns) > 1 && rows == rows_min) products += products / 2;
+      const uint32_t products = blocks * (rows / quant::kMTileRows) * k_tiles;
       const uint32_t merge = cluster > 1 ? rows * columns / 1024 : 0;
       const uint64_t cost =
           uint64_t{turns} * (kTurnCost + products + kKTileCost[size] * k_tiles + merge);
@@ -164,7 +151,7 @@ cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uin
                         uint32_t columns, bool is_invariant, const Launch& launch) {
   params.column_tiles = (params.tokens + columns - 1) / columns;
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
-  const uint32_t size = columns == 16 ? 0 : columns == 32 ? 1 : columns == 64 ? 2 : 3;
+  const uint32_t size = columns == 16 ? 0 : columns == 32 ? 1 : 2;
   if (const cudaError_t status = allow_shared_memory(kernel.kernels[size])) return status;
   Shape shape = choose_shape(params, kernel, size, params.column_tiles, sm_count);
   // The sums' bits hang on the cluster alone.
@@ -188,18 +175,9 @@ cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uin
         weight_stages(shape.rows, kernel.k_tile_bytes, k_tiles, columns, shared_bytes);
     if (params.weight_stage_count >= std::min(kWeightStagesMin, k_tiles)) break;
   }
-  params.sharing = 1;
-  const dim3 threads(batch_threads(shape.rows, columns));
-  if (batch_m_tiles(columns) == 1 || shape.cluster > 1)
-    return launch_kernel(launch, dim3(shape.cluster, params.column_tiles, shape.tiles), threads,
-                         shared_bytes, shape.cluster > 1 ? shape.cluster : 0, kernel.kernels[size],
-                         params);
-  // Blocks of 128 columns go on to a next tile, and two share their columns.
-  params.sharing = shape.tiles > 1 ? 2 : 1;
-  params.tile_count = (shape.tiles + params.sharing - 1) / params.sharing * params.column_tiles;
-  const uint32_t groups = std::min(params.tile_count, sm_count / params.sharing);
-  return launch_kernel(launch, dim3(groups * params.sharing), threads, shared_bytes,
-                       params.sharing > 1 ? params.sharing : 0, kernel.kernels[size], params);
+  return launch_kernel(launch, dim3(shape.cluster, params.column_tiles, shape.tiles),
+                       dim3(batch_threads(shape.rows)), shared_bytes,
+                       shape.cluster > 1 ? shape.cluster : 0, kernel.kernels[size], params);
 }
 
 }  // namespace
@@ -228,7 +206,7 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
   input.x_rows = args.x_rows;
   input.norm = args.norm;
   input.epsilon = args.epsilon;
-  input.tile_columns = tile_columns(args, is_invariant);
+  input.tile_columns = tile_columns(args.tokens);
   input.h = static_cast<uint16_t*>(scratch);
   input.scales =
       reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + input_bytes(cols, args.tokens));
@@ -242,7 +220,7 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
     for (uint32_t i = first; i < args.matrix_count; ++i) {
       const BatchKernel* kernel = find_kernel(args.matrices[i].type);
       if (is_done[i] || kernel->order != input.order) continue;
-      for (uint32_t m = i + 1; m < args.matrix_count && input.tile_columns <= 64; ++m)
+      for (uint32_t m = i + 1; m < args.matrix_count; ++m)
         if (args.matrices[m].type != args.matrices[i].type && !is_done[m])
           if (const BatchKernel* const mixed =
                   find_kernel(args.matrices[i].type, args.matrices[m].type))

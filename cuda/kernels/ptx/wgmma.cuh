@@ -69,6 +69,7 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t 
 #define WCUDA_SUMS_16(d, i) WCUDA_SUMS_8(d, i), WCUDA_SUMS_8(d, i + 8)
 #define WCUDA_SUMS_32(d, i) WCUDA_SUMS_16(d, i), WCUDA_SUMS_16(d, i + 16)
 #define WCUDA_SUMS_64(d, i) WCUDA_SUMS_32(d, i), WCUDA_SUMS_32(d, i + 32)
+#define WCUDA_SUMS_128(d, i) WCUDA_SUMS_64(d, i), WCUDA_SUMS_64(d, i + 64)
 #define WCUDA_LIST_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define WCUDA_LIST_16 WCUDA_LIST_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define WCUDA_LIST_32 \
@@ -79,6 +80,14 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t 
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48" \
   ", %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
+#define WCUDA_LIST_128                                                             \
+  WCUDA_LIST_64                                                                    \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76"              \
+  ", %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89"              \
+  ", %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102"           \
+  ", %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115" \
+  ", %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
 // sums += a * b with A in registers. kTransposed: B is stored as (16, kN) with N contiguous;
 // otherwise as (kN, 16) with k contiguous.
 #define WCUDA_WGMMA_REGISTERS(n, list, operands, a0, a1, a2, a3, d, t)                            \
@@ -88,7 +97,7 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t 
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposed ? 1 : 0))
 template <uint32_t kN, bool kTransposed>
 __device__ __forceinline__ void wgmma(float (&sums)[kN / 2], const uint32_t* a, uint64_t b) {
-  static_assert(kN == 16 || kN == 32 || kN == 64 || kN == 128);
+  static_assert(kN == 16 || kN == 32 || kN == 64 || kN == 128 || kN == 256);
   if constexpr (kN == 16)
     WCUDA_WGMMA_REGISTERS("16", WCUDA_LIST_8, WCUDA_SUMS_8(sums, 0), "8", "9", "10", "11", "12",
                           "13");
@@ -98,9 +107,12 @@ __device__ __forceinline__ void wgmma(float (&sums)[kN / 2], const uint32_t* a, 
   else if constexpr (kN == 64)
     WCUDA_WGMMA_REGISTERS("64", WCUDA_LIST_32, WCUDA_SUMS_32(sums, 0), "32", "33", "34", "35", "36",
                           "37");
-  else
+  else if constexpr (kN == 128)
     WCUDA_WGMMA_REGISTERS("128", WCUDA_LIST_64, WCUDA_SUMS_64(sums, 0), "64", "65", "66", "67",
                           "68", "69");
+  else
+    WCUDA_WGMMA_REGISTERS("256", WCUDA_LIST_128, WCUDA_SUMS_128(sums, 0), "128", "129", "130",
+                          "131", "132", "133");
 }
 
 // sums (64, 128) = or += a * b, both in shared memory with k contiguous.
@@ -122,10 +134,12 @@ __device__ __forceinline__ void wgmma_shared_128(float (&sums)[64], uint64_t a, 
 #undef WCUDA_SUMS_16
 #undef WCUDA_SUMS_32
 #undef WCUDA_SUMS_64
+#undef WCUDA_SUMS_128
 #undef WCUDA_LIST_8
 #undef WCUDA_LIST_16
 #undef WCUDA_LIST_32
 #undef WCUDA_LIST_64
+#undef WCUDA_LIST_128
 
 #endif  // WCUDA_HAS_WARPGROUPS
 

@@ -17,7 +17,8 @@ constexpr uint64_t kSumBytesMax = 64ull << 20;
 constexpr uint32_t kRowsMin = 256;
 constexpr uint32_t kGranularity = 128;  // of pieces and chunks: a tile of a product
 
-// The ggml types that linear_vector and linear_batch have kernels for.
+// The ggml types that linear_vector and linear_batch have kernels for, and, F32 (0) aside,
+// packed_gemm.
 constexpr uint32_t kPackedTypes[] = {0,  1,  2,  3,  6,  7,  8,  10, 11, 12, 13, 14, 16, 17,
                                      18, 19, 20, 21, 22, 23, 29, 30, 34, 35, 39, 40, 41, 42};
 
@@ -37,14 +38,18 @@ bool uses_vector(const LinearShape& shape, const Limits& limits) {
   return shape.cols % (is_plain ? 4 : 32) == 0;
 }
 
-// Under batch_invariant by the matrices alone.
-bool uses_batch(const LinearShape& shape, const Limits& limits, const DeviceTraits& device,
-                uint32_t batch_tokens_max) {
-  if (!limits.batch_invariant && shape.token_count > batch_tokens_max) return false;
-  if (device.compute_capability != 90 || !device.has_warpgroup_code) return false;
+bool has_warpgroups(const DeviceTraits& device) {
+  return device.compute_capability == 90 && device.has_warpgroup_code;
+}
+// Whether linear_batch and packed_gemm can take the matrices as they lie.
+bool takes_packed(const LinearShape& shape, const DeviceTraits& device) {
+  if (!has_warpgroups(device)) return false;
   for (uint32_t m = 0; m < shape.matrix_count; ++m)
     if (!has_kernels(shape.types[m])) return false;
   return !shape.is_gate || shape.types[0] == shape.types[1];
+}
+bool has_f32(const LinearShape& shape) {
+  return std::count(shape.types, shape.types + shape.matrix_count, 0u) > 0;
 }
 
 }  // namespace
@@ -72,21 +77,44 @@ GemmMemory gemm_memory(const Limits& limits) {
   return memory;
 }
 
+LinearSwitches linear_switches(const model::Weights& weights, const DeviceTraits& device) {
+  bool has_f32 = false, all_half = true;
+  for (const model::LayerWeights& w : weights.layers)
+    for (const model::Weight* weight :
+         {&w.query, &w.key, &w.value, &w.attention_output, &w.gate, &w.up, &w.down}) {
+      has_f32 = has_f32 || weight->type == TensorType::kF32;
+      all_half =
+          all_half && (weight->type == TensorType::kF16 || weight->type == TensorType::kBF16);
+    }
+  if (!has_warpgroups(device) || has_f32) return {kGemmTokensMin - 1, 0};
+  LinearSwitches switches;
+  if (all_half) switches.packed_gemm_tokens_max = kPackedGemmHalfTokensMax;
+  return switches;
+}
+
 Kernel linear_kernel(const LinearShape& shape, const Limits& limits, const DeviceTraits& device,
-                     uint32_t batch_tokens_max) {
+                     const LinearSwitches& switches) {
   if (device.is_host) return Kernel::kHost;
   if (uses_vector(shape, limits)) return Kernel::kLinearVector;
-  if (uses_batch(shape, limits, device, batch_tokens_max)) return Kernel::kLinearBatch;
+  if (takes_packed(shape, device)) {
+    // Under batch_invariant by the matrices alone.
+    if (limits.batch_invariant || shape.token_count <= switches.batch_tokens_max)
+      return Kernel::kLinearBatch;
+    if (shape.token_count <= switches.packed_gemm_tokens_max && !has_f32(shape))
+      return Kernel::kPackedGemm;
+  }
   if (!fits_gemm(shape)) return Kernel::kDequantizeGemmF32;
   // Of a gate the sums are f16, which takes a down projection of the same kernel.
-  if (shape.is_gate && (!is_gemm_step(shape.token_count, limits, batch_tokens_max) ||
-                        shape.rows[0] > kGemmInputsMax))
+  if (shape.is_gate &&
+      (!is_gemm_step(shape.token_count, limits, switches) || shape.rows[0] > kGemmInputsMax))
     return Kernel::kDequantizeGemmF32;
   return Kernel::kDequantizeGemm;
 }
 
-bool is_gemm_step(uint32_t token_count, const Limits& limits, uint32_t batch_tokens_max) {
-  return !limits.batch_invariant && token_count > std::max(batch_tokens_max, kVectorTokensMax) &&
+bool is_gemm_step(uint32_t token_count, const Limits& limits, const LinearSwitches& switches) {
+  return !limits.batch_invariant &&
+         token_count > std::max({switches.packed_gemm_tokens_max, switches.batch_tokens_max,
+                                 kVectorTokensMax}) &&
          token_count <= gemm_memory(limits).all_tokens;
 }
 

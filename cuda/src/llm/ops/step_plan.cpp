@@ -19,7 +19,11 @@ class Planner {
  public:
   Planner(const model::Config& config, const model::Weights& weights, const Limits& limits,
           const DeviceTraits& device, const StepShape& shape)
-      : config_(config), weights_(weights), limits_(limits), device_(device) {
+      : config_(config),
+        weights_(weights),
+        limits_(limits),
+        device_(device),
+        switches_(linear_switches(weights, device)) {
     plan_.shape = shape;
   }
 
@@ -80,7 +84,9 @@ class Planner {
   }
 
   // Whether one product computes query, key and value, whose kernel then rotates.
-  bool joins() const { return !attention_rotates() && is_gemm_step(shape().token_count, limits_); }
+  bool joins() const {
+    return !attention_rotates() && is_gemm_step(shape().token_count, limits_, switches_);
+  }
 
   void query_key_value(uint32_t layer) {
     Node& node = linear(Operation::kQueryKeyValue, layer);
@@ -107,7 +113,7 @@ class Planner {
       add(Operation::kAttention,
           has_warpgroup ? Kernel::kAttentionPrefillWarpgroup : Kernel::kAttentionPrefill, layer,
           input, is_half ? Form::kF16 : Form::kF32);
-      if (is_half) return;
+      if (shape().min_row_tokens > 1) return;
     }
     add(Operation::kAttention, decode_kernel(), layer, input, Form::kF32);
   }
@@ -128,8 +134,8 @@ class Planner {
   // Whether the output projection reads attention as f16.
   bool takes_half() const {
     const uint32_t cols = config_.head_count * config_.head_length;
-    return is_gemm_step(shape().token_count, limits_) && config_.embedding_length % 8 == 0 &&
-           cols % 8 == 0 && cols <= kGemmInputsMax;
+    return is_gemm_step(shape().token_count, limits_, switches_) &&
+           config_.embedding_length % 8 == 0 && cols % 8 == 0 && cols <= kGemmInputsMax;
   }
 
   // ---- linear layers
@@ -167,7 +173,7 @@ class Planner {
 
   Node& linear(Operation operation, uint32_t layer) {
     const LinearShape linear = shape_of(operation, layer);
-    const Kernel kernel = linear_kernel(linear, limits_, device_);
+    const Kernel kernel = linear_kernel(linear, limits_, device_, switches_);
     Form input = Form::kF32, output = Form::kF32;
     if (linear.is_added) {
       input = plan_.nodes.back().output;
@@ -260,6 +266,7 @@ class Planner {
   const model::Weights& weights_;
   const Limits& limits_;
   const DeviceTraits& device_;
+  const LinearSwitches switches_;
   StepPlan plan_;
   bool has_next_ = false;  // the last node computed the first product of what follows
   uint8_t next_buffer_ = 0;
@@ -349,6 +356,8 @@ const char* kernel_name(Kernel kernel) {
       return "linear_vector";
     case Kernel::kLinearBatch:
       return "linear_batch";
+    case Kernel::kPackedGemm:
+      return "packed_gemm";
     case Kernel::kDequantizeGemm:
       return "dequantize_gemm";
     case Kernel::kDequantizeGemmF32:

@@ -86,7 +86,8 @@ enum class Kernel : uint8_t {
   kAttentionPlan,
   kEmbed,
   kLinearVector,       // at most 8 tokens: packed weights, at the speed of memory
-  kLinearBatch,        // packed weights on tensor cores
+  kLinearBatch,        // packed weights on tensor cores, few tokens
+  kPackedGemm,         // the same for many
   kDequantizeGemm,     // weights to f16 piece by piece, each piece one product with all tokens
   kDequantizeGemmF32,  // the same with f32 sums and an epilogue of their own, for any sizes
   kPersistentLayers,

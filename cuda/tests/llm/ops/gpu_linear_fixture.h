@@ -262,15 +262,15 @@ inline ops::DeviceTraits device_traits(const kernels::Launch& launch) {
   return traits;
 }
 
-// A CudaLinear with its scratch memory. Layers of up to batch_tokens_max tokens go to linear_batch.
+// A CudaLinear with its scratch memory.
 class PreparedLinear {
  public:
   explicit PreparedLinear(
       const ops::Limits& limits,
       compute::HalfGemm::Library library = compute::HalfGemm::Library::kWhereFound,
-      uint32_t batch_tokens_max = ops::kBatchTokensMax)
+      const ops::LinearSwitches& switches = {})
       : limits_(limits),
-        batch_tokens_max_(batch_tokens_max),
+        switches_(switches),
         scratch_(ops::CudaLinear::scratch_bytes(limits, launch)),
         linear_(library) {
     scratch_.fill(0xff);  // NaN wherever something is read before it is written
@@ -295,7 +295,7 @@ class PreparedLinear {
     shape.is_added = args.epilogue == Epilogue::kAdd;
     shape.has_norm = args.norm != nullptr;
     ops::Node node;
-    node.kernel = ops::linear_kernel(shape, limits_, device_traits(launch), batch_tokens_max_);
+    node.kernel = ops::linear_kernel(shape, limits_, device_traits(launch), switches_);
     if (shape.is_gate && node.kernel == ops::Kernel::kDequantizeGemm)
       node.kernel = ops::Kernel::kDequantizeGemmF32;
     node.input = ops::Form::kF32;
@@ -320,7 +320,7 @@ class PreparedLinear {
 
   const std::shared_ptr<Backend> backend_ = open();  // outlives linear_
   ops::Limits limits_;
-  uint32_t batch_tokens_max_;
+  ops::LinearSwitches switches_;
   DeviceArray<uint8_t> scratch_;
   ops::CudaLinear linear_;
 };

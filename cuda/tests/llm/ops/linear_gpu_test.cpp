@@ -3,6 +3,7 @@
 
 #include "kernels/linear/linear_batch.h"
 #include "kernels/linear/linear_vector.h"
+#include "kernels/linear/packed_gemm.h"
 #include "llm/ops/gpu_linear_fixture.h"
 
 namespace wcuda::testing {
@@ -15,12 +16,12 @@ constexpr uint32_t kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8, kQ2_K = 10, kQ4_K =
 
 struct Path {
   HalfGemm::Library library;
-  uint32_t batch_tokens_max;
+  ops::LinearSwitches switches;
 };
 
 std::vector<std::vector<float>> run(const LinearProblem& problem, const ops::Limits& limits,
                                     const Path& path, bool is_dependent = false) {
-  PreparedLinear linear(limits, path.library, path.batch_tokens_max);
+  PreparedLinear linear(limits, path.library, path.switches);
   linear.launch.is_dependent = is_dependent;
   return problem.outputs(linear, 0, problem.parameters().columns);
 }
@@ -28,7 +29,7 @@ std::vector<std::vector<float>> run(const LinearProblem& problem, const ops::Lim
 // As part of a test's name: letters, digits and underscores.
 void PrintTo(const Path& path, std::ostream* out) {
   *out << (path.library == HalfGemm::Library::kNone ? "own_gemm" : "cublas_lt") << "_batch_to_"
-       << path.batch_tokens_max;
+       << path.switches.batch_tokens_max << "_packed_to_" << path.switches.packed_gemm_tokens_max;
 }
 
 class GpuLinear : public ::testing::TestWithParam<Path> {
@@ -39,9 +40,10 @@ class GpuLinear : public ::testing::TestWithParam<Path> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Path, GpuLinear,
-                         ::testing::Values(Path{HalfGemm::Library::kWhereFound, 1000},
-                                           Path{HalfGemm::Library::kWhereFound, 0},
-                                           Path{HalfGemm::Library::kNone, 0}),
+                         ::testing::Values(Path{HalfGemm::Library::kWhereFound, {1000, 0}},
+                                           Path{HalfGemm::Library::kWhereFound, {0, 5000}},
+                                           Path{HalfGemm::Library::kWhereFound, {0, 0}},
+                                           Path{HalfGemm::Library::kNone, {0, 0}}),
                          [](const auto& info) { return ::testing::PrintToString(info.param); });
 
 TEST_P(GpuLinear, columns_of_any_count_are_close_to_double_precision) {
@@ -117,7 +119,8 @@ TEST_P(GpuLinear, layers_that_exceed_the_scratch_memory_go_piece_by_piece) {
   }
 }
 
-constexpr Path kWidePaths[] = {{HalfGemm::Library::kWhereFound, 0}, {HalfGemm::Library::kNone, 0}};
+constexpr Path kWidePaths[] = {{HalfGemm::Library::kWhereFound, {0, 0}},
+                               {HalfGemm::Library::kNone, {0, 0}}};
 
 TEST(GpuLinearWide, many_columns_are_close_to_double_precision) {
   for (const Path& path : kWidePaths)
@@ -154,7 +157,7 @@ TEST(GpuLinearWide, joined_outputs_lie_one_after_the_other) {
     for (const bool has_bias : {false, true}) {
       const LinearProblem problem(
           {{kQ4_K, kQ8_0, kQ6_K}, {200, 40, 72}, 768, 150, Epilogue::kStore, true, has_bias});
-      PreparedLinear linear(problem.limits(), path.library, path.batch_tokens_max);
+      PreparedLinear linear(problem.limits(), path.library, path.switches);
       linear.launch.is_dependent = true;
       const auto run_joined = [&](const kernels::LinearArgs& args) {
         DeviceArray<float> joined(150 * 312);
@@ -199,7 +202,7 @@ TEST(GpuLinearWide, hidden_sums_become_the_gate_that_they_are_of) {
                                      is_odd,
                                      is_odd,
                                      is_odd ? 1e-3f : 10.0f});
-        PreparedLinear linear(problem.limits(), path.library, path.batch_tokens_max);
+        PreparedLinear linear(problem.limits(), path.library, path.switches);
         linear.launch.is_dependent = true;
         const auto run_both = [&](const kernels::LinearArgs& args) {
           ops::Node node = linear.node(args);
@@ -225,17 +228,20 @@ TEST(GpuLinearWide, hidden_sums_become_the_gate_that_they_are_of) {
       }
 }
 
-// More tiles than multiprocessors: blocks make several, and share columns in pairs.
-TEST(GpuLinearBatch, many_tiles_are_close_to_double_precision) {
+// More tiles than multiprocessors, so that CTAs compute several; fewer, so that up to 16 share one.
+TEST(GpuPackedGemm, whole_tiles_and_parts_are_close_to_double_precision) {
   for (const LinearCase& parameters :
-       {LinearCase{{kQ4_K}, {3900}, 512, 1100, Epilogue::kAdd, true, true},
+       {LinearCase{{kQ4_K}, {300}, 4096, 200, Epilogue::kAdd, true, true},
+        LinearCase{{kQ4_K, kQ4_K}, {150, 150}, 2816, 129, Epilogue::kGeluTanhGate, false, true},
+        LinearCase{{kQ4_K, kQ4_K, kQ6_K}, {512, 130, 129}, 2048, 300, Epilogue::kStore, true},
+        LinearCase{{kQ4_K}, {3900}, 512, 1100, Epilogue::kAdd, true, true},
         LinearCase{{kQ4_K, kQ4_K}, {1700, 1700}, 512, 700, Epilogue::kSiluGate, true, true},
         LinearCase{{kQ6_K, kQ8_0}, {1000, 2500}, 256, 600, Epilogue::kStore, false, true}}) {
     const LinearProblem problem(parameters);
-    const Path path{HalfGemm::Library::kNone, 5000};
+    const Path path{HalfGemm::Library::kNone, {0, 5000}};
     const auto outputs = run(problem, problem.limits(), path, true);
     problem.expect_close(outputs);
-    EXPECT_EQ(run(problem, problem.limits(), path), outputs);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(run(problem, problem.limits(), path), outputs);
   }
 }
 
@@ -274,7 +280,7 @@ TEST(GpuLinearPlan, agrees_with_the_kernels) {
   const kernels::Launch launch = device_launch();
   const ops::DeviceTraits device = device_traits(launch);
   ops::Limits limits{};
-  limits.max_batch_tokens = 64;
+  limits.max_batch_tokens = 256;
   for (uint32_t type = 0; type < 64; ++type) {
     ops::LinearShape shape{1, 1, {type}, {64}, 256};
     EXPECT_EQ(ops::linear_kernel(shape, limits, device) == ops::Kernel::kLinearVector,
@@ -286,6 +292,10 @@ TEST(GpuLinearPlan, agrees_with_the_kernels) {
     args.matrices[0] = {nullptr, type, 64, 256};
     EXPECT_EQ(ops::linear_kernel(shape, limits, device) == ops::Kernel::kLinearBatch,
               kernels::linear_batch_supports(args, launch))
+        << type;
+    shape.token_count = 200;
+    EXPECT_EQ(ops::linear_kernel(shape, limits, device) == ops::Kernel::kPackedGemm,
+              kernels::packed_gemm_supports(args, launch))
         << type;
   }
 }

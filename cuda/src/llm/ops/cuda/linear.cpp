@@ -10,6 +10,7 @@
 #include "kernels/linear/linear_batch.h"
 #include "kernels/linear/linear_finish.h"
 #include "kernels/linear/linear_vector.h"
+#include "kernels/linear/packed_gemm.h"
 #include "kernels/shared/arena.h"
 #include "kernels/shared/packed_tile.h"
 #include "llm/ops/cuda/check_launch.h"
@@ -91,15 +92,19 @@ CudaLinear::Scratch CudaLinear::layout(const Limits& limits, const GemmMemory& m
   Arena arena;
   scratch.workspace = arena.reserve(compute::HalfGemm::kWorkspaceBytes);
   for (uint64_t& weights : scratch.weights) weights = arena.reserve(memory.weight_bytes);
-  // Of either family: linear_batch, or the columns of a product and their scales.
-  scratch.input = arena.reserve(std::max<uint64_t>(
-      kernels::linear_batch_scratch_bytes(memory.cols_max, memory.tokens),
-      4ull * round_up(memory.tokens, kColumnGranularity) + 2ull * memory.cols_max * memory.tokens));
+  // Of either family: linear_batch, packed_gemm, or the columns of a product and their scales.
+  scratch.input = arena.reserve(
+      std::max<uint64_t>({kernels::linear_batch_scratch_bytes(memory.cols_max, memory.tokens),
+                          kernels::packed_gemm_input_bytes(memory.cols_max, memory.tokens),
+                          4ull * round_up(memory.tokens, kColumnGranularity) +
+                              2ull * memory.cols_max * memory.tokens}));
   // Of kDequantizeGemm the input may take both.
   scratch.sums = arena.reserve(memory.sum_bytes);
   scratch.scales = arena.reserve(2 * scale_bytes(memory.all_tokens));
   scratch.vector_bytes = vector_scratch_bytes(limits, launch);
   scratch.vector = arena.reserve(scratch.vector_bytes);
+  scratch.gemm_bytes = kernels::packed_gemm_scratch_bytes(launch);
+  scratch.gemm = arena.reserve(scratch.gemm_bytes);
   const uint32_t rows_max = std::max({limits.embedding_length, limits.feed_forward_length,
                                       limits.head_count * limits.head_length});
   scratch.persistent_bytes = kernels::fused_layers_scratch_bytes(rows_max, limits.embedding_length);
@@ -117,10 +122,12 @@ Status CudaLinear::prepare(const Limits& limits, Backend* backend, Stream stream
   gemm_memory_ = gemm_memory(limits);
   scratch_ = layout(limits, gemm_memory_, launch);
   memory_ = scratch;
-  if (scratch_.vector_bytes > 0)
-    WCUDA_TRY(check_launch(
-        cudaMemsetAsync(at<uint8_t>(scratch_.vector), 0, scratch_.vector_bytes, launch.stream),
-        "memset"));
+  // Both lie one behind the other; their counters start at zero.
+  const uint64_t counters_end = scratch_.gemm + scratch_.gemm_bytes;
+  if (counters_end > scratch_.vector)
+    WCUDA_TRY(check_launch(cudaMemsetAsync(at<uint8_t>(scratch_.vector), 0,
+                                           counters_end - scratch_.vector, launch.stream),
+                           "memset"));
   WCUDA_TRY(check_launch(kernels::fused_layers_prepare(at<uint8_t>(scratch_.persistent),
                                                        scratch_.persistent_bytes, launch),
                          "memset"));
@@ -158,16 +165,23 @@ Status CudaLinear::run(const Node& node, const LinearArgs& args, const GateSums&
 }
 
 Status CudaLinear::run_in_chunks(const Node& node, const LinearArgs& args, const Launch& launch) {
-  WCUDA_CHECK(node.kernel == Kernel::kLinearBatch || node.kernel == Kernel::kDequantizeGemmF32);
+  Launch gemm = launch;
+  gemm.scratch = at<uint8_t>(scratch_.gemm);
+  gemm.scratch_bytes = scratch_.gemm_bytes;
   for (uint32_t first = 0; first < args.tokens; first += gemm_memory_.tokens) {
     const LinearArgs part =
         columns_of(args, first, std::min(args.tokens - first, gemm_memory_.tokens));
-    if (node.kernel == Kernel::kLinearBatch)
+    if (node.kernel == Kernel::kLinearBatch) {
       WCUDA_TRY(check_launch(
           kernels::linear_batch(part, is_batch_invariant_, at<uint8_t>(scratch_.input), launch),
           "linear_batch"));
-    else
+    } else if (node.kernel == Kernel::kPackedGemm) {
+      WCUDA_TRY(check_launch(kernels::packed_gemm(part, at<uint8_t>(scratch_.input), gemm),
+                             "packed_gemm"));
+    } else {
+      WCUDA_CHECK(node.kernel == Kernel::kDequantizeGemmF32);
       WCUDA_TRY(run_gemm_f32(part, launch));
+    }
   }
   return {};
 }

@@ -45,6 +45,8 @@ class CudaLinear {
     uint64_t input = 0;        // f16 columns and their scales
     uint64_t vector = 0;       // of linear_vector
     uint64_t vector_bytes = 0;
+    uint64_t gemm = 0;  // of packed_gemm
+    uint64_t gemm_bytes = 0;
     uint64_t sums = 0;
     uint64_t scales = 0;  // of f16 columns and of sums
     uint64_t persistent = 0;

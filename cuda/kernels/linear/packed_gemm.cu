@@ -1,0 +1,160 @@
+// packed_gemm: the activations of each order that the types take, then a kernel for each type or
+// two.
+#include <algorithm>
+
+#include "kernels/linear/packed_gemm.h"
+#include "kernels/linear/packed_gemm_instances.h"
+#include "kernels/linear/packed_gemm_kernel.cuh"
+#include "kernels/linear/packed_gemm_plan.h"
+#include "kernels/ptx/code.h"
+
+namespace wcuda::kernels {
+
+#define WCUDA_DECLARE(type, second_type) extern WCUDA_PACKED_GEMM(type, second_type);
+WCUDA_PACKED_GEMM_TYPES(WCUDA_DECLARE)
+#undef WCUDA_DECLARE
+
+namespace {
+
+// Of matrices of both types; null where there is none.
+const GemmKernel* find_kernel(uint32_t type, uint32_t second_type) {
+#define WCUDA_FIND(first, second) \
+  if (type == first && second_type == second) return packed_gemm_kernels<first, second>();
+  WCUDA_PACKED_GEMM_TYPES(WCUDA_FIND)
+#undef WCUDA_FIND
+  return nullptr;
+}
+const GemmKernel* find_kernel(uint32_t type) { return find_kernel(type, type); }
+
+constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+constexpr bool is_gate(Epilogue epilogue) {
+  return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
+}
+uint64_t column_bytes(uint32_t cols, uint32_t tokens) {
+  return round_up(cols, kKTileInputs) * round_up(tokens, kGemmColumns[1]) * 2;
+}
+uint64_t counter_bytes(const Launch& launch) {
+  return round_up(launch.sm_count * 2 * sizeof(uint32_t), 256);
+}
+
+// The matrices of a launch, in the order of the two types.
+struct Group {
+  const GemmKernel* kernel;
+  PackedGemmParams params;
+  GemmLayer layer;
+
+  void add(const LinearArgs& args, uint32_t m) {
+    const uint32_t i = params.matrix_count++;
+    params.packed_tiles[i] = args.matrices[m].packed_tiles;
+    params.biases[i] = args.biases[m];
+    params.outputs[i] = args.outputs[m];
+    params.rows[i] = args.matrices[m].rows;
+  }
+};
+
+cudaError_t launch_group(Group* group, const GemmPlan& plan, const Launch& launch) {
+  PackedGemmParams& params = group->params;
+  params.column_tiles = (params.tokens + plan.columns - 1) / plan.columns;
+  params.unit_count = plan.unit_count;
+  params.token_stages = plan.token_stages;
+  params.weight_stages = plan.weight_stages;
+  params.weight_stage_bytes = kGemmWarps * group->kernel->k_tile_bytes;
+  std::copy_n(plan.first_tile, kLinearMatricesMax, params.first_tile);
+  const auto kernel = group->kernel->kernels[plan.columns == kGemmColumns[0] ? 0 : 1];
+  if (const cudaError_t status = cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kGemmSharedBytes))
+    return status;
+  return launch_kernel(launch, dim3(plan.clusters * kGemmCluster), dim3(kGemmThreads),
+                       kGemmSharedBytes, kGemmCluster, kernel, params);
+}
+
+}  // namespace
+
+bool packed_gemm_supports(const LinearArgs& args, const Launch& launch) {
+  if (launch.compute_capability != 90 || !has_warpgroup_code()) return false;
+  for (uint32_t m = 0; m < args.matrix_count; ++m)
+    if (find_kernel(args.matrices[m].type) == nullptr) return false;
+  return !is_gate(args.epilogue) || args.matrices[0].type == args.matrices[1].type;
+}
+
+uint64_t packed_gemm_input_bytes(uint32_t cols, uint32_t tokens) {
+  return column_bytes(cols, tokens) + round_up(tokens, kGemmColumns[1]) * sizeof(float);
+}
+
+uint64_t packed_gemm_scratch_bytes(const Launch& launch) {
+  if (launch.compute_capability != 90) return 0;
+  return counter_bytes(launch) +
+         uint64_t(launch.sm_count) * 2 * kGemmRows * kGemmColumns[1] * sizeof(float);
+}
+
+cudaError_t packed_gemm(const LinearArgs& args, void* input, const Launch& launch) {
+  if (args.tokens == 0 || !packed_gemm_supports(args, launch) || launch.sm_count < 2 ||
+      launch.scratch_bytes < packed_gemm_scratch_bytes(launch))
+    return cudaErrorInvalidValue;
+  const uint32_t cols = args.matrices[0].cols;
+  HalfInputArgs columns;
+  columns.tokens = args.tokens;
+  columns.cols = cols;
+  columns.depth = static_cast<uint32_t>(round_up(cols, kKTileInputs));
+  columns.x = args.x;
+  columns.x_rows = args.x_rows;
+  columns.norm = args.norm;
+  columns.epsilon = args.epsilon;
+  columns.h = static_cast<uint16_t*>(input);
+  columns.scales =
+      reinterpret_cast<float*>(static_cast<uint8_t*>(input) + column_bytes(cols, args.tokens));
+
+  bool is_done[kLinearMatricesMax] = {};
+  for (uint32_t i = 0; i < args.matrix_count; ++i) {
+    if (is_done[i]) continue;
+    Group group = {find_kernel(args.matrices[i].type), {}, {}};
+    for (uint32_t m = i + 1; m < args.matrix_count; ++m)
+      if (!is_done[m] && args.matrices[m].type != args.matrices[i].type)
+        if (const GemmKernel* const mixed =
+                find_kernel(args.matrices[i].type, args.matrices[m].type))
+          group.kernel = mixed;
+    PackedGemmParams& params = group.params;
+    for (const uint32_t type : {group.kernel->type, group.kernel->second_type}) {
+      if (type == group.kernel->second_type) params.second_matrix = params.matrix_count;
+      for (uint32_t m = i; m < args.matrix_count; ++m) {
+        if (is_done[m] || args.matrices[m].type != type) continue;
+        is_done[m] = true;
+        if (args.matrices[m].rows != 0) group.add(args, m);
+      }
+    }
+    if (params.matrix_count == 0) continue;
+    params.tokens = args.tokens;
+    const uint32_t packed_tile_inputs = kKTileInputs / group.kernel->packed_tiles;
+    params.packed_tile_count = (cols + packed_tile_inputs - 1) / packed_tile_inputs;
+    params.k_tile_count = columns.depth / kKTileInputs;
+    params.epilogue = args.epilogue;
+    params.h = columns.h;
+    params.scales = columns.scales;
+    params.counters = static_cast<uint32_t*>(launch.scratch);
+    params.parts =
+        reinterpret_cast<float*>(static_cast<uint8_t*>(launch.scratch) + counter_bytes(launch));
+    GemmLayer& layer = group.layer;
+    layer.tokens = args.tokens;
+    layer.k_tiles = params.k_tile_count;
+    std::copy_n(params.rows, kLinearMatricesMax, layer.rows);
+    layer.is_gate = is_gate(args.epilogue);
+    layer.matrix_count = layer.is_gate ? 1 : params.matrix_count;
+    layer.k_tile_bytes = group.kernel->k_tile_bytes;
+    layer.sm_count = static_cast<uint32_t>(launch.sm_count);
+    const GemmPlan plan = plan_gemm(layer);
+    if (plan.clusters == 0) return cudaErrorInvalidValue;
+    // The activations again where tiles or the order of inputs differ from those of the launch
+    // before.
+    if (i == 0 || columns.order != group.kernel->order || columns.tile_columns != plan.columns) {
+      columns.order = group.kernel->order;
+      columns.tile_columns = plan.columns;
+      if (const cudaError_t status = half_input(columns, launch)) return status;
+    }
+    if (const cudaError_t status = launch_group(&group, plan, launch)) return status;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,24 @@
+// Linear layers of more than 64 tokens: weights are read as packed tiles, turned to f16 operands in
+// registers once for up to 256 tokens, and multiplied on tensor cores.
+#pragma once
+
+#include "kernels/linear/linear.h"
+#include "kernels/ptx/launch.h"
+
+namespace wcuda::kernels {
+
+// Whether packed_gemm computes this layer on this device: compute capability 9.0, types that have
+// a tile, but not F32; gate and up of the same type.
+bool packed_gemm_supports(const LinearArgs& args, const Launch& launch);
+
+// Memory for the activations of any layer of up to `cols` inputs and `tokens` tokens, to the byte.
+uint64_t packed_gemm_input_bytes(uint32_t cols, uint32_t tokens);
+// launch.scratch of any layer.
+uint64_t packed_gemm_scratch_bytes(const Launch& launch);
+
+// tokens is not 0. `input` has packed_gemm_input_bytes(cols, tokens) bytes, aligned to 256.
+// cudaErrorInvalidValue for arguments outside of the contract. The same arguments give the same
+// bits; those of a token depend on how many there are. Weights become f16 as in linear_batch.
+cudaError_t packed_gemm(const LinearArgs& args, void* input, const Launch& launch);
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,490 @@
+// The kernel of packed_gemm for one weight type or two. Only for .cu files.
+//
+//   CTA     two warpgroups of consumers, 64 rows each, and one of which a single thread, the
+//           producer, works and which leaves its registers to the others; one CTA on each SM
+//   tile    128 rows (of a gate: 64 of gate, 64 of up) x kN tokens, summed over all K-tiles
+//   unit    a K-tile (256 inputs) of two tiles one below the other: what a cluster of two CTAs
+//           computes at a time. The tokens of a unit are copied once, to both.
+//
+// Units are numbered tile by tile, and each cluster computes an equal run of them (stream-K), so
+// that every SM is busy to the end:
+//
+//   tiles      |------- 0 -------|------- 1 -------|------- 2 -------|
+//   clusters   |---- 0 ----|---- 1 ----|---- 2 ----|---- 3 ----|- 4 …
+//
+// A CTA whose run covers only part of a tile's K-tiles writes its sums to memory and counts itself
+// in. The one that counts last adds the parts in the order of K and writes the outputs: nothing
+// waits for another CTA, and the order of the sum does not depend on which one is last.
+//
+// Each consumer warp copies the packed tiles of its own 16 rows into a ring in shared memory, the
+// first ones before the kernels ahead have ended, and turns them to operand A in its registers
+// while the products of the group before run (wgmma m64nNk16, sums f32). Tokens lie as half_input.h
+// says, in the layout of the 128-byte swizzle.
+//
+// Bytes moved: packed tiles once for each tile of tokens (from memory once: tiles of the same rows
+// run together), tokens once for each 256 rows, partial sums at most twice 4 * 128 * kN a CTA.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/linear/half_tile.cuh"
+#include "kernels/linear/linear_activation.cuh"
+#include "kernels/linear/packed_gemm_params.h"
+#include "kernels/ptx/bulk_copy.cuh"
+#include "kernels/ptx/cluster.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/pipeline.cuh"
+#include "kernels/ptx/shared_address.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace wcuda::kernels {
+
+#if WCUDA_HAS_WARPGROUPS
+
+// A run of K-tiles of one tile.
+struct GemmSegment {
+  uint32_t first_k_tile;
+  uint32_t k_tiles;
+  uint32_t first_column;
+  uint32_t first_row;  // of the matrix
+  uint32_t matrix;
+  uint32_t first_unit;  // of the whole tile
+};
+
+// The segments of a CTA, one after the other.
+struct GemmWork {
+  uint32_t unit;
+  uint32_t end;
+
+  // The first unit of a cluster, and the cluster that has a unit.
+  static __device__ __forceinline__ uint32_t first_unit(const PackedGemmParams& params,
+                                                        uint32_t cluster) {
+    return static_cast<uint32_t>(uint64_t{params.unit_count} * cluster /
+                                 (gridDim.x / kGemmCluster));
+  }
+  static __device__ __forceinline__ uint32_t cluster_of(const PackedGemmParams& params,
+                                                        uint32_t unit) {
+    return static_cast<uint32_t>(((unit + uint64_t{1}) * (gridDim.x / kGemmCluster) - 1) /
+                                 params.unit_count);
+  }
+
+  explicit __device__ GemmWork(const PackedGemmParams& params)
+      : unit(first_unit(params, blockIdx.x / kGemmCluster)),
+        end(first_unit(params, blockIdx.x / kGemmCluster + 1)) {}
+
+  template <uint32_t kN>
+  __device__ __forceinline__ bool next(const PackedGemmParams& params, GemmSegment* segment) {
+    if (unit >= end) return false;
+    const uint32_t tile = unit / params.k_tile_count;
+    segment->first_unit = tile * params.k_tile_count;
+    segment->first_k_tile = unit - segment->first_unit;
+    segment->k_tiles = min(params.k_tile_count - segment->first_k_tile, end - unit);
+    segment->first_column = tile % params.column_tiles * kN;
+    const uint32_t row_tile = tile / params.column_tiles * kGemmCluster + blockIdx.x % kGemmCluster;
+    const bool is_gate = params.epilogue >= Epilogue::kSiluGate;
+    segment->matrix = 0;
+    for (uint32_t m = 1; m < params.matrix_count && !is_gate; ++m)
+      if (row_tile >= params.first_tile[m]) segment->matrix = m;
+    segment->first_row =
+        (row_tile - params.first_tile[segment->matrix]) * (is_gate ? kGemmRows / 2 : kGemmRows);
+    unit += segment->k_tiles;
+    return true;
+  }
+};
+
+// The packed tiles of a consumer warp's rows.
+struct GemmWeights {
+  Pipeline ring;        // data: the warp's
+  PipelineState stage;  // that is read next
+  // What is copied next.
+  GemmWork work;
+  const uint8_t* m_tile;  // at the K-tile; null past the end of a matrix
+  uint32_t k_tile = 0, k_tiles = 0;
+  uint32_t packed_tile_bytes;
+
+  // Two types differ in the size of a packed tile, not in its inputs.
+  template <class First, class Second, uint32_t kN>
+  __device__ __forceinline__ void fetch(const PackedGemmParams& params, uint32_t warp,
+                                        uint32_t index) {
+    constexpr uint32_t kPackedTiles = First::kPackedTiles;
+    static_assert(kPackedTiles == Second::kPackedTiles);
+    if (k_tiles == 0) {
+      GemmSegment segment;
+      if (!work.next<kN>(params, &segment)) return;
+      const bool is_gate = params.epilogue >= Epilogue::kSiluGate;
+      // A warpgroup has 64 rows, or 32 of gate and the same of up.
+      const uint32_t matrix = is_gate ? warp / 2 % 2 : segment.matrix;
+      const uint32_t m = is_gate ? warp / 4 * 2 + warp % 2 : warp;
+      const uint32_t row = segment.first_row + m * quant::kMTileRows;
+      packed_tile_bytes =
+          (matrix >= params.second_matrix ? Second::kKTileBytes : First::kKTileBytes) /
+          kPackedTiles;
+      k_tile = segment.first_k_tile;
+      k_tiles = segment.k_tiles;
+      m_tile = row < params.rows[matrix]
+                   ? params.packed_tiles[matrix] +
+                         (uint64_t{row / quant::kMTileRows} * params.packed_tile_count +
+                          k_tile * kPackedTiles) *
+                             packed_tile_bytes
+                   : nullptr;
+    }
+    const uint32_t lane = threadIdx.x % 32, barrier = ring.full_barrier(index);
+    const uint32_t target = ring.target(index);
+    uint32_t bytes = kPackedTiles * packed_tile_bytes;
+    if (kPackedTiles > 1 && (k_tile + 1) * kPackedTiles > params.packed_tile_count) {
+      // Packed tiles past the end of an M-tile are zeros.
+      bytes = (params.packed_tile_count - k_tile * kPackedTiles) * packed_tile_bytes;
+      for (uint32_t i = bytes + lane * 16; i < kPackedTiles * packed_tile_bytes; i += 512)
+        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(target + i), "r"(0)
+                     : "memory");
+      __syncwarp();
+    }
+    if (lane == 0) {
+      mbarrier_expect_tx(barrier, m_tile != nullptr ? bytes : 0);
+      if (m_tile != nullptr) bulk_copy(target, m_tile, bytes, barrier);
+    }
+    __syncwarp();
+    if (m_tile != nullptr) m_tile += kPackedTiles * packed_tile_bytes;
+    ++k_tile;
+    --k_tiles;
+  }
+};
+
+// The producer's lane: tokens, stage by stage; each CTA of the cluster copies half for both.
+template <uint32_t kN>
+__device__ __forceinline__ void produce_tokens(const PackedGemmParams& params,
+                                               const Pipeline& ring) {
+  constexpr uint32_t kBytes = kGemmTokenStageBytes, kHalf = kBytes / kGemmCluster;
+  constexpr uint32_t kStages = kKTileInputs / 32 / gemm_stage_groups(kN);  // of a K-tile
+  const uint32_t offset = blockIdx.x % kGemmCluster * kHalf;
+  GemmWork work(params);
+  GemmSegment segment;
+  PipelineState stage;
+  dependent_wait();
+  while (work.next<kN>(params, &segment)) {
+    const uint8_t* source =
+        reinterpret_cast<const uint8_t*>(params.h) + offset +
+        (uint64_t{segment.first_column / kN} * params.k_tile_count + segment.first_k_tile) *
+            (kStages * kBytes);
+    for (uint32_t i = 0; i < kStages * segment.k_tiles; ++i, source += kBytes) {
+      const uint32_t barrier = ring.full_barrier(stage.stage);
+      ring.wait_empty(stage);
+      mbarrier_expect_tx(barrier, kBytes);
+      bulk_copy_multicast(ring.target(stage.stage) + offset, source, kHalf, barrier, 3);
+      stage.advance(ring.stages);
+    }
+  }
+}
+
+// Adds a segment's products to the sums of a warpgroup. `weights` lie at packed_tiles.
+template <class First, class Second, bool kIsSecond, uint32_t kN>
+__device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_t k_tiles,
+                                         uint32_t warp, const uint8_t* packed_tiles,
+                                         GemmWeights& weights, const Pipeline& tokens,
+                                         PipelineState& token_stage, float (&sums)[kN / 2]) {
+  using Operand = std::conditional_t<kIsSecond, Second, First>;
+  constexpr uint32_t kStageGroups = gemm_stage_groups(kN);
+  const uint32_t lane = threadIdx.x % 32;
+  const auto release = [&](uint32_t barrier) {
+    __syncwarp();
+    if (lane < kGemmCluster) mbarrier_arrive_cluster(cluster_address(barrier, lane));
+  };
+  const auto place = [&](uint32_t stage) {
+    return packed_tiles + stage * params.weight_stage_bytes;
+  };
+  Operand operands[2];  // of the halves of a K-tile
+  uint32_t a[2][8];
+  uint32_t last = 0;  // stage of tokens
+  uint64_t descriptor = 0;
+  weights.ring.wait_full(weights.stage);
+  operands[0].load(place(weights.stage.stage), 0, lane);
+#pragma unroll 1
+  for (uint32_t k = 0; k < k_tiles; ++k) {
+    PipelineState next = weights.stage;
+    next.advance(params.weight_stages);
+#pragma unroll
+    for (uint32_t group = 0; group < 8; ++group) {
+      const uint32_t half = group / 4, m = group % 4;
+      if (group % kStageGroups == 0) {
+        tokens.wait_full(token_stage);
+        descriptor = wgmma_descriptor(tokens.target(token_stage.stage), 16);
+      }
+      // The products of the group before the last have ended: their operands are free, and at the
+      // second group of a stage all of the stage before.
+      wgmma_wait<1>();
+      if (group % kStageGroups == 1 && (group > kStageGroups || k > 0))
+        release(tokens.empty_barrier(last));
+      operands[half].group(half, m, lane, a[group % 2]);
+      wgmma_fence();
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) {
+        const uint32_t step = group % kStageGroups * 2 + i;  // of 16 inputs; panels have 4
+        wgmma<kN, false>(sums, a[group % 2] + 4 * i,
+                         descriptor + step / 4 * (kN * 128 / 16) + step % 4 * 2);
+      }
+      wgmma_commit();
+      if (group % kStageGroups == kStageGroups - 1) {
+        last = token_stage.stage;
+        token_stage.advance(params.token_stages);
+      }
+      // While they run.
+      if (group == 0) operands[1].load(place(weights.stage.stage), 1, lane);
+      if (group == 4 && k + 1 < k_tiles) {
+        weights.ring.wait_full(next);
+        operands[0].load(place(next.stage), 0, lane);
+      }
+    }
+    __syncwarp();
+    weights.fetch<First, Second, kN>(params, warp, weights.stage.stage);
+    weights.stage = next;
+  }
+  wgmma_wait<0>();
+  accumulator_fence(sums);
+  release(tokens.empty_barrier(last));
+}
+
+__device__ __forceinline__ void sync_warpgroup(uint32_t warpgroup) {
+  asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+}
+
+// Adds the parts of a warpgroup's rows of a tile that several CTAs share, in the one that comes
+// last. False: another one will.
+template <uint32_t kN>
+__device__ __forceinline__ bool join_parts(const PackedGemmParams& params,
+                                           const GemmSegment& segment, uint32_t warpgroup,
+                                           float (&sums)[kN / 2], GemmOutputs* outputs) {
+  constexpr uint32_t kQuads = kN / 8;
+  const uint32_t thread = threadIdx.x % 128, rank = blockIdx.x % kGemmCluster;
+  const uint32_t first = GemmWork::cluster_of(params, segment.first_unit);
+  const uint32_t last = GemmWork::cluster_of(params, segment.first_unit + params.k_tile_count - 1);
+  // A CTA begins at most one tile that it does not end, and ends at most one that it does not
+  // begin.
+  const auto part_of = [&](uint32_t cluster) {
+    const uint64_t slot = (cluster * kGemmCluster + rank) * 2 + (cluster == first ? 1 : 0);
+    return reinterpret_cast<float4*>(params.parts) + (slot * 2 + warpgroup) * (kQuads * 128) +
+           thread;
+  };
+  float4* const own = part_of(blockIdx.x / kGemmCluster);
+#pragma unroll
+  for (uint32_t i = 0; i < kQuads; ++i)
+    __stcg(own + i * 128,
+           make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+  __threadfence();
+  sync_warpgroup(warpgroup);
+  if (thread == 0) {
+    uint32_t* const counter = params.counters + (first * kGemmCluster + rank) * 2 + warpgroup;
+    const bool is_last = atomicAdd(counter, 1) == last - first;
+    if (is_last) *counter = 0;
+    outputs->is_last = is_last ? 1 : 0;
+  }
+  sync_warpgroup(warpgroup);
+  if (outputs->is_last == 0) return false;
+  __threadfence();
+#pragma unroll
+  for (uint32_t i = 0; i < kN / 2; ++i) sums[i] = 0.0f;
+#pragma unroll 1
+  for (uint32_t cluster = first; cluster <= last; ++cluster) {
+    const float4* const part = part_of(cluster);
+    constexpr uint32_t kTurn = kQuads < 16 ? kQuads : 16;  // loads on their way
+#pragma unroll
+    for (uint32_t begin = 0; begin < kQuads; begin += kTurn) {
+      float4 values[kTurn];
+#pragma unroll
+      for (uint32_t i = 0; i < kTurn; ++i) values[i] = __ldcg(part + (begin + i) * 128);
+#pragma unroll
+      for (uint32_t i = 0; i < kTurn; ++i) {
+        sums[4 * (begin + i)] += values[i].x;
+        sums[4 * (begin + i) + 1] += values[i].y;
+        sums[4 * (begin + i) + 2] += values[i].z;
+        sums[4 * (begin + i) + 3] += values[i].w;
+      }
+    }
+  }
+  return true;
+}
+
+// Outputs of a warpgroup's rows of a tile, 32 tokens at a time through shared memory, so that the
+// code is short and stores are of whole lines. A thread has a row and every so many of the tokens.
+template <bool kIsGate, uint32_t kN>
+__device__ __forceinline__ void finish(const PackedGemmParams& params, const GemmSegment& segment,
+                                       uint32_t warp, float weight_scale,
+                                       const float (&sums)[kN / 2], GemmOutputs* outputs) {
+  constexpr uint32_t kRows = kIsGate ? kGemmGroupRows / 2 : kGemmGroupRows;
+  constexpr uint32_t kStep = 128 / kRows;
+  constexpr uint32_t kTurn = kGemmOutputTokens / kStep;  // outputs of a thread
+  const uint32_t lane = threadIdx.x % 32, thread = threadIdx.x % 128, warpgroup = warp / 4;
+  const uint32_t row = segment.first_row + warpgroup * kRows + thread % kRows;
+  const uint32_t rows = params.rows[segment.matrix], first = thread / kRows;
+  const bool is_add = !kIsGate && params.epilogue == Epilogue::kAdd;
+  const bool is_silu = params.epilogue == Epilogue::kSiluGate;
+  float bias = 0.0f, up_bias = 0.0f;
+  if (row < rows && params.biases[segment.matrix] != nullptr)
+    bias = params.biases[segment.matrix][row];
+  if (kIsGate && row < rows && params.biases[1] != nullptr) up_bias = params.biases[1][row];
+  for (uint32_t i = thread; i < kN; i += 128)
+    outputs->scales[i] = segment.first_column + i < params.tokens
+                             ? params.scales[segment.first_column + i] * weight_scale
+                             : 0.0f;
+  const uint64_t stride = uint64_t{kStep} * rows;
+  float* place =
+      params.outputs[segment.matrix] + uint64_t{segment.first_column + first} * rows + row;
+  // Of the thread; none past the end of the matrix.
+  uint32_t tokens = params.tokens - segment.first_column;
+  tokens = row < rows && tokens > first ? tokens - first : 0;
+  float previous[kTurn];
+  const auto fetch = [&](const float* from, uint32_t begin) {
+#pragma unroll
+    for (uint32_t i = 0; i < kTurn; ++i)
+      previous[i] = is_add && begin + i * kStep < tokens ? from[i * stride] : 0.0f;
+  };
+  fetch(place, 0);
+  float* const target =
+      outputs->sums + lane % 4 * 2 * kGemmOutputStride + warp % 4 * quant::kMTileRows + lane / 4;
+  const float* const sum = outputs->sums + first * kGemmOutputStride + thread % kRows;
+#pragma unroll 1
+  for (uint32_t begin = 0; begin < kN; begin += kGemmOutputTokens) {
+    if (begin >= params.tokens - segment.first_column) break;
+#pragma unroll
+    for (uint32_t t = 0; t < kN / 8; ++t) {
+      if (t / 4 != begin / kGemmOutputTokens) continue;
+#pragma unroll
+      for (uint32_t k = 0; k < 4; ++k)
+        target[(t % 4 * 8 + k % 2) * kGemmOutputStride + k / 2 * 8] = sums[t * 4 + k];
+    }
+    sync_warpgroup(warpgroup);
+    float values[kTurn];
+#pragma unroll
+    for (uint32_t i = 0; i < kTurn; ++i) {
+      const float scale = outputs->scales[begin + first + i * kStep];
+      values[i] = sum[i * kStep * kGemmOutputStride] * scale + bias;
+      if constexpr (kIsGate)
+        values[i] = activation_fast(is_silu, values[i]) *
+                    (sum[i * kStep * kGemmOutputStride + kRows] * scale + up_bias);
+      else
+        values[i] += previous[i];
+    }
+    float* const next = place + kTurn * stride;
+    if (is_add) fetch(next, begin + kGemmOutputTokens);
+#pragma unroll
+    for (uint32_t i = 0; i < kTurn; ++i) {
+      if (begin + i * kStep < tokens) *place = values[i];
+      place += stride;
+    }
+    sync_warpgroup(warpgroup);
+  }
+}
+
+#endif
+
+template <TensorType kType, TensorType kSecond, uint32_t kN>
+__global__ void __launch_bounds__(kGemmThreads, 1)
+    packed_gemm_kernel(const __grid_constant__ PackedGemmParams params) {
+#if WCUDA_HAS_WARPGROUPS
+  using First = HalfTile<kType>;
+  using Second = HalfTile<kSecond>;
+  extern __shared__ __align__(1024) uint8_t gemm_shared[];
+  // The swizzle goes by address; tables of codebooks may lie ahead.
+  const uint32_t start = shared_address(gemm_shared);
+  const uint32_t aligned = (start + kGemmAlignment - 1) / kGemmAlignment * kGemmAlignment;
+  uint8_t* const shared = gemm_shared + (aligned - start);
+  // Warp-uniform for the compiler, so that derived values stay uniform.
+  const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+
+  Pipeline tokens;
+  tokens.full = aligned + kGemmTokenBarriers;
+  tokens.empty = tokens.full + kGemmStagesMax * kBarrierBytes;
+  tokens.data = aligned + kGemmBarrierBytes;
+  tokens.stage_bytes = kGemmTokenStageBytes;
+  tokens.stages = params.token_stages;
+  const uint32_t output_offset = kGemmBarrierBytes + params.token_stages * kGemmTokenStageBytes;
+  const uint32_t weight_offset =
+      output_offset + kGemmOutputBytes + warp * (params.weight_stage_bytes / kGemmWarps);
+
+  dependent_trigger();
+  if (threadIdx.x == kGemmWarps * 32) {
+    for (uint32_t i = 0; i < params.token_stages; ++i) {
+      mbarrier_init(tokens.full_barrier(i), 1);
+      mbarrier_init(tokens.empty_barrier(i), kGemmWarps * kGemmCluster);
+    }
+    for (uint32_t i = 0; i < kGemmWarps * kGemmStagesMax; ++i)
+      mbarrier_init(aligned + i * kBarrierBytes, 1);
+    mbarrier_init_fence();
+    fence_proxy_async();
+  }
+  prepare_operand<First>(0);
+  cluster_sync();
+
+  if (warp >= kGemmWarps) {
+    registers_release<32>();
+    if (threadIdx.x == kGemmWarps * 32) produce_tokens<kN>(params, tokens);
+    __syncwarp();
+  } else {
+    registers_acquire<232>();
+    GemmWeights weights{{}, {}, GemmWork(params), nullptr, 0, 0, 0};
+    weights.ring.full = aligned + warp * (kGemmStagesMax * kBarrierBytes);
+    weights.ring.data = aligned + weight_offset;
+    weights.ring.stage_bytes = params.weight_stage_bytes;
+    weights.ring.stages = params.weight_stages;
+    for (uint32_t i = 0; i < params.weight_stages; ++i)
+      weights.fetch<First, Second, kN>(params, warp, i);
+
+    auto* const outputs = reinterpret_cast<GemmOutputs*>(shared + output_offset) + warp / 4;
+    GemmWork work(params);
+    GemmSegment segment;
+    PipelineState token_stage;
+    while (work.next<kN>(params, &segment)) {
+      float sums[kN / 2] = {};
+      const bool is_second = kType != kSecond && segment.matrix >= params.second_matrix;
+      if (kType != kSecond && is_second)
+        multiply<First, Second, true, kN>(params, segment.k_tiles, warp, shared + weight_offset,
+                                          weights, tokens, token_stage, sums);
+      else
+        multiply<First, Second, false, kN>(params, segment.k_tiles, warp, shared + weight_offset,
+                                           weights, tokens, token_stage, sums);
+      dependent_wait();
+      if (segment.k_tiles < params.k_tile_count &&
+          !join_parts<kN>(params, segment, warp / 4, sums, outputs))
+        continue;
+      const float weight_scale = 1.0f / (is_second ? Second::kWeightScale : First::kWeightScale);
+      if (params.epilogue >= Epilogue::kSiluGate)
+        finish<true, kN>(params, segment, warp, weight_scale, sums, outputs);
+      else
+        finish<false, kN>(params, segment, warp, weight_scale, sums, outputs);
+    }
+  }
+  // Neither leaves while the other copies to it.
+  cluster_sync();
+#endif
+}
+
+// The kernels of a type or of two, and what their launcher needs to know.
+struct GemmKernel {
+  TensorType type;
+  TensorType second_type;  // the same where there is but one
+  InputOrder order;
+  uint32_t k_tile_bytes;                              // of two types the larger
+  uint32_t packed_tiles;                              // of a K-tile
+  void (*kernels[2])(const PackedGemmParams params);  // as kGemmColumns
+};
+
+// Of a type, or of matrices of two types.
+template <TensorType kType, TensorType kSecond>
+const GemmKernel* packed_gemm_kernels() {
+  using First = HalfTile<kType>;
+  using Second = HalfTile<kSecond>;
+  static_assert(First::kOrder == Second::kOrder && First::kPackedTiles == Second::kPackedTiles);
+  static constexpr GemmKernel kKernel = {
+      kType,
+      kSecond,
+      First::kOrder,
+      First::kKTileBytes > Second::kKTileBytes ? First::kKTileBytes : Second::kKTileBytes,
+      First::kPackedTiles,
+      {packed_gemm_kernel<kType, kSecond, 128>, packed_gemm_kernel<kType, kSecond, 256>}};
+  return &kKernel;
+}
+
+// For the file of a format: the kernels of one type, of two.
+#define WCUDA_PACKED_GEMM(type, second_type) \
+  template const GemmKernel* packed_gemm_kernels<type, second_type>()
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,65 @@
+// What the kernel of packed_gemm and its plan agree on.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/linear/linear.h"
+#include "kernels/shared/packed_tile.h"
+
+namespace wcuda::kernels {
+
+constexpr uint32_t kGemmWarps = 8;                              // consumers: two warpgroups
+constexpr uint32_t kGemmGroupRows = 64;                         // of a warpgroup
+constexpr uint32_t kGemmRows = kGemmWarps * quant::kMTileRows;  // of a tile
+constexpr uint32_t kGemmThreads = kGemmWarps * 32 + 128;
+constexpr uint32_t kGemmCluster = 2;
+constexpr uint32_t kGemmStagesMax = 8;
+// 227 KB a multiprocessor, less what tables of codebooks take.
+constexpr uint32_t kGemmSharedBytes = 219 * 1024;
+constexpr uint32_t kGemmAlignment = 1024;  // of the swizzle
+// Barriers: of weights one for each consumer warp and stage, of tokens two for each stage.
+constexpr uint32_t kGemmTokenBarriers = kGemmWarps * kGemmStagesMax * 8;
+constexpr uint32_t kGemmBarrierBytes = 1024;
+static_assert(kGemmTokenBarriers + 2 * kGemmStagesMax * 8 <= kGemmBarrierBytes);
+// A stage of tokens: whole groups of 32 inputs, 32 KB.
+constexpr uint32_t kGemmTokenStageBytes = 32 * 1024;
+WCUDA_HD constexpr uint32_t gemm_stage_groups(uint32_t columns) {
+  return kGemmTokenStageBytes / (columns * 64);
+}
+// Outputs of a warpgroup on their way: 32 tokens by 64 rows; the lanes of a store lie in different
+// banks.
+constexpr uint32_t kGemmOutputTokens = 32;
+constexpr uint32_t kGemmOutputStride = kGemmGroupRows + 4;
+struct GemmOutputs {
+  float sums[kGemmOutputTokens * kGemmOutputStride];
+  float scales[256];  // of the tokens
+  uint32_t is_last;   // to finish a tile
+  uint32_t padding[3];
+};
+constexpr uint32_t kGemmOutputBytes = 2 * sizeof(GemmOutputs);
+static_assert(sizeof(GemmOutputs) % 16 == 0);
+
+struct PackedGemmParams {
+  uint32_t tokens;
+  uint32_t column_tiles;
+  uint32_t packed_tile_count;  // of an M-tile
+  uint32_t k_tile_count;
+  uint32_t unit_count;
+  uint32_t token_stages;
+  uint32_t weight_stages;
+  uint32_t weight_stage_bytes;  // of all warps
+  uint32_t matrix_count;
+  Epilogue epilogue;
+  const uint16_t* h;    // (column_tiles, k_tile_count * 4, kN, 64)
+  const float* scales;  // (tokens)
+  const uint8_t* packed_tiles[kLinearMatricesMax];
+  const float* biases[kLinearMatricesMax];
+  float* outputs[kLinearMatricesMax];
+  uint32_t rows[kLinearMatricesMax];
+  uint32_t first_tile[kLinearMatricesMax];  // of rows; a gate's matrices share theirs
+  uint32_t second_matrix;                   // the first of the second type
+  float* parts;        // (CTAs, 2, warpgroups, kN / 8, 128, 4): unfinished sums
+  uint32_t* counters;  // (CTAs, warpgroups): zeros, and zeros afterwards
+};
+
+}  // namespace wcuda::kernels

@@ -1,0 +1,34 @@
+// How packed_gemm cuts the matrices of a launch into tiles and units (packed_gemm_kernel.cuh).
+// Pure.
+#pragma once
+
+#include <cstdint>
+
+namespace wcuda::kernels {
+
+struct GemmLayer {
+  uint32_t tokens = 0;
+  uint32_t k_tiles = 0;       // of 256 inputs
+  uint32_t rows[3] = {};      // of each matrix
+  uint32_t matrix_count = 0;  // a gate's two are one
+  bool is_gate = false;
+  uint32_t k_tile_bytes = 0;  // of 16 rows; of two types the larger
+  uint32_t sm_count = 0;
+};
+
+struct GemmPlan {
+  uint32_t columns = 0;  // tokens of a tile
+  uint32_t row_tiles = 0;
+  uint32_t first_tile[3] = {};  // of rows, of each matrix
+  uint32_t unit_count = 0;
+  uint32_t clusters = 0;  // of two CTAs; 0: no kernel takes the layer
+  uint32_t token_stages = 0;
+  uint32_t weight_stages = 0;
+};
+
+// Tokens of the tiles that there are kernels for.
+constexpr uint32_t kGemmColumns[2] = {128, 256};
+
+GemmPlan plan_gemm(const GemmLayer& layer);
+
+}  // namespace wcuda::kernels
