@@ -33,11 +33,13 @@ mutants_steps() {
 }
 
 mutants_native() {
-  local seconds=$1
+  local seconds=$1 work=$TARGET/mutants/native
   shift
   python_tools mutants universalmutator==1.14.1
-  python3 tools/dev/mutants.py --mutate "$CACHE/python/mutants/bin/mutate" --folder "$TARGET/mutants/native" \
-    --seconds "$seconds" --seed "${MUTANTS_SEED:-1}" "$@"
+  python3 tools/dev/mutants.py list --mutate "$CACHE/python/mutants/bin/mutate" --list "$work/list.jsonl" "$@"
+  rm -f "$work/results.jsonl"
+  python3 tools/dev/mutants.py run --list "$work/list.jsonl" --build "$NATIVE/host" --work "$work" --jobs "$JOBS" \
+    --seconds "$seconds" --seed "${MUTANTS_SEED:-1}" --results "$work/results.jsonl"
 }
 
 # In a copy of the tree, which cargo-mutants makes; dependencies are compiled once.
