@@ -96,10 +96,8 @@ fn backend_list_names_all_and_why_some_are_unavailable() {
     let list = json(&run(&["backend", "list", "--json"]));
     let all = list["backends"].as_array().unwrap();
     assert_eq!(all[0]["name"], "cuda");
-    assert!(
-        all.iter()
-            .any(|entry| entry["name"] == "host" && entry["available"] == true)
-    );
+    let is_host = |entry: &Value| entry["name"] == "host" && entry["available"] == true;
+    assert!(all.iter().any(is_host));
 }
 
 #[test]
@@ -376,7 +374,7 @@ fn run_answers_lines_of_requests_in_order() {
 }
 
 fn chat(model: &str, input: &str) -> String {
-    let mut child = worker(&["chat", "--model", model, "--backend", "host", "-n", "12"])
+    let mut child = worker(&["chat", "--model", model, "--backend", "host", "-n", "6"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -397,13 +395,14 @@ fn chat(model: &str, input: &str) -> String {
 fn chat_remembers_until_cleared() {
     let Some(model) = real() else { return };
     let (name, question) = ("My name is Ada.", "What is my name?");
-    let named = chat(&model, &format!("{name}\n/exit\nnever read\n"));
-    let asked = chat(&model, &format!("{question}\n"));
+    let asked = chat(&model, &format!("{question}\n/exit\nnever read\n"));
     let both = chat(&model, &format!("{name}\n{question}\n"));
     let cleared = chat(&model, &format!("{name}\n/clear\n\n{question}\n"));
-    assert_eq!(cleared, format!("{named}{asked}"));
+    let named = cleared
+        .strip_suffix(&asked)
+        .expect("the last answer is that of a fresh chat");
     let remembered = both
-        .strip_prefix(&named)
+        .strip_prefix(named)
         .expect("the first answer is the same");
     assert_ne!(remembered, asked);
 }
@@ -428,39 +427,6 @@ fn tokens_round_trip() {
         .chain(ids.iter().map(String::as_str))
         .collect();
     assert_eq!(stdout(&run(&arguments)), text);
-    let list = temporary("ids.json", &tokens["tokens"].to_string());
-    let back = json(&run(&[
-        "detokenize",
-        "--model",
-        &model,
-        "--file",
-        &list,
-        "--json",
-    ]));
-    assert_eq!(back["text"], text);
-
-    let marker = temporary("marker.txt", "<|im_start|>");
-    let args = ["tokenize", "--model", &model, "--file", &marker, "--json"];
-    let plain = json(&run(&args));
-    let special = json(&run(&[&args[..], &["--parse-special"]].concat()));
-    assert!(plain["tokens"].as_array().unwrap().len() > 1);
-    assert_eq!(special["tokens"].as_array().unwrap().len(), 1);
-
-    let requests = temporary(
-        "tokenize.jsonl",
-        "{\"text\": \"<|im_start|>\", \"parse_special\": true}\n{\"text\": \"a\"}\n",
-    );
-    let output = run(&["tokenize", "--model", &model, "--requests", &requests]);
-    let first = stdout(&output).lines().next().unwrap().to_owned();
-    assert_eq!(
-        serde_json::from_str::<Value>(&first).unwrap()["tokens"],
-        special["tokens"]
-    );
-    assert_fails(
-        &run(&["detokenize", "--model", &model, "9999999"]),
-        1,
-        "9999999",
-    );
 }
 
 #[test]
@@ -491,15 +457,24 @@ fn template_renders_messages() {
     assert_eq!(answer["text"], text);
 }
 
-/// A file with only a vocabulary of printable ASCII and one merge, and a chat template if one is given.
+/// A control token.
+const MARKER: &str = "<|im_start|>";
+
+/// A file with only a vocabulary of printable ASCII, one merge and a control token, and a chat template if one is
+/// given.
 fn vocabulary_only(name: &str, template: Option<&str>) -> String {
     let tokens = ('!'..='~').chain(['Ġ']).map(String::from);
-    let tokens: Vec<String> = tokens.chain(["yz".to_owned()]).collect();
+    let tokens: Vec<String> = tokens.chain(["yz", MARKER].map(String::from)).collect();
     let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
+    let types = tokens
+        .iter()
+        .map(|&token| if token == MARKER { 3i32 } else { 1 });
+    let types: Vec<u8> = types.flat_map(i32::to_le_bytes).collect();
     let mut file = GgufFile::new()
         .string("tokenizer.ggml.model", "gpt2")
         .string("tokenizer.ggml.pre", "gpt-2")
         .strings("tokenizer.ggml.tokens", &tokens)
+        .array("tokenizer.ggml.token_type", 5, tokens.len() as u64, &types)
         .strings("tokenizer.ggml.merges", &["y z"]);
     if let Some(template) = template {
         file = file.string("tokenizer.chat_template", template);
@@ -526,6 +501,37 @@ fn vocabulary_alone_is_enough_to_tokenize_and_to_render() {
     assert_eq!(stdout(&output), "Hi!");
     let run_it = run(&["run", "--raw", "--backend", "host", "--model", &model, "Hi"]);
     assert_fails(&run_it, 1, "");
+}
+
+#[test]
+fn control_tokens_are_parsed_when_asked_for() {
+    let model = vocabulary_only("control.gguf", None);
+    let list = temporary("ids.json", "[64, 94, 65]");
+    let args = ["detokenize", "--model", &model, "--file", &list, "--json"];
+    assert_eq!(json(&run(&args))["text"], "a b");
+
+    let marker = temporary("marker.txt", MARKER);
+    let args = ["tokenize", "--model", &model, "--file", &marker, "--json"];
+    let plain = json(&run(&args));
+    let special = json(&run(&[&args[..], &["--parse-special"]].concat()));
+    assert_eq!(plain["tokens"].as_array().unwrap().len(), MARKER.len());
+    assert_eq!(special["tokens"], serde_json::json!([96]));
+
+    let requests = temporary(
+        "tokenize.jsonl",
+        "{\"text\": \"<|im_start|>\", \"parse_special\": true}\n{\"text\": \"a\"}\n",
+    );
+    let output = run(&["tokenize", "--model", &model, "--requests", &requests]);
+    let first = stdout(&output).lines().next().unwrap().to_owned();
+    assert_eq!(
+        serde_json::from_str::<Value>(&first).unwrap()["tokens"],
+        special["tokens"]
+    );
+    assert_fails(
+        &run(&["detokenize", "--model", &model, "9999999"]),
+        1,
+        "9999999",
+    );
 }
 
 #[test]
