@@ -179,6 +179,56 @@ mod tests {
     }
 
     #[test]
+    fn errors_of_the_library_become_the_documented_ones_and_go_back() {
+        let there_and_back = |kind| {
+            let error = VramError::from(Error::new(kind, "why"));
+            assert!(error.to_string().contains("why") || kind == ErrorKind::Integrity);
+            let (retriable, fatal) = (error.is_retriable(), error.is_fatal());
+            (Error::from(error).kind(), retriable, fatal)
+        };
+        for (kind, back, retriable, fatal) in [
+            (
+                ErrorKind::Malformed,
+                ErrorKind::InvalidArgument,
+                false,
+                false,
+            ),
+            (ErrorKind::Io, ErrorKind::DeviceError, true, false),
+            (ErrorKind::Unsupported, ErrorKind::NotResident, false, true),
+            (ErrorKind::Integrity, ErrorKind::Integrity, false, true),
+            (ErrorKind::Internal, ErrorKind::Internal, false, true),
+        ] {
+            assert_eq!(there_and_back(kind), (back, retriable, fatal), "{kind:?}");
+        }
+        let insufficient = VramError::InsufficientVram { needed: 2, have: 1 };
+        for (error, kind, text) in [
+            (insufficient, ErrorKind::OutOfMemory, "insufficient VRAM"),
+            (
+                VramError::NotSealed,
+                ErrorKind::InvalidState,
+                "the shard is not sealed",
+            ),
+            (
+                VramError::IntegrityViolation,
+                ErrorKind::Integrity,
+                "integrity violation",
+            ),
+            (
+                VramError::ConfigError("why".into()),
+                ErrorKind::InvalidArgument,
+                "configuration: why",
+            ),
+        ] {
+            assert!(std::error::Error::source(&error).is_none());
+            assert!(error.to_string().starts_with(text), "{error}");
+            assert_eq!(Error::from(error).kind(), kind, "{text}");
+        }
+        let device = VramError::from(Error::new(ErrorKind::DeviceLost, "lost"));
+        let source = std::error::Error::source(&device).expect("the library's error");
+        assert_eq!(source.to_string(), "lost");
+    }
+
+    #[test]
     fn messages_tell_the_numbers() {
         let error = VramError::InsufficientVram {
             needed: 10,
