@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <limits>
 
 namespace wcuda::jit {
@@ -229,6 +231,36 @@ TEST(Descriptor, wrong_arguments_are_named_with_both_numbers) {
             "argument 4 ('factor') is");
 }
 
+TEST(Descriptor, integers_of_every_width_are_read_with_their_sign) {
+  const struct {
+    int32_t kind;
+    uint64_t bytes;
+    int64_t least;
+  } kCases[] = {{WCUDA_ARG_I8, 1, INT8_MIN},   {WCUDA_ARG_U8, 1, 0},
+                {WCUDA_ARG_I16, 2, INT16_MIN}, {WCUDA_ARG_U16, 2, 0},
+                {WCUDA_ARG_I32, 4, INT32_MIN}, {WCUDA_ARG_U32, 4, 0},
+                {WCUDA_ARG_I64, 8, INT64_MIN}};
+  for (const auto& each : kCases) {
+    const wcuda_parameter param = scalar("n", each.kind, "1", "100");
+    const auto signature = read_signature(&param, 1);
+    ASSERT_TRUE(signature.ok()) << signature.status().message();
+    // Only the bytes of the number itself may count: those after it are all ones.
+    const auto refusal_of = [&](uint64_t value) {
+      uint8_t data[16];
+      std::fill(data, data + 16, 0xff);
+      std::memcpy(data, &value, each.bytes);
+      const Status status = check_arguments(*signature, {{each.kind, 0, data, each.bytes}});
+      return status.ok() ? std::string() : std::string(status.message());
+    };
+    EXPECT_EQ(refusal_of(100), "") << each.kind;
+    EXPECT_EQ(refusal_of(101), "argument 0 ('n') is 101, at most 100") << each.kind;
+    const uint64_t top_bit = uint64_t{1} << (8 * each.bytes - 1);
+    const std::string highest = each.least != 0 ? std::to_string(each.least) + ", at least 1"
+                                                : std::to_string(top_bit) + ", at most 100";
+    EXPECT_EQ(refusal_of(top_bit), "argument 0 ('n') is " + highest);
+  }
+}
+
 TEST(Descriptor, extents_never_wrap) {
   Scaled scaled;
   scaled.params[2].min = scaled.params[3].min = scaled.params[3].max = text("");
@@ -284,6 +316,8 @@ TEST(Signature, fits_the_code_or_is_refused) {
                "parameters[1]: f32 of 4 bytes, the kernel's code takes 8");
   EXPECT_STREQ(check_fit(*signature, {{0, 8}, {8, 4}, {12, 21}}).message(),
                "parameters[2]: bytes of 20 bytes, the kernel's code takes 21");
+  EXPECT_STREQ(check_fit(*signature, {{0, 8}, {8, 4}, {12, 19}}).message(),
+               "parameters[2]: bytes of 20 bytes, the kernel's code takes 19");
 }
 
 }  // namespace

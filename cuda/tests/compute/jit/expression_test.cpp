@@ -28,6 +28,7 @@ TEST(Expression, values_follow_the_usual_precedence) {
       {"n-1-1", 8, "(($1-1)-1)"},
       {"n/rows%2", 1, "(($1/$2)%2)"},
       {"n%4", 2, "($1%4)"},
+      {"n%7", 3, "($1%7)"},
       {"ceil_div(n, 4)", 3, "ceil_div($1,4)"},
       {"ceil_div(0,256)", 0, "ceil_div(0,256)"},
       {"round_up(n,8)", 16, "round_up($1,8)"},

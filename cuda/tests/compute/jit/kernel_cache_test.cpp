@@ -13,6 +13,7 @@
 #include <set>
 #include <string>
 
+#include "core/base/log.h"
 #include "support/temp_folder.h"
 
 namespace wcuda::jit {
@@ -272,9 +273,18 @@ TEST_F(Cache, folders_that_are_none_are_refused) {
 TEST_F(Cache, a_folder_that_goes_away_fails_nothing) {
   const auto cache = open();
   std::filesystem::remove_all(path_);
+  std::vector<std::string> records;
+  const auto take = [](void* user, int32_t, wcuda_string target, wcuda_string message) {
+    static_cast<std::vector<std::string>*>(user)->push_back(
+        std::string(target.data, target.bytes) + ": " + std::string(message.data, message.bytes));
+  };
+  ASSERT_TRUE(set_log_sink(take, &records, WCUDA_LOG_WARN).ok());
 
   cache->store(key(1), outcome());
 
+  ASSERT_TRUE(set_log_sink(nullptr, nullptr, 0).ok());
+  EXPECT_EQ(records,
+            std::vector<std::string>{"jit: kernel cache: create: No such file or directory"});
   EXPECT_FALSE(cache->find(key(1)));
   EXPECT_EQ(cache->stats().store_failure_count, 1u);
 }

@@ -58,6 +58,10 @@ TEST(LaunchDims, clusters_divide_the_grid_and_have_at_most_eight_blocks) {
   dims.grid[1] = 4;
   dims.cluster[0] = 4;
   expect_refused(dims, limits, "cluster y: 0, at least 1");
+  dims.cluster[0] = 0;
+  dims.cluster[1] = 4;
+  expect_refused(dims, limits, "cluster x: 0, at least 1");
+  dims.cluster[0] = 4;
   dims.cluster[1] = dims.cluster[2] = 1;
   EXPECT_TRUE(check_dims(dims, limits).ok());
   dims.cluster[1] = 2;

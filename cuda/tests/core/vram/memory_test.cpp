@@ -3,7 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <mutex>
+#include <functional>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "core/backend/trace_backend.h"
 #include "core/health/report.h"
 #include "core/vram/digest.h"
+#include "support/allocation_failure.h"
 
 namespace wcuda::vram {
 namespace {
@@ -21,6 +23,21 @@ std::shared_ptr<Backend> host() {
   EXPECT_TRUE(backend.ok());
   return backend.take();
 }
+
+// Answers allocations with `answer` while there is one.
+class RefusingBackend final : public WrapperBackend {
+ public:
+  RefusingBackend() : WrapperBackend(host()) {}
+  Result<void*> allocate(MemoryKind kind, uint64_t bytes) override {
+    if (answer) return answer();
+    return WrapperBackend::allocate(kind, bytes);
+  }
+  Result<void*> allocate_scratch(uint64_t bytes, Stream stream) override {
+    if (answer) return answer();
+    return WrapperBackend::allocate_scratch(bytes, stream);
+  }
+  std::function<Status()> answer;
+};
 
 // Allocates three buffers, uses them, digests one: a small load.
 Status use_memory(const std::shared_ptr<Memory>& memory, std::vector<Buffer>* kept) {
@@ -125,16 +142,89 @@ TEST(VramMemory, scratch_is_in_the_ledger_and_goes_after_its_stream) {
   EXPECT_TRUE(memory->backend().stream_destroy(stream).ok());
 }
 
+TEST(VramMemory, scratch_moved_over_another_frees_that_one) {
+  const auto memory = Memory::create(host(), 0);
+  Scratch target = memory->scratch(600, "old", Stream{}).take();
+  Scratch other = memory->scratch(300, "new", Stream{}).take();
+
+  target = std::move(other);
+
+  EXPECT_EQ(memory->ledger().sum(WCUDA_PURPOSE_SCRATCH).current_bytes, 300u);
+  target.reset();
+  expect_empty(*memory);
+}
+
 TEST(VramMemory, lasting_scratch_is_in_the_ledger_until_the_memory_ends) {
   const auto device = host();
   auto memory = Memory::create(device, 1000);
-  const auto data = memory->lasting_scratch(600, "workspace");
-  ASSERT_TRUE(data.ok());
+  ASSERT_TRUE(memory->lasting_scratch(400, "workspace").ok());
+  ASSERT_TRUE(memory->lasting_scratch(200, "another").ok());
   EXPECT_EQ(memory->ledger().sum(WCUDA_PURPOSE_SCRATCH).current_bytes, 600u);
   EXPECT_EQ(memory->lasting_scratch(401, "more").status().code(), WCUDA_OVER_BUDGET);
   EXPECT_GE(device->memory_info()->used_bytes, 600u);
   memory.reset();
   EXPECT_EQ(device->memory_info()->used_bytes, 0u);
+}
+
+TEST(VramMemory, lasting_scratch_without_host_memory_leaves_nothing) {
+  for (int64_t k = 1, happened = 1; happened; ++k) {
+    const auto device = host();
+    auto memory = Memory::create(device, 0);
+    bool is_made = false;
+    {
+      const wcuda::testing::FailAllocation failure(k);
+      try {
+        is_made = memory->lasting_scratch(600, "workspace").ok();
+      } catch (const std::bad_alloc&) {
+      }
+      happened = failure.happened();
+    }
+    EXPECT_NE(is_made, happened != 0) << "allocation " << k;
+    EXPECT_EQ(memory->ledger().rows().size(), is_made ? 1u : 0u) << "allocation " << k;
+    memory.reset();
+    EXPECT_EQ(device->memory_info()->used_bytes, 0u) << "allocation " << k;
+    ASSERT_LT(k, 100);
+  }
+}
+
+TEST(VramMemory, a_failed_allocation_gives_its_part_of_the_budget_back) {
+  const auto backend = std::make_shared<RefusingBackend>();
+  const auto memory = Memory::create(backend, 1000);
+  const std::function<Status()> answers[] = {
+      []() -> Status { throw std::bad_alloc(); },
+      [] { return Status::error(WCUDA_OUT_OF_MEMORY, "none left"); }};
+  for (const auto& answer : answers) {
+    backend->answer = answer;
+    for (const bool is_scratch : {false, true}) {
+      try {
+        const Status status = is_scratch ? memory->scratch(1000, "", Stream{}).status()
+                                         : memory->allocate(1000, WCUDA_PURPOSE_USER, "").status();
+        EXPECT_EQ(status.code(), WCUDA_OUT_OF_MEMORY);
+      } catch (const std::bad_alloc&) {
+      }
+    }
+    backend->answer = nullptr;
+    EXPECT_TRUE(memory->allocate(1000, WCUDA_PURPOSE_USER, "").ok());
+  }
+}
+
+TEST(VramMemory, a_full_device_or_host_is_reported_with_numbers_and_other_failures_unchanged) {
+  const auto backend = std::make_shared<RefusingBackend>();
+  const auto memory = Memory::create(backend, 5000);
+  const std::string tag(70, 'x');  // 63 bytes of it are shown
+  for (const Code code : {WCUDA_INVALID_ARGUMENT, WCUDA_OUT_OF_MEMORY, WCUDA_OUT_OF_HOST_MEMORY,
+                          WCUDA_DEVICE_ERROR, WCUDA_DEVICE_LOST}) {
+    backend->answer = [code] { return Status::error(code, "said by the driver"); };
+
+    const Status status = memory->allocate(100, WCUDA_PURPOSE_KV, tag).status();
+
+    const bool is_full = code == WCUDA_OUT_OF_MEMORY || code == WCUDA_OUT_OF_HOST_MEMORY;
+    EXPECT_EQ(status.code(), code);
+    EXPECT_EQ(
+        status.message(),
+        (is_full ? "kv '" + tag.substr(0, 63) + "': needs 100 bytes, budget 5000, used 0; " : "") +
+            "said by the driver");
+  }
 }
 
 TEST(VramMemory, out_of_memory_names_all_numbers) {

@@ -13,6 +13,7 @@
 #include "core/health/report.h"
 #include "core/vram/memory.h"
 #include "kernels/ptx/code.h"
+#include "support/pretend_device.h"
 
 namespace wcuda::vram {
 namespace {
@@ -115,6 +116,9 @@ TEST(Residency, an_enforced_rule_refuses_foreign_memory_until_it_is_broken) {
   const auto refused = memory->borrow(foreign.data(), 64, "bad");
   EXPECT_EQ(refused.status().code(), WCUDA_NOT_RESIDENT);
   EXPECT_STREQ(refused.status().message(), "borrowed 'bad': 64 bytes of host memory");
+  const auto long_tag = memory->borrow(foreign.data(), 64, std::string(70, 'x'));
+  EXPECT_EQ(long_tag.status().message(),
+            "borrowed '" + std::string(63, 'x') + "': 64 bytes of host memory");
   EXPECT_EQ(memory->ledger().rows().size(), 1u);
 
   device->places[owned->data()] = MemoryPlace::kManaged;
@@ -174,6 +178,27 @@ TEST(Leaks, live_allocations_are_logged_one_by_one) {
             (std::vector<std::string>{
                 "vram: 2 allocations of 130 bytes remain after the context was destroyed",
                 "vram: live: #1 weights 'w', 100 bytes", "vram: live: #2 staging 's', 30 bytes"}));
+}
+
+TEST(Leaks, what_the_memory_keeps_for_its_own_use_is_none) {
+  const auto memory = Memory::create(std::make_shared<wcuda::testing::PretendDevice>(1), 0);
+  const std::vector<uint8_t> source(StagedCopy::kBytesMin);
+  const auto buffer = memory->allocate(source.size(), WCUDA_PURPOSE_USER, "mine");
+  ASSERT_TRUE(memory->copy_to_device(buffer->data(), source.data(), source.size()).ok());
+  ASSERT_TRUE(memory->lasting_scratch(100, "workspace").ok());
+  ASSERT_EQ(memory->ledger().rows().size(), 3u);
+  // One below and one above every address that was allocated.
+  const auto low = memory->borrow(reinterpret_cast<void*>(uintptr_t{64}), 1, "low");
+  const auto high = memory->borrow(reinterpret_cast<void*>(UINTPTR_MAX - 64), 1, "high");
+  ErrorLog log;
+
+  memory->log_leaks();
+
+  ASSERT_EQ(log.records.size(), 4u);
+  EXPECT_EQ(log.records[0], "vram: 3 allocations of " + std::to_string(source.size() + 2) +
+                                " bytes remain after the context was destroyed");
+  EXPECT_EQ(log.records[2], "vram: live: #4 borrowed 'low', 1 bytes");
+  EXPECT_EQ(log.records[3], "vram: live: #5 borrowed 'high', 1 bytes");
 }
 
 // Each threshold, and the capability just below it.

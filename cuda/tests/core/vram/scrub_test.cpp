@@ -1,5 +1,6 @@
 // Scrubbed memory: who zeroes what, when, shown by the calls and by what recycled blocks hold.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cstring>
 #include <map>
@@ -93,6 +94,47 @@ TEST(Scrub, calls_show_zeroing_after_every_use_and_before_the_free) {
   EXPECT_EQ(trace_of(Scrub::kNone), none);
   EXPECT_EQ(trace_of(Scrub::kOnAlloc), on_alloc);
   EXPECT_EQ(trace_of(Scrub::kOnFree), on_free);
+}
+
+TEST(Scrub, the_driver_zeroes_pinned_memory_when_it_is_allocated) {
+  std::vector<std::string> calls;
+  const auto traced = std::make_shared<TraceBackend>(
+      HostBackend::open(1 << 20, 1).take(),
+      [&](const Call& call, const Status&) { calls.push_back(call.name); });
+  const auto memory = Memory::create(traced, 0, Scrub::kOnAlloc);
+
+  const auto staging = memory->allocate_pinned(64, "");
+
+  EXPECT_EQ(calls, std::vector<std::string>{"allocate"});
+}
+
+// Its device memory cannot be touched by the host, as that of a GPU.
+class DistantBackend final : public WrapperBackend {
+ public:
+  DistantBackend() : WrapperBackend(HostBackend::open(1 << 20, 1).take()) {}
+  Result<void*> allocate(MemoryKind, uint64_t bytes) override {
+    return ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  }
+  Status free(MemoryKind, void* address, uint64_t bytes) override {
+    EXPECT_EQ(::munmap(address, bytes), 0);
+    return {};
+  }
+  Status fill(void*, uint64_t, uint64_t, uint32_t, Stream) override {
+    ++fills;
+    return {};
+  }
+  int fills = 0;
+};
+
+TEST(Scrub, device_memory_is_zeroed_by_the_device_alone) {
+  for (const Scrub scrub : {Scrub::kOnFree, Scrub::kOnAlloc}) {
+    const auto device = std::make_shared<DistantBackend>();
+    const auto memory = Memory::create(device, 0, scrub);
+
+    memory->allocate(5000, WCUDA_PURPOSE_USER, "")->reset();
+
+    EXPECT_EQ(device->fills, 1);
+  }
 }
 
 TEST(Scrub, every_injected_failure_leaves_an_empty_ledger_and_device) {

@@ -56,11 +56,52 @@ TEST(StagedCopy, slots_are_staging_in_the_ledger_until_the_memory_goes) {
   const LedgerSum staging = memory->ledger().sum(WCUDA_PURPOSE_STAGING);
   EXPECT_EQ(staging.current_bytes, StagedCopy::kStagingBytes);
   EXPECT_EQ(staging.total_allocation_count, 1u);
+  EXPECT_STREQ(memory->ledger().rows().back().entry.tag, "copies");
   const std::weak_ptr<Memory> watch = memory;
   buffer->reset();
   memory.reset();
   EXPECT_TRUE(watch.expired());  // the slots do not hold their owner
   EXPECT_EQ(backend->memory_info()->reserved_bytes, 0u);
+}
+
+TEST(StagedCopy, slots_are_freed_once_and_not_on_a_lost_device) {
+  for (const bool is_lost : {false, true}) {
+    int frees = 0;
+    const auto faulty = std::make_shared<FaultBackend>(device());
+    const auto traced = std::make_shared<TraceBackend>(
+        faulty,
+        [&](const Call& call, const Status&) { frees += call.name == std::string("free"); });
+    auto memory = Memory::create(traced, 0);
+    const std::vector<uint8_t> source = pattern(kSlot);
+    auto buffer = memory->allocate(kSlot, WCUDA_PURPOSE_USER, "");
+    ASSERT_TRUE(memory->copy_to_device(buffer->data(), source.data(), kSlot).ok());
+    buffer->reset();
+    frees = 0;
+    if (is_lost) {
+      faulty->lose_device(1);
+      EXPECT_EQ(traced->synchronize().code(), WCUDA_DEVICE_LOST);
+    }
+
+    memory.reset();
+
+    EXPECT_EQ(frees, is_lost ? 0 : 1);
+  }
+}
+
+TEST(StagedCopy, only_events_that_were_created_are_destroyed) {
+  int created = 0, destroyed = 0;
+  const auto faulty = std::make_shared<FaultBackend>(device());
+  TraceBackend traced(faulty, [&](const Call& call, const Status& status) {
+    created += call.name == std::string("event_create") && status.ok();
+    destroyed += call.name == std::string("event_destroy");
+  });
+  uint8_t staging[1];
+  faulty->fail(CallKind::kOther, 2);
+
+  EXPECT_EQ(StagedCopy::create(traced, staging).status().code(), WCUDA_DEVICE_ERROR);
+
+  EXPECT_EQ(created, 1);
+  EXPECT_EQ(destroyed, 1);
 }
 
 TEST(StagedCopy, pinned_sources_and_hosts_need_no_slots) {

@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <new>
 
 #include "core/backend/open.h"
 #include "llm/engine/engine.h"
 #include "llm/model/tiny_model.h"
+#include "support/allocation_failure.h"
 
 namespace wcuda::engine {
 namespace {
@@ -137,6 +139,39 @@ TEST_F(FailingStep, the_engine_goes_on_after_it_with_the_same_result) {
   EXPECT_TRUE(wait(submit(other, tokens).take()).ok());
 
   EXPECT_EQ(row_.token, expected);
+}
+
+TEST_F(FailingStep, a_submit_without_host_memory_changes_no_row_of_the_step) {
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  const auto other = engine_->create_sequence().take();
+  ASSERT_TRUE(wait(submit(sequence_, tokens).take()).ok());
+  ASSERT_TRUE(wait(submit(other, tokens).take()).ok());
+  std::vector<RowInput> rows(2);
+  rows[0].sequence = sequence_;
+  rows[1].sequence = other;
+  for (RowInput& row : rows) {
+    row.token_count = 1;
+    row.feed_sampled = row.sample = true;
+  }
+  int64_t failures = 0;
+  for (bool happened = true; happened; failures += happened) {
+    Status status;
+    {
+      const wcuda::testing::FailAllocation failure(failures + 1);
+      try {
+        status = engine_->submit(rows).status();
+      } catch (const std::bad_alloc&) {
+        status = Status::error(WCUDA_OUT_OF_HOST_MEMORY, "thrown");
+      }
+      happened = failure.happened();
+    }
+    EXPECT_EQ(status.code(), happened ? WCUDA_OUT_OF_HOST_MEMORY : WCUDA_OK);
+    EXPECT_EQ(engine_->length(*sequence_), happened ? 3u : 4u) << "allocation " << failures + 1;
+    EXPECT_EQ(engine_->length(*other), happened ? 3u : 4u) << "allocation " << failures + 1;
+    ASSERT_LT(failures, 200);
+  }
+  EXPECT_GT(failures, 10);
+  EXPECT_TRUE(engine_->drain().ok());
 }
 
 TEST_F(FailingStep, a_fork_made_meanwhile_goes_back_too) {

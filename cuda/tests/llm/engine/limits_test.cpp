@@ -56,6 +56,22 @@ TEST(EngineLimits, refuses_unknown_flags_types_and_excess) {
                "engine option max_top_logprobs is 129, at most 128 is possible");
 }
 
+TEST(EngineLimits, rows_of_logits_are_at_most_the_tokens_of_a_step) {
+  wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
+  options.max_batch_tokens = 8;
+  options.max_logits_rows = 1000;
+  EXPECT_EQ(resolve_limits(options, config())->max_logits_rows, 8u);
+}
+
+TEST(EngineLimits, pages_are_at_most_2_to_the_28) {
+  wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
+  options.kv_tokens = uint64_t{1} << 34;
+  EXPECT_EQ(resolve_limits(options, config())->page_count, 1u << 28);
+  ++options.kv_tokens;
+  EXPECT_STREQ(resolve_limits(options, config()).status().message(),
+               "engine option kv_tokens is 17179869185, at most 17179869184 is possible");
+}
+
 TEST(EngineLimits, kv_bytes_follow_from_pages_heads_and_type) {
   wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
   options.max_sequences = 1;

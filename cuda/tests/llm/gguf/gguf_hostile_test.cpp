@@ -168,6 +168,14 @@ TEST(GgufHostile, counts_over_the_caps_are_unsupported) {
   EXPECT_NE(why_not(many_tensors).find("262145 tensors, at most 262144"), std::string::npos);
 }
 
+TEST(GgufHostile, counts_are_held_against_the_smallest_entry_before_memory_is_taken) {
+  GgufBuilder builder;
+  std::string bytes = builder.build() + std::string(65, '\0');
+  builder.set(&bytes, "tensor_count", 2);
+  EXPECT_EQ(why_not(bytes),
+            "WCUDA_MALFORMED: memory: 2 tensors need at least 33 bytes each, 65 bytes remain");
+}
+
 std::string read_file(const std::filesystem::path& path) {
   std::ostringstream bytes;
   bytes << std::ifstream(path, std::ios::binary).rdbuf();

@@ -96,6 +96,22 @@ TEST(Gguf, reads_arrays) {
   EXPECT_EQ(file->get_u32s("t.u32").status().code(), WCUDA_UNSUPPORTED);
 }
 
+TEST(Gguf, reads_arrays_of_every_number) {
+  GgufBuilder builder;
+  builder.array<uint8_t>("u8", 0, {1, 2}).array<int8_t>("i8", 1, {-1});
+  builder.array<uint16_t>("u16", 2, {3}).array<int16_t>("i16", 3, {-3});
+  builder.array<int64_t>("i64", 11, {-4}).array<double>("f64", 12, {0.25, -8});
+  const std::string bytes = builder.build();
+  const std::shared_ptr<Gguf> file = open_bytes(bytes).take();
+
+  EXPECT_EQ(*file->get_i32s("u8"), (std::vector<int32_t>{1, 2}));
+  EXPECT_EQ(*file->get_i32s("i8"), (std::vector<int32_t>{-1}));
+  EXPECT_EQ(*file->get_i32s("u16"), (std::vector<int32_t>{3}));
+  EXPECT_EQ(*file->get_i32s("i16"), (std::vector<int32_t>{-3}));
+  EXPECT_EQ(*file->get_i32s("i64"), (std::vector<int32_t>{-4}));
+  EXPECT_EQ(*file->get_f32s("f64"), (std::vector<float>{0.25f, -8.0f}));
+}
+
 TEST(Gguf, reads_tensors_and_their_data) {
   GgufBuilder builder = sample_gguf();
   const std::string bytes = builder.build();
@@ -121,7 +137,10 @@ TEST(Gguf, reads_tensors_and_their_data) {
   EXPECT_TRUE(file->read_tensor(0, 8, norm, 8).ok());
   EXPECT_EQ(norm[0], 3.0f);
   EXPECT_EQ(norm[1], 4.0f);
-  EXPECT_EQ(file->read_tensor(0, 9, norm, 8).code(), WCUDA_OUT_OF_RANGE);
+  const Status past = file->read_tensor(0, 9, norm, 8);
+  EXPECT_EQ(past.code(), WCUDA_OUT_OF_RANGE);
+  EXPECT_EQ(past.message(),
+            "tensor '" + std::string(file->tensors()[0].name) + "': 8 bytes at 9 are past its 16");
   EXPECT_EQ(file->read_tensor(3, 0, norm, 1).code(), WCUDA_OUT_OF_RANGE);
   EXPECT_EQ(file->find_tensor("blk.0.q"), nullptr);
 }

@@ -171,8 +171,9 @@ TEST(SplitName, has_five_digits_twice) {
 
   for (const char* path :
        {"", "b.gguf", "-00002-of-00010.gguf", "b-0002-of-00010.gguf", "b-00002-of-00010.ggu",
-        "b-0000x-of-00010.gguf", "b-00002-of-000 0.gguf", "b-00002_of-00010.gguf",
-        "b_00002-of-00010.gguf", "b-+0002-of-00010.gguf"})
+        "b-00002-of-00010.gguF", "b-00002-of-00010-gguf", "b-0000x-of-00010.gguf",
+        "b-00002-of-000 0.gguf", "b-00002_of-00010.gguf", "b_00002-of-00010.gguf",
+        "b-+0002-of-00010.gguf"})
     EXPECT_FALSE(parse_split_path(path, &name)) << path;
 }
 

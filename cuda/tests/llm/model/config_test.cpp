@@ -167,6 +167,22 @@ TEST(Config, refuses_heads_that_do_not_divide) {
   EXPECT_EQ(message_of(read), "embedding length 64 is not a multiple of 6 heads");
 }
 
+TEST(Config, refuses_heads_that_are_too_wide_together) {
+  TinyModel tiny;
+  tiny.omit = {"llama.attention.head_count", "llama.attention.head_count_kv",
+               "llama.attention.value_length"};
+  const Read read = read_without(
+      "llama.attention.key_length",
+      [](GgufBuilder& b) {
+        b.u32("llama.attention.head_count", kMaxHeadCount);
+        b.u32("llama.attention.head_count_kv", 1);
+        b.u32("llama.attention.key_length", 64).u32("llama.attention.value_length", 64);
+      },
+      tiny);
+  EXPECT_EQ(read.status.code(), WCUDA_UNSUPPORTED);
+  EXPECT_EQ(message_of(read), "65536 heads of 64 elements, at most 2097152 elements together");
+}
+
 TEST(Config, takes_counts_that_are_written_for_each_layer) {
   const auto with = [](const char* key, const std::vector<uint32_t>& values) {
     TinyModel tiny;

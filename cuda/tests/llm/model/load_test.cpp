@@ -135,6 +135,22 @@ TEST(ModelLoad, expands_vectors_of_each_type_to_f32) {
   EXPECT_GT(*std::max_element(seen[0].begin(), seen[0].end()), 1.0f);
 }
 
+TEST(ModelLoad, lists_tensors_in_the_order_of_the_file) {
+  TinyModel tiny;
+  tiny.omit = {"token_embd.weight"};
+  GgufBuilder builder = tiny.builder();
+  const uint64_t rows = tiny.vocabulary_size, cols = tiny.embedding_length;
+  builder.tensor_f32("token_embd.weight", {cols, rows}, std::vector<float>(cols * rows, 0.5f));
+
+  const Loaded loaded(builder.build());
+
+  ASSERT_TRUE(loaded.status.ok()) << loaded.status.message();
+  const auto& tensors = loaded.model->tensors();
+  ASSERT_EQ(tensors.size(), loaded.file->tensors().size());
+  for (size_t i = 0; i < tensors.size(); ++i) EXPECT_EQ(tensors[i].index, i);
+  EXPECT_EQ(tensors.back().name, "token_embd.weight");
+}
+
 TEST(ModelLoad, leaves_absent_tensors_null) {
   const Loaded llama(TinyModel().build());
   const LayerWeights& layer = llama.model->weights().layers[1];

@@ -546,7 +546,28 @@ TEST(ModelDigests, of_a_model_on_the_host_are_those_of_its_file) {
     EXPECT_NE(std::string(model->verify().message()).find("'blk.1.ffn_down.weight'"),
               std::string::npos);
     *byte ^= 1;
-    EXPECT_EQ(model->digests(file->tensors().size()).status().code(), WCUDA_NOT_FOUND);
+    const Status none = model->digests(file->tensors().size()).status();
+    EXPECT_EQ(none.code(), WCUDA_NOT_FOUND);
+    EXPECT_EQ(none.message(), "tensor " + std::to_string(file->tensors().size()) +
+                                  " of the file is not among the weights");
+  }
+}
+
+TEST(ModelPlan, tensors_fill_the_staging_buffer_to_its_end_and_begin_again) {
+  DetailedPlan plan;
+  plan.device_staging_bytes = 768;
+  for (const uint64_t bytes : {256, 512, 256, 300}) {
+    PlannedTensor tensor{};
+    tensor.file_bytes = bytes;
+    plan.tensors.push_back(tensor);
+  }
+
+  assign_staged_offsets(&plan);
+
+  const uint64_t offsets[] = {0, 256, 0, 256}, waits[] = {0, 0, 1, 2};
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(plan.tensors[i].staged_offset, offsets[i]) << i;
+    EXPECT_EQ(plan.tensors[i].waits_for, waits[i]) << i;
   }
 }
 

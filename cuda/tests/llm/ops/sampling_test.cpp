@@ -348,6 +348,13 @@ TEST(SampleFilters, top_p_counts_equal_tokens_by_id) {
   EXPECT_EQ(reachable(std::vector<float>(8, 1.0f), sampling), Tokens({0, 1, 2, 3}));
 }
 
+// Weights 2^38, 2^38 and 1: half of them is the first one to the unit.
+TEST(SampleFilters, top_p_counts_to_the_last_unit) {
+  Sampling sampling = tempered(1);
+  sampling.top_p = 0.5f;
+  EXPECT_EQ(reachable({0.0f, 0.0f, -26.3f}, sampling), Tokens({0}));
+}
+
 TEST(SampleFilters, min_p_is_relative_to_the_best) {
   const std::vector<float> logits = {std::log(0.8f), std::log(0.1f), std::log(0.5f)};
   Sampling sampling = tempered(1);
@@ -519,12 +526,15 @@ TEST(CheckSampling, names_the_field_and_the_value) {
 }
 
 TEST(CheckSampling, refuses_bad_bias_entries) {
-  const auto code_of = [](Tokens tokens, std::vector<float> values) {
+  const auto check = [](Tokens tokens, std::vector<float> values) {
     Sampling sampling;
     sampling.bias_count = static_cast<uint32_t>(tokens.size());
     sampling.bias_tokens = tokens.data();
     sampling.bias_values = values.data();
-    return check_sampling(sampling, 4, 0).code();
+    return check_sampling(sampling, 4, 0);
+  };
+  const auto code_of = [&](Tokens tokens, std::vector<float> values) {
+    return check(std::move(tokens), std::move(values)).code();
   };
   EXPECT_EQ(code_of({0, 3}, {1, -kInf}), WCUDA_OK);
   EXPECT_EQ(code_of({0, 4}, {1, 1}), WCUDA_OUT_OF_RANGE);
@@ -533,6 +543,13 @@ TEST(CheckSampling, refuses_bad_bias_entries) {
   EXPECT_EQ(code_of({2}, {kNan}), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(code_of({2}, {kInf}), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(code_of({0, 1, 2, 3, 0}, {1, 1, 1, 1, 1}), WCUDA_INVALID_ARGUMENT);
+  EXPECT_STREQ(check({0, 4}, {1, 1}).message(),
+               "sampling: bias_tokens[1] is 4, the vocabulary has 4 tokens");
+  EXPECT_STREQ(check({2, 2}, {1, 1}).message(), "sampling: bias_tokens[1] repeats token 2");
+  EXPECT_STREQ(check({2}, {kInf}).message(),
+               "sampling: bias_values[0] is inf, neither finite nor -infinity");
+  EXPECT_STREQ(check({0, 1, 2, 3, 0}, {1, 1, 1, 1, 1}).message(),
+               "sampling: bias_count is 5, the vocabulary has 4 tokens");
 }
 
 }  // namespace
