@@ -78,7 +78,7 @@ class Work {
     fill_pool(layer_bytes * pool_.layer_count);
 
     std::vector<uint32_t> token_positions, token_rows, page_tables(pool_.page_count);
-    std::vector<BatchRow> batch_rows;
+    std::vector<StepRow> batch_rows;
     for (uint32_t r = 0; r < rows; ++r) {
       batch_rows.push_back({r * row_tokens, row_tokens, positions - row_tokens, r});
       for (uint32_t t = 0; t < row_tokens; ++t) {

@@ -76,18 +76,11 @@ std::vector<Setting> settings() {
 }
 
 SampleRow row_of(const Sampling& sampling, uint32_t index) {
-  SampleRow row{};
+  SampleRow row = static_cast<const SampleRow&>(sampling);
   row.is_sampled = 1;
   row.logits_row = row.sequence_slot = index;
   row.position = kPosition;
   row.seed = index;
-  row.temperature = sampling.temperature;
-  row.top_k = sampling.top_k;
-  row.top_p = sampling.top_p;
-  row.min_p = sampling.min_p;
-  row.typical_p = sampling.typical_p;
-  row.repetition_penalty = sampling.repetition_penalty;
-  row.top_logprobs = sampling.top_logprobs;
   row.mask_row = wcuda::kernels::kNoMask;
   return row;
 }

@@ -153,7 +153,7 @@ __device__ inline void make_plan(const AttentionPlanArgs& args) {
   uint32_t spans = 0, tiles = 0, decode_rows = 0;
   for (uint32_t first = 0; first < row_count; first += kBlockThreads) {
     const uint32_t r = first + threadIdx.x;
-    const StepRow row = r < row_count ? args.step.rows[r] : StepRow{0, 0, 0, 0};
+    const StepRow row = r < row_count ? args.step.rows[r] : StepRow{};
     uint32_t span_total, tile_total;
     const uint32_t row_spans = row_span_count(row, args.window, span_pages);
     const uint32_t span_end = block_prefix(row_spans, span_sums, &span_total);
@@ -250,14 +250,14 @@ __device__ inline void start_rows(const StepStart& start) {
   const BeginStepArgs& begin = start.begin;
   const InputScatterArgs& inputs = start.inputs;
   const uint4 token_segment = input_segment(inputs, start.tokens);
-  const uint4 row_segment = input_segment(inputs, start.begin_rows);
+  const uint4 row_segment = input_segment(inputs, start.rows);
   const auto* const tokens = reinterpret_cast<const int32_t*>(inputs.block + token_segment.z);
-  const auto* const rows = reinterpret_cast<const BeginRow*>(inputs.block + row_segment.z);
+  const auto* const rows = reinterpret_cast<const StepRow*>(inputs.block + row_segment.z);
   for (uint32_t i = threadIdx.x; i < token_segment.x * token_segment.y / 4; i += kBlockThreads)
     begin.tokens[i] = tokens[i];
   __syncthreads();
   for (uint32_t i = threadIdx.x; i < begin.row_count; i += kBlockThreads) {
-    const BeginRow row = rows[i];
+    const StepRow row = rows[i];
     begin_row(begin, row, i);
     if (is_row_history_written(begin, row)) *row_history(begin, row) = tokens[row.first_token];
   }

@@ -24,36 +24,12 @@
 #include <cstdint>
 
 #include "kernels/ptx/launch.h"
+#include "kernels/shared/step_inputs.h"
 
 namespace wcuda::kernels {
 
-constexpr uint32_t kNoMask = UINT32_MAX;
 constexpr uint32_t kSampleTopLogprobsMax = 128;
 constexpr uint32_t kSamplePenaltyWindowMax = 4096;
-
-// ops::Sampling of one row, in device memory. As there, 0 switches a filter or penalty off.
-struct SampleRow {
-  uint32_t is_sampled;  // 0: nothing is drawn
-  uint32_t logits_row;
-  uint32_t sequence_slot;
-  uint32_t position;  // of the token to draw
-  uint64_t seed;
-  float temperature;
-  uint32_t top_k;
-  float top_p;
-  float min_p;
-  float typical_p;
-  float repetition_penalty;
-  float frequency_penalty;
-  float presence_penalty;
-  uint32_t penalty_last_n;
-  uint32_t penalty_from;
-  uint32_t top_logprobs;  // at most SampleArgs.top_stride
-  uint32_t bias_first;    // index into bias_tokens and bias_values
-  uint32_t bias_count;
-  uint32_t mask_row;  // index into masks, or kNoMask
-};
-static_assert(sizeof(SampleRow) == 80);
 
 struct SampleOutput {
   int32_t status;  // of wcuda_row_result

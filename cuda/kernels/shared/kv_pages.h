@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/shared/step_inputs.h"
+
 namespace wcuda::kernels {
 
 constexpr uint32_t kPagePositions = 64;
@@ -21,14 +23,6 @@ struct KvPages {
   uint32_t head_count = 0;
   uint32_t head_length = 0;
   uint32_t row_bytes = 0;
-};
-
-// One row of a step: consecutive tokens of one sequence.
-struct StepRow {
-  uint32_t first_token;
-  uint32_t token_count;
-  uint32_t first_position;
-  uint32_t sequence_slot;
 };
 
 // The arrays of a step, in device memory.

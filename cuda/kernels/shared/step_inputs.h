@@ -1,6 +1,7 @@
-// Inputs and row statuses of a step on the device. Three families of kernels use them: those that
-// start a step, attention_plan, which may do so in the same launch, and sampling, which reads and
-// writes row statuses.
+// Inputs of a step: its rows, which host and device share, and on the device the block that carries
+// all inputs, and row statuses. Three families of kernels use them: those that start a step,
+// attention_plan, which may do so in the same launch, and sampling, which reads and writes row
+// statuses.
 #pragma once
 
 #include <cstdint>
@@ -40,23 +41,67 @@ constexpr int32_t kRowEmptyMask = 2;
 constexpr int32_t kRowNotFinite = 3;
 constexpr int32_t kRowSkipped = 4;
 
-constexpr uint32_t kStepRowFeedSampled = 1;  // its one token is history[slot][first_position]
+// Flags of a row, those of wcuda_row.
+constexpr uint32_t kRowFeedSampled = 1;  // its one token is history[slot][first_position]
+constexpr uint32_t kRowSample = 2;
+constexpr uint32_t kRowLogitsLast = 4;  // of its last token returned
+constexpr uint32_t kRowLogitsAll = 8;
 
-// One row of a step; token_count 0: a row that pads the batch and does nothing.
-struct BeginRow {
-  uint32_t first_token;  // index into tokens
-  uint32_t token_count;
-  uint32_t first_position;
-  uint32_t sequence_slot;
-  uint32_t flags;
-  uint32_t depends_on;  // row of the previous step that it continues, or kNoDependency
+// One row of a step, on the host and on the device: consecutive tokens of one sequence.
+// token_count 0: a row that pads the batch and does nothing.
+struct StepRow {
+  uint32_t first_token = 0;  // index into the step's tokens
+  uint32_t token_count = 0;
+  uint32_t first_position = 0;
+  uint32_t sequence_slot = 0;
+  uint32_t flags = 0;
+  uint32_t depends_on = kNoDependency;  // row of the previous step that it continues
+  uint32_t logits_first = 0;            // of its rows among those of the step's logits
+  uint32_t page_first = 0;  // of its pages among those of all rows; only the host uses it
+
+  // Rows of logits that are returned: of its last tokens.
+  constexpr uint32_t logits_returned() const {
+    return (flags & kRowLogitsAll) != 0 ? token_count : (flags & kRowLogitsLast) != 0 ? 1 : 0;
+  }
+  // And that are computed, the last to sample from.
+  constexpr uint32_t logits_count() const {
+    const uint32_t returned = logits_returned();
+    return returned == 0 && (flags & kRowSample) != 0 ? 1 : returned;
+  }
 };
-static_assert(sizeof(BeginRow) == 24);
+static_assert(sizeof(StepRow) == 32);
+
+constexpr uint32_t kNoMask = UINT32_MAX;
+
+// How the token after a row is drawn, in the words of wcuda_sampling; 0 switches a filter or
+// penalty off. What is no parameter is set when the step is written.
+struct SampleRow {
+  uint32_t is_sampled;  // 0: nothing is drawn
+  uint32_t logits_row;
+  uint32_t sequence_slot;
+  uint32_t position;  // of the token to draw
+  uint64_t seed;
+  float temperature;  // 0: greedy
+  uint32_t top_k;
+  float top_p;
+  float min_p;
+  float typical_p;
+  float repetition_penalty;
+  float frequency_penalty;
+  float presence_penalty;
+  uint32_t penalty_last_n;
+  uint32_t penalty_from;
+  uint32_t top_logprobs;  // at most SampleArgs.top_stride
+  uint32_t bias_first;    // index into bias_tokens and bias_values
+  uint32_t bias_count;
+  uint32_t mask_row;  // index into masks, or kNoMask
+};
+static_assert(sizeof(SampleRow) == 80);
 
 struct BeginStepArgs {
   uint32_t row_count = 0;
   uint32_t history_stride = 0;                 // tokens per slot
-  const BeginRow* rows = nullptr;              // (row_count)
+  const StepRow* rows = nullptr;               // (row_count)
   const int32_t* previous_statuses = nullptr;  // of the previous step; null: no row depends on it
   int32_t* statuses = nullptr;                 // (row_count)
   int32_t* tokens = nullptr;                   // (tokens of the step)
@@ -71,8 +116,7 @@ struct StepStart {
   InputScatterArgs inputs;
   // Indices of segments of the block.
   uint32_t tokens = 0;
-  uint32_t begin_rows = 0;
-  uint32_t rows = 0;  // StepRow, for attention
+  uint32_t rows = 0;
   uint32_t page_tables = 0;
   BeginStepArgs begin;
 };

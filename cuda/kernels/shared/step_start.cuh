@@ -31,24 +31,24 @@ __device__ inline void scatter_segment(const InputScatterArgs& args, uint32_t s,
   }
 }
 
-__device__ inline bool is_row_skipped(const BeginStepArgs& args, const BeginRow& row) {
+__device__ inline bool is_row_skipped(const BeginStepArgs& args, const StepRow& row) {
   return row.token_count == 0 ||
          (row.depends_on != kNoDependency && args.previous_statuses != nullptr &&
           args.previous_statuses[row.depends_on] != kRowOk);
 }
-__device__ inline bool is_row_history_written(const BeginStepArgs& args, const BeginRow& row) {
-  return (row.flags & kStepRowFeedSampled) == 0 && !is_row_skipped(args, row);
+__device__ inline bool is_row_history_written(const BeginStepArgs& args, const StepRow& row) {
+  return (row.flags & kRowFeedSampled) == 0 && !is_row_skipped(args, row);
 }
-__device__ inline int32_t* row_history(const BeginStepArgs& args, const BeginRow& row) {
+__device__ inline int32_t* row_history(const BeginStepArgs& args, const StepRow& row) {
   return args.history + uint64_t{row.sequence_slot} * args.history_stride + row.first_position;
 }
 
 // Sets the status of row `index`, and its token if that is fed back. One thread per row.
-__device__ inline void begin_row(const BeginStepArgs& args, const BeginRow& row, uint32_t index) {
+__device__ inline void begin_row(const BeginStepArgs& args, const StepRow& row, uint32_t index) {
   const bool is_skipped = is_row_skipped(args, row);
   args.statuses[index] = is_skipped ? kRowSkipped : kRowOk;
   int32_t fed_token = -1;
-  if ((row.flags & kStepRowFeedSampled) != 0 && row.token_count != 0) {
+  if ((row.flags & kRowFeedSampled) != 0 && row.token_count != 0) {
     if (!is_skipped) fed_token = *row_history(args, row);
     args.tokens[row.first_token] = is_skipped ? 0 : fed_token;
   }

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kBlockThreads) begin_step_kernel(const BeginSt
   dependent_trigger();
   dependent_wait();
   const uint32_t index = blockIdx.x;
-  const BeginRow row = args.rows[index];
+  const StepRow row = args.rows[index];
   if (threadIdx.x == 0) begin_row(args, row, index);
   if (!is_row_history_written(args, row)) return;
   int32_t* const history = row_history(args, row);

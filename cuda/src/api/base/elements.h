@@ -31,16 +31,14 @@ Status check_stride(uint32_t stride, const char* argument) {
 }
 }  // namespace detail
 
-// An array from the caller: every element checked, and copied at this version's size. NULL is legal
-// with count 0. Check first that `count` is one there can be.
-template <class T>
-Result<std::vector<T>> read_elements(const T* data, uint64_t count, const char* argument) {
-  std::vector<T> result;
-  if (count == 0) return result;
+// Calls take(element, index) for each element of an array from the caller: checked, at this
+// version's size. NULL is legal with count 0. Check first that `count` is one there can be.
+template <class T, class Take>
+Status for_each_element(const T* data, uint64_t count, const char* argument, Take&& take) {
+  if (count == 0) return {};
   WCUDA_TRY(check_not_null(data, argument));
   const uint32_t stride = detail::size_of_element(data);
   WCUDA_TRY(detail::check_stride<T>(stride, argument));
-  result.reserve(count);
   for (uint64_t i = 0; i < count; ++i) {
     const auto* const element =
         reinterpret_cast<const T*>(reinterpret_cast<const char*>(data) + i * stride);
@@ -51,8 +49,20 @@ Result<std::vector<T>> read_elements(const T* data, uint64_t count, const char* 
     const Result<T> value = read_struct(element, argument);
     if (!value.ok())
       return read_struct(element, detail::element_name(argument, i).c_str()).status();
-    result.push_back(*value);
+    WCUDA_TRY(take(*value, i));
   }
+  return {};
+}
+
+// The elements themselves.
+template <class T>
+Result<std::vector<T>> read_elements(const T* data, uint64_t count, const char* argument) {
+  std::vector<T> result;
+  if (data != nullptr) result.reserve(count);
+  WCUDA_TRY(for_each_element(data, count, argument, [&](const T& element, uint64_t) {
+    result.push_back(element);
+    return Status();
+  }));
   return result;
 }
 

@@ -50,22 +50,21 @@ Status insert_sequence(const std::shared_ptr<EngineObject>& owner,
   return {};
 }
 
-Result<ops::Sampling> read_sampling(const wcuda_sampling* pointer, uint32_t vocabulary) {
-  ops::Sampling sampling;
-  if (!pointer) return sampling;
+Status read_sampling(const wcuda_sampling* pointer, uint32_t vocabulary, ops::Sampling* sampling) {
+  if (!pointer) return {};
   WCUDA_ASSIGN(const wcuda_sampling given, read_struct(pointer, "sampling"));
-  sampling.temperature = given.temperature;
-  sampling.top_k = given.top_k;
-  sampling.top_p = given.top_p;
-  sampling.min_p = given.min_p;
-  sampling.typical_p = given.typical_p;
-  sampling.repetition_penalty = given.repetition_penalty;
-  sampling.frequency_penalty = given.frequency_penalty;
-  sampling.presence_penalty = given.presence_penalty;
-  sampling.penalty_last_n = given.penalty_last_n;
-  sampling.penalty_from = given.penalty_from;
-  sampling.seed = given.seed;
-  sampling.top_logprobs = given.top_logprobs;
+  sampling->temperature = given.temperature;
+  sampling->top_k = given.top_k;
+  sampling->top_p = given.top_p;
+  sampling->min_p = given.min_p;
+  sampling->typical_p = given.typical_p;
+  sampling->repetition_penalty = given.repetition_penalty;
+  sampling->frequency_penalty = given.frequency_penalty;
+  sampling->presence_penalty = given.presence_penalty;
+  sampling->penalty_last_n = given.penalty_last_n;
+  sampling->penalty_from = given.penalty_from;
+  sampling->seed = given.seed;
+  sampling->top_logprobs = given.top_logprobs;
   if (given.bias_count > vocabulary)
     return Status::error(WCUDA_INVALID_ARGUMENT, "bias_count is %llu, the vocabulary has %u",
                          static_cast<unsigned long long>(given.bias_count), vocabulary);
@@ -73,52 +72,48 @@ Result<ops::Sampling> read_sampling(const wcuda_sampling* pointer, uint32_t voca
     WCUDA_TRY(check_not_null(given.bias_tokens, "bias_tokens"));
     WCUDA_TRY(check_not_null(given.bias_values, "bias_values"));
   }
-  sampling.bias_count = static_cast<uint32_t>(given.bias_count);
-  sampling.bias_tokens = given.bias_tokens;
-  sampling.bias_values = given.bias_values;
+  sampling->bias_count = static_cast<uint32_t>(given.bias_count);
+  sampling->bias_tokens = given.bias_tokens;
+  sampling->bias_values = given.bias_values;
   if (given.mask && given.mask_words != ceil_div(vocabulary, 32))
     return Status::error(WCUDA_INVALID_ARGUMENT,
                          "mask_words is %llu, a vocabulary of %u needs %llu",
                          static_cast<unsigned long long>(given.mask_words), vocabulary,
                          static_cast<unsigned long long>(ceil_div(vocabulary, 32)));
-  sampling.mask = given.mask;
-  return sampling;
+  sampling->mask = given.mask;
+  return {};
 }
 
-Result<engine::RowInput> read_row(const EngineObject& owner, const wcuda_row& row, uint32_t index) {
+static_assert(kernels::kRowFeedSampled == WCUDA_ROW_FEED_SAMPLED &&
+              kernels::kRowSample == WCUDA_ROW_SAMPLE &&
+              kernels::kRowLogitsLast == WCUDA_ROW_LOGITS_LAST &&
+              kernels::kRowLogitsAll == WCUDA_ROW_LOGITS_ALL);
+
+Status read_row(const EngineObject& owner, const wcuda_row& given, uint32_t index,
+                engine::Row* row) {
   constexpr uint32_t kKnownFlags =
       WCUDA_ROW_FEED_SAMPLED | WCUDA_ROW_SAMPLE | WCUDA_ROW_LOGITS_LAST | WCUDA_ROW_LOGITS_ALL;
-  WCUDA_TRY(check_flags(row.flags, kKnownFlags, "row flags"));
+  WCUDA_TRY(check_flags(given.flags, kKnownFlags, "row flags"));
   WCUDA_ASSIGN(const auto object,
-               resolve<SequenceObject>(Kind::kSequence, row.sequence.id, "row.sequence"));
+               resolve<SequenceObject>(Kind::kSequence, given.sequence.id, "row.sequence"));
   if (object->owner.get() != &owner)
     return Status::error(WCUDA_INVALID_HANDLE, "row %u: the sequence is of another engine", index);
-  engine::RowInput input{};
-  input.sequence = object->sequence;
-  input.feed_sampled = row.flags & WCUDA_ROW_FEED_SAMPLED;
-  input.sample = row.flags & WCUDA_ROW_SAMPLE;
-  input.tokens = row.tokens;
-  input.token_count = row.token_count;
-  if (input.feed_sampled && (row.tokens || row.token_count != 1))
+  row->sequence = object->sequence;
+  row->tokens = given.tokens;
+  row->step.flags = given.flags;
+  row->step.token_count = given.token_count;
+  if (row->is_fed() && (given.tokens || given.token_count != 1))
     return Status::error(
         WCUDA_INVALID_ARGUMENT,
         "row %u: a row that feeds the sampled token has tokens NULL and token_count "
         "1, not %u",
-        index, row.token_count);
-  if (!input.feed_sampled && (!row.tokens || row.token_count == 0))
+        index, given.token_count);
+  if (!row->is_fed() && (!given.tokens || given.token_count == 0))
     return Status::error(WCUDA_INVALID_ARGUMENT, "row %u has no tokens", index);
-  if (row.flags & WCUDA_ROW_LOGITS_ALL)
-    input.logits_returned = row.token_count;
-  else if (row.flags & WCUDA_ROW_LOGITS_LAST)
-    input.logits_returned = 1;
-  if (input.sample) {
-    WCUDA_ASSIGN(input.sampling,
-                 read_sampling(row.sampling, owner.engine->config().vocabulary_size));
-  } else if (row.sampling) {
+  if (!row->is_sampled() && given.sampling)
     return Status::error(WCUDA_INVALID_ARGUMENT, "row %u has sampling but not WCUDA_ROW_SAMPLE",
                          index);
-  }
-  return input;
+  return read_sampling(given.sampling, owner.engine->config().vocabulary_size, &row->sampling);
 }
 
 }  // namespace
@@ -284,12 +279,12 @@ wcuda_status wcuda_step_submit(wcuda_engine engine, const wcuda_step* step, uint
       if (given.row_count > limit)
         return Status::error(WCUDA_LIMIT_EXCEEDED, "a step of %u rows, max_batch_rows is %u",
                              given.row_count, limit);
-      WCUDA_ASSIGN(const auto rows_given, read_elements(given.rows, given.row_count, "rows"));
-      std::vector<engine::RowInput> rows(given.row_count);
-      for (uint32_t i = 0; i < given.row_count; ++i) {
-        WCUDA_ASSIGN(rows[i], read_row(*object, rows_given[i], i));
-      }
-      WCUDA_ASSIGN(*ticket, object->engine->submit(rows));
+      std::vector<engine::Row> rows(given.row_count);
+      const auto read = [&](const wcuda_row& row, uint64_t i) {
+        return read_row(*object, row, static_cast<uint32_t>(i), &rows[i]);
+      };
+      WCUDA_TRY(for_each_element(given.rows, given.row_count, "rows", read));
+      WCUDA_ASSIGN(*ticket, object->engine->submit(std::move(rows)));
       return {};
     });
   });

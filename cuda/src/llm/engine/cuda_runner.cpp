@@ -30,7 +30,6 @@ namespace {
 
 // Bias entries a step can bring: one row may name the whole vocabulary, all rows some.
 constexpr uint64_t kBiasEntriesPerRow = 512;
-constexpr uint32_t kDeadToken = UINT32_MAX;  // token_rows of a token that only fills a bucket up
 
 // What travels to the device each step, in the order of the segments.
 enum Segment : uint32_t {
@@ -40,7 +39,6 @@ enum Segment : uint32_t {
   kRows,
   kPageTables,
   kLogitsIndices,
-  kStepRows,
   kSampleRows,
   kBiasTokens,
   kBiasValues,
@@ -59,10 +57,9 @@ struct Sizes {
         {tokens, sizeof(int32_t)},
         {tokens, sizeof(uint32_t)},
         {tokens, sizeof(uint32_t)},
-        {rows, sizeof(ops::BatchRow)},
+        {rows, sizeof(ops::StepRow)},
         {rows, align_up(limits.pages_per_sequence() * sizeof(uint32_t), 16)},
         {limits.max_logits_rows, sizeof(uint32_t)},
-        {rows, sizeof(kernels::BeginRow)},
         {rows, sizeof(kernels::SampleRow)},
         {bias_entries, sizeof(int32_t)},
         {bias_entries, sizeof(float)},
@@ -70,7 +67,6 @@ struct Sizes {
     };
     // Device memory: what the ticket blocks have no place for.
     Arena device;
-    device_step_rows = device.reserve({rows, sizeof(kernels::BeginRow)});
     device_sample_rows = device.reserve({rows, sizeof(kernels::SampleRow)});
     device_bias_tokens = device.reserve({bias_entries, sizeof(int32_t)});
     device_bias_values = device.reserve({bias_entries, sizeof(float)});
@@ -98,8 +94,8 @@ struct Sizes {
   uint32_t mask_words;
   uint64_t bias_entries;
   uint64_t input_bytes = align_up(sizeof(kernels::InputHeader), 16);  // of one ticket, at most
-  uint64_t device_step_rows, device_sample_rows, device_bias_tokens, device_bias_values,
-      device_masks, device_inputs, device_statuses, device_sample, device_bytes;
+  uint64_t device_sample_rows, device_bias_tokens, device_bias_values, device_masks, device_inputs,
+      device_statuses, device_sample, device_bytes;
   uint64_t outputs, fed_tokens, top_tokens, top_logprobs, pinned_bytes;
 };
 
@@ -250,7 +246,7 @@ kernels::PagePool CudaRunner::page_pool() const {
 
 Status CudaRunner::check_bias(const Ticket& ticket) const {
   uint64_t entries = 0;
-  for (const TicketRow& row : ticket.rows) entries += row.sampling.bias_tokens.size();
+  for (const Row& row : ticket.rows) entries += row.bias_tokens.size();
   if (entries <= sizes_.bias_entries) return {};
   return Status::error(WCUDA_LIMIT_EXCEEDED,
                        "the rows of a step have %" PRIu64 " bias entries, at most %" PRIu64
@@ -264,13 +260,12 @@ Shape CudaRunner::shape_of(const Ticket& ticket) const {
   shape.row_count = static_cast<uint32_t>(ticket.rows.size());
   shape.token_count = static_cast<uint32_t>(ticket.tokens.size());
   shape.logits_count = static_cast<uint32_t>(ticket.logits_indices.size());
-  if (!ticket.rows.empty()) shape.min_row_tokens = ticket.rows.front().batch.token_count;
-  for (const TicketRow& row : ticket.rows) {
-    shape.min_row_tokens = std::min(shape.min_row_tokens, row.batch.token_count);
-    shape.max_row_tokens = std::max(shape.max_row_tokens, row.batch.token_count);
-    shape.max_positions =
-        std::max(shape.max_positions, row.batch.first_position + row.batch.token_count);
-    if (row.sample) shape.has_filters |= needs_filters(row.sampling.sampling);
+  if (!ticket.rows.empty()) shape.min_row_tokens = ticket.rows.front().step.token_count;
+  for (const Row& row : ticket.rows) {
+    shape.min_row_tokens = std::min(shape.min_row_tokens, row.step.token_count);
+    shape.max_row_tokens = std::max(shape.max_row_tokens, row.step.token_count);
+    shape.max_positions = std::max(shape.max_positions, row.end_position());
+    if (row.is_sampled()) shape.has_filters |= needs_filters(row.sampling);
   }
   static_cast<ops::StepShape&>(shape) = launched_shape(shape, machine_.limits);
   return shape;
@@ -307,7 +302,7 @@ uint64_t CudaRunner::write_inputs(const Ticket& ticket, const Shape& shape) {
   };
   place(kTokens, ticket.tokens, shape.token_count, 0);
   place(kPositions, ticket.positions, shape.token_count, 0);
-  place(kTokenRows, ticket.token_rows, shape.token_count, kDeadToken);
+  place(kTokenRows, ticket.token_rows, shape.token_count, kernels::kDeadToken);
   place(kLogitsIndices, ticket.logits_indices, shape.logits_count, 0);
   write_rows(ticket, shape, &inputs);
   write_sampling(ticket, shape, &inputs);
@@ -316,80 +311,51 @@ uint64_t CudaRunner::write_inputs(const Ticket& ticket, const Shape& shape) {
 
 void CudaRunner::write_rows(const Ticket& ticket, const Shape& shape, InputBlock* inputs) {
   uint32_t pages = 0;
-  for (const TicketRow& row : ticket.rows) pages = std::max(pages, row.page_count);
+  for (const Row& row : ticket.rows) pages = std::max(pages, row.page_count());
   const uint64_t stride = align_up(pages, 4);
-  auto* const rows = inputs->add<ops::BatchRow>(kRows, 1, shape.row_count * sizeof(ops::BatchRow));
-  auto* const step_rows =
-      inputs->add<kernels::BeginRow>(kStepRows, 1, shape.row_count * sizeof(kernels::BeginRow));
+  auto* const rows = inputs->add<ops::StepRow>(kRows, 1, shape.row_count * sizeof(ops::StepRow));
   auto* const tables =
       inputs->add<uint32_t>(kPageTables, ticket.rows.size(), pages * sizeof(uint32_t));
-  for (uint32_t i = 0; i < shape.row_count; ++i) {
-    if (i >= ticket.rows.size()) {
-      rows[i] = {};
-      step_rows[i] = {0, 0, 0, 0, 0, kernels::kNoDependency};
-      continue;
-    }
-    const TicketRow& row = ticket.rows[i];
-    rows[i] = row.batch;
-    step_rows[i] = {row.batch.first_token,
-                    row.batch.token_count,
-                    row.batch.first_position,
-                    row.batch.sequence_slot,
-                    row.feed_sampled ? kernels::kStepRowFeedSampled : 0,
-                    row.depends_on == kNoRow ? kernels::kNoDependency : row.depends_on};
-    std::copy_n(&ticket.pages[row.page_first], row.page_count, tables + i * stride);
+  std::fill_n(rows, shape.row_count, ops::StepRow());
+  for (size_t i = 0; i < ticket.rows.size(); ++i) {
+    const Row& row = ticket.rows[i];
+    rows[i] = row.step;
+    std::copy_n(&ticket.pages[row.step.page_first], row.page_count(), tables + i * stride);
   }
 }
 
 void CudaRunner::write_sampling(const Ticket& ticket, const Shape& shape, InputBlock* inputs) {
   uint64_t bias_total = 0, mask_total = 0;
-  for (const TicketRow& row : ticket.rows) {
-    if (!row.sample) continue;
-    bias_total += row.sampling.bias_tokens.size();
-    mask_total += row.sampling.mask.empty() ? 0 : 1;
+  for (const Row& row : ticket.rows) {
+    bias_total += row.bias_tokens.size();
+    mask_total += row.mask.empty() ? 0 : 1;
   }
   auto* const rows =
       inputs->add<kernels::SampleRow>(kSampleRows, 1, shape.row_count * sizeof(kernels::SampleRow));
-  auto* const bias_tokens = inputs->add<int32_t>(kBiasTokens, 1, bias_total * sizeof(int32_t));
-  auto* const bias_values = inputs->add<float>(kBiasValues, 1, bias_total * sizeof(float));
-  auto* const masks =
-      inputs->add<uint32_t>(kMasks, mask_total, sizes_.mask_words * sizeof(uint32_t));
-  const uint64_t mask_stride = align_up(sizes_.mask_words, 4);
+  auto* bias_tokens = inputs->add<int32_t>(kBiasTokens, 1, bias_total * sizeof(int32_t));
+  auto* bias_values = inputs->add<float>(kBiasValues, 1, bias_total * sizeof(float));
+  auto* masks = inputs->add<uint32_t>(kMasks, mask_total, sizes_.mask_words * sizeof(uint32_t));
   uint32_t bias_count = 0, mask_count = 0;
-  for (uint32_t i = 0; i < shape.row_count; ++i) {
+  kernels::SampleRow none{};
+  none.mask_row = kernels::kNoMask;
+  std::fill_n(rows, shape.row_count, none);
+  for (size_t i = 0; i < ticket.rows.size(); ++i) {
+    const Row& row = ticket.rows[i];
+    if (!row.is_sampled()) continue;
     kernels::SampleRow& out = rows[i];
-    out = {};
-    out.mask_row = kernels::kNoMask;
-    if (i >= ticket.rows.size() || !ticket.rows[i].sample) continue;
-    const TicketRow& row = ticket.rows[i];
-    const ops::Sampling& s = row.sampling.sampling;
+    out = static_cast<const kernels::SampleRow&>(row.sampling);
     out.is_sampled = 1;
-    out.logits_row = row.logits_first + row.logits_count - 1;
-    out.sequence_slot = row.batch.sequence_slot;
-    out.position = row.batch.first_position + row.batch.token_count;
-    out.seed = s.seed;
-    out.temperature = s.temperature;
-    out.top_k = s.top_k;
-    out.top_p = s.top_p;
-    out.min_p = s.min_p;
-    out.typical_p = s.typical_p;
-    out.repetition_penalty = s.repetition_penalty;
-    out.frequency_penalty = s.frequency_penalty;
-    out.presence_penalty = s.presence_penalty;
-    out.penalty_last_n = s.penalty_last_n;
-    out.penalty_from = s.penalty_from;
-    out.top_logprobs = s.top_logprobs;
+    out.logits_row = row.step.logits_first + row.step.logits_count() - 1;
+    out.sequence_slot = row.step.sequence_slot;
+    out.position = row.end_position();
     out.bias_first = bias_count;
-    out.bias_count = static_cast<uint32_t>(row.sampling.bias_tokens.size());
-    std::copy(row.sampling.bias_tokens.begin(), row.sampling.bias_tokens.end(),
-              bias_tokens + bias_count);
-    std::copy(row.sampling.bias_values.begin(), row.sampling.bias_values.end(),
-              bias_values + bias_count);
     bias_count += out.bias_count;
-    if (row.sampling.mask.empty()) continue;
-    out.mask_row = mask_count;
-    std::copy(row.sampling.mask.begin(), row.sampling.mask.end(), masks + mask_count * mask_stride);
-    ++mask_count;
+    bias_tokens = std::copy(row.bias_tokens.begin(), row.bias_tokens.end(), bias_tokens);
+    bias_values = std::copy(row.bias_values.begin(), row.bias_values.end(), bias_values);
+    out.mask_row = row.mask.empty() ? kernels::kNoMask : mask_count++;
+    if (row.mask.empty()) continue;
+    std::copy(row.mask.begin(), row.mask.end(), masks);
+    masks += align_up(sizes_.mask_words, 4);
   }
 }
 
@@ -504,7 +470,6 @@ kernels::InputScatterArgs CudaRunner::ingest_args(const Shape& shape) const {
   args.targets[kPageTables] = in_ticket(layout.page_tables);
   args.target_strides[kPageTables] = machine_.limits.pages_per_sequence() * sizeof(uint32_t);
   args.targets[kLogitsIndices] = in_ticket(layout.logits_indices);
-  args.targets[kStepRows] = on_device<uint8_t>(sizes_.device_step_rows);
   args.targets[kSampleRows] = on_device<uint8_t>(sizes_.device_sample_rows);
   args.targets[kBiasTokens] = on_device<uint8_t>(sizes_.device_bias_tokens);
   args.targets[kBiasValues] = on_device<uint8_t>(sizes_.device_bias_values);
@@ -522,13 +487,12 @@ Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan,
   kernels::StepStart start;
   start.inputs = ingest_args(shape);
   start.tokens = kTokens;
-  start.begin_rows = kStepRows;
   start.rows = kRows;
   start.page_tables = kPageTables;
   kernels::BeginStepArgs& begin = start.begin;
   begin.row_count = shape.row_count;
   begin.history_stride = machine_.limits.history_stride();
-  begin.rows = on_device<kernels::BeginRow>(sizes_.device_step_rows);
+  begin.rows = machine_.in_ticket<ops::StepRow>(parity, layout.rows);
   begin.previous_statuses = statuses + (1 - parity) * rows_max;
   begin.statuses = statuses + parity * rows_max;
   begin.tokens = machine_.in_ticket<int32_t>(parity, layout.tokens);
@@ -543,7 +507,7 @@ Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan,
   batch.tokens = machine_.in_ticket<int32_t>(parity, layout.tokens);
   batch.positions = machine_.in_ticket<uint32_t>(parity, layout.positions);
   batch.token_rows = machine_.in_ticket<uint32_t>(parity, layout.token_rows);
-  batch.rows = machine_.in_ticket<ops::BatchRow>(parity, layout.rows);
+  batch.rows = machine_.in_ticket<ops::StepRow>(parity, layout.rows);
   batch.page_tables = machine_.in_ticket<uint32_t>(parity, layout.page_tables);
   StepArgs step;
   step.batch = &batch;
@@ -630,7 +594,7 @@ void CudaRunner::take_results(Ticket& ticket) {
   for (size_t i = 0; i < ticket.results.size(); ++i) {
     TicketRowResult& result = ticket.results[i];
     result.status = static_cast<ops::RowStatus>(outputs[i].status);
-    if (ticket.rows[i].feed_sampled && result.status != ops::RowStatus::kSkipped)
+    if (ticket.rows[i].is_fed() && result.status != ops::RowStatus::kSkipped)
       result.fed_token = fed_tokens[i];
     result.sample = {result.status, outputs[i].token, outputs[i].logprob, outputs[i].top_count};
   }

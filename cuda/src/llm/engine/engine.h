@@ -17,17 +17,6 @@
 
 namespace wcuda::engine {
 
-// A row of wcuda_step with its sequence resolved; pointers are the caller's.
-struct RowInput {
-  std::shared_ptr<Sequence> sequence;
-  const int32_t* tokens;  // (token_count), null when feed_sampled
-  uint32_t token_count;
-  bool feed_sampled;
-  bool sample;
-  uint32_t logits_returned;  // 0, 1 or token_count: of the row's last tokens
-  ops::Sampling sampling;    // with the caller's arrays
-};
-
 struct Info {
   Limits limits;
   uint64_t kv_bytes;
@@ -60,7 +49,7 @@ class Engine {
   Status copy_tokens(const Sequence& sequence, uint32_t first, uint32_t count,
                      int32_t* target) const;
 
-  Result<uint64_t> submit(const std::vector<RowInput>& rows);
+  Result<uint64_t> submit(std::vector<Row> rows);
   // Waits for the oldest ticket and copies its outputs; see wcuda_step_wait.
   Status wait(uint64_t ticket, int64_t timeout_ms, wcuda_step_output* output);
   Status drain();
@@ -85,15 +74,15 @@ class Engine {
 
   Engine() : pages_(0) {}
 
-  Status check_row(const RowInput& input, size_t index) const;
-  Status check_limits(const std::vector<RowInput>& rows) const;
-  uint32_t pages_needed(const std::vector<RowInput>& rows) const;
+  Status check_row(const Row& row, size_t index) const;
+  Status check_limits(const std::vector<Row>& rows) const;
+  uint32_t pages_needed(const std::vector<Row>& rows) const;
   void append_pages(Sequence& sequence, uint32_t token_count);
   void release_page(uint32_t page);
   void enqueue(const Command& command);
   void shorten(Sequence& sequence, uint32_t length);
-  void add_row(Ticket& ticket, const RowInput& input);
-  void undo_rows(const std::vector<RowInput>& rows, const std::vector<Tail>& before);
+  void add_row(Ticket& ticket, uint32_t index);
+  void undo_rows(const std::vector<Row>& rows, const std::vector<Tail>& before);
   void settle(const Ticket& ticket);
   Status check_output(const Ticket& ticket, const wcuda_step_output& output) const;
   Status copy_output(const Ticket& ticket, wcuda_step_output* output) const;

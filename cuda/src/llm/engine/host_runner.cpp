@@ -28,18 +28,19 @@ void poison_page(const ops::KvPool& pool, uint32_t page) {
 // dropped.
 void resolve_rows(const Machine& machine, Ticket& ticket, const Ticket* previous) {
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
-    const TicketRow& row = ticket.rows[i];
+    const ops::StepRow& row = ticket.rows[i].step;
+    const bool is_fed = ticket.rows[i].is_fed();
     TicketRowResult& result = ticket.results[i];
-    int32_t* history = machine.history(row.batch.sequence_slot) + row.batch.first_position;
-    if (row.depends_on != kNoRow &&
+    int32_t* history = machine.history(row.sequence_slot) + row.first_position;
+    if (row.depends_on != kernels::kNoDependency &&
         previous->results[row.depends_on].status != ops::RowStatus::kOk) {
       result.status = ops::RowStatus::kSkipped;
-      if (row.feed_sampled) ticket.tokens[row.batch.first_token] = 0;
+      if (is_fed) ticket.tokens[row.first_token] = 0;
       continue;
     }
-    int32_t* tokens = &ticket.tokens[row.batch.first_token];
-    if (row.feed_sampled) tokens[0] = result.fed_token = history[0];
-    std::memcpy(history, tokens, row.batch.token_count * sizeof(int32_t));
+    int32_t* tokens = &ticket.tokens[row.first_token];
+    if (is_fed) tokens[0] = result.fed_token = history[0];
+    std::memcpy(history, tokens, row.token_count * sizeof(int32_t));
   }
 }
 
@@ -50,14 +51,14 @@ void sample_rows(const Machine& machine, Ticket& ticket) {
   int32_t* top_tokens = machine.in_ticket<int32_t>(ticket.parity, machine.layout.top_tokens);
   float* top_logprobs = machine.in_ticket<float>(ticket.parity, machine.layout.top_logprobs);
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
-    const TicketRow& row = ticket.rows[i];
+    const Row& row = ticket.rows[i];
     TicketRowResult& result = ticket.results[i];
-    if (!row.sample || result.status != ops::RowStatus::kOk) continue;
-    const uint32_t position = row.batch.first_position + row.batch.token_count;
-    int32_t* history = machine.history(row.batch.sequence_slot);
-    const uint64_t last = uint64_t{row.logits_first} + row.logits_count - 1;
-    result.sample = ops::sample(logits + last * vocabulary, vocabulary, row.sampling.sampling,
-                                history, position, machine.scratch + machine.layout.runner,
+    if (!row.is_sampled() || result.status != ops::RowStatus::kOk) continue;
+    const uint32_t position = row.end_position();
+    int32_t* history = machine.history(row.step.sequence_slot);
+    const uint64_t last = uint64_t{row.step.logits_first} + row.step.logits_count() - 1;
+    result.sample = ops::sample(logits + last * vocabulary, vocabulary, row.sampling, history,
+                                position, machine.scratch + machine.layout.runner,
                                 top_tokens + i * top, top_logprobs + i * top);
     result.status = result.sample.status;
     if (result.status == ops::RowStatus::kOk) history[position] = result.sample.token;
@@ -187,18 +188,21 @@ void HostRunner::run(Ticket& ticket, const Ticket* previous) {
   }
   resolve_rows(machine_, ticket, previous);
 
-  std::vector<ops::BatchRow> rows;
-  rows.reserve(ticket.rows.size());
-  for (const TicketRow& row : ticket.rows) rows.push_back(row.batch);
+  const Layout& layout = machine_.layout;
   ops::Batch batch;
   batch.token_count = static_cast<uint32_t>(ticket.tokens.size());
-  batch.row_count = static_cast<uint32_t>(rows.size());
+  batch.row_count = static_cast<uint32_t>(ticket.rows.size());
   batch.page_table_stride = machine_.limits.pages_per_sequence();
-  for (const ops::BatchRow& row : rows) {
-    batch.max_row_tokens = std::max(batch.max_row_tokens, row.token_count);
-    batch.max_positions = std::max(batch.max_positions, row.first_position + row.token_count);
+  auto* const rows = machine_.in_ticket<ops::StepRow>(ticket.parity, layout.rows);
+  auto* const tables = machine_.in_ticket<uint32_t>(ticket.parity, layout.page_tables);
+  for (size_t i = 0; i < ticket.rows.size(); ++i) {
+    const Row& row = ticket.rows[i];
+    batch.max_row_tokens = std::max(batch.max_row_tokens, row.step.token_count);
+    batch.max_positions = std::max(batch.max_positions, row.end_position());
+    rows[i] = row.step;
+    std::copy_n(&ticket.pages[row.step.page_first], row.page_count(),
+                tables + i * batch.page_table_stride);
   }
-  const Layout& layout = machine_.layout;
   const auto place = [&](const auto& source, uint64_t offset) {
     using T = typename std::decay_t<decltype(source)>::value_type;
     T* target = machine_.in_ticket<T>(ticket.parity, offset);
@@ -208,11 +212,7 @@ void HostRunner::run(Ticket& ticket, const Ticket* previous) {
   batch.tokens = place(ticket.tokens, layout.tokens);
   batch.positions = place(ticket.positions, layout.positions);
   batch.token_rows = place(ticket.token_rows, layout.token_rows);
-  batch.rows = place(rows, layout.rows);
-  uint32_t* tables = machine_.in_ticket<uint32_t>(ticket.parity, layout.page_tables);
-  for (size_t i = 0; i < ticket.rows.size(); ++i)
-    std::copy_n(&ticket.pages[ticket.rows[i].page_first], ticket.rows[i].page_count,
-                tables + i * batch.page_table_stride);
+  batch.rows = rows;
   batch.page_tables = tables;
 
   ops::StepShape shape;

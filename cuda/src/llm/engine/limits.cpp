@@ -138,7 +138,7 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
   layout.tokens = ticket.reserve({tokens, sizeof(int32_t)});
   layout.positions = ticket.reserve({tokens, sizeof(uint32_t)});
   layout.token_rows = ticket.reserve({tokens, sizeof(uint32_t)});
-  layout.rows = ticket.reserve({rows, sizeof(ops::BatchRow)});
+  layout.rows = ticket.reserve({rows, sizeof(ops::StepRow)});
   layout.page_tables = ticket.reserve({rows, limits.pages_per_sequence(), sizeof(uint32_t)});
   layout.logits_indices = ticket.reserve({limits.max_logits_rows, sizeof(uint32_t)});
   layout.logits = ticket.reserve({limits.max_logits_rows, config.vocabulary_size, sizeof(float)});

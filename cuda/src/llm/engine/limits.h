@@ -56,7 +56,7 @@ struct Layout {
   uint64_t tokens = 0;          // int32 (max_batch_tokens), as all below from the ticket's start
   uint64_t positions = 0;       // uint32 (max_batch_tokens)
   uint64_t token_rows = 0;      // uint32 (max_batch_tokens)
-  uint64_t rows = 0;            // ops::BatchRow (max_batch_rows)
+  uint64_t rows = 0;            // ops::StepRow (max_batch_rows)
   uint64_t page_tables = 0;     // uint32 (max_batch_rows, pages_per_sequence)
   uint64_t logits_indices = 0;  // uint32 (max_logits_rows)
   uint64_t logits = 0;          // f32 (max_logits_rows, vocabulary)

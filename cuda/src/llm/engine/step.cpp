@@ -12,50 +12,43 @@ constexpr size_t kMaxInFlight = 2;
 
 using ull = unsigned long long;
 
-// Rows of logits a row computes: those returned, and that of its last token if it samples.
-uint32_t logits_count(const RowInput& row) {
-  return std::max(row.logits_returned, row.sample ? 1u : 0u);
-}
-
-RowSampling copy_sampling(const ops::Sampling& source, uint32_t vocabulary) {
-  RowSampling copy;
-  copy.sampling = source;
-  if (source.bias_count > 0) {
-    copy.bias_tokens.assign(source.bias_tokens, source.bias_tokens + source.bias_count);
-    copy.bias_values.assign(source.bias_values, source.bias_values + source.bias_count);
-  }
-  if (source.mask) copy.mask.assign(source.mask, source.mask + ceil_div(vocabulary, 32));
-  copy.sampling.bias_tokens = copy.bias_tokens.data();
-  copy.sampling.bias_values = copy.bias_values.data();
-  copy.sampling.mask = source.mask ? copy.mask.data() : nullptr;
-  return copy;
+// The caller's arrays into the row itself.
+void copy_arrays(Row& row, uint32_t vocabulary) {
+  ops::Sampling& sampling = row.sampling;
+  row.bias_tokens.assign(sampling.bias_tokens, sampling.bias_tokens + sampling.bias_count);
+  row.bias_values.assign(sampling.bias_values, sampling.bias_values + sampling.bias_count);
+  if (sampling.mask) row.mask.assign(sampling.mask, sampling.mask + ceil_div(vocabulary, 32));
+  sampling.bias_tokens = row.bias_tokens.data();
+  sampling.bias_values = row.bias_values.data();
+  sampling.mask = sampling.mask ? row.mask.data() : nullptr;
 }
 
 }  // namespace
 
-Status Engine::check_row(const RowInput& input, size_t index) const {
+Status Engine::check_row(const Row& row, size_t index) const {
   const Limits& limits = machine_.limits;
-  const Sequence& sequence = *input.sequence;
+  const Sequence& sequence = *row.sequence;
+  const uint32_t count = row.step.token_count;
   const uint32_t vocabulary = config().vocabulary_size;
   if (!sequence.alive)
     return Status::error(WCUDA_INVALID_HANDLE, "row %zu: the sequence was destroyed", index);
-  if (input.feed_sampled && !sequence.can_feed)
+  if (row.is_fed() && !sequence.can_feed)
     return Status::error(WCUDA_INVALID_STATE,
                          "row %zu: the sequence has sampled no token for its position %u", index,
                          sequence.length());
-  for (uint32_t i = 0; !input.feed_sampled && i < input.token_count; ++i)
-    if (input.tokens[i] < 0 || static_cast<uint32_t>(input.tokens[i]) >= vocabulary)
+  for (uint32_t i = 0; !row.is_fed() && i < count; ++i)
+    if (row.tokens[i] < 0 || static_cast<uint32_t>(row.tokens[i]) >= vocabulary)
       return Status::error(WCUDA_OUT_OF_RANGE, "row %zu: token %u is %d, the vocabulary has %u",
-                           index, i, input.tokens[i], vocabulary);
-  if (uint64_t{sequence.length()} + input.token_count > limits.max_sequence_tokens)
+                           index, i, row.tokens[i], vocabulary);
+  if (uint64_t{sequence.length()} + count > limits.max_sequence_tokens)
     return Status::error(WCUDA_LIMIT_EXCEEDED,
                          "row %zu: %u tokens after %u would pass max_sequence_tokens %u", index,
-                         input.token_count, sequence.length(), limits.max_sequence_tokens);
-  if (!input.sample) return {};
-  return ops::check_sampling(input.sampling, vocabulary, limits.max_top_logprobs);
+                         count, sequence.length(), limits.max_sequence_tokens);
+  if (!row.is_sampled()) return {};
+  return ops::check_sampling(row.sampling, vocabulary, limits.max_top_logprobs);
 }
 
-Status Engine::check_limits(const std::vector<RowInput>& rows) const {
+Status Engine::check_limits(const std::vector<Row>& rows) const {
   const Limits& limits = machine_.limits;
   if (in_flight_.size() >= kMaxInFlight)
     return Status::error(WCUDA_QUEUE_FULL, "steps %llu and %llu are in flight",
@@ -66,8 +59,8 @@ Status Engine::check_limits(const std::vector<RowInput>& rows) const {
   std::vector<const Sequence*> sequences;
   for (size_t i = 0; i < rows.size(); ++i) {
     WCUDA_TRY(check_row(rows[i], i));
-    tokens += rows[i].token_count;
-    logits += logits_count(rows[i]);
+    tokens += rows[i].step.token_count;
+    logits += rows[i].step.logits_count();
     sequences.push_back(rows[i].sequence.get());
   }
   if (tokens > limits.max_batch_tokens)
@@ -88,13 +81,14 @@ Status Engine::check_limits(const std::vector<RowInput>& rows) const {
 }
 
 // Pages that append_pages will take for all rows, copies of shared pages included.
-uint32_t Engine::pages_needed(const std::vector<RowInput>& rows) const {
+uint32_t Engine::pages_needed(const std::vector<Row>& rows) const {
   uint32_t needed = 0;
   std::unordered_map<uint32_t, uint32_t> released;  // by page: rows before that copied it away
-  for (const RowInput& row : rows) {
+  for (const Row& row : rows) {
     const Sequence& sequence = *row.sequence;
-    needed += static_cast<uint32_t>(
-        ceil_div(sequence.length() + row.token_count, ops::kPageTokens) - sequence.pages.size());
+    needed +=
+        static_cast<uint32_t>(ceil_div(sequence.length() + row.step.token_count, ops::kPageTokens) -
+                              sequence.pages.size());
     if (sequence.length() % ops::kPageTokens == 0) continue;
     const uint32_t last = sequence.pages.back();
     if (pages_.references(last) - released[last] > 1) {
@@ -119,45 +113,37 @@ void Engine::append_pages(Sequence& sequence, uint32_t token_count) {
   while (sequence.pages.size() < count) sequence.pages.push_back(pages_.take());
 }
 
-void Engine::add_row(Ticket& ticket, const RowInput& input) {
-  Sequence& sequence = *input.sequence;
-  TicketRow row{};
-  row.batch.first_token = static_cast<uint32_t>(ticket.tokens.size());
-  row.batch.token_count = input.token_count;
-  row.batch.first_position = sequence.length();
-  row.batch.sequence_slot = sequence.slot;
-  row.feed_sampled = input.feed_sampled;
-  row.sample = input.sample;
-  row.depends_on = kNoRow;
+void Engine::add_row(Ticket& ticket, uint32_t index) {
+  Row& row = ticket.rows[index];
+  ops::StepRow& step = row.step;
+  Sequence& sequence = *row.sequence;
+  step.first_token = static_cast<uint32_t>(ticket.tokens.size());
+  step.first_position = sequence.length();
+  step.sequence_slot = sequence.slot;
   for (const PendingRow& pending : sequence.pending)
-    if (pending.first_position < row.batch.first_position) row.depends_on = pending.row;
-  row.logits_first = static_cast<uint32_t>(ticket.logits_indices.size());
-  row.logits_count = logits_count(input);
-  row.logits_returned = input.logits_returned;
-  if (input.sample) row.sampling = copy_sampling(input.sampling, config().vocabulary_size);
+    if (pending.first_position < step.first_position) step.depends_on = pending.row;
+  step.logits_first = static_cast<uint32_t>(ticket.logits_indices.size());
+  step.page_first = static_cast<uint32_t>(ticket.pages.size());
+  copy_arrays(row, config().vocabulary_size);
 
-  append_pages(sequence, input.token_count);
-  const uint32_t row_index = static_cast<uint32_t>(ticket.rows.size());
-  for (uint32_t i = 0; i < input.token_count; ++i) {
-    const int32_t token = input.feed_sampled ? sequence.sampled : input.tokens[i];
+  append_pages(sequence, step.token_count);
+  for (uint32_t i = 0; i < step.token_count; ++i) {
+    const int32_t token = row.is_fed() ? sequence.sampled : row.tokens[i];
     ticket.tokens.push_back(token);
-    ticket.positions.push_back(row.batch.first_position + i);
-    ticket.token_rows.push_back(row_index);
+    ticket.positions.push_back(step.first_position + i);
+    ticket.token_rows.push_back(index);
     sequence.tokens.push_back(token);
   }
-  for (uint32_t i = 0; i < row.logits_count; ++i)
-    ticket.logits_indices.push_back(row.batch.first_token + input.token_count - row.logits_count +
-                                    i);
-  row.page_first = static_cast<uint32_t>(ticket.pages.size());
-  row.page_count = static_cast<uint32_t>(sequence.pages.size());
+  row.tokens = nullptr;
+  const uint32_t token_end = step.first_token + step.token_count;
+  for (uint32_t i = step.logits_count(); i > 0; --i) ticket.logits_indices.push_back(token_end - i);
   ticket.pages.insert(ticket.pages.end(), sequence.pages.begin(), sequence.pages.end());
-  sequence.pending.push_back({ticket.number, row_index, row.batch.first_position});
-  sequence.can_feed = input.sample;
+  sequence.pending.push_back({ticket.number, index, step.first_position});
+  sequence.can_feed = row.is_sampled();
   sequence.sampled = kUnknownToken;
-  ticket.rows.push_back(std::move(row));
 }
 
-Result<uint64_t> Engine::submit(const std::vector<RowInput>& rows) {
+Result<uint64_t> Engine::submit(std::vector<Row> rows) {
   const std::lock_guard<std::mutex> lock(mutex_);
   WCUDA_TRY(check_limits(rows));
   auto ticket = std::make_shared<Ticket>();
@@ -166,31 +152,33 @@ Result<uint64_t> Engine::submit(const std::vector<RowInput>& rows) {
   ticket->follows_previous = !in_flight_.empty();
   ticket->results.resize(rows.size());
   std::vector<Tail> before;
-  for (const RowInput& row : rows)
+  for (const Row& row : rows)
     before.push_back({row.sequence->length(), row.sequence->sampled, row.sequence->can_feed});
+  ticket->rows = std::move(rows);
+  const auto row_count = static_cast<uint32_t>(ticket->rows.size());
   Status submitted;
   try {
-    commands_.reserve(commands_.size() + 2 * rows.size());
-    for (const RowInput& row : rows) add_row(*ticket, row);
-    if (is_profiling_ && !rows.empty()) {
-      const ops::BatchRow& first = ticket->rows.front().batch;
+    commands_.reserve(commands_.size() + size_t{2} * row_count);
+    for (uint32_t i = 0; i < row_count; ++i) add_row(*ticket, i);
+    if (is_profiling_ && row_count != 0) {
+      const ops::StepRow& first = ticket->rows.front().step;
       ticket->profile = std::make_shared<StepProfile>();
-      ticket->profile->shape = {static_cast<uint32_t>(rows.size()), first.token_count,
-                                machine_.layout.kv_row_bytes, first.first_position};
+      ticket->profile->shape = {row_count, first.token_count, machine_.layout.kv_row_bytes,
+                                first.first_position};
     }
     in_flight_.push_back(ticket);
     ticket->commands.swap(commands_);
     submitted = runner_->submit(ticket);
   } catch (const std::bad_alloc&) {
-    submitted = Status::error(WCUDA_OUT_OF_HOST_MEMORY, "no host memory for a step of %zu rows",
-                              rows.size());
+    submitted =
+        Status::error(WCUDA_OUT_OF_HOST_MEMORY, "no host memory for a step of %u rows", row_count);
   }
   if (!submitted.ok()) {
     if (!in_flight_.empty() && in_flight_.back() == ticket) {
       in_flight_.pop_back();
       ticket->commands.swap(commands_);
     }
-    undo_rows(rows, before);
+    undo_rows(ticket->rows, before);
     return submitted;
   }
   ++next_ticket_;
@@ -198,7 +186,7 @@ Result<uint64_t> Engine::submit(const std::vector<RowInput>& rows) {
 }
 
 // Takes back what add_row did. Pages that became a sequence's own stay so: their copy is queued.
-void Engine::undo_rows(const std::vector<RowInput>& rows, const std::vector<Tail>& before) {
+void Engine::undo_rows(const std::vector<Row>& rows, const std::vector<Tail>& before) {
   for (size_t i = 0; i < rows.size(); ++i) {
     Sequence& sequence = *rows[i].sequence;
     shorten(sequence, before[i].length);
@@ -228,8 +216,7 @@ void Engine::settle(const Ticket& ticket) {
     }
     if (result.fed_token >= 0 && row.first_position < sequence->length())
       sequence->tokens[row.first_position] = result.fed_token;
-    const ops::BatchRow& batch = ticket.rows[row.row].batch;
-    const uint32_t next = batch.first_position + batch.token_count;
+    const uint32_t next = ticket.rows[row.row].end_position();
     if (result.sample.token < 0) continue;
     if (next == sequence->length() && sequence->can_feed) sequence->sampled = result.sample.token;
   }
@@ -238,9 +225,9 @@ void Engine::settle(const Ticket& ticket) {
 
 Status Engine::check_output(const Ticket& ticket, const wcuda_step_output& output) const {
   uint64_t top = 0, logits = 0;
-  for (const TicketRow& row : ticket.rows) {
-    top += row.sample ? row.sampling.sampling.top_logprobs : 0;
-    logits += row.logits_returned;
+  for (const Row& row : ticket.rows) {
+    top += row.is_sampled() ? row.sampling.top_logprobs : 0;
+    logits += row.step.logits_returned();
   }
   logits *= config().vocabulary_size;
   const auto check = [](const char* name, uint64_t needed, uint64_t capacity) -> Status {
@@ -260,13 +247,13 @@ Status Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) cons
   const float* top_logprobs = runner_->top_logprobs(ticket);
   uint64_t top_offset = 0, logits_offset = 0;
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
-    const TicketRow& row = ticket.rows[i];
+    const ops::StepRow& row = ticket.rows[i].step;
     const TicketRowResult& result = ticket.results[i];
     wcuda_row_result written = WCUDA_ROW_RESULT_INIT;
     written.status = static_cast<int32_t>(result.status);
     written.token = result.status == ops::RowStatus::kOk ? result.sample.token : -1;
-    written.first_position = row.batch.first_position;
-    written.token_count = row.batch.token_count;
+    written.first_position = row.first_position;
+    written.token_count = row.token_count;
     written.top_offset = top_offset;
     written.logits_offset = logits_offset;
     if (result.status == ops::RowStatus::kOk) {
@@ -276,13 +263,12 @@ Status Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) cons
       std::copy_n(top_tokens + stride, written.top_count, output->top_tokens + top_offset);
       std::copy_n(top_logprobs + stride, written.top_count, output->top_logprobs + top_offset);
     }
-    written.logits_count = row.logits_returned;
-    if (row.logits_returned > 0)
-      WCUDA_TRY(
-          runner_->copy_logits(ticket, row.logits_first + (row.logits_count - row.logits_returned),
-                               row.logits_returned, output->logits + logits_offset * vocabulary));
+    written.logits_count = row.logits_returned();
+    if (written.logits_count > 0)
+      WCUDA_TRY(runner_->copy_logits(ticket, row.logits_first, written.logits_count,
+                                     output->logits + logits_offset * vocabulary));
     top_offset += written.top_count;
-    logits_offset += row.logits_returned;
+    logits_offset += written.logits_count;
     output->rows[i] = written;
   }
   output->row_count = ticket.rows.size();

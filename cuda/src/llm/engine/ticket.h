@@ -5,14 +5,14 @@
 #include <memory>
 #include <vector>
 
+#include "core/base/checked.h"
 #include "core/base/status.h"
+#include "llm/engine/sequence.h"
 #include "llm/ops/ops.h"
 #include "llm/ops/sampling.h"
 #include "llm/ops/step_cost.h"
 
 namespace wcuda::engine {
-
-constexpr uint32_t kNoRow = UINT32_MAX;
 
 // Work that must happen before the rows of the next step, in order.
 struct Command {
@@ -27,25 +27,24 @@ struct Command {
   uint32_t count;
 };
 
-// Sampling parameters of a row with copies of the caller's arrays.
-struct RowSampling {
-  ops::Sampling sampling;  // its pointers lead into the vectors below
+// A row of a step. The caller of Engine::submit gives its sequence, its tokens, the flags and the
+// token_count of `step`, and the sampling parameters with arrays of its own; submit does the rest.
+struct Row {
+  std::shared_ptr<Sequence> sequence;
+  const int32_t* tokens = nullptr;  // (token_count), null where fed; only submit reads it
+  ops::StepRow step;
+  ops::Sampling sampling;  // once submitted its arrays are copies, those below
   std::vector<int32_t> bias_tokens;
   std::vector<float> bias_values;
   std::vector<uint32_t> mask;
-};
 
-struct TicketRow {
-  ops::BatchRow batch;
-  bool feed_sampled;  // its one token is history[slot][first_position]
-  bool sample;
-  uint32_t depends_on;  // row of the previous ticket that it continues, or kNoRow
-  uint32_t page_first;  // its pages: ticket.pages[page_first … + page_count]
-  uint32_t page_count;
-  uint32_t logits_first;     // row of the ticket's logits
-  uint32_t logits_count;     // rows of logits computed
-  uint32_t logits_returned;  // of these, the last … are returned
-  RowSampling sampling;
+  bool is_fed() const { return (step.flags & kernels::kRowFeedSampled) != 0; }
+  bool is_sampled() const { return (step.flags & kernels::kRowSample) != 0; }
+  uint32_t end_position() const { return step.first_position + step.token_count; }
+  // Its pages: ticket.pages[page_first … + page_count].
+  uint32_t page_count() const {
+    return static_cast<uint32_t>(ceil_div(end_position(), ops::kPageTokens));
+  }
 };
 
 struct TicketRowResult {
@@ -66,7 +65,7 @@ struct Ticket {
   uint32_t parity = 0;            // which of the two blocks of scratch it owns
   bool follows_previous = false;  // the previous ticket was in flight when it was submitted
   std::vector<Command> commands;
-  std::vector<TicketRow> rows;
+  std::vector<Row> rows;
   std::vector<int32_t> tokens;           // (token_count); of fed rows filled in when it runs
   std::vector<uint32_t> positions;       // (token_count)
   std::vector<uint32_t> token_rows;      // (token_count)

@@ -199,7 +199,7 @@ Status HostOps::attention(const Node&, const AttentionArgs& args) {
   // Chunk c is tile c / heads, counted over the rows, of key-value head c % heads.
   uint32_t tile_count = 0;
   for (uint32_t r = 0; r < batch.row_count; ++r) {
-    const BatchRow& row = batch.rows[r];
+    const StepRow& row = batch.rows[r];
     WCUDA_CHECK(uint64_t{row.first_token} + row.token_count <= batch.token_count);
     WCUDA_CHECK(row.token_count == 0 ||
                 (row.first_position + row.token_count - 1) / kPageTokens < batch.page_table_stride);
@@ -217,7 +217,7 @@ Status HostOps::attention(const Node&, const AttentionArgs& args) {
       if (index < tiles) break;
       index -= tiles;
     }
-    const BatchRow& row = batch.rows[r];
+    const StepRow& row = batch.rows[r];
     const uint32_t done = index * kAttentionTileTokens;
     const uint64_t offset =
         (row.first_token + done) * token_stride + uint64_t{head} * group_size * pool.head_length;

@@ -14,6 +14,7 @@
 
 namespace wcuda::ops {
 
+using kernels::StepRow;
 using model::Activation;
 using model::RopePairing;
 using model::Vector;
@@ -54,9 +55,6 @@ struct KvPool {
 // Bytes of one row of `head_length` elements; 0 when the type cannot hold that length.
 uint32_t kv_row_bytes(KvType type, uint32_t head_length);
 
-// One row of a step: consecutive tokens of one sequence, which attend to positions 0 … their own.
-using BatchRow = kernels::StepRow;
-
 // What a step computes on; all arrays in device memory.
 struct Batch {
   uint32_t token_count = 0;
@@ -68,7 +66,7 @@ struct Batch {
   const int32_t* tokens = nullptr;       // (token_count)
   const uint32_t* positions = nullptr;   // (token_count)
   const uint32_t* token_rows = nullptr;  // (token_count) row of each token
-  const BatchRow* rows = nullptr;        // (row_count) rows of 0 tokens do nothing
+  const StepRow* rows = nullptr;         // (row_count) rows of 0 tokens do nothing
   // (row_count, page_table_stride) page of each 64 positions
   const uint32_t* page_tables = nullptr;
 };

@@ -27,6 +27,7 @@
 #include <cstdint>
 
 #include "core/base/status.h"
+#include "kernels/shared/step_inputs.h"
 
 namespace wcuda::ops {
 
@@ -36,21 +37,10 @@ enum class RowStatus : int32_t { kOk = 0, kEmptyMask = 2, kNotFinite = 3, kSkipp
 constexpr uint32_t kMaxPenaltyLastN = 4096;
 constexpr uint32_t kDefaultPenaltyLastN = 64;  // when a penalty is on and penalty_last_n is 0
 
-// wcuda_sampling, checked, in the same words. Arrays may be null.
-struct Sampling {
-  float temperature = 0.0f;  // 0: greedy
-  uint32_t top_k = 0;        // 0: off, as all below
-  float top_p = 0.0f;
-  float min_p = 0.0f;
-  float typical_p = 0.0f;
-  float repetition_penalty = 0.0f;
-  float frequency_penalty = 0.0f;
-  float presence_penalty = 0.0f;
-  uint32_t penalty_last_n = 0;
-  uint32_t penalty_from = 0;
-  uint64_t seed = 0;
-  uint32_t top_logprobs = 0;
-  uint32_t bias_count = 0;
+// wcuda_sampling, checked: what kernels take, and the arrays, which may be null. sample() reads the
+// parameters alone, not where a step keeps a row.
+struct Sampling : kernels::SampleRow {
+  Sampling() : kernels::SampleRow{} {}
   const int32_t* bias_tokens = nullptr;  // (bias_count) distinct
   const float* bias_values = nullptr;    // (bias_count)
   const uint32_t* mask = nullptr;        // (ceil(vocabulary / 32)) bit set: allowed

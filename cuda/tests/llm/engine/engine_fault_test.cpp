@@ -49,11 +49,11 @@ class EngineFault : public ::testing::TestWithParam<int32_t> {
   int32_t step(Engine& engine, const std::shared_ptr<Sequence>& sequence,
                const std::vector<int32_t>& tokens, int* failures) {
     const uint32_t length = engine.length(*sequence);
-    RowInput row{};
+    Row row;
     row.sequence = sequence;
     row.tokens = tokens.data();
-    row.token_count = static_cast<uint32_t>(tokens.size());
-    row.sample = true;
+    row.step.token_count = static_cast<uint32_t>(tokens.size());
+    row.step.flags = kernels::kRowSample;
     for (;;) {
       const auto ticket = engine.submit({row});
       Status status = ticket.status();

@@ -76,19 +76,18 @@ class FailingStep : public ::testing::Test {
   }
 
   Result<uint64_t> submit(std::shared_ptr<Sequence> sequence, const std::vector<int32_t>& tokens) {
-    RowInput row{};
+    Row row;
     row.sequence = std::move(sequence);
     row.tokens = tokens.data();
-    row.token_count = static_cast<uint32_t>(tokens.size());
-    row.sample = true;
+    row.step.token_count = static_cast<uint32_t>(tokens.size());
+    row.step.flags = kernels::kRowSample;
     return engine_->submit({row});
   }
   Result<uint64_t> feed(std::shared_ptr<Sequence> sequence) {
-    RowInput row{};
+    Row row;
     row.sequence = std::move(sequence);
-    row.token_count = 1;
-    row.feed_sampled = true;
-    row.sample = true;
+    row.step.token_count = 1;
+    row.step.flags = kernels::kRowFeedSampled | kernels::kRowSample;
     return engine_->submit({row});
   }
   Status wait(uint64_t ticket) {

@@ -218,7 +218,7 @@ class Sequence {
     std::vector<uint32_t> positions;
     for (uint32_t i = 0; i < count; ++i) positions.push_back(first + i);
     const std::vector<uint32_t> token_rows(count, 0), pages{1, 0}, logits_indices{count - 1};
-    const ops::BatchRow row{0, count, first, 0};
+    const ops::StepRow row{0, count, first, 0};
     ops::Batch batch;
     batch.token_count = batch.max_row_tokens = count;
     batch.row_count = 1;

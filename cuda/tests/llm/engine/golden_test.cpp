@@ -110,18 +110,18 @@ Status run(const Place& place, const Golden& golden, const Setup& setup,
   logits->assign(golden.logits.size(), NAN);
   const uint32_t count = static_cast<uint32_t>(golden.tokens.size());
   for (uint32_t first = 0; first < count; first += setup.tokens_a_step) {
-    engine::RowInput row{};
+    engine::Row row;
     row.sequence = sequence;
     row.tokens = golden.tokens.data() + first;
-    row.token_count = std::min(setup.tokens_a_step, count - first);
-    row.logits_returned = row.token_count;
+    row.step.token_count = std::min(setup.tokens_a_step, count - first);
+    row.step.flags = kernels::kRowLogitsAll;
     WCUDA_ASSIGN(const uint64_t ticket, engine->submit({row}));
     wcuda_row_result result = WCUDA_ROW_RESULT_INIT;
     wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
     output.row_capacity = 1;
     output.rows = &result;
     output.logits = logits->data() + size_t{first} * golden.vocabulary;
-    output.logits_capacity = uint64_t{row.token_count} * golden.vocabulary;
+    output.logits_capacity = uint64_t{row.step.token_count} * golden.vocabulary;
     WCUDA_TRY(engine->wait(ticket, -1, &output));
     if (result.status != WCUDA_ROW_OK)
       return Status::error(WCUDA_INTERNAL, "row status %d", result.status);

@@ -111,8 +111,7 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     const Layout& layout = machine_.layout;
     std::vector<int32_t> tokens;
     std::vector<uint32_t> positions, token_rows, logits;
-    std::vector<ops::BatchRow> batch_rows;
-    std::vector<kernels::BeginRow> begin_rows;
+    std::vector<ops::StepRow> step_rows;
     const uint32_t stride = limits.pages_per_sequence();
     std::vector<uint32_t> tables(rows.size() * stride, 0);
     uint32_t next_page = 0;
@@ -121,8 +120,7 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     for (uint32_t r = 0; r < rows.size(); ++r) {
       const auto [count, first] = rows[r];
       const auto token = static_cast<uint32_t>(tokens.size());
-      batch_rows.push_back({token, count, first, r});
-      begin_rows.push_back({token, count, first, r, 0, kernels::kNoDependency});
+      step_rows.push_back({token, count, first, r});
       for (uint32_t i = 0; i < count; ++i) {
         tokens.push_back(static_cast<int32_t>((token + i) * 31 % 515));
         positions.push_back(first + i);
@@ -146,10 +144,10 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     batch_.tokens = machine_.in_ticket<int32_t>(0, layout.tokens);
     batch_.positions = machine_.in_ticket<uint32_t>(0, layout.positions);
     batch_.token_rows = machine_.in_ticket<uint32_t>(0, layout.token_rows);
-    batch_.rows = machine_.in_ticket<ops::BatchRow>(0, layout.rows);
+    batch_.rows = machine_.in_ticket<ops::StepRow>(0, layout.rows);
     batch_.page_tables = machine_.in_ticket<uint32_t>(0, layout.page_tables);
 
-    // Segments 0 to 6 of the block, which lies in the memory of the runner.
+    // Segments 0 to 5 of the block, which lies in the memory of the runner.
     uint8_t* const area = machine_.scratch + layout.runner;
     std::vector<uint8_t> block(align_up(sizeof(kernels::InputHeader), 16));
     kernels::InputHeader header{};
@@ -169,22 +167,19 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     add(tokens, layout.tokens, 1);
     add(positions, layout.positions, 1);
     add(token_rows, layout.token_rows, 1);
-    add(batch_rows, layout.rows, 1);
+    add(step_rows, layout.rows, 1);
     add(tables, layout.page_tables, rows.size());
     add(logits, layout.logits_indices, 1);
-    add(begin_rows, 0, 1);
-    inputs_.inputs.targets[6] = area + kBeginRowsOffset;
     std::memcpy(block.data(), &header, sizeof header);
-    WCUDA_CHECK(block.size() <= kBeginRowsOffset);
+    WCUDA_CHECK(block.size() <= kStatusesOffset);
     inputs_.inputs.block = area;
     inputs_.inputs.segment_count = segment;
     inputs_.tokens = 0;
-    inputs_.begin_rows = 6;
     inputs_.rows = 3;
     inputs_.page_tables = 4;
     inputs_.begin.row_count = shape_.row_count;
     inputs_.begin.history_stride = limits.history_stride();
-    inputs_.begin.rows = reinterpret_cast<const kernels::BeginRow*>(area + kBeginRowsOffset);
+    inputs_.begin.rows = batch_.rows;
     inputs_.begin.statuses = reinterpret_cast<int32_t*>(area + kStatusesOffset);
     inputs_.begin.tokens = machine_.in_ticket<int32_t>(0, layout.tokens);
     inputs_.begin.fed_tokens = reinterpret_cast<int32_t*>(area + kFedOffset);
@@ -197,7 +192,7 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     step_.logits = machine_.in_ticket<float>(0, layout.logits);
     WCUDA_TRY(backend_->copy_to_device(area, block.data(), block.size()));
     if (!is_host()) return {};
-    for (uint32_t i = 0; i < 6; ++i) {
+    for (uint32_t i = 0; i < segment; ++i) {
       const auto& entry = header.segments[i];
       const uint64_t pitch = align_up(entry.row_bytes, 16);
       for (uint32_t row = 0; row < entry.row_count; ++row)
@@ -273,8 +268,8 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     return is_host() ? work() : backend_->queue(ops.stream(), work);
   }
 
-  static constexpr uint64_t kBeginRowsOffset = 256 << 10, kStatusesOffset = 320 << 10,
-                            kFedOffset = 336 << 10, kInputBytes = 352 << 10;
+  static constexpr uint64_t kStatusesOffset = 320 << 10, kFedOffset = 336 << 10,
+                            kInputBytes = 352 << 10;
   std::string file_;
   std::shared_ptr<Backend> backend_;
   vram::Buffer kv_, scratch_;

@@ -76,11 +76,11 @@ class GpuPersistentStep : public ::testing::Test {
 
   static Result<uint64_t> submit(Engine& engine, const std::shared_ptr<Sequence>& sequence,
                                  const int32_t* tokens, uint32_t count, bool has_logits) {
-    engine::RowInput row{};
+    engine::Row row;
     row.sequence = sequence;
     row.tokens = tokens;
-    row.token_count = count;
-    row.logits_returned = has_logits ? 1 : 0;
+    row.step.token_count = count;
+    row.step.flags = has_logits ? kernels::kRowLogitsLast : 0;
     return engine.submit({row});
   }
 

@@ -13,7 +13,7 @@
 namespace wcuda::engine {
 namespace {
 
-using kernels::BeginRow;
+using kernels::StepRow;
 using testing::DeviceArray;
 
 constexpr uint32_t kSlots = 40;
@@ -22,7 +22,7 @@ constexpr uint32_t kStride = 1500;
 kernels::Launch launch() { return testing::device_launch(); }
 
 struct Step {
-  std::vector<BeginRow> rows;
+  std::vector<StepRow> rows;
   std::vector<int32_t> previous_statuses, statuses, tokens, fed_tokens, history;
 };
 
@@ -35,7 +35,7 @@ Step random_step(uint32_t seed, uint32_t row_tokens_max = 700) {
     step.previous_statuses.push_back(static_cast<int32_t>(generator() % 3 ? 0 : generator() % 5));
   const uint32_t row_count = generator() % kSlots + 1;
   for (uint32_t i = 0; i < row_count; ++i) {
-    BeginRow row{};
+    StepRow row{};
     row.first_token = static_cast<uint32_t>(step.tokens.size());
     row.sequence_slot = kSlots - 1 - i;
     row.first_position = generator() % 700;
@@ -49,7 +49,7 @@ Step random_step(uint32_t seed, uint32_t row_tokens_max = 700) {
         break;
       default:
         row.token_count = 1;
-        row.flags = generator() % 2 ? kernels::kStepRowFeedSampled : 0;
+        row.flags = generator() % 2 ? kernels::kRowFeedSampled : 0;
     }
     for (uint32_t t = 0; t < row.token_count; ++t)
       step.tokens.push_back(static_cast<int32_t>(generator() % 50000));
@@ -60,9 +60,9 @@ Step random_step(uint32_t seed, uint32_t row_tokens_max = 700) {
 }
 
 Step expected_after(Step step) {
-  for (const BeginRow& row : step.rows) {
+  for (const StepRow& row : step.rows) {
     int32_t* const history = &step.history[row.sequence_slot * kStride + row.first_position];
-    const bool is_fed = row.flags == kernels::kStepRowFeedSampled;
+    const bool is_fed = row.flags == kernels::kRowFeedSampled;
     const bool is_skipped = row.token_count == 0 || (row.depends_on != kernels::kNoDependency &&
                                                      step.previous_statuses[row.depends_on] != 0);
     step.statuses.push_back(is_skipped ? kernels::kRowSkipped : kernels::kRowOk);
@@ -77,7 +77,7 @@ Step expected_after(Step step) {
 TEST(GpuStep, rows_begin_as_the_host_begins_them) {
   for (uint32_t seed = 0; seed < 60; ++seed) {
     const Step step = random_step(seed);
-    DeviceArray<BeginRow> rows(step.rows);
+    DeviceArray<StepRow> rows(step.rows);
     DeviceArray<int32_t> previous(step.previous_statuses), tokens(step.tokens),
         history(step.history), statuses(step.rows.size()), fed_tokens(step.rows.size());
     kernels::BeginStepArgs args;
@@ -160,10 +160,7 @@ TEST(GpuStep, a_start_in_one_kernel_does_what_the_kernels_of_its_parts_do) {
   for (uint32_t seed = 100; seed < 140; ++seed) {
     const Step step = random_step(seed, 1);
     std::vector<uint32_t> tables, positions;
-    std::vector<kernels::StepRow> attention_rows;
-    for (const BeginRow& row : step.rows) {
-      attention_rows.push_back(
-          {row.first_token, row.token_count, row.first_position, row.sequence_slot});
+    for (const StepRow& row : step.rows) {
       positions.push_back(row.first_position);
       for (uint32_t p = 0; p < kPages; ++p) tables.push_back(row.sequence_slot * 1000 + p);
     }
@@ -173,23 +170,19 @@ TEST(GpuStep, a_start_in_one_kernel_does_what_the_kernels_of_its_parts_do) {
     inputs.add(1, step.tokens);
     inputs.add(2, step.rows);
     inputs.add(3, tables, row_count);
-    inputs.add(4, attention_rows);
     const DeviceArray<uint8_t> block(inputs.bytes());
-    DeviceArray<BeginRow> rows(row_count);
-    DeviceArray<kernels::StepRow> step_rows(row_count);
+    DeviceArray<StepRow> rows(row_count);
     DeviceArray<uint32_t> all_tables(row_count * kTableStride), all_positions(row_count);
     DeviceArray<int32_t> previous(step.previous_statuses), tokens(step.tokens.size()),
         history(step.history), statuses(row_count), fed_tokens(row_count);
     kernels::StepStart start;
     start.inputs.block = block.data();
-    start.inputs.segment_count = 5;
+    start.inputs.segment_count = 4;
     start.tokens = 1;
-    start.begin_rows = 2;
+    start.rows = 2;
     start.page_tables = 3;
-    start.rows = 4;
-    void* const targets[] = {all_positions.data(), tokens.data(), rows.data(), all_tables.data(),
-                             step_rows.data()};
-    for (uint32_t s = 0; s < 5; ++s) start.inputs.targets[s] = static_cast<uint8_t*>(targets[s]);
+    void* const targets[] = {all_positions.data(), tokens.data(), rows.data(), all_tables.data()};
+    for (uint32_t s = 0; s < 4; ++s) start.inputs.targets[s] = static_cast<uint8_t*>(targets[s]);
     start.inputs.target_strides[3] = kTableStride * sizeof(uint32_t);
     start.begin.row_count = row_count;
     start.begin.history_stride = kStride;
@@ -203,7 +196,7 @@ TEST(GpuStep, a_start_in_one_kernel_does_what_the_kernels_of_its_parts_do) {
     kernels::AttentionPlanArgs args;
     args.step.row_count = row_count;
     args.step.page_table_stride = kTableStride;
-    args.step.rows = step_rows.data();
+    args.step.rows = rows.data();
     args.step.page_tables = all_tables.data();
     args.plan = made.plan();
 

@@ -99,7 +99,7 @@ TEST(GpuAttentionHost, a_mixed_step_equals_the_host) {
       Random random(2);
       Step step({{1, 200}, {37, 0}, {1, 0}, {20, 50}, {66, 63}, {1, 511}}, kPages, 64, random);
       Pool pool(type, 1, kPages, kKvHeads, kLength);
-      for (const BatchRow& row : step.rows)
+      for (const StepRow& row : step.rows)
         for (uint32_t p = 0; p < row.first_position + row.token_count; ++p)
           for (uint32_t h = 0; h < kKvHeads; ++h)
             for (bool value : {false, true})

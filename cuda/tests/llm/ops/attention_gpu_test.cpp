@@ -103,7 +103,7 @@ double largest_error(const Step& step, const Pool& pool, const Case& c,
   const DecodedPool decoded(pool);
   for (uint32_t token = 0; token < step.batch.token_count; ++token) {
     // All tokens of short rows; of long ones those near the borders of tiles and pages.
-    const BatchRow& row = step.rows[step.token_rows[token]];
+    const StepRow& row = step.rows[step.token_rows[token]];
     const uint32_t within = token - row.first_token;
     const uint32_t around = within % 64;
     if (row.token_count > 70 && around > 1 && around < 62 && around != 17 &&
@@ -269,7 +269,7 @@ void expect_rows_alone_are_equal(const Shapes& shapes, KvType type, bool is_port
 
   for (uint32_t r = 0; r < shapes.size(); ++r) {
     Step alone = step;
-    const BatchRow& row = step.rows[r];
+    const StepRow& row = step.rows[r];
     alone.rows = {{0, row.token_count, row.first_position, r}};
     alone.token_rows.assign(row.token_count, 0);
     const uint32_t* positions = step.positions.data() + row.first_token;
@@ -499,7 +499,7 @@ FusedRun run_layer(KvType type, const Case& c, const RopeCase& turn, const Shape
     frequencies.push_back(std::pow(10000.0f, -2.0f * i / turn.rope_dimensions));
   const DeviceBytes device_frequencies(frequencies);
   // What the kernel stores must not have been there before: NaN in the newest rows.
-  for (const BatchRow& row : step.rows)
+  for (const StepRow& row : step.rows)
     for (uint32_t h = 0; h < c.kv_heads; ++h)
       for (bool is_value : {false, true}) {
         const uint32_t p = row.first_position;

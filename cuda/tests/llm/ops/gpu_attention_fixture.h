@@ -57,10 +57,10 @@ struct DeviceStep {
     batch.tokens = nullptr;
     batch.positions = positions.as<uint32_t>();
     batch.token_rows = token_rows.as<uint32_t>();
-    batch.rows = rows.as<BatchRow>();
+    batch.rows = rows.as<StepRow>();
     batch.page_tables = page_tables.as<uint32_t>();
     batch.max_row_tokens = batch.max_positions = 0;
-    for (const BatchRow& row : step.rows) {
+    for (const StepRow& row : step.rows) {
       batch.max_row_tokens = std::max(batch.max_row_tokens, row.token_count);
       batch.max_positions = std::max(batch.max_positions, row.first_position + row.token_count);
     }

@@ -170,7 +170,7 @@ TEST(HostAttention, a_row_is_the_same_whatever_else_is_in_the_step) {
             ->attention({}, {&both.batch, query.data(), 4, 0.1f, 0, pool.pool, 0, out.data()})
             .ok());
     Batch batch = both.batch;
-    BatchRow row{0, 40, 7, 0};
+    StepRow row{0, 40, 7, 0};
     batch.token_count = 40;
     batch.row_count = 1;
     batch.rows = &row;
@@ -201,7 +201,7 @@ TEST(HostAttention, a_token_is_the_same_in_any_chunk_of_its_row) {
       ASSERT_TRUE(machine.ops->attention({}, all).ok());
       for (uint32_t t = 0; t < 50; ++t) {
         Batch batch = step.batch;
-        const BatchRow row{0, 1, 100 + t, 0};
+        const StepRow row{0, 1, 100 + t, 0};
         batch.token_count = 1;
         batch.rows = &row;
 

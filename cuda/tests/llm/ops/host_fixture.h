@@ -189,7 +189,7 @@ struct Step {
   Batch batch;
   std::vector<int32_t> tokens;
   std::vector<uint32_t> positions, token_rows, page_tables;
-  std::vector<BatchRow> rows;
+  std::vector<StepRow> rows;
 
   // token_counts and first_positions of the rows; pages are handed out in a shuffled order.
   Step(const std::vector<std::pair<uint32_t, uint32_t>>& shapes, uint32_t page_count,
@@ -264,7 +264,7 @@ struct Pool {
 
 // Keys and values of all positions of the rows.
 inline void fill_pool(const Pool& pool, const Step& step, uint32_t layer, Random& random) {
-  for (const BatchRow& row : step.rows)
+  for (const StepRow& row : step.rows)
     for (uint32_t p = 0; p < row.first_position + row.token_count; ++p)
       for (uint32_t h = 0; h < pool.pool.head_count; ++h)
         for (bool value : {false, true}) {

@@ -73,7 +73,7 @@ class HostGolden : public ::testing::Test {
   std::map<std::string, std::vector<uint8_t>> bytes_;
   std::vector<uint32_t> positions_, token_rows_;
   uint32_t pages_[2] = {2, 0};
-  BatchRow row_{0, kTokens, kFirstPosition, 0};
+  StepRow row_{0, kTokens, kFirstPosition, 0};
   Batch batch_;
 };
 

@@ -95,24 +95,12 @@ class DeviceBatch {
     initial_history_.assign(count_ * kStride, -7);
     for (size_t i = 0; i < count_; ++i) {
       const Case& c = cases[i];
-      const Sampling& s = c.sampling;
       kernels::SampleRow& row = rows[i];
+      row = static_cast<const kernels::SampleRow&>(c.sampling);
       row.is_sampled = 1;
       row.logits_row = static_cast<uint32_t>(logits_row(i));
       row.sequence_slot = static_cast<uint32_t>((i + 3) % count_);
       row.position = c.position;
-      row.seed = s.seed;
-      row.temperature = s.temperature;
-      row.top_k = s.top_k;
-      row.top_p = s.top_p;
-      row.min_p = s.min_p;
-      row.typical_p = s.typical_p;
-      row.repetition_penalty = s.repetition_penalty;
-      row.frequency_penalty = s.frequency_penalty;
-      row.presence_penalty = s.presence_penalty;
-      row.penalty_last_n = s.penalty_last_n;
-      row.penalty_from = s.penalty_from;
-      row.top_logprobs = s.top_logprobs;
       row.bias_first = static_cast<uint32_t>(bias_tokens.size());
       row.bias_count = static_cast<uint32_t>(c.bias_tokens.size());
       row.mask_row = kernels::kNoMask;
