@@ -32,12 +32,9 @@ std::string check_value(const Gguf& file, uint64_t index) {
   uint64_t found_index = UINT64_MAX;
   WCUDA_EXPECT(!value.key.empty() && is_utf8(value.key));
   WCUDA_EXPECT(file.find(value.key, &found, &found_index) && found_index == index);
-  WCUDA_EXPECT(is_sound(file.get_u32(value.key)) && is_sound(file.get_u64(value.key)));
-  WCUDA_EXPECT(is_sound(file.get_i32(value.key)) && is_sound(file.get_f32(value.key)));
-  WCUDA_EXPECT(is_sound(file.get_bool(value.key)) && is_sound(file.get_string(value.key)));
+  WCUDA_EXPECT(is_sound(file.get_u32(value.key)) && is_sound(file.get_f32(value.key)));
+  WCUDA_EXPECT(is_sound(file.get_string(value.key)) && is_sound(file.get_u32s(value.key)));
   WCUDA_EXPECT(is_sound(file.get_u32(value.key, 7)) && is_sound(file.get_f32(value.key, 7.0f)));
-  WCUDA_EXPECT(is_sound(file.get_u32s(value.key)) && is_sound(file.get_i32s(value.key)));
-  WCUDA_EXPECT(is_sound(file.get_f32s(value.key)) && is_sound(file.get_strings(value.key)));
   if (value.type == ValueType::kString) WCUDA_EXPECT(is_utf8(value.string));
   if (value.type == ValueType::kBool) WCUDA_EXPECT(value.u64 <= 1);
   if (value.type != ValueType::kArray) {
@@ -50,9 +47,7 @@ std::string check_value(const Gguf& file, uint64_t index) {
   for (uint64_t i = 0; i < value.data_bytes; ++i) sum += value.data[i];
   if (value.element_type == ValueType::kBool) WCUDA_EXPECT(sum <= value.count);
   if (value.element_type == ValueType::kString) {
-    const Result<std::vector<std::string_view>> strings = file.get_strings(value.key);
-    WCUDA_EXPECT(strings.ok() && strings->size() == value.count);
-    for (uint64_t i = 0; i < value.count; ++i) WCUDA_EXPECT(is_utf8((*strings)[i]));
+    for (uint64_t i = 0; i < value.count; ++i) WCUDA_EXPECT(is_utf8(value.string_at(i)));
   }
   return "";
 }
@@ -133,7 +128,7 @@ std::string check_gguf(const Gguf& file) {
   Value value;
   WCUDA_EXPECT(!file.find("", &value) && file.find_tensor("") == nullptr);
   WCUDA_EXPECT(is_sound(file.get_u32(""), WCUDA_NOT_FOUND));
-  WCUDA_EXPECT(is_sound(file.get_strings(""), WCUDA_NOT_FOUND));
+  WCUDA_EXPECT(is_sound(file.get_u32s(""), WCUDA_NOT_FOUND));
   uint8_t byte = 0;
   WCUDA_EXPECT(file.read_tensor(file.tensors().size(), 0, &byte, 1).code() == WCUDA_OUT_OF_RANGE);
   return "";

@@ -53,15 +53,19 @@ Status Backend::compile(uint64_t source_bytes, const std::function<Status()>& wo
 
 template <class Answer, class Ask>
 Answer Backend::ask_modules(const Call& call, Ask&& ask) {
-  std::optional<Answer> answer;
-  const Status ran = run(call, [&](Backend&) -> Status {
-    Modules* const all = modules();
-    if (all == nullptr)
+  // One reference is what a std::function holds without allocating.
+  struct {
+    Modules* all;
+    Ask& ask;
+    std::optional<Answer> answer;
+  } state{modules(), ask, {}};
+  const Status ran = run(call, [&state](Backend&) -> Status {
+    if (state.all == nullptr)
       return Status::error(WCUDA_UNSUPPORTED_KERNEL, "this backend runs no device code");
-    answer.emplace(ask(*all));
-    return status_of(*answer);
+    state.answer.emplace(state.ask(*state.all));
+    return status_of(*state.answer);
   });
-  if (answer.has_value() && ran.ok()) return std::move(*answer);
+  if (state.answer.has_value() && ran.ok()) return std::move(*state.answer);
   return ran;
 }
 

@@ -76,7 +76,7 @@ CudaBackend::~CudaBackend() {
     const CurrentContext current(context_);
     (void)synchronize();
     modules_.clear();
-    streams_.clear();
+    streams_.remove_if([](const StreamPtr&) { return true; });
     events_.reset();
     if (memory_stream_) (void)cudaStreamSynchronize(memory_stream_.get());
     if (pool_) (void)cudaMemPoolDestroy(pool_);

@@ -2,11 +2,11 @@
 // streams and events (cuda_queue.cpp).
 #pragma once
 
-#include <map>
 #include <mutex>
 
 #include "core/backend/cuda_device.h"
 #include "core/backend/cuda_module.h"
+#include "core/backend/handle_table.h"
 
 namespace wcuda {
 
@@ -49,13 +49,9 @@ class CudaBackend final : public Backend {
   // A stream or event stays alive while a call uses it, whoever destroys it meanwhile.
   using StreamPtr = std::shared_ptr<CUstream_st>;
   using EventPtr = std::shared_ptr<CUevent_st>;
-  // The events of all backends of a device, whose work may wait for each other's.
-  struct DeviceEvents {
-    std::mutex mutex;
-    uint64_t last_id = 0;
-    std::map<uint64_t, EventPtr> events;
-    static std::shared_ptr<DeviceEvents> of(int device);
-  };
+  // Of all backends of a device, whose work may wait for each other's.
+  using Events = HandleTable<Event, EventPtr>;
+  static std::shared_ptr<Events> events_of(int device);
 
   CudaBackend(int device, CUcontext context, const wcuda_device_caps& caps)
       : Backend({caps, 0, 0}), device_(device), context_(context), modules_(*this, device) {}
@@ -66,7 +62,6 @@ class CudaBackend final : public Backend {
   Result<StreamPtr> make_stream(int32_t priority);
   Result<EventPtr> make_event(unsigned flags);
   Result<StreamPtr> find_stream(Stream stream);
-  Result<EventPtr> find_event(Event event);
   Result<void*> allocate_device(uint64_t bytes);
   Result<void*> allocate_pinned(uint64_t bytes);
 
@@ -77,12 +72,8 @@ class CudaBackend final : public Backend {
   StreamPtr main_stream_, memory_stream_;
   EventPtr order_event_;  // orders frees after streams
   std::mutex order_mutex_;
-
-  std::shared_ptr<DeviceEvents> events_ = DeviceEvents::of(device_);
-
-  std::mutex mutex_;  // guards what follows
-  uint64_t last_id_ = 0;
-  std::map<uint64_t, StreamPtr> streams_;
+  std::shared_ptr<Events> events_ = events_of(device_);
+  HandleTable<Stream, StreamPtr> streams_{"stream"};
 };
 
 // Every call begins so: the device works, and its context is current until the scope ends.

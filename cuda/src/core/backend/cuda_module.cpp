@@ -190,71 +190,46 @@ cudaLaunchConfig_t config_of(const LaunchDims& dims, dim3 grid, dim3 block, cuda
   return config;
 }
 
-Status unknown(const char* what, uint64_t id) {
-  return Status::error(WCUDA_INVALID_HANDLE, "%s %" PRIu64 " is not one of this backend", what, id);
-}
-
 }  // namespace
 
 void CudaModules::clear() {
-  kernels_.clear();
-  modules_.clear();
-}
-
-Result<std::shared_ptr<CudaModule>> CudaModules::find_module(Module module) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = modules_.find(module.id);
-  if (found == modules_.end()) return unknown("module", module.id);
-  return std::shared_ptr<CudaModule>(found->second);
-}
-
-Result<CudaModules::LoadedKernel> CudaModules::find_kernel(Kernel kernel) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = kernels_.find(kernel.id);
-  if (found == kernels_.end()) return unknown("kernel", kernel.id);
-  return LoadedKernel(found->second);
+  kernels_.remove_if([](const LoadedKernel&) { return true; });
+  modules_.remove_if([](const std::shared_ptr<CudaModule>&) { return true; });
 }
 
 Result<Module> CudaModules::load(const void* code, uint64_t) {
   WCUDA_ASSIGN(auto module, CudaModule::load(code, device_));
-  const std::lock_guard<std::mutex> lock(mutex_);
-  modules_.emplace(last_id_ + 1, std::move(module));
-  return Module{++last_id_};
+  return modules_.add(std::move(module));
 }
 
 Status CudaModules::unload(Module module) {
-  WCUDA_ASSIGN(const auto found, find_module(module));  // unloaded when this goes
+  WCUDA_ASSIGN(const auto found, modules_.find(module));  // unloaded when this goes
   if (backend_.fault().ok()) WCUDA_TRY(backend_.synchronize());
-  const std::lock_guard<std::mutex> lock(mutex_);
-  for (auto it = kernels_.begin(); it != kernels_.end();)
-    it = it->second.module_id == module.id ? kernels_.erase(it) : std::next(it);
-  modules_.erase(module.id);
-  return {};
+  kernels_.remove_if([&](const LoadedKernel& kernel) { return kernel.module == found; });
+  return modules_.take(module).status();
 }
 
 Result<std::pair<void*, uint64_t>> CudaModules::global(Module module, const std::string& name) {
-  WCUDA_ASSIGN(const auto found, find_module(module));
+  WCUDA_ASSIGN(const auto found, modules_.find(module));
   return found->global(name);
 }
 
 Result<Kernel> CudaModules::find(Module module, const std::string& name) {
-  WCUDA_ASSIGN(auto found, find_module(module));
+  WCUDA_ASSIGN(auto found, modules_.find(module));
   WCUDA_ASSIGN(const cudaKernel_t kernel, found->find(name));
   WCUDA_TRY(allow_shared(kernel, shared_bytes_max(), device_));
-  const std::lock_guard<std::mutex> lock(mutex_);
-  kernels_.emplace(last_id_ + 1, LoadedKernel{std::move(found), module.id, kernel});
-  return Kernel{++last_id_};
+  return kernels_.add({std::move(found), kernel});
 }
 
 Result<KernelAttributes> CudaModules::attributes(Kernel kernel) {
-  WCUDA_ASSIGN(const LoadedKernel found, find_kernel(kernel));
+  WCUDA_ASSIGN(const LoadedKernel found, kernels_.find(kernel));
   return attributes_of(found.kernel, shared_bytes_max(), device_);
 }
 
 Result<Occupancy> CudaModules::occupancy(Kernel kernel, uint32_t block_threads,
                                          uint64_t shared_bytes) {
   WCUDA_ASSIGN(const KernelAttributes known, attributes(kernel));
-  WCUDA_ASSIGN(const LoadedKernel found, find_kernel(kernel));
+  WCUDA_ASSIGN(const LoadedKernel found, kernels_.find(kernel));
   const auto blocks_of = [&](uint32_t threads) -> Result<uint32_t> {
     int blocks = 0;
     WCUDA_TRY(
@@ -277,7 +252,7 @@ Result<Occupancy> CudaModules::occupancy(Kernel kernel, uint32_t block_threads,
 
 Status CudaModules::launch(Kernel kernel, const LaunchDims& dims, void* const* arguments,
                            Stream stream) {
-  WCUDA_ASSIGN(const LoadedKernel found, find_kernel(kernel));
+  WCUDA_ASSIGN(const LoadedKernel found, kernels_.find(kernel));
   const void* const function = function_of(found.kernel);
   const auto on = static_cast<cudaStream_t>(backend_.native_stream(stream));
   const dim3 grid(dims.grid[0], dims.grid[1], dims.grid[2]);

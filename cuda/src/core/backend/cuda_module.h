@@ -3,13 +3,12 @@
 
 #include <cuda_runtime_api.h>
 
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "core/backend/backend.h"
+#include "core/backend/handle_table.h"
 
 namespace wcuda {
 
@@ -54,19 +53,14 @@ class CudaModules final : public Modules {
   // A kernel keeps the module it is of alive while a call uses it.
   struct LoadedKernel {
     std::shared_ptr<CudaModule> module;
-    uint64_t module_id;
     cudaKernel_t kernel;
   };
-  Result<std::shared_ptr<CudaModule>> find_module(Module module);
-  Result<LoadedKernel> find_kernel(Kernel kernel);
   uint64_t shared_bytes_max() const { return backend_.caps().shared_memory_per_block_optin; }
 
   Backend& backend_;
   const int device_;
-  std::mutex mutex_;  // guards what follows
-  uint64_t last_id_ = 0;
-  std::map<uint64_t, std::shared_ptr<CudaModule>> modules_;
-  std::map<uint64_t, LoadedKernel> kernels_;
+  HandleTable<Module, std::shared_ptr<CudaModule>> modules_{"module"};
+  HandleTable<Kernel, LoadedKernel> kernels_{"kernel"};
 };
 
 }  // namespace wcuda

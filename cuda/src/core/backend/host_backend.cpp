@@ -113,10 +113,6 @@ wcuda_device_caps make_caps(uint64_t capacity, uint32_t thread_count) {
   return caps;
 }
 
-Status unknown(const char* what, uint64_t id) {
-  return Status::error(WCUDA_INVALID_HANDLE, "%s %" PRIu64 " is not one of this backend", what, id);
-}
-
 // Repeats the first 8 bytes of data up to `bytes`; copies from what is still in the first cache.
 void repeat(uint8_t* data, uint64_t bytes) {
   const uint64_t piece = std::min<uint64_t>(bytes, 16384);
@@ -223,16 +219,7 @@ Status HostBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32_
 }
 
 Status HostBackend::check_stream(Stream stream) const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (stream.id == 0 || streams_.count(stream.id)) return {};
-  return unknown("stream", stream.id);
-}
-
-Result<Clock::time_point> HostBackend::event_time(Event event) const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = events_.find(event.id);
-  if (found == events_.end()) return unknown("event", event.id);
-  return found->second;
+  return stream.id == 0 ? Status() : streams_.find(stream).status();
 }
 
 Status HostBackend::run(const Call& call, const std::function<Status(Backend&)>& work) {
@@ -240,54 +227,34 @@ Status HostBackend::run(const Call& call, const std::function<Status(Backend&)>&
   return work(*this);
 }
 
-Result<Stream> HostBackend::stream_create(int32_t priority) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  streams_.emplace(last_id_ + 1, priority);
-  return Stream{++last_id_};
-}
+Result<Stream> HostBackend::stream_create(int32_t priority) { return streams_.add(priority); }
 
-Status HostBackend::stream_destroy(Stream stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!streams_.erase(stream.id)) return unknown("stream", stream.id);
-  return {};
-}
+Status HostBackend::stream_destroy(Stream stream) { return streams_.take(stream).status(); }
 
-Result<Event> HostBackend::event_create() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  events_.emplace(last_id_ + 1, Clock::time_point());
-  return Event{++last_id_};
-}
+Result<Event> HostBackend::event_create() { return events_.add({}); }
 
-Status HostBackend::event_destroy(Event event) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!events_.erase(event.id)) return unknown("event", event.id);
-  return {};
-}
+Status HostBackend::event_destroy(Event event) { return events_.take(event).status(); }
 
 Status HostBackend::event_record(Event event, Stream stream) {
   WCUDA_TRY(check_stream(stream));
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = events_.find(event.id);
-  if (found == events_.end()) return unknown("event", event.id);
-  found->second = clock_now();
-  return {};
+  return events_.set(event, clock_now());
 }
 
 Status HostBackend::stream_wait(Stream stream, Event event) {
   WCUDA_TRY(check_stream(stream));
-  return event_time(event).status();
+  return events_.find(event).status();
 }
 
-Status HostBackend::event_synchronize(Event event) { return event_time(event).status(); }
+Status HostBackend::event_synchronize(Event event) { return events_.find(event).status(); }
 
 Result<bool> HostBackend::event_done(Event event) {
-  WCUDA_TRY(event_time(event).status());
+  WCUDA_TRY(events_.find(event).status());
   return true;
 }
 
 Result<double> HostBackend::event_elapsed_ms(Event start, Event end) {
-  WCUDA_ASSIGN(const Clock::time_point from, event_time(start));
-  WCUDA_ASSIGN(const Clock::time_point to, event_time(end));
+  WCUDA_ASSIGN(const Clock::time_point from, events_.find(start));
+  WCUDA_ASSIGN(const Clock::time_point to, events_.find(end));
   if (from == Clock::time_point() || to == Clock::time_point())
     return Status::error(WCUDA_INVALID_STATE, "an event that was never recorded has no time");
   return std::chrono::duration<double, std::milli>(to - from).count();

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "core/backend/backend.h"
+#include "core/backend/handle_table.h"
 #include "core/base/clock.h"
 
 namespace wcuda {
@@ -47,16 +48,15 @@ class HostBackend final : public Backend {
 
   HostBackend(uint64_t capacity, uint32_t thread_count);
   Status check_stream(Stream stream) const;
-  Result<Clock::time_point> event_time(Event event) const;
 
   const uint64_t capacity_;
 
   mutable std::mutex mutex_;  // guards what follows
   uint64_t held_bytes_ = 0;   // device memory
-  uint64_t last_id_ = 0;      // of streams and events
   std::map<const void*, Block> blocks_;
-  std::map<uint64_t, int32_t> streams_;           // to priority
-  std::map<uint64_t, Clock::time_point> events_;  // to when recorded
+
+  HandleTable<Stream, int32_t> streams_{"stream"};         // their priorities
+  HandleTable<Event, Clock::time_point> events_{"event"};  // when recorded
 };
 
 }  // namespace wcuda

@@ -16,10 +16,6 @@ namespace {
 
 constexpr uint64_t kPageBytes = 4096;
 
-Status unknown(const char* what, uint64_t id) {
-  return Status::error(WCUDA_INVALID_HANDLE, "%s %" PRIu64 " is not one of this backend", what, id);
-}
-
 // What a function of a table answered; `error` is what it filled.
 Status answer_of(const BackendRegistration& registration, const char* slot, wcuda_status status,
                  wcuda_error& error) {
@@ -137,12 +133,12 @@ TableBackend::~TableBackend() {
   }
 }
 
-// Calls a slot as `call(&error)`; a loss of the device is latched.
-template <class Call>
-Status TableBackend::ask(const char* slot, Call&& call) const {
+// Calls a slot; a loss of the device is latched.
+template <class Slot, class... Arguments>
+Status TableBackend::ask(const char* name, Slot slot, Arguments... arguments) const {
   wcuda_error error{};
-  const wcuda_status status = call(&error);
-  Status answer = answer_of(*registration_, slot, status, error);
+  const wcuda_status status = slot(self_, arguments..., &error);
+  Status answer = answer_of(*registration_, name, status, error);
   if (status == WCUDA_DEVICE_LOST) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!is_lost_) fault_ = answer;
@@ -161,8 +157,7 @@ Status TableBackend::need(Slot* function, const char* slot) const {
 }
 
 Status TableBackend::fault() const {
-  if (!is_lost_ && table().fault)
-    (void)ask("fault", [&](wcuda_error* error) { return table().fault(self_, error); });
+  if (!is_lost_ && table().fault) (void)ask("fault", table().fault);
   if (!is_lost_) return {};
   const std::lock_guard<std::mutex> lock(mutex_);
   return fault_;
@@ -176,10 +171,7 @@ Result<MemoryInfo> TableBackend::memory_info() {
     held = held_bytes_;
   }
   uint64_t total = caps().total_memory, free = total > held ? total - held : 0;
-  if (table().memory_info)
-    WCUDA_TRY(ask("memory_info", [&](wcuda_error* error) {
-      return table().memory_info(self_, &free, &total, error);
-    }));
+  if (table().memory_info) WCUDA_TRY(ask("memory_info", table().memory_info, &free, &total));
   return MemoryInfo{free, total, held, held};
 }
 
@@ -191,12 +183,10 @@ Result<void*> TableBackend::allocate(MemoryKind kind, uint64_t bytes) {
 
 Result<void*> TableBackend::allocate_device(uint64_t bytes) {
   Block block{MemoryKind::kDevice, bytes, {0, 0}};
-  WCUDA_TRY(ask("allocate", [&](wcuda_error* error) {
-    return table().allocate(self_, bytes, WCUDA_MEMORY_DEVICE, &block.memory, error);
-  }));
+  WCUDA_TRY(ask("allocate", table().allocate, bytes, WCUDA_MEMORY_DEVICE, &block.memory));
   void* const address = block.memory.bytes >= bytes ? reserve(bytes) : nullptr;
   if (!address) {
-    (void)ask("free", [&](wcuda_error* error) { return table().free(self_, block.memory, error); });
+    (void)ask("free", table().free, block.memory);
     if (block.memory.bytes < bytes)
       return Status::error(WCUDA_DEVICE_ERROR,
                            "backend '%s': allocate gave %" PRIu64 " of %" PRIu64 " bytes",
@@ -238,7 +228,7 @@ Status TableBackend::free(MemoryKind kind, void* address, uint64_t bytes) {
     return {};
   }
   unreserve(address, bytes);
-  return ask("free", [&](wcuda_error* error) { return table().free(self_, block.memory, error); });
+  return ask("free", table().free, block.memory);
 }
 
 Status TableBackend::free_after(Stream stream) { return synchronize(stream); }
@@ -293,26 +283,18 @@ Status TableBackend::copy(const Copy& what) {
     WCUDA_ASSIGN(from, locate(what.source, bytes));
   }
   if (to_device && what.is_queued)
-    return ask("copy_to_device_async", [&](wcuda_error* error) {
-      return slots.copy_to_device_async(self_, to.memory, to.offset, what.source, bytes, on, error);
-    });
+    return ask("copy_to_device_async", slots.copy_to_device_async, to.memory, to.offset,
+               what.source, bytes, on);
   if (to_device)
-    return ask("copy_to_device", [&](wcuda_error* error) {
-      return slots.copy_to_device(self_, to.memory, to.offset, what.source, bytes, error);
-    });
+    return ask("copy_to_device", slots.copy_to_device, to.memory, to.offset, what.source, bytes);
   if (to_host && what.is_queued)
-    return ask("copy_from_device_async", [&](wcuda_error* error) {
-      return slots.copy_from_device_async(self_, what.target, from.memory, from.offset, bytes, on,
-                                          error);
-    });
+    return ask("copy_from_device_async", slots.copy_from_device_async, what.target, from.memory,
+               from.offset, bytes, on);
   if (to_host)
-    return ask("copy_from_device", [&](wcuda_error* error) {
-      return slots.copy_from_device(self_, what.target, from.memory, from.offset, bytes, error);
-    });
-  return ask("copy_on_device", [&](wcuda_error* error) {
-    return slots.copy_on_device(self_, to.memory, to.offset, from.memory, from.offset, bytes, on,
-                                error);
-  });
+    return ask("copy_from_device", slots.copy_from_device, what.target, from.memory, from.offset,
+               bytes);
+  return ask("copy_on_device", slots.copy_on_device, to.memory, to.offset, from.memory, from.offset,
+             bytes, on);
 }
 
 Status TableBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
@@ -321,9 +303,7 @@ Status TableBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32
   WCUDA_ASSIGN(const wcuda_stream on, find_stream(stream));
   if (bytes == 0) return {};
   WCUDA_ASSIGN(const Range to, locate(target, bytes));
-  return ask("fill", [&](wcuda_error* error) {
-    return table().fill(self_, to.memory, to.offset, bytes, pattern, pattern_bytes, on, error);
-  });
+  return ask("fill", table().fill, to.memory, to.offset, bytes, pattern, pattern_bytes, on);
 }
 
 Status TableBackend::run(const Call& call, const std::function<Status(Backend&)>& work) {
@@ -335,26 +315,16 @@ Status TableBackend::run(const Call& call, const std::function<Status(Backend&)>
 Result<Kernel> TableBackend::source_compile(const std::string& source, const std::string& entry) {
   WCUDA_TRY(need(table().compile_kernel, "compile_kernel"));
   wcuda_backend_kernel made{0};
-  WCUDA_TRY(ask("compile_kernel", [&](wcuda_error* error) {
-    return table().compile_kernel(self_, {source.data(), source.size()},
-                                  {entry.data(), entry.size()}, &made, error);
-  }));
-  const std::lock_guard<std::mutex> lock(mutex_);
-  kernels_.emplace(last_id_ + 1, made);
-  return Kernel{++last_id_};
+  const wcuda_string text{source.data(), source.size()}, name{entry.data(), entry.size()};
+  WCUDA_TRY(ask("compile_kernel", table().compile_kernel, text, name, &made));
+  return kernels_.add(made);
 }
 
 Status TableBackend::source_launch(Kernel kernel, const LaunchDims& dims,
                                    const std::vector<wcuda_host_argument>& arguments,
                                    Stream stream) {
   WCUDA_TRY(need(table().launch_kernel, "launch_kernel"));
-  wcuda_backend_kernel own{0};
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = kernels_.find(kernel.id);
-    if (found == kernels_.end()) return unknown("kernel", kernel.id);
-    own = found->second;
-  }
+  WCUDA_ASSIGN(const wcuda_backend_kernel own, kernels_.find(kernel));
   wcuda_launch config = launch_of(dims);
   WCUDA_ASSIGN(config.stream, find_stream(stream));
   std::vector<wcuda_argument> given;
@@ -371,124 +341,80 @@ Status TableBackend::source_launch(Kernel kernel, const LaunchDims& dims,
     }
     given.push_back(to);
   }
-  return ask("launch_kernel", [&](wcuda_error* error) {
-    return table().launch_kernel(self_, own, &config, given.data(), given.size(), error);
-  });
+  return ask("launch_kernel", table().launch_kernel, own, &config, given.data(), given.size());
 }
 
 Status TableBackend::source_destroy(Kernel kernel) {
-  wcuda_backend_kernel own{0};
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = kernels_.find(kernel.id);
-    if (found == kernels_.end()) return unknown("kernel", kernel.id);
-    own = found->second;
-    kernels_.erase(found);
-  }
+  WCUDA_ASSIGN(const wcuda_backend_kernel own, kernels_.take(kernel));
   if (!table().destroy_kernel) return {};
-  return ask("destroy_kernel",
-             [&](wcuda_error* error) { return table().destroy_kernel(self_, own, error); });
+  return ask("destroy_kernel", table().destroy_kernel, own);
 }
 
 Result<wcuda_stream> TableBackend::find_stream(Stream stream) const {
   if (stream.id == 0) return wcuda_stream{0};
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = streams_.find(stream.id);
-  if (found == streams_.end()) return unknown("stream", stream.id);
-  return wcuda_stream(found->second);
-}
-
-Result<wcuda_event> TableBackend::find_event(Event event) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = events_.find(event.id);
-  if (found == events_.end()) return unknown("event", event.id);
-  return wcuda_event(found->second);
+  return streams_.find(stream);
 }
 
 Result<Stream> TableBackend::stream_create(int32_t priority) {
   WCUDA_TRY(need(table().stream_create, "stream_create"));
   wcuda_stream made{0};
-  WCUDA_TRY(ask("stream_create", [&](wcuda_error* error) {
-    return table().stream_create(self_, priority, &made, error);
-  }));
-  const std::lock_guard<std::mutex> lock(mutex_);
-  streams_.emplace(last_id_ + 1, made);
-  return Stream{++last_id_};
+  WCUDA_TRY(ask("stream_create", table().stream_create, priority, &made));
+  return streams_.add(made);
 }
 
 Status TableBackend::stream_destroy(Stream stream) {
-  if (stream.id == 0) return unknown("stream", stream.id);
-  WCUDA_ASSIGN(const wcuda_stream own, find_stream(stream));
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    streams_.erase(stream.id);
-  }
+  WCUDA_ASSIGN(const wcuda_stream own, streams_.take(stream));
   if (!table().stream_destroy) return {};
-  return ask("stream_destroy",
-             [&](wcuda_error* error) { return table().stream_destroy(self_, own, error); });
+  return ask("stream_destroy", table().stream_destroy, own);
 }
 
 Result<Event> TableBackend::event_create() {
   WCUDA_TRY(need(table().event_create, "event_create"));
   wcuda_event made{0};
-  WCUDA_TRY(ask("event_create",
-                [&](wcuda_error* error) { return table().event_create(self_, &made, error); }));
-  const std::lock_guard<std::mutex> lock(mutex_);
-  events_.emplace(last_id_ + 1, made);
-  return Event{++last_id_};
+  WCUDA_TRY(ask("event_create", table().event_create, &made));
+  return events_.add(made);
 }
 
 Status TableBackend::event_destroy(Event event) {
-  WCUDA_ASSIGN(const wcuda_event own, find_event(event));
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    events_.erase(event.id);
-  }
+  WCUDA_ASSIGN(const wcuda_event own, events_.take(event));
   if (!table().event_destroy) return {};
-  return ask("event_destroy",
-             [&](wcuda_error* error) { return table().event_destroy(self_, own, error); });
+  return ask("event_destroy", table().event_destroy, own);
 }
 
 Status TableBackend::event_record(Event event, Stream stream) {
   WCUDA_TRY(need(table().event_record, "event_record"));
-  WCUDA_ASSIGN(const wcuda_event own, find_event(event));
+  WCUDA_ASSIGN(const wcuda_event own, events_.find(event));
   WCUDA_ASSIGN(const wcuda_stream on, find_stream(stream));
-  return ask("event_record",
-             [&](wcuda_error* error) { return table().event_record(self_, own, on, error); });
+  return ask("event_record", table().event_record, own, on);
 }
 
 Status TableBackend::stream_wait(Stream stream, Event event) {
   WCUDA_TRY(need(table().event_order, "event_order"));
-  WCUDA_ASSIGN(const wcuda_event own, find_event(event));
+  WCUDA_ASSIGN(const wcuda_event own, events_.find(event));
   WCUDA_ASSIGN(const wcuda_stream on, find_stream(stream));
-  return ask("event_order",
-             [&](wcuda_error* error) { return table().event_order(self_, own, on, error); });
+  return ask("event_order", table().event_order, own, on);
 }
 
 Status TableBackend::event_synchronize(Event event) {
   WCUDA_TRY(need(table().event_synchronize, "event_synchronize"));
-  WCUDA_ASSIGN(const wcuda_event own, find_event(event));
-  return ask("event_synchronize",
-             [&](wcuda_error* error) { return table().event_synchronize(self_, own, error); });
+  WCUDA_ASSIGN(const wcuda_event own, events_.find(event));
+  return ask("event_synchronize", table().event_synchronize, own);
 }
 
 Result<bool> TableBackend::event_done(Event event) {
   WCUDA_TRY(need(table().event_done, "event_done"));
-  WCUDA_ASSIGN(const wcuda_event own, find_event(event));
+  WCUDA_ASSIGN(const wcuda_event own, events_.find(event));
   int32_t done = 0;
-  WCUDA_TRY(ask("event_done",
-                [&](wcuda_error* error) { return table().event_done(self_, own, &done, error); }));
+  WCUDA_TRY(ask("event_done", table().event_done, own, &done));
   return done != 0;
 }
 
 Result<double> TableBackend::event_elapsed_ms(Event start, Event end) {
   WCUDA_TRY(need(table().event_elapsed, "event_elapsed"));
-  WCUDA_ASSIGN(const wcuda_event from, find_event(start));
-  WCUDA_ASSIGN(const wcuda_event to, find_event(end));
+  WCUDA_ASSIGN(const wcuda_event from, events_.find(start));
+  WCUDA_ASSIGN(const wcuda_event to, events_.find(end));
   double milliseconds = 0;
-  WCUDA_TRY(ask("event_elapsed", [&](wcuda_error* error) {
-    return table().event_elapsed(self_, from, to, &milliseconds, error);
-  }));
+  WCUDA_TRY(ask("event_elapsed", table().event_elapsed, from, to, &milliseconds));
   return milliseconds;
 }
 
@@ -496,13 +422,12 @@ Status TableBackend::synchronize(Stream stream) {
   WCUDA_TRY(fault());
   WCUDA_ASSIGN(const wcuda_stream on, find_stream(stream));
   if (!table().stream_synchronize || stream.id == 0) return synchronize();
-  return ask("stream_synchronize",
-             [&](wcuda_error* error) { return table().stream_synchronize(self_, on, error); });
+  return ask("stream_synchronize", table().stream_synchronize, on);
 }
 
 Status TableBackend::synchronize() {
   WCUDA_TRY(fault());
-  return ask("synchronize", [&](wcuda_error* error) { return table().synchronize(self_, error); });
+  return ask("synchronize", table().synchronize);
 }
 
 }  // namespace wcuda

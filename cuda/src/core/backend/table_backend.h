@@ -11,6 +11,7 @@
 
 #include "core/backend/backend.h"
 #include "core/backend/backend_types.h"
+#include "core/backend/handle_table.h"
 #include "worker_cuda/backend.h"
 
 namespace wcuda {
@@ -76,15 +77,14 @@ class TableBackend final : public Backend {
         registration_(std::move(registration)),
         self_(self) {}
   const wcuda_backend_vtable& table() const { return registration_->table; }
-  template <class Call>
-  Status ask(const char* slot, Call&& call) const;
+  template <class Slot, class... Arguments>
+  Status ask(const char* name, Slot slot, Arguments... arguments) const;
   template <class Slot>
   Status need(Slot* function, const char* slot) const;
   Result<void*> allocate_device(uint64_t bytes);
   Result<void*> allocate_pinned(uint64_t bytes);
   Result<Range> locate(const void* address, uint64_t bytes) const;
   Result<wcuda_stream> find_stream(Stream stream) const;
-  Result<wcuda_event> find_event(Event event) const;
 
   const std::shared_ptr<const BackendRegistration> registration_;
   void* const self_;
@@ -93,11 +93,11 @@ class TableBackend final : public Backend {
   mutable std::mutex mutex_;  // guards what follows; never held while the table is asked
   mutable Status fault_;      // the first
   uint64_t held_bytes_ = 0;   // device memory
-  uint64_t last_id_ = 0;
   std::map<uintptr_t, Block> blocks_;
-  std::map<uint64_t, wcuda_stream> streams_;
-  std::map<uint64_t, wcuda_event> events_;
-  std::map<uint64_t, wcuda_backend_kernel> kernels_;
+
+  HandleTable<Stream, wcuda_stream> streams_{"stream"};
+  HandleTable<Event, wcuda_event> events_{"event"};
+  HandleTable<Kernel, wcuda_backend_kernel> kernels_{"kernel"};
 };
 
 }  // namespace wcuda

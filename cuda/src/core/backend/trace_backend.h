@@ -1,4 +1,4 @@
-// Tells a listener every call of a backend, with its answer.
+// Reports every call of a backend to a listener, with its answer.
 #pragma once
 
 #include <functional>

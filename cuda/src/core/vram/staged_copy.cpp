@@ -16,15 +16,8 @@ Result<std::unique_ptr<StagedCopy>> StagedCopy::create(Backend& backend, uint8_t
   std::unique_ptr<StagedCopy> copy(new StagedCopy(backend, staging));
   WCUDA_ASSIGN(copy->threads_,
                ThreadPool::create(std::min(kThreadCountMax, available_thread_count())));
-  for (Event& event : copy->emptied_) {
-    WCUDA_ASSIGN(event, backend.event_create());
-  }
+  for (OwnedEvent& event : copy->emptied_) WCUDA_TRY(event.take(backend, backend.event_create()));
   return copy;
-}
-
-StagedCopy::~StagedCopy() {
-  for (const Event event : emptied_)
-    if (event.id != 0) (void)backend_.event_destroy(event);
 }
 
 Status StagedCopy::to_device(uint8_t* target, const uint8_t* source, uint64_t bytes) {

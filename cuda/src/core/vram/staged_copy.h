@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "core/backend/backend.h"
+#include "core/backend/owned.h"
 #include "core/base/status.h"
 #include "core/base/thread_pool.h"
 
@@ -23,9 +23,6 @@ class StagedCopy {
 
   // `staging`: kStagingBytes of pinned memory; it and the backend outlive this object.
   static Result<std::unique_ptr<StagedCopy>> create(Backend& backend, uint8_t* staging);
-  ~StagedCopy();
-  StagedCopy(const StagedCopy&) = delete;
-  StagedCopy& operator=(const StagedCopy&) = delete;
 
   // As Backend::copy_to_device: ordered after the work on stream 0; returns when complete.
   Status to_device(uint8_t* target, const uint8_t* source, uint64_t bytes);
@@ -38,7 +35,7 @@ class StagedCopy {
   Backend& backend_;
   uint8_t* const staging_;
   std::unique_ptr<ThreadPool> threads_;
-  Event emptied_[kSlotCount];  // recorded behind the copy out of a slot
+  OwnedEvent emptied_[kSlotCount];  // recorded behind the copy out of a slot
 };
 
 }  // namespace wcuda::vram

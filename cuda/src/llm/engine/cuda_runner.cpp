@@ -19,6 +19,7 @@
 
 #include "core/backend/cuda_device.h"
 #include "core/backend/cuda_graph.h"
+#include "core/backend/owned.h"
 #include "kernels/sampling/sample.h"
 #include "kernels/shared/arena.h"
 #include "kernels/step/step.h"
@@ -175,7 +176,7 @@ class CudaRunner final : public Runner {
                     const std::function<Status()>& queue);
   Status queue_kernels(const Shape& shape, const ops::StepPlan& plan,
                        NodeObserver* observer = nullptr);
-  kernels::InputScatterArgs ingest_args(const Shape& shape) const;
+  kernels::InputScatterArgs input_scatter_args(const Shape& shape) const;
   Result<const CapturedStep*> find_graph(const Shape& shape, bool* captured);
   void take_results(Ticket& ticket);
 
@@ -186,9 +187,9 @@ class CudaRunner final : public Runner {
   int device_ = 0;
   cudaStream_t native_stream_ = nullptr;
   vram::Buffer pinned_;  // two tickets
-  Stream input_stream_;
-  Event copied_[2], started_[2], ended_[2];
-  std::vector<Event> profile_events_[2];
+  OwnedStream input_stream_;
+  OwnedEvent copied_[2], started_[2], ended_[2];
+  std::vector<OwnedEvent> profile_events_[2];
   Status last_status_;  // of the step that was waited for last
   std::map<GraphKey, CapturedStep> graphs_;
   std::shared_ptr<DeviceOrder> order_;  // of an engine whose steps may have persistent layers
@@ -201,12 +202,9 @@ Status CudaRunner::prepare() {
   if (machine_.has_persistent_layers) order_ = DeviceOrder::of(backend_.caps().ordinal);
   WCUDA_ASSIGN(pinned_, machine_.memory->allocate_pinned(2 * sizes_.pinned_bytes, "step exchange"));
   // Ahead of a step that runs: the few bytes of the next are not to wait for its end.
-  WCUDA_ASSIGN(input_stream_, backend_.stream_create(-1));
-  for (int i = 0; i < 2; ++i) {
-    WCUDA_ASSIGN(copied_[i], backend_.event_create());
-    WCUDA_ASSIGN(started_[i], backend_.event_create());
-    WCUDA_ASSIGN(ended_[i], backend_.event_create());
-  }
+  WCUDA_TRY(input_stream_.take(backend_, backend_.stream_create(-1)));
+  for (OwnedEvent* const events : {copied_, started_, ended_})
+    for (int i = 0; i < 2; ++i) WCUDA_TRY(events[i].take(backend_, backend_.event_create()));
   // Padded tokens compute on what lies here: never on bytes nothing has written.
   WCUDA_TRY(backend_.fill(machine_.scratch, machine_.layout.scratch_bytes, 0, 4, stream_));
   WCUDA_TRY(backend_.fill(machine_.kv, machine_.layout.kv_bytes, 0, 4, stream_));
@@ -219,13 +217,6 @@ CudaRunner::~CudaRunner() {
   (void)backend_.synchronize(stream_);
   graphs_.clear();
   if (order_ != nullptr) order_->leave(this);
-  if (input_stream_.id != 0) (void)backend_.stream_destroy(input_stream_);
-  for (int i = 0; i < 2; ++i) {
-    if (copied_[i].id != 0) (void)backend_.event_destroy(copied_[i]);
-    if (started_[i].id != 0) (void)backend_.event_destroy(started_[i]);
-    if (ended_[i].id != 0) (void)backend_.event_destroy(ended_[i]);
-    for (const Event event : profile_events_[i]) (void)backend_.event_destroy(event);
-  }
 }
 
 kernels::Launch CudaRunner::launch(bool is_dependent) const {
@@ -384,7 +375,8 @@ Status CudaRunner::submit(const std::shared_ptr<Ticket>& ticket) {
   return started;
 }
 
-// Beside the step before; the ticket that used this half of the memory last has been waited for.
+// While the step before runs; the ticket that used this half of the memory last has been waited
+// for.
 Status CudaRunner::queue_copy(uint32_t parity, uint64_t input_bytes) {
   WCUDA_TRY(backend_.copy_to_device_async(device_inputs(parity), pinned<uint8_t>(parity, 0),
                                           input_bytes, input_stream_));
@@ -406,7 +398,7 @@ Status CudaRunner::start_step(const Shape& shape, Ticket* ticket) {
 Status CudaRunner::profile_step(const Shape& shape, StepProfile* profile) {
   class Recorder : public NodeObserver {
    public:
-    Recorder(Backend& backend, Stream stream, const std::vector<Event>& events)
+    Recorder(Backend& backend, Stream stream, const std::vector<OwnedEvent>& events)
         : backend_(backend), stream_(stream), events_(events) {}
     Status before(size_t node) override {
       return node == 0 ? backend_.event_record(events_[0], stream_) : Status();
@@ -416,13 +408,14 @@ Status CudaRunner::profile_step(const Shape& shape, StepProfile* profile) {
    private:
     Backend& backend_;
     const Stream stream_;
-    const std::vector<Event>& events_;
+    const std::vector<OwnedEvent>& events_;
   };
   profile->plan = machine_.plan(shape);
-  std::vector<Event>& events = profile_events_[shape.parity];
+  std::vector<OwnedEvent>& events = profile_events_[shape.parity];
   while (events.size() <= profile->plan.nodes.size()) {
-    WCUDA_ASSIGN(const Event event, backend_.event_create());
-    events.push_back(event);
+    OwnedEvent event;
+    WCUDA_TRY(event.take(backend_, backend_.event_create()));
+    events.push_back(std::move(event));
   }
   Recorder recorder(backend_, stream_, events);
   return backend_.queue(stream_, [&] {
@@ -455,7 +448,7 @@ Result<const CudaRunner::CapturedStep*> CudaRunner::find_graph(const Shape& shap
   return &graphs_.emplace(key, std::move(step)).first->second;
 }
 
-kernels::InputScatterArgs CudaRunner::ingest_args(const Shape& shape) const {
+kernels::InputScatterArgs CudaRunner::input_scatter_args(const Shape& shape) const {
   const Layout& layout = machine_.layout;
   kernels::InputScatterArgs args;
   args.block = device_inputs(shape.parity);
@@ -485,7 +478,7 @@ Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan,
   const uint64_t rows_max = machine_.limits.max_batch_rows;
   int32_t* const statuses = on_device<int32_t>(sizes_.device_statuses);
   kernels::StepStart start;
-  start.inputs = ingest_args(shape);
+  start.inputs = input_scatter_args(shape);
   start.tokens = kTokens;
   start.rows = kRows;
   start.page_tables = kPageTables;
@@ -559,7 +552,7 @@ Status CudaRunner::run_command(const Command& command) {
   });
 }
 
-// Queued: what is submitted later comes after it. Only a lost device refuses, and tells the next
+// Queued: what is submitted later comes after it. Only a lost device refuses, and fails the next
 // step too.
 void CudaRunner::execute(const Command& command) { (void)run_command(command); }
 
@@ -602,7 +595,7 @@ void CudaRunner::take_results(Ticket& ticket) {
       backend_.event_elapsed_ms(started_[ticket.parity], ended_[ticket.parity]);
   if (elapsed.ok()) ticket.device_ns = static_cast<uint64_t>(*elapsed * 1e6);
   if (ticket.profile == nullptr) return;
-  const std::vector<Event>& events = profile_events_[ticket.parity];
+  const std::vector<OwnedEvent>& events = profile_events_[ticket.parity];
   for (size_t node = 0; node < ticket.profile->plan.nodes.size(); ++node) {
     const Result<double> ms = backend_.event_elapsed_ms(events[node], events[node + 1]);
     ticket.profile->node_ns.push_back(ms.ok() ? *ms * 1e6 : 0.0);

@@ -2,6 +2,7 @@
 #include "llm/engine/engine.h"
 
 #include <algorithm>
+#include <cinttypes>
 
 namespace wcuda::engine {
 
@@ -157,9 +158,8 @@ Status Engine::copy_tokens(const Sequence& sequence, uint32_t first, uint32_t co
                            int32_t* target) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (uint64_t{first} + count > sequence.length())
-    return Status::error(WCUDA_OUT_OF_RANGE, "tokens %u to %llu of a sequence of %u", first,
-                         static_cast<unsigned long long>(uint64_t{first} + count),
-                         sequence.length());
+    return Status::error(WCUDA_OUT_OF_RANGE, "tokens %u to %" PRIu64 " of a sequence of %u", first,
+                         uint64_t{first} + count, sequence.length());
   const auto begin = sequence.tokens.begin() + first;
   const auto unknown = std::find(begin, begin + count, kUnknownToken);
   if (unknown != begin + count)

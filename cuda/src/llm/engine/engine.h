@@ -83,7 +83,7 @@ class Engine {
   void shorten(Sequence& sequence, uint32_t length);
   void add_row(Ticket& ticket, uint32_t index);
   void undo_rows(const std::vector<Row>& rows, const std::vector<Tail>& before);
-  void settle(const Ticket& ticket);
+  void finish(const Ticket& ticket);
   Status check_output(const Ticket& ticket, const wcuda_step_output& output) const;
   Status copy_output(const Ticket& ticket, wcuda_step_output* output) const;
 

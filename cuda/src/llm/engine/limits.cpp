@@ -2,6 +2,7 @@
 #include "llm/engine/limits.h"
 
 #include <algorithm>
+#include <cinttypes>
 
 #include "core/base/checked.h"
 #include "kernels/shared/arena.h"
@@ -21,9 +22,9 @@ constexpr uint64_t kMaxPages = 1u << 28;
 
 Status check_range(const char* name, uint64_t value, uint64_t limit) {
   if (value <= limit) return {};
-  return Status::error(WCUDA_INVALID_ARGUMENT, "engine option %s is %llu, at most %llu is possible",
-                       name, static_cast<unsigned long long>(value),
-                       static_cast<unsigned long long>(limit));
+  return Status::error(WCUDA_INVALID_ARGUMENT,
+                       "engine option %s is %" PRIu64 ", at most %" PRIu64 " is possible", name,
+                       value, limit);
 }
 
 }  // namespace
@@ -34,8 +35,8 @@ Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::
   constexpr uint64_t kKnownFlags =
       WCUDA_ENGINE_BATCH_INVARIANT | WCUDA_ENGINE_POISON_FREE_PAGES | kPersistentFlags;
   if (options.flags & ~kKnownFlags)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "engine flags 0x%llx contain unknown bits",
-                         static_cast<unsigned long long>(options.flags));
+    return Status::error(WCUDA_INVALID_ARGUMENT, "engine flags 0x%" PRIx64 " contain unknown bits",
+                         options.flags);
   if (options.kv_type < WCUDA_KV_F16 || options.kv_type > WCUDA_KV_FP8_E4M3)
     return Status::error(WCUDA_INVALID_ARGUMENT,
                          "engine option kv_type is %d, not a WCUDA_KV_ value", options.kv_type);

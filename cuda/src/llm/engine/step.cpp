@@ -1,5 +1,6 @@
 // Submitting a step and collecting its outputs.
 #include <algorithm>
+#include <cinttypes>
 #include <new>
 #include <unordered_map>
 
@@ -9,8 +10,6 @@ namespace wcuda::engine {
 namespace {
 
 constexpr size_t kMaxInFlight = 2;
-
-using ull = unsigned long long;
 
 // The caller's arrays into the row itself.
 void copy_arrays(Row& row, uint32_t vocabulary) {
@@ -51,9 +50,8 @@ Status Engine::check_row(const Row& row, size_t index) const {
 Status Engine::check_limits(const std::vector<Row>& rows) const {
   const Limits& limits = machine_.limits;
   if (in_flight_.size() >= kMaxInFlight)
-    return Status::error(WCUDA_QUEUE_FULL, "steps %llu and %llu are in flight",
-                         static_cast<ull>(in_flight_[0]->number),
-                         static_cast<ull>(in_flight_[1]->number));
+    return Status::error(WCUDA_QUEUE_FULL, "steps %" PRIu64 " and %" PRIu64 " are in flight",
+                         in_flight_[0]->number, in_flight_[1]->number);
   WCUDA_CHECK(rows.size() <= limits.max_batch_rows);
   uint64_t tokens = 0, logits = 0;
   std::vector<const Sequence*> sequences;
@@ -64,12 +62,13 @@ Status Engine::check_limits(const std::vector<Row>& rows) const {
     sequences.push_back(rows[i].sequence.get());
   }
   if (tokens > limits.max_batch_tokens)
-    return Status::error(WCUDA_LIMIT_EXCEEDED, "a step of %llu tokens, max_batch_tokens is %u",
-                         static_cast<ull>(tokens), limits.max_batch_tokens);
+    return Status::error(WCUDA_LIMIT_EXCEEDED,
+                         "a step of %" PRIu64 " tokens, max_batch_tokens is %u", tokens,
+                         limits.max_batch_tokens);
   if (logits > limits.max_logits_rows)
     return Status::error(WCUDA_LIMIT_EXCEEDED,
-                         "a step of %llu rows of logits, max_logits_rows is %u",
-                         static_cast<ull>(logits), limits.max_logits_rows);
+                         "a step of %" PRIu64 " rows of logits, max_logits_rows is %u", logits,
+                         limits.max_logits_rows);
   std::sort(sequences.begin(), sequences.end());
   if (std::adjacent_find(sequences.begin(), sequences.end()) != sequences.end())
     return Status::error(WCUDA_INVALID_ARGUMENT, "a sequence has two rows in one step");
@@ -197,7 +196,7 @@ void Engine::undo_rows(const std::vector<Row>& rows, const std::vector<Tail>& be
 
 // Takes what a finished ticket has found out into the sequences, and takes the ticket off the
 // queue.
-void Engine::settle(const Ticket& ticket) {
+void Engine::finish(const Ticket& ticket) {
   if (ticket.status.ok() && ticket.profile != nullptr) profile_ = ticket.profile;
   for (const std::shared_ptr<Sequence>& sequence : live_) {
     if (!sequence) continue;
@@ -232,8 +231,8 @@ Status Engine::check_output(const Ticket& ticket, const wcuda_step_output& outpu
   logits *= config().vocabulary_size;
   const auto check = [](const char* name, uint64_t needed, uint64_t capacity) -> Status {
     if (needed <= capacity) return {};
-    return Status::error(WCUDA_BUFFER_TOO_SMALL, "%s is %llu, the step needs %llu", name,
-                         static_cast<ull>(capacity), static_cast<ull>(needed));
+    return Status::error(WCUDA_BUFFER_TOO_SMALL, "%s is %" PRIu64 ", the step needs %" PRIu64, name,
+                         capacity, needed);
   };
   WCUDA_TRY(check("row_capacity", ticket.rows.size(), output.rows ? output.row_capacity : 0));
   const bool has_top = output.top_tokens && output.top_logprobs;
@@ -284,20 +283,20 @@ Status Engine::wait(uint64_t number, int64_t timeout_ms, wcuda_step_output* outp
     const bool known = std::any_of(in_flight_.begin(), in_flight_.end(),
                                    [&](const auto& t) { return t->number == number; });
     if (!known)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "ticket %llu is not in flight",
-                           static_cast<ull>(number));
+      return Status::error(WCUDA_INVALID_ARGUMENT, "ticket %" PRIu64 " is not in flight", number);
     ticket = in_flight_.front();
     if (ticket->number != number)
-      return Status::error(WCUDA_INVALID_STATE, "ticket %llu must be waited for before %llu",
-                           static_cast<ull>(ticket->number), static_cast<ull>(number));
+      return Status::error(WCUDA_INVALID_STATE,
+                           "ticket %" PRIu64 " must be waited for before %" PRIu64, ticket->number,
+                           number);
     WCUDA_TRY(check_output(*ticket, *output));
   }
   if (!runner_->wait(*ticket, timeout_ms))
-    return Status::error(WCUDA_TIMEOUT, "ticket %llu was not done after %lld ms",
-                         static_cast<ull>(number), static_cast<long long>(timeout_ms));
+    return Status::error(WCUDA_TIMEOUT, "ticket %" PRIu64 " was not done after %lld ms", number,
+                         static_cast<long long>(timeout_ms));
   const std::lock_guard<std::mutex> lock(mutex_);
   if (ticket->status.ok()) ticket->status = copy_output(*ticket, output);
-  settle(*ticket);
+  finish(*ticket);
   return ticket->status;
 }
 
@@ -311,7 +310,7 @@ Status Engine::drain() {
     }
     runner_->wait(*ticket, -1);
     const std::lock_guard<std::mutex> lock(mutex_);
-    settle(*ticket);
+    finish(*ticket);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "llm/engine/step_report.h"
 
 #include <algorithm>
+#include <cinttypes>
 
 #include "core/base/text.h"
 #include "llm/engine/step_shape.h"
@@ -69,10 +70,10 @@ Result<StepReport> report_step(const std::shared_ptr<Backend>& backend, const gg
   if (cost.row_count > limits.max_batch_rows || tokens > limits.max_batch_tokens ||
       positions > limits.max_sequence_tokens)
     return Status::error(WCUDA_OUT_OF_RANGE,
-                         "a step of %u rows, %llu tokens and %llu positions is beyond the engine's "
+                         "a step of %u rows, %" PRIu64 " tokens and %" PRIu64
+                         " positions is beyond the engine's "
                          "%u, %u and %u",
-                         cost.row_count, static_cast<unsigned long long>(tokens),
-                         static_cast<unsigned long long>(positions), limits.max_batch_rows,
+                         cost.row_count, tokens, positions, limits.max_batch_rows,
                          limits.max_batch_tokens, limits.max_sequence_tokens);
   ops::StepShape shape;
   shape.token_count = static_cast<uint32_t>(tokens);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <limits>
 #include <string>
 
 #include "core/base/bytes.h"
@@ -141,39 +140,26 @@ Status check_split_tensor_count(const Part& first, const SplitKeys& keys, uint64
                        first.source->name().c_str(), keys.tensor_count, found);
 }
 
-template <class T>
-bool convert(const Value& value, T* out) {
-  if constexpr (std::is_same<T, bool>::value) {
-    *out = value.u64 != 0;
-    return value.type == ValueType::kBool;
-  } else if constexpr (std::is_same<T, float>::value) {
-    *out = static_cast<float>(value.f64);
-    return value.type == ValueType::kF32 || value.type == ValueType::kF64;
-  } else if constexpr (std::is_same<T, std::string_view>::value) {
-    *out = value.string;
-    return value.type == ValueType::kString;
-  } else {
-    uint64_t number = 0;
-    if (to_u64(value, &number)) {
-      *out = static_cast<T>(number);
-      return number <= static_cast<uint64_t>(std::numeric_limits<T>::max());
-    }
-    // to_u64 refuses negative numbers; all of them are in i64.
-    *out = static_cast<T>(value.i64);
-    return value.i64 < 0 && std::is_signed<T>::value &&
-           value.i64 >= static_cast<int64_t>(std::numeric_limits<T>::min());
-  }
+bool convert(const Value& value, float* out) {
+  *out = static_cast<float>(value.f64);
+  return value.type == ValueType::kF32 || value.type == ValueType::kF64;
 }
-
-template <class T>
-const char* wanted_name() {
-  if (std::is_same<T, bool>::value) return "a bool";
-  if (std::is_same<T, float>::value) return "a float";
-  if (std::is_same<T, std::string_view>::value) return "a string";
-  if (std::is_same<T, uint64_t>::value) return "an integer of 0 to 2^64 - 1";
-  if (std::is_same<T, uint32_t>::value) return "an integer of 0 to 2^32 - 1";
-  return "an integer of -2^31 to 2^31 - 1";
+bool convert(const Value& value, std::string_view* out) {
+  *out = value.string;
+  return value.type == ValueType::kString;
 }
+bool convert(const Value& value, uint32_t* out) {
+  uint64_t number = 0;
+  if (!to_u64(value, &number)) return false;
+  *out = static_cast<uint32_t>(number);
+  return number <= UINT32_MAX;
+}
+template <class T>
+constexpr const char* kWanted = "an integer of 0 to 2^32 - 1";
+template <>
+constexpr const char* kWanted<float> = "a float";
+template <>
+constexpr const char* kWanted<std::string_view> = "a string";
 
 // A value's type and number for an error message.
 std::string describe(const Value& value) {
@@ -197,38 +183,7 @@ Result<T> get(const Gguf& file, std::string_view key, const T* fallback) {
   T out{};
   if (convert(value, &out)) return out;
   return Status::error(WCUDA_UNSUPPORTED, "key '%s' is %s, must be %s", printable(key).c_str(),
-                       describe(value).c_str(), wanted_name<T>());
-}
-
-// Element `index` of an array as a value.
-Value element(const Value& array, uint64_t index) {
-  if (array.element_type == ValueType::kString) {
-    Value value;
-    value.type = ValueType::kString;
-    value.string = array.string_at(index);
-    return value;
-  }
-  return number_at(array.element_type, array.data + index * (array.data_bytes / array.count));
-}
-
-template <class T>
-Result<std::vector<T>> get_array(const Gguf& file, std::string_view key) {
-  Value array;
-  if (!file.find(key, &array)) return absent(key);
-  if (array.type != ValueType::kArray)
-    return Status::error(WCUDA_UNSUPPORTED, "key '%s' is %s, must be an array",
-                         printable(key).c_str(), describe(array).c_str());
-  std::vector<T> out;
-  out.reserve(array.count);
-  for (uint64_t i = 0; i < array.count; ++i) {
-    T item{};
-    const Value value = element(array, i);
-    if (!convert(value, &item))
-      return Status::error(WCUDA_UNSUPPORTED, "key '%s': element %" PRIu64 " is %s, must be %s",
-                           printable(key).c_str(), i, describe(value).c_str(), wanted_name<T>());
-    out.push_back(item);
-  }
-  return out;
+                       describe(value).c_str(), kWanted<T>);
 }
 
 }  // namespace
@@ -342,24 +297,8 @@ Result<uint32_t> Gguf::get_u32(std::string_view key) const {
 Result<uint32_t> Gguf::get_u32(std::string_view key, uint32_t fallback) const {
   return get(*this, key, &fallback);
 }
-Result<uint64_t> Gguf::get_u64(std::string_view key) const {
-  return get<uint64_t>(*this, key, nullptr);
-}
-Result<uint64_t> Gguf::get_u64(std::string_view key, uint64_t fallback) const {
-  return get(*this, key, &fallback);
-}
-Result<int32_t> Gguf::get_i32(std::string_view key) const {
-  return get<int32_t>(*this, key, nullptr);
-}
-Result<int32_t> Gguf::get_i32(std::string_view key, int32_t fallback) const {
-  return get(*this, key, &fallback);
-}
 Result<float> Gguf::get_f32(std::string_view key) const { return get<float>(*this, key, nullptr); }
 Result<float> Gguf::get_f32(std::string_view key, float fallback) const {
-  return get(*this, key, &fallback);
-}
-Result<bool> Gguf::get_bool(std::string_view key) const { return get<bool>(*this, key, nullptr); }
-Result<bool> Gguf::get_bool(std::string_view key, bool fallback) const {
   return get(*this, key, &fallback);
 }
 Result<std::string_view> Gguf::get_string(std::string_view key) const {
@@ -369,16 +308,22 @@ Result<std::string_view> Gguf::get_string(std::string_view key, std::string_view
   return get(*this, key, &fallback);
 }
 Result<std::vector<uint32_t>> Gguf::get_u32s(std::string_view key) const {
-  return get_array<uint32_t>(*this, key);
-}
-Result<std::vector<int32_t>> Gguf::get_i32s(std::string_view key) const {
-  return get_array<int32_t>(*this, key);
-}
-Result<std::vector<float>> Gguf::get_f32s(std::string_view key) const {
-  return get_array<float>(*this, key);
-}
-Result<std::vector<std::string_view>> Gguf::get_strings(std::string_view key) const {
-  return get_array<std::string_view>(*this, key);
+  Value array;
+  if (!find(key, &array)) return absent(key);
+  if (array.type != ValueType::kArray)
+    return Status::error(WCUDA_UNSUPPORTED, "key '%s' is %s, must be an array",
+                         printable(key).c_str(), describe(array).c_str());
+  std::vector<uint32_t> out(array.count);
+  for (uint64_t i = 0; i < array.count; ++i) {
+    Value value;
+    value.type = array.element_type;  // strings are refused below
+    if (value.type != ValueType::kString)
+      value = number_at(array.element_type, array.data + i * (array.data_bytes / array.count));
+    if (!convert(value, &out[i]))
+      return Status::error(WCUDA_UNSUPPORTED, "key '%s': element %" PRIu64 " is %s, must be %s",
+                           printable(key).c_str(), i, describe(value).c_str(), kWanted<uint32_t>);
+  }
+  return out;
 }
 
 const Tensor* Gguf::find_tensor(std::string_view name, uint64_t* index) const {

@@ -94,21 +94,12 @@ class Gguf {
   // from any integer type, floats from f32 and f64.
   Result<uint32_t> get_u32(std::string_view key) const;
   Result<uint32_t> get_u32(std::string_view key, uint32_t fallback) const;
-  Result<uint64_t> get_u64(std::string_view key) const;
-  Result<uint64_t> get_u64(std::string_view key, uint64_t fallback) const;
-  Result<int32_t> get_i32(std::string_view key) const;
-  Result<int32_t> get_i32(std::string_view key, int32_t fallback) const;
   Result<float> get_f32(std::string_view key) const;
   Result<float> get_f32(std::string_view key, float fallback) const;
-  Result<bool> get_bool(std::string_view key) const;
-  Result<bool> get_bool(std::string_view key, bool fallback) const;
   Result<std::string_view> get_string(std::string_view key) const;
   Result<std::string_view> get_string(std::string_view key, std::string_view fallback) const;
   // Arrays, converted element by element under the same rules.
   Result<std::vector<uint32_t>> get_u32s(std::string_view key) const;
-  Result<std::vector<int32_t>> get_i32s(std::string_view key) const;
-  Result<std::vector<float>> get_f32s(std::string_view key) const;
-  Result<std::vector<std::string_view>> get_strings(std::string_view key) const;
 
   // Tensors, in file order, part after part.
   const std::vector<Tensor>& tensors() const { return tensors_; }

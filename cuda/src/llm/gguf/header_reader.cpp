@@ -2,6 +2,7 @@
 #include "llm/gguf/header_reader.h"
 
 #include <algorithm>
+#include <cinttypes>
 
 namespace wcuda::gguf {
 namespace {
@@ -13,16 +14,15 @@ constexpr uint64_t kFirstReadBytes = 64 << 10;
 Status HeaderReader::need(uint64_t bytes, const char* what) {
   if (bytes <= bytes_.size() - position_) return Status();
   if (bytes > bytes_left()) {
-    return Status::error(WCUDA_MALFORMED, "%s at byte %llu needs %llu bytes, %llu remain", what,
-                         static_cast<unsigned long long>(position_),
-                         static_cast<unsigned long long>(bytes),
-                         static_cast<unsigned long long>(bytes_left()));
+    return Status::error(WCUDA_MALFORMED,
+                         "%s at byte %" PRIu64 " needs %" PRIu64 " bytes, %" PRIu64 " remain", what,
+                         position_, bytes, bytes_left());
   }
   if (position_ > limit_ || bytes > limit_ - position_) {
-    return Status::error(
-        WCUDA_UNSUPPORTED, "%s at byte %llu needs %llu bytes, headers may take %llu more in total",
-        what, static_cast<unsigned long long>(position_), static_cast<unsigned long long>(bytes),
-        static_cast<unsigned long long>(limit_ - std::min(limit_, position_)));
+    return Status::error(WCUDA_UNSUPPORTED,
+                         "%s at byte %" PRIu64 " needs %" PRIu64 " bytes, headers may take %" PRIu64
+                         " more in total",
+                         what, position_, bytes, limit_ - std::min(limit_, position_));
   }
   // Doubling keeps the number of reads and reallocations logarithmic.
   const uint64_t have = bytes_.size();

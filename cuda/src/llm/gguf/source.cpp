@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cinttypes>
 #include <cstring>
 
 #include "core/base/callback.h"
@@ -34,16 +35,15 @@ class FileSource final : public Source {
       if (got < 0) {
         if (errno == EINTR) continue;
         const int code = errno;
-        return Status::native_error(WCUDA_IO, code, "%s: reading %zu bytes at %llu failed: %s",
-                                    name().c_str(), want, static_cast<unsigned long long>(offset),
-                                    std::strerror(code));
+        return Status::native_error(WCUDA_IO, code,
+                                    "%s: reading %zu bytes at %" PRIu64 " failed: %s",
+                                    name().c_str(), want, offset, std::strerror(code));
       }
       if (got == 0) {
-        return Status::error(
-            WCUDA_IO,
-            "%s: ends at or before byte %llu, had %llu bytes when opened: truncated since",
-            name().c_str(), static_cast<unsigned long long>(offset),
-            static_cast<unsigned long long>(size()));
+        return Status::error(WCUDA_IO,
+                             "%s: ends at or before byte %" PRIu64 ", had %" PRIu64
+                             " bytes when opened: truncated since",
+                             name().c_str(), offset, size());
       }
       out += got;
       offset += static_cast<uint64_t>(got);
@@ -82,9 +82,9 @@ class CallbackSource final : public Source {
       result = callback_(user_, offset, target, bytes);
     }
     if (result == 0) return Status();
-    return Status::native_error(
-        WCUDA_IO, result, "the read callback returned %d for %llu bytes at %llu", result,
-        static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(offset));
+    return Status::native_error(WCUDA_IO, result,
+                                "the read callback returned %d for %" PRIu64 " bytes at %" PRIu64,
+                                result, bytes, offset);
   }
 
   wcuda_read_callback callback_;
@@ -113,10 +113,9 @@ Result<std::shared_ptr<Source>> source_of_descriptor(std::string name, int descr
 
 Status Source::read_at(uint64_t offset, void* target, uint64_t bytes) const {
   if (offset > size_ || bytes > size_ - offset) {
-    return Status::error(WCUDA_OUT_OF_RANGE, "%s: %llu bytes at %llu are past its end at %llu",
-                         name_.c_str(), static_cast<unsigned long long>(bytes),
-                         static_cast<unsigned long long>(offset),
-                         static_cast<unsigned long long>(size_));
+    return Status::error(WCUDA_OUT_OF_RANGE,
+                         "%s: %" PRIu64 " bytes at %" PRIu64 " are past its end at %" PRIu64,
+                         name_.c_str(), bytes, offset, size_);
   }
   if (bytes == 0) return Status();
   return read(offset, target, bytes);
@@ -154,19 +153,16 @@ Result<std::shared_ptr<Source>> open_descriptor(int descriptor) {
 
 Result<std::shared_ptr<Source>> open_memory(const void* data, uint64_t bytes) {
   if (data == nullptr && bytes > 0)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "data is NULL, size is %llu",
-                         static_cast<unsigned long long>(bytes));
+    return Status::error(WCUDA_INVALID_ARGUMENT, "data is NULL, size is %" PRIu64, bytes);
   if (bytes > kMaxSize)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "size %llu is over 2^63 - 1",
-                         static_cast<unsigned long long>(bytes));
+    return Status::error(WCUDA_INVALID_ARGUMENT, "size %" PRIu64 " is over 2^63 - 1", bytes);
   return std::shared_ptr<Source>(std::make_shared<MemorySource>(data, bytes));
 }
 
 Result<std::shared_ptr<Source>> open_callback(wcuda_read_callback read, void* user, uint64_t size) {
   if (read == nullptr) return Status::error(WCUDA_INVALID_ARGUMENT, "read is NULL");
   if (size > kMaxSize)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "size %llu is over 2^63 - 1",
-                         static_cast<unsigned long long>(size));
+    return Status::error(WCUDA_INVALID_ARGUMENT, "size %" PRIu64 " is over 2^63 - 1", size);
   return std::shared_ptr<Source>(std::make_shared<CallbackSource>(read, user, size));
 }
 

@@ -2,6 +2,7 @@
 #include "llm/model/config.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -90,9 +91,8 @@ Result<uint32_t> read_layer_count(const Keys& keys, const char* key, uint32_t la
   if (!keys.file().find(keys.full(key), &value) || value.type != gguf::ValueType::kArray)
     return fallback == 0 ? keys.count(key, limit) : keys.count(key, limit, fallback);
   if (value.count != layer_count)
-    return Status::error(WCUDA_MALFORMED, "key '%s' has %llu elements, the model %u layers",
-                         keys.full(key).c_str(), static_cast<unsigned long long>(value.count),
-                         layer_count);
+    return Status::error(WCUDA_MALFORMED, "key '%s' has %" PRIu64 " elements, the model %u layers",
+                         keys.full(key).c_str(), value.count, layer_count);
   WCUDA_ASSIGN(const std::vector<uint32_t> values, keys.file().get_u32s(keys.full(key)));
   if (std::any_of(values.begin(), values.end(), [&](uint32_t v) { return v != values[0]; }))
     return Status::error(WCUDA_UNSUPPORTED, "key '%s' differs between layers: %s; must be equal",
@@ -157,9 +157,9 @@ Status check_tokenizer(const gguf::Gguf& file, uint64_t vocabulary_size) {
                            gguf::value_type_name(array.types[0]));
     if (value.count != vocabulary_size)
       return Status::error(WCUDA_MALFORMED,
-                           "key '%s' has %llu elements, tensor 'token_embd.weight' %llu rows",
-                           array.key, static_cast<unsigned long long>(value.count),
-                           static_cast<unsigned long long>(vocabulary_size));
+                           "key '%s' has %" PRIu64 " elements, tensor 'token_embd.weight' %" PRIu64
+                           " rows",
+                           array.key, value.count, vocabulary_size);
   }
   gguf::Value model, merges;
   const bool is_byte_level = file.has("tokenizer.ggml.tokens") &&
@@ -184,8 +184,8 @@ Status read_vocabulary(const Keys& keys, Config* config) {
   const uint64_t rows = table->dimensions[1];
   if (rows > kMaxVocabularySize)
     return Status::error(WCUDA_UNSUPPORTED,
-                         "tensor 'token_embd.weight' has %llu rows, at most %u tokens",
-                         static_cast<unsigned long long>(rows), kMaxVocabularySize);
+                         "tensor 'token_embd.weight' has %" PRIu64 " rows, at most %u tokens", rows,
+                         kMaxVocabularySize);
   config->vocabulary_size = static_cast<uint32_t>(rows);
 
   return check_tokenizer(file, rows);

@@ -12,16 +12,23 @@ namespace wcuda::model {
 // Thread-safe, except `take`.
 class FirstFailure {
  public:
-  // The failure of the lowest piece is kept.
-  void note(uint32_t piece, Status status) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    happened_ = true;
-    if (piece >= piece_) return;
-    piece_ = piece;
-    status_ = std::move(status);
+  // Runs a piece of work, on a pool thread too, whose work must not throw; false when it fails. The
+  // failure of the lowest piece is kept. An exception can only mean that memory ran out.
+  template <class Work>
+  bool run(uint32_t piece, const Work& work) noexcept {
+    try {
+      Status status = work();
+      if (status.ok()) return true;
+      const std::lock_guard<std::mutex> lock(mutex_);
+      happened_ = true;
+      if (piece >= piece_) return false;
+      piece_ = piece;
+      status_ = std::move(status);
+    } catch (...) {
+      threw_ = happened_ = true;
+    }
+    return false;
   }
-  // An exception can only mean that memory ran out.
-  void note_exception() { threw_ = happened_ = true; }
   bool happened() const { return happened_; }
   // Call after all pieces have ended.
   Status take() {

@@ -1,6 +1,7 @@
 // Loading: plan, reserve, upload (read and repack), seal. All or nothing: objects own everything
 // acquired and release it when a step fails.
 #include <algorithm>
+#include <cinttypes>
 
 #include "core/base/thread_pool.h"
 #include "llm/model/first_failure.h"
@@ -66,9 +67,9 @@ class Loader {
     return cancelled(done_bytes);
   }
   Status cancelled(uint64_t done_bytes) const {
-    return Status::error(WCUDA_CANCELLED, "the load was cancelled at %llu of %llu bytes",
-                         static_cast<unsigned long long>(done_bytes),
-                         static_cast<unsigned long long>(plan_.file_bytes));
+    return Status::error(WCUDA_CANCELLED,
+                         "the load was cancelled at %" PRIu64 " of %" PRIu64 " bytes", done_bytes,
+                         plan_.file_bytes);
   }
   Status report(int32_t phase) const {
     WCUDA_TRY(check_cancelled());
@@ -94,18 +95,16 @@ class Loader {
     if (needed > available) {
       const bool over_budget = memory_->ledger().left_in_budget() < needed;
       return Status::error(over_budget ? WCUDA_OVER_BUDGET : WCUDA_OUT_OF_MEMORY,
-                           "the weights need %llu bytes%s, %llu are left %s",
-                           static_cast<unsigned long long>(plan_.plan.weights_bytes),
-                           loading == 0 ? "" : and_loading(loading).c_str(),
-                           static_cast<unsigned long long>(available),
+                           "the weights need %" PRIu64 " bytes%s, %" PRIu64 " are left %s",
+                           plan_.plan.weights_bytes,
+                           loading == 0 ? "" : and_loading(loading).c_str(), available,
                            over_budget ? "in the budget" : "on the device");
     }
     // Pinning takes as long as all other allocations together, so it runs concurrently.
     WCUDA_ASSIGN(const std::unique_ptr<ThreadPool> pool, ThreadPool::create(2));
     FirstFailure failure;
     pool->parallel_for(2, [&](uint32_t part, uint32_t) {
-      note_failure(part, &failure,
-                   [&] { return part == 0 ? reserve_staging() : reserve_device(); });
+      failure.run(part, [&] { return part == 0 ? reserve_staging() : reserve_device(); });
     });
     return failure.take();
   }
@@ -188,7 +187,7 @@ class Loader {
         batch_bytes += bytes_of(pieces[end++]);
       FirstFailure failure;
       pool->parallel_for(static_cast<uint32_t>(end - first), [&](uint32_t i, uint32_t thread) {
-        note_failure(i, &failure, [&] {
+        failure.run(i, [&] {
           return upload_piece(pieces[first + i], staging_.data() + thread * plan_.slice_bytes);
         });
       });
@@ -205,17 +204,6 @@ class Loader {
   }
   uint64_t bytes_of(const Piece& piece) const {
     return piece.count * plan_.tensors[piece.tensor].file_row_bytes;
-  }
-
-  // Runs on a pool thread: must not throw.
-  template <class Work>
-  static void note_failure(uint32_t number, FirstFailure* failure, const Work& work) noexcept {
-    try {
-      Status status = work();
-      if (!status.ok()) failure->note(number, std::move(status));
-    } catch (...) {
-      failure->note_exception();
-    }
   }
 
   Status upload_piece(const Piece& piece, uint8_t* slice) const {

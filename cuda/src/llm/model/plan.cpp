@@ -3,6 +3,7 @@
 #include "llm/model/plan.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cstring>
 
 #include "core/base/checked.h"
@@ -41,14 +42,12 @@ Status check_shape(const TensorSlot& slot, const gguf::Tensor& tensor, const Con
   const uint64_t second = slot.is_vector ? 1 : slot.rows;
   const uint64_t* d = tensor.dimensions;
   if (d[0] == first && d[1] == second && d[2] == 1 && d[3] == 1) return {};
-  return Status::error(
-      WCUDA_MALFORMED,
-      "tensor '%s' is %llu x %llu x %llu x %llu, the hyper-parameters of this '%s' "
-      "require %llu x %llu",
-      slot.name.c_str(), static_cast<unsigned long long>(d[0]),
-      static_cast<unsigned long long>(d[1]), static_cast<unsigned long long>(d[2]),
-      static_cast<unsigned long long>(d[3]), config.architecture.c_str(),
-      static_cast<unsigned long long>(first), static_cast<unsigned long long>(second));
+  return Status::error(WCUDA_MALFORMED,
+                       "tensor '%s' is %" PRIu64 " x %" PRIu64 " x %" PRIu64 " x %" PRIu64
+                       ", the hyper-parameters of this '%s' "
+                       "require %" PRIu64 " x %" PRIu64,
+                       slot.name.c_str(), d[0], d[1], d[2], d[3], config.architecture.c_str(),
+                       first, second);
 }
 
 Result<PlannedTensor> plan_tensor(const Backend& backend, const TensorSlot& slot,
@@ -100,10 +99,10 @@ Status check_rope_factors(const gguf::Tensor& tensor, const Config& config) {
   if (tensor.type == 0 && tensor.element_count == config.rope_frequencies.size() &&
       tensor.dimension_count == 1)
     return {};
-  return Status::error(
-      WCUDA_UNSUPPORTED, "tensor '%s' is of type %s and %llu elements, must be F32 and %zu",
-      kRopeFactorsTensor, tensor.format->name,
-      static_cast<unsigned long long>(tensor.element_count), config.rope_frequencies.size());
+  return Status::error(WCUDA_UNSUPPORTED,
+                       "tensor '%s' is of type %s and %" PRIu64 " elements, must be F32 and %zu",
+                       kRopeFactorsTensor, tensor.format->name, tensor.element_count,
+                       config.rope_frequencies.size());
 }
 
 // Finds a tensor of the file for each slot, and a slot for each tensor.

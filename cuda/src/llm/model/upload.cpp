@@ -7,6 +7,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "core/backend/owned.h"
 #include "core/base/thread_pool.h"
 #include "core/vram/digest.h"
 #include "llm/model/first_failure.h"
@@ -22,41 +23,6 @@ struct Piece {
   uint32_t tensor;
   uint64_t offset;
   uint64_t bytes;
-};
-
-// A stream or event that its owner destroys; a stream waits for its work first.
-class OwnedStream {
- public:
-  ~OwnedStream() {
-    if (backend_ != nullptr) (void)backend_->stream_destroy(stream_);
-  }
-  Status create(Backend* backend) {
-    WCUDA_ASSIGN(stream_, backend->stream_create(0));
-    backend_ = backend;
-    return {};
-  }
-  operator Stream() const { return stream_; }
-
- private:
-  Backend* backend_ = nullptr;
-  Stream stream_;
-};
-
-class OwnedEvent {
- public:
-  ~OwnedEvent() {
-    if (backend_ != nullptr) (void)backend_->event_destroy(event_);
-  }
-  Status create(Backend* backend) {
-    WCUDA_ASSIGN(event_, backend->event_create());
-    backend_ = backend;
-    return {};
-  }
-  operator Event() const { return event_; }
-
- private:
-  Backend* backend_ = nullptr;
-  Event event_;
 };
 
 class Uploader {
@@ -96,11 +62,13 @@ class Uploader {
   };
 
   Status prepare() {
-    for (OwnedStream& stream : repacking_) WCUDA_TRY(stream.create(&backend_));
-    for (OwnedStream& stream : copying_) WCUDA_TRY(stream.create(&backend_));
-    for (OwnedEvent& event : copied_) WCUDA_TRY(event.create(&backend_));
-    for (Slice& slice : slices_) WCUDA_TRY(slice.copied.create(&backend_));
-    for (OwnedEvent& event : repacked_) WCUDA_TRY(event.create(&backend_));
+    for (OwnedStream& stream : repacking_)
+      WCUDA_TRY(stream.take(backend_, backend_.stream_create(0)));
+    for (OwnedStream& stream : copying_)
+      WCUDA_TRY(stream.take(backend_, backend_.stream_create(0)));
+    for (OwnedEvent& event : copied_) WCUDA_TRY(event.take(backend_, backend_.event_create()));
+    for (Slice& slice : slices_) WCUDA_TRY(slice.copied.take(backend_, backend_.event_create()));
+    for (OwnedEvent& event : repacked_) WCUDA_TRY(event.take(backend_, backend_.event_create()));
     for (size_t t = 0; t < plan_.tensors.size(); ++t) {
       const uint64_t bytes = plan_.tensors[t].file_bytes;
       for (uint64_t offset = 0; offset < bytes; offset += plan_.slice_bytes) {
@@ -115,14 +83,11 @@ class Uploader {
   // Runs on a pool thread: must not throw.
   void run_piece(uint32_t number, uint32_t thread) noexcept {
     if (failure_.happened()) return;
-    try {
-      Status status = upload_piece(pieces_[number], thread);
-      if (status.ok() && thread == 0) status = args_.report(done_bytes_);
-      if (status.ok()) return;
-      failure_.note(number, std::move(status));
-    } catch (...) {
-      failure_.note_exception();
-    }
+    const bool is_done = failure_.run(number, [&]() -> Status {
+      WCUDA_TRY(upload_piece(pieces_[number], thread));
+      return thread == 0 ? args_.report(done_bytes_) : Status();
+    });
+    if (is_done) return;
     // Under the lock: no thread is between checking for a failure and waiting.
     const std::lock_guard<std::mutex> lock(mutex_);
     progress_.notify_all();

@@ -11,7 +11,7 @@ namespace {
 
 static_assert(kPersistentLayersMax == kernels::kPersistentLayersMax);
 
-// Of smaller models layers are too brief (H200, 1B Q4_K_M: 2,355 tokens a second at 0, 2,335
+// Of smaller models layers are too short (H200, 1B Q4_K_M: 2,355 tokens a second at 0, 2,335
 // without; 1,911 and 1,987 at 4,096).
 constexpr uint32_t kPersistentEmbeddingMin = 4096;
 
@@ -70,7 +70,7 @@ class Planner {
       add(Operation::kStartStep, Kernel::kAttentionPlanStart, kNoLayer, Form::kNone, Form::kTokens);
       return;
     }
-    add(Operation::kScatterInputs, Kernel::kIngest, kNoLayer, Form::kNone, Form::kTokens);
+    add(Operation::kScatterInputs, Kernel::kInputScatter, kNoLayer, Form::kNone, Form::kTokens);
     add(Operation::kBeginRows, Kernel::kBeginStep, kNoLayer, Form::kTokens, Form::kTokens);
     add(Operation::kPlanAttention, Kernel::kAttentionPlan, kNoLayer, Form::kNone, Form::kNone);
   }
@@ -344,7 +344,7 @@ const char* kernel_name(Kernel kernel) {
       return "host";
     case Kernel::kAttentionPlanStart:
       return "attention_plan_start";
-    case Kernel::kIngest:
+    case Kernel::kInputScatter:
       return "input_scatter";
     case Kernel::kBeginStep:
       return "begin_step";

@@ -48,20 +48,14 @@ TEST(Gguf, converts_numbers_that_fit_and_names_those_that_do_not) {
   const std::shared_ptr<Gguf> file = open_bytes(bytes).take();
 
   EXPECT_EQ(*file->get_u32("t.u8"), 255u);
-  EXPECT_EQ(*file->get_i32("t.i8"), -128);
-  EXPECT_EQ(*file->get_i32("t.u16"), 65535);
-  EXPECT_EQ(*file->get_i32("t.i32"), INT32_MIN);
-  EXPECT_EQ(*file->get_u64("t.u64"), UINT64_MAX);
+  EXPECT_EQ(*file->get_u32("t.u16"), 65535u);
   EXPECT_EQ(*file->get_f32("t.f64"), -2.25f);
-  EXPECT_EQ(*file->get_bool("t.bool"), true);
   EXPECT_EQ(*file->get_string("general.architecture"), "llama");
 
   EXPECT_EQ(file->get_u32("t.u64").status().code(), WCUDA_UNSUPPORTED);
   EXPECT_EQ(file->get_u32("t.i8").status().code(), WCUDA_UNSUPPORTED);
-  EXPECT_EQ(file->get_i32("t.u32").status().code(), WCUDA_UNSUPPORTED);
-  EXPECT_EQ(file->get_i32("t.i64").status().code(), WCUDA_UNSUPPORTED);
+  EXPECT_EQ(file->get_u32("t.i64").status().code(), WCUDA_UNSUPPORTED);
   EXPECT_EQ(file->get_u32("t.bool").status().code(), WCUDA_UNSUPPORTED);
-  EXPECT_EQ(file->get_bool("t.u8").status().code(), WCUDA_UNSUPPORTED);
   EXPECT_EQ(file->get_f32("t.u32").status().code(), WCUDA_UNSUPPORTED);
   EXPECT_STREQ(file->get_u32("t.i8").status().message(),
                "key 't.i8' is i8 -128, must be an integer of 0 to 2^32 - 1");
@@ -75,7 +69,6 @@ TEST(Gguf, absent_key_is_not_found_or_the_fallback) {
   EXPECT_STREQ(file->get_u32("none").status().message(), "the file has no key 'none'");
   EXPECT_EQ(*file->get_u32("none", 7), 7u);
   EXPECT_EQ(*file->get_string("none", "x"), "x");
-  EXPECT_EQ(*file->get_bool("none", true), true);
   EXPECT_FALSE(file->has("none"));
   // A present key of a wrong type is an error even where a fallback is given.
   EXPECT_EQ(file->get_u32("t.f32", 7).status().code(), WCUDA_UNSUPPORTED);
@@ -85,14 +78,12 @@ TEST(Gguf, reads_arrays) {
   const std::string bytes = sample_gguf().build();
   const std::shared_ptr<Gguf> file = open_bytes(bytes).take();
 
-  EXPECT_EQ(*file->get_i32s("a.i32"), (std::vector<int32_t>{-1, 0, 1}));
-  EXPECT_EQ(*file->get_f32s("a.f32"), (std::vector<float>{1.5f, -1.5f}));
   EXPECT_EQ(*file->get_u32s("a.empty"), std::vector<uint32_t>());
-  EXPECT_EQ(*file->get_strings("a.strings"),
-            (std::vector<std::string_view>{"", "a", "h\xC3\xA9llo", "\xF0\x9F\x98\x80"}));
   EXPECT_STREQ(file->get_u32s("a.i32").status().message(),
                "key 'a.i32': element 0 is i32 -1, must be an integer of 0 to 2^32 - 1");
-  EXPECT_EQ(file->get_f32s("a.strings").status().code(), WCUDA_UNSUPPORTED);
+  EXPECT_STREQ(file->get_u32s("a.strings").status().message(),
+               "key 'a.strings': element 0 is string, must be an integer of 0 to 2^32 - 1");
+  EXPECT_EQ(file->get_u32s("a.f32").status().code(), WCUDA_UNSUPPORTED);
   EXPECT_EQ(file->get_u32s("t.u32").status().code(), WCUDA_UNSUPPORTED);
 }
 

@@ -24,7 +24,7 @@ constexpr kernels::KvFormat kFormats[] = {kernels::KvFormat::kF16, kernels::KvFo
 // With batch_invariant a sum is cut at fixed positions: into at most this many parts, for they take
 // memory, and of at least so many pages, for cutting costs time.
 constexpr uint32_t kFixedPartsMax = 16;
-constexpr uint32_t kFixedUnitPagesMin = 8;
+constexpr uint32_t kFixedSpanPagesMin = 8;
 
 // Sizes of the plan's arrays, in elements.
 struct Sizes {
@@ -50,7 +50,7 @@ Sizes sizes_of(const Limits& limits, uint32_t sm_count) {
   }
   const uint32_t pages = (limits.max_sequence_tokens + kPageTokens - 1) / kPageTokens;
   sizes.fixed_span_pages =
-      std::max(kFixedUnitPagesMin, (pages + kFixedPartsMax - 1) / kFixedPartsMax);
+      std::max(kFixedSpanPagesMin, (pages + kFixedPartsMax - 1) / kFixedPartsMax);
   const uint64_t rows = uint64_t{limits.max_batch_rows} * sizes.head_tiles;
   sizes.counters = rows;
   sizes.partial_floats =
@@ -114,7 +114,7 @@ kernels::HeadRope head_turn(const RopeKvArgs& args) {
   return turn;
 }
 
-// Has the plan's step take groups of blocks, where that is better than one line of units for all:
+// Has the plan's step take groups of blocks, where that is better than one line of spans for all:
 // where each row and head tile gets a multiprocessor at least.
 void choose_groups(const Batch& batch, const KvPool& pool, const kernels::Launch& launch,
                    kernels::AttentionPlan* plan) {

@@ -1,4 +1,4 @@
-// Pieces of weights, chunks of columns.
+// Pieces of weights, parts of the columns.
 #include "llm/ops/cuda/dequantize_gemm.h"
 
 #include <algorithm>
@@ -130,9 +130,9 @@ Status DequantizeGemm::queue(const Layer& layer, Buffers* buffers, const Launch&
   Piece piece;
   for (uint32_t m = 0; m < layer.matrix_count; ++m) piece.all_rows += layer.matrices[m].rows;
   const uint32_t piece_rows = gemm_piece_rows(piece.all_rows, cols, memory_.weight_bytes);
-  const uint32_t chunk = even_part(
+  const uint32_t part = even_part(
       columns, std::min<uint64_t>(memory_.input_bytes / column_bytes, memory_.columns_max));
-  WCUDA_CHECK(piece_rows > 0 && chunk > 0);
+  WCUDA_CHECK(piece_rows > 0 && part > 0);
   piece.has_second_stream = buffers->has_second_stream;
   for (; piece.first_row < piece.all_rows; piece.first_row += piece_rows) {
     piece.rows = std::min(piece_rows, piece.all_rows - piece.first_row);
@@ -141,9 +141,9 @@ Status DequantizeGemm::queue(const Layer& layer, Buffers* buffers, const Launch&
     WCUDA_TRY(piece.has_second_stream
                   ? dequantize_on_second_stream(layer, piece, (buffers->ordered & bit) != 0, launch)
                   : dequantize(layer, piece, launch));
-    for (uint32_t first = 0; first < columns; first += chunk)
-      WCUDA_TRY(multiply_columns(layer, piece, first, std::min(chunk, columns - first),
-                                 piece.first_row > 0 && chunk == columns, launch));
+    for (uint32_t first = 0; first < columns; first += part)
+      WCUDA_TRY(multiply_columns(layer, piece, first, std::min(part, columns - first),
+                                 piece.first_row > 0 && part == columns, launch));
     if (piece.has_second_stream) {
       WCUDA_TRY(backend_->event_record(read_[piece.buffer], stream_));
       buffers->ordered |= bit;

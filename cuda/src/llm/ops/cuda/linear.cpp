@@ -32,7 +32,9 @@ constexpr uint32_t kColumnGranularity = 64;
 
 uint64_t scale_bytes(uint32_t columns) { return (columns * 4ull + 255) / 256 * 256; }
 
-uint32_t round_up(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
+uint32_t round_up(uint32_t value, uint32_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 bool is_gate(Epilogue epilogue) {
   return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
@@ -157,14 +159,14 @@ Status CudaLinear::run(const Node& node, const LinearArgs& args, const GateSums&
   if (node.kernel == Kernel::kDequantizeGemm) return dequantize_gemm_.run(node, args, sums, launch);
   WCUDA_CHECK(node.input != Form::kF16 && node.input != Form::kGateSums);
   WCUDA_CHECK(node.output != Form::kJoined && node.output != Form::kGateSums);
-  if (node.kernel != Kernel::kLinearVector) return run_in_chunks(node, args, launch);
+  if (node.kernel != Kernel::kLinearVector) return run_in_parts(node, args, launch);
   Launch vector = launch;
   vector.scratch = at<uint8_t>(scratch_.vector);
   vector.scratch_bytes = scratch_.vector_bytes;
   return check_launch(kernels::linear_vector(args, vector), "linear_vector");
 }
 
-Status CudaLinear::run_in_chunks(const Node& node, const LinearArgs& args, const Launch& launch) {
+Status CudaLinear::run_in_parts(const Node& node, const LinearArgs& args, const Launch& launch) {
   Launch gemm = launch;
   gemm.scratch = at<uint8_t>(scratch_.gemm);
   gemm.scratch_bytes = scratch_.gemm_bytes;

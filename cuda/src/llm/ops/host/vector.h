@@ -126,7 +126,7 @@ WCUDA_INLINE Vec exp_vec(Vec x) {
   return (Vec)((UintVec)p + ((UintVec)shifted << 23));  // the low bits of `shifted` are n
 }
 
-// Exchanges rows and columns of a square of kLanes vectors, one bit of the index at a time.
+// Swaps rows and columns of a square of kLanes vectors, one bit of the index at a time.
 template <uint32_t kBit>
 WCUDA_INLINE void transpose_bit(Vec* rows) {
   WCUDA_UNROLL
