@@ -108,7 +108,7 @@ enum class Form : uint8_t {
   kJoined,     // f32; query, key and value of a token one after the other
   kUnrotated,  // f32 query, key and value as the products gave them
   kF16,
-  kGateSums,  // f16 sums of gate and of up; each token is scaled by a power of two, stored next to it
+  kGateSums,  // f16 sums of gate and of up, scaled per token by a power of two stored next to them
   kResidual,  // f32, added to
   kPages,     // f32 queries; keys and values in the KV pages
 };

@@ -56,7 +56,7 @@ class CudaLinear {
   static Scratch layout(const Limits& limits, const GemmMemory& memory,
                         const kernels::Launch& launch);
   Status run_in_parts(const Node& node, const kernels::LinearArgs& args,
-                       const kernels::Launch& launch);
+                      const kernels::Launch& launch);
   Status run_gemm_f32(const kernels::LinearArgs& args, const kernels::Launch& launch);
 
   template <class T>
