@@ -87,20 +87,23 @@ TEST(Gguf, reads_arrays) {
   EXPECT_EQ(file->get_u32s("t.u32").status().code(), WCUDA_UNSUPPORTED);
 }
 
-TEST(Gguf, reads_arrays_of_every_number) {
+TEST(Gguf, reads_arrays_of_every_integer) {
   GgufBuilder builder;
-  builder.array<uint8_t>("u8", 0, {1, 2}).array<int8_t>("i8", 1, {-1});
-  builder.array<uint16_t>("u16", 2, {3}).array<int16_t>("i16", 3, {-3});
-  builder.array<int64_t>("i64", 11, {-4}).array<double>("f64", 12, {0.25, -8});
+  builder.array<uint8_t>("u8", 0, {1, 255}).array<int8_t>("i8", 1, {5, -1});
+  builder.array<uint16_t>("u16", 2, {3, 65535}).array<int16_t>("i16", 3, {7, -3});
+  builder.array<int64_t>("i64", 11, {9, -4});
   const std::string bytes = builder.build();
   const std::shared_ptr<Gguf> file = open_bytes(bytes).take();
+  const auto refusal = [&](const char* key) {
+    return std::string(file->get_u32s(key).status().message());
+  };
+  const std::string wanted = ", must be an integer of 0 to 2^32 - 1";
 
-  EXPECT_EQ(*file->get_i32s("u8"), (std::vector<int32_t>{1, 2}));
-  EXPECT_EQ(*file->get_i32s("i8"), (std::vector<int32_t>{-1}));
-  EXPECT_EQ(*file->get_i32s("u16"), (std::vector<int32_t>{3}));
-  EXPECT_EQ(*file->get_i32s("i16"), (std::vector<int32_t>{-3}));
-  EXPECT_EQ(*file->get_i32s("i64"), (std::vector<int32_t>{-4}));
-  EXPECT_EQ(*file->get_f32s("f64"), (std::vector<float>{0.25f, -8.0f}));
+  EXPECT_EQ(*file->get_u32s("u8"), (std::vector<uint32_t>{1, 255}));
+  EXPECT_EQ(*file->get_u32s("u16"), (std::vector<uint32_t>{3, 65535}));
+  EXPECT_EQ(refusal("i8"), "key 'i8': element 1 is i8 -1" + wanted);
+  EXPECT_EQ(refusal("i16"), "key 'i16': element 1 is i16 -3" + wanted);
+  EXPECT_EQ(refusal("i64"), "key 'i64': element 1 is i64 -4" + wanted);
 }
 
 TEST(Gguf, reads_tensors_and_their_data) {
