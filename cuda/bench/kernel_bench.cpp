@@ -199,10 +199,10 @@ class Bench {
   // The start of a step of 128 rows of 64 tokens.
   void begin() {
     constexpr uint32_t kRows = 128, kTokens = 64, kStride = 4096, kFirst = 1000;
-    std::vector<BeginRow> rows;
+    std::vector<StepRow> rows;
     std::vector<int32_t> tokens;
     for (uint32_t i = 0; i < kRows; ++i)
-      rows.push_back({i * kTokens, kTokens, kFirst + i, i, 0, kNoDependency});
+      rows.push_back({i * kTokens, kTokens, kFirst + i, i});
     for (uint32_t i = 0; i < kRows * kTokens; ++i) tokens.push_back(static_cast<int32_t>(i));
     BeginStepArgs args;
     args.row_count = kRows;

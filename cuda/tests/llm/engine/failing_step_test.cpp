@@ -145,12 +145,12 @@ TEST_F(FailingStep, a_submit_without_host_memory_changes_no_row_of_the_step) {
   const auto other = engine_->create_sequence().take();
   ASSERT_TRUE(wait(submit(sequence_, tokens).take()).ok());
   ASSERT_TRUE(wait(submit(other, tokens).take()).ok());
-  std::vector<RowInput> rows(2);
+  std::vector<Row> rows(2);
   rows[0].sequence = sequence_;
   rows[1].sequence = other;
-  for (RowInput& row : rows) {
-    row.token_count = 1;
-    row.feed_sampled = row.sample = true;
+  for (Row& row : rows) {
+    row.step.token_count = 1;
+    row.step.flags = kernels::kRowFeedSampled | kernels::kRowSample;
   }
   int64_t failures = 0;
   for (bool happened = true; happened; failures += happened) {

@@ -25,10 +25,10 @@ std::vector<uint8_t> pages_after_a_sequence(uint64_t flags) {
 
   const auto sequence = engine->create_sequence().take();
   const std::vector<int32_t> tokens(70, 5);
-  RowInput row{};
+  Row row;
   row.sequence = sequence;
   row.tokens = tokens.data();
-  row.token_count = static_cast<uint32_t>(tokens.size());
+  row.step.token_count = static_cast<uint32_t>(tokens.size());
   const auto ticket = engine->submit({row});
   EXPECT_TRUE(ticket.ok()) << ticket.status().message();
   wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
