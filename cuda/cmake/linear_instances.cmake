@@ -22,15 +22,7 @@ set(WCUDA_LINEAR_BATCH_INSTANCES
   "levels|tile_levels|IQ4_NL IQ4_XS MXFP4 NVFP4"
   "grid|tile_grid|IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ3_S IQ2_S IQ1_M"
 )
-set(WCUDA_PACKED_GEMM_INSTANCES
-  "plain|-|F16 BF16 Q8_0"
-  "k|tile_k|Q4_K Q5_K Q6_K"
-  "mixed_k|tile_k|Q4_K+Q6_K Q5_K+Q6_K"
-  "legacy|tile_legacy|Q4_0 Q4_1 Q5_0 Q5_1"
-  "few_bits|tile_few_bits|Q2_K Q3_K TQ1_0 TQ2_0 Q1_0 Q2_0"
-  "levels|tile_levels|IQ4_NL IQ4_XS MXFP4 NVFP4"
-  "grid|tile_grid|IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ3_S IQ2_S IQ1_M"
-)
+set(WCUDA_PACKED_GEMM_INSTANCES ${WCUDA_LINEAR_BATCH_INSTANCES})
 
 # Sets `sources` to the files of `family`, whose kernels are in `header` and are instantiated by
 # `macro`(type, type), and writes <family>_instances.h, which lists each pair as entry(type, type).

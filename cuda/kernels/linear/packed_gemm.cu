@@ -58,9 +58,12 @@ cudaError_t launch_group(Group* group, const GemmPlan& plan, const Launch& launc
   PackedGemmParams& params = group->params;
   params.column_tiles = (params.tokens + plan.columns - 1) / plan.columns;
   params.unit_count = plan.unit_count;
+  params.tile_count = plan.unit_count / params.k_tile_count;
+  params.run_tiles = (params.tile_count + plan.clusters - 1) / plan.clusters;
   params.token_stages = plan.token_stages;
   params.weight_stages = plan.weight_stages;
-  params.weight_stage_bytes = kGemmWarps * group->kernel->k_tile_bytes;
+  params.weight_stage_bytes =
+      kGemmWarps * group->kernel->k_tile_bytes / gemm_parts(group->kernel->k_tile_bytes);
   std::copy_n(plan.first_tile, kLinearMatricesMax, params.first_tile);
   const auto kernel = group->kernel->kernels[plan.columns == kGemmColumns[0] ? 0 : 1];
   if (const cudaError_t status = cudaFuncSetAttribute(

@@ -7,8 +7,8 @@
 
 namespace wcuda::kernels {
 
-// Whether packed_gemm computes this layer on this device: compute capability 9.0, types that have
-// a tile, but not F32; gate and up of the same type.
+// Whether packed_gemm computes this layer on this device: compute capability 9.0 and types that
+// have a tile; gate and up of the same type.
 bool packed_gemm_supports(const LinearArgs& args, const Launch& launch);
 
 // Memory for the activations of any layer of up to `cols` inputs and `tokens` tokens, to the byte.

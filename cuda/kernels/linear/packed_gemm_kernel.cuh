@@ -16,13 +16,16 @@
 // in. The one that counts last adds the parts in the order of K and writes the outputs: nothing
 // waits for another CTA, and the order of the sum does not depend on which one is last.
 //
+// Tiles are so numbered that clusters work on neighbours at the same time: what several of them
+// read, weights of the same rows and tokens, comes from L2.
+//
 // Each consumer warp copies the packed tiles of its own 16 rows into a ring in shared memory, the
 // first ones before the kernels ahead have ended, and turns them to operand A in its registers
 // while the products of the group before run (wgmma m64nNk16, sums f32). Tokens lie as half_input.h
 // says, in the layout of the 128-byte swizzle.
 //
-// Bytes moved: packed tiles once for each tile of tokens (from memory once: tiles of the same rows
-// run together), tokens once for each 256 rows, partial sums at most twice 4 * 128 * kN a CTA.
+// Bytes moved: packed tiles once for each tile of tokens (from memory once), tokens once for each
+// 256 rows, partial sums at most twice 4 * 128 * kN a CTA.
 #pragma once
 
 #include <type_traits>
@@ -79,8 +82,10 @@ struct GemmWork {
     segment->first_unit = tile * params.k_tile_count;
     segment->first_k_tile = unit - segment->first_unit;
     segment->k_tiles = min(params.k_tile_count - segment->first_k_tile, end - unit);
-    segment->first_column = tile % params.column_tiles * kN;
-    const uint32_t row_tile = tile / params.column_tiles * kGemmCluster + blockIdx.x % kGemmCluster;
+    const uint32_t place = gemm_tile_place(params.tile_count, params.run_tiles, tile);
+    segment->first_column = place % params.column_tiles * kN;
+    const uint32_t row_tile =
+        place / params.column_tiles * kGemmCluster + blockIdx.x % kGemmCluster;
     const bool is_gate = params.epilogue >= Epilogue::kSiluGate;
     segment->matrix = 0;
     for (uint32_t m = 1; m < params.matrix_count && !is_gate; ++m)
@@ -98,17 +103,18 @@ struct GemmWeights {
   PipelineState stage;  // that is read next
   // What is copied next.
   GemmWork work;
-  const uint8_t* m_tile;  // at the K-tile; null past the end of a matrix
-  uint32_t k_tile = 0, k_tiles = 0;
+  const uint8_t* m_tile;  // at the part; null past the end of a matrix
+  uint32_t packed_tile = 0, parts = 0;
   uint32_t packed_tile_bytes;
 
   // Two types differ in the size of a packed tile, not in its inputs.
   template <class First, class Second, uint32_t kN>
   __device__ __forceinline__ void fetch(const PackedGemmParams& params, uint32_t warp,
                                         uint32_t index) {
-    constexpr uint32_t kPackedTiles = First::kPackedTiles;
-    static_assert(kPackedTiles == Second::kPackedTiles);
-    if (k_tiles == 0) {
+    static_assert(First::kPackedTiles == Second::kPackedTiles);
+    constexpr uint32_t kParts = gemm_parts(First::kKTileBytes);
+    constexpr uint32_t kPackedTiles = First::kPackedTiles / kParts;  // of a part
+    if (parts == 0) {
       GemmSegment segment;
       if (!work.next<kN>(params, &segment)) return;
       const bool is_gate = params.epilogue >= Epilogue::kSiluGate;
@@ -118,22 +124,24 @@ struct GemmWeights {
       const uint32_t row = segment.first_row + m * quant::kMTileRows;
       packed_tile_bytes =
           (matrix >= params.second_matrix ? Second::kKTileBytes : First::kKTileBytes) /
-          kPackedTiles;
-      k_tile = segment.first_k_tile;
-      k_tiles = segment.k_tiles;
-      m_tile = row < params.rows[matrix]
-                   ? params.packed_tiles[matrix] +
-                         (uint64_t{row / quant::kMTileRows} * params.packed_tile_count +
-                          k_tile * kPackedTiles) *
-                             packed_tile_bytes
-                   : nullptr;
+          First::kPackedTiles;
+      packed_tile = segment.first_k_tile * First::kPackedTiles;
+      parts = segment.k_tiles * kParts;
+      m_tile =
+          row < params.rows[matrix]
+              ? params.packed_tiles[matrix] +
+                    (uint64_t{row / quant::kMTileRows} * params.packed_tile_count + packed_tile) *
+                        packed_tile_bytes
+              : nullptr;
     }
     const uint32_t lane = threadIdx.x % 32, barrier = ring.full_barrier(index);
     const uint32_t target = ring.target(index);
     uint32_t bytes = kPackedTiles * packed_tile_bytes;
-    if (kPackedTiles > 1 && (k_tile + 1) * kPackedTiles > params.packed_tile_count) {
+    if (First::kPackedTiles > 1 && packed_tile + kPackedTiles > params.packed_tile_count) {
       // Packed tiles past the end of an M-tile are zeros.
-      bytes = (params.packed_tile_count - k_tile * kPackedTiles) * packed_tile_bytes;
+      bytes = packed_tile < params.packed_tile_count
+                  ? (params.packed_tile_count - packed_tile) * packed_tile_bytes
+                  : 0;
       for (uint32_t i = bytes + lane * 16; i < kPackedTiles * packed_tile_bytes; i += 512)
         asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(target + i), "r"(0)
                      : "memory");
@@ -141,12 +149,12 @@ struct GemmWeights {
     }
     if (lane == 0) {
       mbarrier_expect_tx(barrier, m_tile != nullptr ? bytes : 0);
-      if (m_tile != nullptr) bulk_copy(target, m_tile, bytes, barrier);
+      if (m_tile != nullptr && bytes != 0) bulk_copy(target, m_tile, bytes, barrier);
     }
     __syncwarp();
     if (m_tile != nullptr) m_tile += kPackedTiles * packed_tile_bytes;
-    ++k_tile;
-    --k_tiles;
+    packed_tile += kPackedTiles;
+    --parts;
   }
 };
 
@@ -192,22 +200,36 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
   const auto place = [&](uint32_t stage) {
     return packed_tiles + stage * params.weight_stage_bytes;
   };
+  constexpr uint32_t kParts = gemm_parts(Operand::kKTileBytes), kPartGroups = 8 / kParts;
+  const auto next_weights = [&] {
+    __syncwarp();
+    weights.fetch<First, Second, kN>(params, warp, weights.stage.stage);
+    weights.stage.advance(params.weight_stages);
+  };
   Operand operands[2];  // of the halves of a K-tile
   uint32_t a[2][8];
   uint32_t last = 0;  // stage of tokens
   uint64_t descriptor = 0;
-  weights.ring.wait_full(weights.stage);
-  operands[0].load(place(weights.stage.stage), 0, lane);
+  if constexpr (kParts == 1) {
+    weights.ring.wait_full(weights.stage);
+    operands[0].load(place(weights.stage.stage), 0, lane);
+  }
 #pragma unroll 1
   for (uint32_t k = 0; k < k_tiles; ++k) {
-    PipelineState next = weights.stage;
-    next.advance(params.weight_stages);
 #pragma unroll
     for (uint32_t group = 0; group < 8; ++group) {
       const uint32_t half = group / 4, m = group % 4;
       if (group % kStageGroups == 0) {
         tokens.wait_full(token_stage);
         descriptor = wgmma_descriptor(tokens.target(token_stage.stage), 16);
+      }
+      if constexpr (kParts > 1) {  // operands are read from the stage, as if the K-tile lay there
+        if (group % kPartGroups == 0) {
+          weights.ring.wait_full(weights.stage);
+          operands[half].load(
+              place(weights.stage.stage) - group / kPartGroups * (Operand::kKTileBytes / kParts),
+              half, lane);
+        }
       }
       // The products of the group before the last have ended: their operands are free, and at the
       // second group of a stage all of the stage before.
@@ -228,15 +250,17 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
         token_stage.advance(params.token_stages);
       }
       // While they run.
-      if (group == 0) operands[1].load(place(weights.stage.stage), 1, lane);
-      if (group == 4 && k + 1 < k_tiles) {
-        weights.ring.wait_full(next);
-        operands[0].load(place(next.stage), 0, lane);
+      if constexpr (kParts == 1) {
+        if (group == 0) operands[1].load(place(weights.stage.stage), 1, lane);
+        if (group == 4 && k + 1 < k_tiles) {
+          PipelineState next = weights.stage;
+          next.advance(params.weight_stages);
+          weights.ring.wait_full(next);
+          operands[0].load(place(next.stage), 0, lane);
+        }
       }
+      if (group % kPartGroups == kPartGroups - 1) next_weights();
     }
-    __syncwarp();
-    weights.fetch<First, Second, kN>(params, warp, weights.stage.stage);
-    weights.stage = next;
   }
   wgmma_wait<0>();
   accumulator_fence(sums);

@@ -26,6 +26,18 @@ constexpr uint32_t kGemmTokenStageBytes = 32 * 1024;
 WCUDA_HD constexpr uint32_t gemm_stage_groups(uint32_t columns) {
   return kGemmTokenStageBytes / (columns * 64);
 }
+// Stages that a K-tile of weights comes in: of large types (F32, F16, BF16) a packed tile of 64
+// inputs each, so that more stages fit.
+WCUDA_HD constexpr uint32_t gemm_parts(uint32_t k_tile_bytes) {
+  return k_tile_bytes >= 8192 ? 4 : 1;
+}
+// Where tile `tile` of `count` lies, rows by rows, if every cluster computes about `run` tiles one
+// after the other: tile j of each run before tile j + 1 of any.
+WCUDA_HD constexpr uint32_t gemm_tile_place(uint32_t count, uint32_t run, uint32_t tile) {
+  const uint32_t runs = (count + run - 1) / run, j = tile % run;
+  const uint32_t of_last = count - (runs - 1) * run;  // tiles of the last run
+  return j * (runs - 1) + (j < of_last ? j : of_last) + tile / run;
+}
 // Outputs of a warpgroup on their way: 32 tokens by 64 rows; the lanes of a store lie in different
 // banks.
 constexpr uint32_t kGemmOutputTokens = 32;
@@ -45,6 +57,8 @@ struct PackedGemmParams {
   uint32_t packed_tile_count;  // of an M-tile
   uint32_t k_tile_count;
   uint32_t unit_count;
+  uint32_t tile_count;  // pairs of tiles
+  uint32_t run_tiles;   // of a cluster, about
   uint32_t token_stages;
   uint32_t weight_stages;
   uint32_t weight_stage_bytes;  // of all warps

@@ -31,8 +31,10 @@ uint64_t cost_of(const GemmCosts& costs, uint32_t units, uint32_t k_tiles, uint3
   const uint32_t tiles = ceil_div(most, k_tiles) + (has_even ? 0 : 1);
   const uint64_t cost = uint64_t{most} * costs.unit + uint64_t{tiles} * costs.finish;
   if (has_even && most % k_tiles == 0) return cost;
-  const uint32_t parts = has_even ? k_tiles / most : ceil_div(k_tiles - 1, most) + 1;
-  return cost + costs.join + uint64_t{parts} * costs.part;
+  if (has_even) return cost + costs.join + uint64_t{k_tiles / most} * costs.part;
+  // Clusters drift apart, and what they read lies in L2 less often.
+  const uint32_t parts = ceil_div(k_tiles - 1, most) + 1;
+  return cost + cost / 32 + costs.join + uint64_t{parts} * costs.part;
 }
 
 }  // namespace
@@ -44,7 +46,7 @@ GemmPlan plan_gemm(const GemmLayer& layer) {
     plan.first_tile[m] = plan.row_tiles;
     plan.row_tiles += ceil_div(layer.rows[m], tile_rows);
   }
-  const uint32_t weight_bytes = kGemmWarps * layer.k_tile_bytes;
+  const uint32_t weight_bytes = kGemmWarps * layer.k_tile_bytes / gemm_parts(layer.k_tile_bytes);
   const uint32_t room = kGemmSharedBytes - kGemmAlignment - kGemmBarrierBytes - kGemmOutputBytes;
   const auto stages = [&](uint32_t tokens) {
     const uint32_t used = tokens * kGemmTokenStageBytes;

@@ -17,8 +17,7 @@ constexpr uint64_t kSumBytesMax = 64ull << 20;
 constexpr uint32_t kRowsMin = 256;
 constexpr uint32_t kGranularity = 128;  // of pieces and chunks: a tile of a product
 
-// The ggml types that linear_vector and linear_batch have kernels for, and, F32 (0) aside,
-// packed_gemm.
+// The ggml types that linear_vector, linear_batch and packed_gemm have kernels for.
 constexpr uint32_t kPackedTypes[] = {0,  1,  2,  3,  6,  7,  8,  10, 11, 12, 13, 14, 16, 17,
                                      18, 19, 20, 21, 22, 23, 29, 30, 34, 35, 39, 40, 41, 42};
 
@@ -48,9 +47,6 @@ bool takes_packed(const LinearShape& shape, const DeviceTraits& device) {
     if (!has_kernels(shape.types[m])) return false;
   return !shape.is_gate || shape.types[0] == shape.types[1];
 }
-bool has_f32(const LinearShape& shape) {
-  return std::count(shape.types, shape.types + shape.matrix_count, 0u) > 0;
-}
 
 }  // namespace
 
@@ -77,19 +73,8 @@ GemmMemory gemm_memory(const Limits& limits) {
   return memory;
 }
 
-LinearSwitches linear_switches(const model::Weights& weights, const DeviceTraits& device) {
-  bool has_f32 = false, all_half = true;
-  for (const model::LayerWeights& w : weights.layers)
-    for (const model::Weight* weight :
-         {&w.query, &w.key, &w.value, &w.attention_output, &w.gate, &w.up, &w.down}) {
-      has_f32 = has_f32 || weight->type == TensorType::kF32;
-      all_half =
-          all_half && (weight->type == TensorType::kF16 || weight->type == TensorType::kBF16);
-    }
-  if (!has_warpgroups(device) || has_f32) return {kGemmTokensMin - 1, 0};
-  LinearSwitches switches;
-  if (all_half) switches.packed_gemm_tokens_max = kPackedGemmHalfTokensMax;
-  return switches;
+LinearSwitches linear_switches(const DeviceTraits& device) {
+  return has_warpgroups(device) ? LinearSwitches{} : LinearSwitches{kGemmTokensMin - 1, 0};
 }
 
 Kernel linear_kernel(const LinearShape& shape, const Limits& limits, const DeviceTraits& device,
@@ -100,8 +85,7 @@ Kernel linear_kernel(const LinearShape& shape, const Limits& limits, const Devic
     // Under batch_invariant by the matrices alone.
     if (limits.batch_invariant || shape.token_count <= switches.batch_tokens_max)
       return Kernel::kLinearBatch;
-    if (shape.token_count <= switches.packed_gemm_tokens_max && !has_f32(shape))
-      return Kernel::kPackedGemm;
+    if (shape.token_count <= switches.packed_gemm_tokens_max) return Kernel::kPackedGemm;
   }
   if (!fits_gemm(shape)) return Kernel::kDequantizeGemmF32;
   // Of a gate the sums are f16, which takes a down projection of the same kernel.

@@ -23,7 +23,7 @@ class Planner {
         weights_(weights),
         limits_(limits),
         device_(device),
-        switches_(linear_switches(weights, device)) {
+        switches_(linear_switches(device)) {
     plan_.shape = shape;
   }
 
