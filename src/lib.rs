@@ -93,7 +93,7 @@ pub use device::{Backend, DeviceCaps, cuda_available, devices};
 pub use engine::{Engine, EngineInfo, Sequence, Ticket, Token};
 pub use error::{Error, ErrorKind, Numbers, Result};
 pub use failover::{Failover, FailoverEvent, FailoverMode};
-pub use gemm::{Activation, Gemm, GemmType};
+pub use gemm::{Activation, Gemm, GemmType, gemm_library};
 pub use gguf::Gguf;
 pub use health::{Health, HealthState};
 pub use ledger::{LedgerEntry, MemoryInfo, Purpose};

@@ -72,6 +72,13 @@ pub enum Activation {
     Gelu,
 }
 
+/// Whether products on CUDA have cuBLASLt: [`ErrorKind::NotAvailable`] with the reason where it is missing. Then
+/// [`Gemm::run`] fails on CUDA, and long prompts run slower.
+pub fn gemm_library() -> Result<()> {
+    // SAFETY: takes nothing but the error.
+    call(|error| unsafe { ffi::wcuda_gemm_library_check(error) })
+}
+
 /// A product to be queued; made by [`CudaContext::gemm`]. The bound of its error is in section 20 of
 /// `worker_cuda.h`.
 #[derive(Debug)]

@@ -499,6 +499,7 @@ unsafe extern "C" {
         stream: wcuda_stream,
         error: *mut wcuda_error,
     ) -> wcuda_status;
+    pub fn wcuda_gemm_library_check(error: *mut wcuda_error) -> wcuda_status;
 }
 
 // ---- 22. Kernel descriptors: kernels by name and id, with a complete signature ----

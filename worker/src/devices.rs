@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use serde_json::{Value, json};
-use worker_cuda::{Backend, DeviceCaps, build_info, devices};
+use worker_cuda::{Backend, DeviceCaps, build_info, devices, gemm_library};
 
 use crate::failure::Outcome;
 use crate::input::print_json;
@@ -20,14 +20,20 @@ pub fn run(args: Args) -> Outcome {
     let cuda = devices(Backend::Cuda);
     if args.json {
         let list: Vec<Value> = cuda.iter().flatten().chain(&host).map(to_json).collect();
-        let reason = cuda.as_ref().err().map(reason);
-        return print_json(&json!({ "devices": list, "cuda_unavailable": reason }));
+        return print_json(&json!({
+            "devices": list,
+            "cuda_unavailable": cuda.as_ref().err().map(reason),
+            "cublaslt_unavailable": gemm_library().err().map(|error| error.to_string()),
+        }));
     }
     let mut out = std::io::stdout().lock();
     match &cuda {
         Ok(devices) => {
             for device in devices {
                 writeln!(out, "{}", line(device))?;
+            }
+            if let Err(error) = gemm_library() {
+                writeln!(out, "long prompts run slower without cuBLASLt: {error}")?;
             }
         }
         Err(error) => writeln!(out, "{}", reason(error))?,

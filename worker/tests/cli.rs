@@ -85,6 +85,12 @@ fn devices_lists_the_host_and_the_reason_for_no_gpu() {
     let list = json(&run(&["devices", "--json"]));
     let devices = list["devices"].as_array().unwrap();
     assert!(devices.iter().any(|device| device["backend"] == "host"));
+    if !worker_cuda::built_with_cuda() {
+        assert_eq!(
+            list["cublaslt_unavailable"],
+            "no CUDA device: built without CUDA"
+        );
+    }
 }
 
 #[test]

@@ -520,6 +520,10 @@ WCUDA_API wcuda_status wcuda_gemm_run(wcuda_context context, const wcuda_gemm* g
                                       const wcuda_argument* arguments, uint64_t argument_count,
                                       wcuda_stream stream, wcuda_error* error);
 
+/* Reports whether products on CUDA have cuBLASLt: WCUDA_OK, or WCUDA_NOT_AVAILABLE with the reason. Without
+ * it wcuda_gemm_run fails on CUDA, and steps of many tokens (section 12) are slower. [any thread] */
+WCUDA_API wcuda_status wcuda_gemm_library_check(wcuda_error* error);
+
 /* ------------------------------------------------------------------------------------------------
  * 22. Kernel descriptors: kernels by name and id, with a complete signature
  *

@@ -171,3 +171,7 @@ extern "C" wcuda_status wcuda_gemm_run(wcuda_context context, const wcuda_gemm* 
     return run(*parent, options, arguments, argument_count, stream);
   });
 }
+
+extern "C" wcuda_status wcuda_gemm_library_check(wcuda_error* error) {
+  return guarded(error, [] { return compute::gemm_library(); });
+}

@@ -3,8 +3,10 @@
 
 namespace wcuda::compute {
 
-Status run_gemm_on_device(const TypedGemm&, vram::Memory&, Stream) {
+Status gemm_library() {
   return Status::error(WCUDA_NOT_AVAILABLE, "no CUDA device: built without CUDA");
 }
+
+Status run_gemm_on_device(const TypedGemm&, vram::Memory&, Stream) { return gemm_library(); }
 
 }  // namespace wcuda::compute

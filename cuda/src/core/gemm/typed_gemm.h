@@ -47,6 +47,9 @@ Status check_gemm(const TypedGemm& gemm, const GemmWindows& windows);
 // algorithm.
 Status run_gemm(const TypedGemm& gemm, vram::Memory& memory, Stream stream);
 
+// WCUDA_NOT_AVAILABLE with the reason where CUDA has no cuBLASLt. The first call opens it.
+Status gemm_library();
+
 // Implementations of run_gemm.
 Status run_gemm_on_host(const TypedGemm& gemm, vram::Memory& memory);
 Status run_gemm_on_device(const TypedGemm& gemm, vram::Memory& memory, Stream stream);

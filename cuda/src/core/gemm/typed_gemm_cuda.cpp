@@ -244,8 +244,10 @@ class Products {
 
 }  // namespace
 
+Status gemm_library() { return lt::functions().status(); }
+
 Status run_gemm_on_device(const TypedGemm& gemm, vram::Memory& memory, Stream stream) {
-  WCUDA_TRY(lt::functions().status());
+  WCUDA_TRY(gemm_library());
   if (needs_padding(gemm)) return run_gemm_padded(gemm, memory, stream);
   const auto products =
       memory.kept<Products>([&] { return std::make_shared<Products>(memory.shared_backend()); });

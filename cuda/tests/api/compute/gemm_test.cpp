@@ -383,6 +383,17 @@ TEST(GpuGemmApi, without_the_library_an_error_names_it) {
                         {WCUDA_GEMM_F32, WCUDA_ARG_F32, 0, 0, false, 1, 0, 1, 4, 5, 6});
   EXPECT_EQ(product.run(context.handle(), &error), WCUDA_NOT_AVAILABLE);
   EXPECT_NE(std::string(error.message).find(kCublasLtLibrary), std::string::npos) << error.message;
+  EXPECT_EQ(wcuda_gemm_library_check(&error), WCUDA_NOT_AVAILABLE);
+  EXPECT_NE(std::string(error.message).find(kCublasLtLibrary), std::string::npos) << error.message;
+}
+
+TEST(GemmApi, the_library_is_missing_where_the_build_or_the_loader_says_so) {
+  wcuda_build_info build = WCUDA_BUILD_INFO_INIT;
+  ASSERT_EQ(wcuda_build_info_get(&build, nullptr), WCUDA_OK);
+  wcuda_error error{};
+  const bool is_there = build.has_cuda && has_library();
+  EXPECT_EQ(wcuda_gemm_library_check(&error), is_there ? WCUDA_OK : WCUDA_NOT_AVAILABLE);
+  EXPECT_EQ(error.message[0] == 0, is_there);
 }
 
 TEST(GpuGemmApi, every_type_transpose_and_epilogue) {
