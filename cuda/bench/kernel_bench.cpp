@@ -1,13 +1,14 @@
 // Speed of the kernels that no other bench has: embed, repack, unrepack, dequantize, half_input,
-// gemm, linear_finish, the fused layers, begin_step and copy_page. Each result is checked first;
-// prints the least and the median time of a launch in a graph of many over memory beyond L2, and
-// GB/s or TFLOP/s with the share of the limit.
+// gemm, linear_finish, the fused layers, the small kernels of a step, pad_matrix, expand_vector.
+// Each result is checked first; prints the least and the median time of a launch in a graph of many
+// over memory beyond L2, and GB/s or TFLOP/s with the share of the limit.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <vector>
 
@@ -19,11 +20,14 @@
 #include "kernels/linear/half_input.h"
 #include "kernels/linear/linear_finish.h"
 #include "kernels/linear/linear_vector.h"
+#include "kernels/memory/pad_matrix.h"
 #include "kernels/memory/repack.h"
 #include "kernels/ptx/code.h"
 #include "kernels/shared/kv_pages.h"
 #include "kernels/shared/packed_tile.h"
 #include "kernels/step/embed.h"
+#include "kernels/step/input_scatter.h"
+#include "kernels/step/softcap.h"
 #include "kernels/step/step.h"
 #include "llm/quant/format.h"
 
@@ -201,8 +205,7 @@ class Bench {
     constexpr uint32_t kRows = 128, kTokens = 64, kStride = 4096, kFirst = 1000;
     std::vector<StepRow> rows;
     std::vector<int32_t> tokens;
-    for (uint32_t i = 0; i < kRows; ++i)
-      rows.push_back({i * kTokens, kTokens, kFirst + i, i});
+    for (uint32_t i = 0; i < kRows; ++i) rows.push_back({i * kTokens, kTokens, kFirst + i, i});
     for (uint32_t i = 0; i < kRows * kTokens; ++i) tokens.push_back(static_cast<int32_t>(i));
     BeginStepArgs args;
     args.row_count = kRows;
@@ -227,6 +230,81 @@ class Bench {
       cudaFree(data);
   }
 
+  // Kernels that move or change a row of numbers each.
+  void rows() {
+    constexpr uint32_t kRows = 256, kCols = 128256;  // logits of 8B
+    constexpr uint64_t kCount = uint64_t{kRows} * kCols;
+    std::vector<float> values(kCount);
+    for (uint64_t i = 0; i < kCount; ++i) values[i] = static_cast<float>(i % 201) - 100.0f;
+    auto* const from = device_array(values);
+    auto* const to = device_array<float>(kCount);
+    check(softcap(from, kCount, 30.0f, launch_), "softcap");
+    check(cudaStreamSynchronize(launch_.stream), "softcap");
+    const std::vector<float> capped = to_host(from, 201);
+    for (uint32_t i = 0; i < 201; ++i)
+      check(std::abs(capped[i] - 30.0f * std::tanh(values[i] / 30.0f)) < 1e-4f, "softcap");
+    measure("softcap", "f32", 8, 8.0 * kCount, 0,
+            [&](uint32_t) { return softcap(from, kCount, 30.0f, launch_); });
+
+    auto* const tokens = reinterpret_cast<int32_t*>(to);
+    check(cudaMemcpy(tokens, values.data(), kCount * 4, cudaMemcpyHostToDevice), "copy");
+    measure("copy_history", "i32", kRows / 2, 8.0 * kCols, 0, [&](uint32_t i) {
+      return copy_history(tokens, kCols, i, kRows / 2 + i, kCols, launch_);
+    });
+    std::copy_n(values.begin(), kCount / 2, values.begin() + kCount / 2);
+    check(to_host(to, kCount) == values, "copy_history");
+
+    PadMatrixArgs pad;
+    pad.source = to;
+    pad.target = from;
+    pad.element_bytes = 4;
+    pad.source_rows = pad.rows = kRows;
+    pad.source_columns = pad.source_stride = kCols;
+    pad.columns = pad.target_stride = kCols - 8;
+    measure("pad_matrix", "f32", 8, 8.0 * kRows * (kCols - 8), 0,
+            [&](uint32_t) { return pad_matrix(pad, launch_.stream); });
+    const std::vector<float> padded = to_host(from, kCols);
+    check(std::equal(padded.begin(), padded.begin() + kCols - 8, values.begin()) &&
+              padded[kCols - 8] == values[kCols],
+          "pad_matrix");
+
+    const std::vector<uint16_t> halves(kCount, 0x3c00);
+    auto* const elements = device_array(halves);
+    measure("expand_vector", "f16", 8, 6.0 * kCount, 0, [&](uint32_t) {
+      return expand_vector(TensorType::kF16, static_cast<uint32_t>(kCount),
+                           reinterpret_cast<const uint8_t*>(elements), to, launch_.stream);
+    });
+    check(to_host(to, kCount) == std::vector<float>(kCount, 1.0f), "expand_vector");
+    for (void* data :
+         {static_cast<void*>(from), static_cast<void*>(to), static_cast<void*>(elements)})
+      cudaFree(data);
+  }
+
+  // The inputs of a step from their block to one array: 256 rows of 4 KiB.
+  void scatter() {
+    constexpr uint32_t kRows = 256, kRowBytes = 4096;
+    std::vector<uint8_t> block(sizeof(InputHeader) + 16 + kRows * kRowBytes);
+    for (size_t i = 0; i < block.size(); ++i)
+      block[i] = static_cast<uint8_t>(bench::random_word(i));
+    InputHeader header{};
+    header.segments[0] = {kRows, kRowBytes, (sizeof(InputHeader) + 15) / 16 * 16, 0};
+    std::memcpy(block.data(), &header, sizeof(header));
+    auto* const inputs = device_array(block);
+    InputScatterArgs args;
+    args.block = inputs;
+    args.segment_count = 1;
+    args.targets[0] = device_array<uint8_t>(kRows * kRowBytes);
+    args.target_strides[0] = kRowBytes;
+    measure("input_scatter", "1 MiB", 32, 2.0 * kRows * kRowBytes, 0,
+            [&](uint32_t) { return input_scatter(args, launch_); });
+    const std::vector<uint8_t> expected(
+        block.begin() + header.segments[0].offset,
+        block.begin() + header.segments[0].offset + kRows * kRowBytes);
+    check(to_host(args.targets[0], kRows * kRowBytes) == expected, "input_scatter");
+    cudaFree(inputs);
+    cudaFree(args.targets[0]);
+  }
+
   // The pages of a pool of 8B's key-value cache in f16, the first half to the second.
   void pages() {
     constexpr uint32_t kLayers = 32, kPages = 64;
@@ -248,6 +326,10 @@ class Bench {
     std::copy_n(layer.begin(), layer.size() / 2, layer.begin() + layer.size() / 2);
     for (const uint32_t i : {0u, kLayers - 1})
       check(to_host(pool.data + i * layer.size(), layer.size()) == layer, "copy_page");
+    measure("poison_page", "f16", kPages / 2, double(kLayers) * page_bytes, 0,
+            [&](uint32_t i) { return poison_page(pool, i, launch_); });
+    std::fill_n(layer.begin(), layer.size() / 2, uint8_t{0xff});
+    check(to_host(pool.data, layer.size()) == layer, "poison_page");
     cudaFree(pool.data);
   }
 
@@ -395,6 +477,8 @@ int main() {
   bench.finish();
   bench.fused();
   bench.begin();
+  bench.rows();
+  bench.scatter();
   bench.pages();
   return 0;
 }
