@@ -486,8 +486,8 @@ typedef struct wcuda_health {
                                     The state is degraded if this is less than the ledger holds without
                                     WCUDA_PURPOSE_MODULE */
   uint64_t pool_reserved_bytes;  /* the same plus freed memory kept for reuse */
-  uint64_t lost_bytes;           /* of allocations that were live when the device was lost: removed from
-                                    the ledger, not returned to the driver */
+  uint64_t lost_bytes;           /* of allocations that were live when the device was lost: closed in the
+                                    ledger, not returned to the driver */
   uint64_t lost_count;
   char message[256];             /* NUL-terminated; "" when OK */
 } wcuda_health;
@@ -537,7 +537,7 @@ typedef struct wcuda_residency {
   uint64_t checked_count;        /* live and borrowed allocations; pinned staging is not among them */
   uint64_t nonresident_count;
   uint64_t managed_count;        /* managed ones among nonresident_count */
-  uint64_t first_bytes;          /* this and the next fields: ledger entry of the allocation at first_place */
+  uint64_t first_bytes;          /* this and the next fields: ledger entry of the first nonresident one */
   uint64_t first_sequence_number;
   int32_t first_purpose;
   uint32_t first_tag_bytes;

@@ -395,8 +395,9 @@ struct TileNumerators {
 };
 
 // Computes the numerators of the tile that begins at position `first` from its scores, and updates
-// running max and denominator. The max used may be too small by up to kSlack (a factor of
-// 2^kSlack), so that sums are rarely rescaled. Positions outside the segment count as -infinity.
+// running max and denominator. The running max is raised only when a score exceeds it by more than
+// kSlack, so that sums are rarely rescaled; numerators are then at most 2^kSlack. Positions outside
+// the segment count as -infinity.
 template <class S>
 __device__ __forceinline__ TileNumerators softmax_scores(const AttentionKernelArgs& args,
                                                          const Queries<S>& queries,

@@ -66,10 +66,10 @@ constexpr uint32_t kSharedBytes = (sizeof(Shared) + 127) / 128 * 128;
 constexpr uint32_t kHistogramBytes = 2 * kBins * sizeof(Bin);
 constexpr uint32_t kAccumulatorBytes = kSamplePenaltyWindowMax * sizeof(uint32_t);
 static_assert(kAccumulatorBytes <= kHistogramBytes);
-// The list takes the place of one histogram; another is needed to rank it.
+// The list occupies the memory of one histogram; the other is needed to rank it.
 constexpr uint32_t kListMax = kBins * sizeof(Bin) / sizeof(uint64_t);
-constexpr uint32_t kListPerThread = kListMax / kBlockThreads;  // tokens a thread
-constexpr uint32_t kBinsPerThread = kBins / kBlockThreads;     // bins a thread
+constexpr uint32_t kListPerThread = kListMax / kBlockThreads;
+constexpr uint32_t kBinsPerThread = kBins / kBlockThreads;
 static_assert(kListPerThread * kBlockThreads == kListMax && kBinsPerThread == 4);
 constexpr uint32_t kListForTopP = 1400;    // tokens to list if only top-p filters
 constexpr uint32_t kListWantedMax = 1500;  // leaves room for tokens equal to the last wanted one
