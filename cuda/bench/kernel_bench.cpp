@@ -1,4 +1,4 @@
-// Speed of the kernels that no other bench has: embed, repack, unrepack, dequantize, half_input,
+// Speed of the kernels that no other bench has: embed, repack, dequantize, half_input,
 // gemm, linear_finish, the fused layers, the small kernels of a step, pad_matrix, expand_vector.
 // Each result is checked first; prints the least and the median time of a launch in a graph of many
 // over memory beyond L2, and GB/s or TFLOP/s with the share of the limit.
@@ -30,6 +30,7 @@
 #include "kernels/step/softcap.h"
 #include "kernels/step/step.h"
 #include "llm/quant/format.h"
+#include "llm/quant/layout_gpu.h"
 
 namespace {
 
@@ -99,12 +100,10 @@ class Bench {
       return repack(type, kRows, kCols, 0, kRows, files + i * file_bytes, tiles + i * tile_bytes,
                     launch_.stream);
     });
-    check(cudaMemset(files, 0, count * file_bytes), "cudaMemset");
-    measure("unrepack", format.name, count, moved, 0, [&](uint32_t i) {
-      return unrepack(type, kRows, kCols, 0, kRows, tiles + i * tile_bytes, files + i * file_bytes,
-                      launch_.stream);
-    });
-    check(to_host(files, file_bytes) == file, "unrepack");
+    std::vector<uint8_t> packed(tile_bytes);
+    check(quant::pack_gpu(type, kRows, kCols, 0, kRows, file.data(), packed.data()).ok() &&
+              to_host(tiles, tile_bytes) == packed,
+          "repack");
     cudaFree(files);
 
     auto* const halves = device_array<uint16_t>(uint64_t{kRows} * kCols);

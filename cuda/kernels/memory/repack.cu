@@ -1,5 +1,4 @@
-// repack: packed_tiles[packed_tile_offset(row, block, byte)] = file_rows[row][block][byte], and the
-// reverse.
+// repack: packed_tiles[packed_tile_offset(row, block, byte)] = file_rows[row][block][byte].
 //
 // A work item is one M-tile (16 rows) times up to kRunPackedTiles packed tiles: in the file 16
 // contiguous ranges, in packed tiles one. The item is staged in shared memory in the order of the
@@ -33,15 +32,15 @@ struct Params {
   uint32_t packed_tile_count;  // per M-tile
   uint32_t run_count;          // items per M-tile
   uint64_t item_count;
-  uint32_t width;         // bytes of an access to file rows: 16, 4, 1
-  uint8_t* file_rows;     // (row_count, row_bytes)
-  uint8_t* packed_tiles;  // the M-tile of row 0
+  uint32_t width;            // bytes of an access to file rows: 16, 4, 1
+  const uint8_t* file_rows;  // (row_count, row_bytes)
+  uint8_t* packed_tiles;     // the M-tile of row 0
 };
 
-// Copies `bytes` bytes per row between file rows and shared memory, where the rest of a row is
+// Copies `bytes` bytes per row from the file rows to shared memory, where the rest of a row is
 // zero.
-template <class Word, bool kPack>
-__device__ inline void move_rows(const Params& params, uint64_t m_tile, uint64_t offset,
+template <class Word>
+__device__ inline void load_rows(const Params& params, uint64_t m_tile, uint64_t offset,
                                  uint32_t bytes, uint8_t* shared) {
   constexpr uint32_t kWidth = sizeof(Word);
   const uint32_t words = (bytes + kWidth - 1) / kWidth;
@@ -49,29 +48,15 @@ __device__ inline void move_rows(const Params& params, uint64_t m_tile, uint64_t
     const uint32_t row = i / words, at = i % words * kWidth;
     const uint64_t file_row = m_tile * kMTileRows + row;
     const bool present = file_row < params.row_count && offset + at < params.row_bytes;
-    auto* staged = reinterpret_cast<Word*>(shared + row * kSharedRowBytes + at);
-    auto* stored =
-        reinterpret_cast<Word*>(params.file_rows + file_row * params.row_bytes + offset + at);
-    if constexpr (kPack)
-      *staged = present ? *stored : Word{};
-    else if (present)
-      *stored = *staged;
+    *reinterpret_cast<Word*>(shared + row * kSharedRowBytes + at) =
+        present ? *reinterpret_cast<const Word*>(params.file_rows + file_row * params.row_bytes +
+                                                 offset + at)
+                : Word{};
   }
 }
 
-template <bool kPack>
-__device__ inline void move_rows(const Params& params, uint64_t m_tile, uint64_t offset,
-                                 uint32_t bytes, uint8_t* shared) {
-  if (params.width == 16)
-    move_rows<uint4, kPack>(params, m_tile, offset, bytes, shared);
-  else if (params.width == 4)
-    move_rows<uint32_t, kPack>(params, m_tile, offset, bytes, shared);
-  else
-    move_rows<uint8_t, kPack>(params, m_tile, offset, bytes, shared);
-}
-
 // Unit: the widest unsigned integer that never contains bytes of two pieces.
-template <class Unit, bool kPack>
+template <class Unit>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm) repack_kernel(const Params params) {
   constexpr uint32_t kUnits = sizeof(uint32_t) / sizeof(Unit);  // of a word of a packed tile
   __shared__ alignas(16) uint8_t shared[kMTileRows * kSharedRowBytes];
@@ -102,29 +87,24 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) repack_kernel(const Pa
                                               (m_tile * params.packed_tile_count + first) *
                                                   layout.packed_tile_bytes());
 
-    if constexpr (kPack) {
-      move_rows<true>(params, m_tile, offset, count * row_bytes_of_tile, shared);
-      __syncthreads();
-    }
+    const uint32_t bytes = count * row_bytes_of_tile;
+    if (params.width == 16)
+      load_rows<uint4>(params, m_tile, offset, bytes, shared);
+    else if (params.width == 4)
+      load_rows<uint32_t>(params, m_tile, offset, bytes, shared);
+    else
+      load_rows<uint8_t>(params, m_tile, offset, bytes, shared);
+    __syncthreads();
     for (uint32_t i = threadIdx.x; i < count * packed_tile_words; i += kThreads) {
       const uint32_t packed_tile = i / packed_tile_words, word = i % packed_tile_words;
-      uint32_t value = kPack ? 0 : words[i];
+      uint32_t value = 0;
 #pragma unroll
-      for (uint32_t u = 0; u < kUnits; ++u) {
-        const uint32_t shift = 8 * sizeof(Unit) * u;
-        Unit& unit = units[map[word * kUnits + u] + packed_tile * row_units];
-        if constexpr (kPack)
-          value |= uint32_t{unit} << shift;
-        else
-          unit = static_cast<Unit>(value >> shift);
-      }
-      if constexpr (kPack) words[i] = value;
+      for (uint32_t u = 0; u < kUnits; ++u)
+        value |= uint32_t{units[map[word * kUnits + u] + packed_tile * row_units]}
+                 << (8 * sizeof(Unit) * u);
+      words[i] = value;
     }
     __syncthreads();
-    if constexpr (!kPack) {
-      move_rows<false>(params, m_tile, offset, count * row_bytes_of_tile, shared);
-      __syncthreads();
-    }
   }
 }
 
@@ -155,9 +135,10 @@ uint32_t unit_bytes(const TileLayout& layout) {
   return bits % 4 == 0 ? 4 : bits % 2 == 0 ? 2 : 1;
 }
 
-template <bool kPack>
-cudaError_t launch(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_row,
-                   uint32_t row_count, uint8_t* file_rows, uint8_t* packed_tiles,
+}  // namespace
+
+cudaError_t repack(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_row,
+                   uint32_t row_count, const uint8_t* file_rows, uint8_t* packed_tiles,
                    cudaStream_t stream) {
   Params params{};
   params.layout = quant::tile_layout(type);
@@ -193,31 +174,15 @@ cudaError_t launch(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_r
       static_cast<uint32_t>(params.item_count < resident ? params.item_count : resident);
   switch (unit_bytes(layout)) {
     case 4:
-      repack_kernel<uint32_t, kPack><<<blocks, kThreads, 0, stream>>>(params);
+      repack_kernel<uint32_t><<<blocks, kThreads, 0, stream>>>(params);
       break;
     case 2:
-      repack_kernel<uint16_t, kPack><<<blocks, kThreads, 0, stream>>>(params);
+      repack_kernel<uint16_t><<<blocks, kThreads, 0, stream>>>(params);
       break;
     default:
-      repack_kernel<uint8_t, kPack><<<blocks, kThreads, 0, stream>>>(params);
+      repack_kernel<uint8_t><<<blocks, kThreads, 0, stream>>>(params);
   }
   return cudaPeekAtLastError();
-}
-
-}  // namespace
-
-cudaError_t repack(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_row,
-                   uint32_t row_count, const uint8_t* file_rows, uint8_t* packed_tiles,
-                   cudaStream_t stream) {
-  return launch<true>(type, rows, cols, first_row, row_count, const_cast<uint8_t*>(file_rows),
-                      packed_tiles, stream);
-}
-
-cudaError_t unrepack(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_row,
-                     uint32_t row_count, const uint8_t* packed_tiles, uint8_t* file_rows,
-                     cudaStream_t stream) {
-  return launch<false>(type, rows, cols, first_row, row_count, file_rows,
-                       const_cast<uint8_t*>(packed_tiles), stream);
 }
 
 cudaError_t expand_vector(uint32_t type, uint32_t count, const uint8_t* elements, float* out,

@@ -17,11 +17,6 @@ cudaError_t repack(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_r
                    uint32_t row_count, const uint8_t* file_rows, uint8_t* packed_tiles,
                    cudaStream_t stream);
 
-// The reverse, for the same ranges.
-cudaError_t unrepack(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_row,
-                     uint32_t row_count, const uint8_t* packed_tiles, uint8_t* file_rows,
-                     cudaStream_t stream);
-
 // Queues the conversion of a vector of type F32, F16 or BF16 to f32. Returns cudaErrorInvalidValue
 // for any other type.
 cudaError_t expand_vector(uint32_t type, uint32_t count, const uint8_t* elements, float* out,

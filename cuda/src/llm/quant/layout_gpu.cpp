@@ -158,20 +158,4 @@ Status pack_gpu(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_row,
   return {};
 }
 
-Status unpack_gpu(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_row,
-                  uint32_t row_count, const uint8_t* packed_tiles, uint8_t* file_rows) {
-  WCUDA_ASSIGN(const Shape shape, find_shape(type, cols));
-  WCUDA_TRY(check_rows(rows, first_row, row_count));
-  for (uint64_t row = first_row; row < uint64_t{first_row} + row_count; ++row) {
-    const uint8_t* m_tile = packed_tiles + row / kMTileRows * shape.m_tile_bytes;
-    uint8_t* target = file_rows + (row - first_row) * shape.row_bytes;
-    for_each_piece(shape, row % kMTileRows, [&](uint64_t place, uint64_t offset, uint32_t bytes) {
-      const uint64_t left = shape.row_bytes - std::min(shape.row_bytes, offset);
-      const uint64_t present = std::min<uint64_t>(left, bytes);
-      if (present > 0) std::memcpy(target + offset, m_tile + place, present);
-    });
-  }
-  return {};
-}
-
 }  // namespace wcuda::quant

@@ -62,39 +62,18 @@ TEST(LayoutGpu, tiles_are_those_of_the_specification) {
   }
 }
 
-TEST(LayoutGpu, unpack_restores_the_bytes_of_the_file) {
-  for (const Format* format : testing::loadable_formats()) {
-    for (const uint32_t rows : {1u, 15u, 16u, 17u, 53u}) {
-      for (const uint32_t blocks : {1u, 2u, 7u}) {
-        const uint32_t cols =
-            format->block_elements == 1 ? 37 * blocks : blocks * format->block_elements;
-        const TileCase from = tile_case(format->id, rows, cols);
-        std::vector<uint8_t> back(from.file.size(), 0x55);
-
-        const std::vector<uint8_t> packed_tiles = pack(from);
-        ASSERT_TRUE(
-            unpack_gpu(from.type, rows, cols, 0, rows, packed_tiles.data(), back.data()).ok());
-
-        EXPECT_EQ(back, from.file) << from.name();
-      }
-    }
-  }
-}
-
 TEST(LayoutGpu, packing_in_parts_equals_packing_at_once_and_clears_padding) {
   const TileCase from = tile_case(14, 53, 512);
   const std::vector<uint8_t> once = pack(from);
-  std::vector<uint8_t> parts(once.size(), 0x33), back(7 * 420);
+  std::vector<uint8_t> parts(once.size(), 0x33);
 
   const uint32_t cuts[] = {0, 3, 16, 40, 53};
   for (int i = 3; i >= 0; --i)
     ASSERT_TRUE(pack_gpu(14, 53, 512, cuts[i], cuts[i + 1] - cuts[i],
                          from.file.data() + cuts[i] * 420, parts.data())
                     .ok());
-  ASSERT_TRUE(unpack_gpu(14, 53, 512, 30, 7, parts.data(), back.data()).ok());
 
   EXPECT_EQ(parts, once);
-  EXPECT_EQ(back, std::vector<uint8_t>(&from.file[30 * 420], &from.file[37 * 420]));
 }
 
 TEST(LayoutGpu, refuses_what_it_cannot_hold) {
