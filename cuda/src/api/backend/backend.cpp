@@ -46,7 +46,7 @@ Result<Selection> select(const wcuda_selection_options& options) {
   return select_backend(request);
 }
 
-// Writes what was selected; the types tried before go into the caller's array, as many as fit.
+// Writes the selection, and as many of the skipped types as fit into the caller's array.
 Status write_selection(const Selection& from, wcuda_selection* target) {
   WCUDA_ASSIGN(wcuda_selection to, read_struct(target, "selection"));
   const OutputArray<wcuda_skipped_backend> skipped{to.skipped, to.skipped_capacity, "skipped"};

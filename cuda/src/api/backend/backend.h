@@ -1,4 +1,4 @@
-// What stands behind a wcuda_backend: a context, and all that came through its table.
+// The object behind a wcuda_backend: a context, and everything created through its table.
 #pragma once
 
 #include <memory>
@@ -19,16 +19,16 @@ namespace wcuda::api {
 
 struct BackendObject {
   std::shared_ptr<Context> context;
-  std::shared_ptr<FaultBackend> faults;  // null: none can be asked for
+  std::shared_ptr<FaultBackend> faults;  // null: faults are not enabled
   wcuda_backend_info info = WCUDA_BACKEND_INFO_INIT;
   std::string library_folder;
 
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards the members below
   std::set<std::pair<Kind, uint64_t>> made;
 
   ~BackendObject();
   vram::Memory& memory() const { return *context->memory; }
-  // An id for something that ends with the backend.
+  // Registers an object that ends with the backend, and returns its id.
   template <class T>
   Result<uint64_t> give(Kind kind, std::shared_ptr<T> object) {
     WCUDA_ASSIGN(const uint64_t id, insert(kind, std::move(object)));
@@ -36,7 +36,7 @@ struct BackendObject {
     made.emplace(kind, id);
     return id;
   }
-  // Ends it now; null when the id is none that came through the table.
+  // Removes it now; null if the id was not created through the table.
   std::shared_ptr<void> take_back(Kind kind, uint64_t id);
 };
 
@@ -44,8 +44,8 @@ inline Result<std::shared_ptr<BackendObject>> resolve_backend(wcuda_backend back
   return resolve<BackendObject>(Kind::kBackend, backend.id, "backend");
 }
 
-// A kernel that came through a table: device code, a registered one, one of the catalogue, or a
-// caller's table's own.
+// A kernel compiled through a table: device code, a registered kernel, one of the catalogue, or a
+// kernel of a caller's table.
 struct BackendKernel {
   std::shared_ptr<vram::Memory> memory;
   std::string name;

@@ -1,5 +1,5 @@
-// Section 21 of the header: the table of this library. One for every backend: what it is given is
-// looked up among the handles and checked, then asked of the Backend behind.
+// Section 21 of the header: the table of this library, one for every backend. Each slot resolves
+// the handles it is given, checks its arguments, and calls the Backend.
 #include <algorithm>
 #include <cinttypes>
 
@@ -26,7 +26,7 @@ Result<Object> resolve_self(void* self) {
   return resolve<BackendObject>(Kind::kBackend, reinterpret_cast<uintptr_t>(self), "self");
 }
 
-// A slot's body with the backend behind `self`; legal inside callbacks.
+// Runs the body of a slot with the backend behind `self`; legal inside callbacks.
 template <class Body>
 wcuda_status slot(void* self, wcuda_error* error, Body&& body) noexcept {
   return guarded_anywhere(error, [&]() -> Status {
@@ -46,7 +46,7 @@ Status check_size(const wcuda_device_memory& memory, const char* argument, uint6
                        memory.bytes, bytes);
 }
 
-// Device memory that came from this backend.
+// Finds device memory that this backend allocated.
 Result<std::shared_ptr<BufferObject>> find_memory(const BackendObject& self,
                                                   const wcuda_device_memory& memory,
                                                   const char* argument) {
@@ -67,7 +67,7 @@ Result<uint8_t> read_memory_flags(uint8_t flags) {
 }
 
 void deinit(void* self) {
-  // Not guarded_destroy: acts inside callbacks too.
+  // Not guarded_destroy, which would defer it inside callbacks.
   wcuda_error error;
   const wcuda_status status = guarded_anywhere(&error, [&] {
     return destroy_handle(Kind::kBackend, reinterpret_cast<uintptr_t>(self), "self");
@@ -188,7 +188,7 @@ wcuda_status copy_from_device_async(void* self, void* target, wcuda_device_memor
   });
 }
 
-// CUDA C++, or code that is compiled already, as a kernel of the context.
+// Creates a kernel of the context from CUDA C++ or from compiled code.
 Result<std::shared_ptr<KernelObject>> device_kernel(const BackendObject& self,
                                                     const std::string& source,
                                                     const std::string& entry) {
@@ -208,7 +208,7 @@ Result<std::shared_ptr<KernelObject>> device_kernel(const BackendObject& self,
                      entry);
 }
 
-// A function that computes, or a refusal: nothing succeeds without computing.
+// Finds a CPU function that computes the entry, or refuses: no launch succeeds without computing.
 Status find_host_kernel(vram::Memory& memory, const std::string& source, const std::string& entry,
                         BackendKernel* kernel) {
   if (source.find(entry) == std::string::npos)
@@ -276,7 +276,7 @@ Result<std::shared_ptr<BackendKernel>> find_kernel(const BackendObject& self,
   return object;
 }
 
-// On a caller's table, which knows the number and kinds of its arguments itself.
+// Launches on a caller's table, which itself checks the number and kinds of arguments.
 Status launch_own(const BackendKernel& kernel, const wcuda_launch& config, const LaunchDims& dims,
                   const wcuda_argument* arguments, uint64_t count) {
   vram::Memory& memory = *kernel.memory;

@@ -24,7 +24,7 @@ uint64_t now_ms() {
           .count());
 }
 
-// Sums of the catalogue where there is one, else a copy there and back.
+// Checks a backend with a sum of the catalogue or, without a catalogue, with a copy there and back.
 Status probe(vram::Memory& memory) {
   std::vector<float> a(kProbeCount), sums(kProbeCount);
   for (int64_t i = 0; i < kProbeCount; ++i) a[static_cast<size_t>(i)] = static_cast<float>(i);
@@ -107,7 +107,7 @@ void Failover::report_event(int32_t event, int32_t reason, size_t from, size_t t
   callback_(user_, &report);
 }
 
-// Leaves a target that failed; true when another is active now.
+// Leaves a target that failed; returns true if another one is active afterwards.
 bool Failover::leave(size_t from, int32_t reason, const Status& why) {
   const std::lock_guard<std::mutex> only(moving_);
   std::vector<size_t> candidates;
@@ -267,7 +267,7 @@ Result<std::shared_ptr<Failover>> create(const wcuda_failover_options& options) 
   return std::make_shared<Failover>(settings, targets, options.callback, options.user);
 }
 
-// The body's answer, with a context of its own handle for the time of the call.
+// Runs the body with a context handle that is valid during the call.
 Status run_body(Failover& failover, size_t target, wcuda_failover_body body, void* user) {
   WCUDA_ASSIGN(const auto context, failover.context_of(target));
   wcuda_context handle{0};

@@ -1,4 +1,4 @@
-// What stands behind a wcuda_failover: its targets, the policy, and a context for whole calls.
+// The object behind a wcuda_failover: targets, policy, and a context for whole calls.
 #pragma once
 
 #include <functional>
@@ -23,20 +23,21 @@ class Failover {
     contexts_.resize(targets_.size());
   }
 
-  // Runs `body` with the number of the active target, again on the next where the policy says so.
-  // The number of the one that answered.
+  // Runs `body` with the index of the active target, and again with the next if the policy says so.
+  // *answered receives the index of the target that answered.
   using Body = std::function<Status(size_t target)>;
   Status run(const Body& body, bool repeats, size_t* answered);
-  // A failure met elsewhere.
+  // Counts a failure that occurred outside run().
   void report(int32_t type, Code status);
   Status trigger();
-  // The context for whole calls on a target, opened when first needed.
+  // Returns the context for whole calls on a target; opens it when first needed.
   Result<std::shared_ptr<Context>> context_of(size_t target);
-  // A new one.
+  // Opens a new context on a target.
   Result<std::shared_ptr<Context>> open(size_t target, const OpenOptions& options,
                                         vram::Scrub scrub) const;
   const wcuda_failover_target& target(size_t index) const { return targets_[index]; }
-  // Why a target that is not the first is active: which was left last, the reason and the failure.
+  // Returns why a target other than the first is active: which was left last, the reason, the
+  // failure.
   std::string moved_because() const;
   bool is_automatic() const { return policy_.settings().mode == WCUDA_FAILOVER_AUTOMATIC; }
   wcuda_failover_state state() const;
@@ -51,7 +52,7 @@ class Failover {
   void* const user_;
   std::mutex moving_;  // one thread moves or probes; taken before mutex_
 
-  mutable std::mutex mutex_;  // guards what follows; held for no call of a backend
+  mutable std::mutex mutex_;  // guards the members below; not held during calls of a backend
   FailoverPolicy policy_;
   std::vector<std::shared_ptr<Context>> contexts_;
   std::string moved_because_;

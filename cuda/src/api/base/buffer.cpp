@@ -62,7 +62,7 @@ Status check_fill(uint64_t offset, uint64_t bytes, uint32_t pattern_bytes) {
 
 namespace {
 
-// A whole copy between two buffers, after both are known to be free.
+// Copies between two buffers that the caller holds exclusively.
 Status copy(BufferObject& target, uint64_t target_offset, BufferObject& source,
             uint64_t source_offset, uint64_t bytes) {
   WCUDA_ASSIGN(const CopyRanges ranges,

@@ -1,4 +1,4 @@
-// What stands behind a wcuda_context.
+// The object behind a wcuda_context.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct Context {
   wcuda_context_info info;
 };
 
-// A context on a backend; see wcuda_context_options for the budget.
+// Creates a context on a backend; see wcuda_context_options for the budget.
 std::shared_ptr<Context> make_context(std::shared_ptr<Backend> backend, uint64_t budget,
                                       vram::Scrub scrub);
 
@@ -22,7 +22,7 @@ inline Result<std::shared_ptr<Context>> resolve_context(wcuda_context context) {
   return resolve<Context>(Kind::kContext, context.id, "context");
 }
 
-// Removes a handle for a …_destroy function: id 0 is nothing to do, any other must be live.
+// Removes a handle for a …_destroy function. Id 0 is ignored; any other must be live.
 Status destroy_handle(Kind kind, uint64_t id, const char* argument);
 
 }  // namespace wcuda::api

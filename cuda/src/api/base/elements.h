@@ -1,5 +1,4 @@
-// Arrays of structs that can grow: read and written with the distance that the caller's struct_size
-// gives.
+// Reads and writes arrays of structs that can grow, with the caller's struct_size as the stride.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +21,7 @@ inline uint32_t size_of_element(const void* element) {
 inline std::string element_name(const char* argument, uint64_t index) {
   return std::string(argument) + '[' + std::to_string(index) + ']';
 }
-// The distance between elements keeps each of them aligned.
+// Checks that the stride keeps every element aligned.
 template <class T>
 Status check_stride(uint32_t stride, const char* argument) {
   if (stride % alignof(T) == 0) return {};
@@ -66,15 +65,15 @@ Result<std::vector<T>> read_elements(const T* data, uint64_t count, const char* 
   return result;
 }
 
-// An array that the library writes: the struct_size of the first element is that of all, and the
-// only one that the caller has to set.
+// An array that the library writes. The caller sets only the struct_size of the first element,
+// which applies to all.
 template <class T>
 struct OutputArray {
   T* data;
   uint64_t capacity;
   const char* argument;
 
-  // To be called before anything is written. `count`: elements to write, 0 to capacity.
+  // Call before anything is written. `count`: elements to write, 0 to capacity.
   Status check(uint64_t count) const {
     if (capacity != 0) WCUDA_TRY(check_not_null(data, argument));
     if (count == 0) return {};
@@ -82,8 +81,8 @@ struct OutputArray {
     return check_struct(data, argument);
   }
 
-  // After check: cannot fail. What a newer caller's element has and this version does not know is
-  // zero.
+  // Call after check; cannot fail. Fields of a newer caller's element that this version does not
+  // know become zero.
   void write(uint64_t index, const T& value) const noexcept {
     const uint32_t stride = detail::size_of_element(data);
     char* const target = reinterpret_cast<char*>(data) + index * stride;
@@ -93,7 +92,8 @@ struct OutputArray {
   }
 };
 
-// The body of a …_list function: elements first … of a list of `total`, made one by one.
+// The body of a …_list function: writes elements first … of a list of `total`, created by
+// make(index).
 template <class T, class Make>
 Status write_list(const OutputArray<T>& target, uint64_t first, uint64_t total, uint64_t* count,
                   Make&& make) {

@@ -8,11 +8,11 @@
 namespace wcuda::api {
 namespace {
 
-// A caller's struct may be newer than this library, but not by more than this: anything larger is a
-// struct_size that was never set, and reading that far would fault.
+// The most bytes of a caller's struct. A newer version may be larger than this library's, but a
+// larger value is a struct_size that was never set, and reading that far would fault.
 constexpr uint32_t kUnknownTailBytesMax = 4096;
 
-// Bytes of the valid UTF-8 character at `text` (NUL-terminated), or 0.
+// Returns the length of the valid UTF-8 character at `text` (NUL-terminated), or 0.
 size_t utf8_length(const unsigned char* text) {
   const unsigned char lead = text[0];
   if (lead < 0x80) return 1;

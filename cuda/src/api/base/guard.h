@@ -1,5 +1,5 @@
-// What every function of the C interface passes through: exceptions become statuses, failures fill
-// wcuda_error, structs are read and written by their struct_size, overlapping use is refused.
+// The frame of every function of the C interface: turns exceptions into statuses, fills
+// wcuda_error, reads and writes structs by their struct_size, and refuses overlapping use.
 #pragma once
 
 #include <algorithm>
@@ -18,17 +18,18 @@
 
 namespace wcuda::api {
 
-// Writes a failure into the caller's struct, if there is one: one line of valid UTF-8 (bytes that
-// are not become '?', as do control characters), cut at a character's border. Allocates nothing.
+// Writes a failure into the caller's struct, if there is one. The message is one line of valid
+// UTF-8 (invalid bytes and control characters become '?'), cut between characters. Allocates
+// nothing.
 void fill_error(wcuda_error* error, Code code, int32_t native_code, const char* message) noexcept;
 
-// Runs at the end of a call what its callbacks have deferred.
+// At the end of a call, runs the destroys that its callbacks have deferred.
 struct RunDeferred {
   ~RunDeferred() { run_deferred(); }
 };
 
-// Runs `body`, a callable returning Status, and turns whatever happens into a status code. For what
-// is legal inside a callback; all other functions are `guarded`.
+// Runs `body`, a callable that returns Status, and turns its result or exception into a status
+// code. For functions that are legal inside a callback; all others use `guarded`.
 template <class Body>
 wcuda_status guarded_anywhere(wcuda_error* error, Body&& body) noexcept {
   const RunDeferred at_end;
@@ -49,7 +50,7 @@ wcuda_status guarded_anywhere(wcuda_error* error, Body&& body) noexcept {
   return WCUDA_INTERNAL;
 }
 
-// The same, refused inside a callback.
+// The same, but returns WCUDA_REENTRANT inside a callback.
 template <class Body>
 wcuda_status guarded(wcuda_error* error, Body&& body) noexcept {
   if (InCallback::active()) {
@@ -60,13 +61,13 @@ wcuda_status guarded(wcuda_error* error, Body&& body) noexcept {
   return guarded_anywhere(error, std::forward<Body>(body));
 }
 
-// For the …_destroy functions, which return nothing: id 0 is nothing to do, and a failure is logged
-// as a warning. Inside a callback the handle stays valid until the call that runs the callback
-// returns, and is destroyed then. `destroy` captures nothing, for it may run later.
+// For the …_destroy functions, which return nothing. Id 0 is ignored, and a failure is logged as a
+// warning. Inside a callback the handle stays valid until the call that runs the callback returns,
+// and is destroyed then. `destroy` captures nothing, since it may run later.
 void guarded_destroy(const char* function, uint64_t id, Status (*destroy)(uint64_t id)) noexcept;
 void log_dropped(const char* function, const char* message) noexcept;
 
-// Size that a struct was first published with; 0 for what is no struct that grows.
+// The size with which a struct was first published; 0 for types other than structs that can grow.
 template <class T>
 inline constexpr uint32_t kFirstBytes = 0;
 #define WCUDA_FIRST_BYTES(type, bytes)                 \
@@ -87,8 +88,8 @@ template <class T>
 struct has_reserved<T, std::void_t<decltype(T::reserved)>> : std::true_type {};
 }  // namespace detail
 
-// A struct_size struct from the caller: not null, not shorter than when it was first published, and
-// nothing but zeros past what this version knows.
+// Checks a caller's struct: not null, not shorter than when it was first published, and only zeros
+// past the size of this version.
 template <class T>
 Status check_struct(const T* data, const char* argument) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -96,8 +97,8 @@ Status check_struct(const T* data, const char* argument) {
   return detail::check_struct(data, argument, kFirstBytes<T>, sizeof(T));
 }
 
-// An input struct at this version's size: fields that the caller's version lacks are zero.
-// `reserved` must be.
+// Returns an input struct at this version's size. Fields that the caller's version lacks are zero;
+// `reserved` must be zero.
 template <class T>
 Result<T> read_struct(const T* data, const char* argument) {
   WCUDA_TRY(check_struct(data, argument));
@@ -110,8 +111,8 @@ Result<T> read_struct(const T* data, const char* argument) {
   return value;
 }
 
-// Writes an output struct, as much of it as the caller's version has; struct_size stays the
-// caller's. Call check_struct first: it can fail, this cannot.
+// Writes the fields of an output struct that the caller's version has, and keeps its struct_size.
+// Call check_struct first: it can fail, this cannot.
 template <class T>
 void write_struct(const T& value, T* target) noexcept {
   const uint32_t caller_bytes = target->struct_size;
@@ -122,10 +123,10 @@ void write_struct(const T& value, T* target) noexcept {
 Status check_not_null(const void* pointer, const char* argument);
 // Refuses bits that are not in `known`.
 Status check_flags(uint64_t flags, uint64_t known, const char* argument);
-// A wcuda_string: a null pointer only with no bytes, and a length no text has.
+// Checks a wcuda_string: null only with length 0, and a plausible length.
 Status check_string(const wcuda_string& string, const char* argument);
 
-// What an object has one of when calls on it must not overlap.
+// Member of an object on which calls must not overlap.
 class Exclusive {
  public:
   Exclusive() = default;
@@ -135,7 +136,7 @@ class Exclusive {
   std::atomic<bool> busy_{false};
 };
 
-// Holds an Exclusive for the time of a call. Never waits: taken already is WCUDA_BUSY.
+// Holds an Exclusive during a call. Never waits: if it is taken, acquire returns WCUDA_BUSY.
 class ExclusiveUse {
  public:
   static Result<ExclusiveUse> acquire(Exclusive& exclusive, const char* object_name);

@@ -1,5 +1,5 @@
-// Slots with generations. A slot whose generations are used up is retired, so that no id comes
-// back.
+// A table of slots with generations. A slot whose generations are used up is retired, so that no id
+// is used twice.
 #include "api/base/handles.h"
 
 #include <atomic>
@@ -19,21 +19,21 @@ constexpr int kKindCount = 19;
 
 struct Slot {
   std::mutex mutex;         // a slot's own: calls on different objects never meet
-  uint32_t generation = 0;  // of the last id given out
+  uint32_t generation = 0;  // of the last id issued
   Kind kind{};
   const void* tag = nullptr;
   std::shared_ptr<void> object;  // null: free
 };
 
 struct Table {
-  std::atomic<Slot*> chunks[kChunkCount] = {};  // chunks never move and never go
+  std::atomic<Slot*> chunks[kChunkCount] = {};  // chunks are never moved or freed
   std::atomic<uint64_t> live[kKindCount] = {};
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards the members below
   uint32_t slot_count = 0;
   std::vector<uint32_t> free_slots;
 };
 
-// Never destroyed: handles may be used while static objects go.
+// Never destroyed: handles may be used while static objects are destroyed.
 Table& table() {
   static Table* const instance = new Table;
   return *instance;
@@ -53,7 +53,7 @@ Slot* find_slot(uint64_t id) {
   return chunk ? &chunk[index % kChunkSlots] : nullptr;
 }
 
-// A free slot's index; grows the table by a chunk when there is none.
+// Returns the index of a free slot; grows the table by a chunk if there is none.
 Result<uint32_t> take_slot() {
   Table& t = table();
   std::lock_guard<std::mutex> lock(t.mutex);
@@ -62,7 +62,7 @@ Result<uint32_t> take_slot() {
     if (chunk == kChunkCount)
       return Status::error(WCUDA_LIMIT_EXCEEDED, "all %u handles are in use or used up",
                            t.slot_count);
-    // Room for every slot, so that giving one back cannot fail.
+    // Reserves room for every slot, so that freeing one cannot fail.
     t.free_slots.reserve(t.slot_count + kChunkSlots);
     t.chunks[chunk].store(new Slot[kChunkSlots], std::memory_order_release);
     for (uint32_t i = kChunkSlots; i > 0; --i) t.free_slots.push_back(t.slot_count + i - 1);

@@ -1,4 +1,4 @@
-// The table behind every handle of the C interface: a 64-bit id to a shared object.
+// The handle table of the C interface: maps a 64-bit id to a shared object.
 #pragma once
 
 #include <cstdint>
@@ -40,14 +40,15 @@ Result<std::shared_ptr<void>> resolve(Kind kind, uint64_t id, const char* argume
                                       const void* tag);
 }  // namespace detail
 
-// Registers an object; the table holds one reference until `remove`. The id is never 0 and never
-// comes back after its removal. Any thread, as everything here.
+// Registers an object; the table holds one reference until `remove`. The id is never 0 and is never
+// used again. All functions here are thread-safe.
 template <class T>
 Result<uint64_t> insert(Kind kind, std::shared_ptr<T> object) {
   return detail::insert(kind, std::move(object), &detail::type_tag<T>);
 }
 
-// The object behind an id; WCUDA_INVALID_HANDLE naming the argument and what is wrong with the id.
+// Returns the object of an id; WCUDA_INVALID_HANDLE names the argument and what is wrong with the
+// id.
 template <class T>
 Result<std::shared_ptr<T>> resolve(Kind kind, uint64_t id, const char* argument) {
   auto object = detail::resolve(kind, id, argument, &detail::type_tag<T>);
@@ -55,10 +56,10 @@ Result<std::shared_ptr<T>> resolve(Kind kind, uint64_t id, const char* argument)
   return std::static_pointer_cast<T>(object.take());
 }
 
-// Ends an id and returns the table's reference, null if the id was not a live one of this kind.
+// Removes an id and returns the table's reference; null if the id is not live or of another kind.
 std::shared_ptr<void> remove(Kind kind, uint64_t id) noexcept;
 
-// Live ids of a kind; for tests and leak reports.
+// Returns the number of live ids of a kind, for tests and leak reports.
 uint64_t live_count(Kind kind) noexcept;
 
 }  // namespace wcuda::api

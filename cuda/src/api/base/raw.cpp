@@ -1,4 +1,4 @@
-// Section 14 of the header: raw addresses, each looked up before it is used.
+// Section 14 of the header: raw addresses, which are looked up before each use.
 #include "api/base/raw.h"
 
 #include <cinttypes>
@@ -17,13 +17,13 @@ struct Block {
 };
 
 struct Table {
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards the members below
   RawOpener opener;
   std::map<std::pair<int32_t, int32_t>, std::shared_ptr<vram::Memory>> devices;
   std::map<uintptr_t, std::shared_ptr<Block>> blocks;  // by first address
 };
 
-// Never destroyed: addresses may be used while static objects go.
+// Never destroyed: addresses may be used while static objects are destroyed.
 Table& table() {
   static Table* const instance = new Table;
   return *instance;
@@ -44,7 +44,7 @@ Result<std::shared_ptr<vram::Memory>> open_device(int32_t backend, int32_t ordin
   return vram::Memory::create(std::move(opened.backend), 0);
 }
 
-// The memory of the thread's device.
+// Returns the memory of the thread's device.
 Result<std::shared_ptr<vram::Memory>> current_memory(int32_t backend) {
   WCUDA_TRY(check_backend(backend));
   const int32_t ordinal = backend == WCUDA_BACKEND_CUDA ? cuda_ordinal_of_thread : 0;
@@ -62,7 +62,7 @@ struct Range {
   vram::View view;
 };
 
-// The block an address lies in, as a range of `bytes` bytes from there on.
+// Finds the block that contains an address, and returns `bytes` bytes from there on.
 Result<Range> find(const char* argument, const void* address, uint64_t bytes) {
   const auto wanted = reinterpret_cast<uintptr_t>(address);
   Table& t = table();

@@ -1,4 +1,4 @@
-// The devices behind raw addresses; tests put others in their place.
+// The devices behind raw addresses; tests can replace them.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace wcuda::api {
 
-// Opens what stands behind a device of CUDA or HOST.
+// Opens a device of CUDA or HOST.
 using RawOpener =
     std::function<Result<std::shared_ptr<vram::Memory>>(int32_t backend, int32_t ordinal)>;
 
-// For devices opened from now on; null: the real ones.
+// Sets the opener of devices opened from now on; null: the real one.
 void set_raw_opener(RawOpener opener);
 
 }  // namespace wcuda::api

@@ -1,4 +1,4 @@
-// Section 14 of the header: budgets by purpose, where memory is, borrowed memory.
+// Section 14 of the header: budgets by purpose, location of memory, borrowed memory.
 #include <cstring>
 #include <string_view>
 

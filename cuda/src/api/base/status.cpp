@@ -1,10 +1,10 @@
-// Section 1 of the header: status codes, their names, and what they are in older lists of codes.
+// Section 1 of the header: status codes, their names, and their numbers in older lists of codes.
 #include "worker_cuda/backend.h"
 
 namespace wcuda::api {
 namespace {
 
-// Columns: the numbers of WCUDA_NUMBERS_WORKER, _VRAM and _ZCTL, the name in backend tables.
+// Columns: numbers in WCUDA_NUMBERS_WORKER, _VRAM and _ZCTL, name in backend tables.
 struct StatusRow {
   wcuda_status status;
   const char* name;
@@ -49,7 +49,7 @@ constexpr StatusRow kRows[] = {
     {WCUDA_ROW(WCUDA_INTERNAL), 99, 4, 6, "InvalidOperation"},
 };
 #undef WCUDA_ROW
-// Of a status that this version does not know.
+// The row of a status that this version does not know.
 constexpr StatusRow kUnknown = {0, "WCUDA_UNKNOWN", 99, 4, 6, "InvalidOperation"};
 
 const StatusRow& row_of(wcuda_status status) {

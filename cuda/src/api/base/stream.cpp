@@ -15,7 +15,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kSpinTime = std::chrono::microseconds(50);
 constexpr auto kSleepTime = std::chrono::microseconds(50);
-constexpr int64_t kTimeoutMsMax = int64_t{1} << 40;  // 35 years: no sum with a time overflows
+constexpr int64_t kTimeoutMsMax = int64_t{1}
+                                  << 40;  // 35 years, so that adding it to a time does not overflow
 
 Result<std::shared_ptr<EventObject>> resolve_event(wcuda_event event, const char* argument) {
   return resolve<EventObject>(Kind::kEvent, event.id, argument);
@@ -24,7 +25,7 @@ Result<std::shared_ptr<EventObject>> resolve_event(wcuda_event event, const char
 // Copies from pinned memory to a buffer with `into_buffer`, else from the buffer.
 Status copy_async(wcuda_buffer buffer, uint64_t offset, wcuda_pinned pinned, uint64_t pinned_offset,
                   uint64_t bytes, wcuda_stream stream, bool into_buffer) {
-  // Streams of pinned memory are noted here only.
+  // The streams that use pinned memory are recorded only here.
   static std::mutex pinned_mutex;
   WCUDA_ASSIGN(const auto object, resolve_buffer(buffer, "buffer"));
   WCUDA_ASSIGN(const auto host, resolve<vram::Buffer>(Kind::kPinned, pinned.id, "pinned"));

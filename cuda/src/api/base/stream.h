@@ -1,4 +1,4 @@
-// What stands behind wcuda_stream and wcuda_event.
+// The objects behind wcuda_stream and wcuda_event.
 #pragma once
 
 #include "api/base/context.h"
@@ -7,7 +7,7 @@
 
 namespace wcuda::api {
 
-// Both end what they stand for when the last reference goes.
+// Both destroy the stream or event with the last reference.
 struct StreamObject {
   std::shared_ptr<vram::Memory> memory;
   Stream stream;
@@ -20,16 +20,16 @@ struct EventObject {
   ~EventObject();
 };
 
-// WCUDA_INVALID_ARGUMENT for a priority that is none.
+// WCUDA_INVALID_ARGUMENT for an invalid priority.
 Result<std::shared_ptr<StreamObject>> make_stream(std::shared_ptr<vram::Memory> memory,
                                                   int32_t priority);
 Result<std::shared_ptr<EventObject>> make_event(std::shared_ptr<vram::Memory> memory);
 
-// Waits until the event is done; WCUDA_TIMEOUT after so many milliseconds, below 0 never.
+// Waits until the event is done; WCUDA_TIMEOUT after timeout_ms milliseconds (< 0: no limit).
 Status wait_for(Backend& backend, Event event, int64_t timeout_ms);
 
-// The stream behind a handle for work of `memory`; id 0 is its own. WCUDA_INVALID_ARGUMENT for one
-// of another context. The reference keeps the stream while work is given to it; null for id 0.
+// Resolves a stream for work of `memory`; id 0 is the context's own. WCUDA_INVALID_ARGUMENT for a
+// stream of another context. `object` keeps the stream alive while work is queued; null for id 0.
 struct UsedStream {
   Stream stream;
   std::shared_ptr<StreamObject> object;

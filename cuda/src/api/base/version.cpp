@@ -5,7 +5,7 @@
 #define WCUDA_TEXT_(value) #value
 #define WCUDA_TEXT(value) WCUDA_TEXT_(value)
 
-// Instruction sets that host code is compiled for besides the baseline; chosen among at run time.
+// Instruction sets that host code is compiled for besides the baseline; selected at run time.
 #if defined(__x86_64__)
 #define WCUDA_HOST_FEATURES "avx2;avx512"
 #else

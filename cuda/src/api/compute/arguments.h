@@ -1,4 +1,4 @@
-// The arguments of a launch as they come through the C interface.
+// The arguments of a launch, received through the C interface.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace wcuda::api {
 
-// The arguments of one launch, resolved, and held until it is queued.
+// The resolved arguments of one launch, which keeps them alive until it is queued.
 class Arguments {
  public:
   Status read(const wcuda_argument* arguments, uint64_t count, const vram::Memory& memory) {
@@ -36,7 +36,7 @@ class Arguments {
   }
 
   const std::vector<jit::ArgumentShape>& shapes() const { return shapes_; }
-  // For a check against a signature.
+  // In the form that the check against a signature takes.
   std::vector<jit::DescribedArgument> described() const {
     std::vector<jit::DescribedArgument> result;
     result.reserve(shapes_.size());
@@ -44,7 +44,7 @@ class Arguments {
       result.push_back({shapes_[i].kind, shapes_[i].access, values_[i], shapes_[i].bytes});
     return result;
   }
-  // For the driver: where each value is.
+  // In the form that the driver takes: the address of each value.
   void* const* values() { return values_.data(); }
   std::vector<wcuda_host_argument> for_host() const {
     std::vector<wcuda_host_argument> result;
@@ -86,7 +86,8 @@ class Arguments {
 
   Status read_buffer(const wcuda_argument& argument, uint64_t index, const vram::Memory& memory) {
     char name[32] = "argument ";
-    *std::to_chars(name + 9, name + sizeof(name) - 1, index).ptr = 0;  // every launch pays for it
+    *std::to_chars(name + 9, name + sizeof(name) - 1, index).ptr =
+        0;  // fast, since every launch runs this
     WCUDA_ASSIGN(auto object, resolve_buffer(argument.buffer, name));
     if (&object->buffer.memory() != &memory)
       return Status::error(WCUDA_INVALID_ARGUMENT, "%s: the buffer is of another context", name);

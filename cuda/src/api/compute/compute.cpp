@@ -11,7 +11,7 @@
 namespace wcuda::api {
 namespace {
 
-// An integer of any width; u64 past the positive i64 are none that fits.
+// Reads an integer of any width; u64 values above the largest i64 are refused.
 Result<int64_t> read_integer(int32_t kind, const void* data, size_t index) {
   switch (kind) {
     case WCUDA_ARG_I8:

@@ -82,7 +82,7 @@ Status check_sizes(const wcuda_gemm& from) {
   return {};
 }
 
-// Strides of 0 are those of tight rows and matrices.
+// A stride of 0 means contiguous rows or matrices.
 GemmMatrix matrix_of(GemmElement element, bool is_transposed, uint64_t rows, uint64_t cols,
                      uint64_t row_stride, uint64_t batch_stride) {
   GemmMatrix matrix;

@@ -1,4 +1,4 @@
-// Section 18 of the header: modules, kernels and what is known of them.
+// Section 18 of the header: modules, kernels and their attributes.
 #include "api/compute/kernel.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ Result<std::shared_ptr<ModuleObject>> load_module(std::shared_ptr<vram::Memory> 
   auto object = std::make_shared<ModuleObject>();
   object->memory = std::move(memory);
   object->names = std::move(names);
-  // The driver takes no length: PTX ends where its NUL is.
+  // The driver takes no length: it reads PTX up to a NUL.
   const std::string ended(static_cast<const char*>(code), bytes);
   Backend& backend = object->memory->backend();
   WCUDA_ASSIGN(object->account,
@@ -42,7 +42,7 @@ Result<uint64_t> load(const Context& context, const void* code, uint64_t bytes,
   return insert(Kind::kModule, std::move(object));
 }
 
-// A name of something in the code: no NUL, not empty.
+// Reads a name in the code: no NUL, not empty.
 Result<std::string> read_name(const wcuda_string& name) {
   WCUDA_TRY(check_string(name, "name"));
   std::string result(name.data ? name.data : "", name.bytes);

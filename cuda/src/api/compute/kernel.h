@@ -1,4 +1,4 @@
-// What stands behind wcuda_module and wcuda_kernel.
+// The objects behind wcuda_module and wcuda_kernel.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@
 
 namespace wcuda::api {
 
-// Unloaded when the last reference goes.
+// Unloaded with the last reference.
 struct ModuleObject {
   std::shared_ptr<vram::Memory> memory;
   vram::Account account;  // closed after the unload
@@ -27,8 +27,8 @@ struct ModuleObject {
   ~ModuleObject();
 };
 
-// Nothing in it changes once its handle is out. Its end may run a callback of the caller's: the
-// last reference goes outside every lock.
+// Immutable once its handle is returned. Its destruction may run a callback of the caller, so the
+// last reference must be released outside every lock.
 struct KernelObject : compute::Runnable {
   KernelObject() = default;
   KernelObject(const KernelObject&) = delete;
@@ -56,25 +56,26 @@ inline Result<std::shared_ptr<KernelObject>> resolve_kernel(wcuda_kernel kernel)
   return resolve<KernelObject>(Kind::kKernel, kernel.id, "kernel");
 }
 
-// A kernel of code that is loaded for it alone. `names`: of expressions, in the code.
+// Creates a kernel from code that is loaded for it alone. `names`: names of expressions in the
+// code.
 Result<std::shared_ptr<KernelObject>> make_kernel(std::shared_ptr<vram::Memory> memory,
                                                   const void* code, uint64_t bytes,
                                                   std::map<std::string, std::string> names,
                                                   std::string name);
 
-// The dimensions of a launch; its flags are checked, its numbers are not.
+// Returns the dimensions of a launch; checks its flags, but not its numbers.
 Result<LaunchDims> read_dims(const wcuda_launch& launch);
-// How a launch is to be, once its arguments are known to be live and of this context.
+// Checks a launch whose arguments are live and of this context.
 using LaunchPlan = std::function<Result<LaunchDims>(const Arguments&)>;
 
-// Signature of `count` parameters of a caller; for kernels and for descriptors.
+// Reads a signature from `count` parameters of a caller, for kernels and for descriptors.
 Result<std::vector<wcuda_parameter>> read_parameters(const wcuda_parameter* parameters,
                                                      uint64_t count);
 
 // Checks everything and launches.
 Status launch_kernel(const KernelObject& kernel, const wcuda_argument* arguments, uint64_t count,
                      wcuda_stream stream, const LaunchPlan& plan);
-// Arguments where some are counted, and not too many.
+// Checks an array of arguments: not null if its count is not 0, and a plausible count.
 Status check_count(const wcuda_argument* arguments, uint64_t count);
 
 }  // namespace wcuda::api

@@ -56,7 +56,7 @@ Status read_choice(int32_t choice, const char* argument, nvrtc::Choice* result) 
   return {};
 }
 
-// The architecture asked for, or that of the context's device; no context is null.
+// Returns the requested architecture, or that of the context's device. context may be null.
 Status read_architecture(const wcuda_program_options& options, const Context* context,
                          std::string* result) {
   WCUDA_TRY(read_text(options.architecture, "architecture", result));
@@ -111,7 +111,7 @@ Result<nvrtc::Request> read_request(const wcuda_program_options& options, const 
   return r;
 }
 
-// Through the cache, where there is one and the program may use it.
+// Compiles through the cache, if there is one and the program may use it.
 nvrtc::Outcome compile(const nvrtc::Compiler& compiler, ProgramObject& program) {
   program.cache_result = WCUDA_CACHE_NONE;
   if (!program.cache) return compiler.compile(program.request);

@@ -1,4 +1,4 @@
-// What stands behind a wcuda_program.
+// The object behind a wcuda_program.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ struct ProgramObject {
   uint64_t compile_ns = 0;
   std::shared_ptr<jit::KernelCache> cache;  // may be null
   int32_t cache_result = WCUDA_CACHE_NONE;
-  std::weak_ptr<Backend> backend;  // of its context, which it does not keep; may be empty
+  std::weak_ptr<Backend> backend;  // of its context, not kept alive; may be empty
   Exclusive exclusive;
 };
 

@@ -21,7 +21,7 @@ Result<std::shared_ptr<Registry>> resolve_registry(wcuda_registry registry) {
   return resolve<Registry>(Kind::kRegistry, registry.id, "registry");
 }
 
-// Every kernel of a caller in a registry is one of the interface's.
+// A caller's kernel in a registry is always one created through the C interface.
 const KernelObject& kernel_of(const RegistryEntry& entry) {
   return static_cast<const KernelObject&>(*entry.kernel);
 }

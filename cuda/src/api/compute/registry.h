@@ -1,4 +1,4 @@
-// What other sections of the interface need of registries.
+// Functions of registries that other sections of the interface use.
 #pragma once
 
 #include "api/compute/kernel.h"
@@ -7,8 +7,8 @@
 
 namespace wcuda::api {
 
-// Launches a kernel that a caller registered and that runs here, with dimensions of the caller's:
-// its arguments are held against the descriptor.
+// Launches a registered kernel that this backend can run, with the caller's dimensions. Checks its
+// arguments against the descriptor.
 Status launch_described(const compute::RegistryEntry& entry, const wcuda_launch& launch,
                         const wcuda_argument* arguments, uint64_t count);
 

@@ -37,7 +37,7 @@ Status with_sequence(wcuda_sequence handle, Body&& body) {
   return body(*object);
 }
 
-// Gives a new sequence its handle; if there is none to give, the sequence ends.
+// Creates the handle of a new sequence; if that fails, destroys the sequence.
 Status insert_sequence(const std::shared_ptr<EngineObject>& owner,
                        std::shared_ptr<engine::Sequence> sequence, wcuda_sequence* handle) {
   const auto object = std::make_shared<SequenceObject>(SequenceObject{owner, sequence});
@@ -295,7 +295,8 @@ wcuda_status wcuda_step_wait(wcuda_engine engine, uint64_t ticket, int64_t timeo
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(wcuda_step_output out, read_struct(output, "output"));
     return with_engine(engine, [&](const auto& object) -> Status {
-      // The engine writes results at this version's size; the caller's array has its own.
+      // The engine writes results at this version's size; the caller's array may have another
+      // stride.
       const OutputArray<wcuda_row_result> target{out.rows, out.rows ? out.row_capacity : 0, "rows"};
       WCUDA_TRY(target.check(target.capacity));
       const uint32_t row_capacity = out.row_capacity;

@@ -91,7 +91,7 @@ wcuda_gguf_tensor tensor_of(const Tensor& tensor) {
   return out;
 }
 
-// The array behind a metadata index, and that elements [first, first + count) exist.
+// Finds the array at a metadata index, and checks that elements [first, first + count) exist.
 Result<Value> find_array(const Gguf& file, uint64_t index, uint64_t first, uint64_t count,
                          bool of_strings) {
   WCUDA_TRY(check_index(index, file.value_count(), "metadata entry"));
@@ -107,7 +107,7 @@ Result<Value> find_array(const Gguf& file, uint64_t index, uint64_t first, uint6
   return value;
 }
 
-// Reads and expands piece by piece: the file's bytes never need more than a small buffer.
+// Reads and converts piece by piece, so that a small buffer suffices.
 Status dequantize(const Gguf& file, uint64_t index, uint64_t first, uint64_t count, float* target) {
   WCUDA_TRY(check_index(index, file.tensors().size(), "tensor"));
   const Tensor& tensor = file.tensors()[index];

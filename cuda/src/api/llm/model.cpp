@@ -18,7 +18,7 @@ struct Cancel {
   std::atomic<bool> triggered{false};
 };
 
-// Progress of one load, on its way to the caller's callback.
+// Forwards the progress of one load to the caller's callback.
 class Progress {
  public:
   Progress(wcuda_progress_callback callback, void* user) : callback_(callback), user_(user) {}

@@ -1,4 +1,4 @@
-// Section 9 of the header: what a model and an engine need, before a byte is allocated.
+// Section 9 of the header: the memory that a model and an engine need.
 #include <string_view>
 
 #include "api/base/context.h"

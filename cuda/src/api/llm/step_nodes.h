@@ -1,4 +1,4 @@
-// The nodes of a step as the header has them.
+// Converts the nodes of a step to the structs of the header.
 #pragma once
 
 #include "api/base/elements.h"

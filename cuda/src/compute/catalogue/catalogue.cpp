@@ -1,4 +1,4 @@
-// The table, and the checks that every call passes.
+// The table of kernels, and the checks of every call.
 #include "compute/catalogue/catalogue.h"
 
 #include <algorithm>
@@ -118,7 +118,7 @@ constexpr Row kTable[] = {
     {"vector_sub", CatalogueOp::kVectorSub, kAnyType, kAlias, kBinary},
 };
 
-// The parts of a text between single separators.
+// Splits a text at single separators.
 std::vector<std::string> split(std::string_view text, char separator) {
   std::vector<std::string> parts;
   while (!text.empty()) {
@@ -180,7 +180,7 @@ __attribute__((format(printf, 3, 4))) Status wrong(const CatalogueEntry& entry, 
 
 using Dims = std::map<std::string, int64_t, std::less<>>;
 
-// The size of what a window of kh x kw gives, where a signature has one.
+// Computes the output size oh, ow of a window of kh x kw, if the signature has one.
 Status add_output_size(const CatalogueEntry& entry, Dims* dims) {
   if (dims->count("stride") == 0) return {};
   const int64_t stride = (*dims)["stride"], pad = (*dims)["pad"];
@@ -200,7 +200,7 @@ Status add_output_size(const CatalogueEntry& entry, Dims* dims) {
   return size("w", "kw", "ow");
 }
 
-// Further conditions on a kernel's sizes, besides the extents of its buffers.
+// Checks further conditions on the sizes of a kernel.
 Status check_sizes(const CatalogueEntry& entry, const Dims& dims) {
   const auto of = [&](const char* name) { return dims.find(name)->second; };
   const auto wrong_sizes = [&](const char* format, int64_t a, int64_t b) {
@@ -239,7 +239,7 @@ Result<int64_t> extent_of(const CatalogueEntry& entry, size_t index, const Dims&
   return static_cast<int64_t>(product);
 }
 
-// Written memory meets no other, but for whole buffers of operations that allow it.
+// Checks that written buffers overlap no other, except whole buffers of operations that allow it.
 Status check_overlap(const CatalogueEntry& entry, const std::vector<CatalogueArgument>& arguments,
                      const std::vector<uint64_t>& used) {
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -364,7 +364,7 @@ Status unknown_id(const CatalogueEntry& entry, int64_t place, int32_t id, int64_
                        entry.name.c_str(), place, id, vocab);
 }
 
-// Before anything is written. Ids on a device are waited for.
+// Checks ids before anything is written; on a device this waits for them.
 Status check_ids(const CatalogueEntry& entry, const kernels::CatalogueArgs& args,
                  vram::Memory& memory, Stream stream) {
   const auto* const ids = static_cast<const int32_t*>(args.in[0]);

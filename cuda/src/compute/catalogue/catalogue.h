@@ -29,7 +29,7 @@ struct CatalogueEntry {
   std::string signature;  // as in the header of the C interface
   kernels::CatalogueOp op;
   bool is_f32_only;
-  bool may_alias;  // a buffer may be written where it is read, whole
+  bool may_alias;  // an output may be the whole of an input buffer
   std::vector<CatalogueParam> params;
   std::vector<int64_t> leading_dims;  // constant, before those of the call
 };
@@ -38,11 +38,11 @@ struct CatalogueEntry {
 const std::vector<CatalogueEntry>& catalogue();
 const CatalogueEntry* find_entry(std::string_view name);
 
-// The signature for elements of a WCUDA_ARG_…: integers as i64, factors as f32. Texts belong to the
-// entry.
+// Returns the signature for elements of a WCUDA_ARG_… type, with integers as i64 and factors as
+// f32. Texts belong to the entry.
 std::vector<wcuda_parameter> parameters_of(const CatalogueEntry& entry, int32_t type);
 
-// One argument of a call, as its parameter's role needs it.
+// One argument of a call; the parameter's role determines which members are used.
 struct CatalogueArgument {
   int32_t kind = 0;         // WCUDA_ARG_…
   uint8_t* data = nullptr;  // of a buffer's range
@@ -62,20 +62,20 @@ struct PreparedCall {
 Result<PreparedCall> prepare_call(const CatalogueEntry& entry, kernels::Dtype type,
                                   const std::vector<CatalogueArgument>& arguments);
 
-// Queues a call; its scratch comes from `memory` and goes after it.
+// Queues a call; its scratch is allocated from `memory` and freed after the call.
 Status run_call(const CatalogueEntry& entry, const PreparedCall& call, vram::Memory& memory,
                 Stream stream);
 
-// The host's half, less the matrix products: computes at once.
+// Computes a call on the host, except matrix products.
 void run_on_host(kernels::CatalogueOp op, const kernels::CatalogueArgs& args, int64_t count);
-// The random draws of it.
+// The random draws among them.
 void draw_on_host(kernels::CatalogueOp op, const kernels::CatalogueArgs& args, int64_t count);
-// The matrix products, which have a way of their own on both (catalogue_gemm.cpp): cuBLASLt for
-// large ones where it is there.
+// Computes a matrix product, on both backends (catalogue_gemm.cpp); uses cuBLASLt for large ones if
+// it is available.
 bool is_product(kernels::CatalogueOp op);
 Status run_product(kernels::CatalogueOp op, const kernels::CatalogueArgs& args, int64_t count,
                    vram::Memory& memory, Stream stream);
-// The device's half, on a CUDA backend.
+// Queues a call on a CUDA backend.
 Status run_on_device(kernels::CatalogueOp op, const kernels::CatalogueArgs& args, int64_t count,
                      Backend& backend, Stream stream);
 // Writes the index of the first id outside `vocab`, or `count`, to 8 bytes on the device.

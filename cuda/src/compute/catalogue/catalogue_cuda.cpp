@@ -7,7 +7,7 @@ namespace wcuda::compute {
 
 namespace {
 
-// launch(stream), on the backend's device.
+// Calls launch(stream) with the backend's device current.
 template <class Launch>
 Status launch_on(Backend& backend, Stream stream, const Launch& launch) {
   return backend.queue(stream, [&]() -> Status {

@@ -1,4 +1,4 @@
-// The catalogue's matrix products as general ones.
+// The catalogue's matrix products, computed by core/gemm or by the catalogue's own kernel.
 #include "compute/catalogue/catalogue.h"
 #include "core/gemm/typed_gemm.h"
 
@@ -8,7 +8,8 @@ namespace {
 using kernels::CatalogueOp;
 using kernels::Dtype;
 
-// Below, a launch of our own kernel is over before cuBLASLt has been asked, which opens 500 MB.
+// Below this size our own kernel finishes before a cuBLASLt call would be queued; cuBLASLt also
+// takes 500 MB.
 constexpr double kLibraryProductsMin = 1 << 22;
 
 GemmElement element_of(Dtype type) {
@@ -55,7 +56,7 @@ Status run_product(CatalogueOp op, const kernels::CatalogueArgs& args, int64_t c
   const TypedGemm gemm = gemm_of(op, args);
   if (gemm.batch == 0 || gemm.m == 0 || gemm.n == 0) return {};
   const double products = double(gemm.batch) * double(gemm.m) * double(gemm.n) * double(gemm.k);
-  // Its ReLU makes a NaN 0; ours keeps it.
+  // The ReLU of cuBLASLt turns NaN into 0; ours propagates it.
   const bool by_library = products >= kLibraryProductsMin && gemm.act != GemmAct::kRelu;
   if (memory.backend().is_host() || by_library) {
     const Status status = run_gemm(gemm, memory, stream);

@@ -14,7 +14,7 @@ void point_typed(const CatalogueArgs& args, int64_t count) {
   for (int64_t i = 0; i < count; ++i) store<T>(args.out[0], i, Op::template at<T>(args, i));
 }
 
-// Pairs of halves down to kSumBlock elements: the error grows with the logarithm of the count.
+// Pairwise summation down to kSumBlock elements: the error grows with the logarithm of the count.
 template <class Op, class T>
 float reduce_range(const CatalogueArgs& args, int64_t begin, int64_t end) {
   using Join = typename Op::Join;

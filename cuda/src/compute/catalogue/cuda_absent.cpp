@@ -1,4 +1,4 @@
-// The answer of a build without CUDA.
+// The CUDA functions of a build without CUDA: each returns an error.
 #include "compute/catalogue/catalogue.h"
 
 namespace wcuda::compute {

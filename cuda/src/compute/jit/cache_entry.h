@@ -1,4 +1,4 @@
-// One compiled program as the bytes of a file, and the key it is found under. Pure.
+// The file format of a compiled program in the cache, and its key. Pure.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ std::string key_text(const CacheKey& key);
 // each text with its length as a u64; numbers little-endian.
 std::vector<uint8_t> encode_entry(const CacheKey& key, const nvrtc::Outcome& outcome);
 
-// Nothing for bytes that are not a whole entry of this key: a damaged file is no entry.
+// Returns nothing for bytes that are not a complete entry of this key: a damaged file is no entry.
 std::optional<nvrtc::Outcome> decode_entry(const CacheKey& key, std::string_view bytes);
 
 }  // namespace wcuda::jit

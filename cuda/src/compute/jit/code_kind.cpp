@@ -102,7 +102,7 @@ Status check_fatbin(const Bytes& bytes) {
   return {};
 }
 
-// Where the first token of a text begins: after spaces and comments.
+// Returns the start of the first token of a text, after spaces and comments.
 size_t first_token(std::string_view text) {
   size_t at = 0;
   while (at < text.size()) {

@@ -1,5 +1,5 @@
-// What device code is, by its header or first token, and whether it is all there: the driver takes
-// a bare address and reads as far as the headers say.
+// Recognises device code by its header or first token, and checks that it is complete: the driver
+// takes an address without a length and reads as far as the headers say.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ enum class CodeKind : int32_t {
   kFatbin = WCUDA_CODE_FATBIN,
 };
 
-// Reads nothing past `bytes`. WCUDA_MALFORMED for what is none of the three or is cut short; says
-// so when it looks like C++ source.
+// Reads nothing past `bytes`. WCUDA_MALFORMED for code that is none of the three or is truncated;
+// the message says so if it looks like C++ source.
 Result<CodeKind> code_kind(const void* code, uint64_t bytes);
 
 }  // namespace wcuda::jit

@@ -30,7 +30,7 @@ std::string_view view(const wcuda_string& text) {
 
 bool is_integer(int32_t kind) { return kind >= WCUDA_ARG_I8 && kind <= WCUDA_ARG_U64; }
 
-// "parameters[2].shape: " and what a parser says of it.
+// Prefixes the message of a parser with the field: "parameters[2].shape: …".
 Status at_field(const std::string& field, const Status& status) {
   return Status::error(status.code(), "%s: %s", field.c_str(), status.message());
 }
@@ -38,7 +38,7 @@ Status wrong_field(const std::string& field, const char* what) {
   return Status::error(WCUDA_INVALID_ARGUMENT, "%s: %s", field.c_str(), what);
 }
 
-// An expression where there is one.
+// Reads an expression unless the text is empty.
 Status read_optional(const wcuda_string& from, const std::string& field,
                      const ExpressionNames& integers, std::optional<Expression>* into) {
   if (from.bytes == 0) return {};
@@ -63,7 +63,7 @@ class SignatureReader {
   const ExpressionNames& integers() const { return integers_; }
 
  private:
-  // All of them before any expression: a shape may name an integer that comes later.
+  // Names come before any expression: a shape may name an integer that comes later.
   Status read_name(uint64_t index) {
     const wcuda_parameter& from = from_[index];
     const std::string field = "parameters[" + std::to_string(index) + "].";
@@ -238,7 +238,7 @@ __attribute__((format(printf, 3, 4))) Status wrong_argument(const Signature& sig
 
 using Values = std::vector<std::optional<int64_t>>;
 
-// None where it is past 2^63.
+// Returns nothing for values of 2^63 and above.
 std::optional<int64_t> integer_at(int32_t kind, const void* data) {
   switch (kind) {
     case WCUDA_ARG_I8:
@@ -362,7 +362,7 @@ Status plan_threads(const Descriptor& descriptor, const Values& values, Describe
   return {};
 }
 
-// Checks every argument; the values of the integers and the bytes of all buffers.
+// Checks every argument; returns the values of the integers and the bytes of all buffers.
 Status check_all(const Signature& signature, const std::vector<DescribedArgument>& arguments,
                  Values* values, uint64_t* bytes) {
   const size_t count = signature.parameters.size();
@@ -377,7 +377,7 @@ Status check_all(const Signature& signature, const std::vector<DescribedArgument
                             kind_name(arguments[i].kind), kind_name(wanted));
     if (is_integer(wanted)) (*values)[i] = integer_at(wanted, arguments[i].data);
   }
-  // Numbers first: an extent by a number out of bounds says less.
+  // Numbers first: their bounds give a clearer message than an extent computed from them.
   for (size_t i = 0; i < count; ++i)
     if (scalar_bytes(signature.parameters[i].kind) != 0)
       WCUDA_TRY(check_bounds(signature, i, arguments[i], *values));

@@ -1,4 +1,4 @@
-// What a kernel's descriptor says, read and checked once, and what a call of it must be like.
+// Reads and checks the descriptor of a kernel, and checks calls against it.
 #pragma once
 
 #include <cstdint>
@@ -39,13 +39,13 @@ struct Descriptor {
   uint64_t sig_hash = 0;
 };
 
-// Both: WCUDA_INVALID_ARGUMENT beginning with the field's name. Every text has been checked to be
-// one, and elements of arrays have this version's size.
+// Both return WCUDA_INVALID_ARGUMENT with a message that begins with the field's name. The caller
+// has checked every wcuda_string, and array elements have this version's size.
 Result<Signature> read_signature(const wcuda_parameter* parameters, uint64_t count);
 Result<Descriptor> read_descriptor(const wcuda_kernel_descriptor& from);
 
-// A signature against the sizes that the code of a kernel states: WCUDA_INVALID_ARGUMENT where no
-// argument could fit both.
+// Checks a signature against the parameter sizes that the code of a kernel states:
+// WCUDA_INVALID_ARGUMENT if no argument could fit both.
 Status check_fit(const Signature& signature, const std::vector<KernelParameter>& code);
 
 // FNV-1a, 64 bits.

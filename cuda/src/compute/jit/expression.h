@@ -5,9 +5,8 @@
 //   value      = number | name | "-" value | "(" expression ")"
 //              | ("ceil_div" | "round_up" | "min" | "max") "(" expression "," expression ")"
 //
-// Numbers are decimal. All arithmetic is of 64 bits with a sign and never wraps. "/", "%", ceil_div
-// (a / b, rounded up) and round_up (a to the next multiple of b) take a of at least 0 and b of at
-// least 1.
+// Numbers are decimal. Arithmetic is signed 64-bit and never wraps. "/", "%", ceil_div (a / b,
+// rounded up) and round_up (a to the next multiple of b) require a >= 0 and b >= 1.
 #pragma once
 
 #include <cstdint>
@@ -22,26 +21,26 @@
 namespace wcuda::jit {
 
 constexpr size_t kExpressionBytesMax = 256;
-constexpr int kExpressionDepthMax = 16;  // parentheses within each other
+constexpr int kExpressionDepthMax = 16;  // nested parentheses
 
-// What may stand for a number, with the index of its value.
+// The names that an expression may use, each with the index of its value.
 using ExpressionNames = std::map<std::string, size_t, std::less<>>;
 
 class Expression {
  public:
   // WCUDA_INVALID_ARGUMENT with the position and the reason.
   static Result<Expression> parse(std::string_view text, const ExpressionNames& names);
-  // Several, apart by commas; none in an empty text.
+  // Parses several, separated by commas; an empty text has none.
   static Result<std::vector<Expression>> parse_list(std::string_view text,
                                                     const ExpressionNames& names);
   static Expression constant(int64_t value);
 
-  // values: of each name; one that is missing is past 2^63. WCUDA_INVALID_ARGUMENT when the result
-  // is none: past 64 bits, divided by 0.
+  // values: of each name; a missing one is 2^63 or more. WCUDA_INVALID_ARGUMENT on overflow or
+  // division by 0.
   Result<int64_t> value(const std::vector<std::optional<int64_t>>& values) const;
 
-  // The same for every spelling: no spaces, each operation in parentheses, "$2" for the name of
-  // index 2.
+  // The canonical text, equal for every spelling: no spaces, each operation in parentheses, "$2"
+  // for the name of index 2.
   const std::string& canonical() const { return canonical_; }
 
  private:
@@ -65,7 +64,7 @@ class Expression {
   };
   static Result<int64_t> apply(Op op, int64_t a, int64_t b);
 
-  std::vector<Step> steps_;  // operands before their operation
+  std::vector<Step> steps_;  // in postfix order
   std::string canonical_;
 };
 

@@ -24,7 +24,7 @@ namespace {
 
 constexpr char kSuffix[] = ".kernel";
 constexpr char kUnfinished[] = ".new-";
-constexpr time_t kUnfinishedSecondsMax = 3600;  // older ones are of processes that died
+constexpr time_t kUnfinishedSecondsMax = 3600;  // older ones are left by processes that died
 constexpr size_t kNameBytes = 64 + sizeof(kSuffix) - 1;
 
 Status failed(const char* what) {
@@ -76,7 +76,7 @@ bool read_all(int file, std::string* bytes) {
 std::string random_text() {
   CacheKey bytes{};
   if (::getrandom(bytes.data(), 16, 0) != 16) {
-    // Two processes differ in their number, two threads in the address.
+    // Processes differ in their id, threads in the address.
     const uint64_t parts[2] = {static_cast<uint64_t>(::getpid()),
                                reinterpret_cast<uintptr_t>(&bytes)};
     std::memcpy(bytes.data(), parts, sizeof(parts));
@@ -95,7 +95,7 @@ struct Found {
   timespec used;
 };
 
-// The entries there are; removes what dead processes left unfinished.
+// Lists the entries; removes unfinished files of dead processes.
 Result<std::vector<Found>> list(int folder) {
   const int copy = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (copy < 0) return failed("open");
@@ -208,7 +208,7 @@ Status KernelCache::write(const CacheKey& key, const std::vector<uint8_t>& bytes
   Status status;
   if (!write_all(file.number(), bytes.data(), bytes.size())) status = failed("write");
   if (!file.close() && status.ok()) status = failed("close");
-  // No fsync: what a crash leaves has the wrong digest and is a miss.
+  // No fsync: a file damaged by a crash has the wrong digest and is a miss.
   if (status.ok() && ::renameat(folder_, unfinished.c_str(), folder_, file_name(key).c_str()) != 0)
     status = failed("rename");
   if (!status.ok()) (void)::unlinkat(folder_, unfinished.c_str(), 0);
@@ -226,7 +226,7 @@ Status KernelCache::trim(uint64_t bytes_max) {
   uint64_t evicted = 0;
   for (const Found& each : found) {
     if (bytes <= bytes_max) break;
-    // Gone already: another process trims too.
+    // Already removed: another process is trimming too.
     if (::unlinkat(folder_, each.name.c_str(), 0) == 0) ++evicted;
     bytes -= each.bytes;
   }

@@ -31,19 +31,19 @@ struct CacheSize {
 // Thread-safe. An entry appears whole or not at all: it is written to a temporary file and renamed.
 class KernelCache {
  public:
-  // Makes the folder (not its parents) when it is missing, for this user alone.
-  // WCUDA_INVALID_ARGUMENT when it is none, is somebody else's, or others can write it: they could
-  // put code there. `bytes_max` bounds all entries together.
+  // Creates the folder (not its parents) if it is missing, for this user alone.
+  // WCUDA_INVALID_ARGUMENT if the path is no folder, belongs to another user, or others can write
+  // to it: they could plant code. `bytes_max` bounds all entries together.
   static Result<std::shared_ptr<KernelCache>> open(const std::string& folder, uint64_t bytes_max);
   ~KernelCache();
   KernelCache(const KernelCache&) = delete;
   KernelCache& operator=(const KernelCache&) = delete;
 
-  // A whole entry of this key; marks it as used now.
+  // Returns the entry of this key and marks it as used now.
   std::optional<nvrtc::Outcome> find(const CacheKey& key);
-  // Keeps a success, then removes entries not used for longest until all fit; an entry that does
-  // not fit alone is not kept. A failure is counted, logged and otherwise nothing: the program is
-  // there.
+  // Stores a compiled program, then removes the least recently used entries until all fit; an entry
+  // that alone exceeds the bound is not stored. A failure to store is only counted and logged,
+  // since the program itself is available.
   void store(const CacheKey& key, const nvrtc::Outcome& outcome);
   void count_bypass();
 
@@ -59,7 +59,7 @@ class KernelCache {
 
   const int folder_;  // open directory
   const uint64_t bytes_max_;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   CacheStats stats_;
 };
 

@@ -1,5 +1,4 @@
-// What a launch must be like before a driver sees it: its dimensions, and the number, sizes and
-// kinds of its arguments.
+// Checks a launch before a driver sees it: dimensions, and number, sizes and kinds of arguments.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +9,7 @@
 
 namespace wcuda::jit {
 
-// Of a device, and of one kernel where it has less.
+// The limits of a device, or of a kernel if those are lower.
 struct LaunchLimits {
   uint64_t grid[3];
   uint64_t block[3];
@@ -19,28 +18,29 @@ struct LaunchLimits {
   uint64_t cluster_blocks;  // 1: no clusters
 };
 
-// Of a device; the host has those of compute capability 9.0.
+// Returns the limits of a device; those of the host are those of compute capability 9.0.
 LaunchLimits device_limits(const wcuda_device_caps& caps);
-// The same with what the kernel allows.
+// The same, lowered to what the kernel allows.
 LaunchLimits kernel_limits(const wcuda_device_caps& caps, const KernelAttributes& attributes);
 
 // WCUDA_INVALID_CONFIG with the value and the limit.
 Status check_dims(const LaunchDims& dims, const LaunchLimits& limits);
 
-// Bytes of a WCUDA_ARG_… scalar; 0 for buffers, bytes and what is no kind.
+// Returns the bytes of a WCUDA_ARG_… scalar; 0 for buffers, bytes and invalid kinds.
 uint32_t scalar_bytes(int32_t kind);
-// "i32", "buffer"; "" for what is no kind.
+// Returns "i32", "buffer", …; "" for an invalid kind.
 const char* kind_name(int32_t kind);
 
-// What one argument is.
+// Kind and size of one argument.
 struct ArgumentShape {
   int32_t kind;
   uint32_t access;  // of a buffer, that the caller grants: WCUDA_ACCESS_… bits; 0: both
   uint64_t bytes;   // of a buffer's range, of bytes, of a scalar
 };
 
-// Arguments by the sizes that the code states; a buffer is an address. WCUDA_ARGUMENT_COUNT when
-// the numbers differ; WCUDA_INVALID_ARGUMENT with the argument's index and both sizes.
+// Checks arguments against the sizes that the code states; a buffer is an address.
+// WCUDA_ARGUMENT_COUNT if the numbers differ; WCUDA_INVALID_ARGUMENT with the argument's index and
+// both sizes.
 Status check_parameters(const std::vector<KernelParameter>& parameters,
                         const std::vector<ArgumentShape>& arguments);
 

@@ -176,12 +176,12 @@ Status check(const Request& request) {
 }
 
 std::vector<std::string> options_of(const Request& request) {
-  // The source is text and lies in no folder: without this NVRTC would look for its headers in the
-  // folder where the process happens to be.
+  // The source is in no folder: without this option NVRTC would search for headers in the working
+  // directory of the process.
   std::vector<std::string> options{"--gpu-architecture=" + request.architecture,
                                    "--no-source-include"};
   if (!request.standard.empty()) options.push_back("--std=" + request.standard);
-  // First, so that the choices below it win over what it implies.
+  // First, so that the options below override what it implies.
   if (request.fast_math) options.push_back("--use_fast_math");
   add_choice(options, "--ftz", request.flush_denormals);
   add_choice(options, "--prec-sqrt", request.precise_sqrt);
@@ -262,7 +262,7 @@ Result<std::shared_ptr<Compiler>> Compiler::open(const std::string& folder) {
                                std::to_string(major) + "." + std::to_string(minor);
   compiler->identity_ = std::to_string(compiler->version_) + "; " + file_identity(library.path()) +
                         "; " + file_identity(builtins);
-  // Loaded already under this name is found when NVRTC asks for it. A failure here shows, with its
+  // NVRTC finds a library that is already loaded under this name. A failure here appears, with its
   // reason, in the log of a compile.
   (void)DynamicLibrary::open(builtins.c_str());
   opened->emplace(folder, compiler);

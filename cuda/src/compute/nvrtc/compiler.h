@@ -34,7 +34,7 @@ struct Request {
   bool line_info = false;
   bool debug = false;
   bool relocatable = false;
-  bool default_device = false;  // functions without a word for where they run are device functions
+  bool default_device = false;  // functions without a marker are device functions
   Choice flush_denormals = Choice::kDefault;
   Choice precise_sqrt = Choice::kDefault;
   Choice precise_division = Choice::kDefault;
@@ -42,11 +42,11 @@ struct Request {
   uint32_t max_registers = 0;  // a thread; 0: no bound
 };
 
-// WCUDA_INVALID_ARGUMENT naming what no compiler would take: an architecture or standard that is
-// none, NULs, empty names.
+// Checks a request. WCUDA_INVALID_ARGUMENT names what no compiler accepts: an invalid architecture
+// or standard, NULs, empty names.
 Status check(const Request& request);
 
-// The options that a request means, in a fixed order; it is one that `check` let pass.
+// Returns the NVRTC options of a request that `check` accepted, in a fixed order.
 std::vector<std::string> options_of(const Request& request);
 
 // True for "sm_…": the result is code for that device, otherwise PTX.
@@ -59,7 +59,7 @@ struct Outcome {
   std::map<std::string, std::string> names;  // of each expression, as in the code
 };
 
-// The line of a log that gives the cause: the first that contains "error", else the first
+// Returns the line of a log that states the cause: the first that contains "error", else the first
 // that is not empty, else "".
 std::string first_diagnostic(const std::string& log);
 
@@ -75,7 +75,7 @@ class Compiler {
   static Result<std::shared_ptr<Compiler>> open(const std::string& folder);
 
   int version() const { return version_; }  // major * 1000 + minor * 10
-  // The version with size and time of change of the library's files: another build has another one.
+  // Version, size and modification time of the library's files, so that every build has its own.
   const std::string& identity() const { return identity_; }
   // Ascending: 75, 80, …
   const std::vector<int>& architectures() const { return architectures_; }

@@ -1,5 +1,5 @@
-// What is used of NVRTC 13, declared here from its public manual: the library is opened at run
-// time, and its header need not be there to build.
+// The functions of NVRTC 13 that are used, declared from its public manual. The library is opened
+// at run time, and its header is not needed to build.
 #pragma once
 
 #include <cstddef>

@@ -11,7 +11,7 @@ namespace {
 
 // The registries of one context, the newest last.
 struct Registries {
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards the members below
   std::vector<std::weak_ptr<Registry>> all;
 };
 
@@ -47,7 +47,7 @@ Registry::Entries::const_iterator Registry::position_of(std::string_view name) c
 }
 
 Result<uint32_t> Registry::put(std::shared_ptr<RegistryEntry> entry) {
-  Entry replaced;  // goes after the lock
+  Entry replaced;  // released after the lock
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto old = position_of(entry->descriptor.name);
   uint32_t& id = entry->descriptor.kernel_id;
@@ -80,7 +80,7 @@ Result<Registry::Entry> Registry::find(uint32_t id) const {
 }
 
 Status Registry::remove(uint32_t id) {
-  WCUDA_ASSIGN(const Entry entry, find(id));  // goes after the lock
+  WCUDA_ASSIGN(const Entry entry, find(id));  // released after the lock
   const std::lock_guard<std::mutex> lock(mutex_);
   entries_.erase(id);
   return {};
@@ -100,7 +100,7 @@ std::vector<Registry::Entry> Registry::list() const {
 }
 
 Registry::Entry find_described(vram::Memory& memory, std::string_view name) {
-  std::vector<std::shared_ptr<Registry>> live;  // goes after the lock
+  std::vector<std::shared_ptr<Registry>> live;  // released after the lock
   {
     const auto registries = registries_of(memory);
     const std::lock_guard<std::mutex> lock(registries->mutex);

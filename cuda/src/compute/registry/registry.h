@@ -19,15 +19,15 @@ namespace wcuda::compute {
 constexpr uint32_t kNoopId = 1, kTensorAddId = 2, kFirstFreeId = 3;
 constexpr uint64_t kNoopHash = 0, kTensorAddHash = 0xa1;
 
-// What runs a kernel of a caller.
+// Runs the kernel of a caller.
 class Runnable {
  public:
   virtual ~Runnable() = default;
-  // Whether the context's backend can run it.
+  // Returns whether the context's backend can run it.
   virtual bool runs_here() const = 0;
 };
 
-// A kernel of a registry: of a caller, or built in. Nothing in it changes.
+// A kernel of a registry: of a caller, or built in. Immutable.
 struct RegistryEntry {
   jit::Descriptor descriptor;
   std::shared_ptr<const Runnable> kernel;      // of a caller; null: none here, or built in
@@ -37,7 +37,7 @@ struct RegistryEntry {
   bool runs_here() const { return builtin || (kernel && kernel->runs_here()); }
 };
 
-// The descriptor of a built-in kernel for elements of a WCUDA_ARG_….
+// Returns the descriptor of a built-in kernel for elements of a WCUDA_ARG_… type.
 Result<jit::Descriptor> describe_builtin(const CatalogueEntry& entry, int32_t type);
 
 // Thread-safe. An entry stays valid after it is replaced or removed.
@@ -50,13 +50,13 @@ class Registry {
 
   const std::shared_ptr<vram::Memory>& memory() const { return memory_; }
 
-  // Adds an entry under the id it asks for, else that of the kernel of its name which it replaces,
+  // Adds an entry under the requested id, else that of the kernel it replaces (of the same name),
   // else a new one. WCUDA_INVALID_ARGUMENT for the id of another kernel.
   Result<uint32_t> put(std::shared_ptr<RegistryEntry> entry);
-  // WCUDA_NOT_FOUND for an id that none has.
+  // WCUDA_NOT_FOUND for an unknown id.
   Result<Entry> find(uint32_t id) const;
   Status remove(uint32_t id);
-  // Null for a name that none has.
+  // Null for an unknown name.
   Entry find_name(std::string_view name) const;
   // By id, ascending.
   std::vector<Entry> list() const;
@@ -71,8 +71,8 @@ class Registry {
   Entries entries_;  // guarded by mutex_
 };
 
-// The kernel of this name that a caller registered, in the newest registry of the context that has
-// one; null when none has.
+// Finds a kernel that a caller registered by this name, in the newest registry of the context that
+// has one; null if none has.
 Registry::Entry find_described(vram::Memory& memory, std::string_view name);
 
 }  // namespace wcuda::compute
