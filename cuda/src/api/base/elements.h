@@ -30,8 +30,8 @@ Status check_stride(uint32_t stride, const char* argument) {
 }
 }  // namespace detail
 
-// Calls take(element, index) for each element of an array from the caller: checked, at this
-// version's size. NULL is legal with count 0. Check first that `count` is one there can be.
+// Checks each element of a caller's array and calls take(element, index) with it, at this
+// version's size. NULL is legal with count 0. The caller checks first that `count` is plausible.
 template <class T, class Take>
 Status for_each_element(const T* data, uint64_t count, const char* argument, Take&& take) {
   if (count == 0) return {};
@@ -53,7 +53,7 @@ Status for_each_element(const T* data, uint64_t count, const char* argument, Tak
   return {};
 }
 
-// The elements themselves.
+// Returns a copy of the elements.
 template <class T>
 Result<std::vector<T>> read_elements(const T* data, uint64_t count, const char* argument) {
   std::vector<T> result;
