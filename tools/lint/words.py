@@ -3,12 +3,8 @@
 Unfinished work is not committed as a remark, no path of somebody's machine is, and lines end cleanly. TERMS are
 words that this project once used with a private meaning, each with the term that the field uses; where such a word
 has its ordinary meaning, ALLOWED says so.
-
-    words.py            checks
-    words.py --rooms    counts private words by room, PENDING ones too
 """
 
-import collections
 import pathlib
 import re
 import sys
@@ -82,11 +78,6 @@ ALLOWED = [
     (r"kernels/linear/", r"two kernels share|clusters? that share|[Ee]ight (?:floats|warps|rows)", "ordinary words"),
 ]  # fmt: skip
 
-# Rooms whose private words are still to go, by path prefix.
-PENDING = [
-    "cuda/kernels/linear",
-]
-
 TERMS = [(re.compile(pattern), plain, rooms) for pattern, plain, rooms in TERMS]
 ALLOWED = [(re.compile(path), re.compile(line)) for path, line, _ in ALLOWED]
 
@@ -113,16 +104,8 @@ def private_words(name: str, line: str) -> list[str]:
     return found
 
 
-def room(name: str) -> str:
-    """The folder of `name`, as deep as PENDING needs it."""
-    parts = name.split("/")
-    depth = 4 if name.startswith(("cuda/src", "cuda/tests")) else 3 if name.startswith("cuda") else 2
-    return "/".join(parts[: min(depth, len(parts) - 1)]) or name
-
-
 def main() -> int:
-    count_rooms = sys.argv[1:] == ["--rooms"]
-    found, rooms = [], collections.Counter()
+    found = []
     for path in text_files(ROOT):
         name = str(path.relative_to(ROOT))
         if name in EXEMPT or path.suffix in BINARY or "corpus" in path.parts or "data" in path.parts:
@@ -131,21 +114,15 @@ def main() -> int:
             text = path.read_text()
         except UnicodeDecodeError:
             continue
-        is_pending = name.startswith(tuple(PENDING))
         for number, line in enumerate(text.split("\n"), 1):
             if match := WORDS.search(line):
                 found.append(f"{name}:{number}: {match.group(0)}")
             if line != line.rstrip():
                 found.append(f"{name}:{number}: space at the end of the line")
-            private = [] if name.startswith("bench/results/") else private_words(name, line)
-            rooms[room(name)] += len(private)
-            if not is_pending:
-                found += [f"{name}:{number}: {word}" for word in private]
+            if not name.startswith("bench/results/"):
+                found += [f"{name}:{number}: {word}" for word in private_words(name, line)]
         if text and not text.endswith("\n"):
             found.append(f"{name}: no newline at the end")
-    if count_rooms:
-        print("\n".join(f"{count:5} {name}" for name, count in sorted(rooms.items()) if count))
-        return 0
     print("\n".join(found) or "words: clean")
     return 1 if found else 0
 

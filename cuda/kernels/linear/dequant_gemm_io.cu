@@ -70,7 +70,7 @@ __device__ inline void scale_residual(const DequantGemmInputArgs& args, uint32_t
 }
 
 template <uint32_t kTurns>
-__global__ void __launch_bounds__(kThreadsMax) wide_input_kernel(const DequantGemmInputArgs args) {
+__global__ void __launch_bounds__(kThreadsMax) gemm_input_kernel(const DequantGemmInputArgs args) {
   const uint32_t column = blockIdx.x, pieces = args.cols / 8;
   const bool has_norm = args.norm != nullptr;
   dependent_trigger();
@@ -199,10 +199,10 @@ cudaError_t launch_input(const DequantGemmInputArgs& args, const Launch& launch)
     return args.activation == Epilogue::kSiluGate ? start(wide_hidden_kernel<true>, turns)
                                                   : start(wide_hidden_kernel<false>, turns);
   }
-  if (pieces <= 256) return start(wide_input_kernel<1>, 1);
-  if (pieces <= 2 * kThreadsMax) return start(wide_input_kernel<2>, 2);
-  if (pieces <= 4 * kThreadsMax) return start(wide_input_kernel<4>, 4);
-  return start(wide_input_kernel<8>, 8);
+  if (pieces <= 256) return start(gemm_input_kernel<1>, 1);
+  if (pieces <= 2 * kThreadsMax) return start(gemm_input_kernel<2>, 2);
+  if (pieces <= 4 * kThreadsMax) return start(gemm_input_kernel<4>, 4);
+  return start(gemm_input_kernel<8>, 8);
 }
 
 bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }

@@ -2,7 +2,8 @@
 //
 // A cluster of blocks a column, a quad of lanes kPieces groups of 32 inputs: a lane holds in
 // registers the 8 of each that lane t of a quad owns in the product. Blocks are small, so that they
-// find a place beside those of linear_batch. Bytes moved: 4 cols read and 2 depth written a column.
+// fit on an SM next to those of linear_batch. Bytes moved: 4 cols read and 2 depth written a
+// column.
 #include <cuda_fp16.h>
 
 #include "kernels/linear/half_input.h"

@@ -197,13 +197,13 @@ struct HalfTile<TensorType::kF16> {
   static constexpr uint32_t kPackedTiles = 4;
   static constexpr uint32_t kKTileBytes = kPackedTiles * kLayout.packed_tile_bytes();
   static constexpr float kWeightScale = 1.0f;
-  const uint8_t* unit;
+  const uint8_t* half_bytes;
 
   __device__ __forceinline__ void load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
-    unit = k_tile + half * (kKTileBytes / 2) + lane * 16;
+    half_bytes = k_tile + half * (kKTileBytes / 2) + lane * 16;
   }
   __device__ __forceinline__ void group(uint32_t, uint32_t m, uint32_t, uint32_t (&a)[8]) const {
-    const uint4 low = read_16(unit + m * 1024), high = read_16(unit + m * 1024 + 512);
+    const uint4 low = read_16(half_bytes + m * 1024), high = read_16(half_bytes + m * 1024 + 512);
     a[0] = low.x;
     a[1] = high.x;
     a[2] = low.y;
@@ -237,15 +237,15 @@ struct HalfTile<TensorType::kF32> {
   static constexpr uint32_t kPackedTiles = 4;
   static constexpr uint32_t kKTileBytes = kPackedTiles * kLayout.packed_tile_bytes();
   static constexpr float kWeightScale = 4.0f;
-  const uint8_t* unit;
+  const uint8_t* half_bytes;
 
   __device__ __forceinline__ void load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
-    unit = k_tile + half * (kKTileBytes / 2) + lane * 16;
+    half_bytes = k_tile + half * (kKTileBytes / 2) + lane * 16;
   }
   __device__ __forceinline__ void group(uint32_t, uint32_t m, uint32_t, uint32_t (&a)[8]) const {
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) {  // run j / 2, row g + 8 * (j % 2)
-      const float4 values = *reinterpret_cast<const float4*>(unit + m * 2048 + j * 512);
+      const float4 values = *reinterpret_cast<const float4*>(half_bytes + m * 2048 + j * 512);
       a[j / 2 * 4 + j % 2] =
           half2_bits(__floats2half2_rn(values.x * kWeightScale, values.y * kWeightScale));
       a[j / 2 * 4 + 2 + j % 2] =

@@ -1,4 +1,4 @@
-// linear_batch: which kernel, how many rows a block, how many blocks share a tile.
+// linear_batch: selects the kernel, the rows of a tile and the number of blocks per tile.
 #include <algorithm>
 #include <atomic>
 
@@ -26,8 +26,8 @@ const BatchKernel* find_kernel(uint32_t type, uint32_t second_type) {
 }
 const BatchKernel* find_kernel(uint32_t type) { return find_kernel(type, type); }
 
-constexpr uint32_t round_up(uint32_t value, uint32_t unit) {
-  return (value + unit - 1) / unit * unit;
+constexpr uint32_t round_up(uint32_t value, uint32_t granule) {
+  return (value + granule - 1) / granule * granule;
 }
 constexpr bool is_gate(Epilogue epilogue) {
   return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
@@ -58,14 +58,14 @@ constexpr uint32_t column_bytes(uint32_t columns) {
 constexpr uint32_t kWeightStagesMin = 2;
 // Columns of a tile, of each kernel of a type.
 constexpr uint32_t kTileColumns[3] = {16, 32, 64};
-// What a turn of blocks costs beside its products, and a K-tile as the next of its block, in
-// M-tiles by K-tiles of a multiprocessor. Few columns wait for one instruction after the other: 1
-// us a K-tile at 16 and 32 columns, however few the M-tiles; down of 8B took 27.6 us in shares of
-// 14 K-tiles and 21.5 in shares of 8 (H200).
+// Costs of a wave of blocks besides its MMAs, and of each further K-tile of a block, in M-tiles by
+// K-tiles of an SM. With few columns instructions wait for each other: 1 us per K-tile at 16 and 32
+// columns, however few the M-tiles; down of 8B took 27.6 us with 14 K-tiles per block and 21.5 with
+// 8 (H200).
 constexpr uint32_t kTurnCost = 48;
 constexpr uint32_t kKTileCost[3] = {56, 56, 3};
 
-// Of `k_tiles` K-tiles, that fit into a block's shared memory beside the columns.
+// Of `k_tiles` K-tiles, those that fit into a block's shared memory besides the columns.
 uint32_t weight_stages(uint32_t rows, uint32_t k_tile_bytes, uint32_t k_tiles, uint32_t columns,
                        uint32_t shared_bytes) {
   const uint32_t others = kBatchAlignment + kBatchBarrierBytes + column_bytes(columns);
@@ -118,17 +118,17 @@ uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t ro
   return static_cast<uint32_t>(clusters);
 }
 
-// Rows of a tile and blocks that share one: what takes least, by a model of what was measured.
+// Chooses the rows of a tile and the blocks per tile that take the least time by a measured model.
 Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, uint32_t size,
                    uint32_t column_tiles, uint32_t sm_count) {
   const uint32_t columns = kTileColumns[size];
-  const uint32_t shares = std::min(params.k_tile_count, kBatchClusterMax);
+  const uint32_t cluster_max = std::min(params.k_tile_count, kBatchClusterMax);
   Shape best{0, 0, 0};
   uint64_t best_cost = UINT64_MAX;
   for (uint32_t rows = batch_rows_max(columns); rows >= 64; rows /= 2) {
     if (rows > 64 && !fits(rows, kernel.k_tile_bytes, columns)) continue;
     const uint32_t tiles = tile_count(params, rows) * column_tiles;
-    for (uint32_t cluster = 1; cluster <= shares; ++cluster) {
+    for (uint32_t cluster = 1; cluster <= cluster_max; ++cluster) {
       const uint32_t resident = resident_clusters(kernel, size, rows, cluster, sm_count);
       const uint32_t turns = (tiles + resident - 1) / resident;
       // Of the busiest multiprocessor in a turn.
@@ -154,7 +154,7 @@ cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uin
   const uint32_t size = columns == 16 ? 0 : columns == 32 ? 1 : 2;
   if (const cudaError_t status = allow_shared_memory(kernel.kernels[size])) return status;
   Shape shape = choose_shape(params, kernel, size, params.column_tiles, sm_count);
-  // The sums' bits hang on the cluster alone.
+  // The bits of the sums depend on the cluster alone.
   if (is_invariant) shape.cluster = choose_shape(params, kernel, 2, 1, sm_count).cluster;
   uint32_t tile = 0;
   params.second_tile = UINT32_MAX;
@@ -211,7 +211,7 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
   input.scales =
       reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + input_bytes(cols, args.tokens));
 
-  // The columns in each order that a type wants, then one kernel a type or two.
+  // Writes the columns in each order that a type needs, then launches a kernel for one type or two.
   bool is_done[kLinearMatricesMax] = {};
   for (uint32_t first = 0; first < args.matrix_count; ++first) {
     if (is_done[first]) continue;
@@ -227,8 +227,8 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
             kernel = mixed;
       LinearBatchParams params = {};
       params.tokens = args.tokens;
-      const uint32_t record_inputs = kKTileInputs / kernel->packed_tiles;
-      params.packed_tile_count = (cols + record_inputs - 1) / record_inputs;
+      const uint32_t inputs_of_packed_tile = kKTileInputs / kernel->packed_tiles;
+      params.packed_tile_count = (cols + inputs_of_packed_tile - 1) / inputs_of_packed_tile;
       params.k_tile_count = input.depth / kKTileInputs;
       params.epilogue = args.epilogue;
       params.h = input.h;

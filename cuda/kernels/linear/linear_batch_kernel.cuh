@@ -1,7 +1,7 @@
 // The kernel of linear_batch for one weight type. Only for .cu files.
 //
-// A block makes a tile of up to 256 rows (16 M-tiles) by kColumns columns; the blocks of a cluster
-// share the inputs of a tile among them and add their sums in the order of their ranks. Each
+// A block computes a tile of up to 256 rows (16 M-tiles) by kColumns columns (tokens); the blocks
+// of a cluster divide the inputs of a tile and add their sums in the order of their ranks. Each
 // consumer warp brings the packed tiles of its own M-tile, a K-tile of 256 inputs at a time, into a
 // ring of stages in shared memory with bulk copies, the first ones before the kernels ahead have
 // ended; a producer warp brings columns. A warp turns the codes of its M-tile to f16 operands in
@@ -60,9 +60,9 @@ WCUDA_HD constexpr uint32_t batch_bound(uint32_t columns) {
 }
 
 // A stage of columns: half a K-tile, or a whole one where columns are small.
-WCUDA_HD constexpr uint32_t batch_stage_units(uint32_t columns) { return columns <= 16 ? 2 : 1; }
+WCUDA_HD constexpr uint32_t batch_stage_halves(uint32_t columns) { return columns <= 16 ? 2 : 1; }
 WCUDA_HD constexpr uint32_t batch_stage_bytes(uint32_t columns) {
-  return batch_stage_units(columns) * kHalfKTileInputs * columns * 2;
+  return batch_stage_halves(columns) * kHalfKTileInputs * columns * 2;
 }
 // One in use, others on their way.
 WCUDA_HD constexpr uint32_t batch_column_stages(uint32_t columns) { return columns == 64 ? 4 : 3; }
@@ -74,18 +74,18 @@ struct LinearBatchParams {
   uint32_t k_tile_count;
   uint32_t
       first_k_tile[kBatchClusterMax + 1];  // of each block of a cluster; the last: k_tile_count
-  uint32_t cluster;                        // blocks that share a tile
+  uint32_t cluster;                        // blocks per tile
   uint32_t tile_rows;                      // 64, 128 or 256
   uint32_t weight_stage_count;             // of a K-tile
   uint32_t matrix_count;
   Epilogue epilogue;
-  const uint16_t* h;    // (column_tiles, chunk_count * 4, kColumns, 64)
+  const uint16_t* h;    // (column_tiles, k_tile_count * 4, kColumns, 64)
   const float* scales;  // (columns)
   const uint8_t* packed_tiles[kLinearMatricesMax];
   const float* biases[kLinearMatricesMax];
   float* outputs[kLinearMatricesMax];
   uint32_t rows[kLinearMatricesMax];
-  uint32_t first_tile[kLinearMatricesMax];  // of each matrix; a gate's matrices share their tiles
+  uint32_t first_tile[kLinearMatricesMax];  // of each matrix; gate and up have the same tiles
   uint32_t second_tile;                     // the first of the second type
 };
 
@@ -174,7 +174,7 @@ struct BatchWeights {
 template <uint32_t kColumns>
 __device__ __forceinline__ void produce_columns(const LinearBatchParams& params,
                                                 const BatchWork& work, const Pipeline& ring) {
-  constexpr uint32_t kStages = 2 / batch_stage_units(kColumns);  // of a K-tile
+  constexpr uint32_t kStages = 2 / batch_stage_halves(kColumns);  // of a K-tile
   dependent_wait();
   PipelineState stage;
   const uint8_t* source =
@@ -194,7 +194,7 @@ template <class Operand, uint32_t kColumns>
 __device__ __forceinline__ void consume(const LinearBatchParams& params, const BatchWork& work,
                                         const uint8_t* packed_tiles, BatchWeights<Operand>& weights,
                                         const Pipeline& columns, float (&sums)[kColumns / 2]) {
-  constexpr uint32_t kStageGroups = batch_stage_units(kColumns) * 4;  // of 32 inputs
+  constexpr uint32_t kStageGroups = batch_stage_halves(kColumns) * 4;  // of 32 inputs
   const uint32_t lane = threadIdx.x % 32;
   const auto release = [&](uint32_t stage) {
     __syncwarp();

@@ -26,8 +26,8 @@ const GemmKernel* find_kernel(uint32_t type, uint32_t second_type) {
 }
 const GemmKernel* find_kernel(uint32_t type) { return find_kernel(type, type); }
 
-constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
+constexpr uint64_t round_up(uint64_t value, uint64_t granule) {
+  return (value + granule - 1) / granule * granule;
 }
 constexpr bool is_gate(Epilogue epilogue) {
   return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
@@ -57,8 +57,8 @@ struct Group {
 cudaError_t launch_group(Group* group, const GemmPlan& plan, const Launch& launch) {
   PackedGemmParams& params = group->params;
   params.column_tiles = (params.tokens + plan.columns - 1) / plan.columns;
-  params.unit_count = plan.unit_count;
-  params.tile_count = plan.unit_count / params.k_tile_count;
+  params.iteration_count = plan.iteration_count;
+  params.tile_count = plan.iteration_count / params.k_tile_count;
   params.run_tiles = (params.tile_count + plan.clusters - 1) / plan.clusters;
   params.token_stages = plan.token_stages;
   params.weight_stages = plan.weight_stages;
@@ -136,7 +136,7 @@ cudaError_t packed_gemm(const LinearArgs& args, void* input, const Launch& launc
     params.h = columns.h;
     params.scales = columns.scales;
     params.counters = static_cast<uint32_t*>(launch.scratch);
-    params.parts =
+    params.partials =
         reinterpret_cast<float*>(static_cast<uint8_t*>(launch.scratch) + counter_bytes(launch));
     GemmLayer& layer = group.layer;
     layer.tokens = args.tokens;

@@ -1,31 +1,31 @@
 // The kernel of packed_gemm for one weight type or two. Only for .cu files.
 //
-//   CTA     two warpgroups of consumers, 64 rows each, and one of which a single thread, the
-//           producer, works and which leaves its registers to the others; one CTA on each SM
-//   tile    128 rows (of a gate: 64 of gate, 64 of up) x kN tokens, summed over all K-tiles
-//   unit    a K-tile (256 inputs) of two tiles one below the other: what a cluster of two CTAs
-//           computes at a time. The tokens of a unit are copied once, to both.
+//   CTA        two consumer warpgroups of 64 rows each, and a producer warpgroup, of which one
+//              thread works; it leaves its registers to the others. One CTA per SM
+//   tile       128 rows (of a gate: 64 of gate, 64 of up) x kN tokens, summed over all K-tiles
+//   iteration  a K-tile (256 inputs) of two tiles one below the other: what a cluster of two CTAs
+//              computes at a time. Its tokens are copied once, to both CTAs
 //
-// Units are numbered tile by tile, and each cluster computes an equal run of them (stream-K), so
-// that every SM is busy to the end:
+// Iterations are numbered tile by tile, and each cluster computes an equal run of them (stream-K),
+// so that every SM is busy to the end:
 //
 //   tiles      |------- 0 -------|------- 1 -------|------- 2 -------|
 //   clusters   |---- 0 ----|---- 1 ----|---- 2 ----|---- 3 ----|- 4 …
 //
-// A CTA whose run covers only part of a tile's K-tiles writes its sums to memory and counts itself
-// in. The one that counts last adds the parts in the order of K and writes the outputs: nothing
-// waits for another CTA, and the order of the sum does not depend on which one is last.
+// A CTA whose run covers only some of a tile's K-tiles writes its sums to memory and increments a
+// counter. The last one adds the partials in the order of K and writes the outputs. No CTA waits
+// for another, and the order of the sum does not depend on which one is last.
 //
-// Tiles are so numbered that clusters work on neighbours at the same time: what several of them
-// read, weights of the same rows and tokens, comes from L2.
+// Tiles are numbered so that clusters work on neighbouring tiles at the same time: the weights and
+// tokens that several of them read come from L2.
 //
 // Each consumer warp copies the packed tiles of its own 16 rows into a ring in shared memory, the
-// first ones before the kernels ahead have ended, and turns them to operand A in its registers
-// while the products of the group before run (wgmma m64nNk16, sums f32). Tokens lie as half_input.h
-// says, in the layout of the 128-byte swizzle.
+// first ones before the previous kernel has ended. It converts them to operand A in its registers
+// while the MMAs of the previous group run (wgmma m64nNk16, f32 sums). Tokens have the order of
+// half_input.h and the 128-byte swizzle.
 //
 // Bytes moved: packed tiles once for each tile of tokens (from memory once), tokens once for each
-// 256 rows, partial sums at most twice 4 * 128 * kN a CTA.
+// 256 rows, partial sums at most twice 4 * 128 * kN per CTA.
 #pragma once
 
 #include <type_traits>
@@ -51,37 +51,37 @@ struct GemmSegment {
   uint32_t first_column;
   uint32_t first_row;  // of the matrix
   uint32_t matrix;
-  uint32_t first_unit;  // of the whole tile
+  uint32_t first_iteration;  // of the whole tile
 };
 
 // The segments of a CTA, one after the other.
 struct GemmWork {
-  uint32_t unit;
+  uint32_t iteration;
   uint32_t end;
 
-  // The first unit of a cluster, and the cluster that has a unit.
-  static __device__ __forceinline__ uint32_t first_unit(const PackedGemmParams& params,
-                                                        uint32_t cluster) {
-    return static_cast<uint32_t>(uint64_t{params.unit_count} * cluster /
+  // The first iteration of a cluster, and the cluster that computes an iteration.
+  static __device__ __forceinline__ uint32_t first_iteration(const PackedGemmParams& params,
+                                                             uint32_t cluster) {
+    return static_cast<uint32_t>(uint64_t{params.iteration_count} * cluster /
                                  (gridDim.x / kGemmCluster));
   }
   static __device__ __forceinline__ uint32_t cluster_of(const PackedGemmParams& params,
-                                                        uint32_t unit) {
-    return static_cast<uint32_t>(((unit + uint64_t{1}) * (gridDim.x / kGemmCluster) - 1) /
-                                 params.unit_count);
+                                                        uint32_t iteration) {
+    return static_cast<uint32_t>(((iteration + uint64_t{1}) * (gridDim.x / kGemmCluster) - 1) /
+                                 params.iteration_count);
   }
 
   explicit __device__ GemmWork(const PackedGemmParams& params)
-      : unit(first_unit(params, blockIdx.x / kGemmCluster)),
-        end(first_unit(params, blockIdx.x / kGemmCluster + 1)) {}
+      : iteration(first_iteration(params, blockIdx.x / kGemmCluster)),
+        end(first_iteration(params, blockIdx.x / kGemmCluster + 1)) {}
 
   template <uint32_t kN>
   __device__ __forceinline__ bool next(const PackedGemmParams& params, GemmSegment* segment) {
-    if (unit >= end) return false;
-    const uint32_t tile = unit / params.k_tile_count;
-    segment->first_unit = tile * params.k_tile_count;
-    segment->first_k_tile = unit - segment->first_unit;
-    segment->k_tiles = min(params.k_tile_count - segment->first_k_tile, end - unit);
+    if (iteration >= end) return false;
+    const uint32_t tile = iteration / params.k_tile_count;
+    segment->first_iteration = tile * params.k_tile_count;
+    segment->first_k_tile = iteration - segment->first_iteration;
+    segment->k_tiles = min(params.k_tile_count - segment->first_k_tile, end - iteration);
     const uint32_t place = gemm_tile_place(params.tile_count, params.run_tiles, tile);
     segment->first_column = place % params.column_tiles * kN;
     const uint32_t row_tile =
@@ -92,7 +92,7 @@ struct GemmWork {
       if (row_tile >= params.first_tile[m]) segment->matrix = m;
     segment->first_row =
         (row_tile - params.first_tile[segment->matrix]) * (is_gate ? kGemmRows / 2 : kGemmRows);
-    unit += segment->k_tiles;
+    iteration += segment->k_tiles;
     return true;
   }
 };
@@ -271,26 +271,27 @@ __device__ __forceinline__ void sync_warpgroup(uint32_t warpgroup) {
   asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 }
 
-// Adds the parts of a warpgroup's rows of a tile that several CTAs share, in the one that comes
-// last. False: another one will.
+// Adds the partials of a warpgroup's rows of a tile that several CTAs compute, in the last of them.
+// Returns false in the others.
 template <uint32_t kN>
 __device__ __forceinline__ bool join_parts(const PackedGemmParams& params,
                                            const GemmSegment& segment, uint32_t warpgroup,
                                            float (&sums)[kN / 2], GemmOutputs* outputs) {
-  constexpr uint32_t kQuads = kN / 8;
+  constexpr uint32_t kFloat4s = kN / 8;
   const uint32_t thread = threadIdx.x % 128, rank = blockIdx.x % kGemmCluster;
-  const uint32_t first = GemmWork::cluster_of(params, segment.first_unit);
-  const uint32_t last = GemmWork::cluster_of(params, segment.first_unit + params.k_tile_count - 1);
+  const uint32_t first = GemmWork::cluster_of(params, segment.first_iteration);
+  const uint32_t last =
+      GemmWork::cluster_of(params, segment.first_iteration + params.k_tile_count - 1);
   // A CTA begins at most one tile that it does not end, and ends at most one that it does not
   // begin.
   const auto part_of = [&](uint32_t cluster) {
-    const uint64_t slot = (cluster * kGemmCluster + rank) * 2 + (cluster == first ? 1 : 0);
-    return reinterpret_cast<float4*>(params.parts) + (slot * 2 + warpgroup) * (kQuads * 128) +
-           thread;
+    const uint64_t partial = (cluster * kGemmCluster + rank) * 2 + (cluster == first ? 1 : 0);
+    return reinterpret_cast<float4*>(params.partials) +
+           (partial * 2 + warpgroup) * (kFloat4s * 128) + thread;
   };
   float4* const own = part_of(blockIdx.x / kGemmCluster);
 #pragma unroll
-  for (uint32_t i = 0; i < kQuads; ++i)
+  for (uint32_t i = 0; i < kFloat4s; ++i)
     __stcg(own + i * 128,
            make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
   __threadfence();
@@ -309,9 +310,9 @@ __device__ __forceinline__ bool join_parts(const PackedGemmParams& params,
 #pragma unroll 1
   for (uint32_t cluster = first; cluster <= last; ++cluster) {
     const float4* const part = part_of(cluster);
-    constexpr uint32_t kTurn = kQuads < 16 ? kQuads : 16;  // loads on their way
+    constexpr uint32_t kTurn = kFloat4s < 16 ? kFloat4s : 16;  // loads on their way
 #pragma unroll
-    for (uint32_t begin = 0; begin < kQuads; begin += kTurn) {
+    for (uint32_t begin = 0; begin < kFloat4s; begin += kTurn) {
       float4 values[kTurn];
 #pragma unroll
       for (uint32_t i = 0; i < kTurn; ++i) values[i] = __ldcg(part + (begin + i) * 128);

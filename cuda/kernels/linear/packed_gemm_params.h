@@ -56,7 +56,7 @@ struct PackedGemmParams {
   uint32_t column_tiles;
   uint32_t packed_tile_count;  // of an M-tile
   uint32_t k_tile_count;
-  uint32_t unit_count;
+  uint32_t iteration_count;
   uint32_t tile_count;  // pairs of tiles
   uint32_t run_tiles;   // of a cluster, about
   uint32_t token_stages;
@@ -70,9 +70,9 @@ struct PackedGemmParams {
   const float* biases[kLinearMatricesMax];
   float* outputs[kLinearMatricesMax];
   uint32_t rows[kLinearMatricesMax];
-  uint32_t first_tile[kLinearMatricesMax];  // of rows; a gate's matrices share theirs
+  uint32_t first_tile[kLinearMatricesMax];  // of rows; gate and up have the same
   uint32_t second_matrix;                   // the first of the second type
-  float* parts;        // (CTAs, 2, warpgroups, kN / 8, 128, 4): unfinished sums
+  float* partials;     // (CTAs, 2, warpgroups, kN / 8, 128, 4): unfinished sums
   uint32_t* counters;  // (CTAs, warpgroups): zeros, and zeros afterwards
 };
 

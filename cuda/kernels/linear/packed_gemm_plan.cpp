@@ -7,34 +7,37 @@
 namespace wcuda::kernels {
 namespace {
 
-// Tenths of a microsecond, by the tokens of a tile: a unit, the outputs of a tile, and of a tile
-// that several clusters share its join and each part of it. One H200, 2026-11-22, Q4_K, the layers
-// of 8B at 128 to 2,048 tokens (docs/lab/2026-11-22-packed-gemm.md); the choice is within 4 % of
-// the best of those tried.
+// Tenths of a microsecond, by the tokens of a tile: an iteration, the outputs of a tile, and for a
+// tile that several clusters compute, its join and each partial. One H200, 2026-11-22, Q4_K, the
+// layers of 8B at 128 to 2,048 tokens (docs/lab/2026-11-22-packed-gemm.md); the choice is within 4
+// % of the best of those tried.
 struct GemmCosts {
-  uint32_t unit, finish, join, part;
+  uint32_t iteration, finish, join, part;
 };
 constexpr GemmCosts kCosts[2] = {{16, 25, 20, 15}, {29, 40, 80, 15}};
 
-constexpr uint32_t ceil_div(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit; }
+constexpr uint32_t ceil_div(uint32_t value, uint32_t divisor) {
+  return (value + divisor - 1) / divisor;
+}
 
-// Clusters that all have as many units, which end where a tile ends or is cut into equal parts.
-bool is_even(uint32_t units, uint32_t k_tiles, uint32_t clusters) {
-  const uint32_t each = units / clusters;
-  return units % clusters == 0 && (each % k_tiles == 0 || k_tiles % each == 0);
+// Returns whether all clusters have the same number of iterations, and end where a tile ends or is
+// cut evenly.
+bool is_even(uint32_t iterations, uint32_t k_tiles, uint32_t clusters) {
+  const uint32_t each = iterations / clusters;
+  return iterations % clusters == 0 && (each % k_tiles == 0 || k_tiles % each == 0);
 }
 
 // Of the busiest cluster.
-uint64_t cost_of(const GemmCosts& costs, uint32_t units, uint32_t k_tiles, uint32_t clusters) {
-  const uint32_t most = ceil_div(units, clusters);
-  const bool has_even = is_even(units, k_tiles, clusters);
+uint64_t cost_of(const GemmCosts& costs, uint32_t iterations, uint32_t k_tiles, uint32_t clusters) {
+  const uint32_t most = ceil_div(iterations, clusters);
+  const bool has_even = is_even(iterations, k_tiles, clusters);
   const uint32_t tiles = ceil_div(most, k_tiles) + (has_even ? 0 : 1);
-  const uint64_t cost = uint64_t{most} * costs.unit + uint64_t{tiles} * costs.finish;
+  const uint64_t cost = uint64_t{most} * costs.iteration + uint64_t{tiles} * costs.finish;
   if (has_even && most % k_tiles == 0) return cost;
   if (has_even) return cost + costs.join + uint64_t{k_tiles / most} * costs.part;
   // Clusters drift apart, and what they read lies in L2 less often.
-  const uint32_t parts = ceil_div(k_tiles - 1, most) + 1;
-  return cost + cost / 32 + costs.join + uint64_t{parts} * costs.part;
+  const uint32_t partials = ceil_div(k_tiles - 1, most) + 1;
+  return cost + cost / 32 + costs.join + uint64_t{partials} * costs.part;
 }
 
 }  // namespace
@@ -65,15 +68,15 @@ GemmPlan plan_gemm(const GemmLayer& layer) {
   for (uint32_t i = 0; i < 2; ++i) {
     const uint32_t columns = kGemmColumns[i];
     const uint32_t tiles = ceil_div(plan.row_tiles, kGemmCluster) * ceil_div(layer.tokens, columns);
-    const uint32_t units = tiles * layer.k_tiles;
-    const uint32_t most = std::min(clusters_max, units);
+    const uint32_t iterations = tiles * layer.k_tiles;
+    const uint32_t most = std::min(clusters_max, iterations);
     for (uint32_t clusters = most; clusters > 0; --clusters) {
-      if (clusters != most && !is_even(units, layer.k_tiles, clusters)) continue;
-      const uint64_t cost = cost_of(kCosts[i], units, layer.k_tiles, clusters);
+      if (clusters != most && !is_even(iterations, layer.k_tiles, clusters)) continue;
+      const uint64_t cost = cost_of(kCosts[i], iterations, layer.k_tiles, clusters);
       if (cost >= best) continue;
       best = cost;
       plan.columns = columns;
-      plan.unit_count = units;
+      plan.iteration_count = iterations;
       plan.clusters = clusters;
     }
   }

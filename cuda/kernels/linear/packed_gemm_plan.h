@@ -1,5 +1,4 @@
-// How packed_gemm cuts the matrices of a launch into tiles and units (packed_gemm_kernel.cuh).
-// Pure.
+// Divides the matrices of a launch into tiles and iterations (packed_gemm_kernel.cuh). Pure.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +19,7 @@ struct GemmPlan {
   uint32_t columns = 0;  // tokens of a tile
   uint32_t row_tiles = 0;
   uint32_t first_tile[3] = {};  // of rows, of each matrix
-  uint32_t unit_count = 0;
+  uint32_t iteration_count = 0;
   uint32_t clusters = 0;  // of two CTAs; 0: no kernel takes the layer
   uint32_t token_stages = 0;
   uint32_t weight_stages = 0;

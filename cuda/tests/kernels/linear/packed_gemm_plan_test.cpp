@@ -63,9 +63,10 @@ TEST(PackedGemmPlan, every_layer_fits) {
             const GemmPlan plan = plan_gemm(layer);
             ASSERT_TRUE(plan.columns == kGemmColumns[0] || plan.columns == kGemmColumns[1]);
             const uint32_t column_tiles = (tokens + plan.columns - 1) / plan.columns;
-            ASSERT_EQ(plan.unit_count, (plan.row_tiles + 1) / 2 * column_tiles * layer.k_tiles);
+            ASSERT_EQ(plan.iteration_count,
+                      (plan.row_tiles + 1) / 2 * column_tiles * layer.k_tiles);
             ASSERT_GE(plan.clusters, 1u);
-            ASSERT_LE(plan.clusters, std::min(sm_count / 2, plan.unit_count));
+            ASSERT_LE(plan.clusters, std::min(sm_count / 2, plan.iteration_count));
             ASSERT_EQ(plan.first_tile[1], (rows + kGemmRows - 1) / kGemmRows);
             ASSERT_GE(plan.weight_stages, 2u);
             ASSERT_GE(plan.token_stages, 2u);
