@@ -1,6 +1,7 @@
 // The calls that are made of Backend::run.
 #include "core/backend/backend.h"
 
+#include <iterator>
 #include <optional>
 
 namespace wcuda {
@@ -15,21 +16,13 @@ const Status& status_of(const Result<T>& result) {
 }  // namespace
 
 const char* place_name(MemoryPlace place) {
-  switch (place) {
-    case MemoryPlace::kDevice:
-      return "device memory";
-    case MemoryPlace::kOtherDevice:
-      return "memory of another device";
-    case MemoryPlace::kManaged:
-      return "managed memory";
-    case MemoryPlace::kPinned:
-      return "pinned host memory";
-    case MemoryPlace::kMapped:
-      return "mapped host memory";
-    case MemoryPlace::kHost:
-      return "host memory";
-  }
-  return "unknown memory";
+  constexpr const char* kNames[] = {
+      "unknown memory", "device memory",      "memory of another device",
+      "managed memory", "pinned host memory", "mapped host memory",
+      "host memory"};
+  static_assert(WCUDA_PLACE_HOST == 6 && WCUDA_PLACE_MANAGED == 3);
+  const auto index = static_cast<uint32_t>(place);
+  return kNames[index < std::size(kNames) ? index : 0];
 }
 
 Status Backend::queue(Stream stream, const std::function<Status()>& work) {

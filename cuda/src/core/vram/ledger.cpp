@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <iterator>
 
 #include "core/base/text.h"
 
@@ -17,24 +18,10 @@ bool is_owned_device(int32_t purpose) {
 }  // namespace
 
 const char* purpose_name(int32_t purpose) {
-  switch (purpose) {
-    case WCUDA_PURPOSE_WEIGHTS:
-      return "weights";
-    case WCUDA_PURPOSE_KV:
-      return "kv";
-    case WCUDA_PURPOSE_SCRATCH:
-      return "scratch";
-    case WCUDA_PURPOSE_MODULE:
-      return "module";
-    case WCUDA_PURPOSE_STAGING:
-      return "staging";
-    case WCUDA_PURPOSE_USER:
-      return "user";
-    case WCUDA_PURPOSE_BORROWED:
-      return "borrowed";
-    default:
-      return "";
-  }
+  constexpr const char* kNames[] = {"",       "weights", "kv",   "scratch",
+                                    "module", "staging", "user", "borrowed"};
+  static_assert(std::size(kNames) == kPurposeCount && WCUDA_PURPOSE_STAGING == 5);
+  return purpose >= 0 && purpose < kPurposeCount ? kNames[purpose] : "";
 }
 
 uint64_t Ledger::held(int32_t purpose) const {

@@ -1,6 +1,7 @@
 #include "llm/ops/step_plan.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "kernels/attention/attention_choice.h"
 #include "kernels/linear/persistent_plan.h"
@@ -303,107 +304,45 @@ LayerOperation fused_operation(const Node& node, uint32_t index, uint32_t layer_
 }
 
 const char* operation_name(Operation operation) {
-  switch (operation) {
-    case Operation::kStartStep:
-      return "start_step";
-    case Operation::kScatterInputs:
-      return "scatter_inputs";
-    case Operation::kBeginRows:
-      return "begin_rows";
-    case Operation::kPlanAttention:
-      return "plan_attention";
-    case Operation::kRotaryTable:
-      return "rotary_table";
-    case Operation::kEmbed:
-      return "embed";
-    case Operation::kQueryKeyValue:
-      return "query_key_value";
-    case Operation::kRotateAndStore:
-      return "rotate_and_store";
-    case Operation::kAttention:
-      return "attention";
-    case Operation::kAttentionOutput:
-      return "attention_output";
-    case Operation::kGateUp:
-      return "gate_up";
-    case Operation::kDown:
-      return "down";
-    case Operation::kLogits:
-      return "logits";
-    case Operation::kSoftcapLogits:
-      return "softcap_logits";
-    case Operation::kPersistentLayers:
-      return "persistent_layers";
-  }
-  return "";
+  constexpr const char* kNames[] = {"start_step",       "scatter_inputs",   "begin_rows",
+                                    "plan_attention",   "rotary_table",     "embed",
+                                    "query_key_value",  "rotate_and_store", "attention",
+                                    "attention_output", "gate_up",          "down",
+                                    "logits",           "softcap_logits",   "persistent_layers"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Operation::kPersistentLayers) + 1);
+  return kNames[static_cast<size_t>(operation)];
 }
 
 const char* kernel_name(Kernel kernel) {
-  switch (kernel) {
-    case Kernel::kHost:
-      return "host";
-    case Kernel::kAttentionPlanStart:
-      return "attention_plan_start";
-    case Kernel::kInputScatter:
-      return "input_scatter";
-    case Kernel::kBeginStep:
-      return "begin_step";
-    case Kernel::kAttentionPlan:
-      return "attention_plan";
-    case Kernel::kEmbed:
-      return "embed";
-    case Kernel::kLinearVector:
-      return "linear_vector";
-    case Kernel::kLinearBatch:
-      return "linear_batch";
-    case Kernel::kPackedGemm:
-      return "packed_gemm";
-    case Kernel::kDequantizeGemm:
-      return "dequantize_gemm";
-    case Kernel::kDequantizeGemmF32:
-      return "dequantize_gemm_f32";
-    case Kernel::kPersistentLayers:
-      return "persistent_layers";
-    case Kernel::kRopeKv:
-      return "rope_kv";
-    case Kernel::kAttentionDecode:
-      return "attention_decode";
-    case Kernel::kAttentionDecodeGroup:
-      return "attention_decode_group";
-    case Kernel::kAttentionDecodeCluster:
-      return "attention_decode_cluster";
-    case Kernel::kAttentionPrefill:
-      return "attention_prefill";
-    case Kernel::kAttentionPrefillWarpgroup:
-      return "attention_prefill_warpgroup";
-    case Kernel::kSoftcap:
-      return "softcap";
-  }
-  return "";
+  constexpr const char* kNames[] = {"host",
+                                    "attention_plan_start",
+                                    "input_scatter",
+                                    "begin_step",
+                                    "attention_plan",
+                                    "embed",
+                                    "linear_vector",
+                                    "linear_batch",
+                                    "packed_gemm",
+                                    "dequantize_gemm",
+                                    "dequantize_gemm_f32",
+                                    "persistent_layers",
+                                    "rope_kv",
+                                    "attention_decode",
+                                    "attention_decode_group",
+                                    "attention_decode_cluster",
+                                    "attention_prefill",
+                                    "attention_prefill_warpgroup",
+                                    "softcap"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Kernel::kSoftcap) + 1);
+  return kNames[static_cast<size_t>(kernel)];
 }
 
 const char* form_name(Form form) {
-  switch (form) {
-    case Form::kNone:
-      return "-";
-    case Form::kTokens:
-      return "tokens";
-    case Form::kF32:
-      return "f32";
-    case Form::kJoined:
-      return "f32 joined";
-    case Form::kUnrotated:
-      return "f32 unrotated";
-    case Form::kF16:
-      return "f16";
-    case Form::kGateSums:
-      return "f16 gate sums";
-    case Form::kResidual:
-      return "f32 residual";
-    case Form::kPages:
-      return "f32 and KV pages";
-  }
-  return "";
+  constexpr const char* kNames[] = {
+      "-",   "tokens",        "f32",          "f32 joined",      "f32 unrotated",
+      "f16", "f16 gate sums", "f32 residual", "f32 and KV pages"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Form::kPages) + 1);
+  return kNames[static_cast<size_t>(form)];
 }
 
 }  // namespace wcuda::ops
