@@ -556,7 +556,7 @@ TEST(ModelDigests, of_a_model_on_the_host_are_those_of_its_file) {
 TEST(ModelPlan, tensors_fill_the_staging_buffer_to_its_end_and_begin_again) {
   DetailedPlan plan;
   plan.device_staging_bytes = 768;
-  for (const uint64_t bytes : {256, 512, 256, 300}) {
+  for (const uint64_t bytes : {256, 256, 256, 300, 200}) {
     PlannedTensor tensor{};
     tensor.file_bytes = bytes;
     plan.tensors.push_back(tensor);
@@ -564,8 +564,8 @@ TEST(ModelPlan, tensors_fill_the_staging_buffer_to_its_end_and_begin_again) {
 
   assign_staged_offsets(&plan);
 
-  const uint64_t offsets[] = {0, 256, 0, 256}, waits[] = {0, 0, 1, 2};
-  for (size_t i = 0; i < 4; ++i) {
+  const uint64_t offsets[] = {0, 256, 512, 0, 512}, waits[] = {0, 0, 0, 2, 3};
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
     EXPECT_EQ(plan.tensors[i].staged_offset, offsets[i]) << i;
     EXPECT_EQ(plan.tensors[i].waits_for, waits[i]) << i;
   }
