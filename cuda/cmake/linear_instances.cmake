@@ -11,7 +11,8 @@ set(WCUDA_LINEAR_VECTOR_INSTANCES
   "legacy|tile_legacy|Q4_0 Q4_1 Q5_0 Q5_1"
   "few_bits|tile_few_bits|Q2_K Q3_K TQ1_0 TQ2_0 Q1_0 Q2_0"
   "levels|tile_levels|IQ4_NL IQ4_XS MXFP4 NVFP4"
-  "grid|tile_grid|IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ3_S IQ2_S IQ1_M"
+  "grid|tile_grid|IQ2_XXS IQ2_XS IQ3_XXS IQ1_S"
+  "grid_s|tile_grid|IQ3_S IQ2_S IQ1_M"
 )
 set(WCUDA_LINEAR_BATCH_INSTANCES
   "plain|-|F32 F16 BF16 Q8_0"

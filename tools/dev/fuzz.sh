@@ -105,7 +105,7 @@ fuzz_all() {
 
 fuzz_steps() {
   [ -n "$(fuzz_targets)" ] || return 0
-  step "fuzz targets" fuzz_build
+  step "fuzz targets" joined "fuzz targets"
   step "fuzz corpora" fuzz_replay
   step_unless_unchanged "fuzz, $1 s of processor time" "$1 $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels)" \
     fuzz_share "$1"

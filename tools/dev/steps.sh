@@ -1,7 +1,7 @@
 # Steps: each is timed, its output goes to a log, the first that fails ends the run.
 
 STEP_LOGS=$TARGET/dev
-STEP_NAMES=() STEP_SECONDS=() CLOSING_LINES=()
+STEP_NAMES=() STEP_SECONDS=() CLOSING_LINES=() EARLY_PIDS=()
 
 # step NAME COMMAND…: runs it; on failure shows what failed (tools/dev/report_tests.py) and exits.
 step() {
@@ -29,6 +29,39 @@ step() {
   STEP_NAMES+=("$name")
   STEP_SECONDS+=("$seconds")
   collect_closing_lines "$name" "$log"
+}
+
+# early NAME COMMAND…: begins what a later step waits for (step NAME joined NAME), at low priority, in the time in which
+# the steps between leave a core idle.
+early() {
+  local log=$STEP_LOGS/early-${1//[^a-zA-Z0-9.-]/_}.log
+  shift
+  mkdir -p "$STEP_LOGS"
+  rm -f "$log".*
+  set -m # a process group of its own, which ends as a whole
+  (
+    renice -n 10 "$BASHPID" >/dev/null
+    begin=$EPOCHREALTIME
+    set +e
+    (
+      set -euo pipefail
+      "$@"
+    )
+    echo $? >"$log.status"
+    say "$(elapsed "$begin") s in the background of other steps"
+  ) >"$log" 2>&1 </dev/null &
+  set +m
+  echo $! >"$log.pid"
+  EARLY_PIDS+=($!)
+  trap 'for pid in "${EARLY_PIDS[@]}"; do kill -- "-$pid"; done 2>/dev/null || true' EXIT
+}
+
+# joined NAME: waits for what `early NAME` began; its output and exit status.
+joined() {
+  local log=$STEP_LOGS/early-${1//[^a-zA-Z0-9.-]/_}.log
+  tail --pid="$(cat "$log.pid")" -f /dev/null
+  cat "$log"
+  return "$(cat "$log.status")"
 }
 
 elapsed() { python3 -c "print(f'{$EPOCHREALTIME - $1:.1f}')"; }

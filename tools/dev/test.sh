@@ -37,6 +37,8 @@ command_test() {
     return
   fi
   lint_steps
+  early "worker with CUDA, sm_90a" worker_cuda_90a
+  early "fuzz targets" fuzz_build
   step "header alone" header_alone
   step "ctest" ctest_native host --timeout 300
   step "clippy" clippy_everywhere
@@ -45,7 +47,7 @@ command_test() {
   step "rustdoc" rustdoc_strict
   step "examples" run_examples
   python_steps
-  step "worker with CUDA, sm_90a" worker_cuda_90a
+  step "worker with CUDA, sm_90a" joined "worker with CUDA, sm_90a"
   step "device code" device_code
   step "start without a driver" start_without_driver
   step "installed CUDA build" installed_cuda_build
