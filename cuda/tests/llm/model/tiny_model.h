@@ -54,9 +54,9 @@ struct TinyModel {
 };
 
 // Blocks of a type with values of about 0.1, random otherwise.
-class RandomBlocks {
+class BlockGenerator {
  public:
-  RandomBlocks(uint32_t type, std::mt19937* generator)
+  BlockGenerator(uint32_t type, std::mt19937* generator)
       : format_(*quant::find_format(type)), generator_(*generator) {
     // Random bytes, thrown again until the values are finite and neither all zero nor large.
     for (int tries = 0; pool_.size() < kPoolSize && tries < 1000000; ++tries) {
@@ -106,7 +106,7 @@ inline std::string vector_data(const std::vector<float>& values, uint32_t type) 
 
 inline GgufBuilder TinyModel::builder() const {
   std::mt19937 generator(seed);
-  RandomBlocks weights(weight_type, &generator), embeddings(embedding_type, &generator);
+  BlockGenerator weights(weight_type, &generator), embeddings(embedding_type, &generator);
   GgufBuilder b;
   const std::string a = architecture + ".";
   const auto wanted = [this](const std::string& name) { return omit.count(name) == 0; };
@@ -114,7 +114,7 @@ inline GgufBuilder TinyModel::builder() const {
     if (wanted(key)) b.u32(key, value);
   };
   const auto matrix = [&](const std::string& name, uint64_t rows, uint64_t cols, bool embedding) {
-    RandomBlocks& blocks = embedding ? embeddings : weights;
+    BlockGenerator& blocks = embedding ? embeddings : weights;
     std::string data = blocks.take(rows * cols);
     if (wanted(name)) b.tensor(name, {cols, rows}, embedding ? embedding_type : weight_type, data);
   };
