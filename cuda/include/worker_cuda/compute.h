@@ -309,7 +309,7 @@ typedef struct wcuda_host_argument {
 
 /* A kernel on the host: does the work of the whole grid. Runs on the thread that launches. Any value but 0
  * makes the launch return WCUDA_DEVICE_ERROR with that value as native code. Arguments have been checked as
- * for a device. */
+ * for a device; they lie arguments[0].struct_size bytes apart. */
 typedef int32_t (*wcuda_host_kernel)(void* user, const wcuda_launch* launch,
                                      const wcuda_host_argument* arguments, uint64_t argument_count);
 

@@ -14,13 +14,19 @@ namespace {
 
 wcuda_string text(const std::string& value) { return {value.data(), value.size()}; }
 
+// Elements lie as far apart as the library's struct_size says.
+const wcuda_host_argument& argument(const wcuda_host_argument* first, uint32_t index) {
+  return *reinterpret_cast<const wcuda_host_argument*>(reinterpret_cast<const char*>(first) +
+                                                       index * first->struct_size);
+}
+
 // y[i] = factor * x[i]; the factor is what `user` points to.
 int32_t scale(void* user, const wcuda_launch* launch, const wcuda_host_argument* arguments,
               uint64_t) {
   if (launch->block[0] != 64) return 7;
-  const auto* x = static_cast<const float*>(arguments[0].data);
-  auto* y = static_cast<float*>(arguments[1].data);
-  const int32_t n = *static_cast<const int32_t*>(arguments[2].data);
+  const auto* x = static_cast<const float*>(argument(arguments, 0).data);
+  auto* y = static_cast<float*>(argument(arguments, 1).data);
+  const int32_t n = *static_cast<const int32_t*>(argument(arguments, 2).data);
   for (int32_t i = 0; i < n; ++i) y[i] = *static_cast<const float*>(user) * x[i];
   return 0;
 }
