@@ -16,6 +16,7 @@
 //! | engine | [`Engine`], [`EngineOptions`] | runs steps of a model: KV cache, two steps in flight |
 //! | sequence | [`Sequence`] | the tokens of one conversation; can be forked and truncated |
 //! | step | [`Step`], [`Row`], [`Sampling`], [`StepOutput`] | tokens in; sampled tokens, log probabilities and logits out |
+//! | scheduler | `scheduler::Scheduler`, `scheduler::Plan` (feature `scheduler`) | what each step computes, for many requests at once |
 //! | stream | [`Stream`], [`Event`], [`PendingCopy`] | ordered work, events in it, asynchronous copies |
 //! | program | [`Program`], [`KernelCache`] | CUDA C++ compiled at run time, and a cache of the results |
 //! | kernel | [`CudaModule`], [`CudaFunction`], [`GpuArg`], [`GpuCompute`] | device code or CPU functions, launched with checked arguments |
@@ -52,6 +53,7 @@
 //! # Features
 //!
 //! * `text` (default): tokenizers, chat templates and text generation, modules `text` and `generate`.
+//! * `scheduler` (default): steps of many requests at once, module `scheduler`.
 //! * `seal` (default): signed shards of device memory, module `seal`.
 //! * `manifest`: kernels described in a JSON file, module `manifest`.
 //! * `cuda-auto` (default): build with CUDA if a toolkit is found. `cuda`: a missing toolkit is an
@@ -67,6 +69,8 @@ mod core;
 #[doc(hidden)]
 pub mod ffi;
 mod llm;
+#[cfg(feature = "scheduler")]
+pub mod scheduler;
 #[cfg(feature = "seal")]
 pub mod seal;
 

@@ -10,6 +10,8 @@ long_steps() {
   step_unless_unchanged "manifest, $FUZZ_EXECUTIONS executions" \
     "$FUZZ_EXECUTIONS $(fingerprint src/compute/manifest tests/manifest.rs cuda/src/compute/jit)" manifest_executions
   step "old callers of a library whose structs have grown" cuda/tests/abi/grown.sh "$TARGET/grown"
+  step_unless_unchanged "scheduler, 10 million histories" \
+    "$(fingerprint src/scheduler tests/scheduler_histories.rs tests/support/simulated_engine.rs)" scheduler_histories
   step "package" package_twice
   step "CUDA, all architectures" native_cuda_all
   step_unless_unchanged "fuzz $FUZZ_EXECUTIONS executions a target" \
@@ -68,6 +70,11 @@ cargo_test_asan() {
 manifest_executions() {
   PROPTEST_CASES=$((FUZZ_EXECUTIONS / 3 + 1)) MANIFEST_MS_MAX=100 cargo_tested test -p worker-cuda \
     --release --quiet --no-default-features --features manifest --test manifest survived
+}
+
+scheduler_histories() {
+  SCHEDULER_HISTORIES=10000000 cargo_tested test -p worker-cuda --release --quiet --no-default-features \
+    --features scheduler --test scheduler_histories every_history
 }
 
 # The package is complete and small: unpacked elsewhere, it builds and packages itself twice over. The

@@ -24,7 +24,7 @@ PUBLIC = re.compile(r"worker_cuda(_compat)?\.h|worker_cuda/\w+\.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
 # The crate's modules, bottom up.
-MODULES = ["ffi", "core", "llm", "compute", "backend", "seal"]
+MODULES = ["scheduler", "ffi", "core", "llm", "compute", "backend", "seal"]
 CRATE_PATH = re.compile(r"\bcrate::(\w+)")
 SUPER_PATH = re.compile(r"\b((?:super::)+)(\w+)")
 INLINE_MODULE = re.compile(r"^\s*(?:pub(?:\([^)]*\))? )?mod \w+ \{")

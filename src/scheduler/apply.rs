@@ -1,0 +1,218 @@
+//! Takes the results of a step.
+
+use std::time::Duration;
+use std::vec::Drain;
+
+use super::table::State;
+use super::{
+    ApplyError, EndReason, Event, EventKind, Publish, RowInFlight, RowOutcome, Scheduler, Span,
+    StepOutcome, Token,
+};
+
+/// Late masks in a row that end a request.
+const MAX_HELD_ROWS: u32 = 3;
+
+/// Failed steps that end a request.
+const MAX_FAULTS: u32 = 2;
+
+impl Scheduler {
+    /// Takes the outcome of the oldest step in flight. Returns the events since the last call, see
+    /// [`events`](Self::events). Rows of requests that have ended meanwhile report nothing.
+    pub fn apply(
+        &mut self,
+        step: u64,
+        outcome: StepOutcome<'_>,
+        now: Duration,
+    ) -> Result<Drain<'_, Event>, ApplyError> {
+        self.check_outcome(step, outcome)?;
+        self.advance(now);
+        match outcome {
+            StepOutcome::Done(outcomes) => {
+                let step = self.in_flight.remove(0);
+                for (at, (row, &outcome)) in step.rows.iter().zip(outcomes).enumerate() {
+                    self.apply_row(at as u32, row, outcome);
+                }
+                self.spare_steps.push(step);
+            }
+            StepOutcome::Failed => self.recompute_all(),
+        }
+        Ok(self.events.drain(..))
+    }
+
+    fn check_outcome(&self, step: u64, outcome: StepOutcome<'_>) -> Result<(), ApplyError> {
+        let oldest = self.in_flight.first();
+        let Some(oldest) = oldest.filter(|oldest| oldest.number == step) else {
+            let oldest = oldest.map(|oldest| oldest.number);
+            return Err(ApplyError::NotTheOldest { step, oldest });
+        };
+        let StepOutcome::Done(outcomes) = outcome else {
+            return Ok(());
+        };
+        if outcomes.len() != oldest.rows.len() {
+            return Err(ApplyError::RowCount {
+                outcomes: outcomes.len(),
+                rows: oldest.rows.len(),
+            });
+        }
+        for (row, (planned, outcome)) in oldest.rows.iter().zip(outcomes).enumerate() {
+            let samples = planned.samples;
+            if matches!(outcome, RowOutcome::Ok(token) if token.is_some() != samples) {
+                return Err(ApplyError::Sampled { row, samples });
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_row(&mut self, at: u32, row: &RowInFlight, outcome: RowOutcome) {
+        let Some(index) = self.find(row.request) else {
+            return; // it ended while the step ran
+        };
+        let entry = &mut self.entries[index as usize];
+        entry.rows_in_flight -= 1;
+        entry.sampling -= u32::from(row.samples);
+        let continues_failed = std::mem::take(&mut entry.is_rolled_back);
+        match outcome {
+            RowOutcome::Ok(_) if continues_failed => self.roll_back(index, row),
+            RowOutcome::Ok(token) => {
+                entry.held_rows = 0;
+                self.publish(index, row);
+                self.take_token(index, at, token);
+            }
+            RowOutcome::Held => {
+                entry.held_rows += 1;
+                if entry.held_rows == MAX_HELD_ROWS {
+                    self.end(index, EndReason::Held);
+                } else {
+                    self.roll_back(index, row);
+                }
+            }
+            RowOutcome::Skipped => self.roll_back(index, row),
+            RowOutcome::EmptyMask => self.end(index, EndReason::EmptyMask),
+            RowOutcome::NotFinite => self.end(index, EndReason::NotFinite),
+        }
+    }
+
+    /// Makes the pages that a row has filled shareable, if the request still has the sequence.
+    fn publish(&mut self, index: u32, row: &RowInFlight) {
+        let page_tokens = self.config.page_tokens;
+        let entry = &mut self.entries[index as usize];
+        let State::Running(sequence) = entry.state else {
+            return;
+        };
+        if entry.admission != row.admission || !self.config.prefix_cache {
+            return;
+        }
+        let end = row.first_position + row.token_count;
+        for page in row.first_position / page_tokens..end / page_tokens {
+            let key = self.tokens.key(&mut entry.tokens, page);
+            let held = self.sequences[sequence as usize].pages[page as usize];
+            if !self.pool.publish(held, &key) {
+                continue;
+            }
+            let start = self.pending.keys.len() as u32;
+            self.pending.keys.push(key);
+            match self.pending.publishes.last_mut() {
+                Some(last)
+                    if last.sequence == sequence
+                        && last.first_page + last.keys.len() as u32 == page =>
+                {
+                    last.keys.end += 1;
+                }
+                _ => self.pending.publishes.push(Publish {
+                    sequence,
+                    first_page: page,
+                    keys: Span {
+                        start,
+                        end: start + 1,
+                    },
+                }),
+            }
+        }
+    }
+
+    fn take_token(&mut self, index: u32, row: u32, token: Option<Token>) {
+        let entry = &mut self.entries[index as usize];
+        let Some(token) = token else {
+            let is_complete = entry.max_tokens == 0 && entry.computed == entry.tokens.len;
+            if is_complete && entry.rows_in_flight == 0 {
+                self.end(index, EndReason::Length);
+            }
+            return;
+        };
+        if entry.stops_at(token, &self.config.end_tokens) {
+            self.end(index, EndReason::EndToken(token));
+            return;
+        }
+        self.tokens.push(&mut entry.tokens, token);
+        let kind = EventKind::Token {
+            token,
+            index: entry.generated() - 1,
+            row,
+        };
+        let request = entry.id(index);
+        self.events.push(Event { request, kind });
+        if entry.generated() == entry.max_tokens {
+            let is_full = entry.is_context_bound;
+            self.end(
+                index,
+                if is_full {
+                    EndReason::ContextFull
+                } else {
+                    EndReason::Length
+                },
+            );
+        }
+    }
+
+    /// Forgets what a row should have computed, and all after it.
+    fn roll_back(&mut self, index: u32, row: &RowInFlight) {
+        let entry = &mut self.entries[index as usize];
+        if entry.admission != row.admission {
+            return;
+        }
+        if let Some(saved) = &mut entry.saved {
+            saved.tokens = saved.tokens.min(row.first_position);
+        }
+        if let State::Running(sequence) = entry.state {
+            entry.is_rolled_back = entry.rows_in_flight > 0;
+            entry.computed = entry.computed.min(row.first_position);
+            let computed = entry.computed;
+            self.trim(sequence, computed);
+        }
+    }
+
+    /// The engine lost everything: sequences are computed again, or end if this is the second time.
+    fn recompute_all(&mut self) {
+        let oldest = self.in_flight[0].number;
+        while let Some(step) = self.in_flight.pop() {
+            for row in &step.rows {
+                if let Some(index) = self.find(row.request) {
+                    let entry = &mut self.entries[index as usize];
+                    (entry.rows_in_flight, entry.sampling) = (0, 0);
+                }
+            }
+            self.spare_steps.push(step);
+        }
+        for index in 0..self.entries.len() {
+            let saved = self.entries[index].saved;
+            if saved.is_some_and(|saved| saved.step >= oldest) {
+                self.drop_saved(index as u32); // it may be wrong
+            }
+        }
+        while let Some(&index) = self.running.last() {
+            self.give_back_sequence(index);
+            let entry = &mut self.entries[index as usize];
+            entry.faults += 1;
+            if entry.faults == MAX_FAULTS {
+                self.end(index, EndReason::EngineFault);
+            } else {
+                self.enqueue_again(index);
+            }
+        }
+        self.pool.clear();
+        self.pending.publishes.clear();
+        self.pending.keys.clear();
+        self.pending.releases.clear();
+        self.pending.resets_engine = true;
+    }
+}

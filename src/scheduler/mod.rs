@@ -1,0 +1,613 @@
+//! Decides what every step of an engine computes, for many requests at once.
+//!
+//! A [`Scheduler`] is a state machine without devices, clock, threads or I/O: the caller passes the time
+//! (since any fixed moment) and carries out what it returns. Equal calls give equal answers, and after a
+//! warm-up no call allocates memory.
+//!
+//! ```
+//! use std::time::Duration;
+//! use worker_cuda::scheduler::{Config, EventKind, Request, RowOutcome, Scheduler, StepOutcome};
+//!
+//! let mut scheduler = Scheduler::new(Config::host(64))?;
+//! let mut request = Request::new(&[1, 2, 3]);
+//! request.max_tokens = Some(2);
+//! let id = scheduler.submit(&request, Duration::ZERO).unwrap();
+//!
+//! let mut generated = Vec::new();
+//! while !scheduler.is_idle() {
+//!     let plan = scheduler.schedule(Duration::ZERO);
+//!     let step = plan.step();
+//!     // An engine computes the rows here; this one samples 42 every time.
+//!     let outcomes: Vec<_> = plan.rows().iter().map(|row| RowOutcome::Ok(row.samples.then_some(42))).collect();
+//!     for event in scheduler.apply(step, StepOutcome::Done(&outcomes), Duration::ZERO).unwrap() {
+//!         assert_eq!(event.request, id);
+//!         if let EventKind::Token { token, .. } = event.kind {
+//!             generated.push(token);
+//!         }
+//!     }
+//! }
+//! assert_eq!(generated, [42, 42]);
+//! # Ok::<(), worker_cuda::scheduler::ConfigError>(())
+//! ```
+//!
+//! ```text
+//! submit, cancel, pause ──►┌───────────┐── schedule(now) ──► plan ──► engine
+//!                          │ Scheduler │                                │
+//! events ◄─────────────────└───────────┘◄── apply(step, outcome, now) ──┘
+//! ```
+//!
+//! Two steps may be in flight: step n + 1 is planned and submitted while step n runs.
+//!
+//! **Steps.** A request has computed some of its tokens and catches up; there are no phases. The token
+//! budget of a step is given to
+//! 1. requests that lack one token of their text: each of them, in each step;
+//! 2. prompts in progress, most urgent first. If there is a target for the time between two tokens,
+//!    prompts get what [`Costs`] leave of it, at least a quarter of the budget;
+//! 3. requests that wait, while there are sequences, pages and budget left.
+//!
+//! A row ends on a page boundary or with the last known token. So a page is always computed in the same
+//! way, and a request that finds pages in the cache computes what it would have computed without them.
+//! Draft tokens would be a fourth use of the budget: what the first three leave.
+//!
+//! **Order.** Priorities, lower ones first, improve by one for each second of waiting. Tenants that wait
+//! at the same priority take turns by the tokens computed for them. The requests of a tenant at one
+//! priority are admitted in order of arrival. The request to admit next waits until its pages are free,
+//! and nobody overtakes it; only if another row computes its next page in the same step, it waits one
+//! step and other tenants continue.
+//!
+//! **Pages.** A request is admitted if the pages of its prompt, less those in the cache, leave 3 % of all
+//! pages free. If sequences grow and pages run out, sequences are preempted: paused ones first, then by
+//! lowest priority, fewest computed tokens, latest arrival; never the most urgent one. A preempted
+//! sequence is saved if [`Costs`] say that restoring takes less time than recomputing.
+//!
+//! **Cache.** The scheduler knows the keys ([`PageKey`]) of all computed pages. The pages of ended
+//! requests stay until they are needed, least recently used first; see [`Plan`] for how the engine
+//! follows.
+//!
+//! **Faults.** If a step fails, all running requests are computed again, once. Their events continue
+//! where they were.
+
+use std::time::Duration;
+
+pub use self::config::{Config, ConfigError, Costs};
+pub use self::event::{ApplyError, End, EndReason, Event, EventKind, RowOutcome, StepOutcome};
+pub use self::keys::{PageKey, Salt};
+pub use self::plan::{Admission, Plan, Publish, Restore, Row, Save, Span};
+pub use self::request::{MAX_PRIORITY, MAX_STOP_TOKENS, Refusal, Request, RequestId};
+
+use self::pages::PagePool;
+use self::queue::{AGEING, Queue};
+use self::table::{Entry, State};
+use self::timers::{NEVER, Timers};
+use self::tokens::{TokenList, TokenStore};
+
+mod apply;
+mod config;
+mod event;
+mod keys;
+mod pages;
+mod plan;
+mod queue;
+mod request;
+mod schedule;
+mod table;
+mod timers;
+mod tokens;
+
+/// Id of a token, below the model's vocabulary size.
+pub type Token = u32;
+
+/// No page, block or entry.
+const NONE: u32 = u32::MAX;
+
+/// Steps that may be in flight.
+pub const STEPS_IN_FLIGHT: usize = 2;
+
+/// Decides what every step computes; see the [module](self).
+#[derive(Debug)]
+pub struct Scheduler {
+    config: Config,
+    costs: Costs,
+    /// The latest time that was passed.
+    now: Duration,
+    entries: Vec<Entry>,
+    free_entries: Vec<u32>,
+    next_serial: u64,
+    tokens: TokenStore,
+    queue: Queue,
+    timers: Timers,
+    /// Requests that wait for their first step, and their prompt tokens.
+    new_requests: u32,
+    new_tokens: u64,
+    /// Entries that have a sequence, most urgent first.
+    running: Vec<u32>,
+    sequences: Vec<SequenceState>, // (max_sequences)
+    free_sequences: Vec<u32>,
+    pool: PagePool,
+    saved_pages: u32,
+    /// The request to admit next lacked pages or a sequence in the last plan.
+    lacks_room: bool,
+    /// Plans so far, without rows too.
+    plan_count: u64,
+    /// Number of the next step.
+    next_step: u64,
+    in_flight: Vec<Step>,   // at most STEPS_IN_FLIGHT, oldest first
+    spare_steps: Vec<Step>, // their memory
+    plan: Plan,
+    /// What happened since the last plan: publishes, releases and dropped saves of the next.
+    pending: Plan,
+    events: Vec<Event>,
+    totals: Totals,
+}
+
+/// The pages of a sequence, first page first.
+#[derive(Debug, Default)]
+struct SequenceState {
+    pages: Vec<u32>,
+}
+
+/// A step in flight.
+#[derive(Debug, Default)]
+struct Step {
+    number: u64,
+    rows: Vec<RowInFlight>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct RowInFlight {
+    request: RequestId,
+    admission: u32,
+    first_position: u32,
+    token_count: u32,
+    samples: bool,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Totals {
+    preemptions: u64,
+    refused: u64,
+    queried_tokens: u64,
+    cached_tokens: u64,
+}
+
+/// Counts for a health report or for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Requests that have a sequence.
+    pub running: u32,
+    /// Requests that have none: queued, preempted, or paused and preempted.
+    pub waiting: u32,
+    /// Pages without contents that are needed.
+    pub free_pages: u32,
+    /// Pages without an owner that can be shared.
+    pub cached_pages: u32,
+    /// Pages of sequences.
+    pub held_pages: u32,
+    /// Pages that saved sequences occupy outside the KV cache.
+    pub saved_pages: u32,
+    /// Preemptions so far.
+    pub preemptions: u64,
+    /// Refused requests so far.
+    pub refused: u64,
+    /// Prompt tokens looked up in the cache so far, and those found.
+    pub queried_tokens: u64,
+    /// Prompt tokens found in the cache so far.
+    pub cached_tokens: u64,
+}
+
+impl Scheduler {
+    /// A scheduler without requests. Reserves all memory that the limits of `config` call for.
+    pub fn new(config: Config) -> Result<Self, ConfigError> {
+        config.check()?;
+        let pages = config.page_count as usize;
+        let sequences = config.max_sequences as usize;
+        let entries = config.max_queued as usize + 2 * sequences;
+        let sequence_pages = config.context_tokens().div_ceil(config.page_tokens) as usize;
+        let queued_blocks = config.max_queued_tokens / u64::from(config.page_tokens);
+        let blocks = queued_blocks.min(8 * pages as u64) as usize + pages + entries;
+        let step = || Step {
+            number: 0,
+            rows: Vec::with_capacity(sequences),
+        };
+        let mut scheduler = Self {
+            costs: Costs::default(),
+            now: Duration::ZERO,
+            entries: Vec::with_capacity(entries),
+            free_entries: Vec::with_capacity(entries),
+            next_serial: 0,
+            tokens: TokenStore::new(config.page_tokens, blocks),
+            queue: Queue::new(config.max_tenants, config.token_budget),
+            timers: Timers::with_capacity(entries),
+            new_requests: 0,
+            new_tokens: 0,
+            running: Vec::with_capacity(sequences),
+            sequences: Vec::with_capacity(sequences),
+            free_sequences: (0..config.max_sequences).rev().collect(),
+            pool: PagePool::new(config.page_count),
+            saved_pages: 0,
+            lacks_room: false,
+            plan_count: 0,
+            next_step: 1,
+            in_flight: Vec::with_capacity(STEPS_IN_FLIGHT),
+            spare_steps: (0..STEPS_IN_FLIGHT).map(|_| step()).collect(),
+            plan: Plan::default(),
+            pending: Plan::default(),
+            events: Vec::with_capacity(entries + 2 * sequences),
+            totals: Totals::default(),
+            config,
+        };
+        for _ in 0..sequences {
+            let pages = Vec::with_capacity(sequence_pages);
+            scheduler.sequences.push(SequenceState { pages });
+        }
+        let tokens = scheduler.config.token_budget as usize + sequence_pages * 64;
+        for plan in [&mut scheduler.plan, &mut scheduler.pending] {
+            plan.publishes.reserve(2 * sequences);
+            plan.saves.reserve(sequences);
+            plan.releases.reserve(2 * sequences);
+            plan.dropped_saves.reserve(2 * sequences);
+            plan.admissions.reserve(sequences);
+            plan.restores.reserve(sequences);
+            plan.rows.reserve(sequences);
+            plan.tokens.reserve(tokens);
+            plan.keys.reserve(2 * pages);
+        }
+        Ok(scheduler)
+    }
+
+    /// Its limits.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What work takes from now on.
+    pub fn set_costs(&mut self, costs: Costs) {
+        self.costs = costs;
+    }
+
+    /// Accepts a request. It ends with an [`EventKind::Ended`].
+    pub fn submit(&mut self, request: &Request<'_>, now: Duration) -> Result<RequestId, Refusal> {
+        let now = self.advance(now);
+        self.check(request, 1, now)?;
+        Ok(self.insert(request, now))
+    }
+
+    /// Accepts a request `copies` times, or not at all; appends their ids to `ids`. The copies share the
+    /// pages of their prompt: one of them computes it.
+    pub fn submit_copies(
+        &mut self,
+        request: &Request<'_>,
+        copies: u32,
+        now: Duration,
+        ids: &mut Vec<RequestId>,
+    ) -> Result<(), Refusal> {
+        let now = self.advance(now);
+        self.check(request, copies, now)?;
+        for _ in 0..copies {
+            let id = self.insert(request, now);
+            ids.push(id);
+        }
+        Ok(())
+    }
+
+    /// Ends a request as cancelled: it is in no later plan, and its pages are free in the next one.
+    /// False if it has ended before.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        self.end_by_id(id, EndReason::Cancelled)
+    }
+
+    /// Ends a request whose text is complete, at a stop string for example. The same otherwise.
+    pub fn stop(&mut self, id: RequestId) -> bool {
+        self.end_by_id(id, EndReason::Stopped)
+    }
+
+    /// Gives a request no more rows until [`resume`](Self::resume), because its receiver is behind. A
+    /// step in flight may still generate a token. After [`Config::pause_timeout`] the request ends.
+    pub fn pause(&mut self, id: RequestId, now: Duration) {
+        let now = self.advance(now);
+        let Some(index) = self.find(id) else { return };
+        let entry = &mut self.entries[index as usize];
+        if entry.paused_until.is_some() {
+            return;
+        }
+        entry.paused_until = Some(now.saturating_add(self.config.pause_timeout));
+        if entry.state == State::Queued {
+            entry.state = State::Parked;
+            self.queue.remove(&mut self.entries, index);
+        }
+        self.set_timer(index);
+    }
+
+    /// Ends a pause.
+    pub fn resume(&mut self, id: RequestId) {
+        let Some(index) = self.find(id) else { return };
+        let entry = &mut self.entries[index as usize];
+        entry.paused_until = None;
+        if entry.state == State::Parked {
+            entry.state = State::Queued;
+            self.queue.push(&mut self.entries, index);
+        }
+        self.set_timer(index);
+    }
+
+    /// Events since the last call of this or of [`apply`](Self::apply), in order: those of requests that
+    /// were cancelled, started or expired meanwhile.
+    pub fn events(&mut self) -> std::vec::Drain<'_, Event> {
+        self.events.drain(..)
+    }
+
+    /// The next time at which a request expires: [`schedule`](Self::schedule) is due then even if
+    /// nothing else happens.
+    pub fn next_expiry(&self) -> Option<Duration> {
+        self.timers.first().map(|(time, _)| time)
+    }
+
+    /// Whether there are no requests and no steps in flight.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.free_entries.len() == self.entries.len()
+    }
+
+    /// Steps in flight, at most [`STEPS_IN_FLIGHT`].
+    pub fn steps_in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Counts for a health report or for metrics.
+    pub fn stats(&self) -> Stats {
+        let live = self.entries.len() - self.free_entries.len();
+        Stats {
+            running: self.running.len() as u32,
+            waiting: (live - self.running.len()) as u32,
+            free_pages: self.pool.free(),
+            cached_pages: self.pool.cached(),
+            held_pages: self.pool.held(),
+            saved_pages: self.saved_pages,
+            preemptions: self.totals.preemptions,
+            refused: self.totals.refused,
+            queried_tokens: self.totals.queried_tokens,
+            cached_tokens: self.totals.cached_tokens,
+        }
+    }
+
+    /// Recomputes every count and list from the others and compares them. For tests: it allocates.
+    #[doc(hidden)]
+    pub fn audit(&self) -> Result<(), String> {
+        let mut owners = vec![0; self.pool.total() as usize];
+        for &index in &self.running {
+            let entry = &self.entries[index as usize];
+            let State::Running(sequence) = entry.state else {
+                return Err(format!("entry {index} runs as {:?}", entry.state));
+            };
+            let pages = &self.sequences[sequence as usize].pages;
+            if pages.len() as u32 != entry.computed.div_ceil(self.config.page_tokens) {
+                return Err(format!(
+                    "{} positions on {} pages",
+                    entry.computed,
+                    pages.len()
+                ));
+            }
+            for &page in pages {
+                owners[page as usize] += 1;
+            }
+        }
+        self.pool.audit(&owners)?;
+        let live = self
+            .entries
+            .iter()
+            .filter(|entry| entry.state != State::Free);
+        let blocks = live
+            .clone()
+            .map(|entry| entry.tokens.len.div_ceil(self.config.page_tokens));
+        let new = live.clone().filter(|entry| !entry.was_started);
+        let saved = live
+            .clone()
+            .filter_map(|entry| entry.saved)
+            .map(|saved| saved.pages);
+        let queued = live.filter(|entry| entry.state == State::Queued).count();
+        let used_sequences = self.sequences.len() - self.free_sequences.len();
+        let found = (
+            new.clone().count() as u32,
+            new.map(|entry| u64::from(entry.prompt_tokens)).sum::<u64>(),
+            saved.sum::<u32>(),
+            queued as u32,
+            used_sequences,
+            blocks.sum::<u32>() as usize,
+        );
+        let counted = (
+            self.new_requests,
+            self.new_tokens,
+            self.saved_pages,
+            self.queue.len(),
+            self.running.len(),
+            self.tokens.used_blocks(),
+        );
+        if found != counted {
+            return Err(format!("{found:?} found, {counted:?} counted"));
+        }
+        Ok(())
+    }
+
+    /// Time as the scheduler sees it: it never runs backwards.
+    fn advance(&mut self, now: Duration) -> Duration {
+        self.now = self.now.max(now);
+        self.now
+    }
+
+    fn find(&self, id: RequestId) -> Option<u32> {
+        let entry = self.entries.get(id.index() as usize)?;
+        let is_live = entry.state != State::Free && entry.generation == id.generation();
+        is_live.then_some(id.index())
+    }
+
+    fn check(&mut self, request: &Request<'_>, copies: u32, now: Duration) -> Result<(), Refusal> {
+        let checked = self.refusal(request, copies, now).map_or(Ok(()), Err);
+        self.totals.refused += u64::from(checked.is_err());
+        checked
+    }
+
+    fn refusal(&self, request: &Request<'_>, copies: u32, now: Duration) -> Option<Refusal> {
+        let limit = self.config.context_tokens();
+        let prompt_tokens = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX);
+        let max_tokens = request.max_tokens.unwrap_or(0);
+        let positions = u64::from(prompt_tokens) + u64::from(max_tokens.saturating_sub(1));
+        if prompt_tokens == 0 {
+            return Some(Refusal::EmptyPrompt);
+        }
+        if positions > u64::from(limit) {
+            return Some(Refusal::TooLong {
+                prompt_tokens,
+                max_tokens,
+                limit,
+            });
+        }
+        if request.stop_tokens.len() > MAX_STOP_TOKENS {
+            let count = request.stop_tokens.len();
+            return Some(Refusal::TooManyStopTokens { count });
+        }
+        if request.priority > MAX_PRIORITY {
+            let priority = request.priority;
+            return Some(Refusal::NoSuchPriority { priority });
+        }
+        if request.tenant >= self.config.max_tenants {
+            return Some(Refusal::NoSuchTenant {
+                tenant: request.tenant,
+                max_tenants: self.config.max_tenants,
+            });
+        }
+        if let Some(deadline) = request.deadline.filter(|&deadline| deadline <= now) {
+            let late = now - deadline;
+            return Some(Refusal::DeadlinePassed { late });
+        }
+        if u64::from(self.new_requests) + u64::from(copies) > u64::from(self.config.max_queued) {
+            return Some(Refusal::QueueFull {
+                queued: self.new_requests,
+                more: copies,
+                limit: self.config.max_queued,
+            });
+        }
+        let more = u64::from(prompt_tokens) * u64::from(copies);
+        if self.new_tokens + more > self.config.max_queued_tokens {
+            return Some(Refusal::QueuedTokensFull {
+                queued: self.new_tokens,
+                more,
+                limit: self.config.max_queued_tokens,
+            });
+        }
+        None
+    }
+
+    fn insert(&mut self, request: &Request<'_>, now: Duration) -> RequestId {
+        let index = self.free_entries.pop().unwrap_or_else(|| {
+            self.entries.push(Entry::free());
+            self.free_entries.reserve(self.entries.len());
+            self.entries.len() as u32 - 1
+        });
+        let mut tokens = TokenList::new(PageKey::root(&self.config.model_digest, &request.salt));
+        for &token in request.tokens {
+            self.tokens.push(&mut tokens, token);
+        }
+        let mut stop_tokens = [0; MAX_STOP_TOKENS];
+        stop_tokens[..request.stop_tokens.len()].copy_from_slice(request.stop_tokens);
+        let context_left = self.config.context_tokens() + 1 - tokens.len;
+        let entry = &mut self.entries[index as usize];
+        *entry = Entry {
+            generation: entry.generation.wrapping_add(1),
+            state: State::Queued,
+            serial: self.next_serial,
+            tenant: request.tenant,
+            priority: request.priority,
+            rank: now.saturating_add(AGEING * u32::from(request.priority)),
+            tokens,
+            prompt_tokens: tokens.len,
+            max_tokens: request.max_tokens.unwrap_or(context_left),
+            is_context_bound: request.max_tokens.is_none(),
+            ignore_end: request.ignore_end,
+            use_cache: request.use_cache && self.config.prefix_cache,
+            stop_tokens,
+            stop_count: request.stop_tokens.len() as u8,
+            deadline: request.deadline.unwrap_or(NEVER),
+            queue_until: now.saturating_add(self.config.queue_timeout),
+            ..Entry::free()
+        };
+        self.next_serial += 1;
+        self.new_requests += 1;
+        self.new_tokens += u64::from(tokens.len);
+        self.queue.push(&mut self.entries, index);
+        self.set_timer(index);
+        self.entries[index as usize].id(index)
+    }
+
+    fn set_timer(&mut self, index: u32) {
+        self.timers
+            .set(index, self.entries[index as usize].expires());
+    }
+
+    fn end_by_id(&mut self, id: RequestId, reason: EndReason) -> bool {
+        let index = self.find(id);
+        if let Some(index) = index {
+            self.end(index, reason);
+        }
+        index.is_some()
+    }
+
+    /// Reports the end of a request and gives back all it has.
+    fn end(&mut self, index: u32, reason: EndReason) {
+        self.give_back_sequence(index);
+        let entry = &mut self.entries[index as usize];
+        let request = entry.id(index);
+        let end = End {
+            reason,
+            prompt_tokens: entry.prompt_tokens,
+            cached_tokens: entry.cached_tokens,
+            generated_tokens: entry.generated(),
+        };
+        if !entry.was_started {
+            self.new_requests -= 1;
+            self.new_tokens -= u64::from(entry.prompt_tokens);
+        }
+        let state = std::mem::replace(&mut entry.state, State::Free);
+        self.tokens.clear(&mut entry.tokens);
+        if state == State::Queued {
+            self.queue.remove(&mut self.entries, index);
+        }
+        self.drop_saved(index);
+        self.timers.set(index, NEVER);
+        self.free_entries.push(index);
+        let kind = EventKind::Ended(end);
+        self.events.push(Event { request, kind });
+    }
+
+    fn drop_saved(&mut self, index: u32) {
+        let entry = &mut self.entries[index as usize];
+        if let Some(saved) = entry.saved.take() {
+            self.saved_pages -= saved.pages;
+            self.pending.dropped_saves.push(entry.id(index));
+        }
+    }
+
+    /// Releases the sequence and the pages of a request, if it has any. It belongs to no list then.
+    fn give_back_sequence(&mut self, index: u32) {
+        let State::Running(sequence) = self.entries[index as usize].state else {
+            return;
+        };
+        self.trim(sequence, 0);
+        self.pending.releases.push(sequence);
+        self.free_sequences.push(sequence);
+        self.running.retain(|&other| other != index);
+        self.entries[index as usize].state = State::Parked;
+    }
+
+    /// Releases the pages of a sequence after its first `positions`, last page first.
+    fn trim(&mut self, sequence: u32, positions: u32) {
+        let pages = &mut self.sequences[sequence as usize].pages;
+        let kept = positions.div_ceil(self.config.page_tokens) as usize;
+        for page in pages.drain(kept.min(pages.len())..).rev() {
+            self.pool.release(page);
+        }
+        let is_full = positions.is_multiple_of(self.config.page_tokens);
+        if let Some(&page) = pages.last().filter(|_| !is_full) {
+            self.pool.withdraw(page);
+        }
+    }
+}

@@ -1,0 +1,695 @@
+//! Random histories of a scheduler on a simulated engine, with faults, latencies and cancels. After each
+//! call: budgets and limits are kept, engine and scheduler agree on every page, texts are those of a
+//! request alone, and each request ends once.
+//!
+//! `SCHEDULER_HISTORIES` sets their number.
+#![cfg(feature = "scheduler")]
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+use worker_cuda::scheduler::{
+    Config, Costs, EndReason, Event, EventKind, MAX_PRIORITY, Plan, Request, RequestId, Row,
+    RowOutcome, Salt, Scheduler, StepOutcome, Token,
+};
+
+#[path = "support/simulated_engine.rs"]
+mod simulated_engine;
+use simulated_engine::{Finished, SimulatedEngine, VOCABULARY, solo_token};
+
+const SEQUENCE_TOKENS: u32 = 40;
+const END_TOKEN: Token = VOCABULARY - 1;
+
+#[derive(Clone, Debug)]
+struct Setup {
+    page_tokens: u32,
+    page_count: u32,
+    max_sequences: u32,
+    extra_budget: u32,
+    max_queued: u32,
+    max_queued_tokens: u64,
+    max_saved_pages: u32,
+    has_itl_target: bool,
+    prefix_cache: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Submit(Submission),
+    Cancel(usize),
+    Stop(usize),
+    Pause(usize),
+    Resume(usize),
+    Step,
+    Wait,
+    Pass(Duration),
+    /// The row after so many more ends like this.
+    FailRow(u8, RowOutcome),
+    FailStep,
+}
+
+#[derive(Clone, Debug)]
+struct Submission {
+    /// Requests of one family begin alike.
+    family: u32,
+    prompt_tokens: u32,
+    max_tokens: Option<u32>,
+    tenant: u32,
+    priority: u8,
+    salt: u32,
+    copies: u32,
+    ignore_end: bool,
+    use_cache: bool,
+    deadline: Option<Duration>,
+}
+
+fn setups() -> impl Strategy<Value = Setup> {
+    (
+        2..9u32,
+        4..24u32,
+        1..6u32,
+        0..24u32,
+        3..12u32,
+        0..20u32,
+        any::<bool>(),
+        0..4u8,
+    )
+        .prop_map(
+            |(page_tokens, page_count, max_sequences, extra, max_queued, saved, itl, cache)| {
+                Setup {
+                    page_tokens,
+                    page_count,
+                    max_sequences,
+                    extra_budget: extra,
+                    max_queued,
+                    max_queued_tokens: u64::from(4 * page_count * page_tokens),
+                    max_saved_pages: saved,
+                    has_itl_target: itl,
+                    prefix_cache: cache > 0,
+                }
+            },
+        )
+}
+
+fn submissions() -> impl Strategy<Value = Submission> {
+    let text = (
+        0..3u32,
+        1..28u32,
+        option::weighted(0.97, 0..10u32),
+        any::<bool>(),
+    );
+    let owner = (
+        0..3u32,
+        0..=MAX_PRIORITY,
+        0..2u32,
+        prop_oneof![5 => Just(1), 1 => 2..4u32],
+    );
+    let rest = (
+        prop::bool::weighted(0.9),
+        option::weighted(0.1, (1..500u64).prop_map(Duration::from_millis)),
+    );
+    (text, owner, rest).prop_map(|(text, owner, rest)| Submission {
+        family: text.0,
+        prompt_tokens: text.1,
+        max_tokens: text.2,
+        ignore_end: text.3,
+        tenant: owner.0,
+        priority: owner.1,
+        salt: owner.2,
+        copies: owner.3,
+        use_cache: rest.0,
+        deadline: rest.1,
+    })
+}
+
+fn ops() -> impl Strategy<Value = Op> {
+    let failed = prop_oneof![
+        4 => Just(RowOutcome::Held),
+        1 => Just(RowOutcome::EmptyMask),
+        1 => Just(RowOutcome::NotFinite),
+    ];
+    prop_oneof![
+        6 => submissions().prop_map(Op::Submit),
+        1 => any::<usize>().prop_map(Op::Cancel),
+        1 => any::<usize>().prop_map(Op::Stop),
+        1 => any::<usize>().prop_map(Op::Pause),
+        1 => any::<usize>().prop_map(Op::Resume),
+        12 => Just(Op::Step),
+        10 => Just(Op::Wait),
+        1 => (0..70_000u64).prop_map(|ms| Op::Pass(Duration::from_millis(ms))),
+        2 => (0..4u8, failed).prop_map(|(rows, outcome)| Op::FailRow(rows, outcome)),
+        1 => prop::bool::weighted(0.3).prop_map(|fails| if fails { Op::FailStep } else { Op::Step }),
+    ]
+}
+
+/// What the test knows about a request, from plans and events alone.
+#[derive(Debug)]
+struct Seen {
+    submission: Submission,
+    text: Vec<Token>, // prompt and generated tokens
+    sequence: Option<u32>,
+    started: bool,
+    paused: bool,
+    ended: Option<EndReason>,
+    /// Its prompt is computed, so that it must be in each step.
+    caught_up: bool,
+    sampling: u32,
+    rows_in_flight: u32,
+    /// A row failed, and rows in flight continue it.
+    excused: bool,
+    faults: u32,
+}
+
+impl Seen {
+    fn generated(&self) -> u32 {
+        (self.text.len() - self.submission.prompt_tokens as usize) as u32
+    }
+}
+
+struct World {
+    setup: Setup,
+    scheduler: Scheduler,
+    engine: SimulatedEngine,
+    now: Duration,
+    seen: HashMap<RequestId, Seen>,
+    order: Vec<RequestId>, // as submitted
+    in_flight: VecDeque<Plan>,
+    fail_row: Option<(u8, RowOutcome)>,
+    fail_step: bool,
+    step_after_fault: bool,
+    plans: Vec<Plan>,
+}
+
+impl World {
+    fn new(setup: &Setup) -> Self {
+        let mut config = Config::host(setup.page_count);
+        config.page_tokens = setup.page_tokens;
+        config.max_sequences = setup.max_sequences;
+        // A budget whose quarter is a page, or more.
+        config.token_budget =
+            (4 * setup.page_tokens).max(2 * setup.max_sequences) + setup.extra_budget;
+        config.max_sequence_tokens = SEQUENCE_TOKENS;
+        config.max_queued = setup.max_queued;
+        config.max_queued_tokens = setup.max_queued_tokens;
+        config.max_tenants = 3;
+        config.max_saved_pages = setup.max_saved_pages;
+        config.prefix_cache = setup.prefix_cache;
+        config.end_tokens = vec![END_TOKEN];
+        config.itl_target = setup.has_itl_target.then_some(Duration::from_millis(20));
+        let costs = Costs {
+            step: Duration::from_millis(5),
+            decode_row: Duration::from_micros(700),
+            prefill_token: Duration::from_micros(600),
+            restore_page: Duration::from_micros(1500),
+        };
+        let mut scheduler = Scheduler::new(config).unwrap();
+        scheduler.set_costs(costs);
+        Self {
+            setup: setup.clone(),
+            scheduler,
+            engine: SimulatedEngine::new(setup.page_tokens, setup.page_count, costs),
+            now: Duration::ZERO,
+            seen: HashMap::new(),
+            order: Vec::new(),
+            in_flight: VecDeque::new(),
+            fail_row: None,
+            fail_step: false,
+            step_after_fault: false,
+            plans: Vec::new(),
+        }
+    }
+
+    fn run(&mut self, op: &Op) {
+        match op {
+            Op::Submit(submission) => self.submit(submission),
+            Op::Cancel(at) => self.end(*at, EndReason::Cancelled),
+            Op::Stop(at) => self.end(*at, EndReason::Stopped),
+            Op::Pause(at) => {
+                if let Some(id) = self.live(*at) {
+                    self.scheduler.pause(id, self.now);
+                    self.seen.get_mut(&id).unwrap().paused = true;
+                }
+            }
+            Op::Resume(at) => {
+                if let Some(id) = self.live(*at) {
+                    self.resume(id);
+                }
+            }
+            Op::Step => self.step(),
+            Op::Wait => self.wait(),
+            Op::Pass(time) => self.now += *time,
+            Op::FailRow(rows, outcome) => self.fail_row = Some((*rows, *outcome)),
+            Op::FailStep => self.fail_step = true,
+        }
+        self.scheduler.audit().unwrap();
+    }
+
+    fn context_tokens(&self) -> u32 {
+        SEQUENCE_TOKENS.min(self.setup.page_count * self.setup.page_tokens)
+    }
+
+    fn live(&self, at: usize) -> Option<RequestId> {
+        let live: Vec<_> = self
+            .order
+            .iter()
+            .filter(|id| self.seen[id].ended.is_none())
+            .collect();
+        (!live.is_empty()).then(|| *live[at % live.len()])
+    }
+
+    fn resume(&mut self, id: RequestId) {
+        self.scheduler.resume(id);
+        self.seen.get_mut(&id).unwrap().paused = false;
+    }
+
+    fn submit(&mut self, submission: &Submission) {
+        let length = submission.prompt_tokens;
+        // Alike up to two thirds; the last token differs by tenant.
+        let mut prompt: Vec<Token> = (0..length)
+            .map(|i| (i * 7 + submission.family * (i / 13 + 1)) % VOCABULARY)
+            .collect();
+        prompt[length as usize - 1] = submission.tenant;
+        let salt = Salt::new(&[0; 32], &submission.salt.to_le_bytes(), b"");
+        let mut request = Request::new(&prompt);
+        request.max_tokens = submission.max_tokens;
+        request.tenant = submission.tenant;
+        request.priority = submission.priority;
+        request.salt = salt;
+        request.ignore_end = submission.ignore_end;
+        request.use_cache = submission.use_cache;
+        request.deadline = submission.deadline.map(|time| self.now + time);
+        let mut ids = Vec::new();
+        let before = self.scheduler.stats();
+        let submitted =
+            self.scheduler
+                .submit_copies(&request, submission.copies, self.now, &mut ids);
+        if submitted.is_err() {
+            assert!(ids.is_empty());
+            assert_eq!(self.scheduler.stats().refused, before.refused + 1);
+            assert_eq!(self.scheduler.stats().waiting, before.waiting);
+            return;
+        }
+        assert_eq!(ids.len(), submission.copies as usize);
+        for id in ids {
+            let seen = Seen {
+                submission: submission.clone(),
+                text: prompt.clone(),
+                sequence: None,
+                started: false,
+                paused: false,
+                ended: None,
+                caught_up: false,
+                sampling: 0,
+                rows_in_flight: 0,
+                excused: false,
+                faults: 0,
+            };
+            assert!(self.seen.insert(id, seen).is_none(), "an id is given twice");
+            self.order.push(id);
+        }
+    }
+
+    fn end(&mut self, at: usize, reason: EndReason) {
+        let Some(id) = self.live(at) else { return };
+        let ended = match reason {
+            EndReason::Cancelled => self.scheduler.cancel(id),
+            _ => self.scheduler.stop(id),
+        };
+        assert!(ended);
+        let events = self.scheduler.events().collect();
+        self.take_events(events, None);
+        assert_eq!(self.seen[&id].ended, Some(reason));
+        assert!(!self.scheduler.cancel(id), "it has ended");
+    }
+
+    fn step(&mut self) {
+        if self.in_flight.len() == 2 {
+            assert!(self.scheduler.schedule(self.now).rows().is_empty());
+            return;
+        }
+        let plan = self.scheduler.schedule(self.now).clone();
+        assert_eq!(
+            plan.resets_engine(),
+            std::mem::take(&mut self.step_after_fault)
+        );
+        let events = self.scheduler.events().collect();
+        let started = self.take_events(events, None);
+        self.check_order(&started);
+        self.check_rows(&plan);
+        self.follow_sequences(&plan);
+        self.check_decode_rows(&plan);
+
+        let seen = &self.seen;
+        let fail_row = &mut self.fail_row;
+        let fault = |_: &Row| match fail_row {
+            Some((0, outcome)) => {
+                let outcome = *outcome;
+                *fail_row = None;
+                Some(outcome)
+            }
+            Some((rows, _)) => {
+                *rows -= 1;
+                None
+            }
+            None => None,
+        };
+        let fails = std::mem::take(&mut self.fail_step);
+        self.engine
+            .execute(&plan, |id| seen[&id].submission.salt, fault, fails);
+        self.engine
+            .check(&self.scheduler.stats(), |id| seen[&id].ended.is_none());
+        if !plan.rows().is_empty() {
+            for row in plan.rows() {
+                let seen = self.seen.get_mut(&row.request).unwrap();
+                seen.rows_in_flight += 1;
+                seen.sampling += u32::from(row.samples);
+                seen.caught_up |= row.samples;
+            }
+            self.in_flight.push_back(plan.clone());
+        }
+        self.plans.push(plan);
+    }
+
+    /// Requests of one tenant and priority start in order of submission.
+    fn check_order(&self, started: &[RequestId]) {
+        for id in started {
+            let own = &self.seen[id].submission;
+            for earlier in self.order.iter().take_while(|earlier| *earlier != id) {
+                let other = &self.seen[earlier];
+                let may_be_behind = other.started || other.paused || other.ended.is_some();
+                let same = (other.submission.tenant, other.submission.priority);
+                assert!(
+                    may_be_behind || same != (own.tenant, own.priority),
+                    "{id:?} overtook {earlier:?}"
+                );
+            }
+        }
+    }
+
+    fn check_rows(&self, plan: &Plan) {
+        let config = self.scheduler.config();
+        assert!(plan.rows().len() as u32 <= config.max_sequences);
+        assert!(
+            plan.token_count() <= config.token_budget,
+            "{} tokens",
+            plan.token_count()
+        );
+        let mut prefill_tokens = 0;
+        let mut decode_rows = 0;
+        for (at, row) in plan.rows().iter().enumerate() {
+            let seen = &self.seen[&row.request];
+            assert_eq!(seen.ended, None, "an ended request is in a plan");
+            assert!(!seen.paused, "a paused request is in a plan");
+            assert!(
+                plan.rows()[..at]
+                    .iter()
+                    .all(|other| other.request != row.request)
+            );
+            let end = row.first_position + row.token_count;
+            let known = seen.text.len() as u32;
+            assert!(
+                end % config.page_tokens == 0 || end >= known,
+                "a row ends within a page"
+            );
+            assert_eq!(
+                row.samples,
+                end >= known && seen.submission.max_tokens != Some(0)
+            );
+            assert!(end <= SEQUENCE_TOKENS, "longer than a sequence may be");
+            let is_new = seen.sequence != Some(row.sequence);
+            if row.token_count == 1 && end > seen.submission.prompt_tokens && !is_new {
+                decode_rows += 1;
+            } else {
+                prefill_tokens += row.token_count;
+            }
+            match plan.tokens(row.tokens) {
+                [] => assert_eq!((row.token_count, row.first_position), (1, known)),
+                tokens => assert_eq!(
+                    tokens,
+                    &seen.text[row.first_position as usize..end as usize]
+                ),
+            }
+        }
+        if self.setup.has_itl_target && decode_rows > 0 {
+            let floor = (config.token_budget / 4 / config.page_tokens * config.page_tokens)
+                .max(config.page_tokens);
+            let left = (15_000u32.saturating_sub(700 * decode_rows)) / 600;
+            assert!(
+                prefill_tokens <= left.max(floor),
+                "{prefill_tokens} next to {decode_rows}"
+            );
+        }
+    }
+
+    /// Follows which request has which sequence.
+    fn follow_sequences(&mut self, plan: &Plan) {
+        if plan.resets_engine() {
+            for seen in self.seen.values_mut() {
+                (seen.sequence, seen.caught_up) = (None, false);
+            }
+        }
+        for number in plan.releases() {
+            for seen in self
+                .seen
+                .values_mut()
+                .filter(|seen| seen.sequence == Some(*number))
+            {
+                (seen.sequence, seen.caught_up) = (None, false);
+            }
+        }
+        let admitted = plan
+            .admissions()
+            .iter()
+            .map(|admission| (admission.request, admission.sequence));
+        let restored = plan
+            .restores()
+            .iter()
+            .map(|restore| (restore.request, restore.sequence));
+        for (request, sequence) in admitted.chain(restored) {
+            let seen = self.seen.get_mut(&request).unwrap();
+            assert_eq!(seen.sequence.replace(sequence), None);
+            seen.excused = false;
+        }
+    }
+
+    /// A request whose text lacks one token is in each step, unless it is held, paused or preempted.
+    fn check_decode_rows(&self, plan: &Plan) {
+        for (id, seen) in &self.seen {
+            let has_more = seen
+                .submission
+                .max_tokens
+                .unwrap_or(self.context_tokens() + 1 - seen.submission.prompt_tokens)
+                > seen.generated() + seen.sampling;
+            let must = seen.ended.is_none() && seen.sequence.is_some() && seen.caught_up;
+            if must && !seen.paused && !seen.excused && has_more {
+                let is_there = plan.rows().iter().any(|row| row.request == *id);
+                assert!(is_there, "{id:?} misses a step: {seen:?}");
+            }
+        }
+    }
+
+    fn wait(&mut self) {
+        let Some(plan) = self.in_flight.pop_front() else {
+            return;
+        };
+        let (number, duration, finished) = self.engine.wait();
+        self.now += duration;
+        assert_eq!(number, plan.step());
+        let outcome = match &finished {
+            Finished::Done(outcomes) => StepOutcome::Done(outcomes),
+            Finished::Failed => StepOutcome::Failed,
+        };
+        let events = self
+            .scheduler
+            .apply(number, outcome, self.now)
+            .unwrap()
+            .collect();
+        if let Finished::Failed = finished {
+            self.step_after_fault = true;
+            self.in_flight.clear();
+            for seen in self.seen.values_mut() {
+                (seen.rows_in_flight, seen.sampling, seen.excused) = (0, 0, false);
+                seen.faults += u32::from(seen.sequence.take().is_some());
+                seen.caught_up = false;
+            }
+            self.take_events(events, None);
+            return;
+        }
+        let Finished::Done(outcomes) = finished else {
+            return;
+        };
+        for (row, outcome) in plan.rows().iter().zip(&outcomes) {
+            let seen = self.seen.get_mut(&row.request).unwrap();
+            seen.rows_in_flight -= 1;
+            seen.sampling -= u32::from(row.samples);
+            seen.excused =
+                seen.rows_in_flight > 0 && (seen.excused || !matches!(outcome, RowOutcome::Ok(_)));
+            let is_prompt = row.token_count > 1 || seen.generated() == 0;
+            if is_prompt && !matches!(outcome, RowOutcome::Ok(_)) {
+                seen.caught_up = false; // it is repeated
+            }
+        }
+        self.take_events(events, Some((&plan, &outcomes)));
+    }
+
+    /// Checks events against the text of the request alone; returns the requests that started.
+    fn take_events(
+        &mut self,
+        events: Vec<Event>,
+        step: Option<(&Plan, &[RowOutcome])>,
+    ) -> Vec<RequestId> {
+        let mut started = Vec::new();
+        let context_tokens = self.context_tokens();
+        for Event { request, kind } in events {
+            let seen = self.seen.get_mut(&request).unwrap();
+            assert_eq!(seen.ended, None, "{kind:?} after the end");
+            match kind {
+                EventKind::Started { cached_tokens } => {
+                    assert!(!seen.started);
+                    assert!(cached_tokens < seen.submission.prompt_tokens);
+                    assert!(
+                        cached_tokens == 0 || seen.submission.use_cache && self.setup.prefix_cache
+                    );
+                    seen.started = true;
+                    started.push(request);
+                }
+                EventKind::Token { token, index, row } => {
+                    assert_eq!(index, seen.generated());
+                    assert_eq!(
+                        token,
+                        solo_token(&seen.text),
+                        "the text of the request alone"
+                    );
+                    let (plan, outcomes) = step.expect("tokens come from steps");
+                    assert_eq!(plan.rows()[row as usize].request, request);
+                    assert_eq!(outcomes[row as usize], RowOutcome::Ok(Some(token)));
+                    assert!(seen.submission.ignore_end || token != END_TOKEN);
+                    seen.text.push(token);
+                }
+                EventKind::Ended(end) => {
+                    let max_tokens = seen.submission.max_tokens;
+                    assert_eq!(end.generated_tokens, seen.generated());
+                    assert_eq!(end.prompt_tokens, seen.submission.prompt_tokens);
+                    assert!(seen.generated() <= max_tokens.unwrap_or(u32::MAX));
+                    match end.reason {
+                        EndReason::Length => assert_eq!(max_tokens, Some(seen.generated())),
+                        EndReason::ContextFull => {
+                            assert_eq!(max_tokens, None);
+                            assert_eq!(seen.text.len() as u32, context_tokens + 1);
+                        }
+                        EndReason::EndToken(token) => {
+                            assert_eq!((token, token), (END_TOKEN, solo_token(&seen.text)));
+                        }
+                        EndReason::EngineFault => assert_eq!(seen.faults, 2),
+                        _ => {}
+                    }
+                    assert!(seen.faults < 2 || end.reason == EndReason::EngineFault);
+                    seen.ended = Some(end.reason);
+                }
+                other => panic!("unknown event {other:?}"),
+            }
+        }
+        started
+    }
+
+    /// Without further trouble all requests end, and nothing is left.
+    fn finish(&mut self) {
+        (self.fail_row, self.fail_step) = (None, false);
+        for id in self.order.clone() {
+            if self.seen[&id].ended.is_none() {
+                self.resume(id);
+            }
+        }
+        let mut steps = 0;
+        while !self.scheduler.is_idle() {
+            self.run(&Op::Step);
+            self.run(&Op::Step);
+            self.run(&Op::Wait);
+            steps += 1;
+            assert!(steps < 3_000, "requests never end");
+        }
+        self.run(&Op::Step); // carries out the last releases
+        for (id, seen) in &self.seen {
+            assert!(seen.ended.is_some(), "{id:?} has no end");
+        }
+        let stats = self.scheduler.stats();
+        assert_eq!(
+            (
+                stats.running,
+                stats.waiting,
+                stats.held_pages,
+                stats.saved_pages
+            ),
+            (0, 0, 0, 0)
+        );
+        assert_eq!(stats.free_pages + stats.cached_pages, self.setup.page_count);
+        assert_eq!(self.engine.saved_count(), 0);
+        assert_eq!(self.scheduler.next_expiry(), None);
+    }
+}
+
+fn play(setup: &Setup, ops: &[Op]) -> World {
+    let mut world = World::new(setup);
+    for op in ops {
+        world.run(op);
+    }
+    world.finish();
+    world
+}
+
+/// The same ones in each run, unless their number is given.
+fn histories(default: u32) -> ProptestConfig {
+    let cases = std::env::var("SCHEDULER_HISTORIES")
+        .ok()
+        .and_then(|count| count.parse().ok());
+    ProptestConfig {
+        failure_persistence: None,
+        max_shrink_iters: 1_000,
+        rng_seed: cases.map_or(RngSeed::Fixed(15), |_: u32| RngSeed::Random),
+        ..ProptestConfig::with_cases(cases.unwrap_or(default))
+    }
+}
+
+proptest! {
+    #![proptest_config(histories(10_000))]
+    #[test]
+    fn every_history_keeps_the_rules(setup in setups(), ops in vec(ops(), 0..50)) {
+        play(&setup, &ops);
+    }
+}
+
+proptest! {
+    #![proptest_config(histories(300))]
+    #[test]
+    fn equal_histories_have_equal_plans(setup in setups(), ops in vec(ops(), 0..50)) {
+        let (first, second) = (play(&setup, &ops), play(&setup, &ops));
+        prop_assert_eq!(first.plans, second.plans);
+    }
+
+    #[test]
+    fn texts_are_the_same_with_and_without_the_cache(
+        setup in setups(),
+        submissions in vec(submissions(), 1..12),
+    ) {
+        let mut ops = Vec::new();
+        for mut submission in submissions {
+            submission.deadline = None;
+            ops.extend([Op::Submit(submission), Op::Step, Op::Wait]);
+        }
+        let ends = |prefix_cache| {
+            let (max_queued, max_queued_tokens) = (64, u64::MAX);
+            let setup = Setup { prefix_cache, max_queued, max_queued_tokens, ..setup.clone() };
+            let world = play(&setup, &ops);
+            let texts = world.order.iter().map(|id| {
+                let seen = &world.seen[id];
+                (seen.text.clone(), seen.ended)
+            });
+            texts.collect::<Vec<_>>()
+        };
+        prop_assert_eq!(ends(true), ends(false));
+    }
+}
