@@ -32,12 +32,12 @@ extern "C" {
  *
  * A backend allocates, copies, compiles, launches and waits on one device. CUDA and HOST are built in; a
  * caller can register more. All are used through one table, or through a context created from one. A table
- * of this library checks its arguments: foreign, stale and freed handles, ranges, dimensions, arguments. A
+ * of this library checks each call: foreign and freed handles, ranges, launch dimensions, kernel arguments. A
  * table of a caller is called only with handles that it returned, and ranges within them.
  */
 
 /* Types beyond WCUDA_BACKEND_AUTO, _CUDA and _HOST. STDGPU and SIMULATED are other names of HOST, which
- * computes for real; the others are names that other texts use and return WCUDA_NOT_AVAILABLE. Registered
+ * computes for real; the others are reserved: opening them returns WCUDA_NOT_AVAILABLE. Registered
  * types are numbered from 256. */
 #define WCUDA_BACKEND_VULKAN 3
 #define WCUDA_BACKEND_METAL 4
@@ -89,8 +89,8 @@ typedef struct wcuda_selection_options {
   uint32_t flags;             /* WCUDA_SELECT_... */
   int32_t preferred;          /* a type; 0: none */
   uint32_t fallback_count;
-  const int32_t* fallbacks;   /* types to try after `preferred`. NULL: vulkan, metal, stdgpu if a type is
-                                 preferred, else all types, highest priority first */
+  const int32_t* fallbacks;   /* types to try after `preferred`. NULL: if a type is preferred, vulkan,
+                                 metal and stdgpu; else all types, highest priority first */
   uint64_t required_features; /* WCUDA_FEATURE_... bits that the device must have */
 } wcuda_selection_options;
 #define WCUDA_SELECTION_OPTIONS_INIT {sizeof(wcuda_selection_options), 0, 0, 0, NULL, 0}
@@ -111,7 +111,7 @@ typedef struct wcuda_selection {
   wcuda_skipped_backend* skipped; /* memory of the caller: the types tried before, in order; may be NULL
                                      with capacity 0 */
   uint64_t skipped_capacity;
-  uint64_t skipped_count;         /* written: all of them, also past the capacity */
+  uint64_t skipped_count;         /* written: how many there are, which may exceed the capacity */
 } wcuda_selection;
 #define WCUDA_SELECTION_INIT {sizeof(wcuda_selection), 0, 0, 0, NULL, 0, 0}
 /* Selects the best backend: the first in order whose device answers and has the features. Only this
@@ -120,9 +120,9 @@ typedef struct wcuda_selection {
 WCUDA_API wcuda_status wcuda_backend_select(const wcuda_selection_options* options,
                                             wcuda_selection* selection, wcuda_error* error);
 
-/* Returns the name that older backend tables have for a status in their BackendError, MemoryError or
- * KernelError: "OutOfMemory", "KernelNotFound", ...; "" for WCUDA_OK. Every code has one. Static text.
- * [any thread] */
+/* Returns the name of a status in the error enumerations of older backend interfaces (BackendError,
+ * MemoryError, KernelError): "OutOfMemory", "KernelNotFound", ...; "" for WCUDA_OK. Every code has one.
+ * Static text. [any thread] */
 WCUDA_API const char* wcuda_backend_error_name(wcuda_status status);
 
 typedef struct wcuda_backend {
@@ -154,9 +154,9 @@ typedef struct wcuda_backend_options {
  * [any thread] */
 WCUDA_API wcuda_status wcuda_backend_open(const wcuda_backend_options* options,
                                           wcuda_backend* backend, wcuda_error* error);
-/* Ends the backend as slot deinit does: releases memory, kernels, streams and events created through the
- * table. What a running call uses is released when that call returns. Contexts created from the backend
- * stay. [any thread] */
+/* Ends the backend as function deinit of its table does: releases memory, kernels, streams and events
+ * created through the table. What a running call uses is released when that call returns. Contexts created
+ * from the backend stay. [any thread] */
 WCUDA_API void wcuda_backend_close(wcuda_backend backend);
 
 typedef struct wcuda_backend_info {
@@ -180,13 +180,13 @@ WCUDA_API wcuda_status wcuda_backend_info_get(wcuda_backend backend, wcuda_backe
 WCUDA_API wcuda_status wcuda_backend_context_create(wcuda_backend backend, wcuda_context* context,
                                                     wcuda_error* error);
 
-/* Kinds of memory; 0 is DEVICE. Bits 4 to 7 are 0. */
+/* Flags of `allocate`; without any, memory is DEVICE. Bits 4 to 7 are 0. */
 #define WCUDA_MEMORY_DEVICE (1u << 0)
 #define WCUDA_MEMORY_HOST_VISIBLE (1u << 1)  /* pinned host memory, for fast copies */
-#define WCUDA_MEMORY_HOST_COHERENT (1u << 2) /* with HOST_VISIBLE, where it always holds */
+#define WCUDA_MEMORY_HOST_COHERENT (1u << 2) /* HOST_VISIBLE memory always is */
 #define WCUDA_MEMORY_CACHED (1u << 3)        /* likewise */
 
-/* Memory of a backend. The id has a slot and a generation: a freed one is refused for ever. In a table of
+/* Memory of a backend. The id has an index and a generation: a freed one is refused for ever. In a table of
  * this library it is the id of a wcuda_buffer, or (HOST_VISIBLE) of a wcuda_pinned. This layout is frozen:
  * tables pass it by value. */
 typedef struct wcuda_device_memory {
@@ -199,13 +199,13 @@ typedef struct wcuda_backend_kernel {
   uint64_t id;
 } wcuda_backend_kernel;
 
-/* The table. `self` is what wcuda_backend_table_get or `open` of a registration returned. A NULL slot is
- * not supported; deinit, get_device_count, get_device_caps, allocate, free, copy_to_device,
- * copy_from_device and synchronize are required. Functions return WCUDA_OK or a status, and fill `error`
- * (never NULL in calls of this library) with the reason; outputs are written on success only. All may run
- * on several threads at once. Those of this library may be called inside callbacks, so that one table can
- * wrap another. Streams and events are ids of the backend's own; stream id 0 is the one that every backend
- * has. In a launch, buffer.id of an argument is the id of memory. */
+/* The table. `self` is what wcuda_backend_table_get or `open` of a registration returned. NULL in a slot (a
+ * function of the table) says that the backend lacks it; deinit, get_device_count, get_device_caps,
+ * allocate, free, copy_to_device, copy_from_device and synchronize are required. Functions return WCUDA_OK
+ * or a status, and fill `error` (never NULL in calls of this library) with the reason; outputs are written
+ * on success only. All may run on several threads at once. Those of this library may be called inside
+ * callbacks, so that one table can wrap another. Streams and events are ids of the backend's own; stream id
+ * 0 is the one that every backend has. In a launch, buffer.id of an argument is the id of memory. */
 typedef struct wcuda_backend_vtable {
   uint32_t struct_size;
   uint32_t reserved;
@@ -398,11 +398,11 @@ WCUDA_API wcuda_status wcuda_failover_context_create(wcuda_failover failover,
  * start. It runs as the caller's own code and may call this library. */
 typedef wcuda_status (*wcuda_failover_body)(void* user, wcuda_context context, wcuda_error* error);
 /* Runs the body with a context on the backend in use, on the calling thread. A backend is left when the
- * body returns WCUDA_DEVICE_LOST, WCUDA_OUT_OF_MEMORY (with the flag), or for the failure_threshold-th time
- * within the window WCUDA_DEVICE_ERROR, _NO_DEVICE or _NOT_AVAILABLE. Any other status, such as a compile
- * error, a bad argument or a timeout, is returned and changes nothing. After the cooldown the first backend
- * is probed at most every recheck_ms, and used again when it computes the probe correctly. On success
- * `type` (may be NULL) receives the backend that ran the body. [any thread] */
+ * body returns WCUDA_DEVICE_LOST or (with the flag) WCUDA_OUT_OF_MEMORY, or when it has returned
+ * WCUDA_DEVICE_ERROR, _NO_DEVICE or _NOT_AVAILABLE failure_threshold times within the window. Any other
+ * status, such as a compile error, a bad argument or a timeout, is returned and changes nothing. After the
+ * cooldown the first backend is probed at most every recheck_ms, and used again when it computes the probe
+ * correctly. On success `type` (may be NULL) receives the backend that ran the body. [any thread] */
 WCUDA_API wcuda_status wcuda_failover_call(wcuda_failover failover, wcuda_failover_body body,
                                            void* user, int32_t* type, wcuda_error* error);
 /* Counts a failure in a context of wcuda_failover_context_create, as if a body had returned it.

@@ -43,9 +43,9 @@
  *   WCUDA_UNSUPPORTED.
  *   Arrays: the struct_size of the first element is the stride of the array. All elements have the same
  *   struct_size. In an array that the library fills, the caller sets only that of the first element.
- * Lists. A wcuda_..._list function copies elements first, first + 1, ... of a list, at most `capacity`, and
- *   always writes the number of elements the whole list has to *count. With capacity 0 the array may be
- *   NULL. A `first` past the end of the list returns WCUDA_OUT_OF_RANGE.
+ * Lists. A wcuda_..._list function copies at most `capacity` elements of a list, beginning with index
+ *   `first`, and always sets *count to the number of elements in the whole list. With capacity 0 the array
+ *   may be NULL. A `first` past the end of the list returns WCUDA_OUT_OF_RANGE.
  * Flags: an unknown bit is refused. Booleans are int32_t, 0 or 1. Text is UTF-8 with a length and needs no
  *   final NUL; paths are bytes as the operating system has them.
  * Ownership. Pointers passed in are borrowed until the call returns, unless the function says otherwise.
@@ -98,7 +98,7 @@ typedef int32_t wcuda_status;
 #define WCUDA_IO 2003                 /* the operating system or a read callback failed */
 #define WCUDA_CANCELLED 2004          /* the caller cancelled the operation */
 #define WCUDA_TIMEOUT 2005            /* the time limit has passed; nothing was changed */
-/* Resources: the object stays usable. */
+/* Resources: nothing was lost, and the object of the call stays usable. */
 #define WCUDA_OUT_OF_MEMORY 3001      /* device memory */
 #define WCUDA_OUT_OF_HOST_MEMORY 3002 /* host memory */
 #define WCUDA_OVER_BUDGET 3003        /* the allocation would exceed a memory budget */
@@ -134,11 +134,12 @@ typedef struct wcuda_error {
  * [any thread] */
 WCUDA_API const char* wcuda_status_name(wcuda_status status);
 
-/* Code lists of older interfaces. Section 21 has a list of names. */
+/* Code lists of older interfaces. Their names for a status: wcuda_backend_error_name (section 21). */
 #define WCUDA_NUMBERS_WORKER 1 /* cuda_*: CUDA_SUCCESS 0 to 8, CUDA_ERROR_UNKNOWN 99 */
 #define WCUDA_NUMBERS_VRAM 2   /* vram_*: VRAM_SUCCESS 0 to VRAM_ERROR_DRIVER 4 */
-#define WCUDA_NUMBERS_ZCTL 3   /* ZCTL/1 response: OK 0, ERR_MALFORMED 1, ERR_UNSUPPORTED 2, ERR_DENIED 3,
-                                  ERR_TIMEOUT 4, ERR_NO_MEM 5, ERR_BACKEND 6, ERR_BAD_ARGS 7 */
+#define WCUDA_NUMBERS_ZCTL 3   /* status of a response of the control protocol ZCTL/1: OK 0, ERR_MALFORMED 1,
+                                  ERR_UNSUPPORTED 2, ERR_DENIED 3, ERR_TIMEOUT 4, ERR_NO_MEM 5, ERR_BACKEND 6,
+                                  ERR_BAD_ARGS 7 */
 /* Translates a status into one of these lists. Every status has a number in each, unknown ones included.
  * Returns -1 when `numbers` names no list. [any thread] */
 WCUDA_API int32_t wcuda_status_number(wcuda_status status, int32_t numbers);
@@ -436,8 +437,8 @@ WCUDA_API wcuda_status wcuda_buffer_read(wcuda_buffer buffer, uint64_t offset, v
 WCUDA_API wcuda_status wcuda_buffer_copy(wcuda_buffer target, uint64_t target_offset,
                                          wcuda_buffer source, uint64_t source_offset,
                                          uint64_t bytes, wcuda_error* error);
-/* Fills a range with copies of the low pattern_bytes (1, 2, 4 or 8) of a little-endian pattern, and waits.
- * offset and bytes are multiples of pattern_bytes. [external: buffer] */
+/* Fills a range with copies of the lowest 1, 2, 4 or 8 bytes (pattern_bytes) of `pattern`, little-endian, and
+ * waits. * offset and bytes are multiples of pattern_bytes. [external: buffer] */
 WCUDA_API wcuda_status wcuda_buffer_fill(wcuda_buffer buffer, uint64_t offset, uint64_t bytes,
                                          uint64_t pattern, uint32_t pattern_bytes,
                                          wcuda_error* error);
@@ -483,8 +484,8 @@ typedef struct wcuda_health {
   uint64_t deferred_error_count; /* failures with no caller to report to, as in a destroy */
   uint64_t duration_ns;          /* of this report */
   uint64_t pool_used_bytes;      /* device memory that the driver says this context uses, without modules.
-                                    The state is degraded if this is less than the ledger holds without
-                                    WCUDA_PURPOSE_MODULE */
+                                    If it is less than the ledger's total, modules excluded, the state is
+                                    degraded */
   uint64_t pool_reserved_bytes;  /* the same plus freed memory kept for reuse */
   uint64_t lost_bytes;           /* of allocations that were live when the device was lost: closed in the
                                     ledger, not returned to the driver */
@@ -512,8 +513,8 @@ WCUDA_API wcuda_status wcuda_health_get(wcuda_context context, wcuda_health* hea
 
 /* Sets the most bytes that one purpose may hold, in addition to the context's budget; 0: none. The budget
  * is checked before the driver is called: WCUDA_OVER_BUDGET reports the bytes needed, the budget, the bytes
- * used and free. What is already held stays, even above a new budget. Purposes WCUDA_PURPOSE_WEIGHTS to
- * _USER. [any thread] */
+ * used and free. What is already held stays, even above a new budget. `purpose` is one of
+ * WCUDA_PURPOSE_WEIGHTS to WCUDA_PURPOSE_USER. [any thread] */
 WCUDA_API wcuda_status wcuda_context_budget_set(wcuda_context context, int32_t purpose,
                                                 uint64_t bytes, wcuda_error* error);
 
@@ -617,15 +618,15 @@ WCUDA_API wcuda_status wcuda_raw_reset(int32_t backend, wcuda_error* error);
  * 15. Digests by the MiB: find the part of memory that changed
  *
  * BLAKE3 is a tree. The chaining value of each MiB of an input is one of its nodes: a change shows in
- * exactly the chaining values of the MiBs it touches, and all of them together yield the digest.
+ * exactly the chaining values of the MiBs it touches. The chaining values of all MiBs yield the digest.
  */
 
 #define WCUDA_DIGEST_PIECE_BYTES ((uint64_t)1 << 20)
 
 /* Computes on the device the chaining value, 32 bytes, of each MiB of a range; the last MiB may be
  * incomplete. That makes ceil(bytes / WCUDA_DIGEST_PIECE_BYTES) values; a smaller `piece_capacity` returns
- * WCUDA_BUFFER_TOO_SMALL with the number needed. The range is hashed as pieces first_piece,
- * first_piece + 1, ... of a longer input. bytes is at least 1. [external: buffer] */
+ * WCUDA_BUFFER_TOO_SMALL with the number needed. first_piece is the index that the first MiB of the range
+ * has in the whole input, if the range is a part of one; else 0. bytes is at least 1. [external: buffer] */
 WCUDA_API wcuda_status wcuda_buffer_digest_pieces(wcuda_buffer buffer, uint64_t offset,
                                                   uint64_t bytes, uint64_t first_piece,
                                                   uint8_t* pieces, uint64_t piece_capacity,
@@ -661,9 +662,10 @@ WCUDA_API wcuda_status wcuda_stream_synchronize(wcuda_stream stream, wcuda_error
  * [any thread] */
 WCUDA_API wcuda_status wcuda_stream_native_get(wcuda_context context, wcuda_stream stream,
                                                void** native, wcuda_error* error);
-/* Creates a handle for a stream of the caller in the primary context of the context's device; the driver's
- * default stream (NULL) is refused. The caller keeps the stream until the handle is destroyed, which waits
- * for its work and leaves the stream alone. WCUDA_UNSUPPORTED on HOST. [any thread] */
+/* Creates a handle for a stream that the caller created in the CUDA primary context of this device; the
+ * driver's default stream (NULL) is refused. The caller keeps the stream until the handle is destroyed;
+ * destroying waits for the stream's work and does not destroy the stream. WCUDA_UNSUPPORTED on HOST. [any
+ * thread] */
 WCUDA_API wcuda_status wcuda_stream_borrow(wcuda_context context, void* native,
                                            wcuda_stream* stream, wcuda_error* error);
 

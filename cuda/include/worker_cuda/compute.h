@@ -55,9 +55,9 @@ typedef struct wcuda_kernel_cache {
  * parents) when it is missing. max_bytes bounds all entries together; the least recently used are evicted.
  * WCUDA_INVALID_ARGUMENT when the folder belongs to another user or others can write to it, since they
  * could plant code there; WCUDA_IO when it cannot be opened. The key of an entry is the BLAKE3 of NVRTC's
- * version, options, architecture, expressions, source and headers. Entries appear atomically; a damaged one
- * counts as missing. Programs with include folders or extra options that read files bypass the cache, which
- * wcuda_program_info reports. [any thread] */
+ * version, options, architecture, template expressions, source and headers. Entries appear atomically; a
+ * damaged one counts as missing. Programs with include folders or extra options that read files bypass the
+ * cache, which wcuda_program_info reports. [any thread] */
 WCUDA_API wcuda_status wcuda_kernel_cache_open(wcuda_string folder, uint64_t max_bytes,
                                                wcuda_kernel_cache* cache, wcuda_error* error);
 /* Releases the handle; the folder stays. [any thread] */
@@ -68,7 +68,7 @@ typedef struct wcuda_kernel_cache_stats {
   uint32_t reserved;
   uint64_t hit_count;           /* of this handle, as all counts */
   uint64_t miss_count;
-  uint64_t damaged_count;       /* files that were no entries: misses, and removed */
+  uint64_t damaged_count;       /* files that were not valid entries; each was removed and counts as a miss */
   uint64_t store_count;
   uint64_t store_failure_count; /* a full disk, or an entry larger than max_bytes: logged */
   uint64_t evicted_count;
@@ -93,7 +93,8 @@ typedef struct wcuda_program_header {
 } wcuda_program_header;
 #define WCUDA_PROGRAM_HEADER_INIT {sizeof(wcuda_program_header), 0, {NULL, 0}, {NULL, 0}}
 
-/* Values of the choices below. 0 is the compiler's default, or what FAST_MATH makes of it. */
+/* Values of flush_denormals, precise_sqrt, precise_division and fuse_multiply_add. 0 is the compiler's
+ * default, or what FAST_MATH makes of it. */
 #define WCUDA_CHOICE_ON 1
 #define WCUDA_CHOICE_OFF 2
 
@@ -111,7 +112,8 @@ typedef struct wcuda_program_options {
   wcuda_string architecture; /* "sm_90a": a cubin for that device; "compute_90": PTX. Empty: code for the
                                 device of `context` ("sm_90a" on an H200, "sm_80" on an A100) */
   wcuda_context context;     /* needed only without an architecture; the program does not keep it alive.
-                                While the context lives, its backend's trace and faults see the compile */
+                                While the context lives, a trace or an injected fault of its backend
+                                (section 21) covers the compile */
   wcuda_string standard;     /* "c++11", "c++14", "c++17", "c++20"; empty: the compiler's default */
   const wcuda_string* defines; /* each "NAME" or "NAME=value" */
   uint64_t define_count;
@@ -146,8 +148,8 @@ WCUDA_API void wcuda_program_destroy(wcuda_program program);
 /* Compiles, or takes the code from the cache. WCUDA_COMPILE_FAILED has the first diagnostic in its message;
  * wcuda_program_log_get has all. WCUDA_UNSUPPORTED: NVRTC does not know the architecture; the message lists
  * those it knows. WCUDA_INVALID_ARGUMENT: it does not know an extra option. WCUDA_NOT_AVAILABLE: there is no
- * NVRTC; the message has the loader's reason. A program that is already compiled stays unchanged, and so
- * does one whose compile an injected fault refused. [external: program] */
+ * NVRTC; the message has the loader's reason. Compiling a compiled program changes nothing;
+ * a compile refused by an injected fault leaves the program as it was. [external: program] */
 WCUDA_API wcuda_status wcuda_program_compile(wcuda_program program, wcuda_error* error);
 
 #define WCUDA_PROGRAM_NEW 0 /* not compiled yet */
@@ -224,7 +226,8 @@ typedef struct wcuda_module {
  * driver does not report what it really takes. [any thread] */
 WCUDA_API wcuda_status wcuda_module_load(wcuda_context context, const void* code, uint64_t bytes,
                                          wcuda_module* module, wcuda_error* error);
-/* Loads the code of a compiled program, whose expressions then name kernels. [external: program] */
+/* Loads the code of a compiled program; its expressions ("scale<float>") are then names of kernels.
+ * [external: program] */
 WCUDA_API wcuda_status wcuda_module_load_program(wcuda_context context, wcuda_program program,
                                                  wcuda_module* module, wcuda_error* error);
 /* Releases the handle. Kernels and views of globals keep the module loaded. When the last of them is
@@ -237,7 +240,8 @@ WCUDA_API void wcuda_module_unload(wcuda_module module);
 WCUDA_API wcuda_status wcuda_module_global_create(wcuda_module module, wcuda_string name,
                                                   wcuda_buffer* buffer, wcuda_error* error);
 
-/* Kinds of parameters and arguments. A scalar is passed by value, a buffer as the address of its window. */
+/* Kinds of parameters and arguments. A scalar is passed by value, a buffer as the address of its window
+ * (see wcuda_argument). */
 #define WCUDA_ARG_I8 1
 #define WCUDA_ARG_U8 2
 #define WCUDA_ARG_I16 3
@@ -260,8 +264,8 @@ WCUDA_API wcuda_status wcuda_module_global_create(wcuda_module module, wcuda_str
 #define WCUDA_LAYOUT_ROW_MAJOR 1    /* the last dimension is contiguous */
 #define WCUDA_LAYOUT_COLUMN_MAJOR 2 /* the first dimension is contiguous */
 
-/* One parameter of a kernel's signature: of a kernel (below), of the catalogue (section 19) and of a
- * registered kernel (section 22).
+/* One parameter of a signature, for kernels (below), the catalogue (section 19) and registered kernels
+ * (section 22).
  *
  * Sizes are expressions over the kernel's own integer parameters: "n", "ceil_div(n, 256)",
  * "max(1, rows * 4)". Operators: + - * / %, parentheses, ceil_div, round_up (to the next multiple), min,
@@ -320,8 +324,8 @@ typedef struct wcuda_kernel {
 typedef struct wcuda_kernel_options {
   uint32_t struct_size;
   int32_t has_signature;  /* 1: `parameters` is the whole signature, and launches are checked against it */
-  wcuda_string name;      /* in the module: a name with C linkage, a mangled name, or an expression of the
-                             program that was loaded; any text without a module */
+  wcuda_string name;      /* with a module: a name with C linkage, a mangled name, or an expression of the
+                             program that was loaded; without one: any text */
   wcuda_module module;    /* id 0: none; needed to launch on CUDA */
   wcuda_host_kernel host; /* NULL: none; needed to launch on HOST */
   void* host_user;        /* must stay valid until host_release is called */
@@ -343,7 +347,7 @@ WCUDA_API wcuda_status wcuda_kernel_create(wcuda_context context,
                                            const wcuda_kernel_options* options,
                                            wcuda_kernel* kernel, wcuda_error* error);
 /* Releases the kernel without waiting: calls that run it, and registries that keep it, continue to use it and
- * host_user. host_release reports the end of that. [any thread] */
+ * host_user. host_release is called when the last of them is done. [any thread] */
 WCUDA_API void wcuda_kernel_destroy(wcuda_kernel kernel);
 
 typedef struct wcuda_kernel_info {
@@ -444,10 +448,10 @@ WCUDA_API wcuda_status wcuda_catalogue_parameter_list(wcuda_string name, int32_t
 
 /* Runs a built-in kernel on elements of type WCUDA_ARG_F32, _F16 or _BF16, on a stream (id 0: the context's
  * own), and does not wait (on HOST it has finished when the call returns). All arguments are checked first:
- * number, kinds, extents, and that no written buffer overlaps another. One exception: element-wise and row
- * kernels may write over the whole of an input. embedding_lookup waits for its ids: WCUDA_OUT_OF_RANGE
- * reports the first that is not in the table, and nothing is written. WCUDA_NOT_FOUND: no such kernel.
- * [any thread; external: each buffer] */
+ * number, kinds, extents, and that no written buffer overlaps another. One exception: the output of
+ * element-wise and row-wise kernels (docs/CATALOGUE.md) may be exactly one of the inputs. embedding_lookup
+ * does wait: it reads its ids first; WCUDA_OUT_OF_RANGE reports the first that is not in the table, and
+ * nothing is written. WCUDA_NOT_FOUND: no such kernel. [any thread; external: each buffer] */
 WCUDA_API wcuda_status wcuda_catalogue_run(wcuda_context context, wcuda_string name, int32_t type,
                                            const wcuda_argument* arguments, uint64_t argument_count,
                                            wcuda_stream stream, wcuda_error* error);
@@ -472,9 +476,10 @@ WCUDA_API wcuda_status wcuda_catalogue_run(wcuda_context context, wcuda_string n
 #define WCUDA_GEMM_TF32 2 /* f32 in memory */
 #define WCUDA_GEMM_F16 3
 #define WCUDA_GEMM_BF16 4
-#define WCUDA_GEMM_FP8 5  /* e4m3; on CUDA needs capability 8.9. Fastest with b transposed, a not, and k, rows
-                             of c, strides and addresses multiples of 16 bytes; otherwise a, b and c are
-                             copied through aligned scratch memory, one more pass over each */
+#define WCUDA_GEMM_FP8 5  /* e4m3; on CUDA needs capability 8.9. Fastest if only b is transposed and the sizes in
+                             bytes of k, of a row of c, of strides and of addresses are multiples of 16;
+                             otherwise a, b and c are copied through aligned scratch memory, one more pass
+                             over each */
 #define WCUDA_GEMM_F64 6  /* reserved name: no backend has it, WCUDA_NOT_AVAILABLE */
 #define WCUDA_GEMM_INT8 7 /* likewise */
 
@@ -489,8 +494,8 @@ typedef struct wcuda_gemm {
   uint32_t struct_size;
   uint32_t flags;          /* WCUDA_GEMM_TRANSPOSE_... */
   int32_t type;            /* WCUDA_GEMM_... */
-  int32_t output_type;     /* of c: WCUDA_ARG_F32, _F16 or _BF16. 0: F32 for F32 and TF32, which allow no
-                              other, the input type for F16 and BF16, BF16 for FP8 */
+  int32_t output_type;     /* of c: WCUDA_ARG_F32, _F16 or _BF16. 0: F32 for F32 and TF32 (the only
+                              choice there); the input type for F16 and BF16; BF16 for FP8 */
   int32_t activation;      /* WCUDA_ACTIVATION_... */
   float alpha;
   float beta;              /* 0: c is not read */
@@ -510,8 +515,9 @@ typedef struct wcuda_gemm {
   {sizeof(wcuda_gemm), 0, WCUDA_GEMM_F32, 0, 0, 1.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* Queues a product on a stream (id 0: the context's own) and does not wait (on HOST it has finished when
- * the call returns). arguments: the buffers a, b, c and, for a bias, bias of the type of c (for an FP8
- * product into F32: BF16). c overlaps none of them. WCUDA_INVALID_ARGUMENT reports the numbers.
+ * the call returns). arguments: the buffers a, b and c; optionally a fourth, the bias, of c's type (for
+ * an FP8 product into F32: BF16). c overlaps none of them. Wrong types, sizes or strides return
+ * WCUDA_INVALID_ARGUMENT, whose message has the values.
  * WCUDA_NOT_AVAILABLE: cuBLASLt is missing (the message names the file; the catalogue's matrix products do
  * not need it) or has no algorithm for this product. Workspace is accounted as the context's scratch; the
  * 32 MiB shared by products on stream 0 stay allocated until the context ends.
@@ -555,12 +561,16 @@ typedef struct wcuda_kernel_descriptor {
    {{NULL, 0}, {NULL, 0}, {NULL, 0}}, {NULL, 0}, {NULL, 0}}
 
 /* Checks a descriptor without its kernel. The message of WCUDA_INVALID_ARGUMENT begins with the field:
- * "parameters[2].shape: ...". sig_hash, if not NULL, receives the 64-bit FNV-1a of its canonical signature:
- * the parameters in order, each followed by ";": a scalar as its type ("i32"), a buffer as "r ", "w " or
- * "rw ", its type and its dimensions ("r f32[$3,4]"; expressions are normalised: no spaces, "$3" for the
- * parameter of index 3, each operation in parentheses), then " row" or " col", then " #7" for a layout_id;
- * bytes as "bytes[16]"; bounds as "{0..$4}". Names are not part of it. text, if not NULL, receives the
- * signature and text_bytes its size; a smaller text_capacity returns WCUDA_BUFFER_TOO_SMALL. [any thread] */
+ * "parameters[2].shape: ...". sig_hash, if not NULL, receives the 64-bit FNV-1a of its canonical signature.
+ * In it each parameter, in order, ends with ";":
+ *   scalar       its type: "i32"
+ *   buffer       "r ", "w " or "rw ", type, dimensions, " row" or " col", " #7" for a layout_id:
+ *                "r f32[$3,4] row"
+ *   bytes        "bytes[16]"
+ *   bounds       "{0..$4}", after any of these
+ *   expressions  without spaces, "$3" for the parameter of index 3, each operation in parentheses
+ * Names are not part of it. text, if not NULL, receives the signature and text_bytes its size; a smaller
+ * text_capacity returns WCUDA_BUFFER_TOO_SMALL. [any thread] */
 WCUDA_API wcuda_status wcuda_kernel_descriptor_check(const wcuda_kernel_descriptor* descriptor,
                                                      uint64_t* sig_hash, char* text,
                                                      uint64_t text_capacity, uint64_t* text_bytes,
@@ -617,10 +627,12 @@ typedef struct wcuda_run_info {
   uint32_t shared_bytes;
   uint32_t grid[3];       /* all 0 for a built-in kernel */
   uint32_t block[3];
-  uint64_t elements;      /* threads of the descriptor, else of the launch; built-in kernel: output elements */
+  uint64_t elements;      /* the descriptor's `threads`; if empty, the threads of the launch; built-in
+                             kernel: output elements */
   uint64_t bytes;         /* of all buffers, by their shapes */
   uint32_t budget_ms;     /* of the descriptor */
-  int32_t is_over_budget; /* set by wcuda_registry_run_wait, as time_ns: 1 when it took longer than budget_ms */
+  int32_t is_over_budget; /* 1: took longer than budget_ms; only wcuda_registry_run_wait sets it, and
+                             time_ns */
   uint64_t time_ns;       /* of the kernel: by device events on CUDA, by the clock on HOST; 0: not known, or
                              not finished */
 } wcuda_run_info;
@@ -628,9 +640,10 @@ typedef struct wcuda_run_info {
 
 /* Runs a kernel with the launch its descriptor computes, on a stream (id 0: the context's own), and does
  * not wait, as wcuda_kernel_launch. Every argument is first checked against the descriptor: number, kind,
- * access, extent, bounds. WCUDA_INVALID_ARGUMENT reports index, name and both numbers. WCUDA_INVALID_CONFIG
- * names the launch dimension that is out of bounds. WCUDA_UNSUPPORTED_KERNEL: this backend cannot run it.
- * info may be NULL. [any thread; external: each buffer] */
+ * access, extent, bounds. WCUDA_INVALID_ARGUMENT reports the argument's index and name, the value required
+ * and the value given. WCUDA_INVALID_CONFIG names the launch dimension that is out of bounds.
+ * WCUDA_UNSUPPORTED_KERNEL: this backend cannot run it. info may be NULL. [any thread; external: each
+ * buffer] */
 WCUDA_API wcuda_status wcuda_registry_run(wcuda_registry registry, uint32_t kernel_id,
                                           const wcuda_argument* arguments, uint64_t argument_count,
                                           wcuda_stream stream, wcuda_run_info* info,

@@ -24,7 +24,8 @@
  *     return report(error.message);
  *   printf("%d\n", result.token);
  *
- * `model` comes from wcuda_gguf_open and wcuda_model_load. The caller destroys sequence and engine at the end.
+ * `model` comes from wcuda_gguf_open and wcuda_model_load. The caller destroys sequence and engine at the
+ * end.
  */
 #ifndef WORKER_CUDA_LLM_H
 #define WORKER_CUDA_LLM_H
@@ -161,8 +162,8 @@ WCUDA_API wcuda_status wcuda_gguf_tensor_find(wcuda_gguf gguf, wcuda_string name
  * undefined. [any thread] */
 WCUDA_API wcuda_status wcuda_gguf_tensor_read(wcuda_gguf gguf, uint64_t index, uint64_t offset,
                                               void* target, uint64_t bytes, wcuda_error* error);
-/* Converts elements first to first + count - 1 of a tensor to f32; both are multiples of the type's block
- * size. [any thread] */
+/* Converts elements first to first + count - 1 of a tensor to f32; `first` and `count` are multiples of
+ * the type's block size. [any thread] */
 WCUDA_API wcuda_status wcuda_gguf_tensor_dequantize(wcuda_gguf gguf, uint64_t index, uint64_t first,
                                                     uint64_t count, float* target,
                                                     wcuda_error* error);
@@ -266,7 +267,7 @@ typedef struct wcuda_step_node {
   uint32_t reserved;
   const char* operation; /* "query_key_value" */
   const char* kernel;    /* "linear_vector"; "host" */
-  const char* input;     /* form of the activation: "f32", "f16 gate sums" */
+  const char* input;     /* form of the input: "f32"; "f16 gate sums" (gate and up before the activation) */
   const char* output;
   uint64_t bytes;        /* moved: weights, activations, KV pages */
   uint64_t flops;        /* of matrix products */
@@ -276,9 +277,9 @@ typedef struct wcuda_step_node {
 #define WCUDA_STEP_NODE_INIT {sizeof(wcuda_step_node), 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0}
 
 /* Lists, in order, the nodes of a step of this shape for this file with these options (NULL: defaults).
- * `device` is empty for the context's device. Or it names a device of the table of measured rates ("H200"),
- * which needs no GPU; WCUDA_NOT_FOUND for another name. rates, if not NULL, receives the rates that limit_ns
- * is computed from. Reads no tensor data. [any thread] */
+ * `device` is empty for the context's device, or a name in the table of measured rates ("H200"): then no
+ * GPU is needed, and another name returns WCUDA_NOT_FOUND. rates, if not NULL, receives the rates that
+ * limit_ns is computed from. Reads no tensor data. [any thread] */
 WCUDA_API wcuda_status wcuda_plan_steps_list(wcuda_context context, wcuda_gguf gguf,
                                              const wcuda_engine_options* options,
                                              const wcuda_step_shape* shape, wcuda_string device,
@@ -307,9 +308,9 @@ typedef struct wcuda_model {
 
 #define WCUDA_LOAD_PLAN 1
 #define WCUDA_LOAD_RESERVE 2
-#define WCUDA_LOAD_UPLOAD 3 /* bytes of the file read, validated and repacked */
+#define WCUDA_LOAD_UPLOAD 3 /* done_bytes counts bytes that are read, validated and repacked */
 #define WCUDA_LOAD_SEAL 4
-#define WCUDA_LOAD_DONE 5   /* exactly once, last, for a load that succeeds; its return value is ignored */
+#define WCUDA_LOAD_DONE 5   /* reported once, last, if the load succeeds; the return value is ignored */
 
 /* Receives the progress of a load: at each change of phase and at least every 16 MiB. Runs on the loading
  * thread. A non-zero return cancels the load. */
@@ -386,8 +387,8 @@ typedef struct wcuda_engine {
   uint64_t id;
 } wcuda_engine;
 
-/* Reserves KV pages and scratch. Options may be NULL. Steps with persistent fused layers of several engines
- * on one device run one after the other. [any thread] */
+/* Reserves KV pages and scratch. Options may be NULL. If several engines of one device use persistent
+ * fused layers, their steps run one after the other. [any thread] */
 WCUDA_API wcuda_status wcuda_engine_create(wcuda_model model, const wcuda_engine_options* options,
                                            wcuda_engine* engine, wcuda_error* error);
 /* Waits for the steps in flight, then frees. [external: engine] */
@@ -437,7 +438,7 @@ WCUDA_API wcuda_status wcuda_sequence_fork(wcuda_sequence sequence, wcuda_sequen
  * Takes effect after the steps in flight. [external: engine] */
 WCUDA_API wcuda_status wcuda_sequence_truncate(wcuda_sequence sequence, uint32_t length,
                                                wcuda_error* error);
-/* Ends a sequence; its pages serve the next submit. Rows in flight complete. [any thread] */
+/* Ends a sequence; the next submit can already take its pages. Rows in flight complete. [any thread] */
 WCUDA_API void wcuda_sequence_destroy(wcuda_sequence sequence);
 /* Reports the number of tokens submitted so far, including the steps in flight. [any thread] */
 WCUDA_API wcuda_status wcuda_sequence_length_get(wcuda_sequence sequence, uint32_t* length,
@@ -456,10 +457,10 @@ WCUDA_API wcuda_status wcuda_sequence_tokens_get(wcuda_sequence sequence, uint32
  * for the device; wait copies the outputs. Two steps may be in flight; a third returns WCUDA_QUEUE_FULL.
  * Tickets complete in order.
  *
- * A row that ends other than WCUDA_ROW_OK truncates its sequence, and each fork made from it since, to the
- * row's first position; a row of the later ticket that continues it ends as WCUDA_ROW_SKIPPED. A step that
- * fails as a whole leaves every length as it was before it and fails the later ticket too, with the same
- * cause.
+ * A row that ends with another status than WCUDA_ROW_OK truncates its sequence, and every fork made of it after
+ * the submit, to the row's first position; a row of the later ticket that continues the sequence ends as
+ * WCUDA_ROW_SKIPPED. A step that fails as a whole restores the lengths from before the step, and the later
+ * ticket fails too, with the same cause.
  */
 
 #define WCUDA_ROW_OK 0
@@ -471,11 +472,11 @@ WCUDA_API wcuda_status wcuda_sequence_tokens_get(wcuda_sequence sequence, uint32
  *
  * Order: bias and mask, penalties, (logprobs are taken here,) temperature, top-k, typical, top-p, min-p,
  * draw. Log probabilities are the log softmax of the logits after bias, mask and penalties, over the whole
- * vocabulary. Each filter ranks the tokens, equal ones by ascending id, and keeps the first, at least one;
- * the next filter renormalises what is left. The draw takes the first token by ascending id where the
- * cumulative probability exceeds a number from Philox4x32-10 with counter (position, 0, 0, 0) and key seed;
- * position is the one the token will have. So a draw depends on (seed, position) and the logits alone and
- * is the same on every backend for equal logits. */
+ * vocabulary. Each filter ranks the tokens, equal ones by ascending id, and keeps the head of this list, at
+ * least one token; the next filter renormalises what is left. The draw takes the first token by ascending
+ * id where the cumulative probability exceeds a number from Philox4x32-10 with counter (position, 0, 0, 0)
+ * and key seed; position is the one the token will have. So a draw depends on (seed, position) and the
+ * logits alone and is the same on every backend for equal logits. */
 typedef struct wcuda_sampling {
   uint32_t struct_size;
   uint32_t top_k;             /* 0: off */
@@ -541,7 +542,7 @@ typedef struct wcuda_row_result {
   float logprob;           /* natural logarithm, of the sampled token, before temperature and the filters;
                               0 if none */
   uint64_t top_offset;     /* index of the first alternative in top_tokens and top_logprobs */
-  uint64_t logits_offset;  /* index of the first row of logits in `logits` */
+  uint64_t logits_offset;  /* index of the first row in `logits`, counted in rows of (vocabulary) floats */
   uint32_t top_count;      /* alternatives reported */
   uint32_t logits_count;   /* rows of logits */
 } wcuda_row_result;

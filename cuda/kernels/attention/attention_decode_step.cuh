@@ -53,9 +53,9 @@ struct DecodeShape {
 // Consecutive positions of one row and head that one block works on.
 struct Segment {
   uint32_t row;
-  uint32_t head;  // index of the tile of query heads
+  uint32_t head;  // index of the group of query heads, over all KV heads
   uint32_t kv_head;
-  uint32_t span_begin;  // spans of the segment, counted within the row and head
+  uint32_t span_begin;  // spans (attention_plan.h), counted from the first of the row and head
   uint32_t span_end;
   uint32_t row_spans;   // spans of the row per head
   uint32_t row_first;   // first span of the row and head in the list of all spans
@@ -645,8 +645,8 @@ __device__ __forceinline__ uint32_t add_to_counter(uint32_t* counter) {
   return old;
 }
 
-// Writes this block's partial. In the last block of a row and head it then adds all partials into
-// the reduction buffer and returns true, in the others false. Called by all threads of the block.
+// Writes this block's partial. The block of a row and head that arrives last then adds all partials
+// into the reduction buffer and returns true; the others return false. Called by all threads.
 template <class S>
 __device__ __forceinline__ bool merge_blocks(const AttentionKernelArgs& args,
                                              const PartialList& partials, const Heads& heads,

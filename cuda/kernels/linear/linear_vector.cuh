@@ -1,4 +1,5 @@
-// The kernel of linear_vector: y[t] = W · h[t] for T = 1, 2, 4 or 8 tokens t.
+// The kernel of linear_vector: y[t] = W · h[t] for T = 1, 2, 4 or 8 tokens t; h is x or its RMS
+// norm.
 //
 //                      inputs (K)
 //              K-warp 0 | K-warp 1 | K-warp 2 …     a CTA has a range of M-tiles; with split-K a
@@ -7,11 +8,12 @@
 //   M-tile 2   warp 0   | …                         1, 3, … (here with 2 M-warps and 3 K-warps)
 //
 // A warp processes its K-tiles (kernels/linear/tile.cuh) of each of its M-tiles. It needs only the
-// activations x of these K-tiles. The warps of one K-warp stage them in shared memory together, so
-// the MMAs need no barrier of the whole CTA before them. Each warp has its own ring of stages,
-// filled by TMA bulk copies that start before the previous kernel has ended. Each (M-tile, K-warp)
-// has an accumulator. After every `batch` M-tiles, the epilogue adds the accumulators in a fixed
-// order and writes outputs. Bytes moved: every weight once; x once per CTA (from L2).
+// activations x of these K-tiles. The warps of a column above stage them in shared memory together;
+// with one M-warp no barrier of the whole CTA is needed before the MMAs. Each warp has its own ring
+// of stages, filled by TMA bulk copies that start before the previous kernel has ended. Each
+// (M-tile, K-warp) has an accumulator. After every `batch` M-tiles, the epilogue adds the
+// accumulators in a fixed order and writes outputs. Bytes moved: every weight once; x once per CTA
+// (from L2).
 //
 // With split-K (C > 1) a CTA sends its sums to the CTA of the cluster that finishes the M-tile,
 // through distributed shared memory. Without clusters (compute capability below 9.0) the last CTA
@@ -122,7 +124,7 @@ __device__ inline void finish(const VectorParams& params, const Output& output, 
   *output.target = y + output.before;
 }
 
-// Returns the sum of 4 * float4s values, at most 16, aligned to 16 bytes.
+// Returns the sum of 4 * `float4s` floats, at most 16; `values` is aligned to 16 bytes.
 __device__ inline float add_up(const float* values, uint32_t float4s) {
   float4 v[4];
 #pragma unroll
@@ -349,8 +351,8 @@ __device__ inline void run(const VectorParams& params, const Partition& partitio
     finish_batch<T, kCluster>(params, partition, totals, begin, end, thread, output, accumulators,
                               squares);
     // Epilogue batches alternate between two sets of accumulators, so that warps may already work
-    // on the next batch. The first output of a batch goes to the thread after the last one of this
-    // batch.
+    // on the next batch. The next batch's first output goes to the thread after the one that
+    // has this batch's last.
     is_second = !is_second;
     first_thread += params.batch * 16 * T;
     while (first_thread >= blockDim.x) first_thread -= blockDim.x;
@@ -504,7 +506,7 @@ inline cudaError_t launch(VectorParams params, const VectorTuning& tuning, const
     params.tickets = static_cast<uint32_t*>(launch.scratch);
     params.partials = static_cast<float*>(launch.scratch) + (plan.clusters + 3) / 4 * 4;
   }
-  // Without the attribute the limit is 48 KB, which includes a tile's codebook in static memory.
+  // Without the attribute the limit is 48 KB, static memory included: up to 16 KB of a codebook.
   if (plan.shared_bytes > 32 * 1024) {
     const cudaError_t error = cudaFuncSetAttribute(
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.shared_bytes));

@@ -21,7 +21,7 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 
 constexpr uint32_t kBins = 2048;
 constexpr uint32_t kBinBits = 11;
-constexpr float kStepsPerUnit = 64.0f;  // bins per 1.0 of the key in the first histogram
+constexpr float kStepsPerUnit = 64.0f;  // bins per 1.0 of rank.key in the first histogram
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 constexpr uint32_t kNoToken = UINT32_MAX;
@@ -49,7 +49,7 @@ static_assert(sizeof(Item) == 32);
 struct Shared {
   Item warps[kWarps];
   Item blocks[2][kBlocksMax];  // received items; gathers alternate between the two
-  uint64_t barriers[3];        // one for each of `blocks`, one for the list
+  uint64_t barriers[3];        // one for each of `blocks`, one for Row::list
   uint64_t segments[kWarps];   // one sum per warp
   uint32_t ranks[kWarps];      // rank_of each warp's largest logit
   uint64_t top[kSampleTopLogprobsMax];
@@ -71,8 +71,8 @@ constexpr uint32_t kListMax = kBins * sizeof(Bin) / sizeof(uint64_t);
 constexpr uint32_t kListPerThread = kListMax / kBlockThreads;
 constexpr uint32_t kBinsPerThread = kBins / kBlockThreads;
 static_assert(kListPerThread * kBlockThreads == kListMax && kBinsPerThread == 4);
-constexpr uint32_t kListForTopP = 1400;    // tokens to list if only top-p filters
-constexpr uint32_t kListWantedMax = 1500;  // leaves room for tokens equal to the last wanted one
+constexpr uint32_t kListForTopP = 1400;    // tokens to list at least for top-p
+constexpr uint32_t kListWantedMax = 1500;  // leaves room for logits equal to the last wanted
 
 // ---- numbers ----
 
@@ -103,7 +103,7 @@ struct WeightSum {
   __device__ uint64_t total() const {
     return (uint64_t{high} << 19) + static_cast<uint64_t>(int64_t{static_cast<int32_t>(low)});
   }
-  // Sums over the warp; all its lanes together may have added up to 8191 values.
+  // Sums over the warp, whose lanes together have added at most 8191 values.
   __device__ uint64_t warp_total() const {
     WeightSum all;
     all.high = __reduce_add_sync(kAllLanes, high);
@@ -175,7 +175,7 @@ struct Row {
   uint32_t warp_begin, warp_end;    // ids
   uint32_t rank, size;
   uint32_t gathers;    // number so far
-  uint32_t histogram;  // index of the one that is zero
+  uint32_t histogram;  // index of the one whose bins are zero
   bool is_aligned;     // rows in global memory are aligned to 16 bytes
 
   __device__ uint32_t warp() const { return threadIdx.x / 32; }
@@ -316,8 +316,8 @@ __device__ __forceinline__ int32_t key_of(uint32_t rank) {
   return static_cast<int32_t>(rank ^ 0x80000000u);
 }
 
-// Returns a value that `reached` attains in at least `count` threads of the block: the largest one,
-// up to its lowest bits. Called by all threads.
+// Returns the largest value, its lowest bits cleared, that `reached` equals or exceeds in at least
+// `count` threads of the block. Called by all threads.
 __device__ inline uint32_t block_threshold(uint32_t reached, uint32_t count) {
   constexpr uint32_t kLastBit = 14;
   uint32_t threshold = 0;
