@@ -73,8 +73,8 @@ manifest_executions() {
 }
 
 scheduler_histories() {
-  SCHEDULER_HISTORIES=10000000 cargo_tested test -p worker-cuda --release --quiet --no-default-features \
-    --features scheduler --test scheduler_histories every_history
+  SCHEDULER_HISTORIES=5000000 cargo_tested test -p worker-cuda --release --quiet --no-default-features \
+    --features scheduler --test scheduler_histories history_keeps
 }
 
 # The package is complete and small: unpacked elsewhere, it builds and packages itself twice over. The
