@@ -12,7 +12,7 @@ import sys
 import numpy as np
 from gguf import quants
 
-TARGET = pathlib.Path(__file__).resolve().parent.parent / "cuda" / "kernels" / "iq_tables.h"
+TARGET = pathlib.Path(__file__).resolve().parent.parent / "cuda" / "kernels" / "shared" / "iq_tables.h"
 
 HEAD = """\
 // Codebooks of the IQ formats: data of the file format. Made by tools/make_iq_tables.py from the

@@ -12,6 +12,12 @@ ROOMS = [  # a file belongs to the first that matches
 ]  # fmt: skip
 CODE = {".h", ".c", ".cpp", ".cu", ".cuh", ".inc", ".rs", ".py", ".sh", ".cmake", ".txt", ".md", ".toml", ""}
 
+GENERATED = {  # written by a script that ./dev test runs with --check
+    "cuda/src/api/base/abi_layout.inc",  # tools/abi/generate.py
+    "cuda/src/api/base/abi_first_bytes.inc",
+    "cuda/kernels/shared/iq_tables.h",  # tools/make_iq_tables.py
+}
+
 
 def tracked(root: pathlib.Path):
     """Names and texts of source files; test data, fuzz corpora and results are not source."""
@@ -25,12 +31,14 @@ def tracked(root: pathlib.Path):
 
 def main() -> int:
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-    files, lines = collections.Counter(), collections.Counter()
+    files, lines, generated = collections.Counter(), collections.Counter(), collections.Counter()
     counts = collections.Counter()
     for name, text in tracked(root):
         room = next((room for room in ROOMS if name.startswith(room + "/")), "elsewhere")
         files[room] += 1
         lines[room] += text.count("\n")
+        if name in GENERATED:
+            generated[room] += text.count("\n")
         suffix = pathlib.PurePath(name).suffix
         if name.startswith("cuda/include"):
             counts["C functions"] += len(re.findall(r"^WCUDA_API ", text, re.MULTILINE))
@@ -45,10 +53,12 @@ def main() -> int:
             )
         if suffix == ".rs":
             counts["Rust tests"] += len(re.findall(r"^\s*#\[test\]", text, re.MULTILINE))
-    print("| | files | lines |\n|---|---:|---:|")
+    print("| | files | lines | of these generated |\n|---|---:|---:|---:|")
     for room in [*ROOMS, "elsewhere"]:
-        print(f"| `{room}` | {files[room]} | {lines[room]:,} |")
-    print(f"| all | {sum(files.values())} | {sum(lines.values()):,} |\n")
+        print(f"| `{room}` | {files[room]} | {lines[room]:,} | {generated[room]:,} |")
+    print(f"| all | {sum(files.values())} | {sum(lines.values()):,} | {sum(generated.values()):,} |\n")
+    written = sum((lines - generated)[room] for room in ("cuda/kernels", "cuda/src"))
+    print(f"`cuda/kernels` and `cuda/src` without generated files: {written:,} lines\n")
     print("| | count |\n|---|---:|")
     for what, count in counts.items():
         print(f"| {what} | {count:,} |")

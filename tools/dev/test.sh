@@ -111,9 +111,10 @@ run_examples() {
   done
 }
 
-# Checks of the independent oracles: numpy and the file reader of gguf, no engine.
+# Checks of the independent oracles and of a table made with them: numpy and the file reader of gguf, no engine.
 python_steps() {
   local script
+  step "codebooks of the IQ formats" "$PYTHON" tools/make_iq_tables.py --check
   for script in tools/*/test_*.py; do
     step "$script" "$PYTHON" "$script"
   done
