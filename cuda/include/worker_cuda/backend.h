@@ -1,8 +1,8 @@
-/* worker_cuda/backend.h: one table of functions for every kind of device, and failover between backends.
+/* worker_cuda/backend.h: one function table for every kind of device, and failover between backends.
  *
- * Sections 21 and 21b of the interface. The conventions of worker_cuda/base.h apply.
+ * This header has sections 21 and 21b of the interface. The conventions of worker_cuda/base.h apply.
  *
- * EXAMPLE: open the best backend, say which one it is, and create a context on it.
+ * EXAMPLE: open the best available backend, print its name, and create a context on its device.
  *
  *   wcuda_backend backend = {0};
  *   wcuda_context context = {0};
@@ -16,7 +16,7 @@
  *   wcuda_context_destroy(context);
  *   wcuda_backend_close(backend);
  *
- * examples/c/backend.c registers a backend of its own.
+ * The program examples/c/backend.c registers its own backend.
  */
 #ifndef WORKER_CUDA_BACKEND_H
 #define WORKER_CUDA_BACKEND_H
@@ -28,17 +28,21 @@ extern "C" {
 #endif
 
 /* ------------------------------------------------------------------------------------------------
- * 21. Backends: one table of functions for every kind of device
+ * 21. Backends: one function table for every kind of device
  *
- * A backend allocates, copies, compiles, launches and waits on one device. CUDA and HOST are built in; a
- * caller can register more. All are used through one table, or through a context created from one. A table
- * of this library checks each call: foreign and freed handles, ranges, launch dimensions, kernel arguments. A
- * table of a caller is called only with handles that it returned, and ranges within them.
+ * A backend allocates, copies, compiles, launches and waits on one device. The library has two backends,
+ * CUDA and HOST, and a caller can register more. Every backend is used either through its function table,
+ * of type wcuda_backend_vtable, or through a context on its device.
+ *
+ * wcuda_backend_table_get reports the library's table, for every type of backend. The functions of this
+ * table check the handles, ranges, launch dimensions and kernel arguments of every call. The functions of a
+ * table that the caller registers need no such checks: the library calls them only with handles that the
+ * same table returned, and with ranges within their memory.
  */
 
-/* Types beyond WCUDA_BACKEND_AUTO, _CUDA and _HOST. STDGPU and SIMULATED are other names of HOST, which
- * computes for real; the others are reserved: opening them returns WCUDA_NOT_AVAILABLE. Registered
- * types are numbered from 256. */
+/* Backend types besides WCUDA_BACKEND_AUTO, WCUDA_BACKEND_CUDA and WCUDA_BACKEND_HOST. STDGPU and SIMULATED
+ * are aliases of HOST, so they compute real results. The other types are reserved, and opening one returns
+ * WCUDA_NOT_AVAILABLE. Types that a caller registers are numbered from 256. */
 #define WCUDA_BACKEND_VULKAN 3
 #define WCUDA_BACKEND_METAL 4
 #define WCUDA_BACKEND_WEBGPU 5
@@ -59,15 +63,16 @@ typedef struct wcuda_backend_entry {
   int32_t priority;
   int32_t is_available;
   int32_t device_count;
-  wcuda_status status; /* WCUDA_OK, or why it is not available */
-  char name[32];       /* "cuda", "host", ... NUL-terminated */
-  char reason[200];    /* likewise; "" when available */
+  wcuda_status status; /* WCUDA_OK if the backend is available, otherwise the reason as a status */
+  char name[32];       /* for example "cuda"; NUL-terminated */
+  char reason[200];    /* the reason as a message, NUL-terminated; "" if available */
 } wcuda_backend_entry;
 #define WCUDA_BACKEND_ENTRY_INIT {sizeof(wcuda_backend_entry), 0, 0, 0, 0, 0, {0}, {0}}
-/* Lists all types, highest priority first. [any thread] */
+/* Lists all backend types, highest priority first. [any thread] */
 WCUDA_API wcuda_status wcuda_backend_list(uint64_t first, wcuda_backend_entry* entries,
                                           uint64_t capacity, uint64_t* count, wcuda_error* error);
-/* Finds a type by name: "cuda", "host", "vulkan", ... or a registered one; WCUDA_NOT_FOUND. [any thread] */
+/* Finds a backend type by its name, such as "cuda", "host", "vulkan" or the name of a registered type.
+ * Returns WCUDA_NOT_FOUND if there is no such type. [any thread] */
 WCUDA_API wcuda_status wcuda_backend_find(wcuda_string name, int32_t* type, wcuda_error* error);
 
 #define WCUDA_FEATURE_FP16 (1u << 0)
@@ -78,20 +83,21 @@ WCUDA_API wcuda_status wcuda_backend_find(wcuda_string name, int32_t* type, wcud
 #define WCUDA_FEATURE_COOPERATIVE_GROUPS (1u << 5)
 #define WCUDA_FEATURE_TENSOR_CORES (1u << 6)
 #define WCUDA_FEATURE_DYNAMIC_PARALLELISM (1u << 7)
-/* Computes the WCUDA_FEATURE_... bits of a device. [any thread] */
+/* Computes the WCUDA_FEATURE_... bits of a device from its capabilities. [any thread] */
 WCUDA_API wcuda_status wcuda_device_features_get(const wcuda_device_caps* caps, uint64_t* features,
                                                  wcuda_error* error);
 
-/* Do not fall back to HOST when nothing else is available. */
+/* Without this flag, wcuda_backend_select tries HOST last. */
 #define WCUDA_SELECT_NO_HOST (1u << 0)
 typedef struct wcuda_selection_options {
   uint32_t struct_size;
   uint32_t flags;             /* WCUDA_SELECT_... */
-  int32_t preferred;          /* a type; 0: none */
+  int32_t preferred;          /* the type to try first; 0 means none */
   uint32_t fallback_count;
-  const int32_t* fallbacks;   /* types to try after `preferred`. NULL: if a type is preferred, vulkan,
-                                 metal and stdgpu; else all types, highest priority first */
-  uint64_t required_features; /* WCUDA_FEATURE_... bits that the device must have */
+  /* Types to try after `preferred`, in this order. NULL means vulkan, metal and stdgpu if `preferred` is
+   * set, and otherwise all types, highest priority first. */
+  const int32_t* fallbacks;
+  uint64_t required_features; /* WCUDA_FEATURE_... bits; a device without them is skipped */
 } wcuda_selection_options;
 #define WCUDA_SELECTION_OPTIONS_INIT {sizeof(wcuda_selection_options), 0, 0, 0, NULL, 0}
 
@@ -105,93 +111,101 @@ typedef struct wcuda_skipped_backend {
 
 typedef struct wcuda_selection {
   uint32_t struct_size;
-  int32_t type; /* CUDA, HOST or a registered type */
+  int32_t type; /* the selected type: CUDA, HOST or a registered type */
   int32_t ordinal;
   uint32_t reserved;
-  wcuda_skipped_backend* skipped; /* memory of the caller: the types tried before, in order; may be NULL
-                                     with capacity 0 */
+  /* Receives the types that were tried before and skipped, in order. The caller provides the array; it may
+   * be NULL with capacity 0. */
+  wcuda_skipped_backend* skipped;
   uint64_t skipped_capacity;
-  uint64_t skipped_count;         /* written: how many there are, which may exceed the capacity */
+  uint64_t skipped_count;         /* written by the library: number of skipped types, which may exceed
+                                     skipped_capacity */
 } wcuda_selection;
 #define WCUDA_SELECTION_INIT {sizeof(wcuda_selection), 0, 0, 0, NULL, 0, 0}
-/* Selects the best backend: the first in order whose device answers and has the features. Only this
- * function and AUTO fall back; opening a type by number never does. WCUDA_NOT_AVAILABLE when none is
- * usable, with the reasons. [any thread] */
+/* Selects the first backend type, in the order that the options give, whose device can be opened and has
+ * the required features. If no type is usable, returns WCUDA_NOT_AVAILABLE, and the message has the
+ * reasons. Only this function and the type AUTO choose between types; every other function opens the type
+ * that it is given or fails. [any thread] */
 WCUDA_API wcuda_status wcuda_backend_select(const wcuda_selection_options* options,
                                             wcuda_selection* selection, wcuda_error* error);
 
-/* Returns the name of a status in the error enumerations of older backend interfaces (BackendError,
- * MemoryError, KernelError): "OutOfMemory", "KernelNotFound", ...; "" for WCUDA_OK. Every code has one.
- * Static text. [any thread] */
+/* Returns the error name for a status in backend interfaces that report errors by name (BackendError,
+ * MemoryError and KernelError), for example "OutOfMemory" or "KernelNotFound". Every status has a name;
+ * WCUDA_OK has "". The string is static. [any thread] */
 WCUDA_API const char* wcuda_backend_error_name(wcuda_status status);
 
 typedef struct wcuda_backend {
   uint64_t id;
 } wcuda_backend;
 
-/* Receives one call of a traced backend, as a line of JSON without its newline:
- * {"slot":"copy_to_device","bytes":4096,"stream":0,"ns":812,"status":"WCUDA_OK"}. Runs on the thread of
- * the call, after it, possibly on several at once. */
+/* Receives one call of a traced backend as a line of JSON without a newline:
+ * {"slot":"copy_to_device","bytes":4096,"stream":0,"ns":812,"status":"WCUDA_OK"}. The callback runs after
+ * the call, on the thread that made it, possibly on several threads at once. */
 typedef void (*wcuda_trace_callback)(void* user, wcuda_string line);
 
-/* Enables wcuda_backend_fault_set. */
+/* Enables wcuda_backend_fault_set for the backend. */
 #define WCUDA_BACKEND_WITH_FAULTS (1u << 0)
 typedef struct wcuda_backend_options {
   uint32_t struct_size;
-  int32_t type; /* WCUDA_BACKEND_...; AUTO: as wcuda_backend_select selects */
+  int32_t type; /* WCUDA_BACKEND_...; AUTO selects as wcuda_backend_select does with default options */
   int32_t ordinal;
   uint32_t flags; /* WCUDA_BACKEND_WITH_... */
-  uint64_t memory_budget;      /* as in wcuda_context_options */
-  uint32_t host_thread_count;  /* likewise */
+  uint64_t memory_budget;      /* see wcuda_context_options */
+  uint32_t host_thread_count;  /* see wcuda_context_options */
   uint32_t reserved;
-  wcuda_trace_callback trace;  /* NULL: none */
-  void* trace_user;            /* must outlive everything created from the backend */
-  wcuda_string library_folder; /* of NVRTC, as in wcuda_program_options */
+  wcuda_trace_callback trace;  /* NULL means that calls are not traced */
+  void* trace_user;            /* must stay valid until the backend and everything created from it is
+                                  released */
+  wcuda_string library_folder; /* folder of NVRTC; see wcuda_program_options */
 } wcuda_backend_options;
 #define WCUDA_BACKEND_OPTIONS_INIT {sizeof(wcuda_backend_options), 0, 0, 0, 0, 0, 0, NULL, NULL, {NULL, 0}}
 
-/* Opens a backend on a device. A specific type is opened or fails: WCUDA_NOT_AVAILABLE, WCUDA_NO_DEVICE.
- * [any thread] */
+/* Opens a backend on a device. If `type` is not AUTO, the function opens that type or fails: with
+ * WCUDA_NOT_AVAILABLE if this build or machine lacks the backend, or WCUDA_NO_DEVICE if it has no such
+ * device. [any thread] */
 WCUDA_API wcuda_status wcuda_backend_open(const wcuda_backend_options* options,
                                           wcuda_backend* backend, wcuda_error* error);
-/* Ends the backend as function deinit of its table does: releases memory, kernels, streams and events
- * created through the table. What a running call uses is released when that call returns. Contexts created
- * from the backend stay. [any thread] */
+/* Closes the backend, as `deinit` in its table does. Releases all memory, kernels, streams and events that
+ * were created through the table; those in use by a running call are released when that call returns.
+ * Contexts created from the backend stay valid. [any thread] */
 WCUDA_API void wcuda_backend_close(wcuda_backend backend);
 
 typedef struct wcuda_backend_info {
   uint32_t struct_size;
-  int32_t type; /* in use */
+  int32_t type; /* the type that was opened, never AUTO */
   int32_t ordinal;
   uint32_t device_count;
   int32_t is_traced;
   int32_t has_faults;
-  uint64_t live_count;       /* memory, kernels, streams and events created through the table */
-  char name[32];             /* of the type */
-  char fallback_reason[512]; /* AUTO: each type passed over and why, separated by "; ". NUL-terminated */
+  uint64_t live_count;       /* memory, kernels, streams and events that were created through the table and
+                                not yet released */
+  char name[32];             /* name of the type */
+  /* If AUTO was requested: the types that were skipped, each with the reason, separated by "; ".
+   * NUL-terminated. */
+  char fallback_reason[512];
 } wcuda_backend_info;
 #define WCUDA_BACKEND_INFO_INIT {sizeof(wcuda_backend_info), 0, 0, 0, 0, 0, 0, {0}, {0}}
-/* Reports what was opened. [any thread] */
+/* Reports which device was opened and how. [any thread] */
 WCUDA_API wcuda_status wcuda_backend_info_get(wcuda_backend backend, wcuda_backend_info* info,
                                               wcuda_error* error);
 
-/* Creates a context on the backend's device, with the same trace and faults. Released by
- * wcuda_context_destroy. [any thread] */
+/* Creates a context on the backend's device. Tracing and fault injection of the backend also apply to the
+ * context. Release it with wcuda_context_destroy. [any thread] */
 WCUDA_API wcuda_status wcuda_backend_context_create(wcuda_backend backend, wcuda_context* context,
                                                     wcuda_error* error);
 
-/* Flags of `allocate`; without any, memory is DEVICE. Bits 4 to 7 are 0. */
+/* Flags of `allocate`. Without a flag, the memory is DEVICE memory. Bits 4 to 7 must be 0. */
 #define WCUDA_MEMORY_DEVICE (1u << 0)
 #define WCUDA_MEMORY_HOST_VISIBLE (1u << 1)  /* pinned host memory, for fast copies */
-#define WCUDA_MEMORY_HOST_COHERENT (1u << 2) /* HOST_VISIBLE memory always is */
-#define WCUDA_MEMORY_CACHED (1u << 3)        /* likewise */
+#define WCUDA_MEMORY_HOST_COHERENT (1u << 2) /* always true of HOST_VISIBLE memory */
+#define WCUDA_MEMORY_CACHED (1u << 3)        /* always true of HOST_VISIBLE memory */
 
-/* Memory of a backend. The id has an index and a generation: a freed one is refused for ever. In a table of
- * this library it is the id of a wcuda_buffer, or (HOST_VISIBLE) of a wcuda_pinned. This layout is frozen:
- * tables pass it by value. */
+/* Memory of a backend. The id has an index and a generation, so the id of freed memory is never valid
+ * again. In the library's table it is the id of a wcuda_buffer or, for HOST_VISIBLE memory, of a
+ * wcuda_pinned. The layout of this struct is frozen, because tables pass it by value. */
 typedef struct wcuda_device_memory {
   uint64_t id;
-  uint64_t bytes; /* as requested */
+  uint64_t bytes; /* size as requested */
 } wcuda_device_memory;
 
 /* A kernel that a backend compiled. */
@@ -199,59 +213,67 @@ typedef struct wcuda_backend_kernel {
   uint64_t id;
 } wcuda_backend_kernel;
 
-/* The table. `self` is what wcuda_backend_table_get or `open` of a registration returned. NULL in a slot (a
- * function of the table) says that the backend lacks it; deinit, get_device_count, get_device_caps,
- * allocate, free, copy_to_device, copy_from_device and synchronize are required. Functions return WCUDA_OK
- * or a status, and fill `error` (never NULL in calls of this library) with the reason; outputs are written
- * on success only. All may run on several threads at once. Those of this library may be called inside
- * callbacks, so that one table can wrap another. Streams and events are ids of the backend's own; stream id
- * 0 is the one that every backend has. In a launch, buffer.id of an argument is the id of memory. */
+/* The function table of a backend.
+ *
+ * `self` is the value that wcuda_backend_table_get or the `open` function of a registration returned. A
+ * NULL entry means that the backend does not have the function. deinit, get_device_count, get_device_caps,
+ * allocate, free, copy_to_device, copy_from_device and synchronize are required.
+ *
+ * A function returns WCUDA_OK, or another status with the reason in `error`; the library never passes NULL
+ * for `error`. A function writes its outputs only on success. All functions may be called on several
+ * threads at once. The functions of the library's table may also be called inside callbacks, so that one
+ * table can wrap another.
+ *
+ * The backend chooses its own stream and event ids. Stream 0 always exists. In launch_kernel, an argument
+ * of kind WCUDA_ARG_BUFFER has the id of a wcuda_device_memory in buffer.id. */
 typedef struct wcuda_backend_vtable {
   uint32_t struct_size;
   uint32_t reserved;
-  /* Ends the instance and releases everything it returned. A table of this library answers
-   * WCUDA_INVALID_HANDLE after it. */
+  /* Closes the backend instance and releases everything that its functions returned. After deinit, the
+   * functions of the library's table return WCUDA_INVALID_HANDLE. */
   void (*deinit)(void* self);
   uint32_t (*get_device_count)(void* self);
-  /* Of any device of the backend; WCUDA_NO_DEVICE past the last. */
+  /* Reports the capabilities of one of the backend's devices. Returns WCUDA_NO_DEVICE if `device` is not
+   * less than get_device_count. */
   wcuda_status (*get_device_caps)(void* self, uint32_t device, wcuda_device_caps* caps,
                                   wcuda_error* error);
   wcuda_status (*allocate)(void* self, uint64_t bytes, uint8_t flags, wcuda_device_memory* memory,
                            wcuda_error* error);
   wcuda_status (*free)(void* self, wcuda_device_memory memory, wcuda_error* error);
-  /* Copy between host and device memory; these two wait. Bytes 0 is legal. */
+  /* copy_to_device and copy_from_device copy between host and device memory and wait. `bytes` may be 0. */
   wcuda_status (*copy_to_device)(void* self, wcuda_device_memory target, uint64_t offset,
                                  const void* source, uint64_t bytes, wcuda_error* error);
   wcuda_status (*copy_from_device)(void* self, void* target, wcuda_device_memory source,
                                    uint64_t offset, uint64_t bytes, wcuda_error* error);
-  /* Queued; the host memory must stay valid and unchanged until the stream has passed the copy. */
+  /* copy_to_device_async and copy_from_device_async queue a copy. The host memory must stay valid and
+   * unchanged until the copy is done. */
   wcuda_status (*copy_to_device_async)(void* self, wcuda_device_memory target, uint64_t offset,
                                        const void* source, uint64_t bytes, wcuda_stream stream,
                                        wcuda_error* error);
   wcuda_status (*copy_from_device_async)(void* self, void* target, wcuda_device_memory source,
                                          uint64_t offset, uint64_t bytes, wcuda_stream stream,
                                          wcuda_error* error);
-  /* CUDA: source is CUDA C++, PTX, a cubin or a fatbin; entry is a name or an expression such as
-   * scale<float>.
-   * HOST compiles nothing. It looks for the entry among the kernels registered by descriptor (section 22) in
-   * contexts created from the backend, newest registry first; the kernel's host function then runs with the
-   * caller's launch, and with arguments checked against the descriptor. If there is none, entry names a
-   * built-in kernel (section 19), computed in f32. Any other entry, and a registered one without a host
-   * function, returns WCUDA_UNSUPPORTED_KERNEL; a source in which the entry does not occur returns
-   * WCUDA_NOT_FOUND. */
+  /* CUDA: `source` is CUDA C++, PTX, a cubin or a fatbin. `entry` is the name of a kernel or an expression
+   * such as scale<float>.
+   *
+   * HOST compiles nothing. It first looks for `entry` in the kernel registries (section 22) of contexts
+   * created from the backend, newest registry first. A launch then runs the host function of that kernel,
+   * with arguments checked against its descriptor. If no registry has the entry, HOST looks for a built-in
+   * kernel (section 19), which computes in f32. Returns WCUDA_NOT_FOUND if `entry` does not occur in
+   * `source`, and WCUDA_UNSUPPORTED_KERNEL if there is no such kernel or it has no host function. */
   wcuda_status (*compile_kernel)(void* self, wcuda_string source, wcuda_string entry,
                                  wcuda_backend_kernel* kernel, wcuda_error* error);
-  /* Queued. Checked as wcuda_kernel_launch checks. */
+  /* Queues a launch. The library's table checks it as wcuda_kernel_launch does. */
   wcuda_status (*launch_kernel)(void* self, wcuda_backend_kernel kernel, const wcuda_launch* config,
                                 const wcuda_argument* arguments, uint64_t argument_count,
                                 wcuda_error* error);
   wcuda_status (*destroy_kernel)(void* self, wcuda_backend_kernel kernel, wcuda_error* error);
   wcuda_status (*synchronize)(void* self, wcuda_error* error);
-  /* Queued; the ranges do not overlap. This slot and those below are optional. */
+  /* Queues a copy. The ranges must not overlap. This function and all functions below are optional. */
   wcuda_status (*copy_on_device)(void* self, wcuda_device_memory target, uint64_t target_offset,
                                  wcuda_device_memory source, uint64_t source_offset, uint64_t bytes,
                                  wcuda_stream stream, wcuda_error* error);
-  /* Queued; as wcuda_buffer_fill. */
+  /* Queues a fill, as wcuda_buffer_fill describes it. */
   wcuda_status (*fill)(void* self, wcuda_device_memory memory, uint64_t offset, uint64_t bytes,
                        uint64_t pattern, uint32_t pattern_bytes, wcuda_stream stream,
                        wcuda_error* error);
@@ -263,7 +285,7 @@ typedef struct wcuda_backend_vtable {
   wcuda_status (*event_destroy)(void* self, wcuda_event event, wcuda_error* error);
   wcuda_status (*event_record)(void* self, wcuda_event event, wcuda_stream stream,
                                wcuda_error* error);
-  /* Makes work queued on the stream from now on wait for the event. */
+  /* Makes all work that is queued on the stream after this call wait for the event. */
   wcuda_status (*event_order)(void* self, wcuda_event event, wcuda_stream stream,
                               wcuda_error* error);
   wcuda_status (*event_synchronize)(void* self, wcuda_event event, wcuda_error* error);
@@ -272,7 +294,7 @@ typedef struct wcuda_backend_vtable {
                                 double* milliseconds, wcuda_error* error);
   wcuda_status (*memory_info)(void* self, uint64_t* free_bytes, uint64_t* total_bytes,
                               wcuda_error* error);
-  /* WCUDA_OK, or WCUDA_DEVICE_LOST with the reason, and from then on always. */
+  /* Returns WCUDA_OK, or WCUDA_DEVICE_LOST with the reason. Once a device is lost, it stays lost. */
   wcuda_status (*fault)(void* self, wcuda_error* error);
   /* Reports the host address of HOST_VISIBLE memory. */
   wcuda_status (*host_address)(void* self, wcuda_device_memory memory, void** address,
@@ -282,77 +304,86 @@ typedef struct wcuda_backend_vtable {
   {sizeof(wcuda_backend_vtable), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 
-/* Reports the table of a backend and its `self`; the table is static. [any thread] */
+/* Reports the library's function table, which is static, and the `self` of this backend. [any thread] */
 WCUDA_API wcuda_status wcuda_backend_table_get(wcuda_backend backend,
                                                const wcuda_backend_vtable** table, void** self,
                                                wcuda_error* error);
 
 typedef struct wcuda_backend_registration {
   uint32_t struct_size;
-  int32_t priority;                  /* in wcuda_backend_select; CUDA has 100, HOST 10 */
-  wcuda_string name;                 /* 1 to 31 bytes, unique among all types */
-  const wcuda_backend_vtable* table; /* copied; its functions stay valid until the last instance has ended */
-  /* Creates an instance on a device; its `self` is passed to every function, and ends with deinit. */
+  int32_t priority;                  /* used by wcuda_backend_select; CUDA has 100, HOST 10 */
+  wcuda_string name;                 /* 1 to 31 bytes; no other type may have the name */
+  /* The library copies the table. The functions must stay valid until the last instance was closed with
+   * deinit. */
+  const wcuda_backend_vtable* table;
+  /* Opens an instance on a device. The library passes its `self` to every function, and finally to
+   * deinit. */
   wcuda_status (*open)(void* user, int32_t ordinal, void** self, wcuda_error* error);
-  void* user; /* valid as long as the functions */
+  void* user; /* must stay valid as long as the functions */
 } wcuda_backend_registration;
 #define WCUDA_BACKEND_REGISTRATION_INIT {sizeof(wcuda_backend_registration), 0, {NULL, 0}, NULL, NULL, NULL}
 
-/* Adds a backend to the process. `type` receives its number, for the functions above, contexts (section 5)
- * and devices (section 4). Contexts on it have buffers, streams, events, a ledger and digests; models and
- * the catalogue need CUDA or HOST. [any thread] */
+/* Registers a backend for the whole process. `type` receives its number, which can then be used with the
+ * functions above, with wcuda_context_create and with wcuda_device_count. Contexts on a registered backend
+ * have buffers, streams, events, a ledger and digests. Models and built-in kernels need CUDA or HOST.
+ * [any thread] */
 WCUDA_API wcuda_status wcuda_backend_register(const wcuda_backend_registration* registration,
                                               int32_t* type, wcuda_error* error);
-/* Removes a registered type: no new instances can be created; existing ones keep working. [any thread] */
+/* Removes a registered type. It can no longer be opened; instances that are open keep working.
+ * [any thread] */
 WCUDA_API wcuda_status wcuda_backend_unregister(int32_t type, wcuda_error* error);
 
 #define WCUDA_FAULT_NONE 0
-#define WCUDA_FAULT_ALLOCATE 1    /* WCUDA_OUT_OF_MEMORY */
-#define WCUDA_FAULT_COPY 2        /* WCUDA_DEVICE_ERROR, as the next two */
+#define WCUDA_FAULT_ALLOCATE 1    /* the call returns WCUDA_OUT_OF_MEMORY */
+#define WCUDA_FAULT_COPY 2        /* the call returns WCUDA_DEVICE_ERROR, as do the next two */
 #define WCUDA_FAULT_LAUNCH 3      /* kernels, fills, digests */
 #define WCUDA_FAULT_SYNCHRONIZE 4
-#define WCUDA_FAULT_COMPILE 5     /* WCUDA_COMPILE_FAILED; slot compile_kernel, and wcuda_program_compile of a
-                                     program created with a context of the backend */
-#define WCUDA_FAULT_LOST 6        /* any call: the device is lost from then on */
-/* Injects a fault: the k-th call of a kind from now on fails (1: the next), before the device is called;
- * k 0 or NONE: no more. Replaces the previous request; a lost device stays lost. WCUDA_INVALID_STATE unless
- * the backend was opened WITH_FAULTS. [any thread] */
+#define WCUDA_FAULT_COMPILE 5     /* the call returns WCUDA_COMPILE_FAILED; applies to compile_kernel, and
+                                     to wcuda_program_compile if the program has a context of the backend */
+#define WCUDA_FAULT_LOST 6        /* any call; the device is then lost and stays lost */
+/* Makes the k-th following call of this kind fail, without calling the device; k = 1 is the next call. Each
+ * request replaces the previous one. k = 0 or WCUDA_FAULT_NONE cancels the request, but a device that is
+ * already lost stays lost. Returns WCUDA_INVALID_STATE if the backend was not opened with
+ * WCUDA_BACKEND_WITH_FAULTS. [any thread] */
 WCUDA_API wcuda_status wcuda_backend_fault_set(wcuda_backend backend, int32_t kind, uint64_t k,
                                                wcuda_error* error);
 
 /* ------------------------------------------------------------------------------------------------
- * 21b. Failover: move to the next backend when one fails
+ * 21b. Failover: use another backend when one fails
  *
- * New contexts, and whole calls whose inputs are on the host, move to the next backend when one fails.
- * Objects that live on a device (buffers, sequences, models, sealed memory) never move. Failover is off by
- * default and never silent: every step is an event and a warning in the log.
+ * A failover group has a list of backends and uses one of them at a time, the active backend. When the
+ * active backend fails, the group switches to another one. From then on, new contexts and self-contained
+ * calls (wcuda_failover_call) use the other backend. Objects on a device, such as buffers, sequences,
+ * models and sealed memory, are never moved. Failover happens only in such a group, and never silently:
+ * each stage of a switch is reported as an event and as a warning in the log.
  */
-#define WCUDA_FAILOVER_NONE 0      /* failures are counted, nothing moves */
-#define WCUDA_FAILOVER_WARN 1      /* contexts and calls after the failure move; the failure is returned */
-#define WCUDA_FAILOVER_AUTOMATIC 2 /* the failed call is repeated on the next backend, too */
+#define WCUDA_FAILOVER_NONE 0      /* counts failures and never switches */
+#define WCUDA_FAILOVER_WARN 1      /* switches, and returns the failure; later contexts and calls use the
+                                      next backend */
+#define WCUDA_FAILOVER_AUTOMATIC 2 /* switches, and repeats the failed call on the next backend */
 
 #define WCUDA_FAILOVER_REASON_DEVICE_LOST 1
-#define WCUDA_FAILOVER_REASON_REPEATED 2      /* failure_threshold failures within the window */
+#define WCUDA_FAILOVER_REASON_REPEATED 2      /* failure_threshold failures within window_ms */
 #define WCUDA_FAILOVER_REASON_OUT_OF_MEMORY 3 /* only with WCUDA_FAILOVER_ON_OUT_OF_MEMORY */
 #define WCUDA_FAILOVER_REASON_MANUAL 4
 
-#define WCUDA_FAILOVER_STARTED 1   /* `from` is left */
-#define WCUDA_FAILOVER_COMPLETED 2 /* `to` answers */
-#define WCUDA_FAILOVER_FAILED 3    /* `to` does not answer or computes a probe wrong; see status */
-#define WCUDA_FAILOVER_RESTORED 4  /* the first backend computes a probe correctly and is used again */
-#define WCUDA_FAILOVER_EXHAUSTED 5 /* no backend is left; `from` stays in use */
+#define WCUDA_FAILOVER_STARTED 1   /* the switch away from `from` begins */
+#define WCUDA_FAILOVER_COMPLETED 2 /* the switch is done: `to` is active */
+#define WCUDA_FAILOVER_FAILED 3    /* `to` could not be opened or failed its test; see `status` */
+#define WCUDA_FAILOVER_RESTORED 4  /* `to`, the first backend of the list, is active again */
+#define WCUDA_FAILOVER_EXHAUSTED 5 /* no other backend is usable; `from` stays active */
 
 typedef struct wcuda_failover_event {
   uint32_t struct_size;
   int32_t event;  /* WCUDA_FAILOVER_STARTED, ... */
-  int32_t reason; /* WCUDA_FAILOVER_REASON_...; 0 for RESTORED */
-  int32_t from;   /* backend types */
+  int32_t reason; /* WCUDA_FAILOVER_REASON_...; 0 when the first backend was tested for its return */
+  int32_t from;   /* backend type, as is `to` */
   int32_t to;
   wcuda_status status;
   char message[232]; /* NUL-terminated */
 } wcuda_failover_event;
 #define WCUDA_FAILOVER_EVENT_INIT {sizeof(wcuda_failover_event), 0, 0, 0, 0, 0, {0}}
-/* Runs on the thread whose call it concerns, within that call. */
+/* Runs inside the call that caused the event, on the same thread. */
 typedef void (*wcuda_failover_callback)(void* user, const wcuda_failover_event* event);
 
 typedef struct wcuda_failover_target {
@@ -368,13 +399,13 @@ typedef struct wcuda_failover_options {
   uint32_t struct_size;
   int32_t mode;               /* WCUDA_FAILOVER_NONE, _WARN or _AUTOMATIC */
   uint32_t flags;             /* WCUDA_FAILOVER_ON_... */
-  uint32_t failure_threshold; /* 0: 3 */
-  uint64_t window_ms;         /* 0: 30,000. Older failures are forgotten */
-  uint64_t cooldown_ms;       /* 0: 60,000. How long a backend that was left is not used */
-  uint64_t recheck_ms;        /* 0: 30,000. Between two probes of the first backend */
-  const wcuda_failover_target* targets; /* 1 to 16, the first preferred */
+  uint32_t failure_threshold; /* number of failures; 0 means 3 */
+  uint64_t window_ms;         /* milliseconds; 0 means 30,000. Older failures do not count */
+  uint64_t cooldown_ms;       /* milliseconds for which a failed backend is not used; 0 means 60,000 */
+  uint64_t recheck_ms;        /* milliseconds between two tests of the first backend; 0 means 30,000 */
+  const wcuda_failover_target* targets; /* 1 to 16 backends, the preferred one first */
   uint64_t target_count;
-  wcuda_failover_callback callback; /* may be NULL; the log has every event as well */
+  wcuda_failover_callback callback; /* may be NULL; the log has every event too */
   void* user;
 } wcuda_failover_options;
 #define WCUDA_FAILOVER_OPTIONS_INIT {sizeof(wcuda_failover_options), 0, 0, 0, 0, 0, 0, NULL, 0, NULL, NULL}
@@ -382,48 +413,57 @@ typedef struct wcuda_failover_options {
 typedef struct wcuda_failover {
   uint64_t id;
 } wcuda_failover;
-/* Creates a failover; opens no device yet. [any thread] */
+/* Creates a failover group. No device is opened yet. [any thread] */
 WCUDA_API wcuda_status wcuda_failover_create(const wcuda_failover_options* options,
                                              wcuda_failover* failover, wcuda_error* error);
-/* Releases it; contexts created from it stay. [any thread] */
+/* Releases the group. Contexts created from it stay valid. [any thread] */
 WCUDA_API void wcuda_failover_destroy(wcuda_failover failover);
 
-/* Creates a context on the backend in use. If it cannot be opened, the rules of wcuda_failover_call decide
- * whether the next is used. backend and ordinal of `options` are 0. [any thread] */
+/* Creates a context on the active backend. If that backend cannot be opened, the rules of
+ * wcuda_failover_call decide whether the next backend is used instead. options->backend and
+ * options->ordinal must be 0. [any thread] */
 WCUDA_API wcuda_status wcuda_failover_context_create(wcuda_failover failover,
                                                      const wcuda_context_options* options,
                                                      wcuda_context* context, wcuda_error* error);
 
-/* A whole call: takes its inputs from the host, leaves its outputs there, and can be repeated from the
- * start. It runs as the caller's own code and may call this library. */
+/* A self-contained call: it takes its inputs from host memory, leaves its outputs in host memory, and can
+ * be repeated from the start. It may call this library. */
 typedef wcuda_status (*wcuda_failover_body)(void* user, wcuda_context context, wcuda_error* error);
-/* Runs the body with a context on the backend in use, on the calling thread. A backend is left when the
- * body returns WCUDA_DEVICE_LOST or (with the flag) WCUDA_OUT_OF_MEMORY, or when it has returned
- * WCUDA_DEVICE_ERROR, _NO_DEVICE or _NOT_AVAILABLE failure_threshold times within the window. Any other
- * status, such as a compile error, a bad argument or a timeout, is returned and changes nothing. After the
- * cooldown the first backend is probed at most every recheck_ms, and used again when it computes the probe
- * correctly. On success `type` (may be NULL) receives the backend that ran the body. [any thread] */
+/* Runs `body` on the calling thread, with a context on the active backend.
+ *
+ * The group switches to the next backend when `body` returns WCUDA_DEVICE_LOST, or WCUDA_OUT_OF_MEMORY if
+ * the options have WCUDA_FAILOVER_ON_OUT_OF_MEMORY. It also switches when `body` has returned
+ * WCUDA_DEVICE_ERROR, WCUDA_NO_DEVICE or WCUDA_NOT_AVAILABLE failure_threshold times within window_ms. Any
+ * other status, such as that of a compile error, a bad argument or a timeout, is returned to the caller and
+ * has no effect on the group.
+ *
+ * If the first backend of the list is not active and its cooldown is over, the group tests it at most once
+ * per recheck_ms, with a small computation or, for a registered backend, with a copy. If the result is
+ * correct, the first backend becomes active again.
+ *
+ * On success, `type` receives the backend type that ran `body`; it may be NULL. [any thread] */
 WCUDA_API wcuda_status wcuda_failover_call(wcuda_failover failover, wcuda_failover_body body,
                                            void* user, int32_t* type, wcuda_error* error);
-/* Counts a failure in a context of wcuda_failover_context_create, as if a body had returned it.
+/* Counts a failure that happened outside wcuda_failover_call, in a context from
+ * wcuda_failover_context_create. It has the same effect as a `body` that returned this status.
  * [any thread] */
 WCUDA_API wcuda_status wcuda_failover_report(wcuda_failover failover, int32_t type,
                                              wcuda_status status, wcuda_error* error);
-/* Leaves the backend in use. WCUDA_INVALID_STATE with WCUDA_FAILOVER_NONE; WCUDA_NOT_AVAILABLE when there
- * is no other. [any thread] */
+/* Switches away from the active backend. Returns WCUDA_INVALID_STATE if the mode is WCUDA_FAILOVER_NONE,
+ * and WCUDA_NOT_AVAILABLE if no other backend is usable. [any thread] */
 WCUDA_API wcuda_status wcuda_failover_trigger(wcuda_failover failover, wcuda_error* error);
 
 typedef struct wcuda_failover_state {
   uint32_t struct_size;
-  int32_t type; /* in use */
+  int32_t type; /* type of the active backend */
   int32_t ordinal;
-  int32_t is_degraded;    /* 1: not the first */
-  uint64_t failure_count; /* of devices, since creation */
-  uint64_t move_count;    /* completed */
+  int32_t is_degraded;    /* 1 if the active backend is not the first of the list */
+  uint64_t failure_count; /* failures of devices since the group was created */
+  uint64_t move_count;    /* completed switches */
   uint64_t restore_count;
 } wcuda_failover_state;
 #define WCUDA_FAILOVER_STATE_INIT {sizeof(wcuda_failover_state), 0, 0, 0, 0, 0, 0}
-/* Reports the backend in use and the counts. [any thread] */
+/* Reports the active backend and the counts. [any thread] */
 WCUDA_API wcuda_status wcuda_failover_state_get(wcuda_failover failover,
                                                 wcuda_failover_state* state, wcuda_error* error);
 

@@ -212,7 +212,7 @@ Result<std::shared_ptr<KernelObject>> device_kernel(const BackendObject& self,
 Status find_host_kernel(vram::Memory& memory, const std::string& source, const std::string& entry,
                         BackendKernel* kernel) {
   if (source.find(entry) == std::string::npos)
-    return Status::error(WCUDA_NOT_FOUND, "kernel '%s': the source does not speak of it",
+    return Status::error(WCUDA_NOT_FOUND, "kernel '%s': does not occur in the source",
                          printable(entry).c_str());
   kernel->described = compute::find_described(memory, entry);
   if (kernel->described && !kernel->described->runs_here())
