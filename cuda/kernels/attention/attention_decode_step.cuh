@@ -1,14 +1,18 @@
-// Device code shared by the decode kernels: the ring of tiles that a warp loads, the queries as MMA
-// operands, softmax over a tile of 16 positions, and the merging of warps and blocks. Only for .cu
-// files.
+// Device code of all decode kernels: the ring of tiles that a warp loads, the queries as MMA
+// operands, softmax over a tile of 16 positions, and the merging of partial results. Included only
+// by .cu files.
 //
-// A block handles a segment: positions of one row and one key-value head. Its warps take tiles of
-// 16 positions in turn, each through its own ring of stages in shared memory:
+// A block handles a segment: positions of one row and one KV head. Each of its warps takes every
+// S::kWarps-th tile of 16 positions, and loads its tiles through its own ring of stages in shared
+// memory:
 //
-//   warp 0   tile 0 | tile 4 | tile 8  …       load → scores = K·q → softmax → sums += V·w
-//   warp 1   tile 1 | tile 5 | tile 9  …
-//   …                                          then: warps are merged in shared memory, blocks that
-//   warp 3   tile 3 | tile 7 | tile 11 …       share a row in global memory or over the cluster
+//   warp 0   tile 0 | tile 4 | tile 8  …       for each tile: load → scores = K·q → softmax →
+//   warp 1   tile 1 | tile 5 | tile 9  …       sums += V·numerators
+//   warp 2   tile 2 | tile 6 | tile 10 …
+//   warp 3   tile 3 | tile 7 | tile 11 …
+//
+// Then the partial results are merged: those of a block's warps in shared memory, and those of the
+// blocks that handle one row in global memory or through distributed shared memory.
 #pragma once
 
 #include "kernels/attention/attention.h"
@@ -18,15 +22,17 @@
 
 namespace wcuda::kernels {
 
-constexpr int kMmaHeads = 8;  // query heads of an MMA: its N
+constexpr int kMmaHeads = 8;  // query heads of an MMA, its N dimension
 static_assert(kMmaHeads == kDecodeGroupMax);
 
-// Stride in floats between the heads of a warp's sums in shared memory; avoids bank conflicts.
+// Stride in floats between the heads in a warp's sums in shared memory. The padding avoids bank
+// conflicts.
 template <int kLength>
 constexpr uint32_t kSumStride = kLength + 4;
 
-// Compile-time parameters of a kernel. kExact: heads have exactly kLength elements, otherwise at
-// most kLength. kSeparateKv: the keys and the values of a tile occupy one stage each, alternating.
+// Compile-time parameters of a kernel. With kExact, heads have exactly kLength elements, otherwise
+// at most kLength. With kSeparateKv, the keys and the values of a tile are in two consecutive
+// stages, otherwise in one.
 template <int kLength_, KvFormat kFormat_, bool kExact_, int kWarps_, int kRingBytes,
           bool kSeparateKv_ = false>
 struct DecodeShape {
@@ -38,34 +44,34 @@ struct DecodeShape {
   static constexpr int kThreads = kWarps * 32;
   using Tile = DecodeTile<kLength, kFormat, kExact>;
 
-  // Stages of a warp's ring: as many as fit into kRingBytes, at most 6.
+  // Stages of a warp's ring: at most 6, and no more than fit into kRingBytes.
   static constexpr uint32_t kStageBytes = (kSeparateKv ? 1 : 2) * Tile::kBytes;
   static constexpr int kFitting = kRingBytes / kStageBytes;
   static constexpr int kStages = kFitting > 6 ? 6 : kFitting;
   static_assert(kStages >= 1);
-  // 16 extra bytes: a load of codes may pass the end.
+  // 16 bytes of padding, because a vector load of quantized values may read past the end.
   static constexpr uint32_t kWarpBytes = kStages * kStageBytes + 16;
   static constexpr uint32_t kRingsBytes = (kWarps * kWarpBytes + 127) / 128 * 128;
   // Shared memory of a warp's sums, running maxima and denominators.
   static constexpr uint32_t kSumBytes = kMmaHeads * (kSumStride<kLength> + 2) * sizeof(float);
 };
 
-// Consecutive positions of one row and head that one block works on.
+// Consecutive positions of one row and one group of query heads, which one block works on.
 struct Segment {
   uint32_t row;
-  uint32_t head;  // index of the group of query heads, over all KV heads
+  uint32_t head;  // index of the group of query heads, counted over all KV heads
   uint32_t kv_head;
-  uint32_t span_begin;  // spans (attention_plan.h), counted from the first of the row and head
+  uint32_t span_begin;  // span (attention_plan.h), counted from the first span of row and head
   uint32_t span_end;
-  uint32_t row_spans;   // spans of the row per head
-  uint32_t row_first;   // first span of the row and head in the list of all spans
-  uint32_t token;       // of the row
-  uint32_t first_page;  // index in the row's page table of the segment's first page
+  uint32_t row_spans;   // number of spans of the row and head
+  uint32_t row_first;   // index of their first span in the list of all spans
+  uint32_t token;       // index of the row's token in the step
+  uint32_t first_page;  // index of the segment's first page in the row's page table
   uint32_t begin;       // first position
-  uint32_t end;         // one past the last
+  uint32_t end;         // one past the last position
 };
 
-// A block's DecodeStart in registers: lane l holds word l % 16.
+// A block's DecodeStart in registers. Lane l holds word l % 16.
 class StartWords {
  public:
   __device__ StartWords(const AttentionPlan& plan, uint32_t lane)
@@ -93,7 +99,7 @@ __device__ __forceinline__ uint32_t page_of(const AttentionKernelArgs& args, uin
   return __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride + index);
 }
 
-// The tiles of one warp in a segment: every S::kWarps-th.
+// The tiles of one warp in a segment: every S::kWarps-th tile.
 struct TileRange {
   uint32_t next = 0;
   uint32_t end = 0;
@@ -103,7 +109,8 @@ struct TileRange {
   }
 };
 
-// Loads a warp's tiles into its ring ahead of their use. Walk::next returns the block's segments.
+// Loads a warp's tiles into its ring ahead of their use. Walk::next() returns the segments of the
+// block one after the other.
 template <class S, class Walk>
 class Loader {
  public:
@@ -113,14 +120,14 @@ class Loader {
       : args_(args), segments_(segments), start_(start), warp_(warp), lane_(lane), ring_(ring) {
     find_tile();
   }
-  // True if the next tile holds the newest position of its row, or if there is no next tile.
+  // Returns true if the next tile has the newest position of its row, or if there is no next tile.
   __device__ bool has_newest_next() const {
     return !has_tile_ || segments_.position() / kTilePositions == tiles_.next;
   }
-  // Starts the copy of the next tile, or of its keys or values. If none is left it commits an empty
-  // group, so that the number of groups is the number of stages used. If this kernel itself stores
-  // new keys and values, they are in the pages for the first `stored` segments only; for later ones
-  // the newest position is left out.
+  // Starts the copy of the next tile or, with kSeparateKv, of its keys or values. If no tile is
+  // left, it commits an empty group, so that the number of committed groups equals the number of
+  // stages used. If this kernel writes the new keys and values itself, it has written those of its
+  // first `stored` segments so far; in later segments the copy skips the newest position.
   __device__ __forceinline__ void issue(uint32_t stage, uint32_t stored) {
     if (has_tile_) {
       const KvPages& pages = args_.pages;
@@ -167,14 +174,15 @@ class Loader {
   Segment segment_;
   TileRange tiles_;
   uint32_t warp_, lane_, ring_;
-  uint32_t segment_count_ = 0;  // segments begun
+  uint32_t segment_count_ = 0;  // number of segments that were begun
   uint32_t page_ = 0;
   bool has_tile_ = false;
   bool has_values_next_ = false;  // with kSeparateKv
 };
 
-// Fills a warp's ring before the dependent wait. If rope_kv writes the newest position of a tile,
-// the copy of that tile must follow the wait: then this function waits and returns true.
+// Fills a warp's ring before the dependent wait. A tile whose newest position is written by rope_kv
+// can be copied only after the wait. If there is such a tile, the function waits before it copies
+// the tile, and returns true.
 template <class S, class Walk>
 __device__ __forceinline__ bool fill_ring(const AttentionKernelArgs& args,
                                           Loader<S, Walk>* loader) {
@@ -190,8 +198,8 @@ __device__ __forceinline__ bool fill_ring(const AttentionKernelArgs& args,
   return has_waited;
 }
 
-// Ends a block without work. Block 0 waits all the same: a kernel that waits for this one relies on
-// earlier kernels having ended too.
+// Ends a block that has no work. Block 0 waits for the previous kernel even so: the next kernel
+// waits only for this one, and relies on all earlier kernels having ended.
 __device__ __forceinline__ void leave_idle() {
   if (blockIdx.x == 0) dependent_wait();
 }
@@ -199,7 +207,7 @@ __device__ __forceinline__ void leave_idle() {
 // The query heads of a segment.
 struct Heads {
   uint32_t token;
-  uint32_t first;  // query head
+  uint32_t first;  // index of the first query head
   uint32_t count;
 
   __device__ Heads(const AttentionKernelArgs& args, const Segment& segment) {
@@ -210,11 +218,11 @@ struct Heads {
   }
 };
 
-// A warp's sums over a segment. Lane 4g + t holds heads 2t and 2t + 1.
+// A warp's sums over a segment. Lane 4g + t has the sums of heads 2t and 2t + 1.
 template <int kLength>
 struct WarpSums {
   float running_max[2];
-  float denominator[2];  // over this lane's positions
+  float denominator[2];  // sum over this lane's positions
   float values[kLength / 16][4];
 
   __device__ __forceinline__ void clear() {
@@ -227,8 +235,8 @@ struct WarpSums {
   }
 };
 
-// Shared memory for the heads of a segment: f32 queries (kMmaHeads), the new key and the new value,
-// then the latter two in the format of the pages.
+// Shared memory for the heads of a segment: the f32 queries (kMmaHeads), the new key and the new
+// value in f32, then the new key and the new value in the format of the pages.
 template <int kLength>
 struct NewKv {
   static constexpr uint32_t kStride = kLength + 8;  // lanes read different banks
@@ -244,7 +252,7 @@ struct NewKv {
   }
 };
 
-// cos and sin of a position for pairs lane, lane + 32, … of a head.
+// Cosine and sine of a position for the pairs lane, lane + 32, … of a head.
 template <int kLength>
 struct Rotations {
   float frequencies[kLength / 64];
@@ -263,8 +271,8 @@ struct Rotations {
   }
 };
 
-// Loads the heads of a segment into shared memory, one warp per head. If this kernel does the work
-// of rope_kv, it also applies norm and rope. Called by all threads of the block.
+// Loads the heads of a segment into shared memory, one warp per head. If this kernel replaces
+// rope_kv, it also applies norm and rope. Called by all threads of the block.
 template <class S>
 __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, const Heads& heads,
                                            uint32_t kv_head, bool has_newest,
@@ -309,12 +317,12 @@ __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, cons
   __syncthreads();
 }
 
-// Queries as operand B: of every 16 elements of head g, lane 4g + t holds two pairs.
+// Queries as operand B of the MMA. Lane 4g + t has two pairs of every 16 elements of head g.
 template <class S>
 struct Queries {
   static constexpr int kLength = S::kLength;
   uint32_t halves[kLength / 16][2];
-  bool is_split;  // columns 4 … 7 hold the f16 rounding errors of columns 0 … 3
+  bool is_split;  // columns 4 to 7 have the f16 rounding errors of columns 0 to 3
 
   __device__ __forceinline__ void load(const AttentionKernelArgs& args, uint32_t head_count,
                                        const NewKv<kLength>& new_kv, uint32_t lane) {
@@ -341,10 +349,10 @@ struct Queries {
   }
 };
 
-// Loads the queries of a segment that is not empty, after the dependent wait. If this kernel stores
-// the new key and value, it writes them to `page`, and to the ring if their tile is already there
-// without them. `next_tile`: the warp's next tile, in stage `stage`. Called by all threads of the
-// block.
+// Loads the queries of a segment that is not empty, after the dependent wait. If this kernel writes
+// the new key and value, the function stores them in `page`. If the tile of the new position was
+// already loaded into the ring, the function also stores them there. `next_tile` is the next tile
+// of the warp, which is in stage `stage`. Called by all threads of the block.
 template <class S>
 __device__ __forceinline__ void prepare_segment(
     const AttentionKernelArgs& args, const Segment& segment, const Heads& heads, uint32_t position,
@@ -359,7 +367,7 @@ __device__ __forceinline__ void prepare_segment(
   if (has_newest) {
     const uint32_t step = position / kTilePositions;
     const uint32_t ahead = (step - next_tile) / S::kWarps;
-    const uint32_t first = S::kSeparateKv ? 2 * ahead : ahead;  // stages after this one
+    const uint32_t first = S::kSeparateKv ? 2 * ahead : ahead;  // stages from `stage` to the tile
     if (step >= next_tile && (step - next_tile) % S::kWarps == 0 && first < S::kStages) {
       copy_async_wait<0>();
       __syncwarp();
@@ -386,18 +394,18 @@ __device__ __forceinline__ void prepare_segment(
       }
     }
   }
-  __syncthreads();  // new_kv may be overwritten
+  __syncthreads();  // from here on, new_kv may be overwritten
 }
 
-// The softmax numerators of a tile, as operand B of the MMA with its values.
+// The softmax numerators of a tile, as operand B of the MMA with the values of the tile.
 struct TileNumerators {
   uint32_t words[2];
 };
 
-// Computes the numerators of the tile that begins at position `first` from its scores, and updates
-// running max and denominator. The running max is raised only when a score exceeds it by more than
-// kSlack, so that sums are rarely rescaled; numerators are then at most 2^kSlack. Positions outside
-// the segment count as -infinity.
+// Computes the softmax numerators of the tile that begins at position `first` from its scores, and
+// updates the running maximum and the denominator. The running maximum changes only if a score
+// exceeds it by more than kSlack, so that the sums are rarely rescaled. The numerators are then at
+// most 2^kSlack. Positions outside the segment have the score -infinity.
 template <class S>
 __device__ __forceinline__ TileNumerators softmax_scores(const AttentionKernelArgs& args,
                                                          const Queries<S>& queries,
@@ -450,12 +458,12 @@ __device__ __forceinline__ TileNumerators softmax_scores(const AttentionKernelAr
            transpose_tile(pack_halves(scores[2], scores[3]))}};
 }
 
-// Shared memory where a block's warps leave their results: the sums of each head, then running
-// maxima and denominators.
+// Shared memory in which the warps of a block put their results: the sums of each head, then the
+// running maxima, then the denominators.
 template <int kLength>
 struct ReductionBuffer {
   uint8_t* base;
-  uint32_t warp_bytes;  // stride between warps
+  uint32_t warp_bytes;  // bytes from one warp to the next
 
   __device__ float* sums(uint32_t warp, uint32_t head) const {
     return reinterpret_cast<float*>(base + warp * warp_bytes) + head * kSumStride<kLength>;
@@ -493,7 +501,7 @@ __device__ __forceinline__ float sink_of(const AttentionKernelArgs& args, uint32
   return args.sinks == nullptr ? -INFINITY : args.sinks[head] * kLog2E;
 }
 
-// Four elements of a head's sums, with its running max and denominator.
+// Four elements of a head's sums, with the running maximum and the denominator of the head.
 struct Float4Partial {
   float4 sums;
   float running_max;
@@ -504,13 +512,14 @@ struct Float4Partial {
     running_max = score;
     denominator = score == -INFINITY ? 0.0f : 1.0f;
   }
-  // Adds kCount others at once, so that their loads overlap.
+  // Adds kCount other partial results in one call, so that their loads overlap.
   template <int kCount>
   __device__ __forceinline__ void add(const Float4Partial (&others)[kCount]) {
     const float known = running_max;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) running_max = fmaxf(running_max, others[i].running_max);
-    // A partial whose positions are all outside this layer's window has max -infinity and sums 0.
+    // A partial result whose positions are all outside this layer's window has the running maximum
+    // -infinity and sums of 0.
     const float base = running_max == -INFINITY ? 0.0f : running_max;
     const float factor = exp2_fast(known - base);
     denominator *= factor;
@@ -530,7 +539,7 @@ struct Float4Partial {
   }
 };
 
-// Merges the warps' results for float4 i of the block's heads.
+// Merges the results of the warps for float4 `i` of the block's heads.
 template <class S>
 __device__ __forceinline__ Float4Partial merge_warps(const ReductionBuffer<S::kLength>& reduction,
                                                      uint32_t i, float sink) {
@@ -549,7 +558,7 @@ __device__ __forceinline__ Float4Partial merge_warps(const ReductionBuffer<S::kL
   return partial;
 }
 
-// Normalises float4 i of the block's heads and writes it.
+// Divides float4 `i` of the block's heads by the denominator and writes it.
 template <int kLength>
 __device__ __forceinline__ void write_float4(const AttentionKernelArgs& args, const Heads& heads,
                                              uint32_t i, const Float4Partial& partial) {
@@ -572,8 +581,8 @@ __device__ __forceinline__ void write_float4(const AttentionKernelArgs& args, co
     if (element + j < n) out[j] = values[j];
 }
 
-// A block's partial in global memory: running max and denominator of each head, then the sums
-// (heads, kLength).
+// A block's partial result in global memory: the running maximum of each head, the denominator of
+// each head, then the sums (heads, kLength).
 struct KvPartial {
   float* data;
   __device__ float* running_max(uint32_t head) const { return data + head; }
@@ -581,13 +590,13 @@ struct KvPartial {
   __device__ float* sums() const { return data + 2 * kMmaHeads; }
 };
 
-// The partials of a row and head.
+// The partial results of a row and head.
 struct PartialList {
   uint32_t count;
-  uint32_t own;      // index of this block's
+  uint32_t own;      // index of this block's partial
   uint32_t first;    // position of partial 0 in `partials`
-  uint32_t second;   // of partial 1
-  uint32_t stride;   // between partials from 1 on
+  uint32_t second;   // position of partial 1
+  uint32_t stride;   // distance of the following partials
   uint32_t counter;  // index in AttentionPlan::counters
   uint32_t partial_floats;
   float* partials;
@@ -598,11 +607,12 @@ struct PartialList {
   }
 };
 
-// Adds the partials of a row and head: each warp every S::kWarps-th, into the reduction buffer.
+// Adds the partial results of a row and head into the reduction buffer. Warp w adds partials w, w +
+// S::kWarps, …
 template <class S>
 __device__ __forceinline__ void add_partials(const PartialList& partials, const Heads& heads,
                                              const ReductionBuffer<S::kLength>& reduction) {
-  constexpr uint32_t kBatch = 16 / S::kWarps;  // partials loaded together
+  constexpr uint32_t kBatch = 16 / S::kWarps;  // partials that are loaded together
   constexpr uint32_t kFloat4s = S::kLength / 4;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
@@ -634,8 +644,8 @@ __device__ __forceinline__ void add_partials(const PartialList& partials, const 
   }
 }
 
-// Increments a counter and returns its old value. Release and acquire: a block that reads the new
-// value also sees what this block wrote before.
+// Increments a counter and returns its old value, with acquire-release order: a block that reads
+// the new value also sees what this block wrote before.
 __device__ __forceinline__ uint32_t add_to_counter(uint32_t* counter) {
   uint32_t old;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
@@ -645,8 +655,9 @@ __device__ __forceinline__ uint32_t add_to_counter(uint32_t* counter) {
   return old;
 }
 
-// Writes this block's partial. The block of a row and head that arrives last then adds all partials
-// into the reduction buffer and returns true; the others return false. Called by all threads.
+// Writes this block's partial result. The last block of a row and head to arrive adds all partial
+// results into the reduction buffer and returns true. The other blocks return false. Called by all
+// threads.
 template <class S>
 __device__ __forceinline__ bool merge_blocks(const AttentionKernelArgs& args,
                                              const PartialList& partials, const Heads& heads,
@@ -664,7 +675,7 @@ __device__ __forceinline__ bool merge_blocks(const AttentionKernelArgs& args,
       *target.denominator(h) = partial.denominator;
     }
   }
-  __syncthreads();  // the partial is written; the reduction buffer may be overwritten
+  __syncthreads();  // the partial is written; from here on, the reduction buffer may be overwritten
   if (threadIdx.x == 0) {
     is_last = add_to_counter(args.plan.counters + partials.counter) == partials.count - 1;
     if (is_last) args.plan.counters[partials.counter] = 0;
@@ -676,7 +687,7 @@ __device__ __forceinline__ bool merge_blocks(const AttentionKernelArgs& args,
   return true;
 }
 
-// Writes the results of a block's heads from the reduction buffer.
+// Writes the results of a block's heads, merged from the reduction buffer.
 template <class S>
 __device__ __forceinline__ void write_merged(const AttentionKernelArgs& args, const Heads& heads,
                                              const ReductionBuffer<S::kLength>& reduction) {

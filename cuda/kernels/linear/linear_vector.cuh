@@ -1,28 +1,35 @@
-// The kernel of linear_vector: y[t] = W · h[t] for T = 1, 2, 4 or 8 tokens t; h is x or its RMS
-// norm.
+// The kernel of linear_vector: y[t] = W · h[t] for T = 1, 2, 4 or 8 tokens t, where h[t] is x[t] or
+// its RMS norm.
 //
 //                      inputs (K)
-//              K-warp 0 | K-warp 1 | K-warp 2 …     a CTA has a range of M-tiles; with split-K a
-//   M-tile 0   warp 0   | warp 1   | warp 2   …     cluster of C CTAs divides the inputs
-//   M-tile 1   warp 3   | warp 4   | warp 5   …     M-warp 0 takes M-tiles 0, 2, …, M-warp 1 takes
-//   M-tile 2   warp 0   | …                         1, 3, … (here with 2 M-warps and 3 K-warps)
+//              K-warp 0 | K-warp 1 | K-warp 2
+//   M-tile 0   warp 0   | warp 1   | warp 2     M-warp 0
+//   M-tile 1   warp 3   | warp 4   | warp 5     M-warp 1
+//   M-tile 2   warp 0   | warp 1   | warp 2     M-warp 0
+//   M-tile 3   warp 3   | warp 4   | warp 5     M-warp 1
 //
-// A warp processes its K-tiles (kernels/linear/tile.cuh) of each of its M-tiles. It needs only the
-// activations x of these K-tiles. The warps of a column above stage them in shared memory together;
-// with one M-warp no barrier of the whole CTA is needed before the MMAs. Each warp has its own ring
-// of stages, filled by TMA bulk copies that start before the previous kernel has ended. Each
-// (M-tile, K-warp) has an accumulator. After every `batch` M-tiles, the epilogue adds the
-// accumulators in a fixed order and writes outputs. Bytes moved: every weight once; x once per CTA
-// (from L2).
+// A CTA computes a range of M-tiles of 16 rows of W. Its warps form a grid of M-warps by K-warps;
+// the picture shows 2 by 3. With M M-warps, M-warp m takes M-tiles m, m + M, m + 2 M, … A K-warp
+// takes a contiguous range of the K-tiles (kernels/linear/tile.cuh) of each M-tile.
 //
-// With split-K (C > 1) a CTA sends its sums to the CTA of the cluster that finishes the M-tile,
-// through distributed shared memory. Without clusters (compute capability below 9.0) the last CTA
-// to arrive adds them from global memory in the same order, and rings are filled by copies of 16
-// bytes per lane.
+// A warp needs the activations x of its own K-tiles only. The warps of one K-warp column stage
+// these activations in shared memory together. With one M-warp, every warp stages its own
+// activations, and the MMAs need no barrier of the whole CTA before them. Each warp has its own
+// ring of stages for weights. TMA bulk copies fill the rings, beginning before the previous kernel
+// has ended.
 //
-// The time between two kernels is three latencies: the prologue up to the first copy, the end of
-// the previous kernel up to the first MMA, and the last MMA up to the end. The code keeps these
-// short.
+// Each pair of M-tile and K-warp has an accumulator in shared memory. After every `batch` M-tiles,
+// the epilogue adds the accumulators of the K-warps in a fixed order and writes the outputs. Bytes
+// moved: every weight once from device memory, and x once per CTA from L2.
+//
+// With split-K, the CTAs of a cluster divide the inputs. Each CTA sends its sums, through
+// distributed shared memory, to the CTA of the cluster that finishes the M-tile. Code for compute
+// capability below 9.0 has no clusters: CTAs write their sums to global memory, the last CTA to
+// arrive adds them in the same order, and 16-byte copies of each lane fill the rings.
+//
+// Three latencies add up to the gap between two kernels: from the start of this kernel to its first
+// copy, from the end of the previous kernel to the first MMA, and from the last MMA to the end of
+// this kernel. The code keeps each of them short.
 #pragma once
 
 #include <type_traits>
@@ -46,8 +53,8 @@ struct MatrixTile {
   uint32_t m_tile;
 };
 
-// Maps M-tile v of the launch to (matrix, M-tile): matrices concatenated, or gate and up
-// interleaved.
+// Maps M-tile v of the launch to a matrix and an M-tile of that matrix. With a gate, the M-tiles of
+// gate and up alternate. Otherwise the matrices follow each other.
 __device__ inline MatrixTile find_tile(const VectorParams& params, uint32_t v) {
   if (params.epilogue >= Epilogue::kSiluGate) return {v % 2, v / 2};
   const uint32_t matrix =
@@ -58,10 +65,11 @@ __device__ inline MatrixTile find_tile(const VectorParams& params, uint32_t v) {
 // The work of a CTA.
 struct Partition {
   uint32_t cluster, k_split;
-  uint32_t m_tile_begin, m_tiles;  // of the cluster
+  uint32_t m_tile_begin, m_tiles;  // M-tiles of the cluster
 };
 
-// M-tiles of a work item: an M-tile of the gate and one of up, or a single one.
+// Returns the number of M-tiles of a work item: 2 with a gate, one of gate and one of up; otherwise
+// 1.
 __device__ inline uint32_t item_m_tiles(const VectorParams& params) {
   return params.epilogue >= Epilogue::kSiluGate ? 2 : 1;
 }
@@ -79,16 +87,17 @@ __device__ inline float gate(Epilogue epilogue, float v) {
   return 0.5f * v * (1.0f + tanhf(0.79788456080286536f * v * (1.0f + 0.044715f * v * v)));
 }
 
-// An output and the terms that are added to its dot product.
+// An output, and the terms that are added to its dot product.
 struct Output {
-  float* target = nullptr;  // null: padding
+  float* target = nullptr;  // null if the row or the token is padding
   uint32_t index;           // token * 16 + row in the M-tile
   float bias = 0.0f, up_bias = 0.0f;
-  float before = 0.0f;  // value of the target, if the epilogue adds to it
+  float before = 0.0f;  // previous value of the target, with Epilogue::kAdd
 };
 
-// Finds output `index` of M-tile `m_tile` of the cluster (with a gate: of the gate's M-tile). Reads
-// nothing that the previous kernel writes; read_before does.
+// Finds output `index` of M-tile `m_tile` of the cluster; with a gate, `m_tile` is that of the gate
+// matrix. May run before the previous kernel has ended, because it reads nothing that the previous
+// kernel writes. read_before() then reads the previous value of the target.
 __device__ inline Output find_output(const VectorParams& params, const Partition& partition,
                                      uint32_t m_tile, uint32_t index) {
   Output output;
@@ -109,8 +118,8 @@ __device__ inline void read_before(const VectorParams& params, Output& output) {
   if (params.epilogue == Epilogue::kAdd && output.target != nullptr) output.before = *output.target;
 }
 
-// Computes and writes an output. sum(k) returns the dot product (k = 1: that of the up matrix),
-// square(token) the sum of squares of x.
+// Computes and writes an output. sum(0) returns its dot product and, with a gate, sum(1) that of
+// the up matrix. square(token) returns the sum of squares of x.
 template <class Sum, class Square>
 __device__ inline void finish(const VectorParams& params, const Output& output, Sum sum,
                               Square square) {
@@ -124,7 +133,8 @@ __device__ inline void finish(const VectorParams& params, const Output& output, 
   *output.target = y + output.before;
 }
 
-// Returns the sum of 4 * `float4s` floats, at most 16; `values` is aligned to 16 bytes.
+// Returns the sum of 4 * `float4s` floats; `float4s` is at most 4. `values` must be aligned to 16
+// bytes.
 __device__ inline float add_up(const float* values, uint32_t float4s) {
   float4 v[4];
 #pragma unroll
@@ -136,17 +146,18 @@ __device__ inline float add_up(const float* values, uint32_t float4s) {
   return total;
 }
 
-// The sums of all K-splits for the M-tiles that this CTA finishes: (K-split, M-tile, token, row)
-// floats; after the M-tiles of each K-split, its sums of squares (token).
+// The sums of all K-splits for the M-tiles that this CTA finishes: float[k_splits][stride]. A
+// K-split has its sums, float[M-tiles][T][16 rows], and in its last T floats the sums of squares of
+// x.
 struct Totals {
   float* base;
-  uint32_t stride;  // between K-splits
+  uint32_t stride;  // floats between K-splits
 };
 
-// Epilogue of M-tiles `begin` … `end` - 1 of the cluster: adds their accumulators and writes the
-// outputs, or with split-K sends the sums to the CTA that does. Called by all threads. `thread`:
-// index of this thread, counted from the thread of the batch's first output; `output`: this
-// thread's first output.
+// Epilogue of M-tiles `begin` to `end` - 1 of the cluster. Without split-K, it adds their
+// accumulators and writes the outputs. With split-K, it sends the sums to the CTA that finishes the
+// M-tile. Called by all threads. `thread` is the index of this thread, rotated by run() so that
+// thread 0 has the first output of the batch. `output` is the first output of this thread.
 template <uint32_t T, bool kCluster>
 __device__ inline void finish_batch(const VectorParams& params, const Partition& partition,
                                     const Totals& totals, uint32_t begin, uint32_t end,
@@ -203,8 +214,8 @@ __device__ inline void finish_batch(const VectorParams& params, const Partition&
   }
 }
 
-// Finishes the outputs of `items` items whose totals are complete; item u is item u * step + first
-// of the cluster. load(pointer) reads a float of the totals.
+// Finishes the outputs of `items` work items, whose totals are complete: items first, first + step,
+// first + 2 * step, … of the cluster. load(pointer) reads a float of the totals.
 template <uint32_t T, class Load>
 __device__ inline void finish_totals(const VectorParams& params, const Partition& partition,
                                      const Totals& totals, uint32_t items, uint32_t step,
@@ -309,7 +320,7 @@ __device__ inline void run(const VectorParams& params, const Partition& partitio
         uint8_t* const stage = ring.wait();
         if constexpr (Engine::kStagePackedTiles > 1) {
           const uint32_t bytes = bytes_of(k_tile);
-          if (bytes < Engine::kStageBytes) {  // the M-tile ends in this stage: clear the rest
+          if (bytes < Engine::kStageBytes) {  // the M-tile ends in this stage: clear its rest
             __syncwarp();
 #pragma unroll 1
             for (uint32_t i = bytes + lane * 16; i < Engine::kStageBytes; i += 512)
@@ -350,17 +361,17 @@ __device__ inline void run(const VectorParams& params, const Partition& partitio
     }
     finish_batch<T, kCluster>(params, partition, totals, begin, end, thread, output, accumulators,
                               squares);
-    // Epilogue batches alternate between two sets of accumulators, so that warps may already work
-    // on the next batch. The next batch's first output goes to the thread after the one that
-    // has this batch's last.
+    // Epilogue batches alternate between two sets of accumulators, so that fast warps can begin the
+    // next batch. Outputs are dealt to threads in turn across batches: the next batch begins with
+    // the thread after the last one that had an output.
     is_second = !is_second;
     first_thread += params.batch * 16 * T;
     while (first_thread >= blockDim.x) first_thread -= blockDim.x;
   }
 }
 
-// Up to 2 tokens, registers are limited so that two CTAs fit on an SM. With 4 or more tokens x
-// occupies too much shared memory for two.
+// For 1 and 2 tokens, __launch_bounds__ limits the registers so that two CTAs fit on an SM. For 4
+// and 8 tokens, two CTAs do not fit anyway, because of the shared memory that the activations need.
 template <class EngineA, class EngineB, uint32_t T, bool kCluster>
 __global__ void __launch_bounds__(kVectorWarpsMax * 32, T >= 4 ? 1 : 2)
     linear_vector_kernel(const __grid_constant__ VectorParams params) {
@@ -432,7 +443,8 @@ __global__ void __launch_bounds__(kVectorWarpsMax * 32, T >= 4 ? 1 : 2)
   }
 }
 
-// Returns how many clusters of `size` CTAs with so much shared memory run at once; 0: not known.
+// Returns how many clusters of `size` CTAs, each with `shared_bytes` of shared memory, can be
+// resident at the same time; 0 if unknown.
 template <class Kernel>
 inline uint32_t clusters_at_once(Kernel kernel, uint32_t size, uint32_t shared_bytes) {
   cudaLaunchAttribute attribute = {};
@@ -467,7 +479,7 @@ inline VectorDevice vector_device(const Launch& launch) {
   return result;
 }
 
-// Returns the properties of the engines of a launch that plan_vector needs.
+// Returns what plan_vector needs to know about the two engines.
 template <class EngineA, class EngineB, uint32_t T>
 inline VectorEngine vector_engine() {
   static_assert(EngineA::kStageInputs == EngineB::kStageInputs);
@@ -483,7 +495,7 @@ inline VectorEngine vector_engine() {
   return engine;
 }
 
-// Plans the launch and launches the kernel. params holds the arguments and the matrices.
+// Plans the launch, then launches the kernel. `params` has the arguments and the matrices.
 template <class EngineA, class EngineB, uint32_t T, bool kCluster>
 inline cudaError_t launch(VectorParams params, const VectorTuning& tuning, const Launch& launch) {
   const VectorEngine engine = vector_engine<EngineA, EngineB, T>();
@@ -506,7 +518,8 @@ inline cudaError_t launch(VectorParams params, const VectorTuning& tuning, const
     params.tickets = static_cast<uint32_t*>(launch.scratch);
     params.partials = static_cast<float*>(launch.scratch) + (plan.clusters + 3) / 4 * 4;
   }
-  // Without the attribute the limit is 48 KB, static memory included: up to 16 KB of a codebook.
+  // Without this attribute, static and dynamic shared memory together may have 48 KB. Static memory
+  // is a codebook of at most 16 KB, which leaves 32 KB.
   if (plan.shared_bytes > 32 * 1024) {
     const cudaError_t error = cudaFuncSetAttribute(
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.shared_bytes));
@@ -545,7 +558,7 @@ inline cudaError_t launch_tokens(const VectorParams& params, const VectorTuning&
 
 }  // namespace vector
 
-// Problem 0 holds matrices of kTypeA, problem 1 (may be empty) of kTypeB.
+// Problem 0 has the matrices of type kTypeA. Problem 1 has those of type kTypeB and may be empty.
 template <TensorType kTypeA, TensorType kTypeB>
 cudaError_t launch_linear_vector(const VectorParams& params, const VectorTuning& tuning,
                                  const Launch& launch) {

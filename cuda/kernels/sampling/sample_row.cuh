@@ -1,5 +1,6 @@
-// sample: a row of logits, divided among the warps of a cluster; the exchange of sums and
-// candidates between its blocks; and the output of results. Only for sample.cu.
+// Parts of the sampling kernel, included only by sample.cu: the logits of a row, divided among the
+// warps of a cluster; the exchange of sums and candidates between the blocks of the cluster; and
+// the output of results.
 #pragma once
 
 #include "kernels/ptx/cluster.cuh"
@@ -48,9 +49,9 @@ static_assert(sizeof(Item) == 32);
 
 struct Shared {
   Item warps[kWarps];
-  Item blocks[2][kBlocksMax];  // received items; gathers alternate between the two
-  uint64_t barriers[3];        // one for each of `blocks`, one for Row::list
-  uint64_t segments[kWarps];   // one sum per warp
+  Item blocks[2][kBlocksMax];  // received items; gathers use the two arrays in turn
+  uint64_t barriers[3];        // one per array of `blocks`, one for Row::list
+  uint64_t segments[kWarps];   // a sum of each warp
   uint32_t ranks[kWarps];      // rank_of each warp's largest logit
   uint64_t top[kSampleTopLogprobsMax];
   uint64_t found_before;
@@ -61,22 +62,23 @@ struct Shared {
   uint32_t list_count;
 };
 
-// Dynamic shared memory: Shared, then the histograms or the penalty window, then the logits.
+// Dynamic shared memory holds Shared, then the histograms or the penalty window in the same place,
+// then the logits.
 constexpr uint32_t kSharedBytes = (sizeof(Shared) + 127) / 128 * 128;
 constexpr uint32_t kHistogramBytes = 2 * kBins * sizeof(Bin);
 constexpr uint32_t kAccumulatorBytes = kSamplePenaltyWindowMax * sizeof(uint32_t);
 static_assert(kAccumulatorBytes <= kHistogramBytes);
-// The list occupies the memory of one histogram; the other is needed to rank it.
+// The list is in the memory of one histogram. The other histogram is needed to rank the list.
 constexpr uint32_t kListMax = kBins * sizeof(Bin) / sizeof(uint64_t);
 constexpr uint32_t kListPerThread = kListMax / kBlockThreads;
 constexpr uint32_t kBinsPerThread = kBins / kBlockThreads;
 static_assert(kListPerThread * kBlockThreads == kListMax && kBinsPerThread == 4);
-constexpr uint32_t kListForTopP = 1400;    // tokens to list at least for top-p
-constexpr uint32_t kListWantedMax = 1500;  // leaves room for logits equal to the last wanted
+constexpr uint32_t kListForTopP = 1400;    // least number of tokens to list for top-p
+constexpr uint32_t kListWantedMax = 1500;  // below kListMax, to leave room for ties
 
 // ---- numbers ----
 
-// Orders floats as integers: -infinity < … < -0 < 0 < … < infinity < NaN.
+// Returns an integer that is ordered like the float: -infinity < … < -0 < 0 < … < infinity < NaN.
 __device__ __forceinline__ int32_t order(float value) {
   const int32_t bits = __float_as_int(value);
   return bits ^ ((bits >> 31) & 0x7fffffff);
@@ -85,11 +87,11 @@ __device__ __forceinline__ float unorder(int32_t key) {
   return __int_as_float(key ^ ((key >> 31) & 0x7fffffff));
 }
 
-// math::weight(p) in one conversion: p * 2^38 is exact.
+// Computes math::weight(p) with one conversion; the product p * 2^38 is exact.
 __device__ __forceinline__ uint64_t weight(float p) { return __float2ull_rn(p * 0x1p38f); }
 
-// The sum of math::weight(p) over up to 8191 values, in 32-bit arithmetic. p is split into a
-// multiple of 2^-19 and a rest of at most 2^-20, rounded to 2^-38. Adding 1.5 * 2^n to each rounds
+// Sums math::weight(p) over up to 8191 values in 32-bit arithmetic. p is split into a multiple of
+// 2^-19 and a rest of at most 2^-20, which is rounded to 2^-38. Adding 1.5 * 2^n to a value rounds
 // it to a multiple of 2^(n - 23), which can then be read as an integer from the bits of the float.
 struct WeightSum {
   uint32_t high = 0, low = 0;
@@ -103,7 +105,7 @@ struct WeightSum {
   __device__ uint64_t total() const {
     return (uint64_t{high} << 19) + static_cast<uint64_t>(int64_t{static_cast<int32_t>(low)});
   }
-  // Sums over the warp, whose lanes together have added at most 8191 values.
+  // Sums over the warp. The lanes must have added at most 8191 values together.
   __device__ uint64_t warp_total() const {
     WeightSum all;
     all.high = __reduce_add_sync(kAllLanes, high);
@@ -111,7 +113,7 @@ struct WeightSum {
     return all.total();
   }
 };
-// The same for any number of values.
+// Like WeightSum, for any number of values.
 struct LongWeightSum {
   uint64_t sum = 0;
   __device__ __forceinline__ void add(float p) { sum += weight(p); }
@@ -131,13 +133,13 @@ __device__ __forceinline__ uint64_t warp_sum(uint64_t value) {
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
   return value;
 }
-// warp_sum for values below 2^53, faster.
+// Like warp_sum, but faster, for values below 2^53.
 __device__ __forceinline__ uint64_t warp_sum_small(uint64_t value) {
   const uint32_t low = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(value) & 0x3ffffffu);
   const uint32_t high = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(value >> 26));
   return (uint64_t{high} << 26) + low;
 }
-// Returns the sum of the values of lanes 0 to this one.
+// Returns the sum of the values of lane 0 to this lane.
 __device__ __forceinline__ uint64_t warp_prefix(uint64_t value) {
 #pragma unroll
   for (uint32_t step = 1; step < 32; step *= 2) {
@@ -161,38 +163,38 @@ __device__ __forceinline__ uint64_t total_of(const Bin& bin) {
 
 // ---- a row ----
 
-// A warp's view of the row. `values` is in shared memory or, without kIsShared, in global memory:
-// the logits themselves, or a copy in scratch memory to which bias, mask and penalties are applied.
+// A warp's view of the row. With kIsShared, `values` is a copy of the logits in shared memory.
+// Otherwise `values` is in global memory: the logits themselves or, if bias, mask or penalties
+// apply, a copy in scratch memory.
 template <bool kIsShared>
 struct Row {
   const SampleParams* params;
   SampleRow row;
   Shared* shared;
   Bin* histograms;                  // (2, kBins)
-  uint32_t* window;                 // (kSamplePenaltyWindowMax), the same memory
-  float* values;                    // logit of token id at id - block_begin
+  uint32_t* window;                 // (kSamplePenaltyWindowMax), in the same memory as histograms
+  float* values;                    // values[id - block_begin] is the logit of token id
   uint32_t block_begin, block_end;  // ids
   uint32_t warp_begin, warp_end;    // ids
   uint32_t rank, size;
-  uint32_t gathers;    // number so far
-  uint32_t histogram;  // index of the one whose bins are zero
+  uint32_t gathers;    // number of gathers so far
+  uint32_t histogram;  // index of the histogram whose bins are zero
   bool is_aligned;     // rows in global memory are aligned to 16 bytes
 
   __device__ uint32_t warp() const { return threadIdx.x / 32; }
   __device__ uint32_t lane() const { return threadIdx.x % 32; }
   __device__ float value(uint32_t id) const { return values[id - block_begin]; }
-  // The list of gathered tokens, each (bits of the logit) << 32 | id, and the histogram that ranks
-  // it.
+  // The list of gathered tokens, each (bits of the logit) << 32 | id.
   __device__ uint64_t* list() const { return reinterpret_cast<uint64_t*>(histograms); }
   __device__ Bin* list_bins() const { return histograms + kBins; }
 
-  // Loads four logits; the offset of `from` in the row is a multiple of 4.
+  // Loads four logits. The offset of `from` in the row must be a multiple of 4.
   __device__ __forceinline__ float4 float4_at(const float* from) const {
     if (kIsShared || is_aligned) return *reinterpret_cast<const float4*>(from);
     return make_float4(from[0], from[1], from[2], from[3]);
   }
-  // Calls visit(id, logit) for the warp's tokens. A lane visits the same tokens each time, in
-  // ascending order.
+  // Calls visit(id, logit) for the warp's tokens. Each call of for_each visits the same tokens in
+  // the same lane, in ascending order.
   template <uint32_t kUnroll = 1, class Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
     const float* const run = values + (warp_begin - block_begin);
@@ -206,21 +208,21 @@ struct Row {
       visit(id + 2, four.z);
       visit(id + 3, four.w);
     }
-    const uint32_t last = 4 * float4s + lane();  // at most 3 tokens at the end of the vocabulary
+    const uint32_t last = 4 * float4s + lane();  // the last tokens of the vocabulary, at most 3
     if (last < count) visit(warp_begin + last, run[last]);
   }
 
-  // The same one token at a time, in a quarter of the code. Lanes visit other tokens than in
-  // for_each.
+  // Like for_each, but reads one token at a time, which takes a quarter of the code. The tokens are
+  // divided differently among the lanes.
   template <class Visit>
   __device__ __forceinline__ void for_each_singly(Visit visit) const {
 #pragma unroll 1
     for (uint32_t id = warp_begin + lane(); id < warp_end; id += 32) visit(id, value(id));
   }
 
-  // Sends `item` of each block to all blocks and returns the items of all: (size). `item` must be
-  // the same in all lanes of warp 0. The caller has a block barrier between two gathers. kIsHalf:
-  // sends only `sum` and `other`.
+  // Sends the `item` of each block to all blocks of the cluster, and returns the array of the
+  // `size` items. `item` must be the same in all lanes of warp 0. The caller must execute a block
+  // barrier between two gathers. With kIsHalf, sends only `sum` and `other`.
   template <bool kIsHalf = false>
   __device__ __forceinline__ const Item* all_gather(const Item& item) {
     const uint32_t phase = gathers % 2;
@@ -248,8 +250,8 @@ struct Row {
 #endif
     return items;
   }
-  // Sends `sum` and `other` of each block to the first block only. Called by warp 0, as the last
-  // exchange.
+  // Sends `sum` and `other` of each block to the first block of the cluster. Called by warp 0,
+  // after all other gathers.
   __device__ __forceinline__ const Item* gather_first(const Item& item) {
     const uint32_t phase = gathers % 2;
     [[maybe_unused]] const uint32_t parity = gathers / 2 % 2;
@@ -269,7 +271,7 @@ struct Row {
     return items;
   }
 
-  // Returns, in warp 0, the sums of `sum` and `other` and the least token over the block.
+  // Returns in warp 0 the sums of `sum` and of `other` and the smallest token over the block.
   __device__ Item block_join(uint64_t sum, uint64_t other, uint32_t token) const {
     Item item{};
     item.sum = warp_sum(sum);
@@ -285,7 +287,7 @@ struct Row {
     }
     return item;
   }
-  // The same over the items of the cluster; also sums their counts.
+  // Returns the sums, the smallest token and the sum of the counts over the items of the cluster.
   __device__ Item joined(const Item* items) const {
     Item all{0, 0, kNoToken, 0, 0};
     for (uint32_t i = 0; i < size; ++i) {
@@ -298,8 +300,8 @@ struct Row {
   }
 };
 
-// The maximum of the values seen. key() returns order(max), or INT32_MAX if a value was NaN or
-// +infinity.
+// The maximum of the values that were passed to see(). key() returns order(max), or INT32_MAX if
+// one of the values was NaN or +infinity.
 struct RunningMax {
   float max = -__builtin_inff();
   __device__ __forceinline__ void see(float value) {
@@ -308,7 +310,7 @@ struct RunningMax {
   __device__ int32_t key() const { return max < __builtin_inff() ? order(max) : INT32_MAX; }
 };
 
-// order(value) as an unsigned integer of the same order.
+// Converts order(value) to an unsigned integer with the same order.
 __device__ __forceinline__ uint32_t rank_of(int32_t key) {
   return static_cast<uint32_t>(key) ^ 0x80000000u;
 }
@@ -316,8 +318,8 @@ __device__ __forceinline__ int32_t key_of(uint32_t rank) {
   return static_cast<int32_t>(rank ^ 0x80000000u);
 }
 
-// Returns the largest value, its lowest bits cleared, that `reached` equals or exceeds in at least
-// `count` threads of the block. Called by all threads.
+// Returns the largest threshold that at least `count` threads of the block have reached (`reached`
+// >= threshold). The 14 low bits of the threshold are 0. Called by all threads.
 __device__ inline uint32_t block_threshold(uint32_t reached, uint32_t count) {
   constexpr uint32_t kLastBit = 14;
   uint32_t threshold = 0;
@@ -330,7 +332,7 @@ __device__ inline uint32_t block_threshold(uint32_t reached, uint32_t count) {
   return threshold;
 }
 
-// Reads the warp's logits; copies them to r.values if `copies`.
+// Reads the warp's logits and returns their maximum. If `copies` is true, copies them to r.values.
 template <bool kIsShared>
 __device__ RunningMax load_logits(const Row<kIsShared>& r, const float* logits, bool copies) {
   RunningMax seen;
@@ -371,8 +373,8 @@ __device__ RunningMax load_logits(const Row<kIsShared>& r, const float* logits, 
 
 // ---- results ----
 
-// Writes the results of the row. Called by one thread of the cluster, after the last read of the
-// row's status and history.
+// Writes the results of the row. Called by one thread of the cluster, after all threads have read
+// the row's status and history.
 template <bool kIsShared>
 __device__ void finish(const Row<kIsShared>& r, int32_t status, uint32_t token, float logprob,
                        uint32_t top_count) {
@@ -387,7 +389,8 @@ __device__ void finish(const Row<kIsShared>& r, int32_t status, uint32_t token, 
         static_cast<int32_t>(token);
 }
 
-// Sorts the `count` alternatives in shared->top and writes them. Called by one block.
+// Sorts the `count` alternatives in shared->top and writes them. Called by one block of the
+// cluster.
 template <bool kIsShared>
 __device__ void write_top(const Row<kIsShared>& r, uint32_t count) {
   const SampleArgs& args = r.params->args;
