@@ -1,28 +1,28 @@
-//! Runs GGUF language models on an NVIDIA GPU or on the CPU: safe Rust handles of
-//! `libworker_cuda.a`.
+//! Runs GGUF language models on an NVIDIA GPU or on the CPU. The crate wraps the C interface of
+//! `libworker_cuda.a` in safe types and adds tokenizers, chat templates, text generation and a scheduler.
 //!
 //! | Concept | Type | What it is |
 //! |---|---|---|
-//! | device | [`devices`], [`DeviceCaps`] | the devices of this machine |
-//! | context | [`CudaContext`] | one open device; accounts for every byte allocated on it |
+//! | device | [`devices`], [`DeviceCaps`] | a GPU or the CPU of this machine |
+//! | context | [`CudaContext`] | an open device, which accounts for every byte allocated on it |
 //! | memory | [`SafeCudaPtr`], [`CudaView`], [`PinnedBuffer`] | bounds-checked device memory, views of it, pinned host memory |
-//! | allocator | [`CudaVramAllocator`] | device memory named by ids that are never reused |
-//! | ledger | [`CudaContext::memory`], [`CudaContext::ledger`], [`CudaContext::set_budget`] | allocations by purpose, and budgets |
-//! | residency | [`CudaContext::check_residency`], [`CudaContext::enforce_vram_only_policy`] | checks that memory resides on the device |
-//! | seal | `seal::VramManager`, `seal::SealedShard` (feature `seal`) | signed device memory, verified by digest |
-//! | file | [`Gguf`] | metadata and tensors of a GGUF file, validated when it is opened |
-//! | plan | [`CudaContext::plan`] | the memory a model needs, before anything is allocated |
-//! | model | [`Model`] | weights on the device; loading reports progress and can be cancelled |
-//! | engine | [`Engine`], [`EngineOptions`] | runs steps of a model: KV cache, two steps in flight |
+//! | allocator | [`CudaVramAllocator`] | device memory by allocation ids, which are never reused |
+//! | ledger | [`CudaContext::memory`], [`CudaContext::ledger`], [`CudaContext::set_budget`] | lists allocations by purpose and enforces budgets |
+//! | residency | [`CudaContext::check_residency`], [`CudaContext::enforce_vram_only_policy`] | checks that all memory is device memory |
+//! | seal | `seal::VramManager`, `seal::SealedShard` (feature `seal`) | device memory with a signed digest, which shows whether the memory has changed |
+//! | file | [`Gguf`] | a GGUF file: metadata and tensors, validated when the file is opened |
+//! | plan | [`CudaContext::plan`] | the memory that a model needs, computed before anything is allocated |
+//! | model | [`Model`] | the weights of a model on the device; loading reports progress and can be cancelled |
+//! | engine | [`Engine`], [`EngineOptions`] | runs steps of a model, with a KV cache; two steps may be in flight |
 //! | sequence | [`Sequence`] | the tokens of one conversation; can be forked and truncated |
-//! | step | [`Step`], [`Row`], [`Sampling`], [`StepOutput`] | tokens in; sampled tokens, log probabilities and logits out |
-//! | scheduler | `scheduler::Scheduler`, `scheduler::Plan` (feature `scheduler`) | what each step computes, for many requests at once |
-//! | stream | [`Stream`], [`Event`], [`PendingCopy`] | ordered work, events in it, asynchronous copies |
-//! | program | [`Program`], [`KernelCache`] | CUDA C++ compiled at run time, and a cache of the results |
+//! | step | [`Step`], [`Row`], [`Sampling`], [`StepOutput`] | a batch of tokens in; sampled tokens, log probabilities and logits out |
+//! | scheduler | `scheduler::Scheduler`, `scheduler::Plan` (feature `scheduler`) | decides what each step computes for many requests |
+//! | stream | [`Stream`], [`Event`], [`PendingCopy`] | work in order, points in this work, asynchronous copies |
+//! | program | [`Program`], [`KernelCache`] | CUDA C++ that is compiled at run time, and a cache of compiled programs |
 //! | kernel | [`CudaModule`], [`CudaFunction`], [`GpuArg`], [`GpuCompute`] | device code or CPU functions, launched with checked arguments |
-//! | matrix product | [`CudaContext::gemm`] | f32, tf32, f16, bf16 and fp8 |
-//! | registry | [`RegisteredKernel`], `manifest` (feature `manifest`) | kernels by name and number, with a description of valid calls; manifests are files of them |
-//! | health | [`CudaContext::health`] | state of the device, memory and errors |
+//! | matrix multiplication | [`CudaContext::gemm`] | with f32, tf32, f16, bf16 and fp8 operands |
+//! | registry | [`RegisteredKernel`], `manifest` (feature `manifest`) | kernels by id and name, each with a descriptor that states which calls are valid; a manifest is a file of descriptors |
+//! | health | [`CudaContext::health`] | the state of the device, of its memory, and errors |
 //! | text | `text`, `generate` (feature `text`) | tokenizers, chat templates, streamed generation |
 //!
 //! ```
@@ -35,7 +35,7 @@
 //! buffer.write_at(10, &[1.0, 2.0])?;
 //! assert_eq!(buffer.to_vec()?[9..13], [0.5, 1.0, 2.0, 0.5]);
 //!
-//! // Errors are values whose message has the numbers.
+//! // A failed call returns an error whose message has the values.
 //! let error = buffer.write_at(1023, &[1.0, 2.0]).unwrap_err();
 //! assert_eq!(error.kind(), worker_cuda::ErrorKind::OutOfRange);
 //!
@@ -45,20 +45,20 @@
 //! # }
 //! ```
 //!
-//! Every failure is an [`Error`]; the crate never aborts, prints or reads the environment. A value keeps
-//! its parents alive, so values may be dropped in any order; `mem::forget` leaks memory but is sound.
-//! Errors while dropping are counted in [`Health::deferred_error_count`]. After `fork()` nothing may be
-//! used in the child process.
+//! Every failure is an [`Error`]. The crate never aborts, never prints and does not read the environment. A
+//! value keeps the values that it was created from alive, so values may be dropped in any order.
+//! `mem::forget` leaks memory but is sound. Errors that occur while a value is dropped are counted in
+//! [`Health::deferred_error_count`]. After `fork()`, the crate must not be used in the child process.
 //!
 //! # Features
 //!
-//! * `text` (default): tokenizers, chat templates and text generation, modules `text` and `generate`.
-//! * `scheduler` (default): steps of many requests at once, module `scheduler`.
-//! * `seal` (default): signed shards of device memory, module `seal`.
-//! * `manifest`: kernels described in a JSON file, module `manifest`.
-//! * `cuda-auto` (default): build with CUDA if a toolkit is found. `cuda`: a missing toolkit is an
-//!   error. The environment variable `WORKER_CUDA_BUILD` (`on`, `off`, `auto`) overrides both.
-//! * `stream`: generations as `futures_core::Stream`.
+//! * `text` (default): tokenizers, chat templates and text generation; modules `text` and `generate`.
+//! * `scheduler` (default): assigns the tokens of many requests to steps; module `scheduler`.
+//! * `seal` (default): detects changed device memory with signed digests; module `seal`.
+//! * `manifest`: reads kernel descriptors from a JSON file; module `manifest`.
+//! * `cuda-auto` (default): builds the CUDA backend if a toolkit is found. `cuda`: a missing toolkit is a build
+//!   error. The environment variable `WORKER_CUDA_BUILD` (`on`, `off`, `auto`) overrides these two features.
+//! * `stream`: provides generated text as a `futures_core::Stream`.
 //! * `tracing`: passes log records to the `tracing` crate, see [`log`].
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]
 #![deny(clippy::undocumented_unsafe_blocks)]

@@ -1,8 +1,8 @@
-//! Backends: listing and selection, opening one with a trace or with injected failures, and registering a
-//! caller's own.
+//! Lists and selects backends, opens a backend with tracing or fault injection, and registers backends of
+//! the caller.
 //!
-//! The table of functions itself is part of the C interface (`worker_cuda.h`, section 21). Here a backend is
-//! opened to create a context, which the rest of the crate works with.
+//! The function table of a backend is part of the C interface (`worker_cuda.h`, section 21). In Rust, a
+//! backend is opened in order to create a context, which the rest of the crate uses.
 //!
 //! ```
 //! use worker_cuda::backend::{Selection, backends};

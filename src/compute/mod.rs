@@ -1,5 +1,5 @@
-//! A caller's own kernels: registered with a signature, as device code, as a CPU function, or as both,
-//! and run with checked arguments.
+//! Kernels of the caller. A kernel is registered with a signature, as device code, as a CPU function or as
+//! both, and its arguments are checked when it runs.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

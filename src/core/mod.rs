@@ -1,4 +1,4 @@
-//! The base of both products: errors, devices, contexts, memory and its ledger, streams, health, log.
+//! What `llm` and `compute` build on: errors, devices, contexts, memory and its ledger, streams, health, log.
 
 pub mod allocator;
 pub mod backends;

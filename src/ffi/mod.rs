@@ -1,8 +1,9 @@
-//! Declarations of the C headers, one file a header and in its order; the headers are their manual.
+//! Declarations of the C interface: one file per header, in the order of the header. The headers are the
+//! manual.
 //!
-//! Not part of the crate's promises: use the safe types. Enumerations are integers here, because a
-//! later archive may answer with values that this version does not know. `layout()` lists every
-//! struct and field as Rust sees them, and a test compares that list with the archive's own.
+//! This module is not part of the crate's stable interface; use the safe types. Enumerations are integers
+//! here, because a later archive may return values that this version does not know. `layout()` lists every
+//! struct and field as Rust lays them out, and a test compares this list with the archive's own list.
 #![allow(non_camel_case_types, missing_docs)]
 
 use std::ffi::{c_char, c_void};

@@ -1,4 +1,4 @@
-//! Language models: files, plans, weights, engines and their steps; text and generation on top.
+//! Language models: GGUF files, memory plans, weights, engines and their steps, text and its generation.
 
 #[cfg(feature = "text")]
 pub mod compat;

@@ -1,8 +1,8 @@
-//! Decides what every step of an engine computes, for many requests at once.
+//! Decides what each step of an engine computes, for many requests at once.
 //!
-//! A [`Scheduler`] is a state machine without devices, clock, threads or I/O: the caller passes the time
-//! (since any fixed moment) and carries out what it returns. Equal calls give equal answers, and after a
-//! warm-up no call allocates memory.
+//! A [`Scheduler`] is a state machine without devices, clock, threads or I/O. The caller passes the time
+//! since any fixed moment, and carries out the plans that the scheduler returns. The same sequence of calls
+//! always gives the same results. After a warm-up, no call allocates memory.
 //!
 //! ```
 //! use std::time::Duration;
@@ -36,36 +36,41 @@
 //! events ◄─────────────────└───────────┘◄── apply(step, outcome, now) ──┘
 //! ```
 //!
-//! Two steps may be in flight: step n + 1 is planned and submitted while step n runs.
+//! Two steps may be in flight: step n + 1 can be planned and submitted while step n runs.
 //!
-//! **Steps.** A request has computed some of its tokens and catches up; there are no phases. The token
-//! budget of a step is given to
-//! 1. requests that lack one token of their text: each of them, in each step;
-//! 2. prompts in progress, most urgent first. If there is a target for the time between two tokens,
-//!    prompts get what [`Costs`] leave of it, at least a quarter of the budget;
-//! 3. requests that wait, while there are sequences, pages and budget left.
+//! **Steps.** There are no separate phases for prefill and decode. A request has a number of tokens, some
+//! of which are computed, and each step computes more of them. The token budget of a step is divided in
+//! this order:
+//! 1. Every request that lacks only its last token gets that token, in every step.
+//! 2. Prompts in progress are continued, most urgent first. If there is a target for the time between two
+//!    tokens, prompts get as many tokens as fit into the rest of this time according to [`Costs`], but at
+//!    least a quarter of the budget.
+//! 3. Waiting requests are admitted while there are sequences, pages and budget left.
 //!
-//! A row ends on a page boundary or with the last known token. So a page is always computed in the same
-//! way, and a request that finds pages in the cache computes what it would have computed without them.
-//! Draft tokens would be a fourth use of the budget: what the first three leave.
+//! A prefill chunk ends on a page boundary or with the last known token. Therefore a page is always
+//! computed in the same way, and a request that finds pages in the cache gets the same results as without
+//! them. The draft tokens of speculative decoding would be a fourth use of the budget, after the other
+//! three.
 //!
-//! **Order.** Priorities, lower ones first, improve by one for each second of waiting. Tenants that wait
-//! at the same priority take turns by the tokens computed for them. The requests of a tenant at one
-//! priority are admitted in order of arrival. The request to admit next waits until its pages are free,
-//! and nobody overtakes it; only if another row computes its next page in the same step, it waits one
-//! step and other tenants continue.
+//! **Order.** A priority is a number; a lower number is more urgent. It decreases by one for each second of
+//! waiting. Tenants that wait at the same priority take turns, weighted by the tokens computed for them.
+//! Requests of one tenant at one priority are admitted in order of arrival. The request that is next to be
+//! admitted waits until its pages are free, and no other request overtakes it. There is one exception: if
+//! another row computes the request's next page in the same step, the request waits for one step, and other
+//! tenants continue.
 //!
-//! **Pages.** A request is admitted if the pages of its prompt, less those in the cache, leave 3 % of all
-//! pages free. If sequences grow and pages run out, sequences are preempted: paused ones first, then by
-//! lowest priority, fewest computed tokens, latest arrival; never the most urgent one. A preempted
-//! sequence is saved if [`Costs`] say that restoring takes less time than recomputing.
+//! **Pages.** A request is admitted if 3 % of all pages stay free after the pages of its prompt, without
+//! those in the cache, are taken. If sequences grow and no page is free, sequences are preempted: paused
+//! ones first, then by lowest urgency, by fewest computed tokens, and by latest arrival. The most urgent
+//! sequence is never preempted. A preempted sequence is saved if, by [`Costs`], restoring it takes less
+//! time than computing it again.
 //!
-//! **Cache.** The scheduler knows the keys ([`PageKey`]) of all computed pages. The pages of ended
-//! requests stay until they are needed, least recently used first; see [`Plan`] for how the engine
-//! follows.
+//! **Cache.** The scheduler knows the keys ([`PageKey`]) of all computed pages. The pages of ended requests
+//! stay in the cache until they are needed; the least recently used page is evicted first. [`Plan`]
+//! describes what the engine must do.
 //!
-//! **Faults.** If a step fails, all running requests are computed again, once. Their events continue
-//! where they were.
+//! **Faults.** If a step fails, all running requests are computed again, once. Their events then continue
+//! where they stopped.
 
 use std::time::Duration;
 

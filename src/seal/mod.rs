@@ -1,9 +1,13 @@
-//! Sealed memory: data copied to a device, named by a signed shard, and verifiable at any time.
+//! Sealed memory: data in device memory with a signed digest, which can be verified at any time.
 //!
-//! The manager owns the memory; a [`SealedShard`] is a name that can be cloned, serialized
-//! ([`SealedShard::to_bytes`]) and parsed. Verification checks in this order: whether it is sealed, the
-//! manager's signature, whether the allocation is alive, whether it is on the device, its BLAKE3 digest. The
-//! digest is computed on the device, and a mismatch names the first MiB that differs.
+//! A [`VramManager`] owns the memory. A [`SealedShard`] identifies one region of the memory; it can be
+//! cloned, serialized ([`SealedShard::to_bytes`]) and parsed. It has nothing to do with the shards of a
+//! split model.
+//!
+//! Verification checks, in this order: whether the shard is sealed, whether the signature is that of the
+//! manager, whether the allocation is live, whether it is in device memory, and whether its BLAKE3 digest
+//! is unchanged. The digest is computed on the device. If it differs, the error names the first MiB that
+//! changed.
 //!
 //! ```
 //! use worker_cuda::seal::{VramConfig, VramManager};
@@ -20,15 +24,16 @@
 //! # }
 //! ```
 //!
-//! What is sealed is used where it is: [`VramManager::read`] copies checked bytes back,
-//! [`VramManager::view`] passes them to kernels, [`VramManager::reader`] opens a sealed GGUF file and loads
-//! its model. [`VramManager::seal_weights`] seals the weights of a loaded model where they are, and
-//! [`VramManager::model`] passes the model to engines. Each use begins with the fast check,
+//! Sealed data is used in place. [`VramManager::read`] copies verified bytes back, [`VramManager::view`]
+//! passes them to kernels, and [`VramManager::reader`] opens a sealed GGUF file so that its model can be
+//! loaded. [`VramManager::seal_weights`] seals the weights of a loaded model in place, and
+//! [`VramManager::model`] passes the model to engines. Each use begins with the fast check
 //! [`VramManager::check_sealed`].
 //!
-//! Signatures are keyed BLAKE3 under `derive_key("worker-cuda seal v1", token)`, over every field of the
-//! shard in one encoding with lengths (docs/FORMATS.md). Keys and tokens are zeroed when dropped and never
-//! appear in `Debug` output, errors or events. Verification compares in constant time.
+//! A signature is a keyed BLAKE3 hash of all fields of the shard, in one encoding with lengths
+//! (docs/FORMATS.md). The key is `derive_key("worker-cuda seal v1", token)`. Keys and tokens are filled
+//! with zeros when they are dropped, and never appear in `Debug` output, errors or events. Signatures and
+//! digests are compared in constant time.
 
 mod audit;
 mod config;
