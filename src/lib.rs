@@ -45,9 +45,9 @@
 //! # }
 //! ```
 //!
-//! Every failure is an [`Error`]. The crate never aborts, never prints and does not read the environment. A
-//! value keeps the values that it was created from alive, so values may be dropped in any order.
-//! `mem::forget` leaks memory but is sound. Errors that occur while a value is dropped are counted in
+//! Every failure is an [`Error`]. The crate never aborts, never prints and does not read the environment. As
+//! long as a value exists, the values from which it was created stay alive, so values may be dropped in any
+//! order. `mem::forget` leaks memory but is sound. Errors that occur while a value is dropped are counted in
 //! [`Health::deferred_error_count`]. After `fork()`, the crate must not be used in the child process.
 //!
 //! # Features

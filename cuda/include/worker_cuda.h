@@ -1,17 +1,17 @@
 /* worker_cuda.h: the C interface of worker-cuda, and its manual.
  *
- * worker-cuda loads GGUF language models into the memory of a GPU (or of the host, on request), accounts
- * for every byte, and generates tokens. It also compiles and runs a caller's own kernels. Link one archive,
+ * worker-cuda loads GGUF language models into the memory of a GPU or of the host, accounts for every byte,
+ * and generates tokens. It also compiles and runs kernels of the caller. Programs link one archive,
  * libworker_cuda.a.
  *
- * Four headers make up the interface; each compiles alone, and this one includes all of them:
+ * The interface consists of four headers. Each of them can be included alone; this header includes all:
  *
  *   worker_cuda/base.h     1 to 7, 13 to 15, 17: conventions, status, devices, contexts, memory, streams
  *   worker_cuda/llm.h      8 to 12: GGUF files, plan, models, engines, steps
- *   worker_cuda/compute.h  16, 18 to 20, 22: run-time kernels, catalogue, matrix products, registry
+ *   worker_cuda/compute.h  16, 18 to 20, 22: run-time kernels, catalogue, matrix multiplication, registry
  *   worker_cuda/backend.h  21, 21b: backends, failover
  *
- * Read base.h first: it states the conventions that hold for all of them.
+ * Read base.h first, because its conventions apply to all four headers.
  */
 #ifndef WORKER_CUDA_H
 #define WORKER_CUDA_H

@@ -32,8 +32,9 @@
  * Outputs. Output parameters come after the inputs and before the wcuda_error*. They are written only on
  *   success. A failed call changes nothing and leaves nothing allocated.
  * Handles. A handle is a struct with one member, a 64-bit id. Id 0 means "none". Functions
- *   return WCUDA_INVALID_HANDLE for a handle that was destroyed, has another kind or never existed. An
- *   object keeps the objects from which it was created alive, so handles may be released in any order.
+ *   return WCUDA_INVALID_HANDLE for a handle that was destroyed, has another kind or never existed. As long
+ *   as an object exists, the objects from which it was created stay alive, so handles may be released in
+ *   any order.
  * Names. wcuda_x_destroy releases what wcuda_x_create returned; _close belongs to _open, and _unload to
  *   _load. The releasing functions accept id 0, return nothing and never fail. A _get function never
  *   creates an object. A _borrow function creates an object for a resource that the caller owns.
@@ -350,7 +351,7 @@ typedef struct wcuda_context_info {
   int32_t backend; /* the type that was opened, never AUTO */
   int32_t ordinal;
   uint32_t host_thread_count; /* 0 on CUDA */
-  char fallback_reason[256];  /* if AUTO opened HOST: why it is not CUDA; otherwise "". NUL-terminated */
+  char fallback_reason[256];  /* if AUTO opened HOST, the reason; otherwise "". NUL-terminated */
 } wcuda_context_info;
 #define WCUDA_CONTEXT_INFO_INIT {sizeof(wcuda_context_info), 0, 0, 0, {0}}
 /* Reports which device the context uses. [any thread] */
@@ -364,11 +365,11 @@ WCUDA_API wcuda_status wcuda_context_synchronize(wcuda_context context, wcuda_er
  * 6. Ledger: a list of all allocations, with size, purpose and tag
  */
 
-#define WCUDA_PURPOSE_ANY 0 /* for queries: all purposes */
+#define WCUDA_PURPOSE_ANY 0      /* only in queries; see wcuda_context_memory_get */
 #define WCUDA_PURPOSE_WEIGHTS 1
 #define WCUDA_PURPOSE_KV 2
 #define WCUDA_PURPOSE_SCRATCH 3
-#define WCUDA_PURPOSE_MODULE 4
+#define WCUDA_PURPOSE_MODULE 4   /* loaded device code */
 #define WCUDA_PURPOSE_STAGING 5  /* pinned host memory */
 #define WCUDA_PURPOSE_USER 6
 #define WCUDA_PURPOSE_BORROWED 7 /* memory of the caller; see wcuda_buffer_borrow */
@@ -438,7 +439,7 @@ WCUDA_API wcuda_status wcuda_buffer_create(wcuda_context context,
 /* Destroys the handle. The memory is freed after all queued work that uses it has finished; on CUDA, the
  * function does not wait for that work. [any thread] */
 WCUDA_API void wcuda_buffer_destroy(wcuda_buffer buffer);
-/* Reports the size in bytes that was requested. [any thread] */
+/* Reports the size of the buffer in bytes, as it was requested. [any thread] */
 WCUDA_API wcuda_status wcuda_buffer_size_get(wcuda_buffer buffer, uint64_t* bytes,
                                              wcuda_error* error);
 /* Copies `bytes` bytes from the caller's memory into the buffer and waits. If the range is not within the
@@ -457,7 +458,7 @@ WCUDA_API wcuda_status wcuda_buffer_copy(wcuda_buffer target, uint64_t target_of
                                          uint64_t bytes, wcuda_error* error);
 /* Fills a range with copies of a pattern and waits. The pattern consists of the lowest `pattern_bytes`
  * bytes of `pattern`, little-endian; `pattern_bytes` is 1, 2, 4 or 8. `offset` and `bytes` must be
- * multiples of it. [external: buffer] */
+ * multiples of `pattern_bytes`. [external: buffer] */
 WCUDA_API wcuda_status wcuda_buffer_fill(wcuda_buffer buffer, uint64_t offset, uint64_t bytes,
                                          uint64_t pattern, uint32_t pattern_bytes,
                                          wcuda_error* error);
@@ -539,9 +540,10 @@ WCUDA_API wcuda_status wcuda_health_get(wcuda_context context, wcuda_health* hea
 WCUDA_API wcuda_status wcuda_context_budget_set(wcuda_context context, int32_t purpose,
                                                 uint64_t bytes, wcuda_error* error);
 
-/* Checks that a device meets the requirements of this library: on CUDA, compute capability 8.0 or newer and
- * 1 GiB of memory; on HOST, none. Returns WCUDA_UNSUPPORTED if it does not, and the message names what is
- * missing. wcuda_context_create makes the same check. [any thread] */
+/* Checks that a device meets the requirements of this library. CUDA requires compute capability 8.0 or
+ * newer and 1 GiB of memory; HOST has no requirements. If the device does not meet them, returns
+ * WCUDA_UNSUPPORTED, and the message names what is missing. wcuda_context_create makes the same check.
+ * [any thread] */
 WCUDA_API wcuda_status wcuda_device_check(int32_t backend, int32_t ordinal, wcuda_error* error);
 
 /* Where the memory at an address is. */

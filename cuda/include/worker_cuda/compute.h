@@ -71,7 +71,7 @@ WCUDA_API void wcuda_kernel_cache_close(wcuda_kernel_cache cache);
 typedef struct wcuda_kernel_cache_stats {
   uint32_t struct_size;
   uint32_t reserved;
-  uint64_t hit_count;           /* the first seven counts begin when the handle is opened */
+  uint64_t hit_count;           /* this and the next six counts are since the handle was opened */
   uint64_t miss_count;
   uint64_t damaged_count;       /* files that were not valid entries; each was removed and counts as
                                    a miss */
@@ -611,7 +611,7 @@ typedef struct wcuda_kernel_descriptor {
  * If sig_hash is not NULL, it receives the 64-bit FNV-1a hash of the descriptor's canonical signature. The
  * canonical signature lists the parameters in order, without their names, each followed by ";":
  *   scalar       the type: "i32"
- *   buffer       "r ", "w " or "rw ", the type, the dimensions, then " row" or " col" if the layout is given,
+ *   buffer       "r ", "w " or "rw ", the type, the dimensions, then " row" or " col" if there is a layout,
  *                then " #7" for layout_id 7: "r f32[$3,4] row"
  *   bytes        "bytes[16]"
  *   bounds       "{0..$4}" at the end of a parameter
