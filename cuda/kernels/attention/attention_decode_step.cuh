@@ -11,8 +11,9 @@
 //   warp 2   tile 2 | tile 6 | tile 10 …
 //   warp 3   tile 3 | tile 7 | tile 11 …
 //
-// Then the partial results are merged: those of a block's warps in shared memory, and those of the
-// blocks that handle one row in global memory or through distributed shared memory.
+// Then the partial results are merged. The results of a block's warps are merged in shared memory.
+// If several blocks handle the same row and head, their results are merged in global memory or
+// through distributed shared memory.
 #pragma once
 
 #include "kernels/attention/attention.h"
@@ -49,7 +50,7 @@ struct DecodeShape {
   static constexpr int kFitting = kRingBytes / kStageBytes;
   static constexpr int kStages = kFitting > 6 ? 6 : kFitting;
   static_assert(kStages >= 1);
-  // 16 bytes of padding, because a vector load of quantized values may read past the end.
+  // A vector load of quantized values may read past the end, hence 16 bytes of padding.
   static constexpr uint32_t kWarpBytes = kStages * kStageBytes + 16;
   static constexpr uint32_t kRingsBytes = (kWarps * kWarpBytes + 127) / 128 * 128;
   // Shared memory of a warp's sums, running maxima and denominators.
@@ -64,7 +65,7 @@ struct Segment {
   uint32_t span_begin;  // span (attention_plan.h), counted from the first span of row and head
   uint32_t span_end;
   uint32_t row_spans;   // number of spans of the row and head
-  uint32_t row_first;   // index of their first span in the list of all spans
+  uint32_t row_first;   // index of the first of these spans in the list of all spans
   uint32_t token;       // index of the row's token in the step
   uint32_t first_page;  // index of the segment's first page in the row's page table
   uint32_t begin;       // first position
@@ -317,7 +318,7 @@ __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, cons
   __syncthreads();
 }
 
-// Queries as operand B of the MMA. Lane 4g + t has two pairs of every 16 elements of head g.
+// Queries as operand B of the MMA. Of every 16 elements of head g, lane 4g + t has two pairs.
 template <class S>
 struct Queries {
   static constexpr int kLength = S::kLength;
@@ -596,7 +597,7 @@ struct PartialList {
   uint32_t own;      // index of this block's partial
   uint32_t first;    // position of partial 0 in `partials`
   uint32_t second;   // position of partial 1
-  uint32_t stride;   // distance of the following partials
+  uint32_t stride;   // from one partial to the next, beginning with partial 1
   uint32_t counter;  // index in AttentionPlan::counters
   uint32_t partial_floats;
   float* partials;
