@@ -223,7 +223,7 @@ typedef struct wcuda_engine_options {
    * max_sequence_tokens and 512 * max_sequences. */
   uint64_t kv_tokens;
   uint32_t max_logits_rows;     /* logits vectors that a step may return; 0 means max_batch_rows */
-  uint32_t max_top_logprobs;    /* alternatives reported per sampled token, at most 128; 0 means none */
+  uint32_t max_top_logprobs;    /* likely tokens reported per sampled token, at most 128; 0: none */
 } wcuda_engine_options;
 #define WCUDA_ENGINE_OPTIONS_INIT {sizeof(wcuda_engine_options), 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
@@ -325,7 +325,7 @@ typedef struct wcuda_model {
 #define WCUDA_LOAD_PLAN 1
 #define WCUDA_LOAD_RESERVE 2
 #define WCUDA_LOAD_UPLOAD 3 /* done_bytes counts the bytes that were read, validated and repacked */
-#define WCUDA_LOAD_SEAL 4
+#define WCUDA_LOAD_SEAL 4   /* waits until all tensors are repacked and digested */
 #define WCUDA_LOAD_DONE 5   /* reported once, after success; the return value is ignored */
 
 /* Receives the progress of wcuda_model_load when a phase begins and at least once per 16 MiB. Runs on the
@@ -524,7 +524,7 @@ typedef struct wcuda_sampling {
   uint32_t penalty_last_n;    /* number of latest positions that penalties consider, at most 4096; 0 means
                                  64 */
   uint32_t penalty_from;      /* penalties ignore positions before this one */
-  uint32_t top_logprobs;      /* alternatives to report, at most max_top_logprobs; 0 means none */
+  uint32_t top_logprobs;      /* number of most likely tokens to report, at most max_top_logprobs */
   uint64_t bias_count;
   const int32_t* bias_tokens; /* (bias_count) token ids, all different */
   const float* bias_values;   /* (bias_count) values added to logits; -infinity excludes a token */
@@ -578,10 +578,10 @@ typedef struct wcuda_row_result {
   /* Natural logarithm of the sampled token's probability, before temperature and filters; 0 if no token was
    * sampled. */
   float logprob;
-  uint64_t top_offset;     /* index of the row's first alternative in top_tokens and top_logprobs */
+  uint64_t top_offset;     /* index of the row's first entry in top_tokens and top_logprobs */
   uint64_t logits_offset;  /* index of the row's first logits vector in `logits`, in vectors */
-  uint32_t top_count;      /* number of alternatives reported */
-  uint32_t logits_count;   /* number of logits vectors */
+  uint32_t top_count;      /* number of the row's entries in top_tokens and top_logprobs */
+  uint32_t logits_count;   /* number of the row's logits vectors */
 } wcuda_row_result;
 #define WCUDA_ROW_RESULT_INIT {sizeof(wcuda_row_result), 0, 0, 0, 0, 0.0f, 0, 0, 0, 0}
 
@@ -591,8 +591,8 @@ typedef struct wcuda_step_output {
   uint32_t struct_size;
   uint32_t row_capacity;    /* must be at least the step's row_count */
   wcuda_row_result* rows;
-  uint64_t top_capacity;    /* in elements; must hold the top_logprobs alternatives of every row */
-  int32_t* top_tokens;      /* sorted by log probability, highest first, then by token id */
+  uint64_t top_capacity;    /* in elements; must be at least the sum of top_logprobs over all rows */
+  int32_t* top_tokens;      /* most likely tokens of each row, by descending log probability, then by id */
   float* top_logprobs;
   uint64_t logits_capacity; /* in floats */
   float* logits;            /* f32 vectors of vocabulary_size logits, before bias, mask and penalties, in
