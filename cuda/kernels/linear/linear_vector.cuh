@@ -68,8 +68,8 @@ struct Partition {
   uint32_t m_tile_begin, m_tiles;  // M-tiles of the cluster
 };
 
-// Returns the number of M-tiles of a work item: 2 with a gate, one of gate and one of up; otherwise
-// 1.
+// Returns the number of M-tiles in a work item: with a gate two, one of gate and one of up;
+// otherwise one.
 __device__ inline uint32_t item_m_tiles(const VectorParams& params) {
   return params.epilogue >= Epilogue::kSiluGate ? 2 : 1;
 }
@@ -146,9 +146,9 @@ __device__ inline float add_up(const float* values, uint32_t float4s) {
   return total;
 }
 
-// The sums of all K-splits for the M-tiles that this CTA finishes: float[k_splits][stride]. A
-// K-split has its sums, float[M-tiles][T][16 rows], and in its last T floats the sums of squares of
-// x.
+// The sums of all K-splits for the M-tiles that this CTA finishes, as float[k_splits][stride]. Each
+// K-split begins with its sums, float[M-tiles][T][16 rows], and ends with the sums of squares of x,
+// float[T].
 struct Totals {
   float* base;
   uint32_t stride;  // floats between K-splits

@@ -22,7 +22,7 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 
 constexpr uint32_t kBins = 2048;
 constexpr uint32_t kBinBits = 11;
-constexpr float kStepsPerUnit = 64.0f;  // bins per 1.0 of rank.key in the first histogram
+constexpr float kStepsPerUnit = 64.0f;  // bins per 1.0 of rank.key() in the first histogram
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 constexpr uint32_t kNoToken = UINT32_MAX;
@@ -51,7 +51,7 @@ struct Shared {
   Item warps[kWarps];
   Item blocks[2][kBlocksMax];  // received items; gathers use the two arrays in turn
   uint64_t barriers[3];        // one per array of `blocks`, one for Row::list
-  uint64_t segments[kWarps];   // a sum of each warp
+  uint64_t segments[kWarps];   // one sum for each warp
   uint32_t ranks[kWarps];      // rank_of each warp's largest logit
   uint64_t top[kSampleTopLogprobsMax];
   uint64_t found_before;
@@ -68,7 +68,8 @@ constexpr uint32_t kSharedBytes = (sizeof(Shared) + 127) / 128 * 128;
 constexpr uint32_t kHistogramBytes = 2 * kBins * sizeof(Bin);
 constexpr uint32_t kAccumulatorBytes = kSamplePenaltyWindowMax * sizeof(uint32_t);
 static_assert(kAccumulatorBytes <= kHistogramBytes);
-// The list is in the memory of one histogram. The other histogram is needed to rank the list.
+// The list of the most likely tokens (Row::list) is in the memory of one histogram. The other
+// histogram is needed to rank the tokens of the list.
 constexpr uint32_t kListMax = kBins * sizeof(Bin) / sizeof(uint64_t);
 constexpr uint32_t kListPerThread = kListMax / kBlockThreads;
 constexpr uint32_t kBinsPerThread = kBins / kBlockThreads;
@@ -139,7 +140,7 @@ __device__ __forceinline__ uint64_t warp_sum_small(uint64_t value) {
   const uint32_t high = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(value >> 26));
   return (uint64_t{high} << 26) + low;
 }
-// Returns the sum of the values of lane 0 to this lane.
+// Returns the inclusive prefix sum over the lanes of the warp.
 __device__ __forceinline__ uint64_t warp_prefix(uint64_t value) {
 #pragma unroll
   for (uint32_t step = 1; step < 32; step *= 2) {
@@ -184,7 +185,8 @@ struct Row {
   __device__ uint32_t warp() const { return threadIdx.x / 32; }
   __device__ uint32_t lane() const { return threadIdx.x % 32; }
   __device__ float value(uint32_t id) const { return values[id - block_begin]; }
-  // The list of gathered tokens, each (bits of the logit) << 32 | id.
+  // The list of the most likely tokens, each as (bits of the logit) << 32 | id, and the histogram
+  // that ranks them.
   __device__ uint64_t* list() const { return reinterpret_cast<uint64_t*>(histograms); }
   __device__ Bin* list_bins() const { return histograms + kBins; }
 
@@ -271,7 +273,7 @@ struct Row {
     return items;
   }
 
-  // Returns in warp 0 the sums of `sum` and of `other` and the smallest token over the block.
+  // Returns in warp 0 the sum of `sum`, the sum of `other` and the smallest `token` over the block.
   __device__ Item block_join(uint64_t sum, uint64_t other, uint32_t token) const {
     Item item{};
     item.sum = warp_sum(sum);
@@ -287,7 +289,8 @@ struct Row {
     }
     return item;
   }
-  // Returns the sums, the smallest token and the sum of the counts over the items of the cluster.
+  // Returns the sum of `sum`, of `other` and of `count` and the smallest `token` over the `items`
+  // of the cluster.
   __device__ Item joined(const Item* items) const {
     Item all{0, 0, kNoToken, 0, 0};
     for (uint32_t i = 0; i < size; ++i) {
@@ -318,8 +321,8 @@ __device__ __forceinline__ int32_t key_of(uint32_t rank) {
   return static_cast<int32_t>(rank ^ 0x80000000u);
 }
 
-// Returns the largest threshold that at least `count` threads of the block have reached (`reached`
-// >= threshold). The 14 low bits of the threshold are 0. Called by all threads.
+// Returns the largest threshold, with its 14 low bits 0, such that `reached` >= threshold in at
+// least `count` threads of the block. Called by all threads.
 __device__ inline uint32_t block_threshold(uint32_t reached, uint32_t count) {
   constexpr uint32_t kLastBit = 14;
   uint32_t threshold = 0;
@@ -389,7 +392,7 @@ __device__ void finish(const Row<kIsShared>& r, int32_t status, uint32_t token, 
         static_cast<int32_t>(token);
 }
 
-// Sorts the `count` alternatives in shared->top and writes them. Called by one block of the
+// Sorts the `count` most likely tokens in shared->top and writes them. Called by one block of the
 // cluster.
 template <bool kIsShared>
 __device__ void write_top(const Row<kIsShared>& r, uint32_t count) {
