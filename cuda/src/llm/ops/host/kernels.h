@@ -37,14 +37,14 @@ constexpr uint64_t attention_work_floats(uint32_t head_length, uint32_t group_si
   return 4 * 64 + 3 * 64 * uint64_t{head_length} + queries * (uint64_t{head_length} + 2) + 64;
 }
 
-// 32 columns of one token as integers: x = scale * code, codes of 16 bits, split so that the
-// products with 8-bit weights are exact. A block with a value that is not finite has a scale of
-// NaN.
+// 32 columns of one token as integers: x = scale * code, codes of 16 bits. A block with a value
+// that is not finite has a scale of NaN.
 struct InputBlock {
-  uint32_t codes[16];  // as the table's M-tile functions want them
+  uint32_t codes[16];  // words 2c and 2c + 1: columns 4c and 4c + 2, 4c + 1 and 4c + 3
   float scale;
-  float sum;           // scale * sum of the codes
-  float half_sums[2];  // of the first and last 16 columns
+  float sum;             // scale * sum of the codes
+  float half_sums[2];    // of the first and last 16 columns
+  int32_t code_sums[2];  // likewise, of the codes
 };
 
 // tile (token_count, 16) = 16 rows of a matrix in the layout kHost16 times some tokens. `input` is

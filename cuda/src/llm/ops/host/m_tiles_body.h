@@ -1,11 +1,10 @@
-// Products of 16-row M-tiles, written over the vectors of vector.h: one lane a row, weights as
-// unsigned bytes, activations as 16-bit integers, sums of 32 columns exact in int32, everything
-// after in f32. Included by the instruction sets that can multiply integers fast; kLanes
-// divides 16.
+// Products of 16-row M-tiles, written over the vectors of vector.h: one lane a row, weights and
+// activations as 16-bit integers, sums of 32 columns exact in int32, everything after in f32.
+// Included by the instruction sets that can multiply integers fast; kLanes divides 16.
 //
-// With AVX-512 VNNI 32 columns of an M-tile need 16 dot products of 64 weights and 5 other
-// operations a token, and the unpacking, which up to 8 tokens share. VDPBF16PS has the same rate
-// (Zen 4) at half the precision of the activations.
+// One token reads the packed tiles as they are. For more, the weights of 256 columns are unpacked
+// into a panel that stays in the first-level cache while all tokens use it. Both ways add the same
+// terms in the same order.
 #pragma once
 
 #include <immintrin.h>
@@ -19,6 +18,10 @@ using wcuda::ops::host::InputBlock;
 using wcuda::ops::host::MTileKernel;
 
 constexpr uint32_t kMTileRows = 16;
+constexpr uint32_t kVectors = kMTileRows / kLanes;  // of an M-tile's rows
+
+typedef int16_t WordVec __attribute__((vector_size(kLanes * 4)));
+typedef int8_t CodeVec __attribute__((vector_size(kLanes * 4)));
 
 // A packed tile of 16 blocks, of which the rows from `first_row` on are wanted, one a lane.
 struct PackedTile {
@@ -31,328 +34,390 @@ struct PackedTile {
     __builtin_memcpy(&v, bytes + (offset + unit * 4) * kMTileRows + first_row * 4, sizeof v);
     return v;
   }
+  // The 16 bits at `offset` in the block.
+  WCUDA_INLINE_MEMBER UintVec words(uint32_t offset) const {
+    HalfWordVec v;
+    __builtin_memcpy(&v, bytes + offset * kMTileRows + first_row * 2, sizeof v);
+    return __builtin_convertvector(v, UintVec);
+  }
   // The f16 at `offset` in the block.
   WCUDA_INLINE_MEMBER Vec halves(uint32_t offset) const {
     return load_halves(bytes + offset * kMTileRows + first_row * 2);
   }
 };
 
+// Asks for the kBytes that lie some microseconds ahead of `bytes`, past the end of a page too.
+template <uint32_t kBytes>
+WCUDA_INLINE void prefetch(const uint8_t* bytes) {
+  constexpr uint32_t kAhead = 4096;
+  for (uint32_t i = 0; i < kBytes; i += 64) __builtin_prefetch(bytes + kAhead + i);
+}
+
+// The addresses of kTokens tokens, each in a register: gcc else computes one for each load.
+template <uint32_t kTokens, class T>
+struct TokenRows {
+  const T* rows[kTokens];
+
+  WCUDA_INLINE_MEMBER TokenRows(const T* input, uint64_t stride) {
+    WCUDA_UNROLL
+    for (uint32_t t = 0; t < kTokens; ++t) {
+      rows[t] = input + t * stride;
+      asm("" : "+r"(rows[t]));
+    }
+  }
+  WCUDA_INLINE_MEMBER const T* operator[](uint32_t t) const { return rows[t]; }
+};
+
 WCUDA_INLINE UintVec low_nibbles(UintVec v) { return v & 0x0f0f0f0fu; }
 WCUDA_INLINE UintVec high_nibbles(UintVec v) { return v >> 4 & 0x0f0f0f0fu; }
 WCUDA_INLINE Vec to_float(UintVec v) { return __builtin_convertvector((IntVec)v, Vec); }
 
-// 32 columns: weight = scale * q + minimum. Columns 4c … 4c + 3 of a row are the bytes of q[c].
-struct Part {
-  UintVec q[8];
-  Vec scale[2];  // of the first and last 16 columns; where kHalves is false, [0] is of all
-  Vec minimum[2];
-};
+// ---- what each instruction set has its own way for ----
 
-// ---- the step that each instruction set has its own way for ----
-
+// Adds w0 * x0 + w1 * x1 of the 16-bit integers in each lane.
+WCUDA_INLINE IntVec add_products(IntVec sum, UintVec w, UintVec x) {
 #if defined(__AVX512VNNI__)
-
-// Bytes of bit `4 * kChunk + i` of each lane, as 16 or 0 in byte i.
-template <uint32_t kChunk>
-WCUDA_INLINE UintVec spread_bits(UintVec bits) {
-  constexpr char k = kChunk / 2;
-  const __m512i copies = _mm512_shuffle_epi8(
-      (__m512i)bits,
-      _mm512_broadcast_i32x4(_mm_setr_epi8(k, k, k, k, k + 4, k + 4, k + 4, k + 4, k + 8, k + 8,
-                                           k + 8, k + 8, k + 12, k + 12, k + 12, k + 12)));
-  const int which = kChunk % 2 == 0 ? 0x08040201 : static_cast<int>(0x80402010u);
-  return (UintVec)_mm512_maskz_mov_epi8(_mm512_test_epi8_mask(copies, _mm512_set1_epi32(which)),
-                                        _mm512_set1_epi8(16));
-}
-
-// codes: the upper signed bytes of the 32 columns, then the lower ones.
-WCUDA_INLINE void write_codes(const int32_t* codes, uint32_t* words) {
-  for (uint32_t half = 0; half < 2; ++half) {
-    const __m512i code = _mm512_loadu_si512(codes + half * 16);
-    const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(code, _mm512_set1_epi32(128)), 8);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(words + half * 4), _mm512_cvtepi32_epi8(upper));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(words + 8 + half * 4), _mm512_cvtepi32_epi8(code));
-  }
-}
-
-constexpr uint32_t kTokensMax = 8;
-
-// sums[t] = sum of q * code over chunks kFirst … of 4 columns.
-template <uint32_t kTokens, uint32_t kFirst, uint32_t kCount>
-WCUDA_INLINE void sum_codes(const UintVec* q, const InputBlock* input, uint64_t stride,
-                            IntVec* sums) {
-  __m512i totals[kTokens];
-  WCUDA_UNROLL
-  for (uint32_t t = 0; t < kTokens; ++t) totals[t] = _mm512_setzero_si512();
-  WCUDA_UNROLL
-  for (uint32_t c = kFirst; c < kFirst + kCount; ++c) {
-    WCUDA_UNROLL
-    for (uint32_t t = 0; t < kTokens; ++t)
-      totals[t] =
-          _mm512_dpbusd_epi32(totals[t], (__m512i)q[c],
-                              _mm512_set1_epi32(static_cast<int>(input[t * stride].codes[c])));
-  }
-  WCUDA_UNROLL
-  for (uint32_t t = 0; t < kTokens; ++t) totals[t] = _mm512_slli_epi32(totals[t], 8);
-  WCUDA_UNROLL
-  for (uint32_t c = kFirst; c < kFirst + kCount; ++c) {
-    WCUDA_UNROLL
-    for (uint32_t t = 0; t < kTokens; ++t)
-      totals[t] =
-          _mm512_dpbusd_epi32(totals[t], (__m512i)q[c],
-                              _mm512_set1_epi32(static_cast<int>(input[t * stride].codes[8 + c])));
-  }
-  WCUDA_UNROLL
-  for (uint32_t t = 0; t < kTokens; ++t) sums[t] = (IntVec)totals[t];
-}
-
-#else  // AVX2
-
-template <uint32_t kChunk>
-WCUDA_INLINE UintVec spread_bits(UintVec bits) {
-  constexpr char k = kChunk / 2;
-  const __m256i copies =
-      _mm256_shuffle_epi8((__m256i)bits, _mm256_broadcastsi128_si256(_mm_setr_epi8(
-                                             k, k, k, k, k + 4, k + 4, k + 4, k + 4, k + 8, k + 8,
-                                             k + 8, k + 8, k + 12, k + 12, k + 12, k + 12)));
-  const __m256i which =
-      _mm256_set1_epi32(kChunk % 2 == 0 ? 0x08040201 : static_cast<int>(0x80402010u));
-  const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(copies, which), which);
-  return (UintVec)_mm256_and_si256(is_set, _mm256_set1_epi8(16));
-}
-
-// codes: signed words of columns 4c and 4c + 2, then of 4c + 1 and 4c + 3.
-WCUDA_INLINE void write_codes(const int32_t* codes, uint32_t* words) {
-  for (uint32_t c = 0; c < 8; ++c)
-    for (uint32_t odd = 0; odd < 2; ++odd)
-      words[2 * c + odd] = (static_cast<uint32_t>(codes[4 * c + odd]) & 0xffffu) |
-                           static_cast<uint32_t>(codes[4 * c + 2 + odd]) << 16;
-}
-
-constexpr uint32_t kTokensMax = 4;
-
-template <uint32_t kTokens, uint32_t kFirst, uint32_t kCount>
-WCUDA_INLINE void sum_codes(const UintVec* q, const InputBlock* input, uint64_t stride,
-                            IntVec* sums) {
-  __m256i totals[kTokens];
-  WCUDA_UNROLL
-  for (uint32_t t = 0; t < kTokens; ++t) totals[t] = _mm256_setzero_si256();
-  WCUDA_UNROLL
-  for (uint32_t c = kFirst; c < kFirst + kCount; ++c) {
-    const __m256i even = _mm256_and_si256((__m256i)q[c], _mm256_set1_epi16(0xff));
-    const __m256i odd = _mm256_srli_epi16((__m256i)q[c], 8);
-    WCUDA_UNROLL
-    for (uint32_t t = 0; t < kTokens; ++t) {
-      const uint32_t* codes = input[t * stride].codes + 2 * c;
-      const __m256i a = _mm256_madd_epi16(even, _mm256_set1_epi32(static_cast<int>(codes[0])));
-      const __m256i b = _mm256_madd_epi16(odd, _mm256_set1_epi32(static_cast<int>(codes[1])));
-      totals[t] = _mm256_add_epi32(totals[t], _mm256_add_epi32(a, b));
-    }
-  }
-  WCUDA_UNROLL
-  for (uint32_t t = 0; t < kTokens; ++t) sums[t] = (IntVec)totals[t];
-}
-
+  return (IntVec)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
+#else
+  sum += (IntVec)_mm256_madd_epi16((__m256i)w, (__m256i)x);
+  asm("" : "+x"(sum));  // or gcc makes all products first, adds them as a tree and spills
+  return sum;
 #endif
-
-// y += scale * sums + minimum * (sum of the activations).
-template <uint32_t kTokens>
-WCUDA_INLINE void add_sums(const IntVec* sums, Vec scale, Vec minimum, const InputBlock* input,
-                           uint64_t stride, const float* input_sum, Vec* y) {
-  WCUDA_UNROLL
-  for (uint32_t t = 0; t < kTokens; ++t) {
-    const Vec both = scale * input[t * stride].scale;
-    const float block_sum = input_sum[t * stride * (sizeof(InputBlock) / sizeof(float))];
-    y[t] = multiply_add(__builtin_convertvector(sums[t], Vec), both, y[t]);
-    y[t] = multiply_add(minimum, broadcast(block_sum), y[t]);
-  }
 }
 
-template <uint32_t kTokens, bool kHalves>
-WCUDA_INLINE void add_part(const Part& part, const InputBlock* input, uint64_t stride, Vec* y) {
-  IntVec sums[kTokens];
-  if constexpr (kHalves) {
-    sum_codes<kTokens, 0, 4>(part.q, input, stride, sums);
-    add_sums<kTokens>(sums, part.scale[0], part.minimum[0], input, stride, &input->half_sums[0], y);
-    sum_codes<kTokens, 4, 4>(part.q, input, stride, sums);
-    add_sums<kTokens>(sums, part.scale[1], part.minimum[1], input, stride, &input->half_sums[1], y);
-  } else {
-    sum_codes<kTokens, 0, 8>(part.q, input, stride, sums);
-    add_sums<kTokens>(sums, part.scale[0], part.minimum[0], input, stride, &input->sum, y);
-  }
+// Bytes of v, each 16 bytes after `pattern`, which is for 16.
+WCUDA_INLINE UintVec shuffle_bytes(UintVec v, __m128i pattern) {
+#if defined(__AVX512VNNI__)
+  return (UintVec)_mm512_shuffle_epi8((__m512i)v, _mm512_broadcast_i32x4(pattern));
+#else
+  return (UintVec)_mm256_shuffle_epi8((__m256i)v, _mm256_broadcastsi128_si256(pattern));
+#endif
+}
+
+// Entry of a table of 16 bytes for each byte of `indices`.
+WCUDA_INLINE UintVec look_up(__m128i table, UintVec indices) {
+#if defined(__AVX512VNNI__)
+  return (UintVec)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)indices);
+#else
+  return (UintVec)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)indices);
+#endif
+}
+
+// Byte i: 0xff where bit 4 * chunk + i of the lane is set, else 0.
+WCUDA_INLINE UintVec spread_bits(UintVec bits, uint32_t chunk) {
+  const char k = static_cast<char>(chunk / 2);
+  const UintVec copies =
+      shuffle_bytes(bits, _mm_setr_epi8(k, k, k, k, k + 4, k + 4, k + 4, k + 4, k + 8, k + 8, k + 8,
+                                        k + 8, k + 12, k + 12, k + 12, k + 12));
+  const UintVec which = UintVec{} + (chunk % 2 == 0 ? 0x08040201u : 0x80402010u);
+  return (UintVec)((CodeVec)(copies & which) == (CodeVec)which);
 }
 
 // ---- formats: kParts parts of 32 columns a packed tile ----
 
+// Of kLanes rows in 32 columns: weight = scale * factor * (code - kOffset) + minimum.
+struct Scales {
+  Vec scale;
+  IntVec factors[2];  // of the first and last 16 columns, where kHasFactors
+  Vec minimums[2];    // likewise where kMinimums is 2; [0] is of all where it is 1
+};
+
+// What a format says of itself. It also has
+//   Head, head(tile): what its parts share;
+//   scales<kPart>(head, first): those of part first + kPart;
+//   codes<kPart>(tile, head, first, c): columns 4c … 4c + 3 of that part, one a byte.
+// `first` is a multiple of kUnrolled, kPart is below it.
+template <uint32_t kBytes, uint32_t kPartCount, uint32_t kUnrolledParts, int16_t kCodeOffset,
+          bool kFactors, uint32_t kMinimumCount>
+struct Format {
+  static constexpr uint32_t kBlockBytes = kBytes;
+  static constexpr uint32_t kParts = kPartCount;
+  static constexpr uint32_t kUnrolled = kUnrolledParts;
+  static constexpr int16_t kOffset = kCodeOffset;
+  static constexpr bool kHasFactors = kFactors;  // |factor * (code - kOffset)| <= 4096
+  static constexpr uint32_t kMinimums = kMinimumCount;
+};
+
+// Scale and, where kHasMinimum, minimum in front of one part.
+template <uint32_t kCodeBytes, int16_t kOffset, bool kHasMinimum>
+struct Simple : Format<kCodeBytes + (kHasMinimum ? 4 : 2), 1, 1, kOffset, false, kHasMinimum> {
+  static constexpr uint32_t kCodesAt = kHasMinimum ? 4 : 2;
+  using Head = Scales;
+  WCUDA_INLINE Head head(const PackedTile& tile) {
+    Head head;
+    head.scale = tile.halves(0);
+    if constexpr (kHasMinimum) head.minimums[0] = tile.halves(2);
+    return head;
+  }
+  template <uint32_t>
+  WCUDA_INLINE Scales scales(const Head& head, uint32_t) {
+    return head;
+  }
+};
+
+// Codes of 4 bits: the low ones of 16 bytes, then the high ones.
+WCUDA_INLINE UintVec nibbles(const PackedTile& tile, uint32_t offset, uint32_t unit, uint32_t c) {
+  const UintVec units = tile.units(offset, unit + c % 4);
+  return c < 4 ? low_nibbles(units) : high_nibbles(units);
+}
+
 template <bool kHasMinimum>
-struct Q4 {  // Q4_0, Q4_1
-  static constexpr uint32_t kParts = 1;
-  static constexpr bool kHalves = false;
-  static constexpr uint32_t kBlockBytes = kHasMinimum ? 20 : 18;
-  struct Head {};
-  WCUDA_INLINE Head head(const PackedTile&) { return {}; }
-  template <uint32_t kPart>
-  WCUDA_INLINE void unpack(const PackedTile& packed_tile, const Head&, Part* part) {
-    part->scale[0] = packed_tile.halves(0);
-    part->minimum[0] = kHasMinimum ? packed_tile.halves(2) : part->scale[0] * -8.0f;
-    WCUDA_UNROLL
-    for (uint32_t c = 0; c < 4; ++c) {
-      const UintVec units = packed_tile.units(kHasMinimum ? 4 : 2, c);
-      part->q[c] = low_nibbles(units);
-      part->q[4 + c] = high_nibbles(units);
-    }
+struct Q4 : Simple<16, kHasMinimum ? 0 : 8, kHasMinimum> {  // Q4_0, Q4_1
+  template <uint32_t>
+  WCUDA_INLINE UintVec codes(const PackedTile& tile, const Scales&, uint32_t, uint32_t c) {
+    return nibbles(tile, Q4::kCodesAt, 0, c);
   }
 };
 
-struct Q5_0 {
-  static constexpr uint32_t kParts = 1;
-  static constexpr bool kHalves = false;
-  static constexpr uint32_t kBlockBytes = 22;
-  struct Head {};
-  WCUDA_INLINE Head head(const PackedTile&) { return {}; }
-  template <uint32_t kPart>
-  WCUDA_INLINE void unpack(const PackedTile& packed_tile, const Head&, Part* part) {
-    part->scale[0] = packed_tile.halves(0);
-    part->minimum[0] = part->scale[0] * -16.0f;
-    const UintVec bits = packed_tile.units(2, 0);
-    unpack_chunks(packed_tile, bits, part, std::make_integer_sequence<uint32_t, 4>{});
-  }
-  template <uint32_t... kChunk>
-  WCUDA_INLINE void unpack_chunks(const PackedTile& packed_tile, UintVec bits, Part* part,
-                                  std::integer_sequence<uint32_t, kChunk...>) {
-    ((part->q[kChunk] = low_nibbles(packed_tile.units(6, kChunk)) | spread_bits<kChunk>(bits)),
-     ...);
-    ((part->q[4 + kChunk] =
-          high_nibbles(packed_tile.units(6, kChunk)) | spread_bits<4 + kChunk>(bits)),
-     ...);
+template <bool kHasMinimum>
+struct Q5 : Simple<20, kHasMinimum ? 0 : 16, kHasMinimum> {  // Q5_0, Q5_1
+  template <uint32_t>
+  WCUDA_INLINE UintVec codes(const PackedTile& tile, const Scales&, uint32_t, uint32_t c) {
+    const UintVec fifth = spread_bits(tile.units(Q5::kCodesAt, 0), c) & 0x10101010u;
+    return nibbles(tile, Q5::kCodesAt + 4, 0, c) | fifth;
   }
 };
 
-struct Q8_0 {
-  static constexpr uint32_t kParts = 1;
-  static constexpr bool kHalves = false;
-  static constexpr uint32_t kBlockBytes = 34;
-  struct Head {};
-  WCUDA_INLINE Head head(const PackedTile&) { return {}; }
-  template <uint32_t kPart>
-  WCUDA_INLINE void unpack(const PackedTile& packed_tile, const Head&, Part* part) {
-    part->scale[0] = packed_tile.halves(0);
-    part->minimum[0] = part->scale[0] * -128.0f;
-    WCUDA_UNROLL
-    for (uint32_t c = 0; c < 8; ++c) part->q[c] = packed_tile.units(2, c) ^ 0x80808080u;
+struct Q8_0 : Simple<32, 128, false> {
+  template <uint32_t>
+  WCUDA_INLINE UintVec codes(const PackedTile& tile, const Scales&, uint32_t, uint32_t c) {
+    return tile.units(kCodesAt, c) ^ 0x80808080u;
   }
 };
 
 template <bool kHasFifthBit>
-struct QK {  // Q4_K, Q5_K: each part has a scale and a minimum of 6 bits
-  static constexpr uint32_t kParts = 8;
-  static constexpr bool kHalves = false;
-  static constexpr uint32_t kBlockBytes = kHasFifthBit ? 176 : 144;
+struct QK : Format<kHasFifthBit ? 176 : 144, 8, 2, 0, false, 1> {  // Q4_K, Q5_K
   struct Head {
-    Vec scale, minimum;              // d, -dmin
-    UintVec scales[2], minimums[2];  // bytes: of parts 0 … 3 and 4 … 7
+    Vec scales[8], minimums[8];
   };
-  WCUDA_INLINE Head head(const PackedTile& packed_tile) {
-    const UintVec low = packed_tile.units(4, 0);
-    const UintVec middle = packed_tile.units(4, 1);
-    const UintVec high = packed_tile.units(4, 2);
+  WCUDA_INLINE Head head(const PackedTile& tile) {
+    const UintVec low = tile.units(4, 0), middle = tile.units(4, 1), high = tile.units(4, 2);
+    const Vec scale = tile.halves(0), minimum = -tile.halves(2);
+    const UintVec scales[2] = {low & 0x3f3f3f3fu, low_nibbles(high) | (low >> 2 & 0x30303030u)};
+    const UintVec minimums[2] = {middle & 0x3f3f3f3fu,
+                                 high_nibbles(high) | (middle >> 2 & 0x30303030u)};
     Head head;
-    head.scale = packed_tile.halves(0);
-    head.minimum = -packed_tile.halves(2);
-    head.scales[0] = low & 0x3f3f3f3fu;
-    head.minimums[0] = middle & 0x3f3f3f3fu;
-    head.scales[1] = low_nibbles(high) | (low >> 2 & 0x30303030u);
-    head.minimums[1] = high_nibbles(high) | (middle >> 2 & 0x30303030u);
+    WCUDA_UNROLL
+    for (uint32_t p = 0; p < 8; ++p) {
+      head.scales[p] = scale * to_float(scales[p / 4] >> (p % 4 * 8) & 0xffu);
+      head.minimums[p] = minimum * to_float(minimums[p / 4] >> (p % 4 * 8) & 0xffu);
+    }
     return head;
   }
   template <uint32_t kPart>
-  WCUDA_INLINE void unpack(const PackedTile& packed_tile, const Head& head, Part* part) {
-    constexpr uint32_t kShift = kPart % 4 * 8;
-    part->scale[0] = head.scale * to_float(head.scales[kPart / 4] >> kShift & 0xffu);
-    part->minimum[0] = head.minimum * to_float(head.minimums[kPart / 4] >> kShift & 0xffu);
-    WCUDA_UNROLL
-    for (uint32_t c = 0; c < 8; ++c) {
-      const UintVec units = packed_tile.units(kHasFifthBit ? 48 : 16, kPart / 2 * 8 + c);
-      part->q[c] = kPart % 2 == 0 ? low_nibbles(units) : high_nibbles(units);
-      if constexpr (kHasFifthBit) {
-        const UintVec bits = packed_tile.units(16, c);
-        const UintVec fifth = kPart < 4 ? bits << (4 - kPart % 4) : bits >> (kPart % 4);
-        part->q[c] |= fifth & 0x10101010u;
-      }
-    }
+  WCUDA_INLINE Scales scales(const Head& head, uint32_t first) {
+    Scales scales;
+    scales.scale = head.scales[first + kPart];
+    scales.minimums[0] = head.minimums[first + kPart];
+    return scales;
   }
-};
-
-struct Q6_K {  // a signed 8-bit scale for 16 columns
-  static constexpr uint32_t kParts = 8;
-  static constexpr bool kHalves = true;
-  static constexpr uint32_t kBlockBytes = 210;
-  struct Head {
-    Vec scale;
-  };
-  WCUDA_INLINE Head head(const PackedTile& packed_tile) { return {packed_tile.halves(208)}; }
   template <uint32_t kPart>
-  WCUDA_INLINE void unpack(const PackedTile& packed_tile, const Head& head, Part* part) {
-    const UintVec scales = packed_tile.units(192, kPart / 2);
-    WCUDA_UNROLL
-    for (uint32_t half = 0; half < 2; ++half) {
-      const IntVec code = (IntVec)(scales << (24 - 8 * (kPart % 2 * 2 + half))) >> 24;
-      part->scale[half] = head.scale * __builtin_convertvector(code, Vec);
-      part->minimum[half] = part->scale[half] * -32.0f;
-    }
-    constexpr uint32_t kQuarter = kPart % 4;
-    WCUDA_UNROLL
-    for (uint32_t c = 0; c < 8; ++c) {
-      const UintVec low = packed_tile.units(0, kPart / 4 * 16 + kQuarter % 2 * 8 + c);
-      const UintVec high = packed_tile.units(128, kPart / 4 * 8 + c);
-      const UintVec moved = kQuarter < 3 ? high << (4 - kQuarter * 2) % 8 : high >> 2;
-      part->q[c] = (kQuarter < 2 ? low_nibbles(low) : high_nibbles(low)) | (moved & 0x30303030u);
-    }
+  WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head&, uint32_t first, uint32_t c) {
+    const UintVec units = tile.units(kHasFifthBit ? 48 : 16, first / 2 * 8 + c);
+    const UintVec low = kPart == 0 ? low_nibbles(units) : high_nibbles(units);
+    if constexpr (!kHasFifthBit) return low;
+    return low | (tile.units(16, c) >> first << (4 - kPart) & 0x10101010u);
   }
 };
 
-// ---- an M-tile ----
-
-template <class Format, uint32_t kTokens, uint32_t kPart>
-WCUDA_INLINE void add_parts(const PackedTile& packed_tile, const typename Format::Head& head,
-                            const InputBlock* input, uint64_t stride, Vec* y) {
-  if constexpr (kPart < Format::kParts) {
-    Part part;
-    Format::template unpack<kPart>(packed_tile, head, &part);
-    add_part<kTokens, Format::kHalves>(part, input + kPart, stride, y);
-    add_parts<Format, kTokens, kPart + 1>(packed_tile, head, input, stride, y);
-  }
+// Byte `byte` of each lane as a signed integer.
+WCUDA_INLINE IntVec signed_byte(UintVec v, uint32_t byte) {
+  return (IntVec)(v << (24 - 8 * byte)) >> 24;
 }
 
-template <class Format, uint32_t kTokens>
-void m_tile_tokens(const uint8_t* m_tile, uint32_t cols, const InputBlock* input, uint64_t stride,
-                   float* tile) {
-  for (uint32_t first_row = 0; first_row < kMTileRows; first_row += kLanes) {
-    PackedTile packed_tile = {m_tile, first_row};
-    Vec y[kTokens] = {};
-    for (uint32_t block = 0; block < cols / 32; block += Format::kParts) {
-      const typename Format::Head head = Format::head(packed_tile);
-      add_parts<Format, kTokens, 0>(packed_tile, head, input + block, stride, y);
-      packed_tile.bytes += Format::kBlockBytes * kMTileRows;
+struct Q6_K : Format<210, 8, 4, 32, true, 0> {  // a signed 8-bit factor for 16 columns
+  struct Head {
+    Vec scale;
+    UintVec factors[4];
+  };
+  WCUDA_INLINE Head head(const PackedTile& tile) {
+    return {tile.halves(208),
+            {tile.units(192, 0), tile.units(192, 1), tile.units(192, 2), tile.units(192, 3)}};
+  }
+  template <uint32_t kPart>
+  WCUDA_INLINE Scales scales(const Head& head, uint32_t first) {
+    const UintVec factors = head.factors[(first + kPart) / 2];
+    return {head.scale,
+            {signed_byte(factors, kPart % 2 * 2), signed_byte(factors, kPart % 2 * 2 + 1)},
+            {}};
+  }
+  template <uint32_t kPart>
+  WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head&, uint32_t first, uint32_t c) {
+    const UintVec low = tile.units(0, first * 4 + kPart % 2 * 8 + c);
+    const UintVec high = tile.units(128, first * 2 + c);
+    const UintVec moved = kPart < 3 ? high << (4 - kPart * 2) % 8 : high >> 2;
+    return (kPart < 2 ? low_nibbles(low) : high_nibbles(low)) | (moved & 0x30303030u);
+  }
+};
+
+// ---- one M-tile of integers ----
+
+// y += scale * sum of codes times weights + minimum * sum of the activations.
+template <uint32_t kMinimums>
+WCUDA_INLINE Vec add_sum(IntVec sum, Vec scale, const Vec* minimums, const InputBlock& input,
+                         Vec y) {
+  y = multiply_add(__builtin_convertvector(sum, Vec), scale * input.scale, y);
+  if constexpr (kMinimums == 1) y = multiply_add(minimums[0], broadcast(input.sum), y);
+  if constexpr (kMinimums == 2) {
+    y = multiply_add(minimums[0], broadcast(input.half_sums[0]), y);
+    y = multiply_add(minimums[1], broadcast(input.half_sums[1]), y);
+  }
+  return y;
+}
+
+WCUDA_INLINE UintVec even_bytes(UintVec v) { return v & 0x00ff00ffu; }
+WCUDA_INLINE UintVec odd_bytes(UintVec v) { return v >> 8 & 0x00ff00ffu; }
+
+// One token: y (16 rows) += parts first + kPart … first + kUnrolled - 1.
+template <class Format, uint32_t kPart = 0>
+WCUDA_INLINE void add_parts(const uint8_t* bytes, const typename Format::Head* heads,
+                            uint32_t first, const InputBlock* input, Vec* y) {
+  if constexpr (kPart < Format::kUnrolled) {
+    IntVec sums[kVectors][2] = {};
+    WCUDA_UNROLL
+    for (uint32_t c = 0; c < 8; ++c) {
+      const UintVec even = UintVec{} + input->codes[2 * c];
+      const UintVec odd = UintVec{} + input->codes[2 * c + 1];
+      WCUDA_UNROLL
+      for (uint32_t v = 0; v < kVectors; ++v) {
+        const UintVec codes =
+            Format::template codes<kPart>(PackedTile{bytes, v * kLanes}, heads[v], first, c);
+        IntVec& sum = sums[v][c / 4];
+        sum = add_products(sum, even_bytes(codes), even);
+        sum = add_products(sum, odd_bytes(codes), odd);
+      }
     }
     WCUDA_UNROLL
-    for (uint32_t t = 0; t < kTokens; ++t) store(tile + t * kMTileRows + first_row, y[t]);
+    for (uint32_t v = 0; v < kVectors; ++v) {
+      const Scales scales = Format::template scales<kPart>(heads[v], first);
+      for (uint32_t half = 0; half < 2; ++half) {
+        sums[v][half] -= input->code_sums[half] * Format::kOffset;
+        if constexpr (Format::kHasFactors) sums[v][half] *= scales.factors[half];
+      }
+      y[v] = add_sum<Format::kMinimums>(sums[v][0] + sums[v][1], scales.scale, scales.minimums,
+                                        *input, y[v]);
+    }
+    add_parts<Format, kPart + 1>(bytes, heads, first, input + 1, y);
   }
 }
 
 template <class Format>
+void m_tile_of_token(const uint8_t* m_tile, uint32_t cols, const InputBlock* input, float* tile) {
+  Vec y[kVectors] = {};
+  for (uint32_t block = 0; block < cols / 32; block += Format::kParts) {
+    typename Format::Head heads[kVectors];
+    for (uint32_t v = 0; v < kVectors; ++v) heads[v] = Format::head({m_tile, v * kLanes});
+    constexpr uint32_t kBytes =
+        Format::kBlockBytes * kMTileRows * Format::kUnrolled / Format::kParts;
+    for (uint32_t first = 0; first < Format::kParts; first += Format::kUnrolled) {
+      prefetch<kBytes>(m_tile + first / Format::kUnrolled * kBytes);
+      add_parts<Format>(m_tile, heads, first, input + block + first, y);
+    }
+    m_tile += Format::kBlockBytes * kMTileRows;
+  }
+  for (uint32_t v = 0; v < kVectors; ++v) store(tile + v * kLanes, y[v]);
+}
+
+constexpr uint32_t kPanelParts = 8;
+
+// Unpacked weights of an M-tile: factor * (code - kOffset) of 256 columns or fewer.
+struct Panel {
+  UintVec words[kPanelParts][16][kVectors];  // of pairs of columns, in the order of the codes
+  Vec scale[kPanelParts][kVectors];
+  Vec minimums[kPanelParts][kVectors][2];
+};
+
+// Parts first + kPart … first + kUnrolled - 1 of a packed tile become part `p` of the panel, ….
+template <class Format, uint32_t kPart = 0>
+WCUDA_INLINE void unpack_parts(const PackedTile& tile, const typename Format::Head& head,
+                               uint32_t first, uint32_t p, Panel* panel) {
+  if constexpr (kPart < Format::kUnrolled) {
+    const uint32_t v = tile.first_row / kLanes;
+    const Scales scales = Format::template scales<kPart>(head, first);
+    WCUDA_UNROLL
+    for (uint32_t c = 0; c < 8; ++c) {
+      const UintVec codes = Format::template codes<kPart>(tile, head, first, c);
+      WordVec even = (WordVec)even_bytes(codes) - Format::kOffset;
+      WordVec odd = (WordVec)odd_bytes(codes) - Format::kOffset;
+      if constexpr (Format::kHasFactors) {
+        const UintVec factor = (UintVec)scales.factors[c / 4];
+        even *= (WordVec)(factor << 16 | (factor & 0xffffu));
+        odd *= (WordVec)(factor << 16 | (factor & 0xffffu));
+      }
+      panel->words[p][2 * c][v] = (UintVec)even;
+      panel->words[p][2 * c + 1][v] = (UintVec)odd;
+    }
+    panel->scale[p][v] = scales.scale;
+    for (uint32_t i = 0; i < Format::kMinimums; ++i) panel->minimums[p][v][i] = scales.minimums[i];
+    unpack_parts<Format, kPart + 1>(tile, head, first, p + 1, panel);
+  }
+}
+
+// tile (kTokens, 16) += the panel times the tokens.
+template <uint32_t kMinimums, uint32_t kTokens>
+void add_panel(const Panel& panel, uint32_t parts, const InputBlock* input, uint64_t stride,
+               float* tile) {
+  constexpr uint32_t kChains = kTokens * kVectors < 8 ? 8 / (kTokens * kVectors) : 1;
+  for (uint32_t p = 0; p < parts; ++p, ++input) {
+    const TokenRows<kTokens, InputBlock> tokens(input, stride);
+    IntVec sums[kTokens][kVectors][kChains] = {};
+    WCUDA_UNROLL
+    for (uint32_t i = 0; i < 16; ++i) {
+      WCUDA_UNROLL
+      for (uint32_t t = 0; t < kTokens; ++t) {
+        const UintVec code = UintVec{} + tokens[t]->codes[i];
+        WCUDA_UNROLL
+        for (uint32_t v = 0; v < kVectors; ++v) {
+          IntVec& sum = sums[t][v][i % kChains];
+          sum = add_products(sum, panel.words[p][i][v], code);
+        }
+      }
+    }
+    WCUDA_UNROLL
+    for (uint32_t t = 0; t < kTokens; ++t) {
+      WCUDA_UNROLL
+      for (uint32_t v = 0; v < kVectors; ++v) {
+        for (uint32_t i = 1; i < kChains; ++i) sums[t][v][0] += sums[t][v][i];
+        float* y = tile + t * kMTileRows + v * kLanes;
+        store(y, add_sum<kMinimums>(sums[t][v][0], panel.scale[p][v], panel.minimums[p][v],
+                                    *tokens[t], load(y)));
+      }
+    }
+  }
+}
+
+// Calls function(count, first) for groups of kTokens tokens and, of the rest, half as many, …
+template <uint32_t kTokens, class Function>
+WCUDA_INLINE void group_tokens(uint32_t first, uint32_t token_count, const Function& function) {
+  for (; first + kTokens <= token_count; first += kTokens)
+    function(std::integral_constant<uint32_t, kTokens>{}, first);
+  if constexpr (kTokens > 1) group_tokens<kTokens / 2>(first, token_count, function);
+}
+constexpr uint32_t kTokensMax = kLanes == 16 ? 8 : 4;
+
+template <class Format>
 void m_tile_blocks(const uint8_t* m_tile, uint32_t cols, const InputBlock* input, uint64_t stride,
                    uint32_t token_count, float* tile) {
-  uint32_t t = 0;
-  for (; t + kTokensMax <= token_count; t += kTokensMax)
-    m_tile_tokens<Format, kTokensMax>(m_tile, cols, input + t * stride, stride, tile + t * 16);
-  if constexpr (kTokensMax > 4)
-    for (; t + 4 <= token_count; t += 4)
-      m_tile_tokens<Format, 4>(m_tile, cols, input + t * stride, stride, tile + t * 16);
-  for (; t + 2 <= token_count; t += 2)
-    m_tile_tokens<Format, 2>(m_tile, cols, input + t * stride, stride, tile + t * 16);
-  if (t < token_count)
-    m_tile_tokens<Format, 1>(m_tile, cols, input + t * stride, stride, tile + t * 16);
+  if (token_count == 1) return m_tile_of_token<Format>(m_tile, cols, input, tile);
+  for (uint32_t i = 0; i < token_count * kMTileRows; i += kLanes) store(tile + i, Vec{});
+  Panel panel;
+  for (uint32_t block = 0; block < cols / 32; block += kPanelParts) {
+    const uint32_t rest = cols / 32 - block;
+    const uint32_t parts = rest < kPanelParts ? rest : kPanelParts;
+    for (uint32_t p = 0; p < parts; p += Format::kParts) {
+      for (uint32_t v = 0; v < kVectors; ++v) {
+        const PackedTile packed_tile = {m_tile, v * kLanes};
+        const typename Format::Head head = Format::head(packed_tile);
+        for (uint32_t first = 0; first < Format::kParts; first += Format::kUnrolled)
+          unpack_parts<Format>(packed_tile, head, first, p + first, &panel);
+      }
+      m_tile += Format::kBlockBytes * kMTileRows;
+    }
+    group_tokens<kTokensMax>(0, token_count, [&](auto count, uint32_t first) {
+      add_panel<Format::kMinimums, count.value>(panel, parts, input + first * stride + block,
+                                                stride, tile + first * kMTileRows);
+    });
+  }
 }
 
 // ---- float weights: a packed tile is one column ----
@@ -374,46 +439,77 @@ struct BF16 {
   }
 };
 
-// Two sums a token, of the even and of the odd columns.
-template <class Format, uint32_t kTokens>
-void m_tile_float_tokens(const uint8_t* m_tile, uint32_t cols, const float* input, uint64_t stride,
-                         float* tile) {
-  constexpr uint32_t kPackedTileBytes = kMTileRows * Format::kBytes;
-  for (uint32_t first_row = 0; first_row < kMTileRows; first_row += kLanes) {
-    const uint8_t* packed_tile = m_tile + first_row * Format::kBytes;
-    Vec even[kTokens] = {};
-    Vec odd[kTokens] = {};
-    uint32_t col = 0;
-    for (; col + 2 <= cols; col += 2, packed_tile += 2 * kPackedTileBytes) {
-      const Vec w0 = Format::column(packed_tile);
-      const Vec w1 = Format::column(packed_tile + kPackedTileBytes);
+// tile (kTokens, 16) += sums of kRuns runs of kCols columns, run by run.
+template <class Format, uint32_t kTokens, uint32_t kRuns, uint32_t kCols>
+WCUDA_INLINE void add_runs(const uint8_t* bytes, const float* input, uint64_t stride, float* tile) {
+  const TokenRows<kTokens, float> tokens(input, stride);
+  Vec sums[kRuns][kTokens][kVectors] = {};
+  WCUDA_UNROLL
+  for (uint32_t i = 0; i < kCols; ++i) {
+    WCUDA_UNROLL
+    for (uint32_t run = 0; run < kRuns; ++run) {
+      const uint32_t col = run * kCols + i;
+      Vec w[kVectors];
+      WCUDA_UNROLL
+      for (uint32_t v = 0; v < kVectors; ++v)
+        w[v] = Format::column(bytes + (col * kMTileRows + v * kLanes) * Format::kBytes);
       WCUDA_UNROLL
       for (uint32_t t = 0; t < kTokens; ++t) {
-        even[t] = multiply_add(w0, broadcast(input[t * stride + col]), even[t]);
-        odd[t] = multiply_add(w1, broadcast(input[t * stride + col + 1]), odd[t]);
+        WCUDA_UNROLL
+        for (uint32_t v = 0; v < kVectors; ++v)
+          sums[run][t][v] = multiply_add(w[v], broadcast(tokens[t][col]), sums[run][t][v]);
       }
     }
+  }
+  WCUDA_UNROLL
+  for (uint32_t t = 0; t < kTokens; ++t) {
     WCUDA_UNROLL
-    for (uint32_t t = 0; t < kTokens; ++t) {
-      if (col < cols)
-        even[t] =
-            multiply_add(Format::column(packed_tile), broadcast(input[t * stride + col]), even[t]);
-      store(tile + t * kMTileRows + first_row, even[t] + odd[t]);
+    for (uint32_t v = 0; v < kVectors; ++v) {
+      float* y = tile + t * kMTileRows + v * kLanes;
+      Vec total = load(y);
+      for (uint32_t run = 0; run < kRuns; ++run) total += sums[run][t][v];
+      store(y, total);
     }
   }
+}
+
+// Runs of 16 columns, the rest one by one; several runs at once where one has few sums.
+template <class Format, uint32_t kTokens>
+void add_columns(const uint8_t* m_tile, uint32_t cols, const float* input, uint64_t stride,
+                 float* tile) {
+  constexpr uint32_t kRuns = kTokens * kVectors < 4 ? 4 / (kTokens * kVectors) : 1;
+  constexpr uint32_t kColumnBytes = kMTileRows * Format::kBytes;
+  uint32_t col = 0;
+  for (; col + 16 * kRuns <= cols; col += 16 * kRuns) {
+    if (kTokens == 1) prefetch<16 * kRuns * kColumnBytes>(m_tile + col * kColumnBytes);
+    add_runs<Format, kTokens, kRuns, 16>(m_tile + col * kColumnBytes, input + col, stride, tile);
+  }
+  if constexpr (kRuns > 1)
+    for (; col + 16 <= cols; col += 16)
+      add_runs<Format, kTokens, 1, 16>(m_tile + col * kColumnBytes, input + col, stride, tile);
+  for (; col < cols; ++col)
+    add_runs<Format, kTokens, 1, 1>(m_tile + col * kColumnBytes, input + col, stride, tile);
 }
 
 template <class Format>
 void m_tile_floats(const uint8_t* m_tile, uint32_t cols, const float* input, uint64_t stride,
                    uint32_t token_count, float* tile) {
-  uint32_t t = 0;
-  for (; t + kTokensMax <= token_count; t += kTokensMax)
-    m_tile_float_tokens<Format, kTokensMax>(m_tile, cols, input + t * stride, stride,
-                                            tile + t * 16);
-  for (; t + 2 <= token_count; t += 2)
-    m_tile_float_tokens<Format, 2>(m_tile, cols, input + t * stride, stride, tile + t * 16);
-  if (t < token_count)
-    m_tile_float_tokens<Format, 1>(m_tile, cols, input + t * stride, stride, tile + t * 16);
+  for (uint32_t i = 0; i < token_count * kMTileRows; i += kLanes) store(tile + i, Vec{});
+  if (token_count == 1) return add_columns<Format, 1>(m_tile, cols, input, stride, tile);
+  constexpr uint32_t kPanelCols = 128;
+  Vec panel[kPanelCols][kVectors];
+  for (uint32_t first_col = 0; first_col < cols; first_col += kPanelCols) {
+    const uint32_t rest = cols - first_col;
+    const uint32_t panel_cols = rest < kPanelCols ? rest : kPanelCols;
+    for (uint32_t i = 0; i < panel_cols * kVectors; ++i)
+      panel[i / kVectors][i % kVectors] =
+          Format::column(m_tile + (first_col * kMTileRows + i * kLanes) * Format::kBytes);
+    group_tokens<kLanes == 16 ? 8 : 6>(0, token_count, [&](auto count, uint32_t first) {
+      add_columns<F32, count.value>(reinterpret_cast<const uint8_t*>(panel), panel_cols,
+                                    input + first * stride + first_col, stride,
+                                    tile + first * kMTileRows);
+    });
+  }
 }
 
 MTileKernel find_m_tile_kernel(uint32_t type) {
@@ -429,7 +525,7 @@ MTileKernel find_m_tile_kernel(uint32_t type) {
     case 3:
       return {m_tile_blocks<Q4<true>>, nullptr};
     case 6:
-      return {m_tile_blocks<Q5_0>, nullptr};
+      return {m_tile_blocks<Q5<false>>, nullptr};
     case 8:
       return {m_tile_blocks<Q8_0>, nullptr};
     case 12:
@@ -445,17 +541,21 @@ MTileKernel find_m_tile_kernel(uint32_t type) {
 
 // ---- activations ----
 
-// 127 * 256 + 127: the upper byte of a code, rounded, stays within a signed byte.
-constexpr float kCodeMax = 32639.0f;
+// The sum of the codes' magnitudes times 4096, the largest weight, stays below 2^31, also after
+// rounding. Few blocks come near: a code is then 16376 on average.
+constexpr float kCodeMax = 32767.0f;
+constexpr float kCodeMeanMax = 16375.0f;
 constexpr float kSmallestMagnitude = 1e-30f;  // below it a block counts as 0
 
 void make_blocks(const float* x, uint32_t cols, InputBlock* blocks) {
   for (uint32_t col = 0; col < cols; col += 32, x += 32, ++blocks) {
     // Magnitudes compare as integers; infinity and NaN are above all others.
     IntVec largest = {};
+    Vec mean = {};
     for (uint32_t i = 0; i < 32; i += kLanes) {
       const IntVec magnitude = (IntVec)load(x + i) & 0x7fffffff;
       largest = magnitude > largest ? magnitude : largest;
+      mean = multiply_add((Vec)magnitude, broadcast(1.0f / 32), mean);
     }
     int32_t bits = 0;
     for (uint32_t i = 0; i < kLanes; ++i) bits = largest[i] > bits ? largest[i] : bits;
@@ -468,8 +568,10 @@ void make_blocks(const float* x, uint32_t cols, InputBlock* blocks) {
             __builtin_nanf("");
       continue;
     }
-    const float inverse = kCodeMax / limit;
-    int32_t codes[32];
+    const float of_limit = limit / kCodeMax, of_mean = sum(mean) / kCodeMeanMax;
+    const float scale = of_limit > of_mean ? of_limit : of_mean;
+    const float inverse = 1.0f / scale;
+    int16_t codes[32];
     int32_t sums[2];
     for (uint32_t half = 0; half < 2; ++half) {
       IntVec total = {};
@@ -477,17 +579,26 @@ void make_blocks(const float* x, uint32_t cols, InputBlock* blocks) {
         // 1.5 * 2^23: rounds
         const Vec shifted = multiply_add(load(x + i), broadcast(inverse), broadcast(12582912.0f));
         const IntVec code = (IntVec)shifted - 0x4b400000;
-        __builtin_memcpy(codes + i, &code, sizeof code);
+        const HalfWordVec narrow = __builtin_convertvector((UintVec)code, HalfWordVec);
+        __builtin_memcpy(codes + i, &narrow, sizeof narrow);
         total += code;
       }
       sums[half] = 0;
       for (uint32_t i = 0; i < kLanes; ++i) sums[half] += total[i];
     }
-    write_codes(codes, blocks->codes);
-    blocks->scale = limit / kCodeMax;
-    blocks->half_sums[0] = blocks->scale * static_cast<float>(sums[0]);
-    blocks->half_sums[1] = blocks->scale * static_cast<float>(sums[1]);
-    blocks->sum = blocks->scale * static_cast<float>(sums[0] + sums[1]);
+    for (uint32_t i = 0; i < 16; i += kLanes) {
+      UintVec pairs;
+      __builtin_memcpy(&pairs, codes + 2 * i, sizeof pairs);
+      pairs =
+          shuffle_bytes(pairs, _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+      __builtin_memcpy(blocks->codes + i, &pairs, sizeof pairs);
+    }
+    blocks->scale = scale;
+    blocks->code_sums[0] = sums[0];
+    blocks->code_sums[1] = sums[1];
+    blocks->half_sums[0] = scale * static_cast<float>(sums[0]);
+    blocks->half_sums[1] = scale * static_cast<float>(sums[1]);
+    blocks->sum = scale * static_cast<float>(sums[0] + sums[1]);
   }
 }
 

@@ -50,7 +50,8 @@ WCUDA_INLINE Vec load_halves(const uint8_t* p) {
   return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 #endif
-WCUDA_INLINE Vec broadcast(float value) { return Vec{} + value; }
+// Not Vec{} + value, which is an addition: it makes -0 to 0.
+WCUDA_INLINE Vec broadcast(float value) { return value - Vec{}; }
 
 // a * b + c, rounded once where the instruction set can. Said outright: these files are compiled
 // with -ffp-contract=off, for a compiler that fuses where it likes gives one token different bits
