@@ -4,14 +4,15 @@
  * and generates tokens. It also compiles and runs kernels of the caller. Programs link one archive,
  * libworker_cuda.a.
  *
- * The interface consists of four headers. Each of them can be included alone; this header includes all:
+ * The interface consists of five headers. Each of them can be included alone; this header includes all:
  *
  *   worker_cuda/base.h     1 to 7, 13 to 15, 17: conventions, status, devices, contexts, memory, streams
  *   worker_cuda/llm.h      8 to 12: GGUF files, plan, models, engines, steps
  *   worker_cuda/compute.h  16, 18 to 20, 22: run-time kernels, catalogue, matrix multiplication, registry
  *   worker_cuda/backend.h  21, 21b: backends, failover
+ *   worker_cuda/zctl.h     23: kernels by frames of bytes
  *
- * Read base.h first, because its conventions apply to all four headers.
+ * Read base.h first, because its conventions apply to all five headers.
  */
 #ifndef WORKER_CUDA_H
 #define WORKER_CUDA_H
@@ -20,5 +21,6 @@
 #include "worker_cuda/base.h"
 #include "worker_cuda/compute.h"
 #include "worker_cuda/llm.h"
+#include "worker_cuda/zctl.h"
 
 #endif /* WORKER_CUDA_H */

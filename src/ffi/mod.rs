@@ -25,6 +25,7 @@ pub fn layout() -> Vec<LayoutRow> {
     llm::push_layout(&mut rows);
     compute::push_layout(&mut rows);
     backend::push_layout(&mut rows);
+    zctl::push_layout(&mut rows);
     rows
 }
 
@@ -80,9 +81,11 @@ mod base;
 mod compat;
 mod compute;
 mod llm;
+mod zctl;
 
 pub use backend::*;
 pub use base::*;
 pub use compat::*;
 pub use compute::*;
 pub use llm::*;
+pub use zctl::*;

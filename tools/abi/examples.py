@@ -15,6 +15,7 @@ PARAMETERS = {
     "llm": "wcuda_model model, wcuda_error error",
     "compute": "wcuda_context context, wcuda_buffer a, wcuda_buffer b, wcuda_buffer c, wcuda_error error",
     "backend": "wcuda_error error",
+    "zctl": "wcuda_registry registry, wcuda_error error",
 }
 
 

@@ -10,7 +10,7 @@ import re
 
 ROOT = pathlib.Path(__file__).parents[2]
 INCLUDE = ROOT / "cuda/include"
-PARTS = ("base", "llm", "compute", "backend")
+PARTS = ("base", "llm", "compute", "backend", "zctl")
 HEADERS = ["worker_cuda.h"] + [f"worker_cuda/{name}.h" for name in PARTS]
 
 SIZES = {
@@ -124,7 +124,9 @@ def read_parameters(text: str) -> list[Parameter]:
 
 
 def read(include: pathlib.Path = INCLUDE) -> Interface:
-    text = "".join(plain((include / f"worker_cuda/{part}.h").read_text()) for part in PARTS)
+    # The frozen headers of a version lack the parts that came later.
+    paths = [path for part in PARTS if (path := include / f"worker_cuda/{part}.h").exists()]
+    text = "".join(plain(path.read_text()) for path in paths)
     constants = dict(re.findall(r"#define (WCUDA_\w+) +(\(.*\)|-?\w+) *$", text, flags=re.M))
     constants.pop("WCUDA_API", None)
     interface = Interface({}, [], {}, constants)

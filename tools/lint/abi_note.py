@@ -11,7 +11,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
 INCLUDE = ROOT / "cuda/include"
-HEADERS = ["worker_cuda.h"] + [f"worker_cuda/{name}.h" for name in ("base", "llm", "compute", "backend")]
+HEADERS = ["worker_cuda.h"] + [f"worker_cuda/{name}.h" for name in ("base", "llm", "compute", "backend", "zctl")]
 
 
 def digest(text: str) -> str:

@@ -18,16 +18,23 @@ LAYERS = KERNELS_BASE + KERNEL_FAMILIES + [
     "core/base", "core/backend", "core/vram", "core/gemm", "core/health",
     "llm/quant", "llm/gguf", "llm/model", "llm/ops", "llm/engine",
     "compute/nvrtc", "compute/jit", "compute/catalogue", "compute/registry",
-    "api/base", "api/llm", "api/compute", "api/backend",
+    "zctl",
+    "api/base", "api/llm", "api/compute", "api/backend", "api/zctl",
 ]  # fmt: skip
 PUBLIC = re.compile(r"worker_cuda(_compat)?\.h|worker_cuda/\w+\.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
 # The crate's modules, bottom up.
-MODULES = ["scheduler", "ffi", "core", "llm", "compute", "backend", "seal"]
+MODULES = ["scheduler", "ffi", "core", "llm", "compute", "backend", "seal", "zctl"]
 CRATE_PATH = re.compile(r"\bcrate::(\w+)")
 SUPER_PATH = re.compile(r"\b((?:super::)+)(\w+)")
 INLINE_MODULE = re.compile(r"^\s*(?:pub(?:\([^)]*\))? )?mod \w+ \{")
+
+
+def layer_of(path: str) -> str:
+    """The layer of a file: its first two folders, or the only one."""
+    folders = path.split("/")[:-1]
+    return "/".join(folders[:2])
 
 
 def violation(layer: str, included: str) -> str | None:
@@ -36,7 +43,7 @@ def violation(layer: str, included: str) -> str | None:
         return None
     if layer == "include":
         return "is not part of the public headers"
-    target = "/".join(included.split("/")[:2])
+    target = layer_of(included)
     if target not in LAYERS:
         return f"names no layer ({target})"
     if layer == target:
@@ -51,7 +58,9 @@ def violation(layer: str, included: str) -> str | None:
 def check(root: pathlib.Path) -> list[str]:
     found = []
     folders = [(root / "include", "include")]
-    for folder in sorted((root / "src").glob("*/*")) + sorted((root / "kernels").iterdir()):
+    rooms = [room for room in sorted((root / "src").glob("*/*")) if room.is_dir()]
+    flat = sorted({path.parent for path in (root / "src").glob("*/*") if path.is_file()})
+    for folder in rooms + flat + sorted((root / "kernels").iterdir()):
         layer = folder.relative_to(root).as_posix().removeprefix("src/")
         if layer not in LAYERS:
             found.append(f"{folder}: no layer of this name")

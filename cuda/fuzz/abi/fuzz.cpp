@@ -391,6 +391,7 @@ int32_t on_kernel(void*, const wcuda_launch*, const wcuda_host_argument*, uint64
   return 0;
 }
 void on_trace(void*, wcuda_string) { call_back(); }
+void on_zctl(void*, const wcuda_zctl_record*) { call_back(); }
 void on_failover(void*, const wcuda_failover_event*) { call_back(); }
 wcuda_status on_body(void*, wcuda_context, wcuda_error*) { return WCUDA_CANCELLED; }
 
@@ -446,6 +447,7 @@ T Fuzzer::callback() {
   if constexpr (std::is_same_v<T, wcuda_host_kernel>) return on_kernel;
   if constexpr (std::is_same_v<T, wcuda_trace_callback>) return on_trace;
   if constexpr (std::is_same_v<T, wcuda_failover_callback>) return on_failover;
+  if constexpr (std::is_same_v<T, wcuda_zctl_recorder>) return on_zctl;
   if constexpr (std::is_same_v<T, wcuda_failover_body>) return on_body;
   if constexpr (std::is_same_v<T, decltype(wcuda_backend_registration::open)>) return on_open;
   return nullptr;

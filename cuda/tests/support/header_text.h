@@ -17,10 +17,10 @@ inline std::string read_text(const std::string& path) {
   return text.str();
 }
 
-// The four headers that declare the interface, one after the other.
+// The five headers that declare the interface, one after the other.
 inline std::string header_text() {
   std::string text;
-  for (const char* name : {"base", "llm", "compute", "backend"})
+  for (const char* name : {"base", "llm", "compute", "backend", "zctl"})
     text += read_text(WCUDA_TEST_INCLUDE "/worker_cuda/" + std::string(name) + ".h");
   return text;
 }

@@ -15,7 +15,7 @@ constexpr int kSlotBits = 24;
 constexpr int kGenerationBits = 32;
 constexpr uint32_t kChunkSlots = 1024;
 constexpr uint32_t kChunkCount = (1u << kSlotBits) / kChunkSlots;
-constexpr int kKindCount = 19;
+constexpr int kKindCount = 20;
 
 struct Slot {
   std::mutex mutex;         // a slot's own: calls on different objects never meet
@@ -85,7 +85,7 @@ const char* kind_name(Kind kind) {
       "",         "context", "buffer",         "pinned buffer", "gguf",
       "cancel",   "model",   "engine",         "sequence",      "program",
       "module",   "kernel",  "stream",         "event",         "kernel cache",
-      "registry", "backend", "backend kernel", "failover"};
+      "registry", "backend", "backend kernel", "failover",      "zctl session"};
   const auto index = static_cast<uint8_t>(kind);
   return index < kKindCount ? kNames[index] : "";
 }

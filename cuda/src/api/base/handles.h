@@ -27,6 +27,7 @@ enum class Kind : uint8_t {
   kBackend,
   kBackendKernel,
   kFailover,
+  kZctlSession,
 };
 const char* kind_name(Kind kind);
 

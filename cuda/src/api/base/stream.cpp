@@ -52,15 +52,21 @@ Status copy_async(wcuda_buffer buffer, uint64_t offset, wcuda_pinned pinned, uin
 
 Status wait_for(Backend& backend, Event event, int64_t timeout_ms) {
   if (timeout_ms < 0) return backend.event_synchronize(event);
+  const auto deadline =
+      Clock::now() + std::chrono::milliseconds(std::min(timeout_ms, kTimeoutMsMax));
+  WCUDA_ASSIGN(const bool is_done, wait_until(backend, event, deadline));
+  if (is_done) return {};
+  return Status::error(WCUDA_TIMEOUT, "event: not done after %lld ms",
+                       static_cast<long long>(timeout_ms));
+}
+
+Result<bool> wait_until(Backend& backend, Event event, Clock::time_point deadline) {
   const Clock::time_point begin = Clock::now();
-  const auto deadline = begin + std::chrono::milliseconds(std::min(timeout_ms, kTimeoutMsMax));
   for (;;) {
     WCUDA_ASSIGN(const bool done, backend.event_done(event));
-    if (done) return {};
+    if (done) return true;
     const Clock::time_point now = Clock::now();
-    if (now >= deadline)
-      return Status::error(WCUDA_TIMEOUT, "event: not done after %lld ms",
-                           static_cast<long long>(timeout_ms));
+    if (now >= deadline) return false;
     if (now - begin > kSpinTime) std::this_thread::sleep_for(kSleepTime);
   }
 }

@@ -1,6 +1,8 @@
 // The objects behind wcuda_stream and wcuda_event.
 #pragma once
 
+#include <chrono>
+
 #include "api/base/context.h"
 #include "api/base/handles.h"
 #include "core/vram/memory.h"
@@ -27,6 +29,9 @@ Result<std::shared_ptr<EventObject>> make_event(std::shared_ptr<vram::Memory> me
 
 // Waits until the event is done; WCUDA_TIMEOUT after timeout_ms milliseconds (< 0: no limit).
 Status wait_for(Backend& backend, Event event, int64_t timeout_ms);
+// Polls until the event is done; false at the deadline.
+Result<bool> wait_until(Backend& backend, Event event,
+                        std::chrono::steady_clock::time_point deadline);
 
 // Resolves a stream for work of `memory`; id 0 is the context's own. WCUDA_INVALID_ARGUMENT for a
 // stream of another context. `object` keeps the stream alive while work is queued; null for id 0.

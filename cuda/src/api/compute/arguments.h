@@ -26,9 +26,20 @@ class Arguments {
     addresses_.reserve(count);
     held_.reserve(count);
     for (uint64_t i = 0; i < count; ++i) WCUDA_TRY(read_one(given[i], i, memory));
+    complete();
+    return {};
+  }
+
+  // Instead of read: arguments whose memory the caller keeps alive. A buffer has an address, a
+  // value stays where it is. Then complete().
+  void add(const jit::ArgumentShape& shape, const void* value, void* address) {
+    shapes_.push_back(shape);
+    values_.push_back(const_cast<void*>(value));
+    addresses_.push_back(address);
+  }
+  void complete() {
     for (size_t i = 0; i < values_.size(); ++i)
       if (shapes_[i].kind == WCUDA_ARG_BUFFER) values_[i] = &addresses_[i];
-    return {};
   }
 
   void used_on(Stream stream) {
@@ -78,9 +89,7 @@ class Arguments {
     if (bytes != 0 && argument.bytes != 0 && argument.bytes != bytes)
       return wrong("bytes is not the size of its kind");
     if (!argument.data) return wrong("data is NULL");
-    shapes_.push_back({argument.kind, 0, bytes ? bytes : argument.bytes});
-    values_.push_back(const_cast<void*>(argument.data));
-    addresses_.push_back(nullptr);
+    add({argument.kind, 0, bytes ? bytes : argument.bytes}, argument.data, nullptr);
     return {};
   }
 
@@ -96,9 +105,7 @@ class Arguments {
     const auto view = object->buffer.view(argument.offset, bytes);
     if (!view.ok())
       return Status::error(view.status().code(), "%s: %s", name, view.status().message());
-    shapes_.push_back({argument.kind, argument.access, bytes});
-    values_.push_back(nullptr);
-    addresses_.push_back(view->data);
+    add({argument.kind, argument.access, bytes}, nullptr, view->data);
     for (const Held& held : held_)
       if (held.object == object) return {};  // a second window of one buffer
     WCUDA_ASSIGN(auto use, ExclusiveUse::acquire(object->exclusive, name));

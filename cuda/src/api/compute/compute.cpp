@@ -106,7 +106,12 @@ Result<compute::PreparedCall> prepare_builtin(const compute::CatalogueEntry& ent
   if (count != entry.params.size())
     return Status::error(WCUDA_ARGUMENT_COUNT, "%s: %" PRIu64 " arguments given, it takes %zu (%s)",
                          entry.name.c_str(), count, entry.params.size(), entry.signature.c_str());
-  WCUDA_ASSIGN(const auto translated, translate(entry, *given));
+  return prepare_read(entry, type, *given);
+}
+
+Result<compute::PreparedCall> prepare_read(const compute::CatalogueEntry& entry,
+                                           kernels::Dtype type, const Arguments& given) {
+  WCUDA_ASSIGN(const auto translated, translate(entry, given));
   return compute::prepare_call(entry, type, translated);
 }
 

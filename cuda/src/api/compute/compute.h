@@ -22,6 +22,10 @@ Result<compute::PreparedCall> prepare_builtin(const compute::CatalogueEntry& ent
                                               const wcuda_argument* arguments, uint64_t count,
                                               Arguments* given);
 
+// The same with arguments that were read.
+Result<compute::PreparedCall> prepare_read(const compute::CatalogueEntry& entry,
+                                           kernels::Dtype type, const Arguments& given);
+
 // Queues the call.
 Status run_builtin(const compute::CatalogueEntry& entry, const compute::PreparedCall& call,
                    vram::Memory& memory, wcuda_stream stream, Arguments* given);

@@ -75,6 +75,15 @@ Result<std::vector<wcuda_parameter>> read_parameters(const wcuda_parameter* para
 // Checks everything and launches.
 Status launch_kernel(const KernelObject& kernel, const wcuda_argument* arguments, uint64_t count,
                      wcuda_stream stream, const LaunchPlan& plan);
+// The same with arguments that were read, of a kernel that runs here.
+struct LaunchStream {
+  Stream stream;
+  wcuda_stream handle;  // as a host function sees it
+};
+Status launch_read(const KernelObject& kernel, Arguments* given, const LaunchStream& on,
+                   const LaunchPlan& plan);
+// WCUDA_UNSUPPORTED_KERNEL without code for the kernel's backend.
+Status check_runs_here(const KernelObject& kernel);
 // Checks an array of arguments: not null if its count is not 0, and a plausible count.
 Status check_count(const wcuda_argument* arguments, uint64_t count);
 

@@ -58,24 +58,35 @@ Result<LaunchDims> read_dims(const wcuda_launch& launch) {
 
 Status launch_kernel(const KernelObject& kernel, const wcuda_argument* arguments, uint64_t count,
                      wcuda_stream stream, const LaunchPlan& plan) {
-  Backend& backend = kernel.backend();
-  const bool on_host = backend.is_host();
-  if (!kernel.runs_here())
-    return Status::error(WCUDA_UNSUPPORTED_KERNEL, "kernel '%s': has no %s",
-                         printable(kernel.name).c_str(), on_host ? "host function" : "device code");
+  WCUDA_TRY(check_runs_here(kernel));
   WCUDA_TRY(check_count(arguments, count));
   WCUDA_ASSIGN(const UsedStream on, use_stream(stream, *kernel.memory));
   Arguments given;
   WCUDA_TRY(given.read(arguments, count, *kernel.memory));
-  WCUDA_ASSIGN(const LaunchDims dims, plan(given));
+  return launch_read(kernel, &given, {on.stream, stream}, plan);
+}
+
+Status launch_read(const KernelObject& kernel, Arguments* given, const LaunchStream& on,
+                   const LaunchPlan& plan) {
+  Backend& backend = kernel.backend();
+  WCUDA_ASSIGN(const LaunchDims dims, plan(*given));
   WCUDA_TRY(jit::check_dims(dims, kernel.limits));
-  if (kernel.signature) WCUDA_TRY(jit::check_arguments(*kernel.signature, given.described()));
-  if (kernel.module) WCUDA_TRY(jit::check_parameters(kernel.attributes.parameters, given.shapes()));
-  given.used_on(on.stream);
-  if (!on_host) return backend.kernel_launch(kernel.kernel, dims, given.values(), on.stream);
+  if (kernel.signature) WCUDA_TRY(jit::check_arguments(*kernel.signature, given->described()));
+  if (kernel.module)
+    WCUDA_TRY(jit::check_parameters(kernel.attributes.parameters, given->shapes()));
+  given->used_on(on.stream);
+  if (!backend.is_host())
+    return backend.kernel_launch(kernel.kernel, dims, given->values(), on.stream);
   wcuda_launch shown = launch_of(dims);
-  shown.stream = stream;
-  return backend.host_launch(on.stream, [&] { return run_on_host(kernel, shown, given); });
+  shown.stream = on.handle;
+  return backend.host_launch(on.stream, [&] { return run_on_host(kernel, shown, *given); });
+}
+
+Status check_runs_here(const KernelObject& kernel) {
+  if (kernel.runs_here()) return {};
+  return Status::error(WCUDA_UNSUPPORTED_KERNEL, "kernel '%s': has no %s",
+                       printable(kernel.name).c_str(),
+                       kernel.backend().is_host() ? "host function" : "device code");
 }
 
 Status check_count(const wcuda_argument* arguments, uint64_t count) {

@@ -88,7 +88,7 @@ wcuda_registered_kernel describe_entry(const RegistryEntry& entry) {
   wcuda_registered_kernel result = WCUDA_REGISTERED_KERNEL_INIT;
   const jit::Descriptor& descriptor = entry.descriptor;
   result.kernel_id = descriptor.kernel_id;
-  result.flags = descriptor.flags | (entry.runs_here() ? 0 : WCUDA_KERNEL_NOT_HERE);
+  result.flags = entry.flags();
   result.parameter_count = static_cast<uint32_t>(descriptor.signature.parameters.size());
   result.budget_ms = descriptor.budget_ms;
   result.sig_hash = descriptor.sig_hash;
@@ -129,10 +129,7 @@ Result<wcuda_run_info> run_builtin_entry(const RegistryEntry& entry, vram::Memor
 Result<wcuda_run_info> run_entry(const RegistryEntry& entry, vram::Memory& memory,
                                  const Call& call) {
   if (entry.builtin) return run_builtin_entry(entry, memory, call);
-  if (!entry.runs_here())
-    return Status::error(WCUDA_UNSUPPORTED_KERNEL, "kernel '%s': has no %s",
-                         printable(entry.descriptor.name).c_str(),
-                         memory.backend().is_host() ? "host function" : "device code");
+  WCUDA_TRY(check_runs_here(entry, memory));
   WCUDA_TRY(check_count(call.arguments, call.count));
   jit::DescribedLaunch launch;
   const auto make_plan = [&](const Arguments& given) -> Result<LaunchDims> {
@@ -197,6 +194,26 @@ Status run_and_wait(wcuda_registry registry, uint32_t kernel_id, const Call& cal
 }
 
 }  // namespace
+
+Status check_runs_here(const RegistryEntry& entry, const vram::Memory& memory) {
+  if (entry.runs_here()) return {};
+  return Status::error(WCUDA_UNSUPPORTED_KERNEL, "kernel '%s': has no %s",
+                       printable(entry.descriptor.name).c_str(),
+                       memory.backend().is_host() ? "host function" : "device code");
+}
+
+Status queue_run(const RegistryEntry& entry, vram::Memory& memory, Arguments* given,
+                 Stream stream) {
+  if (entry.builtin) {
+    WCUDA_ASSIGN(const auto prepared, prepare_read(*entry.builtin, entry.type, *given));
+    return compute::run_call(*entry.builtin, prepared, memory, stream);
+  }
+  return launch_read(
+      kernel_of(entry), given, {stream, {0}}, [&](const Arguments& all) -> Result<LaunchDims> {
+        WCUDA_ASSIGN(const auto launch, jit::plan_launch(entry.descriptor, all.described()));
+        return launch.dims;
+      });
+}
 
 Status launch_described(const RegistryEntry& entry, const wcuda_launch& launch,
                         const wcuda_argument* arguments, uint64_t count) {

@@ -12,4 +12,12 @@ namespace wcuda::api {
 Status launch_described(const compute::RegistryEntry& entry, const wcuda_launch& launch,
                         const wcuda_argument* arguments, uint64_t count);
 
+// WCUDA_UNSUPPORTED_KERNEL unless the backend of `memory` can run it.
+Status check_runs_here(const compute::RegistryEntry& entry, const vram::Memory& memory);
+
+// Queues a run with the launch that the descriptor computes, after all checks. The caller keeps the
+// memory of the arguments.
+Status queue_run(const compute::RegistryEntry& entry, vram::Memory& memory, Arguments* given,
+                 Stream stream);
+
 }  // namespace wcuda::api

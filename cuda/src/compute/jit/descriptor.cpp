@@ -87,6 +87,7 @@ class SignatureReader {
     Parameter& param = result_.parameters[index];
     const std::string field = "parameters[" + std::to_string(index) + "].";
     const bool is_buffer = from.kind == WCUDA_ARG_BUFFER;
+    param.layout_id = from.layout_id;
     if (!is_buffer && (from.dtype | static_cast<int32_t>(from.access) | from.layout) != 0)
       return wrong_field(field + "kind", "only a buffer has a dtype, an access and a layout");
     if (is_buffer) {

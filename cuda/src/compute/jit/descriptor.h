@@ -18,6 +18,7 @@ struct Parameter {
   int32_t kind = 0;   // WCUDA_ARG_…
   int32_t dtype = 0;  // of a buffer's elements
   uint32_t access = 0;
+  uint32_t layout_id = 0;                 // of a buffer or bytes; 0: none
   std::vector<Expression> shape;          // of a buffer; of bytes their size
   std::optional<Expression> least, most;  // of an integer
   std::optional<double> floor, ceiling;   // of an f32 or f64

@@ -218,6 +218,12 @@ Result<int64_t> Expression::apply(Op op, int64_t a, int64_t b) {
                        b);
 }
 
+bool Expression::uses_any(const std::vector<uint8_t>& flags) const {
+  return std::any_of(steps_.begin(), steps_.end(), [&](const Step& step) {
+    return step.op == Op::kName && flags[static_cast<size_t>(step.number)] != 0;
+  });
+}
+
 Result<int64_t> Expression::value(const std::vector<std::optional<int64_t>>& values) const {
   std::vector<int64_t> stack;
   for (const Step& step : steps_) {

@@ -39,6 +39,9 @@ class Expression {
   // division by 0.
   Result<int64_t> value(const std::vector<std::optional<int64_t>>& values) const;
 
+  // Whether it uses a name whose flag is not 0.
+  bool uses_any(const std::vector<uint8_t>& flags) const;
+
   // The canonical text, equal for every spelling: no spaces, each operation in parentheses, "$2"
   // for the name of index 2.
   const std::string& canonical() const { return canonical_; }

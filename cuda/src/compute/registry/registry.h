@@ -35,6 +35,8 @@ struct RegistryEntry {
   kernels::Dtype type = kernels::Dtype::kF32;  // of its elements
 
   bool runs_here() const { return builtin || (kernel && kernel->runs_here()); }
+  // WCUDA_KERNEL_….
+  uint32_t flags() const { return descriptor.flags | (runs_here() ? 0 : WCUDA_KERNEL_NOT_HERE); }
 };
 
 // Returns the descriptor of a built-in kernel for elements of a WCUDA_ARG_… type.

@@ -46,6 +46,18 @@ static int run_llm(wcuda_context context, const char* path, wcuda_error error) {
   return failed;
 }
 
+/* A registry with "noop", listed by the example of zctl.h. */
+static int run_zctl(wcuda_context context, wcuda_error error) {
+  const wcuda_string name = {"noop", 4};
+  wcuda_registry registry = {0};
+  if (wcuda_registry_create(context, &registry, &error) != WCUDA_OK ||
+      wcuda_registry_add_builtin(registry, name, WCUDA_ARG_F32, 0, NULL, &error) != WCUDA_OK)
+    return report(error.message);
+  const int failed = example_zctl(registry, error);
+  wcuda_registry_destroy(registry);
+  return failed;
+}
+
 int main(int argc, char** argv) {
   wcuda_error error;
   wcuda_context context = {0};
@@ -54,7 +66,7 @@ int main(int argc, char** argv) {
   if (argc != 2) return report("header_examples MODEL");
   if (wcuda_context_create(&options, &context, &error) != WCUDA_OK) return report(error.message);
   const int failed = example_base() || example_backend(error) || run_compute(context, error) ||
-                     run_llm(context, argv[1], error);
+                     run_llm(context, argv[1], error) || run_zctl(context, error);
   wcuda_context_destroy(context);
   return failed;
 }

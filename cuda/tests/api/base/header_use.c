@@ -72,6 +72,8 @@ int HEADER_USE(void) {
   CHECK_INIT(wcuda_kernel_descriptor, WCUDA_KERNEL_DESCRIPTOR_INIT);
   CHECK_INIT(wcuda_registered_kernel, WCUDA_REGISTERED_KERNEL_INIT);
   CHECK_INIT(wcuda_run_info, WCUDA_RUN_INFO_INIT);
+  CHECK_INIT(wcuda_zctl_record, WCUDA_ZCTL_RECORD_INIT);
+  CHECK_INIT(wcuda_zctl_options, WCUDA_ZCTL_OPTIONS_INIT);
   CHECK_INIT(wcuda_backend_entry, WCUDA_BACKEND_ENTRY_INIT);
   CHECK_INIT(wcuda_selection_options, WCUDA_SELECTION_OPTIONS_INIT);
   CHECK_INIT(wcuda_skipped_backend, WCUDA_SKIPPED_BACKEND_INIT);

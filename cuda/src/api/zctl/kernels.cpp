@@ -1,0 +1,260 @@
+// Runs of a registry's kernels until a deadline: one block of buffers, uploaded and downloaded at
+// once.
+#include "api/zctl/kernels.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "api/base/stream.h"
+#include "api/compute/registry.h"
+#include "core/backend/owned.h"
+
+namespace wcuda::api {
+namespace {
+
+using compute::Registry;
+using compute::RegistryEntry;
+using zctl::Kernel;
+using zctl::KernelInfo;
+
+KernelInfo info_of(const RegistryEntry& entry, uint32_t flags) {
+  const jit::Descriptor& descriptor = entry.descriptor;
+  return {descriptor.kernel_id, flags, descriptor.budget_ms, descriptor.sig_hash, descriptor.name};
+}
+
+Kernel kernel_of(Registry::Entry entry, uint32_t flags) {
+  Kernel kernel;
+  kernel.info = info_of(*entry, flags);
+  kernel.signature = &entry->descriptor.signature;
+  kernel.entry = std::move(entry);
+  return kernel;
+}
+
+// The runs of a context's sessions that passed their budget and are still at work, by the event
+// behind them.
+struct LateRuns {
+  std::mutex mutex;  // guards the member below
+  std::vector<Event> events;
+};
+
+class RegistryKernels final : public zctl::Kernels {
+ public:
+  explicit RegistryKernels(std::shared_ptr<Registry> registry)
+      : registry_(std::move(registry)),
+        memory_(*registry_->memory()),
+        late_(memory_.kept<LateRuns>([] { return std::make_shared<LateRuns>(); })) {}
+
+  ~RegistryKernels() override {
+    if (!is_late_) return;
+    (void)backend().event_synchronize(done_);
+    forget(done_);
+  }
+
+  void list(const std::function<void(const KernelInfo&)>& each) override {
+    for (const auto& entry : registry_->list()) each(info_of(*entry, entry->flags()));
+  }
+
+  bool find(uint32_t id, Kernel* kernel) override {
+    auto found = registry_->find(id);
+    if (!found.ok()) return false;
+    const uint32_t flags = (*found)->flags();
+    *kernel = kernel_of(found.take(), flags);
+    return true;
+  }
+
+  Status check_ready(const Kernel& kernel) override {
+    const Status runs = check_runs_here(entry_of(kernel), memory_);
+    if (!runs.ok() && !is_built_with_cuda())
+      return Status::error(WCUDA_NOT_AVAILABLE, kWithoutCuda);
+    WCUDA_TRY(Status(runs));
+    WCUDA_TRY(backend().fault());
+    return check_late();
+  }
+
+  Result<uint8_t*> stage(uint64_t bytes) override {
+    WCUDA_TRY(open());
+    if (block_.bytes() < bytes) {
+      // Never both at once: the larger one may need the room of the smaller.
+      block_.reset();
+      staging_.reset();
+      WCUDA_ASSIGN(block_, memory_.allocate(bytes, WCUDA_PURPOSE_SCRATCH, "zctl arguments"));
+      block_.used_on(stream_);
+    }
+    if (backend().is_host()) return block_.data();
+    if (staging_.bytes() < bytes) {
+      WCUDA_ASSIGN(staging_, memory_.allocate_pinned(bytes, "zctl arguments"));
+      staging_.used_on(stream_);
+    }
+    return staging_.data();
+  }
+
+  Status run(const Kernel& kernel, const std::vector<zctl::RunArgument>& arguments,
+             const zctl::RunBlock& block, zctl::Clock::time_point deadline) override {
+    WCUDA_TRY(open());
+    if (zctl::Clock::now() >= deadline) return over();
+    const RegistryEntry& entry = entry_of(kernel);
+    if (backend().is_host()) return run_here(entry, arguments, block, deadline);
+    const Status queued = queue(entry, arguments, block);
+    if (!queued.ok()) {
+      // What was queued still uses the staging memory.
+      (void)backend().synchronize(stream_);
+      return queued;
+    }
+    WCUDA_ASSIGN(const bool is_done, wait_until(backend(), done_, deadline));
+    if (is_done) return {};
+    is_late_ = true;
+    const std::lock_guard<std::mutex> lock(late_->mutex);
+    late_->events.push_back(done_);
+    return over();
+  }
+
+ private:
+  static const RegistryEntry& entry_of(const Kernel& kernel) {
+    return *static_cast<const RegistryEntry*>(kernel.entry.get());
+  }
+  static Status over() { return Status::error(WCUDA_TIMEOUT, "the deadline has passed"); }
+  Backend& backend() const { return memory_.backend(); }
+
+  // A stream and an event of its own, with the first run.
+  Status open() {
+    if (is_open_) return {};
+    if (Stream(stream_).id == 0) WCUDA_TRY(stream_.take(backend(), backend().stream_create(0)));
+    WCUDA_TRY(done_.take(backend(), backend().event_create()));
+    is_open_ = true;
+    return {};
+  }
+
+  Status check_late() {
+    const std::lock_guard<std::mutex> lock(late_->mutex);
+    std::vector<Event>& events = late_->events;
+    for (size_t i = events.size(); i-- > 0;) {
+      WCUDA_ASSIGN(const bool is_done, backend().event_done(events[i]));
+      if (!is_done) return Status::error(WCUDA_BUSY, "a run is still at work");
+      events.erase(events.begin() + static_cast<ptrdiff_t>(i));
+    }
+    is_late_ = false;  // no event is left, so neither is this session's
+    return {};
+  }
+
+  void forget(Event event) {
+    const std::lock_guard<std::mutex> lock(late_->mutex);
+    auto& events = late_->events;
+    events.erase(std::remove_if(events.begin(), events.end(),
+                                [&](Event each) { return each.id == event.id; }),
+                 events.end());
+  }
+
+  Status launch(const RegistryEntry& entry, const std::vector<zctl::RunArgument>& arguments) {
+    Arguments given;
+    const auto& parameters = entry.descriptor.signature.parameters;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const jit::Parameter& parameter = parameters[i];
+      const bool is_buffer = parameter.kind == WCUDA_ARG_BUFFER;
+      const uint64_t scalar = jit::scalar_bytes(parameter.kind);
+      given.add({parameter.kind, parameter.access, scalar ? scalar : arguments[i].bytes},
+                arguments[i].value, is_buffer ? block_.data() + arguments[i].offset : nullptr);
+    }
+    given.complete();
+    return queue_run(entry, memory_, &given, stream_);
+  }
+
+  Status clear_outputs(const RegistryEntry& entry, const zctl::RunBlock& block) {
+    // Built-in kernels write everything.
+    if (entry.builtin || block.upload_end == block.bytes) return {};
+    return backend().fill(block_.data() + block.upload_end, block.bytes - block.upload_end, 0, 1,
+                          stream_);
+  }
+
+  // On HOST, where the staged block is the block, and a kernel has ended when it is launched.
+  Status run_here(const RegistryEntry& entry, const std::vector<zctl::RunArgument>& arguments,
+                  const zctl::RunBlock& block, zctl::Clock::time_point deadline) {
+    WCUDA_TRY(clear_outputs(entry, block));
+    WCUDA_TRY(launch(entry, arguments));
+    return zctl::Clock::now() >= deadline ? over() : Status();
+  }
+
+  Status queue(const RegistryEntry& entry, const std::vector<zctl::RunArgument>& arguments,
+               const zctl::RunBlock& block) {
+    if (block.upload_end != 0)
+      WCUDA_TRY(backend().copy_to_device_async(block_.data(), staging_.data(), block.upload_end,
+                                               stream_));
+    WCUDA_TRY(clear_outputs(entry, block));
+    WCUDA_TRY(launch(entry, arguments));
+    if (block.download_begin != block.bytes)
+      WCUDA_TRY(backend().copy_to_host_async(staging_.data() + block.download_begin,
+                                             block_.data() + block.download_begin,
+                                             block.bytes - block.download_begin, stream_));
+    return backend().event_record(done_, stream_);
+  }
+
+  const std::shared_ptr<Registry> registry_;
+  vram::Memory& memory_;
+  const std::shared_ptr<LateRuns> late_;
+  OwnedStream stream_;
+  OwnedEvent done_;
+  bool is_open_ = false;
+  bool is_late_ = false;
+  vram::Buffer block_;    // on the device
+  vram::Buffer staging_;  // pinned; none on HOST
+};
+
+class AbsentKernels final : public zctl::Kernels {
+ public:
+  explicit AbsentKernels(std::string reason) : reason_(std::move(reason)) {}
+
+  Status add(std::string_view name, uint32_t id, uint64_t sig_hash) {
+    auto entry = std::make_shared<RegistryEntry>();
+    entry->builtin = compute::find_entry(name);
+    WCUDA_CHECK(entry->builtin);
+    WCUDA_ASSIGN(entry->descriptor, compute::describe_builtin(*entry->builtin, WCUDA_ARG_F32));
+    entry->descriptor.kernel_id = id;
+    entry->descriptor.sig_hash = sig_hash;
+    entries_.push_back(std::move(entry));
+    return {};
+  }
+
+  void list(const std::function<void(const KernelInfo&)>& each) override {
+    for (const auto& entry : entries_) each(info_of(*entry, WCUDA_KERNEL_NOT_HERE));
+  }
+  bool find(uint32_t id, Kernel* kernel) override {
+    for (const auto& entry : entries_)
+      if (entry->descriptor.kernel_id == id) {
+        *kernel = kernel_of(entry, WCUDA_KERNEL_NOT_HERE);
+        return true;
+      }
+    return false;
+  }
+  Status check_ready(const Kernel&) override { return absent(); }
+  Result<uint8_t*> stage(uint64_t) override { return absent(); }
+  Status run(const Kernel&, const std::vector<zctl::RunArgument>&, const zctl::RunBlock&,
+             zctl::Clock::time_point) override {
+    return absent();
+  }
+
+ private:
+  Status absent() const { return Status::error(WCUDA_NO_DEVICE, "%s", reason_.c_str()); }
+
+  const std::string reason_;
+  std::vector<Registry::Entry> entries_;
+};
+
+}  // namespace
+
+std::unique_ptr<zctl::Kernels> registry_kernels(std::shared_ptr<Registry> registry) {
+  return std::make_unique<RegistryKernels>(std::move(registry));
+}
+
+Result<std::unique_ptr<zctl::Kernels>> absent_kernels(std::string reason) {
+  if (reason.empty()) reason = is_built_with_cuda() ? "no device" : kWithoutCuda;
+  auto kernels = std::make_unique<AbsentKernels>(std::move(reason));
+  WCUDA_TRY(kernels->add("noop", compute::kNoopId, compute::kNoopHash));
+  WCUDA_TRY(kernels->add("tensor_add", compute::kTensorAddId, compute::kTensorAddHash));
+  return std::unique_ptr<zctl::Kernels>(std::move(kernels));
+}
+
+bool is_built_with_cuda() {
+  wcuda_build_info info = WCUDA_BUILD_INFO_INIT;
+  return wcuda_build_info_get(&info, nullptr) == WCUDA_OK && info.has_cuda != 0;
+}
+
+}  // namespace wcuda::api

@@ -1,0 +1,168 @@
+// Section 23 of the header: sessions of ZCTL/1.
+#include "zctl/session.h"
+
+#include <algorithm>
+
+#include "api/base/context.h"
+#include "api/base/guard.h"
+#include "api/base/handles.h"
+#include "api/zctl/kernels.h"
+#include "core/base/callback.h"
+#include "core/base/text.h"
+#include "worker_cuda/zctl.h"
+
+namespace wcuda::api {
+namespace {
+
+constexpr uint32_t kPayloadBytesMax = 1u << 30;
+
+// Passes on to a caller's function what a session records.
+class CallerRecorder final : public zctl::Recorder {
+ public:
+  CallerRecorder(wcuda_zctl_recorder recorder, void* user) : recorder_(recorder), user_(user) {}
+  ~CallerRecorder() override {
+    if (is_open_) send(WCUDA_ZCTL_CLOSED, 0, {}, 0);
+  }
+  // From now on the caller expects the last call.
+  void open() { is_open_ = true; }
+
+  void record(Kind kind, uint64_t offset, zctl::Bytes bytes, int32_t ret) override {
+    static_assert(static_cast<int32_t>(Kind::kResponse) + 1 == WCUDA_ZCTL_RESPONSE);
+    send(static_cast<int32_t>(kind) + 1, offset, bytes, ret);
+  }
+
+ private:
+  void send(int32_t kind, uint64_t offset, zctl::Bytes bytes, int32_t ret) {
+    wcuda_zctl_record record = WCUDA_ZCTL_RECORD_INIT;
+    record.kind = kind;
+    record.offset = offset;
+    record.data = bytes.data;
+    record.bytes = bytes.bytes;
+    record.ret = ret;
+    const InCallback inside;
+    recorder_(user_, &record);
+  }
+
+  const wcuda_zctl_recorder recorder_;
+  void* const user_;
+  bool is_open_ = false;
+};
+
+struct ZctlSession {
+  std::unique_ptr<zctl::Session> session;
+  Exclusive exclusive;
+};
+
+Status read_limit(uint32_t given, uint32_t most, const char* name, uint32_t* limit) {
+  if (given > most)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: %u, at most %u", name, given, most);
+  if (given != 0) *limit = given;
+  return {};
+}
+
+Result<zctl::Limits> read_limits(const wcuda_zctl_options& from) {
+  zctl::Limits limits;
+  WCUDA_TRY(read_limit(from.payload_bytes_max, kPayloadBytesMax, "payload_bytes_max",
+                       &limits.payload_bytes));
+  WCUDA_TRY(read_limit(from.argument_count_max, zctl::kArgumentCountMax, "argument_count_max",
+                       &limits.arguments));
+  WCUDA_TRY(read_limit(from.rank_max, zctl::kRankMax, "rank_max", &limits.rank));
+  WCUDA_TRY(
+      read_limit(from.message_bytes_max, UINT32_MAX, "message_bytes_max", &limits.message_bytes));
+  WCUDA_TRY(read_limit(from.budget_ms, UINT32_MAX, "budget_ms", &limits.budget_ms));
+  if (from.device_bytes_max != 0) limits.device_bytes = from.device_bytes_max;
+  return limits;
+}
+
+Result<zctl::Policy> read_policy(const wcuda_zctl_options& from) {
+  WCUDA_TRY(check_flags(from.flags, WCUDA_ZCTL_NON_DETERMINISTIC | WCUDA_ZCTL_ALLOW_LIST, "flags"));
+  zctl::Policy policy;
+  policy.permits_non_deterministic = (from.flags & WCUDA_ZCTL_NON_DETERMINISTIC) != 0;
+  policy.has_allow_list = (from.flags & WCUDA_ZCTL_ALLOW_LIST) != 0;
+  if (from.allowed_count == 0) return policy;
+  WCUDA_TRY(check_not_null(from.allowed, "allowed"));
+  if (!policy.has_allow_list)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "allowed: given, but not WCUDA_ZCTL_ALLOW_LIST");
+  policy.allowed.assign(from.allowed, from.allowed + from.allowed_count);
+  std::sort(policy.allowed.begin(), policy.allowed.end());
+  return policy;
+}
+
+Result<std::unique_ptr<zctl::Kernels>> read_kernels(const wcuda_zctl_options& from) {
+  WCUDA_TRY(check_string(from.reason, "reason"));
+  if (from.registry.id == 0)
+    return absent_kernels(std::string(from.reason.data ? from.reason.data : "", from.reason.bytes));
+  WCUDA_ASSIGN(auto registry,
+               resolve<compute::Registry>(Kind::kRegistry, from.registry.id, "registry"));
+  return registry_kernels(std::move(registry));
+}
+
+Result<uint64_t> create(const wcuda_zctl_options& from) {
+  WCUDA_ASSIGN(const zctl::Limits limits, read_limits(from));
+  WCUDA_ASSIGN(zctl::Policy policy, read_policy(from));
+  WCUDA_ASSIGN(auto kernels, read_kernels(from));
+  std::unique_ptr<CallerRecorder> recorder;
+  if (from.recorder) recorder = std::make_unique<CallerRecorder>(from.recorder, from.recorder_user);
+  CallerRecorder* const opened = recorder.get();
+  auto object = std::make_shared<ZctlSession>();
+  object->session = std::make_unique<zctl::Session>(std::move(kernels), limits, std::move(policy),
+                                                    std::move(recorder));
+  WCUDA_ASSIGN(const uint64_t id, insert(Kind::kZctlSession, std::move(object)));
+  if (opened) opened->open();
+  return id;
+}
+
+// Runs `body` with the session; -1 when it cannot.
+template <class Body>
+int32_t with_session(wcuda_zctl_session session, Body&& body) {
+  int32_t ret = -1;
+  (void)guarded(nullptr, [&]() -> Status {
+    WCUDA_ASSIGN(const auto object,
+                 resolve<ZctlSession>(Kind::kZctlSession, session.id, "session"));
+    WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "session"));
+    ret = body(*object->session);
+    return {};
+  });
+  return ret;
+}
+
+}  // namespace
+}  // namespace wcuda::api
+
+using namespace wcuda;
+using namespace wcuda::api;
+
+extern "C" wcuda_status wcuda_zctl_session_create(const wcuda_zctl_options* options,
+                                                  wcuda_zctl_session* session, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const wcuda_zctl_options checked, read_struct(options, "options"));
+    WCUDA_TRY(check_not_null(session, "session"));
+    WCUDA_ASSIGN(session->id, create(checked));
+    return {};
+  });
+}
+
+extern "C" void wcuda_zctl_session_destroy(wcuda_zctl_session session) {
+  guarded_destroy("wcuda_zctl_session_destroy", session.id,
+                  [](uint64_t id) { return destroy_handle(Kind::kZctlSession, id, "session"); });
+}
+
+extern "C" int32_t wcuda_zctl_call(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,
+                                   int32_t req_ptr, int32_t req_len, int32_t resp_ptr,
+                                   int32_t resp_cap, int32_t timeout_ms) {
+  return with_session(session, [&](zctl::Session& answers) {
+    return answers.call({static_cast<uint8_t*>(memory), memory_bytes},
+                        {req_ptr, req_len, resp_ptr, resp_cap, timeout_ms});
+  });
+}
+
+extern "C" int32_t wcuda_zctl_serve(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,
+                                    const void* request, uint64_t request_bytes, void* response,
+                                    uint64_t response_capacity) {
+  return with_session(session, [&](zctl::Session& answers) {
+    if (!request || !response) return -1;
+    return answers.serve({static_cast<uint8_t*>(memory), memory ? memory_bytes : 0},
+                         {static_cast<const uint8_t*>(request), request_bytes},
+                         static_cast<uint8_t*>(response), response_capacity);
+  });
+}

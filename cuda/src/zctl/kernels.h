@@ -1,0 +1,68 @@
+// What a session knows of kernels: an interface to whatever runs them. api/zctl implements it over
+// a registry.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "compute/jit/descriptor.h"
+#include "core/base/status.h"
+
+namespace wcuda::zctl {
+
+using Clock = std::chrono::steady_clock;
+
+struct KernelInfo {
+  uint32_t id = 0;
+  uint32_t flags = 0;      // WCUDA_KERNEL_…
+  uint32_t budget_ms = 0;  // 0: none
+  uint64_t sig_hash = 0;
+  std::string_view name;
+};
+
+struct Kernel {
+  KernelInfo info;
+  const jit::Signature* signature = nullptr;
+  std::shared_ptr<const void> entry;  // keeps what the others point to
+};
+
+// One argument, for the parameter of the same index and of its kind.
+struct RunArgument {
+  uint64_t offset = 0;          // of a buffer: in the block
+  uint64_t bytes = 0;           // of a buffer, of bytes by value
+  const void* value = nullptr;  // of a scalar and of bytes; valid until the run returns
+};
+
+// The buffers of a run, in one block: those that are only read, then those that are read and
+// written, then those that are only written.
+struct RunBlock {
+  uint64_t bytes = 0;
+  uint64_t upload_end = 0;      // the kernel reads [0, upload_end)
+  uint64_t download_begin = 0;  // and writes [download_begin, bytes)
+};
+
+// Calls do not overlap.
+class Kernels {
+ public:
+  virtual ~Kernels() = default;
+
+  // By id, ascending.
+  virtual void list(const std::function<void(const KernelInfo&)>& each) = 0;
+  // False if there is none.
+  virtual bool find(uint32_t id, Kernel* kernel) = 0;
+  // Whether a run can begin. Otherwise the reason, which is sent as it is.
+  virtual Status check_ready(const Kernel& kernel) = 0;
+  // Host memory for a block, contents undefined; valid until the next call.
+  virtual Result<uint8_t*> stage(uint64_t bytes) = 0;
+  // Uploads, runs, and downloads into the staged block. Bytes of [upload_end, bytes) that the
+  // kernel does not write are 0. WCUDA_TIMEOUT when it has not finished at the deadline; nothing is
+  // downloaded then.
+  virtual Status run(const Kernel& kernel, const std::vector<RunArgument>& arguments,
+                     const RunBlock& block, Clock::time_point deadline) = 0;
+};
+
+}  // namespace wcuda::zctl

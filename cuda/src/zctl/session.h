@@ -1,0 +1,101 @@
+// A ZCTL/1 session: answers frames with the kernels of an interface. Owns no memory of a guest.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "zctl/arguments.h"
+#include "zctl/frames.h"
+#include "zctl/kernels.h"
+
+namespace wcuda::zctl {
+
+struct Limits {
+  uint32_t payload_bytes = 1u << 20;
+  uint32_t arguments = 64;
+  uint32_t rank = kRankMax;
+  uint32_t message_bytes = 1024;
+  uint64_t device_bytes = uint64_t{1} << 30;
+  uint32_t budget_ms = 30000;  // from 2^31 on: none
+};
+
+struct Policy {
+  bool has_allow_list = false;
+  std::vector<uint32_t> allowed;  // ids, ascending
+  bool permits_non_deterministic = false;
+};
+
+// Receives what a call read and wrote. In order: the frame, what was read, what was written, the
+// response.
+class Recorder {
+ public:
+  enum class Kind { kRequest, kRead, kWritten, kResponse };
+  virtual ~Recorder() = default;
+  // `offset` is that in the memory, of kRead and kWritten; `ret` is of kResponse.
+  virtual void record(Kind kind, uint64_t offset, Bytes bytes, int32_t ret) = 0;
+};
+
+// A call in process: the numbers as the guest gave them.
+struct Call {
+  int32_t req_ptr;
+  int32_t req_len;
+  int32_t resp_ptr;
+  int32_t resp_cap;
+  int32_t timeout_ms;
+};
+
+// One call at a time.
+class Session {
+ public:
+  // `recorder` may be null.
+  Session(std::unique_ptr<Kernels> kernels, Limits limits, Policy policy,
+          std::unique_ptr<Recorder> recorder);
+
+  // In process: request and response lie in the memory. Bytes of the response, or -1.
+  int32_t call(const Memory& memory, const Call& call);
+  // On a connection: neither does. Bytes of the response, or -1.
+  int32_t serve(const Memory& memory, Bytes request, uint8_t* response, uint64_t capacity);
+
+  const Limits& limits() const { return limits_; }
+
+ private:
+  struct Frame {
+    Bytes bytes;
+    Memory memory;
+    uint64_t capacity;               // for the response, with its header
+    bool is_remote;                  // of a connection
+    std::optional<Window> response;  // in the memory
+    int64_t timeout_ms;              // of the caller; 0 and less: none
+    Clock::time_point begin;
+  };
+
+  // False when there is no answer; else it is in response_.
+  bool answer(const Frame& frame);
+  uint32_t write_payload(const Request& request, const Frame& frame);
+  uint32_t list_capabilities(const Frame& frame);
+  uint32_t list_kernels(const Request& request);
+  uint32_t describe(const Request& request);
+  uint32_t read_memory(const Request& request, const Frame& frame);
+  uint32_t write_memory(const Request& request, const Frame& frame);
+  uint32_t describe_memory(const Request& request, const Frame& frame);
+  uint32_t use_handle(const Request& request);
+
+  uint32_t run(const Request& request, const Frame& frame);
+  Outcome try_run(const Request& request, const Frame& frame);
+  Outcome find_kernel(uint32_t id, Kernel* kernel);
+  Outcome run_checked(const Kernel& kernel, const Request& request, const Frame& frame);
+
+  void record(Recorder::Kind kind, uint64_t offset, Bytes bytes, int32_t ret = 0);
+  void record_all(Recorder::Kind kind, const std::vector<Touched>& all);
+
+  const std::unique_ptr<Kernels> kernels_;
+  const Limits limits_;
+  const Policy policy_;
+  const std::unique_ptr<Recorder> recorder_;
+  std::vector<uint8_t> request_;  // copy of a frame in the memory
+  Response response_;
+  Marshalled marshalled_;
+};
+
+}  // namespace wcuda::zctl
