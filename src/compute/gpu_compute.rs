@@ -186,6 +186,11 @@ impl GpuCompute {
         self.registry.list()
     }
 
+    #[cfg(feature = "zctl")]
+    pub(crate) fn native_registry(&self) -> ffi::wcuda_registry {
+        self.registry.native()
+    }
+
     pub(crate) fn context(&self) -> &CudaContext {
         self.device.context()
     }

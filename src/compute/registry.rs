@@ -216,6 +216,11 @@ impl Registry {
         Ok(Self(handle))
     }
 
+    #[cfg(feature = "zctl")]
+    pub(crate) fn native(&self) -> ffi::wcuda_registry {
+        self.0
+    }
+
     /// A kernel of id 0: none on this backend. Returns its number.
     pub(crate) fn add(&self, descriptor: &Descriptor, kernel: ffi::wcuda_kernel) -> Result<u32> {
         descriptor.with_native(kernel, |native| {

@@ -1,0 +1,372 @@
+//! Served connections: frames in, answers out, in order.
+
+use std::collections::HashMap;
+use std::fs::{DirBuilder, Permissions};
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::frame::{HEADER_BYTES, MAGIC, VERSION};
+use super::session::{Session, SessionOptions};
+use crate::compute::GpuCompute;
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::ffi;
+
+const MEMORY_BYTES_MAX: usize = 1 << 30;
+const BUFFER_BYTES: usize = 1 << 16;
+
+/// A stream that frames come from and answers go to.
+pub trait Connection: Read + Write {
+    /// Bounds each read. A stream that cannot ignores it.
+    fn set_read_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let _ = timeout;
+        Ok(())
+    }
+}
+
+impl Connection for UnixStream {
+    fn set_read_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        UnixStream::set_read_timeout(self, timeout)
+    }
+}
+
+/// How a [`Server`] serves.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Of every connection's session.
+    pub session: SessionOptions,
+    /// Memory of a connection; at most 1 GiB.
+    pub memory_bytes: usize,
+    /// Connections at a time; further ones are closed at once.
+    pub connections_max: usize,
+    /// A frame that is not complete so long after its first byte closes its connection; so does an answer that
+    /// the client does not take.
+    pub frame_timeout: Duration,
+    /// Without kernels: why, as runs are answered.
+    pub reason: String,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            session: SessionOptions::default(),
+            memory_bytes: 16 << 20,
+            connections_max: 16,
+            frame_timeout: Duration::from_secs(30),
+            reason: String::new(),
+        }
+    }
+}
+
+/// Serves the kernels of a [`GpuCompute`]: each connection has a session and a memory of its own.
+#[derive(Debug)]
+pub struct Server {
+    compute: Option<Arc<GpuCompute>>,
+    options: ServerOptions,
+}
+
+impl Server {
+    /// Without `compute`, listing works and runs are answered with the reason of the options.
+    pub fn new(compute: Option<Arc<GpuCompute>>, options: ServerOptions) -> Result<Self> {
+        if options.memory_bytes > MEMORY_BYTES_MAX {
+            let message = format!(
+                "memory_bytes: {}, at most {MEMORY_BYTES_MAX}",
+                options.memory_bytes
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
+        let server = Self { compute, options };
+        server.session()?; // refuses wrong limits now
+        Ok(server)
+    }
+
+    fn session(&self) -> Result<Session> {
+        let registry = match &self.compute {
+            Some(compute) => compute.native_registry(),
+            None => ffi::wcuda_registry::zeroed(),
+        };
+        Session::create(registry, &self.options.reason, &self.options.session, None)
+    }
+
+    /// Serves one connection until its end, or until it is to be closed: another magic or version, a payload
+    /// over the limit, a frame that does not arrive. A connection that breaks is no error.
+    pub fn serve(&self, stream: &mut impl Connection) -> Result<()> {
+        self.serve_while(stream, &|answer| answer())
+    }
+
+    /// The same, with each answer given inside `around`.
+    pub fn serve_while(
+        &self,
+        stream: &mut impl Connection,
+        around: &dyn Fn(&mut dyn FnMut() -> bool) -> bool,
+    ) -> Result<()> {
+        let mut session = self.session()?;
+        let mut memory = vec![0; self.options.memory_bytes];
+        let mut frames = Frames::new(&self.options);
+        let mut response = Vec::new();
+        loop {
+            let (frame, is_last) = match frames.next(stream) {
+                Next::Frame(frame) => (frame, false),
+                Next::TooLong(header) => (header, true),
+                Next::Closed => return Ok(()),
+            };
+            let mut answer = || {
+                session.serve(&mut memory, frame, &mut response)
+                    && stream.write_all(&response).is_ok()
+                    && stream.flush().is_ok()
+            };
+            if !around(&mut answer) || is_last {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Listens on a socket with mode 0600 at a path where nothing is yet. [`Listener::run`] serves.
+    pub fn listen(self, path: impl AsRef<Path>) -> Result<Listener> {
+        let path = path.as_ref().to_owned();
+        let describe =
+            |error: io::Error| Error::new(ErrorKind::Io, format!("{}: {error}", path.display()));
+        let listener = bind_private(&path).map_err(describe)?;
+        Ok(Listener {
+            server: Arc::new(self),
+            listener,
+            stop: Stop(Arc::new(Stopping {
+                is_stopped: AtomicBool::new(false),
+                path,
+                streams: Mutex::default(),
+            })),
+        })
+    }
+}
+
+/// Binds in a folder that nobody else can enter, and moves the socket when its mode is right: at no time can
+/// anybody else connect.
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let folder = parent.join(format!(".zctl-{}", std::process::id()));
+    DirBuilder::new().mode(0o700).create(&folder)?;
+    let inner = folder.join("s");
+    let bound = UnixListener::bind(&inner).and_then(|listener| {
+        std::fs::set_permissions(&inner, Permissions::from_mode(0o600))?;
+        std::fs::hard_link(&inner, path)?;
+        Ok(listener)
+    });
+    let _ = std::fs::remove_file(&inner);
+    let _ = std::fs::remove_dir(&folder);
+    bound
+}
+
+/// A bound socket.
+#[derive(Debug)]
+pub struct Listener {
+    server: Arc<Server>,
+    listener: UnixListener,
+    stop: Stop,
+}
+
+/// Ends [`Listener::run`], from any thread.
+#[derive(Clone, Debug)]
+pub struct Stop(Arc<Stopping>);
+
+#[derive(Debug)]
+struct Stopping {
+    is_stopped: AtomicBool,
+    path: PathBuf,
+    streams: Mutex<HashMap<u64, UnixStream>>,
+}
+
+impl Stopping {
+    fn streams(&self) -> MutexGuard<'_, HashMap<u64, UnixStream>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Stop {
+    /// No further frames are read; those that were read are answered.
+    pub fn stop(&self) {
+        self.0.is_stopped.store(true, Ordering::SeqCst);
+        for stream in self.0.streams().values() {
+            let _ = stream.shutdown(Shutdown::Read);
+        }
+        // Wakes the thread that accepts.
+        let _ = UnixStream::connect(&self.0.path);
+    }
+}
+
+impl Listener {
+    /// What ends [`Listener::run`].
+    pub fn stop_handle(&self) -> Stop {
+        self.stop.clone()
+    }
+
+    /// Serves each connection on a thread of its own until [`Stop::stop`]; then waits for them and removes the
+    /// socket.
+    pub fn run(self) -> Result<()> {
+        let mut threads: Vec<thread::JoinHandle<()>> = Vec::new();
+        let mut number = 0;
+        for stream in self.listener.incoming() {
+            if self.stop.0.is_stopped.load(Ordering::SeqCst) {
+                break;
+            }
+            threads.retain(|thread| !thread.is_finished());
+            let Ok(stream) = stream else { continue };
+            if self.stop.0.streams().len() >= self.server.options.connections_max {
+                continue; // closed
+            }
+            number += 1;
+            if let Some(thread) = self.start(number, stream) {
+                threads.push(thread);
+            }
+        }
+        // A connection accepted while stop() went through the list.
+        for stream in self.stop.0.streams().values() {
+            let _ = stream.shutdown(Shutdown::Read);
+        }
+        for thread in threads {
+            let _ = thread.join();
+        }
+        let _ = std::fs::remove_file(&self.stop.0.path);
+        Ok(())
+    }
+
+    /// None: the machine has no room for another connection, which is closed.
+    fn start(&self, number: u64, mut stream: UnixStream) -> Option<thread::JoinHandle<()>> {
+        let timeout = self.server.options.frame_timeout;
+        stream.set_write_timeout(Some(timeout)).ok()?;
+        let stopping = Arc::clone(&self.stop.0);
+        stopping.streams().insert(number, stream.try_clone().ok()?);
+        let server = Arc::clone(&self.server);
+        let served = Arc::clone(&stopping);
+        let thread = thread::Builder::new().spawn(move || {
+            let _ = server.serve(&mut stream);
+            // The clone in the list would keep the connection open.
+            let _ = stream.shutdown(Shutdown::Both);
+            served.streams().remove(&number);
+        });
+        if thread.is_err() {
+            stopping.streams().remove(&number);
+        }
+        thread.ok()
+    }
+}
+
+enum Next<'a> {
+    Frame(&'a [u8]),
+    /// The header of a frame whose payload is over the limit.
+    TooLong(&'a [u8]),
+    Closed,
+}
+
+/// Frames out of a stream.
+struct Frames {
+    buffer: Vec<u8>,
+    begin: usize,
+    end: usize,
+    payload_bytes_max: usize,
+    timeout: Duration,
+    is_bounded: bool,
+}
+
+impl Frames {
+    fn new(options: &ServerOptions) -> Self {
+        Self {
+            buffer: vec![0; BUFFER_BYTES],
+            begin: 0,
+            end: 0,
+            payload_bytes_max: options.session.payload_bytes_max as usize,
+            timeout: options.frame_timeout,
+            is_bounded: false,
+        }
+    }
+
+    fn next(&mut self, stream: &mut impl Connection) -> Next<'_> {
+        let mut first_byte: Option<Instant> = None;
+        loop {
+            let have = &self.buffer[self.begin..self.end];
+            let mut needed = HEADER_BYTES;
+            if have.len() >= 4 && have[..4] != MAGIC {
+                return Next::Closed;
+            }
+            if have.len() >= HEADER_BYTES {
+                if have[4..6] != VERSION.to_le_bytes() {
+                    return Next::Closed;
+                }
+                let length = u32::from_le_bytes(have[16..20].try_into().expect("four bytes"));
+                if length as usize > self.payload_bytes_max {
+                    return Next::TooLong(&self.buffer[self.begin..self.begin + HEADER_BYTES]);
+                }
+                needed += length as usize;
+                if have.len() >= needed {
+                    let begin = self.begin;
+                    self.begin += needed;
+                    return Next::Frame(&self.buffer[begin..begin + needed]);
+                }
+            }
+            let is_partial = !have.is_empty();
+            if is_partial && first_byte.is_none() {
+                first_byte = Some(Instant::now());
+            }
+            if !self.fill(stream, needed, first_byte) {
+                return Next::Closed;
+            }
+        }
+    }
+
+    /// Reads once; false at the end, when the connection breaks, and when the frame took too long.
+    fn fill(
+        &mut self,
+        stream: &mut impl Connection,
+        needed: usize,
+        first_byte: Option<Instant>,
+    ) -> bool {
+        self.make_room(needed);
+        loop {
+            let left = match first_byte {
+                Some(begin) => match self.timeout.checked_sub(begin.elapsed()) {
+                    Some(left) if !left.is_zero() => Some(left),
+                    _ => return false,
+                },
+                None => None,
+            };
+            if left.is_some() || self.is_bounded {
+                self.is_bounded = left.is_some();
+                if stream.set_read_timeout(left).is_err() {
+                    return false;
+                }
+            }
+            match stream.read(&mut self.buffer[self.end..]) {
+                Ok(0) => return false,
+                Ok(bytes) => {
+                    self.end += bytes;
+                    return true;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// The buffer grows with what has arrived, not with what a header announces.
+    fn make_room(&mut self, needed: usize) {
+        if self.begin == self.end {
+            (self.begin, self.end) = (0, 0);
+        }
+        if self.begin > 0 && self.begin + needed > self.buffer.len() {
+            self.buffer.copy_within(self.begin..self.end, 0);
+            self.end -= self.begin;
+            self.begin = 0;
+        }
+        if self.end == self.buffer.len() {
+            self.buffer.resize(2 * self.buffer.len(), 0);
+        }
+    }
+}

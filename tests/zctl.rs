@@ -1,0 +1,345 @@
+//! ZCTL/1: sessions, servers and clients over socket pairs and sockets, on the CPU.
+#![cfg(feature = "zctl")]
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use worker_cuda::zctl::{
+    Arg, Call, Client, Record, Server, ServerOptions, Session, SessionOptions, Status,
+};
+use worker_cuda::{CudaContext, ElementType, ErrorKind, GpuCompute, KernelSpec};
+
+/// noop 1, tensor_add 2, vector_add 3.
+fn kernels() -> Arc<GpuCompute> {
+    let compute = GpuCompute::with_context(&CudaContext::host().unwrap()).unwrap();
+    for name in ["noop", "tensor_add", "vector_add"] {
+        compute.register_builtin(name, ElementType::F32, 0).unwrap();
+    }
+    Arc::new(compute)
+}
+
+fn serve(options: ServerOptions) -> (UnixStream, JoinHandle<()>) {
+    let server = Server::new(Some(kernels()), options).unwrap();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let thread = thread::spawn(move || server.serve(&mut theirs).unwrap());
+    (ours, thread)
+}
+
+fn frame(op: u16, payload: &[u8]) -> Vec<u8> {
+    let mut frame = b"ZCTL\x01\x00".to_vec();
+    frame.extend(op.to_le_bytes());
+    for field in [0, 7, payload.len() as u32, 0, 0, 0] {
+        frame.extend(field.to_le_bytes());
+    }
+    frame.extend(payload);
+    frame
+}
+
+/// All that a server sends until it closes.
+fn answers_to(bytes: &[u8], options: ServerOptions) -> Vec<u8> {
+    let (mut stream, thread) = serve(options);
+    stream.write_all(bytes).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut answers = Vec::new();
+    // A server that closes before it has read everything resets the connection.
+    let _ = stream.read_to_end(&mut answers);
+    thread.join().unwrap();
+    answers
+}
+
+fn floats(values: &[f32]) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect()
+}
+
+#[test]
+fn client_and_server_agree_on_every_operation() {
+    for has_crc in [false, true] {
+        let (stream, thread) = serve(ServerOptions::default());
+        let mut client = Client::new(stream);
+        if has_crc {
+            client = client.with_crc();
+        }
+        let names = |list: Vec<worker_cuda::zctl::Listed>| {
+            list.into_iter()
+                .map(|each| (each.id, each.name))
+                .collect::<Vec<_>>()
+        };
+        let capabilities = names(client.capabilities().unwrap());
+        assert_eq!(capabilities[2], (3, "wcuda.remote".to_owned()));
+        let kernels = client.kernels().unwrap();
+        assert_eq!(kernels[1].sig_hash, 0xa1);
+        assert_eq!(names(kernels)[2], (3, "vector_add".to_owned()));
+        let described = client.describe(3).unwrap();
+        assert_eq!(described.parameters, ["a", "b", "c", "n"]);
+        assert_eq!(described.signature, "r f32[$3];r f32[$3];w f32[$3];i64;");
+        assert_eq!(
+            client.describe(9).unwrap_err().kind(),
+            ErrorKind::InvalidArgument
+        );
+        let info = client.memory_info().unwrap();
+        assert_eq!((info.memory_bytes, info.budget_ms), (16 << 20, 30_000));
+
+        client.write_memory(0, &floats(&[1.0, 2.0])).unwrap();
+        let bytes = |offset| Arg::Bytes { offset, length: 8 };
+        let answer = client
+            .run(3, &[bytes(0), bytes(0), bytes(64), Arg::I64(2)])
+            .unwrap();
+        assert!(answer.is_ok(), "{}", answer.message);
+        assert_eq!(client.read_memory(64, 8).unwrap(), floats(&[2.0, 4.0]));
+        let refused = client.run(3, &[Arg::F32(1.0)]).unwrap();
+        assert_eq!(refused.status, Status::BadArgs);
+        assert_eq!(refused.message, "1 args, the kernel takes 4");
+        drop(client);
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn memory_larger_than_a_payload_goes_in_pieces() {
+    let mut options = ServerOptions::default();
+    options.session.payload_bytes_max = 100;
+    options.memory_bytes = 4096;
+    let (stream, thread) = serve(options);
+    let mut client = Client::new(stream);
+    let bytes: Vec<u8> = (0..4096).map(|i| (i % 251) as u8).collect();
+    client.write_memory(0, &bytes).unwrap();
+    assert_eq!(client.read_memory(0, 4096).unwrap(), bytes);
+    assert_eq!(
+        client.write_memory(4090, &bytes[..7]).unwrap_err().kind(),
+        ErrorKind::Malformed
+    );
+    drop(client);
+    thread.join().unwrap();
+}
+
+#[test]
+fn what_is_no_frame_closes_after_the_answers_so_far() {
+    let good = frame(0x7777, &[]);
+    let answer = 32;
+    let after_one = |bytes: &[u8]| {
+        let all = [&good[..], bytes].concat();
+        answers_to(&all, ServerOptions::default()).len()
+    };
+    assert_eq!(after_one(&[]), answer);
+    assert_eq!(after_one(b"ZCTX"), answer);
+    let mut version = good.clone();
+    version[4] = 2;
+    assert_eq!(after_one(&[version, good.clone()].concat()), answer);
+    let two = frame(0x8001, &[0; 9]);
+    for bytes in 0..two.len() {
+        assert_eq!(after_one(&two[..bytes]), answer, "{bytes}");
+    }
+    assert_eq!(after_one(&two), 2 * answer);
+}
+
+#[test]
+fn a_payload_over_the_limit_is_answered_before_its_bytes_come() {
+    let mut options = ServerOptions::default();
+    options.session.payload_bytes_max = 8;
+    let mut long = frame(1, &[]);
+    long[16..20].copy_from_slice(&9u32.to_le_bytes());
+    let (mut stream, thread) = serve(options);
+    stream.write_all(&long).unwrap();
+    let mut answers = Vec::new();
+    stream.read_to_end(&mut answers).unwrap();
+    assert_eq!((answers.len(), answers[16]), (32, 1));
+    thread.join().unwrap();
+}
+
+#[test]
+fn frames_in_one_write_are_answered_in_order() {
+    let mut all = Vec::new();
+    for i in 0..1000u32 {
+        let mut one = frame(0x8001, &[0; 100]);
+        one[12..16].copy_from_slice(&i.to_le_bytes());
+        all.extend(one);
+    }
+    let (mut stream, thread) = serve(ServerOptions::default());
+    let mut reader = stream.try_clone().unwrap();
+    let writing = thread::spawn(move || {
+        stream.write_all(&all).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+    });
+    let mut answers = Vec::new();
+    reader.read_to_end(&mut answers).unwrap();
+    writing.join().unwrap();
+    thread.join().unwrap();
+    let ids: Vec<u8> = answers
+        .chunks(32)
+        .flat_map(|answer| answer[12..16].to_vec())
+        .collect();
+    let expected: Vec<u8> = (0..1000u32).flat_map(u32::to_le_bytes).collect();
+    assert_eq!(ids, expected);
+}
+
+#[test]
+fn a_silent_client_is_closed_only_within_a_frame() {
+    let options = ServerOptions {
+        frame_timeout: Duration::from_millis(20),
+        ..ServerOptions::default()
+    };
+    let (mut stream, thread) = serve(options);
+    let good = frame(0x7777, &[]);
+    let mut answer = [0; 32];
+    stream.write_all(&good).unwrap();
+    stream.read_exact(&mut answer).unwrap();
+    // Longer than the timeout, between two frames.
+    thread::sleep(Duration::from_millis(60));
+    stream.write_all(&good).unwrap();
+    stream.read_exact(&mut answer).unwrap();
+    stream.write_all(&good[..31]).unwrap();
+    assert_eq!(stream.read(&mut answer).unwrap_or(0), 0);
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_listener_serves_privately_up_to_its_limit_and_stops() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let path = folder.join(format!("zctl-{}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let options = ServerOptions {
+        connections_max: 2,
+        memory_bytes: 4096,
+        ..ServerOptions::default()
+    };
+    let server = Server::new(Some(kernels()), options.clone()).unwrap();
+    let listener = server.listen(&path).unwrap();
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let taken = Server::new(None, options).unwrap().listen(&path);
+    assert_eq!(taken.unwrap_err().kind(), ErrorKind::Io);
+
+    let stop = listener.stop_handle();
+    let serving = thread::spawn(move || listener.run().unwrap());
+    let mut first = Client::new(UnixStream::connect(&path).unwrap());
+    let mut second = Client::new(UnixStream::connect(&path).unwrap());
+    first.write_memory(0, b"first").unwrap();
+    second.write_memory(0, b"second").unwrap();
+    assert_eq!(first.read_memory(0, 5).unwrap(), b"first");
+    let mut third = UnixStream::connect(&path).unwrap();
+    assert_eq!(third.read(&mut [0; 1]).unwrap_or(0), 0);
+    stop.stop();
+    serving.join().unwrap();
+    assert!(!path.exists());
+    assert_eq!(first.capabilities().unwrap_err().kind(), ErrorKind::Io);
+}
+
+#[test]
+fn without_kernels_runs_give_the_reason() {
+    let options = ServerOptions {
+        reason: "no driver".to_owned(),
+        ..ServerOptions::default()
+    };
+    let server = Server::new(None, options).unwrap();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let thread = thread::spawn(move || server.serve(&mut theirs).unwrap());
+    let mut client = Client::new(ours);
+    assert_eq!(client.kernels().unwrap()[0].flags, 2);
+    let answer = client.run(1, &[]).unwrap();
+    assert_eq!(
+        (answer.status, answer.message.as_str()),
+        (Status::Backend, "no driver")
+    );
+    drop(client);
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_recorder_sees_each_call_and_survives_its_own_panic() {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&lines);
+    let compute = kernels();
+    let options = SessionOptions::default();
+    let mut session = Session::with_recorder(&compute, &options, move |record| {
+        let line = match record {
+            Record::Request(bytes) => format!("request {}", bytes.len()),
+            Record::Read(offset, bytes) => format!("read {offset} {}", bytes.len()),
+            Record::Written(offset, bytes) => format!("written {offset} {bytes:?}"),
+            Record::Response(ret, _) => format!("response {ret}"),
+            _ => "else".to_owned(),
+        };
+        seen.lock().unwrap().push(line);
+        if matches!(record, Record::Request(_)) {
+            panic!("of the recorder");
+        }
+    })
+    .unwrap();
+    let mut memory = vec![0; 4096];
+    let mut payload = Vec::new();
+    for word in [3, 4, 0, 0]
+        .into_iter()
+        .chain([10, 2048, 4, 0, 10, 2048, 4, 0, 10, 2052, 4, 0, 1, 1, 0, 0])
+    {
+        payload.extend(u32::to_le_bytes(word));
+    }
+    let request = frame(0x0102, &payload);
+    memory[..request.len()].copy_from_slice(&request);
+    memory[2048..2052].copy_from_slice(&1.5f32.to_le_bytes());
+    let call = Call {
+        req_len: request.len() as i32,
+        resp_ptr: 1024,
+        resp_cap: 100,
+        ..Call::default()
+    };
+    assert_eq!(session.call(&mut memory, call), 44);
+    drop(session);
+    let written = format!("written 2052 {:?}", 3.0f32.to_le_bytes());
+    assert_eq!(
+        *lines.lock().unwrap(),
+        ["request 112", "read 2048 4", &written, "response 44"]
+    );
+}
+
+#[test]
+fn a_session_outlives_the_kernels_it_was_made_from() {
+    let compute = kernels();
+    compute
+        .register(
+            KernelSpec::new("seven")
+                .write::<i32>("x", ["n".into()])
+                .scalar::<i32>("n")
+                .host(|call| {
+                    call.slice_mut::<i32>(0)?.fill(7);
+                    Ok(())
+                }),
+        )
+        .unwrap();
+    let id = compute.registered().unwrap().last().unwrap().id;
+    let server = Server::new(Some(compute), ServerOptions::default()).unwrap();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let thread = thread::spawn(move || server.serve(&mut theirs).unwrap());
+    let mut client = Client::new(ours);
+    let bytes = Arg::Bytes {
+        offset: 16,
+        length: 8,
+    };
+    assert!(client.run(id, &[bytes, Arg::U32(2)]).unwrap().is_ok());
+    assert_eq!(client.read_memory(16, 8).unwrap(), [7, 0, 0, 0, 7, 0, 0, 0]);
+    drop(client);
+    thread.join().unwrap();
+}
+
+#[test]
+fn wrong_limits_are_refused_when_a_server_is_made() {
+    let refused = |change: fn(&mut ServerOptions)| {
+        let mut options = ServerOptions::default();
+        change(&mut options);
+        Server::new(None, options).unwrap_err().kind()
+    };
+    assert_eq!(
+        refused(|options| options.memory_bytes = (1 << 30) + 1),
+        ErrorKind::InvalidArgument
+    );
+    assert_eq!(
+        refused(|options| options.session.rank_max = 9),
+        ErrorKind::InvalidArgument
+    );
+}
