@@ -11,18 +11,20 @@ command_gpu_pack() {
   native=$NATIVE/cuda-${archs//;/-}
   export WORKER_CUDA_ARCHS=$archs
   step "native build with CUDA" native_cuda "$archs"
-  step "worker with CUDA" worker_release on
+  step "worker with CUDA" gpu_pack_worker "$native"
   rm -rf "$pack"
   mkdir -p "$pack/tests" "$pack/bench"
   for binary in wcuda_tests wcuda_gpu_fault_test wcuda_hello; do
     strip -o "$pack/$binary" "$native/tests/$binary"
   done
-  strip -o "$pack/worker-orcd" "$TARGET/cuda/release/worker-orcd"
+  strip -o "$pack/worker-orcd" "$TARGET/release/worker-orcd"
   for binary in "$native"/bench/*_bench; do
     case ${binary##*/} in host_* | sampling_bench) continue ;; esac # measure the host
     [ -x "$binary" ] && strip -o "$pack/bench/$(basename "$binary")" "$binary"
   done
   step "Rust tests with CUDA" gpu_pack_rust_tests "$native" "$pack/tests"
+  need_numpy
+  tiny_formats
   gpu_pack_tree "$pack/tree"
   cp tools/dev/bench_report.py "$pack"
   gpu_pack_python "$pack"
@@ -33,6 +35,9 @@ command_gpu_pack() {
   [ "$bytes" -le $GPU_PACK_BYTES_MAX ] || die ".gpu-pack is $bytes bytes, at most $GPU_PACK_BYTES_MAX"
   say ".gpu-pack: $bytes bytes"
 }
+
+# gpu_pack_worker NATIVE: the worker, linked with the archive that the native tests have.
+gpu_pack_worker() { WORKER_CUDA_NATIVE_DIR=$1/prefix cargo build --release -p worker-orcd --features cuda; }
 
 # gpu_pack_archive FROM TO: the scripts as they are, each unpacks the rest when it is not there yet.
 gpu_pack_archive() {
@@ -61,13 +66,12 @@ gpu_pack_tree() {
 # models of each format with their logits.
 gpu_pack_python() {
   local site package
-  need_numpy
   site=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   mkdir -p "$1/python" "$1/tree/tools/oracle"
   for package in gguf yaml; do cp -r "$site/$package" "$1/python"; done
   find "$1/python" \( -name __pycache__ -o -name scripts -o -name '*.so' \) -prune -exec rm -rf {} +
   cp tools/oracle/{fidelity,forward,extra_types,greedy}.py "$1/tree/tools/oracle"
-  "$PYTHON" tools/oracle/tiny_formats.py --out "$1/tree/tiny-formats"
+  cp -r "$TARGET/tiny-formats" "$1/tree"
 }
 
 # The Rust test files that have tests for a device (named gpu_…), linked with the archive that has CUDA. The feature keeps

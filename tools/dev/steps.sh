@@ -101,6 +101,13 @@ step_unless_unchanged() {
   { echo "$digest"; printf '%s\n' "${CLOSING_LINES[@]:$before}"; } >"$stamp"
 }
 
+# A tiny model of each weight format with its logits, in WCUDA_TINY_FORMATS; after need_numpy.
+tiny_formats() {
+  export WCUDA_TINY_FORMATS=$TARGET/tiny-formats
+  step_unless_unchanged "tiny models of each format" "$(fingerprint tools/oracle tools/golden)" \
+    "$PYTHON" tools/oracle/tiny_formats.py --out "$WCUDA_TINY_FORMATS"
+}
+
 # The end of a run: the ten slowest steps, the total, and the runners' own words.
 summary() {
   local begin=$1 i

@@ -26,9 +26,7 @@ command_test() {
   export WCUDA_TEST_MODEL=$DEMO_MODEL
   step "set-up: numpy" need_numpy
   need_numpy >/dev/null
-  export WCUDA_TINY_FORMATS=$TARGET/tiny-formats
-  step_unless_unchanged "tiny models of each format" "$(fingerprint tools/oracle tools/golden)" \
-    "$PYTHON" tools/oracle/tiny_formats.py --out "$WCUDA_TINY_FORMATS"
+  tiny_formats
 
   if [ "$kind" = --stress ]; then
     step "native build" native_host
