@@ -130,6 +130,14 @@ fn readers_that_fail_at_any_read_leave_nothing() {
     let refused = |error: VramError| assert!(matches!(error, VramError::InvalidInput(_)));
     refused(manager.seal_reader(&[1u8; 9][..], 10, 0).unwrap_err());
     refused(manager.seal_reader(&[1u8; 11][..], 10, 0).unwrap_err());
+    struct Miscounts;
+    impl Read for Miscounts {
+        fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+            Ok(target.len() + 1)
+        }
+    }
+    let error = manager.seal_reader(Miscounts, 10, 0).unwrap_err();
+    assert_eq!(error.to_string(), "invalid input: the reader miscounts");
     assert!(manager.context().ledger().unwrap().is_empty());
     manager.seal_reader(&[1u8; 10][..], 10, 0).unwrap();
 }
@@ -170,6 +178,13 @@ fn requests_past_the_limits_are_refused_with_the_numbers() {
         ..ShardLabel::default()
     };
     input(manager.seal_labelled(&b"abc"[..], 3, 0, label));
+
+    // As many as max_model_size are no wrong argument.
+    let error = manager.seal_reader(io::empty(), 2 << 20, 0).unwrap_err();
+    assert!(
+        matches!(error, VramError::InsufficientVram { .. }),
+        "{error:?}"
+    );
 
     let shard = manager.seal_model(&[0; 600_000], 0).unwrap();
     let error = manager.seal_model(&[0; 300_001], 0).unwrap_err();
@@ -449,7 +464,10 @@ fn secrets_show_nowhere() {
         VramConfig::new("a secret token of thirty-two bytes"),
     )
     .unwrap();
-    assert!(!format!("{manager:?}").contains("secret"));
+    let text = format!("{manager:?}");
+    assert!(!text.contains("secret"), "{text}");
+    assert!(text.contains("shards: 0, used_vram: 0"), "{text}");
+    assert_eq!(AuditError("full".into()).to_string(), "full");
 }
 
 #[test]
@@ -530,6 +548,9 @@ fn sealed_bytes_are_read_back() {
         assert!(matches!(error, VramError::InvalidInput(_)), "{error:?}");
     }
     assert!(inner.range(40, 11).is_err());
+    assert!(format!("{inner:?}").contains("range: 100..150"));
+    let reader = manager.reader(&shard).unwrap();
+    assert!(format!("{reader:?}").contains(&size.to_string()));
 }
 
 #[test]
@@ -734,6 +755,62 @@ fn a_loaded_models_weights_are_sealed_in_place() {
         Err(VramError::IntegrityViolation)
     ));
     assert_eq!(manager.used_vram(), 0);
+}
+
+#[test]
+fn weights_are_sealed_within_the_capacity_and_the_digest_is_theirs() {
+    let context = host();
+    let load = |name: &str| {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/tests/data/models/");
+        let gguf = Gguf::open(format!("{folder}{name}.gguf")).unwrap();
+        Model::load(&context, &gguf).unwrap()
+    };
+    let manager = |total| {
+        let config = VramConfig::new(TOKEN).total_vram(total);
+        VramManager::with_context(context.clone(), config).unwrap()
+    };
+    let seal = |mut manager: VramManager, model| manager.seal_weights(model, ShardLabel::default());
+    let (model, other) = (load("llama"), load("llama-rope-llama3"));
+    let bytes = model.info().weights_bytes;
+
+    let error = seal(manager(bytes - 1), &model).unwrap_err();
+    let VramError::InsufficientVram { needed, have } = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!((needed, have), (bytes, bytes - 1));
+    let shard = seal(manager(bytes), &model).unwrap();
+    let other = seal(manager(u64::MAX), &other).unwrap();
+    assert_ne!(shard.digest, other.digest);
+}
+
+#[test]
+fn a_forged_shard_writes_nothing_of_its_own_into_the_audit() {
+    let sink = Sink::default();
+    let mut manager = manager().audit_to(sink.clone());
+    let shard = manager.seal_model(b"abc", 0).unwrap();
+    let reported = |change: fn(&mut SealedShard)| {
+        let mut forged = shard.clone();
+        change(&mut forged);
+        manager.verify_sealed(&forged).unwrap_err();
+        match sink.kept.lock().unwrap().last().cloned().unwrap().event {
+            AuditEvent::SealVerificationFailed {
+                shard_id,
+                expected_digest,
+                ..
+            } => (shard_id, expected_digest),
+            other => panic!("{other:?}"),
+        }
+    };
+    let (id, digest) = (shard.shard_id.clone(), shard.digest.clone());
+    assert_eq!(
+        reported(|shard| shard.vram_bytes = 4),
+        (id.clone(), digest.clone())
+    );
+    let odd_id = reported(|shard| shard.shard_id = "a\nb".into());
+    assert_eq!(odd_id, ("(malformed)".into(), digest));
+    let nothing = (id, String::new());
+    assert_eq!(reported(|shard| shard.digest = "abcd".into()), nothing);
+    assert_eq!(reported(|shard| shard.digest = "\n".repeat(64)), nothing);
 }
 
 #[test]

@@ -133,6 +133,10 @@ mod tests {
         let error = VramConfig::new("short secret").validate().unwrap_err();
         for text in [format!("{config:?}"), format!("{error:?} {error}")] {
             assert!(!text.contains("secret"), "{text}");
+            assert!(
+                text.contains("worker_id") || text.contains("12 bytes"),
+                "{text}"
+            );
         }
     }
 }

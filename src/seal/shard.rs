@@ -330,8 +330,23 @@ mod tests {
         refused(|shard| shard.digest = "ab".into());
         refused(|shard| shard.shard_index = Some(3));
         refused(|shard| shard.total_shards = Some(0));
+        refused(|shard| (shard.shard_index, shard.total_shards) = (None, Some(0)));
         refused(|shard| shard.model_ref = Some("x".repeat(4097)));
         refused(|shard| shard.sealed_at = UNIX_EPOCH - Duration::from_secs(1));
+    }
+
+    #[test]
+    fn texts_and_times_are_read_up_to_their_limits() {
+        let mut shard = shard();
+        shard.model_ref = Some("x".repeat(4096));
+        shard.sealed_at = UNIX_EPOCH + Duration::new(7, 999_999_999);
+        let mut bytes = shard.to_bytes().unwrap();
+        assert_eq!(SealedShard::from_bytes(&bytes).unwrap(), shard);
+        let written = 999_999_999u32.to_le_bytes();
+        let at = bytes.windows(4).position(|four| four == written).unwrap();
+        bytes[at..][..4].copy_from_slice(&1_000_000_000u32.to_le_bytes());
+        let error = SealedShard::from_bytes(&bytes).unwrap_err();
+        assert!(error.to_string().contains("nanoseconds"), "{error}");
     }
 
     #[test]
