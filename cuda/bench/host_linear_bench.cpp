@@ -1,11 +1,13 @@
 // Speed of the host's matrix products by format and token count: checks the result, then reports
-// the best and median of several runs in GMAC/s and, for one token, the GB/s of weights read.
+// the best and median of several runs in GMAC/s and, for one token, the GB/s of weights read. With
+// one thread it counts CPU time, which a busy machine disturbs less.
 //
-//   host_linear_bench [threads] [rows] [cols] [seconds a line] [type]
+//   host_linear_bench [threads] [rows] [cols] [seconds a line] [type, -1: all] [instruction set]
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <ctime>
 
 #include "tests/llm/ops/host_fixture.h"
 
@@ -17,10 +19,14 @@ struct Options {
   uint32_t rows = 1536;
   uint32_t cols = 768;
   double seconds = 0.3;
+  int type = -1;
+  const char* isa = nullptr;  // all
 };
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+double now(uint32_t threads) {
+  timespec time{};
+  ::clock_gettime(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
 // Largest error of a few elements, against the sum of the magnitudes of their terms.
@@ -64,11 +70,11 @@ void measure(const Kernels& kernels, uint32_t type, uint32_t tokens, const Optio
   const double error = relative_error(matrix, x, y, tokens);
 
   std::vector<double> times;
-  const double end = now() + options.seconds;
-  while (now() < end || times.size() < 5) {
-    const double start = now();
+  const double end = now(options.threads) + options.seconds;
+  while (now(options.threads) < end || times.size() < 5) {
+    const double start = now(options.threads);
     const Status status = run();
-    times.push_back(now() - start);
+    times.push_back(now(options.threads) - start);
     if (!status.ok()) return;
   }
   std::sort(times.begin(), times.end());
@@ -91,14 +97,18 @@ int main(int argc, char** argv) {
   if (argc > 2) options.rows = static_cast<uint32_t>(std::atoi(argv[2]));
   if (argc > 3) options.cols = static_cast<uint32_t>(std::atoi(argv[3]));
   if (argc > 4) options.seconds = std::atof(argv[4]);
-  const int only = argc > 5 ? std::atoi(argv[5]) : -1;
+  if (argc > 5) options.type = std::atoi(argv[5]);
+  if (argc > 6) options.isa = argv[6];
   std::printf("%u rows, %u columns, %u threads\n", options.rows, options.cols, options.threads);
-  for (const Kernels* kernels : all_kernels())
-    for (uint32_t type : {2u, 3u, 6u, 8u, 12u, 13u, 14u, 1u, 30u, 0u, 20u})
+  for (const Kernels* kernels : all_kernels()) {
+    if (options.isa != nullptr && std::strcmp(options.isa, kernels->name) != 0) continue;
+    for (uint32_t type :
+         {2u, 3u, 6u, 7u, 8u, 10u, 11u, 12u, 13u, 14u, 20u, 21u, 23u, 39u, 1u, 30u, 0u, 16u})
       for (uint32_t tokens : {1u, 8u, 512u}) {
-        if (only >= 0 && static_cast<uint32_t>(only) != type) continue;
+        if (options.type >= 0 && static_cast<uint32_t>(options.type) != type) continue;
         if (options.cols % wcuda::quant::find_format(type)->block_elements != 0) continue;
         measure(*kernels, type, tokens, options);
       }
+  }
   return 0;
 }

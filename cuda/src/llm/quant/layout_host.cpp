@@ -18,17 +18,28 @@ constexpr HostTileLayout kHostTileLayouts[] = {
     {TensorType::kF32, 1, {{0, 4, 1}}},
     {TensorType::kF16, 1, {{0, 2, 1}}},
     {TensorType::kBF16, 1, {{0, 2, 1}}},
-    {TensorType::kQ4_0, 2, {{0, 2, 1}, {2, 4, 4}}},               // d, qs
-    {TensorType::kQ4_1, 2, {{0, 2, 2}, {4, 4, 4}}},               // d m, qs
-    {TensorType::kQ5_0, 3, {{0, 2, 1}, {2, 4, 1}, {6, 4, 4}}},    // d, qh, qs
-    {TensorType::kQ8_0, 2, {{0, 2, 1}, {2, 4, 8}}},               // d, qs
+    {TensorType::kQ4_0, 2, {{0, 2, 1}, {2, 4, 4}}},                // d, qs
+    {TensorType::kQ4_1, 2, {{0, 2, 2}, {4, 4, 4}}},                // d m, qs
+    {TensorType::kQ5_0, 3, {{0, 2, 1}, {2, 4, 1}, {6, 4, 4}}},     // d, qh, qs
+    {TensorType::kQ5_1, 3, {{0, 2, 2}, {4, 4, 1}, {8, 4, 4}}},     // d m, qh, qs
+    {TensorType::kQ8_0, 2, {{0, 2, 1}, {2, 4, 8}}},                // d, qs
+    {TensorType::kQ2_K, 3, {{0, 4, 4}, {16, 4, 16}, {80, 2, 2}}},  // scales, qs, d dmin
+    {TensorType::kQ3_K,
+     4,
+     {{0, 4, 8}, {32, 4, 16}, {96, 4, 3}, {108, 2, 1}}},          // hmask, qs, scales, d
     {TensorType::kQ4_K, 3, {{0, 2, 2}, {4, 4, 3}, {16, 4, 32}}},  // d dmin, scales, qs
     {TensorType::kQ5_K,
      4,
      {{0, 2, 2}, {4, 4, 3}, {16, 4, 8}, {48, 4, 32}}},  // d dmin, scales, qh, qs
     {TensorType::kQ6_K,
      4,
-     {{0, 4, 32}, {128, 4, 16}, {192, 4, 4}, {208, 2, 1}}},  // ql, qh, scales, d
+     {{0, 4, 32}, {128, 4, 16}, {192, 4, 4}, {208, 2, 1}}},        // ql, qh, scales, d
+    {TensorType::kIQ4_NL, 2, {{0, 2, 1}, {2, 4, 4}}},              // d, qs
+    {TensorType::kIQ4_XS, 3, {{0, 2, 2}, {4, 4, 1}, {8, 4, 32}}},  // d scales_h, scales_l, qs
+    {TensorType::kMXFP4, 2, {{0, 1, 1}, {1, 4, 4}}},               // e, qs
+    {TensorType::kIQ3_S,
+     5,
+     {{0, 2, 1}, {2, 4, 16}, {66, 4, 2}, {74, 4, 8}, {106, 4, 1}}},  // d, qs, qh, signs, scales
 };
 
 struct Shape {
@@ -98,9 +109,11 @@ void copy_rows(const Shape& shape, uint32_t first_row, uint32_t row_count,
         if (field.unit_bytes == 4)
           copy_field<uint32_t, kPack>(field, lane, lane_count, shape.row_bytes, blocks,
                                       packed_tile);
-        else
+        else if (field.unit_bytes == 2)
           copy_field<uint16_t, kPack>(field, lane, lane_count, shape.row_bytes, blocks,
                                       packed_tile);
+        else
+          copy_field<uint8_t, kPack>(field, lane, lane_count, shape.row_bytes, blocks, packed_tile);
       }
       blocks += shape.block_bytes;
       packed_tile += uint64_t{shape.block_bytes} * kMTileRows;

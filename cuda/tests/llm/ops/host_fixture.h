@@ -44,21 +44,26 @@ inline std::vector<uint32_t> half_fields(uint32_t type) {
     case 2:
     case 6:
     case 8:
-    case 20:
-    case 18:
     case 16:
+    case 17:
+    case 18:
+    case 20:
+    case 21:
     case 23:
       return {0};
     case 3:
     case 7:
+    case 12:
+    case 13:
       return {0, 2};
+    case 34:
+      return {52};
+    case 35:
+      return {64};
     case 10:
       return {80, 82};
     case 11:
       return {108};
-    case 12:
-    case 13:
-      return {0, 2};
     case 14:
       return {208};
     default:
@@ -73,30 +78,13 @@ struct Matrix {
   Weight weight;
 };
 
-inline Matrix random_matrix(uint32_t type, uint32_t rows, uint32_t cols, Layout layout,
-                            Random& random) {
+// Packs the rows of a file and takes their values.
+inline Matrix pack_matrix(uint32_t type, uint32_t rows, uint32_t cols, Layout layout,
+                          const std::vector<uint8_t>& file) {
   const quant::Format& format = *quant::find_format(type);
   const uint64_t row_bytes = *quant::row_bytes(format, cols);
-  std::vector<uint8_t> file(rows * row_bytes);
   Matrix matrix;
   matrix.values.resize(uint64_t{rows} * cols);
-  if (format.block_elements == 1) {
-    for (uint64_t i = 0; i < matrix.values.size(); ++i) {
-      const float value = random.normal() * 0.1f;
-      const uint16_t half = type == 1 ? float_to_half(value) : float_to_bf16(value);
-      if (type == 0)
-        std::memcpy(file.data() + i * 4, &value, 4);
-      else
-        std::memcpy(file.data() + i * 2, &half, 2);
-    }
-  } else {
-    for (uint8_t& byte : file) byte = static_cast<uint8_t>(random.below(256));
-    for (uint64_t block = 0; block < file.size(); block += format.block_bytes)
-      for (uint32_t field : half_fields(type)) {
-        const uint16_t half = float_to_half(random.normal() * 0.02f);
-        std::memcpy(file.data() + block + field, &half, 2);
-      }
-  }
   for (uint32_t r = 0; r < rows; ++r) {
     const Status status = quant::unpack_row(format, file.data() + r * row_bytes, cols,
                                             matrix.values.data() + uint64_t{r} * cols);
@@ -108,6 +96,52 @@ inline Matrix random_matrix(uint32_t type, uint32_t rows, uint32_t cols, Layout 
   if (!status.ok()) return {};
   matrix.weight = {matrix.bytes.data(), matrix.bytes.size(), type, layout, rows, cols};
   return matrix;
+}
+
+// The f16 fields of each block of `file`, and the exponents of MXFP4, become what `half` returns.
+template <class Half>
+void set_scales(uint32_t type, std::vector<uint8_t>& file, const Half& half) {
+  const uint32_t block_bytes = quant::find_format(type)->block_bytes;
+  for (uint64_t block = 0; block < file.size(); block += block_bytes) {
+    for (uint32_t field : half_fields(type)) {
+      const uint16_t bits = float_to_half(half());
+      std::memcpy(file.data() + block + field, &bits, 2);
+    }
+    if (type == 39) file[block] = static_cast<uint8_t>(120 + file[block] % 4);
+  }
+}
+
+inline Matrix random_matrix(uint32_t type, uint32_t rows, uint32_t cols, Layout layout,
+                            Random& random) {
+  const quant::Format& format = *quant::find_format(type);
+  std::vector<uint8_t> file(rows * *quant::row_bytes(format, cols));
+  if (format.block_elements == 1) {
+    for (uint64_t i = 0; i < uint64_t{rows} * cols; ++i) {
+      const float value = random.normal() * 0.1f;
+      const uint16_t half = type == 1 ? float_to_half(value) : float_to_bf16(value);
+      if (type == 0)
+        std::memcpy(file.data() + i * 4, &value, 4);
+      else
+        std::memcpy(file.data() + i * 2, &half, 2);
+    }
+  } else {
+    for (uint8_t& byte : file) byte = static_cast<uint8_t>(random.below(256));
+    set_scales(type, file, [&] { return random.normal() * 0.02f; });
+  }
+  return pack_matrix(type, rows, cols, layout, file);
+}
+
+// Blocks whose weights are of the largest magnitude that the format's codes and factors have.
+inline Matrix extreme_matrix(uint32_t type, uint32_t rows, uint32_t cols) {
+  std::vector<uint8_t> file(rows * *quant::row_bytes(*quant::find_format(type), cols));
+  const bool is_zero_lowest = type == 2 || type == 6 || type == 11 || type == 14 || type == 20 ||
+                              type == 23;  // an offset, or a level of -127, makes code 0 largest
+  for (uint8_t& byte : file) byte = is_zero_lowest ? 0 : type == 8 ? 0x80 : 0xff;
+  if (type == 14)
+    for (uint64_t block = 0; block < file.size(); block += 210)
+      std::memset(file.data() + block + 192, 0x80, 16);
+  set_scales(type, file, [] { return 0.01f; });
+  return pack_matrix(type, rows, cols, Layout::kHost16, file);
 }
 
 // Ops with their scratch memory, exactly as large as asked for.

@@ -6,8 +6,8 @@
 namespace wcuda::ops::host {
 namespace {
 
-constexpr uint32_t kPackedTypes[] = {0, 1, 30, 2, 3, 6, 8, 12, 13, 14};
-constexpr uint32_t kPlainTypes[] = {7, 10, 11, 16, 18, 20, 23};
+constexpr uint32_t kPackedTypes[] = {0, 1, 30, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 21, 23, 39};
+constexpr uint32_t kPlainTypes[] = {16, 17, 18, 34, 35};
 
 Limits linear_limits() {
   Limits limits{};
@@ -153,6 +153,32 @@ TEST(HostLinear, extreme_magnitudes_are_kept) {
       for (uint32_t r = 0; r < 16; ++r) {
         const Naive expected = naive_dot(matrix, r, x.data());
         EXPECT_NEAR(y[r], expected.value, expected.magnitude * kTolerance) << type;
+      }
+    }
+}
+
+// The largest weights and activations of equal magnitude: the integer sums are at their limit.
+TEST(HostLinear, integer_sums_hold_the_largest_values) {
+  for (const Kernels* kernels : all_kernels())
+    for (uint32_t type : kPackedTypes) {
+      if (quant::find_format(type)->block_elements == 1) continue;
+      for (float sign : {1.0f, -1.0f}) {
+        Random random(type);
+        Machine machine(*kernels, 1, linear_limits());
+        ASSERT_TRUE(machine.ops);
+        const Matrix matrix = extreme_matrix(type, 16, 256);
+        const std::vector<float> x(9 * 256, sign * 0.7f);
+        std::vector<float> y(9 * 16, 0.0f);
+
+        ASSERT_TRUE(project(*machine.ops, 9, x.data(), matrix.weight, nullptr, y.data()).ok());
+
+        for (uint32_t r = 0; r < 16; ++r) {
+          const Naive expected = naive_dot(matrix, r, x.data());
+          EXPECT_GT(expected.magnitude, 1.0);
+          for (uint32_t t = 0; t < 9; ++t)
+            EXPECT_NEAR(y[t * 16 + r], expected.value, expected.magnitude * kTolerance)
+                << kernels->name << " type " << type;
+        }
       }
     }
 }

@@ -10,7 +10,7 @@
 namespace wcuda::quant {
 namespace {
 
-constexpr uint32_t kTypes[] = {0, 1, 30, 2, 3, 6, 8, 12, 13, 14};
+constexpr uint32_t kTypes[] = {0, 1, 30, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 21, 23, 39};
 
 std::vector<uint8_t> random_bytes(uint64_t count, uint32_t seed) {
   std::mt19937 random(seed);
@@ -90,7 +90,7 @@ TEST(LayoutHost, a_unit_of_16_rows_is_contiguous) {
 TEST(LayoutHost, refuses_what_it_cannot_hold) {
   std::vector<uint8_t> bytes(4096);
 
-  EXPECT_EQ(host_layout_bytes(10, Layout::kHost16, 16, 256).status().code(), WCUDA_UNSUPPORTED);
+  EXPECT_EQ(host_layout_bytes(16, Layout::kHost16, 16, 256).status().code(), WCUDA_UNSUPPORTED);
   EXPECT_EQ(host_layout_bytes(99, Layout::kRows, 16, 256).status().code(), WCUDA_UNSUPPORTED);
   EXPECT_FALSE(host_layout_bytes(3, Layout::kHost16, 16, 33).ok());
   EXPECT_EQ(pack_host(3, Layout::kHost16, 16, 64, 10, 7, bytes.data(), bytes.data()).code(),

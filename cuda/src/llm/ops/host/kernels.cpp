@@ -2,6 +2,7 @@
 #include "llm/ops/host/kernels.h"
 
 #include "core/base/cpu.h"
+#include "kernels/shared/iq_tables.h"
 
 namespace wcuda::ops::host {
 
@@ -19,6 +20,8 @@ const Kernels* find_kernels(Isa isa) {
 #endif
   return nullptr;
 }
+
+const uint16_t* iq3_s_codes() { return quant::iq3_s_grid(); }
 
 const Kernels& best_kernels() {
   if (const Kernels* kernels = find_kernels(Isa::kAvx512)) return *kernels;

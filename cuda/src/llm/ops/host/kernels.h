@@ -76,6 +76,9 @@ struct Kernels {
   void (*attend)(const AttentionTile& tile);
 };
 
+// The codebook of IQ3_S: 512 words of four 4-bit codes.
+const uint16_t* iq3_s_codes();
+
 // The best table this processor runs.
 const Kernels& best_kernels();
 // The table of one instruction set; null where this processor or this build has none.

@@ -40,6 +40,12 @@ struct PackedTile {
     __builtin_memcpy(&v, bytes + offset * kMTileRows + first_row * 2, sizeof v);
     return __builtin_convertvector(v, UintVec);
   }
+  // The byte at `offset` in the block.
+  WCUDA_INLINE_MEMBER UintVec single_bytes(uint32_t offset) const {
+    unsigned char v __attribute__((vector_size(kLanes)));
+    __builtin_memcpy(&v, bytes + offset * kMTileRows + first_row, sizeof v);
+    return __builtin_convertvector(v, UintVec);
+  }
   // The f16 at `offset` in the block.
   WCUDA_INLINE_MEMBER Vec halves(uint32_t offset) const {
     return load_halves(bytes + offset * kMTileRows + first_row * 2);
@@ -101,6 +107,17 @@ WCUDA_INLINE UintVec look_up(__m128i table, UintVec indices) {
 #else
   return (UintVec)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)indices);
 #endif
+}
+
+// Words `indices` of a table of an even number of them.
+WCUDA_INLINE UintVec gather_words(const uint16_t* table, UintVec indices) {
+#if defined(__AVX512VNNI__)
+  const UintVec pairs = (UintVec)_mm512_i32gather_epi32((__m512i)(indices >> 1), table, 4);
+#else
+  const UintVec pairs = (UintVec)_mm256_i32gather_epi32(reinterpret_cast<const int*>(table),
+                                                        (__m256i)(indices >> 1), 4);
+#endif
+  return pairs >> ((indices & 1u) * 16u) & 0xffffu;
 }
 
 // Byte i: 0xff where bit 4 * chunk + i of the lane is set, else 0.
@@ -250,6 +267,151 @@ struct Q6_K : Format<210, 8, 4, 32, true, 0> {  // a signed 8-bit factor for 16 
   }
 };
 
+struct Q2_K : Format<84, 8, 4, 0, true, 2> {  // a scale and a minimum of 4 bits for 16 columns
+  struct Head {
+    Vec scale, minimum;  // d, -dmin
+    UintVec scales[4];   // two parts in each: a factor and above it a minimum in a byte
+  };
+  WCUDA_INLINE Head head(const PackedTile& tile) {
+    return {tile.halves(80),
+            -tile.halves(82),
+            {tile.units(0, 0), tile.units(0, 1), tile.units(0, 2), tile.units(0, 3)}};
+  }
+  template <uint32_t kPart>
+  WCUDA_INLINE Scales scales(const Head& head, uint32_t first) {
+    const UintVec bytes = head.scales[(first + kPart) / 2] >> (kPart % 2 * 16);
+    return {
+        head.scale,
+        {(IntVec)(bytes & 15u), (IntVec)(bytes >> 8 & 15u)},
+        {head.minimum * to_float(bytes >> 4 & 15u), head.minimum * to_float(bytes >> 12 & 15u)}};
+  }
+  template <uint32_t kPart>
+  WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head&, uint32_t first, uint32_t c) {
+    return tile.units(16, first * 2 + c) >> (2 * kPart) & 0x03030303u;
+  }
+};
+
+struct Q3_K : Format<110, 8, 4, 4, true, 0> {  // a factor of 6 bits for 16 columns
+  struct Head {
+    Vec scale;
+    UintVec factors[4];  // of two parts each, signed bytes
+  };
+  WCUDA_INLINE Head head(const PackedTile& tile) {
+    const UintVec low[2] = {tile.units(96, 0), tile.units(96, 1)}, high = tile.units(96, 2);
+    Head head;
+    head.scale = tile.halves(108);
+    WCUDA_UNROLL
+    for (uint32_t i = 0; i < 4; ++i) {
+      const UintVec bits =
+          (low[i % 2] >> (i / 2 * 4) & 0x0f0f0f0fu) | (high >> (2 * i) & 0x03030303u) << 4;
+      head.factors[i] = (UintVec)((CodeVec)bits - static_cast<int8_t>(32));
+    }
+    return head;
+  }
+  template <uint32_t kPart>
+  WCUDA_INLINE Scales scales(const Head& head, uint32_t first) {
+    const UintVec factors = head.factors[(first + kPart) / 2];
+    return {head.scale,
+            {signed_byte(factors, kPart % 2 * 2), signed_byte(factors, kPart % 2 * 2 + 1)},
+            {}};
+  }
+  template <uint32_t kPart>
+  WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head&, uint32_t first, uint32_t c) {
+    const UintVec low = tile.units(32, first * 2 + c) >> (2 * kPart) & 0x03030303u;
+    return low | (tile.units(0, c) >> first >> kPart & 0x01010101u) << 2;
+  }
+};
+
+// Levels of IQ4 codes, and twice those of FP4 codes, less kOffset.
+WCUDA_INLINE UintVec iq4_levels(UintVec codes) {
+  return look_up(
+      _mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, -127, -115, -103, -90, -75, -59, -39, -15),
+      codes);
+}
+WCUDA_INLINE UintVec fp4_levels(UintVec codes) {
+  return look_up(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0), codes);
+}
+
+struct IQ4_NL : Simple<16, 128, false> {
+  template <uint32_t>
+  WCUDA_INLINE UintVec codes(const PackedTile& tile, const Scales&, uint32_t, uint32_t c) {
+    return iq4_levels(nibbles(tile, kCodesAt, 0, c));
+  }
+};
+
+struct IQ4_XS : Format<136, 8, 1, 128, false, 0> {  // a scale of 6 bits for 32 columns
+  struct Head {
+    Vec scales[8];
+  };
+  WCUDA_INLINE Head head(const PackedTile& tile) {
+    const Vec scale = tile.halves(0);
+    const UintVec low = tile.units(4, 0), high = tile.words(2);
+    Head head;
+    WCUDA_UNROLL
+    for (uint32_t p = 0; p < 8; ++p) {
+      const UintVec bits = (low >> (4 * p) & 15u) | (high >> (2 * p) & 3u) << 4;
+      head.scales[p] = scale * to_float(bits - 32u);
+    }
+    return head;
+  }
+  template <uint32_t>
+  WCUDA_INLINE Scales scales(const Head& head, uint32_t first) {
+    return {head.scales[first], {}, {}};
+  }
+  template <uint32_t>
+  WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head&, uint32_t first, uint32_t c) {
+    return iq4_levels(nibbles(tile, 8, first * 4, c));
+  }
+};
+
+struct MXFP4 : Format<17, 1, 1, 12, false, 0> {
+  using Head = Scales;
+  WCUDA_INLINE Head head(const PackedTile& tile) {  // half of 2^(e - 127)
+    const UintVec e = tile.single_bytes(0);
+    return {select(e < 2u, (Vec)((UintVec{} + 0x00200000u) << e), (Vec)((e - 1u) << 23)), {}, {}};
+  }
+  template <uint32_t>
+  WCUDA_INLINE Scales scales(const Head& head, uint32_t) {
+    return head;
+  }
+  template <uint32_t>
+  WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head&, uint32_t, uint32_t c) {
+    return fp4_levels(nibbles(tile, 1, 0, c));
+  }
+};
+
+struct IQ3_S : Format<110, 8, 1, 16, false, 0> {  // a scale of 4 bits for 32 columns
+  struct Head {
+    Vec scales[8];
+    const uint16_t* grid;
+  };
+  WCUDA_INLINE Head head(const PackedTile& tile) {
+    const Vec scale = tile.halves(0);
+    const UintVec bits = tile.units(106, 0);
+    Head head;
+    WCUDA_UNROLL
+    for (uint32_t p = 0; p < 8; ++p)
+      head.scales[p] = scale * to_float((bits >> (4 * p) & 15u) * 2u + 1u);
+    head.grid = wcuda::ops::host::iq3_s_codes();
+    return head;
+  }
+  template <uint32_t>
+  WCUDA_INLINE Scales scales(const Head& head, uint32_t first) {
+    return {head.scales[first], {}, {}};
+  }
+  template <uint32_t>
+  WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head& head, uint32_t first, uint32_t c) {
+    const UintVec low = tile.units(2, first * 2 + c / 4) >> (c % 4 * 8) & 0xffu;
+    const UintVec high = tile.units(66, first / 4) >> (first % 4 * 8 + c) & 1u;
+    UintVec codes = gather_words(head.grid, low | high << 8);  // of 4 bits: one to each byte
+    codes = (codes | codes << 8) & 0x00ff00ffu;
+    codes = (codes | codes << 4) & 0x0f0f0f0fu;
+    const UintVec signs = spread_bits(tile.units(74, first), c);
+    const CodeVec levels = (CodeVec)(codes << 1 | 0x01010101u);
+    return (UintVec)((levels ^ (CodeVec)signs) - (CodeVec)signs + static_cast<int8_t>(16));
+  }
+};
+
 // ---- one M-tile of integers ----
 
 // y += scale * sum of codes times weights + minimum * sum of the activations.
@@ -268,54 +430,64 @@ WCUDA_INLINE Vec add_sum(IntVec sum, Vec scale, const Vec* minimums, const Input
 WCUDA_INLINE UintVec even_bytes(UintVec v) { return v & 0x00ff00ffu; }
 WCUDA_INLINE UintVec odd_bytes(UintVec v) { return v >> 8 & 0x00ff00ffu; }
 
-// One token: y (16 rows) += parts first + kPart … first + kUnrolled - 1.
-template <class Format, uint32_t kPart = 0>
+// y (kTokens, 16 rows) += parts first + kPart … first + kUnrolled - 1.
+template <class Format, uint32_t kTokens, uint32_t kPart = 0>
 WCUDA_INLINE void add_parts(const uint8_t* bytes, const typename Format::Head* heads,
-                            uint32_t first, const InputBlock* input, Vec* y) {
+                            uint32_t first, const InputBlock* input, uint64_t stride,
+                            Vec (*y)[kVectors]) {
   if constexpr (kPart < Format::kUnrolled) {
-    IntVec sums[kVectors][2] = {};
+    IntVec sums[kTokens][kVectors][2] = {};
     WCUDA_UNROLL
     for (uint32_t c = 0; c < 8; ++c) {
-      const UintVec even = UintVec{} + input->codes[2 * c];
-      const UintVec odd = UintVec{} + input->codes[2 * c + 1];
       WCUDA_UNROLL
       for (uint32_t v = 0; v < kVectors; ++v) {
         const UintVec codes =
             Format::template codes<kPart>(PackedTile{bytes, v * kLanes}, heads[v], first, c);
-        IntVec& sum = sums[v][c / 4];
-        sum = add_products(sum, even_bytes(codes), even);
-        sum = add_products(sum, odd_bytes(codes), odd);
+        WCUDA_UNROLL
+        for (uint32_t t = 0; t < kTokens; ++t) {
+          const uint32_t* pairs = input[t * stride].codes + 2 * c;
+          IntVec& sum = sums[t][v][c / 4];
+          sum = add_products(sum, even_bytes(codes), UintVec{} + pairs[0]);
+          sum = add_products(sum, odd_bytes(codes), UintVec{} + pairs[1]);
+        }
       }
     }
     WCUDA_UNROLL
     for (uint32_t v = 0; v < kVectors; ++v) {
       const Scales scales = Format::template scales<kPart>(heads[v], first);
-      for (uint32_t half = 0; half < 2; ++half) {
-        sums[v][half] -= input->code_sums[half] * Format::kOffset;
-        if constexpr (Format::kHasFactors) sums[v][half] *= scales.factors[half];
+      WCUDA_UNROLL
+      for (uint32_t t = 0; t < kTokens; ++t) {
+        const InputBlock& block = input[t * stride];
+        IntVec* halves = sums[t][v];
+        for (uint32_t half = 0; half < 2; ++half) {
+          halves[half] -= block.code_sums[half] * Format::kOffset;
+          if constexpr (Format::kHasFactors) halves[half] *= scales.factors[half];
+        }
+        y[t][v] = add_sum<Format::kMinimums>(halves[0] + halves[1], scales.scale, scales.minimums,
+                                             block, y[t][v]);
       }
-      y[v] = add_sum<Format::kMinimums>(sums[v][0] + sums[v][1], scales.scale, scales.minimums,
-                                        *input, y[v]);
     }
-    add_parts<Format, kPart + 1>(bytes, heads, first, input + 1, y);
+    add_parts<Format, kTokens, kPart + 1>(bytes, heads, first, input + 1, stride, y);
   }
 }
 
-template <class Format>
-void m_tile_of_token(const uint8_t* m_tile, uint32_t cols, const InputBlock* input, float* tile) {
-  Vec y[kVectors] = {};
+// Few tokens: the packed tiles as they are.
+template <class Format, uint32_t kTokens>
+void m_tile_tokens(const uint8_t* m_tile, uint32_t cols, const InputBlock* input, uint64_t stride,
+                   float* tile) {
+  constexpr uint32_t kBytes = Format::kBlockBytes * kMTileRows * Format::kUnrolled / Format::kParts;
+  Vec y[kTokens][kVectors] = {};
   for (uint32_t block = 0; block < cols / 32; block += Format::kParts) {
     typename Format::Head heads[kVectors];
     for (uint32_t v = 0; v < kVectors; ++v) heads[v] = Format::head({m_tile, v * kLanes});
-    constexpr uint32_t kBytes =
-        Format::kBlockBytes * kMTileRows * Format::kUnrolled / Format::kParts;
     for (uint32_t first = 0; first < Format::kParts; first += Format::kUnrolled) {
       prefetch<kBytes>(m_tile + first / Format::kUnrolled * kBytes);
-      add_parts<Format>(m_tile, heads, first, input + block + first, y);
+      add_parts<Format, kTokens>(m_tile, heads, first, input + block + first, stride, y);
     }
     m_tile += Format::kBlockBytes * kMTileRows;
   }
-  for (uint32_t v = 0; v < kVectors; ++v) store(tile + v * kLanes, y[v]);
+  for (uint32_t t = 0; t < kTokens; ++t)
+    for (uint32_t v = 0; v < kVectors; ++v) store(tile + t * kMTileRows + v * kLanes, y[t][v]);
 }
 
 constexpr uint32_t kPanelParts = 8;
@@ -398,7 +570,11 @@ constexpr uint32_t kTokensMax = kLanes == 16 ? 8 : 4;
 template <class Format>
 void m_tile_blocks(const uint8_t* m_tile, uint32_t cols, const InputBlock* input, uint64_t stride,
                    uint32_t token_count, float* tile) {
-  if (token_count == 1) return m_tile_of_token<Format>(m_tile, cols, input, tile);
+  if (token_count < kTokensMax)
+    return group_tokens<kTokensMax / 2>(0, token_count, [&](auto count, uint32_t first) {
+      m_tile_tokens<Format, count.value>(m_tile, cols, input + first * stride, stride,
+                                         tile + first * kMTileRows);
+    });
   for (uint32_t i = 0; i < token_count * kMTileRows; i += kLanes) store(tile + i, Vec{});
   Panel panel;
   for (uint32_t block = 0; block < cols / 32; block += kPanelParts) {
@@ -520,20 +696,24 @@ MTileKernel find_m_tile_kernel(uint32_t type) {
       return {nullptr, m_tile_floats<F16>};
     case 30:
       return {nullptr, m_tile_floats<BF16>};
-    case 2:
-      return {m_tile_blocks<Q4<false>>, nullptr};
-    case 3:
-      return {m_tile_blocks<Q4<true>>, nullptr};
-    case 6:
-      return {m_tile_blocks<Q5<false>>, nullptr};
-    case 8:
-      return {m_tile_blocks<Q8_0>, nullptr};
-    case 12:
-      return {m_tile_blocks<QK<false>>, nullptr};
-    case 13:
-      return {m_tile_blocks<QK<true>>, nullptr};
-    case 14:
-      return {m_tile_blocks<Q6_K>, nullptr};
+#define WCUDA_BLOCKS(type, Format) \
+  case type:                       \
+    return {m_tile_blocks<Format>, nullptr};
+      WCUDA_BLOCKS(2, Q4<false>)
+      WCUDA_BLOCKS(3, Q4<true>)
+      WCUDA_BLOCKS(6, Q5<false>)
+      WCUDA_BLOCKS(7, Q5<true>)
+      WCUDA_BLOCKS(8, Q8_0)
+      WCUDA_BLOCKS(10, Q2_K)
+      WCUDA_BLOCKS(11, Q3_K)
+      WCUDA_BLOCKS(12, QK<false>)
+      WCUDA_BLOCKS(13, QK<true>)
+      WCUDA_BLOCKS(14, Q6_K)
+      WCUDA_BLOCKS(20, IQ4_NL)
+      WCUDA_BLOCKS(21, IQ3_S)
+      WCUDA_BLOCKS(23, IQ4_XS)
+      WCUDA_BLOCKS(39, MXFP4)
+#undef WCUDA_BLOCKS
     default:
       return {nullptr, nullptr};
   }
