@@ -30,6 +30,7 @@ mod template;
 mod terminal;
 mod tokenize;
 mod vram;
+mod zctl;
 
 /// Runs GGUF language models on a GPU or on the CPU
 #[derive(Parser)]
@@ -67,6 +68,8 @@ enum Command {
     Kernels(kernels::Args),
     /// Runs and compiles kernels, computes their occupancy
     Compute(compute::Args),
+    /// Serves kernels by frames of bytes, and calls a server
+    Zctl(zctl::Args),
     /// Writes the logits of given tokens, to compare with other engines
     Logits(logits::Args),
 }
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Command::Vram(args) => vram::run(args),
         Command::Kernels(args) => kernels::run(args),
         Command::Compute(args) => compute::run(args),
+        Command::Zctl(args) => zctl::run(args),
         Command::Logits(args) => logits::run(args),
     };
     report(outcome)

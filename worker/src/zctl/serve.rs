@@ -1,0 +1,180 @@
+//! `zctl serve`: each connection has a session and a memory of its own.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use worker_cuda::zctl::{Connection, Server, ServerOptions, SessionOptions};
+use worker_cuda::{
+    ElementType, ErrorKind, GpuCompute, HostFunctions, Manifest, built_with_cuda, catalogue,
+};
+
+use crate::failure::{Failure, Outcome};
+use crate::input::print_json;
+use crate::load;
+use crate::options::DeviceArgs;
+
+#[derive(clap::Args)]
+#[group(skip)]
+pub struct Args {
+    /// Serve one connection on stdin and stdout
+    #[arg(long, conflicts_with = "listen", required_unless_present = "listen")]
+    stdio: bool,
+    /// Listen here, mode 0600, until SIGTERM or the end of stdin
+    #[arg(long, value_name = "unix:PATH")]
+    listen: Option<String>,
+    /// Also serve the kernels of this manifest; runs the code it names
+    #[arg(long, value_name = "FILE")]
+    manifest: Option<PathBuf>,
+    /// Also serve the whole catalogue, for f32
+    #[arg(long)]
+    catalogue: bool,
+    /// Run only the kernels with these ids
+    #[arg(long, value_name = "ID,...", value_delimiter = ',')]
+    allow: Option<Vec<u32>>,
+    /// Memory of a connection, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 16,
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    memory: u32,
+    /// Milliseconds that a run may take
+    #[arg(long, value_name = "N", default_value_t = 30_000,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    budget_ms: u32,
+    /// Also run kernels that may give other bits for equal calls
+    #[arg(long)]
+    allow_non_deterministic: bool,
+    /// Print the listening line as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+pub fn run(args: &Args) -> Outcome {
+    let server = server(args)?;
+    match &args.listen {
+        Some(address) => listen(server, address, args.json),
+        None => on_stdio(&server),
+    }
+}
+
+fn server(args: &Args) -> Outcome<Server> {
+    let mut options = ServerOptions {
+        session: SessionOptions {
+            budget_ms: args.budget_ms,
+            allowed: args.allow.clone(),
+            permits_non_deterministic: args.allow_non_deterministic,
+            ..SessionOptions::default()
+        },
+        memory_bytes: (args.memory as usize) << 20,
+        ..ServerOptions::default()
+    };
+    let compute = match args.device.builder().open() {
+        Ok(_) => Some(Arc::new(kernels(args)?)),
+        Err(error) if matches!(error.kind(), ErrorKind::NoDevice | ErrorKind::NotAvailable) => {
+            // Without CUDA in the build the library has a message of its own, which clients know.
+            if built_with_cuda() {
+                options.reason = error.message().to_owned();
+            }
+            eprintln!("{}; runs are refused", error.message());
+            None
+        }
+        Err(error) => return Err(error.into()),
+    };
+    Ok(Server::new(compute, options)?)
+}
+
+fn kernels(args: &Args) -> Outcome<GpuCompute> {
+    let compute = GpuCompute::with_context(&load::context(&args.device)?)?;
+    for name in ["noop", "tensor_add"] {
+        compute.register_builtin(name, ElementType::F32, 0)?;
+    }
+    if let Some(path) = &args.manifest {
+        let manifest = Manifest::load(path)?;
+        // SAFETY: the user who passes --manifest vouches for the code it names.
+        unsafe { compute.register_manifest(&manifest, &HostFunctions::new()) }?;
+    }
+    if args.catalogue {
+        let known = compute.kernels();
+        for kernel in catalogue()? {
+            if !known.contains(&kernel.name) {
+                compute.register_builtin(&kernel.name, ElementType::F32, 0)?;
+            }
+        }
+    }
+    Ok(compute)
+}
+
+fn listen(server: Server, address: &str, as_json: bool) -> Outcome {
+    let Some(path) = address
+        .strip_prefix("unix:")
+        .filter(|path| !path.is_empty())
+    else {
+        return Err(Failure::usage(format!("--listen {address}: not unix:PATH")));
+    };
+    let listener = server.listen(path)?;
+    let at_signal = listener.stop_handle();
+    on_termination(move || at_signal.stop())?;
+    let at_end = listener.stop_handle();
+    // Ends with the process.
+    std::thread::spawn(move || {
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        at_end.stop();
+    });
+    if as_json {
+        print_json(&serde_json::json!({ "listening": address }))?;
+    } else {
+        println!("listening on {address}");
+    }
+    io::stdout().flush()?;
+    Ok(listener.run()?)
+}
+
+fn on_termination(stop: impl FnMut() + Send + 'static) -> Outcome {
+    ctrlc::set_handler(stop)
+        .map_err(|error| Failure::new(format!("cannot handle SIGTERM: {error}")))
+}
+
+/// Stdin and stdout without buffers of their own.
+struct Stdio {
+    input: File,
+    output: File,
+}
+
+impl Read for Stdio {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.input.read(buffer)
+    }
+}
+
+impl Write for Stdio {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.output.write(bytes)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.output.flush()
+    }
+}
+
+impl Connection for Stdio {}
+
+fn on_stdio(server: &Server) -> Outcome {
+    let own = |fd: io::Result<std::os::fd::OwnedFd>| fd.map(File::from);
+    let mut stdio = Stdio {
+        input: own(io::stdin().as_fd().try_clone_to_owned())?,
+        output: own(io::stdout().as_fd().try_clone_to_owned())?,
+    };
+    // Held while a frame is answered: a signal waits for the answer.
+    let answering = Arc::new(Mutex::new(()));
+    let at_signal = Arc::clone(&answering);
+    on_termination(move || {
+        let _answered = at_signal.lock().unwrap_or_else(PoisonError::into_inner);
+        std::process::exit(0);
+    })?;
+    Ok(server.serve_while(&mut stdio, &|answer| {
+        let _answering = answering.lock().unwrap_or_else(PoisonError::into_inner);
+        answer()
+    })?)
+}
