@@ -25,6 +25,12 @@ class ModuleDevice final : public WrapperBackend, private Modules {
   }
   Modules* modules() override { return this; }
   int live_modules() const { return live_modules_; }
+  // While set, no event is done: work that takes long.
+  void hold_events(bool holds) { holds_events_ = holds; }
+  Result<bool> event_done(Event event) override {
+    if (holds_events_) return false;
+    return WrapperBackend::event_done(event);
+  }
 
  private:
   Result<Module> load(const void*, uint64_t) override {
@@ -59,6 +65,7 @@ class ModuleDevice final : public WrapperBackend, private Modules {
     return {};
   }
 
+  std::atomic<bool> holds_events_{false};
   std::atomic<int> live_modules_{0};
   std::atomic<uint64_t> last_module_{0};
 };
