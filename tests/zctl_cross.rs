@@ -326,8 +326,10 @@ fn broken_connections_close_at_equal_places() {
     let Some(other) = Other::start("zctl_closings.sock") else {
         return;
     };
-    let mut options = ServerOptions::default();
-    options.memory_bytes = MEMORY_BYTES;
+    let options = ServerOptions {
+        memory_bytes: MEMORY_BYTES,
+        ..ServerOptions::default()
+    };
     let server = Server::new(Some(kernels()), options).unwrap();
     let mut random = Random(15);
     for i in 0..CLOSINGS {

@@ -55,6 +55,23 @@ pub struct MemoryInfo {
 }
 
 /// Sends requests over a stream and reads their answers, one after the other.
+///
+/// ```
+/// use std::os::unix::net::UnixStream;
+/// use worker_cuda::zctl::{Client, Server, ServerOptions};
+///
+/// # fn main() -> worker_cuda::Result<()> {
+/// let server = Server::new(None, ServerOptions::default())?;
+/// let (ours, mut theirs) = UnixStream::pair().unwrap();
+/// let serving = std::thread::spawn(move || server.serve(&mut theirs));
+/// let mut client = Client::new(ours);
+/// client.write_memory(100, b"bytes")?;
+/// assert_eq!(client.read_memory(102, 3)?, b"tes");
+/// assert_eq!(client.memory_info()?.memory_bytes, 16 << 20);
+/// drop(client);
+/// serving.join().unwrap()
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Client<S> {
     stream: S,

@@ -12,7 +12,7 @@
 //!
 //! # fn main() -> worker_cuda::Result<()> {
 //! let compute = Arc::new(GpuCompute::with_context(&CudaContext::host()?)?);
-//! let id = compute.register_builtin("vector_add", ElementType::F32, 0)?;
+//! compute.register_builtin("vector_add", ElementType::F32, 7)?;
 //! let server = Server::new(Some(compute), ServerOptions::default())?;
 //! let (ours, mut theirs) = UnixStream::pair().unwrap();
 //! let serving = std::thread::spawn(move || server.serve(&mut theirs));
@@ -20,7 +20,7 @@
 //! let mut client = Client::new(ours);
 //! let numbers: Vec<u8> = [1.0f32, 2.0].iter().flat_map(|x| x.to_le_bytes()).collect();
 //! client.write_memory(0, &numbers)?;
-//! let answer = client.run(id, &[
+//! let answer = client.run(7, &[
 //!     Arg::Bytes { offset: 0, length: 8 },
 //!     Arg::Bytes { offset: 0, length: 8 },
 //!     Arg::Bytes { offset: 64, length: 8 },

@@ -65,6 +65,20 @@ impl Default for ServerOptions {
 }
 
 /// Serves the kernels of a [`GpuCompute`]: each connection has a session and a memory of its own.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use worker_cuda::zctl::{Server, ServerOptions};
+/// use worker_cuda::{CudaContext, GpuCompute};
+///
+/// # fn main() -> worker_cuda::Result<()> {
+/// let compute = Arc::new(GpuCompute::with_context(&CudaContext::auto()?)?);
+/// let listener = Server::new(Some(compute), ServerOptions::default())?.listen("kernels.sock")?;
+/// let stop = listener.stop_handle(); // for another thread, or a signal
+/// # drop(stop);
+/// listener.run()
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Server {
     compute: Option<Arc<GpuCompute>>,

@@ -105,7 +105,7 @@ run_examples() {
     name=${name%.rs}
     name=${name%/main}
     say "== $name"
-    cargo_tested run --quiet --features manifest --example "$name" -- "$DEMO_MODEL"
+    cargo_tested run --quiet --features manifest,zctl --example "$name" -- "$DEMO_MODEL"
   done
 }
 
