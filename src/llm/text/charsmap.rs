@@ -110,6 +110,10 @@ mod tests {
         assert!(Charsmap::new(&[3, 0, 0, 0, 1, 2, 3]).is_err());
         assert!(Charsmap::new(&[0, 0, 0, 0, 0xff, 0]).is_err());
 
+        // A trie that ends with the bytes replaces nothing.
+        let bare = Charsmap::new(&[4, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        assert_eq!(bare.longest("abc"), None);
+
         // A trie whose offsets lead out of it.
         let wild = [&[4, 0, 0, 0][..], &u32::MAX.to_le_bytes(), b"x\0"].concat();
         assert_eq!(Charsmap::new(&wild).unwrap().longest("abc"), None);

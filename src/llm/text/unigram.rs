@@ -251,3 +251,24 @@ impl Unigram {
         longest
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_accepted_up_to_512_bytes() {
+        let of_length = |bytes| {
+            let vocabulary = Vocabulary {
+                tokens: vec!["x".repeat(bytes)],
+                scores: vec![-1.0],
+                ..Vocabulary::default()
+            };
+            Unigram::new(&vocabulary, &[TokenType::Normal]).map(drop)
+        };
+
+        assert!(of_length(512).is_ok());
+        let message = of_length(513).unwrap_err().to_string();
+        assert!(message.contains("513 bytes long"), "{message}");
+    }
+}

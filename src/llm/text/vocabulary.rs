@@ -258,6 +258,15 @@ mod tests {
     }
 
     #[test]
+    fn messages_show_forty_characters_and_no_control_character() {
+        let forty = "é".repeat(40);
+
+        assert_eq!(shortened(&forty), forty);
+        assert_eq!(shortened(&format!("{forty}x")), format!("{forty}…"));
+        assert_eq!(shortened("a\n"), "a\\n");
+    }
+
+    #[test]
     fn validate_rejects_special_ids_past_the_end() {
         let mut vocabulary = three_tokens();
         vocabulary.eos_id = Some(3);
@@ -288,6 +297,8 @@ mod tests {
         nan.scores[2] = f32::NAN;
 
         assert!(long.validate().is_err());
+        long.tokens[2].pop();
+        assert!(long.validate().is_ok());
         assert!(nan.validate().is_err());
         assert!(Vocabulary::default().validate().is_err());
     }

@@ -163,3 +163,27 @@ pub(crate) fn decoded(text: &str) -> String {
     tidy.iter()
         .fold(text, |text, (from, to)| text.replace(from, to))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_of_more_than_a_hundred_characters_is_unknown() {
+        let vocabulary = Vocabulary {
+            tokens: vec!["[UNK]".into(), "\u{2581}é".into(), "é".into()],
+            normalizer_strip_accents: Some(false),
+            ..Vocabulary::default()
+        };
+        let types = [TokenType::Unknown, TokenType::Normal, TokenType::Normal];
+        let tokenizer = WordPiece::new(&vocabulary, &types).unwrap();
+        let encode = |count| {
+            let mut ids = Vec::new();
+            tokenizer.encode(&"é".repeat(count), &mut ids).unwrap();
+            ids
+        };
+
+        assert_eq!(encode(100), [&[1][..], &[2; 99]].concat());
+        assert_eq!(encode(101), [0]);
+    }
+}
