@@ -16,7 +16,7 @@ struct Block {
   int32_t backend;
 };
 
-struct Table {
+struct RawTable {
   std::mutex mutex;  // guards the members below
   RawOpener opener;
   std::map<std::pair<int32_t, int32_t>, std::shared_ptr<vram::Memory>> devices;
@@ -24,8 +24,8 @@ struct Table {
 };
 
 // Never destroyed: addresses may be used while static objects are destroyed.
-Table& table() {
-  static Table* const instance = new Table;
+RawTable& raw_table() {
+  static RawTable* const instance = new RawTable;
   return *instance;
 }
 
@@ -48,7 +48,7 @@ Result<std::shared_ptr<vram::Memory>> open_device(int32_t backend, int32_t ordin
 Result<std::shared_ptr<vram::Memory>> current_memory(int32_t backend) {
   WCUDA_TRY(check_backend(backend));
   const int32_t ordinal = backend == WCUDA_BACKEND_CUDA ? cuda_ordinal_of_thread : 0;
-  Table& t = table();
+  RawTable& t = raw_table();
   const std::lock_guard<std::mutex> lock(t.mutex);
   std::shared_ptr<vram::Memory>& device = t.devices[{backend, ordinal}];
   if (!device) {
@@ -65,7 +65,7 @@ struct Range {
 // Finds the block that contains an address, and returns `bytes` bytes from there on.
 Result<Range> find(const char* argument, const void* address, uint64_t bytes) {
   const auto wanted = reinterpret_cast<uintptr_t>(address);
-  Table& t = table();
+  RawTable& t = raw_table();
   const std::lock_guard<std::mutex> lock(t.mutex);
   auto found = t.blocks.upper_bound(wanted);
   if (found != t.blocks.begin() &&
@@ -80,7 +80,7 @@ Result<Range> find(const char* argument, const void* address, uint64_t bytes) {
 
 Status free_block(void* address) {
   std::shared_ptr<Block> block;  // freed after the lock
-  Table& t = table();
+  RawTable& t = raw_table();
   const std::lock_guard<std::mutex> lock(t.mutex);
   const auto found = t.blocks.find(reinterpret_cast<uintptr_t>(address));
   if (found == t.blocks.end())
@@ -92,7 +92,7 @@ Status free_block(void* address) {
 
 Status reset(int32_t backend) {
   WCUDA_TRY(check_backend(backend));
-  Table& t = table();
+  RawTable& t = raw_table();
   const std::lock_guard<std::mutex> lock(t.mutex);
   for (auto block = t.blocks.begin(); block != t.blocks.end();)
     block = block->second->backend == backend ? t.blocks.erase(block) : std::next(block);
@@ -104,7 +104,7 @@ Status reset(int32_t backend) {
 }  // namespace
 
 void set_raw_opener(RawOpener opener) {
-  Table& t = table();
+  RawTable& t = raw_table();
   const std::lock_guard<std::mutex> lock(t.mutex);
   t.opener = std::move(opener);
 }
@@ -134,7 +134,7 @@ extern "C" wcuda_status wcuda_raw_allocate(int32_t backend, uint64_t bytes, void
     block->backend = backend;
     WCUDA_ASSIGN(block->buffer, memory->allocate(bytes, WCUDA_PURPOSE_USER, "raw"));
     void* const first = block->buffer.data();
-    Table& t = table();
+    RawTable& t = raw_table();
     const std::lock_guard<std::mutex> lock(t.mutex);
     t.blocks.emplace(reinterpret_cast<uintptr_t>(first), std::move(block));
     *address = first;

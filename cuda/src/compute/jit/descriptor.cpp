@@ -20,9 +20,7 @@ namespace {
 constexpr uint64_t kParamCountMax = 1024;
 constexpr size_t kNameBytesMax = 127;
 constexpr size_t kRankMax = 8;
-constexpr uint32_t kBothAccess = WCUDA_ACCESS_READ | WCUDA_ACCESS_WRITE;
 constexpr uint32_t kDefaultBlockThreads = 256;
-const char* const kAxis[3] = {"x", "y", "z"};
 
 std::string_view view(const wcuda_string& text) {
   return {text.data ? text.data : "", static_cast<size_t>(text.bytes)};

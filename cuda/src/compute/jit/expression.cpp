@@ -9,7 +9,7 @@
 namespace wcuda::jit {
 namespace {
 
-constexpr size_t kNameBytesMax = 64;
+constexpr size_t kVariableBytesMax = 64;
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
@@ -19,7 +19,7 @@ constexpr const char* kFunctions[] = {"ceil_div", "round_up", "min", "max"};
 }  // namespace
 
 bool is_expression_name(std::string_view name) {
-  if (name.empty() || name.size() > kNameBytesMax || is_digit(name[0])) return false;
+  if (name.empty() || name.size() > kVariableBytesMax || is_digit(name[0])) return false;
   for (const char c : name)
     if (!is_digit(c) && !is_letter(c)) return false;
   return std::find(std::begin(kFunctions), std::end(kFunctions), name) == std::end(kFunctions);

@@ -14,7 +14,6 @@ constexpr uint64_t kClusterBlocksMax = 8;  // what every device with clusters ca
 constexpr uint64_t kAddressBytes = 8;
 constexpr LaunchLimits kHostLimits = {
     {2147483647, 65535, 65535}, {1024, 1024, 64}, 1024, 232448, kClusterBlocksMax};
-constexpr uint32_t kBothAccess = WCUDA_ACCESS_READ | WCUDA_ACCESS_WRITE;
 
 struct KindRow {
   const char* name;
@@ -29,8 +28,6 @@ constexpr KindRow kKinds[] = {
 };
 constexpr int32_t kKindCount = sizeof(kKinds) / sizeof(kKinds[0]);
 static_assert(kKindCount == WCUDA_ARG_BYTES + 1, "a row for each WCUDA_ARG_…");
-
-const char* const kAxis[3] = {"x", "y", "z"};
 
 Status check_axes(const char* what, const uint32_t values[3], const uint64_t limits[3]) {
   for (int i = 0; i < 3; ++i) {

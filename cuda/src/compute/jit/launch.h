@@ -9,6 +9,9 @@
 
 namespace wcuda::jit {
 
+constexpr uint32_t kBothAccess = WCUDA_ACCESS_READ | WCUDA_ACCESS_WRITE;
+constexpr const char* kAxis[3] = {"x", "y", "z"};
+
 // The limits of a device, or of a kernel if those are lower.
 struct LaunchLimits {
   uint64_t grid[3];

@@ -5,15 +5,6 @@
 #include <optional>
 
 namespace wcuda {
-namespace {
-
-const Status& status_of(const Status& status) { return status; }
-template <class T>
-const Status& status_of(const Result<T>& result) {
-  return result.status();
-}
-
-}  // namespace
 
 const char* place_name(MemoryPlace place) {
   constexpr const char* kNames[] = {

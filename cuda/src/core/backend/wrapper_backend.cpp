@@ -6,12 +6,6 @@
 namespace wcuda {
 namespace {
 
-const Status& status_of(const Status& status) { return status; }
-template <class T>
-const Status& status_of(const Result<T>& result) {
-  return result.status();
-}
-
 const char* name_of(const Copy& copy) {
   if (copy.direction == Copy::Direction::kOnDevice) return "copy_on_device";
   if (copy.direction == Copy::Direction::kToDevice)

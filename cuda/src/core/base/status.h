@@ -66,6 +66,13 @@ class [[nodiscard]] Result {
   Status status_;
 };
 
+// The Status of either.
+inline const Status& status_of(const Status& status) { return status; }
+template <class T>
+const Status& status_of(const Result<T>& result) {
+  return result.status();
+}
+
 }  // namespace wcuda
 
 // Returns from the enclosing function when `expression` (a Status) is a failure.

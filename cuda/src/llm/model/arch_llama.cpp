@@ -5,7 +5,7 @@
 namespace wcuda::model {
 namespace {
 
-Status fill(const Keys&, Config* config) {
+Status pair_adjacent(const Keys&, Config* config) {
   config->rope_pairing = RopePairing::kAdjacent;
   return {};
 }
@@ -17,6 +17,6 @@ void list(const Config& config, TensorList* list) {
 
 }  // namespace
 
-const Arch kArchLlama{"llama", fill, list};
+const Arch kArchLlama{"llama", pair_adjacent, list};
 
 }  // namespace wcuda::model

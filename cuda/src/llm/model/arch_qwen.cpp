@@ -5,7 +5,7 @@
 namespace wcuda::model {
 namespace {
 
-Status fill(const Keys&, Config* config) {
+Status pair_halves(const Keys&, Config* config) {
   config->rope_pairing = RopePairing::kHalves;
   return {};
 }
@@ -17,7 +17,7 @@ void list(const Config& config, TensorList* list) {
 
 }  // namespace
 
-const Arch kArchQwen2{"qwen2", fill, list<Presence::kRequired, Presence::kNone>};
-const Arch kArchQwen3{"qwen3", fill, list<Presence::kNone, Presence::kRequired>};
+const Arch kArchQwen2{"qwen2", pair_halves, list<Presence::kRequired, Presence::kNone>};
+const Arch kArchQwen3{"qwen3", pair_halves, list<Presence::kNone, Presence::kRequired>};
 
 }  // namespace wcuda::model

@@ -18,24 +18,6 @@ namespace {
 
 constexpr uint64_t kProgressBytes = 16u << 20;  // progress and cancel at least this often
 
-// Rows first … first + count - 1 of a tensor (of a vector: elements).
-struct Piece {
-  size_t tensor;
-  uint64_t first;
-  uint64_t count;
-};
-
-std::vector<Piece> cut_into_pieces(const DetailedPlan& plan) {
-  std::vector<Piece> pieces;
-  for (size_t t = 0; t < plan.tensors.size(); ++t) {
-    const uint64_t rows = plan.tensors[t].slot.rows;
-    const uint64_t step = rows_per_piece(plan.tensors[t], plan.slice_bytes);
-    for (uint64_t first = 0; first < rows; first += step)
-      pieces.push_back({t, first, std::min(step, rows - first)});
-  }
-  return pieces;
-}
-
 }  // namespace
 
 class Loader {
@@ -170,9 +152,26 @@ class Loader {
     return {};
   }
 
+  // Rows first … first + count - 1 of a tensor (of a vector: elements).
+  struct Piece {
+    size_t tensor;
+    uint64_t first;
+    uint64_t count;
+  };
+  std::vector<Piece> cut_into_pieces() const {
+    std::vector<Piece> pieces;
+    for (size_t t = 0; t < plan_.tensors.size(); ++t) {
+      const uint64_t rows = plan_.tensors[t].slot.rows;
+      const uint64_t step = rows_per_piece(plan_.tensors[t], plan_.slice_bytes);
+      for (uint64_t first = 0; first < rows; first += step)
+        pieces.push_back({t, first, std::min(step, rows - first)});
+    }
+    return pieces;
+  }
+
   // On the host: pieces in batches, one thread per piece, one slice of staging memory per thread.
   Status pack_up() {
-    const std::vector<Piece> pieces = cut_into_pieces(plan_);
+    const std::vector<Piece> pieces = cut_into_pieces();
     const uint64_t at_once =
         std::clamp<uint64_t>(kProgressBytes / plan_.slice_bytes, 1, plan_.slice_count);
     WCUDA_ASSIGN(const std::unique_ptr<ThreadPool> pool,

@@ -25,4 +25,7 @@ Result<LayoutChoice> weight_layout(bool is_host, uint32_t type, uint32_t rows, u
 Result<LayoutChoice> host_weight_layout(bool has_vectors, uint32_t type, uint32_t rows,
                                         uint32_t cols);
 
+// WCUDA_OUT_OF_RANGE unless a matrix of `rows` rows has row_count of them from first_row on.
+Status check_rows(uint32_t rows, uint32_t first_row, uint32_t row_count);
+
 }  // namespace wcuda::quant

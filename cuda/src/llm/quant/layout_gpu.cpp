@@ -10,6 +10,7 @@
 #include "kernels/shared/packed_tile.h"
 #include "kernels/shared/quant_blocks.h"
 #include "llm/quant/format.h"
+#include "llm/quant/layout.h"
 
 namespace wcuda::quant {
 namespace {
@@ -73,16 +74,16 @@ static_assert(holds<BlockNVFP4>(TensorType::kNVFP4, 576));
 static_assert(holds<BlockQ1_0>(TensorType::kQ1_0, 288));
 static_assert(holds<BlockQ2_0>(TensorType::kQ2_0, 288));
 
-struct Shape {
+struct TileShape {
   const TileLayout* layout = nullptr;
   uint64_t row_bytes = 0;  // in the file
   uint64_t m_tile_bytes = 0;
 };
 
-Result<Shape> find_shape(uint32_t type, uint32_t cols) {
+Result<TileShape> find_shape(uint32_t type, uint32_t cols) {
   const Format* format = find_format(type);
   if (format == nullptr) return Status::error(WCUDA_UNSUPPORTED, "unknown tensor type %u", type);
-  Shape shape;
+  TileShape shape;
   for (const TileLayout& layout : kTileLayouts)
     if (layout.type == type) shape.layout = &layout;
   if (shape.layout == nullptr)
@@ -93,18 +94,11 @@ Result<Shape> find_shape(uint32_t type, uint32_t cols) {
   return shape;
 }
 
-Status check_rows(uint32_t rows, uint32_t first_row, uint32_t row_count) {
-  if (first_row > rows || row_count > rows - first_row)
-    return Status::error(WCUDA_OUT_OF_RANGE, "rows %u to %" PRIu64 " of a matrix of %u", first_row,
-                         uint64_t{first_row} + row_count, rows);
-  return {};
-}
-
 // Calls move(place, offset, bytes) for each piece of row `row` of an M-tile: bytes [offset, offset
 // + bytes) of the row lie at `place` of the M-tile. Offsets go past the row's end, up to its last
 // packed tile's.
 template <class Move>
-void for_each_piece(const Shape& shape, uint32_t row, const Move& move) {
+void for_each_piece(const TileShape& shape, uint32_t row, const Move& move) {
   const TileLayout& layout = *shape.layout;
   const uint64_t packed_tile_count = shape.m_tile_bytes / layout.packed_tile_bytes();
   for (uint64_t packed_tile = 0; packed_tile < packed_tile_count; ++packed_tile) {
@@ -126,7 +120,7 @@ void for_each_piece(const Shape& shape, uint32_t row, const Move& move) {
 }  // namespace
 
 Result<uint64_t> gpu_layout_bytes(uint32_t type, uint32_t rows, uint32_t cols) {
-  WCUDA_ASSIGN(const Shape shape, find_shape(type, cols));
+  WCUDA_ASSIGN(const TileShape shape, find_shape(type, cols));
   uint64_t bytes = 0;
   if (!checked_mul((uint64_t{rows} + kMTileRows - 1) / kMTileRows, shape.m_tile_bytes, &bytes))
     return Status::error(WCUDA_UNSUPPORTED, "a matrix of %u rows of %" PRIu64 " bytes is too large",
@@ -136,7 +130,7 @@ Result<uint64_t> gpu_layout_bytes(uint32_t type, uint32_t rows, uint32_t cols) {
 
 Status pack_gpu(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_row, uint32_t row_count,
                 const uint8_t* file_rows, uint8_t* packed_tiles) {
-  WCUDA_ASSIGN(const Shape shape, find_shape(type, cols));
+  WCUDA_ASSIGN(const TileShape shape, find_shape(type, cols));
   WCUDA_TRY(check_rows(rows, first_row, row_count));
   const auto m_tile = [&](uint64_t row) {
     return packed_tiles + row / kMTileRows * shape.m_tile_bytes;

@@ -42,15 +42,15 @@ constexpr HostTileLayout kHostTileLayouts[] = {
      {{0, 2, 1}, {2, 4, 16}, {66, 4, 2}, {74, 4, 8}, {106, 4, 1}}},  // d, qs, qh, signs, scales
 };
 
-struct Shape {
+struct HostShape {
   const HostTileLayout* format = nullptr;
   uint32_t block_bytes = 0;
   uint64_t block_count = 0;  // of a row
   uint64_t row_bytes = 0;
 };
 
-Result<Shape> find_shape(uint32_t type, Layout layout, uint32_t cols) {
-  Shape shape;
+Result<HostShape> find_shape(uint32_t type, Layout layout, uint32_t cols) {
+  HostShape shape;
   const Format* format = find_format(type);
   if (format == nullptr) return Status::error(WCUDA_UNSUPPORTED, "unknown tensor type %u", type);
   WCUDA_ASSIGN(shape.row_bytes, row_bytes(*format, cols));
@@ -65,13 +65,6 @@ Result<Shape> find_shape(uint32_t type, Layout layout, uint32_t cols) {
     return Status::error(WCUDA_UNSUPPORTED, "tensor type %s has no layout of 16-row packed_tiles",
                          format->name);
   return shape;
-}
-
-Status check_rows(uint32_t rows, uint32_t first_row, uint32_t row_count) {
-  if (first_row > rows || row_count > rows - first_row)
-    return Status::error(WCUDA_OUT_OF_RANGE, "rows %u to %" PRIu64 " of a matrix of %u", first_row,
-                         uint64_t{first_row} + row_count, rows);
-  return {};
 }
 
 // Copies one field of `lane_count` rows, the first of which is lane `lane` of its M-tile.
@@ -95,7 +88,7 @@ void copy_field(const HostTileField& field, uint32_t lane, uint32_t lane_count, 
 
 // Moves rows between file order and packed tiles; `rows` is at the first of them.
 template <bool kPack>
-void copy_rows(const Shape& shape, uint32_t first_row, uint32_t row_count,
+void copy_rows(const HostShape& shape, uint32_t first_row, uint32_t row_count,
                std::conditional_t<kPack, const uint8_t, uint8_t>* rows,
                std::conditional_t<kPack, uint8_t, const uint8_t>* matrix) {
   while (row_count > 0) {
@@ -133,7 +126,7 @@ const HostTileLayout* find_host_tile_layout(uint32_t type) {
 }
 
 Result<uint64_t> host_layout_bytes(uint32_t type, Layout layout, uint32_t rows, uint32_t cols) {
-  WCUDA_ASSIGN(const Shape shape, find_shape(type, layout, cols));
+  WCUDA_ASSIGN(const HostShape shape, find_shape(type, layout, cols));
   const uint64_t stored = layout == Layout::kRows ? rows : align_up(rows, kMTileRows);
   uint64_t bytes = 0;
   if (!checked_mul(stored, shape.row_bytes, &bytes))
@@ -144,7 +137,7 @@ Result<uint64_t> host_layout_bytes(uint32_t type, Layout layout, uint32_t rows, 
 
 Status pack_host(uint32_t type, Layout layout, uint32_t rows, uint32_t cols, uint32_t first_row,
                  uint32_t row_count, const uint8_t* file_rows, uint8_t* target) {
-  WCUDA_ASSIGN(const Shape shape, find_shape(type, layout, cols));
+  WCUDA_ASSIGN(const HostShape shape, find_shape(type, layout, cols));
   WCUDA_TRY(check_rows(rows, first_row, row_count));
   if (layout == Layout::kRows) {
     std::memcpy(target + first_row * shape.row_bytes, file_rows, row_count * shape.row_bytes);
@@ -164,7 +157,7 @@ Status pack_host(uint32_t type, Layout layout, uint32_t rows, uint32_t cols, uin
 
 Status unpack_host(uint32_t type, Layout layout, uint32_t rows, uint32_t cols, uint32_t first_row,
                    uint32_t row_count, const uint8_t* matrix, uint8_t* file_rows) {
-  WCUDA_ASSIGN(const Shape shape, find_shape(type, layout, cols));
+  WCUDA_ASSIGN(const HostShape shape, find_shape(type, layout, cols));
   WCUDA_TRY(check_rows(rows, first_row, row_count));
   if (layout == Layout::kRows)
     std::memcpy(file_rows, matrix + first_row * shape.row_bytes, row_count * shape.row_bytes);
