@@ -12,6 +12,7 @@
 
 #include "compute/nvrtc/compiler.h"
 #include "support/allocation_failure.h"
+#include "support/arguments.h"
 #include "support/context.h"
 #include "support/device_gate.h"
 #include "support/fault_context.h"
@@ -19,8 +20,6 @@
 
 namespace wcuda::testing {
 namespace {
-
-wcuda_string text(const std::string& value) { return {value.data(), value.size()}; }
 
 std::string read_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -32,13 +31,6 @@ std::string read_text(const std::string& path) {
 const std::string& module_ptx() {
   static const std::string ptx = read_text(WCUDA_TEST_DATA "/kernels/module.ptx");
   return ptx;
-}
-
-wcuda_argument scalar(int32_t kind, const void* data) {
-  wcuda_argument argument = WCUDA_ARGUMENT_INIT;
-  argument.kind = kind;
-  argument.data = data;
-  return argument;
 }
 
 wcuda_argument window(wcuda_buffer buffer, uint64_t offset = 0, uint64_t bytes = 0,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "support/allocation_failure.h"
+#include "support/arguments.h"
 #include "support/context.h"
 #include "support/nvrtc_library.h"
 #include "support/temp_folder.h"
@@ -12,9 +13,7 @@
 namespace wcuda::testing {
 namespace {
 
-wcuda_string text(const std::string& value) { return {value.data(), value.size()}; }
-
-std::string text(const wcuda_string& value) { return {value.data, value.bytes}; }
+std::string string_of(const wcuda_string& value) { return {value.data, value.bytes}; }
 
 class Program : public ::testing::Test {
  protected:
@@ -131,7 +130,7 @@ TEST_F(ProgramCompile, compiles_and_tells_code_names_and_time) {
   EXPECT_GT(info().compile_ns, 0u);
   wcuda_string name{};
   ASSERT_EQ(wcuda_program_name_get(program_, text(expression), &name, nullptr), WCUDA_OK);
-  EXPECT_NE(ptx.find(".entry " + text(name)), std::string::npos);
+  EXPECT_NE(ptx.find(".entry " + string_of(name)), std::string::npos);
   EXPECT_EQ(wcuda_program_name_get(program_, text(architecture_), &name, &error_), WCUDA_NOT_FOUND);
 
   const uint64_t first_ns = info().compile_ns;
@@ -150,7 +149,7 @@ TEST_F(ProgramCompile, a_failure_keeps_the_whole_log) {
   EXPECT_EQ(info().state, WCUDA_PROGRAM_FAILED);
   wcuda_string log{};
   ASSERT_EQ(wcuda_program_log_get(program_, &log, nullptr), WCUDA_OK);
-  EXPECT_NE(text(log).find("identifier \"b\" is undefined"), std::string::npos);
+  EXPECT_NE(string_of(log).find("identifier \"b\" is undefined"), std::string::npos);
   const void* code = nullptr;
   uint64_t bytes = 0;
   EXPECT_EQ(wcuda_program_code_get(program_, &code, &bytes, &error_), WCUDA_INVALID_STATE);
@@ -206,7 +205,7 @@ class ProgramFaults : public ProgramCompile {
     options.type = WCUDA_BACKEND_HOST;
     options.flags = WCUDA_BACKEND_WITH_FAULTS;
     options.trace = [](void* user, wcuda_string line) {
-      static_cast<std::vector<std::string>*>(user)->push_back(text(line));
+      static_cast<std::vector<std::string>*>(user)->push_back(string_of(line));
     };
     options.trace_user = &lines_;
     ASSERT_EQ(wcuda_backend_open(&options, &backend_, &error_), WCUDA_OK) << error_.message;

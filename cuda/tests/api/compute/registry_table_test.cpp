@@ -7,12 +7,11 @@
 #include <thread>
 #include <vector>
 
+#include "support/arguments.h"
 #include "support/context.h"
 
 namespace wcuda::testing {
 namespace {
-
-wcuda_string text(const std::string& value) { return {value.data(), value.size()}; }
 
 // Elements lie as far apart as the library's struct_size says.
 const wcuda_host_argument& argument(const wcuda_host_argument* first, uint32_t index) {

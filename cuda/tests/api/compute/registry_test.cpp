@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "support/arguments.h"
 #include "support/context.h"
 #include "support/device_gate.h"
 #include "support/fake_clock.h"
@@ -16,14 +17,6 @@
 namespace wcuda::testing {
 namespace {
 
-wcuda_string text(const char* value) { return {value, std::char_traits<char>::length(value)}; }
-
-wcuda_argument scalar(int32_t kind, const void* data) {
-  wcuda_argument argument = WCUDA_ARGUMENT_INIT;
-  argument.kind = kind;
-  argument.data = data;
-  return argument;
-}
 wcuda_argument window(const TestBuffer& buffer, uint32_t access = 0) {
   wcuda_argument argument = WCUDA_ARGUMENT_INIT;
   argument.kind = WCUDA_ARG_BUFFER;
@@ -42,7 +35,7 @@ wcuda_parameter param(const char* name, int32_t kind, uint32_t access = 0, const
   return result;
 }
 
-const wcuda_parameter kVectorAdd[] = {
+const wcuda_parameter kVectorAddParameters[] = {
     param("a", WCUDA_ARG_BUFFER, WCUDA_ACCESS_READ, "n"),
     param("b", WCUDA_ARG_BUFFER, WCUDA_ACCESS_READ, "n"),
     param("c", WCUDA_ARG_BUFFER, WCUDA_ACCESS_WRITE, "n"),
@@ -66,7 +59,7 @@ class RegistryBase {
     EXPECT_EQ(wcuda_registry_create(context_.handle(), &registry_, &error_), WCUDA_OK)
         << error_.message;
     descriptor_.name = text("vector_add");
-    descriptor_.parameters = kVectorAdd;
+    descriptor_.parameters = kVectorAddParameters;
     descriptor_.parameter_count = 4;
     descriptor_.threads = text("n");
     descriptor_.budget_ms = 50;
@@ -404,7 +397,7 @@ TEST(RegistryFaults, a_failing_launch_leaves_outputs_alone) {
     ASSERT_EQ(wcuda_kernel_create(context.handle(), &options, &descriptor.kernel, &error),
               WCUDA_OK);
     descriptor.name = text("vector_add");
-    descriptor.parameters = kVectorAdd;
+    descriptor.parameters = kVectorAddParameters;
     descriptor.parameter_count = 4;
     descriptor.threads = text("n");
     uint32_t id = 0;

@@ -8,13 +8,13 @@
 
 #include "llm/gguf/gguf_builder.h"
 #include "support/allocation_failure.h"
+#include "support/arguments.h"
 #include "support/temp_folder.h"
 #include "worker_cuda.h"
 
 namespace wcuda::testing {
 namespace {
 
-wcuda_string text(const char* s) { return {s, std::strlen(s)}; }
 std::string string(const wcuda_string& s) { return std::string(s.data, s.bytes); }
 
 wcuda_source memory_source(const std::string& bytes) {

@@ -13,7 +13,7 @@
 namespace wcuda::testing {
 namespace {
 
-constexpr uint32_t kData = ZctlGuest::kData;
+constexpr uint32_t kValues = ZctlGuest::kData;
 
 // Adds 1 to n floats, after `delay` nanoseconds.
 std::string add_one_after(const std::string& delay) {
@@ -76,8 +76,8 @@ class AddOne {
 };
 
 ZctlAnswer add_one(ZctlGuest* guest, uint32_t timeout_ms = 0) {
-  guest->write<float>(kData, {1, 2, 3});
-  return guest->run(zctl_run(3, {{10, kData, 12, 0}, {2, 3, 0, 0}}, 0, timeout_ms));
+  guest->write<float>(kValues, {1, 2, 3});
+  return guest->run(zctl_run(3, {{10, kValues, 12, 0}, {2, 3, 0, 0}}, 0, timeout_ms));
 }
 const std::vector<float> kBefore = {1, 2, 3}, kAfter = {2, 3, 4};
 
@@ -89,7 +89,7 @@ void late_run(wcuda_registry registry, const Release& release) {
   EXPECT_EQ(late.status, 4u);
   EXPECT_EQ(late.code, 4u);
   EXPECT_EQ(late.message, "budget of 2 ms is over");
-  EXPECT_EQ(guest.read<float>(kData, 3), kBefore);
+  EXPECT_EQ(guest.read<float>(kValues, 3), kBefore);
   for (ZctlGuest* const each : {&guest, &other}) {
     const ZctlAnswer refused = add_one(each);
     EXPECT_EQ(refused.status, 0u);
@@ -104,9 +104,9 @@ void late_run(wcuda_registry registry, const Release& release) {
     next = add_one(&other);
   }
   EXPECT_EQ(next.ok, 1u) << next.message;
-  EXPECT_EQ(other.read<float>(kData, 3), kAfter);
+  EXPECT_EQ(other.read<float>(kValues, 3), kAfter);
   EXPECT_EQ(add_one(&guest).ok, 1u);
-  EXPECT_EQ(guest.read<float>(kData, 3), kAfter);
+  EXPECT_EQ(guest.read<float>(kValues, 3), kAfter);
 }
 
 TEST(ZctlDevice, a_run_uploads_and_downloads_its_buffers) {
@@ -114,11 +114,11 @@ TEST(ZctlDevice, a_run_uploads_and_downloads_its_buffers) {
   const AddOne kernels(context.handle());
   ZctlGuest guest(kernels.handle());
   EXPECT_EQ(add_one(&guest).ok, 1u);
-  EXPECT_EQ(guest.read<float>(kData, 3), kAfter);
-  guest.write<float>(kData, {1, 0, 2, 0, 3});
-  const auto strided = guest.tensor(kData + 100, kData, 20, {3}, {2});
+  EXPECT_EQ(guest.read<float>(kValues, 3), kAfter);
+  guest.write<float>(kValues, {1, 0, 2, 0, 3});
+  const auto strided = guest.tensor(kValues + 100, kValues, 20, {3}, {2});
   EXPECT_EQ(guest.run(3, {strided, {2, 3, 0, 0}}).ok, 1u);
-  EXPECT_EQ(guest.read<float>(kData, 5), (std::vector<float>{2, 0, 3, 0, 4}));
+  EXPECT_EQ(guest.read<float>(kValues, 5), (std::vector<float>{2, 0, 3, 0, 4}));
 }
 
 TEST(ZctlDevice, a_late_run_holds_the_device_until_it_ends) {
@@ -173,7 +173,7 @@ TEST(ZctlDevice, failure_of_each_call_is_answered_and_leaves_the_memory) {
         if (!is_over) {
           const bool is_full = kind == CallKind::kAllocate;
           EXPECT_EQ(answer.code, is_full ? 5u : 6u) << answer.message;
-          EXPECT_EQ(guest.read<float>(kData, 3), kBefore);
+          EXPECT_EQ(guest.read<float>(kValues, 3), kBefore);
           if (!loses) {
             context.faults().fail(kind, 0);
             EXPECT_EQ(add_one(&guest).ok, 1u);
@@ -181,7 +181,7 @@ TEST(ZctlDevice, failure_of_each_call_is_answered_and_leaves_the_memory) {
             EXPECT_EQ(add_one(&guest).code, 6u);
           }
         }
-        EXPECT_EQ(guest.read<float>(kData, 3), is_over || !loses ? kAfter : kBefore);
+        EXPECT_EQ(guest.read<float>(kValues, 3), is_over || !loses ? kAfter : kBefore);
       }
       EXPECT_TRUE(loses || context.device_bytes() == 0);
     }

@@ -13,6 +13,7 @@
 
 #include "core/base/bytes.h"
 #include "kernels/shared/numeric.h"
+#include "support/arguments.h"
 #include "support/context.h"
 #include "support/fault_context.h"
 
@@ -93,8 +94,6 @@ float element(const std::vector<uint8_t>& bytes, uint8_t type, size_t index) {
   const auto bits = load_le<uint16_t>(&bytes[2 * index]);
   return type == 1 ? half_to_float(bits) : bf16_to_float(bits);
 }
-
-wcuda_string text(const std::string& value) { return {value.data(), value.size()}; }
 
 // The arguments of a case, in buffers of their own that end with their last element.
 class Call {

@@ -13,10 +13,9 @@
 namespace wcuda::engine {
 namespace {
 
-using ops::host::Machine;
 using ops::host::Matrix;
 using ops::host::Random;
-using Row = std::vector<double>;
+using Values = std::vector<double>;
 
 constexpr uint32_t kVocabulary = 37, kEmbedding = 48, kFeedForward = 80, kHeads = 4, kKvHeads = 2,
                    kLength = 16, kLayers = 2;
@@ -108,23 +107,23 @@ struct TestModel {
 
 // ---- the decoder in double precision
 
-Row multiply(const Matrix& matrix, const Row& x) {
-  Row y(matrix.weight.rows, 0.0);
+Values multiply(const Matrix& matrix, const Values& x) {
+  Values y(matrix.weight.rows, 0.0);
   for (size_t r = 0; r < y.size(); ++r)
     for (size_t c = 0; c < x.size(); ++c) y[r] += matrix.values[r * x.size() + c] * x[c];
   return y;
 }
 
-Row normalized(const Row& x, const std::vector<float>& gain, double epsilon) {
+Values normalized(const Values& x, const std::vector<float>& gain, double epsilon) {
   double squares = 0.0;
   for (const double value : x) squares += value * value;
-  Row y = x;
+  Values y = x;
   for (size_t i = 0; i < y.size(); ++i)
     y[i] *= gain[i] / std::sqrt(squares / static_cast<double>(x.size()) + epsilon);
   return y;
 }
 
-Row rotated(Row heads, size_t position) {
+Values rotated(Values heads, size_t position) {
   for (size_t head = 0; head < heads.size(); head += kLength)
     for (size_t i = 0; i < kLength / 2; ++i) {
       const double angle = static_cast<double>(position) *
@@ -138,7 +137,7 @@ Row rotated(Row heads, size_t position) {
 }
 
 // As the pages hold them: f16.
-Row stored(Row values) {
+Values stored(Values values) {
   for (double& value : values) value = half_to_float(float_to_half(static_cast<float>(value)));
   return values;
 }
@@ -148,9 +147,10 @@ double capped(double value, double softcap) {
 }
 
 // softmax over the scores of positions 0 … `position` and the sink, times the values.
-Row attention(const model::Config& config, const LayerValues& layer, const Row& query,
-              const std::vector<Row>& keys, const std::vector<Row>& values, size_t position) {
-  Row out(query.size(), 0.0);
+Values attention(const model::Config& config, const LayerValues& layer, const Values& query,
+                 const std::vector<Values>& keys, const std::vector<Values>& values,
+                 size_t position) {
+  Values out(query.size(), 0.0);
   for (size_t head = 0; head < kHeads; ++head) {
     const size_t kv = head / (kHeads / kKvHeads) * kLength;
     double total = layer.sinks.empty() ? 0.0 : std::exp(layer.sinks[head]);
@@ -168,33 +168,33 @@ Row attention(const model::Config& config, const LayerValues& layer, const Row& 
 }
 
 // (tokens, vocabulary) logits of each token of one sequence.
-std::vector<Row> expected_logits(const TestModel& m, const std::vector<int32_t>& tokens) {
+std::vector<Values> expected_logits(const TestModel& m, const std::vector<int32_t>& tokens) {
   const double epsilon = m.config.norm_epsilon;
-  std::vector<Row> x;
+  std::vector<Values> x;
   for (const int32_t token : tokens) {
     const auto row = m.embedding.values.begin() + token * static_cast<int32_t>(kEmbedding);
     x.emplace_back(row, row + kEmbedding);
     for (double& value : x.back()) value *= m.config.embedding_scale;
   }
   for (const LayerValues& layer : m.layers) {
-    std::vector<Row> keys, values;
+    std::vector<Values> keys, values;
     for (size_t t = 0; t < x.size(); ++t) {
-      const Row h = normalized(x[t], layer.attention_norm, epsilon);
+      const Values h = normalized(x[t], layer.attention_norm, epsilon);
       keys.push_back(stored(rotated(multiply(layer.key, h), t)));
       values.push_back(stored(multiply(layer.value, h)));
-      const Row query = rotated(multiply(layer.query, h), t);
-      const Row sum = multiply(layer.output, attention(m.config, layer, query, keys, values, t));
+      const Values query = rotated(multiply(layer.query, h), t);
+      const Values sum = multiply(layer.output, attention(m.config, layer, query, keys, values, t));
       for (size_t i = 0; i < kEmbedding; ++i) x[t][i] += sum[i];
 
-      const Row g = normalized(x[t], layer.feed_forward_norm, epsilon);
-      Row gate = multiply(layer.gate, g);
-      const Row up = multiply(layer.up, g);
+      const Values g = normalized(x[t], layer.feed_forward_norm, epsilon);
+      Values gate = multiply(layer.gate, g);
+      const Values up = multiply(layer.up, g);
       for (size_t i = 0; i < kFeedForward; ++i) gate[i] *= up[i] / (1.0 + std::exp(-gate[i]));
-      const Row down = multiply(layer.down, gate);
+      const Values down = multiply(layer.down, gate);
       for (size_t i = 0; i < kEmbedding; ++i) x[t][i] += down[i];
     }
   }
-  for (Row& row : x) {
+  for (Values& row : x) {
     row = multiply(m.output, normalized(row, m.output_norm, epsilon));
     for (double& logit : row) logit = capped(logit, m.config.logit_softcap);
   }
@@ -265,22 +265,22 @@ class Sequence {
   }
 
   const TestModel& model_;
-  Machine machine_;
+  ops::host::Machine machine_;
   ops::host::Pool pool_;
   uint32_t length_ = 0;
 };
 
-struct Case {
+struct SoftcapCase {
   const char* name;
   float attention_softcap;
   bool has_sinks;
   float logit_softcap;
 };
-constexpr Case kCases[] = {{"none", 0.0f, false, 0.0f},
-                           {"softcap of scores", 1.5f, false, 0.0f},
-                           {"sinks", 0.0f, true, 0.0f},
-                           {"softcap of logits", 0.0f, false, 0.6f},
-                           {"all", 1.5f, true, 0.6f}};
+constexpr SoftcapCase kCases[] = {{"none", 0.0f, false, 0.0f},
+                                  {"softcap of scores", 1.5f, false, 0.0f},
+                                  {"sinks", 0.0f, true, 0.0f},
+                                  {"softcap of logits", 0.0f, false, 0.6f},
+                                  {"all", 1.5f, true, 0.6f}};
 
 // Sums of f32 and rounding of keys and values near the middle of two f16 numbers.
 constexpr double kTolerance = 1e-3;
@@ -291,14 +291,14 @@ TEST(Forward, softcaps_and_sinks_equal_a_decoder_in_double_precision) {
   TestModel model(random);
   std::vector<int32_t> tokens;
   while (tokens.size() < kPrompt + 2) tokens.push_back(static_cast<int32_t>(random.below(37)));
-  const std::vector<Row> plain = expected_logits(model, tokens);
-  for (const Case& c : kCases) {
+  const std::vector<Values> plain = expected_logits(model, tokens);
+  for (const SoftcapCase& c : kCases) {
     SCOPED_TRACE(c.name);
     model.config.attention_softcap = c.attention_softcap;
     model.config.logit_softcap = c.logit_softcap;
     model.clear_sinks();
     if (c.has_sinks) model.set_sinks(random);
-    const std::vector<Row> expected = expected_logits(model, tokens);
+    const std::vector<Values> expected = expected_logits(model, tokens);
     for (const ops::host::Kernels* kernels : ops::host::all_kernels()) {
       SCOPED_TRACE(kernels->name);
       Sequence sequence(model, *kernels);

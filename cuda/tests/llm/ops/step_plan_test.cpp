@@ -13,8 +13,6 @@
 namespace wcuda::ops {
 namespace {
 
-constexpr uint32_t kQ4_K = 12, kQ6_K = 14;
-
 struct Family {
   const char* name;
   model::Config config;
@@ -25,6 +23,7 @@ struct Family {
 // layer, and the output, Q6_K.
 Family family(const char* name, uint32_t layers, uint32_t embedding, uint32_t feed_forward,
               uint32_t heads, uint32_t kv_heads, uint32_t vocabulary) {
+  constexpr uint32_t kQ4_K = 12, kQ6_K = 14;
   Family result{name, {}, {}};
   model::Config& config = result.config;
   config.architecture = name;
@@ -83,7 +82,7 @@ std::vector<Device> devices() {
   return {{"host", host}, {"80", ampere}, {"90", hopper}};
 }
 
-struct Case {
+struct NamedShape {
   const char* name;
   StepShape shape;
 };
@@ -92,7 +91,7 @@ StepShape decode(uint32_t rows, uint32_t positions) {
   return {rows, rows, rows, 0, 1, positions, true};
 }
 
-std::vector<Case> cases() {
+std::vector<NamedShape> cases() {
   return {{"decode, 1 row, 200 positions", decode(1, 256)},
           {"decode, 1 row, 4000 positions", decode(1, 8192)},
           {"decode, 1 row, 20000 positions", decode(1, 32768)},
@@ -181,7 +180,7 @@ std::string plans_of(const Family& family) {
                      ", Q4_K with Q6_K in the last layer and the output.\n";
   for (const bool is_batch_invariant : {false, true})
     for (const Device& device : devices())
-      for (const Case& c : cases()) {
+      for (const NamedShape& c : cases()) {
         const Limits limits = limits_of(family.config, is_batch_invariant);
         const StepPlan plan =
             plan_step(family.config, family.weights, limits, device.traits, c.shape);
@@ -214,7 +213,7 @@ TEST_P(StepPlans, are_those_committed) {
 TEST(StepPlan, names_every_linear_layer_once) {
   for (const Family& family : families())
     for (const Device& device : devices())
-      for (const Case& c : cases()) {
+      for (const NamedShape& c : cases()) {
         const StepPlan plan = plan_step(family.config, family.weights,
                                         limits_of(family.config, false), device.traits, c.shape);
         uint32_t count = 0;
