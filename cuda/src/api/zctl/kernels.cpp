@@ -94,7 +94,7 @@ class RegistryKernels final : public zctl::Kernels {
     if (zctl::Clock::now() >= deadline) return over();
     const RegistryEntry& entry = entry_of(kernel);
     if (backend().is_host()) return run_here(entry, arguments, block, deadline);
-    const Status queued = queue(entry, arguments, block);
+    Status queued = queue(entry, arguments, block);
     if (!queued.ok()) {
       // What was queued still uses the staging memory.
       (void)backend().synchronize(stream_);
