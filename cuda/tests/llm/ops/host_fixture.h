@@ -18,7 +18,7 @@ namespace wcuda::ops::host {
 
 inline std::vector<const Kernels*> all_kernels() {
   std::vector<const Kernels*> found;
-  for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512})
+  for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvxVnni, Isa::kAvx512})
     if (const Kernels* kernels = find_kernels(isa)) found.push_back(kernels);
   return found;
 }

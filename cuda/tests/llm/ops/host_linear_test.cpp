@@ -1,6 +1,11 @@
 // Matrix products of the host against naive ones in double precision.
 #include <gtest/gtest.h>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "core/base/cpu.h"
 #include "tests/llm/ops/host_fixture.h"
 
 namespace wcuda::ops::host {
@@ -182,6 +187,46 @@ TEST(HostLinear, integer_sums_hold_the_largest_values) {
       }
     }
 }
+
+#if defined(__x86_64__)
+__attribute__((target("avx512vnni,avx512vl"))) void vpdpwssd(const int32_t* w, const int32_t* x,
+                                                             int32_t* sums) {
+  __m256i vectors[3];
+  std::memcpy(&vectors[0], sums, 32);
+  std::memcpy(&vectors[1], w, 32);
+  std::memcpy(&vectors[2], x, 32);
+  vectors[0] = _mm256_dpwssd_epi32(vectors[0], vectors[1], vectors[2]);
+  std::memcpy(sums, &vectors[0], 32);
+}
+
+// The table for AVX-VNNI differs from that for AVX2 in this instruction, here in the encoding of
+// AVX-512. It must add without saturation.
+TEST(HostLinear, the_instruction_of_vnni_multiplies_words_and_adds) {
+  if (!cpu_has_avx512_vnni()) GTEST_SKIP() << "this processor has no AVX-512 VNNI";
+  Random random(1);
+  const int16_t words[] = {0, 1, -1, 4096, -4096, 32767, -32767, -32768};
+  for (uint32_t i = 0; i < 1000; ++i) {
+    int16_t w[16], x[16];
+    int32_t sums[8], expected[8];
+    for (uint32_t lane = 0; lane < 8; ++lane) {
+      int64_t sum = sums[lane] = static_cast<int32_t>(random.below(0xffffffffu));
+      for (uint32_t j = 2 * lane; j < 2 * lane + 2; ++j) {
+        w[j] = i % 2 ? words[random.below(8)] : static_cast<int16_t>(random.below(65536));
+        x[j] = i % 2 ? words[random.below(8)] : static_cast<int16_t>(random.below(65536));
+        sum += int64_t{w[j]} * x[j];
+      }
+      expected[lane] = static_cast<int32_t>(static_cast<uint32_t>(sum));
+    }
+    int32_t pairs[2][8];
+    std::memcpy(pairs[0], w, sizeof w);
+    std::memcpy(pairs[1], x, sizeof x);
+
+    vpdpwssd(pairs[0], pairs[1], sums);
+
+    ASSERT_EQ(std::memcmp(sums, expected, sizeof sums), 0);
+  }
+}
+#endif
 
 TEST(HostFeedForward, equals_the_naive_version) {
   for (const Kernels* kernels : all_kernels())

@@ -1,6 +1,8 @@
 // Which table of inner loops this processor runs.
 #include "llm/ops/host/kernels.h"
 
+#include <initializer_list>
+
 #include "core/base/cpu.h"
 #include "kernels/shared/iq_tables.h"
 
@@ -9,6 +11,7 @@ namespace wcuda::ops::host {
 extern const Kernels kPortableKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
+extern const Kernels kAvxVnniKernels;
 extern const Kernels kAvx512Kernels;
 #endif
 
@@ -16,6 +19,7 @@ const Kernels* find_kernels(Isa isa) {
   if (isa == Isa::kPortable) return &kPortableKernels;
 #if defined(__x86_64__)
   if (isa == Isa::kAvx2 && cpu_has_avx2()) return &kAvx2Kernels;
+  if (isa == Isa::kAvxVnni && cpu_has_avx_vnni()) return &kAvxVnniKernels;
   if (isa == Isa::kAvx512 && cpu_has_avx512_vnni()) return &kAvx512Kernels;
 #endif
   return nullptr;
@@ -24,8 +28,8 @@ const Kernels* find_kernels(Isa isa) {
 const uint16_t* iq3_s_codes() { return quant::iq3_s_grid(); }
 
 const Kernels& best_kernels() {
-  if (const Kernels* kernels = find_kernels(Isa::kAvx512)) return *kernels;
-  if (const Kernels* kernels = find_kernels(Isa::kAvx2)) return *kernels;
+  for (const Isa isa : {Isa::kAvx512, Isa::kAvxVnni, Isa::kAvx2})
+    if (const Kernels* kernels = find_kernels(isa)) return *kernels;
   return kPortableKernels;
 }
 

@@ -8,7 +8,7 @@
 
 namespace wcuda::ops::host {
 
-enum class Isa : uint32_t { kPortable, kAvx2, kAvx512 };
+enum class Isa : uint32_t { kPortable, kAvx2, kAvxVnni, kAvx512 };
 
 // Attention of consecutive tokens of one row for the query heads that share one key-value head.
 struct AttentionTile {

@@ -84,6 +84,8 @@ WCUDA_INLINE Vec to_float(UintVec v) { return __builtin_convertvector((IntVec)v,
 WCUDA_INLINE IntVec add_products(IntVec sum, UintVec w, UintVec x) {
 #if defined(__AVX512VNNI__)
   return (IntVec)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
+#elif defined(__AVXVNNI__)
+  return (IntVec)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)w, (__m256i)x);
 #else
   sum += (IntVec)_mm256_madd_epi16((__m256i)w, (__m256i)x);
   asm("" : "+x"(sum));  // or gcc makes all products first, adds them as a tree and spills
