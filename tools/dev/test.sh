@@ -10,7 +10,8 @@ command_test() {
     *) die "usage: ./dev test [--long | --stress]" ;;
   esac
   unset WORKER_CUDA_BUILD WORKER_CUDA_ARCHS WORKER_CUDA_NATIVE_DIR CUDAARCHS VIRTUAL_ENV
-  export CARGO_TERM_COLOR=never
+  # Incremental compilation doubles the work of a first build.
+  export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0
   source tools/dev/lint.sh
   source tools/dev/fuzz.sh
   source tools/dev/stress.sh
@@ -75,14 +76,29 @@ header_alone() {
   done
 }
 
-# All of it, and the crate with no feature and with each alone; the tests run with every feature and with none.
+# All of it; the crate with no feature; and with each feature alone the crate, its unit tests, and the tests and examples
+# that name the feature, since the others are the same as without. The tests run with every feature and with none.
 clippy_everywhere() {
   cargo_tested clippy --workspace --all-targets --quiet -- -D warnings
-  local features
-  for features in "" $(crate_features); do
-    cargo_tested clippy -p worker-cuda --all-targets --quiet --no-default-features --features "$features" \
-      -- -D warnings
+  cargo_tested clippy -p worker-cuda --all-targets --quiet --no-default-features -- -D warnings
+  local feature
+  for feature in $(crate_features); do
+    cargo_tested clippy -p worker-cuda --lib --profile test $(targets_of_feature "$feature") --quiet \
+      --no-default-features --features "$feature" -- -D warnings
   done
+}
+
+# targets_of_feature FEATURE: options for Cargo that choose the tests and examples whose source or manifest names it.
+targets_of_feature() {
+  cargo metadata --format-version 1 --no-deps | python3 -c '
+import json, pathlib, sys
+feature = sys.argv[1]
+[package] = [p for p in json.load(sys.stdin)["packages"] if p["name"] == "worker-cuda"]
+for target in package["targets"]:
+    kind, needed = target["kind"][0], target.get("required-features", [])
+    is_named = f"feature = \"{feature}\"" in pathlib.Path(target["src_path"]).read_text()
+    if kind in ("test", "example") and set(needed) <= {feature} and (needed or is_named):
+        print(f"--{kind}", target["name"])' "$1"
 }
 
 # The optional features of the crate, those apart that only choose how the native library is built.
