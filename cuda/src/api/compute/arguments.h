@@ -39,7 +39,7 @@ class Arguments {
   }
   void complete() {
     for (size_t i = 0; i < values_.size(); ++i)
-      if (shapes_[i].kind == WCUDA_ARG_BUFFER) values_[i] = static_cast<void*>(&addresses_[i]);
+      if (shapes_[i].kind == WCUDA_ARG_BUFFER) values_[i] = reinterpret_cast<void*>(&addresses_[i]);
   }
 
   void used_on(Stream stream) {
