@@ -38,6 +38,10 @@ struct Other {
 
 impl Other {
     fn start(name: &str) -> Option<Self> {
+        if !script().exists() {
+            println!("skipped: a packaged crate has no tools/zctl_client.py");
+            return None;
+        }
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         let _ = std::fs::remove_file(&path);
         let started = Command::new("python3")
@@ -380,6 +384,10 @@ fn our_client_speaks_to_the_other_server() {
 
 #[test]
 fn the_other_client_speaks_to_our_server() {
+    if !script().exists() {
+        println!("skipped: a packaged crate has no tools/zctl_client.py");
+        return;
+    }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let path = folder.join("zctl_ours.sock");
     let _ = std::fs::remove_file(&path);
