@@ -25,8 +25,7 @@ inline std::string element_name(const char* argument, uint64_t index) {
 template <class T>
 Status check_stride(uint32_t stride, const char* argument) {
   if (stride % alignof(T) == 0) return {};
-  return Status::error(WCUDA_INVALID_ARGUMENT, "%s: struct_size %u is no multiple of %zu", argument,
-                       stride, alignof(T));
+  return invalid_argument("%s: struct_size %u is no multiple of %zu", argument, stride, alignof(T));
 }
 }  // namespace detail
 
@@ -42,9 +41,9 @@ Status for_each_element(const T* data, uint64_t count, const char* argument, Tak
     const auto* const element =
         reinterpret_cast<const T*>(reinterpret_cast<const char*>(data) + i * stride);
     if (detail::size_of_element(element) != stride)
-      return Status::error(
-          WCUDA_INVALID_ARGUMENT, "%s: struct_size %u, that of the first element is %u",
-          detail::element_name(argument, i).c_str(), detail::size_of_element(element), stride);
+      return invalid_argument("%s: struct_size %u, that of the first element is %u",
+                              detail::element_name(argument, i).c_str(),
+                              detail::size_of_element(element), stride);
     const Result<T> value = read_struct(element, argument);
     if (!value.ok())
       return read_struct(element, detail::element_name(argument, i).c_str()).status();

@@ -37,9 +37,8 @@ bool fits(const Bytes& bytes, uint64_t offset, uint64_t count) {
 }
 
 Status cut_short(const char* what, uint64_t offset, uint64_t count, uint64_t bytes) {
-  return Status::error(WCUDA_MALFORMED,
-                       "device code: %s of %" PRIu64 " bytes at %" PRIu64 ", there are %" PRIu64,
-                       what, count, offset, bytes);
+  return malformed("device code: %s of %" PRIu64 " bytes at %" PRIu64 ", there are %" PRIu64, what,
+                   count, offset, bytes);
 }
 
 // A table of headers, each of which may name a range of the file.
@@ -47,9 +46,8 @@ Status check_table(const Bytes& bytes, const char* what, uint64_t offset, uint64
                    uint64_t known_bytes, uint64_t count) {
   if (count == 0) return {};
   if (entry_bytes != known_bytes)
-    return Status::error(WCUDA_MALFORMED,
-                         "device code: %s headers of %" PRIu64 " bytes, not %" PRIu64, what,
-                         entry_bytes, known_bytes);
+    return malformed("device code: %s headers of %" PRIu64 " bytes, not %" PRIu64, what,
+                     entry_bytes, known_bytes);
   if (!fits(bytes, offset, count * entry_bytes))
     return cut_short(what, offset, count * entry_bytes, bytes.count);
   return {};
@@ -59,19 +57,17 @@ Status check_cubin(const Bytes& bytes) {
   if (bytes.count < kElfHeaderBytes)
     return cut_short("an ELF header", 0, kElfHeaderBytes, bytes.count);
   if (bytes.data[4] != 2 || bytes.data[5] != 1)
-    return Status::error(WCUDA_MALFORMED, "device code: ELF, but not little-endian of 64 bits");
+    return malformed("device code: ELF, but not little-endian of 64 bits");
   const auto machine = load<uint16_t>(bytes, 18);
   if (machine != kMachineCuda)
-    return Status::error(WCUDA_MALFORMED, "device code: ELF for machine %u, a cubin has %u",
-                         machine, kMachineCuda);
+    return malformed("device code: ELF for machine %u, a cubin has %u", machine, kMachineCuda);
   const auto program_offset = load<uint64_t>(bytes, 32), section_offset = load<uint64_t>(bytes, 40);
   const auto program_count = load<uint16_t>(bytes, 56), section_count = load<uint16_t>(bytes, 60);
   WCUDA_TRY(check_table(bytes, "program", program_offset, load<uint16_t>(bytes, 54),
                         kProgramHeaderBytes, program_count));
   WCUDA_TRY(check_table(bytes, "section", section_offset, load<uint16_t>(bytes, 58),
                         kSectionHeaderBytes, section_count));
-  if (section_count == 0)
-    return Status::error(WCUDA_MALFORMED, "device code: ELF without sections");
+  if (section_count == 0) return malformed("device code: ELF without sections");
   for (uint64_t i = 0; i < section_count; ++i) {
     const uint64_t header = section_offset + i * kSectionHeaderBytes;
     const auto offset = load<uint64_t>(bytes, header + 24),
@@ -94,9 +90,8 @@ Status check_fatbin(const Bytes& bytes) {
   const auto header_bytes = load<uint16_t>(bytes, 6);
   const auto content_bytes = load<uint64_t>(bytes, 8);
   if (header_bytes < kFatbinHeaderBytes)
-    return Status::error(WCUDA_MALFORMED, "device code: a fatbin header of %u bytes", header_bytes);
-  if (content_bytes == 0)
-    return Status::error(WCUDA_MALFORMED, "device code: a fatbin without content");
+    return malformed("device code: a fatbin header of %u bytes", header_bytes);
+  if (content_bytes == 0) return malformed("device code: a fatbin without content");
   if (!fits(bytes, header_bytes, content_bytes))
     return cut_short("the fatbin's content", header_bytes, content_bytes, bytes.count);
   return {};
@@ -156,14 +151,11 @@ Result<CodeKind> code_kind(const void* code, uint64_t bytes) {
       (token[kVersion.size()] == ' ' || token[kVersion.size()] == '\t')) {
     const size_t nul = text.find('\0');
     if (nul == std::string_view::npos) return CodeKind::kPtx;
-    return Status::error(WCUDA_MALFORMED, "device code: PTX with a NUL at byte %zu", nul);
+    return malformed("device code: PTX with a NUL at byte %zu", nul);
   }
   if (looks_like_source(token))
-    return Status::error(WCUDA_MALFORMED,
-                         "device code: this is source; compile it first (wcuda_program_create)");
-  return Status::error(WCUDA_MALFORMED,
-                       "device code: neither PTX nor a cubin nor a fatbin (%" PRIu64 " bytes)",
-                       bytes);
+    return malformed("device code: this is source; compile it first (wcuda_program_create)");
+  return malformed("device code: neither PTX nor a cubin nor a fatbin (%" PRIu64 " bytes)", bytes);
 }
 
 }  // namespace wcuda::jit

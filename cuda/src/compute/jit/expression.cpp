@@ -32,8 +32,8 @@ class ExpressionParser {
 
   Result<std::vector<Expression>> list() {
     if (text_.size() > kExpressionBytesMax)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "an expression of %zu bytes, at most %zu",
-                           text_.size(), kExpressionBytesMax);
+      return invalid_argument("an expression of %zu bytes, at most %zu", text_.size(),
+                              kExpressionBytesMax);
     std::vector<Expression> found;
     if (peek() == 0 && at_ == text_.size()) return found;
     while (true) {
@@ -58,8 +58,7 @@ class ExpressionParser {
   }
 
   Status wrong(const char* what) const {
-    return Status::error(WCUDA_INVALID_ARGUMENT, "'%s': at character %zu %s",
-                         printable(text_).c_str(), at_ + 1, what);
+    return invalid_argument("'%s': at character %zu %s", printable(text_).c_str(), at_ + 1, what);
   }
 
   Status expect(char c) {
@@ -142,8 +141,8 @@ class ExpressionParser {
     if (function != std::end(kFunctions)) return call(function - std::begin(kFunctions), depth);
     const auto found = names_.find(word);
     if (found == names_.end())
-      return Status::error(WCUDA_INVALID_ARGUMENT, "'%s': '%s' is no integer parameter",
-                           printable(text_).c_str(), printable(word).c_str());
+      return invalid_argument("'%s': '%s' is no integer parameter", printable(text_).c_str(),
+                              printable(word).c_str());
     steps_.push_back({Op::kName, static_cast<int64_t>(found->second)});
     return '$' + std::to_string(found->second);
   }
@@ -174,8 +173,8 @@ Result<std::vector<Expression>> Expression::parse_list(std::string_view text,
 Result<Expression> Expression::parse(std::string_view text, const ExpressionNames& names) {
   WCUDA_ASSIGN(auto found, parse_list(text, names));
   if (found.size() == 1) return std::move(found[0]);
-  return Status::error(WCUDA_INVALID_ARGUMENT, "'%s': %zu expressions, one is needed",
-                       printable(text).c_str(), found.size());
+  return invalid_argument("'%s': %zu expressions, one is needed", printable(text).c_str(),
+                          found.size());
 }
 
 Expression Expression::constant(int64_t value) {
@@ -204,9 +203,8 @@ Result<int64_t> Expression::apply(Op op, int64_t a, int64_t b) {
       return std::max(a, b);
     default:
       if (a < 0 || b < 1)
-        return Status::error(WCUDA_INVALID_ARGUMENT,
-                             "%" PRId64 " divided by %" PRId64 ", which takes at least 0 and 1", a,
-                             b);
+        return invalid_argument("%" PRId64 " divided by %" PRId64 ", which takes at least 0 and 1",
+                                a, b);
       if (op == Op::kRemainder) return a % b;
       result = a / b;
       if (op == Op::kDivide) return result;
@@ -214,8 +212,7 @@ Result<int64_t> Expression::apply(Op op, int64_t a, int64_t b) {
       if (op == Op::kRoundUp) is_past = __builtin_mul_overflow(result, b, &result);
   }
   if (!is_past) return result;
-  return Status::error(WCUDA_INVALID_ARGUMENT, "%" PRId64 " and %" PRId64 " give more than 2^63", a,
-                       b);
+  return invalid_argument("%" PRId64 " and %" PRId64 " give more than 2^63", a, b);
 }
 
 bool Expression::uses_any(const std::vector<uint8_t>& flags) const {
@@ -231,7 +228,7 @@ Result<int64_t> Expression::value(const std::vector<std::optional<int64_t>>& val
       stack.push_back(step.number);
     } else if (step.op == Op::kName) {
       const std::optional<int64_t>& value = values[static_cast<size_t>(step.number)];
-      if (!value) return Status::error(WCUDA_INVALID_ARGUMENT, "a number is past 2^63");
+      if (!value) return invalid_argument("a number is past 2^63");
       stack.push_back(*value);
     } else {
       const int64_t b = stack.back();

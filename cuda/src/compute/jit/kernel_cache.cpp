@@ -127,13 +127,11 @@ Status check_folder(int folder, const std::string& path) {
   struct stat about;
   if (::fstat(folder, &about) != 0) return failed("fstat");
   if (about.st_uid != ::geteuid())
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "kernel cache: '%s' belongs to user %u, this process is of %u",
-                         printable(path).c_str(), static_cast<unsigned>(about.st_uid),
-                         static_cast<unsigned>(::geteuid()));
+    return invalid_argument("kernel cache: '%s' belongs to user %u, this process is of %u",
+                            printable(path).c_str(), static_cast<unsigned>(about.st_uid),
+                            static_cast<unsigned>(::geteuid()));
   if ((about.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-    return Status::error(
-        WCUDA_INVALID_ARGUMENT,
+    return invalid_argument(
         "kernel cache: others can write '%s' (mode %04o): they could put code there",
         printable(path).c_str(), static_cast<unsigned>(about.st_mode & 07777));
   return {};
@@ -144,8 +142,8 @@ Status check_folder(int folder, const std::string& path) {
 Result<std::shared_ptr<KernelCache>> KernelCache::open(const std::string& path,
                                                        uint64_t bytes_max) {
   if (path.empty() || path.find('\0') != std::string::npos)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "kernel cache: the folder is empty or has a NUL");
-  if (bytes_max == 0) return Status::error(WCUDA_INVALID_ARGUMENT, "kernel cache: bytes_max is 0");
+    return invalid_argument("kernel cache: the folder is empty or has a NUL");
+  if (bytes_max == 0) return invalid_argument("kernel cache: bytes_max is 0");
   if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return failed(printable(path).c_str());
   const int folder = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return failed(printable(path).c_str());

@@ -40,18 +40,15 @@ Result<Architecture> parse_architecture(const std::string& text) {
     result.number = result.number * 10 + (rest[digits++] - '0');
   const std::string_view suffix = rest.substr(digits);
   if (digits < 2 || digits > 3 || !(suffix.empty() || suffix == "a" || suffix == "f"))
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "architecture '%s': is none; needed: sm_NN or compute_NN, as sm_90a",
-                         printable(text).c_str());
+    return invalid_argument("architecture '%s': is none; needed: sm_NN or compute_NN, as sm_90a",
+                            printable(text).c_str());
   return result;
 }
 
 Status check_text(const std::string& text, const char* what, bool may_be_empty) {
   if (text.find('\0') != std::string::npos)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: has a NUL at byte %zu", what,
-                         text.find('\0'));
-  if (text.empty() && !may_be_empty)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: is empty", what);
+    return invalid_argument("%s: has a NUL at byte %zu", what, text.find('\0'));
+  if (text.empty() && !may_be_empty) return invalid_argument("%s: is empty", what);
   return {};
 }
 
@@ -171,8 +168,8 @@ Status check(const Request& request) {
   }
   for (const char* known : {"", "c++11", "c++14", "c++17", "c++20"})
     if (request.standard == known) return {};
-  return Status::error(WCUDA_INVALID_ARGUMENT, "standard '%s': is not c++11, c++14, c++17 or c++20",
-                       printable(request.standard).c_str());
+  return invalid_argument("standard '%s': is not c++11, c++14, c++17 or c++20",
+                          printable(request.standard).c_str());
 }
 
 std::vector<std::string> options_of(const Request& request) {
@@ -278,9 +275,8 @@ Outcome Compiler::compile(const Request& request) const {
         architectures_.end()) {
       std::string known;
       for (const int number : architectures_) known += " " + std::to_string(number);
-      return Status::error(WCUDA_UNSUPPORTED, "architecture '%s': NVRTC %d.%d knows%s",
-                           request.architecture.c_str(), version_ / 1000, version_ % 1000 / 10,
-                           known.c_str());
+      return unsupported("architecture '%s': NVRTC %d.%d knows%s", request.architecture.c_str(),
+                         version_ / 1000, version_ % 1000 / 10, known.c_str());
     }
     Program program(library_->functions);
     WCUDA_TRY(program.create(request));

@@ -60,8 +60,8 @@ Result<uint32_t> Registry::put(std::shared_ptr<RegistryEntry> entry) {
   }
   const auto other = entries_.find(id);
   if (other != entries_.end() && Entries::const_iterator(other) != old)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "kernel_id: %u is that of kernel '%s'", id,
-                         printable(other->second->descriptor.name).c_str());
+    return invalid_argument("kernel_id: %u is that of kernel '%s'", id,
+                            printable(other->second->descriptor.name).c_str());
   const uint32_t given = id;
   Entry& place = entries_[given];
   if (old != entries_.end()) {

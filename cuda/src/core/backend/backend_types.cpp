@@ -71,8 +71,7 @@ Status check_table(const wcuda_backend_vtable& table) {
                 {table.synchronize != nullptr, "synchronize"}};
   for (const auto& slot : needed)
     if (!slot.is_there)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "table: slot '%s' is NULL, it must be there",
-                           slot.name);
+      return invalid_argument("table: slot '%s' is NULL, it must be there", slot.name);
   return {};
 }
 
@@ -132,9 +131,9 @@ std::vector<int32_t> order_of(const SelectionRequest& request) {
 Result<int32_t> register_backend(BackendRegistration registration) {
   if (registration.name.empty() || registration.name.size() > kNameBytesMax ||
       registration.name.find('\0') != std::string::npos || !is_utf8(registration.name))
-    return Status::error(WCUDA_INVALID_ARGUMENT, "name: %zu bytes, needs 1 to %zu of UTF-8",
-                         registration.name.size(), kNameBytesMax);
-  if (!registration.open) return Status::error(WCUDA_INVALID_ARGUMENT, "open is NULL");
+    return invalid_argument("name: %zu bytes, needs 1 to %zu of UTF-8", registration.name.size(),
+                            kNameBytesMax);
+  if (!registration.open) return invalid_argument("open is NULL");
   WCUDA_TRY(check_table(registration.table));
   Registry& r = registry();
   const std::lock_guard<std::mutex> lock(r.mutex);
@@ -142,8 +141,7 @@ Result<int32_t> register_backend(BackendRegistration registration) {
   for (const BuiltIn& each : kBuiltIn) is_taken |= registration.name == each.name;
   for (const auto& [type, each] : r.types) is_taken |= registration.name == each->name;
   if (is_taken)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "name: '%s' is taken",
-                         printable(registration.name).c_str());
+    return invalid_argument("name: '%s' is taken", printable(registration.name).c_str());
   registration.type = r.next_type++;
   const int32_t type = registration.type;
   r.types.emplace(type, std::make_shared<const BackendRegistration>(std::move(registration)));
@@ -194,8 +192,7 @@ Status backend_not_available(int32_t type) {
   if (type >= WCUDA_BACKEND_REGISTERED)
     return Status::error(WCUDA_NOT_AVAILABLE, "backend %d: is not registered", type);
   const BuiltIn* const found = find_built_in(type);
-  if (!found)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "backend: %d is not one of WCUDA_BACKEND_…", type);
+  if (!found) return invalid_argument("backend: %d is not one of WCUDA_BACKEND_…", type);
   return Status::error(WCUDA_NOT_AVAILABLE, "backend '%s': this library has only cuda and host",
                        found->name);
 }
@@ -235,7 +232,7 @@ std::string feature_names(uint64_t features) {
 
 Result<Selection> select_backend(const SelectionRequest& request) {
   if (request.required_features >= (uint64_t{WCUDA_FEATURE_DYNAMIC_PARALLELISM} << 1))
-    return Status::error(WCUDA_INVALID_ARGUMENT, "required_features: unknown bits");
+    return invalid_argument("required_features: unknown bits");
   Selection selection;
   std::vector<int32_t> tried;
   for (const int32_t type : order_of(request)) {

@@ -152,8 +152,7 @@ template <class Slot>
 Status TableBackend::need(Slot* function, const char* slot) const {
   WCUDA_TRY(fault());
   if (function != nullptr) return {};
-  return Status::error(WCUDA_UNSUPPORTED, "backend '%s': has no %s", registration_->name.c_str(),
-                       slot);
+  return unsupported("backend '%s': has no %s", registration_->name.c_str(), slot);
 }
 
 Status TableBackend::fault() const {
@@ -255,9 +254,8 @@ Result<TableBackend::Range> TableBackend::locate(const void* address, uint64_t b
       return Range{found->second.memory, offset};
   }
   // A borrowed buffer: its address means nothing to the table.
-  return Status::error(WCUDA_INVALID_ARGUMENT,
-                       "backend '%s': has not allocated these %" PRIu64 " bytes",
-                       registration_->name.c_str(), bytes);
+  return invalid_argument("backend '%s': has not allocated these %" PRIu64 " bytes",
+                          registration_->name.c_str(), bytes);
 }
 
 Status TableBackend::copy(const Copy& what) {

@@ -52,8 +52,7 @@ void log(int32_t level, const char* target, const char* format, ...) noexcept {
 
 Status set_log_sink(wcuda_log_callback callback, void* user, int32_t level) {
   if (callback && (level < WCUDA_LOG_ERROR || level > WCUDA_LOG_TRACE))
-    return Status::error(WCUDA_INVALID_ARGUMENT, "level: %d is not in %d … %d", level,
-                         WCUDA_LOG_ERROR, WCUDA_LOG_TRACE);
+    return invalid_argument("level: %d is not in %d … %d", level, WCUDA_LOG_ERROR, WCUDA_LOG_TRACE);
   Sink& to = sink();
   // Threads that log without pause would keep the shared lock held: stop them first.
   to.level.store(0, std::memory_order_release);

@@ -26,23 +26,27 @@ std::string format_line(const char* format, va_list arguments) {
 
 }  // namespace
 
-Status Status::error(Code code, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  Status status;
-  status.detail_ = std::make_unique<Detail>(Detail{code, 0, format_line(format, arguments)});
-  va_end(arguments);
-  return status;
-}
-
-Status Status::native_error(Code code, int32_t native_code, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
+Status Status::make(Code code, int32_t native_code, const char* format, va_list arguments) {
   Status status;
   status.detail_ =
       std::make_unique<Detail>(Detail{code, native_code, format_line(format, arguments)});
-  va_end(arguments);
   return status;
 }
+
+// The body of a function that formats: nothing else can pass its `...` on.
+#define WCUDA_FORMAT(code, native_code)                               \
+  va_list arguments;                                                  \
+  va_start(arguments, format);                                        \
+  Status status = Status::make(code, native_code, format, arguments); \
+  va_end(arguments);                                                  \
+  return status
+
+Status Status::error(Code code, const char* format, ...) { WCUDA_FORMAT(code, 0); }
+Status Status::native_error(Code code, int32_t native_code, const char* format, ...) {
+  WCUDA_FORMAT(code, native_code);
+}
+Status invalid_argument(const char* format, ...) { WCUDA_FORMAT(WCUDA_INVALID_ARGUMENT, 0); }
+Status malformed(const char* format, ...) { WCUDA_FORMAT(WCUDA_MALFORMED, 0); }
+Status unsupported(const char* format, ...) { WCUDA_FORMAT(WCUDA_UNSUPPORTED, 0); }
 
 }  // namespace wcuda

@@ -1,6 +1,7 @@
 // Status: how every fallible function of the library reports success or failure.
 #pragma once
 
+#include <cstdarg>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -30,6 +31,7 @@ class [[nodiscard]] Status {
   // The same with the code of the driver or of errno.
   __attribute__((format(printf, 3, 4))) static Status native_error(Code code, int32_t native_code,
                                                                    const char* format, ...);
+  static Status make(Code code, int32_t native_code, const char* format, va_list arguments);
 
   bool ok() const { return detail_ == nullptr; }
   Code code() const { return detail_ ? detail_->code : WCUDA_OK; }
@@ -44,6 +46,11 @@ class [[nodiscard]] Status {
   };
   std::unique_ptr<Detail> detail_;
 };
+
+// Status::error of the most frequent codes.
+__attribute__((format(printf, 1, 2))) Status invalid_argument(const char* format, ...);
+__attribute__((format(printf, 1, 2))) Status malformed(const char* format, ...);
+__attribute__((format(printf, 1, 2))) Status unsupported(const char* format, ...);
 
 // A value, or the Status that says why there is none.
 template <class T>

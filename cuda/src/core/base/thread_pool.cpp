@@ -50,8 +50,7 @@ bool spin_until(const Condition& condition) {
 Result<std::unique_ptr<ThreadPool>> ThreadPool::create(uint32_t thread_count) {
   if (thread_count == 0) thread_count = available_thread_count();
   if (thread_count > kThreadCountMax)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "%u threads requested, at most %u", thread_count,
-                         kThreadCountMax);
+    return invalid_argument("%u threads requested, at most %u", thread_count, kThreadCountMax);
   std::unique_ptr<ThreadPool> pool(new ThreadPool);
   try {
     pool->threads_.reserve(thread_count - 1);

@@ -16,9 +16,8 @@ Status check_matrix(const char* name, const GemmMatrix& matrix, int64_t batch, i
   const int64_t stored_rows = matrix.is_transposed ? cols : rows;
   const int64_t stored_cols = matrix.is_transposed ? rows : cols;
   if (matrix.row_stride < stored_cols)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "%s: a row stride of %" PRId64 ", rows have %" PRId64 " elements", name,
-                         matrix.row_stride, stored_cols);
+    return invalid_argument("%s: a row stride of %" PRId64 ", rows have %" PRId64 " elements", name,
+                            matrix.row_stride, stored_cols);
   *used_bytes = 0;
   if (batch == 0 || stored_rows == 0 || stored_cols == 0) return {};
   const auto element = static_cast<uint64_t>(gemm_element_bytes(matrix.element));
@@ -29,18 +28,15 @@ Status check_matrix(const char* name, const GemmMatrix& matrix, int64_t batch, i
                     checked_mul(static_cast<uint64_t>(batch - 1),
                                 static_cast<uint64_t>(matrix.batch_stride), &batches_before) &&
                     checked_add(batches_before, one, &all) && checked_mul(all, element, &bytes);
-  if (!fits || bytes > kBytesMax)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: its extent overflows", name);
+  if (!fits || bytes > kBytesMax) return invalid_argument("%s: its extent overflows", name);
   if (name[0] == 'c' && batch > 1 && static_cast<uint64_t>(matrix.batch_stride) < one)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "c: a batch stride of %" PRId64 ", a matrix has %" PRIu64 " elements",
-                         matrix.batch_stride, one);
+    return invalid_argument("c: a batch stride of %" PRId64 ", a matrix has %" PRIu64 " elements",
+                            matrix.batch_stride, one);
   if (window_bytes < bytes)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "%s: has %" PRIu64 " bytes, the product needs %" PRIu64, name,
-                         window_bytes, bytes);
+    return invalid_argument("%s: has %" PRIu64 " bytes, the product needs %" PRIu64, name,
+                            window_bytes, bytes);
   if (reinterpret_cast<uintptr_t>(matrix.data) % element != 0)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: begins inside an element", name);
+    return invalid_argument("%s: begins inside an element", name);
   *used_bytes = bytes;
   return {};
 }
@@ -59,7 +55,7 @@ int64_t gemm_element_bytes(GemmElement element) {
 }
 
 Status check_gemm(const TypedGemm& gemm, const GemmWindows& windows) {
-  if (gemm.k == 0) return Status::error(WCUDA_INVALID_ARGUMENT, "k: 0, at least 1");
+  if (gemm.k == 0) return invalid_argument("k: 0, at least 1");
   uint64_t a_bytes = 0, b_bytes = 0, c_bytes = 0;
   WCUDA_TRY(check_matrix("a", gemm.a, gemm.batch, gemm.m, gemm.k, windows.a, &a_bytes));
   WCUDA_TRY(check_matrix("b", gemm.b, gemm.batch, gemm.k, gemm.n, windows.b, &b_bytes));
@@ -67,11 +63,10 @@ Status check_gemm(const TypedGemm& gemm, const GemmWindows& windows) {
   const auto bias_element = static_cast<uint64_t>(gemm_element_bytes(gemm.bias_element));
   const uint64_t bias_bytes = gemm.bias ? static_cast<uint64_t>(gemm.n) * bias_element : 0;
   if (windows.bias < bias_bytes)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "bias: has %" PRIu64 " bytes, the product needs %" PRIu64, windows.bias,
-                         bias_bytes);
+    return invalid_argument("bias: has %" PRIu64 " bytes, the product needs %" PRIu64, windows.bias,
+                            bias_bytes);
   if (reinterpret_cast<uintptr_t>(gemm.bias) % bias_element != 0)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "bias: begins inside an element");
+    return invalid_argument("bias: begins inside an element");
   const struct {
     const char* name;
     const uint8_t* data;
@@ -81,7 +76,7 @@ Status check_gemm(const TypedGemm& gemm, const GemmWindows& windows) {
   for (const auto& input : inputs)
     if (input.bytes != 0 && c_bytes != 0 && input.data < gemm.c.data + c_bytes &&
         gemm.c.data < input.data + input.bytes)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "c: overlaps %s", input.name);
+      return invalid_argument("c: overlaps %s", input.name);
   return {};
 }
 

@@ -61,15 +61,15 @@ Status digest_pieces(Backend& backend, const void* data, uint64_t bytes, uint64_
 
 Status digest_async(Backend& backend, const void* data, uint64_t bytes, void* result, void* scratch,
                     Stream stream) {
-  return backend.run(
-      {"digest_async", CallKind::kLaunch, bytes, stream}, [&](Backend& device) -> Status {
-        if (device.is_registered())
-          return Status::error(WCUDA_UNSUPPORTED, "this backend has no queued digests");
-        if (!device.is_host())
-          return digest_async_on_cuda(device, data, bytes, result, scratch, stream);
-        blake3::hash(data, bytes, static_cast<uint8_t*>(result));
-        return {};
-      });
+  return backend.run({"digest_async", CallKind::kLaunch, bytes, stream},
+                     [&](Backend& device) -> Status {
+                       if (device.is_registered())
+                         return unsupported("this backend has no queued digests");
+                       if (!device.is_host())
+                         return digest_async_on_cuda(device, data, bytes, result, scratch, stream);
+                       blake3::hash(data, bytes, static_cast<uint8_t*>(result));
+                       return {};
+                     });
 }
 
 }  // namespace wcuda::vram

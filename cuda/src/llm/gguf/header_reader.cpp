@@ -14,15 +14,13 @@ constexpr uint64_t kFirstReadBytes = 64 << 10;
 Status HeaderReader::need(uint64_t bytes, const char* what) {
   if (bytes <= bytes_.size() - position_) return Status();
   if (bytes > bytes_left()) {
-    return Status::error(WCUDA_MALFORMED,
-                         "%s at byte %" PRIu64 " needs %" PRIu64 " bytes, %" PRIu64 " remain", what,
-                         position_, bytes, bytes_left());
+    return malformed("%s at byte %" PRIu64 " needs %" PRIu64 " bytes, %" PRIu64 " remain", what,
+                     position_, bytes, bytes_left());
   }
   if (position_ > limit_ || bytes > limit_ - position_) {
-    return Status::error(WCUDA_UNSUPPORTED,
-                         "%s at byte %" PRIu64 " needs %" PRIu64 " bytes, headers may take %" PRIu64
-                         " more in total",
-                         what, position_, bytes, limit_ - std::min(limit_, position_));
+    return unsupported("%s at byte %" PRIu64 " needs %" PRIu64 " bytes, headers may take %" PRIu64
+                       " more in total",
+                       what, position_, bytes, limit_ - std::min(limit_, position_));
   }
   // Doubling keeps the number of reads and reallocations logarithmic.
   const uint64_t have = bytes_.size();

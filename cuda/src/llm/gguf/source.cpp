@@ -102,8 +102,8 @@ Result<std::shared_ptr<Source>> source_of_descriptor(std::string name, int descr
   }
   if (!S_ISREG(info.st_mode)) {
     ::close(descriptor);
-    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: is %s, not a regular file", name.c_str(),
-                         S_ISDIR(info.st_mode) ? "a folder" : "a pipe or a device");
+    return invalid_argument("%s: is %s, not a regular file", name.c_str(),
+                            S_ISDIR(info.st_mode) ? "a folder" : "a pipe or a device");
   }
   return std::shared_ptr<Source>(std::make_shared<FileSource>(std::move(name), descriptor,
                                                               static_cast<uint64_t>(info.st_size)));
@@ -122,9 +122,9 @@ Status Source::read_at(uint64_t offset, void* target, uint64_t bytes) const {
 }
 
 Result<std::shared_ptr<Source>> open_path(std::string_view path) {
-  if (path.empty()) return Status::error(WCUDA_INVALID_ARGUMENT, "path is empty");
+  if (path.empty()) return invalid_argument("path is empty");
   if (path.find('\0') != std::string_view::npos)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "path holds a NUL byte at %zu", path.find('\0'));
+    return invalid_argument("path holds a NUL byte at %zu", path.find('\0'));
   const std::string terminated(path);
   const std::string name = printable(path.substr(path.rfind('/') + 1));
   int descriptor;
@@ -140,7 +140,7 @@ Result<std::shared_ptr<Source>> open_path(std::string_view path) {
 }
 
 Result<std::shared_ptr<Source>> open_descriptor(int descriptor) {
-  if (descriptor < 0) return Status::error(WCUDA_INVALID_ARGUMENT, "descriptor is %d", descriptor);
+  if (descriptor < 0) return invalid_argument("descriptor is %d", descriptor);
   const int copy = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
   if (copy < 0) {
     const int code = errno;
@@ -153,16 +153,14 @@ Result<std::shared_ptr<Source>> open_descriptor(int descriptor) {
 
 Result<std::shared_ptr<Source>> open_memory(const void* data, uint64_t bytes) {
   if (data == nullptr && bytes > 0)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "data is NULL, size is %" PRIu64, bytes);
-  if (bytes > kMaxSize)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "size %" PRIu64 " is over 2^63 - 1", bytes);
+    return invalid_argument("data is NULL, size is %" PRIu64, bytes);
+  if (bytes > kMaxSize) return invalid_argument("size %" PRIu64 " is over 2^63 - 1", bytes);
   return std::shared_ptr<Source>(std::make_shared<MemorySource>(data, bytes));
 }
 
 Result<std::shared_ptr<Source>> open_callback(wcuda_read_callback read, void* user, uint64_t size) {
-  if (read == nullptr) return Status::error(WCUDA_INVALID_ARGUMENT, "read is NULL");
-  if (size > kMaxSize)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "size %" PRIu64 " is over 2^63 - 1", size);
+  if (read == nullptr) return invalid_argument("read is NULL");
+  if (size > kMaxSize) return invalid_argument("size %" PRIu64 " is over 2^63 - 1", size);
   return std::shared_ptr<Source>(std::make_shared<CallbackSource>(read, user, size));
 }
 

@@ -57,10 +57,9 @@ Status check_refused_keys(const Keys& keys, const Arch& arch) {
                            value.type != gguf::ValueType::kNone;
     if (is_number && number == refused.neutral) continue;
     if (!is_number)
-      return Status::error(WCUDA_UNSUPPORTED, "key '%s' is set, which is not supported",
-                           keys.full(refused.key).c_str());
-    return Status::error(WCUDA_UNSUPPORTED, "key '%s' is %g, only %g is supported",
-                         keys.full(refused.key).c_str(), number, refused.neutral);
+      return unsupported("key '%s' is set, which is not supported", keys.full(refused.key).c_str());
+    return unsupported("key '%s' is %g, only %g is supported", keys.full(refused.key).c_str(),
+                       number, refused.neutral);
   }
   return {};
 }
@@ -91,12 +90,12 @@ Result<uint32_t> read_layer_count(const Keys& keys, const char* key, uint32_t la
   if (!keys.file().find(keys.full(key), &value) || value.type != gguf::ValueType::kArray)
     return fallback == 0 ? keys.count(key, limit) : keys.count(key, limit, fallback);
   if (value.count != layer_count)
-    return Status::error(WCUDA_MALFORMED, "key '%s' has %" PRIu64 " elements, the model %u layers",
-                         keys.full(key).c_str(), value.count, layer_count);
+    return malformed("key '%s' has %" PRIu64 " elements, the model %u layers",
+                     keys.full(key).c_str(), value.count, layer_count);
   WCUDA_ASSIGN(const std::vector<uint32_t> values, keys.file().get_u32s(keys.full(key)));
   if (std::any_of(values.begin(), values.end(), [&](uint32_t v) { return v != values[0]; }))
-    return Status::error(WCUDA_UNSUPPORTED, "key '%s' differs between layers: %s; must be equal",
-                         keys.full(key).c_str(), describe_runs(values).c_str());
+    return unsupported("key '%s' differs between layers: %s; must be equal", keys.full(key).c_str(),
+                       describe_runs(values).c_str());
   return keys.check_count(key, values[0], limit);
 }
 
@@ -107,28 +106,26 @@ Status read_heads(const Keys& keys, Config* config) {
                read_layer_count(keys, "attention.head_count_kv", config->layer_count, kMaxHeadCount,
                                 config->head_count));
   if (config->head_count % config->kv_head_count != 0)
-    return Status::error(WCUDA_MALFORMED, "%u heads are not a multiple of %u key-value heads",
-                         config->head_count, config->kv_head_count);
+    return malformed("%u heads are not a multiple of %u key-value heads", config->head_count,
+                     config->kv_head_count);
 
   const bool has_length = keys.has("attention.key_length");
   if (!has_length && config->embedding_length % config->head_count != 0)
-    return Status::error(WCUDA_MALFORMED, "embedding length %u is not a multiple of %u heads",
-                         config->embedding_length, config->head_count);
+    return malformed("embedding length %u is not a multiple of %u heads", config->embedding_length,
+                     config->head_count);
   const uint32_t fallback = config->embedding_length / config->head_count;
   WCUDA_ASSIGN(config->head_length, keys.count("attention.key_length", kMaxHeadLength, fallback));
   WCUDA_ASSIGN(const uint32_t value_length,
                keys.count("attention.value_length", kMaxHeadLength, fallback));
   if (config->head_length != value_length)
-    return Status::error(WCUDA_UNSUPPORTED,
-                         "attention keys have %u elements and values %u: must be equal",
-                         config->head_length, value_length);
+    return unsupported("attention keys have %u elements and values %u: must be equal",
+                       config->head_length, value_length);
   if (config->head_length % 2 != 0)
-    return Status::error(WCUDA_UNSUPPORTED, "heads have %u elements: must be even",
-                         config->head_length);
+    return unsupported("heads have %u elements: must be even", config->head_length);
   const uint64_t width = uint64_t{config->head_count} * config->head_length;
   if (width > kMaxFeedForwardLength)
-    return Status::error(WCUDA_UNSUPPORTED, "%u heads of %u elements, at most %u elements together",
-                         config->head_count, config->head_length, kMaxFeedForwardLength);
+    return unsupported("%u heads of %u elements, at most %u elements together", config->head_count,
+                       config->head_length, kMaxFeedForwardLength);
   return {};
 }
 
@@ -149,29 +146,26 @@ Status check_tokenizer(const gguf::Gguf& file, uint64_t vocabulary_size) {
     gguf::Value value;
     if (!file.find(array.key, &value)) continue;
     if (value.type != gguf::ValueType::kArray)
-      return Status::error(WCUDA_MALFORMED, "key '%s' is of type %s, must be an array", array.key,
-                           gguf::value_type_name(value.type));
+      return malformed("key '%s' is of type %s, must be an array", array.key,
+                       gguf::value_type_name(value.type));
     if (value.element_type != array.types[0] && value.element_type != array.types[1])
-      return Status::error(WCUDA_MALFORMED, "key '%s' is an array of %s, must be of %s", array.key,
-                           gguf::value_type_name(value.element_type),
-                           gguf::value_type_name(array.types[0]));
+      return malformed("key '%s' is an array of %s, must be of %s", array.key,
+                       gguf::value_type_name(value.element_type),
+                       gguf::value_type_name(array.types[0]));
     if (value.count != vocabulary_size)
-      return Status::error(WCUDA_MALFORMED,
-                           "key '%s' has %" PRIu64 " elements, tensor 'token_embd.weight' %" PRIu64
-                           " rows",
-                           array.key, value.count, vocabulary_size);
+      return malformed("key '%s' has %" PRIu64 " elements, tensor 'token_embd.weight' %" PRIu64
+                       " rows",
+                       array.key, value.count, vocabulary_size);
   }
   gguf::Value model, merges;
   const bool is_byte_level = file.has("tokenizer.ggml.tokens") &&
                              file.find("tokenizer.ggml.model", &model) && model.string == "gpt2";
   if (!is_byte_level) return {};
   if (!file.find("tokenizer.ggml.merges", &merges))
-    return Status::error(WCUDA_MALFORMED,
-                         "tokenizer 'gpt2' needs key 'tokenizer.ggml.merges', which is missing");
+    return malformed("tokenizer 'gpt2' needs key 'tokenizer.ggml.merges', which is missing");
   if (merges.element_type != gguf::ValueType::kString)
-    return Status::error(WCUDA_MALFORMED,
-                         "key 'tokenizer.ggml.merges' is %s, must be an array of strings",
-                         gguf::value_type_name(merges.type));
+    return malformed("key 'tokenizer.ggml.merges' is %s, must be an array of strings",
+                     gguf::value_type_name(merges.type));
   return {};
 }
 
@@ -179,13 +173,11 @@ Status check_tokenizer(const gguf::Gguf& file, uint64_t vocabulary_size) {
 Status read_vocabulary(const Keys& keys, Config* config) {
   const gguf::Gguf& file = keys.file();
   const gguf::Tensor* table = file.find_tensor("token_embd.weight");
-  if (table == nullptr)
-    return Status::error(WCUDA_MALFORMED, "tensor 'token_embd.weight' is missing");
+  if (table == nullptr) return malformed("tensor 'token_embd.weight' is missing");
   const uint64_t rows = table->dimensions[1];
   if (rows > kMaxVocabularySize)
-    return Status::error(WCUDA_UNSUPPORTED,
-                         "tensor 'token_embd.weight' has %" PRIu64 " rows, at most %u tokens", rows,
-                         kMaxVocabularySize);
+    return unsupported("tensor 'token_embd.weight' has %" PRIu64 " rows, at most %u tokens", rows,
+                       kMaxVocabularySize);
   config->vocabulary_size = static_cast<uint32_t>(rows);
 
   return check_tokenizer(file, rows);
@@ -205,9 +197,9 @@ Status check_special_tokens(const gguf::Gguf& file, uint32_t vocabulary_size) {
     if (!starts_with(value.key, "tokenizer.ggml.") || !ends_with(value.key, "_token_id")) continue;
     WCUDA_ASSIGN(const uint32_t id, file.get_u32(value.key));
     if (id >= vocabulary_size)
-      return Status::error(WCUDA_MALFORMED, "key '%.*s' is %u, the vocabulary has %u tokens",
-                           static_cast<int>(std::min<size_t>(value.key.size(), 80)),
-                           value.key.data(), id, vocabulary_size);
+      return malformed("key '%.*s' is %u, the vocabulary has %u tokens",
+                       static_cast<int>(std::min<size_t>(value.key.size(), 80)), value.key.data(),
+                       id, vocabulary_size);
   }
   return {};
 }
@@ -237,8 +229,7 @@ Status read_common(const Keys& keys, Config* config) {
 Result<ReadConfig> read_config(const gguf::Gguf& file) {
   ReadConfig read;
   const auto name = file.get_string("general.architecture");
-  if (name.status().code() == WCUDA_NOT_FOUND)
-    return Status::error(WCUDA_MALFORMED, "%s", name.status().message());
+  if (name.status().code() == WCUDA_NOT_FOUND) return malformed("%s", name.status().message());
   if (!name.ok()) return name.status();
   WCUDA_ASSIGN(read.arch, find_arch(*name));
   WCUDA_ASSIGN(read.config, read_config(file, *read.arch));

@@ -46,28 +46,28 @@ class Keys {
   Result<float> positive(const char* key, float fallback) const {
     WCUDA_ASSIGN(const float value, file_.get_f32(full(key), fallback));
     if (std::isfinite(value) && value > 0.0f) return value;
-    return Status::error(WCUDA_MALFORMED, "key '%s' is %g, must be finite and above 0",
-                         full(key).c_str(), static_cast<double>(value));
+    return malformed("key '%s' is %g, must be finite and above 0", full(key).c_str(),
+                     static_cast<double>(value));
   }
   // A finite number of at least zero; zero without the key.
   Result<float> not_negative(const char* key) const {
     WCUDA_ASSIGN(const float value, finite(key, 0.0f));
     if (value >= 0.0f) return value;
-    return Status::error(WCUDA_MALFORMED, "key '%s' is %g, must not be negative", full(key).c_str(),
-                         static_cast<double>(value));
+    return malformed("key '%s' is %g, must not be negative", full(key).c_str(),
+                     static_cast<double>(value));
   }
   // Any finite number.
   Result<float> finite(const char* key, float fallback) const {
     WCUDA_ASSIGN(const float value, file_.get_f32(full(key), fallback));
     if (std::isfinite(value)) return value;
-    return Status::error(WCUDA_MALFORMED, "key '%s' is %g, must be finite", full(key).c_str(),
-                         static_cast<double>(value));
+    return malformed("key '%s' is %g, must be finite", full(key).c_str(),
+                     static_cast<double>(value));
   }
 
  private:
   Status must_have(const char* key) const {
     if (has(key)) return {};
-    return Status::error(WCUDA_MALFORMED, "the file has no key '%s'", full(key).c_str());
+    return malformed("the file has no key '%s'", full(key).c_str());
   }
 
   const gguf::Gguf& file_;

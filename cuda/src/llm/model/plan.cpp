@@ -42,12 +42,10 @@ Status check_shape(const TensorSlot& slot, const gguf::Tensor& tensor, const Con
   const uint64_t second = slot.is_vector ? 1 : slot.rows;
   const uint64_t* d = tensor.dimensions;
   if (d[0] == first && d[1] == second && d[2] == 1 && d[3] == 1) return {};
-  return Status::error(WCUDA_MALFORMED,
-                       "tensor '%s' is %" PRIu64 " x %" PRIu64 " x %" PRIu64 " x %" PRIu64
-                       ", the hyper-parameters of this '%s' "
-                       "require %" PRIu64 " x %" PRIu64,
-                       slot.name.c_str(), d[0], d[1], d[2], d[3], config.architecture.c_str(),
-                       first, second);
+  return malformed("tensor '%s' is %" PRIu64 " x %" PRIu64 " x %" PRIu64 " x %" PRIu64
+                   ", the hyper-parameters of this '%s' require %" PRIu64 " x %" PRIu64,
+                   slot.name.c_str(), d[0], d[1], d[2], d[3], config.architecture.c_str(), first,
+                   second);
 }
 
 Result<PlannedTensor> plan_tensor(const Backend& backend, const TensorSlot& slot,
@@ -55,8 +53,8 @@ Result<PlannedTensor> plan_tensor(const Backend& backend, const TensorSlot& slot
   WCUDA_TRY(check_shape(slot, tensor, config));
   const quant::Format& format = *tensor.format;
   if (!format.is_loadable)
-    return Status::error(WCUDA_UNSUPPORTED, "tensor '%s' is of type %s, which no weight may have",
-                         slot.name.c_str(), format.name);
+    return unsupported("tensor '%s' is of type %s, which no weight may have", slot.name.c_str(),
+                       format.name);
   PlannedTensor planned;
   planned.slot = slot;
   planned.type = tensor.type;
@@ -64,9 +62,8 @@ Result<PlannedTensor> plan_tensor(const Backend& backend, const TensorSlot& slot
   planned.file_row_bytes = tensor.bytes / slot.rows;
   if (slot.is_vector) {
     if (!is_vector_type(tensor.type))
-      return Status::error(WCUDA_UNSUPPORTED,
-                           "tensor '%s' is of type %s, a vector must be F32, F16 or BF16",
-                           slot.name.c_str(), format.name);
+      return unsupported("tensor '%s' is of type %s, a vector must be F32, F16 or BF16",
+                         slot.name.c_str(), format.name);
     planned.bytes = uint64_t{slot.rows} * sizeof(float);
     return planned;
   }
@@ -88,9 +85,8 @@ Status check_unused(const gguf::Tensor& tensor, const TensorList& list, const Co
     if (dot != std::string::npos && list.is_ignored_in_layers(name.substr(dot + 1))) return {};
   }
   if (std::any_of(std::begin(kOfTheNetwork), std::end(kOfTheNetwork), starts_with))
-    return Status::error(WCUDA_UNSUPPORTED,
-                         "tensor '%s' is not part of architecture '%s' with %u layers",
-                         name.c_str(), config.architecture.c_str(), config.layer_count);
+    return unsupported("tensor '%s' is not part of architecture '%s' with %u layers", name.c_str(),
+                       config.architecture.c_str(), config.layer_count);
   log(WCUDA_LOG_WARN, "model", "tensor '%s' is not used", name.c_str());
   return {};
 }
@@ -99,10 +95,9 @@ Status check_rope_factors(const gguf::Tensor& tensor, const Config& config) {
   if (tensor.type == 0 && tensor.element_count == config.rope_frequencies.size() &&
       tensor.dimension_count == 1)
     return {};
-  return Status::error(WCUDA_UNSUPPORTED,
-                       "tensor '%s' is of type %s and %" PRIu64 " elements, must be F32 and %zu",
-                       kRopeFactorsTensor, tensor.format->name, tensor.element_count,
-                       config.rope_frequencies.size());
+  return unsupported("tensor '%s' is of type %s and %" PRIu64 " elements, must be F32 and %zu",
+                     kRopeFactorsTensor, tensor.format->name, tensor.element_count,
+                     config.rope_frequencies.size());
 }
 
 // Finds a tensor of the file for each slot, and a slot for each tensor.
@@ -115,8 +110,8 @@ Status match_tensors(const Backend& backend, const gguf::Gguf& file, const Tenso
     const gguf::Tensor* tensor = file.find_tensor(slot.name, &index);
     if (tensor == nullptr) {
       if (slot.presence != Presence::kRequired) continue;
-      return Status::error(WCUDA_MALFORMED, "tensor '%s' is missing, architecture '%s' needs it",
-                           slot.name.c_str(), config.architecture.c_str());
+      return malformed("tensor '%s' is missing, architecture '%s' needs it", slot.name.c_str(),
+                       config.architecture.c_str());
     }
     WCUDA_ASSIGN(PlannedTensor planned, plan_tensor(backend, slot, *tensor, config));
     planned.index = index;
@@ -168,7 +163,7 @@ Status assign_offsets(const Backend& backend, DetailedPlan* plan) {
   uint64_t matrix_bytes = 0, longest_row = 0, largest = 0;
   for (PlannedTensor& tensor : plan->tensors) {
     if (!checked_add(plan->file_bytes, tensor.file_bytes, &plan->file_bytes))
-      return Status::error(WCUDA_MALFORMED, "the tensors have more than 2^64 bytes");
+      return malformed("the tensors have more than 2^64 bytes");
     uint64_t staged = tensor.file_bytes;
     if (tensor.slot.is_vector) {
       tensor.offset = take_vector(tensor.bytes);
@@ -176,12 +171,12 @@ Status assign_offsets(const Backend& backend, DetailedPlan* plan) {
     } else {
       longest_row = std::max(longest_row, tensor.file_row_bytes);
       if (!checked_add(matrix_bytes, tensor.bytes, &matrix_bytes))
-        return Status::error(WCUDA_MALFORMED, "the matrices need more than 2^64 bytes");
+        return malformed("the matrices need more than 2^64 bytes");
     }
     largest = std::max(largest, staged);
   }
   if (!checked_add(matrix_bytes, plan->vectors_bytes, &plan->plan.weights_bytes))
-    return Status::error(WCUDA_MALFORMED, "the weights need more than 2^64 bytes");
+    return malformed("the weights need more than 2^64 bytes");
   if (plan->is_streamed) return plan_stream(backend, plan);
   plan->slice_count = std::clamp(backend.host_thread_count(), 1u, kReaderThreadsMax);
   plan->slice_bytes =
@@ -224,8 +219,7 @@ uint64_t rows_per_piece(const PlannedTensor& tensor, uint64_t slice_bytes) {
 
 Result<DetailedPlan> plan_load_in_detail(const Backend& backend, const gguf::Gguf& file) {
   if (backend.is_registered())
-    return Status::error(WCUDA_UNSUPPORTED, "models run on CUDA and HOST, not on backend %d",
-                         backend.caps().backend);
+    return unsupported("models run on CUDA and HOST, not on backend %d", backend.caps().backend);
   WCUDA_ASSIGN(ReadConfig read, read_config(file));
   DetailedPlan plan;
   plan.plan.config = std::move(read.config);

@@ -29,14 +29,13 @@ Result<Scaling> read_scaling(const Keys& keys, uint32_t context_length) {
   WCUDA_ASSIGN(type, keys.file().get_string(keys.full("rope.scaling.type"), "linear"));
   if (type == "none") return scaling;
   if (type != "linear" && type != "yarn")
-    return Status::error(WCUDA_UNSUPPORTED,
-                         "rope scaling type '%.*s' is not supported (none, linear and yarn are)",
-                         static_cast<int>(std::min<size_t>(type.size(), 64)), type.data());
+    return unsupported("rope scaling type '%.*s' is not supported (none, linear and yarn are)",
+                       static_cast<int>(std::min<size_t>(type.size(), 64)), type.data());
   WCUDA_ASSIGN(const float old_factor, keys.finite("rope.scale_linear", 0.0f));
   WCUDA_ASSIGN(const float factor, keys.finite("rope.scaling.factor", old_factor));
   if (factor < 0.0f)
-    return Status::error(WCUDA_MALFORMED, "key '%s' is %g, must not be negative",
-                         keys.full("rope.scaling.factor").c_str(), static_cast<double>(factor));
+    return malformed("key '%s' is %g, must not be negative",
+                     keys.full("rope.scaling.factor").c_str(), static_cast<double>(factor));
   if (factor > 0.0f) scaling.factor = factor;
   WCUDA_ASSIGN(scaling.attention_factor, keys.positive("rope.scaling.attn_factor", 1.0f));
 
@@ -71,13 +70,12 @@ Status read_rope(const Keys& keys, Config* config) {
   WCUDA_ASSIGN(config->rope_dimension_count,
                keys.count("rope.dimension_count", config->head_length, config->head_length));
   if (config->rope_dimension_count % 2 != 0)
-    return Status::error(WCUDA_MALFORMED, "key '%s' is %u, must be even",
-                         keys.full("rope.dimension_count").c_str(), config->rope_dimension_count);
+    return malformed("key '%s' is %u, must be even", keys.full("rope.dimension_count").c_str(),
+                     config->rope_dimension_count);
   WCUDA_ASSIGN(config->rope_frequency_base, keys.positive("rope.freq_base", 10000.0f));
   if (config->rope_frequency_base <= 1.0f)
-    return Status::error(WCUDA_MALFORMED, "key '%s' is %g, must be above 1",
-                         keys.full("rope.freq_base").c_str(),
-                         static_cast<double>(config->rope_frequency_base));
+    return malformed("key '%s' is %g, must be above 1", keys.full("rope.freq_base").c_str(),
+                     static_cast<double>(config->rope_frequency_base));
   WCUDA_ASSIGN(const Scaling scaling, read_scaling(keys, config->context_length));
 
   const double base = config->rope_frequency_base, dimensions = config->rope_dimension_count;
@@ -107,12 +105,12 @@ Status read_rope(const Keys& keys, Config* config) {
   }
   config->rope_magnitude = static_cast<float>(magnitude);
   if (!std::isfinite(config->rope_magnitude) || config->rope_magnitude <= 0.0f)
-    return Status::error(WCUDA_MALFORMED, "the rope scaling of '%s' gives the magnitude %g",
-                         keys.architecture().c_str(), magnitude);
+    return malformed("the rope scaling of '%s' gives the magnitude %g", keys.architecture().c_str(),
+                     magnitude);
   for (const float frequency : config->rope_frequencies)
     if (!std::isfinite(frequency))
-      return Status::error(WCUDA_MALFORMED, "the rope scaling of '%s' gives a frequency of %g",
-                           keys.architecture().c_str(), static_cast<double>(frequency));
+      return malformed("the rope scaling of '%s' gives a frequency of %g",
+                       keys.architecture().c_str(), static_cast<double>(frequency));
   return {};
 }
 
@@ -123,9 +121,8 @@ Status apply_rope_factors(const std::vector<float>& factors, std::vector<float>*
     if (factors[i] > 0.0f && std::isfinite(factors[i]) &&
         std::isfinite((*frequencies)[i] / factors[i]))
       continue;
-    return Status::error(WCUDA_MALFORMED,
-                         "tensor '%s' element %zu is %g, must be finite and above 0",
-                         kRopeFactorsTensor, i, static_cast<double>(factors[i]));
+    return malformed("tensor '%s' element %zu is %g, must be finite and above 0",
+                     kRopeFactorsTensor, i, static_cast<double>(factors[i]));
   }
   for (size_t i = 0; i < factors.size(); ++i) (*frequencies)[i] /= factors[i];
   return {};

@@ -10,19 +10,18 @@ namespace {
 
 Status check_range(const char* field, float value, float low, float high, const char* range) {
   if (value >= low && value <= high) return {};  // false for NaN
-  return Status::error(WCUDA_INVALID_ARGUMENT, "sampling: %s is %g, not in %s", field,
-                       static_cast<double>(value), range);
+  return invalid_argument("sampling: %s is %g, not in %s", field, static_cast<double>(value),
+                          range);
 }
 
 Status check_bias(const Sampling& s, uint32_t vocabulary) {
   if (s.bias_count == 0) return {};
   if (s.bias_tokens == nullptr || s.bias_values == nullptr)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "sampling: bias_count is %u but %s is NULL",
-                         s.bias_count, s.bias_tokens == nullptr ? "bias_tokens" : "bias_values");
+    return invalid_argument("sampling: bias_count is %u but %s is NULL", s.bias_count,
+                            s.bias_tokens == nullptr ? "bias_tokens" : "bias_values");
   if (s.bias_count > vocabulary)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "sampling: bias_count is %u, the vocabulary has %u tokens", s.bias_count,
-                         vocabulary);
+    return invalid_argument("sampling: bias_count is %u, the vocabulary has %u tokens",
+                            s.bias_count, vocabulary);
   std::vector<bool> seen(vocabulary);
   for (uint32_t i = 0; i < s.bias_count; ++i) {
     const int32_t token = s.bias_tokens[i];
@@ -31,14 +30,12 @@ Status check_bias(const Sampling& s, uint32_t vocabulary) {
                            "sampling: bias_tokens[%u] is %d, the vocabulary has %u tokens", i,
                            token, vocabulary);
     if (seen[static_cast<uint32_t>(token)])
-      return Status::error(WCUDA_INVALID_ARGUMENT, "sampling: bias_tokens[%u] repeats token %d", i,
-                           token);
+      return invalid_argument("sampling: bias_tokens[%u] repeats token %d", i, token);
     seen[static_cast<uint32_t>(token)] = true;
     const float value = s.bias_values[i];
     if (std::isnan(value) || value == std::numeric_limits<float>::infinity())
-      return Status::error(WCUDA_INVALID_ARGUMENT,
-                           "sampling: bias_values[%u] is %g, neither finite nor -infinity", i,
-                           static_cast<double>(value));
+      return invalid_argument("sampling: bias_values[%u] is %g, neither finite nor -infinity", i,
+                              static_cast<double>(value));
   }
   return {};
 }
@@ -55,8 +52,8 @@ Status check_sampling(const Sampling& s, uint32_t vocabulary, uint32_t max_top_l
   WCUDA_TRY(check_range("frequency_penalty", s.frequency_penalty, -kMax, kMax, "finite numbers"));
   WCUDA_TRY(check_range("presence_penalty", s.presence_penalty, -kMax, kMax, "finite numbers"));
   if (s.penalty_last_n > kMaxPenaltyLastN)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "sampling: penalty_last_n is %u, at most %u",
-                         s.penalty_last_n, kMaxPenaltyLastN);
+    return invalid_argument("sampling: penalty_last_n is %u, at most %u", s.penalty_last_n,
+                            kMaxPenaltyLastN);
   if (s.top_logprobs > max_top_logprobs)
     return Status::error(WCUDA_LIMIT_EXCEEDED,
                          "sampling: top_logprobs is %u, the engine's max_top_logprobs %u",

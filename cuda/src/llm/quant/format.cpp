@@ -74,20 +74,18 @@ const Format* find_format(uint32_t id) {
 
 Result<uint64_t> row_bytes(const Format& format, uint64_t elements) {
   if (elements % format.block_elements != 0)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "%" PRIu64
-                         " elements of type %s are not a multiple of its block of %" PRIu32,
-                         elements, format.name, format.block_elements);
+    return invalid_argument("%" PRIu64
+                            " elements of type %s are not a multiple of its block of %" PRIu32,
+                            elements, format.name, format.block_elements);
   uint64_t bytes = 0;
   if (!checked_mul(elements / format.block_elements, format.block_bytes, &bytes))
-    return Status::error(WCUDA_INVALID_ARGUMENT, "%" PRIu64 " elements of type %s overflow 64 bits",
-                         elements, format.name);
+    return invalid_argument("%" PRIu64 " elements of type %s overflow 64 bits", elements,
+                            format.name);
   return bytes;
 }
 
 Status unpack_row(const Format& format, const uint8_t* blocks, uint64_t elements, float* out) {
-  if (format.unpack == nullptr)
-    return Status::error(WCUDA_UNSUPPORTED, "type %s does not hold weights", format.name);
+  if (format.unpack == nullptr) return unsupported("type %s does not hold weights", format.name);
   WCUDA_TRY(row_bytes(format, elements).status());
   for (uint64_t done = 0; done < elements; done += format.block_elements) {
     format.unpack(blocks, out + done);

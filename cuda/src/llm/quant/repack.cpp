@@ -13,8 +13,7 @@ Status repack_on_host(const Repack& weight) {
                     static_cast<uint8_t*>(weight.target));
   const Format* const format = find_format(weight.type);
   if (format == nullptr || format->block_elements != 1)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "tensor type %u has no single elements",
-                         weight.type);
+    return invalid_argument("tensor type %u has no single elements", weight.type);
   return unpack_row(*format, source, weight.rows, static_cast<float*>(weight.target));
 }
 
@@ -22,8 +21,7 @@ Status repack_on_host(const Repack& weight) {
 
 Status repack(Backend& backend, const Repack& weight, Stream stream) {
   return backend.run({"repack", CallKind::kLaunch, 0, stream}, [&](Backend& device) -> Status {
-    if (device.is_registered())
-      return Status::error(WCUDA_UNSUPPORTED, "this backend repacks no weights");
+    if (device.is_registered()) return unsupported("this backend repacks no weights");
     return device.is_host() ? repack_on_host(weight) : repack_on_cuda(device, weight, stream);
   });
 }

@@ -18,9 +18,8 @@ Status repack_on_cuda(Backend& device, const Repack& weight, Stream stream) {
     return is_refused ? cudaSuccess : error;
   });
   if (!is_refused) return status;
-  return Status::error(WCUDA_INVALID_ARGUMENT,
-                       "no order on the device for tensor type %u, %u rows of %u", weight.type,
-                       weight.rows, weight.cols);
+  return invalid_argument("no order on the device for tensor type %u, %u rows of %u", weight.type,
+                          weight.rows, weight.cols);
 }
 
 }  // namespace wcuda::quant
