@@ -79,7 +79,7 @@ std::string exercise_model(const uint8_t* data, size_t bytes, bool* is_loaded) {
   if (!source.ok()) return "";
   const auto file = gguf::Gguf::open(source.take());
   if (!file.ok()) return "";
-  static const std::shared_ptr<Backend> backend = HostBackend::open(1u << 30, 1).take();
+  static const std::shared_ptr<Backend> backend = open_host_backend(1u << 30, 1).take();
   const auto plan = model::plan_load(*backend, **file);
   if (!plan.ok()) {
     WCUDA_EXPECT(is_refusal(plan.status()));

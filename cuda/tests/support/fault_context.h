@@ -12,7 +12,7 @@ namespace wcuda::testing {
 class FaultContext {
  public:
   explicit FaultContext(uint64_t capacity = uint64_t{64} << 20, uint64_t budget = 0)
-      : FaultContext(HostBackend::open(capacity, 1).take(), budget) {}
+      : FaultContext(open_host_backend(capacity, 1).take(), budget) {}
   explicit FaultContext(std::shared_ptr<Backend> device, uint64_t budget = 0)
       : device_(std::move(device)) {
     faulty_ = std::make_shared<FaultBackend>(device_);

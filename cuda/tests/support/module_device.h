@@ -16,7 +16,7 @@ namespace wcuda::testing {
 class ModuleDevice final : public WrapperBackend, private Modules {
  public:
   explicit ModuleDevice(uint64_t capacity = uint64_t{64} << 20)
-      : WrapperBackend(HostBackend::open(capacity, 1).take()) {
+      : WrapperBackend(open_host_backend(capacity, 1).take()) {
     wcuda_device_caps& caps = description_.caps;
     caps.backend = WCUDA_BACKEND_CUDA;
     for (int i = 0; i < 3; ++i) caps.max_grid_dims[i] = caps.max_block_dims[i] = 1024;

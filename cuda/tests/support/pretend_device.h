@@ -14,7 +14,7 @@ class PretendDevice final : public WrapperBackend {
   // `reader_count`: threads that a load reads with; with one its calls come in the same order every
   // time.
   explicit PretendDevice(uint32_t reader_count, uint64_t capacity = 0)
-      : WrapperBackend(HostBackend::open(capacity, reader_count).take()) {
+      : WrapperBackend(open_host_backend(capacity, reader_count).take()) {
     description_.caps.backend = WCUDA_BACKEND_CUDA;
   }
 };

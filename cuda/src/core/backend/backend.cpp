@@ -94,7 +94,7 @@ Status Backend::kernel_launch(Kernel kernel, const LaunchDims& dims, void* const
 }
 
 Result<Stream> Backend::stream_borrow(void*) {
-  return Status::error(WCUDA_UNSUPPORTED, "this backend's streams are not a driver's");
+  return unsupported("this backend's streams are not a driver's");
 }
 
 }  // namespace wcuda

@@ -11,9 +11,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <map>
+#include <mutex>
 
+#include "core/backend/handle_table.h"
 #include "core/backend/host_memory.h"
 #include "core/base/checked.h"
+#include "core/base/clock.h"
 #include "core/base/text.h"
 #include "core/base/thread_pool.h"
 
@@ -122,144 +126,153 @@ void repeat(uint8_t* data, uint64_t bytes) {
     std::memcpy(data + done, data, std::min(piece, bytes - done));
 }
 
+// Everything is done when a call returns.
+class HostBackend final : public Backend {
+ public:
+  HostBackend(uint64_t capacity, uint32_t thread_count)
+      : Backend({make_caps(capacity, thread_count), 0, thread_count}), capacity_(capacity) {}
+  ~HostBackend() override {
+    for (const auto& [address, block] : blocks_)
+      release_block(const_cast<void*>(address), block.bytes);
+  }
+
+  Result<MemoryInfo> memory_info() override {
+    const uint64_t available = host_available_bytes();
+    std::lock_guard<std::mutex> lock(mutex_);
+    return MemoryInfo{std::min(capacity_ - held_bytes_, available), capacity_, held_bytes_,
+                      held_bytes_};
+  }
+  Result<void*> allocate(MemoryKind kind, uint64_t bytes) override {
+    WCUDA_CHECK(bytes > 0);
+    const bool is_device = kind == MemoryKind::kDevice;
+    const Code full = is_device ? WCUDA_OUT_OF_MEMORY : WCUDA_OUT_OF_HOST_MEMORY;
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (is_device && bytes > capacity_ - held_bytes_)
+      return Status::error(full, "the host has %" PRIu64 " of %" PRIu64 " bytes free",
+                           capacity_ - held_bytes_, capacity_);
+    // Room for the record first: after the allocation nothing may fail.
+    std::map<const void*, Block> record{{nullptr, Block{kind, bytes}}};
+    if (bytes > (uint64_t{1} << 62))
+      return Status::error(full, "the host cannot allocate %" PRIu64 " bytes", bytes);
+    void* const address = allocate_block(kind, bytes);
+    if (!address)
+      return Status::native_error(full, errno, "the host refused %" PRIu64 " bytes", bytes);
+    auto node = record.extract(record.begin());
+    node.key() = address;
+    blocks_.insert(std::move(node));
+    if (is_device) held_bytes_ += bytes;
+    return address;
+  }
+
+  Status free(MemoryKind kind, void* address, uint64_t bytes) override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = blocks_.find(address);
+      WCUDA_CHECK(found != blocks_.end() && found->second.kind == kind &&
+                  found->second.bytes == bytes);
+      blocks_.erase(found);
+      if (kind == MemoryKind::kDevice) held_bytes_ -= bytes;
+    }
+    release_block(address, bytes);
+    return {};
+  }
+
+  Status free_after(Stream stream) override { return check_stream(stream); }
+  Result<MemoryPlace> memory_place(const void* address) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto block = blocks_.upper_bound(address);
+    if (block == blocks_.begin()) return MemoryPlace::kHost;
+    --block;
+    const uint64_t offset =
+        reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(block->first);
+    if (offset >= block->second.bytes) return MemoryPlace::kHost;
+    return block->second.kind == MemoryKind::kDevice ? MemoryPlace::kDevice : MemoryPlace::kPinned;
+  }
+
+  Status copy(const Copy& what) override {
+    WCUDA_TRY(check_stream(what.stream));
+    if (what.bytes != 0) std::memcpy(what.target, what.source, what.bytes);
+    return {};
+  }
+  Status fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
+              Stream stream) override {
+    WCUDA_TRY(check_stream(stream));
+    WCUDA_CHECK(pattern_bytes == 1 || pattern_bytes == 2 || pattern_bytes == 4 ||
+                pattern_bytes == 8);
+    WCUDA_CHECK(bytes % pattern_bytes == 0);
+    for (uint32_t width = pattern_bytes; width < 8; width *= 2) {
+      const uint64_t low = pattern & ((uint64_t{1} << (8 * width)) - 1);
+      pattern = low | low << (8 * width);
+    }
+    auto* const data = static_cast<uint8_t*>(target);
+    const uint64_t first = std::min<uint64_t>(bytes, 8);
+    if (first != 0) std::memcpy(data, &pattern, first);
+    if (bytes > 8) repeat(data, bytes);
+    return {};
+  }
+  Status run(const Call& call, const std::function<Status(Backend&)>& work) override {
+    WCUDA_TRY(check_stream(call.stream));
+    return work(*this);
+  }
+  Result<Stream> stream_create(int32_t priority) override { return streams_.add(priority); }
+  Status stream_destroy(Stream stream) override { return streams_.take(stream).status(); }
+  void* native_stream(Stream) override { return nullptr; }
+  Result<Event> event_create() override { return events_.add({}); }
+  Status event_destroy(Event event) override { return events_.take(event).status(); }
+  Status event_record(Event event, Stream stream) override {
+    WCUDA_TRY(check_stream(stream));
+    return events_.set(event, clock_now());
+  }
+  Status stream_wait(Stream stream, Event event) override {
+    WCUDA_TRY(check_stream(stream));
+    return events_.find(event).status();
+  }
+  Status event_synchronize(Event event) override { return events_.find(event).status(); }
+  Result<bool> event_done(Event event) override {
+    WCUDA_TRY(events_.find(event).status());
+    return true;
+  }
+  Result<double> event_elapsed_ms(Event start, Event end) override {
+    WCUDA_ASSIGN(const Clock::time_point from, events_.find(start));
+    WCUDA_ASSIGN(const Clock::time_point to, events_.find(end));
+    if (from == Clock::time_point() || to == Clock::time_point())
+      return Status::error(WCUDA_INVALID_STATE, "an event that was never recorded has no time");
+    return std::chrono::duration<double, std::milli>(to - from).count();
+  }
+
+  Status synchronize(Stream stream) override { return check_stream(stream); }
+  Status synchronize() override { return {}; }
+  Status fault() const override { return {}; }
+
+ private:
+  struct Block {
+    MemoryKind kind;
+    uint64_t bytes;
+  };
+
+  Status check_stream(Stream stream) const {
+    return stream.id == 0 ? Status() : streams_.find(stream).status();
+  }
+
+  const uint64_t capacity_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  uint64_t held_bytes_ = 0;   // device memory
+  std::map<const void*, Block> blocks_;
+
+  HandleTable<Stream, int32_t> streams_{"stream"};         // their priorities
+  HandleTable<Event, Clock::time_point> events_{"event"};  // when recorded
+};
+
 }  // namespace
 
-HostBackend::HostBackend(uint64_t capacity, uint32_t thread_count)
-    : Backend({make_caps(capacity, thread_count), 0, thread_count}), capacity_(capacity) {}
-
-Result<std::shared_ptr<Backend>> HostBackend::open(uint64_t capacity, uint32_t thread_count) {
+Result<std::shared_ptr<Backend>> open_host_backend(uint64_t capacity, uint32_t thread_count) {
   if (thread_count > ThreadPool::kThreadCountMax)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "host_thread_count: %u, at most %u", thread_count,
-                         ThreadPool::kThreadCountMax);
+    return invalid_argument("host_thread_count: %u, at most %u", thread_count,
+                            ThreadPool::kThreadCountMax);
   if (capacity == 0) capacity = host_memory_bytes();
   if (thread_count == 0) thread_count = available_thread_count();
-  return std::shared_ptr<Backend>(new HostBackend(capacity, thread_count));
+  return std::shared_ptr<Backend>(std::make_shared<HostBackend>(capacity, thread_count));
 }
-
-HostBackend::~HostBackend() {
-  for (const auto& [address, block] : blocks_)
-    release_block(const_cast<void*>(address), block.bytes);
-}
-
-Result<MemoryInfo> HostBackend::memory_info() {
-  const uint64_t available = host_available_bytes();
-  std::lock_guard<std::mutex> lock(mutex_);
-  return MemoryInfo{std::min(capacity_ - held_bytes_, available), capacity_, held_bytes_,
-                    held_bytes_};
-}
-
-Result<void*> HostBackend::allocate(MemoryKind kind, uint64_t bytes) {
-  WCUDA_CHECK(bytes > 0);
-  const bool is_device = kind == MemoryKind::kDevice;
-  const Code full = is_device ? WCUDA_OUT_OF_MEMORY : WCUDA_OUT_OF_HOST_MEMORY;
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (is_device && bytes > capacity_ - held_bytes_)
-    return Status::error(full, "the host has %" PRIu64 " of %" PRIu64 " bytes free",
-                         capacity_ - held_bytes_, capacity_);
-  // Room for the record first: after the allocation nothing may fail.
-  std::map<const void*, Block> record{{nullptr, Block{kind, bytes}}};
-  if (bytes > (uint64_t{1} << 62))
-    return Status::error(full, "the host cannot allocate %" PRIu64 " bytes", bytes);
-  void* const address = allocate_block(kind, bytes);
-  if (!address)
-    return Status::native_error(full, errno, "the host refused %" PRIu64 " bytes", bytes);
-  auto node = record.extract(record.begin());
-  node.key() = address;
-  blocks_.insert(std::move(node));
-  if (is_device) held_bytes_ += bytes;
-  return address;
-}
-
-Status HostBackend::free(MemoryKind kind, void* address, uint64_t bytes) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = blocks_.find(address);
-    WCUDA_CHECK(found != blocks_.end() && found->second.kind == kind &&
-                found->second.bytes == bytes);
-    blocks_.erase(found);
-    if (kind == MemoryKind::kDevice) held_bytes_ -= bytes;
-  }
-  release_block(address, bytes);
-  return {};
-}
-
-Status HostBackend::free_after(Stream stream) { return check_stream(stream); }
-
-Result<MemoryPlace> HostBackend::memory_place(const void* address) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  auto block = blocks_.upper_bound(address);
-  if (block == blocks_.begin()) return MemoryPlace::kHost;
-  --block;
-  const uint64_t offset =
-      reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(block->first);
-  if (offset >= block->second.bytes) return MemoryPlace::kHost;
-  return block->second.kind == MemoryKind::kDevice ? MemoryPlace::kDevice : MemoryPlace::kPinned;
-}
-
-Status HostBackend::copy(const Copy& what) {
-  WCUDA_TRY(check_stream(what.stream));
-  if (what.bytes != 0) std::memcpy(what.target, what.source, what.bytes);
-  return {};
-}
-
-Status HostBackend::fill(void* target, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes,
-                         Stream stream) {
-  WCUDA_TRY(check_stream(stream));
-  WCUDA_CHECK(pattern_bytes == 1 || pattern_bytes == 2 || pattern_bytes == 4 || pattern_bytes == 8);
-  WCUDA_CHECK(bytes % pattern_bytes == 0);
-  for (uint32_t width = pattern_bytes; width < 8; width *= 2) {
-    const uint64_t low = pattern & ((uint64_t{1} << (8 * width)) - 1);
-    pattern = low | low << (8 * width);
-  }
-  auto* const data = static_cast<uint8_t*>(target);
-  const uint64_t first = std::min<uint64_t>(bytes, 8);
-  if (first != 0) std::memcpy(data, &pattern, first);
-  if (bytes > 8) repeat(data, bytes);
-  return {};
-}
-
-Status HostBackend::check_stream(Stream stream) const {
-  return stream.id == 0 ? Status() : streams_.find(stream).status();
-}
-
-Status HostBackend::run(const Call& call, const std::function<Status(Backend&)>& work) {
-  WCUDA_TRY(check_stream(call.stream));
-  return work(*this);
-}
-
-Result<Stream> HostBackend::stream_create(int32_t priority) { return streams_.add(priority); }
-
-Status HostBackend::stream_destroy(Stream stream) { return streams_.take(stream).status(); }
-
-Result<Event> HostBackend::event_create() { return events_.add({}); }
-
-Status HostBackend::event_destroy(Event event) { return events_.take(event).status(); }
-
-Status HostBackend::event_record(Event event, Stream stream) {
-  WCUDA_TRY(check_stream(stream));
-  return events_.set(event, clock_now());
-}
-
-Status HostBackend::stream_wait(Stream stream, Event event) {
-  WCUDA_TRY(check_stream(stream));
-  return events_.find(event).status();
-}
-
-Status HostBackend::event_synchronize(Event event) { return events_.find(event).status(); }
-
-Result<bool> HostBackend::event_done(Event event) {
-  WCUDA_TRY(events_.find(event).status());
-  return true;
-}
-
-Result<double> HostBackend::event_elapsed_ms(Event start, Event end) {
-  WCUDA_ASSIGN(const Clock::time_point from, events_.find(start));
-  WCUDA_ASSIGN(const Clock::time_point to, events_.find(end));
-  if (from == Clock::time_point() || to == Clock::time_point())
-    return Status::error(WCUDA_INVALID_STATE, "an event that was never recorded has no time");
-  return std::chrono::duration<double, std::milli>(to - from).count();
-}
-
-Status HostBackend::synchronize(Stream stream) { return check_stream(stream); }
 
 }  // namespace wcuda

@@ -15,7 +15,7 @@ Status check_host_ordinal(int32_t ordinal) {
 }
 
 Result<Opened> open_host(const OpenOptions& options) {
-  WCUDA_ASSIGN(auto backend, HostBackend::open(options.host_capacity, options.host_thread_count));
+  WCUDA_ASSIGN(auto backend, open_host_backend(options.host_capacity, options.host_thread_count));
   return Opened{std::move(backend), ""};
 }
 
@@ -34,8 +34,7 @@ Result<Opened> open_auto(const OpenOptions& options) {
 bool means_no_device(Code code) { return code == WCUDA_NOT_AVAILABLE || code == WCUDA_NO_DEVICE; }
 
 Result<Opened> open_backend(const OpenOptions& options) {
-  if (options.ordinal < 0)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "ordinal: %d is negative", options.ordinal);
+  if (options.ordinal < 0) return invalid_argument("ordinal: %d is negative", options.ordinal);
   switch (resolve_backend_type(options.backend)) {
     case WCUDA_BACKEND_AUTO:
       return open_auto(options);
@@ -65,12 +64,12 @@ Result<int32_t> device_count(int32_t backend) {
 }
 
 Result<wcuda_device_caps> device_caps(int32_t backend, int32_t ordinal) {
-  if (ordinal < 0) return Status::error(WCUDA_INVALID_ARGUMENT, "ordinal: %d is negative", ordinal);
+  if (ordinal < 0) return invalid_argument("ordinal: %d is negative", ordinal);
   const int32_t type = resolve_backend_type(backend);
   if (type == WCUDA_BACKEND_CUDA) return cuda_device_caps(ordinal);
   if (type == WCUDA_BACKEND_HOST) {
     WCUDA_TRY(check_host_ordinal(ordinal));
-    WCUDA_ASSIGN(const auto host, HostBackend::open(0, 0));
+    WCUDA_ASSIGN(const auto host, open_host_backend(0, 0));
     return host->caps();
   }
   const auto registration = find_registration(type);

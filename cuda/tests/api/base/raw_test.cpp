@@ -46,7 +46,7 @@ TEST(GpuCompatVram, c_program_gets_checked_memory_on_the_device) {
 class Raw : public ::testing::Test {
  protected:
   Raw() {
-    device_ = HostBackend::open(1 << 20, 1).take();
+    device_ = open_host_backend(1 << 20, 1).take();
     faults_ = std::make_shared<FaultBackend>(device_);
     memory_ = vram::Memory::create(faults_, 0);
     reset();

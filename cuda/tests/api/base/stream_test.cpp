@@ -231,7 +231,7 @@ class SlowEvents final : public WrapperBackend {
 };
 
 TEST(StreamTimeout, passes_and_leaves_the_event_to_be_waited_for_again) {
-  const auto backend = std::make_shared<SlowEvents>(HostBackend::open(uint64_t{1} << 20, 1).take());
+  const auto backend = std::make_shared<SlowEvents>(open_host_backend(uint64_t{1} << 20, 1).take());
   auto object = std::make_shared<api::Context>();
   object->memory = vram::Memory::create(backend, 0);
   const wcuda_context context{*api::insert(api::Kind::kContext, std::move(object))};

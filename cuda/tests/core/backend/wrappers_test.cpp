@@ -14,7 +14,7 @@ namespace wcuda {
 namespace {
 
 std::shared_ptr<Backend> host() {
-  auto backend = HostBackend::open(1 << 20, 1);
+  auto backend = open_host_backend(1 << 20, 1);
   EXPECT_TRUE(backend.ok());
   return backend.take();
 }

@@ -19,7 +19,7 @@ namespace wcuda::vram {
 namespace {
 
 std::shared_ptr<Backend> host() {
-  auto backend = HostBackend::open(1 << 20, 1);
+  auto backend = open_host_backend(1 << 20, 1);
   EXPECT_TRUE(backend.ok());
   return backend.take();
 }
@@ -49,7 +49,7 @@ Status use_memory(const std::shared_ptr<Memory>& memory, std::vector<Buffer>* ke
   WCUDA_ASSIGN(Buffer staging, memory->allocate_pinned(500, "staging"));
   WCUDA_ASSIGN(const Stream stream, memory->backend().stream_create(0));
   Status status = [&]() -> Status {
-    WCUDA_ASSIGN(const Scratch scratch, memory->scratch(300, "scratch", stream));
+    WCUDA_ASSIGN(const Buffer scratch, memory->scratch(300, "scratch", stream));
     WCUDA_TRY(memory->backend().fill(scratch.data(), 8, 0, 8, stream));
     for (Buffer& buffer : buffers) {
       buffer.used_on(stream);
@@ -131,8 +131,8 @@ TEST(VramMemory, scratch_is_in_the_ledger_and_goes_after_its_stream) {
   const auto memory = Memory::create(host(), 1000);
   const Stream stream = memory->backend().stream_create(0).take();
   {
-    Scratch scratch = memory->scratch(600, "scratch", stream).take();
-    Scratch other;
+    Buffer scratch = memory->scratch(600, "scratch", stream).take();
+    Buffer other;
     other = std::move(scratch);
     EXPECT_NE(other.data(), nullptr);
     EXPECT_EQ(memory->ledger().sum(WCUDA_PURPOSE_SCRATCH).current_bytes, 600u);
@@ -144,8 +144,8 @@ TEST(VramMemory, scratch_is_in_the_ledger_and_goes_after_its_stream) {
 
 TEST(VramMemory, scratch_moved_over_another_frees_that_one) {
   const auto memory = Memory::create(host(), 0);
-  Scratch target = memory->scratch(600, "old", Stream{}).take();
-  Scratch other = memory->scratch(300, "new", Stream{}).take();
+  Buffer target = memory->scratch(600, "old", Stream{}).take();
+  Buffer other = memory->scratch(300, "new", Stream{}).take();
 
   target = std::move(other);
 

@@ -21,7 +21,7 @@ namespace {
 // Says of some addresses that they are elsewhere.
 class MisplacedBackend final : public WrapperBackend {
  public:
-  MisplacedBackend() : WrapperBackend(HostBackend::open(1 << 20, 1).take()) {}
+  MisplacedBackend() : WrapperBackend(open_host_backend(1 << 20, 1).take()) {}
   Result<MemoryPlace> memory_place(const void* address) override {
     const auto found = places.find(address);
     if (found != places.end()) return MemoryPlace(found->second);
@@ -45,7 +45,7 @@ class ErrorLog {
 };
 
 TEST(Residency, all_allocations_are_checked_but_staging) {
-  const auto memory = Memory::create(HostBackend::open(1 << 20, 1).take(), 0);
+  const auto memory = Memory::create(open_host_backend(1 << 20, 1).take(), 0);
   const auto one = memory->allocate(100, WCUDA_PURPOSE_WEIGHTS, "w");
   const auto two = memory->allocate(100, WCUDA_PURPOSE_KV, "kv");
   const auto staging = memory->allocate_pinned(100, "s");
@@ -127,7 +127,7 @@ TEST(Residency, an_enforced_rule_refuses_foreign_memory_until_it_is_broken) {
 }
 
 TEST(Residency, a_driver_that_does_not_answer_is_no_finding) {
-  const auto faulty = std::make_shared<FaultBackend>(HostBackend::open(1 << 20, 1).take());
+  const auto faulty = std::make_shared<FaultBackend>(open_host_backend(1 << 20, 1).take());
   const auto memory = Memory::create(faulty, 0);
   const auto buffer = memory->allocate(100, WCUDA_PURPOSE_USER, "");
   faulty->fail(CallKind::kOther, 1);
@@ -138,7 +138,7 @@ TEST(Residency, a_driver_that_does_not_answer_is_no_finding) {
 
 TEST(Borrow, counts_apart_and_frees_nothing) {
   std::vector<std::string> calls;
-  const auto device = HostBackend::open(1 << 20, 1).take();
+  const auto device = open_host_backend(1 << 20, 1).take();
   const auto memory = Memory::create(device, 100);
   std::vector<uint8_t> foreign(5000, 3);
   auto borrowed = memory->borrow(foreign.data(), 5000, "foreign");
@@ -156,7 +156,7 @@ TEST(Borrow, counts_apart_and_frees_nothing) {
 }
 
 TEST(Borrow, refuses_nothing_and_ranges_that_wrap) {
-  const auto memory = Memory::create(HostBackend::open(1 << 20, 1).take(), 0);
+  const auto memory = Memory::create(open_host_backend(1 << 20, 1).take(), 0);
   uint8_t byte;
   EXPECT_EQ(memory->borrow(&byte, 0, "").status().code(), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(memory->borrow(&byte, UINT64_MAX, "").status().code(), WCUDA_INVALID_ARGUMENT);
@@ -165,7 +165,7 @@ TEST(Borrow, refuses_nothing_and_ranges_that_wrap) {
 }
 
 TEST(Leaks, live_allocations_are_logged_one_by_one) {
-  const auto memory = Memory::create(HostBackend::open(1 << 20, 1).take(), 0);
+  const auto memory = Memory::create(open_host_backend(1 << 20, 1).take(), 0);
   ErrorLog log;
   memory->log_leaks();
   EXPECT_TRUE(log.records.empty());

@@ -18,7 +18,7 @@ namespace {
 // Hands a freed block out again at once, contents as they were.
 class RecyclingBackend final : public WrapperBackend {
  public:
-  RecyclingBackend() : WrapperBackend(HostBackend::open(1 << 20, 1).take()) {}
+  RecyclingBackend() : WrapperBackend(open_host_backend(1 << 20, 1).take()) {}
   Result<void*> allocate(MemoryKind kind, uint64_t bytes) override {
     const auto kept = kept_.find({kind, bytes});
     if (kept == kept_.end()) return WrapperBackend::allocate(kind, bytes);
@@ -71,7 +71,7 @@ TEST(Scrub, pinned_memory_is_zeroed_before_it_goes) {
 std::vector<std::string> trace_of(Scrub scrub) {
   std::vector<std::string> calls;
   const auto traced = std::make_shared<TraceBackend>(
-      HostBackend::open(1 << 20, 1).take(), [&](const Call& call, const Status&) {
+      open_host_backend(1 << 20, 1).take(), [&](const Call& call, const Status&) {
         calls.push_back(std::string(call.name) + (call.stream.id != 0 ? " on stream" : ""));
       });
   const auto memory = Memory::create(traced, 0, scrub);
@@ -99,7 +99,7 @@ TEST(Scrub, calls_show_zeroing_after_every_use_and_before_the_free) {
 TEST(Scrub, the_driver_zeroes_pinned_memory_when_it_is_allocated) {
   std::vector<std::string> calls;
   const auto traced = std::make_shared<TraceBackend>(
-      HostBackend::open(1 << 20, 1).take(),
+      open_host_backend(1 << 20, 1).take(),
       [&](const Call& call, const Status&) { calls.push_back(call.name); });
   const auto memory = Memory::create(traced, 0, Scrub::kOnAlloc);
 
@@ -111,7 +111,7 @@ TEST(Scrub, the_driver_zeroes_pinned_memory_when_it_is_allocated) {
 // Its device memory cannot be touched by the host, as that of a GPU.
 class DistantBackend final : public WrapperBackend {
  public:
-  DistantBackend() : WrapperBackend(HostBackend::open(1 << 20, 1).take()) {}
+  DistantBackend() : WrapperBackend(open_host_backend(1 << 20, 1).take()) {}
   Result<void*> allocate(MemoryKind, uint64_t bytes) override {
     return ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   }
@@ -143,7 +143,7 @@ TEST(Scrub, every_injected_failure_leaves_an_empty_ledger_and_device) {
          {CallKind::kAllocate, CallKind::kLaunch, CallKind::kWait, CallKind::kOther}) {
       uint64_t failures = 0;
       for (uint64_t k = 1; k < 20; ++k) {
-        const auto device = HostBackend::open(1 << 20, 1).take();
+        const auto device = open_host_backend(1 << 20, 1).take();
         const auto faulty = std::make_shared<FaultBackend>(device);
         const auto memory = Memory::create(faulty, 0, scrub);
         faulty->fail(kind, k);
@@ -164,7 +164,7 @@ TEST(Scrub, every_injected_failure_leaves_an_empty_ledger_and_device) {
 
 TEST(Scrub, borrowed_memory_is_left_alone) {
   for (const Scrub scrub : {Scrub::kOnFree, Scrub::kOnAlloc}) {
-    const auto memory = Memory::create(HostBackend::open(1 << 20, 1).take(), 0, scrub);
+    const auto memory = Memory::create(open_host_backend(1 << 20, 1).take(), 0, scrub);
     std::vector<uint8_t> foreign(100, 7);
 
     memory->borrow(foreign.data(), 100, "foreign")->reset();

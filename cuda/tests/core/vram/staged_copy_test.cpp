@@ -108,7 +108,7 @@ TEST(StagedCopy, pinned_sources_and_hosts_need_no_slots) {
   for (const bool is_host : {false, true}) {
     std::vector<std::string> calls;
     const auto traced = std::make_shared<TraceBackend>(
-        is_host ? HostBackend::open(0, 1).take() : device(),
+        is_host ? open_host_backend(0, 1).take() : device(),
         [&](const Call& call, const Status&) { calls.push_back(call.name); });
     const auto memory = Memory::create(traced, 0);
     const auto buffer = memory->allocate(kSlot, WCUDA_PURPOSE_USER, "");

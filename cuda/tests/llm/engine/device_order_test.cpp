@@ -21,7 +21,7 @@ class EngineDeviceOrder : public ::testing::Test {
   };
 
   EngineDeviceOrder()
-      : fault_(std::make_shared<FaultBackend>(HostBackend::open(1 << 20, 1).take())),
+      : fault_(std::make_shared<FaultBackend>(open_host_backend(1 << 20, 1).take())),
         backend_(fault_, [this](const Call& call, const Status&) {
           calls_.push_back(std::string(call.name) + " " + name_of(call.stream));
         }) {

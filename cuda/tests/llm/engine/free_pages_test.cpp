@@ -14,7 +14,7 @@ namespace {
 // The bytes of all pages after a sequence of 70 tokens, on two of the four pages, has come and
 // gone.
 std::vector<uint8_t> pages_after_a_sequence(uint64_t flags) {
-  const auto memory = vram::Memory::create(HostBackend::open(0, 1).take(), 0);
+  const auto memory = vram::Memory::create(open_host_backend(0, 1).take(), 0);
   const std::string bytes = testing::TinyModel().build();
   const auto model = model::Model::load(memory, testing::open_bytes(bytes).take(), {}).take();
   wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;

@@ -32,7 +32,7 @@ uint64_t logits_bytes(std::string_view device, uint32_t rows, uint32_t max_logit
   shape.row_count = rows;
   shape.row_tokens = 5;
 
-  const auto report = report_step(HostBackend::open(0, 1).take(), *file, options, shape, device);
+  const auto report = report_step(open_host_backend(0, 1).take(), *file, options, shape, device);
 
   EXPECT_TRUE(report.ok()) << report.status().message();
   for (size_t i = 0; i < report->plan.nodes.size(); ++i)
@@ -50,7 +50,7 @@ TEST(StepReport, counts_weights_as_the_device_holds_them) {
   const uint64_t on_gpu = *quant::gpu_layout_bytes(kQ5_1, 97, 64);
   const std::string bytes = file_bytes();
   const auto plan =
-      model::plan_load(*HostBackend::open(0, 1).take(), *testing::open_bytes(bytes).take());
+      model::plan_load(*open_host_backend(0, 1).take(), *testing::open_bytes(bytes).take());
   const uint64_t on_host = plan->weights.output.bytes;
   ASSERT_NE(on_gpu, on_host);
 

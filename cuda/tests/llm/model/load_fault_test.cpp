@@ -17,7 +17,7 @@ struct Fixture {
   Fixture() : bytes(tiny().build()) {
     file = testing::open_bytes(bytes).take();
     // One thread: a load's calls come in the same order every time.
-    fault = std::make_shared<FaultBackend>(HostBackend::open(0, 1).take());
+    fault = std::make_shared<FaultBackend>(open_host_backend(0, 1).take());
     memory = vram::Memory::create(fault, 0);
   }
   static TinyModel tiny() {

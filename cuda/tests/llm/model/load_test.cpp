@@ -18,7 +18,7 @@ using testing::GgufBuilder;
 using testing::TinyModel;
 
 std::shared_ptr<vram::Memory> host_memory(uint64_t budget = 0, uint32_t threads = 2) {
-  auto backend = HostBackend::open(budget, threads);
+  auto backend = open_host_backend(budget, threads);
   EXPECT_TRUE(backend.ok());
   return vram::Memory::create(backend.take(), budget);
 }

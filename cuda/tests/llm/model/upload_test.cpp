@@ -531,7 +531,7 @@ TEST(ModelDigests, of_a_model_on_the_host_are_those_of_its_file) {
     tiny.vector_type = testing::kF16;
     const std::string bytes = tiny.build();
     const auto file = open(bytes);
-    const auto memory = vram::Memory::create(HostBackend::open(0, 2).take(), 0);
+    const auto memory = vram::Memory::create(open_host_backend(0, 2).take(), 0);
     const auto model = Model::load(memory, file, {}).take();
     for (const ResidentTensor& tensor : model->tensors()) {
       const std::string in_file = file_bytes_of(*file, tensor.index);
