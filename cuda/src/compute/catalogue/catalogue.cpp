@@ -174,8 +174,8 @@ __attribute__((format(printf, 3, 4))) Status wrong(const CatalogueEntry& entry, 
   va_start(list, format);
   std::vsnprintf(what, sizeof(what), format, list);
   va_end(list);
-  return Status::error(WCUDA_INVALID_ARGUMENT, "%s: argument %zu ('%s') %s", entry.name.c_str(),
-                       index, entry.params[index].name.c_str(), what);
+  return invalid_argument("%s: argument %zu ('%s') %s", entry.name.c_str(), index,
+                          entry.params[index].name.c_str(), what);
 }
 
 using Dims = std::map<std::string, int64_t, std::less<>>;
@@ -189,10 +189,9 @@ Status add_output_size(const CatalogueEntry& entry, Dims* dims) {
     constexpr int64_t kMax = int64_t{1} << 40;  // no sum below overflows
     if (stride < 1 || width < 1 || length > kMax || width > kMax || pad > kMax || stride > kMax ||
         length + 2 * pad < width)
-      return Status::error(WCUDA_INVALID_ARGUMENT,
-                           "%s: a window of %s %" PRId64 ", stride %" PRId64
-                           " does not fit %s %" PRId64 " with pad %" PRId64,
-                           entry.name.c_str(), window, width, stride, of, length, pad);
+      return invalid_argument("%s: a window of %s %" PRId64 ", stride %" PRId64
+                              " does not fit %s %" PRId64 " with pad %" PRId64,
+                              entry.name.c_str(), window, width, stride, of, length, pad);
     (*dims)[name] = (length + 2 * pad - width) / stride + 1;
     return Status();
   };
@@ -206,7 +205,7 @@ Status check_sizes(const CatalogueEntry& entry, const Dims& dims) {
   const auto wrong_sizes = [&](const char* format, int64_t a, int64_t b) {
     char what[120];
     std::snprintf(what, sizeof(what), format, a, b);
-    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: %s", entry.name.c_str(), what);
+    return invalid_argument("%s: %s", entry.name.c_str(), what);
   };
   switch (entry.op) {
     case CatalogueOp::kRope:
@@ -305,7 +304,7 @@ Result<PreparedCall> prepare_call(const CatalogueEntry& entry, Dtype type,
                          entry.name.c_str(), arguments.size(), entry.params.size(),
                          entry.signature.c_str());
   if (entry.is_f32_only && type != Dtype::kF32)
-    return Status::error(WCUDA_UNSUPPORTED, "%s: is for f32 only", entry.name.c_str());
+    return unsupported("%s: is for f32 only", entry.name.c_str());
   PreparedCall call;
   call.args.type = type;
   Dims dims;
@@ -405,7 +404,7 @@ Status run_call(const CatalogueEntry& entry, const PreparedCall& call, vram::Mem
       return {};
     });
   kernels::CatalogueArgs args = call.args;
-  vram::Scratch scratch;
+  vram::Buffer scratch;
   switch (entry.op) {
 #define WCUDA_OP(name) case CatalogueOp::k##name:
     WCUDA_REDUCE_OPS(WCUDA_OP)

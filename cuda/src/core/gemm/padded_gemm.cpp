@@ -75,7 +75,7 @@ Status run_gemm_padded(const TypedGemm& g, vram::Memory& memory, Stream stream) 
       !lay_out(&whole.c, whole.m, whole.n, g.batch, &bytes) ||
       !lay_out(&whole_bias, 1, whole.n, 1, &bytes))
     return Status::error(WCUDA_OUT_OF_MEMORY, "gemm: its copies in scratch are past 2^56 bytes");
-  WCUDA_ASSIGN(const vram::Scratch scratch, memory.scratch(bytes, "gemm", stream));
+  WCUDA_ASSIGN(const vram::Buffer scratch, memory.scratch(bytes, "gemm", stream));
   for (GemmMatrix* each : {&whole.a, &whole.b, &whole.c, &whole_bias})
     each->data = scratch.data() + reinterpret_cast<uintptr_t>(each->data);
   if (g.bias) whole.bias = whole_bias.data;

@@ -257,7 +257,7 @@ Status run_gemm_on_device(const TypedGemm& gemm, vram::Memory& memory, Stream st
     WCUDA_ASSIGN(plan, products->plan(gemm));
     return {};
   }));
-  vram::Scratch workspace;
+  vram::Buffer workspace;
   uint8_t* scratch = nullptr;
   if (plan->workspace_bytes() != 0) {
     if (stream.id == 0) scratch = products->main_workspace(memory);

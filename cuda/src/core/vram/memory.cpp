@@ -33,6 +33,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   memory_ = std::move(other.memory_);
   kind_ = other.kind_;
   is_borrowed_ = other.is_borrowed_;
+  is_scratch_ = other.is_scratch_;
   data_ = std::exchange(other.data_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
   row_ = std::move(other.row_);
@@ -84,9 +85,9 @@ std::shared_ptr<Memory> Memory::create(std::shared_ptr<Backend> backend, uint64_
 
 Result<Buffer> Memory::allocate(uint64_t bytes, int32_t purpose, std::string_view tag) {
   if (purpose == WCUDA_PURPOSE_STAGING)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: staging is pinned host memory");
+    return invalid_argument("purpose: staging is pinned host memory");
   if (purpose == WCUDA_PURPOSE_BORROWED)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: borrowed memory is not allocated");
+    return invalid_argument("purpose: borrowed memory is not allocated");
   return allocate_kind(MemoryKind::kDevice, bytes, purpose, tag);
 }
 
@@ -94,7 +95,7 @@ Result<Buffer> Memory::allocate_zeroed(uint64_t bytes, int32_t purpose, std::str
   WCUDA_ASSIGN(Buffer buffer, allocate(bytes, purpose, tag));
   // The host's allocations start as zeros; scrubbed ones do everywhere.
   if (backend_->is_host() || scrub_ == Scrub::kOnAlloc) return buffer;
-  const Status filled = zero(buffer);
+  const Status filled = zero(buffer, Stream{});
   if (filled.code() == WCUDA_UNSUPPORTED) {  // a caller's backend may have no fill
     WCUDA_TRY(copy_zeros(buffer));
     return buffer;
@@ -150,17 +151,15 @@ void Memory::close_staged_copy() noexcept {
 
 Status Memory::check_request(uint64_t bytes, int32_t purpose) const {
   if (purpose <= WCUDA_PURPOSE_ANY || purpose >= kPurposeCount)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: %d is not in 1 … %d", purpose,
-                         kPurposeCount - 1);
-  if (bytes == 0) return Status::error(WCUDA_INVALID_ARGUMENT, "bytes: 0, at least 1 is needed");
+    return invalid_argument("purpose: %d is not in 1 … %d", purpose, kPurposeCount - 1);
+  if (bytes == 0) return invalid_argument("bytes: 0, at least 1 is needed");
   return backend_->fault();
 }
 
 Result<Buffer> Memory::borrow(void* address, uint64_t bytes, std::string_view tag) {
   WCUDA_TRY(check_request(bytes, WCUDA_PURPOSE_BORROWED));
   if (bytes > UINTPTR_MAX - reinterpret_cast<uintptr_t>(address))
-    return Status::error(WCUDA_INVALID_ARGUMENT, "bytes: %" PRIu64 " at this address wrap around",
-                         bytes);
+    return invalid_argument("bytes: %" PRIu64 " at this address wrap around", bytes);
   if (vram_only()) {
     for (const uint64_t offset : {uint64_t{0}, bytes - 1}) {
       WCUDA_ASSIGN(const MemoryPlace place,
@@ -181,30 +180,53 @@ Result<Buffer> Memory::borrow(void* address, uint64_t bytes, std::string_view ta
   return buffer;
 }
 
-Result<Buffer> Memory::allocate_kind(MemoryKind kind, uint64_t bytes, int32_t purpose,
-                                     std::string_view tag) {
+// Reserves the bytes in the budgets, has `get` (a Result<void*>) allocate them, and enters the row.
+template <class Get>
+Result<Ledger::Row> Memory::enter(uint64_t bytes, int32_t purpose, std::string_view tag,
+                                  const Get& get, void** address) {
   WCUDA_TRY(check_request(bytes, purpose));
-
-  Buffer buffer;  // owns nothing until its data is set
-  buffer.kind_ = kind;
-  WCUDA_ASSIGN(buffer.row_, ledger_.reserve(bytes, purpose, tag));
+  WCUDA_ASSIGN(Ledger::Row row, ledger_.reserve(bytes, purpose, tag));
   Result<void*> memory = Status();
   try {
-    memory = backend_->allocate(kind, bytes);
+    memory = get();
   } catch (...) {
-    ledger_.give_up(buffer.row_);
+    ledger_.give_up(row);
     throw;
   }
   if (!memory.ok()) {
-    ledger_.give_up(buffer.row_);
+    ledger_.give_up(row);
     return full(memory.status(), bytes, purpose, tag);
   }
-  ledger_.commit(buffer.row_, *memory);
-  buffer.data_ = static_cast<uint8_t*>(*memory);
+  *address = *memory;
+  ledger_.commit(row, *memory);
+  return row;
+}
+
+Result<Account> Memory::account(uint64_t bytes, int32_t purpose, std::string_view tag,
+                                const std::function<Status()>& get) {
+  const auto got = [&]() -> Result<void*> {
+    WCUDA_TRY(get());
+    return nullptr;
+  };
+  void* none = nullptr;
+  Account account;
+  WCUDA_ASSIGN(account.row_, enter(bytes, purpose, tag, got, &none));
+  account.memory_ = shared_from_this();
+  return account;
+}
+
+Result<Buffer> Memory::allocate_kind(MemoryKind kind, uint64_t bytes, int32_t purpose,
+                                     std::string_view tag) {
+  Buffer buffer;  // owns nothing until its data is set
+  void* address = nullptr;
+  buffer.kind_ = kind;
+  const auto get = [&] { return backend_->allocate(kind, bytes); };
+  WCUDA_ASSIGN(buffer.row_, enter(bytes, purpose, tag, get, &address));
+  buffer.data_ = static_cast<uint8_t*>(address);
   buffer.bytes_ = bytes;
   buffer.memory_ = shared_from_this();
   if (scrub_ == Scrub::kOnAlloc && kind == MemoryKind::kDevice) {
-    WCUDA_TRY(zero(buffer));
+    WCUDA_TRY(zero(buffer, Stream{}));
     WCUDA_TRY(backend_->synchronize(Stream{}));  // any stream may use it at once
   }
   return buffer;
@@ -225,30 +247,18 @@ Status Memory::full(const Status& status, uint64_t bytes, int32_t purpose,
       status.message());
 }
 
-Result<Scratch> Memory::scratch(uint64_t bytes, std::string_view tag, Stream stream) {
-  WCUDA_TRY(check_request(bytes, WCUDA_PURPOSE_SCRATCH));
-  WCUDA_ASSIGN(Ledger::Row row, ledger_.reserve(bytes, WCUDA_PURPOSE_SCRATCH, tag));
-  Result<void*> memory = Status();
-  try {
-    memory = backend_->allocate_scratch(bytes, stream);
-  } catch (...) {
-    ledger_.give_up(row);
-    throw;
-  }
-  if (!memory.ok()) {
-    ledger_.give_up(row);
-    return full(memory.status(), bytes, WCUDA_PURPOSE_SCRATCH, tag);
-  }
-  Scratch scratch;
-  ledger_.commit(row, *memory);
-  scratch.row_ = std::move(row);
-  scratch.data_ = static_cast<uint8_t*>(*memory);
-  scratch.bytes_ = bytes;
-  scratch.stream_ = stream;
-  scratch.memory_ = shared_from_this();
-  if (scrub_ == Scrub::kOnAlloc)
-    WCUDA_TRY(backend_->fill(scratch.data_, scratch.bytes_, 0, 1, stream));
-  return scratch;
+Result<Buffer> Memory::scratch(uint64_t bytes, std::string_view tag, Stream stream) {
+  Buffer buffer;
+  void* address = nullptr;
+  buffer.is_scratch_ = true;
+  buffer.streams_ = {stream};
+  const auto get = [&] { return backend_->allocate_scratch(bytes, stream); };
+  WCUDA_ASSIGN(buffer.row_, enter(bytes, WCUDA_PURPOSE_SCRATCH, tag, get, &address));
+  buffer.data_ = static_cast<uint8_t*>(address);
+  buffer.bytes_ = bytes;
+  buffer.memory_ = shared_from_this();
+  if (scrub_ == Scrub::kOnAlloc) WCUDA_TRY(zero(buffer, stream));
+  return buffer;
 }
 
 Result<uint8_t*> Memory::lasting_scratch(uint64_t bytes, std::string_view tag) {
@@ -269,34 +279,9 @@ void Memory::end_lasting() noexcept {
   lasting_.clear();
 }
 
-Scratch& Scratch::operator=(Scratch&& other) noexcept {
-  if (this == &other) return *this;
-  reset();
-  memory_ = std::move(other.memory_);
-  data_ = std::exchange(other.data_, nullptr);
-  bytes_ = std::exchange(other.bytes_, 0);
-  stream_ = other.stream_;
-  row_ = std::move(other.row_);
-  return *this;
-}
-
-void Scratch::reset() noexcept {
-  if (!memory_) return;
-  Memory& memory = *memory_;
-  Backend& backend = *memory.backend_;
-  if (backend.fault().ok()) {
-    if (memory.scrub_ == Scrub::kOnFree)
-      memory.attempt([&] { return backend.fill(data_, bytes_, 0, 1, stream_); });
-    memory.attempt([&] { return backend.free_scratch(data_, bytes_, stream_); });
-  }
-  memory.ledger_.release(row_, !backend.fault().ok());
-  data_ = nullptr;
-  memory_.reset();
-}
-
-// Queued on stream 0.
-Status Memory::zero(const Buffer& buffer) {
-  return backend_->fill(buffer.data_, buffer.bytes_, 0, 1, Stream{});
+// Queued.
+Status Memory::zero(const Buffer& buffer, Stream stream) {
+  return backend_->fill(buffer.data_, buffer.bytes_, 0, 1, stream);
 }
 
 Status Memory::copy_zeros(const Buffer& buffer) {
@@ -323,6 +308,14 @@ bool Memory::attempt(Step&& step) noexcept {
 
 void Memory::release(Buffer& buffer) noexcept {
   const auto is_lost = [&] { return !backend_->fault().ok(); };
+  if (buffer.is_scratch_) {
+    const Stream stream = buffer.streams_.front();
+    if (!is_lost()) {
+      if (scrub_ == Scrub::kOnFree) attempt([&] { return zero(buffer, stream); });
+      attempt([&] { return backend_->free_scratch(buffer.data_, buffer.bytes_, stream); });
+    }
+    return ledger_.release(buffer.row_, is_lost());
+  }
   const bool is_queued = buffer.kind_ == MemoryKind::kDevice && !buffer.is_borrowed_;
   const auto pass = [&](Stream stream) {
     // Borrowed and pinned memory may be reused at once, so its work must have ended; device memory
@@ -351,7 +344,7 @@ void Memory::scrub_for_free(const Buffer& buffer) noexcept {
   for (const Stream stream : buffer.streams_)
     if (!attempt([&] { return order_main_stream_after(stream); }))
       attempt([&] { return backend_->synchronize(stream); });
-  attempt([&] { return zero(buffer); });
+  attempt([&] { return zero(buffer, Stream{}); });
 }
 
 Status Memory::order_main_stream_after(Stream stream) {

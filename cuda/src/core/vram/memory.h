@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -71,6 +72,7 @@ class Buffer {
   std::shared_ptr<Memory> memory_;
   MemoryKind kind_ = MemoryKind::kDevice;
   bool is_borrowed_ = false;  // the caller frees it
+  bool is_scratch_ = false;   // freed in the order of its one stream
   uint8_t* data_ = nullptr;
   uint64_t bytes_ = 0;
   Ledger::Row row_;
@@ -93,25 +95,6 @@ class Account {
   Ledger::Row row_;
 };
 
-// Device memory for work on one stream, freed in its order. Movable.
-class Scratch {
- public:
-  Scratch() = default;
-  Scratch(Scratch&& other) noexcept { *this = std::move(other); }
-  Scratch& operator=(Scratch&& other) noexcept;
-  ~Scratch() { reset(); }
-  uint8_t* data() const { return data_; }
-  void reset() noexcept;
-
- private:
-  friend class Memory;
-  std::shared_ptr<Memory> memory_;  // null: empty
-  uint8_t* data_ = nullptr;
-  uint64_t bytes_ = 0;
-  Stream stream_;
-  Ledger::Row row_;
-};
-
 // The memory of one context. Thread-safe.
 class Memory : public std::enable_shared_from_this<Memory> {
  public:
@@ -127,8 +110,8 @@ class Memory : public std::enable_shared_from_this<Memory> {
   // The same, every byte 0 for whatever stream comes next.
   Result<Buffer> allocate_zeroed(uint64_t bytes, int32_t purpose, std::string_view tag);
   // As allocate, for work on one stream, of purpose WCUDA_PURPOSE_SCRATCH; does not wait for other
-  // work.
-  Result<Scratch> scratch(uint64_t bytes, std::string_view tag, Stream stream);
+  // work, and is freed in the order of the stream.
+  Result<Buffer> scratch(uint64_t bytes, std::string_view tag, Stream stream);
   // Scratch on stream 0 that lives as long as this object; in the ledger, but never reported as a
   // leak.
   Result<uint8_t*> lasting_scratch(uint64_t bytes, std::string_view tag);
@@ -140,27 +123,8 @@ class Memory : public std::enable_shared_from_this<Memory> {
 
   // Reserves bytes in the budgets, calls `get`, which allocates them in the driver and returns a
   // Status, and enters a row if it succeeds. WCUDA_OVER_BUDGET is returned without calling `get`.
-  template <class Get>
-  Result<Account> account(uint64_t bytes, int32_t purpose, std::string_view tag, const Get& get) {
-    WCUDA_TRY(check_request(bytes, purpose));
-    WCUDA_ASSIGN(Ledger::Row row, ledger_.reserve(bytes, purpose, tag));
-    Status status;
-    try {
-      status = get();
-    } catch (...) {
-      ledger_.give_up(row);
-      throw;
-    }
-    if (!status.ok()) {
-      ledger_.give_up(row);
-      return status;
-    }
-    Account account;
-    account.memory_ = shared_from_this();
-    ledger_.commit(row, nullptr);
-    account.row_ = std::move(row);
-    return account;
-  }
+  Result<Account> account(uint64_t bytes, int32_t purpose, std::string_view tag,
+                          const std::function<Status()>& get);
 
   // As Backend::copy_to_device, but large copies from pageable memory go through pinned staging
   // buffers, which the first such copy allocates (StagedCopy::kStagingBytes) and the destructor
@@ -203,16 +167,18 @@ class Memory : public std::enable_shared_from_this<Memory> {
  private:
   friend class Account;
   friend class Buffer;
-  friend class Scratch;
   Memory(std::shared_ptr<Backend> backend, uint64_t budget, Scrub scrub)
       : backend_(std::move(backend)), scrub_(scrub), ledger_(budget) {}
   Status open_staged_copy();
   void close_staged_copy() noexcept;
   Status check_request(uint64_t bytes, int32_t purpose) const;
   Status full(const Status& status, uint64_t bytes, int32_t purpose, std::string_view tag) const;
+  template <class Get>
+  Result<Ledger::Row> enter(uint64_t bytes, int32_t purpose, std::string_view tag, const Get& get,
+                            void** address);
   Result<Buffer> allocate_kind(MemoryKind kind, uint64_t bytes, int32_t purpose,
                                std::string_view tag);
-  Status zero(const Buffer& buffer);
+  Status zero(const Buffer& buffer, Stream stream);
   Status copy_zeros(const Buffer& buffer);
   void release(Buffer& buffer) noexcept;
   void scrub_for_free(const Buffer& buffer) noexcept;
