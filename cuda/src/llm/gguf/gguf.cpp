@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <iterator>
 #include <string>
 
 #include "core/base/bytes.h"
@@ -22,24 +23,23 @@ struct SplitKeys {
   uint64_t tensor_count = 0;  // of all parts
 };
 
+struct TypeRow {
+  const char* name;
+  uint8_t bytes;
+};
+const TypeRow& type_row(ValueType type) {
+  static constexpr TypeRow kRows[] = {
+      {"u8", 1},   {"i8", 1},     {"u16", 2},   {"i16", 2}, {"u32", 4}, {"i32", 4}, {"f32", 4},
+      {"bool", 1}, {"string", 0}, {"array", 0}, {"u64", 8}, {"i64", 8}, {"f64", 8}, {"none", 0}};
+  const auto index = static_cast<size_t>(type);  // kNone: past the end
+  return kRows[std::min(index, std::size(kRows) - 1)];
+}
+
 // False when the value is not an integer, or negative.
 bool to_u64(const Value& value, uint64_t* number) {
-  switch (value.type) {
-    case ValueType::kU8:
-    case ValueType::kU16:
-    case ValueType::kU32:
-    case ValueType::kU64:
-      *number = value.u64;
-      return true;
-    case ValueType::kI8:
-    case ValueType::kI16:
-    case ValueType::kI32:
-    case ValueType::kI64:
-      *number = static_cast<uint64_t>(value.i64);
-      return value.i64 >= 0;
-    default:
-      return false;
-  }
+  const char kind = value_type_name(value.type)[0];
+  *number = kind == 'i' ? static_cast<uint64_t>(value.i64) : value.u64;
+  return kind == 'u' || (kind == 'i' && value.i64 >= 0);
 }
 
 Status read_split_key(const Part& part, const char* key, bool* present, uint64_t* number) {
@@ -48,8 +48,8 @@ Status read_split_key(const Part& part, const char* key, bool* present, uint64_t
   if (!*present) return Status();
   const Value value = part.value(part.entries[index]);
   if (!to_u64(value, number))
-    return Status::error(WCUDA_MALFORMED, "%s: %s is not a count (type %s)",
-                         part.source->name().c_str(), key, value_type_name(value.type));
+    return malformed("%s: %s is not a count (type %s)", part.source->name().c_str(), key,
+                     value_type_name(value.type));
   return Status();
 }
 
@@ -62,11 +62,11 @@ Status read_split_keys(const Part& part, SplitKeys* keys) {
   // Files that were merged again have a count of 0.
   if (!has_count || keys->count == 0) keys->count = 1;
   if (keys->number >= keys->count)
-    return Status::error(WCUDA_MALFORMED, "%s: split.no is %" PRIu64 ", split.count is %" PRIu64,
-                         part.source->name().c_str(), keys->number, keys->count);
+    return malformed("%s: split.no is %" PRIu64 ", split.count is %" PRIu64,
+                     part.source->name().c_str(), keys->number, keys->count);
   if (keys->count > kMaxSplits)
-    return Status::error(WCUDA_UNSUPPORTED, "%s: split into %" PRIu64 " parts, at most %" PRIu32,
-                         part.source->name().c_str(), keys->count, kMaxSplits);
+    return unsupported("%s: split into %" PRIu64 " parts, at most %" PRIu32,
+                       part.source->name().c_str(), keys->count, kMaxSplits);
   return Status();
 }
 
@@ -75,21 +75,19 @@ Status check_first_part(const Part& part, const SplitKeys& keys, std::string_vie
                         SplitName* name) {
   const std::string& shown = part.source->name();
   if (!parse_split_path(path, name)) {
-    return Status::error(WCUDA_MALFORMED,
-                         "%s: part %" PRIu64 " of %" PRIu64
-                         " by its split keys, but not named …-%05" PRIu64 "-of-%05" PRIu64 ".gguf",
-                         shown.c_str(), keys.number + 1, keys.count, keys.number + 1, keys.count);
+    return malformed("%s: part %" PRIu64 " of %" PRIu64
+                     " by its split keys, but not named …-%05" PRIu64 "-of-%05" PRIu64 ".gguf",
+                     shown.c_str(), keys.number + 1, keys.count, keys.number + 1, keys.count);
   }
   if (name->number != keys.number + 1 || name->count != keys.count) {
-    return Status::error(WCUDA_MALFORMED,
-                         "%s: named part %" PRIu32 " of %" PRIu32
-                         ", but its split keys say part %" PRIu64 " of %" PRIu64,
-                         shown.c_str(), name->number, name->count, keys.number + 1, keys.count);
+    return malformed("%s: named part %" PRIu32 " of %" PRIu32
+                     ", but its split keys say part %" PRIu64 " of %" PRIu64,
+                     shown.c_str(), name->number, name->count, keys.number + 1, keys.count);
   }
   if (keys.number != 0) {
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "%s: part %" PRIu64 " of %" PRIu64 ": open the first, '%s'", shown.c_str(),
-                         keys.number + 1, keys.count, printable(split_path(*name, 1)).c_str());
+    return invalid_argument("%s: part %" PRIu64 " of %" PRIu64 ": open the first, '%s'",
+                            shown.c_str(), keys.number + 1, keys.count,
+                            printable(split_path(*name, 1)).c_str());
   }
   return Status();
 }
@@ -110,8 +108,8 @@ Status check_same_metadata(const Part& first, const Part& part) {
             std::string_view(reinterpret_cast<const char*>(first.header.data()) + same.data_offset,
                              same.data_bytes);
     if (!equal)
-      return Status::error(WCUDA_MALFORMED, "%s: key '%s' differs from the first part's",
-                           part.source->name().c_str(), printable(key).c_str());
+      return malformed("%s: key '%s' differs from the first part's", part.source->name().c_str(),
+                       printable(key).c_str());
   }
   return Status();
 }
@@ -121,23 +119,21 @@ Status check_later_part(const Part& first, const SplitKeys& first_keys, const Pa
   SplitKeys keys;
   WCUDA_TRY(read_split_keys(part, &keys));
   if (keys.number != number || keys.count != first_keys.count) {
-    return Status::error(WCUDA_MALFORMED,
-                         "%s: its split keys say part %" PRIu64 " of %" PRIu64
-                         ", it should be part %" PRIu64 " of %" PRIu64,
-                         part.source->name().c_str(), keys.number + 1, keys.count, number + 1,
-                         first_keys.count);
+    return malformed("%s: its split keys say part %" PRIu64 " of %" PRIu64
+                     ", it should be part %" PRIu64 " of %" PRIu64,
+                     part.source->name().c_str(), keys.number + 1, keys.count, number + 1,
+                     first_keys.count);
   }
   if (part.version != first.version)
-    return Status::error(WCUDA_MALFORMED, "%s: version is %" PRIu32 ", the first part's %" PRIu32,
-                         part.source->name().c_str(), part.version, first.version);
+    return malformed("%s: version is %" PRIu32 ", the first part's %" PRIu32,
+                     part.source->name().c_str(), part.version, first.version);
   return check_same_metadata(first, part);
 }
 
 Status check_split_tensor_count(const Part& first, const SplitKeys& keys, uint64_t found) {
   if (!keys.has_tensor_count || keys.tensor_count == found) return Status();
-  return Status::error(WCUDA_MALFORMED,
-                       "%s: split.tensors.count is %" PRIu64 ", the parts hold %" PRIu64,
-                       first.source->name().c_str(), keys.tensor_count, found);
+  return malformed("%s: split.tensors.count is %" PRIu64 ", the parts hold %" PRIu64,
+                   first.source->name().c_str(), keys.tensor_count, found);
 }
 
 bool convert(const Value& value, float* out) {
@@ -177,23 +173,20 @@ Status absent(std::string_view key) {
 }
 
 template <class T>
-Result<T> get(const Gguf& file, std::string_view key, const T* fallback) {
+Result<T> get(const Gguf& file, std::string_view key, const std::optional<T>& fallback) {
   Value value;
   if (!file.find(key, &value)) return fallback ? Result<T>(*fallback) : Result<T>(absent(key));
   T out{};
   if (convert(value, &out)) return out;
-  return Status::error(WCUDA_UNSUPPORTED, "key '%s' is %s, must be %s", printable(key).c_str(),
-                       describe(value).c_str(), kWanted<T>);
+  return unsupported("key '%s' is %s, must be %s", printable(key).c_str(), describe(value).c_str(),
+                     kWanted<T>);
 }
 
 }  // namespace
 
-const char* value_type_name(ValueType type) {
-  static const char* const kNames[] = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
-                                       "bool", "string", "array", "u64", "i64", "f64"};
-  const int32_t index = static_cast<int32_t>(type);
-  return index >= 0 && index <= 12 ? kNames[index] : "none";
-}
+const char* value_type_name(ValueType type) { return type_row(type).name; }
+
+uint64_t value_bytes(ValueType type) { return type_row(type).bytes; }
 
 std::string_view Value::string_at(uint64_t index) const {
   const uint8_t* start = data + string_offsets[index];
@@ -211,10 +204,9 @@ Result<std::shared_ptr<Gguf>> Gguf::open(std::shared_ptr<Source> source) {
   SplitKeys keys;
   WCUDA_TRY(read_split_keys(*part, &keys));
   if (keys.count > 1)
-    return Status::error(WCUDA_UNSUPPORTED,
-                         "%s: part %" PRIu64 " of %" PRIu64
-                         ": a split file can only be opened by the path of its first part",
-                         part->source->name().c_str(), keys.number + 1, keys.count);
+    return unsupported("%s: part %" PRIu64 " of %" PRIu64
+                       ": a split file can only be opened by the path of its first part",
+                       part->source->name().c_str(), keys.number + 1, keys.count);
   WCUDA_TRY(check_split_tensor_count(*part, keys, part->tensors.size()));
   file->parts_.push_back(std::move(part));
   WCUDA_TRY(file->assemble());
@@ -254,7 +246,7 @@ Result<std::shared_ptr<Gguf>> Gguf::open_path(std::string_view path) {
 Status Gguf::assemble() {
   for (uint32_t i = 0; i < parts_.size(); ++i) {
     if (!checked_add(file_bytes_, parts_[i]->source->size(), &file_bytes_))
-      return Status::error(WCUDA_MALFORMED, "the parts have 2^64 bytes or more");
+      return malformed("the parts have 2^64 bytes or more");
     for (Tensor& tensor : parts_[i]->tensors) {
       tensor.split_index = i;
       tensor_bytes_ += tensor.bytes;  // ranges do not overlap: at most file_bytes_
@@ -269,9 +261,9 @@ Status Gguf::assemble() {
   for (size_t i = 1; i < tensors_by_name_.size(); ++i) {
     const Tensor& tensor = tensors_[tensors_by_name_[i]];
     if (tensor.name == tensors_[tensors_by_name_[i - 1]].name)
-      return Status::error(WCUDA_MALFORMED, "%s: tensor '%s' occurs twice",
-                           parts_[tensor.split_index]->source->name().c_str(),
-                           printable(tensor.name).c_str());
+      return malformed("%s: tensor '%s' occurs twice",
+                       parts_[tensor.split_index]->source->name().c_str(),
+                       printable(tensor.name).c_str());
   }
   return Status();
 }
@@ -291,28 +283,22 @@ bool Gguf::find(std::string_view key, Value* value, uint64_t* index) const {
 
 bool Gguf::has(std::string_view key) const { return parts_[0]->find(key) != value_count(); }
 
-Result<uint32_t> Gguf::get_u32(std::string_view key) const {
-  return get<uint32_t>(*this, key, nullptr);
+Result<uint32_t> Gguf::get_u32(std::string_view key, std::optional<uint32_t> fallback) const {
+  return get(*this, key, fallback);
 }
-Result<uint32_t> Gguf::get_u32(std::string_view key, uint32_t fallback) const {
-  return get(*this, key, &fallback);
+Result<float> Gguf::get_f32(std::string_view key, std::optional<float> fallback) const {
+  return get(*this, key, fallback);
 }
-Result<float> Gguf::get_f32(std::string_view key) const { return get<float>(*this, key, nullptr); }
-Result<float> Gguf::get_f32(std::string_view key, float fallback) const {
-  return get(*this, key, &fallback);
-}
-Result<std::string_view> Gguf::get_string(std::string_view key) const {
-  return get<std::string_view>(*this, key, nullptr);
-}
-Result<std::string_view> Gguf::get_string(std::string_view key, std::string_view fallback) const {
-  return get(*this, key, &fallback);
+Result<std::string_view> Gguf::get_string(std::string_view key,
+                                          std::optional<std::string_view> fallback) const {
+  return get(*this, key, fallback);
 }
 Result<std::vector<uint32_t>> Gguf::get_u32s(std::string_view key) const {
   Value array;
   if (!find(key, &array)) return absent(key);
   if (array.type != ValueType::kArray)
-    return Status::error(WCUDA_UNSUPPORTED, "key '%s' is %s, must be an array",
-                         printable(key).c_str(), describe(array).c_str());
+    return unsupported("key '%s' is %s, must be an array", printable(key).c_str(),
+                       describe(array).c_str());
   std::vector<uint32_t> out(array.count);
   for (uint64_t i = 0; i < array.count; ++i) {
     Value value;
@@ -320,8 +306,8 @@ Result<std::vector<uint32_t>> Gguf::get_u32s(std::string_view key) const {
     if (value.type != ValueType::kString)
       value = number_at(array.element_type, array.data + i * (array.data_bytes / array.count));
     if (!convert(value, &out[i]))
-      return Status::error(WCUDA_UNSUPPORTED, "key '%s': element %" PRIu64 " is %s, must be %s",
-                           printable(key).c_str(), i, describe(value).c_str(), kWanted<uint32_t>);
+      return unsupported("key '%s': element %" PRIu64 " is %s, must be %s", printable(key).c_str(),
+                         i, describe(value).c_str(), kWanted<uint32_t>);
   }
   return out;
 }

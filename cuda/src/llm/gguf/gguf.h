@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -31,6 +32,8 @@ enum class ValueType : int32_t {
 };
 // "u32", "string"; static text.
 const char* value_type_name(ValueType type);
+// Bytes of a fixed-width value; 0 for strings and arrays.
+uint64_t value_bytes(ValueType type);
 
 // One metadata entry. Views and pointers are borrowed from the Gguf.
 struct Value {
@@ -89,15 +92,13 @@ class Gguf {
   bool find(std::string_view key, Value* value, uint64_t* index = nullptr) const;
   bool has(std::string_view key) const;
 
-  // Typed access. An absent key is WCUDA_NOT_FOUND or, in the second form, the fallback; another
-  // type, or a number that does not fit, is WCUDA_UNSUPPORTED with key and type. Integers are read
-  // from any integer type, floats from f32 and f64.
-  Result<uint32_t> get_u32(std::string_view key) const;
-  Result<uint32_t> get_u32(std::string_view key, uint32_t fallback) const;
-  Result<float> get_f32(std::string_view key) const;
-  Result<float> get_f32(std::string_view key, float fallback) const;
-  Result<std::string_view> get_string(std::string_view key) const;
-  Result<std::string_view> get_string(std::string_view key, std::string_view fallback) const;
+  // Typed access. An absent key is the fallback or, without one, WCUDA_NOT_FOUND; another type, or
+  // a number that does not fit, is WCUDA_UNSUPPORTED with key and type. Integers are read from any
+  // integer type, floats from f32 and f64.
+  Result<uint32_t> get_u32(std::string_view key, std::optional<uint32_t> fallback = {}) const;
+  Result<float> get_f32(std::string_view key, std::optional<float> fallback = {}) const;
+  Result<std::string_view> get_string(std::string_view key,
+                                      std::optional<std::string_view> fallback = {}) const;
   // Arrays, converted element by element under the same rules.
   Result<std::vector<uint32_t>> get_u32s(std::string_view key) const;
 

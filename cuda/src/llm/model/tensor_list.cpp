@@ -4,10 +4,6 @@
 namespace wcuda::model {
 namespace {
 
-std::string layer_name(uint32_t layer, const char* name) {
-  return "blk." + std::to_string(layer) + "." + name;
-}
-
 void list_layer(const Config& c, const DenseDecoder& family, uint32_t layer, TensorList* list) {
   using L = LayerWeights;
   const uint32_t dim = c.embedding_length, hidden = c.feed_forward_length;
@@ -39,50 +35,9 @@ void list_layer(const Config& c, const DenseDecoder& family, uint32_t layer, Ten
 
 }  // namespace
 
-void TensorList::add_matrix(const char* name, Weight Weights::*member, uint32_t rows, uint32_t cols,
-                            Presence presence) {
-  TensorSlot slot;
-  slot.name = name;
-  slot.presence = presence;
-  slot.rows = rows;
-  slot.cols = cols;
-  slot.matrix = member;
-  slots_.push_back(std::move(slot));
-}
-
-void TensorList::add_vector(const char* name, Vector Weights::*member, uint32_t count,
-                            Presence presence) {
-  if (presence == Presence::kNone) return;
-  TensorSlot slot;
-  slot.name = name;
-  slot.presence = presence;
-  slot.is_vector = true;
-  slot.rows = count;
-  slot.vector = member;
-  slots_.push_back(std::move(slot));
-}
-
-void TensorList::add_matrix(uint32_t layer, const char* name, Weight LayerWeights::*member,
-                            uint32_t rows, uint32_t cols) {
-  TensorSlot slot;
-  slot.name = layer_name(layer, name);
-  slot.rows = rows;
-  slot.cols = cols;
-  slot.layer = layer;
-  slot.layer_matrix = member;
-  slots_.push_back(std::move(slot));
-}
-
-void TensorList::add_vector(uint32_t layer, const char* name, Vector LayerWeights::*member,
-                            uint32_t count, Presence presence) {
-  if (presence == Presence::kNone) return;
-  TensorSlot slot;
-  slot.name = layer_name(layer, name);
-  slot.presence = presence;
-  slot.is_vector = true;
-  slot.rows = count;
-  slot.layer = layer;
-  slot.layer_vector = member;
+void TensorList::add(TensorSlot slot) {
+  if (slot.presence == Presence::kNone) return;
+  if (slot.layer >= 0) slot.name = "blk." + std::to_string(slot.layer) + "." + slot.name;
   slots_.push_back(std::move(slot));
 }
 

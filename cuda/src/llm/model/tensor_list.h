@@ -37,13 +37,21 @@ struct TensorSlot {
 class TensorList {
  public:
   void add_matrix(const char* name, Weight Weights::*member, uint32_t rows, uint32_t cols,
-                  Presence presence);
-  void add_vector(const char* name, Vector Weights::*member, uint32_t count, Presence presence);
+                  Presence presence) {
+    add({name, presence, false, rows, cols, -1, member});
+  }
+  void add_vector(const char* name, Vector Weights::*member, uint32_t count, Presence presence) {
+    add({name, presence, true, count, 1, -1, nullptr, member});
+  }
   // "blk.<layer>.<name>".
   void add_matrix(uint32_t layer, const char* name, Weight LayerWeights::*member, uint32_t rows,
-                  uint32_t cols);
+                  uint32_t cols) {
+    add({name, Presence::kRequired, false, rows, cols, layer, nullptr, nullptr, member});
+  }
   void add_vector(uint32_t layer, const char* name, Vector LayerWeights::*member, uint32_t count,
-                  Presence presence);
+                  Presence presence) {
+    add({name, presence, true, count, 1, layer, nullptr, nullptr, nullptr, member});
+  }
   // Tensors of this name, in any layer, may be in the file and are not used.
   void ignore_in_layers(const char* name) { ignored_.insert(name); }
 
@@ -51,6 +59,8 @@ class TensorList {
   bool is_ignored_in_layers(const std::string& name) const { return ignored_.count(name) > 0; }
 
  private:
+  void add(TensorSlot slot);
+
   std::vector<TensorSlot> slots_;
   std::set<std::string> ignored_;
 };

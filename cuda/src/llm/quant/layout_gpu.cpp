@@ -82,13 +82,12 @@ struct TileShape {
 
 Result<TileShape> find_shape(uint32_t type, uint32_t cols) {
   const Format* format = find_format(type);
-  if (format == nullptr) return Status::error(WCUDA_UNSUPPORTED, "unknown tensor type %u", type);
+  if (format == nullptr) return unsupported("unknown tensor type %u", type);
   TileShape shape;
   for (const TileLayout& layout : kTileLayouts)
     if (layout.type == type) shape.layout = &layout;
   if (shape.layout == nullptr)
-    return Status::error(WCUDA_UNSUPPORTED, "tensor type %s has no layout of packed_tiles",
-                         format->name);
+    return unsupported("tensor type %s has no layout of packed_tiles", format->name);
   WCUDA_ASSIGN(shape.row_bytes, row_bytes(*format, cols));
   shape.m_tile_bytes = shape.layout->m_tile_bytes(cols);
   return shape;
@@ -123,8 +122,8 @@ Result<uint64_t> gpu_layout_bytes(uint32_t type, uint32_t rows, uint32_t cols) {
   WCUDA_ASSIGN(const TileShape shape, find_shape(type, cols));
   uint64_t bytes = 0;
   if (!checked_mul((uint64_t{rows} + kMTileRows - 1) / kMTileRows, shape.m_tile_bytes, &bytes))
-    return Status::error(WCUDA_UNSUPPORTED, "a matrix of %u rows of %" PRIu64 " bytes is too large",
-                         rows, shape.row_bytes);
+    return unsupported("a matrix of %u rows of %" PRIu64 " bytes is too large", rows,
+                       shape.row_bytes);
   return bytes;
 }
 

@@ -52,18 +52,16 @@ struct HostShape {
 Result<HostShape> find_shape(uint32_t type, Layout layout, uint32_t cols) {
   HostShape shape;
   const Format* format = find_format(type);
-  if (format == nullptr) return Status::error(WCUDA_UNSUPPORTED, "unknown tensor type %u", type);
+  if (format == nullptr) return unsupported("unknown tensor type %u", type);
   WCUDA_ASSIGN(shape.row_bytes, row_bytes(*format, cols));
   shape.block_bytes = format->block_bytes;
   shape.block_count = cols / format->block_elements;
   if (layout == Layout::kRows) return shape;
   if (layout != Layout::kHost16)
-    return Status::error(WCUDA_UNSUPPORTED, "layout %u is not one of the host's",
-                         static_cast<uint32_t>(layout));
+    return unsupported("layout %u is not one of the host's", static_cast<uint32_t>(layout));
   shape.format = find_host_tile_layout(type);
   if (shape.format == nullptr)
-    return Status::error(WCUDA_UNSUPPORTED, "tensor type %s has no layout of 16-row packed_tiles",
-                         format->name);
+    return unsupported("tensor type %s has no layout of 16-row packed_tiles", format->name);
   return shape;
 }
 
@@ -130,8 +128,8 @@ Result<uint64_t> host_layout_bytes(uint32_t type, Layout layout, uint32_t rows, 
   const uint64_t stored = layout == Layout::kRows ? rows : align_up(rows, kMTileRows);
   uint64_t bytes = 0;
   if (!checked_mul(stored, shape.row_bytes, &bytes))
-    return Status::error(WCUDA_UNSUPPORTED, "a matrix of %u rows of %" PRIu64 " bytes is too large",
-                         rows, shape.row_bytes);
+    return unsupported("a matrix of %u rows of %" PRIu64 " bytes is too large", rows,
+                       shape.row_bytes);
   return bytes;
 }
 
