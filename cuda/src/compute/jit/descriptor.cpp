@@ -26,14 +26,12 @@ std::string_view view(const wcuda_string& text) {
   return {text.data ? text.data : "", static_cast<size_t>(text.bytes)};
 }
 
-bool is_integer(int32_t kind) { return kind >= WCUDA_ARG_I8 && kind <= WCUDA_ARG_U64; }
-
 // Prefixes the message of a parser with the field: "parameters[2].shape: …".
 Status at_field(const std::string& field, const Status& status) {
   return Status::error(status.code(), "%s: %s", field.c_str(), status.message());
 }
 Status wrong_field(const std::string& field, const char* what) {
-  return Status::error(WCUDA_INVALID_ARGUMENT, "%s: %s", field.c_str(), what);
+  return invalid_argument("%s: %s", field.c_str(), what);
 }
 
 // Reads an expression unless the text is empty.
@@ -231,36 +229,11 @@ __attribute__((format(printf, 3, 4))) Status wrong_argument(const Signature& sig
   va_start(list, format);
   std::vsnprintf(what, sizeof(what), format, list);
   va_end(list);
-  return Status::error(WCUDA_INVALID_ARGUMENT, "argument %zu ('%s') %s", index,
-                       signature.parameters[index].name.c_str(), what);
+  return invalid_argument("argument %zu ('%s') %s", index, signature.parameters[index].name.c_str(),
+                          what);
 }
 
 using Values = std::vector<std::optional<int64_t>>;
-
-// Returns nothing for values of 2^63 and above.
-std::optional<int64_t> integer_at(int32_t kind, const void* data) {
-  switch (kind) {
-    case WCUDA_ARG_I8:
-      return load_le<int8_t>(data);
-    case WCUDA_ARG_U8:
-      return load_le<uint8_t>(data);
-    case WCUDA_ARG_I16:
-      return load_le<int16_t>(data);
-    case WCUDA_ARG_U16:
-      return load_le<uint16_t>(data);
-    case WCUDA_ARG_I32:
-      return load_le<int32_t>(data);
-    case WCUDA_ARG_U32:
-      return load_le<uint32_t>(data);
-    case WCUDA_ARG_I64:
-      return load_le<int64_t>(data);
-    default:
-      break;
-  }
-  const auto value = load_le<uint64_t>(data);
-  if (value > uint64_t{INT64_MAX}) return std::nullopt;
-  return static_cast<int64_t>(value);
-}
 
 Status check_bounds(const Signature& signature, size_t index, const DescribedArgument& argument,
                     const Values& values) {
@@ -419,8 +392,8 @@ Status check_arguments(const Signature& signature,
 Status check_fit(const Signature& signature, const std::vector<KernelParameter>& code) {
   const auto& parameters = signature.parameters;
   if (parameters.size() != code.size())
-    return Status::error(WCUDA_INVALID_ARGUMENT, "parameters: %zu given, the kernel's code has %zu",
-                         parameters.size(), code.size());
+    return invalid_argument("parameters: %zu given, the kernel's code has %zu", parameters.size(),
+                            code.size());
   for (size_t i = 0; i < parameters.size(); ++i) {
     uint64_t bytes = scalar_bytes(parameters[i].kind);
     if (parameters[i].kind == WCUDA_ARG_BUFFER) bytes = sizeof(void*);
@@ -429,10 +402,9 @@ Status check_fit(const Signature& signature, const std::vector<KernelParameter>&
       bytes = static_cast<uint64_t>(size);
     }
     if (bytes != code[i].bytes)
-      return Status::error(WCUDA_INVALID_ARGUMENT,
-                           "parameters[%zu]: %s of %" PRIu64
-                           " bytes, the kernel's code takes %" PRIu64,
-                           i, kind_name(parameters[i].kind), bytes, code[i].bytes);
+      return invalid_argument("parameters[%zu]: %s of %" PRIu64
+                              " bytes, the kernel's code takes %" PRIu64,
+                              i, kind_name(parameters[i].kind), bytes, code[i].bytes);
   }
   return {};
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cstring>
 
 #include "worker_cuda/compute.h"
 
@@ -114,6 +115,18 @@ const char* kind_name(int32_t kind) {
   return kind > 0 && kind < kKindCount ? kKinds[kind].name : "";
 }
 
+bool is_integer(int32_t kind) { return kind >= WCUDA_ARG_I8 && kind <= WCUDA_ARG_U64; }
+
+std::optional<int64_t> integer_at(int32_t kind, const void* data) {
+  uint64_t bits = 0;  // little-endian
+  std::memcpy(&bits, data, scalar_bytes(kind));
+  const uint32_t unused = 64 - 8 * scalar_bytes(kind);
+  const bool is_signed = kKinds[kind].name[0] == 'i';
+  if (is_signed) return static_cast<int64_t>(bits << unused) >> unused;
+  if (bits > uint64_t{INT64_MAX}) return std::nullopt;
+  return static_cast<int64_t>(bits);
+}
+
 Status check_parameters(const std::vector<KernelParameter>& parameters,
                         const std::vector<ArgumentShape>& arguments) {
   if (arguments.size() != parameters.size())
@@ -122,9 +135,8 @@ Status check_parameters(const std::vector<KernelParameter>& parameters,
     const uint64_t bytes =
         arguments[i].kind == WCUDA_ARG_BUFFER ? kAddressBytes : arguments[i].bytes;
     if (bytes != parameters[i].bytes)
-      return Status::error(WCUDA_INVALID_ARGUMENT,
-                           "argument %zu: %s of %" PRIu64 " bytes, the kernel takes %" PRIu64, i,
-                           kind_name(arguments[i].kind), bytes, parameters[i].bytes);
+      return invalid_argument("argument %zu: %s of %" PRIu64 " bytes, the kernel takes %" PRIu64, i,
+                              kind_name(arguments[i].kind), bytes, parameters[i].bytes);
   }
   return {};
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/backend/backend.h"
@@ -33,6 +34,10 @@ Status check_dims(const LaunchDims& dims, const LaunchLimits& limits);
 uint32_t scalar_bytes(int32_t kind);
 // Returns "i32", "buffer", …; "" for an invalid kind.
 const char* kind_name(int32_t kind);
+
+// Whether a WCUDA_ARG_… is an integer, and the value of one; nothing for 2^63 and above.
+bool is_integer(int32_t kind);
+std::optional<int64_t> integer_at(int32_t kind, const void* data);
 
 // Kind and size of one argument.
 struct ArgumentShape {
