@@ -57,7 +57,7 @@ struct StepRow {
   uint32_t flags = 0;
   uint32_t depends_on = kNoDependency;  // row of the previous step that it continues
   uint32_t logits_first = 0;            // of its rows among those of the step's logits
-  uint32_t page_first = 0;  // of its pages among those of all rows; only the host uses it
+  uint32_t reserved = 0;                // to 32 bytes
 
   // Rows of logits that are returned: of its last tokens.
   constexpr uint32_t logits_returned() const {

@@ -168,7 +168,6 @@ class CudaRunner final : public Runner {
   Status profile_step(const Shape& shape, StepProfile* profile);
   // Returns their bytes.
   uint64_t write_inputs(const Ticket& ticket, const Shape& shape);
-  void write_rows(const Ticket& ticket, const Shape& shape, InputBlock* inputs);
   void write_sampling(const Ticket& ticket, const Shape& shape, InputBlock* inputs);
   Status queue_copy(uint32_t parity, uint64_t input_bytes);
   Status run_command(const Command& command);
@@ -248,17 +247,9 @@ Status CudaRunner::check_bias(const Ticket& ticket) const {
 Shape CudaRunner::shape_of(const Ticket& ticket) const {
   Shape shape;
   shape.parity = ticket.parity;
-  shape.row_count = static_cast<uint32_t>(ticket.rows.size());
-  shape.token_count = static_cast<uint32_t>(ticket.tokens.size());
-  shape.logits_count = static_cast<uint32_t>(ticket.logits_indices.size());
-  if (!ticket.rows.empty()) shape.min_row_tokens = ticket.rows.front().step.token_count;
-  for (const Row& row : ticket.rows) {
-    shape.min_row_tokens = std::min(shape.min_row_tokens, row.step.token_count);
-    shape.max_row_tokens = std::max(shape.max_row_tokens, row.step.token_count);
-    shape.max_positions = std::max(shape.max_positions, row.end_position());
+  for (const Row& row : ticket.rows)
     if (row.is_sampled()) shape.has_filters |= needs_filters(row.sampling);
-  }
-  static_cast<ops::StepShape&>(shape) = launched_shape(shape, machine_.limits);
+  static_cast<ops::StepShape&>(shape) = launched_shape(ticket.shape, machine_.limits);
   return shape;
 }
 
@@ -285,34 +276,25 @@ class InputBlock {
 
 uint64_t CudaRunner::write_inputs(const Ticket& ticket, const Shape& shape) {
   InputBlock inputs(pinned<uint8_t>(shape.parity, 0));
-  const auto place = [&](Segment segment, const auto& source, uint32_t count, auto filler) {
-    using T = typename std::decay_t<decltype(source)>::value_type;
-    T* const target = inputs.add<T>(segment, 1, count * sizeof(T));
-    std::copy(source.begin(), source.end(), target);
-    std::fill(target + source.size(), target + count, static_cast<T>(filler));
+  // Room for `count` elements, of which those past the first `used` are filled up.
+  const auto room = [&](Segment segment, uint32_t used, uint32_t count, auto filler) {
+    auto* const target = inputs.add<decltype(filler)>(segment, 1, count * sizeof(filler));
+    std::fill(target + used, target + count, filler);
+    return target;
   };
-  place(kTokens, ticket.tokens, shape.token_count, 0);
-  place(kPositions, ticket.positions, shape.token_count, 0);
-  place(kTokenRows, ticket.token_rows, shape.token_count, kernels::kDeadToken);
-  place(kLogitsIndices, ticket.logits_indices, shape.logits_count, 0);
-  write_rows(ticket, shape, &inputs);
+  const ops::StepShape& used = ticket.shape;
+  StepInputs to;
+  to.tokens = room(kTokens, used.token_count, shape.token_count, int32_t{0});
+  to.positions = room(kPositions, used.token_count, shape.token_count, uint32_t{0});
+  to.token_rows = room(kTokenRows, used.token_count, shape.token_count, kernels::kDeadToken);
+  to.logits_indices = room(kLogitsIndices, used.logits_count, shape.logits_count, uint32_t{0});
+  to.rows = room(kRows, used.row_count, shape.row_count, ops::StepRow());
+  const uint64_t pages = ceil_div(used.max_positions, ops::kPageTokens);
+  to.page_table_stride = align_up(pages, 4);
+  to.page_tables = inputs.add<uint32_t>(kPageTables, used.row_count, pages * sizeof(uint32_t));
+  to.write(ticket);
   write_sampling(ticket, shape, &inputs);
   return inputs.bytes();
-}
-
-void CudaRunner::write_rows(const Ticket& ticket, const Shape& shape, InputBlock* inputs) {
-  uint32_t pages = 0;
-  for (const Row& row : ticket.rows) pages = std::max(pages, row.page_count());
-  const uint64_t stride = align_up(pages, 4);
-  auto* const rows = inputs->add<ops::StepRow>(kRows, 1, shape.row_count * sizeof(ops::StepRow));
-  auto* const tables =
-      inputs->add<uint32_t>(kPageTables, ticket.rows.size(), pages * sizeof(uint32_t));
-  std::fill_n(rows, shape.row_count, ops::StepRow());
-  for (size_t i = 0; i < ticket.rows.size(); ++i) {
-    const Row& row = ticket.rows[i];
-    rows[i] = row.step;
-    std::copy_n(&ticket.pages[row.step.page_first], row.page_count(), tables + i * stride);
-  }
 }
 
 void CudaRunner::write_sampling(const Ticket& ticket, const Shape& shape, InputBlock* inputs) {
@@ -473,8 +455,8 @@ kernels::InputScatterArgs CudaRunner::input_scatter_args(const Shape& shape) con
 
 Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan,
                                  NodeObserver* observer) {
-  const Layout& layout = machine_.layout;
   const uint32_t parity = shape.parity;
+  const ops::Batch batch = machine_.batch(parity, shape);
   const uint64_t rows_max = machine_.limits.max_batch_rows;
   int32_t* const statuses = on_device<int32_t>(sizes_.device_statuses);
   kernels::StepStart start;
@@ -485,30 +467,14 @@ Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan,
   kernels::BeginStepArgs& begin = start.begin;
   begin.row_count = shape.row_count;
   begin.history_stride = machine_.limits.history_stride();
-  begin.rows = machine_.in_ticket<ops::StepRow>(parity, layout.rows);
+  begin.rows = batch.rows;
   begin.previous_statuses = statuses + (1 - parity) * rows_max;
   begin.statuses = statuses + parity * rows_max;
-  begin.tokens = machine_.in_ticket<int32_t>(parity, layout.tokens);
+  begin.tokens = machine_.inputs(parity).tokens;
   begin.fed_tokens = pinned<int32_t>(parity, sizes_.fed_tokens);
   begin.history = machine_.history(0);
-  ops::Batch batch;
-  batch.token_count = shape.token_count;
-  batch.row_count = shape.row_count;
-  batch.page_table_stride = machine_.limits.pages_per_sequence();
-  batch.max_row_tokens = shape.max_row_tokens;
-  batch.max_positions = shape.max_positions;
-  batch.tokens = machine_.in_ticket<int32_t>(parity, layout.tokens);
-  batch.positions = machine_.in_ticket<uint32_t>(parity, layout.positions);
-  batch.token_rows = machine_.in_ticket<uint32_t>(parity, layout.token_rows);
-  batch.rows = machine_.in_ticket<ops::StepRow>(parity, layout.rows);
-  batch.page_tables = machine_.in_ticket<uint32_t>(parity, layout.page_tables);
-  StepArgs step;
-  step.batch = &batch;
+  StepArgs step = machine_.step(parity, batch);
   step.inputs = &start;
-  step.pool = machine_.pool;
-  step.activations = machine_.activations();
-  step.logits_indices = machine_.in_ticket<uint32_t>(parity, layout.logits_indices);
-  step.logits = machine_.in_ticket<float>(parity, layout.logits);
   WCUDA_TRY(forward(machine_.model->config(), machine_.model->weights(), *machine_.ops, plan, step,
                     observer));
 

@@ -3,9 +3,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <exception>
+#include <mutex>
 #include <new>
+#include <thread>
 
 #include "core/base/callback.h"
 
@@ -31,14 +35,14 @@ void resolve_rows(const Machine& machine, Ticket& ticket, const Ticket* previous
     const ops::StepRow& row = ticket.rows[i].step;
     const bool is_fed = ticket.rows[i].is_fed();
     TicketRowResult& result = ticket.results[i];
+    int32_t* const tokens = machine.inputs(ticket.parity).tokens + row.first_token;
     int32_t* history = machine.history(row.sequence_slot) + row.first_position;
     if (row.depends_on != kernels::kNoDependency &&
         previous->results[row.depends_on].status != ops::RowStatus::kOk) {
       result.status = ops::RowStatus::kSkipped;
-      if (is_fed) ticket.tokens[row.first_token] = 0;
+      if (is_fed) tokens[0] = 0;
       continue;
     }
-    int32_t* tokens = &ticket.tokens[row.first_token];
     if (is_fed) tokens[0] = result.fed_token = history[0];
     std::memcpy(history, tokens, row.token_count * sizeof(int32_t));
   }
@@ -88,150 +92,130 @@ class NodeTimer : public NodeObserver {
   std::chrono::steady_clock::time_point start_;
 };
 
-}  // namespace
-
-void HostRunner::execute(const Command& command) {
-  switch (command.kind) {
-    case Command::Kind::kCopyPage:
-      copy_page(machine_.pool, command.from, command.to);
-      break;
-    case Command::Kind::kPoisonPage:
-      poison_page(machine_.pool, command.to);
-      break;
-    case Command::Kind::kCopyHistory:
-      std::memcpy(machine_.history(command.to), machine_.history(command.from),
-                  command.count * sizeof(int32_t));
-      break;
-  }
-}
-
-HostRunner::HostRunner(const Machine& machine) : machine_(machine), thread_([this] { loop(); }) {}
-
-HostRunner::~HostRunner() {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    stop_ = true;
-  }
-  submitted_.notify_one();
-  thread_.join();
-}
-
-Status HostRunner::submit(const std::shared_ptr<Ticket>& ticket) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    queue_.push_back(ticket);
-  }
-  submitted_.notify_one();
-  return {};
-}
-
-bool HostRunner::wait(Ticket& ticket, int64_t timeout_ms) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto is_done = [&] { return ticket.done; };
-  if (timeout_ms < 0) {
-    finished_.wait(lock, is_done);
-    return true;
-  }
-  return finished_.wait_for(lock, std::chrono::milliseconds(timeout_ms), is_done);
-}
-
-Status HostRunner::copy_logits(const Ticket& ticket, uint64_t first, uint64_t count,
-                               float* target) {
-  const uint64_t vocabulary = machine_.model->config().vocabulary_size;
-  const float* logits = machine_.in_ticket<float>(ticket.parity, machine_.layout.logits);
-  std::copy_n(logits + first * vocabulary, count * vocabulary, target);
-  return {};
-}
-
-const int32_t* HostRunner::top_tokens(const Ticket& ticket) const {
-  return machine_.in_ticket<int32_t>(ticket.parity, machine_.layout.top_tokens);
-}
-
-const float* HostRunner::top_logprobs(const Ticket& ticket) const {
-  return machine_.in_ticket<float>(ticket.parity, machine_.layout.top_logprobs);
-}
-
-void HostRunner::loop() {
-  std::shared_ptr<Ticket> previous;
-  for (;;) {
-    std::shared_ptr<Ticket> ticket;
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      submitted_.wait(lock, [&] { return stop_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      ticket = std::move(queue_.front());
-      queue_.pop_front();
-    }
-    try {
-      run(*ticket, previous.get());
-    } catch (const std::bad_alloc&) {
-      ticket->status = Status::error(WCUDA_OUT_OF_HOST_MEMORY, "a step ran out of host memory");
-    } catch (const std::exception& failure) {
-      ticket->status = Status::error(WCUDA_INTERNAL, "a step failed: %s", failure.what());
-    }
+// One thread of its own computes ticket after ticket.
+class HostRunner final : public Runner {
+ public:
+  explicit HostRunner(const Machine& machine) : machine_(machine), thread_([this] { loop(); }) {}
+  ~HostRunner() override {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      ticket->done = true;
+      stop_ = true;
     }
-    finished_.notify_all();
-    previous = std::move(ticket);
-    run_deferred();
+    submitted_.notify_one();
+    thread_.join();
   }
-}
 
-void HostRunner::run(Ticket& ticket, const Ticket* previous) {
-  const auto start = std::chrono::steady_clock::now();
-  for (const Command& command : ticket.commands) execute(command);
-  if (ticket.follows_previous && previous && !previous->status.ok()) {
-    ticket.status = previous->status;
-    return;
+  Status submit(const std::shared_ptr<Ticket>& ticket) override {
+    machine_.inputs(ticket->parity).write(*ticket);  // nobody else uses this half any more
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      queue_.push_back(ticket);
+    }
+    submitted_.notify_one();
+    return {};
   }
-  resolve_rows(machine_, ticket, previous);
 
-  const Layout& layout = machine_.layout;
-  ops::Batch batch;
-  batch.token_count = static_cast<uint32_t>(ticket.tokens.size());
-  batch.row_count = static_cast<uint32_t>(ticket.rows.size());
-  batch.page_table_stride = machine_.limits.pages_per_sequence();
-  auto* const rows = machine_.in_ticket<ops::StepRow>(ticket.parity, layout.rows);
-  auto* const tables = machine_.in_ticket<uint32_t>(ticket.parity, layout.page_tables);
-  for (size_t i = 0; i < ticket.rows.size(); ++i) {
-    const Row& row = ticket.rows[i];
-    batch.max_row_tokens = std::max(batch.max_row_tokens, row.step.token_count);
-    batch.max_positions = std::max(batch.max_positions, row.end_position());
-    rows[i] = row.step;
-    std::copy_n(&ticket.pages[row.step.page_first], row.page_count(),
-                tables + i * batch.page_table_stride);
+  bool wait(Ticket& ticket, int64_t timeout_ms) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto is_done = [&] { return ticket.done; };
+    if (timeout_ms < 0) {
+      finished_.wait(lock, is_done);
+      return true;
+    }
+    return finished_.wait_for(lock, std::chrono::milliseconds(timeout_ms), is_done);
   }
-  const auto place = [&](const auto& source, uint64_t offset) {
-    using T = typename std::decay_t<decltype(source)>::value_type;
-    T* target = machine_.in_ticket<T>(ticket.parity, offset);
-    std::copy(source.begin(), source.end(), target);
-    return target;
-  };
-  batch.tokens = place(ticket.tokens, layout.tokens);
-  batch.positions = place(ticket.positions, layout.positions);
-  batch.token_rows = place(ticket.token_rows, layout.token_rows);
-  batch.rows = rows;
-  batch.page_tables = tables;
 
-  ops::StepShape shape;
-  shape.token_count = batch.token_count;
-  shape.row_count = batch.row_count;
-  shape.logits_count = static_cast<uint32_t>(ticket.logits_indices.size());
-  StepArgs step;
-  step.batch = &batch;
-  step.pool = machine_.pool;
-  step.activations = machine_.activations();
-  step.logits_indices = place(ticket.logits_indices, layout.logits_indices);
-  step.logits = machine_.in_ticket<float>(ticket.parity, layout.logits);
-  const ops::StepPlan plan = machine_.plan(shape);
-  NodeTimer timer(ticket.profile.get(), plan);
-  ticket.status = forward(machine_.model->config(), machine_.model->weights(), *machine_.ops, plan,
-                          step, ticket.profile != nullptr ? &timer : nullptr);
-  if (ticket.status.ok()) sample_rows(machine_, ticket);
-  ticket.device_ns = static_cast<uint64_t>(
-      std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count());
+  void execute(const Command& command) override {
+    switch (command.kind) {
+      case Command::Kind::kCopyPage:
+        copy_page(machine_.pool, command.from, command.to);
+        break;
+      case Command::Kind::kPoisonPage:
+        poison_page(machine_.pool, command.to);
+        break;
+      case Command::Kind::kCopyHistory:
+        std::memcpy(machine_.history(command.to), machine_.history(command.from),
+                    command.count * sizeof(int32_t));
+        break;
+    }
+  }
+
+  Status warm_up() override { return machine_.ops->warm_up(); }
+  Status copy_logits(const Ticket& ticket, uint64_t first, uint64_t count, float* target) override {
+    const uint64_t vocabulary = machine_.model->config().vocabulary_size;
+    const float* logits = machine_.in_ticket<float>(ticket.parity, machine_.layout.logits);
+    std::copy_n(logits + first * vocabulary, count * vocabulary, target);
+    return {};
+  }
+  const int32_t* top_tokens(const Ticket& ticket) const override {
+    return machine_.in_ticket<int32_t>(ticket.parity, machine_.layout.top_tokens);
+  }
+  const float* top_logprobs(const Ticket& ticket) const override {
+    return machine_.in_ticket<float>(ticket.parity, machine_.layout.top_logprobs);
+  }
+
+ private:
+  void loop() {
+    std::shared_ptr<Ticket> previous;
+    for (;;) {
+      std::shared_ptr<Ticket> ticket;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        submitted_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+        if (queue_.empty()) return;
+        ticket = std::move(queue_.front());
+        queue_.pop_front();
+      }
+      try {
+        run(*ticket, previous.get());
+      } catch (const std::bad_alloc&) {
+        ticket->status = Status::error(WCUDA_OUT_OF_HOST_MEMORY, "a step ran out of host memory");
+      } catch (const std::exception& failure) {
+        ticket->status = Status::error(WCUDA_INTERNAL, "a step failed: %s", failure.what());
+      }
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        ticket->done = true;
+      }
+      finished_.notify_all();
+      previous = std::move(ticket);
+      run_deferred();
+    }
+  }
+
+  void run(Ticket& ticket, const Ticket* previous) {
+    const auto start = std::chrono::steady_clock::now();
+    for (const Command& command : ticket.commands) execute(command);
+    if (ticket.follows_previous && previous && !previous->status.ok()) {
+      ticket.status = previous->status;
+      return;
+    }
+    resolve_rows(machine_, ticket, previous);
+
+    const ops::Batch batch = machine_.batch(ticket.parity, ticket.shape);
+    const ops::StepPlan plan = machine_.plan(ticket.shape);
+    NodeTimer timer(ticket.profile.get(), plan);
+    ticket.status =
+        forward(machine_.model->config(), machine_.model->weights(), *machine_.ops, plan,
+                machine_.step(ticket.parity, batch), ticket.profile != nullptr ? &timer : nullptr);
+    if (ticket.status.ok()) sample_rows(machine_, ticket);
+    ticket.device_ns = static_cast<uint64_t>(
+        std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count());
+  }
+
+  const Machine machine_;
+  std::mutex mutex_;
+  std::condition_variable submitted_;
+  std::condition_variable finished_;
+  std::deque<std::shared_ptr<Ticket>> queue_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<Runner> make_host_runner(const Machine& machine) {
+  return std::make_unique<HostRunner>(machine);
 }
 
 }  // namespace wcuda::engine

@@ -22,9 +22,8 @@ constexpr uint64_t kMaxPages = 1u << 28;
 
 Status check_range(const char* name, uint64_t value, uint64_t limit) {
   if (value <= limit) return {};
-  return Status::error(WCUDA_INVALID_ARGUMENT,
-                       "engine option %s is %" PRIu64 ", at most %" PRIu64 " is possible", name,
-                       value, limit);
+  return invalid_argument("engine option %s is %" PRIu64 ", at most %" PRIu64 " is possible", name,
+                          value, limit);
 }
 
 }  // namespace
@@ -35,18 +34,14 @@ Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::
   constexpr uint64_t kKnownFlags =
       WCUDA_ENGINE_BATCH_INVARIANT | WCUDA_ENGINE_POISON_FREE_PAGES | kPersistentFlags;
   if (options.flags & ~kKnownFlags)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "engine flags 0x%" PRIx64 " contain unknown bits",
-                         options.flags);
+    return invalid_argument("engine flags 0x%" PRIx64 " contain unknown bits", options.flags);
   if (options.kv_type < WCUDA_KV_F16 || options.kv_type > WCUDA_KV_FP8_E4M3)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "engine option kv_type is %d, not a WCUDA_KV_ value", options.kv_type);
+    return invalid_argument("engine option kv_type is %d, not a WCUDA_KV_ value", options.kv_type);
   if ((options.flags & kPersistentFlags) == kPersistentFlags)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "engine flags PERSISTENT_LAYERS_ON and _OFF exclude each other");
+    return invalid_argument("engine flags PERSISTENT_LAYERS_ON and _OFF exclude each other");
   if ((options.flags & WCUDA_ENGINE_BATCH_INVARIANT) &&
       (options.flags & WCUDA_ENGINE_PERSISTENT_LAYERS_ON))
-    return Status::error(
-        WCUDA_INVALID_ARGUMENT,
+    return invalid_argument(
         "engine flags PERSISTENT_LAYERS_ON and BATCH_INVARIANT exclude each other");
   WCUDA_TRY(check_range("max_sequences", options.max_sequences, kMaxSequences));
   WCUDA_TRY(check_range("max_batch_tokens", options.max_batch_tokens, kMaxBatchTokens));
@@ -54,6 +49,12 @@ Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::
   WCUDA_TRY(check_range("max_top_logprobs", options.max_top_logprobs, kMaxTopLogprobs));
 
   Limits limits;
+  limits.embedding_length = config.embedding_length;
+  limits.feed_forward_length = config.feed_forward_length;
+  limits.head_count = config.head_count;
+  limits.kv_head_count = config.kv_head_count;
+  limits.head_length = config.head_length;
+  limits.vocabulary_size = config.vocabulary_size;
   limits.kv_type = static_cast<ops::KvType>(options.kv_type);
   limits.batch_invariant = options.flags & WCUDA_ENGINE_BATCH_INVARIANT;
   limits.poison_free_pages = options.flags & WCUDA_ENGINE_POISON_FREE_PAGES;
@@ -84,32 +85,14 @@ Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::
   return limits;
 }
 
-ops::Limits ops_limits(const Limits& limits, const model::Config& config) {
-  ops::Limits result{};
-  result.max_batch_tokens = limits.max_batch_tokens;
-  result.max_batch_rows = limits.max_batch_rows;
-  result.max_logits_rows = limits.max_logits_rows;
-  result.max_sequence_tokens = limits.max_sequence_tokens;
-  result.embedding_length = config.embedding_length;
-  result.feed_forward_length = config.feed_forward_length;
-  result.head_count = config.head_count;
-  result.kv_head_count = config.kv_head_count;
-  result.head_length = config.head_length;
-  result.vocabulary_size = config.vocabulary_size;
-  result.batch_invariant = limits.batch_invariant;
-  result.persistent_layers = limits.persistent_layers;
-  return result;
-}
-
 Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
                            const ops::DeviceTraits& device, uint64_t ops_scratch_bytes,
                            uint64_t runner_bytes) {
   Layout layout;
   layout.kv_row_bytes = ops::kv_row_bytes(limits.kv_type, config.head_length);
   if (layout.kv_row_bytes == 0)
-    return Status::error(WCUDA_UNSUPPORTED,
-                         "KV type %d cannot hold heads of %u elements (q8_0 needs multiples of 32)",
-                         static_cast<int>(limits.kv_type), config.head_length);
+    return unsupported("KV type %d cannot hold heads of %u elements (q8_0 needs multiples of 32)",
+                       static_cast<int>(limits.kv_type), config.head_length);
 
   Arena kv;
   const uint64_t page_layer = uint64_t{2} * config.kv_head_count * ops::kPageTokens;
@@ -150,10 +133,8 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
   layout.scratch_bytes = scratch.bytes();
 
   if (!kv.ok() || !scratch.ok() || !ticket.ok())
-    return Status::error(
-        WCUDA_INVALID_ARGUMENT,
-        "the engine's options ask for more than 2^62 bytes (%u pages, %u sequences "
-        "of %u tokens)",
+    return invalid_argument(
+        "the engine's options ask for more than 2^62 bytes (%u pages, %u sequences of %u tokens)",
         limits.page_count, limits.max_sequences, limits.max_sequence_tokens);
   return layout;
 }
@@ -162,11 +143,9 @@ Result<bool> plan_persistent_layers(const Limits& limits, const model::Config& c
                                     const model::Weights& weights,
                                     const ops::DeviceTraits& device) {
   const ops::StepShape one_token{1, 1, 1, 0, 1, limits.max_sequence_tokens, true};
-  const bool has = ops::plan_step(config, weights, ops_limits(limits, config), device, one_token)
-                       .has_persistent_layers;
+  const bool has = ops::plan_step(config, weights, limits, device, one_token).has_persistent_layers;
   if (limits.persistent_layers == ops::PersistentLayers::kOn && !has)
-    return Status::error(
-        WCUDA_UNSUPPORTED,
+    return unsupported(
         "no kernel of persistent fused layers takes this model's matrices on this device");
   return has;
 }
@@ -175,9 +154,9 @@ Result<Plan> plan_engine(const Backend& backend, const ops::Ops& ops, const mode
                          const model::Weights& weights, const wcuda_engine_options& options) {
   Plan plan;
   WCUDA_ASSIGN(plan.limits, resolve_limits(options, config));
-  WCUDA_ASSIGN(plan.layout, plan_layout(plan.limits, config, ops.device(),
-                                        ops.scratch_bytes(ops_limits(plan.limits, config)),
-                                        runner_bytes(backend, plan.limits, config)));
+  WCUDA_ASSIGN(plan.layout,
+               plan_layout(plan.limits, config, ops.device(), ops.scratch_bytes(plan.limits),
+                           runner_bytes(backend, plan.limits, config)));
   WCUDA_ASSIGN(plan.has_persistent_layers,
                plan_persistent_layers(plan.limits, config, weights, ops.device()));
   return plan;

@@ -11,17 +11,11 @@
 
 namespace wcuda::engine {
 
-// wcuda_engine_options, checked, defaults resolved.
-struct Limits {
+// wcuda_engine_options, checked, defaults resolved, with the model's sizes.
+struct Limits : ops::Limits {
   ops::KvType kv_type = ops::KvType::kF16;
-  bool batch_invariant = false;
-  ops::PersistentLayers persistent_layers = ops::PersistentLayers::kAuto;
   bool poison_free_pages = false;
   uint32_t max_sequences = 0;
-  uint32_t max_batch_tokens = 0;
-  uint32_t max_batch_rows = 0;
-  uint32_t max_sequence_tokens = 0;
-  uint32_t max_logits_rows = 0;
   uint32_t max_top_logprobs = 0;
   uint32_t page_count = 0;
 
@@ -33,7 +27,6 @@ struct Limits {
 };
 
 Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::Config& config);
-ops::Limits ops_limits(const Limits& limits, const model::Config& config);
 
 // Where everything lies in the two blocks an engine allocates. Offsets in bytes, multiples of 256.
 struct Layout {

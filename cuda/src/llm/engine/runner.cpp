@@ -1,4 +1,4 @@
-// Which runner belongs to a backend.
+// What the runners share, and which of them belongs to a backend.
 #include "llm/engine/runner.h"
 
 #include "llm/engine/cuda_runner.h"
@@ -7,6 +7,34 @@
 
 namespace wcuda::engine {
 
+StepInputs Machine::inputs(uint32_t parity) const {
+  return {in_ticket<int32_t>(parity, layout.tokens),
+          in_ticket<uint32_t>(parity, layout.positions),
+          in_ticket<uint32_t>(parity, layout.token_rows),
+          in_ticket<ops::StepRow>(parity, layout.rows),
+          in_ticket<uint32_t>(parity, layout.page_tables),
+          limits.pages_per_sequence(),
+          in_ticket<uint32_t>(parity, layout.logits_indices)};
+}
+
+ops::Batch Machine::batch(uint32_t parity, const ops::StepShape& shape) const {
+  const StepInputs in = inputs(parity);
+  return {shape.token_count,    shape.row_count,     limits.pages_per_sequence(),
+          shape.max_row_tokens, shape.max_positions, in.tokens,
+          in.positions,         in.token_rows,       in.rows,
+          in.page_tables};
+}
+
+StepArgs Machine::step(uint32_t parity, const ops::Batch& batch) const {
+  StepArgs step;
+  step.batch = &batch;
+  step.pool = pool;
+  step.activations = activations();
+  step.logits_indices = inputs(parity).logits_indices;
+  step.logits = in_ticket<float>(parity, layout.logits);
+  return step;
+}
+
 uint64_t runner_bytes(const Backend& backend, const Limits& limits, const model::Config& config) {
   if (!backend.is_host()) return cuda_runner_bytes(limits, config);
   return ops::sample_work_bytes(config.vocabulary_size);
@@ -14,7 +42,7 @@ uint64_t runner_bytes(const Backend& backend, const Limits& limits, const model:
 
 Result<std::unique_ptr<Runner>> make_runner(const Machine& machine) {
   if (!machine.memory->backend().is_host()) return make_cuda_runner(machine);
-  return std::unique_ptr<Runner>(std::make_unique<HostRunner>(machine));
+  return make_host_runner(machine);
 }
 
 }  // namespace wcuda::engine

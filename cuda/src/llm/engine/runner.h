@@ -24,8 +24,7 @@ struct Machine {
 
   // What a step of this shape does. Pure.
   ops::StepPlan plan(const ops::StepShape& shape) const {
-    return ops::plan_step(model->config(), model->weights(), ops_limits(limits, model->config()),
-                          ops->device(), shape);
+    return ops::plan_step(model->config(), model->weights(), limits, ops->device(), shape);
   }
   Activations activations() const {
     const auto at = [this](uint64_t offset) { return reinterpret_cast<float*>(scratch + offset); };
@@ -43,6 +42,10 @@ struct Machine {
   T* in_ticket(uint32_t parity, uint64_t offset) const {
     return reinterpret_cast<T*>(ticket_block(parity) + offset);
   }
+  // The arrays of a step in its ticket block, and what the forward pass takes.
+  StepInputs inputs(uint32_t parity) const;
+  ops::Batch batch(uint32_t parity, const ops::StepShape& shape) const;
+  StepArgs step(uint32_t parity, const ops::Batch& batch) const;
 };
 
 // One a backend. Tickets are executed in the order of submission.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <new>
+#include <numeric>
 #include <unordered_map>
 
 #include "llm/engine/engine.h"
@@ -71,7 +72,7 @@ Status Engine::check_limits(const std::vector<Row>& rows) const {
                          limits.max_logits_rows);
   std::sort(sequences.begin(), sequences.end());
   if (std::adjacent_find(sequences.begin(), sequences.end()) != sequences.end())
-    return Status::error(WCUDA_INVALID_ARGUMENT, "a sequence has two rows in one step");
+    return invalid_argument("a sequence has two rows in one step");
   const uint32_t needed = pages_needed(rows);
   if (needed > pages_.free_count())
     return Status::error(WCUDA_OUT_OF_PAGES, "the step needs %u KV pages, %u of %u are free",
@@ -116,30 +117,44 @@ void Engine::add_row(Ticket& ticket, uint32_t index) {
   Row& row = ticket.rows[index];
   ops::StepRow& step = row.step;
   Sequence& sequence = *row.sequence;
-  step.first_token = static_cast<uint32_t>(ticket.tokens.size());
+  ops::StepShape& shape = ticket.shape;
+  step.first_token = shape.token_count;
   step.first_position = sequence.length();
   step.sequence_slot = sequence.slot;
   for (const PendingRow& pending : sequence.pending)
     if (pending.first_position < step.first_position) step.depends_on = pending.row;
-  step.logits_first = static_cast<uint32_t>(ticket.logits_indices.size());
-  step.page_first = static_cast<uint32_t>(ticket.pages.size());
+  step.logits_first = shape.logits_count;
   copy_arrays(row, config().vocabulary_size);
 
   append_pages(sequence, step.token_count);
-  for (uint32_t i = 0; i < step.token_count; ++i) {
-    const int32_t token = row.is_fed() ? sequence.sampled : row.tokens[i];
-    ticket.tokens.push_back(token);
-    ticket.positions.push_back(step.first_position + i);
-    ticket.token_rows.push_back(index);
-    sequence.tokens.push_back(token);
-  }
+  const int32_t* const tokens = row.is_fed() ? &sequence.sampled : row.tokens;
+  sequence.tokens.insert(sequence.tokens.end(), tokens, tokens + step.token_count);
   row.tokens = nullptr;
-  const uint32_t token_end = step.first_token + step.token_count;
-  for (uint32_t i = step.logits_count(); i > 0; --i) ticket.logits_indices.push_back(token_end - i);
-  ticket.pages.insert(ticket.pages.end(), sequence.pages.begin(), sequence.pages.end());
+  ++shape.row_count;
+  shape.token_count += step.token_count;
+  shape.logits_count += step.logits_count();
+  shape.min_row_tokens =
+      index == 0 ? step.token_count : std::min(shape.min_row_tokens, step.token_count);
+  shape.max_row_tokens = std::max(shape.max_row_tokens, step.token_count);
+  shape.max_positions = std::max(shape.max_positions, row.end_position());
   sequence.pending.push_back({ticket.number, index, step.first_position});
   sequence.can_feed = row.is_sampled();
   sequence.sampled = kUnknownToken;
+}
+
+void StepInputs::write(const Ticket& ticket) const {
+  for (uint32_t i = 0; i < ticket.rows.size(); ++i) {
+    const ops::StepRow& row = rows[i] = ticket.rows[i].step;
+    const Sequence& sequence = *ticket.rows[i].sequence;
+    std::copy_n(&sequence.tokens[row.first_position], row.token_count, tokens + row.first_token);
+    std::iota(positions + row.first_token, positions + row.first_token + row.token_count,
+              row.first_position);
+    std::fill_n(token_rows + row.first_token, row.token_count, i);
+    std::copy(sequence.pages.begin(), sequence.pages.end(), page_tables + i * page_table_stride);
+    const uint32_t logits_count = row.logits_count();
+    std::iota(logits_indices + row.logits_first, logits_indices + row.logits_first + logits_count,
+              row.first_token + row.token_count - logits_count);
+  }
 }
 
 Result<uint64_t> Engine::submit(std::vector<Row> rows) {
@@ -282,8 +297,7 @@ Status Engine::wait(uint64_t number, int64_t timeout_ms, wcuda_step_output* outp
     const std::lock_guard<std::mutex> lock(mutex_);
     const bool known = std::any_of(in_flight_.begin(), in_flight_.end(),
                                    [&](const auto& t) { return t->number == number; });
-    if (!known)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "ticket %" PRIu64 " is not in flight", number);
+    if (!known) return invalid_argument("ticket %" PRIu64 " is not in flight", number);
     ticket = in_flight_.front();
     if (ticket->number != number)
       return Status::error(WCUDA_INVALID_STATE,

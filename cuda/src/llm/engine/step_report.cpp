@@ -71,8 +71,7 @@ Result<StepReport> report_step(const std::shared_ptr<Backend>& backend, const gg
       positions > limits.max_sequence_tokens)
     return Status::error(WCUDA_OUT_OF_RANGE,
                          "a step of %u rows, %" PRIu64 " tokens and %" PRIu64
-                         " positions is beyond the engine's "
-                         "%u, %u and %u",
+                         " positions is beyond the engine's %u, %u and %u",
                          cost.row_count, tokens, positions, limits.max_batch_rows,
                          limits.max_batch_tokens, limits.max_sequence_tokens);
   ops::StepShape shape;
@@ -82,8 +81,7 @@ Result<StepReport> report_step(const std::shared_ptr<Backend>& backend, const gg
   shape.min_row_tokens = shape.max_row_tokens = cost.row_tokens;
   shape.max_positions = static_cast<uint32_t>(positions);
   if (!report.rates.traits.is_host) shape = launched_shape(shape, limits);
-  report.plan = ops::plan_step(load.config, load.weights, ops_limits(limits, load.config),
-                               report.rates.traits, shape);
+  report.plan = ops::plan_step(load.config, load.weights, limits, report.rates.traits, shape);
   for (const ops::Node& node : report.plan.nodes)
     report.costs.push_back(ops::node_cost(load.config, load.weights, report.plan, node, cost));
   return report;

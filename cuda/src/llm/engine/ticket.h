@@ -11,6 +11,7 @@
 #include "llm/ops/ops.h"
 #include "llm/ops/sampling.h"
 #include "llm/ops/step_cost.h"
+#include "llm/ops/step_plan.h"
 
 namespace wcuda::engine {
 
@@ -28,7 +29,8 @@ struct Command {
 };
 
 // A row of a step. The caller of Engine::submit gives its sequence, its tokens, the flags and the
-// token_count of `step`, and the sampling parameters with arrays of its own; submit does the rest.
+// token_count of `step`, and the sampling parameters with arrays of its own; submit does the rest,
+// and appends the tokens to the sequence, where the runner reads them.
 struct Row {
   std::shared_ptr<Sequence> sequence;
   const int32_t* tokens = nullptr;  // (token_count), null where fed; only submit reads it
@@ -41,10 +43,6 @@ struct Row {
   bool is_fed() const { return (step.flags & kernels::kRowFeedSampled) != 0; }
   bool is_sampled() const { return (step.flags & kernels::kRowSample) != 0; }
   uint32_t end_position() const { return step.first_position + step.token_count; }
-  // Its pages: ticket.pages[page_first … + page_count].
-  uint32_t page_count() const {
-    return static_cast<uint32_t>(ceil_div(end_position(), ops::kPageTokens));
-  }
 };
 
 struct TicketRowResult {
@@ -66,11 +64,7 @@ struct Ticket {
   bool follows_previous = false;  // the previous ticket was in flight when it was submitted
   std::vector<Command> commands;
   std::vector<Row> rows;
-  std::vector<int32_t> tokens;           // (token_count); of fed rows filled in when it runs
-  std::vector<uint32_t> positions;       // (token_count)
-  std::vector<uint32_t> token_rows;      // (token_count)
-  std::vector<uint32_t> pages;           // page of each 64 positions, of one row after the other
-  std::vector<uint32_t> logits_indices;  // token index of each row of logits
+  ops::StepShape shape;
 
   std::shared_ptr<StepProfile> profile;  // to be filled in; null: the step is not timed by nodes
 
@@ -80,6 +74,20 @@ struct Ticket {
   std::vector<TicketRowResult> results;  // (rows)
   uint64_t device_ns = 0;
   bool captured = false;  // a graph had to be captured first
+};
+
+// Where a runner has the inputs of a step.
+struct StepInputs {
+  int32_t* tokens;        // (token_count); of fed rows set when the step runs
+  uint32_t* positions;    // (token_count)
+  uint32_t* token_rows;   // (token_count)
+  ops::StepRow* rows;     // (row_count)
+  uint32_t* page_tables;  // (row_count, page_table_stride) page of each 64 positions
+  uint64_t page_table_stride;
+  uint32_t* logits_indices;  // (logits_count) token index of each row of logits
+
+  // Reads the sequences too: under the engine's lock, before another row is appended to them.
+  void write(const Ticket& ticket) const;
 };
 
 }  // namespace wcuda::engine

@@ -19,17 +19,17 @@ enum class PersistentLayers : uint32_t {
 
 // The sizes an engine is made for.
 struct Limits {
-  uint32_t max_batch_tokens;
-  uint32_t max_batch_rows;
-  uint32_t max_logits_rows;
-  uint32_t max_sequence_tokens;
-  uint32_t embedding_length;
-  uint32_t feed_forward_length;
-  uint32_t head_count;
-  uint32_t kv_head_count;
-  uint32_t head_length;
-  uint32_t vocabulary_size;
-  bool batch_invariant;  // a row's result may not depend on what else is in the step
+  uint32_t max_batch_tokens = 0;
+  uint32_t max_batch_rows = 0;
+  uint32_t max_logits_rows = 0;
+  uint32_t max_sequence_tokens = 0;
+  uint32_t embedding_length = 0;
+  uint32_t feed_forward_length = 0;
+  uint32_t head_count = 0;
+  uint32_t kv_head_count = 0;
+  uint32_t head_length = 0;
+  uint32_t vocabulary_size = 0;
+  bool batch_invariant = false;  // a row's result may not depend on what else is in the step
   PersistentLayers persistent_layers = PersistentLayers::kAuto;
 };
 

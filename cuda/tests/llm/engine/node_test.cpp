@@ -75,24 +75,25 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     WCUDA_ASSIGN(const auto source, gguf::open_memory(file_.data(), file_.size()));
     WCUDA_ASSIGN(const auto file, gguf::Gguf::open(source));
     WCUDA_ASSIGN(machine_.model, model::Model::load(machine_.memory, file, {}));
+    const model::Config& config = machine_.model->config();
+    constexpr wcuda_engine_options kDefaults = WCUDA_ENGINE_OPTIONS_INIT;
     Limits& limits = machine_.limits;
+    WCUDA_ASSIGN(limits, resolve_limits(kDefaults, config));
     limits.batch_invariant = c.is_batch_invariant;
     limits.persistent_layers = ops::PersistentLayers::kOn;
     limits.max_sequences = limits.max_batch_rows = limits.max_logits_rows = 140;
     limits.max_batch_tokens = 256;
     limits.max_sequence_tokens = 512;
     limits.page_count = 200;
-    const model::Config& config = machine_.model->config();
     WCUDA_ASSIGN(machine_.ops, ops::make_ops(backend_));
-    const ops::Limits sizes = ops_limits(limits, config);
     WCUDA_ASSIGN(machine_.layout, plan_layout(limits, config, machine_.ops->device(),
-                                              machine_.ops->scratch_bytes(sizes), kInputBytes));
+                                              machine_.ops->scratch_bytes(limits), kInputBytes));
     WCUDA_ASSIGN(kv_, machine_.memory->allocate(machine_.layout.kv_bytes, WCUDA_PURPOSE_KV, "kv"));
     WCUDA_ASSIGN(scratch_, machine_.memory->allocate(machine_.layout.scratch_bytes,
                                                      WCUDA_PURPOSE_SCRATCH, "scratch"));
     machine_.kv = static_cast<uint8_t*>(kv_.data());
     machine_.scratch = static_cast<uint8_t*>(scratch_.data());
-    WCUDA_TRY(machine_.ops->prepare(sizes, machine_.scratch + machine_.layout.ops));
+    WCUDA_TRY(machine_.ops->prepare(limits, machine_.scratch + machine_.layout.ops));
     WCUDA_TRY(backend_->synchronize());
     WCUDA_TRY(backend_->fill(machine_.kv, machine_.layout.kv_bytes, 0, 1, {}));
     machine_.pool = {machine_.kv + machine_.layout.pages,
@@ -252,8 +253,7 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
   Status run_alone(const ops::StepPlan& plan, size_t node, const Snapshot& before,
                    Snapshot* after) {
     WCUDA_ASSIGN(const auto ops, ops::make_ops(backend_));
-    WCUDA_TRY(ops->prepare(ops_limits(machine_.limits, machine_.model->config()),
-                           machine_.scratch + machine_.layout.ops));
+    WCUDA_TRY(ops->prepare(machine_.limits, machine_.scratch + machine_.layout.ops));
     WCUDA_TRY(backend_->synchronize());
     WCUDA_TRY(write(before));
     WCUDA_TRY(queue(
