@@ -16,14 +16,9 @@
 namespace wcuda::api {
 namespace {
 
-std::string copy_of(const wcuda_string& string) {
-  return std::string(string.data ? string.data : "", string.bytes);
-}
-
 Result<BackendRegistration> read_registration(const wcuda_backend_registration& from) {
-  WCUDA_TRY(check_string(from.name, "name"));
   BackendRegistration to;
-  to.name = copy_of(from.name);
+  WCUDA_ASSIGN(to.name, read_string(from.name, "name"));
   to.priority = from.priority;
   WCUDA_ASSIGN(to.table, read_struct(from.table, "table"));
   to.open = from.open;
@@ -39,8 +34,7 @@ Result<Selection> select(const wcuda_selection_options& options) {
   request.ends_at_host = (options.flags & WCUDA_SELECT_NO_HOST) == 0;
   request.uses_default_fallbacks = options.fallbacks == nullptr;
   if (!options.fallbacks && options.fallback_count != 0)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "fallbacks is NULL with %u of them",
-                         options.fallback_count);
+    return invalid_argument("fallbacks is NULL with %u of them", options.fallback_count);
   if (options.fallbacks)
     request.fallbacks.assign(options.fallbacks, options.fallbacks + options.fallback_count);
   return select_backend(request);
@@ -68,9 +62,8 @@ Status write_selection(const Selection& from, wcuda_selection* target) {
 
 Result<std::shared_ptr<BackendObject>> open(const wcuda_backend_options& options) {
   WCUDA_TRY(check_flags(options.flags, WCUDA_BACKEND_WITH_FAULTS, "flags"));
-  WCUDA_TRY(check_string(options.library_folder, "library_folder"));
   auto object = std::make_shared<BackendObject>();
-  object->library_folder = copy_of(options.library_folder);
+  WCUDA_ASSIGN(object->library_folder, read_string(options.library_folder, "library_folder"));
   OpenOptions request;
   request.backend = options.type;
   request.ordinal = options.ordinal;
@@ -145,8 +138,8 @@ std::shared_ptr<void> BackendObject::take_back(Kind kind, uint64_t id) {
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_backend_register(const wcuda_backend_registration* registration,
-                                               int32_t* type, wcuda_error* error) {
+wcuda_status wcuda_backend_register(const wcuda_backend_registration* registration, int32_t* type,
+                                    wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto checked, read_struct(registration, "registration"));
     WCUDA_TRY(check_not_null(type, "type"));
@@ -156,12 +149,12 @@ extern "C" wcuda_status wcuda_backend_register(const wcuda_backend_registration*
   });
 }
 
-extern "C" wcuda_status wcuda_backend_unregister(int32_t type, wcuda_error* error) {
+wcuda_status wcuda_backend_unregister(int32_t type, wcuda_error* error) {
   return guarded(error, [&] { return unregister_backend(type); });
 }
 
-extern "C" wcuda_status wcuda_backend_list(uint64_t first, wcuda_backend_entry* entries,
-                                           uint64_t capacity, uint64_t* count, wcuda_error* error) {
+wcuda_status wcuda_backend_list(uint64_t first, wcuda_backend_entry* entries, uint64_t capacity,
+                                uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     const std::vector<wcuda_backend_entry> all = list_backends();
     return write_list<wcuda_backend_entry>({entries, capacity, "entries"}, first, all.size(), count,
@@ -169,17 +162,17 @@ extern "C" wcuda_status wcuda_backend_list(uint64_t first, wcuda_backend_entry* 
   });
 }
 
-extern "C" wcuda_status wcuda_backend_find(wcuda_string name, int32_t* type, wcuda_error* error) {
+wcuda_status wcuda_backend_find(wcuda_string name, int32_t* type, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_TRY(check_string(name, "name"));
+    WCUDA_ASSIGN(const std::string_view text, read_string(name, "name"));
     WCUDA_TRY(check_not_null(type, "type"));
-    WCUDA_ASSIGN(*type, find_backend_type(copy_of(name)));
+    WCUDA_ASSIGN(*type, find_backend_type(std::string(text)));
     return {};
   });
 }
 
-extern "C" wcuda_status wcuda_device_features_get(const wcuda_device_caps* caps, uint64_t* features,
-                                                  wcuda_error* error) {
+wcuda_status wcuda_device_features_get(const wcuda_device_caps* caps, uint64_t* features,
+                                       wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const wcuda_device_caps checked, read_struct(caps, "caps"));
     WCUDA_TRY(check_not_null(features, "features"));
@@ -188,8 +181,8 @@ extern "C" wcuda_status wcuda_device_features_get(const wcuda_device_caps* caps,
   });
 }
 
-extern "C" wcuda_status wcuda_backend_select(const wcuda_selection_options* options,
-                                             wcuda_selection* selection, wcuda_error* error) {
+wcuda_status wcuda_backend_select(const wcuda_selection_options* options,
+                                  wcuda_selection* selection, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const wcuda_selection_options checked, read_struct(options, "options"));
     WCUDA_TRY(check_struct(selection, "selection"));
@@ -198,42 +191,35 @@ extern "C" wcuda_status wcuda_backend_select(const wcuda_selection_options* opti
   });
 }
 
-extern "C" wcuda_status wcuda_backend_open(const wcuda_backend_options* options,
-                                           wcuda_backend* backend, wcuda_error* error) {
+wcuda_status wcuda_backend_open(const wcuda_backend_options* options, wcuda_backend* backend,
+                                wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const wcuda_backend_options checked, read_struct(options, "options"));
     WCUDA_TRY(check_not_null(backend, "backend"));
     WCUDA_ASSIGN(auto object, wcuda::api::open(checked));
-    WCUDA_ASSIGN(backend->id, insert(Kind::kBackend, std::move(object)));
-    return {};
+    return insert(std::move(object), backend);
   });
 }
 
-extern "C" void wcuda_backend_close(wcuda_backend backend) {
-  guarded_destroy("wcuda_backend_close", backend.id,
-                  [](uint64_t id) { return destroy_handle(Kind::kBackend, id, "backend"); });
-}
+void wcuda_backend_close(wcuda_backend backend) { destroy(__func__, backend); }
 
-extern "C" wcuda_status wcuda_backend_info_get(wcuda_backend backend, wcuda_backend_info* info,
-                                               wcuda_error* error) {
+wcuda_status wcuda_backend_info_get(wcuda_backend backend, wcuda_backend_info* info,
+                                    wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_backend(backend));
-    WCUDA_TRY(check_struct(info, "info"));
+    WCUDA_ASSIGN(const auto object, resolve(backend, "backend"));
     wcuda_backend_info result = object->info;
     {
       const std::lock_guard<std::mutex> lock(object->mutex);
       result.live_count = object->made.size();
     }
-    write_struct(result, info);
-    return {};
+    return write_struct(result, info, "info");
   });
 }
 
-extern "C" wcuda_status wcuda_backend_table_get(wcuda_backend backend,
-                                                const wcuda_backend_vtable** table, void** self,
-                                                wcuda_error* error) {
+wcuda_status wcuda_backend_table_get(wcuda_backend backend, const wcuda_backend_vtable** table,
+                                     void** self, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_TRY(resolve_backend(backend).status());
+    WCUDA_TRY(resolve(backend, "backend").status());
     WCUDA_TRY(check_not_null(table, "table"));
     WCUDA_TRY(check_not_null(self, "self"));
     *table = &kBackendTable;
@@ -242,22 +228,21 @@ extern "C" wcuda_status wcuda_backend_table_get(wcuda_backend backend,
   });
 }
 
-extern "C" wcuda_status wcuda_backend_context_create(wcuda_backend backend, wcuda_context* context,
-                                                     wcuda_error* error) {
+wcuda_status wcuda_backend_context_create(wcuda_backend backend, wcuda_context* context,
+                                          wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_backend(backend));
+    WCUDA_ASSIGN(const auto object, resolve(backend, "backend"));
     WCUDA_TRY(check_not_null(context, "context"));
-    WCUDA_ASSIGN(context->id, insert(Kind::kContext, object->context));
-    return {};
+    return insert(object->context, context);
   });
 }
 
-extern "C" wcuda_status wcuda_backend_fault_set(wcuda_backend backend, int32_t kind, uint64_t k,
-                                                wcuda_error* error) {
+wcuda_status wcuda_backend_fault_set(wcuda_backend backend, int32_t kind, uint64_t k,
+                                     wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_backend(backend));
+    WCUDA_ASSIGN(const auto object, resolve(backend, "backend"));
     if (kind < WCUDA_FAULT_NONE || kind > WCUDA_FAULT_LOST)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "kind: %d is not one of WCUDA_FAULT_…", kind);
+      return invalid_argument("kind: %d is not one of WCUDA_FAULT_…", kind);
     if (!object->faults)
       return Status::error(WCUDA_INVALID_STATE,
                            "backend: was not opened with WCUDA_BACKEND_WITH_FAULTS");

@@ -40,9 +40,8 @@ struct BackendObject {
   std::shared_ptr<void> take_back(Kind kind, uint64_t id);
 };
 
-inline Result<std::shared_ptr<BackendObject>> resolve_backend(wcuda_backend backend) {
-  return resolve<BackendObject>(Kind::kBackend, backend.id, "backend");
-}
+template <>
+struct HandleOf<wcuda_backend> : HandleTo<Kind::kBackend, BackendObject> {};
 
 // A kernel compiled through a table: device code, a registered kernel, one of the catalogue, or a
 // kernel of a caller's table.
@@ -55,6 +54,9 @@ struct BackendKernel {
   Kernel own;                                               // of a caller's table
   ~BackendKernel();
 };
+
+template <>
+struct HandleOf<wcuda_backend_kernel> : HandleTo<Kind::kBackendKernel, BackendKernel> {};
 
 // The table of this library, for every backend: `self` is the id of a wcuda_backend.
 extern const wcuda_backend_vtable kBackendTable;

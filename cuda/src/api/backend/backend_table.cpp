@@ -20,17 +20,13 @@
 namespace wcuda::api {
 namespace {
 
-using Object = std::shared_ptr<BackendObject>;
-
-Result<Object> resolve_self(void* self) {
-  return resolve<BackendObject>(Kind::kBackend, reinterpret_cast<uintptr_t>(self), "self");
-}
+wcuda_backend handle_of(void* self) { return {reinterpret_cast<uintptr_t>(self)}; }
 
 // Runs the body of a slot with the backend behind `self`; legal inside callbacks.
 template <class Body>
 wcuda_status slot(void* self, wcuda_error* error, Body&& body) noexcept {
   return guarded_anywhere(error, [&]() -> Status {
-    WCUDA_ASSIGN(const Object object, resolve_self(self));
+    WCUDA_ASSIGN(const auto object, resolve(handle_of(self), "self"));
     return body(*object);
   });
 }
@@ -50,7 +46,7 @@ Status check_size(const wcuda_device_memory& memory, const char* argument, uint6
 Result<std::shared_ptr<BufferObject>> find_memory(const BackendObject& self,
                                                   const wcuda_device_memory& memory,
                                                   const char* argument) {
-  WCUDA_ASSIGN(auto object, resolve_buffer({memory.id}, argument));
+  WCUDA_ASSIGN(auto object, resolve(wcuda_buffer{memory.id}, argument));
   if (&object->buffer.memory() != &self.memory()) return of_another(argument);
   WCUDA_TRY(check_size(memory, argument, object->buffer.bytes()));
   return object;
@@ -61,17 +57,15 @@ Result<uint8_t> read_memory_flags(uint8_t flags) {
   constexpr uint8_t kOfHost = WCUDA_MEMORY_HOST_COHERENT | WCUDA_MEMORY_CACHED;
   WCUDA_TRY(check_flags(flags, WCUDA_MEMORY_DEVICE | kHost | kOfHost, "flags"));
   if ((flags & kOfHost) != 0 && (flags & kHost) == 0)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "flags: 0x%x, coherent and cached are of HOST_VISIBLE memory", flags);
+    return invalid_argument("flags: 0x%x, coherent and cached are of HOST_VISIBLE memory", flags);
   return flags;
 }
 
 void deinit(void* self) {
   // Not guarded_destroy, which would defer it inside callbacks.
   wcuda_error error;
-  const wcuda_status status = guarded_anywhere(&error, [&] {
-    return destroy_handle(Kind::kBackend, reinterpret_cast<uintptr_t>(self), "self");
-  });
+  const wcuda_status status =
+      guarded_anywhere(&error, [&] { return remove_live(Kind::kBackend, handle_of(self).id); });
   if (status != WCUDA_OK) log_dropped("deinit", error.message);
 }
 
@@ -87,17 +81,13 @@ uint32_t get_device_count(void* self) {
 wcuda_status get_device_caps(void* self, uint32_t device, wcuda_device_caps* caps,
                              wcuda_error* error) {
   return slot(self, error, [&](BackendObject& object) -> Status {
-    WCUDA_TRY(check_struct(caps, "caps"));
     if (device >= object.info.device_count)
       return Status::error(WCUDA_NO_DEVICE, "device: %u of %u", device, object.info.device_count);
     const auto ordinal = static_cast<int32_t>(device);
-    if (ordinal == object.info.ordinal) {
-      write_struct(object.memory().backend().caps(), caps);
-      return {};
-    }
+    if (ordinal == object.info.ordinal)
+      return write_struct(object.memory().backend().caps(), caps, "caps");
     WCUDA_ASSIGN(const wcuda_device_caps found, device_caps(object.info.type, ordinal));
-    write_struct(found, caps);
-    return {};
+    return write_struct(found, caps, "caps");
   });
 }
 
@@ -123,7 +113,7 @@ wcuda_status allocate(void* self, uint64_t bytes, uint8_t flags, wcuda_device_me
 
 wcuda_status free_memory(void* self, wcuda_device_memory memory, wcuda_error* error) {
   return slot(self, error, [&](BackendObject& object) -> Status {
-    const auto pinned = resolve<vram::Buffer>(Kind::kPinned, memory.id, "memory");
+    const auto pinned = resolve(wcuda_pinned{memory.id}, "memory");
     if (pinned.ok()) {
       WCUDA_TRY(check_size(memory, "memory", (*pinned)->bytes()));
     } else {
@@ -250,9 +240,9 @@ Result<std::shared_ptr<BackendKernel>> compile(const BackendObject& self, const 
 }
 
 Result<std::string> read_text(const wcuda_string& text, const char* argument) {
-  WCUDA_TRY(check_string(text, argument));
-  if (text.bytes == 0) return Status::error(WCUDA_INVALID_ARGUMENT, "%s: is empty", argument);
-  return std::string(text.data, text.bytes);
+  WCUDA_ASSIGN(const std::string_view given, read_string(text, argument));
+  if (given.empty()) return invalid_argument("%s: is empty", argument);
+  return std::string(given);
 }
 
 wcuda_status compile_kernel(void* self, wcuda_string source, wcuda_string entry,
@@ -261,8 +251,7 @@ wcuda_status compile_kernel(void* self, wcuda_string source, wcuda_string entry,
     WCUDA_TRY(check_not_null(kernel, "kernel"));
     WCUDA_ASSIGN(const std::string text, read_text(source, "source"));
     WCUDA_ASSIGN(const std::string name, read_text(entry, "entry"));
-    if (name.find('\0') != std::string::npos)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "entry: has a NUL");
+    if (name.find('\0') != std::string::npos) return invalid_argument("entry: has a NUL");
     WCUDA_ASSIGN(auto made, compile(object, text, name));
     WCUDA_ASSIGN(kernel->id, object.give(Kind::kBackendKernel, std::move(made)));
     return {};
@@ -271,7 +260,7 @@ wcuda_status compile_kernel(void* self, wcuda_string source, wcuda_string entry,
 
 Result<std::shared_ptr<BackendKernel>> find_kernel(const BackendObject& self,
                                                    wcuda_backend_kernel kernel) {
-  WCUDA_ASSIGN(auto object, resolve<BackendKernel>(Kind::kBackendKernel, kernel.id, "kernel"));
+  WCUDA_ASSIGN(auto object, resolve(kernel, "kernel"));
   if (object->memory.get() != &self.memory()) return of_another("kernel");
   return object;
 }
@@ -374,7 +363,7 @@ wcuda_status stream_create(void* self, int32_t priority, wcuda_stream* stream, w
 
 wcuda_status stream_destroy(void* self, wcuda_stream stream, wcuda_error* error) {
   return slot(self, error, [&](BackendObject& object) -> Status {
-    WCUDA_ASSIGN(const auto found, resolve<StreamObject>(Kind::kStream, stream.id, "stream"));
+    WCUDA_ASSIGN(const auto found, resolve(stream, "stream"));
     return object.take_back(Kind::kStream, stream.id) ? Status() : of_another("stream");
   });
 }
@@ -388,7 +377,7 @@ wcuda_status stream_synchronize(void* self, wcuda_stream stream, wcuda_error* er
 
 Result<std::shared_ptr<EventObject>> find_event(const BackendObject& self, wcuda_event event,
                                                 const char* argument) {
-  WCUDA_ASSIGN(auto object, resolve<EventObject>(Kind::kEvent, event.id, argument));
+  WCUDA_ASSIGN(auto object, resolve(event, argument));
   if (object->memory.get() != &self.memory()) return of_another(argument);
   return object;
 }
@@ -473,7 +462,7 @@ wcuda_status fault(void* self, wcuda_error* error) {
 wcuda_status host_address(void* self, wcuda_device_memory memory, void** address,
                           wcuda_error* error) {
   return slot(self, error, [&](BackendObject& object) -> Status {
-    WCUDA_ASSIGN(const auto found, resolve<vram::Buffer>(Kind::kPinned, memory.id, "memory"));
+    WCUDA_ASSIGN(const auto found, resolve(wcuda_pinned{memory.id}, "memory"));
     WCUDA_TRY(check_not_null(address, "address"));
     if (&found->memory() != &object.memory()) return of_another("memory");
     WCUDA_TRY(check_size(memory, "memory", found->bytes()));

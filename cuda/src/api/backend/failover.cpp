@@ -232,26 +232,21 @@ wcuda_failover_state Failover::state() const {
 
 namespace {
 
-Result<std::shared_ptr<Failover>> resolve_failover(wcuda_failover failover) {
-  return resolve<Failover>(Kind::kFailover, failover.id, "failover");
-}
-
 Result<std::shared_ptr<Failover>> create(const wcuda_failover_options& options) {
   WCUDA_TRY(check_flags(options.flags, WCUDA_FAILOVER_ON_OUT_OF_MEMORY, "flags"));
   if (options.mode < WCUDA_FAILOVER_NONE || options.mode > WCUDA_FAILOVER_AUTOMATIC)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "mode: %d is not one of WCUDA_FAILOVER_…; none is silent", options.mode);
+    return invalid_argument("mode: %d is not one of WCUDA_FAILOVER_…; none is silent",
+                            options.mode);
   WCUDA_TRY(check_not_null(options.targets, "targets"));
   if (options.target_count < 1 || options.target_count > kTargetCountMax)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "target_count: %llu is not in 1 … %llu",
-                         static_cast<unsigned long long>(options.target_count),
-                         static_cast<unsigned long long>(kTargetCountMax));
+    return invalid_argument("target_count: %llu is not in 1 … %llu",
+                            static_cast<unsigned long long>(options.target_count),
+                            static_cast<unsigned long long>(kTargetCountMax));
   WCUDA_ASSIGN(const auto targets, read_elements(options.targets, options.target_count, "targets"));
   for (const wcuda_failover_target& target : targets)
     if (target.type == WCUDA_BACKEND_AUTO || target.ordinal < 0 ||
         backend_name(target.type).empty())
-      return Status::error(WCUDA_INVALID_ARGUMENT, "targets: type %d, ordinal %d is none",
-                           target.type, target.ordinal);
+      return invalid_argument("targets: type %d, ordinal %d is none", target.type, target.ordinal);
   FailoverSettings settings;
   settings.mode = options.mode;
   settings.moves_when_full = options.flags & WCUDA_FAILOVER_ON_OUT_OF_MEMORY;
@@ -271,7 +266,7 @@ Result<std::shared_ptr<Failover>> create(const wcuda_failover_options& options) 
 Status run_body(Failover& failover, size_t target, wcuda_failover_body body, void* user) {
   WCUDA_ASSIGN(const auto context, failover.context_of(target));
   wcuda_context handle{0};
-  WCUDA_ASSIGN(handle.id, insert(Kind::kContext, context));
+  WCUDA_TRY(insert(context, &handle));
   wcuda_error error{};
   const wcuda_status status = body(user, handle, &error);
   (void)remove(Kind::kContext, handle.id);
@@ -281,53 +276,34 @@ Status run_body(Failover& failover, size_t target, wcuda_failover_body body, voi
                               error.message[0] ? error.message : wcuda_status_name(status));
 }
 
-Result<OpenOptions> read_context_options(const wcuda_context_options& options) {
-  if (options.abi_version != WCUDA_ABI_VERSION)
-    return Status::error(WCUDA_ABI_MISMATCH,
-                         "abi_version: the caller's header has %u, this library %d",
-                         options.abi_version, WCUDA_ABI_VERSION);
-  WCUDA_TRY(check_flags(options.flags, 0, "flags"));
-  if (options.backend != 0 || options.ordinal != 0)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "options: backend %d, ordinal %d; both must be 0",
-                         options.backend, options.ordinal);
-  if (options.scrub < WCUDA_SCRUB_NONE || options.scrub > WCUDA_SCRUB_ON_ALLOC)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "scrub: %d is not one of WCUDA_SCRUB_…",
-                         options.scrub);
-  OpenOptions request;
-  request.host_capacity = options.memory_budget;
-  request.host_thread_count = options.host_thread_count;
-  return request;
-}
-
 }  // namespace
 }  // namespace wcuda::api
 
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_failover_create(const wcuda_failover_options* options,
-                                              wcuda_failover* failover, wcuda_error* error) {
+wcuda_status wcuda_failover_create(const wcuda_failover_options* options, wcuda_failover* failover,
+                                   wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const wcuda_failover_options checked, read_struct(options, "options"));
     WCUDA_TRY(check_not_null(failover, "failover"));
     WCUDA_ASSIGN(auto object, create(checked));
-    WCUDA_ASSIGN(failover->id, insert(Kind::kFailover, std::move(object)));
-    return {};
+    return insert(std::move(object), failover);
   });
 }
 
-extern "C" void wcuda_failover_destroy(wcuda_failover failover) {
-  guarded_destroy("wcuda_failover_destroy", failover.id,
-                  [](uint64_t id) { return destroy_handle(Kind::kFailover, id, "failover"); });
-}
+void wcuda_failover_destroy(wcuda_failover failover) { destroy(__func__, failover); }
 
-extern "C" wcuda_status wcuda_failover_context_create(wcuda_failover failover,
-                                                      const wcuda_context_options* options,
-                                                      wcuda_context* context, wcuda_error* error) {
+wcuda_status wcuda_failover_context_create(wcuda_failover failover,
+                                           const wcuda_context_options* options,
+                                           wcuda_context* context, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_failover(failover));
+    WCUDA_ASSIGN(const auto object, resolve(failover, "failover"));
     WCUDA_ASSIGN(const wcuda_context_options checked, read_struct(options, "options"));
     WCUDA_TRY(check_not_null(context, "context"));
+    if (checked.backend != 0 || checked.ordinal != 0)
+      return invalid_argument("options: backend %d, ordinal %d; both must be 0", checked.backend,
+                              checked.ordinal);
     WCUDA_ASSIGN(const OpenOptions request, read_context_options(checked));
     std::shared_ptr<Context> made;
     size_t target = 0;
@@ -340,16 +316,15 @@ extern "C" wcuda_status wcuda_failover_context_create(wcuda_failover failover,
     if (target != 0)
       copy_text(object->moved_because(), made->info.fallback_reason,
                 sizeof(made->info.fallback_reason));
-    WCUDA_ASSIGN(context->id, insert(Kind::kContext, std::move(made)));
-    return {};
+    return insert(std::move(made), context);
   });
 }
 
-extern "C" wcuda_status wcuda_failover_call(wcuda_failover failover, wcuda_failover_body body,
-                                            void* user, int32_t* type, wcuda_error* error) {
+wcuda_status wcuda_failover_call(wcuda_failover failover, wcuda_failover_body body, void* user,
+                                 int32_t* type, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_failover(failover));
-    if (!body) return Status::error(WCUDA_INVALID_ARGUMENT, "body is NULL");
+    WCUDA_ASSIGN(const auto object, resolve(failover, "failover"));
+    if (!body) return invalid_argument("body is NULL");
     size_t target = 0;
     const Status status =
         object->run([&](size_t index) { return run_body(*object, index, body, user); },
@@ -359,28 +334,26 @@ extern "C" wcuda_status wcuda_failover_call(wcuda_failover failover, wcuda_failo
   });
 }
 
-extern "C" wcuda_status wcuda_failover_report(wcuda_failover failover, int32_t type,
-                                              wcuda_status status, wcuda_error* error) {
+wcuda_status wcuda_failover_report(wcuda_failover failover, int32_t type, wcuda_status status,
+                                   wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_failover(failover));
+    WCUDA_ASSIGN(const auto object, resolve(failover, "failover"));
     object->report(type, status);
     return {};
   });
 }
 
-extern "C" wcuda_status wcuda_failover_trigger(wcuda_failover failover, wcuda_error* error) {
+wcuda_status wcuda_failover_trigger(wcuda_failover failover, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_failover(failover));
+    WCUDA_ASSIGN(const auto object, resolve(failover, "failover"));
     return object->trigger();
   });
 }
 
-extern "C" wcuda_status wcuda_failover_state_get(wcuda_failover failover,
-                                                 wcuda_failover_state* state, wcuda_error* error) {
+wcuda_status wcuda_failover_state_get(wcuda_failover failover, wcuda_failover_state* state,
+                                      wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_failover(failover));
-    WCUDA_TRY(check_struct(state, "state"));
-    write_struct(object->state(), state);
-    return {};
+    WCUDA_ASSIGN(const auto object, resolve(failover, "failover"));
+    return write_struct(object->state(), state, "state");
   });
 }

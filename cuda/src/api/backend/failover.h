@@ -60,4 +60,7 @@ class Failover {
   uint64_t restore_count_ = 0;
 };
 
+template <>
+struct HandleOf<wcuda_failover> : HandleTo<Kind::kFailover, Failover> {};
+
 }  // namespace wcuda::api

@@ -21,9 +21,8 @@ constexpr wcuda_abi_field kLayout[] = {
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_abi_field_list(uint64_t first, wcuda_abi_field* fields,
-                                             uint64_t capacity, uint64_t* count,
-                                             wcuda_error* error) {
+wcuda_status wcuda_abi_field_list(uint64_t first, wcuda_abi_field* fields, uint64_t capacity,
+                                  uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     return write_list<wcuda_abi_field>({fields, capacity, "fields"}, first, std::size(kLayout),
                                        count, [](uint64_t index) { return kLayout[index]; });

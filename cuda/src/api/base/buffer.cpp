@@ -18,19 +18,19 @@ Result<vram::View> view_of(const BufferObject& object, const char* argument, uin
 
 namespace {
 
-Result<uint64_t> create(const Context& context, const wcuda_buffer_options& options) {
-  WCUDA_TRY(check_string(options.tag, "tag"));
+Result<std::shared_ptr<BufferObject>> create(const Context& context,
+                                             const wcuda_buffer_options& options) {
+  WCUDA_ASSIGN(const std::string_view tag, read_string(options.tag, "tag"));
   WCUDA_TRY(check_flags(options.flags, WCUDA_BUFFER_ZEROED, "flags"));
   WCUDA_TRY(check_flags(options.reserved, 0, "reserved"));
   const int32_t purpose = options.purpose ? options.purpose : WCUDA_PURPOSE_USER;
-  const std::string_view tag(options.tag.data, options.tag.bytes);
   auto object = std::make_shared<BufferObject>();
   if (options.flags & WCUDA_BUFFER_ZEROED) {
     WCUDA_ASSIGN(object->buffer, context.memory->allocate_zeroed(options.bytes, purpose, tag));
   } else {
     WCUDA_ASSIGN(object->buffer, context.memory->allocate(options.bytes, purpose, tag));
   }
-  return insert(Kind::kBuffer, std::move(object));
+  return object;
 }
 
 }  // namespace
@@ -41,22 +41,19 @@ Result<CopyRanges> ranges_of_copy(const BufferObject& target, uint64_t target_of
   WCUDA_ASSIGN(const vram::View to, view_of(target, "target", target_offset, bytes));
   WCUDA_ASSIGN(const vram::View from, view_of(source, "source", source_offset, bytes));
   if (&target.buffer.memory() != &source.buffer.memory())
-    return Status::error(WCUDA_INVALID_ARGUMENT, "target and source are of different contexts");
+    return invalid_argument("target and source are of different contexts");
   if (to.data < from.data + bytes && from.data < to.data + bytes)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "ranges overlap: %" PRIu64 " bytes at %" PRIu64 " and at %" PRIu64, bytes,
-                         target_offset, source_offset);
+    return invalid_argument("ranges overlap: %" PRIu64 " bytes at %" PRIu64 " and at %" PRIu64,
+                            bytes, target_offset, source_offset);
   return CopyRanges{to.data, from.data};
 }
 
 Status check_fill(uint64_t offset, uint64_t bytes, uint32_t pattern_bytes) {
   if (pattern_bytes != 1 && pattern_bytes != 2 && pattern_bytes != 4 && pattern_bytes != 8)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "pattern_bytes: %u is not 1, 2, 4 or 8",
-                         pattern_bytes);
+    return invalid_argument("pattern_bytes: %u is not 1, 2, 4 or 8", pattern_bytes);
   if (offset % pattern_bytes != 0 || bytes % pattern_bytes != 0)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "offset %" PRIu64 " and %" PRIu64 " bytes are not multiples of %u", offset,
-                         bytes, pattern_bytes);
+    return invalid_argument("offset %" PRIu64 " and %" PRIu64 " bytes are not multiples of %u",
+                            offset, bytes, pattern_bytes);
   return {};
 }
 
@@ -89,65 +86,57 @@ Status fill(BufferObject& object, uint64_t offset, uint64_t bytes, uint64_t patt
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_buffer_create(wcuda_context context,
-                                            const wcuda_buffer_options* options,
-                                            wcuda_buffer* buffer, wcuda_error* error) {
+wcuda_status wcuda_buffer_create(wcuda_context context, const wcuda_buffer_options* options,
+                                 wcuda_buffer* buffer, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_ASSIGN(const auto parent, resolve(context, "context"));
     WCUDA_ASSIGN(const wcuda_buffer_options checked, read_struct(options, "options"));
     WCUDA_TRY(check_not_null(buffer, "buffer"));
-    WCUDA_ASSIGN(buffer->id, create(*parent, checked));
-    return {};
+    WCUDA_ASSIGN(auto object, create(*parent, checked));
+    return insert(std::move(object), buffer);
   });
 }
 
-extern "C" void wcuda_buffer_destroy(wcuda_buffer buffer) {
-  guarded_destroy("wcuda_buffer_destroy", buffer.id,
-                  [](uint64_t id) { return destroy_handle(Kind::kBuffer, id, "buffer"); });
-}
+void wcuda_buffer_destroy(wcuda_buffer buffer) { destroy(__func__, buffer); }
 
-extern "C" wcuda_status wcuda_buffer_size_get(wcuda_buffer buffer, uint64_t* bytes,
-                                              wcuda_error* error) {
+wcuda_status wcuda_buffer_size_get(wcuda_buffer buffer, uint64_t* bytes, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_buffer(buffer, "buffer"));
+    WCUDA_ASSIGN(const auto object, resolve(buffer, "buffer"));
     WCUDA_TRY(check_not_null(bytes, "bytes"));
     *bytes = object->buffer.bytes();
     return {};
   });
 }
 
-extern "C" wcuda_status wcuda_buffer_write(wcuda_buffer buffer, uint64_t offset, const void* source,
-                                           uint64_t bytes, wcuda_error* error) {
+wcuda_status wcuda_buffer_write(wcuda_buffer buffer, uint64_t offset, const void* source,
+                                uint64_t bytes, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_buffer(buffer, "buffer"));
+    WCUDA_ASSIGN(const auto object, use(buffer, "buffer"));
     if (bytes != 0) WCUDA_TRY(check_not_null(source, "source"));
     WCUDA_ASSIGN(const vram::View view, view_of(*object, "buffer", offset, bytes));
-    WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "buffer"));
     WCUDA_TRY(backend_of(*object).fault());
     if (bytes == 0) return {};
     return object->buffer.memory().copy_to_device(view.data, source, bytes);
   });
 }
 
-extern "C" wcuda_status wcuda_buffer_read(wcuda_buffer buffer, uint64_t offset, void* target,
-                                          uint64_t bytes, wcuda_error* error) {
+wcuda_status wcuda_buffer_read(wcuda_buffer buffer, uint64_t offset, void* target, uint64_t bytes,
+                               wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_buffer(buffer, "buffer"));
+    WCUDA_ASSIGN(const auto object, use(buffer, "buffer"));
     if (bytes != 0) WCUDA_TRY(check_not_null(target, "target"));
     WCUDA_ASSIGN(const vram::View view, view_of(*object, "buffer", offset, bytes));
-    WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "buffer"));
     WCUDA_TRY(backend_of(*object).fault());
     if (bytes == 0) return {};
     return backend_of(*object).copy_to_host(target, view.data, bytes);
   });
 }
 
-extern "C" wcuda_status wcuda_buffer_copy(wcuda_buffer target, uint64_t target_offset,
-                                          wcuda_buffer source, uint64_t source_offset,
-                                          uint64_t bytes, wcuda_error* error) {
+wcuda_status wcuda_buffer_copy(wcuda_buffer target, uint64_t target_offset, wcuda_buffer source,
+                               uint64_t source_offset, uint64_t bytes, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto to, resolve_buffer(target, "target"));
-    WCUDA_ASSIGN(const auto from, resolve_buffer(source, "source"));
+    WCUDA_ASSIGN(const auto to, resolve(target, "target"));
+    WCUDA_ASSIGN(const auto from, resolve(source, "source"));
     WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(to->exclusive, "target"));
     if (to == from) return copy(*to, target_offset, *from, source_offset, bytes);
     WCUDA_ASSIGN(const auto other_use, ExclusiveUse::acquire(from->exclusive, "source"));
@@ -155,49 +144,42 @@ extern "C" wcuda_status wcuda_buffer_copy(wcuda_buffer target, uint64_t target_o
   });
 }
 
-extern "C" wcuda_status wcuda_buffer_fill(wcuda_buffer buffer, uint64_t offset, uint64_t bytes,
-                                          uint64_t pattern, uint32_t pattern_bytes,
-                                          wcuda_error* error) {
+wcuda_status wcuda_buffer_fill(wcuda_buffer buffer, uint64_t offset, uint64_t bytes,
+                               uint64_t pattern, uint32_t pattern_bytes, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_buffer(buffer, "buffer"));
-    WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "buffer"));
+    WCUDA_ASSIGN(const auto object, use(buffer, "buffer"));
     return fill(*object, offset, bytes, pattern, pattern_bytes);
   });
 }
 
-extern "C" wcuda_status wcuda_buffer_digest(wcuda_buffer buffer, uint64_t offset, uint64_t bytes,
-                                            uint8_t digest[32], wcuda_error* error) {
+wcuda_status wcuda_buffer_digest(wcuda_buffer buffer, uint64_t offset, uint64_t bytes,
+                                 uint8_t digest[32], wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_buffer(buffer, "buffer"));
+    WCUDA_ASSIGN(const auto object, use(buffer, "buffer"));
     WCUDA_TRY(check_not_null(digest, "digest"));
     WCUDA_ASSIGN(const vram::View view, view_of(*object, "buffer", offset, bytes));
-    WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "buffer"));
     WCUDA_TRY(backend_of(*object).fault());
     return vram::digest(backend_of(*object), view.data, bytes, digest);
   });
 }
 
-extern "C" wcuda_status wcuda_pinned_create(wcuda_context context, uint64_t bytes,
-                                            wcuda_pinned* pinned, wcuda_error* error) {
+wcuda_status wcuda_pinned_create(wcuda_context context, uint64_t bytes, wcuda_pinned* pinned,
+                                 wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_ASSIGN(const auto parent, resolve(context, "context"));
     WCUDA_TRY(check_not_null(pinned, "pinned"));
     auto object = std::make_shared<vram::Buffer>();
     WCUDA_ASSIGN(*object, parent->memory->allocate_pinned(bytes, ""));
-    WCUDA_ASSIGN(pinned->id, insert(Kind::kPinned, std::move(object)));
-    return {};
+    return insert(std::move(object), pinned);
   });
 }
 
-extern "C" void wcuda_pinned_destroy(wcuda_pinned pinned) {
-  guarded_destroy("wcuda_pinned_destroy", pinned.id,
-                  [](uint64_t id) { return destroy_handle(Kind::kPinned, id, "pinned"); });
-}
+void wcuda_pinned_destroy(wcuda_pinned pinned) { destroy(__func__, pinned); }
 
-extern "C" wcuda_status wcuda_pinned_data_get(wcuda_pinned pinned, void** data, uint64_t* bytes,
-                                              wcuda_error* error) {
+wcuda_status wcuda_pinned_data_get(wcuda_pinned pinned, void** data, uint64_t* bytes,
+                                   wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve<vram::Buffer>(Kind::kPinned, pinned.id, "pinned"));
+    WCUDA_ASSIGN(const auto object, resolve(pinned, "pinned"));
     WCUDA_TRY(check_not_null(data, "data"));
     WCUDA_TRY(check_not_null(bytes, "bytes"));
     *data = object->data();

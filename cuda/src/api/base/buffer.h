@@ -16,10 +16,10 @@ struct BufferObject {
   Exclusive exclusive;
 };
 
-inline Result<std::shared_ptr<BufferObject>> resolve_buffer(wcuda_buffer buffer,
-                                                            const char* argument) {
-  return resolve<BufferObject>(Kind::kBuffer, buffer.id, argument);
-}
+template <>
+struct HandleOf<wcuda_buffer> : HandleTo<Kind::kBuffer, BufferObject> {};
+template <>
+struct HandleOf<wcuda_pinned> : HandleTo<Kind::kPinned, vram::Buffer> {};
 
 inline Backend& backend_of(const BufferObject& object) { return object.buffer.memory().backend(); }
 

@@ -12,17 +12,16 @@ std::atomic<int32_t> backend{WCUDA_BACKEND_CUDA};
 
 }  // namespace
 
-extern "C" void wcuda_compat_set_text(wcuda_compat_encode encode, wcuda_compat_decode decode,
-                                      void* user) {
+void wcuda_compat_set_text(wcuda_compat_encode encode, wcuda_compat_decode decode, void* user) {
   const std::lock_guard<std::mutex> lock(mutex);
   installed = {encode, decode, user};
 }
 
-extern "C" wcuda_compat_text wcuda_compat_text_get(void) {
+wcuda_compat_text wcuda_compat_text_get(void) {
   const std::lock_guard<std::mutex> lock(mutex);
   return installed;
 }
 
-extern "C" void wcuda_compat_set_backend(int32_t chosen) { backend = chosen; }
+void wcuda_compat_set_backend(int32_t chosen) { backend = chosen; }
 
-extern "C" int32_t wcuda_compat_backend_get(void) { return backend; }
+int32_t wcuda_compat_backend_get(void) { return backend; }

@@ -1,11 +1,8 @@
 // Section 5 of the header: contexts.
 #include "api/base/context.h"
 
-#include <cinttypes>
-
 #include "api/base/guard.h"
 #include "core/backend/backend_types.h"
-#include "core/backend/open.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 
@@ -13,21 +10,10 @@ namespace wcuda::api {
 namespace {
 
 Result<std::shared_ptr<Context>> create(const wcuda_context_options& options) {
-  if (options.abi_version != WCUDA_ABI_VERSION)
-    return Status::error(WCUDA_ABI_MISMATCH,
-                         "abi_version: the caller's header has %u, this library %d",
-                         options.abi_version, WCUDA_ABI_VERSION);
-  WCUDA_TRY(check_flags(options.flags, 0, "flags"));
-  if (options.scrub < WCUDA_SCRUB_NONE || options.scrub > WCUDA_SCRUB_ON_ALLOC)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "scrub: %d is not one of WCUDA_SCRUB_…",
-                         options.scrub);
-  OpenOptions open;
+  WCUDA_ASSIGN(OpenOptions open, read_context_options(options));
   open.backend = options.backend;
   open.ordinal = options.ordinal;
-  open.host_capacity = options.memory_budget;
-  open.host_thread_count = options.host_thread_count;
   WCUDA_ASSIGN(Opened opened, open_backend(open));
-
   auto context = make_context(std::move(opened.backend), options.memory_budget,
                               static_cast<vram::Scrub>(options.scrub));
   copy_text(opened.fallback_reason, context->info.fallback_reason,
@@ -36,6 +22,20 @@ Result<std::shared_ptr<Context>> create(const wcuda_context_options& options) {
 }
 
 }  // namespace
+
+Result<OpenOptions> read_context_options(const wcuda_context_options& options) {
+  if (options.abi_version != WCUDA_ABI_VERSION)
+    return Status::error(WCUDA_ABI_MISMATCH,
+                         "abi_version: the caller's header has %u, this library %d",
+                         options.abi_version, WCUDA_ABI_VERSION);
+  WCUDA_TRY(check_flags(options.flags, 0, "flags"));
+  if (options.scrub < WCUDA_SCRUB_NONE || options.scrub > WCUDA_SCRUB_ON_ALLOC)
+    return invalid_argument("scrub: %d is not one of WCUDA_SCRUB_…", options.scrub);
+  OpenOptions open;
+  open.host_capacity = options.memory_budget;
+  open.host_thread_count = options.host_thread_count;
+  return open;
+}
 
 std::shared_ptr<Context> make_context(std::shared_ptr<Backend> backend, uint64_t budget,
                                       vram::Scrub scrub) {
@@ -48,19 +48,13 @@ std::shared_ptr<Context> make_context(std::shared_ptr<Backend> backend, uint64_t
   return context;
 }
 
-Status destroy_handle(Kind kind, uint64_t id, const char* argument) {
-  if (id == 0 || remove(kind, id)) return {};
-  return Status::error(WCUDA_INVALID_HANDLE, "%s: handle 0x%016" PRIx64 " is not a live %s",
-                       argument, id, kind_name(kind));
-}
-
 }  // namespace wcuda::api
 
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_context_create(const wcuda_context_options* options,
-                                             wcuda_context* context, wcuda_error* error) {
+wcuda_status wcuda_context_create(const wcuda_context_options* options, wcuda_context* context,
+                                  wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const wcuda_context_options checked, read_struct(options, "options"));
     WCUDA_TRY(check_not_null(context, "context"));
@@ -68,33 +62,30 @@ extern "C" wcuda_status wcuda_context_create(const wcuda_context_options* option
     const wcuda_context_info& info = object->info;
     log(WCUDA_LOG_INFO, "context", "opened %s %d%s%s", backend_name(info.backend).c_str(),
         info.ordinal, info.fallback_reason[0] ? "; " : "", info.fallback_reason);
-    WCUDA_ASSIGN(context->id, insert(Kind::kContext, std::move(object)));
-    return {};
+    return insert(std::move(object), context);
   });
 }
 
-extern "C" void wcuda_context_destroy(wcuda_context context) {
+void wcuda_context_destroy(wcuda_context context) {
   guarded_destroy("wcuda_context_destroy", context.id, [](uint64_t id) -> Status {
     const auto object = std::static_pointer_cast<Context>(remove(Kind::kContext, id));
-    if (!object) return destroy_handle(Kind::kContext, id, "context");
+    if (!object) return remove_live(Kind::kContext, id);
     object->memory->log_leaks();
     return {};
   });
 }
 
-extern "C" wcuda_status wcuda_context_info_get(wcuda_context context, wcuda_context_info* info,
-                                               wcuda_error* error) {
+wcuda_status wcuda_context_info_get(wcuda_context context, wcuda_context_info* info,
+                                    wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_context(context));
-    WCUDA_TRY(check_struct(info, "info"));
-    write_struct(object->info, info);
-    return {};
+    WCUDA_ASSIGN(const auto object, resolve(context, "context"));
+    return write_struct(object->info, info, "info");
   });
 }
 
-extern "C" wcuda_status wcuda_context_synchronize(wcuda_context context, wcuda_error* error) {
+wcuda_status wcuda_context_synchronize(wcuda_context context, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_context(context));
+    WCUDA_ASSIGN(const auto object, resolve(context, "context"));
     return object->memory->backend().synchronize();
   });
 }

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "api/base/handles.h"
+#include "core/backend/open.h"
 #include "core/vram/memory.h"
 
 namespace wcuda::api {
@@ -18,11 +19,10 @@ struct Context {
 std::shared_ptr<Context> make_context(std::shared_ptr<Backend> backend, uint64_t budget,
                                       vram::Scrub scrub);
 
-inline Result<std::shared_ptr<Context>> resolve_context(wcuda_context context) {
-  return resolve<Context>(Kind::kContext, context.id, "context");
-}
+// Checks the options of a new context, and returns all but its backend and ordinal.
+Result<OpenOptions> read_context_options(const wcuda_context_options& options);
 
-// Removes a handle for a …_destroy function. Id 0 is ignored; any other must be live.
-Status destroy_handle(Kind kind, uint64_t id, const char* argument);
+template <>
+struct HandleOf<wcuda_context> : HandleTo<Kind::kContext, Context> {};
 
 }  // namespace wcuda::api

@@ -5,7 +5,7 @@
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_device_count(int32_t backend, int32_t* count, wcuda_error* error) {
+wcuda_status wcuda_device_count(int32_t backend, int32_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_not_null(count, "count"));
     WCUDA_ASSIGN(*count, device_count(backend));
@@ -13,12 +13,11 @@ extern "C" wcuda_status wcuda_device_count(int32_t backend, int32_t* count, wcud
   });
 }
 
-extern "C" wcuda_status wcuda_device_caps_get(int32_t backend, int32_t ordinal,
-                                              wcuda_device_caps* caps, wcuda_error* error) {
+wcuda_status wcuda_device_caps_get(int32_t backend, int32_t ordinal, wcuda_device_caps* caps,
+                                   wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_struct(caps, "caps"));
     WCUDA_ASSIGN(const wcuda_device_caps found, device_caps(backend, ordinal));
-    write_struct(found, caps);
-    return {};
+    return write_struct(found, caps, "caps");
   });
 }

@@ -4,6 +4,7 @@
 #include <cinttypes>
 
 #include "core/base/log.h"
+#include "core/base/text.h"
 
 namespace wcuda::api {
 namespace {
@@ -11,31 +12,6 @@ namespace {
 // The most bytes of a caller's struct. A newer version may be larger than this library's, but a
 // larger value is a struct_size that was never set, and reading that far would fault.
 constexpr uint32_t kUnknownTailBytesMax = 4096;
-
-// Returns the length of the valid UTF-8 character at `text` (NUL-terminated), or 0.
-size_t utf8_length(const unsigned char* text) {
-  const unsigned char lead = text[0];
-  if (lead < 0x80) return 1;
-  size_t length = 0;
-  unsigned char low = 0x80, high = 0xbf;  // limits of the second byte
-  if (lead >= 0xc2 && lead <= 0xdf) {
-    length = 2;
-  } else if (lead >= 0xe0 && lead <= 0xef) {
-    length = 3;
-    if (lead == 0xe0) low = 0xa0;   // overlong
-    if (lead == 0xed) high = 0x9f;  // surrogates
-  } else if (lead >= 0xf0 && lead <= 0xf4) {
-    length = 4;
-    if (lead == 0xf0) low = 0x90;
-    if (lead == 0xf4) high = 0x8f;
-  } else {
-    return 0;
-  }
-  if (text[1] < low || text[1] > high) return 0;
-  for (size_t i = 2; i < length; ++i)
-    if (text[i] < 0x80 || text[i] > 0xbf) return 0;
-  return length;
-}
 
 }  // namespace
 
@@ -45,8 +21,9 @@ void fill_error(wcuda_error* error, Code code, int32_t native_code, const char* 
   error->code = code;
   error->native_code = native_code;
   uint32_t used = 0;
-  for (auto* text = reinterpret_cast<const unsigned char*>(message); *text;) {
-    const size_t length = utf8_length(text);
+  const auto* text = reinterpret_cast<const uint8_t*>(message);
+  for (const uint8_t* const end = text + std::strlen(message); text < end;) {
+    const size_t length = utf8_bytes(text, static_cast<size_t>(end - text));
     const size_t step = length ? length : 1;
     if (used + step >= WCUDA_ERROR_MESSAGE_BYTES) break;
     const bool printable = length > 1 || (length == 1 && *text >= 0x20 && *text != 0x7f);
@@ -71,6 +48,12 @@ void guarded_destroy(const char* function, uint64_t id, Status (*destroy)(uint64
   if (status != WCUDA_OK) log_dropped(function, error.message);
 }
 
+Status remove_live(Kind kind, uint64_t id) {
+  if (id == 0 || remove(kind, id)) return {};
+  return Status::error(WCUDA_INVALID_HANDLE, "%s: handle 0x%016" PRIx64 " is not live",
+                       kind_name(kind), id);
+}
+
 void log_dropped(const char* function, const char* message) noexcept {
   log(WCUDA_LOG_WARN, "api", "%s: %s", function, message);
 }
@@ -83,43 +66,44 @@ Status check_struct(const void* data, const char* argument, uint32_t first_bytes
   uint32_t bytes;
   std::memcpy(&bytes, data, sizeof(bytes));
   if (bytes < first_bytes || bytes > known_bytes + kUnknownTailBytesMax)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "%s: struct_size %u is not in %u … %u; use the INIT macro", argument,
-                         bytes, first_bytes, known_bytes + kUnknownTailBytesMax);
+    return invalid_argument("%s: struct_size %u is not in %u … %u; use the INIT macro", argument,
+                            bytes, first_bytes, known_bytes + kUnknownTailBytesMax);
   const auto* tail = static_cast<const unsigned char*>(data);
   for (uint32_t i = known_bytes; i < bytes; ++i)
     if (tail[i] != 0)
-      return Status::error(WCUDA_UNSUPPORTED,
-                           "%s: byte %u of %u is set, this library knows the first %u", argument, i,
-                           bytes, known_bytes);
+      return unsupported("%s: byte %u of %u is set, this library knows the first %u", argument, i,
+                         bytes, known_bytes);
   return {};
 }
 
 Status check_reserved(uint32_t reserved, const char* argument) {
   if (reserved == 0) return {};
-  return Status::error(WCUDA_UNSUPPORTED, "%s: reserved is %u, must be 0", argument, reserved);
+  return unsupported("%s: reserved is %u, must be 0", argument, reserved);
 }
 
 }  // namespace detail
 
 Status check_not_null(const void* pointer, const char* argument) {
   if (pointer) return {};
-  return Status::error(WCUDA_INVALID_ARGUMENT, "%s is NULL", argument);
+  return invalid_argument("%s is NULL", argument);
 }
 
 Status check_flags(uint64_t flags, uint64_t known, const char* argument) {
   if ((flags & ~known) == 0) return {};
-  return Status::error(WCUDA_INVALID_ARGUMENT, "%s: unknown bits 0x%" PRIx64, argument,
-                       flags & ~known);
+  return invalid_argument("%s: unknown bits 0x%" PRIx64, argument, flags & ~known);
 }
 
 Status check_string(const wcuda_string& string, const char* argument) {
   if (string.bytes != 0 && !string.data)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: data is NULL with %" PRIu64 " bytes",
-                         argument, string.bytes);
+    return invalid_argument("%s: data is NULL with %" PRIu64 " bytes", argument, string.bytes);
   if (string.bytes > INT64_MAX)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: %" PRIu64 " bytes", argument, string.bytes);
+    return invalid_argument("%s: %" PRIu64 " bytes", argument, string.bytes);
   return {};
+}
+
+Result<std::string_view> read_string(const wcuda_string& string, const char* argument) {
+  WCUDA_TRY(check_string(string, argument));
+  return std::string_view(string.data ? string.data : "", string.bytes);
 }
 
 Result<ExclusiveUse> ExclusiveUse::acquire(Exclusive& exclusive, const char* object_name) {

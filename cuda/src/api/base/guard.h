@@ -7,11 +7,14 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <new>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "api/base/handles.h"
 #include "core/base/callback.h"
 #include "core/base/status.h"
 #include "worker_cuda.h"
@@ -67,6 +70,15 @@ wcuda_status guarded(wcuda_error* error, Body&& body) noexcept {
 void guarded_destroy(const char* function, uint64_t id, Status (*destroy)(uint64_t id)) noexcept;
 void log_dropped(const char* function, const char* message) noexcept;
 
+// Removes a handle for a …_destroy function. Id 0 is ignored; any other must be live.
+Status remove_live(Kind kind, uint64_t id);
+// The body of a …_destroy function that only drops the table's reference.
+template <class Handle>
+void destroy(const char* function, Handle handle) noexcept {
+  guarded_destroy(function, handle.id,
+                  [](uint64_t id) { return remove_live(HandleOf<Handle>::kind, id); });
+}
+
 // The size with which a struct was first published; 0 for types other than structs that can grow.
 template <class T>
 inline constexpr uint32_t kFirstBytes = 0;
@@ -111,6 +123,13 @@ Result<T> read_struct(const T* data, const char* argument) {
   return value;
 }
 
+// The same for a struct that may be NULL, which means `defaults`.
+template <class T>
+Result<T> read_struct_or(const T& defaults, const T* data, const char* argument) {
+  if (data == nullptr) return T(defaults);
+  return read_struct(data, argument);
+}
+
 // Writes the fields of an output struct that the caller's version has, and keeps its struct_size.
 // Call check_struct first: it can fail, this cannot.
 template <class T>
@@ -120,11 +139,21 @@ void write_struct(const T& value, T* target) noexcept {
   target->struct_size = caller_bytes;
 }
 
+// Checks and writes an output struct: for values that take nothing to compute.
+template <class T>
+Status write_struct(const T& value, T* target, const char* argument) {
+  WCUDA_TRY(check_struct(target, argument));
+  write_struct(value, target);
+  return {};
+}
+
 Status check_not_null(const void* pointer, const char* argument);
 // Refuses bits that are not in `known`.
 Status check_flags(uint64_t flags, uint64_t known, const char* argument);
 // Checks a wcuda_string: null only with length 0, and a plausible length.
 Status check_string(const wcuda_string& string, const char* argument);
+// Returns the text of a checked string, whose data is never null.
+Result<std::string_view> read_string(const wcuda_string& string, const char* argument);
 
 // Member of an object on which calls must not overlap.
 class Exclusive {
@@ -151,5 +180,20 @@ class ExclusiveUse {
   explicit ExclusiveUse(Exclusive* exclusive) : exclusive_(exclusive) {}
   Exclusive* exclusive_;
 };
+
+// An object that a call uses alone, by its member `exclusive`.
+template <class T>
+struct Used {
+  std::shared_ptr<T> object;
+  ExclusiveUse use;
+  T* operator->() const { return object.get(); }
+  T& operator*() const { return *object; }
+};
+template <class Handle, class Object = typename HandleOf<Handle>::Object>
+Result<Used<Object>> use(Handle handle, const char* argument) {
+  WCUDA_ASSIGN(auto object, resolve(handle, argument));
+  WCUDA_ASSIGN(auto alone, ExclusiveUse::acquire(object->exclusive, argument));
+  return Used<Object>{std::move(object), std::move(alone)};
+}
 
 }  // namespace wcuda::api

@@ -57,6 +57,26 @@ Result<std::shared_ptr<T>> resolve(Kind kind, uint64_t id, const char* argument)
   return std::static_pointer_cast<T>(object.take());
 }
 
+// The kind and the object of a handle type; specialised as a HandleTo next to each object.
+template <class Handle>
+struct HandleOf;
+template <Kind kKind, class T>
+struct HandleTo {
+  static constexpr Kind kind = kKind;
+  using Object = T;
+};
+
+// The same by the type of the handle.
+template <class Handle, class Object = typename HandleOf<Handle>::Object>
+Result<std::shared_ptr<Object>> resolve(Handle handle, const char* argument) {
+  return resolve<Object>(HandleOf<Handle>::kind, handle.id, argument);
+}
+template <class Handle>
+Status insert(std::shared_ptr<typename HandleOf<Handle>::Object> object, Handle* handle) {
+  WCUDA_ASSIGN(handle->id, insert(HandleOf<Handle>::kind, std::move(object)));
+  return {};
+}
+
 // Removes an id and returns the table's reference; null if the id is not live or of another kind.
 std::shared_ptr<void> remove(Kind kind, uint64_t id) noexcept;
 

@@ -6,12 +6,9 @@
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_health_get(wcuda_context context, wcuda_health* health,
-                                         wcuda_error* error) {
+wcuda_status wcuda_health_get(wcuda_context context, wcuda_health* health, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_context(context));
-    WCUDA_TRY(check_struct(health, "health"));
-    write_struct(health::report(*object->memory), health);
-    return {};
+    WCUDA_ASSIGN(const auto object, resolve(context, "context"));
+    return write_struct(health::report(*object->memory), health, "health");
   });
 }

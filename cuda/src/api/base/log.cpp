@@ -3,7 +3,7 @@
 
 #include "api/base/guard.h"
 
-extern "C" wcuda_status wcuda_log_set(wcuda_log_callback callback, void* user, int32_t level,
-                                      wcuda_error* error) {
+wcuda_status wcuda_log_set(wcuda_log_callback callback, void* user, int32_t level,
+                           wcuda_error* error) {
   return wcuda::api::guarded(error, [&] { return wcuda::set_log_sink(callback, user, level); });
 }

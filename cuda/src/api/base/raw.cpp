@@ -33,7 +33,7 @@ thread_local int32_t cuda_ordinal_of_thread = 0;
 
 Status check_backend(int32_t backend) {
   if (backend == WCUDA_BACKEND_CUDA || backend == WCUDA_BACKEND_HOST) return {};
-  return Status::error(WCUDA_INVALID_ARGUMENT, "backend: %d is not CUDA or HOST", backend);
+  return invalid_argument("backend: %d is not CUDA or HOST", backend);
 }
 
 Result<std::shared_ptr<vram::Memory>> open_device(int32_t backend, int32_t ordinal) {
@@ -75,7 +75,7 @@ Result<Range> find(const char* argument, const void* address, uint64_t bytes) {
     if (view.ok()) return Range{found->second, *view};
     return Status::error(view.status().code(), "%s: %s", argument, view.status().message());
   }
-  return Status::error(WCUDA_INVALID_ARGUMENT, "%s: the address lies in no live block", argument);
+  return invalid_argument("%s: the address lies in no live block", argument);
 }
 
 Status free_block(void* address) {
@@ -83,8 +83,7 @@ Status free_block(void* address) {
   RawTable& t = raw_table();
   const std::lock_guard<std::mutex> lock(t.mutex);
   const auto found = t.blocks.find(reinterpret_cast<uintptr_t>(address));
-  if (found == t.blocks.end())
-    return Status::error(WCUDA_INVALID_ARGUMENT, "address: no live block begins there");
+  if (found == t.blocks.end()) return invalid_argument("address: no live block begins there");
   block = std::move(found->second);
   t.blocks.erase(found);
   return {};
@@ -114,19 +113,19 @@ void set_raw_opener(RawOpener opener) {
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_raw_device_set(int32_t backend, int32_t ordinal, wcuda_error* error) {
+wcuda_status wcuda_raw_device_set(int32_t backend, int32_t ordinal, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_backend(backend));
     WCUDA_ASSIGN(const int32_t count, device_count(backend));
     if (ordinal < 0 || ordinal >= count)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "ordinal: %d of %d devices", ordinal, count);
+      return invalid_argument("ordinal: %d of %d devices", ordinal, count);
     if (backend == WCUDA_BACKEND_CUDA) cuda_ordinal_of_thread = ordinal;
     return {};
   });
 }
 
-extern "C" wcuda_status wcuda_raw_allocate(int32_t backend, uint64_t bytes, void** address,
-                                           wcuda_error* error) {
+wcuda_status wcuda_raw_allocate(int32_t backend, uint64_t bytes, void** address,
+                                wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_not_null(address, "address"));
     WCUDA_ASSIGN(const auto memory, current_memory(backend));
@@ -142,12 +141,12 @@ extern "C" wcuda_status wcuda_raw_allocate(int32_t backend, uint64_t bytes, void
   });
 }
 
-extern "C" wcuda_status wcuda_raw_free(void* address, wcuda_error* error) {
+wcuda_status wcuda_raw_free(void* address, wcuda_error* error) {
   return guarded(error, [&]() -> Status { return address ? free_block(address) : Status(); });
 }
 
-extern "C" wcuda_status wcuda_raw_copy_to_device(void* target, const void* source, uint64_t bytes,
-                                                 wcuda_error* error) {
+wcuda_status wcuda_raw_copy_to_device(void* target, const void* source, uint64_t bytes,
+                                      wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     if (bytes == 0) return {};
     WCUDA_TRY(check_not_null(source, "source"));
@@ -156,8 +155,8 @@ extern "C" wcuda_status wcuda_raw_copy_to_device(void* target, const void* sourc
   });
 }
 
-extern "C" wcuda_status wcuda_raw_copy_to_host(void* target, const void* source, uint64_t bytes,
-                                               wcuda_error* error) {
+wcuda_status wcuda_raw_copy_to_host(void* target, const void* source, uint64_t bytes,
+                                    wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     if (bytes == 0) return {};
     WCUDA_TRY(check_not_null(target, "target"));
@@ -166,8 +165,8 @@ extern "C" wcuda_status wcuda_raw_copy_to_host(void* target, const void* source,
   });
 }
 
-extern "C" wcuda_status wcuda_raw_memory_get(int32_t backend, uint64_t* free_bytes,
-                                             uint64_t* total_bytes, wcuda_error* error) {
+wcuda_status wcuda_raw_memory_get(int32_t backend, uint64_t* free_bytes, uint64_t* total_bytes,
+                                  wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_not_null(free_bytes, "free_bytes"));
     WCUDA_TRY(check_not_null(total_bytes, "total_bytes"));
@@ -179,6 +178,6 @@ extern "C" wcuda_status wcuda_raw_memory_get(int32_t backend, uint64_t* free_byt
   });
 }
 
-extern "C" wcuda_status wcuda_raw_reset(int32_t backend, wcuda_error* error) {
+wcuda_status wcuda_raw_reset(int32_t backend, wcuda_error* error) {
   return guarded(error, [&] { return reset(backend); });
 }

@@ -7,55 +7,48 @@
 #include "core/backend/device_limits.h"
 #include "core/backend/open.h"
 
-namespace wcuda::api {
-namespace {
-
-Result<uint64_t> borrow(const Context& context, void* address,
-                        const wcuda_buffer_options& options) {
-  WCUDA_TRY(check_string(options.tag, "tag"));
-  WCUDA_TRY(check_flags(options.flags, 0, "flags"));
-  WCUDA_TRY(check_flags(options.reserved, 0, "reserved"));
-  if (options.purpose != 0)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: %d, borrowed memory has its own: 0",
-                         options.purpose);
-  auto object = std::make_shared<BufferObject>();
-  WCUDA_ASSIGN(object->buffer,
-               context.memory->borrow(address, options.bytes,
-                                      std::string_view(options.tag.data, options.tag.bytes)));
-  return insert(Kind::kBuffer, std::move(object));
-}
-
-}  // namespace
-}  // namespace wcuda::api
-
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_context_budget_set(wcuda_context context, int32_t purpose,
-                                                 uint64_t bytes, wcuda_error* error) {
+namespace {
+
+Status borrow(const Context& context, void* address, const wcuda_buffer_options& options,
+              wcuda_buffer* buffer) {
+  WCUDA_ASSIGN(const std::string_view tag, read_string(options.tag, "tag"));
+  WCUDA_TRY(check_flags(options.flags, 0, "flags"));
+  WCUDA_TRY(check_flags(options.reserved, 0, "reserved"));
+  if (options.purpose != 0)
+    return invalid_argument("purpose: %d, borrowed memory has its own: 0", options.purpose);
+  auto object = std::make_shared<BufferObject>();
+  WCUDA_ASSIGN(object->buffer, context.memory->borrow(address, options.bytes, tag));
+  return insert(std::move(object), buffer);
+}
+
+}  // namespace
+
+wcuda_status wcuda_context_budget_set(wcuda_context context, int32_t purpose, uint64_t bytes,
+                                      wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_context(context));
+    WCUDA_ASSIGN(const auto object, resolve(context, "context"));
     if (purpose < WCUDA_PURPOSE_WEIGHTS || purpose > WCUDA_PURPOSE_USER)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "purpose: %d is not in %d … %d", purpose,
-                           WCUDA_PURPOSE_WEIGHTS, WCUDA_PURPOSE_USER);
+      return invalid_argument("purpose: %d is not in %d … %d", purpose, WCUDA_PURPOSE_WEIGHTS,
+                              WCUDA_PURPOSE_USER);
     object->memory->set_budget(purpose, bytes);
     return {};
   });
 }
 
-extern "C" wcuda_status wcuda_device_check(int32_t backend, int32_t ordinal, wcuda_error* error) {
+wcuda_status wcuda_device_check(int32_t backend, int32_t ordinal, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const wcuda_device_caps caps, device_caps(backend, ordinal));
     return check_device_limits(caps);
   });
 }
 
-extern "C" wcuda_status wcuda_context_residency_get(wcuda_context context,
-                                                    wcuda_residency* residency,
-                                                    wcuda_error* error) {
+wcuda_status wcuda_context_residency_get(wcuda_context context, wcuda_residency* residency,
+                                         wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_context(context));
-    WCUDA_TRY(check_struct(residency, "residency"));
+    WCUDA_ASSIGN(const auto object, resolve(context, "context"));
     WCUDA_TRY(object->memory->backend().fault());
     WCUDA_ASSIGN(const vram::Residency found, object->memory->check_residency());
     wcuda_residency value = WCUDA_RESIDENCY_INIT;
@@ -68,46 +61,43 @@ extern "C" wcuda_status wcuda_context_residency_get(wcuda_context context,
     value.first_purpose = found.first.purpose;
     value.first_tag_bytes = found.first.tag_bytes;
     std::memcpy(value.first_tag, found.first.tag, sizeof(value.first_tag));
-    write_struct(value, residency);
-    return {};
+    return write_struct(value, residency, "residency");
   });
 }
 
-extern "C" wcuda_status wcuda_context_vram_only_enforce(wcuda_context context, wcuda_error* error) {
+wcuda_status wcuda_context_vram_only_enforce(wcuda_context context, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_context(context));
+    WCUDA_ASSIGN(const auto object, resolve(context, "context"));
     WCUDA_TRY(object->memory->backend().fault());
     return object->memory->enforce_vram_only();
   });
 }
 
-extern "C" wcuda_status wcuda_context_vram_only_get(wcuda_context context, int32_t* is_enforced,
-                                                    wcuda_error* error) {
+wcuda_status wcuda_context_vram_only_get(wcuda_context context, int32_t* is_enforced,
+                                         wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_context(context));
+    WCUDA_ASSIGN(const auto object, resolve(context, "context"));
     WCUDA_TRY(check_not_null(is_enforced, "is_enforced"));
     *is_enforced = object->memory->vram_only();
     return {};
   });
 }
 
-extern "C" wcuda_status wcuda_buffer_borrow(wcuda_context context, void* address,
-                                            const wcuda_buffer_options* options,
-                                            wcuda_buffer* buffer, wcuda_error* error) {
+wcuda_status wcuda_buffer_borrow(wcuda_context context, void* address,
+                                 const wcuda_buffer_options* options, wcuda_buffer* buffer,
+                                 wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_ASSIGN(const auto parent, resolve(context, "context"));
     WCUDA_TRY(check_not_null(address, "address"));
     WCUDA_ASSIGN(const wcuda_buffer_options checked, read_struct(options, "options"));
     WCUDA_TRY(check_not_null(buffer, "buffer"));
-    WCUDA_ASSIGN(buffer->id, borrow(*parent, address, checked));
-    return {};
+    return borrow(*parent, address, checked, buffer);
   });
 }
 
-extern "C" wcuda_status wcuda_buffer_place_get(wcuda_buffer buffer, int32_t* place,
-                                               wcuda_error* error) {
+wcuda_status wcuda_buffer_place_get(wcuda_buffer buffer, int32_t* place, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_buffer(buffer, "buffer"));
+    WCUDA_ASSIGN(const auto object, resolve(buffer, "buffer"));
     WCUDA_TRY(check_not_null(place, "place"));
     WCUDA_ASSIGN(const MemoryPlace found, backend_of(*object).memory_place(object->buffer.data()));
     *place = static_cast<int32_t>(found);
@@ -115,21 +105,19 @@ extern "C" wcuda_status wcuda_buffer_place_get(wcuda_buffer buffer, int32_t* pla
   });
 }
 
-extern "C" wcuda_status wcuda_buffer_address_get(wcuda_buffer buffer, void** address,
-                                                 wcuda_error* error) {
+wcuda_status wcuda_buffer_address_get(wcuda_buffer buffer, void** address, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_buffer(buffer, "buffer"));
+    WCUDA_ASSIGN(const auto object, resolve(buffer, "buffer"));
     WCUDA_TRY(check_not_null(address, "address"));
     *address = object->buffer.data();
     return {};
   });
 }
 
-extern "C" wcuda_status wcuda_context_deferred_error_take(wcuda_context context,
-                                                          wcuda_error* deferred,
-                                                          wcuda_error* error) {
+wcuda_status wcuda_context_deferred_error_take(wcuda_context context, wcuda_error* deferred,
+                                               wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_context(context));
+    WCUDA_ASSIGN(const auto object, resolve(context, "context"));
     WCUDA_TRY(check_not_null(deferred, "deferred"));
     const Status oldest = object->memory->take_deferred_error();
     fill_error(deferred, oldest.code(), oldest.native_code(), oldest.message());

@@ -63,13 +63,11 @@ const StatusRow& row_of(wcuda_status status) {
 
 using wcuda::api::row_of;
 
-extern "C" const char* wcuda_status_name(wcuda_status status) { return row_of(status).name; }
+const char* wcuda_status_name(wcuda_status status) { return row_of(status).name; }
 
-extern "C" const char* wcuda_backend_error_name(wcuda_status status) {
-  return row_of(status).table_name;
-}
+const char* wcuda_backend_error_name(wcuda_status status) { return row_of(status).table_name; }
 
-extern "C" int32_t wcuda_status_number(wcuda_status status, int32_t numbers) {
+int32_t wcuda_status_number(wcuda_status status, int32_t numbers) {
   switch (numbers) {
     case WCUDA_NUMBERS_WORKER:
       return row_of(status).worker;

@@ -18,20 +18,16 @@ constexpr auto kSleepTime = std::chrono::microseconds(50);
 constexpr int64_t kTimeoutMsMax = int64_t{1}
                                   << 40;  // 35 years, so that adding it to a time does not overflow
 
-Result<std::shared_ptr<EventObject>> resolve_event(wcuda_event event, const char* argument) {
-  return resolve<EventObject>(Kind::kEvent, event.id, argument);
-}
-
 // Copies from pinned memory to a buffer with `into_buffer`, else from the buffer.
 Status copy_async(wcuda_buffer buffer, uint64_t offset, wcuda_pinned pinned, uint64_t pinned_offset,
                   uint64_t bytes, wcuda_stream stream, bool into_buffer) {
   // The streams that use pinned memory are recorded only here.
   static std::mutex pinned_mutex;
-  WCUDA_ASSIGN(const auto object, resolve_buffer(buffer, "buffer"));
-  WCUDA_ASSIGN(const auto host, resolve<vram::Buffer>(Kind::kPinned, pinned.id, "pinned"));
+  WCUDA_ASSIGN(const auto object, resolve(buffer, "buffer"));
+  WCUDA_ASSIGN(const auto host, resolve(pinned, "pinned"));
   vram::Memory& memory = object->buffer.memory();
   if (&host->memory() != &memory)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "buffer and pinned are of different contexts");
+    return invalid_argument("buffer and pinned are of different contexts");
   WCUDA_ASSIGN(const vram::View device, object->buffer.view(offset, bytes));
   WCUDA_ASSIGN(const vram::View pinned_view, host->view(pinned_offset, bytes));
   WCUDA_ASSIGN(const UsedStream on, use_stream(stream, memory));
@@ -83,7 +79,7 @@ EventObject::~EventObject() {
 Result<std::shared_ptr<StreamObject>> make_stream(std::shared_ptr<vram::Memory> memory,
                                                   int32_t priority) {
   if (priority != 0 && priority != -1)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "priority: %d is not 0 or -1", priority);
+    return invalid_argument("priority: %d is not 0 or -1", priority);
   auto object = std::make_shared<StreamObject>();
   object->memory = std::move(memory);
   WCUDA_ASSIGN(object->stream, object->memory->backend().stream_create(priority));
@@ -99,9 +95,8 @@ Result<std::shared_ptr<EventObject>> make_event(std::shared_ptr<vram::Memory> me
 
 Result<UsedStream> use_stream(wcuda_stream stream, const vram::Memory& memory) {
   if (stream.id == 0) return UsedStream{};
-  WCUDA_ASSIGN(auto object, resolve<StreamObject>(Kind::kStream, stream.id, "stream"));
-  if (object->memory.get() != &memory)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "stream: is of another context");
+  WCUDA_ASSIGN(auto object, resolve(stream, "stream"));
+  if (object->memory.get() != &memory) return invalid_argument("stream: is of another context");
   return UsedStream{object->stream, std::move(object)};
 }
 
@@ -110,104 +105,88 @@ Result<UsedStream> use_stream(wcuda_stream stream, const vram::Memory& memory) {
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_stream_create(wcuda_context context, int32_t priority,
-                                            wcuda_stream* stream, wcuda_error* error) {
+wcuda_status wcuda_stream_create(wcuda_context context, int32_t priority, wcuda_stream* stream,
+                                 wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_ASSIGN(const auto parent, resolve(context, "context"));
     WCUDA_TRY(check_not_null(stream, "stream"));
     WCUDA_ASSIGN(auto object, make_stream(parent->memory, priority));
-    WCUDA_ASSIGN(stream->id, insert(Kind::kStream, std::move(object)));
-    return {};
+    return insert(std::move(object), stream);
   });
 }
 
-extern "C" void wcuda_stream_destroy(wcuda_stream stream) {
-  guarded_destroy("wcuda_stream_destroy", stream.id,
-                  [](uint64_t id) { return destroy_handle(Kind::kStream, id, "stream"); });
-}
+void wcuda_stream_destroy(wcuda_stream stream) { destroy(__func__, stream); }
 
-extern "C" wcuda_status wcuda_stream_synchronize(wcuda_stream stream, wcuda_error* error) {
+wcuda_status wcuda_stream_synchronize(wcuda_stream stream, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve<StreamObject>(Kind::kStream, stream.id, "stream"));
+    WCUDA_ASSIGN(const auto object, resolve(stream, "stream"));
     return object->memory->backend().synchronize(object->stream);
   });
 }
 
-extern "C" wcuda_status wcuda_stream_native_get(wcuda_context context, wcuda_stream stream,
-                                                void** native, wcuda_error* error) {
+wcuda_status wcuda_stream_native_get(wcuda_context context, wcuda_stream stream, void** native,
+                                     wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_ASSIGN(const auto parent, resolve(context, "context"));
     WCUDA_TRY(check_not_null(native, "native"));
     WCUDA_ASSIGN(const UsedStream on, use_stream(stream, *parent->memory));
     void* const found = parent->memory->backend().native_stream(on.stream);
-    if (found == nullptr)
-      return Status::error(WCUDA_UNSUPPORTED, "this backend's streams are not a driver's");
+    if (found == nullptr) return unsupported("this backend's streams are not a driver's");
     *native = found;
     return {};
   });
 }
 
-extern "C" wcuda_status wcuda_stream_borrow(wcuda_context context, void* native,
-                                            wcuda_stream* stream, wcuda_error* error) {
+wcuda_status wcuda_stream_borrow(wcuda_context context, void* native, wcuda_stream* stream,
+                                 wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_ASSIGN(const auto parent, resolve(context, "context"));
     WCUDA_TRY(check_not_null(native, "native"));
     WCUDA_TRY(check_not_null(stream, "stream"));
     auto object = std::make_shared<StreamObject>();
     object->memory = parent->memory;
     WCUDA_ASSIGN(object->stream, parent->memory->backend().stream_borrow(native));
-    WCUDA_ASSIGN(stream->id, insert(Kind::kStream, std::move(object)));
-    return {};
+    return insert(std::move(object), stream);
   });
 }
 
-extern "C" wcuda_status wcuda_event_create(wcuda_context context, wcuda_event* event,
-                                           wcuda_error* error) {
+wcuda_status wcuda_event_create(wcuda_context context, wcuda_event* event, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_ASSIGN(const auto parent, resolve(context, "context"));
     WCUDA_TRY(check_not_null(event, "event"));
-    auto object = std::make_shared<EventObject>();
-    object->memory = parent->memory;
-    WCUDA_ASSIGN(object->event, parent->memory->backend().event_create());
-    WCUDA_ASSIGN(event->id, insert(Kind::kEvent, std::move(object)));
-    return {};
+    WCUDA_ASSIGN(auto object, make_event(parent->memory));
+    return insert(std::move(object), event);
   });
 }
 
-extern "C" void wcuda_event_destroy(wcuda_event event) {
-  guarded_destroy("wcuda_event_destroy", event.id,
-                  [](uint64_t id) { return destroy_handle(Kind::kEvent, id, "event"); });
-}
+void wcuda_event_destroy(wcuda_event event) { destroy(__func__, event); }
 
-extern "C" wcuda_status wcuda_event_record(wcuda_event event, wcuda_stream stream,
-                                           wcuda_error* error) {
+wcuda_status wcuda_event_record(wcuda_event event, wcuda_stream stream, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_event(event, "event"));
+    WCUDA_ASSIGN(const auto object, resolve(event, "event"));
     WCUDA_ASSIGN(const UsedStream on, use_stream(stream, *object->memory));
     return object->memory->backend().event_record(object->event, on.stream);
   });
 }
 
-extern "C" wcuda_status wcuda_event_order(wcuda_event event, wcuda_stream stream,
-                                          wcuda_error* error) {
+wcuda_status wcuda_event_order(wcuda_event event, wcuda_stream stream, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_event(event, "event"));
+    WCUDA_ASSIGN(const auto object, resolve(event, "event"));
     WCUDA_ASSIGN(const UsedStream on, use_stream(stream, *object->memory));
     return object->memory->backend().stream_wait(on.stream, object->event);
   });
 }
 
-extern "C" wcuda_status wcuda_event_wait(wcuda_event event, int64_t timeout_ms,
-                                         wcuda_error* error) {
+wcuda_status wcuda_event_wait(wcuda_event event, int64_t timeout_ms, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_event(event, "event"));
+    WCUDA_ASSIGN(const auto object, resolve(event, "event"));
     return wait_for(object->memory->backend(), object->event, timeout_ms);
   });
 }
 
-extern "C" wcuda_status wcuda_event_done_get(wcuda_event event, int32_t* done, wcuda_error* error) {
+wcuda_status wcuda_event_done_get(wcuda_event event, int32_t* done, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_event(event, "event"));
+    WCUDA_ASSIGN(const auto object, resolve(event, "event"));
     WCUDA_TRY(check_not_null(done, "done"));
     WCUDA_ASSIGN(const bool is_done, object->memory->backend().event_done(object->event));
     *done = is_done;
@@ -215,32 +194,30 @@ extern "C" wcuda_status wcuda_event_done_get(wcuda_event event, int32_t* done, w
   });
 }
 
-extern "C" wcuda_status wcuda_event_elapsed_get(wcuda_event start, wcuda_event end,
-                                                double* milliseconds, wcuda_error* error) {
+wcuda_status wcuda_event_elapsed_get(wcuda_event start, wcuda_event end, double* milliseconds,
+                                     wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto from, resolve_event(start, "start"));
-    WCUDA_ASSIGN(const auto to, resolve_event(end, "end"));
+    WCUDA_ASSIGN(const auto from, resolve(start, "start"));
+    WCUDA_ASSIGN(const auto to, resolve(end, "end"));
     WCUDA_TRY(check_not_null(milliseconds, "milliseconds"));
     if (from->memory != to->memory)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "start and end are of different contexts");
+      return invalid_argument("start and end are of different contexts");
     WCUDA_ASSIGN(*milliseconds, from->memory->backend().event_elapsed_ms(from->event, to->event));
     return {};
   });
 }
 
-extern "C" wcuda_status wcuda_buffer_write_async(wcuda_buffer buffer, uint64_t offset,
-                                                 wcuda_pinned source, uint64_t source_offset,
-                                                 uint64_t bytes, wcuda_stream stream,
-                                                 wcuda_error* error) {
+wcuda_status wcuda_buffer_write_async(wcuda_buffer buffer, uint64_t offset, wcuda_pinned source,
+                                      uint64_t source_offset, uint64_t bytes, wcuda_stream stream,
+                                      wcuda_error* error) {
   return guarded(error, [&] {
     return copy_async(buffer, offset, source, source_offset, bytes, stream, true);
   });
 }
 
-extern "C" wcuda_status wcuda_buffer_read_async(wcuda_buffer buffer, uint64_t offset,
-                                                wcuda_pinned target, uint64_t target_offset,
-                                                uint64_t bytes, wcuda_stream stream,
-                                                wcuda_error* error) {
+wcuda_status wcuda_buffer_read_async(wcuda_buffer buffer, uint64_t offset, wcuda_pinned target,
+                                     uint64_t target_offset, uint64_t bytes, wcuda_stream stream,
+                                     wcuda_error* error) {
   return guarded(error, [&] {
     return copy_async(buffer, offset, target, target_offset, bytes, stream, false);
   });

@@ -22,6 +22,11 @@ struct EventObject {
   ~EventObject();
 };
 
+template <>
+struct HandleOf<wcuda_stream> : HandleTo<Kind::kStream, StreamObject> {};
+template <>
+struct HandleOf<wcuda_event> : HandleTo<Kind::kEvent, EventObject> {};
+
 // WCUDA_INVALID_ARGUMENT for an invalid priority.
 Result<std::shared_ptr<StreamObject>> make_stream(std::shared_ptr<vram::Memory> memory,
                                                   int32_t priority);

@@ -12,20 +12,19 @@
 #define WCUDA_HOST_FEATURES ""
 #endif
 
-extern "C" uint32_t wcuda_version_number(void) {
+uint32_t wcuda_version_number(void) {
   return WCUDA_VERSION_MAJOR * 10000 + WCUDA_VERSION_MINOR * 100 + WCUDA_VERSION_PATCH;
 }
 
-extern "C" const char* wcuda_version_string(void) {
+const char* wcuda_version_string(void) {
   return WCUDA_TEXT(WCUDA_VERSION_MAJOR) "." WCUDA_TEXT(WCUDA_VERSION_MINOR) "." WCUDA_TEXT(
       WCUDA_VERSION_PATCH);
 }
 
-extern "C" uint32_t wcuda_abi_version(void) { return WCUDA_ABI_VERSION; }
+uint32_t wcuda_abi_version(void) { return WCUDA_ABI_VERSION; }
 
-extern "C" wcuda_status wcuda_build_info_get(wcuda_build_info* info, wcuda_error* error) {
+wcuda_status wcuda_build_info_get(wcuda_build_info* info, wcuda_error* error) {
   return wcuda::api::guarded(error, [&]() -> wcuda::Status {
-    WCUDA_TRY(wcuda::api::check_struct(info, "info"));
     wcuda_build_info value = WCUDA_BUILD_INFO_INIT;
     value.cuda_version = WCUDA_BUILD_CUDA_VERSION;
     value.has_cuda = WCUDA_HAS_CUDA;
@@ -33,7 +32,6 @@ extern "C" wcuda_status wcuda_build_info_get(wcuda_build_info* info, wcuda_error
     value.compiler = WCUDA_BUILD_COMPILER;
     value.build_type = WCUDA_BUILD_TYPE;
     value.host_features = WCUDA_HOST_FEATURES;
-    wcuda::api::write_struct(value, info);
-    return {};
+    return wcuda::api::write_struct(value, info, "info");
   });
 }

@@ -43,7 +43,7 @@ class Arguments {
   }
 
   void used_on(Stream stream) {
-    for (const Held& held : held_) held.object->buffer.used_on(stream);
+    for (const Held& held : held_) held->buffer.used_on(stream);
   }
 
   const std::vector<jit::ArgumentShape>& shapes() const { return shapes_; }
@@ -69,14 +69,11 @@ class Arguments {
   }
 
  private:
-  struct Held {
-    std::shared_ptr<BufferObject> object;
-    ExclusiveUse use;
-  };
+  using Held = Used<BufferObject>;
 
   Status read_one(const wcuda_argument& argument, uint64_t index, const vram::Memory& memory) {
     const auto wrong = [&](const char* what) {
-      return Status::error(WCUDA_INVALID_ARGUMENT, "argument %" PRIu64 ": %s", index, what);
+      return invalid_argument("argument %" PRIu64 ": %s", index, what);
     };
     if (*jit::kind_name(argument.kind) == 0) return wrong("kind is none of WCUDA_ARG_…");
     if ((argument.access & ~uint32_t{WCUDA_ACCESS_READ | WCUDA_ACCESS_WRITE}) != 0)
@@ -97,9 +94,9 @@ class Arguments {
     char name[32] = "argument ";
     *std::to_chars(name + 9, name + sizeof(name) - 1, index).ptr =
         0;  // fast, since every launch runs this
-    WCUDA_ASSIGN(auto object, resolve_buffer(argument.buffer, name));
+    WCUDA_ASSIGN(auto object, resolve(argument.buffer, name));
     if (&object->buffer.memory() != &memory)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "%s: the buffer is of another context", name);
+      return invalid_argument("%s: the buffer is of another context", name);
     const uint64_t size = object->buffer.bytes();
     const uint64_t bytes = argument.bytes ? argument.bytes : size - std::min(size, argument.offset);
     const auto view = object->buffer.view(argument.offset, bytes);

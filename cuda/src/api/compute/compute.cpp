@@ -11,31 +11,6 @@
 namespace wcuda::api {
 namespace {
 
-// Reads an integer of any width; u64 values above the largest i64 are refused.
-Result<int64_t> read_integer(int32_t kind, const void* data, size_t index) {
-  switch (kind) {
-    case WCUDA_ARG_I8:
-      return int64_t{load_le<int8_t>(data)};
-    case WCUDA_ARG_U8:
-      return int64_t{load_le<uint8_t>(data)};
-    case WCUDA_ARG_I16:
-      return int64_t{load_le<int16_t>(data)};
-    case WCUDA_ARG_U16:
-      return int64_t{load_le<uint16_t>(data)};
-    case WCUDA_ARG_I32:
-      return int64_t{load_le<int32_t>(data)};
-    case WCUDA_ARG_U32:
-      return int64_t{load_le<uint32_t>(data)};
-    case WCUDA_ARG_I64:
-      return load_le<int64_t>(data);
-    case WCUDA_ARG_U64:
-      if (load_le<uint64_t>(data) <= uint64_t{INT64_MAX}) return load_le<int64_t>(data);
-      return Status::error(WCUDA_INVALID_ARGUMENT, "argument %zu: is past 2^63", index);
-    default:
-      return int64_t{0};
-  }
-}
-
 Result<std::vector<compute::CatalogueArgument>> translate(const compute::CatalogueEntry& entry,
                                                           const Arguments& given) {
   const std::vector<wcuda_host_argument> arguments = given.for_host();
@@ -52,15 +27,16 @@ Result<std::vector<compute::CatalogueArgument>> translate(const compute::Catalog
           i < entry.params.size() && (entry.params[i].role == compute::Role::kWrite ||
                                       entry.params[i].role == compute::Role::kUpdate);
       if (writes && access != 0 && (access & WCUDA_ACCESS_WRITE) == 0)
-        return Status::error(WCUDA_INVALID_ARGUMENT,
-                             "%s: argument %zu ('%s') is written, only reading is granted",
-                             entry.name.c_str(), i, entry.params[i].name.c_str());
+        return invalid_argument("%s: argument %zu ('%s') is written, only reading is granted",
+                                entry.name.c_str(), i, entry.params[i].name.c_str());
     } else if (from.kind == WCUDA_ARG_F32) {
       to.factor = double{load_le<float>(from.data)};
     } else if (from.kind == WCUDA_ARG_F64) {
       to.factor = load_le<double>(from.data);
-    } else {
-      WCUDA_ASSIGN(to.integer, read_integer(from.kind, from.data, i));
+    } else if (jit::is_integer(from.kind)) {
+      const std::optional<int64_t> value = jit::integer_at(from.kind, from.data);
+      if (!value) return invalid_argument("argument %zu: is past 2^63", i);
+      to.integer = *value;
     }
     result.push_back(to);
   }
@@ -78,14 +54,12 @@ Result<kernels::Dtype> read_element_type(int32_t type) {
     case WCUDA_ARG_BF16:
       return kernels::Dtype::kBf16;
     default:
-      return Status::error(WCUDA_INVALID_ARGUMENT, "type: %d is not WCUDA_ARG_F32, _F16 or _BF16",
-                           type);
+      return invalid_argument("type: %d is not WCUDA_ARG_F32, _F16 or _BF16", type);
   }
 }
 
 Result<const compute::CatalogueEntry*> find_builtin(const wcuda_string& name) {
-  WCUDA_TRY(check_string(name, "name"));
-  const std::string_view text(name.data ? name.data : "", name.bytes);
+  WCUDA_ASSIGN(const std::string_view text, read_string(name, "name"));
   const compute::CatalogueEntry* const entry = compute::find_entry(text);
   if (entry) return entry;
   return Status::error(WCUDA_NOT_FOUND, "kernel '%s': is not in the catalogue",
@@ -94,7 +68,7 @@ Result<const compute::CatalogueEntry*> find_builtin(const wcuda_string& name) {
 
 Status check_type(const compute::CatalogueEntry& entry, int32_t type) {
   if (!entry.is_f32_only || type == WCUDA_ARG_F32) return {};
-  return Status::error(WCUDA_UNSUPPORTED, "%s: is for f32 only", entry.name.c_str());
+  return unsupported("%s: is for f32 only", entry.name.c_str());
 }
 
 Result<compute::PreparedCall> prepare_builtin(const compute::CatalogueEntry& entry,
@@ -128,9 +102,8 @@ Status run_builtin(const compute::CatalogueEntry& entry, const compute::Prepared
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_catalogue_list(uint64_t first, wcuda_catalogue_entry* entries,
-                                             uint64_t capacity, uint64_t* count,
-                                             wcuda_error* error) {
+wcuda_status wcuda_catalogue_list(uint64_t first, wcuda_catalogue_entry* entries, uint64_t capacity,
+                                  uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     const auto& all = compute::catalogue();
     return write_list<wcuda_catalogue_entry>(
@@ -145,10 +118,9 @@ extern "C" wcuda_status wcuda_catalogue_list(uint64_t first, wcuda_catalogue_ent
   });
 }
 
-extern "C" wcuda_status wcuda_catalogue_parameter_list(wcuda_string name, int32_t type,
-                                                       uint64_t first, wcuda_parameter* parameters,
-                                                       uint64_t capacity, uint64_t* count,
-                                                       wcuda_error* error) {
+wcuda_status wcuda_catalogue_parameter_list(wcuda_string name, int32_t type, uint64_t first,
+                                            wcuda_parameter* parameters, uint64_t capacity,
+                                            uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto* const entry, find_builtin(name));
     WCUDA_TRY(read_element_type(type).status());
@@ -159,12 +131,11 @@ extern "C" wcuda_status wcuda_catalogue_parameter_list(wcuda_string name, int32_
   });
 }
 
-extern "C" wcuda_status wcuda_catalogue_run(wcuda_context context, wcuda_string name, int32_t type,
-                                            const wcuda_argument* arguments,
-                                            uint64_t argument_count, wcuda_stream stream,
-                                            wcuda_error* error) {
+wcuda_status wcuda_catalogue_run(wcuda_context context, wcuda_string name, int32_t type,
+                                 const wcuda_argument* arguments, uint64_t argument_count,
+                                 wcuda_stream stream, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_ASSIGN(const auto parent, resolve(context, "context"));
     WCUDA_ASSIGN(const auto* const entry, find_builtin(name));
     WCUDA_ASSIGN(const auto dtype, read_element_type(type));
     vram::Memory& memory = *parent->memory;

@@ -7,7 +7,9 @@
 #include "core/gemm/typed_gemm.h"
 #include "worker_cuda/compute.h"
 
-namespace wcuda::api {
+using namespace wcuda;
+using namespace wcuda::api;
+
 namespace {
 
 using compute::GemmElement;
@@ -33,7 +35,7 @@ Result<GemmElement> input_element(int32_t type) {
     case WCUDA_GEMM_INT8:
       return Status::error(WCUDA_NOT_AVAILABLE, "type: products of int8 are not available");
     default:
-      return Status::error(WCUDA_INVALID_ARGUMENT, "type: %d is not one of WCUDA_GEMM_…", type);
+      return invalid_argument("type: %d is not one of WCUDA_GEMM_…", type);
   }
 }
 
@@ -51,12 +53,10 @@ Result<GemmElement> output_element(int32_t type, GemmElement input) {
       output = GemmElement::kBf16;
       break;
     default:
-      return Status::error(WCUDA_INVALID_ARGUMENT,
-                           "output_type: %d is not 0, WCUDA_ARG_F32, _F16 or _BF16", type);
+      return invalid_argument("output_type: %d is not 0, WCUDA_ARG_F32, _F16 or _BF16", type);
   }
   if (input != output && input != GemmElement::kE4m3)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "output_type: %d, these inputs give f32 or their own type", type);
+    return invalid_argument("output_type: %d, these inputs give f32 or their own type", type);
   return output;
 }
 
@@ -77,8 +77,8 @@ Status check_sizes(const wcuda_gemm& from) {
                {"batch_stride_c", from.batch_stride_c, kStrideMax}};
   for (const auto& size : sizes)
     if (size.value > size.most)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "%s: %" PRIu64 ", at most %" PRIu64, size.name,
-                           size.value, size.most);
+      return invalid_argument("%s: %" PRIu64 ", at most %" PRIu64, size.name, size.value,
+                              size.most);
   return {};
 }
 
@@ -99,8 +99,7 @@ GemmMatrix matrix_of(GemmElement element, bool is_transposed, uint64_t rows, uin
 Result<TypedGemm> read_gemm(const wcuda_gemm& from) {
   WCUDA_TRY(check_flags(from.flags, WCUDA_GEMM_TRANSPOSE_A | WCUDA_GEMM_TRANSPOSE_B, "flags"));
   if (from.activation < WCUDA_ACTIVATION_NONE || from.activation > WCUDA_ACTIVATION_GELU)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "activation: %d is not one of WCUDA_ACTIVATION_…",
-                         from.activation);
+    return invalid_argument("activation: %d is not one of WCUDA_ACTIVATION_…", from.activation);
   WCUDA_TRY(check_sizes(from));
   WCUDA_ASSIGN(const GemmElement input, input_element(from.type));
   WCUDA_ASSIGN(const GemmElement output, output_element(from.output_type, input));
@@ -137,12 +136,10 @@ Status run(const Context& context, const wcuda_gemm& options, const wcuda_argume
   static const char* const names[] = {"a", "b", "c", "bias"};
   for (uint64_t i = 0; i < count; ++i)
     if (given.shapes()[i].kind != WCUDA_ARG_BUFFER)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "argument %" PRIu64 " ('%s') is no buffer", i,
-                           names[i]);
+      return invalid_argument("argument %" PRIu64 " ('%s') is no buffer", i, names[i]);
   const uint32_t access = given.shapes()[2].access;
   if (access != 0 && (access & WCUDA_ACCESS_WRITE) == 0)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "argument 2 ('c') is written, only reading is granted");
+    return invalid_argument("argument 2 ('c') is written, only reading is granted");
   const std::vector<wcuda_host_argument> windows = given.for_host();
   const auto data = [&](size_t i) { return static_cast<uint8_t*>(windows[i].data); };
   gemm.a.data = data(0);
@@ -157,21 +154,17 @@ Status run(const Context& context, const wcuda_gemm& options, const wcuda_argume
 }
 
 }  // namespace
-}  // namespace wcuda::api
 
-using namespace wcuda;
-using namespace wcuda::api;
-
-extern "C" wcuda_status wcuda_gemm_run(wcuda_context context, const wcuda_gemm* gemm,
-                                       const wcuda_argument* arguments, uint64_t argument_count,
-                                       wcuda_stream stream, wcuda_error* error) {
+wcuda_status wcuda_gemm_run(wcuda_context context, const wcuda_gemm* gemm,
+                            const wcuda_argument* arguments, uint64_t argument_count,
+                            wcuda_stream stream, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_ASSIGN(const auto parent, resolve(context, "context"));
     WCUDA_ASSIGN(const wcuda_gemm options, read_struct(gemm, "gemm"));
     return run(*parent, options, arguments, argument_count, stream);
   });
 }
 
-extern "C" wcuda_status wcuda_gemm_library_check(wcuda_error* error) {
+wcuda_status wcuda_gemm_library_check(wcuda_error* error) {
   return guarded(error, [] { return compute::gemm_library(); });
 }

@@ -36,22 +36,16 @@ Result<std::shared_ptr<ModuleObject>> load_module(std::shared_ptr<vram::Memory> 
   return object;
 }
 
-Result<uint64_t> load(const Context& context, const void* code, uint64_t bytes,
-                      std::map<std::string, std::string> names) {
-  WCUDA_ASSIGN(auto object, load_module(context.memory, code, bytes, std::move(names)));
-  return insert(Kind::kModule, std::move(object));
-}
-
 // Reads a name in the code: no NUL, not empty.
 Result<std::string> read_name(const wcuda_string& name) {
-  WCUDA_TRY(check_string(name, "name"));
-  std::string result(name.data ? name.data : "", name.bytes);
+  WCUDA_ASSIGN(const std::string_view text, read_string(name, "name"));
+  std::string result(text);
   if (result.empty() || result.find('\0') != std::string::npos)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "name: is empty or has a NUL");
+    return invalid_argument("name: is empty or has a NUL");
   return result;
 }
 
-Result<uint64_t> global(std::shared_ptr<ModuleObject> module, const std::string& name) {
+Status global(std::shared_ptr<ModuleObject> module, const std::string& name, wcuda_buffer* buffer) {
   vram::Memory& memory = *module->memory;
   const auto expression = module->names.find(name);
   WCUDA_ASSIGN(const auto found,
@@ -60,16 +54,15 @@ Result<uint64_t> global(std::shared_ptr<ModuleObject> module, const std::string&
   auto object = std::make_shared<BufferObject>();
   object->owner = std::move(module);
   WCUDA_ASSIGN(object->buffer, memory.borrow(found.first, found.second, name));
-  return insert(Kind::kBuffer, std::move(object));
+  return insert(std::move(object), buffer);
 }
 
 Status read_signature(const wcuda_kernel_options& options, KernelObject* kernel) {
   if (options.has_signature != 0 && options.has_signature != 1)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "has_signature: %d is not 0 or 1",
-                         options.has_signature);
+    return invalid_argument("has_signature: %d is not 0 or 1", options.has_signature);
   if (options.has_signature == 0) {
     if (options.parameter_count == 0) return {};
-    return Status::error(WCUDA_INVALID_ARGUMENT, "parameters: given, but has_signature is 0");
+    return invalid_argument("parameters: given, but has_signature is 0");
   }
   WCUDA_ASSIGN(const auto parameters, read_parameters(options.parameters, options.parameter_count));
   WCUDA_ASSIGN(kernel->signature, jit::read_signature(parameters.data(), parameters.size()));
@@ -89,7 +82,7 @@ Status find_code(KernelObject* kernel) {
   return {};
 }
 
-Result<uint64_t> create(const Context& context, const wcuda_kernel_options& options) {
+Status create(const Context& context, const wcuda_kernel_options& options, wcuda_kernel* handle) {
   auto kernel = std::make_shared<KernelObject>();
   kernel->memory = context.memory;
   WCUDA_ASSIGN(kernel->name, read_name(options.name));
@@ -102,13 +95,13 @@ Result<uint64_t> create(const Context& context, const wcuda_kernel_options& opti
   kernel->host_user = options.host_user;
   kernel->limits = jit::device_limits(kernel->backend().caps());
   if (options.module.id != 0) {
-    WCUDA_ASSIGN(kernel->module, resolve<ModuleObject>(Kind::kModule, options.module.id, "module"));
+    WCUDA_ASSIGN(kernel->module, resolve(options.module, "module"));
     if (kernel->module->memory != kernel->memory)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "module: is of another context");
+      return invalid_argument("module: is of another context");
     WCUDA_TRY(find_code(kernel.get()));
   }
   kernel->host_release = options.host_release;
-  auto inserted = insert(Kind::kKernel, kernel);
+  Status inserted = insert(kernel, handle);
   if (!inserted.ok()) kernel->host_release = nullptr;  // a failed call owns nothing
   return inserted;
 }
@@ -160,8 +153,8 @@ Result<wcuda_occupancy> occupancy_of(const KernelObject& kernel, uint32_t block_
 Result<std::vector<wcuda_parameter>> read_parameters(const wcuda_parameter* parameters,
                                                      uint64_t count) {
   if (count > kParameterCountMax)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "parameters: more than %llu",
-                         static_cast<unsigned long long>(kParameterCountMax));
+    return invalid_argument("parameters: more than %llu",
+                            static_cast<unsigned long long>(kParameterCountMax));
   WCUDA_ASSIGN(auto result, read_elements(parameters, count, "parameters"));
   for (const wcuda_parameter& each : result) {
     WCUDA_TRY(check_string(each.name, "parameters[].name"));
@@ -199,8 +192,8 @@ ModuleObject::~ModuleObject() {
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_code_kind_get(const void* code, uint64_t bytes, int32_t* kind,
-                                            wcuda_error* error) {
+wcuda_status wcuda_code_kind_get(const void* code, uint64_t bytes, int32_t* kind,
+                                 wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_not_null(code, "code"));
     WCUDA_TRY(check_not_null(kind, "kind"));
@@ -210,83 +203,70 @@ extern "C" wcuda_status wcuda_code_kind_get(const void* code, uint64_t bytes, in
   });
 }
 
-extern "C" wcuda_status wcuda_module_load(wcuda_context context, const void* code, uint64_t bytes,
-                                          wcuda_module* module, wcuda_error* error) {
+wcuda_status wcuda_module_load(wcuda_context context, const void* code, uint64_t bytes,
+                               wcuda_module* module, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_ASSIGN(const auto parent, resolve(context, "context"));
     WCUDA_TRY(check_not_null(code, "code"));
     WCUDA_TRY(check_not_null(module, "module"));
-    WCUDA_ASSIGN(module->id, load(*parent, code, bytes, {}));
-    return {};
+    WCUDA_ASSIGN(auto object, load_module(parent->memory, code, bytes, {}));
+    return insert(std::move(object), module);
   });
 }
 
-extern "C" wcuda_status wcuda_module_load_program(wcuda_context context, wcuda_program program,
-                                                  wcuda_module* module, wcuda_error* error) {
+wcuda_status wcuda_module_load_program(wcuda_context context, wcuda_program program,
+                                       wcuda_module* module, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto parent, resolve_context(context));
-    WCUDA_ASSIGN(const auto compiled, resolve_program(program));
+    WCUDA_ASSIGN(const auto parent, resolve(context, "context"));
+    WCUDA_ASSIGN(const auto compiled, resolve(program, "program"));
     WCUDA_TRY(check_not_null(module, "module"));
     WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(compiled->exclusive, "program"));
     WCUDA_TRY(check_compiled(*compiled));
     const nvrtc::Outcome& outcome = compiled->outcome;
-    WCUDA_ASSIGN(module->id,
-                 load(*parent, outcome.code.data(), outcome.code.size(), outcome.names));
-    return {};
+    WCUDA_ASSIGN(auto object, load_module(parent->memory, outcome.code.data(), outcome.code.size(),
+                                          outcome.names));
+    return insert(std::move(object), module);
   });
 }
 
-extern "C" void wcuda_module_unload(wcuda_module module) {
-  guarded_destroy("wcuda_module_unload", module.id,
-                  [](uint64_t id) { return destroy_handle(Kind::kModule, id, "module"); });
-}
+void wcuda_module_unload(wcuda_module module) { destroy(__func__, module); }
 
-extern "C" wcuda_status wcuda_module_global_create(wcuda_module module, wcuda_string name,
-                                                   wcuda_buffer* buffer, wcuda_error* error) {
+wcuda_status wcuda_module_global_create(wcuda_module module, wcuda_string name,
+                                        wcuda_buffer* buffer, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(auto object, resolve<ModuleObject>(Kind::kModule, module.id, "module"));
+    WCUDA_ASSIGN(auto object, resolve(module, "module"));
     WCUDA_TRY(check_not_null(buffer, "buffer"));
     WCUDA_ASSIGN(const std::string checked, read_name(name));
-    WCUDA_ASSIGN(buffer->id, global(std::move(object), checked));
-    return {};
+    return global(std::move(object), checked, buffer);
   });
 }
 
-extern "C" wcuda_status wcuda_kernel_create(wcuda_context context,
-                                            const wcuda_kernel_options* options,
-                                            wcuda_kernel* kernel, wcuda_error* error) {
+wcuda_status wcuda_kernel_create(wcuda_context context, const wcuda_kernel_options* options,
+                                 wcuda_kernel* kernel, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_ASSIGN(const auto parent, resolve(context, "context"));
     WCUDA_ASSIGN(const wcuda_kernel_options checked, read_struct(options, "options"));
     WCUDA_TRY(check_not_null(kernel, "kernel"));
-    WCUDA_ASSIGN(kernel->id, create(*parent, checked));
-    return {};
+    return create(*parent, checked, kernel);
   });
 }
 
-extern "C" void wcuda_kernel_destroy(wcuda_kernel kernel) {
-  guarded_destroy("wcuda_kernel_destroy", kernel.id,
-                  [](uint64_t id) { return destroy_handle(Kind::kKernel, id, "kernel"); });
-}
+void wcuda_kernel_destroy(wcuda_kernel kernel) { destroy(__func__, kernel); }
 
-extern "C" wcuda_status wcuda_kernel_info_get(wcuda_kernel kernel, wcuda_kernel_info* info,
-                                              wcuda_error* error) {
+wcuda_status wcuda_kernel_info_get(wcuda_kernel kernel, wcuda_kernel_info* info,
+                                   wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_kernel(kernel));
-    WCUDA_TRY(check_struct(info, "info"));
-    write_struct(info_of(*object), info);
-    return {};
+    WCUDA_ASSIGN(const auto object, resolve(kernel, "kernel"));
+    return write_struct(info_of(*object), info, "info");
   });
 }
 
-extern "C" wcuda_status wcuda_kernel_occupancy_get(wcuda_kernel kernel, uint32_t block_threads,
-                                                   uint64_t shared_bytes,
-                                                   wcuda_occupancy* occupancy, wcuda_error* error) {
+wcuda_status wcuda_kernel_occupancy_get(wcuda_kernel kernel, uint32_t block_threads,
+                                        uint64_t shared_bytes, wcuda_occupancy* occupancy,
+                                        wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_kernel(kernel));
-    WCUDA_TRY(check_struct(occupancy, "occupancy"));
+    WCUDA_ASSIGN(const auto object, resolve(kernel, "kernel"));
     WCUDA_ASSIGN(const wcuda_occupancy result, occupancy_of(*object, block_threads, shared_bytes));
-    write_struct(result, occupancy);
-    return {};
+    return write_struct(result, occupancy, "occupancy");
   });
 }

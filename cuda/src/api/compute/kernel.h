@@ -52,9 +52,10 @@ struct KernelObject : compute::Runnable {
   }
 };
 
-inline Result<std::shared_ptr<KernelObject>> resolve_kernel(wcuda_kernel kernel) {
-  return resolve<KernelObject>(Kind::kKernel, kernel.id, "kernel");
-}
+template <>
+struct HandleOf<wcuda_module> : HandleTo<Kind::kModule, ModuleObject> {};
+template <>
+struct HandleOf<wcuda_kernel> : HandleTo<Kind::kKernel, KernelObject> {};
 
 // Creates a kernel from code that is loaded for it alone. `names`: names of expressions in the
 // code.

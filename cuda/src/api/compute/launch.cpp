@@ -36,8 +36,7 @@ Result<uint64_t> threads_of(const wcuda_launch& launch) {
     for (int i = 0; i < 3; ++i)
       if (__builtin_mul_overflow(threads, uint64_t{dims[i]}, &threads))
         return Status::error(WCUDA_OUT_OF_RANGE,
-                             "threads: grid %u x %u x %u of blocks %u x %u x %u "
-                             "are more than 2^64",
+                             "threads: grid %u x %u x %u of blocks %u x %u x %u are more than 2^64",
                              launch.grid[0], launch.grid[1], launch.grid[2], launch.block[0],
                              launch.block[1], launch.block[2]);
   return threads;
@@ -102,19 +101,19 @@ Status check_count(const wcuda_argument* arguments, uint64_t count) {
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_kernel_launch(wcuda_kernel kernel, const wcuda_launch* launch,
-                                            const wcuda_argument* arguments,
-                                            uint64_t argument_count, wcuda_error* error) {
+wcuda_status wcuda_kernel_launch(wcuda_kernel kernel, const wcuda_launch* launch,
+                                 const wcuda_argument* arguments, uint64_t argument_count,
+                                 wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_kernel(kernel));
+    WCUDA_ASSIGN(const auto object, resolve(kernel, "kernel"));
     WCUDA_ASSIGN(const wcuda_launch checked, read_struct(launch, "launch"));
     return launch_kernel(*object, arguments, argument_count, checked.stream,
                          [&](const Arguments&) { return read_dims(checked); });
   });
 }
 
-extern "C" wcuda_status wcuda_launch_threads_get(const wcuda_launch* launch, uint64_t* threads,
-                                                 wcuda_error* error) {
+wcuda_status wcuda_launch_threads_get(const wcuda_launch* launch, uint64_t* threads,
+                                      wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const wcuda_launch checked, read_struct(launch, "launch"));
     WCUDA_TRY(check_not_null(threads, "threads"));

@@ -15,41 +15,27 @@ namespace {
 
 constexpr uint64_t kListCountMax = 65536;
 
-std::string copy_of(const wcuda_string& string) {
-  return string.bytes == 0 ? std::string() : std::string(string.data, string.bytes);
-}
-
-Result<std::shared_ptr<jit::KernelCache>> resolve_cache(wcuda_kernel_cache cache) {
-  return resolve<jit::KernelCache>(Kind::kKernelCache, cache.id, "cache");
-}
-
 Status check_list(const void* list, uint64_t count, const char* argument) {
   if (count != 0) WCUDA_TRY(check_not_null(list, argument));
   if (count <= kListCountMax) return {};
-  return Status::error(WCUDA_INVALID_ARGUMENT, "%s: %llu entries, at most %llu", argument,
-                       static_cast<unsigned long long>(count),
-                       static_cast<unsigned long long>(kListCountMax));
+  return invalid_argument("%s: %llu entries, at most %llu", argument,
+                          static_cast<unsigned long long>(count),
+                          static_cast<unsigned long long>(kListCountMax));
 }
 
 Status read_list(const wcuda_string* list, uint64_t count, const char* argument,
                  std::vector<std::string>* result) {
   WCUDA_TRY(check_list(list, count, argument));
   for (uint64_t i = 0; i < count; ++i) {
-    WCUDA_TRY(check_string(list[i], argument));
-    result->push_back(copy_of(list[i]));
+    WCUDA_ASSIGN(const std::string_view text, read_string(list[i], argument));
+    result->emplace_back(text);
   }
-  return {};
-}
-
-Status read_text(const wcuda_string& string, const char* argument, std::string* result) {
-  WCUDA_TRY(check_string(string, argument));
-  *result = copy_of(string);
   return {};
 }
 
 Status read_choice(int32_t choice, const char* argument, nvrtc::Choice* result) {
   if (choice < 0 || choice > WCUDA_CHOICE_OFF)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: %d is not 0, 1 or 2", argument, choice);
+    return invalid_argument("%s: %d is not 0, 1 or 2", argument, choice);
   *result = choice == WCUDA_CHOICE_ON    ? nvrtc::Choice::kOn
             : choice == WCUDA_CHOICE_OFF ? nvrtc::Choice::kOff
                                          : nvrtc::Choice::kDefault;
@@ -59,15 +45,13 @@ Status read_choice(int32_t choice, const char* argument, nvrtc::Choice* result) 
 // Returns the requested architecture, or that of the context's device. context may be null.
 Status read_architecture(const wcuda_program_options& options, const Context* context,
                          std::string* result) {
-  WCUDA_TRY(read_text(options.architecture, "architecture", result));
+  WCUDA_ASSIGN(*result, read_string(options.architecture, "architecture"));
   if (!result->empty()) return {};
   if (!context)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "architecture: is empty, and there is no context to take it from");
+    return invalid_argument("architecture: is empty, and there is no context to take it from");
   const wcuda_device_caps& caps = context->memory->backend().caps();
   if (caps.backend != WCUDA_BACKEND_CUDA)
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "architecture: is empty, and the context is not one of CUDA");
+    return invalid_argument("architecture: is empty, and the context is not one of CUDA");
   *result = device_architecture(caps.compute_capability_major, caps.compute_capability_minor);
   return {};
 }
@@ -78,18 +62,18 @@ Result<nvrtc::Request> read_request(const wcuda_program_options& options, const 
                             WCUDA_PROGRAM_RELOCATABLE | WCUDA_PROGRAM_DEFAULT_DEVICE,
                         "flags"));
   nvrtc::Request r;
-  WCUDA_TRY(read_text(options.source, "source", &r.source));
-  WCUDA_TRY(check_string(options.name, "name"));
-  if (options.name.bytes != 0) r.name = copy_of(options.name);
+  WCUDA_ASSIGN(r.source, read_string(options.source, "source"));
+  WCUDA_ASSIGN(const std::string_view name, read_string(options.name, "name"));
+  if (!name.empty()) r.name = name;
   WCUDA_TRY(read_architecture(options, context, &r.architecture));
-  WCUDA_TRY(read_text(options.standard, "standard", &r.standard));
+  WCUDA_ASSIGN(r.standard, read_string(options.standard, "standard"));
   WCUDA_TRY(read_list(options.defines, options.define_count, "defines", &r.defines));
   WCUDA_TRY(check_list(options.headers, options.header_count, "headers"));
   WCUDA_ASSIGN(const auto headers, read_elements(options.headers, options.header_count, "headers"));
   for (uint64_t i = 0; i < options.header_count; ++i) {
     nvrtc::Header header;
-    WCUDA_TRY(read_text(headers[i].name, "headers", &header.name));
-    WCUDA_TRY(read_text(headers[i].text, "headers", &header.text));
+    WCUDA_ASSIGN(header.name, read_string(headers[i].name, "headers"));
+    WCUDA_ASSIGN(header.text, read_string(headers[i].text, "headers"));
     r.headers.push_back(std::move(header));
   }
   WCUDA_TRY(read_list(options.include_folders, options.include_folder_count, "include_folders",
@@ -182,69 +166,58 @@ Status check_compiled(const ProgramObject& program) {
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_program_create(const wcuda_program_options* options,
-                                             wcuda_program* program, wcuda_error* error) {
+wcuda_status wcuda_program_create(const wcuda_program_options* options, wcuda_program* program,
+                                  wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const wcuda_program_options checked, read_struct(options, "options"));
     WCUDA_TRY(check_not_null(program, "program"));
     auto object = std::make_shared<ProgramObject>();
     std::shared_ptr<Context> context;
     if (checked.context.id != 0) {
-      WCUDA_ASSIGN(context, resolve_context(checked.context));
+      WCUDA_ASSIGN(context, resolve(checked.context, "context"));
       object->backend = context->memory->shared_backend();
     }
     WCUDA_ASSIGN(object->request, read_request(checked, context.get()));
-    WCUDA_TRY(read_text(checked.library_folder, "library_folder", &object->library_folder));
+    WCUDA_ASSIGN(object->library_folder, read_string(checked.library_folder, "library_folder"));
     if (checked.cache.id != 0) {
-      WCUDA_ASSIGN(object->cache, resolve_cache(checked.cache));
+      WCUDA_ASSIGN(object->cache, resolve(checked.cache, "cache"));
     }
-    WCUDA_ASSIGN(program->id, insert(Kind::kProgram, std::move(object)));
-    return {};
+    return insert(std::move(object), program);
   });
 }
 
-extern "C" void wcuda_program_destroy(wcuda_program program) {
-  guarded_destroy("wcuda_program_destroy", program.id,
-                  [](uint64_t id) { return destroy_handle(Kind::kProgram, id, "program"); });
-}
+void wcuda_program_destroy(wcuda_program program) { destroy(__func__, program); }
 
-extern "C" wcuda_status wcuda_program_compile(wcuda_program program, wcuda_error* error) {
+wcuda_status wcuda_program_compile(wcuda_program program, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_program(program));
-    WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "program"));
+    WCUDA_ASSIGN(const auto object, use(program, "program"));
     return compile(*object);
   });
 }
 
-extern "C" wcuda_status wcuda_program_info_get(wcuda_program program, wcuda_program_info* info,
-                                               wcuda_error* error) {
+wcuda_status wcuda_program_info_get(wcuda_program program, wcuda_program_info* info,
+                                    wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_program(program));
-    WCUDA_TRY(check_struct(info, "info"));
-    WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "program"));
-    write_struct(info_of(*object), info);
-    return {};
+    WCUDA_ASSIGN(const auto object, use(program, "program"));
+    return write_struct(info_of(*object), info, "info");
   });
 }
 
-extern "C" wcuda_status wcuda_program_log_get(wcuda_program program, wcuda_string* log,
-                                              wcuda_error* error) {
+wcuda_status wcuda_program_log_get(wcuda_program program, wcuda_string* log, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_program(program));
+    WCUDA_ASSIGN(const auto object, use(program, "program"));
     WCUDA_TRY(check_not_null(log, "log"));
-    WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "program"));
     *log = {object->outcome.log.data(), object->outcome.log.size()};
     return {};
   });
 }
 
-extern "C" wcuda_status wcuda_program_code_get(wcuda_program program, const void** code,
-                                               uint64_t* bytes, wcuda_error* error) {
+wcuda_status wcuda_program_code_get(wcuda_program program, const void** code, uint64_t* bytes,
+                                    wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_program(program));
+    WCUDA_ASSIGN(const auto object, use(program, "program"));
     WCUDA_TRY(check_not_null(code, "code"));
     WCUDA_TRY(check_not_null(bytes, "bytes"));
-    WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "program"));
     WCUDA_TRY(check_compiled(*object));
     *code = object->outcome.code.data();
     *bytes = object->outcome.code.size();
@@ -252,64 +225,54 @@ extern "C" wcuda_status wcuda_program_code_get(wcuda_program program, const void
   });
 }
 
-extern "C" wcuda_status wcuda_program_name_get(wcuda_program program, wcuda_string expression,
-                                               wcuda_string* name, wcuda_error* error) {
+wcuda_status wcuda_program_name_get(wcuda_program program, wcuda_string expression,
+                                    wcuda_string* name, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_program(program));
-    WCUDA_TRY(check_string(expression, "expression"));
+    WCUDA_ASSIGN(const auto object, use(program, "program"));
+    WCUDA_ASSIGN(const std::string_view wanted, read_string(expression, "expression"));
     WCUDA_TRY(check_not_null(name, "name"));
-    WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "program"));
     WCUDA_TRY(check_compiled(*object));
-    const auto found = object->outcome.names.find(copy_of(expression));
+    const auto found = object->outcome.names.find(std::string(wanted));
     if (found == object->outcome.names.end())
       return Status::error(WCUDA_NOT_FOUND, "expression '%s': the program was made without it",
-                           printable(copy_of(expression)).c_str());
+                           printable(wanted).c_str());
     *name = {found->second.data(), found->second.size()};
     return {};
   });
 }
 
-extern "C" wcuda_status wcuda_compiler_info_get(wcuda_string library_folder,
-                                                wcuda_compiler_info* info, wcuda_error* error) {
+wcuda_status wcuda_compiler_info_get(wcuda_string library_folder, wcuda_compiler_info* info,
+                                     wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_struct(info, "info"));
-    std::string folder;
-    WCUDA_TRY(read_text(library_folder, "library_folder", &folder));
-    WCUDA_ASSIGN(const auto compiler, nvrtc::Compiler::open(folder));
+    WCUDA_ASSIGN(const std::string_view folder, read_string(library_folder, "library_folder"));
+    WCUDA_ASSIGN(const auto compiler, nvrtc::Compiler::open(std::string(folder)));
     wcuda_compiler_info result = WCUDA_COMPILER_INFO_INIT;
     result.nvrtc_version = compiler->version();
     constexpr size_t kRoom = sizeof(result.architectures) / sizeof(result.architectures[0]);
     const std::vector<int>& known = compiler->architectures();
     result.architecture_count = static_cast<uint32_t>(std::min(known.size(), kRoom));
     std::copy_n(known.begin(), result.architecture_count, result.architectures);
-    write_struct(result, info);
-    return {};
+    return write_struct(result, info, "info");
   });
 }
 
-extern "C" wcuda_status wcuda_kernel_cache_open(wcuda_string folder, uint64_t max_bytes,
-                                                wcuda_kernel_cache* cache, wcuda_error* error) {
+wcuda_status wcuda_kernel_cache_open(wcuda_string folder, uint64_t max_bytes,
+                                     wcuda_kernel_cache* cache, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_not_null(cache, "cache"));
-    std::string path;
-    WCUDA_TRY(read_text(folder, "folder", &path));
-    WCUDA_ASSIGN(auto object, jit::KernelCache::open(path, max_bytes));
-    WCUDA_ASSIGN(cache->id, insert(Kind::kKernelCache, std::move(object)));
-    return {};
+    WCUDA_ASSIGN(const std::string_view path, read_string(folder, "folder"));
+    WCUDA_ASSIGN(auto object, jit::KernelCache::open(std::string(path), max_bytes));
+    return insert(std::move(object), cache);
   });
 }
 
-extern "C" void wcuda_kernel_cache_close(wcuda_kernel_cache cache) {
-  guarded_destroy("wcuda_kernel_cache_close", cache.id,
-                  [](uint64_t id) { return destroy_handle(Kind::kKernelCache, id, "cache"); });
-}
+void wcuda_kernel_cache_close(wcuda_kernel_cache cache) { destroy(__func__, cache); }
 
-extern "C" wcuda_status wcuda_kernel_cache_stats_get(wcuda_kernel_cache cache,
-                                                     wcuda_kernel_cache_stats* stats,
-                                                     wcuda_error* error) {
+wcuda_status wcuda_kernel_cache_stats_get(wcuda_kernel_cache cache, wcuda_kernel_cache_stats* stats,
+                                          wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_cache(cache));
-    WCUDA_TRY(check_struct(stats, "stats"));
+    WCUDA_ASSIGN(const auto object, resolve(cache, "cache"));
     const jit::CacheStats counts = object->stats();
     WCUDA_ASSIGN(const jit::CacheSize size, object->size());
     wcuda_kernel_cache_stats result = WCUDA_KERNEL_CACHE_STATS_INIT;
@@ -322,14 +285,13 @@ extern "C" wcuda_status wcuda_kernel_cache_stats_get(wcuda_kernel_cache cache,
     result.bypass_count = counts.bypass_count;
     result.entry_count = size.entry_count;
     result.entry_bytes = size.bytes;
-    write_struct(result, stats);
-    return {};
+    return write_struct(result, stats, "stats");
   });
 }
 
-extern "C" wcuda_status wcuda_kernel_cache_clear(wcuda_kernel_cache cache, wcuda_error* error) {
+wcuda_status wcuda_kernel_cache_clear(wcuda_kernel_cache cache, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_cache(cache));
+    WCUDA_ASSIGN(const auto object, resolve(cache, "cache"));
     return object->clear();
   });
 }

@@ -26,9 +26,10 @@ struct ProgramObject {
   Exclusive exclusive;
 };
 
-inline Result<std::shared_ptr<ProgramObject>> resolve_program(wcuda_program program) {
-  return resolve<ProgramObject>(Kind::kProgram, program.id, "program");
-}
+template <>
+struct HandleOf<wcuda_program> : HandleTo<Kind::kProgram, ProgramObject> {};
+template <>
+struct HandleOf<wcuda_kernel_cache> : HandleTo<Kind::kKernelCache, jit::KernelCache> {};
 
 // WCUDA_INVALID_STATE unless it has been compiled.
 Status check_compiled(const ProgramObject& program);

@@ -17,10 +17,6 @@ namespace {
 using compute::Registry;
 using compute::RegistryEntry;
 
-Result<std::shared_ptr<Registry>> resolve_registry(wcuda_registry registry) {
-  return resolve<Registry>(Kind::kRegistry, registry.id, "registry");
-}
-
 // A caller's kernel in a registry is always one created through the C interface.
 const KernelObject& kernel_of(const RegistryEntry& entry) {
   return static_cast<const KernelObject&>(*entry.kernel);
@@ -50,12 +46,12 @@ Result<uint32_t> add(Registry* registry, const wcuda_kernel_descriptor* from) {
   WCUDA_ASSIGN(entry->descriptor, read(from));
   const uint32_t id = entry->descriptor.kernel_id;
   if (id == compute::kNoopId || id == compute::kTensorAddId)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "kernel_id: %u is that of the catalogue's '%s'",
-                         id, id == compute::kNoopId ? "noop" : "tensor_add");
+    return invalid_argument("kernel_id: %u is that of the catalogue's '%s'", id,
+                            id == compute::kNoopId ? "noop" : "tensor_add");
   if (from->kernel.id != 0) {
-    WCUDA_ASSIGN(const auto kernel, resolve_kernel(from->kernel));
+    WCUDA_ASSIGN(const auto kernel, resolve(from->kernel, "kernel"));
     if (kernel->memory != registry->memory())
-      return Status::error(WCUDA_INVALID_ARGUMENT, "kernel: is of another context");
+      return invalid_argument("kernel: is of another context");
     if (kernel->module)
       WCUDA_TRY(jit::check_fit(entry->descriptor.signature, kernel->attributes.parameters));
     entry->kernel = kernel;
@@ -75,8 +71,7 @@ Result<uint32_t> add_builtin(Registry* registry, const wcuda_string& name, int32
   const uint32_t own = is_noop ? compute::kNoopId : is_add ? compute::kTensorAddId : 0;
   if ((number == compute::kNoopId || number == compute::kTensorAddId || own != 0) && number != 0 &&
       number != own)
-    return Status::error(
-        WCUDA_INVALID_ARGUMENT,
+    return invalid_argument(
         "kernel_id: %u for '%s'; 1 is that of 'noop', 2 that of 'tensor_add' of f32", number,
         entry->builtin->name.c_str());
   entry->descriptor.kernel_id = own != 0 ? own : number;
@@ -148,7 +143,7 @@ Result<wcuda_run_info> run_entry(const RegistryEntry& entry, vram::Memory& memor
 }
 
 Status run(wcuda_registry registry, uint32_t kernel_id, const Call& call, wcuda_run_info* info) {
-  WCUDA_ASSIGN(const auto object, resolve_registry(registry));
+  WCUDA_ASSIGN(const auto object, resolve(registry, "registry"));
   if (info) WCUDA_TRY(check_struct(info, "info"));
   WCUDA_ASSIGN(const auto entry, object->find(kernel_id));
   WCUDA_ASSIGN(const wcuda_run_info result, run_entry(*entry, *object->memory(), call));
@@ -178,7 +173,7 @@ Status wait_for_run(const RegistryEntry& entry, Backend& backend, Event begin, E
 
 Status run_and_wait(wcuda_registry registry, uint32_t kernel_id, const Call& call,
                     wcuda_run_info* info) {
-  WCUDA_ASSIGN(const auto object, resolve_registry(registry));
+  WCUDA_ASSIGN(const auto object, resolve(registry, "registry"));
   if (info) WCUDA_TRY(check_struct(info, "info"));
   WCUDA_ASSIGN(const auto entry, object->find(kernel_id));
   WCUDA_ASSIGN(const UsedStream on, use_stream(call.stream, *object->memory()));
@@ -229,10 +224,9 @@ Status launch_described(const RegistryEntry& entry, const wcuda_launch& launch,
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_kernel_descriptor_check(const wcuda_kernel_descriptor* descriptor,
-                                                      uint64_t* sig_hash, char* text,
-                                                      uint64_t text_capacity, uint64_t* text_bytes,
-                                                      wcuda_error* error) {
+wcuda_status wcuda_kernel_descriptor_check(const wcuda_kernel_descriptor* descriptor,
+                                           uint64_t* sig_hash, char* text, uint64_t text_capacity,
+                                           uint64_t* text_bytes, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const jit::Descriptor checked, read(descriptor));
     const std::string& signature = checked.signature.canonical;
@@ -246,56 +240,50 @@ extern "C" wcuda_status wcuda_kernel_descriptor_check(const wcuda_kernel_descrip
   });
 }
 
-extern "C" wcuda_status wcuda_registry_create(wcuda_context context, wcuda_registry* registry,
-                                              wcuda_error* error) {
+wcuda_status wcuda_registry_create(wcuda_context context, wcuda_registry* registry,
+                                   wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto parent, resolve_context(context));
+    WCUDA_ASSIGN(const auto parent, resolve(context, "context"));
     WCUDA_TRY(check_not_null(registry, "registry"));
-    WCUDA_ASSIGN(registry->id, insert(Kind::kRegistry, Registry::create(parent->memory)));
-    return {};
+    return insert(Registry::create(parent->memory), registry);
   });
 }
 
-extern "C" void wcuda_registry_destroy(wcuda_registry registry) {
-  guarded_destroy("wcuda_registry_destroy", registry.id,
-                  [](uint64_t id) { return destroy_handle(Kind::kRegistry, id, "registry"); });
-}
+void wcuda_registry_destroy(wcuda_registry registry) { destroy(__func__, registry); }
 
-extern "C" wcuda_status wcuda_registry_add(wcuda_registry registry,
-                                           const wcuda_kernel_descriptor* descriptor,
-                                           uint32_t* kernel_id, wcuda_error* error) {
+wcuda_status wcuda_registry_add(wcuda_registry registry, const wcuda_kernel_descriptor* descriptor,
+                                uint32_t* kernel_id, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_registry(registry));
+    WCUDA_ASSIGN(const auto object, resolve(registry, "registry"));
     WCUDA_ASSIGN(const uint32_t id, add(object.get(), descriptor));
     if (kernel_id) *kernel_id = id;
     return {};
   });
 }
 
-extern "C" wcuda_status wcuda_registry_add_builtin(wcuda_registry registry, wcuda_string name,
-                                                   int32_t type, uint32_t number,
-                                                   uint32_t* kernel_id, wcuda_error* error) {
+wcuda_status wcuda_registry_add_builtin(wcuda_registry registry, wcuda_string name, int32_t type,
+                                        uint32_t number, uint32_t* kernel_id, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_registry(registry));
+    WCUDA_ASSIGN(const auto object, resolve(registry, "registry"));
     WCUDA_ASSIGN(const uint32_t id, add_builtin(object.get(), name, type, number));
     if (kernel_id) *kernel_id = id;
     return {};
   });
 }
 
-extern "C" wcuda_status wcuda_registry_remove(wcuda_registry registry, uint32_t kernel_id,
-                                              wcuda_error* error) {
+wcuda_status wcuda_registry_remove(wcuda_registry registry, uint32_t kernel_id,
+                                   wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_registry(registry));
+    WCUDA_ASSIGN(const auto object, resolve(registry, "registry"));
     return object->remove(kernel_id);
   });
 }
 
-extern "C" wcuda_status wcuda_registry_list(wcuda_registry registry, uint64_t first,
-                                            wcuda_registered_kernel* kernels, uint64_t capacity,
-                                            uint64_t* count, wcuda_error* error) {
+wcuda_status wcuda_registry_list(wcuda_registry registry, uint64_t first,
+                                 wcuda_registered_kernel* kernels, uint64_t capacity,
+                                 uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_registry(registry));
+    WCUDA_ASSIGN(const auto object, resolve(registry, "registry"));
     const auto all = object->list();
     return write_list<wcuda_registered_kernel>({kernels, capacity, "kernels"}, first, all.size(),
                                                count,
@@ -303,44 +291,39 @@ extern "C" wcuda_status wcuda_registry_list(wcuda_registry registry, uint64_t fi
   });
 }
 
-extern "C" wcuda_status wcuda_registry_find(wcuda_registry registry, wcuda_string name,
-                                            wcuda_registered_kernel* kernel, wcuda_error* error) {
+wcuda_status wcuda_registry_find(wcuda_registry registry, wcuda_string name,
+                                 wcuda_registered_kernel* kernel, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve_registry(registry));
-    WCUDA_TRY(check_string(name, "name"));
-    WCUDA_TRY(check_struct(kernel, "kernel"));
-    const std::string_view text(name.data ? name.data : "", name.bytes);
+    WCUDA_ASSIGN(const auto object, resolve(registry, "registry"));
+    WCUDA_ASSIGN(const std::string_view text, read_string(name, "name"));
     const auto found = object->find_name(text);
     if (!found)
       return Status::error(WCUDA_NOT_FOUND, "kernel '%s' is not registered",
                            printable(text).c_str());
-    write_struct(describe_entry(*found), kernel);
-    return {};
+    return write_struct(describe_entry(*found), kernel, "kernel");
   });
 }
 
-extern "C" wcuda_status wcuda_registry_run(wcuda_registry registry, uint32_t kernel_id,
-                                           const wcuda_argument* arguments, uint64_t argument_count,
-                                           wcuda_stream stream, wcuda_run_info* info,
-                                           wcuda_error* error) {
+wcuda_status wcuda_registry_run(wcuda_registry registry, uint32_t kernel_id,
+                                const wcuda_argument* arguments, uint64_t argument_count,
+                                wcuda_stream stream, wcuda_run_info* info, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     return run(registry, kernel_id, {arguments, argument_count, stream, false}, info);
   });
 }
 
-extern "C" wcuda_status wcuda_registry_run_wait(wcuda_registry registry, uint32_t kernel_id,
-                                                const wcuda_argument* arguments,
-                                                uint64_t argument_count, wcuda_stream stream,
-                                                wcuda_run_info* info, wcuda_error* error) {
+wcuda_status wcuda_registry_run_wait(wcuda_registry registry, uint32_t kernel_id,
+                                     const wcuda_argument* arguments, uint64_t argument_count,
+                                     wcuda_stream stream, wcuda_run_info* info,
+                                     wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     return run_and_wait(registry, kernel_id, {arguments, argument_count, stream, false}, info);
   });
 }
 
-extern "C" wcuda_status wcuda_registry_plan(wcuda_registry registry, uint32_t kernel_id,
-                                            const wcuda_argument* arguments,
-                                            uint64_t argument_count, wcuda_run_info* info,
-                                            wcuda_error* error) {
+wcuda_status wcuda_registry_plan(wcuda_registry registry, uint32_t kernel_id,
+                                 const wcuda_argument* arguments, uint64_t argument_count,
+                                 wcuda_run_info* info, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     return run(registry, kernel_id, {arguments, argument_count, {0}, true}, info);
   });

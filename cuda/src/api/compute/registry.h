@@ -7,6 +7,9 @@
 
 namespace wcuda::api {
 
+template <>
+struct HandleOf<wcuda_registry> : HandleTo<Kind::kRegistry, compute::Registry> {};
+
 // Launches a registered kernel that this backend can run, with the caller's dimensions. Checks its
 // arguments against the descriptor.
 Status launch_described(const compute::RegistryEntry& entry, const wcuda_launch& launch,

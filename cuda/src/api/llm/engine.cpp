@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "api/base/elements.h"
-#include "api/base/handles.h"
+#include "api/llm/handles.h"
 #include "api/llm/step_nodes.h"
 #include "worker_cuda/llm.h"
 
@@ -23,31 +23,34 @@ struct SequenceObject {
   std::shared_ptr<engine::Sequence> sequence;
 };
 
-template <class Body>
-Status with_engine(wcuda_engine handle, Body&& body) {
-  WCUDA_ASSIGN(const auto object, resolve<EngineObject>(Kind::kEngine, handle.id, "engine"));
-  WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "engine"));
-  return body(object);
-}
+}  // namespace
 
-template <class Body>
-Status with_sequence(wcuda_sequence handle, Body&& body) {
-  WCUDA_ASSIGN(const auto object, resolve<SequenceObject>(Kind::kSequence, handle.id, "sequence"));
-  WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->owner->exclusive, "engine"));
-  return body(*object);
+template <>
+struct wcuda::api::HandleOf<wcuda_engine> : HandleTo<Kind::kEngine, EngineObject> {};
+template <>
+struct wcuda::api::HandleOf<wcuda_sequence> : HandleTo<Kind::kSequence, SequenceObject> {};
+
+namespace {
+
+// A sequence whose engine the call uses alone.
+struct UsedSequence {
+  std::shared_ptr<SequenceObject> object;
+  ExclusiveUse use;
+  engine::Engine& engine() const { return *object->owner->engine; }
+};
+Result<UsedSequence> use_sequence(wcuda_sequence handle) {
+  WCUDA_ASSIGN(auto object, resolve(handle, "sequence"));
+  WCUDA_ASSIGN(auto alone, ExclusiveUse::acquire(object->owner->exclusive, "engine"));
+  return UsedSequence{std::move(object), std::move(alone)};
 }
 
 // Creates the handle of a new sequence; if that fails, destroys the sequence.
 Status insert_sequence(const std::shared_ptr<EngineObject>& owner,
                        std::shared_ptr<engine::Sequence> sequence, wcuda_sequence* handle) {
-  const auto object = std::make_shared<SequenceObject>(SequenceObject{owner, sequence});
-  const auto id = insert(Kind::kSequence, object);
-  if (!id.ok()) {
-    owner->engine->destroy(*sequence);
-    return id.status();
-  }
-  handle->id = *id;
-  return {};
+  Status inserted =
+      insert(std::make_shared<SequenceObject>(SequenceObject{owner, sequence}), handle);
+  if (!inserted.ok()) owner->engine->destroy(*sequence);
+  return inserted;
 }
 
 Status read_sampling(const wcuda_sampling* pointer, uint32_t vocabulary, ops::Sampling* sampling) {
@@ -66,8 +69,8 @@ Status read_sampling(const wcuda_sampling* pointer, uint32_t vocabulary, ops::Sa
   sampling->seed = given.seed;
   sampling->top_logprobs = given.top_logprobs;
   if (given.bias_count > vocabulary)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "bias_count is %llu, the vocabulary has %u",
-                         static_cast<unsigned long long>(given.bias_count), vocabulary);
+    return invalid_argument("bias_count is %llu, the vocabulary has %u",
+                            static_cast<unsigned long long>(given.bias_count), vocabulary);
   if (given.bias_count > 0) {
     WCUDA_TRY(check_not_null(given.bias_tokens, "bias_tokens"));
     WCUDA_TRY(check_not_null(given.bias_values, "bias_values"));
@@ -76,10 +79,9 @@ Status read_sampling(const wcuda_sampling* pointer, uint32_t vocabulary, ops::Sa
   sampling->bias_tokens = given.bias_tokens;
   sampling->bias_values = given.bias_values;
   if (given.mask && given.mask_words != ceil_div(vocabulary, 32))
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "mask_words is %llu, a vocabulary of %u needs %llu",
-                         static_cast<unsigned long long>(given.mask_words), vocabulary,
-                         static_cast<unsigned long long>(ceil_div(vocabulary, 32)));
+    return invalid_argument("mask_words is %llu, a vocabulary of %u needs %llu",
+                            static_cast<unsigned long long>(given.mask_words), vocabulary,
+                            static_cast<unsigned long long>(ceil_div(vocabulary, 32)));
   sampling->mask = given.mask;
   return {};
 }
@@ -94,8 +96,7 @@ Status read_row(const EngineObject& owner, const wcuda_row& given, uint32_t inde
   constexpr uint32_t kKnownFlags =
       WCUDA_ROW_FEED_SAMPLED | WCUDA_ROW_SAMPLE | WCUDA_ROW_LOGITS_LAST | WCUDA_ROW_LOGITS_ALL;
   WCUDA_TRY(check_flags(given.flags, kKnownFlags, "row flags"));
-  WCUDA_ASSIGN(const auto object,
-               resolve<SequenceObject>(Kind::kSequence, given.sequence.id, "row.sequence"));
+  WCUDA_ASSIGN(const auto object, resolve(given.sequence, "row.sequence"));
   if (object->owner.get() != &owner)
     return Status::error(WCUDA_INVALID_HANDLE, "row %u: the sequence is of another engine", index);
   row->sequence = object->sequence;
@@ -103,16 +104,13 @@ Status read_row(const EngineObject& owner, const wcuda_row& given, uint32_t inde
   row->step.flags = given.flags;
   row->step.token_count = given.token_count;
   if (row->is_fed() && (given.tokens || given.token_count != 1))
-    return Status::error(
-        WCUDA_INVALID_ARGUMENT,
-        "row %u: a row that feeds the sampled token has tokens NULL and token_count "
-        "1, not %u",
+    return invalid_argument(
+        "row %u: a row that feeds the sampled token has tokens NULL and token_count 1, not %u",
         index, given.token_count);
   if (!row->is_fed() && (!given.tokens || given.token_count == 0))
-    return Status::error(WCUDA_INVALID_ARGUMENT, "row %u has no tokens", index);
+    return invalid_argument("row %u has no tokens", index);
   if (!row->is_sampled() && given.sampling)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "row %u has sampling but not WCUDA_ROW_SAMPLE",
-                         index);
+    return invalid_argument("row %u has sampling but not WCUDA_ROW_SAMPLE", index);
   return read_sampling(given.sampling, owner.engine->config().vocabulary_size, &row->sampling);
 }
 
@@ -122,15 +120,11 @@ wcuda_status wcuda_engine_create(wcuda_model model, const wcuda_engine_options* 
                                  wcuda_engine* engine, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_not_null(engine, "engine"));
-    WCUDA_ASSIGN(const auto loaded, resolve<model::Model>(Kind::kModel, model.id, "model"));
-    wcuda_engine_options given = WCUDA_ENGINE_OPTIONS_INIT;
-    if (options) {
-      WCUDA_ASSIGN(given, read_struct(options, "options"));
-    }
+    WCUDA_ASSIGN(const auto loaded, resolve(model, "model"));
+    WCUDA_ASSIGN(const auto given, read_struct_or(kEngineDefaults, options, "options"));
     const auto object = std::make_shared<EngineObject>();
     WCUDA_ASSIGN(object->engine, engine::Engine::create(loaded, given));
-    WCUDA_ASSIGN(engine->id, insert(Kind::kEngine, object));
-    return {};
+    return insert(object, engine);
   });
 }
 
@@ -147,7 +141,7 @@ wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
                                    wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_struct(info, "info"));
-    WCUDA_ASSIGN(const auto object, resolve<EngineObject>(Kind::kEngine, engine.id, "engine"));
+    WCUDA_ASSIGN(const auto object, resolve(engine, "engine"));
     const engine::Info found = object->engine->info();
     const engine::Limits& limits = found.limits;
     wcuda_engine_info out = WCUDA_ENGINE_INFO_INIT;
@@ -168,21 +162,21 @@ wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
     out.kv_free_page_count = found.free_page_count;
     out.kv_bytes = found.kv_bytes;
     out.scratch_bytes = found.scratch_bytes;
-    write_struct(out, info);
-    return {};
+    return write_struct(out, info, "info");
   });
 }
 
 wcuda_status wcuda_engine_warm_up(wcuda_engine engine, wcuda_error* error) {
-  return guarded(error, [&] {
-    return with_engine(engine, [](const auto& object) { return object->engine->warm_up(); });
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto object, use(engine, "engine"));
+    return object->engine->warm_up();
   });
 }
 
 wcuda_status wcuda_engine_profile_set(wcuda_engine engine, int32_t is_on, wcuda_error* error) {
-  return guarded(error, [&] {
-    return with_engine(
-        engine, [&](const auto& object) { return object->engine->set_profiling(is_on != 0); });
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto object, use(engine, "engine"));
+    return object->engine->set_profiling(is_on != 0);
   });
 }
 
@@ -191,17 +185,17 @@ wcuda_status wcuda_engine_profile_list(wcuda_engine engine, wcuda_step_rates* ra
                                        wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     if (rates) WCUDA_TRY(check_struct(rates, "rates"));
-    return with_engine(engine, [&](const auto& object) -> Status {
-      WCUDA_ASSIGN(const engine::Engine::Profile profile, object->engine->profile());
-      return write_steps(profile.report, profile.node_ns.data(), rates, first,
-                         {nodes, capacity, "nodes"}, count);
-    });
+    WCUDA_ASSIGN(const auto object, use(engine, "engine"));
+    WCUDA_ASSIGN(const engine::Engine::Profile profile, object->engine->profile());
+    return write_steps(profile.report, profile.node_ns.data(), rates, first,
+                       {nodes, capacity, "nodes"}, count);
   });
 }
 
 wcuda_status wcuda_engine_drain(wcuda_engine engine, wcuda_error* error) {
-  return guarded(error, [&] {
-    return with_engine(engine, [](const auto& object) { return object->engine->drain(); });
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto object, use(engine, "engine"));
+    return object->engine->drain();
   });
 }
 
@@ -209,10 +203,9 @@ wcuda_status wcuda_sequence_create(wcuda_engine engine, wcuda_sequence* sequence
                                    wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_not_null(sequence, "sequence"));
-    return with_engine(engine, [&](const auto& object) -> Status {
-      WCUDA_ASSIGN(auto created, object->engine->create_sequence());
-      return insert_sequence(object, std::move(created), sequence);
-    });
+    WCUDA_ASSIGN(const auto owner, use(engine, "engine"));
+    WCUDA_ASSIGN(auto created, owner->engine->create_sequence());
+    return insert_sequence(owner.object, std::move(created), sequence);
   });
 }
 
@@ -220,18 +213,16 @@ wcuda_status wcuda_sequence_fork(wcuda_sequence sequence, wcuda_sequence* fork,
                                  wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_not_null(fork, "fork"));
-    return with_sequence(sequence, [&](const SequenceObject& object) -> Status {
-      WCUDA_ASSIGN(auto forked, object.owner->engine->fork(object.sequence));
-      return insert_sequence(object.owner, std::move(forked), fork);
-    });
+    WCUDA_ASSIGN(const auto used, use_sequence(sequence));
+    WCUDA_ASSIGN(auto forked, used.engine().fork(used.object->sequence));
+    return insert_sequence(used.object->owner, std::move(forked), fork);
   });
 }
 
 wcuda_status wcuda_sequence_truncate(wcuda_sequence sequence, uint32_t length, wcuda_error* error) {
-  return guarded(error, [&] {
-    return with_sequence(sequence, [&](const SequenceObject& object) {
-      return object.owner->engine->truncate(*object.sequence, length);
-    });
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto used, use_sequence(sequence));
+    return used.engine().truncate(*used.object->sequence, length);
   });
 }
 
@@ -248,8 +239,7 @@ wcuda_status wcuda_sequence_length_get(wcuda_sequence sequence, uint32_t* length
                                        wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_not_null(length, "length"));
-    WCUDA_ASSIGN(const auto object,
-                 resolve<SequenceObject>(Kind::kSequence, sequence.id, "sequence"));
+    WCUDA_ASSIGN(const auto object, resolve(sequence, "sequence"));
     *length = object->owner->engine->length(*object->sequence);
     return {};
   });
@@ -259,9 +249,8 @@ wcuda_status wcuda_sequence_tokens_get(wcuda_sequence sequence, uint32_t first, 
                                        int32_t* tokens, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     if (count > 0) WCUDA_TRY(check_not_null(tokens, "tokens"));
-    return with_sequence(sequence, [&](const SequenceObject& object) {
-      return object.owner->engine->copy_tokens(*object.sequence, first, count, tokens);
-    });
+    WCUDA_ASSIGN(const auto used, use_sequence(sequence));
+    return used.engine().copy_tokens(*used.object->sequence, first, count, tokens);
   });
 }
 
@@ -272,21 +261,19 @@ wcuda_status wcuda_step_submit(wcuda_engine engine, const wcuda_step* step, uint
     WCUDA_ASSIGN(const wcuda_step given, read_struct(step, "step"));
     WCUDA_TRY(check_flags(given.flags, 0, "step flags"));
     WCUDA_TRY(check_not_null(given.rows, "step.rows"));
-    if (given.row_count == 0)
-      return Status::error(WCUDA_INVALID_ARGUMENT, "a step needs at least one row");
-    return with_engine(engine, [&](const std::shared_ptr<EngineObject>& object) -> Status {
-      const uint32_t limit = object->engine->limits().max_batch_rows;
-      if (given.row_count > limit)
-        return Status::error(WCUDA_LIMIT_EXCEEDED, "a step of %u rows, max_batch_rows is %u",
-                             given.row_count, limit);
-      std::vector<engine::Row> rows(given.row_count);
-      const auto read = [&](const wcuda_row& row, uint64_t i) {
-        return read_row(*object, row, static_cast<uint32_t>(i), &rows[i]);
-      };
-      WCUDA_TRY(for_each_element(given.rows, given.row_count, "rows", read));
-      WCUDA_ASSIGN(*ticket, object->engine->submit(std::move(rows)));
-      return {};
-    });
+    if (given.row_count == 0) return invalid_argument("a step needs at least one row");
+    WCUDA_ASSIGN(const auto object, use(engine, "engine"));
+    const uint32_t limit = object->engine->limits().max_batch_rows;
+    if (given.row_count > limit)
+      return Status::error(WCUDA_LIMIT_EXCEEDED, "a step of %u rows, max_batch_rows is %u",
+                           given.row_count, limit);
+    std::vector<engine::Row> rows(given.row_count);
+    const auto read = [&](const wcuda_row& row, uint64_t i) {
+      return read_row(*object, row, static_cast<uint32_t>(i), &rows[i]);
+    };
+    WCUDA_TRY(for_each_element(given.rows, given.row_count, "rows", read));
+    WCUDA_ASSIGN(*ticket, object->engine->submit(std::move(rows)));
+    return {};
   });
 }
 
@@ -294,22 +281,21 @@ wcuda_status wcuda_step_wait(wcuda_engine engine, uint64_t ticket, int64_t timeo
                              wcuda_step_output* output, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(wcuda_step_output out, read_struct(output, "output"));
-    return with_engine(engine, [&](const auto& object) -> Status {
-      // The engine writes results at this version's size; the caller's array may have another
-      // stride.
-      const OutputArray<wcuda_row_result> target{out.rows, out.rows ? out.row_capacity : 0, "rows"};
-      WCUDA_TRY(target.check(target.capacity));
-      const uint32_t row_capacity = out.row_capacity;
-      std::vector<wcuda_row_result> results(
-          std::min<uint64_t>(target.capacity, object->engine->limits().max_batch_rows));
-      out.rows = results.empty() ? nullptr : results.data();
-      out.row_capacity = static_cast<uint32_t>(results.size());
-      WCUDA_TRY(object->engine->wait(ticket, timeout_ms, &out));
-      for (uint64_t i = 0; i < out.row_count; ++i) target.write(i, results[i]);
-      out.rows = target.data;
-      out.row_capacity = row_capacity;
-      write_struct(out, output);
-      return {};
-    });
+    WCUDA_ASSIGN(const auto object, use(engine, "engine"));
+    // The engine writes results at this version's size; the caller's array may have another
+    // stride.
+    const OutputArray<wcuda_row_result> target{out.rows, out.rows ? out.row_capacity : 0, "rows"};
+    WCUDA_TRY(target.check(target.capacity));
+    const uint32_t row_capacity = out.row_capacity;
+    std::vector<wcuda_row_result> results(
+        std::min<uint64_t>(target.capacity, object->engine->limits().max_batch_rows));
+    out.rows = results.empty() ? nullptr : results.data();
+    out.row_capacity = static_cast<uint32_t>(results.size());
+    WCUDA_TRY(object->engine->wait(ticket, timeout_ms, &out));
+    for (uint64_t i = 0; i < out.row_count; ++i) target.write(i, results[i]);
+    out.rows = target.data;
+    out.row_capacity = row_capacity;
+    write_struct(out, output);
+    return {};
   });
 }

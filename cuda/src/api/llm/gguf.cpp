@@ -8,12 +8,14 @@
 #include <vector>
 
 #include "api/base/elements.h"
-#include "api/base/handles.h"
+#include "api/llm/handles.h"
 #include "core/base/text.h"
 #include "llm/quant/format.h"
 #include "worker_cuda/llm.h"
 
-namespace wcuda::api {
+using namespace wcuda;
+using namespace wcuda::api;
+
 namespace {
 
 using gguf::Gguf;
@@ -21,21 +23,15 @@ using gguf::Tensor;
 using gguf::Value;
 using gguf::ValueType;
 
-Result<std::shared_ptr<Gguf>> resolve_gguf(wcuda_gguf handle) {
-  return resolve<Gguf>(Kind::kGguf, handle.id, "gguf");
-}
-
-std::string_view view(const wcuda_string& string) {
-  return string.bytes == 0 ? std::string_view() : std::string_view(string.data, string.bytes);
-}
 wcuda_string borrowed(std::string_view text) { return {text.data(), text.size()}; }
 
 Result<std::shared_ptr<Gguf>> open_source(const wcuda_source& source) {
   Result<std::shared_ptr<gguf::Source>> bytes = std::shared_ptr<gguf::Source>();
   switch (source.kind) {
-    case WCUDA_SOURCE_PATH:
-      WCUDA_TRY(check_string(source.path, "source->path"));
-      return Gguf::open_path(view(source.path));
+    case WCUDA_SOURCE_PATH: {
+      WCUDA_ASSIGN(const std::string_view path, read_string(source.path, "source->path"));
+      return Gguf::open_path(path);
+    }
     case WCUDA_SOURCE_FD:
       bytes = gguf::open_descriptor(source.fd);
       break;
@@ -46,20 +42,19 @@ Result<std::shared_ptr<Gguf>> open_source(const wcuda_source& source) {
       bytes = gguf::open_callback(source.read, source.user, source.size);
       break;
     default:
-      return Status::error(WCUDA_INVALID_ARGUMENT, "source->kind is %" PRId32 ", known are 1 to 4",
-                           source.kind);
+      return invalid_argument("source->kind is %" PRId32 ", known are 1 to 4", source.kind);
   }
   if (!bytes.ok()) return bytes.status();
   return Gguf::open(bytes.take());
 }
 
 Status check_index(uint64_t index, uint64_t count, const char* what) {
-  if (index < count) return Status();
+  if (index < count) return {};
   return Status::error(WCUDA_OUT_OF_RANGE, "%s %" PRIu64 " of %" PRIu64, what, index, count);
 }
 
 Status check_range(uint64_t first, uint64_t count, uint64_t available, const char* what) {
-  if (first <= available && count <= available - first) return Status();
+  if (first <= available && count <= available - first) return {};
   return Status::error(WCUDA_OUT_OF_RANGE,
                        "%" PRIu64 " elements from %" PRIu64 " of %s, it has %" PRIu64, count, first,
                        what, available);
@@ -98,10 +93,9 @@ Result<Value> find_array(const Gguf& file, uint64_t index, uint64_t first, uint6
   const Value value = file.value(index);
   const std::string key = printable(value.key);
   if (value.type != ValueType::kArray || (value.element_type == ValueType::kString) != of_strings) {
-    return Status::error(WCUDA_INVALID_ARGUMENT, "key '%s' is not an array of %s (type %s, of %s)",
-                         key.c_str(), of_strings ? "strings" : "numbers",
-                         gguf::value_type_name(value.type),
-                         gguf::value_type_name(value.element_type));
+    return invalid_argument("key '%s' is not an array of %s (type %s, of %s)", key.c_str(),
+                            of_strings ? "strings" : "numbers", gguf::value_type_name(value.type),
+                            gguf::value_type_name(value.element_type));
   }
   WCUDA_TRY(check_range(first, count, value.count, key.c_str()));
   return value;
@@ -115,15 +109,13 @@ Status dequantize(const Gguf& file, uint64_t index, uint64_t first, uint64_t cou
   const std::string name = printable(tensor.name);
   WCUDA_TRY(check_range(first, count, tensor.element_count, name.c_str()));
   if (first % format.block_elements != 0 || count % format.block_elements != 0) {
-    return Status::error(WCUDA_INVALID_ARGUMENT,
-                         "first %" PRIu64 " and count %" PRIu64
-                         " must be multiples of %s's block of %" PRIu32,
-                         first, count, format.name, format.block_elements);
+    return invalid_argument("first %" PRIu64 " and count %" PRIu64
+                            " must be multiples of %s's block of %" PRIu32,
+                            first, count, format.name, format.block_elements);
   }
   if (!format.is_loadable)
-    return Status::error(WCUDA_UNSUPPORTED, "tensor '%s': type %s cannot be expanded", name.c_str(),
-                         format.name);
-  if (count == 0) return Status();
+    return unsupported("tensor '%s': type %s cannot be expanded", name.c_str(), format.name);
+  if (count == 0) return {};
   WCUDA_TRY(check_not_null(target, "target"));
   const uint64_t piece_blocks = std::max<uint64_t>(1, (64 << 10) / format.block_bytes);
   std::vector<uint8_t> piece(std::min(piece_blocks, count / format.block_elements) *
@@ -137,41 +129,31 @@ Status dequantize(const Gguf& file, uint64_t index, uint64_t first, uint64_t cou
     offset += bytes;
     done += elements;
   }
-  return Status();
+  return {};
 }
 
 }  // namespace
-}  // namespace wcuda::api
-
-using namespace wcuda::api;  // NOLINT: this file is nothing but the functions of the header
-using wcuda::Status;
-
-extern "C" {
 
 wcuda_status wcuda_gguf_open(const wcuda_source* source, wcuda_gguf* gguf, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    wcuda_source options;
-    WCUDA_ASSIGN(options, read_struct(source, "source"));
+    WCUDA_ASSIGN(const wcuda_source options, read_struct(source, "source"));
     WCUDA_TRY(check_not_null(gguf, "gguf"));
-    std::shared_ptr<Gguf> file;
-    WCUDA_ASSIGN(file, open_source(options));
-    WCUDA_ASSIGN(gguf->id, insert(Kind::kGguf, std::move(file)));
-    return Status();
+    WCUDA_ASSIGN(auto file, open_source(options));
+    return insert(std::move(file), gguf);
   });
 }
 
 void wcuda_gguf_close(wcuda_gguf gguf) {
   guarded_destroy("wcuda_gguf_close", gguf.id, [](uint64_t id) -> Status {
     remove(Kind::kGguf, id);
-    return Status();
+    return {};
   });
 }
 
 wcuda_status wcuda_gguf_info_get(wcuda_gguf gguf, wcuda_gguf_info* info, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_struct(info, "info"));
-    std::shared_ptr<Gguf> file;
-    WCUDA_ASSIGN(file, resolve_gguf(gguf));
+    WCUDA_ASSIGN(const auto file, resolve(gguf, "gguf"));
     wcuda_gguf_info out = WCUDA_GGUF_INFO_INIT;
     out.version = file->version();
     out.metadata_count = file->value_count();
@@ -180,15 +162,14 @@ wcuda_status wcuda_gguf_info_get(wcuda_gguf gguf, wcuda_gguf_info* info, wcuda_e
     out.tensor_bytes = file->tensor_bytes();
     out.alignment = file->alignment();
     out.split_count = file->split_count();
-    write_struct(out, info);
-    return Status();
+    return write_struct(out, info, "info");
   });
 }
 
 wcuda_status wcuda_gguf_value_list(wcuda_gguf gguf, uint64_t first, wcuda_gguf_value* values,
                                    uint64_t capacity, uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto file, resolve_gguf(gguf));
+    WCUDA_ASSIGN(const auto file, resolve(gguf, "gguf"));
     return write_list<wcuda_gguf_value>({values, capacity, "values"}, first, file->value_count(),
                                         count,
                                         [&](uint64_t i) { return value_of(file->value(i)); });
@@ -199,56 +180,49 @@ wcuda_status wcuda_gguf_value_find(wcuda_gguf gguf, wcuda_string key, wcuda_gguf
                                    wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_struct(value, "value"));
-    WCUDA_TRY(check_string(key, "key"));
-    std::shared_ptr<Gguf> file;
-    WCUDA_ASSIGN(file, resolve_gguf(gguf));
+    WCUDA_ASSIGN(const std::string_view text, read_string(key, "key"));
+    WCUDA_ASSIGN(const auto file, resolve(gguf, "gguf"));
     Value found;
-    if (!file->find(view(key), &found))
-      return Status::error(WCUDA_NOT_FOUND, "the file has no key '%s'",
-                           wcuda::printable(view(key)).c_str());
-    write_struct(value_of(found), value);
-    return Status();
+    if (!file->find(text, &found))
+      return Status::error(WCUDA_NOT_FOUND, "the file has no key '%s'", printable(text).c_str());
+    return write_struct(value_of(found), value, "value");
   });
 }
 
 wcuda_status wcuda_gguf_array_copy(wcuda_gguf gguf, uint64_t index, uint64_t first, uint64_t count,
                                    void* target, uint64_t target_bytes, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    std::shared_ptr<Gguf> file;
-    WCUDA_ASSIGN(file, resolve_gguf(gguf));
-    Value array;
-    WCUDA_ASSIGN(array, find_array(*file, index, first, count, false));
-    if (count == 0) return Status();
+    WCUDA_ASSIGN(const auto file, resolve(gguf, "gguf"));
+    WCUDA_ASSIGN(const Value array, find_array(*file, index, first, count, false));
+    if (count == 0) return {};
     WCUDA_TRY(check_not_null(target, "target"));
     const uint64_t element_bytes = array.data_bytes / array.count;
     if (target_bytes < count * element_bytes)
       return Status::error(
           WCUDA_BUFFER_TOO_SMALL,
           "%" PRIu64 " elements of key '%s' need %" PRIu64 " bytes, target has %" PRIu64, count,
-          wcuda::printable(array.key).c_str(), count * element_bytes, target_bytes);
+          printable(array.key).c_str(), count * element_bytes, target_bytes);
     std::memcpy(target, array.data + first * element_bytes, count * element_bytes);
-    return Status();
+    return {};
   });
 }
 
 wcuda_status wcuda_gguf_array_strings(wcuda_gguf gguf, uint64_t index, uint64_t first,
                                       uint64_t count, wcuda_string* strings, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    std::shared_ptr<Gguf> file;
-    WCUDA_ASSIGN(file, resolve_gguf(gguf));
-    Value array;
-    WCUDA_ASSIGN(array, find_array(*file, index, first, count, true));
-    if (count == 0) return Status();
+    WCUDA_ASSIGN(const auto file, resolve(gguf, "gguf"));
+    WCUDA_ASSIGN(const Value array, find_array(*file, index, first, count, true));
+    if (count == 0) return {};
     WCUDA_TRY(check_not_null(strings, "strings"));
     for (uint64_t i = 0; i < count; ++i) strings[i] = borrowed(array.string_at(first + i));
-    return Status();
+    return {};
   });
 }
 
 wcuda_status wcuda_gguf_tensor_list(wcuda_gguf gguf, uint64_t first, wcuda_gguf_tensor* tensors,
                                     uint64_t capacity, uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto file, resolve_gguf(gguf));
+    WCUDA_ASSIGN(const auto file, resolve(gguf, "gguf"));
     const auto& all = file->tensors();
     return write_list<wcuda_gguf_tensor>({tensors, capacity, "tensors"}, first, all.size(), count,
                                          [&](uint64_t i) { return tensor_of(all[i]); });
@@ -259,23 +233,19 @@ wcuda_status wcuda_gguf_tensor_find(wcuda_gguf gguf, wcuda_string name, wcuda_gg
                                     wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_struct(tensor, "tensor"));
-    WCUDA_TRY(check_string(name, "name"));
-    std::shared_ptr<Gguf> file;
-    WCUDA_ASSIGN(file, resolve_gguf(gguf));
-    const Tensor* found = file->find_tensor(view(name));
+    WCUDA_ASSIGN(const std::string_view text, read_string(name, "name"));
+    WCUDA_ASSIGN(const auto file, resolve(gguf, "gguf"));
+    const Tensor* found = file->find_tensor(text);
     if (found == nullptr)
-      return Status::error(WCUDA_NOT_FOUND, "the file has no tensor '%s'",
-                           wcuda::printable(view(name)).c_str());
-    write_struct(tensor_of(*found), tensor);
-    return Status();
+      return Status::error(WCUDA_NOT_FOUND, "the file has no tensor '%s'", printable(text).c_str());
+    return write_struct(tensor_of(*found), tensor, "tensor");
   });
 }
 
 wcuda_status wcuda_gguf_tensor_read(wcuda_gguf gguf, uint64_t index, uint64_t offset, void* target,
                                     uint64_t bytes, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    std::shared_ptr<Gguf> file;
-    WCUDA_ASSIGN(file, resolve_gguf(gguf));
+    WCUDA_ASSIGN(const auto file, resolve(gguf, "gguf"));
     if (bytes > 0) WCUDA_TRY(check_not_null(target, "target"));
     return file->read_tensor(index, offset, target, bytes);
   });
@@ -284,8 +254,7 @@ wcuda_status wcuda_gguf_tensor_read(wcuda_gguf gguf, uint64_t index, uint64_t of
 wcuda_status wcuda_gguf_tensor_dequantize(wcuda_gguf gguf, uint64_t index, uint64_t first,
                                           uint64_t count, float* target, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    std::shared_ptr<Gguf> file;
-    WCUDA_ASSIGN(file, resolve_gguf(gguf));
+    WCUDA_ASSIGN(const auto file, resolve(gguf, "gguf"));
     return dequantize(*file, index, first, count, target);
   });
 }
@@ -294,7 +263,7 @@ wcuda_status wcuda_tensor_type_info_get(uint32_t type, wcuda_tensor_type_info* i
                                         wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_struct(info, "info"));
-    const wcuda::quant::Format* format = wcuda::quant::find_format(type);
+    const quant::Format* format = quant::find_format(type);
     if (format == nullptr)
       return Status::error(WCUDA_NOT_FOUND, "tensor type id %" PRIu32 " is unknown or was removed",
                            type);
@@ -304,9 +273,6 @@ wcuda_status wcuda_tensor_type_info_get(uint32_t type, wcuda_tensor_type_info* i
     out.block_elements = format->block_elements;
     out.block_bytes = format->block_bytes;
     out.is_loadable = format->is_loadable ? 1 : 0;
-    write_struct(out, info);
-    return Status();
+    return write_struct(out, info, "info");
   });
 }
-
-}  // extern "C"

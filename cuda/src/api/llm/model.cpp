@@ -7,16 +7,27 @@
 
 #include "api/base/context.h"
 #include "api/base/guard.h"
-#include "api/base/handles.h"
+#include "api/llm/handles.h"
 #include "core/base/text.h"
 #include "worker_cuda/llm.h"
 
-namespace wcuda::api {
+using namespace wcuda;
+using namespace wcuda::api;
+
 namespace {
 
 struct Cancel {
   std::atomic<bool> triggered{false};
 };
+
+}  // namespace
+
+template <>
+struct wcuda::api::HandleOf<wcuda_cancel> : HandleTo<Kind::kCancel, Cancel> {};
+
+namespace {
+
+constexpr wcuda_model_options kModelDefaults = WCUDA_MODEL_OPTIONS_INIT;
 
 // Forwards the progress of one load to the caller's callback.
 class Progress {
@@ -40,72 +51,57 @@ class Progress {
 Status load(wcuda_context context, wcuda_gguf gguf, const wcuda_model_options& options,
             wcuda_model* model) {
   WCUDA_TRY(check_flags(options.flags, 0, "options->flags"));
-  WCUDA_ASSIGN(const auto owner, resolve_context(context));
-  WCUDA_ASSIGN(auto file, resolve<gguf::Gguf>(Kind::kGguf, gguf.id, "gguf"));
+  WCUDA_ASSIGN(const auto owner, resolve(context, "context"));
+  WCUDA_ASSIGN(auto file, resolve(gguf, "gguf"));
   std::shared_ptr<Cancel> cancel;
   if (options.cancel.id != 0) {
-    WCUDA_ASSIGN(cancel, resolve<Cancel>(Kind::kCancel, options.cancel.id, "options->cancel"));
+    WCUDA_ASSIGN(cancel, resolve(options.cancel, "options->cancel"));
   }
   Progress progress(options.progress, options.progress_user);
   model::LoadOptions load_options;
   load_options.progress = std::ref(progress);
   if (cancel) load_options.is_cancelled = [cancel] { return cancel->triggered.load(); };
   WCUDA_ASSIGN(auto loaded, model::Model::load(owner->memory, std::move(file), load_options));
-  WCUDA_ASSIGN(model->id, insert(Kind::kModel, std::move(loaded)));
+  WCUDA_TRY(insert(std::move(loaded), model));
   progress.done();
   return {};
 }
 
 }  // namespace
-}  // namespace wcuda::api
 
-using namespace wcuda;
-using namespace wcuda::api;
-
-extern "C" wcuda_status wcuda_cancel_create(wcuda_cancel* cancel, wcuda_error* error) {
+wcuda_status wcuda_cancel_create(wcuda_cancel* cancel, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_not_null(cancel, "cancel"));
-    WCUDA_ASSIGN(cancel->id, insert(Kind::kCancel, std::make_shared<Cancel>()));
-    return {};
+    return insert(std::make_shared<Cancel>(), cancel);
   });
 }
 
-extern "C" void wcuda_cancel_destroy(wcuda_cancel cancel) {
-  guarded_destroy("wcuda_cancel_destroy", cancel.id,
-                  [](uint64_t id) { return destroy_handle(Kind::kCancel, id, "cancel"); });
-}
+void wcuda_cancel_destroy(wcuda_cancel cancel) { destroy(__func__, cancel); }
 
-extern "C" wcuda_status wcuda_cancel_trigger(wcuda_cancel cancel, wcuda_error* error) {
+wcuda_status wcuda_cancel_trigger(wcuda_cancel cancel, wcuda_error* error) {
   return guarded_anywhere(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve<Cancel>(Kind::kCancel, cancel.id, "cancel"));
+    WCUDA_ASSIGN(const auto object, resolve(cancel, "cancel"));
     object->triggered = true;
     return {};
   });
 }
 
-extern "C" wcuda_status wcuda_model_load(wcuda_context context, wcuda_gguf gguf,
-                                         const wcuda_model_options* options, wcuda_model* model,
-                                         wcuda_error* error) {
+wcuda_status wcuda_model_load(wcuda_context context, wcuda_gguf gguf,
+                              const wcuda_model_options* options, wcuda_model* model,
+                              wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_not_null(model, "model"));
-    wcuda_model_options given = WCUDA_MODEL_OPTIONS_INIT;
-    if (options != nullptr) {
-      WCUDA_ASSIGN(given, read_struct(options, "options"));
-    }
+    WCUDA_ASSIGN(const auto given, read_struct_or(kModelDefaults, options, "options"));
     return load(context, gguf, given, model);
   });
 }
 
-extern "C" void wcuda_model_unload(wcuda_model model) {
-  guarded_destroy("wcuda_model_unload", model.id,
-                  [](uint64_t id) { return destroy_handle(Kind::kModel, id, "model"); });
-}
+void wcuda_model_unload(wcuda_model model) { destroy(__func__, model); }
 
-extern "C" wcuda_status wcuda_model_info_get(wcuda_model model, wcuda_model_info* info,
-                                             wcuda_error* error) {
+wcuda_status wcuda_model_info_get(wcuda_model model, wcuda_model_info* info, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_struct(info, "info"));
-    WCUDA_ASSIGN(const auto object, resolve<model::Model>(Kind::kModel, model.id, "model"));
+    WCUDA_ASSIGN(const auto object, resolve(model, "model"));
     const model::Config& config = object->config();
     wcuda_model_info out = WCUDA_MODEL_INFO_INIT;
     out.layer_count = config.layer_count;
@@ -121,29 +117,26 @@ extern "C" wcuda_status wcuda_model_info_get(wcuda_model model, wcuda_model_info
     out.context_length = config.context_length;
     out.sliding_window = config.sliding_window;
     out.rope_frequency_base = config.rope_frequency_base;
-    write_struct(out, info);
-    return {};
+    return write_struct(out, info, "info");
   });
 }
 
-extern "C" wcuda_status wcuda_model_tensor_digests_get(wcuda_model model, uint64_t index,
-                                                       wcuda_tensor_digests* digests,
-                                                       wcuda_error* error) {
+wcuda_status wcuda_model_tensor_digests_get(wcuda_model model, uint64_t index,
+                                            wcuda_tensor_digests* digests, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_struct(digests, "digests"));
-    WCUDA_ASSIGN(const auto object, resolve<model::Model>(Kind::kModel, model.id, "model"));
+    WCUDA_ASSIGN(const auto object, resolve(model, "model"));
     WCUDA_ASSIGN(const model::TensorDigests taken, object->digests(index));
     wcuda_tensor_digests out = WCUDA_TENSOR_DIGESTS_INIT;
     std::memcpy(out.file, taken.file.data(), sizeof(out.file));
     std::memcpy(out.resident, taken.resident.data(), sizeof(out.resident));
-    write_struct(out, digests);
-    return {};
+    return write_struct(out, digests, "digests");
   });
 }
 
-extern "C" wcuda_status wcuda_model_verify(wcuda_model model, wcuda_error* error) {
+wcuda_status wcuda_model_verify(wcuda_model model, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object, resolve<model::Model>(Kind::kModel, model.id, "model"));
+    WCUDA_ASSIGN(const auto object, resolve(model, "model"));
     return object->verify();
   });
 }

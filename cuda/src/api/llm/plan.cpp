@@ -3,6 +3,7 @@
 
 #include "api/base/context.h"
 #include "api/base/guard.h"
+#include "api/llm/handles.h"
 #include "api/llm/step_nodes.h"
 #include "llm/model/model.h"
 #include "worker_cuda/llm.h"
@@ -15,12 +16,9 @@ wcuda_status wcuda_plan_get(wcuda_context context, wcuda_gguf gguf,
                             wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_TRY(check_struct(plan, "plan"));
-    WCUDA_ASSIGN(const auto object, resolve_context(context));
-    WCUDA_ASSIGN(const auto file, resolve<gguf::Gguf>(Kind::kGguf, gguf.id, "gguf"));
-    wcuda_engine_options given = WCUDA_ENGINE_OPTIONS_INIT;
-    if (options) {
-      WCUDA_ASSIGN(given, read_struct(options, "options"));
-    }
+    WCUDA_ASSIGN(const auto object, resolve(context, "context"));
+    WCUDA_ASSIGN(const auto file, resolve(gguf, "gguf"));
+    WCUDA_ASSIGN(const auto given, read_struct_or(kEngineDefaults, options, "options"));
     vram::Memory& memory = *object->memory;
     WCUDA_ASSIGN(const model::LoadPlan load, model::plan_load(memory.backend(), *file));
     WCUDA_ASSIGN(const std::unique_ptr<ops::Ops> ops, ops::make_ops(memory.shared_backend()));
@@ -38,8 +36,7 @@ wcuda_status wcuda_plan_get(wcuda_context context, wcuda_gguf gguf,
                load.weights_bytes + load.loading_bytes <= out.available_bytes;
     out.kv_page_bytes = engine.layout.page_bytes;
     out.kv_page_count = engine.limits.page_count;
-    write_struct(out, plan);
-    return {};
+    return write_struct(out, plan, "plan");
   });
 }
 
@@ -50,15 +47,11 @@ wcuda_status wcuda_plan_steps_list(wcuda_context context, wcuda_gguf gguf,
                                    uint64_t capacity, uint64_t* count, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     if (rates) WCUDA_TRY(check_struct(rates, "rates"));
-    WCUDA_TRY(check_string(device, "device"));
+    WCUDA_ASSIGN(const std::string_view name, read_string(device, "device"));
     WCUDA_ASSIGN(const wcuda_step_shape asked, read_struct(shape, "shape"));
-    WCUDA_ASSIGN(const auto object, resolve_context(context));
-    WCUDA_ASSIGN(const auto file, resolve<gguf::Gguf>(Kind::kGguf, gguf.id, "gguf"));
-    wcuda_engine_options given = WCUDA_ENGINE_OPTIONS_INIT;
-    if (options) {
-      WCUDA_ASSIGN(given, read_struct(options, "options"));
-    }
-    const std::string_view name(device.data ? device.data : "", device.bytes);
+    WCUDA_ASSIGN(const auto object, resolve(context, "context"));
+    WCUDA_ASSIGN(const auto file, resolve(gguf, "gguf"));
+    WCUDA_ASSIGN(const auto given, read_struct_or(kEngineDefaults, options, "options"));
     WCUDA_ASSIGN(const engine::StepReport report,
                  engine::report_step(object->memory->shared_backend(), *file, given, asked, name));
     return write_steps(report, nullptr, rates, first, {nodes, capacity, "nodes"}, count);

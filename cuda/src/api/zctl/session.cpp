@@ -6,6 +6,7 @@
 #include "api/base/context.h"
 #include "api/base/guard.h"
 #include "api/base/handles.h"
+#include "api/compute/registry.h"
 #include "api/zctl/kernels.h"
 #include "core/base/callback.h"
 #include "core/base/text.h"
@@ -53,9 +54,15 @@ struct ZctlSession {
   Exclusive exclusive;
 };
 
+}  // namespace
+
+template <>
+struct HandleOf<wcuda_zctl_session> : HandleTo<Kind::kZctlSession, ZctlSession> {};
+
+namespace {
+
 Status read_limit(uint32_t given, uint32_t most, const char* name, uint32_t* limit) {
-  if (given > most)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "%s: %u, at most %u", name, given, most);
+  if (given > most) return invalid_argument("%s: %u, at most %u", name, given, most);
   if (given != 0) *limit = given;
   return {};
 }
@@ -82,22 +89,20 @@ Result<zctl::Policy> read_policy(const wcuda_zctl_options& from) {
   if (from.allowed_count == 0) return policy;
   WCUDA_TRY(check_not_null(from.allowed, "allowed"));
   if (!policy.has_allow_list)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "allowed: given, but not WCUDA_ZCTL_ALLOW_LIST");
+    return invalid_argument("allowed: given, but not WCUDA_ZCTL_ALLOW_LIST");
   policy.allowed.assign(from.allowed, from.allowed + from.allowed_count);
   std::sort(policy.allowed.begin(), policy.allowed.end());
   return policy;
 }
 
 Result<std::unique_ptr<zctl::Kernels>> read_kernels(const wcuda_zctl_options& from) {
-  WCUDA_TRY(check_string(from.reason, "reason"));
-  if (from.registry.id == 0)
-    return absent_kernels(std::string(from.reason.data ? from.reason.data : "", from.reason.bytes));
-  WCUDA_ASSIGN(auto registry,
-               resolve<compute::Registry>(Kind::kRegistry, from.registry.id, "registry"));
+  WCUDA_ASSIGN(const std::string_view reason, read_string(from.reason, "reason"));
+  if (from.registry.id == 0) return absent_kernels(std::string(reason));
+  WCUDA_ASSIGN(auto registry, resolve(from.registry, "registry"));
   return registry_kernels(std::move(registry));
 }
 
-Result<uint64_t> create(const wcuda_zctl_options& from) {
+Status create(const wcuda_zctl_options& from, wcuda_zctl_session* session) {
   WCUDA_ASSIGN(const zctl::Limits limits, read_limits(from));
   WCUDA_ASSIGN(zctl::Policy policy, read_policy(from));
   WCUDA_ASSIGN(auto kernels, read_kernels(from));
@@ -107,9 +112,9 @@ Result<uint64_t> create(const wcuda_zctl_options& from) {
   auto object = std::make_shared<ZctlSession>();
   object->session = std::make_unique<zctl::Session>(std::move(kernels), limits, std::move(policy),
                                                     std::move(recorder));
-  WCUDA_ASSIGN(const uint64_t id, insert(Kind::kZctlSession, std::move(object)));
+  WCUDA_TRY(insert(std::move(object), session));
   if (opened) opened->open();
-  return id;
+  return {};
 }
 
 // Runs `body` with the session; -1 when it cannot.
@@ -117,9 +122,7 @@ template <class Body>
 int32_t with_session(wcuda_zctl_session session, Body&& body) {
   int32_t ret = -1;
   (void)guarded(nullptr, [&]() -> Status {
-    WCUDA_ASSIGN(const auto object,
-                 resolve<ZctlSession>(Kind::kZctlSession, session.id, "session"));
-    WCUDA_ASSIGN(const auto use, ExclusiveUse::acquire(object->exclusive, "session"));
+    WCUDA_ASSIGN(const auto object, use(session, "session"));
     ret = body(*object->session);
     return {};
   });
@@ -132,33 +135,29 @@ int32_t with_session(wcuda_zctl_session session, Body&& body) {
 using namespace wcuda;
 using namespace wcuda::api;
 
-extern "C" wcuda_status wcuda_zctl_session_create(const wcuda_zctl_options* options,
-                                                  wcuda_zctl_session* session, wcuda_error* error) {
+wcuda_status wcuda_zctl_session_create(const wcuda_zctl_options* options,
+                                       wcuda_zctl_session* session, wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const wcuda_zctl_options checked, read_struct(options, "options"));
     WCUDA_TRY(check_not_null(session, "session"));
-    WCUDA_ASSIGN(session->id, create(checked));
-    return {};
+    return create(checked, session);
   });
 }
 
-extern "C" void wcuda_zctl_session_destroy(wcuda_zctl_session session) {
-  guarded_destroy("wcuda_zctl_session_destroy", session.id,
-                  [](uint64_t id) { return destroy_handle(Kind::kZctlSession, id, "session"); });
-}
+void wcuda_zctl_session_destroy(wcuda_zctl_session session) { destroy(__func__, session); }
 
-extern "C" int32_t wcuda_zctl_call(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,
-                                   int32_t req_ptr, int32_t req_len, int32_t resp_ptr,
-                                   int32_t resp_cap, int32_t timeout_ms) {
+int32_t wcuda_zctl_call(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,
+                        int32_t req_ptr, int32_t req_len, int32_t resp_ptr, int32_t resp_cap,
+                        int32_t timeout_ms) {
   return with_session(session, [&](zctl::Session& answers) {
     return answers.call({static_cast<uint8_t*>(memory), memory_bytes},
                         {req_ptr, req_len, resp_ptr, resp_cap, timeout_ms});
   });
 }
 
-extern "C" int32_t wcuda_zctl_serve(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,
-                                    const void* request, uint64_t request_bytes, void* response,
-                                    uint64_t response_capacity) {
+int32_t wcuda_zctl_serve(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,
+                         const void* request, uint64_t request_bytes, void* response,
+                         uint64_t response_capacity) {
   return with_session(session, [&](zctl::Session& answers) {
     if (!request || !response) return -1;
     return answers.serve({static_cast<uint8_t*>(memory), memory ? memory_bytes : 0},

@@ -7,10 +7,8 @@
 #include "core/base/bytes.h"
 
 namespace wcuda {
-namespace {
 
-// Bytes of the sequence that starts at `s`, `left` bytes remaining; 0 if it is not well formed.
-size_t sequence_bytes(const uint8_t* s, size_t left) {
+size_t utf8_bytes(const uint8_t* s, size_t left) {
   const uint8_t lead = s[0];
   if (lead < 0x80) return 1;
   // The second byte's range excludes overlong forms, surrogates and values past U+10FFFF.
@@ -35,8 +33,6 @@ size_t sequence_bytes(const uint8_t* s, size_t left) {
   return bytes;
 }
 
-}  // namespace
-
 bool is_utf8(std::string_view text) {
   const uint8_t* s = reinterpret_cast<const uint8_t*>(text.data());
   size_t left = text.size();
@@ -46,7 +42,7 @@ bool is_utf8(std::string_view text) {
       left -= 8;
       continue;
     }
-    const size_t bytes = sequence_bytes(s, left);
+    const size_t bytes = utf8_bytes(s, left);
     if (bytes == 0) return false;
     s += bytes;
     left -= bytes;

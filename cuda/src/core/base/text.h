@@ -12,6 +12,9 @@ namespace wcuda {
 // True for well-formed UTF-8 (RFC 3629: shortest forms only, no surrogates, up to U+10FFFF).
 bool is_utf8(std::string_view text);
 
+// Bytes of the character that starts at `s`, of `left` bytes; 0 if it is not well formed.
+size_t utf8_bytes(const uint8_t* s, size_t left);
+
 // `text` fit for a one-line message: at most 80 bytes of it, then "..."; control characters, and
 // all bytes past ASCII if it is not UTF-8, as \xNN.
 std::string printable(std::string_view text);

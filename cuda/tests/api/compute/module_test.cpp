@@ -30,11 +30,11 @@ constexpr uint32_t kCount = 1000;
 
 // The ledger's, which a lost device has too.
 vram::LedgerSum module_memory(wcuda_context context) {
-  return (*api::resolve_context(context))->memory->ledger().sum(WCUDA_PURPOSE_MODULE);
+  return (*api::resolve(context, "context"))->memory->ledger().sum(WCUDA_PURPOSE_MODULE);
 }
 
 uint64_t all_bytes(wcuda_context context) {
-  return (*api::resolve_context(context))->memory->ledger().sum(WCUDA_PURPOSE_ANY).current_bytes;
+  return (*api::resolve(context, "context"))->memory->ledger().sum(WCUDA_PURPOSE_ANY).current_bytes;
 }
 
 wcuda_kernel_options options_of(wcuda_module module) {
