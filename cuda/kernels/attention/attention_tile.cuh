@@ -22,13 +22,6 @@ constexpr float kLog2E = 1.44269504088896340736f;
 
 // ---- tensor cores ----
 
-// Loads four 8 x 8 tiles of f16; `address` of lane l is row l % 8 of tile l / 8.
-__device__ __forceinline__ void load_tiles(uint32_t (&tiles)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
-               : "r"(address)
-               : "memory");
-}
 __device__ __forceinline__ void load_tiles_transposed(uint32_t (&tiles)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])

@@ -6,6 +6,7 @@
 //   1 … 8     linear_vector    each warp its own  2 int8 terms, f16  mma.sync int8   kernel
 //   9 … 64    linear_batch     each warp its own  f16                wgmma f16
 //   more      packed_gemm      each warp its own  f16                wgmma f16
+//   9 …       packed_gemm_mma  each warp its own  f16                mma.sync f16   without WGMMA
 //   others    dequantize and a GEMM (gemm.h or cuBLASLt), input and output by dequant_gemm_io
 //
 // Weights are packed tiles (kernels/shared/packed_tile.h), read once per launch. Bytes moved: the

@@ -5,6 +5,7 @@
 #include "kernels/linear/packed_gemm.h"
 #include "kernels/linear/packed_gemm_instances.h"
 #include "kernels/linear/packed_gemm_kernel.cuh"
+#include "kernels/linear/packed_gemm_mma.h"
 #include "kernels/linear/packed_gemm_plan.h"
 #include "kernels/ptx/code.h"
 
@@ -76,9 +77,10 @@ cudaError_t launch_group(Group* group, const GemmPlan& plan, const Launch& launc
 }  // namespace
 
 bool packed_gemm_supports(const LinearArgs& args, const Launch& launch) {
-  if (launch.compute_capability != 90 || !has_warpgroup_code()) return false;
   for (uint32_t m = 0; m < args.matrix_count; ++m)
     if (find_kernel(args.matrices[m].type) == nullptr) return false;
+  if (!has_warpgroup_code()) return true;
+  if (launch.compute_capability != 90) return false;
   return !is_gate(args.epilogue) || args.matrices[0].type == args.matrices[1].type;
 }
 
@@ -93,8 +95,9 @@ uint64_t packed_gemm_scratch_bytes(const Launch& launch) {
 }
 
 cudaError_t packed_gemm(const LinearArgs& args, void* input, const Launch& launch) {
-  if (args.tokens == 0 || !packed_gemm_supports(args, launch) || launch.sm_count < 2 ||
-      launch.scratch_bytes < packed_gemm_scratch_bytes(launch))
+  if (args.tokens == 0 || !packed_gemm_supports(args, launch)) return cudaErrorInvalidValue;
+  if (!has_warpgroup_code()) return packed_gemm_mma(args, input, launch);
+  if (launch.sm_count < 2 || launch.scratch_bytes < packed_gemm_scratch_bytes(launch))
     return cudaErrorInvalidValue;
   const uint32_t cols = args.matrices[0].cols;
   HalfInputArgs columns;

@@ -17,6 +17,15 @@
 
 namespace wcuda::kernels {
 
+// Loads four 8 x 8 tiles of f16 from shared memory, one register a lane each: row g, columns 2t and
+// 2t + 1. `address` of lane l is row l % 8 of tile l / 8.
+__device__ __forceinline__ void load_tiles(uint32_t (&tiles)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+               : "r"(address)
+               : "memory");
+}
+
 __device__ __forceinline__ void mma_f16(float* d, uint32_t a0, uint32_t a1, uint32_t a2,
                                         uint32_t a3, uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "

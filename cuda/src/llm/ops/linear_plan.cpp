@@ -42,10 +42,9 @@ bool has_warpgroups(const DeviceTraits& device) {
 }
 // Whether linear_batch and packed_gemm can take the matrices as they lie.
 bool takes_packed(const LinearShape& shape, const DeviceTraits& device) {
-  if (!has_warpgroups(device)) return false;
   for (uint32_t m = 0; m < shape.matrix_count; ++m)
     if (!has_kernels(shape.types[m])) return false;
-  return !shape.is_gate || shape.types[0] == shape.types[1];
+  return !has_warpgroups(device) || !shape.is_gate || shape.types[0] == shape.types[1];
 }
 
 }  // namespace
@@ -74,7 +73,7 @@ GemmMemory gemm_memory(const Limits& limits) {
 }
 
 LinearSwitches linear_switches(const DeviceTraits& device) {
-  return has_warpgroups(device) ? LinearSwitches{} : LinearSwitches{kGemmTokensMin - 1, 0};
+  return has_warpgroups(device) ? LinearSwitches{} : LinearSwitches{0, UINT32_MAX};
 }
 
 Kernel linear_kernel(const LinearShape& shape, const Limits& limits, const DeviceTraits& device,
@@ -83,7 +82,8 @@ Kernel linear_kernel(const LinearShape& shape, const Limits& limits, const Devic
   if (uses_vector(shape, limits)) return Kernel::kLinearVector;
   if (takes_packed(shape, device)) {
     // Under batch_invariant by the matrices alone.
-    if (limits.batch_invariant || shape.token_count <= switches.batch_tokens_max)
+    if (has_warpgroups(device) &&
+        (limits.batch_invariant || shape.token_count <= switches.batch_tokens_max))
       return Kernel::kLinearBatch;
     if (shape.token_count <= switches.packed_gemm_tokens_max) return Kernel::kPackedGemm;
   }

@@ -20,6 +20,7 @@
 #include "llm/engine/engine.h"
 #include "llm/gguf/gguf.h"
 #include "llm/model/model.h"
+#include "llm/ops/ops.h"
 #include "support/backend_name.h"
 
 namespace wcuda {
@@ -230,9 +231,9 @@ TEST_P(EngineGolden, every_weight_format_gives_the_logits_of_its_dequantized_wei
     expect_close(place(), all, {WCUDA_KV_F16, tokens}, kLargest, kMeanKl);
 }
 
-// What runs on devices of other capabilities, on this one: without the tensor-core groups of 90
-// (100), or, where the code is of before 90, without clusters and dependent launches (80), with
-// less shared memory and other shapes of attention too (86).
+// What runs on devices of other capabilities, on this one: of code for 90 without WGMMA as on 100,
+// or, where the code is of before 90, without clusters and dependent launches (80), with less
+// shared memory and other shapes of attention too (86).
 class GpuEngineTwins : public ::testing::TestWithParam<int32_t> {
  protected:
   void SetUp() override {
@@ -241,6 +242,9 @@ class GpuEngineTwins : public ::testing::TestWithParam<int32_t> {
     ASSERT_TRUE(backend.ok()) << backend.status().message();
     const int32_t own = (*backend)->launch_capability();
     if ((own < 90) != (GetParam() < 90)) GTEST_SKIP() << "the code here is of capability " << own;
+    const auto ops = ops::make_ops(*backend);
+    ASSERT_TRUE(ops.ok()) << ops.status().message();
+    if ((*ops)->device().has_warpgroup_code) GTEST_SKIP() << "the code here needs WGMMA";
   }
   static Place place() { return {WCUDA_BACKEND_CUDA, GetParam()}; }
 };

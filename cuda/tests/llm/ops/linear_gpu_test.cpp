@@ -228,6 +228,21 @@ TEST(GpuLinearWide, hidden_sums_become_the_gate_that_they_are_of) {
       }
 }
 
+// Odd rows and inputs: the last tiles of rows, tokens and inputs are filled in part. Without code
+// for WGMMA this is the kernel of mma.sync.
+TEST(GpuPackedGemm, every_format_and_count_of_tokens_is_close_to_double_precision) {
+  for (const quant::Format* format : loadable_formats())
+    for (const uint32_t tokens : {9u, 16u, 17u, 63u, 64u, 65u, 128u, 200u, 256u, 1000u}) {
+      SCOPED_TRACE(std::string(format->name) + ", " + std::to_string(tokens) + " tokens");
+      const uint32_t block = format->block_elements;
+      const uint32_t cols = block == 1 ? 333 : 512 + (block == 256 ? 256 : block);
+      const Epilogue epilogue = tokens % 2 != 0 ? Epilogue::kAdd : Epilogue::kStore;
+      const LinearProblem problem({{format->id}, {53}, cols, tokens, epilogue, true, true});
+      const Path path{HalfGemm::Library::kNone, {0, 5000}};
+      problem.expect_close(run(problem, problem.limits(), path));
+    }
+}
+
 // More tiles than multiprocessors, so that CTAs compute several; fewer, so that up to 16 share one.
 TEST(GpuPackedGemm, whole_tiles_and_parts_are_close_to_double_precision) {
   for (const LinearCase& parameters :
@@ -235,6 +250,7 @@ TEST(GpuPackedGemm, whole_tiles_and_parts_are_close_to_double_precision) {
         LinearCase{{kQ4_K, kQ4_K}, {150, 150}, 2816, 129, Epilogue::kGeluTanhGate, false, true},
         LinearCase{{kQ4_K, kQ4_K, kQ6_K}, {512, 130, 129}, 2048, 300, Epilogue::kStore, true},
         LinearCase{{kQ4_K}, {3900}, 512, 1100, Epilogue::kAdd, true, true},
+        LinearCase{{kQ8_0}, {24}, 32800, 70, Epilogue::kStore, false, true},
         LinearCase{{kQ4_K, kQ4_K}, {1700, 1700}, 512, 700, Epilogue::kSiluGate, true, true},
         LinearCase{{kQ6_K, kQ8_0}, {1000, 2500}, 256, 600, Epilogue::kStore, false, true}}) {
     const LinearProblem problem(parameters);

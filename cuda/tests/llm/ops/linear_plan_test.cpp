@@ -48,13 +48,16 @@ TEST(LinearPlan, batch_invariance_keeps_one_kernel) {
     EXPECT_EQ(kernel_of(kQ4_K, tokens, hopper(), false, true), Kernel::kLinearBatch);
 }
 
-TEST(LinearPlan, devices_without_warpgroups_dequantize) {
-  DeviceTraits ampere = hopper();
-  ampere.compute_capability = 80;
-  ampere.has_warpgroup_code = false;
-  EXPECT_EQ(kernel_of(kQ4_K, 9, ampere), Kernel::kDequantizeGemm);
-  EXPECT_EQ(kernel_of(kQ4_K, 128, ampere, true), Kernel::kDequantizeGemmF32);
-  EXPECT_EQ(kernel_of(kQ4_K, 129, ampere, true), Kernel::kDequantizeGemm);
+TEST(LinearPlan, devices_without_warpgroups_have_one_kernel_above_8_tokens) {
+  for (const int32_t capability : {80, 90, 120}) {
+    DeviceTraits device = hopper();
+    device.compute_capability = capability;
+    device.has_warpgroup_code = false;
+    EXPECT_EQ(kernel_of(kQ4_K, 8, device), Kernel::kLinearVector);
+    for (const uint32_t tokens : {9u, 64u, 65u, 8192u})
+      EXPECT_EQ(kernel_of(kQ4_K, tokens, device, true), Kernel::kPackedGemm);
+    EXPECT_EQ(kernel_of(kQ4_K, 1, device, false, true), Kernel::kPackedGemm) << "batch-invariant";
+  }
 }
 
 }  // namespace

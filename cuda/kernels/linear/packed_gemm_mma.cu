@@ -1,0 +1,76 @@
+// packed_gemm_mma: the activations in the order of each type, then a kernel for each matrix.
+#include "kernels/linear/packed_gemm_instances.h"
+#include "kernels/linear/packed_gemm_mma.cuh"
+
+namespace wcuda::kernels {
+
+#define WCUDA_DECLARE(type, second_type) \
+  extern template const GemmMmaKernel* packed_gemm_mma_kernel<type, second_type>();
+WCUDA_PACKED_GEMM_TYPES(WCUDA_DECLARE)
+#undef WCUDA_DECLARE
+
+namespace {
+
+const GemmMmaKernel* find_kernel(uint32_t type) {
+#define WCUDA_FIND(first, second) \
+  if (type == first && type == second) return packed_gemm_mma_kernel<first, second>();
+  WCUDA_PACKED_GEMM_TYPES(WCUDA_FIND)
+#undef WCUDA_FIND
+  return nullptr;
+}
+
+}  // namespace
+
+cudaError_t packed_gemm_mma(const LinearArgs& args, void* input, const Launch& launch) {
+  const uint32_t cols = args.matrices[0].cols;
+  const bool is_gate = args.epilogue >= Epilogue::kSiluGate;
+  HalfInputArgs columns;
+  columns.tokens = args.tokens;
+  columns.cols = cols;
+  columns.depth = (cols + kKTileInputs - 1) / kKTileInputs * kKTileInputs;
+  columns.x = args.x;
+  columns.x_rows = args.x_rows;
+  columns.norm = args.norm;
+  columns.epsilon = args.epsilon;
+  columns.tile_columns = kMmaTokens;
+  columns.h = static_cast<uint16_t*>(input);
+  const uint32_t column_tiles = (args.tokens + kMmaTokens - 1) / kMmaTokens;
+  columns.scales =
+      reinterpret_cast<float*>(columns.h + uint64_t{column_tiles} * kMmaTokens * columns.depth);
+  for (uint32_t i = 0; i < args.matrix_count; ++i) {
+    // Of a gate the output holds what up gives until gate has been multiplied too.
+    const uint32_t m = is_gate ? args.matrix_count - 1 - i : i;
+    const Matrix& matrix = args.matrices[m];
+    const GemmMmaKernel* const kernel = find_kernel(matrix.type);
+    if (kernel == nullptr) return cudaErrorInvalidValue;
+    if (i == 0 || columns.order != kernel->order) {
+      columns.order = kernel->order;
+      if (const cudaError_t status = half_input(columns, launch)) return status;
+    }
+    if (matrix.rows == 0) continue;
+    GemmMmaParams params;
+    params.tokens = args.tokens;
+    params.rows = matrix.rows;
+    params.column_tiles = column_tiles;
+    params.k_tile_count = columns.depth / kKTileInputs;
+    params.m_tile_bytes = quant::tile_layout(matrix.type).m_tile_bytes(cols);
+    params.epilogue = is_gate && m == 1 ? Epilogue::kStore : args.epilogue;
+    params.h = columns.h;
+    params.scales = columns.scales;
+    params.packed_tiles = matrix.packed_tiles;
+    params.bias = args.biases[m];
+    params.output = args.outputs[is_gate ? 0 : m];
+    if (const cudaError_t status = cudaFuncSetAttribute(
+            kernel->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel->shared_bytes))
+      return status;
+    const uint32_t tile_rows = kernel->warps * quant::kMTileRows;
+    const uint32_t row_tiles = (matrix.rows + tile_rows - 1) / tile_rows;
+    if (const cudaError_t status =
+            launch_kernel(launch, dim3(row_tiles * column_tiles), dim3(kernel->warps * 32),
+                          kernel->shared_bytes, 0, kernel->kernel, params))
+      return status;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace wcuda::kernels

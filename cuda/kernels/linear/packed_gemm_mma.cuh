@@ -1,0 +1,172 @@
+// The kernel of packed_gemm on devices without WGMMA, for one weight type: mma.sync m16n8k16. Only
+// for .cu files.
+//
+//   CTA    4 or 8 warps: an M-tile (16 rows) each, 64 tokens, all inputs
+//   step   half a K-tile (128 inputs). While a warp multiplies one step, cp.async brings the next:
+//
+//   weights   K-tile 0         K-tile 1         …  a warp's own packed tiles: a K-tile every second
+//   tokens    step 0 | step 1 | step 2 | step 3 …  step, or half a one every step where that is
+//                                                  whole packed tiles
+//
+// The warp converts packed tiles to operand A in registers. Tokens have the order of half_input.h;
+// ldmatrix reads operand B from their swizzled panels of 64 inputs without bank conflicts. Sums are
+// added in the order of the inputs and nothing else, so a token's bits depend on its x alone.
+//
+// Bytes moved: packed tiles once for each 64 tokens (CTAs of the same rows are neighbours, so from
+// memory about once), tokens once for each CTA of rows.
+#pragma once
+
+#include "kernels/linear/half_tile.cuh"
+#include "kernels/linear/linear_activation.cuh"
+#include "kernels/linear/packed_gemm_kernel.cuh"
+#include "kernels/linear/packed_gemm_mma.h"
+#include "kernels/ptx/copy_async.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/mma.cuh"
+#include "kernels/ptx/shared_address.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace wcuda::kernels {
+
+// Of a step; a token of a panel of 64 inputs is 128 bytes.
+constexpr uint32_t kMmaPanelBytes = kMmaTokens * 128;
+constexpr uint32_t kMmaTokenBytes = kMmaTokens * kHalfKTileInputs * 2;
+
+template <TensorType kType>
+struct MmaShape {
+  using Operand = HalfTile<kType>;
+  static constexpr uint32_t kSteps = Operand::kPackedTiles > 1 ? 1 : 2;  // of a stage of weights
+  static constexpr uint32_t kWeightBytes = Operand::kKTileBytes / 2 * kSteps;  // of a warp
+  // Two stages fit into 99 KB, which is what compute capability 8.6, 8.9 and 12.0 have.
+  static constexpr uint32_t kWarps = kWeightBytes > 4096 ? 4 : 8;
+  static constexpr uint32_t kSharedBytes = 2 * (kMmaTokenBytes + kWarps * kWeightBytes);
+  static_assert(kWeightBytes % 16 == 0 && kSharedBytes <= 96 * 1024);
+};
+
+template <TensorType kType>
+__global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kType>::kWarps)
+    packed_gemm_mma_kernel(const __grid_constant__ GemmMmaParams params) {
+#if !WCUDA_HAS_WARPGROUPS
+  using Shape = MmaShape<kType>;
+  using Operand = typename Shape::Operand;
+  extern __shared__ __align__(128) uint8_t mma_shared[];
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t first_token = blockIdx.x % params.column_tiles * kMmaTokens;
+  const uint32_t tokens = min(params.tokens - first_token, kMmaTokens);
+  const uint32_t first_row =
+      (blockIdx.x / params.column_tiles * Shape::kWarps + warp) * quant::kMTileRows;
+  const uint32_t step_count = params.k_tile_count * 2;
+
+  // Warps past the end of the matrix repeat its last M-tile and write nothing.
+  const uint32_t last_m_tile = (params.rows - 1) / quant::kMTileRows;
+  const uint8_t* const m_tile =
+      params.packed_tiles + min(first_row / quant::kMTileRows, last_m_tile) * params.m_tile_bytes;
+  const uint8_t* const h = reinterpret_cast<const uint8_t*>(params.h) +
+                           uint64_t{first_token / kMmaTokens} * step_count * kMmaTokenBytes;
+  const auto token_stage = [&](uint32_t step) { return step % 2 * kMmaTokenBytes; };
+  const auto weight_stage = [&](uint32_t step) {
+    const uint32_t stage = step / Shape::kSteps % 2;
+    return 2 * kMmaTokenBytes + (stage * Shape::kWarps + warp) * Shape::kWeightBytes;
+  };
+  // Packed tiles past the end of an M-tile are zeros.
+  const auto fetch_weights = [&](uint32_t step) {
+    const uint64_t offset = uint64_t{step / Shape::kSteps} * Shape::kWeightBytes;
+    const uint32_t target = shared_address(mma_shared) + weight_stage(step);
+    for (uint32_t i = lane * 16; i < Shape::kWeightBytes; i += 512) {
+      const bool is_inside = offset + i < params.m_tile_bytes;
+      copy_async_16(target + i, is_inside ? m_tile + offset + i : m_tile, is_inside ? 16 : 0);
+    }
+  };
+  const auto fetch_tokens = [&](uint32_t step) {
+    const uint8_t* const source = h + uint64_t{step} * kMmaTokenBytes;
+    const uint32_t target = shared_address(mma_shared) + token_stage(step);
+    for (uint32_t i = threadIdx.x * 16; i < kMmaTokenBytes; i += Shape::kWarps * 512)
+      copy_async_16(target + i, source + i);
+  };
+
+  dependent_trigger();
+  fetch_weights(0);
+  prepare_operand<Operand>(0);
+  dependent_wait();
+  fetch_tokens(0);
+  copy_async_commit();
+
+  float sums[kMmaTokens / 8][4] = {};  // of 8 tokens each, as mma.cuh has them
+  // Of the two tokens that the lane's address selects in ldmatrix, 16 apart the next.
+  const uint32_t token = lane / 16 * 8 + lane % 8;
+#pragma unroll 1
+  for (uint32_t k_tile = 0; k_tile < params.k_tile_count; ++k_tile) {
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint32_t step = k_tile * 2 + half;
+      copy_async_wait<0>();
+      __syncthreads();  // the step has come, and all warps have multiplied the one before
+      if (step + 1 < step_count) {
+        if ((step + 1) % Shape::kSteps == 0) fetch_weights(step + 1);
+        fetch_tokens(step + 1);
+        copy_async_commit();
+      }
+      Operand operand;  // reads a stage of half a K-tile as if all of it lay there
+      operand.load(
+          mma_shared + weight_stage(step) - (Shape::kSteps == 1 ? half * Shape::kWeightBytes : 0),
+          half, lane);
+#pragma unroll
+      for (uint32_t m = 0; m < 4; ++m) {
+        uint32_t a[8];
+        operand.group(half, m, lane, a);
+        const uint32_t panel =
+            shared_address(mma_shared) + token_stage(step) + m / 2 * kMmaPanelBytes;
+#pragma unroll
+        for (uint32_t n = 0; n < kMmaTokens / 16; ++n) {
+          if (n * 16 >= tokens) continue;
+#pragma unroll
+          for (uint32_t i = 0; i < 2; ++i) {
+            const uint32_t chunk = m % 2 * 4 + 2 * i + lane / 8 % 2;
+            uint32_t b[4];
+            load_tiles(b, panel + (n * 16 + token) * 128 + (chunk ^ token % 8) * 16);
+            mma_f16(sums[2 * n], a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3], b[0], b[1]);
+            mma_f16(sums[2 * n + 1], a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3], b[2],
+                    b[3]);
+          }
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (uint32_t i = 0; i < kMmaTokens / 2; ++i) {
+    const uint32_t column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    const uint32_t row = first_row + lane / 4 + i / 2 % 2 * 8;
+    if (column >= tokens || row >= params.rows) continue;
+    float* const output = params.output + uint64_t{first_token + column} * params.rows + row;
+    const float scale = params.scales[first_token + column] * (1.0f / Operand::kWeightScale);
+    float value = sums[i / 4][i % 4] * scale;
+    if (params.bias != nullptr) value += params.bias[row];
+    if (params.epilogue == Epilogue::kAdd)
+      value += *output;
+    else if (params.epilogue != Epilogue::kStore)
+      value = gated(params.epilogue, value, *output);
+    *output = value;
+  }
+#endif
+}
+
+// Of matrices of two types there is none: each has a launch of its own.
+template <TensorType kType, TensorType kSecond>
+const GemmMmaKernel* packed_gemm_mma_kernel() {
+  if constexpr (kType == kSecond) {
+    using Shape = MmaShape<kType>;
+    static constexpr GemmMmaKernel kKernel = {Shape::Operand::kOrder, Shape::kWarps,
+                                              Shape::kSharedBytes, packed_gemm_mma_kernel<kType>};
+    return &kKernel;
+  } else {
+    return nullptr;
+  }
+}
+
+// For the file of a format: the kernels of one type, of two.
+#define WCUDA_PACKED_GEMM_ALL(type, second_type) \
+  WCUDA_PACKED_GEMM(type, second_type);          \
+  template const GemmMmaKernel* packed_gemm_mma_kernel<type, second_type>()
+
+}  // namespace wcuda::kernels
