@@ -217,7 +217,7 @@ class Work {
         0,       pool_,  layer,        out_};
     if (rotates) args.rope_kv = &rope;
     if (row_tokens_ != 1) {
-      const cudaError_t status = attention_.prefill(args, false, launch_);
+      const cudaError_t status = attention_.prefill(args, launch_);
       if (status != cudaSuccess) return status;
     }
     return attention_.decode(args, launch_);

@@ -3,8 +3,7 @@
 // all layers in one CUDA graph with dependent launches. Random bytes for weights; results are
 // checked by the tests of GpuLinear.
 //
-//   gemm_bench [-b max] [-g max] [columns …]   columns up to which linear_batch and packed_gemm
-//                                              compute a layer
+//   gemm_bench [-b max] [columns …]   columns up to which linear_batch computes a layer
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -15,7 +14,7 @@
 #include <vector>
 
 #include "bench/device_limits.h"
-#include "core/backend/open.h"
+#include "kernels/ptx/code.h"
 #include "kernels/shared/packed_tile.h"
 #include "llm/ops/cuda/linear.h"
 
@@ -71,9 +70,9 @@ uint32_t random_word(uint64_t i) {
   return static_cast<uint32_t>(z >> 32);
 }
 
-// As a step's plan would have it, but for gates, whose sums nothing reads here.
+// As a step's plan would have it.
 ops::Node node_of(const LinearArgs& args, const ops::Limits& limits, const kernels::Launch& launch,
-                  const ops::LinearSwitches& switches) {
+                  uint32_t batch_max) {
   ops::LinearShape shape{args.tokens, args.matrix_count, {}, {}, args.matrices[0].cols};
   for (uint32_t m = 0; m < args.matrix_count; ++m) {
     shape.types[m] = args.matrices[m].type;
@@ -83,12 +82,9 @@ ops::Node node_of(const LinearArgs& args, const ops::Limits& limits, const kerne
   ops::DeviceTraits device;
   device.is_host = false;
   device.compute_capability = launch.compute_capability;
-  device.has_warpgroup_code = launch.compute_capability == 90;
+  device.has_warpgroup_code = launch.compute_capability == 90 && kernels::has_warpgroup_code();
   ops::Node node;
-  node.kernel = ops::linear_kernel(shape, limits, device, switches);
-  if (shape.is_gate && node.kernel == ops::Kernel::kDequantizeGemm)
-    node.kernel = ops::Kernel::kDequantizeGemmF32;
-  node.input = node.output = ops::Form::kF32;
+  node.kernel = ops::linear_kernel(shape, limits, device, batch_max);
   return node;
 }
 
@@ -172,14 +168,11 @@ double seconds_of(cudaStream_t stream, const std::function<void()>& queue) {
   return best / 1e3;
 }
 
-int run(const std::vector<uint32_t>& column_counts, const ops::LinearSwitches& switches) {
+int run(const std::vector<uint32_t>& column_counts, uint32_t batch_max) {
   const uint32_t columns_max = *std::max_element(column_counts.begin(), column_counts.end());
   kernels::Launch launch;
-  int major = 0, minor = 0;
   check(cudaDeviceGetAttribute(&launch.sm_count, cudaDevAttrMultiProcessorCount, 0), "device");
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
-  launch.compute_capability = major * 10 + minor;
+  launch.compute_capability = kernels::launch_capability();
   launch.is_dependent = true;
   check(cudaStreamCreate(&launch.stream), "stream");
 
@@ -208,15 +201,8 @@ int run(const std::vector<uint32_t>& column_counts, const ops::LinearSwitches& s
   limits.head_length = 128;
   limits.vocabulary_size = kVocabulary;
   auto* const scratch = allocate<uint8_t>(ops::CudaLinear::scratch_bytes(limits, launch));
-  OpenOptions open;
-  open.backend = WCUDA_BACKEND_CUDA;
-  Result<Opened> opened = open_backend(open);
-  check(opened.status());
-  const std::shared_ptr<Backend> backend = opened->backend;
-  Result<Stream> stream = backend->stream_borrow(launch.stream);
-  check(stream.status());
-  ops::CudaLinear linear;  // before its backend ends
-  check(linear.prepare(limits, backend.get(), *stream, launch, scratch));
+  ops::CudaLinear linear;
+  check(linear.prepare(limits, launch, scratch), "prepare");
 
   const bench::DeviceLimits peaks = bench::device_limits();
   std::printf("columns  product      ms   us/layer  GB/s (share)   TFLOP/s (share)\n");
@@ -226,7 +212,7 @@ int run(const std::vector<uint32_t>& column_counts, const ops::LinearSwitches& s
       const double seconds = seconds_of(launch.stream, [&] {
         for (LinearArgs args : product.layers) {
           args.tokens = columns;
-          check(linear.run(node_of(args, limits, launch, switches), args, {}, launch));
+          check(linear.run(node_of(args, limits, launch, batch_max), args, launch));
         }
       });
       const double product_flops = 2.0 * columns * static_cast<double>(product.weights);
@@ -254,16 +240,14 @@ int run(const std::vector<uint32_t>& column_counts, const ops::LinearSwitches& s
 
 int main(int argument_count, char** arguments) {
   std::vector<uint32_t> columns;
-  wcuda::ops::LinearSwitches switches;
+  uint32_t batch_max = wcuda::ops::kBatchTokensMax;
   for (int i = 1; i < argument_count; ++i) {
     const std::string option = arguments[i];
     if (option == "-b" && i + 1 < argument_count)
-      switches.batch_tokens_max = static_cast<uint32_t>(std::atoi(arguments[++i]));
-    else if (option == "-g" && i + 1 < argument_count)
-      switches.packed_gemm_tokens_max = static_cast<uint32_t>(std::atoi(arguments[++i]));
+      batch_max = static_cast<uint32_t>(std::atoi(arguments[++i]));
     else
       columns.push_back(static_cast<uint32_t>(std::atoi(arguments[i])));
   }
   if (columns.empty()) columns = {16, 32, 64, 128, 256, 512, 2048};
-  return wcuda::run(columns, switches);
+  return wcuda::run(columns, batch_max);
 }

@@ -1,5 +1,5 @@
-// Speed of the kernels that no other bench has: embed, repack, dequantize, half_input,
-// gemm, linear_finish, the fused layers, the small kernels of a step, pad_matrix, expand_vector.
+// Speed of the kernels that no other bench has: embed, repack, half_input, the fused layers, the
+// small kernels of a step, pad_matrix, expand_vector.
 // Each result is checked first; prints the least and the median time of a launch in a graph of many
 // over memory beyond L2, and GB/s or TFLOP/s with the share of the limit.
 #include <cuda_runtime_api.h>
@@ -14,11 +14,8 @@
 
 #include "bench/device_limits.h"
 #include "bench/random_blocks.h"
-#include "kernels/linear/dequantize.h"
 #include "kernels/linear/fused_layers.h"
-#include "kernels/linear/gemm.h"
 #include "kernels/linear/half_input.h"
-#include "kernels/linear/linear_finish.h"
 #include "kernels/linear/linear_vector.h"
 #include "kernels/memory/pad_matrix.h"
 #include "kernels/memory/repack.h"
@@ -96,7 +93,7 @@ class Bench {
       check(cudaMemcpy(files + i * file_bytes, file.data(), file_bytes, cudaMemcpyHostToDevice),
             "copy");
     const double moved = static_cast<double>(file_bytes + tile_bytes);
-    measure("repack", format.name, count, moved, 0, [&](uint32_t i) {
+    measure("repack", format.name, count, moved, [&](uint32_t i) {
       return repack(type, kRows, kCols, 0, kRows, files + i * file_bytes, tiles + i * tile_bytes,
                     launch_.stream);
     });
@@ -106,7 +103,6 @@ class Bench {
           "repack");
     cudaFree(files);
 
-    auto* const halves = device_array<uint16_t>(uint64_t{kRows} * kCols);
     auto* const floats = device_array<float>(uint64_t{kRows} * kCols);
     const auto matrix_at = [&](uint32_t i) {
       return Matrix{tiles + i * tile_bytes, type, kRows, kCols};
@@ -114,89 +110,38 @@ class Bench {
     std::vector<float> expected(kCols);
     check(quant::unpack_row(format, file.data() + 7 * row_bytes, kCols, expected.data()).ok(),
           "unpack_row");
-    check(dequantize(matrix_at(0), 7, 1, ElementType::kF32, floats, launch_), "dequantize");
-    check(cudaStreamSynchronize(launch_.stream), "dequantize");
-    check(to_host(floats, kCols) == expected, "dequantize");
-    measure("dequantize f16", format.name, count, tile_bytes + 2.0 * kRows * kCols, 0,
-            [&](uint32_t i) {
-              return dequantize(matrix_at(i), 0, kRows, ElementType::kF16, halves, launch_);
-            });
-
     constexpr uint32_t kTokens = 512;
     std::vector<int32_t> tokens(kTokens);
     for (uint32_t t = 0; t < kTokens; ++t) tokens[t] = static_cast<int32_t>(t * 7919 % kRows);
     tokens[0] = 7;
     auto* const ids = device_array<int32_t>(kTokens);
     check(cudaMemcpy(ids, tokens.data(), kTokens * 4, cudaMemcpyHostToDevice), "copy");
-    measure("embed 512 tokens", format.name, count, kTokens * (row_bytes + 4.0 * kCols), 0,
+    measure("embed 512 tokens", format.name, count, kTokens * (row_bytes + 4.0 * kCols),
             [&](uint32_t i) { return embed(ids, kTokens, matrix_at(i), 1.0f, floats, launch_); });
     check(to_host(floats, kCols) == expected, "embed");
-    for (void* data : {static_cast<void*>(tiles), static_cast<void*>(halves),
-                       static_cast<void*>(floats), static_cast<void*>(ids)})
+    for (void* data :
+         {static_cast<void*>(tiles), static_cast<void*>(floats), static_cast<void*>(ids)})
       cudaFree(data);
   }
 
-  // The project's own product of f16 with f32 sums, and what prepares its operand.
-  void products() {
-    constexpr uint32_t kTokens = 2048, kCols = 4096, kRows = 4096;
-    auto* const x = device_array<float>(uint64_t{kTokens} * kCols);
-    auto* const h = device_array<uint16_t>(uint64_t{kTokens} * kCols);
-    auto* const w = device_array<uint16_t>(uint64_t{kRows} * kCols);
-    auto* const y = device_array<float>(uint64_t{kTokens} * kRows);
-    auto* const scales = device_array<float>(kTokens);
-    // All ones: each sum is the number of inputs.
-    const std::vector<float> ones(uint64_t{kTokens} * kCols, 1.0f);
-    const std::vector<uint16_t> half_ones(uint64_t{kRows} * kCols, 0x3c00);
-    check(cudaMemcpy(x, ones.data(), ones.size() * 4, cudaMemcpyHostToDevice), "copy");
-    check(cudaMemcpy(w, half_ones.data(), half_ones.size() * 2, cudaMemcpyHostToDevice), "copy");
-    HalfInputArgs input;
-    input.tokens = kTokens;
-    input.cols = input.depth = kCols;
-    input.x = x;
-    input.h = h;
-    input.scales = scales;
-    measure("half_input", "f16", 8, 6.0 * kTokens * kCols, 0,
-            [&](uint32_t) { return half_input(input, launch_); });
-    GemmArgs args;
-    args.rows = kRows;
+  // The f16 activations of packed_gemm.
+  void inputs() {
+    constexpr uint32_t kTokens = 2048, kCols = 4096;
+    HalfInputArgs args;
     args.tokens = kTokens;
-    args.depth = args.h_stride = kCols;
-    args.w = w;
-    args.h = h;
-    args.y = y;
-    args.y_stride = kRows;
-    measure("gemm 2048 tokens", "f16", 8, 0, 2.0 * kTokens * kRows * kCols,
-            [&](uint32_t) { return gemm(args, launch_); });
-    check(to_host(y, 1)[0] * to_host(scales, 1)[0] == kCols, "gemm");
-    for (void* data : {static_cast<void*>(x), static_cast<void*>(h), static_cast<void*>(w),
-                       static_cast<void*>(y), static_cast<void*>(scales)})
-      cudaFree(data);
-  }
-
-  // What follows a product of 2,048 tokens: scales, bias and the epilogue.
-  void finish() {
-    constexpr uint32_t kTokens = 2048, kRows = 14336;
-    LinearFinishArgs args;
-    args.tokens = kTokens;
-    args.sums = device_array(std::vector<float>(uint64_t{kTokens} * 2 * kRows, 1.0f));
-    args.scales = device_array(std::vector<float>(kTokens, 2.0f));
-    args.bias = args.up_bias = device_array(std::vector<float>(kRows, 0.5f));
-    args.output = device_array<float>(uint64_t{kTokens} * kRows);
-    for (const Epilogue epilogue : {Epilogue::kStore, Epilogue::kSiluGate}) {
-      const bool has_gate = epilogue == Epilogue::kSiluGate;
-      args.epilogue = epilogue;
-      args.rows = args.output_stride = args.up_offset = kRows;
-      args.sums_stride = (has_gate ? 2 : 1) * kRows;
-      measure(has_gate ? "linear_finish gate" : "linear_finish", "f32", 8,
-              (has_gate ? 12.0 : 8.0) * kTokens * kRows, 0,
-              [&](uint32_t) { return linear_finish(args, launch_); });
-      const float expected = has_gate ? 2.5f * 2.5f / (1.0f + std::exp(-2.5f)) : 2.5f;
-      for (const float found : to_host(args.output, uint64_t{kTokens} * kRows))
-        check(std::abs(found - expected) < 1e-5f, "linear_finish");
-    }
-    for (const float* data :
-         {args.sums, args.scales, args.bias, const_cast<const float*>(args.output)})
-      cudaFree(const_cast<float*>(data));
+    args.cols = args.depth = kCols;
+    args.tile_columns = 256;
+    args.x = device_array(std::vector<float>(uint64_t{kTokens} * kCols, 1.0f));
+    args.h = device_array<uint16_t>(uint64_t{kTokens} * kCols);
+    args.scales = device_array<float>(kTokens);
+    measure("half_input", "f16", 8, 6.0 * kTokens * kCols,
+            [&](uint32_t) { return half_input(args, launch_); });
+    for (const float scale : to_host(args.scales, kTokens)) check(scale == 0x1p-14f, "half_input");
+    for (const uint16_t value : to_host(args.h, uint64_t{kTokens} * kCols))
+      check(value == 0x7400, "half_input");
+    for (const void* data : {static_cast<const void*>(args.x), static_cast<const void*>(args.h),
+                             static_cast<const void*>(args.scales)})
+      cudaFree(const_cast<void*>(data));
   }
 
   // The start of a step of 128 rows of 64 tokens.
@@ -215,7 +160,7 @@ class Bench {
     args.tokens = device_array(tokens);
     args.fed_tokens = device_array<int32_t>(kRows);
     args.history = device_array<int32_t>(kRows * kStride);
-    measure("begin_step", "128 rows", 32, 8.0 * kRows * kTokens, 0,
+    measure("begin_step", "128 rows", 32, 8.0 * kRows * kTokens,
             [&](uint32_t) { return begin_step(args, launch_); });
     const std::vector<int32_t> history = to_host(args.history, kRows * kStride);
     for (uint32_t i = 0; i < kRows * kTokens; ++i) {
@@ -242,12 +187,12 @@ class Bench {
     const std::vector<float> capped = to_host(from, 201);
     for (uint32_t i = 0; i < 201; ++i)
       check(std::abs(capped[i] - 30.0f * std::tanh(values[i] / 30.0f)) < 1e-4f, "softcap");
-    measure("softcap", "f32", 8, 8.0 * kCount, 0,
+    measure("softcap", "f32", 8, 8.0 * kCount,
             [&](uint32_t) { return softcap(from, kCount, 30.0f, launch_); });
 
     auto* const tokens = reinterpret_cast<int32_t*>(to);
     check(cudaMemcpy(tokens, values.data(), kCount * 4, cudaMemcpyHostToDevice), "copy");
-    measure("copy_history", "i32", kRows / 2, 8.0 * kCols, 0, [&](uint32_t i) {
+    measure("copy_history", "i32", kRows / 2, 8.0 * kCols, [&](uint32_t i) {
       return copy_history(tokens, kCols, i, kRows / 2 + i, kCols, launch_);
     });
     std::copy_n(values.begin(), kCount / 2, values.begin() + kCount / 2);
@@ -260,7 +205,7 @@ class Bench {
     pad.source_rows = pad.rows = kRows;
     pad.source_columns = pad.source_stride = kCols;
     pad.columns = pad.target_stride = kCols - 8;
-    measure("pad_matrix", "f32", 8, 8.0 * kRows * (kCols - 8), 0,
+    measure("pad_matrix", "f32", 8, 8.0 * kRows * (kCols - 8),
             [&](uint32_t) { return pad_matrix(pad, launch_.stream); });
     const std::vector<float> padded = to_host(from, kCols);
     check(std::equal(padded.begin(), padded.begin() + kCols - 8, values.begin()) &&
@@ -269,7 +214,7 @@ class Bench {
 
     const std::vector<uint16_t> halves(kCount, 0x3c00);
     auto* const elements = device_array(halves);
-    measure("expand_vector", "f16", 8, 6.0 * kCount, 0, [&](uint32_t) {
+    measure("expand_vector", "f16", 8, 6.0 * kCount, [&](uint32_t) {
       return expand_vector(TensorType::kF16, static_cast<uint32_t>(kCount),
                            reinterpret_cast<const uint8_t*>(elements), to, launch_.stream);
     });
@@ -294,7 +239,7 @@ class Bench {
     args.segment_count = 1;
     args.targets[0] = device_array<uint8_t>(kRows * kRowBytes);
     args.target_strides[0] = kRowBytes;
-    measure("input_scatter", "1 MiB", 32, 2.0 * kRows * kRowBytes, 0,
+    measure("input_scatter", "1 MiB", 32, 2.0 * kRows * kRowBytes,
             [&](uint32_t) { return input_scatter(args, launch_); });
     const std::vector<uint8_t> expected(
         block.begin() + header.segments[0].offset,
@@ -320,12 +265,12 @@ class Bench {
       check(cudaMemcpy(pool.data + i * layer.size(), layer.data(), layer.size(),
                        cudaMemcpyHostToDevice),
             "copy");
-    measure("copy_page", "f16", kPages / 2, 2.0 * kLayers * page_bytes, 0,
+    measure("copy_page", "f16", kPages / 2, 2.0 * kLayers * page_bytes,
             [&](uint32_t i) { return copy_page(pool, i, kPages / 2 + i, launch_); });
     std::copy_n(layer.begin(), layer.size() / 2, layer.begin() + layer.size() / 2);
     for (const uint32_t i : {0u, kLayers - 1})
       check(to_host(pool.data + i * layer.size(), layer.size()) == layer, "copy_page");
-    measure("poison_page", "f16", kPages / 2, double(kLayers) * page_bytes, 0,
+    measure("poison_page", "f16", kPages / 2, double(kLayers) * page_bytes,
             [&](uint32_t i) { return poison_page(pool, i, launch_); });
     std::fill_n(layer.begin(), layer.size() / 2, uint8_t{0xff});
     check(to_host(pool.data, layer.size()) == layer, "poison_page");
@@ -396,7 +341,7 @@ class Bench {
     check(expected != values, "linear_vector");
     for (uint32_t i = 0; i < kDim; ++i)
       check(std::abs(found[i] - expected[i]) <= 1e-4f, "fused_layers");
-    measure("fused_layers", "Q4_K", count, static_cast<double>(bytes), 0, [&](uint32_t i) {
+    measure("fused_layers", "Q4_K", count, static_cast<double>(bytes), [&](uint32_t i) {
       layers_at(i, layers);
       return fused_layers(layers, 3, scratch, scratch_bytes, launch_);
     });
@@ -419,7 +364,7 @@ class Bench {
   }
 
   // Queues body(0 … count - 1) once as a graph, which then runs kRepeats times.
-  void measure(const char* kernel, const char* type, uint32_t count, double bytes, double flop,
+  void measure(const char* kernel, const char* type, uint32_t count, double bytes,
                const std::function<cudaError_t(uint32_t)>& body) {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -449,10 +394,7 @@ class Bench {
     std::sort(seconds.begin(), seconds.end());
     const double median = seconds[seconds.size() / 2];
     std::printf("%-18s %-8s %9.2f us %9.2f us", kernel, type, seconds[0] * 1e6, median * 1e6);
-    if (flop > 0)
-      bench::print_flops(flop, median, limits_);
-    else
-      bench::print_bandwidth(bytes, median, limits_);
+    bench::print_bandwidth(bytes, median, limits_);
     std::printf("\n");
     std::fflush(stdout);
   }
@@ -472,8 +414,7 @@ int main() {
   for (const TensorType type : {TensorType::kF16, TensorType::kQ8_0, TensorType::kQ4_K,
                                 TensorType::kQ6_K, TensorType::kIQ4_XS})
     bench.matrix(type);
-  bench.products();
-  bench.finish();
+  bench.inputs();
   bench.fused();
   bench.begin();
   bench.rows();

@@ -73,7 +73,7 @@ pub enum Activation {
 }
 
 /// Whether products on CUDA have cuBLASLt: [`ErrorKind::NotAvailable`] with the reason where it is missing. Then
-/// [`Gemm::run`] fails on CUDA, and long prompts run slower.
+/// [`Gemm::run`] fails on CUDA.
 pub fn gemm_library() -> Result<()> {
     // SAFETY: takes nothing but the error.
     call(|error| unsafe { ffi::wcuda_gemm_library_check(error) })

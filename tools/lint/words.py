@@ -74,7 +74,7 @@ ALLOWED = [
     (r"\.py$", r"\.(?:l|r)?strip\(", "str.strip"),
     (r"", r"strip_(?:prefix|suffix)|stripped|\.strip\b", "std; stripped binaries"),
     (r"docs/lab/", r"layer_chain\.txt", "the name of a committed result"),
-    (r"kernels/linear/(?:gemm|dequantize)\.cu", r"\b[Cc]hunks?\b|chunk_count", "16 bytes, the step of a swizzle"),
+    (r"kernels/linear/packed_gemm_mma\.cuh", r"\b[Cc]hunks?\b|chunk_count", "16 bytes, the step of a swizzle"),
     (r"kernels/linear/", r"two kernels share|clusters? that share|[Ee]ight (?:floats|warps|rows)", "ordinary words"),
 ]  # fmt: skip
 

@@ -565,7 +565,7 @@ WCUDA_API wcuda_status wcuda_gemm_run(wcuda_context context, const wcuda_gemm* g
                                       wcuda_stream stream, wcuda_error* error);
 
 /* Returns WCUDA_OK if cuBLASLt can be opened, otherwise WCUDA_NOT_AVAILABLE with the reason. Without
- * cuBLASLt, wcuda_gemm_run fails on CUDA, and steps of many tokens (section 12) are slower. [any thread] */
+ * cuBLASLt, wcuda_gemm_run fails on CUDA. [any thread] */
 WCUDA_API wcuda_status wcuda_gemm_library_check(wcuda_error* error);
 
 /* ------------------------------------------------------------------------------------------------

@@ -279,8 +279,7 @@ typedef struct wcuda_step_node {
   uint32_t reserved;
   const char* operation; /* for example "query_key_value" */
   const char* kernel;    /* for example "linear_vector"; "host" on HOST */
-  /* Format of the node's input: "f32", or for example "f16 gate sums" for the gate and up projections in
-   * f16 before the activation function. */
+  /* Format of the node's input: "f32", or for example "f32 and KV pages". */
   const char* input;
   const char* output;
   uint64_t bytes;        /* memory traffic: weights, activations, KV pages */

@@ -63,9 +63,6 @@ struct AttentionKernelArgs {
   const float* key = nullptr;
   const float* value = nullptr;
   HeadRope rope;
-  // Instead of `out`, in attention_prefill_warpgroup alone: results rounded to f16. They are
-  // averages of values, which f16 pages round likewise.
-  uint16_t* out_half = nullptr;
   // attention_decode_group triggers the next kernel at its start instead of after its wait. The
   // launcher may set it too.
   bool triggers_early = false;

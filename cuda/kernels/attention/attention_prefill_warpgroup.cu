@@ -453,10 +453,7 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
       const uint32_t element = i * 8 + lane % 4 * 2;
       if (element >= n) continue;
       const float low = sums[i * 4 + r * 2] * inverse, high = sums[i * 4 + r * 2 + 1] * inverse;
-      if (args.out_half != nullptr)
-        *reinterpret_cast<uint32_t*>(args.out_half + place + element) = pack_halves(low, high);
-      else
-        *reinterpret_cast<float2*>(args.out + place + element) = make_float2(low, high);
+      *reinterpret_cast<float2*>(args.out + place + element) = make_float2(low, high);
     }
   }
 }

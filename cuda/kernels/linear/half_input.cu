@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kInputThreads, 5)
     all.max = fmaxf(fmaxf(all.max, fmaxf(fabsf(v.x * g.x), fabsf(v.y * g.y))),
                     fmaxf(fabsf(v.z * g.z), fabsf(v.w * g.w)));
   }
-  all = block_statistics<kInputThreads / 32, true>(all);
+  all = block_statistics<kInputThreads / 32>(all);
   if (cluster > 1) {
     cluster_wait();
     if (threadIdx.x < cluster) {
@@ -146,13 +146,11 @@ __global__ void __launch_bounds__(kInputThreads, 5)
       words[2 * i] = half_pair(h.x, is_cross ? h.z : h.y);
       words[2 * i + 1] = half_pair(is_cross ? h.y : h.z, h.w);
     }
-    const bool is_plain = args.order == InputOrder::kPlain;
-    if (!is_plain) transpose_words(words);
+    transpose_words(words);
     const uint32_t piece = (group + p * kPieceGroups) * 4 + lane;
     if (piece >= args.depth / 8) continue;
-    const uint64_t index =
-        is_plain ? uint64_t{column} * (args.depth / 8) + piece : piece_index(args, column, piece);
-    reinterpret_cast<uint4*>(args.h)[index] = make_uint4(words[0], words[1], words[2], words[3]);
+    reinterpret_cast<uint4*>(args.h)[piece_index(args, column, piece)] =
+        make_uint4(words[0], words[1], words[2], words[3]);
   }
 #endif
 }
@@ -160,7 +158,7 @@ __global__ void __launch_bounds__(kInputThreads, 5)
 // Any number of inputs at any address: x is read twice.
 __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const HalfInputArgs args) {
   const uint32_t column = blockIdx.x;
-  const bool is_plain = args.order == InputOrder::kPlain, is_column = column < args.tokens;
+  const bool is_column = column < args.tokens;
   dependent_trigger();
   dependent_wait();
   const uint32_t x_row = is_column && args.x_rows != nullptr ? args.x_rows[column] : column;
@@ -173,7 +171,7 @@ __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const Hal
       part.square_sum = fmaf(value, value, part.square_sum);
       part.max = fmaxf(part.max, fabsf(args.norm != nullptr ? value * args.norm[k] : value));
     }
-    const Statistics all = block_statistics<kInputThreads / 32, true>(part);
+    const Statistics all = block_statistics<kInputThreads / 32>(part);
     if (args.norm != nullptr)
       rms_inverse = 1.0f / sqrtf(all.square_sum / static_cast<float>(args.cols) + args.epsilon);
     const int32_t exponent = scale_exponent(all.max * rms_inverse);
@@ -194,9 +192,8 @@ __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const Hal
       }
       words[i / 2] |= uint32_t{float_to_half(value * scale)} << (i % 2 * 16);
     }
-    const uint64_t index =
-        is_plain ? uint64_t{column} * (args.depth / 8) + piece : piece_index(args, column, piece);
-    reinterpret_cast<uint4*>(args.h)[index] = make_uint4(words[0], words[1], words[2], words[3]);
+    reinterpret_cast<uint4*>(args.h)[piece_index(args, column, piece)] =
+        make_uint4(words[0], words[1], words[2], words[3]);
   }
 }
 
@@ -206,12 +203,10 @@ bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(addres
 
 cudaError_t half_input(const HalfInputArgs& args, const Launch& launch) {
   if (args.tokens == 0) return cudaSuccess;
-  const bool is_plain = args.order == InputOrder::kPlain;
-  if (!is_plain && args.tile_columns == 0) return cudaErrorInvalidValue;
+  if (args.tile_columns == 0 || args.depth < args.cols || args.depth % 64 != 0)
+    return cudaErrorInvalidValue;
   const uint32_t blocks =
-      is_plain ? args.tokens
-               : (args.tokens + args.tile_columns - 1) / args.tile_columns * args.tile_columns;
-  if (args.depth < args.cols || args.depth % (is_plain ? 8 : 64) != 0) return cudaErrorInvalidValue;
+      (args.tokens + args.tile_columns - 1) / args.tile_columns * args.tile_columns;
   const uint32_t cluster = (args.depth + kBlockInputs - 1) / kBlockInputs;
   if (launch.compute_capability >= 90 && args.cols % 4 == 0 && cluster <= kInputClusterMax &&
       is_aligned(args.x) && is_aligned(args.norm))

@@ -13,7 +13,6 @@ namespace wcuda::kernels {
 
 // Where the inputs of a token lie.
 enum class InputOrder : uint32_t {
-  kPlain,  // (tokens, depth)
   // (tiles, depth / 64, tile_columns, 64): panels of 64 inputs, each group of 32 inputs in the
   // order in which the lanes of a quad own them (Ownership, kernels/linear/tile.cuh); piece p (8
   // inputs) of a column at p ^ column % 8, as wgmma's 128-byte swizzle needs it.
@@ -36,24 +35,22 @@ WCUDA_HD constexpr uint32_t input_of_place(InputOrder order, uint32_t place) {
       return 16 * four + 4 * t + r;
     case InputOrder::kNested:
       return t / 2 * 16 + four * 8 + t % 2 * 4 + r;
-    default:
-      return place;
   }
+  return place;
 }
 
 struct HalfInputArgs {
   uint32_t tokens = 0;
-  uint32_t cols = 0;         // inputs
-  uint32_t depth = 0;        // at least cols, a multiple of 8 (kPlain) or 64; the rest zeros
-  const float* x = nullptr;  // (…, cols); token c reads row c, or row x_rows[c]
+  uint32_t cols = 0;                 // inputs
+  uint32_t depth = 0;                // at least cols, a multiple of 64; the rest zeros
+  const float* x = nullptr;          // (…, cols); token c reads row c, or row x_rows[c]
   const uint32_t* x_rows = nullptr;  // (tokens), device memory; may be null
   const float* norm = nullptr;       // (cols) gain of an RMS norm; null: none
   float epsilon = 0.0f;
-  InputOrder order = InputOrder::kPlain;
-  uint32_t tile_columns =
-      0;                  // a multiple of 8; the last tile is filled up with zeros. Not for kPlain
-  uint16_t* h = nullptr;  // aligned to 16 bytes
-  float* scales = nullptr;  // (tokens) 2^-s, which the sums are multiplied by
+  InputOrder order = InputOrder::kContiguous8;
+  uint32_t tile_columns = 0;  // a multiple of 8; the last tile is filled up with zeros
+  uint16_t* h = nullptr;      // aligned to 16 bytes
+  float* scales = nullptr;    // (tokens) 2^-s, which the sums are multiplied by
 };
 
 // s(c) brings the largest magnitude of a token to 2^14 … 2^15, so that nothing overflows and what

@@ -7,7 +7,6 @@
 //   9 … 64    linear_batch     each warp its own  f16                wgmma f16
 //   more      packed_gemm      each warp its own  f16                wgmma f16
 //   9 …       packed_gemm_mma  each warp its own  f16                mma.sync f16   without WGMMA
-//   others    dequantize and a GEMM (gemm.h or cuBLASLt), input and output by dequant_gemm_io
 //
 // Weights are packed tiles (kernels/shared/packed_tile.h), read once per launch. Bytes moved: the
 // matrices, x from L2, and the outputs. Activations are f16, or two int8 terms per value: 16 bits
@@ -46,11 +45,18 @@
 namespace wcuda::kernels {
 
 enum class Epilogue : uint32_t {
-  kStore,         // out = y
-  kAdd,           // out += y
-  kSiluGate,      // out = silu(y of matrix 0) * (y of matrix 1)
-  kGeluTanhGate,  // out = gelu_tanh(y of matrix 0) * (y of matrix 1)
+  kStore,          // out = y
+  kAdd,            // out += y
+  kSiluTimes,      // out = silu(y) * out
+  kGeluTanhTimes,  // out = gelu_tanh(y) * out
+  kSiluGate,       // out = silu(y of matrix 0) * (y of matrix 1)
+  kGeluTanhGate,   // out = gelu_tanh(y of matrix 0) * (y of matrix 1)
 };
+
+// Returns the epilogue of gate's matrix alone, when up's result is already in the output.
+constexpr Epilogue times_of(Epilogue gate) {
+  return gate == Epilogue::kSiluGate ? Epilogue::kSiluTimes : Epilogue::kGeluTanhTimes;
+}
 
 constexpr uint32_t kLinearMatricesMax = 3;
 

@@ -5,13 +5,6 @@
 
 namespace wcuda::kernels {
 
-__device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }
-
-__device__ inline float gelu_tanh(float x) {
-  constexpr float kRootTwoOverPi = 0.79788456080286536f;
-  return 0.5f * x * (1.0f + tanhf(kRootTwoOverPi * x * (1.0f + 0.044715f * x * x)));
-}
-
 // x / (1 + exp(-z)): silu where z is x, gelu_tanh where it is gelu_exponent(x). Accurate to
 // 2^-18, for results that are rounded to f16.
 __device__ inline float gelu_exponent(float x) {
@@ -23,11 +16,6 @@ __device__ inline float activation_fast(bool is_silu, float x) {
   return __fdividef(x, 1.0f + __expf(-z));
 }
 
-__device__ inline float gated(Epilogue epilogue, float gate, float up) {
-  return (epilogue == Epilogue::kSiluGate ? silu(gate) : gelu_tanh(gate)) * up;
-}
-
-// The same for threads that compute many outputs.
 __device__ inline float gated_fast(Epilogue epilogue, float gate, float up) {
   return activation_fast(epilogue == Epilogue::kSiluGate, gate) * up;
 }

@@ -258,7 +258,8 @@ __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, con
   const uint32_t rows = params.rows[tile.matrix], count = tile.rows * columns;
   const uint32_t row_bits = __ffs(static_cast<int32_t>(tile.rows)) - 1;  // a power of two
   const uint32_t step = params.cluster * threads;
-  const bool is_add = params.epilogue == Epilogue::kAdd;
+  const bool has_previous = !tile.is_gate && params.epilogue != Epilogue::kStore;
+  const bool is_times = has_previous && params.epilogue != Epilogue::kAdd;
   float* const outputs = params.outputs[tile.matrix] + uint64_t{first_column} * rows;
   const float* const scales = params.scales + first_column;
   const float* const biases = params.biases[tile.matrix];
@@ -278,7 +279,7 @@ __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, con
       if (of_matrix >= rows) continue;
       if (biases != nullptr) bias[i] = biases[of_matrix];
       if (up_biases != nullptr) up_bias[i] = up_biases[of_matrix];
-      if (is_add) previous[i] = outputs[uint64_t{column} * rows + of_matrix];
+      if (has_previous) previous[i] = outputs[uint64_t{column} * rows + of_matrix];
     }
     for (uint32_t b = 0; b < params.cluster; b += kBlocks) {
       float parts[kBlocks][kTurn] = {}, up_parts[kBlocks][kTurn] = {};
@@ -311,7 +312,10 @@ __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, con
       if (at >= count || of_matrix >= rows) continue;
       float value = totals[i] * scale[i] + bias[i];
       if (tile.is_gate) value = gated_fast(params.epilogue, value, ups[i] * scale[i] + up_bias[i]);
-      if (is_add) value += previous[i];
+      if (is_times)
+        value = activation_fast(params.epilogue == Epilogue::kSiluTimes, value) * previous[i];
+      else if (has_previous)
+        value += previous[i];
       outputs[uint64_t{column} * rows + of_matrix] = value;
     }
   }

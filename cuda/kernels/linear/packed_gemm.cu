@@ -79,9 +79,10 @@ cudaError_t launch_group(Group* group, const GemmPlan& plan, const Launch& launc
 bool packed_gemm_supports(const LinearArgs& args, const Launch& launch) {
   for (uint32_t m = 0; m < args.matrix_count; ++m)
     if (find_kernel(args.matrices[m].type) == nullptr) return false;
-  if (!has_warpgroup_code()) return true;
-  if (launch.compute_capability != 90) return false;
-  return !is_gate(args.epilogue) || args.matrices[0].type == args.matrices[1].type;
+  // What WGMMA is compiled for runs on compute capability 9.0 alone.
+  return !has_warpgroup_code() ||
+         (launch.compute_capability == 90 &&
+          (!is_gate(args.epilogue) || args.matrices[0].type == args.matrices[1].type));
 }
 
 uint64_t packed_gemm_input_bytes(uint32_t cols, uint32_t tokens) {

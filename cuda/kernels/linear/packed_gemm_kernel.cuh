@@ -340,8 +340,10 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
   const uint32_t lane = threadIdx.x % 32, thread = threadIdx.x % 128, warpgroup = warp / 4;
   const uint32_t row = segment.first_row + warpgroup * kRows + thread % kRows;
   const uint32_t rows = params.rows[segment.matrix], first = thread / kRows;
-  const bool is_add = !kIsGate && params.epilogue == Epilogue::kAdd;
-  const bool is_silu = params.epilogue == Epilogue::kSiluGate;
+  const bool has_previous = !kIsGate && params.epilogue != Epilogue::kStore;
+  const bool is_times = has_previous && params.epilogue != Epilogue::kAdd;
+  const bool is_silu =
+      params.epilogue == Epilogue::kSiluGate || params.epilogue == Epilogue::kSiluTimes;
   float bias = 0.0f, up_bias = 0.0f;
   if (row < rows && params.biases[segment.matrix] != nullptr)
     bias = params.biases[segment.matrix][row];
@@ -360,7 +362,7 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
   const auto fetch = [&](const float* from, uint32_t begin) {
 #pragma unroll
     for (uint32_t i = 0; i < kTurn; ++i)
-      previous[i] = is_add && begin + i * kStep < tokens ? from[i * stride] : 0.0f;
+      previous[i] = has_previous && begin + i * kStep < tokens ? from[i * stride] : 0.0f;
   };
   fetch(place, 0);
   float* const target =
@@ -386,10 +388,11 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
         values[i] = activation_fast(is_silu, values[i]) *
                     (sum[i * kStep * kGemmOutputStride + kRows] * scale + up_bias);
       else
-        values[i] += previous[i];
+        values[i] =
+            is_times ? activation_fast(is_silu, values[i]) * previous[i] : values[i] + previous[i];
     }
     float* const next = place + kTurn * stride;
-    if (is_add) fetch(next, begin + kGemmOutputTokens);
+    if (has_previous) fetch(next, begin + kGemmOutputTokens);
 #pragma unroll
     for (uint32_t i = 0; i < kTurn; ++i) {
       if (begin + i * kStep < tokens) *place = values[i];

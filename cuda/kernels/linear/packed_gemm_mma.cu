@@ -38,7 +38,7 @@ cudaError_t packed_gemm_mma(const LinearArgs& args, void* input, const Launch& l
   columns.scales =
       reinterpret_cast<float*>(columns.h + uint64_t{column_tiles} * kMmaTokens * columns.depth);
   for (uint32_t i = 0; i < args.matrix_count; ++i) {
-    // Of a gate the output holds what up gives until gate has been multiplied too.
+    // The output of a gate epilogue holds up's result until gate's launch multiplies it.
     const uint32_t m = is_gate ? args.matrix_count - 1 - i : i;
     const Matrix& matrix = args.matrices[m];
     const GemmMmaKernel* const kernel = find_kernel(matrix.type);
@@ -54,7 +54,9 @@ cudaError_t packed_gemm_mma(const LinearArgs& args, void* input, const Launch& l
     params.column_tiles = column_tiles;
     params.k_tile_count = columns.depth / kKTileInputs;
     params.m_tile_bytes = quant::tile_layout(matrix.type).m_tile_bytes(cols);
-    params.epilogue = is_gate && m == 1 ? Epilogue::kStore : args.epilogue;
+    params.epilogue = !is_gate ? args.epilogue
+                      : m == 1 ? Epilogue::kStore
+                               : times_of(args.epilogue);
     params.h = columns.h;
     params.scales = columns.scales;
     params.packed_tiles = matrix.packed_tiles;

@@ -1,19 +1,21 @@
-// The kernel of packed_gemm on devices without WGMMA, for one weight type: mma.sync m16n8k16. Only
+// The kernel of packed_gemm for one weight type on devices without WGMMA: mma.sync m16n8k16. Only
 // for .cu files.
 //
-//   CTA    4 or 8 warps: an M-tile (16 rows) each, 64 tokens, all inputs
-//   step   half a K-tile (128 inputs). While a warp multiplies one step, cp.async brings the next:
+//   CTA    4 or 8 warps. Each warp computes an M-tile (16 rows) for 64 tokens over all inputs
+//   step   half a K-tile (128 inputs). While the warps multiply one step, cp.async copies the next
 //
-//   weights   K-tile 0         K-tile 1         …  a warp's own packed tiles: a K-tile every second
-//   tokens    step 0 | step 1 | step 2 | step 3 …  step, or half a one every step where that is
-//                                                  whole packed tiles
+//   weights   K-tile 0        | K-tile 1        | …
+//   tokens    step 0 | step 1 | step 2 | step 3 | …
 //
-// The warp converts packed tiles to operand A in registers. Tokens have the order of half_input.h;
-// ldmatrix reads operand B from their swizzled panels of 64 inputs without bank conflicts. Sums are
-// added in the order of the inputs and nothing else, so a token's bits depend on its x alone.
+// Each warp copies its own packed tiles: a whole K-tile every second step, or half a K-tile every
+// step if that is a whole number of packed tiles.
 //
-// Bytes moved: packed tiles once for each 64 tokens (CTAs of the same rows are neighbours, so from
-// memory about once), tokens once for each CTA of rows.
+// A warp converts packed tiles to operand A in its registers. Tokens have the order of
+// half_input.h, and ldmatrix reads operand B from their swizzled panels without bank conflicts. The
+// inputs of a sum are added in one fixed order, so a token's bits depend on nothing but its own x.
+//
+// Bytes moved: packed tiles once for every 64 tokens, tokens once for every CTA of rows. CTAs of
+// the same rows have neighbouring indices, so most reads of the same weights hit L2.
 #pragma once
 
 #include "kernels/linear/half_tile.cuh"
@@ -28,16 +30,16 @@
 
 namespace wcuda::kernels {
 
-// Of a step; a token of a panel of 64 inputs is 128 bytes.
+// A panel of 64 inputs has 128 bytes of each token. A step has two panels.
 constexpr uint32_t kMmaPanelBytes = kMmaTokens * 128;
-constexpr uint32_t kMmaTokenBytes = kMmaTokens * kHalfKTileInputs * 2;
+constexpr uint32_t kMmaTokenBytes = 2 * kMmaPanelBytes;
 
 template <TensorType kType>
 struct MmaShape {
   using Operand = HalfTile<kType>;
-  static constexpr uint32_t kSteps = Operand::kPackedTiles > 1 ? 1 : 2;  // of a stage of weights
-  static constexpr uint32_t kWeightBytes = Operand::kKTileBytes / 2 * kSteps;  // of a warp
-  // Two stages fit into 99 KB, which is what compute capability 8.6, 8.9 and 12.0 have.
+  static constexpr uint32_t kSteps = Operand::kPackedTiles > 1 ? 1 : 2;  // per stage of weights
+  static constexpr uint32_t kWeightBytes = Operand::kKTileBytes / 2 * kSteps;  // of a warp's stage
+  // Two stages fit into the 99 KB that a CTA has on compute capability 8.6, 8.9 and 12.0.
   static constexpr uint32_t kWarps = kWeightBytes > 4096 ? 4 : 8;
   static constexpr uint32_t kSharedBytes = 2 * (kMmaTokenBytes + kWarps * kWeightBytes);
   static_assert(kWeightBytes % 16 == 0 && kSharedBytes <= 96 * 1024);
@@ -57,7 +59,7 @@ __global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kT
       (blockIdx.x / params.column_tiles * Shape::kWarps + warp) * quant::kMTileRows;
   const uint32_t step_count = params.k_tile_count * 2;
 
-  // Warps past the end of the matrix repeat its last M-tile and write nothing.
+  // Warps past the end of the matrix compute its last M-tile again and write nothing.
   const uint32_t last_m_tile = (params.rows - 1) / quant::kMTileRows;
   const uint8_t* const m_tile =
       params.packed_tiles + min(first_row / quant::kMTileRows, last_m_tile) * params.m_tile_bytes;
@@ -68,7 +70,7 @@ __global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kT
     const uint32_t stage = step / Shape::kSteps % 2;
     return 2 * kMmaTokenBytes + (stage * Shape::kWarps + warp) * Shape::kWeightBytes;
   };
-  // Packed tiles past the end of an M-tile are zeros.
+  // Past the end of an M-tile the stage is filled with zeros.
   const auto fetch_weights = [&](uint32_t step) {
     const uint64_t offset = uint64_t{step / Shape::kSteps} * Shape::kWeightBytes;
     const uint32_t target = shared_address(mma_shared) + weight_stage(step);
@@ -91,22 +93,21 @@ __global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kT
   fetch_tokens(0);
   copy_async_commit();
 
-  float sums[kMmaTokens / 8][4] = {};  // of 8 tokens each, as mma.cuh has them
-  // Of the two tokens that the lane's address selects in ldmatrix, 16 apart the next.
-  const uint32_t token = lane / 16 * 8 + lane % 8;
+  float sums[kMmaTokens / 8][4] = {};               // 8 tokens each, in the layout of mma.cuh
+  const uint32_t token = lane / 16 * 8 + lane % 8;  // whose address the lane gives to ldmatrix
 #pragma unroll 1
   for (uint32_t k_tile = 0; k_tile < params.k_tile_count; ++k_tile) {
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
       const uint32_t step = k_tile * 2 + half;
       copy_async_wait<0>();
-      __syncthreads();  // the step has come, and all warps have multiplied the one before
+      __syncthreads();  // the copies of this step are complete, and all warps are past the last
       if (step + 1 < step_count) {
         if ((step + 1) % Shape::kSteps == 0) fetch_weights(step + 1);
         fetch_tokens(step + 1);
         copy_async_commit();
       }
-      Operand operand;  // reads a stage of half a K-tile as if all of it lay there
+      Operand operand;  // addresses a stage of half a K-tile as part of a whole one
       operand.load(
           mma_shared + weight_stage(step) - (Shape::kSteps == 1 ? half * Shape::kWeightBytes : 0),
           half, lane);
@@ -145,13 +146,13 @@ __global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kT
     if (params.epilogue == Epilogue::kAdd)
       value += *output;
     else if (params.epilogue != Epilogue::kStore)
-      value = gated(params.epilogue, value, *output);
+      value = activation_fast(params.epilogue == Epilogue::kSiluTimes, value) * *output;
     *output = value;
   }
 #endif
 }
 
-// Of matrices of two types there is none: each has a launch of its own.
+// Returns null for two different types: there each matrix has its own launch.
 template <TensorType kType, TensorType kSecond>
 const GemmMmaKernel* packed_gemm_mma_kernel() {
   if constexpr (kType == kSecond) {

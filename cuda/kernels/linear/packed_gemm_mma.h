@@ -1,5 +1,5 @@
-// packed_gemm where there is no code for WGMMA: on compute capability 8.0 to 8.9, 10.0 and 12.0,
-// and of builds for these on any later device.
+// packed_gemm for code without WGMMA: on compute capability 8.0 to 8.9, 10.0 and 12.0, and in
+// builds for one of these that run on a later device.
 #pragma once
 
 #include "kernels/linear/half_input.h"
@@ -8,16 +8,16 @@
 
 namespace wcuda::kernels {
 
-constexpr uint32_t kMmaTokens = 64;  // of a tile
+constexpr uint32_t kMmaTokens = 64;  // per tile
 
-// One matrix.
+// A launch computes one matrix.
 struct GemmMmaParams {
   uint32_t tokens;
   uint32_t rows;
   uint32_t column_tiles;
   uint32_t k_tile_count;
   uint64_t m_tile_bytes;
-  Epilogue epilogue;            // of gates: out = activation(y) * out
+  Epilogue epilogue;            // kStore, kAdd, kSiluTimes or kGeluTanhTimes
   const uint16_t* h;            // (column_tiles, k_tile_count * 4, kMmaTokens, 64)
   const float* scales;          // (tokens)
   const uint8_t* packed_tiles;  // (rows / 16, m_tile_bytes)
@@ -28,13 +28,12 @@ struct GemmMmaParams {
 // The kernel of a type, and what its launcher needs to know.
 struct GemmMmaKernel {
   InputOrder order;
-  uint32_t warps;  // of a CTA: M-tiles
+  uint32_t warps;  // per CTA; each has one M-tile
   uint32_t shared_bytes;
   void (*kernel)(const GemmMmaParams params);
 };
 
-// As packed_gemm, but a token's bits depend on nothing but its own x, and gate and up may differ in
-// type.
+// As packed_gemm, but a token's bits depend on nothing but its own x.
 cudaError_t packed_gemm_mma(const LinearArgs& args, void* input, const Launch& launch);
 
 }  // namespace wcuda::kernels

@@ -20,15 +20,15 @@ __device__ inline Statistics warp_statistics(Statistics value) {
 }
 
 // Returns the statistics of the whole block to every thread; the order of the sum is fixed. At most
-// once per kernel. kIsFull: the block has exactly kWarpsMax warps.
-template <uint32_t kWarpsMax, bool kIsFull>
+// once per kernel. The block has kWarps warps.
+template <uint32_t kWarps>
 __device__ inline Statistics block_statistics(Statistics value) {
-  __shared__ Statistics parts[kWarpsMax];
+  __shared__ Statistics parts[kWarps];
   value = warp_statistics(value);
   const uint32_t lane = threadIdx.x % 32;
   if (lane == 0) parts[threadIdx.x / 32] = value;
   __syncthreads();
-  value = lane < (kIsFull ? kWarpsMax : blockDim.x / 32) ? parts[lane] : Statistics{0.0f, 0.0f};
+  value = lane < kWarps ? parts[lane] : Statistics{0.0f, 0.0f};
   return warp_statistics(value);
 }
 

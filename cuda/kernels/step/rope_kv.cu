@@ -55,7 +55,6 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
   const uint32_t heads = args.head_count + 2 * kv_heads;
   const uint32_t head_end = min((blockIdx.y + 1) * params.block_heads, heads);
   const auto source_of = [&](uint32_t h) -> const float* {
-    if (args.joined != nullptr) return args.joined + (uint64_t{token} * heads + h) * n;
     if (h < args.head_count) return args.query + (uint64_t{token} * args.head_count + h) * n;
     const uint32_t kv_head = (h - args.head_count) % kv_heads;
     const bool is_value = h >= args.head_count + kv_heads;
@@ -135,9 +134,7 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeK
 
   const auto load = [&](uint32_t h) {
     const float* source;
-    if (args.joined != nullptr)
-      source = args.joined + (uint64_t{token} * heads + h) * n;
-    else if (h < args.head_count)
+    if (h < args.head_count)
       source = args.query + (uint64_t{token} * args.head_count + h) * n;
     else
       source = (h < args.head_count + kv_heads ? args.key : args.value) +
@@ -218,7 +215,7 @@ bool has_rows(const RopeKvArgs& args) {
          args.rope.rope_dimensions == n && args.rope.query_norm == nullptr &&
          args.rope.key_norm == nullptr && args.pages.format == KvFormat::kF16 &&
          args.pages.row_bytes == 2 * n && is_aligned(args.query) && is_aligned(args.key) &&
-         is_aligned(args.value) && is_aligned(args.joined);
+         is_aligned(args.value);
 }
 
 }  // namespace

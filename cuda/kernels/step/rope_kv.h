@@ -15,9 +15,6 @@ struct RopeKvArgs {
   float* query = nullptr;        // (token_count, head_count * head_length), changed in place
   const float* key = nullptr;    // (token_count, pages.head_count * head_length)
   const float* value = nullptr;  // the same shape
-  // If not null, the inputs are here instead, concatenated per token: (token_count, (head_count +
-  // 2 * pages.head_count) * head_length). `query` then is output only.
-  const float* joined = nullptr;
   HeadRope rope;
 };
 

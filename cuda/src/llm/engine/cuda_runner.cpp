@@ -584,7 +584,6 @@ Status CudaRunner::warm_up() {
     Shape shape;
     shape.row_count = shape.token_count = std::min(bucket, limits.max_batch_rows);
     shape.max_row_tokens = 1;
-    shape.is_captured = true;
     shape.logits_count = std::min(shape.row_count, limits.max_logits_rows);
     for (const uint32_t positions : kPositionBuckets) {
       if (positions != UINT32_MAX && shape.row_count > kPositionRowsMax) continue;

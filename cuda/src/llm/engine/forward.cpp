@@ -55,13 +55,13 @@ class Pass {
       case Operation::kGateUp:
       case Operation::kDown:
       case Operation::kLogits:
-        return ops_.linear(node, linear(node.operation, node.layer, node.output));
+        return ops_.linear(node, linear(node.operation, node.layer));
     }
     return {};
   }
 
  private:
-  ops::LinearArgs linear(Operation operation, uint32_t layer, Form output) const {
+  ops::LinearArgs linear(Operation operation, uint32_t layer) const {
     ops::LinearArgs args{};
     args.token_count = step_.batch->token_count;
     args.activation = config_.activation;
@@ -74,14 +74,12 @@ class Pass {
     }
     const model::LayerWeights& w = weights_.layers[layer];
     switch (operation) {
-      case Operation::kQueryKeyValue: {
-        const bool is_joined = output == Form::kJoined;
+      case Operation::kQueryKeyValue:
         norm(w.attention_norm, &args);
-        add(w.query, w.query_bias, is_joined ? a_.joined : a_.query, &args);
-        add(w.key, w.key_bias, is_joined ? nullptr : a_.key, &args);
-        add(w.value, w.value_bias, is_joined ? nullptr : a_.value, &args);
+        add(w.query, w.query_bias, a_.query, &args);
+        add(w.key, w.key_bias, a_.key, &args);
+        add(w.value, w.value_bias, a_.value, &args);
         break;
-      }
       case Operation::kAttentionOutput:
         args.x = a_.attention;
         args.epilogue = ops::Epilogue::kAdd;
@@ -95,8 +93,6 @@ class Pass {
         break;
       default:  // kDown
         args.x = a_.hidden;
-        args.gate_bias = w.gate_bias;
-        args.up_bias = w.up_bias;
         args.epilogue = ops::Epilogue::kAdd;
         add(w.down, w.down_bias, a_.x, &args);
     }
@@ -120,7 +116,7 @@ class Pass {
     WCUDA_CHECK(node.fused_count <= ops::kPersistentLayersMax);
     for (uint32_t i = 0; i < node.fused_count; ++i) {
       const ops::LayerOperation part = ops::fused_operation(node, i, config_.layer_count);
-      layers[i] = linear(part.operation, part.layer, Form::kF32);
+      layers[i] = linear(part.operation, part.layer);
     }
     return ops_.persistent_layers(node, layers, node.fused_count);
   }
@@ -129,7 +125,6 @@ class Pass {
     const model::LayerWeights& w = weights_.layers[node.layer];
     ops::RopeKvArgs args{};
     args.batch = step_.batch;
-    args.joined = node.input == Form::kJoined ? a_.joined : nullptr;
     args.query = a_.query;
     args.key = a_.key;
     args.value = a_.value;

@@ -6,14 +6,12 @@
 
 namespace wcuda::engine {
 
-// The activations of a step, in device memory; shapes as in engine/limits.h. The plan says in which
-// form each is.
+// The activations of a step, in device memory; shapes as in engine/limits.h.
 struct Activations {
   float* x;          // (token_count, embedding_length) the residual stream
   float* query;      // (token_count, head_count * head_length)
   float* key;        // (token_count, kv_head_count * head_length)
   float* value;      // likewise
-  float* joined;     // (token_count, query, key and value); null where no plan joins them
   float* attention;  // (token_count, head_count * head_length)
   float* hidden;     // (token_count, feed_forward_length)
 };

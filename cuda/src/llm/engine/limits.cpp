@@ -86,8 +86,7 @@ Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::
 }
 
 Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
-                           const ops::DeviceTraits& device, uint64_t ops_scratch_bytes,
-                           uint64_t runner_bytes) {
+                           uint64_t ops_scratch_bytes, uint64_t runner_bytes) {
   Layout layout;
   layout.kv_row_bytes = ops::kv_row_bytes(limits.kv_type, config.head_length);
   if (layout.kv_row_bytes == 0)
@@ -108,9 +107,6 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
   layout.query = scratch.reserve({tokens, config.head_count, config.head_length, sizeof(float)});
   layout.key = scratch.reserve({tokens, config.kv_head_count, config.head_length, sizeof(float)});
   layout.value = scratch.reserve({tokens, config.kv_head_count, config.head_length, sizeof(float)});
-  const uint64_t joined_heads = config.head_count + uint64_t{2} * config.kv_head_count;
-  layout.joined = scratch.reserve(
-      {device.is_host ? 0 : tokens, joined_heads, config.head_length, sizeof(float)});
   layout.attention =
       scratch.reserve({tokens, config.head_count, config.head_length, sizeof(float)});
   layout.hidden = scratch.reserve({tokens, config.feed_forward_length, sizeof(float)});
@@ -142,7 +138,7 @@ Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
 Result<bool> plan_persistent_layers(const Limits& limits, const model::Config& config,
                                     const model::Weights& weights,
                                     const ops::DeviceTraits& device) {
-  const ops::StepShape one_token{1, 1, 1, 0, 1, limits.max_sequence_tokens, true};
+  const ops::StepShape one_token{1, 1, 1, 0, 1, limits.max_sequence_tokens};
   const bool has = ops::plan_step(config, weights, limits, device, one_token).has_persistent_layers;
   if (limits.persistent_layers == ops::PersistentLayers::kOn && !has)
     return unsupported(
@@ -154,9 +150,8 @@ Result<Plan> plan_engine(const Backend& backend, const ops::Ops& ops, const mode
                          const model::Weights& weights, const wcuda_engine_options& options) {
   Plan plan;
   WCUDA_ASSIGN(plan.limits, resolve_limits(options, config));
-  WCUDA_ASSIGN(plan.layout,
-               plan_layout(plan.limits, config, ops.device(), ops.scratch_bytes(plan.limits),
-                           runner_bytes(backend, plan.limits, config)));
+  WCUDA_ASSIGN(plan.layout, plan_layout(plan.limits, config, ops.scratch_bytes(plan.limits),
+                                        runner_bytes(backend, plan.limits, config)));
   WCUDA_ASSIGN(plan.has_persistent_layers,
                plan_persistent_layers(plan.limits, config, weights, ops.device()));
   return plan;

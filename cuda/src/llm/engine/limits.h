@@ -39,7 +39,6 @@ struct Layout {
   uint64_t query = 0;      // f32 (max_batch_tokens, head_count * head_length)
   uint64_t key = 0;        // f32 (max_batch_tokens, kv_head_count * head_length)
   uint64_t value = 0;      // f32, likewise
-  uint64_t joined = 0;     // f32 (max_batch_tokens, query, key and value); on the host nothing
   uint64_t attention = 0;  // f32, as query
   uint64_t hidden = 0;     // f32 (max_batch_tokens, feed_forward_length)
   uint64_t ops = 0;        // Ops::scratch_bytes
@@ -65,8 +64,7 @@ struct Layout {
 // Pure; every sum is checked. `ops_scratch_bytes` comes from Ops::scratch_bytes, `runner_bytes`
 // from engine::runner_bytes.
 Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
-                           const ops::DeviceTraits& device, uint64_t ops_scratch_bytes,
-                           uint64_t runner_bytes);
+                           uint64_t ops_scratch_bytes, uint64_t runner_bytes);
 
 // Whether steps of one token use persistent fused layers. WCUDA_UNSUPPORTED: the limits demand
 // them, and no kernel takes the model's matrices on this device.

@@ -28,8 +28,8 @@ struct Machine {
   }
   Activations activations() const {
     const auto at = [this](uint64_t offset) { return reinterpret_cast<float*>(scratch + offset); };
-    return {at(layout.x),      at(layout.query),     at(layout.key),   at(layout.value),
-            at(layout.joined), at(layout.attention), at(layout.hidden)};
+    return {at(layout.x),     at(layout.query),     at(layout.key),
+            at(layout.value), at(layout.attention), at(layout.hidden)};
   }
   int32_t* history(uint32_t slot) const {
     return reinterpret_cast<int32_t*>(kv + layout.history) +

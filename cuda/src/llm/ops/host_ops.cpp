@@ -159,8 +159,7 @@ Status HostOps::embed(const Node&, const EmbedArgs& args) {
 Status HostOps::rope_kv(const Node&, const RopeKvArgs& args) {
   WCUDA_TRY(check_batch(args.batch));
   WCUDA_TRY(check_pool(args.pool, args.layer, args.head_count));
-  WCUDA_CHECK(args.joined == nullptr && args.query != nullptr && args.key != nullptr &&
-              args.value != nullptr);
+  WCUDA_CHECK(args.query != nullptr && args.key != nullptr && args.value != nullptr);
   WCUDA_CHECK(args.rope.dimension_count % 2 == 0 &&
               args.rope.dimension_count <= args.pool.head_length);
   for_tokens(args.batch->token_count, [&](uint32_t token, uint32_t) { finish_token(args, token); });

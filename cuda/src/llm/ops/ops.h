@@ -100,28 +100,22 @@ enum class Epilogue : uint32_t {
 // A linear layer of up to three weights that read the same input, h = x or rms_norm(x) * norm.
 struct LinearArgs {
   uint32_t token_count;
-  // (token_count, cols), or the rows token_indices of it. In the form that the node names; of gate
-  // sums h = activation(gate + gate_bias) * (up + up_bias).
-  const float* x;
+  const float* x;                 // (token_count, cols), or the rows token_indices of it
   const uint32_t* token_indices;  // (token_count) device memory; may be null
   Vector norm;                    // (cols); null: none
   float epsilon;
-  Vector gate_bias, up_bias;  // (cols); may be null
   uint32_t weight_count;
   Weight weights[kLinearWeightsMax];  // of the same cols; kGate: gate and up
   Vector biases[kLinearWeightsMax];   // (rows) of each; may be null
   Epilogue epilogue;
   Activation activation;
-  // (token_count, rows) of each, in the form that the node names: joined, and gate sums, lie in the
-  // first.
-  float* outputs[kLinearWeightsMax];
+  float* outputs[kLinearWeightsMax];  // (token_count, rows) of each; of a gate the first
 };
 
 // query = rope(norm(query)) in place; rope(norm(key)) and value into the pages. `key` may be
 // changed.
 struct RopeKvArgs {
   const Batch* batch;
-  const float* joined;          // input of the form joined; else null
   float* query;                 // (token_count, head_count * head_length)
   float* key;                   // (token_count, pool.head_count * head_length)
   const float* value;           // the same shape
@@ -142,7 +136,7 @@ struct AttentionArgs {
   uint32_t window;  // 0: all positions
   KvPool pool;
   uint32_t layer;
-  float* out;  // (token_count, head_count * head_length), in the form that the node names
+  float* out;  // (token_count, head_count * head_length)
   // Where the node's input is unrotated: what rope_kv would be given.
   const RopeKvArgs* rope_kv = nullptr;
   float softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: unchanged

@@ -20,11 +20,7 @@ class Planner {
  public:
   Planner(const model::Config& config, const model::Weights& weights, const Limits& limits,
           const DeviceTraits& device, const StepShape& shape)
-      : config_(config),
-        weights_(weights),
-        limits_(limits),
-        device_(device),
-        switches_(linear_switches(device)) {
+      : config_(config), weights_(weights), limits_(limits), device_(device) {
     plan_.shape = shape;
   }
 
@@ -33,7 +29,7 @@ class Planner {
     start();
     add(Operation::kEmbed, on_device(Kernel::kEmbed), kNoLayer, Form::kTokens, Form::kF32);
     for (uint32_t layer = 0; layer < config_.layer_count; ++layer) {
-      if (!has_next_) query_key_value(layer);
+      if (!has_next_) linear(Operation::kQueryKeyValue, layer);
       has_next_ = false;
       attention(layer);
       after_attention(layer);
@@ -50,14 +46,7 @@ class Planner {
   Kernel on_device(Kernel kernel) const { return device_.is_host ? Kernel::kHost : kernel; }
 
   Node& add(Operation operation, Kernel kernel, uint32_t layer, Form input, Form output) {
-    Node node{};
-    node.operation = operation;
-    node.kernel = kernel;
-    node.layer = layer;
-    node.input = input;
-    node.output = output;
-    node.fused_count = 1;
-    plan_.nodes.push_back(node);
+    plan_.nodes.push_back({operation, kernel, layer, input, output});
     return plan_.nodes.back();
   }
 
@@ -84,22 +73,10 @@ class Planner {
            config_.rope_dimension_count <= config_.head_length;
   }
 
-  // Whether one product computes query, key and value, whose kernel then rotates.
-  bool joins() const {
-    return !attention_rotates() && is_gemm_step(shape().token_count, limits_, switches_);
-  }
-
-  void query_key_value(uint32_t layer) {
-    Node& node = linear(Operation::kQueryKeyValue, layer);
-    node.output =
-        node.kernel == Kernel::kDequantizeGemm && joins() ? Form::kJoined : Form::kUnrotated;
-  }
-
   void attention(uint32_t layer) {
     Form input = Form::kUnrotated;
     if (!attention_rotates()) {
-      const Form products = plan_.nodes.back().output;
-      add(Operation::kRotateAndStore, on_device(Kernel::kRopeKv), layer, products, Form::kPages);
+      add(Operation::kRotateAndStore, on_device(Kernel::kRopeKv), layer, input, Form::kPages);
       input = Form::kPages;
     }
     if (device_.is_host) {
@@ -110,10 +87,9 @@ class Planner {
       const bool has_warpgroup =
           device_.has_warpgroup_code &&
           kernels::prefill_has_warpgroup(config_.head_length, device_.compute_capability);
-      const bool is_half = has_warpgroup && shape().min_row_tokens > 1 && takes_half();
       add(Operation::kAttention,
           has_warpgroup ? Kernel::kAttentionPrefillWarpgroup : Kernel::kAttentionPrefill, layer,
-          input, is_half ? Form::kF16 : Form::kF32);
+          input, Form::kF32);
       if (shape().min_row_tokens > 1) return;
     }
     add(Operation::kAttention, decode_kernel(), layer, input, Form::kF32);
@@ -130,13 +106,6 @@ class Planner {
                             shape().max_positions <= kClusterPositionsMax &&
                             groups * kernels::kDecodeClusterBlocks <= device_.sm_count;
     return is_cluster ? Kernel::kAttentionDecodeCluster : Kernel::kAttentionDecodeGroup;
-  }
-
-  // Whether the output projection reads attention as f16.
-  bool takes_half() const {
-    const uint32_t cols = config_.head_count * config_.head_length;
-    return is_gemm_step(shape().token_count, limits_, switches_) &&
-           config_.embedding_length % 8 == 0 && cols % 8 == 0 && cols <= kGemmInputsMax;
   }
 
   // ---- linear layers
@@ -172,48 +141,12 @@ class Planner {
     return linear;
   }
 
-  Node& linear(Operation operation, uint32_t layer) {
+  void linear(Operation operation, uint32_t layer) {
     const LinearShape linear = shape_of(operation, layer);
-    const Kernel kernel = linear_kernel(linear, limits_, device_, switches_);
-    Form input = Form::kF32, output = Form::kF32;
-    if (linear.is_added) {
-      input = plan_.nodes.back().output;
-      output = Form::kResidual;
-    } else if (linear.is_gate && kernel == Kernel::kDequantizeGemm) {
-      output = Form::kGateSums;
-    }
-    Node& node = add(operation, kernel, layer, input, output);
-    if (kernel == Kernel::kDequantizeGemm) {
-      take_buffers(linear, &node);
-    } else if (kernel == Kernel::kDequantizeGemmF32) {
-      ordered_buffers_ = 0;  // it writes to the first buffer on the main stream
-    }
-    return node;
-  }
-
-  void take_buffers(const LinearShape& linear, Node* node) {
-    node->first_buffer = next_buffer_;
-    node->ordered_buffers = ordered_buffers_;
-    node->has_second_stream = !shape().is_captured;
-    const uint64_t weight_bytes = gemm_memory(limits_).weight_bytes;
-    uint32_t pieces = 0;
-    if (is_one_product(linear, *node)) {
-      uint32_t rows = 0;
-      for (uint32_t m = 0; m < linear.matrix_count; ++m) rows += linear.rows[m];
-      pieces = gemm_piece_count(rows, linear.cols, weight_bytes);
-    } else {
-      for (uint32_t m = 0; m < linear.matrix_count; ++m)
-        pieces += gemm_piece_count(linear.rows[m], linear.cols, weight_bytes);
-    }
-    for (uint32_t piece = 0; piece < pieces; ++piece) {
-      if (node->has_second_stream) ordered_buffers_ |= static_cast<uint8_t>(1u << next_buffer_);
-      next_buffer_ ^= 1;
-    }
-  }
-  // Gate and up, and queries, keys and values that stay joined.
-  bool is_one_product(const LinearShape& linear, const Node& node) const {
-    return linear.is_gate || linear.matrix_count == 1 ||
-           (node.operation == Operation::kQueryKeyValue && joins());
+    add(operation, linear_kernel(linear, limits_, device_), layer, Form::kF32,
+        linear.is_added                          ? Form::kResidual
+        : operation == Operation::kQueryKeyValue ? Form::kUnrotated
+                                                 : Form::kF32);
   }
 
   // The output projection, the feed-forward, and in one kernel with them what comes next.
@@ -267,11 +200,8 @@ class Planner {
   const model::Weights& weights_;
   const Limits& limits_;
   const DeviceTraits& device_;
-  const LinearSwitches switches_;
   StepPlan plan_;
   bool has_next_ = false;  // the last node computed the first product of what follows
-  uint8_t next_buffer_ = 0;
-  uint8_t ordered_buffers_ = 0;
 };
 
 }  // namespace
@@ -323,8 +253,6 @@ const char* kernel_name(Kernel kernel) {
                                     "linear_vector",
                                     "linear_batch",
                                     "packed_gemm",
-                                    "dequantize_gemm",
-                                    "dequantize_gemm_f32",
                                     "persistent_layers",
                                     "rope_kv",
                                     "attention_decode",
@@ -339,8 +267,7 @@ const char* kernel_name(Kernel kernel) {
 
 const char* form_name(Form form) {
   constexpr const char* kNames[] = {
-      "-",   "tokens",        "f32",          "f32 joined",      "f32 unrotated",
-      "f16", "f16 gate sums", "f32 residual", "f32 and KV pages"};
+      "-", "tokens", "f32", "f32 unrotated", "f32 residual", "f32 and KV pages"};
   static_assert(std::size(kNames) == static_cast<size_t>(Form::kPages) + 1);
   return kNames[static_cast<size_t>(form)];
 }

@@ -52,7 +52,6 @@ struct StepShape {
   uint32_t min_row_tokens = 0;  // no row has fewer tokens
   uint32_t max_row_tokens = 0;  // no row has more tokens
   uint32_t max_positions = 0;   // no row reaches past position max_positions - 1
-  bool is_captured = false;     // into a graph: on one stream
 };
 
 // Values of max_positions up to which attention of few rows of one token uses one block for each
@@ -85,11 +84,9 @@ enum class Kernel : uint8_t {
   kBeginStep,
   kAttentionPlan,
   kEmbed,
-  kLinearVector,       // at most 8 tokens: packed weights, at the speed of memory
-  kLinearBatch,        // packed weights on tensor cores, few tokens
-  kPackedGemm,         // the same for many
-  kDequantizeGemm,     // weights to f16 piece by piece, each piece one product with all tokens
-  kDequantizeGemmF32,  // the same with f32 sums and an epilogue of their own, for any sizes
+  kLinearVector,  // at most 8 tokens: packed weights, at the speed of memory
+  kLinearBatch,   // packed weights on tensor cores, few tokens
+  kPackedGemm,    // the same for many
   kPersistentLayers,
   kRopeKv,
   kAttentionDecode,
@@ -105,12 +102,9 @@ enum class Form : uint8_t {
   kNone,
   kTokens,     // token ids
   kF32,        // f32, each tensor by itself
-  kJoined,     // f32; query, key and value of a token one after the other
   kUnrotated,  // f32 query, key and value as the products gave them
-  kF16,
-  kGateSums,  // f16 sums of gate and of up, scaled per token by a power of two stored next to them
-  kResidual,  // f32, added to
-  kPages,     // f32 queries; keys and values in the KV pages
+  kResidual,   // f32, added to
+  kPages,      // f32 queries; keys and values in the KV pages
 };
 
 constexpr uint32_t kNoLayer = UINT32_MAX;
@@ -123,12 +117,6 @@ struct Node {
   Form input = Form::kNone;
   Form output = Form::kNone;
   uint32_t fused_count = 1;  // kPersistentLayers: linear layers in it
-  // kDequantizeGemm writes pieces of f16 weights to two buffers in turn, on a second stream.
-  uint8_t first_buffer = 0;
-  // Bit b: the last product that read buffer b belongs to a node of this step, whose event the
-  // writer waits for; else it waits for all that is queued.
-  uint8_t ordered_buffers = 0;
-  bool has_second_stream = false;
 };
 
 struct StepPlan {

@@ -238,13 +238,13 @@ class Sequence {
     StepArgs args;
     args.batch = &batch;
     args.pool = pool_.pool;
-    args.activations = {x.data(), query.data(),     key.data(),   value.data(),
-                        nullptr,  attention.data(), hidden.data()};
+    args.activations = {x.data(),     query.data(),     key.data(),
+                        value.data(), attention.data(), hidden.data()};
     args.logits_indices = logits_indices.data();
     args.logits = logits.data();
     const ops::StepPlan plan =
         ops::plan_step(model_.config, model_.weights, machine_.limits, machine_.ops->device(),
-                       {count, 1, 1, count, count, length_, false});
+                       {count, 1, 1, count, count, length_});
     const Status status = forward(model_.config, model_.weights, *machine_.ops, plan, args);
     EXPECT_TRUE(status.ok()) << status.message();
     return logits;

@@ -80,7 +80,7 @@ TEST(EngineLimits, kv_bytes_follow_from_pages_heads_and_type) {
   const auto limits = resolve_limits(options, config());
   ASSERT_TRUE(limits.ok());
 
-  const auto layout = plan_layout(*limits, config(), {}, 0, 0);
+  const auto layout = plan_layout(*limits, config(), 0, 0);
 
   ASSERT_TRUE(layout.ok());
   EXPECT_EQ(limits->page_count, 2u);
@@ -95,7 +95,7 @@ TEST(EngineLimits, regions_do_not_overlap_and_are_aligned) {
   const auto limits = resolve_limits(options, config());
   ASSERT_TRUE(limits.ok());
 
-  const auto layout = plan_layout(*limits, config(), {}, 777, 64);
+  const auto layout = plan_layout(*limits, config(), 777, 64);
 
   ASSERT_TRUE(layout.ok());
   const uint64_t offsets[] = {layout->x,         layout->query,        layout->key, layout->value,
@@ -116,7 +116,7 @@ TEST(EngineLimits, sizes_past_all_bounds_are_an_error) {
   const auto limits = resolve_limits(options, huge);
   ASSERT_TRUE(limits.ok());
 
-  EXPECT_EQ(plan_layout(*limits, huge, {}, 0, 0).status().code(), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(plan_layout(*limits, huge, 0, 0).status().code(), WCUDA_INVALID_ARGUMENT);
 }
 
 }  // namespace

@@ -86,8 +86,8 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     limits.max_sequence_tokens = 512;
     limits.page_count = 200;
     WCUDA_ASSIGN(machine_.ops, ops::make_ops(backend_));
-    WCUDA_ASSIGN(machine_.layout, plan_layout(limits, config, machine_.ops->device(),
-                                              machine_.ops->scratch_bytes(limits), kInputBytes));
+    WCUDA_ASSIGN(machine_.layout,
+                 plan_layout(limits, config, machine_.ops->scratch_bytes(limits), kInputBytes));
     WCUDA_ASSIGN(kv_, machine_.memory->allocate(machine_.layout.kv_bytes, WCUDA_PURPOSE_KV, "kv"));
     WCUDA_ASSIGN(scratch_, machine_.memory->allocate(machine_.layout.scratch_bytes,
                                                      WCUDA_PURPOSE_SCRATCH, "scratch"));
@@ -136,7 +136,6 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     }
     shape_.token_count = static_cast<uint32_t>(tokens.size());
     shape_.row_count = shape_.logits_count = static_cast<uint32_t>(rows.size());
-    shape_.is_captured = shape_.max_row_tokens == 1;
     batch_.token_count = shape_.token_count;
     batch_.row_count = shape_.row_count;
     batch_.page_table_stride = stride;

@@ -96,7 +96,7 @@ struct DeviceAttention {
     args.softcap = options.softcap;
     args.sinks = options.sinks;
     if (step.batch.max_row_tokens != 1) {
-      EXPECT_EQ(attention.prefill(args, false, launch), cudaSuccess);
+      EXPECT_EQ(attention.prefill(args, launch), cudaSuccess);
     }
     EXPECT_EQ(attention.decode(args, launch), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "core/backend/open.h"
 #include "kernels/linear/linear.h"
 #include "kernels/ptx/code.h"
 #include "llm/ops/cuda/linear.h"
@@ -265,23 +264,13 @@ inline ops::DeviceTraits device_traits(const kernels::Launch& launch) {
 // A CudaLinear with its scratch memory.
 class PreparedLinear {
  public:
-  explicit PreparedLinear(
-      const ops::Limits& limits,
-      compute::HalfGemm::Library library = compute::HalfGemm::Library::kWhereFound,
-      const ops::LinearSwitches& switches = {})
+  explicit PreparedLinear(const ops::Limits& limits, uint32_t batch_max = ops::kBatchTokensMax)
       : limits_(limits),
-        switches_(switches),
-        scratch_(ops::CudaLinear::scratch_bytes(limits, launch)),
-        linear_(library) {
+        batch_max_(batch_max),
+        scratch_(ops::CudaLinear::scratch_bytes(limits, launch)) {
     scratch_.fill(0xff);  // NaN wherever something is read before it is written
-    EXPECT_TRUE(backend_ != nullptr);
-    if (backend_ == nullptr) return;
-    const Result<Stream> stream = backend_->stream_borrow(launch.stream);
-    EXPECT_TRUE(stream.ok()) << stream.status().message();
-    if (!stream.ok()) return;
-    EXPECT_TRUE(linear_.prepare(limits, backend_.get(), *stream, launch, scratch_.data()).ok());
+    EXPECT_EQ(linear_.prepare(limits, launch, scratch_.data()), cudaSuccess);
   }
-  // Of f32 to f32.
   ops::Node node(const kernels::LinearArgs& args) const {
     ops::LinearShape shape;
     shape.token_count = args.tokens;
@@ -295,32 +284,18 @@ class PreparedLinear {
     shape.is_added = args.epilogue == Epilogue::kAdd;
     shape.has_norm = args.norm != nullptr;
     ops::Node node;
-    node.kernel = ops::linear_kernel(shape, limits_, device_traits(launch), switches_);
-    if (shape.is_gate && node.kernel == ops::Kernel::kDequantizeGemm)
-      node.kernel = ops::Kernel::kDequantizeGemmF32;
-    node.input = ops::Form::kF32;
-    node.output = shape.is_added ? ops::Form::kResidual : ops::Form::kF32;
-    node.has_second_stream = true;
+    node.kernel = ops::linear_kernel(shape, limits_, device_traits(launch), batch_max_);
     return node;
   }
-  void operator()(const kernels::LinearArgs& args) { run(node(args), args, {}); }
-  void run(const ops::Node& node, const kernels::LinearArgs& args, const ops::GateSums& sums) {
-    const Status status = linear_.run(node, args, sums, launch);
+  void operator()(const kernels::LinearArgs& args) {
+    const Status status = linear_.run(node(args), args, launch);
     EXPECT_TRUE(status.ok()) << status.message();
   }
   kernels::Launch launch = device_launch();
 
  private:
-  static std::shared_ptr<Backend> open() {
-    OpenOptions options;
-    options.backend = WCUDA_BACKEND_CUDA;
-    Result<Opened> opened = open_backend(options);
-    return opened.ok() ? opened->backend : nullptr;
-  }
-
-  const std::shared_ptr<Backend> backend_ = open();  // outlives linear_
   ops::Limits limits_;
-  ops::LinearSwitches switches_;
+  uint32_t batch_max_;
   DeviceArray<uint8_t> scratch_;
   ops::CudaLinear linear_;
 };

@@ -214,8 +214,8 @@ inline Status run_attention_input(Ops& ops, const AttentionInput& input) {
     WCUDA_TRY(ops.start(table, {input.batch, nullptr, input.pool, 0, input.rope}));
   WCUDA_TRY(ops.linear({}, linear));
   return ops.rope_kv(
-      {}, {input.batch, nullptr, input.query_out, key.data(), value.data(), input.query_norm,
-           input.key_norm, input.epsilon, input.rope, input.head_count, input.pool, input.layer});
+      {}, {input.batch, input.query_out, key.data(), value.data(), input.query_norm, input.key_norm,
+           input.epsilon, input.rope, input.head_count, input.pool, input.layer});
 }
 
 // Rows of a step over a pool whose every byte is 0xff (NaN in each type) until it is written.

@@ -29,7 +29,7 @@ Kernel kernel_of(uint32_t type, uint32_t tokens, const DeviceTraits& device, boo
   limits.max_batch_tokens = 8192;
   limits.embedding_length = limits.feed_forward_length = 4096;
   limits.batch_invariant = is_invariant;
-  return linear_kernel(shape, limits, device, linear_switches(device));
+  return linear_kernel(shape, limits, device);
 }
 
 TEST(LinearPlan, kernels_change_at_the_measured_numbers_of_tokens) {

@@ -52,7 +52,7 @@ struct Tiny {
 
 TEST(StepCost, of_linear_layers_is_weights_once_and_activations_of_each_token) {
   const Tiny tiny;
-  const StepShape shape{3, 1, 1, 3, 3, 3, false};
+  const StepShape shape{3, 1, 1, 3, 3, 3};
 
   const NodeCost products = tiny.of(Operation::kQueryKeyValue, shape);
   const NodeCost gate = tiny.of(Operation::kGateUp, shape);
@@ -73,7 +73,7 @@ TEST(StepCost, of_attention_is_the_pages_that_rows_see) {
   tiny.cost.row_count = 2;
   tiny.cost.row_tokens = 1;
   tiny.cost.context_positions = 9;
-  const StepShape decode{2, 2, 2, 1, 1, 10, false};
+  const StepShape decode{2, 2, 2, 1, 1, 10};
   const NodeCost all = tiny.of(Operation::kAttention, decode);
   EXPECT_EQ(all.bytes, 2u * 10 * 2 * 16 + 2 * 16 * 8);
   EXPECT_EQ(all.flops, 4u * 2 * 10 * 16);
@@ -84,7 +84,7 @@ TEST(StepCost, of_attention_is_the_pages_that_rows_see) {
   tiny.config.sliding_window = 0;
   tiny.cost.row_count = 1;
   tiny.cost.row_tokens = 3;
-  const StepShape prefill{3, 1, 1, 3, 3, 12, false};
+  const StepShape prefill{3, 1, 1, 3, 3, 12};
   EXPECT_EQ(tiny.of(Operation::kAttention, prefill).flops, 4u * (10 + 11 + 12) * 16);
 }
 

@@ -87,9 +87,7 @@ struct NamedShape {
   StepShape shape;
 };
 
-StepShape decode(uint32_t rows, uint32_t positions) {
-  return {rows, rows, rows, 0, 1, positions, true};
-}
+StepShape decode(uint32_t rows, uint32_t positions) { return {rows, rows, rows, 0, 1, positions}; }
 
 std::vector<NamedShape> cases() {
   return {{"decode, 1 row, 200 positions", decode(1, 256)},
@@ -98,13 +96,13 @@ std::vector<NamedShape> cases() {
           {"decode, 8 rows, 4000 positions", decode(8, 8192)},
           {"decode, 64 rows", decode(64, 32768)},
           {"decode, 256 rows", decode(256, 32768)},
-          {"prefill, 1 row of 5 tokens", {5, 1, 1, 5, 5, 5, false}},
-          {"prefill, 1 row of 100 tokens", {100, 1, 1, 100, 100, 100, false}},
-          {"prefill, 1 row of 512 tokens", {512, 1, 1, 512, 512, 512, false}},
-          {"prefill without logits, 2048 tokens", {2048, 1, 0, 2048, 2048, 4096, false}},
-          {"mixed, 6 rows, 8 tokens", {8, 6, 6, 1, 3, 700, false}},
-          {"mixed, 9 rows, 40 tokens", {40, 9, 9, 1, 32, 700, false}},
-          {"mixed, 20 rows, 400 tokens", {400, 20, 20, 1, 300, 700, false}}};
+          {"prefill, 1 row of 5 tokens", {5, 1, 1, 5, 5, 5}},
+          {"prefill, 1 row of 100 tokens", {100, 1, 1, 100, 100, 100}},
+          {"prefill, 1 row of 512 tokens", {512, 1, 1, 512, 512, 512}},
+          {"prefill without logits, 2048 tokens", {2048, 1, 0, 2048, 2048, 4096}},
+          {"mixed, 6 rows, 8 tokens", {8, 6, 6, 1, 3, 700}},
+          {"mixed, 9 rows, 40 tokens", {40, 9, 9, 1, 32, 700}},
+          {"mixed, 20 rows, 400 tokens", {400, 20, 20, 1, 300, 700}}};
 }
 
 Limits limits_of(const model::Config& config, bool is_batch_invariant) {
@@ -134,11 +132,6 @@ std::string line(const Node& node) {
   if (node.operation == Operation::kPersistentLayers) text += ")";
   text += std::string(": ") + kernel_name(node.kernel) + ", " + form_name(node.input) + " -> " +
           form_name(node.output);
-  if (node.kernel == Kernel::kDequantizeGemm) {
-    text += ", buffer " + std::to_string(node.first_buffer);
-    if (node.has_second_stream)
-      text += " on the second stream, ordered " + std::to_string(node.ordered_buffers);
-  }
   return text + "\n";
 }
 
@@ -236,8 +229,8 @@ TEST(StepPlan, softcap_of_logits_is_a_node_where_config_has_one) {
   const Limits limits = limits_of(llama.config, false);
   for (const Device& device : devices()) {
     const auto last = [&](uint32_t logits) {
-      const StepPlan plan = plan_step(llama.config, llama.weights, limits, device.traits,
-                                      {5, 1, logits, 5, 5, 5, false});
+      const StepPlan plan =
+          plan_step(llama.config, llama.weights, limits, device.traits, {5, 1, logits, 5, 5, 5});
       return plan.nodes.back();
     };
     EXPECT_EQ(last(1).operation, Operation::kSoftcapLogits) << device.name;

@@ -202,7 +202,6 @@ cudaError_t CudaAttention::rope_kv(const RopeKvArgs& args, const kernels::Launch
   call.query = args.query;
   call.key = args.key;
   call.value = args.value;
-  call.joined = args.joined;
   call.rope = head_turn(args);
   return kernels::rope_kv(call, launch);
 }
@@ -229,11 +228,8 @@ kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& arg
   return call;
 }
 
-cudaError_t CudaAttention::prefill(const AttentionArgs& args, bool has_half_output,
-                                   const kernels::Launch& launch) const {
-  kernels::AttentionKernelArgs call = kernel_args(args, launch);
-  if (has_half_output) call.out_half = reinterpret_cast<uint16_t*>(args.out);
-  return kernels::attention_prefill(call, launch);
+cudaError_t CudaAttention::prefill(const AttentionArgs& args, const kernels::Launch& launch) const {
+  return kernels::attention_prefill(kernel_args(args, launch), launch);
 }
 
 cudaError_t CudaAttention::decode(const AttentionArgs& args, const kernels::Launch& launch) const {

@@ -40,10 +40,8 @@ class CudaAttention {
   cudaError_t rope_kv(const RopeKvArgs& args, const kernels::Launch& launch) const;
 
   // Of rows of more than one token, and of one. The window must be the step's, or any if that was
-  // 0. Results of dead tokens are not written. has_half_output: `out` is (token_count, head_count *
-  // head_length) f16, where kernels::attention_prefill_has_warpgroup.
-  cudaError_t prefill(const AttentionArgs& args, bool has_half_output,
-                      const kernels::Launch& launch) const;
+  // 0. Results of dead tokens are not written.
+  cudaError_t prefill(const AttentionArgs& args, const kernels::Launch& launch) const;
   cudaError_t decode(const AttentionArgs& args, const kernels::Launch& launch) const;
   // The kernel that decode() launches.
   Kernel decode_kernel(const Batch& batch, const KvPool& pool, const kernels::Launch& launch) const;

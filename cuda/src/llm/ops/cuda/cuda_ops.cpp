@@ -110,7 +110,7 @@ Status CudaOps::prepare(const Limits& limits, void* scratch) {
   return backend_->queue(stream_, [&]() -> Status {
     WCUDA_TRY(
         check(attention_.prepare(limits, memory + offsets.attention, launch_), "attention set-up"));
-    return linear_.prepare(limits, backend_.get(), stream_, launch_, memory + offsets.linear);
+    return check(linear_.prepare(limits, launch_, memory + offsets.linear), "linear set-up");
   });
 }
 
@@ -142,11 +142,7 @@ Status CudaOps::embed(const Node&, const EmbedArgs& args) {
 }
 
 Status CudaOps::linear(const Node& node, const LinearArgs& args) {
-  GateSums sums;
-  sums.gate_bias = args.gate_bias;
-  sums.up_bias = args.up_bias;
-  sums.activation = gate_epilogue(args.activation);
-  return linear_.run(node, linear_args(args), sums, launch_);
+  return linear_.run(node, linear_args(args), launch_);
 }
 
 Status CudaOps::persistent_layers(const Node& node, const LinearArgs* layers, uint32_t count) {
@@ -162,7 +158,7 @@ Status CudaOps::rope_kv(const Node&, const RopeKvArgs& args) {
 
 Status CudaOps::attention(const Node& node, const AttentionArgs& args) {
   if (node.kernel == Kernel::kAttentionPrefill || node.kernel == Kernel::kAttentionPrefillWarpgroup)
-    return check(attention_.prefill(args, node.output == Form::kF16, launch_), "attention_prefill");
+    return check(attention_.prefill(args, launch_), "attention_prefill");
   WCUDA_CHECK(node.kernel == attention_.decode_kernel(*args.batch, args.pool, launch_));
   return check(attention_.decode(args, launch_), "attention_decode");
 }
