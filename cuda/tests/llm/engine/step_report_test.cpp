@@ -12,12 +12,12 @@
 namespace wcuda::engine {
 namespace {
 
-constexpr uint32_t kQ5_1 = 7;
+constexpr uint32_t kNvfp4 = 40;
 
 // Its output matrix is of a type that the host keeps as it is, and a GPU in tiles of 16 rows.
 std::string file_bytes() {
   testing::TinyModel tiny;
-  tiny.embedding_type = kQ5_1;
+  tiny.embedding_type = kNvfp4;
   return tiny.build();
 }
 
@@ -47,7 +47,7 @@ uint64_t expected_bytes(uint64_t matrix_bytes, uint64_t rows) {
 }
 
 TEST(StepReport, counts_weights_as_the_device_holds_them) {
-  const uint64_t on_gpu = *quant::gpu_layout_bytes(kQ5_1, 97, 64);
+  const uint64_t on_gpu = *quant::gpu_layout_bytes(kNvfp4, 97, 64);
   const std::string bytes = file_bytes();
   const auto plan =
       model::plan_load(*open_host_backend(0, 1).take(), *testing::open_bytes(bytes).take());
