@@ -33,7 +33,10 @@ pub fn run(args: Args) -> Outcome {
                 writeln!(out, "{}", line(device))?;
             }
             if let Err(error) = gemm_library() {
-                writeln!(out, "matrix products are not available without cuBLASLt: {error}")?;
+                writeln!(
+                    out,
+                    "matrix products are not available without cuBLASLt: {error}"
+                )?;
             }
         }
         Err(error) => writeln!(out, "{}", reason(error))?,
