@@ -266,7 +266,9 @@ wcuda_status wcuda_kernel_occupancy_get(wcuda_kernel kernel, uint32_t block_thre
                                         wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto object, resolve(kernel, "kernel"));
+    WCUDA_TRY(check_struct(occupancy, "occupancy"));
     WCUDA_ASSIGN(const wcuda_occupancy result, occupancy_of(*object, block_threads, shared_bytes));
-    return write_struct(result, occupancy, "occupancy");
+    write_struct(result, occupancy);
+    return {};
   });
 }

@@ -296,11 +296,13 @@ wcuda_status wcuda_registry_find(wcuda_registry registry, wcuda_string name,
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto object, resolve(registry, "registry"));
     WCUDA_ASSIGN(const std::string_view text, read_string(name, "name"));
+    WCUDA_TRY(check_struct(kernel, "kernel"));
     const auto found = object->find_name(text);
     if (!found)
       return Status::error(WCUDA_NOT_FOUND, "kernel '%s' is not registered",
                            printable(text).c_str());
-    return write_struct(describe_entry(*found), kernel, "kernel");
+    write_struct(describe_entry(*found), kernel);
+    return {};
   });
 }
 
