@@ -295,6 +295,7 @@ int main() {
     decode(k8B, type, 1, 16384);
     decode(k8B, type, 8, 4096);
     decode(k8B, type, 8, 16384);
+    for (const uint32_t rows : {64u, 256u, 512u}) decode(k8B, type, rows, 160);
     decode(k8B, type, 64, 1024);
     decode(k8B, type, 256, 1024);
   }

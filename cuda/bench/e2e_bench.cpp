@@ -8,13 +8,15 @@
 //             [--folder DIR] [--json FILE] [SHAPE:MIX:WORK,WORK…]…
 //   e2e_bench --write SHAPE:MIX FILE
 //
-// WORK: load, decode, streams, prefill, first, host. Works on files (load from a file, first) need
+// WORK: load, decode, streams, prefill, first, host, profile (the nodes of a step of each number of
+// streams, summed over the layers). Works on files (load from a file, first) need
 // --folder, a place with room for the model; the file is removed. Without a list: the table of
 // docs/PERFORMANCE.md on CUDA, SmolLM2's shape on the host.
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -125,6 +127,7 @@ class ModelBench {
     if (spec_.has("streams")) WCUDA_TRY(run_streams());
     if (spec_.has("prefill")) WCUDA_TRY(run_prefill());
     if (spec_.has("host")) WCUDA_TRY(run_host());
+    if (spec_.has("profile")) WCUDA_TRY(run_profile());
     return {};
   }
 
@@ -226,7 +229,7 @@ class ModelBench {
     need(1, 256);
     if (spec_.has("decode"))
       for (const uint32_t depth : options_.depths) need(1, depth + options_.tokens + 64);
-    if (spec_.has("streams"))
+    if (spec_.has("streams") || spec_.has("profile"))
       for (const uint32_t count : options_.streams) need(count, kStreamPrompt + kStreamTokens + 64);
     if (spec_.has("prefill"))
       for (const uint32_t prompt : options_.prompts) need(1, prompt + 64);
@@ -343,6 +346,42 @@ class ModelBench {
     return {};
   }
 
+  Status run_profile() {
+    for (const uint32_t count : options_.streams) {
+      WCUDA_TRY(session_->begin(count));
+      WCUDA_TRY(session_->prefill(kStreamPrompt));
+      std::vector<wcuda_step_node> nodes;
+      WCUDA_TRY(session_->profile(&nodes));
+      report_.note(name_ + "profile of a step of " + std::to_string(count) + " streams");
+      std::vector<wcuda_step_node> sums;  // of the layers
+      std::vector<uint32_t> counts;
+      for (const wcuda_step_node& node : nodes) {
+        size_t i = 0;
+        while (i < sums.size() && (std::strcmp(sums[i].operation, node.operation) != 0 ||
+                                   std::strcmp(sums[i].kernel, node.kernel) != 0))
+          ++i;
+        if (i == sums.size()) {
+          sums.push_back(node);
+          counts.push_back(1);
+          continue;
+        }
+        ++counts[i];
+        sums[i].bytes += node.bytes;
+        sums[i].limit_ns += node.limit_ns;
+        sums[i].measured_ns += node.measured_ns;
+      }
+      for (size_t i = 0; i < sums.size(); ++i) {
+        char text[160];
+        std::snprintf(text, sizeof text, "  %-18s %-24s x %3u %9.1f us, limit %9.1f us, %6.0f GB/s",
+                      sums[i].operation, sums[i].kernel, counts[i], sums[i].measured_ns * 1e-3,
+                      sums[i].limit_ns * 1e-3,
+                      static_cast<double>(sums[i].bytes) / std::max(sums[i].measured_ns, 1.0));
+        report_.note(text);
+      }
+    }
+    return {};
+  }
+
   const Options& options_;
   const Device& device_;
   const Spec spec_;
@@ -363,7 +402,7 @@ Result<Spec> parse_spec(const std::string& text) {
   const Spec spec{parts[0], parts[1], split(parts[2], ',')};
   for (const std::string& work : spec.works) {
     bool known = false;
-    for (const char* name : {"load", "decode", "streams", "prefill", "first", "host"})
+    for (const char* name : {"load", "decode", "streams", "prefill", "first", "host", "profile"})
       known = known || work == name;
     if (!known) return Status::error(WCUDA_INVALID_ARGUMENT, "no work '%s'", work.c_str());
   }

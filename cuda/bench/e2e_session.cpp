@@ -217,4 +217,29 @@ Status Session::measure_host(uint32_t steps, std::vector<double>* seconds) {
   return {};
 }
 
+Status Session::profile(std::vector<wcuda_step_node>* nodes) {
+  constexpr uint32_t kSteps = 5;
+  wcuda_error error{};
+  WCUDA_TRY(to_status(wcuda_engine_profile_set(engine_.get(), 1, &error), error));
+  std::vector<std::vector<double>> times;
+  for (uint32_t step = 0; step < kSteps; ++step) {
+    WCUDA_TRY(submit(feed_rows()));
+    WCUDA_TRY(wait_all(nullptr));
+    uint64_t count = 0;
+    WCUDA_TRY(to_status(
+        wcuda_engine_profile_list(engine_.get(), nullptr, 0, nullptr, 0, &count, &error), error));
+    nodes->assign(count, WCUDA_STEP_NODE_INIT);
+    WCUDA_TRY(to_status(
+        wcuda_engine_profile_list(engine_.get(), nullptr, 0, nodes->data(), count, &count, &error),
+        error));
+    times.resize(count);
+    for (uint64_t i = 0; i < count; ++i) times[i].push_back((*nodes)[i].measured_ns);
+  }
+  for (size_t i = 0; i < times.size(); ++i) {
+    std::sort(times[i].begin(), times[i].end());
+    (*nodes)[i].measured_ns = times[i][times[i].size() / 2];
+  }
+  return to_status(wcuda_engine_profile_set(engine_.get(), 0, &error), error);
+}
+
 }  // namespace wcuda::bench

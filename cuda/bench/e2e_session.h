@@ -75,6 +75,8 @@ class Session {
   // Time that the caller's thread spends in submit, and in wait once the device is done, of each
   // step.
   Status measure_host(uint32_t steps, std::vector<double>* seconds);
+  // The nodes of one such step, kernel by kernel: medians of a few.
+  Status profile(std::vector<wcuda_step_node>* nodes);
 
  private:
   static constexpr size_t kDepth = 2;  // steps in flight
