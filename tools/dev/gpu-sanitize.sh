@@ -16,7 +16,7 @@ suite+=:Path/GpuLinear.every_format*/linear_batch:Path/GpuLinear.every_format*/p
 suite+=:Gpu/ModelUpload.tensors_take_turns*:Gpu/Step.*:Gpu/EngineGolden.every_family*
 suite+=:GpuCatalogue.equals_numpy:GpuCatalogue.element_wise*:GpuCatalogue.unknown*:GpuKernels.*:GpuStreams.*
 suite+=:Shapes/GpuFusedLayers.as_layer_by_layer/dim1024_attention2048*:Shapes/GpuFusedLayers.as_layer_by_layer/dim1024_attention1024*
-suite+=:GpuModules.are*:GpuRegistry.*:GpuGemmApi.large*
+suite+=:GpuModules.are*:GpuRegistry.*:GpuZctlSession.*:GpuGemmApi.large*
 suite+=:-Gpu/Step.poisoned*:Gpu/Step.a_second_thread*:Gpu/Step.a_seed*
 # Backends whole, as the library has them and as a table: their kernels are one line each, so that one tool will do.
 # And products by way of copies: initcheck does not see what cuBLASLt stores.
