@@ -1,4 +1,4 @@
-//! Kernels by frames of bytes, served over a socket pair: `cargo run --features zctl --example 09-zctl`
+//! Kernels over the binary protocol ZCTL/1, on a socket pair: `cargo run --features zctl --example 09-zctl`
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

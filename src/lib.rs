@@ -22,7 +22,7 @@
 //! | kernel | [`CudaModule`], [`CudaFunction`], [`GpuArg`], [`GpuCompute`] | device code or CPU functions, launched with checked arguments |
 //! | matrix multiplication | [`CudaContext::gemm`] | with f32, tf32, f16, bf16 and fp8 operands |
 //! | registry | [`RegisteredKernel`], `manifest` (feature `manifest`) | kernels by id and name, each with a descriptor that states which calls are valid; a manifest is a file of descriptors |
-//! | frames | `zctl::Session`, `zctl::Server`, `zctl::Client` (feature `zctl`) | kernels for programs that know only bytes |
+//! | frames | `zctl::Session`, `zctl::Server`, `zctl::Client` (feature `zctl`) | a binary protocol (ZCTL/1) for listing and running kernels |
 //! | health | [`CudaContext::health`] | the state of the device, of its memory, and errors |
 //! | text | `text`, `generate` (feature `text`) | tokenizers, chat templates, streamed generation |
 //!
@@ -57,7 +57,7 @@
 //! * `scheduler` (default): assigns the tokens of many requests to steps; module `scheduler`.
 //! * `seal` (default): detects changed device memory with signed digests; module `seal`.
 //! * `manifest`: reads kernel descriptors from a JSON file; module `manifest`.
-//! * `zctl`: kernels by frames of bytes; module `zctl`.
+//! * `zctl`: a binary protocol (ZCTL/1) for listing and running kernels; module `zctl`.
 //! * `cuda-auto` (default): builds the CUDA backend if a toolkit is found. `cuda`: a missing toolkit is a build
 //!   error. The environment variable `WORKER_CUDA_BUILD` (`on`, `off`, `auto`) overrides these two features.
 //! * `stream`: provides generated text as a `futures_core::Stream`.

@@ -10,7 +10,7 @@
  *   worker_cuda/llm.h      8 to 12: GGUF files, plan, models, engines, steps
  *   worker_cuda/compute.h  16, 18 to 20, 22: run-time kernels, catalogue, matrix multiplication, registry
  *   worker_cuda/backend.h  21, 21b: backends, failover
- *   worker_cuda/zctl.h     23: kernels by frames of bytes
+ *   worker_cuda/zctl.h     23: a binary protocol for kernels
  *
  * Read base.h first, because its conventions apply to all five headers.
  */

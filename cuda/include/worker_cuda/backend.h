@@ -34,10 +34,11 @@ extern "C" {
  * CUDA and HOST, and a caller can register more. Every backend is used either through its function table,
  * of type wcuda_backend_vtable, or through a context on its device.
  *
- * wcuda_backend_table_get reports the library's table, for every type of backend. The functions of this
- * table check the handles, ranges, launch dimensions and kernel arguments of every call. The functions of a
- * table that the caller registers need no such checks: the library calls them only with handles that the
- * same table returned, and with ranges within their memory.
+ * There are two kinds of table. The library has one table of its own, which serves all backends, including
+ * registered ones; wcuda_backend_table_get reports it. Its functions check the handles, ranges, launch
+ * dimensions and kernel arguments of every call. The other kind is the table that a caller registers. Its
+ * functions need no such checks: the library calls them only with handles that the same table returned, and
+ * with ranges within their memory.
  */
 
 /* Backend types besides WCUDA_BACKEND_AUTO, WCUDA_BACKEND_CUDA and WCUDA_BACKEND_HOST. STDGPU and SIMULATED
@@ -94,8 +95,9 @@ typedef struct wcuda_selection_options {
   uint32_t flags;             /* WCUDA_SELECT_... */
   int32_t preferred;          /* the type to try first; 0 means none */
   uint32_t fallback_count;
-  /* Types to try after `preferred`, in this order. NULL means vulkan, metal and stdgpu if `preferred` is
-   * set, and otherwise all types, highest priority first. */
+  /* Types to try after `preferred`, in this order. If NULL and `preferred` is set: VULKAN, METAL and STDGPU,
+   * of which only STDGPU can be opened. If NULL and `preferred` is 0: all types, highest priority
+   * first. */
   const int32_t* fallbacks;
   uint64_t required_features; /* WCUDA_FEATURE_... bits; a device without them is skipped */
 } wcuda_selection_options;
@@ -129,9 +131,9 @@ typedef struct wcuda_selection {
 WCUDA_API wcuda_status wcuda_backend_select(const wcuda_selection_options* options,
                                             wcuda_selection* selection, wcuda_error* error);
 
-/* Returns the error name for a status in backend interfaces that report errors by name (BackendError,
- * MemoryError and KernelError), for example "OutOfMemory" or "KernelNotFound". Every status has a name;
- * WCUDA_OK has "". The string is static. [any thread] */
+/* Maps a status to an error name, for example "OutOfMemory" or "KernelNotFound". Interfaces that report
+ * errors by name (BackendError, MemoryError and KernelError) can use it. Every status has a name; that of
+ * WCUDA_OK is "". The string is static. [any thread] */
 WCUDA_API const char* wcuda_backend_error_name(wcuda_status status);
 
 typedef struct wcuda_backend {
@@ -256,11 +258,12 @@ typedef struct wcuda_backend_vtable {
   /* CUDA: `source` is CUDA C++, PTX, a cubin or a fatbin. `entry` is the name of a kernel or an expression
    * such as scale<float>.
    *
-   * HOST compiles nothing. It first looks for `entry` in the kernel registries (section 22) of contexts
+   * HOST compiles nothing. It first searches the text of `source` for `entry`, and returns WCUDA_NOT_FOUND
+   * if it does not occur. Then it looks for `entry` in the kernel registries (section 22) of contexts
    * created from the backend, newest registry first. A launch then runs the host function of that kernel,
    * with arguments checked against its descriptor. If no registry has the entry, HOST looks for a built-in
-   * kernel (section 19), which computes in f32. Returns WCUDA_NOT_FOUND if `entry` does not occur in
-   * `source`, and WCUDA_UNSUPPORTED_KERNEL if there is no such kernel or it has no host function. */
+   * kernel (section 19), which computes in f32. Returns WCUDA_UNSUPPORTED_KERNEL if there is no such kernel,
+   * or if the kernel has no host function. */
   wcuda_status (*compile_kernel)(void* self, wcuda_string source, wcuda_string entry,
                                  wcuda_backend_kernel* kernel, wcuda_error* error);
   /* Queues a launch. The library's table checks it as wcuda_kernel_launch does. */
@@ -376,7 +379,8 @@ WCUDA_API wcuda_status wcuda_backend_fault_set(wcuda_backend backend, int32_t ki
 typedef struct wcuda_failover_event {
   uint32_t struct_size;
   int32_t event;  /* WCUDA_FAILOVER_STARTED, ... */
-  int32_t reason; /* WCUDA_FAILOVER_REASON_...; 0 when the first backend was tested for its return */
+  int32_t reason; /* WCUDA_FAILOVER_REASON_...; 0 if the event reports a test of the first
+                     backend (recheck_ms) */
   int32_t from;   /* backend type, as is `to` */
   int32_t to;
   wcuda_status status;

@@ -59,6 +59,8 @@
  *     [any thread]   The function may run concurrently with every other call.
  *     [external: X]  Calls on the same X, or on objects created from X, must not overlap. A call that
  *                    overlaps another returns WCUDA_BUSY and does nothing.
+ *     [any thread; external: X]  Calls on the same X must not overlap, as above. Otherwise the function may
+ *                    run concurrently with every other call.
  * Callbacks run on the thread and at the time that their comment states. They must not throw or unwind the
  *   stack. Inside a callback, functions of this library return WCUDA_REENTRANT, with two exceptions:
  *   wcuda_cancel_trigger takes effect at once, and _destroy, _close and _unload take effect when the call
@@ -533,10 +535,11 @@ WCUDA_API wcuda_status wcuda_health_get(wcuda_context context, wcuda_health* hea
 #define WCUDA_SCRUB_ON_FREE 1  /* zeroes memory before it is freed, after the work that uses it */
 #define WCUDA_SCRUB_ON_ALLOC 2 /* zeroes memory when it is allocated */
 
-/* Sets the budget of one purpose: the most bytes that its allocations may have together, in addition to the
- * budget of the context. 0 removes the budget. An allocation that would exceed a budget fails with
- * WCUDA_OVER_BUDGET before the driver is called. Memory that is already allocated stays, even if it exceeds
- * the new budget. `purpose` must be one of WCUDA_PURPOSE_WEIGHTS to WCUDA_PURPOSE_USER. [any thread] */
+/* Sets the budget of one purpose: the most bytes that its allocations may have together. The budget of the
+ * context applies as well. 0 removes the budget of the purpose. An allocation that would exceed a budget
+ * fails with WCUDA_OVER_BUDGET before the driver is called. Memory that is already allocated stays, even if
+ * it exceeds the new budget. `purpose` must be one of WCUDA_PURPOSE_WEIGHTS to WCUDA_PURPOSE_USER.
+ * [any thread] */
 WCUDA_API wcuda_status wcuda_context_budget_set(wcuda_context context, int32_t purpose,
                                                 uint64_t bytes, wcuda_error* error);
 

@@ -108,8 +108,8 @@ typedef struct wcuda_program_header {
 #define WCUDA_PROGRAM_LINE_INFO (1u << 1)      /* adds line numbers for profilers */
 #define WCUDA_PROGRAM_DEBUG (1u << 2)          /* generates unoptimised code for debuggers */
 #define WCUDA_PROGRAM_RELOCATABLE (1u << 3)    /* generates code that must be linked before it is loaded */
-#define WCUDA_PROGRAM_DEFAULT_DEVICE (1u << 4) /* makes functions without an execution space specifier
-                                                  __device__ functions */
+#define WCUDA_PROGRAM_DEFAULT_DEVICE (1u << 4) /* treats functions without an execution space specifier
+                                                  as __device__ */
 
 typedef struct wcuda_program_options {
   uint32_t struct_size;
@@ -225,8 +225,8 @@ WCUDA_API wcuda_status wcuda_compiler_info_get(wcuda_string library_folder,
  */
 
 /* Identifies the kind of device code (WCUDA_CODE_...) from its header or first token, and checks that the
- * code is complete. Otherwise returns WCUDA_MALFORMED with the reason, for example that the bytes are CUDA
- * C++ source. [any thread] */
+ * code is complete. Returns WCUDA_MALFORMED with the reason if the code is of no such kind, for example
+ * CUDA C++ source, or if it is not complete. [any thread] */
 WCUDA_API wcuda_status wcuda_code_kind_get(const void* code, uint64_t bytes, int32_t* kind,
                                            wcuda_error* error);
 
@@ -234,9 +234,10 @@ typedef struct wcuda_module {
   uint64_t id;
 } wcuda_module;
 
-/* Loads PTX, a cubin or a fatbin on the context's device. PTX needs no NUL at its end. If the driver cannot
- * load the code, returns WCUDA_MALFORMED or, for another architecture or for PTX newer than the driver,
- * WCUDA_UNSUPPORTED; the message has the driver's reason. Returns WCUDA_UNSUPPORTED_KERNEL on HOST.
+/* Loads PTX, a cubin or a fatbin on the context's device. PTX needs no NUL at its end. Returns
+ * WCUDA_UNSUPPORTED if the code is for another architecture or the PTX is newer than the driver, and
+ * WCUDA_MALFORMED if the code is not valid. In both cases the message has the driver's reason. Returns
+ * WCUDA_UNSUPPORTED_KERNEL on HOST.
  *
  * The code is trusted: nothing limits the memory that it accesses. While the module is loaded, the ledger
  * lists the size of the code as WCUDA_PURPOSE_MODULE, and the size counts against the budgets. The driver
@@ -300,8 +301,8 @@ typedef struct wcuda_parameter {
   /* BUFFER: the dimensions, as expressions separated by commas; empty means one element. BYTES: the size in
    * bytes, a number. Scalar: empty. */
   wcuda_string shape;
-  /* Scalar: the least value allowed, an expression for an integer or a number for f32 and f64. Empty means
-   * no bound. */
+  /* Scalar: the least value allowed. For an integer kind, an expression; for f32 and f64, a number. Empty
+   * means no bound. */
   wcuda_string min;
   wcuda_string max;   /* scalar: the greatest value allowed, in the same form as `min` */
 } wcuda_parameter;
@@ -333,7 +334,8 @@ typedef struct wcuda_host_argument {
 
 /* A host function: computes the whole grid of a launch. Runs on the thread that launches the kernel. If it
  * returns a value other than 0, the launch returns WCUDA_DEVICE_ERROR with this value as the native code.
- * The arguments were checked as for a device. They are arguments[0].struct_size bytes apart. */
+ * The arguments were checked as for a device. To get from one argument to the next, add
+ * arguments[0].struct_size bytes instead of indexing the array: a newer library may use a larger struct. */
 typedef int32_t (*wcuda_host_kernel)(void* user, const wcuda_launch* launch,
                                      const wcuda_host_argument* arguments, uint64_t argument_count);
 
@@ -354,8 +356,7 @@ typedef struct wcuda_kernel_options {
   uint64_t parameter_count;
   /* Called once, with host_user, when the kernel is no longer used: its handle is destroyed, no registry
    * has it, and its last launch has finished. It runs on the thread that ended the last use, possibly
-   * before the call that ended it returns. It is not called if wcuda_kernel_create fails. NULL
-   * means none. */
+   * inside a call of this library. It is not called if wcuda_kernel_create fails. NULL means none. */
   void (*host_release)(void* user);
 } wcuda_kernel_options;
 #define WCUDA_KERNEL_OPTIONS_INIT \
@@ -425,8 +426,9 @@ typedef struct wcuda_argument {
 
 /* Queues a launch and does not wait for the kernel. On HOST the kernel has finished when the call returns.
  * The call checks the following before it calls the driver:
- *   launch     Grid, block, cluster and shared memory are not zero and within the limits of the device and
- *              the kernel. Otherwise returns WCUDA_INVALID_CONFIG; the message has the value and the limit.
+ *   launch     Grid and block are not zero. Grid, block, cluster and shared memory are within the limits of
+ *              the device and the kernel. Otherwise returns WCUDA_INVALID_CONFIG; the message has the value
+ *              and the limit.
  *   arguments  Their number equals the kernel's; otherwise returns WCUDA_ARGUMENT_COUNT. Their sizes match
  *              the code. If the kernel has a signature, their kinds, access, extents and bounds match it.
  *   buffers    The buffers are live and belong to the kernel's context, and the windows are within them.
@@ -511,8 +513,9 @@ WCUDA_API wcuda_status wcuda_catalogue_run(wcuda_context context, wcuda_string n
 #define WCUDA_GEMM_F16 3
 #define WCUDA_GEMM_BF16 4
 /* a and b are e4m3. CUDA needs compute capability 8.9 or newer. The product is fastest if b is transposed
- * and a is not, and if k, the rows of c, all strides and all addresses are multiples of 16 bytes. Otherwise
- * the library copies a, b and c through aligned scratch memory, which costs one more pass over each. */
+ * and a is not, and if the rows of a, b and c, all strides and all addresses are multiples of 16 bytes.
+ * Otherwise the library copies a, b and c through aligned scratch memory, which costs one more pass over
+ * each. */
 #define WCUDA_GEMM_FP8 5
 #define WCUDA_GEMM_F64 6  /* reserved: every backend returns WCUDA_NOT_AVAILABLE */
 #define WCUDA_GEMM_INT8 7 /* reserved: every backend returns WCUDA_NOT_AVAILABLE */
@@ -528,8 +531,8 @@ typedef struct wcuda_gemm {
   uint32_t struct_size;
   uint32_t flags;          /* WCUDA_GEMM_TRANSPOSE_... */
   int32_t type;            /* WCUDA_GEMM_... */
-  /* Type of c: WCUDA_ARG_F32, WCUDA_ARG_F16 or WCUDA_ARG_BF16. F32 and TF32 products allow only F32. 0
-   * means F32 for F32 and TF32, the type of a and b for F16 and BF16, and BF16 for FP8. */
+  /* Type of c: WCUDA_ARG_F32, WCUDA_ARG_F16 or WCUDA_ARG_BF16. F32 and TF32 products allow only F32. The
+   * default, 0, depends on `type`: F32 and TF32 give F32, F16 gives F16, BF16 and FP8 give BF16. */
   int32_t output_type;
   int32_t activation;      /* WCUDA_ACTIVATION_... */
   float alpha;
@@ -558,8 +561,8 @@ typedef struct wcuda_gemm {
  * cuBLASLt cannot be opened or has no algorithm for this product. The built-in kernels for matrix products
  * (section 19) do not need cuBLASLt.
  *
- * The ledger lists workspace as WCUDA_PURPOSE_SCRATCH. The 32 MiB that products on stream 0 share stay
- * allocated until the context is closed. [any thread; external: each buffer] */
+ * The ledger lists workspace as WCUDA_PURPOSE_SCRATCH. Products on stream 0 share 32 MiB of workspace, which
+ * stays allocated until the context is closed. [any thread; external: each buffer] */
 WCUDA_API wcuda_status wcuda_gemm_run(wcuda_context context, const wcuda_gemm* gemm,
                                       const wcuda_argument* arguments, uint64_t argument_count,
                                       wcuda_stream stream, wcuda_error* error);
@@ -633,10 +636,10 @@ WCUDA_API wcuda_status wcuda_registry_create(wcuda_context context, wcuda_regist
 /* Releases the registry after the runs in progress. [any thread] */
 WCUDA_API void wcuda_registry_destroy(wcuda_registry registry);
 
-/* Adds a kernel to the registry. A kernel of the same name is replaced; the new kernel keeps its id unless
- * the descriptor has another. Returns WCUDA_INVALID_ARGUMENT if the id belongs to another kernel. A run in
- * progress finishes with the kernel and the descriptor with which it began. If kernel_id is not NULL, it
- * receives the id. [any thread] */
+/* Adds a kernel to the registry. If the registry already has a kernel of this name, the new kernel replaces
+ * it and, unless the descriptor has an id, gets its id. Returns WCUDA_INVALID_ARGUMENT if the id belongs to
+ * another kernel. A run in progress finishes with the kernel and the descriptor with which it began. If
+ * kernel_id is not NULL, it receives the id. [any thread] */
 WCUDA_API wcuda_status wcuda_registry_add(wcuda_registry registry,
                                           const wcuda_kernel_descriptor* descriptor,
                                           uint32_t* kernel_id, wcuda_error* error);

@@ -51,8 +51,8 @@ typedef struct wcuda_gguf {
 #define WCUDA_SOURCE_CALLBACK 4 /* `read`, `user`, `size`: must stay valid until the handle is closed */
 
 /* Reads exactly `bytes` bytes of the file, from file offset `offset`, into `target`. Returns 0 on success
- * and any other value on failure. The library calls it on its own threads, possibly on several threads at
- * once, while a function that reads the file runs. */
+ * and any other value on failure. The library calls it only during a call that reads the file, on the
+ * library's own threads, possibly on several at once. */
 typedef int32_t (*wcuda_read_callback)(void* user, uint64_t offset, void* target, uint64_t bytes);
 
 typedef struct wcuda_source {
@@ -204,10 +204,11 @@ WCUDA_API wcuda_status wcuda_tensor_type_info_get(uint32_t type, wcuda_tensor_ty
  * operation to the next. The kernel runs one block per SM. It is faster for a single sequence of a large
  * model, but adds in a different order, so results may differ in the last bits.
  *
- * With neither flag, the library uses the kernel if it is known to be faster for this model and device.
- * With WCUDA_ENGINE_PERSISTENT_LAYERS_ON, wcuda_plan_get and wcuda_engine_create return WCUDA_UNSUPPORTED
- * if the kernel does not support the model or the device. With WCUDA_ENGINE_BATCH_INVARIANT the kernel is
- * not used, and the flag _ON returns WCUDA_INVALID_ARGUMENT. */
+ * Without WCUDA_ENGINE_PERSISTENT_LAYERS_ON and WCUDA_ENGINE_PERSISTENT_LAYERS_OFF, the library uses the
+ * kernel if it is known to be faster for this model and device. With _ON, wcuda_plan_get and
+ * wcuda_engine_create return WCUDA_UNSUPPORTED if the kernel does not support the model or the device.
+ * WCUDA_ENGINE_BATCH_INVARIANT turns the kernel off. If it is set together with _ON, both functions return
+ * WCUDA_INVALID_ARGUMENT. */
 #define WCUDA_ENGINE_PERSISTENT_LAYERS_ON ((uint64_t)1 << 2)
 #define WCUDA_ENGINE_PERSISTENT_LAYERS_OFF ((uint64_t)1 << 3)
 
@@ -219,8 +220,8 @@ typedef struct wcuda_engine_options {
   uint32_t max_batch_tokens;    /* tokens in one step, over all rows; 0 means 512 */
   uint32_t max_batch_rows;      /* rows in one step; 0 means max_sequences */
   uint32_t max_sequence_tokens; /* positions in one sequence; 0 means the model's context length */
-  /* KV positions that all sequences share, rounded up to whole pages. 0 means the larger of
-   * max_sequence_tokens and 512 * max_sequences. */
+  /* Size of the KV cache for all sequences together, in positions, rounded up to whole pages. 0 means the
+   * larger of max_sequence_tokens and 512 * max_sequences. */
   uint64_t kv_tokens;
   uint32_t max_logits_rows;     /* logits vectors that a step may return; 0 means max_batch_rows */
   uint32_t max_top_logprobs;    /* likely tokens reported per sampled token, at most 128; 0: none */
@@ -418,7 +419,7 @@ typedef struct wcuda_engine_info {
   int32_t kv_type;
   uint64_t flags;              /* WCUDA_ENGINE_... in effect, including either PERSISTENT_LAYERS_ON or
                                   _OFF */
-  uint32_t max_sequences;      /* this and the next five: limits in effect, with defaults replaced */
+  uint32_t max_sequences;      /* this and the next five: the limits in effect */
   uint32_t max_batch_tokens;
   uint32_t max_batch_rows;
   uint32_t max_sequence_tokens;
@@ -458,8 +459,8 @@ WCUDA_API wcuda_status wcuda_sequence_fork(wcuda_sequence sequence, wcuda_sequen
  * than `length` tokens. Steps in flight still run with the untruncated sequence. [external: engine] */
 WCUDA_API wcuda_status wcuda_sequence_truncate(wcuda_sequence sequence, uint32_t length,
                                                wcuda_error* error);
-/* Destroys a sequence. Its rows in flight complete. The next wcuda_step_submit can already use its KV
- * pages. [any thread] */
+/* Destroys a sequence. Its rows in flight complete. The KV pages of the sequence are free for the next
+ * wcuda_step_submit, even if these rows have not completed yet. [any thread] */
 WCUDA_API void wcuda_sequence_destroy(wcuda_sequence sequence);
 /* Reports the number of tokens submitted so far, including those of steps in flight. [any thread] */
 WCUDA_API wcuda_status wcuda_sequence_length_get(wcuda_sequence sequence, uint32_t* length,
@@ -498,9 +499,10 @@ WCUDA_API wcuda_status wcuda_sequence_tokens_get(wcuda_sequence sequence, uint32
  *
  * These operations run in this order: bias and mask, penalties, temperature, top-k, typical-p, top-p,
  * min-p, draw. Log probabilities are computed after the penalties and before the temperature, over the
- * whole vocabulary. Each filter sorts the remaining tokens, with equal tokens in ascending order of id, and
- * keeps the first ones, at least one. The next filter renormalises the probabilities of the tokens that
- * were kept.
+ * whole vocabulary. Each filter sorts the remaining tokens and keeps the first ones, at least one. top-k,
+ * top-p and min-p sort by descending probability p. typical-p sorts by ascending |-log p - entropy|. Tokens
+ * that compare equal are in ascending order of id. The next filter renormalises the probabilities of the
+ * tokens that were kept.
  *
  * The draw takes the first token, in ascending order of id, at which the cumulative probability exceeds a
  * random number. The random number comes from Philox4x32-10 with the counter (position, 0, 0, 0) and the
@@ -578,7 +580,7 @@ typedef struct wcuda_row_result {
    * sampled. */
   float logprob;
   uint64_t top_offset;     /* index of the row's first entry in top_tokens and top_logprobs */
-  uint64_t logits_offset;  /* index of the row's first logits vector in `logits`, in vectors */
+  uint64_t logits_offset;  /* number of vectors in `logits` before those of this row */
   uint32_t top_count;      /* number of the row's entries in top_tokens and top_logprobs */
   uint32_t logits_count;   /* number of the row's logits vectors */
 } wcuda_row_result;
@@ -590,7 +592,8 @@ typedef struct wcuda_step_output {
   uint32_t struct_size;
   uint32_t row_capacity;    /* must be at least the step's row_count */
   wcuda_row_result* rows;
-  uint64_t top_capacity;    /* in elements; must be at least the sum of top_logprobs over all rows */
+  uint64_t top_capacity;    /* elements of top_tokens and of top_logprobs; must be at least the sum of
+                               wcuda_sampling.top_logprobs over the rows that sample */
   int32_t* top_tokens;      /* most likely tokens of each row, by descending log probability, then by id */
   float* top_logprobs;
   uint64_t logits_capacity; /* in floats */

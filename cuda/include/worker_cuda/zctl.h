@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* ------------------------------------------------------------------------------------------------
- * 23. ZCTL/1: kernels by frames of bytes
+ * 23. ZCTL/1: a binary protocol for listing and running kernels
  *
  * A guest is a program with one flat memory. A session answers its frames: it lists the kernels of a registry
  * and runs them on windows of the guest's memory. docs/FORMATS.md states every byte, check and message. Frames
@@ -104,10 +104,10 @@ WCUDA_API int32_t wcuda_zctl_call(wcuda_zctl_session session, void* memory, uint
                                   int32_t req_ptr, int32_t req_len, int32_t resp_ptr,
                                   int32_t resp_cap, int32_t timeout_ms);
 
-/* Answers a frame of a connection, whose request and response are not in the memory, and the ops from 0x8000 on
- * too. A response over the limit of a payload is status 5; response_capacity of 32 bytes more than that limit
- * is always enough. A frame of which only the header was received is answered like one with a wrong length:
- * status 1. Returns as wcuda_zctl_call: -1 is a reason to close the connection.
+/* Answers a frame of a connection. Its request and its response are not in the memory. The ops from 0x8000 on
+ * are valid only here. A response over the limit of a payload is status 5; a response_capacity of 32 bytes
+ * more than that limit is always enough. A frame of which only the header was received is answered like one
+ * with a wrong length: status 1. Returns as wcuda_zctl_call: -1 is a reason to close the connection.
  * [any thread; external: the memory] */
 WCUDA_API int32_t wcuda_zctl_serve(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,
                                    const void* request, uint64_t request_bytes, void* response,

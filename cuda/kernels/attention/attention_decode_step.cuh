@@ -2,9 +2,9 @@
 // operands, softmax over a tile of 16 positions, and the merging of partial results. Included only
 // by .cu files.
 //
-// A block handles a segment: positions of one row and one KV head. Each of its warps takes every
-// S::kWarps-th tile of 16 positions, and loads its tiles through its own ring of stages in shared
-// memory:
+// A block handles one or more segments, one after the other. A segment is consecutive positions of
+// one row and one group of query heads. Each warp takes every S::kWarps-th tile of 16 positions of
+// a segment, and loads its tiles through its own ring of stages in shared memory:
 //
 //   warp 0   tile 0 | tile 4 | tile 8  …       for each tile: load → scores = K·q → softmax →
 //   warp 1   tile 1 | tile 5 | tile 9  …       sums += V·numerators
@@ -127,8 +127,11 @@ class Loader {
   }
   // Starts the copy of the next tile or, with kSeparateKv, of its keys or values. If no tile is
   // left, it commits an empty group, so that the number of committed groups equals the number of
-  // stages used. If this kernel writes the new keys and values itself, it has written those of its
-  // first `stored` segments so far; in later segments the copy skips the newest position.
+  // stages used.
+  //
+  // `stored` is the number of the block's segments whose new keys and values this kernel has
+  // already written. In later segments the copy skips the newest position, because it is not in the
+  // page yet. If rope_kv writes the new keys and values, `stored` has no effect.
   __device__ __forceinline__ void issue(uint32_t stage, uint32_t stored) {
     if (has_tile_) {
       const KvPages& pages = args_.pages;
@@ -199,8 +202,9 @@ __device__ __forceinline__ bool fill_ring(const AttentionKernelArgs& args,
   return has_waited;
 }
 
-// Ends a block that has no work. Block 0 waits for the previous kernel even so: the next kernel
-// waits only for this one, and relies on all earlier kernels having ended.
+// Ends a block that has no work. Block 0 still waits for the previous kernel, so that this kernel
+// cannot end before it. The next kernel waits only for this one and assumes that all earlier
+// kernels have ended.
 __device__ __forceinline__ void leave_idle() {
   if (blockIdx.x == 0) dependent_wait();
 }
@@ -323,7 +327,9 @@ template <class S>
 struct Queries {
   static constexpr int kLength = S::kLength;
   uint32_t halves[kLength / 16][2];
-  bool is_split;  // columns 4 to 7 have the f16 rounding errors of columns 0 to 3
+  // At most 4 heads: columns 4 to 7 hold what rounding to f16 removed from columns 0 to 3, so that
+  // the scores are more precise.
+  bool is_split;
 
   __device__ __forceinline__ void load(const AttentionKernelArgs& args, uint32_t head_count,
                                        const NewKv<kLength>& new_kv, uint32_t lane) {

@@ -9,7 +9,7 @@
 //   M-tile 3   warp 3   | warp 4   | warp 5     M-warp 1
 //
 // A CTA computes a range of M-tiles of 16 rows of W. Its warps form a grid of M-warps by K-warps;
-// the picture shows 2 by 3. With M M-warps, M-warp m takes M-tiles m, m + M, m + 2 M, … A K-warp
+// the picture shows 2 by 3. With n M-warps, M-warp i takes M-tiles i, i + n, i + 2 n, … A K-warp
 // takes a contiguous range of the K-tiles (kernels/linear/tile.cuh) of each M-tile.
 //
 // A warp needs the activations x of its own K-tiles only. The warps of one K-warp column stage
@@ -24,8 +24,9 @@
 //
 // With split-K, the CTAs of a cluster divide the inputs. Each CTA sends its sums, through
 // distributed shared memory, to the CTA of the cluster that finishes the M-tile. Code for compute
-// capability below 9.0 has no clusters: CTAs write their sums to global memory, the last CTA to
-// arrive adds them in the same order, and 16-byte copies of each lane fill the rings.
+// capability below 9.0 has no clusters: CTAs write their sums to global memory, and the last CTA to
+// arrive adds them in the same order. It has no TMA either: each lane fills the rings with 16-byte
+// copies.
 //
 // Three latencies add up to the gap between two kernels: from the start of this kernel to its first
 // copy, from the end of the previous kernel to the first MMA, and from the last MMA to the end of
@@ -68,8 +69,8 @@ struct Partition {
   uint32_t m_tile_begin, m_tiles;  // M-tiles of the cluster
 };
 
-// Returns the number of M-tiles in a work item: with a gate two, one of gate and one of up;
-// otherwise one.
+// Returns the number of M-tiles in a work item: 2 with a gate (one of gate, one of up), otherwise
+// 1.
 __device__ inline uint32_t item_m_tiles(const VectorParams& params) {
   return params.epilogue >= Epilogue::kSiluGate ? 2 : 1;
 }
@@ -214,8 +215,8 @@ __device__ inline void finish_batch(const VectorParams& params, const Partition&
   }
 }
 
-// Finishes the outputs of `items` work items, whose totals are complete: items first, first + step,
-// first + 2 * step, … of the cluster. load(pointer) reads a float of the totals.
+// Finishes the outputs of `items` work items of the cluster: numbers `first`, `first` + `step`,
+// `first` + 2 * `step`, … Their totals must be complete. load(pointer) reads a float of the totals.
 template <uint32_t T, class Load>
 __device__ inline void finish_totals(const VectorParams& params, const Partition& partition,
                                      const Totals& totals, uint32_t items, uint32_t step,
@@ -362,8 +363,8 @@ __device__ inline void run(const VectorParams& params, const Partition& partitio
     finish_batch<T, kCluster>(params, partition, totals, begin, end, thread, output, accumulators,
                               squares);
     // Epilogue batches alternate between two sets of accumulators, so that fast warps can begin the
-    // next batch. Outputs are dealt to threads in turn across batches: the next batch begins with
-    // the thread after the last one that had an output.
+    // next batch. Outputs are assigned to threads in rotation across batches: the next batch begins
+    // with the thread after the last one that had an output.
     is_second = !is_second;
     first_thread += params.batch * 16 * T;
     while (first_thread >= blockDim.x) first_thread -= blockDim.x;

@@ -22,7 +22,8 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 
 constexpr uint32_t kBins = 2048;
 constexpr uint32_t kBinBits = 11;
-constexpr float kStepsPerUnit = 64.0f;  // bins per 1.0 of rank.key() in the first histogram
+// The first histogram has this many bins per 1.0 of the float whose bits rank.key() returns.
+constexpr float kStepsPerUnit = 64.0f;
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 constexpr uint32_t kNoToken = UINT32_MAX;
@@ -92,8 +93,9 @@ __device__ __forceinline__ float unorder(int32_t key) {
 __device__ __forceinline__ uint64_t weight(float p) { return __float2ull_rn(p * 0x1p38f); }
 
 // Sums math::weight(p) over up to 8191 values in 32-bit arithmetic. p is split into a multiple of
-// 2^-19 and a rest of at most 2^-20, which is rounded to 2^-38. Adding 1.5 * 2^n to a value rounds
-// it to a multiple of 2^(n - 23), which can then be read as an integer from the bits of the float.
+// 2^-19 and a rest between -2^-20 and 2^-20. The rest is rounded to a multiple of 2^-38. Adding
+// 1.5 * 2^n to a value rounds it to a multiple of 2^(n - 23), which can then be read as an integer
+// from the bits of the float.
 struct WeightSum {
   uint32_t high = 0, low = 0;
   __device__ __forceinline__ void add(float p) {

@@ -127,10 +127,9 @@ __device__ __noinline__ Found find_bin(Row<kIsShared>& r, Needed needs) {
 }
 
 // Finds the shortest beginning of the ranking by ascending (key, id) whose measures sum to what is
-// needed, or everything if the total is less; returns the total. rank.key(id, logit): bits of a
-// float
-// >= 0, or kNotRanked. rank.measure(logit): at least 1. rank.tie(key): the measure that all tokens
-// of this key have, 0 if they differ.
+// needed, or everything if the total is less; returns the total. rank.key(id, logit): the bits
+// of a float that is not negative, or kNotRanked. rank.measure(logit): at least 1. rank.tie(key):
+// the measure that all tokens of this key have, 0 if they differ.
 template <bool kIsShared, class Rank>
 __device__ __noinline__ uint64_t select(Row<kIsShared>& r, const Rank& rank, Needed needs,
                                         Cutoff* cutoff) {

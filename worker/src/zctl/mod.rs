@@ -1,4 +1,4 @@
-//! `zctl`: kernels by frames of bytes: serves them, and calls a server.
+//! `zctl`: serves kernels over the binary protocol ZCTL/1, and calls a server.
 
 use crate::failure::Outcome;
 
