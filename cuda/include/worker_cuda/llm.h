@@ -52,7 +52,7 @@ typedef struct wcuda_gguf {
 
 /* Reads exactly `bytes` bytes of the file, from file offset `offset`, into `target`. Returns 0 on success
  * and any other value on failure. The library calls it only during a call that reads the file, on the
- * library's own threads, possibly on several at once. */
+ * thread of that call or on threads of the library, possibly on several at once. */
 typedef int32_t (*wcuda_read_callback)(void* user, uint64_t offset, void* target, uint64_t bytes);
 
 typedef struct wcuda_source {
