@@ -11,13 +11,16 @@ use super::arg::prepare;
 use crate::failure::{Failure, Outcome, one_line};
 use crate::input::print_json;
 
+const WORDS: &str =
+    "unix:PATH, unless --spawn is given; then caps, info, kernels, describe ID, or run ID ARG...
+
+ARG is i32:-5, u32:5, i64:-5, u64:5, f32:1.5, f64:1.5, bytes:@FILE, tensor:in=FILE.npy, or
+tensor:out=f32[2,3]>FILE.npy";
+
 #[derive(clap::Args)]
 pub struct Args {
     /// unix:PATH, unless --spawn is given; then caps, info, kernels, describe ID, or run ID ARG...
-    ///
-    /// ARG is i32:-5, u32:5, i64:-5, u64:5, f32:1.5, f64:1.5, bytes:@FILE, tensor:in=FILE.npy, or
-    /// tensor:out=f32[2,3]>FILE.npy
-    #[arg(value_name = "WORD", required = true)]
+    #[arg(value_name = "WORD", required = true, long_help = WORDS)]
     words: Vec<String>,
     /// Start this command and call it on its stdin and stdout
     #[arg(long, value_name = "CMD")]
