@@ -41,6 +41,7 @@ bench_host() {
     say "== $(basename "$bench")"
     case $bench in
       */host_compute_bench) "$PYTHON" tools/dev/host_compare.py "$bench" ;; # compared with numpy
+      */zctl_bench) "$bench" host "$TARGET/release/worker-orcd" ;;
       *) "$bench" ;;
     esac
   done

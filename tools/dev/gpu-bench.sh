@@ -65,7 +65,7 @@ bench_kernels() {
     case $name in
       e2e_bench | host_* | sampling_bench) continue ;; # whole models, the host
       linear_bench) set -- chains shapes ;;
-      memory_bench) set -- cuda ;;
+      memory_bench | zctl_bench) set -- cuda ;;
       compute_bench) set -- "${WCUDA_TEST_NVRTC:-}" ;; # the folder of NVRTC
       *) set -- "" ;;
     esac

@@ -362,7 +362,7 @@ Outcome Marshalled::read_bytes(const jit::Parameter& parameter, size_t index,
   const Window window{arguments.base + words[1], words[2]};
   if (!window.is_inside(memory)) return outside(index, "the bytes are");
   if (parameter.kind == WCUDA_ARG_BYTES) {
-    const int64_t size = *parameter.shape[0].value({});
+    const int64_t size = *parameter.shape[0].value(nullptr);
     if (words[2] != static_cast<uint64_t>(size))
       return refuse(kBadArguments, "arg %zu: %u bytes, the parameter has %" PRId64, index, words[2],
                     size);
@@ -392,7 +392,7 @@ Outcome Marshalled::check_shape(const jit::Parameter& parameter, size_t index,
   bool is_negative = false, has_zero = false, is_huge = false, differs = false;
   const bool compares = operand.is_tensor && operand.rank == parameter.shape.size();
   for (size_t i = 0; i < parameter.shape.size(); ++i) {
-    const auto value = parameter.shape[i].value(integers_);
+    const auto value = parameter.shape[i].value(integers_.data());
     if (!value.ok()) return wrong(index, "the parameter's shape has no value");
     is_negative = is_negative || *value < 0;
     has_zero = has_zero || *value == 0;
@@ -429,12 +429,12 @@ Outcome Marshalled::check_scalar(const jit::Parameter& parameter, size_t index,
   }
   const std::optional<int64_t>& integer = integers_[index];
   if (parameter.least && !parameter.least->uses_any(is_broken_)) {
-    const auto least = parameter.least->value(integers_);
+    const auto least = parameter.least->value(integers_.data());
     if (!least.ok()) return wrong(index, "a bound has no value");
     if (integer && *integer < *least) return wrong(index, "the value is below the least");
   }
   if (parameter.most && !parameter.most->uses_any(is_broken_)) {
-    const auto most = parameter.most->value(integers_);
+    const auto most = parameter.most->value(integers_.data());
     if (!most.ok()) return wrong(index, "a bound has no value");
     if (!integer || *integer > *most) return wrong(index, "the value is above the greatest");
   }

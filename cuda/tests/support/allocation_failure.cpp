@@ -8,8 +8,10 @@ namespace {
 
 thread_local int64_t countdown = 0;  // 0: off, or has happened
 thread_local bool has_happened = false;
+thread_local int64_t count = 0;
 
 void* allocate(std::size_t bytes, std::size_t alignment) {
+  ++count;
   if (countdown > 0 && --countdown == 0) {
     has_happened = true;
     throw std::bad_alloc();
@@ -61,5 +63,7 @@ FailAllocation::FailAllocation(int64_t k) {
 }
 FailAllocation::~FailAllocation() { countdown = 0; }
 bool FailAllocation::happened() const { return has_happened; }
+
+int64_t allocation_count() { return count; }
 
 }  // namespace wcuda::testing

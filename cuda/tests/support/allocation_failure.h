@@ -1,4 +1,5 @@
-// Makes `operator new` throw std::bad_alloc on demand, to prove that every entry point survives it.
+// Makes `operator new` throw std::bad_alloc on demand, to prove that every entry point survives it,
+// and counts its calls.
 #pragma once
 
 #include <cstdint>
@@ -16,5 +17,8 @@ class FailAllocation {
   // True once the failure has happened: false after a run means it made fewer than k allocations.
   bool happened() const;
 };
+
+// The calls of operator new on this thread so far.
+int64_t allocation_count();
 
 }  // namespace wcuda::testing

@@ -39,8 +39,9 @@ Status probe(vram::Memory& memory) {
     const compute::CatalogueArgument x{WCUDA_ARG_BUFFER, from.data(), bytes, 0, 0};
     const compute::CatalogueArgument y{WCUDA_ARG_BUFFER, to.data(), bytes, 0, 0};
     const compute::CatalogueArgument n{WCUDA_ARG_I64, nullptr, 0, kProbeCount, 0};
+    const compute::CatalogueArgument arguments[] = {x, x, y, n};
     WCUDA_ASSIGN(const auto call,
-                 compute::prepare_call(*entry, kernels::Dtype::kF32, {x, x, y, n}));
+                 compute::prepare_call(*entry, kernels::Dtype::kF32, arguments, 4));
     WCUDA_TRY(compute::run_call(*entry, call, memory, Stream{}));
   }
   WCUDA_TRY(memory.backend().synchronize());

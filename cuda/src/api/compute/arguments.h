@@ -30,6 +30,14 @@ class Arguments {
     return {};
   }
 
+  // Forgets everything but the memory that this occupies.
+  void clear() {
+    shapes_.clear();
+    values_.clear();
+    addresses_.clear();
+    held_.clear();
+  }
+
   // Instead of read: arguments whose memory the caller keeps alive. A buffer has an address, a
   // value stays where it is. Then complete().
   void add(const jit::ArgumentShape& shape, const void* value, void* address) {
@@ -48,24 +56,22 @@ class Arguments {
 
   const std::vector<jit::ArgumentShape>& shapes() const { return shapes_; }
   // In the form that the check against a signature takes.
-  std::vector<jit::DescribedArgument> described() const {
-    std::vector<jit::DescribedArgument> result;
-    result.reserve(shapes_.size());
+  const std::vector<jit::DescribedArgument>& described() const {
+    described_.resize(shapes_.size());
     for (size_t i = 0; i < shapes_.size(); ++i)
-      result.push_back({shapes_[i].kind, shapes_[i].access, values_[i], shapes_[i].bytes});
-    return result;
+      described_[i] = {shapes_[i].kind, shapes_[i].access, values_[i], shapes_[i].bytes};
+    return described_;
   }
   // In the form that the driver takes: the address of each value.
   void* const* values() { return values_.data(); }
-  std::vector<wcuda_host_argument> for_host() const {
-    std::vector<wcuda_host_argument> result;
-    result.reserve(shapes_.size());
+  const std::vector<wcuda_host_argument>& for_host() const {
+    for_host_.resize(shapes_.size());
     for (size_t i = 0; i < shapes_.size(); ++i) {
       const bool is_buffer = shapes_[i].kind == WCUDA_ARG_BUFFER;
-      result.push_back({sizeof(wcuda_host_argument), shapes_[i].kind,
-                        is_buffer ? addresses_[i] : values_[i], shapes_[i].bytes});
+      for_host_[i] = {sizeof(wcuda_host_argument), shapes_[i].kind,
+                      is_buffer ? addresses_[i] : values_[i], shapes_[i].bytes};
     }
-    return result;
+    return for_host_;
   }
 
  private:
@@ -114,6 +120,8 @@ class Arguments {
   std::vector<void*> values_;
   std::vector<void*> addresses_;  // of buffers
   std::vector<Held> held_;
+  mutable std::vector<jit::DescribedArgument> described_;
+  mutable std::vector<wcuda_host_argument> for_host_;
 };
 
 }  // namespace wcuda::api

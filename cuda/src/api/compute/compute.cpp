@@ -11,21 +11,20 @@
 namespace wcuda::api {
 namespace {
 
-Result<std::vector<compute::CatalogueArgument>> translate(const compute::CatalogueEntry& entry,
-                                                          const Arguments& given) {
-  const std::vector<wcuda_host_argument> arguments = given.for_host();
-  std::vector<compute::CatalogueArgument> result;
+// Of as many arguments as the kernel has parameters.
+Status translate(const compute::CatalogueEntry& entry, const Arguments& given,
+                 compute::CatalogueArgument* result) {
+  const std::vector<wcuda_host_argument>& arguments = given.for_host();
   for (size_t i = 0; i < arguments.size(); ++i) {
     const wcuda_host_argument& from = arguments[i];
-    compute::CatalogueArgument to;
+    compute::CatalogueArgument& to = result[i];
     to.kind = from.kind;
     if (from.kind == WCUDA_ARG_BUFFER) {
       to.data = static_cast<uint8_t*>(from.data);
       to.bytes = from.bytes;
       const uint32_t access = given.shapes()[i].access;
-      const bool writes =
-          i < entry.params.size() && (entry.params[i].role == compute::Role::kWrite ||
-                                      entry.params[i].role == compute::Role::kUpdate);
+      const bool writes = entry.params[i].role == compute::Role::kWrite ||
+                          entry.params[i].role == compute::Role::kUpdate;
       if (writes && access != 0 && (access & WCUDA_ACCESS_WRITE) == 0)
         return invalid_argument("%s: argument %zu ('%s') is written, only reading is granted",
                                 entry.name.c_str(), i, entry.params[i].name.c_str());
@@ -38,9 +37,8 @@ Result<std::vector<compute::CatalogueArgument>> translate(const compute::Catalog
       if (!value) return invalid_argument("argument %zu: is past 2^63", i);
       to.integer = *value;
     }
-    result.push_back(to);
   }
-  return result;
+  return {};
 }
 
 }  // namespace
@@ -85,8 +83,10 @@ Result<compute::PreparedCall> prepare_builtin(const compute::CatalogueEntry& ent
 
 Result<compute::PreparedCall> prepare_read(const compute::CatalogueEntry& entry,
                                            kernels::Dtype type, const Arguments& given) {
-  WCUDA_ASSIGN(const auto translated, translate(entry, given));
-  return compute::prepare_call(entry, type, translated);
+  compute::CatalogueArgument translated[compute::kParametersMax];
+  const size_t count = given.shapes().size();
+  if (count == entry.params.size()) WCUDA_TRY(translate(entry, given, translated));
+  return compute::prepare_call(entry, type, translated, count);
 }
 
 Status run_builtin(const compute::CatalogueEntry& entry, const compute::PreparedCall& call,

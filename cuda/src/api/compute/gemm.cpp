@@ -140,7 +140,7 @@ Status run(const Context& context, const wcuda_gemm& options, const wcuda_argume
   const uint32_t access = given.shapes()[2].access;
   if (access != 0 && (access & WCUDA_ACCESS_WRITE) == 0)
     return invalid_argument("argument 2 ('c') is written, only reading is granted");
-  const std::vector<wcuda_host_argument> windows = given.for_host();
+  const std::vector<wcuda_host_argument>& windows = given.for_host();
   const auto data = [&](size_t i) { return static_cast<uint8_t*>(windows[i].data); };
   gemm.a.data = data(0);
   gemm.b.data = data(1);

@@ -18,7 +18,7 @@ constexpr uint64_t kArgumentCountMax = 65536;
 
 Status run_on_host(const KernelObject& kernel, const wcuda_launch& launch,
                    const Arguments& arguments) {
-  const std::vector<wcuda_host_argument> given = arguments.for_host();
+  const std::vector<wcuda_host_argument>& given = arguments.for_host();
   int32_t answer = 0;
   {
     const InCallback inside;
@@ -76,9 +76,15 @@ Status launch_read(const KernelObject& kernel, Arguments* given, const LaunchStr
   given->used_on(on.stream);
   if (!backend.is_host())
     return backend.kernel_launch(kernel.kernel, dims, given->values(), on.stream);
-  wcuda_launch shown = launch_of(dims);
-  shown.stream = on.handle;
-  return backend.host_launch(on.stream, [&] { return run_on_host(kernel, shown, *given); });
+  struct {
+    const KernelObject& kernel;
+    wcuda_launch shown;
+    const Arguments& given;
+  } work{kernel, launch_of(dims), *given};
+  work.shown.stream = on.handle;
+  // One capture: more would make the function allocate.
+  return backend.host_launch(on.stream,
+                             [&work] { return run_on_host(work.kernel, work.shown, work.given); });
 }
 
 Status check_runs_here(const KernelObject& kernel) {

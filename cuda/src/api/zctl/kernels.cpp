@@ -145,17 +145,17 @@ class RegistryKernels final : public zctl::Kernels {
   }
 
   Status launch(const RegistryEntry& entry, const std::vector<zctl::RunArgument>& arguments) {
-    Arguments given;
+    given_.clear();
     const auto& parameters = entry.descriptor.signature.parameters;
     for (size_t i = 0; i < arguments.size(); ++i) {
       const jit::Parameter& parameter = parameters[i];
       const bool is_buffer = parameter.kind == WCUDA_ARG_BUFFER;
       const uint64_t scalar = jit::scalar_bytes(parameter.kind);
-      given.add({parameter.kind, parameter.access, scalar ? scalar : arguments[i].bytes},
-                arguments[i].value, is_buffer ? block_.data() + arguments[i].offset : nullptr);
+      given_.add({parameter.kind, parameter.access, scalar ? scalar : arguments[i].bytes},
+                 arguments[i].value, is_buffer ? block_.data() + arguments[i].offset : nullptr);
     }
-    given.complete();
-    return queue_run(entry, memory_, &given, stream_);
+    given_.complete();
+    return queue_run(entry, memory_, &given_, stream_);
   }
 
   Status clear_outputs(const RegistryEntry& entry, const zctl::RunBlock& block) {
@@ -194,6 +194,7 @@ class RegistryKernels final : public zctl::Kernels {
   OwnedEvent done_;
   bool is_open_ = false;
   bool is_late_ = false;
+  Arguments given_;       // of one run, kept so that the next allocates nothing
   vram::Buffer block_;    // on the device
   vram::Buffer staging_;  // pinned; none on HOST
 };

@@ -5,7 +5,6 @@
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
-#include <map>
 
 #include "core/base/checked.h"
 #include "worker_cuda/compute.h"
@@ -118,6 +117,17 @@ constexpr Row kTable[] = {
     {"vector_sub", CatalogueOp::kVectorSub, kAnyType, kAlias, kBinary},
 };
 
+// Whether no row has more parameters than a call has room for.
+constexpr bool rows_fit() {
+  for (const Row& row : kTable) {
+    size_t words = 1;
+    for (const char* at = row.signature; *at; ++at) words += *at == ' ';
+    if (words > kParametersMax) return false;
+  }
+  return true;
+}
+static_assert(rows_fit(), "kParametersMax is too small");
+
 // Splits a text at single separators.
 std::vector<std::string> split(std::string_view text, char separator) {
   std::vector<std::string> parts;
@@ -178,21 +188,40 @@ __attribute__((format(printf, 3, 4))) Status wrong(const CatalogueEntry& entry, 
                           entry.params[index].name.c_str(), what);
 }
 
-using Dims = std::map<std::string, int64_t, std::less<>>;
+// The integers of a call by name.
+class Dims {
+ public:
+  // The name must outlive this.
+  void add(std::string_view name, int64_t value) { all_[count_++] = {name, value}; }
+  // Null for an unknown name.
+  const int64_t* find(std::string_view name) const {
+    for (size_t i = 0; i < count_; ++i)
+      if (all_[i].name == name) return &all_[i].value;
+    return nullptr;
+  }
+
+ private:
+  struct One {
+    std::string_view name;
+    int64_t value;
+  };
+  One all_[kParametersMax + 2];  // and oh, ow
+  size_t count_ = 0;
+};
 
 // Computes the output size oh, ow of a window of kh x kw, if the signature has one.
 Status add_output_size(const CatalogueEntry& entry, Dims* dims) {
-  if (dims->count("stride") == 0) return {};
-  const int64_t stride = (*dims)["stride"], pad = (*dims)["pad"];
+  if (!dims->find("stride")) return {};
+  const int64_t stride = *dims->find("stride"), pad = *dims->find("pad");
   const auto size = [&](const char* of, const char* window, const char* name) {
-    const int64_t length = (*dims)[of], width = (*dims)[window];
+    const int64_t length = *dims->find(of), width = *dims->find(window);
     constexpr int64_t kMax = int64_t{1} << 40;  // no sum below overflows
     if (stride < 1 || width < 1 || length > kMax || width > kMax || pad > kMax || stride > kMax ||
         length + 2 * pad < width)
       return invalid_argument("%s: a window of %s %" PRId64 ", stride %" PRId64
                               " does not fit %s %" PRId64 " with pad %" PRId64,
                               entry.name.c_str(), window, width, stride, of, length, pad);
-    (*dims)[name] = (length + 2 * pad - width) / stride + 1;
+    dims->add(name, (length + 2 * pad - width) / stride + 1);
     return Status();
   };
   WCUDA_TRY(size("h", "kh", "oh"));
@@ -201,7 +230,7 @@ Status add_output_size(const CatalogueEntry& entry, Dims* dims) {
 
 // Checks further conditions on the sizes of a kernel.
 Status check_sizes(const CatalogueEntry& entry, const Dims& dims) {
-  const auto of = [&](const char* name) { return dims.find(name)->second; };
+  const auto of = [&](const char* name) { return *dims.find(name); };
   const auto wrong_sizes = [&](const char* format, int64_t a, int64_t b) {
     char what[120];
     std::snprintf(what, sizeof(what), format, a, b);
@@ -230,8 +259,8 @@ Status check_sizes(const CatalogueEntry& entry, const Dims& dims) {
 Result<int64_t> extent_of(const CatalogueEntry& entry, size_t index, const Dims& dims) {
   uint64_t product = 1;
   for (const std::string& factor : entry.params[index].extent) {
-    const auto found = dims.find(factor);
-    const int64_t value = found == dims.end() ? std::stoll(factor) : found->second;
+    const int64_t* const found = dims.find(factor);
+    const int64_t value = found ? *found : std::stoll(factor);
     if (!checked_mul(product, static_cast<uint64_t>(value), &product) || product > (1ull << 56))
       return wrong(entry, index, "has an extent that overflows at '%s'", factor.c_str());
   }
@@ -239,11 +268,11 @@ Result<int64_t> extent_of(const CatalogueEntry& entry, size_t index, const Dims&
 }
 
 // Checks that written buffers overlap no other, except whole buffers of operations that allow it.
-Status check_overlap(const CatalogueEntry& entry, const std::vector<CatalogueArgument>& arguments,
-                     const std::vector<uint64_t>& used) {
-  for (size_t i = 0; i < arguments.size(); ++i) {
+Status check_overlap(const CatalogueEntry& entry, const CatalogueArgument* arguments,
+                     const uint64_t* used) {
+  for (size_t i = 0; i < entry.params.size(); ++i) {
     if (!is_written(entry.params[i].role) || used[i] == 0) continue;
-    for (size_t j = 0; j < arguments.size(); ++j) {
+    for (size_t j = 0; j < entry.params.size(); ++j) {
       if (j == i || !is_buffer(entry.params[j].role) || used[j] == 0) continue;
       const uint8_t *a = arguments[i].data, *b = arguments[j].data;
       if (a >= b + used[j] || b >= a + used[i]) continue;
@@ -298,11 +327,10 @@ const CatalogueEntry* find_entry(std::string_view name) {
 }
 
 Result<PreparedCall> prepare_call(const CatalogueEntry& entry, Dtype type,
-                                  const std::vector<CatalogueArgument>& arguments) {
-  if (arguments.size() != entry.params.size())
+                                  const CatalogueArgument* arguments, size_t count) {
+  if (count != entry.params.size())
     return Status::error(WCUDA_ARGUMENT_COUNT, "%s: %zu arguments given, it takes %zu (%s)",
-                         entry.name.c_str(), arguments.size(), entry.params.size(),
-                         entry.signature.c_str());
+                         entry.name.c_str(), count, entry.params.size(), entry.signature.c_str());
   if (entry.is_f32_only && type != Dtype::kF32)
     return unsupported("%s: is for f32 only", entry.name.c_str());
   PreparedCall call;
@@ -310,7 +338,7 @@ Result<PreparedCall> prepare_call(const CatalogueEntry& entry, Dtype type,
   Dims dims;
   size_t dim_count = 0, factor_count = 0;
   for (const int64_t dim : entry.leading_dims) call.args.dim[dim_count++] = dim;
-  for (size_t i = 0; i < arguments.size(); ++i) {
+  for (size_t i = 0; i < count; ++i) {
     const CatalogueArgument& argument = arguments[i];
     const Role role = entry.params[i].role;
     if (role == Role::kInteger) {
@@ -318,7 +346,8 @@ Result<PreparedCall> prepare_call(const CatalogueEntry& entry, Dtype type,
         return wrong(entry, i, "is no integer");
       if (argument.integer < 0)
         return wrong(entry, i, "is %" PRId64 ", at least 0", argument.integer);
-      dims[entry.params[i].name] = call.args.dim[dim_count++] = argument.integer;
+      dims.add(entry.params[i].name, argument.integer);
+      call.args.dim[dim_count++] = argument.integer;
     } else if (role == Role::kFactor) {
       if (argument.kind != WCUDA_ARG_F32 && argument.kind != WCUDA_ARG_F64)
         return wrong(entry, i, "is no f32 or f64");
@@ -331,13 +360,13 @@ Result<PreparedCall> prepare_call(const CatalogueEntry& entry, Dtype type,
   WCUDA_TRY(check_sizes(entry, dims));
 
   size_t in_count = 0, out_count = 0;
-  std::vector<uint64_t> used(arguments.size());
-  for (size_t i = 0; i < arguments.size(); ++i) {
+  uint64_t used[kParametersMax] = {};
+  for (size_t i = 0; i < count; ++i) {
     if (!is_buffer(entry.params[i].role)) continue;
-    WCUDA_ASSIGN(const int64_t count, extent_of(entry, i, dims));
+    WCUDA_ASSIGN(const int64_t elements, extent_of(entry, i, dims));
     const bool is_word = entry.params[i].is_i32 || entry.params[i].is_f32;
     const uint64_t width = is_word ? sizeof(int32_t) : element_bytes(type);
-    used[i] = static_cast<uint64_t>(count) * width;
+    used[i] = static_cast<uint64_t>(elements) * width;
     if (arguments[i].bytes < used[i])
       return wrong(entry, i, "has %" PRIu64 " bytes, it needs %" PRIu64, arguments[i].bytes,
                    used[i]);
@@ -345,7 +374,7 @@ Result<PreparedCall> prepare_call(const CatalogueEntry& entry, Dtype type,
       return wrong(entry, i, "begins inside an element");
     call.bytes += used[i];
     if (is_written(entry.params[i].role)) {
-      if (out_count == 0) call.count = count;
+      if (out_count == 0) call.count = elements;
       call.args.out[out_count++] = arguments[i].data;
     } else {
       call.args.in[in_count++] = arguments[i].data;

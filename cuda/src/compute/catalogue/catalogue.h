@@ -13,6 +13,8 @@
 
 namespace wcuda::compute {
 
+constexpr size_t kParametersMax = 16;  // of a kernel
+
 enum class Role { kRead, kWrite, kUpdate, kInteger, kFactor };
 
 struct CatalogueParam {
@@ -60,7 +62,7 @@ struct PreparedCall {
 // Checks number, kinds, values and extents. WCUDA_ARGUMENT_COUNT, or WCUDA_INVALID_ARGUMENT with
 // the argument's index and name and both numbers.
 Result<PreparedCall> prepare_call(const CatalogueEntry& entry, kernels::Dtype type,
-                                  const std::vector<CatalogueArgument>& arguments);
+                                  const CatalogueArgument* arguments, size_t count);
 
 // Queues a call; its scratch is allocated from `memory` and freed after the call.
 Status run_call(const CatalogueEntry& entry, const PreparedCall& call, vram::Memory& memory,

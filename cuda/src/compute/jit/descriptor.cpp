@@ -12,6 +12,7 @@
 #include "compute/jit/launch.h"
 #include "core/base/bytes.h"
 #include "core/base/checked.h"
+#include "core/base/small_array.h"
 #include "core/base/text.h"
 
 namespace wcuda::jit {
@@ -130,7 +131,7 @@ class SignatureReader {
   Status read_bytes(const wcuda_parameter& from, const std::string& field, Parameter* param) {
     auto size = Expression::parse(view(from.shape), {});
     if (!size.ok()) return at_field(field + "shape", size.status());
-    const auto value = size->value({});
+    const auto value = size->value(nullptr);
     if (!value.ok()) return at_field(field + "shape", value.status());
     if (*value < 1 || *value > 4096) return wrong_field(field + "shape", "is not 1 to 4096 bytes");
     param->shape.push_back(Expression::constant(*value));
@@ -233,7 +234,8 @@ __attribute__((format(printf, 3, 4))) Status wrong_argument(const Signature& sig
                           what);
 }
 
-using Values = std::vector<std::optional<int64_t>>;
+// Of the integers among the arguments; up to 16 arguments take no memory from the heap.
+using Values = SmallArray<std::optional<int64_t>, 16>;
 
 Status check_bounds(const Signature& signature, size_t index, const DescribedArgument& argument,
                     const Values& values) {
@@ -249,14 +251,14 @@ Status check_bounds(const Signature& signature, size_t index, const DescribedArg
   }
   const std::optional<int64_t>& value = values[index];
   if (param.least) {
-    const auto least = param.least->value(values);
+    const auto least = param.least->value(values.data());
     if (!least.ok())
       return wrong_argument(signature, index, "has no least: %s", least.status().message());
     if (value && *value < *least)
       return wrong_argument(signature, index, "is %" PRId64 ", at least %" PRId64, *value, *least);
   }
   if (param.most) {
-    const auto most = param.most->value(values);
+    const auto most = param.most->value(values.data());
     if (!most.ok())
       return wrong_argument(signature, index, "has no most: %s", most.status().message());
     if (!value) return wrong_argument(signature, index, "is past 2^63, at most %" PRId64, *most);
@@ -269,7 +271,7 @@ Status check_bounds(const Signature& signature, size_t index, const DescribedArg
 Result<uint64_t> elements_of(const Signature& signature, size_t index, const Values& values) {
   uint64_t product = 1;
   for (const Expression& dimension : signature.parameters[index].shape) {
-    const auto value = dimension.value(values);
+    const auto value = dimension.value(values.data());
     if (!value.ok())
       return wrong_argument(signature, index, "has no extent: %s", value.status().message());
     if (*value < 0)
@@ -300,7 +302,7 @@ Status check_buffer(const Signature& signature, size_t index, const DescribedArg
 Result<uint32_t> launch_number(const std::optional<Expression>& expression, uint32_t none,
                                const char* what, const char* axis, const Values& values) {
   if (!expression) return none;
-  const auto value = expression->value(values);
+  const auto value = expression->value(values.data());
   if (!value.ok())
     return Status::error(WCUDA_INVALID_CONFIG, "%s%s: %s", what, axis, value.status().message());
   if (*value < 0 || *value > int64_t{UINT32_MAX})
@@ -318,7 +320,7 @@ Status plan_threads(const Descriptor& descriptor, const Values& values, Describe
           launch->elements = UINT64_MAX;
     return {};
   }
-  const auto threads = descriptor.threads->value(values);
+  const auto threads = descriptor.threads->value(values.data());
   if (!threads.ok())
     return Status::error(WCUDA_INVALID_CONFIG, "threads: %s", threads.status().message());
   if (*threads < 0)
@@ -341,7 +343,6 @@ Status check_all(const Signature& signature, const std::vector<DescribedArgument
   if (arguments.size() != count)
     return Status::error(WCUDA_ARGUMENT_COUNT, "arguments: %zu given, the kernel takes %zu",
                          arguments.size(), count);
-  values->resize(count);
   for (size_t i = 0; i < count; ++i) {
     const int32_t wanted = signature.parameters[i].kind;
     if (arguments[i].kind != wanted)
@@ -358,7 +359,7 @@ Status check_all(const Signature& signature, const std::vector<DescribedArgument
     if (param.kind == WCUDA_ARG_BUFFER)
       WCUDA_TRY(check_buffer(signature, i, arguments[i], *values, bytes));
     if (param.kind != WCUDA_ARG_BYTES) continue;
-    WCUDA_ASSIGN(const int64_t size, param.shape[0].value({}));
+    WCUDA_ASSIGN(const int64_t size, param.shape[0].value(nullptr));
     if (arguments[i].bytes != static_cast<uint64_t>(size))
       return wrong_argument(signature, i, "has %" PRIu64 " bytes, the kernel takes %" PRId64,
                             arguments[i].bytes, size);
@@ -384,7 +385,7 @@ Result<Signature> read_signature(const wcuda_parameter* parameters, uint64_t cou
 
 Status check_arguments(const Signature& signature,
                        const std::vector<DescribedArgument>& arguments) {
-  Values values;
+  Values values(arguments.size());
   uint64_t bytes = 0;
   return check_all(signature, arguments, &values, &bytes);
 }
@@ -398,7 +399,7 @@ Status check_fit(const Signature& signature, const std::vector<KernelParameter>&
     uint64_t bytes = scalar_bytes(parameters[i].kind);
     if (parameters[i].kind == WCUDA_ARG_BUFFER) bytes = sizeof(void*);
     if (parameters[i].kind == WCUDA_ARG_BYTES) {
-      WCUDA_ASSIGN(const int64_t size, parameters[i].shape[0].value({}));
+      WCUDA_ASSIGN(const int64_t size, parameters[i].shape[0].value(nullptr));
       bytes = static_cast<uint64_t>(size);
     }
     if (bytes != code[i].bytes)
@@ -411,7 +412,7 @@ Status check_fit(const Signature& signature, const std::vector<KernelParameter>&
 
 Result<DescribedLaunch> plan_launch(const Descriptor& descriptor,
                                     const std::vector<DescribedArgument>& arguments) {
-  Values values;
+  Values values(arguments.size());
   DescribedLaunch launch;
   WCUDA_TRY(check_all(descriptor.signature, arguments, &values, &launch.bytes));
   for (int i = 0; i < 3; ++i) {

@@ -221,22 +221,23 @@ bool Expression::uses_any(const std::vector<uint8_t>& flags) const {
   });
 }
 
-Result<int64_t> Expression::value(const std::vector<std::optional<int64_t>>& values) const {
-  std::vector<int64_t> stack;
+Result<int64_t> Expression::value(const std::optional<int64_t>* values) const {
+  int64_t stack[kExpressionBytesMax];  // no step pushes more than one, and none is without a byte
+                                       // of text
+  int64_t* end = stack;
   for (const Step& step : steps_) {
     if (step.op == Op::kNumber) {
-      stack.push_back(step.number);
+      *end++ = step.number;
     } else if (step.op == Op::kName) {
       const std::optional<int64_t>& value = values[static_cast<size_t>(step.number)];
       if (!value) return invalid_argument("a number is past 2^63");
-      stack.push_back(*value);
+      *end++ = *value;
     } else {
-      const int64_t b = stack.back();
-      stack.pop_back();
-      WCUDA_ASSIGN(stack.back(), apply(step.op, stack.back(), b));
+      --end;
+      WCUDA_ASSIGN(end[-1], apply(step.op, end[-1], end[0]));
     }
   }
-  return stack.back();
+  return end[-1];
 }
 
 }  // namespace wcuda::jit

@@ -37,7 +37,7 @@ class Expression {
 
   // values: of each name; a missing one is 2^63 or more. WCUDA_INVALID_ARGUMENT on overflow or
   // division by 0.
-  Result<int64_t> value(const std::vector<std::optional<int64_t>>& values) const;
+  Result<int64_t> value(const std::optional<int64_t>* values) const;
 
   // Whether it uses a name whose flag is not 0.
   bool uses_any(const std::vector<uint8_t>& flags) const;

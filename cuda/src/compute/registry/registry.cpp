@@ -95,6 +95,7 @@ Registry::Entry Registry::find_name(std::string_view name) const {
 std::vector<Registry::Entry> Registry::list() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Entry> all;
+  all.reserve(entries_.size());
   for (const auto& [id, entry] : entries_) all.push_back(entry);
   return all;
 }

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "api/zctl/kernels.h"
+#include "support/allocation_failure.h"
 #include "support/context.h"
 #include "support/fault_context.h"
 #include "support/zctl_guest.h"
@@ -707,6 +708,56 @@ TEST_F(ZctlSession, a_run_past_its_budget_is_a_timeout_without_output) {
   EXPECT_EQ(message(guest, kernel, 0xffffffff, 5), "budget of 5 ms is over");
   EXPECT_EQ(message(guest, unlimited, 0, 0), "");
   EXPECT_EQ(message(guest, unlimited, 0x80000000, -1), "");
+}
+
+int32_t answer_nothing(void*, const wcuda_launch*, const wcuda_host_argument*, uint64_t) {
+  return 0;
+}
+
+TEST_F(ZctlSession, a_warm_run_of_up_to_8_arguments_allocates_nothing) {
+  wcuda_error error{};
+  wcuda_kernel_options options = WCUDA_KERNEL_OPTIONS_INIT;
+  options.name = text("eight");
+  options.host = answer_nothing;
+  wcuda_kernel kernel{0};
+  ASSERT_EQ(wcuda_kernel_create(context_.handle(), &options, &kernel, &error), WCUDA_OK)
+      << error.message;
+  std::vector<wcuda_parameter> parameters(8, wcuda_parameter WCUDA_PARAMETER_INIT);
+  const char* const names[] = {"a", "b", "c", "d", "e", "f", "n", "m"};
+  for (size_t i = 0; i < 8; ++i) {
+    parameters[i].name = text(names[i]);
+    parameters[i].kind = i < 6 ? WCUDA_ARG_BUFFER : WCUDA_ARG_I32;
+    if (i >= 6) continue;
+    parameters[i].dtype = WCUDA_ARG_F32;
+    parameters[i].shape = text("n, m");
+    parameters[i].access = i < 5 ? WCUDA_ACCESS_READ : WCUDA_ACCESS_WRITE;
+  }
+  wcuda_kernel_descriptor descriptor = WCUDA_KERNEL_DESCRIPTOR_INIT;
+  descriptor.name = text("eight");
+  descriptor.kernel = kernel;
+  descriptor.parameters = parameters.data();
+  descriptor.parameter_count = parameters.size();
+  uint32_t id = 0;
+  ASSERT_EQ(wcuda_registry_add(registry_.handle(), &descriptor, &id, &error), WCUDA_OK)
+      << error.message;
+
+  ZctlGuest guest(registry_.handle());
+  const auto tensor = [&](uint32_t index) {
+    return guest.tensor(kData + 100 * index, kData + 2000 + 24 * index, 24, {2, 3}, {3, 1});
+  };
+  std::vector<ZctlArgument> eight;
+  for (uint32_t i = 0; i < 6; ++i) eight.push_back(tensor(i));
+  eight.insert(eight.end(), {{1, 2, 0, 0}, {1, 3, 0, 0}});
+  for (const auto& frame :
+       {zctl_run(kNoop, {}), zctl_run(kTensorAdd, {tensor(0), tensor(1), tensor(2), {1, 6, 0, 0}}),
+        zctl_run(id, eight)}) {
+    EXPECT_EQ(guest.run(frame).message, "");
+    const int64_t before = allocation_count();
+    const int32_t ret = guest.call(frame);
+    EXPECT_EQ(allocation_count(), before);
+    EXPECT_EQ(ret, 44);
+  }
+  wcuda_kernel_destroy(kernel);
 }
 
 TEST_F(ZctlSession, without_a_registry_lists_answer_and_runs_give_the_reason) {

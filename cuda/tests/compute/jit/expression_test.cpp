@@ -9,6 +9,8 @@ namespace wcuda::jit {
 namespace {
 
 const ExpressionNames kNames = {{"n", 1}, {"rows", 2}};
+const std::optional<int64_t> kValues[] = {std::nullopt, 10, 3};
+const std::optional<int64_t> kNoValues[] = {std::nullopt, std::nullopt, 0};
 
 std::string refusal(const std::string& text) {
   const auto found = Expression::parse(text, kNames);
@@ -41,7 +43,7 @@ TEST(Expression, values_follow_the_usual_precedence) {
     const auto parsed = Expression::parse(each.text, kNames);
     ASSERT_TRUE(parsed.ok()) << each.text << ": " << parsed.status().message();
     EXPECT_EQ(parsed->canonical(), each.canonical);
-    const auto value = parsed->value({std::nullopt, 10, 3});
+    const auto value = parsed->value(kValues);
     ASSERT_TRUE(value.ok()) << each.text << ": " << value.status().message();
     EXPECT_EQ(*value, each.value) << each.text;
   }
@@ -74,13 +76,12 @@ TEST(Expression, arithmetic_never_wraps) {
   for (const auto& each : kCases) {
     const auto parsed = Expression::parse(each.text, kNames);
     ASSERT_TRUE(parsed.ok()) << each.text;
-    const auto value = parsed->value({std::nullopt, 10, 3});
+    const auto value = parsed->value(kValues);
     ASSERT_FALSE(value.ok()) << each.text;
     EXPECT_STREQ(value.status().message(), each.message);
   }
   const auto big = Expression::parse("n", kNames);
-  EXPECT_STREQ(big->value({std::nullopt, std::nullopt, 0}).status().message(),
-               "a number is past 2^63");
+  EXPECT_STREQ(big->value(kNoValues).status().message(), "a number is past 2^63");
 }
 
 TEST(Expression, what_is_none_is_refused_with_its_place) {
