@@ -7,6 +7,11 @@
 //             off|on]
 //             [--folder DIR] [--json FILE] [SHAPE:MIX:WORK,WORK…]…
 //   e2e_bench --write SHAPE:MIX FILE
+//   e2e_bench --serve FILE THREADS
+//
+// --serve loads a model on the host backend and does what its input asks for, line by line, as
+// tools/dev/cpu_peer.py has it: "prefill N" of an empty sequence, "decode N" after the last
+// prefill; it answers with the seconds.
 //
 // WORK: load, decode, streams, prefill, first, host, profile (the nodes of a step of each number of
 // streams, summed over the layers). Works on files (load from a file, first) need
@@ -28,6 +33,7 @@
 #include "bench/e2e_report.h"
 #include "bench/e2e_session.h"
 #include "bench/synthetic_model.h"
+#include "llm/ops/host/kernels.h"
 
 extern char** environ;
 
@@ -87,6 +93,13 @@ std::vector<uint32_t> numbers(const std::string& text) {
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+wcuda_source file_source(const char* path) {
+  wcuda_source source = WCUDA_SOURCE_INIT;
+  source.kind = WCUDA_SOURCE_PATH;
+  source.path = {path, std::strlen(path)};
+  return source;
 }
 
 // Runs `work` once to warm up, then `repeat` times; `amount` per second of each.
@@ -174,10 +187,7 @@ class ModelBench {
 
   Status time_file(const std::string& path) {
     if (spec_.has("load")) {
-      wcuda_source source = WCUDA_SOURCE_INIT;
-      source.kind = WCUDA_SOURCE_PATH;
-      source.path = {path.data(), path.size()};
-      WCUDA_ASSIGN(std::vector<double> values, load_rates(source));
+      WCUDA_ASSIGN(std::vector<double> values, load_rates(file_source(path.c_str())));
       WCUDA_TRY(
           report_.add({name_ + "load from file", "GB/s", std::move(values), copy_limit() * 1e-9}));
       loaded_ = Model();
@@ -509,15 +519,11 @@ Status write_model(const std::string& name, const char* path) {
 
 // --first-token FILE BACKEND THREADS FD: the process that time_first_token starts.
 Status write_first_token(char** arguments) {
-  const std::string path = arguments[0];
   WCUDA_ASSIGN(const Device device,
                Device::open(std::atoi(arguments[1]),
                             static_cast<uint32_t>(std::strtoul(arguments[2], nullptr, 10))));
-  wcuda_source source = WCUDA_SOURCE_INIT;
-  source.kind = WCUDA_SOURCE_PATH;
-  source.path = {path.data(), path.size()};
   double seconds = 0.0;
-  WCUDA_ASSIGN(const Model model, load(device, source, &seconds));
+  WCUDA_ASSIGN(const Model model, load(device, file_source(arguments[0]), &seconds));
   wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
   options.max_sequence_tokens = 512;
   WCUDA_ASSIGN(const std::unique_ptr<Session> session, Session::open(device, model.get(), options));
@@ -528,7 +534,67 @@ Status write_first_token(char** arguments) {
   return Status::error(WCUDA_IO, "cannot report the first token");
 }
 
+// Bytes and elements of the matrices that each token is multiplied with.
+Status add_matrices(const char* path, uint64_t* bytes, uint64_t* elements) {
+  wcuda_error error{};
+  Gguf gguf;
+  const wcuda_source source = file_source(path);
+  WCUDA_TRY(to_status(wcuda_gguf_open(&source, gguf.out(), &error), error));
+  uint64_t count = 0;
+  WCUDA_TRY(to_status(wcuda_gguf_tensor_list(gguf.get(), 0, nullptr, 0, &count, &error), error));
+  std::vector<wcuda_gguf_tensor> tensors(count, WCUDA_GGUF_TENSOR_INIT);
+  WCUDA_TRY(to_status(wcuda_gguf_tensor_list(gguf.get(), 0, tensors.data(), count, &count, &error),
+                      error));
+  const auto is = [](const wcuda_gguf_tensor& tensor, const char* name) {
+    return std::string(tensor.name.data, tensor.name.bytes) == name;
+  };
+  const bool has_output = std::any_of(tensors.begin(), tensors.end(), [&](const auto& tensor) {
+    return is(tensor, "output.weight");
+  });
+  for (const wcuda_gguf_tensor& tensor : tensors) {
+    if (tensor.dimension_count < 2 || (has_output && is(tensor, "token_embd.weight"))) continue;
+    *bytes += tensor.bytes;
+    *elements += tensor.element_count;
+  }
+  return {};
+}
+
+// --serve FILE THREADS
+Status serve(const char* path, const char* threads) {
+  uint64_t bytes = 0, elements = 0;
+  WCUDA_TRY(add_matrices(path, &bytes, &elements));
+  WCUDA_ASSIGN(
+      const Device device,
+      Device::open(WCUDA_BACKEND_HOST, static_cast<uint32_t>(std::strtoul(threads, nullptr, 10))));
+  double seconds = 0.0;
+  WCUDA_ASSIGN(const Model model, load(device, file_source(path), &seconds));
+  wcuda_engine_options options = WCUDA_ENGINE_OPTIONS_INIT;
+  options.max_sequences = 1;
+  options.max_batch_tokens = 512;
+  options.max_sequence_tokens = 2048;
+  WCUDA_ASSIGN(const std::unique_ptr<Session> session, Session::open(device, model.get(), options));
+  std::printf("%s %llu bytes %llu elements\n", ops::host::best_kernels().name,
+              static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(elements));
+  std::fflush(stdout);
+  char work[16];
+  uint32_t count = 0, length = 0;
+  while (std::scanf("%15s %u", work, &count) == 2) {
+    const bool is_prefill = std::strcmp(work, "prefill") == 0;
+    if (is_prefill)
+      WCUDA_TRY(session->begin(1));
+    else
+      WCUDA_TRY(session->rewind(length));
+    const Clock::time_point begin = Clock::now();
+    WCUDA_TRY(is_prefill ? session->prefill(count) : session->decode(count, nullptr));
+    std::printf("%.6f\n", seconds_since(begin));
+    std::fflush(stdout);
+    if (is_prefill) length = count;
+  }
+  return {};
+}
+
 Status dispatch(int argc, char** argv) {
+  if (argc == 4 && std::strcmp(argv[1], "--serve") == 0) return serve(argv[2], argv[3]);
   if (argc == 4 && std::strcmp(argv[1], "--write") == 0) return write_model(argv[2], argv[3]);
   if (argc == 6 && std::strcmp(argv[1], "--first-token") == 0) return write_first_token(argv + 2);
   return run(argc, argv);

@@ -16,6 +16,8 @@ namespace {
 constexpr Shape kShapes[] = {
     {"tiny", 4, 256, 4, 2, 64, 512, 320, false},
     {"135m", 30, 576, 9, 3, 64, 1536, 49152, true},
+    {"0.5b", 24, 896, 14, 2, 64, 4864, 151936, true},
+    {"0.6b", 28, 1024, 16, 8, 128, 3072, 151936, true},
     {"1b", 16, 2048, 32, 8, 64, 8192, 128256, true},
     {"8b", 32, 4096, 32, 8, 128, 14336, 128256, false},
     {"70b", 80, 8192, 64, 8, 128, 28672, 128256, false},
@@ -121,7 +123,7 @@ Result<SyntheticModel> SyntheticModel::make(const std::string& shape, const std:
   SyntheticModel model;
   model.shape_ = find_shape(shape);
   if (model.shape_ == nullptr)
-    return Status::error(WCUDA_NOT_FOUND, "no shape '%s': tiny, 135m, 1b, 8b or 70b",
+    return Status::error(WCUDA_NOT_FOUND, "no shape '%s': tiny, 135m, 0.5b, 0.6b, 1b, 8b or 70b",
                          shape.c_str());
   const quant::Format* base = find_format_by_name(mix == "q4_k_m" ? "q4_k" : mix);
   if (base == nullptr)

@@ -25,7 +25,8 @@ struct Shape {
   bool tied_embeddings;
 };
 
-// tiny (for tests), 135m (SmolLM2), 1b (Llama 3.2), 8b and 70b (Llama 3); null for another name.
+// tiny (for tests), 135m (SmolLM2), 0.5b (Qwen2.5), 0.6b (Qwen3), 1b (Llama 3.2), 8b and 70b
+// (Llama 3); null for another name.
 const Shape* find_shape(const std::string& name);
 
 // A GGUF file without a tokenizer: matrices of random blocks with values of about 0.02 and mean 0,

@@ -1,9 +1,12 @@
 # ./dev bench: speed of this machine. With a GPU: kernels and whole models, saved in bench/results; --peer DIR (a
-# folder with build.sh) in turn with another engine. Without one: the host backend.
+# folder with build.sh) in turn with another engine. Without one: the host backend. --cpu-peer: whole models on the
+# host backend, in turn with llama.cpp.
 
 command_bench() {
   need_build_tools
-  if has_nvidia_driver; then
+  if [ "${1:-}" = --cpu-peer ]; then
+    bench_cpu_peer "${@:2}"
+  elif has_nvidia_driver; then
     bench_gpu "$@"
   else
     bench_host "$@"
@@ -45,4 +48,59 @@ bench_host() {
       *) "$bench" ;;
     esac
   done
+}
+
+# bench_cpu_peer [--formats LIST] [OPTION…]: further options are those of cpu_peer.py. What is fetched and built stays
+# in .cache/cpu-peer.
+bench_cpu_peer() {
+  local folder=$CACHE/cpu-peer formats=Q4_0,Q4_1,Q5_0,Q5_1,Q8_0,Q2_K,Q3_K_M,Q4_K_M,Q5_K_M,Q6_K,IQ4_XS,IQ3_S,F16,BF16,MXFP4,SmolLM2
+  local models=() format file
+  if [ "${1:-}" = --formats ]; then
+    formats=$2
+    shift 2
+  fi
+  need_test_tools
+  need_model
+  need_coder_model
+  need_peer_source "$folder"
+  step "build of the benches" native_host
+  [ -e "$folder/build/cpu_peer" ] && [ "$folder/build/cpu_peer" -nt tools/dev/cpu_peer.cpp ] ||
+    step "build of llama.cpp" tools/dev/cpu_peer_build.sh "$folder/source" "$folder/build"
+  for format in ${formats//,/ }; do
+    file=$folder/models/$format.gguf
+    [ "$format" = SmolLM2 ] && file=$DEMO_MODEL
+    [ "$format" = Q4_K_M ] && file=$CODER_MODEL
+    [ -e "$file" ] || step "$format" make_cpu_peer_model "$folder" "$format" "$file"
+    models+=("$format=$file")
+  done
+  say "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n1), $(date -u +%F), $(git rev-parse --short HEAD)"
+  python3 tools/dev/cpu_peer.py --bench "$NATIVE/host/bench" --peer "$folder/build" "$@" "${models[@]}"
+}
+
+# make_cpu_peer_model FOLDER FORMAT FILE: a variant of the model by the peer's quantizer; MXFP4 of random blocks, since
+# that one gives it to experts only.
+make_cpu_peer_model() {
+  local -A types=([F16]=1 [Q4_0]=2 [Q4_1]=3 [Q8_0]=7 [Q5_0]=8 [Q5_1]=9 [Q2_K]=10 [Q3_K_M]=12 [Q5_K_M]=17 [Q6_K]=18
+    [IQ3_S]=26 [IQ4_XS]=30 [BF16]=32)
+  mkdir -p "$1/models"
+  if [ "$2" = MXFP4 ]; then
+    "$NATIVE/host/bench/e2e_bench" --write 0.5b:mxfp4 "$3.part"
+  else
+    [ -n "${types[$2]:-}" ] || die "no format $2"
+    "$1/build/cpu_peer" "$1/build/libggml-cpu-avx2.so" quantize "$CODER_MODEL" "$3.part" "${types[$2]}"
+  fi
+  mv "$3.part" "$3"
+}
+
+# need_peer_source FOLDER: llama.cpp as the source package of llama-cpp-python carries it, in FOLDER/source.
+need_peer_source() {
+  [ -e "$1/source/complete" ] && return 0
+  say "fetching the source of llama-cpp-python 0.3.36 from PyPI (70 MB)"
+  rm -rf "$1/source" "$1/download"
+  mkdir -p "$1/source"
+  python3 -m pip download -q --disable-pip-version-check --no-deps --no-binary llama-cpp-python -d "$1/download" \
+    llama-cpp-python==0.3.36
+  tar xzf "$1"/download/llama_cpp_python-*.tar.gz -C "$1/source" --strip-components=3 --wildcards '*/vendor/llama.cpp/*'
+  rm -rf "$1/download"
+  touch "$1/source/complete"
 }

