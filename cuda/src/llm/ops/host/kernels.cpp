@@ -1,6 +1,7 @@
 // Which table of inner loops this processor runs.
 #include "llm/ops/host/kernels.h"
 
+#include <array>
 #include <initializer_list>
 
 #include "core/base/cpu.h"
@@ -26,6 +27,17 @@ const Kernels* find_kernels(Isa isa) {
 }
 
 const uint16_t* iq3_s_codes() { return quant::iq3_s_grid(); }
+
+const uint32_t* iq3_s_levels() {
+  static const std::array<uint32_t, 512> levels = [] {
+    std::array<uint32_t, 512> table{};
+    for (uint32_t i = 0; i < table.size(); ++i)
+      for (uint32_t k = 0; k < 4; ++k)
+        table[i] |= ((iq3_s_codes()[i] >> (4 * k) & 15u) * 2 + 1) << (8 * k);
+    return table;
+  }();
+  return levels.data();
+}
 
 const Kernels& best_kernels() {
   for (const Isa isa : {Isa::kAvx512, Isa::kAvxVnni, Isa::kAvx2})

@@ -47,14 +47,20 @@ struct InputBlock {
   int32_t code_sums[2];  // likewise, of the codes
 };
 
-// tile (token_count, 16) = 16 rows of a matrix in the layout kHost16 times some tokens. `input` is
-// the first token's blocks or floats, the next token's is `stride` of them further. A token's
-// result does not depend on the others.
+// Tiles of up to kMTilesMax consecutive M-tiles, each tile (token_count, 16) = 16 rows of a matrix
+// in the layout kHost16 times some tokens, kTileFloats from the one before. `input` is the first
+// token's blocks or floats, the next token's is `stride` of them further. A token's result does not
+// depend on the others.
+constexpr uint32_t kMTilesMax = 2;
+constexpr uint32_t kTokenBlock = 64;  // tokens of one call, at most
+constexpr uint64_t kTileFloats = uint64_t{kTokenBlock} * 16;
 struct MTileKernel {
-  void (*run_blocks)(const uint8_t* m_tile, uint32_t cols, const InputBlock* input, uint64_t stride,
-                     uint32_t token_count, float* tile);  // or null
-  void (*run_floats)(const uint8_t* m_tile, uint32_t cols, const float* input, uint64_t stride,
-                     uint32_t token_count, float* tile);  // or null
+  void (*run_blocks)(const uint8_t* m_tiles, uint32_t m_tile_count, uint32_t cols,
+                     const InputBlock* input, uint64_t stride, uint32_t token_count,
+                     float* tiles);  // or null
+  void (*run_floats)(const uint8_t* m_tiles, uint32_t m_tile_count, uint32_t cols,
+                     const float* input, uint64_t stride, uint32_t token_count,
+                     float* tiles);  // or null
 };
 
 struct Kernels {
@@ -76,8 +82,10 @@ struct Kernels {
   void (*attend)(const AttentionTile& tile);
 };
 
-// The codebook of IQ3_S: 512 words of four 4-bit codes.
+// The codebook of IQ3_S: 512 words of four 4-bit codes, and the levels that they are for, 1 to 15,
+// one a byte.
 const uint16_t* iq3_s_codes();
+const uint32_t* iq3_s_levels();
 
 // The best table this processor runs.
 const Kernels& best_kernels();

@@ -14,7 +14,6 @@ namespace wcuda::ops::host {
 namespace {
 
 constexpr uint32_t kMTileRows = quant::kMTileRows;
-constexpr uint64_t kTileFloats = uint64_t{kTokenBlock} * kMTileRows;
 constexpr uint32_t kBlockCols = 32;
 
 // Multiplications of one chunk: some microseconds of work.
@@ -57,16 +56,16 @@ struct Linear::Work {
 };
 
 struct Linear::ThreadWork {
-  float* tile;        // (kTokenBlock, 16)
-  float* up_tile;     // likewise
+  float* tiles;       // kMTilesMax of (kTokenBlock, 16)
+  float* up_tiles;    // likewise
   float* row;         // (cols_max) one row expanded
   uint8_t* row_work;  // row_work_bytes(cols_max)
   uint64_t bytes;
 
   ThreadWork(uint32_t cols_max, uint8_t* base) {
     Arena arena(base);
-    tile = arena.take<float>(kTileFloats);
-    up_tile = arena.take<float>(kTileFloats);
+    tiles = arena.take<float>(kMTilesMax * kTileFloats);
+    up_tiles = arena.take<float>(kMTilesMax * kTileFloats);
     row = arena.take<float>(cols_max);
     row_work = arena.take<uint8_t>(row_work_bytes(cols_max));
     bytes = arena.bytes();
@@ -151,9 +150,10 @@ const float* Linear::prepare_input(const Input& input, bool has_blocks) {
   return copies ? normed_ : input.x;
 }
 
-// tile (token_count, 16) = the M-tile's rows times the tokens.
-void Linear::multiply(const Weight& weight, uint32_t m_tile, uint32_t first_token,
-                      uint32_t token_count, const ThreadWork& work, float* tile) const {
+// tiles (token_count, 16) = the rows of each M-tile times the tokens.
+void Linear::multiply(const Weight& weight, uint32_t m_tile, uint32_t m_tile_count,
+                      uint32_t first_token, uint32_t token_count, const ThreadWork& work,
+                      float* tiles) const {
   const uint32_t cols = weight.cols;
   const float* x = x_ + uint64_t{first_token} * cols;
   if (weight.layout == Layout::kHost16) {
@@ -164,43 +164,54 @@ void Linear::multiply(const Weight& weight, uint32_t m_tile, uint32_t first_toke
         static_cast<const uint8_t*>(weight.data) + uint64_t{m_tile} * kMTileRows * row_bytes;
     const uint64_t block_count = cols / kBlockCols;
     if (kernel.run_blocks != nullptr)
-      return kernel.run_blocks(data, cols, blocks_ + first_token * block_count, block_count,
-                               token_count, tile);
+      return kernel.run_blocks(data, m_tile_count, cols, blocks_ + first_token * block_count,
+                               block_count, token_count, tiles);
     if (kernel.run_floats != nullptr)
-      return kernel.run_floats(data, cols, x, cols, token_count, tile);
+      return kernel.run_floats(data, m_tile_count, cols, x, cols, token_count, tiles);
   }
   // Row by row, each expanded to f32 first.
-  const uint32_t first_row = m_tile * kMTileRows;
-  const uint32_t row_count = std::min(kMTileRows, weight.rows - first_row);
-  if (row_count < kMTileRows) std::fill(tile, tile + token_count * kMTileRows, 0.0f);
-  for (uint32_t r = 0; r < row_count; ++r) {
-    // Cannot fail: run() has checked type and shape. If it did, NaN would end the row of the step.
-    const Status status = expand_row(weight, first_row + r, work.row_work, work.row);
-    if (!status.ok()) std::fill(work.row, work.row + cols, NAN);
-    kernels_.dot(work.row, cols, x, cols, token_count, tile + r, kMTileRows);
+  for (uint32_t i = 0; i < m_tile_count; ++i) {
+    float* tile = tiles + i * kTileFloats;
+    const uint32_t first_row = (m_tile + i) * kMTileRows;
+    const uint32_t row_count = std::min(kMTileRows, weight.rows - first_row);
+    if (row_count < kMTileRows) std::fill(tile, tile + token_count * kMTileRows, 0.0f);
+    for (uint32_t r = 0; r < row_count; ++r) {
+      // Cannot fail: run() has checked type and shape. If it did, NaN would end the row of the
+      // step.
+      const Status status = expand_row(weight, first_row + r, work.row_work, work.row);
+      if (!status.ok()) std::fill(work.row, work.row + cols, NAN);
+      kernels_.dot(work.row, cols, x, cols, token_count, tile + r, kMTileRows);
+    }
   }
 }
 
-void Linear::finish_m_tile(const Product& product, uint32_t m_tile, uint32_t first_token,
-                           uint32_t token_count, const ThreadWork& work) const {
-  const uint32_t first_row = m_tile * kMTileRows;
-  const uint32_t row_count = std::min(kMTileRows, product.weight.rows - first_row);
-  multiply(product.weight, m_tile, first_token, token_count, work, work.tile);
-  add_bias(product.bias, first_row, row_count, token_count, work.tile);
-  if (has_up(product)) {
-    multiply(product.up, m_tile, first_token, token_count, work, work.up_tile);
-    add_bias(product.up_bias, first_row, row_count, token_count, work.up_tile);
-    const auto activate =
-        product.output == Output::kSiluMultiply ? kernels_.silu_multiply : kernels_.gelu_multiply;
-    activate(work.tile, work.up_tile, token_count * kMTileRows, work.tile);
-  }
-  for (uint32_t t = 0; t < token_count; ++t) {
-    const float* source = work.tile + t * kMTileRows;
-    float* target = product.target + (first_token + t) * uint64_t{product.weight.rows} + first_row;
-    if (product.output == Output::kAdd)
-      for (uint32_t r = 0; r < row_count; ++r) target[r] += source[r];
-    else
-      for (uint32_t r = 0; r < row_count; ++r) target[r] = source[r];
+void Linear::finish_m_tiles(const Product& product, uint32_t m_tile, uint32_t m_tile_count,
+                            uint32_t first_token, uint32_t token_count,
+                            const ThreadWork& work) const {
+  multiply(product.weight, m_tile, m_tile_count, first_token, token_count, work, work.tiles);
+  if (has_up(product))
+    multiply(product.up, m_tile, m_tile_count, first_token, token_count, work, work.up_tiles);
+  for (uint32_t i = 0; i < m_tile_count; ++i) {
+    const uint32_t first_row = (m_tile + i) * kMTileRows;
+    const uint32_t row_count = std::min(kMTileRows, product.weight.rows - first_row);
+    float* tile = work.tiles + i * kTileFloats;
+    add_bias(product.bias, first_row, row_count, token_count, tile);
+    if (has_up(product)) {
+      float* up_tile = work.up_tiles + i * kTileFloats;
+      add_bias(product.up_bias, first_row, row_count, token_count, up_tile);
+      const auto activate =
+          product.output == Output::kSiluMultiply ? kernels_.silu_multiply : kernels_.gelu_multiply;
+      activate(tile, up_tile, token_count * kMTileRows, tile);
+    }
+    for (uint32_t t = 0; t < token_count; ++t) {
+      const float* source = tile + t * kMTileRows;
+      float* target =
+          product.target + (first_token + t) * uint64_t{product.weight.rows} + first_row;
+      if (product.output == Output::kAdd)
+        for (uint32_t r = 0; r < row_count; ++r) target[r] += source[r];
+      else
+        for (uint32_t r = 0; r < row_count; ++r) target[r] = source[r];
+    }
   }
 }
 
@@ -221,8 +232,8 @@ Status Linear::run(const Input& input, const Product* products, uint32_t product
   const uint32_t all_m_tiles = first_m_tile[product_count];
   const uint32_t block_tokens = std::min(input.token_count, kTokenBlock);
   const uint64_t m_tile_products = uint64_t{input.cols} * kMTileRows * block_tokens;
-  const auto m_tiles_a_chunk =
-      static_cast<uint32_t>(std::clamp<uint64_t>(kChunkProducts / m_tile_products, 1, all_m_tiles));
+  const auto m_tiles_a_chunk = static_cast<uint32_t>(std::clamp<uint64_t>(
+      kChunkProducts / m_tile_products, kMTilesMax, std::max(all_m_tiles, kMTilesMax)));
   const auto groups = static_cast<uint32_t>(ceil_div(all_m_tiles, m_tiles_a_chunk));
   const auto blocks = static_cast<uint32_t>(ceil_div(input.token_count, kTokenBlock));
   pool_.parallel_for(groups * blocks, [&](uint32_t chunk, uint32_t thread) {
@@ -231,9 +242,10 @@ Status Linear::run(const Input& input, const Product* products, uint32_t product
     const uint32_t begin = chunk % groups * m_tiles_a_chunk;
     const uint32_t end = std::min(begin + m_tiles_a_chunk, all_m_tiles);
     const ThreadWork work = thread_work(thread);
-    for (uint32_t s = begin, i = 0; s < end; ++s) {
+    for (uint32_t s = begin, i = 0, count = 0; s < end; s += count) {
       while (s >= first_m_tile[i + 1]) ++i;
-      finish_m_tile(products[i], s - first_m_tile[i], first_token, token_count, work);
+      count = std::min({kMTilesMax, end - s, first_m_tile[i + 1] - s});
+      finish_m_tiles(products[i], s - first_m_tile[i], count, first_token, token_count, work);
     }
   });
   return {};

@@ -37,8 +37,6 @@ struct Input {
   float epsilon = 0.0f;
 };
 
-constexpr uint32_t kTokenBlock = 64;  // tokens of one chunk
-
 class Linear {
  public:
   Linear(ThreadPool& pool, const Kernels& kernels) : pool_(pool), kernels_(kernels) {}
@@ -64,10 +62,10 @@ class Linear {
   ThreadWork thread_work(uint32_t thread) const;
   Status check(const Input& input, const Product* products, uint32_t product_count) const;
   const float* prepare_input(const Input& input, bool has_blocks);
-  void multiply(const Weight& weight, uint32_t m_tile, uint32_t first_token, uint32_t token_count,
-                const ThreadWork& work, float* tile) const;
-  void finish_m_tile(const Product& product, uint32_t m_tile, uint32_t first_token,
-                     uint32_t token_count, const ThreadWork& work) const;
+  void multiply(const Weight& weight, uint32_t m_tile, uint32_t m_tile_count, uint32_t first_token,
+                uint32_t token_count, const ThreadWork& work, float* tiles) const;
+  void finish_m_tiles(const Product& product, uint32_t m_tile, uint32_t m_tile_count,
+                      uint32_t first_token, uint32_t token_count, const ThreadWork& work) const;
 
   ThreadPool& pool_;
   const Kernels& kernels_;

@@ -15,6 +15,8 @@
 namespace {
 
 using wcuda::ops::host::InputBlock;
+using wcuda::ops::host::kMTilesMax;
+using wcuda::ops::host::kTileFloats;
 using wcuda::ops::host::MTileKernel;
 
 constexpr uint32_t kMTileRows = 16;
@@ -111,16 +113,45 @@ WCUDA_INLINE UintVec look_up(__m128i table, UintVec indices) {
 #endif
 }
 
-// Words `indices` of a table of an even number of them.
-WCUDA_INLINE UintVec gather_words(const uint16_t* table, UintVec indices) {
+// Levels of IQ3_S in columns 4c … 4c + 3, one a byte: an entry of its codebook of 512. `low` has
+// the low bytes of the entries' numbers for four values of c, bit c of `high` the ninth bit.
 #if defined(__AVX512VNNI__)
-  const UintVec pairs = (UintVec)_mm512_i32gather_epi32((__m512i)(indices >> 1), table, 4);
-#else
-  const UintVec pairs = (UintVec)_mm256_i32gather_epi32(reinterpret_cast<const int*>(table),
-                                                        (__m256i)(indices >> 1), 4);
-#endif
-  return pairs >> ((indices & 1u) * 16u) & 0xffffu;
+WCUDA_INLINE UintVec look_up_iq3_s(const uint16_t* table, UintVec low, UintVec high, uint32_t c) {
+  // A word each for c and the value next to it, which the compiler computes once for both. Gathers
+  // are far slower on processors that keep them from leaking data.
+  const UintVec bytes = low >> (c % 4 / 2 * 16), bits = high >> (c & ~1u);
+  const __m512i indices =
+      (__m512i)((bytes & 0xffu) | (bytes & 0xff00u) << 8 | (bits & 1u) << 8 | (bits & 2u) << 23);
+  __m512i found[8];
+  WCUDA_UNROLL
+  for (uint32_t i = 0; i < 8; ++i)
+    found[i] = _mm512_permutex2var_epi16(_mm512_loadu_si512(table + i * 64), indices,
+                                         _mm512_loadu_si512(table + i * 64 + 32));
+  WCUDA_UNROLL
+  for (uint32_t half = 4; half > 0; half /= 2) {
+    const __mmask32 is_upper =
+        _mm512_test_epi16_mask(indices, _mm512_set1_epi16(static_cast<int16_t>(512 * half / 8)));
+    WCUDA_UNROLL
+    for (uint32_t i = 0; i < half; ++i)
+      found[i] = _mm512_mask_blend_epi16(is_upper, found[i], found[i + half]);
+  }
+  UintVec codes = (UintVec)found[0] >> (c % 2 * 16) & 0xffffu;
+  codes = (codes | codes << 8) & 0x00ff00ffu;
+  codes = (codes | codes << 4) & 0x0f0f0f0fu;
+  return codes << 1 | 0x01010101u;
 }
+WCUDA_INLINE const uint16_t* iq3_s_table() { return wcuda::ops::host::iq3_s_codes(); }
+#else
+WCUDA_INLINE UintVec look_up_iq3_s(const uint32_t* table, UintVec low, UintVec high, uint32_t c) {
+  const UintVec numbers = (low >> (c % 4 * 8) & 0xffu) | (high >> c & 1u) << 8;
+  uint32_t n[kLanes];
+  __builtin_memcpy(n, &numbers, sizeof n);
+  asm("" : "+m"(n));  // or gcc takes them out of the vector, which is slower
+  return UintVec{table[n[0]], table[n[1]], table[n[2]], table[n[3]],
+                 table[n[4]], table[n[5]], table[n[6]], table[n[7]]};
+}
+WCUDA_INLINE const uint32_t* iq3_s_table() { return wcuda::ops::host::iq3_s_levels(); }
+#endif
 
 // Byte i: 0xff where bit 4 * chunk + i of the lane is set, else 0.
 WCUDA_INLINE UintVec spread_bits(UintVec bits, uint32_t chunk) {
@@ -385,16 +416,16 @@ struct MXFP4 : Format<17, 1, 1, 12, false, 0> {
 struct IQ3_S : Format<110, 8, 1, 16, false, 0> {  // a scale of 4 bits for 32 columns
   struct Head {
     Vec scales[8];
-    const uint16_t* grid;
+    decltype(iq3_s_table()) table;
   };
   WCUDA_INLINE Head head(const PackedTile& tile) {
     const Vec scale = tile.halves(0);
     const UintVec bits = tile.units(106, 0);
     Head head;
+    head.table = iq3_s_table();
     WCUDA_UNROLL
     for (uint32_t p = 0; p < 8; ++p)
       head.scales[p] = scale * to_float((bits >> (4 * p) & 15u) * 2u + 1u);
-    head.grid = wcuda::ops::host::iq3_s_codes();
     return head;
   }
   template <uint32_t>
@@ -403,13 +434,9 @@ struct IQ3_S : Format<110, 8, 1, 16, false, 0> {  // a scale of 4 bits for 32 co
   }
   template <uint32_t>
   WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head& head, uint32_t first, uint32_t c) {
-    const UintVec low = tile.units(2, first * 2 + c / 4) >> (c % 4 * 8) & 0xffu;
-    const UintVec high = tile.units(66, first / 4) >> (first % 4 * 8 + c) & 1u;
-    UintVec codes = gather_words(head.grid, low | high << 8);  // of 4 bits: one to each byte
-    codes = (codes | codes << 8) & 0x00ff00ffu;
-    codes = (codes | codes << 4) & 0x0f0f0f0fu;
+    const CodeVec levels = (CodeVec)look_up_iq3_s(head.table, tile.units(2, first * 2 + c / 4),
+                                                  tile.units(66, first / 4) >> (first % 4 * 8), c);
     const UintVec signs = spread_bits(tile.units(74, first), c);
-    const CodeVec levels = (CodeVec)(codes << 1 | 0x01010101u);
     return (UintVec)((levels ^ (CodeVec)signs) - (CodeVec)signs + static_cast<int8_t>(16));
   }
 };
@@ -493,20 +520,23 @@ void m_tile_tokens(const uint8_t* m_tile, uint32_t cols, const InputBlock* input
 }
 
 constexpr uint32_t kPanelParts = 8;
+// M-tiles of one panel: where one has a vector for its rows, two share the loads of activations.
+constexpr uint32_t kPanelMTiles = kVectors == 1 ? kMTilesMax : 1;
 
-// Unpacked weights of an M-tile: factor * (code - kOffset) of 256 columns or fewer.
+// Unpacked weights of kWidth vectors of rows: factor * (code - kOffset) of 256 columns or fewer.
+template <uint32_t kWidth>
 struct Panel {
-  UintVec words[kPanelParts][16][kVectors];  // of pairs of columns, in the order of the codes
-  Vec scale[kPanelParts][kVectors];
-  Vec minimums[kPanelParts][kVectors][2];
+  UintVec words[kPanelParts][16][kWidth];  // of pairs of columns, in the order of the codes
+  Vec scale[kPanelParts][kWidth];
+  Vec minimums[kPanelParts][kWidth][2];
 };
 
-// Parts first + kPart … first + kUnrolled - 1 of a packed tile become part `p` of the panel, ….
-template <class Format, uint32_t kPart = 0>
+// Parts first + kPart … first + kUnrolled - 1 of a packed tile become part `p` of the panel's
+// vector v, ….
+template <class Format, uint32_t kPart = 0, class Panel>
 WCUDA_INLINE void unpack_parts(const PackedTile& tile, const typename Format::Head& head,
-                               uint32_t first, uint32_t p, Panel* panel) {
+                               uint32_t first, uint32_t p, uint32_t v, Panel* panel) {
   if constexpr (kPart < Format::kUnrolled) {
-    const uint32_t v = tile.first_row / kLanes;
     const Scales scales = Format::template scales<kPart>(head, first);
     WCUDA_UNROLL
     for (uint32_t c = 0; c < 8; ++c) {
@@ -523,25 +553,30 @@ WCUDA_INLINE void unpack_parts(const PackedTile& tile, const typename Format::He
     }
     panel->scale[p][v] = scales.scale;
     for (uint32_t i = 0; i < Format::kMinimums; ++i) panel->minimums[p][v][i] = scales.minimums[i];
-    unpack_parts<Format, kPart + 1>(tile, head, first, p + 1, panel);
+    unpack_parts<Format, kPart + 1>(tile, head, first, p + 1, v, panel);
   }
 }
 
-// tile (kTokens, 16) += the panel times the tokens.
-template <uint32_t kMinimums, uint32_t kTokens>
-void add_panel(const Panel& panel, uint32_t parts, const InputBlock* input, uint64_t stride,
-               float* tile) {
-  constexpr uint32_t kChains = kTokens * kVectors < 8 ? 8 / (kTokens * kVectors) : 1;
+// Where vector v of a token is: tiles (token, 16), kTileFloats from one M-tile to the next.
+WCUDA_INLINE float* tile_vector(float* tiles, uint32_t t, uint32_t v) {
+  return tiles + v / kVectors * kTileFloats + t * kMTileRows + v % kVectors * kLanes;
+}
+
+// tiles += the panel times the tokens.
+template <uint32_t kMinimums, uint32_t kTokens, uint32_t kWidth>
+void add_panel(const Panel<kWidth>& panel, uint32_t parts, const InputBlock* input, uint64_t stride,
+               float* tiles) {
+  constexpr uint32_t kChains = kTokens * kWidth < 8 ? 8 / (kTokens * kWidth) : 1;
   for (uint32_t p = 0; p < parts; ++p, ++input) {
     const TokenRows<kTokens, InputBlock> tokens(input, stride);
-    IntVec sums[kTokens][kVectors][kChains] = {};
+    IntVec sums[kTokens][kWidth][kChains] = {};
     WCUDA_UNROLL
     for (uint32_t i = 0; i < 16; ++i) {
       WCUDA_UNROLL
       for (uint32_t t = 0; t < kTokens; ++t) {
         const UintVec code = UintVec{} + tokens[t]->codes[i];
         WCUDA_UNROLL
-        for (uint32_t v = 0; v < kVectors; ++v) {
+        for (uint32_t v = 0; v < kWidth; ++v) {
           IntVec& sum = sums[t][v][i % kChains];
           sum = add_products(sum, panel.words[p][i][v], code);
         }
@@ -550,9 +585,9 @@ void add_panel(const Panel& panel, uint32_t parts, const InputBlock* input, uint
     WCUDA_UNROLL
     for (uint32_t t = 0; t < kTokens; ++t) {
       WCUDA_UNROLL
-      for (uint32_t v = 0; v < kVectors; ++v) {
+      for (uint32_t v = 0; v < kWidth; ++v) {
         for (uint32_t i = 1; i < kChains; ++i) sums[t][v][0] += sums[t][v][i];
-        float* y = tile + t * kMTileRows + v * kLanes;
+        float* y = tile_vector(tiles, t, v);
         store(y, add_sum<kMinimums>(sums[t][v][0], panel.scale[p][v], panel.minimums[p][v],
                                     *tokens[t], load(y)));
       }
@@ -569,32 +604,53 @@ WCUDA_INLINE void group_tokens(uint32_t first, uint32_t token_count, const Funct
 }
 constexpr uint32_t kTokensMax = kLanes == 16 ? 8 : 4;
 
-template <class Format>
-void m_tile_blocks(const uint8_t* m_tile, uint32_t cols, const InputBlock* input, uint64_t stride,
-                   uint32_t token_count, float* tile) {
-  if (token_count < kTokensMax)
-    return group_tokens<kTokensMax / 2>(0, token_count, [&](auto count, uint32_t first) {
-      m_tile_tokens<Format, count.value>(m_tile, cols, input + first * stride, stride,
-                                         tile + first * kMTileRows);
-    });
-  for (uint32_t i = 0; i < token_count * kMTileRows; i += kLanes) store(tile + i, Vec{});
-  Panel panel;
+// kMTiles M-tiles at once, from a panel.
+template <class Format, uint32_t kMTiles>
+void m_tile_panels(const uint8_t* m_tiles, uint32_t cols, const InputBlock* input, uint64_t stride,
+                   uint32_t token_count, float* tiles) {
+  constexpr uint32_t kWidth = kMTiles * kVectors;
+  for (uint32_t v = 0; v < kWidth; ++v)
+    for (uint32_t t = 0; t < token_count; ++t) store(tile_vector(tiles, t, v), Vec{});
+  const uint64_t m_tile_bytes =
+      uint64_t{cols} / (32 * Format::kParts) * Format::kBlockBytes * kMTileRows;
+  Panel<kWidth> panel;
   for (uint32_t block = 0; block < cols / 32; block += kPanelParts) {
     const uint32_t rest = cols / 32 - block;
     const uint32_t parts = rest < kPanelParts ? rest : kPanelParts;
     for (uint32_t p = 0; p < parts; p += Format::kParts) {
-      for (uint32_t v = 0; v < kVectors; ++v) {
-        const PackedTile packed_tile = {m_tile, v * kLanes};
+      for (uint32_t v = 0; v < kWidth; ++v) {
+        const PackedTile packed_tile = {m_tiles + v / kVectors * m_tile_bytes,
+                                        v % kVectors * kLanes};
         const typename Format::Head head = Format::head(packed_tile);
         for (uint32_t first = 0; first < Format::kParts; first += Format::kUnrolled)
-          unpack_parts<Format>(packed_tile, head, first, p + first, &panel);
+          unpack_parts<Format>(packed_tile, head, first, p + first, v, &panel);
       }
-      m_tile += Format::kBlockBytes * kMTileRows;
+      m_tiles += Format::kBlockBytes * kMTileRows;
     }
     group_tokens<kTokensMax>(0, token_count, [&](auto count, uint32_t first) {
       add_panel<Format::kMinimums, count.value>(panel, parts, input + first * stride + block,
-                                                stride, tile + first * kMTileRows);
+                                                stride, tiles + first * kMTileRows);
     });
+  }
+}
+
+template <class Format>
+void m_tile_blocks(const uint8_t* m_tiles, uint32_t m_tile_count, uint32_t cols,
+                   const InputBlock* input, uint64_t stride, uint32_t token_count, float* tiles) {
+  if (m_tile_count == kPanelMTiles && token_count >= kTokensMax)
+    return m_tile_panels<Format, kPanelMTiles>(m_tiles, cols, input, stride, token_count, tiles);
+  const uint64_t m_tile_bytes =
+      uint64_t{cols} / (32 * Format::kParts) * Format::kBlockBytes * kMTileRows;
+  for (uint32_t i = 0; i < m_tile_count; ++i) {
+    if (token_count >= kTokensMax)
+      m_tile_panels<Format, 1>(m_tiles, cols, input, stride, token_count, tiles);
+    else
+      group_tokens<kTokensMax / 2>(0, token_count, [&](auto count, uint32_t first) {
+        m_tile_tokens<Format, count.value>(m_tiles, cols, input + first * stride, stride,
+                                           tiles + first * kMTileRows);
+      });
+    m_tiles += m_tile_bytes;
+    tiles += kTileFloats;
   }
 }
 
@@ -617,24 +673,25 @@ struct BF16 {
   }
 };
 
-// tile (kTokens, 16) += sums of kRuns runs of kCols columns, run by run.
-template <class Format, uint32_t kTokens, uint32_t kRuns, uint32_t kCols>
-WCUDA_INLINE void add_runs(const uint8_t* bytes, const float* input, uint64_t stride, float* tile) {
+// tiles += sums of kRuns runs of kCols columns, run by run; a column has kWidth vectors.
+template <class Format, uint32_t kTokens, uint32_t kWidth, uint32_t kRuns, uint32_t kCols>
+WCUDA_INLINE void add_runs(const uint8_t* bytes, const float* input, uint64_t stride,
+                           float* tiles) {
   const TokenRows<kTokens, float> tokens(input, stride);
-  Vec sums[kRuns][kTokens][kVectors] = {};
+  Vec sums[kRuns][kTokens][kWidth] = {};
   WCUDA_UNROLL
   for (uint32_t i = 0; i < kCols; ++i) {
     WCUDA_UNROLL
     for (uint32_t run = 0; run < kRuns; ++run) {
       const uint32_t col = run * kCols + i;
-      Vec w[kVectors];
+      Vec w[kWidth];
       WCUDA_UNROLL
-      for (uint32_t v = 0; v < kVectors; ++v)
-        w[v] = Format::column(bytes + (col * kMTileRows + v * kLanes) * Format::kBytes);
+      for (uint32_t v = 0; v < kWidth; ++v)
+        w[v] = Format::column(bytes + (col * kWidth + v) * kLanes * Format::kBytes);
       WCUDA_UNROLL
       for (uint32_t t = 0; t < kTokens; ++t) {
         WCUDA_UNROLL
-        for (uint32_t v = 0; v < kVectors; ++v)
+        for (uint32_t v = 0; v < kWidth; ++v)
           sums[run][t][v] = multiply_add(w[v], broadcast(tokens[t][col]), sums[run][t][v]);
       }
     }
@@ -642,8 +699,8 @@ WCUDA_INLINE void add_runs(const uint8_t* bytes, const float* input, uint64_t st
   WCUDA_UNROLL
   for (uint32_t t = 0; t < kTokens; ++t) {
     WCUDA_UNROLL
-    for (uint32_t v = 0; v < kVectors; ++v) {
-      float* y = tile + t * kMTileRows + v * kLanes;
+    for (uint32_t v = 0; v < kWidth; ++v) {
+      float* y = tile_vector(tiles, t, v);
       Vec total = load(y);
       for (uint32_t run = 0; run < kRuns; ++run) total += sums[run][t][v];
       store(y, total);
@@ -652,41 +709,74 @@ WCUDA_INLINE void add_runs(const uint8_t* bytes, const float* input, uint64_t st
 }
 
 // Runs of 16 columns, the rest one by one; several runs at once where one has few sums.
-template <class Format, uint32_t kTokens>
-void add_columns(const uint8_t* m_tile, uint32_t cols, const float* input, uint64_t stride,
-                 float* tile) {
-  constexpr uint32_t kRuns = kTokens * kVectors < 4 ? 4 / (kTokens * kVectors) : 1;
-  constexpr uint32_t kColumnBytes = kMTileRows * Format::kBytes;
+template <class Format, uint32_t kTokens, uint32_t kWidth>
+void add_columns(const uint8_t* bytes, uint32_t cols, const float* input, uint64_t stride,
+                 float* tiles) {
+  constexpr uint32_t kRuns = kTokens * kWidth < 4 ? 4 / (kTokens * kWidth) : 1;
+  constexpr uint32_t kColumnBytes = kWidth * kLanes * Format::kBytes;
   uint32_t col = 0;
   for (; col + 16 * kRuns <= cols; col += 16 * kRuns) {
-    if (kTokens == 1) prefetch<16 * kRuns * kColumnBytes>(m_tile + col * kColumnBytes);
-    add_runs<Format, kTokens, kRuns, 16>(m_tile + col * kColumnBytes, input + col, stride, tile);
+    if (kTokens == 1) prefetch<16 * kRuns * kColumnBytes>(bytes + col * kColumnBytes);
+    add_runs<Format, kTokens, kWidth, kRuns, 16>(bytes + col * kColumnBytes, input + col, stride,
+                                                 tiles);
   }
   if constexpr (kRuns > 1)
     for (; col + 16 <= cols; col += 16)
-      add_runs<Format, kTokens, 1, 16>(m_tile + col * kColumnBytes, input + col, stride, tile);
+      add_runs<Format, kTokens, kWidth, 1, 16>(bytes + col * kColumnBytes, input + col, stride,
+                                               tiles);
   for (; col < cols; ++col)
-    add_runs<Format, kTokens, 1, 1>(m_tile + col * kColumnBytes, input + col, stride, tile);
+    add_runs<Format, kTokens, kWidth, 1, 1>(bytes + col * kColumnBytes, input + col, stride, tiles);
 }
 
-template <class Format>
-void m_tile_floats(const uint8_t* m_tile, uint32_t cols, const float* input, uint64_t stride,
-                   uint32_t token_count, float* tile) {
-  for (uint32_t i = 0; i < token_count * kMTileRows; i += kLanes) store(tile + i, Vec{});
-  if (token_count == 1) return add_columns<Format, 1>(m_tile, cols, input, stride, tile);
-  constexpr uint32_t kPanelCols = 128;
-  Vec panel[kPanelCols][kVectors];
+constexpr uint32_t kFloatTokens = kLanes == 16 ? 8 : 6;  // whose sums live in registers
+
+// kMTiles M-tiles of more tokens, from a panel of f32.
+template <class Format, uint32_t kMTiles>
+void m_tile_float_panels(const uint8_t* m_tiles, uint32_t cols, const float* input, uint64_t stride,
+                         uint32_t token_count, float* tiles) {
+  constexpr uint32_t kWidth = kMTiles * kVectors, kPanelCols = 128;
+  const uint64_t m_tile_bytes = uint64_t{cols} * kMTileRows * Format::kBytes;
+  Vec panel[kPanelCols][kWidth];
   for (uint32_t first_col = 0; first_col < cols; first_col += kPanelCols) {
     const uint32_t rest = cols - first_col;
     const uint32_t panel_cols = rest < kPanelCols ? rest : kPanelCols;
-    for (uint32_t i = 0; i < panel_cols * kVectors; ++i)
-      panel[i / kVectors][i % kVectors] =
-          Format::column(m_tile + (first_col * kMTileRows + i * kLanes) * Format::kBytes);
-    group_tokens<kLanes == 16 ? 8 : 6>(0, token_count, [&](auto count, uint32_t first) {
-      add_columns<F32, count.value>(reinterpret_cast<const uint8_t*>(panel), panel_cols,
-                                    input + first * stride + first_col, stride,
-                                    tile + first * kMTileRows);
+    for (uint32_t col = 0; col < panel_cols; ++col)
+      for (uint32_t v = 0; v < kWidth; ++v)
+        panel[col][v] = Format::column(m_tiles + v / kVectors * m_tile_bytes +
+                                       ((first_col + col) * kMTileRows + v % kVectors * kLanes) *
+                                           Format::kBytes);
+    group_tokens<kFloatTokens>(0, token_count, [&](auto count, uint32_t first) {
+      add_columns<F32, count.value, kWidth>(reinterpret_cast<const uint8_t*>(panel), panel_cols,
+                                            input + first * stride + first_col, stride,
+                                            tiles + first * kMTileRows);
     });
+  }
+}
+
+// Calls function(count) with token_count, which is 1 to kTokens, as a constant.
+template <uint32_t kTokens, class Function>
+WCUDA_INLINE void with_count(uint32_t token_count, const Function& function) {
+  if (token_count == kTokens) return function(std::integral_constant<uint32_t, kTokens>{});
+  if constexpr (kTokens > 1) with_count<kTokens - 1>(token_count, function);
+}
+
+template <class Format>
+void m_tile_floats(const uint8_t* m_tiles, uint32_t m_tile_count, uint32_t cols, const float* input,
+                   uint64_t stride, uint32_t token_count, float* tiles) {
+  for (uint32_t v = 0; v < m_tile_count * kVectors; ++v)
+    for (uint32_t t = 0; t < token_count; ++t) store(tile_vector(tiles, t, v), Vec{});
+  if (m_tile_count == kPanelMTiles && token_count > kFloatTokens)
+    return m_tile_float_panels<Format, kPanelMTiles>(m_tiles, cols, input, stride, token_count,
+                                                     tiles);
+  for (uint32_t i = 0; i < m_tile_count; ++i) {
+    if (token_count > kFloatTokens)
+      m_tile_float_panels<Format, 1>(m_tiles, cols, input, stride, token_count, tiles);
+    else
+      with_count<kFloatTokens>(token_count, [&](auto count) {
+        add_columns<Format, count.value, kVectors>(m_tiles, cols, input, stride, tiles);
+      });
+    m_tiles += uint64_t{cols} * kMTileRows * Format::kBytes;
+    tiles += kTileFloats;
   }
 }
 
