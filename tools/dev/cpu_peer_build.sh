@@ -15,5 +15,5 @@ for isa in avx2 avx512; do
   cmake --build "$folder/$isa" --parallel "$jobs" --target $target
   cp "$folder/$isa/bin/libggml-cpu.so" "$folder/libggml-cpu-$isa.so"
 done
-g++ -O2 -std=c++17 -I"$source/include" -I"$source/ggml/include" "$here/cpu_peer.cpp" -o "$folder/cpu_peer" \
+g++ -O2 -std=c++17 -I"$source/include" -I"$source/ggml/include" "$here/../../cuda/bench/cpu_peer.cpp" -o "$folder/cpu_peer" \
   -L"$folder/avx2/bin" -lllama -lggml -lggml-base -Wl,-rpath,"\$ORIGIN/avx2/bin"

@@ -65,9 +65,11 @@ int serve(char** arguments) {
 
 int main(int argc, char** argv) {
   if (argc < 5 || ggml_backend_load(argv[1]) == nullptr) return 2;
-  llama_log_set([](ggml_log_level level, const char* text, void*) {
-    if (level >= GGML_LOG_LEVEL_ERROR && level != GGML_LOG_LEVEL_CONT) std::fputs(text, stderr);
-  }, nullptr);
+  llama_log_set(
+      [](ggml_log_level level, const char* text, void*) {
+        if (level >= GGML_LOG_LEVEL_ERROR && level != GGML_LOG_LEVEL_CONT) std::fputs(text, stderr);
+      },
+      nullptr);
   llama_backend_init();
   if (argc == 6 && std::strcmp(argv[2], "quantize") == 0) return quantize(argv + 3);
   if (argc == 5 && std::strcmp(argv[2], "serve") == 0) return serve(argv + 3);
