@@ -4,6 +4,10 @@
 //! where request and response lie in a guest's memory, or for a [`Server`], which gives each connection a
 //! session and a memory of its own. A [`Client`] speaks to any server. The format is in `docs/FORMATS.md`.
 //!
+//! A [`Cloak`] runs a [`Guest`] that is native code: its input and output are streams, its frames go to a
+//! session. A [`Recorder`] writes down what the guest asked and was given, and a [`Replay`] runs it again from
+//! this [`Transcript`], without a device.
+//!
 //! ```
 //! use std::os::unix::net::UnixStream;
 //! use std::sync::Arc;
@@ -35,11 +39,19 @@
 //! ```
 
 mod client;
+mod cloak;
 mod frame;
+mod guest;
+mod replay;
 mod server;
 mod session;
+mod transcript;
 
 pub use client::{Client, Described, Listed, MemoryInfo};
+pub use cloak::{Chunks, Cloak, Handles};
 pub use frame::{Answer, Arg, Status};
+pub use guest::{Arena, Guest, GuestEntry, GuestHeap, Host, Shape, Trap};
+pub use replay::{Divergence, Replay};
 pub use server::{Connection, Listener, Server, ServerOptions, Stop};
 pub use session::{Call, Record, Session, SessionOptions};
+pub use transcript::{Recorder, Transcript};

@@ -68,7 +68,7 @@ enum Command {
     Kernels(kernels::Args),
     /// Runs and compiles kernels, computes their occupancy
     Compute(compute::Args),
-    /// Serves kernels over the binary protocol ZCTL/1, and calls a server
+    /// Serves kernels over the binary protocol ZCTL/1, calls a server, runs and replays guests
     Zctl(zctl::Args),
     /// Writes the logits of given tokens, to compare with other engines
     Logits(logits::Args),

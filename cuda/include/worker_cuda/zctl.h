@@ -95,7 +95,8 @@ WCUDA_API void wcuda_zctl_session_destroy(wcuda_zctl_session session);
  * resp_ptr + resp_cap), which may overlap it. timeout_ms: 0 and negative: no limit of this call. Returns the
  * bytes of the response, or -1 when there is none and nothing was written: windows outside the memory, no
  * frame of ZCTL/1, a response that does not fit; also for an invalid session, a second call of a session
- * at the same time, and inside a callback of the library.
+ * at the same time, and inside a callback of the library. Session id 0 has no capabilities: CAPS_LIST lists
+ * none, and every other op has status 2.
  *
  * A run waits for its kernel, at most for the smallest of its budgets. A kernel on a device is not stopped:
  * until it ends, runs on that device are answered with status 6. A kernel on HOST is answered when it returns.

@@ -37,9 +37,10 @@ void cut(std::string* text, uint64_t bytes) {
   text->resize(bytes);
 }
 
-bool is_known(uint16_t op, bool is_remote) {
+bool is_known(uint16_t op, bool is_remote, bool has_kernels) {
+  if (op == kCapsList) return true;
+  if (!has_kernels) return false;
   switch (op) {
-    case kCapsList:
     case kKernelList:
     case kKernelRun:
       return true;
@@ -113,7 +114,7 @@ bool Session::answer(const Frame& frame) {
   uint32_t status = kMalformed;
   if (is_well_formed(frame.bytes, request, limits_.payload_bytes)) {
     const bool is_run = request.op == kKernelRun;
-    if (!is_known(request.op, frame.is_remote)) {
+    if (!is_known(request.op, frame.is_remote, kernels_ != nullptr)) {
       status = kUnsupported;
     } else if (is_run && frame.capacity < kRunResponseBytes) {
       if (!frame.is_remote) return false;
@@ -152,7 +153,8 @@ uint32_t Session::write_payload(const Request& request, const Frame& frame) {
 
 uint32_t Session::list_capabilities(const Frame& frame) {
   constexpr std::string_view kNames[] = {"cuda.kernel.list", "cuda.kernel.run", "wcuda.remote"};
-  const uint32_t count = frame.is_remote ? 3 : 2;
+  uint32_t count = 0;
+  if (kernels_) count = frame.is_remote ? 3 : 2;
   response_.put_u32(count);
   for (uint32_t i = 0; i < count; ++i) {
     response_.put_u32(i + 1);

@@ -48,7 +48,8 @@ struct Call {
 // One call at a time.
 class Session {
  public:
-  // `recorder` may be null.
+  // `recorder` may be null. Without `kernels` the session has no capabilities: CAPS_LIST lists
+  // none, and every other op is unknown.
   Session(std::unique_ptr<Kernels> kernels, Limits limits, Policy policy,
           std::unique_ptr<Recorder> recorder);
 

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use worker_cuda::zctl::{Connection, Server, ServerOptions, SessionOptions};
@@ -71,32 +71,55 @@ fn server(args: &Args) -> Outcome<Server> {
         memory_bytes: (args.memory as usize) << 20,
         ..ServerOptions::default()
     };
-    let compute = match args.device.builder().open() {
-        Ok(_) => Some(Arc::new(kernels(args)?)),
-        Err(error) if matches!(error.kind(), ErrorKind::NoDevice | ErrorKind::NotAvailable) => {
-            // Without CUDA in the build the library has a message of its own, which clients know.
-            if built_with_cuda() {
-                options.reason = error.message().to_owned();
-            }
-            eprintln!("{}; runs are refused", error.message());
+    let compute = match open_kernels(&args.device, args.manifest.as_deref(), args.catalogue)? {
+        Ok(compute) => Some(Arc::new(compute)),
+        Err(reason) => {
+            options.reason = reason;
             None
         }
-        Err(error) => return Err(error.into()),
     };
     Ok(Server::new(compute, options)?)
 }
 
-fn kernels(args: &Args) -> Outcome<GpuCompute> {
-    let compute = GpuCompute::with_context(&load::context(&args.device)?)?;
+/// The kernels, or why there is no device for them; empty: the library has a message of its own, which clients
+/// know. That is reported on stderr too.
+pub(super) fn open_kernels(
+    device: &DeviceArgs,
+    manifest: Option<&Path>,
+    has_catalogue: bool,
+) -> Outcome<Result<GpuCompute, String>> {
+    let error = match device.builder().open() {
+        Ok(_) => return kernels(device, manifest, has_catalogue).map(Ok),
+        Err(error) => error,
+    };
+    if !matches!(error.kind(), ErrorKind::NoDevice | ErrorKind::NotAvailable) {
+        return Err(error.into());
+    }
+    eprintln!("{}; runs are refused", error.message());
+    let reason = if built_with_cuda() {
+        error.message()
+    } else {
+        ""
+    };
+    Ok(Err(reason.to_owned()))
+}
+
+/// `noop`, `tensor_add`, and what else is asked for.
+fn kernels(
+    device: &DeviceArgs,
+    manifest: Option<&Path>,
+    has_catalogue: bool,
+) -> Outcome<GpuCompute> {
+    let compute = GpuCompute::with_context(&load::context(device)?)?;
     for name in ["noop", "tensor_add"] {
         compute.register_builtin(name, ElementType::F32, 0)?;
     }
-    if let Some(path) = &args.manifest {
+    if let Some(path) = manifest {
         let manifest = Manifest::load(path)?;
         // SAFETY: the user who passes --manifest vouches for the code it names.
         unsafe { compute.register_manifest(&manifest, &HostFunctions::new()) }?;
     }
-    if args.catalogue {
+    if has_catalogue {
         let known = compute.kernels();
         for kernel in catalogue()? {
             if !known.contains(&kernel.name) {

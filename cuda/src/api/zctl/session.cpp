@@ -149,10 +149,18 @@ void wcuda_zctl_session_destroy(wcuda_zctl_session session) { destroy(__func__, 
 int32_t wcuda_zctl_call(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,
                         int32_t req_ptr, int32_t req_len, int32_t resp_ptr, int32_t resp_cap,
                         int32_t timeout_ms) {
-  return with_session(session, [&](zctl::Session& answers) {
+  const auto call = [&](zctl::Session& answers) {
     return answers.call({static_cast<uint8_t*>(memory), memory_bytes},
                         {req_ptr, req_len, resp_ptr, resp_cap, timeout_ms});
+  };
+  if (session.id != 0) return with_session(session, call);
+  int32_t ret = -1;
+  (void)guarded(nullptr, [&]() -> Status {
+    zctl::Session nobody(nullptr, {}, {}, nullptr);
+    ret = call(nobody);
+    return {};
   });
+  return ret;
 }
 
 int32_t wcuda_zctl_serve(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,

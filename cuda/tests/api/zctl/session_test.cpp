@@ -309,7 +309,7 @@ TEST_F(ZctlSession, windows_at_both_ends_overlapping_and_huge) {
   EXPECT_EQ(call(0, 32, 256 - 82, 83), -1);
   EXPECT_EQ(call(256 - 31, 32, 0, 83), -1);
   EXPECT_EQ(wcuda_zctl_call(guest.session(), nullptr, 256, 0, 32, 64, 100, 0), -1);
-  EXPECT_EQ(wcuda_zctl_call({0}, guest.memory.data(), 256, 0, 32, 64, 100, 0), -1);
+  EXPECT_EQ(wcuda_zctl_call({1}, guest.memory.data(), 256, 0, 32, 64, 100, 0), -1);
 }
 
 TEST_F(ZctlSession, kernel_list_filters_and_checks_its_payload) {
@@ -776,6 +776,28 @@ TEST_F(ZctlSession, without_a_registry_lists_answer_and_runs_give_the_reason) {
   ZctlGuest silent(options);
   EXPECT_EQ(silent.run(kNoop, {}).message,
             is_built_with_cuda() ? "no device" : "CUDA runtime disabled");
+}
+
+TEST(ZctlNoSession, lists_no_capability_and_knows_no_other_op) {
+  std::vector<uint8_t> memory(256);
+  const auto answer = [&](const std::string& frame, int32_t capacity = 192) {
+    const std::vector<uint8_t> bytes = bytes_of(frame);
+    std::copy(bytes.begin(), bytes.end(), memory.begin());
+    const auto length = static_cast<int32_t>(bytes.size());
+    const int32_t ret = wcuda_zctl_call({0}, memory.data(), 256, 0, length, 64, capacity, 0);
+    return std::vector<uint8_t>(memory.begin() + 64, memory.begin() + 64 + std::max(ret, 0));
+  };
+  const std::string zeros = " 00000000 00000000 00000000";
+
+  EXPECT_EQ(answer("5a43544c 0100 0100 00000000 01000000 00000000" + zeros),
+            bytes_of("5a43544c 0100 0100 00000000 01000000 00000000 04000000 00000000 00000000"
+                     "00000000"));
+  for (const char* op : {"0101", "0201", "0180", "7777"})
+    EXPECT_EQ(answer(std::string("5a43544c 0100 ") + op + " 00000000 09000000 00000000" + zeros),
+              bytes_of(std::string("5a43544c 0100 ") + op + " 00000000 09000000 02000000" + zeros));
+  EXPECT_EQ(answer("5a43544c 0100 0100 01000000 01000000 00000000" + zeros)[16], 1);
+  EXPECT_TRUE(answer("5a43544c 0100 0100 00000000 01000000 00000000" + zeros, 35).empty());
+  EXPECT_TRUE(answer("5a43544d 0100 0100 00000000 01000000 00000000" + zeros).empty());
 }
 
 TEST_F(ZctlSession, a_connection_has_ops_of_its_own) {
