@@ -254,7 +254,7 @@ impl RecordedCall {
 /// );
 /// assert_eq!(text.parse::<Transcript>().unwrap().calls(), 2);
 /// let wrong = text.replace("\"ret\":2", "\"ret\":3").parse::<Transcript>().unwrap_err();
-/// assert_eq!((wrong.line, wrong.byte), (2, 32));
+/// assert_eq!((wrong.line, wrong.byte), (2, 30));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transcript {
