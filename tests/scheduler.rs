@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use worker_cuda::scheduler::{
-    ApplyError, Config, Costs, EndReason, EventKind, MAX_PRIORITY, PageKey, Plan, Refusal, Request,
-    RequestId, RowOutcome, Salt, Scheduler, StepOutcome, Token,
+    ApplyError, Config, Costs, EndReason, EventKind, MAX_PRIORITY, PageKey, PageSharing, Plan,
+    Refusal, Request, RequestId, RowOutcome, Salt, Scheduler, StepOutcome, Token,
 };
 
 const ZERO: Duration = Duration::ZERO;
@@ -320,7 +320,7 @@ fn a_waiting_request_moves_up_by_one_priority_a_second() {
 #[test]
 fn tenants_take_turns_by_the_tokens_computed_for_them() {
     let mut config = one_at_a_time();
-    config.prefix_cache = false;
+    config.page_sharing = PageSharing::None;
     let mut scheduler = scheduler(config); // a turn is 16 tokens
     let mut submit = |tenant, length| {
         let tokens = prompt(1, length);
@@ -432,7 +432,7 @@ fn tight() -> Config {
     config.page_count = 10;
     config.token_budget = 40;
     config.reserve_percent = 0;
-    config.prefix_cache = false;
+    config.page_sharing = PageSharing::None;
     config
 }
 
@@ -748,7 +748,7 @@ fn a_request_that_waited_in_a_plan_without_rows_is_in_the_next() {
 #[test]
 fn cached_pages_make_way_and_the_longest_unused_go_first() {
     let mut config = tight();
-    config.prefix_cache = true;
+    config.page_sharing = PageSharing::Cached;
     let mut scheduler = scheduler(config); // 10 pages
     for family in [1, 2] {
         submit(&mut scheduler, family, 17, 1);
@@ -893,7 +893,7 @@ fn defaults_are_those_of_the_backend() {
             (ms(60_000), ms(30_000))
         );
         assert_eq!((config.reserve_percent, config.max_saved_pages), (3, 0));
-        assert!(config.prefix_cache && config.itl_target.is_none());
+        assert!(config.page_sharing == PageSharing::Cached && config.itl_target.is_none());
         Scheduler::new(config).unwrap();
     }
 }
@@ -1251,4 +1251,42 @@ fn time_never_runs_backwards() {
     let b = submit_at(&mut scheduler, 2, 3, 1, ZERO); // arrives at 5000 ms too
     assert_eq!(scheduler.next_expiry(), Some(ms(65_000)));
     assert_eq!(starts(&mut scheduler, ZERO)[1], b);
+}
+
+#[test]
+fn live_pages_are_shared_with_the_sequence_that_holds_them_and_free_without_it() {
+    let mut config = small();
+    config.page_sharing = PageSharing::Live;
+    let mut scheduler = Scheduler::new(config).unwrap();
+    let prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+    let ids: Vec<RequestId> = (0..2)
+        .map(|_| scheduler.submit(&Request::new(&prompt), ZERO).unwrap())
+        .collect();
+
+    let plan = scheduler.schedule(ZERO).clone();
+    assert_eq!((plan.rows().len(), plan.rows()[0].token_count), (1, 9));
+    let outcome = [RowOutcome::Ok(Some(0))];
+    scheduler
+        .apply(plan.step(), StepOutcome::Done(&outcome), ZERO)
+        .unwrap();
+    let plan = scheduler.schedule(ZERO).clone();
+
+    let first = plan.rows()[0].sequence;
+    let admission = plan.admissions()[0];
+    assert_eq!(admission.source, Some(first));
+    assert_eq!(
+        (admission.keys.len(), plan.tokens(admission.tokens)),
+        (2, &prompt[..8])
+    );
+    assert_eq!(plan.rows()[1].first_position, 8);
+    assert!(plan.publishes().is_empty());
+
+    for id in ids {
+        scheduler.cancel(id);
+    }
+    scheduler.submit(&Request::new(&prompt), ZERO).unwrap();
+    let stats = scheduler.stats();
+    assert_eq!((stats.free_pages, stats.cached_pages), (100, 0));
+    assert_eq!(scheduler.schedule(ZERO).admissions()[0].source, None);
+    scheduler.audit().unwrap();
 }

@@ -13,8 +13,8 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use worker_cuda::scheduler::{
-    Config, Costs, EndReason, Event, EventKind, MAX_PRIORITY, Plan, Request, RequestId, Row,
-    RowOutcome, Salt, Scheduler, StepOutcome, Token,
+    Config, Costs, EndReason, Event, EventKind, MAX_PRIORITY, PageSharing, Plan, Request,
+    RequestId, Row, RowOutcome, Salt, Scheduler, StepOutcome, Token,
 };
 
 #[path = "support/simulated_engine.rs"]
@@ -34,7 +34,7 @@ struct Setup {
     max_queued_tokens: u64,
     max_saved_pages: u32,
     has_itl_target: bool,
-    prefix_cache: bool,
+    page_sharing: PageSharing,
 }
 
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ fn setups() -> impl Strategy<Value = Setup> {
         3..12u32,
         0..20u32,
         any::<bool>(),
-        0..4u8,
+        0..4usize,
     )
         .prop_map(
             |(page_tokens, page_count, max_sequences, extra, max_queued, saved, itl, cache)| {
@@ -89,7 +89,12 @@ fn setups() -> impl Strategy<Value = Setup> {
                     max_queued_tokens: u64::from(4 * page_count * page_tokens),
                     max_saved_pages: saved,
                     has_itl_target: itl,
-                    prefix_cache: cache > 0,
+                    page_sharing: [
+                        PageSharing::None,
+                        PageSharing::Live,
+                        PageSharing::Cached,
+                        PageSharing::Cached,
+                    ][cache],
                 }
             },
         )
@@ -197,7 +202,7 @@ impl World {
         config.max_queued_tokens = setup.max_queued_tokens;
         config.max_tenants = 3;
         config.max_saved_pages = setup.max_saved_pages;
-        config.prefix_cache = setup.prefix_cache;
+        config.page_sharing = setup.page_sharing;
         config.end_tokens = vec![END_TOKEN];
         config.itl_target = setup.has_itl_target.then_some(Duration::from_millis(20));
         let costs = Costs {
@@ -211,7 +216,12 @@ impl World {
         Self {
             setup: setup.clone(),
             scheduler,
-            engine: SimulatedEngine::new(setup.page_tokens, setup.page_count, costs),
+            engine: SimulatedEngine::new(
+                setup.page_tokens,
+                setup.page_count,
+                setup.page_sharing,
+                costs,
+            ),
             now: Duration::ZERO,
             seen: HashMap::new(),
             order: Vec::new(),
@@ -552,7 +562,9 @@ impl World {
                     assert!(!seen.started);
                     assert!(cached_tokens < seen.submission.prompt_tokens);
                     assert!(
-                        cached_tokens == 0 || seen.submission.use_cache && self.setup.prefix_cache
+                        cached_tokens == 0
+                            || seen.submission.use_cache
+                                && self.setup.page_sharing != PageSharing::None
                     );
                     seen.started = true;
                     started.push(request);
@@ -689,9 +701,9 @@ proptest! {
             submission.deadline = None;
             ops.extend([Op::Submit(submission), Op::Step, Op::Wait]);
         }
-        let ends = |prefix_cache| {
+        let ends = |page_sharing| {
             let (max_queued, max_queued_tokens) = (64, u64::MAX);
-            let setup = Setup { prefix_cache, max_queued, max_queued_tokens, ..setup.clone() };
+            let setup = Setup { page_sharing, max_queued, max_queued_tokens, ..setup.clone() };
             let world = play(&setup, &ops);
             let texts = world.order.iter().map(|id| {
                 let seen = &world.seen[id];
@@ -699,6 +711,8 @@ proptest! {
             });
             texts.collect::<Vec<_>>()
         };
-        prop_assert_eq!(ends(true), ends(false));
+        let alone = ends(PageSharing::None);
+        prop_assert_eq!(&ends(PageSharing::Live), &alone);
+        prop_assert_eq!(&ends(PageSharing::Cached), &alone);
     }
 }

@@ -5,8 +5,8 @@ use std::vec::Drain;
 
 use super::table::State;
 use super::{
-    ApplyError, EndReason, Event, EventKind, Publish, RowInFlight, RowOutcome, Scheduler, Span,
-    StepOutcome, Token,
+    ApplyError, EndReason, Event, EventKind, PageSharing, Publish, RowInFlight, RowOutcome,
+    Scheduler, Span, StepOutcome, Token,
 };
 
 /// Late masks in a row that end a request.
@@ -24,6 +24,17 @@ impl Scheduler {
         outcome: StepOutcome<'_>,
         now: Duration,
     ) -> Result<Drain<'_, Event>, ApplyError> {
+        self.report(step, outcome, now)?;
+        Ok(self.events.drain(..))
+    }
+
+    /// The same, and leaves the events to [`events`](Self::events).
+    pub fn report(
+        &mut self,
+        step: u64,
+        outcome: StepOutcome<'_>,
+        now: Duration,
+    ) -> Result<(), ApplyError> {
         self.check_outcome(step, outcome)?;
         self.advance(now);
         match outcome {
@@ -36,7 +47,7 @@ impl Scheduler {
             }
             StepOutcome::Failed => self.recompute_all(),
         }
-        Ok(self.events.drain(..))
+        Ok(())
     }
 
     fn check_outcome(&self, step: u64, outcome: StepOutcome<'_>) -> Result<(), ApplyError> {
@@ -99,14 +110,15 @@ impl Scheduler {
         let State::Running(sequence) = entry.state else {
             return;
         };
-        if entry.admission != row.admission || !self.config.prefix_cache {
+        if entry.admission != row.admission || self.config.page_sharing == PageSharing::None {
             return;
         }
         let end = row.first_position + row.token_count;
         for page in row.first_position / page_tokens..end / page_tokens {
             let key = self.tokens.key(&mut entry.tokens, page);
             let held = self.sequences[sequence as usize].pages[page as usize];
-            if !self.pool.publish(held, &key) {
+            let is_new = self.pool.publish(held, &key);
+            if !is_new || self.config.page_sharing == PageSharing::Live {
                 continue;
             }
             let start = self.pending.keys.len() as u32;

@@ -53,14 +53,28 @@ pub struct Config {
     pub reserve_percent: u32,
     /// Longest time between two tokens of a stream. None: prompts may use the whole token budget.
     pub itl_target: Option<Duration>,
-    /// Whether requests share pages with equal contents.
-    pub prefix_cache: bool,
+    /// Which pages with equal contents requests share.
+    pub page_sharing: PageSharing,
     /// Most pages that preempted sequences may occupy outside the KV cache; 0: they are recomputed.
     pub max_saved_pages: u32,
     /// Tokens that end every text.
     pub end_tokens: Vec<Token>,
     /// Digest of the model's file: pages of two models are never confused.
     pub model_digest: [u8; 32],
+}
+
+/// Which computed pages an engine can share between sequences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PageSharing {
+    /// None.
+    #[default]
+    None,
+    /// Those of a sequence that exists: it can be forked, and the fork truncated. Pages without an owner
+    /// are free.
+    Live,
+    /// Also those without an owner: the engine finds pages by their keys.
+    Cached,
 }
 
 impl Config {
@@ -90,7 +104,7 @@ impl Config {
             max_tenants: 256,
             reserve_percent: 3,
             itl_target: None,
-            prefix_cache: true,
+            page_sharing: PageSharing::Cached,
             max_saved_pages: 0,
             end_tokens: Vec::new(),
             model_digest: [0; 32],

@@ -67,14 +67,15 @@
 //!
 //! **Cache.** The scheduler knows the keys ([`PageKey`]) of all computed pages. The pages of ended requests
 //! stay in the cache until they are needed; the least recently used page is evicted first. [`Plan`]
-//! describes what the engine must do.
+//! describes what the engine must do. With [`PageSharing::Live`], requests share only the pages of
+//! sequences that exist.
 //!
 //! **Faults.** If a step fails, all running requests are computed again, once. Their events then continue
 //! where they stopped.
 
 use std::time::Duration;
 
-pub use self::config::{Config, ConfigError, Costs};
+pub use self::config::{Config, ConfigError, Costs, PageSharing};
 pub use self::event::{ApplyError, End, EndReason, Event, EventKind, RowOutcome, StepOutcome};
 pub use self::keys::{PageKey, Salt};
 pub use self::plan::{Admission, Plan, Publish, Restore, Row, Save, Span};
@@ -229,7 +230,10 @@ impl Scheduler {
             running: Vec::with_capacity(sequences),
             sequences: Vec::with_capacity(sequences),
             free_sequences: (0..config.max_sequences).rev().collect(),
-            pool: PagePool::new(config.page_count),
+            pool: PagePool::new(
+                config.page_count,
+                config.page_sharing == PageSharing::Cached,
+            ),
             saved_pages: 0,
             lacks_room: false,
             plan_count: 0,
@@ -528,7 +532,7 @@ impl Scheduler {
             max_tokens: request.max_tokens.unwrap_or(context_left),
             is_context_bound: request.max_tokens.is_none(),
             ignore_end: request.ignore_end,
-            use_cache: request.use_cache && self.config.prefix_cache,
+            use_cache: request.use_cache && self.config.page_sharing != PageSharing::None,
             stop_tokens,
             stop_count: request.stop_tokens.len() as u8,
             deadline: request.deadline.unwrap_or(NEVER),

@@ -6,8 +6,8 @@ use super::pages::Lookup;
 use super::queue::level;
 use super::table::{Saved, State};
 use super::{
-    Admission, EndReason, Event, EventKind, Plan, Restore, Row, RowInFlight, STEPS_IN_FLIGHT, Save,
-    Scheduler, Span,
+    Admission, EndReason, Event, EventKind, PageSharing, Plan, Restore, Row, RowInFlight,
+    STEPS_IN_FLIGHT, Save, Scheduler, Span,
 };
 
 /// What a step still has to give to prompts.
@@ -247,7 +247,7 @@ impl Scheduler {
             // The caller has checked that there is one.
             pages.extend(self.pool.take());
         }
-        if self.config.prefix_cache {
+        if self.config.page_sharing != PageSharing::None {
             for page in first / page_tokens..end.min(entry.tokens.len) / page_tokens {
                 let key = self.tokens.key(&mut entry.tokens, page);
                 self.pool.announce(pages[page as usize], &key);
@@ -344,6 +344,12 @@ impl Scheduler {
             self.plan.keys.push(key);
             found += 1;
         }
+        let mut source = None;
+        if found > 0 && self.config.page_sharing == PageSharing::Live {
+            (found, source) = self.longest_run(key_start);
+            self.plan.keys.truncate(key_start + found as usize);
+        }
+        let entry = &mut self.entries[index as usize];
         let cached = found * page_tokens;
         let pages = entry.tokens.len.div_ceil(page_tokens) - found;
         let lacks = entry.tokens.len - cached;
@@ -368,6 +374,7 @@ impl Scheduler {
             request: entry.id(index),
             sequence,
             keys: span(key_start, self.plan.keys.len()),
+            source,
             tokens: span(token_start, self.plan.tokens.len()),
         });
         entry.computed = cached;
@@ -379,6 +386,25 @@ impl Scheduler {
         }
         self.plan_first_row(index, pages, unowned, budget);
         Admitted::Yes
+    }
+
+    /// The sequence that holds most pages of the keys from `key_start` on, and how many these are.
+    fn longest_run(&self, key_start: usize) -> (u32, Option<u32>) {
+        let keys = &self.plan.keys[key_start..];
+        let mut best = (0, None);
+        for &index in &self.running {
+            let State::Running(sequence) = self.entries[index as usize].state else {
+                continue;
+            };
+            let pages = &self.sequences[sequence as usize].pages;
+            let held = pages.iter().zip(keys);
+            let run = held.take_while(|&(&page, key)| self.pool.find(key) == Lookup::Ready(page));
+            let count = run.count() as u32;
+            if count > best.0 {
+                best = (count, Some(sequence));
+            }
+        }
+        best
     }
 
     fn restore(&mut self, index: u32, saved: Saved, budget: &mut Budget) -> Admitted {

@@ -1,11 +1,14 @@
 //! An engine without a model, for tests of the scheduler. Its pages hold what was really written, and the
 //! token that a row samples is a hash of all that its sequence can read: a page that was lost, shared or
 //! overwritten by mistake shows in the text. It panics where a real engine would refuse a call.
+#![allow(dead_code)] // each test file uses what it needs
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use worker_cuda::scheduler::{Costs, PageKey, Plan, RequestId, Row, RowOutcome, Stats, Token};
+use worker_cuda::scheduler::{
+    Costs, PageKey, PageSharing, Plan, RequestId, Row, RowOutcome, Stats, Token,
+};
 
 /// Sampled tokens are below this.
 pub const VOCABULARY: u32 = 29;
@@ -51,6 +54,7 @@ pub enum Finished {
 
 pub struct SimulatedEngine {
     page_tokens: usize,
+    sharing: PageSharing,
     pages: Vec<Page>,
     free: Vec<usize>,
     used: VecDeque<usize>, // keyed pages without an owner, least recently used first
@@ -85,7 +89,7 @@ fn sample(cells: impl Iterator<Item = u64>) -> Token {
 }
 
 impl SimulatedEngine {
-    pub fn new(page_tokens: u32, page_count: u32, costs: Costs) -> Self {
+    pub fn new(page_tokens: u32, page_count: u32, sharing: PageSharing, costs: Costs) -> Self {
         let page = |_| Page {
             cells: vec![UNWRITTEN; page_tokens as usize],
             references: 0,
@@ -94,6 +98,7 @@ impl SimulatedEngine {
         };
         Self {
             page_tokens: page_tokens as usize,
+            sharing,
             pages: (0..page_count).map(page).collect(),
             free: (0..page_count as usize).collect(),
             used: VecDeque::new(),
@@ -165,9 +170,16 @@ impl SimulatedEngine {
             assert_eq!(tokens.len(), keys.len() * self.page_tokens);
             let salt = salt_of(admission.request);
             let serial = self.create(admission.request, admission.sequence, salt);
-            for key in keys {
-                let page = *self.keyed.get(key).expect("a cached page");
+            for (at, key) in keys.iter().enumerate() {
+                let page = match admission.source {
+                    Some(source) => self.sequences[&self.numbers[&source]].pages[at],
+                    None => *self.keyed.get(key).expect("a cached page"),
+                };
                 assert_eq!(self.pages[page].salt, salt, "pages are shared across salts");
+                assert_eq!(
+                    admission.source.is_some(),
+                    self.sharing == PageSharing::Live
+                );
                 if self.pages[page].references == 0 {
                     self.used.retain(|&other| other != page);
                 }
@@ -313,6 +325,10 @@ impl SimulatedEngine {
         }
         let counted: Vec<u32> = self.pages.iter().map(|page| page.references).collect();
         assert_eq!(references, counted, "references and owners of each page");
+    }
+
+    pub fn sequence_count(&self) -> usize {
+        self.sequences.len()
     }
 
     pub fn saved_count(&self) -> usize {
