@@ -30,6 +30,16 @@ const _: () = {
     send_and_sync::<GpuCompute>();
 };
 
+#[cfg(all(feature = "scheduler", feature = "text"))]
+const _: () = {
+    const fn clone<T: Clone>() {}
+    clone::<generate::Service>();
+    send_and_sync::<generate::Service>();
+    send_and_sync::<generate::service::EventReceiver>();
+    send_and_sync::<generate::service::RequestCancel>();
+    send_and_sync::<generate::service::Error>();
+};
+
 #[cfg(feature = "seal")]
 const _: () = {
     const fn send_and_sync<T: Send + Sync>() {}

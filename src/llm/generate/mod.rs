@@ -12,12 +12,16 @@ use crate::llm::text::{ChatTemplate, EncodeOptions, RenderOptions, Tokenizer};
 
 pub use self::generation::{Generation, NotStarted, OwnedGeneration};
 pub use self::request::{Message, Prompt, Request};
+#[cfg(feature = "scheduler")]
+pub use self::service::Service;
 #[cfg(feature = "stream")]
 pub use self::stream::EventStream;
 pub use crate::core::cancel::CancelFlag;
 
 mod generation;
 mod request;
+#[cfg(feature = "scheduler")]
+pub mod service;
 mod stop;
 #[cfg(feature = "stream")]
 mod stream;
@@ -147,30 +151,7 @@ impl Session {
     }
 
     fn encode_cancellable(&self, prompt: &Prompt, cancel: &CancelFlag) -> Result<Vec<Token>> {
-        match prompt {
-            Prompt::Tokens(tokens) => Ok(tokens.clone()),
-            Prompt::Chat(input) => {
-                let template = ChatTemplate::from_vocabulary(self.tokenizer.vocabulary(), None)?;
-                // The template writes the markers itself.
-                let options = EncodeOptions {
-                    add_special: false,
-                    parse_special: true,
-                };
-                let stops = RenderOptions {
-                    cancel: Some(cancel.clone()),
-                    ..RenderOptions::default()
-                };
-                self.tokenizer
-                    .encode(&template.render_with(input, &stops)?, options)
-            }
-            Prompt::Text(text) => {
-                let options = EncodeOptions {
-                    add_special: true,
-                    ..EncodeOptions::default()
-                };
-                self.tokenizer.encode(text, options)
-            }
-        }
+        encode(&self.tokenizer, None, prompt, cancel)
     }
 
     /// Starts a request. The work is done while the answer is iterated over; dropping it ends the
@@ -238,6 +219,45 @@ impl Session {
         self.tokens.clear();
         self.tokens.extend_from_slice(prompt);
         Ok(kept)
+    }
+}
+
+/// The tokens of a prompt; without a template, that of the vocabulary renders conversations.
+fn encode(
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    prompt: &Prompt,
+    cancel: &CancelFlag,
+) -> Result<Vec<Token>> {
+    match prompt {
+        Prompt::Tokens(tokens) => Ok(tokens.clone()),
+        Prompt::Chat(input) => {
+            let of_vocabulary;
+            let template = match template {
+                Some(template) => template,
+                None => {
+                    of_vocabulary = ChatTemplate::from_vocabulary(tokenizer.vocabulary(), None)?;
+                    &of_vocabulary
+                }
+            };
+            // The template writes the markers itself.
+            let options = EncodeOptions {
+                add_special: false,
+                parse_special: true,
+            };
+            let stops = RenderOptions {
+                cancel: Some(cancel.clone()),
+                ..RenderOptions::default()
+            };
+            tokenizer.encode(&template.render_with(input, &stops)?, options)
+        }
+        Prompt::Text(text) => {
+            let options = EncodeOptions {
+                add_special: true,
+                ..EncodeOptions::default()
+            };
+            tokenizer.encode(text, options)
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 pub(super) struct StopMatcher {
     stops: Vec<String>,
     held: String,
+    found: Option<usize>,
 }
 
 impl StopMatcher {
@@ -18,19 +19,24 @@ impl StopMatcher {
         Self {
             stops,
             held: String::new(),
+            found: None,
         }
+    }
+
+    /// The stop string that was found.
+    #[cfg(feature = "scheduler")]
+    pub(super) fn found(&self) -> Option<&str> {
+        self.found.map(|index| self.stops[index].as_str())
     }
 
     /// Takes more text; answers with what is certain to come before any stop string, and with
     /// whether one was found. After one was found nothing more may be pushed.
     pub(super) fn push(&mut self, text: &str) -> (String, bool) {
         self.held.push_str(text);
-        if let Some(start) = self
-            .stops
-            .iter()
-            .filter_map(|stop| self.held.find(stop))
-            .min()
-        {
+        let starts = self.stops.iter().enumerate();
+        let starts = starts.filter_map(|(index, stop)| Some((self.held.find(stop)?, index)));
+        if let Some((start, index)) = starts.min() {
+            self.found = Some(index);
             self.held.truncate(start);
             return (std::mem::take(&mut self.held), true);
         }

@@ -1,0 +1,123 @@
+//! What a service needs of an engine.
+
+use crate::core::error::Result;
+use crate::llm::engine::Token;
+use crate::llm::step::Sampling;
+use crate::scheduler::{PageSharing, Plan, Row, RowOutcome};
+
+/// Limits of an engine, and what it can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EngineLimits {
+    /// Positions of a page.
+    pub page_tokens: u32,
+    /// Pages.
+    pub page_count: u32,
+    /// Sequences, and rows of a step.
+    pub max_sequences: u32,
+    /// Tokens of a step.
+    pub max_step_tokens: u32,
+    /// Positions of a sequence.
+    pub max_sequence_tokens: u32,
+    /// Alternatives of a sampled token.
+    pub max_top_logprobs: u32,
+    /// Ids of tokens are below this.
+    pub vocabulary_size: u32,
+    /// Which computed pages it can share.
+    pub page_sharing: PageSharing,
+}
+
+impl EngineLimits {
+    /// An engine of so many pages of 64 positions, which shares no pages: 64 sequences, 256 tokens a
+    /// step.
+    pub fn new(page_count: u32, vocabulary_size: u32) -> Self {
+        Self {
+            page_tokens: 64,
+            page_count,
+            max_sequences: 64,
+            max_step_tokens: 256,
+            max_sequence_tokens: page_count.saturating_mul(64),
+            max_top_logprobs: 20,
+            vocabulary_size,
+            page_sharing: PageSharing::None,
+        }
+    }
+}
+
+/// An engine that carries out the plans of a scheduler. A service uses it on one thread.
+///
+/// An error of [`submit`](Self::submit) or [`wait`](Self::wait) ends all steps in flight, and the next
+/// plan [resets](Plan::resets_engine) the engine. An error of kind
+/// [`DeviceLost`](crate::ErrorKind::DeviceLost) ends the service.
+pub trait StepEngine: Send {
+    /// Its limits, which do not change.
+    fn limits(&self) -> EngineLimits;
+
+    /// Carries out a plan and starts its rows, without waiting for them. At most two steps are in flight.
+    /// A plan without rows is carried out and starts nothing.
+    fn submit(&mut self, plan: &Plan, rows: &dyn RowSource) -> Result<()>;
+
+    /// Waits for the oldest step in flight. `results` is empty and gets one outcome for each row.
+    fn wait(&mut self, results: &mut StepResults) -> Result<()>;
+}
+
+/// What the rows of a plan sample.
+pub trait RowSource {
+    /// Of a row that samples.
+    fn sampled(&self, row: &Row) -> SampledRow<'_>;
+}
+
+/// What a row samples.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct SampledRow<'a> {
+    /// How.
+    pub sampling: &'a Sampling,
+    /// Tokens of the request's prompt.
+    pub prompt_tokens: u32,
+    /// Which generated token of the request it is, from 0.
+    pub index: u32,
+}
+
+/// Outcomes of one step, in the order of its rows.
+#[derive(Debug, Default)]
+pub struct StepResults {
+    pub(super) outcomes: Vec<RowOutcome>,
+    pub(super) logprobs: Vec<f32>,
+    pub(super) top: Vec<(Token, f32)>,
+    /// End of the alternatives of each row in `top`.
+    pub(super) top_ends: Vec<usize>,
+}
+
+impl StepResults {
+    /// Adds the outcome of the next row, with the log probability of its token and the alternatives.
+    pub fn push(
+        &mut self,
+        outcome: RowOutcome,
+        logprob: f32,
+        top: impl IntoIterator<Item = (Token, f32)>,
+    ) {
+        self.outcomes.push(outcome);
+        self.logprobs.push(logprob);
+        self.top.extend(top);
+        self.top_ends.push(self.top.len());
+    }
+
+    /// The outcomes.
+    pub fn outcomes(&self) -> &[RowOutcome] {
+        &self.outcomes
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.outcomes.clear();
+        self.logprobs.clear();
+        self.top.clear();
+        self.top_ends.clear();
+    }
+
+    /// Alternatives of a row.
+    pub(super) fn top(&self, row: usize) -> &[(Token, f32)] {
+        let start = row.checked_sub(1).map_or(0, |row| self.top_ends[row]);
+        &self.top[start..self.top_ends[row]]
+    }
+}

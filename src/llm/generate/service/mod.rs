@@ -1,0 +1,408 @@
+//! Serves many requests at once on one engine. Features `text` and `scheduler`.
+//!
+//! A [`Service`] owns an engine. Any thread submits requests and gets an [`EventReceiver`] for each.
+//!
+//! ```text
+//! callers ── tokenize, submit ──► scheduler ──► engine thread ── results ──► dispatcher ──► text threads
+//!    ▲                            (one lock)    plans step n+1                               detokenize,
+//!    │                                          while n runs                                 match stops
+//!    └─────────────────────────────── events, at most 1,024 behind ──────────────────────────────┘
+//! ```
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+pub use self::clock::Clock;
+pub use self::engine::{EngineLimits, RowSource, SampledRow, StepEngine, StepResults};
+pub use self::event::{Error, Event, Stop, TokenEvent, Usage};
+pub use self::model_engine::ModelEngine;
+pub use self::request::{MAX_CHOICES, MAX_STOPS, Request};
+pub use self::scripted::{ScriptControl, ScriptedEngine};
+pub use self::stats::{Observation, Observer, State, Stats};
+pub use self::stream::{EventReceiver, RequestCancel};
+pub use crate::scheduler::PageSharing;
+
+use self::deliver::TextThread;
+use self::state::{Choice, Core, Shared};
+use self::stream::Job;
+use crate::core::cancel::CancelFlag;
+use crate::core::error::{Error as EngineError, ErrorKind, Result};
+use crate::llm::engine::Token;
+use crate::llm::generate::{self, Prompt};
+use crate::llm::model::Model;
+use crate::llm::plan::EngineOptions;
+use crate::llm::text::{ChatTemplate, Tokenizer};
+use crate::scheduler::{self, Config, Scheduler};
+
+mod clock;
+mod deliver;
+mod engine;
+mod event;
+mod model_engine;
+mod request;
+mod run;
+mod scripted;
+mod state;
+mod stats;
+mod stream;
+
+/// How a service works. The defaults are those that are named.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Options {
+    /// Most choices that wait for their first step: 1,024.
+    pub max_queued: u32,
+    /// Most prompt tokens of these; None: four times the KV cache.
+    pub max_queued_tokens: Option<u64>,
+    /// Longest wait for the first step: 60 s.
+    pub queue_timeout: Duration,
+    /// Events that a receiver may be behind before its request is paused: 1,024.
+    pub max_events_behind: usize,
+    /// Longest pause before the request fails: 30 s.
+    pub pause_timeout: Duration,
+    /// Tenants are numbered below this: 256.
+    pub max_tenants: u32,
+    /// Longest time between two tokens of a choice, for which prompts are computed in smaller parts; None:
+    /// no limit.
+    pub itl_target: Option<Duration>,
+    /// Threads that detokenize and match stop strings: 1.
+    pub text_threads: usize,
+    /// Tokens that end every text, besides those of the tokenizer.
+    pub end_tokens: Vec<Token>,
+    /// Renders conversations; None: the template of the tokenizer's vocabulary.
+    pub chat_template: Option<Arc<ChatTemplate>>,
+    /// Where the time is read: the machine's clock.
+    pub clock: Clock,
+    /// Takes measurements.
+    pub observer: Option<Arc<dyn Observer>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            max_queued: 1024,
+            max_queued_tokens: None,
+            queue_timeout: Duration::from_secs(60),
+            max_events_behind: 1024,
+            pause_timeout: Duration::from_secs(30),
+            max_tenants: 256,
+            itl_target: None,
+            text_threads: 1,
+            end_tokens: Vec::new(),
+            chat_template: None,
+            clock: Clock::system(),
+            observer: None,
+        }
+    }
+}
+
+/// Serves requests on an engine. Clones share one service; when the last one is dropped, the requests
+/// that still run fail with [`Error::ShutDown`], and the threads end.
+///
+/// ```no_run
+/// # fn f(model: &worker_cuda::Model) -> Result<(), Box<dyn std::error::Error>> {
+/// use worker_cuda::EngineOptions;
+/// use worker_cuda::generate::Service;
+/// use worker_cuda::generate::service::{Event, Options, Request};
+///
+/// let service = Service::with_model(model, &EngineOptions::new(), Options::default())?;
+/// let questions = ["Why is the sky blue?", "Why is snow white?"];
+/// // Both are computed in the same steps.
+/// let answers = questions.map(|question| service.submit(&Request::user(question)));
+/// for answer in answers {
+///     for event in answer? {
+///         match event {
+///             Event::Token(token) => print!("{}", token.text),
+///             Event::Finished { text, .. } => println!("{text}"),
+///             Event::Failed(error) => return Err(error.into()),
+///             _ => {}
+///         }
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Service(Arc<Owner>);
+
+/// What ends with the last clone of a service.
+struct Owner {
+    shared: Arc<Shared>,
+    tokenizer: Option<Arc<Tokenizer>>,
+    chat_template: Option<Arc<ChatTemplate>>,
+    end_tokens: Vec<Token>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Service {
+    /// Creates an engine for a model, reads the tokenizer from its file, and starts.
+    ///
+    /// Sequences that run at once share the pages of equal prompts. What needs page keys in the engine
+    /// is off: pages of ended requests are not kept, and preempted sequences are computed again.
+    pub fn with_model(model: &Model, engine: &EngineOptions, options: Options) -> Result<Self> {
+        let tokenizer = Tokenizer::from_gguf(model.gguf())?;
+        Self::with_tokenizer(model, engine, Arc::new(tokenizer), options)
+    }
+
+    /// The same with a tokenizer that is already there.
+    pub fn with_tokenizer(
+        model: &Model,
+        engine: &EngineOptions,
+        tokenizer: Arc<Tokenizer>,
+        options: Options,
+    ) -> Result<Self> {
+        let engine = ModelEngine::new(model, engine)?;
+        Self::start(engine, Some(tokenizer), options)
+    }
+
+    /// Starts with any engine. Without a tokenizer prompts are tokens, and events have no text.
+    pub fn start(
+        engine: impl StepEngine + 'static,
+        tokenizer: Option<Arc<Tokenizer>>,
+        options: Options,
+    ) -> Result<Self> {
+        let limits = engine.limits();
+        let mut config = options.scheduler_config(&limits);
+        let of_text = tokenizer.iter();
+        let of_text = of_text.flat_map(|tokenizer| tokenizer.end_of_generation_ids());
+        config.end_tokens.extend(of_text);
+        let end_tokens = config.end_tokens.clone();
+        let scheduler = Scheduler::new(config)
+            .map_err(|error| EngineError::new(ErrorKind::InvalidArgument, error.to_string()))?;
+
+        let (to_dispatcher, batches) = mpsc::channel();
+        let shared = Shared::new(scheduler, limits, &options, to_dispatcher);
+        let owner = Owner {
+            shared: shared.clone(),
+            chat_template: options.chat_template,
+            end_tokens,
+            threads: Mutex::default(),
+            tokenizer,
+        };
+        owner.spawn("service engine", {
+            let shared = shared.clone();
+            move || run::run(&shared, Box::new(engine))
+        })?;
+        let mut to_texts = Vec::new();
+        for _ in 0..options.text_threads.max(1) {
+            let (to_text, items) = mpsc::channel();
+            to_texts.push(to_text);
+            let text = TextThread {
+                shared: shared.clone(),
+                tokenizer: owner.tokenizer.clone(),
+                observer: options.observer.clone(),
+                answers: HashMap::new(),
+            };
+            owner.spawn("service text", move || text.run(items))?;
+        }
+        let observer = options.observer;
+        owner.spawn("service events", move || {
+            deliver::dispatch(batches, to_texts, observer);
+        })?;
+        Ok(Self(Arc::new(owner)))
+    }
+
+    /// Tokenizes the prompt on this thread and submits the request. It does not wait for results of the
+    /// engine.
+    pub fn submit(&self, request: &Request) -> Result<EventReceiver, Error> {
+        self.submit_cancellable(request, &CancelFlag::default())
+    }
+
+    /// The same with a flag that stops the rendering of the chat template.
+    pub fn submit_cancellable(
+        &self,
+        request: &Request,
+        cancel: &CancelFlag,
+    ) -> Result<EventReceiver, Error> {
+        let shared = &self.0.shared;
+        let tokens = self.encode(&request.prompt, cancel).and_then(|tokens| {
+            request.check(&tokens, &shared.limits, self.0.tokenizer.is_some())?;
+            Ok(tokens)
+        });
+        let job = shared.update(|core, now| {
+            let job = tokens.and_then(|tokens| self.0.insert(core, request, &tokens, now));
+            match job {
+                Ok(_) => core.stats.accepted += 1,
+                Err(_) => core.stats.rejected += 1,
+            }
+            job
+        })?;
+        Ok(EventReceiver {
+            shared: shared.clone(),
+            job,
+        })
+    }
+
+    /// The tokens of a prompt, computed on this thread.
+    pub fn encode(&self, prompt: &Prompt, cancel: &CancelFlag) -> Result<Vec<Token>, Error> {
+        let Some(tokenizer) = &self.0.tokenizer else {
+            return match prompt {
+                Prompt::Tokens(tokens) => Ok(tokens.clone()),
+                _ => Err(Error::Invalid {
+                    field: "prompt",
+                    message: "only tokens are possible without a tokenizer".into(),
+                }),
+            };
+        };
+        let template = self.0.chat_template.as_deref();
+        generate::encode(tokenizer, template, prompt, cancel)
+            .map_err(|error| Error::Prompt(Arc::new(error)))
+    }
+
+    /// The tokenizer, if there is one.
+    pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
+        self.0.tokenizer.as_ref()
+    }
+
+    /// Limits of the engine.
+    pub fn limits(&self) -> &EngineLimits {
+        &self.0.shared.limits
+    }
+
+    /// The clock that it reads.
+    pub fn clock(&self) -> &Clock {
+        &self.0.shared.clock
+    }
+
+    /// Whether requests are accepted.
+    pub fn state(&self) -> State {
+        self.stats().state
+    }
+
+    /// Counts for a health report or for metrics.
+    pub fn stats(&self) -> Stats {
+        self.0.shared.lock().stats
+    }
+
+    /// Refuses requests from now on. Those that run when `timeout` has passed by the service's clock
+    /// fail with [`Error::ShutDown`]. Does not wait.
+    pub fn begin_drain(&self, timeout: Duration) {
+        self.0.begin_drain(timeout);
+    }
+
+    /// [`begin_drain`](Self::begin_drain), then waits until the service has stopped and its threads have
+    /// ended. Returns the number of requests that were cut short. Not for an [`Observer`] to call.
+    pub fn drain(&self, timeout: Duration) -> u32 {
+        self.0.begin_drain(timeout);
+        self.0.join();
+        self.0.shared.lock().cut
+    }
+}
+
+impl Options {
+    fn scheduler_config(&self, limits: &EngineLimits) -> Config {
+        let pool_tokens = u64::from(limits.page_count) * u64::from(limits.page_tokens);
+        let mut config = Config::host(limits.page_count);
+        config.page_tokens = limits.page_tokens;
+        config.max_sequences = limits.max_sequences;
+        config.token_budget = limits.max_step_tokens;
+        config.max_sequence_tokens = limits.max_sequence_tokens;
+        config.page_sharing = limits.page_sharing;
+        config.max_queued = self.max_queued;
+        config.max_queued_tokens = self.max_queued_tokens.unwrap_or(4 * pool_tokens);
+        config.queue_timeout = self.queue_timeout;
+        config.pause_timeout = self.pause_timeout;
+        config.max_tenants = self.max_tenants;
+        config.itl_target = self.itl_target;
+        config.end_tokens = self.end_tokens.clone();
+        config
+    }
+}
+
+impl Owner {
+    fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = thread::Builder::new().name(name.into()).spawn(work);
+        let thread = thread.map_err(|error| {
+            let message = format!("no thread for a service: {error}");
+            EngineError::new(ErrorKind::OutOfHostMemory, message)
+        })?;
+        self.lock_threads().push(thread);
+        Ok(())
+    }
+
+    fn lock_threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn insert(
+        &self,
+        core: &mut Core,
+        request: &Request,
+        tokens: &[Token],
+        now: Duration,
+    ) -> Result<Arc<Job>, Error> {
+        match core.stats.state {
+            State::Ready => {}
+            State::Lost => {
+                let lost = core.fault.clone().map(Error::DeviceLost);
+                return Err(lost.unwrap_or(Error::Draining));
+            }
+            _ => return Err(Error::Draining),
+        }
+        let mut submitted = scheduler::Request::new(tokens);
+        submitted.max_tokens = request.max_tokens;
+        submitted.stop_tokens = &request.stop_tokens;
+        submitted.ignore_end = request.ignore_end;
+        submitted.tenant = request.tenant;
+        submitted.priority = request.priority;
+        submitted.salt = request.salt;
+        submitted.deadline = request
+            .deadline
+            .map(|deadline| now.saturating_add(deadline));
+        if core.scheduler.is_idle() {
+            core.stats.last_progress = core.stats.last_progress.max(now);
+        }
+        let mut ids = Vec::new();
+        core.scheduler
+            .submit_copies(&submitted, request.choices, now, &mut ids)?;
+        let prompt_tokens = tokens.len() as u32;
+        let job = Job::new(core.next_serial, request, prompt_tokens, now, ids.clone());
+        let job = Arc::new(job);
+        core.next_serial += 1;
+        for (number, id) in (0..).zip(ids) {
+            let mut sampling = request.sampling.clone();
+            sampling.seed = sampling.seed.wrapping_add(u64::from(number));
+            let first_sampling = request.first_sampling(sampling.seed, &self.end_tokens);
+            let choice = Choice {
+                job: job.clone(),
+                number,
+                sampling,
+                first_sampling,
+                fails_with: None,
+            };
+            core.requests.0.insert(id, choice);
+        }
+        Ok(job)
+    }
+
+    fn begin_drain(&self, timeout: Duration) {
+        self.shared
+            .update(|core, now| core.begin_drain(now.saturating_add(timeout)));
+    }
+
+    fn join(&self) {
+        for thread in self.lock_threads().drain(..) {
+            // A thread that panicked has nothing more to do.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.begin_drain(Duration::ZERO);
+        self.join();
+    }
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service")
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,167 @@
+//! The engine of a model, as a service drives it.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use super::engine::{EngineLimits, RowSource, StepEngine, StepResults};
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::llm::engine::{Engine, Sequence, Ticket};
+use crate::llm::model::Model;
+use crate::llm::plan::EngineOptions;
+use crate::llm::step::{Row, RowStatus, Step, StepOutput};
+use crate::scheduler::{PageSharing, Plan, RowOutcome};
+
+/// Positions of a page of the KV cache.
+const PAGE_TOKENS: u32 = 64;
+
+/// Carries out plans on an [`Engine`]. Shared pages are those of a fork; nothing is published, saved or
+/// restored, because the engine has no calls for that.
+pub struct ModelEngine {
+    model: Model,
+    options: EngineOptions,
+    limits: EngineLimits,
+    sequences: Vec<Option<Sequence>>, // (max_sequences)
+    in_flight: VecDeque<Ticket>,
+    output: StepOutput,
+    /// None after a reset that failed.
+    engine: Option<Engine>,
+}
+
+impl ModelEngine {
+    /// Creates the engine of a model.
+    pub fn new(model: &Model, options: &EngineOptions) -> Result<Self> {
+        let engine = Engine::new(model, options)?;
+        let info = engine.info()?;
+        let page_count = u32::try_from(info.kv_page_count).unwrap_or(u32::MAX);
+        let limits = EngineLimits {
+            page_tokens: PAGE_TOKENS,
+            max_sequences: info.max_sequences.min(info.max_batch_rows),
+            max_step_tokens: info.max_batch_tokens,
+            max_sequence_tokens: info.max_sequence_tokens,
+            max_top_logprobs: info.max_top_logprobs,
+            page_sharing: PageSharing::Live,
+            ..EngineLimits::new(page_count, model.info().vocabulary_size)
+        };
+        Ok(Self {
+            model: model.clone(),
+            options: options.clone(),
+            sequences: (0..limits.max_sequences).map(|_| None).collect(),
+            limits,
+            in_flight: VecDeque::new(),
+            output: StepOutput::default(),
+            engine: Some(engine),
+        })
+    }
+
+    /// Drops all sequences. An engine that is in order afterwards is used again, otherwise replaced.
+    fn reset(&mut self) -> Result<()> {
+        self.sequences.fill_with(|| None);
+        let mut is_usable = false;
+        if let Some(engine) = &mut self.engine {
+            for ticket in self.in_flight.drain(..) {
+                // It fails like the step before it.
+                let _ = engine.wait_into(ticket, None, &mut self.output);
+            }
+            is_usable = engine.drain().is_ok()
+                && engine
+                    .info()
+                    .is_ok_and(|info| info.kv_free_page_count == info.kv_page_count);
+        }
+        if !is_usable {
+            self.engine = None; // its memory is needed for the new one
+            self.engine = Some(Engine::new(&self.model, &self.options)?);
+        }
+        Ok(())
+    }
+}
+
+impl StepEngine for ModelEngine {
+    fn limits(&self) -> EngineLimits {
+        self.limits.clone()
+    }
+
+    fn submit(&mut self, plan: &Plan, rows: &dyn RowSource) -> Result<()> {
+        if plan.resets_engine() {
+            self.reset()?;
+        }
+        let engine = self.engine.as_mut().ok_or_else(no_engine)?;
+        for &number in plan.releases() {
+            self.sequences[number as usize] = None;
+        }
+        for admission in plan.admissions() {
+            let sequence = match admission.source {
+                Some(source) => {
+                    let source = self.sequences[source as usize].as_ref();
+                    let fork = engine.fork(source.ok_or_else(no_sequence)?)?;
+                    engine.truncate(&fork, admission.tokens.len() as u32)?;
+                    fork
+                }
+                None => engine.create_sequence()?,
+            };
+            self.sequences[admission.sequence as usize] = Some(sequence);
+        }
+        if plan.rows().is_empty() {
+            return Ok(());
+        }
+        let mut step = Step::new();
+        for row in plan.rows() {
+            let sequence = self.sequences[row.sequence as usize].as_ref();
+            let sequence = sequence.ok_or_else(no_sequence)?;
+            let appended = match plan.tokens(row.tokens) {
+                [] => Row::feed_sampled(sequence),
+                tokens => Row::tokens(sequence, tokens),
+            };
+            step.push(match row.samples {
+                true => appended.sample(rows.sampled(row).sampling),
+                false => appended,
+            });
+        }
+        self.in_flight.push_back(engine.submit(&step)?);
+        Ok(())
+    }
+
+    fn wait(&mut self, results: &mut StepResults) -> Result<()> {
+        let engine = self.engine.as_mut().ok_or_else(no_engine)?;
+        let ticket = self
+            .in_flight
+            .pop_front()
+            .ok_or_else(|| Error::new(ErrorKind::InvalidState, "no step is in flight"))?;
+        engine.wait_into(ticket, None, &mut self.output)?;
+        for row in self.output.rows() {
+            let outcome = match row.status {
+                RowStatus::Ok => RowOutcome::Ok(row.token),
+                RowStatus::EmptyMask => RowOutcome::EmptyMask,
+                RowStatus::NotFinite => RowOutcome::NotFinite,
+                RowStatus::Skipped => RowOutcome::Skipped,
+                RowStatus::Unknown(status) => {
+                    let message = format!("a row ended with status {status}, which is unknown");
+                    return Err(Error::new(ErrorKind::Internal, message));
+                }
+            };
+            results.push(outcome, row.logprob, self.output.top(row));
+        }
+        Ok(())
+    }
+}
+
+fn no_engine() -> Error {
+    Error::new(
+        ErrorKind::InvalidState,
+        "the engine could not be created again",
+    )
+}
+
+fn no_sequence() -> Error {
+    Error::new(
+        ErrorKind::Internal,
+        "a plan names a sequence that does not exist",
+    )
+}
+
+impl fmt::Debug for ModelEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelEngine")
+            .field("engine", &self.engine)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,155 @@
+//! The engine thread: plans step n + 1 while step n runs.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use super::engine::{StepEngine, StepResults};
+use super::event::Error;
+use super::state::{Core, Shared};
+use super::stats::State;
+use crate::core::error::{Error as EngineError, ErrorKind, Result};
+use crate::scheduler::{STEPS_IN_FLIGHT, StepOutcome};
+
+/// A step that the engine computes, or that it refused.
+struct InFlight {
+    number: u64,
+    rows: u32,
+    tokens: u32,
+    submitted: Duration,
+    refused: Option<EngineError>,
+}
+
+/// Drives the engine until the service ends or the device is lost.
+pub(super) fn run(shared: &Shared, mut engine: Box<dyn StepEngine>) {
+    let ended = catch_unwind(AssertUnwindSafe(|| drive(shared, engine.as_mut())));
+    let lost = match ended {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(error),
+        Err(_) => Some(EngineError::new(
+            ErrorKind::Internal,
+            "the engine thread panicked",
+        )),
+    };
+    drop(engine);
+    shared.update(|core, now| {
+        core.stats.state = State::Stopped;
+        if let Some(error) = lost {
+            core.stats.state = State::Lost;
+            let error = Arc::new(error);
+            core.fault = Some(error.clone());
+            core.end_all(&Error::DeviceLost(error), now);
+        }
+    });
+    shared.lock().dispatcher = None;
+}
+
+fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
+    let mut in_flight = VecDeque::with_capacity(STEPS_IN_FLIGHT);
+    let mut results = StepResults::default();
+    let mut last_end = Duration::ZERO;
+    let mut core = shared.lock();
+    loop {
+        let now = shared.clock.now();
+        if core.drain_until.is_some_and(|until| until <= now) {
+            core.end_all(&Error::ShutDown, now);
+        }
+        let is_refused = in_flight
+            .back()
+            .is_some_and(|step: &InFlight| step.refused.is_some());
+        let step = match is_refused || in_flight.len() == STEPS_IN_FLIGHT {
+            true => None,
+            false => submit(&mut core, engine, now)?,
+        };
+        core.flush(now, None, None);
+        let was_submitted = step.is_some();
+        in_flight.extend(step);
+        if in_flight.is_empty() {
+            if core.drain_until.is_some() && core.scheduler.is_idle() {
+                return Ok(());
+            }
+            let expiry = core.scheduler.next_expiry();
+            let times = [expiry, core.drain_until];
+            core = shared.wait(core, times.into_iter().flatten().min());
+        } else if !was_submitted || in_flight.len() == STEPS_IN_FLIGHT {
+            drop(core);
+            let Some(step) = in_flight.pop_front() else {
+                return Ok(());
+            };
+            results.clear();
+            let waited = match step.refused {
+                Some(error) => Err(error),
+                None => engine.wait(&mut results),
+            };
+            let now = shared.clock.now();
+            core = shared.lock();
+            let begin = step.submitted.max(last_end);
+            last_end = now;
+            if waited.is_err() {
+                in_flight.clear();
+            }
+            let measured = (now.saturating_sub(begin), step.rows, step.tokens);
+            apply(&mut core, step.number, waited, &results, now, measured)?;
+        }
+    }
+}
+
+/// Plans a step and starts it. None if there is nothing to compute.
+fn submit(
+    core: &mut MutexGuard<'_, Core>,
+    engine: &mut dyn StepEngine,
+    now: Duration,
+) -> Result<Option<InFlight>> {
+    let Core {
+        scheduler,
+        requests,
+        ..
+    } = &mut **core;
+    let plan = scheduler.schedule(now);
+    let submitted = engine.submit(plan, requests);
+    if plan.rows().is_empty() {
+        // What a plan without rows does cannot be reported as a failed step.
+        return submitted.map(|()| None);
+    }
+    Ok(Some(InFlight {
+        number: plan.step(),
+        rows: plan.rows().len() as u32,
+        tokens: plan.token_count(),
+        submitted: now,
+        refused: submitted.err(),
+    }))
+}
+
+fn apply(
+    core: &mut Core,
+    number: u64,
+    waited: Result<()>,
+    results: &StepResults,
+    now: Duration,
+    measured: (Duration, u32, u32),
+) -> Result<()> {
+    core.stats.last_progress = now;
+    let outcome = match &waited {
+        Ok(()) => StepOutcome::Done(results.outcomes()),
+        Err(_) => StepOutcome::Failed,
+    };
+    // The events are read by `flush`, which has the outputs that belong to them.
+    core.scheduler
+        .report(number, outcome, now)
+        .map_err(|error| EngineError::new(ErrorKind::Internal, error.to_string()))?;
+    match waited {
+        Ok(()) => {
+            core.stats.steps += 1;
+            core.flush(now, Some(results), Some(measured));
+            Ok(())
+        }
+        Err(error) if error.kind() == ErrorKind::DeviceLost => Err(error),
+        Err(error) => {
+            core.stats.engine_faults += 1;
+            core.fault = Some(Arc::new(error));
+            core.flush(now, None, None);
+            Ok(())
+        }
+    }
+}

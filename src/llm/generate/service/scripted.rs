@@ -1,0 +1,250 @@
+//! An engine without a model, whose answers are fixed: for tests of what uses a service.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::engine::{EngineLimits, RowSource, StepEngine, StepResults};
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::llm::engine::Token;
+use crate::scheduler::{Plan, RowOutcome};
+
+type Script = dyn FnMut(&[Token], u64) -> Vec<Token> + Send;
+
+/// Answers each prompt with fixed tokens. It computes nothing, so that it needs no device; pages and
+/// limits are those that are stated.
+///
+/// ```
+/// use worker_cuda::generate::service::{
+///     EngineLimits, Event, Options, Request, ScriptedEngine, Service,
+/// };
+///
+/// // Repeats the prompt, then ends the text with token 0.
+/// let engine = ScriptedEngine::new(EngineLimits::new(16, 100), |prompt, _| {
+///     let mut answer = prompt.to_vec();
+///     answer.push(0);
+///     answer
+/// });
+/// let mut options = Options::default();
+/// options.end_tokens = vec![0];
+/// let service = Service::start(engine, None, options)?;
+/// let mut tokens = Vec::new();
+/// for event in service.submit(&Request::tokens([5, 6, 7]))? {
+///     if let Event::Token(token) = event {
+///         tokens.push(token.token);
+///     }
+/// }
+/// assert_eq!(tokens, [5, 6, 7]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct ScriptedEngine {
+    limits: EngineLimits,
+    script: Box<Script>,
+    sequences: HashMap<u32, Sequence>, // by their numbers in plans
+    in_flight: VecDeque<Vec<ScriptedRow>>,
+    control: ScriptControl,
+}
+
+#[derive(Default)]
+struct Sequence {
+    tokens: Vec<Token>,
+    answer: Option<Vec<Token>>,
+    sampled: Option<Token>,
+}
+
+struct ScriptedRow {
+    token: Option<Token>,
+    top: usize,
+}
+
+/// Holds, continues and breaks a [`ScriptedEngine`] that a service owns. Clones share one engine. An
+/// engine that is held keeps its service from ending.
+#[derive(Clone, Default)]
+pub struct ScriptControl(Arc<(Mutex<Control>, Condvar)>);
+
+#[derive(Default)]
+struct Control {
+    is_held: bool,
+    /// Steps that may end although the engine is held.
+    permits: u64,
+    /// The engine waits for a permit.
+    waits: bool,
+    failures: u64,
+    loses_device: bool,
+    sequence_count: usize,
+}
+
+impl ScriptedEngine {
+    /// An engine that answers a prompt with what `script` returns for its tokens and the seed. After the
+    /// last token of the answer it repeats that token. The script may be called more than once for one
+    /// request.
+    pub fn new(
+        limits: EngineLimits,
+        script: impl FnMut(&[Token], u64) -> Vec<Token> + Send + 'static,
+    ) -> Self {
+        Self {
+            limits,
+            script: Box::new(script),
+            sequences: HashMap::new(),
+            in_flight: VecDeque::new(),
+            control: ScriptControl::default(),
+        }
+    }
+
+    /// Controls it from another thread.
+    pub fn control(&self) -> ScriptControl {
+        self.control.clone()
+    }
+}
+
+impl ScriptControl {
+    /// From now on steps end only by [`step`](Self::step).
+    pub fn hold(&self) {
+        self.set(|control| control.is_held = true);
+    }
+
+    /// Lets `count` more steps end, of those that are held now or come later.
+    pub fn step(&self, count: u64) {
+        self.set(|control| {
+            control.permits += count;
+            control.waits = false;
+        });
+    }
+
+    /// Lets all steps end.
+    pub fn release(&self) {
+        self.set(|control| (control.is_held, control.permits) = (false, 0));
+    }
+
+    /// Waits until a step is held.
+    pub fn wait_until_held(&self) {
+        let mut control = self.lock();
+        while !control.waits {
+            let waited = self.0.1.wait(control);
+            control = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The next `count` steps that end fail.
+    pub fn fail(&self, count: u64) {
+        self.set(|control| control.failures += count);
+    }
+
+    /// The next step that ends reports the device as lost.
+    pub fn lose_device(&self) {
+        self.set(|control| control.loses_device = true);
+    }
+
+    /// Sequences that exist.
+    pub fn sequence_count(&self) -> usize {
+        self.lock().sequence_count
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Control> {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, change: impl FnOnce(&mut Control)) {
+        change(&mut self.lock());
+        self.0.1.notify_all();
+    }
+
+    /// Waits until the next step may end; how it ends.
+    fn pass(&self) -> Result<()> {
+        let mut control = self.lock();
+        while control.is_held && control.permits == 0 {
+            control.waits = true;
+            self.0.1.notify_all();
+            let waited = self.0.1.wait(control);
+            control = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        control.waits = false;
+        control.permits = control.permits.saturating_sub(1);
+        if control.loses_device {
+            return Err(Error::new(ErrorKind::DeviceLost, "the script lost it"));
+        }
+        if control.failures > 0 {
+            control.failures -= 1;
+            return Err(Error::new(ErrorKind::DeviceError, "the script failed"));
+        }
+        Ok(())
+    }
+}
+
+impl StepEngine for ScriptedEngine {
+    fn limits(&self) -> EngineLimits {
+        self.limits.clone()
+    }
+
+    fn submit(&mut self, plan: &Plan, rows: &dyn RowSource) -> Result<()> {
+        if plan.resets_engine() {
+            self.sequences.clear();
+            self.in_flight.clear();
+        }
+        for number in plan.releases() {
+            self.sequences.remove(number);
+        }
+        for admission in plan.admissions() {
+            let sequence = Sequence {
+                tokens: plan.tokens(admission.tokens).to_vec(),
+                ..Sequence::default()
+            };
+            self.sequences.insert(admission.sequence, sequence);
+        }
+        let sequence_count = self.sequences.len();
+        self.control
+            .set(|control| control.sequence_count = sequence_count);
+        let mut step = Vec::with_capacity(plan.rows().len());
+        for row in plan.rows() {
+            let sequence = self.sequences.entry(row.sequence).or_default();
+            match plan.tokens(row.tokens) {
+                [] => sequence.tokens.extend(sequence.sampled),
+                tokens => sequence.tokens.extend_from_slice(tokens),
+            }
+            let (mut token, mut top) = (None, 0);
+            if row.samples {
+                let sampled = rows.sampled(row);
+                let prompt = &sequence.tokens[..sampled.prompt_tokens as usize];
+                let answer = sequence
+                    .answer
+                    .get_or_insert_with(|| (self.script)(prompt, sampled.sampling.seed));
+                let next = answer.get(sampled.index as usize).or(answer.last());
+                token = Some(next.copied().unwrap_or_default());
+                top = usize::from(sampled.sampling.top_logprobs > 0);
+            }
+            sequence.sampled = token;
+            step.push(ScriptedRow { token, top });
+        }
+        if !step.is_empty() {
+            self.in_flight.push_back(step);
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, results: &mut StepResults) -> Result<()> {
+        self.control.pass()?;
+        for row in self.in_flight.pop_front().unwrap_or_default() {
+            let top = row.token.map(|token| (token, 0.0));
+            results.push(
+                RowOutcome::Ok(row.token),
+                0.0,
+                top.into_iter().take(row.top),
+            );
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for ScriptedEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScriptedEngine")
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ScriptControl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ScriptControl({} sequences)", self.sequence_count())
+    }
+}

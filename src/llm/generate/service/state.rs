@@ -1,0 +1,302 @@
+//! What callers and threads of a service share: the scheduler with its requests, behind one lock.
+//!
+//! Locks are taken in this order: the queue of a request, then [`Core`]. Whoever changes the scheduler
+//! calls [`Core::flush`] before it releases the lock, so that events are sent in order.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::clock::{Clock, Wake};
+use super::engine::{EngineLimits, RowSource, SampledRow, StepResults};
+use super::event::Error;
+use super::stats::{State, Stats};
+use super::stream::Job;
+use crate::core::error::Error as EngineError;
+use crate::llm::engine::Token;
+use crate::llm::step::Sampling;
+use crate::scheduler::{End, EndReason, EventKind, RequestId, Row, Scheduler};
+
+pub(super) struct Shared {
+    core: Mutex<Core>,
+    /// Something changed that the engine thread may wait for.
+    changed: Condvar,
+    pub clock: Clock,
+    pub limits: EngineLimits,
+    pub max_events_behind: usize,
+}
+
+pub(super) struct Core {
+    pub scheduler: Scheduler,
+    pub requests: Requests,
+    pub stats: Stats,
+    /// When a drain ends the requests that still run.
+    pub drain_until: Option<Duration>,
+    /// Requests that were cut short.
+    pub cut: u32,
+    /// The error of the last failed step.
+    pub fault: Option<Arc<EngineError>>,
+    pub next_serial: u64,
+    last_start: Option<Duration>,
+    /// Tokens of a request that may wait for its receiver.
+    max_behind: usize,
+    /// None after the engine thread has ended.
+    pub dispatcher: Option<Sender<Batch>>,
+}
+
+/// The choices that have not ended.
+#[derive(Default)]
+pub(super) struct Requests(pub HashMap<RequestId, Choice>);
+
+pub(super) struct Choice {
+    pub job: Arc<Job>,
+    pub number: u32,
+    pub sampling: Sampling,
+    /// Forbids the ends of the text, for the first `min_tokens`.
+    pub first_sampling: Option<Sampling>,
+    /// Replaces the reason of the scheduler when the choice ends.
+    pub fails_with: Option<Error>,
+}
+
+/// What one call of the scheduler has reported.
+pub(super) struct Batch {
+    pub items: Vec<Item>,
+    /// Duration, rows and tokens of the step that ended.
+    pub step: Option<(Duration, u32, u32)>,
+}
+
+pub(super) struct Item {
+    pub job: Arc<Job>,
+    pub choice: u32,
+    pub time: Duration,
+    pub kind: ItemKind,
+}
+
+pub(super) enum ItemKind {
+    Started {
+        cached_tokens: u32,
+    },
+    Token {
+        token: Token,
+        logprob: f32,
+        top: Vec<(Token, f32)>,
+    },
+    Ended(Result<EndReason, Error>),
+}
+
+impl RowSource for Requests {
+    fn sampled(&self, row: &Row) -> SampledRow<'_> {
+        let choice = &self.0[&row.request];
+        let prompt_tokens = choice.job.prompt_tokens;
+        let index = row.first_position + row.token_count - prompt_tokens;
+        let first = choice.first_sampling.as_ref();
+        let first = first.filter(|_| index < choice.job.min_tokens);
+        SampledRow {
+            sampling: first.unwrap_or(&choice.sampling),
+            prompt_tokens,
+            index,
+        }
+    }
+}
+
+impl Shared {
+    pub fn new(
+        scheduler: Scheduler,
+        limits: EngineLimits,
+        options: &super::Options,
+        dispatcher: Sender<Batch>,
+    ) -> Arc<Self> {
+        let mut core = Core {
+            scheduler,
+            requests: Requests::default(),
+            stats: Stats {
+                page_count: limits.page_count,
+                page_tokens: limits.page_tokens,
+                ..Stats::default()
+            },
+            drain_until: None,
+            cut: 0,
+            fault: None,
+            next_serial: 0,
+            last_start: None,
+            max_behind: options.max_events_behind.max(1),
+            dispatcher: Some(dispatcher),
+        };
+        core.count();
+        let shared = Arc::new(Self {
+            core: Mutex::new(core),
+            changed: Condvar::new(),
+            clock: options.clock.clone(),
+            limits,
+            max_events_behind: options.max_events_behind.max(1),
+        });
+        let sleeper: Arc<dyn Wake> = shared.clone();
+        shared.clock.register(Arc::downgrade(&sleeper));
+        shared
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the requests, and wakes the engine thread.
+    pub fn update<T>(&self, change: impl FnOnce(&mut Core, Duration) -> T) -> T {
+        let now = self.clock.now();
+        let mut core = self.lock();
+        let result = change(&mut core, now);
+        core.flush(now, None, None);
+        drop(core);
+        self.changed.notify_all();
+        result
+    }
+
+    /// Waits for a change, or until `time`.
+    pub fn wait<'a>(
+        &self,
+        core: MutexGuard<'a, Core>,
+        time: Option<Duration>,
+    ) -> MutexGuard<'a, Core> {
+        match time.and_then(|time| self.clock.wait_for(time)) {
+            Some(timeout) => {
+                let waited = self.changed.wait_timeout(core, timeout);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+            None => {
+                let waited = self.changed.wait(core);
+                waited.unwrap_or_else(PoisonError::into_inner)
+            }
+        }
+    }
+
+    /// Cancels the choices of a request that have not ended.
+    pub fn cancel(&self, job: &Job) {
+        self.update(|core, _| {
+            for &id in &job.ids {
+                core.scheduler.cancel(id);
+            }
+        });
+    }
+}
+
+impl Wake for Shared {
+    fn wake(&self) {
+        // With the lock, so that a thread that has read the time already waits.
+        drop(self.lock());
+        self.changed.notify_all();
+    }
+}
+
+impl Core {
+    /// Sends what the scheduler has reported, with the outputs of the step that ended.
+    pub fn flush(
+        &mut self,
+        now: Duration,
+        results: Option<&StepResults>,
+        step: Option<(Duration, u32, u32)>,
+    ) {
+        let (mut items, mut behind) = (Vec::new(), Vec::new());
+        let stats = self.scheduler.stats();
+        for event in self.scheduler.events() {
+            let Some(choice) = self.requests.0.get_mut(&event.request) else {
+                continue;
+            };
+            let kind = match event.kind {
+                EventKind::Started { cached_tokens } => {
+                    let since = self.last_start.map(|last| now.saturating_sub(last));
+                    if let Some(since) = since {
+                        self.stats.start_interval = (self.stats.start_interval * 7 + since) / 8;
+                    }
+                    self.last_start = (stats.waiting > 0).then_some(now);
+                    self.stats.prompt_tokens += u64::from(choice.job.prompt_tokens);
+                    ItemKind::Started { cached_tokens }
+                }
+                EventKind::Token { token, row, .. } => {
+                    self.stats.generated_tokens += 1;
+                    if choice.job.count_token(self.max_behind) {
+                        behind.push(choice.job.clone());
+                    }
+                    let row = row as usize;
+                    ItemKind::Token {
+                        token,
+                        logprob: results.map_or(0.0, |results| results.logprobs[row]),
+                        top: results.map_or(Vec::new(), |results| results.top(row).to_vec()),
+                    }
+                }
+                EventKind::Ended(End { reason, .. }) => {
+                    let failed = choice.fails_with.take();
+                    let failed = failed.or_else(|| failure(reason, self.fault.as_ref()));
+                    ItemKind::Ended(failed.map_or(Ok(reason), Err))
+                }
+            };
+            let is_end = matches!(kind, ItemKind::Ended(_));
+            items.push(Item {
+                job: choice.job.clone(),
+                choice: choice.number,
+                time: now,
+                kind,
+            });
+            if is_end {
+                self.requests.0.remove(&event.request);
+            }
+        }
+        for &id in behind.iter().flat_map(|job: &Arc<Job>| &job.ids) {
+            self.scheduler.pause(id, now);
+        }
+        self.count();
+        if items.is_empty() && step.is_none() {
+            return;
+        }
+        if let Some(dispatcher) = &self.dispatcher {
+            // It ends after the engine thread only.
+            let _ = dispatcher.send(Batch { items, step });
+        }
+    }
+
+    /// Ends all requests with an error.
+    pub fn end_all(&mut self, error: &Error, now: Duration) {
+        let ids: Vec<RequestId> = self.requests.0.keys().copied().collect();
+        let mut jobs = HashSet::new();
+        for choice in self.requests.0.values_mut() {
+            choice.fails_with.get_or_insert_with(|| error.clone());
+            jobs.insert(choice.job.serial);
+        }
+        self.cut += jobs.len() as u32;
+        for id in ids {
+            self.scheduler.cancel(id);
+        }
+        self.flush(now, None, None);
+    }
+
+    /// Refuses requests from now on.
+    pub fn begin_drain(&mut self, until: Duration) {
+        if self.stats.state == State::Ready {
+            self.stats.state = State::Draining;
+        }
+        let earlier = self.drain_until.map_or(until, |other| other.min(until));
+        self.drain_until = Some(earlier);
+    }
+
+    fn count(&mut self) {
+        let stats = self.scheduler.stats();
+        self.stats.running = stats.running;
+        self.stats.waiting = stats.waiting;
+        self.stats.free_pages = stats.free_pages;
+        self.stats.cached_pages = stats.cached_pages;
+        self.stats.held_pages = stats.held_pages;
+        self.stats.preempted = stats.preemptions;
+        self.stats.cached_tokens = stats.cached_tokens;
+    }
+}
+
+fn failure(reason: EndReason, fault: Option<&Arc<EngineError>>) -> Option<Error> {
+    match reason {
+        EndReason::QueueTimeout => Some(Error::QueueTimeout),
+        EndReason::Deadline => Some(Error::Deadline),
+        EndReason::PauseTimeout => Some(Error::ReceiverBehind),
+        EndReason::EmptyMask => Some(Error::NoTokenAllowed),
+        EndReason::NotFinite => Some(Error::NotFinite),
+        EndReason::EngineFault => fault.cloned().map(Error::EngineFault),
+        _ => None,
+    }
+}
