@@ -38,6 +38,8 @@ bench_host() {
   step "build of the benches" native_host
   say "load average $(cut -d' ' -f1-3 /proc/loadavg)"
   "$TARGET/release/worker-orcd" bench --model "${MODEL:-$DEMO_MODEL}" "$@"
+  say
+  cargo_tested bench --quiet --bench scheduler
   local bench
   for bench in "$NATIVE"/host/bench/*_bench; do
     say
