@@ -88,7 +88,7 @@ fn windows_outside_the_memory_are_refused_and_move_nothing() {
 }
 
 #[test]
-fn writes_and_reads_after_end_fail() {
+fn write_after_end_is_an_error_and_end_is_idempotent() {
     let (output, log) = (Shared::default(), Shared::default());
     let mut cloak = Cloak::new(&b"abc"[..], output.clone(), log.clone());
     let mut memory = vec![b'x'; 64];
@@ -176,7 +176,7 @@ fn handles_have_the_numbers_of_their_document() {
 }
 
 #[test]
-fn without_a_session_no_capability_is_listed() {
+fn caps_list_is_empty_without_a_session() {
     let mut cloak = silent(b"");
     let mut memory = vec![0; 128];
     for (op, status, bytes) in [(0x0001u16, 0, 36), (0x0101, 2, 32), (0x0102, 2, 32)] {
@@ -429,6 +429,48 @@ fn a_transcript_has_the_lines_of_the_document() {
         .map(|sum| f32::from_le_bytes(sum[..4].try_into().unwrap()))
         .collect();
     assert_eq!(sums, [4.0, 6.0, 8.0, 10.0]);
+}
+
+#[test]
+fn echo_is_deterministic_over_all_chunk_schedules() {
+    let input = b"one\r\ntwo\n\rthree and a line without an end".repeat(99);
+    for schedule in [
+        "all-at-once",
+        "one-byte",
+        "powers-of-two",
+        "crlf-adversary",
+        "seeded-random:5",
+    ] {
+        let output = Shared::default();
+        let mut cloak = Cloak::new(&input[..], output.clone(), io::sink())
+            .with_chunks(schedule.parse().unwrap());
+        echo(&mut cloak);
+        cloak.finish().unwrap();
+        assert_eq!(output.bytes(), input, "{schedule}");
+    }
+}
+
+#[test]
+fn replay_gives_the_same_bytes_in_the_whole_memory() {
+    let input = input_of_add();
+    let memories = Mutex::new(Vec::new());
+    let guest = |host: &mut dyn Host| {
+        let mut memory = vec![0; MEMORY];
+        host.read(0, &mut memory, 0, 32);
+        let bytes = |at| [10, at, 16, 0];
+        let args = [bytes(0), bytes(16), bytes(3000), [1, 4, 0, 0]];
+        let payload = [&[3, 4, 0, 0][..], &args.concat()].concat();
+        send(host, &mut memory, &frame(0x0102, &words(&payload), false));
+        memories.lock().unwrap().push(memory);
+    };
+    let (text, _) = record(guest, &input);
+    assert_eq!(replay(guest, &text), Ok(2));
+    let memories = memories.lock().unwrap();
+    assert_eq!(
+        memories[0][3000..3016],
+        words(&[4.0f32, 6.0, 8.0, 10.0].map(f32::to_bits))
+    );
+    assert!(memories[0] == memories[1]);
 }
 
 #[test]
