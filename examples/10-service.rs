@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use worker_cuda::generate::Service;
-use worker_cuda::generate::service::{Event, Options, Request};
-use worker_cuda::{CudaContext, EngineOptions, Gguf, Model};
+use worker_cuda::generate::service::{Event, ModelEngine, Options, Request};
+use worker_cuda::{CudaContext, Gguf, Model};
 
 const QUESTIONS: [&str; 4] = [
     "Why is the sky blue? One sentence.",
@@ -18,10 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .nth(1)
         .ok_or("usage: 10-service FILE.gguf")?;
     let model = Model::load(&CudaContext::auto()?, &Gguf::open(path)?)?;
-    let engine = EngineOptions::new()
-        .max_sequences(8)
-        .max_batch_tokens(256)
-        .max_sequence_tokens(1024);
+    let engine = ModelEngine::serving_options(&model)?.max_sequence_tokens(1024);
     let service = Service::with_model(&model, &engine, Options::default())?;
 
     // One thread for each; the engine computes them in the same steps.

@@ -677,9 +677,13 @@ fn request(number: u32) -> Request {
 
 /// The tokens that a request gets alone.
 fn solo(number: u32) -> Vec<Token> {
+    solo_tokens(number, 40)
+}
+
+fn solo_tokens(number: u32, max_tokens: u32) -> Vec<Token> {
     let mut session = Session::with_tokenizer(&tiny(), &engine_options(), tokenizer()).unwrap();
     let request = generate::Request::tokens(prompt(number))
-        .max_tokens(40)
+        .max_tokens(max_tokens)
         .sampling(sampling(number));
     let events = session.generate(&request).unwrap();
     let tokens = events.filter_map(|event| match event.unwrap() {
@@ -725,6 +729,71 @@ fn choices_share_the_pages_of_their_prompt_by_fork() {
     let again = collect(service.submit(&self::request(7)).unwrap());
     assert_eq!(again.cached, [0], "pages of ended requests are not kept");
     finish(service);
+}
+
+/// The scheduler's count of pages is the engine's: a step that lacked a page would be a fault, and a page
+/// that was freed too early is not a number.
+#[test]
+fn sequences_that_are_preempted_cancelled_and_shared_agree_with_the_engine_on_pages() {
+    let alone: Vec<Vec<Token>> = (0..8).map(|number| solo_tokens(number, 100)).collect();
+    let engine = engine_options()
+        .max_sequences(6)
+        .kv_tokens(8 * 64)
+        .poison_free_pages(true);
+    let mut options = Options::default();
+    options.max_queued_tokens = Some(100_000);
+    let service = Service::with_tokenizer(&tiny(), &engine, tokenizer(), options);
+    let service = service.unwrap();
+    // Three choices share a page and need ten at their ends, of eight.
+    let mut crowded = request(5);
+    (crowded.max_tokens, crowded.choices) = (Some(100), 3);
+    assert_eq!(
+        collect(service.submit(&crowded).unwrap()).tokens[0],
+        alone[5]
+    );
+    assert!(service.stats().preempted > 0);
+    let mut running = Vec::new();
+    for round in 0..40 {
+        let number = round * 5 % 8;
+        let mut request = request(number);
+        request.max_tokens = Some(100);
+        request.choices = 1 + round % 3;
+        running.push((number, service.submit(&request).unwrap()));
+        if round % 5 == 4 {
+            drop(running.swap_remove(round as usize % running.len()));
+        }
+        if round % 7 == 6 {
+            running[round as usize % running.len()].1.cancel();
+        }
+    }
+
+    for (number, events) in running {
+        let answer = collect(events);
+        let tokens = &answer.tokens[0];
+        assert!(tokens.len() == 100 || answer.reason() == FinishReason::Cancelled);
+        assert_eq!(tokens[..], alone[number as usize][..tokens.len()]);
+    }
+    assert_eq!(service.stats().engine_faults, 0);
+    finish(service);
+}
+
+#[test]
+fn limits_for_serving_fit_the_model_and_the_memory() {
+    let model = tiny();
+
+    let options = ModelEngine::serving_options(&model).unwrap();
+
+    let limits = ModelEngine::new(&model, &options).unwrap().limits();
+    assert_eq!((limits.max_sequences, limits.max_step_tokens), (64, 256));
+    assert_eq!(
+        limits.page_count,
+        64 * 256 / 64,
+        "all sequences at their full length"
+    );
+    assert_eq!(
+        (limits.max_sequence_tokens, limits.max_top_logprobs),
+        (256, 20)
+    );
 }
 
 #[test]

@@ -105,11 +105,11 @@ impl Default for Options {
 ///
 /// ```no_run
 /// # fn f(model: &worker_cuda::Model) -> Result<(), Box<dyn std::error::Error>> {
-/// use worker_cuda::EngineOptions;
 /// use worker_cuda::generate::Service;
-/// use worker_cuda::generate::service::{Event, Options, Request};
+/// use worker_cuda::generate::service::{Event, ModelEngine, Options, Request};
 ///
-/// let service = Service::with_model(model, &EngineOptions::new(), Options::default())?;
+/// let engine = ModelEngine::serving_options(model)?;
+/// let service = Service::with_model(model, &engine, Options::default())?;
 /// let questions = ["Why is the sky blue?", "Why is snow white?"];
 /// // Both are computed in the same steps.
 /// let answers = questions.map(|question| service.submit(&Request::user(question)));

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use super::engine::{EngineLimits, RowSource, StepEngine, StepResults};
+use crate::core::device::Backend;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::llm::engine::{Engine, Sequence, Ticket};
 use crate::llm::model::Model;
@@ -13,6 +14,9 @@ use crate::scheduler::{PageSharing, Plan, RowOutcome};
 
 /// Positions of a page of the KV cache.
 const PAGE_TOKENS: u32 = 64;
+
+/// KV cache on the CPU, unless less is free.
+const HOST_KV_BYTES: u64 = 2 << 30;
 
 /// Carries out plans on an [`Engine`]. Shared pages are those of a fork; nothing is published, saved or
 /// restored, because the engine has no calls for that.
@@ -28,6 +32,29 @@ pub struct ModelEngine {
 }
 
 impl ModelEngine {
+    /// Limits for serving a loaded model: 256 sequences and 2,048 tokens a step (CPU: 64 and 256), 20
+    /// alternatives of a token, and a KV cache of 90 % of the free memory (CPU: 2 GiB), or of less if all
+    /// sequences together cannot use that much.
+    pub fn serving_options(model: &Model) -> Result<EngineOptions> {
+        let is_host = model.context().info()?.backend == Backend::Host;
+        let (sequences, step_tokens) = if is_host { (64, 256) } else { (256, 2048) };
+        let options = EngineOptions::new()
+            .max_sequences(sequences)
+            .max_batch_tokens(step_tokens)
+            .max_top_logprobs(20);
+        let plan = model.plan_engine(&options.clone().kv_tokens(u64::from(PAGE_TOKENS)))?;
+        let free = plan.available_bytes.saturating_sub(plan.total_bytes) / 10 * 9;
+        let kv_bytes = if is_host {
+            free.min(HOST_KV_BYTES)
+        } else {
+            free
+        };
+        let kv_tokens = kv_bytes / plan.kv_page_bytes.max(1) * u64::from(PAGE_TOKENS);
+        let context_length = model.info().context_length.next_multiple_of(PAGE_TOKENS);
+        let most = u64::from(sequences) * u64::from(context_length);
+        Ok(options.kv_tokens(kv_tokens.clamp(u64::from(PAGE_TOKENS), most)))
+    }
+
     /// Creates the engine of a model.
     pub fn new(model: &Model, options: &EngineOptions) -> Result<Self> {
         let engine = Engine::new(model, options)?;
