@@ -56,14 +56,18 @@ Status probe(vram::Memory& memory) {
 }
 
 const char* event_name(int32_t event) {
-  static constexpr const char* kNames[] = {"",       "leaving",  "moved",
-                                           "failed", "restored", "nowhere to go"};
+  static constexpr const char* kNames[] = {"",
+                                           "switch started",
+                                           "switch completed",
+                                           "the target is not usable",
+                                           "the first backend is active again",
+                                           "no other backend is usable"};
   return kNames[event];
 }
 
 const char* reason_name(int32_t reason) {
-  static constexpr const char* kNames[] = {"probe", "device lost", "repeated failures",
-                                           "out of memory", "asked for"};
+  static constexpr const char* kNames[] = {"test of the first backend", "device lost",
+                                           "repeated failures", "out of memory", "requested"};
   return kNames[reason];
 }
 
@@ -98,8 +102,8 @@ void Failover::report_event(int32_t event, int32_t reason, size_t from, size_t t
   report.from = targets_[from].type;
   report.to = targets_[to].type;
   report.status = why.code();
-  const std::string text = std::string(event_name(event)) + ", " + reason_name(reason) + ": " +
-                           backend_name(report.from) + " to " + backend_name(report.to) +
+  const std::string text = std::string(event_name(event)) + " (" + reason_name(reason) +
+                           "): " + backend_name(report.from) + " to " + backend_name(report.to) +
                            (why.ok() ? "" : std::string("; ") + why.message());
   copy_text(text, report.message, sizeof(report.message));
   log(WCUDA_LOG_WARN, "failover", "%s", text.c_str());

@@ -272,6 +272,7 @@ TEST_F(Failovers, by_hand) {
   EXPECT_EQ(events_[0].reason, WCUDA_FAILOVER_REASON_MANUAL);
   EXPECT_EQ(wcuda_failover_trigger(failover_, &error_), WCUDA_NOT_AVAILABLE);
   EXPECT_EQ(events_.back().event, WCUDA_FAILOVER_EXHAUSTED);
+  EXPECT_STREQ(events_.back().message, "no other backend is usable (requested): host to host");
   EXPECT_EQ(state().type, WCUDA_BACKEND_HOST);
 }
 
@@ -315,7 +316,7 @@ TEST_F(Failovers, a_next_backend_that_does_not_answer_is_passed_over) {
   EXPECT_EQ(events_[2].status, WCUDA_NOT_AVAILABLE);
 }
 
-TEST_F(Failovers, with_nowhere_to_go_the_failure_is_returned) {
+TEST_F(Failovers, without_another_usable_backend_the_failure_is_returned) {
   targets_ = {target(shaky().type, 0), target(WCUDA_BACKEND_METAL, 0)};
   create(WCUDA_FAILOVER_AUTOMATIC);
   shaky().copy_status = WCUDA_DEVICE_LOST;
