@@ -42,10 +42,17 @@ pub(crate) type HostBody = Box<dyn Fn(&HostCall<'_>) -> Result<()> + Send + Sync
 /// ```
 pub struct HostCall<'a> {
     launch: &'a ffi::wcuda_launch,
-    args: &'a [ffi::wcuda_host_argument],
+    args: Arguments,
     params: &'a [ParamSpec],
     /// Memory that has been borrowed to be written, which happens once a call.
     taken: RefCell<Vec<bool>>,
+}
+
+/// The library's array of arguments, with the element size of the library that made it.
+struct Arguments {
+    first: *const ffi::wcuda_host_argument,
+    stride: usize,
+    count: usize,
 }
 
 impl<'a> HostCall<'a> {
@@ -60,13 +67,15 @@ impl<'a> HostCall<'a> {
     }
 
     fn arg(&self, index: usize) -> Result<(&'a ffi::wcuda_host_argument, &'a ParamSpec)> {
-        match (self.args.get(index), self.params.get(index)) {
-            (Some(arg), Some(param)) => Ok((arg, param)),
-            _ => Err(Error::new(
+        let Some(param) = self.params.get(index).filter(|_| index < self.args.count) else {
+            return Err(Error::new(
                 ErrorKind::OutOfRange,
-                format!("argument {index} of {}", self.args.len()),
-            )),
-        }
+                format!("argument {index} of {}", self.args.count),
+            ));
+        };
+        // SAFETY: the array lives for the call, and a newer library's elements begin with these fields.
+        let arg = unsafe { &*self.args.first.byte_add(index * self.args.stride) };
+        Ok((arg, param))
     }
 
     fn elements<T: DeviceRepr>(&self, index: usize, to_write: bool) -> Result<(*mut T, usize)> {
@@ -105,7 +114,7 @@ impl<'a> HostCall<'a> {
     pub fn slice_mut<T: DeviceRepr>(&self, index: usize) -> Result<&'a mut [T]> {
         let (data, len) = self.elements::<T>(index, true)?;
         let mut taken = self.taken.borrow_mut();
-        taken.resize(self.args.len(), false);
+        taken.resize(self.args.count, false);
         if std::mem::replace(&mut taken[index], true) {
             let message = format!("argument {index} is borrowed already");
             return Err(Error::new(ErrorKind::InvalidState, message));
@@ -129,7 +138,7 @@ impl<'a> HostCall<'a> {
 impl fmt::Debug for HostCall<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostCall")
-            .field("args", &self.args.len())
+            .field("args", &self.args.count)
             .finish_non_exhaustive()
     }
 }
@@ -189,19 +198,19 @@ unsafe extern "C" fn run_host_function(
     count: u64,
 ) -> i32 {
     // SAFETY: `user` is the reference that the kernel holds; the rest is valid for the call.
-    let (function, launch, args) = unsafe {
-        (
-            &*user.cast::<HostFunction>(),
-            &*launch,
-            match count {
-                0 => &[][..],
-                _ => std::slice::from_raw_parts(args, count as usize),
-            },
-        )
+    let (function, launch) = unsafe { (&*user.cast::<HostFunction>(), &*launch) };
+    let stride = match count {
+        0 => 0,
+        // SAFETY: there is a first argument.
+        _ => unsafe { (*args).struct_size },
     };
     let call = HostCall {
         launch,
-        args,
+        args: Arguments {
+            first: args,
+            stride: stride as usize,
+            count: count as usize,
+        },
         params: &function.params,
         taken: RefCell::default(),
     };
@@ -225,4 +234,49 @@ pub(super) fn timed_launch<T>(launch: impl FnOnce() -> Result<T>) -> Result<(T, 
     HOST_PANIC.with(ParkedPanic::resume);
     let launched = launched.map_err(|error| HOST_ERROR.take().unwrap_or(error))?;
     Ok((launched, time))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_of_a_newer_library_are_further_apart() {
+        #[repr(C)]
+        struct Newer {
+            argument: ffi::wcuda_host_argument,
+            added_later: u64,
+        }
+        let mut values = [1.5f32, 2.5, 4.0];
+        let args = values.each_mut().map(|value| Newer {
+            argument: ffi::wcuda_host_argument {
+                struct_size: size_of::<Newer>() as u32,
+                kind: kind_of::<f32>(),
+                data: std::ptr::from_mut(value).cast(),
+                bytes: 4,
+            },
+            added_later: u64::MAX,
+        });
+        let body: HostBody = Box::new(|call| {
+            let seen = [
+                call.value::<f32>(0)?,
+                call.value::<f32>(1)?,
+                call.value::<f32>(2)?,
+            ];
+            assert_eq!(seen, [1.5, 2.5, 4.0]);
+            assert_eq!(
+                call.value::<f32>(3).unwrap_err().kind(),
+                ErrorKind::OutOfRange
+            );
+            Ok(())
+        });
+        let params = vec![ParamSpec::default(); 4];
+        let function = HostFunction { body, params };
+        let user = std::ptr::from_ref(&function).cast_mut().cast();
+        let launch = ffi::wcuda_launch::init();
+        // SAFETY: all of them live for the call; the structs say their size.
+        let status = unsafe { run_host_function(user, &launch, args.as_ptr().cast(), 3) };
+        HOST_PANIC.with(ParkedPanic::resume);
+        assert_eq!(status, 0);
+    }
 }
