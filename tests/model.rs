@@ -150,6 +150,9 @@ fn info_is_what_the_file_says() {
     let model = tiny();
     let info = model.info();
     assert_eq!(info.architecture, "llama");
+    assert_eq!(format!("{model:?}"), format!("Model({info:?})"));
+    let builder = Model::builder(model.context(), model.gguf());
+    assert!(format!("{builder:?}").starts_with("ModelBuilder { gguf: "));
     assert_eq!(
         (info.layer_count, info.vocabulary_size, info.context_length),
         (2, 64, 256)

@@ -225,3 +225,20 @@ fn files_with_elements_of_a_wrong_type_or_without_merges_are_refused() {
         assert_eq!(error.message(), message);
     }
 }
+
+#[test]
+fn chat_templates_have_the_names_of_their_keys() {
+    let file = GgufFile::new()
+        .string("tokenizer.ggml.model", "llama")
+        .strings("tokenizer.ggml.tokens", &["<unk>"])
+        .string("tokenizer.chat_template", "main")
+        .string("tokenizer.chat_template.tool_use", "tools")
+        .string("tokenizer.chat_templates", "another key");
+    let gguf = Gguf::from_bytes(file.bytes()).unwrap();
+
+    let vocabulary = Vocabulary::from_gguf(&gguf).unwrap();
+
+    let templates = vocabulary.chat_templates.iter();
+    let named: Vec<_> = templates.map(|t| (&*t.name, &*t.source)).collect();
+    assert_eq!(named, [("", "main"), ("tool_use", "tools")]);
+}

@@ -212,6 +212,16 @@ mod tests {
     }
 
     #[test]
+    fn weekdays_count_from_sunday_or_from_monday() {
+        let of_day = |day: i64| at(day * 86_400).format("%a %w %u");
+
+        assert_eq!(of_day(0), Ok("Thu 4 4".into()));
+        assert_eq!(of_day(2), Ok("Sat 6 6".into()));
+        assert_eq!(of_day(3), Ok("Sun 0 7".into()));
+        assert_eq!(of_day(4), Ok("Mon 1 1".into()));
+    }
+
+    #[test]
     fn the_offset_moves_the_date() {
         let clock = Clock {
             unix_seconds: 86_399,
