@@ -1,4 +1,4 @@
-//! Two implementations of ZCTL/1: this library, and `tools/zctl_client.py`, which shares no code with it.
+//! Two implementations of ZCTL/1 and ZCL1: this library, and `tools/zctl_client.py`, which shares no code with it.
 //!
 //! Both get the same mutated frames and must give the same answers, byte for byte, and close at the same
 //! places. Without `python3` there is nothing to compare with, and the tests say so.
@@ -234,6 +234,147 @@ fn run(random: &mut Random, req_id: u32) -> Vec<u8> {
     frame(0x0102, req_id, &payload)
 }
 
+fn text(value: &str) -> Vec<u8> {
+    [&words(&[value.len() as u32])[..], value.as_bytes()].concat()
+}
+
+/// A frame of ZCL1, or one that uses a handle: the last are those of `buffers`. No QUERY of this backend, whose
+/// answer names the device.
+fn capability(random: &mut Random, req_id: u32, buffers: &[u32]) -> Vec<u8> {
+    let last = *buffers.last().unwrap();
+    let handle = |random: &mut Random| match random.below(8) {
+        0 => last + random.below(8),
+        _ => random.pick(&buffers[buffers.len().saturating_sub(8)..]),
+    };
+    let number = random.below(4);
+    let backend = [
+        "host", "host", "host", "host", "host", "host", "host", "cuda",
+    ];
+    let ordinal = ["0", "0", "0", "0", "0", "0", "0", "1"];
+    let mut params = text(backend[random.below(8) as usize]);
+    params.extend(text(ordinal[random.below(8) as usize]));
+    let (kind, mode) = match random.below(17) {
+        0 => return capability_frame(1, req_id, random.pick(&[0, 60_000]), &[]),
+        1 => {
+            let kind = ["accel", "accel.ext", "other"][random.below(3) as usize];
+            let payload = [text(kind), text("default")].concat();
+            return capability_frame(2, req_id, 0, &payload);
+        }
+        2 | 3 => {
+            let read = words(&[handle(random), random.pick(&[0, 1, 4, 100, u32::MAX])]);
+            return frame(0x8011, req_id, &read);
+        }
+        4 | 5 => {
+            // No NaN.
+            let bytes = (0..random.below(20)).map(|_| random.next() as u8 & 0xbf);
+            let bytes: Vec<u8> = bytes.collect();
+            return frame(0x8012, req_id, &[words(&[handle(random)]), bytes].concat());
+        }
+        6 => return frame(0x8013, req_id, &words(&[handle(random)])),
+        7 => {
+            params = text("cuda");
+            ("accel", 1)
+        }
+        8..=10 => {
+            let flags = random.pick(&[0, 0, 0, 0, 0, 0, 0, 0, 4, 1, 2, 3, 8]);
+            params.extend(words(&[
+                random.pick(&[0, 4, 16, 16, 16, 24, 64, 64]),
+                0,
+                flags,
+            ]));
+            ("accel", 2)
+        }
+        11..=13 => {
+            params.extend(text(["wcuda", "wcuda", "wcuda", "other"][number as usize]));
+            let kernels = ["vector_add", "vector_add", "tensor_add", "noop", "nothing"];
+            params.extend(text(kernels[random.below(5) as usize]));
+            params.extend(words(&[
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                random.pick(&[0, 0, 0, 0, 0, 0, 1]),
+            ]));
+            let count = random.pick(&[4, 4, 4, 4, 4, 4, 4, 4, 4, 0, 1, 65]);
+            params.extend(words(&[count]));
+            for i in 0..count {
+                if i % 4 == 3 {
+                    params.extend(words(&[1, random.pick(&[8, 8, 8, 8, 8])]));
+                    params.extend(words(&[random.pick(&[1, 2, 4, 0]), 0]));
+                } else {
+                    params.extend(words(&[2, 4, handle(random)]));
+                }
+            }
+            params.extend(words(&[0]));
+            ("accel", 3)
+        }
+        14 => {
+            params.extend(text("default"));
+            ("accel", 4)
+        }
+        15 => {
+            let mode = 1 + random.below(5);
+            let counts = [1, 1, 1, 2, 3];
+            for _ in 0..counts[mode as usize - 1] {
+                params.extend(words(&[random.below(4)]));
+            }
+            ("accel.ext", mode)
+        }
+        _ => {
+            let mode = 6 + random.below(3);
+            match mode {
+                6 => params.extend(words(&[
+                    handle(random),
+                    handle(random),
+                    number,
+                    0,
+                    number / 2,
+                ])),
+                7 => params.extend([text("code"), text("")].concat()),
+                _ => params.extend(text("id")),
+            }
+            ("accel.ext", mode)
+        }
+    };
+    let mut payload = [text(kind), text("default"), words(&[mode])].concat();
+    payload.extend(words(&[params.len() as u32]));
+    payload.extend(params);
+    capability_frame(3, req_id, random.pick(&[0, 0, 60_000]), &payload)
+}
+
+fn capability_frame(op: u16, req_id: u32, timeout_ms: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = b"ZCL1\x01\x00".to_vec();
+    frame.extend(op.to_le_bytes());
+    frame.extend(words(&[req_id, timeout_ms, 0, payload.len() as u32]));
+    frame.extend(payload);
+    frame
+}
+
+/// The same with bytes changed or cut. Magic, version, timeout and length stay right.
+fn mutated_capability(random: &mut Random, req_id: u32, buffers: &[u32]) -> Vec<u8> {
+    let mut frame = capability(random, req_id, buffers);
+    if frame[..4] != *b"ZCL1" {
+        return frame;
+    }
+    for _ in 0..random.pick(&[0, 0, 0, 0, 0, 0, 1, 2]) {
+        let at = loop {
+            let at = 4 + random.below(frame.len() as u64 - 4) as usize;
+            if !(12..16).contains(&at) && !(20..24).contains(&at) {
+                break at;
+            }
+        };
+        frame[at] = random.pick(&[0, 1, 0x7f, 0x80, 0xff, u32::from(frame[at] ^ 1)]) as u8;
+    }
+    if random.below(16) == 0 {
+        let bytes = 24 + random.below(frame.len() as u64 - 23) as usize;
+        frame.truncate(bytes);
+        frame[20..24].copy_from_slice(&((bytes - 24) as u32).to_le_bytes());
+    }
+    frame
+}
+
 /// A frame with bytes changed, cut or added; its length stays that of its header, or its header is right.
 fn mutated(random: &mut Random, req_id: u32) -> Vec<u8> {
     let mut frame = sensible(random, req_id);
@@ -288,10 +429,19 @@ fn mutated_frames_have_equal_answers() {
     let mut response = Vec::new();
     let mut random = Random(14);
     let mut stream = other.connect();
-    let mut runs = 0;
+    let (mut runs, mut submitted) = (0, 0);
+    let mut buffers = vec![3u32];
     for batch in 0..FRAMES / 100 {
         let frames: Vec<Vec<u8>> = (0..100)
-            .map(|i| mutated(&mut random, (batch * 100 + i) as u32))
+            .map(|i| match (i, random.below(3)) {
+                // Of those given before, so that there is always room.
+                (0..40, _) if batch % 2 == 1 => {
+                    let last = buffers.last().unwrap();
+                    frame(0x8013, 0, &words(&[last.saturating_sub(100 + i as u32)]))
+                }
+                (_, 0) => mutated_capability(&mut random, (batch * 100 + i) as u32, &buffers),
+                _ => mutated(&mut random, (batch * 100 + i) as u32),
+            })
             .collect();
         stream.write_all(&frames.concat()).unwrap();
         for (i, frame) in frames.iter().enumerate() {
@@ -308,9 +458,16 @@ fn mutated_frames_have_equal_answers() {
             );
             let is_run = frame[6..8] == [2, 1] && response.len() == 44;
             runs += usize::from(is_run && response[32] == 1);
+            if response.starts_with(b"ZCL1") && response.len() == 36 && response[20] == 1 {
+                if response[28] == 7 {
+                    buffers.push(u32::from_le_bytes(response[24..28].try_into().unwrap()));
+                }
+                submitted += usize::from(frame.windows(10).any(|name| name == b"vector_add"));
+            }
         }
     }
     assert!(runs > FRAMES / 100, "only {runs} kernels ran");
+    assert!(submitted > FRAMES / 2000, "only {submitted} submissions");
     let mut client = Client::new(stream);
     assert!(client.read_memory(0, 8192).unwrap() == memory[..8192]);
 }
@@ -347,6 +504,14 @@ fn broken_connections_close_at_equal_places() {
             1 => last.truncate(random.below(last.len() as u64) as usize),
             2 => last[16..20].copy_from_slice(&((1 << 20) + 1 + random.below(9)).to_le_bytes()),
             _ => {}
+        }
+        if random.below(4) == 0 {
+            last = capability_frame(1, 9, 0, &[]);
+            match random.below(3) {
+                0 => last.truncate(random.below(24) as usize),
+                1 => last[20..24].copy_from_slice(&((1 << 20) + 1 + random.below(9)).to_le_bytes()),
+                _ => last[4] = 2,
+            }
         }
         bytes.extend(last);
         let (ours, mut theirs) = UnixStream::pair().unwrap();

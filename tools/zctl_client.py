@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A client and a server of ZCTL/1 by docs/FORMATS.md; shares no code with the library, needs only the standard library.
+"""A client and a server of ZCTL/1 and ZCL1 by docs/FORMATS.md; shares no code with the library, standard library only.
 
     zctl_client.py unix:PATH caps | info | kernels | describe ID | run ID ARG...
     zctl_client.py --spawn CMD ...
     zctl_client.py serve --stdio | --listen unix:PATH
 
 ARG is i32:-5, u32:5, i64:-5, u64:5, f32:1.5, f64:1.5, bytes:@FILE (a buffer, in place) or out:FILE:BYTES. The server has
-noop, tensor_add and vector_add in plain Python. As a module: Client, Session.
+noop, tensor_add and vector_add in plain Python, and their buffers by ZCL1. As a module: Client, Session.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import sys
 import threading
 import zlib
 
-MAGIC = b"ZCTL"
+MAGIC, CAPABILITY_MAGIC = b"ZCTL", b"ZCL1"
 HEADER = 32
 STATUS_OK, MALFORMED, UNSUPPORTED, DENIED, TIMEOUT, NO_MEM, BACKEND, BAD_ARGS = range(8)
 CAPS_LIST, KERNEL_LIST, KERNEL_RUN = 0x0001, 0x0101, 0x0102
@@ -226,9 +226,12 @@ class Session:
         self.payload_max, self.args_max, self.rank_max, self.message_max = payload_max, args_max, rank_max, message_max
         self.device_max, self.budget_ms = device_max, budget_ms
         self.kernels = {kernel.id: kernel for kernel in KERNELS}
+        self.capabilities = Capabilities(self)
 
     def serve(self, frame: bytes) -> bytes | None:
         """The answer to a frame of a connection; None: close."""
+        if len(frame) >= 12 and frame[:4] == CAPABILITY_MAGIC:
+            return self.capabilities.serve(frame)
         if len(frame) < HEADER or frame[:6] != MAGIC + b"\x01\x00":
             return None
         op, flags, req_id, length, _timeout, crc = struct.unpack("<HIIIII", frame[6:28])
@@ -294,13 +297,23 @@ class Session:
         )
 
     def handle_read(self, payload):
-        return (STATUS_OK, struct.pack("<i", -1)) if len(payload) == 8 else (MALFORMED, b"")
+        if len(payload) != 8:
+            return MALFORMED, b""
+        handle, cap = struct.unpack("<iI", payload)
+        data = self.capabilities.read(handle, min(cap, max(self.payload_max - 4, 0)))
+        return STATUS_OK, struct.pack("<i", -1) if data is None else struct.pack("<i", len(data)) + data
 
     def handle_write(self, payload):
-        return (STATUS_OK, struct.pack("<i", -1)) if len(payload) >= 4 else (MALFORMED, b"")
+        if len(payload) < 4:
+            return MALFORMED, b""
+        handle = struct.unpack("<i", payload[:4])[0]
+        return STATUS_OK, struct.pack("<i", self.capabilities.write(handle, payload[4:]))
 
     def handle_end(self, payload):
-        return (STATUS_OK if len(payload) == 4 else MALFORMED), b""
+        if len(payload) != 4:
+            return MALFORMED, b""
+        self.capabilities.handles.pop(struct.unpack("<i", payload)[0], None)
+        return STATUS_OK, b""
 
     def describe(self, payload):
         if len(payload) != 4:
@@ -498,6 +511,352 @@ class Session:
         result["data"] = (base + data_off, extent * result["size"])
 
 
+MESSAGES = {
+    "t_ctl_bad_frame": "bad frame form", "t_ctl_bad_version": "bad frame version",
+    "t_ctl_unknown_op": "unknown operation", "t_ctl_timeout": "operation timed out", "t_ctl_overflow": "over a limit",
+    "t_ctl_bad_params": "bad parameters", "t_cap_missing": "capability not available",
+    "t_cap_denied": "not permitted", "t_accel_no_device": "no such device",
+    "t_accel_kernel_not_found": "no such kernel", "t_accel_launch_failed": "launch failed",
+    "t_accel_invalid_handle": "no such handle", "t_accel_copy_failed": "copy failed",
+}  # fmt: skip
+
+
+class Trace(Exception):
+    """Why a request of ZCL1 fails: the trace, and its cause."""
+
+
+class Payload:
+    """Reads a payload field by field; done() refuses missing and left-over bytes."""
+
+    def __init__(self, data: bytes):
+        self.data, self.at, self.failed = data, 0, False
+
+    def take(self, count: int) -> bytes:
+        self.failed = self.failed or self.at + count > len(self.data)
+        if self.failed:
+            return b""
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def number(self, width: int = 4) -> int:
+        return int.from_bytes(self.take(width), "little")
+
+    def bytes(self) -> bytes:
+        return self.take(self.number())
+
+    def text(self) -> str:
+        return self.bytes().decode(errors="replace")
+
+    def check(self) -> None:
+        if self.failed:
+            raise Trace("t_ctl_bad_params")
+
+    def done(self) -> None:
+        if self.failed or self.at != len(self.data):
+            raise Trace("t_ctl_bad_params")
+
+
+class Handle:
+    def __init__(self, record=b"", buffer=None, flags=0, ready=0):
+        # A record is known once `ready` pieces of work have run.
+        self.record, self.buffer, self.flags, self.ready = record, buffer, flags, ready
+        self.read_at = self.write_at = 0
+
+
+class Capabilities:
+    """ZCL1 of one connection, with a device of backend "host". Work waits in a queue for whoever waits for it."""
+
+    def __init__(self, session: Session):
+        self.session = session
+        self.handles, self.next_handle = {}, 4
+        self.streams, self.events, self.next_stream = set(), {}, 1
+        self.queue, self.ran = [], 0  # the queue's first is number `ran` of all
+
+    def serve(self, frame: bytes) -> bytes | None:
+        op, rid = struct.unpack("<HI", frame[6:12])
+        try:
+            payload = b"\1\0\0\0" + self.answer(op, frame)
+            if len(payload) > self.session.payload_max:
+                raise Trace("t_ctl_overflow")
+        except Trace as refused:
+            trace, cause = refused.args[0], b"".join(refused.args[1:])
+            payload = bytes(4) + b"".join(map(hbytes, (trace.encode(), MESSAGES[trace].encode(), cause)))
+        if len(payload) + 20 > self.session.payload_max + 32:
+            return None
+        return struct.pack("<4sHHIII", CAPABILITY_MAGIC, 1, op, rid, 0, len(payload)) + payload
+
+    def answer(self, op: int, frame: bytes) -> bytes:
+        if frame[4:6] != b"\1\0":
+            raise Trace("t_ctl_bad_version")
+        if len(frame) < 24:
+            raise Trace("t_ctl_bad_frame")
+        timeout, flags, length = struct.unpack("<III", frame[12:24])
+        if length > self.session.payload_max:
+            raise Trace("t_ctl_overflow")
+        if length != len(frame) - 24 or flags:
+            raise Trace("t_ctl_bad_frame")
+        fields = Payload(frame[24:])
+        if op == 1:
+            fields.done()
+            return struct.pack("<I", 2) + b"".join(
+                hbytes(kind) + hbytes(b"default") + struct.pack("<II", 13, 0) for kind in (b"accel", b"accel.ext")
+            )
+        if op == 2:
+            kind = self.capability(fields)
+            return struct.pack("<I", 13) + hbytes(self.schema(kind))
+        if op == 3:
+            rest = []
+            kind = self.capability(fields, rest)
+            if len(self.handles) >= 1024:
+                raise Trace("t_ctl_overflow")
+            mode, params = rest[0], Payload(rest[1])
+            modes = {"accel": (self.query, self.make_buffer, self.submit, self.sync),
+                     "accel.ext": (self.make_stream, self.end_stream, self.make_event, self.record_event,
+                                   self.wait_event, self.copy, self.load, self.unload)}[kind]  # fmt: skip
+            if not 1 <= mode <= len(modes):
+                raise Trace("t_ctl_bad_params")
+            handle = modes[mode - 1](params, timeout)
+            if isinstance(handle, bytes):
+                handle = Handle(handle)
+            number, self.next_handle = self.next_handle, self.next_handle + 1
+            self.handles[number] = handle
+            hflags = 7 if handle.buffer is not None and not handle.flags & 2 else 5
+            return struct.pack("<III", number, hflags, 0)
+        raise Trace("t_ctl_unknown_op")
+
+    def capability(self, fields: Payload, rest: list | None = None) -> str:
+        kind, name = fields.text(), fields.text()
+        if rest is not None:
+            rest += [fields.number(), fields.bytes()]
+        fields.done()
+        if name != "default" or kind not in ("accel", "accel.ext"):
+            raise Trace("t_cap_missing")
+        return kind
+
+    def schema(self, kind: str) -> bytes:
+        if kind == "accel":
+            known = {"backends": ["host"], "id": "cap.accel.v1", "max_arg_count": self.session.args_max,
+                     "max_buffer_bytes": self.session.device_max, "max_inline_arg_bytes": 256,
+                     "max_module_bytes": 10 << 20, "module_registry": ["preload"]}  # fmt: skip
+        else:
+            known = {"id": "cap.accel.ext.v1", "max_events": 256, "max_streams": 64,
+                     "modes": ["stream.create", "stream.destroy", "event.create", "event.record", "event.wait",
+                               "buffer.copy", "module.load", "module.unload"]}  # fmt: skip
+        return json.dumps(known, separators=(",", ":")).encode()
+
+    # ---- handles ----
+
+    def read(self, number: int, cap: int) -> bytes | None:
+        handle = self.handles.get(number)
+        if handle is None:
+            return None
+        if cap == 0:
+            return b""
+        data = handle.record if handle.buffer is None else handle.buffer
+        if handle.read_at < len(data):
+            self.run_until(handle.ready if handle.buffer is None else len(self.queue) + self.ran)
+        part = bytes(data[handle.read_at : handle.read_at + cap])
+        handle.read_at += len(part)
+        return part
+
+    def write(self, number: int, data: bytes) -> int:
+        handle = self.handles.get(number)
+        if handle is None or handle.buffer is None or handle.flags & 2:
+            return -1
+        if handle.write_at + len(data) > len(handle.buffer):
+            return -1
+        if data:
+            self.run_until(len(self.queue) + self.ran)
+        handle.buffer[handle.write_at : handle.write_at + len(data)] = data
+        handle.write_at += len(data)
+        return len(data)
+
+    def buffer(self, number: int) -> Handle | None:
+        handle = self.handles.get(number)
+        return handle if handle and handle.buffer is not None else None
+
+    def run_until(self, count: int) -> None:
+        while self.ran < count:
+            self.queue.pop(0)()
+            self.ran += 1
+
+    def put(self, work, trace: str) -> int:
+        if len(self.queue) >= 256:
+            raise Trace(trace, b"256 submissions are at work")
+        self.queue.append(work)
+        return self.ran + len(self.queue)
+
+    # ---- modes ----
+
+    def target(self, fields: Payload) -> tuple[str, str]:
+        return fields.text(), fields.text()
+
+    def check(self, fields: Payload, target: tuple[str, str]) -> None:
+        fields.done()
+        if target[0] not in ("cuda", "host"):
+            raise Trace("t_ctl_bad_params")
+        if target != ("host", "0"):
+            raise Trace("t_accel_no_device")
+
+    def query(self, fields, _timeout):
+        backend = fields.text()
+        fields.done()
+        if backend not in ("cuda", "host"):
+            raise Trace("t_ctl_bad_params")
+        if backend == "cuda":
+            return bytes(4)
+        return struct.pack("<I", 1) + hbytes(b"0") + hbytes(b"Python") + struct.pack("<QII", 0, 1, 0)
+
+    def make_buffer(self, fields, _timeout):
+        target, size, flags = self.target(fields), fields.number(8), fields.number()
+        self.check(fields, target)
+        if size == 0 or flags > 7 or flags & 3 == 3:
+            raise Trace("t_ctl_bad_params")
+        used = sum(len(handle.buffer) for handle in self.handles.values() if handle.buffer is not None)
+        if size > self.session.device_max - used:
+            raise Trace("t_ctl_overflow")
+        return Handle(buffer=bytearray(size), flags=flags)
+
+    def submit(self, fields, timeout):
+        target, module, name = self.target(fields), fields.text(), fields.text()
+        launch = [fields.number() for _ in range(7)]
+        count = fields.number()
+        fields.check()
+        if count > self.session.args_max:
+            raise Trace("t_ctl_overflow")
+        args = [self.argument(fields) for _ in range(count)]
+        fields.number()  # budget_ms
+        self.check(fields, target)
+        kernel = next((kernel for kernel in KERNELS if kernel.name == name), None)
+        if module != "wcuda" or kernel is None:
+            raise Trace("t_accel_kernel_not_found")
+        if any(launch) or len(args) != len(kernel.parameters):
+            raise Trace("t_ctl_bad_params")
+        work = self.sum_of(args) if args else lambda: None
+        ready = self.put(work, "t_accel_launch_failed")
+        if timeout:
+            self.run_until(ready)
+        return Handle(b"\0", ready=ready)
+
+    def argument(self, fields: Payload):
+        kind, zero, flags, value = fields.number(1), fields.number(1), fields.number(2), fields.bytes()
+        if fields.failed or zero or flags:
+            raise Trace("t_ctl_bad_params")
+        if kind == 1:
+            if len(value) > 256:
+                raise Trace("t_ctl_overflow")
+            return value
+        buffer = self.buffer(struct.unpack("<i", value)[0]) if kind == 2 and len(value) == 4 else None
+        if buffer is None:
+            raise Trace("t_ctl_bad_params")
+        return buffer
+
+    def sum_of(self, args):
+        *buffers, n = args
+        if any(isinstance(each, bytes) for each in buffers) or not isinstance(n, bytes) or len(n) != 8:
+            raise Trace("t_ctl_bad_params")
+        count = struct.unpack("<q", n)[0]
+        a, b, c = buffers
+        if count < 0 or any(len(each.buffer) < 4 * count for each in buffers):
+            raise Trace("t_ctl_bad_params")
+        if a.flags & 2 or b.flags & 2 or c.flags & 1:
+            raise Trace("t_ctl_bad_params")
+
+        def work():
+            inputs = [bytes(each.buffer[: 4 * count]) for each in (a, b)]
+            c.buffer[: 4 * count] = add(inputs, {})[2]
+
+        return work
+
+    def sync(self, fields, timeout):
+        target, queue = self.target(fields), fields.text()
+        self.check(fields, target)
+        if queue != "default":
+            raise Trace("t_ctl_bad_params")
+        if self.queue and timeout == 0:
+            raise Trace("t_ctl_timeout")
+        self.run_until(self.ran + len(self.queue))
+        return b"\1"
+
+    def make_stream(self, fields, _timeout):
+        target, flags = self.target(fields), fields.number()
+        self.check(fields, target)
+        if flags > 2:
+            raise Trace("t_ctl_bad_params")
+        if len(self.streams) >= 64:
+            raise Trace("t_ctl_overflow")
+        self.streams.add(self.next_stream)
+        self.next_stream += 1
+        return struct.pack("<I", self.next_stream - 1)
+
+    def end_stream(self, fields, _timeout):
+        target, stream = self.target(fields), fields.number()
+        self.check(fields, target)
+        if stream not in self.streams:
+            raise Trace("t_accel_invalid_handle")
+        self.streams.remove(stream)
+        return b"\1"
+
+    def make_event(self, fields, _timeout):
+        target, flags = self.target(fields), fields.number()
+        self.check(fields, target)
+        if flags > 1:
+            raise Trace("t_ctl_bad_params")
+        if len(self.events) >= 256:
+            raise Trace("t_ctl_overflow")
+        self.events[len(self.events) + 1] = 0
+        return struct.pack("<I", len(self.events))
+
+    def event(self, fields, target, stream, event):
+        self.check(fields, target)
+        if (stream != 0 and stream not in self.streams) or event not in self.events:
+            raise Trace("t_accel_invalid_handle")
+
+    def record_event(self, fields, _timeout):
+        target, stream, event = self.target(fields), fields.number(), fields.number()
+        self.event(fields, target, stream, event)
+        self.events[event] = self.ran + len(self.queue) if stream == 0 else 0
+        return b"\1"
+
+    def wait_event(self, fields, timeout):
+        target, stream, event, own = self.target(fields), fields.number(), fields.number(), fields.number()
+        self.event(fields, target, stream, event)
+        if min(timeout, own):
+            self.run_until(self.events[event])
+        return b"\1" if self.ran >= self.events[event] else b"\0"
+
+    def copy(self, fields, _timeout):
+        target, numbers = self.target(fields), (fields.number(), fields.number())
+        size, flags = fields.number(8), fields.number()
+        self.check(fields, target)
+        source, goal = map(self.buffer, numbers)
+        if source is None or goal is None:
+            raise Trace("t_accel_invalid_handle")
+        if flags > 1 or source is goal or goal.flags & 2 or size > min(len(source.buffer), len(goal.buffer)):
+            raise Trace("t_ctl_bad_params")
+
+        def work():
+            goal.buffer[:size] = source.buffer[:size]
+
+        if size:
+            self.put(work, "t_accel_copy_failed")
+        return b"\1"
+
+    def load(self, fields, _timeout):
+        target, _code, _hint = self.target(fields), fields.bytes(), fields.bytes()
+        self.check(fields, target)
+        raise Trace("t_cap_denied")
+
+    def unload(self, fields, _timeout):
+        target, _module = self.target(fields), fields.bytes()
+        self.check(fields, target)
+        raise Trace("t_accel_invalid_handle")
+
+
+def hbytes(data: bytes) -> bytes:
+    return struct.pack("<I", len(data)) + data
+
+
 class places:
     """The offsets of a tensor's elements in row-major order, computed as they are asked for."""
 
@@ -553,10 +912,16 @@ def read_exactly(reader, count: int) -> bytes:
 
 def serve_stream(reader, writer, session: Session) -> None:
     while True:
-        header = read_exactly(reader, HEADER)
-        if len(header) < HEADER or header[:6] != MAGIC + b"\x01\x00":
+        header = read_exactly(reader, 24)
+        if len(header) < 24:
             return
-        length = struct.unpack("<I", header[16:20])[0]
+        if header[:4] == CAPABILITY_MAGIC:
+            length = struct.unpack("<I", header[20:24])[0]
+        else:
+            header += read_exactly(reader, HEADER - 24)
+            if len(header) < HEADER or header[:6] != MAGIC + b"\x01\x00":
+                return
+            length = struct.unpack("<I", header[16:20])[0]
         is_long = length > session.payload_max
         payload = b"" if is_long else read_exactly(reader, length)
         if not is_long and len(payload) < length:

@@ -219,7 +219,8 @@ class InProcess {
     const uint64_t bytes = sizeof(float) * uint64_t{kLarge};
     if (!pinned_data_) {
       check(wcuda_pinned_create(context_, 3 * bytes, &pinned_, &error_), error_);
-      check(wcuda_pinned_data_get(pinned_, &pinned_data_, nullptr, &error_), error_);
+      uint64_t all = 0;
+      check(wcuda_pinned_data_get(pinned_, &pinned_data_, &all, &error_), error_);
       wcuda_buffer_options options = WCUDA_BUFFER_OPTIONS_INIT;
       options.bytes = 3 * bytes;
       check(wcuda_buffer_create(context_, &options, &device_, &error_), error_);

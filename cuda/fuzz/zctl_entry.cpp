@@ -82,6 +82,14 @@ class PlainKernels final : public zctl::Kernels {
     *kernel = kernels_[id - 1];
     return true;
   }
+  bool find_name(std::string_view name, zctl::Kernel* kernel) override {
+    for (const zctl::Kernel& each : kernels_)
+      if (each.info.name == name) {
+        *kernel = each;
+        return true;
+      }
+    return false;
+  }
   Status check_ready(const zctl::Kernel& kernel) override {
     if ((kernel.info.flags & WCUDA_KERNEL_NOT_HERE) == 0) return {};
     return Status::error(WCUDA_UNSUPPORTED_KERNEL, "has no code");

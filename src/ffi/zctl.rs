@@ -10,6 +10,7 @@ pub(super) fn push_layout(rows: &mut Vec<LayoutRow>) {
 
 pub const WCUDA_ZCTL_NON_DETERMINISTIC: u32 = 1 << 0;
 pub const WCUDA_ZCTL_ALLOW_LIST: u32 = 1 << 1;
+pub const WCUDA_ZCTL_FOREIGN_MODULES: u32 = 1 << 2;
 
 pub const WCUDA_ZCTL_REQUEST: i32 = 1;
 pub const WCUDA_ZCTL_READ: i32 = 2;
@@ -83,4 +84,21 @@ unsafe extern "C" {
         response: *mut c_void,
         response_capacity: u64,
     ) -> i32;
+    pub fn wcuda_zctl_handle_read(
+        session: wcuda_zctl_session,
+        handle: i32,
+        memory: *mut c_void,
+        memory_bytes: u64,
+        ptr: i32,
+        cap: i32,
+    ) -> i32;
+    pub fn wcuda_zctl_handle_write(
+        session: wcuda_zctl_session,
+        handle: i32,
+        memory: *const c_void,
+        memory_bytes: u64,
+        ptr: i32,
+        len: i32,
+    ) -> i32;
+    pub fn wcuda_zctl_handle_end(session: wcuda_zctl_session, handle: i32);
 }

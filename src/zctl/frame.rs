@@ -5,6 +5,9 @@ use crate::core::error::{Error, ErrorKind, Result};
 pub(super) const HEADER_BYTES: usize = 32;
 pub(super) const MAGIC: [u8; 4] = *b"ZCTL";
 pub(super) const VERSION: u16 = 1;
+/// ZCL1's.
+pub(super) const CAPABILITY_MAGIC: [u8; 4] = *b"ZCL1";
+pub(super) const CAPABILITY_HEADER_BYTES: usize = 24;
 
 pub(super) const CAPS_LIST: u16 = 0x0001;
 pub(super) const KERNEL_LIST: u16 = 0x0101;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::frame::{HEADER_BYTES, MAGIC, VERSION};
+use super::frame::{CAPABILITY_HEADER_BYTES, CAPABILITY_MAGIC, HEADER_BYTES, MAGIC, VERSION};
 use super::session::{Session, SessionOptions};
 use crate::compute::GpuCompute;
 use crate::core::error::{Error, ErrorKind, Result};
@@ -306,17 +306,25 @@ impl Frames {
         let mut first_byte: Option<Instant> = None;
         loop {
             let have = &self.buffer[self.begin..self.end];
-            let mut needed = HEADER_BYTES;
-            if have.len() >= 4 && have[..4] != MAGIC {
+            let is_capability = have.len() >= 4 && have[..4] == CAPABILITY_MAGIC;
+            if have.len() >= 4 && !is_capability && have[..4] != MAGIC {
                 return Next::Closed;
             }
-            if have.len() >= HEADER_BYTES {
-                if have[4..6] != VERSION.to_le_bytes() {
+            let (header, length_at) = if is_capability {
+                (CAPABILITY_HEADER_BYTES, 20)
+            } else {
+                (HEADER_BYTES, 16)
+            };
+            let mut needed = header;
+            if have.len() >= header {
+                // ZCL1 has an answer to another version.
+                if !is_capability && have[4..6] != VERSION.to_le_bytes() {
                     return Next::Closed;
                 }
-                let length = u32::from_le_bytes(have[16..20].try_into().expect("four bytes"));
+                let length = &have[length_at..length_at + 4];
+                let length = u32::from_le_bytes(length.try_into().expect("four bytes"));
                 if length as usize > self.payload_bytes_max {
-                    return Next::TooLong(&self.buffer[self.begin..self.begin + HEADER_BYTES]);
+                    return Next::TooLong(&self.buffer[self.begin..self.begin + header]);
                 }
                 needed += length as usize;
                 if have.len() >= needed {

@@ -29,6 +29,8 @@ pub struct SessionOptions {
     pub allowed: Option<Vec<u32>>,
     /// Kernels that may give other bits for equal calls may run.
     pub permits_non_deterministic: bool,
+    /// Guests may load and run device code of their own, which then reaches all memory of the device.
+    pub permits_modules: bool,
 }
 
 impl Default for SessionOptions {
@@ -42,6 +44,7 @@ impl Default for SessionOptions {
             budget_ms: 30_000,
             allowed: None,
             permits_non_deterministic: false,
+            permits_modules: false,
         }
     }
 }
@@ -77,7 +80,7 @@ pub enum Record<'a> {
 
 type Recorder = Box<dyn FnMut(Record<'_>) + Send>;
 
-/// Answers frames of ZCTL/1 with the kernels of a [`GpuCompute`]. One call at a time; other sessions of the
+/// Answers frames of ZCTL/1 with the kernels of a [`GpuCompute`], and frames of ZCL1. One call at a time; other sessions of the
 /// same kernels run meanwhile.
 ///
 /// ```
@@ -161,6 +164,9 @@ impl Session {
         if options.permits_non_deterministic {
             native.flags |= ffi::WCUDA_ZCTL_NON_DETERMINISTIC;
         }
+        if options.permits_modules {
+            native.flags |= ffi::WCUDA_ZCTL_FOREIGN_MODULES;
+        }
         if let Some(allowed) = &options.allowed {
             native.flags |= ffi::WCUDA_ZCTL_ALLOW_LIST;
             native.allowed = allowed.as_ptr();
@@ -202,6 +208,45 @@ impl Session {
                 call.timeout_ms,
             )
         }
+    }
+
+    /// Reads from a handle of ZCL1 into a window of `memory`, as a guest's callback does: bytes, 0 at the end, or
+    /// -1.
+    pub fn read_handle(&mut self, handle: i32, memory: &mut [u8], ptr: i32, cap: i32) -> i32 {
+        let bytes = memory.len() as u64;
+        // SAFETY: the memory is as long as its length says.
+        unsafe {
+            ffi::wcuda_zctl_handle_read(
+                self.handle,
+                handle,
+                memory.as_mut_ptr().cast(),
+                bytes,
+                ptr,
+                cap,
+            )
+        }
+    }
+
+    /// Writes a window of `memory` to a handle of ZCL1: bytes, or -1.
+    pub fn write_handle(&mut self, handle: i32, memory: &[u8], ptr: i32, len: i32) -> i32 {
+        let bytes = memory.len() as u64;
+        // SAFETY: the memory is as long as its length says.
+        unsafe {
+            ffi::wcuda_zctl_handle_write(
+                self.handle,
+                handle,
+                memory.as_ptr().cast(),
+                bytes,
+                ptr,
+                len,
+            )
+        }
+    }
+
+    /// Ends a handle of ZCL1, which frees its buffer. Twice has no effect.
+    pub fn end_handle(&mut self, handle: i32) {
+        // SAFETY: any number is legal.
+        unsafe { ffi::wcuda_zctl_handle_end(self.handle, handle) }
     }
 
     /// Answers a frame of a connection, which is not part of `memory`. `response` is replaced; false: there is

@@ -71,6 +71,7 @@ ALLOWED = [
      "CUDA's word for events"),
     (r"", r"[Ll]og(?:ged)? records?|LogRecord|log_record", "the tracing crates' word for a line of log"),
     (r"docs/(?:ABI|ARCHITECTURE)\.md", r"records", "log records"),
+    (r"docs/FORMATS\.md", r"[Rr]ecords?", "what a handle of ZCL1 gives to read"),
     (r"\.py$", r"\.(?:l|r)?strip\(", "str.strip"),
     (r"", r"strip_(?:prefix|suffix)|stripped|\.strip\b", "std; stripped binaries"),
     (r"docs/lab/", r"layer_chain\.txt", "the name of a committed result"),

@@ -30,12 +30,19 @@ extern "C" {
  * and runs them on windows of the guest's memory. docs/FORMATS.md states every byte, check and message. Frames
  * and memory are hostile: a session touches no byte outside the memory, whatever a frame says, reads nothing
  * twice, and writes a response completely or not at all.
+ *
+ * Frames of ZCL1, which begin with other bytes, are answered too. They open handles: buffers of the device, and
+ * records of what was submitted to it. A handle is read and written by the functions wcuda_zctl_handle_...,
+ * which are what the callbacks of a guest do with it.
  */
 
 /* Permits kernels with WCUDA_KERNEL_NON_DETERMINISTIC. */
 #define WCUDA_ZCTL_NON_DETERMINISTIC (1u << 0)
 /* `allowed` is the list of kernels that may run. Without it all may. */
 #define WCUDA_ZCTL_ALLOW_LIST (1u << 1)
+
+/* Permits a guest to load and run device code of its own (ZCL1: MODULE_LOAD). Such code is trusted. */
+#define WCUDA_ZCTL_FOREIGN_MODULES (1u << 2)
 
 /* What a recorder receives, in this order within a call. */
 #define WCUDA_ZCTL_REQUEST 1  /* the frame; empty if it lies outside the memory */
@@ -95,8 +102,9 @@ WCUDA_API void wcuda_zctl_session_destroy(wcuda_zctl_session session);
  * resp_ptr + resp_cap), which may overlap it. timeout_ms: 0 and negative: no limit of this call. Returns the
  * bytes of the response, or -1 when there is none and nothing was written: windows outside the memory, no
  * frame of ZCTL/1, a response that does not fit; also for an invalid session, a second call of a session
- * at the same time, and inside a callback of the library. Session id 0 has no capabilities: CAPS_LIST lists
- * none, and every other op has status 2.
+ * at the same time, and inside a callback of the library. A frame of ZCL1 that is not well formed has an
+ * answer. Session id 0 has no capabilities: CAPS_LIST lists none, and every other op has status 2 (ZCL1:
+ * t_ctl_unknown_op).
  *
  * A run waits for its kernel, at most for the smallest of its budgets. A kernel on a device is not stopped:
  * until it ends, runs on that device are answered with status 6. A kernel on HOST is answered when it returns.
@@ -113,6 +121,18 @@ WCUDA_API int32_t wcuda_zctl_call(wcuda_zctl_session session, void* memory, uint
 WCUDA_API int32_t wcuda_zctl_serve(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,
                                    const void* request, uint64_t request_bytes, void* response,
                                    uint64_t response_capacity);
+
+/* The three callbacks of a guest, for the handles that CAPS_OPEN of ZCL1 gave, which are 4 and above. Read and
+ * write return the bytes moved, which lie in the memory from ptr on; -1 for an unknown handle, a window outside
+ * the memory, and what the handle does not permit, with nothing moved. A read is 0 at the end. They wait for
+ * submissions in progress, at most for the budget. Ending a handle frees its buffer; twice has no effect. Not
+ * recorded. [any thread; external: the memory] */
+WCUDA_API int32_t wcuda_zctl_handle_read(wcuda_zctl_session session, int32_t handle, void* memory,
+                                         uint64_t memory_bytes, int32_t ptr, int32_t cap);
+WCUDA_API int32_t wcuda_zctl_handle_write(wcuda_zctl_session session, int32_t handle,
+                                          const void* memory, uint64_t memory_bytes, int32_t ptr,
+                                          int32_t len);
+WCUDA_API void wcuda_zctl_handle_end(wcuda_zctl_session session, int32_t handle);
 
 #ifdef __cplusplus
 }

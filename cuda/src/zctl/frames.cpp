@@ -74,6 +74,43 @@ bool is_well_formed(Bytes frame, const Request& request, uint32_t payload_bytes_
          (request.crc32 == 0 || request.crc32 == frame_crc32(frame));
 }
 
+Bytes Fields::bytes() {
+  const uint32_t length = u32();
+  if (has_failed_ || length > left_.bytes) {
+    has_failed_ = true;
+    return {};
+  }
+  const Bytes result{left_.data, length};
+  left_ = {left_.data + length, left_.bytes - length};
+  return result;
+}
+
+std::string_view Fields::text() {
+  const Bytes all = bytes();
+  return {reinterpret_cast<const char*>(all.data), all.bytes};
+}
+
+uint64_t Fields::number(uint64_t width) {
+  if (has_failed_ || width > left_.bytes) {
+    has_failed_ = true;
+    return 0;
+  }
+  uint64_t value = 0;
+  std::memcpy(&value, left_.data, width);
+  left_ = {left_.data + width, left_.bytes - width};
+  return value;
+}
+
+void Response::finish_capability(uint16_t op, uint32_t request_id) {
+  uint8_t* const header = bytes_.data();
+  std::memset(header, 0, kCapabilityResponseBytes);
+  store_le(header, kCapabilityMagic);
+  store_le(header + 4, kVersion);
+  store_le(header + 6, op);
+  store_le(header + 8, request_id);
+  store_le(header + 16, static_cast<uint32_t>(bytes_.size() - kCapabilityResponseBytes));
+}
+
 void Response::finish(const Request& request, uint32_t status) {
   uint8_t* const header = bytes_.data();
   std::memset(header, 0, kHeaderBytes);

@@ -70,7 +70,10 @@ uint32_t crc32(Bytes bytes, uint32_t before = 0);
 class Response {
  public:
   // Discards what there is, and leaves room for the header.
-  void begin() { bytes_.resize(kHeaderBytes); }
+  void begin(uint64_t header_bytes = kHeaderBytes) {
+    header_bytes_ = header_bytes;
+    bytes_.resize(header_bytes);
+  }
   void put_u32(uint32_t value) { put(&value, sizeof(value)); }
   // Overwrites four bytes; of what is there already.
   void set_u32(uint64_t offset, uint32_t value) {
@@ -87,15 +90,48 @@ class Response {
     bytes_.insert(bytes_.end(), first, first + bytes);
   }
   // Discards the payload.
-  void clear_payload() { bytes_.resize(kHeaderBytes); }
+  void clear_payload() { bytes_.resize(header_bytes_); }
   // Writes the header, once the payload is complete.
   void finish(const Request& request, uint32_t status);
+  // The same of a response of ZCL1.
+  void finish_capability(uint16_t op, uint32_t request_id);
 
   const uint8_t* data() const { return bytes_.data(); }
   uint64_t bytes() const { return bytes_.size(); }
 
  private:
+  uint64_t header_bytes_ = kHeaderBytes;
   std::vector<uint8_t> bytes_;
+};
+
+// ZCL1, the framing of capabilities.
+constexpr uint32_t kCapabilityMagic = 0x314c435a;  // "ZCL1"
+constexpr uint64_t kCapabilityIdBytes = 12;        // what an answer needs of a request
+constexpr uint64_t kCapabilityHeaderBytes = 24;    // of a request
+constexpr uint64_t kCapabilityResponseBytes = 20;  // of a response's header
+
+enum CapabilityOp : uint16_t { kList = 1, kDescribe = 2, kOpen = 3 };
+
+// Reads the fields of a payload in their order. A missing byte makes all that follow 0 and empty.
+class Fields {
+ public:
+  explicit Fields(Bytes bytes) : left_(bytes) {}
+  uint8_t u8() { return static_cast<uint8_t>(number(1)); }
+  uint16_t u16() { return static_cast<uint16_t>(number(2)); }
+  uint32_t u32() { return static_cast<uint32_t>(number(4)); }
+  uint64_t u64() { return number(8); }
+  // A length of 32 bits, and so many bytes.
+  Bytes bytes();
+  std::string_view text();
+  bool has_failed() const { return has_failed_; }
+  // Whether exactly all bytes were read.
+  bool is_complete() const { return !has_failed_ && left_.bytes == 0; }
+
+ private:
+  uint64_t number(uint64_t width);
+
+  Bytes left_;
+  bool has_failed_ = false;
 };
 
 }  // namespace wcuda::zctl

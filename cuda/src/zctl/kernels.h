@@ -45,6 +45,8 @@ struct RunBlock {
   uint64_t download_begin = 0;  // and writes [download_begin, bytes)
 };
 
+class Device;
+
 // Calls do not overlap.
 class Kernels {
  public:
@@ -54,6 +56,7 @@ class Kernels {
   virtual void list(const std::function<void(const KernelInfo&)>& each) = 0;
   // False if there is none.
   virtual bool find(uint32_t id, Kernel* kernel) = 0;
+  virtual bool find_name(std::string_view name, Kernel* kernel) = 0;
   // Whether a run can begin. Otherwise the reason, which is sent as it is.
   virtual Status check_ready(const Kernel& kernel) = 0;
   // Host memory for a block, contents undefined; valid until the next call.
@@ -63,6 +66,8 @@ class Kernels {
   // downloaded then.
   virtual Status run(const Kernel& kernel, const std::vector<RunArgument>& arguments,
                      const RunBlock& block, Clock::time_point deadline) = 0;
+  // For the capabilities of ZCL1; null: none.
+  virtual Device* device() { return nullptr; }
 };
 
 }  // namespace wcuda::zctl

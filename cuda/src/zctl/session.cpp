@@ -10,7 +10,6 @@
 namespace wcuda::zctl {
 namespace {
 
-constexpr uint32_t kNoBudget = 1u << 31;  // numbers from here on
 constexpr uint32_t kWithoutNonDeterministic = 1u << 0;
 constexpr uint32_t kWithoutNotHere = 1u << 1;
 
@@ -30,11 +29,13 @@ uint64_t smallest_budget(int64_t of_call, uint32_t of_frame, uint32_t of_session
   return smallest == UINT64_MAX ? 0 : smallest;
 }
 
-// Cuts UTF-8 between two characters.
-void cut(std::string* text, uint64_t bytes) {
-  if (text->size() <= bytes) return;
-  while (bytes > 0 && (static_cast<uint8_t>((*text)[bytes]) & 0xc0) == 0x80) --bytes;
-  text->resize(bytes);
+bool window_of(const Memory& memory, int32_t begin, int32_t bytes, Window* window) {
+  *window = {static_cast<uint64_t>(begin), static_cast<uint64_t>(bytes)};
+  return memory.data != nullptr && begin >= 0 && bytes >= 0 && window->is_inside(memory);
+}
+
+bool is_capability(Bytes frame) {
+  return frame.bytes >= kCapabilityIdBytes && load_le<uint32_t>(frame.data) == kCapabilityMagic;
 }
 
 bool is_known(uint16_t op, bool is_remote, bool has_kernels) {
@@ -59,6 +60,21 @@ bool is_known(uint16_t op, bool is_remote, bool has_kernels) {
 
 }  // namespace
 
+void cut(std::string* text, uint64_t bytes) {
+  if (text->size() <= bytes) return;
+  while (bytes > 0 && (static_cast<uint8_t>((*text)[bytes]) & 0xc0) == 0x80) --bytes;
+  text->resize(bytes);
+}
+
+Outcome check_permitted(const Policy& policy, const KernelInfo& kernel) {
+  if (policy.has_allow_list &&
+      !std::binary_search(policy.allowed.begin(), policy.allowed.end(), kernel.id))
+    return refuse(kDenied, "kernel is not allowed");
+  if ((kernel.flags & WCUDA_KERNEL_NON_DETERMINISTIC) != 0 && !policy.permits_non_deterministic)
+    return refuse(kDenied, "kernel is not deterministic");
+  return {};
+}
+
 Session::Session(std::unique_ptr<Kernels> kernels, Limits limits, Policy policy,
                  std::unique_ptr<Recorder> recorder)
     : kernels_(std::move(kernels)),
@@ -68,13 +84,9 @@ Session::Session(std::unique_ptr<Kernels> kernels, Limits limits, Policy policy,
 
 int32_t Session::call(const Memory& memory, const Call& call) {
   const Clock::time_point begin = Clock::now();
-  const auto window_of = [&](int32_t begin, int32_t bytes, Window* window) {
-    *window = {static_cast<uint64_t>(begin), static_cast<uint64_t>(bytes)};
-    return memory.data != nullptr && begin >= 0 && bytes >= 0 && window->is_inside(memory);
-  };
   Window request, response;
-  const bool has_request = window_of(call.req_ptr, call.req_len, &request);
-  const bool has_response = window_of(call.resp_ptr, call.resp_cap, &response);
+  const bool has_request = window_of(memory, call.req_ptr, call.req_len, &request);
+  const bool has_response = window_of(memory, call.resp_ptr, call.resp_cap, &response);
   request_.clear();
   if (has_request)
     request_.assign(memory.data + request.begin, memory.data + request.begin + request.bytes);
@@ -107,7 +119,25 @@ int32_t Session::serve(const Memory& memory, Bytes request, uint8_t* response, u
   return ret;
 }
 
+int32_t Session::read(int32_t handle, const Memory& memory, int32_t ptr, int32_t cap) {
+  Window window;
+  if (!window_of(memory, ptr, cap, &window)) return -1;
+  return capabilities_.read(handle, memory.data + window.begin, window.bytes);
+}
+
+int32_t Session::write(int32_t handle, const Memory& memory, int32_t ptr, int32_t len) {
+  Window window;
+  if (!window_of(memory, ptr, len, &window)) return -1;
+  return capabilities_.write(handle, {memory.data + window.begin, window.bytes});
+}
+
 bool Session::answer(const Frame& frame) {
+  if (!is_capability(frame.bytes)) return answer_kernels(frame);
+  return capabilities_.answer(
+      {frame.bytes, frame.timeout_ms, frame.begin, frame.capacity, frame.is_remote}, &response_);
+}
+
+bool Session::answer_kernels(const Frame& frame) {
   Request request;
   if (!read_request(frame.bytes, &request) || frame.capacity < kHeaderBytes) return false;
   response_.begin();
@@ -230,20 +260,26 @@ uint32_t Session::describe_memory(const Request& request, const Frame& frame) {
   return kOk;
 }
 
-// No handle is open: reads and writes return -1.
 uint32_t Session::use_handle(const Request& request) {
-  const uint64_t bytes = request.payload.bytes;
-  switch (request.op) {
-    case kHandleRead:
-      if (bytes != 8) return kMalformed;
-      break;
-    case kHandleWrite:
-      if (bytes < 4) return kMalformed;
-      break;
-    default:
-      return bytes == 4 ? kOk : kMalformed;
+  const Bytes payload = request.payload;
+  const uint64_t number_bytes = request.op == kHandleRead ? 8 : 4;
+  if (request.op == kHandleWrite ? payload.bytes < number_bytes : payload.bytes != number_bytes)
+    return kMalformed;
+  const auto handle = load_le<int32_t>(payload.data);
+  if (request.op == kHandleEnd) {
+    capabilities_.end(handle);
+    return kOk;
   }
-  response_.put_u32(UINT32_MAX);
+  if (request.op == kHandleWrite) {
+    const int32_t ret = capabilities_.write(handle, {payload.data + 4, payload.bytes - 4});
+    response_.put_u32(static_cast<uint32_t>(ret));
+    return kOk;
+  }
+  const uint32_t most = limits_.payload_bytes - std::min<uint32_t>(limits_.payload_bytes, 4);
+  read_.resize(std::min(load_le<uint32_t>(payload.data + 4), most));
+  const int32_t ret = capabilities_.read(handle, read_.data(), read_.size());
+  response_.put_u32(static_cast<uint32_t>(ret));
+  if (ret > 0) response_.put(read_.data(), static_cast<uint64_t>(ret));
   return kOk;
 }
 
@@ -285,12 +321,8 @@ Outcome Session::try_run(const Request& request, const Frame& frame) {
 
 Outcome Session::find_kernel(uint32_t id, Kernel* kernel) {
   if (!kernels_->find(id, kernel)) return refuse(kBadArguments, "kernel id not found");
-  if (policy_.has_allow_list &&
-      !std::binary_search(policy_.allowed.begin(), policy_.allowed.end(), id))
-    return refuse(kDenied, "kernel is not allowed");
-  if ((kernel->info.flags & WCUDA_KERNEL_NON_DETERMINISTIC) != 0 &&
-      !policy_.permits_non_deterministic)
-    return refuse(kDenied, "kernel is not deterministic");
+  Outcome permitted = check_permitted(policy_, kernel->info);
+  if (!permitted.ok()) return permitted;
   const Status ready = kernels_->check_ready(*kernel);
   return ready.ok() ? Outcome{} : Outcome{kBackend, ready.message()};
 }

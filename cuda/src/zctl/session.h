@@ -1,4 +1,5 @@
-// A ZCTL/1 session: answers frames with the kernels of an interface. Owns no memory of a guest.
+// A session: answers frames of ZCTL/1 with the kernels of an interface, those of ZCL1 with its
+// device. Owns no memory of a guest.
 #pragma once
 
 #include <cstdint>
@@ -6,25 +7,12 @@
 #include <vector>
 
 #include "zctl/arguments.h"
+#include "zctl/capabilities.h"
 #include "zctl/frames.h"
 #include "zctl/kernels.h"
+#include "zctl/limits.h"
 
 namespace wcuda::zctl {
-
-struct Limits {
-  uint32_t payload_bytes = 1u << 20;
-  uint32_t arguments = 64;
-  uint32_t rank = kRankMax;
-  uint32_t message_bytes = 1024;
-  uint64_t device_bytes = uint64_t{1} << 30;
-  uint32_t budget_ms = 30000;  // from 2^31 on: none
-};
-
-struct Policy {
-  bool has_allow_list = false;
-  std::vector<uint32_t> allowed;  // ids, ascending
-  bool permits_non_deterministic = false;
-};
 
 // Receives what a call read and wrote. In order: the frame, what was read, what was written, the
 // response.
@@ -58,6 +46,11 @@ class Session {
   // On a connection: neither does. Bytes of the response, or -1.
   int32_t serve(const Memory& memory, Bytes request, uint8_t* response, uint64_t capacity);
 
+  // The handles that a CAPS_OPEN gave, for the callbacks of a guest: bytes, 0 at the end, -1.
+  int32_t read(int32_t handle, const Memory& memory, int32_t ptr, int32_t cap);
+  int32_t write(int32_t handle, const Memory& memory, int32_t ptr, int32_t len);
+  void end(int32_t handle) { capabilities_.end(handle); }
+
   const Limits& limits() const { return limits_; }
 
  private:
@@ -73,6 +66,7 @@ class Session {
 
   // False when there is no answer; else it is in response_.
   bool answer(const Frame& frame);
+  bool answer_kernels(const Frame& frame);
   uint32_t write_payload(const Request& request, const Frame& frame);
   uint32_t list_capabilities(const Frame& frame);
   uint32_t list_kernels(const Request& request);
@@ -96,6 +90,8 @@ class Session {
   const std::unique_ptr<Recorder> recorder_;
   std::vector<uint8_t> request_;  // copy of a frame in the memory
   Response response_;
+  Capabilities capabilities_{kernels_.get(), limits_, policy_};
+  std::vector<uint8_t> read_;  // what a HANDLE_READ read
   Marshalled marshalled_;
 };
 

@@ -45,6 +45,9 @@ pub struct Args {
     /// Also run kernels that may give other bits for equal calls
     #[arg(long)]
     allow_non_deterministic: bool,
+    /// Let clients load and run device code of their own, which reaches all memory of the device
+    #[arg(long)]
+    allow_modules: bool,
     /// Print the listening line as JSON
     #[arg(long)]
     json: bool,
@@ -66,6 +69,7 @@ fn server(args: &Args) -> Outcome<Server> {
             budget_ms: args.budget_ms,
             allowed: args.allow.clone(),
             permits_non_deterministic: args.allow_non_deterministic,
+            permits_modules: args.allow_modules,
             ..SessionOptions::default()
         },
         memory_bytes: (args.memory as usize) << 20,

@@ -23,6 +23,10 @@ Status translate(const compute::CatalogueEntry& entry, const Arguments& given,
       to.data = static_cast<uint8_t*>(from.data);
       to.bytes = from.bytes;
       const uint32_t access = given.shapes()[i].access;
+      const bool reads = entry.params[i].role != compute::Role::kWrite;
+      if (reads && access != 0 && (access & WCUDA_ACCESS_READ) == 0)
+        return invalid_argument("%s: argument %zu ('%s') is read, only writing is granted",
+                                entry.name.c_str(), i, entry.params[i].name.c_str());
       const bool writes = entry.params[i].role == compute::Role::kWrite ||
                           entry.params[i].role == compute::Role::kUpdate;
       if (writes && access != 0 && (access & WCUDA_ACCESS_WRITE) == 0)

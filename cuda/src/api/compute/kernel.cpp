@@ -15,27 +15,6 @@ namespace {
 
 constexpr uint64_t kParameterCountMax = 1024;
 
-Result<std::shared_ptr<ModuleObject>> load_module(std::shared_ptr<vram::Memory> memory,
-                                                  const void* code, uint64_t bytes,
-                                                  std::map<std::string, std::string> names) {
-  WCUDA_TRY(jit::code_kind(code, bytes).status());
-  // The driver does not report how much memory it takes. The difference of free memory before and
-  // after includes other threads' allocations and pages that the driver held before. So a module
-  // counts as the size of its code.
-  auto object = std::make_shared<ModuleObject>();
-  object->memory = std::move(memory);
-  object->names = std::move(names);
-  // The driver takes no length: it reads PTX up to a NUL.
-  const std::string ended(static_cast<const char*>(code), bytes);
-  Backend& backend = object->memory->backend();
-  WCUDA_ASSIGN(object->account,
-               object->memory->account(bytes, WCUDA_PURPOSE_MODULE, "", [&]() -> Status {
-                 WCUDA_ASSIGN(object->module, backend.module_load(ended.c_str(), bytes));
-                 return {};
-               }));
-  return object;
-}
-
 // Reads a name in the code: no NUL, not empty.
 Result<std::string> read_name(const wcuda_string& name) {
   WCUDA_ASSIGN(const std::string_view text, read_string(name, "name"));
@@ -163,6 +142,37 @@ Result<std::vector<wcuda_parameter>> read_parameters(const wcuda_parameter* para
     WCUDA_TRY(check_string(each.max, "parameters[].max"));
   }
   return result;
+}
+
+Result<std::shared_ptr<ModuleObject>> load_module(std::shared_ptr<vram::Memory> memory,
+                                                  const void* code, uint64_t bytes,
+                                                  std::map<std::string, std::string> names) {
+  WCUDA_TRY(jit::code_kind(code, bytes).status());
+  // The driver does not report how much memory it takes. The difference of free memory before and
+  // after includes other threads' allocations and pages that the driver held before. So a module
+  // counts as the size of its code.
+  auto object = std::make_shared<ModuleObject>();
+  object->memory = std::move(memory);
+  object->names = std::move(names);
+  // The driver takes no length: it reads PTX up to a NUL.
+  const std::string ended(static_cast<const char*>(code), bytes);
+  Backend& backend = object->memory->backend();
+  WCUDA_ASSIGN(object->account,
+               object->memory->account(bytes, WCUDA_PURPOSE_MODULE, "", [&]() -> Status {
+                 WCUDA_ASSIGN(object->module, backend.module_load(ended.c_str(), bytes));
+                 return {};
+               }));
+  return object;
+}
+
+Result<std::shared_ptr<KernelObject>> find_kernel(std::shared_ptr<ModuleObject> module,
+                                                  std::string_view name) {
+  auto kernel = std::make_shared<KernelObject>();
+  kernel->name = name;
+  kernel->memory = module->memory;
+  kernel->module = std::move(module);
+  WCUDA_TRY(find_code(kernel.get()));
+  return kernel;
 }
 
 Result<std::shared_ptr<KernelObject>> make_kernel(std::shared_ptr<vram::Memory> memory,

@@ -57,6 +57,13 @@ struct HandleOf<wcuda_module> : HandleTo<Kind::kModule, ModuleObject> {};
 template <>
 struct HandleOf<wcuda_kernel> : HandleTo<Kind::kKernel, KernelObject> {};
 
+// Loads device code.
+Result<std::shared_ptr<ModuleObject>> load_module(std::shared_ptr<vram::Memory> memory,
+                                                  const void* code, uint64_t bytes,
+                                                  std::map<std::string, std::string> names);
+// A kernel of a module, by its name in the code; WCUDA_NOT_FOUND.
+Result<std::shared_ptr<KernelObject>> find_kernel(std::shared_ptr<ModuleObject> module,
+                                                  std::string_view name);
 // Creates a kernel from code that is loaded for it alone. `names`: names of expressions in the
 // code.
 Result<std::shared_ptr<KernelObject>> make_kernel(std::shared_ptr<vram::Memory> memory,

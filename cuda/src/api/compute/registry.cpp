@@ -197,6 +197,12 @@ Status check_runs_here(const RegistryEntry& entry, const vram::Memory& memory) {
                        memory.backend().is_host() ? "host function" : "device code");
 }
 
+Status check_run(const RegistryEntry& entry, const Arguments& given) {
+  if (entry.builtin) return prepare_read(*entry.builtin, entry.type, given).status();
+  WCUDA_ASSIGN(const auto launch, jit::plan_launch(entry.descriptor, given.described()));
+  return jit::check_dims(launch.dims, kernel_of(entry).limits);
+}
+
 Status queue_run(const RegistryEntry& entry, vram::Memory& memory, Arguments* given,
                  Stream stream) {
   if (entry.builtin) {

@@ -18,6 +18,9 @@ Status launch_described(const compute::RegistryEntry& entry, const wcuda_launch&
 // WCUDA_UNSUPPORTED_KERNEL unless the backend of `memory` can run it.
 Status check_runs_here(const compute::RegistryEntry& entry, const vram::Memory& memory);
 
+// What queue_run checks.
+Status check_run(const compute::RegistryEntry& entry, const Arguments& given);
+
 // Queues a run with the launch that the descriptor computes, after all checks. The caller keeps the
 // memory of the arguments.
 Status queue_run(const compute::RegistryEntry& entry, vram::Memory& memory, Arguments* given,

@@ -7,6 +7,7 @@
 
 #include "api/base/stream.h"
 #include "api/compute/registry.h"
+#include "api/zctl/device.h"
 #include "core/backend/owned.h"
 
 namespace wcuda::api {
@@ -42,7 +43,8 @@ class RegistryKernels final : public zctl::Kernels {
   explicit RegistryKernels(std::shared_ptr<Registry> registry)
       : registry_(std::move(registry)),
         memory_(*registry_->memory()),
-        late_(memory_.kept<LateRuns>([] { return std::make_shared<LateRuns>(); })) {}
+        late_(memory_.kept<LateRuns>([] { return std::make_shared<LateRuns>(); })),
+        device_(registry_device(registry_)) {}
 
   ~RegistryKernels() override {
     if (!is_late_) return;
@@ -56,11 +58,12 @@ class RegistryKernels final : public zctl::Kernels {
 
   bool find(uint32_t id, Kernel* kernel) override {
     auto found = registry_->find(id);
-    if (!found.ok()) return false;
-    const uint32_t flags = (*found)->flags();
-    *kernel = kernel_of(found.take(), flags);
-    return true;
+    return found.ok() && take(found.take(), kernel);
   }
+  bool find_name(std::string_view name, Kernel* kernel) override {
+    return take(registry_->find_name(name), kernel);
+  }
+  zctl::Device* device() override { return device_.get(); }
 
   Status check_ready(const Kernel& kernel) override {
     const Status runs = check_runs_here(entry_of(kernel), memory_);
@@ -109,6 +112,13 @@ class RegistryKernels final : public zctl::Kernels {
   }
 
  private:
+  // False without an entry.
+  static bool take(Registry::Entry entry, Kernel* kernel) {
+    if (!entry) return false;
+    const uint32_t flags = entry->flags();
+    *kernel = kernel_of(std::move(entry), flags);
+    return true;
+  }
   static const RegistryEntry& entry_of(const Kernel& kernel) {
     return *static_cast<const RegistryEntry*>(kernel.entry.get());
   }
@@ -190,6 +200,7 @@ class RegistryKernels final : public zctl::Kernels {
   const std::shared_ptr<Registry> registry_;
   vram::Memory& memory_;
   const std::shared_ptr<LateRuns> late_;
+  const std::unique_ptr<zctl::Device> device_;
   OwnedStream stream_;
   OwnedEvent done_;
   bool is_open_ = false;
@@ -217,6 +228,7 @@ class AbsentKernels final : public zctl::Kernels {
   void list(const std::function<void(const KernelInfo&)>& each) override {
     for (const auto& entry : entries_) each(info_of(*entry, WCUDA_KERNEL_NOT_HERE));
   }
+  bool find_name(std::string_view, Kernel*) override { return false; }
   bool find(uint32_t id, Kernel* kernel) override {
     for (const auto& entry : entries_)
       if (entry->descriptor.kernel_id == id) {

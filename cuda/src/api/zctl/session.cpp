@@ -1,4 +1,4 @@
-// Section 23 of the header: sessions of ZCTL/1.
+// Section 23 of the header: sessions of ZCTL/1 and ZCL1.
 #include "zctl/session.h"
 
 #include <algorithm>
@@ -82,10 +82,13 @@ Result<zctl::Limits> read_limits(const wcuda_zctl_options& from) {
 }
 
 Result<zctl::Policy> read_policy(const wcuda_zctl_options& from) {
-  WCUDA_TRY(check_flags(from.flags, WCUDA_ZCTL_NON_DETERMINISTIC | WCUDA_ZCTL_ALLOW_LIST, "flags"));
+  WCUDA_TRY(check_flags(
+      from.flags, WCUDA_ZCTL_NON_DETERMINISTIC | WCUDA_ZCTL_ALLOW_LIST | WCUDA_ZCTL_FOREIGN_MODULES,
+      "flags"));
   zctl::Policy policy;
   policy.permits_non_deterministic = (from.flags & WCUDA_ZCTL_NON_DETERMINISTIC) != 0;
   policy.has_allow_list = (from.flags & WCUDA_ZCTL_ALLOW_LIST) != 0;
+  policy.permits_modules = (from.flags & WCUDA_ZCTL_FOREIGN_MODULES) != 0;
   if (from.allowed_count == 0) return policy;
   WCUDA_TRY(check_not_null(from.allowed, "allowed"));
   if (!policy.has_allow_list)
@@ -171,5 +174,28 @@ int32_t wcuda_zctl_serve(wcuda_zctl_session session, void* memory, uint64_t memo
     return answers.serve({static_cast<uint8_t*>(memory), memory ? memory_bytes : 0},
                          {static_cast<const uint8_t*>(request), request_bytes},
                          static_cast<uint8_t*>(response), response_capacity);
+  });
+}
+
+int32_t wcuda_zctl_handle_read(wcuda_zctl_session session, int32_t handle, void* memory,
+                               uint64_t memory_bytes, int32_t ptr, int32_t cap) {
+  return with_session(session, [&](zctl::Session& answers) {
+    return answers.read(handle, {static_cast<uint8_t*>(memory), memory_bytes}, ptr, cap);
+  });
+}
+
+int32_t wcuda_zctl_handle_write(wcuda_zctl_session session, int32_t handle, const void* memory,
+                                uint64_t memory_bytes, int32_t ptr, int32_t len) {
+  return with_session(session, [&](zctl::Session& answers) {
+    // Only read here.
+    auto* const bytes = static_cast<uint8_t*>(const_cast<void*>(memory));
+    return answers.write(handle, {bytes, memory_bytes}, ptr, len);
+  });
+}
+
+void wcuda_zctl_handle_end(wcuda_zctl_session session, int32_t handle) {
+  (void)with_session(session, [&](zctl::Session& answers) {
+    answers.end(handle);
+    return 0;
   });
 }

@@ -798,6 +798,15 @@ TEST(ZctlNoSession, lists_no_capability_and_knows_no_other_op) {
   EXPECT_EQ(answer("5a43544c 0100 0100 01000000 01000000 00000000" + zeros)[16], 1);
   EXPECT_TRUE(answer("5a43544c 0100 0100 00000000 01000000 00000000" + zeros, 35).empty());
   EXPECT_TRUE(answer("5a43544d 0100 0100 00000000 01000000 00000000" + zeros).empty());
+
+  EXPECT_EQ(answer("5a434c31 0100 0100 01000000" + zeros),
+            bytes_of("5a434c31 0100 0100 01000000 00000000 08000000 01000000 00000000"));
+  for (const char* op : {"0200", "0300", "ff00"})
+    EXPECT_EQ(answer(std::string("5a434c31 0100 ") + op + " 01000000" + zeros),
+              bytes_of(std::string("5a434c31 0100 ") + op +
+                       " 01000000 00000000 31000000"
+                       "00000000 10000000 't_ctl_unknown_op' 11000000 'unknown operation'"
+                       "00000000"));
 }
 
 TEST_F(ZctlSession, a_connection_has_ops_of_its_own) {
@@ -971,7 +980,7 @@ TEST_F(ZctlSession, limits_are_checked_when_a_session_is_created) {
   EXPECT_EQ(create([](Options& o) { o.argument_count_max = 4097; }), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(create([](Options& o) { o.payload_bytes_max = (1u << 30) + 1; }),
             WCUDA_INVALID_ARGUMENT);
-  EXPECT_EQ(create([](Options& o) { o.flags = 4; }), WCUDA_INVALID_ARGUMENT);
+  EXPECT_EQ(create([](Options& o) { o.flags = 8; }), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(create([](Options& o) { o.allowed_count = 1; }), WCUDA_INVALID_ARGUMENT);
   EXPECT_EQ(create([](Options& o) { o.registry.id = 12345; }), WCUDA_INVALID_HANDLE);
   EXPECT_EQ(wcuda_zctl_session_create(nullptr, &session, &error), WCUDA_INVALID_ARGUMENT);
