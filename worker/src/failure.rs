@@ -21,6 +21,8 @@ enum Kind {
     Usage,
     Failed,
     Interrupted,
+    /// A status of the command's own.
+    Status(u8),
     /// The reader of the output has closed it: print nothing.
     Quiet,
 }
@@ -41,6 +43,14 @@ impl Failure {
             message: message.into(),
             hint: None,
             kind: Kind::Failed,
+        }
+    }
+
+    /// The command failed in a way that has an exit status of its own.
+    pub fn with_status(message: impl Into<String>, status: u8) -> Self {
+        Self {
+            kind: Kind::Status(status),
+            ..Self::new(message)
         }
     }
 
@@ -78,6 +88,7 @@ impl Failure {
             Kind::Usage => ExitCode::from(2),
             Kind::Failed => ExitCode::from(1),
             Kind::Interrupted => ExitCode::from(130),
+            Kind::Status(status) => ExitCode::from(status),
             Kind::Quiet => ExitCode::SUCCESS,
         }
     }

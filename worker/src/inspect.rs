@@ -159,7 +159,8 @@ fn whole(gguf: &Gguf, digests: &[String]) -> Outcome<Json> {
     }))
 }
 
-fn format_name(type_id: u32) -> String {
+/// The name of a tensor's format.
+pub fn format_name(type_id: u32) -> String {
     tensor_type(type_id).map_or_else(|_| format!("type {type_id}"), |known| known.name.into())
 }
 

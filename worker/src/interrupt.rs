@@ -1,4 +1,5 @@
-//! Ctrl-C: the first cancels the running work, the second ends the process.
+//! Ctrl-C and SIGTERM: the first cancels the running work, the second ends the process. A server decides
+//! itself what each of them does.
 
 use std::process::exit;
 use std::sync::{Mutex, PoisonError};
@@ -7,17 +8,20 @@ use worker_cuda::CancelHandle;
 use worker_cuda::generate::CancelFlag;
 
 use crate::failure::{Failure, Outcome};
+use crate::serve::StopHandle;
 
 #[derive(Default)]
 struct State {
     load: Option<CancelHandle>,
     generation: Option<CancelFlag>,
+    server: Option<StopHandle>,
     interrupted: bool,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
     load: None,
     generation: None,
+    server: None,
     interrupted: false,
 });
 
@@ -25,6 +29,9 @@ static STATE: Mutex<State> = Mutex::new(State {
 pub fn install() -> Outcome {
     ctrlc::set_handler(|| {
         let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(server) = &state.server {
+            return server.stop();
+        }
         let load = state.load.as_ref().map(CancelHandle::trigger);
         let generation = state.generation.as_ref().map(CancelFlag::set);
         if state.interrupted || (load.is_none() && generation.is_none()) {
@@ -37,26 +44,28 @@ pub fn install() -> Outcome {
 
 /// From now on Ctrl-C cancels this load.
 pub fn watch_load(cancel: &CancelHandle) {
-    set(Some(cancel.clone()), None);
+    set(|state| state.load = Some(cancel.clone()));
 }
 
 /// Returns the flag of one generation; Ctrl-C sets it from now on.
 pub fn watch_generation() -> CancelFlag {
     let flag = CancelFlag::default();
-    set(None, Some(flag.clone()));
+    set(|state| state.generation = Some(flag.clone()));
     flag
 }
 
 /// From now on Ctrl-C ends the process immediately.
 pub fn watch_nothing() {
-    set(None, None);
+    set(|_| ());
 }
 
-fn set(load: Option<CancelHandle>, generation: Option<CancelFlag>) {
-    let state = State {
-        load,
-        generation,
-        interrupted: false,
-    };
+/// From now on Ctrl-C stops this server.
+pub fn watch_server(server: StopHandle) {
+    set(|state| state.server = Some(server));
+}
+
+fn set(watch: impl FnOnce(&mut State)) {
+    let mut state = State::default();
+    watch(&mut state);
     *STATE.lock().unwrap_or_else(PoisonError::into_inner) = state;
 }

@@ -76,6 +76,16 @@ pub enum KvChoice {
     Fp8,
 }
 
+impl From<KvChoice> for KvType {
+    fn from(choice: KvChoice) -> Self {
+        match choice {
+            KvChoice::F16 => Self::F16,
+            KvChoice::Q8_0 => Self::Q8_0,
+            KvChoice::Fp8 => Self::Fp8E4m3,
+        }
+    }
+}
+
 /// Default length of a sequence: a model trained for 128k tokens must not reserve gigabytes for a short
 /// answer.
 const DEFAULT_CONTEXT: u32 = 4096;
@@ -88,16 +98,11 @@ impl EngineArgs {
         } else {
             trained.min(DEFAULT_CONTEXT)
         };
-        let kv_type = match self.kv_type {
-            KvChoice::F16 => KvType::F16,
-            KvChoice::Q8_0 => KvType::Q8_0,
-            KvChoice::Fp8 => KvType::Fp8E4m3,
-        };
         EngineOptions::new()
             .max_sequences(1)
             .max_batch_tokens(self.batch)
             .max_sequence_tokens(self.context.unwrap_or(most))
-            .kv_type(kv_type)
+            .kv_type(self.kv_type.into())
     }
 }
 

@@ -81,7 +81,8 @@ fn template_input(mut request: Map<String, Value>) -> Outcome<TemplateInput> {
     })
 }
 
-fn now() -> Clock {
+/// The time that templates are given.
+pub fn now() -> Clock {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();

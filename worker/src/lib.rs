@@ -1,0 +1,115 @@
+//! The command line `worker-orcd`: runs, serves and examines GGUF models.
+//!
+//! As a library it offers [`serve`], which answers HTTP requests with any
+//! [`Service`](worker_cuda::generate::Service), and [`main`], the command line itself.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use failure::Outcome;
+
+mod backend;
+mod bench;
+mod chat;
+mod compute;
+mod devices;
+mod failure;
+mod input;
+mod inspect;
+mod interrupt;
+mod kernels;
+mod load;
+mod logits;
+mod machine;
+mod npy;
+mod options;
+mod plan;
+mod prompt;
+mod run;
+pub mod serve;
+mod size;
+mod steps;
+mod template;
+mod terminal;
+mod tokenize;
+mod vram;
+mod zctl;
+
+/// Runs GGUF language models on a GPU or on the CPU
+#[derive(Parser)]
+#[command(name = "worker-orcd", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Generates an answer to a prompt and streams it
+    Run(run::Args),
+    /// Answers HTTP requests of OpenAI's clients, many at once
+    Serve(serve::Args),
+    /// Holds a conversation, line by line
+    Chat(chat::Args),
+    /// Shows metadata, tensors and formats of a GGUF file
+    Inspect(inspect::Args),
+    /// Computes the memory that a model needs; exits with 1 if it does not fit
+    Plan(plan::Args),
+    /// Converts text to token ids
+    Tokenize(tokenize::Args),
+    /// Converts token ids to text
+    Detokenize(tokenize::DetokenizeArgs),
+    /// Renders messages with the model's chat template
+    Template(template::Args),
+    /// Measures prefill and decode
+    Bench(bench::Args),
+    /// Lists the devices of this machine
+    Devices(devices::Args),
+    /// Lists backends and checks their results
+    Backend(backend::Args),
+    /// Shows and checks device memory, finds leaks, computes digests
+    Vram(vram::Args),
+    /// Lists kernels that can be run by name
+    Kernels(kernels::Args),
+    /// Runs and compiles kernels, computes their occupancy
+    Compute(compute::Args),
+    /// Serves kernels over the binary protocol ZCTL/1, calls a server, runs and replays guests
+    Zctl(zctl::Args),
+    /// Writes the logits of given tokens, to compare with other engines
+    Logits(logits::Args),
+}
+
+/// Carries out the command of this process's arguments.
+pub fn main() -> ExitCode {
+    // A usage error exits here with status 2.
+    let outcome = match Cli::parse().command {
+        Command::Run(args) => run::run(args),
+        Command::Serve(args) => serve::run(&args),
+        Command::Chat(args) => chat::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Plan(args) => plan::run(args),
+        Command::Tokenize(args) => tokenize::run(args),
+        Command::Detokenize(args) => tokenize::run_detokenize(args),
+        Command::Template(args) => template::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Devices(args) => devices::run(args),
+        Command::Backend(args) => backend::run(args),
+        Command::Vram(args) => vram::run(args),
+        Command::Kernels(args) => kernels::run(args),
+        Command::Compute(args) => compute::run(args),
+        Command::Zctl(args) => zctl::run(args),
+        Command::Logits(args) => logits::run(args),
+    };
+    report(outcome)
+}
+
+fn report(outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.print();
+            failure.exit_code()
+        }
+    }
+}

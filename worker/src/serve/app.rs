@@ -1,0 +1,211 @@
+//! What all requests of a server share.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::http::StatusCode;
+use worker_cuda::generate::Service;
+use worker_cuda::generate::service::State;
+use worker_cuda::text::{ChatTemplate, Tokenizer};
+
+use super::error::ApiError;
+use super::keys::Keys;
+use super::metrics::Metrics;
+use super::parameters::SamplingDefaults;
+
+/// The model that a server offers.
+#[derive(Clone, Default)]
+pub struct ServedModel {
+    /// The names that requests may use, at least one; the first is the one in answers.
+    pub names: Vec<String>,
+    /// How its weights are stored: "Q4_K_M" for example.
+    pub quantization: Option<String>,
+    /// Identifies file, version and backend: `system_fingerprint` of answers.
+    pub fingerprint: String,
+    /// How to sample where a request does not say.
+    pub sampling: SamplingDefaults,
+    /// The chat template, for `/apply-template`.
+    pub template: Option<Arc<ChatTemplate>>,
+    /// Device memory by purpose, in bytes.
+    pub memory: Option<Arc<MemoryReport>>,
+}
+
+/// Returns purposes and bytes of device memory.
+pub type MemoryReport = dyn Fn() -> Vec<(&'static str, u64)> + Send + Sync;
+
+impl ServedModel {
+    /// A model of that name, with defaults for the rest.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            names: vec![name.into()],
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn id(&self) -> &str {
+        self.names.first().map_or("model", String::as_str)
+    }
+
+    /// Whether a request may use this name.
+    pub(super) fn find(&self, name: &str) -> Result<(), ApiError> {
+        if self.names.iter().any(|known| known == name) {
+            return Ok(());
+        }
+        let message = format!(
+            "the model '{name}' does not exist; this server has '{}'",
+            self.id()
+        );
+        Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model"))
+    }
+}
+
+/// Limits of a server and its rules. The defaults are those that are named.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// Who may use it: everybody.
+    pub keys: Keys,
+    /// Names that a `Host` header may have besides those of this machine's loopback addresses; `*`: any.
+    pub allowed_hosts: Vec<String>,
+    /// Whether unknown fields are errors: no.
+    pub strict: bool,
+    /// Most tokens of an answer; None: until the context is full.
+    pub max_output_tokens: Option<u32>,
+    /// Most connections at once: 4,096.
+    pub max_connections: usize,
+    /// Most bytes of a body: 8 MiB.
+    pub max_body_bytes: usize,
+    /// Longest time for the headers of a request: 10 s.
+    pub header_timeout: Duration,
+    /// Longest time for its body: 30 s.
+    pub body_timeout: Duration,
+    /// Longest time that a client may take no byte: 30 s.
+    pub write_timeout: Duration,
+    /// Time after which a silent stream sends a comment: 10 s.
+    pub heartbeat: Duration,
+    /// Time without a step, with work waiting, after which the engine counts as hung: 60 s.
+    pub hang_timeout: Duration,
+    /// Time that running requests have after a signal to end: 30 s.
+    pub drain_timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            keys: Keys::default(),
+            allowed_hosts: Vec::new(),
+            strict: false,
+            max_output_tokens: None,
+            max_connections: 4096,
+            max_body_bytes: 8 << 20,
+            header_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(30),
+            heartbeat: Duration::from_secs(10),
+            hang_timeout: Duration::from_secs(60),
+            drain_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// State of a server.
+pub struct App {
+    pub service: Service,
+    pub model: ServedModel,
+    pub options: Options,
+    pub metrics: Arc<Metrics>,
+    /// Of this process: salts of cached prompts, ids, seeds.
+    pub secret: [u8; 32],
+    /// Whether a signal has come.
+    pub draining: AtomicBool,
+    pub started: Instant,
+    pub created: u64,
+    count: AtomicU64,
+}
+
+impl App {
+    pub fn new(
+        service: Service,
+        model: ServedModel,
+        options: Options,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self {
+            service,
+            model,
+            options,
+            metrics,
+            secret: secret(),
+            draining: AtomicBool::new(false),
+            started: Instant::now(),
+            created: unix_seconds(),
+            count: AtomicU64::new(0),
+        }
+    }
+
+    /// A number that no other request of this process has, and that nobody can predict.
+    fn next_number(&self) -> u64 {
+        let count = self.count.fetch_add(1, Ordering::Relaxed);
+        let digest = blake3::keyed_hash(&self.secret, &count.to_le_bytes());
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&digest.as_bytes()[..8]);
+        u64::from_le_bytes(bytes)
+    }
+
+    pub fn next_seed(&self) -> u64 {
+        self.next_number()
+    }
+
+    /// An id of an answer.
+    pub fn next_id(&self, prefix: &str) -> String {
+        format!("{prefix}{:016x}", self.next_number())
+    }
+
+    pub fn tokenizer(&self) -> Result<&Arc<Tokenizer>, ApiError> {
+        self.service.tokenizer().ok_or_else(|| {
+            ApiError::new(
+                StatusCode::NOT_IMPLEMENTED,
+                "no_tokenizer",
+                "this server has no tokenizer",
+            )
+        })
+    }
+
+    /// Positions of the longest sequence that can be computed.
+    pub fn max_context(&self) -> u32 {
+        let limits = self.service.limits();
+        let all = limits.page_count.saturating_mul(limits.page_tokens);
+        limits.max_sequence_tokens.min(all)
+    }
+
+    /// "ready", "draining", "stopped" or "lost".
+    pub fn state(&self) -> &'static str {
+        match self.service.state() {
+            State::Ready if self.draining.load(Ordering::Relaxed) => "draining",
+            State::Ready => "ready",
+            State::Draining => "draining",
+            State::Lost => "lost",
+            _ => "stopped",
+        }
+    }
+}
+
+pub fn unix_seconds() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
+}
+
+/// 32 random bytes of the operating system.
+fn secret() -> [u8; 32] {
+    let mut bytes = [0; 32];
+    if getrandom::fill(&mut bytes).is_err() {
+        // Keys of hash maps are random too, and always there.
+        for (index, word) in bytes.chunks_exact_mut(8).enumerate() {
+            word.copy_from_slice(&RandomState::new().hash_one(index).to_le_bytes());
+        }
+    }
+    bytes
+}

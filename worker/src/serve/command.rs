@@ -1,0 +1,255 @@
+//! The command `serve`: its options, the model, and how the process ends.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use worker_cuda::generate::Service;
+use worker_cuda::generate::service::{self, ModelEngine};
+use worker_cuda::text::{ChatTemplate, NamedTemplate, Vocabulary};
+use worker_cuda::{EngineOptions, Gguf, Model, Purpose};
+
+use super::app::{Options, ServedModel};
+use super::keys::Keys;
+use super::metrics::Metrics;
+use super::parameters::SamplingDefaults;
+use super::server::{Address, Ended, Server, check_address};
+use crate::failure::{Failure, Outcome};
+use crate::inspect::format_name;
+use crate::options::{DeviceArgs, KvChoice};
+use crate::{interrupt, load};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The GGUF file
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// IP address to listen on; one that other machines can reach requires --api-key-file
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// TCP port; 0: any free one
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    port: u16,
+    /// Listen on a Unix socket with mode 0600 instead
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"])]
+    unix: Option<PathBuf>,
+    /// A file with one API key a line: KEY [tenant=NAME] [priority=N] [concurrency=N]
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// A name that the Host header may have; * allows all [default: addresses and localhost]
+    #[arg(long, value_name = "NAME")]
+    allowed_host: Vec<String>,
+    /// Another name of the model in requests; the first one is used in answers
+    #[arg(long, value_name = "NAME")]
+    alias: Vec<String>,
+    /// A file with a chat template to use instead of the model's
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
+    /// Answers generated at once [default: 256, on the CPU 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    max_sequences: Option<u32>,
+    /// Answers that may wait
+    #[arg(long, value_name = "N", default_value_t = 1024,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    max_queued: u32,
+    /// Most tokens of an answer [default: until the context is full]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_output_tokens: Option<u32>,
+    /// Seconds that running requests have to end after SIGTERM
+    #[arg(long, value_name = "N", default_value_t = 30,
+          value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    drain_seconds: u64,
+    /// Refuse requests with unknown fields
+    #[arg(long)]
+    strict: bool,
+    /// Maximum length of a sequence [default: the model's training context]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    context: Option<u32>,
+    /// Tokens that the KV cache holds [default: 90 % of the free device memory, on the CPU 2 GiB]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(64..))]
+    kv_tokens: Option<u64>,
+    /// Type of the KV cache
+    #[arg(long, value_enum, default_value_t = KvChoice::F16)]
+    kv_type: KvChoice,
+    /// Maximum number of tokens per step [default: 2048, on the CPU 256]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    batch: Option<u32>,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// Exit status when the device is lost.
+const LOST: u8 = 3;
+/// Exit status when requests were cut short at the end.
+const CUT: u8 = 4;
+
+pub fn run(args: &Args) -> Outcome {
+    let options = options(args)?;
+    let address = match &args.unix {
+        Some(path) => Address::Unix(path.clone()),
+        None => Address::Tcp((args.host, args.port).into()),
+    };
+    check_address(&address, &options).map_err(Failure::usage)?;
+    interrupt::install()?;
+    let gguf = load::gguf(&args.model)?;
+    let template = template(args, &gguf)?;
+    let model = load::model(&args.device, &gguf)?;
+    let metrics = Arc::new(Metrics::default());
+    let mut service_options = service::Options::default();
+    service_options.max_queued = args.max_queued;
+    service_options.chat_template = template.clone();
+    service_options.observer = Some(Arc::clone(&metrics) as Arc<dyn service::Observer>);
+    let service = Service::with_model(&model, &engine_options(args, &model)?, service_options)?;
+    let served = served(args, &model, template)?;
+    let server = Server::bind(&address, service, served, options, metrics)
+        .map_err(|error| Failure::new(format!("cannot listen on {}: {error}", name(&address))))?;
+    interrupt::watch_server(server.stop_handle());
+    println!("listening on {}", server.url().map_err(failed)?);
+    io::stdout().flush()?;
+    match server.run().map_err(failed)? {
+        Ended::Drained => Ok(()),
+        Ended::Cut(count) => {
+            let message = format!("{count} requests had not ended in time and were cut short");
+            Err(Failure::with_status(message, CUT))
+        }
+        Ended::Lost => Err(Failure::with_status("the device is lost", LOST)),
+    }
+}
+
+fn failed(error: io::Error) -> Failure {
+    Failure::new(format!("the server: {error}"))
+}
+
+fn name(address: &Address) -> String {
+    match address {
+        Address::Tcp(address) => address.to_string(),
+        Address::Unix(path) => path.display().to_string(),
+    }
+}
+
+fn options(args: &Args) -> Outcome<Options> {
+    let keys = args.api_key_file.as_deref().map(Keys::read).transpose()?;
+    Ok(Options {
+        keys: keys.unwrap_or_default(),
+        allowed_hosts: args.allowed_host.clone(),
+        strict: args.strict,
+        max_output_tokens: args.max_output_tokens,
+        drain_timeout: Duration::from_secs(args.drain_seconds),
+        ..Options::default()
+    })
+}
+
+/// The template that is named, or the model's. A model's template that is missing or broken is an error only
+/// when it is used.
+fn template(args: &Args, gguf: &Gguf) -> Outcome<Option<Arc<ChatTemplate>>> {
+    let mut vocabulary = Vocabulary::from_gguf(gguf)?;
+    let Some(path) = &args.chat_template else {
+        return Ok(ChatTemplate::from_vocabulary(&vocabulary, None)
+            .ok()
+            .map(Arc::new));
+    };
+    let source = std::fs::read_to_string(path).map_err(|error| Failure::file(path, &error))?;
+    vocabulary.chat_templates = vec![NamedTemplate {
+        name: String::new(),
+        source,
+    }];
+    let template = ChatTemplate::from_vocabulary(&vocabulary, None)
+        .map_err(|error| error.with_context(path.display().to_string()))?;
+    Ok(Some(Arc::new(template)))
+}
+
+fn engine_options(args: &Args, model: &Model) -> Outcome<EngineOptions> {
+    let mut options = ModelEngine::serving_options(model)?.kv_type(args.kv_type.into());
+    if let Some(count) = args.max_sequences {
+        options = options.max_sequences(count);
+    }
+    if let Some(tokens) = args.batch {
+        options = options.max_batch_tokens(tokens);
+    }
+    if let Some(tokens) = args.context {
+        options = options.max_sequence_tokens(tokens);
+    }
+    if let Some(tokens) = args.kv_tokens {
+        options = options.kv_tokens(tokens);
+    }
+    Ok(options)
+}
+
+fn served(args: &Args, model: &Model, template: Option<Arc<ChatTemplate>>) -> Outcome<ServedModel> {
+    let gguf = model.gguf();
+    let stem = args
+        .model
+        .file_stem()
+        .map(|stem| stem.to_string_lossy().into_owned());
+    let mut names = args.alias.clone();
+    names.extend(stem);
+    let context = model.context().clone();
+    let memory = move || {
+        let purposes = [
+            ("weights", Purpose::Weights),
+            ("kv", Purpose::Kv),
+            ("scratch", Purpose::Scratch),
+            ("module", Purpose::Module),
+            ("user", Purpose::User),
+        ];
+        let bytes = |purpose| {
+            context
+                .memory(purpose)
+                .map_or(0, |memory| memory.current_bytes)
+        };
+        purposes
+            .map(|(name, purpose)| (name, bytes(purpose)))
+            .to_vec()
+    };
+    Ok(ServedModel {
+        names,
+        quantization: quantization(gguf)?,
+        fingerprint: fingerprint(&args.model, model)?,
+        sampling: sampling(gguf)?,
+        template,
+        memory: Some(Arc::new(memory)),
+    })
+}
+
+/// The format that most bytes of the tensors have.
+fn quantization(gguf: &Gguf) -> Outcome<Option<String>> {
+    let mut formats: BTreeMap<String, u64> = BTreeMap::new();
+    for tensor in gguf.tensors() {
+        let tensor = tensor?;
+        *formats.entry(format_name(tensor.type_id)).or_default() += tensor.bytes;
+    }
+    let most = formats.into_iter().max_by_key(|(_, bytes)| *bytes);
+    Ok(most.map(|(name, _)| name))
+}
+
+/// Of the file, the version and the backend.
+fn fingerprint(path: &Path, model: &Model) -> Outcome<String> {
+    let metadata = path
+        .metadata()
+        .map_err(|error| Failure::file(path, &error))?;
+    let text = format!(
+        "{} {:?} {} {:?} {}",
+        env!("CARGO_PKG_VERSION"),
+        worker_cuda::version(),
+        model.context().info()?.backend,
+        metadata.modified().ok(),
+        metadata.len()
+    );
+    let digest = blake3::hash(text.as_bytes()).to_hex();
+    Ok(format!("fp_{}", &digest[..12]))
+}
+
+fn sampling(gguf: &Gguf) -> Outcome<SamplingDefaults> {
+    let none = SamplingDefaults::default();
+    let number = |key: &str| gguf.f32(&format!("general.sampling.{key}"));
+    Ok(SamplingDefaults {
+        temperature: number("temp")?.unwrap_or(none.temperature),
+        top_p: number("top_p")?.unwrap_or(none.top_p),
+        top_k: gguf.u32("general.sampling.top_k")?.unwrap_or(none.top_k),
+        min_p: number("min_p")?.unwrap_or(none.min_p),
+        repetition_penalty: number("penalty_repeat")?.unwrap_or(none.repetition_penalty),
+    })
+}

@@ -1,0 +1,180 @@
+//! `/v1/completions` and `/v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::HeaderValue;
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+use worker_cuda::generate::Prompt;
+use worker_cuda::generate::service::MAX_CHOICES;
+use worker_cuda::text::DecodeOptions;
+
+use super::app::App;
+use super::error::ApiError;
+use super::fields::{Fields, tokens, wrong_type};
+use super::generation::{Part, collect, submit};
+use super::input::{Input, check_unknown, with_ignored};
+use super::keys::Caller;
+use super::messages::conversation;
+use super::parameters::{MAX_TOP_LOGPROBS, Parameters};
+use super::reply::{Api, Reply};
+use super::routes::json_response;
+use super::sse::stream;
+
+/// `POST /v1/chat/completions`.
+pub async fn chat(
+    State(app): State<Arc<App>>,
+    Input { caller, mut fields }: Input,
+) -> Result<Response, ApiError> {
+    let mut parameters = Parameters::read(&mut fields, &app, &caller)?;
+    let mut unknown = Vec::new();
+    let prompt = conversation(&mut fields, &mut unknown)?;
+    let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    if fields.boolean("logprobs")? {
+        parameters.report_logprobs(&app, "top_logprobs", top.unwrap_or(0))?;
+    } else if top.is_some() {
+        let message = "top_logprobs is allowed only with logprobs: true";
+        return Err(ApiError::invalid("top_logprobs", message));
+    }
+    unknown.extend(fields.unknown());
+    let ignored = check_unknown(&app, unknown)?;
+    let asked = Asked {
+        api: Api::Chat,
+        parameters,
+        prompt: Prompt::Chat(prompt),
+        echo: false,
+        ignored,
+    };
+    asked.answer(&app, &caller).await
+}
+
+/// `POST /v1/completions`.
+pub async fn completions(
+    State(app): State<Arc<App>>,
+    Input { caller, mut fields }: Input,
+) -> Result<Response, ApiError> {
+    let mut parameters = Parameters::read(&mut fields, &app, &caller)?;
+    let prompt = prompt(&mut fields)?;
+    fields.only("suffix", &[Value::from("")])?;
+    let echo = fields.boolean("echo")?;
+    if let Some(top) = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS)? {
+        if echo {
+            let message = "logprobs of the prompt (echo: true) are not supported by this server";
+            return Err(ApiError::unsupported("echo", message));
+        }
+        parameters.report_logprobs(&app, "logprobs", top)?;
+    }
+    best_of(&mut fields, &mut parameters)?;
+    parameters
+        .request
+        .max_tokens
+        .get_or_insert(DEFAULT_MAX_TOKENS);
+    let ignored = check_unknown(&app, fields.unknown())?;
+    let asked = Asked {
+        api: Api::Text,
+        parameters,
+        prompt,
+        echo,
+        ignored,
+    };
+    asked.answer(&app, &caller).await
+}
+
+/// What OpenAI's documentation states for text completions.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// A string, a list of one string, or tokens.
+fn prompt(fields: &mut Fields) -> Result<Prompt, ApiError> {
+    let wanted = "a string or a list of token ids";
+    let list = match fields.required("prompt")? {
+        Value::String(text) => return Ok(Prompt::Text(text)),
+        Value::Array(list) => list,
+        other => return Err(wrong_type("prompt".into(), wanted, &other)),
+    };
+    if list
+        .iter()
+        .any(|value| value.is_string() || value.is_array())
+    {
+        let count = list.len();
+        return match <[Value; 1]>::try_from(list) {
+            Ok([Value::String(text)]) => Ok(Prompt::Text(text)),
+            Ok([list]) => tokens("prompt", list).map(Prompt::Tokens),
+            Err(_) => {
+                let message = format!("prompt has {count} prompts, a request may have 1");
+                Err(ApiError::unsupported("prompt", message))
+            }
+        };
+    }
+    tokens("prompt", Value::Array(list)).map(Prompt::Tokens)
+}
+
+/// More choices than are reported.
+fn best_of(fields: &mut Fields, parameters: &mut Parameters) -> Result<(), ApiError> {
+    let Some(best_of) = fields.integer("best_of", 1..=MAX_CHOICES.into())? else {
+        return Ok(());
+    };
+    let best_of = best_of as u32;
+    if best_of < parameters.choices {
+        let message = format!(
+            "best_of is {best_of}, less than n, which is {}",
+            parameters.choices
+        );
+        return Err(ApiError::invalid("best_of", message));
+    }
+    if parameters.stream && best_of > parameters.choices {
+        return Err(ApiError::invalid("best_of", "best_of cannot be streamed"));
+    }
+    parameters.request.choices = best_of;
+    Ok(())
+}
+
+/// A request that was understood.
+struct Asked {
+    api: Api,
+    parameters: Parameters,
+    prompt: Prompt,
+    echo: bool,
+    /// Names of fields that were not understood.
+    ignored: Option<HeaderValue>,
+}
+
+impl Asked {
+    async fn answer(self, app: &Arc<App>, caller: &Caller) -> Result<Response, ApiError> {
+        let mut reply = Reply::new(app, self.api, &self.parameters);
+        let choices = self.parameters.request.choices;
+        let mut accepted = submit(app, caller, self.parameters.request, self.prompt).await?;
+        let prompt = std::mem::take(&mut accepted.prompt);
+        let echo = match self.echo {
+            true => Some(
+                app.tokenizer()?
+                    .decode(&prompt, ECHO)
+                    .map_err(|error| ApiError::invalid("prompt", error.to_string()))?,
+            ),
+            false => None,
+        };
+        reply.set_prompt(prompt, echo);
+        let response = if self.parameters.stream {
+            stream(app, accepted, reply, choices)
+        } else {
+            let keeps_tokens = reply.keeps_tokens();
+            let (mut parts, usage) = collect(app, &mut accepted, choices, keeps_tokens).await?;
+            keep_best(&mut parts, self.parameters.choices as usize);
+            json_response(&reply.whole(&parts, &usage)).into_response()
+        };
+        Ok(with_ignored(response, self.ignored))
+    }
+}
+
+const ECHO: DecodeOptions = DecodeOptions {
+    show_special: false,
+    at_text_start: true,
+};
+
+/// Keeps the choices whose tokens are the most probable on average.
+fn keep_best(parts: &mut Vec<Part>, count: usize) {
+    if parts.len() > count {
+        parts.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()));
+        parts.truncate(count);
+    }
+}

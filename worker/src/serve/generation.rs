@@ -1,0 +1,174 @@
+//! Hands a request to the service and gathers what it reports.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+
+use worker_cuda::Token;
+use worker_cuda::generate::service::{
+    Error, Event, EventReceiver, Request, Stop, TokenEvent, Usage,
+};
+use worker_cuda::generate::{CancelFlag, FinishReason, Prompt};
+
+use super::app::App;
+use super::error::ApiError;
+use super::keys::{Caller, Permit};
+
+/// A request that the service has accepted. Dropping it cancels the request.
+pub struct Accepted {
+    pub events: EventReceiver,
+    /// The tokens of the prompt.
+    pub prompt: Vec<Token>,
+    _permit: Permit,
+}
+
+/// Stops the rendering of a template when the client leaves.
+struct CancelOnDrop(CancelFlag);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.set();
+    }
+}
+
+/// Runs work that takes its time on a thread for it. A panic of it is an error.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(_) => Err(ApiError::internal(
+            "the request has failed; see the log of the server",
+        )),
+    }
+}
+
+/// Tokenizes a prompt and submits the request.
+pub async fn submit(
+    app: &Arc<App>,
+    caller: &Caller,
+    mut request: Request,
+    prompt: Prompt,
+) -> Result<Accepted, ApiError> {
+    let permit = caller.enter()?;
+    let cancel = CancelFlag::default();
+    let _cancel = CancelOnDrop(cancel.clone());
+    let app = Arc::clone(app);
+    blocking(move || {
+        let failed = |error| ApiError::from_service(&error, &app.service.stats());
+        let prompt = app.service.encode(&prompt, &cancel).map_err(failed)?;
+        let left = (app.max_context() + 1)
+            .saturating_sub(prompt.len() as u32)
+            .max(1);
+        if request.max_tokens.is_none() {
+            request.max_tokens = app.options.max_output_tokens.map(|most| most.min(left));
+        }
+        if request.sampling.repetition_penalty == 1.0 {
+            // The other penalties look at the answer only.
+            request.sampling.penalty_from = prompt.len() as u32;
+        }
+        request.prompt = Prompt::Tokens(prompt.clone());
+        let events = app.service.submit(&request).map_err(failed)?;
+        Ok(Accepted {
+            events,
+            prompt,
+            _permit: permit,
+        })
+    })
+    .await
+}
+
+/// What one choice has got: all of it, or what came since the last look.
+#[derive(Clone, Debug, Default)]
+pub struct Part {
+    pub started: bool,
+    pub text: String,
+    /// Kept if `keeps_tokens`.
+    pub tokens: Vec<TokenEvent>,
+    pub end: Option<(FinishReason, Option<Stop>)>,
+    logprob_sum: f64,
+    token_count: u32,
+}
+
+impl Part {
+    /// Mean logarithm of the probabilities of its tokens.
+    pub fn mean_logprob(&self) -> f64 {
+        self.logprob_sum / f64::from(self.token_count.max(1))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.tokens.is_empty()
+    }
+}
+
+/// Parts of all choices of a request, and how it ended.
+#[derive(Debug, Default)]
+pub struct Parts {
+    pub choices: Vec<Part>,
+    pub end: Option<Result<Usage, Error>>,
+    /// Whether tokens are wanted, besides the text.
+    keeps_tokens: bool,
+}
+
+impl Parts {
+    pub fn new(choices: u32, keeps_tokens: bool) -> Self {
+        Self {
+            choices: vec![Part::default(); choices as usize],
+            end: None,
+            keeps_tokens,
+        }
+    }
+
+    /// Takes an event in.
+    pub fn add(&mut self, event: Event) {
+        match event {
+            Event::Started { choice, .. } => {
+                if let Some(part) = self.choices.get_mut(choice as usize) {
+                    part.started = true;
+                }
+            }
+            Event::Token(token) => {
+                let Some(part) = self.choices.get_mut(token.choice as usize) else {
+                    return;
+                };
+                part.text.push_str(&token.text);
+                part.logprob_sum += f64::from(token.logprob);
+                part.token_count += 1;
+                if self.keeps_tokens {
+                    part.tokens.push(token);
+                }
+            }
+            Event::Finished {
+                choice,
+                reason,
+                stop,
+                text,
+            } => {
+                if let Some(part) = self.choices.get_mut(choice as usize) {
+                    part.text.push_str(&text);
+                    part.end = Some((reason, stop));
+                }
+            }
+            Event::Done(usage) => self.end = Some(Ok(usage)),
+            Event::Failed(error) => self.end = Some(Err(error)),
+            _ => {}
+        }
+    }
+}
+
+/// Waits for the whole answer.
+pub async fn collect(
+    app: &App,
+    accepted: &mut Accepted,
+    choices: u32,
+    keeps_tokens: bool,
+) -> Result<(Vec<Part>, Usage), ApiError> {
+    let mut parts = Parts::new(choices, keeps_tokens);
+    while let Some(event) = poll_fn(|context| accepted.events.poll_event(context)).await {
+        parts.add(event);
+    }
+    match parts.end {
+        Some(Ok(usage)) => Ok((parts.choices, usage)),
+        Some(Err(error)) => Err(ApiError::from_service(&error, &app.service.stats())),
+        None => Err(ApiError::internal("the answer has no end")),
+    }
+}

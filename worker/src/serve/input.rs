@@ -1,0 +1,113 @@
+//! The body of a request, read within its limits.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::Response;
+use http_body::Body as _;
+use tokio::time::timeout;
+
+use super::app::{App, Options};
+use super::error::ApiError;
+use super::fields::Fields;
+use super::keys::Caller;
+
+/// A request whose body is a JSON object.
+pub struct Input {
+    pub caller: Caller,
+    pub fields: Fields,
+}
+
+impl FromRequest<Arc<App>> for Input {
+    type Rejection = ApiError;
+
+    async fn from_request(mut request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let caller = request
+            .extensions_mut()
+            .remove::<Caller>()
+            .unwrap_or_default();
+        let body = read(request.into_body(), &app.options).await?;
+        let fields = Fields::parse(&body)?;
+        Ok(Self { caller, fields })
+    }
+}
+
+async fn read(body: Body, options: &Options) -> Result<Vec<u8>, ApiError> {
+    let seconds = options.body_timeout.as_secs();
+    match timeout(options.body_timeout, read_all(body, options.max_body_bytes)).await {
+        Ok(bytes) => bytes,
+        Err(_) => Err(ApiError::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "body_timeout",
+            format!("the body did not come within {seconds} s"),
+        )),
+    }
+}
+
+async fn read_all(mut body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let check = |bytes: u64| {
+        if bytes <= limit as u64 {
+            return Ok(());
+        }
+        let message = format!("the body has {bytes} bytes or more, at most {limit} are accepted");
+        Err(ApiError::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "body_too_large",
+            message,
+        ))
+    };
+    check(body.size_hint().lower())?;
+    let mut bytes = Vec::new();
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        let frame = frame.map_err(|error| ApiError::malformed(format!("the body: {error}")))?;
+        if let Ok(data) = frame.into_data() {
+            check((bytes.len() + data.len()) as u64)?;
+            bytes.extend_from_slice(&data);
+        }
+    }
+    Ok(bytes)
+}
+
+/// The names of fields that were not understood, for a header of the answer; an error if the server is
+/// strict.
+pub fn check_unknown(app: &App, mut names: Vec<String>) -> Result<Option<HeaderValue>, ApiError> {
+    let Some(first) = names.first() else {
+        return Ok(None);
+    };
+    if app.options.strict {
+        let message = format!("unknown fields: {}", names.join(", "));
+        return Err(
+            ApiError::new(StatusCode::BAD_REQUEST, "unknown_parameter", message)
+                .with_param(first.clone()),
+        );
+    }
+    names.truncate(MAX_NAMES);
+    let list: String = names
+        .join(", ")
+        .chars()
+        .map(|c| {
+            if c.is_ascii_graphic() || c == ' ' {
+                c
+            } else {
+                '?'
+            }
+        })
+        .take(MAX_LIST_CHARS)
+        .collect();
+    Ok(HeaderValue::from_str(&list).ok())
+}
+
+const MAX_NAMES: usize = 32;
+const MAX_LIST_CHARS: usize = 1024;
+
+/// Adds the header.
+pub fn with_ignored(mut response: Response, ignored: Option<HeaderValue>) -> Response {
+    if let Some(names) = ignored {
+        response.headers_mut().insert("x-worker-ignored", names);
+    }
+    response
+}

@@ -1,0 +1,244 @@
+//! API keys: read from a file, kept as digests.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
+use blake3::Hash;
+use worker_cuda::scheduler::MAX_PRIORITY;
+
+use super::error::ApiError;
+use crate::failure::{Failure, Outcome};
+
+/// Who may use a server. Empty: everybody.
+#[derive(Debug, Default)]
+pub struct Keys(Vec<Key>);
+
+#[derive(Debug)]
+struct Key {
+    digest: Hash,
+    caller: Caller,
+}
+
+/// Who sends a request, and what it may do.
+#[derive(Clone, Debug, Default)]
+pub struct Caller {
+    /// Its number for the scheduler.
+    pub tenant: u32,
+    /// Its name: requests of one name share cached prompts.
+    pub name: Arc<str>,
+    /// No request of it is more urgent than this.
+    pub priority: u8,
+    /// Most requests at once; 0: no limit.
+    concurrency: u32,
+    active: Arc<AtomicU32>,
+}
+
+/// One of the requests that a caller has at once. Dropping it ends it.
+#[derive(Debug)]
+pub struct Permit(Arc<AtomicU32>);
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Keys {
+    /// Reads a file with one key a line: `KEY [tenant=NAME] [priority=N] [concurrency=N]`. Lines that
+    /// begin with # are comments.
+    pub fn read(path: &Path) -> Outcome<Self> {
+        let text = fs::read_to_string(path).map_err(|error| Failure::file(path, &error))?;
+        let keys = Self::parse(&text)
+            .map_err(|message| Failure::new(format!("{}: {message}", path.display())))?;
+        if keys.is_empty() {
+            return Err(Failure::new(format!("{}: has no key", path.display())));
+        }
+        Ok(keys)
+    }
+
+    /// Parses the contents of a key file. Errors name the line, never the key.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut keys = Self::default();
+        let mut tenants: Vec<Arc<str>> = Vec::new();
+        for (index, line) in text.lines().enumerate() {
+            let number = index + 1;
+            let mut words = line.split_whitespace();
+            let Some(key) = words.next().filter(|word| !word.starts_with('#')) else {
+                continue;
+            };
+            if key.len() < MIN_KEY_BYTES {
+                return Err(format!(
+                    "line {number}: a key of {} bytes, at least {MIN_KEY_BYTES} are required",
+                    key.len()
+                ));
+            }
+            let digest = blake3::hash(key.as_bytes());
+            if keys.0.iter().any(|other| other.digest == digest) {
+                return Err(format!("line {number}: the key is there twice"));
+            }
+            let mut caller = Caller {
+                name: format!("key{number}").into(),
+                ..Caller::default()
+            };
+            for word in words {
+                caller
+                    .set(word)
+                    .ok_or_else(|| format!("line {number}: '{word}' is not a property of a key"))?;
+            }
+            let known = tenants.iter().position(|name| *name == caller.name);
+            caller.tenant = known.unwrap_or(tenants.len()) as u32;
+            if known.is_none() {
+                tenants.push(Arc::clone(&caller.name));
+            }
+            if tenants.len() > MAX_TENANTS {
+                return Err(format!("line {number}: more than {MAX_TENANTS} tenants"));
+            }
+            keys.0.push(Key { digest, caller });
+        }
+        Ok(keys)
+    }
+
+    /// Whether no key is required.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The caller of a request, by `Authorization: Bearer` or `x-api-key`.
+    pub(super) fn check(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
+        if self.is_empty() {
+            return Ok(Caller::default());
+        }
+        let refused =
+            |message: &str| ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message);
+        let bearer = headers.get(AUTHORIZATION).map(|value| {
+            let value = value.as_bytes();
+            let is_bearer = value.len() > 7 && value[..7].eq_ignore_ascii_case(b"bearer ");
+            if is_bearer {
+                value[7..].trim_ascii()
+            } else {
+                b""
+            }
+        });
+        let key = bearer
+            .or_else(|| headers.get("x-api-key").map(|value| value.as_bytes()))
+            .ok_or_else(|| {
+                refused("an API key is required: Authorization: Bearer KEY, or x-api-key: KEY")
+            })?;
+        // Digests are compared in constant time, and all of them.
+        let digest = blake3::hash(key);
+        let mut found = None;
+        for key in &self.0 {
+            if key.digest == digest {
+                found = Some(&key.caller);
+            }
+        }
+        found
+            .cloned()
+            .ok_or_else(|| refused("the API key is not valid"))
+    }
+}
+
+/// As many as a service has by default.
+const MAX_TENANTS: usize = 256;
+
+/// Shorter keys can be guessed.
+const MIN_KEY_BYTES: usize = 16;
+
+impl Caller {
+    fn set(&mut self, property: &str) -> Option<()> {
+        let (name, value) = property.split_once('=')?;
+        match name {
+            "tenant" if !value.is_empty() => self.name = value.into(),
+            "priority" => {
+                self.priority = value.parse().ok().filter(|level| *level <= MAX_PRIORITY)?;
+            }
+            "concurrency" => self.concurrency = value.parse().ok().filter(|count| *count > 0)?,
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// Counts one more request of this caller.
+    pub fn enter(&self) -> Result<Permit, ApiError> {
+        let permit = Permit(Arc::clone(&self.active));
+        let before = self.active.fetch_add(1, Ordering::Relaxed);
+        if self.concurrency != 0 && before >= self.concurrency {
+            let limit = self.concurrency;
+            let message = format!("this API key may have {limit} requests at once");
+            return Err(ApiError::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "concurrency_limit_exceeded",
+                message,
+            )
+            .with_retry_after(Duration::from_secs(1)));
+        }
+        Ok(permit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn headers(name: &'static str, value: &'static str) -> HeaderMap {
+        HeaderMap::from_iter([(
+            name.parse().expect("a name"),
+            HeaderValue::from_static(value),
+        )])
+    }
+
+    #[test]
+    fn keys_are_found_by_both_headers_and_carry_their_properties() {
+        let text = "# two keys\nsecret-of-alice-1 tenant=a priority=3\n\nsecret-of-bob-123 tenant=b concurrency=1\n";
+        let keys = Keys::parse(text).expect("keys");
+        let alice = keys.check(&headers("authorization", "bearer secret-of-alice-1"));
+        let bob = keys
+            .check(&headers("x-api-key", "secret-of-bob-123"))
+            .expect("a key");
+        let alice = alice.expect("a key");
+        assert_eq!((alice.tenant, &*alice.name, alice.priority), (0, "a", 3));
+        assert_eq!((bob.tenant, &*bob.name, bob.priority), (1, "b", 0));
+        let first = bob.enter().expect("one");
+        let refused = bob.enter().expect_err("a second one");
+        assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+        drop(first);
+        bob.enter().expect("one again");
+        for wrong in [
+            HeaderMap::new(),
+            headers("authorization", "Basic secret-of-alice-1"),
+            headers("authorization", "Bearer"),
+            headers("x-api-key", "secret-of-alice-"),
+            headers("x-api-key", ""),
+        ] {
+            let error = keys.check(&wrong).expect_err("no key");
+            assert_eq!(error.status, StatusCode::UNAUTHORIZED);
+        }
+    }
+
+    #[test]
+    fn key_files_are_refused_with_the_line_and_without_the_key() {
+        for (text, part) in [
+            ("short", "line 1: a key of 5 bytes, at least 16"),
+            (
+                "\n0123456789abcdef role=x",
+                "line 2: 'role=x' is not a property",
+            ),
+            ("0123456789abcdef priority=16", "'priority=16'"),
+            ("0123456789abcdef concurrency=0", "'concurrency=0'"),
+            (
+                "0123456789abcdef\n0123456789abcdef",
+                "line 2: the key is there twice",
+            ),
+        ] {
+            let message = Keys::parse(text).expect_err(text);
+            assert!(message.contains(part), "{message}");
+            assert!(!message.contains("0123456789abcdef"), "{message}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The conversation of a request, as the chat template gets it.
+
+use serde_json::{Map, Value, json};
+use worker_cuda::text::TemplateInput;
+
+use super::error::ApiError;
+use super::fields::{Fields, wrong_type};
+use crate::prompt::now;
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// Reads `messages`, `chat_template_kwargs` and `reasoning_effort`. Names of unknown fields of messages are
+/// appended to `unknown`.
+pub fn conversation(fields: &mut Fields, unknown: &mut Vec<String>) -> Result<TemplateInput> {
+    let list = match fields.required("messages")? {
+        Value::Array(list) => list,
+        other => return Err(wrong_type(fields.name("messages"), "a list", &other)),
+    };
+    if list.is_empty() {
+        return Err(ApiError::invalid("messages", "messages is empty"));
+    }
+    let messages = list
+        .into_iter()
+        .enumerate()
+        .map(|(index, value)| message(format!("messages[{index}]"), value, unknown))
+        .collect::<Result<_>>()?;
+    let mut variables = match fields.take_object("chat_template_kwargs")? {
+        Some(object) => object.into_map(),
+        None => Map::new(),
+    };
+    if let Some(effort) = fields.string("reasoning_effort")? {
+        if effort == "none" {
+            variables.entry("enable_thinking").or_insert(false.into());
+        }
+        variables.entry("reasoning_effort").or_insert(effort.into());
+    }
+    Ok(TemplateInput {
+        messages,
+        add_generation_prompt: true,
+        variables,
+        clock: Some(now()),
+        ..TemplateInput::default()
+    })
+}
+
+fn message(path: String, value: Value, unknown: &mut Vec<String>) -> Result<Value> {
+    let mut fields = Fields::object(path, value)?;
+    let role = match fields.required("role")? {
+        // Templates know the older name.
+        Value::String(role) if role == "developer" => "system".to_owned(),
+        Value::String(role) if ["system", "user", "assistant"].contains(&role.as_str()) => role,
+        Value::String(role) if role == "tool" || role == "function" => {
+            let message = format!("messages of the role '{role}' are not supported by this server");
+            return Err(ApiError::unsupported(fields.name("role"), message));
+        }
+        other => {
+            let message = format!("{} is {other}, not a role", fields.name("role"));
+            return Err(ApiError::invalid(fields.name("role"), message));
+        }
+    };
+    fields.refuse(&["audio", "function_call", "tool_calls"])?;
+    fields.skip(&["refusal", "annotations"]);
+    let content = content(&mut fields)?;
+    let mut message = json!({ "role": role, "content": content });
+    for name in ["name", "reasoning_content"] {
+        if let Some(text) = fields.string(name)? {
+            message[name] = text.into();
+        }
+    }
+    unknown.extend(fields.unknown());
+    Ok(message)
+}
+
+/// A string, or parts of text, which are joined by line ends.
+fn content(fields: &mut Fields) -> Result<String> {
+    let name = fields.name("content");
+    let parts = match fields.required("content")? {
+        Value::String(text) => return Ok(text),
+        Value::Array(parts) => parts,
+        other => return Err(wrong_type(name, "a string or a list of parts", &other)),
+    };
+    let texts = parts.into_iter().enumerate().map(|(index, part)| {
+        let mut part = Fields::object(format!("{name}[{index}]"), part)?;
+        let kind = part.string("type")?.unwrap_or_default();
+        if kind != "text" {
+            let message = format!("content of the type '{kind}' is not supported by this server");
+            return Err(ApiError::unsupported(part.name("type"), message));
+        }
+        match part.required("text")? {
+            Value::String(text) => Ok(text),
+            other => Err(wrong_type(part.name("text"), "a string", &other)),
+        }
+    });
+    Ok(texts.collect::<Result<Vec<_>>>()?.join("\n"))
+}

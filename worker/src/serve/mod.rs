@@ -1,0 +1,48 @@
+//! `serve`: HTTP for any [`Service`](worker_cuda::generate::Service), as OpenAI's clients expect it.
+//!
+//! ```text
+//! connection ─► gate (host, origin, key) ─► input (limits, JSON) ─► fields, parameters, messages
+//!                                                                         │ submit
+//! client ◄─ reply: one body, or sse: a stream of chunks ◄─ generation ◄───┘ events
+//! ```
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use worker_cuda::generate::Service;
+//! use worker_orcd::serve::{Address, Metrics, Options, ServedModel, Server};
+//!
+//! fn serve(service: Service, metrics: Arc<Metrics>) -> std::io::Result<()> {
+//!     let address = Address::Tcp(([127, 0, 0, 1], 8080).into());
+//!     let model = ServedModel::new("my-model");
+//!     let server = Server::bind(&address, service, model, Options::default(), metrics)?;
+//!     println!("listening on {}", server.url()?);
+//!     server.run()?;
+//!     Ok(())
+//! }
+//! ```
+
+pub use app::{MemoryReport, Options, ServedModel};
+pub(crate) use command::{Args, run};
+pub use keys::Keys;
+pub use metrics::Metrics;
+pub use parameters::SamplingDefaults;
+pub use server::{Address, Ended, Server, StopHandle};
+
+mod app;
+mod command;
+mod completions;
+mod error;
+mod fields;
+mod gate;
+mod generation;
+mod input;
+mod keys;
+mod messages;
+mod metrics;
+mod parameters;
+mod reply;
+mod routes;
+mod server;
+mod socket;
+mod sse;

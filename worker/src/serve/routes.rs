@@ -1,0 +1,233 @@
+//! The paths of a server, and the short answers: models, tokens, templates, health, metrics.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde_json::{Value, json};
+use worker_cuda::generate::Prompt;
+use worker_cuda::generate::service::State as ServiceState;
+use worker_cuda::text::{DecodeOptions, EncodeOptions};
+
+use super::app::App;
+use super::completions::{chat, completions};
+use super::error::ApiError;
+use super::fields::wrong_type;
+use super::gate::{Local, gate};
+use super::generation::blocking;
+use super::input::{Input, check_unknown, with_ignored};
+use super::messages::conversation;
+
+type Answer = Result<Response, ApiError>;
+
+/// All paths, for connections of one kind.
+pub fn router(app: &Arc<App>, local: Local) -> Router {
+    Router::new()
+        .route("/v1/models", get(models))
+        .route("/v1/models/{id}", get(model))
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completions))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/apply-template", post(apply_template))
+        .route("/health", get(health))
+        .route("/health/live", get(live))
+        .route("/health/ready", get(ready))
+        .route("/metrics", get(metrics))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state((Arc::clone(app), local), gate))
+        .with_state(Arc::clone(app))
+}
+
+async fn no_such_path() -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "unknown_path", "no such path")
+}
+
+async fn wrong_method() -> ApiError {
+    let message = "this path does not take this method; the header Allow has those that it takes";
+    ApiError::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "method_not_allowed",
+        message,
+    )
+}
+
+/// A body of JSON, status 200.
+pub fn json_response(value: &Value) -> Response {
+    let mut response = Response::new(Body::from(value.to_string()));
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, json);
+    response
+}
+
+fn model_json(app: &App) -> Value {
+    json!({
+        "id": app.model.id(),
+        "object": "model",
+        "created": app.created,
+        "owned_by": "worker-orcd",
+        "max_model_len": app.max_context(),
+        "quantization": app.model.quantization,
+        "state": app.state(),
+    })
+}
+
+async fn models(State(app): State<Arc<App>>) -> Response {
+    json_response(&json!({ "object": "list", "data": [model_json(&app)] }))
+}
+
+async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Answer {
+    app.model.find(&id)?;
+    Ok(json_response(&model_json(&app)))
+}
+
+/// `content` (llama.cpp's name) or `prompt` (vLLM's) or `messages`, to ids.
+async fn tokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) -> Answer {
+    let text = fields.string("content")?.or(fields.string("prompt")?);
+    let options = EncodeOptions {
+        add_special: fields.boolean("add_special")?,
+        parse_special: fields.boolean("parse_special")?,
+    };
+    fields.skip(&["model"]);
+    let mut unknown = Vec::new();
+    let prompt = match text {
+        Some(_) => None,
+        None => Some(Prompt::Chat(conversation(&mut fields, &mut unknown)?)),
+    };
+    unknown.extend(fields.unknown());
+    let ignored = check_unknown(&app, unknown)?;
+    let tokens = blocking(move || match (text, prompt) {
+        (Some(text), _) => app
+            .tokenizer()?
+            .encode(&text, options)
+            .map_err(|error| ApiError::invalid("content", error.to_string())),
+        (None, Some(prompt)) => app
+            .service
+            .encode(&prompt, &Default::default())
+            .map_err(|error| ApiError::from_service(&error, &app.service.stats())),
+        (None, None) => Ok(Vec::new()),
+    })
+    .await?;
+    let answer = json!({ "tokens": tokens, "count": tokens.len() });
+    Ok(with_ignored(json_response(&answer), ignored))
+}
+
+async fn detokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) -> Answer {
+    let Some(tokens) = fields.tokens("tokens")? else {
+        return Err(fields
+            .required("tokens")
+            .err()
+            .unwrap_or_else(|| ApiError::invalid("tokens", "tokens is required")));
+    };
+    let options = DecodeOptions {
+        show_special: fields.boolean("show_special")?,
+        at_text_start: true,
+    };
+    fields.skip(&["model"]);
+    let ignored = check_unknown(&app, fields.unknown())?;
+    let text = blocking(move || {
+        let decoded = app.tokenizer()?.decode(&tokens, options);
+        decoded.map_err(|error| ApiError::invalid("tokens", error.to_string()))
+    })
+    .await?;
+    let answer = json!({ "content": text, "prompt": text });
+    Ok(with_ignored(json_response(&answer), ignored))
+}
+
+async fn apply_template(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) -> Answer {
+    let mut unknown = Vec::new();
+    fields.skip(&["model"]);
+    let mut input = conversation(&mut fields, &mut unknown)?;
+    if let Some(value) = fields.take("add_generation_prompt") {
+        input.add_generation_prompt = value
+            .as_bool()
+            .ok_or_else(|| wrong_type("add_generation_prompt".into(), "true or false", &value))?;
+    }
+    unknown.extend(fields.unknown());
+    let ignored = check_unknown(&app, unknown)?;
+    let text = blocking(move || {
+        let template = app.model.template.as_ref().ok_or_else(|| {
+            ApiError::invalid(
+                "messages",
+                "the model has no chat template that can be used",
+            )
+        })?;
+        let rendered = template.render(&input);
+        rendered.map_err(|error| ApiError::invalid("messages", error.to_string()))
+    })
+    .await?;
+    Ok(with_ignored(
+        json_response(&json!({ "prompt": text })),
+        ignored,
+    ))
+}
+
+/// Whether the engine makes progress, or has nothing to do.
+fn is_alive(app: &App) -> bool {
+    let stats = app.service.stats();
+    let works = stats.running > 0 || stats.waiting > 0;
+    let silent = app
+        .service
+        .clock()
+        .now()
+        .saturating_sub(stats.last_progress);
+    stats.state != ServiceState::Lost && !(works && silent > app.options.hang_timeout)
+}
+
+fn status(ok: bool, word: &str) -> Response {
+    let mut response = json_response(&json!({ "status": word }));
+    if !ok {
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    }
+    response
+}
+
+async fn live(State(app): State<Arc<App>>) -> Response {
+    let alive = is_alive(&app);
+    status(alive, if alive { "ok" } else { "hung" })
+}
+
+async fn ready(State(app): State<Arc<App>>) -> Response {
+    let state = app.state();
+    status(state == "ready", state)
+}
+
+async fn health(State(app): State<Arc<App>>) -> Response {
+    let stats = app.service.stats();
+    let state = app.state();
+    let ok = state == "ready" && is_alive(&app);
+    let memory = app.model.memory.as_ref().map(|report| report());
+    let mut response = json_response(&json!({
+        "status": if ok { "ok" } else { "unavailable" },
+        "state": if ok && stats.running > 0 { "busy" } else { state },
+        "model": app.model.id(),
+        "quant_kind": app.model.quantization,
+        "vram_bytes_used": memory.map(|list| list.iter().map(|(_, bytes)| bytes).sum::<u64>()),
+        "vocab_size": app.service.limits().vocabulary_size,
+        "context_length": app.max_context(),
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "uptime_seconds": app.started.elapsed().as_secs(),
+    }));
+    if !ok {
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    }
+    response
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let text = app.metrics.write(&app);
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(CONTENT_TYPE, kind)], text).into_response()
+}
+
+/// How long a client waits that is refused while the server ends.
+pub const DRAIN_RETRY: Duration = Duration::from_secs(30);

@@ -1,0 +1,319 @@
+//! Accepts connections, and ends in an orderly way.
+
+use std::fs;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdTcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Runtime;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{sleep, timeout};
+use worker_cuda::generate::Service;
+use worker_cuda::generate::service::State;
+
+use super::app::{App, Options, ServedModel};
+use super::gate::Local;
+use super::metrics::Metrics;
+use super::routes::router;
+use super::socket::{Connection, Socket};
+
+const MAX_HEADERS: usize = 100;
+/// Threads of the runtime. Handlers only move text; tokenizing has threads of its own.
+const RUNTIME_THREADS: usize = 2;
+const BLOCKING_THREADS: usize = 8;
+/// How often the state of the service is looked at.
+const WATCH_PERIOD: Duration = Duration::from_millis(100);
+/// Longest time for the last bytes of answers after all requests have ended.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after a connection could not be accepted, for example without a free descriptor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A TCP address; port 0 takes a free one.
+    Tcp(SocketAddr),
+    /// A Unix socket, made with mode 0600.
+    Unix(PathBuf),
+}
+
+enum Listener {
+    Tcp(StdTcpListener),
+    Unix(StdUnixListener, PathBuf),
+}
+
+/// How a server has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// All requests have ended.
+    Drained,
+    /// So many were cut short.
+    Cut(u32),
+    /// The device is lost.
+    Lost,
+}
+
+/// A server that listens. [`run`](Self::run) answers.
+pub struct Server {
+    listener: Listener,
+    app: Arc<App>,
+    runtime: Runtime,
+    stop: watch::Sender<u32>,
+}
+
+/// Ends a server from another thread.
+#[derive(Clone, Debug)]
+pub struct StopHandle(watch::Sender<u32>);
+
+impl StopHandle {
+    /// The first call refuses new requests and lets the others end; the second cuts them short.
+    pub fn stop(&self) {
+        self.0.send_modify(|count| *count += 1);
+    }
+}
+
+/// Whether a server may listen there: other addresses than loopback need keys.
+pub fn check_address(address: &Address, options: &Options) -> Result<(), String> {
+    match address {
+        Address::Tcp(address) if !address.ip().is_loopback() && options.keys.is_empty() => Err(
+            format!("{address} can be reached from other machines, which requires --api-key-file"),
+        ),
+        _ => Ok(()),
+    }
+}
+
+impl Server {
+    /// Listens. Clients that connect before [`run`](Self::run) wait.
+    pub fn bind(
+        address: &Address,
+        service: Service,
+        model: ServedModel,
+        options: Options,
+        metrics: Arc<Metrics>,
+    ) -> io::Result<Self> {
+        check_address(address, &options)
+            .map_err(|message| io::Error::new(io::ErrorKind::InvalidInput, message))?;
+        let listener = match address {
+            Address::Tcp(address) => {
+                let listener = StdTcpListener::bind(address)?;
+                listener.set_nonblocking(true)?;
+                Listener::Tcp(listener)
+            }
+            Address::Unix(path) => {
+                let listener = bind_unix(path)?;
+                listener.set_nonblocking(true)?;
+                Listener::Unix(listener, path.clone())
+            }
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(RUNTIME_THREADS)
+            .max_blocking_threads(BLOCKING_THREADS)
+            .thread_name("http")
+            .enable_all()
+            .build()?;
+        Ok(Self {
+            listener,
+            app: Arc::new(App::new(service, model, options, metrics)),
+            runtime,
+            stop: watch::Sender::new(0),
+        })
+    }
+
+    /// "http://127.0.0.1:8080" or "unix:/run/worker.sock".
+    pub fn url(&self) -> io::Result<String> {
+        Ok(match &self.listener {
+            Listener::Tcp(listener) => format!("http://{}", listener.local_addr()?),
+            Listener::Unix(_, path) => format!("unix:{}", path.display()),
+        })
+    }
+
+    /// Ends it.
+    pub fn stop_handle(&self) -> StopHandle {
+        StopHandle(self.stop.clone())
+    }
+
+    /// Answers until it is stopped or the device is lost.
+    pub fn run(self) -> io::Result<Ended> {
+        let Self {
+            listener,
+            app,
+            runtime,
+            stop,
+        } = self;
+        let ended = runtime.block_on(serve(listener, &app, stop));
+        // Threads that tokenize for clients that have left are not waited for.
+        runtime.shutdown_background();
+        ended
+    }
+}
+
+/// Takes the place of a socket that nobody listens on.
+fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
+    let is_stale = || {
+        StdUnixStream::connect(path)
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    };
+    if path.exists() && is_stale() {
+        fs::remove_file(path)?;
+    }
+    let listener = StdUnixListener::bind(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+async fn serve(listener: Listener, app: &Arc<App>, stop: watch::Sender<u32>) -> io::Result<Ended> {
+    let connections = Arc::new(Semaphore::new(app.options.max_connections));
+    let (close, closing) = watch::channel(false);
+    let local = Local(matches!(listener, Listener::Unix(..)));
+    let shared = Shared {
+        router: router(app, local),
+        options: Limits::new(&app.options),
+        connections: Arc::clone(&connections),
+        closing,
+    };
+    let (listener, path) = match listener {
+        Listener::Tcp(listener) => (Acceptor::Tcp(TcpListener::from_std(listener)?), None),
+        Listener::Unix(listener, path) => (
+            Acceptor::Unix(UnixListener::from_std(listener)?),
+            Some(path),
+        ),
+    };
+    let accepting = tokio::spawn(accept(listener, shared));
+    let ended = until_ended(app, stop).await;
+    accepting.abort();
+    if let Some(path) = path {
+        let _ = fs::remove_file(path);
+    }
+    close.send_replace(true);
+    let all = app.options.max_connections as u32;
+    let _ = timeout(CLOSE_TIMEOUT, connections.acquire_many(all)).await;
+    Ok(ended)
+}
+
+/// Waits for a signal or the loss of the device, and lets requests end.
+async fn until_ended(app: &Arc<App>, stop: watch::Sender<u32>) -> Ended {
+    let mut stops = stop.subscribe();
+    while *stops.borrow_and_update() == 0 {
+        if matches!(app.service.state(), State::Lost | State::Stopped) {
+            break;
+        }
+        let _ = timeout(WATCH_PERIOD, stops.changed()).await;
+    }
+    app.draining.store(true, Ordering::Relaxed);
+    let service = app.service.clone();
+    let most = app.options.drain_timeout;
+    let mut drained = tokio::task::spawn_blocking(move || service.drain(most));
+    let mut hastened = false;
+    let cut = loop {
+        match timeout(WATCH_PERIOD, &mut drained).await {
+            Ok(cut) => break cut.unwrap_or(0),
+            Err(_) if *stops.borrow() > 1 && !hastened => {
+                hastened = true;
+                app.service.begin_drain(Duration::ZERO);
+            }
+            Err(_) => {}
+        }
+    };
+    match (app.service.state(), cut) {
+        (State::Lost, _) => Ended::Lost,
+        (_, 0) => Ended::Drained,
+        (_, cut) => Ended::Cut(cut),
+    }
+}
+
+/// What connections need.
+#[derive(Clone)]
+struct Shared {
+    router: Router,
+    options: Limits,
+    connections: Arc<Semaphore>,
+    closing: watch::Receiver<bool>,
+}
+
+#[derive(Clone, Copy)]
+struct Limits {
+    header_timeout: Duration,
+    write_timeout: Duration,
+}
+
+impl Limits {
+    fn new(options: &Options) -> Self {
+        Self {
+            header_timeout: options.header_timeout,
+            write_timeout: options.write_timeout,
+        }
+    }
+}
+
+enum Acceptor {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Acceptor {
+    async fn accept(&self) -> io::Result<Socket> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                // Tokens leave at once.
+                stream.set_nodelay(true)?;
+                Ok(Socket::Tcp(stream))
+            }
+            Self::Unix(listener) => Ok(Socket::Unix(listener.accept().await?.0)),
+        }
+    }
+}
+
+async fn accept(listener: Acceptor, shared: Shared) {
+    while let Ok(permit) = Arc::clone(&shared.connections).acquire_owned().await {
+        match listener.accept().await {
+            Ok(socket) => {
+                tokio::spawn(connection(socket, shared.clone(), permit));
+            }
+            Err(_) => sleep(ACCEPT_PAUSE).await,
+        }
+    }
+}
+
+async fn connection(socket: Socket, shared: Shared, _permit: OwnedSemaphorePermit) {
+    let mut closing = shared.closing;
+    let socket = Arc::new(socket);
+    let stream = Connection::new(Arc::clone(&socket), shared.options.write_timeout);
+    let mut connection = pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(shared.options.header_timeout)
+            .max_headers(MAX_HEADERS)
+            .serve_connection(
+                TokioIo::new(stream),
+                TowerToHyperService::new(shared.router)
+            )
+    );
+    let mut closing = pin!(closing.wait_for(|closes| *closes));
+    let mut is_ending = false;
+    poll_fn(|context| {
+        if !is_ending && closing.as_mut().poll(context).is_ready() {
+            is_ending = true;
+            connection.as_mut().graceful_shutdown();
+        }
+        // Errors are those of the client: it has left, or has sent no HTTP.
+        if connection.as_mut().poll(context).is_ready() {
+            return Poll::Ready(());
+        }
+        socket.poll_left(context)
+    })
+    .await;
+}

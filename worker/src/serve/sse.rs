@@ -1,0 +1,141 @@
+//! An answer as a stream of server-sent events.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use axum::http::HeaderValue;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::Response;
+use http_body::Frame;
+use serde_json::Value;
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::app::App;
+use super::error::ApiError;
+use super::generation::{Accepted, Parts};
+use super::reply::Reply;
+
+/// Most events in one frame.
+const FRAME_EVENTS: usize = 64;
+
+/// The body of a streamed answer. Dropping it cancels the request.
+struct EventStream {
+    app: Arc<App>,
+    accepted: Accepted,
+    reply: Reply,
+    parts: Parts,
+    /// Which choices have sent their first chunk.
+    opened: Vec<bool>,
+    heartbeat: Pin<Box<Sleep>>,
+    ended: bool,
+}
+
+/// Answers with a stream.
+pub fn stream(app: &Arc<App>, accepted: Accepted, reply: Reply, choices: u32) -> Response {
+    let stream = EventStream {
+        app: Arc::clone(app),
+        parts: Parts::new(choices, reply.keeps_tokens()),
+        opened: vec![false; choices as usize],
+        heartbeat: Box::pin(sleep(app.options.heartbeat)),
+        accepted,
+        reply,
+        ended: false,
+    };
+    let mut response = Response::new(Body::new(stream));
+    let headers = response.headers_mut();
+    let events = HeaderValue::from_static("text/event-stream; charset=utf-8");
+    headers.insert(CONTENT_TYPE, events);
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Proxies that collect answers must not do so here.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+impl EventStream {
+    /// Takes the events that wait, so that a client that was slow gets one chunk for many tokens. Returns
+    /// whether more may wait.
+    fn take_events(&mut self, context: &mut Context<'_>, out: &mut Vec<u8>) -> bool {
+        let mut more = true;
+        for _ in 0..FRAME_EVENTS {
+            match self.accepted.events.poll_event(context) {
+                Poll::Ready(Some(event)) => self.parts.add(event),
+                Poll::Ready(None) => self.ended = true,
+                Poll::Pending => more = false,
+            }
+            if self.ended || !more {
+                break;
+            }
+        }
+        self.write_parts(out);
+        if self.ended {
+            self.write_end(out);
+        }
+        more && !self.ended
+    }
+
+    fn write_parts(&mut self, out: &mut Vec<u8>) {
+        for index in 0..self.opened.len() {
+            let part = std::mem::take(&mut self.parts.choices[index]);
+            let comes = part.started || !part.is_empty() || part.end.is_some();
+            if comes && !self.opened[index] {
+                self.opened[index] = true;
+                if let Some(chunk) = self.reply.opening(index) {
+                    write(&chunk, out);
+                }
+            }
+            if part.is_empty() && part.end.is_none() {
+                continue;
+            }
+            write(&self.reply.part(index, &part), out);
+        }
+    }
+
+    fn write_end(&mut self, out: &mut Vec<u8>) {
+        match self.parts.end.take() {
+            Some(Ok(usage)) => {
+                if let Some(chunk) = self.reply.usage(&usage) {
+                    write(&chunk, out);
+                }
+                out.extend(b"data: [DONE]\n\n");
+            }
+            Some(Err(error)) => {
+                let error = ApiError::from_service(&error, &self.app.service.stats());
+                write(&error.to_json(), out);
+            }
+            None => write(&ApiError::internal("the answer has no end").to_json(), out),
+        }
+    }
+}
+
+fn write(value: &Value, out: &mut Vec<u8>) {
+    out.extend(format!("data: {value}\n\n").as_bytes());
+}
+
+impl http_body::Body for EventStream {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let mut out = Vec::new();
+        while self.take_events(context, &mut out) && out.is_empty() {}
+        if out.is_empty() {
+            if self.heartbeat.as_mut().poll(context).is_pending() {
+                return Poll::Pending;
+            }
+            out.extend(b":\n\n");
+        }
+        let next = Instant::now() + self.app.options.heartbeat;
+        self.heartbeat.as_mut().reset(next);
+        Poll::Ready(Some(Ok(Frame::data(out.into()))))
+    }
+}

@@ -1,0 +1,111 @@
+//! `worker-orcd serve`: how it starts and ends, and a chat with a real model.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use http::{Reply, request};
+use real_model::real_model;
+use support::{assert_fails, run, worker};
+
+#[path = "support/http.rs"]
+mod http;
+#[path = "../../tests/support/real_model.rs"]
+mod real_model;
+mod support;
+
+#[test]
+fn wrong_usage_exits_with_2() {
+    let open = run(&["serve", "model.gguf", "--host", "0.0.0.0", "--port", "0"]);
+    assert_fails(
+        &open,
+        2,
+        "0.0.0.0:0 can be reached from other machines, which requires --api-key-file",
+    );
+    let both = run(&["serve", "model.gguf", "--unix", "/x", "--port", "1"]);
+    assert_eq!(both.status.code(), Some(2));
+}
+
+#[test]
+fn a_start_that_fails_exits_with_1() {
+    assert_fails(
+        &run(&["serve", "/nowhere/model.gguf"]),
+        1,
+        "/nowhere/model.gguf",
+    );
+    let keys = Path::new(env!("CARGO_TARGET_TMPDIR")).join("serve.keys");
+    std::fs::write(&keys, "# none\n").expect("a temporary file");
+    let keys = keys.to_str().expect("UTF-8");
+    let none = run(&["serve", "model.gguf", "--api-key-file", keys]);
+    assert_fails(&none, 1, "has no key");
+}
+
+#[test]
+fn a_real_model_chats_until_sigterm() {
+    let Some(model) = real_model() else {
+        return;
+    };
+    let arguments = ["serve", model.to_str().expect("UTF-8")];
+    let mut child = worker(&arguments)
+        .args([
+            "--backend",
+            "host",
+            "--port",
+            "0",
+            "--alias",
+            "smol",
+            "--kv-tokens",
+            "4096",
+        ])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the worker starts");
+    let mut line = String::new();
+    let output = child.stdout.take().expect("is piped");
+    BufReader::new(output).read_line(&mut line).expect("UTF-8");
+    let address = line
+        .trim_end()
+        .strip_prefix("listening on http://")
+        .expect(&line);
+    let post = |more: Value| {
+        let mut body = json!({
+            "model": "smol",
+            "messages": [{ "role": "user", "content": "What is the capital of France?" }],
+            "temperature": 0,
+            "max_tokens": 24,
+        });
+        for (name, value) in more.as_object().expect("an object") {
+            body[name] = value.clone();
+        }
+        let mut stream = TcpStream::connect(address).expect("it listens");
+        let text = request("POST /v1/chat/completions", &[], &body.to_string());
+        stream.write_all(text.as_bytes()).expect("it reads");
+        Reply::read(stream)
+    };
+
+    let whole = post(json!({})).ok();
+    let streamed = post(json!({ "stream": true, "logprobs": true })).events();
+
+    let text = whole["choices"][0]["message"]["content"]
+        .as_str()
+        .expect("text");
+    assert!(text.contains("Paris"), "{text}");
+    let chunks = streamed
+        .iter()
+        .filter_map(|event| serde_json::from_str::<Value>(event).ok());
+    let deltas = chunks.map(|chunk| chunk["choices"][0]["delta"]["content"].clone());
+    let joined: String = deltas
+        .filter_map(|delta| delta.as_str().map(str::to_owned))
+        .collect();
+    assert_eq!(joined, text);
+    let id = child.id().to_string();
+    let signal = Command::new("kill")
+        .args(["-TERM", &id])
+        .status()
+        .expect("kill");
+    assert!(signal.success());
+    assert_eq!(child.wait().expect("is our child").code(), Some(0));
+}
