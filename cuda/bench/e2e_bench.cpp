@@ -534,7 +534,8 @@ Status write_first_token(char** arguments) {
   return Status::error(WCUDA_IO, "cannot report the first token");
 }
 
-// Bytes and elements of the matrices that each token is multiplied with.
+// Bytes of the matrices that a decoded token is multiplied with, and elements of those that each
+// token of a prompt is: all but the output's.
 Status add_matrices(const char* path, uint64_t* bytes, uint64_t* elements) {
   wcuda_error error{};
   Gguf gguf;
@@ -552,9 +553,10 @@ Status add_matrices(const char* path, uint64_t* bytes, uint64_t* elements) {
     return is(tensor, "output.weight");
   });
   for (const wcuda_gguf_tensor& tensor : tensors) {
-    if (tensor.dimension_count < 2 || (has_output && is(tensor, "token_embd.weight"))) continue;
+    const bool is_embedding = is(tensor, "token_embd.weight");
+    if (tensor.dimension_count < 2 || (has_output && is_embedding)) continue;
     *bytes += tensor.bytes;
-    *elements += tensor.element_count;
+    if (!is_embedding && !is(tensor, "output.weight")) *elements += tensor.element_count;
   }
   return {};
 }

@@ -5,6 +5,7 @@ Run: python tools/oracle/fidelity.py COMMAND …
   tokens  --model F                  remakes tokens.json from the texts (needs llama-cpp-python)
   compare --model F --logits L       L: raw little-endian f32 (positions, vocabulary), or - for stdin, as
           [--max-kl X --min-top1 P]  "worker-orcd logits" writes them; exit status 1 beyond these bounds
+          [--positions N]            only the first N of each text
           [--reference R.npy]        keeps forward.py's logits there, or takes them from there
   peer    --model F                  the same for llama-cpp-python
 Prints the mean and largest KL divergence (reference to engine, natural logarithm) and the share of
@@ -115,6 +116,7 @@ def main():
     parser.add_argument("--model")
     parser.add_argument("--logits")
     parser.add_argument("--reference", type=pathlib.Path)
+    parser.add_argument("--positions", type=int, default=LENGTH)
     parser.add_argument("--max-kl", type=float, default=np.inf)
     parser.add_argument("--min-top1", type=float, default=0.0)
     args = parser.parse_args()
@@ -131,7 +133,7 @@ def main():
         else:
             stream = sys.stdin.buffer if args.logits == "-" else open(args.logits, "rb")
             logits_of = raw_reader(stream, args.model)
-        sequences = read_tokens()
+        sequences = {name: tokens[:args.positions] for name, tokens in read_tokens().items()}
         reference = reference_logits(args.model, list(sequences.values()), args.reference)
         kl, top1 = compare(reference, sequences, logits_of)
         if kl > args.max_kl or top1 < args.min_top1:

@@ -1,6 +1,9 @@
 // Matrix products of the host against naive ones in double precision.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <cstring>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -75,7 +78,7 @@ void check_project(const Kernels& kernels, uint32_t type, Layout layout, uint32_
 TEST(HostLinear, packed_types_equal_the_naive_product) {
   for (const Kernels* kernels : all_kernels())
     for (uint32_t type : kPackedTypes)
-      for (uint32_t tokens : {1u, 2u, 3u, 5u, 8u, 9u, 67u})
+      for (uint32_t tokens : {1u, 2u, 3u, 5u, 8u, 9u, 139u})
         check_project(*kernels, type, Layout::kHost16, 37, 512, tokens);
 }
 
@@ -104,11 +107,11 @@ TEST(HostLinear, a_token_is_the_same_whatever_else_is_in_the_step) {
       Machine machine(*kernels, 2, linear_limits());
       ASSERT_TRUE(machine.ops);
       const Matrix matrix = random_matrix(type, 40, 256, Layout::kHost16, random);
-      const auto x = random.normals(75 * 256);
-      std::vector<float> together(75 * 40, 0.0f);
+      const auto x = random.normals(139 * 256);
+      std::vector<float> together(139 * 40, 0.0f);
       ASSERT_TRUE(
-          project(*machine.ops, 75, x.data(), matrix.weight, nullptr, together.data()).ok());
-      for (uint32_t t = 0; t < 75; ++t) {
+          project(*machine.ops, 139, x.data(), matrix.weight, nullptr, together.data()).ok());
+      for (uint32_t t = 0; t < 139; ++t) {
         std::vector<float> alone(40, 0.0f);
 
         ASSERT_TRUE(
@@ -227,6 +230,17 @@ TEST(HostLinear, the_instruction_of_vnni_multiplies_words_and_adds) {
   }
 }
 #endif
+
+// ctest runs it with and without the variable.
+TEST(HostKernels, none_is_wider_than_the_environment_allows) {
+  const char* const widest = std::getenv("WCUDA_MAX_ISA");
+  bool was_widest = false;
+  for (const Kernels* kernels : all_kernels()) {
+    EXPECT_FALSE(was_widest) << kernels->name << " is wider than " << widest;
+    was_widest = widest != nullptr && std::strcmp(kernels->name, widest) == 0;
+  }
+  EXPECT_EQ(&best_kernels(), all_kernels().back());
+}
 
 TEST(HostFeedForward, equals_the_naive_version) {
   for (const Kernels* kernels : all_kernels())

@@ -52,7 +52,7 @@ struct InputBlock {
 // token's blocks or floats, the next token's is `stride` of them further. A token's result does not
 // depend on the others.
 constexpr uint32_t kMTilesMax = 2;
-constexpr uint32_t kTokenBlock = 64;  // tokens of one call, at most
+constexpr uint32_t kTokenBlock = 128;  // tokens of one call, at most
 constexpr uint64_t kTileFloats = uint64_t{kTokenBlock} * 16;
 struct MTileKernel {
   void (*run_blocks)(const uint8_t* m_tiles, uint32_t m_tile_count, uint32_t cols,

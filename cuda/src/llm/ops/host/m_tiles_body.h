@@ -25,6 +25,15 @@ constexpr uint32_t kVectors = kMTileRows / kLanes;  // of an M-tile's rows
 typedef int16_t WordVec __attribute__((vector_size(kLanes * 4)));
 typedef int8_t CodeVec __attribute__((vector_size(kLanes * 4)));
 
+// 16-bit integers as 32-bit ones. gcc 12 converts a vector half by half.
+WCUDA_INLINE UintVec load_words(const uint8_t* p) {
+#if defined(__AVX512VNNI__)
+  return (UintVec)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#else
+  return (UintVec)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#endif
+}
+
 // A packed tile of 16 blocks, of which the rows from `first_row` on are wanted, one a lane.
 struct PackedTile {
   const uint8_t* bytes;
@@ -38,9 +47,7 @@ struct PackedTile {
   }
   // The 16 bits at `offset` in the block.
   WCUDA_INLINE_MEMBER UintVec words(uint32_t offset) const {
-    HalfWordVec v;
-    __builtin_memcpy(&v, bytes + offset * kMTileRows + first_row * 2, sizeof v);
-    return __builtin_convertvector(v, UintVec);
+    return load_words(bytes + offset * kMTileRows + first_row * 2);
   }
   // The byte at `offset` in the block.
   WCUDA_INLINE_MEMBER UintVec single_bytes(uint32_t offset) const {
@@ -666,11 +673,7 @@ struct F16 {
 };
 struct BF16 {
   static constexpr uint32_t kBytes = 2;
-  WCUDA_INLINE Vec column(const uint8_t* p) {
-    HalfWordVec bits;
-    __builtin_memcpy(&bits, p, sizeof bits);
-    return (Vec)(__builtin_convertvector(bits, UintVec) << 16);
-  }
+  WCUDA_INLINE Vec column(const uint8_t* p) { return (Vec)(load_words(p) << 16); }
 };
 
 // tiles += sums of kRuns runs of kCols columns, run by run; a column has kWidth vectors.
