@@ -645,6 +645,27 @@ fn observations_are_those_of_the_clock() {
     }
 }
 
+#[test]
+fn an_observer_may_panic_or_drop_the_service() {
+    let mut options = options();
+    let owned: Arc<Mutex<Option<Service>>> = Arc::default();
+    let last = owned.clone();
+    options.observer = Some(Arc::new(move |observation: Observation<'_>| {
+        if let Observation::Done(..) = observation {
+            drop(last.lock().unwrap().take());
+        }
+        std::panic::resume_unwind(Box::new("on purpose"));
+    }));
+    let (service, _control) = scripted(options);
+    let first = service.submit(&Request::tokens([40])).unwrap();
+    *owned.lock().unwrap() = Some(service);
+
+    let answer = collect(first);
+
+    assert_eq!(answer.tokens, [(41..50).collect::<Vec<Token>>()]);
+    assert!(matches!(answer.last, Some(Event::Done(_))));
+}
+
 // On the tiny model.
 
 fn engine_options() -> EngineOptions {

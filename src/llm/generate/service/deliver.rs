@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::event::{Error, Event, Stop, TokenEvent, Usage};
 use super::state::{Batch, Item, ItemKind, Shared};
-use super::stats::{Observation, Observer};
+use super::stats::{self, Observation, Observer};
 use super::stream::Job;
 use crate::llm::engine::Token;
 use crate::llm::generate::FinishReason;
@@ -23,12 +23,13 @@ pub(super) fn dispatch(
 ) {
     let mut parts: Vec<Vec<Item>> = threads.iter().map(|_| Vec::new()).collect();
     for batch in batches {
-        if let (Some(observer), Some((duration, rows, tokens))) = (&observer, batch.step) {
-            observer.observe(Observation::Step {
+        if let Some((duration, rows, tokens)) = batch.step {
+            let step = Observation::Step {
                 duration,
                 rows,
                 tokens,
-            });
+            };
+            stats::observe(observer.as_deref(), step);
         }
         for item in batch.items {
             let thread = item.job.serial as usize % parts.len();
@@ -152,9 +153,7 @@ struct Delivery<'a> {
 
 impl Delivery<'_> {
     fn observe(&self, observation: Observation<'_>) {
-        if let Some(observer) = self.observer {
-            observer.observe(observation);
-        }
+        stats::observe(self.observer, observation);
     }
 
     fn since_submission(&self) -> Duration {

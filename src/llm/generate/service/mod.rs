@@ -285,7 +285,8 @@ impl Service {
     }
 
     /// [`begin_drain`](Self::begin_drain), then waits until the service has stopped and its threads have
-    /// ended. Returns the number of requests that were cut short. Not for an [`Observer`] to call.
+    /// ended. Returns the number of requests that were cut short. Called by an
+    /// [`Observer`], it does not wait for the observer's own thread.
     pub fn drain(&self, timeout: Duration) -> u32 {
         self.0.begin_drain(timeout);
         self.0.join();
@@ -385,9 +386,13 @@ impl Owner {
     }
 
     fn join(&self) {
-        for thread in self.lock_threads().drain(..) {
-            // A thread that panicked has nothing more to do.
-            let _ = thread.join();
+        let threads: Vec<_> = self.lock_threads().drain(..).collect();
+        for thread in threads {
+            // An observer that drops the last clone is on one of them, which ends by itself.
+            if thread.thread().id() != thread::current().id() {
+                // A thread that panicked has nothing more to do.
+                let _ = thread.join();
+            }
         }
     }
 }

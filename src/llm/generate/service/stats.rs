@@ -1,5 +1,6 @@
 //! Counts and observations for health reports and metrics.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use super::Error;
@@ -106,7 +107,8 @@ pub enum Observation<'a> {
 }
 
 /// Takes the measurements of a service. It is called on the dispatcher and text threads, never on the
-/// engine's or a caller's; what it does delays events.
+/// engine's or a caller's; what it does delays events. A measurement that it panics on is lost, nothing
+/// else.
 pub trait Observer: Send + Sync {
     /// Takes one.
     fn observe(&self, observation: Observation<'_>);
@@ -115,6 +117,14 @@ pub trait Observer: Send + Sync {
 impl<F: Fn(Observation<'_>) + Send + Sync> Observer for F {
     fn observe(&self, observation: Observation<'_>) {
         self(observation);
+    }
+}
+
+/// Hands a measurement to the observer, if there is one.
+pub(super) fn observe(observer: Option<&dyn Observer>, observation: Observation<'_>) {
+    if let Some(observer) = observer {
+        // The events of other requests go on.
+        let _ = catch_unwind(AssertUnwindSafe(|| observer.observe(observation)));
     }
 }
 
