@@ -473,6 +473,45 @@ fn replay_gives_the_same_bytes_in_the_whole_memory() {
     assert!(memories[0] == memories[1]);
 }
 
+/// A guest that opens a buffer, writes to it, reads it back and ends it, all by its handle.
+fn use_buffer(host: &mut dyn Host) {
+    let text = |text: &str| [&words(&[text.len() as u32])[..], text.as_bytes()].concat();
+    let params = [text("host"), text("0"), words(&[16, 0, 0])].concat();
+    let payload = [
+        text("accel"),
+        text("default"),
+        words(&[2, params.len() as u32]),
+        params,
+    ]
+    .concat();
+    let mut open = b"ZCL1\x01\x00\x03\x00".to_vec();
+    open.extend(words(&[5, 0, 0, payload.len() as u32]));
+    open.extend(payload);
+    let mut memory = vec![0; MEMORY];
+    if send(host, &mut memory, &open) != 36 {
+        return;
+    }
+    let handle = i32::from_le_bytes(memory[RESPONSE + 24..][..4].try_into().unwrap());
+    memory[..16].copy_from_slice(b"sixteen bytes of");
+    assert_eq!(host.write(handle, &memory, 0, 16), 16);
+    assert_eq!(host.write(handle, &memory, 0, 1), -1);
+    assert_eq!(host.write(handle, &memory, MEMORY as i32, 1), -1);
+    assert_eq!(host.read(handle, &mut memory, 100, 10), 10);
+    assert_eq!(host.read(handle, &mut memory, -1, 10), -1);
+    assert_eq!(host.read(handle, &mut memory, 110, 10), 6);
+    assert_eq!(host.read(handle, &mut memory, 110, 10), 0);
+    host.end(handle);
+    assert_eq!(host.read(handle, &mut memory, 0, 1), -1);
+    host.write(1, &memory, 100, 16);
+}
+
+#[test]
+fn handles_of_a_session_are_read_written_ended_and_replayed() {
+    let (text, output) = record(use_buffer, b"");
+    assert_eq!(output, b"sixteen bytes of");
+    assert_eq!(replay(use_buffer, &text), Ok(11));
+}
+
 #[test]
 fn a_recorded_guest_replays() {
     let (text, _) = record(add, &input_of_add());

@@ -144,6 +144,11 @@ static inline int wcuda_cloak_is_inside(const uint8_t* mem, size_t mem_cap, int3
   return mem && ptr >= 0 && bytes >= 0 && (uint64_t)ptr + (uint64_t)bytes <= mem_cap;
 }
 
+/* Handles behind that of the log are the session's. */
+static inline int wcuda_cloak_is_of_session(const wcuda_cloak* cloak, int32_t handle) {
+  return handle > wcuda_cloak_in_handle(cloak) + 2;
+}
+
 /* How many bytes the next read gives, at most `cap` of them. */
 static inline size_t wcuda_cloak_next_chunk(wcuda_cloak* cloak, size_t cap) {
   size_t bytes = cap;
@@ -175,6 +180,8 @@ static inline int32_t wcuda_cloak_in(void* ctx, int32_t handle, uint8_t* mem, si
                                      int32_t cap) {
   wcuda_cloak* const cloak = (wcuda_cloak*)ctx;
   size_t count = 0, chunk;
+  if (wcuda_cloak_is_of_session(cloak, handle))
+    return wcuda_zctl_handle_read(cloak->session, handle, mem, mem_cap, ptr, cap);
   if (handle != wcuda_cloak_in_handle(cloak) || (cloak->ended & (1u << handle)) != 0) return -1;
   if (!wcuda_cloak_is_inside(mem, mem_cap, ptr, cap)) return -1;
   if (cap == 0) return 0;
@@ -199,7 +206,10 @@ static inline FILE* wcuda_cloak_file(const wcuda_cloak* cloak, int32_t handle) {
 
 static inline int32_t wcuda_cloak_out(void* ctx, int32_t handle, uint8_t* mem, size_t mem_cap, int32_t ptr,
                                       int32_t len) {
-  FILE* const file = wcuda_cloak_file((const wcuda_cloak*)ctx, handle);
+  const wcuda_cloak* const cloak = (const wcuda_cloak*)ctx;
+  FILE* const file = wcuda_cloak_file(cloak, handle);
+  if (wcuda_cloak_is_of_session(cloak, handle))
+    return wcuda_zctl_handle_write(cloak->session, handle, mem, mem_cap, ptr, len);
   if (!file || !wcuda_cloak_is_inside(mem, mem_cap, ptr, len)) return -1;
   return fwrite(mem + ptr, 1, (size_t)len, file) == (size_t)len ? len : -1;
 }
@@ -207,6 +217,7 @@ static inline int32_t wcuda_cloak_out(void* ctx, int32_t handle, uint8_t* mem, s
 static inline void wcuda_cloak_end(void* ctx, int32_t handle) {
   wcuda_cloak* const cloak = (wcuda_cloak*)ctx;
   FILE* const file = wcuda_cloak_file(cloak, handle);
+  if (wcuda_cloak_is_of_session(cloak, handle)) wcuda_zctl_handle_end(cloak->session, handle);
   if (file) (void)fflush(file);
   if (file || handle == wcuda_cloak_in_handle(cloak)) cloak->ended |= 1u << handle;
 }

@@ -208,7 +208,16 @@ impl<'a> Cloak<'a> {
         (self.ended.get(index) == Some(&false)).then_some(index)
     }
 
+    /// The session, if the handle lies behind ours.
+    fn session_of(&mut self, handle: i32) -> Option<&mut Session> {
+        let last = self.handles.input() + 2;
+        self.session.as_mut().filter(|_| handle > last)
+    }
+
     fn try_read(&mut self, handle: i32, memory: &mut [u8], ptr: i32, cap: i32) -> Option<i32> {
+        if let Some(session) = self.session_of(handle) {
+            return Some(session.read_handle(handle, memory, ptr, cap));
+        }
         if self.open(handle)? != 0 {
             return None;
         }
@@ -224,6 +233,9 @@ impl<'a> Cloak<'a> {
     }
 
     fn try_write(&mut self, handle: i32, memory: &[u8], ptr: i32, len: i32) -> Option<i32> {
+        if let Some(session) = self.session_of(handle) {
+            return Some(session.write_handle(handle, memory, ptr, len));
+        }
         let stream = match self.open(handle)? {
             1 => &mut self.output,
             2 => &mut self.log,
@@ -279,7 +291,9 @@ impl Host for Cloak<'_> {
     }
 
     fn end(&mut self, handle: i32) {
-        if let Some(index) = self.open(handle) {
+        if let Some(session) = self.session_of(handle) {
+            session.end_handle(handle);
+        } else if let Some(index) = self.open(handle) {
             if index == 1 {
                 let _ = self.output.flush();
             }

@@ -68,6 +68,9 @@ pub struct Args {
     /// Also run kernels that may give other bits for equal calls
     #[arg(long)]
     allow_non_deterministic: bool,
+    /// The guest may load and run device code of its own
+    #[arg(long)]
+    allow_modules: bool,
     #[command(flatten)]
     pub device: DeviceArgs,
 }
@@ -112,6 +115,7 @@ impl Args {
             budget_ms: self.budget_ms,
             allowed: self.allow.clone(),
             permits_non_deterministic: self.allow_non_deterministic,
+            permits_modules: self.allow_modules,
             ..SessionOptions::default()
         };
         Ok(match (kernels, recorder) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "support/context.h"
 #include "support/zctl_guest.h"
 #include "worker_cuda_cloak.h"
 
@@ -148,6 +149,39 @@ TEST_F(CloakTest, handles_have_the_numbers_of_their_document) {
       EXPECT_EQ(wcuda_cloak_ctl2(&cloak, handle, mem, 64, 0, 32, 0, 64, 0), is_ctl ? 36 : -1);
     }
   }
+}
+
+TEST_F(CloakTest, handles_of_a_session_are_read_written_and_ended) {
+  TestContext context(0, WCUDA_BACKEND_HOST);
+  wcuda_error error{};
+  wcuda_zctl_options options = WCUDA_ZCTL_OPTIONS_INIT;
+  ASSERT_EQ(wcuda_registry_create(context.handle(), &options.registry, &error), WCUDA_OK);
+  ASSERT_EQ(wcuda_zctl_session_create(&options, &cloak.session, &error), WCUDA_OK);
+  wcuda_registry_destroy(options.registry);
+  memory.resize(256);
+  // CAPS_OPEN of a buffer of 4 bytes.
+  const auto open = bytes_of(
+      "5a434c31 0100 0300 05000000 00000000 00000000 35000000 05000000 'accel' 07000000 'default'"
+      "02000000 19000000 04000000 'host' 01000000 '0' 0400000000000000 00000000");
+  std::copy(open.begin(), open.end(), memory.begin());
+  const auto length = static_cast<int32_t>(open.size());
+  ASSERT_EQ(wcuda_cloak_ctl3(&cloak, memory.data(), 256, 0, length, 128, 128), 36);
+  const auto handle = static_cast<int32_t>(u32_at(memory, 128 + 24));
+  ASSERT_GE(handle, 4);
+
+  const std::string text = "abcd";
+  std::copy(text.begin(), text.end(), memory.begin());
+  EXPECT_EQ(write(0, 4, handle), 4);
+  EXPECT_EQ(write(0, 1, handle), -1);
+  EXPECT_EQ(write(256, 1, handle), -1);
+  EXPECT_EQ(read(-1, 1, handle), -1);
+  EXPECT_EQ(read(8, 64, handle), 4);
+  EXPECT_EQ(memory_text(8, 4), text);
+  wcuda_cloak_end(&cloak, handle);
+  wcuda_cloak_end(&cloak, handle);
+  EXPECT_EQ(read(8, 1, handle), -1);
+  EXPECT_EQ(write(0, 1), 1);
+  wcuda_zctl_session_destroy(cloak.session);
 }
 
 TEST_F(CloakTest, ctl_answers_alike_in_three_shapes) {
