@@ -128,7 +128,7 @@ wcuda_status wcuda_stream_native_get(wcuda_context context, wcuda_stream stream,
                                      wcuda_error* error) {
   return guarded(error, [&]() -> Status {
     WCUDA_ASSIGN(const auto parent, resolve(context, "context"));
-    WCUDA_TRY(check_not_null(native, "native"));
+    WCUDA_TRY(check_not_null(static_cast<const void*>(native), "native"));
     WCUDA_ASSIGN(const UsedStream on, use_stream(stream, *parent->memory));
     void* const found = parent->memory->backend().native_stream(on.stream);
     if (found == nullptr) return unsupported("this backend's streams are not a driver's");

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "api/base/context.h"
 #include "api/base/elements.h"
@@ -239,7 +238,7 @@ wcuda_status wcuda_kernel_descriptor_check(const wcuda_kernel_descriptor* descri
     if (text && text_capacity < signature.size())
       return Status::error(WCUDA_BUFFER_TOO_SMALL, "text: %llu bytes, %zu are needed",
                            static_cast<unsigned long long>(text_capacity), signature.size());
-    if (text && !signature.empty()) std::memcpy(text, signature.data(), signature.size());
+    if (text) std::copy(signature.begin(), signature.end(), text);
     if (text_bytes) *text_bytes = signature.size();
     if (sig_hash) *sig_hash = checked.sig_hash;
     return {};
