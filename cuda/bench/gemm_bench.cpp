@@ -3,7 +3,7 @@
 // all layers in one CUDA graph with dependent launches. Random bytes for weights; results are
 // checked by the tests of GpuLinear.
 //
-//   gemm_bench [--batch-invariant] [columns …]
+//   gemm_bench [-b max] [columns …]   columns up to which linear_batch computes a layer
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -71,8 +71,8 @@ uint32_t random_word(uint64_t i) {
 }
 
 // As a step's plan would have it.
-ops::Node node_of(const LinearArgs& args, const ops::Limits& limits,
-                  const kernels::Launch& launch) {
+ops::Node node_of(const LinearArgs& args, const ops::Limits& limits, const kernels::Launch& launch,
+                  uint32_t batch_max) {
   ops::LinearShape shape{args.tokens, args.matrix_count, {}, {}, args.matrices[0].cols};
   for (uint32_t m = 0; m < args.matrix_count; ++m) {
     shape.types[m] = args.matrices[m].type;
@@ -84,7 +84,7 @@ ops::Node node_of(const LinearArgs& args, const ops::Limits& limits,
   device.compute_capability = launch.compute_capability;
   device.has_warpgroup_code = launch.compute_capability == 90 && kernels::has_warpgroup_code();
   ops::Node node;
-  node.kernel = ops::linear_kernel(shape, limits, device);
+  node.kernel = ops::linear_kernel(shape, limits, device, batch_max);
   return node;
 }
 
@@ -168,7 +168,7 @@ double seconds_of(cudaStream_t stream, const std::function<void()>& queue) {
   return best / 1e3;
 }
 
-int run(const std::vector<uint32_t>& column_counts, bool is_batch_invariant) {
+int run(const std::vector<uint32_t>& column_counts, uint32_t batch_max) {
   const uint32_t columns_max = *std::max_element(column_counts.begin(), column_counts.end());
   kernels::Launch launch;
   check(cudaDeviceGetAttribute(&launch.sm_count, cudaDevAttrMultiProcessorCount, 0), "device");
@@ -194,7 +194,6 @@ int run(const std::vector<uint32_t>& column_counts, bool is_batch_invariant) {
 
   ops::Limits limits{};
   limits.max_batch_tokens = columns_max;
-  limits.batch_invariant = is_batch_invariant;
   limits.embedding_length = kDim;
   limits.feed_forward_length = kFeedForward;
   limits.head_count = 32;
@@ -213,7 +212,7 @@ int run(const std::vector<uint32_t>& column_counts, bool is_batch_invariant) {
       const double seconds = seconds_of(launch.stream, [&] {
         for (LinearArgs args : product.layers) {
           args.tokens = columns;
-          check(linear.run(node_of(args, limits, launch), args, launch));
+          check(linear.run(node_of(args, limits, launch, batch_max), args, launch));
         }
       });
       const double product_flops = 2.0 * columns * static_cast<double>(product.weights);
@@ -241,14 +240,14 @@ int run(const std::vector<uint32_t>& column_counts, bool is_batch_invariant) {
 
 int main(int argument_count, char** arguments) {
   std::vector<uint32_t> columns;
-  bool is_batch_invariant = false;
+  uint32_t batch_max = wcuda::ops::kBatchTokensMax;
   for (int i = 1; i < argument_count; ++i) {
     const std::string option = arguments[i];
-    if (option == "--batch-invariant")
-      is_batch_invariant = true;
+    if (option == "-b" && i + 1 < argument_count)
+      batch_max = static_cast<uint32_t>(std::atoi(arguments[++i]));
     else
       columns.push_back(static_cast<uint32_t>(std::atoi(arguments[i])));
   }
   if (columns.empty()) columns = {16, 32, 64, 128, 256, 512, 2048};
-  return wcuda::run(columns, is_batch_invariant);
+  return wcuda::run(columns, batch_max);
 }

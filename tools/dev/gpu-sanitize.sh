@@ -10,9 +10,9 @@ export WCUDA_REQUIRE_GPU=1
 place=$(cat tree/place.txt 2>/dev/null)
 [ -z "$place" ] || [ -e "$place" ] || { mkdir -p "$(dirname "$place")" && ln -s "$PWD/tree" "$place"; }
 kernels=GpuStep.*:GpuEmbed.*:GpuSoftcap*:GpuRopeKv.rows*:GpuRepack.takes*:GpuAttentionGolden.*
-kernels+=:GpuAttentionHost.*:GpuAttention.softcap*:GpuLinear.odd*
-suite=$kernels:GpuNumeric.*:GpuBuffer.fill*:GpuRepack.*:GpuUnpack.*:GpuLinear.gates*
-suite+=:GpuLinear.every_format*:GpuLinearVector.products*:Gpu/ModelUpload.expands*
+kernels+=:GpuAttentionHost.*:GpuAttention.softcap*:Path/GpuLinear.odd*/linear_batch:Path/GpuLinear.odd*/packed_gemm
+suite=$kernels:GpuNumeric.*:GpuBuffer.fill*:GpuRepack.*:GpuUnpack.*:Path/GpuLinear.gates*
+suite+=:Path/GpuLinear.every_format*/linear_batch:Path/GpuLinear.every_format*/packed_gemm:GpuLinearVector.products*:Gpu/ModelUpload.expands*
 suite+=:Gpu/ModelUpload.tensors_take_turns*:Gpu/Step.*:Gpu/EngineGolden.every_family*
 suite+=:GpuCatalogue.equals_numpy:GpuCatalogue.element_wise*:GpuCatalogue.unknown*:GpuKernels.*:GpuStreams.*
 suite+=:Shapes/GpuFusedLayers.as_layer_by_layer/dim1024_attention2048*:Shapes/GpuFusedLayers.as_layer_by_layer/dim1024_attention1024*

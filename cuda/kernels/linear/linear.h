@@ -4,7 +4,7 @@
 //   tokens    kernel           weights read by    activations        MMA
 //   1         fused_layers     one warp a CTA     2 int8 terms       mma.sync int8   layers in one
 //   1 … 8     linear_vector    each warp its own  2 int8 terms, f16  mma.sync int8   kernel
-//   9 … 32    linear_batch     each warp its own  f16                wgmma f16
+//   9 … 64    linear_batch     each warp its own  f16                wgmma f16
 //   more      packed_gemm      each warp its own  f16                wgmma f16
 //   9 …       packed_gemm_mma  each warp its own  f16                mma.sync f16   without WGMMA
 //

@@ -5,7 +5,6 @@
 #include "kernels/linear/linear_batch.h"
 #include "kernels/linear/linear_batch_instances.h"
 #include "kernels/linear/linear_batch_kernel.cuh"
-#include "kernels/linear/packed_gemm_plan.h"
 #include "kernels/ptx/code.h"
 #include "kernels/ptx/launch.h"
 
@@ -33,9 +32,10 @@ constexpr uint32_t round_up(uint32_t value, uint32_t granule) {
 constexpr bool is_gate(Epilogue epilogue) {
   return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
 }
-uint64_t input_bytes(uint32_t cols) {
-  return uint64_t{round_up(cols, kKTileInputs)} * kLinearBatchTokensMax * 2;
+uint64_t input_bytes(uint32_t cols, uint32_t columns) {
+  return uint64_t{round_up(cols, kKTileInputs)} * round_up(columns, 64) * 2;
 }
+uint64_t scale_bytes(uint32_t columns) { return round_up(columns, 64) * 4; }
 
 // How the matrices of one type are cut.
 struct Shape {
@@ -53,16 +53,17 @@ uint32_t tile_count(const LinearBatchParams& params, uint32_t rows) {
 
 // In a block's shared memory: columns, and outputs on their way.
 constexpr uint32_t column_bytes(uint32_t columns) {
-  return kBatchColumnStages * batch_stage_bytes(columns);
+  return batch_column_stages(columns) * batch_stage_bytes(columns);
 }
 constexpr uint32_t kWeightStagesMin = 2;
 // Columns of a tile, of each kernel of a type.
-constexpr uint32_t kTileColumns[2] = {16, kLinearBatchTokensMax};
+constexpr uint32_t kTileColumns[3] = {16, 32, 64};
 // Costs of a wave of blocks besides its MMAs, and of each further K-tile of a block, in M-tiles by
-// K-tiles of an SM. Instructions wait for each other: 1 us per K-tile, however few the M-tiles;
-// down of 8B took 27.6 us with 14 K-tiles per block and 21.5 with 8 (H200).
+// K-tiles of an SM. With few columns instructions wait for each other: 1 us per K-tile at 16 and 32
+// columns, however few the M-tiles; down of 8B took 27.6 us with 14 K-tiles per block and 21.5 with
+// 8 (H200).
 constexpr uint32_t kTurnCost = 48;
-constexpr uint32_t kKTileCost = 56;
+constexpr uint32_t kKTileCost[3] = {56, 56, 3};
 
 // Of `k_tiles` K-tiles, those that fit into a block's shared memory besides the columns.
 uint32_t weight_stages(uint32_t rows, uint32_t k_tile_bytes, uint32_t k_tiles, uint32_t columns,
@@ -75,6 +76,9 @@ bool fits(uint32_t rows, uint32_t k_tile_bytes, uint32_t columns) {
   return weight_stages(rows, k_tile_bytes, kWeightStagesMin, columns, batch_shared_bytes(1)) >=
          kWeightStagesMin;
 }
+
+// Columns of a tile: as few as hold them, up to 64.
+uint32_t tile_columns(uint32_t tokens) { return tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64; }
 
 cudaError_t allow_shared_memory(void (*kernel)(LinearBatchParams)) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -89,7 +93,7 @@ uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t ro
   constexpr int32_t kDevicesMax = 32;
   constexpr uint32_t kBlocksMax = 4;  // of a multiprocessor
   static std::atomic<uint32_t> known[kDevicesMax][kBlocksMax][kBatchClusterMax + 1];
-  const uint32_t blocks = batch_blocks(rows);
+  const uint32_t columns = kTileColumns[size], blocks = batch_blocks(rows, columns);
   if (cluster == 1) return sm_count * blocks;
   int32_t device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || device >= kDevicesMax) return sm_count / cluster;
@@ -116,18 +120,15 @@ uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t ro
 
 // Chooses the rows of a tile and the blocks per tile that take the least time by a measured model.
 Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, uint32_t size,
-                   bool is_batch_invariant, uint32_t sm_count) {
+                   uint32_t column_tiles, uint32_t sm_count) {
   const uint32_t columns = kTileColumns[size];
-  uint32_t cluster_min = 1, cluster_max = std::min(params.k_tile_count, kBatchClusterMax);
-  if (is_batch_invariant)
-    cluster_min = cluster_max =
-        gemm_splits(tile_count(params, kGemmRows), params.k_tile_count, sm_count);
+  const uint32_t cluster_max = std::min(params.k_tile_count, kBatchClusterMax);
   Shape best{0, 0, 0};
   uint64_t best_cost = UINT64_MAX;
-  for (uint32_t rows = kBatchRowsMax; rows >= 64; rows /= 2) {
+  for (uint32_t rows = batch_rows_max(columns); rows >= 64; rows /= 2) {
     if (rows > 64 && !fits(rows, kernel.k_tile_bytes, columns)) continue;
-    const uint32_t tiles = tile_count(params, rows);
-    for (uint32_t cluster = cluster_min; cluster <= cluster_max; ++cluster) {
+    const uint32_t tiles = tile_count(params, rows) * column_tiles;
+    for (uint32_t cluster = 1; cluster <= cluster_max; ++cluster) {
       const uint32_t resident = resident_clusters(kernel, size, rows, cluster, sm_count);
       const uint32_t turns = (tiles + resident - 1) / resident;
       // Of the busiest multiprocessor in a turn.
@@ -135,10 +136,11 @@ Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, u
       const uint32_t k_tiles = (params.k_tile_count + cluster - 1) / cluster;
       const uint32_t products = blocks * (rows / quant::kMTileRows) * k_tiles;
       const uint32_t merge = cluster > 1 ? rows * columns / 1024 : 0;
-      const uint64_t cost = uint64_t{turns} * (kTurnCost + products + kKTileCost * k_tiles + merge);
+      const uint64_t cost =
+          uint64_t{turns} * (kTurnCost + products + kKTileCost[size] * k_tiles + merge);
       if (cost >= best_cost) continue;
       best_cost = cost;
-      best = {rows, tiles, cluster};
+      best = {rows, tiles / column_tiles, cluster};
     }
   }
   return best;
@@ -146,11 +148,14 @@ Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, u
 
 // The matrices from `second_matrix` on are of the kernel's second type.
 cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uint32_t second_matrix,
-                        uint32_t size, bool is_batch_invariant, const Launch& launch) {
+                        uint32_t columns, bool is_invariant, const Launch& launch) {
+  params.column_tiles = (params.tokens + columns - 1) / columns;
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
-  const uint32_t columns = kTileColumns[size];
+  const uint32_t size = columns == 16 ? 0 : columns == 32 ? 1 : 2;
   if (const cudaError_t status = allow_shared_memory(kernel.kernels[size])) return status;
-  const Shape shape = choose_shape(params, kernel, size, is_batch_invariant, sm_count);
+  Shape shape = choose_shape(params, kernel, size, params.column_tiles, sm_count);
+  // The bits of the sums depend on the cluster alone.
+  if (is_invariant) shape.cluster = choose_shape(params, kernel, 2, 1, sm_count).cluster;
   uint32_t tile = 0;
   params.second_tile = UINT32_MAX;
   for (uint32_t m = 0; m < params.matrix_count; ++m) {
@@ -164,15 +169,15 @@ cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uin
   params.cluster = shape.cluster;
   uint32_t shared_bytes = 0;
   const uint32_t k_tiles = (params.k_tile_count + shape.cluster - 1) / shape.cluster;
-  for (uint32_t blocks = batch_blocks(shape.rows); blocks > 0; blocks /= 2) {
+  for (uint32_t blocks = batch_blocks(shape.rows, columns); blocks > 0; blocks /= 2) {
     shared_bytes = batch_shared_bytes(blocks);
     params.weight_stage_count =
         weight_stages(shape.rows, kernel.k_tile_bytes, k_tiles, columns, shared_bytes);
     if (params.weight_stage_count >= std::min(kWeightStagesMin, k_tiles)) break;
   }
-  return launch_kernel(launch, dim3(shape.cluster, 1, shape.tiles), dim3(batch_threads(shape.rows)),
-                       shared_bytes, shape.cluster > 1 ? shape.cluster : 0, kernel.kernels[size],
-                       params);
+  return launch_kernel(launch, dim3(shape.cluster, params.column_tiles, shape.tiles),
+                       dim3(batch_threads(shape.rows)), shared_bytes,
+                       shape.cluster > 1 ? shape.cluster : 0, kernel.kernels[size], params);
 }
 
 }  // namespace
@@ -184,14 +189,13 @@ bool linear_batch_supports(const LinearArgs& args, const Launch& launch) {
   return !is_gate(args.epilogue) || args.matrices[0].type == args.matrices[1].type;
 }
 
-uint64_t linear_batch_scratch_bytes(uint32_t cols) {
-  return input_bytes(cols) + kLinearBatchTokensMax * sizeof(float);
+uint64_t linear_batch_scratch_bytes(uint32_t cols, uint32_t columns) {
+  return input_bytes(cols, columns) + scale_bytes(columns);
 }
 
-cudaError_t linear_batch(const LinearArgs& args, bool is_batch_invariant, void* scratch,
+cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratch,
                          const Launch& launch) {
-  if (args.tokens == 0 || args.tokens > kLinearBatchTokensMax ||
-      !linear_batch_supports(args, launch) || launch.sm_count < 1)
+  if (args.tokens == 0 || !linear_batch_supports(args, launch) || launch.sm_count < 1)
     return cudaErrorInvalidValue;
   const uint32_t cols = args.matrices[0].cols;
   HalfInputArgs input;
@@ -202,10 +206,10 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_batch_invariant, void* 
   input.x_rows = args.x_rows;
   input.norm = args.norm;
   input.epsilon = args.epsilon;
-  const uint32_t size = args.tokens <= kTileColumns[0] ? 0 : 1;
-  input.tile_columns = kTileColumns[size];
+  input.tile_columns = tile_columns(args.tokens);
   input.h = static_cast<uint16_t*>(scratch);
-  input.scales = reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + input_bytes(cols));
+  input.scales =
+      reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + input_bytes(cols, args.tokens));
 
   // Writes the columns in each order that a type needs, then launches a kernel for one type or two.
   bool is_done[kLinearMatricesMax] = {};
@@ -245,7 +249,7 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_batch_invariant, void* 
       add_matrices(kernel->second_type);
       if (params.matrix_count == 0) continue;
       if (const cudaError_t status =
-              launch_type(params, *kernel, second_matrix, size, is_batch_invariant, launch))
+              launch_type(params, *kernel, second_matrix, input.tile_columns, is_invariant, launch))
         return status;
     }
   }

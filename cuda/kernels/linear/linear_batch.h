@@ -1,5 +1,5 @@
-// Linear layers of few tokens: weights are read as packed tiles and turned to f16 operands in
-// registers.
+// Linear layers of more than 8 tokens: weights are read as packed tiles and turned to f16 operands
+// in registers.
 #pragma once
 
 #include "kernels/linear/linear.h"
@@ -11,19 +11,17 @@ namespace wcuda::kernels {
 // have a tile; gate and up of the same type.
 bool linear_batch_supports(const LinearArgs& args, const Launch& launch);
 
-constexpr uint32_t kLinearBatchTokensMax = 32;
+// Scratch memory of any layer with up to `cols` inputs and `tokens` tokens, to the byte.
+uint64_t linear_batch_scratch_bytes(uint32_t cols, uint32_t tokens);
 
-// Scratch memory of any layer with up to `cols` inputs, to the byte.
-uint64_t linear_batch_scratch_bytes(uint32_t cols);
-
-// 1 to kLinearBatchTokensMax tokens. `scratch` has linear_batch_scratch_bytes(cols) bytes, aligned
-// to 256. cudaErrorInvalidValue for arguments outside of the contract. The same arguments give the
-// same bits; with is_batch_invariant a token's bits are those of packed_gemm with any number of
-// tokens.
+// tokens is not 0. `scratch` has linear_batch_scratch_bytes(cols, tokens) bytes, aligned to 256.
+// cudaErrorInvalidValue for arguments outside of the contract. With `is_invariant` a token's
+// bits depend on its own x, the shapes and types of the matrices and the device, not on how many
+// tokens there are.
 //
 // Weights become f16: magnitudes from 2^-16 on keep 11 bits, those below 2^-27 vanish; 16384 and
 // above (of F16: none) overflow.
-cudaError_t linear_batch(const LinearArgs& args, bool is_batch_invariant, void* scratch,
+cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratch,
                          const Launch& launch);
 
 }  // namespace wcuda::kernels

@@ -1,6 +1,6 @@
 // The kernel of linear_batch for one weight type. Only for .cu files.
 //
-// A block computes a tile of 64 or 128 rows by kColumns columns (tokens), 16 or 32; the blocks
+// A block computes a tile of up to 256 rows (16 M-tiles) by kColumns columns (tokens); the blocks
 // of a cluster divide the inputs of a tile and add their sums in the order of their ranks. Each
 // consumer warp brings the packed tiles of its own M-tile, a K-tile of 256 inputs at a time, into a
 // ring of stages in shared memory with bulk copies, the first ones before the kernels ahead have
@@ -15,7 +15,7 @@
 //
 // Columns lie as half_input.h says, in the layout of the 128-byte swizzle.
 //
-// Bytes moved: packed tiles once, columns once for each tile of rows.
+// Bytes moved: packed tiles once for each tile of columns, columns once for each tile of rows.
 #pragma once
 
 #include "kernels/linear/half_tile.cuh"
@@ -31,10 +31,13 @@ namespace wcuda::kernels {
 
 constexpr uint32_t kBatchStagesMax = 8;
 constexpr uint32_t kBatchClusterMax = 8;
-constexpr uint32_t kBatchRowsMax = 128;  // of a tile
-// Blocks of a multiprocessor. They leave room for the next kernels', which bring their first
-// weights while these end.
-WCUDA_HD constexpr uint32_t batch_blocks(uint32_t rows) { return rows > 64 ? 2 : 4; }
+// Rows of a tile: the sums of 256 rows fill the registers.
+WCUDA_HD constexpr uint32_t batch_rows_max(uint32_t columns) { return columns > 32 ? 256 : 128; }
+// Blocks of a multiprocessor. Up to 32 columns, where sums are few, they leave room for the next
+// kernels', which bring their first weights while these end.
+WCUDA_HD constexpr uint32_t batch_blocks(uint32_t rows, uint32_t columns) {
+  return columns > 32 ? 1 : rows > 64 ? 2 : 4;
+}
 // 227 KB a multiprocessor, less what tables of codebooks take.
 WCUDA_HD constexpr uint32_t batch_shared_bytes(uint32_t blocks) {
   return (blocks == 1 ? 219 : blocks == 2 ? 110 : 55) * 1024;
@@ -42,37 +45,41 @@ WCUDA_HD constexpr uint32_t batch_shared_bytes(uint32_t blocks) {
 // What aligning takes.
 constexpr uint32_t kBatchAlignment = 1024;
 // Barriers: of weights a consumer warp and stage, of columns two a stage.
-constexpr uint32_t kBatchWarpsMax = 8;
+constexpr uint32_t kBatchWarpsMax = 16;
 constexpr uint32_t kBatchColumnBarriers = kBatchWarpsMax * kBatchStagesMax * 8;
-constexpr uint32_t kBatchBarrierBytes = 1024;
+constexpr uint32_t kBatchBarrierBytes = 2048;
 static_assert(kBatchColumnBarriers + kBatchStagesMax * 16 <= kBatchBarrierBytes);
 // Between the sums of two columns: the lanes of a store lie in different banks.
 constexpr uint32_t kBatchPadding = 4;
 WCUDA_HD constexpr uint32_t batch_threads(uint32_t rows) { return rows / 64 * 128 + 32; }
 
-// Threads that the registers of a thread are bounded for: more than a block has, so that a thread
-// has 80 registers.
-constexpr uint32_t kBatchBound = 384;
+// Threads that the registers of a thread are bounded for: more than a block has, 80 registers a
+// thread up to 32 columns.
+WCUDA_HD constexpr uint32_t batch_bound(uint32_t columns) {
+  return columns > 32 ? batch_threads(batch_rows_max(columns)) : 384;
+}
 
 // A stage of columns: half a K-tile, or a whole one where columns are small.
 WCUDA_HD constexpr uint32_t batch_stage_halves(uint32_t columns) { return columns <= 16 ? 2 : 1; }
 WCUDA_HD constexpr uint32_t batch_stage_bytes(uint32_t columns) {
   return batch_stage_halves(columns) * kHalfKTileInputs * columns * 2;
 }
-constexpr uint32_t kBatchColumnStages = 3;  // one in use, others on their way
+// One in use, others on their way.
+WCUDA_HD constexpr uint32_t batch_column_stages(uint32_t columns) { return columns == 64 ? 4 : 3; }
 
 struct LinearBatchParams {
   uint32_t tokens;
+  uint32_t column_tiles;
   uint32_t packed_tile_count;  // of an M-tile
   uint32_t k_tile_count;
   uint32_t
       first_k_tile[kBatchClusterMax + 1];  // of each block of a cluster; the last: k_tile_count
   uint32_t cluster;                        // blocks per tile
-  uint32_t tile_rows;                      // 64 or 128
+  uint32_t tile_rows;                      // 64, 128 or 256
   uint32_t weight_stage_count;             // of a K-tile
   uint32_t matrix_count;
   Epilogue epilogue;
-  const uint16_t* h;    // (k_tile_count * 4, kColumns, 64)
+  const uint16_t* h;    // (column_tiles, k_tile_count * 4, kColumns, 64)
   const float* scales;  // (columns)
   const uint8_t* packed_tiles[kLinearMatricesMax];
   const float* biases[kLinearMatricesMax];
@@ -117,7 +124,8 @@ WCUDA_HD constexpr uint32_t column_step(uint32_t step) {
   return step / 4 * (kColumns * 128 / 16) + step % 4 * (32 / 16);
 }
 
-// The K-tiles of a block, first … first + count - 1, of the tile blockIdx.z of rows.
+// The K-tiles of a block, first … first + count - 1, of the tile blockIdx.z of rows and blockIdx.y
+// of columns.
 struct BatchWork {
   uint32_t first;
   uint32_t count;
@@ -169,8 +177,9 @@ __device__ __forceinline__ void produce_columns(const LinearBatchParams& params,
   constexpr uint32_t kStages = 2 / batch_stage_halves(kColumns);  // of a K-tile
   dependent_wait();
   PipelineState stage;
-  const uint8_t* source = reinterpret_cast<const uint8_t*>(params.h) +
-                          uint64_t{work.first} * kStages * ring.stage_bytes;
+  const uint8_t* source =
+      reinterpret_cast<const uint8_t*>(params.h) +
+      (uint64_t{blockIdx.y} * params.k_tile_count + work.first) * kStages * ring.stage_bytes;
   for (uint32_t i = 0; i < kStages * work.count; ++i, source += ring.stage_bytes) {
     const uint32_t barrier = ring.full_barrier(stage.stage);
     ring.wait_empty(stage);
@@ -227,7 +236,7 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
       wgmma_commit();
       if (group % kStageGroups == kStageGroups - 1) {
         last = column_stage.stage;
-        column_stage.advance(kBatchColumnStages);
+        column_stage.advance(batch_column_stages(kColumns));
       }
     }
     // The compiler keeps products in flight only within a turn of the loop.
@@ -241,16 +250,18 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
 // Adds the sums of the cluster's blocks, (kColumns, rows of the tile) each behind the barriers of
 // its shared memory, and writes the outputs: each block a part.
 __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, const BatchTile& tile,
+                                            uint32_t first_column, uint32_t columns,
                                             uint32_t threads, uint32_t shared, float weight_scale) {
   // Outputs of a thread and blocks whose parts are on their way at once.
   constexpr uint32_t kTurn = 4, kBlocks = 4;
   const uint32_t stride = params.tile_rows + kBatchPadding;
-  const uint32_t rows = params.rows[tile.matrix], count = tile.rows * params.tokens;
+  const uint32_t rows = params.rows[tile.matrix], count = tile.rows * columns;
   const uint32_t row_bits = __ffs(static_cast<int32_t>(tile.rows)) - 1;  // a power of two
   const uint32_t step = params.cluster * threads;
   const bool has_previous = !tile.is_gate && params.epilogue != Epilogue::kStore;
   const bool is_times = has_previous && params.epilogue != Epilogue::kAdd;
-  float* const outputs = params.outputs[tile.matrix];
+  float* const outputs = params.outputs[tile.matrix] + uint64_t{first_column} * rows;
+  const float* const scales = params.scales + first_column;
   const float* const biases = params.biases[tile.matrix];
   const float* const up_biases = tile.is_gate ? params.biases[1] : nullptr;
   for (uint32_t base = 0; base < count; base += kTurn * step) {
@@ -264,7 +275,7 @@ __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, con
       const uint32_t column = at >> row_bits, row = at & (tile.rows - 1);
       const uint32_t of_matrix = tile.first_row + row;
       places[i] = column * stride + row;
-      scale[i] = params.scales[column] * weight_scale;
+      scale[i] = scales[column] * weight_scale;
       if (of_matrix >= rows) continue;
       if (biases != nullptr) bias[i] = biases[of_matrix];
       if (up_biases != nullptr) up_bias[i] = up_biases[of_matrix];
@@ -325,6 +336,7 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   const uint32_t consumer_warps = blockDim.x / 32 - 1;
   const BatchWork work(params);
   const BatchTile tile(params, blockIdx.z);
+  const uint32_t first_column = blockIdx.y * kColumns;
 
   BatchWeights<Operand> weights;
   weights.ring.full = shared + warp * (kBatchStagesMax * 8);
@@ -333,7 +345,7 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   columns.empty = columns.full + kBatchStagesMax * 8;
   columns.data = shared + kBatchBarrierBytes;
   columns.stage_bytes = batch_stage_bytes(kColumns);
-  columns.stages = kBatchColumnStages;
+  columns.stages = batch_column_stages(kColumns);
   weights.ring.data =
       columns.data + columns.stages * columns.stage_bytes + warp * Operand::kKTileBytes;
   weights.ring.stage_bytes = params.tile_rows / quant::kMTileRows * Operand::kKTileBytes;
@@ -405,20 +417,22 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   }
   dependent_wait();
   sync_sums();
-  finish_tile(params, tile, consumer_warps * 32, shared, 1.0f / Operand::kWeightScale);
+  finish_tile(params, tile, first_column, min(kColumns, params.tokens - first_column),
+              consumer_warps * 32, shared, 1.0f / Operand::kWeightScale);
   sync_end();
 #endif
 }
 
+// 16 consumer warps and the producer leave 96 registers a thread.
 template <TensorType kType, uint32_t kColumns>
-__global__ void __launch_bounds__(kBatchBound, batch_blocks(kBatchRowsMax))
+__global__ void __launch_bounds__(batch_bound(kColumns), batch_blocks(128, kColumns))
     linear_batch_kernel(const __grid_constant__ LinearBatchParams params) {
   batch_block<HalfTile<kType>, kColumns>(params);
 }
 
 // Matrices of two types: tiles from params.second_tile on are of kSecond.
 template <TensorType kType, TensorType kSecond, uint32_t kColumns>
-__global__ void __launch_bounds__(kBatchBound, batch_blocks(kBatchRowsMax))
+__global__ void __launch_bounds__(batch_bound(kColumns), batch_blocks(128, kColumns))
     linear_batch_mixed_kernel(const __grid_constant__ LinearBatchParams params) {
   if (blockIdx.z < params.second_tile)
     batch_block<HalfTile<kType>, kColumns>(params);
@@ -433,7 +447,7 @@ struct BatchKernel {
   InputOrder order;
   uint32_t k_tile_bytes;                               // of two types the larger
   uint32_t packed_tiles;                               // of a K-tile
-  void (*kernels[2])(const LinearBatchParams params);  // 16, 32 columns
+  void (*kernels[3])(const LinearBatchParams params);  // 16, 32, 64 columns
 };
 
 // Of a type, or of matrices of two types.
@@ -453,9 +467,11 @@ const BatchKernel* linear_batch_kernels() {
     if constexpr (kType == kSecond) {
       result.kernels[0] = linear_batch_kernel<kType, 16>;
       result.kernels[1] = linear_batch_kernel<kType, 32>;
+      result.kernels[2] = linear_batch_kernel<kType, 64>;
     } else {
       result.kernels[0] = linear_batch_mixed_kernel<kType, kSecond, 16>;
       result.kernels[1] = linear_batch_mixed_kernel<kType, kSecond, 32>;
+      result.kernels[2] = linear_batch_mixed_kernel<kType, kSecond, 64>;
     }
     return result;
   }();

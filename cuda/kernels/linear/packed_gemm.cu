@@ -34,7 +34,7 @@ constexpr bool is_gate(Epilogue epilogue) {
   return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
 }
 uint64_t column_bytes(uint32_t cols, uint32_t tokens) {
-  return round_up(cols, kKTileInputs) * round_up(tokens, kGemmColumns[kGemmSizes - 1]) * 2;
+  return round_up(cols, kKTileInputs) * round_up(tokens, kGemmColumns[1]) * 2;
 }
 uint64_t counter_bytes(const Launch& launch) {
   return round_up(launch.sm_count * 2 * sizeof(uint32_t), 256);
@@ -60,23 +60,18 @@ cudaError_t launch_group(Group* group, const GemmPlan& plan, const Launch& launc
   params.column_tiles = (params.tokens + plan.columns - 1) / plan.columns;
   params.iteration_count = plan.iteration_count;
   params.tile_count = plan.iteration_count / params.k_tile_count;
-  params.run_tiles = (params.tile_count + plan.runs - 1) / plan.runs;
-  params.k_cluster = plan.k_cluster;
-  params.granule = plan.granule;
-  params.splits = plan.splits;
+  params.run_tiles = (params.tile_count + plan.clusters - 1) / plan.clusters;
   params.token_stages = plan.token_stages;
   params.weight_stages = plan.weight_stages;
   params.weight_stage_bytes =
       kGemmWarps * group->kernel->k_tile_bytes / gemm_parts(group->kernel->k_tile_bytes);
   std::copy_n(plan.first_tile, kLinearMatricesMax, params.first_tile);
-  const auto size = std::find(kGemmColumns, kGemmColumns + kGemmSizes, plan.columns);
-  const auto kernel = group->kernel->kernels[size - kGemmColumns];
+  const auto kernel = group->kernel->kernels[plan.columns == kGemmColumns[0] ? 0 : 1];
   if (const cudaError_t status = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, gemm_shared_bytes(1)))
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kGemmSharedBytes))
     return status;
-  const uint32_t pair = gemm_pair(plan.columns), cluster = pair * plan.k_cluster;
-  return launch_kernel(launch, dim3(plan.runs * pair), dim3(kGemmThreads), plan.shared_bytes,
-                       cluster > 1 ? cluster : 0, kernel, params);
+  return launch_kernel(launch, dim3(plan.clusters * kGemmCluster), dim3(kGemmThreads),
+                       kGemmSharedBytes, kGemmCluster, kernel, params);
 }
 
 }  // namespace
@@ -91,19 +86,20 @@ bool packed_gemm_supports(const LinearArgs& args, const Launch& launch) {
 }
 
 uint64_t packed_gemm_input_bytes(uint32_t cols, uint32_t tokens) {
-  return column_bytes(cols, tokens) +
-         round_up(tokens, kGemmColumns[kGemmSizes - 1]) * sizeof(float);
+  return column_bytes(cols, tokens) + round_up(tokens, kGemmColumns[1]) * sizeof(float);
 }
 
 uint64_t packed_gemm_scratch_bytes(const Launch& launch) {
   if (launch.compute_capability != 90) return 0;
   return counter_bytes(launch) +
-         uint64_t(launch.sm_count) * 2 * kGemmRows * kGemmColumns[kGemmSizes - 1] * sizeof(float);
+         uint64_t(launch.sm_count) * 2 * kGemmRows * kGemmColumns[1] * sizeof(float);
 }
 
-cudaError_t packed_gemm(const LinearArgs& args, bool is_batch_invariant, void* input,
-                        const Launch& launch) {
+cudaError_t packed_gemm(const LinearArgs& args, void* input, const Launch& launch) {
   if (args.tokens == 0 || !packed_gemm_supports(args, launch)) return cudaErrorInvalidValue;
+  if (!has_warpgroup_code()) return packed_gemm_mma(args, input, launch);
+  if (launch.sm_count < 2 || launch.scratch_bytes < packed_gemm_scratch_bytes(launch))
+    return cudaErrorInvalidValue;
   const uint32_t cols = args.matrices[0].cols;
   HalfInputArgs columns;
   columns.tokens = args.tokens;
@@ -116,9 +112,6 @@ cudaError_t packed_gemm(const LinearArgs& args, bool is_batch_invariant, void* i
   columns.h = static_cast<uint16_t*>(input);
   columns.scales =
       reinterpret_cast<float*>(static_cast<uint8_t*>(input) + column_bytes(cols, args.tokens));
-  if (!has_warpgroup_code()) return packed_gemm_mma(args, columns, launch);
-  if (launch.sm_count < 2 || launch.scratch_bytes < packed_gemm_scratch_bytes(launch))
-    return cudaErrorInvalidValue;
 
   bool is_done[kLinearMatricesMax] = {};
   for (uint32_t i = 0; i < args.matrix_count; ++i) {
@@ -157,9 +150,8 @@ cudaError_t packed_gemm(const LinearArgs& args, bool is_batch_invariant, void* i
     layer.matrix_count = layer.is_gate ? 1 : params.matrix_count;
     layer.k_tile_bytes = group.kernel->k_tile_bytes;
     layer.sm_count = static_cast<uint32_t>(launch.sm_count);
-    layer.is_batch_invariant = is_batch_invariant;
     const GemmPlan plan = plan_gemm(layer);
-    if (plan.runs == 0) return cudaErrorInvalidValue;
+    if (plan.clusters == 0) return cudaErrorInvalidValue;
     // The activations again where tiles or the order of inputs differ from those of the launch
     // before.
     if (i == 0 || columns.order != group.kernel->order || columns.tile_columns != plan.columns) {

@@ -19,12 +19,8 @@ uint64_t packed_gemm_scratch_bytes(const Launch& launch);
 
 // tokens is not 0. `input` has packed_gemm_input_bytes(cols, tokens) bytes, aligned to 256.
 // cudaErrorInvalidValue for arguments outside of the contract. The same arguments give the same
-// bits. With WGMMA the bits of a token also depend on the number of tokens, unless
-// is_batch_invariant.
-//
-// Weights become f16: magnitudes from 2^-16 on keep 11 bits, those below 2^-27 vanish; 16384 and
-// above (of F16: none) overflow.
-cudaError_t packed_gemm(const LinearArgs& args, bool is_batch_invariant, void* input,
-                        const Launch& launch);
+// bits. With WGMMA the bits of a token also depend on the number of tokens. Weights become f16 as
+// in linear_batch.
+cudaError_t packed_gemm(const LinearArgs& args, void* input, const Launch& launch);
 
 }  // namespace wcuda::kernels

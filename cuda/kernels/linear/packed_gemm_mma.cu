@@ -21,9 +21,22 @@ const GemmMmaKernel* find_kernel(uint32_t type) {
 
 }  // namespace
 
-cudaError_t packed_gemm_mma(const LinearArgs& args, HalfInputArgs columns, const Launch& launch) {
+cudaError_t packed_gemm_mma(const LinearArgs& args, void* input, const Launch& launch) {
+  const uint32_t cols = args.matrices[0].cols;
   const bool is_gate = args.epilogue >= Epilogue::kSiluGate;
+  HalfInputArgs columns;
+  columns.tokens = args.tokens;
+  columns.cols = cols;
+  columns.depth = (cols + kKTileInputs - 1) / kKTileInputs * kKTileInputs;
+  columns.x = args.x;
+  columns.x_rows = args.x_rows;
+  columns.norm = args.norm;
+  columns.epsilon = args.epsilon;
   columns.tile_columns = kMmaTokens;
+  columns.h = static_cast<uint16_t*>(input);
+  const uint32_t column_tiles = (args.tokens + kMmaTokens - 1) / kMmaTokens;
+  columns.scales =
+      reinterpret_cast<float*>(columns.h + uint64_t{column_tiles} * kMmaTokens * columns.depth);
   for (uint32_t i = 0; i < args.matrix_count; ++i) {
     // The output of a gate epilogue holds up's result until gate's launch multiplies it.
     const uint32_t m = is_gate ? args.matrix_count - 1 - i : i;
@@ -38,9 +51,9 @@ cudaError_t packed_gemm_mma(const LinearArgs& args, HalfInputArgs columns, const
     GemmMmaParams params;
     params.tokens = args.tokens;
     params.rows = matrix.rows;
-    params.column_tiles = (args.tokens + kMmaTokens - 1) / kMmaTokens;
+    params.column_tiles = column_tiles;
     params.k_tile_count = columns.depth / kKTileInputs;
-    params.m_tile_bytes = quant::tile_layout(matrix.type).m_tile_bytes(matrix.cols);
+    params.m_tile_bytes = quant::tile_layout(matrix.type).m_tile_bytes(cols);
     params.epilogue = !is_gate ? args.epilogue
                       : m == 1 ? Epilogue::kStore
                                : times_of(args.epilogue);
@@ -55,7 +68,7 @@ cudaError_t packed_gemm_mma(const LinearArgs& args, HalfInputArgs columns, const
     const uint32_t tile_rows = kernel->warps * quant::kMTileRows;
     const uint32_t row_tiles = (matrix.rows + tile_rows - 1) / tile_rows;
     if (const cudaError_t status =
-            launch_kernel(launch, dim3(row_tiles * params.column_tiles), dim3(kernel->warps * 32),
+            launch_kernel(launch, dim3(row_tiles * column_tiles), dim3(kernel->warps * 32),
                           kernel->shared_bytes, 0, kernel->kernel, params))
       return status;
   }

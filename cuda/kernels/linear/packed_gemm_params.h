@@ -4,44 +4,34 @@
 #include <cstdint>
 
 #include "kernels/linear/linear.h"
-#include "kernels/linear/packed_gemm_plan.h"
 #include "kernels/shared/packed_tile.h"
 
 namespace wcuda::kernels {
 
-constexpr uint32_t kGemmWarps = 8;       // consumers: two warpgroups
-constexpr uint32_t kGemmGroupRows = 64;  // of a warpgroup
-static_assert(kGemmRows == kGemmWarps * quant::kMTileRows);
+constexpr uint32_t kGemmWarps = 8;                              // consumers: two warpgroups
+constexpr uint32_t kGemmGroupRows = 64;                         // of a warpgroup
+constexpr uint32_t kGemmRows = kGemmWarps * quant::kMTileRows;  // of a tile
 constexpr uint32_t kGemmThreads = kGemmWarps * 32 + 128;
-constexpr uint32_t kGemmClusterMax = 8;
+constexpr uint32_t kGemmCluster = 2;
 constexpr uint32_t kGemmStagesMax = 8;
+// 227 KB a multiprocessor, less what tables of codebooks take.
+constexpr uint32_t kGemmSharedBytes = 219 * 1024;
 constexpr uint32_t kGemmAlignment = 1024;  // of the swizzle
 // Barriers: of weights one for each consumer warp and stage, of tokens two for each stage.
 constexpr uint32_t kGemmTokenBarriers = kGemmWarps * kGemmStagesMax * 8;
 constexpr uint32_t kGemmBarrierBytes = 1024;
 static_assert(kGemmTokenBarriers + 2 * kGemmStagesMax * 8 <= kGemmBarrierBytes);
-
-// Tiles of 64 tokens. Much of their time goes into waiting: a multiprocessor has two CTAs, each for
-// a part of one tile; a cluster has the parts of a tile and adds them in shared memory.
-WCUDA_HD constexpr bool gemm_is_small(uint32_t columns) { return columns == 64; }
-WCUDA_HD constexpr uint32_t gemm_ctas(uint32_t columns) { return gemm_is_small(columns) ? 2 : 1; }
-// CTAs one below the other, which read the same tokens.
-WCUDA_HD constexpr uint32_t gemm_pair(uint32_t columns) { return gemm_is_small(columns) ? 1 : 2; }
-// 227 KB a multiprocessor, less what tables of codebooks take.
-WCUDA_HD constexpr uint32_t gemm_shared_bytes(uint32_t ctas) {
-  return (ctas == 1 ? 219 : 110) * 1024;
-}
-// A stage of tokens: whole groups of 32 inputs, of a K-tile or a part of it.
-WCUDA_HD constexpr uint32_t gemm_stage_groups(uint32_t columns) { return columns > 128 ? 2 : 4; }
-WCUDA_HD constexpr uint32_t gemm_stage_bytes(uint32_t columns) {
-  return gemm_stage_groups(columns) * columns * 64;
+// A stage of tokens: whole groups of 32 inputs, 32 KB.
+constexpr uint32_t kGemmTokenStageBytes = 32 * 1024;
+WCUDA_HD constexpr uint32_t gemm_stage_groups(uint32_t columns) {
+  return kGemmTokenStageBytes / (columns * 64);
 }
 // Stages that a K-tile of weights comes in: of large types (F32, F16, BF16) a packed tile of 64
 // inputs each, so that more stages fit.
 WCUDA_HD constexpr uint32_t gemm_parts(uint32_t k_tile_bytes) {
   return k_tile_bytes >= 8192 ? 4 : 1;
 }
-// Where tile `tile` of `count` lies, rows by rows, if every run computes about `run` tiles one
+// Where tile `tile` of `count` lies, rows by rows, if every cluster computes about `run` tiles one
 // after the other: tile j of each run before tile j + 1 of any.
 WCUDA_HD constexpr uint32_t gemm_tile_place(uint32_t count, uint32_t run, uint32_t tile) {
   const uint32_t runs = (count + run - 1) / run, j = tile % run;
@@ -49,20 +39,17 @@ WCUDA_HD constexpr uint32_t gemm_tile_place(uint32_t count, uint32_t run, uint32
   return j * (runs - 1) + (j < of_last ? j : of_last) + tile / run;
 }
 // Outputs of a warpgroup on their way: 32 tokens by 64 rows; the lanes of a store lie in different
-// banks. Of 64 tokens, all, in place of the stages.
+// banks.
 constexpr uint32_t kGemmOutputTokens = 32;
 constexpr uint32_t kGemmOutputStride = kGemmGroupRows + 4;
-template <uint32_t kN>
 struct GemmOutputs {
   float sums[kGemmOutputTokens * kGemmOutputStride];
-  float scales[kN];  // of the tokens
-  uint32_t is_last;  // to finish a tile
+  float scales[256];  // of the tokens
+  uint32_t is_last;   // to finish a tile
   uint32_t padding[3];
 };
-WCUDA_HD constexpr uint32_t gemm_output_bytes(uint32_t columns) {
-  return gemm_is_small(columns) ? 0 : 2 * 4 * (kGemmOutputTokens * kGemmOutputStride + columns + 4);
-}
-static_assert(gemm_output_bytes(256) == 2 * sizeof(GemmOutputs<256>));
+constexpr uint32_t kGemmOutputBytes = 2 * sizeof(GemmOutputs);
+static_assert(sizeof(GemmOutputs) % 16 == 0);
 
 struct PackedGemmParams {
   uint32_t tokens;
@@ -70,11 +57,8 @@ struct PackedGemmParams {
   uint32_t packed_tile_count;  // of an M-tile
   uint32_t k_tile_count;
   uint32_t iteration_count;
-  uint32_t tile_count;  // of the rows of a pair, if any, by tokens
-  uint32_t run_tiles;   // of a run, about
-  uint32_t k_cluster;   // runs of a tile of 64 tokens
-  uint32_t granule;     // iterations that stay in one run: 1, or those of a tile
-  uint32_t splits;      // parts of K that a run sums apart, one after the other
+  uint32_t tile_count;  // pairs of tiles
+  uint32_t run_tiles;   // of a cluster, about
   uint32_t token_stages;
   uint32_t weight_stages;
   uint32_t weight_stage_bytes;  // of all warps

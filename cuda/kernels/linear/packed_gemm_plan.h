@@ -13,8 +13,6 @@ struct GemmLayer {
   bool is_gate = false;
   uint32_t k_tile_bytes = 0;  // of 16 rows; of two types the larger
   uint32_t sm_count = 0;
-  // The order of a sum depends on the matrices alone.
-  bool is_batch_invariant = false;
 };
 
 struct GemmPlan {
@@ -22,21 +20,13 @@ struct GemmPlan {
   uint32_t row_tiles = 0;
   uint32_t first_tile[3] = {};  // of rows, of each matrix
   uint32_t iteration_count = 0;
-  uint32_t runs = 0;  // of a CTA or a pair; 0: no kernel takes the layer
-  uint32_t k_cluster = 1, granule = 1, splits = 1;  // as PackedGemmParams
-  uint32_t shared_bytes = 0;
+  uint32_t clusters = 0;  // of two CTAs; 0: no kernel takes the layer
   uint32_t token_stages = 0;
   uint32_t weight_stages = 0;
 };
 
-constexpr uint32_t kGemmRows = 128;  // of a tile; of a gate's, half of each matrix
 // Tokens of the tiles that there are kernels for.
-constexpr uint32_t kGemmSizes = 3;
-constexpr uint32_t kGemmColumns[kGemmSizes] = {64, 128, 256};
-
-// Parts of K that are summed apart under batch invariance, then added in order: by the matrices
-// alone.
-uint32_t gemm_splits(uint32_t row_tiles, uint32_t k_tiles, uint32_t sm_count);
+constexpr uint32_t kGemmColumns[2] = {128, 256};
 
 GemmPlan plan_gemm(const GemmLayer& layer);
 

@@ -20,12 +20,13 @@ struct LinearShape {
 };
 
 // Tokens up to which linear_vector and, with WGMMA, linear_batch compute a layer; packed_gemm
-// above. One H200, 2026-11-22, all layers of 8B Q4_K_M, ms by linear_batch and by packed_gemm: 16
-// tokens 2.37 and 2.51, 32 tokens 2.74 and 2.76, 64 tokens 3.70 and 3.50
-// (2026-11-22-h200/few_tokens_clusters.txt).
+// above. One H200, 2026-11-22, all layers of 8B Q4_K_M: 64 tokens by linear_batch 3.7 ms, 65 by
+// packed_gemm 4.5 (2026-11-22-h200/packed_gemm.txt).
 constexpr uint32_t kVectorTokensMax = 8;
-constexpr uint32_t kBatchTokensMax = 32;
+constexpr uint32_t kBatchTokensMax = 64;
 
-Kernel linear_kernel(const LinearShape& shape, const Limits& limits, const DeviceTraits& device);
+// batch_tokens_max: tests and benches choose otherwise.
+Kernel linear_kernel(const LinearShape& shape, const Limits& limits, const DeviceTraits& device,
+                     uint32_t batch_tokens_max = kBatchTokensMax);
 
 }  // namespace wcuda::ops

@@ -264,8 +264,10 @@ inline ops::DeviceTraits device_traits(const kernels::Launch& launch) {
 // A CudaLinear with its scratch memory.
 class PreparedLinear {
  public:
-  explicit PreparedLinear(const ops::Limits& limits)
-      : limits_(limits), scratch_(ops::CudaLinear::scratch_bytes(limits, launch)) {
+  explicit PreparedLinear(const ops::Limits& limits, uint32_t batch_max = ops::kBatchTokensMax)
+      : limits_(limits),
+        batch_max_(batch_max),
+        scratch_(ops::CudaLinear::scratch_bytes(limits, launch)) {
     scratch_.fill(0xff);  // NaN wherever something is read before it is written
     EXPECT_EQ(linear_.prepare(limits, launch, scratch_.data()), cudaSuccess);
   }
@@ -282,7 +284,7 @@ class PreparedLinear {
     shape.is_added = args.epilogue == Epilogue::kAdd;
     shape.has_norm = args.norm != nullptr;
     ops::Node node;
-    node.kernel = ops::linear_kernel(shape, limits_, device_traits(launch));
+    node.kernel = ops::linear_kernel(shape, limits_, device_traits(launch), batch_max_);
     return node;
   }
   void operator()(const kernels::LinearArgs& args) {
@@ -293,6 +295,7 @@ class PreparedLinear {
 
  private:
   ops::Limits limits_;
+  uint32_t batch_max_;
   DeviceArray<uint8_t> scratch_;
   ops::CudaLinear linear_;
 };

@@ -37,18 +37,15 @@ TEST(LinearPlan, kernels_change_at_the_measured_numbers_of_tokens) {
     SCOPED_TRACE(type);
     EXPECT_EQ(kernel_of(type, 8, hopper()), Kernel::kLinearVector);
     EXPECT_EQ(kernel_of(type, 9, hopper()), Kernel::kLinearBatch);
-    EXPECT_EQ(kernel_of(type, 32, hopper()), Kernel::kLinearBatch);
-    for (const uint32_t tokens : {33u, 8192u})
+    EXPECT_EQ(kernel_of(type, 64, hopper()), Kernel::kLinearBatch);
+    for (const uint32_t tokens : {65u, 8192u})
       EXPECT_EQ(kernel_of(type, tokens, hopper(), true), Kernel::kPackedGemm);
   }
 }
 
-// linear_batch and packed_gemm give the same bits then.
-TEST(LinearPlan, batch_invariance_leaves_out_the_vector_kernel) {
-  for (const uint32_t tokens : {1u, 8u, 32u})
+TEST(LinearPlan, batch_invariance_keeps_one_kernel) {
+  for (const uint32_t tokens : {1u, 64u, 65u, 2048u})
     EXPECT_EQ(kernel_of(kQ4_K, tokens, hopper(), false, true), Kernel::kLinearBatch);
-  for (const uint32_t tokens : {33u, 2048u})
-    EXPECT_EQ(kernel_of(kQ4_K, tokens, hopper(), false, true), Kernel::kPackedGemm);
 }
 
 TEST(LinearPlan, devices_without_warpgroups_have_one_kernel_above_8_tokens) {

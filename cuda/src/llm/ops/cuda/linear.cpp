@@ -17,7 +17,6 @@ using kernels::Launch;
 using kernels::LinearArgs;
 
 static_assert(kVectorTokensMax == kernels::kLinearVectorTokensMax);
-static_assert(kBatchTokensMax == kernels::kLinearBatchTokensMax);
 
 // Tokens of a launch of linear_batch or packed_gemm.
 uint32_t tokens_max(const Limits& limits) {
@@ -90,7 +89,7 @@ CudaLinear::Scratch CudaLinear::layout(const Limits& limits, const Launch& launc
   Scratch scratch;
   Arena arena;
   scratch.input =
-      arena.reserve(std::max(kernels::linear_batch_scratch_bytes(cols_max),
+      arena.reserve(std::max(kernels::linear_batch_scratch_bytes(cols_max, tokens_max(limits)),
                              kernels::packed_gemm_input_bytes(cols_max, tokens_max(limits))));
   scratch.vector_bytes = vector_scratch_bytes(limits, launch);
   scratch.vector = arena.reserve(scratch.vector_bytes);
@@ -147,8 +146,7 @@ Status CudaLinear::run(const Node& node, const LinearArgs& args, const Launch& l
                              "linear_batch"));
     } else {
       WCUDA_CHECK(node.kernel == Kernel::kPackedGemm);
-      WCUDA_TRY(check_launch(kernels::packed_gemm(part, is_batch_invariant_, input, gemm),
-                             "packed_gemm"));
+      WCUDA_TRY(check_launch(kernels::packed_gemm(part, input, gemm), "packed_gemm"));
     }
   }
   return {};
