@@ -33,6 +33,7 @@
 #include "bench/e2e_report.h"
 #include "bench/e2e_session.h"
 #include "bench/synthetic_model.h"
+#include "core/base/cpu.h"
 #include "llm/ops/host/kernels.h"
 
 extern char** environ;
@@ -606,6 +607,7 @@ Status dispatch(int argc, char** argv) {
 }  // namespace wcuda::bench
 
 int main(int argc, char** argv) {
+  wcuda::limit_isa(std::getenv("WCUDA_MAX_ISA"));
   const wcuda::Status status = wcuda::bench::dispatch(argc, argv);
   if (!status.ok()) std::fprintf(stderr, "e2e_bench: %s\n", status.message());
   return status.ok() ? 0 : 1;

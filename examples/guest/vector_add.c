@@ -1,9 +1,7 @@
 /* vector_add.c: a guest of ZCTL/1. Reads two vectors of f32, one behind the other, from stdin,
  * finds the kernel vector_add by its name, and writes the sums to stdout.
  *
- *   cc -std=c11 -DWCUDA_CLOAK_MAIN vector_add.c $(pkg-config --cflags --libs worker_cuda) -o
- * vector_add cc -std=c11 -shared -fPIC vector_add.c $(pkg-config --cflags worker_cuda) -o
- * vector_add.so
+ *   cc -std=c11 -DWCUDA_CLOAK_MAIN vector_add.c $(pkg-config --cflags --libs worker_cuda)
  */
 #include "worker_cuda_cloak.h"
 

@@ -1,6 +1,5 @@
 #include "core/base/cpu.h"
 
-#include <cstdlib>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -14,20 +13,17 @@ namespace {
 
 enum Isa { kPortable, kAvx2, kAvxVnni, kAvx512 };
 
-// What WCUDA_MAX_ISA names; everything where it is unset or names nothing.
-Isa find_largest_isa() {
-  const char* const names[] = {"portable", "avx2", "avxvnni"};
-  const char* const wanted = std::getenv("WCUDA_MAX_ISA");
-  for (int isa = kPortable; wanted != nullptr && isa < kAvx512; ++isa)
-    if (std::strcmp(wanted, names[isa]) == 0) return static_cast<Isa>(isa);
-  return kAvx512;
-}
-bool allows(Isa isa) {
-  static const Isa largest = find_largest_isa();
-  return isa <= largest;
-}
+Isa largest_isa = kAvx512;
+
+bool allows(Isa isa) { return isa <= largest_isa; }
 
 }  // namespace
+
+void limit_isa(const char* name) {
+  const char* const names[] = {"portable", "avx2", "avxvnni"};
+  for (int isa = kPortable; name != nullptr && isa < kAvx512; ++isa)
+    if (std::strcmp(name, names[isa]) == 0) largest_isa = static_cast<Isa>(isa);
+}
 
 // clang 14 cannot ask for F16C.
 bool cpu_has_avx2() {
@@ -46,6 +42,7 @@ bool cpu_has_avx512() {
 }
 bool cpu_has_avx512_vnni() { return cpu_has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 #else
+void limit_isa(const char*) {}
 bool cpu_has_avx2() { return false; }
 bool cpu_has_avx_vnni() { return false; }
 bool cpu_has_avx512() { return false; }

@@ -231,6 +231,9 @@ TEST(HostLinear, the_instruction_of_vnni_multiplies_words_and_adds) {
 }
 #endif
 
+// Before main, so that it holds for every test of the program.
+const bool is_isa_limited = (limit_isa(std::getenv("WCUDA_MAX_ISA")), true);
+
 // ctest runs it with and without the variable.
 TEST(HostKernels, none_is_wider_than_the_environment_allows) {
   const char* const widest = std::getenv("WCUDA_MAX_ISA");
