@@ -3,8 +3,8 @@
 
 namespace wcuda {
 
-// Tests and benches call it before anything else: nothing wider than portable, avx2 or avxvnni is used
-// from then on. NULL or another name: no limit.
+// Tests and benches call it before anything else: nothing wider than portable, avx2 or avxvnni is
+// used from then on. NULL or another name: no limit.
 void limit_isa(const char* name);
 
 // With FMA, and with F16C, which every processor that has AVX2 has.
