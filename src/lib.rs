@@ -121,7 +121,7 @@ pub use step::{Row, RowResult, RowStatus, Sampling, Step, StepOutput};
 pub use stream::{Event, PendingCopy, Priority, Stream};
 pub use version::{build_info, built_with_cuda, version};
 
-/// Compiles the Rust example of the README.
-#[cfg(all(doctest, feature = "text"))]
+/// Compiles the Rust examples of the README.
+#[cfg(all(doctest, feature = "text", feature = "zctl"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

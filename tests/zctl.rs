@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use worker_cuda::zctl::{
-    Arg, Call, Client, Record, Server, ServerOptions, Session, SessionOptions, Status,
+    Arg, Call, Client, Record, Server, ServerOptions, Session, SessionOptions, Status, refusal,
 };
 use worker_cuda::{CudaContext, ElementType, ErrorKind, GpuCompute, KernelSpec};
 
@@ -250,6 +250,36 @@ fn without_kernels_runs_give_the_reason() {
     );
     drop(client);
     thread.join().unwrap();
+}
+
+#[test]
+fn a_refusal_has_the_bytes_of_a_sessions_answer() {
+    let mut session = Session::without_device("why", &SessionOptions::default()).unwrap();
+    let mut response = Vec::new();
+    let run = frame(0x0102, &[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    assert!(session.serve(&mut [], &run, &mut response));
+    assert_eq!(refusal(&run, Status::Backend, "why"), response);
+    let mut with_crc = run.clone();
+    with_crc[24] = 1;
+    let answer = refusal(&with_crc, Status::Backend, "why");
+    assert_ne!(answer[24..28], [0; 4]);
+    assert_eq!(
+        (&answer[..24], &answer[28..]),
+        (&response[..24], &response[28..])
+    );
+    let late = refusal(&run, Status::Timeout, "late");
+    assert_eq!((late[16], late[36], &late[44..]), (4, 4, &b"late"[..]));
+    let read = frame(0x8011, &[9, 0, 0, 0, 4, 0, 0, 0]);
+    assert!(session.serve(&mut [], &read, &mut response));
+    assert_eq!(refusal(&read, Status::Timeout, ""), response);
+    assert_eq!(refusal(&frame(0x8003, &[]), Status::Timeout, "")[16], 6);
+
+    let open = b"ZCL1\x01\0\x03\0\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    let expected = [
+        &b"ZCL1\x01\0\x03\0\x02\0\0\0\0\0\0\0\x30\0\0\0\0\0\0\0"[..],
+        b"\x0d\0\0\0t_ctl_timeout\x13\0\0\0operation timed out\0\0\0\0",
+    ];
+    assert_eq!(refusal(open, Status::Timeout, ""), expected.concat());
 }
 
 #[test]

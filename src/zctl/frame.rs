@@ -15,6 +15,8 @@ pub(super) const KERNEL_RUN: u16 = 0x0102;
 pub(super) const MEM_WRITE: u16 = 0x8001;
 pub(super) const MEM_READ: u16 = 0x8002;
 pub(super) const MEM_INFO: u16 = 0x8003;
+const HANDLE_READ: u16 = 0x8011;
+const HANDLE_WRITE: u16 = 0x8012;
 pub(super) const KERNEL_DESCRIBE: u16 = 0x8021;
 
 /// The status of a response, and of a run.
@@ -236,6 +238,48 @@ pub(super) fn request(
     }
     frame.extend(payload);
     if has_crc {
+        let sum = crc32fast::hash(&frame);
+        frame[24..28].copy_from_slice(&sum.to_le_bytes());
+    }
+    frame
+}
+
+/// The answer to a well-formed request of ZCTL/1 or ZCL1 that the session behind a connection cannot give: a run, an
+/// operation of ZCL1 or a handle fails with `status` and `message`, everything else with status 6.
+pub fn refusal(request: &[u8], status: Status, message: &str) -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
+    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let begin = &request[..HEADER_BYTES.min(request.len())];
+    if begin.starts_with(&CAPABILITY_MAGIC) {
+        let (trace, what) = match status {
+            Status::Timeout => ("t_ctl_timeout", "operation timed out"),
+            _ => ("t_accel_launch_failed", "launch failed"),
+        };
+        let payload = [vec![0; 4], text(trace), text(what), text(message)].concat();
+        let mut frame = begin[..12].to_vec();
+        frame.extend([0; 4]);
+        frame.extend(text("")); // the length
+        frame[16..20].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+        return [frame, payload].concat();
+    }
+    let (op, req_id) = (&begin[6..8], &begin[12..16]);
+    let (status, payload): (Status, Vec<u8>) = match u16::from_le_bytes([op[0], op[1]]) {
+        KERNEL_RUN => {
+            let of_header = match status {
+                Status::Timeout => status,
+                _ => Status::Ok,
+            };
+            let body: Vec<u8> = words(&[0, status.number()]);
+            (of_header, [body, text(message)].concat())
+        }
+        HANDLE_READ | HANDLE_WRITE => (Status::Ok, words(&[u32::MAX])),
+        _ => (Status::Backend, Vec::new()),
+    };
+    let mut frame = [&begin[..8], &[0; 4], req_id].concat();
+    let length = payload.len() as u32;
+    frame.extend::<Vec<u8>>(words(&[status.number(), length, 0, 0]));
+    frame.extend(payload);
+    if begin[24..28] != [0; 4] {
         let sum = crc32fast::hash(&frame);
         frame[24..28].copy_from_slice(&sum.to_le_bytes());
     }

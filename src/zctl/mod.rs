@@ -49,9 +49,9 @@ mod transcript;
 
 pub use client::{Client, Described, Listed, MemoryInfo};
 pub use cloak::{Chunks, Cloak, Handles};
-pub use frame::{Answer, Arg, Status};
+pub use frame::{Answer, Arg, Status, refusal};
 pub use guest::{Arena, Guest, GuestEntry, GuestHeap, Host, Shape, Trap};
 pub use replay::{Divergence, Replay};
-pub use server::{Connection, Listener, Server, ServerOptions, Stop};
+pub use server::{Answers, Connection, Listener, Server, ServerOptions, Stop};
 pub use session::{Call, Record, Session, SessionOptions};
 pub use transcript::{Recorder, Transcript};

@@ -1,6 +1,7 @@
 //! Served connections: frames in, answers out, in order.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::{DirBuilder, Permissions};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -79,15 +80,72 @@ impl Default for ServerOptions {
 /// listener.run()
 /// # }
 /// ```
-#[derive(Debug)]
 pub struct Server {
-    compute: Option<Arc<GpuCompute>>,
+    open: Box<Open>,
     options: ServerOptions,
+}
+
+/// Answers the frames of one connection, for a [`Server`].
+pub trait Answers {
+    /// Answers a frame, which is as long as its header says. `response` is replaced; false: there is no answer,
+    /// and the connection is to be closed.
+    fn answer(&mut self, frame: &[u8], response: &mut Vec<u8>) -> bool;
+}
+
+type Open = dyn Fn() -> Result<Box<dyn Answers>> + Send + Sync;
+
+/// A session and the memory of its connection.
+struct Served {
+    session: Session,
+    memory: Vec<u8>,
+}
+
+impl Answers for Served {
+    fn answer(&mut self, frame: &[u8], response: &mut Vec<u8>) -> bool {
+        self.session.serve(&mut self.memory, frame, response)
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server")
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Server {
     /// Without `compute`, listing works and runs are answered with the reason of the options.
     pub fn new(compute: Option<Arc<GpuCompute>>, options: ServerOptions) -> Result<Self> {
+        let ServerOptions {
+            session: of_session,
+            memory_bytes,
+            reason,
+            ..
+        } = options.clone();
+        let session = move || {
+            let registry = match &compute {
+                Some(compute) => compute.native_registry(),
+                None => ffi::wcuda_registry::zeroed(),
+            };
+            Session::create(registry, &reason, &of_session, None)
+        };
+        session()?; // refuses wrong limits now
+        let open = move || -> Result<Box<dyn Answers>> {
+            Ok(Box::new(Served {
+                session: session()?,
+                memory: vec![0; memory_bytes],
+            }))
+        };
+        Self::with_answers(open, options)
+    }
+
+    /// Each connection gets what `open` returns, on the thread that serves it. Of the options, only those of
+    /// frames and connections count.
+    pub fn with_answers(
+        open: impl Fn() -> Result<Box<dyn Answers>> + Send + Sync + 'static,
+        options: ServerOptions,
+    ) -> Result<Self> {
         if options.memory_bytes > MEMORY_BYTES_MAX {
             let message = format!(
                 "memory_bytes: {}, at most {MEMORY_BYTES_MAX}",
@@ -95,17 +153,8 @@ impl Server {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, message));
         }
-        let server = Self { compute, options };
-        server.session()?; // refuses wrong limits now
-        Ok(server)
-    }
-
-    fn session(&self) -> Result<Session> {
-        let registry = match &self.compute {
-            Some(compute) => compute.native_registry(),
-            None => ffi::wcuda_registry::zeroed(),
-        };
-        Session::create(registry, &self.options.reason, &self.options.session, None)
+        let open = Box::new(open);
+        Ok(Self { open, options })
     }
 
     /// Serves one connection until its end, or until it is to be closed: another magic or version, a payload
@@ -120,8 +169,7 @@ impl Server {
         stream: &mut impl Connection,
         around: &dyn Fn(&mut dyn FnMut() -> bool) -> bool,
     ) -> Result<()> {
-        let mut session = self.session()?;
-        let mut memory = vec![0; self.options.memory_bytes];
+        let mut answers = (self.open)()?;
         let mut frames = Frames::new(&self.options);
         let mut response = Vec::new();
         loop {
@@ -131,7 +179,7 @@ impl Server {
                 Next::Closed => return Ok(()),
             };
             let mut answer = || {
-                session.serve(&mut memory, frame, &mut response)
+                answers.answer(frame, &mut response)
                     && stream.write_all(&response).is_ok()
                     && stream.flush().is_ok()
             };

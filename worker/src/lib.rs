@@ -1,7 +1,8 @@
 //! The command line `worker-orcd`: runs, serves and examines GGUF models.
 //!
 //! As a library it offers [`serve`], which answers HTTP requests with any
-//! [`Service`](worker_cuda::generate::Service), and [`main`], the command line itself.
+//! [`Service`](worker_cuda::generate::Service), [`zctl::isolate`], which keeps a served device in processes of their own,
+//! and [`main`], the command line itself.
 
 use std::process::ExitCode;
 
@@ -34,7 +35,7 @@ mod template;
 mod terminal;
 mod tokenize;
 mod vram;
-mod zctl;
+pub mod zctl;
 
 /// Runs GGUF language models on a GPU or on the CPU
 #[derive(Parser)]

@@ -1,6 +1,6 @@
 //! `worker-orcd zctl`: servers on sockets and on stdin, and calls of them.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -156,6 +156,144 @@ fn a_spawned_server_is_called_on_its_input() {
         text,
         "    1  0000000000000000  noop\n    2  00000000000000a1  tensor_add\n"
     );
+}
+
+/// Bytes to a server on stdin, until it closes.
+fn answers_to(frames: &[u8], more: &[&str]) -> Vec<u8> {
+    let mut child = worker(&["zctl", "serve", "--backend", "host", "--stdio"])
+        .args(more)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the worker starts");
+    let mut input = child.stdin.take().expect("is piped");
+    input.write_all(frames).expect("it reads");
+    drop(input);
+    let output = child.wait_with_output().expect("is our child");
+    assert_eq!(output.status.code(), Some(0));
+    output.stdout
+}
+
+fn frame(magic: &[u8], op: u16, words: &[u32], payload: &[u8]) -> Vec<u8> {
+    let words = words.iter().flat_map(|word| word.to_le_bytes());
+    let header = [magic, &1u16.to_le_bytes(), &op.to_le_bytes()].concat();
+    header
+        .into_iter()
+        .chain(words)
+        .chain(payload.iter().copied())
+        .collect()
+}
+
+#[test]
+fn an_isolated_server_gives_the_same_answers() {
+    let mut frames = Vec::new();
+    let mut add = |op: u16, words: &[u32]| {
+        let payload: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let header = [0, 7, payload.len() as u32, 0, 0, 0];
+        frames.extend(frame(b"ZCTL", op, &header, &payload));
+    };
+    add(0x0001, &[]);
+    add(0x0101, &[0]);
+    add(0x0101, &[4]);
+    add(0x7777, &[]);
+    add(0x8003, &[]);
+    add(0x8021, &[2]);
+    add(0x8001, &[64, 0, 0x3f80_0000, 0x4000_0000]);
+    add(0x0102, &[1, 0, 0, 0]);
+    add(
+        0x0102,
+        &[
+            2, 4, 0, 0, 10, 64, 8, 0, 10, 64, 8, 0, 10, 128, 8, 0, 2, 2, 0, 0,
+        ],
+    );
+    add(0x8002, &[128, 0, 8, 0]);
+    add(0x0102, &[9, 0, 0, 0]);
+    add(0x0102, &[2, 1, 0, 0]);
+    add(0x8011, &[4, 8]);
+    let mut params = b"\x04\0\0\0host\x01\0\0\x000".to_vec();
+    params.extend([8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let mut open = b"\x05\0\0\0accel\x07\0\0\0default\x02\0\0\0".to_vec();
+    open.extend((params.len() as u32).to_le_bytes());
+    open.extend(params);
+    frames.extend(frame(b"ZCL1", 3, &[1, 0, 0, open.len() as u32], &open));
+    frames.extend(frame(b"ZCL1", 9, &[2, 0, 0, 0], &[]));
+    frames.extend(frame(
+        b"ZCTL",
+        0x8012,
+        &[0, 8, 8, 0, 0, 0],
+        &[4, 0, 0, 0, 1, 2, 3, 4],
+    ));
+    frames.extend(frame(
+        b"ZCTL",
+        0x8011,
+        &[0, 9, 8, 0, 0, 0],
+        &[4, 0, 0, 0, 9, 0, 0, 0],
+    ));
+    frames.extend(b"ZCTX, which closes");
+    let expected = answers_to(&frames, &[]);
+    assert!(expected.len() > 16 * 32, "{}", expected.len());
+    assert_eq!(answers_to(&frames, &["--isolate"]), expected);
+}
+
+/// The processes that this one has started.
+#[cfg(target_os = "linux")]
+fn children_of(pid: u32) -> Vec<u32> {
+    let parent = |pid: u32| -> Option<u32> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (_, rest) = stat.rsplit_once(')')?;
+        let mut fields = rest.split_whitespace();
+        (fields.next()? != "Z").then(|| fields.next()?.parse().ok())?
+    };
+    let all = std::fs::read_dir("/proc").expect("procfs");
+    all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|&each| parent(each) == Some(pid))
+        .collect()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn an_isolated_process_is_replaced_and_ends_with_its_parent() {
+    let mut child = worker(&["zctl", "serve", "--backend", "host", "--stdio", "--isolate"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the worker starts");
+    let mut input = child.stdin.take().expect("is piped");
+    let mut output = child.stdout.take().expect("is piped");
+    let mut ask = |op: u16, payload: &[u8], bytes: usize| {
+        let header = [0, 7, payload.len() as u32, 0, 0, 0];
+        input
+            .write_all(&frame(b"ZCTL", op, &header, payload))
+            .expect("it reads");
+        let mut answer = vec![0; 32 + bytes];
+        output.read_exact(&mut answer).expect("it answers");
+        answer[32..].to_vec()
+    };
+    ask(0x8001, &[3, 0, 0, 0, 0, 0, 0, 0, 5, 6], 0);
+    let first = children_of(child.id());
+    assert_eq!(first.len(), 1);
+    let kill = |pid: u32| {
+        Command::new("kill")
+            .args(["-KILL", &pid.to_string()])
+            .status()
+    };
+    assert!(kill(first[0]).expect("kill runs").success());
+    while !children_of(child.id()).is_empty() {
+        std::thread::yield_now();
+    }
+    let read = [3, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(ask(0x8002, &read, 2), [5, 6]);
+    let second = children_of(child.id());
+    assert_eq!(second.len(), 1);
+    assert_ne!(first, second);
+
+    assert!(kill(child.id()).expect("kill runs").success());
+    child.wait().expect("is our child");
+    let process = PathBuf::from(format!("/proc/{}/exe", second[0]));
+    // Of a process that has ended there is no executable.
+    while process.read_link().is_ok() {
+        std::thread::yield_now();
+    }
 }
 
 #[test]

@@ -5,12 +5,13 @@ use crate::failure::Outcome;
 mod arg;
 mod call;
 mod exec;
+pub mod isolate;
 mod record;
 mod replay;
 mod serve;
 
 #[derive(clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
 }
@@ -29,7 +30,7 @@ enum Command {
     Replay(replay::Args),
 }
 
-pub fn run(args: Args) -> Outcome {
+pub(crate) fn run(args: Args) -> Outcome {
     match args.command {
         Command::Serve(args) => serve::run(&args),
         Command::Call(args) => call::run(&args),

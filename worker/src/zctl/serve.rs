@@ -4,13 +4,15 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use worker_cuda::zctl::{Connection, Server, ServerOptions, SessionOptions};
+use worker_cuda::zctl::{Connection, Server, ServerOptions, Session, SessionOptions};
 use worker_cuda::{
     ElementType, ErrorKind, GpuCompute, HostFunctions, Manifest, built_with_cuda, catalogue,
 };
 
+use super::isolate;
 use crate::failure::{Failure, Outcome};
 use crate::input::print_json;
 use crate::load;
@@ -48,6 +50,13 @@ pub struct Args {
     /// Let clients load and run device code of their own, which reaches all memory of the device
     #[arg(long)]
     allow_modules: bool,
+    /// Keep the device in a process for each connection, which is killed when a run does not end a second after its
+    /// budget, and replaced
+    #[arg(long)]
+    isolate: bool,
+    /// The process of --isolate: where the memory of its connection is
+    #[arg(long, hide = true)]
+    child_memory: Option<PathBuf>,
     /// Print the listening line as JSON
     #[arg(long)]
     json: bool,
@@ -56,15 +65,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Outcome {
-    let server = server(args)?;
-    match &args.listen {
-        Some(address) => listen(server, address, args.json),
-        None => on_stdio(&server),
-    }
-}
-
-fn server(args: &Args) -> Outcome<Server> {
-    let mut options = ServerOptions {
+    let options = ServerOptions {
         session: SessionOptions {
             budget_ms: args.budget_ms,
             allowed: args.allow.clone(),
@@ -75,6 +76,41 @@ fn server(args: &Args) -> Outcome<Server> {
         memory_bytes: (args.memory as usize) << 20,
         ..ServerOptions::default()
     };
+    if let Some(memory) = &args.child_memory {
+        return serve_parent(args, &options, memory);
+    }
+    let server = if args.isolate {
+        isolate::server(again, options)?
+    } else {
+        server(args, options)?
+    };
+    match &args.listen {
+        Some(address) => listen(server, address, args.json),
+        None => on_stdio(&server),
+    }
+}
+
+/// This command, as the process of the device.
+fn again(memory: &Path) -> Command {
+    // Not the name of the executable: a newer one may have it.
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .args(std::env::args_os().skip(1))
+        .arg("--child-memory")
+        .arg(memory);
+    command
+}
+
+fn serve_parent(args: &Args, options: &ServerOptions, memory: &Path) -> Outcome {
+    let kernels = open_kernels(&args.device, args.manifest.as_deref(), args.catalogue)?;
+    let session = match &kernels {
+        Ok(compute) => Session::new(compute, &options.session),
+        Err(reason) => Session::without_device(reason, &options.session),
+    };
+    Ok(isolate::answer(memory, kernels.as_ref().ok(), session?)?)
+}
+
+fn server(args: &Args, mut options: ServerOptions) -> Outcome<Server> {
     let compute = match open_kernels(&args.device, args.manifest.as_deref(), args.catalogue)? {
         Ok(compute) => Some(Arc::new(compute)),
         Err(reason) => {
