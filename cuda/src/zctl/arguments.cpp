@@ -18,6 +18,7 @@ constexpr uint32_t kTensorAddId = 2;
 constexpr size_t kTensorAddArguments = 4;
 constexpr uint64_t kDescriptorBytes = 32;
 constexpr uint64_t kBlockAlignment = 256;
+constexpr uint64_t kPieceBytes = uint64_t{4} << 20;      // uploaded while the next is gathered
 constexpr uint64_t kBufferBytesMax = uint64_t{1} << 48;  // so that sums over all arguments fit
 
 enum WireKind : uint32_t {
@@ -491,7 +492,7 @@ void Marshalled::lay_out(const jit::Signature& signature) {
   }
 }
 
-void Marshalled::gather(const Memory& memory, uint8_t* block, bool keeps_copies) {
+void Marshalled::gather(const Memory& memory, uint8_t* block, bool keeps_copies, Kernels* kernels) {
   if (is_sizes_) {
     auto* const a = block + run_arguments_[0].offset;
     auto* const b = block + run_arguments_[1].offset;
@@ -506,24 +507,36 @@ void Marshalled::gather(const Memory& memory, uint8_t* block, bool keeps_copies)
     if (keeps_copies && !operand.is_contiguous) copied += operand.data.bytes;
   copies_.resize(copied);
   copied = 0;
-  for (size_t i = 0; i < operands_.size(); ++i) {
-    Operand& operand = operands_[i];
-    if ((operand.access & WCUDA_ACCESS_READ) == 0 || operand.bytes == 0) continue;
-    uint8_t* const target = block + run_arguments_[i].offset;
-    uint8_t* source = memory.data + operand.data.begin;
-    operand.copy = target;
-    if (operand.is_contiguous) {
-      std::memcpy(target, source, operand.bytes);
-      continue;
+  // In the order of the block.
+  for (const uint32_t access : {WCUDA_ACCESS_READ, WCUDA_ACCESS_READ | WCUDA_ACCESS_WRITE})
+    for (size_t i = 0; i < operands_.size(); ++i) {
+      Operand& operand = operands_[i];
+      if (operand.access != access || operand.bytes == 0) continue;
+      uint8_t* source = memory.data + operand.data.begin;
+      operand.copy = block + run_arguments_[i].offset;
+      if (keeps_copies && !operand.is_contiguous) {
+        // Read once: what is reported is what was gathered.
+        std::memcpy(copies_.data() + copied, source, operand.data.bytes);
+        operand.copy = source = copies_.data() + copied;
+        copied += operand.data.bytes;
+      }
+      gather_one(i, source, block, kernels);
     }
-    if (keeps_copies) {
-      // Read once: what is reported is what was gathered.
-      std::memcpy(copies_.data() + copied, source, operand.data.bytes);
-      operand.copy = source = copies_.data() + copied;
-      copied += operand.data.bytes;
-    }
-    copy_strided<true>(source, target, operand.dims, operand.strides, operand.rank,
+}
+
+void Marshalled::gather_one(size_t index, uint8_t* source, uint8_t* block, Kernels* kernels) const {
+  const Operand& operand = operands_[index];
+  const uint64_t begin = run_arguments_[index].offset;
+  if (!operand.is_contiguous) {
+    copy_strided<true>(source, block + begin, operand.dims, operand.strides, operand.rank,
                        operand.element_bytes);
+    kernels->staged(begin + operand.bytes);
+    return;
+  }
+  for (uint64_t done = 0; done < operand.bytes; done += kPieceBytes) {
+    const uint64_t bytes = std::min(kPieceBytes, operand.bytes - done);
+    kernels->copy(block + begin + done, source + done, bytes);
+    kernels->staged(begin + done + bytes);
   }
 }
 
@@ -536,7 +549,7 @@ Outcome Marshalled::check_sums(const uint8_t* block) const {
   return {};
 }
 
-void Marshalled::scatter(const uint8_t* block, const Memory& memory) const {
+void Marshalled::scatter(const uint8_t* block, const Memory& memory, Kernels* kernels) const {
   if (is_sizes_) return;
   for (size_t i = 0; i < operands_.size(); ++i) {
     const Operand& operand = operands_[i];
@@ -544,7 +557,7 @@ void Marshalled::scatter(const uint8_t* block, const Memory& memory) const {
     uint8_t* const target = memory.data + operand.data.begin;
     const uint8_t* const source = block + run_arguments_[i].offset;
     if (operand.is_contiguous)
-      std::memcpy(target, source, operand.bytes);
+      kernels->copy(target, source, operand.bytes);
     else
       copy_strided<false>(target, const_cast<uint8_t*>(source), operand.dims, operand.strides,
                           operand.rank, operand.element_bytes);

@@ -67,12 +67,13 @@ class Marshalled {
   uint64_t device_bytes() const { return device_bytes_; }  // of all buffers, without gaps
   const std::vector<RunArgument>& run_arguments() const { return run_arguments_; }
 
-  // Fills the staged block from the memory. Once only. `keeps_copies`: for touched().
-  void gather(const Memory& memory, uint8_t* block, bool keeps_copies);
+  // Fills the block that `kernels` staged from the memory. Once only. `keeps_copies`: for
+  // read_windows().
+  void gather(const Memory& memory, uint8_t* block, bool keeps_copies, Kernels* kernels);
   // WCUDA's tensor_add without tensors: what it computed.
   Outcome check_sums(const uint8_t* block) const;
   // Writes the outputs from the block to the memory.
-  void scatter(const uint8_t* block, const Memory& memory) const;
+  void scatter(const uint8_t* block, const Memory& memory, Kernels* kernels) const;
 
   // What was read so far, with its bytes as they were read; by offset, ascending, without
   // duplicates.
@@ -108,6 +109,7 @@ class Marshalled {
   Outcome check_scalar(const jit::Parameter& parameter, size_t index, const uint32_t words[4]);
   Outcome check_overlaps(const Arguments& arguments) const;
   void lay_out(const jit::Signature& signature);
+  void gather_one(size_t index, uint8_t* source, uint8_t* block, Kernels* kernels) const;
   uint64_t place(uint64_t bytes);
 
   bool is_sizes_ = false;  // tensor_add without tensors

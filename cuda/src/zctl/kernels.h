@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string_view>
@@ -59,8 +60,14 @@ class Kernels {
   virtual bool find_name(std::string_view name, Kernel* kernel) = 0;
   // Whether a run can begin. Otherwise the reason, which is sent as it is.
   virtual Status check_ready(const Kernel& kernel) = 0;
-  // Host memory for a block, contents undefined; valid until the next call.
+  // Host memory for a block, contents undefined; valid until the next call of this function.
   virtual Result<uint8_t*> stage(uint64_t bytes) = 0;
+  // Bytes [0, end) of the staged block are what the run reads: its upload may begin.
+  virtual void staged(uint64_t end) { (void)end; }
+  // Copies between a guest's memory and the staged block.
+  virtual void copy(uint8_t* target, const uint8_t* source, uint64_t bytes) {
+    std::memcpy(target, source, bytes);
+  }
   // Uploads, runs, and downloads into the staged block. Bytes of [upload_end, bytes) that the
   // kernel does not write are 0. WCUDA_TIMEOUT when it has not finished at the deadline; nothing is
   // downloaded then.

@@ -339,7 +339,7 @@ Outcome Session::run_checked(const Kernel& kernel, const Request& request, const
     outcome = from_status(block.status());
     if (block.ok()) staged = *block;
   }
-  if (staged) marshalled_.gather(frame.memory, staged, recorder_ != nullptr);
+  if (staged) marshalled_.gather(frame.memory, staged, recorder_ != nullptr, kernels_.get());
   if (recorder_) record_all(Recorder::Kind::kRead, marshalled_.read_windows());
   if (!outcome.ok()) return outcome;
 
@@ -355,7 +355,7 @@ Outcome Session::run_checked(const Kernel& kernel, const Request& request, const
   outcome = from_status(ran);
   if (outcome.ok()) outcome = marshalled_.check_sums(staged);
   if (!outcome.ok()) return outcome;
-  marshalled_.scatter(staged, frame.memory);
+  marshalled_.scatter(staged, frame.memory, kernels_.get());
   if (recorder_) record_all(Recorder::Kind::kWritten, marshalled_.written_windows(frame.memory));
   return {};
 }

@@ -20,6 +20,7 @@ class ModuleDevice final : public WrapperBackend, private Modules {
     wcuda_device_caps& caps = description_.caps;
     caps.backend = WCUDA_BACKEND_CUDA;
     for (int i = 0; i < 3; ++i) caps.max_grid_dims[i] = caps.max_block_dims[i] = 1024;
+    caps.max_grid_dims[0] = 1 << 16;
     caps.max_threads_per_block = 1024;
     caps.max_threads_per_multiprocessor = 2048;
   }

@@ -193,5 +193,53 @@ TEST(ZctlDevice, failure_of_each_call_is_answered_and_leaves_the_memory) {
   }
 }
 
+// Of several uploads, and one download.
+constexpr uint32_t kLargeBytes = 9u << 20;
+
+ZctlAnswer add_one_to_many(ZctlGuest* guest) {
+  guest->write(kValues, std::vector<float>(kLargeBytes / 4, 1.0f));
+  return guest->run(3, {{10, kValues, kLargeBytes, 0}, {2, kLargeBytes / 4, 0, 0}});
+}
+bool are_all(const ZctlGuest& guest, float value) {
+  return guest.read<float>(kValues, kLargeBytes / 4) == std::vector<float>(kLargeBytes / 4, value);
+}
+
+TEST(ZctlDevice, each_copy_of_a_large_run_can_fail) {
+  uint64_t k = 0;
+  for (bool is_over = false; !is_over;) {
+    ASSERT_LT(++k, 60u);
+    FaultContext context(std::make_shared<ModuleDevice>());
+    {
+      const AddOne kernels(context.handle());
+      ZctlGuest guest(kernels.handle(), 2 * kLargeBytes);
+      context.faults().fail(CallKind::kCopy, k);
+      const ZctlAnswer answer = add_one_to_many(&guest);
+      is_over = answer.ok == 1;
+      EXPECT_EQ(answer.code, is_over ? 0u : 6u) << answer.message;
+      EXPECT_TRUE(are_all(guest, is_over ? 2 : 1));
+      context.faults().fail(CallKind::kCopy, 0);
+      EXPECT_EQ(add_one_to_many(&guest).ok, 1u);
+      EXPECT_TRUE(are_all(guest, 2));
+    }
+    EXPECT_EQ(context.device_bytes(), 0u);
+  }
+  EXPECT_GT(k, 4u);
+}
+
+TEST(GpuZctlDevice, large_runs_of_two_sessions_arrive_whole) {
+  const TestContext context(0, WCUDA_BACKEND_CUDA);
+  const AddOne kernels(context.handle());
+  const auto run = [&] {
+    ZctlGuest guest(kernels.handle(), 2 * kLargeBytes);
+    for (int i = 0; i < 10; ++i) {
+      EXPECT_EQ(add_one_to_many(&guest).ok, 1u);
+      EXPECT_TRUE(are_all(guest, 2));
+    }
+  };
+  std::thread other(run);
+  run();
+  other.join();
+}
+
 }  // namespace
 }  // namespace wcuda::testing
