@@ -1,6 +1,8 @@
 # ./dev fuzz, and the fuzzing steps of ./dev test: one libFuzzer target a parser of foreign bytes.
 # Targets are cuda/fuzz/NAME_fuzz.cpp, corpora cuda/fuzz/corpus/NAME/.
 
+TRANSCRIPT_PROPERTIES="what_any_guest_does_replays changed_transcripts_are_survived any_text_is_survived"
+
 command_fuzz() {
   need_build_tools
   need_clang
@@ -50,13 +52,26 @@ fuzz_replay() {
   done
 }
 
-# fuzz_share CPU_SECONDS: every target for its part of this processor time, the C interface too.
+# fuzz_share CPU_SECONDS: every target for its part of this processor time, the C interface and transcripts too.
 fuzz_share() {
   local targets share
   mapfile -t targets < <(fuzz_targets)
-  share=$(($1 / (${#targets[@]} + 1)))
+  share=$(($1 / (${#targets[@]} + 2)))
   fuzz_all -max_total_time=$share
   fuzz_abi fuzz 20000 $share
+  fuzz_transcripts $share
+}
+
+# fuzz_transcripts CPU_SECONDS: runs of proptest, by the tests that step "cargo test, every feature" has built.
+fuzz_transcripts() {
+  local cases=2000 runs=0 end BASHPID_OF_STEP=$BASHPID
+  end=$(($(children_cpu_seconds) + $1))
+  while [ $runs = 0 ] || [ "$(children_cpu_seconds)" -lt $end ]; do
+    runs=$((runs + 1))
+    PROPTEST_CASES=$cases cargo_tested test --quiet --workspace \
+      --features "$(crate_features | sed 's|[^ ]*|worker-cuda/&|g')" --test zctl_guest -- $TRANSCRIPT_PROPERTIES
+  done
+  say "transcripts: $runs runs of $cases cases of each property"
 }
 
 # fuzz_abi FOLDER CALLS CPU_SECONDS: runs of so many calls on 1 and 4 threads in turn, each with a seed of its own, at
@@ -107,6 +122,6 @@ fuzz_steps() {
   [ -n "$(fuzz_targets)" ] || return 0
   step "fuzz targets" joined "fuzz targets"
   step "fuzz corpora" fuzz_replay
-  step_unless_unchanged "fuzz, $1 s of processor time" "$1 $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels)" \
+  step_unless_unchanged "fuzz, $1 s of processor time" "$1 $(fingerprint cuda/fuzz cuda/src cuda/include cuda/kernels src/zctl tests/zctl_guest.rs)" \
     fuzz_share "$1"
 }

@@ -9,6 +9,8 @@ long_steps() {
   step "cargo-deny" cargo_deny
   step_unless_unchanged "manifest, $FUZZ_EXECUTIONS executions" \
     "$FUZZ_EXECUTIONS $(fingerprint src/compute/manifest tests/manifest.rs cuda/src/compute/jit)" manifest_executions
+  step_unless_unchanged "transcripts, $FUZZ_EXECUTIONS executions" \
+    "$FUZZ_EXECUTIONS $(fingerprint src/zctl tests/zctl_guest.rs cuda/src/zctl)" transcript_executions
   step "old callers of a library whose structs have grown" cuda/tests/abi/grown.sh "$TARGET/grown"
   step_unless_unchanged "scheduler, 10 million histories" \
     "$(fingerprint src/scheduler tests/scheduler_histories.rs tests/support/simulated_engine.rs)" scheduler_histories
@@ -70,6 +72,11 @@ cargo_test_asan() {
 manifest_executions() {
   PROPTEST_CASES=$((FUZZ_EXECUTIONS / 3 + 1)) MANIFEST_MS_MAX=100 cargo_tested test -p worker-cuda \
     --release --quiet --no-default-features --features manifest --test manifest survived
+}
+
+transcript_executions() {
+  PROPTEST_CASES=$((FUZZ_EXECUTIONS / 3 + 1)) cargo_tested test -p worker-cuda --release --quiet \
+    --no-default-features --features zctl --test zctl_guest -- $TRANSCRIPT_PROPERTIES
 }
 
 scheduler_histories() {

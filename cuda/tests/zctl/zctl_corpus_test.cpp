@@ -34,5 +34,9 @@ TEST(ZctlSessionCorpus, replays_every_input) {
   replay("zctl_session", fuzz::exercise_zctl_session, 20);
 }
 
+TEST(ZctlCapabilitiesCorpus, replays_every_input) {
+  replay("zctl_capabilities", fuzz::exercise_zctl_capabilities, 10);
+}
+
 }  // namespace
 }  // namespace wcuda
