@@ -304,6 +304,49 @@ fn bombs_pass_a_limit() {
 }
 
 #[test]
+fn nested_lists_and_maps_are_counted() {
+    for value in ["[[i]]", "{'a': [i]}", "{'a': {'b': i}}", "dict(a=[i])"] {
+        let source = format!("{{% for i in range(20001) %}}{{% set x = {value} %}}{{% endfor %}}");
+
+        let error = render(&source).expect_err(&source);
+
+        assert_eq!(error.kind(), ErrorKind::LimitExceeded, "{value}: {error}");
+        assert!(
+            error.message().contains("20000 nested lists or maps"),
+            "{value}: {error}"
+        );
+    }
+}
+
+#[test]
+fn json_reserves_six_bytes_for_an_escaped_byte_alone() {
+    let limits = TemplateLimits {
+        working_bytes: 1 << 24,
+        ..TemplateLimits::default()
+    };
+    let length_of = |text: &str| {
+        let template =
+            ChatTemplate::new(&format!("{{{{ ('{text}' * 1000000) | tojson | length }}}}"));
+        template?
+            .with_limits(limits)
+            .render(&TemplateInput::default())
+    };
+
+    assert_eq!(length_of("x").unwrap(), "1000002");
+    assert_eq!(
+        length_of("\"").unwrap_err().kind(),
+        ErrorKind::LimitExceeded
+    );
+}
+
+#[test]
+fn json_names_infinities_by_their_sign() {
+    let json = render("{{ [1e308 * 10, -1e308 * 10] | tojson }}");
+
+    assert_eq!(json.unwrap(), "[Infinity, -Infinity]");
+}
+
+#[test]
 fn every_element_visited_is_a_step() {
     let limits = TemplateLimits {
         fuel: 300_000,

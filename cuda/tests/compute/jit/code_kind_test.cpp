@@ -112,6 +112,14 @@ TEST(CodeKind, a_cubin_is_elf_for_the_machine_cuda_and_whole) {
   put<uint32_t>(empty, 64 + 4, 8);
   put<uint64_t>(empty, 64 + 32, 1000);
   EXPECT_TRUE(kind_of(empty).ok()) << "a section that has no bytes in the file";
+  Bytes loaded = small_cubin();
+  put<uint64_t>(loaded, 32, loaded.size());  // program headers: one, of a segment
+  put<uint16_t>(loaded, 56, 1);
+  loaded.resize(loaded.size() + 56);
+  put<uint64_t>(loaded, 144 + 32, loaded.size());
+  EXPECT_TRUE(kind_of(loaded).ok());
+  put<uint64_t>(loaded, 144 + 32, loaded.size() + 1);
+  expect_malformed(kind_of(loaded), "a segment of 201 bytes at 0, there are 200");
 }
 
 TEST(CodeKind, a_fatbin_has_its_magic_and_all_its_content) {

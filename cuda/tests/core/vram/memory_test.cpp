@@ -39,6 +39,13 @@ class RefusingBackend final : public WrapperBackend {
   std::function<Status()> answer;
 };
 
+// Cannot order a free: no memory is left for what that takes.
+class ThrowingBackend final : public WrapperBackend {
+ public:
+  ThrowingBackend() : WrapperBackend(host()) {}
+  Status free_after(Stream) override { throw std::bad_alloc(); }
+};
+
 // Allocates three buffers, uses them, digests one: a small load.
 Status use_memory(const std::shared_ptr<Memory>& memory, std::vector<Buffer>* kept) {
   std::vector<Buffer> buffers;
@@ -343,6 +350,16 @@ TEST(VramMemory, free_comes_after_every_stream_that_used_the_buffer) {
             (std::vector<std::string>{"free_after", "free_after" + first, "free_after" + second,
                                       "synchronize" + second, "free"}));
   EXPECT_EQ(memory->deferred_error_count(), 0u);
+}
+
+TEST(VramMemory, an_exception_while_freeing_is_counted) {
+  const auto memory = Memory::create(std::make_shared<ThrowingBackend>(), 0);
+  auto buffer = memory->allocate(64, WCUDA_PURPOSE_USER, "");
+
+  buffer->reset();
+
+  EXPECT_EQ(memory->deferred_error_count(), 1u);
+  expect_empty(*memory);
 }
 
 TEST(VramMemory, failures_while_freeing_are_counted_and_shown) {

@@ -223,10 +223,11 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
   // leave parts of products there in any order.
   std::string difference(const Snapshot& a, const Snapshot& b) const {
     if (a.kv != b.kv) return "KV pages or histories";
-    for (uint64_t i = 0; i < a.scratch.size(); ++i) {
-      if (i == machine_.layout.ops) i = machine_.layout.runner;
-      if (a.scratch[i] != b.scratch[i]) return "scratch byte " + std::to_string(i);
-    }
+    const auto same = [&](uint64_t begin, uint64_t end) {
+      return std::memcmp(a.scratch.data() + begin, b.scratch.data() + begin, end - begin) == 0;
+    };
+    if (!same(0, machine_.layout.ops)) return "scratch before that of the operations";
+    if (!same(machine_.layout.runner, a.scratch.size())) return "scratch of the runner";
     return {};
   }
 
@@ -302,9 +303,9 @@ TEST_P(StepNodes, give_alone_the_bits_they_give_within_the_step) {
     ASSERT_TRUE(status.ok()) << status.message();
     ASSERT_EQ(recorder.snapshots.size(), plan.nodes.size() + 1);
 
+    Snapshot after;
     for (size_t i = 0; i < plan.nodes.size(); ++i) {
       const ops::Node& node = plan.nodes[i];
-      Snapshot after;
       status = run_alone(plan, i, recorder.snapshots[i], &after);
 
       ASSERT_TRUE(status.ok()) << status.message();
