@@ -2,7 +2,7 @@
 //! left afterwards. No test depends on how long something takes.
 #![cfg(all(feature = "scheduler", feature = "text"))]
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use worker_cuda::generate::service::*;
 use worker_cuda::generate::{self, FinishReason, Service, Session};
 use worker_cuda::scheduler::{Plan, Refusal};
 use worker_cuda::text::{Tokenizer, Vocabulary};
-use worker_cuda::{EngineOptions, ErrorKind, Gguf, Model, Purpose, Sampling, Token};
+use worker_cuda::{EngineOptions, ErrorKind, Gguf, KvType, Model, Purpose, Sampling, Token};
 
 use models::{tiny, tiny_path};
 
@@ -815,6 +815,76 @@ fn limits_for_serving_fit_the_model_and_the_memory() {
         (limits.max_sequence_tokens, limits.max_top_logprobs),
         (256, 20)
     );
+}
+
+#[test]
+fn the_pages_for_serving_depend_on_their_type() {
+    let gguf = Gguf::open(tiny_path()).unwrap();
+    let builder = worker_cuda::CudaContext::builder()
+        .backend(worker_cuda::Backend::Host)
+        .memory_budget(6 << 20);
+    let model = Model::load(&builder.open().unwrap(), &gguf).unwrap();
+    let plan = |kv_type| {
+        let options = ModelEngine::serving_options_with(&model, kv_type).unwrap();
+        model.plan_engine(&options).unwrap()
+    };
+
+    let (wide, narrow) = (plan(KvType::F16), plan(KvType::Fp8E4m3));
+
+    assert!(wide.fits && narrow.fits);
+    assert!(
+        wide.kv_page_count < 64 * 256 / 64,
+        "the budget is the limit"
+    );
+    assert!(narrow.kv_page_count > wide.kv_page_count);
+}
+
+/// Takes a step only after the test has answered.
+struct SlowSubmit {
+    engine: ScriptedEngine,
+    entered: mpsc::Sender<()>,
+    go: mpsc::Receiver<()>,
+}
+
+impl StepEngine for SlowSubmit {
+    fn limits(&self) -> EngineLimits {
+        self.engine.limits()
+    }
+
+    fn submit(&mut self, plan: &Plan, rows: &dyn RowSource) -> worker_cuda::Result<()> {
+        let _ = self.entered.send(());
+        let _ = self.go.recv(); // an error once the test needs it no more
+        self.engine.submit(plan, rows)
+    }
+
+    fn wait(&mut self, results: &mut StepResults) -> worker_cuda::Result<()> {
+        self.engine.wait(results)
+    }
+}
+
+#[test]
+fn requests_are_accepted_while_the_engine_takes_a_step() {
+    let (entered, has_entered) = mpsc::channel();
+    let (go, may_go) = mpsc::channel();
+    let engine = SlowSubmit {
+        engine: ScriptedEngine::new(EngineLimits::new(8, 64), count_up),
+        entered,
+        go: may_go,
+    };
+    let service = Service::start(engine, Some(tokenizer()), options()).unwrap();
+    let first = service.submit(&Request::tokens([45])).unwrap();
+    has_entered.recv().unwrap();
+
+    // Each of these would wait for ever for a lock that is held.
+    let second = service.submit(&Request::tokens([47])).unwrap();
+    drop(service.submit(&Request::tokens([46])).unwrap());
+    assert_eq!(service.stats().accepted, 3);
+
+    drop(go);
+    assert_eq!(collect(first).tokens, [[46, 47, 48, 49]]);
+    assert_eq!(collect(second).tokens, [[48, 49]]);
+    drop(has_entered);
+    finish(service);
 }
 
 #[test]

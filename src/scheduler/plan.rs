@@ -3,7 +3,7 @@
 use super::{PageKey, RequestId, Token};
 
 /// One step: what happens to sequences and pages before it, and its rows. The caller carries out the
-/// lists in the order of the methods below, then submits the rows, before it calls the scheduler again.
+/// lists in the order of the methods below, then submits the rows, before it asks for the next plan.
 /// Sequences are named by numbers from 0 to `max_sequences - 1`.
 ///
 /// A plan without rows is no step: its other lists are carried out, and nothing is reported back.
@@ -127,6 +127,31 @@ impl Plan {
     /// The step's number, for [`Scheduler::apply`](super::Scheduler::apply). Numbers grow by one.
     pub fn step(&self) -> u64 {
         self.step
+    }
+
+    /// Whether there is nothing to carry out.
+    pub fn is_empty(&self) -> bool {
+        let Self {
+            step: _,
+            resets_engine,
+            publishes,
+            saves,
+            releases,
+            dropped_saves,
+            admissions,
+            restores,
+            rows,
+            tokens: _,
+            keys: _,
+        } = self;
+        !resets_engine
+            && publishes.is_empty()
+            && saves.is_empty()
+            && releases.is_empty()
+            && dropped_saves.is_empty()
+            && admissions.is_empty()
+            && restores.is_empty()
+            && rows.is_empty()
     }
 
     /// Whether every sequence and every cached page is lost. The engine is made again, or emptied.

@@ -46,6 +46,13 @@ impl Scheduler {
         &self.plan
     }
 
+    /// [`schedule`](Self::schedule) into a plan of the caller, which can be carried out while other threads
+    /// submit and cancel.
+    pub fn schedule_into(&mut self, now: Duration, plan: &mut Plan) {
+        self.schedule(now);
+        std::mem::swap(&mut self.plan, plan);
+    }
+
     /// Ends requests whose time is over.
     fn expire(&mut self, now: Duration) {
         while let Some((time, index)) = self.timers.first() {

@@ -4,9 +4,10 @@
 //! [`Service`](worker_cuda::generate::Service), [`zctl::isolate`], which keeps a served device in processes of their own,
 //! and [`main`], the command line itself.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use failure::Outcome;
 
@@ -51,6 +52,8 @@ enum Command {
     Run(run::Args),
     /// Answers HTTP requests of OpenAI's clients, many at once
     Serve(serve::Args),
+    /// Prints the options that serve would use, and where each of them comes from
+    Config(serve::Args),
     /// Holds a conversation, line by line
     Chat(chat::Args),
     /// Shows metadata, tensors and formats of a GGUF file
@@ -84,9 +87,55 @@ enum Command {
 /// Carries out the command of this process's arguments.
 pub fn main() -> ExitCode {
     // A usage error exits here with status 2.
-    let outcome = match Cli::parse().command {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let outcome = match parse(&arguments) {
+        Ok((cli, configuration)) => run(cli.command, &configuration),
+        Err(failure) => Err(failure),
+    };
+    report(outcome)
+}
+
+/// Commands whose options come from a file and the environment too.
+const CONFIGURED: [&str; 2] = ["serve", "config"];
+
+/// The command of a command line, and for [`CONFIGURED`] ones the options as text.
+fn parse(arguments: &[OsString]) -> Outcome<(Cli, String)> {
+    let mut command = Cli::command();
+    for name in CONFIGURED {
+        command = command.mut_subcommand(name, serve::with_environment);
+    }
+    command.build();
+    let given = command.clone().get_matches_from(arguments);
+    let from =
+        |matches: &ArgMatches| Cli::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
+    let Some((name, options)) = given
+        .subcommand()
+        .filter(|(name, _)| CONFIGURED.contains(name))
+    else {
+        return Ok((from(&given), String::new()));
+    };
+    // The name is the first argument: there are no options in front of it.
+    let (head, tail) = arguments.split_at(2.min(arguments.len()));
+    let found = command.find_subcommand(name).map_or_else(
+        || Ok(tail.to_vec()),
+        |subcommand| serve::with_file(subcommand, options, tail),
+    )?;
+    let whole = command.clone().get_matches_from([head, &found].concat());
+    let text = match (command.find_subcommand(name), whole.subcommand()) {
+        (Some(subcommand), Some((_, found))) => serve::describe(subcommand, options, found),
+        _ => String::new(),
+    };
+    Ok((from(&whole), text))
+}
+
+fn run(command: Command, configuration: &str) -> Outcome {
+    match command {
         Command::Run(args) => run::run(args),
         Command::Serve(args) => serve::run(&args),
+        Command::Config(_) => {
+            print!("{configuration}");
+            Ok(())
+        }
         Command::Chat(args) => chat::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Plan(args) => plan::run(args),
@@ -101,8 +150,7 @@ pub fn main() -> ExitCode {
         Command::Compute(args) => compute::run(args),
         Command::Zctl(args) => zctl::run(args),
         Command::Logits(args) => logits::run(args),
-    };
-    report(outcome)
+    }
 }
 
 fn report(outcome: Outcome) -> ExitCode {

@@ -1,9 +1,10 @@
 //! `serve`: answers to well-formed requests, over real sockets, of a scripted engine.
 
 use std::io::BufReader;
+use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
-use worker_orcd::serve::SamplingDefaults;
+use worker_orcd::serve::{Keys, SamplingDefaults};
 
 use http::{END, Reply, Served, token};
 
@@ -496,4 +497,88 @@ fn the_defaults_of_a_model_are_those_of_openai() {
         (defaults.temperature, defaults.top_p, defaults.top_k),
         (1.0, 1.0, 0)
     );
+}
+
+/// A server whose log lines are kept.
+fn logged(texts: bool) -> (Served, Arc<Mutex<Vec<Value>>>) {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&lines);
+    let served = Served::with(|setup| {
+        setup.options.log_texts = texts;
+        setup.options.log = Some(Arc::new(move |line: &str| {
+            let line = serde_json::from_str(line).expect("JSON");
+            sink.lock().expect("no panic").push(line);
+        }));
+    });
+    (served, lines)
+}
+
+/// Waits for the lines: one is written after the client has its answer.
+fn log_lines(lines: &Mutex<Vec<Value>>, count: usize) -> Vec<Value> {
+    loop {
+        let lines = lines.lock().expect("no panic").clone();
+        if lines.len() >= count {
+            return lines;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn each_request_has_one_line_in_the_log_without_its_text() {
+    let (served, lines) = logged(false);
+    served.post(CHAT, &chat("hello", json!({}))).ok();
+    served.post(CHAT, &chat("hello", json!({ "stream": true })));
+    served.post(CHAT, &json!({ "model": "other", "messages": [] }));
+    served.get("/v1/models").ok();
+    served.get("/health/live").ok();
+    served.get("/metrics");
+
+    let mut found = log_lines(&lines, 4);
+
+    found.sort_by_key(|line| line["outcome"].to_string());
+    let outcomes: Vec<_> = found.iter().map(|line| &line["outcome"]).collect();
+    assert_eq!(outcomes, ["answered", "done", "done", "refused"]);
+    assert_eq!(
+        (&found[0]["path"], &found[3]["status"]),
+        (&json!("/v1/models"), &json!(404))
+    );
+    for line in &found[1..3] {
+        assert_eq!(line["completion_tokens"], 5);
+        assert_eq!(line["prompt_tokens"], "user:say hello;assistant:".len());
+        for name in ["queue_ms", "ttft_ms", "itl_ms", "total_ms"] {
+            assert!(line[name].is_number(), "{name}: {line}");
+        }
+        assert!(line["id"].as_str().is_some_and(|id| id.starts_with("req-")));
+        assert!(!line.to_string().contains("hello"), "{line}");
+    }
+}
+
+#[test]
+fn the_log_has_texts_if_they_are_asked_for_and_tells_who_left() {
+    let (served, lines) = logged(true);
+    served.post(CHAT, &chat("hello", json!({}))).ok();
+    assert_eq!(log_lines(&lines, 1)[0]["answer"], "hello");
+    assert_eq!(
+        lines.lock().expect("no panic")[0]["prompt"],
+        "user:say hello;assistant:"
+    );
+
+    let gone = served.begin(CHAT, &chat("on", json!({ "stream": true })));
+    served.wait_for_running(1);
+    drop(gone);
+
+    assert_eq!(log_lines(&lines, 2)[1]["outcome"], "cancelled");
+}
+
+#[test]
+fn the_role_of_a_key_decides_its_paths() {
+    let served = Served::with(|setup| {
+        let keys = Keys::parse("monitor-monitor-1 role=monitor\n").expect("keys");
+        setup.options.keys = keys;
+    });
+    let key = [("x-api-key", "monitor-monitor-1")];
+    assert_eq!(served.request("GET /metrics", &key, "").status, 200);
+    let refused = served.request("GET /v1/models", &key, "");
+    refused.assert_error(403, "role_not_allowed", None);
 }

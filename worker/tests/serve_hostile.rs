@@ -695,14 +695,22 @@ fn an_engine_that_hangs_is_not_alive() {
 
 #[test]
 fn a_unix_socket_serves_its_owner() {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("serve.sock");
-    let _ = std::fs::remove_file(&path);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("socket");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir(&folder).expect("a folder");
+    let path = folder.join("worker");
+    let files = || std::fs::read_dir(&folder).expect("a folder").count();
     // Left over from a server that was killed.
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
     let served = Served::with(|setup| setup.address = Address::Unix(path.clone()));
     assert_eq!(served.url, format!("unix:{}", path.display()));
     let mode = path.metadata().expect("a socket").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
+    let second = std::panic::catch_unwind(|| {
+        Served::with(|setup| setup.address = Address::Unix(path.clone()))
+    });
+    assert!(second.is_err(), "one server at a place");
+    assert_eq!(files(), 1, "the folder in which it was made is gone");
 
     let mut client = UnixStream::connect(&path).expect("it listens");
     let post = request(
@@ -718,7 +726,7 @@ fn a_unix_socket_serves_its_owner() {
     );
     served.stop();
     assert_eq!(served.ended(), Ended::Drained);
-    assert!(!path.exists());
+    assert_eq!(files(), 0);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use worker_cuda::text::{ChatTemplate, Tokenizer};
 
 use super::error::ApiError;
 use super::keys::Keys;
+use super::log::RequestLog;
 use super::metrics::Metrics;
 use super::parameters::SamplingDefaults;
 
@@ -63,7 +64,6 @@ impl ServedModel {
 }
 
 /// Limits of a server and its rules. The defaults are those that are named.
-#[derive(Debug)]
 #[non_exhaustive]
 pub struct Options {
     /// Who may use it: everybody.
@@ -90,6 +90,10 @@ pub struct Options {
     pub hang_timeout: Duration,
     /// Time that running requests have after a signal to end: 30 s.
     pub drain_timeout: Duration,
+    /// Takes one line a request: nobody.
+    pub log: Option<Arc<RequestLog>>,
+    /// Whether these lines have the texts of prompts and answers: no.
+    pub log_texts: bool,
 }
 
 impl Default for Options {
@@ -107,6 +111,8 @@ impl Default for Options {
             heartbeat: Duration::from_secs(10),
             hang_timeout: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(30),
+            log: None,
+            log_texts: false,
         }
     }
 }

@@ -14,6 +14,7 @@ use worker_cuda::{EngineOptions, Gguf, Model, Purpose};
 
 use super::app::{Options, ServedModel};
 use super::keys::Keys;
+use super::log::RequestLog;
 use super::metrics::Metrics;
 use super::parameters::SamplingDefaults;
 use super::server::{Address, Ended, Server, check_address};
@@ -26,7 +27,11 @@ use crate::{interrupt, load};
 pub struct Args {
     /// The GGUF file
     #[arg(value_name = "MODEL")]
-    model: PathBuf,
+    model: Option<PathBuf>,
+    /// A TOML file with values for these options: `max-queued = 100`. Flags come first, then the environment
+    /// (WORKER_MAX_QUEUED), then the file
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// IP address to listen on; one that other machines can reach requires --api-key-file
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: IpAddr,
@@ -36,14 +41,15 @@ pub struct Args {
     /// Listen on a Unix socket with mode 0600 instead
     #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"])]
     unix: Option<PathBuf>,
-    /// A file with one API key a line: KEY [tenant=NAME] [priority=N] [concurrency=N]
+    /// A file with one API key a line: KEY [role=R] [tenant=NAME] [priority=N]
+    /// [concurrency=N]. The variable WORKER_API_KEYS can have such lines instead
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// A name that the Host header may have; * allows all [default: addresses and localhost]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
     allowed_host: Vec<String>,
     /// Another name of the model in requests; the first one is used in answers
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
     alias: Vec<String>,
     /// A file with a chat template to use instead of the model's
     #[arg(long, value_name = "FILE")]
@@ -62,6 +68,9 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 30,
           value_parser = clap::value_parser!(u64).range(0..=86_400))]
     drain_seconds: u64,
+    /// What to write to stderr: one line of JSON a request, without or with the texts, or nothing
+    #[arg(long, value_enum, default_value_t = LogChoice::Requests)]
+    log: LogChoice,
     /// Refuse requests with unknown fields
     #[arg(long)]
     strict: bool,
@@ -81,12 +90,26 @@ pub struct Args {
     device: DeviceArgs,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum LogChoice {
+    Off,
+    Requests,
+    Texts,
+}
+
+/// Keys in place of a file.
+const KEYS_VARIABLE: &str = "WORKER_API_KEYS";
+
 /// Exit status when the device is lost.
 const LOST: u8 = 3;
 /// Exit status when requests were cut short at the end.
 const CUT: u8 = 4;
 
 pub fn run(args: &Args) -> Outcome {
+    let path = args.model.as_deref().ok_or_else(|| {
+        let places = "an argument, WORKER_MODEL, or `model` in the configuration file";
+        Failure::usage(format!("the model is missing: {places}"))
+    })?;
     let options = options(args)?;
     let address = match &args.unix {
         Some(path) => Address::Unix(path.clone()),
@@ -94,7 +117,7 @@ pub fn run(args: &Args) -> Outcome {
     };
     check_address(&address, &options).map_err(Failure::usage)?;
     interrupt::install()?;
-    let gguf = load::gguf(&args.model)?;
+    let gguf = load::gguf(path)?;
     let template = template(args, &gguf)?;
     let model = load::model(&args.device, &gguf)?;
     let metrics = Arc::new(Metrics::default());
@@ -103,7 +126,7 @@ pub fn run(args: &Args) -> Outcome {
     service_options.chat_template = template.clone();
     service_options.observer = Some(Arc::clone(&metrics) as Arc<dyn service::Observer>);
     let service = Service::with_model(&model, &engine_options(args, &model)?, service_options)?;
-    let served = served(args, &model, template)?;
+    let served = served(args, path, &model, template)?;
     let server = Server::bind(&address, service, served, options, metrics)
         .map_err(|error| Failure::new(format!("cannot listen on {}: {error}", name(&address))))?;
     interrupt::watch_server(server.stop_handle());
@@ -131,9 +154,17 @@ fn name(address: &Address) -> String {
 }
 
 fn options(args: &Args) -> Outcome<Options> {
-    let keys = args.api_key_file.as_deref().map(Keys::read).transpose()?;
+    let keys = match (&args.api_key_file, std::env::var(KEYS_VARIABLE)) {
+        (Some(file), _) => Keys::read(file)?,
+        (None, Ok(lines)) => Keys::parse(&lines)
+            .map_err(|message| Failure::new(format!("{KEYS_VARIABLE}: {message}")))?,
+        (None, Err(_)) => Keys::default(),
+    };
+    let write = |line: &str| eprintln!("{line}");
     Ok(Options {
-        keys: keys.unwrap_or_default(),
+        keys,
+        log: (args.log != LogChoice::Off).then(|| Arc::new(write) as Arc<RequestLog>),
+        log_texts: args.log == LogChoice::Texts,
         allowed_hosts: args.allowed_host.clone(),
         strict: args.strict,
         max_output_tokens: args.max_output_tokens,
@@ -162,7 +193,7 @@ fn template(args: &Args, gguf: &Gguf) -> Outcome<Option<Arc<ChatTemplate>>> {
 }
 
 fn engine_options(args: &Args, model: &Model) -> Outcome<EngineOptions> {
-    let mut options = ModelEngine::serving_options(model)?.kv_type(args.kv_type.into());
+    let mut options = ModelEngine::serving_options_with(model, args.kv_type.into())?;
     if let Some(count) = args.max_sequences {
         options = options.max_sequences(count);
     }
@@ -178,10 +209,14 @@ fn engine_options(args: &Args, model: &Model) -> Outcome<EngineOptions> {
     Ok(options)
 }
 
-fn served(args: &Args, model: &Model, template: Option<Arc<ChatTemplate>>) -> Outcome<ServedModel> {
+fn served(
+    args: &Args,
+    path: &Path,
+    model: &Model,
+    template: Option<Arc<ChatTemplate>>,
+) -> Outcome<ServedModel> {
     let gguf = model.gguf();
-    let stem = args
-        .model
+    let stem = path
         .file_stem()
         .map(|stem| stem.to_string_lossy().into_owned());
     let mut names = args.alias.clone();
@@ -207,7 +242,7 @@ fn served(args: &Args, model: &Model, template: Option<Arc<ChatTemplate>>) -> Ou
     Ok(ServedModel {
         names,
         quantization: quantization(gguf)?,
-        fingerprint: fingerprint(&args.model, model)?,
+        fingerprint: fingerprint(path, model)?,
         sampling: sampling(gguf)?,
         template,
         memory: Some(Arc::new(memory)),

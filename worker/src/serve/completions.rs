@@ -13,9 +13,9 @@ use worker_cuda::text::DecodeOptions;
 use super::app::App;
 use super::error::ApiError;
 use super::fields::{Fields, tokens, wrong_type};
+use super::gate::Visitor;
 use super::generation::{Part, collect, submit};
 use super::input::{Input, check_unknown, with_ignored};
-use super::keys::Caller;
 use super::messages::conversation;
 use super::parameters::{MAX_TOP_LOGPROBS, Parameters};
 use super::reply::{Api, Reply};
@@ -25,9 +25,12 @@ use super::sse::stream;
 /// `POST /v1/chat/completions`.
 pub async fn chat(
     State(app): State<Arc<App>>,
-    Input { caller, mut fields }: Input,
+    Input {
+        visitor,
+        mut fields,
+    }: Input,
 ) -> Result<Response, ApiError> {
-    let mut parameters = Parameters::read(&mut fields, &app, &caller)?;
+    let mut parameters = Parameters::read(&mut fields, &app, &visitor.caller)?;
     let mut unknown = Vec::new();
     let prompt = conversation(&mut fields, &mut unknown)?;
     let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
@@ -46,15 +49,18 @@ pub async fn chat(
         echo: false,
         ignored,
     };
-    asked.answer(&app, &caller).await
+    asked.answer(&app, &visitor).await
 }
 
 /// `POST /v1/completions`.
 pub async fn completions(
     State(app): State<Arc<App>>,
-    Input { caller, mut fields }: Input,
+    Input {
+        visitor,
+        mut fields,
+    }: Input,
 ) -> Result<Response, ApiError> {
-    let mut parameters = Parameters::read(&mut fields, &app, &caller)?;
+    let mut parameters = Parameters::read(&mut fields, &app, &visitor.caller)?;
     let prompt = prompt(&mut fields)?;
     fields.only("suffix", &[Value::from("")])?;
     let echo = fields.boolean("echo")?;
@@ -78,7 +84,7 @@ pub async fn completions(
         echo,
         ignored,
     };
-    asked.answer(&app, &caller).await
+    asked.answer(&app, &visitor).await
 }
 
 /// What OpenAI's documentation states for text completions.
@@ -140,10 +146,10 @@ struct Asked {
 }
 
 impl Asked {
-    async fn answer(self, app: &Arc<App>, caller: &Caller) -> Result<Response, ApiError> {
+    async fn answer(self, app: &Arc<App>, visitor: &Visitor) -> Result<Response, ApiError> {
         let mut reply = Reply::new(app, self.api, &self.parameters);
         let choices = self.parameters.request.choices;
-        let mut accepted = submit(app, caller, self.parameters.request, self.prompt).await?;
+        let mut accepted = submit(app, visitor, self.parameters.request, self.prompt).await?;
         let prompt = std::mem::take(&mut accepted.prompt);
         let echo = match self.echo {
             true => Some(

@@ -15,6 +15,8 @@ use axum::response::{IntoResponse, Response};
 
 use super::app::App;
 use super::error::ApiError;
+use super::keys::Caller;
+use super::log::Entry;
 use super::routes::DRAIN_RETRY;
 
 /// Whether a connection comes through a Unix socket, which no browser can reach.
@@ -30,13 +32,40 @@ pub async fn gate(
     next: Next,
 ) -> Response {
     let id = request_id(&app, request.headers());
-    let mut response = match admit(&app, local, &mut request) {
+    let path = request.uri().path();
+    let is_logged = app.options.log.is_some() && !path.starts_with("/health") && path != "/metrics";
+    let entry = is_logged.then(|| {
+        let id = id.to_str().unwrap_or_default();
+        Arc::new(Entry::new(&app, id, request.method().as_str(), path))
+    });
+    let admitted = admit(&app, local, &mut request).map(|caller| {
+        if let (Some(caller), Some(entry)) = (&caller, &entry) {
+            entry.set_caller(caller);
+        }
+        let visitor = Visitor {
+            caller: caller.unwrap_or_default(),
+            entry: entry.clone(),
+        };
+        request.extensions_mut().insert(visitor);
+    });
+    let mut response = match admitted {
         Ok(()) => without_panic(next.run(request)).await,
         Err(error) => error.into_response(),
     };
+    if let Some(entry) = entry {
+        entry.set_status(response.status().as_u16());
+    }
     app.metrics.count_status(response.status().as_u16());
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// Who has sent a request, for the handler of its path.
+#[derive(Clone, Default)]
+pub struct Visitor {
+    pub caller: Caller,
+    /// Its line of the log.
+    pub entry: Option<Arc<Entry>>,
 }
 
 /// The client's id if it is a plain one, else a new one.
@@ -51,16 +80,18 @@ fn request_id(app: &App, headers: &HeaderMap) -> HeaderValue {
     })
 }
 
-fn admit(app: &App, local: Local, request: &mut Request) -> Result<(), ApiError> {
+/// Checks a request before its body is read. Probes have no caller.
+fn admit(app: &App, local: Local, request: &mut Request) -> Result<Option<Caller>, ApiError> {
     if !local.0 {
         check_host(app, request)?;
         check_origin(request)?;
     }
     let path = request.uri().path();
     if path == "/health/live" || path == "/health/ready" {
-        return Ok(());
+        return Ok(None);
     }
     let caller = app.options.keys.check(request.headers())?;
+    caller.check_path(path)?;
     if request.method() == Method::POST && app.draining.load(Ordering::Relaxed) {
         let message = "the server ends and accepts no more requests";
         return Err(
@@ -68,8 +99,7 @@ fn admit(app: &App, local: Local, request: &mut Request) -> Result<(), ApiError>
                 .with_retry_after(DRAIN_RETRY),
         );
     }
-    request.extensions_mut().insert(caller);
-    Ok(())
+    Ok(Some(caller))
 }
 
 fn host_header(request: &Request) -> Option<&str> {

@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use worker_cuda::Token;
 use worker_cuda::generate::service::{
@@ -11,14 +12,28 @@ use worker_cuda::generate::{CancelFlag, FinishReason, Prompt};
 
 use super::app::App;
 use super::error::ApiError;
-use super::keys::{Caller, Permit};
+use super::gate::Visitor;
+use super::keys::Permit;
+use super::log::Entry;
 
 /// A request that the service has accepted. Dropping it cancels the request.
 pub struct Accepted {
-    pub events: EventReceiver,
+    events: EventReceiver,
     /// The tokens of the prompt.
     pub prompt: Vec<Token>,
+    entry: Option<Arc<Entry>>,
     _permit: Permit,
+}
+
+impl Accepted {
+    /// The next event; None after the last.
+    pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        let event = self.events.poll_event(context);
+        if let (Poll::Ready(Some(event)), Some(entry)) = (&event, &self.entry) {
+            entry.observe(event);
+        }
+        event
+    }
 }
 
 /// Stops the rendering of a template when the client leaves.
@@ -45,11 +60,12 @@ pub async fn blocking<T: Send + 'static>(
 /// Tokenizes a prompt and submits the request.
 pub async fn submit(
     app: &Arc<App>,
-    caller: &Caller,
+    visitor: &Visitor,
     mut request: Request,
     prompt: Prompt,
 ) -> Result<Accepted, ApiError> {
-    let permit = caller.enter()?;
+    let permit = visitor.caller.enter()?;
+    let entry = visitor.entry.clone();
     let cancel = CancelFlag::default();
     let _cancel = CancelOnDrop(cancel.clone());
     let app = Arc::clone(app);
@@ -68,9 +84,13 @@ pub async fn submit(
         }
         request.prompt = Prompt::Tokens(prompt.clone());
         let events = app.service.submit(&request).map_err(failed)?;
+        if let Some(entry) = &entry {
+            entry.accept(&prompt);
+        }
         Ok(Accepted {
             events,
             prompt,
+            entry,
             _permit: permit,
         })
     })
@@ -163,7 +183,7 @@ pub async fn collect(
     keeps_tokens: bool,
 ) -> Result<(Vec<Part>, Usage), ApiError> {
     let mut parts = Parts::new(choices, keeps_tokens);
-    while let Some(event) = poll_fn(|context| accepted.events.poll_event(context)).await {
+    while let Some(event) = poll_fn(|context| accepted.poll_event(context)).await {
         parts.add(event);
     }
     match parts.end {

@@ -14,11 +14,11 @@ use tokio::time::timeout;
 use super::app::{App, Options};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::keys::Caller;
+use super::gate::Visitor;
 
 /// A request whose body is a JSON object.
 pub struct Input {
-    pub caller: Caller,
+    pub visitor: Visitor,
     pub fields: Fields,
 }
 
@@ -26,13 +26,13 @@ impl FromRequest<Arc<App>> for Input {
     type Rejection = ApiError;
 
     async fn from_request(mut request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
-        let caller = request
+        let visitor = request
             .extensions_mut()
-            .remove::<Caller>()
+            .remove::<Visitor>()
             .unwrap_or_default();
         let body = read(request.into_body(), &app.options).await?;
         let fields = Fields::parse(&body)?;
-        Ok(Self { caller, fields })
+        Ok(Self { visitor, fields })
     }
 }
 

@@ -23,6 +23,18 @@ struct Key {
     caller: Caller,
 }
 
+/// What a key may be used for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Everything.
+    #[default]
+    Admin,
+    /// Everything but to end or change the server.
+    User,
+    /// Only `/health` and `/metrics`.
+    Monitor,
+}
+
 /// Who sends a request, and what it may do.
 #[derive(Clone, Debug, Default)]
 pub struct Caller {
@@ -30,6 +42,7 @@ pub struct Caller {
     pub tenant: u32,
     /// Its name: requests of one name share cached prompts.
     pub name: Arc<str>,
+    pub role: Role,
     /// No request of it is more urgent than this.
     pub priority: u8,
     /// Most requests at once; 0: no limit.
@@ -48,7 +61,7 @@ impl Drop for Permit {
 }
 
 impl Keys {
-    /// Reads a file with one key a line: `KEY [tenant=NAME] [priority=N] [concurrency=N]`. Lines that
+    /// Reads a file with one key a line: `KEY [role=R] [tenant=NAME] [priority=N] [concurrency=N]`. Lines that
     /// begin with # are comments.
     pub fn read(path: &Path) -> Outcome<Self> {
         let text = fs::read_to_string(path).map_err(|error| Failure::file(path, &error))?;
@@ -82,6 +95,7 @@ impl Keys {
             }
             let mut caller = Caller {
                 name: format!("key{number}").into(),
+                role: Role::User,
                 ..Caller::default()
             };
             for word in words {
@@ -152,6 +166,14 @@ impl Caller {
     fn set(&mut self, property: &str) -> Option<()> {
         let (name, value) = property.split_once('=')?;
         match name {
+            "role" => {
+                self.role = match value {
+                    "admin" => Role::Admin,
+                    "user" => Role::User,
+                    "monitor" => Role::Monitor,
+                    _ => return None,
+                }
+            }
             "tenant" if !value.is_empty() => self.name = value.into(),
             "priority" => {
                 self.priority = value.parse().ok().filter(|level| *level <= MAX_PRIORITY)?;
@@ -160,6 +182,25 @@ impl Caller {
             _ => return None,
         }
         Some(())
+    }
+
+    /// Whether the role of the key has this path.
+    pub fn check_path(&self, path: &str) -> Result<(), ApiError> {
+        let is_report = path == "/health" || path == "/metrics";
+        let allowed = match self.role {
+            Role::Admin => true,
+            Role::User => path != "/shutdown",
+            Role::Monitor => is_report,
+        };
+        if allowed {
+            return Ok(());
+        }
+        let message = "the role of this API key does not have this path";
+        Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "role_not_allowed",
+            message,
+        ))
     }
 
     /// Counts one more request of this caller.
@@ -195,7 +236,7 @@ mod tests {
 
     #[test]
     fn keys_are_found_by_both_headers_and_carry_their_properties() {
-        let text = "# two keys\nsecret-of-alice-1 tenant=a priority=3\n\nsecret-of-bob-123 tenant=b concurrency=1\n";
+        let text = "# two keys\nsecret-of-alice-1 tenant=a priority=3\n\nsecret-of-bob-123 tenant=b concurrency=1\nsecret-of-carol-1 role=monitor\nsecret-of-dan-123 role=admin\n";
         let keys = Keys::parse(text).expect("keys");
         let alice = keys.check(&headers("authorization", "bearer secret-of-alice-1"));
         let bob = keys
@@ -204,6 +245,20 @@ mod tests {
         let alice = alice.expect("a key");
         assert_eq!((alice.tenant, &*alice.name, alice.priority), (0, "a", 3));
         assert_eq!((bob.tenant, &*bob.name, bob.priority), (1, "b", 0));
+        let role = |key| keys.check(&headers("x-api-key", key)).expect("a key");
+        for (key, path, allowed) in [
+            ("secret-of-bob-123", "/v1/models", true),
+            ("secret-of-bob-123", "/shutdown", false),
+            ("secret-of-carol-1", "/metrics", true),
+            ("secret-of-carol-1", "/v1/models", false),
+            ("secret-of-dan-123", "/shutdown", true),
+        ] {
+            let checked = role(key).check_path(path);
+            assert_eq!(checked.is_ok(), allowed, "{key} {path}");
+            if let Err(error) = checked {
+                assert_eq!(error.status, StatusCode::FORBIDDEN);
+            }
+        }
         let first = bob.enter().expect("one");
         let refused = bob.enter().expect_err("a second one");
         assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);

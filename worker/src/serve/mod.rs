@@ -24,7 +24,9 @@
 
 pub use app::{MemoryReport, Options, ServedModel};
 pub(crate) use command::{Args, run};
+pub(crate) use config::{describe, with_environment, with_file};
 pub use keys::Keys;
+pub use log::RequestLog;
 pub use metrics::Metrics;
 pub use parameters::SamplingDefaults;
 pub use server::{Address, Ended, Server, StopHandle};
@@ -32,12 +34,14 @@ pub use server::{Address, Ended, Server, StopHandle};
 mod app;
 mod command;
 mod completions;
+mod config;
 mod error;
 mod fields;
 mod gate;
 mod generation;
 mod input;
 mod keys;
+mod log;
 mod messages;
 mod metrics;
 mod parameters;

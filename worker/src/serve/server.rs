@@ -4,7 +4,7 @@ use std::fs;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -160,7 +160,8 @@ impl Server {
     }
 }
 
-/// Takes the place of a socket that nobody listens on.
+/// Listens with mode 0600 from the first moment: the socket is made in a folder of its own, which only this
+/// user can enter, and linked to its place afterwards. Takes the place of a socket that nobody listens on.
 fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
     let is_stale = || {
         StdUnixStream::connect(path)
@@ -169,9 +170,20 @@ fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
     if path.exists() && is_stale() {
         fs::remove_file(path)?;
     }
-    let listener = StdUnixListener::bind(path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    let mut random = [0; 4];
+    getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
+    let parent = path.parent().unwrap_or(Path::new(""));
+    let folder = parent.join(format!(".{:08x}", u32::from_le_bytes(random)));
+    fs::DirBuilder::new().mode(0o700).create(&folder)?;
+    let private = folder.join("s");
+    let bound = StdUnixListener::bind(&private).and_then(|listener| {
+        fs::set_permissions(&private, fs::Permissions::from_mode(0o600))?;
+        fs::hard_link(&private, path)?; // fails if something is there
+        Ok(listener)
+    });
+    let _ = fs::remove_file(&private);
+    let _ = fs::remove_dir(&folder);
+    bound
 }
 
 async fn serve(listener: Listener, app: &Arc<App>, stop: watch::Sender<u32>) -> io::Result<Ended> {

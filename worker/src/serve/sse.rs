@@ -61,7 +61,7 @@ impl EventStream {
     fn take_events(&mut self, context: &mut Context<'_>, out: &mut Vec<u8>) -> bool {
         let mut more = true;
         for _ in 0..FRAME_EVENTS {
-            match self.accepted.events.poll_event(context) {
+            match self.accepted.poll_event(context) {
                 Poll::Ready(Some(event)) => self.parts.add(event),
                 Poll::Ready(None) => self.ended = true,
                 Poll::Pending => more = false,

@@ -371,8 +371,8 @@ impl Owner {
             let choice = Choice {
                 job: job.clone(),
                 number,
-                sampling,
-                first_sampling,
+                sampling: Arc::new(sampling),
+                first_sampling: first_sampling.map(Arc::new),
                 fails_with: None,
             };
             core.requests.0.insert(id, choice);

@@ -8,7 +8,7 @@ use crate::core::device::Backend;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::llm::engine::{Engine, Sequence, Ticket};
 use crate::llm::model::Model;
-use crate::llm::plan::EngineOptions;
+use crate::llm::plan::{EngineOptions, KvType};
 use crate::llm::step::{Row, RowStatus, Step, StepOutput};
 use crate::scheduler::{PageSharing, Plan, RowOutcome};
 
@@ -36,11 +36,17 @@ impl ModelEngine {
     /// alternatives of a token, and a KV cache of 90 % of the free memory (CPU: 2 GiB), or of less if all
     /// sequences together cannot use that much.
     pub fn serving_options(model: &Model) -> Result<EngineOptions> {
+        Self::serving_options_with(model, KvType::default())
+    }
+
+    /// The same for a type of the KV cache, on which the number of its pages depends.
+    pub fn serving_options_with(model: &Model, kv_type: KvType) -> Result<EngineOptions> {
         let is_host = model.context().info()?.backend == Backend::Host;
         let (sequences, step_tokens) = if is_host { (64, 256) } else { (256, 2048) };
         let options = EngineOptions::new()
             .max_sequences(sequences)
             .max_batch_tokens(step_tokens)
+            .kv_type(kv_type)
             .max_top_logprobs(20);
         let plan = model.plan_engine(&options.clone().kv_tokens(u64::from(PAGE_TOKENS)))?;
         let free = plan.available_bytes.saturating_sub(plan.total_bytes) / 10 * 9;

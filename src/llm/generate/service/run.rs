@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::engine::{StepEngine, StepResults};
 use super::event::Error;
-use super::state::{Core, Shared};
+use super::state::{Core, SampledRows, Shared};
 use super::stats::State;
 use crate::core::error::{Error as EngineError, ErrorKind, Result};
-use crate::scheduler::{STEPS_IN_FLIGHT, StepOutcome};
+use crate::scheduler::{Plan, STEPS_IN_FLIGHT, StepOutcome};
 
 /// A step that the engine computes, or that it refused.
 struct InFlight {
@@ -48,6 +48,8 @@ pub(super) fn run(shared: &Shared, mut engine: Box<dyn StepEngine>) {
 fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
     let mut in_flight = VecDeque::with_capacity(STEPS_IN_FLIGHT);
     let mut results = StepResults::default();
+    let mut plan = Plan::default();
+    let mut sampled = SampledRows::default();
     let mut last_end = Duration::ZERO;
     let mut core = shared.lock();
     loop {
@@ -58,13 +60,23 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
         let is_refused = in_flight
             .back()
             .is_some_and(|step: &InFlight| step.refused.is_some());
-        let step = match is_refused || in_flight.len() == STEPS_IN_FLIGHT {
-            true => None,
-            false => submit(&mut core, engine, now)?,
-        };
-        core.flush(now, None, None);
-        let was_submitted = step.is_some();
-        in_flight.extend(step);
+        let mut was_submitted = false;
+        if !is_refused && in_flight.len() < STEPS_IN_FLIGHT {
+            core.scheduler.schedule_into(now, &mut plan);
+            sampled.fill(plan.rows(), &core.requests);
+            core.flush(now, None, None);
+            if !plan.is_empty() {
+                // Requests come and go while the engine takes the step.
+                drop(core);
+                let step = submit(&plan, &sampled, engine, now)?;
+                core = shared.lock();
+                if step.is_none() {
+                    continue; // what came meanwhile may have rows
+                }
+                was_submitted = true;
+                in_flight.extend(step);
+            }
+        }
         if in_flight.is_empty() {
             if core.drain_until.is_some() && core.scheduler.is_idle() {
                 return Ok(());
@@ -95,19 +107,14 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
     }
 }
 
-/// Plans a step and starts it. None if there is nothing to compute.
+/// Starts a step. None if there is nothing to compute.
 fn submit(
-    core: &mut MutexGuard<'_, Core>,
+    plan: &Plan,
+    sampled: &SampledRows,
     engine: &mut dyn StepEngine,
     now: Duration,
 ) -> Result<Option<InFlight>> {
-    let Core {
-        scheduler,
-        requests,
-        ..
-    } = &mut **core;
-    let plan = scheduler.schedule(now);
-    let submitted = engine.submit(plan, requests);
+    let submitted = engine.submit(plan, sampled);
     if plan.rows().is_empty() {
         // What a plan without rows does cannot be reported as a failed step.
         return submitted.map(|()| None);

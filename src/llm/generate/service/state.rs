@@ -52,9 +52,9 @@ pub(super) struct Requests(pub HashMap<RequestId, Choice>);
 pub(super) struct Choice {
     pub job: Arc<Job>,
     pub number: u32,
-    pub sampling: Sampling,
+    pub sampling: Arc<Sampling>,
     /// Forbids the ends of the text, for the first `min_tokens`.
-    pub first_sampling: Option<Sampling>,
+    pub first_sampling: Option<Arc<Sampling>>,
     /// Replaces the reason of the scheduler when the choice ends.
     pub fails_with: Option<Error>,
 }
@@ -85,17 +85,43 @@ pub(super) enum ItemKind {
     Ended(Result<EndReason, Error>),
 }
 
-impl RowSource for Requests {
+/// What the rows of one plan sample: a copy, so that the engine takes it without the lock.
+#[derive(Default)]
+pub(super) struct SampledRows(HashMap<RequestId, Sampled>);
+
+struct Sampled {
+    sampling: Arc<Sampling>,
+    prompt_tokens: u32,
+    index: u32,
+}
+
+impl SampledRows {
+    /// Replaces them by those of `rows`.
+    pub fn fill(&mut self, rows: &[Row], requests: &Requests) {
+        self.0.clear();
+        for row in rows.iter().filter(|row| row.samples) {
+            let choice = &requests.0[&row.request];
+            let prompt_tokens = choice.job.prompt_tokens;
+            let index = row.first_position + row.token_count - prompt_tokens;
+            let first = choice.first_sampling.as_ref();
+            let first = first.filter(|_| index < choice.job.min_tokens);
+            let sampled = Sampled {
+                sampling: first.unwrap_or(&choice.sampling).clone(),
+                prompt_tokens,
+                index,
+            };
+            self.0.insert(row.request, sampled);
+        }
+    }
+}
+
+impl RowSource for SampledRows {
     fn sampled(&self, row: &Row) -> SampledRow<'_> {
-        let choice = &self.0[&row.request];
-        let prompt_tokens = choice.job.prompt_tokens;
-        let index = row.first_position + row.token_count - prompt_tokens;
-        let first = choice.first_sampling.as_ref();
-        let first = first.filter(|_| index < choice.job.min_tokens);
+        let sampled = &self.0[&row.request];
         SampledRow {
-            sampling: first.unwrap_or(&choice.sampling),
-            prompt_tokens,
-            index,
+            sampling: &sampled.sampling,
+            prompt_tokens: sampled.prompt_tokens,
+            index: sampled.index,
         }
     }
 }

@@ -1,0 +1,170 @@
+//! The log: one record a request, as a line of JSON.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use worker_cuda::generate::service::{Event, Usage};
+
+use super::app::{App, unix_seconds};
+use super::keys::Caller;
+
+/// Takes the lines, without line ends.
+pub type RequestLog = dyn Fn(&str) + Send + Sync;
+
+/// What is known of a request. It is written when the last clone of its `Arc` is dropped: after the last byte of
+/// the answer, or when the client has left.
+pub struct Entry {
+    app: Arc<App>,
+    record: Mutex<Record>,
+}
+
+#[derive(Default)]
+struct Record {
+    head: Map<String, Value>,
+    status: u16,
+    begun: Duration,
+    accepted: bool,
+    prompt_tokens: usize,
+    cached_tokens: u32,
+    completion_tokens: u32,
+    queued: Option<Duration>,
+    first_token: Option<Duration>,
+    last_token: Option<Duration>,
+    end: Option<Result<Usage, &'static str>>,
+    texts: Option<(String, String)>,
+}
+
+impl Entry {
+    pub fn new(app: &Arc<App>, id: &str, method: &str, path: &str) -> Self {
+        let head = json!({ "time": unix_seconds(), "id": id, "method": method, "path": path });
+        let Value::Object(head) = head else {
+            unreachable!("json! of braces is an object")
+        };
+        let record = Record {
+            head,
+            begun: app.service.clock().now(),
+            ..Record::default()
+        };
+        Self {
+            app: Arc::clone(app),
+            record: Mutex::new(record),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn set_caller(&self, caller: &Caller) {
+        let name: &str = &caller.name;
+        self.lock().head.insert("tenant".into(), name.into());
+    }
+
+    pub fn set_status(&self, status: u16) {
+        self.lock().status = status;
+    }
+
+    /// The service has accepted the request.
+    pub fn accept(&self, prompt: &[worker_cuda::Token]) {
+        let mut record = self.lock();
+        record.accepted = true;
+        record.prompt_tokens = prompt.len();
+        if self.app.options.log_texts {
+            let tokenizer = self.app.service.tokenizer();
+            let text = tokenizer.and_then(|tokenizer| {
+                let options = worker_cuda::text::DecodeOptions {
+                    show_special: true,
+                    at_text_start: true,
+                };
+                tokenizer.decode(prompt, options).ok()
+            });
+            record.texts = Some((text.unwrap_or_default(), String::new()));
+        }
+    }
+
+    /// Something was reported for it.
+    pub fn observe(&self, event: &Event) {
+        if self.app.options.log.is_none() {
+            return;
+        }
+        let now = self.app.service.clock().now();
+        let mut record = self.lock();
+        let mut append = |text: &str| {
+            if let Some((_, answer)) = &mut record.texts {
+                answer.push_str(text);
+            }
+        };
+        match event {
+            Event::Token(token) => {
+                append(&token.text);
+                record.first_token.get_or_insert(now);
+                record.last_token = Some(now);
+                record.completion_tokens += 1;
+            }
+            Event::Finished { text, .. } => append(text),
+            Event::Started {
+                queued,
+                cached_tokens,
+                ..
+            } if record.queued.is_none() => {
+                record.queued = Some(*queued);
+                record.cached_tokens = *cached_tokens;
+            }
+            Event::Done(usage) => record.end = Some(Ok(*usage)),
+            Event::Failed(error) => record.end = Some(Err(error.as_str())),
+            _ => {}
+        }
+    }
+}
+
+impl Record {
+    fn outcome(&self) -> &'static str {
+        match &self.end {
+            Some(Ok(_)) => "done",
+            Some(Err(name)) => name,
+            None if self.accepted => "cancelled",
+            None if self.status < 400 => "answered",
+            None => "refused",
+        }
+    }
+
+    fn line(&mut self, now: Duration) -> String {
+        let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
+        let mut line = std::mem::take(&mut self.head);
+        let mut set = |name: &str, value: Value| line.insert(name.to_owned(), value);
+        set("status", self.status.into());
+        set("outcome", self.outcome().into());
+        set("total_ms", ms(now.saturating_sub(self.begun)).into());
+        if self.accepted {
+            set("prompt_tokens", self.prompt_tokens.into());
+            set("cached_tokens", self.cached_tokens.into());
+            set("completion_tokens", self.completion_tokens.into());
+            set("queue_ms", json!(self.queued.map(ms)));
+            let first = self.first_token.map(|time| time.saturating_sub(self.begun));
+            set("ttft_ms", json!(first.map(ms)));
+            let between = match (self.first_token, self.last_token) {
+                (Some(first), Some(last)) if self.completion_tokens > 1 => {
+                    Some(ms(last.saturating_sub(first)) / f64::from(self.completion_tokens - 1))
+                }
+                _ => None,
+            };
+            set("itl_ms", json!(between));
+        }
+        if let Some((prompt, answer)) = &self.texts {
+            set("prompt", prompt.as_str().into());
+            set("answer", answer.as_str().into());
+        }
+        Value::Object(line).to_string()
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if let Some(log) = &self.app.options.log {
+            let now = self.app.service.clock().now();
+            let line = self.lock().line(now);
+            log(&line);
+        }
+    }
+}
