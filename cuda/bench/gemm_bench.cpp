@@ -3,7 +3,9 @@
 // all layers in one CUDA graph with dependent launches. Random bytes for weights; results are
 // checked by the tests of GpuLinear.
 //
-//   gemm_bench [-b max] [columns …]   columns up to which linear_batch computes a layer
+//   gemm_bench [-b max] [--batch-invariant] [columns …]
+//
+// -b: columns up to which linear_batch computes a layer.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -168,7 +170,7 @@ double seconds_of(cudaStream_t stream, const std::function<void()>& queue) {
   return best / 1e3;
 }
 
-int run(const std::vector<uint32_t>& column_counts, uint32_t batch_max) {
+int run(const std::vector<uint32_t>& column_counts, uint32_t batch_max, bool is_invariant) {
   const uint32_t columns_max = *std::max_element(column_counts.begin(), column_counts.end());
   kernels::Launch launch;
   check(cudaDeviceGetAttribute(&launch.sm_count, cudaDevAttrMultiProcessorCount, 0), "device");
@@ -194,6 +196,7 @@ int run(const std::vector<uint32_t>& column_counts, uint32_t batch_max) {
 
   ops::Limits limits{};
   limits.max_batch_tokens = columns_max;
+  limits.batch_invariant = is_invariant;
   limits.embedding_length = kDim;
   limits.feed_forward_length = kFeedForward;
   limits.head_count = 32;
@@ -241,13 +244,16 @@ int run(const std::vector<uint32_t>& column_counts, uint32_t batch_max) {
 int main(int argument_count, char** arguments) {
   std::vector<uint32_t> columns;
   uint32_t batch_max = wcuda::ops::kBatchTokensMax;
+  bool is_invariant = false;
   for (int i = 1; i < argument_count; ++i) {
     const std::string option = arguments[i];
     if (option == "-b" && i + 1 < argument_count)
       batch_max = static_cast<uint32_t>(std::atoi(arguments[++i]));
+    else if (option == "--batch-invariant")
+      is_invariant = true;
     else
       columns.push_back(static_cast<uint32_t>(std::atoi(arguments[i])));
   }
   if (columns.empty()) columns = {16, 32, 64, 128, 256, 512, 2048};
-  return wcuda::run(columns, batch_max);
+  return wcuda::run(columns, batch_max, is_invariant);
 }

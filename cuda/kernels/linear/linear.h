@@ -75,4 +75,11 @@ struct LinearArgs {
   Epilogue epilogue = Epilogue::kStore;
 };
 
+// Returns the rows of all matrices.
+inline uint32_t row_count(const LinearArgs& args) {
+  uint32_t rows = 0;
+  for (uint32_t m = 0; m < args.matrix_count; ++m) rows += args.matrices[m].rows;
+  return rows;
+}
+
 }  // namespace wcuda::kernels

@@ -5,6 +5,7 @@
 #include "kernels/linear/linear_batch.h"
 #include "kernels/linear/linear_batch_instances.h"
 #include "kernels/linear/linear_batch_kernel.cuh"
+#include "kernels/linear/packed_gemm_plan.h"
 #include "kernels/ptx/code.h"
 #include "kernels/ptx/launch.h"
 
@@ -118,17 +119,19 @@ uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t ro
   return static_cast<uint32_t>(clusters);
 }
 
-// Chooses the rows of a tile and the blocks per tile that take the least time by a measured model.
+// Chooses the rows of a tile and the blocks per tile (`parts`, unless 0) that take the least time
+// by a measured model.
 Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, uint32_t size,
-                   uint32_t column_tiles, uint32_t sm_count) {
+                   uint32_t parts, uint32_t sm_count) {
   const uint32_t columns = kTileColumns[size];
-  const uint32_t cluster_max = std::min(params.k_tile_count, kBatchClusterMax);
+  const uint32_t cluster_min = std::max(parts, 1u);
+  const uint32_t cluster_max = parts != 0 ? parts : std::min(params.k_tile_count, kBatchClusterMax);
   Shape best{0, 0, 0};
   uint64_t best_cost = UINT64_MAX;
   for (uint32_t rows = batch_rows_max(columns); rows >= 64; rows /= 2) {
     if (rows > 64 && !fits(rows, kernel.k_tile_bytes, columns)) continue;
-    const uint32_t tiles = tile_count(params, rows) * column_tiles;
-    for (uint32_t cluster = 1; cluster <= cluster_max; ++cluster) {
+    const uint32_t tiles = tile_count(params, rows) * params.column_tiles;
+    for (uint32_t cluster = cluster_min; cluster <= cluster_max; ++cluster) {
       const uint32_t resident = resident_clusters(kernel, size, rows, cluster, sm_count);
       const uint32_t turns = (tiles + resident - 1) / resident;
       // Of the busiest multiprocessor in a turn.
@@ -140,7 +143,7 @@ Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, u
           uint64_t{turns} * (kTurnCost + products + kKTileCost[size] * k_tiles + merge);
       if (cost >= best_cost) continue;
       best_cost = cost;
-      best = {rows, tiles / column_tiles, cluster};
+      best = {rows, tiles / params.column_tiles, cluster};
     }
   }
   return best;
@@ -148,14 +151,12 @@ Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, u
 
 // The matrices from `second_matrix` on are of the kernel's second type.
 cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uint32_t second_matrix,
-                        uint32_t columns, bool is_invariant, const Launch& launch) {
+                        uint32_t columns, uint32_t parts, const Launch& launch) {
   params.column_tiles = (params.tokens + columns - 1) / columns;
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
   const uint32_t size = columns == 16 ? 0 : columns == 32 ? 1 : 2;
   if (const cudaError_t status = allow_shared_memory(kernel.kernels[size])) return status;
-  Shape shape = choose_shape(params, kernel, size, params.column_tiles, sm_count);
-  // The bits of the sums depend on the cluster alone.
-  if (is_invariant) shape.cluster = choose_shape(params, kernel, 2, 1, sm_count).cluster;
+  const Shape shape = choose_shape(params, kernel, size, parts, sm_count);
   uint32_t tile = 0;
   params.second_tile = UINT32_MAX;
   for (uint32_t m = 0; m < params.matrix_count; ++m) {
@@ -210,6 +211,10 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
   input.h = static_cast<uint16_t*>(scratch);
   input.scales =
       reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + input_bytes(cols, args.tokens));
+  // The bits of the sums depend on the parts of K alone.
+  const uint32_t parts = is_invariant ? invariant_parts(row_count(args), input.depth / kKTileInputs,
+                                                        static_cast<uint32_t>(launch.sm_count))
+                                      : 0;
 
   // Writes the columns in each order that a type needs, then launches a kernel for one type or two.
   bool is_done[kLinearMatricesMax] = {};
@@ -249,7 +254,7 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
       add_matrices(kernel->second_type);
       if (params.matrix_count == 0) continue;
       if (const cudaError_t status =
-              launch_type(params, *kernel, second_matrix, input.tile_columns, is_invariant, launch))
+              launch_type(params, *kernel, second_matrix, input.tile_columns, parts, launch))
         return status;
     }
   }

@@ -17,7 +17,7 @@ uint64_t linear_batch_scratch_bytes(uint32_t cols, uint32_t tokens);
 // tokens is not 0. `scratch` has linear_batch_scratch_bytes(cols, tokens) bytes, aligned to 256.
 // cudaErrorInvalidValue for arguments outside of the contract. With `is_invariant` a token's
 // bits depend on its own x, the shapes and types of the matrices and the device, not on how many
-// tokens there are.
+// tokens there are, and are those of packed_gemm.
 //
 // Weights become f16: magnitudes from 2^-16 on keep 11 bits, those below 2^-27 vanish; 16384 and
 // above (of F16: none) overflow.

@@ -61,6 +61,8 @@ cudaError_t launch_group(Group* group, const GemmPlan& plan, const Launch& launc
   params.iteration_count = plan.iteration_count;
   params.tile_count = plan.iteration_count / params.k_tile_count;
   params.run_tiles = (params.tile_count + plan.clusters - 1) / plan.clusters;
+  params.tile_pieces = plan.tile_pieces;
+  params.parts = plan.parts;
   params.token_stages = plan.token_stages;
   params.weight_stages = plan.weight_stages;
   params.weight_stage_bytes =
@@ -95,7 +97,8 @@ uint64_t packed_gemm_scratch_bytes(const Launch& launch) {
          uint64_t(launch.sm_count) * 2 * kGemmRows * kGemmColumns[1] * sizeof(float);
 }
 
-cudaError_t packed_gemm(const LinearArgs& args, void* input, const Launch& launch) {
+cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
+                        const Launch& launch) {
   if (args.tokens == 0 || !packed_gemm_supports(args, launch)) return cudaErrorInvalidValue;
   if (!has_warpgroup_code()) return packed_gemm_mma(args, input, launch);
   if (launch.sm_count < 2 || launch.scratch_bytes < packed_gemm_scratch_bytes(launch))
@@ -150,6 +153,7 @@ cudaError_t packed_gemm(const LinearArgs& args, void* input, const Launch& launc
     layer.matrix_count = layer.is_gate ? 1 : params.matrix_count;
     layer.k_tile_bytes = group.kernel->k_tile_bytes;
     layer.sm_count = static_cast<uint32_t>(launch.sm_count);
+    if (is_invariant) layer.parts = invariant_parts(row_count(args), layer.k_tiles, layer.sm_count);
     const GemmPlan plan = plan_gemm(layer);
     if (plan.clusters == 0) return cudaErrorInvalidValue;
     // The activations again where tiles or the order of inputs differ from those of the launch

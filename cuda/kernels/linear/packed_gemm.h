@@ -19,8 +19,9 @@ uint64_t packed_gemm_scratch_bytes(const Launch& launch);
 
 // tokens is not 0. `input` has packed_gemm_input_bytes(cols, tokens) bytes, aligned to 256.
 // cudaErrorInvalidValue for arguments outside of the contract. The same arguments give the same
-// bits. With WGMMA the bits of a token also depend on the number of tokens. Weights become f16 as
-// in linear_batch.
-cudaError_t packed_gemm(const LinearArgs& args, void* input, const Launch& launch);
+// bits. With WGMMA the bits of a token also depend on the number of tokens, unless is_invariant:
+// then they are those of linear_batch. Weights become f16 as in linear_batch.
+cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
+                        const Launch& launch);
 
 }  // namespace wcuda::kernels

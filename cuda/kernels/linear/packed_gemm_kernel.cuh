@@ -14,7 +14,9 @@
 //
 // A CTA whose run covers only some of a tile's K-tiles writes its sums to memory and increments a
 // counter. The last one adds the partials in the order of K and writes the outputs. No CTA waits
-// for another, and the order of the sum does not depend on which one is last.
+// for another, and the order of the sum does not depend on which one is last. Under batch
+// invariance K is cut into parts that depend on the matrices alone, and a cluster computes some
+// parts, or all parts of some tiles.
 //
 // Tiles are numbered so that clusters work on neighbouring tiles at the same time: the weights and
 // tokens that several of them read come from L2.
@@ -52,6 +54,7 @@ struct GemmSegment {
   uint32_t first_row;  // of the matrix
   uint32_t matrix;
   uint32_t first_iteration;  // of the whole tile
+  uint32_t part;             // of the tile
 };
 
 // The segments of a CTA, one after the other.
@@ -62,8 +65,10 @@ struct GemmWork {
   // The first iteration of a cluster, and the cluster that computes an iteration.
   static __device__ __forceinline__ uint32_t first_iteration(const PackedGemmParams& params,
                                                              uint32_t cluster) {
-    return static_cast<uint32_t>(uint64_t{params.iteration_count} * cluster /
-                                 (gridDim.x / kGemmCluster));
+    const auto piece = static_cast<uint32_t>(uint64_t{params.tile_count} * params.tile_pieces *
+                                             cluster / (gridDim.x / kGemmCluster));
+    return piece / params.tile_pieces * params.k_tile_count +
+           piece % params.tile_pieces * params.k_tile_count / params.tile_pieces;
   }
   static __device__ __forceinline__ uint32_t cluster_of(const PackedGemmParams& params,
                                                         uint32_t iteration) {
@@ -81,7 +86,10 @@ struct GemmWork {
     const uint32_t tile = iteration / params.k_tile_count;
     segment->first_iteration = tile * params.k_tile_count;
     segment->first_k_tile = iteration - segment->first_iteration;
-    segment->k_tiles = min(params.k_tile_count - segment->first_k_tile, end - iteration);
+    segment->part = ((segment->first_k_tile + 1) * params.parts - 1) / params.k_tile_count;
+    segment->k_tiles = min(params.k_tile_count * (segment->part + 1) / params.parts,
+                           end - segment->first_iteration) -
+                       segment->first_k_tile;
     const uint32_t place = gemm_tile_place(params.tile_count, params.run_tiles, tile);
     segment->first_column = place % params.column_tiles * kN;
     const uint32_t row_tile =
@@ -271,33 +279,69 @@ __device__ __forceinline__ void sync_warpgroup(uint32_t warpgroup) {
   asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 }
 
-// Adds the partials of a warpgroup's rows of a tile that several CTAs compute, in the last of them.
-// Returns false in the others.
+// A thread's sums, of a part of a tile, in memory.
+template <uint32_t kSums>
+__device__ __forceinline__ void store_part(float4* part, const float (&sums)[kSums]) {
+#pragma unroll
+  for (uint32_t i = 0; i < kSums / 4; ++i)
+    __stcg(part + i * 128,
+           make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+}
+template <uint32_t kSums>
+__device__ __forceinline__ void add_part(const float4* part, float (&sums)[kSums]) {
+  constexpr uint32_t kTurn = 16;  // loads on their way
+#pragma unroll
+  for (uint32_t begin = 0; begin < kSums / 4; begin += kTurn) {
+    float4 values[kTurn];
+#pragma unroll
+    for (uint32_t i = 0; i < kTurn; ++i) values[i] = __ldcg(part + (begin + i) * 128);
+#pragma unroll
+    for (uint32_t i = 0; i < kTurn; ++i) {
+      sums[4 * (begin + i)] += values[i].x;
+      sums[4 * (begin + i) + 1] += values[i].y;
+      sums[4 * (begin + i) + 2] += values[i].z;
+      sums[4 * (begin + i) + 3] += values[i].w;
+    }
+  }
+}
+
+// Adds the parts of a warpgroup's rows of a tile: of several CTAs in the last of them, or of one
+// CTA in its last segment of the tile. Returns false in the others.
 template <uint32_t kN>
 __device__ __forceinline__ bool join_parts(const PackedGemmParams& params,
                                            const GemmSegment& segment, uint32_t warpgroup,
                                            float (&sums)[kN / 2], GemmOutputs* outputs) {
-  constexpr uint32_t kFloat4s = kN / 8;
   const uint32_t thread = threadIdx.x % 128, rank = blockIdx.x % kGemmCluster;
-  const uint32_t first = GemmWork::cluster_of(params, segment.first_iteration);
+  const bool is_fixed = params.parts > 1;
+  const uint32_t tile = segment.first_iteration / params.k_tile_count;
+  // The first and the last part of the tile: parts of K in the order of all, or clusters.
+  const uint32_t first =
+      is_fixed ? tile * params.parts : GemmWork::cluster_of(params, segment.first_iteration);
   const uint32_t last =
-      GemmWork::cluster_of(params, segment.first_iteration + params.k_tile_count - 1);
+      is_fixed ? first + params.parts - 1
+               : GemmWork::cluster_of(params, segment.first_iteration + params.k_tile_count - 1);
   // A CTA begins at most one tile that it does not end, and ends at most one that it does not
   // begin.
-  const auto part_of = [&](uint32_t cluster) {
-    const uint64_t partial = (cluster * kGemmCluster + rank) * 2 + (cluster == first ? 1 : 0);
-    return reinterpret_cast<float4*>(params.partials) +
-           (partial * 2 + warpgroup) * (kFloat4s * 128) + thread;
+  const auto part_of = [&](uint32_t part) {
+    const uint64_t partial = is_fixed ? part * kGemmCluster + rank
+                                      : (part * kGemmCluster + rank) * 2 + (part == first ? 1 : 0);
+    return reinterpret_cast<float4*>(params.partials) + (partial * 2 + warpgroup) * (kN / 8 * 128) +
+           thread;
   };
-  float4* const own = part_of(blockIdx.x / kGemmCluster);
-#pragma unroll
-  for (uint32_t i = 0; i < kFloat4s; ++i)
-    __stcg(own + i * 128,
-           make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+  if (params.tile_pieces == 1) {  // all parts are this CTA's, one after the other
+    float4* const own = part_of(blockIdx.x / kGemmCluster);
+    if (segment.part != 0) add_part(own, sums);
+    if (segment.part + 1 == params.parts) return true;
+    store_part(own, sums);
+    return false;
+  }
+  float4* const own = part_of(is_fixed ? first + segment.part : blockIdx.x / kGemmCluster);
+  store_part(own, sums);
   __threadfence();
   sync_warpgroup(warpgroup);
   if (thread == 0) {
-    uint32_t* const counter = params.counters + (first * kGemmCluster + rank) * 2 + warpgroup;
+    uint32_t* const counter =
+        params.counters + ((is_fixed ? tile : first) * kGemmCluster + rank) * 2 + warpgroup;
     const bool is_last = atomicAdd(counter, 1) == last - first;
     if (is_last) *counter = 0;
     outputs->is_last = is_last ? 1 : 0;
@@ -308,23 +352,7 @@ __device__ __forceinline__ bool join_parts(const PackedGemmParams& params,
 #pragma unroll
   for (uint32_t i = 0; i < kN / 2; ++i) sums[i] = 0.0f;
 #pragma unroll 1
-  for (uint32_t cluster = first; cluster <= last; ++cluster) {
-    const float4* const part = part_of(cluster);
-    constexpr uint32_t kTurn = kFloat4s < 16 ? kFloat4s : 16;  // loads on their way
-#pragma unroll
-    for (uint32_t begin = 0; begin < kFloat4s; begin += kTurn) {
-      float4 values[kTurn];
-#pragma unroll
-      for (uint32_t i = 0; i < kTurn; ++i) values[i] = __ldcg(part + (begin + i) * 128);
-#pragma unroll
-      for (uint32_t i = 0; i < kTurn; ++i) {
-        sums[4 * (begin + i)] += values[i].x;
-        sums[4 * (begin + i) + 1] += values[i].y;
-        sums[4 * (begin + i) + 2] += values[i].z;
-        sums[4 * (begin + i) + 3] += values[i].w;
-      }
-    }
-  }
+  for (uint32_t part = first; part <= last; ++part) add_part(part_of(part), sums);
   return true;
 }
 

@@ -13,6 +13,7 @@ constexpr uint32_t kGemmGroupRows = 64;                         // of a warpgrou
 constexpr uint32_t kGemmRows = kGemmWarps * quant::kMTileRows;  // of a tile
 constexpr uint32_t kGemmThreads = kGemmWarps * 32 + 128;
 constexpr uint32_t kGemmCluster = 2;
+constexpr uint32_t kGemmPartsMax = 8;
 constexpr uint32_t kGemmStagesMax = 8;
 // 227 KB a multiprocessor, less what tables of codebooks take.
 constexpr uint32_t kGemmSharedBytes = 219 * 1024;
@@ -57,8 +58,10 @@ struct PackedGemmParams {
   uint32_t packed_tile_count;  // of an M-tile
   uint32_t k_tile_count;
   uint32_t iteration_count;
-  uint32_t tile_count;  // pairs of tiles
-  uint32_t run_tiles;   // of a cluster, about
+  uint32_t tile_count;   // pairs of tiles
+  uint32_t run_tiles;    // of a cluster, about
+  uint32_t tile_pieces;  // of K; a cluster begins and ends with any of them
+  uint32_t parts;        // of K that are summed apart
   uint32_t token_stages;
   uint32_t weight_stages;
   uint32_t weight_stage_bytes;  // of all warps

@@ -42,6 +42,18 @@ uint64_t cost_of(const GemmCosts& costs, uint32_t iterations, uint32_t k_tiles, 
 
 }  // namespace
 
+uint32_t invariant_parts(uint32_t rows, uint32_t k_tiles, uint32_t sm_count) {
+  // By what the layers of 8B take at 1 to 2,048 tokens (one H200, 2026-11-23,
+  // 2026-11-23-h200/invariant.txt): a part has six K-tiles at most, or the work of one and a half
+  // tiles an SM, as far as blocks of 256 rows find a place on three quarters of the SMs.
+  const uint32_t row_tiles = std::max(ceil_div(rows, kGemmRows), 1u);
+  const uint32_t places = sm_count * 3 / 4 / ceil_div(row_tiles, 2);
+  const uint32_t part_tiles = std::max(sm_count * 3 / 2, 1u);
+  const uint32_t wanted =
+      std::max(ceil_div(k_tiles, 6), (row_tiles * k_tiles + part_tiles / 2) / part_tiles);
+  return std::max(std::min({wanted, places, k_tiles, kGemmPartsMax}), 1u);
+}
+
 GemmPlan plan_gemm(const GemmLayer& layer) {
   GemmPlan plan;
   const uint32_t tile_rows = layer.is_gate ? kGemmRows / 2 : kGemmRows;
@@ -64,21 +76,38 @@ GemmPlan plan_gemm(const GemmLayer& layer) {
   if (plan.weight_stages < 2 || plan.row_tiles == 0) return plan;
 
   uint64_t best = UINT64_MAX;
+  const auto consider = [&](uint64_t cost, const GemmPlan& other) {
+    if (cost >= best) return;
+    best = cost;
+    plan = other;
+  };
   const uint32_t clusters_max = std::max(layer.sm_count / kGemmCluster, 1u);
   for (uint32_t i = 0; i < 2; ++i) {
-    const uint32_t columns = kGemmColumns[i];
-    const uint32_t tiles = ceil_div(plan.row_tiles, kGemmCluster) * ceil_div(layer.tokens, columns);
-    const uint32_t iterations = tiles * layer.k_tiles;
-    const uint32_t most = std::min(clusters_max, iterations);
-    for (uint32_t clusters = most; clusters > 0; --clusters) {
-      if (clusters != most && !is_even(iterations, layer.k_tiles, clusters)) continue;
-      const uint64_t cost = cost_of(kCosts[i], iterations, layer.k_tiles, clusters);
-      if (cost >= best) continue;
-      best = cost;
-      plan.columns = columns;
-      plan.iteration_count = iterations;
-      plan.clusters = clusters;
+    GemmPlan other = plan;
+    other.columns = kGemmColumns[i];
+    const uint32_t tiles =
+        ceil_div(plan.row_tiles, kGemmCluster) * ceil_div(layer.tokens, other.columns);
+    const uint32_t iterations = other.iteration_count = tiles * layer.k_tiles;
+    if (layer.parts != 0) {
+      // Parts are spread over the clusters where memory holds all of them, else tiles.
+      other.parts = layer.parts;
+      other.tile_pieces = tiles * layer.parts <= layer.sm_count ? layer.parts : 1;
+      const uint32_t pieces = tiles * other.tile_pieces, most = ceil_div(pieces, clusters_max);
+      other.clusters = ceil_div(pieces, most);
+      const uint64_t products =
+          uint64_t{most} * ceil_div(layer.k_tiles, other.tile_pieces) * kCosts[i].iteration;
+      const uint64_t join =
+          other.tile_pieces == 1
+              ? most * kCosts[i].finish + most * (layer.parts - 1) * kCosts[i].part
+              : kCosts[i].finish + kCosts[i].join + (most + layer.parts) * kCosts[i].part;
+      consider(products + join, other);
+      continue;
     }
+    other.tile_pieces = layer.k_tiles;
+    const uint32_t most = std::min(clusters_max, iterations);
+    for (other.clusters = most; other.clusters > 0; --other.clusters)
+      if (other.clusters == most || is_even(iterations, layer.k_tiles, other.clusters))
+        consider(cost_of(kCosts[i], iterations, layer.k_tiles, other.clusters), other);
   }
   return plan;
 }

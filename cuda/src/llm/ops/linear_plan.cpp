@@ -13,11 +13,9 @@ bool uses_vector(const LinearShape& shape, const Limits& limits) {
   return shape.cols % (is_plain ? 4 : 32) == 0;
 }
 
-bool uses_batch(const LinearShape& shape, const Limits& limits, const DeviceTraits& device,
-                uint32_t tokens_max) {
-  if (device.compute_capability != 90 || !device.has_warpgroup_code) return false;
-  // Under batch_invariant by the matrices alone.
-  return limits.batch_invariant || shape.token_count <= tokens_max;
+bool uses_batch(const LinearShape& shape, const DeviceTraits& device, uint32_t tokens_max) {
+  return shape.token_count <= tokens_max && device.compute_capability == 90 &&
+         device.has_warpgroup_code;
 }
 
 }  // namespace
@@ -26,8 +24,7 @@ Kernel linear_kernel(const LinearShape& shape, const Limits& limits, const Devic
                      uint32_t batch_tokens_max) {
   if (device.is_host) return Kernel::kHost;
   if (uses_vector(shape, limits)) return Kernel::kLinearVector;
-  return uses_batch(shape, limits, device, batch_tokens_max) ? Kernel::kLinearBatch
-                                                             : Kernel::kPackedGemm;
+  return uses_batch(shape, device, batch_tokens_max) ? Kernel::kLinearBatch : Kernel::kPackedGemm;
 }
 
 }  // namespace wcuda::ops

@@ -78,6 +78,35 @@ TEST(PackedGemmPlan, every_layer_fits) {
           }
 }
 
+TEST(PackedGemmPlan, batch_invariance_cuts_the_layers_of_8b_as_measured) {
+  EXPECT_EQ(invariant_parts(4096 + 2 * 1024, 16, 132), 4u);
+  EXPECT_EQ(invariant_parts(4096, 16, 132), 3u);
+  EXPECT_EQ(invariant_parts(2 * 14336, 16, 132), 1u);
+  EXPECT_EQ(invariant_parts(4096, 56, 132), 6u);
+  EXPECT_EQ(invariant_parts(128256, 16, 132), 1u);
+  EXPECT_EQ(invariant_parts(0, 1, 1), 1u);
+}
+
+// The order of a sum is that of its parts, wherever they are computed.
+TEST(PackedGemmPlan, parts_of_k_are_kept_for_any_number_of_tokens) {
+  for (const uint32_t rows : {49u, 4096u, 6144u, 128256u})
+    for (const uint32_t cols : {256u, 4096u, 14336u})
+      for (const uint32_t tokens : {1u, 65u, 200u, 1000u, 4096u}) {
+        GemmLayer layer = layer_of(tokens, cols, {rows});
+        layer.parts = invariant_parts(rows, layer.k_tiles, 132);
+        ASSERT_GE(layer.parts, 1u);
+        ASSERT_LE(layer.parts, layer.k_tiles);
+        const GemmPlan plan = plan_gemm(layer);
+        const uint32_t tiles = plan.iteration_count / layer.k_tiles;
+        ASSERT_EQ(plan.parts, layer.parts);
+        // Partials and counters have this much room; a cluster alone uses its own again.
+        ASSERT_TRUE(plan.tile_pieces == 1 ||
+                    (plan.tile_pieces == plan.parts && tiles * plan.parts <= 132))
+            << rows << " " << cols << " " << tokens;
+        ASSERT_LE(plan.clusters, std::min(66u, tiles * plan.tile_pieces));
+      }
+}
+
 TEST(PackedGemmPlan, clusters_work_on_neighbouring_tiles) {
   for (const uint32_t run : {1u, 2u, 7u, 14u})
     for (const uint32_t count : {1u, 2u, 13u, 66u, 224u, 924u}) {

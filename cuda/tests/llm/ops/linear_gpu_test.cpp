@@ -146,16 +146,20 @@ TEST_P(GpuLinear, the_same_layer_gives_the_same_bits) {
 TEST(GpuLinearInvariant, a_column_has_the_same_bits_in_any_company) {
   for (const LinearCase& parameters :
        {LinearCase{{kQ4_K, kQ4_0, kQ6_K}, {300, 64, 80}, 1024, 150, Epilogue::kStore, true},
+        LinearCase{{kQ8_0}, {130}, 4160, 150, Epilogue::kAdd, false, true},
+        LinearCase{{kQ4_K, kQ4_K}, {70, 70}, 1536, 150, Epilogue::kGeluTanhGate, true},
+        LinearCase{{kQ4_K}, {5000}, 2048, 1100, Epilogue::kAdd, true, true},
         LinearCase{{kQ4_K, kQ6_K}, {150, 150}, 768, 150, Epilogue::kSiluGate, true}}) {
     const LinearProblem problem(parameters);
     ops::Limits limits = problem.limits();
     limits.batch_invariant = true;
     PreparedLinear linear(limits);
-    const auto all = problem.outputs(linear, 0, 150);
+    const uint32_t columns = parameters.columns;
+    const auto all = problem.outputs(linear, 0, columns);
     problem.expect_close(all);
 
-    for (const uint32_t count : {1u, 2u, 8u, 9u, 16u, 31u, 64u, 65u, 128u}) {
-      const uint32_t first = (count * 3 + 1) % (151 - count);
+    for (const uint32_t count : {1u, 2u, 8u, 9u, 16u, 17u, 32u, 33u, 64u, 65u, 128u}) {
+      const uint32_t first = (count * 3 + 1) % (columns + 1 - count);
       const auto some = problem.outputs(linear, first, count);
       for (size_t m = 0; m < all.size(); ++m) {
         const uint32_t rows = problem.parameters().rows[m];

@@ -146,7 +146,8 @@ Status CudaLinear::run(const Node& node, const LinearArgs& args, const Launch& l
                              "linear_batch"));
     } else {
       WCUDA_CHECK(node.kernel == Kernel::kPackedGemm);
-      WCUDA_TRY(check_launch(kernels::packed_gemm(part, input, gemm), "packed_gemm"));
+      WCUDA_TRY(check_launch(kernels::packed_gemm(part, is_batch_invariant_, input, gemm),
+                             "packed_gemm"));
     }
   }
   return {};
