@@ -1,6 +1,8 @@
 // Speed of attention on CUDA: decode with the turning and storing of the new keys and values as a
 // share of the memory's read rate, prefill in TFLOP/s without, and the kernel that does it there.
 // Each layer of a graph has keys and values of its own, so that none lie in L2.
+//
+//   attention_bench [ROWSxPOSITIONS …]   decode of 8B at these, f16, instead of the whole list
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -284,11 +286,18 @@ void rope(const Shape& shape, KvType type, uint32_t tokens) {
 
 }  // namespace
 
-int main() {
+int main(int argument_count, char** arguments) {
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
   std::printf("%s, %d SM; least and median of %d\n", properties.name,
               properties.multiProcessorCount, kRepeats);
+  for (int i = 1; i < argument_count; ++i) {
+    char* positions = nullptr;
+    const auto rows = static_cast<uint32_t>(std::strtoul(arguments[i], &positions, 10));
+    decode(k8B, KvType::kF16, rows,
+           static_cast<uint32_t>(std::strtoul(positions + 1, nullptr, 10)));
+  }
+  if (argument_count > 1) return 0;
   for (const KvType type : kTypes) {
     decode(k8B, type, 1, 512);
     decode(k8B, type, 1, 4096);

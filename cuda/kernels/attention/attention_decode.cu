@@ -1,14 +1,17 @@
 // attention_decode: out[h] = sum over p of w[p] * v[p], w = softmax(scale * q[h]·k[p]).
 //
 // A block takes a run of spans of the plan (attention_plan.h), which may cover several rows and
-// key-value heads. Its warps take tiles of 16 positions in turn, each from its own ring in shared
-// memory, so that no block barrier is needed while data streams. Scores are K·q, positions by query
-// heads: one MMA serves up to 8 heads. Sums are V·w, elements by heads, in the registers of one
-// warp. Softmax is online in f32; queries and numerators enter the MMAs as f16. With at most 4
-// heads the free columns carry the rounding errors of the f16 queries. If several blocks share a
-// row and head, their partials go through global memory, and the last block adds them in a fixed
-// order. Masked positions are never read: their keys, values and numerators are 0. Bytes moved: the
-// visible keys and values once, queries and results.
+// key-value heads. Where it has several whole heads of a row, teams of its warps take one each;
+// else all warps take one together. A team's warps take tiles of 16 positions in turn, each from
+// its own ring in shared memory, so that no barrier is needed while data streams. In steps of many
+// rows with few positions most of the time goes into what a head needs besides its tiles, so that a
+// warp alone gets the next head's queries, key and value while it works on one. Scores are K·q,
+// positions by query heads: one MMA serves up to 8 heads. Sums are V·w, elements by heads, in the
+// registers of one warp. Softmax is online in f32; queries and numerators enter the MMAs as f16.
+// With at most 4 heads the free columns carry the rounding errors of the f16 queries. If several
+// blocks share a row and head, their partials go through global memory, and the last block adds
+// them in a fixed order. Masked positions are never read: their keys, values and numerators are 0.
+// Bytes moved: the visible keys and values once, queries and results.
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_decode_group.h"
 #include "kernels/attention/attention_decode_step.cuh"
@@ -43,17 +46,21 @@ template <class S>
 struct SharedLayout {
   static constexpr uint32_t kReduction = S::kRingsBytes;
   static constexpr uint32_t kBytes = kReduction + S::kWarps * S::kSumBytes;
-  static_assert(NewKv<S::kLength>::kBytes <= S::kWarps * S::kSumBytes);
+  // A team has the memory of its warps.
+  static_assert(NewKv<S::kLength>::bytes(kMmaHeads) <= 2 * S::kSumBytes);
+  static_assert(NewKv<S::kLength>::bytes(kMmaHeads / 2) <= S::kSumBytes);
   // Hopper has 228 KiB per SM; the system takes 1 KiB for each block.
   static_assert(kSmBlocks<S::kLength, S::kFormat> * (kBytes + 1024) <= 228 * 1024);
   static_assert(S::kExact || kBytes + 1024 <= 100 * 1024);
 };
 
-// Iterates over the segments of a block.
+// Iterates over the segments of a warp.
+template <class S>
 class Segments {
  public:
-  __device__ Segments(const AttentionKernelArgs& args, const DecodeStart& start)
+  __device__ Segments(const AttentionKernelArgs& args, const DecodeStart& start, uint32_t warp)
       : args_(args),
+        warp_(warp),
         span_(start.begin),
         end_(start.end),
         row_(start.row),
@@ -78,14 +85,28 @@ class Segments {
     const uint32_t spans = row_end_ - row_begin_;
     const bool is_fixed = plan.fixed_span_pages != 0;
     segment->row = row_;
-    segment->head = head_;
-    segment->kv_head = plan.group_tiles == 1 ? head_ : head_ / plan.group_tiles;
-    segment->row_first = row_begin_ * plan.head_tiles + head_ * spans;
-    segment->span_begin = span_ - segment->row_first;
+    segment->span_begin = span_ - (row_begin_ * plan.head_tiles + head_ * spans);
+    uint32_t team_bits = S::kWarpBits;
+    if (segment->span_begin == 0 && !is_fixed) {
+      // The queries of more heads need the memory of two warps.
+      const uint32_t least = plan.group_heads <= kMmaHeads / 2 ? 0 : 1;
+      const uint32_t left = plan.head_tiles - head_;
+#pragma unroll 1
+      for (uint32_t whole = 2; team_bits > least && whole <= left && whole * spans <= end_ - span_;
+           whole *= 2)
+        --team_bits;
+    }
+    const uint32_t teams = S::kWarps >> team_bits;
+    segment->team.count = 1 << team_bits;
+    segment->team.rank = warp_ & (segment->team.count - 1);
+    segment->head = head_ + (warp_ >> team_bits);
+    segment->kv_head = plan.group_tiles == 1 ? segment->head : segment->head / plan.group_tiles;
+    segment->row_first = row_begin_ * plan.head_tiles + segment->head * spans;
     segment->span_end =
         is_fixed ? segment->span_begin + 1 : min(spans, segment->span_begin + end_ - span_);
     segment->row_spans = spans;
     segment->token = token_;
+    segment->position = position_;
     const uint32_t span_positions = (is_fixed ? plan.fixed_span_pages : 1) * kPagePositions;
     // The plan's window may be wider than this layer's; then the first spans have no visible
     // position.
@@ -95,16 +116,14 @@ class Segments {
     segment->begin = max(first_visible(position_, args_.window),
                          (first_span + segment->span_begin) * span_positions);
     segment->end = min(position_ + 1, (first_span + segment->span_end) * span_positions);
-    if (segment->span_end == spans) ++head_;
-    span_ += segment->span_end - segment->span_begin;
+    if (segment->span_end == spans) head_ += teams;
+    span_ += teams * (segment->span_end - segment->span_begin);
     return true;
   }
-  // Of the row of the last segment.
-  __device__ uint32_t position() const { return position_; }
 
  private:
   const AttentionKernelArgs& args_;
-  uint32_t span_, end_, row_, row_begin_, row_end_, token_, position_, head_;
+  uint32_t warp_, span_, end_, row_, row_begin_, row_end_, token_, position_, head_;
 };
 
 // Finds the partials of a segment's row and head.
@@ -139,7 +158,7 @@ __device__ __forceinline__ PartialList find_partials(const AttentionKernelArgs& 
   return list;
 }
 
-// Merges the block's warps, then writes the result or a partial of it.
+// Merges the team's warps, then writes the result or a partial of it.
 template <class S>
 __device__ __forceinline__ void finish_segment(const AttentionKernelArgs& args,
                                                const Segment& segment, const Heads& heads,
@@ -147,11 +166,16 @@ __device__ __forceinline__ void finish_segment(const AttentionKernelArgs& args,
                                                const ReductionBuffer<S::kLength>& reduction,
                                                const WarpSums<S::kLength>& warp_sums) {
   const bool is_whole = segment.span_end - segment.span_begin == segment.row_spans;
-  put_sums<S>(warp_sums, reduction);
-  __syncthreads();
+  if (segment.team.count == 1) {
+    write_sums<S>(args, heads, warp_sums, threadIdx.x % 32);
+    return;
+  }
+  put_sums<S>(warp_sums, segment.team.rank, reduction);
+  segment.team.sync();
+  // Of a part of a segment, the team are all warps.
   if (is_whole || merge_blocks<S>(args, find_partials(args, segment, start), heads, reduction))
-    write_merged<S>(args, heads, reduction);
-  __syncthreads();  // the reduction buffer may be overwritten
+    write_merged<S>(args, heads, segment.team, reduction);
+  segment.team.sync();  // the reduction buffer may be overwritten
 }
 
 template <class S>
@@ -171,33 +195,47 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
   }
 
   const uint32_t ring = shared_address(shared + warp * S::kWarpBytes);
-  const NewKv<S::kLength> new_kv{shared + SharedLayout<S>::kReduction};
-  const ReductionBuffer<S::kLength> reduction{shared + SharedLayout<S>::kReduction, S::kSumBytes};
-  Segments segments(args, start);
-  Loader<S, Segments> loader(args, segments, start_words, warp, lane, ring);
+  Segments<S> segments(args, start, warp);
+  Loader<S, Segments<S>> loader(args, segments, start_words, lane, ring);
   bool has_waited = fill_ring<S>(args, &loader);
-  Segment segment;
-  segments.next(&segment);
+  Segment segment, next;
+  bool has_next = segments.next(&next), is_copied = false;
   WarpSums<S::kLength> sums;
   Queries<S> queries;
   uint32_t stage = 0;
-  for (uint32_t count = 1;; ++count) {
+  uint32_t row = UINT32_MAX;  // that `rotations` and `page`, of the newest position, belong to
+  uint32_t page = 0, next_page = 0;
+  segment.team.count = next.team.count;
+  for (uint32_t count = 1; has_next; ++count) {
+    if (segment.team.count != next.team.count) __syncthreads();
+    segment = next;
+    has_next = segments.next(&next);
+    uint8_t* const memory =
+        shared + SharedLayout<S>::kReduction + (warp - segment.team.rank) * S::kSumBytes;
+    const NewKv<S::kLength> new_kv{memory};
+    const ReductionBuffer<S::kLength> reduction{memory, S::kSumBytes};
     TileRange tiles;
-    tiles.begin(segment, warp);
+    tiles.begin(segment);
     sums.clear();
     const Heads heads(args, segment);
-    const uint32_t position = segments.position();
-    uint32_t page = 0;
-    if (args.key != nullptr && segment.begin < segment.end) {
-      rotations.find(args.rope, position);
-      page = page_of(args, segment.row, position / kPagePositions);
+    if (args.key != nullptr && segment.row != row) {
+      row = segment.row;
+      rotations.find(args.rope, segment.position);
+      page = is_copied ? next_page : page_of(args, row, segment.position / kPagePositions);
     }
     if (!has_waited) dependent_wait();
     has_waited = true;
     if (segment.begin < segment.end)
-      prepare_segment<S>(args, segment, heads, position, page, rotations, new_kv, ring, stage,
+      prepare_segment<S>(args, segment, heads, is_copied, page, rotations, new_kv, ring, stage,
                          tiles.next, &queries);
-    for (; tiles.next < tiles.end; tiles.next += S::kWarps) {
+    is_copied = S::kExact && has_next && segment.team.count == 1 && next.team.count == 1;
+    if (is_copied) {
+      copy_heads<S>(args, next, new_kv, lane);
+      if (args.key != nullptr && next.row != row)
+        next_page = page_of(args, next.row, next.position / kPagePositions);
+    }
+    const bool has_few_tiles = tiles.next + S::kStages > tiles.end;
+    for (; tiles.next < tiles.end; tiles.next += segment.team.count) {
       copy_async_wait<S::kStages - 1>();
       __syncwarp();
       const uint32_t keys = ring + stage * S::kStageBytes;
@@ -212,7 +250,13 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
       stage = stage + 1 == S::kStages ? 0 : stage + 1;
     }
     finish_segment<S>(args, segment, heads, start, reduction, sums);
-    if (!segments.next(&segment)) break;
+    if (is_copied) {
+      // The copies came before the last tiles that are in flight, unless the segment has few.
+      if (has_few_tiles)
+        copy_async_wait<0>();
+      else
+        copy_async_wait<S::kStages - 1>();
+    }
   }
   copy_async_wait<0>();
 }

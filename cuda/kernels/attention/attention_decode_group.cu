@@ -42,12 +42,12 @@ struct SharedLayout {
   static_assert(2 * (kBytes + 1024) <= 228 * 1024);
 };
 
-// Iterates over the single segment of a block.
+// Iterates over the single segment of a block, whose team are all its warps.
+template <class S>
 class OneSegment {
  public:
   __device__ OneSegment(const AttentionKernelArgs& args, const DecodeStart& start) {
     const uint32_t spans = start.spans_to_end - start.spans_before;
-    position_ = start.position;
     segment_.row = start.row;
     segment_.head = start.head;
     segment_.kv_head = args.plan.group_tiles == 1 ? start.head : start.head / args.plan.group_tiles;
@@ -56,13 +56,15 @@ class OneSegment {
     segment_.span_end = start.end - segment_.row_first;
     segment_.row_spans = spans;
     segment_.token = start.token;
-    const uint32_t first_span = position_ / kPagePositions + 1 - spans;
+    segment_.position = start.position;
+    segment_.team = {threadIdx.x / 32, S::kWarps};
+    const uint32_t first_span = start.position / kPagePositions + 1 - spans;
     segment_.first_page = first_span + segment_.span_begin;
     // The plan's window may be wider than this layer's; then the first spans have no visible
     // position.
     segment_.begin =
-        max(first_visible(position_, args.window), segment_.first_page * kPagePositions);
-    segment_.end = min(position_ + 1, (first_span + segment_.span_end) * kPagePositions);
+        max(first_visible(start.position, args.window), segment_.first_page * kPagePositions);
+    segment_.end = min(start.position + 1, (first_span + segment_.span_end) * kPagePositions);
   }
   __device__ __forceinline__ bool next(Segment* segment) {
     *segment = segment_;
@@ -70,11 +72,9 @@ class OneSegment {
     is_next_ = false;
     return was_next;
   }
-  __device__ uint32_t position() const { return position_; }
 
  private:
   Segment segment_;
-  uint32_t position_;
   bool is_next_ = true;
 };
 
@@ -102,7 +102,7 @@ __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, c
   cluster_wait();  // all blocks have started and no longer use new_kv
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < partial_count; i += S::kThreads) {
-    const Float4Partial partial = merge_warps<S>(reduction, i, -INFINITY);
+    const Float4Partial partial = merge_warps<S>(reduction, S::kWarps, i, -INFINITY);
     const uint32_t owner = i / own_count;
     store_cluster(cluster_address(shared_address(received), owner) +
                       (rank * own_count + i - owner * own_count) * kPartialBytes,
@@ -155,13 +155,13 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   const uint32_t ring = shared_address(shared + warp * S::kWarpBytes);
   const NewKv<S::kLength> new_kv{shared + SharedLayout<S>::kReceived};
   const ReductionBuffer<S::kLength> reduction{shared, S::kWarpBytes};
-  OneSegment walk(args, start);
-  Loader<S, OneSegment> loader(args, walk, start_words, warp, lane, ring);
+  OneSegment<S> walk(args, start);
+  Loader<S, OneSegment<S>> loader(args, walk, start_words, lane, ring);
   const bool has_waited = fill_ring<S>(args, &loader);
   Segment segment;
   walk.next(&segment);
   TileRange tiles;
-  tiles.begin(segment, warp);
+  tiles.begin(segment);
   WarpSums<S::kLength> sums;
   sums.clear();
   const Heads heads(args, segment);
@@ -174,8 +174,8 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   if (!args.triggers_early) dependent_trigger();
   Queries<S> queries;
   if (segment.begin < segment.end)
-    prepare_segment<S>(args, segment, heads, start.position, page, rotations, new_kv, ring, 0,
-                       tiles.next, &queries);
+    prepare_segment<S>(args, segment, heads, false, page, rotations, new_kv, ring, 0, tiles.next,
+                       &queries);
   const bool has_cluster = args.plan.cluster_blocks != 0 && !is_alone;
   if (has_cluster) cluster_arrive();  // others may write over new_kv
   using Tile = typename S::Tile;
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   }
   copy_async_wait<0>();
   __syncwarp();
-  put_sums<S>(sums, reduction);
+  put_sums<S>(sums, warp, reduction);
   __syncthreads();
   if (has_cluster) {
     merge_cluster<S>(args, heads, reduction, start, shared + SharedLayout<S>::kReceived);
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(S::kThreads, 2)
     partials.counter = start.group_first;
     if (!merge_blocks<S>(args, partials, heads, reduction)) return;
   }
-  write_merged<S>(args, heads, reduction);
+  write_merged<S>(args, heads, segment.team, reduction);
 }
 
 // ---- choice of the instance ----

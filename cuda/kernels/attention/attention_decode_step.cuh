@@ -2,16 +2,17 @@
 // operands, softmax over a tile of 16 positions, and the merging of partial results. Included only
 // by .cu files.
 //
-// A block handles one or more segments, one after the other. A segment is consecutive positions of
-// one row and one group of query heads. Each warp takes every S::kWarps-th tile of 16 positions of
-// a segment, and loads its tiles through its own ring of stages in shared memory:
+// A segment is consecutive positions of one row and one group of query heads. A team of warps
+// handles one segment after the other: all warps of a block, or some of them where the block has
+// segments for several teams. Each warp takes every so many tiles of 16 positions of a segment, and
+// loads its tiles through its own ring of stages in shared memory:
 //
 //   warp 0   tile 0 | tile 4 | tile 8  …       for each tile: load → scores = K·q → softmax →
 //   warp 1   tile 1 | tile 5 | tile 9  …       sums += V·numerators
 //   warp 2   tile 2 | tile 6 | tile 10 …
 //   warp 3   tile 3 | tile 7 | tile 11 …
 //
-// Then the partial results are merged. The results of a block's warps are merged in shared memory.
+// Then the partial results are merged. The results of a team's warps are merged in shared memory.
 // If several blocks handle the same row and head, their results are merged in global memory or
 // through distributed shared memory.
 #pragma once
@@ -43,6 +44,8 @@ struct DecodeShape {
   static constexpr bool kSeparateKv = kSeparateKv_;
   static constexpr int kWarps = kWarps_;
   static constexpr int kThreads = kWarps * 32;
+  static constexpr uint32_t kWarpBits = kWarps == 8 ? 3 : kWarps == 4 ? 2 : 1;
+  static_assert(kWarps == 1 << kWarpBits);
   using Tile = DecodeTile<kLength, kFormat, kExact>;
 
   // Stages of a warp's ring: at most 6, and no more than fit into kRingBytes.
@@ -57,16 +60,37 @@ struct DecodeShape {
   static constexpr uint32_t kSumBytes = kMmaHeads * (kSumStride<kLength> + 2) * sizeof(float);
 };
 
-// Consecutive positions of one row and one group of query heads, which one block works on.
+// Warps of a block that work on a segment: a power of two, one after the other.
+struct Team {
+  uint32_t rank;   // of this warp
+  uint32_t count;  // warps
+
+  __device__ uint32_t thread() const { return rank * 32 + threadIdx.x % 32; }
+  __device__ uint32_t threads() const { return count * 32; }
+  // Waits for the team: at most two of a block have several warps. Between teams of different
+  // sizes, all threads of the block meet.
+  __device__ __forceinline__ void sync() const {
+    if (count == 1)
+      __syncwarp();
+    else if (threadIdx.x / 32 == rank)
+      asm volatile("bar.sync 1, %0;" ::"r"(threads()) : "memory");
+    else
+      asm volatile("bar.sync 2, %0;" ::"r"(threads()) : "memory");
+  }
+};
+
+// Consecutive positions of one row and one group of query heads, which one team works on.
 struct Segment {
   uint32_t row;
   uint32_t head;  // index of the group of query heads, counted over all KV heads
   uint32_t kv_head;
   uint32_t span_begin;  // span (attention_plan.h), counted from the first span of row and head
   uint32_t span_end;
-  uint32_t row_spans;   // number of spans of the row and head
-  uint32_t row_first;   // index of the first of these spans in the list of all spans
-  uint32_t token;       // index of the row's token in the step
+  uint32_t row_spans;  // number of spans of the row and head
+  uint32_t row_first;  // index of the first of these spans in the list of all spans
+  uint32_t token;      // index of the row's token in the step
+  uint32_t position;   // of that token
+  Team team;
   uint32_t first_page;  // index of the segment's first page in the row's page table
   uint32_t begin;       // first position
   uint32_t end;         // one past the last position
@@ -100,36 +124,36 @@ __device__ __forceinline__ uint32_t page_of(const AttentionKernelArgs& args, uin
   return __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride + index);
 }
 
-// The tiles of one warp in a segment: every S::kWarps-th tile.
+// The tiles of one warp in a segment: one for each warp of its team, in turn.
 struct TileRange {
   uint32_t next = 0;
   uint32_t end = 0;
-  __device__ void begin(const Segment& segment, uint32_t warp) {
-    next = segment.begin / kTilePositions + warp;
+  __device__ void begin(const Segment& segment) {
+    next = segment.begin / kTilePositions + segment.team.rank;
     end = segment.begin < segment.end ? (segment.end + kTilePositions - 1) / kTilePositions : 0;
   }
 };
 
 // Loads a warp's tiles into its ring ahead of their use. Walk::next() returns the segments of the
-// block one after the other.
+// warp one after the other.
 template <class S, class Walk>
 class Loader {
  public:
   using Tile = typename S::Tile;
   __device__ Loader(const AttentionKernelArgs& args, const Walk& segments, const StartWords& start,
-                    uint32_t warp, uint32_t lane, uint32_t ring)
-      : args_(args), segments_(segments), start_(start), warp_(warp), lane_(lane), ring_(ring) {
+                    uint32_t lane, uint32_t ring)
+      : args_(args), segments_(segments), start_(start), lane_(lane), ring_(ring) {
     find_tile();
   }
   // Returns true if the next tile has the newest position of its row, or if there is no next tile.
   __device__ bool has_newest_next() const {
-    return !has_tile_ || segments_.position() / kTilePositions == tiles_.next;
+    return !has_tile_ || segment_.position / kTilePositions == tiles_.next;
   }
   // Starts the copy of the next tile or, with kSeparateKv, of its keys or values. If no tile is
   // left, it commits an empty group, so that the number of committed groups equals the number of
   // stages used.
   //
-  // `stored` is the number of the block's segments whose new keys and values this kernel has
+  // `stored` is the number of the warp's segments whose new keys and values this kernel has
   // already written. In later segments the copy skips the newest position, because it is not in the
   // page yet. If rope_kv writes the new keys and values, `stored` has no effect.
   __device__ __forceinline__ void issue(uint32_t stage, uint32_t stored) {
@@ -151,7 +175,7 @@ class Loader {
         Tile::copy(target + Tile::kBytes, values, pages, valid, lane_);
       }
       if (!S::kSeparateKv || !has_values_next_) {
-        tiles_.next += S::kWarps;
+        tiles_.next += segment_.team.count;
         find_tile();
       }
     }
@@ -163,13 +187,23 @@ class Loader {
     while (tiles_.next >= tiles_.end) {
       has_tile_ = segments_.next(&segment_);
       if (!has_tile_) return;
-      ++segment_count_;
-      tiles_.begin(segment_, warp_);
+      if (++segment_count_ == 1) first_row_ = segment_.row, first_page_ = segment_.first_page;
+      tiles_.begin(segment_);
     }
     const uint32_t index = tiles_.next / (kPagePositions / kTilePositions);
-    const bool is_known = segment_count_ == 1 && index - segment_.first_page < kStartPages;
-    page_ =
-        is_known ? start_.page(index - segment_.first_page) : page_of(args_, segment_.row, index);
+    if (segment_.row == first_row_ && index - first_page_ < kStartPages) {
+      page_ = start_.page(index - first_page_);
+    } else if (S::kSeparateKv) {
+      page_ = page_of(args_, segment_.row, index);
+    } else {
+      if (segment_.row != pages_row_ || index - pages_first_ >= 32) {
+        pages_row_ = segment_.row;
+        pages_first_ = index;
+        pages_ =
+            page_of(args_, segment_.row, min(index + lane_, (segment_.end - 1) / kPagePositions));
+      }
+      page_ = __shfl_sync(~0u, pages_, index - pages_first_);
+    }
   }
 
   const AttentionKernelArgs& args_;
@@ -177,8 +211,12 @@ class Loader {
   const StartWords& start_;
   Segment segment_;
   TileRange tiles_;
-  uint32_t warp_, lane_, ring_;
-  uint32_t segment_count_ = 0;  // number of segments that were begun
+  uint32_t lane_, ring_;
+  uint32_t segment_count_ = 0;               // number of segments that were begun
+  uint32_t first_row_ = 0, first_page_ = 0;  // of the first
+  // Lane l has the page pages_first_ + l of a row. A load that waits behind those of tiles takes
+  // microseconds.
+  uint32_t pages_ = 0, pages_row_ = UINT32_MAX, pages_first_ = 0;
   uint32_t page_ = 0;
   bool has_tile_ = false;
   bool has_values_next_ = false;  // with kSeparateKv
@@ -240,21 +278,22 @@ struct WarpSums {
   }
 };
 
-// Shared memory for the heads of a segment: the f32 queries (kMmaHeads), the new key and the new
-// value in f32, then the new key and the new value in the format of the pages.
+// Shared memory for the heads of a segment: the new key and the new value in the format of the
+// pages, then the f32 queries, the new key and the new value in f32.
 template <int kLength>
 struct NewKv {
   static constexpr uint32_t kStride = kLength + 8;  // lanes read different banks
   static constexpr uint32_t kRowBytes = kLength * 2 + 16;
-  static constexpr uint32_t kBytes = (kMmaHeads + 2) * kStride * sizeof(float) + 2 * kRowBytes;
+  static constexpr uint32_t bytes(uint32_t heads) {
+    return 2 * kRowBytes + (heads + 2) * kStride * sizeof(float);
+  }
+  static constexpr uint32_t kBytes = bytes(kMmaHeads);
   uint8_t* base;
 
   __device__ float* head(uint32_t index) const {
-    return reinterpret_cast<float*>(base) + index * kStride;
+    return reinterpret_cast<float*>(base + 2 * kRowBytes) + index * kStride;
   }
-  __device__ uint8_t* row(bool is_value) const {
-    return base + (kMmaHeads + 2) * kStride * sizeof(float) + (is_value ? kRowBytes : 0);
-  }
+  __device__ uint8_t* row(bool is_value) const { return base + (is_value ? kRowBytes : 0); }
 };
 
 // Cosine and sine of a position for the pairs lane, lane + 32, … of a head.
@@ -276,39 +315,64 @@ struct Rotations {
   }
 };
 
-// Loads the heads of a segment into shared memory, one warp per head. If this kernel replaces
-// rope_kv, it also applies norm and rope. Called by all threads of the block.
+// Head `index` of a segment: the queries, then the new key and the new value.
+template <class S>
+__device__ __forceinline__ const float* head_source(const AttentionKernelArgs& args,
+                                                    const Heads& heads, uint32_t kv_head,
+                                                    uint32_t index) {
+  const uint32_t n = S::kExact ? S::kLength : args.pages.head_length;
+  if (index < heads.count)
+    return args.query + (uint64_t{heads.token} * args.head_count + heads.first + index) * n;
+  return (index == heads.count ? args.key : args.value) +
+         (uint64_t{heads.token} * args.pages.head_count + kv_head) * n;
+}
+
+// Copies the heads of a later segment, of which this warp is the team, for load_heads. The copies
+// belong to the warp's next group.
+template <class S>
+__device__ __forceinline__ void copy_heads(const AttentionKernelArgs& args, const Segment& segment,
+                                           const NewKv<S::kLength>& new_kv, uint32_t lane) {
+  const Heads heads(args, segment);
+  const uint32_t count = heads.count + (args.key != nullptr ? 2 : 0);
+#pragma unroll 1
+  for (uint32_t index = 0; index < count; ++index) {
+    const float* source = head_source<S>(args, heads, segment.kv_head, index);
+    for (uint32_t i = lane * 4; i < S::kLength; i += 128)
+      copy_async_16(shared_address(new_kv.head(index) + i), source + i);
+  }
+}
+
+// Loads the heads of a segment into shared memory, one warp per head, unless copy_heads has done
+// so. If this kernel replaces rope_kv, it also applies norm and rope. Called by all threads of the
+// team.
 template <class S>
 __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, const Heads& heads,
-                                           uint32_t kv_head, bool has_newest,
+                                           const Segment& segment, bool has_newest, bool is_copied,
                                            const Rotations<S::kLength>& rotations,
                                            const NewKv<S::kLength>& new_kv) {
   constexpr uint32_t kValues = S::kLength / 32;
+  const Team team = segment.team;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t n = S::kExact ? S::kLength : args.pages.head_length;
   const uint32_t count = heads.count + (has_newest ? 2 : 0);
-  const auto source_of = [&](uint32_t index) -> const float* {
-    if (index < heads.count)
-      return args.query + (uint64_t{heads.token} * args.head_count + heads.first + index) * n;
-    return (index == heads.count ? args.key : args.value) +
-           (uint64_t{heads.token} * args.pages.head_count + kv_head) * n;
-  };
   float next[kValues];
   const auto load = [&](uint32_t index) {
-    const float* source = source_of(index);
+    const float* source = head_source<S>(args, heads, segment.kv_head, index);
 #pragma unroll
     for (uint32_t j = 0; j < kValues; ++j)
       next[j] = lane + 32 * j < n ? __ldcg(source + lane + 32 * j) : 0.0f;
   };
-  uint32_t index = threadIdx.x / 32;
-  if (index < count) load(index);
+  uint32_t index = team.rank;
+  if (index < count && !is_copied) load(index);
 #pragma unroll 1
-  for (; index < count; index += S::kWarps) {
+  for (; index < count; index += team.count) {
     const bool is_query = index < heads.count;
-    float* const head = new_kv.head(is_query ? index : kMmaHeads + index - heads.count);
+    float* const head = new_kv.head(index);
+    if (!is_copied) {
 #pragma unroll
-    for (uint32_t j = 0; j < kValues; ++j) head[lane + 32 * j] = next[j];
-    if (index + S::kWarps < count) load(index + S::kWarps);
+      for (uint32_t j = 0; j < kValues; ++j) head[lane + 32 * j] = next[j];
+      if (index + team.count < count) load(index + team.count);
+    }
     __syncwarp();
     if (args.key == nullptr) continue;
     if (index <= heads.count) {
@@ -319,7 +383,7 @@ __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, cons
     }
     if (!is_query) write_row(S::kFormat, head, n, new_kv.row(index > heads.count), lane);
   }
-  __syncthreads();
+  team.sync();
 }
 
 // Queries as operand B of the MMA. Of every 16 elements of head g, lane 4g + t has two pairs.
@@ -359,23 +423,23 @@ struct Queries {
 // Loads the queries of a segment that is not empty, after the dependent wait. If this kernel writes
 // the new key and value, the function stores them in `page`. If the tile of the new position was
 // already loaded into the ring, the function also stores them there. `next_tile` is the next tile
-// of the warp, which is in stage `stage`. Called by all threads of the block.
+// of the warp, which is in stage `stage`. Called by all threads of the team.
 template <class S>
 __device__ __forceinline__ void prepare_segment(
-    const AttentionKernelArgs& args, const Segment& segment, const Heads& heads, uint32_t position,
+    const AttentionKernelArgs& args, const Segment& segment, const Heads& heads, bool is_copied,
     uint32_t page, const Rotations<S::kLength>& rotations, const NewKv<S::kLength>& new_kv,
     uint32_t ring, uint32_t stage, uint32_t next_tile, Queries<S>* queries) {
   using Tile = typename S::Tile;
-  const uint32_t lane = threadIdx.x % 32;
-  const uint32_t warp = threadIdx.x / 32;
+  const Team team = segment.team;
+  const uint32_t lane = threadIdx.x % 32, position = segment.position;
   const bool has_newest = args.key != nullptr && segment.end == position + 1;
-  load_heads<S>(args, heads, segment.kv_head, has_newest, rotations, new_kv);
+  load_heads<S>(args, heads, segment, has_newest, is_copied, rotations, new_kv);
   queries->load(args, heads.count, new_kv, lane);
   if (has_newest) {
     const uint32_t step = position / kTilePositions;
-    const uint32_t ahead = (step - next_tile) / S::kWarps;
+    const uint32_t ahead = (step - next_tile) >> (__ffs(static_cast<int32_t>(team.count)) - 1);
     const uint32_t first = S::kSeparateKv ? 2 * ahead : ahead;  // stages from `stage` to the tile
-    if (step >= next_tile && (step - next_tile) % S::kWarps == 0 && first < S::kStages) {
+    if (step >= next_tile && ((step - next_tile) & (team.count - 1)) == 0 && first < S::kStages) {
       copy_async_wait<0>();
       __syncwarp();
       const uint32_t keys = ring + (stage + first) % S::kStages * S::kStageBytes;
@@ -386,22 +450,24 @@ __device__ __forceinline__ void prepare_segment(
       if (!S::kSeparateKv || first + 1 < S::kStages)
         Tile::put_row(values, position % kTilePositions, new_kv.row(true), args.pages, lane);
     }
-    if (warp + 2 >= S::kWarps) {
-      const bool is_value = warp == S::kWarps - 1;
+#pragma unroll 1
+    for (uint32_t i = 0; i < 2; ++i) {
+      const bool is_value = i == 1;
+      if (team.rank != (is_value ? team.count - 1 : (team.count - 1) / 2 * 2)) continue;
       const uint32_t row_bytes = Tile::row_bytes(args.pages);
       auto* const target =
           const_cast<uint8_t*>(page_rows(args.pages, args.layer, page, segment.kv_head, is_value)) +
           position % kPagePositions * row_bytes;
       const uint8_t* source = new_kv.row(is_value);
       if (S::kExact) {
-        for (uint32_t i = lane * 4; i < row_bytes; i += 128)
-          *reinterpret_cast<uint32_t*>(target + i) = *reinterpret_cast<const uint32_t*>(source + i);
+        for (uint32_t b = lane * 4; b < row_bytes; b += 128)
+          *reinterpret_cast<uint32_t*>(target + b) = *reinterpret_cast<const uint32_t*>(source + b);
       } else {
-        for (uint32_t i = lane; i < row_bytes; i += 32) target[i] = source[i];
+        for (uint32_t b = lane; b < row_bytes; b += 32) target[b] = source[b];
       }
     }
   }
-  __syncthreads();  // from here on, new_kv may be overwritten
+  team.sync();  // from here on, new_kv may be overwritten
 }
 
 // The softmax numerators of a tile, as operand B of the MMA with the values of the tile.
@@ -465,7 +531,7 @@ __device__ __forceinline__ TileNumerators softmax_scores(const AttentionKernelAr
            transpose_tile(pack_halves(scores[2], scores[3]))}};
 }
 
-// Shared memory in which the warps of a block put their results: the sums of each head, then the
+// Shared memory in which the warps of a team put their results: the sums of each head, then the
 // running maxima, then the denominators.
 template <int kLength>
 struct ReductionBuffer {
@@ -480,10 +546,9 @@ struct ReductionBuffer {
 };
 
 template <class S>
-__device__ __forceinline__ void put_sums(const WarpSums<S::kLength>& warp_sums,
+__device__ __forceinline__ void put_sums(const WarpSums<S::kLength>& warp_sums, uint32_t warp,
                                          const ReductionBuffer<S::kLength>& reduction) {
   const uint32_t lane = threadIdx.x % 32;
-  const uint32_t warp = threadIdx.x / 32;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     float denominator = warp_sums.denominator[j];
@@ -546,18 +611,19 @@ struct Float4Partial {
   }
 };
 
-// Merges the results of the warps for float4 `i` of the block's heads.
+// Merges the results of the team's warps for float4 `i` of its heads.
 template <class S>
 __device__ __forceinline__ Float4Partial merge_warps(const ReductionBuffer<S::kLength>& reduction,
-                                                     uint32_t i, float sink) {
+                                                     uint32_t warp_count, uint32_t i, float sink) {
   constexpr uint32_t kFloat4s = S::kLength / 4;
   Float4Partial warps[S::kWarps];
 #pragma unroll
-  for (int w = 0; w < S::kWarps; ++w) {
+  for (uint32_t w = 0; w < S::kWarps; ++w) {
+    const uint32_t from = min(w, warp_count - 1);
     warps[w].sums =
-        *reinterpret_cast<const float4*>(reduction.sums(w, i / kFloat4s) + i % kFloat4s * 4);
-    warps[w].running_max = reduction.running_max(w)[i / kFloat4s];
-    warps[w].denominator = reduction.denominator(w)[i / kFloat4s];
+        *reinterpret_cast<const float4*>(reduction.sums(from, i / kFloat4s) + i % kFloat4s * 4);
+    warps[w].running_max = w < warp_count ? reduction.running_max(from)[i / kFloat4s] : -INFINITY;
+    warps[w].denominator = reduction.denominator(from)[i / kFloat4s];
   }
   Float4Partial partial;
   partial.clear(sink);
@@ -565,7 +631,7 @@ __device__ __forceinline__ Float4Partial merge_warps(const ReductionBuffer<S::kL
   return partial;
 }
 
-// Divides float4 `i` of the block's heads by the denominator and writes it.
+// Divides float4 `i` of the team's heads by the denominator and writes it.
 template <int kLength>
 __device__ __forceinline__ void write_float4(const AttentionKernelArgs& args, const Heads& heads,
                                              uint32_t i, const Float4Partial& partial) {
@@ -675,7 +741,7 @@ __device__ __forceinline__ bool merge_blocks(const AttentionKernelArgs& args,
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < heads.count * kFloat4s; i += S::kThreads) {
     const uint32_t h = i / kFloat4s;
-    const Float4Partial partial = merge_warps<S>(reduction, i, -INFINITY);
+    const Float4Partial partial = merge_warps<S>(reduction, S::kWarps, i, -INFINITY);
     *reinterpret_cast<float4*>(target.sums() + i * 4) = partial.sums;
     if (i % kFloat4s == 0) {
       *target.running_max(h) = partial.running_max;
@@ -694,15 +760,46 @@ __device__ __forceinline__ bool merge_blocks(const AttentionKernelArgs& args,
   return true;
 }
 
-// Writes the results of a block's heads, merged from the reduction buffer.
+// Writes the results of a team's heads, merged from the reduction buffer.
 template <class S>
 __device__ __forceinline__ void write_merged(const AttentionKernelArgs& args, const Heads& heads,
+                                             const Team& team,
                                              const ReductionBuffer<S::kLength>& reduction) {
   constexpr uint32_t kFloat4s = S::kLength / 4;
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < heads.count * kFloat4s; i += S::kThreads) {
+  for (uint32_t i = team.thread(); i < heads.count * kFloat4s; i += team.threads()) {
     const float sink = sink_of(args, heads.first + i / kFloat4s);
-    write_float4<S::kLength>(args, heads, i, merge_warps<S>(reduction, i, sink));
+    write_float4<S::kLength>(args, heads, i, merge_warps<S>(reduction, team.count, i, sink));
+  }
+}
+
+// Writes the results of a warp that is a team, from its registers.
+template <class S>
+__device__ __forceinline__ void write_sums(const AttentionKernelArgs& args, const Heads& heads,
+                                           const WarpSums<S::kLength>& sums, uint32_t lane) {
+  const uint32_t n = S::kExact ? S::kLength : args.pages.head_length;
+#pragma unroll
+  for (uint32_t j = 0; j < 2; ++j) {
+    const uint32_t head = lane % 4 * 2 + j;
+    const bool is_head = head < heads.count;
+    const float sink = is_head ? sink_of(args, heads.first + head) : -INFINITY;
+    float denominator = sums.denominator[j];
+#pragma unroll
+    for (int lanes = 4; lanes < 32; lanes *= 2)
+      denominator += __shfl_xor_sync(~0u, denominator, lanes);
+    const float base = fmaxf(sink, sums.running_max[j]);
+    const float factor = exp2_fast(sums.running_max[j] - base);
+    const float inverse = factor / (denominator * factor + exp2_fast(sink - base));
+    float* const out =
+        args.out + (uint64_t{heads.token} * args.head_count + heads.first + head) * n;
+#pragma unroll
+    for (int i = 0; i < S::kLength / 16; ++i)
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const uint32_t element = S::Tile::sum_element(i, k, lane);
+        if (is_head && (S::kExact || element < n))
+          out[element] = sums.values[i][k * 2 + j] * inverse;
+      }
   }
 }
 

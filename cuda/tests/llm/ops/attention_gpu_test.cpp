@@ -125,8 +125,9 @@ double largest_error(const Step& step, const Pool& pool, const Case& c,
 // likewise.
 constexpr double kTolerance = 4e-3;
 
+// sm_count: of the launch, so that a block has more work; 0: of the device.
 void check(KvType type, const Case& c, const Shapes& shapes, bool batch_invariant,
-           bool is_portable = false) {
+           bool is_portable = false, int32_t sm_count = 0) {
   Random random(c.heads * 100 + c.window + c.head_length);
   Limits limits = make_limits(c.heads, c.kv_heads, c.head_length);
   limits.batch_invariant = batch_invariant;
@@ -137,6 +138,7 @@ void check(KvType type, const Case& c, const Shapes& shapes, bool batch_invarian
   const float scale = 1.5f / std::sqrt(static_cast<float>(c.head_length));
   DeviceAttention device(limits);
   if (is_portable) device.launch.compute_capability = 86;
+  if (sm_count != 0) device.launch.sm_count = sm_count;
 
   const auto got = device.run(DeviceStep(step), DevicePool(pool).pool, DeviceBytes(query), c.heads,
                               scale, c.window);
@@ -195,6 +197,22 @@ TEST(GpuAttentionDecode, rows_of_equal_length_equal_the_naive_version) {
   for (const auto& [rows, position] : Shapes{{40, 700}, {20, 1500}, {60, 63}, {23, 64}})
     for (bool is_portable : {false, true})
       check(KvType::kF16, {16, 4, 64, 0}, Shapes(rows, {1, position}), false, is_portable);
+}
+
+// Blocks that have several whole heads of a row, in any number, and parts of others.
+TEST(GpuAttentionDecode, teams_of_warps_equal_the_naive_version) {
+  Shapes lengths, equal;
+  for (uint32_t r = 0; r < 15; ++r) lengths.push_back({1, r * r * 7 % 290});
+  lengths.push_back({1, 800});
+  lengths.insert(lengths.begin() + 9, {0, 64});
+  for (uint32_t r = 0; r < 12; ++r) equal.push_back({1, 159});
+  for (KvType type : kKvTypes)
+    for (const Case& c : {Case{32, 8, 128, 0}, Case{16, 8, 64, 0}, Case{14, 2, 64, 90},
+                          Case{24, 3, 128, 0}, Case{8, 4, 256, 0}, Case{7, 7, 80, 0}})
+      if (has_rows(type, c.head_length))
+        for (const int32_t sm_count : {1, 2, 5})
+          for (const Shapes& shapes : {lengths, equal})
+            check(type, c, shapes, false, sm_count == 2, sm_count);
 }
 
 TEST(GpuAttentionPrefill, equals_the_naive_version_on_poisoned_pages) {
@@ -442,7 +460,7 @@ struct FusedRun {
 };
 
 FusedRun run_layer(KvType type, const Case& c, const RopeCase& turn, const Shapes& shapes,
-                   bool is_fused, bool is_portable, bool batch_invariant) {
+                   bool is_fused, bool is_portable, bool batch_invariant, int32_t sm_count = 0) {
   Random random(12);
   Step step(shapes, pages_of(shapes), 64, random);
   Pool pool(type, 1, pages_of(shapes), c.kv_heads, c.head_length);
@@ -470,6 +488,7 @@ FusedRun run_layer(KvType type, const Case& c, const RopeCase& turn, const Shape
   limits.batch_invariant = batch_invariant;
   DeviceAttention device(limits);
   if (is_portable) device.launch.compute_capability = 86;
+  if (sm_count != 0) device.launch.sm_count = sm_count;
   DeviceStep device_step(step);
   RopeKvArgs args{};
   args.batch = &device_step.batch;
@@ -500,17 +519,21 @@ TEST(GpuAttentionDecode, turns_and_stores_on_the_way_with_the_same_bits) {
                             {RopePairing::kHalves, 64, true, 0},
                             {RopePairing::kHalves, 48, true, 0},
                             {RopePairing::kAdjacent, 20, true, 0}};
-  const Case cases[] = {{8, 2, 64, 0},   {9, 3, 64, 40}, {8, 2, 128, 0},
+  const Case cases[] = {{8, 2, 64, 0},   {9, 3, 64, 40}, {32, 8, 128, 0},
                         {12, 1, 128, 0}, {8, 1, 96, 0},  {4, 1, 256, 0}};
   for (KvType type : kKvTypes)
     for (uint32_t i = 0; i < std::size(cases); ++i)
-      for (uint32_t mode = 0; mode < 4; ++mode) {
+      for (uint32_t mode = 0; mode < 6; ++mode) {
         const Case& c = cases[i];
         const RopeCase& turn = turns[(i + mode) % std::size(turns)];
         const bool is_portable = mode == 1, batch_invariant = mode == 2;
-        const Shapes& shapes = mode == 3 ? crowd : many;
-        const auto apart = run_layer(type, c, turn, shapes, false, is_portable, batch_invariant);
-        const auto fused = run_layer(type, c, turn, shapes, true, is_portable, batch_invariant);
+        const Shapes& shapes = mode >= 3 ? crowd : many;
+        // Modes 4 and 5: blocks have several heads.
+        const int32_t sm_count = mode == 4 ? 7 : mode == 5 ? 2 : 0;
+        const auto apart =
+            run_layer(type, c, turn, shapes, false, is_portable, batch_invariant, sm_count);
+        const auto fused =
+            run_layer(type, c, turn, shapes, true, is_portable, batch_invariant, sm_count);
         EXPECT_EQ(apart.pool, fused.pool);
         EXPECT_EQ(std::memcmp(apart.out.data(), fused.out.data(), apart.out.size() * sizeof(float)),
                   0)
