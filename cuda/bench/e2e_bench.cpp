@@ -5,7 +5,7 @@
 //   e2e_bench [--backend auto|cuda|host] [--threads N] [--repeat N] [--depths A,B] [--streams A,B]
 //             [--prompts A,B] [--tokens N] [--batch N] [--kv f16|q8_0|fp8] [--batch-invariant
 //             off|on]
-//             [--folder DIR] [--json FILE] [SHAPE:MIX:WORK,WORK…]…
+//             [--folder DIR] [--json FILE] [SHAPE:MIX:WORK,WORK…[:OPTION=VALUE;…]]…
 //   e2e_bench --write SHAPE:MIX FILE
 //   e2e_bench --serve FILE THREADS
 //
@@ -13,10 +13,12 @@
 // tools/dev/cpu_peer.py has it: "prefill N" of an empty sequence, "decode N" after the last
 // prefill; it answers with the seconds.
 //
-// WORK: load, decode, streams, prefill, first, host, profile (the nodes of a step of each number of
-// streams, summed over the layers). Works on files (load from a file, first) need
-// --folder, a place with room for the model; the file is removed. Without a list: the table of
-// docs/PERFORMANCE.md on CUDA, SmolLM2's shape on the host.
+// WORK: load, decode, streams, prefill, first, host, mixed (prompts arrive while sequences decode),
+// shared (sequences with a common prefix), profile (the nodes of a step of each number of streams,
+// summed over the layers). Works on files (load from a file, first) need --folder, a place with
+// room for the model; the file is removed. A model's own options come before those of the command
+// line. Without a list: 8B on CUDA, SmolLM2's shape on the host. Limits are those of the step's
+// plan.
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -49,6 +51,10 @@ constexpr uint64_t kLargeModelBytes = 20000000000;  // loaded once only
 constexpr uint32_t kStreamPrompt = 128, kStreamTokens = 64;
 constexpr uint32_t kHostSteps = 64;
 constexpr uint32_t kCheckedPrompt = 100, kCheckedSteps = 32;
+constexpr uint32_t kMixedStreams = 64, kMixedDepth = 1024, kMixedPrompts = 8, kMixedPrompt = 4096,
+                   kMixedChunk = 704;  // with the streams three tiles of 256 tokens
+constexpr uint32_t kSharedStreams = 64, kSharedPrefix = 4096;
+constexpr const char* kKvNames[] = {"f16", "q8_0", "fp8"};
 
 struct Options {
   int32_t backend = WCUDA_BACKEND_AUTO;
@@ -66,6 +72,7 @@ struct Options {
 struct Spec {
   std::string shape, mix;
   std::vector<std::string> works;
+  Options options;
 
   bool has(const char* work) const {
     for (const std::string& name : works)
@@ -120,18 +127,14 @@ Result<std::vector<double>> rates(uint32_t repeat, double amount,
 // One model and the works asked for.
 class ModelBench {
  public:
-  ModelBench(const Options& options, const Device& device, Spec spec, Report* report)
-      : options_(options), device_(device), spec_(std::move(spec)), report_(*report) {}
+  ModelBench(const Device& device, Spec spec, Report* report)
+      : device_(device), spec_(std::move(spec)), options_(spec_.options), report_(*report) {}
 
   Status run() {
     WCUDA_ASSIGN(model_, SyntheticModel::make(spec_.shape, spec_.mix));
-    const Shape& shape = model_.shape();
-    const double kv_row = options_.kv_type == WCUDA_KV_F16    ? 2.0
-                          : options_.kv_type == WCUDA_KV_Q8_0 ? 34.0 / 32.0
-                                                              : 1.0;
-    work_ = {&model_, 2.0 * kv_row * shape.layer_count * shape.kv_head_count * shape.head_length};
-    roofline_ = roofline(device_.backend, device_.caps);
     name_ = spec_.shape + " " + spec_.mix + (options_.batch_invariant ? " invariant " : " ");
+    if (options_.kv_type != WCUDA_KV_F16)
+      name_ += std::string("KV ") + kKvNames[options_.kv_type] + " ";
     WCUDA_TRY(run_on_file());
     WCUDA_TRY(run_load());
     WCUDA_TRY(open_session());
@@ -141,6 +144,8 @@ class ModelBench {
     if (spec_.has("streams")) WCUDA_TRY(run_streams());
     if (spec_.has("prefill")) WCUDA_TRY(run_prefill());
     if (spec_.has("host")) WCUDA_TRY(run_host());
+    if (spec_.has("mixed")) WCUDA_TRY(run_mixed());
+    if (spec_.has("shared")) WCUDA_TRY(run_shared());
     if (spec_.has("profile")) WCUDA_TRY(run_profile());
     return {};
   }
@@ -245,23 +250,65 @@ class ModelBench {
     if (spec_.has("prefill"))
       for (const uint32_t prompt : options_.prompts) need(1, prompt + 64);
     if (spec_.has("host")) need(host_rows(), kStreamPrompt + kHostSteps + 64);
+    if (spec_.has("mixed")) need(kMixedStreams + kMixedPrompts, kMixedPrompt + 64);
+    if (spec_.has("shared"))
+      need(kSharedStreams, kSharedPrefix + kStreamPrompt + kStreamTokens + 64);
     if (spec_.works == std::vector<std::string>{"load"}) return {};
-    wcuda_engine_options engine = WCUDA_ENGINE_OPTIONS_INIT;
+    wcuda_engine_options& engine = engine_;
     engine.kv_type = options_.kv_type;
     engine.flags = options_.batch_invariant ? WCUDA_ENGINE_BATCH_INVARIANT : 0;
     sequence_count_ = sequences;
     engine.max_sequences = sequences;
-    engine.max_batch_tokens = std::max(options_.batch, sequences);
+    engine.max_batch_tokens = std::max({options_.batch, sequences, kMixedStreams + kMixedChunk});
     engine.max_sequence_tokens = longest;
     engine.kv_tokens = kv_tokens;
     WCUDA_ASSIGN(session_, Session::open(device_, loaded_.get(), engine));
     double seconds = 0.0;
+    WCUDA_ASSIGN(const uint64_t before, free_bytes());
     WCUDA_TRY(session_->warm_up(&seconds));
+    WCUDA_ASSIGN(const uint64_t after, free_bytes());
     char text[160];
     std::snprintf(text, sizeof text, "%swarm-up %.2f s", name_.c_str(), seconds);
     report_.note(text);
-    return {};
+    if (device_.backend != WCUDA_BACKEND_CUDA) return {};
+    const double megabytes = (static_cast<double>(before) - static_cast<double>(after)) * 1e-6;
+    return report_.add({name_ + "graphs", "MB", {megabytes}, 0});
   }
+
+  Result<uint64_t> free_bytes() const {
+    wcuda_error error{};
+    wcuda_memory_info info = WCUDA_MEMORY_INFO_INIT;
+    WCUDA_TRY(to_status(
+        wcuda_context_memory_get(device_.context.get(), WCUDA_PURPOSE_ANY, &info, &error), error));
+    return info.device_free_bytes;
+  }
+
+  // Seconds of a step at the device's limits, by its plan; 0 where these are not known.
+  Result<double> limit(uint32_t rows, uint32_t row_tokens, double context) const {
+    wcuda_error error{};
+    Gguf gguf;
+    const wcuda_source source = model_.source();
+    WCUDA_TRY(to_status(wcuda_gguf_open(&source, gguf.out(), &error), error));
+    wcuda_step_shape shape = WCUDA_STEP_SHAPE_INIT;
+    shape.row_count = rows;
+    shape.row_tokens = row_tokens;
+    shape.context_tokens = static_cast<uint32_t>(context);
+    const auto list = [&](wcuda_step_node* nodes, uint64_t capacity, uint64_t* count) {
+      return to_status(
+          wcuda_plan_steps_list(device_.context.get(), gguf.get(), &engine_, &shape, {nullptr, 0},
+                                nullptr, 0, nodes, capacity, count, &error),
+          error);
+    };
+    uint64_t count = 0;
+    WCUDA_TRY(list(nullptr, 0, &count));
+    std::vector<wcuda_step_node> nodes(count, WCUDA_STEP_NODE_INIT);
+    WCUDA_TRY(list(nodes.data(), count, &count));
+    double seconds = 0.0;
+    for (const wcuda_step_node& node : nodes) seconds += node.limit_ns * 1e-9;
+    return seconds;
+  }
+  // As a rate of `amount` in that time.
+  static double rate(double amount, double seconds) { return seconds > 0.0 ? amount / seconds : 0; }
 
   // Two runs of one prompt, tokens fed by the device and by the caller, must agree, with finite
   // logits; so must two runs of many sequences.
@@ -302,9 +349,9 @@ class ModelBench {
                    rates(
                        options_.repeat, options_.tokens, [&] { return session_->rewind(length); },
                        [&] { return session_->decode(options_.tokens, nullptr); }));
-      const double mean = length + options_.tokens / 2.0;
+      WCUDA_ASSIGN(const double seconds, limit(1, 1, length + options_.tokens / 2.0));
       WCUDA_TRY(report_.add({name_ + "decode at " + std::to_string(depth), "tok/s",
-                             std::move(values), decode_limit(roofline_, work_, 1, mean)}));
+                             std::move(values), rate(1, seconds)}));
     }
     return {};
   }
@@ -318,9 +365,9 @@ class ModelBench {
                        options_.repeat, count * kStreamTokens,
                        [&] { return session_->rewind(kStreamPrompt); },
                        [&] { return session_->decode(kStreamTokens, nullptr); }));
-      const double mean = kStreamPrompt + kStreamTokens / 2.0;
+      WCUDA_ASSIGN(const double seconds, limit(count, 1, kStreamPrompt + kStreamTokens / 2.0));
       WCUDA_TRY(report_.add({name_ + "streams " + std::to_string(count), "tok/s", std::move(values),
-                             decode_limit(roofline_, work_, count, mean)}));
+                             rate(count, seconds)}));
     }
     return {};
   }
@@ -331,8 +378,14 @@ class ModelBench {
                    rates(
                        options_.repeat, prompt, [&] { return session_->begin(1); },
                        [&] { return session_->prefill(prompt); }));
+      double seconds = 0.0;
+      for (uint32_t done = 0; done < prompt; done += engine_.max_batch_tokens) {
+        WCUDA_ASSIGN(const double step,
+                     limit(1, std::min(prompt - done, engine_.max_batch_tokens), done));
+        seconds += step;
+      }
       WCUDA_TRY(report_.add({name_ + "prefill " + std::to_string(prompt), "tok/s",
-                             std::move(values), prefill_limit(roofline_, work_, prompt)}));
+                             std::move(values), rate(prompt, seconds)}));
     }
     return {};
   }
@@ -353,8 +406,69 @@ class ModelBench {
       }
       WCUDA_TRY(report_.add(
           {name_ + "submit + wait, rows " + std::to_string(rows), "us", std::move(medians), 0}));
+      // The difference of these is what two steps in flight hide.
+      WCUDA_ASSIGN(const double least, limit(rows, 1, kStreamPrompt + kHostSteps / 2.0));
+      for (const size_t depth : {size_t{1}, size_t{2}}) {
+        WCUDA_ASSIGN(
+            std::vector<double> values,
+            rates(
+                options_.repeat, kHostSteps, [&] { return session_->rewind(kStreamPrompt); },
+                [&] { return session_->decode(kHostSteps, nullptr, depth); }));
+        for (double& value : values) value = 1e6 / value;
+        WCUDA_TRY(report_.add({name_ + "step of " + std::to_string(rows) + " rows, " +
+                                   std::to_string(depth) + " in flight",
+                               "us", std::move(values), least * 1e6}));
+      }
     }
     return {};
+  }
+
+  // Inter-token times of sequences that decode while prompts arrive, and these prompts' rate.
+  Status run_mixed() {
+    std::vector<double> medians, tails, prompts;
+    for (uint32_t i = 0; i <= options_.repeat; ++i) {
+      std::vector<double> seconds;
+      WCUDA_TRY(session_->begin(kMixedStreams));
+      WCUDA_TRY(session_->prefill(kMixedDepth));
+      const Clock::time_point begin = Clock::now();
+      WCUDA_TRY(session_->mix(kMixedPrompts, kMixedPrompt, kMixedChunk, &seconds));
+      const double total = seconds_since(begin);
+      std::sort(seconds.begin(), seconds.end());
+      if (i == 0) continue;
+      medians.push_back(seconds[seconds.size() / 2] * 1e6);
+      tails.push_back(seconds[seconds.size() * 99 / 100] * 1e6);
+      prompts.push_back(kMixedPrompts * kMixedPrompt / total);
+    }
+    // A step of as many tokens, and the keys and values that the sequences read besides.
+    WCUDA_ASSIGN(double seconds, limit(1, kMixedStreams + kMixedChunk, kMixedPrompt / 2.0));
+    WCUDA_ASSIGN(const double deep, limit(kMixedStreams, 1, kMixedDepth));
+    WCUDA_ASSIGN(const double flat, limit(kMixedStreams, 1, 0));
+    seconds += deep - flat;
+    const std::string work = name_ + "mixed ";
+    WCUDA_TRY(report_.add({work + "inter-token, p50", "us", std::move(medians), seconds * 1e6}));
+    WCUDA_TRY(report_.add({work + "inter-token, p99", "us", std::move(tails), seconds * 1e6}));
+    return report_.add({work + "prompts", "tok/s", std::move(prompts), rate(kMixedChunk, seconds)});
+  }
+
+  Status run_shared() {
+    const uint32_t length = kSharedPrefix + kStreamPrompt;
+    WCUDA_TRY(session_->begin(1));
+    WCUDA_TRY(session_->prefill(kSharedPrefix));
+    WCUDA_TRY(session_->fork(kSharedStreams));
+    WCUDA_TRY(session_->prefill(kStreamPrompt));
+    WCUDA_ASSIGN(std::vector<double> values,
+                 rates(
+                     options_.repeat, kSharedStreams * kStreamTokens,
+                     [&] { return session_->rewind(length); },
+                     [&] { return session_->decode(kStreamTokens, nullptr); }));
+    // Each sequence's own positions, and the prefix once.
+    WCUDA_ASSIGN(double seconds, limit(kSharedStreams, 1, kStreamPrompt + kStreamTokens / 2.0));
+    WCUDA_ASSIGN(const double deep, limit(1, 1, kSharedPrefix));
+    WCUDA_ASSIGN(const double flat, limit(1, 1, 0));
+    seconds += deep - flat;
+    return report_.add({name_ + "streams " + std::to_string(kSharedStreams) + ", prefix " +
+                            std::to_string(kSharedPrefix),
+                        "tok/s", std::move(values), rate(kSharedStreams, seconds)});
   }
 
   Status run_profile() {
@@ -393,32 +507,17 @@ class ModelBench {
     return {};
   }
 
-  const Options& options_;
   const Device& device_;
   const Spec spec_;
+  const Options& options_;
   Report& report_;
   SyntheticModel model_;
-  Work work_{};
-  Roofline roofline_;
+  wcuda_engine_options engine_ = WCUDA_ENGINE_OPTIONS_INIT;
   std::string name_;
   uint32_t sequence_count_ = 1;
   Model loaded_;
   std::unique_ptr<Session> session_;
 };
-
-Result<Spec> parse_spec(const std::string& text) {
-  const std::vector<std::string> parts = split(text, ':');
-  if (parts.size() != 3)
-    return Status::error(WCUDA_INVALID_ARGUMENT, "'%s' is not SHAPE:MIX:WORK,WORK", text.c_str());
-  const Spec spec{parts[0], parts[1], split(parts[2], ',')};
-  for (const std::string& work : spec.works) {
-    bool known = false;
-    for (const char* name : {"load", "decode", "streams", "prefill", "first", "host", "profile"})
-      known = known || work == name;
-    if (!known) return Status::error(WCUDA_INVALID_ARGUMENT, "no work '%s'", work.c_str());
-  }
-  return spec;
-}
 
 Status parse_option(const std::string& name, const std::string& value, Options* options) {
   const auto number = [&] {
@@ -433,7 +532,7 @@ Status parse_option(const std::string& name, const std::string& value, Options* 
     return Status::error(WCUDA_INVALID_ARGUMENT, "%s: '%s'", name.c_str(), value.c_str());
   };
   if (name == "--backend") return one_of({"auto", "cuda", "host"}, &options->backend);
-  if (name == "--kv") return one_of({"f16", "q8_0", "fp8"}, &options->kv_type);
+  if (name == "--kv") return one_of({kKvNames[0], kKvNames[1], kKvNames[2]}, &options->kv_type);
   if (name == "--batch-invariant") return one_of({"off", "on"}, &options->batch_invariant);
   if (name == "--threads")
     options->threads = number();
@@ -458,25 +557,39 @@ Status parse_option(const std::string& name, const std::string& value, Options* 
   return {};
 }
 
+Result<Spec> parse_spec(const std::string& text, const Options& options) {
+  const std::vector<std::string> parts = split(text, ':');
+  if (parts.size() != 3 && parts.size() != 4)
+    return Status::error(WCUDA_INVALID_ARGUMENT, "'%s' is not SHAPE:MIX:WORK,WORK", text.c_str());
+  Spec spec{parts[0], parts[1], split(parts[2], ','), options};
+  for (const std::string& work : spec.works) {
+    bool known = false;
+    for (const char* name :
+         {"load", "decode", "streams", "prefill", "first", "host", "mixed", "shared", "profile"})
+      known = known || work == name;
+    if (!known) return Status::error(WCUDA_INVALID_ARGUMENT, "no work '%s'", work.c_str());
+  }
+  if (parts.size() == 4)
+    for (const std::string& option : split(parts[3], ';')) {
+      const size_t equals = std::min(option.find('='), option.size() - 1);
+      WCUDA_TRY(
+          parse_option("--" + option.substr(0, equals), option.substr(equals + 1), &spec.options));
+    }
+  return spec;
+}
+
 void fill_defaults(bool is_cuda, Options* o) {
   const auto fill = [&](std::vector<uint32_t>* list, std::vector<uint32_t> cuda,
                         std::vector<uint32_t> host) {
     if (list->empty()) *list = is_cuda ? std::move(cuda) : std::move(host);
   };
   fill(&o->depths, {0, 4096, 16384}, {0, 512});
-  fill(&o->streams, {1, 4, 8, 16, 32, 64, 128, 256}, {1, 4});
-  fill(&o->prompts, {512, 2048, 8192}, {128});
+  fill(&o->streams, {1, 4, 8, 16, 32, 64, 128, 256, 512, 1024}, {1, 4});
+  fill(&o->prompts, {16, 64, 256, 512, 2048, 8192}, {128});
   if (o->batch == 0) o->batch = is_cuda ? 8192 : 512;
-  if (!o->specs.empty()) return;
-  if (is_cuda)
-    o->specs = {"135m:q4_1:load,decode,prefill,host",
-                "1b:q4_k_m:load,decode,streams,prefill",
-                "8b:q4_k_m:load,first,decode,streams,prefill,host",
-                "8b:q8_0:load,decode,streams,prefill",
-                "8b:f16:load,decode,prefill",
-                "70b:q4_k_m:load,decode"};
-  else
-    o->specs = {"135m:q4_1:load,first,decode,streams,prefill"};
+  if (o->specs.empty())
+    o->specs = {is_cuda ? "8b:q4_k_m:load,first,decode,streams,prefill,host,mixed,shared"
+                        : "135m:q4_1:load,first,decode,streams,prefill"};
 }
 
 Status run(int argc, char** argv) {
@@ -495,13 +608,13 @@ Status run(int argc, char** argv) {
   fill_defaults(device.backend == WCUDA_BACKEND_CUDA, &options);
   std::vector<Spec> specs;
   for (const std::string& text : options.specs) {
-    WCUDA_ASSIGN(Spec spec, parse_spec(text));
+    WCUDA_ASSIGN(Spec spec, parse_spec(text, options));
     specs.push_back(std::move(spec));
   }
   Report report(device.backend, device.caps, options.json);
   Status first_failure;
   for (const Spec& spec : specs) {
-    const Status status = ModelBench(options, device, spec, &report).run();
+    const Status status = ModelBench(device, spec, &report).run();
     if (status.ok()) continue;
     report.note(spec.shape + " " + spec.mix + ": " + status.message());
     if (first_failure.ok()) first_failure = status;

@@ -1,4 +1,4 @@
-// Limits, the peer's figures, the table and the JSON of end-to-end benches.
+// The peer's figures, the table and the JSON of end-to-end benches.
 #include "bench/e2e_report.h"
 
 #include <algorithm>
@@ -8,10 +8,6 @@
 
 namespace wcuda::bench {
 namespace {
-
-constexpr double kH200ReadBytesPerSecond = 4.53e12;
-constexpr double kH200NominalBytesPerSecond = 4.8e12;
-constexpr double kHopperFlopsPerSecond = 790e12;
 
 struct PeerFigure {
   const char* work;
@@ -42,19 +38,6 @@ constexpr PeerFigure kPeerFigures[] = {
     {"1b q4_k_m streams 128", 14880},   {"1b q4_k_m streams 256", 18824},
     {"8b q4_k_m load from file", 6.4},  {"8b q4_k_m first token", 0.92},
 };
-
-// Products of queries with keys, and of probabilities with values, for one token at `depth`.
-double attention_flops(const Shape& shape, double depth) {
-  return 4.0 * shape.layer_count * shape.head_count * shape.head_length * depth;
-}
-
-double best_rate(const Roofline& roofline, double bytes, double flops, double tokens) {
-  if (roofline.bytes_per_second <= 0.0) return 0.0;
-  double seconds = bytes / roofline.bytes_per_second;
-  if (roofline.flops_per_second > 0.0)
-    seconds = std::max(seconds, flops / roofline.flops_per_second);
-  return tokens / seconds;
-}
 
 // The median, and what lies around it.
 struct Summary {
@@ -96,38 +79,6 @@ std::string quoted(const std::string& text) {
 }
 
 }  // namespace
-
-Roofline roofline(int32_t backend, const wcuda_device_caps& caps) {
-  Roofline result;
-  if (backend != WCUDA_BACKEND_CUDA) return result;
-  if (std::strstr(caps.name, "H200") != nullptr) {
-    result.bytes_per_second = kH200ReadBytesPerSecond;
-  } else {
-    result.bytes_per_second = static_cast<double>(caps.memory_bandwidth) * kH200ReadBytesPerSecond /
-                              kH200NominalBytesPerSecond;
-  }
-  if (caps.compute_capability_major == 9) result.flops_per_second = kHopperFlopsPerSecond;
-  return result;
-}
-
-double decode_limit(const Roofline& roofline, const Work& work, uint32_t streams, double depth) {
-  const SyntheticModel& model = *work.model;
-  const double bytes =
-      static_cast<double>(model.multiplied_bytes()) + streams * depth * work.kv_bytes;
-  const double flops = streams * (2.0 * static_cast<double>(model.multiplied_elements()) +
-                                  attention_flops(model.shape(), depth));
-  return best_rate(roofline, bytes, flops, streams);
-}
-
-double prefill_limit(const Roofline& roofline, const Work& work, uint32_t tokens) {
-  const SyntheticModel& model = *work.model;
-  const Shape& shape = model.shape();
-  const double head = static_cast<double>(shape.vocabulary_size) * shape.embedding_length;
-  const double layers = static_cast<double>(model.multiplied_elements()) - head;
-  const double flops = tokens * (2.0 * layers + attention_flops(shape, tokens / 2.0)) + 2.0 * head;
-  const double bytes = static_cast<double>(model.multiplied_bytes()) + tokens * work.kv_bytes;
-  return best_rate(roofline, bytes, flops, tokens);
-}
 
 double peer_figure(const std::string& work) {
   for (const PeerFigure& figure : kPeerFigures)

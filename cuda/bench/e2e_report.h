@@ -6,33 +6,14 @@
 #include <string>
 #include <vector>
 
-#include "bench/synthetic_model.h"
 #include "core/base/status.h"
 #include "worker_cuda.h"
 
 namespace wcuda::bench {
 
-// What bounds a device; 0 where it is not known.
-struct Roofline {
-  double bytes_per_second = 0.0;
-  double flops_per_second = 0.0;
-};
-// Measured on one H200, 2026-11-21: 4.53 TB/s of pure reads, 790 TFLOP/s of dense bf16 products.
-// Other devices: the same part of their nominal bandwidth.
-Roofline roofline(int32_t backend, const wcuda_device_caps& caps);
-
-// Tokens a second that the roofline allows; 0 where it is not known. `kv_bytes` per position of one
-// sequence.
-struct Work {
-  const SyntheticModel* model;
-  double kv_bytes;
-};
-double decode_limit(const Roofline& roofline, const Work& work, uint32_t streams, double depth);
-double prefill_limit(const Roofline& roofline, const Work& work, uint32_t tokens);
-
 struct ReportRow {
   std::string work;  // "8b q4_k_m decode at 4096"
-  std::string unit;  // "tok/s", "GB/s", "s", "us"
+  std::string unit;  // "tok/s", "GB/s", "MB", "s", "us"
   std::vector<double> values;
   double limit = 0.0;  // 0: not known
 };

@@ -91,11 +91,22 @@ int32_t Session::random_token() {
 Status Session::begin(uint32_t count) {
   sequences_.clear();
   random_counter_ = 0;
+  while (sequences_.size() < count) WCUDA_TRY(add_sequence());
+  return {};
+}
+
+Status Session::add_sequence() {
   wcuda_error error{};
-  for (uint32_t i = 0; i < count; ++i) {
-    Sequence sequence;
-    WCUDA_TRY(to_status(wcuda_sequence_create(engine_.get(), sequence.out(), &error), error));
-    sequences_.push_back(std::move(sequence));
+  sequences_.emplace_back();
+  return to_status(wcuda_sequence_create(engine_.get(), sequences_.back().out(), &error), error);
+}
+
+Status Session::fork(uint32_t count) {
+  wcuda_error error{};
+  while (sequences_.size() < count) {
+    sequences_.emplace_back();
+    WCUDA_TRY(to_status(wcuda_sequence_fork(sequences_[0].get(), sequences_.back().out(), &error),
+                        error));
   }
   return {};
 }
@@ -179,13 +190,40 @@ std::vector<wcuda_row> Session::feed_rows() const {
   return rows;
 }
 
-Status Session::decode(uint32_t steps, std::vector<int32_t>* tokens) {
+Status Session::decode(uint32_t steps, std::vector<int32_t>* tokens, size_t depth) {
   const std::vector<wcuda_row> rows = feed_rows();
   for (uint32_t step = 0; step < steps; ++step) {
-    if (in_flight_.size() == kDepth) WCUDA_TRY(wait_oldest(tokens));
+    if (in_flight_.size() == depth) WCUDA_TRY(wait_oldest(tokens));
     WCUDA_TRY(submit(rows));
   }
   return wait_all(tokens);
+}
+
+Status Session::mix(uint32_t prompts, uint32_t length, uint32_t chunk,
+                    std::vector<double>* seconds) {
+  std::vector<wcuda_row> rows = feed_rows();
+  rows.emplace_back();
+  std::vector<int32_t> tokens(length);
+  for (int32_t& token : tokens) token = random_token();
+  Clock::time_point last = Clock::now();
+  const auto wait = [&]() -> Status {
+    WCUDA_TRY(wait_oldest(nullptr));
+    seconds->push_back(seconds_since(last));
+    last = Clock::now();
+    return {};
+  };
+  for (uint32_t prompt = 0; prompt < prompts; ++prompt) {
+    WCUDA_TRY(add_sequence());
+    for (uint32_t done = 0; done < length; done += chunk) {
+      const uint32_t count = std::min(chunk, length - done);
+      rows.back() = make_row(sequences_.back().get(), &tokens[done], count,
+                             done + count == length ? WCUDA_ROW_SAMPLE : 0);
+      if (in_flight_.size() == kDepth) WCUDA_TRY(wait());
+      WCUDA_TRY(submit(rows));
+    }
+  }
+  while (!in_flight_.empty()) WCUDA_TRY(wait());
+  return {};
 }
 
 Status Session::decode_checked(uint32_t steps, std::vector<int32_t>* tokens) {

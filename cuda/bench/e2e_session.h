@@ -60,15 +60,20 @@ class Session {
   Status warm_up(double* seconds);
   // Leaves exactly `count` empty sequences.
   Status begin(uint32_t count);
+  // Adds copies of the first sequence until there are `count`.
+  Status fork(uint32_t count);
   // Appends `count` random tokens to every sequence and samples after the last: in steps as full as
   // the engine allows, two in flight. All is done when the call returns.
   Status prefill(uint32_t count);
   // Takes every sequence back to `length` - 1 tokens and appends one: what was sampled after it can
   // be fed. Returns when it is done.
   Status rewind(uint32_t length);
-  // `steps` tokens for every sequence, each fed back on the device, two steps in flight; appends
-  // what was sampled to `tokens`, unless null.
-  Status decode(uint32_t steps, std::vector<int32_t>* tokens);
+  // `steps` tokens for every sequence, each fed back on the device, `depth` steps in flight;
+  // appends what was sampled to `tokens`, unless null.
+  Status decode(uint32_t steps, std::vector<int32_t>* tokens, size_t depth = kDepth);
+  // Every sequence decodes while `prompts` prompts of `length` tokens arrive one after the other,
+  // `chunk` tokens a step. Appends the seconds from one step's results to the next's.
+  Status mix(uint32_t prompts, uint32_t length, uint32_t chunk, std::vector<double>* seconds);
   // The same for one sequence, one step at a time, tokens fed by the caller, every logit checked to
   // be finite.
   Status decode_checked(uint32_t steps, std::vector<int32_t>* tokens);
@@ -85,6 +90,7 @@ class Session {
   Status submit(const std::vector<wcuda_row>& rows);
   Status wait_oldest(std::vector<int32_t>* tokens);
   Status wait_all(std::vector<int32_t>* tokens);
+  Status add_sequence();
   int32_t random_token();
   std::vector<wcuda_row> feed_rows() const;
 

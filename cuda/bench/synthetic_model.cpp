@@ -179,7 +179,6 @@ void SyntheticModel::add(const std::string& name, const std::string& role, uint3
   const uint64_t first = random_word(tensors_.size()) % (pool.size() / format.block_bytes);
   tensors_.push_back({name, type, {cols, rows}, 0, bytes, first * format.block_bytes, false});
   if (role == "token_embd") return;  // one row a token, no product
-  multiplied_elements_ += rows * cols;
   multiplied_bytes_ += bytes;
 }
 

@@ -41,9 +41,7 @@ class SyntheticModel {
 
   const Shape& shape() const { return *shape_; }
   uint64_t bytes() const { return bytes_; }
-  // Elements of all matrices that a token is multiplied with: not of an untied embedding table.
-  uint64_t multiplied_elements() const { return multiplied_elements_; }
-  // Their bytes: what computing one token must read.
+  // Bytes of all matrices that a token is multiplied with: not of an untied embedding table.
   uint64_t multiplied_bytes() const { return multiplied_bytes_; }
 
   // The file's bytes offset … offset + bytes - 1, within bytes(). [any thread]
@@ -80,7 +78,6 @@ class SyntheticModel {
   // that no two rows of a matrix are alike.
   std::map<uint32_t, std::vector<uint8_t>> pools_;
   uint64_t bytes_ = 0;
-  uint64_t multiplied_elements_ = 0;
   uint64_t multiplied_bytes_ = 0;
 };
 

@@ -18,7 +18,7 @@ if [ -e "$here/pack.tar.xz" ] && ! [ -e "$here/tree" ]; then
   (cd "$here" && { tar -xJf pack.tar.xz 2>/dev/null || python3 -m tarfile -e pack.tar.xz .; })
 fi
 bin=$here/bench out=$here/results folder="" peer="" alternations=5 kernels=1
-models=8b:q4_k_m,8b:q8_0,1b:q4_k_m,8b:f16,70b:q4_k_m,135m:q4_1
+models=8b:q4_k_m,8b:q8_0,1b:q4_k_m,8b:f16,1b:f16,70b:q4_k_m,135m:q4_1
 report=$here/bench_report.py
 
 while [ $# -gt 0 ]; do
@@ -38,13 +38,19 @@ if [ -z "$folder" ]; then
 fi
 mkdir -p "$out"
 
-works_of() { # what of a model is measured without a peer
+works_of() { # what of a model is measured with a peer
   case $1 in
     8b:q4_k_m) echo load,first,decode,streams,prefill,host ;;
-    70b:*) echo load,decode ;;
+    70b:*) echo "load,decode,streams,prefill:streams=8,64;prompts=512,2048" ;;
     135m:*) echo load,decode,prefill,host ;;
     *) echo load,decode,streams,prefill ;;
   esac
+}
+
+more_works_of() { # and without one
+  [ "$1" = 8b:q4_k_m ] || return 0
+  printf '%s\n' "mixed,shared" "decode:depths=65536,130000" "decode:kv=q8_0;depths=16384,65536" \
+    "decode:kv=fp8;depths=16384,65536" "streams,prefill:batch-invariant=on;streams=1,64;prompts=2048"
 }
 
 describe_machine() {
@@ -79,8 +85,10 @@ bench_kernels() {
 
 # Ours alone: one run, five measurements of each row.
 bench_alone() {
-  local specs=() model
-  for model in ${models//,/ }; do specs+=("$model:$(works_of "$model")"); done
+  local specs=() model works
+  for model in ${models//,/ }; do
+    for works in "$(works_of "$model")" $(more_works_of "$model"); do specs+=("$model:$works"); done
+  done
   "$bin/e2e_bench" --folder "$folder" --json "$out/e2e.json" "${specs[@]}" 2>&1 | tee "$out/e2e.txt"
 }
 
