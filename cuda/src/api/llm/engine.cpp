@@ -46,7 +46,7 @@ Result<UsedSequence> use_sequence(wcuda_sequence handle) {
 
 // Creates the handle of a new sequence; if that fails, destroys the sequence.
 Status insert_sequence(const std::shared_ptr<EngineObject>& owner,
-                       std::shared_ptr<engine::Sequence> sequence, wcuda_sequence* handle) {
+                       const std::shared_ptr<engine::Sequence>& sequence, wcuda_sequence* handle) {
   Status inserted =
       insert(std::make_shared<SequenceObject>(SequenceObject{owner, sequence}), handle);
   if (!inserted.ok()) owner->engine->destroy(*sequence);
@@ -205,7 +205,7 @@ wcuda_status wcuda_sequence_create(wcuda_engine engine, wcuda_sequence* sequence
     WCUDA_TRY(check_not_null(sequence, "sequence"));
     WCUDA_ASSIGN(const auto owner, use(engine, "engine"));
     WCUDA_ASSIGN(auto created, owner->engine->create_sequence());
-    return insert_sequence(owner.object, std::move(created), sequence);
+    return insert_sequence(owner.object, created, sequence);
   });
 }
 
@@ -215,7 +215,7 @@ wcuda_status wcuda_sequence_fork(wcuda_sequence sequence, wcuda_sequence* fork,
     WCUDA_TRY(check_not_null(fork, "fork"));
     WCUDA_ASSIGN(const auto used, use_sequence(sequence));
     WCUDA_ASSIGN(auto forked, used.engine().fork(used.object->sequence));
-    return insert_sequence(used.object->owner, std::move(forked), fork);
+    return insert_sequence(used.object->owner, forked, fork);
   });
 }
 

@@ -188,7 +188,7 @@ int32_t wcuda_zctl_handle_write(wcuda_zctl_session session, int32_t handle, cons
                                 uint64_t memory_bytes, int32_t ptr, int32_t len) {
   return with_session(session, [&](zctl::Session& answers) {
     // Only read here.
-    auto* const bytes = static_cast<uint8_t*>(const_cast<void*>(memory));
+    auto* const bytes = const_cast<uint8_t*>(static_cast<const uint8_t*>(memory));
     return answers.write(handle, {bytes, memory_bytes}, ptr, len);
   });
 }

@@ -28,7 +28,7 @@ TypedGemm gemm_of(CatalogueOp op, const kernels::CatalogueArgs& args) {
   gemm.n = dim[2];
   const GemmElement element = element_of(args.type);
   const auto matrix = [&](const void* data, int64_t rows, int64_t cols) {
-    auto* const bytes = static_cast<uint8_t*>(const_cast<void*>(data));
+    auto* const bytes = const_cast<uint8_t*>(static_cast<const uint8_t*>(data));
     return GemmMatrix{bytes, element, false, cols, rows * cols};
   };
   gemm.a = matrix(args.in[0], gemm.m, gemm.k);

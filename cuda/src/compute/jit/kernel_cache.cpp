@@ -7,13 +7,13 @@
 #include <fcntl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cinttypes>
 #include <cstring>
+#include <ctime>
 #include <vector>
 
 #include "core/base/log.h"
@@ -115,7 +115,7 @@ Result<std::vector<Found>> list(int folder) {
     if (::fstatat(folder, name.c_str(), &about, AT_SYMLINK_NOFOLLOW) != 0) continue;
     if (!is_unfinished)
       found.push_back({name, static_cast<uint64_t>(about.st_size), about.st_mtim});
-    else if (::time(nullptr) - about.st_mtime > kUnfinishedSecondsMax)
+    else if (std::time(nullptr) - about.st_mtime > kUnfinishedSecondsMax)
       (void)::unlinkat(folder, name.c_str(), 0);
   }
   return found;

@@ -64,6 +64,7 @@ void add_choice(std::vector<std::string>& options, const char* name, Choice choi
 
 std::vector<const char*> pointers(const std::vector<std::string>& texts) {
   std::vector<const char*> result;
+  result.reserve(texts.size());
   for (const std::string& text : texts) result.push_back(text.c_str());
   return result;
 }
@@ -179,17 +180,17 @@ std::vector<std::string> options_of(const Request& request) {
                                    "--no-source-include"};
   if (!request.standard.empty()) options.push_back("--std=" + request.standard);
   // First, so that the options below override what it implies.
-  if (request.fast_math) options.push_back("--use_fast_math");
+  if (request.fast_math) options.emplace_back("--use_fast_math");
   add_choice(options, "--ftz", request.flush_denormals);
   add_choice(options, "--prec-sqrt", request.precise_sqrt);
   add_choice(options, "--prec-div", request.precise_division);
   add_choice(options, "--fmad", request.fuse_multiply_add);
   if (request.max_registers != 0)
     options.push_back("--maxrregcount=" + std::to_string(request.max_registers));
-  if (request.line_info) options.push_back("--generate-line-info");
-  if (request.debug) options.push_back("--device-debug");
-  if (request.relocatable) options.push_back("--relocatable-device-code=true");
-  if (request.default_device) options.push_back("--device-as-default-execution-space");
+  if (request.line_info) options.emplace_back("--generate-line-info");
+  if (request.debug) options.emplace_back("--device-debug");
+  if (request.relocatable) options.emplace_back("--relocatable-device-code=true");
+  if (request.default_device) options.emplace_back("--device-as-default-execution-space");
   for (const std::string& define : request.defines) options.push_back("--define-macro=" + define);
   for (const std::string& folder : request.include_folders)
     options.push_back("--include-path=" + folder);

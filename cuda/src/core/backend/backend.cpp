@@ -43,7 +43,7 @@ Answer Backend::ask_modules(const Call& call, Ask&& ask) {
     Ask& ask;
     std::optional<Answer> answer;
   } state{modules(), ask, {}};
-  const Status ran = run(call, [&state](Backend&) -> Status {
+  Status ran = run(call, [&state](Backend&) -> Status {
     if (state.all == nullptr)
       return Status::error(WCUDA_UNSUPPORTED_KERNEL, "this backend runs no device code");
     state.answer.emplace(state.ask(*state.all));

@@ -18,7 +18,7 @@ Status DeviceOrder::run(const void* engine, Backend& backend, Stream stream, Eve
   const std::lock_guard<std::mutex> lock(mutex_);
   if (last_engine_ != nullptr && last_engine_ != engine)
     WCUDA_TRY(backend.stream_wait(stream, last_ended_));
-  const Status status = queue();
+  Status status = queue();
   if (!status.ok()) {
     (void)backend.synchronize(stream);  // a part of the step may be queued, with no event after it
     return status;

@@ -95,7 +95,8 @@ class NodeTimer : public NodeObserver {
 // One thread of its own computes ticket after ticket.
 class HostRunner final : public Runner {
  public:
-  explicit HostRunner(const Machine& machine) : machine_(machine), thread_([this] { loop(); }) {}
+  explicit HostRunner(Machine machine)
+      : machine_(std::move(machine)), thread_([this] { loop(); }) {}
   ~HostRunner() override {
     {
       const std::lock_guard<std::mutex> lock(mutex_);

@@ -166,6 +166,7 @@ Result<uint64_t> Engine::submit(std::vector<Row> rows) {
   ticket->follows_previous = !in_flight_.empty();
   ticket->results.resize(rows.size());
   std::vector<Tail> before;
+  before.reserve(rows.size());
   for (const Row& row : rows)
     before.push_back({row.sequence->length(), row.sequence->sampled, row.sequence->can_feed});
   ticket->rows = std::move(rows);

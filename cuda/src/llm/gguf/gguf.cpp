@@ -159,7 +159,7 @@ constexpr const char* kWanted<std::string_view> = "a string";
 
 // A value's type and number for an error message.
 std::string describe(const Value& value) {
-  const std::string type = value_type_name(value.type);
+  std::string type = value_type_name(value.type);
   uint64_t number = 0;
   if (value.type == ValueType::kArray)
     return "an array of " + std::to_string(value.count) + " " + value_type_name(value.element_type);

@@ -101,7 +101,7 @@ uint32_t top_log_probabilities(const float* logits, uint32_t vocabulary, float m
     if (count == wanted && logprob <= logprobs[count - 1]) continue;
     const float* end = logprobs + count;
     const uint32_t at = static_cast<uint32_t>(
-        std::upper_bound(static_cast<const float*>(logprobs), end, logprob, std::greater<float>()) -
+        std::upper_bound(static_cast<const float*>(logprobs), end, logprob, std::greater<>()) -
         logprobs);
     if (count < wanted) ++count;
     for (uint32_t i = count - 1; i > at; --i) {
