@@ -8,7 +8,7 @@
 //! The server passes frames on and opens no device. A child that is at work [`GRACE`] past a budget is killed, as is
 //! one whose device is lost; a new one answers the next frame. The memory outlives them all, handles of ZCL1 do not.
 //!
-//! To the child: u32 length, frame. From it: i32 length of the answer or what [`NONE`] and [`RETRY`] say, u8 1 if it
+//! To the child: u32 length, frame. From it: i32 length of the answer or what `NONE` and `RETRY` say, u8 1 if it
 //! is not to be asked again, answer. An answer without bytes comes first, when its device is open.
 
 use std::collections::HashMap;
