@@ -195,13 +195,14 @@ TEST(ZctlDevice, failure_of_each_call_is_answered_and_leaves_the_memory) {
 
 // Of several uploads, and one download.
 constexpr uint32_t kLargeBytes = 9u << 20;
+constexpr uint32_t kLarge = kValues + 12;  // at no boundary of a cache line
 
 ZctlAnswer add_one_to_many(ZctlGuest* guest) {
-  guest->write(kValues, std::vector<float>(kLargeBytes / 4, 1.0f));
-  return guest->run(3, {{10, kValues, kLargeBytes, 0}, {2, kLargeBytes / 4, 0, 0}});
+  guest->write(kLarge, std::vector<float>(kLargeBytes / 4, 1.0f));
+  return guest->run(3, {{10, kLarge, kLargeBytes, 0}, {2, kLargeBytes / 4, 0, 0}});
 }
 bool are_all(const ZctlGuest& guest, float value) {
-  return guest.read<float>(kValues, kLargeBytes / 4) == std::vector<float>(kLargeBytes / 4, value);
+  return guest.read<float>(kLarge, kLargeBytes / 4) == std::vector<float>(kLargeBytes / 4, value);
 }
 
 TEST(ZctlDevice, each_copy_of_a_large_run_can_fail) {
