@@ -131,6 +131,7 @@ pub(crate) struct Descriptor {
     pub(crate) block: [String; 3],
     pub(crate) threads: String,
     pub(crate) shared_bytes: String,
+    pub(crate) module: String,
 }
 
 impl Descriptor {
@@ -152,6 +153,7 @@ impl Descriptor {
         native.block = self.block.each_ref().map(|text| as_native(text));
         native.threads = as_native(&self.threads);
         native.shared_bytes = as_native(&self.shared_bytes);
+        native.module = as_native(&self.module);
         body(&native)
     }
 

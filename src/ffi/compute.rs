@@ -520,6 +520,7 @@ c_struct! {
         block: [wcuda_string; 3],
         threads: wcuda_string,
         shared_bytes: wcuda_string,
+        module: wcuda_string,
     }
 }
 

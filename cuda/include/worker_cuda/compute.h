@@ -603,10 +603,13 @@ typedef struct wcuda_kernel_descriptor {
    * least 1. */
   wcuda_string threads;
   wcuda_string shared_bytes; /* dynamic shared memory per block; empty means 0 */
+  /* The name of the module that has the kernel, at most 127 bytes without control characters; empty means
+   * none. SUBMIT of ZCL1 finds a kernel by this name and the kernel's own name. */
+  wcuda_string module;
 } wcuda_kernel_descriptor;
 #define WCUDA_KERNEL_DESCRIPTOR_INIT \
   {sizeof(wcuda_kernel_descriptor), 0, 0, 0, {NULL, 0}, {0}, NULL, 0, {{NULL, 0}, {NULL, 0}, {NULL, 0}}, \
-   {{NULL, 0}, {NULL, 0}, {NULL, 0}}, {NULL, 0}, {NULL, 0}}
+   {{NULL, 0}, {NULL, 0}, {NULL, 0}}, {NULL, 0}, {NULL, 0}, {NULL, 0}}
 
 /* Checks a descriptor without its kernel. If the descriptor is invalid, returns WCUDA_INVALID_ARGUMENT, and
  * the message begins with the field, for example "parameters[2].shape: ...".

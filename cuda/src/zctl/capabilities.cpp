@@ -340,14 +340,15 @@ Failure Capabilities::submit(Fields* fields, const Wait& wait, Handle* handle) {
 
 Failure Capabilities::find_kernel(std::string_view module, std::string_view name, Kernel* kernel,
                                   Submit* what) const {
-  if (module != kOwnModule) {
+  if (module == kOwnModule) {
+    if (!kernels_->find_name(name, kernel)) return no_kernel();
+  } else if (!kernels_->find_entry(module, name, kernel)) {
     const auto found = modules_.find(module);
     if (found == modules_.end()) return no_kernel();
     what->module = found->second.module;
     what->entry = name;
     return {};
   }
-  if (!kernels_->find_name(name, kernel)) return no_kernel();
   Outcome permitted = check_permitted(policy_, kernel->info);
   if (!permitted.ok()) return denied(std::move(permitted.message));
   const Status ready = kernels_->check_ready(*kernel);

@@ -58,6 +58,11 @@ class Kernels {
   // False if there is none.
   virtual bool find(uint32_t id, Kernel* kernel) = 0;
   virtual bool find_name(std::string_view name, Kernel* kernel) = 0;
+  // Of a module of device code that the descriptor names, by its name there.
+  virtual bool find_entry(std::string_view module, std::string_view entry, Kernel* kernel) {
+    (void)module, (void)entry, (void)kernel;
+    return false;
+  }
   // Whether a run can begin. Otherwise the reason, which is sent as it is.
   virtual Status check_ready(const Kernel& kernel) = 0;
   // Host memory for a block, contents undefined; valid until the next call of this function.

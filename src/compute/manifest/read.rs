@@ -251,6 +251,7 @@ fn kernel(node: &Node<'_>, known: &Known) -> Result<ManifestKernel> {
         block: three(fields.take("block"))?,
         threads: expression(fields.take("threads"))?,
         shared_bytes: expression(fields.take("shared_bytes"))?,
+        module: module_name.clone().unwrap_or_default(),
     };
     let (signature, sig_hash) = descriptor.check().map_err(|error| {
         let (field, what) = error

@@ -122,6 +122,15 @@ class RegistryKernels final : public zctl::Kernels {
   bool find_name(std::string_view name, Kernel* kernel) override {
     return take(registry_->find_name(name), kernel);
   }
+  bool find_entry(std::string_view module, std::string_view entry, Kernel* kernel) override {
+    if (module.empty()) return false;
+    for (Registry::Entry& each : registry_->list()) {
+      const auto* const code = static_cast<const KernelObject*>(each->kernel.get());
+      if (code && code->module && each->descriptor.module == module && code->name == entry)
+        return take(std::move(each), kernel);
+    }
+    return false;
+  }
   zctl::Device* device() override { return device_.get(); }
 
   Status check_ready(const Kernel& kernel) override {

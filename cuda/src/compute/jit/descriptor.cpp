@@ -210,13 +210,21 @@ class Reader {
     result_.kernel_id = from_.kernel_id;
     result_.budget_ms = from_.budget_ms;
     const std::string_view name = view(from_.name);
-    const bool has_control = std::any_of(name.begin(), name.end(), [](char c) {
-      return static_cast<unsigned char>(c) < ' ' || c == 0x7f;
-    });
-    if (name.empty() || name.size() > kNameBytesMax || has_control || !is_utf8(name))
+    if (name.empty() || !is_name(name))
       return wrong_field("name", "is not 1 to 127 bytes of UTF-8 without control characters");
     result_.name = name;
+    const std::string_view module = view(from_.module);
+    if (!is_name(module))
+      return wrong_field("module", "is not 0 to 127 bytes of UTF-8 without control characters");
+    result_.module = module;
     return {};
+  }
+
+  static bool is_name(std::string_view text) {
+    const bool has_control = std::any_of(text.begin(), text.end(), [](char c) {
+      return static_cast<unsigned char>(c) < ' ' || c == 0x7f;
+    });
+    return text.size() <= kNameBytesMax && !has_control && is_utf8(text);
   }
 
   const wcuda_kernel_descriptor& from_;

@@ -35,6 +35,7 @@ struct Descriptor {
   uint32_t kernel_id = 0;
   uint32_t budget_ms = 0;
   std::string name;
+  std::string module;  // that has the kernel; empty: none
   Signature signature;
   std::optional<Expression> grid[3], block[3], threads, shared_bytes;
   uint64_t sig_hash = 0;

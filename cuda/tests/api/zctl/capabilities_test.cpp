@@ -578,6 +578,66 @@ void runs_foreign_modules(wcuda_registry registry) {
             "t_accel_kernel_not_found");
 }
 
+// A registry with "add" alone, whose code is add_one of the module "adders".
+class NamedModule {
+ public:
+  explicit NamedModule(wcuda_context context) {
+    if (::testing::Test::IsSkipped()) return;
+    wcuda_module module{0};
+    wcuda_kernel kernel{0};
+    wcuda_kernel_options options = WCUDA_KERNEL_OPTIONS_INIT;
+    EXPECT_EQ(wcuda_registry_create(context, &registry_, &error_), WCUDA_OK) << error_.message;
+    EXPECT_EQ(wcuda_module_load(context, kAddOneCode, sizeof(kAddOneCode) - 1, &module, &error_),
+              WCUDA_OK)
+        << error_.message;
+    options.name = {"add_one", 7};
+    options.module = module;
+    EXPECT_EQ(wcuda_kernel_create(context, &options, &kernel, &error_), WCUDA_OK) << error_.message;
+    wcuda_parameter parameters[2] = {WCUDA_PARAMETER_INIT, WCUDA_PARAMETER_INIT};
+    parameters[0].name = {"x", 1};
+    parameters[0].kind = WCUDA_ARG_BUFFER;
+    parameters[0].dtype = WCUDA_ARG_F32;
+    parameters[0].shape = {"n", 1};
+    parameters[1].name = {"n", 1};
+    parameters[1].kind = WCUDA_ARG_U32;
+    wcuda_kernel_descriptor descriptor = WCUDA_KERNEL_DESCRIPTOR_INIT;
+    descriptor.kernel_id = 7;
+    descriptor.name = {"add", 3};
+    descriptor.module = {"adders", 6};
+    descriptor.kernel = kernel;
+    descriptor.parameters = parameters;
+    descriptor.parameter_count = 2;
+    EXPECT_EQ(wcuda_registry_add(registry_, &descriptor, nullptr, &error_), WCUDA_OK)
+        << error_.message;
+    wcuda_kernel_destroy(kernel);
+    wcuda_module_unload(module);
+  }
+  ~NamedModule() { wcuda_registry_destroy(registry_); }
+  wcuda_registry handle() const { return registry_; }
+
+ private:
+  wcuda_registry registry_{0};
+  wcuda_error error_{};
+};
+
+void runs_named_modules(wcuda_registry registry) {
+  using A = Accelerator;
+  Accelerator accel(registry, "cuda");
+  const int32_t x = accel.buffer_of({1, 2, 3});
+  const auto submit = [&](const char* module, const char* entry, uint32_t n, uint32_t block = 0) {
+    return accel.submit(entry, {A::at(x), A::value(n, 4)}, 0, module, block);
+  };
+  EXPECT_EQ(accel.record("accel", 3, submit("adders", "add_one", 3), 60000), bytes_of("00"));
+  EXPECT_EQ(accel.record("accel", 3, submit("wcuda", "add", 3), 60000), bytes_of("00"));
+  EXPECT_EQ(accel.floats(x, 3), (std::vector<float>{3, 4, 5}));
+  const auto trace = [&](const Payload& params) { return accel.trace("accel", 3, params); };
+  EXPECT_EQ(trace(submit("adders", "add_one", 4)), "t_ctl_bad_params");  // more than x has
+  EXPECT_EQ(trace(submit("adders", "add_one", 3, 32)), "t_ctl_bad_params");
+  EXPECT_EQ(trace(submit("adders", "add", 3)), "t_accel_kernel_not_found");
+  EXPECT_EQ(trace(submit("wcuda", "add_one", 3)), "t_accel_kernel_not_found");
+  EXPECT_EQ(trace(submit("", "add_one", 3)), "t_accel_kernel_not_found");
+}
+
 class PosingDevice {
  public:
   std::shared_ptr<ModuleDevice> device = std::make_shared<ModuleDevice>();
@@ -614,6 +674,13 @@ TEST(Zctl1, foreign_modules_run_where_they_are_permitted) {
   EXPECT_EQ(posing.device->live_modules(), 0);
   EXPECT_EQ(posing.context.device_bytes(), 0u);
 }
+TEST(Zctl1, modules_of_descriptors_run_by_their_names) {
+  PosingDevice posing;
+  const NamedModule kernels(posing.context.handle());
+  runs_named_modules(kernels.handle());
+  Accelerator accel(kernels.handle(), "cuda", WCUDA_ZCTL_ALLOW_LIST);
+  EXPECT_EQ(accel.trace("accel", 3, accel.submit("add_one", {}, 0, "adders")), "t_cap_denied");
+}
 TEST(Zctl1, the_host_loads_no_module) {
   Host host;
   Accelerator accel(host.kernels.handle(), "host", WCUDA_ZCTL_FOREIGN_MODULES);
@@ -641,6 +708,10 @@ TEST_F(GpuZctl1, extensions_have_streams_events_and_copies) {
 }
 TEST_F(GpuZctl1, foreign_modules_run_where_they_are_permitted) {
   runs_foreign_modules(kernels_.handle());
+}
+TEST_F(GpuZctl1, modules_of_descriptors_run_by_their_names) {
+  const NamedModule kernels(context_.handle());
+  runs_named_modules(kernels.handle());
 }
 
 // On HOST a submission does not run before a call that may wait for it: one that never ends holds

@@ -138,6 +138,11 @@ TEST(Descriptor, mistakes_name_their_field) {
     descriptor.name = {name.data(), name.size()};
     EXPECT_EQ(scaled.refusal(descriptor),
               "name: is not 1 to 127 bytes of UTF-8 without control characters");
+    if (name.empty()) continue;  // of no module
+    descriptor = scaled.native();
+    descriptor.module = {name.data(), name.size()};
+    EXPECT_EQ(scaled.refusal(descriptor),
+              "module: is not 0 to 127 bytes of UTF-8 without control characters");
   }
 }
 
