@@ -13,11 +13,15 @@ command_gpu_pack() {
   step "native build with CUDA" native_cuda "$archs"
   step "worker with CUDA" gpu_pack_worker "$native"
   rm -rf "$pack"
-  mkdir -p "$pack/tests" "$pack/bench"
+  mkdir -p "$pack/tests" "$pack/bench" "$pack/guests"
   for binary in wcuda_tests wcuda_gpu_fault_test wcuda_hello; do
     strip -o "$pack/$binary" "$native/tests/$binary"
   done
   strip -o "$pack/worker-orcd" "$TARGET/release/worker-orcd"
+  for binary in "$native"/tests/{,lib}wcuda_guest_*; do
+    [ -x "$binary" ] && [ -f "$binary" ] && strip -o "$pack/guests/${binary##*/}" "$binary"
+  done
+  cp cuda/tests/zctl/guest_test.py "$pack/guests"
   for binary in "$native"/bench/*_bench; do
     case ${binary##*/} in host_* | sampling_bench) continue ;; esac # measure the host
     [ -x "$binary" ] && strip -o "$pack/bench/$(basename "$binary")" "$binary"

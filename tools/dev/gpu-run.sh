@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests on a GPU with the binaries of this folder: ./run.sh [PART…], of native, rust, fidelity, sanitize and fault; all
-# but sanitize if none is named. One line a suite; what each printed is in the folder $OUT, or in logs/. GTEST_FILTER
+# Tests on a GPU with the binaries of this folder: ./run.sh [PART…], of native, rust, guests, fidelity, sanitize and
+# fault; all but sanitize if none is named. One line a suite; what each printed is in the folder $OUT, or in logs/. GTEST_FILTER
 # chooses among the native tests, WCUDA_TEST_MODEL names the demo model, if it is here, WCUDA_LARGE_SHAPES=1 adds models
 # of up to 75 GB.
 set -uo pipefail
@@ -55,6 +55,19 @@ rust() {
   return $status
 }
 
+# The example guests of ZCTL/1, in the three shapes of ctl, each as a program and as a shared object.
+guests() {
+  local guest shape status=0
+  for guest in echo vector_add; do
+    for shape in 1 2 3; do
+      python3 guests/guest_test.py $guest cuda "$PWD/guests/wcuda_guest_${guest}_$shape" \
+        "$PWD/guests/wcuda_guest_host_$shape" "$PWD/guests/libwcuda_guest_${guest}_${shape}_so.so" &&
+        echo "GpuGuest.$guest in shape $shape: passed" || status=1
+    done
+  done
+  return $status
+}
+
 fidelity() {
   [ -n "${WCUDA_TEST_MODEL:-}" ] && python3 -c 'import numpy' 2>/dev/null ||
     { echo "fidelity: left out: WCUDA_TEST_MODEL names no model, or no numpy is here"; return; }
@@ -62,11 +75,11 @@ fidelity() {
 }
 
 # fault comes last: it loses the device for its process, on purpose.
-[ $# -gt 0 ] || set -- native rust fidelity fault
+[ $# -gt 0 ] || set -- native rust guests fidelity fault
 status=0
 for part in "$@"; do
   case $part in
-    native) whole native native || status=1 ;;
+    native | guests) whole $part $part || status=1 ;;
     rust | fidelity) $part || status=1 ;;
     sanitize) whole sanitize ./sanitize.sh || status=1 ;;
     fault) whole fault ./wcuda_gpu_fault_test || status=1 ;;
