@@ -1,9 +1,13 @@
 //! Kernels described in a file: what a manifest may say, and what a mistake in it is answered with.
 #![cfg(feature = "manifest")]
 
+use processor_time::limited;
 use proptest::prelude::*;
 use worker_cuda::manifest::ParamKind;
 use worker_cuda::{CudaContext, ErrorKind, GpuArg, GpuCompute, HostFunctions, Manifest};
+
+#[path = "support/processor_time.rs"]
+mod processor_time;
 
 const SAMPLE: &str = r#"{
   "manifest": 1,
@@ -413,16 +417,9 @@ const PIECES: [&str; 40] = [
     "\u{0}",
 ];
 
-/// Whatever comes, it is a manifest or an error of one line, and within MANIFEST_MS_MAX of processor
-/// time where the environment sets that.
+/// Whatever comes, it is a manifest or an error of one line, within the limit of processor time.
 fn survive(json: &[u8]) {
-    if let Some(most) = most_milliseconds() {
-        let begin = processor_nanoseconds();
-        let _ = Manifest::parse(json, "");
-        let took = (processor_nanoseconds() - begin) / 1_000_000;
-        assert!(took <= most, "{took} ms, {} bytes", json.len());
-    }
-    match Manifest::parse(json, "") {
+    match limited(|| Manifest::parse(json, "")) {
         Ok(manifest) => assert!(
             manifest
                 .kernels
@@ -434,18 +431,6 @@ fn survive(json: &[u8]) {
             assert!(!text.is_empty() && !text.contains('\n'), "{text:?}");
         }
     }
-}
-
-fn most_milliseconds() -> Option<u64> {
-    static MOST: std::sync::OnceLock<Option<u64>> = std::sync::OnceLock::new();
-    *MOST.get_or_init(|| std::env::var("MANIFEST_MS_MAX").ok()?.parse().ok())
-}
-
-/// Of this thread, as Linux counts them: others use the machine too.
-fn processor_nanoseconds() -> u64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
-    let first = text.split(' ').next().expect("a number");
-    first.parse().expect("a number")
 }
 
 /// As much of each as fits into a MiB.

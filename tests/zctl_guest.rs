@@ -5,12 +5,16 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
+use processor_time::limited;
 use proptest::prelude::*;
 use worker_cuda::zctl::{
     Arena, Call, Chunks, Cloak, Divergence, Guest, GuestHeap, Handles, Host, Recorder, Replay,
     SessionOptions, Shape, Transcript, Trap,
 };
 use worker_cuda::{Backend, CudaContext, ElementType, GpuCompute};
+
+#[path = "support/processor_time.rs"]
+mod processor_time;
 
 /// noop 1, tensor_add 2, vector_add 3.
 fn kernels() -> GpuCompute {
@@ -845,13 +849,13 @@ proptest! {
             }
         }
         let text = String::from_utf8(bytes).unwrap();
-        let _ = replay(|host| follow(host, &steps), &text);
-        let _ = replay(add, &text);
+        let _ = limited(|| replay(|host| follow(host, &steps), &text));
+        let _ = limited(|| replay(add, &text));
     }
 
     #[test]
     fn any_text_is_survived(text in "(\\{\"k\":\"(zctl|read|mem_in|ctl_res)\",.{0,40}\\}\n?){0,4}|.{0,80}") {
-        let _ = text.parse::<Transcript>();
+        let _ = limited(|| text.parse::<Transcript>());
     }
 }
 

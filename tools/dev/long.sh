@@ -70,12 +70,12 @@ cargo_test_asan() {
 # The manifest's reader, which is Rust: proptest's three kinds of foreign texts, each a third of the
 # executions, none over 100 ms.
 manifest_executions() {
-  PROPTEST_CASES=$((FUZZ_EXECUTIONS / 3 + 1)) MANIFEST_MS_MAX=100 cargo_tested test -p worker-cuda \
+  PROPTEST_CASES=$((FUZZ_EXECUTIONS / 3 + 1)) INPUT_MS_MAX=100 cargo_tested test -p worker-cuda \
     --release --quiet --no-default-features --features manifest --test manifest survived
 }
 
 transcript_executions() {
-  PROPTEST_CASES=$((FUZZ_EXECUTIONS / 3 + 1)) cargo_tested test -p worker-cuda --release --quiet \
+  PROPTEST_CASES=$((FUZZ_EXECUTIONS / 3 + 1)) INPUT_MS_MAX=100 cargo_tested test -p worker-cuda --release --quiet \
     --no-default-features --features zctl --test zctl_guest -- $TRANSCRIPT_PROPERTIES
 }
 
