@@ -1,4 +1,4 @@
-"""Runs over ZCTL/1 against numpy: random shapes, strides and offsets through copy and vector_add.
+"""Runs over ZCTL/1 against numpy: random shapes, strides and offsets through copy, vector_add and a manifest's kernel.
 
     test_zctl.py [CASES]
 
@@ -12,6 +12,7 @@ import random
 import struct
 import subprocess
 import sys
+import tempfile
 
 import numpy
 
@@ -21,6 +22,8 @@ import zctl_client  # noqa: E402
 
 MEMORY = 8192  # bytes that cases use; descriptors lie in the first 1,024
 FIRST = 1024
+MANIFEST = '''{"manifest": 1, "modules": [], "kernels": [
+  {"id": 500, "name": "broadcast_add", "builtin": "broadcast_add", "type": "f32"}]}'''
 
 
 class Tensor:
@@ -77,14 +80,20 @@ def one_case(client: zctl_client.Client, ids: dict[str, int], number: int) -> in
         shape[random.randrange(rank)] = 0
     while numpy.prod(shape) > 64:
         shape[shape.index(max(shape))] = 1
-    name = random.choice(["copy", "vector_add"])
-    inputs = 1 if name == "copy" else 2
+    name = random.choice(["copy", "vector_add", "broadcast_add"])
+    shapes = [shape] * (2 if name == "copy" else 3)
+    split = 0  # of broadcast_add: the axis where features begin
+    if name == "broadcast_add":
+        shape[:] = [max(1, dim) for dim in shape]
+        split = 1 if rank == 2 else random.randrange(rank + 1)
+        shapes[1] = shape[split:]
+    inputs = len(shapes) - 1
     room = (MEMORY - FIRST) // 3
     tensors = []
     for i in range(inputs + 1):
         while True:
             try:
-                tensors.append(Tensor(shape, FIRST + i * room, room, i == inputs))
+                tensors.append(Tensor(shapes[i], FIRST + i * room, room, i == inputs))
                 break
             except AssertionError:
                 continue
@@ -99,13 +108,15 @@ def one_case(client: zctl_client.Client, ids: dict[str, int], number: int) -> in
         memory[at : at + len(data)] = data
         args.append((11, at, 32, 0))
     count = int(numpy.prod(shape))
-    args.append(random.choice([(1, count, 0, 0), (2, count, 0, 0), (3, count, 0, 0), (4, count, 0, 0)]))
+    rows, features = int(numpy.prod(shape[:split])), int(numpy.prod(shape[split:]))
+    sizes = [rows, features] if name == "broadcast_add" else [count]
+    args += [(random.choice([1, 2, 3, 4]), size, 0, 0) for size in sizes]
 
     expected = bytearray(memory)
     sums = read_floats(memory, tensors[0].places())
     if inputs == 2:
-        sums = sums + read_floats(memory, tensors[1].places())
-    write_floats(expected, tensors[-1].places(), sums)
+        sums = sums.reshape(-1, sizes[-1] or 1) + read_floats(memory, tensors[1].places())
+    write_floats(expected, tensors[-1].places(), sums.reshape(-1))
     client.expect(zctl_client.MEM_WRITE, struct.pack("<Q", 0) + memory)
     code, message = client.run(ids[name], args)
     found = client.expect(zctl_client.MEM_READ, struct.pack("<QII", 0, MEMORY, 0))
@@ -123,10 +134,14 @@ def main() -> int:
         return 0
     random.seed(14)
     numpy.random.seed(14)
-    command = [worker, "zctl", "serve", "--stdio", "--backend", "host", "--catalogue"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    client = zctl_client.Client(process.stdout, process.stdin)
-    ids = {name: number for number, name, _, _ in client.kernels()}
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as manifest:
+        manifest.write(MANIFEST)
+        manifest.flush()
+        command = [worker, "zctl", "serve", "--stdio", "--backend", "host", "--catalogue", "--manifest", manifest.name]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        client = zctl_client.Client(process.stdout, process.stdin)
+        ids = {name: number for number, name, _, _ in client.kernels()}
+    assert ids["broadcast_add"] == 500
     elements = sum(one_case(client, ids, number) for number in range(cases))
     process.stdin.close()
     if process.wait() != 0:

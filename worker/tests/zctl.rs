@@ -297,6 +297,31 @@ fn an_isolated_process_is_replaced_and_ends_with_its_parent() {
 }
 
 #[test]
+fn without_a_gpu_kernels_are_listed_and_runs_give_the_reason() {
+    for more in ["", "--isolate"] {
+        let command = format!(
+            "{} zctl serve --stdio --backend cuda {more}",
+            env!("CARGO_BIN_EXE_worker-orcd")
+        );
+        let spawn = |words: &[&str]| run(&[&["zctl", "call", "--spawn", &command], words].concat());
+        let listed = String::from_utf8(spawn(&["kernels"]).stdout).expect("UTF-8");
+        if !listed.contains("noop  (cannot run there)") {
+            println!("skipped: there is a GPU, or none of the kernels is listed: {listed}");
+            assert!(listed.contains("noop"));
+            return;
+        }
+        let reason = if worker_cuda::built_with_cuda() {
+            "no CUDA device: "
+        } else {
+            "CUDA runtime disabled"
+        };
+        let refused = spawn(&["run", "1"]);
+        assert_fails(&refused, 1, &format!("kernel 1: {reason}"));
+        assert_fails(&refused, 1, "(code 6)");
+    }
+}
+
+#[test]
 fn mistakes_are_reported() {
     assert_fails(
         &run(&["zctl", "serve", "--listen", "tcp:1", "--backend", "host"]),
