@@ -504,6 +504,7 @@ fn logged(texts: bool) -> (Served, Arc<Mutex<Vec<Value>>>) {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&lines);
     let served = Served::with(|setup| {
+        setup.endless();
         setup.options.log_texts = texts;
         setup.options.log = Some(Arc::new(move |line: &str| {
             let line = serde_json::from_str(line).expect("JSON");

@@ -38,7 +38,10 @@ fn assert_still_serves(served: &Served) {
     assert_eq!(body["choices"][0]["message"]["content"], "hi");
     let stats = served.service.stats();
     assert_eq!((stats.running, stats.waiting, stats.held_pages), (0, 0, 0));
-    assert_eq!(served.control.sequence_count(), 0);
+    // The engine destroys them with the next plan, which nobody waits for.
+    while served.control.sequence_count() != 0 {
+        std::thread::yield_now();
+    }
 }
 
 #[test]
@@ -157,12 +160,11 @@ fn wrong_values_are_named_with_their_limits() {
             "invalid_value",
             "only with stream: true",
         ),
-        ("tools", json!([{}]), "unsupported_value", "not supported"),
         (
             "tool_choice",
             json!("required"),
-            "unsupported_value",
-            "only",
+            "invalid_value",
+            "requires tools",
         ),
         (
             "response_format",
@@ -208,7 +210,7 @@ fn wrong_messages_are_named_by_their_place() {
             "invalid_value",
         ),
         (
-            json!({ "role": "tool", "content": "x" }),
+            json!({ "role": "function", "content": "x" }),
             "messages[1].role",
             "unsupported_value",
         ),
@@ -231,11 +233,6 @@ fn wrong_messages_are_named_by_their_place() {
             json!({ "role": "user", "content": [{ "type": "text" }] }),
             "messages[1].content[0].text",
             "missing_required_parameter",
-        ),
-        (
-            json!({ "role": "assistant", "content": "x", "tool_calls": [{}] }),
-            "messages[1].tool_calls",
-            "unsupported_value",
         ),
     ] {
         let first = json!({ "role": "user", "content": "say hi" });

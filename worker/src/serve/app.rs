@@ -16,6 +16,7 @@ use super::keys::Keys;
 use super::log::RequestLog;
 use super::metrics::Metrics;
 use super::parameters::SamplingDefaults;
+use super::split::Format;
 
 /// The model that a server offers.
 #[derive(Clone, Default)]
@@ -125,6 +126,8 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// Of this process: salts of cached prompts, ids, seeds.
     pub secret: [u8; 32],
+    /// How the model calls tools.
+    pub format: Format,
     /// Whether a signal has come.
     pub draining: AtomicBool,
     pub started: Instant,
@@ -139,12 +142,15 @@ impl App {
         options: Options,
         metrics: Arc<Metrics>,
     ) -> Self {
+        let source = model.template.as_ref().map(|template| template.source());
+        let format = Format::of_template(source.unwrap_or_default());
         Self {
             service,
             model,
             options,
             metrics,
             secret: secret(),
+            format,
             draining: AtomicBool::new(false),
             started: Instant::now(),
             created: unix_seconds(),

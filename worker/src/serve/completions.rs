@@ -5,7 +5,8 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
-use serde_json::Value;
+use serde_json::{Value, json};
+use worker_cuda::Token;
 use worker_cuda::generate::Prompt;
 use worker_cuda::generate::service::MAX_CHOICES;
 use worker_cuda::text::DecodeOptions;
@@ -14,13 +15,15 @@ use super::app::App;
 use super::error::ApiError;
 use super::fields::{Fields, tokens, wrong_type};
 use super::gate::Visitor;
-use super::generation::{Part, collect, submit};
+use super::generation::{Part, Parts, collect, submit};
 use super::input::{Input, check_unknown, with_ignored};
 use super::messages::conversation;
 use super::parameters::{MAX_TOP_LOGPROBS, Parameters};
 use super::reply::{Api, Reply};
 use super::routes::json_response;
+use super::split::{self, Format, Splitter};
 use super::sse::stream;
+use super::tools::Choice;
 
 /// `POST /v1/chat/completions`.
 pub async fn chat(
@@ -32,7 +35,13 @@ pub async fn chat(
 ) -> Result<Response, ApiError> {
     let mut parameters = Parameters::read(&mut fields, &app, &visitor.caller)?;
     let mut unknown = Vec::new();
-    let prompt = conversation(&mut fields, &mut unknown)?;
+    let (prompt, tools) = conversation(&app, &mut fields, &mut unknown)?;
+    if tools.choice == Choice::Required {
+        let message = "tool_choice supports only none, auto and allowed_tools with the mode auto";
+        return Err(ApiError::unsupported("tool_choice", message));
+    }
+    let format = (tools.choice != Choice::None).then_some(app.format);
+    parameters.request.show_special = format.is_some_and(Format::has_control_marker);
     let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
     if fields.boolean("logprobs")? {
         parameters.report_logprobs(&app, "top_logprobs", top.unwrap_or(0))?;
@@ -46,6 +55,7 @@ pub async fn chat(
         api: Api::Chat,
         parameters,
         prompt: Prompt::Chat(prompt),
+        format,
         echo: false,
         ignored,
     };
@@ -62,6 +72,8 @@ pub async fn completions(
 ) -> Result<Response, ApiError> {
     let mut parameters = Parameters::read(&mut fields, &app, &visitor.caller)?;
     let prompt = prompt(&mut fields)?;
+    fields.refuse(&["tools"])?;
+    fields.only("tool_choice", &[json!("none"), json!("auto")])?;
     fields.only("suffix", &[Value::from("")])?;
     let echo = fields.boolean("echo")?;
     if let Some(top) = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS)? {
@@ -81,6 +93,7 @@ pub async fn completions(
         api: Api::Text,
         parameters,
         prompt,
+        format: None,
         echo,
         ignored,
     };
@@ -140,6 +153,8 @@ struct Asked {
     api: Api,
     parameters: Parameters,
     prompt: Prompt,
+    /// How tools are called, if there are any.
+    format: Option<Format>,
     echo: bool,
     /// Names of fields that were not understood.
     ignored: Option<HeaderValue>,
@@ -159,14 +174,20 @@ impl Asked {
             ),
             false => None,
         };
+        let splitter = match self.api {
+            Api::Chat => Some(Splitter::new(self.format, begun_thinking(app, &prompt))),
+            Api::Text => None,
+        };
+        let mut parts = Parts::new(choices, reply.keeps_tokens(), splitter);
         reply.set_prompt(prompt, echo);
         let response = if self.parameters.stream {
-            stream(app, accepted, reply, choices)
+            stream(app, accepted, reply, parts)
         } else {
-            let keeps_tokens = reply.keeps_tokens();
-            let (mut parts, usage) = collect(app, &mut accepted, choices, keeps_tokens).await?;
-            keep_best(&mut parts, self.parameters.choices as usize);
-            json_response(&reply.whole(&parts, &usage)).into_response()
+            parts = collect(app, &mut accepted, parts).await?;
+            keep_best(&mut parts.choices, self.parameters.choices as usize);
+            let usage = parts.end.and_then(Result::ok).unwrap_or_default();
+            json_response(&reply.whole(&parts.choices, &usage, parts.reasoning_tokens))
+                .into_response()
         };
         Ok(with_ignored(response, self.ignored))
     }
@@ -176,6 +197,18 @@ const ECHO: DecodeOptions = DecodeOptions {
     show_special: false,
     at_text_start: true,
 };
+
+/// Whether the prompt ends inside of reasoning; where that ends.
+fn begun_thinking(app: &App, prompt: &[Token]) -> Option<&'static str> {
+    const LAST: usize = 8;
+    let last = &prompt[prompt.len().saturating_sub(LAST)..];
+    let options = DecodeOptions {
+        show_special: true,
+        at_text_start: false,
+    };
+    let text = app.tokenizer().ok()?.decode(last, options).ok()?;
+    split::begun_thinking(&text)
+}
 
 /// Keeps the choices whose tokens are the most probable on average.
 fn keep_best(parts: &mut Vec<Part>, count: usize) {

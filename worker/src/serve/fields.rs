@@ -54,6 +54,11 @@ impl Fields {
         self.map.remove(field).filter(|value| !value.is_null())
     }
 
+    /// Whether a field is there and has a value.
+    pub fn has(&self, field: &str) -> bool {
+        self.map.get(field).is_some_and(|value| !value.is_null())
+    }
+
     pub fn required(&mut self, field: &str) -> Result<Value> {
         self.take(field).ok_or_else(|| {
             let name = self.name(field);

@@ -15,6 +15,7 @@ use super::error::ApiError;
 use super::gate::Visitor;
 use super::keys::Permit;
 use super::log::Entry;
+use super::split::{Call, Piece, Splitter};
 
 /// A request that the service has accepted. Dropping it cancels the request.
 pub struct Accepted {
@@ -102,6 +103,10 @@ pub async fn submit(
 pub struct Part {
     pub started: bool,
     pub text: String,
+    pub reasoning: String,
+    pub calls: Vec<Call>,
+    /// Whether it has called tools so far.
+    pub has_called: bool,
     /// Kept if `keeps_tokens`.
     pub tokens: Vec<TokenEvent>,
     pub end: Option<(FinishReason, Option<Stop>)>,
@@ -110,13 +115,24 @@ pub struct Part {
 }
 
 impl Part {
+    fn take(&mut self, pieces: Vec<Piece>) {
+        for piece in pieces {
+            match piece {
+                Piece::Text(text) => self.text.push_str(&text),
+                Piece::Reasoning(text) => self.reasoning.push_str(&text),
+                Piece::Call(call) => self.calls.push(call),
+            }
+        }
+    }
+
     /// Mean logarithm of the probabilities of its tokens.
     pub fn mean_logprob(&self) -> f64 {
         self.logprob_sum / f64::from(self.token_count.max(1))
     }
 
     pub fn is_empty(&self) -> bool {
-        self.text.is_empty() && self.tokens.is_empty()
+        let has_text = !self.text.is_empty() || !self.reasoning.is_empty();
+        !has_text && self.calls.is_empty() && self.tokens.is_empty()
     }
 }
 
@@ -125,15 +141,21 @@ impl Part {
 pub struct Parts {
     pub choices: Vec<Part>,
     pub end: Option<Result<Usage, Error>>,
+    /// Tokens of all choices that were reasoning.
+    pub reasoning_tokens: u32,
     /// Whether tokens are wanted, besides the text.
     keeps_tokens: bool,
+    /// (choices), or none: all is text.
+    splitters: Vec<Splitter>,
 }
 
 impl Parts {
-    pub fn new(choices: u32, keeps_tokens: bool) -> Self {
+    pub fn new(choices: u32, keeps_tokens: bool, splitter: Option<Splitter>) -> Self {
         Self {
             choices: vec![Part::default(); choices as usize],
             end: None,
+            reasoning_tokens: 0,
+            splitters: splitter.map_or(Vec::new(), |splitter| vec![splitter; choices as usize]),
             keeps_tokens,
         }
     }
@@ -150,7 +172,15 @@ impl Parts {
                 let Some(part) = self.choices.get_mut(token.choice as usize) else {
                     return;
                 };
-                part.text.push_str(&token.text);
+                match self.splitters.get_mut(token.choice as usize) {
+                    Some(splitter) => {
+                        let mut pieces = Vec::new();
+                        splitter.push(&token.text, &mut pieces);
+                        self.reasoning_tokens += u32::from(splitter.is_reasoning());
+                        part.take(pieces);
+                    }
+                    None => part.text.push_str(&token.text),
+                }
                 part.logprob_sum += f64::from(token.logprob);
                 part.token_count += 1;
                 if self.keeps_tokens {
@@ -164,7 +194,16 @@ impl Parts {
                 text,
             } => {
                 if let Some(part) = self.choices.get_mut(choice as usize) {
-                    part.text.push_str(&text);
+                    match self.splitters.get_mut(choice as usize) {
+                        Some(splitter) => {
+                            let mut pieces = Vec::new();
+                            splitter.push(&text, &mut pieces);
+                            splitter.finish(&mut pieces);
+                            part.has_called = splitter.has_calls();
+                            part.take(pieces);
+                        }
+                        None => part.text.push_str(&text),
+                    }
                     part.end = Some((reason, stop));
                 }
             }
@@ -179,16 +218,14 @@ impl Parts {
 pub async fn collect(
     app: &App,
     accepted: &mut Accepted,
-    choices: u32,
-    keeps_tokens: bool,
-) -> Result<(Vec<Part>, Usage), ApiError> {
-    let mut parts = Parts::new(choices, keeps_tokens);
+    mut parts: Parts,
+) -> Result<Parts, ApiError> {
     while let Some(event) = poll_fn(|context| accepted.poll_event(context)).await {
         parts.add(event);
     }
-    match parts.end {
-        Some(Ok(usage)) => Ok((parts.choices, usage)),
-        Some(Err(error)) => Err(ApiError::from_service(&error, &app.service.stats())),
+    match &parts.end {
+        Some(Ok(_)) => Ok(parts),
+        Some(Err(error)) => Err(ApiError::from_service(error, &app.service.stats())),
         None => Err(ApiError::internal("the answer has no end")),
     }
 }

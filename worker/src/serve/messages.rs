@@ -3,15 +3,22 @@
 use serde_json::{Map, Value, json};
 use worker_cuda::text::TemplateInput;
 
+use super::app::App;
 use super::error::ApiError;
 use super::fields::{Fields, wrong_type};
+use super::tools::{History, Tools, as_text};
 use crate::prompt::now;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// Reads `messages`, `chat_template_kwargs` and `reasoning_effort`. Names of unknown fields of messages are
-/// appended to `unknown`.
-pub fn conversation(fields: &mut Fields, unknown: &mut Vec<String>) -> Result<TemplateInput> {
+/// Reads `messages`, `tools`, `tool_choice`, `chat_template_kwargs` and `reasoning_effort`. Names of unknown fields
+/// of messages are appended to `unknown`.
+pub fn conversation(
+    app: &App,
+    fields: &mut Fields,
+    unknown: &mut Vec<String>,
+) -> Result<(TemplateInput, Tools)> {
+    let tools = Tools::read(fields, unknown)?;
     let list = match fields.required("messages")? {
         Value::Array(list) => list,
         other => return Err(wrong_type(fields.name("messages"), "a list", &other)),
@@ -19,11 +26,18 @@ pub fn conversation(fields: &mut Fields, unknown: &mut Vec<String>) -> Result<Te
     if list.is_empty() {
         return Err(ApiError::invalid("messages", "messages is empty"));
     }
-    let messages = list
+    let mut history = History::default();
+    let mut messages: Vec<Value> = list
         .into_iter()
         .enumerate()
-        .map(|(index, value)| message(format!("messages[{index}]"), value, unknown))
+        .map(|(index, value)| message(format!("messages[{index}]"), value, &mut history, unknown))
         .collect::<Result<_>>()?;
+    let template = app.model.template.as_ref();
+    let knows_tools = template.is_some_and(|template| template.source().contains("tools"));
+    if !knows_tools {
+        as_text(&mut messages, &tools.list);
+    }
+    let list = (knows_tools && !tools.list.is_empty()).then(|| tools.list.clone());
     let mut variables = match fields.take_object("chat_template_kwargs")? {
         Some(object) => object.into_map(),
         None => Map::new(),
@@ -34,23 +48,32 @@ pub fn conversation(fields: &mut Fields, unknown: &mut Vec<String>) -> Result<Te
         }
         variables.entry("reasoning_effort").or_insert(effort.into());
     }
-    Ok(TemplateInput {
+    let input = TemplateInput {
         messages,
+        tools: list,
         add_generation_prompt: true,
         variables,
         clock: Some(now()),
         ..TemplateInput::default()
-    })
+    };
+    Ok((input, tools))
 }
 
-fn message(path: String, value: Value, unknown: &mut Vec<String>) -> Result<Value> {
+fn message(
+    path: String,
+    value: Value,
+    history: &mut History,
+    unknown: &mut Vec<String>,
+) -> Result<Value> {
     let mut fields = Fields::object(path, value)?;
     let role = match fields.required("role")? {
         // Templates know the older name.
         Value::String(role) if role == "developer" => "system".to_owned(),
-        Value::String(role) if ["system", "user", "assistant"].contains(&role.as_str()) => role,
-        Value::String(role) if role == "tool" || role == "function" => {
-            let message = format!("messages of the role '{role}' are not supported by this server");
+        Value::String(role) if ["system", "user", "assistant", "tool"].contains(&role.as_str()) => {
+            role
+        }
+        Value::String(role) if role == "function" => {
+            let message = "messages of the role 'function' are not supported by this server";
             return Err(ApiError::unsupported(fields.name("role"), message));
         }
         other => {
@@ -58,10 +81,26 @@ fn message(path: String, value: Value, unknown: &mut Vec<String>) -> Result<Valu
             return Err(ApiError::invalid(fields.name("role"), message));
         }
     };
-    fields.refuse(&["audio", "function_call", "tool_calls"])?;
+    fields.refuse(&["audio", "function_call"])?;
     fields.skip(&["refusal", "annotations"]);
-    let content = content(&mut fields)?;
+    let calls = match role.as_str() {
+        "assistant" => history.calls(&mut fields)?,
+        _ => None,
+    };
+    // A message that is calls has no text of its own.
+    let content = match calls.is_some() && !fields.has("content") {
+        true => String::new(),
+        false => content(&mut fields)?,
+    };
     let mut message = json!({ "role": role, "content": content });
+    if role == "tool" {
+        let (id, name) = history.answered(&mut fields)?;
+        message["tool_call_id"] = id.into();
+        message["name"] = name.into();
+    }
+    if let Some(calls) = calls {
+        message["tool_calls"] = calls;
+    }
     for name in ["name", "reasoning_content"] {
         if let Some(text) = fields.string(name)? {
             message[name] = text.into();

@@ -49,4 +49,6 @@ mod reply;
 mod routes;
 mod server;
 mod socket;
+mod split;
 mod sse;
+mod tools;

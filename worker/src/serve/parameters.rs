@@ -82,7 +82,7 @@ const HARMLESS: [&str; 12] = [
 ];
 
 /// Fields that would change the answer, and that this server does not carry out.
-const UNSUPPORTED: [&str; 18] = [
+const UNSUPPORTED: [&str; 17] = [
     "allowed_token_ids",
     "audio",
     "bad_words",
@@ -98,7 +98,6 @@ const UNSUPPORTED: [&str; 18] = [
     "prompt_logprobs",
     "structured_outputs",
     "thinking_token_budget",
-    "tools",
     "use_beam_search",
     "web_search_options",
 ];
@@ -111,7 +110,6 @@ impl Parameters {
         fields.refuse(&UNSUPPORTED)?;
         fields.only("response_format", &[json!({"type": "text"})])?;
         fields.only("modalities", &[json!(["text"])])?;
-        fields.only("tool_choice", &[json!("none"), json!("auto")])?;
         let mut request = Request::new(Prompt::Tokens(Vec::new()));
         request.sampling = sampling(fields, app)?;
         request.max_tokens = max_tokens(fields, app)?;

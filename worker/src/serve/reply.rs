@@ -10,6 +10,7 @@ use worker_cuda::generate::service::{Stop, TokenEvent, Usage};
 use super::app::{App, unix_seconds};
 use super::generation::Part;
 use super::parameters::Parameters;
+use super::split::{Call, Format};
 
 /// Which of the two kinds of completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub struct Reply {
     echo: String,
     /// Characters of each choice so far: where the next token begins.
     offsets: Vec<usize>,
+    /// Calls of each choice so far.
+    call_counts: Vec<usize>,
 }
 
 impl Reply {
@@ -52,6 +55,7 @@ impl Reply {
             prompt: Vec::new(),
             echo: String::new(),
             offsets: vec![0; parameters.request.choices as usize],
+            call_counts: vec![0; parameters.request.choices as usize],
         }
     }
 
@@ -78,13 +82,12 @@ impl Reply {
     }
 
     /// The whole answer.
-    pub fn whole(&mut self, parts: &[Part], usage: &Usage) -> Value {
+    pub fn whole(&mut self, parts: &[Part], usage: &Usage, reasoning_tokens: u32) -> Value {
         let choices = parts.iter().enumerate().map(|(index, part)| {
             let mut choice = self.choice(index, part);
             match self.api {
                 Api::Chat => {
-                    choice["message"] =
-                        json!({ "role": "assistant", "content": part.text, "refusal": null });
+                    choice["message"] = self.message(index, part);
                 }
                 Api::Text => choice["text"] = format!("{}{}", self.echo, part.text).into(),
             }
@@ -99,11 +102,61 @@ impl Reply {
             Api::Text => "text_completion",
         };
         let mut whole = self.envelope(object, choices);
-        whole["usage"] = usage_json(usage);
+        whole["usage"] = usage_json(usage, reasoning_tokens);
         if self.return_token_ids && self.api == Api::Chat {
             whole["prompt_token_ids"] = json!(self.prompt);
         }
         whole
+    }
+
+    fn message(&mut self, index: usize, part: &Part) -> Value {
+        let mut message = json!({ "role": "assistant", "content": part.text, "refusal": null });
+        if !part.reasoning.is_empty() {
+            message["reasoning_content"] = json!(part.reasoning);
+        }
+        if !part.calls.is_empty() {
+            message["tool_calls"] = self.calls(index, &part.calls, false);
+            if part.text.is_empty() {
+                message["content"] = Value::Null;
+            }
+        }
+        message
+    }
+
+    fn delta(&mut self, index: usize, part: &Part) -> Value {
+        let mut delta = json!({});
+        if !part.reasoning.is_empty() {
+            delta["reasoning_content"] = json!(part.reasoning);
+        }
+        if !part.calls.is_empty() {
+            delta["tool_calls"] = self.calls(index, &part.calls, true);
+        }
+        if !part.text.is_empty() || delta == json!({}) {
+            delta["content"] = json!(part.text);
+        }
+        delta
+    }
+
+    /// Calls with ids of their own; in chunks they are numbered too.
+    fn calls(&mut self, index: usize, calls: &[Call], numbered: bool) -> Value {
+        let list = calls.iter().map(|call| {
+            let id = match self.app.format {
+                // Its template takes ids of nine characters only.
+                Format::Mistral => self.app.next_id("")[..9].to_owned(),
+                _ => self.app.next_id("call_"),
+            };
+            let mut value = json!({
+                "id": id,
+                "type": "function",
+                "function": { "name": call.name, "arguments": call.arguments },
+            });
+            if numbered {
+                value["index"] = self.call_counts[index].into();
+            }
+            self.call_counts[index] += 1;
+            value
+        });
+        list.collect()
     }
 
     /// What is the same in whole choices and in chunks.
@@ -111,7 +164,7 @@ impl Reply {
         let mut choice = json!({
             "index": index,
             "logprobs": self.logprobs.map(|top| self.logprobs(index, &part.tokens, top)),
-            "finish_reason": part.end.as_ref().map(|(reason, _)| finish_reason(*reason)),
+            "finish_reason": part.end.as_ref().map(|(reason, _)| finish_reason(*reason, part.has_called)),
         });
         if let Some((_, Some(stop))) = &part.end {
             choice["stop_reason"] = match stop {
@@ -169,17 +222,17 @@ impl Reply {
         let mut choice = self.choice(index, part);
         match self.api {
             Api::Chat if part.is_empty() => choice["delta"] = json!({}),
-            Api::Chat => choice["delta"] = json!({ "content": part.text }),
+            Api::Chat => choice["delta"] = self.delta(index, part),
             Api::Text => choice["text"] = json!(part.text),
         }
         self.chunk(choice)
     }
 
     /// The last chunk, if it was asked for.
-    pub fn usage(&self, usage: &Usage) -> Option<Value> {
+    pub fn usage(&self, usage: &Usage, reasoning_tokens: u32) -> Option<Value> {
         self.include_usage.then(|| {
             let mut chunk = self.envelope(self.chunk_object(), Vec::new());
-            chunk["usage"] = usage_json(usage);
+            chunk["usage"] = usage_json(usage, reasoning_tokens);
             chunk
         })
     }
@@ -259,19 +312,20 @@ fn finite(logprob: f32) -> f32 {
     }
 }
 
-fn finish_reason(reason: FinishReason) -> &'static str {
+fn finish_reason(reason: FinishReason, has_called: bool) -> &'static str {
     match reason {
+        FinishReason::Eos | FinishReason::Stop if has_called => "tool_calls",
         FinishReason::Length | FinishReason::ContextFull => "length",
         _ => "stop",
     }
 }
 
-fn usage_json(usage: &Usage) -> Value {
+fn usage_json(usage: &Usage, reasoning_tokens: u32) -> Value {
     json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": { "cached_tokens": usage.cached_tokens },
-        "completion_tokens_details": { "reasoning_tokens": 0 },
+        "completion_tokens_details": { "reasoning_tokens": reasoning_tokens },
     })
 }

@@ -100,7 +100,9 @@ async fn tokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) 
     let mut unknown = Vec::new();
     let prompt = match text {
         Some(_) => None,
-        None => Some(Prompt::Chat(conversation(&mut fields, &mut unknown)?)),
+        None => Some(Prompt::Chat(
+            conversation(&app, &mut fields, &mut unknown)?.0,
+        )),
     };
     unknown.extend(fields.unknown());
     let ignored = check_unknown(&app, unknown)?;
@@ -145,7 +147,7 @@ async fn detokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input
 async fn apply_template(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) -> Answer {
     let mut unknown = Vec::new();
     fields.skip(&["model"]);
-    let mut input = conversation(&mut fields, &mut unknown)?;
+    let (mut input, _) = conversation(&app, &mut fields, &mut unknown)?;
     if let Some(value) = fields.take("add_generation_prompt") {
         input.add_generation_prompt = value
             .as_bool()

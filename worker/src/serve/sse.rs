@@ -35,11 +35,11 @@ struct EventStream {
 }
 
 /// Answers with a stream.
-pub fn stream(app: &Arc<App>, accepted: Accepted, reply: Reply, choices: u32) -> Response {
+pub fn stream(app: &Arc<App>, accepted: Accepted, reply: Reply, parts: Parts) -> Response {
     let stream = EventStream {
         app: Arc::clone(app),
-        parts: Parts::new(choices, reply.keeps_tokens()),
-        opened: vec![false; choices as usize],
+        opened: vec![false; parts.choices.len()],
+        parts,
         heartbeat: Box::pin(sleep(app.options.heartbeat)),
         accepted,
         reply,
@@ -97,7 +97,7 @@ impl EventStream {
     fn write_end(&mut self, out: &mut Vec<u8>) {
         match self.parts.end.take() {
             Some(Ok(usage)) => {
-                if let Some(chunk) = self.reply.usage(&usage) {
+                if let Some(chunk) = self.reply.usage(&usage, self.parts.reasoning_tokens) {
                     write(&chunk, out);
                 }
                 out.extend(b"data: [DONE]\n\n");

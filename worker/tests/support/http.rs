@@ -17,7 +17,8 @@ use worker_orcd::serve::{Address, Ended, Metrics, Options, ServedModel, Server, 
 
 pub const UNKNOWN: u32 = 0;
 pub const END: u32 = 2;
-const CHARACTERS: &str = "abcdefghijklmnopqrstuvwxyz0123456789 .,:;!?<>";
+const CHARACTERS: &str =
+    "abcdefghijklmnopqrstuvwxyz0123456789 .,:;!?<>{}[]\"_/'()|\nABCDEFGHIJKLMNOPQRSTUVWXYZ-";
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}\
                         {% if add_generation_prompt %}assistant:{% endif %}";
 
@@ -91,6 +92,8 @@ pub struct Setup {
     pub service: service::Options,
     pub limits: EngineLimits,
     pub address: Address,
+    /// The chat template.
+    pub template: &'static str,
 }
 
 impl Default for Setup {
@@ -102,6 +105,7 @@ impl Default for Setup {
             service: service::Options::default(),
             limits,
             address: Address::Tcp(([127, 0, 0, 1], 0).into()),
+            template: TEMPLATE,
         }
     }
 }
@@ -136,13 +140,14 @@ impl Served {
         let control = engine.control();
         let metrics = Arc::new(Metrics::default());
         setup.service.observer = Some(Arc::clone(&metrics) as Arc<dyn Observer>);
-        let template = ChatTemplate::from_vocabulary(&vocabulary(), None).expect("a template");
+        let template = Arc::new(ChatTemplate::new(setup.template).expect("a template"));
+        setup.service.chat_template = Some(Arc::clone(&template));
         let service =
             Service::start(engine, Some(tokenizer), setup.service).expect("the service starts");
         let mut model = ServedModel::new("scripted");
         model.names.push("alias".into());
         model.fingerprint = "fp_test".into();
-        model.template = Some(Arc::new(template));
+        model.template = Some(template);
         let server = Server::bind(
             &setup.address,
             service.clone(),

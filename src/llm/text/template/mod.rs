@@ -175,6 +175,11 @@ impl ChatTemplate {
         Ok(template)
     }
 
+    /// Its source, without the tags that only training uses.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// The same template under other limits.
     #[must_use]
     pub fn with_limits(mut self, limits: TemplateLimits) -> Self {
