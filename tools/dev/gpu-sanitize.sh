@@ -10,7 +10,7 @@ export WCUDA_REQUIRE_GPU=1
 place=$(cat tree/place.txt 2>/dev/null)
 [ -z "$place" ] || [ -e "$place" ] || { mkdir -p "$(dirname "$place")" && ln -s "$PWD/tree" "$place"; }
 kernels=GpuStep.*:GpuEmbed.*:GpuSoftcap*:GpuRopeKv.rows*:GpuRepack.takes*:GpuAttentionGolden.*
-kernels+=:GpuAttentionHost.*:GpuAttention.softcap*:Path/GpuLinear.odd*/linear_batch:Path/GpuLinear.odd*/packed_gemm
+kernels+=:GpuAttentionDecode.teams_of_warps_store*:GpuAttentionHost.*:GpuAttention.softcap*:Path/GpuLinear.odd*/linear_batch:Path/GpuLinear.odd*/packed_gemm
 suite=$kernels:GpuNumeric.*:GpuBuffer.fill*:GpuRepack.*:GpuUnpack.*:Path/GpuLinear.gates*
 suite+=:Path/GpuLinear.every_format*/linear_batch:Path/GpuLinear.every_format*/packed_gemm:GpuLinearVector.products*:Gpu/ModelUpload.expands*
 suite+=:Gpu/ModelUpload.tensors_take_turns*:Gpu/Step.*:Gpu/EngineGolden.every_family*
