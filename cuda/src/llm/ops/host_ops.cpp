@@ -177,6 +177,12 @@ void HostOps::finish_token(const RopeKvArgs& args, uint32_t token) const {
   for (uint32_t h = 0; h < args.head_count; ++h)
     finish_head(args.query + (uint64_t{token} * args.head_count + h) * n, args.query_norm);
 
+  const auto write_row = [&](const float* values, uint8_t* row) {
+    if (pool.type == KvType::kF16 && kernels_.to_halves != nullptr)
+      kernels_.to_halves(values, n, row);
+    else
+      write_kv_row(pool.type, values, n, row);
+  };
   const uint32_t position = batch.positions[token];
   const uint32_t* pages =
       batch.page_tables + uint64_t{batch.token_rows[token]} * batch.page_table_stride;
@@ -185,8 +191,8 @@ void HostOps::finish_token(const RopeKvArgs& args, uint32_t token) const {
     const uint64_t offset = (uint64_t{token} * pool.head_count + h) * n;
     const uint64_t row = (uint64_t{h} * kPageTokens + position % kPageTokens) * pool.row_bytes;
     finish_head(args.key + offset, args.key_norm);
-    write_kv_row(pool.type, args.key + offset, n, pool.keys(args.layer, page) + row);
-    write_kv_row(pool.type, args.value + offset, n, pool.values(args.layer, page) + row);
+    write_row(args.key + offset, pool.keys(args.layer, page) + row);
+    write_row(args.value + offset, pool.values(args.layer, page) + row);
   }
 }
 

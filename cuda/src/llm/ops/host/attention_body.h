@@ -84,6 +84,9 @@ struct SlotRange {
   uint32_t end;
 };
 
+WCUDA_INLINE uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+WCUDA_INLINE uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
 // Slots of page `page` among positions first … last; empty where there are none.
 WCUDA_INLINE SlotRange slots_of(uint32_t page, uint32_t first, uint32_t last) {
   const uint32_t base = page * kPageSlots;
@@ -208,10 +211,10 @@ struct Gather {
   float kept;
 };
 
-// kVectors vectors of columns from column d, for queries of the same slots. values (64, n).
+// kVectors vectors of columns from column d, of slots that all the queries have. values (64, n).
 template <uint32_t kQueries, uint32_t kVectors>
-WCUDA_INLINE void gather_columns(const Gather* gathers, const float* values, uint32_t n,
-                                 uint32_t d) {
+WCUDA_INLINE void gather_columns(const Gather* gathers, SlotRange slots, const float* values,
+                                 uint32_t n, uint32_t d) {
   Vec totals[kQueries][kVectors];
   WCUDA_UNROLL
   for (uint32_t q = 0; q < kQueries; ++q) {
@@ -219,7 +222,7 @@ WCUDA_INLINE void gather_columns(const Gather* gathers, const float* values, uin
     for (uint32_t i = 0; i < kVectors; ++i)
       totals[q][i] = load(gathers[q].sum + d + i * kLanes) * gathers[q].kept;
   }
-  for (uint32_t s = gathers->slots.begin; s < gathers->slots.end; ++s) {
+  for (uint32_t s = slots.begin; s < slots.end; ++s) {
     Vec rows[kVectors];
     WCUDA_UNROLL
     for (uint32_t i = 0; i < kVectors; ++i) rows[i] = load(values + s * n + d + i * kLanes);
@@ -239,18 +242,20 @@ WCUDA_INLINE void gather_columns(const Gather* gathers, const float* values, uin
 }
 
 template <uint32_t kQueries>
-WCUDA_INLINE void gather(const Gather* gathers, const float* values, uint32_t n) {
+WCUDA_INLINE void gather(Gather* gathers, SlotRange slots, const float* values, uint32_t n) {
+  if (slots.begin >= slots.end) return;
   uint32_t d = 0;
-  for (; d + 4 * kLanes <= n; d += 4 * kLanes) gather_columns<kQueries, 4>(gathers, values, n, d);
-  for (; d + kLanes <= n; d += kLanes) gather_columns<kQueries, 1>(gathers, values, n, d);
+  for (; d + 4 * kLanes <= n; d += 4 * kLanes)
+    gather_columns<kQueries, 4>(gathers, slots, values, n, d);
+  for (; d + kLanes <= n; d += kLanes) gather_columns<kQueries, 1>(gathers, slots, values, n, d);
   for (; d < n; ++d)
     for (uint32_t q = 0; q < kQueries; ++q) {
       const Gather& g = gathers[q];
       float total = g.sum[d] * g.kept;
-      for (uint32_t s = g.slots.begin; s < g.slots.end; ++s)
-        total += g.weights[s] * values[s * n + d];
+      for (uint32_t s = slots.begin; s < slots.end; ++s) total += g.weights[s] * values[s * n + d];
       g.sum[d] = total;
     }
+  for (uint32_t q = 0; q < kQueries; ++q) gathers[q].kept = 1.0f;
 }
 
 // The pieces of tile.work.
@@ -281,7 +286,7 @@ struct QueryBlock {
   uint32_t count;
   const float* queries[kQueryBlock];
   Gather gathers[kQueryBlock];
-  bool has_one_range;  // the same slots for all
+  SlotRange common;  // slots that all of them have
 };
 
 WCUDA_INLINE QueryBlock find_block(const AttentionTile& tile, const AttentionWork& work,
@@ -290,7 +295,7 @@ WCUDA_INLINE QueryBlock find_block(const AttentionTile& tile, const AttentionWor
   QueryBlock block;
   block.first = first;
   block.count = count;
-  block.has_one_range = true;
+  block.common = {0, kPageSlots};
   for (uint32_t q = 0; q < count; ++q) {
     const uint32_t token = (first + q) / tile.group_size;
     const uint32_t position = tile.first_position + token;
@@ -299,9 +304,8 @@ WCUDA_INLINE QueryBlock find_block(const AttentionTile& tile, const AttentionWor
     gather.slots = slots_of(page, first_visible(tile, position), position);
     gather.weights = work.scores + q * kPageSlots;
     gather.sum = work.sums + uint64_t{first + q} * n;
-    block.has_one_range = block.has_one_range &&
-                          gather.slots.begin == block.gathers[0].slots.begin &&
-                          gather.slots.end == block.gathers[0].slots.end;
+    block.common = {larger(block.common.begin, gather.slots.begin),
+                    smaller(block.common.end, gather.slots.end)};
   }
   return block;
 }
@@ -314,15 +318,21 @@ WCUDA_INLINE void add_page(const AttentionTile& tile, const AttentionWork& work,
       block->gathers[q].kept =
           soften(block->gathers[q].slots, work.scores + q * kPageSlots,
                  work.maxima + block->first + q, work.weights + block->first + q);
-  if (block->has_one_range) {
-    if (block->gathers[0].slots.end == 0) return;
-    return with_count(block->count, [&](auto count) {
-      gather<decltype(count)::value>(block->gathers, work.values, tile.head_length);
-    });
+  // Each query's slots in order: its own first ones, those that all have, its own last ones.
+  const SlotRange common = block->common;
+  const bool has_common = common.begin < common.end;
+  for (uint32_t q = 0; q < block->count; ++q) {
+    const SlotRange slots = block->gathers[q].slots;
+    gather<1>(block->gathers + q, {slots.begin, has_common ? common.begin : slots.end}, work.values,
+              tile.head_length);
   }
+  if (!has_common) return;
+  with_count(block->count, [&](auto count) {
+    gather<decltype(count)::value>(block->gathers, common, work.values, tile.head_length);
+  });
   for (uint32_t q = 0; q < block->count; ++q)
-    if (block->gathers[q].slots.end != 0)
-      gather<1>(block->gathers + q, work.values, tile.head_length);
+    gather<1>(block->gathers + q, {common.end, block->gathers[q].slots.end}, work.values,
+              tile.head_length);
 }
 
 // scores (query_count, 64) = softcap * tanh(scores / softcap), at least for the slots stored.

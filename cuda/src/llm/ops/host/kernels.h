@@ -80,6 +80,8 @@ struct Kernels {
   void (*silu_multiply)(const float* gate, const float* up, uint32_t n, float* out);
   void (*gelu_multiply)(const float* gate, const float* up, uint32_t n, float* out);
   void (*attend)(const AttentionTile& tile);
+  // out (2n bytes) = x (n) rounded to f16; null where the instruction set has no such conversion.
+  void (*to_halves)(const float* x, uint32_t n, uint8_t* out);
 };
 
 // The codebook of IQ3_S: 512 words of four 4-bit codes, and the levels that they are for, 1 to 15,

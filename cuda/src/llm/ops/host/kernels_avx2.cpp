@@ -6,7 +6,7 @@ namespace wcuda::ops::host {
 extern const Kernels kAvx2Kernels;
 const Kernels kAvx2Kernels = {
     Isa::kAvx2, "avx2",        find_m_tile_kernel, make_blocks, dot,
-    rms_norm,   silu_multiply, gelu_multiply,      attend,
+    rms_norm,   silu_multiply, gelu_multiply,      attend,      to_halves,
 };
 
 }  // namespace wcuda::ops::host

@@ -7,7 +7,7 @@ namespace wcuda::ops::host {
 extern const Kernels kAvx512Kernels;
 const Kernels kAvx512Kernels = {
     Isa::kAvx512, "avx512",      find_m_tile_kernel, make_blocks, dot,
-    rms_norm,     silu_multiply, gelu_multiply,      attend,
+    rms_norm,     silu_multiply, gelu_multiply,      attend,      to_halves,
 };
 
 }  // namespace wcuda::ops::host

@@ -6,7 +6,7 @@ namespace wcuda::ops::host {
 extern const Kernels kAvxVnniKernels;
 const Kernels kAvxVnniKernels = {
     Isa::kAvxVnni, "avxvnni",     find_m_tile_kernel, make_blocks, dot,
-    rms_norm,      silu_multiply, gelu_multiply,      attend,
+    rms_norm,      silu_multiply, gelu_multiply,      attend,      to_halves,
 };
 
 }  // namespace wcuda::ops::host

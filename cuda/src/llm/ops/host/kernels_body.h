@@ -66,6 +66,19 @@ WCUDA_INLINE void map_pairs(const float* gate, const float* up, uint32_t n, floa
   for (uint32_t j = i; j < n; ++j) out[j] = rest[0][j - i];
 }
 
+#if defined(__F16C__)
+void to_halves(const float* x, uint32_t n, uint8_t* out) {
+  uint32_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store_halves(out + 2 * i, load(x + i));
+  if (i == n) return;
+  float rest[kLanes] = {};
+  uint8_t halves[2 * kLanes];
+  __builtin_memcpy(rest, x + i, (n - i) * sizeof(float));
+  store_halves(halves, load(rest));
+  __builtin_memcpy(out + 2 * i, halves, (n - i) * 2);
+}
+#endif
+
 // x / (1 + e^-x)
 void silu_multiply(const float* gate, const float* up, uint32_t n, float* out) {
   map_pairs(gate, up, n, out, [](Vec g, Vec u) { return g / (exp_vec(-g) + 1.0f) * u; });

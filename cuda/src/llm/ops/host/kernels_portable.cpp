@@ -11,7 +11,7 @@ MTileKernel find_m_tile_kernel(uint32_t) { return {nullptr, nullptr}; }
 extern const Kernels kPortableKernels;
 const Kernels kPortableKernels = {
     Isa::kPortable, "portable",    find_m_tile_kernel, nullptr, dot,
-    rms_norm,       silu_multiply, gelu_multiply,      attend,
+    rms_norm,       silu_multiply, gelu_multiply,      attend,  nullptr,
 };
 
 }  // namespace wcuda::ops::host

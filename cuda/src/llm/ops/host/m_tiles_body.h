@@ -175,8 +175,9 @@ WCUDA_INLINE UintVec spread_bits(UintVec bits, uint32_t chunk) {
 // Of kLanes rows in 32 columns: weight = scale * factor * (code - kOffset) + minimum.
 struct Scales {
   Vec scale;
-  IntVec factors[2];  // of the first and last 16 columns, where kHasFactors
-  Vec minimums[2];    // likewise where kMinimums is 2; [0] is of all where it is 1
+  IntVec
+      factors[2];  // of the first and last 16 columns where kFactors is 2; [0] of all where it is 1
+  Vec minimums[2];  // likewise, by kMinimums
 };
 
 // What a format says of itself. It also has
@@ -185,19 +186,21 @@ struct Scales {
 //   codes<kPart>(tile, head, first, c): columns 4c … 4c + 3 of that part, one a byte.
 // `first` is a multiple of kUnrolled, kPart is below it.
 template <uint32_t kBytes, uint32_t kPartCount, uint32_t kUnrolledParts, int16_t kCodeOffset,
-          bool kFactors, uint32_t kMinimumCount>
+          uint32_t kFactorCount, uint32_t kMinimumCount>
 struct Format {
   static constexpr uint32_t kBlockBytes = kBytes;
   static constexpr uint32_t kParts = kPartCount;
   static constexpr uint32_t kUnrolled = kUnrolledParts;
   static constexpr int16_t kOffset = kCodeOffset;
-  static constexpr bool kHasFactors = kFactors;  // |factor * (code - kOffset)| <= 4096
+  static constexpr uint32_t kFactors = kFactorCount;
   static constexpr uint32_t kMinimums = kMinimumCount;
+  // The parts of a block have one scale, and factors: products with them add up before it.
+  static constexpr bool kSharesScale = kFactors > 0;  // |factor * (code - kOffset)| <= 4096
 };
 
 // Scale and, where kHasMinimum, minimum in front of one part.
 template <uint32_t kCodeBytes, int16_t kOffset, bool kHasMinimum>
-struct Simple : Format<kCodeBytes + (kHasMinimum ? 4 : 2), 1, 1, kOffset, false, kHasMinimum> {
+struct Simple : Format<kCodeBytes + (kHasMinimum ? 4 : 2), 1, 1, kOffset, 0, kHasMinimum> {
   static constexpr uint32_t kCodesAt = kHasMinimum ? 4 : 2;
   using Head = Scales;
   WCUDA_INLINE Head head(const PackedTile& tile) {
@@ -243,30 +246,30 @@ struct Q8_0 : Simple<32, 128, false> {
 };
 
 template <bool kHasFifthBit>
-struct QK : Format<kHasFifthBit ? 176 : 144, 8, 2, 0, false, 1> {  // Q4_K, Q5_K
+struct QK : Format<kHasFifthBit ? 176 : 144, 8, 2, 0, 1, 1> {  // Q4_K, Q5_K: factors of 6 bits
   struct Head {
-    Vec scales[8], minimums[8];
+    Vec scale;
+    IntVec factors[8];
+    Vec minimums[8];
   };
   WCUDA_INLINE Head head(const PackedTile& tile) {
     const UintVec low = tile.units(4, 0), middle = tile.units(4, 1), high = tile.units(4, 2);
-    const Vec scale = tile.halves(0), minimum = -tile.halves(2);
-    const UintVec scales[2] = {low & 0x3f3f3f3fu, low_nibbles(high) | (low >> 2 & 0x30303030u)};
+    const Vec minimum = -tile.halves(2);
+    const UintVec factors[2] = {low & 0x3f3f3f3fu, low_nibbles(high) | (low >> 2 & 0x30303030u)};
     const UintVec minimums[2] = {middle & 0x3f3f3f3fu,
                                  high_nibbles(high) | (middle >> 2 & 0x30303030u)};
     Head head;
+    head.scale = tile.halves(0);
     WCUDA_UNROLL
     for (uint32_t p = 0; p < 8; ++p) {
-      head.scales[p] = scale * to_float(scales[p / 4] >> (p % 4 * 8) & 0xffu);
+      head.factors[p] = (IntVec)(factors[p / 4] >> (p % 4 * 8) & 0xffu);
       head.minimums[p] = minimum * to_float(minimums[p / 4] >> (p % 4 * 8) & 0xffu);
     }
     return head;
   }
   template <uint32_t kPart>
   WCUDA_INLINE Scales scales(const Head& head, uint32_t first) {
-    Scales scales;
-    scales.scale = head.scales[first + kPart];
-    scales.minimums[0] = head.minimums[first + kPart];
-    return scales;
+    return {head.scale, {head.factors[first + kPart]}, {head.minimums[first + kPart]}};
   }
   template <uint32_t kPart>
   WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head&, uint32_t first, uint32_t c) {
@@ -282,7 +285,7 @@ WCUDA_INLINE IntVec signed_byte(UintVec v, uint32_t byte) {
   return (IntVec)(v << (24 - 8 * byte)) >> 24;
 }
 
-struct Q6_K : Format<210, 8, 4, 32, true, 0> {  // a signed 8-bit factor for 16 columns
+struct Q6_K : Format<210, 8, 4, 32, 2, 0> {  // a signed 8-bit factor for 16 columns
   struct Head {
     Vec scale;
     UintVec factors[4];
@@ -307,7 +310,7 @@ struct Q6_K : Format<210, 8, 4, 32, true, 0> {  // a signed 8-bit factor for 16 
   }
 };
 
-struct Q2_K : Format<84, 8, 4, 0, true, 2> {  // a scale and a minimum of 4 bits for 16 columns
+struct Q2_K : Format<84, 8, 4, 0, 2, 2> {  // a factor and a minimum of 4 bits for 16 columns
   struct Head {
     Vec scale, minimum;  // d, -dmin
     UintVec scales[4];   // two parts in each: a factor and above it a minimum in a byte
@@ -331,7 +334,7 @@ struct Q2_K : Format<84, 8, 4, 0, true, 2> {  // a scale and a minimum of 4 bits
   }
 };
 
-struct Q3_K : Format<110, 8, 4, 4, true, 0> {  // a factor of 6 bits for 16 columns
+struct Q3_K : Format<110, 8, 4, 4, 2, 0> {  // a factor of 6 bits for 16 columns
   struct Head {
     Vec scale;
     UintVec factors[4];  // of two parts each, signed bytes
@@ -379,24 +382,25 @@ struct IQ4_NL : Simple<16, 128, false> {
   }
 };
 
-struct IQ4_XS : Format<136, 8, 1, 128, false, 0> {  // a scale of 6 bits for 32 columns
+struct IQ4_XS : Format<136, 8, 1, 128, 1, 0> {  // a factor of 6 bits for 32 columns
   struct Head {
-    Vec scales[8];
+    Vec scale;
+    IntVec factors[8];
   };
   WCUDA_INLINE Head head(const PackedTile& tile) {
-    const Vec scale = tile.halves(0);
     const UintVec low = tile.units(4, 0), high = tile.words(2);
     Head head;
+    head.scale = tile.halves(0);
     WCUDA_UNROLL
     for (uint32_t p = 0; p < 8; ++p) {
       const UintVec bits = (low >> (4 * p) & 15u) | (high >> (2 * p) & 3u) << 4;
-      head.scales[p] = scale * to_float(bits - 32u);
+      head.factors[p] = (IntVec)(bits - 32u);
     }
     return head;
   }
   template <uint32_t>
   WCUDA_INLINE Scales scales(const Head& head, uint32_t first) {
-    return {head.scales[first], {}, {}};
+    return {head.scale, {head.factors[first]}, {}};
   }
   template <uint32_t>
   WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head&, uint32_t first, uint32_t c) {
@@ -404,7 +408,7 @@ struct IQ4_XS : Format<136, 8, 1, 128, false, 0> {  // a scale of 6 bits for 32 
   }
 };
 
-struct MXFP4 : Format<17, 1, 1, 12, false, 0> {
+struct MXFP4 : Format<17, 1, 1, 12, 0, 0> {
   using Head = Scales;
   WCUDA_INLINE Head head(const PackedTile& tile) {  // half of 2^(e - 127)
     const UintVec e = tile.single_bytes(0);
@@ -420,24 +424,24 @@ struct MXFP4 : Format<17, 1, 1, 12, false, 0> {
   }
 };
 
-struct IQ3_S : Format<110, 8, 1, 16, false, 0> {  // a scale of 4 bits for 32 columns
+struct IQ3_S : Format<110, 8, 1, 16, 1, 0> {  // an odd factor of 5 bits for 32 columns
   struct Head {
-    Vec scales[8];
+    Vec scale;
+    IntVec factors[8];
     decltype(iq3_s_table()) table;
   };
   WCUDA_INLINE Head head(const PackedTile& tile) {
-    const Vec scale = tile.halves(0);
     const UintVec bits = tile.units(106, 0);
     Head head;
+    head.scale = tile.halves(0);
     head.table = iq3_s_table();
     WCUDA_UNROLL
-    for (uint32_t p = 0; p < 8; ++p)
-      head.scales[p] = scale * to_float((bits >> (4 * p) & 15u) * 2u + 1u);
+    for (uint32_t p = 0; p < 8; ++p) head.factors[p] = (IntVec)((bits >> (4 * p) & 15u) * 2u + 1u);
     return head;
   }
   template <uint32_t>
   WCUDA_INLINE Scales scales(const Head& head, uint32_t first) {
-    return {head.scales[first], {}, {}};
+    return {head.scale, {head.factors[first]}, {}};
   }
   template <uint32_t>
   WCUDA_INLINE UintVec codes(const PackedTile& tile, const Head& head, uint32_t first, uint32_t c) {
@@ -450,11 +454,9 @@ struct IQ3_S : Format<110, 8, 1, 16, false, 0> {  // a scale of 4 bits for 32 co
 
 // ---- one M-tile of integers ----
 
-// y += scale * sum of codes times weights + minimum * sum of the activations.
+// y += minimum * sum of the activations, in 32 columns.
 template <uint32_t kMinimums>
-WCUDA_INLINE Vec add_sum(IntVec sum, Vec scale, const Vec* minimums, const InputBlock& input,
-                         Vec y) {
-  y = multiply_add(__builtin_convertvector(sum, Vec), scale * input.scale, y);
+WCUDA_INLINE Vec add_minimums(const Vec* minimums, const InputBlock& input, Vec y) {
   if constexpr (kMinimums == 1) y = multiply_add(minimums[0], broadcast(input.sum), y);
   if constexpr (kMinimums == 2) {
     y = multiply_add(minimums[0], broadcast(input.half_sums[0]), y);
@@ -463,14 +465,26 @@ WCUDA_INLINE Vec add_sum(IntVec sum, Vec scale, const Vec* minimums, const Input
   return y;
 }
 
+// y += scale * sum of the products.
+WCUDA_INLINE Vec add_sum(IntVec sum, Vec scale, Vec y) {
+  return multiply_add(__builtin_convertvector(sum, Vec), scale, y);
+}
+
 WCUDA_INLINE UintVec even_bytes(UintVec v) { return v & 0x00ff00ffu; }
 WCUDA_INLINE UintVec odd_bytes(UintVec v) { return v >> 8 & 0x00ff00ffu; }
 
-// y (kTokens, 16 rows) += parts first + kPart … first + kUnrolled - 1.
+// Results of kTokens tokens and 16 rows, and what the scale of the block is yet to multiply.
+template <uint32_t kTokens>
+struct Totals {
+  Vec y[kTokens][kVectors];
+  Vec unscaled[kTokens][kVectors];
+};
+
+// Adds parts first + kPart … first + kUnrolled - 1.
 template <class Format, uint32_t kTokens, uint32_t kPart = 0>
 WCUDA_INLINE void add_parts(const uint8_t* bytes, const typename Format::Head* heads,
                             uint32_t first, const InputBlock* input, uint64_t stride,
-                            Vec (*y)[kVectors]) {
+                            Totals<kTokens>* totals) {
   if constexpr (kPart < Format::kUnrolled) {
     IntVec sums[kTokens][kVectors][2] = {};
     WCUDA_UNROLL
@@ -497,13 +511,19 @@ WCUDA_INLINE void add_parts(const uint8_t* bytes, const typename Format::Head* h
         IntVec* halves = sums[t][v];
         for (uint32_t half = 0; half < 2; ++half) {
           halves[half] -= block.code_sums[half] * Format::kOffset;
-          if constexpr (Format::kHasFactors) halves[half] *= scales.factors[half];
+          if constexpr (Format::kFactors == 2) halves[half] *= scales.factors[half];
         }
-        y[t][v] = add_sum<Format::kMinimums>(halves[0] + halves[1], scales.scale, scales.minimums,
-                                             block, y[t][v]);
+        IntVec sum = halves[0] + halves[1];
+        if constexpr (Format::kFactors == 1) sum *= scales.factors[0];
+        Vec& y = totals->y[t][v];
+        y = add_minimums<Format::kMinimums>(scales.minimums, block, y);
+        if constexpr (Format::kSharesScale)
+          totals->unscaled[t][v] = add_sum(sum, broadcast(block.scale), totals->unscaled[t][v]);
+        else
+          y = add_sum(sum, scales.scale * block.scale, y);
       }
     }
-    add_parts<Format, kTokens, kPart + 1>(bytes, heads, first, input + 1, stride, y);
+    add_parts<Format, kTokens, kPart + 1>(bytes, heads, first, input + 1, stride, totals);
   }
 }
 
@@ -512,18 +532,24 @@ template <class Format, uint32_t kTokens>
 void m_tile_tokens(const uint8_t* m_tile, uint32_t cols, const InputBlock* input, uint64_t stride,
                    float* tile) {
   constexpr uint32_t kBytes = Format::kBlockBytes * kMTileRows * Format::kUnrolled / Format::kParts;
-  Vec y[kTokens][kVectors] = {};
+  Totals<kTokens> totals = {};
   for (uint32_t block = 0; block < cols / 32; block += Format::kParts) {
     typename Format::Head heads[kVectors];
     for (uint32_t v = 0; v < kVectors; ++v) heads[v] = Format::head({m_tile, v * kLanes});
     for (uint32_t first = 0; first < Format::kParts; first += Format::kUnrolled) {
       prefetch<kBytes>(m_tile + first / Format::kUnrolled * kBytes);
-      add_parts<Format, kTokens>(m_tile, heads, first, input + block + first, stride, y);
+      add_parts<Format, kTokens>(m_tile, heads, first, input + block + first, stride, &totals);
     }
+    for (uint32_t v = 0; Format::kSharesScale && v < kVectors; ++v)
+      for (uint32_t t = 0; t < kTokens; ++t) {
+        totals.y[t][v] = multiply_add(totals.unscaled[t][v], heads[v].scale, totals.y[t][v]);
+        totals.unscaled[t][v] = Vec{};
+      }
     m_tile += Format::kBlockBytes * kMTileRows;
   }
   for (uint32_t t = 0; t < kTokens; ++t)
-    for (uint32_t v = 0; v < kVectors; ++v) store(tile + t * kMTileRows + v * kLanes, y[t][v]);
+    for (uint32_t v = 0; v < kVectors; ++v)
+      store(tile + t * kMTileRows + v * kLanes, totals.y[t][v]);
 }
 
 constexpr uint32_t kPanelParts = 8;
@@ -550,8 +576,8 @@ WCUDA_INLINE void unpack_parts(const PackedTile& tile, const typename Format::He
       const UintVec codes = Format::template codes<kPart>(tile, head, first, c);
       WordVec even = (WordVec)even_bytes(codes) - Format::kOffset;
       WordVec odd = (WordVec)odd_bytes(codes) - Format::kOffset;
-      if constexpr (Format::kHasFactors) {
-        const UintVec factor = (UintVec)scales.factors[c / 4];
+      if constexpr (Format::kFactors > 0) {
+        const UintVec factor = (UintVec)scales.factors[Format::kFactors == 2 ? c / 4 : 0];
         even *= (WordVec)(factor << 16 | (factor & 0xffffu));
         odd *= (WordVec)(factor << 16 | (factor & 0xffffu));
       }
@@ -569,13 +595,24 @@ WCUDA_INLINE float* tile_vector(float* tiles, uint32_t t, uint32_t v) {
   return tiles + v / kVectors * kTileFloats + t * kMTileRows + v % kVectors * kLanes;
 }
 
+// Calls function(t, v) for kTokens tokens and kWidth vectors.
+template <uint32_t kTokens, uint32_t kWidth, class Function>
+WCUDA_INLINE void for_each(const Function& function) {
+  WCUDA_UNROLL
+  for (uint32_t t = 0; t < kTokens; ++t) {
+    WCUDA_UNROLL
+    for (uint32_t v = 0; v < kWidth; ++v) function(t, v);
+  }
+}
+
 // tiles += the panel times the tokens.
-template <uint32_t kMinimums, uint32_t kTokens, uint32_t kWidth>
+template <bool kSharesScale, uint32_t kMinimums, uint32_t kTokens, uint32_t kWidth>
 void add_panel(const Panel<kWidth>& panel, uint32_t parts, const InputBlock* input, uint64_t stride,
                float* tiles) {
   constexpr uint32_t kChains = kTokens * kWidth < 8 ? 8 / (kTokens * kWidth) : 1;
-  for (uint32_t p = 0; p < parts; ++p, ++input) {
-    const TokenRows<kTokens, InputBlock> tokens(input, stride);
+  Vec unscaled[kTokens][kWidth] = {};
+  for (uint32_t p = 0; p < parts; ++p) {
+    const TokenRows<kTokens, InputBlock> tokens(input + p, stride);
     IntVec sums[kTokens][kWidth][kChains] = {};
     WCUDA_UNROLL
     for (uint32_t i = 0; i < 16; ++i) {
@@ -594,11 +631,29 @@ void add_panel(const Panel<kWidth>& panel, uint32_t parts, const InputBlock* inp
       WCUDA_UNROLL
       for (uint32_t v = 0; v < kWidth; ++v) {
         for (uint32_t i = 1; i < kChains; ++i) sums[t][v][0] += sums[t][v][i];
-        float* y = tile_vector(tiles, t, v);
-        store(y, add_sum<kMinimums>(sums[t][v][0], panel.scale[p][v], panel.minimums[p][v],
-                                    *tokens[t], load(y)));
+        if constexpr (kSharesScale) {
+          unscaled[t][v] = add_sum(sums[t][v][0], broadcast(tokens[t]->scale), unscaled[t][v]);
+        } else {
+          float* y = tile_vector(tiles, t, v);
+          const Vec others = add_minimums<kMinimums>(panel.minimums[p][v], *tokens[t], load(y));
+          store(y, add_sum(sums[t][v][0], panel.scale[p][v] * tokens[t]->scale, others));
+        }
       }
     }
+  }
+  if constexpr (kSharesScale) {
+    const TokenRows<kTokens, InputBlock> tokens(input, stride);
+    Vec y[kTokens][kWidth];
+    for_each<kTokens, kWidth>(
+        [&](uint32_t t, uint32_t v) { y[t][v] = load(tile_vector(tiles, t, v)); });
+    WCUDA_UNROLL
+    for (uint32_t p = 0; p < kPanelParts; ++p)
+      for_each<kTokens, kWidth>([&](uint32_t t, uint32_t v) {
+        y[t][v] = add_minimums<kMinimums>(panel.minimums[p][v], tokens[t][p], y[t][v]);
+      });
+    for_each<kTokens, kWidth>([&](uint32_t t, uint32_t v) {
+      store(tile_vector(tiles, t, v), multiply_add(unscaled[t][v], panel.scale[0][v], y[t][v]));
+    });
   }
 }
 
@@ -634,9 +689,10 @@ void m_tile_panels(const uint8_t* m_tiles, uint32_t cols, const InputBlock* inpu
       }
       m_tiles += Format::kBlockBytes * kMTileRows;
     }
+    static_assert(!Format::kSharesScale || Format::kParts == kPanelParts);
     group_tokens<kTokensMax>(0, token_count, [&](auto count, uint32_t first) {
-      add_panel<Format::kMinimums, count.value>(panel, parts, input + first * stride + block,
-                                                stride, tiles + first * kMTileRows);
+      add_panel<Format::kSharesScale, Format::kMinimums, count.value>(
+          panel, parts, input + first * stride + block, stride, tiles + first * kMTileRows);
     });
   }
 }
@@ -816,11 +872,54 @@ MTileKernel find_m_tile_kernel(uint32_t type) {
 
 // ---- activations ----
 
+constexpr float kSmallestMagnitude = 1e-30f;  // below it a block counts as 0
+
+// Combines the lanes, each with the lane that differs in kBit.
+template <uint32_t kBit = kLanes / 2, class Function>
+WCUDA_INLINE int32_t combine_lanes(IntVec v, const Function& function) {
+  v = function(v, (IntVec)pick<kBit, kBit, kBit>((Vec)v, (Vec)v, kAllLanes));
+  if constexpr (kBit > 1)
+    return combine_lanes<kBit / 2>(v, function);
+  else
+    return v[0];
+}
+
+// 32 columns whose scale is known.
+WCUDA_INLINE void make_block(const float* x, float scale, InputBlock* block) {
+  const float inverse = 1.0f / scale;
+  int16_t codes[32];
+  int32_t sums[2];
+  for (uint32_t half = 0; half < 2; ++half) {
+    IntVec total = {};
+    for (uint32_t i = half * 16; i < half * 16 + 16; i += kLanes) {
+      // 1.5 * 2^23: rounds
+      const Vec shifted = multiply_add(load(x + i), broadcast(inverse), broadcast(12582912.0f));
+      const IntVec code = (IntVec)shifted - 0x4b400000;
+      const HalfWordVec narrow = __builtin_convertvector((UintVec)code, HalfWordVec);
+      __builtin_memcpy(codes + i, &narrow, sizeof narrow);
+      total += code;
+    }
+    sums[half] = combine_lanes(total, [](IntVec a, IntVec b) { return a + b; });
+  }
+  for (uint32_t i = 0; i < 16; i += kLanes) {
+    UintVec pairs;
+    __builtin_memcpy(&pairs, codes + 2 * i, sizeof pairs);
+    pairs =
+        shuffle_bytes(pairs, _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    __builtin_memcpy(block->codes + i, &pairs, sizeof pairs);
+  }
+  block->scale = scale;
+  block->code_sums[0] = sums[0];
+  block->code_sums[1] = sums[1];
+  block->half_sums[0] = scale * static_cast<float>(sums[0]);
+  block->half_sums[1] = scale * static_cast<float>(sums[1]);
+  block->sum = scale * static_cast<float>(sums[0] + sums[1]);
+}
+
 // The sum of the codes' magnitudes times 4096, the largest weight, stays below 2^31, also after
 // rounding. Few blocks come near: a code is then 16376 on average.
 constexpr float kCodeMax = 32767.0f;
 constexpr float kCodeMeanMax = 16375.0f;
-constexpr float kSmallestMagnitude = 1e-30f;  // below it a block counts as 0
 
 void make_blocks(const float* x, uint32_t cols, InputBlock* blocks) {
   for (uint32_t col = 0; col < cols; col += 32, x += 32, ++blocks) {
@@ -832,8 +931,7 @@ void make_blocks(const float* x, uint32_t cols, InputBlock* blocks) {
       largest = magnitude > largest ? magnitude : largest;
       mean = multiply_add((Vec)magnitude, broadcast(1.0f / 32), mean);
     }
-    int32_t bits = 0;
-    for (uint32_t i = 0; i < kLanes; ++i) bits = largest[i] > bits ? largest[i] : bits;
+    const int32_t bits = combine_lanes(largest, [](IntVec a, IntVec b) { return a > b ? a : b; });
     float limit;
     __builtin_memcpy(&limit, &bits, sizeof limit);
     if (bits >= 0x7f800000 || limit < kSmallestMagnitude) {
@@ -844,36 +942,7 @@ void make_blocks(const float* x, uint32_t cols, InputBlock* blocks) {
       continue;
     }
     const float of_limit = limit / kCodeMax, of_mean = sum(mean) / kCodeMeanMax;
-    const float scale = of_limit > of_mean ? of_limit : of_mean;
-    const float inverse = 1.0f / scale;
-    int16_t codes[32];
-    int32_t sums[2];
-    for (uint32_t half = 0; half < 2; ++half) {
-      IntVec total = {};
-      for (uint32_t i = half * 16; i < half * 16 + 16; i += kLanes) {
-        // 1.5 * 2^23: rounds
-        const Vec shifted = multiply_add(load(x + i), broadcast(inverse), broadcast(12582912.0f));
-        const IntVec code = (IntVec)shifted - 0x4b400000;
-        const HalfWordVec narrow = __builtin_convertvector((UintVec)code, HalfWordVec);
-        __builtin_memcpy(codes + i, &narrow, sizeof narrow);
-        total += code;
-      }
-      sums[half] = 0;
-      for (uint32_t i = 0; i < kLanes; ++i) sums[half] += total[i];
-    }
-    for (uint32_t i = 0; i < 16; i += kLanes) {
-      UintVec pairs;
-      __builtin_memcpy(&pairs, codes + 2 * i, sizeof pairs);
-      pairs =
-          shuffle_bytes(pairs, _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
-      __builtin_memcpy(blocks->codes + i, &pairs, sizeof pairs);
-    }
-    blocks->scale = scale;
-    blocks->code_sums[0] = sums[0];
-    blocks->code_sums[1] = sums[1];
-    blocks->half_sums[0] = scale * static_cast<float>(sums[0]);
-    blocks->half_sums[1] = scale * static_cast<float>(sums[1]);
-    blocks->sum = scale * static_cast<float>(sums[0] + sums[1]);
+    make_block(x, of_limit > of_mean ? of_limit : of_mean, blocks);
   }
 }
 

@@ -45,9 +45,17 @@ WCUDA_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
 WCUDA_INLINE Vec load_halves(const uint8_t* p) {
   return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
+WCUDA_INLINE void store_halves(uint8_t* p, Vec v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+}
 #elif defined(__F16C__)
 WCUDA_INLINE Vec load_halves(const uint8_t* p) {
   return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+WCUDA_INLINE void store_halves(uint8_t* p, Vec v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
 }
 #endif
 // Not Vec{} + value, which is an addition: it makes -0 to 0.
