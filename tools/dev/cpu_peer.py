@@ -73,7 +73,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", type=pathlib.Path, required=True)
     parser.add_argument("--peer", type=pathlib.Path, required=True)
-    parser.add_argument("--isa", default="avx2,avx512")
+    parser.add_argument("--isa", default="avx2,avxvnni,avx512")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=32)

@@ -6,11 +6,11 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source=$(realpath "$1") folder=$2 jobs=${JOBS:-$(nproc)}
 mkdir -p "$folder"
-for isa in avx2 avx512; do
-  wide=OFF target=llama
-  [ $isa = avx512 ] && wide=ON target=ggml-cpu
+for isa in avx2 avxvnni avx512; do
+  wide=OFF vnni=OFF target=ggml-cpu
+  case $isa in avx2) target=llama ;; avxvnni) vnni=ON ;; avx512) wide=ON ;; esac
   cmake -S "$source" -B "$folder/$isa" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON \
-    -DGGML_{SSE42,AVX,AVX2,FMA,F16C,BMI2}=ON -DGGML_AVX512=$wide -DGGML_AVX512_VNNI=$wide \
+    -DGGML_{SSE42,AVX,AVX2,FMA,F16C,BMI2}=ON -DGGML_AVX_VNNI=$vnni -DGGML_AVX512=$wide -DGGML_AVX512_VNNI=$wide \
     -DLLAMA_BUILD_{COMMON,TESTS,TOOLS,EXAMPLES,SERVER,APP}=OFF
   cmake --build "$folder/$isa" --parallel "$jobs" --target $target
   cp "$folder/$isa/bin/libggml-cpu.so" "$folder/libggml-cpu-$isa.so"
