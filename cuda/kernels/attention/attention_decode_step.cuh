@@ -200,7 +200,7 @@ class Loader {
         pages_row_ = segment_.row;
         pages_first_ = index;
         pages_ =
-            page_of(args_, segment_.row, min(index + lane_, (segment_.end - 1) / kPagePositions));
+            page_of(args_, segment_.row, min(index + lane_, segment_.position / kPagePositions));
       }
       page_ = __shfl_sync(~0u, pages_, index - pages_first_);
     }
