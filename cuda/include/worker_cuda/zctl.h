@@ -74,8 +74,8 @@ typedef struct wcuda_zctl_options {
   uint32_t argument_count_max;  /* of a run; 0: 64; at most 4,096 */
   uint32_t rank_max;            /* 0: 8, the most */
   uint32_t message_bytes_max;   /* 0: 1,024 */
-  uint64_t device_bytes_max;    /* of the buffers of a run; 0: 1 GiB */
-  uint32_t budget_ms;           /* of a run; 0: 30,000; from 2^31 on: none */
+  uint64_t device_bytes_max;    /* of the buffers of a run, and of those of ZCL1 together; 0: 1 GiB */
+  uint32_t budget_ms;           /* of a run, and of each wait of ZCL1; 0: 30,000; from 2^31 on: none */
   uint32_t allowed_count;
   const uint32_t* allowed;      /* kernel ids; with WCUDA_ZCTL_ALLOW_LIST */
   wcuda_zctl_recorder recorder; /* NULL: none */

@@ -43,6 +43,7 @@ Failure invalid_handle() { return {"t_accel_invalid_handle", "no such handle", {
 Failure not_submitted(const Status& status) {
   switch (status.code()) {
     case WCUDA_NOT_FOUND:
+    case WCUDA_NOT_AVAILABLE:
     case WCUDA_UNSUPPORTED_KERNEL:
       return no_kernel();
     case WCUDA_INVALID_ARGUMENT:
@@ -54,6 +55,12 @@ Failure not_submitted(const Status& status) {
     default:
       return launch_failed(status);
   }
+}
+
+// Of two budgets, of which 0 and kNoBudget and above are none.
+uint32_t shorter(uint32_t a, uint32_t b) {
+  const auto or_none = [](uint32_t budget) { return budget == 0 ? kNoBudget : budget; };
+  return std::min(or_none(a), or_none(b));
 }
 
 void put_number(std::vector<uint8_t>* record, uint64_t value, size_t bytes) {
@@ -88,6 +95,7 @@ bool Capabilities::answer(const CapabilityCall& call, Response* response) {
     uint32_t timeout_ms = load_le<uint32_t>(header + 12);
     if (call.timeout_ms > 0)
       timeout_ms = static_cast<uint32_t>(std::min<int64_t>(timeout_ms, call.timeout_ms));
+    timeout_ms = std::min(timeout_ms, limits_.budget_ms);
     const Fields fields(
         {header + kCapabilityHeaderBytes, call.frame.bytes - kCapabilityHeaderBytes});
     failure = write_payload(op, fields, {timeout_ms, call.begin}, response);
@@ -271,19 +279,21 @@ Failure Capabilities::make_buffer(Fields* fields, Handle* handle) {
   if (bytes == 0 || (flags & ~(kReadOnly | kWriteOnly | kPinned)) != 0 ||
       (flags & (kReadOnly | kWriteOnly)) == (kReadOnly | kWriteOnly))
     return bad_parameters();
+  device().collect();
   if (bytes > limits_.device_bytes - *buffer_bytes_) return over_limit();
   auto buffer = device().allocate(bytes);
+  // Reports nothing of what other sessions use.
   if (!buffer.ok())
     return buffer.status().code() == WCUDA_DEVICE_LOST ? launch_failed(buffer.status())
-                                                       : over_limit(buffer.status().message());
+                                                       : over_limit("no room on the device");
   // Counted until the last submission that uses it has ended.
   DeviceBuffer* const memory = buffer->get();
+  *buffer_bytes_ += bytes;
   handle->buffer = std::shared_ptr<DeviceBuffer>(
       memory, [kept = buffer.take(), bytes, all = buffer_bytes_](DeviceBuffer*) mutable {
         kept.reset();
         *all -= bytes;
       });
-  *buffer_bytes_ += bytes;
   handle->bytes = bytes;
   handle->flags = flags;
   return {};
@@ -327,6 +337,7 @@ Failure Capabilities::submit(Fields* fields, const Wait& wait, Handle* handle) {
   Kernel kernel;
   Failure found = find_kernel(module, entry, &kernel, &what);
   if (!found.ok()) return found;
+  handle->budget_ms = shorter(handle->budget_ms, kernel.info.budget_ms);
   auto point = device().submit(what);
   if (!point.ok()) return not_submitted(point.status());
   handle->point = point.take();
@@ -512,7 +523,7 @@ const Capabilities::Handle* Capabilities::buffer_at(uint32_t number) const {
 bool Capabilities::has_stream(uint32_t id) const { return id == 0 || streams_.count(id) != 0; }
 
 Clock::time_point Capabilities::deadline_of(uint32_t budget_ms, Clock::time_point begin) const {
-  if (budget_ms == 0 || budget_ms >= kNoBudget) budget_ms = limits_.budget_ms;
+  budget_ms = shorter(budget_ms, limits_.budget_ms);
   return budget_ms >= kNoBudget ? Clock::time_point::max()
                                 : begin + std::chrono::milliseconds(budget_ms);
 }

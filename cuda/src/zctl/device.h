@@ -64,6 +64,8 @@ class Device {
   virtual ~Device() = default;
 
   virtual DeviceInfo info() const = 0;
+  // Frees what ended work has used and nothing else refers to.
+  virtual void collect() {}
 
   virtual Result<std::shared_ptr<DeviceBuffer>> allocate(uint64_t bytes) = 0;
   // After the work that was queued. WCUDA_TIMEOUT at the deadline, with nothing copied.

@@ -177,7 +177,7 @@ uint32_t Session::write_payload(const Request& request, const Frame& frame) {
     case kKernelDescribe:
       return describe(request);
     default:
-      return use_handle(request);
+      return use_handle(request, frame);
   }
 }
 
@@ -260,7 +260,7 @@ uint32_t Session::describe_memory(const Request& request, const Frame& frame) {
   return kOk;
 }
 
-uint32_t Session::use_handle(const Request& request) {
+uint32_t Session::use_handle(const Request& request, const Frame& frame) {
   const Bytes payload = request.payload;
   const uint64_t number_bytes = request.op == kHandleRead ? 8 : 4;
   if (request.op == kHandleWrite ? payload.bytes < number_bytes : payload.bytes != number_bytes)
@@ -275,8 +275,9 @@ uint32_t Session::use_handle(const Request& request) {
     response_.put_u32(static_cast<uint32_t>(ret));
     return kOk;
   }
-  const uint32_t most = limits_.payload_bytes - std::min<uint32_t>(limits_.payload_bytes, 4);
-  read_.resize(std::min(load_le<uint32_t>(payload.data + 4), most));
+  const uint64_t room = std::min<uint64_t>(limits_.payload_bytes, frame.capacity - kHeaderBytes);
+  const uint64_t most = room - std::min<uint64_t>(room, 4);
+  read_.resize(std::min<uint64_t>(load_le<uint32_t>(payload.data + 4), most));
   const int32_t ret = capabilities_.read(handle, read_.data(), read_.size());
   response_.put_u32(static_cast<uint32_t>(ret));
   if (ret > 0) response_.put(read_.data(), static_cast<uint64_t>(ret));

@@ -74,7 +74,7 @@ class Session {
   uint32_t read_memory(const Request& request, const Frame& frame);
   uint32_t write_memory(const Request& request, const Frame& frame);
   uint32_t describe_memory(const Request& request, const Frame& frame);
-  uint32_t use_handle(const Request& request);
+  uint32_t use_handle(const Request& request, const Frame& frame);
 
   uint32_t run(const Request& request, const Frame& frame);
   Outcome try_run(const Request& request, const Frame& frame);

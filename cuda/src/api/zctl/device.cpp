@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
 
 #include "api/base/stream.h"
 #include "api/compute/kernel.h"
@@ -29,17 +30,19 @@ struct BufferOnDevice final : DeviceBuffer {
 
 struct LoadedModule final : DeviceModule {
   std::shared_ptr<ModuleObject> object;
+  std::map<std::string, std::shared_ptr<KernelObject>, std::less<>> kernels;  // that were submitted
 };
 
 struct Point final : DevicePoint {
-  OwnedEvent event;              // on CUDA
-  std::function<Status()> work;  // on HOST, until it has run
+  OwnedEvent event;                  // on CUDA
+  std::shared_ptr<const void> kept;  // on CUDA: what the work uses, until it is done
+  std::function<Status()> work;      // on HOST, until it has run
   bool is_done = false;
   Status status;
   std::shared_ptr<Point> behind;  // a mark: what was last queued before it
 };
 
-// What a launch needs, kept until it has run.
+// What a launch needs.
 struct Launch {
   std::shared_ptr<const RegistryEntry> entry;  // null: of a module
   std::shared_ptr<KernelObject> kernel;        // of a module
@@ -57,6 +60,16 @@ class RegistryDevice final : public zctl::Device {
  public:
   explicit RegistryDevice(std::shared_ptr<Registry> registry)
       : registry_(std::move(registry)), memory_(*registry_->memory()) {}
+
+  // Buffers are freed behind no stream: their work has ended.
+  ~RegistryDevice() override {
+    collect();
+    if (!unfinished_.empty() && !backend().is_host()) (void)backend().synchronize(stream_);
+  }
+
+  void collect() override {
+    while (!unfinished_.empty() && is_done(unfinished_.front().get())) unfinished_.pop_front();
+  }
 
   zctl::DeviceInfo info() const override {
     const wcuda_device_caps& caps = backend().caps();
@@ -93,12 +106,14 @@ class RegistryDevice final : public zctl::Device {
   Status copy(std::shared_ptr<DeviceBuffer> target, std::shared_ptr<DeviceBuffer> source,
               uint64_t bytes) override {
     WCUDA_TRY(open());
-    memory_of(*target).used_on(stream_);
-    memory_of(*source).used_on(stream_);
-    return queue([this, target, source, bytes] {
-             return backend().copy_on_device(memory_of(*target).data(), memory_of(*source).data(),
-                                             bytes, stream_);
-           })
+    const auto both =
+        std::make_shared<std::pair<std::shared_ptr<DeviceBuffer>, std::shared_ptr<DeviceBuffer>>>(
+            target, source);
+    return queue(both,
+                 [this, both, bytes] {
+                   return backend().copy_on_device(memory_of(*both->first).data(),
+                                                   memory_of(*both->second).data(), bytes, stream_);
+                 })
         .status();
   }
 
@@ -106,8 +121,12 @@ class RegistryDevice final : public zctl::Device {
     WCUDA_TRY(open());
     auto launch = std::make_shared<Launch>();
     WCUDA_TRY(what.kernel ? read_registered(what, launch.get()) : read_foreign(what, launch.get()));
-    for (const auto& buffer : launch->buffers) memory_of(*buffer).used_on(stream_);
-    return queue([this, launch] { return run(launch.get()); });
+    // A kernel that checks its ids waits for the check.
+    collect();
+    if (launch->entry && launch->entry->builtin && !backend().is_host() &&
+        launch->entry->builtin->op == kernels::CatalogueOp::kEmbedding && !unfinished_.empty())
+      return Status::error(WCUDA_BUSY, "its ids are checked first, and a submission is at work");
+    return queue(launch, [this, launch] { return run(launch.get()); });
   }
 
   Result<std::shared_ptr<DevicePoint>> mark() override {
@@ -134,7 +153,11 @@ class RegistryDevice final : public zctl::Device {
       if (wanted.is_done && Clock::now() < deadline) return Status(wanted.status);
     } else {
       WCUDA_ASSIGN(wanted.is_done, wait_until(backend(), wanted.event, deadline));
-      if (wanted.is_done) return {};
+      if (wanted.is_done) {
+        wanted.kept.reset();
+        collect();
+        return {};
+      }
     }
     return Status::error(WCUDA_TIMEOUT, "the deadline has passed");
   }
@@ -157,17 +180,28 @@ class RegistryDevice final : public zctl::Device {
   }
 
   template <class Work>
-  Result<std::shared_ptr<DevicePoint>> queue(Work&& work) {
-    while (!unfinished_.empty() && is_done(unfinished_.front().get())) unfinished_.pop_front();
+  Result<std::shared_ptr<DevicePoint>> queue(std::shared_ptr<const void> kept, Work&& work) {
+    collect();
     if (unfinished_.size() >= kUnfinishedMax)
       return Status::error(WCUDA_BUSY, "%zu submissions are at work", unfinished_.size());
     auto point = std::make_shared<Point>();
     if (backend().is_host()) {
       point->work = std::forward<Work>(work);
     } else {
-      WCUDA_TRY(work());
       WCUDA_TRY(point->event.take(backend(), backend().event_create()));
-      WCUDA_TRY(backend().event_record(point->event, stream_));
+      Status queued = work();
+      if (queued.code() == WCUDA_OUT_OF_RANGE) {  // ids, which no argument check sees
+        point->is_done = true;
+        point->status = std::move(queued);
+        return std::shared_ptr<DevicePoint>(std::move(point));
+      }
+      if (queued.ok()) queued = backend().event_record(point->event, stream_);
+      if (!queued.ok()) {
+        // No event says when what was queued has ended.
+        (void)backend().synchronize(stream_);
+        return queued;
+      }
+      point->kept = std::move(kept);
     }
     unfinished_.push_back(point);
     return std::shared_ptr<DevicePoint>(std::move(point));
@@ -179,6 +213,7 @@ class RegistryDevice final : public zctl::Device {
       if (!done.ok()) return true;  // the device is lost, as wait says
       point->is_done = *done;
     }
+    if (point->is_done) point->kept.reset();
     return point->is_done;
   }
 
@@ -186,9 +221,12 @@ class RegistryDevice final : public zctl::Device {
   void run_next() {
     const std::shared_ptr<Point> next = unfinished_.front();
     unfinished_.pop_front();
-    next->status = next->work();
-    next->work = nullptr;
+    // If the work throws, as where no memory is left, this is how it ended.
     next->is_done = true;
+    next->status = Status::error(WCUDA_INTERNAL, "the run was not completed");
+    const auto work = std::move(next->work);
+    next->work = nullptr;
+    next->status = work();
   }
 
   Status wait_for_all(Clock::time_point deadline) {
@@ -225,12 +263,33 @@ class RegistryDevice final : public zctl::Device {
       add(argument, kind, launch, &at);
     }
     launch->arguments.complete();
+    if (!launch->entry->builtin) WCUDA_TRY(check_apart(what, parameters));
     return check_run(*launch->entry, launch->arguments);
   }
 
+  // What a kernel of a caller writes is no other buffer of its.
+  static Status check_apart(const zctl::Submit& what,
+                            const std::vector<jit::Parameter>& parameters) {
+    for (size_t i = 0; i < parameters.size(); ++i)
+      for (size_t j = 0; j < parameters.size(); ++j)
+        if (i != j && what.arguments[i].buffer &&
+            what.arguments[i].buffer == what.arguments[j].buffer &&
+            (parameters[i].access & WCUDA_ACCESS_WRITE) != 0)
+          return invalid_argument("argument %zu: written, and argument %zu too", i, j);
+    return {};
+  }
+
   Status read_foreign(const zctl::Submit& what, Launch* launch) {
-    WCUDA_ASSIGN(launch->kernel,
-                 find_kernel(static_cast<LoadedModule&>(*what.module).object, what.entry));
+    auto& module = static_cast<LoadedModule&>(*what.module);
+    const auto found = module.kernels.find(what.entry);
+    if (found != module.kernels.end()) {
+      launch->kernel = found->second;
+    } else {
+      if (what.entry.find('\0') != std::string_view::npos)
+        return Status::error(WCUDA_NOT_FOUND, "a kernel whose name has a NUL");
+      WCUDA_ASSIGN(launch->kernel, find_kernel(module.object, what.entry));
+      module.kernels.emplace(what.entry, launch->kernel);
+    }
     std::copy_n(what.grid, 3, launch->dims.grid);
     std::copy_n(what.block, 3, launch->dims.block);
     launch->dims.shared_bytes = what.shared_bytes;

@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "support/allocation_failure.h"
 #include "support/context.h"
 #include "support/fault_context.h"
 #include "support/module_device.h"
@@ -171,7 +172,7 @@ class Accelerator {
   ZctlGuest guest;
 };
 
-// A registry with noop, vector_add and reduce_sum, and a kernel of the host that counts its runs.
+// A registry with noop, vector_add and copy, and a kernel of the host that counts its runs.
 class Kernels {
  public:
   explicit Kernels(wcuda_context context) {
@@ -712,6 +713,57 @@ TEST_F(GpuZctl1, foreign_modules_run_where_they_are_permitted) {
 TEST_F(GpuZctl1, modules_of_descriptors_run_by_their_names) {
   const NamedModule kernels(context_.handle());
   runs_named_modules(kernels.handle());
+}
+
+// What a kernel that is at work uses is freed when it has ended: nobody waits for it meanwhile.
+TEST_F(GpuZctl1, an_ended_buffer_of_a_late_submission_delays_nobody) {
+  using A = Accelerator;
+  if (IsSkipped()) return;
+  std::string slow = kAddOneCode;  // for two seconds
+  slow.replace(slow.find("  ld.param.u64"), 0,
+               "  .reg .b64 %t<3>; .reg .pred %q;\n  mov.u64 %t0, %globaltimer;\n"
+               "wait:\n  mov.u64 %t1, %globaltimer;\n  sub.u64 %t2, %t1, %t0;\n"
+               "  setp.lt.u64 %q, %t2, 2000000000;\n  @%q bra wait;\n");
+  Accelerator accel(kernels_.handle(), "cuda", WCUDA_ZCTL_FOREIGN_MODULES);
+  Accelerator other(kernels_.handle(), "cuda");
+  const auto add = [&](const char* entry, int32_t x, uint32_t budget_ms) {
+    return accel.submit(entry, {A::at(x), A::value(3, 4)}, budget_ms, "slow", 32);
+  };
+  EXPECT_EQ(accel.record("accel.ext", 7, accel.target().text(slow).text("slow").all),
+            Words().text("slow").all);
+  const int32_t x = accel.buffer_of({1, 2, 3});
+  EXPECT_EQ(accel.record("accel", 3, add("add_one", x, 0), 60000), bytes_of("00"));  // loads it
+  const Opened late = accel.open("accel", 3, add("add_one", x, 1));
+  EXPECT_EQ(late.trace, "");
+  accel.end(x);
+  EXPECT_EQ(accel.record("accel.ext", 8, accel.target().text("slow").all), bytes_of("01"));
+  const int32_t again = other.buffer_of({5, 6});
+  EXPECT_EQ(other.floats(again, 2), (std::vector<float>{5, 6}));
+  // Still at work, so none of these has waited for it.
+  EXPECT_EQ(accel.trace("accel", 4, accel.target().text("default").all), "t_ctl_timeout");
+  EXPECT_EQ(accel.record("accel", 4, accel.target().text("default").all, 60000), bytes_of("01"));
+}
+
+TEST(Zctl1, a_queued_run_that_finds_no_memory_has_ended) {
+  using A = Accelerator;
+  Host host;
+  bool has_failed = true;
+  for (int64_t k = 1; has_failed; ++k) {
+    ASSERT_LT(k, 200);
+    Accelerator accel(host.kernels.handle(), "host");
+    const int32_t x = accel.buffer_of({1, 2, 3}), y = accel.buffer(12);
+    const Opened queued =
+        accel.open("accel", 3, accel.submit("copy", {A::at(x), A::at(y), A::value(3, 8)}));
+    {
+      const FailAllocation fail(k);
+      (void)accel.read(queued.handle, kGuestData, 1);
+      has_failed = fail.happened();
+    }
+    // The next call finds a queue without it.
+    EXPECT_GE(accel.read(queued.handle, kGuestData, 4096), 0);
+    if (has_failed) continue;
+    EXPECT_EQ(accel.floats(y, 3), (std::vector<float>{1, 2, 3}));
+  }
 }
 
 // On HOST a submission does not run before a call that may wait for it: one that never ends holds
