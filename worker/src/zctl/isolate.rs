@@ -29,12 +29,14 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, raise};
-use worker_cuda::zctl::{Answers, Server, ServerOptions, Session, Status, refusal};
-use worker_cuda::{Error, ErrorKind, GpuCompute, HealthState};
+use worker_cuda::zctl::{Answers, Server, ServerOptions, Session, SessionOptions, Status, refusal};
+use worker_cuda::{Backend, Error, ErrorKind, GpuCompute, HealthState};
 
 /// How long a run may be at work past its budget.
 pub const GRACE: Duration = Duration::from_secs(1);
 
+/// How long a device may take to open.
+const START: Duration = Duration::from_secs(60);
 const NO_BUDGET: u32 = 1 << 31;
 const NONE: i32 = -1;
 const RETRY: i32 = -2;
@@ -45,6 +47,8 @@ const KERNEL_DESCRIBE: u16 = 0x8021;
 const OPEN: u16 = 3;
 /// How a payload of CAPS_OPEN begins that submits a kernel.
 const SUBMIT: &[u8] = b"\x05\0\0\0accel\x07\0\0\0default\x03\0\0\0";
+/// The same that waits for what was submitted.
+const SYNC: &[u8] = b"\x05\0\0\0accel\x07\0\0\0default\x04\0\0\0";
 
 type Start = dyn Fn(&Path) -> Command + Send + Sync;
 
@@ -67,8 +71,6 @@ struct Isolated {
     memory: File,
     message_bytes_max: usize,
     budget_ms: u32,
-    /// The longest that a handle of ZCL1 may wait.
-    longest_ms: u32,
     budgets_ms: HashMap<u32, u32>,
     process: Option<Process>,
 }
@@ -90,7 +92,6 @@ impl Isolated {
             message_bytes_max: (session.message_bytes_max as usize)
                 .min((session.payload_bytes_max as usize).saturating_sub(12)),
             budget_ms: session.budget_ms,
-            longest_ms: session.budget_ms,
             budgets_ms: HashMap::new(),
             process: None,
         })
@@ -121,12 +122,10 @@ impl Isolated {
     fn budget_of(&mut self, frame: &[u8]) -> Option<u32> {
         let (op, payload) = split(frame);
         let budget_ms = if is_capability(frame) {
-            if op == OPEN && payload.starts_with(SUBMIT) {
-                self.longest_ms = self.longest_ms.max(last_u32(payload));
-            }
-            (op == OPEN).then(|| self.longest_ms.max(u32_at(frame, 12)))
+            // What a request says only shortens the session's.
+            (op == OPEN).then_some(self.budget_ms)
         } else if matches!(op, HANDLE_READ | HANDLE_WRITE) {
-            Some(self.longest_ms)
+            Some(self.budget_ms)
         } else if op == KERNEL_RUN && payload.len() >= 16 {
             let of_kernel = self.budget_of_kernel(u32_at(payload, 0));
             [u32_at(frame, 20), self.budget_ms, of_kernel]
@@ -227,9 +226,17 @@ impl Process {
             .spawn()?;
         drop(command); // with it, our copy of their end
         let mut process = Self { child, socket };
+        let seconds = START.as_secs();
+        if !is_readable(&process.socket, Some(Instant::now() + START))? {
+            let message = format!("it has not started within {seconds} s");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, message));
+        }
         match process.reply(&mut Vec::new()) {
             Ok(_) => Ok(process),
-            Err(_) => Err(io::Error::other("it has not started")),
+            Err(_) => Err(match process.child.wait() {
+                Ok(status) => io::Error::other(format!("it has ended at its start: {status}")),
+                Err(error) => error,
+            }),
         }
     }
 
@@ -273,12 +280,14 @@ impl Drop for Process {
 }
 
 /// The child: answers the frames that come on stdin with the memory at `path`, until its parent is gone.
-/// `session` is one of `compute`, or one without a device.
+/// `options` are those of the session, which is one of `compute`, or one without a device.
 pub fn answer(
     path: &Path,
     compute: Option<&GpuCompute>,
     session: Session,
+    options: &SessionOptions,
 ) -> worker_cuda::Result<()> {
+    let budget_ms = options.budget_ms;
     let io = |error: &io::Error| failed("the process of the device", error);
     // A run may never end; the end of stdin alone would not end it.
     set_pdeathsig(Signal::SIGKILL).map_err(|error| io(&error.into()))?;
@@ -295,6 +304,8 @@ pub fn answer(
         memory: map(path).map_err(|error| io(&error))?,
         socket: socket.into(),
         late: None,
+        submitted_until: None,
+        budget_ms,
         response: Vec::new(),
     };
     // An error of the socket: the parent is gone.
@@ -325,6 +336,9 @@ struct Device<'a> {
     memory: &'static mut [u8],
     socket: UnixStream,
     late: Option<Late>,
+    /// When the last submission of ZCL1 must have ended.
+    submitted_until: Option<Instant>,
+    budget_ms: u32,
     response: Vec<u8>,
 }
 
@@ -338,10 +352,20 @@ impl Device<'_> {
     fn serve(&mut self) -> io::Result<()> {
         let mut frame = Vec::new();
         loop {
-            while !is_readable(&self.socket, self.late.as_ref().map(|late| late.until))? {
-                if self.is_at_work() {
+            loop {
+                let late = self.late.as_ref().map(|late| late.until);
+                let deadline = late.into_iter().chain(self.submitted_until).min();
+                let is_readable = is_readable(&self.socket, deadline)?;
+                let is_over =
+                    |until: Option<Instant>| until.is_some_and(|until| Instant::now() >= until);
+                if is_over(late) && self.is_at_work()
+                    || is_over(self.submitted_until) && self.has_submissions()
+                {
                     // Not an ordinary exit, which would wait for the device.
                     raise(Signal::SIGKILL)?;
+                }
+                if is_readable {
+                    break;
                 }
             }
             let mut length = [0; 4];
@@ -375,6 +399,14 @@ impl Device<'_> {
                 until: Instant::now() + GRACE,
             });
         }
+        if is_capability(frame)
+            && split(frame).1.starts_with(SUBMIT)
+            && self.response.get(20) == Some(&1)
+            && self.budget_ms < NO_BUDGET
+        {
+            let budget = Duration::from_millis(self.budget_ms.into());
+            self.submitted_until = Some(Instant::now() + budget + GRACE);
+        }
         let ret = self.response.len() as i32;
         let is_lost = self.is_lost(frame);
         self.reply(ret, is_lost)
@@ -388,11 +420,48 @@ impl Device<'_> {
         let frame = request(KERNEL_RUN, &[late.kernel_id, 1, 0, 0, 0, 0, 0, 0]);
         let mut response = Vec::new();
         let is_answered = self.session.serve(self.memory, &frame, &mut response);
-        let is_at_work = is_answered && response.ends_with(b"a run is still at work");
+        // Nothing else refuses with this code a kernel that has just run, but a lost device.
+        let is_at_work = is_answered && u32_at(&response, 36) == Status::Backend.number();
         if !is_at_work {
             self.late = None;
         }
         is_at_work
+    }
+
+    /// Whether submissions of ZCL1 are at work on a device. On the host none is between frames.
+    fn has_submissions(&mut self) -> bool {
+        self.submitted_until = None;
+        let info = |compute: &GpuCompute| compute.device().context().info();
+        let Some(Ok(info)) = self.compute.map(info) else {
+            return false;
+        };
+        if info.backend != Backend::Cuda {
+            return false;
+        }
+        let text = |text: &str| [&(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
+        let params = [
+            text("cuda"),
+            text(&info.ordinal.to_string()),
+            text("default"),
+        ]
+        .concat();
+        let params_bytes = (params.len() as u32).to_le_bytes();
+        let payload = [SYNC, &params_bytes, &params].concat();
+        let mut frame = b"ZCL1\x01\0\x03\0".to_vec(); // timeout_ms 0: does not wait
+        frame.extend(
+            [0, 0, 0, payload.len() as u32]
+                .iter()
+                .flat_map(|word| word.to_le_bytes()),
+        );
+        frame.extend(payload);
+        let mut response = Vec::new();
+        if !self.session.serve(self.memory, &frame, &mut response) {
+            return false;
+        }
+        if response.get(20) == Some(&1) {
+            self.session.end_handle(u32_at(&response, 24) as i32);
+        }
+        response.get(28..41) == Some(b"t_ctl_timeout")
     }
 
     /// Looks at the device only after what a lost one answers.
@@ -459,10 +528,6 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |word| {
         u32::from_le_bytes(word.try_into().expect("four bytes"))
     })
-}
-
-fn last_u32(bytes: &[u8]) -> u32 {
-    u32_at(bytes, bytes.len().saturating_sub(4))
 }
 
 fn request(op: u16, words: &[u32]) -> Vec<u8> {

@@ -107,7 +107,12 @@ fn serve_parent(args: &Args, options: &ServerOptions, memory: &Path) -> Outcome 
         Ok(compute) => Session::new(compute, &options.session),
         Err(reason) => Session::without_device(reason, &options.session),
     };
-    Ok(isolate::answer(memory, kernels.as_ref().ok(), session?)?)
+    Ok(isolate::answer(
+        memory,
+        kernels.as_ref().ok(),
+        session?,
+        &options.session,
+    )?)
 }
 
 fn server(args: &Args, mut options: ServerOptions) -> Outcome<Server> {
