@@ -5,12 +5,14 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use worker_cuda::zctl::{
-    Arg, Call, Client, Record, Server, ServerOptions, Session, SessionOptions, Status, refusal,
+    Answers, Arg, Call, Client, Record, Server, ServerOptions, Session, SessionOptions, Status,
+    refusal,
 };
 use worker_cuda::{CudaContext, ElementType, ErrorKind, GpuCompute, KernelSpec};
 
@@ -273,6 +275,9 @@ fn a_refusal_has_the_bytes_of_a_sessions_answer() {
     assert!(session.serve(&mut [], &read, &mut response));
     assert_eq!(refusal(&read, Status::Timeout, ""), response);
     assert_eq!(refusal(&frame(0x8003, &[]), Status::Timeout, "")[16], 6);
+    for bytes in 0..run.len() {
+        assert!(refusal(&run[..bytes], Status::Timeout, "").len() >= 32);
+    }
 
     let open = b"ZCL1\x01\0\x03\0\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
     let expected = [
@@ -280,6 +285,103 @@ fn a_refusal_has_the_bytes_of_a_sessions_answer() {
         b"\x0d\0\0\0t_ctl_timeout\x13\0\0\0operation timed out\0\0\0\0",
     ];
     assert_eq!(refusal(open, Status::Timeout, ""), expected.concat());
+}
+
+/// A frame of ZCL1 that opens `mode` of accel.
+fn open(mode: u32, params: &[u8]) -> Vec<u8> {
+    let kind = b"\x05\0\0\0accel\x07\0\0\0default";
+    let length = (params.len() as u32).to_le_bytes();
+    let payload = [&kind[..], &mode.to_le_bytes(), &length, params].concat();
+    let mut frame = b"ZCL1\x01\0\x03\0".to_vec();
+    for word in [1, 60_000, 0, payload.len() as u32] {
+        frame.extend(word.to_le_bytes());
+    }
+    [frame, payload].concat()
+}
+
+#[test]
+fn a_submission_gives_a_closure_no_buffer_twice_that_it_writes() {
+    let compute = kernels();
+    let both = KernelSpec::new("both")
+        .read::<i32>("x", ["n".into()])
+        .write::<i32>("y", ["n".into()])
+        .scalar::<i32>("n")
+        .host(|call| {
+            let x = call.slice::<i32>(0)?;
+            let y = call.slice_mut::<i32>(1)?;
+            assert_ne!(x.as_ptr(), y.as_ptr());
+            y.copy_from_slice(x);
+            Ok(())
+        });
+    compute.register(both).unwrap();
+    let mut session = Session::new(&compute, &SessionOptions::default()).unwrap();
+    let mut response = Vec::new();
+    let mut answer = |frame: &[u8]| {
+        assert!(session.serve(&mut [], frame, &mut response));
+        response.clone()
+    };
+    let device = b"\x04\0\0\0host\x01\0\0\x000";
+    for handle in [4, 5] {
+        let buffer = [&device[..], &[8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]].concat();
+        assert_eq!(answer(&open(2, &buffer))[24], handle);
+    }
+    let mut submit = |x: u8, y: u8| {
+        let mut params = [&device[..], b"\x05\0\0\0wcuda\x04\0\0\0both", &[0; 28]].concat();
+        params.extend([3, 0, 0, 0]);
+        for handle in [x, y] {
+            params.extend([2, 0, 0, 0, 4, 0, 0, 0, handle, 0, 0, 0]);
+        }
+        params.extend([1, 0, 0, 0, 4, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+        answer(&open(3, &params))
+    };
+    assert_eq!(
+        submit(4, 4)[28..],
+        b"t_ctl_bad_params\x0e\0\0\0bad parameters\0\0\0\0"[..]
+    );
+    assert_eq!(submit(4, 5)[20], 1);
+}
+
+#[test]
+fn a_panic_of_a_host_function_is_answered_and_is_no_later_call_s() {
+    let compute = kernels();
+    let panics = KernelSpec::new("panics").id(77);
+    compute
+        .register(panics.host(|_| panic!("of the kernel")))
+        .unwrap();
+    let mut session = Session::new(&compute, &SessionOptions::default()).unwrap();
+    let mut response = Vec::new();
+    let run = frame(0x0102, &[77, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    assert!(session.serve(&mut [], &run, &mut response));
+    assert_eq!(response[36], 6);
+    compute.run("noop", &[]).unwrap();
+}
+
+#[test]
+fn answers_that_panic_end_their_connection_alone() {
+    struct Panics;
+    impl Answers for Panics {
+        fn answer(&mut self, _: &[u8], _: &mut Vec<u8>) -> bool {
+            panic!("of the answers")
+        }
+    }
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("zctl_panics.sock");
+    let _ = std::fs::remove_file(&path);
+    let options = ServerOptions {
+        connections_max: 1,
+        ..ServerOptions::default()
+    };
+    let server = Server::with_answers(|| Ok(Box::new(Panics)), options).unwrap();
+    let listener = server.listen(&path).unwrap();
+    let stop = listener.stop_handle();
+    let serving = thread::spawn(move || listener.run().unwrap());
+    for _ in 0..3 {
+        let mut stream = UnixStream::connect(&path).unwrap();
+        // Closed unanswered: by the panic, or because the one before has not ended yet.
+        let _ = stream.write_all(&frame(1, &[]));
+        assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0);
+    }
+    stop.stop();
+    serving.join().unwrap();
 }
 
 #[test]
@@ -370,6 +472,10 @@ fn wrong_limits_are_refused_when_a_server_is_made() {
     );
     assert_eq!(
         refused(|options| options.session.rank_max = 9),
+        ErrorKind::InvalidArgument
+    );
+    assert_eq!(
+        refused(|options| options.session.payload_bytes_max = 0),
         ErrorKind::InvalidArgument
     );
 }

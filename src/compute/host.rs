@@ -236,6 +236,13 @@ pub(super) fn timed_launch<T>(launch: impl FnOnce() -> Result<T>) -> Result<(T, 
     Ok((launched, time))
 }
 
+/// After a call that answers a panic of a host function as a failure: it is not a later call's.
+#[cfg(feature = "zctl")]
+pub(crate) fn forget_failures() {
+    HOST_PANIC.with(ParkedPanic::forget);
+    HOST_ERROR.set(None);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

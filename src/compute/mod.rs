@@ -24,6 +24,8 @@ pub use gpu_compute::GpuCompute;
 #[cfg(feature = "manifest")]
 pub(crate) use host::HostBody;
 pub use host::HostCall;
+#[cfg(feature = "zctl")]
+pub(crate) use host::forget_failures;
 pub use parity::{Difference, Parity};
 pub use result::{ComputeStats, ExecutionResult, Fallback};
 pub use spec::{Dim, KernelSpec};

@@ -33,6 +33,15 @@ impl ParkedPanic {
             resume_unwind(payload);
         }
     }
+
+    /// Drops a parked panic, if there is one.
+    #[cfg(feature = "zctl")]
+    pub(crate) fn forget(&self) {
+        let payload = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(payload) = payload {
+            discard(payload);
+        }
+    }
 }
 
 /// Drops what a panic carried, which may itself panic.

@@ -195,11 +195,9 @@ impl<'a> Cloak<'a> {
 
     /// Writes what is buffered. An error of the transcript is returned here.
     pub fn finish(mut self) -> io::Result<()> {
-        self.output.flush()?;
-        match self.recorder.take() {
-            Some(recorder) => recorder.finish(),
-            None => Ok(()),
-        }
+        let flushed = self.output.flush();
+        let recorded = self.recorder.take().map_or(Ok(()), Recorder::finish);
+        flushed.and(recorded)
     }
 
     /// The index in `ended` of a handle of ours that has not ended.

@@ -249,7 +249,9 @@ pub(super) fn request(
 pub fn refusal(request: &[u8], status: Status, message: &str) -> Vec<u8> {
     let text = |text: &str| [&(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let begin = &request[..HEADER_BYTES.min(request.len())];
+    let mut begin = [0; HEADER_BYTES]; // of a frame that is no whole one: 0
+    let bytes = request.len().min(HEADER_BYTES);
+    begin[..bytes].copy_from_slice(&request[..bytes]);
     if begin.starts_with(&CAPABILITY_MAGIC) {
         let (trace, what) = match status {
             Status::Timeout => ("t_ctl_timeout", "operation timed out"),
@@ -275,7 +277,7 @@ pub fn refusal(request: &[u8], status: Status, message: &str) -> Vec<u8> {
         HANDLE_READ | HANDLE_WRITE => (Status::Ok, words(&[u32::MAX])),
         _ => (Status::Backend, Vec::new()),
     };
-    let mut frame = [&begin[..8], &[0; 4], req_id].concat();
+    let mut frame = [&begin[..8], &[0; 4][..], req_id].concat();
     let length = payload.len() as u32;
     frame.extend::<Vec<u8>>(words(&[status.number(), length, 0, 0]));
     frame.extend(payload);

@@ -7,6 +7,7 @@ use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,11 +17,13 @@ use std::time::{Duration, Instant};
 use super::frame::{CAPABILITY_HEADER_BYTES, CAPABILITY_MAGIC, HEADER_BYTES, MAGIC, VERSION};
 use super::session::{Session, SessionOptions};
 use crate::compute::GpuCompute;
+use crate::core::callback::discard;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::ffi;
 
 const MEMORY_BYTES_MAX: usize = 1 << 30;
 const BUFFER_BYTES: usize = 1 << 16;
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// A stream that frames come from and answers go to.
 pub trait Connection: Read + Write {
@@ -280,7 +283,11 @@ impl Listener {
                 break;
             }
             threads.retain(|thread| !thread.is_finished());
-            let Ok(stream) = stream else { continue };
+            let Ok(stream) = stream else {
+                // Of no room, for the most part, which others give back.
+                thread::sleep(ACCEPT_PAUSE);
+                continue;
+            };
             if self.stop.0.streams().len() >= self.server.options.connections_max {
                 continue; // closed
             }
@@ -309,7 +316,8 @@ impl Listener {
         let server = Arc::clone(&self.server);
         let served = Arc::clone(&stopping);
         let thread = thread::Builder::new().spawn(move || {
-            let _ = server.serve(&mut stream);
+            // What answers may panic: the connection ends all the same.
+            let _ = catch_unwind(AssertUnwindSafe(|| server.serve(&mut stream))).map_err(discard);
             // The clone in the list would keep the connection open.
             let _ = stream.shutdown(Shutdown::Both);
             served.streams().remove(&number);

@@ -4,9 +4,9 @@ use std::ffi::c_void;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::compute::GpuCompute;
+use crate::compute::{GpuCompute, forget_failures};
 use crate::core::callback::discard;
-use crate::core::error::{Result, call};
+use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::core::native_text::as_native;
 use crate::ffi;
 
@@ -152,6 +152,10 @@ impl Session {
         options: &SessionOptions,
         recorder: Option<Recorder>,
     ) -> Result<Self> {
+        if options.payload_bytes_max == 0 {
+            let message = "payload_bytes_max: 0, at least 1 is needed";
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
         let mut native = ffi::wcuda_zctl_options::init();
         native.registry = registry;
         native.reason = as_native(reason);
@@ -196,7 +200,7 @@ impl Session {
     /// response, or -1 when there is none and nothing was written.
     pub fn call(&mut self, memory: &mut [u8], call: Call) -> i32 {
         // SAFETY: the memory is as long as its length says, and nobody else uses it.
-        unsafe {
+        let ret = unsafe {
             ffi::wcuda_zctl_call(
                 self.handle,
                 memory.as_mut_ptr().cast(),
@@ -207,7 +211,9 @@ impl Session {
                 call.resp_cap,
                 call.timeout_ms,
             )
-        }
+        };
+        forget_failures();
+        ret
     }
 
     /// Reads from a handle of ZCL1 into a window of `memory`, as a guest's callback does: bytes, 0 at the end, or
@@ -215,7 +221,7 @@ impl Session {
     pub fn read_handle(&mut self, handle: i32, memory: &mut [u8], ptr: i32, cap: i32) -> i32 {
         let bytes = memory.len() as u64;
         // SAFETY: the memory is as long as its length says.
-        unsafe {
+        let ret = unsafe {
             ffi::wcuda_zctl_handle_read(
                 self.handle,
                 handle,
@@ -224,14 +230,16 @@ impl Session {
                 ptr,
                 cap,
             )
-        }
+        };
+        forget_failures();
+        ret
     }
 
     /// Writes a window of `memory` to a handle of ZCL1: bytes, or -1.
     pub fn write_handle(&mut self, handle: i32, memory: &[u8], ptr: i32, len: i32) -> i32 {
         let bytes = memory.len() as u64;
         // SAFETY: the memory is as long as its length says.
-        unsafe {
+        let ret = unsafe {
             ffi::wcuda_zctl_handle_write(
                 self.handle,
                 handle,
@@ -240,7 +248,9 @@ impl Session {
                 ptr,
                 len,
             )
-        }
+        };
+        forget_failures();
+        ret
     }
 
     /// Ends a handle of ZCL1, which frees its buffer. Twice has no effect.
@@ -268,6 +278,7 @@ impl Session {
                 capacity as u64,
             )
         };
+        forget_failures();
         if ret < 0 {
             return false;
         }
