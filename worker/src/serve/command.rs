@@ -86,6 +86,9 @@ pub struct Args {
     /// Maximum number of tokens per step [default: 2048, on the CPU 256]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     batch: Option<u32>,
+    /// Compute each request as if it were alone; slower
+    #[arg(long)]
+    batch_invariant: bool,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -193,7 +196,8 @@ fn template(args: &Args, gguf: &Gguf) -> Outcome<Option<Arc<ChatTemplate>>> {
 }
 
 fn engine_options(args: &Args, model: &Model) -> Outcome<EngineOptions> {
-    let mut options = ModelEngine::serving_options_with(model, args.kv_type.into())?;
+    let mut options = ModelEngine::serving_options_with(model, args.kv_type.into())?
+        .batch_invariant(args.batch_invariant);
     if let Some(count) = args.max_sequences {
         options = options.max_sequences(count);
     }

@@ -11,6 +11,7 @@ use worker_cuda::generate::Prompt;
 use worker_cuda::generate::service::MAX_CHOICES;
 use worker_cuda::text::DecodeOptions;
 
+use super::anthropic::Message;
 use super::app::App;
 use super::error::ApiError;
 use super::fields::{Fields, tokens, wrong_type};
@@ -28,14 +29,29 @@ use super::tools::Choice;
 /// `POST /v1/chat/completions`.
 pub async fn chat(
     State(app): State<Arc<App>>,
-    Input {
-        visitor,
-        mut fields,
-    }: Input,
+    Input { visitor, fields }: Input,
 ) -> Result<Response, ApiError> {
-    let mut parameters = Parameters::read(&mut fields, &app, &visitor.caller)?;
-    let mut unknown = Vec::new();
-    let (prompt, tools) = conversation(&app, &mut fields, &mut unknown)?;
+    answer_chat(&app, &visitor, fields, Vec::new(), Shape::OpenAi).await
+}
+
+/// The form of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    OpenAi,
+    /// Of Anthropic's API.
+    Message,
+}
+
+/// Answers a conversation. `unknown` are fields that were not understood so far.
+pub async fn answer_chat(
+    app: &Arc<App>,
+    visitor: &Visitor,
+    mut fields: Fields,
+    mut unknown: Vec<String>,
+    shape: Shape,
+) -> Result<Response, ApiError> {
+    let mut parameters = Parameters::read(&mut fields, app, &visitor.caller)?;
+    let (prompt, tools) = conversation(app, &mut fields, &mut unknown)?;
     if tools.choice == Choice::Required {
         let message = "tool_choice supports only none, auto and allowed_tools with the mode auto";
         return Err(ApiError::unsupported("tool_choice", message));
@@ -44,22 +60,23 @@ pub async fn chat(
     parameters.request.show_special = format.is_some_and(Format::has_control_marker);
     let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
     if fields.boolean("logprobs")? {
-        parameters.report_logprobs(&app, "top_logprobs", top.unwrap_or(0))?;
+        parameters.report_logprobs(app, "top_logprobs", top.unwrap_or(0))?;
     } else if top.is_some() {
         let message = "top_logprobs is allowed only with logprobs: true";
         return Err(ApiError::invalid("top_logprobs", message));
     }
     unknown.extend(fields.unknown());
-    let ignored = check_unknown(&app, unknown)?;
+    let ignored = check_unknown(app, unknown)?;
     let asked = Asked {
         api: Api::Chat,
+        shape,
         parameters,
         prompt: Prompt::Chat(prompt),
         format,
         echo: false,
         ignored,
     };
-    asked.answer(&app, &visitor).await
+    asked.answer(app, visitor).await
 }
 
 /// `POST /v1/completions`.
@@ -91,6 +108,7 @@ pub async fn completions(
     let ignored = check_unknown(&app, fields.unknown())?;
     let asked = Asked {
         api: Api::Text,
+        shape: Shape::OpenAi,
         parameters,
         prompt,
         format: None,
@@ -151,6 +169,7 @@ fn best_of(fields: &mut Fields, parameters: &mut Parameters) -> Result<(), ApiEr
 /// A request that was understood.
 struct Asked {
     api: Api,
+    shape: Shape,
     parameters: Parameters,
     prompt: Prompt,
     /// How tools are called, if there are any.
@@ -179,9 +198,20 @@ impl Asked {
             Api::Text => None,
         };
         let mut parts = Parts::new(choices, reply.keeps_tokens(), splitter);
+        if self.shape == Shape::Message {
+            let mut reply = Message::new(app, prompt.len());
+            let response = if self.parameters.stream {
+                stream(app, accepted, Box::new(reply), parts)
+            } else {
+                parts = collect(app, &mut accepted, parts).await?;
+                let usage = parts.end.and_then(Result::ok).unwrap_or_default();
+                json_response(&reply.whole(&parts.choices[0], &usage))
+            };
+            return Ok(with_ignored(response, self.ignored));
+        }
         reply.set_prompt(prompt, echo);
         let response = if self.parameters.stream {
-            stream(app, accepted, reply, parts)
+            stream(app, accepted, Box::new(reply), parts)
         } else {
             parts = collect(app, &mut accepted, parts).await?;
             keep_best(&mut parts.choices, self.parameters.choices as usize);

@@ -114,6 +114,29 @@ impl ApiError {
     }
 }
 
+impl ApiError {
+    /// The body in the form of Anthropic's API.
+    pub fn to_anthropic(&self) -> Value {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            400..=499 => "invalid_request_error",
+            503 => "overloaded_error",
+            504 => "timeout_error",
+            _ => "api_error",
+        };
+        json!({ "type": "error", "error": { "type": kind, "message": self.message } })
+    }
+
+    /// The response to a request of that API, in place of the usual one.
+    pub fn replace_body(&self, response: &mut Response) {
+        *response.body_mut() = Body::from(self.to_anthropic().to_string());
+    }
+}
+
 /// The name of a service's field in requests.
 fn wire_name(field: &str) -> &str {
     match field.strip_prefix("sampling.").unwrap_or(field) {
@@ -137,6 +160,8 @@ impl IntoResponse for ApiError {
             let seconds = wait.as_millis().div_ceil(1000).clamp(1, 120) as u64;
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
+        // Paths with errors of another form write it again.
+        response.extensions_mut().insert(self);
         response
     }
 }

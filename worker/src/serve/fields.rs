@@ -45,6 +45,11 @@ impl Fields {
         }
     }
 
+    /// The fields of a request that was made from another one.
+    pub fn from_map(map: Map<String, Value>) -> Self {
+        Self::new(String::new(), map)
+    }
+
     pub fn name(&self, field: &str) -> String {
         format!("{}{field}", self.path)
     }

@@ -33,6 +33,7 @@ pub async fn gate(
 ) -> Response {
     let id = request_id(&app, request.headers());
     let path = request.uri().path();
+    let is_anthropic = path.starts_with("/v1/messages");
     let is_logged = app.options.log.is_some() && !path.starts_with("/health") && path != "/metrics";
     let entry = is_logged.then(|| {
         let id = id.to_str().unwrap_or_default();
@@ -52,6 +53,9 @@ pub async fn gate(
         Ok(()) => without_panic(next.run(request)).await,
         Err(error) => error.into_response(),
     };
+    if is_anthropic && let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        error.replace_body(&mut response);
+    }
     if let Some(entry) = entry {
         entry.set_status(response.status().as_u16());
     }

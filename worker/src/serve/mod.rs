@@ -31,6 +31,7 @@ pub use metrics::Metrics;
 pub use parameters::SamplingDefaults;
 pub use server::{Address, Ended, Server, StopHandle};
 
+mod anthropic;
 mod app;
 mod command;
 mod completions;

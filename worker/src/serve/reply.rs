@@ -8,9 +8,11 @@ use worker_cuda::generate::FinishReason;
 use worker_cuda::generate::service::{Stop, TokenEvent, Usage};
 
 use super::app::{App, unix_seconds};
+use super::error::ApiError;
 use super::generation::Part;
 use super::parameters::Parameters;
 use super::split::{Call, Format};
+use super::sse::{Wire, write};
 
 /// Which of the two kinds of completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,7 +197,7 @@ impl Reply {
     }
 
     /// The first chunk of a choice: the role, or the prompt if it is repeated.
-    pub fn opening(&mut self, index: usize) -> Option<Value> {
+    fn opening(&mut self, index: usize) -> Option<Value> {
         let mut chunk = match self.api {
             Api::Chat => {
                 let delta = json!({ "role": "assistant", "content": "" });
@@ -218,7 +220,7 @@ impl Reply {
     }
 
     /// A chunk with new text, and with the reason if the choice has ended.
-    pub fn part(&mut self, index: usize, part: &Part) -> Value {
+    fn new_part(&mut self, index: usize, part: &Part) -> Value {
         let mut choice = self.choice(index, part);
         match self.api {
             Api::Chat if part.is_empty() => choice["delta"] = json!({}),
@@ -229,7 +231,7 @@ impl Reply {
     }
 
     /// The last chunk, if it was asked for.
-    pub fn usage(&self, usage: &Usage, reasoning_tokens: u32) -> Option<Value> {
+    fn usage(&self, usage: &Usage, reasoning_tokens: u32) -> Option<Value> {
         self.include_usage.then(|| {
             let mut chunk = self.envelope(self.chunk_object(), Vec::new());
             chunk["usage"] = usage_json(usage, reasoning_tokens);
@@ -300,6 +302,30 @@ impl Reply {
             Some(tokenizer) => tokenizer.token_bytes(id).unwrap_or_default().to_vec(),
             None => format!("token_id:{id}").into_bytes(),
         }
+    }
+}
+
+impl Wire for Reply {
+    fn open(&mut self, index: usize, out: &mut Vec<u8>) {
+        if let Some(chunk) = self.opening(index) {
+            write(&chunk, out);
+        }
+    }
+
+    fn part(&mut self, index: usize, part: &Part, out: &mut Vec<u8>) {
+        let chunk = self.new_part(index, part);
+        write(&chunk, out);
+    }
+
+    fn end(&mut self, usage: &Usage, reasoning_tokens: u32, out: &mut Vec<u8>) {
+        if let Some(chunk) = self.usage(usage, reasoning_tokens) {
+            write(&chunk, out);
+        }
+        out.extend(b"data: [DONE]\n\n");
+    }
+
+    fn error(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        write(&error.to_json(), out);
     }
 }
 

@@ -16,6 +16,7 @@ use worker_cuda::generate::Prompt;
 use worker_cuda::generate::service::State as ServiceState;
 use worker_cuda::text::{DecodeOptions, EncodeOptions};
 
+use super::anthropic::{count_tokens, messages};
 use super::app::App;
 use super::completions::{chat, completions};
 use super::error::ApiError;
@@ -34,6 +35,8 @@ pub fn router(app: &Arc<App>, local: Local) -> Router {
         .route("/v1/models/{id}", get(model))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/apply-template", post(apply_template))

@@ -13,20 +13,32 @@ use axum::response::Response;
 use http_body::Frame;
 use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep};
+use worker_cuda::generate::service::Usage;
 
 use super::app::App;
 use super::error::ApiError;
-use super::generation::{Accepted, Parts};
-use super::reply::Reply;
+use super::generation::{Accepted, Part, Parts};
 
 /// Most events in one frame.
 const FRAME_EVENTS: usize = 64;
+
+/// Writes the events of one API.
+pub trait Wire: Send {
+    /// The first of a choice.
+    fn open(&mut self, index: usize, out: &mut Vec<u8>);
+    /// What has come of a choice, and its end.
+    fn part(&mut self, index: usize, part: &Part, out: &mut Vec<u8>);
+    /// The end of the answer.
+    fn end(&mut self, usage: &Usage, reasoning_tokens: u32, out: &mut Vec<u8>);
+    /// An end that is a failure.
+    fn error(&mut self, error: &ApiError, out: &mut Vec<u8>);
+}
 
 /// The body of a streamed answer. Dropping it cancels the request.
 struct EventStream {
     app: Arc<App>,
     accepted: Accepted,
-    reply: Reply,
+    reply: Box<dyn Wire>,
     parts: Parts,
     /// Which choices have sent their first chunk.
     opened: Vec<bool>,
@@ -35,7 +47,7 @@ struct EventStream {
 }
 
 /// Answers with a stream.
-pub fn stream(app: &Arc<App>, accepted: Accepted, reply: Reply, parts: Parts) -> Response {
+pub fn stream(app: &Arc<App>, accepted: Accepted, reply: Box<dyn Wire>, parts: Parts) -> Response {
     let stream = EventStream {
         app: Arc::clone(app),
         opened: vec![false; parts.choices.len()],
@@ -83,35 +95,36 @@ impl EventStream {
             let comes = part.started || !part.is_empty() || part.end.is_some();
             if comes && !self.opened[index] {
                 self.opened[index] = true;
-                if let Some(chunk) = self.reply.opening(index) {
-                    write(&chunk, out);
-                }
+                self.reply.open(index, out);
             }
             if part.is_empty() && part.end.is_none() {
                 continue;
             }
-            write(&self.reply.part(index, &part), out);
+            self.reply.part(index, &part, out);
         }
     }
 
     fn write_end(&mut self, out: &mut Vec<u8>) {
         match self.parts.end.take() {
-            Some(Ok(usage)) => {
-                if let Some(chunk) = self.reply.usage(&usage, self.parts.reasoning_tokens) {
-                    write(&chunk, out);
-                }
-                out.extend(b"data: [DONE]\n\n");
-            }
+            Some(Ok(usage)) => self.reply.end(&usage, self.parts.reasoning_tokens, out),
             Some(Err(error)) => {
                 let error = ApiError::from_service(&error, &self.app.service.stats());
-                write(&error.to_json(), out);
+                self.reply.error(&error, out);
             }
-            None => write(&ApiError::internal("the answer has no end").to_json(), out),
+            None => self
+                .reply
+                .error(&ApiError::internal("the answer has no end"), out),
         }
     }
 }
 
-fn write(value: &Value, out: &mut Vec<u8>) {
+/// An event with a name, which is also its type.
+pub fn write_named(name: &str, mut value: Value, out: &mut Vec<u8>) {
+    value["type"] = name.into();
+    out.extend(format!("event: {name}\ndata: {value}\n\n").as_bytes());
+}
+
+pub fn write(value: &Value, out: &mut Vec<u8>) {
     out.extend(format!("data: {value}\n\n").as_bytes());
 }
 
