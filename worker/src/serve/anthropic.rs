@@ -312,24 +312,6 @@ impl Message {
         }
     }
 
-    /// The whole answer.
-    pub fn whole(&mut self, part: &Part, usage: &Usage) -> Value {
-        self.keep_end(part);
-        let mut content = Vec::new();
-        if !part.reasoning.is_empty() {
-            let thinking = part.reasoning.as_str();
-            content.push(json!({ "type": "thinking", "thinking": thinking, "signature": "" }));
-        }
-        if !part.text.is_empty() {
-            content.push(json!({ "type": "text", "text": part.text }));
-        }
-        for call in &part.calls {
-            let input: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
-            content.push(self.tool_use(&call.name, input));
-        }
-        self.envelope(content, usage_json(usage))
-    }
-
     fn tool_use(&self, name: &str, input: Value) -> Value {
         json!({ "type": "tool_use", "id": self.app.next_id("toolu_"), "name": name, "input": input })
     }
@@ -386,6 +368,25 @@ impl Message {
 }
 
 impl Wire for Message {
+    fn whole(&mut self, parts: &[Part], usage: &Usage, _: u32) -> Value {
+        let mut content = Vec::new();
+        for part in parts {
+            self.keep_end(part);
+            if !part.reasoning.is_empty() {
+                let thinking = part.reasoning.as_str();
+                content.push(json!({ "type": "thinking", "thinking": thinking, "signature": "" }));
+            }
+            if !part.text.is_empty() {
+                content.push(json!({ "type": "text", "text": part.text }));
+            }
+            for call in &part.calls {
+                let input: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
+                content.push(self.tool_use(&call.name, input));
+            }
+        }
+        self.envelope(content, usage_json(usage))
+    }
+
     fn open(&mut self, _: usize, out: &mut Vec<u8>) {
         let usage = json!({ "input_tokens": self.prompt_tokens, "output_tokens": 0 });
         let message = self.envelope(Vec::new(), usage);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::HeaderValue;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde_json::{Value, json};
 use worker_cuda::Token;
 use worker_cuda::generate::Prompt;
@@ -21,9 +21,10 @@ use super::input::{Input, check_unknown, with_ignored};
 use super::messages::conversation;
 use super::parameters::{MAX_TOP_LOGPROBS, Parameters};
 use super::reply::{Api, Reply};
+use super::responses::Answer;
 use super::routes::json_response;
 use super::split::{self, Format, Splitter};
-use super::sse::stream;
+use super::sse::{Wire, stream};
 use super::tools::Choice;
 
 /// `POST /v1/chat/completions`.
@@ -40,6 +41,8 @@ pub enum Shape {
     OpenAi,
     /// Of Anthropic's API.
     Message,
+    /// Of OpenAI's newer API.
+    Response,
 }
 
 /// Answers a conversation. `unknown` are fields that were not understood so far.
@@ -198,26 +201,21 @@ impl Asked {
             Api::Text => None,
         };
         let mut parts = Parts::new(choices, reply.keeps_tokens(), splitter);
-        if self.shape == Shape::Message {
-            let mut reply = Message::new(app, prompt.len());
-            let response = if self.parameters.stream {
-                stream(app, accepted, Box::new(reply), parts)
-            } else {
-                parts = collect(app, &mut accepted, parts).await?;
-                let usage = parts.end.and_then(Result::ok).unwrap_or_default();
-                json_response(&reply.whole(&parts.choices[0], &usage))
-            };
-            return Ok(with_ignored(response, self.ignored));
-        }
-        reply.set_prompt(prompt, echo);
+        let mut wire: Box<dyn Wire> = match self.shape {
+            Shape::OpenAi => {
+                reply.set_prompt(prompt, echo);
+                Box::new(reply)
+            }
+            Shape::Message => Box::new(Message::new(app, prompt.len())),
+            Shape::Response => Box::new(Answer::new(app)),
+        };
         let response = if self.parameters.stream {
-            stream(app, accepted, Box::new(reply), parts)
+            stream(app, accepted, wire, parts)
         } else {
             parts = collect(app, &mut accepted, parts).await?;
             keep_best(&mut parts.choices, self.parameters.choices as usize);
             let usage = parts.end.and_then(Result::ok).unwrap_or_default();
-            json_response(&reply.whole(&parts.choices, &usage, parts.reasoning_tokens))
-                .into_response()
+            json_response(&wire.whole(&parts.choices, &usage, parts.reasoning_tokens))
         };
         Ok(with_ignored(response, self.ignored))
     }

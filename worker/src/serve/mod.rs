@@ -47,6 +47,7 @@ mod messages;
 mod metrics;
 mod parameters;
 mod reply;
+mod responses;
 mod routes;
 mod server;
 mod socket;

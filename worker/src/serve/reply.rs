@@ -83,34 +83,6 @@ impl Reply {
         })
     }
 
-    /// The whole answer.
-    pub fn whole(&mut self, parts: &[Part], usage: &Usage, reasoning_tokens: u32) -> Value {
-        let choices = parts.iter().enumerate().map(|(index, part)| {
-            let mut choice = self.choice(index, part);
-            match self.api {
-                Api::Chat => {
-                    choice["message"] = self.message(index, part);
-                }
-                Api::Text => choice["text"] = format!("{}{}", self.echo, part.text).into(),
-            }
-            if self.return_token_ids && self.api == Api::Text {
-                choice["prompt_token_ids"] = json!(self.prompt);
-            }
-            choice
-        });
-        let choices = choices.collect();
-        let object = match self.api {
-            Api::Chat => "chat.completion",
-            Api::Text => "text_completion",
-        };
-        let mut whole = self.envelope(object, choices);
-        whole["usage"] = usage_json(usage, reasoning_tokens);
-        if self.return_token_ids && self.api == Api::Chat {
-            whole["prompt_token_ids"] = json!(self.prompt);
-        }
-        whole
-    }
-
     fn message(&mut self, index: usize, part: &Part) -> Value {
         let mut message = json!({ "role": "assistant", "content": part.text, "refusal": null });
         if !part.reasoning.is_empty() {
@@ -306,6 +278,33 @@ impl Reply {
 }
 
 impl Wire for Reply {
+    fn whole(&mut self, parts: &[Part], usage: &Usage, reasoning_tokens: u32) -> Value {
+        let choices = parts.iter().enumerate().map(|(index, part)| {
+            let mut choice = self.choice(index, part);
+            match self.api {
+                Api::Chat => {
+                    choice["message"] = self.message(index, part);
+                }
+                Api::Text => choice["text"] = format!("{}{}", self.echo, part.text).into(),
+            }
+            if self.return_token_ids && self.api == Api::Text {
+                choice["prompt_token_ids"] = json!(self.prompt);
+            }
+            choice
+        });
+        let choices = choices.collect();
+        let object = match self.api {
+            Api::Chat => "chat.completion",
+            Api::Text => "text_completion",
+        };
+        let mut whole = self.envelope(object, choices);
+        whole["usage"] = usage_json(usage, reasoning_tokens);
+        if self.return_token_ids && self.api == Api::Chat {
+            whole["prompt_token_ids"] = json!(self.prompt);
+        }
+        whole
+    }
+
     fn open(&mut self, index: usize, out: &mut Vec<u8>) {
         if let Some(chunk) = self.opening(index) {
             write(&chunk, out);

@@ -25,6 +25,7 @@ use super::gate::{Local, gate};
 use super::generation::blocking;
 use super::input::{Input, check_unknown, with_ignored};
 use super::messages::conversation;
+use super::responses::responses;
 
 type Answer = Result<Response, ApiError>;
 
@@ -35,6 +36,7 @@ pub fn router(app: &Arc<App>, local: Local) -> Router {
         .route("/v1/models/{id}", get(model))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
+        .route("/v1/responses", post(responses))
         .route("/v1/messages", post(messages))
         .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/tokenize", post(tokenize))

@@ -22,9 +22,11 @@ use super::generation::{Accepted, Part, Parts};
 /// Most events in one frame.
 const FRAME_EVENTS: usize = 64;
 
-/// Writes the events of one API.
+/// Writes one answer in the form of one API.
 pub trait Wire: Send {
-    /// The first of a choice.
+    /// All of it, of all choices.
+    fn whole(&mut self, parts: &[Part], usage: &Usage, reasoning_tokens: u32) -> Value;
+    /// As a stream: the first event of a choice.
     fn open(&mut self, index: usize, out: &mut Vec<u8>);
     /// What has come of a choice, and its end.
     fn part(&mut self, index: usize, part: &Part, out: &mut Vec<u8>);

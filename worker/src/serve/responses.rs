@@ -1,0 +1,445 @@
+//! `/v1/responses` without state: OpenAI's newer API, put on top of chats.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+use worker_cuda::generate::FinishReason;
+use worker_cuda::generate::service::Usage;
+
+use super::app::{App, unix_seconds};
+use super::completions::{Shape, answer_chat};
+use super::error::ApiError;
+use super::fields::{Fields, wrong_type};
+use super::generation::Part;
+use super::input::Input;
+use super::sse::{Wire, write_named};
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// `POST /v1/responses`.
+pub async fn responses(State(app): State<Arc<App>>, input: Input) -> Result<Response> {
+    let mut unknown = Vec::new();
+    let fields = chat_fields(input.fields, &mut unknown)?;
+    answer_chat(&app, &input.visitor, fields, unknown, Shape::Response).await
+}
+
+/// Fields that chats have under the same name.
+const SHARED: [&str; 11] = [
+    "model",
+    "temperature",
+    "top_p",
+    "stream",
+    "seed",
+    "top_k",
+    "min_p",
+    "priority",
+    "cache_salt",
+    "deadline_ms",
+    "chat_template_kwargs",
+];
+
+const HARMLESS: [&str; 13] = [
+    "client_metadata",
+    "include",
+    "max_tool_calls",
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "stream_options",
+    "user",
+];
+
+/// The same request as one for a chat.
+fn chat_fields(mut fields: Fields, unknown: &mut Vec<String>) -> Result<Fields> {
+    let mut chat = Map::new();
+    for name in SHARED {
+        if let Some(value) = fields.take(name) {
+            chat.insert(name.into(), value);
+        }
+    }
+    fields.skip(&HARMLESS);
+    fields.refuse(&[
+        "background",
+        "conversation",
+        "previous_response_id",
+        "prompt",
+    ])?;
+    fields.only("truncation", &[json!("disabled")])?;
+    fields.only("top_logprobs", &[json!(0)])?;
+    if let Some(count) = fields.take("max_output_tokens") {
+        chat.insert("max_completion_tokens".into(), count);
+    }
+    let mut messages = Vec::new();
+    if let Some(text) = fields.string("instructions")? {
+        messages.push(json!({ "role": "system", "content": text }));
+    }
+    match fields.required("input")? {
+        Value::String(text) => messages.push(json!({ "role": "user", "content": text })),
+        Value::Array(items) => {
+            for (index, value) in items.into_iter().enumerate() {
+                item(format!("input[{index}]"), value, &mut messages)?;
+            }
+        }
+        other => return Err(wrong_type("input".into(), "a string or a list", &other)),
+    }
+    chat.insert("messages".into(), messages.into());
+    if let Some(tools) = fields.take("tools") {
+        let tools = functions(tools, unknown)?;
+        if let Some(choice) = fields.take("tool_choice") {
+            chat.insert("tool_choice".into(), choice);
+        }
+        chat.insert("tools".into(), tools);
+    }
+    fields.only("tool_choice", &[json!("none"), json!("auto")])?;
+    if let Some(mut text) = fields.take_object("text")? {
+        text.skip(&["verbosity"]);
+        if let Some(format) = text.take("format") {
+            chat.insert("response_format".into(), format);
+        }
+        unknown.extend(text.unknown());
+    }
+    if let Some(mut reasoning) = fields.take_object("reasoning")? {
+        reasoning.skip(&["summary", "generate_summary"]);
+        if let Some(effort) = reasoning.take("effort") {
+            chat.insert("reasoning_effort".into(), effort);
+        }
+        unknown.extend(reasoning.unknown());
+    }
+    unknown.extend(fields.unknown());
+    Ok(Fields::from_map(chat))
+}
+
+/// Appends what one item says. Ids and states of items are not needed.
+fn item(path: String, value: Value, out: &mut Vec<Value>) -> Result<()> {
+    let mut item = Fields::object(path, value)?;
+    let kind = item.string("type")?;
+    match kind.as_deref() {
+        None | Some("message") => {
+            let role = item.required("role")?;
+            let content = content(&mut item)?;
+            out.push(json!({ "role": role, "content": content }));
+        }
+        Some("function_call") => {
+            let id = item.required("call_id")?;
+            let function = json!({
+                "name": item.required("name")?,
+                "arguments": item.required("arguments")?,
+            });
+            let call = json!({ "id": id, "type": "function", "function": function });
+            // Calls that follow each other, or a text, are one message.
+            match out.last_mut().filter(|last| last["role"] == "assistant") {
+                Some(last) => match last["tool_calls"].as_array_mut() {
+                    Some(calls) => calls.push(call),
+                    None => last["tool_calls"] = json!([call]),
+                },
+                None => out.push(json!({
+                    "role": "assistant", "content": "", "tool_calls": [call],
+                })),
+            }
+        }
+        Some("function_call_output") => {
+            let id = item.required("call_id")?;
+            let name = item.name("output");
+            let output = match item.required("output")? {
+                Value::String(text) => text.into(),
+                list => parts(&name, list)?,
+            };
+            out.push(json!({ "role": "tool", "tool_call_id": id, "content": output }));
+        }
+        // Reasoning belongs to the answer that it led to.
+        Some("reasoning") => {}
+        Some(other) => {
+            let message = format!("items of the type '{other}' are not supported by this server");
+            return Err(ApiError::unsupported(item.name("type"), message));
+        }
+    }
+    Ok(())
+}
+
+fn content(item: &mut Fields) -> Result<Value> {
+    let name = item.name("content");
+    match item.required("content")? {
+        Value::Array(list) => parts(&name, Value::Array(list)),
+        other => Ok(other),
+    }
+}
+
+/// Parts of text under the type that chats have.
+fn parts(name: &str, list: Value) -> Result<Value> {
+    let Value::Array(list) = list else {
+        return Err(wrong_type(name.to_owned(), "a string or a list", &list));
+    };
+    let parts = list.into_iter().map(|mut part| {
+        if let Some("input_text" | "output_text") = part["type"].as_str() {
+            part["type"] = "text".into();
+        }
+        part
+    });
+    Ok(parts.collect())
+}
+
+/// Functions that the client runs; other tools are those of OpenAI's own servers, which are not here.
+fn functions(tools: Value, unknown: &mut Vec<String>) -> Result<Value> {
+    let Value::Array(list) = tools else {
+        return Err(wrong_type("tools".into(), "a list", &tools));
+    };
+    let mut found = Vec::new();
+    for (index, tool) in list.into_iter().enumerate() {
+        let mut tool = Fields::object(format!("tools[{index}]"), tool)?;
+        if tool.string("type")?.as_deref() != Some("function") {
+            unknown.push(tool.name("type"));
+            continue;
+        }
+        found.push(json!({ "type": "function", "function": {
+            "name": tool.take("name"),
+            "description": tool.take("description"),
+            "parameters": tool.take("parameters"),
+        } }));
+    }
+    Ok(found.into())
+}
+
+/// What an item of an answer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Reasoning,
+    Text,
+}
+
+impl Kind {
+    /// Begins the names of its events.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Reasoning => "reasoning_text",
+            Self::Text => "output_text",
+        }
+    }
+
+    fn part(self, text: &str) -> Value {
+        match self {
+            Self::Reasoning => json!({ "type": "reasoning_text", "text": text }),
+            Self::Text => json!({
+                "type": "output_text", "text": text, "annotations": [], "logprobs": [],
+            }),
+        }
+    }
+}
+
+/// Writes one answer.
+pub struct Answer {
+    app: Arc<App>,
+    id: String,
+    created: u64,
+    /// Events so far.
+    sequence: u64,
+    /// Items that have ended.
+    output: Vec<Value>,
+    /// The item that is being written: its id and text.
+    open: Option<(Kind, String, String)>,
+    end: Option<FinishReason>,
+}
+
+impl Answer {
+    pub fn new(app: &Arc<App>) -> Self {
+        Self {
+            app: Arc::clone(app),
+            id: app.next_id("resp_"),
+            created: unix_seconds(),
+            sequence: 0,
+            output: Vec::new(),
+            open: None,
+            end: None,
+        }
+    }
+
+    fn status(&self) -> &'static str {
+        match self.end {
+            Some(FinishReason::Length | FinishReason::ContextFull) => "incomplete",
+            _ => "completed",
+        }
+    }
+
+    fn response(&self, status: &str, usage: Option<(&Usage, u32)>) -> Value {
+        let incomplete = (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
+        json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "model": self.app.model.id(),
+            "output": self.output,
+            "error": null,
+            "incomplete_details": incomplete,
+            "instructions": null,
+            "metadata": {},
+            "parallel_tool_calls": true,
+            "previous_response_id": null,
+            "store": false,
+            "temperature": null,
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": null,
+            "usage": usage.map(|(usage, reasoning_tokens)| json!({
+                "input_tokens": usage.prompt_tokens,
+                "input_tokens_details": {
+                    "cached_tokens": usage.cached_tokens, "cache_write_tokens": 0,
+                },
+                "output_tokens": usage.completion_tokens,
+                "output_tokens_details": { "reasoning_tokens": reasoning_tokens },
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            })),
+        })
+    }
+
+    fn event(&mut self, name: &str, mut value: Value, out: &mut Vec<u8>) {
+        value["sequence_number"] = self.sequence.into();
+        self.sequence += 1;
+        write_named(&format!("response.{name}"), value, out);
+    }
+
+    /// An event of the item that is being written, or of its part.
+    fn item_event(&mut self, name: &str, id: &str, mut value: Value, out: &mut Vec<u8>) {
+        value["item_id"] = id.into();
+        value["output_index"] = self.output.len().into();
+        value["content_index"] = 0.into();
+        self.event(name, value, out);
+    }
+
+    fn text(&mut self, kind: Kind, text: &str, out: &mut Vec<u8>) {
+        if text.is_empty() {
+            return;
+        }
+        if self.open.as_ref().is_none_or(|(open, ..)| *open != kind) {
+            self.close(out);
+            let prefix = if kind == Kind::Text { "msg_" } else { "rs_" };
+            let id = self.app.next_id(prefix);
+            let item = item_json(kind, &id, None);
+            let index = self.output.len();
+            let added = json!({ "output_index": index, "item": item });
+            self.event("output_item.added", added, out);
+            self.item_event(
+                "content_part.added",
+                &id,
+                json!({ "part": kind.part("") }),
+                out,
+            );
+            self.open = Some((kind, id, String::new()));
+        }
+        let Some((_, id, whole)) = &mut self.open else {
+            return;
+        };
+        whole.push_str(text);
+        let id = id.clone();
+        let mut delta = json!({ "delta": text });
+        if kind == Kind::Text {
+            delta["logprobs"] = json!([]);
+        }
+        self.item_event(&format!("{}.delta", kind.name()), &id, delta, out);
+    }
+
+    fn close(&mut self, out: &mut Vec<u8>) {
+        let Some((kind, id, text)) = self.open.take() else {
+            return;
+        };
+        let mut done = json!({ "text": text });
+        if kind == Kind::Text {
+            done["logprobs"] = json!([]);
+        }
+        self.item_event(&format!("{}.done", kind.name()), &id, done, out);
+        let part = json!({ "part": kind.part(&text) });
+        self.item_event("content_part.done", &id, part, out);
+        self.end_item(item_json(kind, &id, Some(&text)), out);
+    }
+
+    fn end_item(&mut self, item: Value, out: &mut Vec<u8>) {
+        let done = json!({ "output_index": self.output.len(), "item": item });
+        self.event("output_item.done", done, out);
+        self.output.push(item);
+    }
+}
+
+fn item_json(kind: Kind, id: &str, text: Option<&str>) -> Value {
+    let status = if text.is_some() {
+        "completed"
+    } else {
+        "in_progress"
+    };
+    let content: Vec<Value> = text.map(|text| kind.part(text)).into_iter().collect();
+    match kind {
+        Kind::Reasoning => json!({
+            "type": "reasoning", "id": id, "status": status, "summary": [], "content": content,
+        }),
+        Kind::Text => json!({
+            "type": "message", "id": id, "status": status, "role": "assistant", "content": content,
+        }),
+    }
+}
+
+impl Wire for Answer {
+    fn whole(&mut self, parts: &[Part], usage: &Usage, reasoning_tokens: u32) -> Value {
+        // The items are those that a stream has.
+        parts
+            .iter()
+            .for_each(|part| self.part(0, part, &mut Vec::new()));
+        self.close(&mut Vec::new());
+        self.response(self.status(), Some((usage, reasoning_tokens)))
+    }
+
+    fn open(&mut self, _: usize, out: &mut Vec<u8>) {
+        for name in ["created", "in_progress"] {
+            let response = self.response("in_progress", None);
+            self.event(name, json!({ "response": response }), out);
+        }
+    }
+
+    fn part(&mut self, _: usize, part: &Part, out: &mut Vec<u8>) {
+        if let Some((reason, _)) = &part.end {
+            self.end = Some(*reason);
+        }
+        self.text(Kind::Reasoning, &part.reasoning, out);
+        self.text(Kind::Text, &part.text, out);
+        for call in &part.calls {
+            self.close(out);
+            let (id, call_id) = (self.app.next_id("fc_"), self.app.next_id("call_"));
+            let item = |status: &str, arguments: &str| {
+                json!({
+                    "type": "function_call", "id": id, "call_id": call_id, "status": status,
+                    "name": call.name, "arguments": arguments,
+                })
+            };
+            let index = self.output.len();
+            let added = json!({ "output_index": index, "item": item("in_progress", "") });
+            self.event("output_item.added", added, out);
+            for (name, field) in [("delta", "delta"), ("done", "arguments")] {
+                let name = format!("function_call_arguments.{name}");
+                let value = json!({
+                    "item_id": id, "output_index": index, field: call.arguments,
+                });
+                self.event(&name, value, out);
+            }
+            self.end_item(item("completed", &call.arguments), out);
+        }
+    }
+
+    fn end(&mut self, usage: &Usage, reasoning_tokens: u32, out: &mut Vec<u8>) {
+        self.close(out);
+        let status = self.status();
+        let response = self.response(status, Some((usage, reasoning_tokens)));
+        self.event(status, json!({ "response": response }), out);
+    }
+
+    fn error(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        self.close(out);
+        let mut response = self.response("failed", None);
+        let error = &error.to_json()["error"];
+        response["error"] = json!({ "code": error["code"], "message": error["message"] });
+        self.event("failed", json!({ "response": response }), out);
+    }
+}
