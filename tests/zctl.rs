@@ -235,6 +235,23 @@ fn a_listener_serves_privately_up_to_its_limit_and_stops() {
 }
 
 #[test]
+fn a_listener_whose_path_is_gone_stops() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("zctl_gone.sock");
+    let _ = std::fs::remove_file(&path);
+    let listener = Server::new(None, ServerOptions::default())
+        .unwrap()
+        .listen(&path)
+        .unwrap();
+    let stop = listener.stop_handle();
+    let serving = thread::spawn(move || listener.run().unwrap());
+    // It accepts.
+    drop(UnixStream::connect(&path).unwrap());
+    std::fs::remove_file(&path).unwrap();
+    stop.stop();
+    serving.join().unwrap();
+}
+
+#[test]
 fn without_kernels_runs_give_the_reason() {
     let options = ServerOptions {
         reason: "no driver".to_owned(),

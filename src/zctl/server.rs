@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs::{DirBuilder, Permissions};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -183,8 +184,7 @@ impl Server {
             };
             let mut answer = || {
                 answers.answer(frame, &mut response)
-                    && stream.write_all(&response).is_ok()
-                    && stream.flush().is_ok()
+                    && write_within(stream, &response, self.options.frame_timeout)
             };
             if !around(&mut answer) || is_last {
                 return Ok(());
@@ -198,12 +198,15 @@ impl Server {
         let describe =
             |error: io::Error| Error::new(ErrorKind::Io, format!("{}: {error}", path.display()));
         let listener = bind_private(&path).map_err(describe)?;
+        let listening = listener.try_clone().map_err(describe)?;
+        let listening = UnixStream::from(OwnedFd::from(listening));
         Ok(Listener {
             server: Arc::new(self),
             listener,
             stop: Stop(Arc::new(Stopping {
                 is_stopped: AtomicBool::new(false),
                 path,
+                listening,
                 streams: Mutex::default(),
             })),
         })
@@ -246,6 +249,8 @@ pub struct Stop(Arc<Stopping>);
 struct Stopping {
     is_stopped: AtomicBool,
     path: PathBuf,
+    /// The socket that accepts.
+    listening: UnixStream,
     streams: Mutex<HashMap<u64, UnixStream>>,
 }
 
@@ -262,8 +267,8 @@ impl Stop {
         for stream in self.0.streams().values() {
             let _ = stream.shutdown(Shutdown::Read);
         }
-        // Wakes the thread that accepts.
-        let _ = UnixStream::connect(&self.0.path);
+        // Wakes the thread that accepts, whatever has become of the path.
+        let _ = self.0.listening.shutdown(Shutdown::Both);
     }
 }
 
@@ -327,6 +332,22 @@ impl Listener {
         }
         thread.ok()
     }
+}
+
+/// False when the connection breaks, and when the client takes longer.
+fn write_within(stream: &mut impl Connection, mut bytes: &[u8], timeout: Duration) -> bool {
+    let begin = Instant::now();
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(written) if written > 0 => bytes = &bytes[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            _ => return false,
+        }
+        if !bytes.is_empty() && begin.elapsed() >= timeout {
+            return false;
+        }
+    }
+    stream.flush().is_ok()
 }
 
 enum Next<'a> {

@@ -504,7 +504,8 @@ void Marshalled::gather(const Memory& memory, uint8_t* block, bool keeps_copies,
   }
   uint64_t copied = 0;
   for (const Operand& operand : operands_)
-    if (keeps_copies && !operand.is_contiguous) copied += operand.data.bytes;
+    if (keeps_copies && !operand.is_contiguous && (operand.access & WCUDA_ACCESS_READ) != 0)
+      copied += operand.data.bytes;
   copies_.resize(copied);
   copied = 0;
   // In the order of the block.
