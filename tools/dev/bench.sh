@@ -66,7 +66,8 @@ bench_cpu_peer() {
   need_coder_model
   need_peer_source "$folder"
   step "build of the benches" native_host
-  [ -e "$folder/build/cpu_peer" ] && [ "$folder/build/cpu_peer" -nt cuda/bench/cpu_peer.cpp ] ||
+  [ "$folder/build/cpu_peer" -nt cuda/bench/cpu_peer.cpp ] &&
+    [ "$folder/build/cpu_peer" -nt tools/dev/cpu_peer_build.sh ] ||
     step "build of llama.cpp" tools/dev/cpu_peer_build.sh "$folder/source" "$folder/build"
   for format in ${formats//,/ }; do
     file=$folder/models/$format.gguf

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # cpu_peer_build.sh SOURCE FOLDER: builds what ./dev bench --cpu-peer runs of llama.cpp: its library once, its CPU
-# backend for AVX2 and for AVX-512 with VNNI, and cpu_peer, which loads one of the two. SOURCE is llama.cpp's tree.
+# backend for AVX2, AVX-VNNI and AVX-512 with VNNI, and cpu_peer, which loads one of them. SOURCE is llama.cpp's tree.
 # Needs no Cargo and no network; JOBS compile at once.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
