@@ -1,7 +1,7 @@
 # How close the engine's logits are to those of a forward pass in f32 numpy; bounds: docs/NUMERICS.md.
 
 fidelity_steps() {
-  local worker=$TARGET/release/worker-orcd
+  local worker=$TARGET/cuda/worker-orcd
   step_unless_unchanged "fidelity on 2048 positions" \
     "$(fingerprint "$worker" "$DEMO_MODEL" tests/data/fidelity tools/oracle)" fidelity "$worker"
 }

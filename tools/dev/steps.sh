@@ -1,33 +1,42 @@
 # Steps: each is timed, its output goes to a log, the first that fails ends the run.
 
 STEP_LOGS=$TARGET/dev
-STEP_NAMES=() STEP_SECONDS=() CLOSING_LINES=() EARLY_PIDS=()
+STEP_TIMES=$STEP_LOGS/times # what `times` says of the step that runs and of each `early` that it joined
+STEP_NAMES=() STEP_SECONDS=() STEP_CPU_SECONDS=() CLOSING_LINES=() EARLY_PIDS=()
 
 # step NAME COMMAND…: runs it; on failure shows what failed (tools/dev/report_tests.py) and exits.
 step() {
-  local name=$1 log begin seconds status=0
+  local name=$1 log begin seconds cpu status=0
   shift
   mkdir -p "$STEP_LOGS"
+  rm -f "$STEP_TIMES"
   log=$STEP_LOGS/$(printf '%02d' ${#STEP_NAMES[@]})-${name//[^a-zA-Z0-9.-]/_}.log
   begin=$EPOCHREALTIME
   # Not in a condition: the shell would ignore errors inside the command.
   set +e
   (
-    set -euo pipefail
-    "$@"
+    (
+      set -euo pipefail
+      "$@"
+    )
+    status=$?
+    times >>"$STEP_TIMES"
+    exit $status
   ) >"$log" 2>&1 </dev/null
   status=$?
   set -e
   seconds=$(elapsed "$begin")
+  cpu=$(awk -F '[ms ]+' '{ sum += 60 * ($1 + $3) + $2 + $4 } END { printf "%.1f", sum }' "$STEP_TIMES")
   if [ $status -ne 0 ]; then
     printf 'FAILED  %8s s  %s (exit %d); from %s:\n' "$seconds" "$name" $status "$log"
     python3 tools/dev/report_tests.py failures "$log"
     say "1 step failed: $name"
     exit 1
   fi
-  printf 'ok      %8s s  %s\n' "$seconds" "$name"
+  printf 'ok      %8s s, processor %8s s  %s\n' "$seconds" "$cpu" "$name"
   STEP_NAMES+=("$name")
   STEP_SECONDS+=("$seconds")
+  STEP_CPU_SECONDS+=("$cpu")
   collect_closing_lines "$name" "$log"
 }
 
@@ -41,14 +50,13 @@ early() {
   set -m # a process group of its own, which ends as a whole
   (
     renice -n 10 "$BASHPID" >/dev/null
-    begin=$EPOCHREALTIME
     set +e
     (
       set -euo pipefail
       "$@"
     )
     echo $? >"$log.status"
-    say "$(elapsed "$begin") s in the background of other steps"
+    times >"$log.times"
   ) >"$log" 2>&1 </dev/null &
   set +m
   echo $! >"$log.pid"
@@ -61,6 +69,7 @@ joined() {
   local log=$STEP_LOGS/early-${1//[^a-zA-Z0-9.-]/_}.log
   tail --pid="$(cat "$log.pid")" -f /dev/null
   cat "$log"
+  cat "$log.times" >>"$STEP_TIMES"
   return "$(cat "$log.status")"
 }
 
@@ -77,6 +86,16 @@ collect_closing_lines() {
       grep -v '^test result: ok. 0 passed; 0 failed; 0 ignored' || true
     python3 tools/dev/report_tests.py skips "$2"
   )
+}
+
+# sources_digest: digest of every file that git has or would add, and of the compilers.
+sources_digest() {
+  {
+    { git ls-files -z --cached --others --exclude-standard 2>/dev/null ||
+      find . \( -path ./target -o -path ./.cache \) -prune -o -type f -print0; } |
+      xargs -0 sha256sum 2>/dev/null || true # deleted files are missing
+    "${CXX:-c++}" --version && cargo --version --verbose
+  } | sha256sum | cut -d' ' -f1
 }
 
 # fingerprint PATH…: digest of these files and folders as they are now.
@@ -114,9 +133,11 @@ summary() {
   say
   say "slowest steps:"
   for i in "${!STEP_NAMES[@]}"; do
-    printf '%10s s  %s\n' "${STEP_SECONDS[$i]}" "${STEP_NAMES[$i]}"
+    printf '%10s s, processor %8s s  %s\n' "${STEP_SECONDS[$i]}" "${STEP_CPU_SECONDS[$i]}" "${STEP_NAMES[$i]}"
   done | sort -rn | head -10
-  printf '%10s s  in total, load average %s\n' "$(elapsed "$begin")" "$(cut -d' ' -f1-3 /proc/loadavg)"
+  printf '%10s s, processor %8s s  in total, load average %s\n' "$(elapsed "$begin")" \
+    "$(printf '%s\n' "${STEP_CPU_SECONDS[@]}" | awk '{ sum += $1 } END { printf "%.1f", sum }')" \
+    "$(cut -d' ' -f1-3 /proc/loadavg)"
   say
   if [ -e "$STEP_LOGS/device-code.txt" ]; then
     say "device code, slowest files (as compiled last) and size:"

@@ -37,20 +37,24 @@ command_test() {
     return
   fi
   lint_steps
-  early "worker with CUDA, sm_90a" worker_cuda_90a
+  early "CUDA library, sm_90a" cuda_library_90a
   step "header alone" header_alone
-  step "ctest" ctest_native host --timeout 300
+  local sources
+  sources=$(sources_digest)
+  step_unless_unchanged "ctest" "$sources" ctest_native host --timeout 300
   step "clippy" clippy_everywhere
-  step "cargo test, every feature" cargo_test --workspace --features "$(crate_features | sed 's|[^ ]*|worker-cuda/&|g')"
-  step "cargo test, no features" cargo_test -p worker-cuda --no-default-features
+  step_unless_unchanged "cargo test, every feature" "$sources" \
+    cargo_test --workspace --features "$(every_feature)"
+  step_unless_unchanged "cargo test, no features" "$sources" cargo_test -p worker-cuda --lib --no-default-features
   step "rustdoc" rustdoc_strict
-  step "examples" run_examples
-  python_steps
-  step "worker with CUDA, sm_90a" joined "worker with CUDA, sm_90a"
+  step_unless_unchanged "examples" "$sources" run_examples
+  python_steps "$sources"
+  step "CUDA library, sm_90a" joined "CUDA library, sm_90a"
+  step "worker with CUDA" worker_with_cuda
   step "device code" device_code
   step "start without a driver" start_without_driver
-  step "installed CUDA build" installed_cuda_build
-  step "worker without a toolkit" worker_without_toolkit
+  step_unless_unchanged "installed CUDA build" "$sources" installed_cuda_build
+  step_unless_unchanged "without a toolkit" "$sources" without_toolkit
   source tools/dev/fidelity.sh
   fidelity_steps
   fuzz_steps "$FUZZ_CPU_SECONDS"
@@ -76,29 +80,14 @@ header_alone() {
   done
 }
 
-# All of it; the crate with no feature; and with each feature alone the crate, its unit tests, and the tests and examples
-# that name the feature, since the others are the same as without. The tests run with every feature and with none.
+# All of it with every feature, all of the crate without any, and the library with each feature alone.
 clippy_everywhere() {
-  cargo_tested clippy --workspace --all-targets --quiet -- -D warnings
+  cargo_tested clippy --workspace --all-targets --quiet --features "$(every_feature)" -- -D warnings
   cargo_tested clippy -p worker-cuda --all-targets --quiet --no-default-features -- -D warnings
   local feature
   for feature in $(crate_features); do
-    cargo_tested clippy -p worker-cuda --lib --profile test $(targets_of_feature "$feature") --quiet \
-      --no-default-features --features "$feature" -- -D warnings
+    cargo_tested clippy -p worker-cuda --lib --quiet --no-default-features --features "$feature" -- -D warnings
   done
-}
-
-# targets_of_feature FEATURE: options for Cargo that choose the tests and examples whose source or manifest names it.
-targets_of_feature() {
-  cargo metadata --format-version 1 --no-deps | python3 -c '
-import json, pathlib, sys
-feature = sys.argv[1]
-[package] = [p for p in json.load(sys.stdin)["packages"] if p["name"] == "worker-cuda"]
-for target in package["targets"]:
-    kind, needed = target["kind"][0], target.get("required-features", [])
-    is_named = f"feature = \"{feature}\"" in pathlib.Path(target["src_path"]).read_text()
-    if kind in ("test", "example") and set(needed) <= {feature} and (needed or is_named):
-        print(f"--{kind}", target["name"])' "$1"
 }
 
 # The optional features of the crate, those apart that only choose how the native library is built.
@@ -109,11 +98,14 @@ import json, sys
 print(*sorted(set(package["features"]) - {"default", "cuda", "cuda-auto"}))'
 }
 
+# Of a build of the workspace.
+every_feature() { crate_features | sed 's|[^ ]*|worker-cuda/&|g'; }
+
 rustdoc_strict() {
   RUSTDOCFLAGS="-D warnings" cargo_tested doc --workspace --no-deps --quiet
 }
 
-# Numbered examples end to end on the host backend; each takes the model as its only argument.
+# Numbered examples end to end on the host backend, as the tests compiled them; each takes the model as its only argument.
 run_examples() {
   local example name
   for example in examples/*.rs examples/*/main.rs; do
@@ -121,7 +113,7 @@ run_examples() {
     name=${name%.rs}
     name=${name%/main}
     say "== $name"
-    cargo_tested run --quiet --features manifest,zctl --example "$name" -- "$DEMO_MODEL"
+    "$TARGET/debug/examples/$name" "$DEMO_MODEL"
   done
 }
 
@@ -130,24 +122,36 @@ python_steps() {
   local script
   step "codebooks of the IQ formats" "$PYTHON" tools/make_iq_tables.py --check
   for script in tools/*/test_*.py; do
-    step "$script" "$PYTHON" "$script"
+    step_unless_unchanged "$script" "$1" "$PYTHON" "$script"
   done
 }
 
-# As users build it, but that the optimizer leaves the Rust code alone: that takes two minutes here and tests nothing.
-worker_cuda_90a() {
-  CARGO_PROFILE_RELEASE_OPT_LEVEL=0 WORKER_CUDA_ARCHS=90a-real worker_release on
+# The build of CMake that Cargo runs, for the crate alone. The compiler of device code leaves out what takes long: half
+# the time, and nothing here runs it. `--long`, ./dev gpu-pack and ./dev bench compile it as a release has it.
+cuda_library_90a() {
+  CARGO_TARGET_DIR=$TARGET/cuda CUDAFLAGS=--Ofast-compile=max WORKER_CUDA_BUILD=on WORKER_CUDA_ARCHS=90a-real \
+    cargo build -p worker-cuda --no-default-features --features cuda
+}
+
+# Where that build installed the library; Cargo keeps a folder for each set of settings, the newest counts.
+cuda_prefix() { ls -td "$TARGET"/cuda/debug/build/worker-cuda-*/out/prefix | head -n1; }
+
+# With the features and so the dependencies that the tests have compiled.
+worker_with_cuda() {
+  WORKER_CUDA_NATIVE_DIR=$(cuda_prefix) cargo build --workspace --bin worker-orcd \
+    --features "worker-orcd/cuda $(every_feature)"
+  cp "$TARGET/debug/worker-orcd" "$TARGET/cuda/worker-orcd"
 }
 
 # The slowest files and the size, shown at the end of the run.
 device_code() {
-  python3 tools/dev/compile_report.py "$TARGET/release/build" "$TARGET/cuda/release/worker-orcd" |
+  python3 tools/dev/compile_report.py "$TARGET/cuda/debug/build" "$TARGET/cuda/worker-orcd" |
     tee "$TARGET/dev/device-code.txt"
 }
 
 # A binary built with CUDA needs none of NVIDIA's libraries, starts, and says what is missing.
 start_without_driver() {
-  local worker=$TARGET/cuda/release/worker-orcd needed answer
+  local worker=$TARGET/cuda/worker-orcd needed answer
   needed=$(readelf -d "$worker" | grep NEEDED)
   say "$needed"
   if grep -Eiq 'cuda|cublas|nvrtc|nccl|nvidia|nvml' <<<"$needed"; then
@@ -159,29 +163,27 @@ start_without_driver() {
   grep -q 'no CUDA device: ' <<<"$answer"
 }
 
-# The archive that Cargo compiled for the worker with CUDA, installed by its CMake build and linked by other projects.
+# The archive that Cargo compiled with CUDA, installed by its CMake build and linked by other projects.
 installed_cuda_build() {
   local prefix
-  # Newest first: Cargo keeps a folder for each set of features.
-  for prefix in $(ls -td "$TARGET"/release/build/worker-cuda-*/out/prefix); do
-    grep -qx 'cuda=1' "$prefix/lib/pkgconfig/worker_cuda.pc" || continue
-    cmake -DBUILD="${prefix%/prefix}/native" -DWORK="$TARGET/installed-cuda" -DCC="${CC:-cc}" -DCXX="${CXX:-c++}" \
-      -DLIBDIR=lib -DCUDA=1 -P cuda/tests/install/check.cmake
-    return
-  done
-  die "no build of worker-cuda with CUDA in $TARGET/release/build"
+  prefix=$(cuda_prefix)
+  grep -x 'cuda=1' "$prefix/lib/pkgconfig/worker_cuda.pc"
+  cmake -DBUILD="${prefix%/prefix}/native" -DWORK="$TARGET/installed-cuda" -DCC="${CC:-cc}" -DCXX="${CXX:-c++}" \
+    -DLIBDIR=lib -DCUDA=1 -P cuda/tests/install/check.cmake
 }
 
 # The build switch where no toolkit is found: the default feature cuda-auto builds the host backend and warns, the
-# feature cuda is an error that names the places. In the profile of the tests, whose dependencies are compiled.
-worker_without_toolkit() {
+# feature cuda is an error that names the places.
+without_toolkit() {
   local log=$TARGET/dev/no-toolkit.txt nowhere=$TARGET/no-toolkit
-  ! WORKER_CUDA_TOOLKIT=$nowhere cargo build -p worker-cuda --no-default-features --features cuda 2>"$log" ||
+  export CARGO_TARGET_DIR=$TARGET/without-toolkit WORKER_CUDA_TOOLKIT=$nowhere
+  rm -rf "$CARGO_TARGET_DIR" # Cargo shows a warning of the build script when it runs
+  ! cargo build -p worker-cuda --no-default-features --features cuda 2>"$log" ||
     die "the feature cuda builds without a toolkit"
   cat "$log"
   grep -qF "no CUDA toolkit of version 13.0 or newer; looked at: WORKER_CUDA_TOOLKIT ($nowhere): no such folder" "$log"
-  WORKER_CUDA_TOOLKIT=$nowhere cargo build -p worker-orcd 2>"$log" || { cat "$log"; return 1; }
+  cargo build -p worker-cuda --no-default-features --features cuda-auto 2>"$log" || { cat "$log"; return 1; }
   cat "$log"
   grep -qF 'no CUDA toolkit found: building the host backend only' "$log"
-  ! readelf --sections --wide "$TARGET/debug/worker-orcd" | grep -q nv_fatbin || die "the worker has device code"
+  grep -qx 'cuda=0' "$CARGO_TARGET_DIR"/debug/build/worker-cuda-*/out/prefix/lib/pkgconfig/worker_cuda.pc
 }
