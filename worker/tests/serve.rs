@@ -570,6 +570,10 @@ fn the_log_has_texts_if_they_are_asked_for_and_tells_who_left() {
     drop(gone);
 
     assert_eq!(log_lines(&lines, 2)[1]["outcome"], "cancelled");
+    let cancelled = "worker_requests_total{outcome=\"cancelled\"} 1";
+    while !served.get("/metrics").body.contains(cancelled) {
+        std::thread::yield_now();
+    }
 }
 
 #[test]

@@ -113,3 +113,13 @@ fn files_with_mistakes_are_refused() {
     assert_fails(&run(&["config", "--config", "/nowhere"]), 1, "/nowhere");
     assert_fails(&run(&["serve"]), 2, "the model is missing");
 }
+
+#[test]
+fn a_variable_for_keys_must_have_one() {
+    for lines in ["", "# none\n"] {
+        let mut command = worker(&["serve", "a.gguf"]);
+        let output = command.env("WORKER_API_KEYS", lines).output();
+        let output = output.expect("the worker starts");
+        assert_fails(&output, 1, "WORKER_API_KEYS: has no key");
+    }
+}

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use worker_cuda::generate::service::Clock;
 use worker_orcd::serve::{Address, Ended, Keys};
 
-use http::{Reply, Served, Setup, request};
+use http::{Reply, Served, Setup, request, token};
 
 #[path = "support/http.rs"]
 mod http;
@@ -724,6 +724,61 @@ fn a_unix_socket_serves_its_owner() {
     served.stop();
     assert_eq!(served.ended(), Ended::Drained);
     assert_eq!(files(), 0);
+}
+
+#[test]
+fn a_file_that_is_no_socket_stays() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-socket");
+    std::fs::write(&path, "precious").expect("a file");
+    let refused = std::panic::catch_unwind(|| {
+        Served::with(|setup| setup.address = Address::Unix(path.clone()))
+    });
+    assert!(refused.is_err());
+    assert_eq!(std::fs::read_to_string(&path).expect("a file"), "precious");
+}
+
+#[test]
+fn one_request_cannot_make_the_steps_of_all_fail() {
+    let served = Served::with(Setup::endless);
+    let other = served.begin(CHAT, &with(say("on"), "max_tokens", json!(2000)));
+    let mut poison = with(say("hi"), "stop_token_ids", json!([u32::MAX]));
+    poison["min_tokens"] = json!(1);
+    served
+        .post(CHAT, &poison)
+        .assert_error(400, "invalid_value", Some("stop_token_ids"));
+    Reply::read(other).ok();
+    assert_eq!(served.service.stats().engine_faults, 0);
+}
+
+#[test]
+fn what_cannot_fit_is_refused_before_it_is_tokenized() {
+    let served = Served::with(|setup| {
+        let keys = Keys::parse("0123456789abcdef concurrency=1\n").expect("keys");
+        setup.options.keys = keys;
+    });
+    let key = [("x-api-key", "0123456789abcdef")];
+    let post =
+        |path: &str, body: Value| served.request(&format!("POST {path}"), &key, &body.to_string());
+    // No token has more than eight bytes, and a sequence has 1,024 tokens.
+    let long = "a".repeat(8 * 1024 + 1);
+    let body = json!({ "model": "scripted", "prompt": long });
+    for path in [TEXT, "/tokenize"] {
+        let reply = post(path, body.clone());
+        reply.assert_error(400, "context_length_exceeded", Some("messages"));
+    }
+    let tokens = json!({ "tokens": vec![token('a'); 1025] });
+    post("/detokenize", tokens).assert_error(400, "invalid_value", Some("tokens"));
+    post("/detokenize", json!({ "tokens": vec![token('a'); 1024] })).ok();
+    // Short answers count as requests of the key too.
+    served.control.hold();
+    let mut waiting = served.connect();
+    let text = request(&format!("POST {CHAT}"), &key, &say("hi").to_string());
+    waiting.write_all(text.as_bytes()).expect("it reads");
+    served.wait_for_running(1);
+    let second = post("/tokenize", json!({ "content": "hi" }));
+    second.assert_error(429, "concurrency_limit_exceeded", None);
+    served.control.release();
+    Reply::read(waiting).ok();
 }
 
 #[test]

@@ -34,15 +34,16 @@ pub async fn messages(State(app): State<Arc<App>>, input: Input) -> Result<Respo
 
 /// `POST /v1/messages/count_tokens`.
 pub async fn count_tokens(State(app): State<Arc<App>>, input: Input) -> Result<Response> {
+    let _permit = input.visitor.caller.enter()?;
     let mut unknown = Vec::new();
     let mut fields = chat_fields(input.fields, &mut unknown)?;
     check_model(&mut fields, &app)?;
     let (prompt, _) = conversation(&app, &mut fields, &mut unknown)?;
     let ignored = check_unknown(&app, unknown)?;
+    let prompt = Prompt::Chat(prompt);
+    app.check_text(&prompt)?;
     let tokens = blocking(move || {
-        let encoded = app
-            .service
-            .encode(&Prompt::Chat(prompt), &Default::default());
+        let encoded = app.service.encode(&prompt, &Default::default());
         encoded.map_err(|error| ApiError::from_service(&error, &app.service.stats()))
     })
     .await?;

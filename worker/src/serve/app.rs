@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
-use worker_cuda::generate::Service;
+use serde_json::Value;
 use worker_cuda::generate::service::State;
+use worker_cuda::generate::{Prompt, Service};
 use worker_cuda::text::{ChatTemplate, Tokenizer};
 
 use super::error::ApiError;
@@ -126,6 +127,8 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// Of this process: salts of cached prompts, ids, seeds.
     pub secret: [u8; 32],
+    /// Bytes of the longest token.
+    longest_token: usize,
     /// How the model calls tools.
     pub format: Format,
     /// Whether a signal has come.
@@ -142,6 +145,12 @@ impl App {
         options: Options,
         metrics: Arc<Metrics>,
     ) -> Self {
+        let vocabulary = 0..service.limits().vocabulary_size;
+        let bytes = service.tokenizer().map(|tokenizer| {
+            let length = |id| tokenizer.token_bytes(id).map_or(0, |bytes| bytes.len());
+            vocabulary.map(length).max().unwrap_or(0)
+        });
+        let longest_token = bytes.unwrap_or(0).max(1);
         let source = model.template.as_ref().map(|template| template.source());
         let format = Format::of_template(source.unwrap_or_default());
         Self {
@@ -151,6 +160,7 @@ impl App {
             metrics,
             secret: secret(),
             format,
+            longest_token,
             draining: AtomicBool::new(false),
             started: Instant::now(),
             created: unix_seconds(),
@@ -184,6 +194,34 @@ impl App {
                 "this server has no tokenizer",
             )
         })
+    }
+
+    /// Refuses texts that cannot fit, however few tokens they become, before they are tokenized.
+    pub fn check_text(&self, prompt: &Prompt) -> Result<(), ApiError> {
+        let bytes = match prompt {
+            Prompt::Text(text) => text.len(),
+            Prompt::Chat(input) => {
+                let contents = input.messages.iter();
+                let length = |message: &Value| message["content"].as_str().map_or(0, str::len);
+                contents.map(length).sum()
+            }
+            _ => 0,
+        };
+        let least = bytes.div_ceil(self.longest_token);
+        match least > self.max_context() as usize {
+            true => Err(ApiError::too_long(least as u32, 1, self.max_context())),
+            false => Ok(()),
+        }
+    }
+
+    /// The same for tokens.
+    pub fn check_count(&self, field: &str, count: usize) -> Result<(), ApiError> {
+        let most = self.max_context();
+        if count <= most as usize {
+            return Ok(());
+        }
+        let message = format!("{field} has {count} tokens, at most {most} are accepted");
+        Err(ApiError::invalid(field, message))
     }
 
     /// Positions of the longest sequence that can be computed.

@@ -14,7 +14,7 @@ use worker_cuda::{EngineOptions, Gguf, Model, Purpose};
 
 use super::app::{Options, ServedModel};
 use super::keys::Keys;
-use super::log::RequestLog;
+use super::log::line_writer;
 use super::metrics::Metrics;
 use super::parameters::SamplingDefaults;
 use super::server::{Address, Ended, Server, check_address};
@@ -157,16 +157,16 @@ fn name(address: &Address) -> String {
 }
 
 fn options(args: &Args) -> Outcome<Options> {
-    let keys = match (&args.api_key_file, std::env::var(KEYS_VARIABLE)) {
+    let keys = match (&args.api_key_file, std::env::var_os(KEYS_VARIABLE)) {
         (Some(file), _) => Keys::read(file)?,
-        (None, Ok(lines)) => Keys::parse(&lines)
+        (None, Some(lines)) => Keys::of_lines(&lines.to_string_lossy())
             .map_err(|message| Failure::new(format!("{KEYS_VARIABLE}: {message}")))?,
-        (None, Err(_)) => Keys::default(),
+        (None, None) => Keys::default(),
     };
-    let write = |line: &str| eprintln!("{line}");
+    let log = (args.log != LogChoice::Off).then(|| line_writer(io::stderr()));
     Ok(Options {
         keys,
-        log: (args.log != LogChoice::Off).then(|| Arc::new(write) as Arc<RequestLog>),
+        log,
         log_texts: args.log == LogChoice::Texts,
         allowed_hosts: args.allowed_host.clone(),
         strict: args.strict,

@@ -82,7 +82,7 @@ impl ApiError {
         }
     }
 
-    fn too_long(prompt_tokens: u32, max_tokens: u32, limit: u32) -> Self {
+    pub fn too_long(prompt_tokens: u32, max_tokens: u32, limit: u32) -> Self {
         Self::new(
             StatusCode::BAD_REQUEST,
             "context_length_exceeded",

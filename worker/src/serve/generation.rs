@@ -4,6 +4,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use tokio::sync::Semaphore;
 use worker_cuda::Token;
 use worker_cuda::generate::service::{
     Error, Event, EventReceiver, Request, Stop, TokenEvent, Usage,
@@ -46,15 +47,23 @@ impl Drop for CancelOnDrop {
     }
 }
 
+/// Jobs that run at once.
+static WORKERS: Semaphore = Semaphore::const_new(8);
+
 /// Runs work that takes its time on a thread for it. A panic of it is an error.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
+    let failed = || ApiError::internal("the request has failed; see the log of the server");
+    // Whoever leaves while it waits here leaves no work behind.
+    let permit = WORKERS.acquire().await.map_err(|_| failed())?;
+    let work = move || {
+        let _permit = permit;
+        work()
+    };
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
-        Err(_) => Err(ApiError::internal(
-            "the request has failed; see the log of the server",
-        )),
+        Err(_) => Err(failed()),
     }
 }
 
@@ -71,6 +80,7 @@ pub async fn submit(
     let _cancel = CancelOnDrop(cancel.clone());
     let app = Arc::clone(app);
     blocking(move || {
+        app.check_text(&prompt)?;
         let failed = |error| ApiError::from_service(&error, &app.service.stats());
         let prompt = app.service.encode(&prompt, &cancel).map_err(failed)?;
         let left = (app.max_context() + 1)

@@ -65,12 +65,17 @@ impl Keys {
     /// begin with # are comments.
     pub fn read(path: &Path) -> Outcome<Self> {
         let text = fs::read_to_string(path).map_err(|error| Failure::file(path, &error))?;
-        let keys = Self::parse(&text)
-            .map_err(|message| Failure::new(format!("{}: {message}", path.display())))?;
-        if keys.is_empty() {
-            return Err(Failure::new(format!("{}: has no key", path.display())));
+        Self::of_lines(&text)
+            .map_err(|message| Failure::new(format!("{}: {message}", path.display())))
+    }
+
+    /// [`parse`](Self::parse), with at least one key.
+    pub(super) fn of_lines(text: &str) -> Result<Self, String> {
+        let keys = Self::parse(text)?;
+        match keys.is_empty() {
+            true => Err("has no key".into()),
+            false => Ok(keys),
         }
-        Ok(keys)
     }
 
     /// Parses the contents of a key file. Errors name the line, never the key.

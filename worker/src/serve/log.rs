@@ -1,6 +1,8 @@
 //! The log: one record a request, as a line of JSON.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -11,6 +13,32 @@ use super::keys::Caller;
 
 /// Takes the lines, without line ends.
 pub type RequestLog = dyn Fn(&str) + Send + Sync;
+
+/// Lines that wait to be written.
+const LINES_MAX: usize = 1024;
+
+/// Writes lines on a thread of its own, so that a reader that stalls or has left holds up no request. Lines that
+/// do not fit are dropped, and counted in the next one that does.
+pub fn line_writer(mut output: impl Write + Send + 'static) -> Arc<RequestLog> {
+    let (sender, lines) = mpsc::sync_channel::<String>(LINES_MAX);
+    std::thread::spawn(move || {
+        for line in lines {
+            // Nobody is left to hear of an error.
+            let _ = writeln!(output, "{line}");
+        }
+    });
+    let dropped = AtomicU64::new(0);
+    Arc::new(move |line: &str| {
+        let lost = dropped.swap(0, Relaxed);
+        let mut text = line.to_owned();
+        if lost > 0 {
+            text = format!("{{\"dropped_lines\":{lost}}}\n{text}");
+        }
+        if sender.try_send(text).is_err() {
+            dropped.fetch_add(lost + 1, Relaxed);
+        }
+    })
+}
 
 /// What is known of a request. It is written when the last clone of its `Arc` is dropped: after the last byte of
 /// the answer, or when the client has left.
@@ -166,5 +194,42 @@ impl Drop for Entry {
             let line = self.lock().line(now);
             log(&line);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes a line only when the test lets it.
+    struct Slow(mpsc::Receiver<()>, mpsc::Sender<Vec<u8>>);
+
+    impl Write for Slow {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            if self.0.recv().is_err() {
+                return Err(std::io::ErrorKind::BrokenPipe.into());
+            }
+            let _ = self.1.send(bytes.to_vec());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_reader_that_stalls_or_leaves_holds_up_nobody() {
+        let (go, may_go) = mpsc::channel();
+        let (written, has_written) = mpsc::channel();
+        let log = line_writer(Slow(may_go, written));
+        // Each of these would wait for ever for the reader.
+        for _ in 0..2 * LINES_MAX {
+            log("line");
+        }
+        go.send(()).expect("it writes");
+        assert!(has_written.recv().expect("bytes").starts_with(b"line"));
+        drop(go);
+        log("after the reader has left");
     }
 }

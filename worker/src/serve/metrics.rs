@@ -115,6 +115,9 @@ impl Observer for Metrics {
                 measured.duration_ms.add(seconds(time) * 1e3);
                 *measured.outcomes.entry("done").or_default() += 1;
             }
+            Observation::Cancelled => {
+                *measured.outcomes.entry("cancelled").or_default() += 1;
+            }
             Observation::Failed(error) => {
                 *measured.outcomes.entry(error.as_str()).or_default() += 1;
             }

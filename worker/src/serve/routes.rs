@@ -95,7 +95,14 @@ async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Answer {
 }
 
 /// `content` (llama.cpp's name) or `prompt` (vLLM's) or `messages`, to ids.
-async fn tokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) -> Answer {
+async fn tokenize(
+    State(app): State<Arc<App>>,
+    Input {
+        visitor,
+        mut fields,
+    }: Input,
+) -> Answer {
+    let _permit = visitor.caller.enter()?;
     let text = fields.string("content")?.or(fields.string("prompt")?);
     let options = EncodeOptions {
         add_special: fields.boolean("add_special")?,
@@ -104,30 +111,39 @@ async fn tokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) 
     fields.skip(&["model"]);
     let mut unknown = Vec::new();
     let prompt = match text {
-        Some(_) => None,
-        None => Some(Prompt::Chat(
-            conversation(&app, &mut fields, &mut unknown)?.0,
-        )),
+        Some(text) => Prompt::Text(text),
+        None => Prompt::Chat(conversation(&app, &mut fields, &mut unknown)?.0),
     };
     unknown.extend(fields.unknown());
     let ignored = check_unknown(&app, unknown)?;
-    let tokens = blocking(move || match (text, prompt) {
-        (Some(text), _) => app
-            .tokenizer()?
-            .encode(&text, options)
-            .map_err(|error| ApiError::invalid("content", error.to_string())),
-        (None, Some(prompt)) => app
-            .service
-            .encode(&prompt, &Default::default())
-            .map_err(|error| ApiError::from_service(&error, &app.service.stats())),
-        (None, None) => Ok(Vec::new()),
+    app.check_text(&prompt)?;
+    let answer = blocking(move || {
+        let tokens = match &prompt {
+            Prompt::Text(text) => app
+                .tokenizer()?
+                .encode(text, options)
+                .map_err(|error| ApiError::invalid("content", error.to_string()))?,
+            prompt => app
+                .service
+                .encode(prompt, &Default::default())
+                .map_err(|error| ApiError::from_service(&error, &app.service.stats()))?,
+        };
+        Ok(json_response(
+            &json!({ "tokens": tokens, "count": tokens.len() }),
+        ))
     })
     .await?;
-    let answer = json!({ "tokens": tokens, "count": tokens.len() });
-    Ok(with_ignored(json_response(&answer), ignored))
+    Ok(with_ignored(answer, ignored))
 }
 
-async fn detokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) -> Answer {
+async fn detokenize(
+    State(app): State<Arc<App>>,
+    Input {
+        visitor,
+        mut fields,
+    }: Input,
+) -> Answer {
+    let _permit = visitor.caller.enter()?;
     let Some(tokens) = fields.tokens("tokens")? else {
         return Err(fields
             .required("tokens")
@@ -140,16 +156,24 @@ async fn detokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input
     };
     fields.skip(&["model"]);
     let ignored = check_unknown(&app, fields.unknown())?;
-    let text = blocking(move || {
+    app.check_count("tokens", tokens.len())?;
+    let answer = blocking(move || {
         let decoded = app.tokenizer()?.decode(&tokens, options);
-        decoded.map_err(|error| ApiError::invalid("tokens", error.to_string()))
+        let text = decoded.map_err(|error| ApiError::invalid("tokens", error.to_string()))?;
+        Ok(json_response(&json!({ "content": text, "prompt": text })))
     })
     .await?;
-    let answer = json!({ "content": text, "prompt": text });
-    Ok(with_ignored(json_response(&answer), ignored))
+    Ok(with_ignored(answer, ignored))
 }
 
-async fn apply_template(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) -> Answer {
+async fn apply_template(
+    State(app): State<Arc<App>>,
+    Input {
+        visitor,
+        mut fields,
+    }: Input,
+) -> Answer {
+    let _permit = visitor.caller.enter()?;
     let mut unknown = Vec::new();
     fields.skip(&["model"]);
     let (mut input, _) = conversation(&app, &mut fields, &mut unknown)?;

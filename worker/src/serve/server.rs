@@ -4,7 +4,7 @@ use std::fs;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -19,7 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::{sleep, timeout};
 use worker_cuda::generate::Service;
 use worker_cuda::generate::service::State;
@@ -52,7 +52,7 @@ pub enum Address {
 
 enum Listener {
     Tcp(StdTcpListener),
-    Unix(StdUnixListener, PathBuf),
+    Unix(StdUnixListener, PathBuf, Identity),
 }
 
 /// How a server has ended.
@@ -115,7 +115,8 @@ impl Server {
             Address::Unix(path) => {
                 let listener = bind_unix(path)?;
                 listener.set_nonblocking(true)?;
-                Listener::Unix(listener, path.clone())
+                let identity = identity(path).ok_or(io::ErrorKind::NotFound)?;
+                Listener::Unix(listener, path.clone(), identity)
             }
         };
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -136,7 +137,7 @@ impl Server {
     pub fn url(&self) -> io::Result<String> {
         Ok(match &self.listener {
             Listener::Tcp(listener) => format!("http://{}", listener.local_addr()?),
-            Listener::Unix(_, path) => format!("unix:{}", path.display()),
+            Listener::Unix(_, path, _) => format!("unix:{}", path.display()),
         })
     }
 
@@ -160,6 +161,16 @@ impl Server {
     }
 }
 
+/// Device and inode of a socket.
+type Identity = (u64, u64);
+
+/// Of the socket at a path; None if nothing or something else is there.
+fn identity(path: &Path) -> Option<Identity> {
+    let metadata = fs::symlink_metadata(path).ok()?;
+    let is_socket = metadata.file_type().is_socket();
+    is_socket.then(|| (metadata.dev(), metadata.ino()))
+}
+
 /// Listens with mode 0600 from the first moment: the socket is made in a folder of its own, which only this
 /// user can enter, and linked to its place afterwards. Takes the place of a socket that nobody listens on.
 fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
@@ -167,7 +178,7 @@ fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
         StdUnixStream::connect(path)
             .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
     };
-    if path.exists() && is_stale() {
+    if identity(path).is_some() && is_stale() {
         fs::remove_file(path)?;
     }
     let mut random = [0; 4];
@@ -198,15 +209,17 @@ async fn serve(listener: Listener, app: &Arc<App>, stop: watch::Sender<u32>) -> 
     };
     let (listener, path) = match listener {
         Listener::Tcp(listener) => (Acceptor::Tcp(TcpListener::from_std(listener)?), None),
-        Listener::Unix(listener, path) => (
+        Listener::Unix(listener, path, identity) => (
             Acceptor::Unix(UnixListener::from_std(listener)?),
-            Some(path),
+            Some((path, identity)),
         ),
     };
     let accepting = tokio::spawn(accept(listener, shared));
     let ended = until_ended(app, stop).await;
     accepting.abort();
-    if let Some(path) = path {
+    if let Some((path, ours)) = path
+        && identity(&path) == Some(ours)
+    {
         let _ = fs::remove_file(path);
     }
     close.send_replace(true);
@@ -227,7 +240,9 @@ async fn until_ended(app: &Arc<App>, stop: watch::Sender<u32>) -> Ended {
     app.draining.store(true, Ordering::Relaxed);
     let service = app.service.clone();
     let most = app.options.drain_timeout;
-    let mut drained = tokio::task::spawn_blocking(move || service.drain(most));
+    // A thread of its own: those of the runtime may be busy with prompts.
+    let (ended, mut drained) = oneshot::channel();
+    std::thread::spawn(move || ended.send(service.drain(most)));
     let mut hastened = false;
     let cut = loop {
         match timeout(WATCH_PERIOD, &mut drained).await {

@@ -60,6 +60,7 @@ pub(super) struct Answer {
     ended: usize,
     usage: Usage,
     has_failed: bool,
+    was_cancelled: bool,
 }
 
 struct Choice {
@@ -138,6 +139,7 @@ impl Answer {
                 ..Usage::default()
             },
             has_failed: false,
+            was_cancelled: false,
         }
     }
 }
@@ -253,6 +255,7 @@ impl Delivery<'_> {
     ) {
         answer.choices[self.number as usize].is_finished = true;
         answer.finished += 1;
+        answer.was_cancelled |= reason == FinishReason::Cancelled;
         self.observe(Observation::Finished(reason));
         self.push(Event::Finished {
             choice: self.number,
@@ -261,7 +264,10 @@ impl Delivery<'_> {
             text,
         });
         if answer.finished == answer.choices.len() {
-            self.observe(Observation::Done(answer.usage, self.since_submission()));
+            self.observe(match answer.was_cancelled {
+                true => Observation::Cancelled,
+                false => Observation::Done(answer.usage, self.since_submission()),
+            });
             self.push(Event::Done(answer.usage));
         }
     }

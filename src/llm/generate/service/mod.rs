@@ -170,6 +170,9 @@ impl Service {
         let of_text = tokenizer.iter();
         let of_text = of_text.flat_map(|tokenizer| tokenizer.end_of_generation_ids());
         config.end_tokens.extend(of_text);
+        // One that the engine does not know is never sampled, and must not become part of a bias.
+        let is_known = |token: &Token| *token < limits.vocabulary_size;
+        config.end_tokens.retain(is_known);
         let end_tokens = config.end_tokens.clone();
         let scheduler = Scheduler::new(config)
             .map_err(|error| EngineError::new(ErrorKind::InvalidArgument, error.to_string()))?;

@@ -132,6 +132,10 @@ impl Request {
             let message = format!("{} choices, 1 to {MAX_CHOICES} are allowed", self.choices);
             return invalid("choices", message);
         }
+        if let Some(token) = self.stop_tokens.iter().find(|&&token| token >= vocabulary) {
+            let message = format!("token {token} is not one of {vocabulary}");
+            return invalid("stop_tokens", message);
+        }
         if self.stop.len() > MAX_STOPS {
             let message = format!("{} stop strings, at most {MAX_STOPS}", self.stop.len());
             return invalid("stop", message);

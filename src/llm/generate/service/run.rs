@@ -32,7 +32,7 @@ pub(super) fn run(shared: &Shared, mut engine: Box<dyn StepEngine>) {
             "the engine thread panicked",
         )),
     };
-    drop(engine);
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(engine)));
     shared.update(|core, now| {
         core.stats.state = State::Stopped;
         if let Some(error) = lost {

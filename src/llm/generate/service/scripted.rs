@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use super::engine::{EngineLimits, RowSource, StepEngine, StepResults};
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::llm::engine::Token;
+use crate::llm::step::Sampling;
 use crate::scheduler::{Plan, RowOutcome};
 
 type Script = dyn FnMut(&[Token], u64) -> Vec<Token> + Send;
@@ -204,6 +205,7 @@ impl StepEngine for ScriptedEngine {
             let (mut token, mut top) = (None, 0);
             if row.samples {
                 let sampled = rows.sampled(row);
+                check(sampled.sampling, self.limits.vocabulary_size)?;
                 let prompt = &sequence.tokens[..sampled.prompt_tokens as usize];
                 let answer = sequence
                     .answer
@@ -232,6 +234,18 @@ impl StepEngine for ScriptedEngine {
             );
         }
         Ok(())
+    }
+}
+
+/// Refuses what engines refuse.
+fn check(sampling: &Sampling, vocabulary_size: u32) -> Result<()> {
+    let past = |(token, _): &&(Token, f32)| *token >= vocabulary_size;
+    match sampling.bias.iter().find(past) {
+        Some((token, _)) => {
+            let message = format!("a bias for token {token}, the vocabulary has {vocabulary_size}");
+            Err(Error::new(ErrorKind::InvalidArgument, message))
+        }
+        None => Ok(()),
     }
 }
 

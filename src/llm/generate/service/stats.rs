@@ -102,6 +102,8 @@ pub enum Observation<'a> {
     Finished(FinishReason),
     /// A request ended with all its choices, this long after its submission.
     Done(Usage, Duration),
+    /// A request was cancelled before all of its choices had ended.
+    Cancelled,
     /// A request failed after it was accepted.
     Failed(&'a Error),
 }

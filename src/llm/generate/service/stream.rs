@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -109,7 +110,8 @@ impl Job {
         drop(queue);
         self.arrived.notify_one();
         if let Some(waker) = waker {
-            waker.wake();
+            // It is the caller's: the requests of others go on.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
         }
     }
 
