@@ -410,6 +410,9 @@ impl Scheduler {
             if count > best.0 {
                 best = (count, Some(sequence));
             }
+            if count as usize == keys.len() {
+                break;
+            }
         }
         best
     }
