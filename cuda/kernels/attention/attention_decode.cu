@@ -1,17 +1,32 @@
 // attention_decode: out[h] = sum over p of w[p] * v[p], w = softmax(scale * q[h]·k[p]).
 //
-// A block takes a run of spans of the plan (attention_plan.h), which may cover several rows and
-// key-value heads. Where it has several whole heads of a row, teams of its warps take one each;
-// else all warps take one together. A team's warps take tiles of 16 positions in turn, each from
-// its own ring in shared memory, so that no barrier is needed while data streams. In steps of many
-// rows with few positions most of the time goes into what a head needs besides its tiles, so that a
-// warp alone gets the next head's queries, key and value while it works on one. Scores are K·q,
-// positions by query heads: one MMA serves up to 8 heads. Sums are V·w, elements by heads, in the
-// registers of one warp. Softmax is online in f32; queries and numerators enter the MMAs as f16.
-// With at most 4 heads the free columns carry the rounding errors of the f16 queries. If several
-// blocks share a row and head, their partials go through global memory, and the last block adds
-// them in a fixed order. Masked positions are never read: their keys, values and numerators are 0.
-// Bytes moved: the visible keys and values once, queries and results.
+// The plan (attention_plan.h) gives each block a run of spans, which may cover several rows and
+// key-value heads. A block handles its run as a series of segments (attention_decode_step.cuh),
+// each in one row and head. If the rest of the run begins with several complete heads of a row, the
+// warps are divided into teams, and each team handles one of these heads; otherwise all warps form
+// one team. The warps of a team take the tiles of 16 positions in turn. Each warp loads its tiles
+// through its own ring in shared memory, so the loop over the tiles needs no barrier between warps.
+//
+// In steps with many rows of few positions, most of the time goes into loading the queries and the
+// new key and value of each head. A team of one warp therefore copies those of its next head while
+// it computes the current one:
+//
+//   copies in flight   tiles of head 0, q k v of head 1 | tiles of head 1, q k v of head 2 | …
+//   computation        K·q, softmax, V·w of head 0      | K·q, softmax, V·w of head 1      | …
+//
+// For each tile, the scores K·q have the shape (positions, query heads); one MMA serves up to 8
+// query heads. Softmax is online, in f32. The sums V·w have the shape (elements, query heads) and
+// stay in the registers of the warp. Queries and numerators enter the MMAs as f16. With at most 4
+// query heads, half of the 8 columns of the MMA are unused; they hold what rounding to f16 removed
+// from the queries, which makes the scores more precise.
+//
+// If a row and head has several segments, each segment yields a partial result in global memory,
+// and the last block to finish adds these in a fixed order. Positions after the end of a segment
+// are never read; in shared memory their keys and values are 0.
+//
+// Bytes moved: the visible keys and values once for each group of up to 8 query heads, the queries,
+// the results, and the partial results (at most two per block, or one per span if spans have a
+// fixed length).
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_decode_group.h"
 #include "kernels/attention/attention_decode_step.cuh"
@@ -21,8 +36,8 @@
 namespace wcuda::kernels {
 namespace {
 
-// Blocks per SM. Formats of codes have more to compute, which more warps hide. 64 KiB in flight per
-// SM saturate the memory.
+// Blocks per SM. The quantized KV formats need more arithmetic per byte; more resident warps hide
+// its latency. 64 KiB in flight per SM saturate the memory.
 template <int kLength, KvFormat kFormat>
 constexpr int kSmBlocks = kLength > 128               ? 1
                           : kFormat == KvFormat::kF16 ? 2
@@ -33,8 +48,8 @@ constexpr int run_ring_bytes(int length, KvFormat format, bool is_exact) {
   if (format == KvFormat::kF16) return (length > 128 ? 32 : is_exact ? 24 : 16) * 1024;
   return (length > 128 ? 18 : 13) * 1024;
 }
-// Kernels of exact lengths need up to 164 KiB of shared memory. The others serve any length with
-// the 99 KiB that a block has on every device.
+// Kernels compiled for one head length (kExact) need up to 164 KiB of shared memory. The others
+// serve any length up to kLength with the 99 KiB that a block can have on every device.
 template <int kLength, KvFormat kFormat, bool kExact>
 using RunShape = DecodeShape<kLength, kFormat, kExact, kExact || kLength <= 128 ? 4 : 2,
                              run_ring_bytes(kLength, kFormat, kExact)>;
@@ -46,15 +61,16 @@ template <class S>
 struct SharedLayout {
   static constexpr uint32_t kReduction = S::kRingsBytes;
   static constexpr uint32_t kBytes = kReduction + S::kWarps * S::kSumBytes;
-  // A team has the memory of its warps.
+  // A team uses the kSumBytes of all its warps: one warp has room for half of kMmaHeads heads, two
+  // warps for all of them.
   static_assert(NewKv<S::kLength>::bytes(kMmaHeads) <= 2 * S::kSumBytes);
   static_assert(NewKv<S::kLength>::bytes(kMmaHeads / 2) <= S::kSumBytes);
-  // Hopper has 228 KiB per SM; the system takes 1 KiB for each block.
+  // Hopper has 228 KiB of shared memory per SM, of which the system reserves 1 KiB per block.
   static_assert(kSmBlocks<S::kLength, S::kFormat> * (kBytes + 1024) <= 228 * 1024);
   static_assert(S::kExact || kBytes + 1024 <= 100 * 1024);
 };
 
-// Iterates over the segments of a warp.
+// Iterates over the segments that a warp works on.
 template <class S>
 class Segments {
  public:
@@ -88,7 +104,7 @@ class Segments {
     segment->span_begin = span_ - (row_begin_ * plan.head_tiles + head_ * spans);
     uint32_t team_bits = S::kWarpBits;
     if (segment->span_begin == 0 && !is_fixed) {
-      // The queries of more heads need the memory of two warps.
+      // The queries of more than half of kMmaHeads heads need the shared memory of two warps.
       const uint32_t least = plan.group_heads <= kMmaHeads / 2 ? 0 : 1;
       const uint32_t left = plan.head_tiles - head_;
 #pragma unroll 1
@@ -126,7 +142,7 @@ class Segments {
   uint32_t warp_, span_, end_, row_, row_begin_, row_end_, token_, position_, head_;
 };
 
-// Finds the partials of a segment's row and head.
+// Returns where the partial results of a segment's row and head are.
 __device__ __forceinline__ PartialList find_partials(const AttentionKernelArgs& args,
                                                      const Segment& segment,
                                                      const DecodeStart& start) {
@@ -150,7 +166,8 @@ __device__ __forceinline__ PartialList find_partials(const AttentionKernelArgs& 
   const uint32_t first_block = block_of(segment.row_first);
   list.count = block_of(segment.row_first + segment.row_spans - 1) - first_block + 1;
   list.own = blockIdx.x - first_block;
-  // A block has two partials at most: where it ends one row and head, and where it begins another.
+  // Block b writes at most two partials: partial 2b for a head that an earlier block began, and
+  // partial 2b + 1 for a head that a later block continues.
   list.first = 2 * first_block + 1;
   list.second = 2 * (first_block + 1);
   list.stride = 2;
@@ -158,7 +175,8 @@ __device__ __forceinline__ PartialList find_partials(const AttentionKernelArgs& 
   return list;
 }
 
-// Merges the team's warps, then writes the result or a partial of it.
+// Merges the sums of the team's warps, then writes the result, or a partial result if the segment
+// covers only a part of its row and head.
 template <class S>
 __device__ __forceinline__ void finish_segment(const AttentionKernelArgs& args,
                                                const Segment& segment, const Heads& heads,
@@ -172,7 +190,7 @@ __device__ __forceinline__ void finish_segment(const AttentionKernelArgs& args,
   }
   put_sums<S>(warp_sums, segment.team.rank, reduction);
   segment.team.sync();
-  // Of a part of a segment, the team are all warps.
+  // If the segment covers only a part of its row and head, all warps of the block form the team.
   if (is_whole || merge_blocks<S>(args, find_partials(args, segment, start), heads, reduction))
     write_merged<S>(args, heads, segment.team, reduction);
   segment.team.sync();  // the reduction buffer may be overwritten
@@ -203,7 +221,8 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
   WarpSums<S::kLength> sums;
   Queries<S> queries;
   uint32_t stage = 0;
-  uint32_t row = UINT32_MAX;  // that `rotations` and `page`, of the newest position, belong to
+  // The row of `rotations` and `page`; `page` is the page of the row's newest position.
+  uint32_t row = UINT32_MAX;
   uint32_t page = 0, next_page = 0;
   segment.team.count = next.team.count;
   for (uint32_t count = 1; has_next; ++count) {
@@ -251,7 +270,8 @@ __global__ void __launch_bounds__(S::kThreads, kSmBlocks<S::kLength, S::kFormat>
     }
     finish_segment<S>(args, segment, heads, start, reduction, sums);
     if (is_copied) {
-      // The copies came before the last tiles that are in flight, unless the segment has few.
+      // The copies of the next heads belong to the first group that the loop committed. After at
+      // least kStages iterations, this group is not among the last kStages - 1.
       if (has_few_tiles)
         copy_async_wait<0>();
       else

@@ -1,11 +1,18 @@
 // attention_decode_group: attention_decode for steps of few rows, where latency matters.
 //
-// Each row and key-value head has its own group of blocks, and each block takes a run of the pages.
-// If all groups have the same size, they are clusters: each block owns some elements of the result,
-// receives the others' sums of them through distributed shared memory, adds these in block order
-// and writes its elements. Otherwise partials go through global memory, and the last block adds
-// them in order. A row of few pages is left to one block. Blocks are small enough to start on an SM
-// that still runs linear_vector.
+// Each row and key-value head has its own group of blocks, and each block handles a run of its
+// pages; all pages of a short row go to one block. If all groups have the same size, each group is
+// a cluster, and each block owns some elements of the result. It receives the partial sums of these
+// elements from the other blocks through distributed shared memory, adds them in block order, and
+// writes the result. For example, with 3 blocks and one query head of 128 elements:
+//
+//   block 0   pages 0 … 2   sums of all elements ─┬─→ block 0 adds and writes elements 0 … 43
+//   block 1   pages 3 … 5   sums of all elements ─┼─→ block 1 adds and writes elements 44 … 87
+//   block 2   pages 6 … 8   sums of all elements ─┴─→ block 2 adds and writes elements 88 … 127
+//
+// If the sizes differ, the partial results go through global memory, and the last block of the
+// group to finish adds them in block order. Blocks are small enough to start on an SM that still
+// runs linear_vector. The bytes moved are those of attention_decode.
 #include <algorithm>
 
 #include "kernels/attention/attention_decode_group.h"
@@ -17,9 +24,10 @@
 namespace wcuda::kernels {
 namespace {
 
-// Shared memory requested for short heads with lone blocks: so much that they cannot start next to
-// a matrix product, which they would delay by more than they gain (1B at position 0, H200: 2,294
-// tokens per second next to it, 2,336 after it).
+// Shared memory requested if heads have 64 elements and there is at most one block per SM: so much
+// that a block cannot start on an SM that still runs the preceding matrix product. Starting earlier
+// would slow that product down by more than it saves (1B at position 0, H200: 2,294 tokens per
+// second if blocks start next to the product, 2,336 if they start after it).
 constexpr uint32_t kLoneBytes = 114 * 1024;
 constexpr uint32_t kPartialBytes = 32;  // one Float4Partial between blocks
 
@@ -30,8 +38,8 @@ using GroupShape = DecodeShape<kLength, kFormat, true, kLength <= 128 ? 8 : 4,
 
 template <class S>
 struct SharedLayout {
-  // A warp leaves its sums in its own ring, which is free by then. The memory after the rings holds
-  // NewKv first, and later the partials received from other blocks.
+  // After its last tile, a warp writes its sums into its own ring. The memory after the rings holds
+  // NewKv first, and later the partial results received from other blocks.
   static_assert(S::kSumBytes <= S::kStages * S::kStageBytes);
   static constexpr uint32_t kReceived = S::kRingsBytes;
   static constexpr uint32_t kReceivedBytes =
@@ -42,7 +50,7 @@ struct SharedLayout {
   static_assert(2 * (kBytes + 1024) <= 228 * 1024);
 };
 
-// Iterates over the single segment of a block, whose team are all its warps.
+// Iterates over the single segment of a block. All warps of the block form its team.
 template <class S>
 class OneSegment {
  public:
@@ -89,8 +97,8 @@ __device__ __forceinline__ void store_cluster(uint32_t address, const Float4Part
 #endif
 }
 
-// Sends each block of the cluster the partials of the elements it owns, then adds and writes those
-// of this block.
+// Sends each block of the cluster this block's partial sums of the elements that the other block
+// owns. Then adds the partial sums of the elements that this block owns, and writes the result.
 template <class S>
 __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, const Heads& heads,
                                               const ReductionBuffer<S::kLength>& reduction,
@@ -110,7 +118,7 @@ __device__ __forceinline__ void merge_cluster(const AttentionKernelArgs& args, c
   }
   cluster_arrive();
   cluster_wait();
-  constexpr uint32_t kBatch = 8;  // partials loaded together
+  constexpr uint32_t kBatch = 8;  // partial sums that are loaded together
 #pragma unroll 1
   for (uint32_t own = threadIdx.x; own < own_count && rank * own_count + own < partial_count;
        own += S::kThreads) {
@@ -177,7 +185,7 @@ __global__ void __launch_bounds__(S::kThreads, 2)
     prepare_segment<S>(args, segment, heads, false, page, rotations, new_kv, ring, 0, tiles.next,
                        &queries);
   const bool has_cluster = args.plan.cluster_blocks != 0 && !is_alone;
-  if (has_cluster) cluster_arrive();  // others may write over new_kv
+  if (has_cluster) cluster_arrive();  // from here on, other blocks may overwrite new_kv
   using Tile = typename S::Tile;
   for (uint32_t stage = 0; tiles.next < tiles.end; tiles.next += S::kWarps) {
     // Waits for the oldest stage, uses it, and refills it when all lanes are done with it.
@@ -251,9 +259,9 @@ cudaError_t attention_decode_group(const AttentionKernelArgs& args, const Launch
   const Instance instance = find_version<Instances>(args.pages.format, head_length);
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
   AttentionKernelArgs call = args;
-  // Blocks of the next kernel compete with the matrix product before this one if that occupies most
-  // SMs (H200, position 0: 8B 626 tokens per second with an early trigger, 636 with a late one;
-  // 135M 2,722 and 2,651).
+  // With an early trigger, blocks of the next kernel start while the matrix product before this
+  // kernel still runs. If that product occupies most SMs, they slow it down (H200, position 0: 8B
+  // 626 tokens per second with an early trigger, 636 with a late one; 135M 2,722 and 2,651).
   call.triggers_early |= args.head_count * head_length / 16 < sm_count / 2;
   uint32_t bytes = instance.bytes;
   const bool is_lone = args.plan.cluster_blocks == 0 && args.plan.max_blocks <= sm_count;

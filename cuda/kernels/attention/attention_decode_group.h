@@ -9,9 +9,9 @@
 
 namespace wcuda::kernels {
 
-// Once for each format and head length that has groups, before a capture.
+// Must be called once for each format and head length that has groups, before a graph is captured.
 cudaError_t attention_decode_group_prepare(KvFormat format, uint32_t head_length);
-// For plans with groups; attention_decode calls it.
+// Serves plans with groups; called by attention_decode.
 cudaError_t attention_decode_group(const AttentionKernelArgs& args, const Launch& launch);
 
 }  // namespace wcuda::kernels

@@ -2,18 +2,22 @@
 // operands, softmax over a tile of 16 positions, and the merging of partial results. Included only
 // by .cu files.
 //
-// A segment is consecutive positions of one row and one group of query heads. A team of warps
-// handles one segment after the other: all warps of a block, or some of them where the block has
-// segments for several teams. Each warp takes every so many tiles of 16 positions of a segment, and
-// loads its tiles through its own ring of stages in shared memory:
+// A segment is a range of consecutive positions of one row and one group of query heads. A team is
+// the warps of a block that work on one segment: all of them, or some of them if the block works on
+// several segments at once. The warps of a team take the tiles of 16 positions in turn, and each
+// warp loads its tiles through its own ring of stages in shared memory. With a team of 4 warps:
 //
 //   warp 0   tile 0 | tile 4 | tile 8  …       for each tile: load → scores = K·q → softmax →
 //   warp 1   tile 1 | tile 5 | tile 9  …       sums += V·numerators
 //   warp 2   tile 2 | tile 6 | tile 10 …
 //   warp 3   tile 3 | tile 7 | tile 11 …
 //
-// Then the partial results are merged. The results of a team's warps are merged in shared memory.
-// If several blocks handle the same row and head, their results are merged in global memory or
+// A ring of 3 stages while warp 0 computes tile 4:
+//
+//   stage 0: tile 12, in flight | stage 1: tile 4, in use | stage 2: tile 8, in flight
+//
+// After the last tile, the results of a team's warps are merged in shared memory. If several blocks
+// handle the same row and head, their results are merged through global memory or, in a cluster,
 // through distributed shared memory.
 #pragma once
 
@@ -24,17 +28,17 @@
 
 namespace wcuda::kernels {
 
-constexpr int kMmaHeads = 8;  // query heads of an MMA, its N dimension
+constexpr int kMmaHeads = 8;  // query heads per MMA: its N dimension
 static_assert(kMmaHeads == kDecodeGroupMax);
 
-// Stride in floats between the heads in a warp's sums in shared memory. The padding avoids bank
+// Stride, in floats, between the sums of two heads in shared memory. The padding avoids bank
 // conflicts.
 template <int kLength>
 constexpr uint32_t kSumStride = kLength + 4;
 
-// Compile-time parameters of a kernel. With kExact, heads have exactly kLength elements, otherwise
-// at most kLength. With kSeparateKv, the keys and the values of a tile are in two consecutive
-// stages, otherwise in one.
+// Compile-time parameters of a kernel. With kExact, heads have exactly kLength elements; otherwise
+// they have at most kLength. With kSeparateKv, the keys and the values of a tile are in two
+// consecutive stages; otherwise they are in one.
 template <int kLength_, KvFormat kFormat_, bool kExact_, int kWarps_, int kRingBytes,
           bool kSeparateKv_ = false>
 struct DecodeShape {
@@ -56,19 +60,20 @@ struct DecodeShape {
   // A vector load of quantized values may read past the end, hence 16 bytes of padding.
   static constexpr uint32_t kWarpBytes = kStages * kStageBytes + 16;
   static constexpr uint32_t kRingsBytes = (kWarps * kWarpBytes + 127) / 128 * 128;
-  // Shared memory of a warp's sums, running maxima and denominators.
+  // Shared memory for a warp's sums, running maxima and denominators.
   static constexpr uint32_t kSumBytes = kMmaHeads * (kSumStride<kLength> + 2) * sizeof(float);
 };
 
-// Warps of a block that work on a segment: a power of two, one after the other.
+// A group of consecutive warps of a block that work on one segment.
 struct Team {
-  uint32_t rank;   // of this warp
-  uint32_t count;  // warps
+  uint32_t rank;   // of this warp within the team
+  uint32_t count;  // number of warps, a power of two
 
   __device__ uint32_t thread() const { return rank * 32 + threadIdx.x % 32; }
   __device__ uint32_t threads() const { return count * 32; }
-  // Waits for the team: at most two of a block have several warps. Between teams of different
-  // sizes, all threads of the block meet.
+  // Waits for all warps of the team. Two barrier ids suffice, because at most two teams of a block
+  // have more than one warp. When the team size changes from one segment to the next, the kernel
+  // synchronizes the whole block first.
   __device__ __forceinline__ void sync() const {
     if (count == 1)
       __syncwarp();
@@ -84,12 +89,12 @@ struct Segment {
   uint32_t row;
   uint32_t head;  // index of the group of query heads, counted over all KV heads
   uint32_t kv_head;
-  uint32_t span_begin;  // span (attention_plan.h), counted from the first span of row and head
-  uint32_t span_end;
-  uint32_t row_spans;  // number of spans of the row and head
-  uint32_t row_first;  // index of the first of these spans in the list of all spans
-  uint32_t token;      // index of the row's token in the step
-  uint32_t position;   // of that token
+  uint32_t span_begin;  // first span (attention_plan.h), counted within the row and head
+  uint32_t span_end;    // one past the last span
+  uint32_t row_spans;   // number of spans of the row and head
+  uint32_t row_first;   // index of the first of these spans in the list of all spans
+  uint32_t token;       // index of the row's token in the step
+  uint32_t position;    // of that token
   Team team;
   uint32_t first_page;  // index of the segment's first page in the row's page table
   uint32_t begin;       // first position
@@ -124,7 +129,7 @@ __device__ __forceinline__ uint32_t page_of(const AttentionKernelArgs& args, uin
   return __ldcg(args.step.page_tables + uint64_t{row} * args.step.page_table_stride + index);
 }
 
-// The tiles of one warp in a segment: one for each warp of its team, in turn.
+// The tiles of a segment that one warp works on. The warps of the team take the tiles in turn.
 struct TileRange {
   uint32_t next = 0;
   uint32_t end = 0;
@@ -134,7 +139,7 @@ struct TileRange {
   }
 };
 
-// Loads a warp's tiles into its ring ahead of their use. Walk::next() returns the segments of the
+// Loads a warp's tiles into its ring before they are used. Walk::next() returns the segments of the
 // warp one after the other.
 template <class S, class Walk>
 class Loader {
@@ -149,9 +154,9 @@ class Loader {
   __device__ bool has_newest_next() const {
     return !has_tile_ || segment_.position / kTilePositions == tiles_.next;
   }
-  // Starts the copy of the next tile or, with kSeparateKv, of its keys or values. If no tile is
-  // left, it commits an empty group, so that the number of committed groups equals the number of
-  // stages used.
+  // Starts the copy of the next tile or, with kSeparateKv, of its keys or values, into stage
+  // `stage`, and commits it as one cp.async group. If no tile is left, the group is empty, so that
+  // the number of committed groups always equals the number of calls.
   //
   // `stored` is the number of the warp's segments whose new keys and values this kernel has
   // already written. In later segments the copy skips the newest position, because it is not in the
@@ -212,19 +217,19 @@ class Loader {
   Segment segment_;
   TileRange tiles_;
   uint32_t lane_, ring_;
-  uint32_t segment_count_ = 0;               // number of segments that were begun
-  uint32_t first_row_ = 0, first_page_ = 0;  // of the first
-  // Lane l has the page pages_first_ + l of a row. A load that waits behind those of tiles takes
-  // microseconds.
+  uint32_t segment_count_ = 0;               // number of segments begun so far
+  uint32_t first_row_ = 0, first_page_ = 0;  // of the first segment
+  // Entries of the page table of row pages_row_: lane l holds entry pages_first_ + l. One load
+  // fetches 32 entries, because a load that queues behind the tile loads takes microseconds.
   uint32_t pages_ = 0, pages_row_ = UINT32_MAX, pages_first_ = 0;
-  uint32_t page_ = 0;
+  uint32_t page_ = 0;  // of the next tile
   bool has_tile_ = false;
   bool has_values_next_ = false;  // with kSeparateKv
 };
 
-// Fills a warp's ring before the dependent wait. A tile whose newest position is written by rope_kv
-// can be copied only after the wait. If there is such a tile, the function waits before it copies
-// the tile, and returns true.
+// Fills a warp's ring, if possible before the dependent wait. If rope_kv writes the newest position
+// of a tile, the tile can be copied only after the wait. For such a tile the function itself waits,
+// and returns true.
 template <class S, class Walk>
 __device__ __forceinline__ bool fill_ring(const AttentionKernelArgs& args,
                                           Loader<S, Walk>* loader) {
@@ -261,11 +266,11 @@ struct Heads {
   }
 };
 
-// A warp's sums over a segment. Lane 4g + t has the sums of heads 2t and 2t + 1.
+// A warp's sums over its tiles of a segment. Lane 4g + t holds sums of heads 2t and 2t + 1.
 template <int kLength>
 struct WarpSums {
   float running_max[2];
-  float denominator[2];  // sum over this lane's positions
+  float denominator[2];  // summed over this lane's positions only
   float values[kLength / 16][4];
 
   __device__ __forceinline__ void clear() {
@@ -278,11 +283,11 @@ struct WarpSums {
   }
 };
 
-// Shared memory for the heads of a segment: the new key and the new value in the format of the
-// pages, then the f32 queries, the new key and the new value in f32.
+// Shared memory for the heads of a segment. It holds the new key and the new value in the format of
+// the pages, then the queries, the new key and the new value in f32.
 template <int kLength>
 struct NewKv {
-  static constexpr uint32_t kStride = kLength + 8;  // lanes read different banks
+  static constexpr uint32_t kStride = kLength + 8;  // padded, so that lanes read different banks
   static constexpr uint32_t kRowBytes = kLength * 2 + 16;
   static constexpr uint32_t bytes(uint32_t heads) {
     return 2 * kRowBytes + (heads + 2) * kStride * sizeof(float);
@@ -296,7 +301,8 @@ struct NewKv {
   __device__ uint8_t* row(bool is_value) const { return base + (is_value ? kRowBytes : 0); }
 };
 
-// Cosine and sine of a position for the pairs lane, lane + 32, … of a head.
+// The cosine and sine of a position for the element pairs that this lane rotates: those with index
+// lane, lane + 32, ….
 template <int kLength>
 struct Rotations {
   float frequencies[kLength / 64];
@@ -315,7 +321,8 @@ struct Rotations {
   }
 };
 
-// Head `index` of a segment: the queries, then the new key and the new value.
+// Returns the source of head `index` of a segment. The queries come first, then the new key and the
+// new value.
 template <class S>
 __device__ __forceinline__ const float* head_source(const AttentionKernelArgs& args,
                                                     const Heads& heads, uint32_t kv_head,
@@ -327,8 +334,8 @@ __device__ __forceinline__ const float* head_source(const AttentionKernelArgs& a
          (uint64_t{heads.token} * args.pages.head_count + kv_head) * n;
 }
 
-// Copies the heads of a later segment, of which this warp is the team, for load_heads. The copies
-// belong to the warp's next group.
+// Starts the copies of the heads of a later segment whose team is this warp alone; load_heads uses
+// them. The copies are part of the next cp.async group that the warp commits.
 template <class S>
 __device__ __forceinline__ void copy_heads(const AttentionKernelArgs& args, const Segment& segment,
                                            const NewKv<S::kLength>& new_kv, uint32_t lane) {
@@ -342,9 +349,9 @@ __device__ __forceinline__ void copy_heads(const AttentionKernelArgs& args, cons
   }
 }
 
-// Loads the heads of a segment into shared memory, one warp per head, unless copy_heads has done
-// so. If this kernel replaces rope_kv, it also applies norm and rope. Called by all threads of the
-// team.
+// Loads the heads of a segment into shared memory, one warp per head, unless copy_heads has copied
+// them (is_copied). If this kernel replaces rope_kv, the function also applies norm and rope.
+// Called by all threads of the team.
 template <class S>
 __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, const Heads& heads,
                                            const Segment& segment, bool has_newest, bool is_copied,
@@ -386,13 +393,14 @@ __device__ __forceinline__ void load_heads(const AttentionKernelArgs& args, cons
   team.sync();
 }
 
-// Queries as operand B of the MMA. Of every 16 elements of head g, lane 4g + t has two pairs.
+// Queries times scale * log2(e), as operand B of the MMA. Of every 16 elements of head g,
+// lane 4g + t holds two pairs.
 template <class S>
 struct Queries {
   static constexpr int kLength = S::kLength;
   uint32_t halves[kLength / 16][2];
-  // At most 4 heads: columns 4 to 7 hold what rounding to f16 removed from columns 0 to 3, so that
-  // the scores are more precise.
+  // True with at most 4 heads. Then columns 4 to 7 hold what rounding to f16 removed from columns 0
+  // to 3, which makes the scores more precise.
   bool is_split;
 
   __device__ __forceinline__ void load(const AttentionKernelArgs& args, uint32_t head_count,
@@ -421,8 +429,8 @@ struct Queries {
 };
 
 // Loads the queries of a segment that is not empty, after the dependent wait. If this kernel writes
-// the new key and value, the function stores them in `page`. If the tile of the new position was
-// already loaded into the ring, the function also stores them there. `next_tile` is the next tile
+// the new key and value, the function stores them in `page`. If the ring of this warp already holds
+// the tile of the new position, the function also stores them there. `next_tile` is the next tile
 // of the warp, which is in stage `stage`. Called by all threads of the team.
 template <class S>
 __device__ __forceinline__ void prepare_segment(
@@ -477,7 +485,7 @@ struct TileNumerators {
 
 // Computes the softmax numerators of the tile that begins at position `first` from its scores, and
 // updates the running maximum and the denominator. The running maximum changes only if a score
-// exceeds it by more than kSlack, so that the sums are rarely rescaled. The numerators are then at
+// exceeds it by more than kSlack, so that the sums are rarely rescaled; a numerator is therefore at
 // most 2^kSlack. Positions outside the segment have the score -infinity.
 template <class S>
 __device__ __forceinline__ TileNumerators softmax_scores(const AttentionKernelArgs& args,
@@ -531,8 +539,8 @@ __device__ __forceinline__ TileNumerators softmax_scores(const AttentionKernelAr
            transpose_tile(pack_halves(scores[2], scores[3]))}};
 }
 
-// Shared memory in which the warps of a team put their results: the sums of each head, then the
-// running maxima, then the denominators.
+// Shared memory to which the warps of a team write their results: for each warp the sums of each
+// head, then the running maxima, then the denominators.
 template <int kLength>
 struct ReductionBuffer {
   uint8_t* base;
@@ -590,8 +598,8 @@ struct Float4Partial {
     const float known = running_max;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) running_max = fmaxf(running_max, others[i].running_max);
-    // A partial result whose positions are all outside this layer's window has the running maximum
-    // -infinity and sums of 0.
+    // A partial result without a position in this layer's window has the running maximum -infinity
+    // and sums of 0.
     const float base = running_max == -INFINITY ? 0.0f : running_max;
     const float factor = exp2_fast(known - base);
     denominator *= factor;
@@ -631,7 +639,7 @@ __device__ __forceinline__ Float4Partial merge_warps(const ReductionBuffer<S::kL
   return partial;
 }
 
-// Divides float4 `i` of the team's heads by the denominator and writes it.
+// Divides the sums of float4 `i` of the team's heads by the denominator, and writes the result.
 template <int kLength>
 __device__ __forceinline__ void write_float4(const AttentionKernelArgs& args, const Heads& heads,
                                              uint32_t i, const Float4Partial& partial) {
@@ -654,8 +662,8 @@ __device__ __forceinline__ void write_float4(const AttentionKernelArgs& args, co
     if (element + j < n) out[j] = values[j];
 }
 
-// A block's partial result in global memory: the running maximum of each head, the denominator of
-// each head, then the sums (heads, kLength).
+// A partial result in global memory: the running maximum of each head, then the denominator of each
+// head, then the sums (heads, kLength).
 struct KvPartial {
   float* data;
   __device__ float* running_max(uint32_t head) const { return data + head; }
@@ -680,8 +688,8 @@ struct PartialList {
   }
 };
 
-// Adds the partial results of a row and head into the reduction buffer. Warp w adds partials w, w +
-// S::kWarps, …
+// Adds the partial results of a row and head, and writes the sums to the reduction buffer. Warp w
+// adds partials w, w + S::kWarps, ….
 template <class S>
 __device__ __forceinline__ void add_partials(const PartialList& partials, const Heads& heads,
                                              const ReductionBuffer<S::kLength>& reduction) {
@@ -748,7 +756,7 @@ __device__ __forceinline__ bool merge_blocks(const AttentionKernelArgs& args,
       *target.denominator(h) = partial.denominator;
     }
   }
-  __syncthreads();  // the partial is written; from here on, the reduction buffer may be overwritten
+  __syncthreads();  // the partial result is written; the reduction buffer may be overwritten
   if (threadIdx.x == 0) {
     is_last = add_to_counter(args.plan.counters + partials.counter) == partials.count - 1;
     if (is_last) args.plan.counters[partials.counter] = 0;
@@ -773,7 +781,7 @@ __device__ __forceinline__ void write_merged(const AttentionKernelArgs& args, co
   }
 }
 
-// Writes the results of a warp that is a team, from its registers.
+// Writes the results of a one-warp team directly from its registers.
 template <class S>
 __device__ __forceinline__ void write_sums(const AttentionKernelArgs& args, const Heads& heads,
                                            const WarpSums<S::kLength>& sums, uint32_t lane) {

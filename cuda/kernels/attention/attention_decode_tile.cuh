@@ -2,10 +2,11 @@
 // shared memory, and their use as MMA operands, for each format of the KV cache. Only for .cu
 // files.
 //
-// Keys are operand A of shape (16 positions, 16 elements), values of shape (16 elements, 16
-// positions). Each format chooses which elements a lane holds; query_element and sum_element return
-// the same choice for queries and results. f16 loads tiles by ldmatrix; q8_0 and e4m3 load words of
-// four codes.
+// Keys are operand A of shape (16 positions, 16 elements). Values are operand A of shape (16
+// elements, 16 positions). Each format chooses which elements a lane holds, because the sum over
+// elements may be computed in any order: query_element and sum_element return the element of a
+// register for queries and for results. f16 loads its operands with ldmatrix; q8_0 and e4m3 load
+// words of four codes.
 #pragma once
 
 #include "kernels/attention/attention_tile.cuh"
@@ -68,7 +69,7 @@ struct DecodeTile<kLength, KvFormat::kF16, kExact> {
     else
       copy_rows<kLength * 2, kTilePositions, 32>(target, source, row_bytes(pages), valid, lane);
   }
-  // Stores one row, given in shared memory.
+  // Stores row `row` of a tile. `source` is in shared memory.
   __device__ static __forceinline__ void put_row(uint32_t target, uint32_t row,
                                                  const uint8_t* source, const KvPages& pages,
                                                  uint32_t lane) {
@@ -92,7 +93,7 @@ struct DecodeTile<kLength, KvFormat::kF16, kExact> {
     for (int j = 0; j < 4; ++j) scores[j] += odd[j];
   }
 
-  // sums += values * numerators; w0 and w1 are the registers of the numerators.
+  // Computes sums += values * numerators. w0 and w1 are the registers of the numerators.
   __device__ static __forceinline__ void add(uint32_t values, const KvPages&, uint32_t w0,
                                              uint32_t w1, uint32_t lane,
                                              float (&sums)[kLength / 16][4]) {
@@ -106,9 +107,11 @@ struct DecodeTile<kLength, KvFormat::kF16, kExact> {
   }
 };
 
-// Lanes of q8_0 and e4m3, which load words of four codes. Of every 32 elements, that is 8 words,
-// lane 4g + t loads, for keys, words t and 4 + t of positions g and g + 8; for values, word g of
-// positions 2t, 2t + 1, 2t + 8 and 2t + 9.
+// The assignment of elements to lanes in q8_0 and e4m3, where each load is a word of four codes.
+// Every 32 elements are 8 words. Of these, lane 4g + t loads
+//
+//   keys     words t and 4 + t of positions g and g + 8
+//   values   word g of positions 2t, 2t + 1, 2t + 8 and 2t + 9
 struct ByteElements {
   __device__ static uint32_t value_row(int i, uint32_t lane) {
     return lane % 4 * 2 + i % 2 + i / 2 * 8;
@@ -194,18 +197,18 @@ struct DecodeTile<kLength, KvFormat::kFp8E4m3, kExact> : ByteElements {
 //   even     d 0 1   2 3 4 5 …   30 31   |
 //   odd                                  | d       0 1 2 3 4 5 6 7
 //
-// "Word k of the codes" is codes 4k … 4k + 3 of an odd block. Of an even block it is codes 4k + 2 …
-// 4k + 5 for k < 7, and codes 0, 1, 30, 31 for k = 7.
+// "Word k of the codes" of an odd block is codes 4k … 4k + 3. Word k of an even block is codes
+// 4k + 2 … 4k + 5 for k < 7, and codes 0, 1, 30 and 31 for k = 7.
 template <int kLength, bool kExact>
 struct DecodeTile<kLength, KvFormat::kQ8_0, kExact> : ByteElements {
   static constexpr uint32_t kRowBytes = kLength / 32 * 34;
   static constexpr uint32_t kBytes = kTilePositions * kRowBytes;
 
-  // True for even blocks of exact lengths. Rows of other lengths may themselves begin in the middle
-  // of a word; there every block is treated as odd, and loads assemble words from two.
+  // Returns true for even blocks if kExact. Without kExact, a row may itself begin in the middle of
+  // a word. Then every block is treated as odd, and each word is assembled from two loads.
   __device__ static bool has_split_word(int block) { return kExact && block % 2 == 0; }
 
-  // Returns the first code of a pair (0 or 1) of word `word` of a block's codes.
+  // Returns the index of the first code of pair `pair` (0 or 1) in word `word` of a block's codes.
   __device__ static uint32_t code_of(int block, uint32_t word, uint32_t pair) {
     if (!has_split_word(block)) return word * 4 + pair * 2;
     return word < 7 ? word * 4 + 2 + pair * 2 : pair * 30;
@@ -240,13 +243,14 @@ struct DecodeTile<kLength, KvFormat::kQ8_0, kExact> : ByteElements {
                       reinterpret_cast<const uint16_t*>(source)[i]);
   }
 
-  // Converts the low (0) or high (1) two bytes of `codes`, each a code plus 128, to f16.
+  // Converts the low (half = 0) or high (half = 1) two bytes of `codes` to f16. Each byte is a code
+  // plus 128.
   __device__ static __forceinline__ __half2 expand(uint32_t codes, int half) {
     const uint32_t word = __byte_perm(codes, 0x64646464u, half == 0 ? 0x4140 : 0x4342);
     return __hsub2(as_halves(word), as_halves(0x64806480u));
   }
 
-  // A word of a block's codes, each plus 128, with the block's scale in the low half of `scale`.
+  // A word of a block's codes, each code plus 128. The low half of `scale` is the block's scale.
   struct Word {
     uint32_t scale;
     uint32_t codes;
