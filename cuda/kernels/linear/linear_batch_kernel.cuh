@@ -1,19 +1,34 @@
-// The kernel of linear_batch for one weight type. Only for .cu files.
+// The kernel of linear_batch, for one weight type or for a layer with matrices of two types. Only
+// for .cu files.
 //
-// A block computes a tile of up to 256 rows (16 M-tiles) by kColumns columns (tokens); the blocks
-// of a cluster divide the inputs of a tile and add their sums in the order of their ranks. Each
-// consumer warp brings the packed tiles of its own M-tile, a K-tile of 256 inputs at a time, into a
-// ring of stages in shared memory with bulk copies, the first ones before the kernels ahead have
-// ended; a producer warp brings columns. A warp turns the codes of its M-tile to f16 operands in
-// its registers, and four warps together multiply 64 rows with the columns (wgmma m64nNk16, sums
-// f32).
+// A tile is up to 256 rows (16 M-tiles) by kColumns columns; a column is the activations of a
+// token. The blocks of a cluster compute one tile: each takes some of the K-tiles (256 inputs), and
+// in the end they add their sums in the order of their ranks:
 //
-// Time goes into instructions (375 of a warp for 16 rows by 256 inputs of Q4_K at
-// 16 columns) and into waiting: for the columns, for the sums of the cluster, for the next kernel.
-// Therefore blocks are small, so that two kernels' have room at once, nothing is divided at the
-// start, and four outputs of a thread are made at a time.
+//   block 0   K-tiles 0 … 3    ─┐
+//   block 1   K-tiles 4 … 7    ─┼─→ sums in the shared memory of each block ─→ outputs
+//   block 2   K-tiles 8 … 10   ─┘   each block adds and writes a third of the outputs
 //
-// Columns lie as half_input.h says, in the layout of the 128-byte swizzle.
+// Each consumer warp copies the packed tiles of its own M-tile into a ring of stages in shared
+// memory, one K-tile per stage, with bulk copies. It starts the first copies before the previous
+// kernel has ended. A producer warp copies the columns. A consumer warp converts its weights to f16
+// operands in its registers, and four warps together multiply 64 rows with the columns (wgmma
+// m64nNk16, f32 sums). Columns are stored in the order that half_input.h defines, with the 128-byte
+// swizzle. Timeline of a block with S stages of weights:
+//
+//   previous kernel   ─────────────────────┐ ends
+//   copies, weights   K-tiles 0 … S - 1    │                      K-tile S   K-tile S + 1 …
+//   copies, columns                        └ stage 0 | stage 1 …
+//   consumer warps                                   | K-tile 0 | K-tile 1 | …  | sums | outputs
+//
+// The time is spent on instructions (375 per warp for 16 rows x 256 inputs of Q4_K and 16 columns)
+// and on waiting: for the columns, for the sums of the cluster, and between kernels. Therefore
+// blocks are small, so that blocks of two consecutive kernels fit on an SM at the same time; the
+// host divides the K-tiles, so that no block starts with integer divisions; and each thread
+// computes four outputs at a time.
+//
+// Lane 4g + t of warp w holds sums[k] of row 16w + g + 8 * (k / 2 % 2) and of column
+// 8 * (k / 4) + 2t + k % 2.
 //
 // Bytes moved: packed tiles once for each tile of columns, columns once for each tile of rows.
 #pragma once
@@ -31,40 +46,42 @@ namespace wcuda::kernels {
 
 constexpr uint32_t kBatchStagesMax = 8;
 constexpr uint32_t kBatchClusterMax = 8;
-// Rows of a tile: the sums of 256 rows fill the registers.
+// Maximum rows of a tile. With more than 32 columns, a block of 256 rows uses all registers of an
+// SM. With fewer columns, blocks are smaller, so that several fit (batch_blocks).
 WCUDA_HD constexpr uint32_t batch_rows_max(uint32_t columns) { return columns > 32 ? 256 : 128; }
-// Blocks of a multiprocessor. Up to 32 columns, where sums are few, they leave room for the next
-// kernels', which bring their first weights while these end.
+// Blocks per SM. With at most 32 columns the sums need few registers, so blocks of the next kernel
+// fit on the SM too, and load their first weights while this kernel ends.
 WCUDA_HD constexpr uint32_t batch_blocks(uint32_t rows, uint32_t columns) {
   return columns > 32 ? 1 : rows > 64 ? 2 : 4;
 }
-// 227 KB a multiprocessor, less what tables of codebooks take.
+// Shared memory of a block. An SM has 227 KB, of which 8 KB are left for codebook tables.
 WCUDA_HD constexpr uint32_t batch_shared_bytes(uint32_t blocks) {
   return (blocks == 1 ? 219 : blocks == 2 ? 110 : 55) * 1024;
 }
-// What aligning takes.
+// Alignment of the data within shared memory; up to so many bytes are lost.
 constexpr uint32_t kBatchAlignment = 1024;
-// Barriers: of weights a consumer warp and stage, of columns two a stage.
+// Barriers: for weights, one per consumer warp and stage; for columns, two per stage.
 constexpr uint32_t kBatchWarpsMax = 16;
 constexpr uint32_t kBatchColumnBarriers = kBatchWarpsMax * kBatchStagesMax * 8;
 constexpr uint32_t kBatchBarrierBytes = 2048;
 static_assert(kBatchColumnBarriers + kBatchStagesMax * 16 <= kBatchBarrierBytes);
-// Between the sums of two columns: the lanes of a store lie in different banks.
+// Padding, in floats, between the sums of two columns, so that the lanes of a store access
+// different banks.
 constexpr uint32_t kBatchPadding = 4;
 WCUDA_HD constexpr uint32_t batch_threads(uint32_t rows) { return rows / 64 * 128 + 32; }
 
-// Threads that the registers of a thread are bounded for: more than a block has, 80 registers a
-// thread up to 32 columns.
+// Thread count for __launch_bounds__. With at most 32 columns it is larger than the block, so that
+// the compiler uses at most 80 registers per thread.
 WCUDA_HD constexpr uint32_t batch_bound(uint32_t columns) {
   return columns > 32 ? batch_threads(batch_rows_max(columns)) : 384;
 }
 
-// A stage of columns: half a K-tile, or a whole one where columns are small.
+// A stage of columns is half a K-tile, or a whole one with at most 16 columns.
 WCUDA_HD constexpr uint32_t batch_stage_halves(uint32_t columns) { return columns <= 16 ? 2 : 1; }
 WCUDA_HD constexpr uint32_t batch_stage_bytes(uint32_t columns) {
   return batch_stage_halves(columns) * kHalfKTileInputs * columns * 2;
 }
-// One in use, others on their way.
+// Stages of columns: one in use, the others in flight.
 WCUDA_HD constexpr uint32_t batch_column_stages(uint32_t columns) { return columns == 64 ? 4 : 3; }
 
 struct LinearBatchParams {
@@ -72,11 +89,11 @@ struct LinearBatchParams {
   uint32_t column_tiles;
   uint32_t packed_tile_count;  // of an M-tile
   uint32_t k_tile_count;
-  uint32_t
-      first_k_tile[kBatchClusterMax + 1];  // of each block of a cluster; the last: k_tile_count
-  uint32_t cluster;                        // blocks per tile
-  uint32_t tile_rows;                      // 64, 128 or 256
-  uint32_t weight_stage_count;             // of a K-tile
+  // Of each block of a cluster; the last entry is k_tile_count.
+  uint32_t first_k_tile[kBatchClusterMax + 1];
+  uint32_t cluster;             // blocks per tile
+  uint32_t tile_rows;           // 64, 128 or 256
+  uint32_t weight_stage_count;  // each stage is one K-tile
   uint32_t matrix_count;
   Epilogue epilogue;
   const uint16_t* h;    // (column_tiles, k_tile_count * 4, kColumns, 64)
@@ -85,17 +102,17 @@ struct LinearBatchParams {
   const float* biases[kLinearMatricesMax];
   float* outputs[kLinearMatricesMax];
   uint32_t rows[kLinearMatricesMax];
-  uint32_t first_tile[kLinearMatricesMax];  // of each matrix; gate and up have the same tiles
-  uint32_t second_tile;                     // the first of the second type
+  uint32_t first_tile[kLinearMatricesMax];  // of each matrix; a tile has rows of gate and up
+  uint32_t second_tile;                     // the first tile of the second type
 };
 
 #if WCUDA_HAS_WARPGROUPS
 
-// The tile of a block: which rows of which matrix.
+// The rows of a block's tile.
 struct BatchTile {
   uint32_t matrix;
   uint32_t first_row;
-  uint32_t rows;  // of each half, gate and up, of a gate's tile
+  uint32_t rows;  // of the tile; in a gated layer, of its gate half and equally of its up half
   bool is_gate;
 
   __device__ BatchTile(const LinearBatchParams& params, uint32_t index) {
@@ -106,7 +123,7 @@ struct BatchTile {
       if (index >= params.first_tile[m]) matrix = m;
     first_row = (index - params.first_tile[matrix]) * rows;
   }
-  // Packed tiles of M-tile `m_tile` of the tile; null past the end of the matrix.
+  // Returns the packed tiles of M-tile `m_tile` of the tile, or null past the end of the matrix.
   __device__ const uint8_t* m_tile(const LinearBatchParams& params, uint32_t m_tile,
                                    uint64_t m_tile_bytes) const {
     const uint32_t m_tiles = rows / quant::kMTileRows;
@@ -117,15 +134,15 @@ struct BatchTile {
   }
 };
 
-// What is added to a descriptor of columns for step `step` of 16 inputs: panels of 64 inputs, in
-// which a column is 128 bytes.
+// Returns the offset to add to the wgmma descriptor of a stage for its step `step` of 16 inputs.
+// Columns are stored in panels of 64 inputs, and a column has 128 bytes in each panel.
 template <uint32_t kColumns>
 WCUDA_HD constexpr uint32_t column_step(uint32_t step) {
   return step / 4 * (kColumns * 128 / 16) + step % 4 * (32 / 16);
 }
 
-// The K-tiles of a block, first … first + count - 1, of the tile blockIdx.z of rows and blockIdx.y
-// of columns.
+// The K-tiles that a block computes: first … first + count - 1. blockIdx.x is its rank in the
+// cluster, blockIdx.y its tile of columns, and blockIdx.z its tile of rows.
 struct BatchWork {
   uint32_t first;
   uint32_t count;
@@ -135,16 +152,16 @@ struct BatchWork {
         count(params.first_k_tile[blockIdx.x + 1] - first) {}
 };
 
-// A consumer warp brings the packed tiles of its own M-tile.
+// The ring of packed tiles of a consumer warp.
 template <class Operand>
 struct BatchWeights {
   static constexpr uint32_t kPackedTileBytes = Operand::kKTileBytes / Operand::kPackedTiles;
-  Pipeline ring;          // data: the place of the warp's M-tile
-  PipelineState stage;    // that is read next
+  Pipeline ring;          // `data` is the address of the warp's M-tile in stage 0
+  PipelineState stage;    // the stage to read next
   const uint8_t* m_tile;  // null past the end of a matrix
-  uint32_t k_tile;        // that is fetched next
+  uint32_t k_tile;        // the K-tile to copy next
 
-  // The next K-tile to stage `index`, which the warp has read.
+  // Copies the next K-tile into stage `index`, whose previous contents the warp has read.
   __device__ __forceinline__ void fetch(const LinearBatchParams& params, const BatchWork& work,
                                         uint32_t index) {
     if (k_tile >= work.first + work.count) return;
@@ -153,7 +170,7 @@ struct BatchWeights {
     uint32_t bytes = Operand::kKTileBytes;
     if (Operand::kPackedTiles > 1 &&
         (k_tile + 1) * Operand::kPackedTiles > params.packed_tile_count) {
-      // Packed tiles past the end of an M-tile are zeros.
+      // Zeros take the place of packed tiles past the end of an M-tile.
       bytes = (params.packed_tile_count - k_tile * Operand::kPackedTiles) * kPackedTileBytes;
       for (uint32_t i = bytes + lane * 16; i < Operand::kKTileBytes; i += 512)
         asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(target + i), "r"(0)
@@ -170,11 +187,11 @@ struct BatchWeights {
   }
 };
 
-// The producer's lane: columns, stage by stage.
+// Runs on one lane of the producer warp: copies the columns, stage by stage.
 template <uint32_t kColumns>
 __device__ __forceinline__ void produce_columns(const LinearBatchParams& params,
                                                 const BatchWork& work, const Pipeline& ring) {
-  constexpr uint32_t kStages = 2 / batch_stage_halves(kColumns);  // of a K-tile
+  constexpr uint32_t kStages = 2 / batch_stage_halves(kColumns);  // per K-tile
   dependent_wait();
   PipelineState stage;
   const uint8_t* source =
@@ -189,7 +206,7 @@ __device__ __forceinline__ void produce_columns(const LinearBatchParams& params,
   }
 }
 
-// Sums of a warp's M-tile over the K-tiles of a block.
+// Computes the sums of a warp's M-tile over the K-tiles of the block.
 template <class Operand, uint32_t kColumns>
 __device__ __forceinline__ void consume(const LinearBatchParams& params, const BatchWork& work,
                                         const uint8_t* packed_tiles, BatchWeights<Operand>& weights,
@@ -204,14 +221,14 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
   for (uint32_t k_tile = 0; k_tile < work.count; ++k_tile) {
     weights.ring.wait_full(weights.stage);
     const uint8_t* const place = packed_tiles + weights.stage.stage * weights.ring.stage_bytes;
-    // Both halves' at once where registers allow.
+    // Loads the operands of both halves at once if there are enough registers.
     constexpr bool kIsEarly = kColumns <= 16;
     Operand operands[kIsEarly ? 2 : 1];
     if constexpr (kIsEarly) {
       operands[0].load(place, 0, lane);
       operands[1].load(place, 1, lane);
     }
-    uint32_t last = 0;  // stage of columns
+    uint32_t last = 0;  // the stage of columns before the current one
     uint64_t descriptor = 0;
     uint32_t a[2][8];
 #pragma unroll
@@ -223,8 +240,9 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
       }
       Operand& operand = operands[kIsEarly ? half : 0];
       if (!kIsEarly && m == 0) operand.load(place, half, lane);
-      // The products of the group before the last have ended: their operands are free, and at the
-      // second group of a second stage all of the first.
+      // Only the products of the previous group may still be in flight. The operand registers of
+      // the group before it are free and, at the second group of the second stage, so is the first
+      // stage.
       wgmma_wait<1>();
       if (group == kStageGroups + 1) release(last);
       operand.group(half, m, lane, a[group % 2]);
@@ -239,7 +257,7 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
         column_stage.advance(batch_column_stages(kColumns));
       }
     }
-    // The compiler keeps products in flight only within a turn of the loop.
+    // The compiler keeps products in flight only within an iteration of the loop.
     wgmma_wait<0>();
     release(last);
     weights.fetch(params, work, weights.stage.stage);
@@ -247,12 +265,13 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
   }
 }
 
-// Adds the sums of the cluster's blocks, (kColumns, rows of the tile) each behind the barriers of
-// its shared memory, and writes the outputs: each block a part.
+// Adds the sums of the blocks of the cluster and writes the outputs; each block writes a part of
+// them. The sums of a block, (kColumns, rows of the tile), follow the barriers in its shared
+// memory.
 __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, const BatchTile& tile,
                                             uint32_t first_column, uint32_t columns,
                                             uint32_t threads, uint32_t shared, float weight_scale) {
-  // Outputs of a thread and blocks whose parts are on their way at once.
+  // Outputs that a thread computes at a time, and blocks whose sums it loads at a time.
   constexpr uint32_t kTurn = 4, kBlocks = 4;
   const uint32_t stride = params.tile_rows + kBatchPadding;
   const uint32_t rows = params.rows[tile.matrix], count = tile.rows * columns;
@@ -266,7 +285,7 @@ __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, con
   const float* const up_biases = tile.is_gate ? params.biases[1] : nullptr;
   for (uint32_t base = 0; base < count; base += kTurn * step) {
     const uint32_t first = base + blockIdx.x * threads + threadIdx.x;
-    uint32_t places[kTurn];  // of a thread's outputs in the sums; past the end of output 0
+    uint32_t places[kTurn];  // index of each output in the sums; past the end, that of output 0
     float totals[kTurn] = {}, ups[kTurn] = {}, scale[kTurn], bias[kTurn] = {}, up_bias[kTurn] = {};
     float previous[kTurn] = {};
 #pragma unroll
@@ -323,15 +342,16 @@ __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, con
 
 #endif
 
-// A block of the grid.
+// Computes one block of the grid.
 template <class Operand, uint32_t kColumns>
 __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
 #if WCUDA_HAS_WARPGROUPS
   extern __shared__ __align__(1024) uint8_t batch_shared[];
-  // The swizzle goes by address; tables of codebooks may lie ahead.
+  // The swizzle is a function of the shared-memory address, so the data must be aligned. Dynamic
+  // shared memory may begin unaligned, because static codebook tables are placed before it.
   const auto start = shared_address(batch_shared);
   const uint32_t shared = (start + kBatchAlignment - 1) / kBatchAlignment * kBatchAlignment;
-  // Warp-uniform for the compiler, so that derived values stay uniform.
+  // The shuffle shows the compiler that `warp` is uniform, and so are values derived from it.
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const uint32_t consumer_warps = blockDim.x / 32 - 1;
   const BatchWork work(params);
@@ -378,7 +398,8 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   prepare_operand<Operand>(0);
   __syncthreads();
 
-  // All sums are in shared memory: of a block alone, its consumers' business.
+  // Waits until all sums are in shared memory. Without a cluster, only the consumer warps of this
+  // block need to wait.
   const auto sync_sums = [&] {
     __syncwarp();
     if (params.cluster > 1)
@@ -386,7 +407,7 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
     else if (warp < consumer_warps)
       asm volatile("bar.sync 1, %0;" ::"r"(consumer_warps * 32) : "memory");
   };
-  // The other blocks have read this one's.
+  // Waits until the other blocks of the cluster have read this block's sums.
   const auto sync_end = [&] {
     __syncwarp();
     if (params.cluster == 1) return;
@@ -404,7 +425,7 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   float sums[kColumns / 2] = {};
   consume<Operand, kColumns>(params, work, batch_shared + (weights.ring.data - start), weights,
                              columns, sums);
-  // The sums take the place of the stages once all have been read.
+  // After all warps have read all stages, the sums overwrite them.
   asm volatile("bar.sync 1, %0;" ::"r"(consumer_warps * 32) : "memory");
   float* const parts =
       reinterpret_cast<float*>(batch_shared + (shared - start) + kBatchBarrierBytes);
@@ -423,14 +444,14 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
 #endif
 }
 
-// 16 consumer warps and the producer leave 96 registers a thread.
+// With 16 consumer warps and the producer, a thread has at most 96 registers.
 template <TensorType kType, uint32_t kColumns>
 __global__ void __launch_bounds__(batch_bound(kColumns), batch_blocks(128, kColumns))
     linear_batch_kernel(const __grid_constant__ LinearBatchParams params) {
   batch_block<HalfTile<kType>, kColumns>(params);
 }
 
-// Matrices of two types: tiles from params.second_tile on are of kSecond.
+// For matrices of two types. Tiles from params.second_tile on have type kSecond.
 template <TensorType kType, TensorType kSecond, uint32_t kColumns>
 __global__ void __launch_bounds__(batch_bound(kColumns), batch_blocks(128, kColumns))
     linear_batch_mixed_kernel(const __grid_constant__ LinearBatchParams params) {
@@ -440,17 +461,17 @@ __global__ void __launch_bounds__(batch_bound(kColumns), batch_blocks(128, kColu
     batch_block<HalfTile<kSecond>, kColumns>(params);
 }
 
-// The kernels of a type or of two, and what their launcher needs to know.
+// The kernels for one weight type or two, and what their launcher needs to know.
 struct BatchKernel {
   TensorType type;
-  TensorType second_type;  // the same where there is but one
+  TensorType second_type;  // equal to `type` if there is only one
   InputOrder order;
-  uint32_t k_tile_bytes;                               // of two types the larger
-  uint32_t packed_tiles;                               // of a K-tile
-  void (*kernels[3])(const LinearBatchParams params);  // 16, 32, 64 columns
+  uint32_t k_tile_bytes;                               // if there are two types, the larger size
+  uint32_t packed_tiles;                               // per K-tile
+  void (*kernels[3])(const LinearBatchParams params);  // for 16, 32 and 64 columns
 };
 
-// Of a type, or of matrices of two types.
+// Returns the kernels for one weight type, or for layers whose matrices have two types.
 template <TensorType kType, TensorType kSecond>
 const BatchKernel* linear_batch_kernels() {
   using First = HalfTile<kType>;
@@ -478,7 +499,7 @@ const BatchKernel* linear_batch_kernels() {
   return &kernel;
 }
 
-// For the file of a format: the kernels of one type, of two.
+// Instantiates the kernels of one type (passed twice) or of two, in a source file of their own.
 #define WCUDA_LINEAR_BATCH(type, second_type) \
   template const BatchKernel* linear_batch_kernels<type, second_type>()
 

@@ -1,10 +1,13 @@
-// The kernel of packed_gemm for one weight type or two. Only for .cu files.
+// The kernel of packed_gemm, for one weight type or for a layer with matrices of two types. Only
+// for .cu files.
 //
-//   CTA        two consumer warpgroups of 64 rows each, and a producer warpgroup, of which one
-//              thread works; it leaves its registers to the others. One CTA per SM
-//   tile       128 rows (of a gate: 64 of gate, 64 of up) x kN tokens, summed over all K-tiles
-//   iteration  a K-tile (256 inputs) of two tiles one below the other: what a cluster of two CTAs
-//              computes at a time. Its tokens are copied once, to both CTAs
+//   CTA        two consumer warpgroups with 64 rows each, and a producer warpgroup, which releases
+//              most of its registers to the consumers and of which only one thread works. Each SM
+//              runs one CTA
+//   tile       128 rows x kN tokens, summed over all K-tiles. In a gated layer: 64 rows of the gate
+//              matrix and the same 64 rows of the up matrix
+//   iteration  one K-tile (256 inputs) of two tiles whose rows are adjacent. A cluster of two CTAs
+//              computes it, one tile per CTA, and copies the activations once, to both CTAs
 //
 // Iterations are numbered tile by tile, and each cluster computes an equal run of them (stream-K),
 // so that every SM is busy to the end:
@@ -12,22 +15,32 @@
 //   tiles      |------- 0 -------|------- 1 -------|------- 2 -------|
 //   clusters   |---- 0 ----|---- 1 ----|---- 2 ----|---- 3 ----|- 4 …
 //
-// A CTA whose run covers only some of a tile's K-tiles writes its sums to memory and increments a
-// counter. The last one adds the partials in the order of K and writes the outputs. No CTA waits
-// for another, and the order of the sum does not depend on which one is last. Under batch
-// invariance K is cut into parts that depend on the matrices alone, and a cluster computes some
-// parts, or all parts of some tiles.
+// A CTA whose run covers only some of a tile's K-tiles writes its partial sums to global memory and
+// increments a counter. The last CTA to do so adds the partial sums in the order of K and writes
+// the outputs. Thus no CTA waits for another, and the order of additions does not depend on which
+// CTA is last. With batch invariance, K is cut into parts that depend only on the matrices. Each
+// cluster then computes a run of such parts or, if the memory for partial sums does not suffice, a
+// run of whole tiles.
 //
-// Tiles are numbered so that clusters work on neighbouring tiles at the same time: the weights and
-// tokens that several of them read come from L2.
+// The numbering of tiles lets clusters work on neighbouring tiles at the same time, so that weights
+// and activations that several of them read come from L2.
 //
-// Each consumer warp copies the packed tiles of its own 16 rows into a ring in shared memory, the
-// first ones before the previous kernel has ended. It converts them to operand A in its registers
-// while the MMAs of the previous group run (wgmma m64nNk16, f32 sums). Tokens have the order of
-// half_input.h and the 128-byte swizzle.
+// Each consumer warp copies the packed tiles of its own 16 rows into its own ring in shared memory,
+// and converts them to operand A in its registers, a group of 32 inputs at a time. Four warps
+// multiply 64 rows with the kN tokens (wgmma m64nNk16, f32 sums). Activations are stored in the
+// order that half_input.h defines, with the 128-byte swizzle. Timeline of a CTA:
 //
-// Bytes moved: packed tiles once for each tile of tokens (from memory once), tokens once for each
-// 256 rows, partial sums at most twice 4 * 128 * kN per CTA.
+//   previous kernel   ────────────────┐ ends
+//   copies, weights   fill the ring   │                refill stages as warps have read them …
+//   copies, tokens                    └ stage 0 | stage 1 | stage 2 …
+//   consumer warps                              | convert group 0 | convert group 1 | …
+//   tensor cores                                                  | multiply group 0 | …
+//
+// Lane 4g + t of warp w of a warpgroup holds sums[k] of row 16w + g + 8 * (k / 2 % 2) and token
+// 8 * (k / 4) + 2t + k % 2.
+//
+// Bytes moved: packed tiles once for each tile of tokens (from DRAM once, then from L2);
+// activations once for each 256 rows; at most two partial sums of 4 * 128 * kN bytes per CTA.
 #pragma once
 
 #include <type_traits>
@@ -46,7 +59,7 @@ namespace wcuda::kernels {
 
 #if WCUDA_HAS_WARPGROUPS
 
-// A run of K-tiles of one tile.
+// A run of K-tiles of one tile. With batch invariance it lies within one part of K.
 struct GemmSegment {
   uint32_t first_k_tile;
   uint32_t k_tiles;
@@ -54,15 +67,16 @@ struct GemmSegment {
   uint32_t first_row;  // of the matrix
   uint32_t matrix;
   uint32_t first_iteration;  // of the whole tile
-  uint32_t part;             // of the tile
+  uint32_t part;             // index of the part of K within the tile
 };
 
-// The segments of a CTA, one after the other.
+// Iterates over the segments of a CTA.
 struct GemmWork {
   uint32_t iteration;
   uint32_t end;
 
-  // The first iteration of a cluster, and the cluster that computes an iteration.
+  // Returns the first iteration of a cluster. cluster_of returns the cluster that computes an
+  // iteration, if K is not cut into parts.
   static __device__ __forceinline__ uint32_t first_iteration(const PackedGemmParams& params,
                                                              uint32_t cluster) {
     const auto piece = static_cast<uint32_t>(uint64_t{params.tile_count} * params.tile_pieces *
@@ -105,28 +119,31 @@ struct GemmWork {
   }
 };
 
-// The packed tiles of a consumer warp's rows.
+// The ring of packed tiles of a consumer warp. A stage holds a K-tile of the warp's 16 rows, or a
+// quarter of it if the type is large (gemm_parts).
 struct GemmWeights {
-  Pipeline ring;        // data: the warp's
-  PipelineState stage;  // that is read next
-  // What is copied next.
+  Pipeline ring;        // `data` is the address of this warp's bytes of stage 0
+  PipelineState stage;  // the stage to read next
+  // The segments to copy, and within the current one: the next packed tile (as a pointer, which is
+  // null if the rows are past the end of the matrix, and as an index) and the stages left to copy.
   GemmWork work;
-  const uint8_t* m_tile;  // at the part; null past the end of a matrix
+  const uint8_t* m_tile;
   uint32_t packed_tile = 0, parts = 0;
   uint32_t packed_tile_bytes;
 
-  // Two types differ in the size of a packed tile, not in its inputs.
+  // Copies the next packed tiles into stage `index`, whose previous contents the warp has read.
+  // First and Second may differ in the bytes of a packed tile, but not in its number of inputs.
   template <class First, class Second, uint32_t kN>
   __device__ __forceinline__ void fetch(const PackedGemmParams& params, uint32_t warp,
                                         uint32_t index) {
     static_assert(First::kPackedTiles == Second::kPackedTiles);
     constexpr uint32_t kParts = gemm_parts(First::kKTileBytes);
-    constexpr uint32_t kPackedTiles = First::kPackedTiles / kParts;  // of a part
+    constexpr uint32_t kPackedTiles = First::kPackedTiles / kParts;  // of a stage
     if (parts == 0) {
       GemmSegment segment;
       if (!work.next<kN>(params, &segment)) return;
       const bool is_gate = params.epilogue >= Epilogue::kSiluGate;
-      // A warpgroup has 64 rows, or 32 of gate and the same of up.
+      // A warpgroup has 64 rows, or 32 rows of gate and the same 32 rows of up.
       const uint32_t matrix = is_gate ? warp / 2 % 2 : segment.matrix;
       const uint32_t m = is_gate ? warp / 4 * 2 + warp % 2 : warp;
       const uint32_t row = segment.first_row + m * quant::kMTileRows;
@@ -146,7 +163,7 @@ struct GemmWeights {
     const uint32_t target = ring.target(index);
     uint32_t bytes = kPackedTiles * packed_tile_bytes;
     if (First::kPackedTiles > 1 && packed_tile + kPackedTiles > params.packed_tile_count) {
-      // Packed tiles past the end of an M-tile are zeros.
+      // Zeros take the place of packed tiles past the end of an M-tile.
       bytes = packed_tile < params.packed_tile_count
                   ? (params.packed_tile_count - packed_tile) * packed_tile_bytes
                   : 0;
@@ -166,7 +183,8 @@ struct GemmWeights {
   }
 };
 
-// The producer's lane: tokens, stage by stage; each CTA of the cluster copies half for both.
+// Runs on one lane of the producer: copies the activations, stage by stage. Each CTA of the cluster
+// copies one half of every stage to both CTAs (multicast).
 template <uint32_t kN>
 __device__ __forceinline__ void produce_tokens(const PackedGemmParams& params,
                                                const Pipeline& ring) {
@@ -192,7 +210,8 @@ __device__ __forceinline__ void produce_tokens(const PackedGemmParams& params,
   }
 }
 
-// Adds a segment's products to the sums of a warpgroup. `weights` lie at packed_tiles.
+// Adds a segment's products to the sums of a warpgroup. `packed_tiles` is a generic pointer to the
+// data of weights.ring.
 template <class First, class Second, bool kIsSecond, uint32_t kN>
 __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_t k_tiles,
                                          uint32_t warp, const uint8_t* packed_tiles,
@@ -214,9 +233,9 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
     weights.fetch<First, Second, kN>(params, warp, weights.stage.stage);
     weights.stage.advance(params.weight_stages);
   };
-  Operand operands[2];  // of the halves of a K-tile
-  uint32_t a[2][8];
-  uint32_t last = 0;  // stage of tokens
+  Operand operands[2];  // of the two halves of a K-tile
+  uint32_t a[2][8];     // operand A of this group and the previous one
+  uint32_t last = 0;    // the stage of activations before the current one
   uint64_t descriptor = 0;
   if constexpr (kParts == 1) {
     weights.ring.wait_full(weights.stage);
@@ -231,7 +250,9 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
         tokens.wait_full(token_stage);
         descriptor = wgmma_descriptor(tokens.target(token_stage.stage), 16);
       }
-      if constexpr (kParts > 1) {  // operands are read from the stage, as if the K-tile lay there
+      // If a stage holds only a part of a K-tile, the pointer is moved back by the parts before it,
+      // because load() expects a whole K-tile.
+      if constexpr (kParts > 1) {
         if (group % kPartGroups == 0) {
           weights.ring.wait_full(weights.stage);
           operands[half].load(
@@ -239,8 +260,8 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
               half, lane);
         }
       }
-      // The products of the group before the last have ended: their operands are free, and at the
-      // second group of a stage all of the stage before.
+      // Only the products of the previous group may still be in flight. The operand registers of
+      // the group before it are free and, at the second group of a stage, so is the previous stage.
       wgmma_wait<1>();
       if (group % kStageGroups == 1 && (group > kStageGroups || k > 0))
         release(tokens.empty_barrier(last));
@@ -248,7 +269,7 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
       wgmma_fence();
 #pragma unroll
       for (uint32_t i = 0; i < 2; ++i) {
-        const uint32_t step = group % kStageGroups * 2 + i;  // of 16 inputs; panels have 4
+        const uint32_t step = group % kStageGroups * 2 + i;  // 16 inputs; 4 per panel
         wgmma<kN, false>(sums, a[group % 2] + 4 * i,
                          descriptor + step / 4 * (kN * 128 / 16) + step % 4 * 2);
       }
@@ -257,7 +278,7 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
         last = token_stage.stage;
         token_stage.advance(params.token_stages);
       }
-      // While they run.
+      // Loads the next operands while these products run.
       if constexpr (kParts == 1) {
         if (group == 0) operands[1].load(place(weights.stage.stage), 1, lane);
         if (group == 4 && k + 1 < k_tiles) {
@@ -279,7 +300,8 @@ __device__ __forceinline__ void sync_warpgroup(uint32_t warpgroup) {
   asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 }
 
-// A thread's sums, of a part of a tile, in memory.
+// Stores a thread's partial sums of a tile, or adds stored ones to `sums`. The 128 threads of a
+// warpgroup store their float4s interleaved: `part` points to the first float4 of this thread.
 template <uint32_t kSums>
 __device__ __forceinline__ void store_part(float4* part, const float (&sums)[kSums]) {
 #pragma unroll
@@ -289,7 +311,7 @@ __device__ __forceinline__ void store_part(float4* part, const float (&sums)[kSu
 }
 template <uint32_t kSums>
 __device__ __forceinline__ void add_part(const float4* part, float (&sums)[kSums]) {
-  constexpr uint32_t kTurn = 16;  // loads on their way
+  constexpr uint32_t kTurn = 16;  // loads in flight
 #pragma unroll
   for (uint32_t begin = 0; begin < kSums / 4; begin += kTurn) {
     float4 values[kTurn];
@@ -305,8 +327,10 @@ __device__ __forceinline__ void add_part(const float4* part, float (&sums)[kSums
   }
 }
 
-// Adds the parts of a warpgroup's rows of a tile: of several CTAs in the last of them, or of one
-// CTA in its last segment of the tile. Returns false in the others.
+// Adds the partial sums of a tile, for the rows of one warpgroup. If several CTAs computed them,
+// the last CTA to finish adds them; if one CTA computed all of them, it adds them in its last
+// segment of the tile. Returns true if `sums` now holds the complete sums, and false if another CTA
+// or a later segment completes them.
 template <uint32_t kN>
 __device__ __forceinline__ bool join_parts(const PackedGemmParams& params,
                                            const GemmSegment& segment, uint32_t warpgroup,
@@ -314,21 +338,22 @@ __device__ __forceinline__ bool join_parts(const PackedGemmParams& params,
   const uint32_t thread = threadIdx.x % 128, rank = blockIdx.x % kGemmCluster;
   const bool is_fixed = params.parts > 1;
   const uint32_t tile = segment.first_iteration / params.k_tile_count;
-  // The first and the last part of the tile: parts of K in the order of all, or clusters.
+  // Indices of the first and the last partial sums of the tile. If K is cut into fixed parts, these
+  // are counted over all tiles; otherwise the index is that of the cluster that computed them.
   const uint32_t first =
       is_fixed ? tile * params.parts : GemmWork::cluster_of(params, segment.first_iteration);
   const uint32_t last =
       is_fixed ? first + params.parts - 1
                : GemmWork::cluster_of(params, segment.first_iteration + params.k_tile_count - 1);
-  // A CTA begins at most one tile that it does not end, and ends at most one that it does not
-  // begin.
+  // If K is not cut into fixed parts, a CTA stores at most two partial sums: number 1 of a tile
+  // that it begins, and number 0 of a tile that an earlier cluster began.
   const auto part_of = [&](uint32_t part) {
     const uint64_t partial = is_fixed ? part * kGemmCluster + rank
                                       : (part * kGemmCluster + rank) * 2 + (part == first ? 1 : 0);
     return reinterpret_cast<float4*>(params.partials) + (partial * 2 + warpgroup) * (kN / 8 * 128) +
            thread;
   };
-  if (params.tile_pieces == 1) {  // all parts are this CTA's, one after the other
+  if (params.tile_pieces == 1) {  // this CTA computes all parts, one after the other
     float4* const own = part_of(blockIdx.x / kGemmCluster);
     if (segment.part != 0) add_part(own, sums);
     if (segment.part + 1 == params.parts) return true;
@@ -356,15 +381,16 @@ __device__ __forceinline__ bool join_parts(const PackedGemmParams& params,
   return true;
 }
 
-// Outputs of a warpgroup's rows of a tile, 32 tokens at a time through shared memory, so that the
-// code is short and stores are of whole lines. A thread has a row and every so many of the tokens.
+// Writes the outputs of a warpgroup's rows of a tile. They pass through shared memory, 32 tokens at
+// a time, so that the code is short and each store covers whole cache lines. Each thread writes one
+// row, for every kStep-th token.
 template <bool kIsGate, uint32_t kN>
 __device__ __forceinline__ void finish(const PackedGemmParams& params, const GemmSegment& segment,
                                        uint32_t warp, float weight_scale,
                                        const float (&sums)[kN / 2], GemmOutputs* outputs) {
   constexpr uint32_t kRows = kIsGate ? kGemmGroupRows / 2 : kGemmGroupRows;
   constexpr uint32_t kStep = 128 / kRows;
-  constexpr uint32_t kTurn = kGemmOutputTokens / kStep;  // outputs of a thread
+  constexpr uint32_t kTurn = kGemmOutputTokens / kStep;  // outputs per thread and 32 tokens
   const uint32_t lane = threadIdx.x % 32, thread = threadIdx.x % 128, warpgroup = warp / 4;
   const uint32_t row = segment.first_row + warpgroup * kRows + thread % kRows;
   const uint32_t rows = params.rows[segment.matrix], first = thread / kRows;
@@ -383,7 +409,8 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
   const uint64_t stride = uint64_t{kStep} * rows;
   float* place =
       params.outputs[segment.matrix] + uint64_t{segment.first_column + first} * rows + row;
-  // Of the thread; none past the end of the matrix.
+  // Tokens of the tile from the thread's first token on; 0 if its row is past the end of the
+  // matrix.
   uint32_t tokens = params.tokens - segment.first_column;
   tokens = row < rows && tokens > first ? tokens - first : 0;
   float previous[kTurn];
@@ -439,11 +466,12 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   using First = HalfTile<kType>;
   using Second = HalfTile<kSecond>;
   extern __shared__ __align__(1024) uint8_t gemm_shared[];
-  // The swizzle goes by address; tables of codebooks may lie ahead.
+  // The swizzle is a function of the shared-memory address, so the data must be aligned. Dynamic
+  // shared memory may begin unaligned, because static codebook tables are placed before it.
   const uint32_t start = shared_address(gemm_shared);
   const uint32_t aligned = (start + kGemmAlignment - 1) / kGemmAlignment * kGemmAlignment;
   uint8_t* const shared = gemm_shared + (aligned - start);
-  // Warp-uniform for the compiler, so that derived values stay uniform.
+  // The shuffle shows the compiler that `warp` is uniform, and so are values derived from it.
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
   Pipeline tokens;
@@ -508,22 +536,22 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
         finish<false, kN>(params, segment, warp, weight_scale, sums, outputs);
     }
   }
-  // Neither leaves while the other copies to it.
+  // Neither CTA of the cluster exits while the other may still write to its shared memory.
   cluster_sync();
 #endif
 }
 
-// The kernels of a type or of two, and what their launcher needs to know.
+// The kernels for one weight type or two, and what their launcher needs to know.
 struct GemmKernel {
   TensorType type;
-  TensorType second_type;  // the same where there is but one
+  TensorType second_type;  // equal to `type` if there is only one
   InputOrder order;
-  uint32_t k_tile_bytes;                              // of two types the larger
-  uint32_t packed_tiles;                              // of a K-tile
-  void (*kernels[2])(const PackedGemmParams params);  // as kGemmColumns
+  uint32_t k_tile_bytes;                              // if there are two types, the larger size
+  uint32_t packed_tiles;                              // per K-tile
+  void (*kernels[2])(const PackedGemmParams params);  // for each size in kGemmColumns
 };
 
-// Of a type, or of matrices of two types.
+// Returns the kernels for one weight type, or for layers whose matrices have two types.
 template <TensorType kType, TensorType kSecond>
 const GemmKernel* packed_gemm_kernels() {
   using First = HalfTile<kType>;
@@ -539,7 +567,7 @@ const GemmKernel* packed_gemm_kernels() {
   return &kKernel;
 }
 
-// For the file of a format: the kernels of one type, of two.
+// Instantiates the kernels of one type (passed twice) or of two, in a source file of their own.
 #define WCUDA_PACKED_GEMM(type, second_type) \
   template const GemmKernel* packed_gemm_kernels<type, second_type>()
 
