@@ -131,9 +131,9 @@ typedef struct wcuda_selection {
 WCUDA_API wcuda_status wcuda_backend_select(const wcuda_selection_options* options,
                                             wcuda_selection* selection, wcuda_error* error);
 
-/* Maps a status to an error name, for example "OutOfMemory" or "KernelNotFound". Interfaces that report
- * errors by name (BackendError, MemoryError and KernelError) can use it. Every status has a name; that of
- * WCUDA_OK is "". The string is static. [any thread] */
+/* Maps a status to an error name, for example "OutOfMemory" or "KernelNotFound". This is for programs whose
+ * own interface reports errors by name, for example as BackendError, MemoryError or KernelError. Every
+ * status has a name; that of WCUDA_OK is "". The string is static. [any thread] */
 WCUDA_API const char* wcuda_backend_error_name(wcuda_status status);
 
 typedef struct wcuda_backend {

@@ -143,10 +143,11 @@ typedef struct wcuda_error {
  * static. [any thread] */
 WCUDA_API const char* wcuda_status_name(wcuda_status status);
 
-/* Status numbers of other interfaces, for programs that were written for one of them.
- * wcuda_backend_error_name (section 21) has error names. */
-#define WCUDA_NUMBERS_WORKER 1 /* functions named cuda_*: CUDA_SUCCESS 0 to 8, CUDA_ERROR_UNKNOWN 99 */
-#define WCUDA_NUMBERS_VRAM 2   /* functions named vram_*: VRAM_SUCCESS 0 to VRAM_ERROR_DRIVER 4 */
+/* Status numbers of older interfaces (worker_cuda_compat.h and the protocol ZCTL/1), for programs that were
+ * written for one of them. wcuda_backend_error_name (section 21) returns error names. */
+#define WCUDA_NUMBERS_WORKER 1 /* functions named cuda_*: 0 (CUDA_SUCCESS) to 8, and 99
+                                  (CUDA_ERROR_UNKNOWN) */
+#define WCUDA_NUMBERS_VRAM 2   /* functions named vram_*: 0 (VRAM_SUCCESS) to 4 (VRAM_ERROR_DRIVER) */
 #define WCUDA_NUMBERS_ZCTL 3   /* responses of the protocol ZCTL/1: OK 0, ERR_MALFORMED 1,
                                   ERR_UNSUPPORTED 2, ERR_DENIED 3, ERR_TIMEOUT 4, ERR_NO_MEM 5,
                                   ERR_BACKEND 6, ERR_BAD_ARGS 7 */

@@ -591,8 +591,8 @@ typedef struct wcuda_kernel_descriptor {
    * means none. */
   uint32_t budget_ms;
   wcuda_string name;   /* 1 to 127 bytes without control characters */
-  /* A kernel of the registry's context, which the registry keeps alive. With id 0 the descriptor is only
-   * listed, with WCUDA_KERNEL_NOT_HERE. */
+  /* A kernel of the registry's context, which the registry keeps alive. If this handle is 0, the registry
+   * lists the descriptor with the flag WCUDA_KERNEL_NOT_HERE and cannot run it. */
   wcuda_kernel kernel;
   const wcuda_parameter* parameters;
   uint64_t parameter_count;
@@ -604,7 +604,8 @@ typedef struct wcuda_kernel_descriptor {
   wcuda_string threads;
   wcuda_string shared_bytes; /* dynamic shared memory per block; empty means 0 */
   /* The name of the module that has the kernel, at most 127 bytes without control characters; empty means
-   * none. SUBMIT of ZCL1 finds a kernel by this name and the kernel's own name. */
+   * none. The protocol ZCL1 (docs/FORMATS.md) uses this name, together with the kernel's own name, to
+   * find the kernel of a SUBMIT operation. */
   wcuda_string module;
 } wcuda_kernel_descriptor;
 #define WCUDA_KERNEL_DESCRIPTOR_INIT \
