@@ -18,7 +18,6 @@ constexpr uint32_t kTensorAddId = 2;
 constexpr size_t kTensorAddArguments = 4;
 constexpr uint64_t kDescriptorBytes = 32;
 constexpr uint64_t kBlockAlignment = 256;
-constexpr uint64_t kPieceBytes = uint64_t{4} << 20;      // uploaded while the next is gathered
 constexpr uint64_t kBufferBytesMax = uint64_t{1} << 48;  // so that sums over all arguments fit
 
 enum WireKind : uint32_t {
@@ -528,17 +527,12 @@ void Marshalled::gather(const Memory& memory, uint8_t* block, bool keeps_copies,
 void Marshalled::gather_one(size_t index, uint8_t* source, uint8_t* block, Kernels* kernels) const {
   const Operand& operand = operands_[index];
   const uint64_t begin = run_arguments_[index].offset;
-  if (!operand.is_contiguous) {
+  if (operand.is_contiguous)
+    kernels->copy_in(block, begin, source, operand.bytes);
+  else
     copy_strided<true>(source, block + begin, operand.dims, operand.strides, operand.rank,
                        operand.element_bytes);
-    kernels->staged(begin + operand.bytes);
-    return;
-  }
-  for (uint64_t done = 0; done < operand.bytes; done += kPieceBytes) {
-    const uint64_t bytes = std::min(kPieceBytes, operand.bytes - done);
-    kernels->copy(block + begin + done, source + done, bytes);
-    kernels->staged(begin + done + bytes);
-  }
+  kernels->staged(begin + operand.bytes);
 }
 
 Outcome Marshalled::check_sums(const uint8_t* block) const {
@@ -558,7 +552,7 @@ void Marshalled::scatter(const uint8_t* block, const Memory& memory, Kernels* ke
     uint8_t* const target = memory.data + operand.data.begin;
     const uint8_t* const source = block + run_arguments_[i].offset;
     if (operand.is_contiguous)
-      kernels->copy(target, source, operand.bytes);
+      kernels->copy_out(target, source, operand.bytes);
     else
       copy_strided<false>(target, const_cast<uint8_t*>(source), operand.dims, operand.strides,
                           operand.rank, operand.element_bytes);

@@ -69,8 +69,12 @@ class Kernels {
   virtual Result<uint8_t*> stage(uint64_t bytes) = 0;
   // Bytes [0, end) of the staged block are what the run reads: its upload may begin.
   virtual void staged(uint64_t end) { (void)end; }
-  // Copies between a guest's memory and the staged block.
-  virtual void copy(uint8_t* target, const uint8_t* source, uint64_t bytes) {
+  // Copies from a guest's memory to `begin` of the staged block, where bytes [0, begin) are staged.
+  virtual void copy_in(uint8_t* block, uint64_t begin, const uint8_t* source, uint64_t bytes) {
+    std::memcpy(block + begin, source, bytes);
+  }
+  // Copies from the staged block to a guest's memory.
+  virtual void copy_out(uint8_t* target, const uint8_t* source, uint64_t bytes) {
     std::memcpy(target, source, bytes);
   }
   // Uploads, runs, and downloads into the staged block. Bytes of [upload_end, bytes) that the

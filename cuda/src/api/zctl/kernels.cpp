@@ -3,6 +3,7 @@
 #include "api/zctl/kernels.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 
 #ifdef __SSE2__
@@ -46,7 +47,7 @@ struct LateRuns {
 // One thread copies 10 GB/s on an H200's host, the bus 55 GB/s.
 constexpr uint64_t kUploadBytesMin = uint64_t{4} << 20;    // while the block is still filled
 constexpr uint64_t kThreadedBytesMin = uint64_t{1} << 20;  // a copy by several threads
-constexpr uint64_t kPieceBytes = uint64_t{128} << 10;      // by one of them at a time
+constexpr uint64_t kPieceBytes = uint64_t{64} << 10;       // by one of them at a time
 constexpr uint32_t kCopyThreadCountMax = 16;
 
 // Past the caches: what it writes, the device reads, or a guest much later. Saves the read of each
@@ -75,8 +76,10 @@ void copy_past_caches(uint8_t* target, const uint8_t* source, uint64_t bytes) {
 // Threads that copy for all sessions of a context.
 class CopyThreads {
  public:
-  // False if they are copying for another session, or cannot be had: nothing is copied.
-  bool copy(uint8_t* target, const uint8_t* source, uint64_t bytes) {
+  // Calls copied(end), on this thread, as bytes [0, end) have been copied; it must not throw. False
+  // if the threads are copying for another session, or cannot be had: nothing is copied.
+  template <class Copied>
+  bool copy(uint8_t* target, const uint8_t* source, uint64_t bytes, const Copied& copied) {
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
     if (!lock) return false;
     if (!pool_) {
@@ -84,17 +87,42 @@ class CopyThreads {
       if (!pool.ok()) return false;
       pool_ = pool.take();
     }
-    const auto count = static_cast<uint32_t>((bytes + kPieceBytes - 1) / kPieceBytes);
-    pool_->parallel_for(count, [&](uint32_t piece, uint32_t) {
-      const uint64_t at = piece * kPieceBytes;
-      copy_past_caches(target + at, source + at, std::min(kPieceBytes, bytes - at));
-    });
+    for (uint64_t begin = 0; begin < bytes; begin += kLoopBytes)
+      copy_once(target + begin, source + begin, std::min(kLoopBytes, bytes - begin),
+                [&](uint64_t end) { copied(begin + end); });
     return true;
   }
 
  private:
-  std::mutex mutex_;  // guards the member below
+  static constexpr uint32_t kUploads = 64;  // of a loop
+  static constexpr uint64_t kLoopBytes = kUploads * kUploadBytesMin;
+
+  // One loop over all pieces: a thread waits for the others at its end alone.
+  template <class Copied>
+  void copy_once(uint8_t* target, const uint8_t* source, uint64_t bytes, const Copied& copied) {
+    constexpr uint32_t kPiecesOfUpload = kUploadBytesMin / kPieceBytes;
+    const auto count = static_cast<uint32_t>((bytes + kPieceBytes - 1) / kPieceBytes);
+    for (std::atomic<uint32_t>& done : done_) done.store(0, std::memory_order_relaxed);
+    uint32_t next = 0;
+    const auto report = [&] {
+      for (uint32_t first; (first = next * kPiecesOfUpload) < count; ++next) {
+        const uint32_t pieces = std::min(kPiecesOfUpload, count - first);
+        if (done_[next].load(std::memory_order_acquire) != pieces) return;
+        copied(std::min((first + pieces) * kPieceBytes, bytes));
+      }
+    };
+    pool_->parallel_for(count, [&](uint32_t piece, uint32_t thread) {
+      const uint64_t at = piece * kPieceBytes;
+      copy_past_caches(target + at, source + at, std::min(kPieceBytes, bytes - at));
+      done_[piece / kPiecesOfUpload].fetch_add(1, std::memory_order_release);
+      if (thread == 0) report();
+    });
+    report();
+  }
+
+  std::mutex mutex_;  // guards the members below
   std::unique_ptr<ThreadPool> pool_;
+  std::atomic<uint32_t> done_[kUploads] = {};  // pieces of each upload
 };
 
 class RegistryKernels final : public zctl::Kernels {
@@ -165,13 +193,16 @@ class RegistryKernels final : public zctl::Kernels {
     if (!backend().is_host() && end - uploaded_ >= kUploadBytesMin) upload(end);
   }
 
-  void copy(uint8_t* target, const uint8_t* source, uint64_t bytes) override {
-    if (bytes >= kThreadedBytesMin && !backend().is_host()) {
-      if (!threads_)
-        threads_ = memory_.kept<CopyThreads>([] { return std::make_shared<CopyThreads>(); });
-      if (threads_->copy(target, source, bytes)) return;
-    }
-    std::memcpy(target, source, bytes);
+  void copy_in(uint8_t* block, uint64_t begin, const uint8_t* source, uint64_t bytes) override {
+    copy(block + begin, source, bytes, [&](uint64_t end) {
+      try {
+        staged(begin + end);
+      } catch (...) {  // is uploaded with the rest
+      }
+    });
+  }
+  void copy_out(uint8_t* target, const uint8_t* source, uint64_t bytes) override {
+    copy(target, source, bytes, [](uint64_t) {});
   }
 
   Status run(const Kernel& kernel, const std::vector<zctl::RunArgument>& arguments,
@@ -256,6 +287,16 @@ class RegistryKernels final : public zctl::Kernels {
     if (entry.builtin || block.upload_end == block.bytes) return {};
     return backend().fill(block_.data() + block.upload_end, block.bytes - block.upload_end, 0, 1,
                           stream_);
+  }
+
+  template <class Copied>
+  void copy(uint8_t* target, const uint8_t* source, uint64_t bytes, const Copied& copied) {
+    if (bytes >= kThreadedBytesMin && !backend().is_host()) {
+      if (!threads_)
+        threads_ = memory_.kept<CopyThreads>([] { return std::make_shared<CopyThreads>(); });
+      if (threads_->copy(target, source, bytes, copied)) return;
+    }
+    std::memcpy(target, source, bytes);
   }
 
   void upload(uint64_t end) {
