@@ -34,12 +34,14 @@ fuzz_build() {
 
 # fuzz_run NAME OPTION…: from the committed corpus, new finds go to the build folder.
 fuzz_run() {
-  local name=$1 build=$NATIVE/fuzz found=$NATIVE/fuzz/found/$1 dictionary=()
+  local name=$1 build=$NATIVE/fuzz found=$NATIVE/fuzz/found/$1 dictionary=() allocation_mb=64
   shift
   mkdir -p "$found"
+  # A session's memory, frames and buffers have at most 64 KiB here.
+  [[ $name == zctl_* ]] && allocation_mb=1
   [ -e "cuda/fuzz/$name.dict" ] && dictionary=(-dict="cuda/fuzz/$name.dict")
   "$build/fuzz/${name}_fuzz" -artifact_prefix="$build/" -timeout=10 -rss_limit_mb=2048 \
-    -malloc_limit_mb=64 -print_final_stats=1 "${dictionary[@]}" "$@" "$found" "cuda/fuzz/corpus/$name"
+    -malloc_limit_mb=$allocation_mb -print_final_stats=1 "${dictionary[@]}" "$@" "$found" "cuda/fuzz/corpus/$name"
 }
 
 fuzz_replay() {
@@ -52,14 +54,15 @@ fuzz_replay() {
   done
 }
 
-# fuzz_share CPU_SECONDS: every target for its part of this processor time, the C interface and transcripts too.
+# fuzz_share CPU_SECONDS: an eighth of this processor time for each target of ZCTL/1 and for transcripts; the others and
+# the C interface share the rest.
 fuzz_share() {
-  local targets share
-  mapfile -t targets < <(fuzz_targets)
-  share=$(($1 / (${#targets[@]} + 2)))
-  fuzz_all -max_total_time=$share
+  local others own=$(($1 / 8)) share
+  others=$(fuzz_targets | grep -vc ^zctl_)
+  share=$((($1 - 4 * own) / (others + 1)))
+  FUZZ_SECONDS_ZCTL=$own fuzz_all -max_total_time=$share
   fuzz_abi fuzz 20000 $share
-  fuzz_transcripts $share
+  fuzz_transcripts $own
 }
 
 # fuzz_transcripts CPU_SECONDS: runs of proptest, by the tests that step "cargo test, every feature" has built.
@@ -94,15 +97,18 @@ children_cpu_seconds() {
   awk '{ sub(/.*\) /, ""); print int(($14 + $15) / 100) }' "/proc/$BASHPID_OF_STEP/stat"
 }
 
-# fuzz_all OPTION…: every target with these options, as many at a time as there are cores.
+# fuzz_all OPTION…: every target with these options, as many at a time as there are cores. FUZZ_SECONDS_ZCTL is the time
+# of those of ZCTL/1, where it is set.
 fuzz_all() {
-  local name pids=() status=0 pid
+  local name pids=() status=0 pid more
   mkdir -p "$NATIVE/fuzz/logs"
   for name in $(fuzz_targets); do
     while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do sleep 0.2; done
+    more=()
+    [[ $name == zctl_* ]] && more=(${FUZZ_SECONDS_ZCTL:+-max_total_time=$FUZZ_SECONDS_ZCTL})
     (
       TIMEFORMAT="processor time: %U s user, %S s system"
-      time fuzz_run "$name" "$@"
+      time fuzz_run "$name" "$@" "${more[@]}"
     ) >"$NATIVE/fuzz/logs/$name.log" 2>&1 &
     pids+=($!)
   done

@@ -501,12 +501,7 @@ void Marshalled::gather(const Memory& memory, uint8_t* block, bool keeps_copies,
     }
     return;
   }
-  uint64_t copied = 0;
-  for (const Operand& operand : operands_)
-    if (keeps_copies && !operand.is_contiguous && (operand.access & WCUDA_ACCESS_READ) != 0)
-      copied += operand.data.bytes;
-  copies_.resize(copied);
-  copied = 0;
+  if (keeps_copies) copy_strided_inputs(memory);
   // In the order of the block.
   for (const uint32_t access : {WCUDA_ACCESS_READ, WCUDA_ACCESS_READ | WCUDA_ACCESS_WRITE})
     for (size_t i = 0; i < operands_.size(); ++i) {
@@ -514,14 +509,44 @@ void Marshalled::gather(const Memory& memory, uint8_t* block, bool keeps_copies,
       if (operand.access != access || operand.bytes == 0) continue;
       uint8_t* source = memory.data + operand.data.begin;
       operand.copy = block + run_arguments_[i].offset;
-      if (keeps_copies && !operand.is_contiguous) {
-        // Read once: what is reported is what was gathered.
-        std::memcpy(copies_.data() + copied, source, operand.data.bytes);
-        operand.copy = source = copies_.data() + copied;
-        copied += operand.data.bytes;
-      }
+      // Read once: what is reported is what was gathered.
+      if (keeps_copies && !operand.is_contiguous) operand.copy = source = copy_of(operand.data);
       gather_one(i, source, block, kernels);
     }
+}
+
+// Windows that overlap are copied as one: a guest could name its whole memory once an argument.
+void Marshalled::copy_strided_inputs(const Memory& memory) {
+  copied_.clear();
+  for (const Operand& operand : operands_)
+    if (!operand.is_contiguous && (operand.access & WCUDA_ACCESS_READ) != 0)
+      copied_.push_back(operand.data);
+  std::sort(copied_.begin(), copied_.end(),
+            [](const Window& a, const Window& b) { return a.begin < b.begin; });
+  size_t count = 0;
+  for (const Window& each : copied_) {
+    Window* const last = count == 0 ? nullptr : &copied_[count - 1];
+    if (last && each.begin <= last->begin + last->bytes)
+      last->bytes = std::max(last->bytes, each.begin + each.bytes - last->begin);
+    else
+      copied_[count++] = each;
+  }
+  copied_.resize(count);
+  copies_.clear();
+  for (const Window& each : copied_) {
+    const uint8_t* const source = memory.data + each.begin;
+    copies_.insert(copies_.end(), source, source + each.bytes);
+  }
+}
+
+uint8_t* Marshalled::copy_of(const Window& window) {
+  uint64_t at = 0;
+  for (const Window& each : copied_) {
+    if (window.begin - each.begin < each.bytes)
+      return copies_.data() + at + window.begin - each.begin;
+    at += each.bytes;
+  }
+  return nullptr;
 }
 
 void Marshalled::gather_one(size_t index, uint8_t* source, uint8_t* block, Kernels* kernels) const {

@@ -109,6 +109,8 @@ class Marshalled {
   Outcome check_scalar(const jit::Parameter& parameter, size_t index, const uint32_t words[4]);
   Outcome check_overlaps(const Arguments& arguments) const;
   void lay_out(const jit::Signature& signature);
+  void copy_strided_inputs(const Memory& memory);
+  uint8_t* copy_of(const Window& window);
   void gather_one(size_t index, uint8_t* source, uint8_t* block, Kernels* kernels) const;
   uint64_t place(uint64_t bytes);
 
@@ -118,7 +120,8 @@ class Marshalled {
   std::vector<std::optional<int64_t>> integers_;
   std::vector<uint8_t> is_broken_;  // an integer that its own check refuses
   std::vector<uint8_t> by_value_;
-  std::vector<uint8_t> copies_;  // of the data of inputs with strides
+  std::vector<Window> copied_;   // the data of inputs with strides; they do not overlap
+  std::vector<uint8_t> copies_;  // of these, one after the other
   std::vector<RunArgument> run_arguments_;
   RunBlock block_;
   uint64_t device_bytes_ = 0;

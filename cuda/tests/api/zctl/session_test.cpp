@@ -938,6 +938,33 @@ TEST_F(ZctlSession, a_recorder_receives_what_was_read_and_written) {
   EXPECT_EQ(lines[0].kind, WCUDA_ZCTL_CLOSED);
 }
 
+TEST_F(ZctlSession, a_recorder_receives_overlapping_strided_inputs_whole) {
+  std::vector<Line> lines;
+  wcuda_zctl_options options = ZctlGuest::options_for(registry_.handle());
+  options.recorder = record_line;
+  options.recorder_user = &lines;
+  ZctlGuest guest(options);
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6, 7, 8};
+  guest.write(kData, values);
+  // Elements 0 and 2 with 1 and 3; then 5 and 7, apart from them, with 0 and 2.
+  for (const uint32_t first : {1u, 5u}) {
+    const auto a = guest.tensor(kData + 200, kData + 4 * first, 12, {2}, {2});
+    const auto b = guest.tensor(kData + 300, kData, 12, {2}, {2});
+    lines.clear();
+    EXPECT_EQ(guest.run(zctl_run(kVectorAdd, {a, b, {10, kData + 50, 8, 0}, {1, 2, 0, 0}})).ok, 1u);
+    EXPECT_EQ(guest.read<float>(kData + 50, 2),
+              (std::vector<float>{1 + values[first], 3 + values[first + 2]}));
+    size_t inputs = 0;
+    for (const Line& line : lines) {
+      if (line.kind != WCUDA_ZCTL_READ || line.data.size() != 12) continue;
+      EXPECT_EQ(line.offset, inputs == 0 ? kData : kData + 4 * first);
+      EXPECT_EQ(line.data, guest.read<uint8_t>(static_cast<uint32_t>(line.offset), 12));
+      ++inputs;
+    }
+    EXPECT_EQ(inputs, 2u);
+  }
+}
+
 TEST_F(ZctlSession, eight_sessions_of_one_registry_run_on_eight_threads) {
   std::vector<std::thread> threads;
   std::atomic<int> right{0};
