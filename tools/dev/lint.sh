@@ -45,6 +45,7 @@ lint_checks() {
   python3 tools/abi/generate.py --check
   python3 tools/lint/words.py
   python3 tools/lint/examples.py
+  python3 tools/dev/mutants.py check
 }
 
 # Of our own objects: only wcuda_… is visible outside, and nothing ends the process or prints.

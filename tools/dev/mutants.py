@@ -1,10 +1,12 @@
-"""Mutation tests of the native library, in two commands.
+"""Mutation tests of the native library, in three commands.
 
 mutants.py list --mutate PROGRAM --list LIST FILE…
     universalmutator (PROGRAM is its `mutate`) writes the mutants of each FILE; LIST gets one JSON line per mutant.
 mutants.py run --list LIST --build FOLDER --work FOLDER [--jobs N] [--seconds N] [--seed N] [--results FILE]
     Runs a sample of LIST until the time is over. The sample is drawn evenly over the rooms (folders of cuda/src) from
     the seed. Exits 1 if fewer than 90 % of the mutants die that are not equivalent.
+mutants.py check
+    Reads tools/dev/mutants.toml, and checks that the code still has each line it names. Part of ./dev lint.
 
 FOLDER is the finished build of the host configuration (Ninja) and stays unchanged: a job compiles the changed file
 alone, links the tests with that object in front of the archive, and runs them: first the suites of the same room
@@ -230,8 +232,16 @@ class Jobs:
 
 
 def listed_as_equivalent() -> set[tuple[str, str, str]]:
-    """File, old and new line of tools/dev/mutants.toml; each old line must still be there."""
-    rows = tomllib.loads((ROOT / "tools/dev/mutants.toml").read_text()).get("native", [])
+    """File, old and new line of tools/dev/mutants.toml; each old line must still be there, each row have its reason."""
+    try:
+        tables = tomllib.loads((ROOT / "tools/dev/mutants.toml").read_text())
+        rows = tables["native"]
+        for row in rows:
+            _ = row["file"], row["old"], row["new"], row["reason"]
+        for row in tables["crate"]:
+            _ = re.compile(row["name"]), row["reason"]
+    except (tomllib.TOMLDecodeError, KeyError, re.error) as error:
+        sys.exit(f"mutants.toml: {error!r}")
     for row in rows:
         if row["old"] not in " ".join(line.strip() for line in (ROOT / row["file"]).read_text().splitlines()):
             sys.exit(f"mutants.toml: {row['file']} has no line {row['old']!r}")
@@ -314,7 +324,10 @@ def main() -> int:
     run_parser.add_argument("--seconds", type=float, default=1800)
     run_parser.add_argument("--seed", type=int, default=1)
     run_parser.add_argument("--results", type=pathlib.Path)
+    commands.add_parser("check")
     args = parser.parse_args()
+    if args.command == "check":
+        return 0 if listed_as_equivalent() else 1
     return command_list(args) if args.command == "list" else command_run(args)
 
 

@@ -3,7 +3,7 @@
 
 MUTANTS_MINUTES=${MUTANTS_MINUTES:-60}
 MUTANTS_ROOMS=(cuda/src/llm/engine cuda/src/llm/ops/sampling{,_check,_scan}.cpp cuda/src/llm/gguf cuda/src/core/vram
-  cuda/src/compute/jit cuda/src/llm/model src/scheduler src/seal src/llm/text)
+  cuda/src/compute/jit cuda/src/llm/model src/scheduler src/seal src/llm/model.rs src/llm/text)
 
 command_mutants() {
   need_test_tools
