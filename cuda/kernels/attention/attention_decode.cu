@@ -25,8 +25,7 @@
 // are never read; in shared memory their keys and values are 0.
 //
 // Bytes moved: the visible keys and values once for each group of up to 8 query heads, the queries,
-// the results, and the partial results (at most two per block, or one per span if spans have a
-// fixed length).
+// the results, and the partial results (at most two per block, or one per span of fixed length).
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_decode_group.h"
 #include "kernels/attention/attention_decode_step.cuh"
@@ -61,8 +60,7 @@ template <class S>
 struct SharedLayout {
   static constexpr uint32_t kReduction = S::kRingsBytes;
   static constexpr uint32_t kBytes = kReduction + S::kWarps * S::kSumBytes;
-  // A team uses the kSumBytes of all its warps: one warp has room for half of kMmaHeads heads, two
-  // warps for all of them.
+  // A team uses the kSumBytes of all its warps: one warp has room for kMmaHeads / 2 heads.
   static_assert(NewKv<S::kLength>::bytes(kMmaHeads) <= 2 * S::kSumBytes);
   static_assert(NewKv<S::kLength>::bytes(kMmaHeads / 2) <= S::kSumBytes);
   // Hopper has 228 KiB of shared memory per SM, of which the system reserves 1 KiB per block.
@@ -104,7 +102,7 @@ class Segments {
     segment->span_begin = span_ - (row_begin_ * plan.head_tiles + head_ * spans);
     uint32_t team_bits = S::kWarpBits;
     if (segment->span_begin == 0 && !is_fixed) {
-      // The queries of more than half of kMmaHeads heads need the shared memory of two warps.
+      // The queries of more than kMmaHeads / 2 heads need the shared memory of two warps.
       const uint32_t least = plan.group_heads <= kMmaHeads / 2 ? 0 : 1;
       const uint32_t left = plan.head_tiles - head_;
 #pragma unroll 1

@@ -227,9 +227,8 @@ class Loader {
   bool has_values_next_ = false;  // with kSeparateKv
 };
 
-// Fills a warp's ring, if possible before the dependent wait. If rope_kv writes the newest position
-// of a tile, the tile can be copied only after the wait. For such a tile the function itself waits,
-// and returns true.
+// Fills a warp's ring, if possible before the dependent wait. A tile whose newest position rope_kv
+// writes can be copied only after the wait. For such a tile the function waits, and returns true.
 template <class S, class Walk>
 __device__ __forceinline__ bool fill_ring(const AttentionKernelArgs& args,
                                           Loader<S, Walk>* loader) {
@@ -301,8 +300,7 @@ struct NewKv {
   __device__ uint8_t* row(bool is_value) const { return base + (is_value ? kRowBytes : 0); }
 };
 
-// The cosine and sine of a position for the element pairs that this lane rotates: those with index
-// lane, lane + 32, ….
+// The cosine and sine of a position for the element pairs with index lane, lane + 32, … of a head.
 template <int kLength>
 struct Rotations {
   float frequencies[kLength / 64];
@@ -321,8 +319,7 @@ struct Rotations {
   }
 };
 
-// Returns the source of head `index` of a segment. The queries come first, then the new key and the
-// new value.
+// Returns the source of head `index`. The queries come first, then the new key and the new value.
 template <class S>
 __device__ __forceinline__ const float* head_source(const AttentionKernelArgs& args,
                                                     const Heads& heads, uint32_t kv_head,
@@ -598,8 +595,7 @@ struct Float4Partial {
     const float known = running_max;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) running_max = fmaxf(running_max, others[i].running_max);
-    // A partial result without a position in this layer's window has the running maximum -infinity
-    // and sums of 0.
+    // A partial result without a visible position has the running maximum -infinity and sums of 0.
     const float base = running_max == -INFINITY ? 0.0f : running_max;
     const float factor = exp2_fast(known - base);
     denominator *= factor;

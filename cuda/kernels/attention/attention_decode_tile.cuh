@@ -5,8 +5,7 @@
 // Keys are operand A of shape (16 positions, 16 elements). Values are operand A of shape (16
 // elements, 16 positions). Each format chooses which elements a lane holds, because the sum over
 // elements may be computed in any order: query_element and sum_element return the element of a
-// register for queries and for results. f16 loads its operands with ldmatrix; q8_0 and e4m3 load
-// words of four codes.
+// register for queries and for results. f16 uses ldmatrix; q8_0 and e4m3 load words of four codes.
 #pragma once
 
 #include "kernels/attention/attention_tile.cuh"
@@ -243,8 +242,7 @@ struct DecodeTile<kLength, KvFormat::kQ8_0, kExact> : ByteElements {
                       reinterpret_cast<const uint16_t*>(source)[i]);
   }
 
-  // Converts the low (half = 0) or high (half = 1) two bytes of `codes` to f16. Each byte is a code
-  // plus 128.
+  // Converts the low (half = 0) or high (half = 1) two bytes, each a code plus 128, to f16.
   __device__ static __forceinline__ __half2 expand(uint32_t codes, int half) {
     const uint32_t word = __byte_perm(codes, 0x64646464u, half == 0 ? 0x4140 : 0x4342);
     return __hsub2(as_halves(word), as_halves(0x64806480u));

@@ -1,9 +1,8 @@
 // The engines of linear_vector for weights that are not quantized: F16, BF16 and F32.
 //
-// F16 and BF16 use tensor cores (mma m16n8k16, f32 sums) with activations in two terms: f16 with 11
-// bits each (x / 64 = high + low / 2048; the error is 2^-22 of values above 2^-8 and 2^-30 below;
-// values of 4 million and above saturate), bf16 with 8 bits each. F32 weights are multiplied in
-// f32.
+// F16 and BF16 use tensor cores (mma m16n8k16, f32 sums) with activations in two terms: for bf16 of
+// 8 bits each, for f16 of 11 bits each (x / 64 = high + low / 2048). With f16, the error is 2^-22
+// of values above 2^-8, and 2^-30 below; values of 4 million and above saturate. F32 uses f32.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -22,7 +21,7 @@ struct HalfEngine {
   static constexpr uint32_t kStageInputs = 64;
   static constexpr uint32_t kStagePackedTiles = 1;
   static constexpr uint32_t kStageBytes = kLayout.packed_tile_bytes();
-  // Accumulators: columns are [token][high, low]; two sets for T = 8 tokens.
+  // Accumulators. Columns are [token][high, low]; for T = 8 tokens there are two sets.
   static constexpr uint32_t kSums = T == 8 ? 8 : 4;
   static constexpr float kScale = kIsF16 ? 64.0f : 1.0f;
   static constexpr float kLowScale = kIsF16 ? 1.0f / 2048.0f : 1.0f;
@@ -46,7 +45,7 @@ struct HalfEngine {
   static constexpr uint32_t kStaticBytes = 0, kScratchBytes = 0;
   static __device__ void prepare() {}
 
-  // x: [group][token][high, low][32], for T = 8 [group][high, low][token][32].
+  // Layout of x: [group][token][high, low][32], for T = 8 [group][high, low][token][32].
   template <class AfterLoads>
   static __device__ void stage_x(const VectorParams& params, const StageRange& range, uint8_t* x,
                                  float* squares, AfterLoads after_loads) {
@@ -130,7 +129,7 @@ struct F32Engine {
   static constexpr uint32_t kStaticBytes = 0, kScratchBytes = 0;
   static __device__ void prepare() {}
 
-  // x: (input / 4, token, 4).
+  // Layout of x: (input / 4, token, 4).
   template <class AfterLoads>
   static __device__ void stage_x(const VectorParams& params, const StageRange& range, uint8_t* x,
                                  float* squares, AfterLoads after_loads) {

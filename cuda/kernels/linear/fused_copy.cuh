@@ -57,14 +57,14 @@ __device__ inline FusedPartition partition_of(const FusedLayer& layer, uint32_t 
   return partition;
 }
 
-// The ring, from the view of the copying lane.
+// The producer side of the ring.
 class Copier {
  public:
   __device__ Copier(const FusedParams& params, uint8_t* shared)
       : ring_(pipeline_of(params, shared)),
         policy_(l2_evict_first()),
         landed_(-static_cast<int32_t>(params.flight)) {}
-  // Copies the next stage as soon as there is room and no more than `flight` are in flight.
+  // Copies the next stage as soon as it is empty and fewer than `flight` copies are in flight.
   __device__ __forceinline__ void copy(const uint8_t* source, uint32_t bytes) {
     ring_.wait_empty(next_);
     if (landed_ >= 0) mbarrier_wait(ring_.full_barrier(landed_), landed_parity_);
@@ -100,7 +100,7 @@ __device__ inline void copy_weights(const FusedParams& params, const FusedPartit
 #pragma unroll 1
     for (uint32_t run = 0; run < 2; ++run) {
       const uint8_t* source = partition.packed_tiles[run];
-      uint32_t left = item_stages;  // of the item
+      uint32_t left = item_stages;  // stages left of the item
 #pragma unroll 1
       for (uint32_t stages = partition.m_tiles[run] * item_stages; stages != 0; --stages) {
         copier.copy(source, bytes);
@@ -115,7 +115,7 @@ __device__ inline void copy_weights(const FusedParams& params, const FusedPartit
 __device__ inline void wait_for_others(const FusedParams& params, uint8_t* shared) {
   Barriers& all = *reinterpret_cast<Barriers*>(shared + params.barriers_offset);
   mbarrier_wait(shared_address(&all.staged), 0);
-  uint64_t before, now;  // counted over all launches, each of which adds its CTAs
+  uint64_t before, now;  // totals over all launches; each adds its number of CTAs
   asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], 1;"
                : "=l"(before)
                : "l"(params.arrivals)

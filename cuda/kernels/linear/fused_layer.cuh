@@ -22,8 +22,8 @@ __device__ __forceinline__ void stage_x(const FusedParams& params, const FusedLa
   };
   if (kHasNorm && warp < k_tiles) load_gains(warp);
   if (is_first) dependent_wait();
-  // Polls one word first: if many CTAs poll all words, weights and outputs slow down (H200, 8B
-  // Q4_K_M at position 0: 675 tokens per second with all words, 691 with one).
+  // A warp polls one word first. If many CTAs poll all words, they slow down weights and outputs
+  // (H200, 8B Q4_K_M at position 0: 675 tokens per second with all words, 691 with one).
   SpinLimit spins;
   if (!is_first && warp < k_tiles)
     while (load_word(inputs + (warp + 1) * kKTileInputs - 1) == kMissing) spins.count();
@@ -111,7 +111,7 @@ __device__ __forceinline__ void add_splits(const FusedLayer& layer, uint32_t war
   if (part.output != nullptr) part.output[row] = y;
 }
 
-// Computes a layer. `first`: the stage it begins with; on return that of the next layer.
+// Computes a layer. `first` is the first stage of the layer and, on return, that of the next layer.
 template <class Engine>
 __device__ __forceinline__ void run_layer(const FusedParams& params, uint32_t p,
                                           const FusedPartition& partition, PipelineState& first,
@@ -123,7 +123,7 @@ __device__ __forceinline__ void run_layer(const FusedParams& params, uint32_t p,
   else
     stage_x<Engine, false>(params, layer, partition, p == 0, shared, warp, lane);
   const uint32_t k_tiles = layer.k_tiles;
-  sync_products();  // also: the accumulators of the previous layer have been read
+  sync_products();  // also waits until the accumulators of the previous layer have been read
   const bool is_split_k = layer.k_splits != 0;
 
   const uint32_t m_tiles0 = partition.m_tiles[0], m_tiles = m_tiles0 + partition.m_tiles[1];
@@ -181,7 +181,7 @@ __device__ __forceinline__ void run_layer(const FusedParams& params, uint32_t p,
                       nullptr, sums);
       mbarrier_arrive<4 / kOwn>(pipeline.empty_barrier(own_stage.stage));
       own_stage.advance(kWarps / kOwn, params.stages);
-      if (k_tiles < kWarps) {  // an accumulator for each K-tile
+      if (k_tiles < kWarps) {  // each K-tile has its own accumulator
         close(k_tile);
         open = ~0u;
       }

@@ -127,17 +127,17 @@ void fill_layer(const LinearArgs& args, const PersistentLayerPlan& plan, uint32_
   }
 }
 
-// Returns whether `next` reads the output of `layer`, which has only that one.
+// Returns whether `next` reads the output of `layer`, and `layer` has no other output.
 bool follows(const LinearArgs& layer, const LinearArgs& next) {
   return next.x == layer.outputs[0] && next.matrices[0].cols == layer.matrices[0].rows &&
          layer.matrix_count == (is_gate(layer) ? 2u : 1u);
 }
 
-// Sets the parameters of a launch, except pointers to scratch memory, and returns its shared
-// memory; 0: not supported.
+// Sets the parameters of a launch, except pointers to scratch memory, and returns the bytes of its
+// shared memory, or 0 if the layers are not supported.
 uint32_t plan(const LinearArgs* layers, uint32_t count, const Launch& launch, FusedParams* params) {
   if (count < 2 || count > kFusedLayersMax || launch.sm_count <= 0) return 0;
-  // Of the others x has one row.
+  // Only the first layer can have x_rows: the x of the others has one row.
   if (layers[0].x_rows != nullptr) return 0;
   PersistentLayerShape shapes[kFusedLayersMax];
   for (uint32_t p = 0; p < count; ++p) {
@@ -227,7 +227,7 @@ cudaError_t fused_layers(const LinearArgs* layers, uint32_t count, void* scratch
       if (layers[q].outputs[0] == linear.outputs[0]) {
         layer.addend = params.layers[q].mailbox;
         layer.is_addend_awaited = true;
-        // Others may write it: in what order the two arrive is not known.
+        // Only layer p writes the output: another CTA may write it in layer q, in unknown order.
         for (VectorMatrix& part : params.layers[q].matrices) part.output = nullptr;
       }
   }

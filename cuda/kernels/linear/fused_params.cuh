@@ -31,8 +31,8 @@ static_assert(EngineA::codes_bytes(kKTileInputs) == persistent::kCodesBytes &&
 constexpr uint32_t kThreads = (kWarps + 1) * 32;
 constexpr uint32_t kSplitsAtOnce = 8;  // K-splits whose sums are read together
 constexpr uint32_t kMissing = 0;       // an output of 0 is sent as -0
-// A CTA that waits for another traps after so many polls of about 0.7 us, 45 s in all; the device
-// then counts as lost.
+// A CTA that waits for another CTA traps after this many polls, of about 0.7 us each and 45 s in
+// all. The device is then lost.
 constexpr uint32_t kSpinsMax = 1u << 26;
 // Copies in flight at once. More would compete with the exchange of outputs.
 constexpr uint32_t kFlightStages = 5;
@@ -70,14 +70,14 @@ struct FusedParams {
   uint32_t x_scales_offset, squares_offset, accumulators_offset, partitions_offset, barriers_offset,
       ring_offset;
   uint32_t batch;
-  uint32_t stages, flight;  // of the ring; the most in flight at once
+  uint32_t stages, flight;  // of the ring, and at most in flight at once
   float* mailbox;
   uint32_t mailbox_floats;  // a multiple of 4
   uint64_t* arrivals;       // counts CTAs that have read all they need, over all launches
 };
 
-// A CTA's partition of a layer: up to two runs of M-tiles (with split-K, each of one K-split), or a
-// run of the gate and one of up.
+// A CTA's partition of a layer: up to two runs of M-tiles (with split-K, each of one K-split), or
+// one run of gate and one of up.
 struct FusedPartition {
   const uint8_t* packed_tiles[2];
   float* outputs[2];
@@ -97,7 +97,7 @@ static_assert(sizeof(FusedPartition) == persistent::kPartitionBytes);
 struct Barriers {
   // Per stage: "full" counts its bytes, "empty" the lanes that have finished with it.
   uint64_t full[kStagesMax], empty[kStagesMax];
-  uint64_t staged;  // warps that have read all they need of mailboxes
+  uint64_t staged;  // counts warps that have read all they need from mailboxes
 };
 static_assert(sizeof(Barriers) == persistent::kBarriersBytes);
 
@@ -120,20 +120,17 @@ __device__ __forceinline__ void sync_products() {
 //
 // CTAs exchange outputs through words of global memory, without a grid barrier. The invariant:
 //
-//   - A word is kMissing, all zeros, until its value is written: the value is its own flag. An
-//   output
-//     of 0 is sent as -0, which gives the same sums.
+//   - A word is kMissing, all zeros, until its value is written, so the value is its own flag.
+//     An output of 0 is sent as -0, which gives the same sums.
 //   - A word is written once per launch, by one CTA. A reader needs only the word itself, so no
-//   other
-//     access must be ordered with it: relaxed loads and stores at gpu scope suffice. They bypass
-//     L1, where an old value could remain. Each word of a 16-byte load is tested, since the four
-//     words may be seen at different times.
+//     other access must be ordered with it: relaxed loads and stores at gpu scope suffice. They
+//     bypass L1, where an old value could remain. A 16-byte load may see its four words at
+//     different times, so each of them is tested.
 //   - All CTAs are resident at once (one per SM, a grid of sm_count), so a CTA never waits for one
-//   that
-//     cannot start. A wait that does not end traps: SpinLimit.
+//     that cannot start. If a wait does not end, SpinLimit traps.
 //   - A CTA that has read all it needs arrives at a counter (release). When all have arrived
 //     (acquire), each clears its part of the mailbox. The next launch reads and writes mailboxes
-//     only after dependent_wait(), when this one has ended.
+//     only after dependent_wait(), when this launch has ended.
 
 __device__ __forceinline__ float4 load_now(const float* place) {
   float4 v;
@@ -166,7 +163,7 @@ __device__ __forceinline__ bool is_missing(const float4& v) {
          __float_as_uint(v.z) == kMissing || __float_as_uint(v.w) == kMissing;
 }
 
-// Sends an output; 0 as -0.
+// Sends an output; 0 is sent as -0.
 __device__ __forceinline__ void send(float* place, float value) {
   store_word(place, __float_as_uint(value) == kMissing ? 0x80000000 : __float_as_uint(value));
 }

@@ -1,9 +1,9 @@
 // half_input: h[c] = 2^s(c) * x[c], or 2^s(c) * rms_norm(x[c]) * norm, as f16.
 //
-// A cluster of blocks a column, a quad of lanes kPieces groups of 32 inputs: a lane holds in
-// registers the 8 of each that lane t of a quad owns in the product. Blocks are small, so that they
-// fit on an SM next to those of linear_batch. Bytes moved: 4 cols read and 2 depth written a
-// column.
+// A cluster of blocks converts one column (the activations of a token). Each quad of lanes converts
+// kPieces groups of 32 inputs; of each group, a lane holds in registers the 8 inputs that the same
+// lane of a quad owns in the MMA. Blocks are small, so that they fit on an SM next to those of
+// linear_batch. Bytes moved per column: 4 * cols read and 2 * depth written.
 #include <cuda_fp16.h>
 
 #include "kernels/linear/half_input.h"
@@ -16,21 +16,21 @@ namespace wcuda::kernels {
 namespace {
 
 constexpr uint32_t kInputThreads = 256;
-constexpr uint32_t kPieces = 2;  // of 8 inputs, of a thread
+constexpr uint32_t kPieces = 2;  // of 8 inputs, per thread
 constexpr uint32_t kBlockInputs = kInputThreads * 8 * kPieces;
 constexpr uint32_t kInputClusterMax = 8;
 constexpr int32_t kTopExponent = 14;
 
-// s of the largest magnitude: 0 where that is 0 or not finite.
+// Returns s for the largest magnitude `max`; 0 if `max` is 0 or not finite.
 __device__ inline int32_t scale_exponent(float max) {
   const auto exponent = static_cast<int32_t>(float_bits(max) >> 23 & 255);
   if (max == 0.0f || exponent == 255) return 0;
   return min(kTopExponent + 127 - exponent, 126);
 }
 
-// Three that only devices with clusters need.
+// The functions marked maybe_unused are used only on devices with clusters.
 
-// The two quarters (4 inputs each) of a group of 32 that lane t of a quad owns.
+// Returns the two quarters (4 inputs each) of a group of 32 that lane t of a quad owns.
 [[maybe_unused]] __device__ inline uint2 owned_quarters(InputOrder order, uint32_t t) {
   switch (order) {
     case InputOrder::kSplit:
@@ -52,7 +52,7 @@ __device__ inline uint64_t piece_index(const HalfInputArgs& args, uint32_t colum
   return (panel * args.tile_columns + column % args.tile_columns) * 8 + (piece % 8 ^ column % 8);
 }
 
-// words[i] of lane t of a quad becomes words[t] of lane i.
+// Transposes words over a quad: words[i] of lane t becomes words[t] of lane i.
 [[maybe_unused]] __device__ inline void transpose_words(uint32_t (&words)[4]) {
 #pragma unroll
   for (uint32_t bit = 1; bit <= 2; bit *= 2) {
@@ -66,8 +66,8 @@ __device__ inline uint64_t piece_index(const HalfInputArgs& args, uint32_t colum
   }
 }
 
-// x and norm are aligned to 16 bytes, cols is a multiple of 4, depth at most kBlockInputs a block
-// of the cluster.
+// Requires that x and norm are aligned to 16 bytes, that cols is a multiple of 4, and that depth is
+// at most kBlockInputs per block of the cluster.
 __global__ void __launch_bounds__(kInputThreads, 5)
     half_input_kernel(const HalfInputArgs args, uint32_t cluster) {
 #if __CUDA_ARCH__ >= 900
@@ -77,14 +77,14 @@ __global__ void __launch_bounds__(kInputThreads, 5)
   const bool is_column = column < args.tokens, has_norm = args.norm != nullptr;
   const uint32_t group = rank * (kBlockInputs / 32) + threadIdx.x / 4, lane = threadIdx.x % 4;
   const uint2 quarters = owned_quarters(args.order, lane);
-  // Quarter i % 2 of piece i / 2.
+  // Returns the index of quarter i % 2 of piece i / 2.
   const auto place = [&](uint32_t i) {
     return (group + i / 2 * kPieceGroups) * 8 + (i % 2 == 0 ? quarters.x : quarters.y);
   };
 
   dependent_trigger();
   if (cluster > 1)
-    cluster_arrive_relaxed();  // a block's memory may be written to once it has started
+    cluster_arrive_relaxed();  // other blocks may write to a block only once it has started
   float4 norm[2 * kPieces], x[2 * kPieces];
   const auto* const norms = reinterpret_cast<const float4*>(args.norm);
 #pragma unroll
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kInputThreads, 5)
 #endif
 }
 
-// Any number of inputs at any address: x is read twice.
+// For any number of inputs at any address; reads x twice.
 __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const HalfInputArgs args) {
   const uint32_t column = blockIdx.x;
   const bool is_column = column < args.tokens;

@@ -11,19 +11,20 @@
 
 namespace wcuda::kernels {
 
-// Where the inputs of a token lie.
+// The order in which the inputs of a token are stored.
 enum class InputOrder : uint32_t {
-  // (tiles, depth / 64, tile_columns, 64): panels of 64 inputs, each group of 32 inputs in the
-  // order in which the lanes of a quad own them (Ownership, kernels/linear/tile.cuh); piece p (8
-  // inputs) of a column at p ^ column % 8, as wgmma's 128-byte swizzle needs it.
+  // (tiles, depth / 64, tile_columns, 64): panels of 64 inputs. Each group of 32 inputs is in the
+  // order in which the lanes of a quad own them (Ownership, kernels/linear/tile.cuh). Piece p (8
+  // inputs) of a column is stored at p ^ column % 8, as the 128-byte swizzle of wgmma requires.
   kContiguous8,
-  kCross,  // as kContiguous8, the second and the third of every four inputs exchanged
+  kCross,  // as kContiguous8, but the second and third of every four inputs are exchanged
   kSplit,
   kNested,
 };
 
-// Input (of a group of 32) at place `place`: product m16n8k16 number place / 16 of the group, of
-// which lane t of a quad holds places 2t, 2t + 1, 8 + 2t and 8 + 2t + 1.
+// Returns which input of a group of 32 is stored at place `place`. Places 0 … 15 belong to the
+// first m16n8k16 MMA of the group, places 16 … 31 to the second. Of the 16 places of an MMA, lane t
+// of a quad holds 2t, 2t + 1, 8 + 2t and 8 + 2t + 1.
 WCUDA_HD constexpr uint32_t input_of_place(InputOrder order, uint32_t place) {
   const uint32_t four = place / 16, t = place % 8 / 2, r = place / 8 % 2 * 2 + place % 2;
   switch (order) {
@@ -42,7 +43,7 @@ WCUDA_HD constexpr uint32_t input_of_place(InputOrder order, uint32_t place) {
 struct HalfInputArgs {
   uint32_t tokens = 0;
   uint32_t cols = 0;                 // inputs
-  uint32_t depth = 0;                // at least cols, a multiple of 64; the rest zeros
+  uint32_t depth = 0;                // at least cols, a multiple of 64; filled up with zeros
   const float* x = nullptr;          // (…, cols); token c reads row c, or row x_rows[c]
   const uint32_t* x_rows = nullptr;  // (tokens), device memory; may be null
   const float* norm = nullptr;       // (cols) gain of an RMS norm; null: none
@@ -50,11 +51,11 @@ struct HalfInputArgs {
   InputOrder order = InputOrder::kContiguous8;
   uint32_t tile_columns = 0;  // a multiple of 8; the last tile is filled up with zeros
   uint16_t* h = nullptr;      // aligned to 16 bytes
-  float* scales = nullptr;    // (tokens) 2^-s, which the sums are multiplied by
+  float* scales = nullptr;    // (tokens) 2^-s; the sums must be multiplied by it
 };
 
-// s(c) brings the largest magnitude of a token to 2^14 … 2^15, so that nothing overflows and what
-// underflows is below 2^-28 of the largest. A token's bits depend on nothing but its own x.
+// s(c) scales the largest magnitude of a token to 2^14 … 2^15. Thus nothing overflows, and only
+// values below 2^-28 of the largest underflow. A token's bits depend only on its own x.
 cudaError_t half_input(const HalfInputArgs& args, const Launch& launch);
 
 }  // namespace wcuda::kernels

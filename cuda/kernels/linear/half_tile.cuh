@@ -4,12 +4,12 @@
 // HalfTile<type> holds what a lane needs of a half K-tile (128 inputs of an M-tile,
 // kernels/linear/tile.cuh):
 //
-//   kOrder        the order in which inputs are laid out for operand B (half_input.h)
-//   kKTileBytes   packed tiles of 256 inputs
-//   kWeightScale  weights are multiplied by it, so that small scales stay normal f16 numbers
-//   load          codes and scales of half K-tile `half` (0, 1) of the K-tile
-//   group         operands of group m (0 … 3) of the half K-tile, 32 inputs: a[0 … 3] of the first
-//                 16 places, a[4 … 7] of the others; rows g, g + 8, g, g + 8
+//   kOrder        the order in which inputs are stored for operand B (half_input.h)
+//   kKTileBytes   bytes of the packed tiles of 256 inputs
+//   kWeightScale  the factor by which weights are multiplied, so that small scales stay normal f16
+//   load          loads the codes and scales of half K-tile `half` (0, 1) of the K-tile
+//   group         returns the operands of group m (0 … 3), 32 inputs, of the half K-tile: a[0 … 3]
+//                 for the first 16 places, a[4 … 7] for the others; rows g, g + 8, g, g + 8
 #pragma once
 
 #include <cuda_fp16.h>
@@ -19,7 +19,7 @@
 
 namespace wcuda::kernels {
 
-// Of types whose codes are bytes: pairs of numbers come from every second byte.
+// Returns the order for types whose codes are bytes. With kCross, a pair is every second byte.
 constexpr InputOrder order_of(Ownership ownership) {
   return ownership == Ownership::kContiguous8 ? InputOrder::kCross
          : ownership == Ownership::kSplit     ? InputOrder::kSplit
@@ -33,9 +33,9 @@ __device__ __forceinline__ __half2 bits_half2(uint32_t bits) {
   return *reinterpret_cast<const __half2*>(&bits);
 }
 
-// Codes of the K formats with mins lie around this. Centred codes make the rest of a weight, scale
-// * centre - min, small, and with it what rounding scale and rest to f16 costs: half of what
-// rounding scale and min does. In other formats both are f16 numbers already.
+// Returns the centre of the codes of K formats with mins. A weight is scale * (code - centre) +
+// rest, with rest = scale * centre - min. The centre makes the rest small, and so halves the error
+// of rounding to f16, compared with rounding scale and min. Other formats have f16 scales and mins.
 WCUDA_HD constexpr float code_centre(uint32_t type) {
   return type == TensorType::kQ2_K   ? 2.0f
          : type == TensorType::kQ4_K ? 8.0f
@@ -43,7 +43,7 @@ WCUDA_HD constexpr float code_centre(uint32_t type) {
                                      : 0.0f;
 }
 
-// Types whose weights are scale * (code - offset) - min: through their int8 tiles.
+// For types whose weights are scale * (code - offset) - min. Uses their int8 tiles.
 template <TensorType kType>
 struct HalfTile {
   using T = Tile<kType>;
@@ -51,8 +51,8 @@ struct HalfTile {
   static constexpr uint32_t kPackedTiles = kKTileInputs / T::kLayout.packed_tile_inputs();
   static constexpr uint32_t kKTileBytes = kPackedTiles * T::kLayout.packed_tile_bytes();
   static constexpr float kWeightScale = 4.0f;
-  // Scales that a lane decodes: of its half K-tile the quad needs 4 groups of 32, or 8 of 16. Lane
-  // t decodes group t; of 16-groups the pair of lanes with the same t / 2 decodes 2 each.
+  // Number of scales that a lane decodes. The quad needs those of the half K-tile: 4 groups of 32
+  // inputs, or 8 of 16. Lane t decodes group t of 32, or 2 groups of 16.
   static constexpr uint32_t kDecoded = T::kGroup == 16 ? 2 : 1;
 
   typename T::Raw raw;
@@ -89,7 +89,7 @@ struct HalfTile {
     for (uint32_t j = 0; j < 4; ++j) {
       const __half2 row_scale = j % 2 == 0 ? __low2half2(scale) : __high2half2(scale);
       const __half2 row_rest = j % 2 == 0 ? __low2half2(rest) : __high2half2(rest);
-      // A byte b as the low bits of 1024 is the f16 number 1024 + b.
+      // If byte b replaces the low bits of the f16 number 1024, the result is 1024 + b.
       constexpr uint32_t kPairs[2] = {kOrder == InputOrder::kCross ? 0x4240 : 0x4140,
                                       kOrder == InputOrder::kCross ? 0x4341 : 0x4342};
       const uint32_t code = T::kSigned ? codes[j] ^ 0x80808080u : codes[j];
@@ -108,7 +108,7 @@ struct HalfTile {
   }
 };
 
-// Q4_K: nibbles become f16 numbers where they lie, 1024 + n or 1024 + 16 n.
+// Q4_K: nibble n is converted in place, as the low bits of the f16 number 1024 + n or 1024 + 16 n.
 template <>
 struct HalfTile<TensorType::kQ4_K> {
   static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kQ4_K);
@@ -118,7 +118,7 @@ struct HalfTile<TensorType::kQ4_K> {
   static constexpr float kWeightScale = 4.0f;
   static constexpr float kCentre = code_centre(TensorType::kQ4_K);
 
-  uint4 qs[2];    // of two groups, low nibbles and high: 8 bytes of row g, 8 of row g + 8
+  uint4 qs[2];    // two groups each (low and high nibbles): 8 bytes of row g, 8 of row g + 8
   __half2 scale;  // of group lane % 4, row g and row g + 8
   __half2 rest;   // scale * centre - min
 
@@ -128,7 +128,7 @@ struct HalfTile<TensorType::kQ4_K> {
     const uint8_t* const codes = k_tile + half * 1024 + lane * 16;
     qs[0] = read_16(codes);
     qs[1] = read_16(codes + 512);
-    // Byte lane % 4 of row g to the lower 16 bits, that of row g + 8 to the upper.
+    // Selects byte lane % 4 of row g for the lower 16 bits, and that of row g + 8 for the upper.
     const uint32_t bytes = 0x4400 + lane % 4 * 0x1111;
     const uint32_t first = __byte_perm(low.y, high.y, bytes);
     const uint32_t second = __byte_perm(low.z, high.z, bytes);
@@ -144,7 +144,7 @@ struct HalfTile<TensorType::kQ4_K> {
     const __half2 scaled = __hmul2(d, __float2half2_rn(kWeightScale));
     const __half2 scaled_min = __hmul2(d_min, __float2half2_rn(-kWeightScale));
     scale = __hmul2(scale_number, scaled);
-    // The min in two terms, so that only the rest is rounded.
+    // The min is kept in two terms, so that only the rest is rounded.
     const __half2 min = __hmul2(min_number, scaled_min);
     const __half2 min_low = __hfma2(min_number, scaled_min, __hneg2(min));
     rest = __hadd2(__hfma2(scale_number, __hmul2(scaled, __float2half2_rn(kCentre)), min), min_low);
@@ -176,7 +176,7 @@ struct HalfTile<TensorType::kQ4_K> {
 
  private:
   static constexpr uint32_t kBias = 0x64006400;  // 1024, 1024
-  // (codes & mask) | kBias: as one instruction, which the compiler does not make of two constants.
+  // Returns (codes & mask) | kBias with one instruction. The compiler uses two for two constants.
   static __device__ __forceinline__ uint32_t biased(uint32_t codes, uint32_t mask) {
     uint32_t result;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(codes), "r"(mask), "r"(kBias));
@@ -187,9 +187,8 @@ struct HalfTile<TensorType::kQ4_K> {
   }
 };
 
-// F16: as it lies. A packed tile is 64 inputs: two runs of 32, of each 16 bytes of row g, then of
-// row g
-// + 8.
+// F16: weights are used as stored. A packed tile has two runs of 32 inputs. In a run, a lane has 16
+// bytes of row g and, 512 bytes later, 16 bytes of row g + 8.
 template <>
 struct HalfTile<TensorType::kF16> {
   static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kF16);
@@ -215,7 +214,7 @@ struct HalfTile<TensorType::kF16> {
   }
 };
 
-// BF16: a pair of 16 bits to a pair of f16.
+// BF16: each pair of weights is converted to a pair of f16.
 template <>
 struct HalfTile<TensorType::kBF16> : HalfTile<TensorType::kF16> {
   static constexpr float kWeightScale = 4.0f;
@@ -229,7 +228,7 @@ struct HalfTile<TensorType::kBF16> : HalfTile<TensorType::kF16> {
   }
 };
 
-// F32: runs of 16 inputs, 4 a lane.
+// F32: runs of 16 inputs, 4 per lane.
 template <>
 struct HalfTile<TensorType::kF32> {
   static constexpr quant::TileLayout kLayout = quant::tile_layout(TensorType::kF32);
@@ -254,7 +253,7 @@ struct HalfTile<TensorType::kF32> {
   }
 };
 
-// Types with a codebook: its table to shared memory.
+// Copies the codebook of a type to shared memory. Does nothing for types without one.
 template <class Operand>
 __device__ __forceinline__ auto prepare_operand(int) -> decltype(Operand::T::prepare()) {
   Operand::T::prepare();

@@ -29,14 +29,14 @@ constexpr float kCodeMax = 32639.0f;
 // Stores h = x * norm of the K-split as operand B of T tokens: codes [group][token][high, low][32],
 // for T = 8 [group][token][t][high, low][8], and scales.
 //
-// T = 1 and 2: each group and token has {scale, scale * sum, sum of its first 16 codes, of its last
-// 16}. Scales of odd groups compensate weights that are 2^kOddShift times too large.
+// T = 1 and 2: each group and token has {scale, scale * sum, sum of its first 16 codes, sum of its
+// last 16 codes}. Scales of odd groups compensate for weights that are 2^kOddShift times too large.
 //
 // T = 4 and 8: the 256 inputs of a warp have one scale per token, so that the sums of groups can be
 // added before it is applied. It is repeated for each half K-tile of 128 inputs: [half
 // K-tile]{[token] scale, [group][token]{sum of the first 16 codes, of the last 16}}, or with
 // kSplitSum {scale * sum as two tf32 terms}.
-constexpr uint32_t kHalfScaleBytes = 36;  // of a token
+constexpr uint32_t kHalfScaleBytes = 36;  // per token and half K-tile
 
 template <uint32_t T, Ownership kOwnership, uint32_t kOddShift, bool kSplitSum>
 __device__ inline void put_int8(uint32_t vec8, uint32_t token, const float (&v)[8], bool is_there,
@@ -51,7 +51,7 @@ __device__ inline void put_int8(uint32_t vec8, uint32_t token, const float (&v)[
   }
   const float inverse = T < 4 ? (amax > 0.0f ? __fdividef(kCodeMax, amax) : 0.0f)
                               : kCodeMax * reciprocal(fmaxf(amax, 1e-30f));
-  // Rounded by the addition of 1.5 * 2^23: the low bits of the sum are the integer, plus 128.
+  // Adding 1.5 * 2^23 rounds to an integer: the low bits of the sum are the integer plus 128.
   constexpr float kRounder = 12582912.0f + 128.0f;
   uint32_t q[8];
   uint32_t all = -8u * (0x4b400000u + 128u);
@@ -73,8 +73,8 @@ __device__ inline void put_int8(uint32_t vec8, uint32_t token, const float (&v)[
     high[i] = __byte_perm(front, back, 0x7632);
     low[i] = __byte_perm(front, back, 0x5410) ^ 0x80808080;
   }
-  // T = 4 and 8: lane 0 has the first inputs of a half K-tile; pieces differ only in half K-tile
-  // and token.
+  // With T = 4 and 8, lane 0 has the first inputs of a half K-tile, so a place within the half
+  // K-tile depends only on lane and token.
   const uint32_t lane = T < 4 ? vec8 : threadIdx.x % 32, half_index = (vec8 - lane) / 16;
   constexpr uint32_t kLowOffset = T == 8 ? 8 : 32;
   uint8_t* const target = codes + (half_index * 4 * T + token) * 64 + lane / 4 * (T * 64);
@@ -141,7 +141,7 @@ struct Codes<Tile, std::void_t<decltype(Tile::kOddShift)>> {
   }
 };
 
-// The table of a tile with a codebook (kernels/linear/tile_grid.cuh), filled by a block.
+// The codebook of a tile (kernels/linear/tile_grid.cuh) in shared memory, filled by all threads.
 template <class Tile, class = void>
 struct Codebook {
   static constexpr uint32_t kBytes = 0;
@@ -186,16 +186,16 @@ struct Int8Engine {
   static constexpr uint32_t kStageInputs = kHalves * kHalfKTileInputs;
   static constexpr uint32_t kStagePackedTiles = kStageInputs / kLayout.packed_tile_inputs();
   static constexpr uint32_t kStageBytes = kStagePackedTiles * kLayout.packed_tile_bytes();
-  // T = 4 and 8: mins are multiplied by MMAs too, (16 rows, groups) by (groups, tokens) in tf32.
+  // With T = 4 and 8, tf32 MMAs multiply the mins: (16 rows, groups) by (groups, tokens).
   static constexpr bool kMinsByProduct = T >= 4 && Tile::kHasMin && Tile::kGroup == 32;
   // If scales are integers, so are the sums over a packed tile.
   using Whole = WholeScales<Tile>;
   static constexpr bool kIsWhole = T >= 4 && Whole::kIs;
-  // Sums of a lane: [token][row g, row g + 8]; then the accumulators of an MMA.
+  // Sums of a lane: [token][row g, row g + 8], then the accumulators of the MMA of mins.
   static constexpr uint32_t kProductSums = T == 8 ? 4 : 2;
   static constexpr uint32_t kSums = kProductSums + (kMinsByProduct && !kIsWhole ? 4 : 0);
-  // Scratch of a warp for the scales of a half K-tile: (group, row g), a pair of scales and one of
-  // mins.
+  // Scratch of a warp for the scales of a half K-tile: for each (group, row g), a pair of scales
+  // and with kSharesMins a pair of mins.
   static constexpr bool kSharesMins = Tile::kHasMin && !kMinsByProduct;
   static constexpr uint32_t kScratchBytes =
       T >= 4 && !kIsWhole ? kHalfKTileInputs / Tile::kGroup * 8 * (kSharesMins ? 16 : 8) : 0;
@@ -219,8 +219,9 @@ struct Int8Engine {
                          });
   }
 
-  // sums += the rescaled pair of accumulators. h: the half of the 32 inputs, if groups have 16. x:
-  // scales as put_int8 stores them for T = 1 and 2; the scale may be 1 if it is applied later.
+  // Adds the rescaled pair of accumulators to `sums`. `h` is the half of the 32 inputs, if groups
+  // have
+  // 16. `x` holds scales as put_int8 stores them for T = 1 and 2; the scale may be applied later.
   static __device__ void add(float (&sums)[2], int32_t product0, int32_t product1, uint4 x,
                              uint32_t h, const float (&scale)[2], const float (&min)[2]) {
     const float x_scale = __uint_as_float(x.x);
@@ -251,7 +252,7 @@ struct Int8Engine {
       consume_halves(params, stage, x, group, lane, scratch, sums);
   }
 
-  // By half K-tiles.
+  // Multiplies one half K-tile after the other.
   static __device__ void consume_halves(const VectorParams& params, const uint8_t* stage,
                                         const uint8_t* x, uint32_t group, uint32_t lane,
                                         uint8_t* scratch, float (&sums)[kSums]) {
@@ -269,7 +270,7 @@ struct Int8Engine {
     }
   }
 
-  // T = 1 and 2: several groups in an accumulator.
+  // For T = 1 and 2: one accumulator serves several groups.
   static __device__ void consume_diagonal(const uint8_t* stage, uint32_t half,
                                           const typename Tile::Raw& raw, const uint8_t* codes,
                                           const uint8_t* scales, uint32_t lane,
@@ -308,8 +309,8 @@ struct Int8Engine {
     }
   }
 
-  // T = 4 and 8, integer scales: sums times their scales are accumulated as integers over a packed
-  // tile, whose inputs have one scale.
+  // For T = 4 and 8 and integer scales. The product of each group times its scale is accumulated as
+  // an integer over a packed tile, because all activations of the tile have the same scale.
   static __device__ void consume_whole(const VectorParams& params, const uint8_t* stage,
                                        const uint8_t* x, uint32_t group, uint32_t lane,
                                        float (&sums)[kSums]) {
@@ -349,7 +350,7 @@ struct Int8Engine {
           for (uint32_t i = 0; i < 4; ++i) whole[term][i] += scale[i / 2] * c[i];
         }
         if constexpr (kParts == 2) {
-          // Again for the first 16 inputs (lanes t = 0 and 1), with the difference of the scales.
+          // Multiplies the first 16 inputs (lanes t = 0 and 1) again, by the difference of scales.
 #pragma unroll
           for (uint32_t row = 0; row < 2; ++row)
             scale[row] = Whole::scale(header, half, m * 2, row) - scale[row];
@@ -369,7 +370,7 @@ struct Int8Engine {
     for (uint32_t i = 0; i < kOwnTokens; ++i)
 #pragma unroll
       for (uint32_t row = 0; row < 2; ++row) {
-        // Columns are tokens, or both terms of a token.
+        // The columns of a lane are two tokens, or the two terms of a token.
         const int32_t high = whole[0][T == 8 ? row * 2 + i : row * 2];
         const int32_t low = whole[kTerms - 1][T == 8 ? row * 2 + i : row * 2 + 1];
         const float sum = fmaf(256.0f, static_cast<float>(high), static_cast<float>(low));
@@ -402,7 +403,7 @@ struct Int8Engine {
     }
   }
 
-  // T = 4 and 8: one group per accumulator; its scales are computed by the lanes of a quad in turn.
+  // For T = 4 and 8: each group has its own accumulator. Each lane of a quad computes some scales.
   static __device__ void consume_shared(const uint8_t* stage, uint32_t half,
                                         const typename Tile::Raw& raw, const uint8_t* codes,
                                         const uint8_t* scales, uint32_t lane, uint8_t* scratch,
@@ -483,8 +484,8 @@ struct Int8Engine {
     }
   }
 
-  // Adds mins (row g and g + 8, group t) by sums of x (group, token): T = 8 columns are tokens, T =
-  // 4 [token][term].
+  // Adds the products of the mins (rows g and g + 8, group t) and the sums of x (group, token).
+  // Columns are tokens for T = 8, and [token][term] for T = 4.
   static __device__ void add_mins(const uint8_t* scales, uint32_t lane, const float (&min)[2],
                                   float (&sums)[kSums]) {
     const uint32_t g = lane / 4, t = lane % 4;

@@ -1,12 +1,12 @@
 // The linear layers of a step: y[t] = W · h[t] + bias for tokens t, where h[t] = x[t] or
 // rms_norm(x[t]) * norm, then an epilogue.
 //
-//   tokens    kernel           weights read by    activations        MMA
-//   1         fused_layers     one warp a CTA     2 int8 terms       mma.sync int8   layers in one
-//   1 … 8     linear_vector    each warp its own  2 int8 terms, f16  mma.sync int8   kernel
+//   tokens    kernel           weights copied by  activations        MMA
+//   1         fused_layers     one warp per CTA   2 int8 terms       mma.sync int8; several layers
+//   1 … 8     linear_vector    each warp its own  2 int8 terms, f16  mma.sync int8
 //   9 … 64    linear_batch     each warp its own  f16                wgmma f16
 //   more      packed_gemm      each warp its own  f16                wgmma f16
-//   9 …       packed_gemm_mma  each warp its own  f16                mma.sync f16   without WGMMA
+//   9 …       packed_gemm_mma  each warp its own  f16                mma.sync f16, without WGMMA
 //
 // Weights are packed tiles (kernels/shared/packed_tile.h), read once per launch. Bytes moved: the
 // matrices, x from L2, and the outputs. Activations are f16, or two int8 terms per value: 16 bits
@@ -21,7 +21,7 @@
 //   g    a0 a2 a0 a2 a0 a2 a0 a2          +---------+
 //   …                                     | b0: t's first 4 inputs of the column
 //   g+8  a1 a3 a1 a3 a1 a3 a1 a3          | b1: t's last 4
-//        (4 codes a register)             +---------+
+//        (4 codes per register)           +---------+
 //   sums: rows g and g + 8, columns 2t and 2t + 1
 //
 // The Ownership of a tile defines which of the 32 inputs lane t holds. The order of inputs does not
@@ -34,8 +34,7 @@
 //   warp           barriers   wait│ x to shared memory │ K-tile 0 │ 1 │ 2 │ … │ sums to the CTA
 //                                 └ dependent_wait()
 //
-// The first copies of weights start before the previous kernel has ended, since no kernel writes
-// them.
+// Because no kernel writes weights, their first copies start before the previous kernel has ended.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +52,7 @@ enum class Epilogue : uint32_t {
   kGeluTanhGate,   // out = gelu_tanh(y of matrix 0) * (y of matrix 1)
 };
 
-// Returns the epilogue of gate's matrix alone, when up's result is already in the output.
+// Returns the epilogue for the gate matrix alone, if the result of up is already in the output.
 constexpr Epilogue times_of(Epilogue gate) {
   return gate == Epilogue::kSiluGate ? Epilogue::kSiluTimes : Epilogue::kGeluTanhTimes;
 }
@@ -66,7 +65,7 @@ struct LinearArgs {
   const uint32_t* x_rows = nullptr;  // (tokens), device memory; may be null
   const float* norm = nullptr;       // (cols) gain of an RMS norm over x; null: none
   float epsilon = 0.0f;
-  // All have the same cols. Gate epilogues: gate and up, which have the same rows.
+  // All matrices have the same cols. Gate epilogues take gate and up, which have the same rows.
   uint32_t matrix_count = 0;
   Matrix matrices[kLinearMatricesMax];
   const float* biases[kLinearMatricesMax] = {};  // (rows) of each; may be null

@@ -17,7 +17,7 @@ WCUDA_LINEAR_BATCH_TYPES(WCUDA_DECLARE)
 
 namespace {
 
-// Of matrices of both types; null where there is none.
+// Returns the kernel for matrices of both types, or null if there is none.
 const BatchKernel* find_kernel(uint32_t type, uint32_t second_type) {
 #define WCUDA_FIND(first, second) \
   if (type == first && second_type == second) return linear_batch_kernels<first, second>();
@@ -38,7 +38,7 @@ uint64_t input_bytes(uint32_t cols, uint32_t columns) {
 }
 uint64_t scale_bytes(uint32_t columns) { return round_up(columns, 64) * 4; }
 
-// How the matrices of one type are cut.
+// The division of the matrices of one type into tiles.
 struct Shape {
   uint32_t rows;  // of a tile
   uint32_t tiles;
@@ -52,21 +52,21 @@ uint32_t tile_count(const LinearBatchParams& params, uint32_t rows) {
   return tiles;
 }
 
-// In a block's shared memory: columns, and outputs on their way.
+// Returns the shared memory that a block needs for columns.
 constexpr uint32_t column_bytes(uint32_t columns) {
   return batch_column_stages(columns) * batch_stage_bytes(columns);
 }
 constexpr uint32_t kWeightStagesMin = 2;
-// Columns of a tile, of each kernel of a type.
+// Columns per tile, for each kernel of a type.
 constexpr uint32_t kTileColumns[3] = {16, 32, 64};
-// Costs of a wave of blocks besides its MMAs, and of each further K-tile of a block, in M-tiles by
-// K-tiles of an SM. With few columns instructions wait for each other: 1 us per K-tile at 16 and 32
-// columns, however few the M-tiles; down of 8B took 27.6 us with 14 K-tiles per block and 21.5 with
-// 8 (H200).
+// Costs of a wave of blocks apart from its MMAs, and of each K-tile of a block. The products of one
+// M-tile and one K-tile cost 1. With few columns instructions wait for each other: a K-tile takes 1
+// us at 16 and 32 columns, however few M-tiles there are; down of 8B took 27.6 us with 14 K-tiles
+// per block and 21.5 with 8 (H200).
 constexpr uint32_t kTurnCost = 48;
 constexpr uint32_t kKTileCost[3] = {56, 56, 3};
 
-// Of `k_tiles` K-tiles, those that fit into a block's shared memory besides the columns.
+// Returns how many of `k_tiles` K-tiles fit into a block's shared memory next to the columns.
 uint32_t weight_stages(uint32_t rows, uint32_t k_tile_bytes, uint32_t k_tiles, uint32_t columns,
                        uint32_t shared_bytes) {
   const uint32_t others = kBatchAlignment + kBatchBarrierBytes + column_bytes(columns);
@@ -78,7 +78,7 @@ bool fits(uint32_t rows, uint32_t k_tile_bytes, uint32_t columns) {
          kWeightStagesMin;
 }
 
-// Columns of a tile: as few as hold them, up to 64.
+// Returns the columns per tile: the smallest size that holds all tokens, but at most 64.
 uint32_t tile_columns(uint32_t tokens) { return tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64; }
 
 cudaError_t allow_shared_memory(void (*kernel)(LinearBatchParams)) {
@@ -86,13 +86,13 @@ cudaError_t allow_shared_memory(void (*kernel)(LinearBatchParams)) {
                               batch_shared_bytes(1));
 }
 
-// Clusters of `cluster` blocks of linear_batch that run at once: a cluster lies within one group of
-// multiprocessors, and these groups differ in size. Where only most of a grid's clusters find a
-// place the others run in a second turn: 15 instead of 8 us for 16 clusters of 8 (H200).
+// Returns how many clusters of `cluster` blocks can run at the same time. A cluster runs within one
+// group of SMs (GPC), and these groups differ in size. Clusters that find no place run in a second
+// wave: 15 instead of 8 us for 16 clusters of 8 (H200).
 uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t rows,
                            uint32_t cluster, uint32_t sm_count) {
   constexpr int32_t kDevicesMax = 32;
-  constexpr uint32_t kBlocksMax = 4;  // of a multiprocessor
+  constexpr uint32_t kBlocksMax = 4;  // per SM
   static std::atomic<uint32_t> known[kDevicesMax][kBlocksMax][kBatchClusterMax + 1];
   const uint32_t columns = kTileColumns[size], blocks = batch_blocks(rows, columns);
   if (cluster == 1) return sm_count * blocks;
@@ -134,7 +134,7 @@ Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, u
     for (uint32_t cluster = cluster_min; cluster <= cluster_max; ++cluster) {
       const uint32_t resident = resident_clusters(kernel, size, rows, cluster, sm_count);
       const uint32_t turns = (tiles + resident - 1) / resident;
-      // Of the busiest multiprocessor in a turn.
+      // Blocks of the busiest SM in one wave.
       const uint32_t blocks = ((tiles + turns - 1) / turns * cluster + sm_count - 1) / sm_count;
       const uint32_t k_tiles = (params.k_tile_count + cluster - 1) / cluster;
       const uint32_t products = blocks * (rows / quant::kMTileRows) * k_tiles;
@@ -149,7 +149,7 @@ Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, u
   return best;
 }
 
-// The matrices from `second_matrix` on are of the kernel's second type.
+// The matrices from `second_matrix` on have the kernel's second type.
 cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uint32_t second_matrix,
                         uint32_t columns, uint32_t parts, const Launch& launch) {
   params.column_tiles = (params.tokens + columns - 1) / columns;
@@ -211,7 +211,7 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
   input.h = static_cast<uint16_t*>(scratch);
   input.scales =
       reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + input_bytes(cols, args.tokens));
-  // The bits of the sums depend on the parts of K alone.
+  // The bits of the sums depend only on the parts of K.
   const uint32_t parts = is_invariant ? invariant_parts(row_count(args), input.depth / kKTileInputs,
                                                         static_cast<uint32_t>(launch.sm_count))
                                       : 0;

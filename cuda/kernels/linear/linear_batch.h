@@ -1,5 +1,4 @@
-// Linear layers of more than 8 tokens: weights are read as packed tiles and turned to f16 operands
-// in registers.
+// Linear layers of more than 8 tokens. Packed tiles are converted to f16 operands in registers.
 #pragma once
 
 #include "kernels/linear/linear.h"
@@ -7,20 +6,20 @@
 
 namespace wcuda::kernels {
 
-// Whether linear_batch can make this layer on this device: compute capability 9.0 and types that
-// have a tile; gate and up of the same type.
+// Returns whether linear_batch can compute this layer on this device. The compute capability must
+// be 9.0, the types must have a tile, and gate and up must have the same type.
 bool linear_batch_supports(const LinearArgs& args, const Launch& launch);
 
-// Scratch memory of any layer with up to `cols` inputs and `tokens` tokens, to the byte.
+// Returns the bytes of scratch memory for any layer with up to `cols` inputs and `tokens` tokens.
 uint64_t linear_batch_scratch_bytes(uint32_t cols, uint32_t tokens);
 
-// tokens is not 0. `scratch` has linear_batch_scratch_bytes(cols, tokens) bytes, aligned to 256.
-// cudaErrorInvalidValue for arguments outside of the contract. With `is_invariant` a token's
-// bits depend on its own x, the shapes and types of the matrices and the device, not on how many
-// tokens there are, and are those of packed_gemm.
+// tokens must not be 0. `scratch` has linear_batch_scratch_bytes(cols, tokens) bytes, aligned to
+// 256. Returns cudaErrorInvalidValue for arguments that violate this. With `is_invariant`, a
+// token's bits depend on its own x, the shapes and types of the matrices and the device, but not on
+// the number of tokens, and equal those of packed_gemm.
 //
-// Weights become f16: magnitudes from 2^-16 on keep 11 bits, those below 2^-27 vanish; 16384 and
-// above (of F16: none) overflow.
+// Weights are converted to f16. Magnitudes of at least 2^-16 keep 11 bits, and those below 2^-27
+// become 0. Magnitudes of at least 16384 overflow, except in F16.
 cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratch,
                          const Launch& launch);
 

@@ -1,5 +1,4 @@
-// The kernel of linear_batch, for one weight type or for a layer with matrices of two types. Only
-// for .cu files.
+// The kernel of linear_batch, for matrices of one or two weight types. Only for .cu files.
 //
 // A tile is up to 256 rows (16 M-tiles) by kColumns columns; a column is the activations of a
 // token. The blocks of a cluster compute one tile: each takes some of the K-tiles (256 inputs), and
@@ -65,8 +64,7 @@ constexpr uint32_t kBatchWarpsMax = 16;
 constexpr uint32_t kBatchColumnBarriers = kBatchWarpsMax * kBatchStagesMax * 8;
 constexpr uint32_t kBatchBarrierBytes = 2048;
 static_assert(kBatchColumnBarriers + kBatchStagesMax * 16 <= kBatchBarrierBytes);
-// Padding, in floats, between the sums of two columns, so that the lanes of a store access
-// different banks.
+// Floats between the sums of two columns, so that the lanes of a store access different banks.
 constexpr uint32_t kBatchPadding = 4;
 WCUDA_HD constexpr uint32_t batch_threads(uint32_t rows) { return rows / 64 * 128 + 32; }
 
@@ -241,8 +239,7 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
       Operand& operand = operands[kIsEarly ? half : 0];
       if (!kIsEarly && m == 0) operand.load(place, half, lane);
       // Only the products of the previous group may still be in flight. The operand registers of
-      // the group before it are free and, at the second group of the second stage, so is the first
-      // stage.
+      // the group before it are free and, at the second group of stage 1, so is stage 0.
       wgmma_wait<1>();
       if (group == kStageGroups + 1) release(last);
       operand.group(half, m, lane, a[group % 2]);
@@ -265,9 +262,8 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
   }
 }
 
-// Adds the sums of the blocks of the cluster and writes the outputs; each block writes a part of
-// them. The sums of a block, (kColumns, rows of the tile), follow the barriers in its shared
-// memory.
+// Adds the sums of the cluster's blocks and writes the outputs; each block writes a part of them.
+// The sums of a block, (kColumns, rows of the tile), follow the barriers in its shared memory.
 __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, const BatchTile& tile,
                                             uint32_t first_column, uint32_t columns,
                                             uint32_t threads, uint32_t shared, float weight_scale) {
@@ -398,8 +394,7 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   prepare_operand<Operand>(0);
   __syncthreads();
 
-  // Waits until all sums are in shared memory. Without a cluster, only the consumer warps of this
-  // block need to wait.
+  // Waits until all sums are in shared memory. Without a cluster, only the consumer warps wait.
   const auto sync_sums = [&] {
     __syncwarp();
     if (params.cluster > 1)

@@ -52,7 +52,7 @@ bool is_valid(const LinearArgs& args) {
   return true;
 }
 
-// Launches one kernel for matrices order[0 … count - 1]: of one type up to `split`, then of
+// Launches one kernel for matrices order[0 … count - 1], of one type up to `split`, then of
 // another.
 cudaError_t run(const LinearArgs& args, const uint32_t* order, uint32_t count, uint32_t split,
                 const VectorTuning& tuning, const Launch& launch) {
@@ -99,7 +99,7 @@ cudaError_t run_mixed_gate(const LinearArgs& args, const VectorTuning& tuning,
                            const Launch& launch) {
   const uint64_t bytes = gate_bytes(args);
   if (launch.scratch == nullptr || launch.scratch_bytes < 2 * bytes) return cudaErrorInvalidValue;
-  // At the end of the scratch, whose beginning stays zero between calls.
+  // The results are at the end of the scratch, because its beginning must stay zero between calls.
   auto* gate = static_cast<uint8_t*>(launch.scratch) + (launch.scratch_bytes - 2 * bytes) / 16 * 16;
   LinearArgs matrices = args;
   matrices.epilogue = Epilogue::kStore;
@@ -137,7 +137,7 @@ cudaError_t linear_vector(const LinearArgs& args, const Launch& launch,
   if (!is_valid(args)) return cudaErrorInvalidValue;
   if (has_mixed_gate(args)) return run_mixed_gate(args, tuning, launch);
   uint32_t order[kLinearMatricesMax];
-  uint32_t is_done = 0;  // a bit for each matrix
+  uint32_t is_done = 0;  // one bit per matrix
   Launch next = launch;
   while (is_done + 1 != 1u << args.matrix_count) {
     // The matrices of one type, then those of a second type that the same kernel supports.

@@ -1,5 +1,5 @@
-// packed_gemm: the activations of each order that the types take, then a kernel for each type or
-// two.
+// packed_gemm: writes the activations in each order that the weight types need, then launches a
+// kernel for each type or pair of types.
 #include <algorithm>
 
 #include "kernels/linear/packed_gemm.h"
@@ -17,7 +17,7 @@ WCUDA_PACKED_GEMM_TYPES(WCUDA_DECLARE)
 
 namespace {
 
-// Of matrices of both types; null where there is none.
+// Returns the kernel for matrices of both types, or null if there is none.
 const GemmKernel* find_kernel(uint32_t type, uint32_t second_type) {
 #define WCUDA_FIND(first, second) \
   if (type == first && second_type == second) return packed_gemm_kernels<first, second>();
@@ -81,7 +81,7 @@ cudaError_t launch_group(Group* group, const GemmPlan& plan, const Launch& launc
 bool packed_gemm_supports(const LinearArgs& args, const Launch& launch) {
   for (uint32_t m = 0; m < args.matrix_count; ++m)
     if (find_kernel(args.matrices[m].type) == nullptr) return false;
-  // What WGMMA is compiled for runs on compute capability 9.0 alone.
+  // Code with WGMMA runs only on compute capability 9.0.
   return !has_warpgroup_code() ||
          (launch.compute_capability == 90 &&
           (!is_gate(args.epilogue) || args.matrices[0].type == args.matrices[1].type));
@@ -156,8 +156,7 @@ cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
     if (is_invariant) layer.parts = invariant_parts(row_count(args), layer.k_tiles, layer.sm_count);
     const GemmPlan plan = plan_gemm(layer);
     if (plan.clusters == 0) return cudaErrorInvalidValue;
-    // The activations again where tiles or the order of inputs differ from those of the launch
-    // before.
+    // Writes the activations again if tiles or order of inputs differ from the previous launch.
     if (i == 0 || columns.order != group.kernel->order || columns.tile_columns != plan.columns) {
       columns.order = group.kernel->order;
       columns.tile_columns = plan.columns;

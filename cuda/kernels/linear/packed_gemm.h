@@ -12,15 +12,15 @@ namespace wcuda::kernels {
 // WGMMA runs only on compute capability 9.0 and needs gate and up of the same type.
 bool packed_gemm_supports(const LinearArgs& args, const Launch& launch);
 
-// Memory for the activations of any layer of up to `cols` inputs and `tokens` tokens, to the byte.
+// Returns the bytes for the activations of any layer of up to `cols` inputs and `tokens` tokens.
 uint64_t packed_gemm_input_bytes(uint32_t cols, uint32_t tokens);
-// launch.scratch of any layer.
+// Returns the bytes of launch.scratch that any layer needs.
 uint64_t packed_gemm_scratch_bytes(const Launch& launch);
 
-// tokens is not 0. `input` has packed_gemm_input_bytes(cols, tokens) bytes, aligned to 256.
-// cudaErrorInvalidValue for arguments outside of the contract. The same arguments give the same
-// bits. With WGMMA the bits of a token also depend on the number of tokens, unless is_invariant:
-// then they are those of linear_batch. Weights become f16 as in linear_batch.
+// tokens must not be 0. `input` has packed_gemm_input_bytes(cols, tokens) bytes, aligned to 256.
+// Returns cudaErrorInvalidValue for arguments that violate this. The same arguments give the same
+// bits. With WGMMA, the bits of a token also depend on the number of tokens. With `is_invariant`
+// they do not, and equal those of linear_batch. Weights are converted to f16 as in linear_batch.
 cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
                         const Launch& launch);
 

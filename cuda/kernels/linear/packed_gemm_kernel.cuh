@@ -1,9 +1,7 @@
-// The kernel of packed_gemm, for one weight type or for a layer with matrices of two types. Only
-// for .cu files.
+// The kernel of packed_gemm, for matrices of one or two weight types. Only for .cu files.
 //
 //   CTA        two consumer warpgroups with 64 rows each, and a producer warpgroup, which releases
-//              most of its registers to the consumers and of which only one thread works. Each SM
-//              runs one CTA
+//              most of its registers and of which only one thread works. Each SM runs one CTA
 //   tile       128 rows x kN tokens, summed over all K-tiles. In a gated layer: 64 rows of the gate
 //              matrix and the same 64 rows of the up matrix
 //   iteration  one K-tile (256 inputs) of two tiles whose rows are adjacent. A cluster of two CTAs
@@ -19,8 +17,7 @@
 // increments a counter. The last CTA to do so adds the partial sums in the order of K and writes
 // the outputs. Thus no CTA waits for another, and the order of additions does not depend on which
 // CTA is last. With batch invariance, K is cut into parts that depend only on the matrices. Each
-// cluster then computes a run of such parts or, if the memory for partial sums does not suffice, a
-// run of whole tiles.
+// cluster computes a run of such parts or, if memory for partial sums is short, of whole tiles.
 //
 // The numbering of tiles lets clusters work on neighbouring tiles at the same time, so that weights
 // and activations that several of them read come from L2.
@@ -210,8 +207,7 @@ __device__ __forceinline__ void produce_tokens(const PackedGemmParams& params,
   }
 }
 
-// Adds a segment's products to the sums of a warpgroup. `packed_tiles` is a generic pointer to the
-// data of weights.ring.
+// Adds a segment's products to the sums of a warpgroup. `packed_tiles` points to weights.ring.data.
 template <class First, class Second, bool kIsSecond, uint32_t kN>
 __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_t k_tiles,
                                          uint32_t warp, const uint8_t* packed_tiles,
@@ -409,8 +405,7 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
   const uint64_t stride = uint64_t{kStep} * rows;
   float* place =
       params.outputs[segment.matrix] + uint64_t{segment.first_column + first} * rows + row;
-  // Tokens of the tile from the thread's first token on; 0 if its row is past the end of the
-  // matrix.
+  // Tokens of the tile from the thread's first token on; 0 for rows past the end of the matrix.
   uint32_t tokens = params.tokens - segment.first_column;
   tokens = row < rows && tokens > first ? tokens - first : 0;
   float previous[kTurn];

@@ -1,4 +1,4 @@
-// packed_gemm_mma: the activations in the order of each type, then a kernel for each matrix.
+// packed_gemm_mma: writes the activations in the order of each type, then launches each matrix.
 #include "kernels/linear/packed_gemm_instances.h"
 #include "kernels/linear/packed_gemm_mma.cuh"
 
@@ -38,7 +38,7 @@ cudaError_t packed_gemm_mma(const LinearArgs& args, void* input, const Launch& l
   columns.scales =
       reinterpret_cast<float*>(columns.h + uint64_t{column_tiles} * kMmaTokens * columns.depth);
   for (uint32_t i = 0; i < args.matrix_count; ++i) {
-    // The output of a gate epilogue holds up's result until gate's launch multiplies it.
+    // In a gate epilogue, the output holds the result of up until the launch of gate multiplies it.
     const uint32_t m = is_gate ? args.matrix_count - 1 - i : i;
     const Matrix& matrix = args.matrices[m];
     const GemmMmaKernel* const kernel = find_kernel(matrix.type);

@@ -10,12 +10,12 @@
 // Each warp copies its own packed tiles: a whole K-tile every second step, or half a K-tile every
 // step if that is a whole number of packed tiles.
 //
-// A warp converts packed tiles to operand A in its registers. Tokens have the order of
-// half_input.h, and ldmatrix reads operand B from their swizzled panels without bank conflicts. The
-// inputs of a sum are added in one fixed order, so a token's bits depend on nothing but its own x.
+// A warp converts packed tiles to operand A in its registers. Activations are stored in the order
+// that half_input.h defines, and ldmatrix reads operand B from their swizzled panels without bank
+// conflicts. A sum is computed in one fixed order, so a token's bits depend only on its own x.
 //
-// Bytes moved: packed tiles once for every 64 tokens, tokens once for every CTA of rows. CTAs of
-// the same rows have neighbouring indices, so most reads of the same weights hit L2.
+// Bytes moved: packed tiles once for every 64 tokens, activations once for every CTA of rows. CTAs
+// of the same rows have neighbouring indices, so most reads of the same weights hit L2.
 #pragma once
 
 #include "kernels/linear/half_tile.cuh"
@@ -30,7 +30,7 @@
 
 namespace wcuda::kernels {
 
-// A panel of 64 inputs has 128 bytes of each token. A step has two panels.
+// A panel has 64 inputs, which are 128 bytes per token. A step has two panels.
 constexpr uint32_t kMmaPanelBytes = kMmaTokens * 128;
 constexpr uint32_t kMmaTokenBytes = 2 * kMmaPanelBytes;
 
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kT
     const uint32_t stage = step / Shape::kSteps % 2;
     return 2 * kMmaTokenBytes + (stage * Shape::kWarps + warp) * Shape::kWeightBytes;
   };
-  // Past the end of an M-tile the stage is filled with zeros.
+  // Fills the stage with zeros past the end of an M-tile.
   const auto fetch_weights = [&](uint32_t step) {
     const uint64_t offset = uint64_t{step / Shape::kSteps} * Shape::kWeightBytes;
     const uint32_t target = shared_address(mma_shared) + weight_stage(step);
@@ -94,20 +94,22 @@ __global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kT
   copy_async_commit();
 
   float sums[kMmaTokens / 8][4] = {};               // 8 tokens each, in the layout of mma.cuh
-  const uint32_t token = lane / 16 * 8 + lane % 8;  // whose address the lane gives to ldmatrix
+  const uint32_t token = lane / 16 * 8 + lane % 8;  // its address is the lane's operand of ldmatrix
 #pragma unroll 1
   for (uint32_t k_tile = 0; k_tile < params.k_tile_count; ++k_tile) {
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
       const uint32_t step = k_tile * 2 + half;
       copy_async_wait<0>();
-      __syncthreads();  // the copies of this step are complete, and all warps are past the last
+      __syncthreads();  // this step's copies are complete, and all warps have finished the last
+                        // step
       if (step + 1 < step_count) {
         if ((step + 1) % Shape::kSteps == 0) fetch_weights(step + 1);
         fetch_tokens(step + 1);
         copy_async_commit();
       }
-      Operand operand;  // addresses a stage of half a K-tile as part of a whole one
+      // load() expects a whole K-tile; a stage of half a K-tile is addressed as a part of one.
+      Operand operand;
       operand.load(
           mma_shared + weight_stage(step) - (Shape::kSteps == 1 ? half * Shape::kWeightBytes : 0),
           half, lane);
@@ -152,7 +154,7 @@ __global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kT
 #endif
 }
 
-// Returns null for two different types: there each matrix has its own launch.
+// Returns null for two different types, because each matrix then has its own launch.
 template <TensorType kType, TensorType kSecond>
 const GemmMmaKernel* packed_gemm_mma_kernel() {
   if constexpr (kType == kSecond) {
@@ -165,7 +167,7 @@ const GemmMmaKernel* packed_gemm_mma_kernel() {
   }
 }
 
-// For the file of a format: the kernels of one type, of two.
+// Instantiates the kernels of one type (passed twice) or of two, in a source file of their own.
 #define WCUDA_PACKED_GEMM_ALL(type, second_type) \
   WCUDA_PACKED_GEMM(type, second_type);          \
   template const GemmMmaKernel* packed_gemm_mma_kernel<type, second_type>()

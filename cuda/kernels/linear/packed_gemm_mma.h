@@ -33,7 +33,7 @@ struct GemmMmaKernel {
   void (*kernel)(const GemmMmaParams params);
 };
 
-// As packed_gemm, but a token's bits depend on nothing but its own x.
+// As packed_gemm, but a token's bits depend only on its own x.
 cudaError_t packed_gemm_mma(const LinearArgs& args, void* input, const Launch& launch);
 
 }  // namespace wcuda::kernels

@@ -7,10 +7,10 @@
 namespace wcuda::kernels {
 namespace {
 
-// Tenths of a microsecond, by the tokens of a tile: an iteration, the outputs of a tile, and for a
-// tile that several clusters compute, its join and each partial. One H200, 2026-11-22, Q4_K, the
-// layers of 8B at 128 to 2,048 tokens (docs/lab/2026-11-22-packed-gemm.md); the choice is within 4
-// % of the best of those tried.
+// Costs in tenths of a microsecond, for each size of tiles: of an iteration, of the outputs of a
+// tile and, if several clusters compute a tile, of adding its partial sums (fixed, and for each).
+// Measured on one H200, 2026-11-22, Q4_K, with the layers of 8B at 128 to 2,048 tokens
+// (docs/lab/2026-11-22-packed-gemm.md). The choice is within 4 % of the best of those tried.
 struct GemmCosts {
   uint32_t iteration, finish, join, part;
 };
@@ -27,7 +27,7 @@ bool is_even(uint32_t iterations, uint32_t k_tiles, uint32_t clusters) {
   return iterations % clusters == 0 && (each % k_tiles == 0 || k_tiles % each == 0);
 }
 
-// Of the busiest cluster.
+// Returns the cost of the busiest cluster.
 uint64_t cost_of(const GemmCosts& costs, uint32_t iterations, uint32_t k_tiles, uint32_t clusters) {
   const uint32_t most = ceil_div(iterations, clusters);
   const bool has_even = is_even(iterations, k_tiles, clusters);
@@ -35,7 +35,7 @@ uint64_t cost_of(const GemmCosts& costs, uint32_t iterations, uint32_t k_tiles, 
   const uint64_t cost = uint64_t{most} * costs.iteration + uint64_t{tiles} * costs.finish;
   if (has_even && most % k_tiles == 0) return cost;
   if (has_even) return cost + costs.join + uint64_t{k_tiles / most} * costs.part;
-  // Clusters drift apart, and what they read lies in L2 less often.
+  // In an uneven division, clusters drift apart, and their reads hit L2 less often.
   const uint32_t partials = ceil_div(k_tiles - 1, most) + 1;
   return cost + cost / 32 + costs.join + uint64_t{partials} * costs.part;
 }
@@ -43,9 +43,10 @@ uint64_t cost_of(const GemmCosts& costs, uint32_t iterations, uint32_t k_tiles, 
 }  // namespace
 
 uint32_t invariant_parts(uint32_t rows, uint32_t k_tiles, uint32_t sm_count) {
-  // By what the layers of 8B take at 1 to 2,048 tokens (one H200, 2026-11-23,
-  // 2026-11-23-h200/invariant.txt): a part has six K-tiles at most, or the work of one and a half
-  // tiles an SM, as far as blocks of 256 rows find a place on three quarters of the SMs.
+  // There are so many parts that each has at most six K-tiles, and that one part of all tiles is
+  // the work of 1.5 K-tiles per SM, but no more than fit on three quarters of the SMs with blocks
+  // of 256 rows. Chosen by the times of the layers of 8B at 1 to 2,048 tokens (one H200,
+  // 2026-11-23, 2026-11-23-h200/invariant.txt).
   const uint32_t row_tiles = std::max(ceil_div(rows, kGemmRows), 1u);
   const uint32_t places = sm_count * 3 / 4 / ceil_div(row_tiles, 2);
   const uint32_t part_tiles = std::max(sm_count * 3 / 2, 1u);
@@ -67,7 +68,7 @@ GemmPlan plan_gemm(const GemmLayer& layer) {
     const uint32_t used = tokens * kGemmTokenStageBytes;
     return std::min((room - used) / weight_bytes, kGemmStagesMax);
   };
-  // Weights come from further away, but a stage of them lasts longer.
+  // Prefers stages of activations: weights have a higher latency, but a stage of them lasts longer.
   for (const uint32_t tokens : {4u, 3u, 2u}) {
     plan.token_stages = tokens;
     plan.weight_stages = stages(tokens);
@@ -89,7 +90,7 @@ GemmPlan plan_gemm(const GemmLayer& layer) {
         ceil_div(plan.row_tiles, kGemmCluster) * ceil_div(layer.tokens, other.columns);
     const uint32_t iterations = other.iteration_count = tiles * layer.k_tiles;
     if (layer.parts != 0) {
-      // Parts are spread over the clusters where memory holds all of them, else tiles.
+      // Clusters compute runs of parts if the memory holds the partial sums of all, else of tiles.
       other.parts = layer.parts;
       other.tile_pieces = tiles * layer.parts <= layer.sm_count ? layer.parts : 1;
       const uint32_t pieces = tiles * other.tile_pieces, most = ceil_div(pieces, clusters_max);

@@ -40,7 +40,7 @@ bool plan_layer(const PersistentLayerShape& shape, uint32_t ctas, PersistentLaye
     for (uint32_t& of_problem : layer->items) of_problem *= layer->k_splits;
     layer->rows_each = round_up((shape.rows[0] + ctas - 1) / ctas, 16);
   }
-  // By bytes.
+  // Divides the CTAs in proportion to the bytes of the problems.
   const double first = double{kKTileBytes[0]} * layer->items[0];
   const double second = double{kKTileBytes[1]} * layer->items[1];
   layer->ctas =
@@ -53,11 +53,11 @@ bool plan_layer(const PersistentLayerShape& shape, uint32_t ctas, PersistentLaye
   for (uint32_t s = 0; s < 2; ++s) {
     if (partitions[s] == 0) continue;
     const uint32_t most = (layer->items[s] + partitions[s] - 1) / partitions[s];
-    // A partition has at most two runs.
-    if (!shape.is_gate && most > least[s]) return false;  // of K-splits, those of an M-tile
+    // A partition has at most two runs; with split-K, a run lies within one K-split.
+    if (!shape.is_gate && most > least[s]) return false;
     layer->m_tiles = std::max(layer->m_tiles, most * (shape.is_gate ? 2 : 1));
   }
-  // Larger layers have kernels of their own (H200, 70B Q4_K_M: 92.7 tokens a second, 90.9 so).
+  // Larger layers run in separate kernels (H200, 70B Q4_K_M: 92.7 tokens per second, 90.9 in here).
   if (shape.is_gate && layer->m_tiles > kEpilogueBatch) return false;
   return !shape.is_added || layer->k_splits != 0 || layer->m_tiles <= kEpilogueBatch;
 }
@@ -74,7 +74,7 @@ bool plan_persistent_layers(const PersistentLayerShape* layers, uint32_t count,
   uint32_t k_tiles = 0;
   for (uint32_t p = 0; p < count; ++p) {
     const bool is_gate = layers[p].is_gate;
-    // The next layer reads the only output.
+    // A layer must have one output, and the next layer must read it.
     if (p + 1 < count &&
         (layers[p + 1].cols != layers[p].rows[0] || layers[p].matrix_count != (is_gate ? 2u : 1u)))
       return false;

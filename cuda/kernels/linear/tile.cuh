@@ -11,21 +11,21 @@
 //
 // with scale and min of a row and a group of kGroup inputs. Tile<type> has
 //
-//   kLayout     the packed tiles
+//   kLayout     layout of the packed tiles
 //   kOwnership  which inputs lane t owns
-//   kGroup      32, or 16; then lane t's inputs lie in 16-group t / 2 of the 32
-//   kSigned     codes are int8, else uint8
+//   kGroup      32 or 16 inputs; with 16, the inputs of lane t are in group t / 2 of the 32
+//   kSigned     true if codes are int8, false if they are uint8
 //   kOffset     an integer, subtracted exactly
-//   kHasMin     scales() returns mins too (otherwise it leaves them unchanged)
+//   kHasMin     true if scales() returns mins too (otherwise it leaves them unchanged)
 //   Raw         codes of a lane's half K-tile, as stored
-//   load        Raw of half `half` (0, 1) of the K-tile; plain loads, of 16 bytes if possible
+//   load        loads Raw of half `half` (0, 1) of the K-tile, 16 bytes at a time if possible
 //   codes       operand A of group m (0 … 3) of the half K-tile; m and half are compile-time:
 //               a[0] row g, the lane's first 4 inputs, a[1] row g + 8, the same inputs,
 //               a[2] row g, its last 4 inputs,         a[3] row g + 8, the same inputs
-//   shifted_codes, kOddShift: optional. codes, with those of odd groups times 2^kOddShift, still
-//   uint8 scales      of rows g and g + 8, group m of the half K-tile: 0 … 3, or 0 … 7 when kGroup
-//   is
-//               16; m may differ from lane to lane
+//   scales      scales (and mins) of rows g and g + 8 for group m of the half K-tile. m is
+//               0 … 3, or 0 … 7 if kGroup is 16, and may differ from lane to lane
+//   kOddShift   optional, with shifted_codes: returns codes() with those of odd groups
+//               multiplied by 2^kOddShift, still as uint8
 //
 // Bytes past the last packed tile of an M-tile read as zero.
 #pragma once
@@ -83,8 +83,8 @@ __device__ inline uint16_t read_2(const uint8_t* bytes) {
   return *reinterpret_cast<const uint16_t*>(bytes);
 }
 
-// Returns scale and min m of half `half` of a Q4_K or Q5_K block whose first 16 bytes are `header`:
-// k_scale_min of 4 * half + m, times d and dmin.
+// Returns scale and min m of half `half` of a Q4_K or Q5_K block whose first 16 bytes are `header`.
+// They are those of k_scale_min(4 * half + m), times d and dmin.
 __device__ inline void k_header_scale(const uint4& header, uint32_t half, uint32_t m, float& scale,
                                       float& min) {
   const uint32_t first = header.y >> (8 * m), second = header.z >> (8 * m);
@@ -159,7 +159,7 @@ struct Tile<TensorType::kQ4_K> {  // Q4_K
     a[2] = qs.y >> shift & 0x0f0f0f0f;
     a[3] = qs.w >> shift & 0x0f0f0f0f;
   }
-  // codes with odd groups times 2^kOddShift: high nibbles unshifted.
+  // Codes of odd groups are multiplied by 2^kOddShift: their high nibbles are not shifted.
   static constexpr uint32_t kOddShift = 4;
   static __device__ void shifted_codes(const Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
     const uint4 qs = raw.qs[m / 2];

@@ -8,8 +8,8 @@
 
 namespace wcuda::kernels {
 
-// 16 2-bit codes of a lane's 8 bytes of rows g and g + 8, of which group m has bits 2m of each
-// byte: Q2_K, Q3_K and TQ2_0.
+// Returns 16 2-bit codes from a lane's 8 bytes of rows g and g + 8. Group m has bits 2m and 2m + 1
+// of each byte. Used by Q2_K, Q3_K and TQ2_0.
 __device__ inline void codes_2bit(const uint4& qs, uint32_t m, uint32_t (&a)[4]) {
   a[0] = qs.x >> (2 * m) & 0x03030303;
   a[1] = qs.z >> (2 * m) & 0x03030303;
@@ -85,13 +85,13 @@ struct Tile<TensorType::kQ3_K> {  // Q3_K
   }
 
  private:
-  // Bit `bit` of each byte as the third bit of a code.
+  // Returns bit `bit` of each byte as the third bit of a code.
   static __device__ uint32_t high_bits(uint32_t word, uint32_t bit) {
     return (bit >= 2 ? word >> (bit - 2) : word << (2 - bit)) & 0x04040404;
   }
 };
 
-// Scale of rows g and g + 8 where a block has one, d, in the last part of the packed tile.
+// Loads the scales of rows g and g + 8 for formats with one scale per block (d), in the last field.
 template <TensorType kType>
 __device__ inline void block_scales(const uint8_t* packed_tile, uint32_t lane, float (&scale)[2]) {
   constexpr quant::TileLayout kLayout = Tile<kType>::kLayout;
@@ -108,9 +108,9 @@ struct Tile<TensorType::kTQ1_0> {  // TQ1_0
   static constexpr bool kSigned = false;
   static constexpr int32_t kOffset = 1;
   static constexpr bool kHasMin = false;
-  // Bytes whose leading digit in base 3, after `m` digits more, is that of the group. Half 0 and
-  // group 0 of half 1 (after 4 digits) take theirs from qs, groups 1 and 2 from tail (after 0 and 2
-  // digits), group 3 from last.
+  // Bytes whose digits in base 3 are codes; digit 0 is the leading one. Group m of half 0 is digit
+  // m of qs. Of half 1, group 0 is digit 4 of qs, groups 1 and 2 are digits 0 and 2 of tail, and
+  // group 3 is digit 0 of last.
   struct Raw {
     uint4 qs, tail, last;  // 8 bytes of row g, 8 of row g + 8
   };
@@ -124,11 +124,11 @@ struct Tile<TensorType::kTQ1_0> {  // TQ1_0
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t row = lane / 4 + 8 * i;
-      // Elements 160 … 239: 16 bytes, 16 elements a digit.
+      // Elements 160 … 239: 16 bytes, 16 elements per digit.
       const uint2 bytes = read_8(k_tile + field_base(kLayout, 1) + row * 16 + t % 2 * 8);
       tail[2 * i] = t < 2 ? bytes.x : shifted(bytes.x, 3);
       tail[2 * i + 1] = t < 2 ? bytes.y : shifted(bytes.y, 3);
-      // Elements 240 … 255: 4 bytes, 4 elements a digit.
+      // Elements 240 … 255: 4 bytes, 4 elements per digit.
       const uint32_t end = read_4(k_tile + field_base(kLayout, 2) + row * 4);
       last[2 * i] = t < 2 ? shifted(bytes.x, 81) : shifted(end, t == 2 ? 1 : 9);
       last[2 * i + 1] = t < 2 ? shifted(bytes.y, 81) : shifted(end, t == 2 ? 3 : 27);
@@ -152,7 +152,7 @@ struct Tile<TensorType::kTQ1_0> {  // TQ1_0
   }
 
  private:
-  // Each byte times `power` (at most 81), modulo 256.
+  // Returns each byte times `power` (at most 81), modulo 256.
   static __device__ uint32_t shifted(uint32_t bytes, uint32_t power) {
     const uint32_t even = (bytes & 0x00ff00ff) * power & 0x00ff00ff;
     const uint32_t odd = (bytes >> 8 & 0x00ff00ff) * power & 0x00ff00ff;
@@ -212,7 +212,7 @@ struct Tile<TensorType::kQ1_0> {  // Q1_0; a code is 0 or 2
   static __device__ void codes(const Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
-      // Bit j of 4 to bit 8j + 1: the copies of the product do not meet.
+      // Moves bit j of 4 to bit 8j + 1. The copies in the product do not overlap.
       a[i] = (raw.bits[i] >> (8 * m) & 15) * 0x00408102 & 0x02020202;
       a[i + 2] = (raw.bits[i] >> (8 * m + 4) & 15) * 0x00408102 & 0x02020202;
     }
@@ -223,7 +223,7 @@ struct Tile<TensorType::kQ1_0> {  // Q1_0; a code is 0 or 2
   }
 
  private:
-  // Byte t of each word.
+  // Returns byte t of each word.
   static __device__ uint32_t bytes_of(const uint4& words, uint32_t t) {
     const uint32_t select = t | (t + 4) << 4;
     return __byte_perm(__byte_perm(words.x, words.y, select), __byte_perm(words.z, words.w, select),
@@ -268,7 +268,7 @@ struct Tile<TensorType::kQ2_0> {  // Q2_0
   static __device__ const uint8_t* packed_tile(const uint8_t* k_tile, uint32_t half, uint32_t m) {
     return k_tile + (2 * half + m / 2) * kLayout.packed_tile_bytes();
   }
-  // 4 codes of 2 bits to a byte each.
+  // Expands 4 codes of 2 bits to one byte each.
   static __device__ uint32_t spread(uint32_t byte) {
     return (byte * 0x1001 & 0x000f000f) * 0x41 & 0x03030303;
   }

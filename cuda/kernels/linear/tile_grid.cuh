@@ -2,9 +2,9 @@
 // Interface: kernels/linear/tile.cuh, and prepare(), which fills the table of the codebook in
 // shared memory. The threads of a block call it before the first use, followed by a barrier.
 //
-// IQ1 and IQ2: an entry of the table is 8 nibbles, selectors of a byte permutation that turns the
-// codes of 8 weights into levels; IQ2 puts the signs into the selectors. IQ3: an entry is the 4
-// levels themselves. Of a group's 32 inputs lane t owns the 8 of index t.
+// IQ1 and IQ2: an entry of the table has 8 nibbles. They are selectors of a byte permutation, which
+// returns the levels of 8 weights; IQ2 adds the signs to the selectors. IQ3: an entry is the 4
+// levels themselves. Of a group's 32 inputs, lane t owns inputs 8t … 8t + 7.
 #pragma once
 
 #include "kernels/linear/tile.cuh"
@@ -15,14 +15,14 @@
 
 namespace wcuda::kernels {
 
-// 8 codes of 2 bits to a nibble each.
+// Expands 8 codes of 2 bits to one nibble each.
 WCUDA_HD inline uint32_t nibbles_of(uint32_t entry) {
   entry = (entry | entry << 8) & 0x00ff00ff;
   entry = (entry | entry << 4) & 0x0f0f0f0f;
   return (entry | entry << 2) & 0x33333333;
 }
 
-// The table of a type in shared memory.
+// Returns the table of a type in shared memory.
 template <TensorType kType, uint32_t kCount>
 __device__ inline uint32_t* shared_table() {
   __shared__ uint32_t table[kCount];
@@ -47,27 +47,27 @@ struct TileOfGrid {
   using Raw = RawGrid;
 };
 
-// A set of 8 signs from its 7 stored bits, with more bits above the eighth.
+// Returns a set of 8 signs from its 7 stored bits. There may be more bits above the eighth.
 __device__ inline uint32_t signs_of_7_bits(uint32_t bits) {
   return bits + (static_cast<uint32_t>(__popc(static_cast<int32_t>(bits))) << 7);
 }
 
-// Byte t of a word.
+// Returns byte t of a word.
 __device__ inline uint32_t byte_of(uint32_t word, uint32_t t) {
   return __byte_perm(word, 0, 0x4440 | t);
 }
 
-// IQ2: levels with their signs, int8.
+// IQ2: codes are levels with their signs, as int8.
 template <TensorType kType, uint32_t kCount>
 struct TileOfIq2 : TileOfGrid {
   static constexpr quant::TileLayout kLayout = quant::tile_layout(kType);
   static constexpr bool kSigned = true;
   static constexpr int32_t kOffset = 0;
-  // raw: the index, signs from bit 16.
+  // `raw` has the index and, from bit 16 on, the signs.
   static __device__ void codes(const RawGrid& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
-      // Sign j to bit 4j + 2: selectors 4 … 6 are the negative levels.
+      // Moves sign j to bit 4j + 2, because selectors 4 … 6 are the negative levels.
       uint32_t signs = raw.index[m][i] >> 16;
       signs = signs * 0x1001 & 0x000f000f;
       signs = signs * 0x41 & 0x03030303;
@@ -165,7 +165,7 @@ struct Tile<TensorType::kIQ2_S> : TileOfIq2<TensorType::kIQ2_S, 1024> {  // IQ2_
       const uint32_t place = half * 16 + lane / 4 + 8 * i;
       const uint4 low = read_16(k_tile + place * 16);
       const uint4 signs = read_16(k_tile + field_base(kLayout, 1) + place * 16);
-      // Byte m: the two high bits of group m.
+      // Byte m has the two high bits of group m.
       const uint32_t high = read_4(k_tile + field_base(kLayout, 2) + place * 4) >> (2 * t);
       raw.index[0][i] = byte_of(low.x, t) | (high << 8 & 0x300) | byte_of(signs.x, t) << 16;
       raw.index[1][i] = byte_of(low.y, t) | (high & 0x300) | byte_of(signs.y, t) << 16;
@@ -186,14 +186,15 @@ struct Tile<TensorType::kIQ2_S> : TileOfIq2<TensorType::kIQ2_S, 1024> {  // IQ2_
   }
 };
 
-// IQ3: a[0], a[1] are the levels of an entry, a[2], a[3] those of the next, with their signs.
+// IQ3: codes are levels with their signs: a[0] and a[1] of one table entry, a[2] and a[3] of
+// another.
 template <TensorType kType, uint32_t kCount>
 struct TileOfIq3 : TileOfGrid {
   static constexpr quant::TileLayout kLayout = quant::tile_layout(kType);
   static constexpr uint32_t kGroup = 32;
   static constexpr bool kSigned = true;
   static constexpr int32_t kOffset = 0;
-  // raw: two indices of 9 bits, from bits 0 and 9, signs from bit 24.
+  // `raw` has two indices of 9 bits, from bits 0 and 9 on, and the signs from bit 24 on.
   static __device__ void codes(const RawGrid& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
     const uint32_t* const table = shared_table<kType, kCount>();
 #pragma unroll
@@ -215,8 +216,8 @@ struct TileOfIq3 : TileOfGrid {
       return bytes;
     });
   }
-  // rest(i, m, word): ninth bits and signs of row g (i = 0) or g + 8, from the word of group m in
-  // the second field.
+  // rest(i, m, word) returns the ninth bits and the signs of row g (i = 0) or g + 8 (i = 1). `word`
+  // is that of group m in the second field.
   template <class Rest>
   static __device__ RawGrid load_pairs(const uint8_t* k_tile, uint32_t half, uint32_t lane,
                                        const Rest& rest) {
@@ -237,10 +238,10 @@ struct TileOfIq3 : TileOfGrid {
   }
 
  private:
-  // Levels negated where a bit of `signs` is set. -v differs from v in all bits above its lowest
-  // one: IQ3_S has odd levels; those of IQ3_XXS are 4 modulo 8 but for 62, the one with bit 1.
+  // Negates the levels whose bit in `signs` is set. -v differs from v in all bits above the lowest
+  // 1 bit of v. That is bit 0 for the odd levels of IQ3_S, bit 2 for IQ3_XXS, and bit 1 for its 62.
   static __device__ uint32_t with_signs(uint32_t levels, uint32_t signs) {
-    // Bit j of 4 to the top of byte j, which the permutation copies to the whole byte.
+    // Moves bit j of 4 to the top of byte j; the permutation copies it to the whole byte.
     const uint32_t negative = permute_bytes(signs * 0x10204080, 0, 0xba98);
     if constexpr (kType == TensorType::kIQ3_S)
       return levels ^ (negative & 0xfefefefe);
@@ -281,7 +282,7 @@ struct Tile<TensorType::kIQ3_S> : TileOfIq3<TensorType::kIQ3_S, 512> {
   }
   static __device__ RawGrid load(const uint8_t* k_tile, uint32_t half, uint32_t lane) {
     const uint32_t t = lane % 4;
-    // Byte m, bits 0 and 1: the ninth bits of the pair of group m.
+    // Bits 0 and 1 of byte m are the ninth bits of the pair of group m.
     uint32_t high[2];
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
@@ -305,7 +306,7 @@ struct Tile<TensorType::kIQ3_S> : TileOfIq3<TensorType::kIQ3_S, 512> {
   }
 };
 
-// IQ1: a weight is scale / 8 * (8 * grid ± 1); a code is that number plus 9, 0 … 18.
+// IQ1: a weight is scale / 8 * n with n = 8 * grid ± 1; a code is n + 9, which is 0 … 18.
 template <TensorType kType>
 struct TileOfIq1 : TileOfGrid {
   static constexpr quant::TileLayout kLayout = quant::tile_layout(kType);
@@ -329,7 +330,7 @@ struct TileOfIq1 : TileOfGrid {
     }
     return raw;
   }
-  // raw: the index, bit 15 where the shift is negative.
+  // `raw` has the index, and bit 15 if the shift is negative.
   static __device__ void codes(const RawGrid& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
@@ -356,7 +357,7 @@ struct Tile<TensorType::kIQ1_S> : TileOfIq1<TensorType::kIQ1_S> {  // IQ1_S
     }
   }
 
-  // Of lane t of a quad, from a word of low bytes and one of high bits.
+  // Returns the index for lane t of a quad, from a word of low bytes and one of high bits.
   static __device__ uint32_t index(uint32_t low, uint32_t high, uint32_t t) {
     return byte_of(low, t) | (high >> (3 * t) & 7) << 8 | (high & 0x8000);
   }
@@ -378,7 +379,7 @@ struct Tile<TensorType::kIQ1_M> : TileOfIq1<TensorType::kIQ1_M> {  // IQ1_M
     }
   }
 
-  // Of lane t of a quad, from a word of low bytes and one of high bits.
+  // Returns the index for lane t of a quad, from a word of low bytes and one of high bits.
   static __device__ uint32_t index(uint32_t low, uint32_t high, uint32_t t) {
     const uint32_t nibble = high >> (4 * t);
     return byte_of(low, t) | (nibble & 7) << 8 | (nibble & 8) << 12;

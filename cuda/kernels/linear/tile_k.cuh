@@ -1,4 +1,4 @@
-// Tiles of Q5_K and Q6_K; Q4_K is in tile.h.
+// Tiles of Q5_K and Q6_K; Q4_K is in tile.cuh.
 #pragma once
 
 #include "kernels/linear/tile.cuh"
@@ -39,7 +39,7 @@ struct Tile<TensorType::kQ5_K> {  // Q5_K
   }
 
  private:
-  // Bit `bit` of each byte, as bit 4.
+  // Returns bit `bit` of each byte as bit 4.
   static __device__ uint32_t fifth(uint32_t bytes, uint32_t bit) {
     return (bit < 4 ? bytes << (4 - bit) : bytes >> (bit - 4)) & 0x10101010;
   }
@@ -79,7 +79,7 @@ struct Tile<TensorType::kQ6_K> {  // Q6_K
   }
 
  private:
-  // Bits 2m and 2m + 1 of each byte, as bits 4 and 5.
+  // Returns bits 2m and 2m + 1 of each byte as bits 4 and 5.
   static __device__ uint32_t high(uint32_t bytes, uint32_t m) {
     return (m < 2 ? bytes << (4 - 2 * m) : bytes >> (2 * m - 4)) & 0x30303030;
   }

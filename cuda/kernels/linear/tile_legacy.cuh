@@ -1,4 +1,4 @@
-// Tiles of the formats with 32 weights in a block: Q4_0, Q4_1, Q5_0, Q5_1; Q8_0 is in tile.h.
+// Tiles of the formats with 32 weights in a block: Q4_0, Q4_1, Q5_0, Q5_1; Q8_0 is in tile.cuh.
 #pragma once
 
 #include "kernels/linear/tile.cuh"
@@ -7,9 +7,10 @@
 
 namespace wcuda::kernels {
 
-// Nibbles in pieces of 4 bytes: lane t holds bytes 4t … 4t + 3 of a block, low nibbles its inputs
-// 4t … 4t + 3, high nibbles 16 + 4t … 16 + 4t + 3. kFifth: with a fifth bit in part 1. kHasM: d and
-// m in the last part, w = d * q + m; else d, w = d * (q - offset).
+// Formats with nibbles in pieces of 4 bytes. Lane t holds bytes 4t … 4t + 3 of a block: their low
+// nibbles are inputs 4t … 4t + 3, their high nibbles inputs 16 + 4t … 16 + 4t + 3. With kFifth,
+// field 1 has a fifth bit of each code. With kHasM, the last field has d and m, and w = d * q + m;
+// otherwise it has d, and w = d * (q - offset).
 template <TensorType kType, bool kFifth, bool kHasM>
 struct NibbleTile {
   static constexpr quant::TileLayout kLayout = quant::tile_layout(kType);
@@ -67,7 +68,7 @@ struct NibbleTile {
   }
 
  private:
-  // Bits 0 … 3, as bit 4 of a byte each.
+  // Returns bits 0 … 3, each as bit 4 of a byte.
   static __device__ uint32_t spread(uint32_t bits) {
     // The low nibble times 1 + 2^7 + 2^14 + 2^21 has bit i at 8i.
     return ((bits & 15) * 0x00204081u & 0x01010101u) << 4;

@@ -1,10 +1,10 @@
 // Tiles of the formats whose 4-bit codes name one of 16 levels: IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
 // Interface: kernels/linear/tile.cuh.
 //
-// Levels are looked up 4 at once by byte permutation, 8 of them in two registers. Bit 3 of a
-// selector gives copies of the byte's top bit instead of the byte: with tables of bytes below 128
-// one lookup gives the levels of codes 0 … 7 and 0 for others, and a second, of the code xor 8, the
-// levels of codes 8 … 15 and 0 for others.
+// A byte permutation looks up 4 levels at once in a table of 8 levels (two registers). If bit 3 of
+// a selector is set, it returns copies of the byte's top bit instead of the byte. All bytes of the
+// tables are below 128. Therefore one lookup returns the levels of codes 0 … 7 and 0 for other
+// codes; a second lookup, with the code xor 8, returns the levels of codes 8 … 15 and 0 for others.
 #pragma once
 
 #include "kernels/linear/tile.cuh"
@@ -20,7 +20,7 @@ struct LevelsIq4 {
   static __device__ uint32_t find(uint32_t select, uint32_t select_other) {
     const uint32_t minus = permute_bytes(0x4153687f, 0x0a162331, select);
     const uint32_t plus = permute_bytes(0x26190d01, 0x71594535, select_other);
-    return (plus | 0x80808080) - minus;  // no byte borrows
+    return (plus | 0x80808080) - minus;  // no borrow crosses a byte
   }
 };
 
@@ -33,7 +33,7 @@ struct LevelsE2m1 {
   }
 };
 
-// Levels of 4 bytes: low nibbles to `low`, high ones to `high`.
+// Looks up the levels of 4 bytes. `low` receives those of their low nibbles, `high` the others.
 template <class Levels>
 __device__ inline void find_levels(uint32_t bytes, uint32_t& low, uint32_t& high) {
   const uint32_t other = bytes ^ 0x88888888;
@@ -43,7 +43,8 @@ __device__ inline void find_levels(uint32_t bytes, uint32_t& low, uint32_t& high
   high = __byte_perm(first, second, 0x7531);
 }
 
-// Four packed tiles of 64 inputs, two groups each, whose pieces of 4 bytes lie from the start.
+// Formats whose K-tile is four packed tiles of 64 inputs (two groups each). The codes, in pieces of
+// 4 bytes, are the first field.
 template <TensorType kType, class Levels>
 struct TileOfLevels {
   static constexpr quant::TileLayout kLayout = quant::tile_layout(kType);
@@ -64,7 +65,7 @@ struct TileOfLevels {
   }
 
  protected:
-  // The packed tile of group m.
+  // Returns the packed tile of group m.
   static __device__ const uint8_t* packed_tile(const uint8_t* k_tile, uint32_t half, uint32_t m) {
     return k_tile + (2 * half + m / 2) * kLayout.packed_tile_bytes();
   }

@@ -19,8 +19,8 @@ __device__ inline Statistics warp_statistics(Statistics value) {
   return value;
 }
 
-// Returns the statistics of the whole block to every thread; the order of the sum is fixed. At most
-// once per kernel. The block has kWarps warps.
+// Returns the statistics of the whole block to every thread; the order of the sum is fixed. A
+// kernel may call this once. The block must have kWarps warps.
 template <uint32_t kWarps>
 __device__ inline Statistics block_statistics(Statistics value) {
   __shared__ Statistics parts[kWarps];
@@ -32,7 +32,7 @@ __device__ inline Statistics block_statistics(Statistics value) {
   return warp_statistics(value);
 }
 
-// 2^exponent, a normal number.
+// Returns 2^exponent, which must be a normal number.
 __device__ inline float power_of_two(int32_t exponent) {
   return bits_float(static_cast<uint32_t>(exponent + 127) << 23);
 }

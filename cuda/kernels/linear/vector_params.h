@@ -10,12 +10,12 @@ constexpr uint32_t kVectorWarpsMax = 16;
 constexpr uint32_t kVectorStagesMax = 6;   // of a warp's ring
 constexpr uint32_t kVectorCopyStages = 2;  // without bulk copies
 
-// Tuning parameters that a bench may set. 0: chosen by shape.
+// Tuning parameters that a bench may set; for 0 the plan chooses by shape.
 struct VectorTuning {
   uint32_t cluster_size = 0;  // CTAs that partition an M-tile
   uint32_t stages = 0;        // of a warp's ring
   uint32_t m_warps = 0;       // of warps along the M-tiles
-  uint32_t residency = 0;     // 1: no other such kernel on the SM, 2: one
+  uint32_t residency = 0;     // 1: a CTA has the SM alone, 2: it leaves room for another
   uint32_t early_stages = 0;  // filled before the dependent wait
 };
 

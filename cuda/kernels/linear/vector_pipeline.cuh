@@ -1,4 +1,4 @@
-// The ring of K-tiles of weights of a warp of linear_vector.
+// The ring in which a warp of linear_vector keeps K-tiles of weights.
 #pragma once
 
 #include "kernels/linear/vector_params.h"
@@ -12,8 +12,8 @@ namespace wcuda::kernels::vector {
 // Returns a value that is the same in all lanes as one that the compiler knows to be warp-uniform.
 __device__ inline uint32_t uniform(uint32_t value) { return __shfl_sync(~0u, value, 0); }
 
-// A warp's ring of K-tiles, which it refills itself. kBulk: one lane starts a TMA bulk copy, whose
-// bytes the barrier of the stage counts. Otherwise every lane copies pieces of 16 bytes by
+// A warp's ring of K-tiles, which it refills itself. With kBulk, one lane starts a TMA bulk copy,
+// whose bytes the barrier of the stage counts. Otherwise every lane copies pieces of 16 bytes by
 // cp.async, one group per stage.
 template <bool kBulk>
 class VectorPipeline {
@@ -41,8 +41,9 @@ class VectorPipeline {
 
   __device__ uint32_t stages() const { return ring_.stages; }
 
-  // Fills the next stage; bytes 0: nothing. is_free is always true, but computed from what was read
-  // from the stage: this delays the bulk copy, which does not wait for loads in flight.
+  // Fills the next stage, or skips it if `bytes` is 0. `is_free` is always true, but it is computed
+  // from data that was read from the stage. This delays the bulk copy until these loads have
+  // completed; it would not wait for them by itself.
   __device__ void fill(const uint8_t* source, uint32_t bytes, uint32_t lane, bool is_free) {
     const uint32_t target = shared_address(base_) + fill_stage_ * ring_.stage_bytes;
     if constexpr (kBulk) {

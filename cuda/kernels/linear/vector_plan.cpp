@@ -18,7 +18,7 @@ struct VectorCosts {
   uint32_t m_tiles_of_sm;  // and at most so many M-tiles per SM; else staging x costs more
 };
 constexpr uint32_t kKTileCost = 20;
-// H200, measured 2026-11-21, 8B Q4_K, us a launch. M-warps 1, 2, 4: gate and up of 2
+// H200, measured 2026-11-21, 8B Q4_K, us per launch. M-warps 1, 2, 4: gate and up of 2
 // tokens 19.2, 18.6, 18.7, of 4 tokens 23.3, 21.7, 20.8, of 8 tokens 38.5, 31.8, 28.7. K-splits:
 // down of 4 tokens 13.4 in two, 12.2 in four; query, key and value of 8 tokens 9.8 in one, 9.3 in
 // two. Every architecture uses these rows; below compute capability 9.0 K-splits do not double.
@@ -36,9 +36,10 @@ const VectorCosts& costs_of(uint32_t tokens) {
 
 constexpr uint32_t kMTileFloats = 16;  // sums per M-tile and token
 constexpr uint32_t kKSplitsMax = 8;
-constexpr uint32_t kRingBytes = 116 * 1024;        // of all warps, if a CTA has the SM alone
-constexpr uint32_t kAccumulatorBytes = 24 * 1024;  // of two sets of accumulators, or twice one set
-// Large matrices with one token have the SM alone, with a deeper ring (H200, 70B in the mix
+constexpr uint32_t kRingBytes = 116 * 1024;  // of all warps, if a CTA has the SM alone
+constexpr uint32_t kAccumulatorBytes =
+    24 * 1024;  // per set of two; a single set may have twice as much
+// With one token, a CTA for a large matrix has the SM alone and a deeper ring (H200, 70B in the mix
 // q4_k_m: 96.6 steps/s instead of 94.4; the smaller matrices of 8B Q4_K: 790 instead of 807).
 constexpr uint32_t kLargeInputs = 8192;
 constexpr uint64_t kLargeBytes = 36u << 20;
@@ -108,7 +109,7 @@ void arrange_warps(VectorParams* params, uint32_t warps, const VectorCosts& cost
   for (uint32_t count = 1; count <= warps; ++count) {
     if (m_warps != 0 ? count != m_warps : count > costs.m_warps_max) continue;
     uint32_t k_warps = std::min(warps / count, k_tiles);
-    k_warps = divide_up(k_tiles, divide_up(k_tiles, k_warps));  // no more than make a difference
+    k_warps = divide_up(k_tiles, divide_up(k_tiles, k_warps));  // not more than shorten the work
     const uint32_t own_m_tiles = divide_up(m_tiles, count);
     const uint32_t work = divide_up(k_tiles, k_warps) * own_m_tiles * kKTileCost +
                           own_m_tiles * costs.m_tile_end + (count != 1 ? costs.m_warps : 0) +
@@ -131,7 +132,7 @@ struct Stages {
   uint32_t shared_bytes_min;  // the least that the CTA requests
 };
 
-// other_bytes: shared memory of a CTA besides the rings. stage_bytes: of a stage of all its warps.
+// `other_bytes` is a CTA's shared memory without rings, `stage_bytes` that of a stage of all warps.
 Stages choose_stages(const VectorParams& params, const VectorEngine& engine,
                      const VectorDevice& device, const VectorTuning& tuning, uint32_t k_tiles,
                      uint32_t other_bytes, uint32_t stage_bytes) {
@@ -152,7 +153,7 @@ Stages choose_stages(const VectorParams& params, const VectorEngine& engine,
   const bool is_large = engine.tokens == 1 && params.cols >= kLargeInputs && bytes >= kLargeBytes;
   const bool is_alone = tuning.residency == 1 || (tuning.residency == 0 && is_large);
   const uint32_t least = most < 2 ? most : tuning.residency == 2 ? 1u : 2u;
-  // Up to 2 tokens, two kernels run on one SM; with 4 or more x needs too much memory.
+  // With 1 and 2 tokens, two kernels run on one SM. With 4 and 8, x needs too much memory for that.
   if (engine.tokens < 4 && !is_alone && together >= least)
     return {std::min(most, together), is_add ? 0 : limit};
   uint32_t stages = std::min(most, fitting(limits.most));
@@ -160,7 +161,8 @@ Stages choose_stages(const VectorParams& params, const VectorEngine& engine,
   return {std::max(stages, 1u), limits.alone};
 }
 
-// Shared memory of a CTA: x, the rings, their barriers, accumulators, squares, scratch, totals.
+// Lays out the shared memory of a CTA and returns its bytes: x, the rings, their barriers,
+// accumulators, squares, scratch, totals.
 uint32_t lay_out(VectorParams* params, const VectorEngine& engine, const VectorDevice& device,
                  const VectorTuning& tuning, uint32_t width) {
   const uint32_t tokens = engine.tokens, k_splits = params->cluster_size;
@@ -216,7 +218,7 @@ uint32_t choose_k_splits(const VectorParams& params, const VectorEngine& engine,
                          const VectorDevice& device, const VectorTuning& tuning) {
   uint32_t k_splits = std::max(tuning.cluster_size, 1u);
   if (tuning.cluster_size == 0) {
-    // Split further until x leaves room for a ring.
+    // Doubles the K-splits until x leaves room for a ring.
     const uint32_t room = shared_limits(engine, device).most / 3;
     while (k_splits < kKSplitsMax && x_bytes(params, engine, k_splits) > room) k_splits *= 2;
     const VectorCosts& costs = costs_of(engine.tokens);
@@ -241,12 +243,12 @@ VectorPlan plan_vector(VectorParams* params, const VectorEngine& engine, const V
   params->k_splits = partition_evenly(k_tiles_of(*params, engine), k_splits);
   const uint32_t width = params->epilogue >= Epilogue::kSiluGate ? 2 : 1;
   const uint32_t items[2] = {params->m_tiles[0] / width, params->m_tiles[1] / width};
-  // Limited to warps whose rings fit.
+  // Limits the warps to as many as have room for their rings.
   uint32_t warps_max = kVectorWarpsMax;
   const uint32_t stages_min = device.has_clusters ? 1 : kVectorCopyStages;
   while (warps_max * engine.stage_bytes * stages_min > limits.most * 2 / 3) warps_max /= 2;
   uint32_t clusters = device.sm_count < k_splits ? 1 : device.sm_count / k_splits;
-  // Clusters of this size cannot use every SM.
+  // Clusters of this size may not be able to use every SM.
   if (clusters_max != 0) clusters = std::min(clusters, clusters_max);
 
   VectorPlan plan;
@@ -254,7 +256,7 @@ VectorPlan plan_vector(VectorParams* params, const VectorEngine& engine, const V
     divide_items(params, items, width, clusters);
     arrange_warps(params, warps_max, costs_of(engine.tokens), tuning.m_warps);
     plan.shared_bytes = lay_out(params, engine, device, tuning, width);
-    // The totals of so many M-tiles do not fit: uses more clusters than run at once.
+    // If the totals of so many M-tiles do not fit, the plan has more clusters than run at once.
     if (plan.shared_bytes <= limits.most || params->m_tiles_max <= width) break;
   }
   plan.clusters = params->problems[0].clusters + params->problems[1].clusters;

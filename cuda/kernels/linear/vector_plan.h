@@ -26,10 +26,10 @@ struct VectorDevice {
   bool has_clusters = false;           // and bulk copies: compute capability 9.0
 };
 
-// The most shared memory that a CTA may use. Kernels that add to their output and others alternate
-// in a step: one of each kind fits on an SM, two of the others do not. A kernel that needs more
-// takes more than half of the SM, so that no SM gets two of its CTAs and thus twice the work (8B
-// Q4_K, H200: 502 steps/s with room for two CTAs of any kind, 668 for one kernel at a time).
+// Limits of the shared memory of a CTA. In a step, kernels that add to their output alternate with
+// other kernels. One CTA of each kind fits on an SM, but two CTAs of the other kind do not. A
+// kernel that needs more takes more than half of the SM, so that no SM gets two of its CTAs and
+// thus twice the work (8B Q4_K, H200: 502 steps/s with room for two of any kind, 668 with one).
 struct SharedLimits {
   uint32_t most, alone, of_other, of_add;
 };
@@ -48,7 +48,7 @@ struct VectorPlan {
 };
 
 // Reads the arguments, the matrices, m_tiles and m_tile_bytes of `params` and sets all other
-// members. clusters_max: how many clusters of k_splits CTAs run at once; 0: not known.
+// members. `clusters_max` clusters of k_splits CTAs can run at once; 0 means unknown.
 VectorPlan plan_vector(VectorParams* params, const VectorEngine& engine, const VectorDevice& device,
                        const VectorTuning& tuning, uint32_t k_splits, uint32_t clusters_max);
 

@@ -31,13 +31,13 @@ __device__ inline void clear_squares(float* squares) {
     for (uint32_t pad = warp + 1; pad % 4 != 0; ++pad) squares[lane * 16 + pad - warp] = 0.0f;
 }
 
-// Does the dependent wait, then calls put(vec8, token, v, is_there) for every eight inputs of T
-// tokens, with v = x * norm (zero past cols and past params.tokens). All lanes of a warp call put
-// together, for consecutive vec8s; without is_there nothing may be stored. If there is a norm,
-// squares (T, 16), offset to the column of this warp, receives sums of squares of x. Warps that
-// have inputs call after_loads after issuing the first loads.
+// Waits for the previous kernel, then calls put(vec8, token, v, is_there) for every eight inputs of
+// T tokens, with v = x * norm (zero past cols and past params.tokens). All lanes of a warp call put
+// together, for consecutive vec8s. If is_there is false, put must store nothing. If there is a
+// norm, `squares` (T, 16), offset to the column of this warp, receives the sums of squares of x.
+// Warps that have inputs call after_loads after they have issued the first loads.
 //
-// A warp processes kPieces blocks of 32 vec8s at a time, of one token or two.
+// A warp processes kPieces blocks of 32 vec8s of one or two tokens at a time.
 template <uint32_t T, bool kWholeVec8, bool kHasNorm, class AfterLoads, class Put>
 __device__ inline void stage_split(const VectorParams& params, const StageRange& range,
                                    float* squares, AfterLoads after_loads, Put put) {
@@ -45,17 +45,17 @@ __device__ inline void stage_split(const VectorParams& params, const StageRange&
   constexpr uint32_t kPieces = T >= 4 ? (kWholeVec8 ? 1 : 2) : (kHasNorm ? 2 : 4) / kTokens;
   constexpr uint32_t kNone = ~0u;
   const uint32_t lane = threadIdx.x % 32;
-  // Work w is the tokens w % (T / kTokens) * kTokens … of the vec8s w / (T / kTokens) * 32 ….
+  // Work item w has tokens w % (T / kTokens) * kTokens … of vec8s w / (T / kTokens) * 32 ….
   const auto token_of = [&](uint32_t work, uint32_t i) {
     return work % (T / kTokens) * kTokens + i;
   };
   const auto vec8_of = [&](uint32_t work) { return work / (T / kTokens) * 32 + lane; };
-  // Returns the first input of the lane's vec8, kNone past the end.
+  // Returns the first input of the lane's vec8, or kNone past the end.
   const auto input_of = [&](uint32_t work) {
     const uint32_t vec8 = vec8_of(work), input = range.begin + vec8 * 8;
     return vec8 < range.vec8s && input < params.cols ? input : kNone;
   };
-  // Loads eight floats from `source`; past the end they are `missing`.
+  // Loads eight floats from `source`. Floats past the end become `missing`.
   const auto load = [&](const float* source, uint32_t input, float missing, float(&values)[8]) {
 #pragma unroll
     for (uint32_t i = 0; i < 8; i += 4) {
@@ -101,7 +101,7 @@ __device__ inline void stage_split(const VectorParams& params, const StageRange&
   __syncwarp();
   dependent_wait();
 
-  // A warp whose tokens stay the same sums over its lanes only at the end.
+  // If a warp has the same tokens in all its work, it sums over its lanes only at the end.
   const bool has_own_tokens = kHasNorm && T >= 4 && range.warps * kPieces % (T / kTokens) == 0;
   float own_squares[kPieces][kTokens] = {};
 
@@ -165,7 +165,7 @@ __device__ inline void stage_whole_split(const VectorParams& params, const Stage
   // 704 and 694 for 4).
   constexpr uint32_t kPieces = T == 8 ? 2 : 1;
   const uint32_t lane = threadIdx.x % 32, cols = params.cols;
-  // 8 tokens: two warps divide the tokens, or one takes them in turn.
+  // With 8 tokens, two warps divide the tokens, or one warp takes one half after the other.
   const bool is_split = T == 8 && range.warps % 2 == 0;
   const uint32_t first = (is_split ? range.warp / 2 : range.warp) * 32;
   const uint32_t step = (is_split ? range.warps / 2 : range.warps) * 32;

@@ -5,15 +5,15 @@
 //
 // WholeScales<Tile> has, besides kIs,
 //
-//   Header      of rows g and g + 8 of a packed tile, as stored
-//   load        a lane's Header
-//   scale       of group m of half K-tile `half`, which are known at compile time, of row g (row
-//               0) or g + 8 (row 1); groups as Tile::kGroup says. |scale * product of a packed
-//               tile's codes with 128| < 2^31
-//   codes       operand A as Tile::codes, of codes that these scales go with
+//   Header      the scales of rows g and g + 8 of a packed tile, as stored
+//   load        loads a lane's Header
+//   scale       returns the scale of group m of half K-tile `half` (both compile-time) for row g
+//               (row = 0) or g + 8 (row = 1); a group has Tile::kGroup inputs. The sum of scale *
+//               code * 128 over a packed tile stays below 2^31
+//   codes       returns operand A as Tile::codes does, with codes for which these scales are meant
 //   kCodesSigned
-//   factor      of a row
-// and where the tile has mins
+//   factor      returns the factor of a row
+// and, if the tile has mins,
 //   min, min_factor  likewise; m may differ from lane to lane
 #pragma once
 
@@ -42,7 +42,7 @@ struct KHeader {
       header.scales[1][row] = (words.w & 0x0f0f0f0f) | (words.y >> 2 & 0x30303030);
       header.mins[0][row] = words.z & 0x3f3f3f3f;
       header.mins[1][row] = (words.w >> 4 & 0x0f0f0f0f) | (words.z >> 2 & 0x30303030);
-      // Masks four bytes at a time, before single bytes are extracted.
+      // Makes the compiler mask four bytes at a time, before single bytes are extracted.
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half)
         asm("" : "+r"(header.scales[half][row]), "+r"(header.mins[half][row]));
@@ -78,7 +78,7 @@ struct KWholeScales {
 template <>
 struct WholeScales<Tile<TensorType::kQ4_K>> : KWholeScales<Tile<TensorType::kQ4_K>> {
   using Tile = kernels::Tile<TensorType::kQ4_K>;
-  // Codes of odd groups are 16 times too large: scales of even ones are, too.
+  // Codes of odd groups are 16 times too large. So are the scales of even groups; factor() divides.
   static __device__ void codes(const Tile::Raw& raw, uint32_t half, uint32_t m, uint32_t (&a)[4]) {
     Tile::shifted_codes(raw, half, m, a);
   }
@@ -126,7 +126,7 @@ struct WholeScales<Tile<TensorType::kQ6_K>> {
     header.d[1] = read_2(d + 16);
     return header;
   }
-  // Returns 4 * (code - 32) as int8: the six bits of a code at the top, the sign bit flipped.
+  // Returns 4 * (code - 32) as int8: the six bits of a code at the top, with the sign bit flipped.
   static __device__ void codes(const Tile::Raw& raw, uint32_t, uint32_t m, uint32_t (&a)[4]) {
     const uint4 ql = raw.ql[m % 2], qh = raw.qh;
     a[0] = code(ql.x, qh.x, m);
@@ -136,7 +136,7 @@ struct WholeScales<Tile<TensorType::kQ6_K>> {
   }
   static __device__ int32_t scale(const Header& header, uint32_t half, uint32_t m, uint32_t row) {
     const uint2 scales = header.scales[half][row];
-    // The byte, then its sign three times.
+    // Sign-extends the byte.
     int32_t scale;
     asm("prmt.b32 %0, %1, 0, %2;"
         : "=r"(scale)
@@ -150,7 +150,7 @@ struct WholeScales<Tile<TensorType::kQ6_K>> {
  private:
   static __device__ uint32_t code(uint32_t low, uint32_t high, uint32_t m) {
     const uint32_t nibbles = m < 2 ? low << 2 : low >> 2;
-    // ((high << …) & 0xc0c0c0c0) ^ 0x80808080 as one instruction: it stays one if written so.
+    // Computes ((high << …) & 0xc0c0c0c0) ^ 0x80808080 with one instruction.
     uint32_t tops;
     asm("lop3.b32 %0, %1, %2, %3, 0x6a;"
         : "=r"(tops)
