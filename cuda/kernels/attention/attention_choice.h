@@ -9,22 +9,21 @@ constexpr uint32_t kDecodeClusterBlocks = 8;
 constexpr uint32_t kDecodeGroupMax = 8;  // query heads of one key-value head that a block serves
 constexpr uint32_t kPrefillWarpgroupHeadMax = 128;
 
-// Returns the key-value heads times the tiles, of at most kDecodeGroupMax query heads, that each
-// has.
+// Returns the number of tiles of at most kDecodeGroupMax query heads, over all key-value heads.
 inline uint32_t decode_head_tiles(uint32_t head_count, uint32_t kv_head_count) {
   const uint32_t group = head_count / kv_head_count;
   return kv_head_count * ((group + kDecodeGroupMax - 1) / kDecodeGroupMax);
 }
 
-// Groups need clusters, more shared memory than compute capability 12.0 has, and a head length that
-// is compiled exactly.
+// Returns whether decode can use groups. They need clusters, more shared memory than compute
+// capability 12.0 has, and a head length for which a kernel is compiled.
 inline bool decode_has_groups(uint32_t head_length, int32_t compute_capability) {
   return compute_capability >= 90 && compute_capability < 120 &&
          (head_length == 64 || head_length == 128 || head_length == 256);
 }
 
-// True if code for sm_90a can serve the head length; whether the program has that code is checked
-// at run time.
+// Returns whether code for sm_90a can serve the head length. Another check at run time finds out
+// whether the program has that code.
 inline bool prefill_has_warpgroup(uint32_t head_length, int32_t compute_capability) {
   return compute_capability == 90 && head_length <= kPrefillWarpgroupHeadMax &&
          head_length % 8 == 0;

@@ -68,9 +68,8 @@ __device__ inline uint32_t find_row(const uint32_t* prefix, uint32_t count, uint
   return low;
 }
 
-// Returns the spans per decode block for rows of equal length, or 0. If each block takes whole
-// heads, or each head whole blocks, little has to be merged, which is worth up to a sixteenth more
-// work.
+// Returns the spans per decode block for rows of equal length, if each block can take whole heads
+// or each head whole blocks; otherwise 0. Merging less is worth up to a sixteenth more work.
 __device__ inline uint32_t whole_head_spans(uint32_t span_count, uint32_t blocks,
                                             uint32_t row_spans) {
   const uint32_t even = (span_count + blocks - 1) / blocks;
@@ -102,7 +101,7 @@ __device__ inline uint32_t find_block_spans(const uint32_t* row_spans, uint32_t 
   return low;
 }
 
-// Returns the number of blocks of a group that has `spans`.
+// Returns the number of blocks of a group that has `spans` spans.
 __device__ inline uint32_t group_blocks_of(const AttentionPlan& plan, uint32_t spans,
                                            uint32_t block_spans) {
   if (plan.cluster_blocks == 0) return (spans + block_spans - 1) / block_spans;
@@ -110,8 +109,8 @@ __device__ inline uint32_t group_blocks_of(const AttentionPlan& plan, uint32_t s
   return min(plan.cluster_blocks, (spans + kDecodeClusterSpans - 1) / kDecodeClusterSpans);
 }
 
-// Finds the work of block `b` in a step with groups; returns false if there is none. `before`:
-// blocks per head in earlier rows.
+// Finds the work of block `b` in a step with groups; returns false if there is none. `before[r]` is
+// the number of blocks per head in rows before r.
 __device__ inline bool find_group(const AttentionPlan& plan, const uint32_t* before,
                                   uint32_t row_count, uint32_t block_spans, uint32_t b,
                                   DecodeStart* start) {
@@ -236,8 +235,8 @@ __device__ inline void make_plan(const AttentionPlanArgs& args) {
   }
 }
 
-// Neither kernel triggers early: the next one starts when this one has ended. What it reads before
-// its wait, it reads past the L1 cache.
+// Neither kernel triggers early, so the next kernel starts when this one has ended. Data that the
+// next kernel reads before its wait, it reads past the L1 cache.
 __global__ void __launch_bounds__(kBlockThreads)
     attention_plan_kernel(const AttentionPlanArgs args) {
   dependent_wait();
@@ -245,7 +244,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   __threadfence();
 }
 
-// Copies the step's tokens to their target; fed-back ones come from the histories.
+// Copies the step's tokens to their target. Tokens that are fed back come from the histories.
 __device__ inline void start_rows(const StepStart& start) {
   const BeginStepArgs& begin = start.begin;
   const InputScatterArgs& inputs = start.inputs;

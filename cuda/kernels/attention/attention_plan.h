@@ -1,5 +1,5 @@
-// attention_plan: assigns the work of the attention kernels to blocks. It runs once a step, on the
-// device, because the host does not know the lengths of the rows.
+// attention_plan: assigns the work of the attention kernels to blocks. It runs once per step, on
+// the device, because the host does not know the lengths of the rows.
 //
 // Decode (rows of one token): the visible positions of a row are cut into spans. A span is one
 // page; if results must not depend on the rest of the batch, it is a fixed number of pages counted
@@ -9,10 +9,11 @@
 //   s0 s1 s2 s3 s4     | s0 s1 s2 s3 s4     | s0 s1          | …
 //   |- block 0 --|- block 1 --|- block 2 --|- block 3 ----|
 //
-// Each block takes an equal run of it. If several blocks share a (row, head), each writes a
-// partial, and the last to finish adds them in their order. In steps of few rows each row and head
-// instead has its own group of blocks, as many as the row's length needs. Prefill (rows of more
-// tokens): a list of tiles of kPrefillTileTokens tokens, longest first within a row.
+// Each block takes an equal run of this list. If several blocks share a (row, head), each writes a
+// partial result, and the last block to finish adds these in order. In steps of few rows, each row
+// and head instead has its own group of blocks, as many as the row's length needs.
+//
+// Prefill (rows of more tokens): tiles of kPrefillTileTokens tokens; a row's longest tile is first.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -27,11 +28,11 @@
 namespace wcuda::kernels {
 
 constexpr uint32_t kPrefillTileTokens = 128;
-// Sizes of groups. With clusters: up to this many spans of a row go to one block, and more to
-// blocks of at least this many.
+// Sizes of groups with clusters: up to kDecodeLoneSpans spans of a row go to one block; with more
+// spans, each block gets at least kDecodeClusterSpans.
 constexpr uint32_t kDecodeLoneSpans = 4;
 constexpr uint32_t kDecodeClusterSpans = 2;
-// Without clusters: the least spans of a block.
+// Without clusters, each block gets at least this many spans.
 constexpr uint32_t kDecodeGroupSpans = 8;
 constexpr uint32_t kDecodeGroupRowsMax = 512;
 
@@ -40,8 +41,8 @@ struct PrefillTile {
   uint32_t first_token;  // within the row
 };
 
-// Where a block of the decode kernel begins: one word for each lane of half a warp, which loads all
-// at once. Each block has `block_spans` spans of the list, the first `larger_count` one more.
+// Where a block of the decode kernel begins: one word for each lane of half a warp. Each block has
+// `block_spans` spans, and the first `larger_count` blocks one more.
 constexpr uint32_t kStartPages = 4;
 struct alignas(64) DecodeStart {
   uint32_t begin, end;    // its spans; equal: none
@@ -72,8 +73,8 @@ struct AttentionPlan {
   uint32_t max_rows = 0;
   uint32_t max_blocks = 0;
   uint32_t max_tiles = 0;
-  // 0: a span is a page, and a block writes one partial for all its spans of a head. Else the pages
-  // of a span, and each span has a partial.
+  // Pages per span, if each span has its own partial result. 0: a span is a page, and a block
+  // writes one partial result for all its spans of a head.
   uint32_t fixed_span_pages = 0;
   uint32_t group_heads = 0;     // query heads of a key-value head
   uint32_t group_tiles = 0;     // tiles of kDecodeGroupMax of them
@@ -82,7 +83,7 @@ struct AttentionPlan {
   uint32_t cluster_blocks = 0;  // of a group; 0: groups are no clusters
 };
 
-// First position that a token at `position` attends to.
+// Returns the first position that a token at `position` attends to.
 inline
 #if defined(__CUDACC__)
     __host__ __device__
@@ -95,14 +96,14 @@ inline
 struct AttentionPlanArgs {
   StepRows step;
   AttentionPlan plan;
-  uint32_t window = 0;  // the widest of all layers; 0: some layer sees everything
+  uint32_t window = 0;  // the widest of all layers; 0 if a layer has no window
 };
 
-// Later kernels start only when this one has ended. So they may read the plan and the arrays of the
-// step before their dependent wait.
+// Later kernels start only when this kernel has ended. Therefore they may read the plan and the
+// arrays of the step before their dependent wait.
 cudaError_t attention_plan(const AttentionPlanArgs& args, const Launch& launch);
-// The same together with everything else at the start of a step, in one kernel: the second kernel
-// of a graph does not start before 4 us have passed, however short the first is.
+// Does the same and everything else at the start of a step in one kernel, because the second kernel
+// of a graph starts no earlier than 4 us after the first, however short that is.
 cudaError_t attention_plan_start(const AttentionPlanArgs& args, const StepStart& start,
                                  const Launch& launch);
 

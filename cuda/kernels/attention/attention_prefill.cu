@@ -3,12 +3,13 @@
 //
 // A block takes a tile of the plan (128 tokens of one row) and one query head. Each of its warps
 // takes 32 of the tokens (16 if heads are longer than 128) and keeps their sums in registers. The
-// pages pass through shared memory; the next one is loaded while the present one is used. Softmax
-// is online in f32; queries and numerators enter the MMAs as f16. A token's result depends on its
-// own query, position and pages alone: pages that are masked for it change no bit. Keys and values
-// past the end of the row are never read: they and their numerators are 0. Work: 4 * length FLOP
-// per token, head and visible position. Bytes moved: queries and results once, keys and values once
-// per tile, mostly from L2.
+// pages pass through shared memory; the next page is loaded while the current one is used. Softmax
+// is online in f32; queries and numerators enter the MMAs as f16. A token's result depends only on
+// its own query, position and pages: pages that are masked for it change no bit. Keys and values
+// past the end of the row are never read: they and their numerators are 0.
+//
+// Work: 4 * length FLOP per token, head and visible position. Bytes moved: queries and results
+// once, keys and values once per tile, mostly from L2.
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_prefill.h"
 #include "kernels/attention/attention_tile.cuh"
@@ -18,7 +19,7 @@
 namespace wcuda::kernels {
 namespace {
 
-// 16-token tiles per warp. At length 256 the sums of two do not fit into registers.
+// 16-token tiles per warp. At length 256 the sums of two tiles do not fit into registers.
 template <int kLength>
 constexpr int kWarpTiles = kLength <= 128 ? 2 : 1;
 template <int kLength>

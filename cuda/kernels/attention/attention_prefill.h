@@ -10,7 +10,7 @@ inline uint32_t prefill_tiles_max(uint32_t token_count, uint32_t row_count) {
   return token_count / kPrefillTileTokens + (row_count < token_count ? row_count : token_count);
 }
 
-// Once for each format and head length, before a capture.
+// Must be called once for each format and head length, before a graph is captured.
 cudaError_t attention_prefill_prepare(KvFormat format, uint32_t head_length);
 // A token attends to the positions up to its own, whose keys and values are all in the pages. Skips
 // rows of one token.

@@ -1,13 +1,13 @@
-// attention_prefill with WGMMA: the same result as attention_prefill.cu except for the order of
-// sums, about twice as fast, for head lengths up to 128 that are a multiple of 8.
+// attention_prefill with WGMMA, for head lengths up to 128 that are a multiple of 8. It is about
+// twice as fast as attention_prefill.cu and computes the same result except for the order of sums.
 //
-// The kernel is persistent: block b takes (tile, head) pairs b, b + gridDim.x, … One warpgroup
-// loads queries as f16, and blocks of 128 keys and 128 values with two stages of each in shared
+// The kernel is persistent: block b takes (tile, head) pairs b, b + gridDim.x, …. One warpgroup
+// loads queries as f16, and blocks of 128 keys and 128 values, with two stages of each in shared
 // memory; q8_0 and e4m3 are copied raw and converted to f16 there. Two warpgroups compute 64 tokens
 // each: while the tensor cores compute the next scores and the sums of the previous numerators, the
-// ALUs turn scores into numerators. A token's result depends on its own query, position and pages
-// alone. Shared memory: panels of 64 elements with rows of 128 bytes; chunk c of row r is at chunk
-// c ^ (r % 8).
+// ALUs turn scores into numerators. A token's result depends only on its own query, position and
+// pages. In shared memory, a panel has 64 elements of each row (128 bytes), and chunk c of row r is
+// stored at chunk c ^ (r % 8).
 #include "kernels/attention/attention_instance.cuh"
 #include "kernels/attention/attention_prefill.h"
 #include "kernels/attention/attention_tile.cuh"
@@ -25,8 +25,7 @@ constexpr uint32_t kBlockThreads = 384;
 [[maybe_unused]] constexpr uint32_t kLoadThreads = 128;
 constexpr uint32_t kBlockKeys = 128;
 constexpr uint32_t kStages = 2;
-// Registers per thread: 72 + 2 * 216 = 504 of the 512 that a lane of the SM has for three
-// warpgroups.
+// Registers per thread: three warpgroups use 72 + 2 * 216 = 504 of the 512 that the SM has.
 [[maybe_unused]] constexpr uint32_t kLoadRegisters = 72;
 [[maybe_unused]] constexpr uint32_t kWorkRegisters = 216;
 
@@ -225,7 +224,7 @@ __device__ __forceinline__ void expand_whole_e4m3(uint8_t* target, const uint8_t
   constexpr uint32_t kPieces = kLength / 16;  // of a row
   const uint32_t thread = threadIdx.x % kLoadThreads;
   const uint32_t piece = thread % kPieces;
-  // Of eight neighbours four write the second chunk first: different banks.
+  // Of eight neighbouring threads, four write the second chunk first, to access different banks.
   const uint32_t swap = piece / 4 % 2;
 #pragma unroll 4
   for (uint32_t i = 0; i < kBlockKeys * kPieces / kLoadThreads; ++i) {
@@ -278,7 +277,7 @@ __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, co
   }
 }
 
-// What the loading warpgroup does for all items of the block.
+// The work of the loading warpgroup for all items of the block.
 template <int kLength, KvFormat kFormat>
 __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint32_t item_count,
                                            uint8_t* shared, const Barriers& barriers) {
@@ -458,7 +457,7 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
   }
 }
 
-// What a computing warpgroup does for all items of the block.
+// The work of a computing warpgroup for all items of the block.
 template <int kLength>
 __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, uint32_t item_count,
                                               uint32_t base, const Barriers& barriers) {
@@ -600,7 +599,7 @@ bool has_instance(uint32_t head_length) {
 
 }  // namespace
 
-// Returns whether this program has code for sm_90a: otherwise the kernels are empty and use few
+// Returns whether this program has code for sm_90a. Otherwise the kernels are empty and need few
 // registers.
 bool has_warpgroup_code() {
   static const bool has = [] {

@@ -1,8 +1,8 @@
 // Device code shared by the attention kernels: tiles of keys and values in shared memory, and
 // tensor-core instructions on them. Only for .cu files.
 //
-// A tile is (rows, kLength) f16; row r holds its 16-byte chunk c at chunk c ^ (r % 8), so that
-// eight rows of one chunk lie in different banks. kLength is 64, 128 or 256; columns past the
+// A tile is (rows, kLength) f16; row r has its 16-byte chunk c at chunk c ^ (r % 8), so that the
+// same chunk of eight rows is in different banks. kLength is 64, 128 or 256; columns past the
 // head's length are 0.
 #pragma once
 
@@ -72,7 +72,7 @@ struct RowRange {
   uint32_t end;
 };
 
-// copy_rows byte by byte, for rows that are not aligned to 16 bytes.
+// Does the work of copy_rows byte by byte, for rows that are not aligned to 16 bytes.
 template <int kRowBytes, int kRows, int kThreads>
 __device__ __noinline__ void copy_rows_slowly(uint32_t tile, const uint8_t* source,
                                               uint32_t row_bytes, RowRange valid, uint32_t thread) {
@@ -115,13 +115,13 @@ template <int kRowBytes, int kRows>
 __device__ __forceinline__ void copy_whole_rows(uint32_t tile, const uint8_t* source,
                                                 uint32_t lane) {
   constexpr uint32_t kChunks = kRowBytes / 16;
-  constexpr uint32_t kPassRows = 32 / kChunks;  // rows
+  constexpr uint32_t kPassRows = 32 / kChunks;  // rows that the warp copies at a time
   const uint32_t row = lane / kChunks;
 #pragma unroll
   for (uint32_t i = 0; i < kRows / kPassRows; ++i) {
     uint32_t target = tile + tile_offset<kRowBytes>(i * kPassRows + row, lane % kChunks);
     if constexpr (kRowBytes >= 128) {
-      // The same offset, computed so that the lane's share is loop-invariant.
+      // The same offset, computed so that the lane's part of it is loop-invariant.
       const uint32_t first = row * kRowBytes + ((lane % kChunks ^ row) << 4);
       target = tile + (first ^ (i * kPassRows % 8) << 4) + i * kPassRows * kRowBytes;
     }
@@ -140,9 +140,9 @@ __device__ __forceinline__ void copy_raw_rows(uint32_t target, const uint8_t* so
   }
 }
 
-// Converts the two low bytes of a word, signed, to f16.
+// Converts the two low bytes of a word, as signed numbers, to f16.
 __device__ __forceinline__ __half2 signed_bytes_to_halves(uint32_t bytes) {
-  // 0x6400 + u is 1024 + u; u is the byte plus 128.
+  // As f16, the bits 0x6400 + u are 1024 + u. Here u is the byte plus 128.
   const uint32_t word = __byte_perm(bytes ^ 0x8080u, 0x64646464u, 0x4140);
   return __hsub2(*reinterpret_cast<const __half2*>(&word), __float2half2_rn(1152.0f));
 }

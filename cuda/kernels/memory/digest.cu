@@ -1,10 +1,9 @@
-// digest: BLAKE3 of device memory. A thread hashes a chunk of 1024 bytes; a block joins its 128
-// chunks into one chaining value; further launches join 256 of those per block. Bytes moved: the
-// data once, and 1/4096 of it as chaining values.
+// digest: BLAKE3 of device memory. A thread hashes a chunk of 1024 bytes. A block joins the
+// chaining values of its 128 chunks into one; further launches join 256 of these per block. Bytes
+// moved: the data once, and 1/4096 of it as chaining values.
 //
-// Neighbours are joined level by level, and an odd last one moves up unchanged. This is the tree of
-// the paper, whose left subtrees are the largest powers of two, since groups start at multiples of
-// their size.
+// Neighbours are joined level by level; an odd last one moves up unchanged. Because groups start at
+// multiples of their size, left subtrees are the largest powers of two, as in the paper.
 #include "kernels/memory/digest.h"
 #include "kernels/shared/blake3_compress.h"
 
@@ -18,7 +17,7 @@ constexpr uint32_t kChunkThreads = 128;  // chunks that a block joins
 constexpr uint32_t kJoinThreads = 128;
 constexpr uint32_t kJoinInputs = 2 * kJoinThreads;
 
-constexpr uint32_t kPieceBlocks = blake3::kPieceChunks / kChunkThreads;  // blocks a piece
+constexpr uint32_t kPieceBlocks = blake3::kPieceChunks / kChunkThreads;  // blocks per piece
 
 // Data is hashed in segments whose chaining values are then joined, which keeps the scratch small.
 constexpr uint64_t kSegmentBlocks = 8192;
@@ -119,7 +118,7 @@ __device__ inline void block_join(Chain* chains, uint32_t count, bool is_root) {
   }
 }
 
-// chains[block] = join of the block's chunks. first_chunk: index of the first one in the whole
+// chains[block] = join of the block's chunks. `first_chunk` is the index of chunk 0 in the whole
 // input.
 __global__ void __launch_bounds__(kChunkThreads)
     hash_chunks_kernel(const uint8_t* data, uint64_t bytes, uint64_t first_chunk, bool is_whole,

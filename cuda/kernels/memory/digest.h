@@ -1,4 +1,4 @@
-// digest: BLAKE3 of device memory, computed on the device. digest_pieces: the chaining values of
+// digest: BLAKE3 of device memory, computed on the device. digest_pieces: the chaining value of
 // each MiB.
 #pragma once
 
@@ -8,12 +8,12 @@
 
 namespace wcuda::kernels {
 
-// Scratch memory of a digest of any length.
+// Bytes of scratch memory for a digest of any length.
 constexpr uint64_t kDigestScratchBytes = 320 * 1024;
-// Such memory of the current device, part of this library's code there. One digest at a time uses
-// it.
+// Returns such memory on the current device. It is a variable of this library's device code, and
+// only one digest may use it at a time.
 cudaError_t digest_scratch(void** address);
-// Longest range: the last level must fit into one block.
+// The longest range, because the last level must fit into one block.
 constexpr uint64_t kDigestBytesMax = uint64_t{1} << 40;
 
 // Queues the digest of `bytes` bytes (at most kDigestBytesMax, any alignment) into the 32 bytes at
@@ -22,7 +22,7 @@ constexpr uint64_t kDigestBytesMax = uint64_t{1} << 40;
 cudaError_t digest(const void* data, uint64_t bytes, void* result, void* scratch,
                    cudaStream_t stream);
 
-// Longest range of one digest_pieces.
+// The longest range of one call of digest_pieces.
 constexpr uint64_t kDigestPiecesBytesMax = uint64_t{1} << 30;
 
 // Queues the chaining value of each MiB of `bytes` bytes (1 … kDigestPiecesBytesMax), hashed as if

@@ -4,8 +4,8 @@
 namespace wcuda::kernels {
 namespace {
 
-// One store per thread, without a loop: 8 GiB on an H200 at 4.70 TB/s. cudaMemset reaches 4.60,
-// 4,096 blocks of 256 threads that loop 4.30, bulk copies out of shared memory 4.43.
+// One store per thread, without a loop, fills 8 GiB on an H200 at 4.70 TB/s. cudaMemset
+// reaches 4.60, 4,096 looping blocks of 256 threads 4.30, bulk copies from shared memory 4.43.
 constexpr uint32_t kBlockThreads = 1024;
 constexpr uint64_t kBlocksMax = INT32_MAX;
 

@@ -1,11 +1,11 @@
 // repack: packed_tiles[packed_tile_offset(row, block, byte)] = file_rows[row][block][byte].
 //
-// A work item is one M-tile (16 rows) times up to kRunPackedTiles packed tiles: in the file 16
-// contiguous ranges, in packed tiles one. The item is staged in shared memory in the order of the
-// file; packed tiles are read from and written to it word by word, through a map that a block
-// builds once. Bytes moved: the matrix twice.
+// A work item is up to kRunPackedTiles packed tiles of one M-tile (16 rows). It is 16 contiguous
+// ranges of the file, and one range of packed tiles. The item is staged in shared memory in the
+// order of the file; packed tiles are read from it and written to it word by word, through a map
+// that a block builds once. Bytes moved: the matrix twice.
 //
-// File rows are read 16 bytes at a time when their length and address allow it, else 4, else 1.
+// File rows are read 16 bytes at a time if their length and address allow it, otherwise 4 or 1.
 #include "kernels/memory/repack.h"
 #include "kernels/shared/packed_tile.h"
 

@@ -9,10 +9,10 @@
 namespace wcuda::kernels {
 
 // Queues the repacking of rows first_row … first_row + row_count - 1 of a matrix of `rows` by
-// `cols`. `file_rows`: those rows as in the file; any alignment, 16 bytes is fastest.
-// `packed_tiles`: the whole matrix, aligned to 16 bytes. first_row is a multiple of 16, and so is
-// row_count unless it reaches the last row: whole M-tiles are written, padding included. Returns
-// cudaErrorInvalidValue for anything else, and for a type without packed tiles.
+// `cols`. `file_rows` has these rows as in the file, at any alignment; 16 bytes is fastest.
+// `packed_tiles` is the whole matrix, aligned to 16 bytes. first_row is a multiple of 16, and so is
+// row_count unless it reaches the last row, because whole M-tiles are written, with their padding.
+// Returns cudaErrorInvalidValue for anything else, and for a type without packed tiles.
 cudaError_t repack(uint32_t type, uint32_t rows, uint32_t cols, uint32_t first_row,
                    uint32_t row_count, const uint8_t* file_rows, uint8_t* packed_tiles,
                    cudaStream_t stream);

@@ -1,17 +1,17 @@
 // sample: one cluster of blocks per row; each warp owns a run of consecutive tokens.
 //
 // Shapes: logits (…, vocabulary) f32. Bytes moved: the row's logits once; they stay in shared
-// memory (on older devices, or if they do not fit, they are read again from global memory). Every
-// sum is of integers and every choice is by (key, id), so that any split of the row gives the same
+// memory (on older devices, or if they do not fit, they are read again from global memory). All
+// sums are of integers and all choices are by (key, id), so any division of the row gives the same
 // bits.
 //
 // Greedy rows without bias, mask, penalties or filters stay in registers (sample_greedy).
 //
 // Tokens are ranked in one of two ways. If few tokens decide (top-k, top-p, log probabilities),
-// each block proposes a logit that enough of its threads reach. All tokens above the least proposal
-// form a list, which the first block ranks alone. If that list is too long or too short, a radix
-// histogram over all tokens finds the cut: first with bins of 1/64 of the key, which spreads logits
-// evenly, then by the bits of the keys in the chosen bin, 11 at a time.
+// each block proposes a logit that enough of its threads reach. All tokens from the lowest proposal
+// on form a list, which the first block ranks alone. If this list is too long or too short, a radix
+// histogram over all tokens finds the cut. Its first bins are 1/64 of the key wide, which spreads
+// logits evenly; then it uses the bits of the keys in the chosen bin, 11 at a time.
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/sampling/sample_changes.cuh"
@@ -47,8 +47,8 @@ __device__ __forceinline__ Float4s load_float4s(const Row<kIsShared>& r, const f
   return float4s;
 }
 
-// The first gather gives every block the largest logit. The second gives the first block the sum of
-// weights and the lowest id that has the largest logit.
+// With the first gather, every block receives the largest logit. With the second, the first block
+// receives the sum of weights and the lowest id that has the largest logit.
 template <bool kIsShared>
 __device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Float4s& float4s) {
   RunningMax seen;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   dependent_wait();
 
   const uint32_t index = blockIdx.y;
-  // Usually row i samples from logits i: loading starts before the row is read.
+  // Usually row i samples from logits i. Therefore loading starts before the row is read.
   constexpr bool kHasGreedy = kIsShared && !kHasFilters;
   const bool is_early = kHasGreedy && fits_float4s(r) && index < args.logits_count;
   Float4s float4s;
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     if (is_first) found(all.token, max_logit);
     return;
   }
-  if (kHasFilters) {  // ranking the list has overwritten them
+  if (kHasFilters) {  // ranking the list has overwritten the segments
     if (r.lane() == 0) r.shared->segments[r.warp()] = warp_tempered_sum;
     __syncthreads();
   }
@@ -349,8 +349,8 @@ Shape shape_for(uint32_t vocabulary, bool has_filters, uint32_t blocks, int32_t 
   return shape;
 }
 
-// Returns the blocks per row. With few rows the device has room for 16 each; many rows fill it with
-// 8, two of which fit on an SM up to a vocabulary of 131,072. Without clusters a row has one block.
+// Returns the blocks per row: 1 without clusters, 16 if there are few rows, 8 if there are many.
+// Two of these 8 fit on an SM up to a vocabulary of 131,072.
 uint32_t default_blocks(uint32_t row_count, uint32_t vocabulary, int32_t capability) {
   if (capability < 90) return 1;
   if (capability != 90) return 8;  // clusters of 16 are not portable
@@ -386,7 +386,7 @@ cudaError_t sample(const SampleArgs& args, const Launch& launch) {
   const auto* const entry = reinterpret_cast<const void*>(kernel);
   cudaError_t status = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             static_cast<int>(shape.shared_bytes));
-  // All of it: otherwise a second block might not fit on the SM.
+  // Without the maximum carveout, a second block might not fit on the SM.
   if (status == cudaSuccess)
     status = cudaFuncSetAttribute(entry, cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared);

@@ -9,11 +9,11 @@
 //             | warp 0 | warp 1 | … | warp 15   | warp 0 | …
 //   shared    | the block's logits, penalties and masks applied   (device memory is read once)
 //
-// Blocks exchange data by gathers: each stores an item of 32 bytes (a sum, a candidate, a count)
-// into the shared memory of all others; an mbarrier counts the bytes that have arrived:
+// Blocks exchange data by gathers: each block stores an item of 32 bytes (a sum, a candidate, a
+// count) into the shared memory of all others, and an mbarrier counts the bytes that have arrived:
 //
-//   block 0   own item ──► [0][1][2][3]      wait   all blocks have all items and continue alike
-//   block 1   own item ──► [0][1][2][3]      wait
+//   block 0   own item ──► [0][1][2][3]      wait   then all blocks have all items and compute
+//   block 1   own item ──► [0][1][2][3]      wait   the same result from them
 //
 // Sums are of integers and choices are by (key, token), so the division of the row changes no bit.
 // Bytes moved: 4 per token of the vocabulary and row.
@@ -42,14 +42,14 @@ struct SampleArgs {
   uint32_t row_count = 0;
   uint32_t vocabulary = 0;
   // Must be true if any row has a temperature together with a filter (top-k, top-p, min-p,
-  // typical), or wants top_logprobs; otherwise such rows are drawn wrong.
+  // typical), or wants top_logprobs; otherwise the results of such rows are wrong.
   bool has_filters = false;
   // Blocks that share a row: 1, 2, 4, 8 or 16; 0: the launcher chooses. Results do not depend on
   // it.
   uint32_t blocks_per_row = 0;
   const SampleRow* rows = nullptr;  // (row_count)
   const float* logits = nullptr;    // (logits_count, vocabulary)
-  uint32_t logits_count = 0;        // 0: unknown, slightly slower
+  uint32_t logits_count = 0;        // 0: unknown; this is slightly slower
   int32_t* history = nullptr;       // (slots, history_stride); the token is written at its position
   uint32_t history_stride = 0;
   const int32_t* bias_tokens = nullptr;  // distinct within a row
@@ -68,7 +68,7 @@ struct SampleArgs {
 // Returns the size of SampleArgs::scratch; 0 if a row's logits fit into the blocks' shared memory.
 uint64_t sample_scratch_bytes(uint32_t max_rows, uint32_t vocabulary, int32_t compute_capability);
 
-// One kernel. Its shape follows from row_count, has_filters, vocabulary and blocks_per_row alone.
+// One kernel, whose shape depends only on row_count, has_filters, vocabulary and blocks_per_row.
 cudaError_t sample(const SampleArgs& args, const Launch& launch);
 
 }  // namespace wcuda::kernels

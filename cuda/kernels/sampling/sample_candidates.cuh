@@ -13,7 +13,7 @@ __device__ inline bool has_filter(const SampleRow& row) {
 
 constexpr uint32_t kNotRanked = UINT32_MAX;
 
-// The end of what a ranking keeps: keys below `key`, and equal ones with ids up to `id`.
+// A cut in a ranking. It keeps keys below `key`, and keys equal to `key` with ids up to `id`.
 struct Cutoff {
   uint32_t key = UINT32_MAX;
   uint32_t id = UINT32_MAX;
@@ -33,17 +33,17 @@ struct Candidates {
   float inverse = 0.0f;  // 1 / temperature where quotient() may use it
 
   __device__ Candidates(float max_logit, float t) : max(max_logit), temperature(t) {
-    // Within these bounds no operation of quotient() overflows or underflows: a distance is 0 or at
-    // least 2^-54.
+    // Within these bounds no operation of quotient() overflows or underflows, because a distance is
+    // 0 or at least 2^-54.
     const bool is_safe = t > 0x1p-20f && t < 0x1p20f && fabsf(max) > 0x1p-30f &&
                          (__float_as_uint(t) & 0x7fffffu) != 0x7fffffu;
     if (is_safe) inverse = __frcp_rn(t);
   }
 
-  // Returns distance / temperature, correctly rounded: an estimate, corrected twice by its exact
+  // Returns distance / temperature, correctly rounded: an estimate is corrected twice by its exact
   // remainder (Markstein, Computation of elementary functions on the IBM RISC System/6000, 1990,
   // which excludes divisors whose mantissa is all ones). Beyond 2^60, where weights are 0, the
-  // result is only some large number.
+  // result is any large number.
   __device__ __forceinline__ float quotient(float distance) const {
     const float limited = fminf(distance, 0x1p60f);
     const float estimate = __fmul_rn(limited, inverse);
@@ -57,7 +57,7 @@ struct Candidates {
   __device__ __forceinline__ uint32_t typical_key(float y_value) const {
     return __float_as_uint(fabsf(math::sub(y_value, mean)));
   }
-  // math::has_weight(exp_negative(y)); ln 2^39 = 27.03.
+  // Returns math::has_weight(exp_negative(y)); ln 2^39 = 27.03.
   __device__ __forceinline__ static bool has_weight(float y_value) {
     if (y_value < 27.0f) return true;
     if (!(y_value < 27.1f)) return false;

@@ -1,4 +1,4 @@
-// sample, rules 2 and 3 of ops/sampling.h: bias, mask and penalties, in place.
+// sample: applies bias, mask and penalties in place (rules 2 and 3 of ops/sampling.h).
 #pragma once
 
 #include "kernels/sampling/sample_row.cuh"

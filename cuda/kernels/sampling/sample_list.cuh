@@ -6,7 +6,7 @@
 namespace wcuda::kernels {
 namespace {
 
-// Returns how many of the largest logits determine the result; 0: a list does not help.
+// Returns how many of the largest logits determine the result, or 0 if a list does not help.
 __device__ inline uint32_t tokens_wanted(const SampleRow& row) {
   uint32_t wanted = row.top_logprobs;
   if (row.temperature == 0.0f) return wanted;
@@ -104,9 +104,9 @@ struct Selected {
   uint64_t before;  // sum of the measures of smaller values
 };
 
-// Finds the least value such that the measures of values up to it sum to at least `needed`, which
-// is at least 1 and at most the sum of all. Values are at most `high`. The bins are zero before and
-// after.
+// Finds the least value such that the measures of all values up to it sum to at least `needed`,
+// which is at least 1 and at most the sum of all. Values are at most `high`. The bins must be zero,
+// and are zero afterwards.
 __device__ __noinline__ Selected select_in_list(Shared* shared, Bin* bins, Values values,
                                                 Measures measures, uint32_t high, uint64_t needed) {
   Selected selected{0, 0};

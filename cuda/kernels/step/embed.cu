@@ -35,14 +35,14 @@ struct RowTile : SharedBlocks<kType> {
   static constexpr uint32_t kBlocks = kPackedTiles * Base::kLayout.blocks;
 };
 
-// A layout with this field alone, so that packed_tile_offset does not search.
+// Returns a layout with this field only, so that packed_tile_offset does not search.
 WCUDA_HD constexpr TileLayout single_field(TileLayout layout, uint32_t part) {
   layout.fields[0] = layout.fields[part];
   layout.field_count = 1;
   return layout;
 }
 
-// Iterations in which 32 lanes copy one field of the tile's blocks.
+// The number of iterations in which 32 lanes copy one field of the tile's blocks.
 template <TensorType kType, uint32_t kField>
 WCUDA_HD constexpr uint32_t field_passes() {
   using T = RowTile<kType>;

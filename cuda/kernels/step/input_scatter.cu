@@ -1,9 +1,9 @@
 // input_scatter: targets[s] (rows, stride) = block + segments[s].offset (rows, align_up(row_bytes,
 // 16)).
 //
-// Bytes moved: the inputs once in device memory, a few KB for a decode step. The block comes over
-// the bus in one copy before: reads of pinned memory by threads took 300 us a step, a few hundred
-// of them at 0.4 us each, where the copy of the same bytes takes 3.
+// Bytes moved: the inputs once in device memory, a few KB for a decode step. An earlier copy brings
+// the block over the bus. It takes 3 us; a few hundred reads of pinned memory by threads, of 0.4 us
+// each, took 300 us per step.
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/shared/step_start.cuh"
@@ -13,12 +13,12 @@ namespace wcuda::kernels {
 namespace {
 
 constexpr uint32_t kScatterThreads = 256;
-constexpr uint32_t kScatterBlocks = 4;  // of a segment; page tables of long contexts take several
+constexpr uint32_t kScatterBlocks = 4;  // per segment, for page tables of long contexts
 
 __global__ void __launch_bounds__(kScatterThreads)
     input_scatter_kernel(const InputScatterArgs args) {
   dependent_trigger();
-  dependent_wait();  // the step before may still read the targets
+  dependent_wait();  // the previous step may still read the targets
   scatter_segment(args, blockIdx.x, blockIdx.y * kScatterThreads + threadIdx.x,
                   kScatterBlocks * kScatterThreads);
 }

@@ -14,9 +14,9 @@ namespace {
 constexpr uint32_t kBlockWarps = 8;
 constexpr uint32_t kBlockThreads = kBlockWarps * 32;
 constexpr uint32_t kLaneValues = kRopeHeadLengthMax / 32;
-constexpr uint32_t kAhead = 2;  // heads that a warp loads ahead
-// Up to this many tokens, a token's heads are spread over blocks, for latency. With more tokens one
-// block rotates all heads of a token and computes sines and cosines once.
+constexpr uint32_t kAhead = 2;  // heads that a warp loads in advance
+// Up to this many tokens, a token's heads are spread over blocks, for latency. With more tokens,
+// one block rotates all heads of a token and computes sines and cosines only once.
 constexpr uint32_t kSpreadTokensMax = 64;
 
 struct RopeKvParams {
@@ -41,8 +41,7 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
 
   const uint32_t row = __ldcg(args.step.token_rows + token);
   if (row == kDeadToken || row >= args.step.row_count) {
-    // One block waits all the same: a kernel that waits for this one relies on earlier kernels
-    // having ended too.
+    // One block still waits, because kernels that wait for this one assume that earlier ones ended.
     if (token == 0 && blockIdx.y == 0) dependent_wait();
     return;
   }
@@ -110,9 +109,8 @@ __global__ void __launch_bounds__(kBlockThreads) rope_kv_kernel(const RopeKvPara
   }
 }
 
-// The same for many tokens and common models: heads of 4 * kLanes values, all rotated, without
-// norms, f16 pages. kLanes lanes hold a head, 4 values each; a block processes all heads of a
-// token.
+// Computes the same for many tokens of common models: heads of 4 * kLanes values, all of them
+// rotated, no norms, f16 pages. kLanes lanes hold a head; a block processes all heads of a token.
 template <uint32_t kLanes>
 __global__ void __launch_bounds__(kBlockThreads) rope_kv_rows_kernel(const RopeKvArgs args) {
   constexpr uint32_t n = 4 * kLanes, kGroups = kBlockThreads / kLanes;

@@ -18,7 +18,7 @@ struct RopeKvArgs {
   HeadRope rope;
 };
 
-// head_length is at most kRopeHeadLengthMax. Nothing is written for tokens whose row is kDeadToken.
+// head_length is at most kRopeHeadLengthMax. The kernel skips tokens whose row is kDeadToken.
 constexpr uint32_t kRopeHeadLengthMax = 256;
 cudaError_t rope_kv(const RopeKvArgs& args, const Launch& launch);
 

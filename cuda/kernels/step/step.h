@@ -3,11 +3,11 @@
 //   input_scatter ─► begin_step ─► embed ─► layers ( … rope_kv … ) ─► logits ─► sample
 //   block of inputs   row status    tokens   rope of q and k, KV store
 //
-// If all rows have one token, attention_plan_start also does the first two, and attention_decode
-// does rope_kv. Between steps: copy_page, poison_page, copy_history. Bytes moved: input_scatter and
-// the copies, their data twice; begin_step 8 per token; embed a row of the table and a row of the
-// output per token; rope_kv queries twice, keys and values once in f32 and once as stored. The host
-// version is engine/host_runner.cpp.
+// If all rows have one token, attention_plan_start also does the work of input_scatter and
+// begin_step, and attention_decode that of rope_kv. copy_page, poison_page and copy_history run
+// between steps. The host version is engine/host_runner.cpp. Bytes moved: by input_scatter and the
+// copies, their data twice; by begin_step, 8 per token; by embed, a row of the table and one of the
+// output per token; by rope_kv, queries twice, keys and values once in f32 and once as stored.
 #pragma once
 
 #include "kernels/ptx/launch.h"
@@ -15,10 +15,10 @@
 
 namespace wcuda::kernels {
 
-// statuses[i] = kRowSkipped for rows of 0 tokens and rows whose predecessor did not end as kRowOk,
-// else kRowOk. The token of a row with kStepRowFeedSampled is copied from the history to tokens and
-// fed_tokens (-1 for all other rows); a skipped one gets token 0. Tokens of rows that are not
-// skipped are written to the history at first_position. No two rows may have the same slot.
+// Sets statuses[i] to kRowSkipped for rows of 0 tokens and rows whose predecessor did not end as
+// kRowOk, and to kRowOk for all others. The token of a row with kStepRowFeedSampled is copied from
+// the history to tokens and fed_tokens (-1 for all other rows), or is 0 if the row is skipped. Rows
+// that are not skipped write their tokens to the history at first_position. Slots must differ.
 cudaError_t begin_step(const BeginStepArgs& args, const Launch& launch);
 
 // The KV pages, with the layout of KvPool in ops/ops.h. `data` and plane_bytes are multiples of 16.
