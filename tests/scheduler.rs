@@ -875,6 +875,37 @@ fn refusals_have_the_numbers_and_change_nothing() {
 }
 
 #[test]
+fn a_queue_that_reserves_has_room_for_each_tenant() {
+    let mut config = small();
+    config.max_queued = 8;
+    config.max_tenants = 3;
+    config.reserves_queue = true;
+    let mut scheduler = scheduler(config);
+    let tokens = prompt(1, 4);
+    let mut fill = |tenant, copies| {
+        let mut request = Request::new(&tokens);
+        request.tenant = tenant;
+        let mut ids = Vec::new();
+        loop {
+            if let Err(refusal) = scheduler.submit_copies(&request, copies, ZERO, &mut ids) {
+                return (ids.len(), refusal.to_string());
+            }
+        }
+    };
+
+    let (first, message) = fill(0, 2);
+    let (second, _) = fill(1, 1);
+    let (third, _) = fill(2, 1);
+
+    assert_eq!((first, second, third), (4, 2, 1));
+    assert_eq!(
+        message,
+        "4 requests of 16 tokens of this tenant wait, only 4 and 1584 more have room"
+    );
+    scheduler.audit().unwrap();
+}
+
+#[test]
 fn defaults_are_those_of_the_backend() {
     let (cuda, host) = (Config::cuda(1000), Config::host(1000));
     assert_eq!((cuda.token_budget, cuda.max_sequences), (2048, 256));

@@ -43,6 +43,9 @@ pub struct Config {
     pub max_queued: u32,
     /// Most prompt tokens of these requests.
     pub max_queued_tokens: u64,
+    /// Whether a tenant may have only as many requests and tokens waiting as stay free for others: N tenants
+    /// that submit without end leave one part of N + 1.
+    pub reserves_queue: bool,
     /// Longest wait for the first step.
     pub queue_timeout: Duration,
     /// Longest pause of a request.
@@ -99,6 +102,7 @@ impl Config {
             max_sequence_tokens: u32::try_from(pool_tokens).unwrap_or(u32::MAX),
             max_queued: 1024,
             max_queued_tokens: 4 * pool_tokens,
+            reserves_queue: false,
             queue_timeout: Duration::from_secs(60),
             pause_timeout: Duration::from_secs(30),
             max_tenants: 256,

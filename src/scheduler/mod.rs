@@ -122,9 +122,8 @@ pub struct Scheduler {
     tokens: TokenStore,
     queue: Queue,
     timers: Timers,
-    /// Requests that wait for their first step, and their prompt tokens.
-    new_requests: u32,
-    new_tokens: u64,
+    new: New,
+    new_of_tenants: Vec<New>, // (max_tenants)
     /// Entries that have a sequence, most urgent first.
     running: Vec<u32>,
     sequences: Vec<SequenceState>, // (max_sequences)
@@ -166,6 +165,13 @@ struct RowInFlight {
     first_position: u32,
     token_count: u32,
     samples: bool,
+}
+
+/// Requests that wait for their first step, and their prompt tokens.
+#[derive(Debug, Default, Clone, Copy)]
+struct New {
+    requests: u32,
+    tokens: u64,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -225,8 +231,8 @@ impl Scheduler {
             tokens: TokenStore::new(config.page_tokens, blocks),
             queue: Queue::new(config.max_tenants, config.token_budget),
             timers: Timers::with_capacity(entries),
-            new_requests: 0,
-            new_tokens: 0,
+            new: New::default(),
+            new_of_tenants: vec![New::default(); config.max_tenants as usize],
             running: Vec::with_capacity(sequences),
             sequences: Vec::with_capacity(sequences),
             free_sequences: (0..config.max_sequences).rev().collect(),
@@ -424,14 +430,15 @@ impl Scheduler {
             blocks.sum::<u32>() as usize,
         );
         let counted = (
-            self.new_requests,
-            self.new_tokens,
+            self.new.requests,
+            self.new.tokens,
             self.saved_pages,
             self.queue.len(),
             self.running.len(),
             self.tokens.used_blocks(),
         );
-        if found != counted {
+        let of_tenants: u32 = self.new_of_tenants.iter().map(|new| new.requests).sum();
+        if found != counted || of_tenants != self.new.requests {
             return Err(format!("{found:?} found, {counted:?} counted"));
         }
         Ok(())
@@ -488,22 +495,50 @@ impl Scheduler {
             let late = now - deadline;
             return Some(Refusal::DeadlinePassed { late });
         }
-        if u64::from(self.new_requests) + u64::from(copies) > u64::from(self.config.max_queued) {
-            return Some(Refusal::QueueFull {
-                queued: self.new_requests,
-                more: copies,
-                limit: self.config.max_queued,
-            });
-        }
         let more = u64::from(prompt_tokens) * u64::from(copies);
-        if self.new_tokens + more > self.config.max_queued_tokens {
-            return Some(Refusal::QueuedTokensFull {
-                queued: self.new_tokens,
-                more,
-                limit: self.config.max_queued_tokens,
+        self.has_no_room(request.tenant, copies, more)
+    }
+
+    fn has_no_room(&self, tenant: u32, copies: u32, tokens: u64) -> Option<Refusal> {
+        let limit = self.config.max_queued;
+        if u64::from(self.new.requests) + u64::from(copies) > u64::from(limit) {
+            return Some(Refusal::QueueFull {
+                queued: self.new.requests,
+                more: copies,
+                limit,
             });
         }
-        None
+        let token_limit = self.config.max_queued_tokens;
+        if self.new.tokens + tokens > token_limit {
+            return Some(Refusal::QueuedTokensFull {
+                queued: self.new.tokens,
+                more: tokens,
+                limit: token_limit,
+            });
+        }
+        let own = self.new_of_tenants[tenant as usize];
+        let free = New {
+            requests: limit - self.new.requests,
+            tokens: token_limit - self.new.tokens,
+        };
+        let exceeds = own.requests + copies > free.requests || own.tokens + tokens > free.tokens;
+        (self.config.reserves_queue && exceeds).then_some(Refusal::TenantQueueFull {
+            queued: own.requests,
+            queued_tokens: own.tokens,
+            free: free.requests,
+            free_tokens: free.tokens,
+        })
+    }
+
+    /// Counts a request that waits for its first step, or no longer does.
+    fn count_new(&mut self, tenant: u32, prompt_tokens: u32, waits: bool) {
+        for new in [&mut self.new, &mut self.new_of_tenants[tenant as usize]] {
+            let tokens = u64::from(prompt_tokens);
+            match waits {
+                true => (new.requests, new.tokens) = (new.requests + 1, new.tokens + tokens),
+                false => (new.requests, new.tokens) = (new.requests - 1, new.tokens - tokens),
+            }
+        }
     }
 
     fn insert(&mut self, request: &Request<'_>, now: Duration) -> RequestId {
@@ -540,8 +575,7 @@ impl Scheduler {
             ..Entry::free()
         };
         self.next_serial += 1;
-        self.new_requests += 1;
-        self.new_tokens += u64::from(tokens.len);
+        self.count_new(request.tenant, tokens.len, true);
         self.queue.push(&mut self.entries, index);
         self.set_timer(index);
         self.entries[index as usize].id(index)
@@ -571,12 +605,12 @@ impl Scheduler {
             cached_tokens: entry.cached_tokens,
             generated_tokens: entry.generated(),
         };
-        if !entry.was_started {
-            self.new_requests -= 1;
-            self.new_tokens -= u64::from(entry.prompt_tokens);
-        }
         let state = std::mem::replace(&mut entry.state, State::Free);
         self.tokens.clear(&mut entry.tokens);
+        if !entry.was_started {
+            let (tenant, prompt_tokens) = (entry.tenant, entry.prompt_tokens);
+            self.count_new(tenant, prompt_tokens, false);
+        }
         if state == State::Queued {
             self.queue.remove(&mut self.entries, index);
         }

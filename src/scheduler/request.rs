@@ -120,12 +120,22 @@ pub enum Refusal {
     QueueFull { queued: u32, more: u32, limit: u32 },
     /// Too many tokens wait.
     QueuedTokensFull { queued: u64, more: u64, limit: u64 },
+    /// Too many requests or tokens of this tenant wait.
+    TenantQueueFull {
+        queued: u32,
+        queued_tokens: u64,
+        free: u32,
+        free_tokens: u64,
+    },
 }
 
 impl Refusal {
     /// Whether the same request may be accepted later.
     pub fn is_temporary(&self) -> bool {
-        matches!(self, Self::QueueFull { .. } | Self::QueuedTokensFull { .. })
+        matches!(
+            self,
+            Self::QueueFull { .. } | Self::QueuedTokensFull { .. } | Self::TenantQueueFull { .. }
+        )
     }
 }
 
@@ -176,6 +186,16 @@ impl fmt::Display for Refusal {
             } => write!(
                 f,
                 "{queued} tokens wait, {more} more exceed the limit of {limit}"
+            ),
+            Self::TenantQueueFull {
+                queued,
+                queued_tokens,
+                free,
+                free_tokens,
+            } => write!(
+                f,
+                "{queued} requests of {queued_tokens} tokens of this tenant wait, only {free} and \
+                 {free_tokens} more have room"
             ),
         }
     }

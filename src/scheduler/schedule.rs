@@ -476,8 +476,8 @@ impl Scheduler {
     }
 
     fn report_start(&mut self, index: u32, prompt_tokens: u32, cached_tokens: u32) {
-        self.new_requests -= 1;
-        self.new_tokens -= u64::from(prompt_tokens);
+        let tenant = self.entries[index as usize].tenant;
+        self.count_new(tenant, prompt_tokens, false);
         self.totals.queried_tokens += u64::from(prompt_tokens);
         self.totals.cached_tokens += u64::from(cached_tokens);
         self.set_timer(index);

@@ -14,6 +14,7 @@ use failure::Outcome;
 mod backend;
 mod bench;
 mod chat;
+mod client;
 mod compute;
 mod devices;
 mod failure;
@@ -87,7 +88,11 @@ enum Command {
 /// Carries out the command of this process's arguments.
 pub fn main() -> ExitCode {
     // A usage error exits here with status 2.
-    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    // The older worker had one command only.
+    if arguments.get(1).is_some_and(|first| first == "--worker-id") {
+        arguments.insert(1, "serve".into());
+    }
     let outcome = match parse(&arguments) {
         Ok((cli, configuration)) => run(cli.command, &configuration),
         Err(failure) => Err(failure),

@@ -18,7 +18,7 @@ pub struct DeviceArgs {
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
     pub backend: BackendChoice,
     /// Number of the CUDA device
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, alias = "gpu-device", value_name = "N", default_value_t = 0)]
     pub device: i32,
     /// Threads of the CPU backend [default: the CPUs available to this process]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

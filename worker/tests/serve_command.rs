@@ -1,9 +1,9 @@
 //! `worker-orcd serve`: how it starts and ends, and a chat with a real model.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -108,4 +108,72 @@ fn a_real_model_chats_until_sigterm() {
         .expect("kill");
     assert!(signal.success());
     assert_eq!(child.wait().expect("is our child").code(), Some(0));
+}
+
+/// Runs the worker with the flags of the older one, up to its callback, which is answered with `status`.
+fn callback(model: &str, status: u16) -> (Child, String, Value) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!(
+        "http://{}/ready",
+        listener.local_addr().expect("an address")
+    );
+    let arguments = [
+        "--worker-id",
+        "w1",
+        "--model",
+        model,
+        "--gpu-device",
+        "0",
+        "--port",
+        "0",
+        "--backend",
+        "host",
+        "--callback-url",
+        &url,
+    ];
+    let child = worker(&arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the worker starts");
+    let (mut stream, _) = listener.accept().expect("it calls");
+    let mut input = BufReader::new(stream.try_clone().expect("a socket"));
+    let mut line = String::new();
+    input.read_line(&mut line).expect("a line");
+    let head = Reply::read_head(&mut input);
+    let length = head.headers["content-length"].parse().expect("a number");
+    let mut body = vec![0; length];
+    input.read_exact(&mut body).expect("a body");
+    let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n");
+    stream.write_all(answer.as_bytes()).expect("it reads");
+    (child, line, serde_json::from_slice(&body).expect("JSON"))
+}
+
+#[test]
+fn the_callback_comes_when_the_model_is_loaded() {
+    let Some(model) = real_model() else { return };
+    let model = model.to_str().expect("UTF-8");
+    let (mut child, line, body) = callback(model, 204);
+
+    assert_eq!(line, "POST /ready HTTP/1.1\r\n");
+    assert_eq!(body["worker_id"], "w1");
+    assert!(
+        body["vram_bytes"].as_u64().is_some_and(|bytes| bytes > 0),
+        "{body}"
+    );
+    let uri = body["uri"].as_str().expect("an address");
+    let mut first = String::new();
+    let mut output = BufReader::new(child.stdout.take().expect("is piped"));
+    output.read_line(&mut first).expect("a line");
+    assert_eq!(first, format!("listening on {uri}\n"));
+    child.kill().expect("it runs");
+    child.wait().expect("is our child");
+}
+
+#[test]
+fn a_callback_that_is_refused_ends_the_worker() {
+    let Some(model) = real_model() else { return };
+    let (child, ..) = callback(model.to_str().expect("UTF-8"), 500);
+    let output = child.wait_with_output().expect("is our child");
+    assert_fails(&output, 1, "the callback was answered with status 500");
 }

@@ -397,6 +397,58 @@ fn limits_of_http_hold() {
 }
 
 #[test]
+fn bodies_have_a_limit_together() {
+    let served = Served::with(|setup| setup.options.max_bodies_bytes = 1000);
+    served.control.hold();
+    let long = with(say("hi"), "user", "x".repeat(600).into());
+    let first = served.begin(CHAT, &long);
+    served.wait_for_running(1);
+
+    let second = served.post(CHAT, &long);
+
+    second.assert_error(503, "bodies_too_large", None);
+    assert_eq!(second.headers["retry-after"], "1");
+    served.control.release();
+    Reply::read(first).ok();
+    assert_still_serves(&served);
+    served.post(CHAT, &long).ok();
+}
+
+#[test]
+fn one_tenant_leaves_room_in_the_queue() {
+    let served = Served::with(|setup| {
+        setup.options.keys = Keys::parse(KEYS).expect("two keys");
+        setup.limits.max_sequences = 1;
+        setup.service.max_queued = 2;
+        setup.service.reserves_queue = true;
+    });
+    served.control.hold();
+    let send = |key: &str| {
+        let headers = [("x-api-key", key)];
+        let text = request(&format!("POST {CHAT}"), &headers, &say("hi").to_string());
+        let mut stream = served.connect();
+        stream.write_all(text.as_bytes()).expect("it reads");
+        stream
+    };
+    let running = send("first-secret-key");
+    served.wait_for_running(1);
+    let queued = send("first-secret-key");
+    while served.service.stats().waiting != 1 {
+        std::thread::yield_now();
+    }
+
+    let refused = Reply::read(send("first-secret-key"));
+    let other = send("other-secret-key");
+
+    refused.assert_error(429, "tenant_queue_full", None);
+    assert!(refused.headers.contains_key("retry-after"));
+    served.control.release();
+    for stream in [running, queued, other] {
+        Reply::read(stream).ok();
+    }
+}
+
+#[test]
 fn connections_over_the_limit_wait() {
     let served = Served::with(|setup| setup.options.max_connections = 1);
     let mut first = served.connect();
@@ -546,6 +598,12 @@ fn a_client_that_leaves_ends_its_request() {
         drop(client);
         assert_still_serves(&served);
     }
+    // Behind a byte that nobody reads.
+    let mut client = served.begin(CHAT, &say("on"));
+    client.write_all(b"x").expect("it reads");
+    served.wait_for_running(1);
+    drop(client);
+    assert_still_serves(&served);
     // Before its first token.
     served.control.hold();
     let client = served.begin(CHAT, &say("on"));

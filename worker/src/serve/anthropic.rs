@@ -34,7 +34,6 @@ pub async fn messages(State(app): State<Arc<App>>, input: Input) -> Result<Respo
 
 /// `POST /v1/messages/count_tokens`.
 pub async fn count_tokens(State(app): State<Arc<App>>, input: Input) -> Result<Response> {
-    let _permit = input.visitor.caller.enter()?;
     let mut unknown = Vec::new();
     let mut fields = chat_fields(input.fields, &mut unknown)?;
     check_model(&mut fields, &app)?;

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 use serde_json::Value;
+use tokio::sync::{Semaphore, watch};
 use worker_cuda::generate::service::State;
 use worker_cuda::generate::{Prompt, Service};
 use worker_cuda::text::{ChatTemplate, Tokenizer};
 
 use super::error::ApiError;
+use super::execute::Jobs;
 use super::keys::Keys;
 use super::log::RequestLog;
 use super::metrics::Metrics;
@@ -34,7 +36,23 @@ pub struct ServedModel {
     pub template: Option<Arc<ChatTemplate>>,
     /// Device memory by purpose, in bytes.
     pub memory: Option<Arc<MemoryReport>>,
+    /// Checks that all of it is on the device.
+    pub residency: Option<Arc<ResidencyCheck>>,
+    /// The device, for `/health`.
+    pub device: DeviceReport,
 }
+
+/// What `/health` reports of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceReport {
+    /// Compute capability, major and minor: 90 for example.
+    pub sm: Option<u32>,
+    /// "13.0" for example.
+    pub cuda_runtime_version: Option<String>,
+}
+
+/// Returns why memory is not where it has to be.
+pub type ResidencyCheck = dyn Fn() -> Result<(), String> + Send + Sync;
 
 /// Returns purposes and bytes of device memory.
 pub type MemoryReport = dyn Fn() -> Vec<(&'static str, u64)> + Send + Sync;
@@ -80,6 +98,8 @@ pub struct Options {
     pub max_connections: usize,
     /// Most bytes of a body: 8 MiB.
     pub max_body_bytes: usize,
+    /// Most bytes of the bodies of all requests that are read or not yet answered: 256 MiB.
+    pub max_bodies_bytes: usize,
     /// Longest time for the headers of a request: 10 s.
     pub header_timeout: Duration,
     /// Longest time for its body: 30 s.
@@ -92,6 +112,10 @@ pub struct Options {
     pub hang_timeout: Duration,
     /// Time that running requests have after a signal to end: 30 s.
     pub drain_timeout: Duration,
+    /// Names this worker in `/health`.
+    pub worker_id: Option<String>,
+    /// How often it is checked that memory is on the device: 60 s.
+    pub residency_period: Duration,
     /// Takes one line a request: nobody.
     pub log: Option<Arc<RequestLog>>,
     /// Whether these lines have the texts of prompts and answers: no.
@@ -107,12 +131,15 @@ impl Default for Options {
             max_output_tokens: None,
             max_connections: 4096,
             max_body_bytes: 8 << 20,
+            max_bodies_bytes: 256 << 20,
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(30),
             heartbeat: Duration::from_secs(10),
             hang_timeout: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(30),
+            worker_id: None,
+            residency_period: Duration::from_secs(60),
             log: None,
             log_texts: false,
         }
@@ -131,10 +158,18 @@ pub struct App {
     longest_token: usize,
     /// How the model calls tools.
     pub format: Format,
+    /// Jobs of `/execute`.
+    pub jobs: Jobs,
+    /// Counts the signals to end.
+    pub stop: watch::Sender<u32>,
+    /// Whether the last check found all memory on the device.
+    pub is_resident: AtomicBool,
     /// Whether a signal has come.
     pub draining: AtomicBool,
     pub started: Instant,
     pub created: u64,
+    /// Bytes that bodies may still have.
+    pub body_room: Arc<Semaphore>,
     count: AtomicU64,
 }
 
@@ -151,6 +186,8 @@ impl App {
             vocabulary.map(length).max().unwrap_or(0)
         });
         let longest_token = bytes.unwrap_or(0).max(1);
+        let body_room = options.max_bodies_bytes.min(Semaphore::MAX_PERMITS);
+        let body_room = Arc::new(Semaphore::new(body_room));
         let source = model.template.as_ref().map(|template| template.source());
         let format = Format::of_template(source.unwrap_or_default());
         Self {
@@ -161,9 +198,13 @@ impl App {
             secret: secret(),
             format,
             longest_token,
+            jobs: Jobs::default(),
+            stop: watch::Sender::new(0),
+            is_resident: AtomicBool::new(true),
             draining: AtomicBool::new(false),
             started: Instant::now(),
             created: unix_seconds(),
+            body_room,
             count: AtomicU64::new(0),
         }
     }
@@ -231,9 +272,10 @@ impl App {
         limits.max_sequence_tokens.min(all)
     }
 
-    /// "ready", "draining", "stopped" or "lost".
+    /// "ready", "draining", "stopped", "lost", or "failed" if memory is not on the device.
     pub fn state(&self) -> &'static str {
         match self.service.state() {
+            State::Ready if !self.is_resident.load(Ordering::Relaxed) => "failed",
             State::Ready if self.draining.load(Ordering::Relaxed) => "draining",
             State::Ready => "ready",
             State::Draining => "draining",

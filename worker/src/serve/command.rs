@@ -7,17 +7,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::json;
 use worker_cuda::generate::Service;
 use worker_cuda::generate::service::{self, ModelEngine};
 use worker_cuda::text::{ChatTemplate, NamedTemplate, Vocabulary};
-use worker_cuda::{EngineOptions, Gguf, Model, Purpose};
+use worker_cuda::{Backend, ContextInfo, EngineOptions, Gguf, Model, Purpose};
 
-use super::app::{Options, ServedModel};
+use super::app::{DeviceReport, MemoryReport, Options, ServedModel};
 use super::keys::Keys;
 use super::log::line_writer;
 use super::metrics::Metrics;
 use super::parameters::SamplingDefaults;
 use super::server::{Address, Ended, Server, check_address};
+use crate::client::{self, Url};
 use crate::failure::{Failure, Outcome};
 use crate::inspect::format_name;
 use crate::options::{DeviceArgs, KvChoice};
@@ -28,6 +30,15 @@ pub struct Args {
     /// The GGUF file
     #[arg(value_name = "MODEL")]
     model: Option<PathBuf>,
+    /// The GGUF file
+    #[arg(long = "model", value_name = "FILE", hide = true)]
+    model_file: Option<PathBuf>,
+    /// The name of this worker in /health and in the callback
+    #[arg(long, value_name = "ID")]
+    worker_id: Option<String>,
+    /// Send worker_id, vram_bytes and uri there by POST when requests are accepted
+    #[arg(long, value_name = "URL", value_parser = Url::parse)]
+    callback_url: Option<Url>,
     /// A TOML file with values for these options: `max-queued = 100`. Flags come first, then the environment
     /// (WORKER_MAX_QUEUED), then the file
     #[arg(long, value_name = "FILE")]
@@ -103,16 +114,23 @@ enum LogChoice {
 /// Keys in place of a file.
 const KEYS_VARIABLE: &str = "WORKER_API_KEYS";
 
+/// Longest wait for each part of the answer to the callback.
+const CALLBACK_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Exit status when the device is lost.
 const LOST: u8 = 3;
 /// Exit status when requests were cut short at the end.
 const CUT: u8 = 4;
 
 pub fn run(args: &Args) -> Outcome {
-    let path = args.model.as_deref().ok_or_else(|| {
-        let places = "an argument, WORKER_MODEL, or `model` in the configuration file";
-        Failure::usage(format!("the model is missing: {places}"))
-    })?;
+    let path = args
+        .model_file
+        .as_deref()
+        .or(args.model.as_deref())
+        .ok_or_else(|| {
+            let places = "an argument, WORKER_MODEL, or `model` in the configuration file";
+            Failure::usage(format!("the model is missing: {places}"))
+        })?;
     let options = options(args)?;
     let address = match &args.unix {
         Some(path) => Address::Unix(path.clone()),
@@ -126,14 +144,20 @@ pub fn run(args: &Args) -> Outcome {
     let metrics = Arc::new(Metrics::default());
     let mut service_options = service::Options::default();
     service_options.max_queued = args.max_queued;
+    service_options.reserves_queue = options.keys.tenant_count() > 1;
     service_options.chat_template = template.clone();
     service_options.observer = Some(Arc::clone(&metrics) as Arc<dyn service::Observer>);
     let service = Service::with_model(&model, &engine_options(args, &model)?, service_options)?;
     let served = served(args, path, &model, template)?;
+    let memory = served.memory.clone();
     let server = Server::bind(&address, service, served, options, metrics)
         .map_err(|error| Failure::new(format!("cannot listen on {}: {error}", name(&address))))?;
     interrupt::watch_server(server.stop_handle());
-    println!("listening on {}", server.url().map_err(failed)?);
+    let url = server.url().map_err(failed)?;
+    if let Some(callback) = &args.callback_url {
+        announce(callback, args.worker_id.as_deref(), &url, memory.as_deref())?;
+    }
+    println!("listening on {url}");
     io::stdout().flush()?;
     match server.run().map_err(failed)? {
         Ended::Drained => Ok(()),
@@ -142,6 +166,25 @@ pub fn run(args: &Args) -> Outcome {
             Err(Failure::with_status(message, CUT))
         }
         Ended::Lost => Err(Failure::with_status("the device is lost", LOST)),
+    }
+}
+
+/// Reports to whoever has started this worker that it accepts requests. Clients that connect already wait.
+fn announce(
+    callback: &Url,
+    worker_id: Option<&str>,
+    url: &str,
+    memory: Option<&MemoryReport>,
+) -> Outcome {
+    let bytes: Option<u64> = memory.map(|report| report().iter().map(|(_, bytes)| bytes).sum());
+    let body = json!({ "worker_id": worker_id, "vram_bytes": bytes, "uri": url }).to_string();
+    let reply = client::send("POST", callback, None, &body, CALLBACK_TIMEOUT)
+        .map_err(|error| Failure::new(format!("the callback: {error}")))?;
+    match reply.status {
+        200..300 => Ok(()),
+        status => Err(Failure::new(format!(
+            "the callback was answered with status {status}"
+        ))),
     }
 }
 
@@ -166,6 +209,7 @@ fn options(args: &Args) -> Outcome<Options> {
     let log = (args.log != LogChoice::Off).then(|| line_writer(io::stderr()));
     Ok(Options {
         keys,
+        worker_id: args.worker_id.clone(),
         log,
         log_texts: args.log == LogChoice::Texts,
         allowed_hosts: args.allowed_host.clone(),
@@ -226,6 +270,16 @@ fn served(
     let mut names = args.alias.clone();
     names.extend(stem);
     let context = model.context().clone();
+    let residency = {
+        let context = context.clone();
+        move || {
+            context
+                .check_residency()
+                .map(drop)
+                .map_err(|error| error.to_string())
+        }
+    };
+    let device = device(&context.info()?)?;
     let memory = move || {
         let purposes = [
             ("weights", Purpose::Weights),
@@ -250,7 +304,25 @@ fn served(
         sampling: sampling(gguf)?,
         template,
         memory: Some(Arc::new(memory)),
+        residency: Some(Arc::new(residency)),
+        device,
     })
+}
+
+fn device(info: &ContextInfo) -> Outcome<DeviceReport> {
+    if info.backend != Backend::Cuda {
+        return Ok(DeviceReport::default());
+    }
+    let devices = worker_cuda::devices(Backend::Cuda)?;
+    let caps = devices.iter().find(|caps| caps.ordinal == info.ordinal);
+    Ok(caps.map_or_else(DeviceReport::default, |caps| {
+        let (major, minor) = caps.compute_capability;
+        let version = caps.runtime_version;
+        DeviceReport {
+            sm: u32::try_from(10 * major + minor).ok(),
+            cuda_runtime_version: Some(format!("{}.{}", version / 1000, version % 1000 / 10)),
+        }
+    }))
 }
 
 /// The format that most bytes of the tensors have.

@@ -28,7 +28,9 @@ pub fn with_environment(command: Command) -> Command {
 /// The name of an argument in the file, and as a flag; None for those that only a command line has.
 fn option_name(argument: &Arg) -> Option<String> {
     let name = argument.get_long().unwrap_or(argument.get_id().as_str());
-    (!["help", "version"].contains(&name)).then(|| name.to_owned())
+    // The flag --model is another form of the argument.
+    let is_known = !["help", "version"].contains(&name) && argument.get_id() != "model_file";
+    is_known.then(|| name.to_owned())
 }
 
 /// The arguments of a command with those of its configuration file. `arguments` begin after the command's name.

@@ -8,6 +8,7 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use worker_cuda::generate::service::{self, Stats};
+use worker_cuda::scheduler::Refusal;
 
 /// A request that was refused or has failed.
 #[derive(Clone, Debug)]
@@ -49,6 +50,18 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     }
 
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    pub fn param(&self) -> Option<&str> {
+        self.param.as_deref()
+    }
+
+    pub fn code(&self) -> &'static str {
+        self.code
+    }
+
     pub fn with_param(mut self, param: impl Into<String>) -> Self {
         self.param = Some(param.into());
         self
@@ -73,7 +86,13 @@ impl ApiError {
             } => Self::too_long(*prompt_tokens, *max_tokens, *limit),
             E::NoTokenAllowed => Self::invalid("logit_bias", message),
             E::Deadline => Self::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", message),
-            E::ReceiverBehind => Self::new(StatusCode::REQUEST_TIMEOUT, "receiver_behind", message),
+            E::ReceiverBehind(_) => {
+                Self::new(StatusCode::REQUEST_TIMEOUT, "receiver_behind", message)
+            }
+            E::QueueFull(Refusal::TenantQueueFull { .. }) => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "tenant_queue_full", message)
+                    .with_retry_after(stats.retry_after())
+            }
             E::EngineFault(_) | E::NotFinite => {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.as_str(), message)
             }

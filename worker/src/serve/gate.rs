@@ -12,10 +12,12 @@ use axum::http::header::{HOST, ORIGIN};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::app::App;
 use super::error::ApiError;
-use super::keys::Caller;
+use super::execute;
+use super::keys::{Caller, Permit};
 use super::log::Entry;
 use super::routes::DRAIN_RETRY;
 
@@ -33,7 +35,11 @@ pub async fn gate(
 ) -> Response {
     let id = request_id(&app, request.headers());
     let path = request.uri().path();
-    let is_anthropic = path.starts_with("/v1/messages");
+    let replace_body: fn(&ApiError, &mut Response) = match path {
+        path if path.starts_with("/v1/messages") => ApiError::replace_body,
+        path if execute::PATHS.contains(&path) => execute::replace_body,
+        _ => |_, _| (),
+    };
     let is_logged = app.options.log.is_some() && !path.starts_with("/health") && path != "/metrics";
     let entry = is_logged.then(|| {
         let id = id.to_str().unwrap_or_default();
@@ -46,6 +52,7 @@ pub async fn gate(
         let visitor = Visitor {
             caller: caller.unwrap_or_default(),
             entry: entry.clone(),
+            ..Visitor::default()
         };
         request.extensions_mut().insert(visitor);
     });
@@ -53,8 +60,8 @@ pub async fn gate(
         Ok(()) => without_panic(next.run(request)).await,
         Err(error) => error.into_response(),
     };
-    if is_anthropic && let Some(error) = response.extensions_mut().remove::<ApiError>() {
-        error.replace_body(&mut response);
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        replace_body(&error, &mut response);
     }
     if let Some(entry) = entry {
         entry.set_status(response.status().as_u16());
@@ -70,6 +77,10 @@ pub struct Visitor {
     pub caller: Caller,
     /// Its line of the log.
     pub entry: Option<Arc<Entry>>,
+    /// Of requests with a body: counts them for their caller.
+    pub permit: Option<Arc<Permit>>,
+    /// What the body has of the memory for all bodies.
+    pub room: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 /// The client's id if it is a plain one, else a new one.
@@ -96,7 +107,8 @@ fn admit(app: &App, local: Local, request: &mut Request) -> Result<Option<Caller
     }
     let caller = app.options.keys.check(request.headers())?;
     caller.check_path(path)?;
-    if request.method() == Method::POST && app.draining.load(Ordering::Relaxed) {
+    let ends_work = path == "/cancel" || path == "/shutdown";
+    if request.method() == Method::POST && !ends_work && app.draining.load(Ordering::Relaxed) {
         let message = "the server ends and accepts no more requests";
         return Err(
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message)

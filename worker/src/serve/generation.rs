@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::sync::Semaphore;
 use worker_cuda::Token;
 use worker_cuda::generate::service::{
-    Error, Event, EventReceiver, Request, Stop, TokenEvent, Usage,
+    Error, Event, EventReceiver, Request, RequestCancel, Stop, TokenEvent, Usage,
 };
 use worker_cuda::generate::{CancelFlag, FinishReason, Prompt};
 
@@ -24,10 +24,14 @@ pub struct Accepted {
     /// The tokens of the prompt.
     pub prompt: Vec<Token>,
     entry: Option<Arc<Entry>>,
-    _permit: Permit,
+    _permit: Option<Arc<Permit>>,
 }
 
 impl Accepted {
+    pub fn canceller(&self) -> RequestCancel {
+        self.events.canceller()
+    }
+
     /// The next event; None after the last.
     pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         let event = self.events.poll_event(context);
@@ -74,7 +78,7 @@ pub async fn submit(
     mut request: Request,
     prompt: Prompt,
 ) -> Result<Accepted, ApiError> {
-    let permit = visitor.caller.enter()?;
+    let permit = visitor.permit.clone();
     let entry = visitor.entry.clone();
     let cancel = CancelFlag::default();
     let _cancel = CancelOnDrop(cancel.clone());

@@ -3,18 +3,21 @@
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
 use http_body::Body as _;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use super::app::{App, Options};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::gate::Visitor;
+use super::generation::blocking;
 
 /// A request whose body is a JSON object.
 pub struct Input {
@@ -26,19 +29,64 @@ impl FromRequest<Arc<App>> for Input {
     type Rejection = ApiError;
 
     async fn from_request(mut request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
-        let visitor = request
+        let mut visitor = request
             .extensions_mut()
             .remove::<Visitor>()
             .unwrap_or_default();
-        let body = read(request.into_body(), &app.options).await?;
-        let fields = Fields::parse(&body)?;
+        visitor.permit = Some(visitor.caller.enter()?);
+        let mut room = Room::new(app);
+        let body = read(request.into_body(), &app.options, &mut room).await?;
+        visitor.room = room.taken.map(Arc::new);
+        // Long ones have a thread of their own: the streams of others go on meanwhile.
+        let fields = match body.len() > LONG_BODY {
+            true => blocking(move || Fields::parse(&body)).await?,
+            false => Fields::parse(&body)?,
+        };
         Ok(Self { visitor, fields })
     }
 }
 
-async fn read(body: Body, options: &Options) -> Result<Vec<u8>, ApiError> {
+/// Bodies that are parsed within a millisecond or two are parsed at once.
+const LONG_BODY: usize = 128 << 10;
+
+/// What a body has of the memory for all bodies.
+struct Room<'a> {
+    app: &'a App,
+    taken: Option<OwnedSemaphorePermit>,
+}
+
+impl<'a> Room<'a> {
+    fn new(app: &'a App) -> Self {
+        Self { app, taken: None }
+    }
+
+    /// Takes room for so many more bytes.
+    fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
+        let more = Arc::clone(&self.app.body_room).try_acquire_many_owned(bytes as u32);
+        let Ok(more) = more else {
+            let most = self.app.options.max_bodies_bytes;
+            let message = format!(
+                "the bodies of all requests at once have {most} bytes or more, which is the limit"
+            );
+            return Err(ApiError::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "bodies_too_large",
+                message,
+            )
+            .with_retry_after(Duration::from_secs(1)));
+        };
+        match &mut self.taken {
+            Some(taken) => taken.merge(more),
+            None => self.taken = Some(more),
+        }
+        Ok(())
+    }
+}
+
+async fn read(body: Body, options: &Options, room: &mut Room<'_>) -> Result<Vec<u8>, ApiError> {
     let seconds = options.body_timeout.as_secs();
-    match timeout(options.body_timeout, read_all(body, options.max_body_bytes)).await {
+    let read = read_all(body, options.max_body_bytes, room);
+    match timeout(options.body_timeout, read).await {
         Ok(bytes) => bytes,
         Err(_) => Err(ApiError::new(
             StatusCode::REQUEST_TIMEOUT,
@@ -48,7 +96,7 @@ async fn read(body: Body, options: &Options) -> Result<Vec<u8>, ApiError> {
     }
 }
 
-async fn read_all(mut body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+async fn read_all(mut body: Body, limit: usize, room: &mut Room<'_>) -> Result<Vec<u8>, ApiError> {
     let check = |bytes: u64| {
         if bytes <= limit as u64 {
             return Ok(());
@@ -66,6 +114,7 @@ async fn read_all(mut body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
         let frame = frame.map_err(|error| ApiError::malformed(format!("the body: {error}")))?;
         if let Ok(data) = frame.into_data() {
             check((bytes.len() + data.len()) as u64)?;
+            room.grow(data.len())?;
             bytes.extend_from_slice(&data);
         }
     }

@@ -121,6 +121,12 @@ impl Keys {
         Ok(keys)
     }
 
+    /// Tenants that have keys.
+    pub(super) fn tenant_count(&self) -> u32 {
+        let tenants = self.0.iter().map(|key| key.caller.tenant + 1);
+        tenants.max().unwrap_or(0)
+    }
+
     /// Whether no key is required.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -209,8 +215,8 @@ impl Caller {
     }
 
     /// Counts one more request of this caller.
-    pub fn enter(&self) -> Result<Permit, ApiError> {
-        let permit = Permit(Arc::clone(&self.active));
+    pub fn enter(&self) -> Result<Arc<Permit>, ApiError> {
+        let permit = Arc::new(Permit(Arc::clone(&self.active)));
         let before = self.active.fetch_add(1, Ordering::Relaxed);
         if self.concurrency != 0 && before >= self.concurrency {
             let limit = self.concurrency;

@@ -22,7 +22,7 @@
 //! }
 //! ```
 
-pub use app::{MemoryReport, Options, ServedModel};
+pub use app::{DeviceReport, MemoryReport, Options, ResidencyCheck, ServedModel};
 pub(crate) use command::{Args, run};
 pub(crate) use config::{describe, with_environment, with_file};
 pub use keys::Keys;
@@ -37,6 +37,7 @@ mod command;
 mod completions;
 mod config;
 mod error;
+mod execute;
 mod fields;
 mod gate;
 mod generation;
@@ -45,6 +46,7 @@ mod keys;
 mod log;
 mod messages;
 mod metrics;
+mod openapi;
 mod parameters;
 mod reply;
 mod responses;

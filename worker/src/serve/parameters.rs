@@ -20,8 +20,9 @@ pub const MAX_TOP_LOGPROBS: u64 = 20;
 
 const MAX_STOP_BYTES: usize = 1024;
 const MAX_SALT_BYTES: usize = 1024;
-const MAX_PENALTY_TOKENS: u64 = 4096;
-const DAY_MS: u64 = 86_400_000;
+pub const MAX_PENALTY_TOKENS: u64 = 4096;
+/// Longest deadline.
+pub const DAY_MS: u64 = 86_400_000;
 
 /// How a model samples where a request does not say.
 #[derive(Clone, Copy, Debug, PartialEq)]

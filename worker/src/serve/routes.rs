@@ -1,6 +1,7 @@
 //! The paths of a server, and the short answers: models, tokens, templates, health, metrics.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Router;
@@ -14,17 +15,19 @@ use axum::routing::{get, post};
 use serde_json::{Value, json};
 use worker_cuda::generate::Prompt;
 use worker_cuda::generate::service::State as ServiceState;
-use worker_cuda::text::{DecodeOptions, EncodeOptions};
+use worker_cuda::text::{DecodeOptions, EncodeOptions, Tokenizer};
 
 use super::anthropic::{count_tokens, messages};
 use super::app::App;
 use super::completions::{chat, completions};
 use super::error::ApiError;
+use super::execute::{cancel, execute, shutdown};
 use super::fields::wrong_type;
 use super::gate::{Local, gate};
 use super::generation::blocking;
 use super::input::{Input, check_unknown, with_ignored};
 use super::messages::conversation;
+use super::openapi::document;
 use super::responses::responses;
 
 type Answer = Result<Response, ApiError>;
@@ -46,6 +49,10 @@ pub fn router(app: &Arc<App>, local: Local) -> Router {
         .route("/health/live", get(live))
         .route("/health/ready", get(ready))
         .route("/metrics", get(metrics))
+        .route("/openapi.json", get(openapi))
+        .route("/execute", post(execute))
+        .route("/cancel", post(cancel))
+        .route("/shutdown", post(shutdown))
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state((Arc::clone(app), local), gate))
@@ -95,14 +102,7 @@ async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Answer {
 }
 
 /// `content` (llama.cpp's name) or `prompt` (vLLM's) or `messages`, to ids.
-async fn tokenize(
-    State(app): State<Arc<App>>,
-    Input {
-        visitor,
-        mut fields,
-    }: Input,
-) -> Answer {
-    let _permit = visitor.caller.enter()?;
+async fn tokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) -> Answer {
     let text = fields.string("content")?.or(fields.string("prompt")?);
     let options = EncodeOptions {
         add_special: fields.boolean("add_special")?,
@@ -136,14 +136,7 @@ async fn tokenize(
     Ok(with_ignored(answer, ignored))
 }
 
-async fn detokenize(
-    State(app): State<Arc<App>>,
-    Input {
-        visitor,
-        mut fields,
-    }: Input,
-) -> Answer {
-    let _permit = visitor.caller.enter()?;
+async fn detokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) -> Answer {
     let Some(tokens) = fields.tokens("tokens")? else {
         return Err(fields
             .required("tokens")
@@ -166,14 +159,7 @@ async fn detokenize(
     Ok(with_ignored(answer, ignored))
 }
 
-async fn apply_template(
-    State(app): State<Arc<App>>,
-    Input {
-        visitor,
-        mut fields,
-    }: Input,
-) -> Answer {
-    let _permit = visitor.caller.enter()?;
+async fn apply_template(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) -> Answer {
     let mut unknown = Vec::new();
     fields.skip(&["model"]);
     let (mut input, _) = conversation(&app, &mut fields, &mut unknown)?;
@@ -238,9 +224,19 @@ async fn health(State(app): State<Arc<App>>) -> Response {
     let memory = app.model.memory.as_ref().map(|report| report());
     let mut response = json_response(&json!({
         "status": if ok { "ok" } else { "unavailable" },
-        "state": if ok && stats.running > 0 { "busy" } else { state },
+        "state": match state {
+            "ready" if stats.running > 0 => "busy",
+            "lost" => "failed",
+            "stopped" => "draining",
+            state => state,
+        },
         "model": app.model.id(),
         "quant_kind": app.model.quantization,
+        "worker_id": app.options.worker_id,
+        "resident": app.is_resident.load(Ordering::Relaxed),
+        "tokenizer_kind": app.service.tokenizer().map(|tokenizer| tokenizer_kind(tokenizer)),
+        "sm": app.model.device.sm,
+        "cuda_runtime_version": app.model.device.cuda_runtime_version,
         "vram_bytes_used": memory.map(|list| list.iter().map(|(_, bytes)| bytes).sum::<u64>()),
         "vocab_size": app.service.limits().vocabulary_size,
         "context_length": app.max_context(),
@@ -254,10 +250,22 @@ async fn health(State(app): State<Arc<App>>) -> Response {
     response
 }
 
+/// By the names of the older worker.
+fn tokenizer_kind(tokenizer: &Tokenizer) -> String {
+    match tokenizer.vocabulary().model.as_str() {
+        "gpt2" => "gguf-bpe".to_owned(),
+        other => format!("gguf-{other}"),
+    }
+}
+
 async fn metrics(State(app): State<Arc<App>>) -> Response {
     let text = app.metrics.write(&app);
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     ([(CONTENT_TYPE, kind)], text).into_response()
+}
+
+async fn openapi(State(app): State<Arc<App>>) -> Response {
+    json_response(&document(&app.model.names))
 }
 
 /// How long a client waits that is refused while the server ends.

@@ -17,6 +17,7 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use serde_json::json;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
@@ -24,7 +25,7 @@ use tokio::time::{sleep, timeout};
 use worker_cuda::generate::Service;
 use worker_cuda::generate::service::State;
 
-use super::app::{App, Options, ServedModel};
+use super::app::{App, Options, ServedModel, unix_seconds};
 use super::gate::Local;
 use super::metrics::Metrics;
 use super::routes::router;
@@ -71,7 +72,6 @@ pub struct Server {
     listener: Listener,
     app: Arc<App>,
     runtime: Runtime,
-    stop: watch::Sender<u32>,
 }
 
 /// Ends a server from another thread.
@@ -129,7 +129,6 @@ impl Server {
             listener,
             app: Arc::new(App::new(service, model, options, metrics)),
             runtime,
-            stop: watch::Sender::new(0),
         })
     }
 
@@ -143,7 +142,7 @@ impl Server {
 
     /// Ends it.
     pub fn stop_handle(&self) -> StopHandle {
-        StopHandle(self.stop.clone())
+        StopHandle(self.app.stop.clone())
     }
 
     /// Answers until it is stopped or the device is lost.
@@ -152,9 +151,8 @@ impl Server {
             listener,
             app,
             runtime,
-            stop,
         } = self;
-        let ended = runtime.block_on(serve(listener, &app, stop));
+        let ended = runtime.block_on(serve(listener, &app));
         // Threads that tokenize for clients that have left are not waited for.
         runtime.shutdown_background();
         ended
@@ -197,7 +195,7 @@ fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
     bound
 }
 
-async fn serve(listener: Listener, app: &Arc<App>, stop: watch::Sender<u32>) -> io::Result<Ended> {
+async fn serve(listener: Listener, app: &Arc<App>) -> io::Result<Ended> {
     let connections = Arc::new(Semaphore::new(app.options.max_connections));
     let (close, closing) = watch::channel(false);
     let local = Local(matches!(listener, Listener::Unix(..)));
@@ -215,8 +213,10 @@ async fn serve(listener: Listener, app: &Arc<App>, stop: watch::Sender<u32>) -> 
         ),
     };
     let accepting = tokio::spawn(accept(listener, shared));
-    let ended = until_ended(app, stop).await;
+    let checking = tokio::spawn(check_residency(Arc::clone(app)));
+    let ended = until_ended(app).await;
     accepting.abort();
+    checking.abort();
     if let Some((path, ours)) = path
         && identity(&path) == Some(ours)
     {
@@ -228,9 +228,26 @@ async fn serve(listener: Listener, app: &Arc<App>, stop: watch::Sender<u32>) -> 
     Ok(ended)
 }
 
+/// Looks again and again where the memory is.
+async fn check_residency(app: Arc<App>) {
+    let Some(check) = app.model.residency.clone() else {
+        return;
+    };
+    loop {
+        sleep(app.options.residency_period).await;
+        let check = Arc::clone(&check);
+        let checked = tokio::task::spawn_blocking(move || check()).await;
+        let is_resident = matches!(checked, Ok(Ok(())));
+        let was_resident = app.is_resident.swap(is_resident, Ordering::Relaxed);
+        if let (Ok(Err(message)), true, Some(log)) = (checked, was_resident, &app.options.log) {
+            log(&json!({ "time": unix_seconds(), "error": message }).to_string());
+        }
+    }
+}
+
 /// Waits for a signal or the loss of the device, and lets requests end.
-async fn until_ended(app: &Arc<App>, stop: watch::Sender<u32>) -> Ended {
-    let mut stops = stop.subscribe();
+async fn until_ended(app: &Arc<App>) -> Ended {
+    let mut stops = app.stop.subscribe();
     while *stops.borrow_and_update() == 0 {
         if matches!(app.service.state(), State::Lost | State::Stopped) {
             break;
@@ -331,6 +348,7 @@ async fn connection(socket: Socket, shared: Shared, _permit: OwnedSemaphorePermi
     );
     let mut closing = pin!(closing.wait_for(|closes| *closes));
     let mut is_ending = false;
+    let mut look = None;
     poll_fn(|context| {
         if !is_ending && closing.as_mut().poll(context).is_ready() {
             is_ending = true;
@@ -340,7 +358,7 @@ async fn connection(socket: Socket, shared: Shared, _permit: OwnedSemaphorePermi
         if connection.as_mut().poll(context).is_ready() {
             return Poll::Ready(());
         }
-        socket.poll_left(context)
+        socket.poll_left(context, &mut look)
     })
     .await;
 }

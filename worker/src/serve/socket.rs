@@ -5,15 +5,20 @@ use std::io;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Sleep, sleep};
+
+/// How often a connection with unread bytes is asked whether its client has left.
+const LOOK_PERIOD: Duration = Duration::from_millis(250);
 
 /// A connected socket of either kind.
 pub enum Socket {
@@ -60,13 +65,37 @@ impl Socket {
     }
 
     /// Ready when the client has left. The HTTP library does not look for that after requests with
-    /// `Connection: close`.
-    pub fn poll_left(&self, context: &mut Context<'_>) -> Poll<()> {
+    /// `Connection: close`, and not behind bytes that it does not want yet; behind these nothing wakes the task,
+    /// which looks again when `look` is over.
+    pub fn poll_left(
+        &self,
+        context: &mut Context<'_>,
+        look: &mut Option<Pin<Box<Sleep>>>,
+    ) -> Poll<()> {
         let peek = |socket: SockRef<'_>| socket.peek(&mut [MaybeUninit::uninit()]);
         match self.poll_io(Interest::READABLE, context, peek) {
-            Poll::Ready(Ok(0) | Err(_)) => Poll::Ready(()),
-            _ => Poll::Pending,
+            Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(()),
+            Poll::Ready(Ok(_)) => {}
+            Poll::Pending => return Poll::Pending,
         }
+        while !self.is_closed_by_peer() {
+            let timer = look.get_or_insert_with(|| Box::pin(sleep(LOOK_PERIOD)));
+            ready!(timer.as_mut().poll(context));
+            *look = None;
+        }
+        Poll::Ready(())
+    }
+
+    fn is_closed_by_peer(&self) -> bool {
+        let descriptor = match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+        };
+        let mut poll = [PollFd::new(
+            descriptor,
+            PollFlags::from_bits_retain(nix::libc::POLLRDHUP),
+        )];
+        nix::poll::poll(&mut poll, PollTimeout::ZERO).is_ok_and(|count| count > 0)
     }
 }
 
@@ -175,7 +204,7 @@ mod tests {
             };
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
             drop(client);
-            poll_fn(|context| socket.poll_left(context)).await;
+            poll_fn(|context| socket.poll_left(context, &mut None)).await;
         });
     }
 }

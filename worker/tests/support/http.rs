@@ -92,6 +92,7 @@ pub struct Setup {
     pub service: service::Options,
     pub limits: EngineLimits,
     pub address: Address,
+    pub model: ServedModel,
     /// The chat template.
     pub template: &'static str,
 }
@@ -100,7 +101,11 @@ impl Default for Setup {
     fn default() -> Self {
         let mut limits = EngineLimits::new(64, vocabulary().tokens.len() as u32);
         limits.max_sequence_tokens = 1024;
+        let mut model = ServedModel::new("scripted");
+        model.names.push("alias".into());
+        model.fingerprint = "fp_test".into();
         Self {
+            model,
             options: Options::default(),
             service: service::Options::default(),
             limits,
@@ -144,14 +149,11 @@ impl Served {
         setup.service.chat_template = Some(Arc::clone(&template));
         let service =
             Service::start(engine, Some(tokenizer), setup.service).expect("the service starts");
-        let mut model = ServedModel::new("scripted");
-        model.names.push("alias".into());
-        model.fingerprint = "fp_test".into();
-        model.template = Some(template);
+        setup.model.template = Some(template);
         let server = Server::bind(
             &setup.address,
             service.clone(),
-            model,
+            setup.model,
             setup.options,
             metrics,
         )

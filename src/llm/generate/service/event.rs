@@ -113,12 +113,12 @@ pub enum Error {
     },
     /// Too many requests or tokens wait.
     QueueFull(Refusal),
-    /// The first step was not planned in time.
-    QueueTimeout,
+    /// The first step was not planned within this time.
+    QueueTimeout(Duration),
     /// The deadline of the request has passed.
     Deadline,
-    /// The receiver was behind for too long.
-    ReceiverBehind,
+    /// The receiver was behind for this time.
+    ReceiverBehind(Duration),
     /// Bias leaves no token that may be sampled.
     NoTokenAllowed,
     /// The model's logits are not finite.
@@ -144,7 +144,7 @@ impl Error {
 
     /// Whether the request itself is at fault.
     pub fn is_callers(&self) -> bool {
-        !self.is_temporary() || matches!(self, Self::ReceiverBehind)
+        !self.is_temporary() || matches!(self, Self::ReceiverBehind(_))
     }
 
     /// A short name for logs and metrics: "queue_full" for example.
@@ -154,9 +154,9 @@ impl Error {
             Self::Prompt(_) => "prompt",
             Self::TooLong { .. } => "too_long",
             Self::QueueFull(_) => "queue_full",
-            Self::QueueTimeout => "queue_timeout",
+            Self::QueueTimeout(_) => "queue_timeout",
             Self::Deadline => "deadline",
-            Self::ReceiverBehind => "receiver_behind",
+            Self::ReceiverBehind(_) => "receiver_behind",
             Self::NoTokenAllowed => "no_token_allowed",
             Self::NotFinite => "not_finite",
             Self::EngineFault(_) => "engine_fault",
@@ -209,11 +209,17 @@ impl fmt::Display for Error {
             }
             .fmt(f),
             Self::QueueFull(refusal) => refusal.fmt(f),
-            Self::QueueTimeout => f.write_str("the request waited too long for its first step"),
+            Self::QueueTimeout(limit) => write!(
+                f,
+                "the request waited longer than {} s for its first step",
+                limit.as_secs_f64()
+            ),
             Self::Deadline => f.write_str("the deadline of the request has passed"),
-            Self::ReceiverBehind => {
-                f.write_str("the receiver of the events was behind for too long")
-            }
+            Self::ReceiverBehind(limit) => write!(
+                f,
+                "the receiver of the events was too far behind for {} s",
+                limit.as_secs_f64()
+            ),
             Self::NoTokenAllowed => f.write_str("the bias leaves no token that may be sampled"),
             Self::NotFinite => f.write_str("the logits of the model are not finite"),
             Self::EngineFault(error) => write!(f, "two steps of the engine failed: {error}"),

@@ -58,6 +58,8 @@ pub struct Options {
     pub max_queued: u32,
     /// Most prompt tokens of these; None: four times the KV cache.
     pub max_queued_tokens: Option<u64>,
+    /// Whether a tenant may have only as many of these as stay free for others: no.
+    pub reserves_queue: bool,
     /// Longest wait for the first step: 60 s.
     pub queue_timeout: Duration,
     /// Events that a receiver may be behind before its request is paused: 1,024.
@@ -86,6 +88,7 @@ impl Default for Options {
         Self {
             max_queued: 1024,
             max_queued_tokens: None,
+            reserves_queue: false,
             queue_timeout: Duration::from_secs(60),
             max_events_behind: 1024,
             pause_timeout: Duration::from_secs(30),
@@ -308,6 +311,7 @@ impl Options {
         config.page_sharing = limits.page_sharing;
         config.max_queued = self.max_queued;
         config.max_queued_tokens = self.max_queued_tokens.unwrap_or(4 * pool_tokens);
+        config.reserves_queue = self.reserves_queue;
         config.queue_timeout = self.queue_timeout;
         config.pause_timeout = self.pause_timeout;
         config.max_tenants = self.max_tenants;

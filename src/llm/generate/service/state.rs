@@ -41,6 +41,8 @@ pub(super) struct Core {
     last_start: Option<Duration>,
     /// Tokens of a request that may wait for its receiver.
     max_behind: usize,
+    queue_timeout: Duration,
+    pause_timeout: Duration,
     /// None after the engine thread has ended.
     pub dispatcher: Option<Sender<Batch>>,
 }
@@ -147,6 +149,8 @@ impl Shared {
             next_serial: 0,
             last_start: None,
             max_behind: options.max_events_behind.max(1),
+            queue_timeout: options.queue_timeout,
+            pause_timeout: options.pause_timeout,
             dispatcher: Some(dispatcher),
         };
         core.count();
@@ -251,7 +255,11 @@ impl Core {
                 }
                 EventKind::Ended(End { reason, .. }) => {
                     let failed = choice.fails_with.take();
-                    let failed = failed.or_else(|| failure(reason, self.fault.as_ref()));
+                    let failed = failed.or_else(|| match reason {
+                        EndReason::QueueTimeout => Some(Error::QueueTimeout(self.queue_timeout)),
+                        EndReason::PauseTimeout => Some(Error::ReceiverBehind(self.pause_timeout)),
+                        reason => failure(reason, self.fault.as_ref()),
+                    });
                     ItemKind::Ended(failed.map_or(Ok(reason), Err))
                 }
             };
@@ -317,9 +325,7 @@ impl Core {
 
 fn failure(reason: EndReason, fault: Option<&Arc<EngineError>>) -> Option<Error> {
     match reason {
-        EndReason::QueueTimeout => Some(Error::QueueTimeout),
         EndReason::Deadline => Some(Error::Deadline),
-        EndReason::PauseTimeout => Some(Error::ReceiverBehind),
         EndReason::EmptyMask => Some(Error::NoTokenAllowed),
         EndReason::NotFinite => Some(Error::NotFinite),
         EndReason::EngineFault => fault.cloned().map(Error::EngineFault),
