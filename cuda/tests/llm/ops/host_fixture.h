@@ -98,7 +98,7 @@ inline Matrix pack_matrix(uint32_t type, uint32_t rows, uint32_t cols, Layout la
   return matrix;
 }
 
-// The f16 fields of each block of `file`, and the exponents of MXFP4, become what `half` returns.
+// The f16 fields of each block of `file` become what `half` returns.
 template <class Half>
 void set_scales(uint32_t type, std::vector<uint8_t>& file, const Half& half) {
   const uint32_t block_bytes = quant::find_format(type)->block_bytes;
@@ -107,17 +107,23 @@ void set_scales(uint32_t type, std::vector<uint8_t>& file, const Half& half) {
       const uint16_t bits = float_to_half(half());
       std::memcpy(file.data() + block + field, &bits, 2);
     }
-    if (type == 39) file[block] = static_cast<uint8_t>(120 + file[block] % 4);
   }
 }
 
+// The exponents of the blocks of MXFP4.
+inline void set_exponents(std::vector<uint8_t>& file, int lowest) {
+  for (uint64_t block = 0; block < file.size(); block += 17)
+    file[block] = static_cast<uint8_t>(lowest + file[block] % 4);
+}
+
+// `scale`: of the float weights, and with 0.2 of the scales and minimums of blocks.
 inline Matrix random_matrix(uint32_t type, uint32_t rows, uint32_t cols, Layout layout,
-                            Random& random) {
+                            Random& random, float scale = 0.1f) {
   const quant::Format& format = *quant::find_format(type);
   std::vector<uint8_t> file(rows * *quant::row_bytes(format, cols));
   if (format.block_elements == 1) {
     for (uint64_t i = 0; i < uint64_t{rows} * cols; ++i) {
-      const float value = random.normal() * 0.1f;
+      const float value = random.normal() * scale;
       const uint16_t half = type == 1 ? float_to_half(value) : float_to_bf16(value);
       if (type == 0)
         std::memcpy(file.data() + i * 4, &value, 4);
@@ -126,7 +132,8 @@ inline Matrix random_matrix(uint32_t type, uint32_t rows, uint32_t cols, Layout 
     }
   } else {
     for (uint8_t& byte : file) byte = static_cast<uint8_t>(random.below(256));
-    set_scales(type, file, [&] { return random.normal() * 0.02f; });
+    set_scales(type, file, [&] { return random.normal() * 0.2f * scale; });
+    if (type == 39) set_exponents(file, 120 + std::ilogb(scale) - std::ilogb(0.1f));
   }
   return pack_matrix(type, rows, cols, layout, file);
 }
@@ -141,6 +148,7 @@ inline Matrix extreme_matrix(uint32_t type, uint32_t rows, uint32_t cols) {
     for (uint64_t block = 0; block < file.size(); block += 210)
       std::memset(file.data() + block + 192, 0x80, 16);
   set_scales(type, file, [] { return 0.01f; });
+  if (type == 39) set_exponents(file, 120);
   return pack_matrix(type, rows, cols, Layout::kHost16, file);
 }
 

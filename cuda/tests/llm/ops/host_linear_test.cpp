@@ -1,6 +1,7 @@
 // Matrix products of the host against naive ones in double precision.
 #include <gtest/gtest.h>
 
+#include <cfloat>
 #include <cstdlib>
 #include <cstring>
 
@@ -163,6 +164,35 @@ TEST(HostLinear, extreme_magnitudes_are_kept) {
         EXPECT_NEAR(y[r], expected.value, expected.magnitude * kTolerance) << type;
       }
     }
+}
+
+// Weights so small that each exact sum is finite, and so are the sums of its terms' magnitudes.
+TEST(HostLinear, the_largest_activations_give_finite_products) {
+  for (const Kernels* kernels : all_kernels())
+    for (uint32_t type : kPackedTypes)
+      for (float largest : {1e30f, 1e33f, 1e36f, 1e38f, FLT_MAX}) {
+        Random random(type);
+        Machine machine(*kernels, 1, linear_limits());
+        ASSERT_TRUE(machine.ops);
+        const Matrix matrix = random_matrix(type, 16, 512, Layout::kHost16, random, 5e-7f);
+        std::vector<float> x(9 * 512), y(9 * 16, 0.0f);
+        for (uint32_t i = 0; i < x.size(); ++i) {
+          const bool is_negative = i / 512 % 3 == 1 || (i / 512 % 3 == 2 && random.below(2) == 1);
+          x[i] = (is_negative ? -largest : largest) * (i % 7 == 0 ? 0.3f : 1.0f);
+        }
+
+        ASSERT_TRUE(project(*machine.ops, 1, x.data(), matrix.weight, nullptr, y.data()).ok());
+        ASSERT_TRUE(
+            project(*machine.ops, 8, x.data() + 512, matrix.weight, nullptr, y.data() + 16).ok());
+
+        for (uint32_t t = 0; t < 9; ++t)
+          for (uint32_t r = 0; r < 16; ++r) {
+            const Naive expected = naive_dot(matrix, r, x.data() + t * 512);
+            ASSERT_LT(expected.magnitude, FLT_MAX);
+            EXPECT_NEAR(y[t * 16 + r], expected.value, expected.magnitude * kTolerance)
+                << kernels->name << " type " << type << " token " << t << " of " << largest;
+          }
+      }
 }
 
 // The largest weights and activations of equal magnitude: the integer sums are at their limit.

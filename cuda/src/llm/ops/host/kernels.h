@@ -39,10 +39,15 @@ constexpr uint64_t attention_work_floats(uint32_t head_length, uint32_t group_si
 
 // 32 columns of one token as integers: x = scale * code, codes of 16 bits. A block with a value
 // that is not finite has a scale of NaN.
+//
+// Sums that the scale or the minimum of weights is yet to multiply are 2^-21 of their value, so
+// that 256 columns of the largest activations stay finite; those factors are 2^21 times theirs.
+constexpr float kSumFactor = 0x1p-21f;
 struct InputBlock {
   uint32_t codes[16];  // words 2c and 2c + 1: columns 4c and 4c + 2, 4c + 1 and 4c + 3
   float scale;
-  float sum;             // scale * sum of the codes
+  float sum_scale;       // kSumFactor * scale
+  float sum;             // sum_scale * sum of the codes
   float half_sums[2];    // of the first and last 16 columns
   int32_t code_sums[2];  // likewise, of the codes
 };

@@ -16,6 +16,7 @@ namespace {
 
 using wcuda::ops::host::InputBlock;
 using wcuda::ops::host::kMTilesMax;
+using wcuda::ops::host::kSumFactor;
 using wcuda::ops::host::kTileFloats;
 using wcuda::ops::host::MTileKernel;
 
@@ -58,6 +59,10 @@ struct PackedTile {
   // The f16 at `offset` in the block.
   WCUDA_INLINE_MEMBER Vec halves(uint32_t offset) const {
     return load_halves(bytes + offset * kMTileRows + first_row * 2);
+  }
+  // Likewise, for what multiplies a sum of kSumFactor.
+  WCUDA_INLINE_MEMBER Vec sum_halves(uint32_t offset) const {
+    return halves(offset) * (1.0f / kSumFactor);
   }
 };
 
@@ -172,7 +177,8 @@ WCUDA_INLINE UintVec spread_bits(UintVec bits, uint32_t chunk) {
 
 // ---- formats: kParts parts of 32 columns a packed tile ----
 
-// Of kLanes rows in 32 columns: weight = scale * factor * (code - kOffset) + minimum.
+// Of kLanes rows in 32 columns: weight = scale * factor * (code - kOffset) + minimum. The minimums,
+// and the scale of a format with factors, are 1 / kSumFactor times that.
 struct Scales {
   Vec scale;
   IntVec
@@ -206,7 +212,7 @@ struct Simple : Format<kCodeBytes + (kHasMinimum ? 4 : 2), 1, 1, kOffset, 0, kHa
   WCUDA_INLINE Head head(const PackedTile& tile) {
     Head head;
     head.scale = tile.halves(0);
-    if constexpr (kHasMinimum) head.minimums[0] = tile.halves(2);
+    if constexpr (kHasMinimum) head.minimums[0] = tile.sum_halves(2);
     return head;
   }
   template <uint32_t>
@@ -254,12 +260,12 @@ struct QK : Format<kHasFifthBit ? 176 : 144, 8, 2, 0, 1, 1> {  // Q4_K, Q5_K: fa
   };
   WCUDA_INLINE Head head(const PackedTile& tile) {
     const UintVec low = tile.units(4, 0), middle = tile.units(4, 1), high = tile.units(4, 2);
-    const Vec minimum = -tile.halves(2);
+    const Vec minimum = -tile.sum_halves(2);
     const UintVec factors[2] = {low & 0x3f3f3f3fu, low_nibbles(high) | (low >> 2 & 0x30303030u)};
     const UintVec minimums[2] = {middle & 0x3f3f3f3fu,
                                  high_nibbles(high) | (middle >> 2 & 0x30303030u)};
     Head head;
-    head.scale = tile.halves(0);
+    head.scale = tile.sum_halves(0);
     WCUDA_UNROLL
     for (uint32_t p = 0; p < 8; ++p) {
       head.factors[p] = (IntVec)(factors[p / 4] >> (p % 4 * 8) & 0xffu);
@@ -291,7 +297,7 @@ struct Q6_K : Format<210, 8, 4, 32, 2, 0> {  // a signed 8-bit factor for 16 col
     UintVec factors[4];
   };
   WCUDA_INLINE Head head(const PackedTile& tile) {
-    return {tile.halves(208),
+    return {tile.sum_halves(208),
             {tile.units(192, 0), tile.units(192, 1), tile.units(192, 2), tile.units(192, 3)}};
   }
   template <uint32_t kPart>
@@ -316,8 +322,8 @@ struct Q2_K : Format<84, 8, 4, 0, 2, 2> {  // a factor and a minimum of 4 bits f
     UintVec scales[4];   // two parts in each: a factor and above it a minimum in a byte
   };
   WCUDA_INLINE Head head(const PackedTile& tile) {
-    return {tile.halves(80),
-            -tile.halves(82),
+    return {tile.sum_halves(80),
+            -tile.sum_halves(82),
             {tile.units(0, 0), tile.units(0, 1), tile.units(0, 2), tile.units(0, 3)}};
   }
   template <uint32_t kPart>
@@ -342,7 +348,7 @@ struct Q3_K : Format<110, 8, 4, 4, 2, 0> {  // a factor of 6 bits for 16 columns
   WCUDA_INLINE Head head(const PackedTile& tile) {
     const UintVec low[2] = {tile.units(96, 0), tile.units(96, 1)}, high = tile.units(96, 2);
     Head head;
-    head.scale = tile.halves(108);
+    head.scale = tile.sum_halves(108);
     WCUDA_UNROLL
     for (uint32_t i = 0; i < 4; ++i) {
       const UintVec bits =
@@ -390,7 +396,7 @@ struct IQ4_XS : Format<136, 8, 1, 128, 1, 0> {  // a factor of 6 bits for 32 col
   WCUDA_INLINE Head head(const PackedTile& tile) {
     const UintVec low = tile.units(4, 0), high = tile.words(2);
     Head head;
-    head.scale = tile.halves(0);
+    head.scale = tile.sum_halves(0);
     WCUDA_UNROLL
     for (uint32_t p = 0; p < 8; ++p) {
       const UintVec bits = (low >> (4 * p) & 15u) | (high >> (2 * p) & 3u) << 4;
@@ -433,7 +439,7 @@ struct IQ3_S : Format<110, 8, 1, 16, 1, 0> {  // an odd factor of 5 bits for 32 
   WCUDA_INLINE Head head(const PackedTile& tile) {
     const UintVec bits = tile.units(106, 0);
     Head head;
-    head.scale = tile.halves(0);
+    head.scale = tile.sum_halves(0);
     head.table = iq3_s_table();
     WCUDA_UNROLL
     for (uint32_t p = 0; p < 8; ++p) head.factors[p] = (IntVec)((bits >> (4 * p) & 15u) * 2u + 1u);
@@ -518,7 +524,7 @@ WCUDA_INLINE void add_parts(const uint8_t* bytes, const typename Format::Head* h
         Vec& y = totals->y[t][v];
         y = add_minimums<Format::kMinimums>(scales.minimums, block, y);
         if constexpr (Format::kSharesScale)
-          totals->unscaled[t][v] = add_sum(sum, broadcast(block.scale), totals->unscaled[t][v]);
+          totals->unscaled[t][v] = add_sum(sum, broadcast(block.sum_scale), totals->unscaled[t][v]);
         else
           y = add_sum(sum, scales.scale * block.scale, y);
       }
@@ -632,7 +638,7 @@ void add_panel(const Panel<kWidth>& panel, uint32_t parts, const InputBlock* inp
       for (uint32_t v = 0; v < kWidth; ++v) {
         for (uint32_t i = 1; i < kChains; ++i) sums[t][v][0] += sums[t][v][i];
         if constexpr (kSharesScale) {
-          unscaled[t][v] = add_sum(sums[t][v][0], broadcast(tokens[t]->scale), unscaled[t][v]);
+          unscaled[t][v] = add_sum(sums[t][v][0], broadcast(tokens[t]->sum_scale), unscaled[t][v]);
         } else {
           float* y = tile_vector(tiles, t, v);
           const Vec others = add_minimums<kMinimums>(panel.minimums[p][v], *tokens[t], load(y));
@@ -908,12 +914,14 @@ WCUDA_INLINE void make_block(const float* x, float scale, InputBlock* block) {
         shuffle_bytes(pairs, _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
     __builtin_memcpy(block->codes + i, &pairs, sizeof pairs);
   }
+  const float sum_scale = scale * kSumFactor;
   block->scale = scale;
+  block->sum_scale = sum_scale;
   block->code_sums[0] = sums[0];
   block->code_sums[1] = sums[1];
-  block->half_sums[0] = scale * static_cast<float>(sums[0]);
-  block->half_sums[1] = scale * static_cast<float>(sums[1]);
-  block->sum = scale * static_cast<float>(sums[0] + sums[1]);
+  block->half_sums[0] = sum_scale * static_cast<float>(sums[0]);
+  block->half_sums[1] = sum_scale * static_cast<float>(sums[1]);
+  block->sum = sum_scale * static_cast<float>(sums[0] + sums[1]);
 }
 
 // The sum of the codes' magnitudes times 4096, the largest weight, stays below 2^31, also after
@@ -937,8 +945,8 @@ void make_blocks(const float* x, uint32_t cols, InputBlock* blocks) {
     if (bits >= 0x7f800000 || limit < kSmallestMagnitude) {
       *blocks = InputBlock{};
       if (bits >= 0x7f800000)
-        blocks->scale = blocks->sum = blocks->half_sums[0] = blocks->half_sums[1] =
-            __builtin_nanf("");
+        blocks->scale = blocks->sum_scale = blocks->sum = blocks->half_sums[0] =
+            blocks->half_sums[1] = __builtin_nanf("");
       continue;
     }
     const float of_limit = limit / kCodeMax, of_mean = sum(mean) / kCodeMeanMax;
