@@ -202,28 +202,28 @@ Status HostOps::attention(const Node&, const AttentionArgs& args) {
   const Batch& batch = *args.batch;
   const KvPool& pool = args.pool;
   // Chunk c is tile c / heads, counted over the rows, of key-value head c % heads.
+  const uint32_t group_size = args.head_count / pool.head_count;
+  const uint32_t tile_tokens = attention_tile_tokens(group_size);
   uint32_t tile_count = 0;
   for (uint32_t r = 0; r < batch.row_count; ++r) {
     const StepRow& row = batch.rows[r];
     WCUDA_CHECK(uint64_t{row.first_token} + row.token_count <= batch.token_count);
     WCUDA_CHECK(row.token_count == 0 ||
                 (row.first_position + row.token_count - 1) / kPageTokens < batch.page_table_stride);
-    tile_count += static_cast<uint32_t>(ceil_div(row.token_count, kAttentionTileTokens));
+    tile_count += static_cast<uint32_t>(ceil_div(row.token_count, tile_tokens));
   }
-  const uint32_t group_size = args.head_count / pool.head_count;
   const uint64_t token_stride = uint64_t{args.head_count} * pool.head_length;
   pool_->parallel_for(tile_count * pool.head_count, [&](uint32_t chunk, uint32_t thread) {
     uint32_t index = chunk / pool.head_count;
     const uint32_t head = chunk % pool.head_count;
     uint32_t r = 0;
     for (;; ++r) {
-      const auto tiles =
-          static_cast<uint32_t>(ceil_div(batch.rows[r].token_count, kAttentionTileTokens));
+      const auto tiles = static_cast<uint32_t>(ceil_div(batch.rows[r].token_count, tile_tokens));
       if (index < tiles) break;
       index -= tiles;
     }
     const StepRow& row = batch.rows[r];
-    const uint32_t done = index * kAttentionTileTokens;
+    const uint32_t done = index * tile_tokens;
     const uint64_t offset =
         (row.first_token + done) * token_stride + uint64_t{head} * group_size * pool.head_length;
     AttentionTile tile{};
@@ -237,7 +237,7 @@ Status HostOps::attention(const Node&, const AttentionArgs& args) {
     tile.query = args.query + offset;
     tile.out = args.out + offset;
     tile.token_stride = token_stride;
-    tile.token_count = std::min(kAttentionTileTokens, row.token_count - done);
+    tile.token_count = std::min(tile_tokens, row.token_count - done);
     tile.group_size = group_size;
     tile.first_position = row.first_position + done;
     tile.window = args.window;

@@ -1,8 +1,10 @@
 // Attention over pages, the same in every instruction set: included by kernels_body.h.
 //
-// A tile is up to 16 tokens of one row times the query heads of one key-value head. Each page is
+// A tile is some tokens of one row times the query heads of one key-value head. Each page is
 // expanded to f32 once for the tile, its keys transposed so that one vector holds the same element
-// of several slots: scores need no sums across lanes. Softmax is online, page after page.
+// of several slots: scores need no sums across lanes. Softmax is online, page after page. All
+// queries use one part of the keys or values, which stays in the first-level cache, before the
+// next.
 #pragma once
 
 #include <type_traits>
@@ -99,13 +101,15 @@ WCUDA_INLINE uint32_t first_visible(const AttentionTile& tile, uint32_t position
   return tile.window != 0 && position >= tile.window ? position - tile.window + 1 : 0;
 }
 
-WCUDA_INLINE void expand_row(const AttentionTile& tile, const uint8_t* row, float* out) {
+// out (n) = elements first … first + n - 1 of a row; of blocks of 32 whole ones.
+WCUDA_INLINE void expand_row(const AttentionTile& tile, const uint8_t* row, uint32_t first,
+                             uint32_t n, float* out) {
   if (tile.kv_type == 0)
-    expand_halves(row, tile.head_length, out);
+    expand_halves(row + uint64_t{2} * first, n, out);
   else if (tile.kv_type == 1)
-    expand_q8_0(row, tile.head_length, out);
+    expand_q8_0(row + first / 32 * 34, n, out);
   else
-    expand_e4m3(row, tile.head_length, out);
+    expand_e4m3(row + first, n, out);
 }
 
 // Keys or values of one head in a page, and the page that comes after it.
@@ -121,11 +125,27 @@ WCUDA_INLINE void prefetch_next(const AttentionTile& tile, const PageRows& page,
 }
 
 // out (64, head_length) = the rows of some slots. Other slots are not read.
-WCUDA_INLINE void expand_rows(const AttentionTile& tile, const PageRows& page, SlotRange slots,
+WCUDA_INLINE void expand_keys(const AttentionTile& tile, const PageRows& page, SlotRange slots,
                               float* out) {
   for (uint32_t s = slots.begin; s < slots.end; ++s) {
     prefetch_next(tile, page, s);
-    expand_row(tile, page.rows + s * tile.row_bytes, out + s * tile.head_length);
+    expand_row(tile, page.rows + s * tile.row_bytes, 0, tile.head_length,
+               out + s * tile.head_length);
+  }
+}
+
+// Columns of values that a query gathers at once; those of a page lie together.
+constexpr uint32_t kGatherCols = 4 * kLanes < 32 ? 32 : 4 * kLanes;
+
+// out: for each kGatherCols columns, of which the last may be fewer, (64, columns).
+WCUDA_INLINE void expand_values(const AttentionTile& tile, const PageRows& page, SlotRange slots,
+                                float* out) {
+  for (uint32_t s = slots.begin; s < slots.end; ++s) {
+    prefetch_next(tile, page, s);
+    for (uint32_t d = 0; d < tile.head_length; d += kGatherCols) {
+      const uint32_t cols = smaller(kGatherCols, tile.head_length - d);
+      expand_row(tile, page.rows + s * tile.row_bytes, d, cols, out + d * kPageSlots + s * cols);
+    }
   }
 }
 
@@ -150,57 +170,38 @@ void transpose_rows(const float* rows, uint32_t n, SlotRange slots, float* colum
   }
 }
 
-// scores (kQueries, 64) = scale * query · key, at least for the slots stored. columns (n, 64).
+// Slots whose scores are computed at once, and the elements of keys that then stay in the cache.
+constexpr uint32_t kScoreSlots = 4 * kLanes, kScoreElements = 64;
+
+// The slots from `s` on, elements first … end - 1 of n. scores (kQueries, 64) = what they were, if
+// `first` is not 0, + query · key; times `scale` if `end` is n. columns (n, 64).
 template <uint32_t kQueries>
-WCUDA_INLINE void score(const float* const* queries, const float* columns, uint32_t n, float scale,
-                        SlotRange stored, float* scores) {
-  constexpr uint32_t kWidth = 4 * kLanes;
-  for (uint32_t s = stored.begin / kWidth * kWidth; s < stored.end; s += kWidth) {
-    Vec sums[kQueries][4] = {};
-    for (uint32_t d = 0; d < n; ++d) {
-      Vec keys[4];
-      WCUDA_UNROLL
-      for (uint32_t i = 0; i < 4; ++i) keys[i] = load(columns + d * kPageSlots + s + i * kLanes);
-      WCUDA_UNROLL
-      for (uint32_t q = 0; q < kQueries; ++q) {
-        const Vec element = broadcast(queries[q][d]);
-        WCUDA_UNROLL
-        for (uint32_t i = 0; i < 4; ++i) sums[q][i] = multiply_add(keys[i], element, sums[q][i]);
-      }
-    }
+WCUDA_INLINE void score(const float* const* queries, const float* columns, uint32_t n,
+                        uint32_t first, uint32_t s, float scale, float* scores) {
+  const uint32_t end = smaller(first + kScoreElements, n);
+  Vec sums[kQueries][4] = {};
+  const auto for_sums = [&](const auto& function) {
     WCUDA_UNROLL
     for (uint32_t q = 0; q < kQueries; ++q) {
       WCUDA_UNROLL
       for (uint32_t i = 0; i < 4; ++i)
-        store(scores + q * kPageSlots + s + i * kLanes, sums[q][i] * scale);
+        function(sums[q][i], scores + q * kPageSlots + s + i * kLanes);
+    }
+  };
+  if (first != 0) for_sums([](Vec& sum, const float* score) { sum = load(score); });
+  for (uint32_t d = first; d < end; ++d) {
+    Vec keys[4];
+    WCUDA_UNROLL
+    for (uint32_t i = 0; i < 4; ++i) keys[i] = load(columns + d * kPageSlots + s + i * kLanes);
+    WCUDA_UNROLL
+    for (uint32_t q = 0; q < kQueries; ++q) {
+      const Vec element = broadcast(queries[q][d]);
+      WCUDA_UNROLL
+      for (uint32_t i = 0; i < 4; ++i) sums[q][i] = multiply_add(keys[i], element, sums[q][i]);
     }
   }
-}
-
-// Turns the scores of `slots` into e^(score - maximum) and those around them into 0. Returns the
-// factor of what was gathered with the maximum before.
-WCUDA_INLINE float soften(SlotRange slots, float* scores, float* maximum, float* weight) {
-  const auto is_visible = [slots](uint32_t s) {
-    const IntVec slot = lane_numbers() + static_cast<int32_t>(s);
-    return (slot >= static_cast<int32_t>(slots.begin)) & (slot < static_cast<int32_t>(slots.end));
-  };
-  const uint32_t begin = slots.begin / kLanes * kLanes;
-  Vec maxima = broadcast(*maximum);
-  for (uint32_t s = begin; s < slots.end; s += kLanes)
-    maxima = larger(maxima, select(is_visible(s), load(scores + s), maxima));
-  float largest = largest_lane(maxima);
-  if (largest == -__builtin_inff()) largest = 0.0f;  // nothing but -infinity: weights near 0
-  const float kept =
-      *maximum == -__builtin_inff() ? 0.0f : exp_vec(broadcast(*maximum - largest))[0];
-  Vec total = {};
-  for (uint32_t s = begin; s < slots.end; s += kLanes) {
-    const Vec weights = select(is_visible(s), exp_vec(load(scores + s) - largest), Vec{});
-    total += weights;
-    store(scores + s, weights);
-  }
-  *maximum = largest;
-  *weight = *weight * kept + sum(total);
-  return kept;
+  const float factor = end == n ? scale : 1.0f;
+  for_sums([factor](Vec& sum, float* score) { store(score, sum * factor); });
 }
 
 // A query's sum of weights · values over `slots`, continued: sum = sum * kept + ….
@@ -211,10 +212,11 @@ struct Gather {
   float kept;
 };
 
-// kVectors vectors of columns from column d, of slots that all the queries have. values (64, n).
+// kVectors vectors of columns from column d, of slots that all the queries have; `values` are those
+// of column d, a slot `stride` after the one before.
 template <uint32_t kQueries, uint32_t kVectors>
 WCUDA_INLINE void gather_columns(const Gather* gathers, SlotRange slots, const float* values,
-                                 uint32_t n, uint32_t d) {
+                                 uint32_t stride, uint32_t d) {
   Vec totals[kQueries][kVectors];
   WCUDA_UNROLL
   for (uint32_t q = 0; q < kQueries; ++q) {
@@ -225,7 +227,7 @@ WCUDA_INLINE void gather_columns(const Gather* gathers, SlotRange slots, const f
   for (uint32_t s = slots.begin; s < slots.end; ++s) {
     Vec rows[kVectors];
     WCUDA_UNROLL
-    for (uint32_t i = 0; i < kVectors; ++i) rows[i] = load(values + s * n + d + i * kLanes);
+    for (uint32_t i = 0; i < kVectors; ++i) rows[i] = load(values + s * stride + i * kLanes);
     WCUDA_UNROLL
     for (uint32_t q = 0; q < kQueries; ++q) {
       const Vec weight = broadcast(gathers[q].weights[s]);
@@ -241,32 +243,36 @@ WCUDA_INLINE void gather_columns(const Gather* gathers, SlotRange slots, const f
   }
 }
 
+// Columns d … d + cols - 1, at most kGatherCols, of some slots. values (64, cols).
 template <uint32_t kQueries>
-WCUDA_INLINE void gather(Gather* gathers, SlotRange slots, const float* values, uint32_t n) {
+WCUDA_INLINE void gather(Gather* gathers, SlotRange slots, const float* values, uint32_t d,
+                         uint32_t cols) {
   if (slots.begin >= slots.end) return;
-  uint32_t d = 0;
-  for (; d + 4 * kLanes <= n; d += 4 * kLanes)
-    gather_columns<kQueries, 4>(gathers, slots, values, n, d);
-  for (; d + kLanes <= n; d += kLanes) gather_columns<kQueries, 1>(gathers, slots, values, n, d);
-  for (; d < n; ++d)
+  uint32_t i = 0;
+  for (; i + 4 * kLanes <= cols; i += 4 * kLanes)
+    gather_columns<kQueries, 4>(gathers, slots, values + i, cols, d + i);
+  for (; i + kLanes <= cols; i += kLanes)
+    gather_columns<kQueries, 1>(gathers, slots, values + i, cols, d + i);
+  for (; i < cols; ++i)
     for (uint32_t q = 0; q < kQueries; ++q) {
       const Gather& g = gathers[q];
-      float total = g.sum[d] * g.kept;
-      for (uint32_t s = slots.begin; s < slots.end; ++s) total += g.weights[s] * values[s * n + d];
-      g.sum[d] = total;
+      float total = g.sum[d + i] * g.kept;
+      for (uint32_t s = slots.begin; s < slots.end; ++s)
+        total += g.weights[s] * values[s * cols + i];
+      g.sum[d + i] = total;
     }
   for (uint32_t q = 0; q < kQueries; ++q) gathers[q].kept = 1.0f;
 }
 
 // The pieces of tile.work.
 struct AttentionWork {
-  float* scores;   // (kQueryBlock, 64)
-  float* rows;     // (64, n) keys of a page
-  float* columns;  // (n, 64) the same, transposed
-  float* values;   // (64, n)
+  float* scores;   // (queries, 64)
+  float* rows;     // (64, n) keys of a page, then its values, as expand_values has them
+  float* columns;  // (n, 64) the keys, transposed
   float* sums;     // (queries, n)
   float* maxima;   // (queries)
   float* weights;  // (queries)
+  float* kept;     // (queries) factors of the sums before this page's
 };
 
 // Calls function(std::integral_constant) with `count`, which is in 1 … kQueryBlock.
@@ -287,6 +293,7 @@ struct QueryBlock {
   const float* queries[kQueryBlock];
   Gather gathers[kQueryBlock];
   SlotRange common;  // slots that all of them have
+  SlotRange all;     // from the first to the last that one of them has
 };
 
 WCUDA_INLINE QueryBlock find_block(const AttentionTile& tile, const AttentionWork& work,
@@ -296,54 +303,135 @@ WCUDA_INLINE QueryBlock find_block(const AttentionTile& tile, const AttentionWor
   block.first = first;
   block.count = count;
   block.common = {0, kPageSlots};
+  block.all = {kPageSlots, 0};
   for (uint32_t q = 0; q < count; ++q) {
     const uint32_t token = (first + q) / tile.group_size;
     const uint32_t position = tile.first_position + token;
     Gather& gather = block.gathers[q];
     block.queries[q] = tile.query + token * tile.token_stride + (first + q) % tile.group_size * n;
     gather.slots = slots_of(page, first_visible(tile, position), position);
-    gather.weights = work.scores + q * kPageSlots;
+    gather.weights = work.scores + uint64_t{first + q} * kPageSlots;
     gather.sum = work.sums + uint64_t{first + q} * n;
+    gather.kept = work.kept[first + q];
+    if (gather.slots.end != 0)
+      block.all = {smaller(block.all.begin, gather.slots.begin),
+                   larger(block.all.end, gather.slots.end)};
     block.common = {larger(block.common.begin, gather.slots.begin),
                     smaller(block.common.end, gather.slots.end)};
   }
   return block;
 }
 
-// Scores are in work.scores, values in work.values: adds this page to the block's sums.
-WCUDA_INLINE void add_page(const AttentionTile& tile, const AttentionWork& work,
-                           QueryBlock* block) {
-  for (uint32_t q = 0; q < block->count; ++q)
-    if (block->gathers[q].slots.end != 0)
-      block->gathers[q].kept =
-          soften(block->gathers[q].slots, work.scores + q * kPageSlots,
-                 work.maxima + block->first + q, work.weights + block->first + q);
+// Calls function(s, visible_or) for the vectors of a page that have some of `slots`: s is the first
+// slot of one, visible_or(a, b) is a in the lanes of `slots` and b in the others.
+template <class Function>
+WCUDA_INLINE void for_visible(SlotRange slots, const Function& function) {
+  if (slots.begin == 0 && slots.end == kPageSlots) {
+    WCUDA_UNROLL
+    for (uint32_t s = 0; s < kPageSlots; s += kLanes) function(s, [](Vec a, Vec) { return a; });
+    return;
+  }
+  for (uint32_t s = slots.begin / kLanes * kLanes; s < slots.end; s += kLanes) {
+    const IntVec slot = lane_numbers() + static_cast<int32_t>(s);
+    const IntVec is_visible =
+        (slot >= static_cast<int32_t>(slots.begin)) & (slot < static_cast<int32_t>(slots.end));
+    function(s, [is_visible](Vec a, Vec b) { return select(is_visible, a, b); });
+  }
+}
+
+// Turns the scores of each query's slots into e^(score - maximum) and those around them into 0,
+// and sets the factor of what was gathered with the maximum before.
+WCUDA_INLINE void soften(const AttentionWork& work, const QueryBlock* block) {
+  float* page_scores = work.scores + uint64_t{block->first} * kPageSlots;
+  float* maxima = work.maxima + block->first;
+  float* weights = work.weights + block->first;
+  float changes[kLanes] = {};  // of the maxima: maximum before - maximum
+  for (uint32_t q = 0; q < block->count; ++q) {
+    if (block->gathers[q].slots.end == 0) continue;
+    float* scores = page_scores + q * kPageSlots;
+    Vec largest_of = broadcast(maxima[q]);
+    for_visible(block->gathers[q].slots, [&](uint32_t s, const auto& visible_or) {
+      largest_of = larger(largest_of, visible_or(load(scores + s), largest_of));
+    });
+    float largest = largest_lane(largest_of);
+    if (largest == -__builtin_inff()) largest = 0.0f;  // nothing but -infinity: weights near 0
+    changes[q] = maxima[q] - largest;
+    maxima[q] = largest;
+  }
+  float kept[kLanes];
+  store(kept, exp_vec(load(changes)));
+  for (uint32_t q = 0; q < block->count; ++q) {
+    const SlotRange slots = block->gathers[q].slots;
+    if (slots.end == 0) continue;
+    float* scores = page_scores + q * kPageSlots;
+    const float largest = maxima[q];
+    Vec total = {};
+    for_visible(slots, [&](uint32_t s, const auto& visible_or) {
+      const Vec softened = visible_or(exp_vec(load(scores + s) - largest), Vec{});
+      total += softened;
+      store(scores + s, softened);
+    });
+    if (changes[q] == -__builtin_inff()) kept[q] = 0.0f;
+    weights[q] = weights[q] * kept[q] + sum(total);
+    work.kept[block->first + q] = kept[q];
+  }
+}
+
+// Adds columns d … d + cols - 1 of this page's values, (64, cols), to the block's sums.
+WCUDA_INLINE void add_values(QueryBlock* block, const float* values, uint32_t d, uint32_t cols) {
   // Each query's slots in order: its own first ones, those that all have, its own last ones.
   const SlotRange common = block->common;
   const bool has_common = common.begin < common.end;
   for (uint32_t q = 0; q < block->count; ++q) {
     const SlotRange slots = block->gathers[q].slots;
-    gather<1>(block->gathers + q, {slots.begin, has_common ? common.begin : slots.end}, work.values,
-              tile.head_length);
+    gather<1>(block->gathers + q, {slots.begin, has_common ? common.begin : slots.end}, values, d,
+              cols);
   }
   if (!has_common) return;
   with_count(block->count, [&](auto count) {
-    gather<decltype(count)::value>(block->gathers, common, work.values, tile.head_length);
+    gather<decltype(count)::value>(block->gathers, common, values, d, cols);
   });
   for (uint32_t q = 0; q < block->count; ++q)
-    gather<1>(block->gathers + q, {common.end, block->gathers[q].slots.end}, work.values,
-              tile.head_length);
+    gather<1>(block->gathers + q, {common.end, block->gathers[q].slots.end}, values, d, cols);
 }
 
-// scores (query_count, 64) = softcap * tanh(scores / softcap), at least for the slots stored.
-WCUDA_INLINE void cap_scores(uint32_t query_count, float softcap, SlotRange stored, float* scores) {
+// scores (query_count, 64) = softcap * tanh(scores / softcap), at least for `slots`.
+WCUDA_INLINE void cap_scores(uint32_t query_count, float softcap, SlotRange slots, float* scores) {
   const Vec factor = broadcast(2.0f / softcap);
   for (uint32_t q = 0; q < query_count; ++q)
-    for (uint32_t s = stored.begin / kLanes * kLanes; s < stored.end; s += kLanes) {
+    for (uint32_t s = slots.begin / kLanes * kLanes; s < slots.end; s += kLanes) {
       // tanh(x) = 1 - 2 / (e^(2x) + 1)
       const Vec power = exp_vec(load(scores + q * kPageSlots + s) * factor) + 1.0f;
       store(scores + q * kPageSlots + s, (1.0f - 2.0f / power) * softcap);
     }
+}
+
+// The page's keys are in work.columns, its values in work.rows: adds it to all queries' sums.
+void add_page(const AttentionTile& tile, const AttentionWork& work, uint32_t page,
+              uint32_t query_count) {
+  const uint32_t n = tile.head_length;
+  const auto for_blocks = [&](const auto& function) {
+    for (uint32_t q = 0; q < query_count; q += kQueryBlock) {
+      QueryBlock block = find_block(tile, work, page, q, smaller(kQueryBlock, query_count - q));
+      function(&block, work.scores + uint64_t{q} * kPageSlots);
+    }
+  };
+  for (uint32_t s = 0; s < kPageSlots; s += kScoreSlots)
+    for (uint32_t d = 0; d < n; d += kScoreElements)
+      for_blocks([&](QueryBlock* block, float* scores) {
+        if (block->all.begin >= s + kScoreSlots || block->all.end <= s) return;
+        with_count(block->count, [&](auto count) {
+          score<decltype(count)::value>(block->queries, work.columns, n, d, s, tile.scale, scores);
+        });
+      });
+  for_blocks([&](QueryBlock* block, float* scores) {
+    if (tile.softcap != 0.0f) cap_scores(block->count, tile.softcap, block->all, scores);
+    soften(work, block);
+  });
+  for (uint32_t d = 0; d < n; d += kGatherCols)
+    for_blocks([&](QueryBlock* block, float*) {
+      add_values(block, work.rows + d * kPageSlots, d, smaller(kGatherCols, n - d));
+    });
 }
 
 void attend(const AttentionTile& tile) {
@@ -351,12 +439,12 @@ void attend(const AttentionTile& tile) {
   const uint32_t query_count = tile.token_count * tile.group_size;
   AttentionWork work;
   work.scores = tile.work;
-  work.rows = work.scores + kQueryBlock * kPageSlots;
+  work.rows = work.scores + uint64_t{query_count} * kPageSlots;
   work.columns = work.rows + kPageSlots * n;
-  work.values = work.columns + kPageSlots * n;
-  work.sums = work.values + kPageSlots * n;
+  work.sums = work.columns + kPageSlots * n;
   work.maxima = work.sums + uint64_t{query_count} * n;
   work.weights = work.maxima + query_count;
+  work.kept = work.weights + query_count;
   for (uint64_t i = 0; i < uint64_t{query_count} * n; ++i) work.sums[i] = 0.0f;
   for (uint32_t i = 0; i < query_count; ++i) {
     work.maxima[i] = tile.sinks == nullptr ? -__builtin_inff() : tile.sinks[i % tile.group_size];
@@ -370,19 +458,11 @@ void attend(const AttentionTile& tile) {
     const uint32_t next_page = page < last / kPageSlots ? page + 1 : page;
     const uint64_t next = tile.page_table[next_page] * tile.page_bytes;
     const PageRows keys = {tile.keys + offset, tile.keys + next};
-    expand_rows(tile, {tile.values + offset, tile.values + next}, stored, work.values);
-    expand_rows(tile, keys, stored, work.rows);
+    const PageRows values = {tile.values + offset, tile.values + next};
+    expand_keys(tile, keys, stored, work.rows);
     transpose_rows(work.rows, n, stored, work.columns);
-    for (uint32_t q = 0; q < query_count; q += kQueryBlock) {
-      const uint32_t rest = query_count - q;
-      QueryBlock block = find_block(tile, work, page, q, rest < kQueryBlock ? rest : kQueryBlock);
-      with_count(block.count, [&](auto count) {
-        score<decltype(count)::value>(block.queries, work.columns, n, tile.scale, stored,
-                                      work.scores);
-      });
-      if (tile.softcap != 0.0f) cap_scores(block.count, tile.softcap, stored, work.scores);
-      add_page(tile, work, &block);
-    }
+    expand_values(tile, values, stored, work.rows);
+    add_page(tile, work, page, query_count);
   }
   for (uint32_t q = 0; q < query_count; ++q) {
     float* out = tile.out + q / tile.group_size * tile.token_stride + q % tile.group_size * n;

@@ -22,7 +22,7 @@ struct AttentionTile {
   const float* query;          // first token, first head of the group; heads are consecutive
   float* out;                  // likewise
   uint64_t token_stride;       // floats from token to token, in query and out
-  uint32_t token_count;        // at most kAttentionTileTokens
+  uint32_t token_count;        // at most attention_tile_tokens(group_size)
   uint32_t group_size;         // query heads that share the key-value head
   uint32_t first_position;     // of the first token
   uint32_t window;             // 0: all positions
@@ -31,10 +31,13 @@ struct AttentionTile {
   const float* sinks;  // (group_size) an extra score of each head, whose value is 0; may be null
   float* work;         // attention_work_floats(…)
 };
-constexpr uint32_t kAttentionTileTokens = 16;
+// So that some 64 queries share an expanded page.
+constexpr uint32_t attention_tile_tokens(uint32_t group_size) {
+  return group_size == 1 ? 64 : group_size < 4 ? 32 : 16;
+}
 constexpr uint64_t attention_work_floats(uint32_t head_length, uint32_t group_size) {
-  const uint64_t queries = uint64_t{kAttentionTileTokens} * group_size;
-  return 4 * 64 + 3 * 64 * uint64_t{head_length} + queries * (uint64_t{head_length} + 2) + 64;
+  const uint64_t queries = uint64_t{attention_tile_tokens(group_size)} * group_size;
+  return 2 * 64 * uint64_t{head_length} + queries * (uint64_t{head_length} + 64 + 3);
 }
 
 // 32 columns of one token as integers: x = scale * code, codes of 16 bits. A block with a value

@@ -106,7 +106,26 @@ WCUDA_INLINE float sum(Vec v) {
     return v[0];
 }
 
-WCUDA_INLINE Vec larger(Vec a, Vec b) { return select(b > a, b, a); }
+// a where b is not larger or one of them is NaN.
+WCUDA_INLINE Vec larger(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_max_ps((__m512)b, (__m512)a);
+#elif defined(__AVX__)
+  return (Vec)_mm256_max_ps((__m256)b, (__m256)a);
+#else
+  return select(b > a, b, a);
+#endif
+}
+// a where b is not smaller or one of them is NaN.
+WCUDA_INLINE Vec smaller(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_min_ps((__m512)b, (__m512)a);
+#elif defined(__AVX__)
+  return (Vec)_mm256_min_ps((__m256)b, (__m256)a);
+#else
+  return select(b < a, b, a);
+#endif
+}
 template <uint32_t kBit = kLanes / 2>
 WCUDA_INLINE float largest_lane(Vec v) {
   v = larger(v, pick<kBit, kBit, kBit>(v, v, kAllLanes));
@@ -119,8 +138,7 @@ WCUDA_INLINE float largest_lane(Vec v) {
 // e^x to about 2 units in the last place; below -87 it is 0 or nearly, above 88 it stays at e^88.
 // NaN stays NaN.
 WCUDA_INLINE Vec exp_vec(Vec x) {
-  x = select(x < -87.0f, broadcast(-87.0f), x);
-  x = select(x > 88.0f, broadcast(88.0f), x);
+  x = smaller(larger(x, broadcast(-87.0f)), broadcast(88.0f));
   const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: rounds to an integer
   const Vec shifted = multiply_add(x, broadcast(1.44269504f), magic);
   const Vec n = shifted - magic;
