@@ -7,6 +7,8 @@ Run: python tools/oracle/fidelity.py COMMAND …
           [--max-kl X --min-top1 P]  "worker-orcd logits" writes them; exit status 1 beyond these bounds
           [--positions N]            only the first N of each text
           [--reference R.npy]        keeps forward.py's logits there, or takes them from there
+          [--kv float16]             forward.py rounds keys and values to this type of numpy
+          [--tokens T.json]          instead of tokens.json
   peer    --model F                  the same for llama-cpp-python
 Prints the mean and largest KL divergence (reference to engine, natural logarithm) and the share of
 positions where both put the same token first. Needs numpy and gguf==0.19.0.
@@ -24,9 +26,9 @@ TEXTS = ("english", "languages", "code", "chat")
 LENGTH = 512  # positions of each text
 
 
-def read_tokens():
+def read_tokens(path):
     """{text: token ids (LENGTH)}"""
-    data = json.loads((DATA / "tokens.json").read_text())
+    data = json.loads(path.read_text())
     return dict(zip(data["texts"], data["sequences"]))
 
 
@@ -61,12 +63,12 @@ def kl_and_agreement(reference, other, rows=64):
     return np.concatenate(kl), reference.argmax(axis=1) == other.argmax(axis=1)
 
 
-def reference_logits(model_path, sequences, kept):
+def reference_logits(model_path, sequences, kept, kv_type):
     """For each sequence f32 (n, vocabulary), by forward.py; from the file `kept` if it is there."""
     import forward
     if kept and kept.exists():
         return np.split(np.load(kept, mmap_mode="r"), len(sequences))
-    model = forward.Model(model_path)
+    model = forward.Model(model_path, np.dtype(kv_type))
     logits = [model.logits(tokens) for tokens in sequences]
     if kept:
         partial = kept.with_suffix(".part.npy")
@@ -116,6 +118,8 @@ def main():
     parser.add_argument("--model")
     parser.add_argument("--logits")
     parser.add_argument("--reference", type=pathlib.Path)
+    parser.add_argument("--kv", default="float32")
+    parser.add_argument("--tokens", type=pathlib.Path, default=DATA / "tokens.json")
     parser.add_argument("--positions", type=int, default=LENGTH)
     parser.add_argument("--max-kl", type=float, default=np.inf)
     parser.add_argument("--min-top1", type=float, default=0.0)
@@ -133,8 +137,8 @@ def main():
         else:
             stream = sys.stdin.buffer if args.logits == "-" else open(args.logits, "rb")
             logits_of = raw_reader(stream, args.model)
-        sequences = {name: tokens[:args.positions] for name, tokens in read_tokens().items()}
-        reference = reference_logits(args.model, list(sequences.values()), args.reference)
+        sequences = {name: tokens[:args.positions] for name, tokens in read_tokens(args.tokens).items()}
+        reference = reference_logits(args.model, list(sequences.values()), args.reference, args.kv)
         kl, top1 = compare(reference, sequences, logits_of)
         if kl > args.max_kl or top1 < args.min_top1:
             sys.exit(f"beyond the bounds: mean KL {args.max_kl:g}, top-1 {args.min_top1:g} %")

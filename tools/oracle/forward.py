@@ -53,10 +53,11 @@ def linear(x, weight, bias=None):
 
 
 class Model:
-    """Teacher-forced logits of a GGUF file."""
+    """Teacher-forced logits of a GGUF file. Keys and values are rounded to kv_type."""
 
-    def __init__(self, path):
+    def __init__(self, path, kv_type=np.float32):
         self.file = File(path)
+        self.kv_type = kv_type
         self.arch = self.file.metadata["general.architecture"]
         if self.arch not in ("llama", "qwen2", "qwen3"):
             raise ValueError(f"architecture {self.arch} is not known here")
@@ -134,6 +135,7 @@ class Model:
             q = rms_norm(q, block("attn_q_norm.weight"), self.epsilon)
             k = rms_norm(k, block("attn_k_norm.weight"), self.epsilon)
         q, k = self.rope(q), self.rope(k)
+        k, v = (x.astype(self.kv_type).astype(np.float32) for x in (k, v))
         position = np.arange(n)
         hidden = position[None] > position[:, None]
         if self.window:
