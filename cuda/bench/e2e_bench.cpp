@@ -689,8 +689,9 @@ Status serve(const char* path, const char* threads) {
   options.max_batch_tokens = 512;
   options.max_sequence_tokens = 2048;
   WCUDA_ASSIGN(const std::unique_ptr<Session> session, Session::open(device, model.get(), options));
-  std::printf("%s %llu bytes %llu elements\n", ops::host::best_kernels().name,
-              static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(elements));
+  std::printf("%s %llu bytes %llu elements %llu page_bytes\n", ops::host::best_kernels().name,
+              static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(elements),
+              static_cast<unsigned long long>(session->page_bytes()));
   std::fflush(stdout);
   char work[16];
   uint32_t count = 0, length = 0;

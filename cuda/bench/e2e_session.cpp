@@ -71,6 +71,7 @@ Result<std::unique_ptr<Session>> Session::open(const Device& device, wcuda_model
   session->vocabulary_size_ = info.vocabulary_size;
   session->max_batch_tokens_ = limits.max_batch_tokens;
   session->max_batch_rows_ = limits.max_batch_rows;
+  session->page_bytes_ = limits.kv_bytes / limits.kv_page_count;
   session->results_.resize(limits.max_batch_rows, WCUDA_ROW_RESULT_INIT);
   session->logits_.resize(info.vocabulary_size);
   return session;

@@ -56,6 +56,8 @@ class Session {
   static Result<std::unique_ptr<Session>> open(const Device& device, wcuda_model model,
                                                const wcuda_engine_options& options);
 
+  // Bytes of the KV cache for 64 tokens.
+  uint64_t page_bytes() const { return page_bytes_; }
   // Captures what the first step of each shape else would.
   Status warm_up(double* seconds);
   // Leaves exactly `count` empty sequences.
@@ -100,6 +102,7 @@ class Session {
   uint32_t vocabulary_size_ = 0;
   uint32_t max_batch_tokens_ = 0;
   uint32_t max_batch_rows_ = 0;
+  uint64_t page_bytes_ = 0;
   uint64_t random_counter_ = 0;
   std::deque<uint64_t> in_flight_;
   std::vector<wcuda_row_result> results_;  // of the step waited for last

@@ -52,8 +52,8 @@ bench_host() {
   done
 }
 
-# bench_cpu_peer [--formats LIST] [OPTION…]: further options are those of cpu_peer.py. What is fetched and built stays
-# in .cache/cpu-peer.
+# bench_cpu_peer [--formats LIST] [OPTION…]: further options are those of cpu_peer.py; with --rows FILE the formats may
+# be measured in several calls. What is fetched and built stays in .cache/cpu-peer.
 bench_cpu_peer() {
   local folder=$CACHE/cpu-peer formats=Q4_0,Q4_1,Q5_0,Q5_1,Q8_0,Q2_K,Q3_K_M,Q4_K_M,Q5_K_M,Q6_K,IQ4_XS,IQ3_S,F16,BF16,MXFP4,SmolLM2
   local models=() format file
@@ -77,7 +77,8 @@ bench_cpu_peer() {
     models+=("$format=$file")
   done
   say "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n1), $(date -u +%F), $(git rev-parse --short HEAD)"
-  python3 tools/dev/cpu_peer.py --bench "$NATIVE/host/bench" --peer "$folder/build" "$@" "${models[@]}"
+  python3 tools/dev/cpu_peer.py --bench "$NATIVE/host/bench" --peer "$folder/build" --busy Q4_K_M,SmolLM2 "$@" \
+    "${models[@]}"
 }
 
 # make_cpu_peer_model FOLDER FORMAT FILE: a variant of the model by the peer's quantizer; MXFP4 of random blocks, since
