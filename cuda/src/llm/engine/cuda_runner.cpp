@@ -1,12 +1,13 @@
 // Steps on a CUDA device.
 //
-// submit() writes the inputs of a step into pinned memory, has them copied on a stream of their own
-// while the step before still runs, and launches one graph: their dealing out, fed tokens and
-// histories (in one kernel with the plan of attention), the forward pass, sampling (results into
-// pinned memory). A step whose
-// rows have one token each runs a graph captured for its shape class: rows rounded up to a bucket,
-// either ticket block, with or without the filters of sampling. Rows that fill a bucket up have no
-// tokens and do nothing. Steps with longer rows are queued kernel by kernel.
+// submit() writes the inputs of a step into pinned memory and queues their copy on a separate
+// stream, so that it runs while the previous step computes. Then it queues the kernels: those that
+// distribute the inputs, feed back tokens, update histories and plan attention (one kernel if
+// possible); the forward pass; sampling, which writes its results into pinned memory.
+//
+// If each row has one token, the step is a graph that was captured for its shape class
+// (docs/ARCHITECTURE.md). Rows that fill up a bucket have no tokens and do nothing. Steps with
+// longer rows are queued kernel by kernel.
 #include "llm/engine/cuda_runner.h"
 
 #include <algorithm>
@@ -29,10 +30,10 @@
 namespace wcuda::engine {
 namespace {
 
-// Bias entries a step can bring: one row may name the whole vocabulary, all rows some.
+// A step can have one row with bias for the whole vocabulary, and this many entries for each row.
 constexpr uint64_t kBiasEntriesPerRow = 512;
 
-// What travels to the device each step, in the order of the segments.
+// The inputs that are copied to the device in each step, in the order of the segments.
 enum Segment : uint32_t {
   kTokens,
   kPositions,
@@ -66,7 +67,7 @@ struct Sizes {
         {bias_entries, sizeof(float)},
         {rows, align_up(mask_words * sizeof(uint32_t), 16)},
     };
-    // Device memory: what the ticket blocks have no place for.
+    // Device memory for the data that the ticket blocks do not have.
     Arena device;
     device_sample_rows = device.reserve({rows, sizeof(kernels::SampleRow)});
     device_bias_tokens = device.reserve({bias_entries, sizeof(int32_t)});
@@ -76,11 +77,11 @@ struct Sizes {
     input_bytes = align_up(input_bytes, 256);
     device_inputs = device.reserve({2, input_bytes});
     device_statuses = device.reserve({2 * rows, sizeof(int32_t)});
-    // Enough for every device: the launcher asks for less where blocks keep a row's logits.
+    // This suffices for all devices. Where blocks keep a row's logits, the launcher needs less.
     device_sample = device.reserve(kernels::sample_scratch_bytes(static_cast<uint32_t>(rows),
                                                                  vocabulary, kPortableCapability));
     device_bytes = device.bytes();
-    // Pinned memory of one ticket; the inputs first.
+    // Pinned memory of one ticket. The inputs come first.
     Arena pinned;
     pinned.reserve(input_bytes);
     outputs = pinned.reserve({rows, sizeof(kernels::SampleOutput)});
@@ -100,7 +101,7 @@ struct Sizes {
   uint64_t outputs, fed_tokens, top_tokens, top_logprobs, pinned_bytes;
 };
 
-// What a graph is captured for.
+// The shape for which a graph is captured.
 struct Shape : ops::StepShape {
   uint32_t parity = 0;
   bool has_filters = false;
@@ -164,9 +165,9 @@ class CudaRunner final : public Runner {
   Status check_bias(const Ticket& ticket) const;
   Shape shape_of(const Ticket& ticket) const;
   Status start_step(const Shape& shape, Ticket* ticket);
-  // Kernel by kernel, with an event before the first node and after each.
+  // Queues the step kernel by kernel, with an event before the first node and after each node.
   Status profile_step(const Shape& shape, StepProfile* profile);
-  // Returns their bytes.
+  // Writes the inputs of a step into pinned memory and returns their bytes.
   uint64_t write_inputs(const Ticket& ticket, const Shape& shape);
   void write_sampling(const Ticket& ticket, const Shape& shape, InputBlock* inputs);
   Status queue_copy(uint32_t parity, uint64_t input_bytes);
@@ -189,9 +190,9 @@ class CudaRunner final : public Runner {
   OwnedStream input_stream_;
   OwnedEvent copied_[2], started_[2], ended_[2];
   std::vector<OwnedEvent> profile_events_[2];
-  Status last_status_;  // of the step that was waited for last
+  Status last_status_;  // of the last step that was waited for
   std::map<GraphKey, CapturedStep> graphs_;
-  std::shared_ptr<DeviceOrder> order_;  // of an engine whose steps may have persistent layers
+  std::shared_ptr<DeviceOrder> order_;  // set if steps may have persistent layers
 };
 
 Status CudaRunner::prepare() {
@@ -200,14 +201,14 @@ Status CudaRunner::prepare() {
   WCUDA_CHECK(native_stream_ != nullptr);
   if (machine_.has_persistent_layers) order_ = DeviceOrder::of(backend_.caps().ordinal);
   WCUDA_ASSIGN(pinned_, machine_.memory->allocate_pinned(2 * sizes_.pinned_bytes, "step exchange"));
-  // Ahead of a step that runs: the few bytes of the next are not to wait for its end.
+  // The stream has a high priority, so that the inputs of a step do not wait for the running step.
   WCUDA_TRY(input_stream_.take(backend_, backend_.stream_create(-1)));
   for (OwnedEvent* const events : {copied_, started_, ended_})
     for (int i = 0; i < 2; ++i) WCUDA_TRY(events[i].take(backend_, backend_.event_create()));
-  // Padded tokens compute on what lies here: never on bytes nothing has written.
+  // Padding tokens compute with the contents of this memory, so it must be initialized.
   WCUDA_TRY(backend_.fill(machine_.scratch, machine_.layout.scratch_bytes, 0, 4, stream_));
   WCUDA_TRY(backend_.fill(machine_.kv, machine_.layout.kv_bytes, 0, 4, stream_));
-  // The inputs of the first step lie in the scratch memory too.
+  // The inputs of the first step are copied into this scratch memory, after the fill.
   WCUDA_TRY(backend_.event_record(copied_[0], stream_));
   return backend_.stream_wait(input_stream_, copied_[0]);
 }
@@ -253,11 +254,11 @@ Shape CudaRunner::shape_of(const Ticket& ticket) const {
   return shape;
 }
 
-// The inputs of a step in pinned memory, one after the other.
+// Writes the inputs of a step to pinned memory, one after the other.
 class InputBlock {
  public:
   explicit InputBlock(uint8_t* block) : block_(block) {}
-  // Room for rows of row_bytes each, at multiples of align_up(row_bytes, 16).
+  // Reserves rows of row_bytes each, at multiples of align_up(row_bytes, 16).
   template <class T>
   T* add(Segment segment, uint64_t row_count, uint64_t row_bytes) {
     auto* const header = reinterpret_cast<kernels::InputHeader*>(block_);
@@ -276,7 +277,7 @@ class InputBlock {
 
 uint64_t CudaRunner::write_inputs(const Ticket& ticket, const Shape& shape) {
   InputBlock inputs(pinned<uint8_t>(shape.parity, 0));
-  // Room for `count` elements, of which those past the first `used` are filled up.
+  // Reserves `count` elements and sets those after the first `used` to `filler`.
   const auto room = [&](Segment segment, uint32_t used, uint32_t count, auto filler) {
     auto* const target = inputs.add<decltype(filler)>(segment, 1, count * sizeof(filler));
     std::fill(target + used, target + count, filler);
@@ -337,7 +338,7 @@ Status CudaRunner::submit(const std::shared_ptr<Ticket>& ticket) {
   const Shape shape = shape_of(*ticket);
   const uint64_t input_bytes = write_inputs(*ticket, shape);
   while (!ticket->commands.empty()) {
-    // In order: a failed submit keeps those that are left.
+    // Commands run in order. If submit fails, the ticket keeps those that have not run.
     for (size_t done = 0; done < ticket->commands.size(); ++done) {
       const Status status = run_command(ticket->commands[done]);
       if (status.ok()) continue;
@@ -349,7 +350,7 @@ Status CudaRunner::submit(const std::shared_ptr<Ticket>& ticket) {
   }
   Status started = queue_copy(shape.parity, input_bytes);
   if (started.ok()) started = start_step(shape, ticket.get());
-  // The next try writes where work that was queued may still read.
+  // The next attempt overwrites memory that queued work may still read.
   if (!started.ok()) {
     (void)backend_.synchronize(input_stream_);
     (void)backend_.synchronize(stream_);
@@ -357,8 +358,8 @@ Status CudaRunner::submit(const std::shared_ptr<Ticket>& ticket) {
   return started;
 }
 
-// While the step before runs; the ticket that used this half of the memory last has been waited
-// for.
+// The copy runs while the previous step computes. The ticket before that, which used the same half
+// of the memory, has been waited for.
 Status CudaRunner::queue_copy(uint32_t parity, uint64_t input_bytes) {
   WCUDA_TRY(backend_.copy_to_device_async(device_inputs(parity), pinned<uint8_t>(parity, 0),
                                           input_bytes, input_stream_));
@@ -518,8 +519,8 @@ Status CudaRunner::run_command(const Command& command) {
   });
 }
 
-// Queued: what is submitted later comes after it. Only a lost device refuses, and fails the next
-// step too.
+// The command is queued, so later submissions run after it. It fails only if the device is lost,
+// and then the next step fails too.
 void CudaRunner::execute(const Command& command) { (void)run_command(command); }
 
 // ---- wait
@@ -539,7 +540,7 @@ bool CudaRunner::wait(Ticket& ticket, int64_t timeout_ms) {
       std::this_thread::yield();
     }
   }
-  if (!ticket.status.ok()) (void)backend_.synchronize(stream_);  // its memory serves another step
+  if (!ticket.status.ok()) (void)backend_.synchronize(stream_);  // another step will use its memory
   if (ticket.status.ok() && ticket.follows_previous) ticket.status = last_status_;
   last_status_ = ticket.status;
   if (ticket.status.ok()) take_results(ticket);

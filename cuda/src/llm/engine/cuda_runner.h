@@ -5,9 +5,9 @@
 
 namespace wcuda::engine {
 
-// The part of runner_bytes and make_runner that concerns CUDA. Pure.
+// The CUDA implementations of runner_bytes (pure) and make_runner.
 uint64_t cuda_runner_bytes(const Limits& limits, const model::Config& config);
-// WCUDA_NOT_AVAILABLE in a build without CUDA.
+// Returns WCUDA_NOT_AVAILABLE in a build without CUDA.
 Result<std::unique_ptr<Runner>> make_cuda_runner(const Machine& machine);
 
 }  // namespace wcuda::engine

@@ -20,7 +20,7 @@ Status DeviceOrder::run(const void* engine, Backend& backend, Stream stream, Eve
     WCUDA_TRY(backend.stream_wait(stream, last_ended_));
   Status status = queue();
   if (!status.ok()) {
-    (void)backend.synchronize(stream);  // a part of the step may be queued, with no event after it
+    (void)backend.synchronize(stream);  // part of the step may be queued without an event after it
     return status;
   }
   last_engine_ = engine;

@@ -1,5 +1,5 @@
-// Steps with persistent fused layers follow each other on a device: their CTAs wait for each other,
-// and two such kernels at once could each hold a part of the multiprocessors for ever.
+// Serializes steps with persistent fused layers on a device. The CTAs of such a kernel wait for
+// each other, so two of these kernels at the same time could each occupy some SMs forever.
 #pragma once
 
 #include <functional>
@@ -10,17 +10,16 @@
 
 namespace wcuda::engine {
 
-// One object a device, shared by its engines, whatever their contexts. It orders work and decides
-// nothing else. Thread-safe.
+// One object per device, shared by the engines of all contexts. It only orders work. Thread-safe.
 class DeviceOrder {
  public:
   static std::shared_ptr<DeviceOrder> of(int32_t ordinal);
 
-  // Queues a step on a stream of `engine`, which names it: after the last step of another engine.
-  // `queue` queues it and records `ended` after it.
+  // Queues a step of `engine` (a pointer that only identifies it) on `stream`, after the last step
+  // of another engine. `queue` queues the step and records `ended` after it.
   Status run(const void* engine, Backend& backend, Stream stream, Event ended,
              const std::function<Status()>& queue);
-  // The engine's steps have ended, its events are to be destroyed.
+  // Must be called when the engine's steps have ended, before its events are destroyed.
   void leave(const void* engine);
 
  private:

@@ -1,4 +1,4 @@
-// Making an engine, and the life of its sequences.
+// Creates engines, and creates, changes and destroys their sequences.
 #include "llm/engine/engine.h"
 
 #include <algorithm>
@@ -67,7 +67,7 @@ Info Engine::info() const {
   return info;
 }
 
-// Waits for the steps in flight, whose outputs lie apart from the scratch that this touches.
+// Waits for the steps in flight. Their outputs are not in the scratch memory that this overwrites.
 Status Engine::warm_up() {
   std::deque<std::shared_ptr<Ticket>> running;
   {
@@ -170,7 +170,7 @@ Status Engine::copy_tokens(const Sequence& sequence, uint32_t first, uint32_t co
   return {};
 }
 
-// Drops the tokens from position `length` on, and what they held. The caller has checked the range.
+// Drops the tokens from position `length` on, with their pages. The caller has checked the range.
 void Engine::shorten(Sequence& sequence, uint32_t length) {
   sequence.tokens.resize(length);
   sequence.can_feed = false;
@@ -191,8 +191,7 @@ void Engine::release_page(uint32_t page) {
     enqueue({Command::Kind::kPoisonPage, 0, page, 0});
 }
 
-// Commands act after the steps in flight: at once when there is none, else before the next step's
-// rows.
+// Commands run after the steps in flight, and before the rows of the next step.
 void Engine::enqueue(const Command& command) {
   if (in_flight_.empty())
     runner_->execute(command);

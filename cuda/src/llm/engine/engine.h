@@ -27,10 +27,10 @@ struct Info {
   bool has_persistent_layers;  // in steps of one token
 };
 
-// Thread rule: destroy(), length() and info() from any thread; all else by one thread at a time.
+// Threads: destroy(), length() and info() from any thread; all others from one thread at a time.
 class Engine {
  public:
-  // `ops` null: those of the model's backend.
+  // If `ops` is null, the engine uses those of the model's backend.
   static Result<std::shared_ptr<Engine>> create(std::shared_ptr<model::Model> model,
                                                 const wcuda_engine_options& options,
                                                 std::unique_ptr<ops::Ops> ops = nullptr);
@@ -54,10 +54,10 @@ class Engine {
   Status wait(uint64_t ticket, int64_t timeout_ms, wcuda_step_output* output);
   Status drain();
 
-  // While on, steps run kernel by kernel with an event around each node. WCUDA_INVALID_STATE while
-  // a step is in flight.
+  // While profiling is on, steps run kernel by kernel, with an event before and after each node.
+  // Returns WCUDA_INVALID_STATE while a step is in flight.
   Status set_profiling(bool is_on);
-  // Of the last step that was waited for while on; WCUDA_INVALID_STATE: none.
+  // The profile of the last profiled step that was waited for; WCUDA_INVALID_STATE: there is none.
   struct Profile {
     StepReport report;
     std::vector<double> node_ns;
@@ -65,7 +65,7 @@ class Engine {
   Result<Profile> profile() const;
 
  private:
-  // What a failed submit gives back to a sequence.
+  // The state of a sequence that a failed submit restores.
   struct Tail {
     uint32_t length;
     int32_t sampled;
@@ -91,7 +91,7 @@ class Engine {
   vram::Buffer scratch_;
   Machine machine_;
 
-  mutable std::mutex mutex_;  // guards all below
+  mutable std::mutex mutex_;  // guards the members below
   PagePool pages_;
   std::vector<uint32_t> free_slots_;
   std::vector<std::shared_ptr<Sequence>> live_;    // (max_sequences) by slot, null where free
@@ -101,7 +101,7 @@ class Engine {
   bool is_profiling_ = false;
   std::shared_ptr<StepProfile> profile_;
 
-  std::unique_ptr<Runner> runner_;  // last: ends before what it works on
+  std::unique_ptr<Runner> runner_;  // last member, so that it is destroyed first
 };
 
 }  // namespace wcuda::engine

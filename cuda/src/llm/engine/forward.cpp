@@ -1,5 +1,5 @@
-// THE forward pass: read this to know what the engine computes. Architectures differ in Config
-// alone; ops/step_plan.h says which operations run as one and by which kernel.
+// THE forward pass: read this to know what the engine computes. Architectures differ only in
+// Config. ops/step_plan.h defines which operations are fused and which kernel computes them.
 #include "llm/engine/forward.h"
 
 #include "core/base/status.h"

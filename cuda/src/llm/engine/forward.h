@@ -1,4 +1,4 @@
-// The forward pass: one straight story from token ids to logits.
+// The forward pass, from token ids to logits.
 #pragma once
 
 #include "llm/model/model.h"
@@ -16,7 +16,7 @@ struct Activations {
   float* hidden;     // (token_count, feed_forward_length)
 };
 
-// What a step computes on and what it leaves.
+// The inputs and outputs of a step.
 struct StepArgs {
   const ops::Batch* batch = nullptr;
   const kernels::StepStart* inputs = nullptr;  // as in ops::StartArgs
@@ -34,11 +34,11 @@ class NodeObserver {
   virtual Status after(size_t node) = 0;
 };
 
-// Runs the model over a batch by `plan`: appends its keys and values to the pages, computes the
-// logits asked for. `observer` may be null.
+// Runs the model over a batch according to `plan`: appends keys and values to the pages and
+// computes the requested logits. `observer` may be null.
 Status forward(const model::Config& config, const model::Weights& weights, ops::Ops& ops,
                const ops::StepPlan& plan, const StepArgs& step, NodeObserver* observer = nullptr);
-// Node `index` of the plan alone.
+// Runs only node `index` of the plan.
 Status run_node(const model::Config& config, const model::Weights& weights, ops::Ops& ops,
                 const ops::StepPlan& plan, size_t index, const StepArgs& step);
 

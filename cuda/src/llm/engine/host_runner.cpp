@@ -27,9 +27,8 @@ void poison_page(const ops::KvPool& pool, uint32_t page) {
     std::memset(pool.keys(layer, page), 0xff, 2 * pool.plane_bytes());
 }
 
-// Resolves the tokens of fed rows and appends every row's tokens to its sequence's history. A row
-// whose predecessor did not end well is skipped: it computes like the others, and its result is
-// dropped.
+// Sets the tokens of rows that are fed back, and appends every row's tokens to its sequence's
+// history. A row whose predecessor failed is skipped: it is computed, but its result is dropped.
 void resolve_rows(const Machine& machine, Ticket& ticket, const Ticket* previous) {
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
     const ops::StepRow& row = ticket.rows[i].step;
@@ -69,7 +68,7 @@ void sample_rows(const Machine& machine, Ticket& ticket) {
   }
 }
 
-// Times of the nodes of a step.
+// Measures the times of the nodes of a step.
 class NodeTimer : public NodeObserver {
  public:
   NodeTimer(StepProfile* profile, const ops::StepPlan& plan) : profile_(profile) {
@@ -92,7 +91,7 @@ class NodeTimer : public NodeObserver {
   std::chrono::steady_clock::time_point start_;
 };
 
-// One thread of its own computes ticket after ticket.
+// A separate thread computes one ticket after the other.
 class HostRunner final : public Runner {
  public:
   explicit HostRunner(Machine machine)
@@ -107,7 +106,7 @@ class HostRunner final : public Runner {
   }
 
   Status submit(const std::shared_ptr<Ticket>& ticket) override {
-    machine_.inputs(ticket->parity).write(*ticket);  // nobody else uses this half any more
+    machine_.inputs(ticket->parity).write(*ticket);  // this half is no longer in use
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       queue_.push_back(ticket);

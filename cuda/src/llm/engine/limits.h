@@ -1,4 +1,4 @@
-// The limits an engine works within and the memory that follows from them.
+// The limits of an engine, and the memory that follows from them.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace wcuda::engine {
 
-// wcuda_engine_options, checked, defaults resolved, with the model's sizes.
+// Checked wcuda_engine_options with resolved defaults, and the sizes of the model.
 struct Limits : ops::Limits {
   ops::KvType kv_type = ops::KvType::kF16;
   bool poison_free_pages = false;
@@ -22,13 +22,13 @@ struct Limits : ops::Limits {
   uint32_t pages_per_sequence() const {
     return static_cast<uint32_t>(ceil_div(max_sequence_tokens, ops::kPageTokens));
   }
-  // Tokens of one sequence, and the one sampled after its last position.
+  // The tokens of one sequence, and the one that is sampled after its last position.
   uint32_t history_stride() const { return max_sequence_tokens + 1; }
 };
 
 Result<Limits> resolve_limits(const wcuda_engine_options& options, const model::Config& config);
 
-// Where everything lies in the two blocks an engine allocates. Offsets in bytes, multiples of 256.
+// Offsets, in bytes, in the two blocks that an engine allocates. They are multiples of 256.
 struct Layout {
   // Block "kv".
   uint64_t pages = 0;    // ops::KvPool
@@ -43,7 +43,7 @@ struct Layout {
   uint64_t hidden = 0;     // f32 (max_batch_tokens, feed_forward_length)
   uint64_t ops = 0;        // Ops::scratch_bytes
   uint64_t runner = 0;     // engine::runner_bytes
-  // Block "scratch", one of each for either ticket in flight; add ticket_stride for the second.
+  // Block "scratch", once for each of two tickets in flight; add ticket_stride for the second.
   uint64_t ticket = 0;
   uint64_t tokens = 0;          // int32 (max_batch_tokens), as all below from the ticket's start
   uint64_t positions = 0;       // uint32 (max_batch_tokens)
@@ -66,12 +66,12 @@ struct Layout {
 Result<Layout> plan_layout(const Limits& limits, const model::Config& config,
                            uint64_t ops_scratch_bytes, uint64_t runner_bytes);
 
-// Whether steps of one token use persistent fused layers. WCUDA_UNSUPPORTED: the limits demand
-// them, and no kernel takes the model's matrices on this device.
+// Returns whether steps of one token use persistent fused layers, or WCUDA_UNSUPPORTED if the
+// limits require them and no kernel supports the model's matrices on this device.
 Result<bool> plan_persistent_layers(const Limits& limits, const model::Config& config,
                                     const model::Weights& weights, const ops::DeviceTraits& device);
 
-// An engine before anything is allocated.
+// The plan of an engine, before any memory is allocated.
 struct Plan {
   Limits limits;
   Layout layout;

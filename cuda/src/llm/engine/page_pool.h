@@ -1,5 +1,5 @@
-// Which KV pages are free and how many sequences share each. Integers only; the bytes are
-// elsewhere.
+// Records which KV pages are free and how many sequences share each page. It has only page numbers;
+// the memory of the pages is elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@ class PagePool {
   uint32_t free_count() const { return static_cast<uint32_t>(free_.size()); }
   uint32_t references(uint32_t page) const { return references_[page]; }
 
-  // A free page with one reference. The caller has checked free_count().
+  // Returns a free page, now with one reference. The caller has checked free_count().
   uint32_t take();
   void share(uint32_t page) { ++references_[page]; }
-  // True when the page became free.
+  // Returns true if the page became free.
   bool release(uint32_t page);
 
  private:
   std::vector<uint32_t> references_;  // (page_count) sequences that hold the page
-  std::vector<uint32_t> free_;        // a stack: the page freed last is warm
+  std::vector<uint32_t> free_;  // a stack, because the page freed last may still be in a cache
 };
 
 }  // namespace wcuda::engine

@@ -1,4 +1,4 @@
-// What the runners share, and which of them belongs to a backend.
+// Code that all runners share, and the choice of the runner for a backend.
 #include "llm/engine/runner.h"
 
 #include "llm/engine/cuda_runner.h"

@@ -1,4 +1,4 @@
-// Executes tickets in order, apart from the thread that submits them.
+// Executes tickets in order, asynchronously to the thread that submits them.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace wcuda::engine {
 
-// What a runner works on; fixed for the engine's life.
+// The objects and memory that a runner uses. They stay the same for the life of the engine.
 struct Machine {
   std::shared_ptr<vram::Memory> memory;
   std::shared_ptr<model::Model> model;
@@ -22,7 +22,7 @@ struct Machine {
   uint8_t* kv = nullptr;               // the block "kv"
   uint8_t* scratch = nullptr;          // the block "scratch"
 
-  // What a step of this shape does. Pure.
+  // Returns the plan of a step of this shape. Pure.
   ops::StepPlan plan(const ops::StepShape& shape) const {
     return ops::plan_step(model->config(), model->weights(), limits, ops->device(), shape);
   }
@@ -42,35 +42,35 @@ struct Machine {
   T* in_ticket(uint32_t parity, uint64_t offset) const {
     return reinterpret_cast<T*>(ticket_block(parity) + offset);
   }
-  // The arrays of a step in its ticket block, and what the forward pass takes.
+  // Return the arrays of a step in its ticket block, and the arguments of the forward pass.
   StepInputs inputs(uint32_t parity) const;
   ops::Batch batch(uint32_t parity, const ops::StepShape& shape) const;
   StepArgs step(uint32_t parity, const ops::Batch& batch) const;
 };
 
-// One a backend. Tickets are executed in the order of submission.
-// Thread rule: as of the engine; execute() under its lock, and only while nothing runs.
+// One implementation per backend. Tickets are executed in the order of submission. Threads: as for
+// the engine; execute() is called under its lock, and only while no step is in flight.
 class Runner {
  public:
-  virtual ~Runner() = default;  // finishes what was submitted
+  virtual ~Runner() = default;  // finishes the submitted tickets
 
-  // Never blocks on the computation. The ticket's results are there once wait() has said so. When
-  // it fails the ticket does not run; commands that were carried out are no longer in it.
+  // Never waits for the computation. The ticket has its results when wait() has returned true. If
+  // submit() fails, the ticket does not run; commands that did run are removed from it.
   virtual Status submit(const std::shared_ptr<Ticket>& ticket) = 0;
-  // Waits until the oldest ticket is done and takes in its results and its status; false when
-  // timeout_ms (>= 0) passed first.
+  // Waits until the oldest ticket is done, and sets its results and its status. Returns false if
+  // timeout_ms (>= 0) has passed before.
   virtual bool wait(Ticket& ticket, int64_t timeout_ms) = 0;
   virtual void execute(const Command& command) = 0;
   virtual Status warm_up() = 0;
-  // Of a ticket that is done: `count` rows of its logits from row `first` on.
+  // Copies `count` rows of logits, from row `first` on, of a ticket that is done.
   virtual Status copy_logits(const Ticket& ticket, uint64_t first, uint64_t count,
                              float* target) = 0;
-  // Its alternatives, (rows, max_top_logprobs), in host memory.
+  // Return the alternatives of a ticket, (rows, max_top_logprobs), in host memory.
   virtual const int32_t* top_tokens(const Ticket& ticket) const = 0;
   virtual const float* top_logprobs(const Ticket& ticket) const = 0;
 };
 
-// Bytes of Layout::runner that the backend's runner works in.
+// Returns the bytes of Layout::runner that the backend's runner needs.
 uint64_t runner_bytes(const Backend& backend, const Limits& limits, const model::Config& config);
 Result<std::unique_ptr<Runner>> make_runner(const Machine& machine);
 

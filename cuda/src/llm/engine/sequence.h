@@ -1,4 +1,4 @@
-// What the host knows of one sequence.
+// The state of one sequence on the host.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@ namespace wcuda::engine {
 
 constexpr int32_t kUnknownToken = -1;  // sampled by a step in flight
 
-// A row in flight whose tokens are part of a sequence: the sequence's own, or of what it was forked
-// from.
+// A row in flight whose tokens are part of a sequence. It is a row of the sequence itself, or of
+// the sequence from which it was forked.
 struct PendingRow {
   uint64_t ticket;
   uint32_t row;
@@ -20,10 +20,10 @@ struct Sequence {
   uint32_t slot = 0;
   bool alive = true;
   std::vector<uint32_t> pages;      // page of each 64 positions, exactly as many as length needs
-  std::vector<int32_t> tokens;      // (length) kUnknownToken where not known yet
+  std::vector<int32_t> tokens;      // (length) kUnknownToken if not known yet
   int32_t sampled = kUnknownToken;  // token drawn for position `length`, once known
   bool can_feed = false;            // a token was, or is being, drawn for position `length`
-  std::vector<PendingRow> pending;  // at most one a ticket in flight, oldest first
+  std::vector<PendingRow> pending;  // at most one per ticket in flight, oldest first
 
   uint32_t length() const { return static_cast<uint32_t>(tokens.size()); }
 };

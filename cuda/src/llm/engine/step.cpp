@@ -1,4 +1,4 @@
-// Submitting a step and collecting its outputs.
+// Submits a step and collects its outputs.
 #include <algorithm>
 #include <cinttypes>
 #include <new>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMaxInFlight = 2;
 
-// The caller's arrays into the row itself.
+// Copies the caller's arrays into the row.
 void copy_arrays(Row& row, uint32_t vocabulary) {
   ops::Sampling& sampling = row.sampling;
   row.bias_tokens.assign(sampling.bias_tokens, sampling.bias_tokens + sampling.bias_count);
@@ -80,10 +80,11 @@ Status Engine::check_limits(const std::vector<Row>& rows) const {
   return {};
 }
 
-// Pages that append_pages will take for all rows, copies of shared pages included.
+// Returns the pages that append_pages will take for all rows, including copies of shared pages.
 uint32_t Engine::pages_needed(const std::vector<Row>& rows) const {
   uint32_t needed = 0;
-  std::unordered_map<uint32_t, uint32_t> released;  // by page: rows before that copied it away
+  std::unordered_map<uint32_t, uint32_t>
+      released;  // by page: earlier rows that replace it by a copy
   for (const Row& row : rows) {
     const Sequence& sequence = *row.sequence;
     needed +=
@@ -99,7 +100,7 @@ uint32_t Engine::pages_needed(const std::vector<Row>& rows) const {
   return needed;
 }
 
-// Gives a sequence pages of its own for the next token_count positions.
+// Gives a sequence its own pages for the next token_count positions.
 void Engine::append_pages(Sequence& sequence, uint32_t token_count) {
   const size_t count = ceil_div(sequence.length() + token_count, ops::kPageTokens);
   sequence.pages.reserve(count);
@@ -200,7 +201,7 @@ Result<uint64_t> Engine::submit(std::vector<Row> rows) {
   return ticket->number;
 }
 
-// Takes back what add_row did. Pages that became a sequence's own stay so: their copy is queued.
+// Reverts add_row. Pages that were copied for a sequence stay its own, because the copy is queued.
 void Engine::undo_rows(const std::vector<Row>& rows, const std::vector<Tail>& before) {
   for (size_t i = 0; i < rows.size(); ++i) {
     Sequence& sequence = *rows[i].sequence;
@@ -210,8 +211,7 @@ void Engine::undo_rows(const std::vector<Row>& rows, const std::vector<Tail>& be
   }
 }
 
-// Takes what a finished ticket has found out into the sequences, and takes the ticket off the
-// queue.
+// Stores the results of a finished ticket in the sequences, and removes the ticket from the queue.
 void Engine::finish(const Ticket& ticket) {
   if (ticket.status.ok() && ticket.profile != nullptr) profile_ = ticket.profile;
   for (const std::shared_ptr<Sequence>& sequence : live_) {

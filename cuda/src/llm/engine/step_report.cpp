@@ -10,7 +10,7 @@
 namespace wcuda::engine {
 namespace {
 
-// Bytes of the matrices on a CUDA device, where the backend is not one.
+// Sets the bytes that the matrices have on a CUDA device, if the backend is not one.
 Status place_on_gpu(model::Weights* weights) {
   const auto place = [](model::Weight* weight) -> Status {
     if (weight->rows == 0) return {};

@@ -1,4 +1,4 @@
-// A step's plan with what each node costs, for a model that need not be loaded.
+// The plan of a step with the cost of each node. The model need not be loaded.
 #pragma once
 
 #include <memory>
@@ -16,11 +16,12 @@ struct StepReport {
   ops::DeviceRates rates;
 };
 
-// Rates of a device: of the table where its name ends with a row's, else by its attributes.
+// Returns the rates of a device: from the table if its name ends with that of a row, otherwise
+// derived from its attributes.
 ops::DeviceRates device_rates(const wcuda_device_caps& caps, const ops::DeviceTraits& traits);
 
-// `device`: a row of the table of measured rates, in place of the backend's device; empty: that.
-// WCUDA_NOT_FOUND for an unknown row; WCUDA_OUT_OF_RANGE for a shape beyond the engine's limits.
+// `device` names a row of the table of measured rates, or is empty for the backend's device.
+// Returns WCUDA_NOT_FOUND for an unknown row, and WCUDA_OUT_OF_RANGE for a shape beyond the limits.
 Result<StepReport> report_step(const std::shared_ptr<Backend>& backend, const gguf::Gguf& file,
                                const wcuda_engine_options& options, const wcuda_step_shape& shape,
                                std::string_view device);

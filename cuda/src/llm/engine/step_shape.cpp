@@ -7,7 +7,7 @@ namespace wcuda::engine {
 
 ops::StepShape launched_shape(ops::StepShape shape, const Limits& limits) {
   if (shape.max_row_tokens != 1) return shape;
-  shape.min_row_tokens = 0;  // rows that fill a bucket up
+  shape.min_row_tokens = 0;  // that of rows that fill up a bucket
   const auto* const bucket =
       std::lower_bound(std::begin(kRowBuckets), std::end(kRowBuckets), shape.row_count);
   if (bucket != std::end(kRowBuckets)) shape.row_count = std::min(*bucket, limits.max_batch_rows);

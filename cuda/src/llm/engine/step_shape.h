@@ -1,4 +1,4 @@
-// The shape that a step's kernels are launched for. Pure.
+// The shape for which the kernels of a step are launched. Pure.
 #pragma once
 
 #include "llm/engine/limits.h"
@@ -10,14 +10,14 @@ namespace wcuda::engine {
 // capture time and graph memory.
 constexpr uint32_t kRowBuckets[] = {1,  2,  4,   8,   16,  24,  32,  48,
                                     64, 96, 128, 160, 192, 256, 384, 512};
-// Steps of at most so many rows have graphs of their own by how far the longest row reaches, for
-// attention takes other kernels then.
+// Steps of at most this many rows have separate graphs for short and long rows, because attention
+// uses different kernels for them.
 constexpr uint32_t kPositionRowsMax = 16;
 constexpr uint32_t kPositionBuckets[] = {ops::kLonePositionsMax, ops::kClusterPositionsMax,
                                          UINT32_MAX};
 
-// On a device a step whose rows have one token each is captured, by buckets: its counts and
-// positions rounded up. Other steps stay as they are.
+// Returns the shape for which a step is launched. If each row has one token, the step becomes a
+// graph on a device, so its counts and positions are rounded up to buckets. Others do not change.
 ops::StepShape launched_shape(ops::StepShape shape, const Limits& limits);
 
 }  // namespace wcuda::engine

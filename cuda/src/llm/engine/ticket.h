@@ -1,4 +1,4 @@
-// A step between submit and wait: everything the device needs, and what it answers.
+// A step between submit and wait: all inputs for the device, and its results.
 #pragma once
 
 #include <cstdint>
@@ -28,14 +28,14 @@ struct Command {
   uint32_t count;
 };
 
-// A row of a step. The caller of Engine::submit gives its sequence, its tokens, the flags and the
-// token_count of `step`, and the sampling parameters with arrays of its own; submit does the rest,
-// and appends the tokens to the sequence, where the runner reads them.
+// A row of a step. The caller of Engine::submit sets the sequence, the tokens, the flags and
+// token_count of `step`, and the sampling parameters with the caller's arrays. submit sets the
+// other members, and appends the tokens to the sequence, from which the runner reads them.
 struct Row {
   std::shared_ptr<Sequence> sequence;
-  const int32_t* tokens = nullptr;  // (token_count), null where fed; only submit reads it
+  const int32_t* tokens = nullptr;  // (token_count), null if fed back; only submit reads it
   ops::StepRow step;
-  ops::Sampling sampling;  // once submitted its arrays are copies, those below
+  ops::Sampling sampling;  // after submit its arrays are the copies below
   std::vector<int32_t> bias_tokens;
   std::vector<float> bias_values;
   std::vector<uint32_t> mask;
@@ -47,11 +47,11 @@ struct Row {
 
 struct TicketRowResult {
   ops::RowStatus status = ops::RowStatus::kOk;
-  int32_t fed_token = -1;  // what a feed_sampled row was fed
+  int32_t fed_token = -1;  // the token that was fed to a feed_sampled row
   ops::SampleResult sample;
 };
 
-// The nodes of a step, each timed alone.
+// The nodes of a step with their measured times.
 struct StepProfile {
   ops::CostShape shape;  // of rows like the first
   ops::StepPlan plan;
@@ -66,7 +66,7 @@ struct Ticket {
   std::vector<Row> rows;
   ops::StepShape shape;
 
-  std::shared_ptr<StepProfile> profile;  // to be filled in; null: the step is not timed by nodes
+  std::shared_ptr<StepProfile> profile;  // to fill in; null: the nodes are not timed
 
   // Written by the runner, read after `done`.
   bool done = false;
@@ -76,9 +76,9 @@ struct Ticket {
   bool captured = false;  // a graph had to be captured first
 };
 
-// Where a runner has the inputs of a step.
+// The addresses of the inputs of a step in a runner's memory.
 struct StepInputs {
-  int32_t* tokens;        // (token_count); of fed rows set when the step runs
+  int32_t* tokens;        // (token_count); those of fed rows are set when the step runs
   uint32_t* positions;    // (token_count)
   uint32_t* token_rows;   // (token_count)
   ops::StepRow* rows;     // (row_count)
@@ -86,7 +86,7 @@ struct StepInputs {
   uint64_t page_table_stride;
   uint32_t* logits_indices;  // (logits_count) token index of each row of logits
 
-  // Reads the sequences too: under the engine's lock, before another row is appended to them.
+  // Also reads the sequences. Must be called under the engine's lock, before they get another row.
   void write(const Ticket& ticket) const;
 };
 

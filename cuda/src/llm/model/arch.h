@@ -1,4 +1,4 @@
-// Architecture families: which exist, and what each one adds to the common reading of a file.
+// The architecture families, and the code with which each completes the common reading of a file.
 #pragma once
 
 #include <string>
@@ -11,14 +11,14 @@
 
 namespace wcuda::model {
 
-// One architecture name. An architecture is data: a family's file fills Config and lists tensors;
-// the forward pass is the same for all.
+// An architecture of a given name. Architectures are data: the file of a family fills Config and
+// lists tensors; the forward pass is the same for all.
 struct Arch {
   const char* name;  // of general.architecture
-  // Completes a Config that holds what config.h reads for all; refuses what the family cannot do.
+  // Completes a Config that config.h has begun. Rejects features that the family does not support.
   Status (*fill)(const Keys& keys, Config* config);
   void (*list)(const Config& config, TensorList* list);
-  // Reads keys attn_logit_softcapping and final_logit_softcapping, which others refuse above 0.
+  // If true, the keys attn_logit_softcapping and final_logit_softcapping may be above 0.
   bool has_softcaps = false;
 };
 
@@ -26,7 +26,7 @@ extern const Arch kArchLlama;
 extern const Arch kArchQwen2;
 extern const Arch kArchQwen3;
 
-// WCUDA_UNSUPPORTED naming it and those supported.
+// Returns WCUDA_UNSUPPORTED for an unknown name; the message lists the supported ones.
 Result<const Arch*> find_arch(std::string_view name);
 
 }  // namespace wcuda::model

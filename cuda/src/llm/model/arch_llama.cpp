@@ -1,5 +1,5 @@
-// llama: Llama 2 and 3, Mistral, SmolLM2, TinyLlama. Files hold queries and keys permuted so that
-// the rotation turns adjacent pairs.
+// llama: Llama 2 and 3, Mistral, SmolLM2, TinyLlama. In files, queries and keys are permuted so
+// that adjacent elements are rotated as pairs.
 #include "llm/model/arch.h"
 
 namespace wcuda::model {
@@ -12,7 +12,7 @@ Status pair_adjacent(const Keys&, Config* config) {
 
 void list(const Config& config, TensorList* list) {
   list_dense_decoder(config, {Presence::kOptional, Presence::kOptional, Presence::kNone}, list);
-  list->ignore_in_layers("attn_rot_embd.weight");  // written by old converters; the rotation itself
+  list->ignore_in_layers("attn_rot_embd.weight");  // old converters wrote the rotation itself
 }
 
 }  // namespace

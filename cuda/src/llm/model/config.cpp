@@ -12,7 +12,7 @@
 namespace wcuda::model {
 namespace {
 
-// Read where Arch::has_softcaps, refused elsewhere.
+// These keys are read if Arch::has_softcaps, and rejected otherwise.
 constexpr const char* kAttentionSoftcapKey = "attn_logit_softcapping";
 constexpr const char* kLogitSoftcapKey = "final_logit_softcapping";
 
@@ -64,7 +64,7 @@ Status check_refused_keys(const Keys& keys, const Arch& arch) {
   return {};
 }
 
-// "layers 0 to 3: 2, layer 4: 8", the first eight runs of equal values.
+// Returns, for example, "layers 0 to 3: 2, layer 4: 8": the first eight runs of equal values.
 std::string describe_runs(const std::vector<uint32_t>& values) {
   constexpr int kMaxRuns = 8;
   std::string text;
@@ -82,8 +82,8 @@ std::string describe_runs(const std::vector<uint32_t>& values) {
   return text;
 }
 
-// A count that a file holds once, or as an array of one integer for each layer, which must be equal
-// here. `fallback` 0: the key must be there.
+// Reads a count that a file has once, or as an array with one integer per layer. All integers must
+// be equal. If `fallback` is 0, the key is required.
 Result<uint32_t> read_layer_count(const Keys& keys, const char* key, uint32_t layer_count,
                                   uint32_t limit, uint32_t fallback) {
   gguf::Value value;
@@ -129,10 +129,10 @@ Status read_heads(const Keys& keys, Config* config) {
   return {};
 }
 
-// A key of the tokenizer that holds something for each token.
+// A key of the tokenizer with an array of one element per token.
 struct TokenArray {
   const char* key;
-  gguf::ValueType types[2];  // of its elements; the second is what some converters write
+  gguf::ValueType types[2];  // of its elements; some converters write the second
 };
 constexpr TokenArray kTokenArrays[] = {
     {"tokenizer.ggml.tokens", {gguf::ValueType::kString, gguf::ValueType::kString}},
@@ -140,7 +140,7 @@ constexpr TokenArray kTokenArrays[] = {
     {"tokenizer.ggml.token_type", {gguf::ValueType::kI32, gguf::ValueType::kU32}},
 };
 
-// The tokenizer in the file, if there is one, is whole and has `vocabulary_size` tokens.
+// Checks that the tokenizer in the file, if any, is complete and has `vocabulary_size` tokens.
 Status check_tokenizer(const gguf::Gguf& file, uint64_t vocabulary_size) {
   for (const TokenArray& array : kTokenArrays) {
     gguf::Value value;
@@ -169,7 +169,7 @@ Status check_tokenizer(const gguf::Gguf& file, uint64_t vocabulary_size) {
   return {};
 }
 
-// The vocabulary size is the number of rows of the embedding table; the tokenizer must agree.
+// Reads the vocabulary size: the number of rows of the embedding table. The tokenizer must agree.
 Status read_vocabulary(const Keys& keys, Config* config) {
   const gguf::Gguf& file = keys.file();
   const gguf::Tensor* table = file.find_tensor("token_embd.weight");
@@ -190,7 +190,7 @@ bool ends_with(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
-// Every tokenizer.ggml.…_token_id.
+// Checks every tokenizer.ggml.…_token_id.
 Status check_special_tokens(const gguf::Gguf& file, uint32_t vocabulary_size) {
   for (uint64_t i = 0; i < file.value_count(); ++i) {
     const gguf::Value value = file.value(i);

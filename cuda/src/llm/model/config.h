@@ -9,8 +9,8 @@
 
 namespace wcuda::model {
 
-// Limits on hyper-parameters: above every known model, and small enough that no product of two
-// overflows 64 bits and no row of a matrix exceeds 8 MiB.
+// Limits on hyper-parameters. They exceed those of every known model, but are so small that no
+// product of two overflows 64 bits and no row of a matrix exceeds 8 MiB.
 constexpr uint32_t kMaxLayerCount = 1024;
 constexpr uint32_t kMaxEmbeddingLength = 1u << 20;
 constexpr uint32_t kMaxFeedForwardLength = 1u << 21;
@@ -23,9 +23,9 @@ struct ReadConfig {
   const Arch* arch = nullptr;
   Config config;
 };
-// Reads and checks all hyper-parameters; rope factors in a tensor are applied at load.
-// Contradictions are WCUDA_MALFORMED and features that are not implemented WCUDA_UNSUPPORTED; both
-// messages name key and value.
+// Reads and checks all hyper-parameters. If rope factors are in a tensor, loading applies them.
+// Returns WCUDA_MALFORMED for contradictions and WCUDA_UNSUPPORTED for features that are not
+// implemented; both messages name key and value.
 Result<ReadConfig> read_config(const gguf::Gguf& file);
 // The same for a given family.
 Result<Config> read_config(const gguf::Gguf& file, const Arch& arch);

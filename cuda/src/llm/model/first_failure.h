@@ -12,8 +12,8 @@ namespace wcuda::model {
 // Thread-safe, except `take`.
 class FirstFailure {
  public:
-  // Runs a piece of work, on a pool thread too, whose work must not throw; false when it fails. The
-  // failure of the lowest piece is kept. An exception can only mean that memory ran out.
+  // Runs a piece of work and returns false if it fails. Catches exceptions, which pool threads must
+  // not throw; they can only mean that memory ran out. The failure of the lowest piece is kept.
   template <class Work>
   bool run(uint32_t piece, const Work& work) noexcept {
     try {

@@ -24,12 +24,12 @@ class Keys {
     WCUDA_TRY(must_have(key));
     return count(key, limit, 0);
   }
-  // The same with a fallback for a file without it; the fallback is checked too.
+  // The same with a fallback for a file without the key. The fallback is checked too.
   Result<uint32_t> count(const char* key, uint32_t limit, uint32_t fallback) const {
     WCUDA_ASSIGN(const uint32_t value, file_.get_u32(full(key), fallback));
     return check_count(key, value, limit);
   }
-  // `value`, which `key` holds, if it is in 1 … limit.
+  // Returns `value`, the value of `key`, if it is in 1 … limit.
   Result<uint32_t> check_count(const char* key, uint32_t value, uint32_t limit) const {
     if (value >= 1 && value <= limit) return value;
     return Status::error(value == 0 ? WCUDA_MALFORMED : WCUDA_UNSUPPORTED,
@@ -38,7 +38,7 @@ class Keys {
   Result<uint32_t> u32(const char* key, uint32_t fallback) const {
     return file_.get_u32(full(key), fallback);
   }
-  // A finite number above zero: required, or in the second form with a fallback.
+  // Returns a finite number above zero. It is required, or has a fallback in the second form.
   Result<float> positive(const char* key) const {
     WCUDA_TRY(must_have(key));
     return positive(key, 0.0f);
@@ -49,14 +49,14 @@ class Keys {
     return malformed("key '%s' is %g, must be finite and above 0", full(key).c_str(),
                      static_cast<double>(value));
   }
-  // A finite number of at least zero; zero without the key.
+  // Returns a finite number of at least zero, or zero without the key.
   Result<float> not_negative(const char* key) const {
     WCUDA_ASSIGN(const float value, finite(key, 0.0f));
     if (value >= 0.0f) return value;
     return malformed("key '%s' is %g, must not be negative", full(key).c_str(),
                      static_cast<double>(value));
   }
-  // Any finite number.
+  // Returns any finite number.
   Result<float> finite(const char* key, float fallback) const {
     WCUDA_ASSIGN(const float value, file_.get_f32(full(key), fallback));
     if (std::isfinite(value)) return value;

@@ -129,7 +129,7 @@ class Loader {
     return plan_.is_streamed ? stream_up() : pack_up();
   }
 
-  // To a device: worker threads upload the pieces; this thread reads too and reports progress.
+  // Loads to a device: worker threads upload pieces; this thread also reads, and reports progress.
   Status stream_up() {
     UploadArgs args;
     args.backend = &memory_->backend();
@@ -152,7 +152,7 @@ class Loader {
     return {};
   }
 
-  // Rows first … first + count - 1 of a tensor (of a vector: elements).
+  // Rows (of a vector: elements) first … first + count - 1 of a tensor.
   struct Piece {
     size_t tensor;
     uint64_t first;
@@ -169,7 +169,7 @@ class Loader {
     return pieces;
   }
 
-  // On the host: pieces in batches, one thread per piece, one slice of staging memory per thread.
+  // Loads on the host, in batches of pieces: one thread per piece, one staging slice per thread.
   Status pack_up() {
     const std::vector<Piece> pieces = cut_into_pieces();
     const uint64_t at_once =
@@ -252,7 +252,7 @@ class Loader {
     model->plan_ = std::move(plan_.plan);
     model->weights_ = std::move(weights_);
     model->buffers_ = std::move(buffers_);
-    // A streamed load has brought the digests; the host takes them from what it has just written.
+    // A streamed load has computed the digests; the host computes them from the loaded weights.
     if (digests_.empty()) WCUDA_TRY(model->take_digests());
     return model;
   }

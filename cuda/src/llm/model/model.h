@@ -16,8 +16,8 @@
 
 namespace wcuda::model {
 
-// Hyper-parameters and flags of a dense decoder; filled by an architecture's file, checked as a
-// whole. The forward pass reads nothing else.
+// Hyper-parameters and flags of a dense decoder. An architecture fills them in, and they are
+// checked as a whole. The forward pass reads nothing else.
 struct Config {
   std::string architecture;
   uint32_t layer_count = 0;
@@ -27,7 +27,7 @@ struct Config {
   uint32_t head_count = 0;
   uint32_t kv_head_count = 0;
   uint32_t head_length = 0;     // of queries, keys and values
-  uint32_t context_length = 0;  // trained for
+  uint32_t context_length = 0;  // of the training
   uint32_t sliding_window = 0;  // 0: none
   float norm_epsilon = 0.0f;
   float attention_scale = 0.0f;  // resolved: 1 / sqrt(head_length) unless the file says otherwise
@@ -66,15 +66,15 @@ struct Weights {
   std::vector<LayerWeights> layers;
 };
 
-// The memory a load needs, computed from the header alone. Exact. Only rope factors that are
-// tensor data (Llama 3) are not yet in config.rope_frequencies: the load applies them.
+// The exact memory that a load needs, computed from the header alone. If rope factors are the data
+// of a tensor (Llama 3), config.rope_frequencies does not have them yet; loading applies them.
 struct LoadPlan {
   Config config;
   uint64_t weights_bytes = 0;
   uint64_t staging_bytes = 0;  // pinned host memory, while loading
   uint64_t loading_bytes = 0;  // device memory besides the weights, while loading
   uint64_t parameter_count = 0;
-  Weights weights;  // types, shapes and bytes of all matrices, and no addresses
+  Weights weights;  // types, shapes and bytes of all matrices, without addresses
 };
 Result<LoadPlan> plan_load(const Backend& backend, const gguf::Gguf& file);
 
@@ -85,11 +85,11 @@ struct TensorDigests {
   Digest resident;  // of its bytes on the device
 };
 
-// A tensor of the file as it lies on the device.
+// A tensor of the file on the device.
 struct ResidentTensor {
   std::string name;
   uint64_t index = 0;  // into the file's tensors
-  Weight matrix;       // of a vector: f32 in rows, cols 1, and the type it has in the file
+  Weight matrix;       // a vector is f32, with cols 1 and the type of the file
   bool is_vector = false;
   TensorDigests digests{};  // taken while loading
 };
@@ -104,7 +104,7 @@ struct LoadOptions {
 
 class Model {
  public:
-  // All or nothing: on failure the ledger is as before.
+  // On failure, no memory stays allocated.
   static Result<std::shared_ptr<Model>> load(std::shared_ptr<vram::Memory> memory,
                                              std::shared_ptr<gguf::Gguf> file,
                                              const LoadOptions& options);
@@ -112,14 +112,14 @@ class Model {
   const Weights& weights() const { return weights_; }
   const LoadPlan& plan() const { return plan_; }
   const std::shared_ptr<vram::Memory>& memory() const { return memory_; }
-  // In the order of the file; without rope factors, which are part of a computed table.
+  // In the order of the file, without rope factors, because these become part of a table.
   const std::vector<ResidentTensor>& tensors() const { return tensors_; }
 
-  // Thread-safe. The digests of tensor `index` of the file, taken while loading; on HOST the file's
-  // from the bytes put back in its order. WCUDA_NOT_FOUND for a tensor that is not among the
-  // weights.
+  // Returns the digests of tensor `index` of the file, which were computed while loading. On the
+  // host, the digest of the file's bytes is computed from the weights, restored to the order of the
+  // file. Returns WCUDA_NOT_FOUND for a tensor that is not among the weights. Thread-safe.
   Result<TensorDigests> digests(uint64_t index) const;
-  // Thread-safe. Takes every resident digest again. WCUDA_INTEGRITY names the first tensor that
+  // Thread-safe. Computes every resident digest again. WCUDA_INTEGRITY names the first that
   // differs.
   Status verify() const;
 

@@ -1,4 +1,4 @@
-// The plan of a load: which tensor goes where, in which layout, and how many bytes that takes.
+// The plan of a load: the address, the layout and the bytes of each tensor.
 #pragma once
 
 #include <vector>
@@ -19,8 +19,8 @@ struct PlannedTensor {
   Layout layout = Layout::kRows;
   uint64_t bytes = 0;   // on the device; of a vector: f32
   uint64_t offset = 0;  // of a vector, in the block of all vectors
-  // Streamed load: the tensor's offset in the staging buffer on the device, and how many of the
-  // plan's first tensors must have left it before.
+  // In a streamed load: the tensor's offset in the device staging buffer, and how many of the
+  // plan's first tensors must have left the buffer before.
   uint64_t staged_offset = 0;
   size_t waits_for = 0;
 };
@@ -32,7 +32,7 @@ constexpr uint32_t kRepackStreams = 4;
 
 struct DetailedPlan {
   LoadPlan plan;
-  // The device has memory of its own: see upload.h. Tensors are in the order of the file then.
+  // True if the device has its own memory (upload.h). Tensors are then in the order of the file.
   bool is_streamed = false;
   std::vector<PlannedTensor> tensors;
   uint64_t rope_offset = 0;    // f32 (rope_dimension_count / 2), in the block of all vectors
@@ -41,19 +41,19 @@ struct DetailedPlan {
   // Pinned staging: `slice_count` slices, one per reader thread; kSlicesPerReader if streamed.
   uint32_t slice_count = 0;
   uint64_t slice_bytes = 0;
-  // Streamed load, in plan.loading_bytes: the staging buffer on the device, a TensorDigests for
+  // In a streamed load, parts of plan.loading_bytes: the device staging buffer, a TensorDigests for
   // each tensor, and scratch for digests.
   uint64_t device_staging_bytes = 0;
   uint64_t digests_offset = 0;
   uint64_t digest_scratch_offset = 0;
 };
 
-// Pinned staging of a vector: its elements as in the file, then from this offset on as f32.
+// Returns the offset of a vector's f32 elements in its staging, after the elements as in the file.
 uint64_t staged_vector_offset(uint64_t element_count, uint64_t file_element_bytes);
-// Rows (of a vector: elements) of a tensor that go through one slice at a time; at least 1.
+// Returns how many rows (of a vector: elements) of a tensor go through one slice at a time.
 uint64_t rows_per_piece(const PlannedTensor& tensor, uint64_t slice_bytes);
 
-// Assigns each tensor its offset in the device's staging buffer: one after the other, from the
+// Assigns each tensor its offset in the device staging buffer: one after the other, and from the
 // start again when the end is reached.
 void assign_staged_offsets(DetailedPlan* plan);
 

@@ -50,12 +50,12 @@ Result<Scaling> read_scaling(const Keys& keys, uint32_t context_length) {
   return scaling;
 }
 
-// The pair index, as a real number, that rotates `rotations` times within the original context.
+// Returns the index (a real number) of the pair that rotates `rotations` times in the context.
 double pair_of_rotations(double rotations, double context, double dimensions, double base) {
   return dimensions * std::log(context / (rotations * 2.0 * kPi)) / (2.0 * std::log(base));
 }
 
-// The weight of a pair's trained frequency: 1 below `low`, 0 above `high`.
+// Returns the weight of a pair's trained frequency: 1 below `low`, 0 above `high`.
 double kept_share(double pair, double low, double high) {
   return 1.0 - std::clamp((pair - low) / std::max(0.001, high - low), 0.0, 1.0);
 }

@@ -1,4 +1,4 @@
-// Rotary position embedding: the frequency of each pair, scaling applied.
+// Rotary position embedding: the frequency of each pair, with scaling.
 #pragma once
 
 #include <vector>
@@ -15,8 +15,8 @@ namespace wcuda::model {
 // it).
 Status read_rope(const Keys& keys, Config* config);
 
-// Name of the tensor with Llama 3's factors, (rope_dimension_count / 2), and its use: each
-// frequency is divided by its factor. A factor that is not finite and above 0 is refused.
+// The tensor with the factors of Llama 3, (rope_dimension_count / 2). Each frequency is divided by
+// its factor. A factor must be finite and above 0.
 constexpr const char* kRopeFactorsTensor = "rope_freqs.weight";
 Status apply_rope_factors(const std::vector<float>& factors, std::vector<float>* frequencies);
 

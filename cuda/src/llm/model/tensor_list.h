@@ -43,7 +43,7 @@ class TensorList {
   void add_vector(const char* name, Vector Weights::*member, uint32_t count, Presence presence) {
     add({name, presence, true, count, 1, -1, nullptr, member});
   }
-  // "blk.<layer>.<name>".
+  // Adds matrix "blk.<layer>.<name>".
   void add_matrix(uint32_t layer, const char* name, Weight LayerWeights::*member, uint32_t rows,
                   uint32_t cols) {
     add({name, Presence::kRequired, false, rows, cols, layer, nullptr, nullptr, member});
@@ -52,7 +52,7 @@ class TensorList {
                   Presence presence) {
     add({name, presence, true, count, 1, layer, nullptr, nullptr, nullptr, member});
   }
-  // Tensors of this name, in any layer, may be in the file and are not used.
+  // Allows tensors of this name in any layer, without using them.
   void ignore_in_layers(const char* name) { ignored_.insert(name); }
 
   const std::vector<TensorSlot>& slots() const { return slots_; }
@@ -65,14 +65,14 @@ class TensorList {
   std::set<std::string> ignored_;
 };
 
-// How the dense families differ.
+// The differences between the dense families.
 struct DenseDecoder {
   Presence query_key_value_bias;
-  Presence other_bias;  // of the attention's output and of the feed-forward
+  Presence other_bias;  // of the attention output and of the feed-forward
   Presence query_key_norm;
   Presence attention_sinks = Presence::kNone;
 };
-// The tensors of a decoder with gated feed-forward.
+// Lists the tensors of a decoder with gated feed-forward.
 void list_dense_decoder(const Config& config, const DenseDecoder& family, TensorList* list);
 
 }  // namespace wcuda::model

@@ -80,7 +80,7 @@ class Uploader {
     return {};
   }
 
-  // Runs on a pool thread: must not throw.
+  // Runs on a pool thread, so it must not throw.
   void run_piece(uint32_t number, uint32_t thread) noexcept {
     if (failure_.happened()) return;
     const bool is_done = failure_.run(number, [&]() -> Status {
@@ -88,7 +88,7 @@ class Uploader {
       return thread == 0 ? args_.report(done_bytes_) : Status();
     });
     if (is_done) return;
-    // Under the lock: no thread is between checking for a failure and waiting.
+    // The lock ensures that no thread is between its check for a failure and its wait.
     const std::lock_guard<std::mutex> lock(mutex_);
     progress_.notify_all();
   }
@@ -120,7 +120,7 @@ class Uploader {
     std::unique_lock<std::mutex> lock(mutex_);
     progress_.wait(lock, [&] { return queued_ >= tensor.waits_for || failure_.happened(); });
     if (failure_.happened()) return false;
-    // The last tensor of each repack stream implies those before it.
+    // It suffices to wait for the last tensor of each repack stream.
     const size_t last = tensor.waits_for;
     size_t t = std::max(waited_for_[stream], last - std::min<size_t>(last, kRepackStreams));
     for (; t < last; ++t) WCUDA_TRY(backend_.stream_wait(copying_[stream], repacked_[t]));
@@ -128,8 +128,9 @@ class Uploader {
     return true;
   }
 
-  // A copy of this tensor was queued. Queues the repacking of every tensor that is now complete, in
-  // order, unless another thread is doing so; without the lock, so that readers continue.
+  // Called when a copy of this tensor has been queued. Queues the repacking of all complete
+  // tensors, in order, unless another thread is doing so. The lock is not held, so readers
+  // continue.
   Status piece_copied(uint32_t tensor) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (--pieces_left_[tensor] != 0 || is_queueing_) return {};
@@ -181,11 +182,11 @@ class Uploader {
   Backend& backend_;
   std::vector<Piece> pieces_;
   std::vector<Slice> slices_;
-  std::vector<Thread> threads_;  // each entry is its thread's alone
+  std::vector<Thread> threads_;  // each entry is used only by its thread
   std::atomic<uint64_t> done_bytes_{0};
   FirstFailure failure_;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable progress_;
   std::vector<uint32_t> pieces_left_;  // of each tensor
   size_t queued_ = 0;                  // tensors whose repacking is queued
@@ -193,7 +194,7 @@ class Uploader {
   size_t waited_for_[kCopyStreams] = {};
   std::vector<OwnedEvent> repacked_;  // of each tensor
   OwnedEvent copied_[kCopyStreams];
-  // Last member, so destroyed first: waits for the work that uses the others.
+  // The last member is destroyed first, and waits for the work that uses the others.
   OwnedStream repacking_[kRepackStreams], copying_[kCopyStreams];
 };
 

@@ -1,10 +1,10 @@
-// upload: streaming the tensors of a file to a device that has memory of its own.
+// upload: streams the tensors of a file to a device that has its own memory.
 //
-// Threads read pieces of the file into pinned slices, two per thread; two streams copy them into a
-// staging buffer on the device, where a tensor is whole, as in the file. Further streams, one
-// tensor each in turn, compute its digest, repack it for the device, and compute the digest of the
-// result. The plan names the tensors that must have left the staging buffer before the next one
-// enters.
+// Threads read pieces of the file into pinned slices, two per thread. Two streams copy them into a
+// staging buffer on the device, which holds complete tensors in the format of the file. Further
+// streams take the tensors in turn: each computes the digest of a tensor, repacks it, and computes
+// the digest of the result. The plan determines which tensors must have left the staging buffer
+// before the next one enters.
 #pragma once
 
 #include <functional>
@@ -21,16 +21,15 @@ struct UploadArgs {
   const DetailedPlan* plan;              // is_streamed
   uint8_t* slices;                       // plan->plan.staging_bytes of pinned memory
   uint8_t* staged;                       // plan->plan.loading_bytes of device memory
-  const std::vector<uint8_t*>* targets;  // where each planned tensor belongs
-  // Called before each piece with the bytes done so far, on any thread and concurrently; a failure
+  const std::vector<uint8_t*>* targets;  // the address of each planned tensor
+  // Called before each piece with the bytes done so far, on any thread and concurrently. A failure
   // stops the upload.
   std::function<Status(uint64_t)> check_cancelled;
   // Called with the bytes done, on the calling thread.
   std::function<Status(uint64_t)> report;
 };
 
-// Returns when everything is done, or after a failure when no work is left. `digests`: of each
-// planned tensor.
+// Returns when all work is done or, after a failure, when none is left. Sets `digests`.
 Status upload(const UploadArgs& args, std::vector<TensorDigests>* digests);
 
 }  // namespace wcuda::model

@@ -1,4 +1,4 @@
-// Digests of a model's tensors: taken, kept, and compared with what lies on the device now.
+// Computes and stores the digests of a model's tensors, and compares them with the device memory.
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint32_t kRowsAtOnce = 16;
 
-// A vector's elements as they were in the file: what became f32 goes back exactly.
+// Restores a vector's elements as they were in the file, exactly, from the f32 values.
 void file_elements(const ResidentTensor& tensor, std::vector<uint8_t>* bytes) {
   const auto* const values = static_cast<const float*>(tensor.matrix.data);
   bytes->resize(tensor.matrix.rows * sizeof(uint16_t));
@@ -26,7 +26,7 @@ void file_elements(const ResidentTensor& tensor, std::vector<uint8_t>* bytes) {
   }
 }
 
-// Of host memory: the digest of the file's bytes, restored from the resident ones.
+// Returns the digest of the file's bytes, restored from the resident ones, on the host.
 Result<Digest> file_digest(const ResidentTensor& tensor) {
   const Weight& matrix = tensor.matrix;
   const auto* const data = static_cast<const uint8_t*>(matrix.data);

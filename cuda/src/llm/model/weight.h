@@ -1,4 +1,4 @@
-// A weight on the device, and the choices of an architecture that operations take as they are.
+// A weight on the device, and the properties of an architecture that operations use.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace wcuda::model {
 
 using quant::Layout;
 
-// A matrix of `rows` outputs by `cols` inputs, resident on the device. data null: absent.
+// A matrix of `rows` outputs by `cols` inputs, resident on the device; absent if data is null.
 struct Weight {
   const void* data = nullptr;
   uint64_t bytes = 0;
@@ -19,7 +19,7 @@ struct Weight {
   uint32_t cols = 0;
 };
 
-// f32, on the device; null: absent. Norm gains, biases, rope frequencies.
+// f32 values on the device (norm gains, biases, rope frequencies); null if absent.
 using Vector = const float*;
 
 enum class RopePairing : uint32_t {

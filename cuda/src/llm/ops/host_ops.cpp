@@ -1,4 +1,4 @@
-// The host's implementation of Ops: each operation computes at once, on a pool of threads.
+// The host implementation of Ops. Each operation computes immediately, on a pool of threads.
 #include "llm/ops/host/host_ops.h"
 
 #include <algorithm>

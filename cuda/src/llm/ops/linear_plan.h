@@ -14,18 +14,18 @@ struct LinearShape {
   uint32_t types[3] = {};  // ggml type ids
   uint32_t rows[3] = {};
   uint32_t cols = 0;
-  bool is_gate = false;   // of gate and up one output
-  bool is_added = false;  // to the residual
+  bool is_gate = false;   // gate and up, with one output
+  bool is_added = false;  // the result is added to the residual
   bool has_norm = false;
 };
 
-// Tokens up to which linear_vector and, with WGMMA, linear_batch compute a layer; packed_gemm
-// above. One H200, 2026-11-22, all layers of 8B Q4_K_M: 64 tokens by linear_batch 3.7 ms, 65 by
-// packed_gemm 4.5 (2026-11-22-h200/packed_gemm.txt).
+// Maximum tokens for which linear_vector and, with WGMMA, linear_batch compute a layer; packed_gemm
+// computes more. One H200, 2026-11-22, all layers of 8B Q4_K_M: 64 tokens with linear_batch
+// take 3.7 ms, 65 with packed_gemm 4.5 (2026-11-22-h200/packed_gemm.txt).
 constexpr uint32_t kVectorTokensMax = 8;
 constexpr uint32_t kBatchTokensMax = 64;
 
-// batch_tokens_max: tests and benches choose otherwise.
+// Returns the kernel for a layer. Tests and benches pass other values of batch_tokens_max.
 Kernel linear_kernel(const LinearShape& shape, const Limits& limits, const DeviceTraits& device,
                      uint32_t batch_tokens_max = kBatchTokensMax);
 

@@ -1,5 +1,5 @@
-// The operations of a forward pass, once, for every backend. engine/forward.cpp calls them in
-// order; an implementation queues work on its stream (CUDA) or computes at once (host).
+// The operations of a forward pass: one interface for all backends. engine/forward.cpp calls them
+// in order. An implementation queues the work on its stream (CUDA) or computes immediately (host).
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ using quant::Layout;
 
 struct Rope {
   RopePairing pairing = RopePairing::kAdjacent;
-  uint32_t dimension_count = 0;  // first dimensions of a head that are turned; even
-  Vector frequencies = nullptr;  // (dimension_count / 2) radians a position, scaling applied
+  uint32_t dimension_count = 0;  // the first dimensions of a head, which are rotated; even
+  Vector frequencies = nullptr;  // (dimension_count / 2) radians per position, scaled
   float magnitude = 1.0f;        // cos and sin are multiplied by it (YaRN)
 };
 
@@ -35,8 +35,8 @@ constexpr uint32_t kPageTokens = kernels::kPagePositions;
 // Row (layer, page, head, slot) of keys is at
 //   data + (((layer * page_count + page) * 2 + 0) * head_count + head) * kPageTokens + slot) *
 //   row_bytes
-// and of values with 1 for 0. A row is head_length values: f16; q8_0 blocks (f16 scale, 32 int8);
-// e4m3.
+// and that of values has + 1 instead of + 0. A row is head_length values in f16, q8_0 (blocks of an
+// f16 scale and 32 int8) or e4m3.
 struct KvPool {
   uint8_t* data = nullptr;
   KvType type = KvType::kF16;
@@ -52,14 +52,14 @@ struct KvPool {
   }
   uint8_t* values(uint32_t layer, uint32_t page) const { return keys(layer, page) + plane_bytes(); }
 };
-// Bytes of one row of `head_length` elements; 0 when the type cannot hold that length.
+// Returns the bytes of one row of `head_length` elements, or 0 if the type has no such rows.
 uint32_t kv_row_bytes(KvType type, uint32_t head_length);
 
-// What a step computes on; all arrays in device memory.
+// The inputs of a step. All arrays are in device memory.
 struct Batch {
   uint32_t token_count = 0;
   uint32_t row_count = 0;
-  uint32_t page_table_stride = 0;  // entries a row of page_tables
+  uint32_t page_table_stride = 0;  // entries per row of page_tables
   // Bounds that hold for every step of a captured graph.
   uint32_t max_row_tokens = 0;           // no row has more tokens
   uint32_t max_positions = 0;            // no row reaches past position max_positions - 1
@@ -71,17 +71,17 @@ struct Batch {
   const uint32_t* page_tables = nullptr;
 };
 
-// The work before a step's first layer, and what the attention of all layers shares.
+// The work before the first layer of a step, including that which the attention of all layers uses.
 struct StartArgs {
   const Batch* batch;
-  // Nodes scatter_inputs, begin_rows and start_step: they fill the batch's arrays.
+  // For the nodes scatter_inputs, begin_rows and start_step, which fill the batch's arrays.
   const kernels::StepStart* inputs;
   KvPool pool;
   uint32_t window;  // as in AttentionArgs
   Rope rope;        // node rotary_table
 };
 
-// out (token_count, dim) = rows of the table.
+// out (token_count, dim) = rows of the table * scale.
 struct EmbedArgs {
   const Batch* batch;
   Weight table;  // (vocabulary, dim)
@@ -100,20 +100,19 @@ enum class Epilogue : uint32_t {
 // A linear layer of up to three weights that read the same input, h = x or rms_norm(x) * norm.
 struct LinearArgs {
   uint32_t token_count;
-  const float* x;                 // (token_count, cols), or the rows token_indices of it
+  const float* x;                 // (token_count, cols), or rows token_indices of a larger array
   const uint32_t* token_indices;  // (token_count) device memory; may be null
-  Vector norm;                    // (cols); null: none
+  Vector norm;                    // (cols); may be null
   float epsilon;
   uint32_t weight_count;
-  Weight weights[kLinearWeightsMax];  // of the same cols; kGate: gate and up
+  Weight weights[kLinearWeightsMax];  // all with the same cols; for kGate gate and up
   Vector biases[kLinearWeightsMax];   // (rows) of each; may be null
   Epilogue epilogue;
   Activation activation;
-  float* outputs[kLinearWeightsMax];  // (token_count, rows) of each; of a gate the first
+  float* outputs[kLinearWeightsMax];  // (token_count, rows) of each; kGate uses the first
 };
 
-// query = rope(norm(query)) in place; rope(norm(key)) and value into the pages. `key` may be
-// changed.
+// query = rope(norm(query)) in place; the pages get rope(norm(key)) and value. May change `key`.
 struct RopeKvArgs {
   const Batch* batch;
   float* query;                 // (token_count, head_count * head_length)
@@ -137,7 +136,7 @@ struct AttentionArgs {
   KvPool pool;
   uint32_t layer;
   float* out;  // (token_count, head_count * head_length)
-  // Where the node's input is unrotated: what rope_kv would be given.
+  // If the node's input is unrotated: the arguments that rope_kv would otherwise receive.
   const RopeKvArgs* rope_kv = nullptr;
   float softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: unchanged
   // (head_count) an extra score of each head in the softmax, whose value is 0; may be null
@@ -151,34 +150,35 @@ struct SoftcapArgs {
   float softcap;  // above 0
 };
 
-// One implementation a backend, one object an engine. Every function does what the node says,
-// checks its shapes (a mismatch is an internal error: the caller is the engine) and is
-// deterministic: fixed order of sums. Nothing is kept between calls: results depend on arguments,
-// on the memory that they name, and on what earlier nodes of the step left in the scratch memory.
+// There is one implementation per backend and one object per engine. Every function executes the
+// given node and checks its shapes; a mismatch is an internal error, because the caller is the
+// engine. Sums have a fixed order, so results are deterministic. An object keeps no state between
+// calls: results depend on arguments, on the memory that they name, and on data that earlier nodes
+// of the step left in the scratch memory.
 class Ops {
  public:
   virtual ~Ops() = default;
   virtual const DeviceTraits& device() const = 0;
-  // Device memory this implementation needs besides what its arguments name, for these limits.
+  // Returns the bytes of device memory that this implementation needs besides that of arguments.
   virtual uint64_t scratch_bytes(const Limits& limits) const = 0;
-  // Called once, before anything else: `scratch` has scratch_bytes(limits) bytes, aligned to 256.
+  // Called once, before all others. `scratch` has scratch_bytes(limits) bytes, aligned to 256.
   virtual Status prepare(const Limits& limits, void* scratch) = 0;
-  // Does now what the first step of each shape would otherwise do.
+  // Does the work that the first step of each shape would otherwise do.
   virtual Status warm_up() = 0;
-  // Where the operations are queued; the host's compute at once.
+  // Returns the stream on which operations are queued; on the host they compute immediately.
   virtual Stream stream() const { return {}; }
 
   virtual Status start(const Node& node, const StartArgs& args) = 0;
   virtual Status embed(const Node& node, const EmbedArgs& args) = 0;
   virtual Status linear(const Node& node, const LinearArgs& args) = 0;
-  // Layers of one token, each of which reads what the one ahead computes, as one kernel.
+  // Computes layers of one token in one kernel. Each layer reads the output of the previous one.
   virtual Status persistent_layers(const Node& node, const LinearArgs* layers, uint32_t count) = 0;
   virtual Status rope_kv(const Node& node, const RopeKvArgs& args) = 0;
   virtual Status attention(const Node& node, const AttentionArgs& args) = 0;
   virtual Status softcap(const Node& node, const SoftcapArgs& args) = 0;
 };
 
-// The implementation for a backend; WCUDA_NOT_AVAILABLE where there is none yet.
+// Returns the implementation for a backend, or WCUDA_NOT_AVAILABLE if there is none.
 Result<std::unique_ptr<Ops>> make_ops(std::shared_ptr<Backend> backend);
 
 }  // namespace wcuda::ops

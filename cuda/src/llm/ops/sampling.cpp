@@ -1,4 +1,4 @@
-// Sampling on the host: the rules of ops/sampling.h, one function a rule.
+// Sampling on the host: the rules of ops/sampling.h, one function per rule.
 #include "llm/ops/sampling.h"
 
 #include <algorithm>
@@ -68,7 +68,7 @@ void apply_bias_and_mask(const Sampling& s, uint32_t vocabulary, float* logits) 
   }
 }
 
-// `counts` is scratch of one entry a token.
+// `counts` is scratch with one entry per token.
 void apply_penalties(const Sampling& s, uint32_t vocabulary, const int32_t* history,
                      uint32_t position, uint32_t* counts, float* logits) {
   const uint32_t last_n = s.penalty_last_n ? s.penalty_last_n : kDefaultPenaltyLastN;
@@ -90,7 +90,7 @@ void apply_penalties(const Sampling& s, uint32_t vocabulary, const int32_t* hist
   }
 }
 
-// The `wanted` most likely tokens, descending, equal ones by ascending id; returns how many.
+// Finds the `wanted` most likely tokens, descending, equal ones by ascending id; returns how many.
 uint32_t top_log_probabilities(const float* logits, uint32_t vocabulary, float max, double log_sum,
                                uint32_t wanted, int32_t* tokens, float* logprobs) {
   uint32_t count = 0;
@@ -115,14 +115,14 @@ uint32_t top_log_probabilities(const float* logits, uint32_t vocabulary, float m
   return count;
 }
 
-// What a ranking keeps: every key below `key`, and the first `ties` that equal it.
+// A cut in a ranking. It keeps every key below `key`, and the first `ties` keys that equal it.
 struct Cutoff {
   uint32_t key;
   uint32_t ties;
 };
 
-// The shortest beginning of the ranking by ascending (key, id) whose measure reaches `needed`,
-// which is at least 1 and at most the measure of all. Keys are non-negative floats.
+// Returns the shortest beginning of the ranking by ascending (key, id) whose measure is at least
+// `needed`, which is between 1 and the measure of all. Keys are non-negative floats.
 template <class Measure>
 Cutoff select(const Candidates& c, const float* keys, uint64_t needed, Measure measure,
               uint64_t* histogram) {

@@ -1,5 +1,5 @@
-// Plain loops that the compiler turns into vectors, once for each instruction set; results are the
-// same for all, because sums are of integers and nothing is contracted.
+// Plain loops, which the compiler vectorizes for each instruction set. Results are the same for
+// all, because sums are sums of integers and no operations are contracted.
 #include "llm/ops/sampling_scan.h"
 
 #include <algorithm>

@@ -56,7 +56,7 @@ class Counter {
       case Operation::kDown:
       case Operation::kLogits:
         return linear(node.operation, node.layer);
-      default:  // a few bytes a row
+      default:  // a few bytes per row
         break;
     }
     return cost;
@@ -71,7 +71,7 @@ class Counter {
     return uint64_t{2} * config_.kv_head_count * shape_.kv_row_bytes;
   }
 
-  // Weights once; inputs and outputs as f32, the residual read and written.
+  // Counts weights once, inputs and outputs as f32, and the residual as read and written.
   NodeCost linear(Operation operation, uint32_t layer) const {
     NodeCost cost;
     const uint64_t tokens =
@@ -105,7 +105,7 @@ class Counter {
     const bool is_decode = node.kernel == Kernel::kAttentionDecode ||
                            node.kernel == Kernel::kAttentionDecodeGroup ||
                            node.kernel == Kernel::kAttentionDecodeCluster;
-    // All rows are alike: kernels for rows of another length find nothing to do.
+    // All rows have the same length, so kernels for rows of another length have no work.
     const uint64_t row_tokens = shape_.row_tokens;
     if (is_decode != (row_tokens == 1) && node.kernel != Kernel::kHost) return cost;
     const uint64_t window = config_.sliding_window;

@@ -1,4 +1,4 @@
-// What a node of a step moves and computes, and the time that takes at a device's measured rates.
+// The bytes and FLOPs of a node of a step, and the time they take at a device's measured rates.
 // Pure.
 #pragma once
 
@@ -9,19 +9,19 @@
 
 namespace wcuda::ops {
 
-// What bounds a step: memory and tensor cores.
+// The rates that bound a step: those of memory and of tensor cores.
 struct DeviceRates {
-  const char* name = nullptr;  // of the table's row; null: from the device's attributes
+  const char* name = nullptr;  // of the table row; null: derived from device attributes
   DeviceTraits traits;
   double bytes_per_second = 0;  // 0: not known
   double flops_per_second = 0;  // f16 products with f32 sums; 0: not known
 };
-// A row of the table of measured rates; null: none of this name ("H200"), case ignored.
+// Returns the measured rates of a device, for example "H200" (case is ignored), or null.
 const DeviceRates* find_device_rates(std::string_view name);
 
-// Of the KV cache and the step, what the plan does not hold.
+// The properties of the KV cache and of the step that the plan does not have.
 struct CostShape {
-  uint32_t row_count = 0;          // without rows that fill a bucket up
+  uint32_t row_count = 0;          // without the rows that fill up a bucket
   uint32_t row_tokens = 0;         // of each row
   uint32_t kv_row_bytes = 0;       // of one head of one position, keys or values
   uint32_t context_positions = 0;  // of each row before its first token
@@ -34,7 +34,7 @@ struct NodeCost {
 NodeCost node_cost(const model::Config& config, const model::Weights& weights, const StepPlan& plan,
                    const Node& node, const CostShape& shape);
 
-// The larger of the times that bytes and FLOPs take at the rates that are known.
+// Returns the larger of the times that bytes and FLOPs take at the known rates.
 double roofline_seconds(const NodeCost& cost, const DeviceRates& rates);
 
 }  // namespace wcuda::ops

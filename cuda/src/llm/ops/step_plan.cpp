@@ -12,8 +12,8 @@ namespace {
 
 static_assert(kPersistentLayersMax == kernels::kPersistentLayersMax);
 
-// Of smaller models layers are too short (H200, 1B Q4_K_M: 2,355 tokens a second at 0, 2,335
-// without; 1,911 and 1,987 at 4,096).
+// The layers of smaller models are too short (H200, 1B Q4_K_M: 2,355 tokens per second at position
+// 0, and 2,335 without persistent layers; 1,911 and 1,987 at position 4,096).
 constexpr uint32_t kPersistentEmbeddingMin = 4096;
 
 class Planner {
@@ -67,7 +67,7 @@ class Planner {
 
   // ---- attention
 
-  // Attention of rows of one token rotates and stores on the way.
+  // Returns whether attention also rotates queries and keys, and stores keys and values.
   bool attention_rotates() const {
     return !device_.is_host && is_decode() && config_.rope_dimension_count % 2 == 0 &&
            config_.rope_dimension_count <= config_.head_length;
@@ -95,7 +95,7 @@ class Planner {
     add(Operation::kAttention, decode_kernel(), layer, input, Form::kF32);
   }
 
-  // Where each row and head tile gets a multiprocessor at least.
+  // Uses groups if there is at least one SM for each row and head tile.
   Kernel decode_kernel() const {
     const uint32_t groups =
         shape().row_count * kernels::decode_head_tiles(config_.head_count, config_.kv_head_count);
@@ -149,7 +149,7 @@ class Planner {
                                                  : Form::kF32);
   }
 
-  // The output projection, the feed-forward, and in one kernel with them what comes next.
+  // Adds the output projection and the feed-forward, if possible fused with the following layer.
   void after_attention(uint32_t layer) {
     constexpr Operation kOwn[] = {Operation::kAttentionOutput, Operation::kGateUp,
                                   Operation::kDown};
@@ -169,7 +169,7 @@ class Planner {
     for (uint32_t i = fused; i < 3; ++i) linear(kOwn[i], layer);
   }
 
-  // Linear layers from the output projection on that one kernel computes; 0: none.
+  // Returns how many linear layers, from the output projection on, one kernel computes.
   uint32_t persistent_count(uint32_t layer) const {
     if (shape().token_count != 1 || !allows_persistent_layers(limits_, device_)) return 0;
     const bool is_last = layer + 1 == config_.layer_count;
@@ -201,7 +201,7 @@ class Planner {
   const Limits& limits_;
   const DeviceTraits& device_;
   StepPlan plan_;
-  bool has_next_ = false;  // the last node computed the first product of what follows
+  bool has_next_ = false;  // the last node also computed the next linear layer
 };
 
 }  // namespace
@@ -212,7 +212,7 @@ StepPlan plan_step(const model::Config& config, const model::Weights& weights, c
 }
 
 bool allows_persistent_layers(const Limits& limits, const DeviceTraits& device) {
-  // Under batch_invariant a layer is computed as it is of many tokens.
+  // With batch_invariant, one token is computed by the same kernel as many.
   if (limits.batch_invariant || !device.has_resident_grid) return false;
   if (limits.persistent_layers == PersistentLayers::kAuto)
     return limits.embedding_length >= kPersistentEmbeddingMin;

@@ -1,6 +1,6 @@
-// The plan of a step: which operations run in which order, fused or not, by which kernel, and in
-// what form each hands its result to the next. A pure function of model, limits, device and step
-// shape; engine/forward.cpp walks it, and Ops does exactly the node that it is asked for.
+// The plan of a step: the operations in their order, fused or not, the kernel of each, and the form
+// in which each passes its result to the next. It is a pure function of model, limits, device and
+// step shape. engine/forward.cpp walks the plan, and Ops executes exactly the given node.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@
 namespace wcuda::ops {
 
 enum class PersistentLayers : uint32_t {
-  kAuto,  // by Config and device: where they are known to be faster
-  kOn,    // wherever a kernel takes the layers
+  kAuto,  // if they are known to be faster, depending on Config and device
+  kOn,    // if a kernel supports the layers
   kOff,
 };
 
-// The sizes an engine is made for.
+// The sizes for which an engine is created.
 struct Limits {
   uint32_t max_batch_tokens = 0;
   uint32_t max_batch_rows = 0;
@@ -29,22 +29,22 @@ struct Limits {
   uint32_t kv_head_count = 0;
   uint32_t head_length = 0;
   uint32_t vocabulary_size = 0;
-  bool batch_invariant = false;  // a row's result may not depend on what else is in the step
+  bool batch_invariant = false;  // a row's result must not depend on the other rows of the step
   PersistentLayers persistent_layers = PersistentLayers::kAuto;
 };
 
-// A device, as far as plans depend on it.
+// The properties of a device on which plans depend.
 struct DeviceTraits {
   bool is_host = true;
-  int32_t compute_capability = 0;  // that launches may count on: major * 10 + minor
+  int32_t compute_capability = 0;  // that launches may use: major * 10 + minor
   uint32_t sm_count = 0;
-  uint32_t shared_bytes_max = 0;    // of a block
-  bool has_warpgroup_code = false;  // the program holds code for sm_90a
-  bool has_resident_grid =
-      false;  // a CTA on each SM can be resident at once and wait for the others
+  uint32_t shared_bytes_max = 0;    // per block
+  bool has_warpgroup_code = false;  // the program has code for sm_90a
+  // One CTA on each SM can be resident at the same time, and wait for the others.
+  bool has_resident_grid = false;
 };
 
-// What the kernels of a step are launched for. A captured graph serves every step of its shape.
+// The shape for which the kernels of a step are launched. A captured graph serves all such steps.
 struct StepShape {
   uint32_t token_count = 0;
   uint32_t row_count = 0;
@@ -54,25 +54,25 @@ struct StepShape {
   uint32_t max_positions = 0;   // no row reaches past position max_positions - 1
 };
 
-// Values of max_positions up to which attention of few rows of one token uses one block for each
-// row and head, and a cluster of blocks.
+// Values of max_positions up to which attention of few rows of one token uses one block, and a
+// cluster of blocks, for each row and head.
 constexpr uint32_t kLonePositionsMax = 256;
 constexpr uint32_t kClusterPositionsMax = 8192;
 
 enum class Operation : uint8_t {
-  kStartStep,         // the next three in one
-  kScatterInputs,     // from the block that came over the bus into the step's arrays
-  kBeginRows,         // fed tokens are resolved, tokens enter the histories
-  kPlanAttention,     // which block of the attention kernels works on what
-  kRotaryTable,       // sines and cosines of the step's positions
+  kStartStep,         // the next three in one kernel
+  kScatterInputs,     // copies the block of inputs to the step's arrays
+  kBeginRows,         // inserts tokens that are fed back, and appends tokens to the histories
+  kPlanAttention,     // assigns the work of the attention kernels to blocks
+  kRotaryTable,       // computes sines and cosines of the step's positions
   kEmbed,             // x = rows of the token table
-  kQueryKeyValue,     // of rms_norm(x)
-  kRotateAndStore,    // rotary embedding of queries and keys; keys and values into the pages
-  kAttention,         // of all rows, or of those of one token, or of more
+  kQueryKeyValue,     // query, key, value = W · rms_norm(x)
+  kRotateAndStore,    // rotates queries and keys; stores keys and values in the pages
+  kAttention,         // for all rows, for those of one token, or for those of more
   kAttentionOutput,   // x += W · attention
-  kGateUp,            // of rms_norm(x)
+  kGateUp,            // activation(gate) * up, with gate and up = W · rms_norm(x)
   kDown,              // x += W · (activation(gate) * up)
-  kLogits,            // of rms_norm(x)
+  kLogits,            // logits = W · rms_norm(x)
   kSoftcapLogits,     // logits = softcap * tanh(logits / softcap)
   kPersistentLayers,  // two to four linear layers, from kAttentionOutput on, in one kernel
 };
@@ -84,9 +84,9 @@ enum class Kernel : uint8_t {
   kBeginStep,
   kAttentionPlan,
   kEmbed,
-  kLinearVector,  // at most 8 tokens: packed weights, at the speed of memory
+  kLinearVector,  // packed weights, at most 8 tokens
   kLinearBatch,   // packed weights on tensor cores, few tokens
-  kPackedGemm,    // the same for many
+  kPackedGemm,    // packed weights on tensor cores, many tokens
   kPersistentLayers,
   kRopeKv,
   kAttentionDecode,
@@ -97,13 +97,13 @@ enum class Kernel : uint8_t {
   kSoftcap,
 };
 
-// How an activation lies in memory, tokens by values.
+// The form of an activation (tokens, values) in memory.
 enum class Form : uint8_t {
   kNone,
   kTokens,     // token ids
-  kF32,        // f32, each tensor by itself
-  kUnrotated,  // f32 query, key and value as the products gave them
-  kResidual,   // f32, added to
+  kF32,        // f32, each tensor separately
+  kUnrotated,  // f32 query, key and value, not yet rotated
+  kResidual,   // f32, added to the residual
   kPages,      // f32 queries; keys and values in the KV pages
 };
 
@@ -116,7 +116,7 @@ struct Node {
   uint32_t layer = kNoLayer;
   Form input = Form::kNone;
   Form output = Form::kNone;
-  uint32_t fused_count = 1;  // kPersistentLayers: linear layers in it
+  uint32_t fused_count = 1;  // number of linear layers in a node kPersistentLayers
 };
 
 struct StepPlan {
@@ -125,19 +125,19 @@ struct StepPlan {
   bool has_persistent_layers = false;
 };
 
-// Of `weights` types and shapes count, and not where they lie.
+// Returns the plan of a step. Of `weights`, only types and shapes matter, not addresses.
 StepPlan plan_step(const model::Config& config, const model::Weights& weights, const Limits& limits,
                    const DeviceTraits& device, const StepShape& shape);
 
-// Whether steps of one token may use persistent fused layers at all.
+// Returns whether steps of one token may use persistent fused layers at all.
 bool allows_persistent_layers(const Limits& limits, const DeviceTraits& device);
 
-// "query_key_value", "linear_vector", "f32".
+// Return names such as "query_key_value", "linear_vector" and "f32".
 const char* operation_name(Operation operation);
 const char* kernel_name(Kernel kernel);
 const char* form_name(Form form);
 
-// The parts of a persistent_layers node: operation and layer of its linear layer `index`.
+// The operation and layer of linear layer `index` of a persistent_layers node.
 struct LayerOperation {
   Operation operation;
   uint32_t layer;

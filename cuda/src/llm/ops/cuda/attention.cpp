@@ -1,4 +1,4 @@
-// Which attention kernels run for a step, and their scratch memory.
+// Chooses the attention kernels of a step and lays out their scratch memory.
 #include "llm/ops/cuda/attention.h"
 
 #include <algorithm>
@@ -21,8 +21,8 @@ static_assert(static_cast<uint32_t>(KvType::kFp8E4m3) ==
 constexpr kernels::KvFormat kFormats[] = {kernels::KvFormat::kF16, kernels::KvFormat::kQ8_0,
                                           kernels::KvFormat::kFp8E4m3};
 
-// With batch_invariant a sum is cut at fixed positions: into at most this many parts, for they take
-// memory, and of at least so many pages, for cutting costs time.
+// With batch_invariant, a sum is cut at fixed positions: into at most kFixedPartsMax parts, because
+// parts take memory, of at least kFixedSpanPagesMin pages, because cutting takes time.
 constexpr uint32_t kFixedPartsMax = 16;
 constexpr uint32_t kFixedSpanPagesMin = 8;
 
@@ -114,8 +114,7 @@ kernels::HeadRope head_turn(const RopeKvArgs& args) {
   return turn;
 }
 
-// Has the plan's step take groups of blocks, where that is better than one line of spans for all:
-// where each row and head tile gets a multiprocessor at least.
+// Makes the plan use groups of blocks if there is at least one SM for each row and head tile.
 void choose_groups(const Batch& batch, const KvPool& pool, const kernels::Launch& launch,
                    kernels::AttentionPlan* plan) {
   plan->has_groups = false;
@@ -186,7 +185,7 @@ cudaError_t CudaAttention::plan(const Batch& batch, const KvPool& pool, uint32_t
 cudaError_t CudaAttention::start(const Batch& batch, const KvPool& pool, uint32_t window,
                                  const kernels::StepStart& inputs,
                                  const kernels::Launch& launch) const {
-  // First of its step: what it overwrites, the step before may still read.
+  // This is the first kernel of a step: the previous step may still read what it overwrites.
   kernels::Launch first = launch;
   first.is_dependent = false;
   return kernels::attention_plan_start({step_rows(batch), plan_of(batch, pool, launch), window},

@@ -1,4 +1,4 @@
-// Attention on CUDA: all between the products of q, k, v and the output projection.
+// Attention on CUDA: all work between the QKV projection and the output projection.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,33 +17,33 @@ namespace wcuda::ops {
 // run and their grids follow from the limits and from token_count, row_count, page_table_stride,
 // max_row_tokens and max_positions of the batch alone. Everything else is read on the device.
 //
-// With Limits::batch_invariant a row's result is the same bits whatever else is in the step. Rows
-// of one token and of more go through different kernels, which round differently.
+// With Limits::batch_invariant, the other rows of a step do not change the bits of a row's result.
+// Rows of one token and rows of more go through different kernels, which round differently.
 class CudaAttention {
  public:
-  // Device memory that prepare takes.
+  // Returns the bytes of device memory that prepare needs.
   static uint64_t scratch_bytes(const Limits& limits, uint32_t sm_count);
-  // Once: `scratch` is aligned to 256 bytes. Allows the kernels their shared memory and queues the
-  // clearing of counters.
+  // Must be called once. `scratch` is aligned to 256 bytes. Sets the shared-memory limits of the
+  // kernels and queues the clearing of counters.
   cudaError_t prepare(const Limits& limits, void* scratch, const kernels::Launch& launch);
 
-  // Once a step, after the batch's arrays are written and before the calls below: plans the step
-  // for layers of this window (0 if one of them sees everything). Later kernels may read the
-  // batch's arrays before they wait for their predecessors.
+  // Plans the step for layers of this window (0 if a layer has no window). Must be called once per
+  // step, after the batch's arrays are written and before the calls below. Later kernels may read
+  // the batch's arrays before they wait for their predecessors.
   cudaError_t plan(const Batch& batch, const KvPool& pool, uint32_t window,
                    const kernels::Launch& launch) const;
-  // The same in one kernel with what fills the batch's arrays; first of its step.
+  // Does the same, and fills the batch's arrays, in one kernel; it must be the first of its step.
   cudaError_t start(const Batch& batch, const KvPool& pool, uint32_t window,
                     const kernels::StepStart& inputs, const kernels::Launch& launch) const;
 
   // A token whose token_rows entry is kernels::kDeadToken changes and writes nothing.
   cudaError_t rope_kv(const RopeKvArgs& args, const kernels::Launch& launch) const;
 
-  // Of rows of more than one token, and of one. The window must be the step's, or any if that was
-  // 0. Results of dead tokens are not written.
+  // prefill computes rows of more than one token, decode rows of one. The window must be that of
+  // plan(), or any window if that was 0. Results of dead tokens are not written.
   cudaError_t prefill(const AttentionArgs& args, const kernels::Launch& launch) const;
   cudaError_t decode(const AttentionArgs& args, const kernels::Launch& launch) const;
-  // The kernel that decode() launches.
+  // Returns the kernel that decode() launches.
   Kernel decode_kernel(const Batch& batch, const KvPool& pool, const kernels::Launch& launch) const;
 
  private:

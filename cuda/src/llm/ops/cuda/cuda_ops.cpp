@@ -1,5 +1,5 @@
-// The operations of a forward pass, queued on one CUDA stream. Each kernel starts before the one
-// ahead has ended and waits for it once its weights are on the way.
+// The operations of a forward pass, queued on one CUDA stream. Each kernel starts before the
+// previous one has ended, requests its first weights, and then waits for the previous kernel.
 #include "llm/ops/cuda/cuda_ops.h"
 
 #include "core/backend/cuda_device.h"
@@ -115,7 +115,7 @@ Status CudaOps::prepare(const Limits& limits, void* scratch) {
 }
 
 Status CudaOps::start(const Node& node, const StartArgs& args) {
-  // First of its step: what it overwrites, the step before may still read.
+  // This is the first kernel of a step: the previous step may still read what it overwrites.
   kernels::Launch first = launch_;
   first.is_dependent = false;
   switch (node.operation) {

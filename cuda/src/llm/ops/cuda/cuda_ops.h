@@ -8,7 +8,7 @@
 
 namespace wcuda::ops {
 
-// WCUDA_NOT_AVAILABLE in a build without CUDA.
+// Returns WCUDA_NOT_AVAILABLE in a build without CUDA.
 Result<std::unique_ptr<Ops>> make_cuda_ops(std::shared_ptr<Backend> backend);
 
 }  // namespace wcuda::ops

@@ -1,4 +1,4 @@
-// Calls of the kernels of linear layers, in parts of tokens that bound the scratch memory.
+// Calls the kernels of linear layers, for parts of the tokens, so that scratch memory is bounded.
 #include "llm/ops/cuda/linear.h"
 
 #include <algorithm>
@@ -18,12 +18,12 @@ using kernels::LinearArgs;
 
 static_assert(kVectorTokensMax == kernels::kLinearVectorTokensMax);
 
-// Tokens of a launch of linear_batch or packed_gemm.
+// Returns the most tokens of one launch of linear_batch or packed_gemm.
 uint32_t tokens_max(const Limits& limits) {
   return std::clamp(std::max(limits.max_batch_tokens, limits.max_logits_rows), 1u, 2048u);
 }
 
-// WCUDA_DEVICE_ERROR with the call's name and the runtime's text, unless it succeeded.
+// Returns WCUDA_DEVICE_ERROR with the call's name and the runtime's text, unless it succeeded.
 Status check_launch(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return {};
   return Status::native_error(WCUDA_DEVICE_ERROR, error, "%s: %s", call, cudaGetErrorString(error));
@@ -33,7 +33,7 @@ bool is_gate(Epilogue epilogue) {
   return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
 }
 
-// Of the layers of a model of these limits, whatever their types.
+// Returns the scratch of linear_vector for the layers of a model of these limits, for all types.
 uint64_t vector_scratch_bytes(const Limits& limits, const Launch& launch) {
   const uint32_t attention = limits.head_count * limits.head_length;
   const uint32_t key = limits.kv_head_count * limits.head_length;
@@ -42,7 +42,7 @@ uint64_t vector_scratch_bytes(const Limits& limits, const Launch& launch) {
     args.tokens = kernels::kLinearVectorTokensMax;
     args.epilogue = epilogue;
     for (const uint32_t count : rows) {
-      // Of different types: what takes most.
+      // Matrices of different types take the most scratch.
       args.matrices[args.matrix_count] = {nullptr, args.matrix_count, count, 0};
       ++args.matrix_count;
     }
@@ -58,7 +58,7 @@ uint64_t vector_scratch_bytes(const Limits& limits, const Launch& launch) {
   return bytes;
 }
 
-// Tokens first … first + count - 1.
+// Returns the arguments for tokens first … first + count - 1.
 LinearArgs tokens_of(const LinearArgs& args, uint32_t first, uint32_t count) {
   LinearArgs part = args;
   part.tokens = count;
@@ -71,7 +71,7 @@ LinearArgs tokens_of(const LinearArgs& args, uint32_t first, uint32_t count) {
   return part;
 }
 
-// Matrix `m` of a gate, to the gate's output.
+// Returns the arguments for matrix `m` of a gated layer, with the output of the layer.
 LinearArgs half_of(const LinearArgs& gate, uint32_t m, Epilogue epilogue) {
   LinearArgs half = gate;
   half.matrix_count = 1;
@@ -110,7 +110,7 @@ cudaError_t CudaLinear::prepare(const Limits& limits, const Launch& launch, void
   scratch_ = layout(limits, launch);
   memory_ = scratch;
   is_batch_invariant_ = limits.batch_invariant;
-  // Both lie one behind the other; their counters start at zero.
+  // The scratch of linear_vector and of packed_gemm is contiguous. Its counters start at zero.
   if (const cudaError_t status =
           cudaMemsetAsync(at(scratch_.vector), 0,
                           scratch_.gemm + scratch_.gemm_bytes - scratch_.vector, launch.stream))

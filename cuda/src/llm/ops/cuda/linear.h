@@ -1,4 +1,4 @@
-// CudaLinear: the linear layers of a step on a CUDA device, each by the kernel that its node names.
+// CudaLinear: computes each linear layer of a step on a CUDA device with the kernel of its node.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,20 +12,20 @@
 
 namespace wcuda::ops {
 
-// One object an engine; not thread-safe. Deterministic: the same arguments give the same bits.
+// One object per engine; not thread-safe. Deterministic: the same arguments give the same bits.
 class CudaLinear {
  public:
-  // Device memory that run() needs, to the byte. Pure; of `launch` the device's figures count.
+  // Returns the bytes of device memory that run() needs. Pure; depends on the device in `launch`.
   static uint64_t scratch_bytes(const Limits& limits, const kernels::Launch& launch);
 
-  // `scratch` has scratch_bytes(limits, launch) bytes, aligned to 256; parts of it are cleared on
+  // `scratch` has scratch_bytes(limits, launch) bytes, aligned to 256. Parts of it are cleared on
   // launch.stream.
   cudaError_t prepare(const Limits& limits, const kernels::Launch& launch, void* scratch);
 
-  // Queues the layer by the kernel of `node`. Sizes are within the limits that prepare() was given.
-  // Under batch_invariant a token's bits depend on nothing but its own x.
+  // Queues the layer with the kernel of `node`. Sizes must be within the limits of prepare(). With
+  // batch_invariant, a token's bits depend only on its own x.
   Status run(const Node& node, const kernels::LinearArgs& args, const kernels::Launch& launch);
-  // Layers of one token as one kernel.
+  // Queues layers of one token in one kernel.
   Status run_persistent(const kernels::LinearArgs* layers, uint32_t count,
                         const kernels::Launch& launch);
 
@@ -46,7 +46,7 @@ class CudaLinear {
   uint8_t* at(uint64_t offset) const { return static_cast<uint8_t*>(memory_) + offset; }
 
   bool is_batch_invariant_ = false;
-  uint32_t tokens_max_ = 0;  // that are worked on at once
+  uint32_t tokens_max_ = 0;  // tokens per launch
   Scratch scratch_;
   void* memory_ = nullptr;
 };
