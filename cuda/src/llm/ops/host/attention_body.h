@@ -1,10 +1,10 @@
 // Attention over pages, the same in every instruction set: included by kernels_body.h.
 //
 // A tile is some tokens of one row times the query heads of one key-value head. Each page is
-// expanded to f32 once for the tile, its keys transposed so that one vector holds the same element
-// of several slots: scores need no sums across lanes. Softmax is online, page after page. All
-// queries use one part of the keys or values, which stays in the first-level cache, before the
-// next.
+// expanded to f32 once for the tile. Its keys are transposed, so that a vector has the same element
+// of several slots and scores need no sums across lanes. Softmax is online, page after page. All
+// queries use one part of the keys or values, while it is in the first-level cache, before the next
+// part.
 #pragma once
 
 #include <type_traits>
@@ -17,7 +17,7 @@ namespace {
 using wcuda::ops::host::AttentionTile;
 
 constexpr uint32_t kPageSlots = 64;
-// Queries that share one load of keys or values; 4 vectors each stay in registers.
+// Queries that use one load of keys or values; 4 vectors of each query stay in registers.
 constexpr uint32_t kQueryBlock = kLanes == 16 ? 4 : 2;
 
 WCUDA_INLINE float half_value(const uint8_t* p) {
@@ -52,7 +52,7 @@ WCUDA_INLINE ByteVec load_bytes(const uint8_t* p) {
   return v;
 }
 
-// Blocks of an f16 scale and 32 signed bytes.
+// Expands blocks of an f16 scale and 32 signed bytes.
 WCUDA_INLINE void expand_q8_0(const uint8_t* row, uint32_t n, float* out) {
   for (uint32_t block = 0; block < n; block += 32, row += 34) {
     const Vec scale = broadcast(half_value(row));
@@ -61,8 +61,8 @@ WCUDA_INLINE void expand_q8_0(const uint8_t* row, uint32_t n, float* out) {
   }
 }
 
-// Sign, 4 bits of exponent (bias 7), 3 of mantissa: shifted into place it is an f32 2^120 too
-// small.
+// Expands codes of a sign, 4 bits of exponent (bias 7) and 3 of mantissa. Shifted into place, these
+// bits are an f32 that is too small by 2^120.
 WCUDA_INLINE Vec e4m3_values(ByteVec codes) {
   const IntVec code = __builtin_convertvector(codes, IntVec);
   const IntVec magnitude = code & 0x7f;
@@ -89,19 +89,19 @@ struct SlotRange {
 WCUDA_INLINE uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 WCUDA_INLINE uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-// Slots of page `page` among positions first … last; empty where there are none.
+// Returns the slots of page `page` at positions first … last, or an empty range.
 WCUDA_INLINE SlotRange slots_of(uint32_t page, uint32_t first, uint32_t last) {
   const uint32_t base = page * kPageSlots;
   if (last < base || first >= base + kPageSlots) return {0, 0};
   return {first > base ? first - base : 0, last - base < kPageSlots ? last - base + 1 : kPageSlots};
 }
 
-// First position that a token at `position` attends to.
+// Returns the first position that a token at `position` attends to.
 WCUDA_INLINE uint32_t first_visible(const AttentionTile& tile, uint32_t position) {
   return tile.window != 0 && position >= tile.window ? position - tile.window + 1 : 0;
 }
 
-// out (n) = elements first … first + n - 1 of a row; of blocks of 32 whole ones.
+// out (n) = elements first … first + n - 1 of a row: whole blocks if the type has blocks of 32.
 WCUDA_INLINE void expand_row(const AttentionTile& tile, const uint8_t* row, uint32_t first,
                              uint32_t n, float* out) {
   if (tile.kv_type == 0)
@@ -118,7 +118,7 @@ struct PageRows {
   const uint8_t* next;
 };
 
-// Brings near what the next page has at this slot: at one token a step this is bound by memory.
+// Prefetches this slot of the next page, because with one token per step memory is the bottleneck.
 WCUDA_INLINE void prefetch_next(const AttentionTile& tile, const PageRows& page, uint32_t slot) {
   for (uint32_t byte = 0; byte < tile.row_bytes; byte += 64)
     __builtin_prefetch(page.next + slot * tile.row_bytes + byte);
@@ -134,10 +134,10 @@ WCUDA_INLINE void expand_keys(const AttentionTile& tile, const PageRows& page, S
   }
 }
 
-// Columns of values that a query gathers at once; those of a page lie together.
+// Columns of values that a query gathers at a time; those of a page are contiguous.
 constexpr uint32_t kGatherCols = 4 * kLanes < 32 ? 32 : 4 * kLanes;
 
-// out: for each kGatherCols columns, of which the last may be fewer, (64, columns).
+// out has (64, columns) for each kGatherCols columns; the last part may have fewer columns.
 WCUDA_INLINE void expand_values(const AttentionTile& tile, const PageRows& page, SlotRange slots,
                                 float* out) {
   for (uint32_t s = slots.begin; s < slots.end; ++s) {
@@ -170,11 +170,11 @@ void transpose_rows(const float* rows, uint32_t n, SlotRange slots, float* colum
   }
 }
 
-// Slots whose scores are computed at once, and the elements of keys that then stay in the cache.
+// Slots whose scores are computed at a time, and elements of keys that stay in the cache meanwhile.
 constexpr uint32_t kScoreSlots = 4 * kLanes, kScoreElements = 64;
 
-// The slots from `s` on, elements first … end - 1 of n. scores (kQueries, 64) = what they were, if
-// `first` is not 0, + query · key; times `scale` if `end` is n. columns (n, 64).
+// scores (kQueries, 64) += query · key over elements first … end - 1 of n, for slots from `s` on.
+// They are 0 before if `first` is 0, and multiplied by `scale` if `end` is n. columns (n, 64).
 template <uint32_t kQueries>
 WCUDA_INLINE void score(const float* const* queries, const float* columns, uint32_t n,
                         uint32_t first, uint32_t s, float scale, float* scores) {
@@ -204,7 +204,7 @@ WCUDA_INLINE void score(const float* const* queries, const float* columns, uint3
   for_sums([factor](Vec& sum, float* score) { store(score, sum * factor); });
 }
 
-// A query's sum of weights · values over `slots`, continued: sum = sum * kept + ….
+// The sum of weights · values of a query over `slots`. The new sum is sum * kept + ….
 struct Gather {
   SlotRange slots;
   const float* weights;  // (64)
@@ -212,8 +212,8 @@ struct Gather {
   float kept;
 };
 
-// kVectors vectors of columns from column d, of slots that all the queries have; `values` are those
-// of column d, a slot `stride` after the one before.
+// Gathers kVectors vectors of columns from column d on, of slots that all queries have. `values`
+// points to column d; slots are `stride` floats apart.
 template <uint32_t kQueries, uint32_t kVectors>
 WCUDA_INLINE void gather_columns(const Gather* gathers, SlotRange slots, const float* values,
                                  uint32_t stride, uint32_t d) {
@@ -243,7 +243,7 @@ WCUDA_INLINE void gather_columns(const Gather* gathers, SlotRange slots, const f
   }
 }
 
-// Columns d … d + cols - 1, at most kGatherCols, of some slots. values (64, cols).
+// Gathers columns d … d + cols - 1, at most kGatherCols, of some slots. values (64, cols).
 template <uint32_t kQueries>
 WCUDA_INLINE void gather(Gather* gathers, SlotRange slots, const float* values, uint32_t d,
                          uint32_t cols) {
@@ -339,8 +339,8 @@ WCUDA_INLINE void for_visible(SlotRange slots, const Function& function) {
   }
 }
 
-// Turns the scores of each query's slots into e^(score - maximum) and those around them into 0,
-// and sets the factor of what was gathered with the maximum before.
+// Replaces the scores of each query's slots by e^(score - maximum) and the scores around them by 0,
+// and sets the factor for the sums that were gathered with the previous maximum.
 WCUDA_INLINE void soften(const AttentionWork& work, const QueryBlock* block) {
   float* page_scores = work.scores + uint64_t{block->first} * kPageSlots;
   float* maxima = work.maxima + block->first;
@@ -379,7 +379,7 @@ WCUDA_INLINE void soften(const AttentionWork& work, const QueryBlock* block) {
 
 // Adds columns d … d + cols - 1 of this page's values, (64, cols), to the block's sums.
 WCUDA_INLINE void add_values(QueryBlock* block, const float* values, uint32_t d, uint32_t cols) {
-  // Each query's slots in order: its own first ones, those that all have, its own last ones.
+  // A query takes its slots in order: its own first ones, those that all have, its own last ones.
   const SlotRange common = block->common;
   const bool has_common = common.begin < common.end;
   for (uint32_t q = 0; q < block->count; ++q) {
@@ -406,7 +406,7 @@ WCUDA_INLINE void cap_scores(uint32_t query_count, float softcap, SlotRange slot
     }
 }
 
-// The page's keys are in work.columns, its values in work.rows: adds it to all queries' sums.
+// Adds a page to the sums of all queries. Its keys are in work.columns, its values in work.rows.
 void add_page(const AttentionTile& tile, const AttentionWork& work, uint32_t page,
               uint32_t query_count) {
   const uint32_t n = tile.head_length;

@@ -1,4 +1,4 @@
-// The host's operations, made for a number of threads and an instruction set.
+// The host operations, for a number of threads and an instruction set.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace wcuda::ops::host {
 
-// thread_count 0: all that are available. Pools and arguments are plain host memory.
+// A thread_count of 0 means all available threads. Pools and arguments are in host memory.
 Result<std::unique_ptr<Ops>> make_host_ops(uint32_t thread_count, const Kernels& kernels);
 
 }  // namespace wcuda::ops::host

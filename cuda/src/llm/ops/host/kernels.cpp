@@ -1,4 +1,4 @@
-// Which table of inner loops this processor runs.
+// Chooses the table of inner loops for this processor.
 #include "llm/ops/host/kernels.h"
 
 #include <array>

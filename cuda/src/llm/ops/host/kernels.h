@@ -1,7 +1,7 @@
-// The inner loops of the host's operations, one table an instruction set, chosen at run time.
+// The inner loops of the host operations: one table per instruction set, chosen at run time.
 //
-// The files that hold them (kernels_avx2.cpp, …) are compiled with flags that this processor may
-// not understand elsewhere: they include nothing whose inline functions other files share.
+// The files with these loops (kernels_avx2.cpp, …) are compiled for instructions that the processor
+// may not have. Therefore they include no header whose inline functions other files use as well.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct AttentionTile {
   const float* sinks;  // (group_size) an extra score of each head, whose value is 0; may be null
   float* work;         // attention_work_floats(…)
 };
-// So that some 64 queries share an expanded page.
+// Returns the tokens per tile, so that about 64 queries use each expanded page.
 constexpr uint32_t attention_tile_tokens(uint32_t group_size) {
   return group_size == 1 ? 64 : group_size < 4 ? 32 : 16;
 }
@@ -43,8 +43,9 @@ constexpr uint64_t attention_work_floats(uint32_t head_length, uint32_t group_si
 // 32 columns of one token as integers: x = scale * code, codes of 16 bits. A block with a value
 // that is not finite has a scale of NaN.
 //
-// Sums that the scale or the minimum of weights is yet to multiply are 2^-21 of their value, so
-// that 256 columns of the largest activations stay finite; those factors are 2^21 times theirs.
+// Sums that are yet to be multiplied by the scale or the minimum of weights are 2^-21 of their
+// value, so that 256 columns of the largest activations stay finite. These factors are multiplied
+// by 2^21.
 constexpr float kSumFactor = 0x1p-21f;
 struct InputBlock {
   uint32_t codes[16];  // words 2c and 2c + 1: columns 4c and 4c + 2, 4c + 1 and 4c + 3
@@ -55,10 +56,10 @@ struct InputBlock {
   int32_t code_sums[2];  // likewise, of the codes
 };
 
-// Tiles of up to kMTilesMax consecutive M-tiles, each tile (token_count, 16) = 16 rows of a matrix
-// in the layout kHost16 times some tokens, kTileFloats from the one before. `input` is the first
-// token's blocks or floats, the next token's is `stride` of them further. A token's result does not
-// depend on the others.
+// Computes tiles of up to kMTilesMax consecutive M-tiles. A tile (token_count, 16) is 16 rows of a
+// matrix in the layout kHost16 times some tokens; tiles are kTileFloats apart. `input` has the
+// blocks or floats of the first token; those of the next token are `stride` blocks or floats
+// further on. A token's result does not depend on the other tokens.
 constexpr uint32_t kMTilesMax = 2;
 constexpr uint32_t kTokenBlock = 128;  // tokens of one call, at most
 constexpr uint64_t kTileFloats = uint64_t{kTokenBlock} * 16;
@@ -74,32 +75,31 @@ struct MTileKernel {
 struct Kernels {
   Isa isa;
   const char* name;
-  // The kernel of a ggml type in the layout kHost16; null members where there is none.
+  // Returns the kernel of a ggml type in the layout kHost16; its members are null if there is none.
   MTileKernel (*find_m_tile_kernel)(uint32_t type);
-  // x (cols, a multiple of 32) to cols / 32 blocks; null where no kernel takes blocks.
+  // Converts x (cols, a multiple of 32) to cols / 32 blocks; null if no kernel uses blocks.
   void (*make_blocks)(const float* x, uint32_t cols, InputBlock* blocks);
-  // out[t * out_stride] = sum over n of w[i] * x[t * x_stride + i], the order of the sum depending
-  // on n alone.
+  // out[t * out_stride] = sum over n of w[i] * x[t * x_stride + i], in an order that depends only
+  // on n.
   void (*dot)(const float* w, uint32_t n, const float* x, uint64_t x_stride, uint32_t token_count,
               float* out, uint64_t out_stride);
-  // out = x / sqrt(mean(x^2) + epsilon) * gain; gain may be null: 1. out may be x.
+  // out = x / sqrt(mean(x^2) + epsilon) * gain. A null gain means 1. out may be x.
   void (*rms_norm)(const float* x, const float* gain, uint32_t n, float epsilon, float* out);
   // out = activation(gate) * up. out may be gate.
   void (*silu_multiply)(const float* gate, const float* up, uint32_t n, float* out);
   void (*gelu_multiply)(const float* gate, const float* up, uint32_t n, float* out);
   void (*attend)(const AttentionTile& tile);
-  // out (2n bytes) = x (n) rounded to f16; null where the instruction set has no such conversion.
+  // out (2n bytes) = x (n) rounded to f16; null if the instruction set has no such conversion.
   void (*to_halves)(const float* x, uint32_t n, uint8_t* out);
 };
 
-// The codebook of IQ3_S: 512 words of four 4-bit codes, and the levels that they are for, 1 to 15,
-// one a byte.
+// The codebook of IQ3_S: 512 words of four 4-bit codes; and their levels, 1 to 15, one per byte.
 const uint16_t* iq3_s_codes();
 const uint32_t* iq3_s_levels();
 
-// The best table this processor runs.
+// Returns the best table for this processor.
 const Kernels& best_kernels();
-// The table of one instruction set; null where this processor or this build has none.
+// Returns the table of one instruction set, or null if this processor or this build has none.
 const Kernels* find_kernels(Isa isa);
 
 }  // namespace wcuda::ops::host

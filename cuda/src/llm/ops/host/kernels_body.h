@@ -1,5 +1,5 @@
-// The loops that are the same in every instruction set, written over Vec. Included once by each
-// kernels_….cpp, which compiles them with its own flags.
+// The loops that are the same in every instruction set, written with Vec. Each kernels_….cpp
+// includes this header once and compiles it with its own flags.
 #pragma once
 
 #include "llm/ops/host/attention_body.h"
@@ -50,7 +50,7 @@ void rms_norm(const float* x, const float* gain, uint32_t n, float epsilon, floa
   for (; i < n; ++i) out[i] = gain ? x[i] * factor * gain[i] : x[i] * factor;
 }
 
-// Applies `function` to vectors of gate and up; the rest through a padded copy.
+// Applies `function` to vectors of gate and up, and to a padded copy of the rest.
 template <class Function>
 WCUDA_INLINE void map_pairs(const float* gate, const float* up, uint32_t n, float* out,
                             const Function& function) {

@@ -30,7 +30,7 @@ void write_half(float value, uint8_t* out) {
   std::memcpy(out, &bits, sizeof(bits));
 }
 
-// f16 scale, then 32 codes: value = scale * code.
+// Writes an f16 scale, then 32 codes: value = scale * code.
 void write_q8_0_block(const float* values, uint8_t* block) {
   float largest = 0.0f;
   bool is_finite = true;
@@ -40,7 +40,7 @@ void write_q8_0_block(const float* values, uint8_t* block) {
   }
   const float scale = is_finite ? half_to_float(float_to_half(largest / 127.0f)) : NAN;
   write_half(scale, block);
-  // The scale is rounded, so the largest value may fall just past the last code.
+  // The scale is rounded, so the largest value may exceed the last code.
   const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
   for (uint32_t i = 0; i < 32; ++i) {
     const float code = is_finite ? std::nearbyint(values[i] * inverse) : 0.0f;

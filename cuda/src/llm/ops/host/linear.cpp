@@ -1,4 +1,4 @@
-// Chunks of the host's matrix products, and what is done with their results.
+// Computes the matrix products of the host in chunks, with their epilogues.
 #include "llm/ops/host/linear.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 constexpr uint32_t kMTileRows = quant::kMTileRows;
 constexpr uint32_t kBlockCols = 32;
 
-// Multiplications of one chunk: some microseconds of work.
+// Multiplications per chunk, which take some microseconds.
 constexpr uint64_t kChunkProducts = 128 * 1024;
 constexpr uint32_t kInputTokensAChunk = 8;
 
@@ -38,7 +38,7 @@ Status check_weight(const Weight& weight, uint32_t cols) {
   return {};
 }
 
-// tile (token_count, 16): adds the bias of rows first_row …
+// Adds the bias of rows from first_row on to tile (token_count, 16).
 void add_bias(Vector bias, uint32_t first_row, uint32_t row_count, uint32_t token_count,
               float* tile) {
   if (bias == nullptr) return;
@@ -128,7 +128,7 @@ Status Linear::check(const Input& input, const Product* products, uint32_t produ
   return {};
 }
 
-// Gathers, norms and, for kernels that take them, makes blocks. Returns (token_count, cols).
+// Gathers and norms the input, and converts it to blocks if requested. Returns (token_count, cols).
 const float* Linear::prepare_input(const Input& input, bool has_blocks) {
   const bool copies = input.norm != nullptr || input.token_indices != nullptr;
   if (!copies && !has_blocks) return input.x;
@@ -169,15 +169,15 @@ void Linear::multiply(const Weight& weight, uint32_t m_tile, uint32_t m_tile_cou
     if (kernel.run_floats != nullptr)
       return kernel.run_floats(data, m_tile_count, cols, x, cols, token_count, tiles);
   }
-  // Row by row, each expanded to f32 first.
+  // Computes row by row. Each row is first expanded to f32.
   for (uint32_t i = 0; i < m_tile_count; ++i) {
     float* tile = tiles + i * kTileFloats;
     const uint32_t first_row = (m_tile + i) * kMTileRows;
     const uint32_t row_count = std::min(kMTileRows, weight.rows - first_row);
     if (row_count < kMTileRows) std::fill(tile, tile + token_count * kMTileRows, 0.0f);
     for (uint32_t r = 0; r < row_count; ++r) {
-      // Cannot fail: run() has checked type and shape. If it did, NaN would end the row of the
-      // step.
+      // This cannot fail, because run() has checked type and shape; if it did, NaN would fail the
+      // row.
       const Status status = expand_row(weight, first_row + r, work.row_work, work.row);
       if (!status.ok()) std::fill(work.row, work.row + cols, NAN);
       kernels_.dot(work.row, cols, x, cols, token_count, tile + r, kMTileRows);

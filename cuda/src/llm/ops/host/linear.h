@@ -1,4 +1,4 @@
-// Matrix products of the host: y = W·x for some tokens, in chunks of 16-row M-tiles.
+// Matrix products of the host: y = W·x for some tokens, in chunks of M-tiles of 16 rows.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace wcuda::ops::host {
 
-// What becomes of the products of one matrix.
+// The epilogue of the products of one matrix.
 enum class Output {
   kStore,         // target = y + bias
   kAdd,           // target += y + bias
@@ -23,11 +23,11 @@ struct Product {
   Vector bias = nullptr;
   Output output = Output::kStore;
   float* target = nullptr;  // (token_count, weight.rows)
-  Weight up;                // only for …Multiply; of the shape of `weight`
+  Weight up;                // only for …Multiply; it has the shape of `weight`
   Vector up_bias = nullptr;
 };
 
-// What the products read: h = x, or rms_norm(x) * norm.
+// The input of the products: h = x, or rms_norm(x) * norm.
 struct Input {
   const float* x = nullptr;  // (…, cols)
   uint32_t token_count = 0;
@@ -41,17 +41,17 @@ class Linear {
  public:
   Linear(ThreadPool& pool, const Kernels& kernels) : pool_(pool), kernels_(kernels) {}
 
-  // Memory for inputs of up to `token_count` tokens by `cols_max` columns.
+  // Returns the bytes of memory for inputs of up to `token_count` tokens by `cols_max` columns.
   uint64_t work_bytes(uint32_t token_count, uint32_t cols_max) const;
-  // Before the first run; `work` is aligned to 256 bytes.
+  // Must be called before the first run. `work` is aligned to 256 bytes.
   void prepare(uint32_t token_count, uint32_t cols_max, uint8_t* work);
 
-  // Computes up to kProductsMax products of one input. Each element of a target is the work of one
-  // thread and depends on its own row and token alone.
+  // Computes up to kProductsMax products of one input. One thread computes each element of a
+  // target, which depends only on its own row and token.
   static constexpr uint32_t kProductsMax = 3;
   Status run(const Input& input, const Product* products, uint32_t product_count);
 
-  // One row of a matrix as f32. row_work: row_work_bytes(weight.cols) or more.
+  // Expands one row of a matrix to f32. row_work has at least row_work_bytes(weight.cols) bytes.
   static uint64_t row_work_bytes(uint32_t cols) { return uint64_t{cols} * 4; }
   static Status expand_row(const Weight& weight, uint32_t row, uint8_t* row_work, float* out);
 

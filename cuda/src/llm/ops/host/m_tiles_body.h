@@ -1,10 +1,10 @@
-// Products of 16-row M-tiles, written over the vectors of vector.h: one lane a row, weights and
-// activations as 16-bit integers, sums of 32 columns exact in int32, everything after in f32.
-// Included by the instruction sets that can multiply integers fast; kLanes divides 16.
+// Products of 16-row M-tiles, with the vectors of vector.h. Each lane is a row. Weights and
+// activations are 16-bit integers; sums over 32 columns are exact in int32, and the rest is
+// computed in f32. Included for instruction sets with fast integer products; kLanes divides 16.
 //
-// One token reads the packed tiles as they are. For more, the weights of 256 columns are unpacked
-// into a panel that stays in the first-level cache while all tokens use it. Both ways add the same
-// terms in the same order.
+// With few tokens, the loops read the packed tiles directly. With more, they unpack the weights of
+// 256 columns into a panel, which stays in the first-level cache while all tokens use it. Both ways
+// add the same terms in the same order.
 #pragma once
 
 #include <immintrin.h>
@@ -26,7 +26,7 @@ constexpr uint32_t kVectors = kMTileRows / kLanes;  // of an M-tile's rows
 typedef int16_t WordVec __attribute__((vector_size(kLanes * 4)));
 typedef int8_t CodeVec __attribute__((vector_size(kLanes * 4)));
 
-// 16-bit integers as 32-bit ones. gcc 12 converts a vector half by half.
+// Loads 16-bit integers as 32-bit ones. gcc 12 would convert each half of a vector separately.
 WCUDA_INLINE UintVec load_words(const uint8_t* p) {
 #if defined(__AVX512VNNI__)
   return (UintVec)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -35,45 +35,45 @@ WCUDA_INLINE UintVec load_words(const uint8_t* p) {
 #endif
 }
 
-// A packed tile of 16 blocks, of which the rows from `first_row` on are wanted, one a lane.
+// A packed tile of 16 blocks. The functions return the rows from `first_row` on, one per lane.
 struct PackedTile {
   const uint8_t* bytes;
   uint32_t first_row;
 
-  // 4-byte unit `unit` of the field at `offset` in the block.
+  // Returns the 4-byte unit `unit` of the field at `offset` in the block.
   WCUDA_INLINE_MEMBER UintVec units(uint32_t offset, uint32_t unit) const {
     UintVec v;
     __builtin_memcpy(&v, bytes + (offset + unit * 4) * kMTileRows + first_row * 4, sizeof v);
     return v;
   }
-  // The 16 bits at `offset` in the block.
+  // Returns the 16 bits at `offset` in the block.
   WCUDA_INLINE_MEMBER UintVec words(uint32_t offset) const {
     return load_words(bytes + offset * kMTileRows + first_row * 2);
   }
-  // The byte at `offset` in the block.
+  // Returns the byte at `offset` in the block.
   WCUDA_INLINE_MEMBER UintVec single_bytes(uint32_t offset) const {
     unsigned char v __attribute__((vector_size(kLanes)));
     __builtin_memcpy(&v, bytes + offset * kMTileRows + first_row, sizeof v);
     return __builtin_convertvector(v, UintVec);
   }
-  // The f16 at `offset` in the block.
+  // Returns the f16 at `offset` in the block.
   WCUDA_INLINE_MEMBER Vec halves(uint32_t offset) const {
     return load_halves(bytes + offset * kMTileRows + first_row * 2);
   }
-  // Likewise, for what multiplies a sum of kSumFactor.
+  // Returns the same, divided by kSumFactor, for factors of sums that are multiplied by it.
   WCUDA_INLINE_MEMBER Vec sum_halves(uint32_t offset) const {
     return halves(offset) * (1.0f / kSumFactor);
   }
 };
 
-// Asks for the kBytes that lie some microseconds ahead of `bytes`, past the end of a page too.
+// Prefetches the kBytes that are needed some microseconds after `bytes`, even in the next page.
 template <uint32_t kBytes>
 WCUDA_INLINE void prefetch(const uint8_t* bytes) {
   constexpr uint32_t kAhead = 4096;
   for (uint32_t i = 0; i < kBytes; i += 64) __builtin_prefetch(bytes + kAhead + i);
 }
 
-// The addresses of kTokens tokens, each in a register: gcc else computes one for each load.
+// The addresses of kTokens tokens, each in a register; gcc would compute one for each load.
 template <uint32_t kTokens, class T>
 struct TokenRows {
   const T* rows[kTokens];
@@ -92,7 +92,7 @@ WCUDA_INLINE UintVec low_nibbles(UintVec v) { return v & 0x0f0f0f0fu; }
 WCUDA_INLINE UintVec high_nibbles(UintVec v) { return v >> 4 & 0x0f0f0f0fu; }
 WCUDA_INLINE Vec to_float(UintVec v) { return __builtin_convertvector((IntVec)v, Vec); }
 
-// ---- what each instruction set has its own way for ----
+// ---- operations that differ between instruction sets ----
 
 // Adds w0 * x0 + w1 * x1 of the 16-bit integers in each lane.
 WCUDA_INLINE IntVec add_products(IntVec sum, UintVec w, UintVec x) {
@@ -102,12 +102,12 @@ WCUDA_INLINE IntVec add_products(IntVec sum, UintVec w, UintVec x) {
   return (IntVec)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)w, (__m256i)x);
 #else
   sum += (IntVec)_mm256_madd_epi16((__m256i)w, (__m256i)x);
-  asm("" : "+x"(sum));  // or gcc makes all products first, adds them as a tree and spills
+  asm("" : "+x"(sum));  // otherwise gcc computes all products first, and spills
   return sum;
 #endif
 }
 
-// Bytes of v, each 16 bytes after `pattern`, which is for 16.
+// Permutes each 16 bytes of v by `pattern`.
 WCUDA_INLINE UintVec shuffle_bytes(UintVec v, __m128i pattern) {
 #if defined(__AVX512VNNI__)
   return (UintVec)_mm512_shuffle_epi8((__m512i)v, _mm512_broadcast_i32x4(pattern));
@@ -116,7 +116,7 @@ WCUDA_INLINE UintVec shuffle_bytes(UintVec v, __m128i pattern) {
 #endif
 }
 
-// Entry of a table of 16 bytes for each byte of `indices`.
+// Returns the entry of a table of 16 bytes for each byte of `indices`.
 WCUDA_INLINE UintVec look_up(__m128i table, UintVec indices) {
 #if defined(__AVX512VNNI__)
   return (UintVec)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)indices);
@@ -125,12 +125,12 @@ WCUDA_INLINE UintVec look_up(__m128i table, UintVec indices) {
 #endif
 }
 
-// Levels of IQ3_S in columns 4c … 4c + 3, one a byte: an entry of its codebook of 512. `low` has
-// the low bytes of the entries' numbers for four values of c, bit c of `high` the ninth bit.
+// Returns the levels of IQ3_S in columns 4c … 4c + 3, one per byte: an entry of its codebook of
+// 512. `low` has the low bytes of the entry numbers for four values of c; bit c of `high` is bit 8.
 #if defined(__AVX512VNNI__)
 WCUDA_INLINE UintVec look_up_iq3_s(const uint16_t* table, UintVec low, UintVec high, uint32_t c) {
-  // A word each for c and the value next to it, which the compiler computes once for both. Gathers
-  // are far slower on processors that keep them from leaking data.
+  // Loads one word for c and its neighbour; the compiler computes it once for both. Gathers are far
+  // slower on processors that prevent them from leaking data.
   const UintVec bytes = low >> (c % 4 / 2 * 16), bits = high >> (c & ~1u);
   const __m512i indices =
       (__m512i)((bytes & 0xffu) | (bytes & 0xff00u) << 8 | (bits & 1u) << 8 | (bits & 2u) << 23);
@@ -158,14 +158,14 @@ WCUDA_INLINE UintVec look_up_iq3_s(const uint32_t* table, UintVec low, UintVec h
   const UintVec numbers = (low >> (c % 4 * 8) & 0xffu) | (high >> c & 1u) << 8;
   uint32_t n[kLanes];
   __builtin_memcpy(n, &numbers, sizeof n);
-  asm("" : "+m"(n));  // or gcc takes them out of the vector, which is slower
+  asm("" : "+m"(n));  // otherwise gcc extracts them from the vector, which is slower
   return UintVec{table[n[0]], table[n[1]], table[n[2]], table[n[3]],
                  table[n[4]], table[n[5]], table[n[6]], table[n[7]]};
 }
 WCUDA_INLINE const uint32_t* iq3_s_table() { return wcuda::ops::host::iq3_s_levels(); }
 #endif
 
-// Byte i: 0xff where bit 4 * chunk + i of the lane is set, else 0.
+// Returns 0xff in byte i if bit 4 * chunk + i of the lane is set, otherwise 0.
 WCUDA_INLINE UintVec spread_bits(UintVec bits, uint32_t chunk) {
   const char k = static_cast<char>(chunk / 2);
   const UintVec copies =
@@ -175,22 +175,21 @@ WCUDA_INLINE UintVec spread_bits(UintVec bits, uint32_t chunk) {
   return (UintVec)((CodeVec)(copies & which) == (CodeVec)which);
 }
 
-// ---- formats: kParts parts of 32 columns a packed tile ----
+// ---- formats: kParts parts of 32 columns per packed tile ----
 
-// Of kLanes rows in 32 columns: weight = scale * factor * (code - kOffset) + minimum. The minimums,
-// and the scale of a format with factors, are 1 / kSumFactor times that.
+// The scales of kLanes rows in 32 columns: weight = scale * factor * (code - kOffset) + minimum.
+// The minimums, and the scale of a format with factors, are divided by kSumFactor.
 struct Scales {
   Vec scale;
-  IntVec
-      factors[2];  // of the first and last 16 columns where kFactors is 2; [0] of all where it is 1
-  Vec minimums[2];  // likewise, by kMinimums
+  IntVec factors[2];  // of the first and last 16 columns if kFactors is 2; [0] of all if it is 1
+  Vec minimums[2];    // likewise, by kMinimums
 };
 
-// What a format says of itself. It also has
-//   Head, head(tile): what its parts share;
-//   scales<kPart>(head, first): those of part first + kPart;
-//   codes<kPart>(tile, head, first, c): columns 4c … 4c + 3 of that part, one a byte.
-// `first` is a multiple of kUnrolled, kPart is below it.
+// The constants of a format. A format also has
+//   Head, head(tile): the data that its parts have in common;
+//   scales<kPart>(head, first): returns the scales of part first + kPart;
+//   codes<kPart>(tile, head, first, c): returns columns 4c … 4c + 3 of that part, one per byte.
+// `first` is a multiple of kUnrolled, and kPart is below kUnrolled.
 template <uint32_t kBytes, uint32_t kPartCount, uint32_t kUnrolledParts, int16_t kCodeOffset,
           uint32_t kFactorCount, uint32_t kMinimumCount>
 struct Format {
@@ -200,11 +199,11 @@ struct Format {
   static constexpr int16_t kOffset = kCodeOffset;
   static constexpr uint32_t kFactors = kFactorCount;
   static constexpr uint32_t kMinimums = kMinimumCount;
-  // The parts of a block have one scale, and factors: products with them add up before it.
+  // If parts have factors, a block has one scale: sums of factor * product are scaled at the end.
   static constexpr bool kSharesScale = kFactors > 0;  // |factor * (code - kOffset)| <= 4096
 };
 
-// Scale and, where kHasMinimum, minimum in front of one part.
+// Formats of one part, which follows its scale and, with kHasMinimum, its minimum.
 template <uint32_t kCodeBytes, int16_t kOffset, bool kHasMinimum>
 struct Simple : Format<kCodeBytes + (kHasMinimum ? 4 : 2), 1, 1, kOffset, 0, kHasMinimum> {
   static constexpr uint32_t kCodesAt = kHasMinimum ? 4 : 2;
@@ -221,7 +220,7 @@ struct Simple : Format<kCodeBytes + (kHasMinimum ? 4 : 2), 1, 1, kOffset, 0, kHa
   }
 };
 
-// Codes of 4 bits: the low ones of 16 bytes, then the high ones.
+// Returns codes of 4 bits: the low nibbles of 16 bytes, then the high nibbles.
 WCUDA_INLINE UintVec nibbles(const PackedTile& tile, uint32_t offset, uint32_t unit, uint32_t c) {
   const UintVec units = tile.units(offset, unit + c % 4);
   return c < 4 ? low_nibbles(units) : high_nibbles(units);
@@ -286,7 +285,7 @@ struct QK : Format<kHasFifthBit ? 176 : 144, 8, 2, 0, 1, 1> {  // Q4_K, Q5_K: fa
   }
 };
 
-// Byte `byte` of each lane as a signed integer.
+// Returns byte `byte` of each lane as a signed integer.
 WCUDA_INLINE IntVec signed_byte(UintVec v, uint32_t byte) {
   return (IntVec)(v << (24 - 8 * byte)) >> 24;
 }
@@ -371,7 +370,7 @@ struct Q3_K : Format<110, 8, 4, 4, 2, 0> {  // a factor of 6 bits for 16 columns
   }
 };
 
-// Levels of IQ4 codes, and twice those of FP4 codes, less kOffset.
+// Return the levels of IQ4 codes, and twice those of FP4 codes, minus kOffset.
 WCUDA_INLINE UintVec iq4_levels(UintVec codes) {
   return look_up(
       _mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, -127, -115, -103, -90, -75, -59, -39, -15),
@@ -479,7 +478,7 @@ WCUDA_INLINE Vec add_sum(IntVec sum, Vec scale, Vec y) {
 WCUDA_INLINE UintVec even_bytes(UintVec v) { return v & 0x00ff00ffu; }
 WCUDA_INLINE UintVec odd_bytes(UintVec v) { return v >> 8 & 0x00ff00ffu; }
 
-// Results of kTokens tokens and 16 rows, and what the scale of the block is yet to multiply.
+// The results of kTokens tokens and 16 rows, and the sums that are not yet scaled.
 template <uint32_t kTokens>
 struct Totals {
   Vec y[kTokens][kVectors];
@@ -533,7 +532,7 @@ WCUDA_INLINE void add_parts(const uint8_t* bytes, const typename Format::Head* h
   }
 }
 
-// Few tokens: the packed tiles as they are.
+// For few tokens: reads the packed tiles directly.
 template <class Format, uint32_t kTokens>
 void m_tile_tokens(const uint8_t* m_tile, uint32_t cols, const InputBlock* input, uint64_t stride,
                    float* tile) {
@@ -559,7 +558,7 @@ void m_tile_tokens(const uint8_t* m_tile, uint32_t cols, const InputBlock* input
 }
 
 constexpr uint32_t kPanelParts = 8;
-// M-tiles of one panel: where one has a vector for its rows, two share the loads of activations.
+// M-tiles per panel. If an M-tile has one vector of rows, two M-tiles use each load of activations.
 constexpr uint32_t kPanelMTiles = kVectors == 1 ? kMTilesMax : 1;
 
 // Unpacked weights of kWidth vectors of rows: factor * (code - kOffset) of 256 columns or fewer.
@@ -570,8 +569,8 @@ struct Panel {
   Vec minimums[kPanelParts][kWidth][2];
 };
 
-// Parts first + kPart … first + kUnrolled - 1 of a packed tile become part `p` of the panel's
-// vector v, ….
+// Unpacks parts first + kPart … first + kUnrolled - 1 of a packed tile into parts p, p + 1, … of
+// the panel's vector v.
 template <class Format, uint32_t kPart = 0, class Panel>
 WCUDA_INLINE void unpack_parts(const PackedTile& tile, const typename Format::Head& head,
                                uint32_t first, uint32_t p, uint32_t v, Panel* panel) {
@@ -596,7 +595,7 @@ WCUDA_INLINE void unpack_parts(const PackedTile& tile, const typename Format::He
   }
 }
 
-// Where vector v of a token is: tiles (token, 16), kTileFloats from one M-tile to the next.
+// Returns the address of vector v of a token. Tiles are (token, 16), at intervals of kTileFloats.
 WCUDA_INLINE float* tile_vector(float* tiles, uint32_t t, uint32_t v) {
   return tiles + v / kVectors * kTileFloats + t * kMTileRows + v % kVectors * kLanes;
 }
@@ -663,7 +662,7 @@ void add_panel(const Panel<kWidth>& panel, uint32_t parts, const InputBlock* inp
   }
 }
 
-// Calls function(count, first) for groups of kTokens tokens and, of the rest, half as many, …
+// Calls function(count, first) for groups of kTokens tokens, then of half as many for the rest, ….
 template <uint32_t kTokens, class Function>
 WCUDA_INLINE void group_tokens(uint32_t first, uint32_t token_count, const Function& function) {
   for (; first + kTokens <= token_count; first += kTokens)
@@ -672,7 +671,7 @@ WCUDA_INLINE void group_tokens(uint32_t first, uint32_t token_count, const Funct
 }
 constexpr uint32_t kTokensMax = kLanes == 16 ? 8 : 4;
 
-// kMTiles M-tiles at once, from a panel.
+// Computes kMTiles M-tiles at a time, from a panel.
 template <class Format, uint32_t kMTiles>
 void m_tile_panels(const uint8_t* m_tiles, uint32_t cols, const InputBlock* input, uint64_t stride,
                    uint32_t token_count, float* tiles) {
@@ -773,7 +772,7 @@ WCUDA_INLINE void add_runs(const uint8_t* bytes, const float* input, uint64_t st
   }
 }
 
-// Runs of 16 columns, the rest one by one; several runs at once where one has few sums.
+// Adds runs of 16 columns, and the rest one by one; several runs at a time if a run has few sums.
 template <class Format, uint32_t kTokens, uint32_t kWidth>
 void add_columns(const uint8_t* bytes, uint32_t cols, const float* input, uint64_t stride,
                  float* tiles) {
@@ -793,9 +792,9 @@ void add_columns(const uint8_t* bytes, uint32_t cols, const float* input, uint64
     add_runs<Format, kTokens, kWidth, 1, 1>(bytes + col * kColumnBytes, input + col, stride, tiles);
 }
 
-constexpr uint32_t kFloatTokens = kLanes == 16 ? 8 : 6;  // whose sums live in registers
+constexpr uint32_t kFloatTokens = kLanes == 16 ? 8 : 6;  // tokens whose sums fit into registers
 
-// kMTiles M-tiles of more tokens, from a panel of f32.
+// Computes kMTiles M-tiles of more tokens, from a panel of f32.
 template <class Format, uint32_t kMTiles>
 void m_tile_float_panels(const uint8_t* m_tiles, uint32_t cols, const float* input, uint64_t stride,
                          uint32_t token_count, float* tiles) {
@@ -878,7 +877,7 @@ MTileKernel find_m_tile_kernel(uint32_t type) {
 
 // ---- activations ----
 
-constexpr float kSmallestMagnitude = 1e-30f;  // below it a block counts as 0
+constexpr float kSmallestMagnitude = 1e-30f;  // a block of smaller values becomes 0
 
 // Combines the lanes, each with the lane that differs in kBit.
 template <uint32_t kBit = kLanes / 2, class Function>
@@ -890,7 +889,7 @@ WCUDA_INLINE int32_t combine_lanes(IntVec v, const Function& function) {
     return v[0];
 }
 
-// 32 columns whose scale is known.
+// Converts 32 columns, whose scale is known.
 WCUDA_INLINE void make_block(const float* x, float scale, InputBlock* block) {
   const float inverse = 1.0f / scale;
   int16_t codes[32];
@@ -898,7 +897,7 @@ WCUDA_INLINE void make_block(const float* x, float scale, InputBlock* block) {
   for (uint32_t half = 0; half < 2; ++half) {
     IntVec total = {};
     for (uint32_t i = half * 16; i < half * 16 + 16; i += kLanes) {
-      // 1.5 * 2^23: rounds
+      // Adding 1.5 * 2^23 rounds to an integer.
       const Vec shifted = multiply_add(load(x + i), broadcast(inverse), broadcast(12582912.0f));
       const IntVec code = (IntVec)shifted - 0x4b400000;
       const HalfWordVec narrow = __builtin_convertvector((UintVec)code, HalfWordVec);
@@ -924,14 +923,14 @@ WCUDA_INLINE void make_block(const float* x, float scale, InputBlock* block) {
   block->sum = sum_scale * static_cast<float>(sums[0] + sums[1]);
 }
 
-// The sum of the codes' magnitudes times 4096, the largest weight, stays below 2^31, also after
-// rounding. Few blocks come near: a code is then 16376 on average.
+// The sum of the magnitudes of 32 codes, times the largest weight (4096), stays below 2^31, also
+// after rounding. This limits the mean of the codes; few blocks reach it.
 constexpr float kCodeMax = 32767.0f;
 constexpr float kCodeMeanMax = 16375.0f;
 
 void make_blocks(const float* x, uint32_t cols, InputBlock* blocks) {
   for (uint32_t col = 0; col < cols; col += 32, x += 32, ++blocks) {
-    // Magnitudes compare as integers; infinity and NaN are above all others.
+    // Magnitudes are compared as integers; infinity and NaN are above all others.
     IntVec largest = {};
     Vec mean = {};
     for (uint32_t i = 0; i < 32; i += kLanes) {

@@ -1,5 +1,5 @@
-// A vector of floats as wide as the instruction set of the file that includes this, and what the
-// loops need of it. Everything here is internal to that file.
+// A vector of floats as wide as the instruction set of the file that includes this header, and the
+// operations that the loops use. Everything here is internal to that file.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ typedef int8_t ByteVec __attribute__((vector_size(kLanes)));
 #define WCUDA_INLINE static inline __attribute__((always_inline))
 #define WCUDA_INLINE_MEMBER inline __attribute__((always_inline))
 
-// Before a loop over an array that must live in registers.
+// Written before a loop over an array that must stay in registers.
 #if defined(__clang__)
 #define WCUDA_UNROLL _Pragma("unroll")
 #else
@@ -58,12 +58,12 @@ WCUDA_INLINE void store_halves(uint8_t* p, Vec v) {
                    _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
 }
 #endif
-// Not Vec{} + value, which is an addition: it makes -0 to 0.
+// Vec{} + value would be an addition, which turns -0 into 0.
 WCUDA_INLINE Vec broadcast(float value) { return value - Vec{}; }
 
-// a * b + c, rounded once where the instruction set can. Said outright: these files are compiled
-// with -ffp-contract=off, for a compiler that fuses where it likes gives one token different bits
-// in loops of different width.
+// Returns a * b + c, rounded once if the instruction set can. It is explicit, and these files are
+// compiled with -ffp-contract=off, because a compiler that chooses which operations to fuse would
+// give a token different bits in loops of different width.
 WCUDA_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -86,8 +86,8 @@ WCUDA_INLINE Vec select(IntVec mask, Vec a, Vec b) {
   return (Vec)(((IntVec)a & mask) | ((IntVec)b & ~mask));
 }
 
-// Lane l of the result: where bit kBit of l is set, lane l ^ kSetXor of b, else lane l ^ kClearXor
-// of a.
+// Lane l of the result is lane l ^ kSetXor of b if bit kBit of l is set, else lane l ^ kClearXor of
+// a.
 template <uint32_t kBit, uint32_t kClearXor, uint32_t kSetXor, uint32_t... kLane>
 WCUDA_INLINE Vec pick(Vec a, Vec b, std::integer_sequence<uint32_t, kLane...>) {
   return __builtin_shufflevector(
@@ -96,7 +96,7 @@ WCUDA_INLINE Vec pick(Vec a, Vec b, std::integer_sequence<uint32_t, kLane...>) {
 
 constexpr auto kAllLanes = std::make_integer_sequence<uint32_t, kLanes>{};
 
-// Sum of the lanes, always in the same order.
+// Returns the sum of the lanes, always in the same order.
 template <uint32_t kBit = kLanes / 2>
 WCUDA_INLINE float sum(Vec v) {
   v += pick<kBit, kBit, kBit>(v, v, kAllLanes);
@@ -106,7 +106,7 @@ WCUDA_INLINE float sum(Vec v) {
     return v[0];
 }
 
-// a where b is not larger or one of them is NaN.
+// Returns the larger of a and b, or a if one of them is NaN.
 WCUDA_INLINE Vec larger(Vec a, Vec b) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_max_ps((__m512)b, (__m512)a);
@@ -116,7 +116,7 @@ WCUDA_INLINE Vec larger(Vec a, Vec b) {
   return select(b > a, b, a);
 #endif
 }
-// a where b is not smaller or one of them is NaN.
+// Returns the smaller of a and b, or a if one of them is NaN.
 WCUDA_INLINE Vec smaller(Vec a, Vec b) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_min_ps((__m512)b, (__m512)a);
@@ -135,11 +135,10 @@ WCUDA_INLINE float largest_lane(Vec v) {
     return v[0];
 }
 
-// e^x to about 2 units in the last place; below -87 it is 0 or nearly, above 88 it stays at e^88.
-// NaN stays NaN.
+// Returns e^x with an error of about 2 ulp: 0 or nearly 0 below -87, e^88 above 88, NaN for NaN.
 WCUDA_INLINE Vec exp_vec(Vec x) {
   x = smaller(larger(x, broadcast(-87.0f)), broadcast(88.0f));
-  const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: rounds to an integer
+  const Vec magic = broadcast(12582912.0f);  // adding it rounds to an integer
   const Vec shifted = multiply_add(x, broadcast(1.44269504f), magic);
   const Vec n = shifted - magic;
   Vec r = multiply_add(n, broadcast(-0.693359375f), x);
