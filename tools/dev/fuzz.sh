@@ -65,13 +65,13 @@ fuzz_share() {
   fuzz_transcripts $own
 }
 
-# fuzz_transcripts CPU_SECONDS: runs of proptest, by the tests that step "cargo test, every feature" has built.
+# fuzz_transcripts CPU_SECONDS: runs of proptest, by the tests that step "clippy and cargo test, every feature" has built.
 fuzz_transcripts() {
   local cases=2000 runs=0 end BASHPID_OF_STEP=$BASHPID
   end=$(($(children_cpu_seconds) + $1))
   while [ $runs = 0 ] || [ "$(children_cpu_seconds)" -lt $end ]; do
     runs=$((runs + 1))
-    PROPTEST_CASES=$cases cargo_tested test --quiet --workspace \
+    PROPTEST_CASES=$cases with_clippy cargo_tested test --quiet --workspace \
       --features "$(crate_features | sed 's|[^ ]*|worker-cuda/&|g')" --test zctl_guest -- $TRANSCRIPT_PROPERTIES
   done
   say "transcripts: $runs runs of $cases cases of each property"
