@@ -25,7 +25,7 @@ fn list_has_each_backend_with_the_reason_it_lacks() {
 }
 
 #[test]
-fn selection_tells_what_it_passed_over() {
+fn selection_reports_what_it_passed_over() {
     let metal = backend::find("metal").unwrap();
     let chosen = Selection::builder().preferred(metal).choose().unwrap();
     assert_eq!(chosen.backend, Backend::Host);
@@ -146,7 +146,7 @@ fn mistakes_come_back_as_they_are() {
 }
 
 #[test]
-fn a_panic_in_a_call_goes_on_behind_it() {
+fn a_panic_in_a_call_continues_after_it() {
     let events = Arc::default();
     let failover = failover(FailoverMode::Automatic, &events);
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -307,7 +307,7 @@ fn kernels_without_what_they_need_are_refused() {
 }
 
 #[test]
-fn falling_back_is_asked_for_and_told() {
+fn fallback_is_opt_in_and_reported() {
     if cuda_available() {
         return;
     }

@@ -45,7 +45,7 @@ fn cuda_is_there_or_says_why_not() {
 }
 
 #[test]
-fn automatic_choice_tells_why_it_fell_back() {
+fn automatic_choice_reports_why_it_fell_back() {
     let info = CudaContext::auto().unwrap().info().unwrap();
     assert_eq!(
         info.backend == Backend::Host,

@@ -222,7 +222,7 @@ fn several_rows_a_step_do_what_they_do_alone() {
 }
 
 #[test]
-fn fork_goes_on_like_its_origin_and_apart_from_it() {
+fn fork_continues_like_its_origin_and_apart_from_it() {
     let mut engine = engine();
     let origin = engine.create_sequence().unwrap();
     run(&mut engine, Row::tokens(&origin, &[10, 20, 30]));
@@ -432,7 +432,7 @@ fn limits_are_kept() {
 }
 
 #[test]
-fn too_few_pages_are_told_with_both_numbers() {
+fn too_few_pages_are_reported_with_both_numbers() {
     let options = EngineOptions::new()
         .max_sequences(3)
         .kv_tokens(128)

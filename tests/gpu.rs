@@ -457,7 +457,7 @@ fn gpu_parity_finds_the_element_that_differs() {
 }
 
 #[test]
-fn gpu_fallback_is_told_and_only_when_asked_for() {
+fn gpu_fallback_is_opt_in_and_reported() {
     let Some(context) = gpu() else { return };
     let strict = GpuCompute::with_context(&context).unwrap();
     let error = strict.register(add_one(0.0)).unwrap_err();

@@ -145,7 +145,7 @@ fn kernels_of_a_manifest_run_on_the_host() {
 }
 
 #[test]
-fn mistakes_tell_line_and_path() {
+fn mistakes_report_line_and_path() {
     let cases = [
         ("", "line 1: EOF while parsing a value"),
         ("[]", "line 1: the document: is no object"),

@@ -127,7 +127,7 @@ fn plan_is_what_the_ledger_shows() {
 }
 
 #[test]
-fn digests_tell_tensors_apart_and_verify_finds_them_again() {
+fn digests_distinguish_tensors_and_verify_finds_them_again() {
     let model = tiny();
     let count = model.gguf().tensors().len() as u64;
     let digests: Vec<_> = (0..count)

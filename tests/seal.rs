@@ -52,7 +52,7 @@ fn digests_are_those_of_the_blake3_crate_at_any_size_and_offset() {
 }
 
 #[test]
-fn shards_of_every_size_verify_and_tell_what_they_are() {
+fn shards_of_every_size_verify_and_report_what_they_are() {
     let mut manager = manager();
     for size in sizes() {
         let bytes = pattern(size);
@@ -361,7 +361,7 @@ impl AuditSink for Sink {
 }
 
 #[test]
-fn events_tell_the_story_without_secrets() {
+fn events_report_what_happened_without_secrets() {
     let sink = Sink::default();
     let config = VramConfig::new("a secret token of thirty-two bytes")
         .worker_id("worker-7")

@@ -388,7 +388,7 @@ pub unsafe fn register(
     Ok(Backend::from_native(backend))
 }
 
-/// No instance of a registered backend is made any more; those there are go on.
+/// Removes a registered backend: no instance of it can be opened any more, existing ones keep working.
 pub fn unregister(backend: Backend) -> Result<()> {
     let Backend::Unknown(number) = backend else {
         return Err(Error::new(

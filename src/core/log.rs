@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn trampoline_swallows_panics_and_goes_on() {
+    fn trampoline_swallows_panics_and_continues() {
         let count = Arc::new(AtomicUsize::new(0));
         let to = count.clone();
         let sink: Sink = Box::new(move |_, _, _| {

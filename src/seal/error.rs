@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_tell_the_numbers() {
+    fn messages_state_the_numbers() {
         let error = VramError::InsufficientVram {
             needed: 10,
             have: 4,

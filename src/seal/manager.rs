@@ -497,7 +497,7 @@ impl VramManager {
     fn check_free(&self, vram_bytes: u64) -> VramResult<()> {
         let available = self.available_vram()?;
         if vram_bytes > available {
-            self.tell_refused(vram_bytes, available, "insufficient VRAM");
+            self.report_refused(vram_bytes, available, "insufficient VRAM");
             return Err(VramError::InsufficientVram {
                 needed: vram_bytes,
                 have: available,
@@ -514,7 +514,7 @@ impl VramManager {
             Ok(memory) => memory,
             Err(error) => {
                 let available = self.available_vram().unwrap_or(0);
-                self.tell_refused(requested, available, &error.to_string());
+                self.report_refused(requested, available, &error.to_string());
                 return Err(match error.kind() {
                     ErrorKind::OutOfMemory | ErrorKind::OverBudget => VramError::InsufficientVram {
                         needed: requested,
@@ -618,7 +618,7 @@ impl VramManager {
         }
     }
 
-    fn tell_refused(&self, requested: u64, available: u64, reason: &str) {
+    fn report_refused(&self, requested: u64, available: u64, reason: &str) {
         self.audit.report(AuditEvent::VramAllocationFailed {
             requested,
             available,

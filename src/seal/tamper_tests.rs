@@ -67,7 +67,7 @@ fn the_first_bad_mib_is_named_and_ranges_see_only_their_own() {
 }
 
 #[test]
-fn a_mismatch_is_told_with_both_digests_and_flushed() {
+fn a_mismatch_is_reported_with_both_digests_and_flushed() {
     use std::sync::{Arc, Mutex};
 
     #[derive(Clone, Default)]

@@ -112,7 +112,7 @@ peer_runs() {
 }
 
 # Turn by turn, model by model, so that both engines meet the same state of the machine.
-bench_beside_peer() {
+bench_with_peer() {
   local model file turn peer_bin=$peer/b/bin raw=$out/raw
   [ -x "$peer_bin/llama-bench" ] || peer_bin=$out/../peer-build/b/bin
   [ -x "$peer_bin/llama-bench" ] || "$peer/build.sh" "${peer_bin%/b/bin}" >"$out/peer-build.log" 2>&1
@@ -135,4 +135,4 @@ bench_beside_peer() {
 
 describe_machine | tee "$out/machine.txt"
 [ $kernels = 0 ] || bench_kernels
-if [ -n "$peer" ]; then bench_beside_peer; else bench_alone; fi
+if [ -n "$peer" ]; then bench_with_peer; else bench_alone; fi

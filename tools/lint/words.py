@@ -25,17 +25,23 @@ TILES = LINEAR + ("cuda/kernels/shared", "cuda/kernels/memory", "cuda/src/llm/qu
 ATTENTION = ("cuda/kernels/attention", "cuda/kernels/sampling")
 KERNELS = ("cuda/kernels", "cuda/src/llm/ops", "cuda/bench")
 
+
+def name_part(pattern: str) -> str:
+    """The pattern as a word of a sentence, or as a part of a name with underscores."""
+    return rf"(?<![A-Za-z])(?:{pattern})(?![a-z])".replace(" ", "[ _]")
+
+
 # (pattern, the field's term, rooms or None for everywhere)
 TERMS = [
     # Prose.
-    (r"\b[Tt](?:ells?|old|elling)\b", "report, state, return", None),
-    (r"\bhang(?:s|ing)? on\b", "depends on", None),
-    (r"\b(?:goes|went|going) on\b", "continues", None),
-    (r"\bin vain\b", "without success", None),
-    (r"\b(?:is|are) had\b|\bhad by\b", "can be requested", None),
-    (r"\b[Bb]eside\b", "next to, compared with, besides", None),
-    (r"\bmend(?:s|ed|ing)?\b", "fix", None),
-    (r"\banew\b", "again", None),
+    (name_part(r"[Tt](?:ells?|old|elling)"), "report, state, return", None),
+    (name_part(r"hang(?:s|ing)? on"), "depends on", None),
+    (name_part(r"(?:go|goes|went|going|gone) on"), "continues", None),
+    (name_part(r"in vain"), "without success", None),
+    (name_part(r"(?:is|are) had|had by"), "can be requested", None),
+    (name_part(r"[Bb]eside"), "next to, compared with, besides", None),
+    (name_part(r"mend(?:s|ed|ing)?"), "fix", None),
+    (name_part(r"anew"), "again", None),
     # Names used in many rooms.
     (r"[Nn]ewcomers?", "new K/V", None),
     (r"[Pp]atience", "spin limit", None),

@@ -556,7 +556,7 @@ fn each_request_has_one_line_in_the_log_without_its_text() {
 }
 
 #[test]
-fn the_log_has_texts_if_they_are_asked_for_and_tells_who_left() {
+fn the_log_has_texts_only_on_request_and_reports_who_left() {
     let (served, lines) = logged(true);
     served.post(CHAT, &chat("hello", json!({}))).ok();
     assert_eq!(log_lines(&lines, 1)[0]["answer"], "hello");

@@ -37,7 +37,7 @@ impl FromRequest<Arc<App>> for Input {
         let mut room = Room::new(app);
         let body = read(request.into_body(), &app.options, &mut room).await?;
         visitor.room = room.taken.map(Arc::new);
-        // Long ones have a thread of their own: the streams of others go on meanwhile.
+        // Long bodies are parsed on a thread of their own, so that the streams of others do not wait.
         let fields = match body.len() > LONG_BODY {
             true => blocking(move || Fields::parse(&body)).await?,
             false => Fields::parse(&body)?,

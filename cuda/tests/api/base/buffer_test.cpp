@@ -28,7 +28,7 @@ class BufferBase {
   }
 
   void write_then_read();
-  void out_of_range_tells_the_numbers();
+  void out_of_range_reports_the_numbers();
   void copy_between_and_within();
   void fill_patterns();
   void digest_equals_the_reference();
@@ -58,7 +58,7 @@ void BufferBase::write_then_read() {
   }
 }
 
-void BufferBase::out_of_range_tells_the_numbers() {
+void BufferBase::out_of_range_reports_the_numbers() {
   const TestBuffer buffer(context_.handle(), 100), other(context_.handle(), 50);
   uint8_t data[200] = {};
   uint8_t digest[32];
@@ -172,7 +172,7 @@ class Buffer : public ::testing::Test, protected BufferBase {
   Buffer() : BufferBase(WCUDA_BACKEND_HOST) {}
 };
 TEST_F(Buffer, write_then_read) { write_then_read(); }
-TEST_F(Buffer, out_of_range_tells_the_numbers) { out_of_range_tells_the_numbers(); }
+TEST_F(Buffer, out_of_range_reports_the_numbers) { out_of_range_reports_the_numbers(); }
 TEST_F(Buffer, copy_between_and_within) { copy_between_and_within(); }
 TEST_F(Buffer, fill_patterns) { fill_patterns(); }
 TEST_F(Buffer, digest_equals_the_reference) { digest_equals_the_reference(); }
@@ -183,7 +183,7 @@ class GpuBuffer : public ::testing::Test, protected BufferBase {
   GpuBuffer() : BufferBase(WCUDA_BACKEND_CUDA) {}
 };
 TEST_F(GpuBuffer, write_then_read) { write_then_read(); }
-TEST_F(GpuBuffer, out_of_range_tells_the_numbers) { out_of_range_tells_the_numbers(); }
+TEST_F(GpuBuffer, out_of_range_reports_the_numbers) { out_of_range_reports_the_numbers(); }
 TEST_F(GpuBuffer, copy_between_and_within) { copy_between_and_within(); }
 TEST_F(GpuBuffer, fill_patterns) { fill_patterns(); }
 TEST_F(GpuBuffer, digest_equals_the_reference) { digest_equals_the_reference(); }

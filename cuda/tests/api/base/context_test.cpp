@@ -11,7 +11,7 @@
 namespace wcuda::testing {
 namespace {
 
-TEST(Context, host_tells_what_it_is) {
+TEST(Context, host_reports_what_it_is) {
   const TestContext context;
   wcuda_context_info info = WCUDA_CONTEXT_INFO_INIT;
 

@@ -109,7 +109,7 @@ TEST_F(Raw, reset_frees_every_block_of_its_backend) {
   EXPECT_EQ(wcuda_raw_reset(WCUDA_BACKEND_AUTO, nullptr), WCUDA_INVALID_ARGUMENT);
 }
 
-TEST_F(Raw, messages_tell_what_is_wrong_with_an_address) {
+TEST_F(Raw, messages_state_what_is_wrong_with_an_address) {
   wcuda_error error{};
   char data[8] = {0};
   void* ptr = nullptr;

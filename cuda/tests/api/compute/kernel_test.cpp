@@ -542,7 +542,7 @@ TEST_F(GpuKernels, forty_arguments_all_arrive) {
   EXPECT_EQ(read<int32_t>(out.handle(), 1)[0], expected);
 }
 
-TEST_F(GpuKernels, launches_past_a_limit_tell_value_and_limit_and_leave_the_device_alone) {
+TEST_F(GpuKernels, launches_past_a_limit_report_value_and_limit_and_leave_the_device_alone) {
   const TestBuffer out(context_.handle(), 4096);
   const wcuda_kernel bounded = kernel("bounded"), shared = kernel("shared");
   EXPECT_EQ(info(bounded).max_threads_per_block, 128u);
@@ -574,7 +574,7 @@ TEST_F(GpuKernels, launches_past_a_limit_tell_value_and_limit_and_leave_the_devi
   synchronize();
 }
 
-TEST_F(GpuKernels, names_that_are_not_there_are_told_with_those_that_are) {
+TEST_F(GpuKernels, unknown_names_are_reported_with_the_known_ones) {
   wcuda_kernel_options options = WCUDA_KERNEL_OPTIONS_INIT;
   const std::string name = "nothing";
   options.name = text(name);
@@ -701,7 +701,7 @@ TEST_F(GpuKernels, occupancy_is_that_of_the_code) {
             WCUDA_INVALID_CONFIG);
 }
 
-TEST_F(GpuKernels, bad_code_is_told_with_the_drivers_reason) {
+TEST_F(GpuKernels, bad_code_is_reported_with_the_drivers_reason) {
   wcuda_module module{77};
   const std::string head = ".version 9.0\n.target sm_80\n.address_size 64\n";
   const std::string nonsense = head + ".visible .entry k()\n{\n  nonsense;\n}\n";

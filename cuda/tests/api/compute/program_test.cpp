@@ -111,7 +111,7 @@ class ProgramCompile : public Program {
   }
 };
 
-TEST_F(ProgramCompile, compiles_and_tells_code_names_and_time) {
+TEST_F(ProgramCompile, compiles_and_returns_code_names_and_time) {
   const std::string expression = "scale<float>";
   const wcuda_string expressions[] = {text(expression)};
   options_.expressions = expressions;

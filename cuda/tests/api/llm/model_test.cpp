@@ -86,7 +86,7 @@ void expect_nothing_held(const TestContext& context) {
   EXPECT_EQ(context.memory(WCUDA_PURPOSE_STAGING).current_bytes, 0u);
 }
 
-TEST(ApiModel, loads_tells_and_unloads) {
+TEST(ApiModel, loads_reports_and_unloads) {
   const TestContext context;
   const TestGguf gguf(TinyModel().build());
   wcuda_model model{0};
@@ -127,7 +127,7 @@ TEST(ApiModel, lives_on_when_its_context_and_file_are_destroyed) {
   wcuda_model_unload(model);
 }
 
-TEST(ApiModel, plan_tells_what_the_ledger_shows_after_the_load) {
+TEST(ApiModel, plan_states_what_the_ledger_shows_after_the_load) {
   const TestContext context;
   const TestGguf gguf(TinyModel().build());
   wcuda_plan plan = WCUDA_PLAN_INIT;
@@ -201,7 +201,7 @@ TEST(ApiModel, plan_refuses_what_engine_creation_refuses) {
   wcuda_model_unload(model);
 }
 
-TEST(ApiModel, over_budget_tells_the_numbers_and_leaves_the_context_usable) {
+TEST(ApiModel, over_budget_reports_the_numbers_and_leaves_the_context_usable) {
   const TestContext roomy;
   const TestGguf gguf(TinyModel().build());
   wcuda_plan plan = WCUDA_PLAN_INIT;

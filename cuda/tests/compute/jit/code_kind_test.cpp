@@ -74,7 +74,7 @@ TEST(CodeKind, ptx_begins_with_its_version_after_comments) {
   expect_malformed(kind_of(std::string(".version 9.0\n\0.entry", 20)), "a NUL at byte 13");
 }
 
-TEST(CodeKind, source_is_told_from_ptx_even_when_it_speaks_of_versions) {
+TEST(CodeKind, source_is_distinguished_from_ptx_even_when_it_mentions_versions) {
   expect_malformed(
       kind_of(std::string("// needs .version 9.0\nextern \"C\" __global__ void k() {}")),
       "this is source");

@@ -87,7 +87,7 @@ TEST(NvrtcOptions, what_no_compiler_takes_is_refused_and_named) {
   EXPECT_STREQ(check(r).message(), "header's name: is empty");
 }
 
-TEST(NvrtcDiagnostic, is_the_first_line_that_tells_an_error) {
+TEST(NvrtcDiagnostic, is_the_first_line_that_states_an_error) {
   EXPECT_EQ(first_diagnostic("k.cu(1): warning #177: x\n  int x;\n\nk.cu(2): error: no y\n^\n"),
             "k.cu(2): error: no y");
   EXPECT_EQ(first_diagnostic("\nsomething else\nmore"), "something else");

@@ -246,7 +246,7 @@ TEST_F(Backends, best_without_the_host_may_find_nothing) {
   EXPECT_EQ(selection.type, 0);
 }
 
-TEST_F(Backends, best_of_all_opens_and_tells_its_reason) {
+TEST_F(Backends, best_of_all_opens_and_states_its_reason) {
   wcuda_backend_options options = WCUDA_BACKEND_OPTIONS_INIT;
   options.type = WCUDA_BACKEND_AUTO;
   open(options);
@@ -429,7 +429,7 @@ TEST_F(Backends, slots_that_are_null_are_unsupported) {
   wcuda_backend_close(inner);
 }
 
-TEST_F(Backends, trace_tells_each_call_as_a_line_of_json) {
+TEST_F(Backends, trace_writes_each_call_as_a_line_of_json) {
   std::vector<std::string> lines;
   wcuda_backend_options options = host();
   options.trace = [](void* user, wcuda_string line) {

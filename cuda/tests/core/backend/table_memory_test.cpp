@@ -6,7 +6,7 @@
 namespace wcuda::testing {
 namespace {
 
-TEST_P(TableConformance, table_is_whole_and_tells_its_size) {
+TEST_P(TableConformance, table_is_complete_and_states_its_size) {
   EXPECT_EQ(table_->struct_size, sizeof(wcuda_backend_vtable));
   EXPECT_TRUE(table_->deinit && table_->allocate && table_->compile_kernel && table_->fault);
 }

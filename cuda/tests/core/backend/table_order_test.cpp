@@ -306,7 +306,7 @@ TEST_P(TableConformance, memory_outlives_its_freeing_only_in_calls) {
   EXPECT_EQ(wcuda_buffer_size_get({memory.id}, &bytes, nullptr), WCUDA_INVALID_HANDLE);
 }
 
-TEST_P(TableConformance, no_fault_is_told_of_a_device_that_works) {
+TEST_P(TableConformance, no_fault_is_reported_for_a_device_that_works) {
   EXPECT_EQ(table_->fault(self_, &error_), WCUDA_OK);
 }
 

@@ -19,7 +19,7 @@ std::shared_ptr<Backend> host() {
   return backend.take();
 }
 
-TEST(TraceBackend, tells_calls_in_order_with_their_answers) {
+TEST(TraceBackend, reports_calls_in_order_with_their_results) {
   std::vector<std::string> lines;
   TraceBackend backend(host(), [&](const Call& call, const Status& status) {
     lines.push_back(std::string(call.name) + " " + std::to_string(call.bytes) + " " +
@@ -51,7 +51,7 @@ class ScratchDevice final : public WrapperBackend {
   int scratch_count = 0;
 };
 
-TEST(TraceBackend, scratch_is_the_devices_own_and_told) {
+TEST(TraceBackend, scratch_is_the_devices_own_and_reported) {
   const auto device = std::make_shared<ScratchDevice>();
   std::vector<std::string> lines;
   TraceBackend backend(device, [&](const Call& call, const Status& status) {

@@ -25,7 +25,7 @@ TEST(DynamicLibrary, finds_symbols_and_names_those_it_lacks) {
   EXPECT_STREQ(library->find("cosmos", &cosine).message(), "libm.so.6 has no cosmos");
 }
 
-TEST(DynamicLibrary, tells_the_file_it_came_from) {
+TEST(DynamicLibrary, reports_the_file_it_came_from) {
   const auto library = DynamicLibrary::open("libm.so.6");
   ASSERT_TRUE(library.ok()) << library.status().message();
 

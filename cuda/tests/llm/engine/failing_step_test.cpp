@@ -126,7 +126,7 @@ TEST_F(FailingStep, leaves_lengths_and_outputs_and_fails_the_later_ticket_too) {
   EXPECT_EQ(engine_->info().free_page_count, engine_->info().limits.page_count - 1);
 }
 
-TEST_F(FailingStep, the_engine_goes_on_after_it_with_the_same_result) {
+TEST_F(FailingStep, the_engine_continues_after_it_with_the_same_result) {
   const std::vector<int32_t> tokens = {1, 2, 3};
   ASSERT_TRUE(wait(submit(sequence_, tokens).take()).ok());
   const int32_t expected = row_.token;

@@ -129,7 +129,7 @@ TEST_P(SteadyStep, submit_allocates_nothing_and_waits_for_nothing) {
 
 // On CUDA the first step of a shape captures a graph, of either ticket, and says so; after a
 // warm-up none has to. The host captures nothing.
-TEST_P(SteadyStep, tells_when_it_had_to_capture) {
+TEST_P(SteadyStep, reports_when_it_had_to_capture) {
   const bool is_cuda = GetParam() == WCUDA_BACKEND_CUDA;
   wcuda_sampling filtered = WCUDA_SAMPLING_INIT;
   filtered.temperature = 0.8f;

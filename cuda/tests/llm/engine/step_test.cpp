@@ -449,7 +449,7 @@ TEST_P(Step, top_logprobs_descend_and_contain_the_greedy_token) {
                              std::greater<float>()));
 }
 
-TEST_P(Step, a_second_thread_is_told_busy_and_may_destroy_a_sequence) {
+TEST_P(Step, a_second_thread_gets_busy_and_may_destroy_a_sequence) {
   create_engine(small_options());
   const wcuda_sequence sequence = create_sequence(), doomed = create_sequence();
   std::atomic<bool> stop{false};

@@ -316,7 +316,7 @@ TEST(ModelPlan, refuses_every_tensor_of_another_shape) {
   }
 }
 
-TEST(ModelPlan, tells_the_shape_found_and_the_shape_needed) {
+TEST(ModelPlan, reports_the_shape_found_and_the_shape_needed) {
   TinyModel tiny;
   tiny.omit = {"blk.0.attn_k.weight"};
   const Loaded loaded(

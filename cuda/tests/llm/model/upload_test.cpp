@@ -450,7 +450,7 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(Gpu, ModelUpload, ::testing::Values(Subject{"cuda", cuda_device}),
                          name_of);
 
-TEST(GpuModelLoad, a_full_device_is_an_error_with_numbers_and_the_process_goes_on) {
+TEST(GpuModelLoad, a_full_device_is_an_error_with_numbers_and_the_process_continues) {
   const auto memory = vram::Memory::create(cuda_device(), 0);
   const CountedFile counted;
   vram::Buffer filling;

@@ -125,7 +125,7 @@ impl<F: Fn(Observation<'_>) + Send + Sync> Observer for F {
 /// Hands a measurement to the observer, if there is one.
 pub(super) fn observe(observer: Option<&dyn Observer>, observation: Observation<'_>) {
     if let Some(observer) = observer {
-        // The events of other requests go on.
+        // A panic of the observer must not end the events of other requests.
         let _ = catch_unwind(AssertUnwindSafe(|| observer.observe(observation)));
     }
 }

@@ -110,7 +110,7 @@ impl Job {
         drop(queue);
         self.arrived.notify_one();
         if let Some(waker) = waker {
-            // It is the caller's: the requests of others go on.
+            // The waker is the caller's code: its panic must not end the requests of others.
             let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
         }
     }
