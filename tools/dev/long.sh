@@ -5,6 +5,8 @@ long_steps() {
   step "ctest, TSan" ctest_sanitized tsan "ThreadPool|Handle|Engine|Log|Registry|Failover|eight_threads|deinit_while_threads"
   step "cargo test, ASan" cargo_test_asan
   stress_steps
+  source tools/dev/clients.sh
+  client_steps
   step "clang-tidy" clang_tidy $(clang_tidy_sources)
   step "cargo-deny" cargo_deny
   step_unless_unchanged "manifest, $FUZZ_EXECUTIONS executions" \

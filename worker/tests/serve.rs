@@ -415,6 +415,11 @@ fn texts_become_tokens_and_back() {
     assert_eq!(with_marker.ok()["tokens"][2], END);
     assert_eq!(chat["count"], "user:say hi;assistant:".len());
     assert_eq!(back["content"], "hi");
+    for path in ["/tokenize", "/detokenize"] {
+        let body = json!({ "model": "other", "content": "hi", "tokens": ids });
+        let other = served.post(path, &body);
+        other.assert_error(404, "model_not_found", Some("model"));
+    }
     let missing = served.post("/detokenize", &json!({}));
     missing.assert_error(400, "missing_required_parameter", Some("tokens"));
     let unknown = served.post("/detokenize", &json!({ "tokens": [4_000_000_000u32] }));

@@ -30,7 +30,7 @@ pub fn document(names: &[String]) -> Value {
         operation["responses"][if path == "/execute" { "200" } else { "202" }] = match path {
             "/execute" => json!({
                 "description": "Events: started, token, metrics, end or error",
-                "content": { "text/event-stream": { "schema": string() } },
+                "content": { "text/event-stream": { "schema": object(&["event", "data"]) } },
             }),
             _ => json!({ "description": "Accepted", "content": json_content(object(&["status"])) }),
         };
@@ -275,7 +275,7 @@ fn post(summary: &str, required: &[&str], fields: Vec<Field>, answer: Value) -> 
     });
     if streams {
         operation["responses"]["200"]["content"]["text/event-stream"] =
-            json!({ "schema": string() });
+            json!({ "schema": object(&["data"]) });
     }
     operation
 }

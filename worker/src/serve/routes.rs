@@ -22,12 +22,13 @@ use super::app::App;
 use super::completions::{chat, completions};
 use super::error::ApiError;
 use super::execute::{cancel, execute, shutdown};
-use super::fields::wrong_type;
+use super::fields::{Fields, wrong_type};
 use super::gate::{Local, gate};
 use super::generation::blocking;
 use super::input::{Input, check_unknown, with_ignored};
 use super::messages::conversation;
 use super::openapi::document;
+use super::parameters::check_model;
 use super::responses::responses;
 
 type Answer = Result<Response, ApiError>;
@@ -108,7 +109,7 @@ async fn tokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) 
         add_special: fields.boolean("add_special")?,
         parse_special: fields.boolean("parse_special")?,
     };
-    fields.skip(&["model"]);
+    check_given_model(&mut fields, &app)?;
     let mut unknown = Vec::new();
     let prompt = match text {
         Some(text) => Prompt::Text(text),
@@ -136,6 +137,17 @@ async fn tokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) 
     Ok(with_ignored(answer, ignored))
 }
 
+/// These paths do not need the name of the model; a wrong one is an error all the same.
+fn check_given_model(fields: &mut Fields, app: &App) -> Result<(), ApiError> {
+    match fields.has("model") {
+        true => check_model(fields, app),
+        false => {
+            fields.skip(&["model"]);
+            Ok(())
+        }
+    }
+}
+
 async fn detokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) -> Answer {
     let Some(tokens) = fields.tokens("tokens")? else {
         return Err(fields
@@ -147,7 +159,7 @@ async fn detokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input
         show_special: fields.boolean("show_special")?,
         at_text_start: true,
     };
-    fields.skip(&["model"]);
+    check_given_model(&mut fields, &app)?;
     let ignored = check_unknown(&app, fields.unknown())?;
     app.check_count("tokens", tokens.len())?;
     let answer = blocking(move || {
@@ -161,7 +173,7 @@ async fn detokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input
 
 async fn apply_template(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) -> Answer {
     let mut unknown = Vec::new();
-    fields.skip(&["model"]);
+    check_given_model(&mut fields, &app)?;
     let (mut input, _) = conversation(&app, &mut fields, &mut unknown)?;
     if let Some(value) = fields.take("add_generation_prompt") {
         input.add_generation_prompt = value
