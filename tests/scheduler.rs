@@ -1150,6 +1150,61 @@ fn a_held_row_is_repeated_and_the_third_in_a_row_ends_the_request() {
 }
 
 #[test]
+fn a_request_has_no_rows_past_the_tokens_that_are_allowed() {
+    let mut scheduler = scheduler(small());
+    let id = submit(&mut scheduler, 1, 6, 9);
+    scheduler.allow(id, Some(0));
+    assert!(scheduler.schedule(ZERO).rows().is_empty());
+
+    scheduler.allow(id, Some(1));
+    let plan = step(&mut scheduler, ZERO, 50);
+    assert_eq!(rows(&plan), [(id, 0, 6, true)]);
+    assert!(scheduler.schedule(ZERO).rows().is_empty());
+    scheduler.allow(id, Some(2));
+    let plan = step(&mut scheduler, ZERO, 51);
+    assert_eq!(rows(&plan), [(id, 6, 1, true)]);
+    assert_eq!(plan.tokens(plan.rows()[0].tokens), [50]);
+}
+
+#[test]
+fn a_token_that_is_not_allowed_any_more_is_dropped_and_drawn_again_when_it_is() {
+    let mut scheduler = scheduler(small());
+    let id = submit(&mut scheduler, 1, 7, 9);
+    let first = scheduler.schedule(ZERO).clone();
+    let second = scheduler.schedule(ZERO).clone();
+    assert_eq!(rows(&second), [(id, 7, 1, true)]);
+    apply(&mut scheduler, &first, 50);
+
+    scheduler.allow(id, Some(1));
+    // It was drawn before more was allowed.
+    scheduler.allow(id, Some(2));
+    assert_eq!(apply(&mut scheduler, &second, 99), []);
+    scheduler.allow(id, Some(1));
+    // Position 7 filled a page, which the engine gives back.
+    let plan = scheduler.schedule(ZERO).clone();
+    assert!(plan.rows().is_empty());
+    let truncations: Vec<_> = plan.truncations().iter().collect();
+    let sequence = first.rows()[0].sequence;
+    assert_eq!(truncations.len(), 1);
+    assert_eq!(
+        (truncations[0].sequence, truncations[0].token_count),
+        (sequence, 7)
+    );
+
+    scheduler.allow(id, None);
+    let third = scheduler.schedule(ZERO).clone();
+    assert_eq!(rows(&third), [(id, 7, 1, true)]);
+    assert_eq!(third.tokens(third.rows()[0].tokens), [50]);
+    let events = apply(&mut scheduler, &third, 51);
+    let token = EventKind::Token {
+        token: 51,
+        index: 1,
+        row: 0,
+    };
+    assert_eq!(events, [(id, token)]);
+}
+
+#[test]
 fn a_row_that_cannot_sample_ends_its_request_only() {
     for (outcome, reason) in [
         (RowOutcome::EmptyMask, EndReason::EmptyMask),

@@ -44,6 +44,8 @@ enum Op {
     Stop(usize),
     Pause(usize),
     Resume(usize),
+    /// Limits a request to so many more tokens, or to none less.
+    Allow(usize, Option<u32>),
     Step,
     Wait,
     Pass(Duration),
@@ -64,6 +66,7 @@ struct Submission {
     copies: u32,
     ignore_end: bool,
     use_cache: bool,
+    allowed: Option<u32>,
     deadline: Option<Duration>,
 }
 
@@ -115,6 +118,7 @@ fn submissions() -> impl Strategy<Value = Submission> {
     );
     let rest = (
         prop::bool::weighted(0.9),
+        option::weighted(0.2, 0..4u32),
         option::weighted(0.1, (1..500u64).prop_map(Duration::from_millis)),
     );
     (text, owner, rest).prop_map(|(text, owner, rest)| Submission {
@@ -127,7 +131,8 @@ fn submissions() -> impl Strategy<Value = Submission> {
         salt: owner.2,
         copies: owner.3,
         use_cache: rest.0,
-        deadline: rest.1,
+        allowed: rest.1,
+        deadline: rest.2,
     })
 }
 
@@ -143,6 +148,8 @@ fn ops() -> impl Strategy<Value = Op> {
         1 => any::<usize>().prop_map(Op::Stop),
         1 => any::<usize>().prop_map(Op::Pause),
         1 => any::<usize>().prop_map(Op::Resume),
+        3 => (any::<usize>(), option::weighted(0.8, 0..3u32))
+            .prop_map(|(at, more)| Op::Allow(at, more)),
         12 => Just(Op::Step),
         10 => Just(Op::Wait),
         1 => (0..70_000u64).prop_map(|ms| Op::Pass(Duration::from_millis(ms))),
@@ -159,6 +166,9 @@ struct Seen {
     sequence: Option<u32>,
     started: bool,
     paused: bool,
+    /// Tokens that it may have generated, and how many that are being sampled are past them.
+    allowed: u32,
+    dropped: u32,
     ended: Option<EndReason>,
     /// Its prompt is computed, so that it must be in each step.
     caught_up: bool,
@@ -249,6 +259,11 @@ impl World {
                     self.resume(id);
                 }
             }
+            Op::Allow(at, more) => {
+                if let Some(id) = self.live(*at) {
+                    self.allow(id, *more);
+                }
+            }
             Op::Step => self.step(),
             Op::Wait => self.wait(),
             Op::Pass(time) => self.now += *time,
@@ -274,6 +289,15 @@ impl World {
     fn resume(&mut self, id: RequestId) {
         self.scheduler.resume(id);
         self.seen.get_mut(&id).unwrap().paused = false;
+    }
+
+    fn allow(&mut self, id: RequestId, more: Option<u32>) {
+        let seen = self.seen.get_mut(&id).unwrap();
+        let tokens = more.map(|more| seen.generated() + more);
+        seen.allowed = tokens.unwrap_or(u32::MAX);
+        let past = (seen.generated() + seen.sampling).saturating_sub(seen.allowed);
+        seen.dropped = seen.dropped.max(past.min(seen.sampling));
+        self.scheduler.allow(id, tokens);
     }
 
     fn submit(&mut self, submission: &Submission) {
@@ -311,6 +335,8 @@ impl World {
                 sequence: None,
                 started: false,
                 paused: false,
+                allowed: submission.allowed.unwrap_or(u32::MAX),
+                dropped: 0,
                 ended: None,
                 caught_up: false,
                 sampling: 0,
@@ -320,6 +346,7 @@ impl World {
             };
             assert!(self.seen.insert(id, seen).is_none(), "an id is given twice");
             self.order.push(id);
+            self.scheduler.allow(id, submission.allowed);
         }
     }
 
@@ -390,7 +417,10 @@ impl World {
             let own = &self.seen[id].submission;
             for earlier in self.order.iter().take_while(|earlier| *earlier != id) {
                 let other = &self.seen[earlier];
-                let may_be_behind = other.started || other.paused || other.ended.is_some();
+                let may_be_behind = other.started
+                    || other.paused
+                    || other.ended.is_some()
+                    || other.generated() >= other.allowed;
                 let same = (other.submission.tenant, other.submission.priority);
                 assert!(
                     may_be_behind || same != (own.tenant, own.priority),
@@ -429,6 +459,8 @@ impl World {
                 row.samples,
                 end >= known && seen.submission.max_tokens != Some(0)
             );
+            let drawn = seen.generated() + seen.sampling;
+            assert!(!row.samples || drawn < seen.allowed, "not allowed yet");
             assert!(end <= SEQUENCE_TOKENS, "longer than a sequence may be");
             let is_new = seen.sequence != Some(row.sequence);
             if row.token_count == 1 && end > seen.submission.prompt_tokens && !is_new {
@@ -486,13 +518,15 @@ impl World {
         }
     }
 
-    /// A request whose text lacks one token is in each step, unless it is held, paused or preempted.
+    /// A request whose text lacks one token is in each step, unless it is held, paused, preempted or not
+    /// allowed more.
     fn check_decode_rows(&self, plan: &Plan) {
         for (id, seen) in &self.seen {
             let has_more = seen
                 .submission
                 .max_tokens
                 .unwrap_or(self.context_tokens() + 1 - seen.submission.prompt_tokens)
+                .min(seen.allowed)
                 > seen.generated() + seen.sampling;
             let must = seen.ended.is_none() && seen.sequence.is_some() && seen.caught_up;
             if must && !seen.paused && !seen.excused && has_more {
@@ -523,6 +557,7 @@ impl World {
             self.in_flight.clear();
             for seen in self.seen.values_mut() {
                 (seen.rows_in_flight, seen.sampling, seen.excused) = (0, 0, false);
+                seen.dropped = 0;
                 seen.faults += u32::from(seen.sequence.take().is_some());
                 seen.caught_up = false;
             }
@@ -532,14 +567,18 @@ impl World {
         let Finished::Done(outcomes) = finished else {
             return;
         };
+        let ids = plan.rows().iter().map(|row| row.request);
+        let tokens: HashMap<_, _> = ids.map(|id| (id, self.seen[&id].generated())).collect();
         for (row, outcome) in plan.rows().iter().zip(&outcomes) {
             let seen = self.seen.get_mut(&row.request).unwrap();
+            let is_dropped = row.samples && seen.sampling <= seen.dropped;
+            seen.dropped -= u32::from(is_dropped);
             seen.rows_in_flight -= 1;
             seen.sampling -= u32::from(row.samples);
-            seen.excused =
-                seen.rows_in_flight > 0 && (seen.excused || !matches!(outcome, RowOutcome::Ok(_)));
-            let is_prompt = row.token_count > 1 || seen.generated() == 0;
-            if is_prompt && !matches!(outcome, RowOutcome::Ok(_)) {
+            let is_repeated = is_dropped || !matches!(outcome, RowOutcome::Ok(_));
+            seen.excused = seen.rows_in_flight > 0 && (seen.excused || is_repeated);
+            let is_prompt = row.token_count > 1 || tokens[&row.request] == 0;
+            if is_prompt && is_repeated {
                 seen.caught_up = false; // it is repeated
             }
         }
@@ -614,6 +653,7 @@ impl World {
         for id in self.order.clone() {
             if self.seen[&id].ended.is_none() {
                 self.resume(id);
+                self.allow(id, None);
             }
         }
         let mut steps = 0;

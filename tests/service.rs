@@ -979,3 +979,271 @@ fn a_device_lost_in_the_middle_ends_the_service_and_frees_the_engine() {
     let after = context.memory(Purpose::Any).unwrap().current_bytes;
     assert_eq!(before, after);
 }
+
+/// A rule: tokens stay or go up by one, from the first or the next one up to the last.
+struct Stairs {
+    first: Token,
+    last: Token,
+    /// All tokens that its texts have taken.
+    taken: Mutex<Vec<Token>>,
+    /// Each mask waits for one, if it is there.
+    permits: Option<Mutex<mpsc::Receiver<()>>>,
+}
+
+struct StairsRule(Arc<Stairs>);
+
+/// One text of it: the token before, if there is one.
+struct StairsText(Arc<Stairs>, Option<Token>);
+
+impl Constraint for StairsRule {
+    fn start(&self) -> Box<dyn ConstraintState> {
+        Box::new(StairsText(self.0.clone(), None))
+    }
+}
+
+impl ConstraintState for StairsText {
+    fn advance(&mut self, token: Token) -> std::result::Result<(), String> {
+        let before = self.1.replace(token).unwrap_or(self.0.first);
+        self.0.taken.lock().unwrap().push(token);
+        match token {
+            50 => panic!("a rule that panics"),
+            _ if (before..=before + 1).contains(&token) => Ok(()),
+            _ => Err(format!("{token} after {before}")),
+        }
+    }
+
+    fn advance_text(&mut self, text: &[u8]) -> std::result::Result<(), String> {
+        let mut tokens = text.iter().map(|byte| Token::from(byte - b'!'));
+        tokens.try_for_each(|token| self.advance(token))
+    }
+
+    fn allow(&mut self, tokens: &mut [u32]) -> std::result::Result<Next, String> {
+        if let Some(permits) = &self.0.permits {
+            let _ = permits.lock().unwrap().recv();
+        }
+        let first = self.1.unwrap_or(self.0.first);
+        for token in first..=(first + 1).min(self.0.last) {
+            tokens[token as usize / 32] |= 1 << (token % 32);
+        }
+        Ok(match self.1 {
+            Some(token) if token == self.0.last => Next::End,
+            Some(token) if token + 1 == self.0.last => Next::TokenOrEnd,
+            _ => Next::Token,
+        })
+    }
+}
+
+fn stairs(first: Token, last: Token) -> (Arc<Stairs>, Constrained) {
+    let stairs = Arc::new(Stairs {
+        first,
+        last,
+        taken: Mutex::default(),
+        permits: None,
+    });
+    let constrained = Constrained::new(Arc::new(StairsRule(stairs.clone())));
+    (stairs, constrained)
+}
+
+/// The tokens of a text; `$` ends it.
+fn script(text: &str) -> Vec<Token> {
+    let token = |byte| match byte {
+        b'$' => END,
+        byte => Token::from(byte - b'!'),
+    };
+    text.bytes().map(token).collect()
+}
+
+/// What an engine that wants to say `wanted` says under a rule.
+#[track_caller]
+fn assert_says(constrained: &Constrained, wanted: &str, said: &str) {
+    let tokens = script(wanted);
+    let engine = ScriptedEngine::new(EngineLimits::new(64, 64), move |_, _| tokens.clone());
+    let service = Service::start(engine, Some(tokenizer()), options()).unwrap();
+    let mut request = Request::tokens([1]);
+    request.constraint = Some(constrained.clone());
+
+    let answer = collect(service.submit(&request).unwrap());
+
+    assert_eq!(answer.texts, [said], "{:?}", answer.last);
+    assert_eq!(answer.reason(), FinishReason::Eos);
+    finish(service);
+}
+
+// '5' is token 20.
+#[test]
+fn an_answer_keeps_its_rule_and_ends_where_that_allows_it() {
+    let (_, constrained) = stairs(20, 23);
+    // What is not allowed becomes the first token that is.
+    assert_says(&constrained, "06*78", "56678");
+    // The end is allowed after '7', and there is nothing after '8'.
+    assert_says(&constrained, "6$7$", "667");
+    assert_says(&constrained, "678A", "678");
+}
+
+#[test]
+fn free_text_comes_before_and_after_what_a_marker_begins() {
+    let (stairs, mut constrained) = stairs(20, 22);
+    constrained.markers = vec!["[[".into(), "@".into()];
+    assert_says(&constrained, "AB[[067Z[@6*7Y$", "AB[[567Z[@667Y");
+    assert_eq!(*stairs.taken.lock().unwrap(), script("567667"));
+    assert_says(&constrained, "NO$", "NO");
+}
+
+#[test]
+fn a_rule_begins_after_reasoning() {
+    let (_, mut constrained) = stairs(20, 22);
+    constrained.reasoning = Some(Reasoning::Begun("]>".into()));
+    assert_says(&constrained, "A]B]>067", "A]B]>567");
+
+    constrained.reasoning = Some(Reasoning::Possible("[".into(), "]".into()));
+    assert_says(&constrained, "[A5]067", "[A5]567");
+    assert_says(&constrained, "67", "67");
+    assert_says(&constrained, "A[67", "5567");
+
+    constrained.markers = vec!["@".into()];
+    assert_says(&constrained, "[@A]B@067$", "[@A]B@567");
+}
+
+/// A service on an engine that repeats one text, and the answer to a request that has a rule.
+fn answer_under(constrained: &Constrained, wanted: &str, tokenizer: Arc<Tokenizer>) -> Answer {
+    let tokens = script(wanted);
+    let engine = ScriptedEngine::new(EngineLimits::new(64, 64), move |_, _| tokens.clone());
+    let service = Service::start(engine, Some(tokenizer), options()).unwrap();
+    let mut request = Request::tokens([1]);
+    request.constraint = Some(constrained.clone());
+    let answer = collect(service.submit(&request).unwrap());
+    // The service continues.
+    let other = collect(service.submit(&Request::tokens([1])).unwrap());
+    assert_eq!(other.reason(), FinishReason::Eos);
+    finish(service);
+    answer
+}
+
+#[test]
+fn the_rest_of_the_token_with_which_a_rule_begins_belongs_to_it() {
+    let mut vocabulary = tokenizer().vocabulary().clone();
+    (vocabulary.tokens[61], vocabulary.tokens[62]) = ("@6".into(), "@A".into());
+    let tokenizer = Arc::new(Tokenizer::from_vocabulary(vocabulary).unwrap());
+    let (stairs, mut constrained) = stairs(20, 22);
+    constrained.markers = vec!["@".into()];
+
+    let wanted = "B^07_B$"; // '^' is token 61 and '_' token 62
+    let answer = answer_under(&constrained, wanted, tokenizer.clone());
+
+    // What follows the second marker is none of the rule's texts, and stays free.
+    assert_eq!(answer.texts, ["B@667@AB"]);
+    assert_eq!(*stairs.taken.lock().unwrap(), [21, 21, 22, 32]);
+
+    constrained.markers.clear();
+    constrained.reasoning = Some(Reasoning::Begun("@".into()));
+    let answer = answer_under(&constrained, "_B$", tokenizer);
+    assert_eq!(answer.error(), "constraint");
+}
+
+#[test]
+fn a_rule_that_fails_ends_its_request_only() {
+    let (_, panics) = stairs(49, 52);
+    assert_eq!(
+        answer_under(&panics, "RS$", tokenizer()).error(),
+        "constraint"
+    );
+    let (_, allows_nothing) = stairs(30, 29);
+    let answer = answer_under(&allows_nothing, "A$", tokenizer());
+    let Some(Event::Failed(error)) = answer.last else {
+        panic!("{answer:?}");
+    };
+    assert_eq!(
+        error.to_string(),
+        "the rule of the answer: no token of the model continues the text"
+    );
+    let (_, mut constrained) = stairs(20, 22);
+    constrained.markers = vec!["@".into()];
+    let service = scripted_without_tokenizer();
+    let mut request = Request::tokens([1]);
+    request.constraint = Some(constrained);
+    let refused = service.submit(&request).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "constraint: reasoning and markers need a tokenizer"
+    );
+    finish(service);
+}
+
+fn scripted_without_tokenizer() -> Service {
+    let engine = ScriptedEngine::new(EngineLimits::new(64, 64), count_up);
+    Service::start(engine, None, options()).unwrap()
+}
+
+#[test]
+fn a_rule_takes_each_token_once_though_steps_fail_and_sequences_are_preempted() {
+    let (service, control) = scripted(options());
+    let (stairs, constrained) = stairs(10, 48);
+    control.hold();
+    // Four sequences of up to 39 tokens need 12 pages; there are 8.
+    let receivers: Vec<_> = (0..4)
+        .map(|_| {
+            let mut request = Request::tokens([9]);
+            request.constraint = Some(constrained.clone());
+            service.submit(&request).unwrap()
+        })
+        .collect();
+    control.step(9);
+    control.wait_until_held();
+    control.fail(1);
+    control.release();
+
+    let answers: Vec<_> = receivers.into_iter().map(collect).collect();
+
+    let expected: Vec<Token> = (10..=48).collect();
+    for answer in answers {
+        assert_eq!(answer.tokens, [expected.clone()]);
+    }
+    assert_eq!(service.stats().engine_faults, 1);
+    assert!(service.stats().preempted > 0);
+    let mut taken = stairs.taken.lock().unwrap().clone();
+    taken.sort_unstable();
+    let four_times: Vec<Token> = expected.iter().flat_map(|&token| [token; 4]).collect();
+    assert_eq!(taken, four_times);
+    finish(service);
+}
+
+#[test]
+fn a_mask_that_is_not_there_holds_its_own_request_only() {
+    let (permit, permits) = mpsc::channel();
+    let (stairs, _) = stairs(20, 22);
+    let mut stairs = Arc::into_inner(stairs).unwrap();
+    stairs.permits = Some(Mutex::new(permits));
+    let rule = Arc::new(StairsRule(Arc::new(stairs)));
+    let mut options = options();
+    options.clock = Clock::manual();
+    let clock = options.clock.clone();
+    let (service, control) = scripted(options);
+    let mut request = Request::tokens([19]);
+    request.constraint = Some(Constrained::new(rule));
+    let other = Request::tokens([2]);
+
+    let slow = service.submit(&request).unwrap();
+    let answer = collect(service.submit(&other).unwrap());
+    assert_eq!(answer.tokens[0].len(), 47);
+    for _ in 0..4 {
+        permit.send(()).unwrap();
+    }
+    assert_eq!(collect(slow).texts, ["567"]);
+
+    // Three steps without it, and a second.
+    control.hold();
+    let late = service.submit(&request).unwrap();
+    let other = service.submit(&other).unwrap();
+    control.wait_until_held();
+    clock.advance(Duration::from_secs(1));
+    control.release();
+    assert_eq!(collect(late).error(), "mask_late");
+    assert_eq!(collect(other).reason(), FinishReason::Eos);
+
+    // Ten seconds, without any other request.
+    let late = service.submit(&request).unwrap();
+    clock.advance(Duration::from_secs(10));
+    assert_eq!(collect(late).error(), "mask_late");
+    drop(permit);
+    finish(service);
+}

@@ -6,7 +6,7 @@ use std::vec::Drain;
 use super::table::State;
 use super::{
     ApplyError, EndReason, Event, EventKind, PageSharing, Publish, RowInFlight, RowOutcome,
-    Scheduler, Span, StepOutcome, Token,
+    Scheduler, Span, StepOutcome, Token, Truncation,
 };
 
 /// Late masks in a row that end a request.
@@ -79,11 +79,14 @@ impl Scheduler {
             return; // it ended while the step ran
         };
         let entry = &mut self.entries[index as usize];
+        let is_dropped = row.samples && entry.sampling <= entry.dropped;
+        entry.dropped -= u32::from(is_dropped);
         entry.rows_in_flight -= 1;
         entry.sampling -= u32::from(row.samples);
         let continues_failed = std::mem::take(&mut entry.is_rolled_back);
         match outcome {
             RowOutcome::Ok(_) if continues_failed => self.roll_back(index, row),
+            RowOutcome::Ok(_) if is_dropped => self.drop_token(index, row),
             RowOutcome::Ok(token) => {
                 entry.held_rows = 0;
                 self.publish(index, row);
@@ -163,8 +166,10 @@ impl Scheduler {
         };
         let request = entry.id(index);
         self.events.push(Event { request, kind });
-        if entry.generated() == entry.max_tokens {
-            let is_full = entry.is_context_bound;
+        let is_complete = entry.generated() == entry.max_tokens;
+        let is_full = entry.is_context_bound;
+        self.queue_or_park(index);
+        if is_complete {
             self.end(
                 index,
                 if is_full {
@@ -173,6 +178,23 @@ impl Scheduler {
                     EndReason::Length
                 },
             );
+        }
+    }
+
+    /// The row was planned before fewer tokens were allowed: it is repeated when its token may be drawn.
+    fn drop_token(&mut self, index: u32, row: &RowInFlight) {
+        self.roll_back(index, row);
+        let entry = &mut self.entries[index as usize];
+        // Without its sequence too: the engine does not know that the row in flight continues a dropped token.
+        entry.is_rolled_back = entry.rows_in_flight > 0;
+        if let State::Running(sequence) = entry.state
+            && entry.admission == row.admission
+        {
+            let token_count = entry.computed;
+            self.pending.truncations.push(Truncation {
+                sequence,
+                token_count,
+            });
         }
     }
 
@@ -201,6 +223,7 @@ impl Scheduler {
                 if let Some(index) = self.find(row.request) {
                     let entry = &mut self.entries[index as usize];
                     (entry.rows_in_flight, entry.sampling) = (0, 0);
+                    (entry.dropped, entry.is_rolled_back) = (0, false);
                 }
             }
             self.spare_steps.push(step);
@@ -223,6 +246,7 @@ impl Scheduler {
         }
         self.pool.clear();
         self.pending.publishes.clear();
+        self.pending.truncations.clear();
         self.pending.keys.clear();
         self.pending.releases.clear();
         self.pending.resets_engine = true;

@@ -70,6 +70,10 @@
 //! describes what the engine must do. With [`PageSharing::Live`], requests share only the pages of
 //! sequences that exist.
 //!
+//! **Tokens that wait.** A request may be limited to the tokens for which the caller knows how to draw them
+//! ([`Scheduler::allow`]), for example because a grammar says what may follow the token before. It has no rows
+//! until more are allowed, and the others continue.
+//!
 //! **Faults.** If a step fails, all running requests are computed again, once. Their events then continue
 //! where they stopped.
 
@@ -78,7 +82,7 @@ use std::time::Duration;
 pub use self::config::{Config, ConfigError, Costs, PageSharing};
 pub use self::event::{ApplyError, End, EndReason, Event, EventKind, RowOutcome, StepOutcome};
 pub use self::keys::{PageKey, Salt};
-pub use self::plan::{Admission, Plan, Publish, Restore, Row, Save, Span};
+pub use self::plan::{Admission, Plan, Publish, Restore, Row, Save, Span, Truncation};
 pub use self::request::{MAX_PRIORITY, MAX_STOP_TOKENS, Refusal, Request, RequestId};
 
 use self::pages::PagePool;
@@ -259,6 +263,7 @@ impl Scheduler {
         let tokens = scheduler.config.token_budget as usize + sequence_pages * 64;
         for plan in [&mut scheduler.plan, &mut scheduler.pending] {
             plan.publishes.reserve(2 * sequences);
+            plan.truncations.reserve(sequences);
             plan.saves.reserve(sequences);
             plan.releases.reserve(2 * sequences);
             plan.dropped_saves.reserve(2 * sequences);
@@ -327,10 +332,7 @@ impl Scheduler {
             return;
         }
         entry.paused_until = Some(now.saturating_add(self.config.pause_timeout));
-        if entry.state == State::Queued {
-            entry.state = State::Parked;
-            self.queue.remove(&mut self.entries, index);
-        }
+        self.queue_or_park(index);
         self.set_timer(index);
     }
 
@@ -339,11 +341,39 @@ impl Scheduler {
         let Some(index) = self.find(id) else { return };
         let entry = &mut self.entries[index as usize];
         entry.paused_until = None;
-        if entry.state == State::Parked {
-            entry.state = State::Queued;
-            self.queue.push(&mut self.entries, index);
-        }
+        self.queue_or_park(index);
         self.set_timer(index);
+    }
+
+    /// A request without a sequence is in the queue if nothing keeps it from having rows.
+    fn queue_or_park(&mut self, index: u32) {
+        let entry = &mut self.entries[index as usize];
+        let may_run = entry.paused_until.is_none() && entry.may_generate();
+        match entry.state {
+            State::Queued if !may_run => {
+                entry.state = State::Parked;
+                self.queue.remove(&mut self.entries, index);
+            }
+            State::Parked if may_run => {
+                entry.state = State::Queued;
+                self.queue.push(&mut self.entries, index);
+            }
+            _ => {}
+        }
+    }
+
+    /// Sets how many tokens a request may have generated in all, for now; None: no limit. It gets no rows
+    /// past them. Tokens past them that steps in flight draw are dropped, whatever is allowed later, and
+    /// drawn again.
+    pub fn allow(&mut self, id: RequestId, tokens: Option<u32>) {
+        if let Some(index) = self.find(id) {
+            let entry = &mut self.entries[index as usize];
+            entry.allowed = tokens.unwrap_or(u32::MAX);
+            let drawn = entry.generated() + entry.sampling;
+            let past = drawn.saturating_sub(entry.allowed).min(entry.sampling);
+            entry.dropped = entry.dropped.max(past);
+            self.queue_or_park(index);
+        }
     }
 
     /// Events since the last call of this or of [`apply`](Self::apply), in order: those of requests that

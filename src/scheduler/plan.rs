@@ -26,6 +26,7 @@ pub struct Plan {
     pub(super) step: u64,
     pub(super) resets_engine: bool,
     pub(super) publishes: Vec<Publish>,
+    pub(super) truncations: Vec<Truncation>,
     pub(super) saves: Vec<Save>,
     pub(super) releases: Vec<u32>,
     pub(super) dropped_saves: Vec<RequestId>,
@@ -64,6 +65,15 @@ pub struct Publish {
     pub first_page: u32,
     /// (pages) see [`Plan::keys`].
     pub keys: Span,
+}
+
+/// Drops the end of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Truncation {
+    /// The sequence.
+    pub sequence: u32,
+    /// Positions that it keeps.
+    pub token_count: u32,
 }
 
 /// Copies a sequence out of the KV cache, under the name of its request. The sequence is also among the
@@ -135,6 +145,7 @@ impl Plan {
             step: _,
             resets_engine,
             publishes,
+            truncations,
             saves,
             releases,
             dropped_saves,
@@ -146,6 +157,7 @@ impl Plan {
         } = self;
         !resets_engine
             && publishes.is_empty()
+            && truncations.is_empty()
             && saves.is_empty()
             && releases.is_empty()
             && dropped_saves.is_empty()
@@ -162,6 +174,11 @@ impl Plan {
     /// Pages to make shareable.
     pub fn publishes(&self) -> &[Publish] {
         &self.publishes
+    }
+
+    /// Sequences to shorten, after the steps in flight.
+    pub fn truncations(&self) -> &[Truncation] {
+        &self.truncations
     }
 
     /// Sequences to copy out of the KV cache.
@@ -212,6 +229,7 @@ impl Plan {
     pub(super) fn clear(&mut self) {
         self.resets_engine = false;
         self.publishes.clear();
+        self.truncations.clear();
         self.saves.clear();
         self.releases.clear();
         self.dropped_saves.clear();

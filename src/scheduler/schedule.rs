@@ -158,12 +158,9 @@ impl Scheduler {
     pub(super) fn enqueue_again(&mut self, index: u32) {
         let entry = &mut self.entries[index as usize];
         entry.computed = 0;
-        entry.is_rolled_back = false;
+        entry.is_rolled_back &= entry.rows_in_flight > 0;
         entry.state = State::Parked;
-        if entry.paused_until.is_none() {
-            entry.state = State::Queued;
-            self.queue.push(&mut self.entries, index);
-        }
+        self.queue_or_park(index);
     }
 
     /// One row for each request that lacks one token; returns their number.
@@ -489,6 +486,7 @@ impl Scheduler {
     /// Moves what happened since the last plan into this one.
     fn take_pending(&mut self) {
         self.plan.resets_engine = std::mem::take(&mut self.pending.resets_engine);
+        self.plan.truncations.append(&mut self.pending.truncations);
         self.plan.releases.append(&mut self.pending.releases);
         self.plan
             .dropped_saves

@@ -14,7 +14,7 @@ pub(super) enum State {
     Free,
     /// In the queue.
     Queued,
-    /// Paused without pages; not in the queue.
+    /// Without pages, and paused or not allowed to generate; not in the queue.
     Parked,
     /// It has this sequence.
     Running(u32),
@@ -49,6 +49,10 @@ pub(super) struct Entry {
     pub tokens: TokenList,
     pub prompt_tokens: u32,
     pub max_tokens: u32,
+    /// Tokens that may be generated for now.
+    pub allowed: u32,
+    /// Of the tokens that steps in flight sample, so many last ones are dropped.
+    pub dropped: u32,
     /// Whether `max_tokens` is what the context leaves.
     pub is_context_bound: bool,
     pub ignore_end: bool,
@@ -93,6 +97,8 @@ impl Entry {
             tokens: TokenList::new(PageKey::default()),
             prompt_tokens: 0,
             max_tokens: 0,
+            allowed: u32::MAX,
+            dropped: 0,
             is_context_bound: false,
             ignore_end: false,
             use_cache: true,
@@ -129,9 +135,15 @@ impl Entry {
         self.tokens.len - self.prompt_tokens
     }
 
+    /// Whether the next token is allowed, or none is wanted.
+    pub fn may_generate(&self) -> bool {
+        self.max_tokens == 0 || self.generated() < self.allowed
+    }
+
     /// Positions that could be computed now. The last generated token is never computed.
     pub fn missing(&self) -> u32 {
-        if self.max_tokens > 0 && self.generated() + self.sampling >= self.max_tokens {
+        let most = self.max_tokens.min(self.allowed);
+        if self.max_tokens > 0 && self.generated() + self.sampling >= most {
             return 0;
         }
         self.tokens.len + self.sampling - self.computed

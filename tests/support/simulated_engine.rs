@@ -144,6 +144,10 @@ impl SimulatedEngine {
                 );
             }
         }
+        for truncation in plan.truncations() {
+            let serial = self.numbers[&truncation.sequence];
+            self.truncate(serial, truncation.token_count as usize);
+        }
         for save in plan.saves() {
             let sequence = &self.sequences[&self.numbers[&save.sequence]];
             assert_eq!(sequence.request, save.request);
@@ -281,19 +285,16 @@ impl SimulatedEngine {
             return (step.number, step.duration, Finished::Failed);
         }
         for row in &step.rows {
-            let Some(sequence) = self.sequences.get_mut(&row.serial) else {
+            if !self.sequences.contains_key(&row.serial) {
                 continue;
-            };
-            sequence.rows_in_flight -= 1;
-            if !matches!(row.outcome, RowOutcome::Ok(_)) {
-                sequence.length = sequence.length.min(row.first_position);
-                sequence.sampled = None;
-                let kept = sequence.length.div_ceil(self.page_tokens);
-                let pages = sequence.pages.split_off(kept.min(sequence.pages.len()));
-                sequence.has_failed = true;
-                self.release(&pages);
+            }
+            let has_failed = !matches!(row.outcome, RowOutcome::Ok(_));
+            if has_failed {
+                self.truncate(row.serial, row.first_position);
             }
             let sequence = self.sequences.get_mut(&row.serial).unwrap();
+            sequence.rows_in_flight -= 1;
+            sequence.has_failed |= has_failed;
             sequence.has_failed &= sequence.rows_in_flight > 0;
         }
         let outcomes = step.rows.iter().map(|row| row.outcome).collect();
@@ -381,6 +382,15 @@ impl SimulatedEngine {
         assert!(page.key.is_none(), "a shared page is not written");
         page.cells[offset] = value;
         sequence.length += 1;
+    }
+
+    fn truncate(&mut self, serial: u64, length: usize) {
+        let sequence = self.sequences.get_mut(&serial).unwrap();
+        sequence.length = sequence.length.min(length);
+        sequence.sampled = None;
+        let kept = sequence.length.div_ceil(self.page_tokens);
+        let pages = sequence.pages.split_off(kept.min(sequence.pages.len()));
+        self.release(&pages);
     }
 
     fn read(&self, sequence: &Sequence, position: usize) -> u64 {

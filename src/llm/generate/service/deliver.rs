@@ -232,7 +232,8 @@ impl Delivery<'_> {
                     text,
                 );
             }
-            EndReason::EndToken(_) => FinishReason::Eos,
+            // Its rule has no more tokens: a stop string would have finished it already.
+            EndReason::EndToken(_) | EndReason::Stopped => FinishReason::Eos,
             EndReason::Length => FinishReason::Length,
             EndReason::ContextFull => FinishReason::ContextFull,
             _ => FinishReason::Cancelled,

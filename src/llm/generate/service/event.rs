@@ -119,6 +119,10 @@ pub enum Error {
     Deadline,
     /// The receiver was behind for this time.
     ReceiverBehind(Duration),
+    /// The rule of the answer has failed, or allows no token that the model has.
+    Constraint(String),
+    /// It took too long to find out which tokens the rule allows.
+    MaskLate,
     /// Bias leaves no token that may be sampled.
     NoTokenAllowed,
     /// The model's logits are not finite.
@@ -138,7 +142,12 @@ impl Error {
     pub fn is_temporary(&self) -> bool {
         !matches!(
             self,
-            Self::Invalid { .. } | Self::Prompt(_) | Self::TooLong { .. } | Self::NoTokenAllowed
+            Self::Invalid { .. }
+                | Self::Prompt(_)
+                | Self::TooLong { .. }
+                | Self::Constraint(_)
+                | Self::MaskLate
+                | Self::NoTokenAllowed
         )
     }
 
@@ -157,6 +166,8 @@ impl Error {
             Self::QueueTimeout(_) => "queue_timeout",
             Self::Deadline => "deadline",
             Self::ReceiverBehind(_) => "receiver_behind",
+            Self::Constraint(_) => "constraint",
+            Self::MaskLate => "mask_late",
             Self::NoTokenAllowed => "no_token_allowed",
             Self::NotFinite => "not_finite",
             Self::EngineFault(_) => "engine_fault",
@@ -219,6 +230,10 @@ impl fmt::Display for Error {
                 f,
                 "the receiver of the events was too far behind for {} s",
                 limit.as_secs_f64()
+            ),
+            Self::Constraint(message) => write!(f, "the rule of the answer: {message}"),
+            Self::MaskLate => f.write_str(
+                "it took too long to find out which tokens the rule of the answer allows",
             ),
             Self::NoTokenAllowed => f.write_str("the bias leaves no token that may be sampled"),
             Self::NotFinite => f.write_str("the logits of the model are not finite"),

@@ -17,6 +17,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 pub use self::clock::Clock;
+pub use self::constraint::{Constrained, Constraint, ConstraintState, Next, Reasoning};
 pub use self::engine::{EngineLimits, RowSource, SampledRow, StepEngine, StepResults};
 pub use self::event::{Error, Event, Stop, TokenEvent, Usage};
 pub use self::model_engine::ModelEngine;
@@ -27,6 +28,7 @@ pub use self::stream::{EventReceiver, RequestCancel};
 pub use crate::scheduler::PageSharing;
 
 use self::deliver::TextThread;
+use self::masks::{Guide, Input};
 use self::state::{Choice, Core, Shared};
 use self::stream::Job;
 use crate::core::cancel::CancelFlag;
@@ -39,9 +41,11 @@ use crate::llm::text::{ChatTemplate, Tokenizer};
 use crate::scheduler::{self, Config, Scheduler};
 
 mod clock;
+mod constraint;
 mod deliver;
 mod engine;
 mod event;
+mod masks;
 mod model_engine;
 mod request;
 mod run;
@@ -73,6 +77,8 @@ pub struct Options {
     pub itl_target: Option<Duration>,
     /// Threads that detokenize and match stop strings: 1.
     pub text_threads: usize,
+    /// Threads that compute which tokens the rules of answers allow: 2.
+    pub mask_threads: usize,
     /// Tokens that end every text, besides those of the tokenizer.
     pub end_tokens: Vec<Token>,
     /// Renders conversations; None: the template of the tokenizer's vocabulary.
@@ -95,6 +101,7 @@ impl Default for Options {
             max_tenants: 256,
             itl_target: None,
             text_threads: 1,
+            mask_threads: 2,
             end_tokens: Vec::new(),
             chat_template: None,
             clock: Clock::system(),
@@ -204,6 +211,10 @@ impl Service {
                 answers: HashMap::new(),
             };
             owner.spawn("service text", move || text.run(items))?;
+        }
+        for _ in 0..options.mask_threads.max(1) {
+            let shared = shared.clone();
+            owner.spawn("service masks", move || masks::run(&shared))?;
         }
         let observer = options.observer;
         owner.spawn("service events", move || {
@@ -358,6 +369,11 @@ impl Owner {
         submitted.tenant = request.tenant;
         submitted.priority = request.priority;
         submitted.salt = request.salt;
+        let guide = request.constraint.as_ref().map(|constrained| {
+            let (ends, stops) = (&self.end_tokens, &request.stop_tokens);
+            let tokenizer = self.tokenizer.as_ref();
+            move || Guide::new(constrained, tokenizer, ends, stops, request.ignore_end)
+        });
         submitted.deadline = request
             .deadline
             .map(|deadline| now.saturating_add(deadline));
@@ -380,9 +396,14 @@ impl Owner {
                 number,
                 sampling: Arc::new(sampling),
                 first_sampling: first_sampling.map(Arc::new),
+                guide: guide.as_ref().map(|guide| guide()),
                 fails_with: None,
             };
+            let is_bound = choice.guide.as_ref().is_some_and(Guide::begins_bound);
             core.requests.0.insert(id, choice);
+            if is_bound {
+                core.ask_for_mask(id, Input::Start, now);
+            }
         }
         Ok(job)
     }

@@ -118,6 +118,10 @@ impl StepEngine for ModelEngine {
             self.reset()?;
         }
         let engine = self.engine.as_mut().ok_or_else(no_engine)?;
+        for truncation in plan.truncations() {
+            let sequence = self.sequences[truncation.sequence as usize].as_ref();
+            engine.truncate(sequence.ok_or_else(no_sequence)?, truncation.token_count)?;
+        }
         for &number in plan.releases() {
             self.sequences[number as usize] = None;
         }

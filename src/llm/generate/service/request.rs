@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use super::constraint::Constrained;
 use super::engine::EngineLimits;
 use super::event::Error;
 use crate::llm::engine::Token;
@@ -54,6 +55,8 @@ pub struct Request {
     pub stop_tokens: Vec<Token>,
     /// Whether the model's end tokens are tokens like all others.
     pub ignore_end: bool,
+    /// A rule that the answer follows.
+    pub constraint: Option<Constrained>,
     /// Answers to generate, 1 to [`MAX_CHOICES`]. The choices share the pages of the prompt where the
     /// engine can; each counts as one request in the queue.
     pub choices: u32,
@@ -101,6 +104,7 @@ impl From<generate::Request> for Request {
             stop: request.stop,
             stop_tokens: Vec::new(),
             ignore_end: request.ignore_end,
+            constraint: None,
             choices: 1,
             show_special: false,
             tenant: 0,
@@ -142,6 +146,17 @@ impl Request {
         }
         if !has_text && !self.stop.is_empty() {
             return invalid("stop", "stop strings need a tokenizer".into());
+        }
+        if !has_text
+            && self
+                .constraint
+                .as_ref()
+                .is_some_and(Constrained::needs_text)
+        {
+            return invalid(
+                "constraint",
+                "reasoning and markers need a tokenizer".into(),
+            );
         }
         if self.min_tokens > max_tokens {
             let message = format!("{} tokens at least, {max_tokens} at most", self.min_tokens);

@@ -12,6 +12,10 @@ use super::stats::State;
 use crate::core::error::{Error as EngineError, ErrorKind, Result};
 use crate::scheduler::{Plan, STEPS_IN_FLIGHT, StepOutcome};
 
+/// Bounds of the time that the plan of a step waits for masks; between them it is half of the last step.
+const LEAST_MASK_WAIT: Duration = Duration::from_micros(500);
+const MOST_MASK_WAIT: Duration = Duration::from_millis(5);
+
 /// A step that the engine computes, or that it refused.
 struct InFlight {
     number: u64,
@@ -43,6 +47,7 @@ pub(super) fn run(shared: &Shared, mut engine: Box<dyn StepEngine>) {
         }
     });
     shared.lock().dispatcher = None;
+    shared.masks.close();
 }
 
 fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
@@ -51,18 +56,25 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
     let mut plan = Plan::default();
     let mut sampled = SampledRows::default();
     let mut last_end = Duration::ZERO;
+    let mut mask_wait = LEAST_MASK_WAIT;
     let mut core = shared.lock();
     loop {
         let now = shared.clock.now();
         if core.drain_until.is_some_and(|until| until <= now) {
             core.end_all(&Error::ShutDown, now);
         }
+        core.end_late(now);
         let is_refused = in_flight
             .back()
             .is_some_and(|step: &InFlight| step.refused.is_some());
         let mut was_submitted = false;
         if !is_refused && in_flight.len() < STEPS_IN_FLIGHT {
+            // Their rows would miss this step.
+            core = shared.wait_for_masks(core, mask_wait);
             core.scheduler.schedule_into(now, &mut plan);
+            if !plan.rows().is_empty() {
+                core.miss_masks();
+            }
             sampled.fill(plan.rows(), &core.requests);
             core.flush(now, None, None);
             if !plan.is_empty() {
@@ -82,7 +94,7 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
                 return Ok(());
             }
             let expiry = core.scheduler.next_expiry();
-            let times = [expiry, core.drain_until];
+            let times = [expiry, core.drain_until, core.next_late()];
             core = shared.wait(core, times.into_iter().flatten().min());
         } else if !was_submitted || in_flight.len() == STEPS_IN_FLIGHT {
             drop(core);
@@ -98,6 +110,7 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
             core = shared.lock();
             let begin = step.submitted.max(last_end);
             last_end = now;
+            mask_wait = (now.saturating_sub(begin) / 2).clamp(LEAST_MASK_WAIT, MOST_MASK_WAIT);
             if waited.is_err() {
                 in_flight.clear();
             }

@@ -78,7 +78,7 @@ struct Control {
 impl ScriptedEngine {
     /// An engine that answers a prompt with what `script` returns for its tokens and the seed. After the
     /// last token of the answer it repeats that token. The script may be called more than once for one
-    /// request.
+    /// request. In place of a token that a mask forbids comes the first one that it allows.
     pub fn new(
         limits: EngineLimits,
         script: impl FnMut(&[Token], u64) -> Vec<Token> + Send + 'static,
@@ -182,6 +182,11 @@ impl StepEngine for ScriptedEngine {
             self.sequences.clear();
             self.in_flight.clear();
         }
+        for truncation in plan.truncations() {
+            if let Some(sequence) = self.sequences.get_mut(&truncation.sequence) {
+                sequence.tokens.truncate(truncation.token_count as usize);
+            }
+        }
         for number in plan.releases() {
             self.sequences.remove(number);
         }
@@ -211,7 +216,8 @@ impl StepEngine for ScriptedEngine {
                     .answer
                     .get_or_insert_with(|| (self.script)(prompt, sampled.sampling.seed));
                 let next = answer.get(sampled.index as usize).or(answer.last());
-                token = Some(next.copied().unwrap_or_default());
+                let next = next.copied().unwrap_or_default();
+                token = Some(allowed(next, &sampled.sampling.mask));
                 top = usize::from(sampled.sampling.top_logprobs > 0);
             }
             sequence.sampled = token;
@@ -234,6 +240,19 @@ impl StepEngine for ScriptedEngine {
             );
         }
         Ok(())
+    }
+}
+
+/// The token, or the first one that the mask allows.
+fn allowed(token: Token, mask: &[u32]) -> Token {
+    let allows = |token: Token| {
+        let word = mask.get(token as usize / 32);
+        word.is_none_or(|word| word >> (token % 32) & 1 == 1)
+    };
+    let mut others = 0..32 * mask.len() as Token;
+    match allows(token) {
+        true => token,
+        false => others.find(|&other| allows(other)).unwrap_or(token),
     }
 }
 

@@ -6,11 +6,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::clock::{Clock, Wake};
 use super::engine::{EngineLimits, RowSource, SampledRow, StepResults};
 use super::event::Error;
+use super::masks::{Guide, MaskQueue, Pending, Turn};
 use super::stats::{State, Stats};
 use super::stream::Job;
 use crate::core::error::Error as EngineError;
@@ -23,6 +24,7 @@ pub(super) struct Shared {
     /// Something changed that the engine thread may wait for.
     changed: Condvar,
     pub clock: Clock,
+    pub masks: Arc<MaskQueue>,
     pub limits: EngineLimits,
     pub max_events_behind: usize,
 }
@@ -43,6 +45,11 @@ pub(super) struct Core {
     max_behind: usize,
     queue_timeout: Duration,
     pause_timeout: Duration,
+    pub(super) masks: Arc<MaskQueue>,
+    /// Words of a mask.
+    pub(super) mask_words: usize,
+    /// Rows that wait for their masks.
+    pub(super) pending: Vec<Pending>,
     /// None after the engine thread has ended.
     pub dispatcher: Option<Sender<Batch>>,
 }
@@ -57,6 +64,8 @@ pub(super) struct Choice {
     pub sampling: Arc<Sampling>,
     /// Forbids the ends of the text, for the first `min_tokens`.
     pub first_sampling: Option<Arc<Sampling>>,
+    /// If the answer follows a rule.
+    pub guide: Option<Guide>,
     /// Replaces the reason of the scheduler when the choice ends.
     pub fails_with: Option<Error>,
 }
@@ -107,8 +116,10 @@ impl SampledRows {
             let index = row.first_position + row.token_count - prompt_tokens;
             let first = choice.first_sampling.as_ref();
             let first = first.filter(|_| index < choice.job.min_tokens);
+            let guided = choice.guide.as_ref();
+            let guided = guided.and_then(|guide| guide.sampling.as_ref());
             let sampled = Sampled {
-                sampling: first.unwrap_or(&choice.sampling).clone(),
+                sampling: guided.or(first).unwrap_or(&choice.sampling).clone(),
                 prompt_tokens,
                 index,
             };
@@ -135,6 +146,7 @@ impl Shared {
         options: &super::Options,
         dispatcher: Sender<Batch>,
     ) -> Arc<Self> {
+        let masks = Arc::new(MaskQueue::default());
         let mut core = Core {
             scheduler,
             requests: Requests::default(),
@@ -151,6 +163,9 @@ impl Shared {
             max_behind: options.max_events_behind.max(1),
             queue_timeout: options.queue_timeout,
             pause_timeout: options.pause_timeout,
+            masks: masks.clone(),
+            mask_words: limits.vocabulary_size.div_ceil(32) as usize,
+            pending: Vec::new(),
             dispatcher: Some(dispatcher),
         };
         core.count();
@@ -158,6 +173,7 @@ impl Shared {
             core: Mutex::new(core),
             changed: Condvar::new(),
             clock: options.clock.clone(),
+            masks,
             limits,
             max_events_behind: options.max_events_behind.max(1),
         });
@@ -199,6 +215,25 @@ impl Shared {
         }
     }
 
+    /// Waits for masks that are being computed, but not longer than `most` of the machine's time: the rows of
+    /// other requests do not depend on them.
+    pub fn wait_for_masks<'a>(
+        &self,
+        mut core: MutexGuard<'a, Core>,
+        most: Duration,
+    ) -> MutexGuard<'a, Core> {
+        let end = Instant::now() + most;
+        while core.waits_for_masks() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let waited = self.changed.wait_timeout(core, left);
+            core = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        core
+    }
+
     /// Cancels the choices of a request that have not ended.
     pub fn cancel(&self, job: &Job) {
         self.update(|core, _| {
@@ -226,6 +261,7 @@ impl Core {
         step: Option<(Duration, u32, u32)>,
     ) {
         let (mut items, mut behind) = (Vec::new(), Vec::new());
+        let mut turns = Vec::new();
         let stats = self.scheduler.stats();
         for event in self.scheduler.events() {
             let Some(choice) = self.requests.0.get_mut(&event.request) else {
@@ -245,6 +281,9 @@ impl Core {
                     self.stats.generated_tokens += 1;
                     if choice.job.count_token(self.max_behind) {
                         behind.push(choice.job.clone());
+                    }
+                    if let Some(guide) = &mut choice.guide {
+                        turns.push((event.request, guide.take(token)));
                     }
                     let row = row as usize;
                     ItemKind::Token {
@@ -272,6 +311,14 @@ impl Core {
             });
             if is_end {
                 self.requests.0.remove(&event.request);
+                self.pending.retain(|pending| pending.id != event.request);
+            }
+        }
+        for (id, turn) in turns {
+            match turn {
+                Turn::Stay => {}
+                Turn::Free => self.scheduler.allow(id, None),
+                Turn::Mask(input) => self.ask_for_mask(id, input, now),
             }
         }
         for &id in behind.iter().flat_map(|job: &Arc<Job>| &job.ids) {
