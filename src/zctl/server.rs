@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs::{DirBuilder, Permissions};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,11 +33,20 @@ pub trait Connection: Read + Write {
         let _ = timeout;
         Ok(())
     }
+
+    /// What answers are written to, where that is a socket or a pipe.
+    fn output(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 impl Connection for UnixStream {
     fn set_read_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         UnixStream::set_read_timeout(self, timeout)
+    }
+
+    fn output(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.as_fd())
     }
 }
 
@@ -94,6 +103,11 @@ pub trait Answers {
     /// Answers a frame, which is as long as its header says. `response` is replaced; false: there is no answer,
     /// and the connection is to be closed.
     fn answer(&mut self, frame: &[u8], response: &mut Vec<u8>) -> bool;
+
+    /// Receives the connection's output before the first frame. It hangs up when nobody waits for an answer any more.
+    fn connected(&mut self, output: OwnedFd) {
+        let _ = output;
+    }
 }
 
 type Open = dyn Fn() -> Result<Box<dyn Answers>> + Send + Sync;
@@ -174,6 +188,9 @@ impl Server {
         around: &dyn Fn(&mut dyn FnMut() -> bool) -> bool,
     ) -> Result<()> {
         let mut answers = (self.open)()?;
+        if let Some(Ok(output)) = stream.output().map(|output| output.try_clone_to_owned()) {
+            answers.connected(output);
+        }
         let mut frames = Frames::new(&self.options);
         let mut response = Vec::new();
         loop {

@@ -1,6 +1,7 @@
 //! `zctl::isolate`: a device in a process of its own. This test is the process too: [`child`].
 
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -108,6 +109,26 @@ fn a_process_that_ends_in_a_run_is_replaced() {
     assert_eq!(add(&mut client), 5.0f32.to_le_bytes());
     assert!(client.run(NOOP, &[]).unwrap().is_ok());
     drop(client);
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_client_that_leaves_ends_the_run_that_it_waits_for() {
+    // A budget of none: the wait would never end.
+    let (mut stream, thread) = serve_within(u32::MAX);
+    stream.write_all(&submit(u32::MAX)).unwrap();
+    drop(stream);
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_client_that_sends_no_more_is_answered() {
+    let (mut stream, thread) = serve_within(20);
+    stream.write_all(&submit(u32::MAX)).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer[28..41], *b"t_ctl_timeout");
     thread.join().unwrap();
 }
 

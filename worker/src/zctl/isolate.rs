@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The server passes frames on and opens no device. A child that is at work [`GRACE`] past a budget is killed, as is
-//! one whose device is lost; a new one answers the next frame. The memory outlives them all, handles of ZCL1 do not.
+//! one whose device is lost, and one at work for a client that has left; a new one answers the next frame. The memory
+//! outlives them all, handles of ZCL1 do not.
 //!
 //! To the child: u32 length, frame. From it: i32 length of the answer or what `NONE` and `RETRY` say, u8 1 if it
 //! is not to be asked again, answer. An answer without bytes comes first, when its device is open.
@@ -73,6 +74,7 @@ struct Isolated {
     budget_ms: u32,
     budgets_ms: HashMap<u32, u32>,
     process: Option<Process>,
+    client: Option<OwnedFd>,
 }
 
 impl Isolated {
@@ -94,6 +96,7 @@ impl Isolated {
             budget_ms: session.budget_ms,
             budgets_ms: HashMap::new(),
             process: None,
+            client: None,
         })
     }
 
@@ -146,7 +149,7 @@ impl Isolated {
         let mut response = Vec::new();
         let asked = self
             .process()
-            .map(|child| child.ask(&frame, &mut response, None));
+            .map(|child| child.ask(&frame, &mut response, None, None));
         if !matches!(asked, Ok(Ok(_))) || response.len() < 48 || u32_at(&response, 16) != 0 {
             return 0; // unknown, as the run's own answer says
         }
@@ -177,7 +180,7 @@ impl Answers for Isolated {
             let Some(process) = &mut self.process else {
                 continue; // it ended meanwhile
             };
-            let asked = process.ask(frame, response, deadline);
+            let asked = process.ask(frame, response, deadline, self.client.as_ref());
             if !matches!(asked, Ok(Reply { is_last: false, .. })) {
                 self.process = None;
             }
@@ -190,6 +193,7 @@ impl Answers for Isolated {
                     *response = self.refuse(frame, Status::Timeout, &message);
                     return true;
                 }
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => return false,
                 // What only lists, or moves memory, can be asked again.
                 Err(_) if budget_ms.is_none() && split(frame).0 != KERNEL_RUN && tries_left > 0 => {
                 }
@@ -203,6 +207,10 @@ impl Answers for Isolated {
                 }
             }
         }
+    }
+
+    fn connected(&mut self, output: OwnedFd) {
+        self.client = Some(output);
     }
 }
 
@@ -227,7 +235,7 @@ impl Process {
         drop(command); // with it, our copy of their end
         let mut process = Self { child, socket };
         let seconds = START.as_secs();
-        if !is_readable(&process.socket, Some(Instant::now() + START))? {
+        if !is_readable(&process.socket, Some(Instant::now() + START), None)? {
             let message = format!("it has not started within {seconds} s");
             return Err(io::Error::new(io::ErrorKind::TimedOut, message));
         }
@@ -244,16 +252,18 @@ impl Process {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Fails with `TimedOut` if the answer has not begun at `deadline`.
+    /// Fails with `TimedOut` if the answer has not begun at `deadline`, with `ConnectionAborted` if `client` hangs up
+    /// before.
     fn ask(
         &mut self,
         frame: &[u8],
         response: &mut Vec<u8>,
         deadline: Option<Instant>,
+        client: Option<&OwnedFd>,
     ) -> io::Result<Reply> {
         self.socket.write_all(&(frame.len() as u32).to_le_bytes())?;
         self.socket.write_all(frame)?;
-        if !is_readable(&self.socket, deadline)? {
+        if !is_readable(&self.socket, deadline, client)? {
             return Err(io::ErrorKind::TimedOut.into());
         }
         self.reply(response)
@@ -355,7 +365,7 @@ impl Device<'_> {
             loop {
                 let late = self.late.as_ref().map(|late| late.until);
                 let deadline = late.into_iter().chain(self.submitted_until).min();
-                let is_readable = is_readable(&self.socket, deadline)?;
+                let is_readable = is_readable(&self.socket, deadline, None)?;
                 let is_over =
                     |until: Option<Instant>| until.is_some_and(|until| Instant::now() >= until);
                 if is_over(late) && self.is_at_work()
@@ -487,8 +497,12 @@ impl Device<'_> {
     }
 }
 
-/// False: nothing has come until `deadline`.
-fn is_readable(socket: &UnixStream, deadline: Option<Instant>) -> io::Result<bool> {
+/// False: nothing has come until `deadline`. Fails with `ConnectionAborted` if `client` hangs up before.
+fn is_readable(
+    socket: &UnixStream,
+    deadline: Option<Instant>,
+    client: Option<&OwnedFd>,
+) -> io::Result<bool> {
     loop {
         let timeout = match deadline {
             None => PollTimeout::NONE,
@@ -498,13 +512,16 @@ fn is_readable(socket: &UnixStream, deadline: Option<Instant>) -> io::Result<boo
                 PollTimeout::from((left.as_millis() + 1).min(60_000) as u16)
             }
         };
-        let mut wanted = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        let mut wanted = vec![PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        // Of no events, an end and an error alone are told.
+        wanted.extend(client.map(|client| PollFd::new(client.as_fd(), PollFlags::empty())));
         match poll(&mut wanted, timeout) {
             Ok(0) if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
                 return Ok(false);
             }
             Ok(0) | Err(Errno::EINTR) => {}
-            Ok(_) => return Ok(true),
+            Ok(_) if wanted[0].any() == Some(true) => return Ok(true),
+            Ok(_) => return Err(io::ErrorKind::ConnectionAborted.into()),
             Err(error) => return Err(error.into()),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -226,7 +226,11 @@ impl Write for Stdio {
     }
 }
 
-impl Connection for Stdio {}
+impl Connection for Stdio {
+    fn output(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.output.as_fd())
+    }
+}
 
 fn on_stdio(server: &Server) -> Outcome {
     let own = |fd: io::Result<std::os::fd::OwnedFd>| fd.map(File::from);

@@ -172,7 +172,7 @@ class Backend {
   // Device code: whole (jit/code_kind.h), and with a NUL after PTX, which is not counted.
   // WCUDA_MALFORMED or WCUDA_UNSUPPORTED with what the driver says of it.
   Result<Module> module_load(const void* code, uint64_t bytes);
-  // Waits for all work; ends the module's kernels.
+  // Waits for the module's work; ends its kernels.
   Status module_unload(Module module);
   // Memory of a variable in the module; WCUDA_NOT_FOUND.
   Result<std::pair<void*, uint64_t>> module_global(Module module, const std::string& name);

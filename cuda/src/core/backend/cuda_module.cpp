@@ -80,6 +80,14 @@ Result<std::shared_ptr<CudaModule>> CudaModule::load(const void* code, int devic
   return module;
 }
 
+Status CudaModule::wait(Backend& backend) const {
+  const uint64_t id = stream_;
+  if (id == kAnyStream) return backend.synchronize();
+  // A stream that is no more has been waited for.
+  if (id == kNoStream || (id != 0 && !backend.native_stream({id}))) return {};
+  return backend.synchronize(Stream{id});
+}
+
 CudaModule::~CudaModule() {
   if (cudaLibraryUnload(library_) != cudaSuccess) (void)cudaGetLastError();
 }
@@ -204,13 +212,14 @@ Result<Module> CudaModules::load(const void* code, uint64_t) {
 
 Status CudaModules::unload(Module module) {
   WCUDA_ASSIGN(const auto found, modules_.find(module));  // unloaded when this goes
-  if (backend_.fault().ok()) WCUDA_TRY(backend_.synchronize());
+  if (backend_.fault().ok()) WCUDA_TRY(found->wait(backend_));
   kernels_.remove_if([&](const LoadedKernel& kernel) { return kernel.module == found; });
   return modules_.take(module).status();
 }
 
 Result<std::pair<void*, uint64_t>> CudaModules::global(Module module, const std::string& name) {
   WCUDA_ASSIGN(const auto found, modules_.find(module));
+  found->used_anywhere();
   return found->global(name);
 }
 
@@ -253,6 +262,7 @@ Result<Occupancy> CudaModules::occupancy(Kernel kernel, uint32_t block_threads,
 Status CudaModules::launch(Kernel kernel, const LaunchDims& dims, void* const* arguments,
                            Stream stream) {
   WCUDA_ASSIGN(const LoadedKernel found, kernels_.find(kernel));
+  found.module->used_on(stream);
   const void* const function = function_of(found.kernel);
   const auto on = static_cast<cudaStream_t>(backend_.native_stream(stream));
   const dim3 grid(dims.grid[0], dims.grid[1], dims.grid[2]);

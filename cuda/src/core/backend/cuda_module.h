@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,7 +14,7 @@
 namespace wcuda {
 
 // A loaded library; unloaded with the object, which needs the device's context current, and no work
-// of its kernels in flight. Immutable: any thread.
+// of its kernels in flight. Any thread.
 class CudaModule {
  public:
   // The device's context is current, as for all that follows. `device`: CUDA's ordinal.
@@ -25,12 +26,25 @@ class CudaModule {
   Result<cudaKernel_t> find(const std::string& name) const;
   Result<std::pair<void*, uint64_t>> global(const std::string& name) const;
 
+  // Work of the module is queued on the stream; with its variables, perhaps on any.
+  void used_on(Stream stream) {
+    uint64_t known = kNoStream;
+    if (!stream_.compare_exchange_strong(known, stream.id) && known != stream.id)
+      stream_ = kAnyStream;
+  }
+  void used_anywhere() { stream_ = kAnyStream; }
+  // Waits for that work, and for no other where it was on one stream.
+  Status wait(Backend& backend) const;
+
  private:
+  static constexpr uint64_t kNoStream = UINT64_MAX, kAnyStream = UINT64_MAX - 1;
+
   CudaModule(cudaLibrary_t library, int device) : library_(library), device_(device) {}
   Result<std::vector<cudaKernel_t>> kernels() const;
 
   const cudaLibrary_t library_;
   const int device_;
+  std::atomic<uint64_t> stream_{kNoStream};
 };
 
 // The modules of a backend, in Backend::run.

@@ -715,15 +715,21 @@ TEST_F(GpuZctl1, modules_of_descriptors_run_by_their_names) {
   runs_named_modules(kernels.handle());
 }
 
-// What a kernel that is at work uses is freed when it has ended: nobody waits for it meanwhile.
-TEST_F(GpuZctl1, an_ended_buffer_of_a_late_submission_delays_nobody) {
-  using A = Accelerator;
-  if (IsSkipped()) return;
-  std::string slow = kAddOneCode;  // for two seconds
+// add_one, after two seconds.
+std::string slow_code() {
+  std::string slow = kAddOneCode;
   slow.replace(slow.find("  ld.param.u64"), 0,
                "  .reg .b64 %t<3>; .reg .pred %q;\n  mov.u64 %t0, %globaltimer;\n"
                "wait:\n  mov.u64 %t1, %globaltimer;\n  sub.u64 %t2, %t1, %t0;\n"
                "  setp.lt.u64 %q, %t2, 2000000000;\n  @%q bra wait;\n");
+  return slow;
+}
+
+// What a kernel that is at work uses is freed when it has ended: nobody waits for it meanwhile.
+TEST_F(GpuZctl1, an_ended_buffer_of_a_late_submission_delays_nobody) {
+  using A = Accelerator;
+  if (IsSkipped()) return;
+  const std::string slow = slow_code();
   Accelerator accel(kernels_.handle(), "cuda", WCUDA_ZCTL_FOREIGN_MODULES);
   Accelerator other(kernels_.handle(), "cuda");
   const auto add = [&](const char* entry, int32_t x, uint32_t budget_ms) {
@@ -739,6 +745,36 @@ TEST_F(GpuZctl1, an_ended_buffer_of_a_late_submission_delays_nobody) {
   EXPECT_EQ(accel.record("accel.ext", 8, accel.target().text("slow").all), bytes_of("01"));
   const int32_t again = other.buffer_of({5, 6});
   EXPECT_EQ(other.floats(again, 2), (std::vector<float>{5, 6}));
+  // Still at work, so none of these has waited for it.
+  EXPECT_EQ(accel.trace("accel", 4, accel.target().text("default").all), "t_ctl_timeout");
+  EXPECT_EQ(accel.record("accel", 4, accel.target().text("default").all, 60000), bytes_of("01"));
+}
+
+// A module's end waits for the work of its own session alone.
+TEST_F(GpuZctl1, modules_end_while_another_session_s_kernel_is_at_work) {
+  using A = Accelerator;
+  if (IsSkipped()) return;
+  Accelerator accel(kernels_.handle(), "cuda", WCUDA_ZCTL_FOREIGN_MODULES);
+  const auto load = [](Accelerator* each, const std::string& code, const char* id) {
+    EXPECT_EQ(each->record("accel.ext", 7, each->target().text(code).text(id).all),
+              Words().text(id).all);
+  };
+  const auto add = [](Accelerator* each, int32_t x, const char* id, uint32_t budget_ms) {
+    return each->submit("add_one", {A::at(x), A::value(3, 4)}, budget_ms, id, 32);
+  };
+  load(&accel, slow_code(), "slow");
+  const int32_t x = accel.buffer_of({1, 2, 3});
+  EXPECT_EQ(accel.record("accel", 3, add(&accel, x, "slow", 0), 60000), bytes_of("00"));
+  {
+    Accelerator other(kernels_.handle(), "cuda", WCUDA_ZCTL_FOREIGN_MODULES);
+    const int32_t y = other.buffer_of({1, 2, 3});
+    load(&other, kAddOneCode, "m");
+    load(&other, std::string(kAddOneCode) + "// another\n", "n");
+    for (const char* const id : {"m", "n"})
+      EXPECT_EQ(other.record("accel", 3, add(&other, y, id, 0), 60000), bytes_of("00"));
+    EXPECT_EQ(accel.open("accel", 3, add(&accel, x, "slow", 1)).trace, "");
+    EXPECT_EQ(other.record("accel.ext", 8, other.target().text("m").all), bytes_of("01"));
+  }
   // Still at work, so none of these has waited for it.
   EXPECT_EQ(accel.trace("accel", 4, accel.target().text("default").all), "t_ctl_timeout");
   EXPECT_EQ(accel.record("accel", 4, accel.target().text("default").all, 60000), bytes_of("01"));
