@@ -26,6 +26,7 @@ class ModuleDevice final : public WrapperBackend, private Modules {
   }
   Modules* modules() override { return this; }
   int live_modules() const { return live_modules_; }
+  int found_kernels() const { return found_kernels_; }
   // While set, no event is done: work that takes long.
   void hold_events(bool holds) { holds_events_ = holds; }
   Result<bool> event_done(Event event) override {
@@ -50,6 +51,7 @@ class ModuleDevice final : public WrapperBackend, private Modules {
   }
   Result<Kernel> find(Module module, const std::string& name) override {
     if (name != "add_one") return Status::error(WCUDA_NOT_FOUND, "kernel '%s'", name.c_str());
+    ++found_kernels_;
     return Kernel{module.id};
   }
   Result<KernelAttributes> attributes(Kernel) override {
@@ -67,7 +69,7 @@ class ModuleDevice final : public WrapperBackend, private Modules {
   }
 
   std::atomic<bool> holds_events_{false};
-  std::atomic<int> live_modules_{0};
+  std::atomic<int> live_modules_{0}, found_kernels_{0};
   std::atomic<uint64_t> last_module_{0};
 };
 

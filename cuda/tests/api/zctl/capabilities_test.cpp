@@ -848,6 +848,33 @@ TEST(Zctl1, a_device_at_work_answers_timeouts) {
   EXPECT_EQ(foreign.floats(x, 2), (std::vector<float>{4, 5}));
 }
 
+// What a submission uses is kept until it has ended, also when the guest has ended it before.
+TEST(Zctl1, a_submission_at_work_keeps_its_module_and_its_buffers) {
+  using A = Accelerator;
+  PosingDevice posing;
+  Kernels kernels(posing.context.handle());
+  Accelerator accel(kernels.handle(), "cuda", WCUDA_ZCTL_FOREIGN_MODULES);
+  EXPECT_EQ(accel.record("accel.ext", 7, accel.target().text(kAddOneCode).text("m").all),
+            Words().text("m").all);
+  const int32_t x = accel.buffer_of({1, 2, 3});
+  const uint64_t bytes = posing.context.device_bytes();
+  const auto submit = [&] {
+    return accel.submit("add_one", {A::at(x), A::value(3, 4)}, 0, "m", 32);
+  };
+  EXPECT_EQ(accel.record("accel", 3, submit(), 60000), bytes_of("00"));
+  posing.device->hold_events(true);
+  EXPECT_EQ(accel.open("accel", 3, submit()).trace, "");
+  EXPECT_EQ(posing.device->found_kernels(), 1);  // once for all submissions
+  accel.end(x);
+  EXPECT_EQ(accel.record("accel.ext", 8, accel.target().text("m").all), bytes_of("01"));
+  EXPECT_EQ(posing.device->live_modules(), 1);
+  EXPECT_EQ(posing.context.device_bytes(), bytes);
+  posing.device->hold_events(false);
+  EXPECT_EQ(accel.record("accel", 4, accel.target().text("default").all, 60000), bytes_of("01"));
+  EXPECT_EQ(posing.device->live_modules(), 0);
+  EXPECT_LT(posing.context.device_bytes(), bytes);
+}
+
 TEST(Zctl1, a_kernel_that_fails_says_so_in_its_record) {
   Host host;
   host.kernels.runs_allowed = 0;
