@@ -513,7 +513,7 @@ fn is_readable(
             }
         };
         let mut wanted = vec![PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
-        // Of no events, an end and an error alone are told.
+        // Of no events, an end and an error alone are reported.
         wanted.extend(client.map(|client| PollFd::new(client.as_fd(), PollFlags::empty())));
         match poll(&mut wanted, timeout) {
             Ok(0) if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
