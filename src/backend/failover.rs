@@ -19,10 +19,10 @@ use crate::ffi;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailoverMode {
-    /// Nothing moves.
+    /// No failover.
     #[default]
     None,
-    /// What comes after moves; the call that failed returns its failure.
+    /// Later calls use the next backend; the call that failed returns its error.
     Warn,
     /// The call that failed is repeated on the next backend.
     Automatic,
@@ -34,55 +34,55 @@ pub enum FailoverMode {
 pub enum FailoverReason {
     /// Its device was lost.
     DeviceLost,
-    /// Three failures of the device in 30 seconds, or what was set.
+    /// The failure threshold was reached: by default three failures of the device in 30 seconds.
     RepeatedFailures,
-    /// Its memory was full, which counts only if asked for.
+    /// Its memory was full; counts only with [`FailoverBuilder::on_out_of_memory`].
     OutOfMemory,
-    /// [`Failover::trigger`].
+    /// [`Failover::trigger`] was called.
     Manual,
-    /// One that this version of the crate does not know.
+    /// A reason that this version of the crate does not know.
     Unknown(i32),
 }
 
-/// One step of a move.
+/// One event of a failover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailoverEvent {
-    /// A backend is left.
+    /// The active backend is abandoned.
     Started {
-        /// Why.
+        /// The reason.
         reason: FailoverReason,
-        /// Which.
+        /// The abandoned backend.
         from: Backend,
-        /// All of it in a line.
+        /// The event as one line.
         message: String,
     },
-    /// The next one answers, and computes right.
+    /// The next backend has opened, and its probe computed correctly.
     Completed {
-        /// What was left.
+        /// The abandoned backend.
         from: Backend,
-        /// What is in use now.
+        /// The active backend from now on.
         to: Backend,
     },
-    /// A backend does not answer, or a probe of it computed wrong.
+    /// A backend cannot be opened, or its probe computed a wrong result.
     Failed {
-        /// Which.
+        /// That backend.
         to: Backend,
-        /// What it answered.
+        /// The kind of its error.
         kind: ErrorKind,
-        /// All of it in a line.
+        /// The event as one line.
         message: String,
     },
-    /// The first one is in use again, after a probe computed right.
+    /// The first backend is active again after a probe computed correctly.
     Restored {
-        /// Which.
+        /// The first backend.
         to: Backend,
     },
-    /// There is none left to go to.
+    /// No backend is left to switch to.
     Exhausted {
-        /// What stays in use.
+        /// The backend that stays active.
         from: Backend,
-        /// All of it in a line.
+        /// The event as one line.
         message: String,
     },
 }
@@ -122,7 +122,7 @@ impl FailoverEvent {
 
 type Listener = Box<dyn Fn(&FailoverEvent) + Send + Sync>;
 
-/// Backends in order of preference, and the rules by which work moves among them.
+/// Backends in order of preference, and the rules for switching between them.
 ///
 /// ```
 /// use worker_cuda::{Backend, Failover, FailoverMode};
@@ -140,7 +140,7 @@ type Listener = Box<dyn Fn(&FailoverEvent) + Send + Sync>;
 /// ```
 pub struct Failover {
     handle: ffi::wcuda_failover,
-    /// What the callback has a pointer to; in a box of its own, for a `Listener` is a fat pointer.
+    /// The pointer passed to the callback. Boxed, because a `Listener` is a fat pointer.
     _listener: Option<Box<Listener>>,
 }
 
@@ -152,26 +152,26 @@ pub struct FailoverBuilder {
     listener: Option<Box<Listener>>,
 }
 
-/// What is in use, and what has happened so far.
+/// The active backend, and counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FailoverState {
-    /// The backend in use.
+    /// The active backend.
     pub backend: Backend,
-    /// Its device.
+    /// Ordinal of its device.
     pub ordinal: i32,
-    /// It is not the first.
+    /// Whether another backend than the first is active.
     pub is_degraded: bool,
-    /// Failures of devices, ever.
+    /// Number of failures of devices.
     pub failure_count: u64,
-    /// Moves that were completed.
+    /// Number of completed switches.
     pub move_count: u64,
-    /// Returns to the first.
+    /// Number of returns to the first backend.
     pub restore_count: u64,
 }
 
 impl Failover {
-    /// Backends with their devices, the first preferred. Off until a mode is set.
+    /// Creates a builder from backends with their devices, the preferred one first. The mode is off by default.
     pub fn builder(targets: impl IntoIterator<Item = (Backend, i32)>) -> FailoverBuilder {
         FailoverBuilder {
             options: ffi::wcuda_failover_options::init(),
@@ -188,7 +188,7 @@ impl Failover {
         }
     }
 
-    /// A new context on the backend in use.
+    /// Creates a context on the active backend.
     pub fn context(&self) -> Result<CudaContext> {
         let mut options = ffi::wcuda_context_options::init();
         options.abi_version = ffi::WCUDA_ABI_VERSION;
@@ -200,9 +200,9 @@ impl Failover {
         Ok(CudaContext::from_handle(context))
     }
 
-    /// A whole call: takes its inputs from the host, gives its result back to the host, and may be run again
-    /// from the start. What it makes on the context, clones of it too, ends with the call. The backend that
-    /// computed the result comes with it.
+    /// Runs a whole call: `body` takes its inputs from the host, returns its result to the host, and may be run again
+    /// from the start. Objects that it creates on the context, including clones of the context, must not outlive
+    /// the call. Returns the result and the backend that computed it.
     pub fn run<R>(&self, mut body: impl FnMut(&CudaContext) -> Result<R>) -> Result<(R, Backend)> {
         let mut state = Run {
             body: &mut body,
@@ -223,7 +223,7 @@ impl Failover {
         state.parked.resume();
         match (answer, state.last) {
             (Ok(()), Some(Ok(value))) => Ok((value, Backend::from_native(backend))),
-            // The body's own error has more detail than its copy.
+            // The body's own error has more detail than the copy in the library.
             (Err(native), Some(Err(error))) if native.kind() == error.kind() => Err(error),
             (Err(native), _) => Err(native),
             (Ok(()), _) => Err(Error::new(
@@ -233,7 +233,7 @@ impl Failover {
         }
     }
 
-    /// Reports an error met in a context of [`Failover::context`]; it counts like an error of a call.
+    /// Reports an error of a context from [`Failover::context`]; it counts like an error of a call.
     pub fn report(&self, backend: Backend, error: &Error) -> Result<()> {
         // SAFETY: legal on any thread.
         call(|native| unsafe {
@@ -241,13 +241,13 @@ impl Failover {
         })
     }
 
-    /// Leaves the backend in use.
+    /// Abandons the active backend.
     pub fn trigger(&self) -> Result<()> {
         // SAFETY: legal on any thread.
         call(|error| unsafe { ffi::wcuda_failover_trigger(self.handle, error) })
     }
 
-    /// What is in use.
+    /// Returns the active backend and counters.
     pub fn state(&self) -> Result<FailoverState> {
         let mut state = ffi::wcuda_failover_state::init();
         // SAFETY: `state` is valid and sized.
@@ -289,44 +289,44 @@ impl FailoverBuilder {
         self
     }
 
-    /// So many failures within the window make a backend one to leave; 3 without this.
+    /// Number of failures within the window after which a backend is abandoned; default 3.
     pub fn failure_threshold(mut self, count: u32) -> Self {
         self.options.failure_threshold = count;
         self
     }
 
-    /// Failures older than this are forgotten; 30 s without this.
+    /// Age at which failures no longer count; default 30 s.
     pub fn window(mut self, window: Duration) -> Self {
         self.options.window_ms = milliseconds(window);
         self
     }
 
-    /// How long a backend that was left is not used; 60 s without this.
+    /// Time for which an abandoned backend is not used; default 60 s.
     pub fn cooldown(mut self, cooldown: Duration) -> Self {
         self.options.cooldown_ms = milliseconds(cooldown);
         self
     }
 
-    /// The time between two probes of the first backend; 30 s without this.
+    /// Time between two probes of the first backend; default 30 s.
     pub fn recheck(mut self, recheck: Duration) -> Self {
         self.options.recheck_ms = milliseconds(recheck);
         self
     }
 
-    /// A device whose memory is full is left too.
+    /// A device whose memory is full is abandoned too.
     pub fn on_out_of_memory(mut self) -> Self {
         self.options.flags |= ffi::WCUDA_FAILOVER_ON_OUT_OF_MEMORY;
         self
     }
 
-    /// Receives every event, on the thread whose call it concerns. Calls into this crate from inside it fail
-    /// with [`ErrorKind::Reentrant`], and a panic in it is swallowed.
+    /// Called for every event, on the thread whose call caused it. Calls into this crate from inside it fail with
+    /// [`ErrorKind::Reentrant`], and a panic in it is swallowed.
     pub fn on_event(mut self, listener: impl Fn(&FailoverEvent) + Send + Sync + 'static) -> Self {
         self.listener = Some(Box::new(Box::new(listener)));
         self
     }
 
-    /// Makes it; opens nothing yet.
+    /// Creates the failover; opens no device yet.
     pub fn build(mut self) -> Result<Failover> {
         self.options.targets = self.targets.as_ptr();
         self.options.target_count = self.targets.len() as u64;
@@ -344,7 +344,7 @@ impl FailoverBuilder {
     }
 }
 
-/// At least 1: 0 is the default there.
+/// At least 1, because 0 selects the library's default.
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis())
         .unwrap_or(u64::MAX)
@@ -364,7 +364,7 @@ unsafe extern "C" fn report(user: *mut c_void, event: *const ffi::wcuda_failover
     }
 }
 
-/// What a body is run with, and what it answered last.
+/// The body of a call, and its last result.
 struct Run<'a, R> {
     body: &'a mut dyn FnMut(&CudaContext) -> Result<R>,
     last: Option<Result<R>>,

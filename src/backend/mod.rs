@@ -31,7 +31,7 @@ use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::core::native_text::{as_bytes, as_native, fixed_text, static_text};
 use crate::ffi;
 
-/// The type with a name; the error lists the names there are.
+/// Finds a type of backend by name; the error lists the known names.
 pub fn find(name: &str) -> Result<Backend> {
     let mut found = 0;
     // SAFETY: the name lives through the call.
@@ -39,13 +39,13 @@ pub fn find(name: &str) -> Result<Backend> {
     Ok(Backend::from_native(found))
 }
 
-/// The name that tables of older libraries have for a kind of error: "OutOfMemory", "KernelNotFound", ….
+/// The name of an error kind in the tables of older libraries: "OutOfMemory", "KernelNotFound", ….
 pub fn error_name(kind: ErrorKind) -> &'static str {
     // SAFETY: a static text.
     unsafe { static_text(ffi::wcuda_backend_error_name(kind.status())) }
 }
 
-/// What a device can do, as a set.
+/// A set of capabilities of a device.
 ///
 /// ```
 /// use worker_cuda::{Backend, Features};
@@ -69,7 +69,7 @@ impl Features {
     pub const TENSOR_CORES: Self = Self(ffi::WCUDA_FEATURE_TENSOR_CORES as u64);
     pub const DYNAMIC_PARALLELISM: Self = Self(ffi::WCUDA_FEATURE_DYNAMIC_PARALLELISM as u64);
 
-    /// Those of a device. Creates no CUDA context.
+    /// The features of a device. Creates no CUDA context.
     pub fn of(backend: Backend, ordinal: i32) -> Result<Self> {
         let mut caps = ffi::wcuda_device_caps::init();
         let mut features = 0;
@@ -82,31 +82,31 @@ impl Features {
         Ok(Self(features))
     }
 
-    /// Both sets together.
+    /// The union of both sets.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of the other set are here.
+    /// Whether this set contains all of the other.
     pub const fn has(self, other: Self) -> bool {
         other.0 & !self.0 == 0
     }
 }
 
-/// The backend that serves best, and each that was passed over with the reason.
+/// The chosen backend, and each skipped one with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Selection {
-    /// What to open.
+    /// The backend to open.
     pub backend: Backend,
-    /// Its device.
+    /// Its device's ordinal.
     pub ordinal: i32,
-    /// Those that were skipped and why, in the order tried.
+    /// The skipped backends with their errors, in the order tried.
     pub skipped: Vec<(Backend, ErrorKind, String)>,
 }
 
-/// What to choose by; see [`Selection::builder`].
+/// Criteria of a selection; see [`Selection::builder`].
 #[derive(Clone, Debug, Default)]
 #[must_use = "nothing is chosen until `choose` is called"]
 pub struct SelectionBuilder {
@@ -117,38 +117,38 @@ pub struct SelectionBuilder {
 }
 
 impl Selection {
-    /// The best of all types, highest priority first, the host at the end.
+    /// Chooses the best of all types: by default the highest priority first, the host last.
     pub fn builder() -> SelectionBuilder {
         SelectionBuilder::default()
     }
 }
 
 impl SelectionBuilder {
-    /// The one to try first; vulkan, metal and stdgpu follow unless others are named.
+    /// The backend to try first; vulkan, metal and stdgpu follow unless fallbacks are named.
     pub fn preferred(mut self, backend: Backend) -> Self {
         self.preferred = Some(backend);
         self
     }
 
-    /// Those to try after it.
+    /// The backends to try after it.
     pub fn fallbacks(mut self, backends: impl IntoIterator<Item = Backend>) -> Self {
         self.fallbacks = Some(backends.into_iter().collect());
         self
     }
 
-    /// What the device must be able to do.
+    /// Features that the device must have.
     pub fn features(mut self, features: Features) -> Self {
         self.features = features;
         self
     }
 
-    /// Rather an error than the host.
+    /// Excludes the host: the result is an error instead.
     pub fn no_host(mut self) -> Self {
         self.no_host = true;
         self
     }
 
-    /// Chooses. [`ErrorKind::NotAvailable`] when none serves.
+    /// Chooses a backend; [`ErrorKind::NotAvailable`] if none meets the criteria.
     pub fn choose(self) -> Result<Selection> {
         let fallbacks: Option<Vec<i32>> = self
             .fallbacks
@@ -165,7 +165,7 @@ impl SelectionBuilder {
             options.fallbacks = list.as_ptr();
             options.fallback_count = list.len() as u32;
         }
-        // All that can be tried: each type once, and what was named besides.
+        // Room for all candidates: each type once, and those named.
         let named = fallbacks.as_ref().map_or(0, Vec::len);
         let room = crate::core::backends::backends()?.len() + named + 2;
         let mut skipped = vec![ffi::wcuda_skipped_backend::init(); room];
@@ -191,7 +191,7 @@ impl SelectionBuilder {
     }
 }
 
-/// What an opened backend can be made to fail at.
+/// A kind of call that an opened backend can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Fault {
@@ -199,7 +199,7 @@ pub enum Fault {
     Allocate,
     /// A copy.
     Copy,
-    /// A kernel, a fill, a digest.
+    /// A kernel, a fill or a digest.
     Launch,
     /// A wait.
     Synchronize,
@@ -209,7 +209,7 @@ pub enum Fault {
     Lost,
 }
 
-/// A backend that was opened to be watched, or made to fail. Its context lives on when it goes.
+/// A backend opened with tracing or fault injection. Its contexts may outlive it.
 ///
 /// ```
 /// use worker_cuda::{Backend, BackendInstance, ErrorKind, Fault};
@@ -231,7 +231,7 @@ pub struct BackendInstance {
     handle: ffi::wcuda_backend,
 }
 
-/// How to open a backend; see [`BackendInstance::builder`].
+/// Options for opening a backend; see [`BackendInstance::builder`].
 #[must_use = "nothing is opened until `open` is called"]
 pub struct BackendBuilder {
     options: ffi::wcuda_backend_options,
@@ -241,7 +241,7 @@ pub struct BackendBuilder {
 type Trace = Box<dyn Fn(&str) + Send + Sync>;
 
 impl BackendInstance {
-    /// A certain backend, and nothing else in its place.
+    /// Options for opening this backend.
     pub fn builder(backend: Backend) -> BackendBuilder {
         let mut options = ffi::wcuda_backend_options::init();
         options.r#type = backend.to_native();
@@ -251,7 +251,7 @@ impl BackendInstance {
         }
     }
 
-    /// A context on it, through its trace and its faults.
+    /// Creates a context whose calls pass through the trace and the faults.
     pub fn context(&self) -> Result<CudaContext> {
         let mut context = ffi::wcuda_context::zeroed();
         // SAFETY: `context` is valid.
@@ -261,8 +261,8 @@ impl BackendInstance {
         Ok(CudaContext::from_handle(context))
     }
 
-    /// The k-th call of a kind from now on fails (1: the next), before the device sees it; replaces what
-    /// was asked before. 0: none does. [`ErrorKind::InvalidState`] unless it was opened with faults.
+    /// Makes the k-th call of a kind from now on fail (1: the next) before the device sees it; 0: none. Replaces
+    /// the previous setting. [`ErrorKind::InvalidState`] unless the instance was opened with faults.
     pub fn fail(&self, fault: Fault, k: u64) -> Result<()> {
         let kind = match fault {
             Fault::Allocate => ffi::WCUDA_FAULT_ALLOCATE,
@@ -291,7 +291,7 @@ impl fmt::Debug for BackendInstance {
 }
 
 impl BackendBuilder {
-    /// The device's number; 0 without this.
+    /// The device's number; default 0.
     pub fn ordinal(mut self, ordinal: i32) -> Self {
         self.options.ordinal = ordinal;
         self
@@ -303,21 +303,21 @@ impl BackendBuilder {
         self
     }
 
-    /// Hands over each call as a line of JSON, with slot, bytes, stream, nanoseconds and status. It runs on
-    /// the thread of the call, possibly on several at once; a panic in it is swallowed. It is kept until the
-    /// process ends: contexts may outlive everything that could free it.
+    /// Passes each call as a line of JSON with slot, bytes, stream, nanoseconds and status. `line` runs on the thread
+    /// of the call, possibly on several at once; a panic in it is swallowed. It is kept until the process ends,
+    /// because contexts may outlive the instance.
     pub fn trace(mut self, line: impl Fn(&str) + Send + Sync + 'static) -> Self {
         self.trace = Some(Box::new(line));
         self
     }
 
-    /// Lets [`BackendInstance::fail`] work.
+    /// Enables [`BackendInstance::fail`].
     pub fn with_faults(mut self) -> Self {
         self.options.flags |= ffi::WCUDA_BACKEND_WITH_FAULTS;
         self
     }
 
-    /// Opens it.
+    /// Opens the backend.
     pub fn open(mut self) -> Result<BackendInstance> {
         let trace = self
             .trace
@@ -355,7 +355,7 @@ unsafe extern "C" fn trace_line(user: *mut c_void, line: ffi::wcuda_string) {
     }
 }
 
-/// Opens an instance of a caller's backend on a device: writes its `self`.
+/// Opens an instance of a caller's backend on a device and writes its `self`.
 pub type OpenFunction = unsafe extern "C" fn(
     user: *mut c_void,
     ordinal: i32,
@@ -363,12 +363,12 @@ pub type OpenFunction = unsafe extern "C" fn(
     error: *mut ffi::wcuda_error,
 ) -> ffi::wcuda_status;
 
-/// Adds a caller's backend to the process, under a name that no other has. The answer is what
-/// [`ContextBuilder::backend`](crate::ContextBuilder::backend) takes.
+/// Registers a caller's backend for this process under an unused name. Returns the value for
+/// [`ContextBuilder::backend`](crate::ContextBuilder::backend).
 ///
 /// # Safety
-/// The functions of the table do what `worker_cuda.h` says of them, on any thread, and stay, as `user` does,
-/// as long as an instance may exist.
+/// The functions of the table fulfil the contracts in `worker_cuda.h` on any thread. They and `user` stay valid as
+/// long as an instance may exist.
 pub unsafe fn register(
     name: &str,
     priority: i32,

@@ -8,7 +8,7 @@ use crate::core::native_text::{as_native, as_str};
 use crate::core::stream::{Stream, native};
 use crate::ffi;
 
-/// What the elements of a catalogue kernel's buffers are.
+/// Element type of a catalogue kernel's buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ElementType {
@@ -36,14 +36,14 @@ impl ElementType {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BuiltinKernel {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// Its parameters: `x: read T[n], y: write T[n], n: i64`. `T` is the element type of the call; an `i64`
     /// accepts an integer of any width, and a scalar `f32` an `f64` too.
     pub signature: String,
-    /// How many arguments it takes.
+    /// Number of arguments.
     pub parameter_count: u32,
-    /// Whether it is for `f32` only.
+    /// Whether it supports `f32` only.
     pub is_f32_only: bool,
 }
 
@@ -128,8 +128,8 @@ fn signature(kernel: &ffi::wcuda_catalogue_entry) -> Result<String> {
 }
 
 impl CudaContext {
-    /// Runs a kernel of the [`catalogue`] on a stream (none: the context's own, which copies follow)
-    /// and does not wait. Numbers, kinds, extents and overlaps are checked first.
+    /// Runs a kernel of the [`catalogue`] on a stream (None: the context's own, which copies follow) and does not
+    /// wait. Number, kinds, sizes and overlaps of the arguments are checked first.
     ///
     /// ```
     /// # use worker_cuda::{CudaContext, ElementType, GpuArg};
@@ -174,10 +174,10 @@ impl CudaContext {
     }
 }
 
-/// In the ledger.
+/// Tag in the ledger.
 const TAG: &str = "neural_forward";
 
-/// Elements of (batch, width).
+/// Number of elements of a matrix (batch, width).
 fn value_count(batch: usize, width: usize) -> Result<usize> {
     batch.checked_mul(width).ok_or_else(|| {
         let message = format!("{batch} rows of {width} values overflow");
@@ -188,19 +188,19 @@ fn value_count(batch: usize, width: usize) -> Result<usize> {
 /// One layer of [`CudaContext::neural_forward`]: `x · weights + bias`.
 #[derive(Clone, Copy, Debug)]
 pub struct Layer<'a> {
-    /// (inputs, outputs), row-major.
+    /// Matrix (inputs, outputs), row-major.
     pub weights: &'a SafeCudaPtr<f32>,
-    /// (outputs).
+    /// Vector (outputs).
     pub bias: &'a SafeCudaPtr<f32>,
-    /// What it takes.
+    /// Number of inputs.
     pub inputs: usize,
-    /// What it gives.
+    /// Number of outputs.
     pub outputs: usize,
 }
 
 impl CudaContext {
-    /// Probabilities (batch, outputs of the last layer) of inputs (batch, inputs of the first): ReLU
-    /// between the layers, softmax after the last. Any sizes; the result is queued on the context's own
+    /// Computes probabilities (batch, outputs of the last layer) from inputs (batch, inputs of the first layer): ReLU
+    /// between the layers, softmax after the last. Any sizes are allowed. The result is queued on the context's own
     /// stream, which copies follow.
     ///
     /// ```

@@ -17,7 +17,7 @@ pub(super) struct Copies<'a> {
 }
 
 impl<'a> Copies<'a> {
-    /// Copies to a context, of either backend, after all work on the windows' own stream.
+    /// Copies the windows to a context of either backend, after all work on the windows' own stream.
     pub(super) fn new(context: &CudaContext, args: &'a [GpuArg<'a>]) -> Result<Self> {
         let copy = |arg: &GpuArg<'_>| match &arg.value {
             Value::Window { .. } => context
@@ -31,7 +31,7 @@ impl<'a> Copies<'a> {
         })
     }
 
-    /// Runs a kernel of the copies' context on them. On CUDA it is queued, and reading a copy waits
+    /// Runs a kernel of the copies' context on the copies. On CUDA it is queued, and reading a copy waits for it.
     /// for it.
     pub(super) fn run(&self, kernel: &Runnable) -> Result<(ffi::wcuda_run_info, Duration)> {
         kernel.check(self.args)?;
@@ -47,14 +47,14 @@ impl<'a> Copies<'a> {
             .collect()
     }
 
-    /// The bytes of a copy; none for what is no window.
+    /// The bytes of a copy; None if the argument is not a window.
     pub(super) fn bytes(&self, index: usize) -> Result<Vec<u8>> {
         self.buffers[index]
             .as_ref()
             .map_or(Ok(Vec::new()), SafeCudaPtr::to_vec)
     }
 
-    /// Puts the copies of windows that may be written back.
+    /// Copies the writable windows back.
     fn write_back(&self) -> Result<()> {
         for (index, arg) in self.args.iter().enumerate() {
             let Value::Window {
@@ -95,8 +95,7 @@ fn window_bytes(arg: &GpuArg<'_>) -> Result<Vec<u8>> {
     Ok(data)
 }
 
-/// Runs a kernel on copies of the arguments in its own context. What it writes is copied back when it
-/// succeeds, and nothing otherwise.
+/// Runs a kernel on copies of the arguments in its own context. Its outputs are copied back if it succeeds.
 pub(super) fn run_on_copies(
     kernel: &Runnable,
     args: &[GpuArg<'_>],

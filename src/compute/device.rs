@@ -9,7 +9,7 @@ use crate::core::context::CudaContext;
 use crate::core::error::Result;
 use crate::core::memory::{DeviceRepr, SafeCudaPtr};
 
-/// A device to compute on: memory up and down, in one object.
+/// A device for computations: allocations and copies in one object.
 ///
 /// ```
 /// use worker_cuda::{CudaContext, GpuDevice};
@@ -26,34 +26,34 @@ pub struct GpuDevice {
 }
 
 impl GpuDevice {
-    /// CUDA device `ordinal`, and nothing else in its place.
+    /// Opens CUDA device `ordinal`. It is an error if there is none.
     pub fn new(ordinal: i32) -> Result<Self> {
         Ok(Self::with_context(&CudaContext::new(ordinal)?))
     }
 
-    /// On a context of the caller's, of either backend.
+    /// Uses an open context of either backend.
     pub fn with_context(context: &CudaContext) -> Self {
         Self {
             context: context.clone(),
         }
     }
 
-    /// The context behind it.
+    /// The context in use.
     pub fn context(&self) -> &CudaContext {
         &self.context
     }
 
-    /// A new buffer with these values.
+    /// Allocates a buffer with these values.
     pub fn upload<T: DeviceRepr>(&self, values: &[T]) -> Result<SafeCudaPtr<T>> {
         self.context.alloc_from(values)
     }
 
-    /// All values of a buffer.
+    /// Reads all values of a buffer.
     pub fn download<T: DeviceRepr>(&self, buffer: &SafeCudaPtr<T>) -> Result<Vec<T>> {
         buffer.to_vec()
     }
 
-    /// A new buffer of `len` zeros.
+    /// Allocates a buffer of `len` zeros.
     pub fn allocate<T: DeviceRepr>(&self, len: usize) -> Result<SafeCudaPtr<T>> {
         self.context.alloc(len)
     }
@@ -78,7 +78,7 @@ pub struct KernelLauncher {
 }
 
 impl KernelLauncher {
-    /// On a context.
+    /// Launches on this context.
     pub fn new(context: &CudaContext) -> Self {
         Self {
             context: context.clone(),
@@ -86,7 +86,7 @@ impl KernelLauncher {
         }
     }
 
-    /// Loads the module unless it has been, and queues the kernel.
+    /// Loads the module unless it is loaded already, and queues the kernel.
     ///
     /// # Safety
     /// As for [`crate::CudaFunction::launch`].

@@ -7,24 +7,25 @@ use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::core::stream::{Stream, native};
 use crate::ffi;
 
-/// What the operands of a product are. Sums are of `f32`, always.
+/// Types of the operands of a product. Sums are always `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GemmType {
     /// `f32`.
     F32,
-    /// `f32` of which the tensor cores take 10 bits of fraction.
+    /// `f32`, of which the tensor cores use 10 bits of the fraction.
     Tf32,
     /// IEEE halves, as the bits of `u16`.
     F16,
     /// bfloat16, as the bits of `u16`.
     Bf16,
-    /// FP8 e4m3, as the bits of `u8`; on CUDA of capability 8.9 or newer. There a plain `a`, a transposed `b`, and
-    /// `k`, rows of `c` and strides of multiples of 16 bytes go straight in, others by way of scratch.
+    /// FP8 e4m3, as the bits of `u8`; on CUDA of capability 8.9 or newer. There, a plain `a`, a transposed `b`, and
+    /// `k`, rows of `c` and strides in multiples of 16 bytes are used in place; other operands are copied through
+    /// scratch.
     Fp8,
-    /// Is [`ErrorKind::NotAvailable`].
+    /// Not implemented: [`ErrorKind::NotAvailable`].
     F64,
-    /// Is [`ErrorKind::NotAvailable`].
+    /// Not implemented: [`ErrorKind::NotAvailable`].
     Int8,
 }
 
@@ -59,28 +60,28 @@ impl GemmType {
     }
 }
 
-/// What is done to each element of a product last.
+/// Function applied to each element of a product last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Activation {
-    /// Nothing.
+    /// No function.
     #[default]
     None,
-    /// What is below 0 becomes 0.
+    /// Negative values become 0.
     Relu,
     /// `0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))`.
     Gelu,
 }
 
-/// Whether products on CUDA have cuBLASLt: [`ErrorKind::NotAvailable`] with the reason where it is missing. Then
-/// [`Gemm::run`] fails on CUDA.
+/// Whether CUDA contexts can use cuBLASLt: [`ErrorKind::NotAvailable`] with the reason if the library is missing.
+/// [`Gemm::run`] then fails on CUDA.
 pub fn gemm_library() -> Result<()> {
     // SAFETY: takes nothing but the error.
     call(|error| unsafe { ffi::wcuda_gemm_library_check(error) })
 }
 
-/// A product to be queued; made by [`CudaContext::gemm`]. The bound of its error is in section 20 of
-/// `worker_cuda.h`.
+/// A product to be queued, created by [`CudaContext::gemm`]. Section 20 of `worker_cuda.h` states the bound of its
+/// error.
 #[derive(Debug)]
 #[must_use = "nothing is multiplied until `run` is called"]
 pub struct Gemm<'a> {
@@ -93,8 +94,8 @@ pub struct Gemm<'a> {
 }
 
 impl CudaContext {
-    /// A product of `op(a)` (m, k) and `op(b)` (k, n), by cuBLASLt on CUDA and by the processors on the
-    /// host backend. The same shapes give the same bits every time.
+    /// A product of `op(a)` (m, k) and `op(b)` (k, n), computed by cuBLASLt on CUDA and by the processors on the host
+    /// backend. Equal shapes give the same bits every time.
     ///
     /// ```
     /// # use worker_cuda::{Activation, CudaContext, GemmType};
@@ -143,26 +144,26 @@ impl<'a> Gemm<'a> {
         self
     }
 
-    /// The factor of the product; 1 without this.
+    /// Factor of the product; default 1.
     pub fn alpha(mut self, alpha: f32) -> Self {
         self.native.alpha = alpha;
         self
     }
 
-    /// The factor of what is in `c` already; 0 without this, which does not read `c`.
+    /// Factor of the previous contents of `c`; default 0, which does not read `c`.
     pub fn beta(mut self, beta: f32) -> Self {
         self.native.beta = beta;
         self
     }
 
-    /// What `c` and the bias are: without this `f32` for `F32` and `Tf32`, which have no other, the
-    /// inputs' type for `F16` and `Bf16`, bfloat16 for `Fp8`.
+    /// Type of `c` and the bias. Default: `f32` for `F32` and `Tf32`, which have no other; the inputs' type for `F16`
+    /// and `Bf16`; bfloat16 for `Fp8`.
     pub fn output(mut self, output: ElementType) -> Self {
         self.output = output;
         self
     }
 
-    /// So many products of the same shape.
+    /// Number of products of the same shape.
     pub fn batch(mut self, count: usize) -> Self {
         self.native.batch = count as u64;
         if count == 0 {
@@ -171,7 +172,7 @@ impl<'a> Gemm<'a> {
         self
     }
 
-    /// Elements from one stored row to the next of `a`, `b` and `c`; 0: rows follow each other.
+    /// Elements between the starts of consecutive stored rows of `a`, `b` and `c`; 0: contiguous.
     pub fn row_strides(mut self, a: usize, b: usize, c: usize) -> Self {
         self.native.row_stride_a = a as u64;
         self.native.row_stride_b = b as u64;
@@ -179,7 +180,7 @@ impl<'a> Gemm<'a> {
         self
     }
 
-    /// Elements from one matrix of a batch to the next; 0: they follow each other.
+    /// Elements between the starts of consecutive matrices of a batch; 0: contiguous.
     pub fn batch_strides(mut self, a: usize, b: usize, c: usize) -> Self {
         self.native.batch_stride_a = a as u64;
         self.native.batch_stride_b = b as u64;
@@ -187,13 +188,13 @@ impl<'a> Gemm<'a> {
         self
     }
 
-    /// (n) numbers of the type of `c`, added to every row. Of an `Fp8` product into `f32`: bfloat16.
+    /// Vector (n) of the type of `c`, added to every row. For an `Fp8` product into `f32` it is bfloat16.
     pub fn bias(mut self, bias: impl Into<GpuArg<'a>>) -> Self {
         self.bias = Some(bias.into());
         self
     }
 
-    /// What is done to each element last.
+    /// Function applied to each element last.
     pub fn activation(mut self, activation: Activation) -> Self {
         self.native.activation = match activation {
             Activation::None => ffi::WCUDA_ACTIVATION_NONE,
@@ -203,14 +204,14 @@ impl<'a> Gemm<'a> {
         self
     }
 
-    /// On a stream, not the context's own, which copies follow.
+    /// Queues it on `stream` instead of the context's own, which copies follow.
     pub fn on(mut self, stream: &'a Stream) -> Self {
         self.stream = Some(stream);
         self
     }
 
-    /// Queues it and does not wait. Operands are buffers or windows ([`GpuArg::view`]); sizes are held
-    /// against them. [`ErrorKind::NotAvailable`] where cuBLASLt is not there, or cannot do it.
+    /// Queues the product and does not wait. Operands are buffers or windows ([`GpuArg::view`]), whose sizes are
+    /// checked. [`ErrorKind::NotAvailable`] if cuBLASLt is missing or does not support the product.
     pub fn run<'b>(
         mut self,
         a: impl Into<GpuArg<'b>>,

@@ -22,22 +22,22 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::native_text::as_native;
 use crate::ffi;
 
-/// What stands behind a name. A run holds it from the lookup to the end, so that replacing the name
-/// changes nothing for it.
+/// What is registered under a name. A run holds it from the lookup to the end, so replacing the name does not
+/// affect the run.
 pub(super) enum Registered {
-    /// With a signature.
+    /// A kernel with a signature.
     Described(Kernel),
-    /// Device code alone, launched with a grid of the caller's.
+    /// Device code alone, launched with the caller's grid.
     Code(CudaFunction),
 }
 
 /// A kernel with a signature.
 pub(super) struct Kernel {
-    /// On the context of the [`GpuCompute`].
+    /// Runs in the context of the [`GpuCompute`].
     pub(super) own: Runnable,
-    /// On a GPU, the host function of the same kernel, in a host context.
+    /// On a GPU: the host function of the same kernel, in a host context.
     pub(super) on_host: Option<Runnable>,
-    /// Why the host function runs in place of device code; none: it does not.
+    /// Why the host function runs instead of device code; None if it does not.
     fallback: Option<String>,
 }
 
@@ -50,7 +50,7 @@ impl Registered {
     }
 }
 
-/// What one launch turned out to be.
+/// Outcome of one launch.
 struct Launched {
     elements: u64,
     budget_ms: u32,
@@ -98,12 +98,12 @@ pub struct GpuCompute {
 }
 
 impl GpuCompute {
-    /// On the first CUDA device, and nowhere else.
+    /// Opens the first CUDA device. It is an error if there is none.
     pub fn new() -> Result<Self> {
         Self::open(Fallback::Never)
     }
 
-    /// On the first CUDA device, or as `fallback` says; the result names the one that ran.
+    /// Opens the first CUDA device, or another as `fallback` allows; the result of a run names the backend that ran.
     pub fn open(fallback: Fallback) -> Result<Self> {
         match CudaContext::new(0) {
             Ok(context) => Ok(Self::with_context(&context)?.with_fallback(fallback)),
@@ -119,7 +119,7 @@ impl GpuCompute {
         }
     }
 
-    /// On a context of the caller's, of either backend.
+    /// Uses an open context of either backend.
     pub fn with_context(context: &CudaContext) -> Result<Self> {
         let info = context.info()?;
         Ok(Self {
@@ -138,28 +138,28 @@ impl GpuCompute {
         })
     }
 
-    /// What becomes of kernels registered from now on that have no code for the GPU.
+    /// What happens to kernels registered from now on that have no code for the GPU.
     #[must_use]
     pub fn with_fallback(mut self, fallback: Fallback) -> Self {
         self.fallback = fallback;
         self
     }
 
-    /// Keeps compiled source in this cache.
+    /// Stores compiled source in this cache.
     #[must_use]
     pub fn with_cache(mut self, cache: &KernelCache) -> Self {
         self.cache = Some(cache.clone());
         self
     }
 
-    /// Takes the compiler from this folder; see [`ProgramBuilder::library_folder`].
+    /// Loads the compiler from this folder; see [`ProgramBuilder::library_folder`].
     #[must_use]
     pub fn with_compiler_folder(mut self, folder: impl Into<std::path::PathBuf>) -> Self {
         self.library_folder = Some(folder.into());
         self
     }
 
-    /// The device, for memory.
+    /// The device, for allocations and copies.
     pub fn device(&self) -> &GpuDevice {
         &self.device
     }
@@ -169,19 +169,19 @@ impl GpuCompute {
         &self.launcher
     }
 
-    /// Counts so far.
+    /// Counters since it was created.
     pub fn stats(&self) -> ComputeStats {
         *lock(&self.stats)
     }
 
-    /// Names registered, in order.
+    /// Names of the registered kernels, in order.
     pub fn kernels(&self) -> Vec<String> {
         let mut names: Vec<_> = lock(&self.kernels).keys().cloned().collect();
         names.sort();
         names
     }
 
-    /// Kernels with a signature, by number: names, signatures' hashes, flags.
+    /// Kernels with a signature, by number: names, hashes of signatures, flags.
     pub fn registered(&self) -> Result<Vec<RegisteredKernel>> {
         self.registry.list()
     }
@@ -199,7 +199,7 @@ impl GpuCompute {
         self.backend == Backend::Cuda
     }
 
-    /// How source is compiled that holds these kernels; `name` is the file's in diagnostics.
+    /// Builder for source that contains these kernels; `name` is the file's name in diagnostics.
     pub(crate) fn program(&self, name: &str, source: &str, entries: &[&str]) -> ProgramBuilder {
         let mut builder = Program::builder(source)
             .name(format!("{name}.cu"))
@@ -224,8 +224,7 @@ impl GpuCompute {
         CudaModule::load_program(self.context(), &program)
     }
 
-    /// Compiles CUDA C++ that holds kernel `name`, to be run by [`GpuCompute::run_kernel`]. A kernel
-    /// of that name is replaced.
+    /// Compiles CUDA C++ that contains kernel `name`, for [`GpuCompute::run_kernel`]. Replaces a kernel of that name.
     pub fn compile_kernel(&self, name: &str, source: &str) -> Result<()> {
         if self.backend != Backend::Cuda {
             let message = format!("kernel '{name}': a host context runs no device code");
@@ -241,9 +240,9 @@ impl GpuCompute {
         Ok(())
     }
 
-    /// Registers a kernel with its signature; source is compiled now. A kernel of that name is replaced.
-    /// Without code for this backend it is [`ErrorKind::UnsupportedKernel`], unless it is for a GPU, has a
-    /// host function and [`Fallback::IfUnsupported`] was asked for: then that runs, and the result says so.
+    /// Registers a kernel with its signature; source is compiled now. Replaces a kernel of that name. A kernel
+    /// without code for this backend is [`ErrorKind::UnsupportedKernel`], unless this is a GPU, the kernel has a
+    /// host function and [`Fallback::IfUnsupported`] is set: then the host function runs, and the result says so.
     pub fn register(&self, spec: KernelSpec) -> Result<()> {
         let name = spec.descriptor.name.clone();
         let describe = |error: Error| error.with_context(format!("kernel '{name}'"));
@@ -266,7 +265,7 @@ impl GpuCompute {
         self.put(prepared)
     }
 
-    /// The kernel's code for this GPU; none on a host context.
+    /// The kernel's code for this GPU; None on a host context.
     fn device_code(&self, spec: &KernelSpec, entry: &str) -> Result<Option<CudaModule>> {
         if !self.is_cuda() {
             return Ok(None);
@@ -284,7 +283,7 @@ impl GpuCompute {
         }
     }
 
-    /// Whether a host function may stand in for device code that is not to be had for this reason.
+    /// Whether a host function may run because device code is missing for this reason.
     fn may_fall_back(&self, reason: ErrorKind) -> bool {
         self.fallback == Fallback::IfUnsupported
             && matches!(
@@ -301,8 +300,8 @@ impl GpuCompute {
         }
     }
 
-    /// A kernel whose descriptor has been checked, with what runs it here, not registered yet. Without
-    /// code for this backend it is one that cannot run here.
+    /// Checks a kernel's descriptor and compiles its code, without registering it. Without code for this backend the
+    /// kernel can be listed but not run.
     pub(crate) fn prepare(
         &self,
         descriptor: &Descriptor,
@@ -360,7 +359,7 @@ impl GpuCompute {
         })
     }
 
-    /// Registers it. A kernel of that name is replaced.
+    /// Registers the kernel. Replaces a kernel of that name.
     pub(crate) fn put(&self, prepared: Prepared) -> Result<()> {
         let Prepared { descriptor, kernel } = prepared;
         let function = kernel.own.function().map(CudaFunction::handle);
@@ -373,8 +372,8 @@ impl GpuCompute {
         Ok(())
     }
 
-    /// Registers a built-in kernel of the [catalogue](fn@crate::catalogue) for elements of this type, under
-    /// its name and `id` (0: any; `noop` has 1 and `tensor_add` of `f32` 2).
+    /// Registers a built-in kernel of the [catalogue](fn@crate::catalogue) for this element type, under its name and
+    /// `id` (0: any; `noop` has 1, and `tensor_add` of `f32` has 2).
     pub fn register_builtin(&self, name: &str, elements: ElementType, id: u32) -> Result<()> {
         self.put_builtin(name, elements.kind(), id)
     }
@@ -400,9 +399,9 @@ impl GpuCompute {
         })
     }
 
-    /// Runs a registered kernel and waits. Safe: its arguments are held against its signature, and
-    /// whoever declared its device code vouched that it keeps to that. After [`ErrorKind::Timeout`] the
-    /// kernel may still be at work on what it was given.
+    /// Runs a registered kernel and waits. This is safe: arguments are checked against the signature, and whoever
+    /// declared the device code guaranteed that it keeps to the signature. After [`ErrorKind::Timeout`] the kernel
+    /// may still be using its arguments.
     pub fn run(&self, name: &str, args: &[GpuArg<'_>]) -> Result<ExecutionResult> {
         let found = self.find(name)?;
         let Registered::Described(kernel) = &*found else {
@@ -428,7 +427,7 @@ impl GpuCompute {
         })
     }
 
-    /// Runs a host function in place of device code.
+    /// Runs a host function instead of device code.
     fn run_on_host(
         &self,
         name: &str,
@@ -450,7 +449,7 @@ impl GpuCompute {
         })
     }
 
-    /// Runs a kernel with a grid and a block of the caller's, and waits.
+    /// Runs a kernel with the given grid and block, and waits.
     ///
     /// # Safety
     /// As for [`CudaFunction::launch`].
@@ -530,7 +529,7 @@ pub(crate) struct Prepared {
     pub(super) kernel: Kernel,
 }
 
-/// A budget of 0 is none.
+/// A budget of 0 means no budget.
 fn check_budget(name: &str, time: Duration, budget: Duration) -> Result<()> {
     if budget.is_zero() || time <= budget {
         return Ok(());

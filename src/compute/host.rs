@@ -18,7 +18,7 @@ use crate::ffi;
 
 pub(crate) type HostBody = Box<dyn Fn(&HostCall<'_>) -> Result<()> + Send + Sync>;
 
-/// What a host function is given: the shape of the launch, and its arguments by index.
+/// The argument of a host function: the shape of the launch, and the kernel's arguments by index.
 ///
 /// ```
 /// use worker_cuda::{CudaContext, GpuArg, GpuCompute, KernelSpec};
@@ -44,7 +44,7 @@ pub struct HostCall<'a> {
     launch: &'a ffi::wcuda_launch,
     args: Arguments,
     params: &'a [ParamSpec],
-    /// Memory that has been borrowed to be written, which happens once a call.
+    /// Arguments that have been borrowed mutably, which is allowed once per call.
     taken: RefCell<Vec<bool>>,
 }
 
@@ -56,12 +56,12 @@ struct Arguments {
 }
 
 impl<'a> HostCall<'a> {
-    /// Blocks: x, y, z.
+    /// Number of blocks: x, y, z.
     pub fn grid(&self) -> [u32; 3] {
         self.launch.grid
     }
 
-    /// Threads of a block.
+    /// Number of threads per block.
     pub fn block(&self) -> [u32; 3] {
         self.launch.block
     }
@@ -102,7 +102,7 @@ impl<'a> HostCall<'a> {
         Ok((data, (arg.bytes / element_bytes) as usize))
     }
 
-    /// Memory declared as read.
+    /// An argument declared as read.
     pub fn slice<T: DeviceRepr>(&self, index: usize) -> Result<&'a [T]> {
         let (data, len) = self.elements::<T>(index, false)?;
         // SAFETY: the library has checked the window, which lives for the call; nothing writes it, for
@@ -110,7 +110,7 @@ impl<'a> HostCall<'a> {
         Ok(unsafe { std::slice::from_raw_parts(data, len) })
     }
 
-    /// Memory declared as written; once a call.
+    /// An argument declared as written; can be borrowed once per call.
     pub fn slice_mut<T: DeviceRepr>(&self, index: usize) -> Result<&'a mut [T]> {
         let (data, len) = self.elements::<T>(index, true)?;
         let mut taken = self.taken.borrow_mut();
@@ -123,7 +123,7 @@ impl<'a> HostCall<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(data, len) })
     }
 
-    /// A number.
+    /// A scalar argument.
     pub fn value<T: DeviceRepr>(&self, index: usize) -> Result<T> {
         let (arg, param) = self.arg(index)?;
         if arg.kind != kind_of::<T>() {
@@ -143,14 +143,14 @@ impl fmt::Debug for HostCall<'_> {
     }
 }
 
-/// A closure behind a native host function. Every native kernel that runs it holds a reference of its
-/// own, which the library gives back when nothing can run that kernel any more.
+/// A closure as a native host function. Every native kernel that runs it holds a reference of its own, which the
+/// library releases when the kernel can no longer run.
 pub(super) struct HostFunction {
     pub(super) body: HostBody,
     pub(super) params: Vec<ParamSpec>,
 }
 
-/// Creates a kernel; `host`, if there is one, is its host function.
+/// Creates a kernel, with `host` as its host function if given.
 ///
 /// # Safety
 /// As for [`CudaFunction::create`], the host function apart.
@@ -175,7 +175,7 @@ pub(super) unsafe fn create_kernel(
 }
 
 /// # Safety
-/// `user` is the reference that `create_kernel` gave away, and nothing uses it any more.
+/// `user` is the reference that `create_kernel` passed to the library, and nothing uses it any more.
 unsafe extern "C" fn release_host_function(user: *mut c_void) {
     // SAFETY: by this function's contract.
     let host = unsafe { Arc::from_raw(user.cast_const().cast::<HostFunction>()) };
@@ -186,7 +186,7 @@ unsafe extern "C" fn release_host_function(user: *mut c_void) {
 }
 
 thread_local! {
-    /// The error of a host function: it runs on the thread that launches.
+    /// The error of a host function, which runs on the thread that launches.
     static HOST_ERROR: Cell<Option<Error>> = const { Cell::new(None) };
     static HOST_PANIC: ParkedPanic = ParkedPanic::default();
 }
@@ -224,8 +224,8 @@ unsafe extern "C" fn run_host_function(
     }
 }
 
-/// Runs a launch and measures the call. An error of the host function itself replaces the library's, and
-/// its panic is resumed.
+/// Runs a launch and measures the call. An error of the host function itself replaces the library's, and its panic
+/// is resumed.
 pub(super) fn timed_launch<T>(launch: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
     HOST_ERROR.set(None);
     let clock = Instant::now();
@@ -236,7 +236,7 @@ pub(super) fn timed_launch<T>(launch: impl FnOnce() -> Result<T>) -> Result<(T, 
     Ok((launched, time))
 }
 
-/// After a call that answers a panic of a host function as a failure: it is not a later call's.
+/// Call this after a call that reports a panic of a host function as a failure, so that a later call does not.
 #[cfg(feature = "zctl")]
 pub(crate) fn forget_failures() {
     HOST_PANIC.with(ParkedPanic::forget);

@@ -34,8 +34,8 @@ use crate::core::native_text::{as_native, fixed_text};
 use crate::core::stream::{Stream, native};
 use crate::ffi;
 
-/// Loaded device code. Cheap to clone; unloaded, after all work of the context, when the last clone
-/// and the last function are gone.
+/// Loaded device code. Cheap to clone; unloaded, after all work of the context, when the last clone and the last
+/// function have been dropped.
 #[derive(Clone, Debug)]
 pub struct CudaModule(Arc<ModuleHandle>);
 
@@ -60,7 +60,7 @@ impl CudaModule {
         }))
     }
 
-    /// Loads PTX, a cubin or a fatbin, which their first bytes identify.
+    /// Loads PTX, a cubin or a fatbin; the first bytes determine which.
     pub fn load(context: &CudaContext, code: &[u8]) -> Result<Self> {
         let mut handle = ffi::wcuda_module::zeroed();
         // SAFETY: `code` is valid for its length.
@@ -81,7 +81,7 @@ impl CudaModule {
         Self::load(context, ptx.as_bytes())
     }
 
-    /// Loads a compiled program; its expressions then name functions.
+    /// Loads a compiled program; its expressions can then be used as names of functions.
     pub fn load_program(context: &CudaContext, program: &Program) -> Result<Self> {
         let mut handle = ffi::wcuda_module::zeroed();
         // SAFETY: both handles are live.
@@ -91,7 +91,7 @@ impl CudaModule {
         Ok(Self::wrap(context, handle))
     }
 
-    /// A kernel by its name with C linkage, its mangled name, or an expression of the program.
+    /// Finds a kernel by its name with C linkage, its mangled name, or an expression of the program.
     pub fn get_function(&self, name: &str) -> Result<CudaFunction> {
         let mut options = ffi::wcuda_kernel_options::init();
         options.name = as_native(name);
@@ -100,12 +100,12 @@ impl CudaModule {
         unsafe { CudaFunction::create(&self.0.context, &options) }
     }
 
-    /// A variable of the module (`__device__` or `__constant__`), as memory: a view that keeps the
-    /// module. Its size must be a multiple of `T`'s.
+    /// A variable of the module (`__device__` or `__constant__`) as memory: a view that keeps the module loaded. Its
+    /// size must be a multiple of `T`'s.
     ///
     /// # Safety
-    /// One view of a variable at a time: each is `&mut` to the same memory. Kernels that use the variable
-    /// and calls on the view are ordered by the context's own stream, else by events.
+    /// Only one view of a variable may exist at a time, because each is a `&mut` to the same memory. Kernels that use
+    /// the variable and calls on the view must be ordered by the context's own stream or by events.
     pub unsafe fn global<T: DeviceRepr>(&self, name: &str) -> Result<SafeCudaPtr<T>> {
         let mut buffer = ffi::wcuda_buffer::zeroed();
         // SAFETY: `buffer` is valid.
@@ -125,7 +125,7 @@ impl CudaModule {
     }
 }
 
-/// What the driver knows of a kernel.
+/// Properties of a kernel, as reported by the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs)]
@@ -135,30 +135,30 @@ pub struct KernelInfo {
     pub has_host_function: bool,
     pub parameter_count: u32,
     pub max_threads_per_block: u32,
-    /// A thread.
+    /// Registers per thread.
     pub registers: u32,
     pub static_shared_bytes: u64,
     pub dynamic_shared_bytes_max: u64,
-    /// A thread.
+    /// Local memory per thread.
     pub local_bytes: u64,
     pub constant_bytes: u64,
-    /// Major * 10 + minor.
+    /// PTX version, major * 10 + minor.
     pub ptx_version: i32,
-    /// Major * 10 + minor.
+    /// Architecture of the code, major * 10 + minor.
     pub binary_version: i32,
 }
 
-/// How much of a multiprocessor a kernel fills.
+/// Use of a multiprocessor by a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Occupancy {
-    /// That run at once.
+    /// Blocks that run at the same time.
     pub blocks_per_multiprocessor: u32,
-    /// That run at once.
+    /// Threads that run at the same time.
     pub threads_per_multiprocessor: u32,
-    /// The block size that keeps most threads running.
+    /// The block size with which most threads run.
     pub best_block_threads: u32,
-    /// Of the threads a multiprocessor can have, 0 to 1.
+    /// Fraction of a multiprocessor's threads that run, 0 to 1.
     pub share: f64,
 }
 
@@ -174,17 +174,17 @@ pub struct Occupancy {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchConfig<'a> {
-    /// Blocks: x, y, z.
+    /// Number of blocks: x, y, z.
     pub grid: (u32, u32, u32),
-    /// Threads of a block.
+    /// Number of threads per block.
     pub block: (u32, u32, u32),
-    /// Blocks of a cluster; all 0: none.
+    /// Number of blocks per cluster; all 0: no clusters.
     pub cluster: (u32, u32, u32),
-    /// Dynamic shared memory of a block.
+    /// Bytes of dynamic shared memory per block.
     pub shared_bytes: u32,
-    /// All blocks run at once and may wait for each other.
+    /// All blocks run at the same time and may wait for each other.
     pub cooperative: bool,
-    /// None: the context's own, which copies use too.
+    /// None: the context's own stream, which copies use too.
     pub stream: Option<&'a Stream>,
 }
 
@@ -202,7 +202,7 @@ impl Default for LaunchConfig<'_> {
 }
 
 impl<'a> LaunchConfig<'a> {
-    /// A grid and a block.
+    /// A launch with a grid and a block.
     pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
         Self {
             grid: grid.into().0,
@@ -211,7 +211,7 @@ impl<'a> LaunchConfig<'a> {
         }
     }
 
-    /// A thread for each of `count` elements, 256 a block; at least one block.
+    /// One thread for each of `count` elements, 256 per block; at least one block.
     pub fn for_elements(count: u64) -> Self {
         let blocks = count.div_ceil(256).clamp(1, u64::from(u32::MAX >> 1));
         Self {
@@ -220,13 +220,13 @@ impl<'a> LaunchConfig<'a> {
         }
     }
 
-    /// On a stream.
+    /// Launches on a stream.
     pub fn on(mut self, stream: &'a Stream) -> Self {
         self.stream = Some(stream);
         self
     }
 
-    /// Threads of the whole grid.
+    /// Number of threads of the whole grid.
     pub fn threads(&self) -> u64 {
         let product = |(x, y, z): (u32, u32, u32)| {
             u64::from(x)
@@ -277,7 +277,7 @@ pub struct GpuArg<'a> {
 }
 
 pub(crate) enum Value<'a> {
-    /// The value in the low bytes, little end first.
+    /// The value in the low bytes, in little-endian order.
     Number {
         kind: i32,
         bits: u64,
@@ -321,13 +321,13 @@ impl<'a> GpuArg<'a> {
         Self::make(Value::Bytes(bytes))
     }
 
-    /// A part of a buffer, to be read.
+    /// A range of a buffer, read by the kernel.
     pub fn view<T: DeviceRepr>(buffer: &'a SafeCudaPtr<T>, range: Range<usize>) -> Result<Self> {
         let (offset, bytes) = buffer.checked_range(&range)?;
         Ok(Self::window(buffer, offset, bytes, false))
     }
 
-    /// A part of a buffer, to be read and written.
+    /// A range of a buffer, read and written by the kernel.
     pub fn view_mut<T: DeviceRepr>(
         buffer: &'a mut SafeCudaPtr<T>,
         range: Range<usize>,
@@ -336,7 +336,7 @@ impl<'a> GpuArg<'a> {
         Ok(Self::window(buffer, offset, bytes, true))
     }
 
-    /// A part of a buffer of bytes, to be read as elements of `T`; offset and size in bytes, within it.
+    /// A range of a buffer of bytes, read as elements of `T`; offset and size are in bytes.
     #[cfg(feature = "seal")]
     pub(crate) fn elements<T: DeviceRepr>(
         buffer: &'a SafeCudaPtr<u8>,
@@ -367,7 +367,7 @@ impl<'a> GpuArg<'a> {
         })
     }
 
-    /// The same argument, its window being all of another buffer.
+    /// The same argument with its window replaced by all of another buffer.
     pub(crate) fn moved_to<'b>(&'b self, target: Option<&'b SafeCudaPtr<u8>>) -> GpuArg<'b> {
         GpuArg::make(match (&self.value, target) {
             (Value::Number { kind, bits }, _) => Value::Number {
@@ -394,7 +394,7 @@ impl<'a> GpuArg<'a> {
         })
     }
 
-    /// Bytes that a kernel can reach through it.
+    /// Bytes that a kernel can access through it.
     pub(crate) fn byte_len(&self) -> u64 {
         match &self.value {
             Value::Window { bytes, .. } => *bytes,
@@ -544,13 +544,13 @@ impl CudaFunction {
         self.handle
     }
 
-    /// Queues the kernel and does not wait. The number and sizes of the arguments, the configuration and
-    /// the buffers are checked before the driver sees them.
+    /// Queues the kernel and does not wait. Number and sizes of the arguments, the configuration and the buffers are
+    /// checked before the driver is called.
     ///
     /// # Safety
-    /// Device code is foreign code: it must stay within the windows it is given, write only those passed
-    /// as `&mut`, and agree with the types of the arguments. Work on other streams that touches the same
-    /// memory must be ordered by events.
+    /// Device code is not checked: it must stay within the windows of its arguments, write only those passed as
+    /// `&mut`, and agree with the arguments' types. Work on other streams that uses the same memory must be ordered
+    /// by events.
     pub unsafe fn launch(&self, config: &LaunchConfig<'_>, args: &[GpuArg<'_>]) -> Result<()> {
         let mut launch = ffi::wcuda_launch::init();
         let three = |(x, y, z): (u32, u32, u32)| [x, y, z];
@@ -575,7 +575,7 @@ impl CudaFunction {
         })
     }
 
-    /// What is known of it.
+    /// Properties of the kernel, as reported by the driver.
     pub fn info(&self) -> Result<KernelInfo> {
         let mut info = ffi::wcuda_kernel_info::init();
         // SAFETY: `info` is valid and sized.
@@ -596,7 +596,7 @@ impl CudaFunction {
         })
     }
 
-    /// How much of a multiprocessor blocks of that many threads fill.
+    /// Use of a multiprocessor by blocks of that many threads.
     pub fn occupancy(&self, block_threads: u32, shared_bytes: u64) -> Result<Occupancy> {
         let mut found = ffi::wcuda_occupancy::init();
         // SAFETY: `found` is valid and sized.

@@ -11,36 +11,36 @@ use crate::ffi;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Difference {
-    /// The argument, by number.
+    /// Index of the argument.
     pub argument: usize,
     /// Its name.
     pub name: String,
-    /// The element in its window.
+    /// Index of the element within its window.
     pub element: usize,
-    /// What the host function wrote.
+    /// The result of the host function.
     pub host: f64,
-    /// What the device's code wrote.
+    /// The result of the device code.
     pub device: f64,
     /// `|device - host| / max(1, |host|)`; infinite where one of them is NaN.
     pub difference: f64,
 }
 
-/// What [`GpuCompute::check_parity`] found.
+/// Result of [`GpuCompute::check_parity`].
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Parity {
-    /// Elements of memory declared as written that were compared.
+    /// Number of elements compared, in arguments declared as written.
     pub compared: u64,
-    /// The largest difference, the first of several; none where every element is the same.
+    /// The largest difference, the first of equal ones; None if all elements are equal.
     pub largest: Option<Difference>,
-    /// Whether no difference is above the tolerance.
+    /// Whether all differences are within the tolerance.
     pub within: bool,
 }
 
 impl GpuCompute {
-    /// Runs the device's code and the host function of a kernel on copies of the same arguments, which
-    /// stay as they are, and compares all that is declared as written. Needs both halves and a GPU:
-    /// [`ErrorKind::UnsupportedKernel`].
+    /// Runs the device code and the host function of a kernel on copies of the same arguments, which stay unchanged,
+    /// and compares all arguments declared as written. Needs a GPU and both versions:
+    /// [`ErrorKind::UnsupportedKernel`] otherwise.
     ///
     /// ```
     /// # use worker_cuda::{GpuArg, GpuCompute};
@@ -74,7 +74,7 @@ impl GpuCompute {
     }
 }
 
-/// What two runs wrote.
+/// Compares the outputs of two runs.
 fn compare(
     params: &[ParamSpec],
     on_device: &Copies<'_>,
@@ -120,7 +120,7 @@ fn compare(
     Ok(parity)
 }
 
-/// Two zeros and two NaNs are the same.
+/// Two zeros, and two NaNs, are equal.
 fn difference(device: f64, host: f64) -> f64 {
     if device == host || (device.is_nan() && host.is_nan()) {
         return 0.0;

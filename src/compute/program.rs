@@ -9,7 +9,7 @@ use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::core::native_text::{as_bytes, as_native, as_str, bytes_as_native, fixed_text};
 use crate::ffi;
 
-/// What device code is.
+/// Kind of device code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CodeKind {
@@ -17,12 +17,12 @@ pub enum CodeKind {
     Ptx,
     /// Code of one architecture.
     Cubin,
-    /// A container of both for several.
+    /// A container of PTX and cubins for several architectures.
     Fatbin,
 }
 
 impl CodeKind {
-    /// By the header or the first token. Code that is cut short, source, and all else is
+    /// Determines the kind from the header or the first token. Truncated code, source, and anything else is
     /// [`ErrorKind::Malformed`].
     pub fn of(code: &[u8]) -> Result<Self> {
         let mut kind = 0;
@@ -51,7 +51,7 @@ pub(crate) fn code_pointer(code: &[u8]) -> *const std::ffi::c_void {
     code.as_ptr().cast()
 }
 
-/// A folder that keeps compiled programs for all processes of this user. Cheap to clone.
+/// A folder of compiled programs, shared by all processes of this user. Cheap to clone.
 ///
 /// ```
 /// use worker_cuda::KernelCache;
@@ -77,27 +77,27 @@ impl Drop for CacheHandle {
     }
 }
 
-/// What a cache has done since it was opened here, and what lies in its folder.
+/// Counters of a cache since it was opened, and the contents of its folder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub struct CacheStats {
     pub hits: u64,
     pub misses: u64,
-    /// Files that were no entries: misses, and removed.
+    /// Files that were not valid entries; they count as misses and were removed.
     pub damaged: u64,
     pub stores: u64,
     pub store_failures: u64,
     pub evictions: u64,
-    /// Programs that may read files, and are compiled each time.
+    /// Programs that may read files, and are compiled every time.
     pub bypasses: u64,
     pub entries: u64,
     pub entry_bytes: u64,
 }
 
 impl KernelCache {
-    /// Opens a folder, and makes it when it is missing. All entries together have at most
-    /// `max_bytes`. A folder that others can write is refused.
+    /// Opens a folder, and creates it if it is missing. All entries together have at most `max_bytes`. A folder that
+    /// other users can write is refused.
     pub fn open(folder: impl AsRef<Path>, max_bytes: u64) -> Result<Self> {
         use std::os::unix::ffi::OsStrExt;
         let folder = bytes_as_native(folder.as_ref().as_os_str().as_bytes());
@@ -134,7 +134,7 @@ impl KernelCache {
     }
 }
 
-/// Everything the compiler said about a program that failed; [`Error::compile_log`] finds it.
+/// The compiler's output for a program that failed; [`Error::compile_log`] finds it.
 #[derive(Debug)]
 pub struct CompileLog(String);
 
@@ -147,7 +147,7 @@ impl fmt::Display for CompileLog {
 impl std::error::Error for CompileLog {}
 
 impl Error {
-    /// All diagnostics of a compile that failed; the message has the first.
+    /// All diagnostics of a failed compilation; the message contains the first.
     pub fn compile_log(&self) -> Option<&str> {
         let source = std::error::Error::source(self)?;
         Some(&source.downcast_ref::<CompileLog>()?.0)
@@ -193,13 +193,13 @@ impl ProgramBuilder {
         self
     }
 
-    /// "sm_90a" for code of that device, "compute_90" for PTX. Needed without a device.
+    /// "sm_90a" for code of that architecture, "compute_90" for PTX. Required without a device.
     pub fn architecture(mut self, architecture: impl Into<String>) -> Self {
         self.architecture = architecture.into();
         self
     }
 
-    /// Code for this context's device, where no architecture is named.
+    /// Compiles for this context's device if no architecture is named.
     pub fn for_device(mut self, context: &CudaContext) -> Self {
         self.context = Some(context.clone());
         self
@@ -217,25 +217,25 @@ impl ProgramBuilder {
         self
     }
 
-    /// A header that exists only here.
+    /// A header that exists only in memory.
     pub fn header(mut self, name: impl Into<String>, text: impl Into<String>) -> Self {
         self.headers.push((name.into(), text.into()));
         self
     }
 
-    /// A folder to look for headers in. Such programs bypass the cache.
+    /// A folder to search for headers. Such programs bypass the cache.
     pub fn include_folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.include_folders.push(folder.into());
         self
     }
 
-    /// A kernel that is an instance of a template: `scale<float>`.
+    /// A kernel that is an instance of a template, for example `scale<float>`.
     pub fn expression(mut self, expression: impl Into<String>) -> Self {
         self.expressions.push(expression.into());
         self
     }
 
-    /// An option given to NVRTC as it is.
+    /// An option passed to NVRTC unchanged.
     pub fn extra(mut self, option: impl Into<String>) -> Self {
         self.extras.push(option.into());
         self
@@ -250,7 +250,7 @@ impl ProgramBuilder {
         self
     }
 
-    /// Fast and less exact functions, flushed denormals, approximate division.
+    /// Fast and less exact functions, denormals flushed to zero, approximate division.
     pub fn fast_math(self, on: bool) -> Self {
         self.flag(ffi::WCUDA_PROGRAM_FAST_MATH, on)
     }
@@ -265,59 +265,59 @@ impl ProgramBuilder {
         self.flag(ffi::WCUDA_PROGRAM_DEBUG, on)
     }
 
-    /// Code to be linked, not loaded.
+    /// Code for a linker, which cannot be loaded.
     pub fn relocatable(self, on: bool) -> Self {
         self.flag(ffi::WCUDA_PROGRAM_RELOCATABLE, on)
     }
 
-    /// Functions not marked otherwise are device functions.
+    /// Functions without an annotation are device functions.
     pub fn default_device(self, on: bool) -> Self {
         self.flag(ffi::WCUDA_PROGRAM_DEFAULT_DEVICE, on)
     }
 
-    /// Denormals become zero.
+    /// Flushes denormals to zero.
     pub fn ftz(mut self, on: bool) -> Self {
         self.flush_denormals = choice(on);
         self
     }
 
-    /// Square roots round correctly.
+    /// Rounds square roots correctly.
     pub fn prec_sqrt(mut self, on: bool) -> Self {
         self.precise_sqrt = choice(on);
         self
     }
 
-    /// Divisions round correctly.
+    /// Rounds divisions correctly.
     pub fn prec_div(mut self, on: bool) -> Self {
         self.precise_division = choice(on);
         self
     }
 
-    /// Products and sums may be one operation.
+    /// Allows a product and a sum to become one operation.
     pub fn fmad(mut self, on: bool) -> Self {
         self.fuse_multiply_add = choice(on);
         self
     }
 
-    /// Most registers a thread may have; 0: no bound.
+    /// Maximum of registers per thread; 0: no limit.
     pub fn max_registers(mut self, count: u32) -> Self {
         self.max_registers = count;
         self
     }
 
-    /// The folder that holds `libnvrtc.so.13`, where the system's loader does not find it.
+    /// The folder that contains `libnvrtc.so.13`, if the system's loader does not find it.
     pub fn library_folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.library_folder = folder.into();
         self
     }
 
-    /// Where the result is kept and looked for.
+    /// The cache for the result.
     pub fn cache(mut self, cache: &KernelCache) -> Self {
         self.cache = Some(cache.clone());
         self
     }
 
-    /// Compiles. A failure's message is the first diagnostic, [`Error::compile_log`] has all.
+    /// Compiles the program. An error's message is the first diagnostic; [`Error::compile_log`] has all.
     pub fn compile(self) -> Result<Program> {
         use std::os::unix::ffi::OsStrExt;
         let texts = |list: &[String]| list.iter().map(|text| as_native(text)).collect::<Vec<_>>();
@@ -374,33 +374,33 @@ impl ProgramBuilder {
     }
 }
 
-/// Whether the cache had a program.
+/// How the cache was used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CacheResult {
-    /// There was no cache.
+    /// No cache was set.
     None,
-    /// The code was there.
+    /// The code was in the cache.
     Hit,
-    /// Compiled, and kept if it could be.
+    /// The program was compiled, and stored if possible.
     Miss,
-    /// Compiled: what it includes may change.
+    /// The program was compiled, because its includes may change.
     Bypassed,
 }
 
-/// What a program turned out to be.
+/// Properties of a compiled program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProgramInfo {
     /// PTX or a cubin.
     pub kind: CodeKind,
-    /// Of NVRTC, major * 1000 + minor * 10.
+    /// Version of NVRTC, major * 1000 + minor * 10.
     pub nvrtc_version: i32,
-    /// How long it took.
+    /// Duration of the compilation.
     pub compile_ns: u64,
-    /// The one compiled for.
+    /// The architecture that it was compiled for.
     pub architecture: String,
-    /// Whether it came from the cache.
+    /// How the cache was used.
     pub cache: CacheResult,
 }
 
@@ -438,7 +438,7 @@ pub struct ProgramInfo {
 pub struct Program(ffi::wcuda_program);
 
 impl Program {
-    /// A program from CUDA C++.
+    /// Builds a program from CUDA C++.
     pub fn builder(source: impl Into<String>) -> ProgramBuilder {
         ProgramBuilder {
             source: source.into(),
@@ -475,7 +475,7 @@ impl Program {
         Ok(unsafe { as_bytes(text) })
     }
 
-    /// All that the compiler said: warnings.
+    /// The compiler's output: warnings.
     pub fn log(&self) -> Result<String> {
         let mut log = ffi::wcuda_string::zeroed();
         // SAFETY: `log` is valid.
@@ -484,7 +484,7 @@ impl Program {
         Ok(String::from_utf8_lossy(unsafe { as_bytes(log) }).into_owned())
     }
 
-    /// The name in the code of one of the expressions asked for.
+    /// The name in the code of a requested expression.
     pub fn name_of(&self, expression: &str) -> Result<&str> {
         let mut name = ffi::wcuda_string::zeroed();
         // SAFETY: `name` is valid.
@@ -495,7 +495,7 @@ impl Program {
         unsafe { as_str(name) }
     }
 
-    /// How it was compiled.
+    /// How the program was compiled.
     pub fn info(&self) -> Result<ProgramInfo> {
         let mut info = ffi::wcuda_program_info::init();
         // SAFETY: `info` is valid and sized.

@@ -1,4 +1,4 @@
-//! Kernels by name and number, each with a descriptor that states what a valid call is.
+//! Kernels by name and number, each with a descriptor that defines a valid call.
 
 use crate::compute::module::{GpuArg, natives};
 use crate::core::context::CudaContext;
@@ -21,19 +21,19 @@ use crate::ffi;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RegisteredKernel {
-    /// Its number: unique in its registry.
+    /// The number, unique in its registry.
     pub id: u32,
     /// Its name.
     pub name: String,
-    /// FNV-1a of 64 bits over its canonical signature; of `noop` (1) 0 and of `tensor_add` (2) 0xA1.
+    /// 64-bit FNV-1a hash of the canonical signature; 0 for `noop` (1) and 0xA1 for `tensor_add` (2).
     pub sig_hash: u64,
-    /// Arguments it takes.
+    /// Number of arguments.
     pub parameter_count: u32,
-    /// How long a run may take, in milliseconds; 0: no bound.
+    /// Limit of a run in milliseconds; 0: none.
     pub budget_ms: u32,
-    /// Equal calls may give other bits.
+    /// Whether equal calls give the same bits.
     pub is_deterministic: bool,
-    /// This context's backend can run it.
+    /// Whether this context's backend can run it.
     pub runs_here: bool,
 }
 
@@ -58,7 +58,7 @@ impl RegisteredKernel {
     }
 }
 
-/// One parameter, as the library takes it; sizes and bounds are texts of expressions.
+/// One parameter in the form of the C interface; sizes and bounds are texts of expressions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ParamSpec {
     pub(crate) name: String,
@@ -81,13 +81,13 @@ impl ParamSpec {
         self.access == 0 || self.access & ffi::WCUDA_ACCESS_WRITE as u32 != 0
     }
 
-    /// Of a buffer's elements; 0 for anything else.
+    /// Bytes of a buffer's element; 0 for anything else.
     pub(crate) fn element_bytes(&self) -> u64 {
         scalar_bytes(self.dtype)
     }
 }
 
-/// Bytes of a `WCUDA_ARG_…` scalar; 0 for what is none.
+/// Bytes of a `WCUDA_ARG_…` scalar; 0 for anything else.
 pub(crate) fn scalar_bytes(kind: i32) -> u64 {
     match kind {
         ffi::WCUDA_ARG_I8 | ffi::WCUDA_ARG_U8 => 1,
@@ -99,7 +99,7 @@ pub(crate) fn scalar_bytes(kind: i32) -> u64 {
 }
 
 impl ParamSpec {
-    /// Valid as long as `self`.
+    /// The result is valid as long as `self`.
     pub(crate) fn to_native(&self) -> ffi::wcuda_parameter {
         ffi::wcuda_parameter {
             struct_size: size_of::<ffi::wcuda_parameter>() as u32,
@@ -116,7 +116,7 @@ impl ParamSpec {
     }
 }
 
-/// Of most kernels.
+/// Enough for most kernels.
 const USUAL_SIGNATURE_BYTES: usize = 512;
 
 /// The description of a kernel for a registry, without its code. Empty texts are the defaults.
@@ -157,14 +157,14 @@ impl Descriptor {
         body(&native)
     }
 
-    /// Each character of an expression may become parentheses, an operator and a parameter's index.
+    /// Each character of an expression may become parentheses, an operator and the index of a parameter.
     fn signature_bytes_max(&self) -> usize {
         let each =
             |param: &ParamSpec| 64 + 8 * (param.shape.len() + param.min.len() + param.max.len());
         self.params.iter().map(each).sum()
     }
 
-    /// Its canonical signature and the hash of it; a mistake's message begins with the field.
+    /// Returns the canonical signature and its hash; the message of an error begins with the field.
     pub(crate) fn check(&self) -> Result<(String, u64)> {
         self.with_native(ffi::wcuda_kernel::zeroed(), |native| {
             let (mut hash, mut bytes) = (0, 0);
@@ -223,7 +223,7 @@ impl Registry {
         self.0
     }
 
-    /// A kernel of id 0: none on this backend. Returns its number.
+    /// Adds a kernel and returns its number. A `kernel` of 0 means that this backend has no code for it.
     pub(crate) fn add(&self, descriptor: &Descriptor, kernel: ffi::wcuda_kernel) -> Result<u32> {
         descriptor.with_native(kernel, |native| {
             let mut id = 0;
@@ -233,7 +233,7 @@ impl Registry {
         })
     }
 
-    /// A kernel of the catalogue for elements of a `WCUDA_ARG_…`; `id` 0: any.
+    /// Adds a kernel of the catalogue for elements of a `WCUDA_ARG_…`; `id` 0: any.
     pub(crate) fn add_builtin(&self, name: &str, elements: i32, id: u32) -> Result<u32> {
         let mut given = 0;
         // SAFETY: `name` lives for the call.
@@ -250,7 +250,7 @@ impl Registry {
         Ok(given)
     }
 
-    /// Removes the kernel of this name, if there is one.
+    /// Removes the kernel of this name, if it exists.
     pub(crate) fn remove(&self, name: &str) -> Result<()> {
         let mut found = ffi::wcuda_registered_kernel::init();
         // SAFETY: `name` lives for the call, and `found` is valid and sized.
@@ -291,7 +291,7 @@ impl Registry {
     /// Queues a run.
     ///
     /// # Safety
-    /// As for [`crate::CudaFunction::launch`], but that the arguments are held against the descriptor.
+    /// As for [`crate::CudaFunction::launch`], except that the arguments are checked against the descriptor.
     pub(crate) unsafe fn run(&self, id: u32, args: &[GpuArg<'_>]) -> Result<ffi::wcuda_run_info> {
         let natives = natives(args)?;
         let mut info = ffi::wcuda_run_info::init();

@@ -1,11 +1,11 @@
-//! Result of a run: where it ran, and its figures.
+//! Result of a run: where it ran, and its measurements.
 
 use std::time::Duration;
 
 use crate::compute::program::CacheResult;
 use crate::core::device::Backend;
 
-/// When a kernel may run elsewhere than asked. Decided before any work starts, never after.
+/// Whether a kernel may run on another backend than requested. Decided before any work starts, never after.
 ///
 /// ```
 /// use worker_cuda::{Fallback, GpuCompute};
@@ -16,50 +16,50 @@ use crate::core::device::Backend;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fallback {
-    /// It runs where it was asked to, or not at all.
+    /// Runs on the requested backend or fails.
     #[default]
     Never,
-    /// Where there is no usable GPU, everything runs on the host.
+    /// Runs everything on the host if there is no usable GPU.
     IfNoGpu,
-    /// That too, and on a GPU a kernel without code for it (none was given, it is for another
-    /// architecture, or there is no compiler) runs its host function, on copies of the arguments; what
-    /// that writes is copied back when it succeeds. A source that does not compile stays an error.
+    /// As [`IfNoGpu`](Self::IfNoGpu). In addition, a kernel without code for the GPU (none was given, it is for
+    /// another architecture, or there is no compiler) runs its host function on copies of the arguments; its outputs
+    /// are copied back if it succeeds. Source that does not compile is still an error.
     IfUnsupported,
 }
 
-/// What a run did.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ExecutionResult {
-    /// Of the kernel: by events on a GPU, by the clock on the host.
+    /// Duration of the kernel: measured by events on a GPU, by the clock on the host.
     pub time: Duration,
-    /// Threads asked for, or elements the host function was to work on.
+    /// Number of threads launched, or number of elements of the host function.
     pub elements: u64,
-    /// Memory that the arguments cover.
+    /// Bytes of memory in the arguments.
     pub bytes: u64,
-    /// Where it ran.
+    /// The backend that ran it.
     pub backend: Backend,
     /// The device's number.
     pub device_id: i32,
     /// Whether a GPU computed it.
     pub gpu_executed: bool,
-    /// Why it ran on the host although a GPU was asked for; "" otherwise.
+    /// Why it ran on the host although a GPU was requested; "" otherwise.
     pub fallback_reason: String,
 }
 
 impl ExecutionResult {
-    /// Bytes a nanosecond.
+    /// Bytes per nanosecond.
     pub fn throughput_gbps(&self) -> f64 {
         self.bytes as f64 / self.time.as_nanos().max(1) as f64
     }
 
-    /// Elements a second.
+    /// Elements per second.
     pub fn elements_per_second(&self) -> f64 {
         self.elements as f64 / self.time.as_secs_f64().max(1e-9)
     }
 }
 
-/// Counts of a [`super::GpuCompute`].
+/// Counters of a [`super::GpuCompute`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ComputeStats {
@@ -67,14 +67,14 @@ pub struct ComputeStats {
     pub compiled: u64,
     /// Runs that succeeded.
     pub executed: u64,
-    /// Of `compiled`: the code was in the cache.
+    /// Those of `compiled` that were in the cache.
     pub cache_hits: u64,
-    /// Of `compiled`: there is a cache, and the code was not in it.
+    /// Those of `compiled` that were not in the cache, if there is one.
     pub cache_misses: u64,
 }
 
 impl ComputeStats {
-    /// Hits among the lookups, 0 to 1; 0 without any.
+    /// Fraction of lookups that were hits, 0 to 1; 0 without lookups.
     pub fn cache_hit_rate(&self) -> f64 {
         let lookups = self.cache_hits + self.cache_misses;
         self.cache_hits as f64 / lookups.max(1) as f64

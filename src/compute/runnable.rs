@@ -7,20 +7,20 @@ use crate::core::context::CudaContext;
 use crate::core::error::Result;
 use crate::ffi;
 
-/// A kernel in a native registry of its own. It never changes, so that what runs is what the arguments
-/// were checked against, also while another thread registers a kernel of the same name.
+/// A kernel in a native registry of its own. It never changes, so the kernel that runs is the one that the arguments
+/// were checked against, even if another thread registers a kernel of the same name.
 pub(super) struct Runnable {
-    /// Destroyed before the function that it keeps.
+    /// Dropped before the function that it refers to.
     registry: Registry,
     id: u32,
     params: Vec<ParamSpec>,
-    /// None of the catalogue's, and where there is no code for this backend.
+    /// None for kernels of the catalogue, and if there is no code for this backend.
     function: Option<CudaFunction>,
     context: CudaContext,
 }
 
 impl Runnable {
-    /// A kernel of the caller's. Without a function it can be listed, and not run.
+    /// Creates a kernel from a descriptor. Without a function it can be listed but not run.
     pub(super) fn new(
         context: &CudaContext,
         descriptor: &Descriptor,
@@ -63,16 +63,16 @@ impl Runnable {
         self.function.as_ref()
     }
 
-    /// Checks what the library does not know of the arguments: the types of their elements.
+    /// Checks what the library does not know about the arguments: their element types.
     pub(super) fn check(&self, args: &[GpuArg<'_>]) -> Result<()> {
         check_types(&self.params, args)
     }
 
-    /// Queues a run; on the host it is over when this returns.
+    /// Queues a run; on the host it has finished when this returns.
     ///
     /// # Safety
-    /// [`Runnable::check`] has accepted the arguments. Device code keeps to the descriptor, and nothing
-    /// else uses the buffers until the context's own stream has passed the run.
+    /// [`Runnable::check`] has accepted the arguments. Device code conforms to the descriptor, and nothing else uses
+    /// the buffers until the run has finished on the context's own stream.
     pub(super) unsafe fn run(&self, args: &[GpuArg<'_>]) -> Result<ffi::wcuda_run_info> {
         // SAFETY: by this function's contract.
         unsafe { self.registry.run(self.id, args) }

@@ -10,7 +10,7 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::memory::DeviceRepr;
 use crate::ffi;
 
-/// The kind that arguments of this type have.
+/// The kind of arguments of this type.
 pub(super) fn kind_of<T: DeviceRepr>() -> i32 {
     let id = TypeId::of::<T>();
     let kinds = [
@@ -35,9 +35,9 @@ pub(super) fn kind_of<T: DeviceRepr>() -> i32 {
 /// "ceil_div(n, 32)"; section 22 of the C interface).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dim {
-    /// So many.
+    /// A constant.
     Count(u64),
-    /// As many as this says.
+    /// An expression.
     Named(String),
 }
 
@@ -71,7 +71,7 @@ pub(super) enum DeviceCode {
     Binary(Vec<u8>),
 }
 
-/// A kernel as it is registered: its name, what its parameters are, and what runs it.
+/// A kernel to register: its name, its parameters, and its code.
 ///
 /// ```
 /// use worker_cuda::{CudaContext, GpuCompute, KernelSpec};
@@ -108,8 +108,8 @@ pub struct KernelSpec {
 }
 
 impl KernelSpec {
-    /// `name` is that of the kernel in its device code (with C linkage, or an expression such as
-    /// `scale<float>`), unless [`KernelSpec::entry`] says another.
+    /// `name` is the kernel's name in its device code (with C linkage, or an expression such as `scale<float>`),
+    /// unless [`KernelSpec::entry`] sets another.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             descriptor: Descriptor {
@@ -122,25 +122,25 @@ impl KernelSpec {
         }
     }
 
-    /// Its name in the device code.
+    /// The kernel's name in the device code.
     pub fn entry(mut self, entry: impl Into<String>) -> Self {
         self.entry = Some(entry.into());
         self
     }
 
-    /// Its number, at least 3; else one is given.
+    /// The kernel's number, at least 3; default: assigned by the registry.
     pub fn id(mut self, id: u32) -> Self {
         self.descriptor.id = id;
         self
     }
 
-    /// Equal calls may give other bits.
+    /// Equal calls may give different bits.
     pub fn non_deterministic(mut self) -> Self {
         self.descriptor.flags |= ffi::WCUDA_KERNEL_NON_DETERMINISTIC;
         self
     }
 
-    /// A run that takes longer is [`ErrorKind::Timeout`].
+    /// A run that takes longer fails with [`ErrorKind::Timeout`].
     pub fn budget_ms(mut self, budget_ms: u32) -> Self {
         self.descriptor.budget_ms = budget_ms;
         self
@@ -163,18 +163,18 @@ impl KernelSpec {
         self
     }
 
-    /// The next parameter is memory that is read: the product of `extent` elements of it.
+    /// The next parameter is memory that is read; its size is the product of `extent`, in elements.
     pub fn read<T: DeviceRepr>(self, name: &str, extent: impl IntoIterator<Item = Dim>) -> Self {
         self.buffer::<T>(name, ffi::WCUDA_ACCESS_READ, extent)
     }
 
-    /// The next parameter is memory that is written, and perhaps read.
+    /// The next parameter is memory that is written, and may be read.
     pub fn write<T: DeviceRepr>(self, name: &str, extent: impl IntoIterator<Item = Dim>) -> Self {
         let access = ffi::WCUDA_ACCESS_READ | ffi::WCUDA_ACCESS_WRITE;
         self.buffer::<T>(name, access, extent)
     }
 
-    /// The next parameter is a number.
+    /// The next parameter is a scalar.
     pub fn scalar<T: DeviceRepr>(mut self, name: &str) -> Self {
         self.descriptor.params.push(ParamSpec {
             name: name.to_owned(),
@@ -184,8 +184,8 @@ impl KernelSpec {
         self
     }
 
-    /// Bounds of the parameter before, a number: both may be given, as expressions over integer
-    /// parameters for an integer, as numbers for an `f32` or `f64`; "" is no bound.
+    /// Bounds of the preceding scalar parameter: expressions over integer parameters for an integer, numbers for an
+    /// `f32` or `f64`; "" is no bound.
     pub fn within(mut self, min: impl ToString, max: impl ToString) -> Self {
         if let Some(param) = self.descriptor.params.last_mut() {
             (param.min, param.max) = (min.to_string(), max.to_string());
@@ -193,13 +193,13 @@ impl KernelSpec {
         self
     }
 
-    /// [`GpuCompute::run`](super::GpuCompute::run) starts a thread for each of so many, 256 a block. One block without this.
+    /// Number of threads that [`GpuCompute::run`](super::GpuCompute::run) starts, 256 per block; default one block.
     pub fn threads(mut self, extent: impl IntoIterator<Item = Dim>) -> Self {
         self.descriptor.threads = extent_text(extent);
         self
     }
 
-    /// The blocks and the threads of a block that [`GpuCompute::run`](super::GpuCompute::run) starts, in place of
+    /// The grid and the block of [`GpuCompute::run`](super::GpuCompute::run), instead of
     /// [`KernelSpec::threads`]: x, y, z as expressions, "" for 1.
     pub fn launch(mut self, grid: [&str; 3], block: [&str; 3]) -> Self {
         self.descriptor.grid = grid.map(str::to_owned);
@@ -207,13 +207,14 @@ impl KernelSpec {
         self
     }
 
-    /// Dynamic shared memory of a block, as an expression.
+    /// Dynamic shared memory per block, as an expression.
     pub fn shared_bytes(mut self, bytes: impl ToString) -> Self {
         self.descriptor.shared_bytes = bytes.to_string();
         self
     }
 
-    /// What runs on a host context, in place of device code as [`Fallback`](super::Fallback) says, and in
+    /// The function that runs on a host context, instead of device code if [`Fallback`](super::Fallback) allows, and
+    /// in
     /// [`GpuCompute::check_parity`](super::GpuCompute::check_parity). It does the work of all threads.
     pub fn host(
         mut self,
@@ -223,11 +224,11 @@ impl KernelSpec {
         self
     }
 
-    /// CUDA C++ that runs on CUDA contexts, compiled when it is registered.
+    /// CUDA C++ for CUDA contexts, compiled when the kernel is registered.
     ///
     /// # Safety
-    /// Whatever the numbers passed, the kernel touches no more of its memory than the extents say, writes
-    /// only what is declared as written, and its parameters have the declared types.
+    /// For any values of its scalars, the kernel accesses no memory outside the declared extents, writes only
+    /// arguments declared as written, and its parameters have the declared types.
     pub unsafe fn source(mut self, source: impl Into<String>) -> Self {
         self.device = Some(DeviceCode::Source(source.into()));
         self
@@ -253,8 +254,8 @@ impl fmt::Debug for KernelSpec {
     }
 }
 
-/// What the types of Rust know of the arguments, and the registry does not: the size of a buffer's
-/// elements, and that what is written is passed as `&mut`.
+/// Checks what Rust's types state about the arguments and the registry does not know: the element size of a buffer,
+/// and that written arguments are passed as `&mut`.
 pub(super) fn check_types(params: &[ParamSpec], args: &[GpuArg<'_>]) -> Result<()> {
     for (index, (param, arg)) in params.iter().zip(args).enumerate() {
         let Value::Window {

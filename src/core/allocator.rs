@@ -9,8 +9,8 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::ledger::Purpose;
 use crate::core::memory::SafeCudaPtr;
 
-/// Names one allocation of one [`CudaVramAllocator`]. Not an address: it carries a generation, so that
-/// the id of an allocation that was freed never names another one, whatever memory that one got.
+/// Identifies one allocation of one [`CudaVramAllocator`]. It is not an address: it contains a generation, so the id
+/// of a freed allocation never identifies a later one that uses the same memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AllocationId(u64);
 
@@ -20,7 +20,7 @@ impl AllocationId {
         self.0
     }
 
-    /// An id from [`as_u64`](Self::as_u64); any other number names nothing, which a call finds out.
+    /// An id from [`as_u64`](Self::as_u64). Calls with any other number fail.
     pub fn from_u64(id: u64) -> Self {
         Self(id)
     }
@@ -56,12 +56,12 @@ pub struct CudaVramAllocator {
 }
 
 impl CudaVramAllocator {
-    /// For CUDA device `ordinal`; without one an error.
+    /// Opens CUDA device `ordinal`. It is an error if there is none.
     pub fn new(ordinal: i32) -> Result<Self> {
         CudaContext::new(ordinal).map(Self::with_context)
     }
 
-    /// For an open device, whose budgets hold.
+    /// Allocates from an open context, whose budgets apply.
     pub fn with_context(context: CudaContext) -> Self {
         Self {
             context,
@@ -79,47 +79,47 @@ impl CudaVramAllocator {
         self.allocate_tagged(size, "")
     }
 
-    /// The same, with a name for the ledger.
+    /// As [`allocate`](Self::allocate), with a name for the ledger.
     pub fn allocate_tagged(&self, size: u64, tag: &str) -> Result<AllocationId> {
         let len = usize::try_from(size).unwrap_or(usize::MAX); // which is refused
         let buffer = self.context.alloc_tagged(len, tag)?;
-        // The library never gives an id twice: kind, generation and place in its own table.
+        // The library never issues an id twice: it holds kind, generation and index in a table of the library.
         let id = AllocationId(buffer.raw_handle().id);
         self.table().insert(id, Arc::new(Mutex::new(buffer)));
         Ok(id)
     }
 
-    /// Frees an allocation, after the calls that use it.
+    /// Frees an allocation after the calls that use it have finished.
     pub fn deallocate(&self, id: AllocationId) -> Result<()> {
         let removed = self.table().remove(&id);
         removed.map(drop).ok_or_else(|| stale(id))
     }
 
-    /// Writes `source` from byte `offset` on.
+    /// Writes `source` at byte `offset`.
     pub fn copy_to_vram(&self, id: AllocationId, offset: u64, source: &[u8]) -> Result<()> {
         let buffer = self.find(id)?;
         lock(&buffer).write_at(index(offset), source)
     }
 
-    /// Reads `size` bytes from byte `offset` on.
+    /// Reads `size` bytes at byte `offset`.
     pub fn copy_from_vram(&self, id: AllocationId, offset: u64, size: u64) -> Result<Vec<u8>> {
         let buffer = self.find(id)?;
         lock(&buffer).read_at(index(offset), index(size))
     }
 
-    /// Size of an allocation, as asked for.
+    /// Size of an allocation, as requested.
     pub fn size_of(&self, id: AllocationId) -> Result<u64> {
         let buffer = self.find(id)?;
         Ok(lock(&buffer).size())
     }
 
-    /// Live allocations.
+    /// Number of live allocations.
     pub fn allocation_count(&self) -> usize {
         self.table().len()
     }
 
-    /// Bytes that an allocation could still get: the lesser of what the device has free and the
-    /// context's budget leaves.
+    /// Bytes that can still be allocated: the smaller of the device's free memory and the rest of the context's
+    /// budget.
     pub fn available_vram(&self) -> Result<u64> {
         let memory = self.context.memory(Purpose::Any)?;
         let left = match memory.budget_bytes {
@@ -129,7 +129,7 @@ impl CudaVramAllocator {
         Ok(memory.device_free_bytes.min(left))
     }
 
-    /// All memory of the device.
+    /// Total memory of the device.
     pub fn total_vram(&self) -> Result<u64> {
         self.context.get_total_vram()
     }
@@ -147,7 +147,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An offset that no memory has becomes one that is refused with its number.
+/// An offset past the address space becomes one that is refused with its number.
 fn index(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

@@ -5,17 +5,17 @@ use crate::core::error::{ErrorKind, Result, call};
 use crate::core::native_text::fixed_text;
 use crate::ffi;
 
-/// One type of backend, as this machine has it.
+/// One type of backend on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BackendEntry {
-    /// "cuda", "host", "vulkan", or as it was registered.
+    /// "cuda", "host", "vulkan", or the name that it was registered with.
     pub name: String,
     /// Its type.
     pub backend: Backend,
-    /// In an automatic choice the highest comes first.
+    /// The automatic choice tries the highest priority first.
     pub priority: i32,
-    /// Its devices; why there is none otherwise.
+    /// Number of its devices, or why it has none.
     pub devices: std::result::Result<i32, (ErrorKind, String)>,
 }
 

@@ -4,12 +4,12 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, PoisonError};
 
-/// Where the first panic of a callback waits. Callbacks may run on several threads at once.
+/// Holds the first panic of a callback. Callbacks may run on several threads at once.
 #[derive(Default)]
 pub(crate) struct ParkedPanic(Mutex<Option<Box<dyn Any + Send>>>);
 
 impl ParkedPanic {
-    /// Runs a callback's body; a panic is parked and answered with None. Never unwinds.
+    /// Runs a callback's body; a panic is stored, and None is returned. Never unwinds.
     pub(crate) fn guard<R>(&self, body: impl FnOnce() -> R) -> Option<R> {
         match catch_unwind(AssertUnwindSafe(body)) {
             Ok(value) => Some(value),
@@ -26,7 +26,7 @@ impl ParkedPanic {
         }
     }
 
-    /// Continues a parked panic, if there is one. Call after the native call has returned.
+    /// Resumes a stored panic, if there is one. Call it after the native call has returned.
     pub(crate) fn resume(&self) {
         let payload = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(payload) = payload {
@@ -34,7 +34,7 @@ impl ParkedPanic {
         }
     }
 
-    /// Drops a parked panic, if there is one.
+    /// Drops a stored panic, if there is one.
     #[cfg(feature = "zctl")]
     pub(crate) fn forget(&self) {
         let payload = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -44,7 +44,7 @@ impl ParkedPanic {
     }
 }
 
-/// Drops what a panic carried, which may itself panic.
+/// Drops a panic's payload; the drop may itself panic.
 pub(crate) fn discard(payload: Box<dyn Any + Send>) {
     if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         std::mem::forget(again);

@@ -8,8 +8,8 @@ use crate::core::native_text::fixed_text;
 use crate::core::version::check_abi;
 use crate::ffi;
 
-/// One open device. Cheap to clone; the device is closed when the last clone and everything made
-/// from it are gone.
+/// One open device. Cheap to clone; the device is closed when the last clone and all objects created from it have
+/// been dropped.
 ///
 /// ```
 /// # fn main() -> worker_cuda::Result<()> {
@@ -69,7 +69,7 @@ pub struct ContextBuilder {
     scrub: Scrub,
 }
 
-/// What a context turned out to be.
+/// Properties of an open context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ContextInfo {
@@ -79,13 +79,12 @@ pub struct ContextInfo {
     pub ordinal: i32,
     /// Compute threads of the host backend; 0 on CUDA.
     pub host_threads: u32,
-    /// Why an automatic choice did not take CUDA; "" otherwise.
+    /// Why the automatic choice did not take CUDA; "" if it did.
     pub fallback_reason: String,
 }
 
 impl CudaContext {
-    /// Opens CUDA device `ordinal`, and nothing else in its place: without a GPU this is an error,
-    /// also in tests.
+    /// Opens CUDA device `ordinal`. Without a usable GPU this is an error, in tests too.
     pub fn new(ordinal: i32) -> Result<Self> {
         Self::builder()
             .backend(Backend::Cuda)
@@ -98,13 +97,12 @@ impl CudaContext {
         Self::builder().backend(Backend::Host).open()
     }
 
-    /// Opens the first CUDA device if a usable one answers, else the host backend;
-    /// [`ContextInfo`] reports which, and why.
+    /// Opens the first usable CUDA device, else the host backend; [`ContextInfo`] reports which, and why.
     pub fn auto() -> Result<Self> {
         Self::builder().open()
     }
 
-    /// For a memory budget, a number of threads or another device.
+    /// Options: memory budget, number of threads, another device.
     pub fn builder() -> ContextBuilder {
         ContextBuilder {
             backend: None,
@@ -115,7 +113,7 @@ impl CudaContext {
         }
     }
 
-    /// Which device this is.
+    /// Reports which device this is.
     pub fn info(&self) -> Result<ContextInfo> {
         let mut info = ffi::wcuda_context_info::init();
         // SAFETY: `info` is valid and sized.
@@ -133,13 +131,13 @@ impl CudaContext {
         Ok(self.info()?.ordinal)
     }
 
-    /// Waits until all work given to this context has ended.
+    /// Waits until all work of this context has finished.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: legal on any thread.
         call(|error| unsafe { ffi::wcuda_context_synchronize(self.handle(), error) })
     }
 
-    /// Takes the oldest failure of a drop that is not taken yet. It has made no other call fail, and
+    /// Returns the oldest error of a drop that has not been returned yet. Such an error makes no other call fail;
     /// [`Health::deferred_error_count`](crate::Health) continues to count it.
     pub fn take_deferred_error(&self) -> Result<Option<Error>> {
         let mut deferred = ffi::wcuda_error::zeroed();
@@ -150,7 +148,7 @@ impl CudaContext {
         Ok((deferred.code != ffi::WCUDA_OK).then(|| from_native(deferred.code, &deferred)))
     }
 
-    /// Takes a handle over: it is destroyed with the last clone.
+    /// Takes ownership of a handle, which is destroyed with the last clone.
     pub(crate) fn from_handle(handle: ffi::wcuda_context) -> Self {
         Self(Arc::new(Handle(handle)))
     }
@@ -159,39 +157,39 @@ impl CudaContext {
         self.0.0
     }
 
-    /// Whether both are the same open device.
+    /// Whether both are the same open context.
     pub fn same_as(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
 impl ContextBuilder {
-    /// A certain backend, in place of the automatic choice.
+    /// Selects a backend instead of the automatic choice.
     pub fn backend(mut self, backend: Backend) -> Self {
         self.backend = Some(backend);
         self
     }
 
-    /// The device's number; 0 without this.
+    /// The device's number; default 0.
     pub fn ordinal(mut self, ordinal: i32) -> Self {
         self.ordinal = ordinal;
         self
     }
 
-    /// Most bytes of device memory this context may hold; 0: no budget. On the host backend also
-    /// the capacity that it reports.
+    /// Maximum bytes of device memory of this context; 0: no budget. On the host backend it is also the reported
+    /// capacity.
     pub fn memory_budget(mut self, bytes: u64) -> Self {
         self.memory_budget = bytes;
         self
     }
 
-    /// Compute threads of the host backend; 0: the processors this process may use.
+    /// Compute threads of the host backend; 0: all processors that this process may use.
     pub fn host_threads(mut self, count: u32) -> Self {
         self.host_threads = count;
         self
     }
 
-    /// When device memory is zeroed; never without this.
+    /// When device memory is zeroed; default never.
     pub fn scrub(mut self, scrub: Scrub) -> Self {
         self.scrub = scrub;
         self

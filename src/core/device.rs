@@ -13,16 +13,16 @@ use crate::core::error::{Result, call};
 use crate::core::native_text::fixed_text;
 use crate::ffi;
 
-/// What computes.
+/// A type of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Backend {
     /// An NVIDIA GPU.
     Cuda,
-    /// The processor: slower, but for real.
+    /// The processor.
     Host,
-    /// One that a caller registered ([`register`](crate::backend::register)), or that this version of the
-    /// crate does not know. [`backends`](crate::backend::backends) has all with their names.
+    /// A backend that a caller registered ([`register`](crate::backend::register)), or that this version of the crate
+    /// does not know. [`backends`](crate::backend::backends) lists all with their names.
     Unknown(i32),
 }
 
@@ -94,7 +94,7 @@ pub struct DeviceCaps {
     pub l2_cache_bytes: i32,
     pub memory_clock_khz: i32,
     pub memory_bus_bits: i32,
-    /// Bytes a second.
+    /// Bytes per second.
     pub memory_bandwidth: u64,
     pub async_engine_count: i32,
     pub supports_fp16: bool,
@@ -116,7 +116,7 @@ pub struct DeviceCaps {
     /// Host and device share their memory: it is managed, or the device is integrated.
     pub unified_memory: bool,
     pub supports_atomics: bool,
-    /// "sm_90a"; of the processor on the host.
+    /// "sm_90a" for a GPU; the processor's architecture on the host backend.
     pub architecture: String,
 }
 
@@ -189,7 +189,7 @@ pub fn devices(backend: Backend) -> Result<Vec<DeviceCaps>> {
     (0..count).map(|ordinal| device(backend, ordinal)).collect()
 }
 
-/// Whether a CUDA device is usable here; [`devices`] reports why not.
+/// Whether a CUDA device is usable; [`devices`] reports why not.
 pub fn cuda_available() -> bool {
     devices(Backend::Cuda).is_ok_and(|devices| !devices.is_empty())
 }

@@ -20,13 +20,13 @@ use crate::ffi;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HealthState {
-    /// All is well.
+    /// Fully usable.
     Ok,
     /// Usable; the message says what is wrong.
     Degraded,
     /// The device is lost.
     Lost,
-    /// One that this version of the crate does not know.
+    /// A state that this version of the crate does not know.
     Unknown(i32),
 }
 
@@ -36,45 +36,45 @@ pub enum HealthState {
 pub struct Health {
     /// Whether the device can be used.
     pub state: HealthState,
-    /// What is wrong; "" when all is well.
+    /// What is wrong; "" if nothing is.
     pub message: String,
     /// The driver's code of the fault that lost the device, else 0.
     pub sticky_code: i32,
-    /// Of the device, where it is known.
+    /// Temperature of the device, if known.
     pub temperature_celsius: Option<i32>,
-    /// Uncorrected memory errors since the driver started, where they are known.
+    /// Uncorrected memory errors since the driver started, if known.
     pub ecc_error_count: Option<u64>,
     /// Device memory held by this context.
     pub ledger_bytes: u64,
-    /// Most ever held.
+    /// Largest value of `ledger_bytes` so far.
     pub peak_bytes: u64,
     /// Pinned host memory held.
     pub staging_bytes: u64,
     /// Live allocations.
     pub allocation_count: u64,
-    /// As the driver says.
+    /// Free memory, as reported by the driver.
     pub device_free_bytes: u64,
-    /// As the driver says.
+    /// Total memory, as reported by the driver.
     pub device_total_bytes: u64,
     /// Allocations found not to be device memory.
     pub nonresident_count: u64,
-    /// Failures that no call could return, as when something was dropped.
+    /// Failures that no call could return, for example of a drop.
     pub deferred_error_count: u64,
     /// Device memory in use by this context as the driver counts it: at least `ledger_bytes`.
     pub pool_used_bytes: u64,
-    /// That, and what is kept for reuse.
+    /// `pool_used_bytes` and the memory that the driver keeps for reuse.
     pub pool_reserved_bytes: u64,
-    /// Bytes of allocations that ended when the device was lost: closed in the ledger, not given back
-    /// to the driver.
+    /// Bytes of allocations that were live when the device was lost. They are closed in the ledger and not
+    /// returned to the driver.
     pub lost_bytes: u64,
-    /// How many those were.
+    /// Number of these allocations.
     pub lost_count: u64,
     /// Time it took to make this report.
     pub duration: Duration,
 }
 
 impl CudaContext {
-    /// A report on the device, also while steps are in flight, and also on a lost device.
+    /// Reports on the device. Works while steps are in flight, and on a lost device.
     pub fn health(&self) -> Result<Health> {
         let mut health = ffi::wcuda_health::init();
         // SAFETY: `health` is valid and sized.

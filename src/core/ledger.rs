@@ -24,9 +24,9 @@ pub enum Purpose {
     Staging,
     /// Buffers that the program allocated.
     User,
-    /// Memory of somebody else, see [`CudaContext::borrow_memory`]. In no sum but its own, in no budget.
+    /// Memory that the caller owns, see [`CudaContext::borrow_memory`]. It counts in no other sum and in no budget.
     Borrowed,
-    /// One that this version of the crate does not know.
+    /// A purpose that this version of the crate does not know.
     Unknown(i32),
 }
 
@@ -76,11 +76,11 @@ impl Purpose {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryInfo {
-    /// The purpose asked for.
+    /// The requested purpose.
     pub purpose: Purpose,
     /// Held now.
     pub current_bytes: u64,
-    /// Most ever held.
+    /// Largest value of `current_bytes` so far.
     pub peak_bytes: u64,
     /// Live allocations.
     pub allocation_count: u64,
@@ -88,9 +88,9 @@ pub struct MemoryInfo {
     pub total_allocation_count: u64,
     /// Budget of the context; 0: none.
     pub budget_bytes: u64,
-    /// Free on the device, as the driver says; on the host backend capacity less what is held.
+    /// Free on the device, as reported by the driver; on the host backend the capacity minus what is held.
     pub device_free_bytes: u64,
-    /// All memory of the device.
+    /// Total memory of the device.
     pub device_total_bytes: u64,
     /// Budget of this purpose, see [`CudaContext::set_budget`]; 0: none.
     pub purpose_budget_bytes: u64,
@@ -115,9 +115,9 @@ pub struct LedgerEntry {
     pub bytes: u64,
     /// 1 for the context's first allocation.
     pub sequence_number: u64,
-    /// What for.
+    /// Its purpose.
     pub purpose: Purpose,
-    /// What the holder called it, cut to 63 bytes.
+    /// The name given by its owner, cut to 63 bytes.
     pub tag: String,
 }
 
@@ -142,19 +142,19 @@ impl CudaContext {
         })
     }
 
-    /// Device memory that an allocation could still get, as the driver says.
+    /// Device memory that can still be allocated, as reported by the driver.
     pub fn get_free_vram(&self) -> Result<u64> {
         Ok(self.memory(Purpose::Any)?.device_free_bytes)
     }
 
-    /// All memory of the device.
+    /// Total memory of the device.
     pub fn get_total_vram(&self) -> Result<u64> {
         Ok(self.memory(Purpose::Any)?.device_total_bytes)
     }
 
-    /// Sets the most bytes that a purpose may hold, in addition to the context's own budget; 0: none. An
-    /// allocation past it is [`ErrorKind::OverBudget`](crate::ErrorKind) before the driver is asked;
-    /// what is held already stays.
+    /// Limits the bytes that a purpose may hold, in addition to the context's own budget; 0: no limit. An
+    /// allocation past the limit fails with [`ErrorKind::OverBudget`](crate::ErrorKind) before the driver is called.
+    /// Existing allocations stay.
     pub fn set_budget(&self, purpose: Purpose, bytes: u64) -> Result<()> {
         // SAFETY: legal on any thread.
         call(|error| unsafe {
@@ -162,8 +162,8 @@ impl CudaContext {
         })
     }
 
-    /// The live allocations, oldest first: at any time the list of what would leak. What still lives
-    /// when the last clone of the context goes, because it was forgotten, is logged as a warning.
+    /// The live allocations, oldest first: at any time the list of what would leak. Allocations that are still
+    /// live when the last clone of the context is dropped are logged as warnings.
     pub fn ledger(&self) -> Result<Vec<LedgerEntry>> {
         let mut entries: Vec<ffi::wcuda_ledger_entry> = Vec::new();
         loop {

@@ -10,17 +10,17 @@ use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::core::native_text::as_bytes;
 use crate::ffi;
 
-/// How grave a record is; graver ones come first.
+/// Severity of a record, most severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Level {
     /// Something failed.
     Error,
-    /// Something is not as it should be.
+    /// Something is wrong but the call succeeded.
     Warn,
     /// Something worth knowing happened.
     Info,
-    /// For whoever looks for a mistake.
+    /// For debugging.
     Debug,
     /// Every detail.
     Trace,
@@ -37,7 +37,7 @@ impl Level {
         }
     }
 
-    /// A level that this version does not know counts as the least grave.
+    /// A level that this version does not know counts as the least severe.
     fn from_native(level: i32) -> Self {
         match level {
             ffi::WCUDA_LOG_ERROR => Self::Error,
@@ -58,10 +58,10 @@ thread_local! {
     static IN_SINK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Hands every record of `level` or graver to `sink(level, target, message)`, in place of the sink
-/// before. `target` names the part that speaks ("model", "vram"). The sink runs on whichever thread
-/// logs, possibly on several at once; calls into this crate from inside it fail with
-/// [`ErrorKind::Reentrant`], and a panic in it is swallowed.
+/// Passes every record of `level` or more severe to `sink(level, target, message)` and replaces the previous sink.
+/// `target` names the component that logs ("model", "vram"). The sink runs on the thread that logs, possibly on
+/// several at once; calls into this crate from inside it fail with [`ErrorKind::Reentrant`], and a panic in it is
+/// swallowed.
 ///
 /// ```
 /// use worker_cuda::log::{self, Level};
@@ -80,12 +80,12 @@ pub fn set_sink(
     install(level, Some(Arc::new(Box::new(sink))))
 }
 
-/// Removes the sink. When this returns it runs no more.
+/// Removes the sink. After this returns, the sink does not run any more.
 pub fn clear_sink() -> Result<()> {
     install(Level::Error, None)
 }
 
-/// Hands records to `tracing`, as events of target `worker_cuda` with the part in field `part`.
+/// Passes records to `tracing`, as events of target `worker_cuda` with the component in field `part`.
 #[cfg(feature = "tracing")]
 pub fn forward_to_tracing(level: Level) -> Result<()> {
     set_sink(level, |level, part, message| match level {
@@ -98,8 +98,8 @@ pub fn forward_to_tracing(level: Level) -> Result<()> {
 }
 
 fn install(level: Level, sink: Option<Arc<Sink>>) -> Result<()> {
-    // Asked before the lock is taken: another thread may hold it while the library waits for this
-    // very sink to return.
+    // Checked before the lock is taken: another thread may hold it while the library waits for this very sink to
+    // return.
     if IN_SINK.get() {
         return Err(Error::new(
             ErrorKind::Reentrant,

@@ -20,10 +20,10 @@ mod sealed {
 /// Types that device memory may hold: plain numbers, for which every bit pattern is a value.
 ///
 /// # Safety
-/// Implementors have no padding and no invalid bit pattern, and `pattern` has their bytes, little
-/// end first.
+/// Implementors have no padding and no invalid bit pattern, and `pattern` returns their bytes in little-endian
+/// order.
 pub unsafe trait DeviceRepr: sealed::Sealed + Copy + Send + Sync + 'static {
-    /// Zero, all of whose bytes are zero.
+    /// Zero: all bytes are zero.
     const ZERO: Self;
 
     /// The value's bytes as the low bytes of an integer.
@@ -58,9 +58,9 @@ device_repr! {
     f64 => |value| value.to_bits(),
 }
 
-/// `len` elements of device memory. Every access is checked against its bounds; offsets count
-/// elements. Copies wait until they are done, so nothing borrowed stays in use. Reads from several
-/// threads at once take turns.
+/// `len` elements of device memory. Every access is checked against its bounds; offsets count elements. Copies
+/// wait until they are done, so nothing borrowed stays in use. Concurrent reads from several threads are
+/// serialized.
 ///
 /// ```
 /// # fn main() -> worker_cuda::Result<()> {
@@ -73,7 +73,7 @@ device_repr! {
 /// # }
 /// ```
 ///
-/// What the compiler refuses: writing what others read,
+/// The compiler refuses writes to elements that are being read,
 ///
 /// ```compile_fail,E0502
 /// # fn main() -> worker_cuda::Result<()> {
@@ -85,7 +85,7 @@ device_repr! {
 /// # }
 /// ```
 ///
-/// two windows to write,
+/// two writable windows at the same time,
 ///
 /// ```compile_fail,E0499
 /// # fn main() -> worker_cuda::Result<()> {
@@ -97,7 +97,7 @@ device_repr! {
 /// # }
 /// ```
 ///
-/// a window of memory that has gone,
+/// a window of dropped memory,
 ///
 /// ```compile_fail,E0505
 /// # fn main() -> worker_cuda::Result<()> {
@@ -109,7 +109,7 @@ device_repr! {
 /// # }
 /// ```
 ///
-/// elements that have invalid bit patterns, or padding.
+/// and elements with invalid bit patterns or padding.
 ///
 /// ```compile_fail,E0277
 /// # fn main() -> worker_cuda::Result<()> {
@@ -121,7 +121,7 @@ pub struct SafeCudaPtr<T: DeviceRepr> {
     handle: ffi::wcuda_buffer,
     len: usize,
     context: CudaContext,
-    /// The library refuses calls on one buffer that overlap; shared readers take turns here.
+    /// The library refuses overlapping calls on one buffer; shared readers are serialized here.
     turn: Mutex<()>,
     element: PhantomData<T>,
 }
@@ -132,16 +132,16 @@ impl CudaContext {
         self.alloc_tagged(len, "")
     }
 
-    /// Allocates `len` zeros (at least one), with a name for the ledger.
+    /// As [`alloc`](Self::alloc), with a name for the ledger.
     pub fn alloc_tagged<T: DeviceRepr>(&self, len: usize, tag: &str) -> Result<SafeCudaPtr<T>> {
         self.alloc_with(len, tag, ffi::WCUDA_BUFFER_ZEROED)
     }
 
-    /// Allocates `len` elements (at least one) and leaves the memory as it is: it may hold what an earlier
-    /// buffer held. Saves the time to zero it where all of it is overwritten anyway.
+    /// Allocates `len` elements (at least one) without initializing them: they may hold data of an earlier buffer.
+    /// This saves the time for zeroing if all of it is overwritten anyway.
     ///
     /// # Safety
-    /// Every element is written before it is read, by any means: copies, digests, kernels, views.
+    /// Every element is written before it is read by any means: copies, digests, kernels, views.
     ///
     /// ```
     /// # fn main() -> worker_cuda::Result<()> {
@@ -179,12 +179,12 @@ impl CudaContext {
         Ok(self.wrap(handle, len))
     }
 
-    /// Takes over memory of this device that somebody else allocated, into the ledger and under the
-    /// checks of a buffer. Dropping the buffer waits for the work that uses it and frees nothing.
+    /// Adds memory of this device that the caller allocated to the ledger, and applies a buffer's checks to it.
+    /// Dropping the buffer waits for the work that uses it and frees nothing.
     ///
     /// # Safety
-    /// `address` is that of `len` elements of memory that outlives the buffer; nobody else uses it while
-    /// a call on the buffer runs, and every bit pattern that is put there is a `T`.
+    /// `address` points to `len` elements of memory that outlives the buffer. Nothing else uses this memory while a
+    /// call on the buffer runs, and every bit pattern written there is a valid `T`.
     pub unsafe fn borrow_memory<T: DeviceRepr>(
         &self,
         address: *mut T,
@@ -212,7 +212,7 @@ impl CudaContext {
         }
     }
 
-    /// Takes a buffer's handle over; its size must be a multiple of `T`'s.
+    /// Takes ownership of a buffer's handle; its size must be a multiple of `T`'s.
     pub(crate) fn wrap_buffer<T: DeviceRepr>(
         &self,
         handle: ffi::wcuda_buffer,
@@ -230,7 +230,7 @@ impl CudaContext {
         Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
-    /// Allocates `size` zero bytes on this context's device; no limit but its memory and budgets.
+    /// Allocates `size` zero bytes on this context's device, limited only by its memory and budgets.
     pub fn allocate_vram(&self, size: u64) -> Result<SafeCudaPtr<u8>> {
         let len = usize::try_from(size).unwrap_or(usize::MAX); // which is refused
         self.alloc(len)
@@ -254,7 +254,7 @@ impl CudaContext {
 }
 
 impl<T: DeviceRepr> SafeCudaPtr<T> {
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -269,12 +269,12 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         (self.len * size_of::<T>()) as u64
     }
 
-    /// Number of the device it is on.
+    /// Number of the device that holds it.
     pub fn device(&self) -> Result<i32> {
         self.context.device()
     }
 
-    /// Where it is, as the driver says.
+    /// Where the memory is, as reported by the driver.
     pub fn place(&self) -> Result<Place> {
         let mut place = 0;
         // SAFETY: legal on any thread; the output is valid.
@@ -285,9 +285,9 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
     /// The address on the device, for calls of other libraries.
     ///
     /// # Safety
-    /// It is valid until this value is dropped. On CUDA it must not be read by the host. What is done
-    /// through it is neither checked nor waited for: it must not overlap with calls on this value, nor
-    /// outlive it, and must leave bit patterns that are a `T`.
+    /// The address is valid until this value is dropped. On CUDA the host must not read from it. Accesses through
+    /// it are neither checked nor waited for: they must not overlap with calls on this value, must end before it
+    /// is dropped, and must leave bit patterns that are a valid `T`.
     pub unsafe fn as_raw(&self) -> Result<*mut T> {
         let mut address = std::ptr::null_mut();
         // SAFETY: legal on any thread; the output is valid.
@@ -295,7 +295,7 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         Ok(address.cast())
     }
 
-    /// A window of the elements in `range`, to read.
+    /// A read-only window of the elements in `range`.
     ///
     /// ```
     /// # fn main() -> worker_cuda::Result<()> {
@@ -314,7 +314,7 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         })
     }
 
-    /// A window of the elements in `range`, to read and to write.
+    /// A writable window of the elements in `range`.
     pub fn view_mut(&mut self, range: Range<usize>) -> Result<CudaViewMut<'_, T>> {
         self.checked_range(&range)?;
         Ok(CudaViewMut {
@@ -328,24 +328,24 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         &self.context
     }
 
-    /// Overwrites all; `source` must be as long as the buffer.
+    /// Overwrites all elements; `source` must be as long as the buffer.
     pub fn copy_from(&mut self, source: &[T]) -> Result<()> {
         expect_len("source", source.len(), "buffer", self.len)?;
         self.write_at(0, source)
     }
 
-    /// Reads all; `target` must be as long as the buffer.
+    /// Reads all elements; `target` must be as long as the buffer.
     pub fn copy_to(&self, target: &mut [T]) -> Result<()> {
         expect_len("target", target.len(), "buffer", self.len)?;
         self.read_into(0, target)
     }
 
-    /// Reads all into a new vector.
+    /// Reads all elements into a new vector.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.read_at(0, self.len)
     }
 
-    /// Overwrites `source.len()` elements from `offset` on.
+    /// Overwrites `source.len()` elements, starting at `offset`.
     pub fn write_at(&mut self, offset: usize, source: &[T]) -> Result<()> {
         let (offset, bytes) = self.byte_range(offset, source.len())?;
         // SAFETY: `source` is valid for `bytes` bytes, and the call waits.
@@ -354,7 +354,7 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         })
     }
 
-    /// Reads `len` elements from `offset` on into a new vector.
+    /// Reads `len` elements, starting at `offset`, into a new vector.
     pub fn read_at(&self, offset: usize, len: usize) -> Result<Vec<T>> {
         self.byte_range(offset, len)?; // before memory is taken
         let mut target = vec![T::ZERO; len];
@@ -362,7 +362,7 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         Ok(target)
     }
 
-    /// Reads `target.len()` elements from `offset` on.
+    /// Reads `target.len()` elements, starting at `offset`.
     pub fn read_into(&self, offset: usize, target: &mut [T]) -> Result<()> {
         let (offset, bytes) = self.byte_range(offset, target.len())?;
         let _turn = self.take_turn();
@@ -440,9 +440,9 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         Ok(digest)
     }
 
-    /// Chaining values of BLAKE3 over the elements' bytes in `range`, one for each MiB, the last perhaps
-    /// shorter, computed on the device. The bytes are taken for the part of an input that begins at its
-    /// MiB `first_piece`: see [`join_digest_pieces`].
+    /// Chaining values of BLAKE3 over the elements' bytes in `range`, computed on the device: one for each MiB, of
+    /// which the last may be shorter. The bytes count as a part of a longer input that begins at the input's MiB
+    /// `first_piece`: see [`join_digest_pieces`].
     pub fn digest_pieces(&self, range: Range<usize>, first_piece: u64) -> Result<Vec<[u8; 32]>> {
         let (offset, bytes) = self.checked_range(&range)?;
         let count = bytes.div_ceil(ffi::WCUDA_DIGEST_PIECE_BYTES);
@@ -463,7 +463,7 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         Ok(pieces)
     }
 
-    /// Its id is given out once.
+    /// Each id is issued once.
     pub(crate) fn raw_handle(&self) -> ffi::wcuda_buffer {
         self.handle
     }
@@ -480,7 +480,7 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
         self.byte_range(range.start, len)
     }
 
-    /// Offset and length in bytes; the end is checked here so that no product can wrap.
+    /// Offset and length in bytes. The end is checked here so that no product can overflow.
     pub(crate) fn byte_range(&self, offset: usize, len: usize) -> Result<(u64, u64)> {
         let width = size_of::<T>();
         if offset.checked_add(len).is_some_and(|end| end <= self.len) {
@@ -490,8 +490,8 @@ impl<T: DeviceRepr> SafeCudaPtr<T> {
     }
 }
 
-/// The BLAKE3 digest of an input of more than a MiB from the chaining values of all its MiBs, which
-/// [`SafeCudaPtr::digest_pieces`] gives.
+/// The BLAKE3 digest of an input of more than one MiB, from the chaining values of all its MiBs
+/// ([`SafeCudaPtr::digest_pieces`]).
 pub fn join_digest_pieces(pieces: &[[u8; 32]]) -> Result<[u8; 32]> {
     let mut digest = [0; 32];
     // SAFETY: `pieces` is valid for its length, and `digest` has the 32 bytes that are written.
@@ -506,7 +506,7 @@ pub fn join_digest_pieces(pieces: &[[u8; 32]]) -> Result<[u8; 32]> {
     Ok(digest)
 }
 
-/// A window into a [`SafeCudaPtr`], to read. Offsets count from its start.
+/// A read-only window into a [`SafeCudaPtr`]. Offsets count from its start.
 ///
 /// ```
 /// # fn main() -> worker_cuda::Result<()> {
@@ -523,7 +523,7 @@ pub struct CudaView<'a, T: DeviceRepr> {
     range: Range<usize>,
 }
 
-/// A window into a [`SafeCudaPtr`], to read and to write. Offsets count from its start.
+/// A writable window into a [`SafeCudaPtr`]. Offsets count from its start.
 ///
 /// ```
 /// # fn main() -> worker_cuda::Result<()> {
@@ -542,7 +542,7 @@ pub struct CudaViewMut<'a, T: DeviceRepr> {
 macro_rules! reading_window {
     ($name:ident) => {
         impl<T: DeviceRepr> $name<'_, T> {
-            /// Elements.
+            /// Number of elements.
             pub fn len(&self) -> usize {
                 self.range.len()
             }
@@ -552,18 +552,18 @@ macro_rules! reading_window {
                 self.range.is_empty()
             }
 
-            /// Reads all into a new vector.
+            /// Reads all elements into a new vector.
             pub fn to_vec(&self) -> Result<Vec<T>> {
                 self.read_at(0, self.len())
             }
 
-            /// Reads all; `target` must be as long as the window.
+            /// Reads all elements; `target` must be as long as the window.
             pub fn copy_to(&self, target: &mut [T]) -> Result<()> {
                 expect_len("target", target.len(), "window", self.len())?;
                 self.buffer.read_into(self.range.start, target)
             }
 
-            /// Reads `len` elements from `offset` on into a new vector.
+            /// Reads `len` elements, starting at `offset`, into a new vector.
             pub fn read_at(&self, offset: usize, len: usize) -> Result<Vec<T>> {
                 let offset = offset_in(&self.range, offset, len)?;
                 self.buffer.read_at(offset, len)
@@ -593,13 +593,13 @@ reading_window!(CudaView);
 reading_window!(CudaViewMut);
 
 impl<T: DeviceRepr> CudaViewMut<'_, T> {
-    /// Overwrites all; `source` must be as long as the window.
+    /// Overwrites all elements; `source` must be as long as the window.
     pub fn copy_from(&mut self, source: &[T]) -> Result<()> {
         expect_len("source", source.len(), "window", self.len())?;
         self.buffer.write_at(self.range.start, source)
     }
 
-    /// Overwrites `source.len()` elements from `offset` on.
+    /// Overwrites `source.len()` elements, starting at `offset`.
     pub fn write_at(&mut self, offset: usize, source: &[T]) -> Result<()> {
         let offset = offset_in(&self.range, offset, source.len())?;
         self.buffer.write_at(offset, source)
@@ -650,8 +650,8 @@ impl<T: DeviceRepr> fmt::Debug for SafeCudaPtr<T> {
     }
 }
 
-/// `len` elements of page-locked host memory, for fast copies; on the host backend ordinary memory.
-/// Starts zeroed and is used as a slice.
+/// `len` elements of page-locked host memory for fast copies; ordinary memory on the host backend. Initially
+/// zero, accessed as a slice.
 ///
 /// ```
 /// # fn main() -> worker_cuda::Result<()> {
@@ -755,7 +755,7 @@ impl<T: DeviceRepr> fmt::Debug for PinnedBuffer<T> {
 }
 
 fn byte_count<T>(len: usize) -> Result<u64> {
-    // isize::MAX bounds what a slice of the same length could be.
+    // The limit is isize::MAX, as for a slice of the same length.
     len.checked_mul(size_of::<T>())
         .filter(|&bytes| bytes <= isize::MAX as usize)
         .map_or_else(

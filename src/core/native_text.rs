@@ -15,7 +15,7 @@ pub(crate) fn fixed_text(field: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A static text of the library; "" for null or for bytes that are not UTF-8.
+/// A static text of the library; "" for null or for invalid UTF-8.
 ///
 /// # Safety
 /// `text` is null or points to a NUL-terminated text that lives as long as the process.
@@ -52,7 +52,7 @@ pub(crate) unsafe fn as_bytes<'a>(text: wcuda_string) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(text.data.cast(), text.bytes as usize) }
 }
 
-/// A borrowed text as UTF-8, which the library promises; bytes that are not are an error.
+/// A borrowed text as UTF-8, which the library guarantees; anything else is an error.
 ///
 /// # Safety
 /// `text` is valid for reads throughout `'a`.

@@ -19,23 +19,23 @@ use crate::core::ledger::{LedgerEntry, Purpose};
 use crate::core::native_text::fixed_text;
 use crate::ffi;
 
-/// Where memory is.
+/// Where memory is located.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Place {
-    /// Memory of the context's device, and nothing else. On the host backend its own blocks.
+    /// Memory of the context's device alone; on the host backend, its own blocks.
     Device,
     /// Memory of another device.
     OtherDevice,
-    /// Moves between host and device.
+    /// Managed memory, which migrates between host and device.
     Managed,
     /// Page-locked host memory.
     Pinned,
-    /// Page-locked host memory that devices read in place.
+    /// Page-locked host memory that devices access in place.
     Mapped,
     /// Host memory that the driver does not know.
     Host,
-    /// One that this version of the crate does not know.
+    /// A place that this version of the crate does not know.
     Unknown(i32),
 }
 
@@ -71,13 +71,13 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Residency {
-    /// Live and borrowed allocations; pinned staging is not among them.
+    /// Live and borrowed allocations; pinned staging memory is not counted.
     pub checked_count: u64,
-    /// How many are not memory of the context's device.
+    /// Those that are not memory of the context's device.
     pub nonresident_count: u64,
-    /// Of these, managed memory.
+    /// Those of `nonresident_count` that are managed memory.
     pub managed_count: u64,
-    /// The first of them, and where it is.
+    /// The first of `nonresident_count`, and where it is.
     pub first: Option<(LedgerEntry, Place)>,
 }
 
@@ -100,9 +100,9 @@ impl Residency {
 }
 
 impl CudaContext {
-    /// Asks the driver of every live or borrowed allocation whether it is this device's own memory,
-    /// without a host address. One that is not is logged, shows in [`CudaContext::health`], ends
-    /// [`is_policy_enforced`](Self::is_policy_enforced), and is named by the report.
+    /// Asks the driver, for every live or borrowed allocation, whether it is memory of this device without a host
+    /// address. One that is not is logged, counted in [`CudaContext::health`] and named by the report, and
+    /// [`is_policy_enforced`](Self::is_policy_enforced) returns false from then on.
     pub fn residency(&self) -> Result<Residency> {
         let mut residency = ffi::wcuda_residency::init();
         // SAFETY: `residency` is valid and sized.
@@ -126,13 +126,13 @@ impl CudaContext {
         })
     }
 
-    /// The same; an allocation that is elsewhere is an error of kind [`ErrorKind::NotResident`], which
-    /// is fatal.
+    /// As [`residency`](Self::residency), but an allocation that is elsewhere is an error of kind
+    /// [`ErrorKind::NotResident`], which is fatal.
     pub fn check_residency(&self) -> Result<Residency> {
         self.residency()?.into_result()
     }
 
-    /// The same, for managed memory alone.
+    /// As [`check_residency`](Self::check_residency), for managed memory alone.
     pub fn check_unified_memory(&self) -> Result<()> {
         let residency = self.residency()?;
         if residency.managed_count == 0 {
@@ -142,14 +142,14 @@ impl CudaContext {
         Err(Error::new(ErrorKind::NotResident, message))
     }
 
-    /// Enforces the rule that all memory is the device's own: checks the device, and every allocation.
-    /// From then on foreign memory that is elsewhere cannot be borrowed.
+    /// Enforces the rule that all memory is the device's own: checks the device and every allocation. From then on,
+    /// memory that is elsewhere cannot be borrowed.
     pub fn enforce_vram_only_policy(&self) -> Result<()> {
         // SAFETY: legal on any thread.
         call(|error| unsafe { ffi::wcuda_context_vram_only_enforce(self.handle(), error) })
     }
 
-    /// Whether the last enforcement succeeded and no check has found a breach since.
+    /// Whether the last enforcement succeeded and no check has found a violation since.
     pub fn is_policy_enforced(&self) -> Result<bool> {
         let mut is_enforced = 0;
         // SAFETY: the output is valid.
@@ -159,8 +159,8 @@ impl CudaContext {
         Ok(is_enforced != 0)
     }
 
-    /// Checks that the device meets the needs of resident memory: compute capability 8.0 and 1 GiB on
-    /// CUDA. The error names what lacks.
+    /// Checks that the device can hold resident memory: compute capability 8.0 and 1 GiB on CUDA. The error names
+    /// the missing property.
     pub fn validate_device_properties(&self) -> Result<()> {
         let info = self.info()?;
         // SAFETY: legal on any thread.

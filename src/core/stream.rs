@@ -9,7 +9,7 @@ use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::core::memory::{DeviceRepr, PinnedBuffer, SafeCudaPtr};
 use crate::ffi;
 
-/// A queue of work in order; work on two streams is ordered only by events. Dropping it waits.
+/// An ordered queue of work; work on two streams is ordered only by events. Dropping it waits for its work.
 ///
 /// ```
 /// use worker_cuda::{CudaContext, Priority};
@@ -30,13 +30,13 @@ pub struct Stream {
     context: CudaContext,
 }
 
-/// How early a stream's kernels get multiprocessors.
+/// Priority of a stream's kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Priority {
-    /// Ordinary.
+    /// The default.
     #[default]
     Ordinary,
-    /// Before ordinary ones.
+    /// Scheduled before kernels of normal priority.
     High,
 }
 
@@ -55,12 +55,12 @@ impl CudaContext {
         })
     }
 
-    /// A stream that somebody else made in the device's primary context (a `cudaStream_t`), not the
-    /// driver's default one. On a host context [`ErrorKind::Unsupported`].
+    /// Wraps a stream that another library created in the device's primary context (a `cudaStream_t`), not the
+    /// driver's default stream. On a host context this is [`ErrorKind::Unsupported`].
     ///
     /// # Safety
-    /// `native` is such a stream and lives until the value is dropped, which waits for its work and
-    /// leaves it alone.
+    /// `native` is such a stream and outlives the value. Dropping the value waits for the stream's work and does not
+    /// destroy the stream.
     pub unsafe fn borrow_stream(&self, native: *mut c_void) -> Result<Stream> {
         let mut handle = ffi::wcuda_stream::zeroed();
         // SAFETY: `handle` is valid, `native` by this function's contract.
@@ -73,8 +73,8 @@ impl CudaContext {
         })
     }
 
-    /// The driver's object (a `cudaStream_t`) of a stream, none the context's own, for calls of other
-    /// libraries; valid until the stream is dropped. On a host context [`ErrorKind::Unsupported`].
+    /// The driver's object (a `cudaStream_t`) of a stream (None: the context's own) for calls of other libraries.
+    /// It is valid until the stream is dropped. On a host context this is [`ErrorKind::Unsupported`].
     pub fn native_stream(&self, stream: Option<&Stream>) -> Result<*mut c_void> {
         let mut found = std::ptr::null_mut();
         // SAFETY: the output is valid.
@@ -96,7 +96,7 @@ impl CudaContext {
     }
 }
 
-/// The native stream of a caller's choice; none is the context's own.
+/// The native handle of a stream; None is the context's own.
 pub(crate) fn native(stream: Option<&Stream>) -> ffi::wcuda_stream {
     stream.map_or(ffi::wcuda_stream::zeroed(), |stream| stream.handle)
 }
@@ -107,20 +107,20 @@ impl Stream {
         &self.context
     }
 
-    /// Waits for all work given to it.
+    /// Waits for all work queued so far.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: legal on any thread.
         call(|error| unsafe { ffi::wcuda_stream_synchronize(self.handle, error) })
     }
 
-    /// An event behind all the stream has been given.
+    /// Records a new event after all work queued so far.
     pub fn record(&self) -> Result<Event> {
         let event = self.context.event()?;
         event.record(Some(self))?;
         Ok(event)
     }
 
-    /// Work queued on the stream from now on starts after the copy. The copy's own event stays private:
+    /// Work queued on the stream from now on starts after the copy. The copy's event stays private: if it were
     /// recorded again elsewhere, it would report the copy as done too early.
     pub fn wait_for_copy<T: DeviceRepr>(&self, copy: &PendingCopy<T>) -> Result<()> {
         self.wait_for(&copy.event)
@@ -167,26 +167,26 @@ impl Event {
         &self.context
     }
 
-    /// Sets it behind what a stream (none: the context's own) has been given.
+    /// Records the event after all work queued so far on a stream (None: the context's own).
     pub fn record(&self, stream: Option<&Stream>) -> Result<()> {
         // SAFETY: legal on any thread.
         call(|error| unsafe { ffi::wcuda_event_record(self.handle, native(stream), error) })
     }
 
-    /// Waits for the work before it.
+    /// Waits for the work before the event.
     pub fn wait(&self) -> Result<()> {
         // SAFETY: legal on any thread.
         call(|error| unsafe { ffi::wcuda_event_wait(self.handle, -1, error) })
     }
 
-    /// The same, for no longer than that: [`ErrorKind::Timeout`] leaves it as it is.
+    /// As [`wait`](Self::wait), for at most `timeout`; [`ErrorKind::Timeout`] leaves the event unchanged.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
         let milliseconds = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
         // SAFETY: legal on any thread.
         call(|error| unsafe { ffi::wcuda_event_wait(self.handle, milliseconds, error) })
     }
 
-    /// Whether the work before it is done.
+    /// Whether the work before the event is done.
     pub fn is_done(&self) -> Result<bool> {
         let mut done = 0;
         // SAFETY: `done` is valid.
@@ -194,7 +194,7 @@ impl Event {
         Ok(done != 0)
     }
 
-    /// Time from this event to a later one, both done.
+    /// Time from this event to a later one; both must be done.
     pub fn elapsed_to(&self, later: &Event) -> Result<Duration> {
         let mut milliseconds = 0.0;
         // SAFETY: `milliseconds` is valid.
@@ -212,8 +212,8 @@ impl Drop for Event {
     }
 }
 
-/// A copy in flight. It owns its pinned memory and gives it back when the copy is done; dropping it
-/// waits for the copy, forgetting it leaks the memory and breaks nothing.
+/// A copy in flight. It owns its pinned memory and returns it when the copy is done. Dropping it waits for the
+/// copy; forgetting it leaks the memory but is safe.
 ///
 /// ```
 /// # fn main() -> worker_cuda::Result<()> {
@@ -226,7 +226,7 @@ impl Drop for Event {
 /// # }
 /// ```
 ///
-/// The event behind the copy belongs to it alone, for an event can be recorded again:
+/// The event after the copy is private, because an event can be recorded again:
 ///
 /// ```compile_fail,E0616
 /// # fn early(pending: worker_cuda::PendingCopy<f32>) -> worker_cuda::Result<()> {
@@ -237,7 +237,7 @@ impl Drop for Event {
 #[must_use = "the pinned memory comes back from `wait`"]
 pub struct PendingCopy<T: DeviceRepr> {
     pinned: Option<PinnedBuffer<T>>,
-    /// Recorded once, after the copy. Never handed out.
+    /// Recorded once, after the copy. Never exposed.
     event: Event,
 }
 
@@ -247,7 +247,7 @@ impl<T: DeviceRepr> PendingCopy<T> {
         self.event.is_done()
     }
 
-    /// Waits, and gives the pinned memory back.
+    /// Waits, and returns the pinned memory.
     pub fn wait(mut self) -> Result<PinnedBuffer<T>> {
         self.event.wait()?;
         match self.pinned.take() {
@@ -266,8 +266,8 @@ impl<T: DeviceRepr> fmt::Debug for PendingCopy<T> {
 }
 
 impl<T: DeviceRepr> SafeCudaPtr<T> {
-    /// Copies all of `source` to `offset` without waiting, on a stream (none: the context's own).
-    /// The memory comes back from [`PendingCopy::wait`]; on an error it is dropped.
+    /// Copies all of `source` to `offset` on a stream (None: the context's own) without waiting.
+    /// [`PendingCopy::wait`] returns the memory; on an error it is dropped.
     pub fn write_async(
         &mut self,
         offset: usize,

@@ -26,7 +26,7 @@ pub struct BuildInfo {
     pub compiler: &'static str,
     /// "Release".
     pub build_type: &'static str,
-    /// SIMD variants compiled in, of which the best is chosen at run time: "avx2;avx512".
+    /// SIMD variants that were compiled in ("avx2;avx512"); the best is chosen at run time.
     pub host_features: &'static str,
 }
 
@@ -59,7 +59,7 @@ pub fn build_info() -> Result<BuildInfo> {
     })
 }
 
-/// Whether the archive was built with CUDA; false also when it cannot be asked.
+/// Whether the archive was built with CUDA; false also if the query fails.
 pub fn built_with_cuda() -> bool {
     build_info().is_ok_and(|info| info.has_cuda)
 }

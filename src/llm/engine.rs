@@ -13,8 +13,8 @@ use crate::llm::step::{NativeStep, Step, StepOutput};
 /// Id of a token, below the model's vocabulary size.
 pub type Token = u32;
 
-/// A model at work: pages for keys and values, scratch memory, and a queue of at most two steps.
-/// Dropping it waits for the steps in flight; its memory goes when its sequences are gone too.
+/// Runs a model: owns pages for keys and values, scratch memory, and a queue of at most two steps. Dropping it waits
+/// for the steps in flight; its memory is freed when its sequences have been dropped too.
 ///
 /// ```no_run
 /// # fn main() -> worker_cuda::Result<()> {
@@ -33,7 +33,7 @@ pub struct Engine {
     /// Declared, and so dropped, before the model.
     handle: Handle,
     model: Model,
-    /// What each step in flight will answer, oldest first.
+    /// The outputs requested from each step in flight, oldest first.
     in_flight: VecDeque<Pending>,
     native: NativeStep,
 }
@@ -47,12 +47,12 @@ impl Drop for Handle {
     }
 }
 
-/// A step in flight. A plain number: forgetting it leaves the step in the engine's queue, where
-/// [`Engine::drain`] or dropping the engine ends it.
+/// A step in flight. It is a plain number: forgetting it leaves the step in the engine's queue until
+/// [`Engine::drain`] or a drop of the engine ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub(crate) u64);
 
-/// Room that the outputs of a step need.
+/// Sizes of a step's outputs.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct OutputSize {
     pub(crate) rows: usize,
@@ -65,7 +65,7 @@ struct Pending {
     size: OutputSize,
 }
 
-/// The limits in force and how much of them is used.
+/// The limits in force and their current use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the names are those of `EngineOptions`
@@ -84,9 +84,9 @@ pub struct EngineInfo {
     pub sequence_count: u32,
     /// Steps in flight.
     pub steps_in_flight: u32,
-    /// Pages of 64 positions.
+    /// Number of KV pages, of 64 positions each.
     pub kv_page_count: u64,
-    /// Free ones, after the steps in flight.
+    /// Free pages, counted after the steps in flight.
     pub kv_free_page_count: u64,
     /// Bytes of pages, page tables and token history.
     pub kv_bytes: u64,
@@ -94,8 +94,8 @@ pub struct EngineInfo {
     pub scratch_bytes: u64,
 }
 
-/// The tokens of one conversation with their keys and values. Dropping it ends it, and its pages are
-/// available to the next step. Only the engine that created it can use it.
+/// The tokens of one conversation with their keys and values. Dropping it returns its pages to the engine.
+/// Only the engine that created it can use it.
 ///
 /// ```no_run
 /// # fn main() -> worker_cuda::Result<()> {
@@ -118,7 +118,7 @@ pub struct Sequence {
 }
 
 impl Engine {
-    /// Reserves memory for keys and values and for a step's intermediate results.
+    /// Reserves memory for keys and values and for the intermediate results of a step.
     pub fn new(model: &Model, options: &EngineOptions) -> Result<Self> {
         let options = options.to_native();
         let mut handle = ffi::wcuda_engine::zeroed();
@@ -139,7 +139,7 @@ impl Engine {
         &self.model
     }
 
-    /// The limits in force and how much of them is used.
+    /// Returns the limits in force and their current use.
     pub fn info(&self) -> Result<EngineInfo> {
         let mut info = ffi::wcuda_engine_info::init();
         // SAFETY: `info` is valid and sized.
@@ -163,15 +163,15 @@ impl Engine {
         })
     }
 
-    /// While on, steps run kernel by kernel with an event around each node: for measuring, slower.
-    /// An error while a step is in flight.
+    /// While profiling is on, a step runs kernel by kernel with an event around each node, which is slower. It is an
+    /// error to change it while a step is in flight.
     pub fn set_profiling(&mut self, on: bool) -> Result<()> {
         // SAFETY: `&mut self` shows that no other call on the engine is running.
         call(|error| unsafe { ffi::wcuda_engine_profile_set(self.handle.0, on.into(), error) })
     }
 
-    /// The nodes of the last step that was waited for while profiling, with the time that each took
-    /// alone; sampling is none of them. Bytes and FLOPs count each row like the first.
+    /// The nodes of the last profiled step that was waited for, with the time of each node alone. Sampling is not
+    /// listed. Bytes and FLOPs count every row like the first row.
     pub fn profile(&mut self) -> Result<StepPlan> {
         StepPlan::read(|rates, nodes, capacity, count| {
             // SAFETY: as above; the structs are valid and sized, `nodes` has as many as is said.
@@ -189,13 +189,13 @@ impl Engine {
         })
     }
 
-    /// Does now what the first step of each shape would otherwise do.
+    /// Prepares now what the first step of each shape would otherwise prepare.
     pub fn warm_up(&mut self) -> Result<()> {
         // SAFETY: `&mut self` shows that no other call on the engine is running.
         call(|error| unsafe { ffi::wcuda_engine_warm_up(self.handle.0, error) })
     }
 
-    /// An empty sequence. It takes no pages yet.
+    /// Creates an empty sequence, which has no pages yet.
     pub fn create_sequence(&mut self) -> Result<Sequence> {
         let mut handle = ffi::wcuda_sequence::zeroed();
         // SAFETY: `handle` is valid, and `&mut self` holds the engine.
@@ -206,8 +206,8 @@ impl Engine {
         })
     }
 
-    /// A second sequence with the same tokens so far; pages are shared until one of the two
-    /// writes. Acts after the steps in flight. Two forks that sample with one seed draw alike.
+    /// Creates a second sequence with the same tokens. Both share pages until one of them writes. Takes effect after
+    /// the steps in flight. Two forks that sample with the same seed draw the same tokens.
     pub fn fork(&mut self, sequence: &Sequence) -> Result<Sequence> {
         self.expect_own(sequence)?;
         let mut handle = ffi::wcuda_sequence::zeroed();
@@ -219,15 +219,15 @@ impl Engine {
         })
     }
 
-    /// Forgets all but the first `length` tokens of a sequence. Acts after the steps in flight.
+    /// Removes all but the first `length` tokens of a sequence. Takes effect after the steps in flight.
     pub fn truncate(&mut self, sequence: &Sequence, length: u32) -> Result<()> {
         self.expect_own(sequence)?;
         // SAFETY: `&mut self` holds the sequence's engine.
         call(|error| unsafe { ffi::wcuda_sequence_truncate(sequence.handle, length, error) })
     }
 
-    /// Tokens `first` … `first + count - 1` of a sequence. One that a step in flight has yet to
-    /// sample is [`ErrorKind::InvalidState`].
+    /// Returns tokens `first` … `first + count - 1` of a sequence. A token that a step in flight has yet to sample
+    /// is [`ErrorKind::InvalidState`].
     pub fn tokens(&mut self, sequence: &Sequence, first: u32, count: u32) -> Result<Vec<Token>> {
         self.expect_own(sequence)?;
         let length = sequence.len()?;
@@ -244,9 +244,8 @@ impl Engine {
         Ok(tokens)
     }
 
-    /// Checks a step, takes pages and queues it. Copies what it needs and does not wait for the
-    /// device. Two steps may be in flight; a third is [`ErrorKind::QueueFull`]. On failure nothing
-    /// has changed.
+    /// Checks a step, reserves its pages and queues it. Copies its inputs and does not wait for the device. Two
+    /// steps may be in flight; a third is [`ErrorKind::QueueFull`]. A failed call changes nothing.
     pub fn submit(&mut self, step: &Step<'_>) -> Result<Ticket> {
         for row in step.rows() {
             self.expect_own(row.sequence)?;
@@ -265,15 +264,15 @@ impl Engine {
         Ok(ticket)
     }
 
-    /// Waits for a step, the oldest in flight, and answers with its outputs.
+    /// Waits for a step, which must be the oldest in flight, and returns its outputs.
     pub fn wait(&mut self, ticket: Ticket) -> Result<StepOutput> {
         let mut output = StepOutput::default();
         self.wait_into(ticket, None, &mut output)?;
         Ok(output)
     }
 
-    /// The same, for at most `timeout`, whose passing is [`ErrorKind::Timeout`] and leaves the step
-    /// in flight; and into an output whose memory is used again.
+    /// As [`wait`](Self::wait), into an output whose memory is reused, for at most `timeout`. If the time passes,
+    /// this is [`ErrorKind::Timeout`], and the step stays in flight.
     pub fn wait_into(
         &mut self,
         ticket: Ticket,
@@ -306,7 +305,7 @@ impl Engine {
         self.in_flight.iter().map(|pending| pending.ticket)
     }
 
-    /// Waits for all steps in flight and drops what they have computed.
+    /// Waits for all steps in flight and discards their outputs.
     pub fn drain(&mut self) -> Result<()> {
         // SAFETY: `&mut self` shows that no other call on the engine is running.
         let drained = call(|error| unsafe { ffi::wcuda_engine_drain(self.handle.0, error) });
@@ -316,7 +315,7 @@ impl Engine {
         drained
     }
 
-    /// Waits for the steps in flight and frees the engine; returns the error that a drop could not.
+    /// Waits for the steps in flight and frees the engine; returns the error that a drop could not return.
     pub fn close(mut self) -> Result<()> {
         self.drain()
     }
@@ -355,7 +354,7 @@ impl fmt::Debug for Engine {
 }
 
 impl Sequence {
-    /// Tokens submitted so far, the steps in flight included.
+    /// Tokens submitted so far, including those of steps in flight.
     pub fn len(&self) -> Result<u32> {
         let mut length = 0;
         // SAFETY: legal on any thread.
@@ -363,7 +362,7 @@ impl Sequence {
         Ok(length)
     }
 
-    /// Whether nothing was submitted yet.
+    /// Whether nothing has been submitted yet.
     pub fn is_empty(&self) -> Result<bool> {
         Ok(self.len()? == 0)
     }

@@ -12,12 +12,12 @@ use crate::core::native_text::fixed_text;
 use crate::ffi;
 use crate::llm::gguf::Gguf;
 
-/// A loaded model. Cheap to clone; unloaded when the last clone and every engine on it are gone.
+/// A loaded model. Cheap to clone; unloaded when the last clone and the last engine that uses it have been dropped.
 #[derive(Clone)]
 pub struct Model(Arc<Inner>);
 
 struct Inner {
-    /// Declared, and so dropped, before what it was made from.
+    /// Declared, and so dropped, before the objects that it was created from.
     handle: Handle,
     info: ModelInfo,
     gguf: Gguf,
@@ -33,16 +33,16 @@ impl Drop for Handle {
     }
 }
 
-/// What a loaded model is.
+/// Properties of a loaded model.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the names say it; worker_cuda.h, section 10, says the rest
 pub struct ModelInfo {
-    /// "llama".
+    /// The architecture's name in the file, for example "llama".
     pub architecture: String,
     pub layer_count: u32,
     pub parameter_count: u64,
-    /// Held on the device.
+    /// Bytes of weights on the device.
     pub weights_bytes: u64,
     pub vocabulary_size: u32,
     pub embedding_length: u32,
@@ -50,9 +50,9 @@ pub struct ModelInfo {
     pub head_count: u32,
     pub kv_head_count: u32,
     pub head_length: u32,
-    /// The model was trained for.
+    /// Context length that the model was trained for.
     pub context_length: u32,
-    /// 0: none.
+    /// Positions of the sliding window; 0: none.
     pub sliding_window: u32,
     pub rope_frequency_base: f32,
 }
@@ -61,26 +61,26 @@ pub struct ModelInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TensorDigests {
-    /// Of its bytes as in the file.
+    /// Digest of the tensor's bytes in the file.
     pub file: [u8; 32],
-    /// Of what the load made of them on the device: the same bytes in another order, zeros where
-    /// rows are filled up; vectors as f32.
+    /// Digest of the tensor's memory on the device: the same bytes in another order, padded rows filled with zeros,
+    /// vectors as f32.
     pub resident: [u8; 32],
 }
 
-/// Where a load is.
+/// Progress of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// What is being done.
+    /// The current phase.
     pub phase: LoadPhase,
-    /// Of `total_bytes`.
+    /// Bytes read so far, of `total_bytes`.
     pub done_bytes: u64,
     /// Bytes of the file to be read.
     pub total_bytes: u64,
 }
 
-/// Parts of a load, in their order.
+/// Phases of a load, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LoadPhase {
@@ -88,13 +88,13 @@ pub enum LoadPhase {
     Plan,
     /// Memory is reserved.
     Reserve,
-    /// Bytes of the file are read, checked and laid out.
+    /// Bytes of the file are read, checked and rearranged.
     Upload,
-    /// The result is sealed.
+    /// The loaded model is sealed.
     Seal,
-    /// Exactly once, last, of a load that succeeds.
+    /// The last phase, reported exactly once by a load that succeeds.
     Done,
-    /// One that this version of the crate does not know.
+    /// A phase that this version of the crate does not know.
     Unknown(i32),
 }
 
@@ -111,7 +111,7 @@ impl LoadPhase {
     }
 }
 
-/// A switch that stops a load, from any thread. Once triggered it stays so.
+/// Cancels a load from any thread. Once triggered it stays triggered.
 #[derive(Clone, Debug)]
 pub struct CancelHandle(Arc<CancelInner>);
 
@@ -126,7 +126,7 @@ impl Drop for CancelInner {
 }
 
 impl CancelHandle {
-    /// A switch that is off.
+    /// Creates a handle that is not triggered.
     pub fn new() -> Result<Self> {
         let mut cancel = ffi::wcuda_cancel::zeroed();
         // SAFETY: `cancel` is valid.
@@ -134,7 +134,7 @@ impl CancelHandle {
         Ok(Self(Arc::new(CancelInner(cancel))))
     }
 
-    /// Stops the load it was given to; legal from inside its progress closure too.
+    /// Cancels the load that uses this handle. May be called from the progress closure.
     pub fn trigger(&self) -> Result<()> {
         // SAFETY: legal on any thread, and from inside callbacks.
         call(|error| unsafe { ffi::wcuda_cancel_trigger(self.0.0, error) })
@@ -151,7 +151,7 @@ pub struct ModelBuilder<'a> {
 }
 
 impl Model {
-    /// Loads all weights of `gguf` to the device of `context`, or nothing.
+    /// Loads all weights of `gguf` to the device of `context`; on an error nothing stays loaded.
     ///
     /// ```no_run
     /// # fn main() -> worker_cuda::Result<()> {
@@ -165,7 +165,7 @@ impl Model {
         Self::builder(context, gguf).load()
     }
 
-    /// For progress and cancelling.
+    /// Options: progress and cancellation.
     pub fn builder<'a>(context: &'a CudaContext, gguf: &'a Gguf) -> ModelBuilder<'a> {
         ModelBuilder {
             context,
@@ -175,15 +175,14 @@ impl Model {
         }
     }
 
-    /// What it is.
+    /// Returns the model's properties.
     pub fn info(&self) -> &ModelInfo {
         &self.0.info
     }
 
-    /// The digests of tensor `index` of the file: on a CUDA device those of the load. On the host
-    /// backend this function or [`verify`], whichever is first, takes those of all tensors.
-    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) for a tensor that is not among the
-    /// weights.
+    /// The digests of tensor `index` of the file. On a CUDA device they are computed by the load; on the host backend
+    /// by the first call of this function or of [`verify`]. [`ErrorKind::NotFound`](crate::ErrorKind::NotFound)
+    /// for a tensor that is not a weight.
     ///
     /// [`verify`]: Self::verify
     pub fn tensor_digests(&self, index: u64) -> Result<TensorDigests> {
@@ -198,9 +197,9 @@ impl Model {
         })
     }
 
-    /// Takes the digest of every resident tensor again, on the device; the message of
-    /// [`ErrorKind::Integrity`](crate::ErrorKind::Integrity) names the first that is not what it
-    /// was. Engines may compute meanwhile.
+    /// Computes the digest of every resident tensor again, on the device, and compares it with the recorded one.
+    /// The message of [`ErrorKind::Integrity`](crate::ErrorKind::Integrity) names the first tensor that has
+    /// changed. Engines may run at the same time.
     pub fn verify(&self) -> Result<()> {
         // SAFETY: legal on any thread.
         call(|error| unsafe { ffi::wcuda_model_verify(self.handle(), error) })
@@ -228,8 +227,8 @@ impl fmt::Debug for Model {
 }
 
 impl<'a> ModelBuilder<'a> {
-    /// Called on the loading thread at each change of phase and at least every 16 MiB;
-    /// `ControlFlow::Break` cancels. A panic in it cancels too and continues out of [`load`].
+    /// Called on the loading thread at each change of phase and at least every 16 MiB. `ControlFlow::Break` cancels
+    /// the load. A panic cancels it too and is resumed by [`load`].
     ///
     /// [`load`]: Self::load
     pub fn progress(mut self, progress: impl FnMut(Progress) -> ControlFlow<()> + 'a) -> Self {
@@ -237,13 +236,13 @@ impl<'a> ModelBuilder<'a> {
         self
     }
 
-    /// Lets `cancel` stop the load.
+    /// Lets `cancel` cancel the load.
     pub fn cancel(mut self, cancel: &CancelHandle) -> Self {
         self.cancel = Some(cancel.clone());
         self
     }
 
-    /// Loads: all, or nothing and the ledger is as before. A cancelled load is
+    /// Loads the model. On an error nothing stays loaded, and the ledger is as before. A cancelled load is
     /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled).
     pub fn load(self) -> Result<Model> {
         let mut watcher = self.progress.map(|progress| Watcher {

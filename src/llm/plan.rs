@@ -25,14 +25,14 @@ use crate::llm::model::Model;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KvType {
-    /// Two bytes a number.
+    /// f16: 2 bytes per number.
     #[default]
     F16,
-    /// Blocks of 32 with one scale, 8.5 bits a number.
+    /// Blocks of 32 numbers with one scale: 8.5 bits per number.
     Q8_0,
-    /// One byte a number, e4m3.
+    /// FP8 e4m3: 1 byte per number.
     Fp8E4m3,
-    /// One that this version of the crate does not know.
+    /// A type that this version of the crate does not know.
     Unknown(i32),
 }
 
@@ -56,11 +56,11 @@ impl KvType {
     }
 }
 
-/// Whether steps of one token compute the linear layers between two attentions in one persistent
-/// kernel: faster for one sequence of a large model, with another order of sums.
+/// Whether steps of one token compute the linear layers between two attentions in one persistent kernel. This is
+/// faster for one sequence of a large model, and sums in another order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PersistentLayers {
-    /// By model and device, where it is known to be faster.
+    /// If the model and the device are known to run faster with it.
     #[default]
     Auto,
     /// Always; [`Engine::new`](crate::Engine::new) fails with
@@ -70,8 +70,7 @@ pub enum PersistentLayers {
     Off,
 }
 
-/// Limits of an engine. What is not set has the default that is named; [`EngineInfo`] shows what
-/// is in force.
+/// Limits of an engine. Each method states its default; [`EngineInfo`] shows the limits in force.
 ///
 /// [`EngineInfo`]: crate::EngineInfo
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -89,28 +88,28 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
-    /// The defaults.
+    /// All defaults.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How keys and values are stored; f16.
+    /// How keys and values are stored; default f16.
     pub fn kv_type(mut self, kv_type: KvType) -> Self {
         self.kv_type = kv_type;
         self
     }
 
-    /// A row's result does not depend on the other rows of its step; off.
+    /// If on, a row's result does not depend on the other rows of its step; default off.
     pub fn batch_invariant(self, on: bool) -> Self {
         self.flag(ffi::WCUDA_ENGINE_BATCH_INVARIANT, on)
     }
 
-    /// For tests: free pages hold NaN; off.
+    /// For tests: fills free pages with NaN; default off.
     pub fn poison_free_pages(self, on: bool) -> Self {
         self.flag(ffi::WCUDA_ENGINE_POISON_FREE_PAGES, on)
     }
 
-    /// Persistent fused layers; by model and device. Not on together with
+    /// Persistent fused layers; default: chosen by model and device. Cannot be combined with
     /// [`batch_invariant`](Self::batch_invariant).
     pub fn persistent_layers(self, choice: PersistentLayers) -> Self {
         self.flag(
@@ -123,44 +122,44 @@ impl EngineOptions {
         )
     }
 
-    /// Sequences live at once; 16.
+    /// Maximum of live sequences; default 16.
     pub fn max_sequences(mut self, count: u32) -> Self {
         self.max_sequences = count;
         self
     }
 
-    /// Tokens in one step, all rows together; 512.
+    /// Maximum of tokens in one step, over all rows; default 512.
     pub fn max_batch_tokens(mut self, count: u32) -> Self {
         self.max_batch_tokens = count;
         self
     }
 
-    /// Rows in one step; as many as sequences.
+    /// Maximum of rows in one step; default: the number of sequences.
     pub fn max_batch_rows(mut self, count: u32) -> Self {
         self.max_batch_rows = count;
         self
     }
 
-    /// Positions of one sequence; the model's context length.
+    /// Maximum of positions of one sequence; default: the model's context length.
     pub fn max_sequence_tokens(mut self, count: u32) -> Self {
         self.max_sequence_tokens = count;
         self
     }
 
-    /// Positions of all sequences together, rounded up to pages of 64; the larger of one full
-    /// sequence and 512 a sequence.
+    /// Positions of all sequences together, rounded up to pages of 64. Default: one full sequence or 512 positions
+    /// per sequence, whichever is larger.
     pub fn kv_tokens(mut self, count: u64) -> Self {
         self.kv_tokens = count;
         self
     }
 
-    /// Rows of logits that one step may return; as many as batch rows.
+    /// Maximum of rows of logits that one step returns; default: the number of rows.
     pub fn max_logits_rows(mut self, count: u32) -> Self {
         self.max_logits_rows = count;
         self
     }
 
-    /// Alternatives that a sampled token may report, at most 128; none.
+    /// Maximum of alternatives that a sampled token reports, at most 128; default 0.
     pub fn max_top_logprobs(mut self, count: u32) -> Self {
         self.max_top_logprobs = count;
         self
@@ -190,13 +189,13 @@ impl EngineOptions {
     }
 }
 
-/// What loading a file and running it will hold on the device: to the byte what the ledger shows
+/// The memory that loading a file and running it needs on the device: exactly the bytes that the ledger shows
 /// afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Plan {
-    /// `total_bytes`, and before it weights and `loading_bytes` together, are within what is free
-    /// and within the budget.
+    /// Whether `total_bytes`, and during the load weights and `loading_bytes` together, fit in the free memory and in
+    /// the budget.
     pub fits: bool,
     /// Weights.
     pub weights_bytes: u64,
@@ -204,22 +203,22 @@ pub struct Plan {
     pub kv_bytes: u64,
     /// Activations, logits, sampling.
     pub scratch_bytes: u64,
-    /// Of these three. Captured CUDA graphs are the driver's own and not in it.
+    /// Sum of these three. Captured CUDA graphs are memory of the driver and not counted.
     pub total_bytes: u64,
     /// Pinned host memory while loading.
     pub staging_bytes: u64,
-    /// What the context could still hold.
+    /// Bytes that the context can still allocate.
     pub available_bytes: u64,
-    /// One page of 64 positions.
+    /// Bytes of one page of 64 positions.
     pub kv_page_bytes: u64,
-    /// Pages.
+    /// Number of pages.
     pub kv_page_count: u64,
-    /// Device memory besides the weights while loading; 0 on the host backend.
+    /// Device memory for the load in addition to the weights; 0 on the host backend.
     pub loading_bytes: u64,
 }
 
 impl StepPlan {
-    /// From a `…_list` function, which is given rates, nodes, their number, and the count to write.
+    /// Reads the result of a `…_list` function, called with rates, nodes, their number, and the count to write.
     pub(crate) fn read(
         mut list: impl FnMut(
             *mut ffi::wcuda_step_rates,
@@ -286,49 +285,49 @@ pub struct StepShape {
     pub context_tokens: u32,
 }
 
-/// The nodes of a step in order, and what the device reaches.
+/// The nodes of a step in order, and the rates of the device.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct StepPlan {
-    /// Whether the rates are of the table of measured ones; else of the device's attributes.
+    /// True if the rates were measured, false if they are computed from the device's attributes.
     pub is_measured: bool,
-    /// Of device memory; 0: not known.
+    /// Rate of device memory; 0: unknown.
     pub bytes_per_second: u64,
-    /// f16 products with f32 sums; 0: not known.
+    /// Rate of f16 multiplications with f32 sums; 0: unknown.
     pub flops_per_second: u64,
     /// In the order in which they run.
     pub nodes: Vec<StepNode>,
 }
 
-/// One kernel of a step, or the few of one operation.
+/// One operation of a step: one kernel or a few.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct StepNode {
     /// The layer it belongs to.
     pub layer: Option<u32>,
-    /// Linear layers in a node `persistent_layers`; 1 for all others.
+    /// Linear layers in a `persistent_layers` node; 1 in all others.
     pub fused_count: u32,
-    /// `query_key_value`, for example.
+    /// The operation's name, for example `query_key_value`.
     pub operation: String,
-    /// `linear_vector`, for example; `host`.
+    /// The kernel's name, for example `linear_vector`; `host` on the host backend.
     pub kernel: String,
-    /// Form of the activation that it reads: `f32`, for example.
+    /// Form of the input activation, for example `f32`.
     pub input: String,
-    /// Form of what it writes.
+    /// Form of the output.
     pub output: String,
-    /// Moved in device memory: weights, activations, pages of keys and values.
+    /// Bytes of device memory read and written: weights, activations, pages of keys and values.
     pub bytes: u64,
-    /// Of products.
+    /// Floating-point operations of the matrix products.
     pub flops: u64,
-    /// Nanoseconds at the roofline; 0: not known.
+    /// Nanoseconds at the roofline; 0: unknown.
     pub limit_ns: f64,
-    /// Nanoseconds that it took alone; 0 in a plan.
+    /// Measured nanoseconds of this node alone; 0 in a plan.
     pub measured_ns: f64,
 }
 
 impl CudaContext {
-    /// What a step of this shape does, for `gguf` with these options, on this context's device or,
-    /// without a GPU, on a device of the table of measured rates (`"H200"`). Reads no tensor data.
+    /// The nodes of a step of this shape for `gguf` with these options, on this context's device or, without a GPU,
+    /// on a device of the table of measured rates (`"H200"`). Reads no tensor data.
     pub fn plan_steps(
         &self,
         gguf: &Gguf,
@@ -363,8 +362,8 @@ impl CudaContext {
         })
     }
 
-    /// What `gguf` would need with these options. Reads no tensor data; a model that cannot be run
-    /// is refused here already, with the reason.
+    /// The memory that `gguf` needs with these options. Reads no tensor data. A model that cannot be run is refused
+    /// here already, with the reason.
     pub fn plan(&self, gguf: &Gguf, options: &EngineOptions) -> Result<Plan> {
         let options = options.to_native();
         let mut plan = ffi::wcuda_plan::init();
@@ -390,8 +389,8 @@ impl CudaContext {
 }
 
 impl Model {
-    /// What one more engine on this model would hold with these options. The weights are there already
-    /// and count as 0 here; `available_bytes` is what the context could still hold in addition.
+    /// The memory that one more engine on this model needs with these options. The weights are loaded already and
+    /// count as 0; `available_bytes` is what the context can still allocate.
     ///
     /// ```no_run
     /// # use worker_cuda::{CudaContext, Engine, EngineOptions, Gguf, Model};

@@ -1,4 +1,4 @@
-//! One step: rows of tokens in, sampled tokens, probabilities and logits out.
+//! One step: takes rows of tokens and returns sampled tokens, probabilities and logits.
 
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::ffi;
@@ -14,48 +14,48 @@ use crate::llm::engine::{OutputSize, Sequence, Token};
 /// sampling.top_p = 0.95;
 /// ```
 ///
-/// Everything at zero is greedy: the token of the largest logit, the
-/// lowest id of equal ones. A draw depends on the seed, the position and the logits alone.
+/// With every field 0, sampling is greedy: it selects the largest logit, and the lowest id of equal ones. A draw
+/// depends on seed, position and logits alone.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Sampling {
-    /// 0: greedy.
+    /// Temperature; 0: greedy.
     pub temperature: f32,
-    /// Only the k most probable; 0: off.
+    /// Keeps the k most probable tokens; 0: off.
     pub top_k: u32,
-    /// The most probable that reach this sum, in (0, 1]; 0: off.
+    /// Keeps the most probable tokens whose sum reaches this value, in (0, 1]; 0: off.
     pub top_p: f32,
-    /// At least this share of the most probable, in [0, 1]; 0: off.
+    /// Keeps tokens with at least this fraction of the largest probability, in [0, 1]; 0: off.
     pub min_p: f32,
-    /// Locally typical, in (0, 1]; 0: off.
+    /// Locally typical sampling, in (0, 1]; 0: off.
     pub typical_p: f32,
-    /// A positive logit of a token seen is divided by it, a negative one multiplied; 0 or 1: off.
+    /// Divides the positive logits of tokens that occurred, and multiplies the negative ones; 0 or 1: off.
     pub repetition_penalty: f32,
-    /// Subtracted once for each occurrence.
+    /// Subtracted from a token's logit once per occurrence.
     pub frequency_penalty: f32,
-    /// Subtracted once if it occurs.
+    /// Subtracted from a token's logit once if it occurred.
     pub presence_penalty: f32,
-    /// Most recent positions that the penalties look at, at most 4096; 0: 64.
+    /// Number of recent positions that the penalties consider, at most 4096; 0: 64.
     pub penalty_last_n: u32,
-    /// First position that they look at.
+    /// First position that the penalties consider.
     pub penalty_from: u32,
-    /// Taken as it is, 0 too.
+    /// Seed of the draws; 0 is a seed like any other.
     pub seed: u64,
-    /// Alternatives to report, at most the engine's limit.
+    /// Number of alternatives to report, at most the engine's limit.
     pub top_logprobs: u32,
     /// Added to the logit of a token; negative infinity forbids it. Ids are distinct.
     pub bias: Vec<(Token, f32)>,
-    /// Bit `id % 32` of word `id / 32`: 1 allows. Empty: all are allowed.
+    /// Bit `id % 32` of word `id / 32` is 1 for an allowed token. Empty: all tokens are allowed.
     pub mask: Vec<u32>,
 }
 
 impl Sampling {
-    /// The most probable token, always.
+    /// Always selects the most probable token.
     pub fn greedy() -> Self {
         Self::default()
     }
 
-    /// Draws at a temperature from all tokens.
+    /// Draws from all tokens at a temperature.
     pub fn with_temperature(temperature: f32, seed: u64) -> Self {
         Self {
             temperature,
@@ -65,8 +65,8 @@ impl Sampling {
     }
 }
 
-/// Tokens to append to one sequence, and the outputs wanted after them. A sequence has at most one row
-/// in a step.
+/// Tokens to append to one sequence, and the outputs requested after them. A sequence has at most one row in a
+/// step.
 ///
 /// ```
 /// use worker_cuda::{Row, Sampling, Sequence, Token};
@@ -91,7 +91,7 @@ pub struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// Appends tokens: a prompt, part of one, or the token sampled last.
+    /// Appends tokens: a prompt, a part of one, or the last sampled token.
     pub fn tokens(sequence: &'a Sequence, tokens: &'a [Token]) -> Self {
         Self {
             sequence,
@@ -101,8 +101,8 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// Appends the token that this sequence sampled last, on the device: also while the step that
-    /// samples it is in flight.
+    /// Appends the token that this sequence sampled last. The token stays on the device, so the step that samples it
+    /// may still be in flight.
     pub fn feed_sampled(sequence: &'a Sequence) -> Self {
         Self {
             sequence,
@@ -112,8 +112,7 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// Samples a token after the row's last one. It is not part of the sequence until a row
-    /// appends it.
+    /// Samples a token after the row's last token. It becomes part of the sequence when a later row appends it.
     pub fn sample(mut self, sampling: &'a Sampling) -> Self {
         self.flags |= ffi::WCUDA_ROW_SAMPLE;
         self.sampling = Some(sampling);
@@ -168,7 +167,7 @@ impl<'a> Row<'a> {
 pub struct Step<'a>(Vec<Row<'a>>);
 
 impl<'a> Step<'a> {
-    /// A step without rows; it needs at least one.
+    /// A step without rows; a row must be added before it is submitted.
     pub fn new() -> Self {
         Self::default()
     }
@@ -201,7 +200,7 @@ impl<'a> Step<'a> {
     }
 }
 
-/// The library takes tokens as `i32`: a number past that would be reported as a negative one.
+/// The library takes tokens as `i32`: a larger number would be reported as a negative one.
 fn check_tokens(row: usize, tokens: &[Token]) -> Result<()> {
     match tokens.iter().position(|&token| token > i32::MAX as u32) {
         None => Ok(()),
@@ -215,7 +214,7 @@ fn check_tokens(row: usize, tokens: &[Token]) -> Result<()> {
     }
 }
 
-/// Memory for a step in the shape that the library wants, kept from one step to the next.
+/// Memory for a step in the layout of the C interface, reused by later steps.
 #[derive(Default)]
 pub(crate) struct NativeStep {
     rows: Vec<ffi::wcuda_row>,
@@ -231,7 +230,7 @@ unsafe impl Send for NativeStep {}
 unsafe impl Sync for NativeStep {}
 
 impl NativeStep {
-    /// The result points into `self` and into `step`: valid until either changes.
+    /// The result points into `self` and into `step`; it is valid until either changes.
     pub(crate) fn build(&mut self, step: &Step<'_>) -> Result<ffi::wcuda_step> {
         self.build_bias(step);
         self.build_sampling(step);
@@ -316,29 +315,29 @@ fn to_u32(count: usize, what: &str) -> Result<u32> {
     })
 }
 
-/// How a row ended.
+/// Outcome of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RowStatus {
-    /// Well.
+    /// Success.
     Ok,
-    /// Bias and mask leave no token that may be drawn.
+    /// Bias and mask allow no token.
     EmptyMask,
-    /// A logit was not a number, or positive infinity.
+    /// A logit was NaN or positive infinity.
     NotFinite,
-    /// It continued a row that did not end well.
+    /// The row continues a row that failed.
     Skipped,
-    /// One that this version of the crate does not know.
+    /// An outcome that this version of the crate does not know.
     Unknown(i32),
 }
 
-/// What came of one row.
+/// Result of one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct RowResult {
-    /// How it ended. Other than well, the sequence is back at `first_position`.
+    /// The outcome. If it is not `Ok`, the sequence is back at `first_position`.
     pub status: RowStatus,
-    /// Sampled, if that was asked for.
+    /// The sampled token, if one was requested.
     pub token: Option<Token>,
     /// Position of the row's first token.
     pub first_position: u32,
@@ -383,7 +382,7 @@ pub struct StepOutput {
     vocabulary_size: usize,
     /// Time on the device, in nanoseconds.
     pub device_ns: u64,
-    /// This step had to capture a graph first.
+    /// Whether this step had to capture a graph first.
     pub captured: bool,
 }
 
@@ -393,7 +392,7 @@ impl StepOutput {
         &self.rows
     }
 
-    /// Alternatives to the sampled token of a row with their logprobs, most probable first.
+    /// Alternatives to the sampled token of a row with their log probabilities, most probable first.
     pub fn top(&self, row: &RowResult) -> impl ExactSizeIterator<Item = (Token, f32)> {
         let (first, count) = row.top;
         let tokens = self.native_top.get(first..first + count).unwrap_or(&[]);
@@ -404,7 +403,7 @@ impl StepOutput {
             .map(|(&token, &logprob)| (token as Token, logprob))
     }
 
-    /// Logits of a row, (tokens asked for, vocabulary), before bias, mask and penalties.
+    /// Logits of a row, (requested tokens, vocabulary), before bias, mask and penalties.
     pub fn logits(&self, row: &RowResult) -> &[f32] {
         let (first, count) = row.logits;
         let (start, end) = (
@@ -414,7 +413,7 @@ impl StepOutput {
         self.logits.get(start..end).unwrap_or(&[])
     }
 
-    /// Makes room, lets `wait` write, and takes over what was written. On failure it is empty.
+    /// Allocates room, calls `wait` to write into it, and stores the result. On failure it is empty.
     pub(crate) fn fill(
         &mut self,
         size: OutputSize,

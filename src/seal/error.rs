@@ -11,34 +11,34 @@ pub type VramResult<T> = Result<T, VramError>;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum VramError {
-    /// Too little device memory.
+    /// Not enough device memory.
     InsufficientVram {
-        /// Bytes asked for.
+        /// Bytes requested.
         needed: u64,
-        /// Bytes there are.
+        /// Bytes available.
         have: u64,
     },
-    /// The signature is not this manager's for this shard, or the memory is not what was sealed.
+    /// The signature is not this manager's for this shard, or the memory has changed.
     SealVerificationFailed {
         /// The first MiB of the shard whose bytes differ, counted from 0; None when it is the
         /// signature.
         first_bad_mib: Option<u64>,
     },
-    /// A sealed model's weights are not what was sealed; the text names the first tensor.
+    /// The weights of a sealed model have changed; the text names the first such tensor.
     WeightsChanged(String),
     /// The shard has no digest or no signature.
     NotSealed,
-    /// The shard's allocation is not alive in this manager.
+    /// The shard's allocation is not live in this manager.
     IntegrityViolation,
-    /// An argument, a configuration file's bytes or a shard's bytes are wrong.
+    /// An argument, a configuration file or an encoded shard is invalid.
     InvalidInput(String),
-    /// The device could not allocate or copy.
+    /// The device failed to allocate or to copy.
     CudaAllocationFailed(String),
-    /// The device or the place of memory breaks the rule that all of it is the device's own.
+    /// The device or an allocation violates the rule that all memory is the device's own.
     PolicyViolation(String),
-    /// The configuration is wrong.
+    /// The configuration is invalid.
     ConfigError(String),
-    /// Anything else that the device or the library answers: a lost device, a mistake of ours.
+    /// Any other error of the device or the library: a lost device, an internal error.
     Device(Error),
 }
 
@@ -52,7 +52,7 @@ impl VramError {
         }
     }
 
-    /// The worker must stop using what was sealed.
+    /// The worker must stop using the sealed memory.
     pub fn is_fatal(&self) -> bool {
         match self {
             Self::SealVerificationFailed { .. }
@@ -106,7 +106,7 @@ impl std::error::Error for VramError {
     }
 }
 
-/// Total: every kind has its place, and one that this version does not know is a device's.
+/// Covers every kind; one that this version does not know becomes a device error.
 impl From<Error> for VramError {
     fn from(error: Error) -> Self {
         let text = || error.to_string();
@@ -135,7 +135,7 @@ impl From<Error> for VramError {
     }
 }
 
-/// The way back, for programs that have one error type.
+/// For programs with one error type.
 impl From<VramError> for Error {
     fn from(error: VramError) -> Self {
         let kind = match &error {

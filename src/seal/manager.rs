@@ -24,32 +24,32 @@ use crate::core::memory::{PinnedBuffer, SafeCudaPtr, join_digest_pieces};
 use crate::core::residency::Place;
 use crate::llm::model::Model;
 
-/// Bytes that go through pinned memory at a time.
+/// Bytes copied through pinned memory at a time.
 const STAGING_BYTES: usize = 4 << 20;
 const PIECE_BYTES: u64 = crate::ffi::WCUDA_DIGEST_PIECE_BYTES;
 
-/// What a shard is called, apart from its id.
+/// Optional labels of a shard.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardLabel {
-    /// Which model it is of.
+    /// Name of its model.
     pub model_ref: Option<String>,
-    /// Which part of the model, below `total_shards`.
+    /// Index of the part of the model, below `total_shards`.
     pub shard_index: Option<u32>,
-    /// Of how many.
+    /// Number of parts.
     pub total_shards: Option<u32>,
 }
 
-/// How often the audit sink failed.
+/// Failures of the audit sink.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AuditCounters {
-    /// `vram.audit.emit_failures`: records that were not kept, and flushes that failed.
+    /// `vram.audit.emit_failures`: records that were lost, and flushes that failed.
     pub emit_failures: u64,
-    /// `vram.audit.critical_emit_failures`: of these, of critical events.
+    /// `vram.audit.critical_emit_failures`: those of critical events.
     pub critical_emit_failures: u64,
 }
 
-/// Seals bytes into the memory of one device, owns that memory, and checks it. Dropping it frees all of it
+/// Seals bytes into the memory of one device, owns that memory, and verifies it. Dropping it frees all of the memory
 /// and flushes the audit sink.
 ///
 /// ```
@@ -74,10 +74,10 @@ pub struct VramManager {
     audit: Audit,
 }
 
-/// What a shard names.
+/// The memory that a shard refers to.
 enum Held {
     Bytes(Arc<Sealed>),
-    /// A loaded model's weights, where they are.
+    /// The weights of a loaded model, in place.
     Weights(Model),
 }
 
@@ -89,7 +89,7 @@ impl Held {
         }
     }
 
-    /// Fails unless the memory is the device's own. Reads none of it.
+    /// Fails unless the memory is the device's own. Reads no memory.
     fn check_place(&self) -> VramResult<()> {
         match self {
             Self::Bytes(sealed) => sealed.check_place(),
@@ -111,11 +111,11 @@ fn weights_digest(model: &Model) -> VramResult<[u8; 32]> {
     Ok(*hasher.finalize().as_bytes())
 }
 
-/// Sealed memory. A reader keeps it no longer than one read.
+/// Sealed memory. A reader holds it for one read at a time.
 pub(super) struct Sealed {
     pub(super) memory: SafeCudaPtr<u8>,
     digest: [u8; 32],
-    /// Chaining values of each MiB; they join to the digest where there is more than one.
+    /// Chaining values of each MiB; with more than one, they combine to the digest.
     pieces: Vec<[u8; 32]>,
 }
 
@@ -130,7 +130,7 @@ impl Sealed {
         }
     }
 
-    /// The range of `bytes` bytes from `offset` on, which lies within.
+    /// The range of `bytes` bytes at `offset`, checked against the size.
     pub(super) fn range(&self, offset: u64, bytes: u64) -> VramResult<Range<u64>> {
         let size = self.memory.size();
         match offset.checked_add(bytes) {
@@ -153,7 +153,7 @@ impl Sealed {
         Ok(self.memory.read_into(offset as usize, target)?)
     }
 
-    /// The first MiB that a range touches whose chaining value is not what was sealed.
+    /// The first MiB in a range whose chaining value has changed.
     fn first_bad_mib(&self, range: Range<u64>) -> VramResult<Option<u64>> {
         if range.is_empty() {
             return Ok(None);
@@ -172,16 +172,16 @@ impl Sealed {
 }
 
 impl VramManager {
-    /// Opens CUDA device `config.gpu_device`; without one this is an error, also in tests. The capacity is
-    /// what the device has, unless `total_vram` is less.
+    /// Opens CUDA device `config.gpu_device`. Without one this is an error, in tests too. The capacity is the
+    /// device's memory, unless `total_vram` is less.
     pub fn new(config: VramConfig) -> VramResult<Self> {
         config.validate()?;
-        // A number past i32 was refused above.
+        // A number above i32::MAX was refused above.
         let ordinal = i32::try_from(config.gpu_device).unwrap_or(i32::MAX);
         Self::with_context(CudaContext::new(ordinal)?, config)
     }
 
-    /// The same from its parts, with the device's whole memory as capacity;
+    /// As [`new`](Self::new), from separate values, with the device's whole memory as capacity;
     /// [`VramManager::with_total_vram`] lowers it.
     pub fn new_with_token(
         token: impl AsRef<[u8]>,
@@ -197,8 +197,8 @@ impl VramManager {
         Ok(manager)
     }
 
-    /// For a device that is open, which must be `config.gpu_device`; on the host backend that is 0.
-    /// Enforces the rule that all memory is the device's own.
+    /// Uses an open context, which must be on device `config.gpu_device`; on the host backend that is 0. Enforces the
+    /// rule that all memory is the device's own.
     pub fn with_context(context: CudaContext, mut config: VramConfig) -> VramResult<Self> {
         config.validate()?;
         if i64::from(context.device()?) != i64::from(config.gpu_device) {
@@ -222,7 +222,7 @@ impl VramManager {
         })
     }
 
-    /// Lowers or raises the most bytes sealed at a time; never more than the device has.
+    /// Sets the maximum of sealed bytes, at most the device's memory.
     pub fn with_total_vram(mut self, bytes: u64) -> VramResult<Self> {
         self.config.total_vram = bytes;
         if bytes == 0 {
@@ -242,8 +242,8 @@ impl VramManager {
         self.seal_reader(bytes, bytes.len() as u64, gpu_device)
     }
 
-    /// The same for what a reader gives, which must be `vram_bytes` bytes: the host never holds more of
-    /// them than 4 MiB.
+    /// As [`seal_model`](Self::seal_model), for `vram_bytes` bytes from a reader. At most 4 MiB of them are on the
+    /// host at a time.
     pub fn seal_reader(
         &mut self,
         reader: impl Read,
@@ -253,7 +253,7 @@ impl VramManager {
         self.seal_labelled(reader, vram_bytes, gpu_device, ShardLabel::default())
     }
 
-    /// The same with a label, which the signature covers.
+    /// As [`seal_reader`](Self::seal_reader), with a label, which the signature covers.
     pub fn seal_labelled(
         &mut self,
         mut reader: impl Read,
@@ -270,9 +270,9 @@ impl VramManager {
         self.keep(shard, digest, Held::Bytes(Arc::new(sealed)))
     }
 
-    /// Seals the weights of a loaded model where they are: nothing is copied. The model must be in this
-    /// manager's context. Its memory is verified first, and stays until [`VramManager::deallocate`] and
-    /// the last use. [`VramManager::model`] is the way to use it.
+    /// Seals the weights of a loaded model in place, without a copy. The model must be in this manager's context. Its
+    /// memory is verified first, and stays allocated until [`VramManager::deallocate`] and the last use.
+    /// [`VramManager::model`] returns the model for use.
     ///
     /// ```
     /// use worker_cuda::seal::{ShardLabel, VramConfig, VramManager};
@@ -311,8 +311,8 @@ impl VramManager {
         self.keep(shard, weights_digest(model)?, held)
     }
 
-    /// The model whose weights [`VramManager::seal_weights`] sealed, after the fast check. Engines are
-    /// created with it; call [`VramManager::check_sealed`] before their later uses.
+    /// The model whose weights [`VramManager::seal_weights`] sealed, after the fast check. Create engines from it,
+    /// and call [`VramManager::check_sealed`] before each later use of them.
     pub fn model(&self, shard: &SealedShard) -> VramResult<Model> {
         match self.find(shard)? {
             Held::Weights(model) => Ok(model.clone()),
@@ -322,7 +322,7 @@ impl VramManager {
         }
     }
 
-    /// A shard that is not sealed yet, its label checked.
+    /// Creates a shard that is not sealed yet, and checks its label.
     fn name(&self, vram_bytes: u64, label: ShardLabel) -> VramResult<SealedShard> {
         let shard = SealedShard {
             shard_id: new_shard_id()?,
@@ -339,7 +339,7 @@ impl VramManager {
         Ok(shard)
     }
 
-    /// Signs the shard and keeps what it names.
+    /// Signs the shard and stores its memory.
     fn keep(
         &mut self,
         mut shard: SealedShard,
@@ -358,7 +358,7 @@ impl VramManager {
         Ok(shard)
     }
 
-    /// Whether a shard's memory is what was sealed, all of it, now.
+    /// Verifies that all of a shard's memory is unchanged.
     pub fn verify_sealed(&self, shard: &SealedShard) -> VramResult<()> {
         self.verified(shard, |held| {
             let sealed = match held {
@@ -386,8 +386,8 @@ impl VramManager {
         })
     }
 
-    /// Whether `bytes` bytes of a shard from `offset` on, and the rest of the MiBs they touch, are what was
-    /// sealed; reads no more than those.
+    /// Verifies that `bytes` bytes of a shard at `offset`, and the rest of the MiBs that contain them, are unchanged.
+    /// Reads only these MiBs.
     pub fn verify_range(&self, shard: &SealedShard, offset: u64, bytes: u64) -> VramResult<()> {
         self.verified(shard, |held| {
             let sealed = bytes_of(held)?;
@@ -401,35 +401,34 @@ impl VramManager {
         })
     }
 
-    /// The fast check before each use: the shard is sealed and signed by this manager, its allocation is
-    /// alive, and its memory is the device's own. Reads none of the memory, so its time does not depend on
-    /// the size; whether the bytes are still those that were sealed, [`VramManager::verify_sealed`] and
-    /// [`VramManager::verify_range`] check.
+    /// The fast check before each use: the shard is sealed and signed by this manager, its allocation is live, and
+    /// its memory is the device's own. It reads no memory, so its duration does not depend on the size.
+    /// [`VramManager::verify_sealed`] and [`VramManager::verify_range`] check whether the bytes are unchanged.
     pub fn check_sealed(&self, shard: &SealedShard) -> VramResult<()> {
         self.find(shard).map(|_| ())
     }
 
-    /// Copies `bytes` bytes of a shard from `offset` on to the host, after a check that they are, with the
-    /// rest of the MiBs they touch, what was sealed.
+    /// Copies `bytes` bytes of a shard at `offset` to the host, after verifying them and the rest of the MiBs that
+    /// contain them.
     pub fn read(&self, shard: &SealedShard, offset: u64, bytes: u64) -> VramResult<Vec<u8>> {
         self.view(shard)?.range(offset, bytes)?.read()
     }
 
-    /// The whole shard, to read and to pass to kernels, after the fast check.
+    /// The whole shard, to read or to pass to kernels, after the fast check.
     pub fn view<'a>(&'a self, shard: &'a SealedShard) -> VramResult<SealedView<'a>> {
         let sealed = bytes_of(self.find(shard)?)?;
         Ok(SealedView::new(self, shard, sealed))
     }
 
-    /// A reader of the shard's bytes, each MiB of which is checked when it is read. A sealed GGUF file is
-    /// opened with it: [`Gguf::from_reader`](crate::Gguf::from_reader), and its model loaded. Reads fail
-    /// once the shard is deallocated.
+    /// A reader of the shard's bytes that verifies each MiB when it is read. A sealed GGUF file is opened with it
+    /// ([`Gguf::from_reader`](crate::Gguf::from_reader)) so that its model can be loaded. Reads fail after the shard
+    /// has been deallocated.
     pub fn reader(&self, shard: &SealedShard) -> VramResult<SealedReader> {
         Ok(SealedReader::new(bytes_of(self.find(shard)?)?))
     }
 
-    /// Frees a shard's memory; a model's weights are freed when no model and no engine uses them any more.
-    /// The shard must be one of this manager's, signature included.
+    /// Frees a shard's memory; a model's weights are freed when the last model and engine that use them are dropped.
+    /// The shard and its signature must be this manager's.
     pub fn deallocate(&mut self, shard: &SealedShard) -> VramResult<()> {
         self.check_signature(shard)?;
         let sealed = self.sealed.remove(&shard.shard_id);
@@ -443,8 +442,8 @@ impl VramManager {
         Ok(())
     }
 
-    /// Bytes that could still be sealed: the least of what the device has free, its context's budget
-    /// leaves, and `total_vram` leaves.
+    /// Bytes that can still be sealed: the minimum of the device's free memory, the rest of the context's budget and
+    /// the rest of `total_vram`.
     pub fn available_vram(&self) -> VramResult<u64> {
         let memory = self.context.memory(Purpose::Any)?;
         let in_budget = match memory.budget_bytes {
@@ -455,7 +454,7 @@ impl VramManager {
         Ok(memory.device_free_bytes.min(in_budget).min(in_total))
     }
 
-    /// The most bytes that this manager may hold: the lesser of the device's memory and `total_vram`.
+    /// Maximum of sealed bytes: the device's memory or `total_vram`, whichever is smaller.
     pub fn total_vram(&self) -> VramResult<u64> {
         Ok(self.context.get_total_vram()?.min(self.config.total_vram))
     }
@@ -470,7 +469,7 @@ impl VramManager {
         &self.context
     }
 
-    /// Records that the audit sink did not keep.
+    /// Number of records that the audit sink lost.
     pub fn audit_counters(&self) -> AuditCounters {
         self.audit.counters()
     }
@@ -579,7 +578,8 @@ impl VramManager {
         Err(mismatch.error)
     }
 
-    /// A shard of this manager whose memory is the device's own, whatever its digest. A failure is audited.
+    /// Finds a shard of this manager whose memory is the device's own; its digest is not checked. A failure is
+    /// audited.
     fn find(&self, shard: &SealedShard) -> VramResult<&Held> {
         if let Err(error) = self.check_signature(shard) {
             self.report_failed(shard, &error, "");
@@ -602,7 +602,7 @@ impl VramManager {
         placed.map(|()| held)
     }
 
-    /// Sealed at all, then signed by this manager.
+    /// Checks that the shard is sealed, then that this manager signed it.
     fn check_signature(&self, shard: &SealedShard) -> VramResult<()> {
         let signature = match &shard.signature {
             Some(signature) if shard.is_sealed() => signature,
@@ -611,7 +611,7 @@ impl VramManager {
         let forged = VramError::SealVerificationFailed {
             first_bad_mib: None,
         };
-        // A shard that has no encoding was never signed.
+        // A shard that cannot be encoded was never signed.
         match shard.signed_bytes() {
             Ok(bytes) if self.key.verify(&bytes, signature) => Ok(()),
             _ => Err(forged),
@@ -628,7 +628,7 @@ impl VramManager {
     }
 
     fn report_failed(&self, shard: &SealedShard, error: &VramError, actual_digest: &str) {
-        // An id of other characters could pretend to be another record.
+        // An id with other characters could imitate another record.
         let shard_id = match check_id(&shard.shard_id) {
             Ok(()) => shard.shard_id.clone(),
             Err(_) => "(malformed)".to_owned(),
@@ -671,7 +671,7 @@ struct Mismatch {
     error: VramError,
 }
 
-/// A model's weights have no order of bytes that a caller could name.
+/// A model's weights have no defined order of bytes.
 fn bytes_of(held: &Held) -> VramResult<&Arc<Sealed>> {
     match held {
         Held::Bytes(sealed) => Ok(sealed),
@@ -682,7 +682,7 @@ fn bytes_of(held: &Held) -> VramResult<&Arc<Sealed>> {
     }
 }
 
-/// The sink, and what it failed at. Nothing here fails its caller.
+/// The sink and its failures. No failure of it fails a call.
 struct Audit {
     sink: Option<Mutex<Box<dyn AuditSink>>>,
     worker_id: String,
@@ -742,7 +742,7 @@ impl Audit {
     }
 }
 
-/// Fills all of `memory` from the reader by way of `staging`, and hashes what was read.
+/// Fills all of `memory` from the reader through `staging`, and hashes what was read.
 fn copy_in(
     memory: &mut SafeCudaPtr<u8>,
     reader: &mut impl Read,
@@ -771,7 +771,7 @@ fn copy_in(
     Ok(())
 }
 
-/// One read; a reader that claims more than it was given room for is refused.
+/// One read; a reader that reports more bytes than it had room for is refused.
 fn read_some(reader: &mut impl Read, target: &mut [u8]) -> VramResult<usize> {
     loop {
         match reader.read(target) {

@@ -1,19 +1,19 @@
-//! The name of sealed memory, and its serialization.
+//! Identification of sealed memory, and its serialization.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::error::{VramError, VramResult};
 
-/// First bytes of the encoding; the last one is its version.
+/// First bytes of the encoding; the last of them is the version.
 const MAGIC: &[u8; 8] = b"WCSEAL\0\x01";
 const ID_CHARS_MAX: usize = 256;
 const DIGEST_CHARS: usize = 64;
-/// Longest text of an encoded field; nobody names a model with more.
+/// Maximum length of an encoded text.
 const TEXT_BYTES_MAX: usize = 4096;
 
-/// The name of a piece of sealed memory: what, where, how large, and the signature that says so. Cloning it
-/// copies the name; the memory belongs to the [`VramManager`](super::VramManager) that sealed it.
+/// Identifies a region of sealed memory: contents, place, size, and a signature of them. Cloning it copies only
+/// this description; the memory belongs to the [`VramManager`](super::VramManager) that sealed it.
 ///
 /// ```
 /// use worker_cuda::CudaContext;
@@ -32,31 +32,31 @@ const TEXT_BYTES_MAX: usize = 4096;
 pub struct SealedShard {
     /// "shard-" and 32 hex digits from the operating system's random numbers.
     pub shard_id: String,
-    /// The device it is on.
+    /// The device that holds it.
     pub gpu_device: u32,
-    /// Its size.
+    /// The size.
     pub vram_bytes: u64,
-    /// BLAKE3 of its bytes, 64 hex digits; "" when it is not sealed.
+    /// BLAKE3 digest of the bytes, 64 hex digits; "" if it is not sealed.
     pub digest: String,
     /// When it was sealed.
     pub sealed_at: SystemTime,
-    /// Which model it is of, if somebody said so.
+    /// Name of the model, if one was given.
     pub model_ref: Option<String>,
-    /// Which part of the model.
+    /// Index of the part of the model.
     pub shard_index: Option<u32>,
-    /// Of how many.
+    /// Number of parts.
     pub total_shards: Option<u32>,
     pub(super) signature: Option<[u8; 32]>,
 }
 
 impl SealedShard {
-    /// Whether it has a digest. [`VramManager::verify_sealed`](super::VramManager::verify_sealed) compares
-    /// the memory with it.
+    /// Whether it has a digest. [`VramManager::verify_sealed`](super::VramManager::verify_sealed) compares the memory
+    /// with it.
     pub fn is_sealed(&self) -> bool {
         !self.digest.is_empty()
     }
 
-    /// Writes the shard down, signature included: docs/FORMATS.md, "Sealed shards".
+    /// Serializes the shard and its signature: docs/FORMATS.md, "Sealed shards".
     pub fn to_bytes(&self) -> VramResult<Vec<u8>> {
         let mut bytes = self.signed_bytes()?;
         match &self.signature {
@@ -69,8 +69,8 @@ impl SealedShard {
         Ok(bytes)
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote; anything else is refused. A shard that was read is a
-    /// claim: only a manager can verify it.
+    /// Parses the output of [`to_bytes`](Self::to_bytes); anything else is refused. A parsed shard is only a claim,
+    /// which a manager can verify.
     pub fn from_bytes(bytes: &[u8]) -> VramResult<Self> {
         let mut reader = Reader(bytes);
         if reader.take(MAGIC.len())? != MAGIC {
@@ -94,7 +94,7 @@ impl SealedShard {
         Ok(shard)
     }
 
-    /// Every field but the signature, each with its length where it has one: what is signed.
+    /// The bytes that are signed: every field but the signature, with a length if the field's length varies.
     pub(super) fn signed_bytes(&self) -> VramResult<Vec<u8>> {
         self.check()?;
         let since_epoch = self
@@ -119,7 +119,7 @@ impl SealedShard {
         Ok(bytes)
     }
 
-    /// Ids and digests have few characters, sizes are not 0, parts lie within their whole.
+    /// Ids and digests contain only allowed characters, sizes are not 0, and the index is below the number of parts.
     pub(super) fn check(&self) -> VramResult<()> {
         check_id(&self.shard_id)?;
         if self.vram_bytes == 0 {
@@ -143,7 +143,7 @@ impl SealedShard {
     }
 }
 
-/// Shows nothing secret and nothing long.
+/// Shows nothing secret and no long text.
 impl fmt::Debug for SealedShard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let digest = self.digest.get(..8).unwrap_or(&self.digest);
@@ -157,8 +157,7 @@ impl fmt::Debug for SealedShard {
     }
 }
 
-/// At most 256 of a-z, A-Z, 0-9, hyphen and underscore: nothing that a path, a log or a shell could take
-/// for something else.
+/// Allows 1 to 256 of a-z, A-Z, 0-9, hyphen and underscore: no character with a meaning in a path, a log or a shell.
 pub(super) fn check_id(id: &str) -> VramResult<()> {
     let is_good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if id.is_empty() || id.len() > ID_CHARS_MAX || !id.bytes().all(is_good) {

@@ -3,10 +3,10 @@
 use subtle::ConstantTimeEq;
 use zeroize::{Zeroize, Zeroizing};
 
-/// Fixed for all time: another construction gets another context.
+/// Never changes: another construction needs another context.
 const CONTEXT: &str = "worker-cuda seal v1";
 
-/// The key that a token gives; zeroed when it goes.
+/// The key derived from a token; zeroed when it is dropped.
 pub(super) struct SealKey(Zeroizing<[u8; 32]>);
 
 impl SealKey {
@@ -28,7 +28,7 @@ impl SealKey {
         signature
     }
 
-    /// Takes as long for a good signature as for a bad one.
+    /// Compares in constant time.
     pub(super) fn verify(&self, message: &[u8], signature: &[u8; 32]) -> bool {
         self.sign(message).ct_eq(signature).into()
     }

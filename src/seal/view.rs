@@ -1,4 +1,4 @@
-//! Sealed memory in use: read back, passed to kernels, loaded from.
+//! Use of sealed memory: reading, passing to kernels, loading.
 
 use std::fmt;
 use std::io;
@@ -12,7 +12,7 @@ use crate::compute::module::GpuArg;
 use crate::core::memory::DeviceRepr;
 use crate::llm::gguf::ReadAt;
 
-/// A range of a sealed shard. Nothing can be written through it.
+/// A read-only range of a sealed shard.
 ///
 /// ```
 /// use worker_cuda::seal::{VramConfig, VramManager};
@@ -63,7 +63,7 @@ impl<'a> SealedView<'a> {
         }
     }
 
-    /// Bytes.
+    /// Number of bytes.
     pub fn len(&self) -> u64 {
         self.range.end - self.range.start
     }
@@ -73,7 +73,7 @@ impl<'a> SealedView<'a> {
         self.range.is_empty()
     }
 
-    /// `bytes` bytes of it, from `offset` on.
+    /// The range of `bytes` bytes at `offset` within this one.
     pub fn range(&self, offset: u64, bytes: u64) -> VramResult<Self> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.len() => Ok(Self {
@@ -87,8 +87,7 @@ impl<'a> SealedView<'a> {
         }
     }
 
-    /// Copies it to the host, after a check that it is, with the rest of the MiBs it touches, what was
-    /// sealed.
+    /// Copies the range to the host, after verifying it and the rest of the MiBs that contain it.
     pub fn read(&self) -> VramResult<Vec<u8>> {
         self.verify()?;
         let mut bytes = vec![0; self.len() as usize];
@@ -98,14 +97,14 @@ impl<'a> SealedView<'a> {
         Ok(bytes)
     }
 
-    /// Checks that its bytes, with the rest of the MiBs they touch, are what was sealed.
+    /// Verifies that the bytes, and the rest of the MiBs that contain them, are unchanged.
     pub fn verify(&self) -> VramResult<()> {
         self.manager
             .verify_range(self.shard, self.range.start, self.len())
     }
 
-    /// An argument of a kernel, to be read as elements of `T`, after the fast check
-    /// ([`VramManager::check_sealed`]). Offset and size must be multiples of the element's.
+    /// A kernel argument that reads the range as elements of `T`, after the fast check
+    /// ([`VramManager::check_sealed`]). Offset and size must be multiples of the element's size.
     pub fn arg<T: DeviceRepr>(&self) -> VramResult<GpuArg<'a>> {
         self.manager.check_sealed(self.shard)?;
         let width = size_of::<T>() as u64;
@@ -133,7 +132,7 @@ impl fmt::Debug for SealedView<'_> {
     }
 }
 
-/// Reads a sealed shard at any offset, each MiB checked when it is read; see [`VramManager::reader`].
+/// Reads a sealed shard at any offset and verifies each MiB when it is read; see [`VramManager::reader`].
 pub struct SealedReader {
     /// The manager owns the memory.
     sealed: Weak<Sealed>,
@@ -158,7 +157,7 @@ impl ReadAt for SealedReader {
         let sealed = self.sealed.upgrade().ok_or_else(|| {
             io::Error::new(io::ErrorKind::NotFound, VramError::IntegrityViolation)
         })?;
-        // On another thread: the library reads a file inside a callback, where its own calls are refused.
+        // Runs on another thread: the library reads a file inside a callback, where its own calls are refused.
         let read = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new();
             let read = thread.spawn_scoped(scope, || sealed.read_into(offset, target))?;
