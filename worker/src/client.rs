@@ -36,6 +36,14 @@ impl Url {
         })
     }
 
+    /// The address of a path below this one.
+    pub fn join(&self, path: &str) -> Self {
+        Self {
+            authority: self.authority.clone(),
+            path: format!("{}{path}", self.path),
+        }
+    }
+
     fn connect(&self, timeout: Duration) -> io::Result<TcpStream> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
         for address in self.authority.to_socket_addrs()? {
@@ -135,8 +143,7 @@ impl Reply {
     }
 
     /// All that is left.
-    #[cfg(test)]
-    fn text(&mut self) -> io::Result<String> {
+    pub fn text(&mut self) -> io::Result<String> {
         let mut text = String::new();
         self.read_to_string(&mut text)?;
         Ok(text)
@@ -228,6 +235,7 @@ mod tests {
     fn urls_have_a_host_and_a_port() {
         let url = Url::parse("http://a.b/x/").expect("a URL");
         assert_eq!((&*url.authority, &*url.path), ("a.b:80", "/x"));
+        assert_eq!(url.join("/y").path, "/x/y");
         assert_eq!(
             Url::parse("http://[::1]:80").expect("a URL").authority,
             "[::1]:80"

@@ -36,6 +36,7 @@ mod steps;
 mod template;
 mod terminal;
 mod tokenize;
+mod traffic;
 mod vram;
 pub mod zctl;
 
@@ -69,6 +70,8 @@ enum Command {
     Template(template::Args),
     /// Measures prefill and decode
     Bench(bench::Args),
+    /// Sends requests to a server, checks the streams, and measures them
+    Load(traffic::Args),
     /// Lists the devices of this machine
     Devices(devices::Args),
     /// Lists backends and checks their results
@@ -148,6 +151,7 @@ fn run(command: Command, configuration: &str) -> Outcome {
         Command::Detokenize(args) => tokenize::run_detokenize(args),
         Command::Template(args) => template::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Load(args) => traffic::run(&args),
         Command::Devices(args) => devices::run(args),
         Command::Backend(args) => backend::run(args),
         Command::Vram(args) => vram::run(args),
