@@ -248,7 +248,7 @@ fn mistakes_report_line_and_path() {
         ),
         (
             "\"kind\": \"image\"",
-            "line 2: kernels[0].params[0].kind: is none of buffer, scalar, bytes",
+            "line 2: kernels[0].params[0].kind: is not one of buffer, scalar, bytes",
         ),
         (
             "\"kind\": \"buffer\", \"dtype\": \"f32\", \"shape\": [\"n\",\n\"m\"]",

@@ -177,7 +177,7 @@ impl<'a> Node<'a> {
     pub(super) fn choice(&self, choices: &[&str]) -> Result<usize> {
         let text = self.text()?;
         let found = choices.iter().position(|choice| *choice == text);
-        found.ok_or_else(|| self.error(format!("is none of {}", choices.join(", "))))
+        found.ok_or_else(|| self.error(format!("is not one of {}", choices.join(", "))))
     }
 
     /// An integer, or a text with an expression.

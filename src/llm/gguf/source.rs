@@ -87,7 +87,7 @@ impl Owner {
             .take();
         match (outcome, failure) {
             (Err(error), Some(failure)) => {
-                let context = format!("the reader said '{failure}'");
+                let context = format!("the reader reported '{failure}'");
                 Err(error.with_source(Box::new(failure)).with_context(context))
             }
             (outcome, _) => outcome,

@@ -342,7 +342,7 @@ fn narrow_u64(value: u64) -> Result<i64> {
 }
 
 fn mismatch(wanted: &str, found: ValueType) -> Error {
-    let message = format!("an array of {found:?} where {wanted} is wanted");
+    let message = format!("an array of {found:?} instead of {wanted}");
     Error::new(ErrorKind::Malformed, message)
 }
 

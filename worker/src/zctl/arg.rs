@@ -159,7 +159,7 @@ fn tensor(word: &str, text: &str) -> Outcome<Given> {
     let dtype = DTYPES
         .into_iter()
         .find(|name| *name == dtype && element_bytes(name).is_some())
-        .ok_or_else(|| wrong(word, "its type is none of a .npy file"))?;
+        .ok_or_else(|| wrong(word, "its type cannot be stored in a .npy file"))?;
     let shape: Vec<u32> = dims
         .split(',')
         .filter(|dim| !dim.trim().is_empty())

@@ -251,7 +251,8 @@ Result<std::shared_ptr<Failover>> create(const wcuda_failover_options& options) 
   for (const wcuda_failover_target& target : targets)
     if (target.type == WCUDA_BACKEND_AUTO || target.ordinal < 0 ||
         backend_name(target.type).empty())
-      return invalid_argument("targets: type %d, ordinal %d is none", target.type, target.ordinal);
+      return invalid_argument("targets: backend %d, ordinal %d is not a device", target.type,
+                              target.ordinal);
   FailoverSettings settings;
   settings.mode = options.mode;
   settings.moves_when_full = options.flags & WCUDA_FAILOVER_ON_OUT_OF_MEMORY;

@@ -107,11 +107,11 @@ Result<uint64_t> insert(Kind kind, std::shared_ptr<void> object, const void* tag
 
 Result<std::shared_ptr<void>> resolve(Kind kind, uint64_t id, const char* argument,
                                       const void* tag) {
-  if (id == 0) return invalid(argument, kind, id, "is none");
+  if (id == 0) return invalid(argument, kind, id, "is the null handle");
   const uint32_t id_kind = kind_of(id);
   Slot* const slot = find_slot(id);
   if (id_kind == 0 || id_kind >= kKindCount || generation_of(id) == 0 || !slot)
-    return invalid(argument, kind, id, "was never given out");
+    return invalid(argument, kind, id, "was never issued");
   if (id_kind != static_cast<uint8_t>(kind)) {
     const std::string why = std::string("is a ") + kind_name(static_cast<Kind>(id_kind));
     return invalid(argument, kind, id, why.c_str());
@@ -121,8 +121,8 @@ Result<std::shared_ptr<void>> resolve(Kind kind, uint64_t id, const char* argume
     WCUDA_CHECK(slot->tag == tag);
     return slot->object;
   }
-  const bool was_given_out = generation_of(id) <= slot->generation;
-  return invalid(argument, kind, id, was_given_out ? "was destroyed" : "was never given out");
+  const bool was_issued = generation_of(id) <= slot->generation;
+  return invalid(argument, kind, id, was_issued ? "was destroyed" : "was never issued");
 }
 
 }  // namespace detail

@@ -81,7 +81,7 @@ class Arguments {
     const auto wrong = [&](const char* what) {
       return invalid_argument("argument %" PRIu64 ": %s", index, what);
     };
-    if (*jit::kind_name(argument.kind) == 0) return wrong("kind is none of WCUDA_ARG_…");
+    if (*jit::kind_name(argument.kind) == 0) return wrong("kind is not one of WCUDA_ARG_…");
     if ((argument.access & ~uint32_t{WCUDA_ACCESS_READ | WCUDA_ACCESS_WRITE}) != 0)
       return wrong("access has unknown bits");
     if (argument.kind == WCUDA_ARG_BUFFER) return read_buffer(argument, index, memory);

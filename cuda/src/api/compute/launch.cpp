@@ -26,7 +26,7 @@ Status run_on_host(const KernelObject& kernel, const wcuda_launch& launch,
   }
   if (answer == 0) return {};
   return Status::native_error(WCUDA_DEVICE_ERROR, answer,
-                              "kernel '%s': its host function answered %d",
+                              "kernel '%s': its host function returned %d",
                               printable(kernel.name).c_str(), answer);
 }
 

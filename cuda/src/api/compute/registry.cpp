@@ -159,7 +159,7 @@ Status wait_for_run(const RegistryEntry& entry, Backend& backend, Event begin, E
   info->is_over_budget = waited.code() == WCUDA_TIMEOUT;
   if (info->is_over_budget)
     return Status::error(WCUDA_TIMEOUT,
-                         "kernel '%s': still at work after its budget of %u ms; it is not stopped",
+                         "kernel '%s': still running after its budget of %u ms; it is not stopped",
                          name.c_str(), budget_ms);
   WCUDA_TRY(waited);
   WCUDA_ASSIGN(const double milliseconds, backend.event_elapsed_ms(begin, end));

@@ -68,7 +68,7 @@ class SignatureReader {
     if (!is_expression_name(name))
       return wrong_field(field + "name",
                          "is not 1 to 64 letters, digits and '_', or is a function");
-    if (*kind_name(from.kind) == 0) return wrong_field(field + "kind", "is none of WCUDA_ARG_…");
+    if (*kind_name(from.kind) == 0) return wrong_field(field + "kind", "is not one of WCUDA_ARG_…");
     if (!names_.emplace(name).second)
       return wrong_field(field + "name", "is another parameter's too");
     Parameter param;
@@ -106,7 +106,7 @@ class SignatureReader {
       return wrong_field(field + "dtype", "is no WCUDA_ARG_… of a scalar");
     if ((from.access & ~kBothAccess) != 0) return wrong_field(field + "access", "has unknown bits");
     if (from.layout < WCUDA_LAYOUT_ANY || from.layout > WCUDA_LAYOUT_COLUMN_MAJOR)
-      return wrong_field(field + "layout", "is none of WCUDA_LAYOUT_…");
+      return wrong_field(field + "layout", "is not one of WCUDA_LAYOUT_…");
     param->dtype = from.dtype;
     param->access = from.access ? from.access : kBothAccess;
     auto shape = Expression::parse_list(view(from.shape), integers_);
@@ -314,8 +314,8 @@ Result<uint32_t> launch_number(const std::optional<Expression>& expression, uint
   if (!value.ok())
     return Status::error(WCUDA_INVALID_CONFIG, "%s%s: %s", what, axis, value.status().message());
   if (*value < 0 || *value > int64_t{UINT32_MAX})
-    return Status::error(WCUDA_INVALID_CONFIG, "%s%s: %" PRId64 ", 0 to 4294967295 can be said",
-                         what, axis, *value);
+    return Status::error(WCUDA_INVALID_CONFIG, "%s%s: %" PRId64 ", must be 0 to 4294967295", what,
+                         axis, *value);
   return static_cast<uint32_t>(*value);
 }
 

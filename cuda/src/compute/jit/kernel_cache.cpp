@@ -132,7 +132,7 @@ Status check_folder(int folder, const std::string& path) {
                             static_cast<unsigned>(::geteuid()));
   if ((about.st_mode & (S_IWGRP | S_IWOTH)) != 0)
     return invalid_argument(
-        "kernel cache: others can write '%s' (mode %04o): they could put code there",
+        "kernel cache: '%s' (mode %04o) can be written by other users, who could inject code",
         printable(path).c_str(), static_cast<unsigned>(about.st_mode & 07777));
   return {};
 }

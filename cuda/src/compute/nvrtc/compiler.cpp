@@ -40,7 +40,7 @@ Result<Architecture> parse_architecture(const std::string& text) {
     result.number = result.number * 10 + (rest[digits++] - '0');
   const std::string_view suffix = rest.substr(digits);
   if (digits < 2 || digits > 3 || !(suffix.empty() || suffix == "a" || suffix == "f"))
-    return invalid_argument("architecture '%s': is none; needed: sm_NN or compute_NN, as sm_90a",
+    return invalid_argument("architecture '%s': is not of the form sm_NN or compute_NN (sm_90a)",
                             printable(text).c_str());
   return result;
 }

@@ -247,7 +247,7 @@ Result<Selection> select_backend(const SelectionRequest& request) {
     selection.skipped.push_back({type, ordinal.status()});
   }
   if (selection.skipped.empty())
-    return Status::error(WCUDA_NOT_AVAILABLE, "no backend: none was named and HOST is not wanted");
+    return Status::error(WCUDA_NOT_AVAILABLE, "no backend: none was named and HOST is excluded");
   return Status::error(WCUDA_NOT_AVAILABLE, "no backend: %s", describe(selection.skipped).c_str());
 }
 

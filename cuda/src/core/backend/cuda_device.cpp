@@ -206,7 +206,7 @@ CurrentContext::~CurrentContext() {
 
 Status CurrentContext::status() const {
   if (result_ == CUDA_SUCCESS) return {};
-  return Status::native_error(WCUDA_DEVICE_ERROR, result_, "cuCtxSetCurrent answered %d", result_);
+  return Status::native_error(WCUDA_DEVICE_ERROR, result_, "cuCtxSetCurrent returned %d", result_);
 }
 
 Result<CUcontext> retain_primary_context(int device) {
@@ -217,7 +217,7 @@ Result<CUcontext> retain_primary_context(int device) {
     return Status::native_error(WCUDA_OUT_OF_MEMORY, result,
                                 "cuDevicePrimaryCtxRetain: the device is full");
   if (result != CUDA_SUCCESS)
-    return Status::native_error(WCUDA_DEVICE_ERROR, result, "cuDevicePrimaryCtxRetain answered %d",
+    return Status::native_error(WCUDA_DEVICE_ERROR, result, "cuDevicePrimaryCtxRetain returned %d",
                                 result);
   return context;
 }

@@ -28,7 +28,7 @@ Result<Nvml> load() {
   WCUDA_TRY(library.find("nvmlDeviceGetTotalEccErrors", &nvml.ecc_errors));
   const int status = nvml.init();
   if (status != kSuccess)
-    return Status::native_error(WCUDA_NOT_AVAILABLE, status, "nvmlInit_v2 answered %d", status);
+    return Status::native_error(WCUDA_NOT_AVAILABLE, status, "nvmlInit_v2 returned %d", status);
   return nvml;
 }
 

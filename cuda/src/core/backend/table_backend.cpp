@@ -22,7 +22,7 @@ Status answer_of(const BackendRegistration& registration, const char* slot, wcud
   if (status == WCUDA_OK) return {};
   error.message[sizeof(error.message) - 1] = 0;
   if (error.message[0] == 0)
-    return Status::error(status, "backend '%s': %s answered %d", registration.name.c_str(), slot,
+    return Status::error(status, "backend '%s': %s returned %d", registration.name.c_str(), slot,
                          status);
   return Status::native_error(status, error.native_code, "backend '%s': %s",
                               registration.name.c_str(), error.message);
@@ -188,7 +188,7 @@ Result<void*> TableBackend::allocate_device(uint64_t bytes) {
     (void)ask("free", table().free, block.memory);
     if (block.memory.bytes < bytes)
       return Status::error(WCUDA_DEVICE_ERROR,
-                           "backend '%s': allocate gave %" PRIu64 " of %" PRIu64 " bytes",
+                           "backend '%s': allocate returned %" PRIu64 " of %" PRIu64 " bytes",
                            registration_->name.c_str(), block.memory.bytes, bytes);
     return Status::error(WCUDA_OUT_OF_HOST_MEMORY, "no addresses for %" PRIu64 " bytes", bytes);
   }

@@ -19,7 +19,7 @@ std::string supported_names() {
 Result<const Arch*> find_arch(std::string_view name) {
   for (const Arch* arch : kArchs)
     if (name == arch->name) return arch;
-  return unsupported("architecture '%.*s' is not supported (those that are: %s)",
+  return unsupported("architecture '%.*s' is not supported (supported: %s)",
                      static_cast<int>(std::min<size_t>(name.size(), 64)), name.data(),
                      supported_names().c_str());
 }

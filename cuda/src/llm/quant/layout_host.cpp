@@ -61,7 +61,7 @@ Result<HostShape> find_shape(uint32_t type, Layout layout, uint32_t cols) {
     return unsupported("layout %u is not one of the host's", static_cast<uint32_t>(layout));
   shape.format = find_host_tile_layout(type);
   if (shape.format == nullptr)
-    return unsupported("tensor type %s has no layout of 16-row packed_tiles", format->name);
+    return unsupported("tensor type %s has no packed layout for the host", format->name);
   return shape;
 }
 

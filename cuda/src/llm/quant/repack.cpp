@@ -21,7 +21,7 @@ Status repack_on_host(const Repack& weight) {
 
 Status repack(Backend& backend, const Repack& weight, Stream stream) {
   return backend.run({"repack", CallKind::kLaunch, 0, stream}, [&](Backend& device) -> Status {
-    if (device.is_registered()) return unsupported("this backend repacks no weights");
+    if (device.is_registered()) return unsupported("this backend cannot repack weights");
     return device.is_host() ? repack_on_host(weight) : repack_on_cuda(device, weight, stream);
   });
 }

@@ -36,9 +36,10 @@ TEST(Handles, none_foreign_and_wrong_kind_are_named) {
   const auto wrong = resolve<int>(Kind::kEngine, id, "engine");
 
   EXPECT_EQ(none.status().code(), WCUDA_INVALID_HANDLE);
-  EXPECT_STREQ(none.status().message(), "model: handle 0x0000000000000000 is none; needed: model");
+  EXPECT_STREQ(none.status().message(),
+               "model: handle 0x0000000000000000 is the null handle; needed: model");
   EXPECT_EQ(foreign.status().code(), WCUDA_INVALID_HANDLE);
-  EXPECT_NE(std::string(foreign.status().message()).find("was never given out"), std::string::npos);
+  EXPECT_NE(std::string(foreign.status().message()).find("was never issued"), std::string::npos);
   EXPECT_EQ(wrong.status().code(), WCUDA_INVALID_HANDLE);
   EXPECT_NE(std::string(wrong.status().message()).find("is a model; needed: engine"),
             std::string::npos);

@@ -175,7 +175,7 @@ TEST_F(Kernels, wrong_launches_are_refused_before_anything_runs) {
   refused({data, window(buffer.handle(), 65), data, count}, WCUDA_OUT_OF_RANGE,
           "argument 1: offset 65 and 0 bytes, the buffer has 64");
   refused({scalar(0, &n), data, data, count}, WCUDA_INVALID_ARGUMENT,
-          "argument 0: kind is none of WCUDA_ARG_…");
+          "argument 0: kind is not one of WCUDA_ARG_…");
   refused({scalar(WCUDA_ARG_I32, nullptr), data, data, count}, WCUDA_INVALID_ARGUMENT,
           "argument 0: data is NULL");
   wcuda_argument wide = count;
@@ -233,7 +233,7 @@ TEST_F(Kernels, a_function_that_fails_or_calls_back_is_a_status) {
 
   EXPECT_EQ(launch(kernel, {}), WCUDA_DEVICE_ERROR);
   EXPECT_EQ(error_.native_code, WCUDA_REENTRANT);
-  EXPECT_STREQ(error_.message, "kernel 'vector_add': its host function answered 1006");
+  EXPECT_STREQ(error_.message, "kernel 'vector_add': its host function returned 1006");
   wcuda_kernel_destroy(kernel);
   EXPECT_EQ(launch(kernel, {}), WCUDA_INVALID_HANDLE);
 }

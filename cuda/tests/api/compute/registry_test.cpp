@@ -486,7 +486,7 @@ TEST_F(GpuRegistry, a_run_past_its_budget_is_reported_and_keeps_running) {
 
   EXPECT_EQ(run(20), WCUDA_TIMEOUT);
   EXPECT_STREQ(error_.message,
-               "kernel 'wait_flag': still at work after its budget of 20 ms; it is not stopped");
+               "kernel 'wait_flag': still running after its budget of 20 ms; it is not stopped");
   EXPECT_EQ(info.is_over_budget, 1);
   EXPECT_EQ(info.time_ns, 0u);
 

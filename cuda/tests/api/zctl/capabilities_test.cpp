@@ -884,7 +884,7 @@ TEST(Zctl1, a_kernel_that_fails_says_so_in_its_record) {
                         .h1(1)
                         .text("t_accel_launch_failed")
                         .text("launch failed")
-                        .text("kernel 'count': its host function answered 3")
+                        .text("kernel 'count': its host function returned 3")
                         .all);
 }
 

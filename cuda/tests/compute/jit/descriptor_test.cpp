@@ -106,7 +106,7 @@ TEST(Descriptor, mistakes_name_their_field) {
             "parameters[1].dtype: is no WCUDA_ARG_… of a scalar");
   EXPECT_EQ(with([](Params& p) { p[1].access = 4; }), "parameters[1].access: has unknown bits");
   EXPECT_EQ(with([](Params& p) { p[1].layout = 3; }),
-            "parameters[1].layout: is none of WCUDA_LAYOUT_…");
+            "parameters[1].layout: is not one of WCUDA_LAYOUT_…");
   EXPECT_EQ(with([](Params& p) { p[1].min = text("1"); }),
             "parameters[1].min: only integers, f32 and f64 have bounds");
   EXPECT_EQ(with([](Params& p) { p[1].shape = text("1,1,1,1,1,1,1,1,1"); }),
@@ -115,7 +115,8 @@ TEST(Descriptor, mistakes_name_their_field) {
             "parameters[2].shape: a scalar has none");
   EXPECT_EQ(with([](Params& p) { p[2].dtype = 1; }),
             "parameters[2].kind: only a buffer has a dtype, an access and a layout");
-  EXPECT_EQ(with([](Params& p) { p[2].kind = 15; }), "parameters[2].kind: is none of WCUDA_ARG_…");
+  EXPECT_EQ(with([](Params& p) { p[2].kind = 15; }),
+            "parameters[2].kind: is not one of WCUDA_ARG_…");
   EXPECT_EQ(with([](Params& p) { p[4].max = text("inf"); }),
             "parameters[4].max: is no finite number");
   EXPECT_EQ(with([](Params& p) { p[2].kind = WCUDA_ARG_BYTES, p[2].shape = text("0"); }),
@@ -297,9 +298,8 @@ TEST(Descriptor, a_launch_out_of_numbers_is_refused) {
     EXPECT_EQ(plan.status().code(), WCUDA_INVALID_CONFIG);
     return std::string(plan.status().message());
   };
-  EXPECT_EQ(with(&native.grid[1], "rows - 3"), "grid y: -1, 0 to 4294967295 can be said");
-  EXPECT_EQ(with(&native.block[0], "4294967296"),
-            "block x: 4294967296, 0 to 4294967295 can be said");
+  EXPECT_EQ(with(&native.grid[1], "rows - 3"), "grid y: -1, must be 0 to 4294967295");
+  EXPECT_EQ(with(&native.block[0], "4294967296"), "block x: 4294967296, must be 0 to 4294967295");
   EXPECT_EQ(with(&native.shared_bytes, "rows / 0"),
             "shared memory: 2 divided by 0, which takes at least 0 and 1");
 }
