@@ -3,9 +3,9 @@
 // all layers in one CUDA graph with dependent launches. Random bytes for weights; results are
 // checked by the tests of GpuLinear.
 //
-//   gemm_bench [-b max] [--batch-invariant] [columns …]
+//   gemm_bench [-b max] [--batch-invariant] [tokens …]
 //
-// -b: columns up to which linear_batch computes a layer.
+// -b: tokens up to which linear_batch computes a layer.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -170,8 +170,8 @@ double seconds_of(cudaStream_t stream, const std::function<void()>& queue) {
   return best / 1e3;
 }
 
-int run(const std::vector<uint32_t>& column_counts, uint32_t batch_max, bool is_invariant) {
-  const uint32_t columns_max = *std::max_element(column_counts.begin(), column_counts.end());
+int run(const std::vector<uint32_t>& token_counts, uint32_t batch_max, bool is_invariant) {
+  const uint32_t tokens_max = *std::max_element(token_counts.begin(), token_counts.end());
   kernels::Launch launch;
   check(cudaDeviceGetAttribute(&launch.sm_count, cudaDevAttrMultiProcessorCount, 0), "device");
   launch.compute_capability = kernels::launch_capability();
@@ -181,21 +181,21 @@ int run(const std::vector<uint32_t>& column_counts, uint32_t batch_max, bool is_
   Model model;
   constexpr uint64_t kPoolBytes = 5ull << 30;
   model.pool = allocate<uint8_t>(kPoolBytes);
-  model.x = allocate<float>(uint64_t{columns_max} * kFeedForward);
+  model.x = allocate<float>(uint64_t{tokens_max} * kFeedForward);
   model.norm = allocate<float>(kDim);
-  model.out[0] = allocate<float>(uint64_t{columns_max} * kVocabulary);
-  model.out[1] = allocate<float>(uint64_t{columns_max} * kFeedForward);
-  model.out[2] = allocate<float>(uint64_t{columns_max} * kFeedForward);
+  model.out[0] = allocate<float>(uint64_t{tokens_max} * kVocabulary);
+  model.out[1] = allocate<float>(uint64_t{tokens_max} * kFeedForward);
+  model.out[2] = allocate<float>(uint64_t{tokens_max} * kFeedForward);
   // No f16 of it is beyond 2.
   fill(reinterpret_cast<uint32_t*>(model.pool), kPoolBytes / 4,
        [](uint64_t i) { return random_word(i) & 0xBFFFBFFFu; });
   const auto unit = [](uint64_t i) { return static_cast<float>(random_word(i)) * 0x1p-32f - 0.5f; };
-  fill(model.x, uint64_t{columns_max} * kFeedForward, unit);
+  fill(model.x, uint64_t{tokens_max} * kFeedForward, unit);
   fill(model.norm, kDim, unit);
   const std::vector<Product> products = model.products();
 
   ops::Limits limits{};
-  limits.max_batch_tokens = columns_max;
+  limits.max_batch_tokens = tokens_max;
   limits.batch_invariant = is_invariant;
   limits.embedding_length = kDim;
   limits.feed_forward_length = kFeedForward;
@@ -208,32 +208,32 @@ int run(const std::vector<uint32_t>& column_counts, uint32_t batch_max, bool is_
   check(linear.prepare(limits, launch, scratch), "prepare");
 
   const bench::DeviceLimits peaks = bench::device_limits();
-  std::printf("columns  product      ms   us/layer  GB/s (share)   TFLOP/s (share)\n");
-  for (const uint32_t columns : column_counts) {
+  std::printf(" tokens  product      ms   us/layer  GB/s (share)   TFLOP/s (share)\n");
+  for (const uint32_t tokens : token_counts) {
     double total = 0, bytes = 0, flops = 0;
     for (const Product& product : products) {
       const double seconds = seconds_of(launch.stream, [&] {
         for (LinearArgs args : product.layers) {
-          args.tokens = columns;
+          args.tokens = tokens;
           check(linear.run(node_of(args, limits, launch, batch_max), args, launch));
         }
       });
-      const double product_flops = 2.0 * columns * static_cast<double>(product.weights);
+      const double product_flops = 2.0 * tokens * static_cast<double>(product.weights);
       const double gbs = static_cast<double>(product.bytes) / seconds / 1e9;
       const double tflops = product_flops / seconds / 1e12;
-      std::printf("%7u  %-8s %7.3f  %9.2f  %5.0f (%4.1f %%)  %6.1f (%4.1f %%)\n", columns,
+      std::printf("%7u  %-8s %7.3f  %9.2f  %5.0f (%4.1f %%)  %6.1f (%4.1f %%)\n", tokens,
                   product.name.c_str(), seconds * 1e3,
                   seconds * 1e6 / static_cast<double>(product.layers.size()), gbs,
                   gbs * 1e9 / peaks.read_bytes * 100, tflops, tflops * 1e12 / peaks.flop * 100);
-      if (product.name == "output" && columns > 256) continue;  // a prompt wants one row
+      if (product.name == "output" && tokens > 256) continue;  // a prompt wants one row
       total += seconds;
       bytes += static_cast<double>(product.bytes);
       flops += product_flops;
     }
     std::printf("%7u  all      %7.3f  %9s  %5.0f (%4.1f %%)  %6.1f (%4.1f %%)  %.0f tokens/s\n",
-                columns, total * 1e3, "", bytes / total / 1e9,
+                tokens, total * 1e3, "", bytes / total / 1e9,
                 bytes / total / peaks.read_bytes * 100, flops / total / 1e12,
-                flops / total / peaks.flop * 100, columns / total);
+                flops / total / peaks.flop * 100, tokens / total);
   }
   return 0;
 }
@@ -242,7 +242,7 @@ int run(const std::vector<uint32_t>& column_counts, uint32_t batch_max, bool is_
 }  // namespace wcuda
 
 int main(int argument_count, char** arguments) {
-  std::vector<uint32_t> columns;
+  std::vector<uint32_t> tokens;
   uint32_t batch_max = wcuda::ops::kBatchTokensMax;
   bool is_invariant = false;
   for (int i = 1; i < argument_count; ++i) {
@@ -252,8 +252,8 @@ int main(int argument_count, char** arguments) {
     else if (option == "--batch-invariant")
       is_invariant = true;
     else
-      columns.push_back(static_cast<uint32_t>(std::atoi(arguments[i])));
+      tokens.push_back(static_cast<uint32_t>(std::atoi(arguments[i])));
   }
-  if (columns.empty()) columns = {16, 32, 64, 128, 256, 512, 2048};
-  return wcuda::run(columns, batch_max, is_invariant);
+  if (tokens.empty()) tokens = {16, 32, 64, 128, 256, 512, 2048};
+  return wcuda::run(tokens, batch_max, is_invariant);
 }

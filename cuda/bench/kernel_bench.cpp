@@ -130,7 +130,7 @@ class Bench {
     HalfInputArgs args;
     args.tokens = kTokens;
     args.cols = args.depth = kCols;
-    args.tile_columns = 256;
+    args.tile_tokens = 256;
     args.x = device_array(std::vector<float>(uint64_t{kTokens} * kCols, 1.0f));
     args.h = device_array<uint16_t>(uint64_t{kTokens} * kCols);
     args.scales = device_array<float>(kTokens);

@@ -3,7 +3,7 @@
 //
 // Type 15: the mix q4_k_m.
 //
-//   linear_bench chains|shapes|tune [type [columns [model [cluster stages groups residency
+//   linear_bench layers|shapes|tune [type [tokens [model [cluster stages groups residency
 //   early]]]] [-- …]
 #include <cuda_runtime_api.h>
 
@@ -117,7 +117,7 @@ class Bench {
     launch_.is_dependent = true;
   }
 
-  void chains(uint32_t type, uint32_t columns, const VectorTuning& tuning, const char* only) {
+  void layers(uint32_t type, uint32_t tokens, const VectorTuning& tuning, const char* only) {
     for (const Model& model : models()) {
       if (only != nullptr && std::strcmp(only, model.name) != 0) continue;
       if (!is_possible(type, model.layer[0])) continue;
@@ -128,20 +128,20 @@ class Bench {
         uint64_t at = 0;
         for (uint32_t i = 0; i < model.layers; ++i)
           for (const Shape& shape : model.layer)
-            at = add_shape(type, shape, i, model.layers, columns, tuning, at);
-        add_shape(type, model.output, 0, 1, columns, tuning, at);
+            at = add_shape(type, shape, i, model.layers, tokens, tuning, at);
+        add_shape(type, model.output, 0, 1, tokens, tuning, at);
       });
       std::printf(
           "chain %-4s type %2u T %u C %u stages %u groups %u residency %u early %u: %8.1f steps/s "
           "%6.0f GB/s %3.0f %%\n",
-          model.name, type, columns, tuning.cluster_size, tuning.stages, tuning.m_warps,
+          model.name, type, tokens, tuning.cluster_size, tuning.stages, tuning.m_warps,
           tuning.residency, tuning.early_stages, 1000.0 / ms, bytes / ms / 1e6,
           bytes / ms * 1e3 / limits_.read_bytes * 100.0);
     }
   }
 
   // Each shape of the layers alone, again and again over memory beyond L2.
-  void shapes(uint32_t type, uint32_t columns, const VectorTuning& tuning, const char* only) {
+  void shapes(uint32_t type, uint32_t tokens, const VectorTuning& tuning, const char* only) {
     for (const Model& model : models()) {
       if (only != nullptr && std::strcmp(only, model.name) != 0) continue;
       if (!is_possible(type, model.layer[0])) continue;
@@ -153,11 +153,11 @@ class Bench {
         const double us = 1000.0 / count * time_graph([&] {
                             uint64_t at = 0;
                             for (uint32_t i = 0; i < count; ++i)
-                              at = add_shape(type, shape, 0, 1, columns, tuning, at);
+                              at = add_shape(type, shape, 0, 1, tokens, tuning, at);
                           });
         std::printf("shape %-4s %-8s type %2u T %u C %u: %8.2f us %6.0f GB/s %3.0f %%\n",
-                    model.name, shape.name, type, columns, tuning.cluster_size, us,
-                    bytes / us / 1e3, bytes / us * 1e6 / limits_.read_bytes * 100.0);
+                    model.name, shape.name, type, tokens, tuning.cluster_size, us, bytes / us / 1e3,
+                    bytes / us * 1e6 / limits_.read_bytes * 100.0);
       }
     }
   }
@@ -182,9 +182,9 @@ class Bench {
   }
 
   uint64_t add_shape(uint32_t type, const Shape& shape, uint32_t layer, uint32_t layers,
-                     uint32_t columns, const VectorTuning& tuning, uint64_t at) {
+                     uint32_t tokens, const VectorTuning& tuning, uint64_t at) {
     LinearArgs args;
-    args.tokens = columns;
+    args.tokens = tokens;
     args.x = reinterpret_cast<float*>(activations_);
     args.epilogue = shape.epilogue;
     args.matrix_count = static_cast<uint32_t>(shape.rows.size());
@@ -199,7 +199,7 @@ class Bench {
       args.matrices[i] = {weights_ + at, own, shape.rows[i], shape.cols};
       at += bytes;
       args.outputs[i] = reinterpret_cast<float*>(activations_ + out);
-      out += shape.rows[i] * uint64_t{columns} * 4;
+      out += shape.rows[i] * uint64_t{tokens} * 4;
     }
     check(linear_vector(args, launch_, tuning), "linear_vector");
     return at;
@@ -242,24 +242,24 @@ class Bench {
 
 // One measurement, as the top of this file has it.
 void measure(Bench& bench, const std::vector<const char*>& words) {
-  const std::string what = words.empty() ? "chains" : words[0];
+  const std::string what = words.empty() ? "layers" : words[0];
   const auto number = [&](size_t i, uint32_t otherwise) {
     return words.size() > i ? static_cast<uint32_t>(std::atoi(words[i])) : otherwise;
   };
-  const uint32_t type = number(1, 12), columns = number(2, 1);
+  const uint32_t type = number(1, 12), tokens = number(2, 1);
   const char* const model =
       words.size() > 3 && std::strcmp(words[3], "all") != 0 ? words[3] : nullptr;
   const VectorTuning tuning = {number(4, 0), number(5, 0), number(6, 0), number(7, 0),
                                number(8, 0)};
-  if (what == "chains") bench.chains(type, columns, tuning, model);
-  if (what == "shapes") bench.shapes(type, columns, tuning, model);
+  if (what == "layers") bench.layers(type, tokens, tuning, model);
+  if (what == "shapes") bench.shapes(type, tokens, tuning, model);
   if (what == "tune")
     for (const char* name : {"1B", "8B"})
       for (const uint32_t residency : {1u, 2u})
         for (const uint32_t early : {1u, 6u})
           for (const uint32_t stages : {0u, 2u, 4u})
             for (const uint32_t groups : {0u, 2u})
-              bench.chains(type, columns, {0, stages, groups, residency, early}, name);
+              bench.layers(type, tokens, {0, stages, groups, residency, early}, name);
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ bench_kernels() {
     name=$(basename "$bench")
     case $name in
       e2e_bench | host_* | sampling_bench) continue ;; # whole models, the host
-      linear_bench) set -- chains shapes ;;
+      linear_bench) set -- layers shapes ;;
       memory_bench | zctl_bench) set -- cuda ;;
       compute_bench) set -- "${WCUDA_TEST_NVRTC:-}" ;; # the folder of NVRTC
       *) set -- "" ;;

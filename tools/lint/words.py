@@ -69,6 +69,8 @@ TERMS = [
     (r"\b[Bb]rief(?:ly)?\b|[Bb]rief_", "fast-math", KERNELS),
     (r"[Pp]lacement|backend_?(?:\.|->)place\(", "repack", ("cuda/kernels", "cuda/src/core")),
     (r"\b[Ll]argest_?", "running max", ("cuda/kernels/attention",)),
+    (r"[Cc]olumns?_|_columns?(?![a-z])|k[A-Za-z]*Columns?(?![a-z])", "tokens (GEMM N)", LINEAR),
+    (r"kTurn|[Tt]urn_?[Cc]ost", "pipeline phase, wave, outputs at a time", KERNELS),
 ]  # fmt: skip
 
 # (path, line, why): where a word above has its ordinary or the field's own meaning.

@@ -77,13 +77,13 @@ __device__ __forceinline__ void stage_x(const FusedParams& params, const FusedLa
 __device__ __forceinline__ void add_splits(const FusedLayer& layer, uint32_t warp, uint32_t lane) {
   const uint32_t first_row = (kWarps - 1 - warp) * 16;
   const uint32_t row = blockIdx.x * layer.rows_each + first_row + lane % 16;
-  const VectorMatrix& part = layer.matrices[0];
+  const VectorMatrix& matrix = layer.matrices[0];
   if (first_row >= layer.rows_each) return;
-  const bool is_there = row < part.rows;
+  const bool is_there = row < matrix.rows;
   float y = is_there ? read_addend(layer, layer.addend + row) : 0.0f;
-  if (is_there && part.bias != nullptr) y += part.bias[row];
+  if (is_there && matrix.bias != nullptr) y += matrix.bias[row];
   const float* const sums = layer.partials + (is_there ? row : 0);
-  const uint32_t stride = part.m_tiles * 16;
+  const uint32_t stride = matrix.m_tiles * 16;
   float sum = 0.0f;
   SpinLimit spins;
 #pragma unroll 1
@@ -108,7 +108,7 @@ __device__ __forceinline__ void add_splits(const FusedLayer& layer, uint32_t war
   y += sum + __shfl_xor_sync(~0u, sum, 16);
   if (lane >= 16 || !is_there) return;
   if (layer.mailbox != nullptr) send(layer.mailbox + row, y);
-  if (part.output != nullptr) part.output[row] = y;
+  if (matrix.output != nullptr) matrix.output[row] = y;
 }
 
 // Computes a layer. `first` is the first stage of the layer and, on return, that of the next layer.
@@ -123,7 +123,7 @@ __device__ __forceinline__ void run_layer(const FusedParams& params, uint32_t p,
   else
     stage_x<Engine, false>(params, layer, partition, p == 0, shared, warp, lane);
   const uint32_t k_tiles = layer.k_tiles;
-  sync_products();  // also waits until the accumulators of the previous layer have been read
+  sync_consumers();  // also waits until the accumulators of the previous layer have been read
   const bool is_split_k = layer.k_splits != 0;
 
   const uint32_t m_tiles0 = partition.m_tiles[0], m_tiles = m_tiles0 + partition.m_tiles[1];
@@ -190,7 +190,7 @@ __device__ __forceinline__ void run_layer(const FusedParams& params, uint32_t p,
       find_next();
     }
     if (open != ~0u) close(warp);
-    sync_products();
+    sync_consumers();
 
     const uint32_t count = (is_gate ? m_tiles0 : end - begin) * 16;
     if (threadIdx.x < count) {
@@ -221,7 +221,7 @@ __device__ __forceinline__ void run_layer(const FusedParams& params, uint32_t p,
         if (output != nullptr) output[place] = y;
       }
     }
-    if (end != m_tiles) sync_products();
+    if (end != m_tiles) sync_consumers();
   }
   if (!is_split_k) return;
   add_splits(layer, warp, lane);

@@ -112,7 +112,7 @@ __device__ __forceinline__ Pipeline pipeline_of(const FusedParams& params, uint8
   return pipeline;
 }
 // Barrier of the computing warps.
-__device__ __forceinline__ void sync_products() {
+__device__ __forceinline__ void sync_consumers() {
   asm volatile("barrier.sync.aligned 1, %0;" ::"n"(kWarps * 32) : "memory");
 }
 

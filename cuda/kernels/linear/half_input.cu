@@ -1,9 +1,9 @@
 // half_input: h[c] = 2^s(c) * x[c], or 2^s(c) * rms_norm(x[c]) * norm, as f16.
 //
-// A cluster of blocks converts one column (the activations of a token). Each quad of lanes converts
+// A cluster of blocks converts the activations of one token. Each quad of lanes converts
 // kPieces groups of 32 inputs; of each group, a lane holds in registers the 8 inputs that the same
 // lane of a quad owns in the MMA. Blocks are small, so that they fit on an SM next to those of
-// linear_batch. Bytes moved per column: 4 * cols read and 2 * depth written.
+// linear_batch. Bytes moved per token: 4 * cols read and 2 * depth written.
 #include <cuda_fp16.h>
 
 #include "kernels/linear/half_input.h"
@@ -47,9 +47,9 @@ __device__ inline int32_t scale_exponent(float max) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-__device__ inline uint64_t piece_index(const HalfInputArgs& args, uint32_t column, uint32_t piece) {
-  const uint64_t panel = column / args.tile_columns * (args.depth / 64) + piece / 8;
-  return (panel * args.tile_columns + column % args.tile_columns) * 8 + (piece % 8 ^ column % 8);
+__device__ inline uint64_t piece_index(const HalfInputArgs& args, uint32_t token, uint32_t piece) {
+  const uint64_t panel = token / args.tile_tokens * (args.depth / 64) + piece / 8;
+  return (panel * args.tile_tokens + token % args.tile_tokens) * 8 + (piece % 8 ^ token % 8);
 }
 
 // Transposes words over a quad: words[i] of lane t becomes words[t] of lane i.
@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(kInputThreads, 5)
 #if __CUDA_ARCH__ >= 900
   __shared__ Statistics parts[kInputClusterMax];
   constexpr uint32_t kPieceGroups = kInputThreads / 4;
-  const uint32_t column = blockIdx.x / cluster, rank = blockIdx.x % cluster;
-  const bool is_column = column < args.tokens, has_norm = args.norm != nullptr;
+  const uint32_t token = blockIdx.x / cluster, rank = blockIdx.x % cluster;
+  const bool is_token = token < args.tokens, has_norm = args.norm != nullptr;
   const uint32_t group = rank * (kBlockInputs / 32) + threadIdx.x / 4, lane = threadIdx.x % 4;
   const uint2 quarters = owned_quarters(args.order, lane);
   // Returns the index of quarter i % 2 of piece i / 2.
@@ -93,12 +93,12 @@ __global__ void __launch_bounds__(kInputThreads, 5)
                                                    : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
   dependent_wait();
 
-  const uint32_t x_row = is_column && args.x_rows != nullptr ? args.x_rows[column] : column;
+  const uint32_t x_row = is_token && args.x_rows != nullptr ? args.x_rows[token] : token;
   const auto* const values = reinterpret_cast<const float4*>(args.x + uint64_t{x_row} * args.cols);
 #pragma unroll
   for (uint32_t i = 0; i < 2 * kPieces; ++i)
-    x[i] = is_column && place(i) < args.cols / 4 ? values[place(i)]
-                                                 : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    x[i] = is_token && place(i) < args.cols / 4 ? values[place(i)]
+                                                : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   Statistics all = {0.0f, 0.0f};
 #pragma unroll
   for (uint32_t i = 0; i < 2 * kPieces; ++i) {
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kInputThreads, 5)
       has_norm ? 1.0f / sqrtf(all.square_sum / static_cast<float>(args.cols) + args.epsilon) : 1.0f;
   const int32_t exponent = scale_exponent(all.max * rms_inverse);
   const float scale = power_of_two(exponent);
-  if (is_column && rank == 0 && threadIdx.x == 0) args.scales[column] = power_of_two(-exponent);
+  if (is_token && rank == 0 && threadIdx.x == 0) args.scales[token] = power_of_two(-exponent);
 
 #pragma unroll
   for (uint32_t p = 0; p < kPieces; ++p) {
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kInputThreads, 5)
     transpose_words(words);
     const uint32_t piece = (group + p * kPieceGroups) * 4 + lane;
     if (piece >= args.depth / 8) continue;
-    reinterpret_cast<uint4*>(args.h)[piece_index(args, column, piece)] =
+    reinterpret_cast<uint4*>(args.h)[piece_index(args, token, piece)] =
         make_uint4(words[0], words[1], words[2], words[3]);
   }
 #endif
@@ -157,14 +157,14 @@ __global__ void __launch_bounds__(kInputThreads, 5)
 
 // For any number of inputs at any address; reads x twice.
 __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const HalfInputArgs args) {
-  const uint32_t column = blockIdx.x;
-  const bool is_column = column < args.tokens;
+  const uint32_t token = blockIdx.x;
+  const bool is_token = token < args.tokens;
   dependent_trigger();
   dependent_wait();
-  const uint32_t x_row = is_column && args.x_rows != nullptr ? args.x_rows[column] : column;
+  const uint32_t x_row = is_token && args.x_rows != nullptr ? args.x_rows[token] : token;
   const float* const x = args.x + uint64_t{x_row} * args.cols;
   float rms_inverse = 1.0f, scale = 0.0f;
-  if (is_column) {
+  if (is_token) {
     Statistics part = {0.0f, 0.0f};
     for (uint32_t k = threadIdx.x; k < args.cols; k += kInputThreads) {
       const float value = x[k];
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const Hal
       rms_inverse = 1.0f / sqrtf(all.square_sum / static_cast<float>(args.cols) + args.epsilon);
     const int32_t exponent = scale_exponent(all.max * rms_inverse);
     scale = power_of_two(exponent);
-    if (threadIdx.x == 0) args.scales[column] = power_of_two(-exponent);
+    if (threadIdx.x == 0) args.scales[token] = power_of_two(-exponent);
   }
 
   for (uint32_t piece = threadIdx.x; piece < args.depth / 8; piece += kInputThreads) {
@@ -186,13 +186,13 @@ __global__ void __launch_bounds__(kInputThreads) half_input_any_kernel(const Hal
       const uint32_t place = piece * 8 + i;
       const uint32_t k = place / 32 * 32 + input_of_place(args.order, place % 32);
       float value = 0.0f;
-      if (is_column && k < args.cols) {
+      if (is_token && k < args.cols) {
         value = x[k] * rms_inverse;
         if (args.norm != nullptr) value *= args.norm[k];
       }
       words[i / 2] |= uint32_t{float_to_half(value * scale)} << (i % 2 * 16);
     }
-    reinterpret_cast<uint4*>(args.h)[piece_index(args, column, piece)] =
+    reinterpret_cast<uint4*>(args.h)[piece_index(args, token, piece)] =
         make_uint4(words[0], words[1], words[2], words[3]);
   }
 }
@@ -203,10 +203,10 @@ bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(addres
 
 cudaError_t half_input(const HalfInputArgs& args, const Launch& launch) {
   if (args.tokens == 0) return cudaSuccess;
-  if (args.tile_columns == 0 || args.depth < args.cols || args.depth % 64 != 0)
+  if (args.tile_tokens == 0 || args.depth < args.cols || args.depth % 64 != 0)
     return cudaErrorInvalidValue;
   const uint32_t blocks =
-      (args.tokens + args.tile_columns - 1) / args.tile_columns * args.tile_columns;
+      (args.tokens + args.tile_tokens - 1) / args.tile_tokens * args.tile_tokens;
   const uint32_t cluster = (args.depth + kBlockInputs - 1) / kBlockInputs;
   if (launch.compute_capability >= 90 && args.cols % 4 == 0 && cluster <= kInputClusterMax &&
       is_aligned(args.x) && is_aligned(args.norm))

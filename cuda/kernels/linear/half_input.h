@@ -13,9 +13,9 @@ namespace wcuda::kernels {
 
 // The order in which the inputs of a token are stored.
 enum class InputOrder : uint32_t {
-  // (tiles, depth / 64, tile_columns, 64): panels of 64 inputs. Each group of 32 inputs is in the
+  // (tiles, depth / 64, tile_tokens, 64): panels of 64 inputs. Each group of 32 inputs is in the
   // order in which the lanes of a quad own them (Ownership, kernels/linear/tile.cuh). Piece p (8
-  // inputs) of a column is stored at p ^ column % 8, as the 128-byte swizzle of wgmma requires.
+  // inputs) of a token is stored at p ^ token % 8, as the 128-byte swizzle of wgmma requires.
   kContiguous8,
   kCross,  // as kContiguous8, but the second and third of every four inputs are exchanged
   kSplit,
@@ -49,9 +49,9 @@ struct HalfInputArgs {
   const float* norm = nullptr;       // (cols) gain of an RMS norm; null: none
   float epsilon = 0.0f;
   InputOrder order = InputOrder::kContiguous8;
-  uint32_t tile_columns = 0;  // a multiple of 8; the last tile is filled up with zeros
-  uint16_t* h = nullptr;      // aligned to 16 bytes
-  float* scales = nullptr;    // (tokens) 2^-s; the sums must be multiplied by it
+  uint32_t tile_tokens = 0;  // a multiple of 8; the last tile is filled up with zeros
+  uint16_t* h = nullptr;     // aligned to 16 bytes
+  float* scales = nullptr;   // (tokens) 2^-s; the sums must be multiplied by it
 };
 
 // s(c) scales the largest magnitude of a token to 2^14 … 2^15. Thus nothing overflows, and only

@@ -33,10 +33,10 @@ constexpr uint32_t round_up(uint32_t value, uint32_t granule) {
 constexpr bool is_gate(Epilogue epilogue) {
   return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
 }
-uint64_t input_bytes(uint32_t cols, uint32_t columns) {
-  return uint64_t{round_up(cols, kKTileInputs)} * round_up(columns, 64) * 2;
+uint64_t input_bytes(uint32_t cols, uint32_t tokens) {
+  return uint64_t{round_up(cols, kKTileInputs)} * round_up(tokens, 64) * 2;
 }
-uint64_t scale_bytes(uint32_t columns) { return round_up(columns, 64) * 4; }
+uint64_t scale_bytes(uint32_t tokens) { return round_up(tokens, 64) * 4; }
 
 // The division of the matrices of one type into tiles.
 struct Shape {
@@ -52,34 +52,34 @@ uint32_t tile_count(const LinearBatchParams& params, uint32_t rows) {
   return tiles;
 }
 
-// Returns the shared memory that a block needs for columns.
-constexpr uint32_t column_bytes(uint32_t columns) {
-  return batch_column_stages(columns) * batch_stage_bytes(columns);
+// Returns the shared memory that a block needs for activations.
+constexpr uint32_t token_bytes(uint32_t tile_tokens) {
+  return batch_token_stages(tile_tokens) * batch_stage_bytes(tile_tokens);
 }
 constexpr uint32_t kWeightStagesMin = 2;
-// Columns per tile, for each kernel of a type.
-constexpr uint32_t kTileColumns[3] = {16, 32, 64};
+// Tokens per tile, for each kernel of a type.
+constexpr uint32_t kTileTokens[3] = {16, 32, 64};
 // Costs of a wave of blocks apart from its MMAs, and of each K-tile of a block. The products of one
-// M-tile and one K-tile cost 1. With few columns instructions wait for each other: a K-tile takes 1
-// us at 16 and 32 columns, however few M-tiles there are; down of 8B took 27.6 us with 14 K-tiles
+// M-tile and one K-tile cost 1. With few tokens, instructions wait for each other: a K-tile takes 1
+// us at 16 and 32 tokens, however few M-tiles there are; down of 8B took 27.6 us with 14 K-tiles
 // per block and 21.5 with 8 (H200).
-constexpr uint32_t kTurnCost = 48;
+constexpr uint32_t kWaveCost = 48;
 constexpr uint32_t kKTileCost[3] = {56, 56, 3};
 
-// Returns how many of `k_tiles` K-tiles fit into a block's shared memory next to the columns.
-uint32_t weight_stages(uint32_t rows, uint32_t k_tile_bytes, uint32_t k_tiles, uint32_t columns,
+// Returns how many of `k_tiles` K-tiles fit into a block's shared memory next to the activations.
+uint32_t weight_stages(uint32_t rows, uint32_t k_tile_bytes, uint32_t k_tiles, uint32_t tile_tokens,
                        uint32_t shared_bytes) {
-  const uint32_t others = kBatchAlignment + kBatchBarrierBytes + column_bytes(columns);
+  const uint32_t others = kBatchAlignment + kBatchBarrierBytes + token_bytes(tile_tokens);
   const uint32_t stages = (shared_bytes - others) / (rows / quant::kMTileRows * k_tile_bytes);
   return std::min({stages, k_tiles, kBatchStagesMax});
 }
-bool fits(uint32_t rows, uint32_t k_tile_bytes, uint32_t columns) {
-  return weight_stages(rows, k_tile_bytes, kWeightStagesMin, columns, batch_shared_bytes(1)) >=
+bool fits(uint32_t rows, uint32_t k_tile_bytes, uint32_t tile_tokens) {
+  return weight_stages(rows, k_tile_bytes, kWeightStagesMin, tile_tokens, batch_shared_bytes(1)) >=
          kWeightStagesMin;
 }
 
-// Returns the columns per tile: the smallest size that holds all tokens, but at most 64.
-uint32_t tile_columns(uint32_t tokens) { return tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64; }
+// Returns the tokens per tile: the smallest size that holds all tokens, but at most 64.
+uint32_t tokens_per_tile(uint32_t tokens) { return tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64; }
 
 cudaError_t allow_shared_memory(void (*kernel)(LinearBatchParams)) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -94,7 +94,7 @@ uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t ro
   constexpr int32_t kDevicesMax = 32;
   constexpr uint32_t kBlocksMax = 4;  // per SM
   static std::atomic<uint32_t> known[kDevicesMax][kBlocksMax][kBatchClusterMax + 1];
-  const uint32_t columns = kTileColumns[size], blocks = batch_blocks(rows, columns);
+  const uint32_t tile_tokens = kTileTokens[size], blocks = batch_blocks(rows, tile_tokens);
   if (cluster == 1) return sm_count * blocks;
   int32_t device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || device >= kDevicesMax) return sm_count / cluster;
@@ -119,31 +119,32 @@ uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t ro
   return static_cast<uint32_t>(clusters);
 }
 
-// Chooses the rows of a tile and the blocks per tile (`parts`, unless 0) that take the least time
-// by a measured model.
+// Chooses the rows of a tile and the blocks per tile (`partitions`, unless 0) that take the least
+// time by a measured model.
 Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, uint32_t size,
-                   uint32_t parts, uint32_t sm_count) {
-  const uint32_t columns = kTileColumns[size];
-  const uint32_t cluster_min = std::max(parts, 1u);
-  const uint32_t cluster_max = parts != 0 ? parts : std::min(params.k_tile_count, kBatchClusterMax);
+                   uint32_t partitions, uint32_t sm_count) {
+  const uint32_t tile_tokens = kTileTokens[size];
+  const uint32_t cluster_min = std::max(partitions, 1u);
+  const uint32_t cluster_max =
+      partitions != 0 ? partitions : std::min(params.k_tile_count, kBatchClusterMax);
   Shape best{0, 0, 0};
   uint64_t best_cost = UINT64_MAX;
-  for (uint32_t rows = batch_rows_max(columns); rows >= 64; rows /= 2) {
-    if (rows > 64 && !fits(rows, kernel.k_tile_bytes, columns)) continue;
-    const uint32_t tiles = tile_count(params, rows) * params.column_tiles;
+  for (uint32_t rows = batch_rows_max(tile_tokens); rows >= 64; rows /= 2) {
+    if (rows > 64 && !fits(rows, kernel.k_tile_bytes, tile_tokens)) continue;
+    const uint32_t tiles = tile_count(params, rows) * params.token_tiles;
     for (uint32_t cluster = cluster_min; cluster <= cluster_max; ++cluster) {
       const uint32_t resident = resident_clusters(kernel, size, rows, cluster, sm_count);
-      const uint32_t turns = (tiles + resident - 1) / resident;
+      const uint32_t waves = (tiles + resident - 1) / resident;
       // Blocks of the busiest SM in one wave.
-      const uint32_t blocks = ((tiles + turns - 1) / turns * cluster + sm_count - 1) / sm_count;
+      const uint32_t blocks = ((tiles + waves - 1) / waves * cluster + sm_count - 1) / sm_count;
       const uint32_t k_tiles = (params.k_tile_count + cluster - 1) / cluster;
       const uint32_t products = blocks * (rows / quant::kMTileRows) * k_tiles;
-      const uint32_t merge = cluster > 1 ? rows * columns / 1024 : 0;
+      const uint32_t merge = cluster > 1 ? rows * tile_tokens / 1024 : 0;
       const uint64_t cost =
-          uint64_t{turns} * (kTurnCost + products + kKTileCost[size] * k_tiles + merge);
+          uint64_t{waves} * (kWaveCost + products + kKTileCost[size] * k_tiles + merge);
       if (cost >= best_cost) continue;
       best_cost = cost;
-      best = {rows, tiles / params.column_tiles, cluster};
+      best = {rows, tiles / params.token_tiles, cluster};
     }
   }
   return best;
@@ -151,12 +152,12 @@ Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, u
 
 // The matrices from `second_matrix` on have the kernel's second type.
 cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uint32_t second_matrix,
-                        uint32_t columns, uint32_t parts, const Launch& launch) {
-  params.column_tiles = (params.tokens + columns - 1) / columns;
+                        uint32_t tile_tokens, uint32_t partitions, const Launch& launch) {
+  params.token_tiles = (params.tokens + tile_tokens - 1) / tile_tokens;
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
-  const uint32_t size = columns == 16 ? 0 : columns == 32 ? 1 : 2;
+  const uint32_t size = tile_tokens == 16 ? 0 : tile_tokens == 32 ? 1 : 2;
   if (const cudaError_t status = allow_shared_memory(kernel.kernels[size])) return status;
-  const Shape shape = choose_shape(params, kernel, size, parts, sm_count);
+  const Shape shape = choose_shape(params, kernel, size, partitions, sm_count);
   uint32_t tile = 0;
   params.second_tile = UINT32_MAX;
   for (uint32_t m = 0; m < params.matrix_count; ++m) {
@@ -170,13 +171,13 @@ cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uin
   params.cluster = shape.cluster;
   uint32_t shared_bytes = 0;
   const uint32_t k_tiles = (params.k_tile_count + shape.cluster - 1) / shape.cluster;
-  for (uint32_t blocks = batch_blocks(shape.rows, columns); blocks > 0; blocks /= 2) {
+  for (uint32_t blocks = batch_blocks(shape.rows, tile_tokens); blocks > 0; blocks /= 2) {
     shared_bytes = batch_shared_bytes(blocks);
     params.weight_stage_count =
-        weight_stages(shape.rows, kernel.k_tile_bytes, k_tiles, columns, shared_bytes);
+        weight_stages(shape.rows, kernel.k_tile_bytes, k_tiles, tile_tokens, shared_bytes);
     if (params.weight_stage_count >= std::min(kWeightStagesMin, k_tiles)) break;
   }
-  return launch_kernel(launch, dim3(shape.cluster, params.column_tiles, shape.tiles),
+  return launch_kernel(launch, dim3(shape.cluster, params.token_tiles, shape.tiles),
                        dim3(batch_threads(shape.rows)), shared_bytes,
                        shape.cluster > 1 ? shape.cluster : 0, kernel.kernels[size], params);
 }
@@ -190,8 +191,8 @@ bool linear_batch_supports(const LinearArgs& args, const Launch& launch) {
   return !is_gate(args.epilogue) || args.matrices[0].type == args.matrices[1].type;
 }
 
-uint64_t linear_batch_scratch_bytes(uint32_t cols, uint32_t columns) {
-  return input_bytes(cols, columns) + scale_bytes(columns);
+uint64_t linear_batch_scratch_bytes(uint32_t cols, uint32_t tokens) {
+  return input_bytes(cols, tokens) + scale_bytes(tokens);
 }
 
 cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratch,
@@ -207,16 +208,18 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
   input.x_rows = args.x_rows;
   input.norm = args.norm;
   input.epsilon = args.epsilon;
-  input.tile_columns = tile_columns(args.tokens);
+  input.tile_tokens = tokens_per_tile(args.tokens);
   input.h = static_cast<uint16_t*>(scratch);
   input.scales =
       reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + input_bytes(cols, args.tokens));
-  // The bits of the sums depend only on the parts of K.
-  const uint32_t parts = is_invariant ? invariant_parts(row_count(args), input.depth / kKTileInputs,
-                                                        static_cast<uint32_t>(launch.sm_count))
-                                      : 0;
+  // The bits of the sums depend only on the partitions of K.
+  const uint32_t partitions =
+      is_invariant ? invariant_partitions(row_count(args), input.depth / kKTileInputs,
+                                          static_cast<uint32_t>(launch.sm_count))
+                   : 0;
 
-  // Writes the columns in each order that a type needs, then launches a kernel for one type or two.
+  // Writes the activations in each order that a type needs, then launches a kernel for one type or
+  // two.
   bool is_done[kLinearMatricesMax] = {};
   for (uint32_t first = 0; first < args.matrix_count; ++first) {
     if (is_done[first]) continue;
@@ -254,7 +257,7 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
       add_matrices(kernel->second_type);
       if (params.matrix_count == 0) continue;
       if (const cudaError_t status =
-              launch_type(params, *kernel, second_matrix, input.tile_columns, parts, launch))
+              launch_type(params, *kernel, second_matrix, input.tile_tokens, partitions, launch))
         return status;
     }
   }

@@ -1,8 +1,8 @@
 // The kernel of linear_batch, for matrices of one or two weight types. Only for .cu files.
 //
-// A tile is up to 256 rows (16 M-tiles) by kColumns columns; a column is the activations of a
-// token. The blocks of a cluster compute one tile: each takes some of the K-tiles (256 inputs), and
-// in the end they add their sums in the order of their ranks:
+// A tile is up to 256 rows (16 M-tiles) by kTokens tokens. The blocks of a cluster compute one
+// tile: each takes some of the K-tiles (256 inputs), and in the end they add their sums in the
+// order of their ranks:
 //
 //   block 0   K-tiles 0 … 3    ─┐
 //   block 1   K-tiles 4 … 7    ─┼─→ sums in the shared memory of each block ─→ outputs
@@ -10,26 +10,26 @@
 //
 // Each consumer warp copies the packed tiles of its own M-tile into a ring of stages in shared
 // memory, one K-tile per stage, with bulk copies. It starts the first copies before the previous
-// kernel has ended. A producer warp copies the columns. A consumer warp converts its weights to f16
-// operands in its registers, and four warps together multiply 64 rows with the columns (wgmma
-// m64nNk16, f32 sums). Columns are stored in the order that half_input.h defines, with the 128-byte
-// swizzle. Timeline of a block with S stages of weights:
+// kernel has ended. A producer warp copies the activations. A consumer warp converts its weights to
+// f16 operands in its registers, and four warps together multiply 64 rows with the kTokens tokens
+// (wgmma m64nNk16, f32 sums). Activations are stored in the order that half_input.h defines, with
+// the 128-byte swizzle. Timeline of a block with S stages of weights:
 //
 //   previous kernel   ─────────────────────┐ ends
 //   copies, weights   K-tiles 0 … S - 1    │                      K-tile S   K-tile S + 1 …
-//   copies, columns                        └ stage 0 | stage 1 …
+//   copies, tokens                         └ stage 0 | stage 1 …
 //   consumer warps                                   | K-tile 0 | K-tile 1 | …  | sums | outputs
 //
-// The time is spent on instructions (375 per warp for 16 rows x 256 inputs of Q4_K and 16 columns)
-// and on waiting: for the columns, for the sums of the cluster, and between kernels. Therefore
+// The time is spent on instructions (375 per warp for 16 rows x 256 inputs of Q4_K and 16 tokens)
+// and on waiting: for activations, for the sums of the cluster, and between kernels. Therefore
 // blocks are small, so that blocks of two consecutive kernels fit on an SM at the same time; the
 // host divides the K-tiles, so that no block starts with integer divisions; and each thread
 // computes four outputs at a time.
 //
-// Lane 4g + t of warp w holds sums[k] of row 16w + g + 8 * (k / 2 % 2) and of column
+// Lane 4g + t of warp w holds sums[k] of row 16w + g + 8 * (k / 2 % 2) and of token
 // 8 * (k / 4) + 2t + k % 2.
 //
-// Bytes moved: packed tiles once for each tile of columns, columns once for each tile of rows.
+// Bytes moved: packed tiles once for each tile of tokens, activations once for each tile of rows.
 #pragma once
 
 #include "kernels/linear/half_tile.cuh"
@@ -45,13 +45,15 @@ namespace wcuda::kernels {
 
 constexpr uint32_t kBatchStagesMax = 8;
 constexpr uint32_t kBatchClusterMax = 8;
-// Maximum rows of a tile. With more than 32 columns, a block of 256 rows uses all registers of an
-// SM. With fewer columns, blocks are smaller, so that several fit (batch_blocks).
-WCUDA_HD constexpr uint32_t batch_rows_max(uint32_t columns) { return columns > 32 ? 256 : 128; }
-// Blocks per SM. With at most 32 columns the sums need few registers, so blocks of the next kernel
+// Maximum rows of a tile. With more than 32 tokens, a block of 256 rows uses all registers of an
+// SM. With fewer tokens, blocks are smaller, so that several fit (batch_blocks).
+WCUDA_HD constexpr uint32_t batch_rows_max(uint32_t tile_tokens) {
+  return tile_tokens > 32 ? 256 : 128;
+}
+// Blocks per SM. With at most 32 tokens the sums need few registers, so blocks of the next kernel
 // fit on the SM too, and load their first weights while this kernel ends.
-WCUDA_HD constexpr uint32_t batch_blocks(uint32_t rows, uint32_t columns) {
-  return columns > 32 ? 1 : rows > 64 ? 2 : 4;
+WCUDA_HD constexpr uint32_t batch_blocks(uint32_t rows, uint32_t tile_tokens) {
+  return tile_tokens > 32 ? 1 : rows > 64 ? 2 : 4;
 }
 // Shared memory of a block. An SM has 227 KB, of which 8 KB are left for codebook tables.
 WCUDA_HD constexpr uint32_t batch_shared_bytes(uint32_t blocks) {
@@ -59,32 +61,36 @@ WCUDA_HD constexpr uint32_t batch_shared_bytes(uint32_t blocks) {
 }
 // Alignment of the data within shared memory; up to so many bytes are lost.
 constexpr uint32_t kBatchAlignment = 1024;
-// Barriers: for weights, one per consumer warp and stage; for columns, two per stage.
+// Barriers: for weights, one per consumer warp and stage; for activations, two per stage.
 constexpr uint32_t kBatchWarpsMax = 16;
-constexpr uint32_t kBatchColumnBarriers = kBatchWarpsMax * kBatchStagesMax * 8;
+constexpr uint32_t kBatchTokenBarriers = kBatchWarpsMax * kBatchStagesMax * 8;
 constexpr uint32_t kBatchBarrierBytes = 2048;
-static_assert(kBatchColumnBarriers + kBatchStagesMax * 16 <= kBatchBarrierBytes);
-// Floats between the sums of two columns, so that the lanes of a store access different banks.
+static_assert(kBatchTokenBarriers + kBatchStagesMax * 16 <= kBatchBarrierBytes);
+// Floats between the sums of two tokens, so that the lanes of a store access different banks.
 constexpr uint32_t kBatchPadding = 4;
 WCUDA_HD constexpr uint32_t batch_threads(uint32_t rows) { return rows / 64 * 128 + 32; }
 
-// Thread count for __launch_bounds__. With at most 32 columns it is larger than the block, so that
+// Thread count for __launch_bounds__. With at most 32 tokens it is larger than the block, so that
 // the compiler uses at most 80 registers per thread.
-WCUDA_HD constexpr uint32_t batch_bound(uint32_t columns) {
-  return columns > 32 ? batch_threads(batch_rows_max(columns)) : 384;
+WCUDA_HD constexpr uint32_t batch_bound(uint32_t tile_tokens) {
+  return tile_tokens > 32 ? batch_threads(batch_rows_max(tile_tokens)) : 384;
 }
 
-// A stage of columns is half a K-tile, or a whole one with at most 16 columns.
-WCUDA_HD constexpr uint32_t batch_stage_halves(uint32_t columns) { return columns <= 16 ? 2 : 1; }
-WCUDA_HD constexpr uint32_t batch_stage_bytes(uint32_t columns) {
-  return batch_stage_halves(columns) * kHalfKTileInputs * columns * 2;
+// A stage of activations is half a K-tile, or a whole one with at most 16 tokens.
+WCUDA_HD constexpr uint32_t batch_stage_halves(uint32_t tile_tokens) {
+  return tile_tokens <= 16 ? 2 : 1;
 }
-// Stages of columns: one in use, the others in flight.
-WCUDA_HD constexpr uint32_t batch_column_stages(uint32_t columns) { return columns == 64 ? 4 : 3; }
+WCUDA_HD constexpr uint32_t batch_stage_bytes(uint32_t tile_tokens) {
+  return batch_stage_halves(tile_tokens) * kHalfKTileInputs * tile_tokens * 2;
+}
+// Stages of activations: one in use, the others in flight.
+WCUDA_HD constexpr uint32_t batch_token_stages(uint32_t tile_tokens) {
+  return tile_tokens == 64 ? 4 : 3;
+}
 
 struct LinearBatchParams {
   uint32_t tokens;
-  uint32_t column_tiles;
+  uint32_t token_tiles;
   uint32_t packed_tile_count;  // of an M-tile
   uint32_t k_tile_count;
   // Of each block of a cluster; the last entry is k_tile_count.
@@ -94,8 +100,8 @@ struct LinearBatchParams {
   uint32_t weight_stage_count;  // each stage is one K-tile
   uint32_t matrix_count;
   Epilogue epilogue;
-  const uint16_t* h;    // (column_tiles, k_tile_count * 4, kColumns, 64)
-  const float* scales;  // (columns)
+  const uint16_t* h;    // (token_tiles, k_tile_count * 4, kTokens, 64)
+  const float* scales;  // (tokens)
   const uint8_t* packed_tiles[kLinearMatricesMax];
   const float* biases[kLinearMatricesMax];
   float* outputs[kLinearMatricesMax];
@@ -133,14 +139,14 @@ struct BatchTile {
 };
 
 // Returns the offset to add to the wgmma descriptor of a stage for its step `step` of 16 inputs.
-// Columns are stored in panels of 64 inputs, and a column has 128 bytes in each panel.
-template <uint32_t kColumns>
-WCUDA_HD constexpr uint32_t column_step(uint32_t step) {
-  return step / 4 * (kColumns * 128 / 16) + step % 4 * (32 / 16);
+// Activations are stored in panels of 64 inputs, and a token has 128 bytes in each panel.
+template <uint32_t kTokens>
+WCUDA_HD constexpr uint32_t token_step(uint32_t step) {
+  return step / 4 * (kTokens * 128 / 16) + step % 4 * (32 / 16);
 }
 
 // The K-tiles that a block computes: first … first + count - 1. blockIdx.x is its rank in the
-// cluster, blockIdx.y its tile of columns, and blockIdx.z its tile of rows.
+// cluster, blockIdx.y its tile of tokens, and blockIdx.z its tile of rows.
 struct BatchWork {
   uint32_t first;
   uint32_t count;
@@ -185,11 +191,11 @@ struct BatchWeights {
   }
 };
 
-// Runs on one lane of the producer warp: copies the columns, stage by stage.
-template <uint32_t kColumns>
-__device__ __forceinline__ void produce_columns(const LinearBatchParams& params,
-                                                const BatchWork& work, const Pipeline& ring) {
-  constexpr uint32_t kStages = 2 / batch_stage_halves(kColumns);  // per K-tile
+// Runs on one lane of the producer warp: copies the activations, stage by stage.
+template <uint32_t kTokens>
+__device__ __forceinline__ void produce_tokens(const LinearBatchParams& params,
+                                               const BatchWork& work, const Pipeline& ring) {
+  constexpr uint32_t kStages = 2 / batch_stage_halves(kTokens);  // per K-tile
   dependent_wait();
   PipelineState stage;
   const uint8_t* source =
@@ -205,36 +211,36 @@ __device__ __forceinline__ void produce_columns(const LinearBatchParams& params,
 }
 
 // Computes the sums of a warp's M-tile over the K-tiles of the block.
-template <class Operand, uint32_t kColumns>
+template <class Operand, uint32_t kTokens>
 __device__ __forceinline__ void consume(const LinearBatchParams& params, const BatchWork& work,
                                         const uint8_t* packed_tiles, BatchWeights<Operand>& weights,
-                                        const Pipeline& columns, float (&sums)[kColumns / 2]) {
-  constexpr uint32_t kStageGroups = batch_stage_halves(kColumns) * 4;  // of 32 inputs
+                                        const Pipeline& tokens, float (&sums)[kTokens / 2]) {
+  constexpr uint32_t kStageGroups = batch_stage_halves(kTokens) * 4;  // of 32 inputs
   const uint32_t lane = threadIdx.x % 32;
   const auto release = [&](uint32_t stage) {
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(columns.empty_barrier(stage));
+    if (lane == 0) mbarrier_arrive(tokens.empty_barrier(stage));
   };
-  PipelineState column_stage;
+  PipelineState token_stage;
   for (uint32_t k_tile = 0; k_tile < work.count; ++k_tile) {
     weights.ring.wait_full(weights.stage);
     const uint8_t* const place = packed_tiles + weights.stage.stage * weights.ring.stage_bytes;
     // Loads the operands of both halves at once if there are enough registers.
-    constexpr bool kIsEarly = kColumns <= 16;
+    constexpr bool kIsEarly = kTokens <= 16;
     Operand operands[kIsEarly ? 2 : 1];
     if constexpr (kIsEarly) {
       operands[0].load(place, 0, lane);
       operands[1].load(place, 1, lane);
     }
-    uint32_t last = 0;  // the stage of columns before the current one
+    uint32_t last = 0;  // the stage of activations before the current one
     uint64_t descriptor = 0;
     uint32_t a[2][8];
 #pragma unroll
     for (uint32_t group = 0; group < 8; ++group) {
       const uint32_t half = group / 4, m = group % 4;
       if (group % kStageGroups == 0) {
-        columns.wait_full(column_stage);
-        descriptor = wgmma_descriptor(columns.target(column_stage.stage), 16);
+        tokens.wait_full(token_stage);
+        descriptor = wgmma_descriptor(tokens.target(token_stage.stage), 16);
       }
       Operand& operand = operands[kIsEarly ? half : 0];
       if (!kIsEarly && m == 0) operand.load(place, half, lane);
@@ -246,12 +252,12 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
       wgmma_fence();
 #pragma unroll
       for (uint32_t i = 0; i < 2; ++i)
-        wgmma<kColumns, false>(sums, a[group % 2] + 4 * i,
-                               descriptor + column_step<kColumns>(group % kStageGroups * 2 + i));
+        wgmma<kTokens, false>(sums, a[group % 2] + 4 * i,
+                              descriptor + token_step<kTokens>(group % kStageGroups * 2 + i));
       wgmma_commit();
       if (group % kStageGroups == kStageGroups - 1) {
-        last = column_stage.stage;
-        column_stage.advance(batch_column_stages(kColumns));
+        last = token_stage.stage;
+        token_stage.advance(batch_token_stages(kTokens));
       }
     }
     // The compiler keeps products in flight only within an iteration of the loop.
@@ -263,67 +269,68 @@ __device__ __forceinline__ void consume(const LinearBatchParams& params, const B
 }
 
 // Adds the sums of the cluster's blocks and writes the outputs; each block writes a part of them.
-// The sums of a block, (kColumns, rows of the tile), follow the barriers in its shared memory.
+// The sums of a block, (kTokens, rows of the tile), follow the barriers in its shared memory.
 __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, const BatchTile& tile,
-                                            uint32_t first_column, uint32_t columns,
-                                            uint32_t threads, uint32_t shared, float weight_scale) {
+                                            uint32_t first_token, uint32_t tokens, uint32_t threads,
+                                            uint32_t shared, float weight_scale) {
   // Outputs that a thread computes at a time, and blocks whose sums it loads at a time.
-  constexpr uint32_t kTurn = 4, kBlocks = 4;
+  constexpr uint32_t kOutputs = 4, kBlocks = 4;
   const uint32_t stride = params.tile_rows + kBatchPadding;
-  const uint32_t rows = params.rows[tile.matrix], count = tile.rows * columns;
+  const uint32_t rows = params.rows[tile.matrix], count = tile.rows * tokens;
   const uint32_t row_bits = __ffs(static_cast<int32_t>(tile.rows)) - 1;  // a power of two
   const uint32_t step = params.cluster * threads;
   const bool has_previous = !tile.is_gate && params.epilogue != Epilogue::kStore;
   const bool is_times = has_previous && params.epilogue != Epilogue::kAdd;
-  float* const outputs = params.outputs[tile.matrix] + uint64_t{first_column} * rows;
-  const float* const scales = params.scales + first_column;
+  float* const outputs = params.outputs[tile.matrix] + uint64_t{first_token} * rows;
+  const float* const scales = params.scales + first_token;
   const float* const biases = params.biases[tile.matrix];
   const float* const up_biases = tile.is_gate ? params.biases[1] : nullptr;
-  for (uint32_t base = 0; base < count; base += kTurn * step) {
+  for (uint32_t base = 0; base < count; base += kOutputs * step) {
     const uint32_t first = base + blockIdx.x * threads + threadIdx.x;
-    uint32_t places[kTurn];  // index of each output in the sums; past the end, that of output 0
-    float totals[kTurn] = {}, ups[kTurn] = {}, scale[kTurn], bias[kTurn] = {}, up_bias[kTurn] = {};
-    float previous[kTurn] = {};
+    uint32_t places[kOutputs];  // index of each output in the sums; past the end, that of output 0
+    float totals[kOutputs] = {}, ups[kOutputs] = {}, scale[kOutputs], bias[kOutputs] = {},
+          up_bias[kOutputs] = {};
+    float previous[kOutputs] = {};
 #pragma unroll
-    for (uint32_t i = 0; i < kTurn; ++i) {
+    for (uint32_t i = 0; i < kOutputs; ++i) {
       const uint32_t at = first + i * step < count ? first + i * step : 0;
-      const uint32_t column = at >> row_bits, row = at & (tile.rows - 1);
+      const uint32_t token = at >> row_bits, row = at & (tile.rows - 1);
       const uint32_t of_matrix = tile.first_row + row;
-      places[i] = column * stride + row;
-      scale[i] = scales[column] * weight_scale;
+      places[i] = token * stride + row;
+      scale[i] = scales[token] * weight_scale;
       if (of_matrix >= rows) continue;
       if (biases != nullptr) bias[i] = biases[of_matrix];
       if (up_biases != nullptr) up_bias[i] = up_biases[of_matrix];
-      if (has_previous) previous[i] = outputs[uint64_t{column} * rows + of_matrix];
+      if (has_previous) previous[i] = outputs[uint64_t{token} * rows + of_matrix];
     }
     for (uint32_t b = 0; b < params.cluster; b += kBlocks) {
-      float parts[kBlocks][kTurn] = {}, up_parts[kBlocks][kTurn] = {};
+      float parts[kBlocks][kOutputs] = {}, up_parts[kBlocks][kOutputs] = {};
 #pragma unroll
       for (uint32_t k = 0; k < kBlocks; ++k) {
         if (b + k >= params.cluster) break;
         const uint32_t block = cluster_address(shared, b + k);
         const uint32_t sums = block + kBatchBarrierBytes;
 #pragma unroll
-        for (uint32_t i = 0; i < kTurn; ++i) {
+        for (uint32_t i = 0; i < kOutputs; ++i) {
           parts[k][i] = cluster_load(sums + places[i] * 4);
         }
         if (!tile.is_gate) continue;
 #pragma unroll
-        for (uint32_t i = 0; i < kTurn; ++i)
+        for (uint32_t i = 0; i < kOutputs; ++i)
           up_parts[k][i] = cluster_load(sums + (places[i] + tile.rows) * 4);
       }
 #pragma unroll
       for (uint32_t k = 0; k < kBlocks; ++k)
 #pragma unroll
-        for (uint32_t i = 0; i < kTurn; ++i) {
+        for (uint32_t i = 0; i < kOutputs; ++i) {
           totals[i] += parts[k][i];
           ups[i] += up_parts[k][i];
         }
     }
 #pragma unroll
-    for (uint32_t i = 0; i < kTurn; ++i) {
+    for (uint32_t i = 0; i < kOutputs; ++i) {
       const uint32_t at = first + i * step;
-      const uint32_t column = at >> row_bits, of_matrix = tile.first_row + (at & (tile.rows - 1));
+      const uint32_t token = at >> row_bits, of_matrix = tile.first_row + (at & (tile.rows - 1));
       if (at >= count || of_matrix >= rows) continue;
       float value = totals[i] * scale[i] + bias[i];
       if (tile.is_gate) value = gated_fast(params.epilogue, value, ups[i] * scale[i] + up_bias[i]);
@@ -331,7 +338,7 @@ __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, con
         value = activation_fast(params.epilogue == Epilogue::kSiluTimes, value) * previous[i];
       else if (has_previous)
         value += previous[i];
-      outputs[uint64_t{column} * rows + of_matrix] = value;
+      outputs[uint64_t{token} * rows + of_matrix] = value;
     }
   }
 }
@@ -339,7 +346,7 @@ __device__ __forceinline__ void finish_tile(const LinearBatchParams& params, con
 #endif
 
 // Computes one block of the grid.
-template <class Operand, uint32_t kColumns>
+template <class Operand, uint32_t kTokens>
 __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
 #if WCUDA_HAS_WARPGROUPS
   extern __shared__ __align__(1024) uint8_t batch_shared[];
@@ -352,18 +359,18 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   const uint32_t consumer_warps = blockDim.x / 32 - 1;
   const BatchWork work(params);
   const BatchTile tile(params, blockIdx.z);
-  const uint32_t first_column = blockIdx.y * kColumns;
+  const uint32_t first_token = blockIdx.y * kTokens;
 
   BatchWeights<Operand> weights;
   weights.ring.full = shared + warp * (kBatchStagesMax * 8);
-  Pipeline columns;
-  columns.full = shared + kBatchColumnBarriers;
-  columns.empty = columns.full + kBatchStagesMax * 8;
-  columns.data = shared + kBatchBarrierBytes;
-  columns.stage_bytes = batch_stage_bytes(kColumns);
-  columns.stages = batch_column_stages(kColumns);
+  Pipeline tokens;
+  tokens.full = shared + kBatchTokenBarriers;
+  tokens.empty = tokens.full + kBatchStagesMax * 8;
+  tokens.data = shared + kBatchBarrierBytes;
+  tokens.stage_bytes = batch_stage_bytes(kTokens);
+  tokens.stages = batch_token_stages(kTokens);
   weights.ring.data =
-      columns.data + columns.stages * columns.stage_bytes + warp * Operand::kKTileBytes;
+      tokens.data + tokens.stages * tokens.stage_bytes + warp * Operand::kKTileBytes;
   weights.ring.stage_bytes = params.tile_rows / quant::kMTileRows * Operand::kKTileBytes;
   weights.ring.stages = params.weight_stage_count;
 
@@ -375,9 +382,9 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
         mbarrier_init(weights.ring.full + i * 8, 1);
     } else {
 #pragma unroll 1
-      for (uint32_t i = 0; i < columns.stages; ++i) {
-        mbarrier_init(columns.full + i * 8, 1);
-        mbarrier_init(columns.empty + i * 8, consumer_warps);
+      for (uint32_t i = 0; i < tokens.stages; ++i) {
+        mbarrier_init(tokens.full + i * 8, 1);
+        mbarrier_init(tokens.empty + i * 8, consumer_warps);
       }
     }
     mbarrier_init_fence();
@@ -410,50 +417,50 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
     cluster_wait();
   };
   if (warp >= consumer_warps) {
-    if (lane == 0) produce_columns<kColumns>(params, work, columns);
+    if (lane == 0) produce_tokens<kTokens>(params, work, tokens);
     __syncwarp();
     sync_sums();
     sync_end();
     return;
   }
 
-  float sums[kColumns / 2] = {};
-  consume<Operand, kColumns>(params, work, batch_shared + (weights.ring.data - start), weights,
-                             columns, sums);
+  float sums[kTokens / 2] = {};
+  consume<Operand, kTokens>(params, work, batch_shared + (weights.ring.data - start), weights,
+                            tokens, sums);
   // After all warps have read all stages, the sums overwrite them.
   asm volatile("bar.sync 1, %0;" ::"r"(consumer_warps * 32) : "memory");
   float* const parts =
       reinterpret_cast<float*>(batch_shared + (shared - start) + kBatchBarrierBytes);
   const uint32_t stride = params.tile_rows + kBatchPadding;
 #pragma unroll
-  for (uint32_t k = 0; k < kColumns / 2; ++k) {
-    const uint32_t column = k / 4 * 8 + lane % 4 * 2 + k % 2;
+  for (uint32_t k = 0; k < kTokens / 2; ++k) {
+    const uint32_t token = k / 4 * 8 + lane % 4 * 2 + k % 2;
     const uint32_t row = warp * quant::kMTileRows + lane / 4 + k / 2 % 2 * 8;
-    parts[column * stride + row] = sums[k];
+    parts[token * stride + row] = sums[k];
   }
   dependent_wait();
   sync_sums();
-  finish_tile(params, tile, first_column, min(kColumns, params.tokens - first_column),
+  finish_tile(params, tile, first_token, min(kTokens, params.tokens - first_token),
               consumer_warps * 32, shared, 1.0f / Operand::kWeightScale);
   sync_end();
 #endif
 }
 
 // With 16 consumer warps and the producer, a thread has at most 96 registers.
-template <TensorType kType, uint32_t kColumns>
-__global__ void __launch_bounds__(batch_bound(kColumns), batch_blocks(128, kColumns))
+template <TensorType kType, uint32_t kTokens>
+__global__ void __launch_bounds__(batch_bound(kTokens), batch_blocks(128, kTokens))
     linear_batch_kernel(const __grid_constant__ LinearBatchParams params) {
-  batch_block<HalfTile<kType>, kColumns>(params);
+  batch_block<HalfTile<kType>, kTokens>(params);
 }
 
 // For matrices of two types. Tiles from params.second_tile on have type kSecond.
-template <TensorType kType, TensorType kSecond, uint32_t kColumns>
-__global__ void __launch_bounds__(batch_bound(kColumns), batch_blocks(128, kColumns))
+template <TensorType kType, TensorType kSecond, uint32_t kTokens>
+__global__ void __launch_bounds__(batch_bound(kTokens), batch_blocks(128, kTokens))
     linear_batch_mixed_kernel(const __grid_constant__ LinearBatchParams params) {
   if (blockIdx.z < params.second_tile)
-    batch_block<HalfTile<kType>, kColumns>(params);
+    batch_block<HalfTile<kType>, kTokens>(params);
   else
-    batch_block<HalfTile<kSecond>, kColumns>(params);
+    batch_block<HalfTile<kSecond>, kTokens>(params);
 }
 
 // The kernels for one weight type or two, and what their launcher needs to know.
@@ -463,7 +470,7 @@ struct BatchKernel {
   InputOrder order;
   uint32_t k_tile_bytes;                               // if there are two types, the larger size
   uint32_t packed_tiles;                               // per K-tile
-  void (*kernels[3])(const LinearBatchParams params);  // for 16, 32 and 64 columns
+  void (*kernels[3])(const LinearBatchParams params);  // for 16, 32 and 64 tokens
 };
 
 // Returns the kernels for one weight type, or for layers whose matrices have two types.

@@ -33,8 +33,8 @@ constexpr uint64_t round_up(uint64_t value, uint64_t granule) {
 constexpr bool is_gate(Epilogue epilogue) {
   return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
 }
-uint64_t column_bytes(uint32_t cols, uint32_t tokens) {
-  return round_up(cols, kKTileInputs) * round_up(tokens, kGemmColumns[1]) * 2;
+uint64_t token_bytes(uint32_t cols, uint32_t tokens) {
+  return round_up(cols, kKTileInputs) * round_up(tokens, kGemmTileTokens[1]) * 2;
 }
 uint64_t counter_bytes(const Launch& launch) {
   return round_up(launch.sm_count * 2 * sizeof(uint32_t), 256);
@@ -57,18 +57,18 @@ struct Group {
 
 cudaError_t launch_group(Group* group, const GemmPlan& plan, const Launch& launch) {
   PackedGemmParams& params = group->params;
-  params.column_tiles = (params.tokens + plan.columns - 1) / plan.columns;
+  params.token_tiles = (params.tokens + plan.tile_tokens - 1) / plan.tile_tokens;
   params.iteration_count = plan.iteration_count;
   params.tile_count = plan.iteration_count / params.k_tile_count;
   params.run_tiles = (params.tile_count + plan.clusters - 1) / plan.clusters;
   params.tile_pieces = plan.tile_pieces;
-  params.parts = plan.parts;
+  params.partitions = plan.partitions;
   params.token_stages = plan.token_stages;
   params.weight_stages = plan.weight_stages;
   params.weight_stage_bytes =
       kGemmWarps * group->kernel->k_tile_bytes / gemm_parts(group->kernel->k_tile_bytes);
   std::copy_n(plan.first_tile, kLinearMatricesMax, params.first_tile);
-  const auto kernel = group->kernel->kernels[plan.columns == kGemmColumns[0] ? 0 : 1];
+  const auto kernel = group->kernel->kernels[plan.tile_tokens == kGemmTileTokens[0] ? 0 : 1];
   if (const cudaError_t status = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kGemmSharedBytes))
     return status;
@@ -88,13 +88,13 @@ bool packed_gemm_supports(const LinearArgs& args, const Launch& launch) {
 }
 
 uint64_t packed_gemm_input_bytes(uint32_t cols, uint32_t tokens) {
-  return column_bytes(cols, tokens) + round_up(tokens, kGemmColumns[1]) * sizeof(float);
+  return token_bytes(cols, tokens) + round_up(tokens, kGemmTileTokens[1]) * sizeof(float);
 }
 
 uint64_t packed_gemm_scratch_bytes(const Launch& launch) {
   if (launch.compute_capability != 90) return 0;
   return counter_bytes(launch) +
-         uint64_t(launch.sm_count) * 2 * kGemmRows * kGemmColumns[1] * sizeof(float);
+         uint64_t(launch.sm_count) * 2 * kGemmRows * kGemmTileTokens[1] * sizeof(float);
 }
 
 cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
@@ -104,17 +104,17 @@ cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
   if (launch.sm_count < 2 || launch.scratch_bytes < packed_gemm_scratch_bytes(launch))
     return cudaErrorInvalidValue;
   const uint32_t cols = args.matrices[0].cols;
-  HalfInputArgs columns;
-  columns.tokens = args.tokens;
-  columns.cols = cols;
-  columns.depth = static_cast<uint32_t>(round_up(cols, kKTileInputs));
-  columns.x = args.x;
-  columns.x_rows = args.x_rows;
-  columns.norm = args.norm;
-  columns.epsilon = args.epsilon;
-  columns.h = static_cast<uint16_t*>(input);
-  columns.scales =
-      reinterpret_cast<float*>(static_cast<uint8_t*>(input) + column_bytes(cols, args.tokens));
+  HalfInputArgs half;
+  half.tokens = args.tokens;
+  half.cols = cols;
+  half.depth = static_cast<uint32_t>(round_up(cols, kKTileInputs));
+  half.x = args.x;
+  half.x_rows = args.x_rows;
+  half.norm = args.norm;
+  half.epsilon = args.epsilon;
+  half.h = static_cast<uint16_t*>(input);
+  half.scales =
+      reinterpret_cast<float*>(static_cast<uint8_t*>(input) + token_bytes(cols, args.tokens));
 
   bool is_done[kLinearMatricesMax] = {};
   for (uint32_t i = 0; i < args.matrix_count; ++i) {
@@ -138,10 +138,10 @@ cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
     params.tokens = args.tokens;
     const uint32_t packed_tile_inputs = kKTileInputs / group.kernel->packed_tiles;
     params.packed_tile_count = (cols + packed_tile_inputs - 1) / packed_tile_inputs;
-    params.k_tile_count = columns.depth / kKTileInputs;
+    params.k_tile_count = half.depth / kKTileInputs;
     params.epilogue = args.epilogue;
-    params.h = columns.h;
-    params.scales = columns.scales;
+    params.h = half.h;
+    params.scales = half.scales;
     params.counters = static_cast<uint32_t*>(launch.scratch);
     params.partials =
         reinterpret_cast<float*>(static_cast<uint8_t*>(launch.scratch) + counter_bytes(launch));
@@ -153,14 +153,15 @@ cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
     layer.matrix_count = layer.is_gate ? 1 : params.matrix_count;
     layer.k_tile_bytes = group.kernel->k_tile_bytes;
     layer.sm_count = static_cast<uint32_t>(launch.sm_count);
-    if (is_invariant) layer.parts = invariant_parts(row_count(args), layer.k_tiles, layer.sm_count);
+    if (is_invariant)
+      layer.partitions = invariant_partitions(row_count(args), layer.k_tiles, layer.sm_count);
     const GemmPlan plan = plan_gemm(layer);
     if (plan.clusters == 0) return cudaErrorInvalidValue;
     // Writes the activations again if tiles or order of inputs differ from the previous launch.
-    if (i == 0 || columns.order != group.kernel->order || columns.tile_columns != plan.columns) {
-      columns.order = group.kernel->order;
-      columns.tile_columns = plan.columns;
-      if (const cudaError_t status = half_input(columns, launch)) return status;
+    if (i == 0 || half.order != group.kernel->order || half.tile_tokens != plan.tile_tokens) {
+      half.order = group.kernel->order;
+      half.tile_tokens = plan.tile_tokens;
+      if (const cudaError_t status = half_input(half, launch)) return status;
     }
     if (const cudaError_t status = launch_group(&group, plan, launch)) return status;
   }

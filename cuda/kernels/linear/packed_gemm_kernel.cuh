@@ -16,8 +16,9 @@
 // A CTA whose run covers only some of a tile's K-tiles writes its partial sums to global memory and
 // increments a counter. The last CTA to do so adds the partial sums in the order of K and writes
 // the outputs. Thus no CTA waits for another, and the order of additions does not depend on which
-// CTA is last. With batch invariance, K is cut into parts that depend only on the matrices. Each
-// cluster computes a run of such parts or, if memory for partial sums is short, of whole tiles.
+// CTA is last. With batch invariance, K is cut into partitions that depend only on the matrices.
+// Each cluster computes a run of such partitions or, if memory for partial sums is short, of whole
+// tiles.
 //
 // The numbering of tiles lets clusters work on neighbouring tiles at the same time, so that weights
 // and activations that several of them read come from L2.
@@ -60,11 +61,11 @@ namespace wcuda::kernels {
 struct GemmSegment {
   uint32_t first_k_tile;
   uint32_t k_tiles;
-  uint32_t first_column;
+  uint32_t first_token;
   uint32_t first_row;  // of the matrix
   uint32_t matrix;
   uint32_t first_iteration;  // of the whole tile
-  uint32_t part;             // index of the part of K within the tile
+  uint32_t partition;        // index of the partition of K within the tile
 };
 
 // Iterates over the segments of a CTA.
@@ -73,7 +74,7 @@ struct GemmWork {
   uint32_t end;
 
   // Returns the first iteration of a cluster. cluster_of returns the cluster that computes an
-  // iteration, if K is not cut into parts.
+  // iteration, if K is not cut into partitions.
   static __device__ __forceinline__ uint32_t first_iteration(const PackedGemmParams& params,
                                                              uint32_t cluster) {
     const auto piece = static_cast<uint32_t>(uint64_t{params.tile_count} * params.tile_pieces *
@@ -97,14 +98,14 @@ struct GemmWork {
     const uint32_t tile = iteration / params.k_tile_count;
     segment->first_iteration = tile * params.k_tile_count;
     segment->first_k_tile = iteration - segment->first_iteration;
-    segment->part = ((segment->first_k_tile + 1) * params.parts - 1) / params.k_tile_count;
-    segment->k_tiles = min(params.k_tile_count * (segment->part + 1) / params.parts,
+    segment->partition =
+        ((segment->first_k_tile + 1) * params.partitions - 1) / params.k_tile_count;
+    segment->k_tiles = min(params.k_tile_count * (segment->partition + 1) / params.partitions,
                            end - segment->first_iteration) -
                        segment->first_k_tile;
     const uint32_t place = gemm_tile_place(params.tile_count, params.run_tiles, tile);
-    segment->first_column = place % params.column_tiles * kN;
-    const uint32_t row_tile =
-        place / params.column_tiles * kGemmCluster + blockIdx.x % kGemmCluster;
+    segment->first_token = place % params.token_tiles * kN;
+    const uint32_t row_tile = place / params.token_tiles * kGemmCluster + blockIdx.x % kGemmCluster;
     const bool is_gate = params.epilogue >= Epilogue::kSiluGate;
     segment->matrix = 0;
     for (uint32_t m = 1; m < params.matrix_count && !is_gate; ++m)
@@ -195,7 +196,7 @@ __device__ __forceinline__ void produce_tokens(const PackedGemmParams& params,
   while (work.next<kN>(params, &segment)) {
     const uint8_t* source =
         reinterpret_cast<const uint8_t*>(params.h) + offset +
-        (uint64_t{segment.first_column / kN} * params.k_tile_count + segment.first_k_tile) *
+        (uint64_t{segment.first_token / kN} * params.k_tile_count + segment.first_k_tile) *
             (kStages * kBytes);
     for (uint32_t i = 0; i < kStages * segment.k_tiles; ++i, source += kBytes) {
       const uint32_t barrier = ring.full_barrier(stage.stage);
@@ -299,22 +300,22 @@ __device__ __forceinline__ void sync_warpgroup(uint32_t warpgroup) {
 // Stores a thread's partial sums of a tile, or adds stored ones to `sums`. The 128 threads of a
 // warpgroup store their float4s interleaved: `part` points to the first float4 of this thread.
 template <uint32_t kSums>
-__device__ __forceinline__ void store_part(float4* part, const float (&sums)[kSums]) {
+__device__ __forceinline__ void store_partial(float4* part, const float (&sums)[kSums]) {
 #pragma unroll
   for (uint32_t i = 0; i < kSums / 4; ++i)
     __stcg(part + i * 128,
            make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
 }
 template <uint32_t kSums>
-__device__ __forceinline__ void add_part(const float4* part, float (&sums)[kSums]) {
-  constexpr uint32_t kTurn = 16;  // loads in flight
+__device__ __forceinline__ void add_partial(const float4* part, float (&sums)[kSums]) {
+  constexpr uint32_t kInFlight = 16;  // loads in flight
 #pragma unroll
-  for (uint32_t begin = 0; begin < kSums / 4; begin += kTurn) {
-    float4 values[kTurn];
+  for (uint32_t begin = 0; begin < kSums / 4; begin += kInFlight) {
+    float4 values[kInFlight];
 #pragma unroll
-    for (uint32_t i = 0; i < kTurn; ++i) values[i] = __ldcg(part + (begin + i) * 128);
+    for (uint32_t i = 0; i < kInFlight; ++i) values[i] = __ldcg(part + (begin + i) * 128);
 #pragma unroll
-    for (uint32_t i = 0; i < kTurn; ++i) {
+    for (uint32_t i = 0; i < kInFlight; ++i) {
       sums[4 * (begin + i)] += values[i].x;
       sums[4 * (begin + i) + 1] += values[i].y;
       sums[4 * (begin + i) + 2] += values[i].z;
@@ -328,36 +329,37 @@ __device__ __forceinline__ void add_part(const float4* part, float (&sums)[kSums
 // segment of the tile. Returns true if `sums` now holds the complete sums, and false if another CTA
 // or a later segment completes them.
 template <uint32_t kN>
-__device__ __forceinline__ bool join_parts(const PackedGemmParams& params,
-                                           const GemmSegment& segment, uint32_t warpgroup,
-                                           float (&sums)[kN / 2], GemmOutputs* outputs) {
+__device__ __forceinline__ bool join_partitions(const PackedGemmParams& params,
+                                                const GemmSegment& segment, uint32_t warpgroup,
+                                                float (&sums)[kN / 2], GemmOutputs* outputs) {
   const uint32_t thread = threadIdx.x % 128, rank = blockIdx.x % kGemmCluster;
-  const bool is_fixed = params.parts > 1;
+  const bool is_fixed = params.partitions > 1;
   const uint32_t tile = segment.first_iteration / params.k_tile_count;
-  // Indices of the first and the last partial sums of the tile. If K is cut into fixed parts, these
-  // are counted over all tiles; otherwise the index is that of the cluster that computed them.
+  // Indices of the first and the last partial sums of the tile. If K is cut into fixed partitions,
+  // these are counted over all tiles; otherwise the index is that of the cluster that computed
+  // them.
   const uint32_t first =
-      is_fixed ? tile * params.parts : GemmWork::cluster_of(params, segment.first_iteration);
+      is_fixed ? tile * params.partitions : GemmWork::cluster_of(params, segment.first_iteration);
   const uint32_t last =
-      is_fixed ? first + params.parts - 1
+      is_fixed ? first + params.partitions - 1
                : GemmWork::cluster_of(params, segment.first_iteration + params.k_tile_count - 1);
-  // If K is not cut into fixed parts, a CTA stores at most two partial sums: number 1 of a tile
-  // that it begins, and number 0 of a tile that an earlier cluster began.
-  const auto part_of = [&](uint32_t part) {
+  // If K is not cut into fixed partitions, a CTA stores at most two partial sums: number 1 of a
+  // tile that it begins, and number 0 of a tile that an earlier cluster began.
+  const auto partial_at = [&](uint32_t part) {
     const uint64_t partial = is_fixed ? part * kGemmCluster + rank
                                       : (part * kGemmCluster + rank) * 2 + (part == first ? 1 : 0);
     return reinterpret_cast<float4*>(params.partials) + (partial * 2 + warpgroup) * (kN / 8 * 128) +
            thread;
   };
-  if (params.tile_pieces == 1) {  // this CTA computes all parts, one after the other
-    float4* const own = part_of(blockIdx.x / kGemmCluster);
-    if (segment.part != 0) add_part(own, sums);
-    if (segment.part + 1 == params.parts) return true;
-    store_part(own, sums);
+  if (params.tile_pieces == 1) {  // this CTA computes all partitions, one after the other
+    float4* const own = partial_at(blockIdx.x / kGemmCluster);
+    if (segment.partition != 0) add_partial(own, sums);
+    if (segment.partition + 1 == params.partitions) return true;
+    store_partial(own, sums);
     return false;
   }
-  float4* const own = part_of(is_fixed ? first + segment.part : blockIdx.x / kGemmCluster);
-  store_part(own, sums);
+  float4* const own = partial_at(is_fixed ? first + segment.partition : blockIdx.x / kGemmCluster);
+  store_partial(own, sums);
   __threadfence();
   sync_warpgroup(warpgroup);
   if (thread == 0) {
@@ -373,7 +375,7 @@ __device__ __forceinline__ bool join_parts(const PackedGemmParams& params,
 #pragma unroll
   for (uint32_t i = 0; i < kN / 2; ++i) sums[i] = 0.0f;
 #pragma unroll 1
-  for (uint32_t part = first; part <= last; ++part) add_part(part_of(part), sums);
+  for (uint32_t part = first; part <= last; ++part) add_partial(partial_at(part), sums);
   return true;
 }
 
@@ -386,7 +388,7 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
                                        const float (&sums)[kN / 2], GemmOutputs* outputs) {
   constexpr uint32_t kRows = kIsGate ? kGemmGroupRows / 2 : kGemmGroupRows;
   constexpr uint32_t kStep = 128 / kRows;
-  constexpr uint32_t kTurn = kGemmOutputTokens / kStep;  // outputs per thread and 32 tokens
+  constexpr uint32_t kOutputs = kGemmOutputTokens / kStep;  // outputs per thread and 32 tokens
   const uint32_t lane = threadIdx.x % 32, thread = threadIdx.x % 128, warpgroup = warp / 4;
   const uint32_t row = segment.first_row + warpgroup * kRows + thread % kRows;
   const uint32_t rows = params.rows[segment.matrix], first = thread / kRows;
@@ -399,19 +401,19 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
     bias = params.biases[segment.matrix][row];
   if (kIsGate && row < rows && params.biases[1] != nullptr) up_bias = params.biases[1][row];
   for (uint32_t i = thread; i < kN; i += 128)
-    outputs->scales[i] = segment.first_column + i < params.tokens
-                             ? params.scales[segment.first_column + i] * weight_scale
+    outputs->scales[i] = segment.first_token + i < params.tokens
+                             ? params.scales[segment.first_token + i] * weight_scale
                              : 0.0f;
   const uint64_t stride = uint64_t{kStep} * rows;
   float* place =
-      params.outputs[segment.matrix] + uint64_t{segment.first_column + first} * rows + row;
+      params.outputs[segment.matrix] + uint64_t{segment.first_token + first} * rows + row;
   // Tokens of the tile from the thread's first token on; 0 for rows past the end of the matrix.
-  uint32_t tokens = params.tokens - segment.first_column;
+  uint32_t tokens = params.tokens - segment.first_token;
   tokens = row < rows && tokens > first ? tokens - first : 0;
-  float previous[kTurn];
+  float previous[kOutputs];
   const auto fetch = [&](const float* from, uint32_t begin) {
 #pragma unroll
-    for (uint32_t i = 0; i < kTurn; ++i)
+    for (uint32_t i = 0; i < kOutputs; ++i)
       previous[i] = has_previous && begin + i * kStep < tokens ? from[i * stride] : 0.0f;
   };
   fetch(place, 0);
@@ -420,7 +422,7 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
   const float* const sum = outputs->sums + first * kGemmOutputStride + thread % kRows;
 #pragma unroll 1
   for (uint32_t begin = 0; begin < kN; begin += kGemmOutputTokens) {
-    if (begin >= params.tokens - segment.first_column) break;
+    if (begin >= params.tokens - segment.first_token) break;
 #pragma unroll
     for (uint32_t t = 0; t < kN / 8; ++t) {
       if (t / 4 != begin / kGemmOutputTokens) continue;
@@ -429,9 +431,9 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
         target[(t % 4 * 8 + k % 2) * kGemmOutputStride + k / 2 * 8] = sums[t * 4 + k];
     }
     sync_warpgroup(warpgroup);
-    float values[kTurn];
+    float values[kOutputs];
 #pragma unroll
-    for (uint32_t i = 0; i < kTurn; ++i) {
+    for (uint32_t i = 0; i < kOutputs; ++i) {
       const float scale = outputs->scales[begin + first + i * kStep];
       values[i] = sum[i * kStep * kGemmOutputStride] * scale + bias;
       if constexpr (kIsGate)
@@ -441,10 +443,10 @@ __device__ __forceinline__ void finish(const PackedGemmParams& params, const Gem
         values[i] =
             is_times ? activation_fast(is_silu, values[i]) * previous[i] : values[i] + previous[i];
     }
-    float* const next = place + kTurn * stride;
+    float* const next = place + kOutputs * stride;
     if (has_previous) fetch(next, begin + kGemmOutputTokens);
 #pragma unroll
-    for (uint32_t i = 0; i < kTurn; ++i) {
+    for (uint32_t i = 0; i < kOutputs; ++i) {
       if (begin + i * kStep < tokens) *place = values[i];
       place += stride;
     }
@@ -522,7 +524,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
                                            weights, tokens, token_stage, sums);
       dependent_wait();
       if (segment.k_tiles < params.k_tile_count &&
-          !join_parts<kN>(params, segment, warp / 4, sums, outputs))
+          !join_partitions<kN>(params, segment, warp / 4, sums, outputs))
         continue;
       const float weight_scale = 1.0f / (is_second ? Second::kWeightScale : First::kWeightScale);
       if (params.epilogue >= Epilogue::kSiluGate)
@@ -543,7 +545,7 @@ struct GemmKernel {
   InputOrder order;
   uint32_t k_tile_bytes;                              // if there are two types, the larger size
   uint32_t packed_tiles;                              // per K-tile
-  void (*kernels[2])(const PackedGemmParams params);  // for each size in kGemmColumns
+  void (*kernels[2])(const PackedGemmParams params);  // for each size in kGemmTileTokens
 };
 
 // Returns the kernels for one weight type, or for layers whose matrices have two types.

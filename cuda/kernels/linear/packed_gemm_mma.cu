@@ -24,41 +24,40 @@ const GemmMmaKernel* find_kernel(uint32_t type) {
 cudaError_t packed_gemm_mma(const LinearArgs& args, void* input, const Launch& launch) {
   const uint32_t cols = args.matrices[0].cols;
   const bool is_gate = args.epilogue >= Epilogue::kSiluGate;
-  HalfInputArgs columns;
-  columns.tokens = args.tokens;
-  columns.cols = cols;
-  columns.depth = (cols + kKTileInputs - 1) / kKTileInputs * kKTileInputs;
-  columns.x = args.x;
-  columns.x_rows = args.x_rows;
-  columns.norm = args.norm;
-  columns.epsilon = args.epsilon;
-  columns.tile_columns = kMmaTokens;
-  columns.h = static_cast<uint16_t*>(input);
-  const uint32_t column_tiles = (args.tokens + kMmaTokens - 1) / kMmaTokens;
-  columns.scales =
-      reinterpret_cast<float*>(columns.h + uint64_t{column_tiles} * kMmaTokens * columns.depth);
+  HalfInputArgs half;
+  half.tokens = args.tokens;
+  half.cols = cols;
+  half.depth = (cols + kKTileInputs - 1) / kKTileInputs * kKTileInputs;
+  half.x = args.x;
+  half.x_rows = args.x_rows;
+  half.norm = args.norm;
+  half.epsilon = args.epsilon;
+  half.tile_tokens = kMmaTokens;
+  half.h = static_cast<uint16_t*>(input);
+  const uint32_t token_tiles = (args.tokens + kMmaTokens - 1) / kMmaTokens;
+  half.scales = reinterpret_cast<float*>(half.h + uint64_t{token_tiles} * kMmaTokens * half.depth);
   for (uint32_t i = 0; i < args.matrix_count; ++i) {
     // In a gate epilogue, the output holds the result of up until the launch of gate multiplies it.
     const uint32_t m = is_gate ? args.matrix_count - 1 - i : i;
     const Matrix& matrix = args.matrices[m];
     const GemmMmaKernel* const kernel = find_kernel(matrix.type);
     if (kernel == nullptr) return cudaErrorInvalidValue;
-    if (i == 0 || columns.order != kernel->order) {
-      columns.order = kernel->order;
-      if (const cudaError_t status = half_input(columns, launch)) return status;
+    if (i == 0 || half.order != kernel->order) {
+      half.order = kernel->order;
+      if (const cudaError_t status = half_input(half, launch)) return status;
     }
     if (matrix.rows == 0) continue;
     GemmMmaParams params;
     params.tokens = args.tokens;
     params.rows = matrix.rows;
-    params.column_tiles = column_tiles;
-    params.k_tile_count = columns.depth / kKTileInputs;
+    params.token_tiles = token_tiles;
+    params.k_tile_count = half.depth / kKTileInputs;
     params.m_tile_bytes = quant::tile_layout(matrix.type).m_tile_bytes(cols);
     params.epilogue = !is_gate ? args.epilogue
                       : m == 1 ? Epilogue::kStore
                                : times_of(args.epilogue);
-    params.h = columns.h;
-    params.scales = columns.scales;
+    params.h = half.h;
+    params.scales = half.scales;
     params.packed_tiles = matrix.packed_tiles;
     params.bias = args.biases[m];
     params.output = args.outputs[is_gate ? 0 : m];
@@ -68,7 +67,7 @@ cudaError_t packed_gemm_mma(const LinearArgs& args, void* input, const Launch& l
     const uint32_t tile_rows = kernel->warps * quant::kMTileRows;
     const uint32_t row_tiles = (matrix.rows + tile_rows - 1) / tile_rows;
     if (const cudaError_t status =
-            launch_kernel(launch, dim3(row_tiles * column_tiles), dim3(kernel->warps * 32),
+            launch_kernel(launch, dim3(row_tiles * token_tiles), dim3(kernel->warps * 32),
                           kernel->shared_bytes, 0, kernel->kernel, params))
       return status;
   }

@@ -53,10 +53,10 @@ __global__ void __launch_bounds__(MmaShape<kType>::kWarps * 32, 16 / MmaShape<kT
   using Operand = typename Shape::Operand;
   extern __shared__ __align__(128) uint8_t mma_shared[];
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t first_token = blockIdx.x % params.column_tiles * kMmaTokens;
+  const uint32_t first_token = blockIdx.x % params.token_tiles * kMmaTokens;
   const uint32_t tokens = min(params.tokens - first_token, kMmaTokens);
   const uint32_t first_row =
-      (blockIdx.x / params.column_tiles * Shape::kWarps + warp) * quant::kMTileRows;
+      (blockIdx.x / params.token_tiles * Shape::kWarps + warp) * quant::kMTileRows;
   const uint32_t step_count = params.k_tile_count * 2;
 
   // Warps past the end of the matrix compute its last M-tile again and write nothing.

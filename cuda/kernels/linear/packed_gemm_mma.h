@@ -14,11 +14,11 @@ constexpr uint32_t kMmaTokens = 64;  // per tile
 struct GemmMmaParams {
   uint32_t tokens;
   uint32_t rows;
-  uint32_t column_tiles;
+  uint32_t token_tiles;
   uint32_t k_tile_count;
   uint64_t m_tile_bytes;
   Epilogue epilogue;            // kStore, kAdd, kSiluTimes or kGeluTanhTimes
-  const uint16_t* h;            // (column_tiles, k_tile_count * 4, kMmaTokens, 64)
+  const uint16_t* h;            // (token_tiles, k_tile_count * 4, kMmaTokens, 64)
   const float* scales;          // (tokens)
   const uint8_t* packed_tiles;  // (rows / 16, m_tile_bytes)
   const float* bias;            // (rows); may be null

@@ -13,7 +13,7 @@ constexpr uint32_t kGemmGroupRows = 64;                         // per warpgroup
 constexpr uint32_t kGemmRows = kGemmWarps * quant::kMTileRows;  // per tile
 constexpr uint32_t kGemmThreads = kGemmWarps * 32 + 128;
 constexpr uint32_t kGemmCluster = 2;
-constexpr uint32_t kGemmPartsMax = 8;
+constexpr uint32_t kGemmPartitionsMax = 8;
 constexpr uint32_t kGemmStagesMax = 8;
 // Shared memory of a CTA. An SM has 227 KB, of which 8 KB are left for codebook tables.
 constexpr uint32_t kGemmSharedBytes = 219 * 1024;
@@ -24,8 +24,8 @@ constexpr uint32_t kGemmBarrierBytes = 1024;
 static_assert(kGemmTokenBarriers + 2 * kGemmStagesMax * 8 <= kGemmBarrierBytes);
 // A stage of activations is 32 KB: a number of whole groups of 32 inputs of all tokens of a tile.
 constexpr uint32_t kGemmTokenStageBytes = 32 * 1024;
-WCUDA_HD constexpr uint32_t gemm_stage_groups(uint32_t columns) {
-  return kGemmTokenStageBytes / (columns * 64);
+WCUDA_HD constexpr uint32_t gemm_stage_groups(uint32_t tile_tokens) {
+  return kGemmTokenStageBytes / (tile_tokens * 64);
 }
 // Stages of weights per K-tile. For large types (F32, F16, BF16) a stage is one packed tile of 64
 // inputs, so that more stages fit.
@@ -55,20 +55,20 @@ static_assert(sizeof(GemmOutputs) % 16 == 0);
 
 struct PackedGemmParams {
   uint32_t tokens;
-  uint32_t column_tiles;
+  uint32_t token_tiles;
   uint32_t packed_tile_count;  // per M-tile
   uint32_t k_tile_count;
   uint32_t iteration_count;
   uint32_t tile_count;   // of pairs of tiles
   uint32_t run_tiles;    // per cluster, rounded up
   uint32_t tile_pieces;  // pieces of K; the run of a cluster begins and ends between two of them
-  uint32_t parts;        // parts of K that are summed separately
+  uint32_t partitions;   // of K, summed separately
   uint32_t token_stages;
   uint32_t weight_stages;
   uint32_t weight_stage_bytes;  // for all warps
   uint32_t matrix_count;
   Epilogue epilogue;
-  const uint16_t* h;    // (column_tiles, k_tile_count * 4, kN, 64)
+  const uint16_t* h;    // (token_tiles, k_tile_count * 4, kN, 64)
   const float* scales;  // (tokens)
   const uint8_t* packed_tiles[kLinearMatricesMax];
   const float* biases[kLinearMatricesMax];

@@ -12,7 +12,7 @@ namespace {
 // Measured on one H200, 2026-11-22, Q4_K, with the layers of 8B at 128 to 2,048 tokens
 // (docs/lab/2026-11-22-packed-gemm.md). The choice is within 4 % of the best of those tried.
 struct GemmCosts {
-  uint32_t iteration, finish, join, part;
+  uint32_t iteration, finish, join, partial;
 };
 constexpr GemmCosts kCosts[2] = {{16, 25, 20, 15}, {29, 40, 80, 15}};
 
@@ -34,25 +34,25 @@ uint64_t cost_of(const GemmCosts& costs, uint32_t iterations, uint32_t k_tiles, 
   const uint32_t tiles = ceil_div(most, k_tiles) + (has_even ? 0 : 1);
   const uint64_t cost = uint64_t{most} * costs.iteration + uint64_t{tiles} * costs.finish;
   if (has_even && most % k_tiles == 0) return cost;
-  if (has_even) return cost + costs.join + uint64_t{k_tiles / most} * costs.part;
+  if (has_even) return cost + costs.join + uint64_t{k_tiles / most} * costs.partial;
   // In an uneven division, clusters drift apart, and their reads hit L2 less often.
   const uint32_t partials = ceil_div(k_tiles - 1, most) + 1;
-  return cost + cost / 32 + costs.join + uint64_t{partials} * costs.part;
+  return cost + cost / 32 + costs.join + uint64_t{partials} * costs.partial;
 }
 
 }  // namespace
 
-uint32_t invariant_parts(uint32_t rows, uint32_t k_tiles, uint32_t sm_count) {
-  // There are so many parts that each has at most six K-tiles, and that one part of all tiles is
-  // the work of 1.5 K-tiles per SM, but no more than fit on three quarters of the SMs with blocks
-  // of 256 rows. Chosen by the times of the layers of 8B at 1 to 2,048 tokens (one H200,
+uint32_t invariant_partitions(uint32_t rows, uint32_t k_tiles, uint32_t sm_count) {
+  // There are so many partitions that each has at most six K-tiles, and that one partition of all
+  // tiles is the work of 1.5 K-tiles per SM, but no more than fit on three quarters of the SMs with
+  // blocks of 256 rows. Chosen by the times of the layers of 8B at 1 to 2,048 tokens (one H200,
   // 2026-11-23, 2026-11-23-h200/invariant.txt).
   const uint32_t row_tiles = std::max(ceil_div(rows, kGemmRows), 1u);
   const uint32_t places = sm_count * 3 / 4 / ceil_div(row_tiles, 2);
   const uint32_t part_tiles = std::max(sm_count * 3 / 2, 1u);
   const uint32_t wanted =
       std::max(ceil_div(k_tiles, 6), (row_tiles * k_tiles + part_tiles / 2) / part_tiles);
-  return std::max(std::min({wanted, places, k_tiles, kGemmPartsMax}), 1u);
+  return std::max(std::min({wanted, places, k_tiles, kGemmPartitionsMax}), 1u);
 }
 
 GemmPlan plan_gemm(const GemmLayer& layer) {
@@ -85,22 +85,23 @@ GemmPlan plan_gemm(const GemmLayer& layer) {
   const uint32_t clusters_max = std::max(layer.sm_count / kGemmCluster, 1u);
   for (uint32_t i = 0; i < 2; ++i) {
     GemmPlan other = plan;
-    other.columns = kGemmColumns[i];
+    other.tile_tokens = kGemmTileTokens[i];
     const uint32_t tiles =
-        ceil_div(plan.row_tiles, kGemmCluster) * ceil_div(layer.tokens, other.columns);
+        ceil_div(plan.row_tiles, kGemmCluster) * ceil_div(layer.tokens, other.tile_tokens);
     const uint32_t iterations = other.iteration_count = tiles * layer.k_tiles;
-    if (layer.parts != 0) {
-      // Clusters compute runs of parts if the memory holds the partial sums of all, else of tiles.
-      other.parts = layer.parts;
-      other.tile_pieces = tiles * layer.parts <= layer.sm_count ? layer.parts : 1;
+    if (layer.partitions != 0) {
+      // Clusters compute runs of partitions if the memory holds the partial sums of all, else of
+      // tiles.
+      other.partitions = layer.partitions;
+      other.tile_pieces = tiles * layer.partitions <= layer.sm_count ? layer.partitions : 1;
       const uint32_t pieces = tiles * other.tile_pieces, most = ceil_div(pieces, clusters_max);
       other.clusters = ceil_div(pieces, most);
       const uint64_t products =
           uint64_t{most} * ceil_div(layer.k_tiles, other.tile_pieces) * kCosts[i].iteration;
       const uint64_t join =
           other.tile_pieces == 1
-              ? most * kCosts[i].finish + most * (layer.parts - 1) * kCosts[i].part
-              : kCosts[i].finish + kCosts[i].join + (most + layer.parts) * kCosts[i].part;
+              ? most * kCosts[i].finish + most * (layer.partitions - 1) * kCosts[i].partial
+              : kCosts[i].finish + kCosts[i].join + (most + layer.partitions) * kCosts[i].partial;
       consider(products + join, other);
       continue;
     }

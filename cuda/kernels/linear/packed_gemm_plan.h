@@ -13,25 +13,26 @@ struct GemmLayer {
   bool is_gate = false;
   uint32_t k_tile_bytes = 0;  // of 16 rows; if there are two types, the larger
   uint32_t sm_count = 0;
-  uint32_t parts = 0;  // of K, summed separately and then added in order; 0: the fastest choice
+  // Partitions of K, summed separately and then added in order; 0: the fastest choice.
+  uint32_t partitions = 0;
 };
 
 struct GemmPlan {
-  uint32_t columns = 0;  // tokens per tile
+  uint32_t tile_tokens = 0;
   uint32_t row_tiles = 0;
   uint32_t first_tile[3] = {};  // of rows, of each matrix
   uint32_t iteration_count = 0;
-  uint32_t clusters = 0;                // of two CTAs; 0: no kernel supports the layer
-  uint32_t tile_pieces = 0, parts = 1;  // as PackedGemmParams
+  uint32_t clusters = 0;                     // of two CTAs; 0: no kernel supports the layer
+  uint32_t tile_pieces = 0, partitions = 1;  // as PackedGemmParams
   uint32_t token_stages = 0;
   uint32_t weight_stages = 0;
 };
 
 // Tokens per tile, for which there are kernels.
-constexpr uint32_t kGemmColumns[2] = {128, 256};
+constexpr uint32_t kGemmTileTokens[2] = {128, 256};
 
-// Returns the parts of K of a layer whose sums must not depend on the number of tokens.
-uint32_t invariant_parts(uint32_t rows, uint32_t k_tiles, uint32_t sm_count);
+// Returns the partitions of K of a layer whose sums must not depend on the number of tokens.
+uint32_t invariant_partitions(uint32_t rows, uint32_t k_tiles, uint32_t sm_count);
 
 GemmPlan plan_gemm(const GemmLayer& layer);
 

@@ -21,7 +21,7 @@ using testing::RandomMatrix;
 struct Case {
   std::vector<uint32_t> types, rows;  // of the matrices
   uint32_t cols = 0;
-  uint32_t columns = 1;
+  uint32_t tokens = 1;
   bool has_norm = false, has_bias = false, has_x_rows = false;
   Epilogue epilogue = Epilogue::kStore;
   int32_t compute_capability = 90;
@@ -32,7 +32,7 @@ std::string describe(const Case& c) {
   std::string text;
   for (size_t i = 0; i < c.types.size(); ++i)
     text += "type " + std::to_string(c.types[i]) + " rows " + std::to_string(c.rows[i]) + ", ";
-  return text + std::to_string(c.cols) + " cols, " + std::to_string(c.columns) + " columns, norm " +
+  return text + std::to_string(c.cols) + " cols, " + std::to_string(c.tokens) + " tokens, norm " +
          std::to_string(c.has_norm) + ", epilogue " +
          std::to_string(static_cast<uint32_t>(c.epilogue)) + ", cc " +
          std::to_string(c.compute_capability);
@@ -70,13 +70,13 @@ class Problem {
       matrices_.push_back(random_matrix(*quant::find_format(c.types[i]), c.rows[i], c.cols));
       // Other rows than the matrix before.
       biases_.push_back(random_values(c.rows[i], 50 + i));
-      before_.push_back(random_values(uint64_t{c.columns} * c.rows[i], 60 + i));
+      before_.push_back(random_values(uint64_t{c.tokens} * c.rows[i], 60 + i));
       packed_tiles_.push_back(std::make_unique<DeviceArray<uint8_t>>(matrices_[i].packed_tiles));
       device_biases_.push_back(std::make_unique<DeviceArray<float>>(biases_[i]));
     }
     x_ = random_values(uint64_t{kXRows} * c.cols, 3);
     norm_ = random_values(c.cols, 4);
-    for (uint32_t i = 0; i < c.columns; ++i) x_rows_.push_back((3 * i + 2) % kXRows);
+    for (uint32_t i = 0; i < c.tokens; ++i) x_rows_.push_back((3 * i + 2) % kXRows);
     device_x_ = std::make_unique<DeviceArray<float>>(x_);
     device_norm_ = std::make_unique<DeviceArray<float>>(norm_);
     device_x_rows_ = std::make_unique<DeviceArray<uint32_t>>(x_rows_);
@@ -85,7 +85,7 @@ class Problem {
   // Results of the device, one vector a matrix; empty on an error.
   std::vector<std::vector<float>> run() {
     LinearArgs args;
-    args.tokens = case_.columns;
+    args.tokens = case_.tokens;
     args.x = device_x_->data();
     if (case_.has_x_rows) args.x_rows = device_x_rows_->data();
     if (case_.has_norm) args.norm = device_norm_->data();
@@ -124,11 +124,11 @@ class Problem {
   // W · h of matrix i, with bias. The tolerance: an activation is off by up to half of amax / 32639
   // of its group of 32, from 3 tokens on of the 256 that a warp stages together, independently (8
   // standard deviations); f32 sums, 2e-6 of the sum of sizes.
-  Value product(size_t i, uint32_t column, uint32_t row) const {
-    const float* x = &x_[uint64_t{case_.has_x_rows ? x_rows_[column] : column} * case_.cols];
+  Value product(size_t i, uint32_t token, uint32_t row) const {
+    const float* x = &x_[uint64_t{case_.has_x_rows ? x_rows_[token] : token} * case_.cols];
     const float* w = &matrices_[i].values[uint64_t{row} * case_.cols];
     double sum = 0.0, size = 0.0, variance = 0.0, squares = 0.0;
-    const bool has_wide_scales = case_.columns > 2;
+    const bool has_wide_scales = case_.tokens > 2;
     const uint32_t group_inputs = has_wide_scales ? 128 : 32;
     for (uint32_t group = 0; group < case_.cols; group += group_inputs) {
       double amax = 0.0, weights = 0.0;
@@ -153,12 +153,12 @@ class Problem {
             (8.0 * std::sqrt(variance) + 2e-6 * size) * inverse + 1e-6 * std::fabs(bias)};
   }
 
-  Value expected(size_t i, uint32_t column, uint32_t row) const {
-    Value y = product(i, column, row);
+  Value expected(size_t i, uint32_t token, uint32_t row) const {
+    Value y = product(i, token, row);
     if (case_.epilogue == Epilogue::kAdd)
-      y.value += before_[i][uint64_t{column} * case_.rows[i] + row];
+      y.value += before_[i][uint64_t{token} * case_.rows[i] + row];
     if (is_gate(case_.epilogue)) {
-      const Value up = product(1, column, row);
+      const Value up = product(1, token, row);
       const double v = y.value;
       const double gate =
           case_.epilogue == Epilogue::kSiluGate
@@ -199,13 +199,13 @@ void expect_right(const Case& c) {
   ASSERT_EQ(problem.error(), cudaSuccess);
   ASSERT_EQ(results.size(), problem.outputs());
   for (size_t i = 0; i < results.size(); ++i) {
-    ASSERT_EQ(results[i].size(), uint64_t{c.columns} * c.rows[i]);
-    for (uint32_t column = 0; column < c.columns; ++column)
+    ASSERT_EQ(results[i].size(), uint64_t{c.tokens} * c.rows[i]);
+    for (uint32_t token = 0; token < c.tokens; ++token)
       for (uint32_t row = 0; row < c.rows[i]; ++row) {
-        const Value expected = problem.expected(i, column, row);
-        const float value = results[i][uint64_t{column} * c.rows[i] + row];
+        const Value expected = problem.expected(i, token, row);
+        const float value = results[i][uint64_t{token} * c.rows[i] + row];
         ASSERT_NEAR(value, expected.value, expected.tolerance)
-            << "matrix " << i << " column " << column << " row " << row;
+            << "matrix " << i << " token " << token << " row " << row;
       }
     ASSERT_EQ(results[i], again[i]) << "results repeat to the bit";
   }
@@ -219,16 +219,16 @@ std::vector<const quant::Format*> formats() {
   return with_kernel;
 }
 
-TEST(GpuLinearVector, products_of_every_format_and_column_count) {
+TEST(GpuLinearVector, products_of_every_format_and_token_count) {
   for (const quant::Format* format : formats()) {
     const uint32_t block = std::max(format->block_elements, 32u);
-    for (const uint32_t columns : {1u, 2u, 3u, 8u})
+    for (const uint32_t tokens : {1u, 2u, 3u, 8u})
       for (const uint32_t blocks : {1u, 5u, 2048 / block}) {
         Case c;
         c.types = {format->id};
         c.rows = {37};
         c.cols = blocks * block;
-        c.columns = columns;
+        c.tokens = tokens;
         expect_right(c);
         if (HasFatalFailure()) return;
       }
@@ -244,7 +244,7 @@ TEST(GpuLinearVector, norm_bias_rows_and_epilogues) {
         c.types = {format->id, format->id};
         c.rows = is_gate(epilogue) ? std::vector<uint32_t>{77, 77} : std::vector<uint32_t>{16, 91};
         c.cols = 768;
-        c.columns = epilogue == Epilogue::kAdd ? 5 : epilogue == Epilogue::kStore ? 1 : 2;
+        c.tokens = epilogue == Epilogue::kAdd ? 5 : epilogue == Epilogue::kStore ? 1 : 2;
         c.has_norm = c.has_bias = c.has_x_rows = true;
         c.epilogue = epilogue;
         c.compute_capability = compute_capability;
@@ -256,13 +256,13 @@ TEST(GpuLinearVector, norm_bias_rows_and_epilogues) {
 TEST(GpuLinearVector, large_shapes_with_and_without_clusters) {
   for (const quant::Format* format : formats())
     for (const int32_t compute_capability : {90, 80})
-      for (const uint32_t columns : {1u, 4u, 7u}) {
-        if (format->id != 12 && format->id != 8 && columns != 1) continue;
+      for (const uint32_t tokens : {1u, 4u, 7u}) {
+        if (format->id != 12 && format->id != 8 && tokens != 1) continue;
         Case c;
         c.types = {format->id};
         c.rows = {3000};
         c.cols = 4096;
-        c.columns = columns;
+        c.tokens = tokens;
         c.compute_capability = compute_capability;
         expect_right(c);
         c.rows = {70};
@@ -275,7 +275,7 @@ TEST(GpuLinearVector, large_shapes_with_and_without_clusters) {
 }
 
 TEST(GpuLinearVector, matrices_of_several_types) {
-  for (const uint32_t columns : {1u, 8u}) {
+  for (const uint32_t tokens : {1u, 8u}) {
     for (const std::vector<uint32_t>& types : std::vector<std::vector<uint32_t>>{
              {12, 12, 14}, {12, 14, 12}, {14, 12, 12}, {13, 13, 14}, {8, 12, 14}, {8, 8, 8}}) {
       bool is_known = true;
@@ -285,7 +285,7 @@ TEST(GpuLinearVector, matrices_of_several_types) {
       c.types = types;
       c.rows = {1030, 250, 256};
       c.cols = 2048;
-      c.columns = columns;
+      c.tokens = tokens;
       c.has_norm = c.has_bias = true;
       expect_right(c);
       if (HasFatalFailure()) return;
@@ -297,7 +297,7 @@ TEST(GpuLinearVector, matrices_of_several_types) {
       c.types = types;
       c.rows = {530, 530};
       c.cols = 1024;
-      c.columns = columns;
+      c.tokens = tokens;
       c.has_norm = c.has_bias = true;
       c.epilogue = Epilogue::kSiluGate;
       expect_right(c);

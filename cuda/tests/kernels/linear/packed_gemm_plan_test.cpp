@@ -28,7 +28,7 @@ GemmLayer layer_of(uint32_t tokens, uint32_t cols, std::vector<uint32_t> rows, b
 }
 
 struct Expected {
-  uint32_t tokens, columns, clusters;
+  uint32_t tokens, tile_tokens, clusters;
 };
 
 void expect_plans(const char* name, GemmLayer layer, const std::vector<Expected>& expected) {
@@ -36,7 +36,7 @@ void expect_plans(const char* name, GemmLayer layer, const std::vector<Expected>
     SCOPED_TRACE(std::string(name) + ", tokens: " + std::to_string(e.tokens));
     layer.tokens = e.tokens;
     const GemmPlan plan = plan_gemm(layer);
-    EXPECT_EQ(plan.columns, e.columns);
+    EXPECT_EQ(plan.tile_tokens, e.tile_tokens);
     EXPECT_EQ(plan.clusters, e.clusters);
   }
 }
@@ -61,10 +61,10 @@ TEST(PackedGemmPlan, every_layer_fits) {
             GemmLayer layer = layer_of(tokens, cols, {rows, 16}, false, bytes);
             layer.sm_count = sm_count;
             const GemmPlan plan = plan_gemm(layer);
-            ASSERT_TRUE(plan.columns == kGemmColumns[0] || plan.columns == kGemmColumns[1]);
-            const uint32_t column_tiles = (tokens + plan.columns - 1) / plan.columns;
-            ASSERT_EQ(plan.iteration_count,
-                      (plan.row_tiles + 1) / 2 * column_tiles * layer.k_tiles);
+            ASSERT_TRUE(plan.tile_tokens == kGemmTileTokens[0] ||
+                        plan.tile_tokens == kGemmTileTokens[1]);
+            const uint32_t token_tiles = (tokens + plan.tile_tokens - 1) / plan.tile_tokens;
+            ASSERT_EQ(plan.iteration_count, (plan.row_tiles + 1) / 2 * token_tiles * layer.k_tiles);
             ASSERT_GE(plan.clusters, 1u);
             ASSERT_LE(plan.clusters, std::min(sm_count / 2, plan.iteration_count));
             ASSERT_EQ(plan.first_tile[1], (rows + kGemmRows - 1) / kGemmRows);
@@ -79,29 +79,29 @@ TEST(PackedGemmPlan, every_layer_fits) {
 }
 
 TEST(PackedGemmPlan, batch_invariance_cuts_the_layers_of_8b_as_measured) {
-  EXPECT_EQ(invariant_parts(4096 + 2 * 1024, 16, 132), 4u);
-  EXPECT_EQ(invariant_parts(4096, 16, 132), 3u);
-  EXPECT_EQ(invariant_parts(2 * 14336, 16, 132), 1u);
-  EXPECT_EQ(invariant_parts(4096, 56, 132), 6u);
-  EXPECT_EQ(invariant_parts(128256, 16, 132), 1u);
-  EXPECT_EQ(invariant_parts(0, 1, 1), 1u);
+  EXPECT_EQ(invariant_partitions(4096 + 2 * 1024, 16, 132), 4u);
+  EXPECT_EQ(invariant_partitions(4096, 16, 132), 3u);
+  EXPECT_EQ(invariant_partitions(2 * 14336, 16, 132), 1u);
+  EXPECT_EQ(invariant_partitions(4096, 56, 132), 6u);
+  EXPECT_EQ(invariant_partitions(128256, 16, 132), 1u);
+  EXPECT_EQ(invariant_partitions(0, 1, 1), 1u);
 }
 
-// The order of a sum is that of its parts, wherever they are computed.
-TEST(PackedGemmPlan, parts_of_k_are_kept_for_any_number_of_tokens) {
+// The order of a sum is that of its partitions, wherever they are computed.
+TEST(PackedGemmPlan, partitions_of_k_are_kept_for_any_number_of_tokens) {
   for (const uint32_t rows : {49u, 4096u, 6144u, 128256u})
     for (const uint32_t cols : {256u, 4096u, 14336u})
       for (const uint32_t tokens : {1u, 65u, 200u, 1000u, 4096u}) {
         GemmLayer layer = layer_of(tokens, cols, {rows});
-        layer.parts = invariant_parts(rows, layer.k_tiles, 132);
-        ASSERT_GE(layer.parts, 1u);
-        ASSERT_LE(layer.parts, layer.k_tiles);
+        layer.partitions = invariant_partitions(rows, layer.k_tiles, 132);
+        ASSERT_GE(layer.partitions, 1u);
+        ASSERT_LE(layer.partitions, layer.k_tiles);
         const GemmPlan plan = plan_gemm(layer);
         const uint32_t tiles = plan.iteration_count / layer.k_tiles;
-        ASSERT_EQ(plan.parts, layer.parts);
+        ASSERT_EQ(plan.partitions, layer.partitions);
         // Partials and counters have this much room; a cluster alone uses its own again.
         ASSERT_TRUE(plan.tile_pieces == 1 ||
-                    (plan.tile_pieces == plan.parts && tiles * plan.parts <= 132))
+                    (plan.tile_pieces == plan.partitions && tiles * plan.partitions <= 132))
             << rows << " " << cols << " " << tokens;
         ASSERT_LE(plan.clusters, std::min(66u, tiles * plan.tile_pieces));
       }
