@@ -1,6 +1,15 @@
 // Launchers of the catalogue by family; catalogue_launch selects among them. `count`: output
-// elements. Results depend on the arguments alone, not on the device or its load: sums have a fixed
-// order.
+// elements.
+//
+//   family    a block of 256 threads computes                        bytes moved
+//   point     256 elements, then those one grid further on           inputs and outputs once
+//   random    256 elements, as above                                 outputs once
+//   reduce    a contiguous range of at least 4,096 elements; one     the input once
+//             more block reduces the results of all ranges
+//   rows      a row: thread t takes elements t, t + 256, …           each row once per pass over it
+//   matmul    a tile of 128 x 128 outputs, 8 x 8 per thread          at least a, b and c
+//
+// Results depend on the arguments alone, not on the device or its load: sums have a fixed order.
 #pragma once
 
 #include <cuda_runtime_api.h>

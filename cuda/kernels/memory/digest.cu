@@ -1,6 +1,6 @@
 // digest: BLAKE3 of device memory. A thread hashes a chunk of 1024 bytes. A block joins the
-// chaining values of its 128 chunks into one; further launches join 256 of these per block. Bytes
-// moved: the data once, and 1/4096 of it as chaining values.
+// chaining values of its 128 chunks into one; further launches join 256 of these per block (picture
+// in digest.h).
 //
 // Neighbours are joined level by level; an odd last one moves up unchanged. Because groups start at
 // multiples of their size, left subtrees are the largest powers of two, as in the paper.

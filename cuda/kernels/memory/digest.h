@@ -1,5 +1,16 @@
 // digest: BLAKE3 of device memory, computed on the device. digest_pieces: the chaining value of
 // each MiB.
+//
+//   bytes      1 KiB  1 KiB  1 KiB  …                   a chunk per thread
+//                └──┬───┘      │
+//                   └────┬─────┘                        neighbours are joined level by level
+//   128 KiB         chaining value                      a block: 128 chunks
+//   32 MiB          chaining value                      a block: 256 values of the level above
+//   1 GiB …         chaining value ─→ digest            segments of 1 GiB, then their values
+//
+// digest_pieces stops at 1 MiB: 8 values of 128 KiB each.
+//
+// Bytes moved: the data once, and 1/4096 of it as chaining values.
 #pragma once
 
 #include <cuda_runtime_api.h>

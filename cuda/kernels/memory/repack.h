@@ -1,5 +1,13 @@
-// repack: converts rows of a file's blocks to packed tiles (kernels/shared/packed_tile.h), and
-// back.
+// repack: converts rows of a file's blocks to packed tiles (kernels/shared/packed_tile.h).
+//
+//   file                                       packed tiles of one M-tile
+//   row  0   | tile 0 | tile 1 | …             | tile 0, all 16 rows | tile 1, all 16 rows | …
+//   row  1   | tile 0 | tile 1 | …      ─→       within a tile, pieces of the rows alternate in
+//    …                                           the order in which lanes read them
+//   row 15   | tile 0 | tile 1 | …
+//
+// A block converts 8 packed tiles of an M-tile at a time through shared memory. Bytes moved: the
+// matrix is read once and written once, with the padding of the last M-tile.
 #pragma once
 
 #include <cuda_runtime_api.h>
