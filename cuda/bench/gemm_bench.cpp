@@ -29,7 +29,7 @@ using kernels::Matrix;
 
 constexpr uint32_t kLayers = 32, kDim = 4096, kKvDim = 1024, kFeedForward = 14336;
 constexpr uint32_t kVocabulary = 128256;
-constexpr uint32_t kQ4_K = 12, kQ6_K = 14;
+using namespace tensor_type;
 
 void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;

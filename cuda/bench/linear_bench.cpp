@@ -21,6 +21,8 @@
 namespace {
 
 using namespace wcuda::kernels;
+using wcuda::TensorType;
+using wcuda::quant::kMTileRows;
 using wcuda::quant::tile_layout;
 
 void check(cudaError_t error, const char* what) {
@@ -76,10 +78,11 @@ std::vector<Model> models() {
 }
 
 uint64_t matrix_bytes(uint32_t type, uint32_t rows, uint32_t cols) {
-  return (rows + 15) / 16 * tile_layout(type).m_tile_bytes(cols);
+  return (rows + kMTileRows - 1) / kMTileRows * tile_layout(type).m_tile_bytes(cols);
 }
 
-// The mix q4_k_m, by the number of the file type.
+// The mix q4_k_m, by the number of the file type. No matrix has the tensor type of this number,
+// Q8_K.
 constexpr uint32_t kQ4KM = 15;
 
 // Type of matrix i of a shape, in layer `layer` of so many.
@@ -88,8 +91,9 @@ uint32_t type_of(uint32_t type, const Shape& shape, size_t i, uint32_t layer, ui
   const bool has_more_bits =
       layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
   const std::string name = shape.name;
-  if (name == "output") return 14;
-  return has_more_bits && (name == "down" || (name == "qkv" && i == 2)) ? 14 : 12;
+  if (name == "output") return TensorType::kQ6_K;
+  const bool is_large = has_more_bits && (name == "down" || (name == "qkv" && i == 2));
+  return is_large ? TensorType::kQ6_K : TensorType::kQ4_K;
 }
 
 uint64_t shape_bytes(uint32_t type, const Shape& shape, uint32_t layer, uint32_t layers) {
@@ -246,7 +250,7 @@ void measure(Bench& bench, const std::vector<const char*>& words) {
   const auto number = [&](size_t i, uint32_t otherwise) {
     return words.size() > i ? static_cast<uint32_t>(std::atoi(words[i])) : otherwise;
   };
-  const uint32_t type = number(1, 12), tokens = number(2, 1);
+  const uint32_t type = number(1, TensorType::kQ4_K), tokens = number(2, 1);
   const char* const model =
       words.size() > 3 && std::strcmp(words[3], "all") != 0 ? words[3] : nullptr;
   const VectorTuning tuning = {number(4, 0), number(5, 0), number(6, 0), number(7, 0),

@@ -23,8 +23,7 @@ constexpr Shape kShapes[] = {
     {"70b", 80, 8192, 64, 8, 128, 28672, 128256, false},
 };
 
-constexpr uint32_t kF32 = 0, kQ4_0 = 2, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ4_K = 12, kQ5_K = 13,
-                   kQ6_K = 14, kIQ4_NL = 20;
+using namespace tensor_type;
 constexpr uint32_t kNormPool = UINT32_MAX;
 constexpr uint64_t kAlignment = 32;
 constexpr uint64_t kPoolBlocks = 4093;    // a prime

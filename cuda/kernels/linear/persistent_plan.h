@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/shared/packed_tile.h"
+
 namespace wcuda::kernels {
 
 constexpr uint32_t kPersistentLayersMax = 4;
@@ -55,8 +57,9 @@ constexpr uint32_t kEpilogueBatch = 16;  // most M-tiles between two epilogues
 // inputs.
 constexpr uint32_t kSplitKTilesMin = 48, kSplitKTiles = 4;
 constexpr uint32_t kAccumulatorStride = 20;  // floats per row: one for each warp, and padding
-// Bytes of a K-tile of 16 rows of Q4_K and of Q6_K.
-constexpr uint32_t kKTileBytes[2] = {2304, 3360};
+constexpr uint32_t kKTileBytes[2] = {
+    quant::tile_layout(TensorType::kQ4_K).packed_tile_bytes(),
+    quant::tile_layout(TensorType::kQ6_K).packed_tile_bytes()};  // of 16 rows
 constexpr uint32_t kStageBytes = 4 * kKTileBytes[0];
 constexpr uint32_t kStagesLeast = 8;  // the stages that the warps hold at once for Q6_K
 // Bytes of 256 inputs as two int8 terms each, and of their scales.

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "kernels/shared/tile_sizes.h"
+
 namespace wcuda::kernels {
 namespace {
 
@@ -34,7 +36,6 @@ const VectorCosts& costs_of(uint32_t tokens) {
   return kCosts[3];
 }
 
-constexpr uint32_t kMTileFloats = 16;  // sums per M-tile and token
 constexpr uint32_t kKSplitsMax = 8;
 constexpr uint32_t kRingBytes = 116 * 1024;  // of all warps, if a CTA has the SM alone
 constexpr uint32_t kAccumulatorBytes =
@@ -171,7 +172,7 @@ uint32_t lay_out(VectorParams* params, const VectorEngine& engine, const VectorD
   // An odd number of float4s, so that the lanes of a store access different banks.
   params->accumulator_stride = round_up(params->k_warps, 4);
   if (divide_up(params->k_warps, 4) % 2 == 0) params->accumulator_stride += 4;
-  const uint32_t m_tile_bytes = params->accumulator_stride * kMTileFloats * tokens * 4;
+  const uint32_t m_tile_bytes = params->accumulator_stride * quant::kMTileRows * tokens * 4;
   const uint32_t round = params->m_warp_count * width;
   params->batch = kAccumulatorBytes / m_tile_bytes;
   params->batch -= params->batch % (params->batch >= round ? round : width);
@@ -181,9 +182,10 @@ uint32_t lay_out(VectorParams* params, const VectorEngine& engine, const VectorD
   const uint32_t accumulators_bytes = params->batch * m_tile_bytes * (has_one_batch ? 1 : 2);
 
   params->owned_max = divide_up(params->m_tiles_max / width, k_splits) * width;
-  const uint32_t totals_bytes = device.has_clusters && k_splits > 1
-                                    ? k_splits * (params->owned_max * kMTileFloats + 1) * tokens * 4
-                                    : 0;
+  const uint32_t totals_bytes =
+      device.has_clusters && k_splits > 1
+          ? k_splits * (params->owned_max * quant::kMTileRows + 1) * tokens * 4
+          : 0;
   const uint32_t squares_bytes = kVectorWarpsMax * tokens * 4;
   const uint32_t scratch_bytes = warps * engine.scratch_bytes;
   const uint32_t barriers_bytes = warps * kVectorStagesMax * 8;
@@ -264,7 +266,7 @@ VectorPlan plan_vector(VectorParams* params, const VectorEngine& engine, const V
   if (!device.has_clusters && k_splits > 1)
     plan.partials_bytes =
         uint64_t{plan.clusters} * 4 *
-        (1 + uint64_t{k_splits} * engine.tokens * (params->m_tiles_max * kMTileFloats + 1));
+        (1 + uint64_t{k_splits} * engine.tokens * (params->m_tiles_max * quant::kMTileRows + 1));
   return plan;
 }
 

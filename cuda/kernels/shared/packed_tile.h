@@ -37,14 +37,9 @@
 
 #include "kernels/shared/numeric.h"
 #include "kernels/shared/tensor_type.h"
+#include "kernels/shared/tile_sizes.h"
 
 namespace wcuda::quant {
-
-constexpr uint32_t kMTileRows = 16;  // rows of a packed tile and of an M-tile
-// Kernels process an M-tile by K-tiles of 256 inputs: one packed tile of 256, two of 128 or four
-// of 64. A half is four groups of 32 inputs.
-constexpr uint32_t kKTileInputs = 256;
-constexpr uint32_t kHalfKTileInputs = 128;
 
 struct TileField {
   uint16_t offset;  // bytes from the start of the block

@@ -50,4 +50,9 @@ enum Id : uint32_t {
 }  // namespace tensor_type
 using TensorType = tensor_type::Id;
 
+// Whether each element is a number of its own: no blocks with scales. Kernels read and write these.
+constexpr bool is_plain_type(uint32_t type) {
+  return type == TensorType::kF32 || type == TensorType::kF16 || type == TensorType::kBF16;
+}
+
 }  // namespace wcuda

@@ -11,6 +11,7 @@
 #include "core/base/text.h"
 #include "core/base/thread_pool.h"
 #include "core/vram/digest.h"
+#include "kernels/shared/packed_tile.h"
 #include "llm/model/rope.h"
 #include "llm/quant/format.h"
 
@@ -32,10 +33,6 @@ constexpr uint64_t kPinnedPageBytes = 4096;
 // whole tensors, and enough others to keep copies running.
 constexpr uint64_t kDeviceStagingBytes = uint64_t{128} << 20;
 constexpr uint64_t kDeviceAlignment = 256;
-
-bool is_vector_type(uint32_t type) {
-  return type == 0 || type == 1 || type == 30;  // F32, F16, BF16
-}
 
 Status check_shape(const TensorSlot& slot, const gguf::Tensor& tensor, const Config& config) {
   const uint64_t first = slot.is_vector ? slot.rows : slot.cols;
@@ -61,7 +58,7 @@ Result<PlannedTensor> plan_tensor(const Backend& backend, const TensorSlot& slot
   planned.file_bytes = tensor.bytes;
   planned.file_row_bytes = tensor.bytes / slot.rows;
   if (slot.is_vector) {
-    if (!is_vector_type(tensor.type))
+    if (!is_plain_type(tensor.type))
       return unsupported("tensor '%s' is of type %s, a vector must be F32, F16 or BF16",
                          slot.name.c_str(), format.name);
     planned.bytes = uint64_t{slot.rows} * sizeof(float);
@@ -92,7 +89,7 @@ Status check_unused(const gguf::Tensor& tensor, const TensorList& list, const Co
 }
 
 Status check_rope_factors(const gguf::Tensor& tensor, const Config& config) {
-  if (tensor.type == 0 && tensor.element_count == config.rope_frequencies.size() &&
+  if (tensor.type == TensorType::kF32 && tensor.element_count == config.rope_frequencies.size() &&
       tensor.dimension_count == 1)
     return {};
   return unsupported("tensor '%s' is of type %s and %" PRIu64 " elements, must be F32 and %zu",
@@ -213,8 +210,8 @@ uint64_t rows_per_piece(const PlannedTensor& tensor, uint64_t slice_bytes) {
     return std::max<uint64_t>(1, (slice_bytes - std::min(slice_bytes, kVectorAlignment)) /
                                      (tensor.file_row_bytes + sizeof(float)));
   const uint64_t rows = std::max<uint64_t>(1, slice_bytes / tensor.file_row_bytes);
-  constexpr uint64_t kTileRows = 16;  // whole M-tiles: no two pieces write to one packed tile
-  return rows >= kTileRows ? rows / kTileRows * kTileRows : rows;
+  // Whole M-tiles: no two pieces write to one packed tile.
+  return rows >= quant::kMTileRows ? rows / quant::kMTileRows * quant::kMTileRows : rows;
 }
 
 Result<DetailedPlan> plan_load_in_detail(const Backend& backend, const gguf::Gguf& file) {

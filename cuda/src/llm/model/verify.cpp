@@ -20,8 +20,8 @@ void file_elements(const ResidentTensor& tensor, std::vector<uint8_t>* bytes) {
   const auto* const values = static_cast<const float*>(tensor.matrix.data);
   bytes->resize(tensor.matrix.rows * sizeof(uint16_t));
   for (uint32_t i = 0; i < tensor.matrix.rows; ++i) {
-    const uint16_t code =
-        tensor.matrix.type == 1 ? float_to_half(values[i]) : float_to_bf16(values[i]);
+    const uint16_t code = tensor.matrix.type == TensorType::kF16 ? float_to_half(values[i])
+                                                                 : float_to_bf16(values[i]);
     std::memcpy(bytes->data() + i * sizeof code, &code, sizeof code);
   }
 }
@@ -33,7 +33,7 @@ Result<Digest> file_digest(const ResidentTensor& tensor) {
   Digest digest;
   blake3::Hasher hasher;
   std::vector<uint8_t> rows;
-  if (tensor.is_vector && matrix.type != 0) {
+  if (tensor.is_vector && matrix.type != TensorType::kF32) {
     file_elements(tensor, &rows);
     hasher.update(rows.data(), rows.size());
   } else if (matrix.layout == Layout::kRows) {

@@ -5,8 +5,6 @@
 namespace wcuda::ops {
 namespace {
 
-bool is_plain_type(uint32_t type) { return type == 0 || type == 1 || type == 30; }
-
 bool uses_vector(const LinearShape& shape, const Limits& limits) {
   if (limits.batch_invariant || shape.token_count > kVectorTokensMax) return false;
   const bool is_plain = std::all_of(shape.types, shape.types + shape.matrix_count, is_plain_type);

@@ -13,8 +13,7 @@
 
 namespace wcuda::testing {
 
-constexpr uint32_t kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14,
-                   kBF16 = 30;
+using namespace tensor_type;
 
 struct TinyModel {
   std::string architecture = "llama";

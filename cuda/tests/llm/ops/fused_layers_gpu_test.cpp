@@ -36,8 +36,9 @@ std::vector<uint8_t> random_packed_tiles(uint32_t type, uint32_t rows, uint32_t 
   };
   for (size_t at = 0; at < packed_tiles.size(); at += layout.packed_tile_bytes())
     for (uint32_t row = 0; row < quant::kMTileRows; ++row) {
-      put(&packed_tiles[at], row, type == 12 ? 0 : 208, scale / (type == 12 ? 200.0f : 1400.0f));
-      if (type == 12) put(&packed_tiles[at], row, 2, scale / 200.0f * 7.5f);
+      put(&packed_tiles[at], row, type == TensorType::kQ4_K ? 0 : 208,
+          scale / (type == TensorType::kQ4_K ? 200.0f : 1400.0f));
+      if (type == TensorType::kQ4_K) put(&packed_tiles[at], row, 2, scale / 200.0f * 7.5f);
     }
   return packed_tiles;
 }
@@ -189,7 +190,7 @@ TEST_P(GpuFusedLayers, as_layer_by_layer) {
     if (HasFatalFailure()) return;
   }
 }
-constexpr uint32_t kQ4 = 12, kQ6 = 14;
+constexpr TensorType kQ4 = TensorType::kQ4_K, kQ6 = TensorType::kQ6_K;
 // Models of 8B and 1B; types by turns; all K-splits; logits; the least.
 INSTANTIATE_TEST_SUITE_P(
     Shapes, GpuFusedLayers,
@@ -210,7 +211,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(GpuFusedLayersShapes, refuses_what_it_cannot_do) {
   Launch launch = device_launch();
-  Chain chain({1024, 1024, 256, 2048, 0, {12, 12, 12, 12, 12, 12, 12}});
+  Chain chain({1024, 1024, 256, 2048, 0, {kQ4, kQ4, kQ4, kQ4, kQ4, kQ4, kQ4}});
   const std::vector<LinearArgs> layers = chain.layers();
   launch.compute_capability = 80;
   EXPECT_FALSE(fused_layers_supports(layers.data(), 4, launch));
@@ -224,7 +225,7 @@ TEST(GpuFusedLayersShapes, refuses_what_it_cannot_do) {
   others[1].tokens = 2;
   EXPECT_FALSE(fused_layers_supports(others.data(), 4, launch));
   others = layers;
-  others[3].matrices[1].type = 8;
+  others[3].matrices[1].type = TensorType::kQ8_0;
   EXPECT_FALSE(fused_layers_supports(others.data(), 4, launch));
   EXPECT_EQ(fused_layers(others.data(), 4, nullptr, 2048, launch), cudaErrorInvalidValue);
 }

@@ -278,9 +278,10 @@ TEST(HostAttentionInput, equals_the_naive_version) {
         ASSERT_TRUE(machine.ops);
         Step step({{1, 130}, {70, 3}}, 8, 64, random);
         Pool pool(type, 2, 8, kKvHeads, kLength);
-        const Matrix query = random_matrix(0, kHeads * kLength, kDim, Layout::kRows, random);
-        const Matrix key = random_matrix(3, kLength, kDim, Layout::kHost16, random);
-        const Matrix value = random_matrix(8, kLength, kDim, Layout::kRows, random);
+        const Matrix query =
+            random_matrix(TensorType::kF32, kHeads * kLength, kDim, Layout::kRows, random);
+        const Matrix key = random_matrix(TensorType::kQ4_1, kLength, kDim, Layout::kHost16, random);
+        const Matrix value = random_matrix(TensorType::kQ8_0, kLength, kDim, Layout::kRows, random);
         const auto x = random.normals(71 * kDim, 3.0f), norm = random.normals(kDim);
         const auto bias = random.normals(kHeads * kLength), head_norm = random.normals(kLength);
         auto frequencies = random.normals(32);

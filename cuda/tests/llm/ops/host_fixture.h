@@ -41,30 +41,30 @@ class Random {
 // Offsets of the f16 fields of a block; the test puts small finite numbers there.
 inline std::vector<uint32_t> half_fields(uint32_t type) {
   switch (type) {
-    case 2:
-    case 6:
-    case 8:
-    case 16:
-    case 17:
-    case 18:
-    case 20:
-    case 21:
-    case 23:
+    case TensorType::kQ4_0:
+    case TensorType::kQ5_0:
+    case TensorType::kQ8_0:
+    case TensorType::kIQ2_XXS:
+    case TensorType::kIQ2_XS:
+    case TensorType::kIQ3_XXS:
+    case TensorType::kIQ4_NL:
+    case TensorType::kIQ3_S:
+    case TensorType::kIQ4_XS:
       return {0};
-    case 3:
-    case 7:
-    case 12:
-    case 13:
+    case TensorType::kQ4_1:
+    case TensorType::kQ5_1:
+    case TensorType::kQ4_K:
+    case TensorType::kQ5_K:
       return {0, 2};
-    case 34:
+    case TensorType::kTQ1_0:
       return {52};
-    case 35:
+    case TensorType::kTQ2_0:
       return {64};
-    case 10:
+    case TensorType::kQ2_K:
       return {80, 82};
-    case 11:
+    case TensorType::kQ3_K:
       return {108};
-    case 14:
+    case TensorType::kQ6_K:
       return {208};
     default:
       return {};
@@ -124,8 +124,8 @@ inline Matrix random_matrix(uint32_t type, uint32_t rows, uint32_t cols, Layout 
   if (format.block_elements == 1) {
     for (uint64_t i = 0; i < uint64_t{rows} * cols; ++i) {
       const float value = random.normal() * scale;
-      const uint16_t half = type == 1 ? float_to_half(value) : float_to_bf16(value);
-      if (type == 0)
+      const uint16_t half = type == TensorType::kF16 ? float_to_half(value) : float_to_bf16(value);
+      if (type == TensorType::kF32)
         std::memcpy(file.data() + i * 4, &value, 4);
       else
         std::memcpy(file.data() + i * 2, &half, 2);
@@ -133,7 +133,7 @@ inline Matrix random_matrix(uint32_t type, uint32_t rows, uint32_t cols, Layout 
   } else {
     for (uint8_t& byte : file) byte = static_cast<uint8_t>(random.below(256));
     set_scales(type, file, [&] { return random.normal() * 0.2f * scale; });
-    if (type == 39) set_exponents(file, 120 + std::ilogb(scale) - std::ilogb(0.1f));
+    if (type == TensorType::kMXFP4) set_exponents(file, 120 + std::ilogb(scale) - std::ilogb(0.1f));
   }
   return pack_matrix(type, rows, cols, layout, file);
 }
@@ -141,14 +141,16 @@ inline Matrix random_matrix(uint32_t type, uint32_t rows, uint32_t cols, Layout 
 // Blocks whose weights are of the largest magnitude that the format's codes and factors have.
 inline Matrix extreme_matrix(uint32_t type, uint32_t rows, uint32_t cols) {
   std::vector<uint8_t> file(rows * *quant::row_bytes(*quant::find_format(type), cols));
-  const bool is_zero_lowest = type == 2 || type == 6 || type == 11 || type == 14 || type == 20 ||
-                              type == 23;  // an offset, or a level of -127, makes code 0 largest
-  for (uint8_t& byte : file) byte = is_zero_lowest ? 0 : type == 8 ? 0x80 : 0xff;
-  if (type == 14)
+  // An offset, or a level of -127, makes code 0 largest.
+  const bool is_zero_lowest = type == TensorType::kQ4_0 || type == TensorType::kQ5_0 ||
+                              type == TensorType::kQ3_K || type == TensorType::kQ6_K ||
+                              type == TensorType::kIQ4_NL || type == TensorType::kIQ4_XS;
+  for (uint8_t& byte : file) byte = is_zero_lowest ? 0 : type == TensorType::kQ8_0 ? 0x80 : 0xff;
+  if (type == TensorType::kQ6_K)
     for (uint64_t block = 0; block < file.size(); block += 210)
       std::memset(file.data() + block + 192, 0x80, 16);
   set_scales(type, file, [] { return 0.01f; });
-  if (type == 39) set_exponents(file, 120);
+  if (type == TensorType::kMXFP4) set_exponents(file, 120);
   return pack_matrix(type, rows, cols, Layout::kHost16, file);
 }
 

@@ -15,8 +15,12 @@
 namespace wcuda::ops::host {
 namespace {
 
-constexpr uint32_t kPackedTypes[] = {0, 1, 30, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 21, 23, 39};
-constexpr uint32_t kPlainTypes[] = {16, 17, 18, 34, 35};
+using namespace tensor_type;
+
+constexpr uint32_t kPackedTypes[] = {kF32,  kF16,    kBF16,  kQ4_0,   kQ4_1, kQ5_0,
+                                     kQ5_1, kQ8_0,   kQ2_K,  kQ3_K,   kQ4_K, kQ5_K,
+                                     kQ6_K, kIQ4_NL, kIQ3_S, kIQ4_XS, kMXFP4};
+constexpr uint32_t kPlainTypes[] = {kIQ2_XXS, kIQ2_XS, kIQ3_XXS, kTQ1_0, kTQ2_0};
 
 Limits linear_limits() {
   Limits limits{};
@@ -283,8 +287,8 @@ TEST(HostFeedForward, equals_the_naive_version) {
         Machine machine(*kernels, 2, linear_limits());
         ASSERT_TRUE(machine.ops);
         constexpr uint32_t kDim = 64, kHidden = 53;
-        const Matrix gate = random_matrix(3, kHidden, kDim, Layout::kHost16, random);
-        const Matrix up = random_matrix(8, kHidden, kDim, Layout::kHost16, random);
+        const Matrix gate = random_matrix(kQ4_1, kHidden, kDim, Layout::kHost16, random);
+        const Matrix up = random_matrix(kQ8_0, kHidden, kDim, Layout::kHost16, random);
         const auto x = random.normals(tokens * kDim, 5.0f), norm = random.normals(kDim, 3.0f);
         const auto gate_bias = random.normals(kHidden), up_bias = random.normals(kHidden);
         std::vector<float> out(tokens * kHidden, NAN);
@@ -350,7 +354,7 @@ TEST(HostLogits, takes_the_rows_asked_for) {
     Random random(4);
     Machine machine(*kernels, 2, linear_limits());
     ASSERT_TRUE(machine.ops);
-    const Matrix output = random_matrix(8, 77, 64, Layout::kHost16, random);
+    const Matrix output = random_matrix(kQ8_0, 77, 64, Layout::kHost16, random);
     const auto x = random.normals(6 * 64), norm = random.normals(64), bias = random.normals(77);
     const uint32_t indices[] = {5, 0, 3};
     std::vector<float> logits(3 * 77, NAN);
@@ -385,14 +389,14 @@ TEST(HostOps, shape_mismatches_are_internal_errors) {
   Random random(2);
   Machine machine(best_kernels(), 1, linear_limits());
   ASSERT_TRUE(machine.ops);
-  Matrix matrix = random_matrix(3, 16, 64, Layout::kRows, random);
+  Matrix matrix = random_matrix(kQ4_1, 16, 64, Layout::kRows, random);
   std::vector<float> x(64), y(16);
   Weight too_wide = matrix.weight;
   too_wide.cols = 4096;
   Weight short_data = matrix.weight;
   short_data.bytes -= 1;
   Weight unknown = matrix.weight;
-  unknown.type = 5;
+  unknown.type = 5;  // a type that GGUF no longer has
 
   for (const Weight& weight : {too_wide, short_data, unknown, Weight{}})
     EXPECT_EQ(project(*machine.ops, 1, x.data(), weight, nullptr, y.data()).code(), WCUDA_INTERNAL);

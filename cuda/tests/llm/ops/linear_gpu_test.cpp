@@ -7,8 +7,7 @@
 namespace wcuda::testing {
 namespace {
 
-constexpr uint32_t kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8, kQ2_K = 10, kQ4_K = 12, kQ5_K = 13,
-                   kQ6_K = 14;
+using namespace tensor_type;
 
 std::vector<std::vector<float>> run(const LinearProblem& problem, const ops::Limits& limits,
                                     uint32_t batch_max, bool is_dependent = false) {

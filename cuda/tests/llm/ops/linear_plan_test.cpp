@@ -6,7 +6,7 @@
 namespace wcuda::ops {
 namespace {
 
-constexpr uint32_t kF32 = 0, kF16 = 1, kQ4_K = 12, kIQ2_XXS = 16, kBF16 = 30;
+using namespace tensor_type;
 
 DeviceTraits hopper() {
   DeviceTraits device;

@@ -23,7 +23,7 @@ struct Family {
 // layer, and the output, Q6_K.
 Family family(const char* name, uint32_t layers, uint32_t embedding, uint32_t feed_forward,
               uint32_t heads, uint32_t kv_heads, uint32_t vocabulary) {
-  constexpr uint32_t kQ4_K = 12, kQ6_K = 14;
+  using namespace tensor_type;
   Family result{name, {}, {}};
   model::Config& config = result.config;
   config.architecture = name;

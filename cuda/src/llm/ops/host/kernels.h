@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/shared/tile_sizes.h"
+
 namespace wcuda::ops::host {
 
 enum class Isa : uint32_t { kPortable, kAvx2, kAvxVnni, kAvx512 };
@@ -62,7 +64,7 @@ struct InputBlock {
 // further on. A token's result does not depend on the other tokens.
 constexpr uint32_t kMTilesMax = 2;
 constexpr uint32_t kTokenBlock = 128;  // tokens of one call, at most
-constexpr uint64_t kTileFloats = uint64_t{kTokenBlock} * 16;
+constexpr uint64_t kTileFloats = uint64_t{kTokenBlock} * quant::kMTileRows;
 struct MTileKernel {
   void (*run_blocks)(const uint8_t* m_tiles, uint32_t m_tile_count, uint32_t cols,
                      const InputBlock* input, uint64_t stride, uint32_t token_count,

@@ -19,8 +19,8 @@ using wcuda::ops::host::kMTilesMax;
 using wcuda::ops::host::kSumFactor;
 using wcuda::ops::host::kTileFloats;
 using wcuda::ops::host::MTileKernel;
+using wcuda::quant::kMTileRows;
 
-constexpr uint32_t kMTileRows = 16;
 constexpr uint32_t kVectors = kMTileRows / kLanes;  // of an M-tile's rows
 
 typedef int16_t WordVec __attribute__((vector_size(kLanes * 4)));
