@@ -78,10 +78,8 @@ Result<compute::PreparedCall> prepare_builtin(const compute::CatalogueEntry& ent
                                               const wcuda_argument* arguments, uint64_t count,
                                               Arguments* given) {
   if (count != 0) WCUDA_TRY(check_not_null(arguments, "arguments"));
-  if (count == entry.params.size()) WCUDA_TRY(given->read(arguments, count, memory));
-  if (count != entry.params.size())
-    return Status::error(WCUDA_ARGUMENT_COUNT, "%s: %" PRIu64 " arguments given, it takes %zu (%s)",
-                         entry.name.c_str(), count, entry.params.size(), entry.signature.c_str());
+  if (count != entry.params.size()) return compute::wrong_count(entry, count);
+  WCUDA_TRY(given->read(arguments, count, memory));
   return prepare_read(entry, type, *given);
 }
 

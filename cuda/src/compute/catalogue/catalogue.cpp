@@ -139,8 +139,21 @@ std::vector<std::string> split(std::string_view text, char separator) {
   return parts;
 }
 
+std::string name_of(Role role) {
+  switch (role) {
+    case Role::kRead:
+      return "in ";
+    case Role::kWrite:
+      return "out ";
+    case Role::kUpdate:
+      return "in-out ";
+    default:
+      return "";
+  }
+}
+
 CatalogueEntry read_row(const Row& row) {
-  CatalogueEntry entry{row.name, row.signature, row.op, row.is_f32_only, row.may_alias, {}, {}};
+  CatalogueEntry entry{row.name, "", row.op, row.is_f32_only, row.may_alias, {}, {}};
   for (const std::string& token : split(row.signature, ' ')) {
     const std::string word = token.substr(1);
     if (token[0] == '!') {
@@ -165,8 +178,12 @@ CatalogueEntry read_row(const Row& row) {
           (param.shape.empty() ? "" : "*") + (factor == "oh"   ? "((h+2*pad-kh)/stride+1)"
                                               : factor == "ow" ? "((w+2*pad-kw)/stride+1)"
                                                                : factor);
+    entry.call += entry.call.empty() ? "" : ", ";
+    entry.call += name_of(param.role) + param.name;
+    if (!param.shape.empty()) entry.call += "[" + param.shape + "]";
     entry.params.push_back(std::move(param));
   }
+  entry.call = entry.name + "(" + entry.call + ")";
   return entry;
 }
 
@@ -326,11 +343,14 @@ const CatalogueEntry* find_entry(std::string_view name) {
   return found != all.end() && found->name == name ? &*found : nullptr;
 }
 
+Status wrong_count(const CatalogueEntry& entry, uint64_t given) {
+  return Status::error(WCUDA_ARGUMENT_COUNT, "%s: %" PRIu64 " arguments given, it takes %zu: %s",
+                       entry.name.c_str(), given, entry.params.size(), entry.call.c_str());
+}
+
 Result<PreparedCall> prepare_call(const CatalogueEntry& entry, Dtype type,
                                   const CatalogueArgument* arguments, size_t count) {
-  if (count != entry.params.size())
-    return Status::error(WCUDA_ARGUMENT_COUNT, "%s: %zu arguments given, it takes %zu (%s)",
-                         entry.name.c_str(), count, entry.params.size(), entry.signature.c_str());
+  if (count != entry.params.size()) return wrong_count(entry, count);
   if (entry.is_f32_only && type != Dtype::kF32)
     return unsupported("%s: is for f32 only", entry.name.c_str());
   PreparedCall call;

@@ -28,7 +28,7 @@ struct CatalogueParam {
 
 struct CatalogueEntry {
   std::string name;
-  std::string signature;  // as in the header of the C interface
+  std::string call;  // for messages: "vector_add(in a[n], in b[n], out c[n], n)"
   kernels::CatalogueOp op;
   bool is_f32_only;
   bool may_alias;  // an output may be the whole of an input buffer
@@ -39,6 +39,8 @@ struct CatalogueEntry {
 // By name, ascending.
 const std::vector<CatalogueEntry>& catalogue();
 const CatalogueEntry* find_entry(std::string_view name);
+// The error of a call with another number of arguments.
+Status wrong_count(const CatalogueEntry& entry, uint64_t given);
 
 // Returns the signature for elements of a WCUDA_ARG_… type, with integers as i64 and factors as
 // f32. Texts belong to the entry.

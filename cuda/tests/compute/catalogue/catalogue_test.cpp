@@ -329,7 +329,7 @@ TEST(Catalogue, wrong_calls_are_refused_and_named) {
 
   refused(
       "vector_add", [](Arguments& a) { a.pop_back(); }, WCUDA_ARGUMENT_COUNT,
-      "vector_add: 3 arguments given, it takes 4 (<a:n <b:n >c:n #n)");
+      "vector_add: 3 arguments given, it takes 4: vector_add(in a[n], in b[n], out c[n], n)");
   refused(
       "vector_add", [&](Arguments& a) { a[3].data = &many; }, WCUDA_INVALID_ARGUMENT,
       "argument 0 ('a') has 1204 bytes, it needs 1208");
