@@ -302,6 +302,122 @@ fn bench_measures_prefill_and_decode() {
     );
 }
 
+const OPERATIONS: [&str; 6] = [
+    "query_key_value",
+    "rotate_and_store",
+    "attention",
+    "attention_output",
+    "gate_up",
+    "down",
+];
+
+/// Operations of a step of `tiny` on the host, which has two layers.
+fn operations_on_the_host() -> Vec<&'static str> {
+    let layers = [OPERATIONS, OPERATIONS].concat();
+    [&["rotary_table", "embed"], &layers[..], &["logits"]].concat()
+}
+
+fn operations(step: &Value) -> Vec<&str> {
+    let nodes = step["nodes"].as_array().expect("nodes");
+    nodes
+        .iter()
+        .map(|node| node["operation"].as_str().expect("a name"))
+        .collect()
+}
+
+#[test]
+fn plan_lists_the_nodes_of_a_step() {
+    let model = tiny();
+    let on_host = ["plan", &model, "--backend", "host", "--steps"];
+    let json_of = |args: &[&str]| json(&run(&[&on_host[..], args, &["--json"]].concat()));
+
+    let decode = json_of(&[]);
+    assert_eq!(operations(&decode), operations_on_the_host());
+    let prefill = json_of(&["--tokens", "8", "--context", "32"]);
+    let flops = |plan: &Value| plan["nodes"][2]["flops"].as_u64().expect("FLOPs");
+    assert_eq!(flops(&prefill), 8 * flops(&decode));
+    let text = stdout(&run(&on_host));
+    assert!(text.contains("roofline: unknown for this device"), "{text}");
+
+    let on_h200 = json_of(&["--device-table", "h200"]);
+    assert_eq!(on_h200["rates"], "measured on h200");
+    assert_eq!(on_h200["bytes_per_second"], 4_530_000_000_000u64);
+    assert_eq!(operations(&on_h200)[0], "start_step", "as on that device");
+    assert!(on_h200["nodes"][2]["limit_ns"].as_f64() > Some(0.0));
+    let unknown = [&on_host[..], &["--device-table", "abacus"]].concat();
+    assert_fails(&run(&unknown), 1, "H200");
+}
+
+#[test]
+fn bench_profiles_the_nodes_of_a_step() {
+    let model = tiny();
+    let args = [
+        "bench",
+        "--backend",
+        "host",
+        "--threads",
+        "1",
+        "--model",
+        &model,
+        "--profile",
+        "--prompt-tokens",
+        "16",
+        "--tokens",
+        "4",
+        "--depth",
+        "3",
+        "--repeat",
+        "1",
+    ];
+    let result = json(&run(&[&args[..], &["--json"]].concat()));
+    let steps = result["steps"].as_array().expect("steps");
+    let shape = |step: &Value| (step["tokens"].as_u64(), step["context"].as_u64());
+    assert_eq!(shape(&steps[0]), (Some(1), Some(3)));
+    assert_eq!(shape(&steps[1]), (Some(16), Some(0)));
+    for step in steps {
+        assert_eq!(operations(step), operations_on_the_host());
+        let measured = |node: &Value| node["measured_ns"].as_f64().unwrap_or(0.0);
+        let nodes = step["nodes"].as_array().expect("nodes");
+        let sum: f64 = nodes.iter().map(measured).sum();
+        assert!(sum > 0.0 && step["step_us"].as_f64() > Some(0.0), "{step}");
+        let nodes_us = step["nodes_us"].as_f64().expect("their sum");
+        assert!((nodes_us - sum / 1e3).abs() < 1e-6 * nodes_us, "{step}");
+    }
+    let text = stdout(&run(&args));
+    assert!(
+        text.contains("step of 16 tokens after 0") && text.contains("the nodes overlap by"),
+        "{text}"
+    );
+}
+
+/// The check before measuring fits an engine of few positions, and one of small steps.
+#[test]
+fn bench_needs_no_more_than_what_it_measures() {
+    let model = tiny();
+    for sizes in [["--context", "16"], ["--batch", "3"]] {
+        let args = [
+            "bench",
+            "--backend",
+            "host",
+            "--threads",
+            "1",
+            "--model",
+            &model,
+            "--prompt-tokens",
+            "8",
+            "--tokens",
+            "2",
+            "--depth",
+            "2",
+            "--repeat",
+            "1",
+            "--json",
+        ];
+        let result = json(&run(&[&args[..], &sizes].concat()));
+        assert_eq!(result["rows"].as_array().map(Vec::len), Some(2));
+    }
+}
+
 #[test]
 fn run_answers_prompts_and_reports_speed_on_stderr() {
     let Some(model) = real() else { return };

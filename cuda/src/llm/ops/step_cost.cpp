@@ -4,6 +4,10 @@
 
 #include <algorithm>
 
+#include "core/base/checked.h"
+#include "kernels/shared/kv_pages.h"
+#include "kernels/shared/step_inputs.h"
+
 namespace wcuda::ops {
 namespace {
 
@@ -30,6 +34,21 @@ class Counter {
     const uint64_t keys = uint64_t{config_.kv_head_count} * config_.head_length;
     NodeCost cost;
     switch (node.operation) {
+      case Operation::kStartStep:
+        cost.bytes = scattered_bytes() + begun_bytes() + row_bytes();
+        break;
+      case Operation::kScatterInputs:
+        cost.bytes = scattered_bytes();
+        break;
+      case Operation::kBeginRows:
+        cost.bytes = begun_bytes();
+        break;
+      case Operation::kPlanAttention:
+        cost.bytes = row_bytes();
+        break;
+      case Operation::kRotaryTable:
+        cost.bytes = tokens * (1 + uint64_t{config_.rope_dimension_count}) * 4;
+        break;
       case Operation::kEmbed: {
         const model::Weight& table = weights_.token_embedding;
         const uint64_t row_bytes = table.rows == 0 ? 0 : table.bytes / table.rows;
@@ -56,8 +75,6 @@ class Counter {
       case Operation::kDown:
       case Operation::kLogits:
         return linear(node.operation, node.layer);
-      default:  // a few bytes per row
-        break;
     }
     return cost;
   }
@@ -69,6 +86,19 @@ class Counter {
   }
   uint64_t kv_token_bytes() const {
     return uint64_t{2} * config_.kv_head_count * shape_.kv_row_bytes;
+  }
+
+  uint64_t row_bytes() const { return shape_.row_count * sizeof(kernels::StepRow); }
+  // Each array is read and written: the token, its position and its row; the row and its pages; the
+  // indices of logits.
+  uint64_t scattered_bytes() const {
+    const uint64_t positions = uint64_t{shape_.context_positions} + shape_.row_tokens;
+    const uint64_t pages = shape_.row_count * ceil_div(positions, kernels::kPagePositions);
+    return 2 * (row_bytes() + 4 * (uint64_t{3} * step_.token_count + pages + step_.logits_count));
+  }
+  // Each token is copied to a history; each row has a status, and waits for one of the last step.
+  uint64_t begun_bytes() const {
+    return row_bytes() + uint64_t{8} * (step_.token_count + shape_.row_count);
   }
 
   // Counts weights once, inputs and outputs as f32, and the residual as read and written.

@@ -11,6 +11,7 @@ struct Tiny {
   model::Weights weights;
   Limits limits{};
   CostShape cost;
+  DeviceTraits traits;
 
   Tiny() {
     config.layer_count = 1;
@@ -42,7 +43,7 @@ struct Tiny {
 
   // Of the only node of this operation.
   NodeCost of(Operation operation, const StepShape& shape) const {
-    const StepPlan plan = plan_step(config, weights, limits, DeviceTraits{}, shape);
+    const StepPlan plan = plan_step(config, weights, limits, traits, shape);
     for (const Node& node : plan.nodes)
       if (node.operation == operation) return node_cost(config, weights, plan, node, cost);
     ADD_FAILURE() << operation_name(operation);
@@ -66,6 +67,28 @@ TEST(StepCost, of_linear_layers_is_weights_once_and_activations_of_each_token) {
   EXPECT_EQ(down.bytes, 3000u + 3 * 4 * (64 + 2 * 32)) << "the residual is read and written";
   EXPECT_EQ(logits.bytes, 6400u + 4 * (32 + 100));
   EXPECT_EQ(logits.flops, 2u * 32 * 100);
+}
+
+TEST(StepCost, of_the_start_is_the_arrays_of_the_step) {
+  Tiny tiny;
+  tiny.cost.row_count = 2;
+  tiny.cost.row_tokens = 3;
+  tiny.cost.context_positions = 62;
+  const StepShape prefill{6, 2, 1, 3, 3, 65}, decode{2, 2, 1, 1, 1, 65};
+
+  EXPECT_EQ(tiny.of(Operation::kRotaryTable, prefill).bytes, 6u * (4 + 4 * 8))
+      << "a position, 4 cosines and 4 sines";
+  tiny.traits.is_host = false;
+  EXPECT_EQ(tiny.of(Operation::kScatterInputs, prefill).bytes,
+            2u * (2 * 32 + 6 * 12 + 2 * 2 * 4 + 4))
+      << "two pages a row";
+  EXPECT_EQ(tiny.of(Operation::kBeginRows, prefill).bytes, 2u * 32 + 6 * 8 + 2 * 8);
+  EXPECT_EQ(tiny.of(Operation::kPlanAttention, prefill).bytes, 2u * 32);
+
+  tiny.cost.row_tokens = 1;
+  EXPECT_EQ(tiny.of(Operation::kStartStep, decode).bytes,
+            2u * (2 * 32 + 2 * 12 + 2 * 4 + 4) + (2 * 32 + 2 * 8 + 2 * 8) + 2 * 32)
+      << "all three, one page a row";
 }
 
 TEST(StepCost, of_attention_is_the_pages_that_rows_see) {
