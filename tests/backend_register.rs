@@ -1,12 +1,13 @@
 //! A caller's own backend, its table written in Rust: found, chosen, used and taken away again.
 
 use std::ffi::{c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use worker_cuda::backend::{self, BackendInstance, Fault, Selection};
-use worker_cuda::{Backend, CudaContext, ErrorKind, backends, ffi};
+use worker_cuda::{Backend, CudaContext, ErrorKind, Failover, FailoverMode, backends, ffi};
 
 /// Memory of one instance; a block's id is its address.
 #[derive(Default)]
@@ -209,6 +210,10 @@ unsafe extern "C" fn destroy_kernel(
 
 unsafe extern "C" fn synchronize(_: *mut c_void, _: *mut ffi::wcuda_error) -> ffi::wcuda_status {
     ffi::WCUDA_OK
+}
+
+unsafe extern "C" fn lose(_: *mut c_void, error: *mut ffi::wcuda_error) -> ffi::wcuda_status {
+    refuse(error, ffi::WCUDA_DEVICE_LOST, "pretended")
 }
 
 fn table() -> ffi::wcuda_backend_vtable {
@@ -459,6 +464,41 @@ fn it_can_be_traced_and_made_to_fail() {
             .any(|line| line.contains("WCUDA_OUT_OF_MEMORY")),
         "{lines:?}"
     );
+    backend::unregister(vector).unwrap();
+}
+
+/// The device is lost while a body runs that answers with a value all the same, and runs again elsewhere.
+#[test]
+fn an_earlier_result_that_panics_on_drop_ends_the_call() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("of an earlier result");
+        }
+    }
+    let _alone = alone();
+    let mut losing = table();
+    losing.synchronize = Some(lose);
+    let vector = register("vector loses", &losing).unwrap();
+    let failover = Failover::builder([(vector, 0), (Backend::Host, 0)])
+        .mode(FailoverMode::Automatic)
+        .build()
+        .unwrap();
+    let mut runs = 0;
+    let caught = catch_unwind(AssertUnwindSafe(|| {
+        failover.run(|context| {
+            runs += 1;
+            assert!(context.synchronize().is_err());
+            Ok(Bomb)
+        })
+    }));
+    let payload = caught.map(drop).expect_err("the panic of the drop");
+    assert_eq!(
+        payload.downcast_ref::<&str>(),
+        Some(&"of an earlier result")
+    );
+    assert_eq!(runs, 1, "the result is dropped before the body runs again");
+    drop(failover);
     backend::unregister(vector).unwrap();
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use worker_cuda::{CudaContext, Layer};
+use worker_cuda::{CudaContext, ErrorKind, Layer};
 
 use gpu::gpu;
 
@@ -78,4 +78,32 @@ fn on_the_host_equals_pytorch() {
 fn gpu_equals_pytorch() {
     let Some(context) = gpu() else { return };
     equals_pytorch(&context);
+}
+
+#[test]
+fn sizes_past_what_can_be_counted_are_refused() {
+    let context = CudaContext::host().unwrap();
+    let x = context.alloc_from(&[1.0f32, 2.0]).unwrap();
+    let layer = |inputs, outputs| Layer {
+        weights: &x,
+        bias: &x,
+        inputs,
+        outputs,
+    };
+    for (batch, layer, message) in [
+        (
+            usize::MAX,
+            layer(2, 1),
+            format!("{} rows of 2 values overflow", usize::MAX),
+        ),
+        (
+            2,
+            layer(1, usize::MAX),
+            format!("2 rows of {} values overflow", usize::MAX),
+        ),
+    ] {
+        let error = context.neural_forward(&[layer], &x, batch).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(error.message(), message);
+    }
 }
