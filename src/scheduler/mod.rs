@@ -77,6 +77,8 @@
 //! **Faults.** If a step fails, all running requests are computed again, once. Their events then continue
 //! where they stopped.
 
+#![forbid(unsafe_code)]
+
 use std::time::Duration;
 
 pub use self::config::{Config, ConfigError, Costs, PageSharing};

@@ -22,12 +22,12 @@ LAYERS = KERNELS_BASE + KERNEL_FAMILIES + [
     "api/base", "api/llm", "api/compute", "api/backend", "api/zctl",
 ]  # fmt: skip
 PUBLIC = re.compile(r"worker_cuda(_compat)?\.h|worker_cuda/\w+\.h")
-INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+INCLUDE = re.compile(r'^\s*#\s*include\s+["<]((?:worker_cuda|(?<=")[^"])[^">]*)[">]')
 
 # The crate's modules, bottom up.
 MODULES = ["scheduler", "ffi", "core", "llm", "compute", "backend", "seal", "zctl"]
-CRATE_PATH = re.compile(r"\bcrate::(\w+)")
-SUPER_PATH = re.compile(r"\b((?:super::)+)(\w+)")
+CRATE_PATH = re.compile(r"\bcrate::(\w+|\{)")
+SUPER_PATH = re.compile(r"\b((?:super::)+)(\w+|\{)")
 INLINE_MODULE = re.compile(r"^\s*(?:pub(?:\([^)]*\))? )?mod \w+ \{")
 
 
@@ -78,7 +78,8 @@ def check(root: pathlib.Path) -> list[str]:
 
 
 def modules_named(line: str, depth: int) -> list[str]:
-    """The modules of the crate that a line names, by `crate::` or by enough `super::`; it stands in one of `depth`."""
+    """The modules of the crate that a line names, by `crate::` or by enough `super::`; it stands in one of `depth`.
+    A group, `crate::{…}`, counts as the module "{", which does not exist: one path a line."""
     by_super = [name for path, name in SUPER_PATH.findall(line) if path.count("super") >= depth]
     return CRATE_PATH.findall(line) + by_super
 
@@ -118,6 +119,9 @@ def main() -> int:
     assert violation("llm/gguf", "llm/engine/step.h") and not violation("llm/engine", "llm/gguf/gguf.h")
     assert modules_named("use super::super::llm::x; use super::y;", 2) == ["llm"]
     assert modules_named("use super::super::z; use crate::core::x;", 3) == ["core"]
+    assert modules_named("use crate::{core, llm}; use super::{x, y};", 2) == ["{"]
+    assert [INCLUDE.match(f"#include {name}") is not None for name in ('"a/b.h"', "<worker_cuda.h>", "<vector>")] == [
+        True, True, False]  # fmt: skip
     root = pathlib.Path(__file__).parents[2]
     found = check(root / "cuda") + check_crate(root / "src")
     found += check_document(root / "docs/ARCHITECTURE.md")

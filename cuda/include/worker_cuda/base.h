@@ -1,7 +1,7 @@
 /* worker_cuda/base.h: devices, contexts, device memory, streams and health. The other headers of the
  * interface include this one.
  *
- * This header has sections 1 to 7, 13 to 15 and 17 of the interface. Sections are numbered across the four
+ * This header has sections 1 to 7, 13 to 15 and 17 of the interface. Sections are numbered across the five
  * headers, so that the documentation can refer to them.
  *
  * EXAMPLE: copy four numbers to a device and back.
@@ -340,9 +340,9 @@ typedef struct wcuda_context_options {
 /* Opens a device. CUDA uses the device's primary context. Like every call of this library, the function
  * leaves the thread's current CUDA device as it was.
  *
- * The type AUTO opens CUDA. It opens HOST instead only if CUDA has no usable device: this build has no
- * CUDA, there is no driver, the driver is too old, or there is no device. wcuda_context_info_get then
- * reports the reason. If there is a device but it cannot be opened, the function fails. [any thread] */
+ * AUTO opens CUDA, and HOST only if CUDA has no usable device: this build has no CUDA or no code for the
+ * device, there is no driver or an old one, no device of this ordinal, of capability 8.0 or with memory pools.
+ * wcuda_context_info_get reports which. Any other failure of CUDA is an error. [any thread] */
 WCUDA_API wcuda_status wcuda_context_create(const wcuda_context_options* options,
                                             wcuda_context* context, wcuda_error* error);
 /* Releases the handle. The device is closed when all objects created from the context are released. If

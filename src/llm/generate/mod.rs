@@ -1,5 +1,7 @@
 //! Text generation: a prompt in, an iterator of tokens and text out.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
