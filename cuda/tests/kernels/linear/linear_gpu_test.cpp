@@ -1,8 +1,8 @@
 // Linear layers above 8 tokens on the device against double precision.
+#include "kernels/linear/gpu_linear_fixture.h"
 #include "kernels/linear/linear_batch.h"
 #include "kernels/linear/linear_vector.h"
 #include "kernels/linear/packed_gemm.h"
-#include "llm/ops/gpu_linear_fixture.h"
 
 namespace wcuda::testing {
 namespace {

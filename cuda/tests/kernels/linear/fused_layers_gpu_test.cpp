@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "kernels/linear/fused_layers.h"
+#include "kernels/linear/gpu_linear_fixture.h"
 #include "kernels/linear/linear_vector.h"
 #include "kernels/shared/packed_tile.h"
-#include "llm/ops/gpu_linear_fixture.h"
 #include "support/device_array.h"
 
 namespace wcuda::kernels {
