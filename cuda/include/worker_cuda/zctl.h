@@ -1,8 +1,9 @@
-/* worker_cuda/zctl.h: kernels of a registry for programs that know only bytes.
+/* worker_cuda/zctl.h: lists and runs kernels for programs that exchange only bytes (ZCTL/1, ZCL1).
  *
  * Section 23 of the interface. The conventions of worker_cuda/base.h apply.
  *
- * EXAMPLE: list the kernels of a registry by a frame in a memory of 4,096 bytes.
+ * EXAMPLE: list the kernels of a registry. The guest has 4,096 bytes of memory. Its request, a header of 32
+ * bytes, is at offset 0, and the response is written at offset 1,024.
  *
  *   static uint8_t memory[4096] = {0x5a, 0x43, 0x54, 0x4c, 1, 0, 0x01, 0x01};
  *   wcuda_zctl_session session = {0};
@@ -26,56 +27,60 @@ extern "C" {
 /* ------------------------------------------------------------------------------------------------
  * 23. ZCTL/1: a binary protocol for listing and running kernels
  *
- * A guest is a program with one flat memory. A session answers its frames: it lists the kernels of a registry
- * and runs them on windows of the guest's memory. docs/FORMATS.md states every byte, check and message. Frames
- * and memory are hostile: a session touches no byte outside the memory, whatever a frame says, reads nothing
- * twice, and writes a response completely or not at all.
+ * A guest is a program with one flat memory. It sends requests, called frames, and a session answers each with
+ * a response: it lists the kernels of a registry, or runs one of them on ranges of the guest's memory.
+ * docs/FORMATS.md defines every byte, check and message.
  *
- * Frames of ZCL1, which begin with other bytes, are answered too. They open handles: buffers of the device, and
- * records of what was submitted to it. A handle is read and written by the functions wcuda_zctl_handle_...,
- * which are what the callbacks of a guest do with it.
+ * Frames and memory are not trusted. Whatever a frame contains, a session accesses no byte outside the memory,
+ * reads no byte twice, and writes either a complete response or nothing.
+ *
+ * A session also answers frames of the protocol ZCL1, which begin with other bytes. These frames open handles
+ * of two kinds: buffers on the device, and submissions, which are runs that the guest does not wait for. The
+ * guest reads and writes handles through callbacks, which the program implements with wcuda_zctl_handle_read,
+ * _write and _end.
  */
 
-/* Permits kernels with WCUDA_KERNEL_NON_DETERMINISTIC. */
+/* Flags of a session. Permits kernels with WCUDA_KERNEL_NON_DETERMINISTIC. */
 #define WCUDA_ZCTL_NON_DETERMINISTIC (1u << 0)
-/* `allowed` is the list of kernels that may run. Without it all may. */
+/* Permits only the kernels in `allowed`. Without this flag all kernels may run. */
 #define WCUDA_ZCTL_ALLOW_LIST (1u << 1)
 
-/* Permits a guest to load and run device code of its own (ZCL1: MODULE_LOAD). Such code is trusted. */
+/* Permits a guest to load and run device code of its own (MODULE_LOAD of ZCL1). Set it only for guests that you
+ * trust, because nothing checks what such code does. */
 #define WCUDA_ZCTL_FOREIGN_MODULES (1u << 2)
 
-/* What a recorder receives, in this order within a call. */
+/* Kinds of records that a recorder receives, in this order within a call. */
 #define WCUDA_ZCTL_REQUEST 1  /* the frame; empty if it lies outside the memory */
-#define WCUDA_ZCTL_READ 2     /* each range of the memory that was read: by offset, then length, ascending */
-#define WCUDA_ZCTL_WRITTEN 3  /* each range that was written, without the response; ascending */
-#define WCUDA_ZCTL_RESPONSE 4 /* the response, and what the call returns */
+#define WCUDA_ZCTL_READ 2     /* a range of the memory that was read; sorted by offset, then by length */
+#define WCUDA_ZCTL_WRITTEN 3  /* a range that was written, except the response; sorted in the same way */
+#define WCUDA_ZCTL_RESPONSE 4 /* the response, and the return value of the call */
 #define WCUDA_ZCTL_CLOSED 5   /* once, when the session is destroyed */
 
 typedef struct wcuda_zctl_record {
   uint32_t struct_size;
   int32_t kind;     /* WCUDA_ZCTL_... */
-  uint64_t offset;  /* in the memory; of READ and WRITTEN */
-  const void* data; /* valid until the recorder returns. READ: as it was read, once */
+  uint64_t offset;  /* in the memory; for READ and WRITTEN */
+  const void* data; /* valid until the recorder returns. READ: the bytes that the session has read */
   uint64_t bytes;
-  int32_t ret;      /* of RESPONSE */
+  int32_t ret;      /* return value of the call; for RESPONSE */
   uint32_t reserved;
 } wcuda_zctl_record;
 #define WCUDA_ZCTL_RECORD_INIT {sizeof(wcuda_zctl_record), 0, 0, NULL, 0, 0, 0}
-/* Runs on the thread of the call, within it. */
+/* Is called during wcuda_zctl_call or wcuda_zctl_serve, on the calling thread. */
 typedef void (*wcuda_zctl_recorder)(void* user, const wcuda_zctl_record* record);
 
 typedef struct wcuda_zctl_options {
   uint32_t struct_size;
   uint32_t flags;               /* WCUDA_ZCTL_... */
-  wcuda_registry registry;      /* kept alive; id 0: none */
-  wcuda_string reason;          /* without a registry: what runs are answered with. Empty: "CUDA runtime
+  wcuda_registry registry;      /* stays alive as long as the session; id 0: none */
+  wcuda_string reason;          /* without a registry: the message that refuses runs. Empty: "CUDA runtime
                                    disabled" in a library without CUDA, else "no device" */
   uint32_t payload_bytes_max;   /* of requests, and of responses of wcuda_zctl_serve; 0: 1 MiB; at most 1 GiB */
   uint32_t argument_count_max;  /* of a run; 0: 64; at most 4,096 */
   uint32_t rank_max;            /* 0: 8, the most */
   uint32_t message_bytes_max;   /* 0: 1,024 */
-  uint64_t device_bytes_max;    /* of the buffers of a run, and of those of ZCL1 together; 0: 1 GiB */
-  uint32_t budget_ms;           /* of a run, and of each wait of ZCL1; 0: 30,000; from 2^31 on: none */
+  uint64_t device_bytes_max;    /* of the buffers of a run, and of all buffers of ZCL1 together; 0: 1 GiB */
+  uint32_t budget_ms;           /* time limit of a run and of each wait of ZCL1; 0: 30,000; 2^31 or more: none */
   uint32_t allowed_count;
   const uint32_t* allowed;      /* kernel ids; with WCUDA_ZCTL_ALLOW_LIST */
   wcuda_zctl_recorder recorder; /* NULL: none */
@@ -88,45 +93,48 @@ typedef struct wcuda_zctl_session {
   uint64_t id;
 } wcuda_zctl_session;
 
-/* Creates a session. Without a registry it lists "noop" and "tensor_add" as kernels that cannot run here, and
- * answers runs with status 6 and the reason. WCUDA_INVALID_ARGUMENT for a limit over its maximum. A session
- * keeps the device memory of its largest run, of purpose WCUDA_PURPOSE_SCRATCH, and on a device as much of
- * WCUDA_PURPOSE_STAGING. The recorder is not called when this fails. [any thread] */
+/* Creates a session. A session without a registry lists "noop" and "tensor_add" as kernels that cannot run
+ * here, and answers runs with status 6 and the reason. A limit above its maximum is WCUDA_INVALID_ARGUMENT. A
+ * session keeps the device memory of its largest run (WCUDA_PURPOSE_SCRATCH) and, on a GPU, as much pinned
+ * memory (WCUDA_PURPOSE_STAGING). If this function fails, the recorder is never called. [any thread] */
 WCUDA_API wcuda_status wcuda_zctl_session_create(const wcuda_zctl_options* options,
                                                  wcuda_zctl_session* session, wcuda_error* error);
-/* Destroys a session after its call in progress. Waits for a run that passed its budget and is still at work
+/* Destroys a session. Waits for a call in progress, and for a run that exceeded its budget and is still running
  * on the device. [any thread] */
 WCUDA_API void wcuda_zctl_session_destroy(wcuda_zctl_session session);
 
-/* Answers a frame: the bytes [req_ptr, req_ptr + req_len) of the memory, in [resp_ptr,
- * resp_ptr + resp_cap), which may overlap it. timeout_ms: 0 and negative: no limit of this call. Returns the
- * bytes of the response, or -1 when there is none and nothing was written: windows outside the memory, no
- * frame of ZCTL/1, a response that does not fit; also for an invalid session, a second call of a session
- * at the same time, and inside a callback of the library. A frame of ZCL1 that is not well formed has an
- * answer. Session id 0 has no capabilities: CAPS_LIST lists none, and every other op has status 2 (ZCL1:
- * t_ctl_unknown_op).
+/* Answers the frame in bytes [req_ptr, req_ptr + req_len) of the memory, and writes the response to
+ * [resp_ptr, resp_ptr + resp_cap). The two ranges may overlap. timeout_ms limits the time of this call in
+ * addition to the session's budget; 0 or less: no further limit.
  *
- * A run waits for its kernel, at most for the smallest of its budgets. A kernel on a device is not stopped:
- * until it ends, runs on that device are answered with status 6. A kernel on HOST is answered when it returns.
- * [any thread; external: the memory] */
+ * Returns the number of bytes of the response. Returns -1 if there is no response and nothing was written: if a
+ * range is outside the memory, if the request is too short or begins like neither protocol, if the response does
+ * not fit, if the session is invalid or has another call in progress, or inside a callback of the library. Other
+ * malformed frames of ZCL1 have a response. Session id 0 stands for a host without sessions: CAPS_LIST returns an empty
+ * list, and every other op has status 2 (ZCL1: t_ctl_unknown_op).
+ *
+ * A run waits for its kernel until the smallest of its time limits has passed. A kernel on a GPU cannot be
+ * stopped: until it ends, runs on that device are answered with status 6. A kernel on HOST is answered when it
+ * returns. [any thread; external: the memory] */
 WCUDA_API int32_t wcuda_zctl_call(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,
                                   int32_t req_ptr, int32_t req_len, int32_t resp_ptr,
                                   int32_t resp_cap, int32_t timeout_ms);
 
-/* Answers a frame of a connection. Its request and its response are not in the memory. The ops from 0x8000 on
- * are valid only here. A response over the limit of a payload is status 5; a response_capacity of 32 bytes
- * more than that limit is always enough. A frame of which only the header was received is answered like one
- * with a wrong length: status 1. Returns as wcuda_zctl_call: -1 is a reason to close the connection.
- * [any thread; external: the memory] */
+/* Answers a frame that was received on a connection: request and response are outside the memory. Only this
+ * function accepts the ops from 0x8000 on. If a response is longer than payload_bytes_max, the status is 5;
+ * a response_capacity of payload_bytes_max + 32 is always sufficient. If only the header of a frame was
+ * received, it is answered like a frame with a wrong length: status 1. Returns the same values as
+ * wcuda_zctl_call; after -1, close the connection. [any thread; external: the memory] */
 WCUDA_API int32_t wcuda_zctl_serve(wcuda_zctl_session session, void* memory, uint64_t memory_bytes,
                                    const void* request, uint64_t request_bytes, void* response,
                                    uint64_t response_capacity);
 
-/* The three callbacks of a guest, for the handles that CAPS_OPEN of ZCL1 gave, which are 4 and above. Read and
- * write return the bytes moved, which lie in the memory from ptr on; -1 for an unknown handle, a window outside
- * the memory, and what the handle does not permit, with nothing moved. A read is 0 at the end. They wait for
- * submissions in progress, at most for the budget. Ending a handle frees its buffer; twice has no effect. Not
- * recorded. [any thread; external: the memory] */
+/* Implement the three callbacks of a guest for handles that CAPS_OPEN of ZCL1 returned (4 and above). _read
+ * copies up to `cap` bytes from the handle to the memory at `ptr`; _write copies `len` bytes from the memory at
+ * `ptr` to the handle. Both return the number of bytes copied; _read returns 0 at the end. They return -1 and
+ * copy nothing if the handle is unknown or does not permit the access, or if the range is outside the memory.
+ * Both wait for submissions in progress, at most for the session's budget. _end closes a handle and frees its
+ * buffer; ending it again has no effect. These calls are not recorded. [any thread; external: the memory] */
 WCUDA_API int32_t wcuda_zctl_handle_read(wcuda_zctl_session session, int32_t handle, void* memory,
                                          uint64_t memory_bytes, int32_t ptr, int32_t cap);
 WCUDA_API int32_t wcuda_zctl_handle_write(wcuda_zctl_session session, int32_t handle,
