@@ -27,6 +27,7 @@
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/shared/arena.h"
+#include "kernels/shared/rounding.h"
 
 namespace wcuda::kernels {
 namespace {
@@ -79,8 +80,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 uint32_t m_tiles_of(const Matrix& matrix) { return (matrix.rows + 15) / 16; }
-uint32_t round_up(uint32_t value, uint32_t item) { return (value + item - 1) / item * item; }
-bool is_gate(const LinearArgs& args) { return args.epilogue >= Epilogue::kSiluGate; }
 
 static_assert(kFusedLayersMax == kPersistentLayersMax);
 
@@ -93,7 +92,7 @@ PersistentLayerShape shape_of(const LinearArgs& args) {
     shape.rows[i] = args.matrices[i].rows;
   }
   shape.cols = args.matrices[0].cols;
-  shape.is_gate = is_gate(args);
+  shape.is_gate = is_gate(args.epilogue);
   shape.is_added = args.epilogue == Epilogue::kAdd;
   shape.has_norm = args.norm != nullptr;
   return shape;
@@ -118,9 +117,10 @@ void fill_layer(const LinearArgs& args, const PersistentLayerPlan& plan, uint32_
     for (uint32_t i = 0; i < args.matrix_count; ++i) {
       const Matrix& matrix = args.matrices[i];
       if ((matrix.type == TensorType::kQ6_K) != (s == 1)) continue;
-      layer->matrices[count++] = {matrix.packed_tiles, args.biases[i],
-                                  is_gate(args) && i == 1 ? args.outputs[0] : args.outputs[i],
-                                  matrix.rows, m_tiles_of(matrix)};
+      layer->matrices[count++] = {
+          matrix.packed_tiles, args.biases[i],
+          is_gate(args.epilogue) && i == 1 ? args.outputs[0] : args.outputs[i], matrix.rows,
+          m_tiles_of(matrix)};
     }
     layer->matrix_ends[s] = count;
     if (partitions[s] != 0) layer->items[s] = partition_evenly(plan.items[s], partitions[s]);
@@ -130,7 +130,7 @@ void fill_layer(const LinearArgs& args, const PersistentLayerPlan& plan, uint32_
 // Returns whether `next` reads the output of `layer`, and `layer` has no other output.
 bool follows(const LinearArgs& layer, const LinearArgs& next) {
   return next.x == layer.outputs[0] && next.matrices[0].cols == layer.matrices[0].rows &&
-         layer.matrix_count == (is_gate(layer) ? 2u : 1u);
+         layer.matrix_count == (is_gate(layer.epilogue) ? 2u : 1u);
 }
 
 // Sets the parameters of a launch, except pointers to scratch memory, and returns the bytes of its

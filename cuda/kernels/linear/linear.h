@@ -52,6 +52,8 @@ enum class Epilogue : uint32_t {
   kGeluTanhGate,   // out = gelu_tanh(y of matrix 0) * (y of matrix 1)
 };
 
+constexpr bool is_gate(Epilogue epilogue) { return epilogue >= Epilogue::kSiluGate; }
+
 // Returns the epilogue for the gate matrix alone, if the result of up is already in the output.
 constexpr Epilogue times_of(Epilogue gate) {
   return gate == Epilogue::kSiluGate ? Epilogue::kSiluTimes : Epilogue::kGeluTanhTimes;

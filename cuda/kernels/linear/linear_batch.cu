@@ -1,13 +1,17 @@
-// linear_batch: selects the kernel, the rows of a tile and the number of blocks per tile.
+// linear_batch: selects the kernel for the types of the matrices, and launches it with the tiles of
+// batch_plan.
 #include <algorithm>
 #include <atomic>
+#include <functional>
 
+#include "kernels/linear/batch_plan.h"
 #include "kernels/linear/linear_batch.h"
 #include "kernels/linear/linear_batch_instances.h"
 #include "kernels/linear/linear_batch_kernel.cuh"
 #include "kernels/linear/packed_gemm_plan.h"
 #include "kernels/ptx/code.h"
 #include "kernels/ptx/launch.h"
+#include "kernels/shared/rounding.h"
 
 namespace wcuda::kernels {
 
@@ -27,59 +31,10 @@ const BatchKernel* find_kernel(uint32_t type, uint32_t second_type) {
 }
 const BatchKernel* find_kernel(uint32_t type) { return find_kernel(type, type); }
 
-constexpr uint32_t round_up(uint32_t value, uint32_t granule) {
-  return (value + granule - 1) / granule * granule;
-}
-constexpr bool is_gate(Epilogue epilogue) {
-  return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
-}
 uint64_t input_bytes(uint32_t cols, uint32_t tokens) {
   return uint64_t{round_up(cols, kKTileInputs)} * round_up(tokens, 64) * 2;
 }
 uint64_t scale_bytes(uint32_t tokens) { return round_up(tokens, 64) * 4; }
-
-// The division of the matrices of one type into tiles.
-struct Shape {
-  uint32_t rows;  // of a tile
-  uint32_t tiles;
-  uint32_t cluster;
-};
-
-uint32_t tile_count(const LinearBatchParams& params, uint32_t rows) {
-  if (is_gate(params.epilogue)) return (params.rows[0] + rows / 2 - 1) / (rows / 2);
-  uint32_t tiles = 0;
-  for (uint32_t m = 0; m < params.matrix_count; ++m) tiles += (params.rows[m] + rows - 1) / rows;
-  return tiles;
-}
-
-// Returns the shared memory that a block needs for activations.
-constexpr uint32_t token_bytes(uint32_t tile_tokens) {
-  return batch_token_stages(tile_tokens) * batch_stage_bytes(tile_tokens);
-}
-constexpr uint32_t kWeightStagesMin = 2;
-// Tokens per tile, for each kernel of a type.
-constexpr uint32_t kTileTokens[3] = {16, 32, 64};
-// Costs of a wave of blocks apart from its MMAs, and of each K-tile of a block. The products of one
-// M-tile and one K-tile cost 1. With few tokens, instructions wait for each other: a K-tile takes 1
-// us at 16 and 32 tokens, however few M-tiles there are; down of 8B took 27.6 us with 14 K-tiles
-// per block and 21.5 with 8 (H200).
-constexpr uint32_t kWaveCost = 48;
-constexpr uint32_t kKTileCost[3] = {56, 56, 3};
-
-// Returns how many of `k_tiles` K-tiles fit into a block's shared memory next to the activations.
-uint32_t weight_stages(uint32_t rows, uint32_t k_tile_bytes, uint32_t k_tiles, uint32_t tile_tokens,
-                       uint32_t shared_bytes) {
-  const uint32_t others = kBatchAlignment + kBatchBarrierBytes + token_bytes(tile_tokens);
-  const uint32_t stages = (shared_bytes - others) / (rows / quant::kMTileRows * k_tile_bytes);
-  return std::min({stages, k_tiles, kBatchStagesMax});
-}
-bool fits(uint32_t rows, uint32_t k_tile_bytes, uint32_t tile_tokens) {
-  return weight_stages(rows, k_tile_bytes, kWeightStagesMin, tile_tokens, batch_shared_bytes(1)) >=
-         kWeightStagesMin;
-}
-
-// Returns the tokens per tile: the smallest size that holds all tokens, but at most 64.
-uint32_t tokens_per_tile(uint32_t tokens) { return tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64; }
 
 cudaError_t allow_shared_memory(void (*kernel)(LinearBatchParams)) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -89,12 +44,12 @@ cudaError_t allow_shared_memory(void (*kernel)(LinearBatchParams)) {
 // Returns how many clusters of `cluster` blocks can run at the same time. A cluster runs within one
 // group of SMs (GPC), and these groups differ in size. Clusters that find no place run in a second
 // wave: 15 instead of 8 us for 16 clusters of 8 (H200).
-uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t rows,
+uint32_t resident_clusters(const void* kernel, uint32_t rows, uint32_t tile_tokens,
                            uint32_t cluster, uint32_t sm_count) {
   constexpr int32_t kDevicesMax = 32;
   constexpr uint32_t kBlocksMax = 4;  // per SM
   static std::atomic<uint32_t> known[kDevicesMax][kBlocksMax][kBatchClusterMax + 1];
-  const uint32_t tile_tokens = kTileTokens[size], blocks = batch_blocks(rows, tile_tokens);
+  const uint32_t blocks = batch_blocks(rows, tile_tokens);
   if (cluster == 1) return sm_count * blocks;
   int32_t device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || device >= kDevicesMax) return sm_count / cluster;
@@ -111,73 +66,45 @@ uint32_t resident_clusters(const BatchKernel& kernel, uint32_t size, uint32_t ro
   config.attrs = &attribute;
   config.numAttrs = 1;
   int32_t clusters = 0;
-  if (allow_shared_memory(kernel.kernels[size]) != cudaSuccess ||
-      cudaOccupancyMaxActiveClusters(&clusters, kernel.kernels[size], &config) != cudaSuccess ||
-      clusters < 1)
+  if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess || clusters < 1)
     return sm_count / cluster;
   count.store(static_cast<uint32_t>(clusters), std::memory_order_relaxed);
   return static_cast<uint32_t>(clusters);
 }
 
-// Chooses the rows of a tile and the blocks per tile (`partitions`, unless 0) that take the least
-// time by a measured model.
-Shape choose_shape(const LinearBatchParams& params, const BatchKernel& kernel, uint32_t size,
-                   uint32_t partitions, uint32_t sm_count) {
-  const uint32_t tile_tokens = kTileTokens[size];
-  const uint32_t cluster_min = std::max(partitions, 1u);
-  const uint32_t cluster_max =
-      partitions != 0 ? partitions : std::min(params.k_tile_count, kBatchClusterMax);
-  Shape best{0, 0, 0};
-  uint64_t best_cost = UINT64_MAX;
-  for (uint32_t rows = batch_rows_max(tile_tokens); rows >= 64; rows /= 2) {
-    if (rows > 64 && !fits(rows, kernel.k_tile_bytes, tile_tokens)) continue;
-    const uint32_t tiles = tile_count(params, rows) * params.token_tiles;
-    for (uint32_t cluster = cluster_min; cluster <= cluster_max; ++cluster) {
-      const uint32_t resident = resident_clusters(kernel, size, rows, cluster, sm_count);
-      const uint32_t waves = (tiles + resident - 1) / resident;
-      // Blocks of the busiest SM in one wave.
-      const uint32_t blocks = ((tiles + waves - 1) / waves * cluster + sm_count - 1) / sm_count;
-      const uint32_t k_tiles = (params.k_tile_count + cluster - 1) / cluster;
-      const uint32_t products = blocks * (rows / quant::kMTileRows) * k_tiles;
-      const uint32_t merge = cluster > 1 ? rows * tile_tokens / 1024 : 0;
-      const uint64_t cost =
-          uint64_t{waves} * (kWaveCost + products + kKTileCost[size] * k_tiles + merge);
-      if (cost >= best_cost) continue;
-      best_cost = cost;
-      best = {rows, tiles / params.token_tiles, cluster};
-    }
-  }
-  return best;
-}
-
 // The matrices from `second_matrix` on have the kernel's second type.
 cudaError_t launch_type(LinearBatchParams params, const BatchKernel& kernel, uint32_t second_matrix,
                         uint32_t tile_tokens, uint32_t partitions, const Launch& launch) {
-  params.token_tiles = (params.tokens + tile_tokens - 1) / tile_tokens;
+  params.token_tiles = divide_up(params.tokens, tile_tokens);
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
   const uint32_t size = tile_tokens == 16 ? 0 : tile_tokens == 32 ? 1 : 2;
   if (const cudaError_t status = allow_shared_memory(kernel.kernels[size])) return status;
-  const Shape shape = choose_shape(params, kernel, size, partitions, sm_count);
+  const auto resident = [&](uint32_t rows, uint32_t cluster) {
+    return resident_clusters(reinterpret_cast<const void*>(kernel.kernels[size]), rows, tile_tokens,
+                             cluster, sm_count);
+  };
+  const BatchTiles shape = plan_batch(params, tile_tokens, kernel.k_tile_bytes, partitions,
+                                      {sm_count, std::cref(resident)});
   uint32_t tile = 0;
   params.second_tile = UINT32_MAX;
   for (uint32_t m = 0; m < params.matrix_count; ++m) {
     params.first_tile[m] = tile;
     if (m == second_matrix) params.second_tile = tile;
-    if (!is_gate(params.epilogue)) tile += (params.rows[m] + shape.rows - 1) / shape.rows;
+    if (!is_gate(params.epilogue)) tile += divide_up(params.rows[m], shape.rows);
   }
   for (uint32_t rank = 0; rank <= shape.cluster; ++rank)
     params.first_k_tile[rank] = params.k_tile_count * rank / shape.cluster;
   params.tile_rows = shape.rows;
   params.cluster = shape.cluster;
   uint32_t shared_bytes = 0;
-  const uint32_t k_tiles = (params.k_tile_count + shape.cluster - 1) / shape.cluster;
+  const uint32_t k_tiles = divide_up(params.k_tile_count, shape.cluster);
   for (uint32_t blocks = batch_blocks(shape.rows, tile_tokens); blocks > 0; blocks /= 2) {
     shared_bytes = batch_shared_bytes(blocks);
     params.weight_stage_count =
-        weight_stages(shape.rows, kernel.k_tile_bytes, k_tiles, tile_tokens, shared_bytes);
-    if (params.weight_stage_count >= std::min(kWeightStagesMin, k_tiles)) break;
+        batch_weight_stages(shape.rows, kernel.k_tile_bytes, k_tiles, tile_tokens, shared_bytes);
+    if (params.weight_stage_count >= std::min(kBatchWeightStagesMin, k_tiles)) break;
   }
-  return launch_kernel(launch, dim3(shape.cluster, params.token_tiles, shape.tiles),
+  return launch_kernel(launch, dim3(shape.cluster, params.token_tiles, shape.count),
                        dim3(batch_threads(shape.rows)), shared_bytes,
                        shape.cluster > 1 ? shape.cluster : 0, kernel.kernels[size], params);
 }
@@ -208,7 +135,7 @@ cudaError_t linear_batch(const LinearArgs& args, bool is_invariant, void* scratc
   input.x_rows = args.x_rows;
   input.norm = args.norm;
   input.epsilon = args.epsilon;
-  input.tile_tokens = tokens_per_tile(args.tokens);
+  input.tile_tokens = batch_tile_tokens(args.tokens);
   input.h = static_cast<uint16_t*>(scratch);
   input.scales =
       reinterpret_cast<float*>(static_cast<uint8_t*>(scratch) + input_bytes(cols, args.tokens));

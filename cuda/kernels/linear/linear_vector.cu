@@ -29,8 +29,6 @@ VectorFunction find_function(uint32_t type_a, uint32_t type_b) {
   return nullptr;
 }
 
-bool is_gate(const LinearArgs& args) { return args.epilogue >= Epilogue::kSiluGate; }
-
 bool is_float(uint32_t type) {
   return type == TensorType::kF32 || type == TensorType::kF16 || type == TensorType::kBF16;
 }
@@ -39,14 +37,15 @@ bool is_valid(const LinearArgs& args) {
   if (args.tokens == 0 || args.tokens > kLinearVectorTokensMax || args.x == nullptr ||
       args.matrix_count == 0 || args.matrix_count > kLinearMatricesMax)
     return false;
-  if (is_gate(args) && (args.matrix_count != 2 || args.matrices[0].rows != args.matrices[1].rows))
+  if (is_gate(args.epilogue) &&
+      (args.matrix_count != 2 || args.matrices[0].rows != args.matrices[1].rows))
     return false;
   for (uint32_t i = 0; i < args.matrix_count; ++i) {
     const Matrix& matrix = args.matrices[i];
     if (matrix.packed_tiles == nullptr || matrix.rows == 0 || matrix.cols == 0 ||
         matrix.cols != args.matrices[0].cols || matrix.cols % (is_float(matrix.type) ? 4 : 32) != 0)
       return false;
-    if (args.outputs[i] == nullptr && !(is_gate(args) && i == 1)) return false;
+    if (args.outputs[i] == nullptr && !(is_gate(args.epilogue) && i == 1)) return false;
     if (find_function(matrix.type, matrix.type) == nullptr) return false;
   }
   return true;
@@ -87,7 +86,7 @@ __global__ void gate_kernel(const float* gate, const float* up, float* out, uint
 }
 
 bool has_mixed_gate(const LinearArgs& args) {
-  return is_gate(args) && args.matrices[0].type != args.matrices[1].type;
+  return is_gate(args.epilogue) && args.matrices[0].type != args.matrices[1].type;
 }
 
 uint64_t gate_bytes(const LinearArgs& args) {

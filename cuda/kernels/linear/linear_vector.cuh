@@ -476,7 +476,7 @@ inline VectorDevice vector_device(const Launch& launch) {
   result.block_shared_bytes = static_cast<uint32_t>(of_block);
   result.sm_shared_bytes = static_cast<uint32_t>(of_sm);
   result.reserved_shared_bytes = static_cast<uint32_t>(reserved);
-  result.has_clusters = launch.compute_capability >= 90;
+  result.compute_capability = launch.compute_capability;
   return result;
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/linear/packed_gemm_mma.h"
 #include "kernels/linear/packed_gemm_plan.h"
 #include "kernels/ptx/code.h"
+#include "kernels/shared/rounding.h"
 
 namespace wcuda::kernels {
 
@@ -27,17 +28,11 @@ const GemmKernel* find_kernel(uint32_t type, uint32_t second_type) {
 }
 const GemmKernel* find_kernel(uint32_t type) { return find_kernel(type, type); }
 
-constexpr uint64_t round_up(uint64_t value, uint64_t granule) {
-  return (value + granule - 1) / granule * granule;
-}
-constexpr bool is_gate(Epilogue epilogue) {
-  return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
-}
 uint64_t token_bytes(uint32_t cols, uint32_t tokens) {
-  return round_up(cols, kKTileInputs) * round_up(tokens, kGemmTileTokens[1]) * 2;
+  return uint64_t{round_up(cols, kKTileInputs)} * round_up(tokens, kGemmTileTokens[1]) * 2;
 }
 uint64_t counter_bytes(const Launch& launch) {
-  return round_up(launch.sm_count * 2 * sizeof(uint32_t), 256);
+  return round_up(8 * static_cast<uint32_t>(launch.sm_count), 256);
 }
 
 // The matrices of a launch, in the order of the two types.
@@ -107,7 +102,7 @@ cudaError_t packed_gemm(const LinearArgs& args, bool is_invariant, void* input,
   HalfInputArgs half;
   half.tokens = args.tokens;
   half.cols = cols;
-  half.depth = static_cast<uint32_t>(round_up(cols, kKTileInputs));
+  half.depth = round_up(cols, kKTileInputs);
   half.x = args.x;
   half.x_rows = args.x_rows;
   half.norm = args.norm;

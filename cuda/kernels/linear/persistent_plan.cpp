@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/shared/arena.h"
-#include "kernels/shared/packed_tile.h"
+#include "kernels/shared/rounding.h"
 
 namespace wcuda::kernels {
 namespace {
@@ -12,8 +12,7 @@ using namespace persistent;
 
 using quant::kKTileInputs;
 
-uint32_t m_tiles_of(uint32_t rows) { return (rows + 15) / 16; }
-uint32_t round_up(uint32_t value, uint32_t item) { return (value + item - 1) / item * item; }
+uint32_t m_tiles_of(uint32_t rows) { return divide_up(rows, quant::kMTileRows); }
 
 bool plan_layer(const PersistentLayerShape& shape, uint32_t ctas, PersistentLayerPlan* layer) {
   if (shape.matrix_count == 0 || shape.matrix_count > 3 || shape.cols == 0 ||
@@ -38,7 +37,7 @@ bool plan_layer(const PersistentLayerShape& shape, uint32_t ctas, PersistentLaye
     layer->k_splits = layer->k_tiles / kSplitKTiles;
     layer->k_tiles = kSplitKTiles;
     for (uint32_t& of_problem : layer->items) of_problem *= layer->k_splits;
-    layer->rows_each = round_up((shape.rows[0] + ctas - 1) / ctas, 16);
+    layer->rows_each = round_up(divide_up(shape.rows[0], ctas), quant::kMTileRows);
   }
   // Divides the CTAs in proportion to the bytes of the problems.
   const double first = double{kKTileBytes[0]} * layer->items[0];
@@ -52,7 +51,7 @@ bool plan_layer(const PersistentLayerShape& shape, uint32_t ctas, PersistentLaye
   const uint32_t partitions[2] = {layer->ctas, ctas - layer->ctas};
   for (uint32_t s = 0; s < 2; ++s) {
     if (partitions[s] == 0) continue;
-    const uint32_t most = (layer->items[s] + partitions[s] - 1) / partitions[s];
+    const uint32_t most = divide_up(layer->items[s], partitions[s]);
     // A partition has at most two runs; with split-K, a run lies within one K-split.
     if (!shape.is_gate && most > least[s]) return false;
     layer->m_tiles = std::max(layer->m_tiles, most * (shape.is_gate ? 2 : 1));
@@ -91,8 +90,8 @@ bool plan_persistent_layers(const PersistentLayerShape* layers, uint32_t count,
   (void)place(k_tiles * kCodesBytes);
   plan.x_scales_offset = place(k_tiles * kScalesBytes);
   plan.squares_offset = place(kWarps * static_cast<uint32_t>(sizeof(float)));
-  plan.accumulators_offset =
-      place(plan.batch * 16 * kAccumulatorStride * static_cast<uint32_t>(sizeof(float)));
+  plan.accumulators_offset = place(plan.batch * quant::kMTileRows * kAccumulatorStride *
+                                   static_cast<uint32_t>(sizeof(float)));
   plan.partitions_offset = place(kPartitionBytes * count);
   plan.barriers_offset = place(kBarriersBytes);
   const auto end = static_cast<uint32_t>(arena.bytes());

@@ -1,57 +1,23 @@
-// Launch heuristics of linear_vector over one table.
+// Launch heuristics of linear_vector over the rows of linear_table.h.
 #include "kernels/linear/vector_plan.h"
 
 #include <algorithm>
 
+#include "kernels/linear/linear_table.h"
+#include "kernels/shared/rounding.h"
 #include "kernels/shared/tile_sizes.h"
 
 namespace wcuda::kernels {
 namespace {
 
-// Costs of the work of a CTA, in twentieths of a K-tile of a warp, and limits of its division.
-struct VectorCosts {
-  uint32_t tokens;         // T
-  uint32_t m_tile_end;     // storing the sums of an M-tile in their accumulators
-  uint32_t m_warps;        // the barrier that more than one M-warp needs
-  uint32_t x_token;        // staging a K-tile of a token, by all warps
-  uint32_t m_warps_max;    // more M-warps gain nothing
-  uint32_t split_inputs;   // K-splits double if there are at least so many inputs,
-  uint32_t split_from;     // exactly so many K-splits (0: never),
-  uint32_t m_tiles_of_sm;  // and at most so many M-tiles per SM; else staging x costs more
-};
-constexpr uint32_t kKTileCost = 20;
-// H200, measured 2026-11-21, 8B Q4_K, us per launch. M-warps 1, 2, 4: gate and up of 2
-// tokens 19.2, 18.6, 18.7, of 4 tokens 23.3, 21.7, 20.8, of 8 tokens 38.5, 31.8, 28.7. K-splits:
-// down of 4 tokens 13.4 in two, 12.2 in four; query, key and value of 8 tokens 9.8 in one, 9.3 in
-// two. Every architecture uses these rows; below compute capability 9.0 K-splits do not double.
-constexpr VectorCosts kCosts[] = {
-    {1, 0, 0, 0, kVectorWarpsMax, 0, 0, 0},
-    {2, 4, 10, 0, 4, 0, 0, 0},
-    {4, 14, 10, 9, 4, 0, 2, 3},
-    {8, 25, 10, 9, 4, 4096, 1, 3},
-};
-const VectorCosts& costs_of(uint32_t tokens) {
-  for (const VectorCosts& costs : kCosts)
-    if (tokens <= costs.tokens) return costs;
-  return kCosts[3];
-}
-
 constexpr uint32_t kKSplitsMax = 8;
 constexpr uint32_t kRingBytes = 116 * 1024;  // of all warps, if a CTA has the SM alone
 constexpr uint32_t kAccumulatorBytes =
     24 * 1024;  // per set of two; a single set may have twice as much
-// With one token, a CTA for a large matrix has the SM alone and a deeper ring (H200, 70B in the mix
-// q4_k_m: 96.6 steps/s instead of 94.4; the smaller matrices of 8B Q4_K: 790 instead of 807).
-constexpr uint32_t kLargeInputs = 8192;
-constexpr uint64_t kLargeBytes = 36u << 20;
-// Stages filled before the dependent wait. More would compete with the loads of x (H200, Q4_K: 8B
-// 778 steps/s with all, 792 with one; 1B 3112 and 3260).
-constexpr uint32_t kEarlyStages = 1;
 
-uint32_t round_up(uint32_t value, uint32_t granule) {
-  return (value + granule - 1) / granule * granule;
+const VectorCosts& costs_of(const VectorDevice& device, uint32_t tokens) {
+  return find_costs(kVectorCosts, device.compute_capability, tokens);
 }
-uint32_t divide_up(uint32_t value, uint32_t by) { return (value + by - 1) / by; }
 
 uint32_t k_tiles_of(const VectorParams& params, const VectorEngine& engine) {
   return divide_up(params.cols, engine.stage_inputs);
@@ -137,7 +103,7 @@ struct Stages {
 Stages choose_stages(const VectorParams& params, const VectorEngine& engine,
                      const VectorDevice& device, const VectorTuning& tuning, uint32_t k_tiles,
                      uint32_t other_bytes, uint32_t stage_bytes) {
-  if (!device.has_clusters) return {kVectorCopyStages, 0};
+  if (!device.has_clusters()) return {kVectorCopyStages, 0};
   const SharedLimits limits = shared_limits(engine, device);
   const uint32_t uses = divide_up(divide_up(k_tiles, params.cluster_size), params.k_warps) *
                         divide_up(params.m_tiles_max, params.m_warp_count);
@@ -183,7 +149,7 @@ uint32_t lay_out(VectorParams* params, const VectorEngine& engine, const VectorD
 
   params->owned_max = divide_up(params->m_tiles_max / width, k_splits) * width;
   const uint32_t totals_bytes =
-      device.has_clusters && k_splits > 1
+      device.has_clusters() && k_splits > 1
           ? k_splits * (params->owned_max * quant::kMTileRows + 1) * tokens * 4
           : 0;
   const uint32_t squares_bytes = kVectorWarpsMax * tokens * 4;
@@ -223,8 +189,8 @@ uint32_t choose_k_splits(const VectorParams& params, const VectorEngine& engine,
     // Doubles the K-splits until x leaves room for a ring.
     const uint32_t room = shared_limits(engine, device).most / 3;
     while (k_splits < kKSplitsMax && x_bytes(params, engine, k_splits) > room) k_splits *= 2;
-    const VectorCosts& costs = costs_of(engine.tokens);
-    if (device.has_clusters && k_splits == costs.split_from && params.cols >= costs.split_inputs &&
+    const VectorCosts& costs = costs_of(device, engine.tokens);
+    if (k_splits == costs.split_from && params.cols >= costs.split_inputs &&
         params.m_tiles[0] + params.m_tiles[1] <= costs.m_tiles_of_sm * device.sm_count)
       k_splits *= 2;
   }
@@ -247,7 +213,7 @@ VectorPlan plan_vector(VectorParams* params, const VectorEngine& engine, const V
   const uint32_t items[2] = {params->m_tiles[0] / width, params->m_tiles[1] / width};
   // Limits the warps to as many as have room for their rings.
   uint32_t warps_max = kVectorWarpsMax;
-  const uint32_t stages_min = device.has_clusters ? 1 : kVectorCopyStages;
+  const uint32_t stages_min = device.has_clusters() ? 1 : kVectorCopyStages;
   while (warps_max * engine.stage_bytes * stages_min > limits.most * 2 / 3) warps_max /= 2;
   uint32_t clusters = device.sm_count < k_splits ? 1 : device.sm_count / k_splits;
   // Clusters of this size may not be able to use every SM.
@@ -256,14 +222,14 @@ VectorPlan plan_vector(VectorParams* params, const VectorEngine& engine, const V
   VectorPlan plan;
   for (;; clusters *= 2) {
     divide_items(params, items, width, clusters);
-    arrange_warps(params, warps_max, costs_of(engine.tokens), tuning.m_warps);
+    arrange_warps(params, warps_max, costs_of(device, engine.tokens), tuning.m_warps);
     plan.shared_bytes = lay_out(params, engine, device, tuning, width);
     // If the totals of so many M-tiles do not fit, the plan has more clusters than run at once.
     if (plan.shared_bytes <= limits.most || params->m_tiles_max <= width) break;
   }
   plan.clusters = params->problems[0].clusters + params->problems[1].clusters;
   plan.threads = params->k_warps * params->m_warp_count * 32;
-  if (!device.has_clusters && k_splits > 1)
+  if (!device.has_clusters() && k_splits > 1)
     plan.partials_bytes =
         uint64_t{plan.clusters} * 4 *
         (1 + uint64_t{k_splits} * engine.tokens * (params->m_tiles_max * quant::kMTileRows + 1));

@@ -23,7 +23,9 @@ struct VectorDevice {
   uint32_t block_shared_bytes = 0;  // at most
   uint32_t sm_shared_bytes = 0;
   uint32_t reserved_shared_bytes = 0;  // of a block, by the system
-  bool has_clusters = false;           // and bulk copies: compute capability 9.0
+  int32_t compute_capability = 0;
+
+  bool has_clusters() const { return compute_capability >= 90; }  // and bulk copies
 };
 
 // Limits of the shared memory of a CTA. In a step, kernels that add to their output alternate with

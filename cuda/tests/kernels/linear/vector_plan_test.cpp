@@ -18,8 +18,8 @@ VectorEngine q4_k_engine(uint32_t tokens) {
   return engine;
 }
 
-VectorDevice h200() { return {132, 232448, 233472, 1024, true}; }
-VectorDevice a100() { return {108, 166912, 167936, 1024, false}; }
+VectorDevice h200() { return {132, 232448, 233472, 1024, 90}; }
+VectorDevice a100() { return {108, 166912, 167936, 1024, 80}; }
 
 struct Layer {
   const char* name;
@@ -94,7 +94,7 @@ TEST(VectorPlan, gives_the_measured_choice_for_each_shape) {
     EXPECT_EQ(params.stages, c.stages);
     EXPECT_EQ(params.batch, c.batch);
     EXPECT_EQ(plan.shared_bytes, c.shared_bytes);
-    EXPECT_EQ(plan.partials_bytes != 0, !device.has_clusters && k_splits > 1);
+    EXPECT_EQ(plan.partials_bytes != 0, !device.has_clusters() && k_splits > 1);
   }
 }
 
