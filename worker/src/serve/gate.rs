@@ -19,6 +19,7 @@ use super::error::ApiError;
 use super::execute;
 use super::keys::{Caller, Permit};
 use super::log::Entry;
+use super::page;
 use super::routes::DRAIN_RETRY;
 
 /// Whether a connection comes through a Unix socket, which no browser can reach.
@@ -102,7 +103,8 @@ fn admit(app: &App, local: Local, request: &mut Request) -> Result<Option<Caller
         check_origin(request)?;
     }
     let path = request.uri().path();
-    if path == "/health/live" || path == "/health/ready" {
+    let is_probe = path == "/health/live" || path == "/health/ready";
+    if is_probe || page::paths().any(|known| known == path) {
         return Ok(None);
     }
     let caller = app.options.keys.check(request.headers())?;

@@ -47,6 +47,7 @@ mod log;
 mod messages;
 mod metrics;
 mod openapi;
+mod page;
 mod parameters;
 mod reply;
 mod responses;

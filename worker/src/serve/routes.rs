@@ -28,6 +28,7 @@ use super::generation::blocking;
 use super::input::{Input, check_unknown, with_ignored};
 use super::messages::conversation;
 use super::openapi::document;
+use super::page;
 use super::parameters::check_model;
 use super::responses::responses;
 
@@ -35,7 +36,7 @@ type Answer = Result<Response, ApiError>;
 
 /// All paths, for connections of one kind.
 pub fn router(app: &Arc<App>, local: Local) -> Router {
-    Router::new()
+    page::routes()
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
         .route("/v1/chat/completions", post(chat))

@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Drives the page of a server in Chromium: page.py URL [PID]. It chats, stops an answer, and logs no error; when the
+server with this process id has ended, it shows that."""
+
+import os
+import signal
+import sys
+
+from playwright.sync_api import expect, sync_playwright
+
+url = sys.argv[1]
+with sync_playwright() as playwright:
+    browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+    page = browser.new_page()
+    problems = []
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.set_default_timeout(60_000)
+    expect.set_options(timeout=60_000)
+
+    page.goto(url)
+    expect(page.locator("#state")).to_have_text("ready")
+    page.fill("#temperature", "0")
+    page.fill("#text", "What is the capital of France?")
+    page.click("#send")
+    expect(page.locator(".assistant").first).to_contain_text("Paris")
+    expect(page.locator("#send")).to_be_enabled()
+    print("ok  page: chat")
+
+    page.fill("#text", "Write a very long story about a dragon and a knight.")
+    page.click("#send")
+    expect(page.locator(".assistant").nth(1)).not_to_be_empty()
+    page.click("#stop")
+    expect(page.locator("#send")).to_be_enabled()
+    expect(page.locator("#state")).to_have_text("ready")
+    assert page.locator(".error").count() == 0
+    print("ok  page: stop")
+
+    page.evaluate("fetch('http://example.invalid/').catch(() => {})")
+    assert any("Content Security Policy" in problem for problem in problems), problems
+    problems = [problem for problem in problems if "Content Security Policy" not in problem]
+    assert not problems, problems
+    print("ok  page: no error, and no other server")
+    if len(sys.argv) > 2:
+        os.kill(int(sys.argv[2]), signal.SIGKILL)
+        expect(page.locator("#state")).to_have_text("no answer")
+        print("ok  page: a server that has ended")
+    browser.close()
+print("passed, 0 failed")
