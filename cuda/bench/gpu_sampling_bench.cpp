@@ -127,17 +127,19 @@ void measure(const SampleArgs& args, wcuda::kernels::Launch launch, int repeats,
   CHECK(cudaGraphDestroy(graph));
 }
 
-// The host draws the same token from the first row.
+// The host draws the same token from the last row.
 bool is_right(const SampleArgs& args, const Sampling& sampling, const std::vector<float>& logits,
               const std::vector<int32_t>& history) {
   SampleOutput output{};
-  CHECK(cudaMemcpy(&output, args.outputs, sizeof(output), cudaMemcpyDeviceToHost));
+  const size_t last = args.row_count - 1;
+  CHECK(cudaMemcpy(&output, args.outputs + last, sizeof(output), cudaMemcpyDeviceToHost));
   Sampling row = sampling;
-  row.seed = 0;
+  row.seed = last;
   std::vector<uint64_t> work(wcuda::ops::sample_work_bytes(args.vocabulary) / sizeof(uint64_t));
   std::vector<int32_t> tokens(kTop);
   std::vector<float> logprobs(kTop);
-  const auto expected = wcuda::ops::sample(logits.data(), args.vocabulary, row, history.data(),
+  const auto expected = wcuda::ops::sample(logits.data() + last * args.vocabulary, args.vocabulary,
+                                           row, history.data() + last * args.history_stride,
                                            kPosition, work.data(), tokens.data(), logprobs.data());
   return output.token == expected.token &&
          std::memcmp(&output.logprob, &expected.logprob, sizeof(float)) == 0;
@@ -182,8 +184,8 @@ int main(int argument_count, char** arguments) {
       "%s, vocabulary %u, microseconds a launch of %u in a graph, minimum (median), share of "
       "the read rate\n",
       properties.name, vocabulary, kLaunches);
-  std::printf("%-26s %4s %3s %23s %23s %23s %23s\n", "setting", "pdl", "blk", "1 row", "8 rows",
-              "64 rows", "256 rows");
+  std::printf("%-26s %4s %3s %23s %23s %23s %23s %23s\n", "setting", "pdl", "blk", "1 row",
+              "8 rows", "32 rows", "64 rows", "256 rows");
   for (const Setting& setting : settings()) {
     std::vector<SampleRow> rows;
     for (uint32_t i = 0; i < kRowsMax; ++i) {
@@ -195,7 +197,7 @@ int main(int argument_count, char** arguments) {
     for (const auto& [is_dependent, blocks] :
          {std::pair{false, 0u}, {true, 0u}, {true, 8u}, {true, 16u}}) {
       std::printf("%-26s %4s %3u", setting.name, is_dependent ? "yes" : "no", blocks);
-      for (const uint32_t row_count : {1u, 8u, 64u, kRowsMax}) {
+      for (const uint32_t row_count : {1u, 8u, 32u, 64u, kRowsMax}) {
         SampleArgs args;
         args.row_count = row_count;
         args.vocabulary = vocabulary;

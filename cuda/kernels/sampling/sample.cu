@@ -17,6 +17,7 @@
 #include "kernels/sampling/sample_changes.cuh"
 #include "kernels/sampling/sample_list.cuh"
 #include "kernels/sampling/sample_select.cuh"
+#include "kernels/sampling/sample_stream.cuh"
 
 namespace wcuda::kernels {
 namespace {
@@ -60,11 +61,11 @@ __device__ __forceinline__ void sample_greedy(Row<kIsShared>& r, const Float4s& 
     seen.see(four.w);
   }
   const int32_t warp_key = __reduce_max_sync(kAllLanes, seen.key());
-  if (r.lane() == 0) r.shared->ranks[r.warp()] = rank_of(warp_key);
+  if (r.lane() == 0) r.shared->ranks[0][r.warp()] = rank_of(warp_key);
   __syncthreads();
   Item item{};
   if (r.warp() == 0)
-    item.sum = __reduce_max_sync(kAllLanes, r.lane() < kWarps ? r.shared->ranks[r.lane()] : 0);
+    item.sum = __reduce_max_sync(kAllLanes, r.lane() < kWarps ? r.shared->ranks[0][r.lane()] : 0);
   cluster_wait();
   const Item* items = r.template all_gather<true>(item);
   const int32_t key = key_of(__reduce_max_sync(
@@ -124,33 +125,16 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   extern __shared__ __align__(128) uint8_t memory[];
   dependent_trigger();
   const SampleArgs& args = params.args;
-  Row<kIsShared> r;
-  r.params = &params;
-  r.shared = reinterpret_cast<Shared*>(memory);
-  r.histograms = reinterpret_cast<Bin*>(memory + kSharedBytes);
-  r.window = reinterpret_cast<uint32_t*>(memory + kSharedBytes);
-  r.rank = cluster_rank();
-  r.size = cluster_size();
-  r.gathers = 0;
-  r.histogram = 0;
-  r.is_aligned = args.vocabulary % 4 == 0;
-  const uint32_t chunk = kWarps * params.segment;
-  r.block_begin = min(r.rank * chunk, args.vocabulary);
-  r.block_end = min(r.block_begin + chunk, args.vocabulary);
-  r.warp_begin = min(r.block_begin + r.warp() * params.segment, args.vocabulary);
-  r.warp_end = min(r.warp_begin + params.segment, args.vocabulary);
-  if (threadIdx.x == 0) {
-    r.shared->list_count = 0;
-#if __CUDA_ARCH__ >= 900
-    for (uint64_t& barrier : r.shared->barriers) mbarrier_init(shared_address(&barrier), 1);
-    mbarrier_init_fence();
-#endif
-  }
+  Row<kIsShared> r = begin_block<kIsShared>(params, memory);
   __syncwarp();
   cluster_arrive_relaxed();
   dependent_wait();
 
-  const uint32_t index = blockIdx.y;
+  const uint32_t index = r.index = blockIdx.y;
+  if (params.pending != nullptr && params.pending[index] == 0) {
+    cluster_wait();
+    return;
+  }
   // Usually row i samples from logits i. Therefore loading starts before the row is read.
   constexpr bool kHasGreedy = kIsShared && !kHasFilters;
   const bool is_early = kHasGreedy && fits_float4s(r) && index < args.logits_count;
@@ -164,8 +148,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     return;
   }
   const float* const logits = args.logits + uint64_t{r.row.logits_row} * args.vocabulary;
-  const bool is_penalized = has_penalty(r.row);
-  const bool is_changed = is_penalized || r.row.bias_count > 0 || r.row.mask_row != kNoMask;
+  const bool is_changed = has_changes(r.row);
   if (kHasGreedy && r.row.temperature == 0.0f && !is_changed && fits_float4s(r)) {
     if (!is_early || r.row.logits_row != index) float4s = load_float4s(r, logits);
     sample_greedy(r, float4s);
@@ -181,48 +164,17 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     r.values = const_cast<float*>(logits) + r.block_begin;  // only read
 
   RunningMax seen = load_logits(r, logits, kIsShared || is_changed);
-  if (is_changed) {
-    const bool was_bad = seen.key() == INT32_MAX;
-    __syncthreads();
-    apply_bias_and_mask(r);
-    if (is_penalized) apply_penalties(r);
-    seen = RunningMax{};
-    r.for_each([&](uint32_t, float logit) { seen.see(logit); });
-    if (was_bad) seen.see(__builtin_nanf(""));
-  }
+  if (is_changed) seen = apply_changes(r, seen);
 
-  // The largest logit, and a threshold that enough tokens reach.
-  const uint32_t reached = rank_of(seen.key());
+  const ListPlan plan = list_plan<kHasFilters>(r.row, kListForTopP, kListWantedMax);
+  const bool has_list = plan.has_list;
   Item item{};
-  const uint32_t warp_reached = __reduce_max_sync(kAllLanes, reached);
-  if (r.lane() == 0) r.shared->ranks[r.warp()] = warp_reached;
-  const uint32_t wanted = kHasFilters ? tokens_wanted(r.row) : 0;
-  const bool is_by_min_p = kHasFilters && is_min_p_alone(r.row);
-  const bool has_list = (wanted > 0 || is_by_min_p) && wanted <= kListWantedMax;
-  const uint32_t block_wanted = min(wanted / r.size + 1, kBlockThreads * 3 / 4);
-  const bool is_by_warps = block_wanted <= kWarps / 2;
-  uint32_t threshold_rank = UINT32_MAX;
-  if (has_list && wanted > 0 && !is_by_warps)
-    threshold_rank = block_threshold(reached, block_wanted);
-  else
-    __syncthreads();
-  if (r.warp() == 0) {
-    const uint32_t own = r.lane() < kWarps ? r.shared->ranks[r.lane()] : 0;
-    item.count = __reduce_max_sync(kAllLanes, own);
-    if (has_list && wanted > 0 && is_by_warps) {  // a logit that enough warps have reached
-      uint32_t place = 0;
-      for (uint32_t i = 0; i < kWarps; ++i) {
-        const uint32_t other = __shfl_sync(kAllLanes, own, i);
-        place += other > own || (other == own && i < r.lane());
-      }
-      threshold_rank = __reduce_max_sync(kAllLanes, place + 1 == block_wanted ? own : 0);
-    }
-  }
-  item.token = threshold_rank;
+  const Reached own = block_reached(r, r.shared->ranks[0], seen, plan);
+  item.count = own.max_rank;
+  item.token = own.threshold_rank;
   cluster_wait();
   const Item* items = r.all_gather(item);
-  uint32_t max_rank = 0;
-  threshold_rank = UINT32_MAX;
+  uint32_t max_rank = 0, threshold_rank = UINT32_MAX;
   for (uint32_t i = 0; i < r.size; ++i) {
     max_rank = max(max_rank, items[i].count);
     threshold_rank = min(threshold_rank, items[i].token);
@@ -237,35 +189,19 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     if (is_first) finish(r, kRowEmptyMask, 0, 0.0f, 0);
     return;
   }
-  const float lowest = -__builtin_inff();
-  float threshold = -lowest;
-  if (wanted > 0)
-    threshold = threshold_rank > rank_of(order(lowest)) ? unorder(key_of(threshold_rank)) : lowest;
-  if (is_by_min_p) threshold = fminf(threshold, min_p_threshold(r.row, max_logit));
+  const float threshold = list_threshold(r.row, plan, threshold_rank, max_logit);
 
   // The sums of weights at temperature 1 and at the row's temperature, and the lowest id that has
   // the largest logit.
   Candidates candidates(max_logit, r.row.temperature);
   const bool is_tempered = r.row.temperature != 0.0f;
   typename SumOf<kIsShared>::Type sum, tempered_sum;
-  const auto add_weight = [&](float logit) {
-    sum.add(math::exp_negative(math::sub(max_logit, logit)));
-  };
   // With top-k the list alone decides; no sum at the row's temperature is needed.
-  if (!is_tempered || (has_list && r.row.top_k != 0)) {
-    r.template for_each<2>([&](uint32_t, float logit) { add_weight(logit); });
-  } else if (candidates.inverse != 0.0f) {
-    r.for_each([&](uint32_t, float logit) {
-      add_weight(logit);
-      const float y = candidates.quotient(math::sub(max_logit, logit));
-      tempered_sum.add(math::exp_negative(fabsf(y)));
-    });
-  } else {
-    r.for_each([&](uint32_t, float logit) {
-      add_weight(logit);
-      tempered_sum.add(math::exp_negative(candidates.y(logit)));
-    });
-  }
+  add_weights(candidates, is_tempered && !(has_list && r.row.top_k != 0), &sum, &tempered_sum,
+              [&r](auto unroll, auto visit) {
+                r.template for_each<decltype(unroll)::value>(
+                    [&visit](uint32_t, float logit) { visit(logit); });
+              });
   uint32_t best = kNoToken;
   if (seen.max == max_logit)
     r.for_each([&](uint32_t id, float logit) {
@@ -357,9 +293,59 @@ uint32_t default_blocks(uint32_t row_count, uint32_t vocabulary, int32_t capabil
   return row_count <= 8 || vocabulary > 160 * 1024 ? 16 : 8;
 }
 
+// From this many rows on sample_stream_kernel is faster. Its scratch memory is less than a row of
+// logits.
+constexpr uint32_t kStreamRowsMin = 32;
+constexpr uint32_t kStreamVocabularyMin = 40 * 1024;
+static_assert(sizeof(StreamScratch) + sizeof(uint32_t) < kStreamVocabularyMin * sizeof(float));
+
+// Returns how many rows of logits the blocks of sample_stream_kernel hold; 0: it cannot be used.
+uint32_t stream_slots(uint32_t row_count, uint32_t vocabulary, int32_t capability) {
+  if (capability != 90 || row_count < kStreamRowsMin || vocabulary % 4 != 0 ||
+      vocabulary < kStreamVocabularyMin)
+    return 0;
+  const Shape shape = shape_for(vocabulary, false, kStreamBlocks, capability);
+  const uint32_t row_bytes = kWarps * shape.segment * sizeof(float);
+  const uint32_t slots = (shared_bytes_max(capability) - kStreamSharedBytes) / row_bytes;
+  return slots < 2 ? 0 : min(slots, kStreamSlotsMax);
+}
+
+// Samples the rows that sample_stream_kernel can complete, and marks the others in params->pending.
+cudaError_t sample_stream(const Launch& launch, SampleParams* params) {
+  const SampleArgs& args = params->args;
+  auto* const scratch = static_cast<StreamScratch*>(args.scratch);
+  params->pending = reinterpret_cast<uint32_t*>(scratch + args.row_count);
+  const uint32_t shared_bytes =
+      kStreamSharedBytes + params->slots * kWarps * params->segment * sizeof(float);
+  const auto kernel = sample_stream_kernel;
+  cudaError_t status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                            cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            static_cast<int>(shared_bytes));
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {kStreamBlocks, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(kStreamBlocks, args.row_count);
+  config.blockDim = dim3(kBlockThreads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  if (status != cudaSuccess) return status;
+  const uint32_t count = min(args.row_count, static_cast<uint32_t>(clusters));
+  if (uint64_t{count} * kStreamBlocks * kStreamRowsMax < args.row_count)
+    return cudaErrorInvalidValue;
+  return launch_kernel(launch, dim3(kStreamBlocks, count), dim3(kBlockThreads), shared_bytes,
+                       kStreamBlocks, kernel, *params);
+}
+
 }  // namespace
 
 uint64_t sample_scratch_bytes(uint32_t max_rows, uint32_t vocabulary, int32_t compute_capability) {
+  if (stream_slots(max_rows, vocabulary, compute_capability) != 0)
+    return max_rows * (sizeof(StreamScratch) + sizeof(uint32_t));
   const uint32_t blocks = default_blocks(UINT32_MAX, vocabulary, compute_capability);
   const bool fits = shape_for(vocabulary, true, blocks, compute_capability).is_shared;
   return fits ? 0 : uint64_t{max_rows} * vocabulary * sizeof(float);
@@ -376,7 +362,15 @@ cudaError_t sample(const SampleArgs& args, const Launch& launch) {
     return cudaErrorInvalidValue;
   const Shape shape =
       shape_for(args.vocabulary, args.has_filters, blocks, launch.compute_capability);
-  if (!shape.is_shared && args.scratch == nullptr) return cudaErrorInvalidValue;
+  SampleParams params{args, shape.segment};
+  if (args.blocks_per_row == 0 && args.has_filters)
+    params.slots = stream_slots(args.row_count, args.vocabulary, launch.compute_capability);
+  if ((params.slots != 0 || !shape.is_shared) && args.scratch == nullptr)
+    return cudaErrorInvalidValue;
+  if (params.slots != 0) {
+    const cudaError_t status = sample_stream(launch, &params);
+    if (status != cudaSuccess) return status;
+  }
 
   using Kernel = void (*)(SampleParams);
   const Kernel kernel =
@@ -394,8 +388,7 @@ cudaError_t sample(const SampleArgs& args, const Launch& launch) {
     status = cudaFuncSetAttribute(entry, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (status != cudaSuccess) return status;
   return launch_kernel(launch, dim3(blocks, args.row_count), dim3(kBlockThreads),
-                       shape.shared_bytes, has_clusters ? blocks : 0, kernel,
-                       SampleParams{args, shape.segment});
+                       shape.shared_bytes, has_clusters ? blocks : 0, kernel, params);
 }
 
 }  // namespace wcuda::kernels

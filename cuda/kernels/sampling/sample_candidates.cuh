@@ -70,6 +70,34 @@ struct Candidates {
   }
 };
 
+// Adds the weights of logits at temperature 1 to *sum and, if `is_tempered`, at the row's to
+// *tempered_sum. for_each(unroll, visit) calls visit(logit) for each.
+template <uint32_t kCount>
+struct Unroll {
+  static constexpr uint32_t value = kCount;
+};
+template <class Sum, class ForEach>
+__device__ __forceinline__ void add_weights(const Candidates& candidates, bool is_tempered,
+                                            Sum* sum, Sum* tempered_sum, ForEach for_each) {
+  const auto add = [&](float logit) {
+    sum->add(math::exp_negative(math::sub(candidates.max, logit)));
+  };
+  if (!is_tempered) {
+    for_each(Unroll<2>{}, add);
+  } else if (candidates.inverse != 0.0f) {
+    for_each(Unroll<1>{}, [&](float logit) {
+      add(logit);
+      const float y = candidates.quotient(math::sub(candidates.max, logit));
+      tempered_sum->add(math::exp_negative(fabsf(y)));
+    });
+  } else {
+    for_each(Unroll<1>{}, [&](float logit) {
+      add(logit);
+      tempered_sum->add(math::exp_negative(candidates.y(logit)));
+    });
+  }
+}
+
 struct RankByCount {  // top-k
   Candidates candidates;
   __device__ __forceinline__ uint32_t key(uint32_t id, float logit) const {

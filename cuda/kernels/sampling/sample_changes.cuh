@@ -91,5 +91,22 @@ __device__ void apply_penalties(const Row<kIsShared>& r) {
   __syncthreads();
 }
 
+__device__ inline bool has_changes(const SampleRow& row) {
+  return has_penalty(row) || row.bias_count > 0 || row.mask_row != kNoMask;
+}
+// Applies all of it. `seen`: the thread's logits before; returns those after, or NaN if one was
+// bad.
+template <bool kIsShared>
+__device__ __forceinline__ RunningMax apply_changes(const Row<kIsShared>& r, RunningMax seen) {
+  const bool was_bad = seen.key() == INT32_MAX;
+  __syncthreads();
+  apply_bias_and_mask(r);
+  if (has_penalty(r.row)) apply_penalties(r);
+  seen = RunningMax{};
+  r.for_each([&](uint32_t, float logit) { seen.see(logit); });
+  if (was_bad) seen.see(__builtin_nanf(""));
+  return seen;
+}
+
 }  // namespace
 }  // namespace wcuda::kernels

@@ -7,12 +7,13 @@ namespace wcuda::kernels {
 namespace {
 
 // Returns how many of the largest logits determine the result, or 0 if a list does not help.
-__device__ inline uint32_t tokens_wanted(const SampleRow& row) {
+// `for_top_p` is the number for a sum of probabilities.
+__device__ inline uint32_t tokens_wanted(const SampleRow& row, uint32_t for_top_p) {
   uint32_t wanted = row.top_logprobs;
   if (row.temperature == 0.0f) return wanted;
   if (row.top_k != 0) return max(wanted, row.top_k);
   if (row.typical_p != 0.0f && row.typical_p < 1.0f) return wanted;
-  return row.top_p != 0.0f && row.top_p < 1.0f ? max(wanted, kListForTopP) : wanted;
+  return row.top_p != 0.0f && row.top_p < 1.0f ? max(wanted, for_top_p) : wanted;
 }
 
 // Returns whether min-p is the only filter.
@@ -24,6 +25,69 @@ __device__ inline bool is_min_p_alone(const SampleRow& row) {
 // Returns a logit below those of all tokens that min-p keeps.
 __device__ inline float min_p_threshold(const SampleRow& row, float max) {
   return max - (0.01f - __logf(row.min_p)) * 1.001f * row.temperature;
+}
+
+// How a row is ranked.
+struct ListPlan {
+  uint32_t wanted;  // see tokens_wanted()
+  bool is_by_min_p;
+  bool has_list;
+  bool needs_all;  // only a ranking of all tokens will do
+};
+template <bool kHasFilters>
+__device__ __forceinline__ ListPlan list_plan(const SampleRow& row, uint32_t for_top_p,
+                                              uint32_t wanted_max) {
+  if (!kHasFilters) return {0, false, false, false};
+  ListPlan plan;
+  plan.wanted = tokens_wanted(row, for_top_p);
+  plan.is_by_min_p = is_min_p_alone(row);
+  plan.has_list = (plan.wanted > 0 || plan.is_by_min_p) && plan.wanted <= wanted_max;
+  plan.needs_all =
+      !plan.has_list && (row.top_logprobs > 0 || (row.temperature != 0.0f && has_filter(row)));
+  return plan;
+}
+
+// A block's largest logit, and a logit that enough of its tokens reach, both as rank_of.
+struct Reached {
+  uint32_t max_rank;
+  uint32_t threshold_rank;
+};
+// Returns them in warp 0. `seen`: the thread's. Called by all threads.
+template <bool kIsShared>
+__device__ __forceinline__ Reached block_reached(const Row<kIsShared>& r, uint32_t* ranks,
+                                                 const RunningMax& seen, const ListPlan& plan) {
+  const uint32_t reached = rank_of(seen.key());
+  const uint32_t warp_reached = __reduce_max_sync(kAllLanes, reached);
+  if (r.lane() == 0) ranks[r.warp()] = warp_reached;
+  const bool has_threshold = plan.has_list && plan.wanted > 0;
+  const uint32_t block_wanted = min(plan.wanted / r.size + 1, kBlockThreads * 3 / 4);
+  const bool is_by_warps = block_wanted <= kWarps / 2;
+  Reached own{0, UINT32_MAX};
+  if (has_threshold && !is_by_warps)
+    own.threshold_rank = block_threshold(reached, block_wanted);
+  else
+    __syncthreads();
+  if (r.warp() != 0) return own;
+  const uint32_t rank = r.lane() < kWarps ? ranks[r.lane()] : 0;
+  own.max_rank = __reduce_max_sync(kAllLanes, rank);
+  if (has_threshold && is_by_warps) {  // a logit that enough warps have reached
+    uint32_t place = 0;
+    for (uint32_t i = 0; i < kWarps; ++i) {
+      const uint32_t other = __shfl_sync(kAllLanes, rank, i);
+      place += other > rank || (other == rank && i < r.lane());
+    }
+    own.threshold_rank = __reduce_max_sync(kAllLanes, place + 1 == block_wanted ? rank : 0);
+  }
+  return own;
+}
+// Returns the least logit of the list, from the least threshold of the blocks.
+__device__ __forceinline__ float list_threshold(const SampleRow& row, const ListPlan& plan,
+                                                uint32_t threshold_rank, float max) {
+  const float lowest = -__builtin_inff();
+  float threshold = -lowest;
+  if (plan.wanted > 0)
+    threshold = threshold_rank > rank_of(order(lowest)) ? unorder(key_of(threshold_rank)) : lowest;
+  return plan.is_by_min_p ? fminf(threshold, min_p_threshold(row, max)) : threshold;
 }
 
 // Appends the tokens whose logit is at least `threshold` to the list, and counts them.
@@ -59,20 +123,23 @@ __device__ void send_list(const Row<kIsShared>& r, const Item* items, uint32_t c
 #endif
 }
 
-// One value for each of a thread's tokens of the list.
-template <class T>
+// One value for each of a thread's tokens of the list, of which there are at most
+// kSlots * kBlockThreads.
+template <class T, uint32_t kSlots>
 struct Each {
-  T at[kListPerThread];
+  T at[kSlots];
 };
-using Values = Each<uint32_t>;
-using Measures = Each<uint64_t>;  // 0: no token here, or a filter has removed it
+template <uint32_t kSlots>
+using Values = Each<uint32_t, kSlots>;
+template <uint32_t kSlots>
+using Measures = Each<uint64_t, kSlots>;  // 0: no token here, or a filter has removed it
 
 // Returns map(slot) for each slot.
-template <class T, class Map>
-__device__ __forceinline__ Each<T> each(Map map) {
-  Each<T> result;
+template <class T, uint32_t kSlots, class Map>
+__device__ __forceinline__ Each<T, kSlots> each(Map map) {
+  Each<T, kSlots> result;
 #pragma unroll
-  for (uint32_t slot = 0; slot < kListPerThread; ++slot) result.at[slot] = map(slot);
+  for (uint32_t slot = 0; slot < kSlots; ++slot) result.at[slot] = map(slot);
   return result;
 }
 
@@ -89,14 +156,16 @@ __device__ __forceinline__ uint64_t block_sum(Shared* shared, uint64_t own, uint
   __syncthreads();
   return total;
 }
-__device__ inline uint64_t total_of(Shared* shared, const Measures& measures) {
+template <uint32_t kSlots>
+__device__ inline uint64_t total_of(Shared* shared, const Measures<kSlots>& measures) {
   uint64_t own = 0, before;
 #pragma unroll
   for (const uint64_t measure : measures.at) own += measure;
   return block_sum(shared, own, &before);
 }
-__device__ inline Measures ones(const Measures& measures) {
-  return each<uint64_t>([&](uint32_t slot) { return measures.at[slot] != 0 ? 1 : 0; });
+template <uint32_t kSlots>
+__device__ inline Measures<kSlots> ones(const Measures<kSlots>& measures) {
+  return each<uint64_t, kSlots>([&](uint32_t slot) { return measures.at[slot] != 0 ? 1 : 0; });
 }
 
 struct Selected {
@@ -107,8 +176,10 @@ struct Selected {
 // Finds the least value such that the measures of all values up to it sum to at least `needed`,
 // which is at least 1 and at most the sum of all. Values are at most `high`. The bins must be zero,
 // and are zero afterwards.
-__device__ __noinline__ Selected select_in_list(Shared* shared, Bin* bins, Values values,
-                                                Measures measures, uint32_t high, uint64_t needed) {
+template <uint32_t kSlots>
+__device__ __noinline__ Selected select_in_list(Shared* shared, Bin* bins, Values<kSlots> values,
+                                                Measures<kSlots> measures, uint32_t high,
+                                                uint64_t needed) {
   Selected selected{0, 0};
 #pragma unroll 1
   while (selected.value < high) {
@@ -116,7 +187,7 @@ __device__ __noinline__ Selected select_in_list(Shared* shared, Bin* bins, Value
     const uint32_t bits = 32 - __clz(high - low);
     const uint32_t shift = bits > kBinBits ? bits - kBinBits : 0;
 #pragma unroll
-    for (uint32_t slot = 0; slot < kListPerThread; ++slot) {
+    for (uint32_t slot = 0; slot < kSlots; ++slot) {
       const uint32_t own = values.at[slot];
       if (measures.at[slot] != 0 && own >= low && own <= high)
         add_to(&bins[(own - low) >> shift], measures.at[slot]);
@@ -156,24 +227,25 @@ __device__ __noinline__ Selected select_in_list(Shared* shared, Bin* bins, Value
 }
 
 // A thread's tokens of the list.
+template <uint32_t kSlots>
 struct Listed {
   Shared* shared;
   Bin* bins;
   uint32_t id_max;
-  Each<float> logits;
-  Values ids;
-  Each<bool> is_in;
+  Each<float, kSlots> logits;
+  Values<kSlots> ids;
+  Each<bool, kSlots> is_in;
 
   // Keeps in `kept` only the shortest beginning of the ranking by (value, id) whose measures sum to
   // at least `needed`; returns the last value kept.
-  __device__ uint32_t cut(const Values& values, const Measures& measures, uint64_t needed,
-                          Measures* kept) const {
+  __device__ uint32_t cut(const Values<kSlots>& values, const Measures<kSlots>& measures,
+                          uint64_t needed, Measures<kSlots>* kept) const {
     const Selected last = select_in_list(shared, bins, values, measures, kInfinityBits, needed);
-    const Measures ties = each<uint64_t>(
+    const Measures<kSlots> ties = each<uint64_t, kSlots>(
         [&](uint32_t slot) { return values.at[slot] == last.value ? measures.at[slot] : 0; });
     const uint32_t last_id =
         select_in_list(shared, bins, ids, ties, id_max, needed - last.before).value;
-    *kept = each<uint64_t>([&](uint32_t slot) {
+    *kept = each<uint64_t, kSlots>([&](uint32_t slot) {
       const bool is_kept = values.at[slot] < last.value ||
                            (values.at[slot] == last.value && ids.at[slot] <= last_id);
       return is_kept ? kept->at[slot] : 0;
@@ -182,34 +254,36 @@ struct Listed {
   }
 };
 
-template <bool kIsShared>
-__device__ Listed read_list(const Row<kIsShared>& r, uint32_t count) {
-  Listed listed{r.shared, r.list_bins(), r.params->args.vocabulary - 1, {}, {}, {}};
+// Reads the `count` tokens of `list`. `bins`: (kBins).
+template <uint32_t kSlots, bool kIsShared>
+__device__ Listed<kSlots> read_list(const Row<kIsShared>& r, const uint64_t* list, uint32_t count,
+                                    Bin* bins) {
+  Listed<kSlots> listed{r.shared, bins, r.params->args.vocabulary - 1, {}, {}, {}};
 #pragma unroll
-  for (uint32_t slot = 0; slot < kListPerThread; ++slot) {
+  for (uint32_t slot = 0; slot < kSlots; ++slot) {
     const uint32_t i = slot * kBlockThreads + threadIdx.x;
-    const uint64_t token = i < count ? r.list()[i] : 0;
+    const uint64_t token = i < count ? list[i] : 0;
     listed.logits.at[slot] = __uint_as_float(static_cast<uint32_t>(token >> 32));
     listed.ids.at[slot] = static_cast<uint32_t>(token);
     listed.is_in.at[slot] = i < count;
   }
-  auto* const bins = reinterpret_cast<uint4*>(r.list_bins());
-  for (uint32_t i = threadIdx.x; i < kBins / 2; i += kBlockThreads) bins[i] = {0, 0, 0, 0};
+  for (uint32_t i = threadIdx.x; i < kBins; i += kBlockThreads) bins[i] = {0, 0};
   __syncthreads();
   return listed;
 }
 
 // Writes the alternatives (rule 4) from the list. Returns false if the list may lack some.
-template <bool kIsShared>
-__device__ bool report_top_of_list(const Row<kIsShared>& r, const Listed& listed, float threshold,
-                                   const RankByLogprob& rank, uint32_t* top_count) {
+template <bool kIsShared, uint32_t kSlots>
+__device__ bool report_top_of_list(const Row<kIsShared>& r, const Listed<kSlots>& listed,
+                                   float threshold, const RankByLogprob& rank,
+                                   uint32_t* top_count) {
   const SampleArgs& args = r.params->args;
   const uint32_t wanted = min(min(r.row.top_logprobs, args.top_stride), kSampleTopLogprobsMax);
   // The least key of tokens outside the list; kNotRanked: there are none.
   const uint32_t limit = rank.key(0, threshold);
-  const Values keys =
-      each<uint32_t>([&](uint32_t slot) { return rank.key(0, listed.logits.at[slot]); });
-  Measures kept = each<uint64_t>(
+  const Values<kSlots> keys =
+      each<uint32_t, kSlots>([&](uint32_t slot) { return rank.key(0, listed.logits.at[slot]); });
+  Measures<kSlots> kept = each<uint64_t, kSlots>(
       [&](uint32_t slot) { return listed.is_in.at[slot] && keys.at[slot] != kNotRanked ? 1 : 0; });
   const uint64_t ranked = total_of(r.shared, kept);
   if (ranked < wanted && limit != kNotRanked) return false;
@@ -220,7 +294,7 @@ __device__ bool report_top_of_list(const Row<kIsShared>& r, const Listed& listed
   if (threadIdx.x == 0) r.shared->top_count = 0;
   __syncthreads();
 #pragma unroll
-  for (uint32_t slot = 0; slot < kListPerThread; ++slot)
+  for (uint32_t slot = 0; slot < kSlots; ++slot)
     if (kept.at[slot] != 0)
       r.shared->top[atomicAdd(&r.shared->top_count, 1u)] =
           uint64_t{keys.at[slot]} << 32 | listed.ids.at[slot];
@@ -233,9 +307,10 @@ __device__ bool report_top_of_list(const Row<kIsShared>& r, const Listed& listed
 // Filters and draws (rules 6 and 7) from the list. `total` is the weight of all candidates; it is
 // not needed with top-k. Calls found(id, logit) in one thread. Returns false if the list may lack
 // candidates.
-template <bool kIsShared, class Found>
-__device__ bool draw_from_list(const Row<kIsShared>& r, const Listed& listed, float threshold,
-                               const Candidates& candidates, uint64_t total, Found found) {
+template <bool kIsShared, uint32_t kSlots, class Found>
+__device__ bool draw_from_list(const Row<kIsShared>& r, const Listed<kSlots>& listed,
+                               float threshold, const Candidates& candidates, uint64_t total,
+                               Found found) {
   const SampleRow& row = r.row;
   const float outside = candidates.y(threshold);  // lower bound of y for tokens outside the list
   const bool is_complete =
@@ -246,12 +321,13 @@ __device__ bool draw_from_list(const Row<kIsShared>& r, const Listed& listed, fl
   if (row.top_k == 0 && !is_complete && (has_typical || !has_top_p)) return false;
 
   const auto y = [&](uint32_t slot) { return candidates.y(listed.logits.at[slot]); };
-  const Values keys = each<uint32_t>([&](uint32_t slot) { return __float_as_uint(y(slot)); });
+  const Values<kSlots> keys =
+      each<uint32_t, kSlots>([&](uint32_t slot) { return __float_as_uint(y(slot)); });
   const auto p = [&](uint32_t slot) { return math::exp_negative(__uint_as_float(keys.at[slot])); };
-  Measures kept =
-      each<uint64_t>([&](uint32_t slot) { return listed.is_in.at[slot] ? weight(p(slot)) : 0; });
+  Measures<kSlots> kept = each<uint64_t, kSlots>(
+      [&](uint32_t slot) { return listed.is_in.at[slot] ? weight(p(slot)) : 0; });
   if (row.top_k != 0) {
-    const Measures counts = ones(kept);
+    const Measures<kSlots> counts = ones(kept);
     const uint64_t count = total_of(r.shared, counts);
     if (count < row.top_k && !is_complete) return false;
     if (count >= row.top_k && listed.cut(keys, counts, row.top_k, &kept) >= limit && !is_complete)
@@ -260,12 +336,12 @@ __device__ bool draw_from_list(const Row<kIsShared>& r, const Listed& listed, fl
   if (has_typical) {
     const uint64_t sum = total_of(r.shared, kept);
     const uint64_t product_sum =
-        total_of(r.shared, each<uint64_t>([&](uint32_t slot) {
+        total_of(r.shared, each<uint64_t, kSlots>([&](uint32_t slot) {
                    return kept.at[slot] != 0 ? weight(math::mul(y(slot), p(slot))) : 0;
                  }));
     const float mean =
         static_cast<float>(math::div(static_cast<double>(product_sum), static_cast<double>(sum)));
-    const Values distances = each<uint32_t>(
+    const Values<kSlots> distances = each<uint32_t, kSlots>(
         [&](uint32_t slot) { return __float_as_uint(fabsf(math::sub(y(slot), mean))); });
     listed.cut(distances, kept, math::share_of(row.typical_p, sum), &kept);
   }
@@ -279,7 +355,7 @@ __device__ bool draw_from_list(const Row<kIsShared>& r, const Listed& listed, fl
   if (row.min_p != 0.0f) {
     uint32_t largest = 0;
 #pragma unroll
-    for (uint32_t slot = 0; slot < kListPerThread; ++slot)
+    for (uint32_t slot = 0; slot < kSlots; ++slot)
       if (kept.at[slot] != 0) largest = max(largest, __float_as_uint(p(slot)));
     largest = __reduce_max_sync(kAllLanes, largest);
     if (r.lane() == 0) r.shared->segments[r.warp()] = largest;
@@ -288,7 +364,8 @@ __device__ bool draw_from_list(const Row<kIsShared>& r, const Listed& listed, fl
         kAllLanes, static_cast<uint32_t>(r.lane() < kWarps ? r.shared->segments[r.lane()] : 0));
     __syncthreads();
     const float floor = math::mul(row.min_p, __uint_as_float(largest));
-    kept = each<uint64_t>([&](uint32_t slot) { return p(slot) >= floor ? kept.at[slot] : 0; });
+    kept =
+        each<uint64_t, kSlots>([&](uint32_t slot) { return p(slot) >= floor ? kept.at[slot] : 0; });
   }
 
   const uint64_t sum = total_of(r.shared, kept);
@@ -296,7 +373,7 @@ __device__ bool draw_from_list(const Row<kIsShared>& r, const Listed& listed, fl
   const uint32_t token =
       select_in_list(r.shared, listed.bins, listed.ids, kept, listed.id_max, goal).value;
 #pragma unroll
-  for (uint32_t slot = 0; slot < kListPerThread; ++slot)
+  for (uint32_t slot = 0; slot < kSlots; ++slot)
     if (kept.at[slot] != 0 && listed.ids.at[slot] == token) found(token, listed.logits.at[slot]);
   return true;
 }
@@ -304,8 +381,28 @@ __device__ bool draw_from_list(const Row<kIsShared>& r, const Listed& listed, fl
 // The work that remains after the list.
 enum class Left : uint32_t { kNothing, kDraw, kAll };
 
-// Samples from the list in the first block, while the others wait. After Left::kDraw the
-// alternatives are already written, *top_count of them.
+// Samples from the list, in one block. `all`: sums of weights and the best token of the row. After
+// Left::kDraw the alternatives are already written, *top_count of them.
+template <bool kIsShared, uint32_t kSlots>
+__device__ Left sample_from(const Row<kIsShared>& r, const Listed<kSlots>& listed, const Item& all,
+                            float threshold, const Candidates& candidates, double log_sum,
+                            uint32_t* top_count) {
+  const float max = candidates.max;
+  if (r.row.top_logprobs > 0 &&
+      !report_top_of_list(r, listed, threshold, RankByLogprob{max, log_sum}, top_count))
+    return Left::kAll;
+  const auto found = [&](uint32_t id, float logit) {
+    finish(r, kRowOk, id, math::log_probability(logit, max, log_sum), *top_count);
+  };
+  if (r.row.temperature == 0.0f) {
+    if (threadIdx.x == 0) found(all.token, max);
+    return Left::kNothing;
+  }
+  const bool is_drawn = draw_from_list(r, listed, threshold, candidates, all.other, found);
+  return is_drawn ? Left::kNothing : Left::kDraw;
+}
+
+// Samples from the list in the first block, while the others wait.
 template <bool kIsShared>
 __device__ Left sample_from_list(Row<kIsShared>& r, const Item* items, const Item& all,
                                  float threshold, const Candidates& candidates, double log_sum,
@@ -313,20 +410,8 @@ __device__ Left sample_from_list(Row<kIsShared>& r, const Item* items, const Ite
   send_list(r, items, all.count);
   Left left = Left::kNothing;
   if (r.rank == 0) {
-    const float max = candidates.max;
-    const Listed listed = read_list(r, all.count);
-    if (r.row.top_logprobs > 0 &&
-        !report_top_of_list(r, listed, threshold, RankByLogprob{max, log_sum}, top_count)) {
-      left = Left::kAll;
-    } else if (r.row.temperature == 0.0f) {
-      if (threadIdx.x == 0)
-        finish(r, kRowOk, all.token, math::log_probability(max, max, log_sum), *top_count);
-    } else if (!draw_from_list(
-                   r, listed, threshold, candidates, all.other, [&](uint32_t id, float logit) {
-                     finish(r, kRowOk, id, math::log_probability(logit, max, log_sum), *top_count);
-                   })) {
-      left = Left::kDraw;
-    }
+    const auto listed = read_list<kListPerThread>(r, r.list(), all.count, r.list_bins());
+    left = sample_from(r, listed, all, threshold, candidates, log_sum, top_count);
   }
   Item verdict{};
   verdict.count = static_cast<uint32_t>(left);

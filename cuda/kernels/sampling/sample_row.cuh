@@ -31,6 +31,10 @@ constexpr uint32_t kNoToken = UINT32_MAX;
 struct SampleParams {
   SampleArgs args;
   uint32_t segment;  // tokens per warp, a multiple of 4
+  // Of sample_stream: rows of logits in shared memory, and what it keeps in args.scratch. With
+  // `pending`, sample_kernel draws only the rows that it marks.
+  uint32_t slots = 0;
+  uint32_t* pending = nullptr;  // (row_count)
 };
 
 // A 64-bit sum that is updated by 32-bit atomics.
@@ -53,7 +57,7 @@ struct Shared {
   Item blocks[2][kBlocksMax];  // received items; gathers use the two arrays in turn
   uint64_t barriers[3];        // one per array of `blocks`, one for Row::list
   uint64_t segments[kWarps];   // one sum for each warp
-  uint32_t ranks[kWarps];      // rank_of each warp's largest logit
+  uint32_t ranks[2][kWarps];   // rank_of each warp's largest logit
   uint64_t top[kSampleTopLogprobsMax];
   uint64_t found_before;
   uint32_t found_bin;
@@ -172,6 +176,7 @@ __device__ __forceinline__ uint64_t total_of(const Bin& bin) {
 template <bool kIsShared>
 struct Row {
   const SampleParams* params;
+  uint32_t index;  // of the row
   SampleRow row;
   Shared* shared;
   Bin* histograms;                  // (2, kBins)
@@ -337,6 +342,36 @@ __device__ inline uint32_t block_threshold(uint32_t reached, uint32_t count) {
   return threshold;
 }
 
+// Prepares the block's view of a row but `index`, `row` and `values`, and its barriers. `memory`:
+// shared memory, aligned to 16. Between this and the first gather the cluster waits.
+template <bool kIsShared>
+__device__ __forceinline__ Row<kIsShared> begin_block(const SampleParams& params, uint8_t* memory) {
+  Row<kIsShared> r;
+  r.params = &params;
+  r.shared = reinterpret_cast<Shared*>(memory);
+  r.histograms = reinterpret_cast<Bin*>(memory + kSharedBytes);
+  r.window = reinterpret_cast<uint32_t*>(memory + kSharedBytes);
+  r.rank = cluster_rank();
+  r.size = cluster_size();
+  r.gathers = 0;
+  r.histogram = 0;
+  const uint32_t vocabulary = params.args.vocabulary;
+  r.is_aligned = vocabulary % 4 == 0;
+  const uint32_t chunk = kWarps * params.segment;
+  r.block_begin = min(r.rank * chunk, vocabulary);
+  r.block_end = min(r.block_begin + chunk, vocabulary);
+  r.warp_begin = min(r.block_begin + r.warp() * params.segment, vocabulary);
+  r.warp_end = min(r.warp_begin + params.segment, vocabulary);
+  if (threadIdx.x == 0) {
+    r.shared->list_count = 0;
+#if __CUDA_ARCH__ >= 900
+    for (uint64_t& barrier : r.shared->barriers) mbarrier_init(shared_address(&barrier), 1);
+    mbarrier_init_fence();
+#endif
+  }
+  return r;
+}
+
 // Reads the warp's logits and returns their maximum. If `copies` is true, copies them to r.values.
 template <bool kIsShared>
 __device__ RunningMax load_logits(const Row<kIsShared>& r, const float* logits, bool copies) {
@@ -384,7 +419,7 @@ template <bool kIsShared>
 __device__ void finish(const Row<kIsShared>& r, int32_t status, uint32_t token, float logprob,
                        uint32_t top_count) {
   const SampleArgs& args = r.params->args;
-  const uint32_t index = blockIdx.y;
+  const uint32_t index = r.index;
   const bool is_ok = status == kRowOk;
   args.statuses[index] = status;
   args.outputs[index] = SampleOutput{status, is_ok ? static_cast<int32_t>(token) : -1,
@@ -403,7 +438,7 @@ __device__ void write_top(const Row<kIsShared>& r, uint32_t count) {
     const uint64_t own = r.shared->top[threadIdx.x];
     uint32_t place = 0;
     for (uint32_t i = 0; i < count; ++i) place += r.shared->top[i] < own;
-    const uint64_t at = uint64_t{blockIdx.y} * args.top_stride + place;
+    const uint64_t at = uint64_t{r.index} * args.top_stride + place;
     args.top_tokens[at] = static_cast<int32_t>(static_cast<uint32_t>(own));
     args.top_logprobs[at] = 0.0f - __uint_as_float(static_cast<uint32_t>(own >> 32));
   }

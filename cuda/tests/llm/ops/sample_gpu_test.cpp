@@ -391,6 +391,54 @@ TEST(GpuSample, gives_the_bits_of_the_host_as_on_other_devices) {
   }
 }
 
+// What a cluster that samples several rows one after the other does not meet above: two rows of
+// logits in shared memory, and clusters of unequal counts of rows.
+TEST(GpuSample, gives_the_bits_of_the_host_for_many_rows_of_an_even_large_vocabulary) {
+  expect_same(random_cases(151936, 51, true), {0});
+  expect_same(random_cases(151936, 33, false), {0});
+}
+
+// Nucleus sampling whose candidates fill a list, and of flat logits, which need all tokens.
+TEST(GpuSample, gives_the_bits_of_the_host_for_nuclei_of_any_size) {
+  std::vector<Case> cases;
+  Generator generator(5);
+  for (uint32_t i = 0; i < 96; ++i) {
+    std::normal_distribution<float> normal(0.0f, 0.5f * static_cast<float>(i % 8));
+    Case c;
+    c.logits.resize(128256);
+    for (float& logit : c.logits) logit = normal(generator);
+    c.position = 17;
+    c.history.assign(17, 3);
+    c.sampling.seed = i;
+    c.sampling.temperature = 0.8f;
+    c.sampling.top_p = i % 3 == 0 ? 0.5f : 0.9f;
+    c.sampling.min_p = i % 5 == 0 ? 0.02f : 0.0f;
+    if (i % 7 == 0) c.sampling.frequency_penalty = 0.5f;
+    cases.push_back(c);
+  }
+  expect_same(cases, {0});
+}
+
+TEST(GpuSample, leaves_out_some_of_many_rows) {
+  for (const bool has_filters : {false, true}) {
+    const std::vector<Case> cases = random_cases(49152, 120, has_filters);
+    const std::vector<Drawn> expected = draw_on_host(cases);
+    std::vector<int32_t> statuses(cases.size(), kernels::kRowOk);
+    for (size_t i = 0; i < cases.size(); ++i)
+      if (i < 18 || i % 3 == 1 || i > 100) statuses[i] = kernels::kRowSkipped;
+    DeviceBatch batch(cases);
+
+    const std::vector<Drawn> drawn = batch.draw(0, statuses);
+
+    for (size_t i = 0; i < cases.size(); ++i) {
+      if (statuses[i] == kernels::kRowOk)
+        EXPECT_EQ(compare({cases[i]}, {expected[i]}, {drawn[i]}, 0), 0u) << i;
+      else
+        EXPECT_EQ(drawn[i].result.status, RowStatus::kSkipped) << i;
+    }
+  }
+}
+
 TEST(GpuSample, leaves_out_rows_that_are_not_sampled_or_did_not_begin_well) {
   std::vector<Case> cases = random_cases(1000, 8, true);
   for (Case& c : cases) c.logits.assign(1000, 1.0f);
