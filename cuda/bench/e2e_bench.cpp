@@ -461,6 +461,9 @@ class ModelBench {
                      options_.repeat, kSharedStreams * kStreamTokens,
                      [&] { return session_->rewind(length); },
                      [&] { return session_->decode(kStreamTokens, nullptr); }));
+    if (spec_.has("profile"))
+      WCUDA_TRY(note_profile(std::to_string(kSharedStreams) + " streams, prefix " +
+                             std::to_string(kSharedPrefix)));
     // Each sequence's own positions, and the prefix once.
     WCUDA_ASSIGN(double seconds, limit(kSharedStreams, 1, kStreamPrompt + kStreamTokens / 2.0));
     WCUDA_ASSIGN(const double deep, limit(1, 1, kSharedPrefix));
@@ -475,34 +478,40 @@ class ModelBench {
     for (const uint32_t count : options_.streams) {
       WCUDA_TRY(session_->begin(count));
       WCUDA_TRY(session_->prefill(kStreamPrompt));
-      std::vector<wcuda_step_node> nodes;
-      WCUDA_TRY(session_->profile(&nodes));
-      report_.note(name_ + "profile of a step of " + std::to_string(count) + " streams");
-      std::vector<wcuda_step_node> sums;  // of the layers
-      std::vector<uint32_t> counts;
-      for (const wcuda_step_node& node : nodes) {
-        size_t i = 0;
-        while (i < sums.size() && (std::strcmp(sums[i].operation, node.operation) != 0 ||
-                                   std::strcmp(sums[i].kernel, node.kernel) != 0))
-          ++i;
-        if (i == sums.size()) {
-          sums.push_back(node);
-          counts.push_back(1);
-          continue;
-        }
-        ++counts[i];
-        sums[i].bytes += node.bytes;
-        sums[i].limit_ns += node.limit_ns;
-        sums[i].measured_ns += node.measured_ns;
+      WCUDA_TRY(note_profile(std::to_string(count) + " streams"));
+    }
+    return {};
+  }
+
+  // The nodes of a step of the sequences as they are.
+  Status note_profile(const std::string& step) {
+    std::vector<wcuda_step_node> nodes;
+    WCUDA_TRY(session_->profile(&nodes));
+    report_.note(name_ + "profile of a step of " + step);
+    std::vector<wcuda_step_node> sums;  // of the layers
+    std::vector<uint32_t> counts;
+    for (const wcuda_step_node& node : nodes) {
+      size_t i = 0;
+      while (i < sums.size() && (std::strcmp(sums[i].operation, node.operation) != 0 ||
+                                 std::strcmp(sums[i].kernel, node.kernel) != 0))
+        ++i;
+      if (i == sums.size()) {
+        sums.push_back(node);
+        counts.push_back(1);
+        continue;
       }
-      for (size_t i = 0; i < sums.size(); ++i) {
-        char text[160];
-        std::snprintf(text, sizeof text, "  %-18s %-24s x %3u %9.1f us, limit %9.1f us, %6.0f GB/s",
-                      sums[i].operation, sums[i].kernel, counts[i], sums[i].measured_ns * 1e-3,
-                      sums[i].limit_ns * 1e-3,
-                      static_cast<double>(sums[i].bytes) / std::max(sums[i].measured_ns, 1.0));
-        report_.note(text);
-      }
+      ++counts[i];
+      sums[i].bytes += node.bytes;
+      sums[i].limit_ns += node.limit_ns;
+      sums[i].measured_ns += node.measured_ns;
+    }
+    for (size_t i = 0; i < sums.size(); ++i) {
+      char text[160];
+      std::snprintf(text, sizeof text, "  %-18s %-24s x %3u %9.1f us, limit %9.1f us, %6.0f GB/s",
+                    sums[i].operation, sums[i].kernel, counts[i], sums[i].measured_ns * 1e-3,
+                    sums[i].limit_ns * 1e-3,
+                    static_cast<double>(sums[i].bytes) / std::max(sums[i].measured_ns, 1.0));
+      report_.note(text);
     }
     return {};
   }

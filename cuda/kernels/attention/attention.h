@@ -64,6 +64,9 @@ struct AttentionKernelArgs {
   const float* key = nullptr;
   const float* value = nullptr;
   HeadRope rope;
+  // Rows of a group share leading pages: attention_prefill_warpgroup computes partial results of
+  // these for attention_decode, which adds them. No window.
+  bool is_shared = false;
   // attention_decode_group triggers the next kernel at its start instead of after its wait. The
   // launcher may set it too.
   bool triggers_early = false;

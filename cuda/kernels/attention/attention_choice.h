@@ -8,6 +8,8 @@ namespace wcuda::kernels {
 constexpr uint32_t kDecodeClusterBlocks = 8;
 constexpr uint32_t kDecodeGroupMax = 8;  // query heads of one key-value head that a block serves
 constexpr uint32_t kPrefillWarpgroupHeadMax = 128;
+constexpr uint32_t kDecodeSharedHeadsMax = 128;  // query heads of a key-value head
+constexpr uint32_t kDecodeSharedRowsMax = 512;   // of a step with shared prefixes
 
 // Returns the number of tiles of at most kDecodeGroupMax query heads, over all key-value heads.
 inline uint32_t decode_head_tiles(uint32_t head_count, uint32_t kv_head_count) {

@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(S::kThreads, 2)
     partials.counter = start.group_first;
     if (!merge_blocks<S>(args, partials, heads, reduction)) return;
   }
-  write_merged<S>(args, heads, segment.team, reduction);
+  write_merged<S>(args, heads, segment.team, reduction, SharedPartials(args, segment.row));
 }
 
 // ---- choice of the instance ----

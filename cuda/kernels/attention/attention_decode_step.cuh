@@ -764,23 +764,55 @@ __device__ __forceinline__ bool merge_blocks(const AttentionKernelArgs& args,
   return true;
 }
 
+// The partial results of the pages that a row shares with others, of each of its heads.
+struct SharedPartials {
+  const float* results;
+  const float* weights;
+  uint32_t count;  // splits
+
+  __device__ SharedPartials(const AttentionKernelArgs& args, uint32_t row)
+      : results(args.plan.shared_results), weights(args.plan.shared_weights), count(0) {
+    if (args.plan.shared_splits == 0) return;
+    count = shared_splits(__ldcg(&args.step.rows[row].shared_pages), args.plan.shared_splits).count;
+  }
+  // Partial 0 of a head.
+  __device__ uint64_t first(const AttentionKernelArgs& args, const Heads& heads,
+                            uint32_t head) const {
+    return (uint64_t{heads.token} * args.head_count + heads.first + head) * args.plan.shared_splits;
+  }
+};
+
 // Writes the results of a team's heads, merged from the reduction buffer.
 template <class S>
 __device__ __forceinline__ void write_merged(const AttentionKernelArgs& args, const Heads& heads,
                                              const Team& team,
-                                             const ReductionBuffer<S::kLength>& reduction) {
+                                             const ReductionBuffer<S::kLength>& reduction,
+                                             const SharedPartials& shared) {
   constexpr uint32_t kFloat4s = S::kLength / 4;
 #pragma unroll 1
   for (uint32_t i = team.thread(); i < heads.count * kFloat4s; i += team.threads()) {
     const float sink = sink_of(args, heads.first + i / kFloat4s);
-    write_float4<S::kLength>(args, heads, i, merge_warps<S>(reduction, team.count, i, sink));
+    Float4Partial sum = merge_warps<S>(reduction, team.count, i, sink);
+    const uint64_t first = shared.count == 0 ? 0 : shared.first(args, heads, i / kFloat4s);
+    for (uint32_t s = 0; s < shared.count; ++s) {
+      Float4Partial other[1];
+      other[0].running_max = __ldcg(shared.weights + first + s);
+      other[0].denominator = 1.0f;
+      other[0].sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (i % kFloat4s * 4 < args.pages.head_length)
+        other[0].sums = __ldcg(reinterpret_cast<const float4*>(
+            shared.results + (first + s) * args.pages.head_length + i % kFloat4s * 4));
+      sum.add(other);
+    }
+    write_float4<S::kLength>(args, heads, i, sum);
   }
 }
 
 // Writes the results of a one-warp team directly from its registers.
 template <class S>
 __device__ __forceinline__ void write_sums(const AttentionKernelArgs& args, const Heads& heads,
-                                           const WarpSums<S::kLength>& sums, uint32_t lane) {
+                                           const WarpSums<S::kLength>& sums,
+                                           const SharedPartials& shared, uint32_t lane) {
   const uint32_t n = S::kExact ? S::kLength : args.pages.head_length;
 #pragma unroll
   for (uint32_t j = 0; j < 2; ++j) {
@@ -791,9 +823,28 @@ __device__ __forceinline__ void write_sums(const AttentionKernelArgs& args, cons
 #pragma unroll
     for (int lanes = 4; lanes < 32; lanes *= 2)
       denominator += __shfl_xor_sync(~0u, denominator, lanes);
-    const float base = fmaxf(sink, sums.running_max[j]);
+    const uint64_t first = shared.count == 0 || !is_head ? 0 : shared.first(args, heads, head);
+    const uint32_t shared_count = is_head ? shared.count : 0;
+    float base = fmaxf(sink, sums.running_max[j]);
+    for (uint32_t s = 0; s < shared_count; ++s)
+      base = fmaxf(base, __ldcg(shared.weights + first + s));
     const float factor = exp2_fast(sums.running_max[j] - base);
-    const float inverse = factor / (denominator * factor + exp2_fast(sink - base));
+    denominator = denominator * factor + exp2_fast(sink - base);
+    float results[S::kLength / 16][2] = {};
+#pragma unroll 1
+    for (uint32_t s = 0; s < shared_count; ++s) {
+      const float weight = exp2_fast(__ldcg(shared.weights + first + s) - base);
+      const float* const from = shared.results + (first + s) * n;
+      denominator += weight;
+#pragma unroll
+      for (int i = 0; i < S::kLength / 16; ++i)
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const uint32_t element = S::Tile::sum_element(i, k, lane);
+          if (S::kExact || element < n) results[i][k] += weight * __ldcg(from + element);
+        }
+    }
+    const float own = factor / denominator, others = 1.0f / denominator;
     float* const out =
         args.out + (uint64_t{heads.token} * args.head_count + heads.first + head) * n;
 #pragma unroll
@@ -801,8 +852,9 @@ __device__ __forceinline__ void write_sums(const AttentionKernelArgs& args, cons
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const uint32_t element = S::Tile::sum_element(i, k, lane);
-        if (is_head && (S::kExact || element < n))
-          out[element] = sums.values[i][k * 2 + j] * inverse;
+        float result = sums.values[i][k * 2 + j] * own;
+        if (shared_count != 0) result += results[i][k] * others;
+        if (is_head && (S::kExact || element < n)) out[element] = result;
       }
   }
 }

@@ -43,10 +43,11 @@ __device__ inline uint32_t block_prefix(uint32_t value, uint32_t* sums, uint32_t
 }
 
 // Spans of a row per head; 0 unless it is a decode row.
-__device__ inline uint32_t row_span_count(const StepRow& row, uint32_t window,
-                                          uint32_t span_pages) {
+__device__ inline uint32_t row_span_count(const StepRow& row, uint32_t window, uint32_t span_pages,
+                                          bool has_shared) {
   if (row.token_count != 1) return 0;
   const uint32_t position = row.first_position;
+  if (has_shared) return position / kPagePositions - row.shared_pages + 1;
   const uint32_t span_positions = span_pages * kPagePositions;
   return position / span_positions - first_visible(position, window) / span_positions + 1;
 }
@@ -154,7 +155,8 @@ __device__ inline void make_plan(const AttentionPlanArgs& args) {
     const uint32_t r = first + threadIdx.x;
     const StepRow row = r < row_count ? args.step.rows[r] : StepRow{};
     uint32_t span_total, tile_total;
-    const uint32_t row_spans = row_span_count(row, args.window, span_pages);
+    const uint32_t row_spans =
+        row_span_count(row, args.window, span_pages, plan.shared_splits != 0);
     const uint32_t span_end = block_prefix(row_spans, span_sums, &span_total);
     const uint32_t tile_end = block_prefix(row_tile_count(row), tile_sums, &tile_total);
     if (r < row_count) {
@@ -165,6 +167,18 @@ __device__ inline void make_plan(const AttentionPlanArgs& args) {
     tiles += tile_total;
     decode_rows += static_cast<uint32_t>(__syncthreads_count(row_spans != 0));
     atomicMax(&longest, row_spans);
+  }
+  if (plan.shared_splits != 0) {
+    const uint32_t r = threadIdx.x;
+    const StepRow row = r < row_count ? args.step.rows[r] : StepRow{};
+    const uint32_t tile_rows = kPrefillTileTokens / plan.group_heads;
+    const uint32_t count = (row.shared_rows + tile_rows - 1) / tile_rows;
+    uint32_t total;
+    const uint32_t end = block_prefix(count, span_sums, &total);
+    for (uint32_t i = 0; i < count; ++i)
+      plan.shared_tiles[end - count + i] = {
+          r + i * tile_rows, min(tile_rows, row.shared_rows - i * tile_rows), row.shared_pages};
+    if (r == 0) *plan.shared_tile_count = total;
   }
   const uint32_t span_count = spans * plan.head_tiles;
   uint32_t blocks = min(plan.max_blocks, span_count);
@@ -289,7 +303,8 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 bool has_room(const AttentionPlanArgs& args) {
   return args.step.row_count <= args.plan.max_rows &&
-         (!args.plan.has_groups || args.step.row_count <= kDecodeGroupRowsMax);
+         ((!args.plan.has_groups && args.plan.shared_splits == 0) ||
+          args.step.row_count <= kDecodeGroupRowsMax);
 }
 
 }  // namespace

@@ -41,6 +41,31 @@ struct PrefillTile {
   uint32_t first_token;  // within the row
 };
 
+// Rows of a group whose leading pages are read once for all of them, as many as have
+// kPrefillTileTokens queries of a key-value head.
+struct SharedTile {
+  uint32_t row, row_count;
+  uint32_t pages;
+};
+// Shared pages are cut into splits, which have a partial result for each row and head.
+constexpr uint32_t kSharedSplitsMax = 8;
+constexpr uint32_t kSharedPartialRows = kDecodeSharedRowsMax;  // rows times splits, at most
+struct SharedSplits {
+  uint32_t positions;  // of a split, a multiple of 128
+  uint32_t count;
+};
+inline
+#if defined(__CUDACC__)
+    __host__ __device__
+#endif
+        SharedSplits
+        shared_splits(uint32_t pages, uint32_t splits_max) {
+  if (pages == 0 || splits_max == 0) return {0, 0};
+  const uint32_t end = pages * kPagePositions;
+  const uint32_t positions = ((end + splits_max - 1) / splits_max + 127) / 128 * 128;
+  return {positions, (end + positions - 1) / positions};
+}
+
 // Where a block of the decode kernel begins: one word for each lane of half a warp. Each block has
 // `block_spans` spans, and the first `larger_count` blocks one more.
 constexpr uint32_t kStartPages = 4;
@@ -76,10 +101,17 @@ struct AttentionPlan {
   // Pages per span, if each span has its own partial result. 0: a span is a page, and a block
   // writes one partial result for all its spans of a head.
   uint32_t fixed_span_pages = 0;
-  uint32_t group_heads = 0;     // query heads of a key-value head
-  uint32_t group_tiles = 0;     // tiles of kDecodeGroupMax of them
-  uint32_t head_tiles = 0;      // key-value heads times group_tiles
-  bool has_groups = false;      // in this step
+  uint32_t group_heads = 0;  // query heads of a key-value head
+  uint32_t group_tiles = 0;  // tiles of kDecodeGroupMax of them
+  uint32_t head_tiles = 0;   // key-value heads times group_tiles
+  bool has_groups = false;   // in this step
+  // Shared prefixes of this step; 0 splits: none.
+  uint32_t shared_splits = 0;  // at most, of a row
+  uint32_t* shared_tile_count = nullptr;
+  SharedTile* shared_tiles = nullptr;  // (kSharedPartialRows)
+  // (rows, query heads, shared_splits): results, and the base-2 logarithms of their denominators
+  float* shared_results = nullptr;
+  float* shared_weights = nullptr;
   uint32_t cluster_blocks = 0;  // of a group; 0: groups are no clusters
 };
 

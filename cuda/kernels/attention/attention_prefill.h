@@ -20,5 +20,7 @@ cudaError_t attention_prefill(const AttentionKernelArgs& args, const Launch& lau
 bool attention_prefill_has_warpgroup(uint32_t head_length, const Launch& launch);
 cudaError_t attention_prefill_warpgroup_prepare(KvFormat format, uint32_t head_length);
 cudaError_t attention_prefill_warpgroup(const AttentionKernelArgs& args, const Launch& launch);
+// Of the plan's shared tiles, instead.
+cudaError_t attention_shared(const AttentionKernelArgs& args, const Launch& launch);
 
 }  // namespace wcuda::kernels

@@ -63,14 +63,36 @@ struct Barriers {
 
 using StageCounter = PipelineCounter<kStages>;
 
-// One tile of one head.
+// One tile of one head; or of shared pages, one split of a tile of rows and all query heads of a
+// key-value head, where `tokens` are pairs of row and head.
 struct Item {
   uint32_t row, head, kv_head;
+  uint32_t heads = 1;  // query heads from `head` on
+  uint32_t split = 0;
   uint32_t first_token, token_count, first_position;
   uint32_t first_key, end;          // positions that any of its tokens sees
   uint32_t block_begin, block_end;  // of 128 keys
 
   __device__ Item(const AttentionKernelArgs& args, uint32_t index) {
+    if (args.is_shared) {
+      const AttentionPlan& plan = args.plan;
+      const uint32_t tile_items = args.pages.head_count * plan.shared_splits;
+      const SharedTile tile = plan.shared_tiles[index / tile_items];
+      const SharedSplits splits = shared_splits(tile.pages, plan.shared_splits);
+      row = tile.row;
+      kv_head = index % tile_items / plan.shared_splits;
+      split = index % plan.shared_splits;
+      heads = plan.group_heads;
+      head = kv_head * heads;
+      first_token = args.step.rows[row].first_token;
+      token_count = tile.row_count * heads;
+      first_position = UINT32_MAX / 2;  // sees all keys
+      first_key = split * splits.positions;
+      end = min(first_key + splits.positions, tile.pages * kPagePositions);
+      block_begin = first_key / kBlockKeys;
+      block_end = split < splits.count ? (end + kBlockKeys - 1) / kBlockKeys : block_begin;
+      return;
+    }
     const PrefillTile tile = args.plan.tiles[index / args.head_count];
     const StepRow step_row = args.step.rows[tile.row];
     row = tile.row;
@@ -83,6 +105,11 @@ struct Item {
     end = first_position + token_count;
     block_begin = first_key / kBlockKeys;
     block_end = (end + kBlockKeys - 1) / kBlockKeys;
+  }
+  __device__ bool is_empty() const { return block_begin == block_end; }
+  // (token, query head) of a row of the tile.
+  __device__ uint64_t place(const AttentionKernelArgs& args, uint32_t tile_row) const {
+    return uint64_t{first_token + tile_row / heads} * args.head_count + head + tile_row % heads;
   }
   // Rows of a block that may be read.
   __device__ RowRange valid(uint32_t block) const {
@@ -262,9 +289,7 @@ __device__ __forceinline__ void load_queries(const AttentionKernelArgs& args, co
     const uint32_t chunk = index % kChunks;
     float4 a = make_float4(0.0f, 0.0f, 0.0f, 0.0f), b = a;
     if (row < item.token_count && chunk * 8 < n) {
-      const float* source = args.query +
-                            (uint64_t{item.first_token + row} * args.head_count + item.head) * n +
-                            chunk * 8;
+      const float* source = args.query + item.place(args, row) * n + chunk * 8;
       a = __ldcg(reinterpret_cast<const float4*>(source));
       b = __ldcg(reinterpret_cast<const float4*>(source) + 1);
     }
@@ -288,6 +313,7 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
     const uint32_t index = item_of(round);
     if (index >= item_count) continue;
     const Item item(args, index);
+    if (item.is_empty()) continue;
     if constexpr (kFormat != KvFormat::kF16) {
       copy_raw_block(args, item, item.block_begin, false, base + At::kRaw);
       copy_async_commit();
@@ -435,7 +461,8 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
                                               const Softmax& softmax,
                                               const float (&sums)[kLength / 2]) {
   const uint32_t n = args.pages.head_length;
-  const float sink = args.sinks == nullptr ? -INFINITY : args.sinks[item.head] * kLog2E;
+  const bool has_sink = args.sinks != nullptr && !args.is_shared;
+  const float sink = has_sink ? args.sinks[item.head] * kLog2E : -INFINITY;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float denominator = softmax.denominator[r];
@@ -446,13 +473,20 @@ __device__ __forceinline__ void write_results(const AttentionKernelArgs& args, c
     const float running_max = fmaxf(softmax.running_max[r], sink);
     const float factor = exp2_fast(softmax.running_max[r] - running_max);
     const float inverse = factor / (denominator * factor + exp2_fast(sink - running_max));
-    const uint64_t place = (uint64_t{item.first_token + row} * args.head_count + item.head) * n;
+    uint64_t place = item.place(args, row);
+    float* out = args.out;
+    if (args.is_shared) {
+      place = place * args.plan.shared_splits + item.split;
+      out = args.plan.shared_results;
+      if (lane % 4 == 0) args.plan.shared_weights[place] = running_max + log2f(denominator);
+    }
+    place *= n;
 #pragma unroll
     for (int i = 0; i < kLength / 8; ++i) {
       const uint32_t element = i * 8 + lane % 4 * 2;
       if (element >= n) continue;
       const float low = sums[i * 4 + r * 2] * inverse, high = sums[i * 4 + r * 2 + 1] * inverse;
-      *reinterpret_cast<float2*>(args.out + place + element) = make_float2(low, high);
+      *reinterpret_cast<float2*>(out + place + element) = make_float2(low, high);
     }
   }
 }
@@ -480,6 +514,7 @@ __device__ __forceinline__ void work_on_items(const AttentionKernelArgs& args, u
     const uint32_t index = item_of(round);
     if (index >= item_count) continue;
     const Item item(args, index);
+    if (item.is_empty()) continue;
     const uint32_t group_position = item.first_position + group_row;
     const uint32_t position = item.first_position + first_row;
     float scores[64];
@@ -568,7 +603,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   }
   dependent_wait();
   __syncthreads();
-  const uint32_t item_count = *args.plan.tile_count * args.head_count;
+  const uint32_t item_count = args.is_shared ? *args.plan.shared_tile_count *
+                                                   args.pages.head_count * args.plan.shared_splits
+                                             : *args.plan.tile_count * args.head_count;
   if (threadIdx.x < kLoadThreads) {
     registers_release<kLoadRegisters>();
     load_items<kLength, kFormat>(args, item_count, shared, barriers);
@@ -626,10 +663,19 @@ bool attention_prefill_has_warpgroup(uint32_t head_length, const Launch& launch)
 cudaError_t attention_prefill_warpgroup(const AttentionKernelArgs& args, const Launch& launch) {
   const uint32_t tiles = prefill_tiles_max(args.step.token_count, args.step.row_count);
   const Instance instance = find_version<Instances>(args.pages.format, args.pages.head_length);
-  const uint32_t items = tiles * args.head_count;
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
+  const uint32_t items = args.is_shared ? sm_count : tiles * args.head_count;
   return launch_kernel(launch, dim3(items < sm_count ? items : sm_count), dim3(kBlockThreads),
                        instance.bytes(args.pages.row_bytes), 0, instance.kernel, args);
+}
+
+cudaError_t attention_shared(const AttentionKernelArgs& args, const Launch& launch) {
+  if (!attention_prefill_has_warpgroup(args.pages.head_length, launch) || args.window != 0 ||
+      args.plan.shared_splits == 0 || args.plan.group_heads > kDecodeSharedHeadsMax)
+    return cudaErrorInvalidValue;
+  AttentionKernelArgs call = args;
+  call.is_shared = true;
+  return attention_prefill_warpgroup(call, launch);
 }
 
 }  // namespace wcuda::kernels

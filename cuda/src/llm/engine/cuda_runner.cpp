@@ -25,6 +25,7 @@
 #include "kernels/shared/arena.h"
 #include "kernels/step/step.h"
 #include "llm/engine/device_order.h"
+#include "llm/engine/shared_prefix.h"
 #include "llm/engine/step_shape.h"
 
 namespace wcuda::engine {
@@ -138,8 +139,8 @@ class CudaRunner final : public Runner {
   }
 
  private:
-  // parity, rows, positions, logits, filters
-  using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, bool>;
+  // parity, rows, positions, logits, filters, shared prefix
+  using GraphKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, bool, bool>;
   struct CapturedStep {
     std::unique_ptr<CudaGraph> graph;
     bool has_persistent_layers = false;
@@ -164,6 +165,8 @@ class CudaRunner final : public Runner {
 
   Status check_bias(const Ticket& ticket) const;
   Shape shape_of(const Ticket& ticket) const;
+  // Marks rows whose leading pages are worth reading once; returns whether there are any.
+  bool mark_shared_prefixes(const ops::StepShape& shape, std::vector<Row>* rows) const;
   Status start_step(const Shape& shape, Ticket* ticket);
   // Queues the step kernel by kernel, with an event before the first node and after each node.
   Status profile_step(const Shape& shape, StepProfile* profile);
@@ -254,6 +257,22 @@ Shape CudaRunner::shape_of(const Ticket& ticket) const {
   return shape;
 }
 
+bool CudaRunner::mark_shared_prefixes(const ops::StepShape& shape, std::vector<Row>* rows) const {
+  if (!ops::allows_shared_prefix(machine_.model->config(), machine_.limits, machine_.ops->device(),
+                                 shape))
+    return false;
+  std::vector<PrefixRow> pages;
+  for (const Row& row : *rows)
+    pages.push_back({row.sequence->pages.data(), row.step.first_position / ops::kPageTokens});
+  const std::vector<SharedPrefix> shared = find_shared_prefixes(pages);
+  for (const SharedPrefix& prefix : shared) {
+    for (uint32_t i = 0; i < prefix.row_count; ++i)
+      (*rows)[prefix.row + i].step.shared_pages = static_cast<uint16_t>(prefix.pages);
+    (*rows)[prefix.row].step.shared_rows = static_cast<uint16_t>(prefix.row_count);
+  }
+  return !shared.empty();
+}
+
 // Writes the inputs of a step to pinned memory, one after the other.
 class InputBlock {
  public:
@@ -335,7 +354,8 @@ void CudaRunner::write_sampling(const Ticket& ticket, const Shape& shape, InputB
 
 Status CudaRunner::submit(const std::shared_ptr<Ticket>& ticket) {
   WCUDA_TRY(check_bias(*ticket));
-  const Shape shape = shape_of(*ticket);
+  Shape shape = shape_of(*ticket);
+  shape.has_shared_prefix = mark_shared_prefixes(shape, &ticket->rows);
   const uint64_t input_bytes = write_inputs(*ticket, shape);
   while (!ticket->commands.empty()) {
     // Commands run in order. If submit fails, the ticket keeps those that have not run.
@@ -419,8 +439,8 @@ Status CudaRunner::queue_step(const Shape& shape, bool has_persistent_layers,
 }
 
 Result<const CudaRunner::CapturedStep*> CudaRunner::find_graph(const Shape& shape, bool* captured) {
-  const GraphKey key{shape.parity, shape.row_count, shape.max_positions, shape.logits_count,
-                     shape.has_filters};
+  const GraphKey key{shape.parity,       shape.row_count,   shape.max_positions,
+                     shape.logits_count, shape.has_filters, shape.has_shared_prefix};
   const auto found = graphs_.find(key);
   if (found != graphs_.end()) return &found->second;
   *captured = true;

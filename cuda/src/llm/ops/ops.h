@@ -69,6 +69,7 @@ struct Batch {
   const StepRow* rows = nullptr;         // (row_count) rows of 0 tokens do nothing
   // (row_count, page_table_stride) page of each 64 positions
   const uint32_t* page_tables = nullptr;
+  bool has_shared_prefix = false;  // as in StepShape
 };
 
 // The work before the first layer of a step, including that which the attention of all layers uses.

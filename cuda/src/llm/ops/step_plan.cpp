@@ -16,6 +16,10 @@ static_assert(kPersistentLayersMax == kernels::kPersistentLayersMax);
 // 0, and 2,335 without persistent layers; 1,911 and 1,987 at position 4,096).
 constexpr uint32_t kPersistentEmbeddingMin = 4096;
 
+uint32_t head_tiles(const model::Config& config, const StepShape& shape) {
+  return shape.row_count * kernels::decode_head_tiles(config.head_count, config.kv_head_count);
+}
+
 class Planner {
  public:
   Planner(const model::Config& config, const model::Weights& weights, const Limits& limits,
@@ -69,7 +73,8 @@ class Planner {
 
   // Returns whether attention also rotates queries and keys, and stores keys and values.
   bool attention_rotates() const {
-    return !device_.is_host && is_decode() && config_.rope_dimension_count % 2 == 0 &&
+    return !device_.is_host && is_decode() && !shape().has_shared_prefix &&
+           config_.rope_dimension_count % 2 == 0 &&
            config_.rope_dimension_count <= config_.head_length;
   }
 
@@ -92,13 +97,14 @@ class Planner {
           input, Form::kF32);
       if (shape().min_row_tokens > 1) return;
     }
+    if (shape().has_shared_prefix)
+      add(Operation::kAttention, Kernel::kAttentionShared, layer, input, Form::kNone);
     add(Operation::kAttention, decode_kernel(), layer, input, Form::kF32);
   }
 
   // Uses groups if there is at least one SM for each row and head tile.
   Kernel decode_kernel() const {
-    const uint32_t groups =
-        shape().row_count * kernels::decode_head_tiles(config_.head_count, config_.kv_head_count);
+    const uint32_t groups = head_tiles(config_, shape());
     if (!kernels::decode_has_groups(config_.head_length, device_.compute_capability) ||
         limits_.batch_invariant || !is_decode() || groups > device_.sm_count)
       return Kernel::kAttentionDecode;
@@ -211,6 +217,16 @@ StepPlan plan_step(const model::Config& config, const model::Weights& weights, c
   return Planner(config, weights, limits, device, shape).run();
 }
 
+bool allows_shared_prefix(const model::Config& config, const Limits& limits,
+                          const DeviceTraits& device, const StepShape& shape) {
+  return !device.is_host && device.has_warpgroup_code && !limits.batch_invariant &&
+         kernels::prefill_has_warpgroup(config.head_length, device.compute_capability) &&
+         config.sliding_window == 0 &&
+         config.head_count / config.kv_head_count <= kernels::kDecodeSharedHeadsMax &&
+         shape.max_row_tokens == 1 && shape.row_count <= kernels::kDecodeSharedRowsMax &&
+         head_tiles(config, shape) > device.sm_count;
+}
+
 bool allows_persistent_layers(const Limits& limits, const DeviceTraits& device) {
   // With batch_invariant, one token is computed by the same kernel as many.
   if (limits.batch_invariant || !device.has_resident_grid) return false;
@@ -260,6 +276,7 @@ const char* kernel_name(Kernel kernel) {
                                     "attention_decode_cluster",
                                     "attention_prefill",
                                     "attention_prefill_warpgroup",
+                                    "attention_shared",
                                     "softcap"};
   static_assert(std::size(kNames) == static_cast<size_t>(Kernel::kSoftcap) + 1);
   return kNames[static_cast<size_t>(kernel)];

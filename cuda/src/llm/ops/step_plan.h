@@ -52,6 +52,9 @@ struct StepShape {
   uint32_t min_row_tokens = 0;  // no row has fewer tokens
   uint32_t max_row_tokens = 0;  // no row has more tokens
   uint32_t max_positions = 0;   // no row reaches past position max_positions - 1
+  // Leading pages that rows share are read once for all of them: what StepRow::shared_pages and
+  // shared_rows say holds. Needs allows_shared_prefix.
+  bool has_shared_prefix = false;
 };
 
 // Values of max_positions up to which attention of few rows of one token uses one block, and a
@@ -94,6 +97,7 @@ enum class Kernel : uint8_t {
   kAttentionDecodeCluster,  // a cluster of blocks for each row and head
   kAttentionPrefill,
   kAttentionPrefillWarpgroup,
+  kAttentionShared,  // of pages that rows of one token share; kAttentionDecode adds the others
   kSoftcap,
 };
 
@@ -131,6 +135,10 @@ StepPlan plan_step(const model::Config& config, const model::Weights& weights, c
 
 // Returns whether steps of one token may use persistent fused layers at all.
 bool allows_persistent_layers(const Limits& limits, const DeviceTraits& device);
+
+// Returns whether a step of this shape, as it is launched, may read shared pages once.
+bool allows_shared_prefix(const model::Config& config, const Limits& limits,
+                          const DeviceTraits& device, const StepShape& shape);
 
 // Return names such as "query_key_value", "linear_vector" and "f32".
 const char* operation_name(Operation operation);

@@ -268,6 +268,72 @@ TEST(GpuAttention, softcap_and_sinks_equal_the_naive_version) {
   }
 }
 
+// Groups of rows that share pages: of two rows and of more than a tile has; alone between them.
+struct SharedRows {
+  uint32_t row, row_count, pages;
+};
+void share_pages(const std::vector<SharedRows>& groups, Step* step) {
+  const uint32_t stride = step->batch.page_table_stride;
+  for (const SharedRows& group : groups) {
+    step->rows[group.row].shared_rows = static_cast<uint16_t>(group.row_count);
+    for (uint32_t r = group.row; r < group.row + group.row_count; ++r) {
+      step->rows[r].shared_pages = static_cast<uint16_t>(group.pages);
+      std::copy_n(&step->page_tables[group.row * stride], group.pages,
+                  &step->page_tables[r * stride]);
+    }
+  }
+  step->batch.has_shared_prefix = true;
+}
+
+TEST(GpuAttentionDecode, shared_pages_that_are_read_once_equal_the_naive_version) {
+  if (!kernels::attention_prefill_has_warpgroup(128, testing::device_launch()))
+    GTEST_SKIP() << "needs code for sm_90a";
+  Shapes shapes = {{1, 130}};
+  for (uint32_t r = 0; r < 2; ++r) shapes.push_back({1, 640 + 63 * r});
+  shapes.push_back({1, 0});
+  for (uint32_t r = 0; r < 41; ++r) shapes.push_back({1, 384 + 3 * r});
+  for (uint32_t r = 0; r < 3; ++r) shapes.push_back({1, 128 + 100 * r});
+  const std::vector<SharedRows> groups = {{1, 2, 10}, {4, 41, 6}, {45, 3, 2}};
+  for (KvType type : kKvTypes)
+    for (const Case& c : {Case{8, 2, 128, 0}, Case{14, 2, 64, 0}, Case{3, 3, 128, 0}})
+      for (const int32_t sm_count : {1, 5}) {
+        if (sm_count == 1 && type != KvType::kF16) continue;
+        Random random(c.heads);
+        Step step(shapes, pages_of(shapes), 64, random);
+        share_pages(groups, &step);
+        Pool pool(type, 1, pages_of(shapes), c.kv_heads, c.head_length);
+        fill_pool(pool, step, 0, random);
+        const DecodedPool decoded(pool);
+        const auto query =
+            random.normals(uint64_t{step.batch.token_count} * c.heads * c.head_length);
+        const auto sinks = random.normals(c.heads, 2.0f);
+        const DeviceBytes device_sinks(sinks);
+        const float scale = 1.5f / std::sqrt(static_cast<float>(c.head_length));
+        DeviceAttention device(make_limits(c.heads, c.kv_heads, c.head_length));
+        device.launch.sm_count = sm_count;
+        const DeviceStep device_step(step);
+        const DevicePool device_pool(pool);
+        const DeviceBytes device_query(query);
+
+        const auto run = [&] {
+          return device.run(device_step, device_pool.pool, device_query, c.heads, scale, 0,
+                            {0.0f, device_sinks.as<float>()});
+        };
+        const auto got = run();
+
+        EXPECT_EQ(got, run());
+        for (uint32_t token : {0u, 1u, 2u, 3u, 4u, 5u, 35u, 36u, 44u, 45u, 46u, 47u})
+          for (uint32_t head = 0; head < c.heads; ++head) {
+            const auto expected =
+                naive_attention(step, decoded, c, query, scale, token, head, 0.0f, sinks[head]);
+            for (uint32_t i = 0; i < c.head_length; ++i)
+              ASSERT_NEAR(got[(uint64_t{token} * c.heads + head) * c.head_length + i], expected[i],
+                          kTolerance)
+                  << "token " << token << " head " << head << " type " << static_cast<int>(type);
+          }
+      }
+}
+
 // Results of a step on pages that depend on the row's number alone, and of its rows one at a time.
 void expect_rows_alone_are_equal(const Shapes& shapes, KvType type, bool is_portable) {
   const Case c{8, 2, 128, 0};

@@ -98,6 +98,9 @@ struct DeviceAttention {
     if (step.batch.max_row_tokens != 1) {
       EXPECT_EQ(attention.prefill(args, launch), cudaSuccess);
     }
+    if (step.batch.has_shared_prefix) {
+      EXPECT_EQ(attention.shared(args, launch), cudaSuccess);
+    }
     EXPECT_EQ(attention.decode(args, launch), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     return out.read<float>();

@@ -96,6 +96,8 @@ std::vector<NamedShape> cases() {
           {"decode, 8 rows, 4000 positions", decode(8, 8192)},
           {"decode, 64 rows", decode(64, 32768)},
           {"decode, 256 rows", decode(256, 32768)},
+          {"decode, 8 rows, shared prefix", {8, 8, 8, 0, 1, 8192, true}},
+          {"decode, 64 rows, shared prefix", {64, 64, 64, 0, 1, 32768, true}},
           {"prefill, 1 row of 5 tokens", {5, 1, 1, 5, 5, 5}},
           {"prefill, 1 row of 100 tokens", {100, 1, 1, 100, 100, 100}},
           {"prefill, 1 row of 512 tokens", {512, 1, 1, 512, 512, 512}},
@@ -175,6 +177,9 @@ std::string plans_of(const Family& family) {
     for (const Device& device : devices())
       for (const NamedShape& c : cases()) {
         const Limits limits = limits_of(family.config, is_batch_invariant);
+        if (c.shape.has_shared_prefix &&
+            !allows_shared_prefix(family.config, limits, device.traits, c.shape))
+          continue;
         const StepPlan plan =
             plan_step(family.config, family.weights, limits, device.traits, c.shape);
         text += std::string("\n") + c.name + "; " + device.name +

@@ -34,6 +34,7 @@ struct Sizes {
   uint32_t fixed_span_pages;
   uint64_t counters;
   uint64_t partial_floats;  // of all parts
+  uint64_t shared_heads;    // rows, splits and query heads of shared prefixes; 0: none
 };
 
 Sizes sizes_of(const Limits& limits, uint32_t sm_count) {
@@ -46,6 +47,8 @@ Sizes sizes_of(const Limits& limits, uint32_t sm_count) {
   if (!limits.batch_invariant) {
     sizes.counters = sizes.max_blocks;
     sizes.partial_floats = 2 * uint64_t{sizes.max_blocks} * floats;
+    if (kernels::prefill_has_warpgroup(limits.head_length, 90))
+      sizes.shared_heads = uint64_t{kernels::kSharedPartialRows} * limits.head_count;
     return sizes;
   }
   const uint32_t pages = (limits.max_sequence_tokens + kPageTokens - 1) / kPageTokens;
@@ -76,6 +79,10 @@ kernels::AttentionPlan place(const Limits& limits, const Sizes& sizes, Arena* ar
   plan.tiles = arena->take<kernels::PrefillTile>(sizes.max_tiles);
   plan.counters = arena->take<uint32_t>(sizes.counters);
   plan.partials = arena->take<float>(sizes.partial_floats);
+  plan.shared_tile_count = arena->take<uint32_t>(1);
+  plan.shared_tiles = arena->take<kernels::SharedTile>(kernels::kSharedPartialRows);
+  plan.shared_results = arena->take<float>(sizes.shared_heads * limits.head_length);
+  plan.shared_weights = arena->take<float>(sizes.shared_heads);
   return plan;
 }
 
@@ -167,6 +174,9 @@ kernels::AttentionPlan CudaAttention::plan_of(const Batch& batch, const KvPool& 
   plan.max_blocks = kernels::decode_block_count(static_cast<kernels::KvFormat>(pool.type),
                                                 pool.head_length, launch);
   choose_groups(batch, pool, launch, &plan);
+  if (batch.has_shared_prefix && !plan.has_groups)
+    plan.shared_splits =
+        std::min(kernels::kSharedSplitsMax, kernels::kSharedPartialRows / batch.row_count);
   return plan;
 }
 
@@ -229,6 +239,10 @@ kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& arg
 
 cudaError_t CudaAttention::prefill(const AttentionArgs& args, const kernels::Launch& launch) const {
   return kernels::attention_prefill(kernel_args(args, launch), launch);
+}
+
+cudaError_t CudaAttention::shared(const AttentionArgs& args, const kernels::Launch& launch) const {
+  return kernels::attention_shared(kernel_args(args, launch), launch);
 }
 
 cudaError_t CudaAttention::decode(const AttentionArgs& args, const kernels::Launch& launch) const {

@@ -15,7 +15,8 @@ namespace wcuda::ops {
 
 // One object an engine. All calls queue work on launch.stream and may be captured; which kernels
 // run and their grids follow from the limits and from token_count, row_count, page_table_stride,
-// max_row_tokens and max_positions of the batch alone. Everything else is read on the device.
+// max_row_tokens, max_positions and has_shared_prefix of the batch alone. Everything else is read
+// on the device.
 //
 // With Limits::batch_invariant, the other rows of a step do not change the bits of a row's result.
 // Rows of one token and rows of more go through different kernels, which round differently.
@@ -42,6 +43,9 @@ class CudaAttention {
   // prefill computes rows of more than one token, decode rows of one. The window must be that of
   // plan(), or any window if that was 0. Results of dead tokens are not written.
   cudaError_t prefill(const AttentionArgs& args, const kernels::Launch& launch) const;
+  // In a step with shared prefixes `shared` comes first, which attends to the shared pages; both
+  // take queries that rope_kv has rotated.
+  cudaError_t shared(const AttentionArgs& args, const kernels::Launch& launch) const;
   cudaError_t decode(const AttentionArgs& args, const kernels::Launch& launch) const;
   // Returns the kernel that decode() launches.
   Kernel decode_kernel(const Batch& batch, const KvPool& pool, const kernels::Launch& launch) const;

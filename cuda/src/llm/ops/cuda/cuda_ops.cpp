@@ -159,6 +159,8 @@ Status CudaOps::rope_kv(const Node&, const RopeKvArgs& args) {
 Status CudaOps::attention(const Node& node, const AttentionArgs& args) {
   if (node.kernel == Kernel::kAttentionPrefill || node.kernel == Kernel::kAttentionPrefillWarpgroup)
     return check(attention_.prefill(args, launch_), "attention_prefill");
+  if (node.kernel == Kernel::kAttentionShared)
+    return check(attention_.shared(args, launch_), "attention_shared");
   WCUDA_CHECK(node.kernel == attention_.decode_kernel(*args.batch, args.pool, launch_));
   return check(attention_.decode(args, launch_), "attention_decode");
 }
