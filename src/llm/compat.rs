@@ -21,10 +21,10 @@ use crate::ffi;
 use crate::llm::gguf::Gguf;
 use crate::llm::text::{EncodeOptions, Tokenizer};
 
-/// Tokenizers that are kept; of more models the least recently used is read again.
+/// Maximum of cached tokenizers; the least recently used is dropped first.
 const KEPT_MAX: usize = 4;
 
-/// The tokenizers used last, the latest at the end.
+/// Cached tokenizers, the most recently used last.
 static TOKENIZERS: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
 
 /// The tokenizer of a file.
@@ -34,12 +34,12 @@ struct Kept {
     tokenizer: Arc<Tokenizer>,
 }
 
-/// Distinguishes a file from another one at the same path.
+/// Distinguishes a file from another file at the same path.
 #[derive(Clone, Debug, PartialEq)]
 struct Identity {
     bytes: u64,
     modified: Option<SystemTime>,
-    /// Device and inode, where there are such numbers.
+    /// Device and inode, if the system has them.
     place: (u64, u64),
 }
 
@@ -64,14 +64,14 @@ fn place_of(_: &Metadata) -> (u64, u64) {
     (0, 0)
 }
 
-/// Installs the crate's tokenizers as the text functions of this process. The tokenizer of a model is
-/// read from its file when it is first needed, and again when the file was replaced; four are kept.
+/// Installs the crate's tokenizers as the text functions of this process. A model's tokenizer is read from its file
+/// when it is first needed, and again if the file was replaced; four are cached.
 pub fn install_text() {
     // SAFETY: both functions have the types declared and live as long as the process; `user` is unused.
     unsafe { ffi::wcuda_compat_set_text(Some(encode), Some(decode), std::ptr::null_mut()) }
 }
 
-/// Removes the text functions, whoever installed them, and drops the tokenizers that were kept.
+/// Removes the text functions, whichever code installed them, and drops the cached tokenizers.
 pub fn remove_text() {
     // SAFETY: null functions are legal.
     unsafe { ffi::wcuda_compat_set_text(None, None, std::ptr::null_mut()) }

@@ -3,113 +3,113 @@
 use std::fmt;
 use std::time::SystemTime;
 
-/// How grave an event is.
+/// Severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Severity {
-    /// Worth knowing.
+    /// Informational.
     Info,
-    /// The worker must stop.
+    /// The worker must stop using the sealed memory.
     Critical,
 }
 
-/// One event with when and where it happened.
+/// One event with its time and origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AuditRecord {
-    /// When.
+    /// The time.
     pub timestamp: SystemTime,
-    /// Which worker, as configured.
+    /// The configured name of the worker.
     pub worker_id: String,
-    /// What.
+    /// The event.
     pub event: AuditEvent,
 }
 
-/// What happened. No event holds an address, a key or a token.
+/// An event. No event contains an address, a key or a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AuditEvent {
     /// A shard was sealed.
     VramSealed {
-        /// Its id.
+        /// The shard's id.
         shard_id: String,
-        /// Its device.
+        /// The device.
         gpu_device: u32,
-        /// Its size.
+        /// Size of the shard.
         vram_bytes: u64,
-        /// BLAKE3 of its bytes, 64 hex digits.
+        /// BLAKE3 digest of the bytes, 64 hex digits.
         digest: String,
     },
-    /// A shard was checked and is as sealed.
+    /// A shard was verified and is unchanged.
     SealVerified {
-        /// Its id.
+        /// The shard's id.
         shard_id: String,
     },
-    /// A shard was checked and is not.
+    /// A shard was verified and has changed.
     SealVerificationFailed {
-        /// Its id.
+        /// The shard's id.
         shard_id: String,
-        /// What the check found.
+        /// The reason.
         reason: String,
-        /// The digest that was sealed.
+        /// The digest when the shard was sealed.
         expected_digest: String,
-        /// The digest of the memory now; "" when it was not computed.
+        /// The digest of the memory now; "" if it was not computed.
         actual_digest: String,
         /// Always critical.
         severity: Severity,
     },
     /// Memory was allocated.
     VramAllocated {
-        /// Bytes asked for.
+        /// Bytes requested.
         requested: u64,
-        /// Bytes given.
+        /// Bytes allocated.
         allocated: u64,
-        /// Bytes left after it.
+        /// Bytes still available.
         available: u64,
-        /// Bytes sealed by this manager after it.
+        /// Bytes sealed by this manager, including these.
         used: u64,
         /// The device.
         gpu_device: u32,
     },
-    /// Memory was refused.
+    /// An allocation was refused.
     VramAllocationFailed {
-        /// Bytes asked for.
+        /// Bytes requested.
         requested: u64,
-        /// Bytes there are.
+        /// Bytes available.
         available: u64,
-        /// Why.
+        /// The reason.
         reason: String,
         /// The device.
         gpu_device: u32,
     },
     /// A shard's memory was freed.
     VramDeallocated {
-        /// Its id.
+        /// The shard's id.
         shard_id: String,
-        /// Its size.
+        /// Size of the shard.
         freed_bytes: u64,
         /// Bytes still sealed by this manager.
         remaining_used: u64,
         /// The device.
         gpu_device: u32,
     },
-    /// Memory is not where it must be.
+    /// Memory is not in the required place.
     PolicyViolation {
-        /// Which rule.
+        /// The rule.
         policy: String,
-        /// How it is broken.
+        /// The violation.
         violation: String,
-        /// What was found.
+        /// Details.
         details: String,
         /// Always critical.
         severity: Severity,
-        /// What the manager did.
+        /// The manager's reaction.
         action_taken: String,
     },
 }
 
 impl AuditEvent {
-    /// How grave it is.
+    /// The severity of the event.
     pub fn severity(&self) -> Severity {
         match self {
             Self::SealVerificationFailed { severity, .. }
@@ -119,7 +119,7 @@ impl AuditEvent {
     }
 }
 
-/// Why a record could not be kept; only counted.
+/// Why a record could not be stored; it is only counted.
 #[derive(Debug)]
 pub struct AuditError(pub String);
 
@@ -131,8 +131,8 @@ impl fmt::Display for AuditError {
 
 impl std::error::Error for AuditError {}
 
-/// Keeps records. Called on the thread that uses the manager; a failure or a panic fails nothing else and
-/// is counted in [`AuditCounters`](super::AuditCounters).
+/// Stores records. It is called on the thread that uses the manager. A failure or a panic does not fail the call
+/// and is counted in [`AuditCounters`](super::AuditCounters).
 ///
 /// ```
 /// use worker_cuda::seal::{AuditError, AuditRecord, AuditSink};
@@ -148,10 +148,10 @@ impl std::error::Error for AuditError {}
 /// # }
 /// ```
 pub trait AuditSink: Send {
-    /// Keeps one record.
+    /// Stores one record.
     fn emit(&mut self, record: &AuditRecord) -> Result<(), AuditError>;
 
-    /// Makes sure that what was kept lasts: after each critical event, and when the manager goes.
+    /// Makes stored records durable. Called after each critical event and when the manager is dropped.
     fn flush(&mut self) -> Result<(), AuditError> {
         Ok(())
     }

@@ -10,7 +10,7 @@ const TOKEN_BYTES_MIN: usize = 32;
 const TOKEN_BYTES_MAX: usize = 1024;
 const GIB: u64 = 1 << 30;
 
-/// Configuration. The token is zeroed when this goes, and `Debug` does not show it.
+/// Configuration. The token is zeroed when this is dropped, and `Debug` does not show it.
 ///
 /// ```
 /// use worker_cuda::seal::VramConfig;
@@ -26,15 +26,15 @@ const GIB: u64 = 1 << 30;
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct VramConfig {
-    /// The secret that signatures come from: 32 to 1024 bytes.
+    /// The secret that the signing key is derived from: 32 to 1024 bytes.
     pub(crate) worker_api_token: Zeroizing<Vec<u8>>,
     /// The one device whose memory is sealed.
     pub gpu_device: u32,
-    /// Largest shard, in bytes; 100 GiB unless set.
+    /// Maximum size of a shard in bytes; default 100 GiB.
     pub max_model_size: u64,
-    /// Most bytes sealed at a time, and never more than the device has; all it has unless set.
+    /// Maximum of sealed bytes, at most the device's memory, which is the default.
     pub total_vram: u64,
-    /// Who the audit events say they come from.
+    /// Name of the worker in audit events.
     pub worker_id: String,
 }
 
@@ -56,25 +56,25 @@ impl VramConfig {
         self
     }
 
-    /// Sets the size of the largest shard.
+    /// Sets the maximum size of a shard.
     pub fn max_model_size(mut self, bytes: u64) -> Self {
         self.max_model_size = bytes;
         self
     }
 
-    /// Sets the most bytes sealed at a time.
+    /// Sets the maximum of sealed bytes.
     pub fn total_vram(mut self, bytes: u64) -> Self {
         self.total_vram = bytes;
         self
     }
 
-    /// Sets who the audit events say they come from.
+    /// Sets the name of the worker in audit events.
     pub fn worker_id(mut self, worker_id: impl Into<String>) -> Self {
         self.worker_id = worker_id.into();
         self
     }
 
-    /// Checks every field.
+    /// Validates every field.
     pub fn validate(&self) -> VramResult<()> {
         let length = self.worker_api_token.len();
         let problem = if !(TOKEN_BYTES_MIN..=TOKEN_BYTES_MAX).contains(&length) {

@@ -110,8 +110,8 @@ WCUDA_API void wcuda_zctl_session_destroy(wcuda_zctl_session session);
  * Returns the number of bytes of the response. Returns -1 if there is no response and nothing was written: if a
  * range is outside the memory, if the request is too short or begins like neither protocol, if the response does
  * not fit, if the session is invalid or has another call in progress, or inside a callback of the library. Other
- * malformed frames of ZCL1 have a response. Session id 0 stands for a host without sessions: CAPS_LIST returns an empty
- * list, and every other op has status 2 (ZCL1: t_ctl_unknown_op).
+ * malformed frames of ZCL1 have a response. Session id 0 stands for a host without sessions: CAPS_LIST returns
+ * an empty list, and every other op has status 2 (ZCL1: t_ctl_unknown_op).
  *
  * A run waits for its kernel until the smallest of its time limits has passed. A kernel on a GPU cannot be
  * stopped: until it ends, runs on that device are answered with status 6. A kernel on HOST is answered when it

@@ -42,7 +42,7 @@ enum Op : uint16_t {
   kKernelDescribe = 0x8021,
 };
 
-// Bytes of somebody else's.
+// Bytes that the caller owns.
 struct Bytes {
   const uint8_t* data = nullptr;
   uint64_t bytes = 0;

@@ -98,10 +98,10 @@ use crate::ffi;
 
 pub use register::HostFunctions;
 
-/// Most bytes of a module's file.
+/// Maximum size of a module's file.
 const MODULE_BYTES_MAX: u64 = 256 << 20;
 
-/// What a module's code is.
+/// Kind of a module's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ModuleKind {
@@ -111,20 +111,20 @@ pub enum ModuleKind {
     Ptx,
     /// Code of one architecture.
     Cubin,
-    /// A container of both.
+    /// A container of PTX and cubins.
     Fatbin,
 }
 
-/// Where a module's code is.
+/// Where a module's code is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModuleCode {
-    /// A file, relative to the manifest's folder.
+    /// In a file, relative to the manifest's folder.
     Path(PathBuf),
-    /// In the manifest.
+    /// In the manifest itself.
     Source(String),
 }
 
-/// How CUDA C++ is compiled; see [`ProgramBuilder`].
+/// Options for compiling CUDA C++; see [`ProgramBuilder`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ModuleOptions {
     standard: Option<String>,
@@ -145,21 +145,21 @@ pub(crate) struct ModuleOptions {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ManifestModule {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Where its code is.
+    /// Where the code is stored.
     pub code: ModuleCode,
-    /// What its code is.
+    /// The kind of the code.
     pub kind: ModuleKind,
-    /// To compile for, where one is given.
+    /// Target architecture, if one is given.
     pub arch: Option<String>,
-    /// Digest that its code must have.
+    /// Required digest of the code.
     pub blake3: Option<[u8; 32]>,
     pub(crate) options: ModuleOptions,
 }
 
 impl ManifestModule {
-    /// The code's bytes; [`ErrorKind::Integrity`] when they have another digest.
+    /// Reads the code; [`ErrorKind::Integrity`] if it has another digest.
     pub fn read(&self, folder: &Path) -> Result<Vec<u8>> {
         let bytes = match &self.code {
             ModuleCode::Source(text) => text.clone().into_bytes(),
@@ -182,7 +182,7 @@ impl ManifestModule {
         Ok(bytes)
     }
 
-    /// For its source and the kernels it is to hold.
+    /// Sets the options on the builder of its source.
     pub(crate) fn configure(&self, mut builder: ProgramBuilder) -> ProgramBuilder {
         let options = &self.options;
         if let Some(arch) = &self.arch {
@@ -222,16 +222,16 @@ impl ManifestModule {
     }
 }
 
-/// Where a kernel's code comes from.
+/// Origin of a kernel's code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KernelCode {
     Own {
-        /// Index of its module.
+        /// Index of the module.
         module: Option<usize>,
         entry: String,
         host: Option<String>,
     },
-    /// Of the catalogue, for elements of a `WCUDA_ARG_…`.
+    /// A kernel of the catalogue for elements of a `WCUDA_ARG_…`.
     Ready { name: String, elements: i32 },
 }
 
@@ -239,33 +239,33 @@ pub(crate) enum KernelCode {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ManifestKernel {
-    /// Its number, where one is given.
+    /// The number, if one is given.
     pub id: Option<u32>,
-    /// The name it is registered under.
+    /// The name in the registry.
     pub name: String,
-    /// The name of its module.
+    /// The name of the module.
     pub module: Option<String>,
-    /// The name of its host function.
+    /// The name of the host function.
     pub host: Option<String>,
-    /// Its canonical signature; of a kernel of the catalogue "".
+    /// The canonical signature; "" for a kernel of the catalogue.
     pub signature: String,
-    /// FNV-1a of 64 bits of that; of a kernel of the catalogue 0.
+    /// 64-bit FNV-1a hash of the signature; 0 for a kernel of the catalogue.
     pub sig_hash: u64,
     /// Whether equal calls give equal bits.
     pub is_deterministic: bool,
-    /// How long a run may take, in milliseconds; 0: no bound.
+    /// Limit of a run in milliseconds; 0: none.
     pub budget_ms: u32,
     pub(crate) code: KernelCode,
     pub(crate) descriptor: Descriptor,
 }
 
-/// What a parameter is.
+/// Kind of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ParamKind {
-    /// Memory.
+    /// A buffer.
     Buffer,
-    /// A number.
+    /// A scalar.
     Scalar,
     /// A struct passed by value.
     Bytes,
@@ -275,22 +275,22 @@ pub enum ParamKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ManifestParam {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// What it is.
+    /// The kind.
     pub kind: ParamKind,
-    /// Type of the number, or of a buffer's elements: "f32"; "" for bytes.
+    /// Type of the scalar, or of the buffer's elements, for example "f32"; "" for bytes.
     pub dtype: &'static str,
-    /// Of a buffer its dimensions, of bytes their count: expressions.
+    /// Dimensions of a buffer, or number of bytes, as expressions.
     pub shape: Vec<String>,
-    /// A buffer that the kernel reads.
+    /// Whether the kernel reads the buffer.
     pub is_read: bool,
-    /// A buffer that the kernel writes.
+    /// Whether the kernel writes the buffer.
     pub is_written: bool,
 }
 
 impl ManifestKernel {
-    /// Its parameters in order; none of a kernel of the catalogue.
+    /// The parameters in order; empty for a kernel of the catalogue.
     pub fn params(&self) -> Vec<ManifestParam> {
         let to_public = |param: &ParamSpec| {
             let (kind, of) = match param.kind {
@@ -325,25 +325,25 @@ fn split_outside_parentheses(text: &str) -> Vec<String> {
     parts.filter(|part| !part.is_empty()).collect()
 }
 
-/// A manifest that has been read and found right.
+/// A parsed and validated manifest.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Manifest {
-    /// Its modules.
+    /// The modules.
     pub modules: Vec<ManifestModule>,
-    /// Its kernels.
+    /// The kernels.
     pub kernels: Vec<ManifestKernel>,
-    /// Where its files are.
+    /// The folder of its files.
     pub folder: PathBuf,
 }
 
 impl Manifest {
-    /// From JSON; files are looked for in `folder`.
+    /// Parses JSON; `folder` is the folder of its files.
     pub fn parse(json: impl AsRef<[u8]>, folder: impl Into<PathBuf>) -> Result<Self> {
         read::manifest(json.as_ref(), folder.into())
     }
 
-    /// Loads a file; its modules are in the same folder.
+    /// Loads a manifest file, whose modules are in the same folder or below.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bytes = read_file(path, node::BYTES_MAX as u64)?;
@@ -368,7 +368,7 @@ fn read_file(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// In the manifest's folder or below it, whatever the folder is.
+/// Whether a path stays in the manifest's folder or below it.
 fn is_below(path: &Path) -> bool {
     let mut parts = path.components().peekable();
     parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))

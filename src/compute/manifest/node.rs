@@ -1,4 +1,4 @@
-//! Strict JSON reader: each value knows its line and path, each object its fields.
+//! Strict JSON reader: each value has its line and path, each object its fields.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -7,14 +7,14 @@ use serde_json::value::RawValue;
 
 use crate::core::error::{Error, ErrorKind, Result};
 
-/// Bytes of a whole document.
+/// Maximum size of a document.
 pub(super) const BYTES_MAX: usize = 1 << 20;
-/// Arrays and objects within each other.
+/// Maximum nesting of arrays and objects.
 const DEPTH_MAX: usize = 16;
-/// Of one array: bounds the time that a MiB of them takes.
+/// Maximum number of items of an array, which bounds the time to check a document.
 const ITEMS_MAX: usize = 4096;
 
-/// A document, and where its lines begin.
+/// A document and the ends of its lines.
 pub(super) struct Document<'a> {
     text: &'a str,
     line_ends: Vec<usize>,
@@ -43,7 +43,7 @@ impl<'a> Document<'a> {
         let document = Self { text, line_ends };
         document.check_depth()?;
         serde_json::from_str::<&RawValue>(text).map_err(|error| {
-            // serde_json ends its message with the place.
+            // serde_json appends the position to its message.
             let what = error.to_string();
             let what = what.split(" at line ").next().unwrap_or_default();
             malformed(format!("line {}: {what}", error.line()))
@@ -80,7 +80,7 @@ impl<'a> Document<'a> {
     }
 }
 
-/// From 1.
+/// Line number, from 1.
 fn line_at(line_ends: &[usize], offset: usize) -> usize {
     line_ends.partition_point(|&end| end < offset) + 1
 }
@@ -118,7 +118,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// The fields, all of them known and none given twice.
+    /// The fields of an object. Unknown and duplicate fields are errors.
     pub(super) fn object(&self, known: &[&str]) -> Result<Object<'a>> {
         let pairs: Pairs<'a> =
             serde_json::from_str(self.raw).map_err(|_| self.error("is no object"))?;
@@ -173,14 +173,14 @@ impl<'a> Node<'a> {
             .map_err(|_| self.error(format!("is no integer of 0 to {}", u32::MAX)))
     }
 
-    /// One of these, as its index.
+    /// The index of one of these texts.
     pub(super) fn choice(&self, choices: &[&str]) -> Result<usize> {
         let text = self.text()?;
         let found = choices.iter().position(|choice| *choice == text);
         found.ok_or_else(|| self.error(format!("is not one of {}", choices.join(", "))))
     }
 
-    /// An integer, or a text with an expression.
+    /// An integer, or a text that contains an expression.
     pub(super) fn expression(&self) -> Result<String> {
         let text = match serde_json::from_str::<i64>(self.raw) {
             Ok(number) => number.to_string(),
@@ -198,7 +198,7 @@ impl<'a> Node<'a> {
         Ok(text)
     }
 
-    /// A number as it is written, or an expression.
+    /// A number in its original spelling, or an expression.
     pub(super) fn bound(&self) -> Result<String> {
         match serde_json::from_str::<f64>(self.raw) {
             Ok(_) => Ok(self.raw.trim().to_owned()),
@@ -206,8 +206,8 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// What a path of the native library leads to from here, as far as there is something: "parameters[2].shape",
-    /// whose parameters are the field `params` of the file.
+    /// Follows a path of the native library from here as far as possible, for example "parameters[2].shape"; its
+    /// `parameters` are the field `params` of the file.
     pub(super) fn follow(self, path: &str) -> Node<'a> {
         let mut node = self;
         for step in path.split(['.', '[']).filter(|step| !step.is_empty()) {
@@ -233,7 +233,7 @@ impl<'a> Node<'a> {
     }
 }
 
-/// The fields of an object, to be taken one by one.
+/// The fields of an object, which are taken one by one.
 pub(super) struct Object<'a> {
     line: usize,
     path: String,
@@ -250,7 +250,7 @@ impl<'a> Object<'a> {
         self.fields.iter().any(|(field, _)| field == name)
     }
 
-    /// A field that nobody has taken.
+    /// Any field that has not been taken.
     pub(super) fn any(&mut self) -> Option<Node<'a>> {
         self.fields.pop().map(|(_, node)| node)
     }
@@ -271,7 +271,7 @@ impl<'a> Object<'a> {
     }
 }
 
-/// Names and values of an object, in order, doubles and all.
+/// Names and values of an object in order, duplicates included.
 struct Pairs<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de: 'a, 'a> serde::Deserialize<'de> for Pairs<'a> {

@@ -15,7 +15,7 @@ use crate::core::error::Result;
 use crate::ffi;
 
 const VERSION: u32 = 1;
-/// Scalar types by name; their `WCUDA_ARG_…` is the place and one.
+/// Scalar types by name; the `WCUDA_ARG_…` of each is its index + 1.
 pub(super) const TYPES: [&str; 12] = [
     "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64",
 ];
@@ -62,12 +62,12 @@ pub(super) fn manifest(json: &[u8], folder: PathBuf) -> Result<Manifest> {
     })
 }
 
-/// What kernels refer to.
+/// What the kernels of a manifest refer to.
 #[derive(Default)]
 struct Known {
     /// Modules by name.
     modules: HashMap<String, usize>,
-    /// Asked for once, and only where there is a kernel of it.
+    /// Listed once, and only if the manifest has a kernel of it.
     catalogue: OnceCell<Vec<BuiltinKernel>>,
 }
 
@@ -353,7 +353,7 @@ fn builtin(
     })
 }
 
-/// One expression, or up to three.
+/// One to three expressions.
 fn three(node: Option<Node<'_>>) -> Result<[String; 3]> {
     let mut result = [const { String::new() }; 3];
     let Some(node) = node else { return Ok(result) };

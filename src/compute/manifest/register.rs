@@ -10,17 +10,17 @@ use crate::compute::program::CodeKind;
 use crate::compute::{GpuCompute, HostBody, HostCall};
 use crate::core::error::{Error, ErrorKind, Result};
 
-/// What kernels of a manifest run on the host, by the names that it uses.
+/// The host functions for kernels of a manifest, by the names used in it.
 #[derive(Default)]
 pub struct HostFunctions(HashMap<String, Arc<HostBody>>);
 
 impl HostFunctions {
-    /// None.
+    /// No functions.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One more. It does the work of all threads.
+    /// Adds a function. It does the work of all threads.
     #[must_use]
     pub fn with(
         mut self,
@@ -39,16 +39,15 @@ impl fmt::Debug for HostFunctions {
 }
 
 impl GpuCompute {
-    /// Registers every kernel of a manifest, or none. Modules are read, held against their digests and
-    /// compiled or loaded once; on a host context they are left aside. There every host function that is
-    /// named must be given; on CUDA they serve [`GpuCompute::check_parity`] and
-    /// [`crate::Fallback::IfUnsupported`]. A kernel that has nothing for this backend is listed and cannot
-    /// run. Kernels of the same names are replaced.
+    /// Registers every kernel of a manifest, or none. Each module is read, checked against its digest and compiled or
+    /// loaded once; on a host context modules are ignored, and every host function named in the manifest must be
+    /// given. On CUDA, host functions are used by [`GpuCompute::check_parity`] and
+    /// [`crate::Fallback::IfUnsupported`]. A kernel without code for this backend is listed but cannot run. Kernels
+    /// of the same names are replaced.
     ///
     /// # Safety
-    /// The device code keeps to what the manifest says of it: whatever the numbers passed, it touches no
-    /// more of its memory than the shapes say, writes only what is declared as written, and its
-    /// parameters have the declared types.
+    /// The device code conforms to the manifest: for any values of its scalars it accesses no memory outside the
+    /// declared shapes, writes only parameters declared as written, and its parameters have the declared types.
     pub unsafe fn register_manifest(
         &self,
         manifest: &Manifest,
@@ -104,7 +103,7 @@ impl GpuCompute {
         Ok(())
     }
 
-    /// No number is that of a registered kernel of another name.
+    /// Checks that no number belongs to a registered kernel of another name.
     fn check_ids(&self, manifest: &Manifest) -> Result<()> {
         let registered = self.registered()?;
         for kernel in &manifest.kernels {
@@ -140,7 +139,7 @@ impl GpuCompute {
     }
 }
 
-/// Names in a module that its kernels need, each once.
+/// The functions that the manifest's kernels need from a module, each once.
 fn entries_of(manifest: &Manifest, index: usize) -> Vec<&str> {
     let mut entries: Vec<_> = manifest
         .kernels
@@ -155,7 +154,7 @@ fn entries_of(manifest: &Manifest, index: usize) -> Vec<&str> {
     entries
 }
 
-/// The file is what the manifest says it is.
+/// Checks that the file is of the declared kind.
 fn check_kind(module: &ManifestModule, code: &[u8]) -> Result<()> {
     let found = CodeKind::of(code)?;
     let is_right = matches!(

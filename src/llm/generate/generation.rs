@@ -1,4 +1,4 @@
-//! A request at work: prompts and draws given to the engine two steps ahead, results to events.
+//! A running request: keeps two steps in flight and turns results into events.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,10 +12,10 @@ use crate::llm::engine::{Ticket, Token};
 use crate::llm::step::{Row, RowResult, RowStatus, Sampling, Step, StepOutput};
 use crate::llm::text::{DecodeOptions, Detokenizer};
 
-/// Steps that are computed while the host works on the results of earlier ones.
+/// Steps in flight while the host processes the results of earlier ones.
 const STEPS_IN_FLIGHT: usize = 2;
 
-/// A request at work: an iterator of events that ends after [`Event::Done`] or an error.
+/// A running request: an iterator of events that ends after [`Event::Done`] or an error.
 #[must_use = "nothing is computed until it is iterated over"]
 pub struct Generation<'a> {
     session: &'a mut Session,
@@ -50,9 +50,9 @@ pub struct OwnedGeneration {
 /// A session whose [`into_generation`](Session::into_generation) failed.
 #[derive(Debug)]
 pub struct NotStarted {
-    /// Why.
+    /// The error.
     pub error: Error,
-    /// The session, as it was.
+    /// The unchanged session.
     pub session: Box<Session>,
 }
 
@@ -62,7 +62,7 @@ impl From<NotStarted> for Error {
     }
 }
 
-/// Everything about a request at work but its session.
+/// The state of a running request without its session.
 struct Course {
     detokenizer: Detokenizer,
     stop: StopMatcher,
@@ -72,11 +72,11 @@ struct Course {
     cancel: CancelFlag,
     prompt_tokens: usize,
     cached_tokens: usize,
-    /// Tokens of the prompt given to the engine, cached ones included.
+    /// Tokens of the prompt submitted to the engine, cached ones included.
     submitted_prompt: usize,
-    /// Draws given to the engine.
+    /// Samplings submitted to the engine.
     submitted_draws: usize,
-    /// Tokens drawn and reported.
+    /// Tokens sampled and reported.
     drawn: usize,
     in_flight: VecDeque<Submitted>,
     output: StepOutput,
@@ -106,7 +106,7 @@ impl<'a> Generation<'a> {
         &self.session.tokens[..self.course.prompt_tokens]
     }
 
-    /// Stops this generation, from any thread.
+    /// A flag that stops this generation from any thread.
     pub fn cancel_flag(&self) -> CancelFlag {
         self.course.cancel.clone()
     }
@@ -140,7 +140,7 @@ impl OwnedGeneration {
         &self.session.tokens[..self.course.prompt_tokens]
     }
 
-    /// Stops this generation, from any thread.
+    /// A flag that stops this generation from any thread.
     pub fn cancel_flag(&self) -> CancelFlag {
         self.course.cancel.clone()
     }
@@ -229,7 +229,7 @@ impl Course {
         }
     }
 
-    /// Keeps two steps in flight and takes the result of the older one.
+    /// Keeps two steps in flight and processes the result of the older one.
     fn advance(&mut self, session: &mut Session) -> Result<()> {
         if self.cancel.is_set() {
             return self.finish(FinishReason::Cancelled);
@@ -261,7 +261,7 @@ impl Course {
             match self.submit_next(session) {
                 Ok(Some(submitted)) => self.in_flight.push_back(submitted),
                 Ok(None) => break,
-                // What is in flight may free what was missing.
+                // Steps in flight may free the missing memory.
                 Err(error) if error.is_retryable() && !self.in_flight.is_empty() => break,
                 Err(error) => return Err(error),
             }
@@ -269,8 +269,8 @@ impl Course {
         Ok(())
     }
 
-    /// The next piece of the prompt, or the token drawn last, which may still be in flight. None
-    /// when there is nothing more to compute.
+    /// Submits the next part of the prompt, or the last sampled token, which may still be in flight. None if nothing
+    /// is left to compute.
     fn submit_next(&mut self, session: &mut Session) -> Result<Option<Submitted>> {
         let Session {
             engine,
@@ -346,7 +346,7 @@ impl Course {
         }
     }
 
-    /// Reports what was held back, and the end. The next request waits for steps in flight.
+    /// Reports the text that was held back, and the end. The next request waits for steps in flight.
     fn finish(&mut self, mut reason: FinishReason) -> Result<()> {
         if reason != FinishReason::Stop {
             let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Text generation: a prompt in, an iterator of tokens and text out.
+//! Text generation: takes a prompt and returns an iterator of tokens and text.
 
 #![forbid(unsafe_code)]
 
@@ -28,22 +28,22 @@ mod stop;
 #[cfg(feature = "stream")]
 mod stream;
 
-/// What a generation reports, in this order for each token, with [`Event::Done`] once at its end.
+/// An event of a generation. The events of a token are in this order; [`Event::Done`] comes once, at the end.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A token was drawn. The token that ends the text is not reported.
+    /// A token was sampled. The token that ends the text is not reported.
     Token {
-        /// Its id.
+        /// The token's id.
         token: Token,
         /// Natural logarithm of its probability, before temperature and truncation.
         logprob: f32,
-        /// As many alternatives as were asked for, most probable first.
+        /// The requested number of alternatives, most probable first.
         top: Vec<(Token, f32)>,
     },
     /// Text of one or more tokens: whole characters, never part of a stop string.
     Text(String),
-    /// The end.
+    /// The generation has ended.
     Done(Summary),
 }
 
@@ -51,15 +51,15 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FinishReason {
-    /// The model ended its text.
+    /// The model ended the text.
     Eos,
-    /// A stop string came.
+    /// A stop string was found.
     Stop,
-    /// As many tokens as were allowed.
+    /// The maximum number of tokens was generated.
     Length,
     /// The flag was set.
     Cancelled,
-    /// The sequence is as long as the engine allows.
+    /// The sequence has reached the engine's maximum length.
     ContextFull,
 }
 
@@ -76,7 +76,7 @@ impl FinishReason {
     }
 }
 
-/// How a generation went.
+/// Summary of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
@@ -84,36 +84,36 @@ pub struct Summary {
     pub reason: FinishReason,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Of these, how many were left from the request before.
+    /// Tokens of the prompt that were still computed from the previous request.
     pub cached_tokens: usize,
     /// Tokens generated, without the one that ends the text.
     pub tokens: usize,
-    /// From the start to the first token.
+    /// Time from the start to the first token.
     pub prompt_time: Duration,
-    /// From the first token to the end.
+    /// Time from the first token to the end.
     pub decode_time: Duration,
 }
 
-/// One conversation on a model: an engine with one sequence, and the model's tokenizer. A request
-/// whose prompt begins like what the sequence already holds computes only the rest.
+/// One conversation on a model: an engine with one sequence, and the model's tokenizer. If a prompt begins with the
+/// tokens that the sequence already contains, only the rest is computed.
 pub struct Session {
     engine: Engine,
     sequence: Sequence,
     tokenizer: Arc<Tokenizer>,
-    /// Prompt and drawn tokens; the sequence holds as many of them as its length says.
+    /// Prompt and sampled tokens; the sequence contains as many of them as its length.
     tokens: Vec<Token>,
     max_batch_tokens: usize,
     max_sequence_tokens: usize,
 }
 
 impl Session {
-    /// Makes an engine for one sequence; of `options` the number of sequences is not used.
+    /// Creates an engine for one sequence; the number of sequences in `options` is ignored.
     pub fn new(model: &Model, options: &EngineOptions) -> Result<Self> {
         let tokenizer = Tokenizer::from_gguf(model.gguf())?;
         Self::with_tokenizer(model, options, Arc::new(tokenizer))
     }
 
-    /// The same with a tokenizer that is already there.
+    /// As [`new`](Self::new), with an existing tokenizer.
     pub fn with_tokenizer(
         model: &Model,
         options: &EngineOptions,
@@ -137,12 +137,12 @@ impl Session {
         &self.tokenizer
     }
 
-    /// The engine, for its limits and its model.
+    /// The engine, for reading its limits and its model.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// The engine, to warm it up.
+    /// The engine, for warming it up.
     pub fn engine_mut(&mut self) -> &mut Engine {
         &mut self.engine
     }
@@ -156,8 +156,7 @@ impl Session {
         encode(&self.tokenizer, None, prompt, cancel)
     }
 
-    /// Starts a request. The work is done while the answer is iterated over; dropping it ends the
-    /// request.
+    /// Starts a request. The work is done while you iterate over the generation; dropping it ends the request.
     ///
     /// ```no_run
     /// # fn f(model: &worker_cuda::Model) -> worker_cuda::Result<()> {
@@ -179,8 +178,8 @@ impl Session {
         self.generate_cancellable(request, &CancelFlag::default())
     }
 
-    /// [`generate`](Self::generate) with a flag that exists before the generation does: it also stops
-    /// the rendering of the chat template. A flag that is set already ends the generation at once.
+    /// As [`generate`](Self::generate), with a flag that exists before the generation and also stops the rendering
+    /// of the chat template. If it is already set, the generation ends at once.
     pub fn generate_cancellable(
         &mut self,
         request: &Request,
@@ -189,8 +188,8 @@ impl Session {
         Generation::start(self, request, cancel.clone())
     }
 
-    /// [`generate`](Self::generate) by value: the generation owns the session, and
-    /// [`OwnedGeneration::into_session`] returns it. A failure returns it too.
+    /// As [`generate`](Self::generate), but the generation owns the session, which
+    /// [`OwnedGeneration::into_session`] returns. A failure returns it too.
     pub fn into_generation(
         self,
         request: &Request,
@@ -198,15 +197,15 @@ impl Session {
         OwnedGeneration::start(self, request, CancelFlag::default())
     }
 
-    /// Waits for what an earlier generation left in flight.
+    /// Waits for steps that an earlier generation left in flight.
     fn drain(&mut self) -> Result<()> {
         self.engine.drain()?;
         self.tokens.truncate(self.sequence.len()? as usize);
         Ok(())
     }
 
-    /// Cuts the sequence back to what it has in common with `prompt`, less its last token, which
-    /// must be computed to draw the next.
+    /// Truncates the sequence to its common prefix with `prompt`, except the prompt's last token, which must be
+    /// computed to sample the next.
     fn keep_common_prefix(&mut self, prompt: &[Token]) -> Result<usize> {
         let common = self
             .tokens
@@ -224,7 +223,7 @@ impl Session {
     }
 }
 
-/// The tokens of a prompt; without a template, that of the vocabulary renders conversations.
+/// The tokens of a prompt. Conversations are rendered by `template`, or by that of the vocabulary.
 fn encode(
     tokenizer: &Tokenizer,
     template: Option<&ChatTemplate>,
@@ -242,7 +241,7 @@ fn encode(
                     &of_vocabulary
                 }
             };
-            // The template writes the markers itself.
+            // The template writes the special tokens itself.
             let options = EncodeOptions {
                 add_special: false,
                 parse_special: true,

@@ -1,18 +1,18 @@
-//! What to generate from, and how.
+//! Requests: the prompt and the options of a generation.
 
 use crate::llm::engine::Token;
 use crate::llm::step::Sampling;
 use crate::llm::text::TemplateInput;
 
-/// What to generate from.
+/// The prompt of a request.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Prompt {
-    /// A conversation, put through the model's chat template.
+    /// A conversation, rendered by the model's chat template.
     Chat(TemplateInput),
-    /// Text to continue. Markers in it are plain text.
+    /// Text to continue. Special tokens in it are plain text.
     Text(String),
-    /// Tokens as they are.
+    /// Tokens, used unchanged.
     Tokens(Vec<Token>),
 }
 
@@ -35,12 +35,12 @@ pub enum Prompt {
 pub struct Message(serde_json::Value);
 
 impl Message {
-    /// What the user says.
+    /// A message of the user.
     pub fn user(content: impl Into<String>) -> Self {
         Self::new("user", content)
     }
 
-    /// What the model said.
+    /// A message of the model.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self::new("assistant", content)
     }
@@ -50,13 +50,13 @@ impl Message {
         Self::new("system", content)
     }
 
-    /// A message of any role that the model's chat template knows, "tool" for example.
+    /// A message of any role that the model's chat template supports, for example "tool".
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Self(serde_json::json!({ "role": role.into(), "content": content.into() }))
     }
 }
 
-/// A message as the chat template sees it: an object with "role", and "content", "tool_calls" and others.
+/// Converts a message as the template reads it: an object with "role" and, for example, "content" or "tool_calls".
 impl From<serde_json::Value> for Message {
     fn from(message: serde_json::Value) -> Self {
         Self(message)
@@ -69,29 +69,29 @@ impl From<Message> for serde_json::Value {
     }
 }
 
-/// One request. It can be used any number of times.
+/// One request, which can be used any number of times.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
-    /// What to generate from.
+    /// The prompt.
     pub prompt: Prompt,
-    /// How tokens are drawn.
+    /// How tokens are sampled.
     pub sampling: Sampling,
-    /// Most tokens to generate; None: until the context is full.
+    /// Maximum number of generated tokens; None: until the context is full.
     pub max_tokens: Option<u32>,
-    /// Texts that end the answer and are no part of it.
+    /// Stop strings: they end the generation and are not part of its text.
     pub stop: Vec<String>,
-    /// Whether to continue past tokens that end a text.
+    /// Whether to continue after tokens that end a text.
     pub ignore_end: bool,
 }
 
 impl Request {
-    /// Answers one message of a user, greedily, by the model's chat template.
+    /// Answers one message of a user with greedy sampling, using the model's chat template.
     pub fn user(message: impl Into<String>) -> Self {
         Self::chat([Message::user(message)])
     }
 
-    /// Continues a conversation with the model's answer, greedily, by the model's chat template.
+    /// Continues a conversation with the model's answer, with greedy sampling, using the model's chat template.
     pub fn chat(messages: impl IntoIterator<Item = Message>) -> Self {
         Self::new(Prompt::Chat(TemplateInput {
             messages: messages.into_iter().map(Into::into).collect(),
@@ -100,17 +100,17 @@ impl Request {
         }))
     }
 
-    /// Continues a text, greedily.
+    /// Continues a text with greedy sampling.
     pub fn text(prompt: impl Into<String>) -> Self {
         Self::new(Prompt::Text(prompt.into()))
     }
 
-    /// Continues tokens, greedily.
+    /// Continues tokens with greedy sampling.
     pub fn tokens(prompt: impl Into<Vec<Token>>) -> Self {
         Self::new(Prompt::Tokens(prompt.into()))
     }
 
-    /// Continues any prompt, greedily.
+    /// Continues any prompt with greedy sampling.
     pub fn new(prompt: Prompt) -> Self {
         Self {
             prompt,
@@ -121,21 +121,21 @@ impl Request {
         }
     }
 
-    /// Most tokens to generate.
+    /// Sets the maximum number of generated tokens.
     #[must_use]
     pub fn max_tokens(mut self, count: u32) -> Self {
         self.max_tokens = Some(count);
         self
     }
 
-    /// How tokens are drawn.
+    /// Sets how tokens are sampled.
     #[must_use]
     pub fn sampling(mut self, sampling: Sampling) -> Self {
         self.sampling = sampling;
         self
     }
 
-    /// Adds a text that ends the answer and is no part of it.
+    /// Adds a stop string.
     #[must_use]
     pub fn stop(mut self, text: impl Into<String>) -> Self {
         self.stop.push(text.into());

@@ -1,6 +1,6 @@
 //! Stop strings, matched across token boundaries.
 
-/// Lets text through up to the first stop string, and holds back what may become one.
+/// Passes text on up to the first stop string, and holds back text that may be the beginning of one.
 #[derive(Debug)]
 pub(super) struct StopMatcher {
     stops: Vec<String>,
@@ -29,8 +29,8 @@ impl StopMatcher {
         self.found.map(|index| self.stops[index].as_str())
     }
 
-    /// Takes more text; answers with what is certain to come before any stop string, and with
-    /// whether one was found. After one was found nothing more may be pushed.
+    /// Adds text. Returns the text that certainly precedes any stop string, and whether one was found. After one was
+    /// found, nothing more may be pushed.
     pub(super) fn push(&mut self, text: &str) -> (String, bool) {
         self.held.push_str(text);
         let starts = self.stops.iter().enumerate();
@@ -45,12 +45,12 @@ impl StopMatcher {
         (std::mem::replace(&mut self.held, held), false)
     }
 
-    /// What was held back, when no more text comes.
+    /// Returns the text that was held back when no more text follows.
     pub(super) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Length of the longest end of the held text that begins a stop string.
+    /// Length of the longest suffix of the held text that is a prefix of a stop string.
     fn possible_start_len(&self) -> usize {
         let longest = |stop: &String| {
             let most = self.held.len().min(stop.len() - 1);
@@ -58,7 +58,7 @@ impl StopMatcher {
                 .rev()
                 .find(|&len| self.held.as_bytes().ends_with(&stop.as_bytes()[..len]))
         };
-        // Both end and begin at whole characters, so what is equal does too.
+        // Both begin and end at character boundaries, so equal parts do too.
         self.stops.iter().filter_map(longest).max().unwrap_or(0)
     }
 }

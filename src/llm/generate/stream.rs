@@ -17,7 +17,7 @@ use crate::core::error::{Error, ErrorKind, Result};
 pub struct EventStream {
     shared: Arc<Mutex<Shared>>,
     cancel: CancelFlag,
-    /// None once the session was taken back.
+    /// None after the session was returned.
     thread: Option<JoinHandle<Session>>,
 }
 
@@ -65,7 +65,7 @@ impl OwnedGeneration {
     }
 }
 
-/// Ends the stream when the thread ends, however it does.
+/// Ends the stream when the thread ends for any reason.
 struct Finished(Arc<Mutex<Shared>>);
 
 impl Finished {
@@ -87,7 +87,7 @@ impl Drop for Finished {
 }
 
 impl EventStream {
-    /// Stops the generation, from any thread.
+    /// A flag that stops the generation from any thread.
     pub fn cancel_flag(&self) -> CancelFlag {
         self.cancel.clone()
     }

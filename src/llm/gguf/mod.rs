@@ -33,7 +33,7 @@ mod value;
 pub struct Gguf(Arc<Inner>);
 
 struct Inner {
-    /// Declared, and so dropped, before what it reads from.
+    /// Declared, and so dropped, before the source that it reads from.
     handle: Handle,
     info: GgufInfo,
     source: source::Owner,
@@ -48,23 +48,23 @@ impl Drop for Handle {
     }
 }
 
-/// A file as a whole.
+/// Properties of the whole file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GgufInfo {
-    /// Of the format, 2 or 3.
+    /// Version of the format, 2 or 3.
     pub version: u32,
-    /// Metadata entries.
+    /// Number of metadata entries.
     pub metadata_count: u64,
-    /// Tensors.
+    /// Number of tensors.
     pub tensor_count: u64,
-    /// Size of all parts.
+    /// Total size of all parts.
     pub file_bytes: u64,
-    /// Sum over all tensors, without padding.
+    /// Total size of all tensors, without padding.
     pub tensor_bytes: u64,
-    /// Of tensor data within the file.
+    /// Alignment of tensor data within the file.
     pub alignment: u32,
-    /// Parts; 1 for a file that is whole.
+    /// Number of parts; 1 for a file that is not split.
     pub split_count: u32,
 }
 
@@ -72,41 +72,41 @@ pub struct GgufInfo {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tensor<'a> {
-    /// Its place in file order.
+    /// Index in file order.
     pub index: u64,
-    /// Its name.
+    /// The name.
     pub name: &'a str,
-    /// ggml type id; [`tensor_type`] knows more.
+    /// ggml type id, see [`tensor_type`].
     pub type_id: u32,
-    /// One to four; the first is contiguous.
+    /// One to four dimensions; the first is contiguous.
     pub dimensions: Vec<u64>,
     /// Product of the dimensions.
     pub element_count: u64,
     /// Size in the file.
     pub bytes: u64,
-    /// Part of a split file that holds it.
+    /// Index of the part that contains it.
     pub split_index: u32,
-    /// From the start of its part.
+    /// Offset from the start of its part.
     pub file_offset: u64,
 }
 
-/// What is known of a ggml tensor type.
+/// Properties of a ggml tensor type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TensorType {
     /// ggml type id.
     pub id: u32,
-    /// "Q4_K".
+    /// The name, for example "Q4_K".
     pub name: &'static str,
     /// Elements of one block.
     pub block_elements: u32,
     /// Bytes of one block.
     pub block_bytes: u32,
-    /// A model may hold weights of this type.
+    /// Whether a model may have weights of this type.
     pub is_loadable: bool,
 }
 
-/// What is known of a ggml type id; removed and unknown ids are [`ErrorKind::NotFound`].
+/// Returns the properties of a ggml type id; removed and unknown ids are [`ErrorKind::NotFound`].
 pub fn tensor_type(id: u32) -> Result<TensorType> {
     let mut info = ffi::wcuda_tensor_type_info::init();
     // SAFETY: `info` is valid and sized.
@@ -122,7 +122,7 @@ pub fn tensor_type(id: u32) -> Result<TensorType> {
 }
 
 impl Gguf {
-    /// Opens a file; the other files of a split model are found next to it.
+    /// Opens a file. The other parts of a split model are found next to it.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let mut source = ffi::wcuda_source::init();
@@ -131,8 +131,7 @@ impl Gguf {
         Self::open_source(source, source::Owner::Nothing)
     }
 
-    /// Opens what a file descriptor refers to. The descriptor is duplicated and its offset not
-    /// moved.
+    /// Opens the file of a descriptor. The descriptor is duplicated, and its offset does not move.
     pub fn from_fd(fd: impl AsFd) -> Result<Self> {
         let mut source = ffi::wcuda_source::init();
         source.kind = ffi::WCUDA_SOURCE_FD;
@@ -150,8 +149,8 @@ impl Gguf {
         Self::open_source(source, source::Owner::Bytes(bytes))
     }
 
-    /// Opens a file behind a reader of your own. A panic in the reader continues in the call that
-    /// made it read.
+    /// Opens a file that a reader of yours provides. A panic in the reader is resumed in the call that caused the
+    /// read.
     pub fn from_reader(reader: impl ReadAt + 'static) -> Result<Self> {
         let (native, owner) = source::from_reader(Box::new(reader));
         Self::open_source(native, owner)
@@ -184,12 +183,12 @@ impl Gguf {
         })))
     }
 
-    /// The file as a whole.
+    /// Properties of the whole file.
     pub fn info(&self) -> &GgufInfo {
         &self.0.info
     }
 
-    /// The tensor at a place in file order.
+    /// The tensor at an index in file order.
     pub fn tensor_at(&self, index: u64) -> Result<Tensor<'_>> {
         let mut tensor = ffi::wcuda_gguf_tensor::init();
         let mut count = 0;
@@ -206,7 +205,7 @@ impl Gguf {
         (0..self.0.info.tensor_count as usize).map(|index| self.tensor_at(index as u64))
     }
 
-    /// The tensor of a name, if there is one.
+    /// The tensor of this name, if it exists.
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>> {
         for tensor in self.tensors() {
             let tensor = tensor?;
@@ -228,8 +227,8 @@ impl Gguf {
         })
     }
 
-    /// Expands `target.len()` elements from `first` on to f32; both are multiples of the type's
-    /// block.
+    /// Expands `target.len()` elements, starting at `first`, to f32. Both numbers are multiples of the type's block
+    /// size.
     pub fn dequantize_tensor(&self, index: u64, first: u64, target: &mut [f32]) -> Result<()> {
         let (data, count) = (target.as_mut_ptr(), target.len() as u64);
         self.0.source.run(|| {
@@ -240,7 +239,7 @@ impl Gguf {
         })
     }
 
-    /// The metadata entry at a place in file order, with its key.
+    /// The metadata entry at an index in file order, with its key.
     pub fn metadata_at(&self, index: u64) -> Result<(&str, Value<'_>)> {
         let mut native = ffi::wcuda_gguf_value::init();
         let mut count = 0;
@@ -259,7 +258,7 @@ impl Gguf {
         (0..self.0.info.metadata_count as usize).map(|index| self.metadata_at(index as u64))
     }
 
-    /// The value of a key, if there is one.
+    /// The value of this key, if it exists.
     pub fn value(&self, key: &str) -> Result<Option<Value<'_>>> {
         let mut native = ffi::wcuda_gguf_value::init();
         // SAFETY: `key` and `native` are valid for the call.
@@ -276,7 +275,7 @@ impl Gguf {
         }
     }
 
-    /// Arrays are read by index, which a search by key does not return.
+    /// The index of a key's entry: arrays are read by index, which a search by key does not return.
     fn index_of(&self, key: &str, found: &ffi::wcuda_gguf_value) -> Result<u64> {
         if found.r#type != ffi::WCUDA_GGUF_ARRAY {
             return Ok(0);
@@ -323,7 +322,7 @@ impl Gguf {
         self.0.handle.0
     }
 
-    /// Runs a native call that may read the file, then lets out what went wrong in the reader.
+    /// Runs a native call that may read the file, then reports an error or a panic of the reader.
     pub(crate) fn run_reading<R>(&self, native: impl FnOnce() -> Result<R>) -> Result<R> {
         self.0.source.run(native)
     }
@@ -335,7 +334,7 @@ impl fmt::Debug for Gguf {
     }
 }
 
-/// A list answers an index that is its length with nothing.
+/// Checks an index: the native functions return nothing, without an error, for an index equal to the length.
 fn check_index(index: u64, count: u64) -> Result<()> {
     if index < count {
         return Ok(());

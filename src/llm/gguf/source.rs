@@ -10,10 +10,10 @@ use crate::ffi;
 
 /// A file of fixed size that can be read at any offset, from several threads at once.
 pub trait ReadAt: Send + Sync {
-    /// Size in bytes; asked once.
+    /// Size in bytes; called once.
     fn size(&self) -> u64;
 
-    /// Fills all of `target` with the bytes from `offset` on, or fails.
+    /// Fills all of `target` with the bytes at `offset`, or fails.
     fn read_exact_at(&self, target: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
@@ -43,7 +43,7 @@ impl ReadAt for Vec<u8> {
 }
 
 pub(super) enum Owner {
-    /// The library opened it and holds what it needs.
+    /// The library has opened the file and needs nothing else.
     Nothing,
     #[expect(dead_code, reason = "held, not read: the library has its address")]
     Bytes(Arc<[u8]>),
@@ -53,7 +53,7 @@ pub(super) enum Owner {
 pub(super) struct Reader {
     read_at: Box<dyn ReadAt>,
     panic: ParkedPanic,
-    /// The first failure since the last call that read.
+    /// The first error since the last call that may read.
     failure: Mutex<Option<io::Error>>,
 }
 
@@ -72,8 +72,8 @@ pub(super) fn from_reader(read_at: Box<dyn ReadAt>) -> (ffi::wcuda_source, Owner
 }
 
 impl Owner {
-    /// Runs a native call that may read, continues a panic of the reader, and puts the reader's own
-    /// error behind the call's.
+    /// Runs a native call that may read, resumes a panic of the reader, and attaches the reader's error to that of
+    /// the call.
     pub(super) fn run<R>(&self, native: impl FnOnce() -> Result<R>) -> Result<R> {
         let outcome = native();
         let Self::Reader(reader) = self else {

@@ -27,7 +27,7 @@ pub enum ValueType {
     U64,
     I64,
     F64,
-    /// One that this version of the crate does not know.
+    /// A type that this version of the crate does not know.
     Unknown(i32),
 }
 
@@ -105,7 +105,7 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// Its type.
+    /// The type of the value.
     pub fn value_type(&self) -> ValueType {
         match self {
             Self::U8(_) => ValueType::U8,
@@ -124,7 +124,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// An integer of any width that is not negative.
+    /// A non-negative integer of any width.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Self::U8(value) => Some(value.into()),
@@ -139,7 +139,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// An integer of any width that fits.
+    /// An integer of any width whose value fits.
     pub fn as_i64(&self) -> Option<i64> {
         match *self {
             Self::I8(value) => Some(value.into()),
@@ -159,7 +159,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A truth value.
+    /// A boolean.
     pub fn as_bool(&self) -> Option<bool> {
         match *self {
             Self::Bool(value) => Some(value),
@@ -184,7 +184,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// Types that an array of numbers can be copied into.
+/// Types to which an array of numbers can be copied.
 pub trait ArrayElement: DeviceRepr {
     /// The array's element type.
     const TYPE: ValueType;
@@ -218,23 +218,23 @@ impl<'a> Array<'a> {
         self.element_type
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the array is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// All elements of an array of exactly this type.
+    /// All elements of an array of exactly this element type.
     pub fn numbers<T: ArrayElement>(&self) -> Result<Vec<T>> {
         self.expect_type(T::TYPE)?;
         self.copy_raw(0..self.len)
     }
 
-    /// All elements of an array of integers, of any width.
+    /// All elements of an array of integers of any width.
     pub fn integers(&self) -> Result<Vec<i64>> {
         fn wide<T: ArrayElement + Into<i64>>(array: &Array<'_>) -> Result<Vec<i64>> {
             Ok(array.numbers::<T>()?.into_iter().map(Into::into).collect())
@@ -252,7 +252,7 @@ impl<'a> Array<'a> {
         }
     }
 
-    /// All elements of an array of truth values.
+    /// All elements of an array of booleans.
     pub fn bools(&self) -> Result<Vec<bool>> {
         self.expect_type(ValueType::Bool)?;
         Ok(self
@@ -309,7 +309,7 @@ impl<'a> Array<'a> {
         Ok(target)
     }
 
-    /// Checked here, because the result is allocated before the library is asked.
+    /// Checked here, because the result is allocated before the library is called.
     fn checked_count(&self, range: &Range<u64>) -> Result<usize> {
         if range.start <= range.end && range.end <= self.len {
             return Ok((range.end - range.start) as usize);
@@ -346,20 +346,19 @@ fn mismatch(wanted: &str, found: ValueType) -> Error {
     Error::new(ErrorKind::Malformed, message)
 }
 
-/// Typed access by key. A key that is absent is None; one of another type is
-/// [`ErrorKind::Malformed`].
+/// Typed access by key. An absent key is None; a value of another type is [`ErrorKind::Malformed`].
 impl Gguf {
     /// A text.
     pub fn str(&self, key: &str) -> Result<Option<&str>> {
         self.typed(key, "text", |value| value.as_str())
     }
 
-    /// An integer of any width that fits.
+    /// An integer of any width whose value fits.
     pub fn u32(&self, key: &str) -> Result<Option<u32>> {
         self.typed(key, "u32", |value| value.as_u64()?.try_into().ok())
     }
 
-    /// An integer of any width that is not negative.
+    /// A non-negative integer of any width.
     pub fn u64(&self, key: &str) -> Result<Option<u64>> {
         self.typed(key, "u64", |value| value.as_u64())
     }
@@ -371,7 +370,7 @@ impl Gguf {
         })
     }
 
-    /// A truth value.
+    /// A boolean.
     pub fn bool(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "bool", |value| value.as_bool())
     }

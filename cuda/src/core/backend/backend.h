@@ -48,7 +48,7 @@ enum class MemoryPlace : int32_t {
 const char* place_name(MemoryPlace place);
 
 struct MemoryInfo {
-  uint64_t free_bytes;      // what an allocation could still get, in one piece or more
+  uint64_t free_bytes;      // can still be allocated, though perhaps not in one piece
   uint64_t total_bytes;     // of the device; HOST: its capacity
   uint64_t reserved_bytes;  // held from the driver, in use or kept for reuse
   uint64_t used_bytes;      // of these, in use
@@ -60,8 +60,8 @@ enum class CallKind {
   kLaunch,  // fill, digests, launch, queue, graph_launch
   kCompile,
   kWait,   // synchronize and its like
-  kOther,  // asks, records, creates
-  kEnd,    // free and destroy: legal on a lost device
+  kOther,  // queries, records of events, creation of objects
+  kEnd,    // free and destroy; legal on a lost device
 };
 
 // A call of a Backend, as trace and fault see it.
@@ -70,7 +70,7 @@ struct Call {
   CallKind kind;
   uint64_t bytes = 0;
   Stream stream{};
-  uint64_t ns = 0;  // after the call: how long it took
+  uint64_t ns = 0;  // duration, known after the call
 };
 
 struct Copy {
@@ -191,8 +191,8 @@ class Backend {
   virtual Status stream_destroy(Stream stream) = 0;
   // The driver's object (cudaStream_t) for kernel launches; null on HOST and for unknown streams.
   virtual void* native_stream(Stream stream) = 0;
-  // A stream of somebody else's, by the driver's object, which stream_destroy leaves alone after it
-  // has waited. WCUDA_UNSUPPORTED where streams are not the driver's.
+  // Wraps a stream that the caller owns, given as the driver's object; stream_destroy waits for its
+  // work and does not destroy it. WCUDA_UNSUPPORTED if streams are not the driver's.
   virtual Result<Stream> stream_borrow(void* native);
 
   virtual Result<Event> event_create() = 0;

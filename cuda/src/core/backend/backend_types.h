@@ -31,11 +31,11 @@ Status unregister_backend(int32_t type);
 // Null for a type that is not registered.
 std::shared_ptr<const BackendRegistration> find_registration(int32_t type);
 
-// "cuda"; "" for what is no type.
+// The name of a type, for example "cuda"; "" for an unknown type.
 std::string backend_name(int32_t type);
-// WCUDA_NOT_FOUND lists the names there are.
+// The message of WCUDA_NOT_FOUND lists the known names.
 Result<int32_t> find_backend_type(std::string_view name);
-// HOST for its other names; else as it is.
+// HOST for its other names; any other type unchanged.
 int32_t resolve_backend_type(int32_t type);
 // What asking for this type answers when it is neither CUDA, HOST nor registered.
 Status backend_not_available(int32_t type);

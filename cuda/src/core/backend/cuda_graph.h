@@ -10,7 +10,7 @@
 
 namespace wcuda {
 
-// Ends before its backend, and when it runs nowhere any more.
+// Must be destroyed before its backend, and after its last launch has finished.
 class CudaGraph {
  public:
   // Records what `work` queues on the stream, by this thread; nothing of it runs. `work` may

@@ -107,7 +107,7 @@ class Memory : public std::enable_shared_from_this<Memory> {
   // ledger counts the requested bytes. WCUDA_OVER_BUDGET and WCUDA_OUT_OF_MEMORY name the bytes
   // needed, the budget, the bytes used and free, and change nothing.
   Result<Buffer> allocate(uint64_t bytes, int32_t purpose, std::string_view tag);
-  // The same, every byte 0 for whatever stream comes next.
+  // As allocate, with every byte 0 for later work on any stream.
   Result<Buffer> allocate_zeroed(uint64_t bytes, int32_t purpose, std::string_view tag);
   // As allocate, for work on one stream, of purpose WCUDA_PURPOSE_SCRATCH; does not wait for other
   // work, and is freed in the order of the stream.
@@ -117,8 +117,8 @@ class Memory : public std::enable_shared_from_this<Memory> {
   Result<uint8_t*> lasting_scratch(uint64_t bytes, std::string_view tag);
   // Pinned host memory, zeroed, aligned to 4096 bytes, of purpose WCUDA_PURPOSE_STAGING.
   Result<Buffer> allocate_pinned(uint64_t bytes, std::string_view tag);
-  // Somebody else's memory as a buffer of purpose WCUDA_PURPOSE_BORROWED, which never frees it.
-  // While vram_only() holds, WCUDA_NOT_RESIDENT for what is not this device's.
+  // Wraps memory that the caller owns as a buffer of purpose WCUDA_PURPOSE_BORROWED, which never
+  // frees it. While vram_only() holds, WCUDA_NOT_RESIDENT for memory that is not this device's.
   Result<Buffer> borrow(void* address, uint64_t bytes, std::string_view tag);
 
   // Reserves bytes in the budgets, calls `get`, which allocates them in the driver and returns a
