@@ -97,24 +97,24 @@ class PlainKernels : public zctl::Kernels {
     block_ = std::make_unique<uint8_t[]>(bytes);
     return block_.get();
   }
-  Status run(const zctl::Kernel& kernel, const std::vector<zctl::RunArgument>& arguments,
-             const zctl::RunBlock& block, zctl::Clock::time_point) override {
+  Result<bool> run(const zctl::Kernel& kernel, const std::vector<zctl::RunArgument>& arguments,
+                   const zctl::RunBlock& block, zctl::Clock::time_point) override {
     if (kernel.info.id == 2) return add_floats(arguments);
     if (block.bytes != 0)
       std::memset(block_.get() + block.download_begin, 0x5a, block.bytes - block.download_begin);
     if (kernel.info.id == 5) return Status::error(WCUDA_TIMEOUT, "late");
-    return {};
+    return false;
   }
 
  private:
   // Of the older form too, whose sums are checked. c has elements of one byte else.
-  Status add_floats(const std::vector<zctl::RunArgument>& arguments) {
+  Result<bool> add_floats(const std::vector<zctl::RunArgument>& arguments) {
     const uint64_t count = std::min(arguments[0].bytes, arguments[2].bytes) / sizeof(float);
     for (uint64_t i = 0; i < count; ++i) {
       const auto at = [&](size_t index) { return block_.get() + arguments[index].offset + 4 * i; };
       store_le(at(2), load_le<float>(at(0)) + load_le<float>(at(1)));
     }
-    return {};
+    return false;
   }
 
   static const std::vector<zctl::Kernel>& all() {

@@ -491,6 +491,20 @@ void Marshalled::lay_out(const jit::Signature& signature) {
   }
 }
 
+RunBlock Marshalled::block_for(const Memory& memory) const {
+  RunBlock block = block_;
+  const auto is_written = [](const Operand& operand) {
+    return (operand.access & WCUDA_ACCESS_WRITE) != 0;
+  };
+  const auto only = std::find_if(operands_.begin(), operands_.end(), is_written);
+  if (is_sizes_ || only == operands_.end() || !only->is_contiguous ||
+      std::find_if(only + 1, operands_.end(), is_written) != operands_.end())
+    return block;
+  block.target = memory.data + only->data.begin;
+  block.target_bytes = only->bytes;
+  return block;
+}
+
 void Marshalled::gather(const Memory& memory, uint8_t* block, bool keeps_copies, Kernels* kernels) {
   if (is_sizes_) {
     auto* const a = block + run_arguments_[0].offset;

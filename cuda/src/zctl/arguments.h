@@ -64,6 +64,8 @@ class Marshalled {
   Outcome read(const Kernel& kernel, const Arguments& arguments, const Memory& memory);
 
   const RunBlock& block() const { return block_; }
+  // The same with its target.
+  RunBlock block_for(const Memory& memory) const;
   uint64_t device_bytes() const { return device_bytes_; }  // of all buffers, without gaps
   const std::vector<RunArgument>& run_arguments() const { return run_arguments_; }
 

@@ -44,6 +44,10 @@ struct RunBlock {
   uint64_t bytes = 0;
   uint64_t upload_end = 0;      // the kernel reads [0, upload_end)
   uint64_t download_begin = 0;  // and writes [download_begin, bytes)
+  // Of a guest's memory: where [download_begin, download_begin + target_bytes) go, if that is the
+  // only output, and has no strides; else null.
+  uint8_t* target = nullptr;
+  uint64_t target_bytes = 0;
 };
 
 class Device;
@@ -79,9 +83,9 @@ class Kernels {
   }
   // Uploads, runs, and downloads into the staged block. Bytes of [upload_end, bytes) that the
   // kernel does not write are 0. WCUDA_TIMEOUT when it has not finished at the deadline; nothing is
-  // downloaded then.
-  virtual Status run(const Kernel& kernel, const std::vector<RunArgument>& arguments,
-                     const RunBlock& block, Clock::time_point deadline) = 0;
+  // downloaded then. True: the output is at block.target already, which otherwise is as it was.
+  virtual Result<bool> run(const Kernel& kernel, const std::vector<RunArgument>& arguments,
+                           const RunBlock& block, Clock::time_point deadline) = 0;
   // For the capabilities of ZCL1; null: none.
   virtual Device* device() { return nullptr; }
 };

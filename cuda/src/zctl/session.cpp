@@ -349,14 +349,14 @@ Outcome Session::run_checked(const Kernel& kernel, const Request& request, const
   const Clock::time_point deadline = budget_ms == 0
                                          ? Clock::time_point::max()
                                          : frame.begin + std::chrono::milliseconds(budget_ms);
-  const Status ran =
-      kernels_->run(kernel, marshalled_.run_arguments(), marshalled_.block(), deadline);
-  if (ran.code() == WCUDA_TIMEOUT)
+  const auto ran = kernels_->run(kernel, marshalled_.run_arguments(),
+                                 marshalled_.block_for(frame.memory), deadline);
+  if (ran.status().code() == WCUDA_TIMEOUT)
     return refuse(kTimeout, "budget of %" PRIu64 " ms is over", budget_ms);
-  outcome = from_status(ran);
+  outcome = from_status(ran.status());
   if (outcome.ok()) outcome = marshalled_.check_sums(staged);
   if (!outcome.ok()) return outcome;
-  marshalled_.scatter(staged, frame.memory, kernels_.get());
+  if (!*ran) marshalled_.scatter(staged, frame.memory, kernels_.get());
   if (recorder_) record_all(Recorder::Kind::kWritten, marshalled_.written_windows(frame.memory));
   return {};
 }

@@ -27,10 +27,13 @@ class ModuleDevice final : public WrapperBackend, private Modules {
   Modules* modules() override { return this; }
   int live_modules() const { return live_modules_; }
   int found_kernels() const { return found_kernels_; }
-  // While set, no event is done: work that takes long.
-  void hold_events(bool holds) { holds_events_ = holds; }
+  // While set, no event is done, but the first ones that are asked for: work that takes long.
+  void hold_events(bool holds, int first = 0) {
+    events_left_ = first;
+    holds_events_ = holds;
+  }
   Result<bool> event_done(Event event) override {
-    if (holds_events_) return false;
+    if (holds_events_ && events_left_-- <= 0) return false;
     return WrapperBackend::event_done(event);
   }
 
@@ -70,6 +73,7 @@ class ModuleDevice final : public WrapperBackend, private Modules {
 
   std::atomic<bool> holds_events_{false};
   std::atomic<int> live_modules_{0}, found_kernels_{0};
+  std::atomic<int> events_left_{0};
   std::atomic<uint64_t> last_module_{0};
 };
 

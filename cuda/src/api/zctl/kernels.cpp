@@ -46,6 +46,7 @@ struct LateRuns {
 
 // One thread copies 10 GB/s on an H200's host, the bus 55 GB/s.
 constexpr uint64_t kUploadBytesMin = uint64_t{4} << 20;    // while the block is still filled
+constexpr uint64_t kDownloadBytes = uint64_t{4} << 20;     // of a large output at a time
 constexpr uint64_t kThreadedBytesMin = uint64_t{1} << 20;  // a copy by several threads
 constexpr uint64_t kPieceBytes = uint64_t{64} << 10;       // by one of them at a time
 constexpr uint32_t kCopyThreadCountMax = 16;
@@ -73,6 +74,31 @@ void copy_past_caches(uint8_t* target, const uint8_t* source, uint64_t bytes) {
   std::memcpy(target, source, bytes);
 }
 
+// Exchanges them, past the caches too.
+void swap_past_caches(uint8_t* a, uint8_t* b, uint64_t bytes) {
+#ifdef __SSE2__
+  constexpr uint64_t kLine = 64, kVector = sizeof(__m128i);
+  const auto load = [](const uint8_t* from, __m128i* line) {
+    for (uint64_t i = 0; i < kLine / kVector; ++i)
+      line[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i);
+  };
+  const uint64_t head = std::min<uint64_t>(bytes, -reinterpret_cast<uintptr_t>(a) % kLine);
+  std::swap_ranges(a, a + head, b);
+  for (a += head, b += head, bytes -= head; bytes >= kLine;
+       a += kLine, b += kLine, bytes -= kLine) {
+    __m128i of_a[kLine / kVector], of_b[kLine / kVector];
+    load(a, of_a);
+    load(b, of_b);
+    for (uint64_t i = 0; i < kLine / kVector; ++i) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(a) + i, of_b[i]);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(b) + i, of_a[i]);
+    }
+  }
+  _mm_sfence();
+#endif
+  std::swap_ranges(a, a + bytes, b);
+}
+
 // Threads that copy for all sessions of a context.
 class CopyThreads {
  public:
@@ -81,21 +107,34 @@ class CopyThreads {
   template <class Copied>
   bool copy(uint8_t* target, const uint8_t* source, uint64_t bytes, const Copied& copied) {
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (!lock) return false;
-    if (!pool_) {
-      auto pool = ThreadPool::create(std::min(kCopyThreadCountMax, available_thread_count()));
-      if (!pool.ok()) return false;
-      pool_ = pool.take();
-    }
+    if (!lock || !has_pool()) return false;
     for (uint64_t begin = 0; begin < bytes; begin += kLoopBytes)
       copy_once(target + begin, source + begin, std::min(kLoopBytes, bytes - begin),
                 [&](uint64_t end) { copied(begin + end); });
     return true;
   }
 
+  // Exchanges them; the caller does it where the threads are copying for another session.
+  void swap(uint8_t* a, uint8_t* b, uint64_t bytes) {
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock || !has_pool()) return swap_past_caches(a, b, bytes);
+    const auto count = static_cast<uint32_t>((bytes + kPieceBytes - 1) / kPieceBytes);
+    pool_->parallel_for(count, [&](uint32_t piece, uint32_t) {
+      const uint64_t at = piece * kPieceBytes;
+      swap_past_caches(a + at, b + at, std::min(kPieceBytes, bytes - at));
+    });
+  }
+
  private:
   static constexpr uint32_t kUploads = 64;  // of a loop
   static constexpr uint64_t kLoopBytes = kUploads * kUploadBytesMin;
+
+  bool has_pool() {
+    if (pool_) return true;
+    auto pool = ThreadPool::create(std::min(kCopyThreadCountMax, available_thread_count()));
+    if (pool.ok()) pool_ = pool.take();
+    return pool_ != nullptr;
+  }
 
   // One loop over all pieces: a thread waits for the others at its end alone.
   template <class Copied>
@@ -205,20 +244,25 @@ class RegistryKernels final : public zctl::Kernels {
     copy(target, source, bytes, [](uint64_t) {});
   }
 
-  Status run(const Kernel& kernel, const std::vector<zctl::RunArgument>& arguments,
-             const zctl::RunBlock& block, zctl::Clock::time_point deadline) override {
+  Result<bool> run(const Kernel& kernel, const std::vector<zctl::RunArgument>& arguments,
+                   const zctl::RunBlock& block, zctl::Clock::time_point deadline) override {
     WCUDA_TRY(open());
     const RegistryEntry& entry = entry_of(kernel);
     const bool is_over = zctl::Clock::now() >= deadline;
-    if (backend().is_host()) return is_over ? over() : run_here(entry, arguments, block, deadline);
+    if (backend().is_host()) {
+      WCUDA_TRY(is_over ? over() : run_here(entry, arguments, block, deadline));
+      return false;
+    }
+    piece_count_ = 0;
     Status queued = is_over ? over() : queue(entry, arguments, block);
     if (!queued.ok()) {
       // What was queued still uses the staging memory.
       (void)backend().synchronize(stream_);
       return queued;
     }
-    WCUDA_ASSIGN(const bool is_done, wait_until(backend(), done_, deadline));
-    if (is_done) return {};
+    const auto is_done = swap_pieces(block, deadline);
+    WCUDA_TRY(Status(is_done.status()));
+    if (*is_done) return piece_count_ != 0;
     is_late_ = true;
     const std::lock_guard<std::mutex> lock(late_->mutex);
     late_->events.push_back(done_);
@@ -289,13 +333,17 @@ class RegistryKernels final : public zctl::Kernels {
                           stream_);
   }
 
+  CopyThreads& threads() {
+    if (!threads_)
+      threads_ = memory_.kept<CopyThreads>([] { return std::make_shared<CopyThreads>(); });
+    return *threads_;
+  }
+
   template <class Copied>
   void copy(uint8_t* target, const uint8_t* source, uint64_t bytes, const Copied& copied) {
-    if (bytes >= kThreadedBytesMin && !backend().is_host()) {
-      if (!threads_)
-        threads_ = memory_.kept<CopyThreads>([] { return std::make_shared<CopyThreads>(); });
-      if (threads_->copy(target, source, bytes, copied)) return;
-    }
+    if (bytes >= kThreadedBytesMin && !backend().is_host() &&
+        threads().copy(target, source, bytes, copied))
+      return;
     std::memcpy(target, source, bytes);
   }
 
@@ -320,11 +368,48 @@ class RegistryKernels final : public zctl::Kernels {
     WCUDA_TRY(Status(upload_status_));
     WCUDA_TRY(clear_outputs(entry, block));
     WCUDA_TRY(launch(entry, arguments));
-    if (block.download_begin != block.bytes)
-      WCUDA_TRY(backend().copy_to_host_async(staging_.data() + block.download_begin,
-                                             block_.data() + block.download_begin,
-                                             block.bytes - block.download_begin, stream_));
+    const bool is_large = block.target && block.target_bytes >= 2 * kDownloadBytes;
+    const uint64_t piece_bytes = is_large ? kDownloadBytes : block.bytes;
+    for (uint64_t at = block.download_begin; at < block.bytes; at += piece_bytes) {
+      WCUDA_TRY(backend().copy_to_host_async(staging_.data() + at, block_.data() + at,
+                                             std::min(piece_bytes, block.bytes - at), stream_));
+      if (!is_large) break;
+      if (piece_count_ == pieces_.size()) {
+        OwnedEvent event;
+        WCUDA_TRY(event.take(backend(), backend().event_create()));
+        pieces_.push_back(std::move(event));
+      }
+      WCUDA_TRY(backend().event_record(pieces_[piece_count_++], stream_));
+    }
     return backend().event_record(done_, stream_);
+  }
+
+  // What has arrived of a large output changes places with what it replaces, which is put back
+  // unless all arrives: the memory of a run that fails is as it was. False at the deadline.
+  Result<bool> swap_pieces(const zctl::RunBlock& block, zctl::Clock::time_point deadline) {
+    struct Swapped {
+      RegistryKernels* kernels;
+      const zctl::RunBlock& block;
+      uint32_t count = 0;
+      ~Swapped() {
+        while (count > 0) kernels->swap_piece(block, --count);
+      }
+    } swapped{this, block};
+    while (swapped.count < piece_count_) {
+      WCUDA_ASSIGN(const bool is_here, wait_until(backend(), pieces_[swapped.count], deadline));
+      if (!is_here) return false;
+      swap_piece(block, swapped.count);
+      ++swapped.count;
+    }
+    WCUDA_ASSIGN(const bool is_done, wait_until(backend(), done_, deadline));
+    if (is_done) swapped.count = 0;
+    return is_done;
+  }
+  void swap_piece(const zctl::RunBlock& block, uint32_t piece) {
+    const uint64_t at = piece * kDownloadBytes;
+    uint8_t* const staged = staging_.data() + block.download_begin + at;
+    const uint64_t bytes = std::min(kDownloadBytes, block.target_bytes - at);
+    threads().swap(block.target + at, staged, bytes);
   }
 
   const std::shared_ptr<Registry> registry_;
@@ -333,6 +418,8 @@ class RegistryKernels final : public zctl::Kernels {
   const std::unique_ptr<zctl::Device> device_;
   OwnedStream stream_;
   OwnedEvent done_;
+  std::vector<OwnedEvent> pieces_;  // of downloads
+  uint32_t piece_count_ = 0;        // of the run's
   bool is_open_ = false;
   bool is_late_ = false;
   Arguments given_;        // of one run, kept so that the next allocates nothing
@@ -372,8 +459,8 @@ class AbsentKernels final : public zctl::Kernels {
   }
   Status check_ready(const Kernel&) override { return absent(); }
   Result<uint8_t*> stage(uint64_t) override { return absent(); }
-  Status run(const Kernel&, const std::vector<zctl::RunArgument>&, const zctl::RunBlock&,
-             zctl::Clock::time_point) override {
+  Result<bool> run(const Kernel&, const std::vector<zctl::RunArgument>&, const zctl::RunBlock&,
+                   zctl::Clock::time_point) override {
     return absent();
   }
 

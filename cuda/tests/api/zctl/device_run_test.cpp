@@ -193,38 +193,56 @@ TEST(ZctlDevice, failure_of_each_call_is_answered_and_leaves_the_memory) {
   }
 }
 
-// Of several uploads, and one download.
+// Of several uploads and downloads.
 constexpr uint32_t kLargeBytes = 9u << 20;
 constexpr uint32_t kLarge = kValues + 12;  // at no boundary of a cache line
 
-ZctlAnswer add_one_to_many(ZctlGuest* guest) {
+ZctlAnswer add_one_to_many(ZctlGuest* guest, uint32_t timeout_ms = 0) {
   guest->write(kLarge, std::vector<float>(kLargeBytes / 4, 1.0f));
-  return guest->run(3, {{10, kLarge, kLargeBytes, 0}, {2, kLargeBytes / 4, 0, 0}});
+  return guest->run(
+      zctl_run(3, {{10, kLarge, kLargeBytes, 0}, {2, kLargeBytes / 4, 0, 0}}, 0, timeout_ms));
 }
 bool are_all(const ZctlGuest& guest, float value) {
   return guest.read<float>(kLarge, kLargeBytes / 4) == std::vector<float>(kLargeBytes / 4, value);
 }
 
-TEST(ZctlDevice, each_copy_of_a_large_run_can_fail) {
-  uint64_t k = 0;
-  for (bool is_over = false; !is_over;) {
-    ASSERT_LT(++k, 60u);
-    FaultContext context(std::make_shared<ModuleDevice>());
-    {
-      const AddOne kernels(context.handle());
-      ZctlGuest guest(kernels.handle(), 2 * kLargeBytes);
-      context.faults().fail(CallKind::kCopy, k);
-      const ZctlAnswer answer = add_one_to_many(&guest);
-      is_over = answer.ok == 1;
-      EXPECT_EQ(answer.code, is_over ? 0u : 6u) << answer.message;
-      EXPECT_TRUE(are_all(guest, is_over ? 2 : 1));
-      context.faults().fail(CallKind::kCopy, 0);
-      EXPECT_EQ(add_one_to_many(&guest).ok, 1u);
-      EXPECT_TRUE(are_all(guest, 2));
+// kOther: events, of which each piece of the output has one.
+TEST(ZctlDevice, each_copy_and_each_event_of_a_large_run_can_fail) {
+  for (const CallKind kind : {CallKind::kCopy, CallKind::kOther}) {
+    uint64_t k = 0;
+    for (bool is_over = false; !is_over;) {
+      ASSERT_LT(++k, 60u);
+      FaultContext context(std::make_shared<ModuleDevice>());
+      {
+        const AddOne kernels(context.handle());
+        ZctlGuest guest(kernels.handle(), 2 * kLargeBytes);
+        context.faults().fail(kind, k);
+        const ZctlAnswer answer = add_one_to_many(&guest);
+        is_over = answer.ok == 1;
+        EXPECT_EQ(answer.code, is_over ? 0u : 6u) << answer.message;
+        EXPECT_TRUE(are_all(guest, is_over ? 2 : 1));
+        context.faults().fail(kind, 0);
+        EXPECT_EQ(add_one_to_many(&guest).ok, 1u);
+        EXPECT_TRUE(are_all(guest, 2));
+      }
+      EXPECT_EQ(context.device_bytes(), 0u);
     }
-    EXPECT_EQ(context.device_bytes(), 0u);
+    EXPECT_GT(k, 4u);
   }
-  EXPECT_GT(k, 4u);
+}
+
+TEST(ZctlDevice, a_large_run_that_is_late_leaves_the_memory) {
+  const auto device = std::make_shared<ModuleDevice>();
+  const FaultContext context(device);
+  const AddOne kernels(context.handle());
+  ZctlGuest guest(kernels.handle(), 2 * kLargeBytes);
+  // Two events are done, of the first pieces; the third is not.
+  device->hold_events(true, 2);
+  EXPECT_EQ(add_one_to_many(&guest, 1000).code, 4u);
+  EXPECT_TRUE(are_all(guest, 1));
+  device->hold_events(false);
+  EXPECT_EQ(add_one_to_many(&guest).ok, 1u);
+  EXPECT_TRUE(are_all(guest, 2));
 }
 
 TEST(GpuZctlDevice, large_runs_of_two_sessions_arrive_whole) {
