@@ -121,6 +121,25 @@ TEST(ZctlDevice, a_run_uploads_and_downloads_its_buffers) {
   EXPECT_EQ(guest.read<float>(kValues, 5), (std::vector<float>{2, 0, 3, 0, 4}));
 }
 
+TEST(ZctlDevice, the_ledger_shows_the_memory_of_a_session_until_it_ends) {
+  const FaultContext context(std::make_shared<ModuleDevice>());
+  const AddOne kernels(context.handle());
+  const auto held = [&](int32_t purpose) {
+    wcuda_memory_info info = WCUDA_MEMORY_INFO_INIT;
+    EXPECT_EQ(wcuda_context_memory_get(context.handle(), purpose, &info, nullptr), WCUDA_OK);
+    return info.current_bytes;
+  };
+  {
+    ZctlGuest guest(kernels.handle());
+    EXPECT_EQ(held(WCUDA_PURPOSE_SCRATCH), 0u);
+    EXPECT_EQ(add_one(&guest).ok, 1u);
+    EXPECT_GE(held(WCUDA_PURPOSE_SCRATCH), 12u);
+    EXPECT_GE(held(WCUDA_PURPOSE_STAGING), 12u);
+  }
+  EXPECT_EQ(held(WCUDA_PURPOSE_SCRATCH), 0u);
+  EXPECT_EQ(held(WCUDA_PURPOSE_STAGING), 0u);
+}
+
 TEST(ZctlDevice, a_late_run_holds_the_device_until_it_ends) {
   const auto device = std::make_shared<ModuleDevice>();
   const FaultContext context(device);
