@@ -166,6 +166,21 @@ PYTHON
   mv "$file.part" "$file"
 }
 
+# The tests of JSON Schema's authors, out of a source package of PyPI, in .cache/json-schema/draft2020-12.
+need_schema_suite() {
+  local folder=$CACHE/json-schema download
+  [ -e "$folder/draft2020-12" ] && return 0
+  say "fetching JSON-Schema-Test-Suite out of the PyPI package jsonschema"
+  download=$folder/download
+  rm -rf "$folder"
+  mkdir -p "$download"
+  python3 -m pip download -q --disable-pip-version-check --no-deps --no-binary jsonschema -d "$download" \
+    jsonschema==4.26.0
+  tar -xzf "$download"/jsonschema-4.26.0.tar.gz -C "$download"
+  mv "$download"/jsonschema-4.26.0/json/tests/draft2020-12 "$folder/"
+  rm -rf "$download"
+}
+
 # Sets DEMO_MODEL.
 need_model() {
   export DEMO_MODEL=$CACHE/models/SmolLM2-135M-Instruct.Q4_1.gguf

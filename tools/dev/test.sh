@@ -23,6 +23,7 @@ command_test() {
   need_model >/dev/null
   step "set-up: CUDA wheels" need_cuda_wheels
   need_cuda_wheels >/dev/null
+  step "set-up: tests of JSON Schema" need_schema_suite
   step "set-up: NVRTC" need_nvrtc
   need_nvrtc >/dev/null
   export WCUDA_TEST_MODEL=$DEMO_MODEL

@@ -20,6 +20,8 @@ pub use self::service::Service;
 pub use self::stream::EventStream;
 pub use crate::core::cancel::CancelFlag;
 
+#[cfg(feature = "constraints")]
+pub mod constraints;
 mod generation;
 mod request;
 #[cfg(feature = "scheduler")]
