@@ -124,9 +124,13 @@ fn calls_are_split_from_text_whole_and_streamed() {
 fn what_is_no_call_is_text() {
     let served = served(HERMES);
     let call = format!("<tool_call>{CALL}</tool_call>");
+    // Its parameters cannot be guaranteed, so that calls are free text.
+    let elsewhere = json!({ "$ref": "https://example.org/parameters" });
+    let function = json!({ "name": "weather", "parameters": elsewhere });
+    let free = json!({ "tools": [{ "type": "function", "function": function }] });
     for (words, more) in [
-        ("<tool_call>{</tool_call>", json!({})),
-        ("a <tool_call>", json!({})),
+        ("<tool_call>{</tool_call>", free.clone()),
+        ("a <tool_call>", free),
         (call.as_str(), json!({ "tool_choice": "none" })),
         (call.as_str(), json!({ "tools": null })),
     ] {

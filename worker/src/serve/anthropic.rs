@@ -65,12 +65,11 @@ const SHARED: [&str; 11] = [
     "chat_template_kwargs",
 ];
 
-const HARMLESS: [&str; 6] = [
+const HARMLESS: [&str; 5] = [
     "metadata",
     "service_tier",
     "container",
     "context_management",
-    "output_config",
     "cache_control",
 ];
 
@@ -119,6 +118,13 @@ fn chat_fields(mut fields: Fields, unknown: &mut Vec<String>) -> Result<Fields> 
             }
         };
         chat.insert("tool_choice".into(), word);
+        let single = choice.boolean("disable_parallel_tool_use")?;
+        chat.insert("parallel_tool_calls".into(), (!single).into());
+    }
+    if let Some(mut config) = fields.take_object("output_config")?
+        && let Some(format) = config.take("format")
+    {
+        chat.insert("response_format".into(), format);
     }
     if let Some(mut thinking) = fields.take_object("thinking")? {
         let on = thinking.string("type")?.as_deref() != Some("disabled");

@@ -19,6 +19,7 @@ use super::keys::Keys;
 use super::log::RequestLog;
 use super::metrics::Metrics;
 use super::parameters::SamplingDefaults;
+use super::rules::Rules;
 use super::split::Format;
 
 /// The model that a server offers.
@@ -116,6 +117,8 @@ pub struct Options {
     pub worker_id: Option<String>,
     /// How often it is checked that memory is on the device: 60 s.
     pub residency_period: Duration,
+    /// Longest time to compile the rule of an answer: 2 s.
+    pub rule_timeout: Duration,
     /// Takes one line a request: nobody.
     pub log: Option<Arc<RequestLog>>,
     /// Whether these lines have the texts of prompts and answers: no.
@@ -140,6 +143,7 @@ impl Default for Options {
             drain_timeout: Duration::from_secs(30),
             worker_id: None,
             residency_period: Duration::from_secs(60),
+            rule_timeout: Duration::from_secs(2),
             log: None,
             log_texts: false,
         }
@@ -164,6 +168,8 @@ pub struct App {
     pub stop: watch::Sender<u32>,
     /// Whether the last check found all memory on the device.
     pub is_resident: AtomicBool,
+    /// Compiles what answers must be.
+    pub rules: Rules,
     /// Whether a signal has come.
     pub draining: AtomicBool,
     pub started: Instant,
@@ -190,7 +196,9 @@ impl App {
         let body_room = Arc::new(Semaphore::new(body_room));
         let source = model.template.as_ref().map(|template| template.source());
         let format = Format::of_template(source.unwrap_or_default());
+        let tokenizer = service.tokenizer().cloned();
         Self {
+            rules: Rules::new(tokenizer, service.limits().vocabulary_size),
             service,
             model,
             options,

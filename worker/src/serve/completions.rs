@@ -8,11 +8,13 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use worker_cuda::Token;
 use worker_cuda::generate::Prompt;
-use worker_cuda::generate::service::MAX_CHOICES;
+use worker_cuda::generate::constraints::Rule;
+use worker_cuda::generate::service::{Constrained, MAX_CHOICES, Reasoning};
 use worker_cuda::text::DecodeOptions;
 
 use super::anthropic::Message;
 use super::app::App;
+use super::calls::Calls;
 use super::error::ApiError;
 use super::fields::{Fields, tokens, wrong_type};
 use super::gate::Visitor;
@@ -25,7 +27,7 @@ use super::responses::Answer;
 use super::routes::json_response;
 use super::split::{self, Format, Splitter};
 use super::sse::{Wire, stream};
-use super::tools::Choice;
+use super::tools::{Choice, Tools};
 
 /// `POST /v1/chat/completions`.
 pub async fn chat(
@@ -55,10 +57,6 @@ pub async fn answer_chat(
 ) -> Result<Response, ApiError> {
     let mut parameters = Parameters::read(&mut fields, app, &visitor.caller)?;
     let (prompt, tools) = conversation(app, &mut fields, &mut unknown)?;
-    if tools.choice == Choice::Required {
-        let message = "tool_choice supports only none, auto and allowed_tools with the mode auto";
-        return Err(ApiError::unsupported("tool_choice", message));
-    }
     let format = (tools.choice != Choice::None).then_some(app.format);
     parameters.request.show_special = format.is_some_and(Format::has_control_marker);
     let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
@@ -70,6 +68,7 @@ pub async fn answer_chat(
     }
     unknown.extend(fields.unknown());
     let ignored = check_unknown(app, unknown)?;
+    parameters.request.constraint = chat_rule(app, parameters.rule.take(), &tools).await?;
     let asked = Asked {
         api: Api::Chat,
         shape,
@@ -93,6 +92,7 @@ pub async fn completions(
     let mut parameters = Parameters::read(&mut fields, &app, &visitor.caller)?;
     let prompt = prompt(&mut fields)?;
     fields.refuse(&["tools"])?;
+    fields.skip(&["parallel_tool_calls"]);
     fields.only("tool_choice", &[json!("none"), json!("auto")])?;
     fields.only("suffix", &[Value::from("")])?;
     let echo = fields.boolean("echo")?;
@@ -109,6 +109,9 @@ pub async fn completions(
         .max_tokens
         .get_or_insert(DEFAULT_MAX_TOKENS);
     let ignored = check_unknown(&app, fields.unknown())?;
+    if let Some(rule) = parameters.rule.take() {
+        parameters.request.constraint = Some(compiled(&app, rule, "response_format").await?);
+    }
     let asked = Asked {
         api: Api::Text,
         shape: Shape::OpenAi,
@@ -169,6 +172,70 @@ fn best_of(fields: &mut Fields, parameters: &mut Parameters) -> Result<(), ApiEr
     Ok(())
 }
 
+async fn compiled(app: &App, rule: Rule, param: &'static str) -> Result<Constrained, ApiError> {
+    let rule = app.rules.compile(rule, param, app.options.rule_timeout);
+    Ok(Constrained::new(rule.await?))
+}
+
+/// What the answer of a chat must be: `response_format`, calls of tools, or either of them. Free text may have
+/// calls too, whose arguments then are those of the tool.
+async fn chat_rule(
+    app: &App,
+    rule: Option<Rule>,
+    tools: &Tools,
+) -> Result<Option<Constrained>, ApiError> {
+    let template = app.model.template.as_ref();
+    let template = template.map_or("", |template| template.source());
+    let mut constrained = match (tools.choice, rule) {
+        (Choice::None, None) => return Ok(None),
+        (Choice::None, Some(rule)) => compiled(app, rule, "response_format").await?,
+        (choice, rule) => {
+            let calls = Calls {
+                format: app.format,
+                names_first: app.format == Format::Mistral && template.contains("[ARGS]"),
+                tokenizer: app.tokenizer()?,
+                tools: &tools.list,
+                single: tools.single,
+            };
+            match rule {
+                _ if choice == Choice::Required => {
+                    compiled(app, calls.whole_answer(None)?, "tools").await?
+                }
+                Some(rule) => {
+                    let schema = match rule {
+                        Rule::JsonSchema(schema) => schema,
+                        Rule::JsonObject => json!({ "type": "object" }),
+                        _ => {
+                            let message = "response_format grammar is not supported with tools";
+                            return Err(ApiError::unsupported("response_format", message));
+                        }
+                    };
+                    let rule = calls.whole_answer(Some(&schema))?;
+                    compiled(app, rule, "response_format").await?
+                }
+                None => {
+                    let Some(marker) = app.format.marker() else {
+                        return Ok(None);
+                    };
+                    // Parameters that cannot be guaranteed are not.
+                    let Ok(rule) = calls.after_marker() else {
+                        return Ok(None);
+                    };
+                    let Ok(mut constrained) = compiled(app, rule, "tools").await else {
+                        return Ok(None);
+                    };
+                    constrained.markers.push(marker.into());
+                    constrained
+                }
+            }
+        }
+    };
+    if let Some((begin, end)) = split::thinking(template) {
+        constrained.reasoning = Some(Reasoning::Possible(begin.into(), end.into()));
+    }
+    Ok(Some(constrained))
+}
+
 /// A request that was understood.
 struct Asked {
     api: Api,
@@ -227,7 +294,7 @@ const ECHO: DecodeOptions = DecodeOptions {
 };
 
 /// Whether the prompt ends inside of reasoning; where that ends.
-fn begun_thinking(app: &App, prompt: &[Token]) -> Option<&'static str> {
+pub fn begun_thinking(app: &App, prompt: &[Token]) -> Option<&'static str> {
     const LAST: usize = 8;
     let last = &prompt[prompt.len().saturating_sub(LAST)..];
     let options = DecodeOptions {

@@ -84,6 +84,7 @@ impl ApiError {
                 max_tokens,
                 limit,
             } => Self::too_long(*prompt_tokens, *max_tokens, *limit),
+            E::Constraint(_) => Self::invalid("response_format", message),
             E::NoTokenAllowed => Self::invalid("logit_bias", message),
             E::Deadline => Self::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", message),
             E::ReceiverBehind(_) => {
@@ -93,7 +94,7 @@ impl ApiError {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "tenant_queue_full", message)
                     .with_retry_after(stats.retry_after())
             }
-            E::EngineFault(_) | E::NotFinite => {
+            E::EngineFault(_) | E::NotFinite | E::MaskLate => {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.as_str(), message)
             }
             _ => Self::new(StatusCode::SERVICE_UNAVAILABLE, error.as_str(), message)

@@ -7,11 +7,12 @@ use std::task::{Context, Poll};
 use tokio::sync::Semaphore;
 use worker_cuda::Token;
 use worker_cuda::generate::service::{
-    Error, Event, EventReceiver, Request, RequestCancel, Stop, TokenEvent, Usage,
+    Error, Event, EventReceiver, Reasoning, Request, RequestCancel, Stop, TokenEvent, Usage,
 };
 use worker_cuda::generate::{CancelFlag, FinishReason, Prompt};
 
 use super::app::App;
+use super::completions::begun_thinking;
 use super::error::ApiError;
 use super::gate::Visitor;
 use super::keys::Permit;
@@ -96,6 +97,12 @@ pub async fn submit(
         if request.sampling.repetition_penalty == 1.0 {
             // The other penalties look at the answer only.
             request.sampling.penalty_from = prompt.len() as u32;
+        }
+        if let Some(constrained) = &mut request.constraint
+            && constrained.reasoning.is_some()
+            && let Some(end) = begun_thinking(&app, &prompt)
+        {
+            constrained.reasoning = Some(Reasoning::Begun(end.into()));
         }
         request.prompt = Prompt::Tokens(prompt.clone());
         let events = app.service.submit(&request).map_err(failed)?;

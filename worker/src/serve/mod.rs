@@ -33,6 +33,7 @@ pub use server::{Address, Ended, Server, StopHandle};
 
 mod anthropic;
 mod app;
+mod calls;
 mod command;
 mod completions;
 mod config;
@@ -52,6 +53,7 @@ mod parameters;
 mod reply;
 mod responses;
 mod routes;
+mod rules;
 mod server;
 mod socket;
 mod split;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use worker_cuda::generate::Prompt;
+use worker_cuda::generate::constraints::Rule;
 use worker_cuda::generate::service::{MAX_CHOICES, MAX_STOPS, Request};
 use worker_cuda::scheduler::{MAX_PRIORITY, MAX_STOP_TOKENS, Salt};
 use worker_cuda::{Sampling, Token};
@@ -12,6 +13,7 @@ use super::app::App;
 use super::error::ApiError;
 use super::fields::{Fields, TOKENS, in_range, wrong_type};
 use super::keys::Caller;
+use super::rules::response_format;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -64,13 +66,14 @@ pub struct Parameters {
     /// Report log probabilities, and so many alternatives.
     pub logprobs: Option<u32>,
     pub return_token_ids: bool,
+    /// What the answer must be.
+    pub rule: Option<Rule>,
 }
 
 /// Fields of OpenAI's clients that change nothing here.
-const HARMLESS: [&str; 12] = [
+const HARMLESS: [&str; 11] = [
     "metadata",
     "moderation",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_options",
     "prompt_cache_retention",
@@ -109,7 +112,7 @@ impl Parameters {
         check_model(fields, app)?;
         fields.skip(&HARMLESS);
         fields.refuse(&UNSUPPORTED)?;
-        fields.only("response_format", &[json!({"type": "text"})])?;
+        let rule = response_format(fields)?;
         fields.only("modalities", &[json!(["text"])])?;
         let mut request = Request::new(Prompt::Tokens(Vec::new()));
         request.sampling = sampling(fields, app)?;
@@ -143,6 +146,7 @@ impl Parameters {
             include_usage: include_usage(fields, stream)?,
             logprobs: None,
             return_token_ids: fields.boolean("return_token_ids")?,
+            rule,
         })
     }
 

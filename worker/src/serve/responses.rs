@@ -26,7 +26,7 @@ pub async fn responses(State(app): State<Arc<App>>, input: Input) -> Result<Resp
 }
 
 /// Fields that chats have under the same name.
-const SHARED: [&str; 11] = [
+const SHARED: [&str; 12] = [
     "model",
     "temperature",
     "top_p",
@@ -34,18 +34,18 @@ const SHARED: [&str; 11] = [
     "seed",
     "top_k",
     "min_p",
+    "parallel_tool_calls",
     "priority",
     "cache_salt",
     "deadline_ms",
     "chat_template_kwargs",
 ];
 
-const HARMLESS: [&str; 13] = [
+const HARMLESS: [&str; 12] = [
     "client_metadata",
     "include",
     "max_tool_calls",
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_options",
     "prompt_cache_retention",

@@ -80,6 +80,12 @@ const THINKING: [(&str, &str); 3] = [
     ("[THINK]", "[/THINK]"),
 ];
 
+/// Begin and end of the reasoning that answers of a template may begin with.
+pub fn thinking(template: &str) -> Option<(&'static str, &'static str)> {
+    let mut pairs = THINKING.into_iter();
+    pairs.find(|(begin, _)| template.contains(begin))
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Nothing but white space has come.
@@ -288,7 +294,7 @@ impl Splitter {
         let Some(end) = self.scan.end(&self.held) else {
             return false;
         };
-        let head = &text[..open];
+        let head = text[..open].trim_end();
         let head = head.strip_suffix("[ARGS]").unwrap_or(head);
         let name = head.split("[CALL_ID]").next().unwrap_or(head).trim();
         let call = call(name, &self.held[before + open..end]).map(|call| vec![call]);

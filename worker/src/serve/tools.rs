@@ -26,6 +26,8 @@ pub enum Choice {
 #[derive(Clone, Debug, Default)]
 pub struct Tools {
     pub choice: Choice,
+    /// Whether an answer has one call at most.
+    pub single: bool,
     /// As the chat template gets them: `{"type":"function","function":{…}}`.
     pub list: Vec<Value>,
 }
@@ -52,6 +54,7 @@ impl Tools {
             } else {
                 Choice::Auto
             },
+            single: fields.take("parallel_tool_calls") == Some(false.into()),
             list,
         };
         if let Some(choice) = fields.take("tool_choice") {
@@ -91,7 +94,7 @@ impl Tools {
         let mut choice = Fields::object("tool_choice".into(), choice)?;
         let names = match choice.string("type")?.as_deref() {
             Some("function") => {
-                self.choice = Choice::Required;
+                (self.choice, self.single) = (Choice::Required, true);
                 vec![named(choice)?]
             }
             Some("allowed_tools") => {
