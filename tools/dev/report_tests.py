@@ -28,10 +28,15 @@ def shortened(lines: list[str]) -> list[str]:
     return [*lines[:kept], f"… {len(lines) - 2 * kept} lines …", *lines[-kept:]]
 
 
-def skip_reason(output: str) -> str:
-    """GoogleTest prints "FILE:LINE: Skipped", then the reason."""
-    match = re.search(r": Skipped\n(?:\n*)([^\n\[]*)", output)
-    return (match.group(1).strip() if match else "") or "no reason given"
+def skip_reason(case: ElementTree.Element) -> str:
+    """GoogleTest prints "FILE:LINE: Skipped", then the reason. Other programs exit with 77 without a device."""
+    match = re.search(r": Skipped\n(?:\n*)([^\n\[]*)", case.findtext("system-out") or "")
+    if match and match.group(1).strip():
+        return match.group(1).strip()
+    if case.get("status") == "disabled":
+        return "disabled: another test runs it in a process of its own"
+    skipped = case.find("skipped")
+    return "no device: " + skipped.get("message", "") if skipped is not None else "no reason given"
 
 
 def assertions(output: str) -> list[str]:
@@ -57,7 +62,7 @@ def ctest(folder: pathlib.Path) -> tuple[list[str], bool]:
         if case.get("status") == "fail":
             failed.append((case.get("name"), ended.get(case.get("name"), "failed"), assertions(output)))
         elif case.get("status") in ("notrun", "disabled") or case.find("skipped") is not None:
-            skipped[skip_reason(output)] += 1
+            skipped[skip_reason(case)] += 1
     lines = skip_lines(skipped)
     lines.append(f"{len(cases) - len(failed) - skipped.total()} passed, {len(failed)} failed, {skipped.total()} skipped")
     if failed:
