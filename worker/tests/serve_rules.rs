@@ -253,7 +253,7 @@ fn what_the_model_wants_to_call_it_calls() {
     );
     assert_eq!(
         calls(&served.post(CHAT, &body(json!(false)))),
-        [weather.clone()]
+        std::slice::from_ref(&weather)
     );
     // Free text first; then arguments of the tool, whatever the model wants.
     let wrong = call("weather", "{\"city\":\"Rome\",\"x\":1}");
