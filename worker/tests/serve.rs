@@ -420,6 +420,8 @@ fn texts_become_tokens_and_back() {
         let other = served.post(path, &body);
         other.assert_error(404, "model_not_found", Some("model"));
     }
+    let both = served.post("/tokenize", &json!({ "content": "hi", "messages": [] }));
+    both.assert_error(400, "invalid_value", Some("messages"));
     let missing = served.post("/detokenize", &json!({}));
     missing.assert_error(400, "missing_required_parameter", Some("tokens"));
     let unknown = served.post("/detokenize", &json!({ "tokens": [4_000_000_000u32] }));

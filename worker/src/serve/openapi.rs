@@ -156,7 +156,7 @@ fn posts(model: &Value) -> Vec<Post> {
             "Converts a text or messages to tokens",
             vec![],
             [
-                with_model(messages()),
+                with_model(only(messages(), &["messages"])),
                 vec![
                     ("content", string()),
                     ("prompt", string()),

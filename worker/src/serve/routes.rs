@@ -113,6 +113,10 @@ async fn tokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) 
     check_given_model(&mut fields, &app)?;
     let mut unknown = Vec::new();
     let prompt = match text {
+        Some(_) if fields.has("messages") => {
+            let message = "a request has either a text or messages";
+            return Err(ApiError::invalid("messages", message));
+        }
         Some(text) => Prompt::Text(text),
         None => Prompt::Chat(conversation(&app, &mut fields, &mut unknown)?.0),
     };
