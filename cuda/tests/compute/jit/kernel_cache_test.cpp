@@ -256,7 +256,8 @@ TEST_F(Cache, a_folder_that_others_can_write_is_refused) {
     ASSERT_EQ(::chmod(path_.c_str(), mode), 0);
     const auto cache = KernelCache::open(path_, 1000);
     EXPECT_EQ(cache.status().code(), WCUDA_INVALID_ARGUMENT) << mode;
-    EXPECT_NE(std::string(cache.status().message()).find("others can write"), std::string::npos);
+    EXPECT_NE(std::string(cache.status().message()).find("can be written by other users"),
+              std::string::npos);
   }
   ASSERT_EQ(::chmod(path_.c_str(), 0755), 0);
   EXPECT_TRUE(KernelCache::open(path_, 1000).ok()) << "others may read";
