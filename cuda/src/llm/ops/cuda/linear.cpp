@@ -29,10 +29,6 @@ Status check_launch(cudaError_t error, const char* call) {
   return Status::native_error(WCUDA_DEVICE_ERROR, error, "%s: %s", call, cudaGetErrorString(error));
 }
 
-bool is_gate(Epilogue epilogue) {
-  return epilogue == Epilogue::kSiluGate || epilogue == Epilogue::kGeluTanhGate;
-}
-
 // Returns the scratch of linear_vector for the layers of a model of these limits, for all types.
 uint64_t vector_scratch_bytes(const Limits& limits, const Launch& launch) {
   const uint32_t attention = limits.head_count * limits.head_length;
