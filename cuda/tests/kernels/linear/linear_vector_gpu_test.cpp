@@ -55,8 +55,6 @@ std::vector<float> random_values(uint64_t count, uint64_t seed) {
   return values;
 }
 
-bool is_gate(Epilogue epilogue) { return epilogue >= Epilogue::kSiluGate; }
-
 struct Value {
   double value;
   double tolerance;
