@@ -1196,7 +1196,7 @@ fn a_rule_takes_each_token_once_though_steps_fail_and_sequences_are_preempted() 
 
     let expected: Vec<Token> = (10..=48).collect();
     for answer in answers {
-        assert_eq!(answer.tokens, [expected.clone()]);
+        assert_eq!(answer.tokens, std::slice::from_ref(&expected));
     }
     assert_eq!(service.stats().engine_faults, 1);
     assert!(service.stats().preempted > 0);
