@@ -168,9 +168,9 @@ fn wrong_values_are_named_with_their_limits() {
         ),
         (
             "response_format",
-            json!({ "type": "json_object" }),
-            "unsupported_value",
-            "only",
+            json!("json_object"),
+            "invalid_type",
+            "an object",
         ),
         ("modalities", json!(["audio"]), "unsupported_value", "only"),
         (
