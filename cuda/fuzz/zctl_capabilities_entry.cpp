@@ -90,7 +90,7 @@ class KernelsOnDevice final : public PlainKernels {
   PlainDevice device_;
 };
 
-// A session with what it was answered, for a comparison with an equal one.
+// A session, and what its latest step was answered, for a comparison with an equal one.
 class Exercise {
  public:
   Exercise() {
@@ -104,20 +104,14 @@ class Exercise {
   }
 
   // "" or what is wrong.
-  std::string run(const uint8_t* data, size_t bytes) {
-    for (size_t at = 0, steps = 0; bytes - at >= 3 && steps < kStepsMax; ++steps) {
-      const uint8_t kind = data[at] % 4;
-      const size_t length = std::min<size_t>(load_le<uint16_t>(data + at + 1), bytes - at - 3);
-      // Exactly sized.
-      const std::vector<uint8_t> given(data + at + 3, data + at + 3 + length);
-      at += 3 + length;
-      std::string wrong = kind == 0 ? send(given) : use(kind, given);
-      if (!wrong.empty()) return wrong;
-    }
+  std::string step(uint8_t kind, const std::vector<uint8_t>& given) {
+    return kind == 0 ? send(given) : use(kind, given);
+  }
+  std::string finish() {
     session_.reset();
     return held_bytes_ == 0 ? "" : "the device has buffers left";
   }
-  const std::vector<uint8_t>& answers() const { return answers_; }
+  const std::vector<uint8_t>& answer() const { return answer_; }
 
  private:
   std::string send(const std::vector<uint8_t>& frame) {
@@ -126,10 +120,9 @@ class Exercise {
         session_->serve({memory_.data(), memory_.size()}, {frame.data(), frame.size()},
                         response.data(), response.size());
     response.resize(static_cast<size_t>(std::max(ret, 0)));
-    answers_.push_back(ret < 0);
-    answers_.insert(answers_.end(), response.begin(), response.end());
+    answer_ = std::move(response);
     if (ret < 0 || frame.size() < 12 || std::memcmp(frame.data(), "ZCL1", 4) != 0) return "";
-    return check(frame, response);
+    return check(frame, answer_);
   }
 
   std::string check(const std::vector<uint8_t>& frame, const std::vector<uint8_t>& response) {
@@ -177,17 +170,17 @@ class Exercise {
     const auto bytes = static_cast<int32_t>(window.size());
     const int32_t ret = kind == 1 ? session_->read(handle, memory, 0, bytes)
                                   : session_->write(handle, memory, 0, bytes);
-    answers_.push_back(static_cast<uint8_t>(ret));
-    answers_.insert(answers_.end(), window.begin(), window.end());
     if (ret < -1 || ret > bytes) return "more bytes than there is room";
     if (ret >= 0 && open_.count(handle) == 0) return "a handle that is not open is used";
+    answer_ = std::move(window);
+    answer_.push_back(static_cast<uint8_t>(ret));
     return "";
   }
 
   uint64_t held_bytes_ = 0;
   std::vector<uint8_t> memory_ = std::vector<uint8_t>(256);
   std::unique_ptr<zctl::Session> session_;
-  std::vector<uint8_t> answers_;
+  std::vector<uint8_t> answer_;
   std::set<int32_t> open_;
   int32_t last_handle_ = 3;
 };
@@ -196,11 +189,20 @@ class Exercise {
 
 std::string exercise_zctl_capabilities(const uint8_t* data, size_t bytes) {
   Exercise first, second;
-  for (Exercise* const each : {&first, &second}) {
-    std::string wrong = each->run(data, bytes);
-    if (!wrong.empty()) return wrong;
+  for (size_t at = 0, steps = 0; bytes - at >= 3 && steps < kStepsMax; ++steps) {
+    const uint8_t kind = data[at] % 4;
+    const size_t length = std::min<size_t>(load_le<uint16_t>(data + at + 1), bytes - at - 3);
+    // Exactly sized.
+    const std::vector<uint8_t> given(data + at + 3, data + at + 3 + length);
+    at += 3 + length;
+    for (Exercise* const each : {&first, &second}) {
+      std::string wrong = each->step(kind, given);
+      if (!wrong.empty()) return wrong;
+    }
+    if (first.answer() != second.answer()) return "equal sessions give other answers";
   }
-  return first.answers() == second.answers() ? "" : "equal sessions give other answers";
+  const std::string wrong = first.finish();
+  return wrong.empty() ? second.finish() : wrong;
 }
 
 }  // namespace wcuda::fuzz

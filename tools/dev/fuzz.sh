@@ -32,16 +32,22 @@ fuzz_build() {
   cmake --build "$NATIVE/$folder" --parallel "$JOBS" --target "${targets[@]/%/_fuzz}" abi_fuzz
 }
 
+# fuzz_limits NAME: what an input may cost. A session's memory, frames and buffers have at most 64 KiB in the targets of
+# ZCTL/1, and these keep no more than the latest answer.
+fuzz_limits() {
+  local allocation_mb=64
+  [[ $1 == zctl_* ]] && allocation_mb=1
+  echo -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=$allocation_mb
+}
+
 # fuzz_run NAME OPTION…: from the committed corpus, new finds go to the build folder.
 fuzz_run() {
-  local name=$1 build=$NATIVE/fuzz found=$NATIVE/fuzz/found/$1 dictionary=() allocation_mb=64
+  local name=$1 build=$NATIVE/fuzz found=$NATIVE/fuzz/found/$1 dictionary=()
   shift
   mkdir -p "$found"
-  # A session's memory, frames and buffers have at most 64 KiB here.
-  [[ $name == zctl_* ]] && allocation_mb=1
   [ -e "cuda/fuzz/$name.dict" ] && dictionary=(-dict="cuda/fuzz/$name.dict")
-  "$build/fuzz/${name}_fuzz" -artifact_prefix="$build/" -timeout=10 -rss_limit_mb=2048 \
-    -malloc_limit_mb=$allocation_mb -print_final_stats=1 "${dictionary[@]}" "$@" "$found" "cuda/fuzz/corpus/$name"
+  "$build/fuzz/${name}_fuzz" -artifact_prefix="$build/" $(fuzz_limits "$name") -print_final_stats=1 \
+    "${dictionary[@]}" "$@" "$found" "cuda/fuzz/corpus/$name"
 }
 
 fuzz_replay() {
@@ -49,8 +55,7 @@ fuzz_replay() {
   for name in $(fuzz_targets); do
     say "== $name"
     find "cuda/fuzz/corpus/$name" -type f -print0 |
-      xargs -0 -r "$NATIVE/fuzz/fuzz/${name}_fuzz" -timeout=10 -rss_limit_mb=2048 \
-        -malloc_limit_mb=64
+      xargs -0 -r "$NATIVE/fuzz/fuzz/${name}_fuzz" $(fuzz_limits "$name")
   done
 }
 
