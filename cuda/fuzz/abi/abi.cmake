@@ -1,6 +1,6 @@
 # wcuda_add_abi_fuzzer(NAME LIBRARY): the program NAME CALLS THREADS SEED FOLDER, which calls the C interface of LIBRARY
-# with hostile arguments. The calls are generated from the headers; no libFuzzer. With any compiler as a test, and with
-# sanitizers as a fuzz target.
+# with hostile arguments and works in FOLDER. The calls are generated from the headers; no libFuzzer. With any compiler
+# as a test, and with sanitizers as a fuzz target.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 
 function(wcuda_add_abi_fuzzer name library)

@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 #include <random>
 #include <string>
@@ -568,7 +569,9 @@ int main(int argc, char** argv) {
   const uint64_t calls = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 100000;
   const int threads = argc > 2 ? std::atoi(argv[2]) : 1;
   const uint64_t seed = argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1;
-  folder = argc > 4 ? argv[4] : "/tmp";
+  folder = std::filesystem::absolute(argc > 4 ? argv[4] : "/tmp").string();
+  // Of the texts that it makes up some become folders, as that of a cache.
+  std::filesystem::current_path(folder);
   model_path = WCUDA_FUZZ_MODEL;
   Fuzzer::set_up_process();
   std::vector<std::thread> all;
