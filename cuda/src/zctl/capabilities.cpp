@@ -105,7 +105,7 @@ bool Capabilities::answer(const CapabilityCall& call, Response* response) {
     failure = over_limit();
   if (!failure.ok()) {
     cut(&failure.cause, limits_.message_bytes);
-    response->clear_payload();
+    response->cut_payload(0);
     response->put_u32(0);
     response->put_text(failure.trace);
     response->put_text(failure.message);
@@ -528,7 +528,8 @@ Clock::time_point Capabilities::deadline_of(uint32_t budget_ms, Clock::time_poin
                                 : begin + std::chrono::milliseconds(budget_ms);
 }
 
-int32_t Capabilities::read(int32_t handle, uint8_t* target, uint64_t capacity) {
+int32_t Capabilities::read(int32_t handle, uint64_t capacity,
+                           const std::function<uint8_t*(uint64_t)>& target) {
   const auto found = handles_.find(handle);
   if (found == handles_.end()) return -1;
   Handle& from = found->second;
@@ -539,8 +540,8 @@ int32_t Capabilities::read(int32_t handle, uint8_t* target, uint64_t capacity) {
   const uint64_t bytes = std::min<uint64_t>({capacity, all - from.read_at, INT32_MAX});
   if (bytes == 0) return 0;
   if (!from.buffer)
-    std::copy_n(from.record.data() + from.read_at, bytes, target);
-  else if (!device().read(*from.buffer, from.read_at, target, bytes, deadline).ok())
+    std::copy_n(from.record.data() + from.read_at, bytes, target(bytes));
+  else if (!device().read(*from.buffer, from.read_at, target(bytes), bytes, deadline).ok())
     return -1;
   from.read_at += bytes;
   return static_cast<int32_t>(bytes);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -41,8 +42,9 @@ class Capabilities {
   // False when there is no answer.
   bool answer(const CapabilityCall& call, Response* response);
 
-  // The callbacks of a guest: bytes, 0 at the end, -1.
-  int32_t read(int32_t handle, uint8_t* target, uint64_t capacity);
+  // The callbacks of a guest: bytes, 0 at the end, -1. `target` is called once there are bytes to
+  // read, with their number: however large the capacity is, there is need of no more room.
+  int32_t read(int32_t handle, uint64_t capacity, const std::function<uint8_t*(uint64_t)>& target);
   int32_t write(int32_t handle, Bytes bytes);
   void end(int32_t handle) { handles_.erase(handle); }
 

@@ -89,8 +89,13 @@ class Response {
     const auto* const first = static_cast<const uint8_t*>(data);
     bytes_.insert(bytes_.end(), first, first + bytes);
   }
-  // Discards the payload.
-  void clear_payload() { bytes_.resize(header_bytes_); }
+  // Where so many bytes go; valid until anything else is put.
+  uint8_t* put_room(uint64_t bytes) {
+    bytes_.resize(bytes_.size() + bytes);
+    return bytes_.data() + bytes_.size() - bytes;
+  }
+  // Discards the payload behind its first `bytes` bytes.
+  void cut_payload(uint64_t bytes) { bytes_.resize(header_bytes_ + bytes); }
   // Writes the header, once the payload is complete.
   void finish(const Request& request, uint32_t status);
   // The same of a response of ZCL1.

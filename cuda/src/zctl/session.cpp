@@ -122,7 +122,8 @@ int32_t Session::serve(const Memory& memory, Bytes request, uint8_t* response, u
 int32_t Session::read(int32_t handle, const Memory& memory, int32_t ptr, int32_t cap) {
   Window window;
   if (!window_of(memory, ptr, cap, &window)) return -1;
-  return capabilities_.read(handle, memory.data + window.begin, window.bytes);
+  return capabilities_.read(handle, window.bytes,
+                            [&](uint64_t) { return memory.data + window.begin; });
 }
 
 int32_t Session::write(int32_t handle, const Memory& memory, int32_t ptr, int32_t len) {
@@ -155,7 +156,7 @@ bool Session::answer_kernels(const Frame& frame) {
   }
   if (response_.bytes() > frame.capacity) {
     if (!frame.is_remote) return false;
-    response_.clear_payload();
+    response_.cut_payload(0);
     status = kNoMemory;
   }
   response_.finish(request, status);
@@ -277,10 +278,12 @@ uint32_t Session::use_handle(const Request& request, const Frame& frame) {
   }
   const uint64_t room = std::min<uint64_t>(limits_.payload_bytes, frame.capacity - kHeaderBytes);
   const uint64_t most = room - std::min<uint64_t>(room, 4);
-  read_.resize(std::min<uint64_t>(load_le<uint32_t>(payload.data + 4), most));
-  const int32_t ret = capabilities_.read(handle, read_.data(), read_.size());
-  response_.put_u32(static_cast<uint32_t>(ret));
-  if (ret > 0) response_.put(read_.data(), static_cast<uint64_t>(ret));
+  const uint64_t capacity = std::min<uint64_t>(load_le<uint32_t>(payload.data + 4), most);
+  response_.put_u32(0);
+  const int32_t ret = capabilities_.read(handle, capacity,
+                                         [&](uint64_t bytes) { return response_.put_room(bytes); });
+  if (ret < 0) response_.cut_payload(4);
+  response_.set_u32(kHeaderBytes, static_cast<uint32_t>(ret));
   return kOk;
 }
 

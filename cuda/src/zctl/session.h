@@ -91,7 +91,6 @@ class Session {
   std::vector<uint8_t> request_;  // copy of a frame in the memory
   Response response_;
   Capabilities capabilities_{kernels_.get(), limits_, policy_};
-  std::vector<uint8_t> read_;  // what a HANDLE_READ read
   Marshalled marshalled_;
 };
 

@@ -972,6 +972,23 @@ TEST(Zctl1, a_connection_reads_writes_and_ends_handles) {
   EXPECT_EQ(body(0x8011, "04000000 01000000"), bytes_of("ffffffff"));
 }
 
+TEST(Zctl1, a_read_makes_no_room_for_bytes_that_its_handle_lacks) {
+  Host host;
+  ZctlGuest guest(host.kernels.handle(), 64);
+  Payload memory(64), response(32 + (1 << 20));
+  const auto serve = [&](const Payload& frame) {
+    return wcuda_zctl_serve(guest.session(), memory.data(), memory.size(), frame.data(),
+                            frame.size(), response.data(), response.size());
+  };
+  const Payload read = zctl_frame(0x8011, bytes_of("04000000 ffffffff"));
+  // Makes the room of a small response.
+  EXPECT_EQ(serve(zctl_frame(1, {})), 32 + 4 + 3 * 8 + 16 + 15 + 12);
+
+  const int64_t before = allocation_count();
+  EXPECT_EQ(serve(read), 36);
+  EXPECT_EQ(allocation_count(), before);
+}
+
 TEST(Zctl1, failure_of_each_call_is_answered_and_frees_everything) {
   for (const bool posing : {false, true}) {
     for (const CallKind kind : {CallKind::kAllocate, CallKind::kCopy, CallKind::kLaunch,

@@ -43,42 +43,52 @@ class Registry {
   wcuda_error error_{};
 };
 
+// Requests that are known by their bytes, and the responses of a registry with the two legacy
+// kernels.
+constexpr struct {
+  const char *request, *response;
+} kGoldens[] = {
+    {"5a43544c 0100 0100 00000000 01000000 00000000 00000000 00000000 00000000",
+     "5a43544c 0100 0100 00000000 01000000 00000000 33000000 00000000 00000000"
+     "02000000 01000000 10000000 'cuda.kernel.list' 02000000 0f000000 'cuda.kernel.run'"},
+    {"5a43544c 0100 0100 00000000 01000000 00000000 00000000 1307b523 00000000",
+     "5a43544c 0100 0100 00000000 01000000 00000000 33000000 c2e9865d 00000000"
+     "02000000 01000000 10000000 'cuda.kernel.list' 02000000 0f000000 'cuda.kernel.run'"},
+    {"5a43544c 0100 0101 00000000 01000000 00000000 00000000 00000000 00000000",
+     "5a43544c 0100 0101 00000000 01000000 00000000 3a000000 00000000 00000000"
+     "02000000 01000000 04000000 'noop' 0000000000000000 00000000"
+     "02000000 0a000000 'tensor_add' a100000000000000 00000000"},
+    {"5a43544c 0100 0201 00000000 02000000 10000000 00000000 00000000 00000000"
+     "01000000 00000000 00000000 00000000",
+     "5a43544c 0100 0201 00000000 02000000 00000000 0c000000 00000000 00000000"
+     "01000000 00000000 00000000"},
+    {"5a43544c 0100 0201 00000000 02000000 10000000 00000000 77b31a1d 00000000"
+     "01000000 00000000 00000000 00000000",
+     "5a43544c 0100 0201 00000000 02000000 00000000 0c000000 b2e362de 00000000"
+     "01000000 00000000 00000000"},
+    {"5a43544c 0100 0201 00000000 02000000 10000000 00000000 00000000 00000000"
+     "09000000 00000000 00000000 00000000",
+     "5a43544c 0100 0201 00000000 02000000 00000000 1f000000 00000000 00000000"
+     "00000000 07000000 13000000 'kernel id not found'"},
+    // Of the benchmark: tensor_add by the sizes of its tensors.
+    {"5a43544c 0100 0201 00000000 00000000 50000000 00000000 00000000 00000000"
+     "02000000 04000000 00000000 00000000 02000000 10000000 00000000 00000000"
+     "02000000 10000000 00000000 00000000 02000000 10000000 00000000 00000000"
+     "02000000 10000000 00000000 00000000",
+     "5a43544c 0100 0201 00000000 00000000 00000000 0c000000 00000000 00000000"
+     "01000000 00000000 00000000"},
+    {"5a43544c 0100 7777 00000000 09000000 00000000 00000000 00000000 00000000",
+     "5a43544c 0100 7777 00000000 09000000 02000000 00000000 00000000 00000000"},
+};
+
 class Base {
  protected:
   explicit Base(int32_t backend) : context_(0, backend), registry_(context_.handle()) {}
 
   void answers_golden_frames() {
     ZctlGuest guest(legacy_registry());
-    const auto expect = [&](const char* request, const char* response) {
+    for (const auto& [request, response] : kGoldens)
       EXPECT_EQ(guest.answer(bytes_of(request)), bytes_of(response)) << request;
-    };
-    expect("5a43544c 0100 0100 00000000 01000000 00000000 00000000 00000000 00000000",
-           "5a43544c 0100 0100 00000000 01000000 00000000 33000000 00000000 00000000"
-           "02000000 01000000 10000000 'cuda.kernel.list' 02000000 0f000000 'cuda.kernel.run'");
-    expect("5a43544c 0100 0101 00000000 01000000 00000000 00000000 00000000 00000000",
-           "5a43544c 0100 0101 00000000 01000000 00000000 3a000000 00000000 00000000"
-           "02000000 01000000 04000000 'noop' 0000000000000000 00000000"
-           "02000000 0a000000 'tensor_add' a100000000000000 00000000");
-    expect(kRunNoop,
-           "5a43544c 0100 0201 00000000 02000000 00000000 0c000000 00000000 00000000"
-           "01000000 00000000 00000000");
-    expect(
-        "5a43544c 0100 0201 00000000 02000000 10000000 00000000 77b31a1d 00000000"
-        "01000000 00000000 00000000 00000000",
-        "5a43544c 0100 0201 00000000 02000000 00000000 0c000000 b2e362de 00000000"
-        "01000000 00000000 00000000");
-    expect(
-        "5a43544c 0100 0201 00000000 02000000 10000000 00000000 00000000 00000000"
-        "09000000 00000000 00000000 00000000",
-        "5a43544c 0100 0201 00000000 02000000 00000000 1f000000 00000000 00000000"
-        "00000000 07000000 13000000 'kernel id not found'");
-    expect("5a43544c 0100 7777 00000000 09000000 00000000 00000000 00000000 00000000",
-           "5a43544c 0100 7777 00000000 09000000 02000000 00000000 00000000 00000000");
-    // The benchmark's tensor_add of 16 elements: 112 bytes.
-    const auto sizes =
-        zctl_run(kTensorAdd, {{2, 16, 0, 0}, {2, 16, 0, 0}, {2, 16, 0, 0}, {2, 16, 0, 0}});
-    EXPECT_EQ(sizes.size(), 112u);
-    EXPECT_EQ(guest.run(sizes).ok, 1u);
   }
 
   void adds_tensors() {
@@ -134,10 +144,6 @@ class Base {
       EXPECT_EQ(wcuda_registry_remove(registry_.handle(), id, nullptr), WCUDA_OK);
     return registry_.handle();
   }
-
-  static constexpr const char* kRunNoop =
-      "5a43544c 0100 0201 00000000 02000000 10000000 00000000 00000000 00000000"
-      "01000000 00000000 00000000 00000000";
 
   TestContext context_;
   Registry registry_;
@@ -213,40 +219,44 @@ TEST_F(GpuZctlSession, same_request_twice_gives_equal_response) { runs_equal_req
 
 TEST_F(ZctlSession, every_prefix_of_a_golden_is_no_frame_or_malformed) {
   ZctlGuest guest(registry_.handle());
-  const auto golden = bytes_of(kRunNoop);
-  for (size_t bytes = 0; bytes < golden.size(); ++bytes) {
-    // Exactly sized: a sanitizer sees a byte too many.
-    std::vector<uint8_t> request(golden.begin(), golden.begin() + bytes), response(64);
-    std::vector<uint8_t> memory(request);
-    const auto size = static_cast<int32_t>(bytes);
-    EXPECT_EQ(wcuda_zctl_call(guest.session(), memory.data(), memory.size(), 0, size, 0, size, 0),
-              bytes < 32 ? -1 : 32)
-        << bytes;
-    const int32_t served = wcuda_zctl_serve(guest.session(), nullptr, 0, request.data(), bytes,
-                                            response.data(), response.size());
-    EXPECT_EQ(served, bytes < 32 ? -1 : 32) << bytes;
-    EXPECT_EQ(bytes < 32 || u32_at(response, 16) == 1, true) << bytes;
+  for (const auto& each : kGoldens) {
+    const auto golden = bytes_of(each.request);
+    for (size_t bytes = 0; bytes < golden.size(); ++bytes) {
+      // Exactly sized: a sanitizer sees a byte too many.
+      std::vector<uint8_t> request(golden.begin(), golden.begin() + bytes), response(64);
+      std::vector<uint8_t> memory(request);
+      const auto size = static_cast<int32_t>(bytes);
+      EXPECT_EQ(wcuda_zctl_call(guest.session(), memory.data(), memory.size(), 0, size, 0, size, 0),
+                bytes < 32 ? -1 : 32)
+          << bytes;
+      const int32_t served = wcuda_zctl_serve(guest.session(), nullptr, 0, request.data(), bytes,
+                                              response.data(), response.size());
+      EXPECT_EQ(served, bytes < 32 ? -1 : 32) << bytes;
+      EXPECT_EQ(bytes < 32 || u32_at(response, 16) == 1, true) << bytes;
+    }
   }
 }
 
 TEST_F(ZctlSession, changed_bytes_change_nothing_outside_the_response) {
+  constexpr int32_t kCapacity = 256;
   ZctlGuest guest(registry_.handle());
-  for (const char* golden :
-       {"5a43544c 0100 0100 00000000 01000000 00000000 00000000 1307b523 00000000", kRunNoop}) {
-    const auto frame = bytes_of(golden);
+  for (const auto& golden : kGoldens) {
+    const auto frame = bytes_of(golden.request);
+    const auto size = static_cast<int32_t>(frame.size());
     for (size_t at = 0; at < frame.size(); ++at)
       for (const int change : {1, 0x80, 0xff}) {
         auto changed = frame;
         changed[at] ^= static_cast<uint8_t>(change);
-        std::fill(guest.memory.begin(), guest.memory.end(), uint8_t{0xcc});
-        const int32_t ret = guest.call(changed, 128);
+        // Exactly sized, the response behind the frame.
+        auto memory = changed;
+        memory.resize(frame.size() + kCapacity, 0xcc);
+        const int32_t ret = wcuda_zctl_call(guest.session(), memory.data(), memory.size(), 0, size,
+                                            size, kCapacity, 0);
         // Magic, version and nothing else make it no frame.
         EXPECT_EQ(ret == -1, at < 6) << at;
-        const auto untouched = [](uint8_t byte) { return byte == 0xcc; };
-        EXPECT_TRUE(std::all_of(guest.memory.begin() + frame.size(),
-                                guest.memory.begin() + kResponse, untouched));
-        EXPECT_TRUE(std::all_of(guest.memory.begin() + kResponse + std::max(ret, 0),
-                                guest.memory.end(), untouched));
+        EXPECT_TRUE(std::equal(changed.begin(), changed.end(), memory.begin()));
+        EXPECT_TRUE(std::all_of(memory.begin() + size + std::max(ret, 0), memory.end(),
+                                [](uint8_t byte) { return byte == 0xcc; }));
       }
   }
 }
@@ -254,7 +264,7 @@ TEST_F(ZctlSession, changed_bytes_change_nothing_outside_the_response) {
 TEST_F(ZctlSession, response_is_written_whole_or_not_at_all) {
   ZctlGuest guest(registry_.handle());
   for (const uint16_t op : {0x0001, 0x0101, 0x0102, 0x7777}) {
-    const auto frame = op == 0x0102 ? bytes_of(kRunNoop) : zctl_frame(op, {});
+    const auto frame = op == 0x0102 ? zctl_run(kNoop, {}) : zctl_frame(op, {});
     const auto full = static_cast<int32_t>(guest.answer(frame).size());
     for (int32_t capacity = 0; capacity <= full; ++capacity) {
       std::fill(guest.memory.begin(), guest.memory.end(), uint8_t{0xcc});
