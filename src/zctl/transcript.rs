@@ -1,5 +1,6 @@
 //! Transcripts: what a guest asked its host and was given, as lines of JSON.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Write};
 use std::str::FromStr;
@@ -7,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::frame::{HEADER_BYTES, MAGIC, VERSION};
 use super::guest::window;
@@ -124,18 +125,17 @@ impl Line {
     /// The line that this text should be as line of call `call`: what is missing or contradicts itself is
     /// replaced, so that the first byte that differs is the first that is wrong.
     fn read(text: &str, call: u64) -> std::result::Result<Self, (u64, String)> {
-        let value: Value = serde_json::from_str(text).map_err(|error| {
+        // Values stay text until their field is known: as a tree, a list of digits takes 36 times its bytes.
+        let fields: BTreeMap<String, &RawValue> = serde_json::from_str(text).map_err(|error| {
             (
                 error.column().max(1) as u64 - 1,
                 "a line of JSON".to_owned(),
             )
         })?;
-        let text_of = |key: &str| value[key].as_str().unwrap_or("").to_owned();
-        let number = |key: &str| value[key].as_u64().unwrap_or(0);
-        let signed = |key: &str| {
-            let number = value[key].as_i64().unwrap_or(0);
-            i32::try_from(number).unwrap_or(0)
-        };
+        let json = |key: &str| fields.get(key).map_or("", |value| value.get());
+        let text_of = |key: &str| serde_json::from_str::<String>(json(key)).unwrap_or_default();
+        let number = |key: &str| serde_json::from_str::<u64>(json(key)).unwrap_or(0);
+        let signed = |key: &str| serde_json::from_str::<i32>(json(key)).unwrap_or(0);
         let bytes = STANDARD.decode(text_of("b64")).unwrap_or_default();
         // -1 or the number of bytes; a response has some.
         let ret = |empty: i32| match i32::try_from(bytes.len()).unwrap_or(-1) {
@@ -151,11 +151,11 @@ impl Line {
             bytes,
         };
         let offset = number("off");
-        Ok(match value["k"].as_str().unwrap_or("") {
+        Ok(match text_of("k").as_str() {
             "zctl" => Self::Head(Head {
                 manifest: hex(&text_of("manifest"), 64),
-                backend: match value["backend"].as_str() {
-                    Some("cuda") => "cuda".to_owned(),
+                backend: match text_of("backend").as_str() {
+                    "cuda" => "cuda".to_owned(),
                     _ => "host".to_owned(),
                 },
                 memory_bytes: number("mem_cap"),
