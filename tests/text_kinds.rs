@@ -227,6 +227,48 @@ fn files_with_elements_of_a_wrong_type_or_without_merges_are_refused() {
 }
 
 #[test]
+fn gaps_are_filled_by_tokens_of_the_file_or_of_published_models() {
+    let named = ["<unk>", "<s>", "a", "b", "PRE", "SUF", "MID"];
+    let published = ["<unk>", "<s>", "a", "b", "▁<PRE>", "▁<SUF>", "▁<MID>"];
+    let file = |tokens: &[&str], keys: [&str; 3], ids: [u32; 3]| {
+        let types: Vec<u8> = [2u32, 3, 1, 1, 3, 3, 3]
+            .iter()
+            .flat_map(|kind| kind.to_le_bytes())
+            .collect();
+        let scores: Vec<u8> = [0f32; 7]
+            .iter()
+            .flat_map(|score| score.to_le_bytes())
+            .collect();
+        let file = GgufFile::new()
+            .string("tokenizer.ggml.model", "llama")
+            .strings("tokenizer.ggml.tokens", tokens)
+            .array("tokenizer.ggml.token_type", 4, 7, &types)
+            .array("tokenizer.ggml.scores", 6, 7, &scores)
+            .entry("tokenizer.ggml.add_space_prefix", 7, &[0]);
+        let file = keys.into_iter().zip(ids).fold(file, |file, (key, id)| {
+            file.u32(&format!("tokenizer.ggml.{key}_token_id"), id)
+        });
+        Tokenizer::from_gguf(&Gguf::from_bytes(file.bytes()).unwrap())
+    };
+    let newer = ["fim_pre", "fim_suf", "fim_mid"];
+    let older = ["prefix", "suffix", "middle"];
+    let other = ["x", "y", "z"];
+
+    for (tokens, keys) in [(named, newer), (named, older), (published, other)] {
+        let tokenizer = file(&tokens, keys, [4, 5, 6]).unwrap();
+        let ids = tokenizer.encode_infill("ab", "b").unwrap();
+        assert_eq!(ids.as_deref(), Some(&[1, 4, 2, 3, 5, 3, 6][..]), "{keys:?}");
+    }
+    let none = file(&named, other, [4, 5, 6]).unwrap();
+    assert_eq!(none.encode_infill("ab", "b").unwrap(), None);
+    let past = file(&named, newer, [4, 5, 7]).unwrap_err();
+    assert!(
+        past.message().contains("the FIM middle token has id 7"),
+        "{past}"
+    );
+}
+
+#[test]
 fn chat_templates_have_the_names_of_their_keys() {
     let file = GgufFile::new()
         .string("tokenizer.ggml.model", "llama")

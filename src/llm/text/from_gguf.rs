@@ -39,6 +39,9 @@ impl Vocabulary {
             // The key is misspelt in the format.
             sep_id: special_id(gguf, "tokenizer.ggml.seperator_token_id")?,
             pad_id: special_id(gguf, "tokenizer.ggml.padding_token_id")?,
+            fim_prefix_id: fim_id(gguf, "fim_pre", "prefix")?,
+            fim_suffix_id: fim_id(gguf, "fim_suf", "suffix")?,
+            fim_middle_id: fim_id(gguf, "fim_mid", "middle")?,
             add_bos: gguf.bool("tokenizer.ggml.add_bos_token")?,
             add_eos: gguf.bool("tokenizer.ggml.add_eos_token")?,
             add_space_prefix: gguf.bool("tokenizer.ggml.add_space_prefix")?,
@@ -139,6 +142,14 @@ fn special_id(gguf: &Gguf, key: &str) -> Result<Option<u32>> {
             ErrorKind::Malformed,
             format!("metadata key '{key}' is {value:?}, not a token id"),
         )),
+    }
+}
+
+/// Older files have other keys for the tokens around gaps.
+fn fim_id(gguf: &Gguf, name: &str, older: &str) -> Result<Option<u32>> {
+    match special_id(gguf, &format!("tokenizer.ggml.{name}_token_id"))? {
+        None => special_id(gguf, &format!("tokenizer.ggml.{older}_token_id")),
+        found => Ok(found),
     }
 }
 

@@ -179,6 +179,46 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// The ids of a prompt whose answer is the text between `prefix` and `suffix` (fill-in-the-middle). None if the
+    /// vocabulary has no tokens for that.
+    pub fn encode_infill(&self, prefix: &str, suffix: &str) -> Result<Option<Vec<u32>>> {
+        let Some(markers) = self.fim_ids() else {
+            return Ok(None);
+        };
+        let mut ids = Vec::new();
+        if self.add_bos {
+            ids.extend(self.bos_id());
+        }
+        for (marker, text) in markers.into_iter().zip([prefix, suffix, ""]) {
+            ids.push(marker);
+            ids.extend(self.encode(text, EncodeOptions::default())?);
+        }
+        Ok(Some(ids))
+    }
+
+    /// The tokens before the text in front of a gap, behind it, and in it: those that the file names, or those of
+    /// published models.
+    fn fim_ids(&self) -> Option<[u32; 3]> {
+        let Vocabulary {
+            fim_prefix_id,
+            fim_suffix_id,
+            fim_middle_id,
+            ..
+        } = self.vocabulary;
+        if let (Some(prefix), Some(suffix), Some(middle)) =
+            (fim_prefix_id, fim_suffix_id, fim_middle_id)
+        {
+            return Some([prefix, suffix, middle]);
+        }
+        FIM_MARKERS.iter().find_map(|[prefix, suffix, middle]| {
+            Some([
+                self.token_id(prefix)?,
+                self.token_id(suffix)?,
+                self.token_id(middle)?,
+            ])
+        })
+    }
+
     fn encode_text(&self, text: &str, parse_special: bool, ids: &mut Vec<u32>) -> Result<()> {
         let mut words = WordCache::default();
         let mut merger = Merger::default();
@@ -380,6 +420,16 @@ const END_MARKERS: &[(&str, bool)] = &[
     ("_<EOT>", false),
     ("[EOT]", false),
     ("[EOS]", false),
+];
+
+/// Markers of published models around gaps. No vocabulary has all three for another purpose.
+const FIM_MARKERS: [[&str; 3]; 6] = [
+    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
+    ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
+    ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
+    ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
+    ["▁<PRE>", "▁<SUF>", "▁<MID>"],
+    ["<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"],
 ];
 
 fn end_of_generation(vocabulary: &Vocabulary) -> BTreeSet<u32> {

@@ -82,6 +82,12 @@ pub struct Vocabulary {
     pub sep_id: Option<u32>,
     /// `tokenizer.ggml.padding_token_id`.
     pub pad_id: Option<u32>,
+    /// `tokenizer.ggml.fim_pre_token_id`: comes before the text in front of a gap.
+    pub fim_prefix_id: Option<u32>,
+    /// `tokenizer.ggml.fim_suf_token_id`: comes before the text behind a gap.
+    pub fim_suffix_id: Option<u32>,
+    /// `tokenizer.ggml.fim_mid_token_id`: comes before the text that fills a gap.
+    pub fim_middle_id: Option<u32>,
     /// `tokenizer.ggml.add_bos_token`; `None`: what the tokenizer's kind implies.
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`; `None`: what the tokenizer's kind implies.
@@ -192,6 +198,9 @@ impl Vocabulary {
             ("unknown", self.unk_id),
             ("separator", self.sep_id),
             ("padding", self.pad_id),
+            ("FIM prefix", self.fim_prefix_id),
+            ("FIM suffix", self.fim_suffix_id),
+            ("FIM middle", self.fim_middle_id),
         ];
         for (name, id) in ids {
             if let Some(id) = id
