@@ -1,7 +1,7 @@
 //! A small HTTP/1.1 client: one request a connection, answers read as they come.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
 /// An address of the form `http://HOST[:PORT][/PATH]`.
@@ -42,6 +42,26 @@ impl Url {
             authority: self.authority.clone(),
             path: format!("{}{path}", self.path),
         }
+    }
+
+    /// The address of this machine from which the host is reached. Sends nothing.
+    pub fn route(&self) -> io::Result<IpAddr> {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+        for address in self.authority.to_socket_addrs()? {
+            let any: IpAddr = match address {
+                SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            let connected = UdpSocket::bind((any, 0)).and_then(|socket| {
+                socket.connect(address)?;
+                socket.local_addr()
+            });
+            match connected {
+                Ok(address) => return Ok(address.ip()),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
     }
 
     fn connect(&self, timeout: Duration) -> io::Result<TcpStream> {

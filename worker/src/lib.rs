@@ -92,8 +92,7 @@ enum Command {
 pub fn main() -> ExitCode {
     // A usage error exits here with status 2.
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
-    // The older worker had one command only.
-    if arguments.get(1).is_some_and(|first| first == "--worker-id") {
+    if is_older_form(&arguments) {
         arguments.insert(1, "serve".into());
     }
     let outcome = match parse(&arguments) {
@@ -101,6 +100,17 @@ pub fn main() -> ExitCode {
         Err(failure) => Err(failure),
     };
     report(outcome)
+}
+
+/// Whether a command line is one of the older worker, which had no commands and needed an id.
+fn is_older_form(arguments: &[OsString]) -> bool {
+    let mut options = arguments.iter().skip(1).map(|text| text.as_encoded_bytes());
+    let begins_with_option = options
+        .clone()
+        .next()
+        .is_some_and(|first| first.starts_with(b"--"));
+    let is_id = |text: &[u8]| text == b"--worker-id" || text.starts_with(b"--worker-id=");
+    begins_with_option && options.any(is_id)
 }
 
 /// Commands whose options come from a file and the environment too.
@@ -168,6 +178,27 @@ fn report(outcome: Outcome) -> ExitCode {
         Err(failure) => {
             failure.print();
             failure.exit_code()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_older_form;
+
+    #[test]
+    fn the_older_form_begins_with_an_option_and_has_an_id() {
+        for (line, is_older) in [
+            ("worker --worker-id w1 --model f", true),
+            ("worker --worker-id=w1 --model f", true),
+            ("worker --model f --worker-id w1", true),
+            ("worker serve --worker-id w1 f", false),
+            ("worker --help", false),
+            ("worker --worker-ids", false),
+            ("worker", false),
+        ] {
+            let arguments: Vec<_> = line.split(' ').map(Into::into).collect();
+            assert_eq!(is_older_form(&arguments), is_older, "{line}");
         }
     }
 }

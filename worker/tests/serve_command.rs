@@ -101,42 +101,27 @@ fn a_real_model_chats_until_sigterm() {
         .filter_map(|delta| delta.as_str().map(str::to_owned))
         .collect();
     assert_eq!(joined, text);
-    let id = child.id().to_string();
-    let signal = Command::new("kill")
-        .args(["-TERM", &id])
-        .status()
-        .expect("kill");
-    assert!(signal.success());
+    terminate(&child);
     assert_eq!(child.wait().expect("is our child").code(), Some(0));
 }
 
-/// Runs the worker with the flags of the older one, up to its callback, which is answered with `status`.
-fn callback(model: &str, status: u16) -> (Child, String, Value) {
+/// Runs the worker with the flags of the older one, up to its callback. Returns where to answer that, its first line,
+/// and its body.
+fn callback(model: &str, more: &[&str]) -> (Child, TcpStream, String, Value) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!(
-        "http://{}/ready",
+        "--callback-url=http://{}/ready",
         listener.local_addr().expect("an address")
     );
-    let arguments = [
-        "--worker-id",
-        "w1",
-        "--model",
-        model,
-        "--gpu-device",
-        "0",
-        "--port",
-        "0",
-        "--backend",
-        "host",
-        "--callback-url",
-        &url,
-    ];
+    let arguments = ["--worker-id=w1", "--model", model, "--gpu-device=0"];
     let child = worker(&arguments)
+        .args(["--port", "0", "--backend", "host", &url])
+        .args(more)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("the worker starts");
-    let (mut stream, _) = listener.accept().expect("it calls");
+    let (stream, _) = listener.accept().expect("it calls");
     let mut input = BufReader::new(stream.try_clone().expect("a socket"));
     let mut line = String::new();
     input.read_line(&mut line).expect("a line");
@@ -144,36 +129,67 @@ fn callback(model: &str, status: u16) -> (Child, String, Value) {
     let length = head.headers["content-length"].parse().expect("a number");
     let mut body = vec![0; length];
     input.read_exact(&mut body).expect("a body");
-    let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n");
-    stream.write_all(answer.as_bytes()).expect("it reads");
-    (child, line, serde_json::from_slice(&body).expect("JSON"))
+    let body = serde_json::from_slice(&body).expect("JSON");
+    (child, stream, line, body)
+}
+
+fn terminate(child: &Child) {
+    let id = child.id().to_string();
+    let signal = Command::new("kill").args(["-TERM", &id]).status();
+    assert!(signal.expect("kill").success());
 }
 
 #[test]
-fn the_callback_comes_when_the_model_is_loaded() {
+fn a_worker_answers_before_its_callback_is_answered() {
     let Some(model) = real_model() else { return };
     let model = model.to_str().expect("UTF-8");
-    let (mut child, line, body) = callback(model, 204);
+    let (mut child, mut stream, line, body) = callback(model, &[]);
 
     assert_eq!(line, "POST /ready HTTP/1.1\r\n");
     assert_eq!(body["worker_id"], "w1");
-    assert!(
-        body["vram_bytes"].as_u64().is_some_and(|bytes| bytes > 0),
-        "{body}"
-    );
+    let bytes = body["vram_bytes"].as_u64();
+    assert!(bytes.is_some_and(|bytes| bytes > 0), "{body}");
     let uri = body["uri"].as_str().expect("an address");
-    let mut first = String::new();
     let mut output = BufReader::new(child.stdout.take().expect("is piped"));
+    let mut first = String::new();
     output.read_line(&mut first).expect("a line");
     assert_eq!(first, format!("listening on {uri}\n"));
-    child.kill().expect("it runs");
-    child.wait().expect("is our child");
+    let address = uri.strip_prefix("http://").expect("is TCP");
+    let get = |head: &str| {
+        let mut client = TcpStream::connect(address).expect("it listens");
+        let text = request(head, &[], "");
+        client.write_all(text.as_bytes()).expect("it reads");
+        Reply::read(client)
+    };
+    assert_eq!(get("GET /health").ok()["worker_id"], "w1");
+    let answer = b"HTTP/1.1 204 X\r\ncontent-length: 0\r\n\r\n";
+    stream.write_all(answer).expect("it reads");
+    // Whoever has started it ends it.
+    assert_eq!(get("POST /shutdown").status, 202);
+    assert_eq!(child.wait().expect("is our child").code(), Some(0));
+}
+
+#[test]
+fn a_callback_has_an_address_that_can_be_reached_and_may_be_interrupted() {
+    let Some(model) = real_model() else { return };
+    let keys = Path::new(env!("CARGO_TARGET_TMPDIR")).join("callback.keys");
+    std::fs::write(&keys, "0123456789abcdef\n").expect("a temporary file");
+    let keys = keys.to_str().expect("UTF-8");
+    let all = ["--host", "0.0.0.0", "--api-key-file", keys];
+    let (mut child, _stream, _, body) = callback(model.to_str().expect("UTF-8"), &all);
+
+    let uri = body["uri"].as_str().expect("an address");
+    assert!(uri.starts_with("http://127.0.0.1:"), "{uri}");
+    terminate(&child);
+    assert_eq!(child.wait().expect("is our child").code(), Some(0));
 }
 
 #[test]
 fn a_callback_that_is_refused_ends_the_worker() {
     let Some(model) = real_model() else { return };
-    let (child, ..) = callback(model.to_str().expect("UTF-8"), 500);
+    let (child, mut stream, ..) = callback(model.to_str().expect("UTF-8"), &[]);
+    let answer = b"HTTP/1.1 500 X\r\ncontent-length: 0\r\n\r\n";
+    stream.write_all(answer).expect("it reads");
     let output = child.wait_with_output().expect("is our child");
     assert_fails(&output, 1, "the callback was answered with status 500");
 }

@@ -72,6 +72,17 @@ fn what_is_printed_is_a_file_that_says_the_same() {
 }
 
 #[test]
+fn the_model_is_one_option_with_two_forms() {
+    let twice = run(&["config", "a.gguf", "--model", "b.gguf"]);
+    assert_fails(&twice, 2, "the model is given twice");
+    let path = file("model.toml", "model = 'a.gguf'\n");
+    let arguments = ["--config", &path, "--model", "b.gguf"];
+    let found = lines(&config(&arguments, &[("WORKER_MODEL", "c.gguf")]));
+    let model = "model = \"b.gguf\" # flag".to_owned();
+    assert!(found.contains(&model), "{found:#?}");
+}
+
+#[test]
 fn where_to_listen_is_one_option() {
     let path = file("unix.toml", "unix = '/run/x'\nmodel = 'a.gguf'\n");
     let found = lines(&config(&["--config", &path, "--port", "3"], &[]));

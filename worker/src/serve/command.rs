@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use serde_json::json;
@@ -114,7 +115,7 @@ enum LogChoice {
 /// Keys in place of a file.
 const KEYS_VARIABLE: &str = "WORKER_API_KEYS";
 
-/// Longest wait for each part of the answer to the callback.
+/// Longest time for the callback: name, connection and answer.
 const CALLBACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Exit status when the device is lost.
@@ -154,12 +155,27 @@ pub fn run(args: &Args) -> Outcome {
         .map_err(|error| Failure::new(format!("cannot listen on {}: {error}", name(&address))))?;
     interrupt::watch_server(server.stop_handle());
     let url = server.url().map_err(failed)?;
-    if let Some(callback) = &args.callback_url {
-        announce(callback, args.worker_id.as_deref(), &url, memory.as_deref())?;
-    }
     println!("listening on {url}");
     io::stdout().flush()?;
-    match server.run().map_err(failed)? {
+    let refused = Arc::new(Mutex::new(None));
+    if let Some(callback) = args.callback_url.clone() {
+        let (id, stop) = (args.worker_id.clone(), server.stop_handle());
+        let announce = move || announce(&callback, id.as_deref(), &url, memory.as_deref());
+        let refused = Arc::clone(&refused);
+        // Whoever is called may ask this server before it answers.
+        thread::spawn(move || {
+            if let Err(failure) = within(CALLBACK_TIMEOUT, announce) {
+                *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+                stop.stop();
+            }
+        });
+    }
+    let ended = server.run().map_err(failed)?;
+    let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(failure) = refused.take() {
+        return Err(failure);
+    }
+    match ended {
         Ended::Drained => Ok(()),
         Ended::Cut(count) => {
             let message = format!("{count} requests had not ended in time and were cut short");
@@ -169,22 +185,48 @@ pub fn run(args: &Args) -> Outcome {
     }
 }
 
-/// Reports to whoever has started this worker that it accepts requests. Clients that connect already wait.
+/// What `work` returns, or a failure if it takes longer; it continues then, and its result is dropped.
+fn within(most: Duration, work: impl FnOnce() -> Outcome + Send + 'static) -> Outcome {
+    let (sender, answer) = mpsc::channel();
+    thread::spawn(move || sender.send(work()));
+    answer.recv_timeout(most).unwrap_or_else(|_| {
+        let seconds = most.as_secs();
+        let message = format!("the callback was not answered within {seconds} s");
+        Err(Failure::new(message))
+    })
+}
+
+/// Reports to whoever has started this worker that it accepts requests.
 fn announce(
     callback: &Url,
     worker_id: Option<&str>,
     url: &str,
     memory: Option<&MemoryReport>,
 ) -> Outcome {
+    let failed = |error: io::Error| Failure::new(format!("the callback: {error}"));
+    let url = reachable(url, callback).map_err(failed)?;
     let bytes: Option<u64> = memory.map(|report| report().iter().map(|(_, bytes)| bytes).sum());
     let body = json!({ "worker_id": worker_id, "vram_bytes": bytes, "uri": url }).to_string();
-    let reply = client::send("POST", callback, None, &body, CALLBACK_TIMEOUT)
-        .map_err(|error| Failure::new(format!("the callback: {error}")))?;
+    let reply = client::send("POST", callback, None, &body, CALLBACK_TIMEOUT).map_err(failed)?;
     match reply.status {
         200..300 => Ok(()),
         status => Err(Failure::new(format!(
             "the callback was answered with status {status}"
         ))),
+    }
+}
+
+/// The address in `url`. If it stands for all addresses of this machine: the one from which `other` is reached.
+fn reachable(url: &str, other: &Url) -> io::Result<String> {
+    let address: Option<SocketAddr> = url
+        .strip_prefix("http://")
+        .and_then(|address| address.parse().ok());
+    match address {
+        Some(address) if address.ip().is_unspecified() => {
+            let address = SocketAddr::new(other.route()?, address.port());
+            Ok(format!("http://{address}"))
+        }
+        _ => Ok(url.to_owned()),
     }
 }
 
@@ -363,4 +405,35 @@ fn sampling(gguf: &Gguf) -> Outcome<SamplingDefaults> {
         min_p: number("min_p")?.unwrap_or(none.min_p),
         repetition_penalty: number("penalty_repeat")?.unwrap_or(none.repetition_penalty),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_callback_has_one_deadline_for_everything() {
+        let (sender, never) = mpsc::channel::<()>();
+        let late = within(Duration::from_millis(1), move || {
+            let _ = never.recv();
+            Ok(())
+        });
+        drop(sender);
+        let message = late.expect_err("it is late").to_string();
+        assert!(message.contains("not answered"), "{message}");
+        within(Duration::MAX, || Ok(())).expect("in time");
+    }
+
+    #[test]
+    fn an_address_of_all_becomes_one_that_can_be_reached() {
+        let manager = Url::parse("http://127.0.0.1:9").expect("a URL");
+        for (url, reachable_url) in [
+            ("http://0.0.0.0:8080", "http://127.0.0.1:8080"),
+            ("http://[::]:8080", "http://127.0.0.1:8080"),
+            ("http://127.0.0.2:8080", "http://127.0.0.2:8080"),
+            ("unix:/run/worker", "unix:/run/worker"),
+        ] {
+            assert_eq!(reachable(url, &manager).expect("a route"), reachable_url);
+        }
+    }
 }

@@ -39,6 +39,11 @@ pub fn with_file(
     found: &ArgMatches,
     arguments: &[OsString],
 ) -> Outcome<Vec<OsString>> {
+    let is_argument = |id| found.value_source(id) == Some(ValueSource::CommandLine);
+    if is_argument("model") && is_argument("model_file") {
+        let message = "the model is given twice: as an argument, and by --model";
+        return Err(Failure::usage(message));
+    }
     let Some(path) = found.get_one::<std::path::PathBuf>("config") else {
         return Ok(arguments.to_vec());
     };
@@ -57,8 +62,9 @@ pub fn with_file(
             option_name(argument).is_some_and(|known| known == name && known != "config")
         });
         let argument = known.ok_or_else(|| wrong(path, &format!("the key '{key}' is unknown")))?;
-        // Where to listen is one option with two forms.
+        // Where to listen is one option with two forms, and so is the model.
         let rivals: &[&str] = match argument.get_id().as_str() {
+            "model" => &["model", "model_file"],
             "unix" => &["unix", "host", "port"],
             "host" | "port" => &["unix", argument.get_id().as_str()],
             id => &[id],
@@ -120,7 +126,10 @@ pub fn describe(command: &Command, given: &ArgMatches, found: &ArgMatches) -> St
         let Some(name) = option_name(argument) else {
             continue;
         };
-        let id = argument.get_id().as_str();
+        let id = match argument.get_id().as_str() {
+            "model" if found.value_source("model_file").is_some() => "model_file",
+            id => id,
+        };
         let source = |matches: &ArgMatches| matches.value_source(id);
         let origin = match (source(given), source(found)) {
             (Some(ValueSource::EnvVariable), _) => {
