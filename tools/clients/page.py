@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Drives the page of a server in Chromium: page.py URL [PID]. It chats, stops an answer, and logs no error; when the
-server with this process id has ended, it shows that."""
+"""Drives the page of a server in Chromium: page.py URL [PID]. It keeps a conversation, shows errors, chats, stops an
+answer, and logs no error; when the server with this process id has ended, it shows that."""
 
 import os
 import signal
@@ -9,8 +9,47 @@ import sys
 from playwright.sync_api import expect, sync_playwright
 
 url = sys.argv[1]
+STREAM = """data: {"choices": [{"delta": {"reasoning_content": "hm, "}}]}
+
+data: {"choices": [{"delta": {"content": "yes"}}]}
+
+data: [DONE]
+
+"""
+
+
+def check_history(page):
+    """What the page sends and shows, with answers that are written here."""
+    asked = []
+
+    def chat(route):
+        asked.append(route.request.post_data_json["messages"])
+        if len(asked) == 2:
+            route.fulfill(status=503, json={"error": {"message": "the queue is full"}})
+        else:
+            route.fulfill(body=STREAM, content_type="text/event-stream")
+
+    page.route("**/v1/chat/completions", chat)
+    page.goto(url)
+    for question in "abc":
+        page.fill("#text", question)
+        page.click("#send")
+        expect(page.locator("#send")).to_be_enabled()
+    expect(page.locator(".assistant").first).to_have_text("hm, yes")
+    expect(page.locator(".error")).to_have_text("the queue is full")
+    history = [(message["role"], message["content"]) for message in asked[2]]
+    assert history == [("user", "a"), ("assistant", "yes"), ("user", "c")], history
+
+    refusal = {"error": {"message": "this role has no path"}}
+    page.route("**/health", lambda route: route.fulfill(status=403, json=refusal))
+    expect(page.locator("#state")).to_have_text("this role has no path")
+    page.close()
+    print("ok  page: history and errors")
+
+
 with sync_playwright() as playwright:
     browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+    check_history(browser.new_page())
     page = browser.new_page()
     problems = []
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)

@@ -67,7 +67,9 @@ async function look() {
     const [health, metrics] = await Promise.all(
       ["health", "metrics"].map((path) => fetch(path, { headers: headers() })),
     );
-    if (health.status === 401) showState("an API key is required", false);
+    // Without a model in it, it is an error.
+    const refused = [health, metrics].find((reply) => !reply.ok && reply.status !== 503);
+    if (refused) showState((await refused.json()).error.message, false);
     else show(await health.json(), parse(await metrics.text()));
   } catch {
     showState("no answer", false);
@@ -93,7 +95,8 @@ async function* events(body) {
   }
 }
 
-async function answer(item) {
+// Shows an answer while it comes. `reply` gets its text without the reasoning, as the next request sends it.
+async function answer(item, reply) {
   const response = await fetch("v1/chat/completions", {
     method: "POST",
     headers: { "content-type": "application/json", ...headers() },
@@ -106,6 +109,7 @@ async function answer(item) {
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Error(chunk.error.message);
     const delta = chunk.choices[0]?.delta ?? {};
+    reply.content += delta.content ?? "";
     item.textContent += (delta.reasoning_content ?? "") + (delta.content ?? "");
   }
 }
@@ -117,15 +121,21 @@ element("chat").addEventListener("submit", async (event) => {
   messages.push({ role: "user", content: text });
   add("user", text);
   const item = add("assistant", "");
+  const reply = { role: "assistant", content: "" };
   abort = new AbortController();
   element("send").disabled = true;
   element("stop").disabled = false;
   try {
-    await answer(item);
+    await answer(item, reply);
   } catch (error) {
     if (error.name !== "AbortError") add("error", error.message);
   }
-  messages.push({ role: "assistant", content: item.textContent });
+  if (reply.content) messages.push(reply);
+  else {
+    // Without an answer the question is not part of the conversation.
+    messages.pop();
+    element("text").value ||= text;
+  }
   abort = null;
   element("send").disabled = false;
   element("stop").disabled = true;
