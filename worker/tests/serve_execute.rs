@@ -1,15 +1,17 @@
 //! `serve`: the API of the older worker.
 
 use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use worker_cuda::generate::service::Clock;
-use worker_orcd::serve::{DeviceReport, Ended, Keys};
+use worker_orcd::serve::{Address, DeviceReport, Ended, Keys};
 
-use http::{Reply, Served, Setup, request};
+use http::{Reply, Served, request};
 
 #[path = "support/http.rs"]
 mod http;
@@ -199,53 +201,55 @@ fn what_is_no_job_is_an_error_of_the_same_form() {
 
 #[test]
 fn a_job_is_cancelled_by_its_id() {
-    let served = Served::with(Setup::endless);
-    let stream = served.begin("/execute", &job("on", json!({ "max_tokens": 2048 })));
-    served.wait_for_running(1);
-    let twice = served.post("/execute", &job("hi", json!({})));
-    assert_eq!(
-        twice.json()["errors"][0]["constraint"],
-        "unique",
-        "{}",
-        twice.body
-    );
-
-    for _ in 0..2 {
-        let cancelled = served.post("/cancel", &json!({ "job_id": "job-1" }));
-        assert_eq!(cancelled.status, 202, "{}", cancelled.body);
-    }
-
-    let events = events(&Reply::read(stream));
-    assert_eq!(events[0]["type"], "started");
-    let last = events.last().expect("an event");
-    // The answer may have come to its end before.
-    match last["type"].as_str() {
-        Some("error") => assert_eq!(last["code"], "CANCELLED"),
-        _ => assert_eq!(last["stop_reason"], "MAX_TOKENS"),
-    }
-    assert_eq!(
-        served
-            .post("/cancel", &json!({ "job_id": "no-job" }))
-            .status,
-        202
-    );
-    let nothing = served.post("/cancel", &json!({}));
-    assert_eq!(nothing.json()["errors"][0]["field"], "job_id");
-    served.wait_for_running(0);
-}
-
-#[test]
-fn a_job_that_is_held_is_cancelled() {
     let served = Served::start();
     served.control.hold();
     let stream = served.begin("/execute", &job("on", json!({})));
     served.wait_for_running(1);
+    let twice = served.post("/execute", &job("hi", json!({})));
+    let errors = &twice.json()["errors"];
+    assert_eq!(errors[0]["constraint"], "unique", "{}", twice.body);
 
-    let cancelled = served.post("/cancel", &json!({ "job_id": "job-1" }));
+    for id in ["job-1", "job-1", "no-job"] {
+        let cancelled = served.post("/cancel", &json!({ "job_id": id }));
+        assert_eq!(cancelled.status, 202, "{}", cancelled.body);
+    }
+    let nothing = served.post("/cancel", &json!({}));
     served.control.release();
 
-    assert_eq!(cancelled.status, 202);
+    assert_eq!(nothing.json()["errors"][0]["field"], "job_id");
     let events = events(&Reply::read(stream));
+    assert_eq!(events[0]["type"], "started");
+    assert_eq!(events.last().expect("an event")["code"], "CANCELLED");
+    served.wait_for_running(0);
+}
+
+#[test]
+fn a_job_is_cancelled_by_a_key_that_may_have_no_more_requests() {
+    let keys = Keys::parse("first-secret-key concurrency=1\n").expect("a key");
+    let served = Served::with(|setup| setup.options.keys = keys);
+    let send = |path: &str, body: &Value| {
+        let key = [("x-api-key", "first-secret-key")];
+        let text = request(&format!("POST {path}"), &key, &body.to_string());
+        let mut stream = served.connect();
+        stream.write_all(text.as_bytes()).expect("it reads");
+        stream
+    };
+    served.control.hold();
+    let first = send("/execute", &job("on", json!({})));
+    served.wait_for_running(1);
+
+    let second = Reply::read(send("/execute", &job("on", json!({ "job_id": "job-2" }))));
+    let cancelled = Reply::read(send("/cancel", &json!({ "job_id": "job-1" })));
+    let long = json!({ "job_id": "job-1", "more": "x".repeat(4096) });
+    let long = Reply::read(send("/cancel", &long));
+    served.control.release();
+
+    assert_eq!(second.status, 429);
+    assert_eq!(second.json()["retriable"], true, "{}", second.body);
+    assert_eq!(cancelled.status, 202, "{}", cancelled.body);
+    assert_eq!(long.status, 413);
+    assert_eq!(long.json()["retriable"], false, "{}", long.body);
+    let events = events(&Reply::read(first));
     assert_eq!(events.last().expect("an event")["code"], "CANCELLED");
 }
 
@@ -355,7 +359,7 @@ fn a_full_queue_is_an_error_that_may_be_tried_again() {
 
 #[test]
 fn a_shutdown_lets_jobs_end() {
-    let served = Served::start();
+    let served = Served::with(|setup| setup.options.worker_id = Some("worker-7".into()));
     served.control.hold();
     let stream = served.begin("/execute", &job("hi", json!({})));
     served.wait_for_running(1);
@@ -378,6 +382,22 @@ fn a_shutdown_lets_jobs_end() {
     );
     served.control.release();
     Reply::read(stream).events_are(5);
+    assert_eq!(served.ended(), Ended::Drained);
+}
+
+#[test]
+fn nobody_ends_a_server_without_keys_over_tcp() {
+    let served = Served::start();
+    let refused = served.request("POST /shutdown", &[], "");
+    assert_eq!(refused.status, 403, "{}", refused.body);
+    served.get("/health/ready").ok();
+
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("shutdown.socket");
+    let served = Served::with(|setup| setup.address = Address::Unix(path.clone()));
+    let mut client = UnixStream::connect(&path).expect("it listens");
+    let text = request("POST /shutdown", &[], "");
+    client.write_all(text.as_bytes()).expect("it reads");
+    assert_eq!(Reply::read(client).status, 202);
     assert_eq!(served.ended(), Ended::Drained);
 }
 

@@ -27,11 +27,11 @@ struct Key {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// Everything.
-    #[default]
     Admin,
     /// Everything but to end or change the server.
     User,
     /// Only `/health` and `/metrics`.
+    #[default]
     Monitor,
 }
 
@@ -132,10 +132,14 @@ impl Keys {
         self.0.is_empty()
     }
 
-    /// The caller of a request, by `Authorization: Bearer` or `x-api-key`.
-    pub(super) fn check(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
+    /// The caller of a request, by `Authorization: Bearer` or `x-api-key`. Where no key is required, everybody has
+    /// the role `open`.
+    pub(super) fn check(&self, headers: &HeaderMap, open: Role) -> Result<Caller, ApiError> {
         if self.is_empty() {
-            return Ok(Caller::default());
+            return Ok(Caller {
+                role: open,
+                ..Caller::default()
+            });
         }
         let refused =
             |message: &str| ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message);
@@ -206,7 +210,10 @@ impl Caller {
         if allowed {
             return Ok(());
         }
-        let message = "the role of this API key does not have this path";
+        let message = match &*self.name {
+            "" => "this path requires an API key, a Unix socket, or the option --worker-id",
+            _ => "the role of this API key does not have this path",
+        };
         Err(ApiError::new(
             StatusCode::FORBIDDEN,
             "role_not_allowed",
@@ -249,14 +256,13 @@ mod tests {
     fn keys_are_found_by_both_headers_and_carry_their_properties() {
         let text = "# two keys\nsecret-of-alice-1 tenant=a priority=3\n\nsecret-of-bob-123 tenant=b concurrency=1\nsecret-of-carol-1 role=monitor\nsecret-of-dan-123 role=admin\n";
         let keys = Keys::parse(text).expect("keys");
-        let alice = keys.check(&headers("authorization", "bearer secret-of-alice-1"));
-        let bob = keys
-            .check(&headers("x-api-key", "secret-of-bob-123"))
-            .expect("a key");
+        let check = |headers: &HeaderMap| keys.check(headers, Role::Admin);
+        let alice = check(&headers("authorization", "bearer secret-of-alice-1"));
+        let bob = check(&headers("x-api-key", "secret-of-bob-123")).expect("a key");
         let alice = alice.expect("a key");
         assert_eq!((alice.tenant, &*alice.name, alice.priority), (0, "a", 3));
         assert_eq!((bob.tenant, &*bob.name, bob.priority), (1, "b", 0));
-        let role = |key| keys.check(&headers("x-api-key", key)).expect("a key");
+        let role = |key| check(&headers("x-api-key", key)).expect("a key");
         for (key, path, allowed) in [
             ("secret-of-bob-123", "/v1/models", true),
             ("secret-of-bob-123", "/shutdown", false),
@@ -282,9 +288,19 @@ mod tests {
             headers("x-api-key", "secret-of-alice-"),
             headers("x-api-key", ""),
         ] {
-            let error = keys.check(&wrong).expect_err("no key");
+            let error = check(&wrong).expect_err("no key");
             assert_eq!(error.status, StatusCode::UNAUTHORIZED);
         }
+    }
+
+    #[test]
+    fn who_has_no_key_is_no_admin() {
+        let probe = Caller::default();
+        probe.check_path("/shutdown").expect_err("a probe");
+        let anybody = Keys::default().check(&HeaderMap::new(), Role::User);
+        let anybody = anybody.expect("no key is required");
+        anybody.check_path("/shutdown").expect_err("no admin");
+        anybody.check_path("/v1/models").expect("a user");
     }
 
     #[test]
