@@ -401,21 +401,69 @@ fn slow_requests_are_left() {
 }
 
 #[test]
-fn bodies_have_a_limit_together() {
-    let served = Served::with(|setup| setup.options.max_bodies_bytes = 1000);
+fn one_tenant_cannot_fill_the_memory_of_requests() {
+    let served = Served::with(|setup| {
+        setup.endless();
+        setup.options.keys = Keys::parse(KEYS).expect("two keys");
+        setup.options.max_bodies_bytes = 6_500_000;
+    });
     served.control.hold();
-    let long = with(say("hi"), "user", "x".repeat(600).into());
-    let first = served.begin(CHAT, &long);
-    served.wait_for_running(1);
+    // Parsed it takes 2.9 MB, and its tokens take 0.3 MB while it is answered.
+    let long = json!({ "model": "scripted", "prompt": vec![token('a'); 20_000], "stream": true });
+    let begin = |key: &str| {
+        let text = request(
+            &format!("POST {TEXT}"),
+            &[("x-api-key", key)],
+            &long.to_string(),
+        );
+        let mut stream = served.connect();
+        stream.write_all(text.as_bytes()).expect("it reads");
+        let mut input = BufReader::new(stream);
+        (Reply::read_head(&mut input), input)
+    };
+    let mut streams = Vec::new();
+    let mut refused = loop {
+        let (head, input) = begin("first-secret-key");
+        if head.status != 200 {
+            break (head, input);
+        }
+        streams.push(input);
+        assert!(streams.len() < 20, "it gets more than is left");
+    };
 
-    let second = served.post(CHAT, &long);
-
-    second.assert_error(503, "bodies_too_large", None);
-    assert_eq!(second.headers["retry-after"], "1");
+    refused
+        .1
+        .read_to_string(&mut refused.0.body)
+        .expect("UTF-8");
+    refused.0.assert_error(503, "bodies_too_large", None);
+    assert_eq!(refused.0.headers["retry-after"], "1");
+    assert!(!streams.is_empty(), "there was room for one");
+    assert_eq!(begin("other-secret-key").0.status, 200);
+    let short = request(
+        "POST /tokenize",
+        &[("x-api-key", "first-secret-key")],
+        "{\"content\":\"hi\"}",
+    );
+    served.raw(short.as_bytes()).ok();
+    drop(streams);
     served.control.release();
-    Reply::read(first).ok();
+    served.wait_for_running(0);
+    while begin("first-secret-key").0.status != 200 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn bodies_are_counted_as_large_as_they_become() {
+    let served = Served::with(|setup| setup.options.max_bodies_bytes = 1 << 20);
+    let text = "x".repeat(8 * 2000);
+    served
+        .post(CHAT, &with(say("hi"), "user", text.into()))
+        .ok();
+    let objects = vec![json!({ "": 0 }); 2000];
+    let reply = served.post(CHAT, &with(say("hi"), "user", objects.into()));
+    reply.assert_error(413, "body_too_large", None);
     assert_still_serves(&served);
-    served.post(CHAT, &long).ok();
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 use serde_json::Value;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use worker_cuda::generate::service::State;
 use worker_cuda::generate::{Prompt, Service};
 use worker_cuda::text::{ChatTemplate, Tokenizer};
@@ -19,6 +19,7 @@ use super::keys::Keys;
 use super::log::RequestLog;
 use super::metrics::Metrics;
 use super::parameters::SamplingDefaults;
+use super::room::Bodies;
 use super::rules::Rules;
 use super::split::Format;
 
@@ -99,7 +100,8 @@ pub struct Options {
     pub max_connections: usize,
     /// Most bytes of a body: 8 MiB.
     pub max_body_bytes: usize,
-    /// Most bytes of the bodies of all requests that are read or not yet answered: 256 MiB.
+    /// Most bytes of memory that all requests take which are read or not yet answered, without the first 64 KiB of
+    /// each: 256 MiB. One request takes at most half, and so does a tenant of what others leave.
     pub max_bodies_bytes: usize,
     /// Longest time for the headers of a request: 10 s.
     pub header_timeout: Duration,
@@ -113,7 +115,8 @@ pub struct Options {
     pub hang_timeout: Duration,
     /// Time that running requests have after a signal to end: 30 s.
     pub drain_timeout: Duration,
-    /// Names this worker in `/health`.
+    /// Names this worker in `/health`. Whoever manages it has no key: where none is required, a server with a name
+    /// can be ended by `/shutdown`.
     pub worker_id: Option<String>,
     /// How often it is checked that memory is on the device: 60 s.
     pub residency_period: Duration,
@@ -174,8 +177,8 @@ pub struct App {
     pub draining: AtomicBool,
     pub started: Instant,
     pub created: u64,
-    /// Bytes that bodies may still have.
-    pub body_room: Arc<Semaphore>,
+    /// The memory of the requests that are read or not yet answered.
+    pub bodies: Arc<Bodies>,
     count: AtomicU64,
 }
 
@@ -192,8 +195,8 @@ impl App {
             vocabulary.map(length).max().unwrap_or(0)
         });
         let longest_token = bytes.unwrap_or(0).max(1);
-        let body_room = options.max_bodies_bytes.min(Semaphore::MAX_PERMITS);
-        let body_room = Arc::new(Semaphore::new(body_room));
+        let is_shared = options.keys.tenant_count() > 1;
+        let bodies = Arc::new(Bodies::new(options.max_bodies_bytes, is_shared));
         let source = model.template.as_ref().map(|template| template.source());
         let format = Format::of_template(source.unwrap_or_default());
         let tokenizer = service.tokenizer().cloned();
@@ -212,7 +215,7 @@ impl App {
             draining: AtomicBool::new(false),
             started: Instant::now(),
             created: unix_seconds(),
-            body_room,
+            bodies,
             count: AtomicU64::new(0),
         }
     }
@@ -256,6 +259,11 @@ impl App {
             }
             _ => 0,
         };
+        self.check_bytes(bytes)
+    }
+
+    /// The same for so many bytes of text.
+    pub fn check_bytes(&self, bytes: usize) -> Result<(), ApiError> {
         let least = bytes.div_ceil(self.longest_token);
         match least > self.max_context() as usize {
             true => Err(ApiError::too_long(least as u32, 1, self.max_context())),

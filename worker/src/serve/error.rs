@@ -46,6 +46,10 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "invalid_json", message)
     }
 
+    pub fn too_large(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+    }
+
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     }

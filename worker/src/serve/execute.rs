@@ -17,7 +17,7 @@ use super::app::{App, unix_seconds};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::generation::{Part, Parts, submit};
-use super::input::{Input, check_unknown, with_ignored};
+use super::input::{Input, ShortInput, check_unknown, with_ignored};
 use super::keys::Caller;
 use super::parameters::Parameters;
 use super::routes::json_response;
@@ -124,7 +124,8 @@ pub async fn execute(
     listed.begin(accepted.canceller());
     let execution = Execution {
         app: Arc::clone(&app),
-        listed,
+        job_id,
+        listed: Some(listed),
         count: 0,
         begun: None,
         end: None,
@@ -137,7 +138,7 @@ pub async fn execute(
 /// `POST /cancel`. A job that is not there has ended.
 pub async fn cancel(
     State(app): State<Arc<App>>,
-    Input { visitor, fields }: Input,
+    ShortInput(Input { visitor, fields }): ShortInput,
 ) -> Result<Response, ApiError> {
     let mut checks = Checks::new(fields);
     let job_id = checks.job_id();
@@ -305,7 +306,9 @@ impl Checks {
 /// Writes the events of a job: started, token…, metrics, and end or error.
 struct Execution {
     app: Arc<App>,
-    listed: Listed,
+    job_id: String,
+    /// Until its last event: a client that has it may use the id again.
+    listed: Option<Listed>,
     /// Tokens so far.
     count: u32,
     /// When the first token came.
@@ -328,7 +331,7 @@ impl Wire for Execution {
 
     fn open(&mut self, _: usize, out: &mut Vec<u8>) {
         let started = json!({
-            "job_id": self.listed.key.1,
+            "job_id": self.job_id,
             "model": self.app.model.id(),
             "started_at": timestamp(unix_seconds()),
         });
@@ -349,6 +352,7 @@ impl Wire for Execution {
     }
 
     fn end(&mut self, usage: &Usage, _: u32, out: &mut Vec<u8>) {
+        self.listed = None;
         let (reason, stop) = match self.end.take() {
             Some((FinishReason::Cancelled, _)) | None => {
                 return write_error("CANCELLED", "the job was cancelled", out);
@@ -377,6 +381,7 @@ impl Wire for Execution {
     }
 
     fn error(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        self.listed = None;
         let code = match error.status {
             StatusCode::GATEWAY_TIMEOUT | StatusCode::REQUEST_TIMEOUT => "TIMEOUT",
             status if status.is_client_error() => "INVALID_REQUEST",
@@ -410,10 +415,12 @@ pub fn replace_body(error: &ApiError, response: &mut Response) {
                 (StatusCode::GATEWAY_TIMEOUT, _) => "INFERENCE_TIMEOUT",
                 (StatusCode::INTERNAL_SERVER_ERROR, "engine_fault") => "CUDA_ERROR",
                 (StatusCode::INTERNAL_SERVER_ERROR, _) => "INTERNAL",
-                (StatusCode::SERVICE_UNAVAILABLE, _) => "UNAVAILABLE",
+                (StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS, _) => {
+                    "UNAVAILABLE"
+                }
                 _ => "INVALID_REQUEST",
             };
-            let retriable = status == StatusCode::SERVICE_UNAVAILABLE;
+            let retriable = [408, 429, 503].contains(&status.as_u16());
             json!({ "code": code, "message": error.message(), "retriable": retriable })
         }
     };
@@ -447,7 +454,38 @@ fn date(days: u64) -> (u64, u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use super::timestamp;
+    use worker_cuda::generate::Service;
+    use worker_cuda::generate::service::{EngineLimits, ScriptedEngine};
+
+    use super::*;
+    use crate::serve::{Metrics, Options, ServedModel};
+
+    #[test]
+    fn an_id_is_free_when_the_last_event_is_written() {
+        let engine = ScriptedEngine::new(EngineLimits::new(4, 4), |_, _| Vec::new());
+        let service = Service::start(engine, None, Default::default()).expect("it starts");
+        let model = ServedModel::new("scripted");
+        let metrics = Arc::<Metrics>::default();
+        let app = Arc::new(App::new(service, model, Options::default(), metrics));
+        let list = || Listed::new(&app, &Caller::default(), "job-1");
+        let execution = |listed| Execution {
+            app: Arc::clone(&app),
+            job_id: "job-1".into(),
+            listed,
+            count: 0,
+            begun: None,
+            end: None,
+        };
+        let listed = list();
+        assert!(listed.is_some() && list().is_none());
+        let mut ended = execution(listed);
+        ended.end(&Usage::default(), 0, &mut Vec::new());
+        let listed = list();
+        assert!(listed.is_some());
+        let mut failed = execution(listed);
+        failed.error(&ApiError::internal("on purpose"), &mut Vec::new());
+        assert!(list().is_some());
+    }
 
     #[test]
     fn times_are_written_as_dates() {

@@ -17,6 +17,33 @@ pub struct Fields {
     map: Map<String, Value>,
 }
 
+/// At most the bytes that a body takes when it is parsed. Lists and maps grow by doubling, and have room for several
+/// values from the first one on: maps of either kind that `serde_json` has for at most eleven.
+pub fn parsed_bytes(body: &[u8]) -> usize {
+    const VALUE: usize = size_of::<Value>();
+    const FIELD: usize = VALUE + size_of::<String>();
+    let mut bytes = body.len();
+    let mut rest = body.iter();
+    while let Some(byte) = rest.next() {
+        bytes += match byte {
+            b',' => 2 * VALUE,
+            b'[' => 4 * VALUE,
+            b'{' => 12 * FIELD,
+            b':' => 2 * FIELD,
+            b'"' => {
+                while let Some(byte) = rest.next().filter(|byte| **byte != b'"') {
+                    if *byte == b'\\' {
+                        rest.next();
+                    }
+                }
+                VALUE
+            }
+            _ => 0,
+        };
+    }
+    bytes
+}
+
 impl Fields {
     /// Parses a body.
     pub fn parse(body: &[u8]) -> Result<Self> {
@@ -228,4 +255,23 @@ pub fn in_range(
     let (low, high) = (range.start(), range.end());
     let message = format!("{name} must be from {low} to {high}, not {value}");
     Err(ApiError::invalid(name, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parsed_bytes;
+
+    #[test]
+    fn lists_and_objects_need_more_than_their_text() {
+        let strings = [r"[[[,,,:::{{{", r#"\"[,:{\\\"[,"#, "xxxxxxxxxxxx"];
+        let [text, ..] = strings.map(|text| {
+            assert_eq!(text.len(), 12);
+            let bytes = parsed_bytes(format!("{{\"a\":\"{text}\"}}").as_bytes());
+            assert_eq!(bytes, parsed_bytes(br#"{"a":"xxxxxxxxxxxx"}"#), "{text}");
+            bytes
+        });
+        assert!(text > 11 * (32 + 24), "{text}");
+        let list = format!("[{}0]", "0,".repeat(1 << 20));
+        assert!(parsed_bytes(list.as_bytes()) > 64 << 20);
+    }
 }

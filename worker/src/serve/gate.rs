@@ -12,7 +12,6 @@ use axum::http::header::{HOST, ORIGIN};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::app::App;
 use super::error::ApiError;
@@ -20,6 +19,7 @@ use super::execute;
 use super::keys::{Caller, Permit, Role};
 use super::log::Entry;
 use super::page;
+use super::room::Room;
 use super::routes::DRAIN_RETRY;
 
 /// Whether a connection comes through a Unix socket, which no browser can reach.
@@ -80,8 +80,8 @@ pub struct Visitor {
     pub entry: Option<Arc<Entry>>,
     /// Of requests with a body: counts them for their caller.
     pub permit: Option<Arc<Permit>>,
-    /// What the body has of the memory for all bodies.
-    pub room: Option<Arc<OwnedSemaphorePermit>>,
+    /// What they have of the memory for all bodies.
+    pub room: Option<Arc<Room>>,
 }
 
 /// The client's id if it is a plain one, else a new one.

@@ -17,6 +17,7 @@ use super::error::ApiError;
 use super::gate::Visitor;
 use super::keys::Permit;
 use super::log::Entry;
+use super::room::Room;
 use super::split::{Call, Piece, Splitter};
 
 /// A request that the service has accepted. Dropping it cancels the request.
@@ -25,8 +26,15 @@ pub struct Accepted {
     /// The tokens of the prompt.
     pub prompt: Vec<Token>,
     entry: Option<Arc<Entry>>,
-    _permit: Option<Arc<Permit>>,
+    /// Given back with the last event.
+    held: Option<Held>,
 }
+
+/// What a request holds of the limits of its caller.
+type Held = (Option<Arc<Permit>>, Option<Arc<Room>>);
+
+/// Bytes that a token of a prompt takes until the answer has ended: here, and in the service.
+const PROMPT_TOKEN_BYTES: usize = 16;
 
 impl Accepted {
     pub fn canceller(&self) -> RequestCancel {
@@ -36,6 +44,9 @@ impl Accepted {
     /// The next event; None after the last.
     pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         let event = self.events.poll_event(context);
+        if let Poll::Ready(None) = event {
+            self.held = None;
+        }
         if let (Poll::Ready(Some(event)), Some(entry)) = (&event, &self.entry) {
             entry.observe(event);
         }
@@ -79,7 +90,7 @@ pub async fn submit(
     mut request: Request,
     prompt: Prompt,
 ) -> Result<Accepted, ApiError> {
-    let permit = visitor.permit.clone();
+    let held = (visitor.permit.clone(), visitor.room.clone());
     let entry = visitor.entry.clone();
     let cancel = CancelFlag::default();
     let _cancel = CancelOnDrop(cancel.clone());
@@ -87,7 +98,12 @@ pub async fn submit(
     blocking(move || {
         app.check_text(&prompt)?;
         let failed = |error| ApiError::from_service(&error, &app.service.stats());
-        let prompt = app.service.encode(&prompt, &cancel).map_err(failed)?;
+        let tokens = app.service.encode(&prompt, &cancel).map_err(failed)?;
+        drop(prompt);
+        if let Some(room) = &held.1 {
+            room.shrink(tokens.len() * PROMPT_TOKEN_BYTES);
+        }
+        let prompt = tokens;
         let left = (app.max_context() + 1)
             .saturating_sub(prompt.len() as u32)
             .max(1);
@@ -113,7 +129,7 @@ pub async fn submit(
             events,
             prompt,
             entry,
-            _permit: permit,
+            held: Some(held),
         })
     })
     .await

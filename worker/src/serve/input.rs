@@ -3,19 +3,17 @@
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
 use http_body::Body as _;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-use super::app::{App, Options};
+use super::app::App;
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, parsed_bytes};
 use super::gate::Visitor;
 use super::generation::blocking;
 
@@ -29,14 +27,13 @@ impl FromRequest<Arc<App>> for Input {
     type Rejection = ApiError;
 
     async fn from_request(mut request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
-        let mut visitor = request
-            .extensions_mut()
-            .remove::<Visitor>()
-            .unwrap_or_default();
+        let mut visitor = visitor(&mut request);
         visitor.permit = Some(visitor.caller.enter()?);
-        let mut room = Room::new(app);
-        let body = read(request.into_body(), &app.options, &mut room).await?;
-        visitor.room = room.taken.map(Arc::new);
+        let room = app.bodies.room(visitor.caller.tenant);
+        let body = request.into_body();
+        let body = read(body, app, app.options.max_body_bytes, |all| room.set(all)).await?;
+        room.set(parsed_bytes(&body))?;
+        visitor.room = Some(Arc::new(room));
         // Long bodies are parsed on a thread of their own, so that the streams of others do not wait.
         let fields = match body.len() > LONG_BODY {
             true => blocking(move || Fields::parse(&body)).await?,
@@ -49,72 +46,66 @@ impl FromRequest<Arc<App>> for Input {
 /// Bodies that are parsed within a millisecond or two are parsed at once.
 const LONG_BODY: usize = 128 << 10;
 
-/// What a body has of the memory for all bodies.
-struct Room<'a> {
-    app: &'a App,
-    taken: Option<OwnedSemaphorePermit>,
-}
+/// A request with a short body, which is accepted however many requests its caller has at once.
+pub struct ShortInput(pub Input);
 
-impl<'a> Room<'a> {
-    fn new(app: &'a App) -> Self {
-        Self { app, taken: None }
-    }
+/// The longest `job_id` fits, with every byte escaped.
+const SHORT_BODY: usize = 4 << 10;
 
-    /// Takes room for so many more bytes.
-    fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
-        let more = Arc::clone(&self.app.body_room).try_acquire_many_owned(bytes as u32);
-        let Ok(more) = more else {
-            let most = self.app.options.max_bodies_bytes;
-            let message = format!(
-                "the bodies of all requests at once have {most} bytes or more, which is the limit"
-            );
-            return Err(ApiError::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "bodies_too_large",
-                message,
-            )
-            .with_retry_after(Duration::from_secs(1)));
-        };
-        match &mut self.taken {
-            Some(taken) => taken.merge(more),
-            None => self.taken = Some(more),
-        }
-        Ok(())
+impl FromRequest<Arc<App>> for ShortInput {
+    type Rejection = ApiError;
+
+    async fn from_request(mut request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let visitor = visitor(&mut request);
+        let body = read(request.into_body(), app, SHORT_BODY, |_| Ok(())).await?;
+        let fields = Fields::parse(&body)?;
+        Ok(Self(Input { visitor, fields }))
     }
 }
 
-async fn read(body: Body, options: &Options, room: &mut Room<'_>) -> Result<Vec<u8>, ApiError> {
-    let seconds = options.body_timeout.as_secs();
-    let read = read_all(body, options.max_body_bytes, room);
-    match timeout(options.body_timeout, read).await {
+fn visitor(request: &mut Request) -> Visitor {
+    let visitor = request.extensions_mut().remove::<Visitor>();
+    visitor.unwrap_or_default()
+}
+
+/// Reads a body of up to `limit` bytes. `take` gets their number before more of them are kept.
+async fn read(
+    body: Body,
+    app: &App,
+    limit: usize,
+    take: impl FnMut(usize) -> Result<(), ApiError>,
+) -> Result<Vec<u8>, ApiError> {
+    let most = app.options.body_timeout;
+    match timeout(most, read_all(body, limit, take)).await {
         Ok(bytes) => bytes,
         Err(_) => Err(ApiError::new(
             StatusCode::REQUEST_TIMEOUT,
             "body_timeout",
-            format!("the body did not come within {seconds} s"),
+            format!("the body did not come within {} s", most.as_secs()),
         )),
     }
 }
 
-async fn read_all(mut body: Body, limit: usize, room: &mut Room<'_>) -> Result<Vec<u8>, ApiError> {
+async fn read_all(
+    mut body: Body,
+    limit: usize,
+    mut take: impl FnMut(usize) -> Result<(), ApiError>,
+) -> Result<Vec<u8>, ApiError> {
     let check = |bytes: u64| {
         if bytes <= limit as u64 {
             return Ok(());
         }
         let message = format!("the body has {bytes} bytes or more, at most {limit} are accepted");
-        Err(ApiError::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "body_too_large",
-            message,
-        ))
+        Err(ApiError::too_large(message))
     };
     check(body.size_hint().lower())?;
     let mut bytes = Vec::new();
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         let frame = frame.map_err(|error| ApiError::malformed(format!("the body: {error}")))?;
         if let Ok(data) = frame.into_data() {
-            check((bytes.len() + data.len()) as u64)?;
-            room.grow(data.len())?;
+            let all = bytes.len() + data.len();
+            check(all as u64)?;
+            take(all)?;
             bytes.extend_from_slice(&data);
         }
     }

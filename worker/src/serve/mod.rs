@@ -52,6 +52,7 @@ mod page;
 mod parameters;
 mod reply;
 mod responses;
+mod room;
 mod routes;
 mod rules;
 mod server;
