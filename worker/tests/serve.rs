@@ -4,9 +4,10 @@ use std::io::BufReader;
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
+use worker_cuda::text::TokenType;
 use worker_orcd::serve::{Keys, SamplingDefaults};
 
-use http::{END, Reply, Served, token};
+use http::{END, Reply, Served, token, vocabulary};
 
 #[path = "support/http.rs"]
 mod http;
@@ -328,6 +329,42 @@ fn text_completions_take_text_or_tokens() {
     let best = served.post(TEXT, &text(more)).ok();
     assert_eq!(best["choices"].as_array().map(Vec::len), Some(2));
     assert_eq!(best["usage"]["completion_tokens"], 8);
+}
+
+#[test]
+fn a_suffix_is_the_text_behind_a_gap() {
+    let served = Served::with(|setup| {
+        for text in ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"] {
+            setup.vocabulary.tokens.push(text.into());
+            setup.vocabulary.token_types.push(TokenType::Control);
+            setup.vocabulary.scores.push(0.0);
+        }
+    });
+    let marker = vocabulary().tokens.len() as u32;
+    let ask = |more: Value| {
+        let mut body = text(json!({ "prompt": "say hi;", "suffix": "ab" }));
+        body["return_token_ids"] = true.into();
+        for (name, value) in more.as_object().expect("an object") {
+            body[name] = value.clone();
+        }
+        served.post(TEXT, &body)
+    };
+
+    let filled = ask(json!({})).ok();
+    let plain = ask(json!({ "suffix": "" })).ok();
+
+    let mut prompt: Vec<u32> = "say hi;".chars().map(token).collect();
+    assert_eq!(plain["choices"][0]["prompt_token_ids"], json!(prompt));
+    prompt.insert(0, marker);
+    prompt.extend([marker + 1, token('a'), token('b'), marker + 2]);
+    assert_eq!(filled["choices"][0]["prompt_token_ids"], json!(prompt));
+    assert_eq!(filled["choices"][0]["text"], "hi");
+    let tokens = ask(json!({ "prompt": [3] }));
+    tokens.assert_error(400, "unsupported_value", Some("suffix"));
+    let echo = ask(json!({ "echo": true }));
+    echo.assert_error(400, "unsupported_value", Some("echo"));
+    let long = ask(json!({ "suffix": "a".repeat(20_000) }));
+    long.assert_error(400, "context_length_exceeded", Some("messages"));
 }
 
 #[test]

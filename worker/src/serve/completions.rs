@@ -18,7 +18,7 @@ use super::calls::Calls;
 use super::error::ApiError;
 use super::fields::{Fields, tokens, wrong_type};
 use super::gate::Visitor;
-use super::generation::{Part, Parts, collect, submit};
+use super::generation::{Part, Parts, blocking, collect, submit};
 use super::input::{Input, check_unknown, with_ignored};
 use super::messages::conversation;
 use super::parameters::{MAX_TOP_LOGPROBS, Parameters};
@@ -94,8 +94,12 @@ pub async fn completions(
     fields.refuse(&["tools"])?;
     fields.skip(&["parallel_tool_calls"]);
     fields.only("tool_choice", &[json!("none"), json!("auto")])?;
-    fields.only("suffix", &[Value::from("")])?;
+    let suffix = fields.string("suffix")?.filter(|text| !text.is_empty());
     let echo = fields.boolean("echo")?;
+    if echo && suffix.is_some() {
+        let message = "echo is not supported together with suffix";
+        return Err(ApiError::unsupported("echo", message));
+    }
     if let Some(top) = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS)? {
         if echo {
             let message = "logprobs of the prompt (echo: true) are not supported by this server";
@@ -112,6 +116,10 @@ pub async fn completions(
     if let Some(rule) = parameters.rule.take() {
         parameters.request.constraint = Some(compiled(&app, rule, "response_format").await?);
     }
+    let prompt = match suffix {
+        Some(suffix) => infill(&app, prompt, suffix).await?,
+        None => prompt,
+    };
     let asked = Asked {
         api: Api::Text,
         shape: Shape::OpenAi,
@@ -150,6 +158,26 @@ fn prompt(fields: &mut Fields) -> Result<Prompt, ApiError> {
         };
     }
     tokens("prompt", Value::Array(list)).map(Prompt::Tokens)
+}
+
+/// The prompt whose answer is the text between two others.
+async fn infill(app: &Arc<App>, prompt: Prompt, suffix: String) -> Result<Prompt, ApiError> {
+    let Prompt::Text(prefix) = prompt else {
+        let message = "suffix requires a prompt that is a text";
+        return Err(ApiError::unsupported("suffix", message));
+    };
+    app.check_bytes(prefix.len() + suffix.len())?;
+    let app = Arc::clone(app);
+    blocking(move || {
+        let tokens = app.tokenizer()?.encode_infill(&prefix, &suffix);
+        let tokens = tokens.map_err(|error| ApiError::invalid("prompt", error.to_string()))?;
+        tokens.map(Prompt::Tokens).ok_or_else(|| {
+            let message =
+                "suffix requires a model whose vocabulary has tokens for it (fill-in-the-middle)";
+            ApiError::unsupported("suffix", message)
+        })
+    })
+    .await
 }
 
 /// More choices than are reported.

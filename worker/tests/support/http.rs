@@ -95,6 +95,7 @@ pub struct Setup {
     pub model: ServedModel,
     /// The chat template.
     pub template: &'static str,
+    pub vocabulary: Vocabulary,
 }
 
 impl Default for Setup {
@@ -111,6 +112,7 @@ impl Default for Setup {
             limits,
             address: Address::Tcp(([127, 0, 0, 1], 0).into()),
             template: TEMPLATE,
+            vocabulary: vocabulary(),
         }
     }
 }
@@ -140,7 +142,9 @@ impl Served {
     pub fn with(change: impl FnOnce(&mut Setup)) -> Self {
         let mut setup = Setup::default();
         change(&mut setup);
-        let tokenizer = Arc::new(Tokenizer::from_vocabulary(vocabulary()).expect("a vocabulary"));
+        setup.limits.vocabulary_size = setup.vocabulary.tokens.len() as u32;
+        let tokenizer = Tokenizer::from_vocabulary(setup.vocabulary).expect("a vocabulary");
+        let tokenizer = Arc::new(tokenizer);
         let engine = engine(&tokenizer, setup.limits);
         let control = engine.control();
         let metrics = Arc::new(Metrics::default());
