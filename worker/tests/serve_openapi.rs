@@ -1,8 +1,9 @@
 //! `serve`: the OpenAPI document.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use http::Served;
 
@@ -42,15 +43,16 @@ fn lines(value: &Value, depth: usize) -> String {
     }
 }
 
-/// Sends each field that the document has to a server that refuses unknown ones.
-#[test]
-fn every_field_of_the_document_is_known() {
-    let served = Served::with(|setup| setup.options.strict = true);
-    let document = served.get("/openapi.json").ok();
-    let is_unknown = |path: &str, required: &[Value], field: &str| {
-        let mut body = json!({});
+/// The paths that check all fields, the least body of each, and the fields of the document.
+fn requests(document: &Value) -> Vec<(String, Value, Map<String, Value>)> {
+    let paths = document["paths"].as_object().expect("an object").iter();
+    let described = paths.filter_map(|(path, operations)| {
+        let body = &operations["post"]["requestBody"]["content"]["application/json"];
+        let fields = body["schema"]["properties"].as_object()?.clone();
+        let required = body["schema"]["required"].as_array()?;
+        let mut least = json!({});
         for name in required.iter().filter_map(Value::as_str) {
-            body[name] = match name {
+            least[name] = match name {
                 "model" => json!("scripted"),
                 "messages" => json!([{ "role": "user", "content": "say hi" }]),
                 "tokens" => json!([3]),
@@ -59,34 +61,84 @@ fn every_field_of_the_document_is_known() {
             };
         }
         if path == "/tokenize" {
-            body["messages"] = json!([{ "role": "user", "content": "say hi" }]);
+            least["messages"] = json!([{ "role": "user", "content": "say hi" }]);
         }
-        // Whatever a known field takes, it is not this.
-        body.as_object_mut()
-            .expect("an object")
-            .entry(field)
-            .or_insert(json!([[]]));
-        served.post(path, &body).body.contains("unknown fields")
-    };
+        Some((path.clone(), least, fields))
+    });
+    described
+        .filter(|(path, ..)| path != "/shutdown" && path != "/cancel")
+        .collect()
+}
+
+/// Sends each field that the document has to a server that refuses unknown ones.
+#[test]
+fn every_field_of_the_document_is_known() {
+    let served = Served::with(|setup| setup.options.strict = true);
+    let document = served.get("/openapi.json").ok();
     let mut count = 0;
-    for (path, operations) in document["paths"].as_object().expect("an object") {
-        let schema = &operations["post"]["requestBody"]["content"]["application/json"]["schema"];
-        let Some(fields) = schema["properties"].as_object() else {
-            continue;
+    for (path, least, fields) in requests(&document) {
+        let is_unknown = |field: &str| {
+            let mut body = least.clone();
+            // Whatever a known field takes, it is not this.
+            let map = body.as_object_mut().expect("an object");
+            map.entry(field).or_insert(json!([[]]));
+            served.post(&path, &body).body.contains("unknown fields")
         };
-        let required = schema["required"].as_array().expect("a list");
-        for field in fields
-            .keys()
-            .filter(|_| path != "/shutdown" && path != "/cancel")
-        {
-            assert!(!is_unknown(path, required, field), "{path}: {field}");
+        for field in fields.keys() {
+            assert!(!is_unknown(field), "{path}: {field}");
             count += 1;
         }
-        if path != "/shutdown" && path != "/cancel" {
-            assert!(is_unknown(path, required, "no_such_field"), "{path}");
-        }
+        assert!(is_unknown("no_such_field"), "{path}");
     }
     assert!(count > 100, "{count} fields");
+}
+
+/// Sends all words of the server's source as fields: those that it does not call unknown are in the document, or are
+/// refused.
+#[test]
+fn every_field_that_is_taken_is_in_the_document() {
+    let served = Served::with(|setup| setup.options.strict = true);
+    let document = served.get("/openapi.json").ok();
+    let words = words_of_source();
+    assert!(words.len() > 300, "{} words", words.len());
+    for (path, least, fields) in requests(&document) {
+        let mut body = least.clone();
+        let map = body.as_object_mut().expect("an object");
+        for word in &words {
+            map.entry(word).or_insert(Value::Null);
+        }
+        let reply = served.post(&path, &body).body;
+        let unknown = reply.split("unknown fields: ").nth(1).expect(&reply);
+        let unknown = unknown.split('"').next().expect("a list");
+        let unknown: BTreeSet<&str> = unknown.split(", ").collect();
+        let is_missing =
+            |word: &&String| !unknown.contains(word.as_str()) && !fields.contains_key(*word);
+        for word in words.iter().filter(is_missing) {
+            let mut body = least.clone();
+            body[word] = json!([[]]);
+            let reply = served.post(&path, &body).body;
+            let is_refused = reply.contains("is not supported by this server");
+            assert!(is_refused, "the document lacks {path}: {word}: {reply}");
+        }
+    }
+}
+
+fn words_of_source() -> BTreeSet<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/serve");
+    let files = std::fs::read_dir(folder).expect("a folder");
+    let mut words = BTreeSet::new();
+    for file in files.map(|file| file.expect("a file").path()) {
+        let text = match file.extension().is_some_and(|kind| kind == "rs") {
+            true => std::fs::read_to_string(file).expect("UTF-8"),
+            false => continue,
+        };
+        let is_word = |text: &&str| {
+            let mut bytes = text.bytes();
+            !text.is_empty() && bytes.all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+        };
+        words.extend(text.split('"').filter(is_word).map(str::to_owned));
+    }
+    words
 }
 
 #[test]

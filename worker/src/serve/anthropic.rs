@@ -65,7 +65,8 @@ const SHARED: [&str; 11] = [
     "chat_template_kwargs",
 ];
 
-const HARMLESS: [&str; 5] = [
+/// Fields that change nothing here.
+pub const HARMLESS: [&str; 5] = [
     "metadata",
     "service_tier",
     "container",

@@ -1,12 +1,13 @@
 //! `/openapi.json`: the paths, the fields of their requests, and the form of their answers. Fields are read one by
-//! one (`fields.rs`), so there are no types to derive this from; a test sends each field that is named here.
+//! one (`fields.rs`), so there are no types to derive this from; tests send each field that is named here, and look for
+//! fields that are not.
 
 use serde_json::{Map, Value, json};
 use worker_cuda::generate::service::{MAX_CHOICES, MAX_STOPS};
 use worker_cuda::scheduler::{MAX_PRIORITY, MAX_STOP_TOKENS};
 
-use super::execute;
-use super::parameters::{DAY_MS, MAX_PENALTY_TOKENS, MAX_TOP_LOGPROBS};
+use super::parameters::{self, DAY_MS, MAX_PENALTY_TOKENS, MAX_TOP_LOGPROBS};
+use super::{anthropic, execute, responses};
 
 /// A name of a field and what it takes.
 type Field = (&'static str, Value);
@@ -24,12 +25,15 @@ pub fn document(names: &[String]) -> Value {
     for (path, summary, required, fields) in jobs() {
         let mut operation = post(summary, &required, fields, json!(null));
         for (_, response) in operation["responses"].as_object_mut().into_iter().flatten() {
-            let schema = json!({ "$ref": "#/components/schemas/JobError" });
-            response["content"] = json_content(schema);
+            if response.get("content").is_some() {
+                let schema = json!({ "$ref": "#/components/schemas/JobError" });
+                response["content"] = json_content(schema);
+            }
         }
         operation["responses"][if path == "/execute" { "200" } else { "202" }] = match path {
             "/execute" => json!({
                 "description": "Events: started, token, metrics, end or error",
+                "headers": ignored_header(),
                 "content": { "text/event-stream": { "schema": object(&["event", "data"]) } },
             }),
             _ => json!({ "description": "Accepted", "content": json_content(object(&["status"])) }),
@@ -37,7 +41,7 @@ pub fn document(names: &[String]) -> Value {
         add(path, "post", operation);
     }
     for (path, summary, answer) in gets() {
-        let mut operation = json!({ "summary": summary, "responses": responses(answer, &[]) });
+        let mut operation = json!({ "summary": summary, "responses": answers(answer, &[]) });
         if path.ends_with("{id}") {
             operation["parameters"] =
                 json!([{ "name": "id", "in": "path", "required": true, "schema": model }]);
@@ -156,7 +160,7 @@ fn posts(model: &Value) -> Vec<Post> {
             "Converts a text or messages to tokens",
             vec![],
             [
-                with_model(only(messages(), &["messages"])),
+                with_model(messages()),
                 vec![
                     ("content", string()),
                     ("prompt", string()),
@@ -271,8 +275,9 @@ fn post(summary: &str, required: &[&str], fields: Vec<Field>, answer: Value) -> 
     let mut operation = json!({
         "summary": summary,
         "requestBody": { "required": true, "content": json_content(schema) },
-        "responses": responses(answer, &["400", "404", "408", "413", "429", "500", "503", "504"]),
+        "responses": answers(answer, &["400", "404", "408", "413", "429", "500", "503", "504"]),
     });
+    operation["responses"]["200"]["headers"] = ignored_header();
     if streams {
         operation["responses"]["200"]["content"]["text/event-stream"] =
             json!({ "schema": object(&["data"]) });
@@ -281,7 +286,7 @@ fn post(summary: &str, required: &[&str], fields: Vec<Field>, answer: Value) -> 
 }
 
 /// Status 200 with a form, and errors. A form that is null: text.
-fn responses(answer: Value, statuses: &[&str]) -> Value {
+fn answers(answer: Value, statuses: &[&str]) -> Value {
     let content = match answer.is_null() {
         true => json!({ "text/plain": { "schema": string() } }),
         false => json_content(answer),
@@ -294,7 +299,14 @@ fn responses(answer: Value, statuses: &[&str]) -> Value {
     for status in ["401", "403", "404", "405"].iter().chain(statuses) {
         all[*status] = error();
     }
+    all["431"] =
+        json!({ "description": "More than 100 headers, or too long ones; without a body" });
     all
+}
+
+fn ignored_header() -> Value {
+    let description = "Names of the fields that were not understood";
+    json!({ "x-worker-ignored": { "description": description, "schema": string() } })
 }
 
 fn error_schema() -> Value {
@@ -337,6 +349,8 @@ fn generation() -> Vec<Field> {
         ("ignore_eos", boolean()),
         ("n", whole(1, MAX_CHOICES.into())),
         ("return_token_ids", boolean()),
+        ("response_format", object(&["type"])),
+        ("modalities", json!({ "const": ["text"] })),
         ("stream", boolean()),
         (
             "stream_options",
@@ -345,7 +359,13 @@ fn generation() -> Vec<Field> {
     ]
     .into_iter()
     .chain(order())
+    .chain(without_effect(&parameters::HARMLESS))
     .collect()
+}
+
+fn without_effect(names: &[&'static str]) -> Vec<Field> {
+    let schema = || json!({ "description": "Has no effect" });
+    names.iter().map(|name| (*name, schema())).collect()
 }
 
 fn order() -> Vec<Field> {
@@ -374,6 +394,7 @@ fn messages() -> Vec<Field> {
         ("messages", list(message)),
         ("tools", list(tool)),
         ("tool_choice", json!({ "type": ["string", "object"] })),
+        ("parallel_tool_calls", boolean()),
         ("chat_template_kwargs", object(&[])),
         ("reasoning_effort", string()),
     ]
@@ -389,7 +410,6 @@ fn chat_only() -> Vec<Field> {
     vec![
         ("logprobs", boolean()),
         ("top_logprobs", whole(0, MAX_TOP_LOGPROBS)),
-        ("response_format", object(&["type"])),
     ]
 }
 
@@ -402,6 +422,9 @@ fn text_only() -> Vec<Field> {
         ("best_of", whole(1, MAX_CHOICES.into())),
         ("echo", boolean()),
         ("logprobs", whole(0, MAX_TOP_LOGPROBS)),
+        ("suffix", string()),
+        ("tool_choice", json!({ "enum": ["none", "auto"] })),
+        ("parallel_tool_calls", boolean()),
     ]
 }
 
@@ -419,10 +442,14 @@ fn responses_fields() -> Vec<Field> {
         ("tools", list(object(&["type"]))),
         ("tool_choice", json!({ "type": ["string", "object"] })),
         ("stream", boolean()),
+        ("parallel_tool_calls", boolean()),
+        ("truncation", json!({ "const": "disabled" })),
+        ("top_logprobs", json!({ "const": 0 })),
         ("chat_template_kwargs", object(&[])),
     ];
     let shared = ["temperature", "top_p", "top_k", "min_p", "seed"];
-    [own, only(sampling(), &shared), order()].concat()
+    let harmless = without_effect(&responses::HARMLESS);
+    [own, only(sampling(), &shared), order(), harmless].concat()
 }
 
 fn anthropic_fields() -> Vec<Field> {
@@ -439,10 +466,12 @@ fn anthropic_fields() -> Vec<Field> {
         ("tools", list(object(&["name"]))),
         ("tool_choice", object(&["type"])),
         ("thinking", object(&["type"])),
+        ("output_config", object(&[])),
         ("chat_template_kwargs", object(&[])),
     ];
     let shared = ["temperature", "top_p", "top_k", "seed"];
-    [own, only(sampling(), &shared), order()].concat()
+    let harmless = without_effect(&anthropic::HARMLESS);
+    [own, only(sampling(), &shared), order(), harmless].concat()
 }
 
 fn only(fields: Vec<Field>, names: &[&str]) -> Vec<Field> {

@@ -71,7 +71,7 @@ pub struct Parameters {
 }
 
 /// Fields of OpenAI's clients that change nothing here.
-const HARMLESS: [&str; 11] = [
+pub const HARMLESS: [&str; 11] = [
     "metadata",
     "moderation",
     "prompt_cache_key",

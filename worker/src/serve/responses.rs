@@ -41,7 +41,8 @@ const SHARED: [&str; 12] = [
     "chat_template_kwargs",
 ];
 
-const HARMLESS: [&str; 12] = [
+/// Fields that change nothing here.
+pub const HARMLESS: [&str; 12] = [
     "client_metadata",
     "include",
     "max_tool_calls",
