@@ -193,3 +193,70 @@ fn a_callback_that_is_refused_ends_the_worker() {
     let output = child.wait_with_output().expect("is our child");
     assert_fails(&output, 1, "the callback was answered with status 500");
 }
+
+/// Starts a server whose manager has no key, with a second model in the same file, and asks it.
+fn with_second_model(model: &str, more: &[&str]) -> (Child, impl Fn(&str) -> Reply + use<>) {
+    let second = format!("second={model}");
+    let mut child = worker(&["serve", model, "--backend", "host", "--port", "0"])
+        .args([
+            "--loadable",
+            &second,
+            "--kv-tokens",
+            "1024",
+            "--worker-id",
+            "w1",
+        ])
+        .args(more)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the worker starts");
+    let mut line = String::new();
+    let output = child.stdout.take().expect("is piped");
+    BufReader::new(output).read_line(&mut line).expect("UTF-8");
+    let address = line.trim_end().strip_prefix("listening on http://");
+    let address = address.expect("an address").to_owned();
+    let ask = move |head: &str| {
+        let mut client = TcpStream::connect(&address).expect("it listens");
+        let body = match head.ends_with("completions") {
+            true => json!({ "model": "second", "prompt": "1, 2, 3", "max_tokens": 2 }).to_string(),
+            false => String::new(),
+        };
+        client
+            .write_all(request(head, &[], &body).as_bytes())
+            .expect("it reads");
+        Reply::read(client)
+    };
+    (child, ask)
+}
+
+fn memory(health: &Reply) -> u64 {
+    health.json()["vram_bytes_used"].as_u64().expect("bytes")
+}
+
+#[test]
+fn an_unloaded_model_leaves_the_memory_as_it_was() {
+    let Some(model) = real_model() else { return };
+    let (mut child, ask) = with_second_model(model.to_str().expect("UTF-8"), &[]);
+    let before = memory(&ask("GET /health"));
+
+    let events = ask("POST /v1/models/second/load");
+    assert!(events.body.contains("event: progress\n"), "{}", events.body);
+    assert!(events.body.contains("event: loaded\n"), "{}", events.body);
+    assert!(memory(&ask("GET /health")) > before);
+    let answer = ask("POST /v1/completions").ok();
+    assert_eq!(answer["model"], "second");
+    assert_eq!(answer["usage"]["completion_tokens"], 2);
+    ask("POST /v1/models/second/unload").ok();
+
+    assert_eq!(memory(&ask("GET /health")), before);
+    terminate(&child);
+    assert_eq!(child.wait().expect("is our child").code(), Some(0));
+    let budget = format!("--memory-budget={}", (before >> 20) * 3 / 2);
+    let (mut child, ask) = with_second_model(model.to_str().expect("UTF-8"), &[&budget]);
+    let refused = ask("POST /v1/models/second/load");
+    let message = refused.assert_error(409, "no_room", Some("model"));
+    assert!(message.contains("weights "), "{message}");
+    assert_eq!(ask("GET /v1/models/second").ok()["state"], "unloaded");
+    terminate(&child);
+    assert_eq!(child.wait().expect("is our child").code(), Some(0));
+}

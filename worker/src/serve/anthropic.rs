@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 use worker_cuda::generate::service::{Stop, Usage};
@@ -22,20 +21,20 @@ use super::sse::{Wire, write_named};
 type Result<T> = std::result::Result<T, ApiError>;
 
 /// `POST /v1/messages`.
-pub async fn messages(State(app): State<Arc<App>>, input: Input) -> Result<Response> {
+pub async fn messages(input: Input) -> Result<Response> {
     let mut fields = input.fields;
     if !fields.has("max_tokens") {
         fields.required("max_tokens")?;
     }
     let mut unknown = Vec::new();
     let fields = chat_fields(fields, &mut unknown)?;
-    answer_chat(&app, &input.visitor, fields, unknown, Shape::Message).await
+    answer_chat(&input.app, &input.visitor, fields, unknown, Shape::Message).await
 }
 
 /// `POST /v1/messages/count_tokens`.
-pub async fn count_tokens(State(app): State<Arc<App>>, input: Input) -> Result<Response> {
+pub async fn count_tokens(Input { app, fields, .. }: Input) -> Result<Response> {
     let mut unknown = Vec::new();
-    let mut fields = chat_fields(input.fields, &mut unknown)?;
+    let mut fields = chat_fields(fields, &mut unknown)?;
     check_model(&mut fields, &app)?;
     let (prompt, _) = conversation(&app, &mut fields, &mut unknown)?;
     let ignored = check_unknown(&app, unknown)?;

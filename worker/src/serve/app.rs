@@ -2,14 +2,15 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
-use std::sync::Arc;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::watch;
-use worker_cuda::generate::service::State;
+use worker_cuda::generate::service::{State, Stats};
 use worker_cuda::generate::{Prompt, Service};
 use worker_cuda::text::{ChatTemplate, Tokenizer};
 
@@ -18,6 +19,7 @@ use super::execute::Jobs;
 use super::keys::Keys;
 use super::log::RequestLog;
 use super::metrics::Metrics;
+use super::models::{Loadable, Models};
 use super::parameters::SamplingDefaults;
 use super::room::Bodies;
 use super::rules::Rules;
@@ -122,6 +124,8 @@ pub struct Options {
     pub residency_period: Duration,
     /// Longest time to compile the rule of an answer: 2 s.
     pub rule_timeout: Duration,
+    /// Models that admins can load besides the one that the server begins with: none.
+    pub loadable: Vec<Loadable>,
     /// Takes one line a request: nobody.
     pub log: Option<Arc<RequestLog>>,
     /// Whether these lines have the texts of prompts and answers: no.
@@ -147,68 +151,68 @@ impl Default for Options {
             worker_id: None,
             residency_period: Duration::from_secs(60),
             rule_timeout: Duration::from_secs(2),
+            loadable: Vec::new(),
             log: None,
             log_texts: false,
         }
     }
 }
 
-/// State of a server.
+/// A model that is loaded, and what it shares with the other models of the server.
 pub struct App {
     pub service: Service,
     pub model: ServedModel,
-    pub options: Options,
-    pub metrics: Arc<Metrics>,
-    /// Of this process: salts of cached prompts, ids, seeds.
-    pub secret: [u8; 32],
     /// Bytes of the longest token.
     longest_token: usize,
     /// How the model calls tools.
     pub format: Format,
+    /// Compiles what answers must be.
+    pub rules: Rules,
+    pub common: Arc<Common>,
+}
+
+/// What all models of a server share.
+pub struct Common {
+    pub options: Options,
+    pub metrics: Arc<Metrics>,
+    /// Of this process: salts of cached prompts, ids, seeds.
+    pub secret: [u8; 32],
     /// Jobs of `/execute`.
     pub jobs: Jobs,
     /// Counts the signals to end.
     pub stop: watch::Sender<u32>,
     /// Whether the last check found all memory on the device.
     pub is_resident: AtomicBool,
-    /// Compiles what answers must be.
-    pub rules: Rules,
     /// Whether a signal has come.
     pub draining: AtomicBool,
     pub started: Instant,
     pub created: u64,
     /// The memory of the requests that are read or not yet answered.
     pub bodies: Arc<Bodies>,
+    /// Models besides the first one.
+    pub models: Models,
+    /// Counts of models that were unloaded.
+    unloaded: Mutex<Stats>,
     count: AtomicU64,
 }
 
-impl App {
-    pub fn new(
-        service: Service,
-        model: ServedModel,
-        options: Options,
-        metrics: Arc<Metrics>,
-    ) -> Self {
-        let vocabulary = 0..service.limits().vocabulary_size;
-        let bytes = service.tokenizer().map(|tokenizer| {
-            let length = |id| tokenizer.token_bytes(id).map_or(0, |bytes| bytes.len());
-            vocabulary.map(length).max().unwrap_or(0)
-        });
-        let longest_token = bytes.unwrap_or(0).max(1);
+impl Deref for App {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        &self.common
+    }
+}
+
+impl Common {
+    pub fn new(mut options: Options, metrics: Arc<Metrics>) -> Self {
         let is_shared = options.keys.tenant_count() > 1;
         let bodies = Arc::new(Bodies::new(options.max_bodies_bytes, is_shared));
-        let source = model.template.as_ref().map(|template| template.source());
-        let format = Format::of_template(source.unwrap_or_default());
-        let tokenizer = service.tokenizer().cloned();
         Self {
-            rules: Rules::new(tokenizer, service.limits().vocabulary_size),
-            service,
-            model,
+            models: Models::new(std::mem::take(&mut options.loadable)),
             options,
             metrics,
             secret: secret(),
-            format,
-            longest_token,
             jobs: Jobs::default(),
             stop: watch::Sender::new(0),
             is_resident: AtomicBool::new(true),
@@ -216,8 +220,86 @@ impl App {
             started: Instant::now(),
             created: unix_seconds(),
             bodies,
+            unloaded: Mutex::default(),
             count: AtomicU64::new(0),
         }
+    }
+}
+
+impl App {
+    pub fn new(service: Service, model: ServedModel, common: Arc<Common>) -> Self {
+        let vocabulary = 0..service.limits().vocabulary_size;
+        let bytes = service.tokenizer().map(|tokenizer| {
+            let length = |id| tokenizer.token_bytes(id).map_or(0, |bytes| bytes.len());
+            vocabulary.map(length).max().unwrap_or(0)
+        });
+        let longest_token = bytes.unwrap_or(0).max(1);
+        let source = model.template.as_ref().map(|template| template.source());
+        let format = Format::of_template(source.unwrap_or_default());
+        let tokenizer = service.tokenizer().cloned();
+        Self {
+            rules: Rules::new(tokenizer, service.limits().vocabulary_size),
+            service,
+            model,
+            format,
+            longest_token,
+            common,
+        }
+    }
+
+    /// The model that a request names; without a name, and for one that the server does not have, the first model.
+    pub fn named(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<Self>, ApiError> {
+        let other = name.filter(|name| self.model.find(name).is_err());
+        let found = other.and_then(|name| self.models.find(name));
+        found.unwrap_or_else(|| Ok(Arc::clone(self)))
+    }
+
+    /// This model and the others that are loaded.
+    pub fn all(self: &Arc<Self>) -> Vec<Arc<Self>> {
+        let mut all = vec![Arc::clone(self)];
+        all.extend(self.models.loaded());
+        all
+    }
+
+    /// The names that requests may use.
+    pub fn names(&self) -> Vec<String> {
+        let all = self.model.names.iter().chain(self.models.names());
+        all.cloned().collect()
+    }
+
+    /// The counts of all models together, with those that were unloaded.
+    pub fn stats(&self) -> Stats {
+        let mut total = self.service.stats();
+        for stats in self.models.loaded().iter().map(|app| app.service.stats()) {
+            total.running += stats.running;
+            total.waiting += stats.waiting;
+            total.free_pages += stats.free_pages;
+            total.cached_pages += stats.cached_pages;
+            total.held_pages += stats.held_pages;
+            add_counters(&mut total, &stats);
+        }
+        let unloaded = self.unloaded.lock().unwrap_or_else(PoisonError::into_inner);
+        add_counters(&mut total, &unloaded);
+        total
+    }
+
+    /// Keeps the counts of a model that is unloaded.
+    pub fn keep_counts(&self, other: &Self) {
+        let mut unloaded = self.unloaded.lock().unwrap_or_else(PoisonError::into_inner);
+        add_counters(&mut unloaded, &other.service.stats());
+    }
+
+    /// The entry of `/v1/models`.
+    pub fn describe(&self) -> Value {
+        json!({
+            "id": self.model.id(),
+            "object": "model",
+            "created": self.created,
+            "owned_by": "worker-orcd",
+            "max_model_len": self.max_context(),
+            "quantization": self.model.quantization,
+            "state": self.state(),
+        })
     }
 
     /// A number that no other request of this process has, and that nobody can predict.
@@ -299,6 +381,18 @@ impl App {
             _ => "stopped",
         }
     }
+}
+
+/// Adds what only grows.
+fn add_counters(total: &mut Stats, more: &Stats) {
+    total.accepted += more.accepted;
+    total.rejected += more.rejected;
+    total.preempted += more.preempted;
+    total.engine_faults += more.engine_faults;
+    total.steps += more.steps;
+    total.prompt_tokens += more.prompt_tokens;
+    total.cached_tokens += more.cached_tokens;
+    total.generated_tokens += more.generated_tokens;
 }
 
 pub fn unix_seconds() -> u64 {

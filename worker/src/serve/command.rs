@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
@@ -12,12 +13,15 @@ use serde_json::json;
 use worker_cuda::generate::Service;
 use worker_cuda::generate::service::{self, ModelEngine};
 use worker_cuda::text::{ChatTemplate, NamedTemplate, Vocabulary};
-use worker_cuda::{Backend, ContextInfo, EngineOptions, Gguf, Model, Purpose};
+use worker_cuda::{
+    Backend, ContextInfo, CudaContext, EngineOptions, Gguf, Model, Plan, Progress, Purpose,
+};
 
 use super::app::{DeviceReport, MemoryReport, Options, ServedModel};
 use super::keys::Keys;
 use super::log::line_writer;
 use super::metrics::Metrics;
+use super::models::{LoadModel, Loadable};
 use super::parameters::SamplingDefaults;
 use super::server::{Address, Ended, Server, check_address};
 use crate::client::{self, Url};
@@ -26,7 +30,7 @@ use crate::inspect::format_name;
 use crate::options::{DeviceArgs, KvChoice};
 use crate::{interrupt, load};
 
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct Args {
     /// The GGUF file
     #[arg(value_name = "MODEL")]
@@ -63,6 +67,9 @@ pub struct Args {
     /// Another name of the model in requests; the first one is used in answers
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     alias: Vec<String>,
+    /// Another GGUF file that an admin can load while the server runs; its name in requests is NAME or the file's
+    #[arg(long, value_name = "[NAME=]FILE", value_delimiter = ',')]
+    loadable: Vec<String>,
     /// A file with a chat template to use instead of the model's
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
@@ -132,7 +139,7 @@ pub fn run(args: &Args) -> Outcome {
             let places = "an argument, WORKER_MODEL, or `model` in the configuration file";
             Failure::usage(format!("the model is missing: {places}"))
         })?;
-    let options = options(args)?;
+    let mut options = options(args)?;
     let address = match &args.unix {
         Some(path) => Address::Unix(path.clone()),
         None => Address::Tcp((args.host, args.port).into()),
@@ -143,13 +150,15 @@ pub fn run(args: &Args) -> Outcome {
     let template = template(args, &gguf)?;
     let model = load::model(&args.device, &gguf)?;
     let metrics = Arc::new(Metrics::default());
-    let mut service_options = service::Options::default();
-    service_options.max_queued = args.max_queued;
-    service_options.reserves_queue = options.keys.tenant_count() > 1;
-    service_options.chat_template = template.clone();
-    service_options.observer = Some(Arc::clone(&metrics) as Arc<dyn service::Observer>);
-    let service = Service::with_model(&model, &engine_options(args, &model)?, service_options)?;
-    let served = served(args, path, &model, template)?;
+    let tenants = options.keys.tenant_count();
+    let start = Start {
+        args: args.clone(),
+        metrics: Arc::clone(&metrics),
+        reserves_queue: tenants > 1,
+    };
+    let service = start.service(&model, template.clone())?;
+    let served = served(names(args, path), path, &model, template)?;
+    options.loadable = loadables(&start, &served.names, &model)?;
     let memory = served.memory.clone();
     let server = Server::bind(&address, service, served, options, metrics)
         .map_err(|error| Failure::new(format!("cannot listen on {}: {error}", name(&address))))?;
@@ -182,6 +191,26 @@ pub fn run(args: &Args) -> Outcome {
             Err(Failure::with_status(message, CUT))
         }
         Ended::Lost => Err(Failure::with_status("the device is lost", LOST)),
+    }
+}
+
+/// How services are started.
+#[derive(Clone)]
+struct Start {
+    args: Args,
+    metrics: Arc<Metrics>,
+    reserves_queue: bool,
+}
+
+impl Start {
+    fn service(&self, model: &Model, template: Option<Arc<ChatTemplate>>) -> Outcome<Service> {
+        let mut options = service::Options::default();
+        options.max_queued = self.args.max_queued;
+        options.reserves_queue = self.reserves_queue;
+        options.chat_template = template;
+        options.observer = Some(Arc::clone(&self.metrics) as Arc<dyn service::Observer>);
+        let engine = engine_options(&self.args, model)?;
+        Ok(Service::with_model(model, &engine, options)?)
     }
 }
 
@@ -262,15 +291,108 @@ fn options(args: &Args) -> Outcome<Options> {
     })
 }
 
+/// The names of the first model.
+fn names(args: &Args, path: &Path) -> Vec<String> {
+    let stem = path.file_stem();
+    let stem = stem.map(|stem| stem.to_string_lossy().into_owned());
+    args.alias.iter().cloned().chain(stem).collect()
+}
+
+/// The files of `--loadable`. No two models have the same name.
+fn loadables(start: &Start, taken: &[String], first: &Model) -> Outcome<Vec<Loadable>> {
+    let mut taken = taken.to_vec();
+    let mut list = Vec::new();
+    for text in &start.args.loadable {
+        let named = text.split_once('=').filter(|(name, _)| !name.contains('/'));
+        let path = PathBuf::from(named.map_or(text.as_str(), |(_, path)| path));
+        let name = match (named, path.file_stem()) {
+            (Some((name, _)), _) if !name.is_empty() => name.to_owned(),
+            (None, Some(stem)) => stem.to_string_lossy().into_owned(),
+            _ => return Err(Failure::usage(format!("--loadable: '{text}' has no name"))),
+        };
+        if taken.contains(&name) {
+            let message = format!("--loadable: another model has the name '{name}'");
+            return Err(Failure::usage(message));
+        }
+        let file = LoadableFile {
+            path,
+            name: name.clone(),
+            start: start.clone(),
+            context: first.context().clone(),
+            limits: engine_options(&start.args, first)?,
+        };
+        list.push(Loadable::new(vec![name.clone()], Arc::new(file)));
+        taken.push(name);
+    }
+    Ok(list)
+}
+
+/// A file that is loaded on request, to the device of the first model.
+struct LoadableFile {
+    path: PathBuf,
+    name: String,
+    start: Start,
+    context: CudaContext,
+    /// Those of the first model's engine.
+    limits: EngineOptions,
+}
+
+impl LoadableFile {
+    fn load(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Outcome<(Service, ServedModel)> {
+        let gguf = load::gguf(&self.path)?;
+        let template = model_template(&gguf)?;
+        let progress = |bytes: Progress| match progress(bytes.done_bytes, bytes.total_bytes) {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        };
+        let model = Model::builder(&self.context, &gguf);
+        let model = model.progress(progress).load()?;
+        let service = self.start.service(&model, template.clone())?;
+        let served = served(vec![self.name.clone()], &self.path, &model, template)?;
+        Ok((service, served))
+    }
+
+    fn plan(&self) -> Outcome<Plan> {
+        // The least cache, unless its size is given: by default it takes what is left.
+        let kv_tokens = self.start.args.kv_tokens.unwrap_or(1);
+        let limits = self.limits.clone().kv_tokens(kv_tokens);
+        Ok(self.context.plan(&load::gguf(&self.path)?, &limits)?)
+    }
+}
+
+impl LoadModel for LoadableFile {
+    fn check_room(&self) -> Result<(), String> {
+        let plan = self.plan().map_err(|failure| failure.to_string())?;
+        if plan.fits {
+            return Ok(());
+        }
+        Err(format!(
+            "there is no room for '{}': weights {}, KV cache {}, scratch {}, while loading {} more bytes; {} bytes are \
+             available",
+            self.name,
+            plan.weights_bytes,
+            plan.kv_bytes,
+            plan.scratch_bytes,
+            plan.loading_bytes,
+            plan.available_bytes
+        ))
+    }
+
+    fn load(
+        &self,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<(Service, ServedModel), String> {
+        self.load(progress).map_err(|failure| failure.to_string())
+    }
+}
+
 /// The template that is named, or the model's. A model's template that is missing or broken is an error only
 /// when it is used.
 fn template(args: &Args, gguf: &Gguf) -> Outcome<Option<Arc<ChatTemplate>>> {
-    let mut vocabulary = Vocabulary::from_gguf(gguf)?;
     let Some(path) = &args.chat_template else {
-        return Ok(ChatTemplate::from_vocabulary(&vocabulary, None)
-            .ok()
-            .map(Arc::new));
+        return model_template(gguf);
     };
+    let mut vocabulary = Vocabulary::from_gguf(gguf)?;
     let source = std::fs::read_to_string(path).map_err(|error| Failure::file(path, &error))?;
     vocabulary.chat_templates = vec![NamedTemplate {
         name: String::new(),
@@ -279,6 +401,12 @@ fn template(args: &Args, gguf: &Gguf) -> Outcome<Option<Arc<ChatTemplate>>> {
     let template = ChatTemplate::from_vocabulary(&vocabulary, None)
         .map_err(|error| error.with_context(path.display().to_string()))?;
     Ok(Some(Arc::new(template)))
+}
+
+fn model_template(gguf: &Gguf) -> Outcome<Option<Arc<ChatTemplate>>> {
+    let vocabulary = Vocabulary::from_gguf(gguf)?;
+    let template = ChatTemplate::from_vocabulary(&vocabulary, None);
+    Ok(template.ok().map(Arc::new))
 }
 
 fn engine_options(args: &Args, model: &Model) -> Outcome<EngineOptions> {
@@ -300,17 +428,12 @@ fn engine_options(args: &Args, model: &Model) -> Outcome<EngineOptions> {
 }
 
 fn served(
-    args: &Args,
+    names: Vec<String>,
     path: &Path,
     model: &Model,
     template: Option<Arc<ChatTemplate>>,
 ) -> Outcome<ServedModel> {
     let gguf = model.gguf();
-    let stem = path
-        .file_stem()
-        .map(|stem| stem.to_string_lossy().into_owned());
-    let mut names = args.alias.clone();
-    names.extend(stem);
     let context = model.context().clone();
     let residency = {
         let context = context.clone();

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
 use axum::http::HeaderValue;
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -31,8 +30,11 @@ use super::tools::{Choice, Tools};
 
 /// `POST /v1/chat/completions`.
 pub async fn chat(
-    State(app): State<Arc<App>>,
-    Input { visitor, fields }: Input,
+    Input {
+        app,
+        visitor,
+        fields,
+    }: Input,
 ) -> Result<Response, ApiError> {
     answer_chat(&app, &visitor, fields, Vec::new(), Shape::OpenAi).await
 }
@@ -83,8 +85,8 @@ pub async fn answer_chat(
 
 /// `POST /v1/completions`.
 pub async fn completions(
-    State(app): State<Arc<App>>,
     Input {
+        app,
         visitor,
         mut fields,
     }: Input,

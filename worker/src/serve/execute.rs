@@ -99,7 +99,9 @@ impl Drop for Listed {
 /// `POST /execute`.
 pub async fn execute(
     State(app): State<Arc<App>>,
-    Input { visitor, fields }: Input,
+    Input {
+        visitor, fields, ..
+    }: Input,
 ) -> Result<Response, ApiError> {
     let mut checks = Checks::new(fields);
     let chat = chat_fields(&mut checks, &app);
@@ -138,7 +140,7 @@ pub async fn execute(
 /// `POST /cancel`. A job that is not there has ended.
 pub async fn cancel(
     State(app): State<Arc<App>>,
-    ShortInput(Input { visitor, fields }): ShortInput,
+    ShortInput(visitor, fields): ShortInput,
 ) -> Result<Response, ApiError> {
     let mut checks = Checks::new(fields);
     let job_id = checks.job_id();
@@ -458,6 +460,7 @@ mod tests {
     use worker_cuda::generate::service::{EngineLimits, ScriptedEngine};
 
     use super::*;
+    use crate::serve::app::Common;
     use crate::serve::{Metrics, Options, ServedModel};
 
     #[test]
@@ -466,7 +469,8 @@ mod tests {
         let service = Service::start(engine, None, Default::default()).expect("it starts");
         let model = ServedModel::new("scripted");
         let metrics = Arc::<Metrics>::default();
-        let app = Arc::new(App::new(service, model, Options::default(), metrics));
+        let common = Arc::new(Common::new(Options::default(), metrics));
+        let app = Arc::new(App::new(service, model, common));
         let list = || Listed::new(&app, &Caller::default(), "job-1");
         let execution = |listed| Execution {
             app: Arc::clone(&app),

@@ -91,6 +91,11 @@ impl Fields {
         self.map.get(field).is_some_and(|value| !value.is_null())
     }
 
+    /// A field that is a string, which stays unread.
+    pub fn text(&self, field: &str) -> Option<&str> {
+        self.map.get(field)?.as_str()
+    }
+
     pub fn required(&mut self, field: &str) -> Result<Value> {
         self.take(field).ok_or_else(|| {
             let name = self.name(field);

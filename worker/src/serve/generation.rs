@@ -123,7 +123,7 @@ pub async fn submit(
         request.prompt = Prompt::Tokens(prompt.clone());
         let events = app.service.submit(&request).map_err(failed)?;
         if let Some(entry) = &entry {
-            entry.accept(&prompt);
+            entry.accept(&app, &prompt);
         }
         Ok(Accepted {
             events,

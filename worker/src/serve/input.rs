@@ -19,6 +19,8 @@ use super::generation::blocking;
 
 /// A request whose body is a JSON object.
 pub struct Input {
+    /// The model that it names.
+    pub app: Arc<App>,
     pub visitor: Visitor,
     pub fields: Fields,
 }
@@ -39,7 +41,12 @@ impl FromRequest<Arc<App>> for Input {
             true => blocking(move || Fields::parse(&body)).await?,
             false => Fields::parse(&body)?,
         };
-        Ok(Self { visitor, fields })
+        let app = app.named(fields.text("model"))?;
+        Ok(Self {
+            app,
+            visitor,
+            fields,
+        })
     }
 }
 
@@ -47,7 +54,7 @@ impl FromRequest<Arc<App>> for Input {
 const LONG_BODY: usize = 128 << 10;
 
 /// A request with a short body, which is accepted however many requests its caller has at once.
-pub struct ShortInput(pub Input);
+pub struct ShortInput(pub Visitor, pub Fields);
 
 /// The longest `job_id` fits, with every byte escaped.
 const SHORT_BODY: usize = 4 << 10;
@@ -58,8 +65,7 @@ impl FromRequest<Arc<App>> for ShortInput {
     async fn from_request(mut request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let visitor = visitor(&mut request);
         let body = read(request.into_body(), app, SHORT_BODY, |_| Ok(())).await?;
-        let fields = Fields::parse(&body)?;
-        Ok(Self(Input { visitor, fields }))
+        Ok(Self(visitor, Fields::parse(&body)?))
     }
 }
 

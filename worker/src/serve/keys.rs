@@ -171,6 +171,12 @@ impl Keys {
     }
 }
 
+/// Whether a path ends or changes the server.
+fn is_admins(path: &str) -> bool {
+    let changes_model = path.ends_with("/load") || path.ends_with("/unload");
+    path == "/shutdown" || path.starts_with("/v1/models/") && changes_model
+}
+
 /// As many as a service has by default.
 const MAX_TENANTS: usize = 256;
 
@@ -204,7 +210,7 @@ impl Caller {
         let is_report = path == "/health" || path == "/metrics";
         let allowed = match self.role {
             Role::Admin => true,
-            Role::User => path != "/shutdown",
+            Role::User => !is_admins(path),
             Role::Monitor => is_report,
         };
         if allowed {
@@ -266,6 +272,8 @@ mod tests {
         for (key, path, allowed) in [
             ("secret-of-bob-123", "/v1/models", true),
             ("secret-of-bob-123", "/shutdown", false),
+            ("secret-of-bob-123", "/v1/models/a/load", false),
+            ("secret-of-bob-123", "/v1/models/a/unload", false),
             ("secret-of-carol-1", "/metrics", true),
             ("secret-of-carol-1", "/v1/models", false),
             ("secret-of-dan-123", "/shutdown", true),

@@ -93,13 +93,13 @@ impl Entry {
         self.lock().status = status;
     }
 
-    /// The service has accepted the request.
-    pub fn accept(&self, prompt: &[worker_cuda::Token]) {
+    /// The service of `app` has accepted the request.
+    pub fn accept(&self, app: &App, prompt: &[worker_cuda::Token]) {
         let mut record = self.lock();
         record.accepted = true;
         record.prompt_tokens = prompt.len();
         if self.app.options.log_texts {
-            let tokenizer = self.app.service.tokenizer();
+            let tokenizer = app.service.tokenizer();
             let text = tokenizer.and_then(|tokenizer| {
                 let options = worker_cuda::text::DecodeOptions {
                     show_special: true,

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use worker_cuda::generate::service::{Observation, Observer};
+use worker_cuda::generate::service::{Observation, Observer, Stats};
 
 use super::app::App;
 
@@ -134,7 +134,7 @@ impl Metrics {
 
     /// All of them as text.
     pub(super) fn write(&self, app: &App) -> String {
-        let stats = app.service.stats();
+        let stats = app.stats();
         let mut out = String::with_capacity(16 << 10);
         let out = &mut out;
         let gauge = "gauge";
@@ -245,34 +245,14 @@ impl Metrics {
             out,
         );
         self.write_measured(out);
-        // By these names routers choose a server.
-        let model = label(app.model.id());
-        for (name, help, value) in [
-            (
-                "vllm:num_requests_running",
-                "As worker_requests_running",
-                f64::from(stats.running),
-            ),
-            (
-                "vllm:num_requests_waiting",
-                "As worker_requests_waiting",
-                f64::from(stats.waiting),
-            ),
-            (
-                "vllm:kv_cache_usage_perc",
-                "Share of KV pages in use",
-                stats.page_use(),
-            ),
-        ] {
-            header(name, help, gauge, out);
-            let _ = writeln!(out, "{name}{{model_name=\"{model}\"}} {value}");
-        }
-        header("vllm:cache_config_info", "Size of the KV cache", gauge, out);
-        let _ = writeln!(
-            out,
-            "vllm:cache_config_info{{block_size=\"{}\",num_gpu_blocks=\"{}\"}} 1",
-            stats.page_tokens, stats.page_count
+        let mut models = vec![(app.model.id().to_owned(), app.service.stats())];
+        let loaded = app.models.loaded();
+        models.extend(
+            loaded
+                .iter()
+                .map(|app| (app.model.id().to_owned(), app.service.stats())),
         );
+        write_of_models(&models, out);
         std::mem::take(out)
     }
 
@@ -343,6 +323,45 @@ impl Metrics {
             histogram.write(name, help, out);
         }
     }
+}
+
+/// What routers read to choose a server, by the names that they know.
+fn write_of_models(models: &[(String, Stats)], out: &mut String) {
+    type Gauge = fn(&Stats) -> f64;
+    let gauges: [(&str, &str, Gauge); 3] = [
+        (
+            "vllm:num_requests_running",
+            "As worker_requests_running",
+            |stats| stats.running.into(),
+        ),
+        (
+            "vllm:num_requests_waiting",
+            "As worker_requests_waiting",
+            |stats| stats.waiting.into(),
+        ),
+        (
+            "vllm:kv_cache_usage_perc",
+            "Share of KV pages in use",
+            Stats::page_use,
+        ),
+    ];
+    for (name, help, value) in gauges {
+        header(name, help, "gauge", out);
+        for (model, stats) in models {
+            let (model, value) = (label(model), value(stats));
+            let _ = writeln!(out, "{name}{{model_name=\"{model}\"}} {value}");
+        }
+    }
+    let name = "vllm:cache_config_info";
+    header(name, "Size of the KV cache", "gauge", out);
+    let Some((_, first)) = models.first() else {
+        return;
+    };
+    let (size, count) = (first.page_tokens, first.page_count);
+    let _ = writeln!(
+        out,
+        "{name}{{block_size=\"{size}\",num_gpu_blocks=\"{count}\"}} 1"
+    );
 }
 
 fn header(name: &str, help: &str, kind: &str, out: &mut String) {

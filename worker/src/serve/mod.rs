@@ -28,6 +28,7 @@ pub(crate) use config::{describe, with_environment, with_file};
 pub use keys::Keys;
 pub use log::RequestLog;
 pub use metrics::Metrics;
+pub use models::{LoadModel, Loadable};
 pub use parameters::SamplingDefaults;
 pub use server::{Address, Ended, Server, StopHandle};
 
@@ -47,6 +48,7 @@ mod keys;
 mod log;
 mod messages;
 mod metrics;
+mod models;
 mod openapi;
 mod page;
 mod parameters;

@@ -40,11 +40,13 @@ pub fn document(names: &[String]) -> Value {
         };
         add(path, "post", operation);
     }
+    for (path, operation) in loads() {
+        add(path, "post", with_id(operation, &model));
+    }
     for (path, summary, answer) in gets() {
         let mut operation = json!({ "summary": summary, "responses": answers(answer, &[]) });
         if path.ends_with("{id}") {
-            operation["parameters"] =
-                json!([{ "name": "id", "in": "path", "required": true, "schema": model }]);
+            operation = with_id(operation, &model);
         }
         if path.starts_with("/health") {
             let unwell =
@@ -227,9 +229,38 @@ fn jobs() -> Vec<(&'static str, &'static str, Vec<&'static str>, Vec<Field>)> {
     ]
 }
 
+/// The path of a model names it.
+fn with_id(mut operation: Value, model: &Value) -> Value {
+    operation["parameters"] =
+        json!([{ "name": "id", "in": "path", "required": true, "schema": model }]);
+    operation
+}
+
+/// Paths of admins without a body.
+fn loads() -> [(&'static str, Value); 2] {
+    let events = json!({
+        "description": "Events: progress, and loaded or error",
+        "content": { "text/event-stream": { "schema": object(&["event", "data"]) } },
+    });
+    let mut load = answers(json!(null), &["409", "500", "503"]);
+    load["200"] = events;
+    let unloaded = object(&["id", "state", "cut_requests"]);
+    let unload = answers(unloaded, &["409", "500", "503"]);
+    [
+        (
+            "/v1/models/{id}/load",
+            json!({ "summary": "Loads a model", "responses": load }),
+        ),
+        (
+            "/v1/models/{id}/unload",
+            json!({ "summary": "Unloads a model", "responses": unload }),
+        ),
+    ]
+}
+
 /// Paths without a body: summary, the answer.
 fn gets() -> Vec<(&'static str, &'static str, Value)> {
-    let model = || object(&["id", "object", "max_model_len", "state"]);
+    let model = || object(&["id", "object", "state"]);
     let models = object_with(&[
         ("object", json!({ "const": "list" })),
         ("data", list(model())),

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 use worker_cuda::generate::FinishReason;
@@ -19,10 +18,10 @@ use super::sse::{Wire, write_named};
 type Result<T> = std::result::Result<T, ApiError>;
 
 /// `POST /v1/responses`.
-pub async fn responses(State(app): State<Arc<App>>, input: Input) -> Result<Response> {
+pub async fn responses(input: Input) -> Result<Response> {
     let mut unknown = Vec::new();
     let fields = chat_fields(input.fields, &mut unknown)?;
-    answer_chat(&app, &input.visitor, fields, unknown, Shape::Response).await
+    answer_chat(&input.app, &input.visitor, fields, unknown, Shape::Response).await
 }
 
 /// Fields that chats have under the same name.

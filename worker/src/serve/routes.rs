@@ -27,6 +27,7 @@ use super::gate::{Local, gate};
 use super::generation::blocking;
 use super::input::{Input, check_unknown, with_ignored};
 use super::messages::conversation;
+use super::models::{load, unload};
 use super::openapi::document;
 use super::page;
 use super::parameters::check_model;
@@ -39,6 +40,8 @@ pub fn router(app: &Arc<App>, local: Local) -> Router {
     page::routes()
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
+        .route("/v1/models/{id}/load", post(load))
+        .route("/v1/models/{id}/unload", post(unload))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
         .route("/v1/responses", post(responses))
@@ -82,29 +85,26 @@ pub fn json_response(value: &Value) -> Response {
     response
 }
 
-fn model_json(app: &App) -> Value {
-    json!({
-        "id": app.model.id(),
-        "object": "model",
-        "created": app.created,
-        "owned_by": "worker-orcd",
-        "max_model_len": app.max_context(),
-        "quantization": app.model.quantization,
-        "state": app.state(),
-    })
-}
-
 async fn models(State(app): State<Arc<App>>) -> Response {
-    json_response(&json!({ "object": "list", "data": [model_json(&app)] }))
+    let mut list = vec![app.describe()];
+    list.extend(app.models.describe(None));
+    json_response(&json!({ "object": "list", "data": list }))
 }
 
 async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Answer {
-    app.model.find(&id)?;
-    Ok(json_response(&model_json(&app)))
+    match (app.model.find(&id), app.models.describe(Some(&id)).first()) {
+        (Ok(()), _) => Ok(json_response(&app.describe())),
+        (_, Some(other)) => Ok(json_response(other)),
+        (Err(error), None) => Err(error),
+    }
 }
 
 /// `content` (llama.cpp's name) or `prompt` (vLLM's) or `messages`, to ids.
-async fn tokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) -> Answer {
+async fn tokenize(
+    Input {
+        app, mut fields, ..
+    }: Input,
+) -> Answer {
     let text = fields.string("content")?.or(fields.string("prompt")?);
     let options = EncodeOptions {
         add_special: fields.boolean("add_special")?,
@@ -153,7 +153,11 @@ fn check_given_model(fields: &mut Fields, app: &App) -> Result<(), ApiError> {
     }
 }
 
-async fn detokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) -> Answer {
+async fn detokenize(
+    Input {
+        app, mut fields, ..
+    }: Input,
+) -> Answer {
     let Some(tokens) = fields.tokens("tokens")? else {
         return Err(fields
             .required("tokens")
@@ -176,7 +180,11 @@ async fn detokenize(State(app): State<Arc<App>>, Input { mut fields, .. }: Input
     Ok(with_ignored(answer, ignored))
 }
 
-async fn apply_template(State(app): State<Arc<App>>, Input { mut fields, .. }: Input) -> Answer {
+async fn apply_template(
+    Input {
+        app, mut fields, ..
+    }: Input,
+) -> Answer {
     let mut unknown = Vec::new();
     check_given_model(&mut fields, &app)?;
     let (mut input, _) = conversation(&app, &mut fields, &mut unknown)?;
@@ -225,7 +233,7 @@ fn status(ok: bool, word: &str) -> Response {
 }
 
 async fn live(State(app): State<Arc<App>>) -> Response {
-    let alive = is_alive(&app);
+    let alive = app.all().iter().all(|app| is_alive(app));
     status(alive, if alive { "ok" } else { "hung" })
 }
 
@@ -235,9 +243,9 @@ async fn ready(State(app): State<Arc<App>>) -> Response {
 }
 
 async fn health(State(app): State<Arc<App>>) -> Response {
-    let stats = app.service.stats();
+    let stats = app.stats();
     let state = app.state();
-    let ok = state == "ready" && is_alive(&app);
+    let ok = state == "ready" && app.all().iter().all(|app| is_alive(app));
     let memory = app.model.memory.as_ref().map(|report| report());
     let mut response = json_response(&json!({
         "status": if ok { "ok" } else { "unavailable" },
@@ -282,7 +290,7 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
 }
 
 async fn openapi(State(app): State<Arc<App>>) -> Response {
-    json_response(&document(&app.model.names))
+    json_response(&document(&app.names()))
 }
 
 /// How long a client waits that is refused while the server ends.

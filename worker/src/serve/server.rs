@@ -25,7 +25,7 @@ use tokio::time::{sleep, timeout};
 use worker_cuda::generate::Service;
 use worker_cuda::generate::service::State;
 
-use super::app::{App, Options, ServedModel, unix_seconds};
+use super::app::{App, Common, Options, ServedModel, unix_seconds};
 use super::gate::Local;
 use super::metrics::Metrics;
 use super::routes::router;
@@ -127,7 +127,11 @@ impl Server {
             .build()?;
         Ok(Self {
             listener,
-            app: Arc::new(App::new(service, model, options, metrics)),
+            app: Arc::new(App::new(
+                service,
+                model,
+                Arc::new(Common::new(options, metrics)),
+            )),
             runtime,
         })
     }
@@ -249,32 +253,41 @@ async fn check_residency(app: Arc<App>) {
 async fn until_ended(app: &Arc<App>) -> Ended {
     let mut stops = app.stop.subscribe();
     while *stops.borrow_and_update() == 0 {
-        if matches!(app.service.state(), State::Lost | State::Stopped) {
+        let is_over = |app: &Arc<App>| matches!(app.service.state(), State::Lost);
+        if app.service.state() == State::Stopped || app.all().iter().any(is_over) {
             break;
         }
         let _ = timeout(WATCH_PERIOD, stops.changed()).await;
     }
     app.draining.store(true, Ordering::Relaxed);
-    let service = app.service.clone();
     let most = app.options.drain_timeout;
+    let all = app.all();
+    let is_lost = |app: &Arc<App>| app.service.state() == State::Lost;
     // A thread of its own: those of the runtime may be busy with prompts.
     let (ended, mut drained) = oneshot::channel();
-    std::thread::spawn(move || ended.send(service.drain(most)));
+    let ending = Arc::clone(app);
+    std::thread::spawn(move || {
+        ending.service.begin_drain(most);
+        let cut = ending.models.close(most);
+        ended.send(cut + ending.service.drain(most))
+    });
     let mut hastened = false;
     let cut = loop {
         match timeout(WATCH_PERIOD, &mut drained).await {
             Ok(cut) => break cut.unwrap_or(0),
             Err(_) if *stops.borrow() > 1 && !hastened => {
                 hastened = true;
-                app.service.begin_drain(Duration::ZERO);
+                for app in &all {
+                    app.service.begin_drain(Duration::ZERO);
+                }
             }
             Err(_) => {}
         }
     };
-    match (app.service.state(), cut) {
-        (State::Lost, _) => Ended::Lost,
-        (_, 0) => Ended::Drained,
-        (_, cut) => Ended::Cut(cut),
+    match cut {
+        _ if all.iter().any(is_lost) => Ended::Lost,
+        0 => Ended::Drained,
+        cut => Ended::Cut(cut),
     }
 }
 

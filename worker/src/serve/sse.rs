@@ -59,7 +59,12 @@ pub fn stream(app: &Arc<App>, accepted: Accepted, reply: Box<dyn Wire>, parts: P
         reply,
         ended: false,
     };
-    let mut response = Response::new(Body::new(stream));
+    event_response(Body::new(stream))
+}
+
+/// The response with such a body.
+pub fn event_response(body: Body) -> Response {
+    let mut response = Response::new(body);
     let headers = response.headers_mut();
     let events = HeaderValue::from_static("text/event-stream; charset=utf-8");
     headers.insert(CONTENT_TYPE, events);

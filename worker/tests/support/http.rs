@@ -71,7 +71,7 @@ fn answer(prompt: &str, seed: u64) -> String {
     }
 }
 
-fn engine(tokenizer: &Arc<Tokenizer>, limits: EngineLimits) -> ScriptedEngine {
+pub fn engine(tokenizer: &Arc<Tokenizer>, limits: EngineLimits) -> ScriptedEngine {
     let tokenizer = Arc::clone(tokenizer);
     ScriptedEngine::new(limits, move |prompt, seed| {
         let prompt = tokenizer
