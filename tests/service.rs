@@ -986,8 +986,8 @@ struct Stairs {
     last: Token,
     /// All tokens that its texts have taken.
     taken: Mutex<Vec<Token>>,
-    /// Each mask waits for one, if it is there.
-    permits: Option<Mutex<mpsc::Receiver<()>>>,
+    /// Each mask tells that it was begun, and waits for a permit.
+    gate: Option<Turnstile>,
 }
 
 struct StairsRule(Arc<Stairs>);
@@ -1013,13 +1013,15 @@ impl ConstraintState for StairsText {
     }
 
     fn advance_text(&mut self, text: &[u8]) -> std::result::Result<(), String> {
-        let mut tokens = text.iter().map(|byte| Token::from(byte - b'!'));
-        tokens.try_for_each(|token| self.advance(token))
+        text.iter().try_for_each(|byte| {
+            let token = byte.checked_sub(b'!').ok_or("white space")?;
+            self.advance(token.into())
+        })
     }
 
     fn allow(&mut self, tokens: &mut [u32]) -> std::result::Result<Next, String> {
-        if let Some(permits) = &self.0.permits {
-            let _ = permits.lock().unwrap().recv();
+        if let Some(gate) = &self.0.gate {
+            gate.pass("");
         }
         let first = self.1.unwrap_or(self.0.first);
         for token in first..=(first + 1).min(self.0.last) {
@@ -1038,10 +1040,81 @@ fn stairs(first: Token, last: Token) -> (Arc<Stairs>, Constrained) {
         first,
         last,
         taken: Mutex::default(),
-        permits: None,
+        gate: None,
     });
     let constrained = Constrained::new(Arc::new(StairsRule(stairs.clone())));
     (stairs, constrained)
+}
+
+/// Lets one through for each permit.
+struct Turnstile {
+    entered: mpsc::Sender<&'static str>,
+    permits: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Turnstile {
+    /// With those who enter, and what permits come from; when that is dropped, all may pass.
+    fn new() -> (Self, mpsc::Receiver<&'static str>, mpsc::Sender<()>) {
+        let (entered, names) = mpsc::channel();
+        let (permit, permits) = mpsc::channel();
+        let permits = Mutex::new(permits);
+        (Self { entered, permits }, names, permit)
+    }
+
+    fn pass(&self, name: &'static str) {
+        let _ = self.entered.send(name);
+        let _ = self.permits.lock().unwrap().recv();
+    }
+}
+
+/// A rule that allows everything and tells what is called.
+struct Probe<F>(Arc<F>);
+
+struct ProbeText<F: Fn(&str)>(Arc<F>);
+
+fn probe(called: impl Fn(&str) + Send + Sync + 'static) -> Constrained {
+    Constrained::new(Arc::new(Probe(Arc::new(called))))
+}
+
+impl<F: Fn(&str) + Send + Sync + 'static> Constraint for Probe<F> {
+    fn start(&self) -> Box<dyn ConstraintState> {
+        (self.0)("start");
+        Box::new(ProbeText(self.0.clone()))
+    }
+}
+
+impl<F: Fn(&str) + Send + Sync + 'static> ConstraintState for ProbeText<F> {
+    fn advance(&mut self, _: Token) -> std::result::Result<(), String> {
+        Ok(())
+    }
+
+    fn advance_text(&mut self, _: &[u8]) -> std::result::Result<(), String> {
+        Ok(())
+    }
+
+    fn allow(&mut self, tokens: &mut [u32]) -> std::result::Result<Next, String> {
+        (self.0)("allow");
+        tokens.fill(u32::MAX);
+        Ok(Next::TokenOrEnd)
+    }
+
+    fn stopper(&mut self) -> Option<Stopper> {
+        let called = self.0.clone();
+        Some(Box::new(move || called("stop")))
+    }
+}
+
+impl<F: Fn(&str)> Drop for ProbeText<F> {
+    fn drop(&mut self) {
+        (self.0)("drop");
+    }
+}
+
+/// A request under a rule, which would count up without it.
+fn under(constrained: &Constrained) -> Request {
+    let mut request = Request::tokens([40]);
+    request.constraint = Some(constrained.clone());
+    request
 }
 
 /// The tokens of a text; `$` ends it.
@@ -1141,6 +1214,23 @@ fn the_rest_of_the_token_with_which_a_rule_begins_belongs_to_it() {
 }
 
 #[test]
+fn white_space_between_a_marker_and_a_rule_belongs_to_neither() {
+    let mut vocabulary = tokenizer().vocabulary().clone();
+    // Byte-level tokens write a space as 'Ġ' and a line's end as 'Ċ'.
+    (vocabulary.tokens[61], vocabulary.tokens[62]) = ("@ĊĊ".into(), "@Ġ6".into());
+    let tokenizer = Arc::new(Tokenizer::from_vocabulary(vocabulary).unwrap());
+    let (_, mut constrained) = stairs(20, 22);
+    constrained.reasoning = Some(Reasoning::Begun("@".into()));
+    for (wanted, said) in [("A^067$", "A@\n\n567"), ("A_07$", "A@ 667")] {
+        let answer = answer_under(&constrained, wanted, tokenizer.clone());
+        assert_eq!(answer.texts, [said]);
+    }
+    (constrained.reasoning, constrained.markers) = (None, vec!["@".into()]);
+    let answer = answer_under(&constrained, "A^067B$", tokenizer);
+    assert_eq!(answer.texts, ["A@\n\n567B"]);
+}
+
+#[test]
 fn a_rule_that_fails_ends_its_request_only() {
     let (_, panics) = stairs(49, 52);
     assert_eq!(
@@ -1209,10 +1299,10 @@ fn a_rule_takes_each_token_once_though_steps_fail_and_sequences_are_preempted() 
 
 #[test]
 fn a_mask_that_is_not_there_holds_its_own_request_only() {
-    let (permit, permits) = mpsc::channel();
+    let (gate, entered, permit) = Turnstile::new();
     let (stairs, _) = stairs(20, 22);
     let mut stairs = Arc::into_inner(stairs).unwrap();
-    stairs.permits = Some(Mutex::new(permits));
+    stairs.gate = Some(gate);
     let rule = Arc::new(StairsRule(Arc::new(stairs)));
     let mut options = options();
     options.clock = Clock::manual();
@@ -1227,23 +1317,220 @@ fn a_mask_that_is_not_there_holds_its_own_request_only() {
     assert_eq!(answer.tokens[0].len(), 47);
     for _ in 0..4 {
         permit.send(()).unwrap();
+        entered.recv().unwrap();
     }
     assert_eq!(collect(slow).texts, ["567"]);
 
     // Three steps without it, and a second.
     control.hold();
     let late = service.submit(&request).unwrap();
+    entered.recv().unwrap();
     let other = service.submit(&other).unwrap();
     control.wait_until_held();
     clock.advance(Duration::from_secs(1));
     control.release();
-    assert_eq!(collect(late).error(), "mask_late");
+    assert_eq!(collect(late).error(), "rule_too_slow");
     assert_eq!(collect(other).reason(), FinishReason::Eos);
 
     // Ten seconds, without any other request.
     let late = service.submit(&request).unwrap();
+    entered.recv().unwrap();
     clock.advance(Duration::from_secs(10));
-    assert_eq!(collect(late).error(), "mask_late");
+    assert_eq!(collect(late).error(), "rule_too_slow");
     drop(permit);
+    finish(service);
+}
+
+/// One thread for masks, and a clock that stands still.
+fn one_mask_thread() -> Options {
+    let mut options = options();
+    options.mask_threads = 1;
+    options.clock = Clock::manual();
+    options
+}
+
+#[test]
+fn tenants_take_turns_and_ended_requests_need_no_masks() {
+    let (service, control) = scripted(one_mask_thread());
+    control.hold();
+    let (gate, entered, permit) = Turnstile::new();
+    let gate = Arc::new(gate);
+    let submit = |name: &'static str, tenant| {
+        let gate = gate.clone();
+        let mut request = under(&probe(move |call| {
+            if call == "allow" {
+                gate.pass(name)
+            }
+        }));
+        request.tenant = tenant;
+        service.submit(&request).unwrap()
+    };
+
+    let first = submit("first", 0);
+    assert_eq!(entered.recv(), Ok("first"));
+    let (left, second, other) = (submit("left", 0), submit("second", 0), submit("other", 1));
+    drop(left);
+    drop(permit);
+
+    assert_eq!(entered.recv(), Ok("other"));
+    assert_eq!(entered.recv(), Ok("second"));
+    control.release();
+    for request in [first, second, other] {
+        assert_eq!(collect(request).reason(), FinishReason::Eos);
+    }
+    assert!(entered.try_iter().all(|name| name != "left"));
+    finish(service);
+}
+
+#[test]
+fn a_mask_that_waits_for_a_thread_is_not_late() {
+    let options = one_mask_thread();
+    let clock = options.clock.clone();
+    let (service, _) = scripted(options);
+    let (gate, entered, permit) = Turnstile::new();
+    let stuck = probe(move |call| {
+        if call == "allow" {
+            gate.pass("stuck")
+        }
+    });
+
+    let slow = service.submit(&under(&stuck)).unwrap();
+    entered.recv().unwrap();
+    let waits = service.submit(&under(&probe(|_| ()))).unwrap();
+    clock.advance(Duration::from_secs(2));
+    collect(service.submit(&Request::tokens([2])).unwrap());
+    assert_eq!(collect(slow).error(), "rule_too_slow");
+    permit.send(()).unwrap();
+    assert_eq!(collect(waits).reason(), FinishReason::Eos);
+
+    let slow = service.submit(&under(&stuck)).unwrap();
+    entered.recv().unwrap();
+    let waits = service.submit(&under(&probe(|_| ()))).unwrap();
+    clock.advance(Duration::from_secs(10));
+    assert_eq!(collect(slow).error(), "rule_too_slow");
+    let Some(Event::Failed(error)) = collect(waits).last else {
+        panic!("it waits too long");
+    };
+    assert_eq!((error.as_str(), error.is_temporary()), ("mask_late", true));
+    drop(permit);
+    finish(service);
+}
+
+#[test]
+fn the_masks_of_a_request_have_a_mean_time() {
+    for limit in [Some(Duration::from_millis(5)), None] {
+        let mut options = one_mask_thread();
+        options.mask_time = limit;
+        let clock = options.clock.clone();
+        let (service, _) = scripted(options);
+        let masks = Arc::new(Mutex::new(0));
+        let count = masks.clone();
+        let slow = probe(move |call| {
+            if call == "allow" {
+                *count.lock().unwrap() += 1;
+                clock.advance(Duration::from_millis(100));
+            }
+        });
+        let mut request = under(&slow);
+        (request.prompt, request.choices) = (generate::Prompt::Tokens(vec![2]), 2);
+
+        let answer = collect(service.submit(&request).unwrap());
+
+        match limit {
+            // 1,000 / (100 - 5), for both choices.
+            Some(_) => {
+                assert_eq!(answer.error(), "rule_too_slow");
+                assert!((11..=13).contains(&*masks.lock().unwrap()));
+            }
+            None => assert_eq!(answer.reason(), FinishReason::Eos),
+        }
+        finish(service);
+    }
+}
+
+#[test]
+fn what_computes_a_mask_is_stopped_when_its_request_ends() {
+    let (service, _) = scripted(one_mask_thread());
+    let (gate, entered, permit) = Turnstile::new();
+    let permit = Mutex::new(permit);
+    let request = under(&probe(move |call| match call {
+        "allow" => gate.pass(""),
+        "stop" => permit.lock().unwrap().send(()).unwrap(),
+        _ => {}
+    }));
+
+    let cancelled = service.submit(&request).unwrap();
+    entered.recv().unwrap();
+    drop(cancelled);
+
+    // The thread is free for others.
+    let other = service.submit(&under(&probe(|_| ()))).unwrap();
+    assert_eq!(collect(other).reason(), FinishReason::Eos);
+    let running = service.submit(&request).unwrap();
+    entered.recv().unwrap();
+    assert_eq!(service.drain(Duration::ZERO), 1);
+    assert_eq!(collect(running).error(), "shut_down");
+}
+
+#[test]
+fn a_service_ends_though_a_mask_does_not() {
+    let (service, _) = scripted(options());
+    let (gate, entered, permit) = Turnstile::new();
+    let endless = probe(move |call| {
+        if call == "allow" {
+            gate.pass("")
+        }
+    });
+
+    let request = service.submit(&under(&endless)).unwrap();
+    entered.recv().unwrap();
+
+    assert_eq!(service.drain(Duration::ZERO), 1);
+    assert_eq!(collect(request).error(), "shut_down");
+    drop(permit);
+}
+
+#[test]
+fn rules_that_panic_where_they_begin_or_end_fail_alone() {
+    let service = Service::start(
+        ScriptedEngine::new(EngineLimits::new(64, 64), count_up),
+        Some(tokenizer()),
+        one_mask_thread(),
+    )
+    .unwrap();
+    for panics in ["start", "allow", "stop", "drop"] {
+        let mut constrained = probe(move |call| assert_ne!(call, panics));
+        for reasoning in [None, Some(Reasoning::Begun("R".into()))] {
+            constrained.reasoning = reasoning;
+            let answer = collect(service.submit(&under(&constrained)).unwrap());
+            if panics != "stop" && constrained.reasoning.is_none() {
+                assert_eq!(answer.error(), "constraint", "{panics}");
+            }
+        }
+        let other = service.submit(&under(&probe(|_| ()))).unwrap();
+        assert_eq!(collect(other).reason(), FinishReason::Eos, "{panics}");
+    }
+    assert_eq!(service.state(), State::Ready);
+    finish(service);
+}
+
+#[test]
+fn a_request_in_the_queue_has_no_state_of_its_rule() {
+    let (service, control) = scripted(one_mask_thread());
+    control.hold();
+    let (call, calls) = mpsc::channel();
+    let rule = probe(move |name| call.send(name.to_owned()).unwrap());
+    let requests = [(); 6].map(|()| service.submit(&under(&rule)).unwrap());
+
+    // One after another, since there is one thread.
+    for _ in 0..6 {
+        for expected in ["start", "allow", "drop"] {
+            assert_eq!(calls.recv().unwrap(), expected);
+        }
+    }
+    control.release();
+    for request in requests {
+        assert_eq!(collect(request).reason(), FinishReason::Eos);
+    }
     finish(service);
 }

@@ -89,6 +89,8 @@ impl ApiError {
                 limit,
             } => Self::too_long(*prompt_tokens, *max_tokens, *limit),
             E::Constraint(_) => Self::invalid("response_format", message),
+            E::RuleTooSlow => Self::new(StatusCode::BAD_REQUEST, error.as_str(), message)
+                .with_param("response_format"),
             E::NoTokenAllowed => Self::invalid("logit_bias", message),
             E::Deadline => Self::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", message),
             E::ReceiverBehind(_) => {
@@ -98,7 +100,7 @@ impl ApiError {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "tenant_queue_full", message)
                     .with_retry_after(stats.retry_after())
             }
-            E::EngineFault(_) | E::NotFinite | E::MaskLate => {
+            E::EngineFault(_) | E::NotFinite => {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.as_str(), message)
             }
             _ => Self::new(StatusCode::SERVICE_UNAVAILABLE, error.as_str(), message)

@@ -7,11 +7,14 @@ use crate::llm::engine::Token;
 
 /// A rule for the text of an answer: a grammar for example. Each choice follows it on its own.
 pub trait Constraint: Send + Sync {
-    /// The beginning of a text.
+    /// The beginning of a text. It is called by the threads that compute masks.
     fn start(&self) -> Box<dyn ConstraintState>;
 }
 
-/// How far a text has followed its rule. It is used by one thread at a time. An error ends the request.
+/// How far a text has followed its rule. It is used by one thread at a time. An error or a panic ends the request.
+///
+/// Each method must return within milliseconds: few threads compute for all requests, and one that never returns is
+/// lost. The service does not wait for it when it ends.
 pub trait ConstraintState: Send {
     /// Takes the next token of the text.
     fn advance(&mut self, token: Token) -> Result<(), String>;
@@ -22,7 +25,16 @@ pub trait ConstraintState: Send {
     /// Sets the bits of the tokens that may come next: bit `id % 32` of word `id / 32`. They are 0 before.
     /// Tokens that end the text are not meant; the result says whether they may come.
     fn allow(&mut self, tokens: &mut [u32]) -> Result<Next, String>;
+
+    /// What makes the other methods return early, with any result: it is called when the request ends while one of them
+    /// runs. None: nothing does.
+    fn stopper(&mut self) -> Option<Stopper> {
+        None
+    }
 }
+
+/// Stops what another thread computes. It must return at once.
+pub type Stopper = Box<dyn Fn() + Send + Sync>;
 
 /// What may follow a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,11 +170,20 @@ impl Gate {
                 Place::Reasoning
             }
             Some(Reasoning::Possible(begin, _)) if begin.as_bytes().starts_with(text) => {
+                let space = self.held.len() - text.len();
+                self.drop_before(space, &constrained.markers);
                 return None;
             }
             _ => Place::Text,
         };
         Some(())
+    }
+
+    /// Drops what comes before a place, but for what may be the beginning of one of these texts.
+    fn drop_before(&mut self, place: usize, texts: &[impl AsRef<str>]) {
+        let longest = texts.iter().map(|text| text.as_ref().len()).max();
+        let kept = longest.unwrap_or(0).saturating_sub(1);
+        self.held.drain(..place.saturating_sub(kept));
     }
 
     /// Drops everything up to the end of the first of these texts, or what cannot be part of them.
@@ -176,10 +197,7 @@ impl Gate {
             self.held.drain(..end);
             return Some(());
         }
-        let longest = texts.iter().map(|text| text.as_ref().len()).max();
-        let kept = longest.unwrap_or(0).saturating_sub(1);
-        let dropped = self.held.len().saturating_sub(kept);
-        self.held.drain(..dropped);
+        self.drop_before(self.held.len(), texts);
         None
     }
 }
@@ -236,6 +254,17 @@ mod tests {
         assert_begins(&constrained, "x<think><call>y", Some("y"));
         assert_begins(&constrained, "<think>[[", None);
         assert_begins(&constrained, "<thin", None);
+
+        // A marker may begin with the white space that may come before reasoning, of which little is kept.
+        constrained.markers = vec!["  [".into()];
+        assert_begins(&constrained, "      [x", Some("x"));
+        assert_begins(&constrained, "  <think>  [</think>  [x", Some("x"));
+        let mut gate = constrained.gate().expect("the beginning is free");
+        for _ in 0..1000 {
+            assert_eq!(gate.push(b" \n", &constrained), None);
+        }
+        assert!(gate.held.len() < 8, "{}", gate.held.len());
+        constrained.markers = vec!["<call>".into(), "[[".into()];
 
         constrained.reasoning = Some(Reasoning::Begun(reasoning.1));
         assert_begins(&constrained, "<call></think><call>z", Some("z"));

@@ -121,7 +121,9 @@ pub enum Error {
     ReceiverBehind(Duration),
     /// The rule of the answer has failed, or allows no token that the model has.
     Constraint(String),
-    /// It took too long to find out which tokens the rule allows.
+    /// It takes too long to find out which tokens the rule allows.
+    RuleTooSlow,
+    /// No thread was free to find out which tokens the rule allows.
     MaskLate,
     /// Bias leaves no token that may be sampled.
     NoTokenAllowed,
@@ -146,7 +148,7 @@ impl Error {
                 | Self::Prompt(_)
                 | Self::TooLong { .. }
                 | Self::Constraint(_)
-                | Self::MaskLate
+                | Self::RuleTooSlow
                 | Self::NoTokenAllowed
         )
     }
@@ -167,6 +169,7 @@ impl Error {
             Self::Deadline => "deadline",
             Self::ReceiverBehind(_) => "receiver_behind",
             Self::Constraint(_) => "constraint",
+            Self::RuleTooSlow => "rule_too_slow",
             Self::MaskLate => "mask_late",
             Self::NoTokenAllowed => "no_token_allowed",
             Self::NotFinite => "not_finite",
@@ -232,9 +235,12 @@ impl fmt::Display for Error {
                 limit.as_secs_f64()
             ),
             Self::Constraint(message) => write!(f, "the rule of the answer: {message}"),
-            Self::MaskLate => f.write_str(
-                "it took too long to find out which tokens the rule of the answer allows",
+            Self::RuleTooSlow => f.write_str(
+                "it takes too long to find out which tokens the rule of the answer allows",
             ),
+            Self::MaskLate => {
+                f.write_str("the rules of other answers left no time for the rule of this one")
+            }
             Self::NoTokenAllowed => f.write_str("the bias leaves no token that may be sampled"),
             Self::NotFinite => f.write_str("the logits of the model are not finite"),
             Self::EngineFault(error) => write!(f, "two steps of the engine failed: {error}"),

@@ -1,13 +1,20 @@
 //! Which tokens may come next in answers that follow a rule: computed on threads of their own, while the engine
 //! computes steps of other requests. A row whose mask is not there yet is not planned.
+//!
+//! A [`Constraint`] may be a caller's. None of its code runs on the engine thread or under the lock of [`Core`], except
+//! for a [`Stopper`], and none of its panics ends more than its own request.
 
-use std::collections::VecDeque;
+use std::any::Any;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::constraint::{Constrained, ConstraintState, Gate, Next};
+use super::constraint::{Constrained, Constraint, ConstraintState, Gate, Next, Stopper};
 use super::event::Error;
+use super::request::Request;
 use super::state::{Core, Shared};
 use crate::llm::engine::Token;
 use crate::llm::step::Sampling;
@@ -17,16 +24,20 @@ use crate::scheduler::RequestId;
 /// Steps that miss a row, one after another, before its mask ends the request.
 const MAX_MISSED_STEPS: u32 = 3;
 
-/// A mask that is younger than this ends no request.
+/// A mask that was begun more recently than this ends no request.
 const LATE: Duration = Duration::from_secs(1);
 
-/// One that is older ends its request, also if no step missed the row.
+/// One that was begun, or that waits, for longer ends its request, also if no step missed the row.
 pub(super) const LATEST: Duration = Duration::from_secs(10);
+
+/// Time for the masks of a request, besides the mean time of each.
+const FIRST_MASK_TIME: Duration = Duration::from_secs(1);
 
 /// How a choice follows its rule.
 pub(super) struct Guide {
     constrained: Constrained,
     tokenizer: Option<Arc<Tokenizer>>,
+    tenant: u32,
     ends: Ends,
     /// The token with which reasoning may begin in place of the rule.
     opening: Option<Token>,
@@ -34,10 +45,62 @@ pub(super) struct Guide {
     pub tokens: u32,
     /// Searches the free text. None: the text follows the rule.
     gate: Option<Gate>,
-    /// None while a thread uses it, and in free text.
+    /// None before the first token of the rule, while a thread uses it, and in free text.
     state: Option<Box<dyn ConstraintState>>,
+    stop: Arc<Stop>,
+    time_left: Arc<TimeLeft>,
     /// How the next token is sampled. None in free text: as usual.
     pub sampling: Option<Arc<Sampling>>,
+}
+
+/// Nanoseconds that the masks of a request may still take.
+pub(super) struct TimeLeft(AtomicI64);
+
+impl Default for TimeLeft {
+    fn default() -> Self {
+        Self(AtomicI64::new(nanoseconds(FIRST_MASK_TIME)))
+    }
+}
+
+impl TimeLeft {
+    /// Whether there is enough for a mask that took so long, with `mean` for each mask.
+    fn pays(&self, took: Duration, mean: Duration) -> bool {
+        let more = nanoseconds(mean).saturating_sub(nanoseconds(took));
+        // Only one thread at a time changes it: the one that has the lock of the core.
+        let left = self.0.load(Ordering::Relaxed).saturating_add(more);
+        self.0.store(left, Ordering::Relaxed);
+        left >= 0
+    }
+}
+
+fn nanoseconds(time: Duration) -> i64 {
+    time.as_nanos().try_into().unwrap_or(i64::MAX)
+}
+
+/// Stops a state that a thread computes with.
+#[derive(Default)]
+struct Stop(Mutex<(bool, Option<Stopper>)>);
+
+impl Stop {
+    /// Stops the state from now on.
+    fn set(&self) {
+        let mut stop = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        stop.0 = true;
+        if let Some(stopper) = &stop.1 {
+            let _ = catch_unwind(AssertUnwindSafe(stopper));
+        }
+    }
+
+    /// Replaces what stops the state.
+    fn arm(&self, stopper: Option<Stopper>) {
+        let mut stop = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        stop.1 = stopper;
+        let is_set = stop.0;
+        drop(stop);
+        if is_set {
+            self.set();
+        }
+    }
 }
 
 /// Tokens that end a text.
@@ -68,13 +131,13 @@ pub(super) enum Input {
 
 impl Guide {
     pub fn new(
+        request: &Request,
         constrained: &Constrained,
         tokenizer: Option<&Arc<Tokenizer>>,
         end_tokens: &[Token],
-        stop_tokens: &[Token],
-        ignore_end: bool,
+        time_left: &Arc<TimeLeft>,
     ) -> Self {
-        let model_ends = if ignore_end { &[] } else { end_tokens };
+        let model_ends = if request.ignore_end { &[] } else { end_tokens };
         let gate = constrained.gate();
         let opening = match (&constrained.reasoning, &gate) {
             (Some(super::Reasoning::Possible(begin, _)), None) => {
@@ -85,14 +148,17 @@ impl Guide {
         Self {
             constrained: constrained.clone(),
             tokenizer: tokenizer.cloned(),
+            tenant: request.tenant,
             ends: Ends {
                 model: end_tokens.into(),
-                allowed: [model_ends, stop_tokens].concat().into(),
+                allowed: [model_ends, &request.stop_tokens].concat().into(),
             },
             opening,
             tokens: 0,
-            state: gate.is_none().then(|| constrained.rule.start()),
             gate,
+            state: None,
+            stop: Arc::default(),
+            time_left: time_left.clone(),
             sampling: None,
         }
     }
@@ -113,7 +179,6 @@ impl Guide {
                 return Turn::Stay;
             };
             self.gate = None;
-            self.state = Some(self.constrained.rule.start());
             return Turn::Mask(Input::Text(rest));
         }
         if opening == Some(token) {
@@ -124,8 +189,7 @@ impl Guide {
     }
 
     fn set_free(&mut self, gate: Gate) {
-        self.gate = Some(gate);
-        (self.state, self.sampling) = (None, None);
+        (self.gate, self.sampling) = (Some(gate), None);
     }
 }
 
@@ -133,7 +197,9 @@ impl Guide {
 pub(super) struct MaskJob {
     id: RequestId,
     input: Input,
-    state: Box<dyn ConstraintState>,
+    rule: Arc<dyn Constraint>,
+    state: Option<Box<dyn ConstraintState>>,
+    stop: Arc<Stop>,
     /// How the token is sampled otherwise.
     sampling: Arc<Sampling>,
     ends: Ends,
@@ -142,16 +208,44 @@ pub(super) struct MaskJob {
 }
 
 impl MaskJob {
+    fn start(&self) -> Box<dyn ConstraintState> {
+        let mut state = self.rule.start();
+        self.stop.arm(state.stopper());
+        state
+    }
+
     /// How the next token is sampled; None: the text is complete.
     fn compute(&mut self) -> Result<Option<Arc<Sampling>>, String> {
+        let mut state = self.state.take().unwrap_or_else(|| self.start());
         match &self.input {
             Input::Start => {}
-            Input::Token(token) => self.state.advance(*token)?,
-            Input::Text(text) if text.is_empty() => {}
-            Input::Text(text) => self.state.advance_text(text)?,
+            Input::Token(token) => state.advance(*token)?,
+            Input::Text(text) => {
+                let begun = begin(&mut *state, text);
+                let trimmed = text.trim_ascii_start();
+                if begun.is_err() && trimmed.len() < text.len() {
+                    // White space may separate the rule from what comes before it.
+                    state = self.start();
+                    begin(&mut *state, trimmed)?;
+                } else {
+                    begun?;
+                }
+            }
         }
+        let sampling = self.sampling_after(&mut *state)?;
+        // A choice may wait for long before its first token, and must use no memory for its state then.
+        if !matches!(self.input, Input::Start) {
+            self.state = Some(state);
+        }
+        Ok(sampling)
+    }
+
+    fn sampling_after(
+        &self,
+        state: &mut dyn ConstraintState,
+    ) -> Result<Option<Arc<Sampling>>, String> {
         let mut mask = vec![0u32; self.words];
-        let next = self.state.allow(&mut mask)?;
+        let next = state.allow(&mut mask)?;
         if next == Next::End {
             return Ok(None);
         }
@@ -181,60 +275,135 @@ impl MaskJob {
     }
 }
 
-/// Masks that threads have to compute.
-#[derive(Default)]
-pub(super) struct MaskQueue {
-    state: Mutex<(VecDeque<MaskJob>, bool)>,
-    changed: Condvar,
+/// Takes what comes before the first token.
+fn begin(state: &mut dyn ConstraintState, text: &[u8]) -> Result<(), String> {
+    match text {
+        [] => Ok(()),
+        text => state.advance_text(text),
+    }
 }
 
-impl MaskQueue {
-    fn lock(&self) -> MutexGuard<'_, (VecDeque<MaskJob>, bool)> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+/// Masks that threads have to compute.
+#[derive(Default)]
+pub(super) struct Masks {
+    /// By tenant. Tenants take turns.
+    waiting: BTreeMap<u32, VecDeque<MaskJob>>,
+    last_tenant: u32,
+    /// What ended requests leave, for a thread to drop.
+    ended: Vec<Box<dyn Any + Send>>,
+    /// (threads) Whether it computes or drops something.
+    at_work: Vec<bool>,
+    is_closed: bool,
+    pub asked: Arc<Condvar>,
+}
+
+/// What a thread has to do.
+enum Work {
+    Compute(MaskJob),
+    Drop(Vec<Box<dyn Any + Send>>),
+}
+
+impl Masks {
+    pub fn new(threads: usize) -> Self {
+        let mut masks = Self::default();
+        masks.at_work.resize(threads, false);
+        masks
     }
 
-    fn push(&self, job: MaskJob) {
-        self.lock().0.push_back(job);
-        self.changed.notify_one();
+    /// Ends the threads, once they have done what they do.
+    pub fn close(&mut self) {
+        self.is_closed = true;
+        self.asked.notify_all();
     }
 
-    /// Ends the threads.
-    pub fn close(&self) {
-        self.lock().1 = true;
-        self.changed.notify_all();
+    /// Whether a thread may need any time to end.
+    pub fn is_at_work(&self, thread: usize) -> bool {
+        self.at_work[thread]
     }
 
-    fn pop(&self) -> Option<MaskJob> {
-        let mut state = self.lock();
-        loop {
-            if state.1 {
-                return None;
+    fn push(&mut self, tenant: u32, job: MaskJob) {
+        self.waiting.entry(tenant).or_default().push_back(job);
+        self.asked.notify_one();
+    }
+
+    fn pop(&mut self) -> Option<MaskJob> {
+        let mut later = self.waiting.range((Excluded(self.last_tenant), Unbounded));
+        let next = later.next().or_else(|| self.waiting.first_key_value());
+        let tenant = *next?.0;
+        let jobs = self.waiting.get_mut(&tenant)?;
+        let job = jobs.pop_front();
+        if jobs.is_empty() {
+            self.waiting.remove(&tenant);
+        }
+        self.last_tenant = tenant;
+        job
+    }
+}
+
+impl Drop for Masks {
+    fn drop(&mut self) {
+        let jobs = std::mem::take(&mut self.waiting).into_values().flatten();
+        jobs.for_each(drop_guarded);
+        self.ended.drain(..).for_each(drop_guarded);
+    }
+}
+
+/// Drops what may be a caller's.
+fn drop_guarded<T>(value: T) {
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
+}
+
+/// Computes masks until the service ends.
+pub(super) fn run(shared: &Shared, thread: usize) {
+    while let Some(work) = next_work(shared, thread) {
+        match work {
+            Work::Compute(mut job) => {
+                let computed = catch_unwind(AssertUnwindSafe(|| job.compute()));
+                let computed = computed.unwrap_or_else(|_| Err("the rule has failed".into()));
+                let rest = shared.update(|core, now| core.take_mask(job, computed, now));
+                drop_guarded(rest);
             }
-            if let Some(job) = state.0.pop_front() {
-                return Some(job);
-            }
-            let waited = self.changed.wait(state);
-            state = waited.unwrap_or_else(PoisonError::into_inner);
+            Work::Drop(ended) => ended.into_iter().for_each(drop_guarded),
         }
     }
 }
 
-/// Computes masks until the service ends.
-pub(super) fn run(shared: &Shared) {
-    while let Some(mut job) = shared.masks.pop() {
-        // The rule may be a caller's.
-        let computed = catch_unwind(AssertUnwindSafe(|| job.compute()));
-        let computed = computed.unwrap_or_else(|_| Err("the rule has failed".into()));
-        shared.update(|core, _| core.take_mask(job, computed));
+fn next_work(shared: &Shared, thread: usize) -> Option<Work> {
+    let mut core = shared.lock();
+    core.masks.at_work[thread] = false;
+    loop {
+        if let Some(work) = core.next_work(shared.clock.now()) {
+            core.masks.at_work[thread] = true;
+            return Some(work);
+        }
+        if core.masks.is_closed {
+            return None;
+        }
+        let asked = core.masks.asked.clone();
+        core = asked.wait(core).unwrap_or_else(PoisonError::into_inner);
     }
 }
 
 /// A row that waits for its mask.
 pub(super) struct Pending {
-    pub id: RequestId,
+    id: RequestId,
     since: Duration,
-    /// Steps that were planned without it.
+    /// When a thread began it.
+    begun: Option<Duration>,
+    /// Steps that were planned without it, since then if it was begun.
     missed: u32,
+}
+
+impl Pending {
+    /// Why its request ends, if it has taken too long. That a thread is not there yet is not the fault of a rule.
+    fn error(&self, now: Duration) -> Option<Error> {
+        match self.begun.map(|begun| now.saturating_sub(begun)) {
+            Some(age) if age >= LATEST => Some(Error::RuleTooSlow),
+            Some(age) if age >= LATE && self.missed >= MAX_MISSED_STEPS => Some(Error::RuleTooSlow),
+            None if now.saturating_sub(self.since) >= LATEST => Some(Error::MaskLate),
+            _ => None,
+        }
+    }
 }
 
 impl Core {
@@ -246,40 +415,83 @@ impl Core {
         let Some(guide) = &mut choice.guide else {
             return;
         };
-        let Some(state) = guide.state.take() else {
-            return;
-        };
         self.scheduler.allow(id, Some(guide.tokens));
         let first = choice.first_sampling.as_ref();
         let first = first.filter(|_| guide.tokens < choice.job.min_tokens);
-        self.masks.push(MaskJob {
+        let job = MaskJob {
             id,
             input,
-            state,
+            rule: guide.constrained.rule.clone(),
+            state: guide.state.take(),
+            stop: guide.stop.clone(),
             sampling: first.unwrap_or(&choice.sampling).clone(),
             ends: guide.ends.clone(),
             opening: guide.opening,
             words: self.mask_words,
-        });
+        };
+        self.masks.push(guide.tenant, job);
         self.pending.push(Pending {
             id,
             since: now,
+            begun: None,
             missed: 0,
         });
     }
 
-    fn take_mask(&mut self, job: MaskJob, computed: Result<Option<Arc<Sampling>>, String>) {
-        self.pending.retain(|pending| pending.id != job.id);
+    /// What a thread has to do next.
+    fn next_work(&mut self, now: Duration) -> Option<Work> {
+        while let Some(job) = self.masks.pop() {
+            let mut pending = self.pending.iter_mut();
+            let Some(pending) = pending.find(|pending| pending.id == job.id) else {
+                self.masks.ended.push(Box::new(job));
+                continue;
+            };
+            (pending.begun, pending.missed) = (Some(now), 0);
+            return Some(Work::Compute(job));
+        }
+        let ended = std::mem::take(&mut self.masks.ended);
+        (!ended.is_empty()).then_some(Work::Drop(ended))
+    }
+
+    /// A choice that followed a rule has ended.
+    pub fn end_guide(&mut self, id: RequestId, guide: Guide) {
+        let count = self.pending.len();
+        self.pending.retain(|pending| pending.id != id);
+        if self.pending.len() < count {
+            guide.stop.set();
+        }
+        self.masks.ended.push(Box::new(guide));
+        self.masks.asked.notify_one();
+    }
+
+    /// Takes a mask. Returns what is left of the job, to be dropped without the lock.
+    fn take_mask(
+        &mut self,
+        mut job: MaskJob,
+        computed: Result<Option<Arc<Sampling>>, String>,
+        now: Duration,
+    ) -> MaskJob {
+        let mut pending = self.pending.iter();
+        let Some(at) = pending.position(|pending| pending.id == job.id) else {
+            return job; // it ended meanwhile
+        };
+        let begun = self.pending.swap_remove(at).begun;
         let Some(choice) = self.requests.0.get_mut(&job.id) else {
-            return; // it ended meanwhile
+            return job;
         };
         let Some(guide) = &mut choice.guide else {
-            return;
+            return job;
         };
+        let took = begun.map_or(Duration::ZERO, |begun| now.saturating_sub(begun));
+        let is_paid = { self.mask_time }.is_none_or(|mean| guide.time_left.pays(took, mean));
         let has_markers = !guide.constrained.markers.is_empty();
         match computed {
+            _ if !is_paid => {
+                choice.fails_with = Some(Error::RuleTooSlow);
+                self.scheduler.cancel(job.id);
+            }
             Ok(Some(sampling)) => {
-                (guide.sampling, guide.state) = (Some(sampling), Some(job.state));
+                (guide.sampling, guide.state) = (Some(sampling), job.state.take());
                 self.scheduler.allow(job.id, Some(guide.tokens + 1));
             }
             // What comes with the marker may be none of the rule's texts: then it is free.
@@ -295,6 +507,7 @@ impl Core {
                 self.scheduler.cancel(job.id);
             }
         }
+        job
     }
 
     /// Whether a mask is computed that no step has missed yet.
@@ -311,22 +524,25 @@ impl Core {
 
     /// Ends requests whose masks are late.
     pub fn end_late(&mut self, now: Duration) {
-        let is_late = |pending: &Pending| {
-            let age = now.saturating_sub(pending.since);
-            age >= LATEST || age >= LATE && pending.missed >= MAX_MISSED_STEPS
-        };
-        for pending in self.pending.extract_if(.., |pending| is_late(pending)) {
-            if let Some(choice) = self.requests.0.get_mut(&pending.id) {
-                choice.fails_with = Some(Error::MaskLate);
+        let late = self
+            .pending
+            .iter()
+            .filter_map(|pending| Some((pending.id, pending.error(now)?)));
+        for (id, error) in late.collect::<Vec<_>>() {
+            if let Some(choice) = self.requests.0.get_mut(&id) {
+                choice.fails_with.get_or_insert(error);
             }
-            self.scheduler.cancel(pending.id);
+            self.scheduler.cancel(id);
         }
     }
 
     /// When the oldest mask is late in any case.
     pub fn next_late(&self) -> Option<Duration> {
-        let times = self.pending.iter().map(|pending| pending.since + LATEST);
-        times.min()
+        let begin = |pending: &Pending| pending.begun.unwrap_or(pending.since);
+        self.pending
+            .iter()
+            .map(|pending| begin(pending) + LATEST)
+            .min()
     }
 }
 

@@ -17,7 +17,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 pub use self::clock::Clock;
-pub use self::constraint::{Constrained, Constraint, ConstraintState, Next, Reasoning};
+pub use self::constraint::{Constrained, Constraint, ConstraintState, Next, Reasoning, Stopper};
 pub use self::engine::{EngineLimits, RowSource, SampledRow, StepEngine, StepResults};
 pub use self::event::{Error, Event, Stop, TokenEvent, Usage};
 pub use self::model_engine::ModelEngine;
@@ -28,7 +28,7 @@ pub use self::stream::{EventReceiver, RequestCancel};
 pub use crate::scheduler::PageSharing;
 
 use self::deliver::TextThread;
-use self::masks::{Guide, Input};
+use self::masks::{Guide, Input, TimeLeft};
 use self::state::{Choice, Core, Shared};
 use self::stream::Job;
 use crate::core::cancel::CancelFlag;
@@ -79,6 +79,8 @@ pub struct Options {
     pub text_threads: usize,
     /// Threads that compute which tokens the rules of answers allow: 2.
     pub mask_threads: usize,
+    /// Mean time that the masks of a request may take, after a second in all: 5 ms. None: no limit.
+    pub mask_time: Option<Duration>,
     /// Tokens that end every text, besides those of the tokenizer.
     pub end_tokens: Vec<Token>,
     /// Renders conversations; None: the template of the tokenizer's vocabulary.
@@ -102,6 +104,7 @@ impl Default for Options {
             itl_target: None,
             text_threads: 1,
             mask_threads: 2,
+            mask_time: Some(Duration::from_millis(5)),
             end_tokens: Vec::new(),
             chat_template: None,
             clock: Clock::system(),
@@ -146,6 +149,7 @@ struct Owner {
     chat_template: Option<Arc<ChatTemplate>>,
     end_tokens: Vec<Token>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    mask_threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Service {
@@ -194,9 +198,10 @@ impl Service {
             chat_template: options.chat_template,
             end_tokens,
             threads: Mutex::default(),
+            mask_threads: Mutex::default(),
             tokenizer,
         };
-        owner.spawn("service engine", {
+        spawn(&owner.threads, "service engine", {
             let shared = shared.clone();
             move || run::run(&shared, Box::new(engine))
         })?;
@@ -210,14 +215,15 @@ impl Service {
                 observer: options.observer.clone(),
                 answers: HashMap::new(),
             };
-            owner.spawn("service text", move || text.run(items))?;
+            spawn(&owner.threads, "service text", move || text.run(items))?;
         }
-        for _ in 0..options.mask_threads.max(1) {
+        for number in 0..options.mask_threads.max(1) {
             let shared = shared.clone();
-            owner.spawn("service masks", move || masks::run(&shared))?;
+            let work = move || masks::run(&shared, number);
+            spawn(&owner.mask_threads, "service masks", work)?;
         }
         let observer = options.observer;
-        owner.spawn("service events", move || {
+        spawn(&owner.threads, "service events", move || {
             deliver::dispatch(batches, to_texts, observer);
         })?;
         Ok(Self(Arc::new(owner)))
@@ -332,21 +338,26 @@ impl Options {
     }
 }
 
+/// Starts a thread, and adds it to a list.
+fn spawn(
+    threads: &Mutex<Vec<JoinHandle<()>>>,
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<()> {
+    let thread = thread::Builder::new().name(name.into()).spawn(work);
+    let thread = thread.map_err(|error| {
+        let message = format!("no thread for a service: {error}");
+        EngineError::new(ErrorKind::OutOfHostMemory, message)
+    })?;
+    lock(threads).push(thread);
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Owner {
-    fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = thread::Builder::new().name(name.into()).spawn(work);
-        let thread = thread.map_err(|error| {
-            let message = format!("no thread for a service: {error}");
-            EngineError::new(ErrorKind::OutOfHostMemory, message)
-        })?;
-        self.lock_threads().push(thread);
-        Ok(())
-    }
-
-    fn lock_threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn insert(
         &self,
         core: &mut Core,
@@ -370,9 +381,9 @@ impl Owner {
         submitted.priority = request.priority;
         submitted.salt = request.salt;
         let guide = request.constraint.as_ref().map(|constrained| {
-            let (ends, stops) = (&self.end_tokens, &request.stop_tokens);
-            let tokenizer = self.tokenizer.as_ref();
-            move || Guide::new(constrained, tokenizer, ends, stops, request.ignore_end)
+            let (ends, tokenizer) = (&self.end_tokens, self.tokenizer.as_ref());
+            let time_left = Arc::<TimeLeft>::default();
+            move || Guide::new(request, constrained, tokenizer, ends, &time_left)
         });
         submitted.deadline = request
             .deadline
@@ -414,14 +425,24 @@ impl Owner {
     }
 
     fn join(&self) {
-        let threads: Vec<_> = self.lock_threads().drain(..).collect();
-        for thread in threads {
-            // An observer that drops the last clone is on one of them, which ends by itself.
-            if thread.thread().id() != thread::current().id() {
-                // A thread that panicked has nothing more to do.
-                let _ = thread.join();
+        let threads: Vec<_> = lock(&self.threads).drain(..).collect();
+        threads.into_iter().for_each(join);
+        // The engine thread has told them to end. A rule of a caller's may keep one for ever.
+        let threads: Vec<_> = lock(&self.mask_threads).drain(..).collect();
+        for (number, thread) in threads.into_iter().enumerate() {
+            if !self.shared.lock().masks.is_at_work(number) {
+                join(thread);
             }
         }
+    }
+}
+
+/// Waits for a thread, unless it is this one: an observer that drops the last clone of a service is on one of its
+/// threads, which ends by itself.
+fn join(thread: JoinHandle<()>) {
+    if thread.thread().id() != thread::current().id() {
+        // A thread that panicked has nothing more to do.
+        let _ = thread.join();
     }
 }
 

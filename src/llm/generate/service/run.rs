@@ -46,8 +46,9 @@ pub(super) fn run(shared: &Shared, mut engine: Box<dyn StepEngine>) {
             core.end_all(&Error::DeviceLost(error), now);
         }
     });
-    shared.lock().dispatcher = None;
-    shared.masks.close();
+    let mut core = shared.lock();
+    core.dispatcher = None;
+    core.masks.close();
 }
 
 fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
@@ -59,18 +60,21 @@ fn drive(shared: &Shared, engine: &mut dyn StepEngine) -> Result<()> {
     let mut mask_wait = LEAST_MASK_WAIT;
     let mut core = shared.lock();
     loop {
+        let is_refused = in_flight
+            .back()
+            .is_some_and(|step: &InFlight| step.refused.is_some());
+        let may_plan = !is_refused && in_flight.len() < STEPS_IN_FLIGHT;
+        if may_plan {
+            // Their rows would miss this step.
+            core = shared.wait_for_masks(core, mask_wait);
+        }
         let now = shared.clock.now();
         if core.drain_until.is_some_and(|until| until <= now) {
             core.end_all(&Error::ShutDown, now);
         }
         core.end_late(now);
-        let is_refused = in_flight
-            .back()
-            .is_some_and(|step: &InFlight| step.refused.is_some());
         let mut was_submitted = false;
-        if !is_refused && in_flight.len() < STEPS_IN_FLIGHT {
-            // Their rows would miss this step.
-            core = shared.wait_for_masks(core, mask_wait);
+        if may_plan {
             core.scheduler.schedule_into(now, &mut plan);
             if !plan.rows().is_empty() {
                 core.miss_masks();

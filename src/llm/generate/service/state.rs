@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::clock::{Clock, Wake};
 use super::engine::{EngineLimits, RowSource, SampledRow, StepResults};
 use super::event::Error;
-use super::masks::{Guide, MaskQueue, Pending, Turn};
+use super::masks::{Guide, Masks, Pending, Turn};
 use super::stats::{State, Stats};
 use super::stream::Job;
 use crate::core::error::Error as EngineError;
@@ -24,7 +24,6 @@ pub(super) struct Shared {
     /// Something changed that the engine thread may wait for.
     changed: Condvar,
     pub clock: Clock,
-    pub masks: Arc<MaskQueue>,
     pub limits: EngineLimits,
     pub max_events_behind: usize,
 }
@@ -45,11 +44,13 @@ pub(super) struct Core {
     max_behind: usize,
     queue_timeout: Duration,
     pause_timeout: Duration,
-    pub(super) masks: Arc<MaskQueue>,
+    pub masks: Masks,
+    /// Mean time for a mask of a request.
+    pub mask_time: Option<Duration>,
     /// Words of a mask.
-    pub(super) mask_words: usize,
+    pub mask_words: usize,
     /// Rows that wait for their masks.
-    pub(super) pending: Vec<Pending>,
+    pub pending: Vec<Pending>,
     /// None after the engine thread has ended.
     pub dispatcher: Option<Sender<Batch>>,
 }
@@ -146,7 +147,6 @@ impl Shared {
         options: &super::Options,
         dispatcher: Sender<Batch>,
     ) -> Arc<Self> {
-        let masks = Arc::new(MaskQueue::default());
         let mut core = Core {
             scheduler,
             requests: Requests::default(),
@@ -163,7 +163,8 @@ impl Shared {
             max_behind: options.max_events_behind.max(1),
             queue_timeout: options.queue_timeout,
             pause_timeout: options.pause_timeout,
-            masks: masks.clone(),
+            masks: Masks::new(options.mask_threads.max(1)),
+            mask_time: options.mask_time,
             mask_words: limits.vocabulary_size.div_ceil(32) as usize,
             pending: Vec::new(),
             dispatcher: Some(dispatcher),
@@ -173,7 +174,6 @@ impl Shared {
             core: Mutex::new(core),
             changed: Condvar::new(),
             clock: options.clock.clone(),
-            masks,
             limits,
             max_events_behind: options.max_events_behind.max(1),
         });
@@ -261,7 +261,7 @@ impl Core {
         step: Option<(Duration, u32, u32)>,
     ) {
         let (mut items, mut behind) = (Vec::new(), Vec::new());
-        let mut turns = Vec::new();
+        let (mut turns, mut guides) = (Vec::new(), Vec::new());
         let stats = self.scheduler.stats();
         for event in self.scheduler.events() {
             let Some(choice) = self.requests.0.get_mut(&event.request) else {
@@ -310,9 +310,12 @@ impl Core {
                 kind,
             });
             if is_end {
-                self.requests.0.remove(&event.request);
-                self.pending.retain(|pending| pending.id != event.request);
+                let choice = self.requests.0.remove(&event.request);
+                guides.extend(choice.and_then(|choice| Some((event.request, choice.guide?))));
             }
+        }
+        for (id, guide) in guides {
+            self.end_guide(id, guide);
         }
         for (id, turn) in turns {
             match turn {
