@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use worker_cuda::generate::constraints::{Compiler, Rule};
+use worker_cuda::generate::constraints::{
+    Compiler, MAX_DEFINITIONS, MAX_PROPERTIES, MAX_REFERENCE_DEPTH, Rule,
+};
 use worker_cuda::generate::service::{Constrained, Constraint, Event, Next, Options, Request};
 use worker_cuda::generate::{FinishReason, Service};
 use worker_cuda::text::{EncodeOptions, TokenType, Tokenizer, Vocabulary};
@@ -252,6 +254,7 @@ fn rules_that_are_wrong_or_too_large_are_errors() {
         ),
         (Rule::Lark(String::new()), ""),
         (Rule::Regex("(a".into()), ""),
+        (Rule::Regex("(".repeat(200_000)), ""),
         (Rule::Regex("a".repeat(300 << 10)), "at most 262144"),
     ] {
         let refusal = bench.refusal(&rule);
@@ -260,14 +263,170 @@ fn rules_that_are_wrong_or_too_large_are_errors() {
     }
     bench.compile(&Rule::JsonSchema(object(1000)));
     bench.compile(&Rule::JsonSchema(nested(30)));
-    // A chain of 20,000 rules: compiled or refused, on a stack that is large enough.
-    let chain: String = (0..12_000)
-        .map(|at| format!("r{at}: r{}\n", at + 1))
+    // Brackets in strings, regular expressions, comments and names of tokens are none.
+    bench.compile(&Rule::Lark(format!(
+        "start: A B <[3]> // {many}\nA: \"{many}\\\"\" # {many}\nB: /[\"({{]+\\/{letters}/\n",
+        many = "(".repeat(200),
+        letters = "[a]".repeat(200),
+    )));
+}
+
+/// A grammar of `count` definitions, each of which names the next one between brackets.
+fn chain(name: &str, count: usize, brackets: usize) -> Rule {
+    let (open, close) = ("(".repeat(brackets), ")".repeat(brackets));
+    let one = |at: usize| format!("{name}{at}: {open}{name}{}{close}\n", at + 1);
+    let chain: String = (0..count).map(one).collect();
+    Rule::Lark(format!("start: {name}0\n{chain}{name}{count}: \"a\"\n"))
+}
+
+/// A schema of `count` references, each to the next one and inside of `around` lists.
+fn references(count: usize, around: usize) -> Rule {
+    let reference = |at: usize| json!({ "$ref": format!("#/$defs/{at}") });
+    let one = |at: usize| {
+        let inside = (0..around).fold(reference(at + 1), |inner, _| json!({ "anyOf": [inner] }));
+        (at.to_string(), inside)
+    };
+    let mut schema = reference(0);
+    let mut all: serde_json::Map<_, _> = (0..count - 1).map(one).collect();
+    all.insert((count - 1).to_string(), json!({ "type": "null" }));
+    schema["$defs"] = all.into();
+    Rule::JsonSchema(schema)
+}
+
+#[test]
+fn the_longest_chains_that_are_accepted_are_compiled() {
+    let bench = Bench::new(sentence_piece());
+    for name in ["r", "R"] {
+        for brackets in [0, 1, 27] {
+            let longest = (MAX_DEFINITIONS - 2) / (1 + brackets);
+            bench.compile(&chain(name, longest, brackets));
+            let refusal = bench.refusal(&chain(name, longest + 1, brackets));
+            assert!(refusal.contains("more than 4000 definitions"), "{refusal}");
+        }
+    }
+    for around in [0, 1, 29] {
+        let longest = 1 + (MAX_REFERENCE_DEPTH - 1) / (3 + 2 * around);
+        bench.compile(&references(longest, around));
+        let refusal = bench.refusal(&references(longest + 1, around));
+        assert!(
+            refusal.contains("more than 10000 values around"),
+            "{refusal}"
+        );
+    }
+}
+
+#[test]
+fn references_that_are_replaced_by_copies_are_counted() {
+    let bench = Bench::new(sentence_piece());
+    // Each has the next one twice. Next to a `type` it is copied, alone it is not.
+    let doubled = |count: usize, more: &str| {
+        let next = |at: usize| format!("{{{more}\"$ref\":\"#/$defs/{}\"}}", at + 1);
+        let one = |at: usize| {
+            let both = json!({ "l": 0, "r": 0 })
+                .to_string()
+                .replace('0', &next(at));
+            format!("\"{at}\":{{\"type\":\"object\",\"properties\":{both}}},")
+        };
+        let all: String = (0..count).map(one).collect();
+        let last = format!("\"{count}\":{{\"type\":\"object\"}}");
+        let text = format!("{{\"$ref\":\"#/$defs/0\",\"$defs\":{{{all}{last}}}}}");
+        Rule::JsonSchema(serde_json::from_str(&text).unwrap())
+    };
+    let kind = "\"type\":\"object\",";
+    bench.compile(&doubled(8, kind));
+    bench.compile(&doubled(60, "\"title\":\"x\","));
+    let refusal = bench.refusal(&doubled(60, kind));
+    assert!(refusal.contains("more than 300000 values"), "{refusal}");
+    // A schema may refer to itself.
+    bench.compile(&Rule::JsonSchema(json!({
+        "type": "object", "allOf": [{ "properties": { "next": { "$ref": "#" } } }, { "required": ["next"] }],
+    })));
+    // Where a name leads is not known here.
+    let named = |count: usize| {
+        let all: Vec<_> = (0..count).map(|_| json!({ "$ref": "#x" })).collect();
+        let x = json!({ "$anchor": "x", "type": "null" });
+        Rule::JsonSchema(json!({ "allOf": all, "$defs": { "x": x } }))
+    };
+    bench.compile(&named(2));
+    let names = bench.refusal(&Rule::JsonSchema(json!({
+        "allOf": (0..9).map(|at| json!({ "$ref": format!("#x{at}") })).collect::<Vec<_>>(),
+    })));
+    assert!(names.contains("more than 8 `$ref`s"), "{names}");
+}
+
+#[test]
+fn schemas_inside_of_grammars_are_checked_and_have_little_white_space() {
+    let bench = Bench::new(sentence_piece());
+    let inside = |schema: &Value| Rule::Lark(format!("start: \"a\" %json {schema} \"b\"\n"));
+    let wide = format!("a[1,{}2]b", " ".repeat(50));
+    let list = json!({ "type": "array" });
+    bench.assert_texts(&inside(&list), &["a[1, 2]b"], &[&wide, "a[1"]);
+    let names = (0..1001).map(|at| (format!("p{at}"), json!({})));
+    let many = json!({ "properties": names.collect::<serde_json::Map<_, _>>() });
+    for (rule, part) in [
+        (inside(&many), "more than 1000 properties"),
+        (
+            Rule::Lark("start: %json {\"a\"".into()),
+            "%json: EOF while parsing",
+        ),
+        (Rule::Lark("start: \"a".into()), "a string without an end"),
+        (
+            Rule::Lark("start: /a\\/".into()),
+            "a regular expression without an end",
+        ),
+    ] {
+        let refusal = bench.refusal(&rule);
+        assert!(refusal.contains(part), "{refusal}");
+    }
+}
+
+#[test]
+fn all_properties_that_are_accepted_can_be_left_out() {
+    let bench = Bench::new(sentence_piece());
+    let pattern = |at: usize| json!({ "type": "string", "pattern": format!("^[a-z]{{1,{}}}x$", 10 + at % 50) });
+    let names = (0..MAX_PROPERTIES).map(|at| (format!("p{at}"), pattern(at)));
+    let schema =
+        json!({ "type": "object", "properties": names.collect::<serde_json::Map<_, _>>() });
+    bench.assert_texts(
+        &Rule::JsonSchema(schema),
+        &["{}", r#"{"p3":"abx","p500":"yx","p999":"ax"}"#],
+        &[r#"{"p3":"abc"}"#],
+    );
+}
+
+#[test]
+fn a_text_may_use_more_memory_than_its_share_while_all_use_little() {
+    let bench = Bench::new(sentence_piece());
+    let rule = Rule::Regex("[ab]{1,3000}1[ab]{1,3000}".into());
+    // What a text with so many tokens needs.
+    let follow = |compiled: &dyn Constraint, tokens: usize| {
+        let mut state = compiled.start();
+        let mut mask = vec![0u32; bench.size.div_ceil(32) as usize];
+        for _ in 0..tokens {
+            state.allow(&mut mask)?;
+            state.advance(bench.tokenizer.token_id("a").unwrap())?;
+        }
+        Ok::<_, String>(state)
+    };
+    let limited = |each, all| {
+        let compiler = Compiler::new(&bench.tokenizer, bench.size).unwrap();
+        compiler.with_memory(each, all).compile(&rule).unwrap()
+    };
+    let refusal = follow(&*limited(1000, 1000), 300).err().unwrap();
+    assert!(
+        refusal.contains("the limits are 1000 and 1000"),
+        "{refusal}"
+    );
+    assert!(follow(&*limited(64 << 20, 0), 300).is_ok());
+    // The memory of a text that has ended is free again.
+    let compiled = limited(0, 4 << 20);
+    for _ in 0..50 {
+        assert!(follow(&*compiled, 300).is_ok());
+    }
+    let kept: Vec<_> = (0..1000)
+        .map_while(|_| follow(&*compiled, 300).ok())
         .collect();
-    let chain = Rule::Lark(format!("start: r0\n{chain}r12000: \"a\"\n"));
-    let compile = move || drop(bench.compiler.compile(&chain));
-    let thread = std::thread::Builder::new().stack_size(64 << 20);
-    thread.spawn(compile).unwrap().join().unwrap();
+    assert!((1..1000).contains(&kept.len()), "{}", kept.len());
 }
 
 /// The tests of JSON Schema's authors for draft 2020-12, where they are here.

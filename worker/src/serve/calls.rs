@@ -1,10 +1,9 @@
 //! The grammar of tool calls, in the form that a model's chat template has for them.
 
 use serde_json::Value;
-use worker_cuda::generate::constraints::{Rule, inline_schema};
+use worker_cuda::generate::constraints::Rule;
 use worker_cuda::text::Tokenizer;
 
-use super::error::ApiError;
 use super::split::Format;
 use super::tools::tool_name;
 
@@ -24,7 +23,7 @@ pub struct Calls<'a> {
 
 impl Calls<'_> {
     /// An answer that is calls. With `schema`, it may also be JSON of that schema.
-    pub fn whole_answer(&self, schema: Option<&Value>) -> Result<Rule, ApiError> {
+    pub fn whole_answer(&self, schema: Option<&Value>) -> Rule {
         let marker = self.marker();
         let all = match self.format {
             Format::Hermes => self.list(&format!("{marker} S? call S? \"</tool_call>\""), "S?"),
@@ -38,18 +37,15 @@ impl Calls<'_> {
         };
         match schema {
             None => self.grammar(&all, ""),
-            Some(schema) => {
-                let json = inline(schema, "response_format")?;
-                self.grammar(
-                    &format!("answer | {all}"),
-                    &format!("answer: %json {json}\n"),
-                )
-            }
+            Some(schema) => self.grammar(
+                &format!("answer | {all}"),
+                &format!("answer: %json {schema}\n"),
+            ),
         }
     }
 
     /// What follows a marker.
-    pub fn after_marker(&self) -> Result<Rule, ApiError> {
+    pub fn after_marker(&self) -> Rule {
         let rest = match self.format {
             Format::Hermes => "S? call S? \"</tool_call>\"".to_owned(),
             Format::Mistral if self.names_first => "call".to_owned(),
@@ -67,7 +63,7 @@ impl Calls<'_> {
         }
     }
 
-    fn grammar(&self, start: &str, rules: &str) -> Result<Rule, ApiError> {
+    fn grammar(&self, start: &str, rules: &str) -> Rule {
         let mut text = format!("start: {start}\n{rules}S: /[ \\n\\r\\t]{{1,20}}/\n");
         let key = match self.format {
             Format::Llama3 => "parameters",
@@ -75,7 +71,7 @@ impl Calls<'_> {
         };
         let mut calls = Vec::new();
         for (index, tool) in self.tools.iter().enumerate() {
-            let schema = inline(&tool["function"]["parameters"], "tools")?;
+            let schema = &tool["function"]["parameters"];
             text += &format!("arguments{index}: %json {schema}\n");
             let name = Value::from(tool_name(tool)).to_string();
             calls.push(match self.names_first {
@@ -99,7 +95,7 @@ impl Calls<'_> {
                 literal("\"name\"")
             ),
         };
-        Ok(Rule::Lark(text))
+        Rule::Lark(text)
     }
 
     fn marker(&self) -> String {
@@ -116,10 +112,6 @@ impl Calls<'_> {
             None => literal(text),
         }
     }
-}
-
-fn inline(schema: &Value, param: &'static str) -> Result<String, ApiError> {
-    inline_schema(schema).map_err(|error| ApiError::invalid(param, format!("{param}: {error}")))
 }
 
 /// A text as Lark writes it, which is as JSON does.

@@ -229,7 +229,7 @@ async fn chat_rule(
             };
             match rule {
                 _ if choice == Choice::Required => {
-                    compiled(app, calls.whole_answer(None)?, "tools").await?
+                    compiled(app, calls.whole_answer(None), "tools").await?
                 }
                 Some(rule) => {
                     let schema = match rule {
@@ -240,7 +240,7 @@ async fn chat_rule(
                             return Err(ApiError::unsupported("response_format", message));
                         }
                     };
-                    let rule = calls.whole_answer(Some(&schema))?;
+                    let rule = calls.whole_answer(Some(&schema));
                     compiled(app, rule, "response_format").await?
                 }
                 None => {
@@ -248,9 +248,7 @@ async fn chat_rule(
                         return Ok(None);
                     };
                     // Parameters that cannot be guaranteed are not.
-                    let Ok(rule) = calls.after_marker() else {
-                        return Ok(None);
-                    };
+                    let rule = calls.after_marker();
                     let Ok(mut constrained) = compiled(app, rule, "tools").await else {
                         return Ok(None);
                     };
