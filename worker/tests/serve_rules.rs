@@ -1,6 +1,8 @@
 //! `serve`: answers that follow a schema, a grammar, or the parameters of tools, over real sockets. The scripted engine
 //! takes the first token that a mask allows in place of one that it forbids.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use http::{Reply, Served};
@@ -322,4 +324,65 @@ fn the_other_interfaces_have_rules_under_their_own_names() {
         (&call["content"][0]["type"], &call["content"][0]["input"]),
         (&json!("tool_use"), &json!({}))
     );
+}
+
+#[test]
+fn calls_are_free_if_their_parameters_cannot_be_kept_but_not_if_there_is_no_time() {
+    let call = r#"<tool_call>{"name":"weather","arguments":{"city":"Oslo"}}</tool_call>"#;
+    let strange = json!([{ "type": "function", "function": {
+        "name": "weather", "parameters": { "type": "object", "not": { "type": "null" } },
+    } }]);
+    let free = served(HERMES);
+    for _ in 0..2 {
+        let reply = free
+            .post(CHAT, &chat(call, json!({ "tools": strange })))
+            .ok();
+        let function = &reply["choices"][0]["message"]["tool_calls"][0]["function"];
+        assert_eq!(function["arguments"], r#"{"city":"Oslo"}"#);
+    }
+    let hurried = Served::with(|setup| {
+        setup.template = HERMES;
+        setup.options.rule_timeout = Duration::ZERO;
+    });
+    // Compiling it takes far longer than a timer.
+    let text = |at| json!({ "type": "string", "pattern": format!("^[a-z]{{1,{at}}}x$") });
+    let many = (1..900).map(|at| (format!("p{at}"), text(at % 50 + 1)));
+    let many = json!({ "type": "object", "properties": many.collect::<serde_json::Map<_, _>>() });
+    let many = json!([{ "type": "function", "function": { "name": "weather", "parameters": many } }]);
+    let reply = hurried.post(CHAT, &chat(call, json!({ "tools": many })));
+    let error = reply.json();
+    let code = error["error"]["code"].as_str().unwrap_or_default();
+    assert!(
+        matches!(
+            (reply.status, code),
+            (503, "rules_busy") | (400, "rule_too_slow")
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn chains_of_rules_and_schemas_inside_of_grammars_are_refused() {
+    let served = served(PLAIN);
+    let chain: String = (0..24_000)
+        .map(|at| format!("x{at}:x{}\n", at + 1))
+        .collect();
+    let properties = (0..1001).map(|at| (format!("p{at}"), json!({})));
+    let wide = json!({ "properties": properties.collect::<serde_json::Map<_, _>>() });
+    for (definition, part) in [
+        (
+            format!("start: x0\n{}x24000:\"a\"\n", &chain[..200_000]),
+            "definitions",
+        ),
+        (
+            format!("start: %json {wide}\n"),
+            "more than 1000 properties",
+        ),
+    ] {
+        let format = json!({ "type": "grammar", "syntax": "lark", "definition": definition });
+        let reply = served.post(CHAT, &chat("hi", json!({ "response_format": format })));
+        assert_eq!(reply.status, 400, "{}", reply.body);
+        assert!(reply.body.contains(part), "{}", reply.body);
+    }
+    served.post(CHAT, &chat("hi", json!({}))).ok();
 }

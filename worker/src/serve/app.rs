@@ -236,9 +236,13 @@ impl App {
         let longest_token = bytes.unwrap_or(0).max(1);
         let source = model.template.as_ref().map(|template| template.source());
         let format = Format::of_template(source.unwrap_or_default());
-        let tokenizer = service.tokenizer().cloned();
+        let rules = Rules::new(
+            service.tokenizer(),
+            service.limits().vocabulary_size,
+            common.options.keys.tenant_count() > 1,
+        );
         Self {
-            rules: Rules::new(tokenizer, service.limits().vocabulary_size),
+            rules,
             service,
             model,
             format,

@@ -70,7 +70,7 @@ pub async fn answer_chat(
     }
     unknown.extend(fields.unknown());
     let ignored = check_unknown(app, unknown)?;
-    parameters.request.constraint = chat_rule(app, parameters.rule.take(), &tools).await?;
+    parameters.request.constraint = chat_rule(app, visitor, parameters.rule.take(), &tools).await?;
     let asked = Asked {
         api: Api::Chat,
         shape,
@@ -116,7 +116,8 @@ pub async fn completions(
         .get_or_insert(DEFAULT_MAX_TOKENS);
     let ignored = check_unknown(&app, fields.unknown())?;
     if let Some(rule) = parameters.rule.take() {
-        parameters.request.constraint = Some(compiled(&app, rule, "response_format").await?);
+        let rule = compiled(&app, &visitor, rule, "response_format");
+        parameters.request.constraint = Some(rule.await??);
     }
     let prompt = match suffix {
         Some(suffix) => infill(&app, prompt, suffix).await?,
@@ -202,15 +203,24 @@ fn best_of(fields: &mut Fields, parameters: &mut Parameters) -> Result<(), ApiEr
     Ok(())
 }
 
-async fn compiled(app: &App, rule: Rule, param: &'static str) -> Result<Constrained, ApiError> {
-    let rule = app.rules.compile(rule, param, app.options.rule_timeout);
-    Ok(Constrained::new(rule.await?))
+/// Compiles a rule. The inner error is about the rule itself.
+async fn compiled(
+    app: &App,
+    visitor: &Visitor,
+    rule: Rule,
+    param: &'static str,
+) -> Result<Result<Constrained, ApiError>, ApiError> {
+    let (tenant, most) = (visitor.caller.tenant, app.options.rule_timeout);
+    let compiled = app.rules.compile(tenant, rule, param, most).await?;
+    let refused = |message| ApiError::invalid(param, format!("{param}: {message}"));
+    Ok(compiled.map(Constrained::new).map_err(refused))
 }
 
 /// What the answer of a chat must be: `response_format`, calls of tools, or either of them. Free text may have
 /// calls too, whose arguments then are those of the tool.
 async fn chat_rule(
     app: &App,
+    visitor: &Visitor,
     rule: Option<Rule>,
     tools: &Tools,
 ) -> Result<Option<Constrained>, ApiError> {
@@ -218,7 +228,7 @@ async fn chat_rule(
     let template = template.map_or("", |template| template.source());
     let mut constrained = match (tools.choice, rule) {
         (Choice::None, None) => return Ok(None),
-        (Choice::None, Some(rule)) => compiled(app, rule, "response_format").await?,
+        (Choice::None, Some(rule)) => compiled(app, visitor, rule, "response_format").await??,
         (choice, rule) => {
             let calls = Calls {
                 format: app.format,
@@ -229,7 +239,7 @@ async fn chat_rule(
             };
             match rule {
                 _ if choice == Choice::Required => {
-                    compiled(app, calls.whole_answer(None), "tools").await?
+                    compiled(app, visitor, calls.whole_answer(None), "tools").await??
                 }
                 Some(rule) => {
                     let schema = match rule {
@@ -241,7 +251,7 @@ async fn chat_rule(
                         }
                     };
                     let rule = calls.whole_answer(Some(&schema));
-                    compiled(app, rule, "response_format").await?
+                    compiled(app, visitor, rule, "response_format").await??
                 }
                 None => {
                     let Some(marker) = app.format.marker() else {
@@ -249,7 +259,7 @@ async fn chat_rule(
                     };
                     // Parameters that cannot be guaranteed are not.
                     let rule = calls.after_marker();
-                    let Ok(mut constrained) = compiled(app, rule, "tools").await else {
+                    let Ok(mut constrained) = compiled(app, visitor, rule, "tools").await? else {
                         return Ok(None);
                     };
                     constrained.markers.push(marker.into());
