@@ -986,7 +986,7 @@ struct Stairs {
     last: Token,
     /// All tokens that its texts have taken.
     taken: Mutex<Vec<Token>>,
-    /// Each mask tells that it was begun, and waits for a permit.
+    /// Each mask reports that it was begun, and waits for a permit.
     gate: Option<Turnstile>,
 }
 
@@ -1067,7 +1067,7 @@ impl Turnstile {
     }
 }
 
-/// A rule that allows everything and tells what is called.
+/// A rule that allows everything and reports what is called.
 struct Probe<F>(Arc<F>);
 
 struct ProbeText<F: Fn(&str)>(Arc<F>);

@@ -348,7 +348,8 @@ fn calls_are_free_if_their_parameters_cannot_be_kept_but_not_if_there_is_no_time
     let text = |at| json!({ "type": "string", "pattern": format!("^[a-z]{{1,{at}}}x$") });
     let many = (1..900).map(|at| (format!("p{at}"), text(at % 50 + 1)));
     let many = json!({ "type": "object", "properties": many.collect::<serde_json::Map<_, _>>() });
-    let many = json!([{ "type": "function", "function": { "name": "weather", "parameters": many } }]);
+    let many =
+        json!([{ "type": "function", "function": { "name": "weather", "parameters": many } }]);
     let reply = hurried.post(CHAT, &chat(call, json!({ "tools": many })));
     let error = reply.json();
     let code = error["error"]["code"].as_str().unwrap_or_default();

@@ -335,7 +335,7 @@ mod tests {
         runtime.expect("a runtime").block_on(future)
     }
 
-    /// A compiler that refuses all rules. It tells the name of each, and waits for a permit if that is in capitals.
+    /// A compiler that refuses all rules. It reports the name of each, and waits for a permit if that is in capitals.
     struct Slow {
         rules: Rules,
         begun: Receiver<String>,

@@ -427,7 +427,7 @@ impl Owner {
     fn join(&self) {
         let threads: Vec<_> = lock(&self.threads).drain(..).collect();
         threads.into_iter().for_each(join);
-        // The engine thread has told them to end. A rule of a caller's may keep one for ever.
+        // The engine thread has requested their end. A rule of a caller's may keep one for ever.
         let threads: Vec<_> = lock(&self.mask_threads).drain(..).collect();
         for (number, thread) in threads.into_iter().enumerate() {
             if !self.shared.lock().masks.is_at_work(number) {
