@@ -110,7 +110,7 @@ print(*sorted(set(package["features"]) - {"default", "cuda", "cuda-auto"}))'
 }
 
 # Of a build of the workspace.
-every_feature() { crate_features | sed 's|[^ ]*|worker-cuda/&|g'; }
+every_feature() { echo "$(crate_features | sed 's|[^ ]*|worker-cuda/&|g') worker-orcd/tls"; }
 
 rustdoc_strict() {
   RUSTDOCFLAGS="-D warnings" cargo_tested doc --workspace --no-deps --quiet

@@ -42,6 +42,31 @@ pub fn install() -> Outcome {
     .map_err(|error| Failure::new(format!("cannot handle Ctrl-C: {error}")))
 }
 
+/// SIGHUP, which no longer does what Ctrl-C does.
+#[cfg(feature = "tls")]
+pub struct Hangup(nix::sys::signal::SigSet);
+
+#[cfg(feature = "tls")]
+impl Hangup {
+    /// Blocks it. Call this before threads are started: they inherit it.
+    pub fn block() -> Outcome<Self> {
+        let mut signals = nix::sys::signal::SigSet::empty();
+        signals.add(nix::sys::signal::Signal::SIGHUP);
+        let failed = |error| Failure::new(format!("cannot block SIGHUP: {error}"));
+        signals.thread_block().map_err(failed)?;
+        Ok(Self(signals))
+    }
+
+    /// Does this for each one.
+    pub fn each(self, work: impl Fn() + Send + 'static) {
+        std::thread::spawn(move || {
+            while self.0.wait().is_ok() {
+                work();
+            }
+        });
+    }
+}
+
 /// From now on Ctrl-C cancels this load.
 pub fn watch_load(cancel: &CancelHandle) {
     set(|state| state.load = Some(cancel.clone()));

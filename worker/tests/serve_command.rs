@@ -260,3 +260,44 @@ fn an_unloaded_model_leaves_the_memory_as_it_was() {
     terminate(&child);
     assert_eq!(child.wait().expect("is our child").code(), Some(0));
 }
+
+#[cfg(feature = "tls")]
+#[test]
+fn a_hangup_reads_the_certificate_again_and_ends_nothing() {
+    let Some(model) = real_model() else { return };
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tls");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hangup");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let (certificate, key) = (folder.join("certificate"), folder.join("key"));
+    std::fs::copy(data.join("first.crt"), &certificate).expect("a file");
+    std::fs::copy(data.join("first.key"), &key).expect("a file");
+    let path = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let mut child = worker(&["serve", &path(&model), "--backend", "host", "--port", "0"])
+        .args([
+            "--kv-tokens",
+            "1024",
+            "--tls-certificate",
+            &path(&certificate),
+        ])
+        .args(["--tls-key", &path(&key)])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the worker starts");
+    let mut line = String::new();
+    let output = child.stdout.take().expect("is piped");
+    BufReader::new(output).read_line(&mut line).expect("UTF-8");
+    assert!(line.starts_with("listening on https://"), "{line}");
+    std::fs::write(&key, "no key").expect("a file");
+
+    let id = child.id().to_string();
+    let signal = Command::new("kill").args(["-HUP", &id]).status();
+    assert!(signal.expect("kill").success());
+
+    let mut log = BufReader::new(child.stderr.take().expect("is piped"));
+    let mut error = String::new();
+    log.read_line(&mut error).expect("UTF-8");
+    assert!(error.contains("/hangup/key: "), "{error}");
+    terminate(&child);
+    assert_eq!(child.wait().expect("is our child").code(), Some(0));
+}

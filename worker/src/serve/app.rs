@@ -126,10 +126,26 @@ pub struct Options {
     pub rule_timeout: Duration,
     /// Models that admins can load besides the one that the server begins with: none.
     pub loadable: Vec<Loadable>,
+    /// Certificate and key for connections over TCP: none.
+    #[cfg(feature = "tls")]
+    pub tls: Option<super::tls::Tls>,
     /// Takes one line a request: nobody.
     pub log: Option<Arc<RequestLog>>,
     /// Whether these lines have the texts of prompts and answers: no.
     pub log_texts: bool,
+}
+
+impl Options {
+    /// Whether connections over TCP are encrypted.
+    #[cfg(feature = "tls")]
+    pub(super) fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    #[cfg(not(feature = "tls"))]
+    pub(super) fn has_tls(&self) -> bool {
+        false
+    }
 }
 
 impl Default for Options {
@@ -152,6 +168,8 @@ impl Default for Options {
             residency_period: Duration::from_secs(60),
             rule_timeout: Duration::from_secs(2),
             loadable: Vec::new(),
+            #[cfg(feature = "tls")]
+            tls: None,
             log: None,
             log_texts: false,
         }

@@ -24,9 +24,13 @@ use super::metrics::Metrics;
 use super::models::{LoadModel, Loadable};
 use super::parameters::SamplingDefaults;
 use super::server::{Address, Ended, Server, check_address};
+#[cfg(feature = "tls")]
+use super::{app::unix_seconds, tls::Tls};
 use crate::client::{self, Url};
 use crate::failure::{Failure, Outcome};
 use crate::inspect::format_name;
+#[cfg(feature = "tls")]
+use crate::interrupt::Hangup;
 use crate::options::{DeviceArgs, KvChoice};
 use crate::{interrupt, load};
 
@@ -61,6 +65,19 @@ pub struct Args {
     /// [concurrency=N]. The variable WORKER_API_KEYS can have such lines instead
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Encrypt connections: a file with the chain of certificates (PEM). SIGHUP reads it and the key again
+    #[cfg(feature = "tls")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "tls_key",
+        conflicts_with = "unix"
+    )]
+    tls_certificate: Option<PathBuf>,
+    /// A file with the private key of the certificate (PEM)
+    #[cfg(feature = "tls")]
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    tls_key: Option<PathBuf>,
     /// A name that the Host header may have; * allows all [default: addresses and localhost]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     allowed_host: Vec<String>,
@@ -139,12 +156,20 @@ pub fn run(args: &Args) -> Outcome {
             let places = "an argument, WORKER_MODEL, or `model` in the configuration file";
             Failure::usage(format!("the model is missing: {places}"))
         })?;
+    #[cfg(feature = "tls")]
+    let hangup = args.tls_certificate.is_some().then(Hangup::block);
+    #[cfg(feature = "tls")]
+    let hangup = hangup.transpose()?;
     let mut options = options(args)?;
     let address = match &args.unix {
         Some(path) => Address::Unix(path.clone()),
         None => Address::Tcp((args.host, args.port).into()),
     };
     check_address(&address, &options).map_err(Failure::usage)?;
+    #[cfg(feature = "tls")]
+    if let (Some(hangup), Some(tls)) = (hangup, &options.tls) {
+        hangup.each(reload(tls.clone(), options.log.clone()));
+    }
     interrupt::install()?;
     let gguf = load::gguf(path)?;
     let template = template(args, &gguf)?;
@@ -247,13 +272,13 @@ fn announce(
 
 /// The address in `url`. If it stands for all addresses of this machine: the one from which `other` is reached.
 fn reachable(url: &str, other: &Url) -> io::Result<String> {
-    let address: Option<SocketAddr> = url
-        .strip_prefix("http://")
-        .and_then(|address| address.parse().ok());
+    let parts = url.split_once("://");
+    let address =
+        parts.and_then(|(scheme, address)| Some((scheme, address.parse::<SocketAddr>().ok()?)));
     match address {
-        Some(address) if address.ip().is_unspecified() => {
+        Some((scheme, address)) if address.ip().is_unspecified() => {
             let address = SocketAddr::new(other.route()?, address.port());
-            Ok(format!("http://{address}"))
+            Ok(format!("{scheme}://{address}"))
         }
         _ => Ok(url.to_owned()),
     }
@@ -279,6 +304,13 @@ fn options(args: &Args) -> Outcome<Options> {
     };
     let log = (args.log != LogChoice::Off).then(|| line_writer(io::stderr()));
     Ok(Options {
+        #[cfg(feature = "tls")]
+        tls: match (&args.tls_certificate, &args.tls_key) {
+            (Some(certificate), Some(key)) => {
+                Some(Tls::read(certificate, key).map_err(Failure::new)?)
+            }
+            _ => None,
+        },
         keys,
         worker_id: args.worker_id.clone(),
         log,
@@ -383,6 +415,16 @@ impl LoadModel for LoadableFile {
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<(Service, ServedModel), String> {
         self.load(progress).map_err(|failure| failure.to_string())
+    }
+}
+
+/// Reads certificate and key again; a failure is a line of the log.
+#[cfg(feature = "tls")]
+fn reload(tls: Tls, log: Option<Arc<super::log::RequestLog>>) -> impl Fn() + Send + 'static {
+    move || {
+        if let (Err(message), Some(log)) = (tls.reload(), &log) {
+            log(&json!({ "time": unix_seconds(), "error": message }).to_string());
+        }
     }
 }
 
@@ -552,7 +594,7 @@ mod tests {
         let manager = Url::parse("http://127.0.0.1:9").expect("a URL");
         for (url, reachable_url) in [
             ("http://0.0.0.0:8080", "http://127.0.0.1:8080"),
-            ("http://[::]:8080", "http://127.0.0.1:8080"),
+            ("https://[::]:8080", "https://127.0.0.1:8080"),
             ("http://127.0.0.2:8080", "http://127.0.0.2:8080"),
             ("unix:/run/worker", "unix:/run/worker"),
         ] {

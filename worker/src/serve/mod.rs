@@ -31,6 +31,8 @@ pub use metrics::Metrics;
 pub use models::{LoadModel, Loadable};
 pub use parameters::SamplingDefaults;
 pub use server::{Address, Ended, Server, StopHandle};
+#[cfg(feature = "tls")]
+pub use tls::Tls;
 
 mod anthropic;
 mod app;
@@ -61,4 +63,6 @@ mod server;
 mod socket;
 mod split;
 mod sse;
+#[cfg(feature = "tls")]
+mod tls;
 mod tools;

@@ -18,6 +18,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde_json::json;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
@@ -30,6 +31,8 @@ use super::gate::Local;
 use super::metrics::Metrics;
 use super::routes::router;
 use super::socket::{Connection, Socket};
+#[cfg(feature = "tls")]
+use super::tls::Tls;
 
 const MAX_HEADERS: usize = 100;
 /// Threads of the runtime. Handlers only move text; tokenizing has threads of its own.
@@ -139,7 +142,14 @@ impl Server {
     /// "http://127.0.0.1:8080" or "unix:/run/worker.sock".
     pub fn url(&self) -> io::Result<String> {
         Ok(match &self.listener {
-            Listener::Tcp(listener) => format!("http://{}", listener.local_addr()?),
+            Listener::Tcp(listener) => {
+                let scheme = if self.app.options.has_tls() {
+                    "https"
+                } else {
+                    "http"
+                };
+                format!("{scheme}://{}", listener.local_addr()?)
+            }
             Listener::Unix(_, path, _) => format!("unix:{}", path.display()),
         })
     }
@@ -205,6 +215,8 @@ async fn serve(listener: Listener, app: &Arc<App>) -> io::Result<Ended> {
     let local = Local(matches!(listener, Listener::Unix(..)));
     let shared = Shared {
         router: router(app, local),
+        #[cfg(feature = "tls")]
+        tls: app.options.tls.clone().filter(|_| !local.0),
         options: Limits::new(&app.options),
         connections: Arc::clone(&connections),
         closing,
@@ -295,6 +307,8 @@ async fn until_ended(app: &Arc<App>) -> Ended {
 #[derive(Clone)]
 struct Shared {
     router: Router,
+    #[cfg(feature = "tls")]
+    tls: Option<Tls>,
     options: Limits,
     connections: Arc<Semaphore>,
     closing: watch::Receiver<bool>,
@@ -346,9 +360,26 @@ async fn accept(listener: Acceptor, shared: Shared) {
 }
 
 async fn connection(socket: Socket, shared: Shared, _permit: OwnedSemaphorePermit) {
-    let mut closing = shared.closing;
     let socket = Arc::new(socket);
     let stream = Connection::new(Arc::clone(&socket), shared.options.write_timeout);
+    #[cfg(feature = "tls")]
+    if let Some(tls) = &shared.tls {
+        let handshake = tls.acceptor().accept(stream);
+        // Clients that fail here have sent no TLS, or too slowly.
+        if let Ok(Ok(stream)) = timeout(shared.options.header_timeout, handshake).await {
+            answer(stream, &socket, shared).await;
+        }
+        return;
+    }
+    answer(stream, &socket, shared).await;
+}
+
+async fn answer(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    socket: &Socket,
+    shared: Shared,
+) {
+    let mut closing = shared.closing;
     let mut connection = pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())

@@ -182,7 +182,7 @@ impl Served {
     }
 
     fn address(&self) -> SocketAddr {
-        let address = self.url.strip_prefix("http://").expect("is TCP");
+        let (_, address) = self.url.split_once("://").expect("is TCP");
         address.parse().expect("an address")
     }
 
