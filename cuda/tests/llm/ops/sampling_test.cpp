@@ -421,7 +421,7 @@ TEST(SampleDraw, follows_the_probabilities) {
 }
 
 TEST(SampleDraw, is_uniform_over_a_large_flat_vocabulary) {
-  constexpr uint32_t kBins = 64, kDraws = 64000;
+  constexpr uint32_t kBins = 64, kDraws = 16000;
   const std::vector<float> logits(4096, 3.0f);
   std::vector<uint32_t> bins(kBins);
 
@@ -429,7 +429,7 @@ TEST(SampleDraw, is_uniform_over_a_large_flat_vocabulary) {
     ++bins[static_cast<size_t>(drawn_token(logits, tempered(1, seed), 7)) / (4096 / kBins)];
 
   double chi_square = 0;
-  for (const uint32_t count : bins) chi_square += (count - 1000.0) * (count - 1000.0) / 1000.0;
+  for (const uint32_t count : bins) chi_square += (count - 250.0) * (count - 250.0) / 250.0;
   EXPECT_LT(chi_square, 103.4);  // 63 degrees of freedom, p = 0.001
 }
 

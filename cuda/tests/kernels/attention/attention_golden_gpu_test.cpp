@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "tests/llm/ops/gpu_attention_fixture.h"
+#include "tests/kernels/attention/gpu_attention_fixture.h"
 
 namespace wcuda::ops {
 namespace {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/attention/attention_prefill.h"
-#include "tests/llm/ops/gpu_attention_fixture.h"
+#include "tests/kernels/attention/gpu_attention_fixture.h"
 
 namespace wcuda::ops {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/step/softcap.h"
-#include "tests/llm/ops/gpu_attention_fixture.h"
+#include "tests/kernels/attention/gpu_attention_fixture.h"
 
 namespace wcuda::ops {
 namespace {
