@@ -84,7 +84,9 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     limits.max_sequences = limits.max_batch_rows = limits.max_logits_rows = 140;
     limits.max_batch_tokens = 256;
     limits.max_sequence_tokens = 512;
-    limits.page_count = 200;
+    limits.page_count = 0;
+    for (const auto& [count, first] : c.rows)
+      limits.page_count += (first + count - 1) / ops::kPageTokens + 1;
     WCUDA_ASSIGN(machine_.ops, ops::make_ops(backend_));
     WCUDA_ASSIGN(machine_.layout,
                  plan_layout(limits, config, machine_.ops->scratch_bytes(limits), kInputBytes));
@@ -128,7 +130,7 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
         token_rows.push_back(r);
       }
       for (uint32_t p = 0; p <= (first + count - 1) / ops::kPageTokens; ++p)
-        tables[r * stride + p] = next_page++ % limits.page_count;
+        tables[r * stride + p] = next_page++;
       logits.push_back(token + count - 1);
       shape_.min_row_tokens = std::min(shape_.min_row_tokens, count);
       shape_.max_row_tokens = std::max(shape_.max_row_tokens, count);
