@@ -9,7 +9,7 @@ mkdir -p "$folder"
 for isa in avx2 avxvnni avx512; do
   wide=OFF vnni=OFF target=ggml-cpu
   case $isa in avx2) target=llama ;; avxvnni) vnni=ON ;; avx512) wide=ON ;; esac
-  cmake -S "$source" -B "$folder/$isa" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON \
+  cmake -S "$source" -B "$folder/$isa" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON \
     -DGGML_{SSE42,AVX,AVX2,FMA,F16C,BMI2}=ON -DGGML_AVX_VNNI=$vnni -DGGML_AVX512=$wide -DGGML_AVX512_VNNI=$wide \
     -DLLAMA_BUILD_{COMMON,TESTS,TOOLS,EXAMPLES,SERVER,APP}=OFF
   cmake --build "$folder/$isa" --parallel "$jobs" --target $target
