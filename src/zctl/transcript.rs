@@ -497,8 +497,7 @@ fn response_to(request: &[u8], response: &[u8]) -> Option<Vec<u8>> {
 
 /// The first index at which two texts differ, or one ends.
 pub(super) fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
-    let common = a.iter().zip(b).take_while(|(a, b)| a == b).count();
-    (common < a.len().max(b.len())).then_some(common)
+    (a != b).then(|| a.iter().zip(b).take_while(|(a, b)| a == b).count())
 }
 
 /// A byte as two hexadecimal digits.
