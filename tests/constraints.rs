@@ -590,7 +590,10 @@ fn a_model_answers_with_valid_json() {
         .max_sequences(16)
         .max_batch_tokens(256)
         .kv_tokens(16 << 10);
-    let service = Service::with_model(&model, &options, Options::default()).unwrap();
+    let mut service_options = Options::default();
+    // Others use the machine, too.
+    (service_options.mask_time, service_options.queue_timeout) = (None, Duration::MAX);
+    let service = Service::with_model(&model, &options, service_options).unwrap();
     let compiler =
         Compiler::new(service.tokenizer().unwrap(), model.info().vocabulary_size).unwrap();
     let mut running = Vec::new();

@@ -16,6 +16,8 @@ long_steps() {
   step "old callers of a library whose structs have grown" cuda/tests/abi/grown.sh "$TARGET/grown"
   step_unless_unchanged "scheduler, 10 million histories" \
     "$(fingerprint src/scheduler tests/scheduler_histories.rs tests/support/simulated_engine.rs)" scheduler_histories
+  step_unless_unchanged "200 answers under ten schemas" \
+    "$(fingerprint src/llm/generate src/scheduler cuda/src/llm tests/constraints.rs)" rule_generations
   step "package" package_twice
   step "CUDA, all architectures" native_cuda_all
   step_unless_unchanged "fuzz $FUZZ_EXECUTIONS executions a target" \
@@ -30,6 +32,12 @@ long_steps() {
     fuzz_abi fuzz-tsan $((FUZZ_EXECUTIONS / 2)) 0
   source tools/dev/mutants.sh
   mutants_steps
+}
+
+# Answers of the real model: at least 190 of 200 end by themselves, and all of those have their schema.
+rule_generations() {
+  RULE_GENERATIONS=20 cargo_tested test -p worker-cuda --release --quiet --features constraints --test constraints \
+    a_model_answers -- --nocapture
 }
 
 # Licences, duplicates and sources of the dependencies (deny.toml); known vulnerabilities where their database is reachable.
