@@ -1,5 +1,6 @@
-// What bounds the host backend on this machine: bytes read per second from memory and 16-bit
-// multiply-adds per second between registers, by instruction set, the best of several runs.
+// What bounds the host backend on this machine: bytes read per second from memory and multiply-adds
+// per second between registers, of 16-bit integers and of f32, by instruction set, the best of
+// several runs.
 //
 //   host_limits_bench [threads]
 #include <algorithm>
@@ -91,6 +92,30 @@ __attribute__((target("avx512f,avx512bw,avx512vnni"))) void multiply_avx512(unsi
   for (const __m512i& sum : sums) sink = _mm512_cvtsi512_si32(sum);
 }
 
+// 8 multiply-adds a chain and step.
+__attribute__((target("avx2,fma"))) void multiply_avx2_f32(unsigned) {
+  __m256 sums[kChains] = {};
+  __m256 w = _mm256_set1_ps(0.5f);
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    asm("" : "+x"(w));
+#pragma GCC unroll 16
+    for (__m256& sum : sums) sum = _mm256_fmadd_ps(sum, w, w);
+  }
+  for (const __m256& sum : sums) sink = static_cast<int>(_mm256_cvtss_f32(sum));
+}
+
+// 16 multiply-adds a chain and step.
+__attribute__((target("avx512f"))) void multiply_avx512_f32(unsigned) {
+  __m512 sums[kChains] = {};
+  __m512 w = _mm512_set1_ps(0.5f);
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    asm("" : "+v"(w));
+#pragma GCC unroll 16
+    for (__m512& sum : sums) sum = _mm512_fmadd_ps(sum, w, w);
+  }
+  for (const __m512& sum : sums) sink = static_cast<int>(_mm512_cvtss_f32(sum));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -102,10 +127,13 @@ int main(int argc, char** argv) {
               1e-9 * best_rate(threads, kBytes, [&](unsigned t) { read_all(&bytes[t * kBytes]); }));
   const double products = double{kSteps} * kChains * 1e-9;
   std::printf("avx2 %.1f GMAC/s\n", best_rate(threads, products * 16, multiply_avx2));
+  std::printf("avx2-f32 %.1f GMAC/s\n", best_rate(threads, products * 8, multiply_avx2_f32));
   if (cpu_has_avx_vnni())
     std::printf("avxvnni %.1f GMAC/s\n", best_rate(threads, products * 16, multiply_avxvnni));
-  if (cpu_has_avx512_vnni())
+  if (cpu_has_avx512_vnni()) {
     std::printf("avx512 %.1f GMAC/s\n", best_rate(threads, products * 32, multiply_avx512));
+    std::printf("avx512-f32 %.1f GMAC/s\n", best_rate(threads, products * 16, multiply_avx512_f32));
+  }
   return 0;
 }
 #else

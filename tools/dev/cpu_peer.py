@@ -5,7 +5,8 @@ cpu_peer.py --bench FOLDER --peer FOLDER --isa avx2,avx512 --threads N --rounds 
 FOLDER of --bench holds e2e_bench and host_limits_bench; that of --peer cpu_peer and for each instruction set
 libggml-cpu-ISA.so. Both engines load a model once and are then asked in turns for a prefill of 512 and a decode of
 --tokens after it. Printed are medians of tokens/s, their ratio, and of ours the share of what this machine can do: of
-the 16-bit multiply-adds between registers in a prefill, of the bytes read from memory in a decode.
+the multiply-adds between registers in a prefill (in f32 for float weights, else of 16 bits), of the bytes read from
+memory in a decode.
 
 "MB more" is the largest resident memory of ours beyond the file and the used part of the KV cache. For the models of
 --busy, "busy" is the share of the speed that a prefill and a decode of ours keep next to a process that occupies one
@@ -26,6 +27,7 @@ PROMPT = 512
 PAGE = 64  # tokens
 MEMORY = 100  # MB
 BUSY = 0.45
+FLOATS = "F32", "F16", "BF16"
 
 
 class Engine:
@@ -115,10 +117,11 @@ def measure_row(args, can, isa, name, path):
     size, elements, page_bytes = (int(ours.ready[i]) for i in (1, 3, 5))
     pages = -(-(PROMPT + args.tokens) // PAGE)
     over = ours.memory() - (os.path.getsize(path) + pages * page_bytes) / (1 << 20)
+    peak = can["avx512-f32" if isa == "avx512" else "avx2-f32"] if name in FLOATS else can[isa]
     cells = []
     for work in WORKS:
         mine, its = found[work, "ours"], found[work, "peer"]
-        share = mine * size * 1e-9 / can["read"] if work == "decode" else mine * elements * 1e-9 / can[isa]
+        share = mine * size * 1e-9 / can["read"] if work == "decode" else mine * elements * 1e-9 / peak
         cells.append(f"{mine:9.1f}{its:9.1f}{mine / its:9.2f}{share:9.0%}")
     row, failures = f"{isa:8} {name:20}{''.join(cells)}{over:9.0f}", []
     if over > MEMORY:
