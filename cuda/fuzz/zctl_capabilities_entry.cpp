@@ -126,7 +126,7 @@ class Exercise {
   }
 
   std::string check(const std::vector<uint8_t>& frame, const std::vector<uint8_t>& response) {
-    if (response.size() < 24 || load_le<uint32_t>(response.data() + 16) != response.size() - 20)
+    if (!has_stated_size(response.data(), response.size()))
       return "payload_len is not that of the response";
     if (std::memcmp(response.data(), "ZCL1\1\0", 6) != 0 ||
         std::memcmp(response.data() + 6, frame.data() + 6, 6) != 0 ||

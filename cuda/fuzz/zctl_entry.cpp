@@ -90,8 +90,7 @@ std::string check_response(const Outcome& outcome, uint64_t room) {
   const bool is_zcl1 = std::memcmp(response, "ZCL1", 4) == 0;
   if (outcome.ret < (is_zcl1 ? 24 : 32) || ret > room)
     return "the response has another size than its window";
-  if (is_zcl1)
-    return load_le<uint32_t>(response + 16) + 20 == ret ? "" : "payload_len is not that of ZCL1";
+  if (is_zcl1) return has_stated_size(response, ret) ? "" : "payload_len is not that of ZCL1";
   if (load_le<uint32_t>(response + 20) + 32 != ret)
     return "payload_len is not that of the response";
   if (load_le<uint32_t>(response + 8) != 0 || load_le<uint32_t>(response + 28) != 0)

@@ -69,6 +69,11 @@ class Catalogue {
   std::vector<zctl::Kernel> kernels_;
 };
 
+// Whether a response of ZCL1 is as long as its header says.
+inline bool has_stated_size(const uint8_t* response, uint64_t bytes) {
+  return bytes >= 24 && load_le<uint32_t>(response + 16) == bytes - 20;
+}
+
 // Runs by filling what is written; "late" is past its deadline.
 class PlainKernels : public zctl::Kernels {
  public:
