@@ -56,65 +56,31 @@ __attribute__((target("avx2"))) void read_all(const uint8_t* bytes) {
   sink = _mm256_extract_epi32(sums[0], 0);
 }
 
-// 16 multiply-adds a chain and step.
-__attribute__((target("avx2"))) void multiply_avx2(unsigned) {
-  __m256i sums[kChains] = {};
-  __m256i w = _mm256_set1_epi16(3);
-  for (uint64_t step = 0; step < kSteps; ++step) {
-    asm("" : "+x"(w));
-#pragma GCC unroll 16
-    for (__m256i& sum : sums) sum = _mm256_add_epi32(sum, _mm256_madd_epi16(w, sum));
+// Defines NAME, a thread's kSteps steps of kChains chains of EXPRESSION, which adds products of w
+// to `sum`. A function for each instruction set: templates cannot have the attribute of one.
+#define WCUDA_MULTIPLY(NAME, TARGET, VECTOR, W, EXPRESSION, FIRST)         \
+  __attribute__((target(TARGET))) void NAME(unsigned) {                    \
+    VECTOR sums[kChains] = {};                                             \
+    VECTOR w = W;                                                          \
+    for (uint64_t step = 0; step < kSteps; ++step) {                       \
+      asm("" : "+v"(w));                                                   \
+      _Pragma("GCC unroll 16") for (VECTOR & sum : sums) sum = EXPRESSION; \
+    }                                                                      \
+    for (const VECTOR& sum : sums) sink = static_cast<int>(FIRST(sum));    \
   }
-  for (const __m256i& sum : sums) sink = _mm256_extract_epi32(sum, 0);
-}
 
-// Likewise, with one instruction.
-__attribute__((target("avx2,avxvnni"))) void multiply_avxvnni(unsigned) {
-  __m256i sums[kChains] = {};
-  __m256i w = _mm256_set1_epi16(3);
-  for (uint64_t step = 0; step < kSteps; ++step) {
-    asm("" : "+x"(w));
-#pragma GCC unroll 16
-    for (__m256i& sum : sums) sum = _mm256_dpwssd_avx_epi32(sum, w, w);
-  }
-  for (const __m256i& sum : sums) sink = _mm256_extract_epi32(sum, 0);
-}
-
-// 32 multiply-adds a chain and step.
-__attribute__((target("avx512f,avx512bw,avx512vnni"))) void multiply_avx512(unsigned) {
-  __m512i sums[kChains] = {};
-  __m512i w = _mm512_set1_epi16(3);
-  for (uint64_t step = 0; step < kSteps; ++step) {
-    asm("" : "+v"(w));
-#pragma GCC unroll 16
-    for (__m512i& sum : sums) sum = _mm512_dpwssd_epi32(sum, w, w);
-  }
-  for (const __m512i& sum : sums) sink = _mm512_cvtsi512_si32(sum);
-}
-
-// 8 multiply-adds a chain and step.
-__attribute__((target("avx2,fma"))) void multiply_avx2_f32(unsigned) {
-  __m256 sums[kChains] = {};
-  __m256 w = _mm256_set1_ps(0.5f);
-  for (uint64_t step = 0; step < kSteps; ++step) {
-    asm("" : "+x"(w));
-#pragma GCC unroll 16
-    for (__m256& sum : sums) sum = _mm256_fmadd_ps(sum, w, w);
-  }
-  for (const __m256& sum : sums) sink = static_cast<int>(_mm256_cvtss_f32(sum));
-}
-
-// 16 multiply-adds a chain and step.
-__attribute__((target("avx512f"))) void multiply_avx512_f32(unsigned) {
-  __m512 sums[kChains] = {};
-  __m512 w = _mm512_set1_ps(0.5f);
-  for (uint64_t step = 0; step < kSteps; ++step) {
-    asm("" : "+v"(w));
-#pragma GCC unroll 16
-    for (__m512& sum : sums) sum = _mm512_fmadd_ps(sum, w, w);
-  }
-  for (const __m512& sum : sums) sink = static_cast<int>(_mm512_cvtss_f32(sum));
-}
+// 16, 16 and 32 multiply-adds of 16-bit integers a chain and step, in two instructions or one.
+WCUDA_MULTIPLY(multiply_avx2, "avx2", __m256i, _mm256_set1_epi16(3),
+               _mm256_add_epi32(sum, _mm256_madd_epi16(w, sum)), _mm256_cvtsi256_si32)
+WCUDA_MULTIPLY(multiply_avxvnni, "avx2,avxvnni", __m256i, _mm256_set1_epi16(3),
+               _mm256_dpwssd_avx_epi32(sum, w, w), _mm256_cvtsi256_si32)
+WCUDA_MULTIPLY(multiply_avx512, "avx512f,avx512bw,avx512vnni", __m512i, _mm512_set1_epi16(3),
+               _mm512_dpwssd_epi32(sum, w, w), _mm512_cvtsi512_si32)
+// 8 and 16 of f32.
+WCUDA_MULTIPLY(multiply_avx2_f32, "avx2,fma", __m256, _mm256_set1_ps(0.5f),
+               _mm256_fmadd_ps(sum, w, w), _mm256_cvtss_f32)
+WCUDA_MULTIPLY(multiply_avx512_f32, "avx512f", __m512, _mm512_set1_ps(0.5f),
+               _mm512_fmadd_ps(sum, w, w), _mm512_cvtss_f32)
 
 }  // namespace
 
