@@ -249,8 +249,9 @@ WCUDA_API wcuda_status wcuda_module_load(wcuda_context context, const void* code
 WCUDA_API wcuda_status wcuda_module_load_program(wcuda_context context, wcuda_program program,
                                                  wcuda_module* module, wcuda_error* error);
 /* Releases the handle. Kernels of the module and buffers for its variables keep the module loaded. When the
- * last of these is released, the module is unloaded, after the work of its kernels; if one of its variables was
- * taken or they ran on several streams, after all work of the context. [any thread] */
+ * last of these is released, this waits for the work of its kernels; if one of its variables was taken or they ran
+ * on several streams, for all work of the context. The driver unloads code only when the context is idle. While it is
+ * not, up to 64 released modules stay on the device until a later load or unload finds it idle. [any thread] */
 WCUDA_API void wcuda_module_unload(wcuda_module module);
 
 /* Creates a buffer for a __device__ or __constant__ variable of the module. The buffer is listed in the

@@ -44,6 +44,8 @@ class CudaBackend final : public Backend {
   Status synchronize(Stream stream) override;
   Status synchronize() override;
   Status fault() const override { return cuda_fault(device_); }
+  // No stream of this backend has work; the device's context is current.
+  bool is_idle() const;
 
  private:
   // A stream or event stays alive while a call uses it, whoever destroys it meanwhile.

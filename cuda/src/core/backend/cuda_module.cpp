@@ -5,13 +5,14 @@
 #include <cinttypes>
 #include <cstdint>
 
-#include "core/backend/cuda_device.h"
+#include "core/backend/cuda_backend_class.h"
 
 namespace wcuda {
 namespace {
 
 constexpr size_t kLinkLogBytes = 4096;
 constexpr size_t kNamesShown = 8;
+constexpr size_t kEndedModulesMax = 64;
 
 const void* function_of(cudaKernel_t kernel) { return reinterpret_cast<const void*>(kernel); }
 
@@ -203,18 +204,37 @@ cudaLaunchConfig_t config_of(const LaunchDims& dims, dim3 grid, dim3 block, cuda
 void CudaModules::clear() {
   kernels_.remove_if([](const LoadedKernel&) { return true; });
   modules_.remove_if([](const std::shared_ptr<CudaModule>&) { return true; });
+  ended_.clear();
+}
+
+uint64_t CudaModules::shared_bytes_max() const {
+  return backend_.caps().shared_memory_per_block_optin;
+}
+
+void CudaModules::unload_ended() {
+  std::vector<std::shared_ptr<CudaModule>> gone;  // unloaded without the lock
+  const std::lock_guard<std::mutex> lock(ended_mutex_);
+  if (ended_.size() > kEndedModulesMax || (!ended_.empty() && backend_.is_idle()))
+    gone.swap(ended_);
 }
 
 Result<Module> CudaModules::load(const void* code, uint64_t) {
+  unload_ended();
   WCUDA_ASSIGN(auto module, CudaModule::load(code, device_));
   return modules_.add(std::move(module));
 }
 
 Status CudaModules::unload(Module module) {
-  WCUDA_ASSIGN(const auto found, modules_.find(module));  // unloaded when this goes
+  WCUDA_ASSIGN(const auto found, modules_.find(module));
   if (backend_.fault().ok()) WCUDA_TRY(found->wait(backend_));
   kernels_.remove_if([&](const LoadedKernel& kernel) { return kernel.module == found; });
-  return modules_.take(module).status();
+  WCUDA_ASSIGN(auto ended, modules_.take(module));
+  {
+    const std::lock_guard<std::mutex> lock(ended_mutex_);
+    ended_.push_back(std::move(ended));
+  }
+  unload_ended();
+  return {};
 }
 
 Result<std::pair<void*, uint64_t>> CudaModules::global(Module module, const std::string& name) {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,8 @@
 #include "core/backend/handle_table.h"
 
 namespace wcuda {
+
+class CudaBackend;
 
 // A loaded library; unloaded with the object, which needs the device's context current, and no work
 // of its kernels in flight. Any thread.
@@ -50,7 +53,7 @@ class CudaModule {
 // The modules of a backend, in Backend::run.
 class CudaModules final : public Modules {
  public:
-  CudaModules(Backend& backend, int device) : backend_(backend), device_(device) {}
+  CudaModules(CudaBackend& backend, int device) : backend_(backend), device_(device) {}
   void clear();
 
   Result<Module> load(const void* code, uint64_t bytes) override;
@@ -69,12 +72,17 @@ class CudaModules final : public Modules {
     std::shared_ptr<CudaModule> module;
     cudaKernel_t kernel;
   };
-  uint64_t shared_bytes_max() const { return backend_.caps().shared_memory_per_block_optin; }
+  uint64_t shared_bytes_max() const;
+  // The driver's unload waits for all work of the context: an ended module is kept until there is
+  // none, or until there are many.
+  void unload_ended();
 
-  Backend& backend_;
+  CudaBackend& backend_;
   const int device_;
   HandleTable<Module, std::shared_ptr<CudaModule>> modules_{"module"};
   HandleTable<Kernel, LoadedKernel> kernels_{"kernel"};
+  std::mutex ended_mutex_;
+  std::vector<std::shared_ptr<CudaModule>> ended_;
 };
 
 }  // namespace wcuda

@@ -1,7 +1,10 @@
 // The CUDA backend's streams and events.
+#include <algorithm>
+
 #include "core/backend/cuda_backend_class.h"
 
 namespace wcuda {
+
 Result<CudaBackend::StreamPtr> CudaBackend::make_stream(int32_t priority) {
   cudaStream_t stream = nullptr;
   WCUDA_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority));
@@ -42,6 +45,19 @@ Status CudaBackend::stream_destroy(Stream stream) {
 void* CudaBackend::native_stream(Stream stream) {
   const auto found = find_stream(stream);
   return found.ok() ? found->get() : nullptr;
+}
+
+bool CudaBackend::is_idle() const {
+  if (!fault().ok()) return true;
+  std::vector<StreamPtr> all = streams_.all();
+  all.insert(all.end(), {main_stream_, memory_stream_});
+  const bool is_idle = std::all_of(all.begin(), all.end(), [](const StreamPtr& stream) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
+    return cudaStreamIsCapturing(stream.get(), &capture) == cudaSuccess &&
+           capture == cudaStreamCaptureStatusNone && cudaStreamQuery(stream.get()) == cudaSuccess;
+  });
+  if (!is_idle) (void)cudaGetLastError();
+  return is_idle;
 }
 
 Result<Stream> CudaBackend::stream_borrow(void* native) {
