@@ -1,32 +1,163 @@
-// Which attention kernels serve a head length on a device. Pure.
+// Which attention kernels serve the rows of a step, and how their work is divided into blocks: pure
+// functions of shapes and device properties, over the rows of attention_table.h. Those that are
+// marked WCUDA_HOST_DEVICE are called on the device, where the lengths of the rows are known.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+
+#include "kernels/attention/attention_table.h"
+#include "kernels/shared/host_device.h"
+#include "kernels/shared/rounding.h"
 
 namespace wcuda::kernels {
 
-constexpr uint32_t kDecodeClusterBlocks = 8;
 constexpr uint32_t kDecodeGroupMax = 8;  // query heads of one key-value head that a block serves
 constexpr uint32_t kPrefillWarpgroupHeadMax = 128;
-constexpr uint32_t kDecodeSharedHeadsMax = 128;  // query heads of a key-value head
-constexpr uint32_t kDecodeSharedRowsMax = 512;   // of a step with shared prefixes
+constexpr uint32_t kDecodeSharedHeadsMax = 128;                // query heads of a key-value head
+constexpr uint32_t kDecodeSharedRowsMax = 512;                 // of a step with shared prefixes
+constexpr uint32_t kSharedPartialRows = kDecodeSharedRowsMax;  // rows times splits, at most
+
+// Returns the first row for the compute capability, else the last one. Rows are ordered by
+// architecture, the newest first.
+template <class Row, size_t kCount>
+constexpr const Row& find_row_for(const Row (&rows)[kCount], int32_t compute_capability) {
+  for (const Row& row : rows)
+    if (compute_capability >= row.compute_capability) return row;
+  return rows[kCount - 1];
+}
 
 // Returns the number of tiles of at most kDecodeGroupMax query heads, over all key-value heads.
-inline uint32_t decode_head_tiles(uint32_t head_count, uint32_t kv_head_count) {
-  const uint32_t group = head_count / kv_head_count;
-  return kv_head_count * ((group + kDecodeGroupMax - 1) / kDecodeGroupMax);
+constexpr uint32_t decode_head_tiles(uint32_t head_count, uint32_t kv_head_count) {
+  return kv_head_count * divide_up(head_count / kv_head_count, kDecodeGroupMax);
+}
+
+// Returns the blocks of attention_decode per SM.
+constexpr uint32_t decode_sm_blocks(uint32_t head_length, KvFormat format) {
+  for (const DecodeBlocks& row : kDecodeBlocks)
+    if (head_length <= row.head_length && row.is_f16 == (format == KvFormat::kF16))
+      return row.sm_blocks;
+  return 1;
+}
+
+// Returns whether an SM has the shared memory for kernels compiled for one head length: 164 KiB.
+// The others take the 99 KiB that a block can have on every device.
+constexpr bool decode_has_exact(uint32_t head_length, int32_t compute_capability) {
+  return (head_length == 64 || head_length == 128 || head_length == 256) &&
+         compute_capability != 86 && compute_capability != 89 && compute_capability < 120;
 }
 
 // Returns whether decode can use groups. They need clusters, more shared memory than compute
 // capability 12.0 has, and a head length for which a kernel is compiled.
-inline bool decode_has_groups(uint32_t head_length, int32_t compute_capability) {
-  return compute_capability >= 90 && compute_capability < 120 &&
-         (head_length == 64 || head_length == 128 || head_length == 256);
+constexpr bool decode_has_groups(uint32_t head_length, int32_t compute_capability) {
+  return compute_capability >= 90 && decode_has_exact(head_length, compute_capability);
+}
+
+// The blocks of a step whose rows have one token each. Without groups each block takes an equal run
+// of the list of spans (attention_plan.h), and `blocks` is 0.
+struct DecodeGrid {
+  bool has_groups = false;
+  uint32_t cluster_blocks = 0;  // of a group; 0: groups are no clusters
+  uint32_t blocks = 0;          // at most
+};
+
+// Uses groups if there is at least one SM for each row and head tile (`groups`), and clusters if
+// there are SMs for all their blocks.
+inline DecodeGrid choose_decode_grid(uint32_t head_length, int32_t compute_capability,
+                                     uint32_t sm_count, uint32_t groups, uint32_t max_positions) {
+  if (!decode_has_groups(head_length, compute_capability) || groups > sm_count) return {};
+  const DecodeGroupSizes& sizes = find_row_for(kDecodeGroupSizes, compute_capability);
+  if (max_positions > sizes.lone_positions() && max_positions <= sizes.cluster_positions &&
+      groups * sizes.cluster_blocks <= sm_count)
+    return {true, sizes.cluster_blocks, groups * sizes.cluster_blocks};
+  const uint32_t row_blocks =
+      std::max(1u, divide_up(max_positions, sizes.group_spans * kPagePositions));
+  return {true, 0, std::min(2 * sm_count, groups * row_blocks)};
+}
+
+// Returns the number of blocks of a group that has `spans` spans. Without clusters, each block has
+// at most `block_spans`.
+WCUDA_HOST_DEVICE inline uint32_t group_blocks_of(const DecodeGroupSizes& sizes,
+                                                  uint32_t cluster_blocks, uint32_t spans,
+                                                  uint32_t block_spans) {
+  if (cluster_blocks == 0) return (spans + block_spans - 1) / block_spans;
+  if (spans <= sizes.lone_spans) return spans == 0 ? 0 : 1;
+  const uint32_t blocks = (spans + sizes.cluster_spans - 1) / sizes.cluster_spans;
+  return blocks < cluster_blocks ? blocks : cluster_blocks;
+}
+
+// Returns the spans per decode block for rows of equal length, if each block can take whole heads
+// or each head whole blocks without making a block more than 1 / kUnevenShare larger; otherwise 0.
+WCUDA_HOST_DEVICE inline uint32_t whole_head_spans(uint32_t span_count, uint32_t blocks,
+                                                   uint32_t row_spans) {
+  const uint32_t even = (span_count + blocks - 1) / blocks;
+  uint32_t block_spans = (even + row_spans - 1) / row_spans * row_spans;
+  if (even < row_spans) {
+    const uint32_t head_blocks = row_spans / even;
+    block_spans = (row_spans + head_blocks - 1) / head_blocks;
+    if (block_spans * head_blocks != row_spans) return 0;
+  }
+  return block_spans * kUnevenShare <= even * (kUnevenShare + 1) ? block_spans : 0;
+}
+
+// Returns the binary logarithm of the warps of a team, of 1 << warp_bits warps of a block that has
+// `spans_left` spans left, which begin with those of `heads_left` heads of `spans` spans each. As
+// many teams as possible get a whole head each. More than kDecodeGroupMax / 2 query heads of a
+// key-value head need the shared memory of two warps.
+WCUDA_HOST_DEVICE inline uint32_t team_warp_bits(uint32_t warp_bits, uint32_t group_heads,
+                                                 uint32_t heads_left, uint32_t spans,
+                                                 uint32_t spans_left) {
+  const uint32_t least = group_heads <= kDecodeGroupMax / 2 ? 0 : 1;
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+  for (uint32_t whole = 2; warp_bits > least && whole <= heads_left && whole * spans <= spans_left;
+       whole *= 2)
+    --warp_bits;
+  return warp_bits;
+}
+
+// Returns whether attention_decode_group triggers the next kernel at its start.
+inline bool decode_triggers_early(uint32_t head_count, uint32_t head_length,
+                                  int32_t compute_capability, uint32_t sm_count) {
+  constexpr uint32_t kMTileRows = 16;
+  return head_count * head_length / kMTileRows <
+         sm_count / find_row_for(kDecodeGroupStart, compute_capability).early_share;
+}
+
+// Returns the shared memory that a block of attention_decode_group requests at least, of a launch
+// without clusters and of at most one block per SM.
+inline uint32_t decode_lone_bytes(uint32_t head_length, int32_t compute_capability) {
+  const DecodeGroupStart& start = find_row_for(kDecodeGroupStart, compute_capability);
+  return head_length == start.lone_head_length ? start.lone_bytes : 0;
+}
+
+// Returns the pages of a span with batch invariance.
+inline uint32_t fixed_span_pages(uint32_t pages_max) {
+  return std::max(kFixedSpanPagesMin, divide_up(pages_max, kFixedSpansMax));
+}
+
+// Returns the most splits of shared pages in a step of so many rows.
+inline uint32_t shared_splits_max(uint32_t row_count) {
+  return std::min(kSharedSplitsMax, kSharedPartialRows / row_count);
+}
+
+// Returns the splits of a row with `pages` shared pages.
+struct SharedSplits {
+  uint32_t positions;  // of a split, a multiple of 128
+  uint32_t count;
+};
+WCUDA_HOST_DEVICE inline SharedSplits shared_splits(uint32_t pages, uint32_t splits_max) {
+  if (pages == 0 || splits_max == 0) return {0, 0};
+  const uint32_t end = pages * kPagePositions;
+  const uint32_t positions = ((end + splits_max - 1) / splits_max + 127) / 128 * 128;
+  return {positions, (end + positions - 1) / positions};
 }
 
 // Returns whether code for sm_90a can serve the head length. Another check at run time finds out
 // whether the program has that code.
-inline bool prefill_has_warpgroup(uint32_t head_length, int32_t compute_capability) {
+constexpr bool prefill_has_warpgroup(uint32_t head_length, int32_t compute_capability) {
   return compute_capability == 90 && head_length <= kPrefillWarpgroupHeadMax &&
          head_length % 8 == 0;
 }

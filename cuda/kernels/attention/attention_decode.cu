@@ -26,6 +26,8 @@
 //
 // Bytes moved: the visible keys and values once for each group of up to 8 query heads, the queries,
 // the results, and the partial results (at most two per block, or one per span of fixed length).
+#include <algorithm>
+
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_decode_group.h"
 #include "kernels/attention/attention_decode_step.cuh"
@@ -35,13 +37,8 @@
 namespace wcuda::kernels {
 namespace {
 
-// Blocks per SM. The quantized KV formats need more arithmetic per byte; more resident warps hide
-// its latency. 64 KiB in flight per SM saturate the memory.
 template <int kLength, KvFormat kFormat>
-constexpr int kSmBlocks = kLength > 128               ? 1
-                          : kFormat == KvFormat::kF16 ? 2
-                                                      : 3;
-constexpr uint32_t kSmBlocksMax = 3;
+constexpr int kSmBlocks = decode_sm_blocks(kLength, kFormat);
 
 constexpr int run_ring_bytes(int length, KvFormat format, bool is_exact) {
   if (format == KvFormat::kF16) return (length > 128 ? 32 : is_exact ? 24 : 16) * 1024;
@@ -52,9 +49,6 @@ constexpr int run_ring_bytes(int length, KvFormat format, bool is_exact) {
 template <int kLength, KvFormat kFormat, bool kExact>
 using RunShape = DecodeShape<kLength, kFormat, kExact, kExact || kLength <= 128 ? 4 : 2,
                              run_ring_bytes(kLength, kFormat, kExact)>;
-bool has_exact_shapes(int compute_capability) {
-  return compute_capability != 86 && compute_capability != 89 && compute_capability < 120;
-}
 
 template <class S>
 struct SharedLayout {
@@ -102,13 +96,8 @@ class Segments {
     segment->span_begin = span_ - (row_begin_ * plan.head_tiles + head_ * spans);
     uint32_t team_bits = S::kWarpBits;
     if (segment->span_begin == 0 && !is_fixed) {
-      // The queries of more than kMmaHeads / 2 heads need the shared memory of two warps.
-      const uint32_t least = plan.group_heads <= kMmaHeads / 2 ? 0 : 1;
-      const uint32_t left = plan.head_tiles - head_;
-#pragma unroll 1
-      for (uint32_t whole = 2; team_bits > least && whole <= left && whole * spans <= end_ - span_;
-           whole *= 2)
-        --team_bits;
+      team_bits =
+          team_warp_bits(team_bits, plan.group_heads, plan.head_tiles - head_, spans, end_ - span_);
     }
     const uint32_t teams = S::kWarps >> team_bits;
     segment->team.count = 1 << team_bits;
@@ -302,8 +291,7 @@ struct Instances {
 };
 
 Instance find_instance(KvFormat format, uint32_t head_length, const Launch& launch) {
-  const bool is_exact = head_length == 64 || head_length == 128 || head_length == 256;
-  return is_exact && has_exact_shapes(launch.compute_capability)
+  return decode_has_exact(head_length, launch.compute_capability)
              ? find_version<Instances<true>>(format, head_length)
              : find_version<Instances<false>>(format, head_length);
 }
@@ -314,7 +302,11 @@ uint32_t padded_length(uint32_t head_length) {
 
 }  // namespace
 
-uint32_t decode_blocks_max(uint32_t sm_count) { return sm_count * kSmBlocksMax; }
+uint32_t decode_blocks_max(uint32_t sm_count) {
+  uint32_t most = 0;
+  for (const DecodeBlocks& row : kDecodeBlocks) most = std::max(most, row.sm_blocks);
+  return sm_count * most;
+}
 
 uint32_t decode_block_count(KvFormat format, uint32_t head_length, const Launch& launch) {
   return static_cast<uint32_t>(launch.sm_count) *

@@ -24,11 +24,6 @@
 namespace wcuda::kernels {
 namespace {
 
-// Shared memory requested if heads have 64 elements and there is at most one block per SM: so much
-// that a block cannot start on an SM that still runs the preceding matrix product. Starting earlier
-// would slow that product down by more than it saves (1B at position 0, H200: 2,294 tokens per
-// second if blocks start next to the product, 2,336 if they start after it).
-constexpr uint32_t kLoneBytes = 114 * 1024;
 constexpr uint32_t kPartialBytes = 32;  // one Float4Partial between blocks
 
 // Rings of 96 KiB per block.
@@ -43,7 +38,7 @@ struct SharedLayout {
   static_assert(S::kSumBytes <= S::kStages * S::kStageBytes);
   static constexpr uint32_t kReceived = S::kRingsBytes;
   static constexpr uint32_t kReceivedBytes =
-      (kMmaHeads * (S::kLength / 4) + kDecodeClusterBlocks - 1) * kPartialBytes;
+      (kMmaHeads * (S::kLength / 4) + kDecodeClusterBlocksMax - 1) * kPartialBytes;
   static constexpr uint32_t kNewKvBytes = NewKv<S::kLength>::kBytes;
   static constexpr uint32_t kBytes =
       kReceived + (kReceivedBytes > kNewKvBytes ? kReceivedBytes : kNewKvBytes);
@@ -245,12 +240,18 @@ struct Instances {
   }
 };
 
+uint32_t lone_bytes_max() {
+  uint32_t bytes = 0;
+  for (const DecodeGroupStart& row : kDecodeGroupStart) bytes = std::max(bytes, row.lone_bytes);
+  return bytes;
+}
+
 }  // namespace
 
 cudaError_t attention_decode_group_prepare(KvFormat format, uint32_t head_length) {
   const Instance instance = find_version<Instances>(format, head_length);
   return cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(std::max(instance.bytes, kLoneBytes)));
+                              static_cast<int>(std::max(instance.bytes, lone_bytes_max())));
 }
 
 cudaError_t attention_decode_group(const AttentionKernelArgs& args, const Launch& launch) {
@@ -260,13 +261,13 @@ cudaError_t attention_decode_group(const AttentionKernelArgs& args, const Launch
   const auto sm_count = static_cast<uint32_t>(launch.sm_count);
   AttentionKernelArgs call = args;
   // With an early trigger, blocks of the next kernel start while the matrix product before this
-  // kernel still runs. If that product occupies most SMs, they slow it down (H200, position 0: 8B
-  // 626 tokens per second with an early trigger, 636 with a late one; 135M 2,722 and 2,651).
-  call.triggers_early |= args.head_count * head_length / 16 < sm_count / 2;
+  // kernel still runs. If that product occupies most SMs, they slow it down.
+  call.triggers_early |=
+      decode_triggers_early(args.head_count, head_length, launch.compute_capability, sm_count);
   uint32_t bytes = instance.bytes;
   const bool is_lone = args.plan.cluster_blocks == 0 && args.plan.max_blocks <= sm_count;
-  if (head_length == 64 && is_lone && !call.triggers_early && bytes < kLoneBytes)
-    bytes = kLoneBytes;
+  if (is_lone && !call.triggers_early)
+    bytes = std::max(bytes, decode_lone_bytes(head_length, launch.compute_capability));
   return launch_kernel(launch, dim3(args.plan.max_blocks), dim3(instance.threads), bytes,
                        args.plan.cluster_blocks, instance.kernel, call);
 }

@@ -69,27 +69,13 @@ __device__ inline uint32_t find_row(const uint32_t* prefix, uint32_t count, uint
   return low;
 }
 
-// Returns the spans per decode block for rows of equal length, if each block can take whole heads
-// or each head whole blocks; otherwise 0. Merging less is worth up to a sixteenth more work.
-__device__ inline uint32_t whole_head_spans(uint32_t span_count, uint32_t blocks,
-                                            uint32_t row_spans) {
-  const uint32_t even = (span_count + blocks - 1) / blocks;
-  uint32_t block_spans = (even + row_spans - 1) / row_spans * row_spans;
-  if (even < row_spans) {
-    const uint32_t head_blocks = row_spans / even;
-    block_spans = (row_spans + head_blocks - 1) / head_blocks;
-    if (block_spans * head_blocks != row_spans) return 0;
-  }
-  return block_spans * 16 <= even * 17 ? block_spans : 0;
-}
-
 // Returns the least spans per block with which the groups of all rows have at most `slots` blocks
-// per head. Called by all threads.
+// per head, but no less than `least`. Called by all threads.
 __device__ inline uint32_t find_block_spans(const uint32_t* row_spans, uint32_t row_count,
-                                            uint32_t slots, uint32_t* sums) {
+                                            uint32_t least, uint32_t slots, uint32_t* sums) {
   const uint32_t r = threadIdx.x;
   const uint32_t spans = r < row_count ? row_spans[r + 1] - row_spans[r] : 0;
-  uint32_t low = max(kDecodeGroupSpans, (row_spans[row_count] + slots - 1) / slots);
+  uint32_t low = max(least, (row_spans[row_count] + slots - 1) / slots);
   uint32_t high = max(low, row_spans[row_count]);
   for (uint32_t block_spans = low; low != high; block_spans = (low + high) / 2) {
     uint32_t blocks;
@@ -102,19 +88,12 @@ __device__ inline uint32_t find_block_spans(const uint32_t* row_spans, uint32_t 
   return low;
 }
 
-// Returns the number of blocks of a group that has `spans` spans.
-__device__ inline uint32_t group_blocks_of(const AttentionPlan& plan, uint32_t spans,
-                                           uint32_t block_spans) {
-  if (plan.cluster_blocks == 0) return (spans + block_spans - 1) / block_spans;
-  if (spans <= kDecodeLoneSpans) return spans == 0 ? 0 : 1;
-  return min(plan.cluster_blocks, (spans + kDecodeClusterSpans - 1) / kDecodeClusterSpans);
-}
-
 // Finds the work of block `b` in a step with groups; returns false if there is none. `before[r]` is
 // the number of blocks per head in rows before r.
-__device__ inline bool find_group(const AttentionPlan& plan, const uint32_t* before,
-                                  uint32_t row_count, uint32_t block_spans, uint32_t b,
-                                  DecodeStart* start) {
+__device__ inline bool find_group(const AttentionPlanArgs& args, const uint32_t* before,
+                                  uint32_t block_spans, uint32_t b, DecodeStart* start) {
+  const AttentionPlan& plan = args.plan;
+  const uint32_t row_count = args.step.row_count;
   uint32_t rank;
   if (plan.cluster_blocks != 0) {
     const uint32_t cluster = b / plan.cluster_blocks;
@@ -131,7 +110,7 @@ __device__ inline bool find_group(const AttentionPlan& plan, const uint32_t* bef
     rank = within % blocks;
   }
   const uint32_t spans = plan.row_spans[start->row + 1] - plan.row_spans[start->row];
-  const uint32_t blocks = group_blocks_of(plan, spans, block_spans);
+  const uint32_t blocks = group_blocks_of(args.sizes, plan.cluster_blocks, spans, block_spans);
   if (rank >= blocks) return false;
   start->group_blocks = blocks;
   start->group_first = b - rank;
@@ -200,13 +179,13 @@ __device__ inline void make_plan(const AttentionPlanArgs& args) {
     }
   }
   if (plan.has_groups && plan.cluster_blocks == 0) {
-    block_spans =
-        find_block_spans(plan.row_spans, row_count, plan.max_blocks / plan.head_tiles, span_sums);
+    block_spans = find_block_spans(plan.row_spans, row_count, args.sizes.group_spans,
+                                   plan.max_blocks / plan.head_tiles, span_sums);
     const uint32_t r = threadIdx.x;
     const uint32_t row_spans = r < row_count ? plan.row_spans[r + 1] - plan.row_spans[r] : 0;
     uint32_t total;
     const uint32_t end =
-        block_prefix(group_blocks_of(plan, row_spans, block_spans), span_sums, &total);
+        block_prefix(group_blocks_of(args.sizes, 0, row_spans, block_spans), span_sums, &total);
     if (r == 0) group_blocks[0] = 0;
     group_blocks[r + 1] = end;
     __syncthreads();
@@ -215,7 +194,7 @@ __device__ inline void make_plan(const AttentionPlanArgs& args) {
     DecodeStart start{};
     bool has_spans = b < blocks;
     if (plan.has_groups) {
-      has_spans = find_group(plan, group_blocks, row_count, block_spans, b, &start);
+      has_spans = find_group(args, group_blocks, block_spans, b, &start);
     } else if (has_spans) {
       start.block_spans = block_spans;
       start.larger_count = rest;

@@ -28,12 +28,6 @@
 namespace wcuda::kernels {
 
 constexpr uint32_t kPrefillTileTokens = 128;
-// Sizes of groups with clusters: up to kDecodeLoneSpans spans of a row go to one block; with more
-// spans, each block gets at least kDecodeClusterSpans.
-constexpr uint32_t kDecodeLoneSpans = 4;
-constexpr uint32_t kDecodeClusterSpans = 2;
-// Without clusters, each block gets at least this many spans.
-constexpr uint32_t kDecodeGroupSpans = 8;
 constexpr uint32_t kDecodeGroupRowsMax = 512;
 
 struct PrefillTile {
@@ -47,24 +41,6 @@ struct SharedTile {
   uint32_t row, row_count;
   uint32_t pages;
 };
-// Shared pages are cut into splits, which have a partial result for each row and head.
-constexpr uint32_t kSharedSplitsMax = 8;
-constexpr uint32_t kSharedPartialRows = kDecodeSharedRowsMax;  // rows times splits, at most
-struct SharedSplits {
-  uint32_t positions;  // of a split, a multiple of 128
-  uint32_t count;
-};
-inline
-#if defined(__CUDACC__)
-    __host__ __device__
-#endif
-        SharedSplits
-        shared_splits(uint32_t pages, uint32_t splits_max) {
-  if (pages == 0 || splits_max == 0) return {0, 0};
-  const uint32_t end = pages * kPagePositions;
-  const uint32_t positions = ((end + splits_max - 1) / splits_max + 127) / 128 * 128;
-  return {positions, (end + positions - 1) / positions};
-}
 
 // Where a block of the decode kernel begins: one word for each lane of half a warp. Each block has
 // `block_spans` spans, and the first `larger_count` blocks one more.
@@ -105,7 +81,8 @@ struct AttentionPlan {
   uint32_t group_tiles = 0;  // tiles of kDecodeGroupMax of them
   uint32_t head_tiles = 0;   // key-value heads times group_tiles
   bool has_groups = false;   // in this step
-  // Shared prefixes of this step; 0 splits: none.
+  // Shared prefixes of this step, whose pages are cut into splits, which have a partial result for
+  // each row and head; 0 splits: none.
   uint32_t shared_splits = 0;  // at most, of a row
   uint32_t* shared_tile_count = nullptr;
   SharedTile* shared_tiles = nullptr;  // (kSharedPartialRows)
@@ -116,12 +93,7 @@ struct AttentionPlan {
 };
 
 // Returns the first position that a token at `position` attends to.
-inline
-#if defined(__CUDACC__)
-    __host__ __device__
-#endif
-        uint32_t
-        first_visible(uint32_t position, uint32_t window) {
+WCUDA_HOST_DEVICE inline uint32_t first_visible(uint32_t position, uint32_t window) {
   return window != 0 && position >= window ? position - window + 1 : 0;
 }
 
@@ -129,6 +101,7 @@ struct AttentionPlanArgs {
   StepRows step;
   AttentionPlan plan;
   uint32_t window = 0;  // the widest of all layers; 0 if a layer has no window
+  DecodeGroupSizes sizes = kDecodeGroupSizes[0];  // those of the device
 };
 
 // Later kernels start only when this kernel has ended. Therefore they may read the plan and the

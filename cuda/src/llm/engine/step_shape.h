@@ -1,6 +1,7 @@
 // The shape for which the kernels of a step are launched. Pure.
 #pragma once
 
+#include "kernels/attention/attention_table.h"
 #include "llm/engine/limits.h"
 #include "llm/ops/step_plan.h"
 
@@ -13,7 +14,8 @@ constexpr uint32_t kRowBuckets[] = {1,  2,  4,   8,   16,  24,  32,  48,
 // Steps of at most this many rows have separate graphs for short and long rows, because attention
 // uses different kernels for them.
 constexpr uint32_t kPositionRowsMax = 16;
-constexpr uint32_t kPositionBuckets[] = {ops::kLonePositionsMax, ops::kClusterPositionsMax,
+constexpr uint32_t kPositionBuckets[] = {kernels::kDecodeGroupSizes[0].lone_positions(),
+                                         kernels::kDecodeGroupSizes[0].cluster_positions,
                                          UINT32_MAX};
 
 // Returns the shape for which a step is launched. If each row has one token, the step becomes a

@@ -102,16 +102,14 @@ class Planner {
     add(Operation::kAttention, decode_kernel(), layer, input, Form::kF32);
   }
 
-  // Uses groups if there is at least one SM for each row and head tile.
   Kernel decode_kernel() const {
-    const uint32_t groups = head_tiles(config_, shape());
-    if (!kernels::decode_has_groups(config_.head_length, device_.compute_capability) ||
-        limits_.batch_invariant || !is_decode() || groups > device_.sm_count)
-      return Kernel::kAttentionDecode;
-    const bool is_cluster = shape().max_positions > kLonePositionsMax &&
-                            shape().max_positions <= kClusterPositionsMax &&
-                            groups * kernels::kDecodeClusterBlocks <= device_.sm_count;
-    return is_cluster ? Kernel::kAttentionDecodeCluster : Kernel::kAttentionDecodeGroup;
+    if (limits_.batch_invariant || !is_decode()) return Kernel::kAttentionDecode;
+    const kernels::DecodeGrid grid = kernels::choose_decode_grid(
+        config_.head_length, device_.compute_capability, device_.sm_count,
+        head_tiles(config_, shape()), shape().max_positions);
+    if (!grid.has_groups) return Kernel::kAttentionDecode;
+    return grid.cluster_blocks != 0 ? Kernel::kAttentionDecodeCluster
+                                    : Kernel::kAttentionDecodeGroup;
   }
 
   // ---- linear layers

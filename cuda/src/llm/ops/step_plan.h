@@ -57,11 +57,6 @@ struct StepShape {
   bool has_shared_prefix = false;
 };
 
-// Values of max_positions up to which attention of few rows of one token uses one block, and a
-// cluster of blocks, for each row and head.
-constexpr uint32_t kLonePositionsMax = 256;
-constexpr uint32_t kClusterPositionsMax = 8192;
-
 enum class Operation : uint8_t {
   kStartStep,         // the next three in one kernel
   kScatterInputs,     // copies the block of inputs to the step's arrays

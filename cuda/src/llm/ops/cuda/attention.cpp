@@ -21,11 +21,6 @@ static_assert(static_cast<uint32_t>(KvType::kFp8E4m3) ==
 constexpr kernels::KvFormat kFormats[] = {kernels::KvFormat::kF16, kernels::KvFormat::kQ8_0,
                                           kernels::KvFormat::kFp8E4m3};
 
-// With batch_invariant, a sum is cut at fixed positions: into at most kFixedPartsMax parts, because
-// parts take memory, of at least kFixedSpanPagesMin pages, because cutting takes time.
-constexpr uint32_t kFixedPartsMax = 16;
-constexpr uint32_t kFixedSpanPagesMin = 8;
-
 // Sizes of the plan's arrays, in elements.
 struct Sizes {
   uint32_t max_blocks;
@@ -52,8 +47,7 @@ Sizes sizes_of(const Limits& limits, uint32_t sm_count) {
     return sizes;
   }
   const uint32_t pages = (limits.max_sequence_tokens + kPageTokens - 1) / kPageTokens;
-  sizes.fixed_span_pages =
-      std::max(kFixedSpanPagesMin, (pages + kFixedPartsMax - 1) / kFixedPartsMax);
+  sizes.fixed_span_pages = kernels::fixed_span_pages(pages);
   const uint64_t rows = uint64_t{limits.max_batch_rows} * sizes.head_tiles;
   sizes.counters = rows;
   sizes.partial_floats =
@@ -121,28 +115,6 @@ kernels::HeadRope head_turn(const RopeKvArgs& args) {
   return turn;
 }
 
-// Makes the plan use groups of blocks if there is at least one SM for each row and head tile.
-void choose_groups(const Batch& batch, const KvPool& pool, const kernels::Launch& launch,
-                   kernels::AttentionPlan* plan) {
-  plan->has_groups = false;
-  plan->cluster_blocks = 0;
-  const auto sm_count = static_cast<uint32_t>(launch.sm_count);
-  const uint32_t groups = batch.row_count * plan->head_tiles;
-  if (!kernels::decode_has_groups(pool.head_length, launch.compute_capability) ||
-      plan->fixed_span_pages != 0 || batch.max_row_tokens != 1 || groups > sm_count)
-    return;
-  plan->has_groups = true;
-  if (batch.max_positions > kLonePositionsMax && batch.max_positions <= kClusterPositionsMax &&
-      groups * kernels::kDecodeClusterBlocks <= sm_count) {
-    plan->cluster_blocks = kernels::kDecodeClusterBlocks;
-    plan->max_blocks = groups * kernels::kDecodeClusterBlocks;
-    return;
-  }
-  constexpr uint32_t kShare = kernels::kDecodeGroupSpans * kPageTokens;
-  plan->max_blocks =
-      std::min(2 * sm_count, groups * std::max(1u, (batch.max_positions + kShare - 1) / kShare));
-}
-
 }  // namespace
 
 uint64_t CudaAttention::scratch_bytes(const Limits& limits, uint32_t sm_count) {
@@ -173,11 +145,24 @@ kernels::AttentionPlan CudaAttention::plan_of(const Batch& batch, const KvPool& 
   kernels::AttentionPlan plan = memory_;
   plan.max_blocks = kernels::decode_block_count(static_cast<kernels::KvFormat>(pool.type),
                                                 pool.head_length, launch);
-  choose_groups(batch, pool, launch, &plan);
+  if (plan.fixed_span_pages == 0 && batch.max_row_tokens == 1) {
+    const kernels::DecodeGrid grid = kernels::choose_decode_grid(
+        pool.head_length, launch.compute_capability, static_cast<uint32_t>(launch.sm_count),
+        batch.row_count * plan.head_tiles, batch.max_positions);
+    plan.has_groups = grid.has_groups;
+    plan.cluster_blocks = grid.cluster_blocks;
+    if (grid.has_groups) plan.max_blocks = grid.blocks;
+  }
   if (batch.has_shared_prefix && !plan.has_groups)
-    plan.shared_splits =
-        std::min(kernels::kSharedSplitsMax, kernels::kSharedPartialRows / batch.row_count);
+    plan.shared_splits = kernels::shared_splits_max(batch.row_count);
   return plan;
+}
+
+kernels::AttentionPlanArgs CudaAttention::plan_args(const Batch& batch, const KvPool& pool,
+                                                    uint32_t window,
+                                                    const kernels::Launch& launch) const {
+  return {step_rows(batch), plan_of(batch, pool, launch), window,
+          kernels::find_row_for(kernels::kDecodeGroupSizes, launch.compute_capability)};
 }
 
 Kernel CudaAttention::decode_kernel(const Batch& batch, const KvPool& pool,
@@ -189,7 +174,7 @@ Kernel CudaAttention::decode_kernel(const Batch& batch, const KvPool& pool,
 
 cudaError_t CudaAttention::plan(const Batch& batch, const KvPool& pool, uint32_t window,
                                 const kernels::Launch& launch) const {
-  return kernels::attention_plan({step_rows(batch), plan_of(batch, pool, launch), window}, launch);
+  return kernels::attention_plan(plan_args(batch, pool, window, launch), launch);
 }
 
 cudaError_t CudaAttention::start(const Batch& batch, const KvPool& pool, uint32_t window,
@@ -198,8 +183,7 @@ cudaError_t CudaAttention::start(const Batch& batch, const KvPool& pool, uint32_
   // This is the first kernel of a step: the previous step may still read what it overwrites.
   kernels::Launch first = launch;
   first.is_dependent = false;
-  return kernels::attention_plan_start({step_rows(batch), plan_of(batch, pool, launch), window},
-                                       inputs, first);
+  return kernels::attention_plan_start(plan_args(batch, pool, window, launch), inputs, first);
 }
 
 cudaError_t CudaAttention::rope_kv(const RopeKvArgs& args, const kernels::Launch& launch) const {

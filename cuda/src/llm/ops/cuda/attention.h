@@ -53,6 +53,8 @@ class CudaAttention {
  private:
   kernels::AttentionPlan plan_of(const Batch& batch, const KvPool& pool,
                                  const kernels::Launch& launch) const;
+  kernels::AttentionPlanArgs plan_args(const Batch& batch, const KvPool& pool, uint32_t window,
+                                       const kernels::Launch& launch) const;
   kernels::AttentionKernelArgs kernel_args(const AttentionArgs& args,
                                            const kernels::Launch& launch) const;
 

@@ -1,0 +1,81 @@
+// Measured constants of the launch heuristics of attention. attention_choice.h has the functions
+// that use them.
+//
+// Every row was measured on one H200 (compute capability 9.0) with the heads of 8B (128 elements,
+// 32 of queries, 8 of keys and values) and f16 keys and values, unless it says otherwise. No other
+// architecture was measured: each uses the row of the highest compute capability that is not above
+// its own. Documents named here are in docs/lab.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/shared/kv_pages.h"
+
+namespace wcuda::kernels {
+
+// attention_decode: blocks per SM. The kernels are compiled for these numbers, the same for every
+// architecture. 2026-11-21: 64 KiB of loads in flight per SM saturate the memory; the quantized
+// formats need more arithmetic per byte, whose latency more resident warps hide.
+struct DecodeBlocks {
+  uint32_t head_length;  // at most
+  bool is_f16;           // keys and values
+  uint32_t sm_blocks;
+};
+constexpr DecodeBlocks kDecodeBlocks[] = {
+    {128, true, 2},
+    {128, false, 3},
+    {256, true, 1},
+    {256, false, 1},
+};
+
+// attention_decode_group: sizes of the group of blocks that serves a row and head tile. A span is a
+// page of a row.
+struct DecodeGroupSizes {
+  int32_t compute_capability;
+  uint32_t lone_spans;         // rows of at most so many spans have one block
+  uint32_t cluster_spans;      // in a cluster, each block has at least so many
+  uint32_t cluster_blocks;     // of a cluster
+  uint32_t cluster_positions;  // steps whose rows are longer have no clusters
+  uint32_t group_spans;        // without clusters, each block has at least so many
+
+  constexpr uint32_t lone_positions() const { return lone_spans * kPagePositions; }
+};
+constexpr uint32_t kDecodeClusterBlocksMax = 8;
+// 2026-11-21, decode-attention.md. Clusters of 16 blocks: 512 positions take 10.1 us, with clusters
+// of 8 4.8. At 16,384 positions, 8B makes 423 tokens per second with clusters and 435 without.
+// Eight rows of 4,096 positions take 37 us without clusters. The numbers of spans were not varied
+// alone.
+constexpr DecodeGroupSizes kDecodeGroupSizes[] = {{90, 4, 2, kDecodeClusterBlocksMax, 8192, 8}};
+
+// attention_decode_group: when the next kernel may start, and which blocks must have an SM alone.
+struct DecodeGroupStart {
+  int32_t compute_capability;
+  // The next kernel starts early if the matrix product before has fewer M-tiles than this share of
+  // the SMs (1 / early_share). 2026-11-21, position 0: 8B makes 626 tokens per second with an early
+  // start and 636 with a late one, 135M 2,722 and 2,651.
+  uint32_t early_share;
+  // Heads of this length: if there is at most one block per SM, it requests so much shared memory
+  // that it cannot start next to that matrix product. 2026-11-21, 1B at position 0: 2,294
+  // tokens per second if blocks start next to the product, 2,336 if they start after it.
+  uint32_t lone_head_length;
+  uint32_t lone_bytes;
+};
+constexpr DecodeGroupStart kDecodeGroupStart[] = {{90, 2, 64, 114 * 1024}};
+
+// attention_decode, rows of equal length: blocks take whole heads, or heads whole blocks, if the
+// largest block then has at most 1 / kUnevenShare more spans, because fewer partial results are
+// added. 2026-11-21.
+constexpr uint32_t kUnevenShare = 16;
+
+// With batch invariance, a row is cut into spans at fixed positions: into at most kFixedSpansMax,
+// because partial results take memory, each of at least kFixedSpanPagesMin pages, because cutting
+// takes time. Not measured.
+constexpr uint32_t kFixedSpansMax = 16;
+constexpr uint32_t kFixedSpanPagesMin = 8;
+
+// attention_shared: splits of shared pages, so that 64 rows of 8B fill 128 SMs. 2026-11-23,
+// shared-prefixes.md: 64 rows with 4,096 shared positions take 24.8 us, and adding the eight
+// partial results 7 us.
+constexpr uint32_t kSharedSplitsMax = 8;
+
+}  // namespace wcuda::kernels
