@@ -154,8 +154,8 @@ struct SoftcapArgs {
 // There is one implementation per backend and one object per engine. Every function executes the
 // given node and checks its shapes; a mismatch is an internal error, because the caller is the
 // engine. Sums have a fixed order, so results are deterministic. An object keeps no state between
-// calls: results depend on arguments, on the memory that they name, and on data that earlier nodes
-// of the step left in the scratch memory.
+// calls: results depend on arguments, on the memory that they name, and on the table that the node
+// names (Node::table), which an earlier node of the step computed into the scratch memory.
 class Ops {
  public:
   virtual ~Ops() = default;

@@ -57,16 +57,18 @@ class Planner {
   void start() {
     if (device_.is_host) {
       if (config_.rope_dimension_count != 0)
-        add(Operation::kRotaryTable, Kernel::kHost, kNoLayer, Form::kNone, Form::kNone);
+        add(Operation::kRotaryTable, Kernel::kHost, kNoLayer, Form::kNone, Form::kRotaryTable);
       return;
     }
     if (is_decode()) {
-      add(Operation::kStartStep, Kernel::kAttentionPlanStart, kNoLayer, Form::kNone, Form::kTokens);
+      add(Operation::kStartStep, Kernel::kAttentionPlanStart, kNoLayer, Form::kNone,
+          Form::kTokensAndPlan);
       return;
     }
     add(Operation::kScatterInputs, Kernel::kInputScatter, kNoLayer, Form::kNone, Form::kTokens);
     add(Operation::kBeginRows, Kernel::kBeginStep, kNoLayer, Form::kTokens, Form::kTokens);
-    add(Operation::kPlanAttention, Kernel::kAttentionPlan, kNoLayer, Form::kNone, Form::kNone);
+    add(Operation::kPlanAttention, Kernel::kAttentionPlan, kNoLayer, Form::kNone,
+        Form::kAttentionPlan);
   }
 
   // ---- attention
@@ -81,7 +83,9 @@ class Planner {
   void attention(uint32_t layer) {
     Form input = Form::kUnrotated;
     if (!attention_rotates()) {
-      add(Operation::kRotateAndStore, on_device(Kernel::kRopeKv), layer, input, Form::kPages);
+      Node& node =
+          add(Operation::kRotateAndStore, on_device(Kernel::kRopeKv), layer, input, Form::kPages);
+      if (device_.is_host && config_.rope_dimension_count != 0) node.table = Form::kRotaryTable;
       input = Form::kPages;
     }
     if (device_.is_host) {
@@ -94,12 +98,15 @@ class Planner {
           kernels::prefill_has_warpgroup(config_.head_length, device_.compute_capability);
       add(Operation::kAttention,
           has_warpgroup ? Kernel::kAttentionPrefillWarpgroup : Kernel::kAttentionPrefill, layer,
-          input, Form::kF32);
+          input, Form::kF32)
+          .table = Form::kAttentionPlan;
       if (shape().min_row_tokens > 1) return;
     }
     if (shape().has_shared_prefix)
-      add(Operation::kAttention, Kernel::kAttentionShared, layer, input, Form::kNone);
-    add(Operation::kAttention, decode_kernel(), layer, input, Form::kF32);
+      add(Operation::kAttention, Kernel::kAttentionShared, layer, input, Form::kNone).table =
+          Form::kAttentionPlan;
+    add(Operation::kAttention, decode_kernel(), layer, input, Form::kF32).table =
+        Form::kAttentionPlan;
   }
 
   Kernel decode_kernel() const {
@@ -281,9 +288,16 @@ const char* kernel_name(Kernel kernel) {
 }
 
 const char* form_name(Form form) {
-  constexpr const char* kNames[] = {
-      "-", "tokens", "f32", "f32 unrotated", "f32 residual", "f32 and KV pages"};
-  static_assert(std::size(kNames) == static_cast<size_t>(Form::kPages) + 1);
+  constexpr const char* kNames[] = {"-",
+                                    "tokens",
+                                    "f32",
+                                    "f32 unrotated",
+                                    "f32 residual",
+                                    "f32 and KV pages",
+                                    "attention plan",
+                                    "tokens and attention plan",
+                                    "rotary table"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Form::kRotaryTable) + 1);
   return kNames[static_cast<size_t>(form)];
 }
 

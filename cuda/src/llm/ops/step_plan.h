@@ -96,7 +96,8 @@ enum class Kernel : uint8_t {
   kSoftcap,
 };
 
-// The form of an activation (tokens, values) in memory.
+// The form of an activation (tokens, values) in memory, or what the start of a step computes into
+// the scratch memory of Ops for later nodes.
 enum class Form : uint8_t {
   kNone,
   kTokens,     // token ids
@@ -104,6 +105,9 @@ enum class Form : uint8_t {
   kUnrotated,  // f32 query, key and value, not yet rotated
   kResidual,   // f32, added to the residual
   kPages,      // f32 queries; keys and values in the KV pages
+  kAttentionPlan,
+  kTokensAndPlan,  // token ids and the attention plan
+  kRotaryTable,
 };
 
 constexpr uint32_t kNoLayer = UINT32_MAX;
@@ -115,6 +119,7 @@ struct Node {
   uint32_t layer = kNoLayer;
   Form input = Form::kNone;
   Form output = Form::kNone;
+  Form table = Form::kNone;  // read besides the input: kAttentionPlan, kRotaryTable or kNone
   uint32_t fused_count = 1;  // number of linear layers in a node kPersistentLayers
 };
 

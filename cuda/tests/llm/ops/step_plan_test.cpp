@@ -132,8 +132,9 @@ std::string line(const Node& node) {
               operation_name(part.operation);
     }
   if (node.operation == Operation::kPersistentLayers) text += ")";
-  text += std::string(": ") + kernel_name(node.kernel) + ", " + form_name(node.input) + " -> " +
-          form_name(node.output);
+  text += std::string(": ") + kernel_name(node.kernel) + ", " + form_name(node.input);
+  if (node.table != Form::kNone) text += std::string(" by ") + form_name(node.table);
+  text += std::string(" -> ") + form_name(node.output);
   return text + "\n";
 }
 
