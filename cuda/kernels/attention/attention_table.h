@@ -43,7 +43,7 @@ struct DecodeGroupSizes {
 constexpr uint32_t kDecodeClusterBlocksMax = 8;
 // 2026-11-21, decode-attention.md. Clusters of 16 blocks: 512 positions take 10.1 us, with clusters
 // of 8 4.8. At 16,384 positions, 8B makes 423 tokens per second with clusters and 435 without.
-// Eight rows of 4,096 positions take 37 us without clusters. The numbers of spans were not varied
+// Without clusters, 8 rows of 4,096 positions take 37 us. The numbers of spans were not varied
 // alone.
 constexpr DecodeGroupSizes kDecodeGroupSizes[] = {{90, 4, 2, kDecodeClusterBlocksMax, 8192, 8}};
 
@@ -62,9 +62,9 @@ struct DecodeGroupStart {
 };
 constexpr DecodeGroupStart kDecodeGroupStart[] = {{90, 2, 64, 114 * 1024}};
 
-// attention_decode, rows of equal length: blocks take whole heads, or heads whole blocks, if the
-// largest block then has at most 1 / kUnevenShare more spans, because fewer partial results are
-// added. 2026-11-21.
+// attention_decode, rows of equal length: blocks take whole heads, or heads whole blocks, if no
+// block then has more than 1 / kUnevenShare more spans, because fewer partial results are added.
+// 2026-11-21; the share was not varied.
 constexpr uint32_t kUnevenShare = 16;
 
 // With batch invariance, a row is cut into spans at fixed positions: into at most kFixedSpansMax,
