@@ -4,7 +4,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
-#include <cstring>
+#include <string_view>
+
+#include "llm/ops/step_cost.h"
 
 namespace wcuda::bench {
 
@@ -14,8 +16,8 @@ struct DeviceLimits {
   double flop_f32 = 0;    // a second, products of f32 without tensor cores, by the attributes
 };
 
-// Measured on one H200, 2026-11-21: pure reads, and products of random f16. Else the read rate of
-// the device's attributes, which no kernel reaches.
+// The measured rates of the table in step_cost.cpp, else the read rate of the device's attributes,
+// which no kernel reaches.
 inline DeviceLimits device_limits() {
   cudaDeviceProp properties{};
   int device = 0, clock_khz = 0, width_bits = 0, memory_clock_khz = 0;
@@ -25,7 +27,10 @@ inline DeviceLimits device_limits() {
   cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device);
   const int lanes = properties.major == 8 && properties.minor == 0 ? 64 : 128;  // of an SM
   const double flop_f32 = 2.0 * clock_khz * 1e3 * lanes * properties.multiProcessorCount;
-  if (std::strstr(properties.name, "H200") != nullptr) return {4.53e12, 7.9e14, flop_f32};
+  const std::string_view name = properties.name;
+  if (const ops::DeviceRates* const rates =
+          ops::find_device_rates(name.substr(name.rfind(' ') + 1)))
+    return {rates->bytes_per_second, rates->flops_per_second, flop_f32};
   cudaDeviceGetAttribute(&memory_clock_khz, cudaDevAttrMemoryClockRate, device);
   cudaDeviceGetAttribute(&width_bits, cudaDevAttrGlobalMemoryBusWidth, device);
   return {2.0 * memory_clock_khz * 1e3 * width_bits / 8, 0, flop_f32};

@@ -181,10 +181,10 @@ int main(int argument_count, char** arguments) {
   CHECK(cudaMemset(device.statuses, 0, kRowsMax * sizeof(int32_t)));
 
   std::printf(
-      "%s, vocabulary %u, microseconds a launch of %u in a graph, minimum (median), share of "
-      "the read rate\n",
+      "%s, vocabulary %u, microseconds a launch of %u in a graph, minimum (median), rate of "
+      "reading the logits once and its share of the limit\n",
       properties.name, vocabulary, kLaunches);
-  std::printf("%-26s %4s %3s %23s %23s %23s %23s %23s\n", "setting", "pdl", "blk", "1 row",
+  std::printf("%-26s %4s %3s %33s %33s %33s %33s %33s\n", "setting", "pdl", "blk", "1 row",
               "8 rows", "32 rows", "64 rows", "256 rows");
   for (const Setting& setting : settings()) {
     std::vector<SampleRow> rows;
@@ -217,11 +217,9 @@ int main(int argument_count, char** arguments) {
         launch.is_dependent = is_dependent;
         double least, median;
         measure(args, launch, repeats, &least, &median);
-        // The logits, once.
-        const double share = limits.read_bytes > 0 ? 4.0 * row_count * vocabulary /
-                                                         (median * 1e-6) / limits.read_bytes
-                                                   : 0;
-        std::printf(" %8.2f (%7.2f) %3.0f%%", least, median, setting.is_sampled ? share * 100 : 0);
+        std::printf(" %8.2f (%7.2f)", least, median);
+        const double bytes = setting.is_sampled ? 4.0 * row_count * vocabulary : 0;
+        wcuda::bench::print_bandwidth(bytes, median * 1e-6, limits);
         if (setting.is_sampled && !is_right(args, setting.sampling, logits, history)) {
           std::fprintf(stderr, "gpu_sampling_bench: '%s' differs from the host\n", setting.name);
           return 1;

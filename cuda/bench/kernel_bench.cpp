@@ -1,5 +1,6 @@
-// Speed of the kernels that no other bench has: embed, repack, half_input, the fused layers, the
-// small kernels of a step, pad_matrix, expand_vector.
+// Speed of the kernels that no other bench has: embed, repack, half_input, packed_gemm of this
+// build (packed_gemm_mma without code for sm_90a), the fused layers, the small kernels of a step,
+// pad_matrix, expand_vector.
 // Each result is checked first; prints the least and the median time of a launch in a graph of many
 // over memory beyond L2, and GB/s or TFLOP/s with the share of the limit.
 #include <cuda_runtime_api.h>
@@ -14,9 +15,11 @@
 
 #include "bench/device_limits.h"
 #include "bench/random_blocks.h"
+#include "kernels/attention/attention_plan.h"
 #include "kernels/linear/fused_layers.h"
 #include "kernels/linear/half_input.h"
 #include "kernels/linear/linear_vector.h"
+#include "kernels/linear/packed_gemm.h"
 #include "kernels/memory/pad_matrix.h"
 #include "kernels/memory/repack.h"
 #include "kernels/ptx/code.h"
@@ -119,8 +122,34 @@ class Bench {
     measure("embed 512 tokens", format.name, count, kTokens * (row_bytes + 4.0 * kCols),
             [&](uint32_t i) { return embed(ids, kTokens, matrix_at(i), 1.0f, floats, launch_); });
     check(to_host(floats, kCols) == expected, "embed");
+
+    // x of each token is the row that embed wrote for it, so that token 0 times row 7 is a square.
+    LinearArgs args;
+    args.tokens = kTokens;
+    args.x = floats;
+    args.matrix_count = 1;
+    args.outputs[0] = device_array<float>(uint64_t{kTokens} * kRows);
+    const uint64_t input_bytes = packed_gemm_input_bytes(kCols, kTokens);
+    auto* const input = device_array<uint8_t>(input_bytes);
+    launch_.scratch_bytes = packed_gemm_scratch_bytes(launch_);
+    launch_.scratch = device_array<uint8_t>(launch_.scratch_bytes);
+    args.matrices[0] = matrix_at(0);
+    if (packed_gemm_supports(args, launch_)) {
+      double square = 0;
+      for (const float value : expected) square += double(value) * value;
+      measure(
+          has_warpgroup_code() ? "packed_gemm" : "packed_gemm_mma", format.name, count,
+          static_cast<double>(tile_bytes) + 4.0 * kTokens * (kCols + kRows),
+          [&](uint32_t i) {
+            args.matrices[0] = matrix_at(i);
+            return packed_gemm(args, false, input, launch_);
+          },
+          2.0 * kTokens * kRows * kCols);
+      check(std::abs(to_host(args.outputs[0], 8)[7] - square) <= 2e-3 * square, "packed_gemm");
+    }
     for (void* data :
-         {static_cast<void*>(tiles), static_cast<void*>(floats), static_cast<void*>(ids)})
+         {static_cast<void*>(tiles), static_cast<void*>(floats), static_cast<void*>(ids),
+          static_cast<void*>(args.outputs[0]), static_cast<void*>(input), launch_.scratch})
       cudaFree(data);
   }
 
@@ -172,6 +201,72 @@ class Bench {
     cudaFree(device_rows);
     for (int32_t* data : {args.statuses, args.tokens, args.fed_tokens, args.history})
       cudaFree(data);
+  }
+
+  // The start of a decode step of 256 rows of 160 positions in one kernel, with 8 head tiles.
+  void plan_start() {
+    constexpr uint32_t kRows = 256, kPages = 3, kHeadTiles = 8,
+                       kFirst = kPages * kPagePositions - 1;
+    std::vector<StepRow> rows;
+    std::vector<int32_t> tokens;
+    for (uint32_t i = 0; i < kRows; ++i) {
+      rows.push_back({i, 1, kFirst, i});
+      tokens.push_back(static_cast<int32_t>(i));
+    }
+    std::vector<uint8_t> block(sizeof(InputHeader));
+    InputHeader header{};
+    const auto add = [&](uint32_t segment, const void* values, uint32_t row_count, uint32_t bytes) {
+      header.segments[segment] = {row_count, bytes, static_cast<uint32_t>(block.size()), 0};
+      block.insert(block.end(), static_cast<const uint8_t*>(values),
+                   static_cast<const uint8_t*>(values) + uint64_t{row_count} * bytes);
+    };
+    std::vector<uint32_t> tables(kRows * 4);  // rows of 16 bytes
+    for (uint32_t i = 0; i < tables.size(); ++i) tables[i] = i;
+    add(0, tokens.data(), 1, kRows * 4);
+    add(1, rows.data(), 1, kRows * sizeof(StepRow));
+    add(2, tables.data(), kRows, 16);
+    std::memcpy(block.data(), &header, sizeof header);
+    StepStart start;
+    start.inputs.block = device_array(block);
+    start.inputs.segment_count = 3;
+    const uint32_t sizes[] = {kRows * 4, kRows * sizeof(StepRow), kRows * 16};
+    for (uint32_t s = 0; s < 3; ++s) start.inputs.targets[s] = device_array<uint8_t>(sizes[s]);
+    start.inputs.target_strides[2] = 16;
+    start.tokens = 0;
+    start.rows = 1;
+    start.page_tables = 2;
+    start.begin.row_count = kRows;
+    start.begin.history_stride = kFirst + 1;
+    start.begin.rows = reinterpret_cast<StepRow*>(start.inputs.targets[1]);
+    start.begin.tokens = reinterpret_cast<int32_t*>(start.inputs.targets[0]);
+    start.begin.statuses = device_array<int32_t>(kRows);
+    start.begin.fed_tokens = device_array<int32_t>(kRows);
+    start.begin.history = device_array<int32_t>(kRows * (kFirst + 1));
+    AttentionPlanArgs args;
+    args.step.row_count = kRows;
+    AttentionPlan& plan = args.plan;
+    plan.max_rows = kRows;
+    plan.max_blocks = 2 * static_cast<uint32_t>(launch_.sm_count);
+    plan.head_tiles = kHeadTiles;
+    plan.tile_count = device_array<uint32_t>(1);
+    plan.row_spans = device_array<uint32_t>(kRows + 1);
+    plan.row_tiles = device_array<uint32_t>(kRows + 1);
+    plan.starts = device_array<DecodeStart>(plan.max_blocks);
+    measure("attention_plan_start", "256 rows", 32,
+            2.0 * static_cast<double>(block.size()) + plan.max_blocks * sizeof(DecodeStart),
+            [&](uint32_t) { return attention_plan_start(args, start, launch_); });
+    const std::vector<uint32_t> spans = to_host(plan.row_spans, kRows + 1);
+    for (uint32_t i = 0; i <= kRows; ++i) check(spans[i] == i * kPages, "attention_plan_start");
+    check(to_host(start.begin.tokens, kRows) == tokens, "attention_plan_start");
+    const DecodeStart last = to_host(plan.starts, plan.max_blocks).back();
+    check(last.end == last.begin || last.end == kRows * kPages * kHeadTiles,
+          "attention_plan_start");
+    cudaFree(const_cast<uint8_t*>(start.inputs.block));
+    for (uint8_t* data : start.inputs.targets) cudaFree(data);
+    for (int32_t* data : {start.begin.statuses, start.begin.fed_tokens, start.begin.history})
+      cudaFree(data);
+    for (uint32_t* data : {plan.tile_count, plan.row_spans, plan.row_tiles}) cudaFree(data);
+    cudaFree(plan.starts);
   }
 
   // Kernels that move or change a row of numbers each.
@@ -328,7 +423,7 @@ class Bench {
     for (uint32_t i = 1; i < count; ++i)
       check(cudaMemcpy(weights + i * bytes, weights, bytes, cudaMemcpyDeviceToDevice), "copy");
     if (!fused_layers_has_device(launch_) || !fused_layers_supports(layers, 3, launch_)) {
-      std::printf("%-18s not on this device\n", "fused_layers");
+      std::printf("%-20s not on this device\n", "fused_layers");
       return;
     }
     check(fused_layers_prepare(scratch, scratch_bytes, launch_), "fused_layers_prepare");
@@ -363,9 +458,10 @@ class Bench {
     cudaFree(file);
   }
 
-  // Queues body(0 … count - 1) once as a graph, which then runs kRepeats times.
+  // Queues body(0 … count - 1) once as a graph, which then runs kRepeats times. `flop`: of a kernel
+  // that the tensor cores limit.
   void measure(const char* kernel, const char* type, uint32_t count, double bytes,
-               const std::function<cudaError_t(uint32_t)>& body) {
+               const std::function<cudaError_t(uint32_t)>& body, double flop = 0) {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     check(body(0), kernel);
@@ -393,8 +489,9 @@ class Bench {
     cudaGraphDestroy(graph);
     std::sort(seconds.begin(), seconds.end());
     const double median = seconds[seconds.size() / 2];
-    std::printf("%-18s %-8s %9.2f us %9.2f us", kernel, type, seconds[0] * 1e6, median * 1e6);
+    std::printf("%-20s %-8s %9.2f us %9.2f us", kernel, type, seconds[0] * 1e6, median * 1e6);
     bench::print_bandwidth(bytes, median, limits_);
+    if (flop != 0) bench::print_flops(flop, median, limits_);
     std::printf("\n");
     std::fflush(stdout);
   }
@@ -417,6 +514,7 @@ int main() {
   bench.inputs();
   bench.fused();
   bench.begin();
+  bench.plan_start();
   bench.rows();
   bench.scatter();
   bench.pages();

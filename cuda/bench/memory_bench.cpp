@@ -13,6 +13,7 @@
 #include "core/base/blake3.h"
 #include "core/vram/digest.h"
 #include "core/vram/memory.h"
+#include "llm/engine/step_report.h"
 
 namespace wcuda {
 namespace {
@@ -38,15 +39,17 @@ Result<std::vector<double>> time_runs(int count, const std::function<Status()>& 
 struct Bench {
   std::shared_ptr<vram::Memory> memory;
   uint64_t bytes;
+  double limit;  // bytes read and written a second; 0: not known
 
-  // `moved`: bytes read and written by one run.
-  Status measure(const char* name, uint64_t moved, const std::function<Status()>& run) const {
+  // `moved`: bytes of the device's memory read and written by one run.
+  Status measure(const char* name, uint64_t moved, const std::function<Status()>& run,
+                 bool is_over_bus = false) const {
     WCUDA_ASSIGN(const std::vector<double> seconds, time_runs(kRuns, run));
-    const double peak = static_cast<double>(memory->backend().caps().memory_bandwidth);
     const double best = static_cast<double>(moved) / seconds[0];
     const double median = static_cast<double>(moved) / seconds[kRuns / 2];
     std::printf("%-18s best %8.1f GB/s  median %8.1f GB/s", name, best / 1e9, median / 1e9);
-    if (peak > 0) std::printf("  %5.1f %% of memory bandwidth", 100 * best / peak);
+    if (limit > 0 && !is_over_bus)
+      std::printf("  %5.1f %% of %.0f GB/s", 100 * best / limit, limit / 1e9);
     std::printf("\n");
     return {};
   }
@@ -65,13 +68,16 @@ struct Bench {
       WCUDA_TRY(backend.copy_on_device(b.data(), a.data(), bytes, Stream{}));
       return backend.synchronize(Stream{});
     }));
-    WCUDA_TRY(measure("copy to device", bytes,
-                      [&] { return backend.copy_to_device(a.data(), pinned.data(), bytes); }));
-    WCUDA_TRY(measure("copy to host", bytes,
-                      [&] { return backend.copy_to_host(pinned.data(), a.data(), bytes); }));
+    const auto measure_bus = [&](const char* name, const std::function<Status()>& copy) {
+      return measure(name, bytes, copy, true);
+    };
+    WCUDA_TRY(measure_bus("copy to device",
+                          [&] { return backend.copy_to_device(a.data(), pinned.data(), bytes); }));
+    WCUDA_TRY(measure_bus("copy to host",
+                          [&] { return backend.copy_to_host(pinned.data(), a.data(), bytes); }));
     const std::vector<uint8_t> pageable(bytes, 0x5a);
-    WCUDA_TRY(measure("pageable copy", bytes,
-                      [&] { return memory->copy_to_device(a.data(), pageable.data(), bytes); }));
+    WCUDA_TRY(measure_bus(
+        "pageable copy", [&] { return memory->copy_to_device(a.data(), pageable.data(), bytes); }));
     WCUDA_TRY(measure("digest", bytes, [&] {
       uint8_t digest[32];
       return vram::digest(backend, a.data(), bytes, digest);
@@ -140,7 +146,8 @@ Status run(int argc, char** argv) {
   std::printf("%s, %llu MiB", caps.name, static_cast<unsigned long long>(mib));
   if (caps.memory_clock_khz) std::printf(", memory clock %d MHz", caps.memory_clock_khz / 1000);
   std::printf("\n");
-  const Bench bench{vram::Memory::create(opened.backend, 0), mib << 20};
+  const Bench bench{vram::Memory::create(opened.backend, 0), mib << 20,
+                    engine::device_rates(caps, {}).bytes_per_second};
   WCUDA_TRY(bench.run());
   return bench.run_short();
 }
