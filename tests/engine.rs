@@ -329,6 +329,65 @@ fn bias_and_mask_decide_what_may_be_drawn() {
     assert_ne!(output.rows()[1].token, Some(best));
 }
 
+fn late_step<'a>(sequence: &'a Sequence, sampling: &'a Sampling) -> Step<'a> {
+    Step::new().row(Row::tokens(sequence, &[3, 4, 5]).sample_late(sampling))
+}
+
+#[test]
+fn late_rows_are_sampled_with_their_mask_or_held() {
+    let mut engine = engine();
+    let sequence = engine.create_sequence().unwrap();
+    let sampling = Sampling::greedy();
+    let words = (engine.model().info().vocabulary_size as usize).div_ceil(32);
+    let mut mask = vec![0; words];
+    mask[1] = 1 << 5;
+
+    let held = engine.submit(&late_step(&sequence, &sampling)).unwrap();
+    let early = engine.wait(held).unwrap_err();
+    assert_eq!(early.kind(), ErrorKind::InvalidState);
+    for wrong in [&[][..], &[LateRow::Sample(&mask[1..])], &[LateRow::Hold; 2]] {
+        let error = engine.sample(held, wrong).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    }
+    engine.sample(held, &[LateRow::Hold]).unwrap();
+    assert!(sequence.is_empty().unwrap());
+    let masked = engine.submit(&late_step(&sequence, &sampling)).unwrap();
+    let row = engine.wait(held).unwrap().rows()[0];
+    assert_eq!((row.status, row.token), (RowStatus::Held, None));
+    engine.sample(masked, &[LateRow::Sample(&mask)]).unwrap();
+    let again = engine.sample(masked, &[LateRow::Hold]).unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::InvalidState);
+    assert_eq!(engine.wait(masked).unwrap().rows()[0].token, Some(37));
+
+    let next = Step::new().row(Row::feed_sampled(&sequence).sample_late(&sampling));
+    let next = engine.submit(&next).unwrap();
+    engine.sample(next, &[LateRow::Sample(&[])]).unwrap();
+    let token = engine.wait(next).unwrap().rows()[0].token;
+    let whole = engine.create_sequence().unwrap();
+    let expected = greedy(&mut engine, &whole, &[3, 4, 5, 37], 1);
+    assert_eq!(token, Some(expected[0]));
+}
+
+#[test]
+fn forgotten_late_rows_are_held() {
+    let mut engine = engine();
+    let sequence = engine.create_sequence().unwrap();
+    let sampling = Sampling::greedy();
+    let _ticket = engine.submit(&late_step(&sequence, &sampling)).unwrap();
+    engine.drain().unwrap();
+    assert!(sequence.is_empty().unwrap());
+    let ticket = engine.submit(&late_step(&sequence, &sampling)).unwrap();
+    drop(sequence);
+    engine.sample(ticket, &[LateRow::Sample(&[])]).unwrap();
+    assert_eq!(
+        engine.wait(ticket).unwrap().rows()[0].status,
+        RowStatus::Held
+    );
+    let sequence = engine.create_sequence().unwrap();
+    engine.submit(&late_step(&sequence, &sampling)).unwrap();
+    drop(engine);
+}
+
 #[test]
 fn row_that_fails_takes_its_sequence_back_and_skips_what_continues_it() {
     let mut engine = engine();

@@ -25,6 +25,7 @@ pub(super) fn push_layout(rows: &mut Vec<LayoutRow>) {
     wcuda_sampling::push_layout(rows);
     wcuda_row::push_layout(rows);
     wcuda_step::push_layout(rows);
+    wcuda_late_row::push_layout(rows);
     wcuda_row_result::push_layout(rows);
     wcuda_step_output::push_layout(rows);
 }
@@ -505,6 +506,7 @@ unsafe extern "C" {
 // ---- 12. Steps ----
 
 pub const WCUDA_ROW_OK: i32 = 0;
+pub const WCUDA_ROW_HELD: i32 = 1;
 pub const WCUDA_ROW_EMPTY_MASK: i32 = 2;
 pub const WCUDA_ROW_NOT_FINITE: i32 = 3;
 pub const WCUDA_ROW_SKIPPED: i32 = 4;
@@ -535,6 +537,7 @@ pub const WCUDA_ROW_FEED_SAMPLED: u32 = 1 << 0;
 pub const WCUDA_ROW_SAMPLE: u32 = 1 << 1;
 pub const WCUDA_ROW_LOGITS_LAST: u32 = 1 << 2;
 pub const WCUDA_ROW_LOGITS_ALL: u32 = 1 << 3;
+pub const WCUDA_ROW_SAMPLE_LATE: u32 = 1 << 4;
 c_struct! {
     sized wcuda_row {
         struct_size: u32,
@@ -561,6 +564,25 @@ unsafe extern "C" {
         engine: wcuda_engine,
         step: *const wcuda_step,
         ticket: *mut u64,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+c_struct! {
+    sized wcuda_late_row {
+        struct_size: u32,
+        is_held: i32,
+        mask: *const u32,
+        mask_words: u64,
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_step_sample(
+        engine: wcuda_engine,
+        ticket: u64,
+        rows: *const wcuda_late_row,
+        row_count: u64,
         error: *mut wcuda_error,
     ) -> wcuda_status;
 }

@@ -8,7 +8,7 @@ use crate::core::error::{Error, ErrorKind, Result, call};
 use crate::ffi;
 use crate::llm::model::Model;
 use crate::llm::plan::{EngineOptions, KvType, StepPlan};
-use crate::llm::step::{NativeStep, Step, StepOutput};
+use crate::llm::step::{LateRow, NativeStep, Step, StepOutput};
 
 /// Id of a token, below the model's vocabulary size.
 pub type Token = u32;
@@ -262,6 +262,39 @@ impl Engine {
             size: step.output_size(),
         });
         Ok(ticket)
+    }
+
+    /// Samples the rows of a step that were submitted [late](crate::Row::sample_late): `rows` has one element for each
+    /// of them, in their order. Does not wait for the device. Until then, the sequences of these rows can neither be
+    /// forked nor have rows in the next step, and waiting for the step is [`ErrorKind::InvalidState`]. A step can be
+    /// sampled once; a failed call changes nothing.
+    ///
+    /// ```no_run
+    /// # fn main() -> worker_cuda::Result<()> {
+    /// # use worker_cuda::{CudaContext, Engine, EngineOptions, Gguf, LateRow, Model, Row, Sampling, Step, Token};
+    /// # let model = Model::load(&CudaContext::auto()?, &Gguf::open("model.gguf")?)?;
+    /// # let allowed_after = |_: Token| vec![u32::MAX; 1536];
+    /// let mut engine = Engine::new(&model, &EngineOptions::new())?;
+    /// let (sequence, greedy) = (engine.create_sequence()?, Sampling::greedy());
+    /// let first = Step::new().row(Row::tokens(&sequence, &[1, 2, 3]).sample(&greedy));
+    /// let next = Step::new().row(Row::feed_sampled(&sequence).sample_late(&greedy));
+    /// let first = engine.submit(&first)?;
+    /// let next = engine.submit(&next)?;
+    /// if let Some(token) = engine.wait(first)?.rows()[0].token {
+    ///     let mask = allowed_after(token); // computed while `next` runs
+    ///     engine.sample(next, &[LateRow::Sample(&mask)])?;
+    ///     println!("{:?}", engine.wait(next)?.rows()[0].token);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn sample(&mut self, ticket: Ticket, rows: &[LateRow<'_>]) -> Result<()> {
+        let native: Vec<_> = rows.iter().map(|row| row.to_native()).collect();
+        let count = native.len() as u64;
+        // SAFETY: `native` and the masks are valid for the call, which copies them; `&mut self` holds the engine.
+        call(|error| unsafe {
+            ffi::wcuda_step_sample(self.handle.0, ticket.0, native.as_ptr(), count, error)
+        })
     }
 
     /// Waits for a step, which must be the oldest in flight, and returns its outputs.

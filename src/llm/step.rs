@@ -119,6 +119,14 @@ impl<'a> Row<'a> {
         self
     }
 
+    /// The same, but not before [`Engine::sample`](crate::Engine::sample) gives the row its mask. That of `sampling` is
+    /// empty.
+    pub fn sample_late(self, sampling: &'a Sampling) -> Self {
+        let mut row = self.sample(sampling);
+        row.flags |= ffi::WCUDA_ROW_SAMPLE_LATE;
+        row
+    }
+
     /// Returns the logits of the row's last token.
     pub fn logits_last(mut self) -> Self {
         self.flags |= ffi::WCUDA_ROW_LOGITS_LAST;
@@ -197,6 +205,30 @@ impl<'a> Step<'a> {
             top: self.0.iter().map(top).sum(),
             logits_rows: self.0.iter().map(Row::logits_rows).sum(),
         }
+    }
+}
+
+/// What happens to a row that [is sampled late](Row::sample_late).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LateRow<'a> {
+    /// A token is sampled. Its mask is like [`Sampling::mask`].
+    Sample(&'a [u32]),
+    /// No token is sampled, and the row ends as [`RowStatus::Held`]. The sequence is at once back at the position at
+    /// which the row began, so that the next step may have the same row again, fed or not.
+    Hold,
+}
+
+impl LateRow<'_> {
+    pub(crate) fn to_native(self) -> ffi::wcuda_late_row {
+        let mut native = ffi::wcuda_late_row::init();
+        match self {
+            Self::Sample([]) => {}
+            Self::Sample(mask) => {
+                (native.mask, native.mask_words) = (mask.as_ptr(), mask.len() as u64);
+            }
+            Self::Hold => native.is_held = 1,
+        }
+        native
     }
 }
 
@@ -321,6 +353,8 @@ fn to_u32(count: usize, what: &str) -> Result<u32> {
 pub enum RowStatus {
     /// Success.
     Ok,
+    /// The row was [held](LateRow::Hold), or its sequence was dropped before it was sampled.
+    Held,
     /// Bias and mask allow no token.
     EmptyMask,
     /// A logit was NaN or positive infinity.
@@ -453,6 +487,7 @@ impl RowResult {
         Self {
             status: match native.status {
                 ffi::WCUDA_ROW_OK => RowStatus::Ok,
+                ffi::WCUDA_ROW_HELD => RowStatus::Held,
                 ffi::WCUDA_ROW_EMPTY_MASK => RowStatus::EmptyMask,
                 ffi::WCUDA_ROW_NOT_FINITE => RowStatus::NotFinite,
                 ffi::WCUDA_ROW_SKIPPED => RowStatus::Skipped,

@@ -438,7 +438,8 @@ WCUDA_API wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_i
                                              wcuda_error* error);
 
 /* Does the work that otherwise delays the first steps. On CUDA, it captures the graph of every step shape;
- * on HOST, it starts the threads and touches the memory. [external: engine] */
+ * on HOST, it starts the threads and touches the memory. Returns WCUDA_INVALID_STATE if late rows of a
+ * step in flight are not sampled. [external: engine] */
 WCUDA_API wcuda_status wcuda_engine_warm_up(wcuda_engine engine, wcuda_error* error);
 
 /* A sequence: the tokens of one conversation, with their keys and values in KV pages. */
@@ -487,9 +488,23 @@ WCUDA_API wcuda_status wcuda_sequence_tokens_get(wcuda_sequence sequence, uint32
  *
  * If a step fails as a whole, all sequences have the length that they had before it. If the next step is
  * already in flight, it fails with the same status.
+ *
+ * A row with WCUDA_ROW_SAMPLE_LATE samples its token only when wcuda_step_sample says which tokens are
+ * allowed. The mask can thus be computed while the step runs, from the token of the step before:
+ *
+ *   row.flags = WCUDA_ROW_FEED_SAMPLED | WCUDA_ROW_SAMPLE | WCUDA_ROW_SAMPLE_LATE;
+ *   wcuda_step_submit(engine, &step, &ticket, &error);
+ *   late.mask = mask, late.mask_words = words;  (computed here)
+ *   wcuda_step_sample(engine, ticket, &late, 1, &error);
+ *   wcuda_step_submit(engine, &next_step, &next_ticket, &error);
+ *   wcuda_step_wait(engine, ticket, -1, &output, &error);
+ *
+ * A step that has late rows must be sampled before it is waited for. Until then the sequences of these rows
+ * can be destroyed or truncated, but not forked, and the next step must not have rows of them.
  */
 
 #define WCUDA_ROW_OK 0
+#define WCUDA_ROW_HELD 1       /* wcuda_step_sample held the row or its sequence was destroyed */
 #define WCUDA_ROW_EMPTY_MASK 2 /* logit bias and mask exclude every token */
 #define WCUDA_ROW_NOT_FINITE 3 /* a logit was NaN or +infinity */
 #define WCUDA_ROW_SKIPPED 4    /* the previous step had a failed row of this sequence */
@@ -542,6 +557,8 @@ typedef struct wcuda_sampling {
 #define WCUDA_ROW_SAMPLE ((uint32_t)1 << 1)       /* sample a token after the row's last token */
 #define WCUDA_ROW_LOGITS_LAST ((uint32_t)1 << 2)  /* return the logits of the last token */
 #define WCUDA_ROW_LOGITS_ALL ((uint32_t)1 << 3)   /* return the logits of every token in the row */
+#define WCUDA_ROW_SAMPLE_LATE ((uint32_t)1 << 4)  /* with WCUDA_ROW_SAMPLE: in wcuda_step_sample, which also
+                                                     takes the mask; that of `sampling` must be NULL */
 
 typedef struct wcuda_row {
   uint32_t struct_size;
@@ -569,6 +586,29 @@ typedef struct wcuda_step {
  * [external: engine] */
 WCUDA_API wcuda_status wcuda_step_submit(wcuda_engine engine, const wcuda_step* step,
                                          uint64_t* ticket, wcuda_error* error);
+
+/* What happens to a late row. */
+typedef struct wcuda_late_row {
+  uint32_t struct_size;
+  int32_t is_held;      /* 1: do not sample the row */
+  const uint32_t* mask; /* as in wcuda_sampling; NULL: all tokens are allowed */
+  uint64_t mask_words;
+} wcuda_late_row;
+#define WCUDA_LATE_ROW_INIT {sizeof(wcuda_late_row), 0, NULL, 0}
+
+/* Samples the late rows of a step. `rows` has one element for each of them, in the order of the step's
+ * rows. The function copies the masks and does not wait for the device. If a later step is in flight, CUDA
+ * samples after that step, and HOST begins that step after sampling.
+ *
+ * A row that is held ends with WCUDA_ROW_HELD, without a token. When this function returns, its sequence is
+ * back at the position at which the row began. The next step may have the same row again, also with
+ * WCUDA_ROW_FEED_SAMPLED if the row had it.
+ *
+ * Returns WCUDA_INVALID_STATE if the step has no late rows or has been sampled. After a failure the rows
+ * are not sampled; the function may be called again. [external: engine] */
+WCUDA_API wcuda_status wcuda_step_sample(wcuda_engine engine, uint64_t ticket,
+                                         const wcuda_late_row* rows, uint64_t row_count,
+                                         wcuda_error* error);
 
 typedef struct wcuda_row_result {
   uint32_t struct_size;
@@ -601,16 +641,17 @@ typedef struct wcuda_step_output {
                                the order of the rows */
   /* The library writes the fields below. */
   uint64_t row_count;
-  uint64_t device_ns;       /* time that the step took on the device */
+  uint64_t device_ns;       /* time that the step took on the device, without waiting for masks */
   int32_t captured;         /* 1: the library captured a CUDA graph before it could run this step */
   uint32_t reserved;
 } wcuda_step_output;
 #define WCUDA_STEP_OUTPUT_INIT {sizeof(wcuda_step_output), 0, NULL, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0}
 
 /* Waits until the step has finished and copies its outputs. Tickets must be waited for in order: if an
- * older step is in flight, the function returns WCUDA_INVALID_STATE. A negative timeout_ms waits without a
- * limit. WCUDA_TIMEOUT, WCUDA_BUFFER_TOO_SMALL and errors in the arguments leave the ticket in flight. Once
- * the step has finished, the ticket is used up, even if the step failed. [external: engine] */
+ * older step is in flight, or late rows are not sampled, the function returns WCUDA_INVALID_STATE. A
+ * negative timeout_ms waits without a limit. WCUDA_TIMEOUT, WCUDA_BUFFER_TOO_SMALL, WCUDA_INVALID_STATE and
+ * errors in the arguments leave the ticket in flight. Once the step has finished, the ticket is used up,
+ * even if the step failed. [external: engine] */
 WCUDA_API wcuda_status wcuda_step_wait(wcuda_engine engine, uint64_t ticket, int64_t timeout_ms,
                                        wcuda_step_output* output, wcuda_error* error);
 
@@ -628,8 +669,8 @@ WCUDA_API wcuda_status wcuda_engine_profile_list(wcuda_engine engine, wcuda_step
                                                  uint64_t capacity, uint64_t* count,
                                                  wcuda_error* error);
 
-/* Waits for all steps in flight and discards their outputs. The sequences then have the same lengths as
- * after wcuda_step_wait. [external: engine] */
+/* Waits for all steps in flight and discards their outputs. Late rows that are not sampled are held. The
+ * sequences then have the same lengths as after wcuda_step_wait. [external: engine] */
 WCUDA_API wcuda_status wcuda_engine_drain(wcuda_engine engine, wcuda_error* error);
 
 #ifdef __cplusplus

@@ -37,6 +37,7 @@ constexpr uint32_t kNoDependency = UINT32_MAX;
 
 // Values of a row's status, those of wcuda_row_result.status.
 constexpr int32_t kRowOk = 0;
+constexpr int32_t kRowHeld = 1;  // the host's: kernels do not know which rows are held
 constexpr int32_t kRowEmptyMask = 2;
 constexpr int32_t kRowNotFinite = 3;
 constexpr int32_t kRowSkipped = 4;
@@ -46,6 +47,7 @@ constexpr uint32_t kRowFeedSampled = 1;  // its one token is history[slot][first
 constexpr uint32_t kRowSample = 2;
 constexpr uint32_t kRowLogitsLast = 4;  // of its last token returned
 constexpr uint32_t kRowLogitsAll = 8;
+constexpr uint32_t kRowSampleLate = 16;  // with kRowSample: not until the caller says how
 
 // One row of a step, on the host and on the device: consecutive tokens of one sequence.
 // token_count 0: a row that pads the batch and does nothing.

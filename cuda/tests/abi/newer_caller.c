@@ -136,6 +136,7 @@ static void check_rows(void) {
   wcuda_sampling sampling = WCUDA_SAMPLING_INIT;
   wcuda_row row = WCUDA_ROW_INIT;
   wcuda_step step = WCUDA_STEP_INIT;
+  wcuda_late_row late = WCUDA_LATE_ROW_INIT;
   wcuda_row_result result = WCUDA_ROW_RESULT_INIT;
   wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;
   uint64_t ticket = 0;
@@ -157,6 +158,13 @@ static void check_rows(void) {
   result.grown = 0;
   CHECK(wcuda_step_wait(live.engine, ticket, -1, &output, &error) == WCUDA_OK);
   CHECK(result.token >= 0 && result.grown == 0);
+  row.flags |= WCUDA_ROW_SAMPLE_LATE;
+  CHECK(wcuda_step_submit(live.engine, &step, &ticket, &error) == WCUDA_OK);
+  late.grown = 1;
+  REFUSED(wcuda_step_sample(live.engine, ticket, &late, 1, &error));
+  late.grown = 0;
+  CHECK(wcuda_step_sample(live.engine, ticket, &late, 1, &error) == WCUDA_OK);
+  CHECK(wcuda_step_wait(live.engine, ticket, -1, &output, &error) == WCUDA_OK);
 }
 
 static wcuda_status open_nothing(void* user, int32_t ordinal, void** self, wcuda_error* e) {

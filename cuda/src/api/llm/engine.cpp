@@ -53,6 +53,13 @@ Status insert_sequence(const std::shared_ptr<EngineObject>& owner,
   return inserted;
 }
 
+Status check_mask(const uint32_t* mask, uint64_t mask_words, uint32_t vocabulary) {
+  if (!mask || mask_words == ceil_div(vocabulary, 32)) return {};
+  return invalid_argument("mask_words is %llu, a vocabulary of %u needs %llu",
+                          static_cast<unsigned long long>(mask_words), vocabulary,
+                          static_cast<unsigned long long>(ceil_div(vocabulary, 32)));
+}
+
 Status read_sampling(const wcuda_sampling* pointer, uint32_t vocabulary, ops::Sampling* sampling) {
   if (!pointer) return {};
   WCUDA_ASSIGN(const wcuda_sampling given, read_struct(pointer, "sampling"));
@@ -78,10 +85,7 @@ Status read_sampling(const wcuda_sampling* pointer, uint32_t vocabulary, ops::Sa
   sampling->bias_count = static_cast<uint32_t>(given.bias_count);
   sampling->bias_tokens = given.bias_tokens;
   sampling->bias_values = given.bias_values;
-  if (given.mask && given.mask_words != ceil_div(vocabulary, 32))
-    return invalid_argument("mask_words is %llu, a vocabulary of %u needs %llu",
-                            static_cast<unsigned long long>(given.mask_words), vocabulary,
-                            static_cast<unsigned long long>(ceil_div(vocabulary, 32)));
+  WCUDA_TRY(check_mask(given.mask, given.mask_words, vocabulary));
   sampling->mask = given.mask;
   return {};
 }
@@ -89,12 +93,14 @@ Status read_sampling(const wcuda_sampling* pointer, uint32_t vocabulary, ops::Sa
 static_assert(kernels::kRowFeedSampled == WCUDA_ROW_FEED_SAMPLED &&
               kernels::kRowSample == WCUDA_ROW_SAMPLE &&
               kernels::kRowLogitsLast == WCUDA_ROW_LOGITS_LAST &&
-              kernels::kRowLogitsAll == WCUDA_ROW_LOGITS_ALL);
+              kernels::kRowLogitsAll == WCUDA_ROW_LOGITS_ALL &&
+              kernels::kRowSampleLate == WCUDA_ROW_SAMPLE_LATE);
 
 Status read_row(const EngineObject& owner, const wcuda_row& given, uint32_t index,
                 engine::Row* row) {
-  constexpr uint32_t kKnownFlags =
-      WCUDA_ROW_FEED_SAMPLED | WCUDA_ROW_SAMPLE | WCUDA_ROW_LOGITS_LAST | WCUDA_ROW_LOGITS_ALL;
+  constexpr uint32_t kKnownFlags = WCUDA_ROW_FEED_SAMPLED | WCUDA_ROW_SAMPLE |
+                                   WCUDA_ROW_LOGITS_LAST | WCUDA_ROW_LOGITS_ALL |
+                                   WCUDA_ROW_SAMPLE_LATE;
   WCUDA_TRY(check_flags(given.flags, kKnownFlags, "row flags"));
   WCUDA_ASSIGN(const auto object, resolve(given.sequence, "row.sequence"));
   if (object->owner.get() != &owner)
@@ -111,7 +117,12 @@ Status read_row(const EngineObject& owner, const wcuda_row& given, uint32_t inde
     return invalid_argument("row %u has no tokens", index);
   if (!row->is_sampled() && given.sampling)
     return invalid_argument("row %u has sampling but not WCUDA_ROW_SAMPLE", index);
-  return read_sampling(given.sampling, owner.engine->config().vocabulary_size, &row->sampling);
+  if (!row->is_sampled() && row->is_late())
+    return invalid_argument("row %u has WCUDA_ROW_SAMPLE_LATE but not WCUDA_ROW_SAMPLE", index);
+  WCUDA_TRY(read_sampling(given.sampling, owner.engine->config().vocabulary_size, &row->sampling));
+  if (row->is_late() && row->sampling.mask)
+    return invalid_argument("row %u is late: wcuda_step_sample takes its mask", index);
+  return {};
 }
 
 }  // namespace
@@ -274,6 +285,25 @@ wcuda_status wcuda_step_submit(wcuda_engine engine, const wcuda_step* step, uint
     WCUDA_TRY(for_each_element(given.rows, given.row_count, "rows", read));
     WCUDA_ASSIGN(*ticket, object->engine->submit(std::move(rows)));
     return {};
+  });
+}
+
+wcuda_status wcuda_step_sample(wcuda_engine engine, uint64_t ticket, const wcuda_late_row* rows,
+                               uint64_t row_count, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    WCUDA_ASSIGN(const auto object, use(engine, "engine"));
+    const engine::Engine& owner = *object->engine;
+    if (row_count > owner.limits().max_batch_rows)
+      return Status::error(WCUDA_LIMIT_EXCEEDED, "%llu late rows, max_batch_rows is %u",
+                           static_cast<unsigned long long>(row_count),
+                           owner.limits().max_batch_rows);
+    std::vector<engine::Engine::LateRow> late;
+    const auto read = [&](const wcuda_late_row& row, uint64_t) {
+      late.push_back({row.is_held != 0, row.mask});
+      return check_mask(row.mask, row.mask_words, owner.config().vocabulary_size);
+    };
+    WCUDA_TRY(for_each_element(rows, row_count, "rows", read));
+    return object->engine->sample(ticket, late);
   });
 }
 

@@ -8,6 +8,9 @@
 // If each row has one token, the step is a graph that was captured for its shape class
 // (docs/ARCHITECTURE.md). Rows that fill up a bucket have no tokens and do nothing. Steps with
 // longer rows are queued kernel by kernel.
+//
+// sample() copies parameters and masks of late rows behind the inputs of their step, and queues one
+// more kernel for them. Its outputs lie apart, because it writes one for every row.
 #include "llm/engine/cuda_runner.h"
 
 #include <algorithm>
@@ -75,6 +78,7 @@ struct Sizes {
     device_bias_values = device.reserve({bias_entries, sizeof(float)});
     device_masks = device.reserve({rows, mask_words * sizeof(uint32_t)});
     for (const uint64_t(&count)[2] : counts) input_bytes += align_up(count[0] * count[1], 16);
+    input_bytes += align_up(rows * sizeof(kernels::SampleRow), 16);  // those of late rows
     input_bytes = align_up(input_bytes, 256);
     device_inputs = device.reserve({2, input_bytes});
     device_statuses = device.reserve({2 * rows, sizeof(int32_t)});
@@ -86,6 +90,7 @@ struct Sizes {
     Arena pinned;
     pinned.reserve(input_bytes);
     outputs = pinned.reserve({rows, sizeof(kernels::SampleOutput)});
+    late_outputs = pinned.reserve({rows, sizeof(kernels::SampleOutput)});
     fed_tokens = pinned.reserve({rows, sizeof(int32_t)});
     top_tokens = pinned.reserve({rows * limits.max_top_logprobs, sizeof(int32_t)});
     top_logprobs = pinned.reserve({rows * limits.max_top_logprobs, sizeof(float)});
@@ -99,7 +104,7 @@ struct Sizes {
   uint64_t input_bytes = align_up(sizeof(kernels::InputHeader), 16);  // of one ticket, at most
   uint64_t device_sample_rows, device_bias_tokens, device_bias_values, device_masks, device_inputs,
       device_statuses, device_sample, device_bytes;
-  uint64_t outputs, fed_tokens, top_tokens, top_logprobs, pinned_bytes;
+  uint64_t outputs, late_outputs, fed_tokens, top_tokens, top_logprobs, pinned_bytes;
 };
 
 // The shape for which a graph is captured.
@@ -127,6 +132,7 @@ class CudaRunner final : public Runner {
   Status prepare();
 
   Status submit(const std::shared_ptr<Ticket>& ticket) override;
+  Status sample(Ticket& ticket) override;
   bool wait(Ticket& ticket, int64_t timeout_ms) override;
   void execute(const Command& command) override;
   Status warm_up() override;
@@ -157,6 +163,9 @@ class CudaRunner final : public Runner {
   uint8_t* device_inputs(uint32_t parity) const {
     return on_device<uint8_t>(sizes_.device_inputs + parity * sizes_.input_bytes);
   }
+  int32_t* statuses(uint32_t parity) const {
+    return on_device<int32_t>(sizes_.device_statuses) + parity * machine_.limits.max_batch_rows;
+  }
   Status check(cudaError_t error, const char* call) const {
     return check_cuda(error, call, device_);
   }
@@ -173,12 +182,23 @@ class CudaRunner final : public Runner {
   // Writes the inputs of a step into pinned memory and returns their bytes.
   uint64_t write_inputs(const Ticket& ticket, const Shape& shape);
   void write_sampling(const Ticket& ticket, const Shape& shape, InputBlock* inputs);
-  Status queue_copy(uint32_t parity, uint64_t input_bytes);
+  // Writes the inputs of late rows behind those of their step.
+  struct LateInputs {
+    uint64_t masks = 0;  // offset in the inputs
+    uint64_t end = 0;    // the same; 0: all rows are held
+    bool has_filters = false;
+  };
+  LateInputs write_late_inputs(const Ticket& ticket);
+  Status queue_late_samples(const Ticket& ticket, const LateInputs& inputs);
+  // Queues the copy of the inputs from `first` to `end`.
+  Status queue_copy(uint32_t parity, uint64_t first, uint64_t end);
   Status run_command(const Command& command);
   Status queue_step(const Shape& shape, bool has_persistent_layers,
                     const std::function<Status()>& queue);
   Status queue_kernels(const Shape& shape, const ops::StepPlan& plan,
                        NodeObserver* observer = nullptr);
+  // What all rows of a ticket have in common.
+  kernels::SampleArgs sample_args(uint32_t parity) const;
   kernels::InputScatterArgs input_scatter_args(const Shape& shape) const;
   Result<const CapturedStep*> find_graph(const Shape& shape, bool* captured);
   void take_results(Ticket& ticket);
@@ -191,7 +211,8 @@ class CudaRunner final : public Runner {
   cudaStream_t native_stream_ = nullptr;
   vram::Buffer pinned_;  // two tickets
   OwnedStream input_stream_;
-  OwnedEvent copied_[2], started_[2], ended_[2];
+  OwnedEvent copied_[2], started_[2], ended_[2], late_started_[2], late_ended_[2];
+  uint64_t late_rows_[2] = {};  // offset of the parameters of late rows in a ticket's inputs
   std::vector<OwnedEvent> profile_events_[2];
   Status last_status_;  // of the last step that was waited for
   std::map<GraphKey, CapturedStep> graphs_;
@@ -206,7 +227,7 @@ Status CudaRunner::prepare() {
   WCUDA_ASSIGN(pinned_, machine_.memory->allocate_pinned(2 * sizes_.pinned_bytes, "step exchange"));
   // The stream has a high priority, so that the inputs of a step do not wait for the running step.
   WCUDA_TRY(input_stream_.take(backend_, backend_.stream_create(-1)));
-  for (OwnedEvent* const events : {copied_, started_, ended_})
+  for (OwnedEvent* const events : {copied_, started_, ended_, late_started_, late_ended_})
     for (int i = 0; i < 2; ++i) WCUDA_TRY(events[i].take(backend_, backend_.event_create()));
   // Padding tokens compute with the contents of this memory, so it must be initialized.
   WCUDA_TRY(backend_.fill(machine_.scratch, machine_.layout.scratch_bytes, 0, 4, stream_));
@@ -252,7 +273,7 @@ Shape CudaRunner::shape_of(const Ticket& ticket) const {
   Shape shape;
   shape.parity = ticket.parity;
   for (const Row& row : ticket.rows)
-    if (row.is_sampled()) shape.has_filters |= needs_filters(row.sampling);
+    if (row.is_sampled() && !row.is_late()) shape.has_filters |= needs_filters(row.sampling);
   static_cast<ops::StepShape&>(shape) = launched_shape(ticket.shape, machine_.limits);
   return shape;
 }
@@ -332,10 +353,13 @@ void CudaRunner::write_sampling(const Ticket& ticket, const Shape& shape, InputB
   kernels::SampleRow none{};
   none.mask_row = kernels::kNoMask;
   std::fill_n(rows, shape.row_count, none);
+  late_rows_[shape.parity] = inputs->bytes();
+  auto* const late_rows = pinned<kernels::SampleRow>(shape.parity, inputs->bytes());
+  if (ticket.late_count != 0) std::fill_n(late_rows, ticket.rows.size(), none);
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
     const Row& row = ticket.rows[i];
     if (!row.is_sampled()) continue;
-    kernels::SampleRow& out = rows[i];
+    kernels::SampleRow& out = row.is_late() ? late_rows[i] : rows[i];
     out = static_cast<const kernels::SampleRow&>(row.sampling);
     out.is_sampled = 1;
     out.logits_row = row.step.logits_first + row.step.logits_count() - 1;
@@ -368,7 +392,7 @@ Status CudaRunner::submit(const std::shared_ptr<Ticket>& ticket) {
     }
     ticket->commands.clear();
   }
-  Status started = queue_copy(shape.parity, input_bytes);
+  Status started = queue_copy(shape.parity, 0, input_bytes);
   if (started.ok()) started = start_step(shape, ticket.get());
   // The next attempt overwrites memory that queued work may still read.
   if (!started.ok()) {
@@ -380,9 +404,9 @@ Status CudaRunner::submit(const std::shared_ptr<Ticket>& ticket) {
 
 // The copy runs while the previous step computes. The ticket before that, which used the same half
 // of the memory, has been waited for.
-Status CudaRunner::queue_copy(uint32_t parity, uint64_t input_bytes) {
-  WCUDA_TRY(backend_.copy_to_device_async(device_inputs(parity), pinned<uint8_t>(parity, 0),
-                                          input_bytes, input_stream_));
+Status CudaRunner::queue_copy(uint32_t parity, uint64_t first, uint64_t end) {
+  WCUDA_TRY(backend_.copy_to_device_async(
+      device_inputs(parity) + first, pinned<uint8_t>(parity, first), end - first, input_stream_));
   WCUDA_TRY(backend_.event_record(copied_[parity], input_stream_));
   return backend_.stream_wait(stream_, copied_[parity]);
 }
@@ -478,8 +502,6 @@ Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan,
                                  NodeObserver* observer) {
   const uint32_t parity = shape.parity;
   const ops::Batch batch = machine_.batch(parity, shape);
-  const uint64_t rows_max = machine_.limits.max_batch_rows;
-  int32_t* const statuses = on_device<int32_t>(sizes_.device_statuses);
   kernels::StepStart start;
   start.inputs = input_scatter_args(shape);
   start.tokens = kTokens;
@@ -489,8 +511,8 @@ Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan,
   begin.row_count = shape.row_count;
   begin.history_stride = machine_.limits.history_stride();
   begin.rows = batch.rows;
-  begin.previous_statuses = statuses + (1 - parity) * rows_max;
-  begin.statuses = statuses + parity * rows_max;
+  begin.previous_statuses = statuses(1 - parity);
+  begin.statuses = statuses(parity);
   begin.tokens = machine_.inputs(parity).tokens;
   begin.fed_tokens = pinned<int32_t>(parity, sizes_.fed_tokens);
   begin.history = machine_.history(0);
@@ -499,25 +521,91 @@ Status CudaRunner::queue_kernels(const Shape& shape, const ops::StepPlan& plan,
   WCUDA_TRY(forward(machine_.model->config(), machine_.model->weights(), *machine_.ops, plan, step,
                     observer));
 
-  kernels::SampleArgs sample;
+  kernels::SampleArgs sample = sample_args(parity);
   sample.row_count = shape.row_count;
-  sample.vocabulary = sizes_.vocabulary;
   sample.has_filters = shape.has_filters;
   sample.rows = on_device<kernels::SampleRow>(sizes_.device_sample_rows);
-  sample.logits = step.logits;
   sample.logits_count = shape.logits_count;
-  sample.history = machine_.history(0);
-  sample.history_stride = machine_.limits.history_stride();
   sample.bias_tokens = on_device<int32_t>(sizes_.device_bias_tokens);
   sample.bias_values = on_device<float>(sizes_.device_bias_values);
   sample.masks = on_device<uint32_t>(sizes_.device_masks);
-  sample.statuses = begin.statuses;
   sample.outputs = pinned<kernels::SampleOutput>(parity, sizes_.outputs);
+  return check(kernels::sample(sample, launch(true)), "sample");
+}
+
+kernels::SampleArgs CudaRunner::sample_args(uint32_t parity) const {
+  kernels::SampleArgs sample;
+  sample.vocabulary = sizes_.vocabulary;
+  sample.logits = machine_.in_ticket<float>(parity, machine_.layout.logits);
+  sample.history = machine_.history(0);
+  sample.history_stride = machine_.limits.history_stride();
+  sample.statuses = statuses(parity);
   sample.top_stride = machine_.limits.max_top_logprobs;
   sample.top_tokens = pinned<int32_t>(parity, sizes_.top_tokens);
   sample.top_logprobs = pinned<float>(parity, sizes_.top_logprobs);
   sample.scratch = on_device<uint8_t>(sizes_.device_sample);
-  return check(kernels::sample(sample, launch(true)), "sample");
+  return sample;
+}
+
+// ---- late rows
+
+Status CudaRunner::sample(Ticket& ticket) {
+  const LateInputs inputs = write_late_inputs(ticket);
+  if (inputs.end == 0) return {};
+  const uint32_t parity = ticket.parity;
+  Status queued = queue_copy(parity, late_rows_[parity], inputs.end);
+  if (queued.ok()) queued = backend_.event_record(late_started_[parity], stream_);
+  if (queued.ok())
+    queued = backend_.queue(stream_, [&] { return queue_late_samples(ticket, inputs); });
+  if (queued.ok()) queued = backend_.event_record(late_ended_[parity], stream_);
+  ticket.has_late_samples = queued.ok();
+  // The next attempt overwrites memory that queued work may still read.
+  if (!queued.ok()) {
+    (void)backend_.synchronize(input_stream_);
+    (void)backend_.synchronize(stream_);
+  }
+  return queued;
+}
+
+CudaRunner::LateInputs CudaRunner::write_late_inputs(const Ticket& ticket) {
+  const uint64_t first = late_rows_[ticket.parity];
+  auto* const rows = pinned<kernels::SampleRow>(ticket.parity, first);
+  LateInputs inputs;
+  inputs.masks = first + align_up(ticket.rows.size() * sizeof(kernels::SampleRow), 16);
+  auto* masks = pinned<uint32_t>(ticket.parity, inputs.masks);
+  uint32_t sampled_count = 0, mask_count = 0;
+  for (size_t i = 0; i < ticket.rows.size(); ++i) {
+    const Row& row = ticket.rows[i];
+    if (!row.is_late()) continue;
+    rows[i].is_sampled = row.is_held ? 0 : 1;
+    rows[i].mask_row = kernels::kNoMask;
+    if (row.is_held) continue;
+    ++sampled_count;
+    inputs.has_filters |= needs_filters(row.sampling);
+    if (row.mask.empty()) continue;
+    rows[i].mask_row = mask_count++;
+    masks = std::copy(row.mask.begin(), row.mask.end(), masks);
+  }
+  if (sampled_count != 0)
+    inputs.end = inputs.masks + uint64_t{mask_count} * sizes_.mask_words * sizeof(uint32_t);
+  return inputs;
+}
+
+Status CudaRunner::queue_late_samples(const Ticket& ticket, const LateInputs& inputs) {
+  const uint32_t parity = ticket.parity;
+  const auto* const header = pinned<kernels::InputHeader>(parity, 0);
+  const auto at = [&](uint64_t offset) { return device_inputs(parity) + offset; };
+  kernels::SampleArgs sample = sample_args(parity);
+  sample.row_count = ticket.shape.row_count;
+  sample.has_filters = inputs.has_filters;
+  sample.rows = reinterpret_cast<const kernels::SampleRow*>(at(late_rows_[parity]));
+  sample.logits_count = ticket.shape.logits_count;
+  // Those on the device may already be of the next step.
+  sample.bias_tokens = reinterpret_cast<const int32_t*>(at(header->segments[kBiasTokens].offset));
+  sample.bias_values = reinterpret_cast<const float*>(at(header->segments[kBiasValues].offset));
+  sample.masks = reinterpret_cast<const uint32_t*>(at(inputs.masks));
+  sample.outputs = pinned<kernels::SampleOutput>(parity, sizes_.late_outputs);
+  return check(kernels::sample(sample, launch(false)), "sample");
 }
 
 // ---- commands
@@ -547,7 +635,7 @@ void CudaRunner::execute(const Command& command) { (void)run_command(command); }
 
 bool CudaRunner::wait(Ticket& ticket, int64_t timeout_ms) {
   if (ticket.done) return true;
-  const Event ended = ended_[ticket.parity];
+  const Event ended = ticket.has_late_samples ? late_ended_[ticket.parity] : ended_[ticket.parity];
   if (timeout_ms < 0) {
     ticket.status = backend_.event_synchronize(ended);
   } else {
@@ -570,17 +658,24 @@ bool CudaRunner::wait(Ticket& ticket, int64_t timeout_ms) {
 
 void CudaRunner::take_results(Ticket& ticket) {
   const auto* const outputs = pinned<kernels::SampleOutput>(ticket.parity, sizes_.outputs);
+  const auto* const late_outputs =
+      pinned<kernels::SampleOutput>(ticket.parity, sizes_.late_outputs);
   const auto* const fed_tokens = pinned<int32_t>(ticket.parity, sizes_.fed_tokens);
   for (size_t i = 0; i < ticket.results.size(); ++i) {
     TicketRowResult& result = ticket.results[i];
-    result.status = static_cast<ops::RowStatus>(outputs[i].status);
+    const bool is_late = ticket.rows[i].is_late() && ticket.has_late_samples;
+    const kernels::SampleOutput& output = is_late ? late_outputs[i] : outputs[i];
+    result.status = static_cast<ops::RowStatus>(output.status);
     if (ticket.rows[i].is_fed() && result.status != ops::RowStatus::kSkipped)
       result.fed_token = fed_tokens[i];
-    result.sample = {result.status, outputs[i].token, outputs[i].logprob, outputs[i].top_count};
+    result.sample = {result.status, output.token, output.logprob, output.top_count};
   }
-  const Result<double> elapsed =
-      backend_.event_elapsed_ms(started_[ticket.parity], ended_[ticket.parity]);
-  if (elapsed.ok()) ticket.device_ns = static_cast<uint64_t>(*elapsed * 1e6);
+  const auto add_time = [&](Event from, Event to) {
+    const Result<double> elapsed = backend_.event_elapsed_ms(from, to);
+    if (elapsed.ok()) ticket.device_ns += static_cast<uint64_t>(*elapsed * 1e6);
+  };
+  add_time(started_[ticket.parity], ended_[ticket.parity]);
+  if (ticket.has_late_samples) add_time(late_started_[ticket.parity], late_ended_[ticket.parity]);
   if (ticket.profile == nullptr) return;
   const std::vector<OwnedEvent>& events = profile_events_[ticket.parity];
   for (size_t node = 0; node < ticket.profile->plan.nodes.size(); ++node) {

@@ -68,11 +68,16 @@ Info Engine::info() const {
 }
 
 // Waits for the steps in flight. Their outputs are not in the scratch memory that this overwrites.
+// A step whose late rows are not sampled would never end.
 Status Engine::warm_up() {
   std::deque<std::shared_ptr<Ticket>> running;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     running = in_flight_;
+    for (const auto& ticket : running)
+      if (ticket->awaits_sampling)
+        return Status::error(WCUDA_INVALID_STATE,
+                             "the late rows of ticket %" PRIu64 " are not sampled", ticket->number);
   }
   for (const auto& ticket : running) runner_->wait(*ticket, -1);
   return runner_->warm_up();
@@ -117,6 +122,7 @@ Result<std::shared_ptr<Sequence>> Engine::fork(const std::shared_ptr<Sequence>& 
   WCUDA_TRY(machine_.memory->backend().fault());
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!source->alive) return Status::error(WCUDA_INVALID_HANDLE, "the sequence was destroyed");
+  WCUDA_TRY(check_sampled(*source));
   if (free_slots_.empty())
     return Status::error(WCUDA_LIMIT_EXCEEDED, "all %u sequences of the engine are live",
                          machine_.limits.max_sequences);

@@ -50,6 +50,12 @@ class Engine {
                      int32_t* target) const;
 
   Result<uint64_t> submit(std::vector<Row> rows);
+  // Samples or holds the late rows of a ticket; see wcuda_step_sample. `masks` may be null within.
+  struct LateRow {
+    bool is_held = false;
+    const uint32_t* mask = nullptr;  // (ceil(vocabulary / 32))
+  };
+  Status sample(uint64_t ticket, const std::vector<LateRow>& rows);
   // Waits for the oldest ticket and copies its outputs; see wcuda_step_wait.
   Status wait(uint64_t ticket, int64_t timeout_ms, wcuda_step_output* output);
   Status drain();
@@ -74,6 +80,8 @@ class Engine {
 
   Engine() : pages_(0) {}
 
+  // Returns WCUDA_INVALID_STATE if a late row of the sequence has not been sampled or held.
+  Status check_sampled(const Sequence& sequence) const;
   Status check_row(const Row& row, size_t index) const;
   Status check_limits(const std::vector<Row>& rows) const;
   uint32_t pages_needed(const std::vector<Row>& rows) const;
@@ -82,6 +90,8 @@ class Engine {
   void enqueue(const Command& command);
   void shorten(Sequence& sequence, uint32_t length);
   void add_row(Ticket& ticket, uint32_t index);
+  void hold_row(const Ticket& ticket, const Row& row);
+  Status sample_rows(Ticket& ticket, const std::vector<LateRow>& rows);
   void undo_rows(const std::vector<Row>& rows, const std::vector<Tail>& before);
   void finish(const Ticket& ticket);
   Status check_output(const Ticket& ticket, const wcuda_step_output& output) const;

@@ -47,7 +47,8 @@ void resolve_rows(const Machine& machine, Ticket& ticket, const Ticket* previous
   }
 }
 
-void sample_rows(const Machine& machine, Ticket& ticket) {
+// Samples the late rows of a ticket, or the others.
+void sample_rows(const Machine& machine, Ticket& ticket, bool are_late) {
   const uint32_t vocabulary = machine.model->config().vocabulary_size;
   const uint32_t top = machine.limits.max_top_logprobs;
   float* logits = machine.in_ticket<float>(ticket.parity, machine.layout.logits);
@@ -56,7 +57,9 @@ void sample_rows(const Machine& machine, Ticket& ticket) {
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
     const Row& row = ticket.rows[i];
     TicketRowResult& result = ticket.results[i];
-    if (!row.is_sampled() || result.status != ops::RowStatus::kOk) continue;
+    if (!row.is_sampled() || row.is_late() != are_late || row.is_held ||
+        result.status != ops::RowStatus::kOk)
+      continue;
     const uint32_t position = row.end_position();
     int32_t* history = machine.history(row.step.sequence_slot);
     const uint64_t last = uint64_t{row.step.logits_first} + row.step.logits_count() - 1;
@@ -110,6 +113,15 @@ class HostRunner final : public Runner {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       queue_.push_back(ticket);
+    }
+    submitted_.notify_one();
+    return {};
+  }
+
+  Status sample(Ticket& ticket) override {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ticket.has_late_samples = true;
     }
     submitted_.notify_one();
     return {};
@@ -184,7 +196,7 @@ class HostRunner final : public Runner {
   }
 
   void run(Ticket& ticket, const Ticket* previous) {
-    const auto start = std::chrono::steady_clock::now();
+    auto start = std::chrono::steady_clock::now();
     for (const Command& command : ticket.commands) execute(command);
     if (ticket.follows_previous && previous && !previous->status.ok()) {
       ticket.status = previous->status;
@@ -198,9 +210,21 @@ class HostRunner final : public Runner {
     ticket.status =
         forward(machine_.model->config(), machine_.model->weights(), *machine_.ops, plan,
                 machine_.step(ticket.parity, batch), ticket.profile != nullptr ? &timer : nullptr);
-    if (ticket.status.ok()) sample_rows(machine_, ticket);
-    ticket.device_ns = static_cast<uint64_t>(
-        std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count());
+    if (ticket.status.ok()) sample_rows(machine_, ticket, false);
+    std::chrono::nanoseconds time = std::chrono::steady_clock::now() - start;
+    if (ticket.status.ok() && ticket.late_count != 0 && wait_for_sample(ticket)) {
+      start = std::chrono::steady_clock::now();
+      sample_rows(machine_, ticket, true);
+      time += std::chrono::steady_clock::now() - start;
+    }
+    ticket.device_ns = static_cast<uint64_t>(time.count());
+  }
+
+  // Returns false if the engine ends without a call of sample().
+  bool wait_for_sample(const Ticket& ticket) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    submitted_.wait(lock, [&] { return stop_ || ticket.has_late_samples; });
+    return ticket.has_late_samples;
   }
 
   const Machine machine_;

@@ -52,11 +52,14 @@ struct Machine {
 // the engine; execute() is called under its lock, and only while no step is in flight.
 class Runner {
  public:
-  virtual ~Runner() = default;  // finishes the submitted tickets
+  virtual ~Runner() = default;  // finishes the submitted tickets, but draws no late tokens
 
   // Never waits for the computation. The ticket has its results when wait() has returned true. If
   // submit() fails, the ticket does not run; commands that did run are removed from it.
   virtual Status submit(const std::shared_ptr<Ticket>& ticket) = 0;
+  // Samples the late rows of a submitted ticket that are not held. If that fails, it may be tried
+  // again.
+  virtual Status sample(Ticket& ticket) = 0;
   // Waits until the oldest ticket is done, and sets its results and its status. Returns false if
   // timeout_ms (>= 0) has passed before.
   virtual bool wait(Ticket& ticket, int64_t timeout_ms) = 0;

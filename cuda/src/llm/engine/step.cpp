@@ -25,6 +25,12 @@ void copy_arrays(Row& row, uint32_t vocabulary) {
 
 }  // namespace
 
+Status Engine::check_sampled(const Sequence& sequence) const {
+  if (!sequence.awaits_sampling) return {};
+  return Status::error(WCUDA_INVALID_STATE,
+                       "the sequence has a late row in flight that is not sampled");
+}
+
 Status Engine::check_row(const Row& row, size_t index) const {
   const Limits& limits = machine_.limits;
   const Sequence& sequence = *row.sequence;
@@ -32,6 +38,9 @@ Status Engine::check_row(const Row& row, size_t index) const {
   const uint32_t vocabulary = config().vocabulary_size;
   if (!sequence.alive)
     return Status::error(WCUDA_INVALID_HANDLE, "row %zu: the sequence was destroyed", index);
+  if (sequence.awaits_sampling)
+    return Status::error(WCUDA_INVALID_STATE, "row %zu: %s", index,
+                         check_sampled(sequence).message());
   if (row.is_fed() && !sequence.can_feed)
     return Status::error(WCUDA_INVALID_STATE,
                          "row %zu: the sequence has sampled no token for its position %u", index,
@@ -141,6 +150,8 @@ void Engine::add_row(Ticket& ticket, uint32_t index) {
   sequence.pending.push_back({ticket.number, index, step.first_position});
   sequence.can_feed = row.is_sampled();
   sequence.sampled = kUnknownToken;
+  sequence.awaits_sampling = row.is_late();
+  ticket.late_count += row.is_late();
 }
 
 void StepInputs::write(const Ticket& ticket) const {
@@ -176,6 +187,7 @@ Result<uint64_t> Engine::submit(std::vector<Row> rows) {
   try {
     commands_.reserve(commands_.size() + size_t{2} * row_count);
     for (uint32_t i = 0; i < row_count; ++i) add_row(*ticket, i);
+    ticket->awaits_sampling = ticket->late_count != 0;
     if (is_profiling_ && row_count != 0) {
       const ops::StepRow& first = ticket->rows.front().step;
       ticket->profile = std::make_shared<StepProfile>();
@@ -208,7 +220,63 @@ void Engine::undo_rows(const std::vector<Row>& rows, const std::vector<Tail>& be
     shorten(sequence, before[i].length);
     sequence.can_feed = before[i].can_feed;
     sequence.sampled = before[i].sampled;
+    sequence.awaits_sampling = false;
   }
+}
+
+Status Engine::sample(uint64_t number, const std::vector<LateRow>& rows) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = std::find_if(in_flight_.begin(), in_flight_.end(),
+                                  [&](const auto& t) { return t->number == number; });
+  if (found == in_flight_.end())
+    return invalid_argument("ticket %" PRIu64 " is not in flight", number);
+  const Ticket& ticket = **found;
+  if (!ticket.awaits_sampling)
+    return Status::error(WCUDA_INVALID_STATE, "ticket %" PRIu64 " %s", number,
+                         ticket.late_count == 0 ? "has no late rows" : "has been sampled");
+  if (rows.size() != ticket.late_count)
+    return invalid_argument("%zu late rows, ticket %" PRIu64 " has %u", rows.size(), number,
+                            ticket.late_count);
+  return sample_rows(**found, rows);
+}
+
+// The sequence of a row may have been destroyed, and another may have its slot: then the row is
+// held.
+Status Engine::sample_rows(Ticket& ticket, const std::vector<LateRow>& rows) {
+  const uint64_t mask_words = ceil_div(config().vocabulary_size, 32);
+  auto late = rows.begin();
+  uint64_t pages = 0;
+  for (Row& row : ticket.rows) {
+    if (!row.is_late()) continue;
+    row.is_held = late->is_held || !row.sequence->alive;
+    row.mask.assign(late->mask, late->mask + (late->mask ? mask_words : 0));
+    row.sampling.mask = late->mask ? row.mask.data() : nullptr;
+    pages += row.sequence->pages.size();
+    ++late;
+  }
+  commands_.reserve(commands_.size() + pages);  // holding a row then cannot fail
+  WCUDA_TRY(runner_->sample(ticket));
+  ticket.awaits_sampling = false;
+  for (const Row& row : ticket.rows) {
+    if (!row.is_late()) continue;
+    row.sequence->awaits_sampling = false;
+    if (row.is_held) hold_row(ticket, row);
+  }
+  return {};
+}
+
+// Takes a row back, so that its sequence may have the same row again.
+void Engine::hold_row(const Ticket& ticket, const Row& row) {
+  Sequence& sequence = *row.sequence;
+  const bool is_part =
+      std::any_of(sequence.pending.begin(), sequence.pending.end(),
+                  [&](const PendingRow& pending) { return pending.ticket == ticket.number; });
+  if (!is_part) return;  // the sequence has been shortened or destroyed
+  const int32_t first = sequence.tokens[row.step.first_position];
+  shorten(sequence, row.step.first_position);
+  if (!row.is_fed()) return;
+  sequence.can_feed = true;
+  sequence.sampled = first;
 }
 
 // Stores the results of a finished ticket in the sequences, and removes the ticket from the queue.
@@ -264,8 +332,9 @@ Status Engine::copy_output(const Ticket& ticket, wcuda_step_output* output) cons
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
     const ops::StepRow& row = ticket.rows[i].step;
     const TicketRowResult& result = ticket.results[i];
+    const bool is_held = ticket.rows[i].is_held && result.status == ops::RowStatus::kOk;
     wcuda_row_result written = WCUDA_ROW_RESULT_INIT;
-    written.status = static_cast<int32_t>(result.status);
+    written.status = static_cast<int32_t>(is_held ? ops::RowStatus::kHeld : result.status);
     written.token = result.status == ops::RowStatus::kOk ? result.sample.token : -1;
     written.first_position = row.first_position;
     written.token_count = row.token_count;
@@ -304,6 +373,10 @@ Status Engine::wait(uint64_t number, int64_t timeout_ms, wcuda_step_output* outp
       return Status::error(WCUDA_INVALID_STATE,
                            "ticket %" PRIu64 " must be waited for before %" PRIu64, ticket->number,
                            number);
+    if (ticket->awaits_sampling)
+      return Status::error(WCUDA_INVALID_STATE,
+                           "ticket %" PRIu64 " has late rows that wcuda_step_sample must sample",
+                           number);
     WCUDA_TRY(check_output(*ticket, *output));
   }
   if (!runner_->wait(*ticket, timeout_ms))
@@ -322,6 +395,8 @@ Status Engine::drain() {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (in_flight_.empty()) return machine_.memory->backend().fault();
       ticket = in_flight_.front();
+      if (ticket->awaits_sampling)
+        WCUDA_TRY(sample_rows(*ticket, {ticket->late_count, LateRow{true, nullptr}}));
     }
     runner_->wait(*ticket, -1);
     const std::lock_guard<std::mutex> lock(mutex_);

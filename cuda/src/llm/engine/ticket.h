@@ -39,9 +39,11 @@ struct Row {
   std::vector<int32_t> bias_tokens;
   std::vector<float> bias_values;
   std::vector<uint32_t> mask;
+  bool is_held = false;  // a late row that Engine::sample held
 
   bool is_fed() const { return (step.flags & kernels::kRowFeedSampled) != 0; }
   bool is_sampled() const { return (step.flags & kernels::kRowSample) != 0; }
+  bool is_late() const { return (step.flags & kernels::kRowSampleLate) != 0; }
   uint32_t end_position() const { return step.first_position + step.token_count; }
 };
 
@@ -62,6 +64,8 @@ struct Ticket {
   uint64_t number = 0;
   uint32_t parity = 0;            // which of the two blocks of scratch it owns
   bool follows_previous = false;  // the previous ticket was in flight when it was submitted
+  uint32_t late_count = 0;        // late rows
+  bool awaits_sampling = false;   // Engine::sample must come before wait()
   std::vector<Command> commands;
   std::vector<Row> rows;
   ops::StepShape shape;
@@ -73,7 +77,8 @@ struct Ticket {
   Status status;
   std::vector<TicketRowResult> results;  // (rows)
   uint64_t device_ns = 0;
-  bool captured = false;  // a graph had to be captured first
+  bool captured = false;          // a graph had to be captured first
+  bool has_late_samples = false;  // Runner::sample has been called, and not for held rows alone
 };
 
 // The addresses of the inputs of a step in a runner's memory.

@@ -30,8 +30,8 @@
 
 namespace wcuda::ops {
 
-// Values of wcuda_row_result.status; 1 is not used.
-enum class RowStatus : int32_t { kOk = 0, kEmptyMask = 2, kNotFinite = 3, kSkipped = 4 };
+// Values of wcuda_row_result.status.
+enum class RowStatus : int32_t { kOk = 0, kHeld = 1, kEmptyMask = 2, kNotFinite = 3, kSkipped = 4 };
 
 constexpr uint32_t kMaxPenaltyLastN = 4096;
 constexpr uint32_t kDefaultPenaltyLastN = 64;  // when a penalty is on and penalty_last_n is 0

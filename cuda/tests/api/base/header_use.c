@@ -53,6 +53,7 @@ int HEADER_USE(void) {
   CHECK_INIT(wcuda_sampling, WCUDA_SAMPLING_INIT);
   CHECK_INIT(wcuda_row, WCUDA_ROW_INIT);
   CHECK_INIT(wcuda_step, WCUDA_STEP_INIT);
+  CHECK_INIT(wcuda_late_row, WCUDA_LATE_ROW_INIT);
   CHECK_INIT(wcuda_row_result, WCUDA_ROW_RESULT_INIT);
   CHECK_INIT(wcuda_step_output, WCUDA_STEP_OUTPUT_INIT);
   CHECK_INIT(wcuda_kernel_cache_stats, WCUDA_KERNEL_CACHE_STATS_INIT);

@@ -53,10 +53,17 @@ class EngineFault : public ::testing::TestWithParam<int32_t> {
     row.sequence = sequence;
     row.tokens = tokens.data();
     row.step.token_count = static_cast<uint32_t>(tokens.size());
-    row.step.flags = kernels::kRowSample;
+    const bool is_late = tokens.size() == 1;
+    row.step.flags = kernels::kRowSample | (is_late ? kernels::kRowSampleLate : 0);
     for (;;) {
       const auto ticket = engine.submit({row});
       Status status = ticket.status();
+      if (status.ok() && is_late) {
+        status = engine.sample(*ticket, {Engine::LateRow()});
+        if (!status.ok()) {
+          EXPECT_TRUE(engine.drain().ok());
+        }
+      }
       wcuda_row_result result = WCUDA_ROW_RESULT_INIT;
       if (status.ok()) {
         wcuda_step_output output = WCUDA_STEP_OUTPUT_INIT;

@@ -167,6 +167,7 @@ impl StepEngine for ModelEngine {
         for row in self.output.rows() {
             let outcome = match row.status {
                 RowStatus::Ok => RowOutcome::Ok(row.token),
+                RowStatus::Held => RowOutcome::Held,
                 RowStatus::EmptyMask => RowOutcome::EmptyMask,
                 RowStatus::NotFinite => RowOutcome::NotFinite,
                 RowStatus::Skipped => RowOutcome::Skipped,
