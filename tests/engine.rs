@@ -259,6 +259,45 @@ fn truncate_goes_back_to_where_it_was() {
 }
 
 #[test]
+fn pages_with_keys_are_attached_and_cached() {
+    let mut engine = Engine::new(&tiny(), &options().kv_tokens(4 * 64)).unwrap();
+    let prompt: Vec<Token> = (0..150).map(|i| i % 60).collect();
+    let keys = [[1; 32], [2; 32]];
+    let page_counts = |engine: &Engine, free, cached, held| {
+        let info = engine.info().unwrap();
+        assert_eq!(info.kv_free_page_count, free);
+        assert_eq!(info.kv_cached_page_count, cached);
+        assert_eq!(info.kv_held_page_count, held);
+    };
+    let first = engine.create_sequence().unwrap();
+    for chunk in prompt[..128].chunks(64) {
+        run(&mut engine, Row::tokens(&first, chunk));
+    }
+    let expected = greedy(&mut engine, &first, &prompt[128..], 3);
+    engine.publish(&first, 0, &keys).unwrap();
+    let error = engine.publish(&first, 2, &[[3; 32]]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfRange);
+    page_counts(&engine, 1, 0, 3);
+    drop(first);
+    page_counts(&engine, 4, 2, 0);
+
+    let second = engine.create_sequence().unwrap();
+    assert_eq!(engine.attach(&second, &prompt, &keys).unwrap(), 128);
+    page_counts(&engine, 2, 0, 2);
+    assert_eq!(engine.tokens(&second, 0, 128).unwrap(), prompt[..128]);
+    assert_eq!(greedy(&mut engine, &second, &prompt[128..], 3), expected);
+    let error = engine.attach(&second, &prompt, &keys).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidState);
+
+    let empty = engine.create_sequence().unwrap();
+    assert_eq!(engine.attach(&empty, &[], &[]).unwrap(), 0);
+    let unknown = [[9; 32], keys[0]];
+    assert_eq!(engine.attach(&empty, &prompt, &unknown).unwrap(), 0);
+    let error = engine.attach(&empty, &prompt[..100], &keys).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
 fn calls_on_sequences_act_after_the_steps_in_flight() {
     let mut engine = engine();
     let sequence = engine.create_sequence().unwrap();
@@ -528,6 +567,15 @@ fn sequences_of_another_engine_are_refused() {
     );
     assert_eq!(engine.fork(&foreign).unwrap_err().kind(), invalid);
     assert_eq!(engine.truncate(&foreign, 0).unwrap_err().kind(), invalid);
+    let key = [[0; 32]];
+    assert_eq!(
+        engine.publish(&foreign, 0, &key).unwrap_err().kind(),
+        invalid
+    );
+    assert_eq!(
+        engine.attach(&foreign, &[0; 64], &key).unwrap_err().kind(),
+        invalid
+    );
     assert_eq!(engine.tokens(&foreign, 0, 0).unwrap_err().kind(), invalid);
 }
 

@@ -22,6 +22,7 @@ pub(super) fn push_layout(rows: &mut Vec<LayoutRow>) {
     wcuda_engine::push_layout(rows);
     wcuda_engine_info::push_layout(rows);
     wcuda_sequence::push_layout(rows);
+    wcuda_page_key::push_layout(rows);
     wcuda_sampling::push_layout(rows);
     wcuda_row::push_layout(rows);
     wcuda_step::push_layout(rows);
@@ -454,6 +455,9 @@ c_struct! {
         kv_free_page_count: u64,
         kv_bytes: u64,
         scratch_bytes: u64,
+        kv_cached_page_count: u64,
+        kv_held_page_count: u64,
+        kv_token_bytes: u64,
     }
 }
 
@@ -499,6 +503,31 @@ unsafe extern "C" {
         first: u32,
         count: u32,
         tokens: *mut i32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+}
+
+c_struct! {
+    wcuda_page_key {
+        bytes: [u8; 32],
+    }
+}
+
+unsafe extern "C" {
+    pub fn wcuda_sequence_publish(
+        sequence: wcuda_sequence,
+        first_page: u32,
+        keys: *const wcuda_page_key,
+        count: u32,
+        error: *mut wcuda_error,
+    ) -> wcuda_status;
+    pub fn wcuda_sequence_attach(
+        sequence: wcuda_sequence,
+        tokens: *const i32,
+        token_count: u32,
+        keys: *const wcuda_page_key,
+        key_count: u32,
+        attached: *mut u32,
         error: *mut wcuda_error,
     ) -> wcuda_status;
 }

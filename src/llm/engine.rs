@@ -86,8 +86,14 @@ pub struct EngineInfo {
     pub steps_in_flight: u32,
     /// Number of KV pages, of 64 positions each.
     pub kv_page_count: u64,
-    /// Free pages, counted after the steps in flight.
+    /// Free pages, including cached ones, counted after the steps in flight.
     pub kv_free_page_count: u64,
+    /// Pages with a key that no sequence holds.
+    pub kv_cached_page_count: u64,
+    /// Pages that sequences hold; the others are free.
+    pub kv_held_page_count: u64,
+    /// Bytes of the keys and values of one position.
+    pub kv_token_bytes: u64,
     /// Bytes of pages, page tables and token history.
     pub kv_bytes: u64,
     /// Bytes of activations, logits and sampling.
@@ -158,6 +164,9 @@ impl Engine {
             steps_in_flight: info.steps_in_flight,
             kv_page_count: info.kv_page_count,
             kv_free_page_count: info.kv_free_page_count,
+            kv_cached_page_count: info.kv_cached_page_count,
+            kv_held_page_count: info.kv_held_page_count,
+            kv_token_bytes: info.kv_token_bytes,
             kv_bytes: info.kv_bytes,
             scratch_bytes: info.scratch_bytes,
         })
@@ -224,6 +233,81 @@ impl Engine {
         self.expect_own(sequence)?;
         // SAFETY: `&mut self` holds the sequence's engine.
         call(|error| unsafe { ffi::wcuda_sequence_truncate(sequence.handle, length, error) })
+    }
+
+    /// Gives keys to full pages of a sequence, from page `first_page` on, so that [`attach`](Self::attach) finds
+    /// them. A page has 64 positions. Pages of steps in flight are found once these have been waited for, unless they
+    /// fail. Pages that no sequence holds any more are cached: they stay until their memory is needed.
+    ///
+    /// Pages with equal keys must have equal contents, so a key depends on the tokens of the page and on all tokens
+    /// before them.
+    ///
+    /// ```no_run
+    /// # fn main() -> worker_cuda::Result<()> {
+    /// # use worker_cuda::{CudaContext, Engine, EngineOptions, Gguf, Model, Row, Step};
+    /// # let model = Model::load(&CudaContext::auto()?, &Gguf::open("model.gguf")?)?;
+    /// # let mut engine = Engine::new(&model, &EngineOptions::new())?;
+    /// # let prompt: Vec<u32> = (0..100).collect();
+    /// # let digest = |tokens: &[u32]| [tokens.len() as u8; 32];
+    /// let key = digest(&prompt[..64]); // of a cryptographic hash
+    /// let first = engine.create_sequence()?;
+    /// let ticket = engine.submit(&Step::new().row(Row::tokens(&first, &prompt)))?;
+    /// engine.publish(&first, 0, &[key])?;
+    /// engine.wait(ticket)?;
+    /// drop(first);
+    ///
+    /// let second = engine.create_sequence()?;
+    /// let attached = engine.attach(&second, &prompt, &[key])? as usize;
+    /// assert_eq!(attached, 64);
+    /// engine.submit(&Step::new().row(Row::tokens(&second, &prompt[attached..])))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn publish(
+        &mut self,
+        sequence: &Sequence,
+        first_page: u32,
+        keys: &[[u8; 32]],
+    ) -> Result<()> {
+        self.expect_own(sequence)?;
+        let count = count_of(keys.len(), "keys")?;
+        // SAFETY: a key is 32 bytes in both languages; `&mut self` holds the sequence's engine.
+        call(|error| unsafe {
+            ffi::wcuda_sequence_publish(
+                sequence.handle,
+                first_page,
+                keys.as_ptr().cast(),
+                count,
+                error,
+            )
+        })
+    }
+
+    /// Fills an empty sequence with the longest run of pages that have the keys `keys[0]`, `keys[1]` and so on, and
+    /// returns the number of tokens that it has then. `tokens` begins with the tokens of these pages.
+    pub fn attach(
+        &mut self,
+        sequence: &Sequence,
+        tokens: &[Token],
+        keys: &[[u8; 32]],
+    ) -> Result<u32> {
+        self.expect_own(sequence)?;
+        let token_count = count_of(tokens.len(), "tokens")?;
+        let key_count = count_of(keys.len(), "keys")?;
+        let mut attached = 0;
+        // SAFETY: as above; the lengths are those of the slices.
+        call(|error| unsafe {
+            ffi::wcuda_sequence_attach(
+                sequence.handle,
+                tokens.as_ptr().cast(),
+                token_count,
+                keys.as_ptr().cast(),
+                key_count,
+                &mut attached,
+                error,
+            )
+        })?;
+        Ok(attached)
     }
 
     /// Returns tokens `first` … `first + count - 1` of a sequence. A token that a step in flight has yet to sample
@@ -362,6 +446,11 @@ impl Engine {
             "the sequence belongs to another engine",
         ))
     }
+}
+
+fn count_of(length: usize, name: &str) -> Result<u32> {
+    u32::try_from(length)
+        .map_err(|_| Error::new(ErrorKind::LimitExceeded, format!("{length} {name}")))
 }
 
 /// Whether a failure of `wcuda_step_wait` ended its ticket.

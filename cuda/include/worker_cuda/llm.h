@@ -428,11 +428,16 @@ typedef struct wcuda_engine_info {
   uint32_t sequence_count;     /* sequences that exist now */
   uint32_t steps_in_flight;
   uint64_t kv_page_count;
-  uint64_t kv_free_page_count; /* free pages once the steps in flight have finished */
+  uint64_t kv_free_page_count; /* free pages, including cached pages, once the steps in flight have
+                                  finished */
   uint64_t kv_bytes;
   uint64_t scratch_bytes;
+  uint64_t kv_cached_page_count; /* pages with a key that no sequence holds */
+  uint64_t kv_held_page_count;   /* pages that sequences hold; the others are free */
+  uint64_t kv_token_bytes;       /* size of the keys and values of one position in all layers */
 } wcuda_engine_info;
-#define WCUDA_ENGINE_INFO_INIT {sizeof(wcuda_engine_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define WCUDA_ENGINE_INFO_INIT \
+  {sizeof(wcuda_engine_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 /* Reports the limits of an engine and what is in use. [any thread] */
 WCUDA_API wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
                                              wcuda_error* error);
@@ -460,8 +465,8 @@ WCUDA_API wcuda_status wcuda_sequence_fork(wcuda_sequence sequence, wcuda_sequen
  * than `length` tokens. Steps in flight still run with the untruncated sequence. [external: engine] */
 WCUDA_API wcuda_status wcuda_sequence_truncate(wcuda_sequence sequence, uint32_t length,
                                                wcuda_error* error);
-/* Destroys a sequence. Its rows in flight complete. The KV pages of the sequence are free for the next
- * wcuda_step_submit, even if these rows have not completed yet. [any thread] */
+/* Destroys a sequence. Its rows in flight complete. The KV pages of the sequence are free, or cached if they
+ * have keys, for the next wcuda_step_submit, even if these rows have not completed yet. [any thread] */
 WCUDA_API void wcuda_sequence_destroy(wcuda_sequence sequence);
 /* Reports the number of tokens submitted so far, including those of steps in flight. [any thread] */
 WCUDA_API wcuda_status wcuda_sequence_length_get(wcuda_sequence sequence, uint32_t* length,
@@ -471,6 +476,42 @@ WCUDA_API wcuda_status wcuda_sequence_length_get(wcuda_sequence sequence, uint32
 WCUDA_API wcuda_status wcuda_sequence_tokens_get(wcuda_sequence sequence, uint32_t first,
                                                  uint32_t count, int32_t* tokens,
                                                  wcuda_error* error);
+
+/* A name for the contents of a full KV page. Pages with equal keys must have equal contents: the caller
+ * derives the key from the tokens of the page, all tokens before them, and everything else that keeps the
+ * sequences of two users apart, for example with a chain of BLAKE3 digests. The library cannot check this.
+ * It only compares keys. */
+typedef struct wcuda_page_key {
+  uint8_t bytes[32];
+} wcuda_page_key;
+
+/* Gives keys to `count` full pages of a sequence, from page `first_page` on, so that
+ * wcuda_sequence_attach finds them. Page i has the positions 64 * i to 64 * i + 63. Returns
+ * WCUDA_OUT_OF_RANGE if one of the pages is not full. A page that a step in flight computes can be attached
+ * once this step has been waited for; if its row or the step fails, the page loses its key.
+ *
+ * A page keeps the key until its memory is needed or its contents change. Pages that no sequence holds
+ * any more are cached. They count as free, and steps take them after all other free pages, the least
+ * recently used page first. Pages are used when their last sequence is truncated or destroyed, the last
+ * page of the sequence first, so the beginning of a sequence is cached longest.
+ *
+ * A page that has a key keeps it. If another page has one of the keys, nothing changes for this key if a
+ * sequence holds the other page; a cached page loses the key to the page of this sequence. A page that is
+ * truncated and written to again loses its key if no other sequence holds it; otherwise it is copied. If a
+ * step fails as a whole, all pages lose their keys. [external: engine] */
+WCUDA_API wcuda_status wcuda_sequence_publish(wcuda_sequence sequence, uint32_t first_page,
+                                              const wcuda_page_key* keys, uint32_t count,
+                                              wcuda_error* error);
+/* Fills an empty sequence with the longest run of pages that have the keys keys[0], keys[1], and so on.
+ * `tokens` must begin with the tokens of these pages, 64 * key_count of them. They become the tokens of the
+ * sequence, as far as pages were found. `attached` receives their number, a multiple of 64, or 0 if no page
+ * has keys[0]. The sequence shares the pages like a fork. Returns WCUDA_INVALID_STATE if the sequence has
+ * tokens. To sample after the last token of a prompt, leave at least this token to a row.
+ * [external: engine] */
+WCUDA_API wcuda_status wcuda_sequence_attach(wcuda_sequence sequence, const int32_t* tokens,
+                                             uint32_t token_count, const wcuda_page_key* keys,
+                                             uint32_t key_count, uint32_t* attached,
+                                             wcuda_error* error);
 
 /* ------------------------------------------------------------------------------------------------
  * 12. Steps
@@ -486,8 +527,8 @@ WCUDA_API wcuda_status wcuda_sequence_tokens_get(wcuda_sequence sequence, uint32
  * step was submitted. If the next step is already in flight, its rows for these sequences end with
  * WCUDA_ROW_SKIPPED.
  *
- * If a step fails as a whole, all sequences have the length that they had before it. If the next step is
- * already in flight, it fails with the same status.
+ * If a step fails as a whole, all sequences have the length that they had before it, and no page has a key
+ * any more. If the next step is already in flight, it fails with the same status.
  *
  * A row with WCUDA_ROW_SAMPLE_LATE samples its token only when wcuda_step_sample says which tokens are
  * allowed. The mask can thus be computed while the step runs, from the token of the step before:

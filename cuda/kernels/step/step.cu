@@ -1,6 +1,8 @@
 // begin_step: one block per row. Bytes moved: 4 read and 4 written per token.
 // copy_page, poison_page: 16 bytes per thread and iteration. Bytes moved: the page, read and
 // written.
+#include <algorithm>
+
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/shared/step_start.cuh"
@@ -49,6 +51,18 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (i < count) target[i] = source[i];
 }
 
+struct HistoryTokens {
+  int32_t tokens[kHistoryChunk];
+};
+
+__global__ void __launch_bounds__(kBlockThreads)
+    write_history_kernel(const HistoryTokens source, int32_t* target, const uint32_t count) {
+  dependent_trigger();
+  dependent_wait();
+  const uint32_t i = blockIdx.x * kBlockThreads + threadIdx.x;
+  if (i < count) target[i] = source.tokens[i];
+}
+
 bool has_page(const PagePool& pool, uint32_t page) {
   return pool.data != nullptr && page < pool.page_count && pool.plane_bytes % sizeof(uint4) == 0;
 }
@@ -85,6 +99,20 @@ cudaError_t copy_history(int32_t* history, uint32_t history_stride, uint32_t fro
   int32_t* const target = history + uint64_t{to} * history_stride;
   return launch_kernel(launch, dim3((count + kBlockThreads - 1) / kBlockThreads),
                        dim3(kBlockThreads), 0, 0, copy_history_kernel, source, target, count);
+}
+
+cudaError_t write_history(int32_t* history, const int32_t* tokens, uint32_t count,
+                          const Launch& launch) {
+  for (uint32_t first = 0; first < count; first += kHistoryChunk) {
+    const uint32_t chunk = std::min(kHistoryChunk, count - first);
+    HistoryTokens source = {};
+    std::copy_n(tokens + first, chunk, source.tokens);
+    const cudaError_t error = launch_kernel(
+        launch, dim3((chunk + kBlockThreads - 1) / kBlockThreads), dim3(kBlockThreads), 0, 0,
+        write_history_kernel, source, history + first, chunk);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 }  // namespace wcuda::kernels

@@ -4,10 +4,11 @@
 //   block of inputs   row status    tokens   rope of q and k, KV store
 //
 // If all rows have one token, attention_plan_start also does the work of input_scatter and
-// begin_step, and attention_decode that of rope_kv. copy_page, poison_page and copy_history run
-// between steps. The host version is engine/host_runner.cpp. Bytes moved: by input_scatter and the
-// copies, their data twice; by begin_step, 8 per token; by embed, a row of the table and one of the
-// output per token; by rope_kv, queries twice, keys and values once in f32 and once as stored.
+// begin_step, and attention_decode that of rope_kv. copy_page, poison_page, copy_history and
+// write_history run between steps. The host version is engine/host_runner.cpp. Bytes moved: by
+// input_scatter and the copies, their data twice; by begin_step, 8 per token; by embed, a row of
+// the table and one of the output per token; by rope_kv, queries twice, keys and values once in f32
+// and once as stored.
 #pragma once
 
 #include "kernels/ptx/launch.h"
@@ -36,5 +37,10 @@ cudaError_t poison_page(const PagePool& pool, uint32_t to, const Launch& launch)
 // history[to][0 … count - 1] = history[from][0 … count - 1].
 cudaError_t copy_history(int32_t* history, uint32_t history_stride, uint32_t from, uint32_t to,
                          uint32_t count, const Launch& launch);
+// history[i] = tokens[i] for i in [0, count), from any host memory: the tokens are parameters of
+// the kernels, one for each kHistoryChunk tokens.
+constexpr uint32_t kHistoryChunk = 960;  // parameters of a kernel have 4096 bytes
+cudaError_t write_history(int32_t* history, const int32_t* tokens, uint32_t count,
+                          const Launch& launch);
 
 }  // namespace wcuda::kernels

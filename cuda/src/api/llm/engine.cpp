@@ -173,6 +173,9 @@ wcuda_status wcuda_engine_info_get(wcuda_engine engine, wcuda_engine_info* info,
     out.kv_free_page_count = found.free_page_count;
     out.kv_bytes = found.kv_bytes;
     out.scratch_bytes = found.scratch_bytes;
+    out.kv_cached_page_count = found.cached_page_count;
+    out.kv_held_page_count = limits.page_count - found.free_page_count;
+    out.kv_token_bytes = found.token_bytes;
     return write_struct(out, info, "info");
   });
 }
@@ -262,6 +265,30 @@ wcuda_status wcuda_sequence_tokens_get(wcuda_sequence sequence, uint32_t first, 
     if (count > 0) WCUDA_TRY(check_not_null(tokens, "tokens"));
     WCUDA_ASSIGN(const auto used, use_sequence(sequence));
     return used.engine().copy_tokens(*used.object->sequence, first, count, tokens);
+  });
+}
+
+wcuda_status wcuda_sequence_publish(wcuda_sequence sequence, uint32_t first_page,
+                                    const wcuda_page_key* keys, uint32_t count,
+                                    wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    if (count > 0) WCUDA_TRY(check_not_null(keys, "keys"));
+    WCUDA_ASSIGN(const auto used, use_sequence(sequence));
+    return used.engine().publish(*used.object->sequence, first_page, keys, count);
+  });
+}
+
+wcuda_status wcuda_sequence_attach(wcuda_sequence sequence, const int32_t* tokens,
+                                   uint32_t token_count, const wcuda_page_key* keys,
+                                   uint32_t key_count, uint32_t* attached, wcuda_error* error) {
+  return guarded(error, [&]() -> Status {
+    if (token_count > 0) WCUDA_TRY(check_not_null(tokens, "tokens"));
+    if (key_count > 0) WCUDA_TRY(check_not_null(keys, "keys"));
+    WCUDA_TRY(check_not_null(attached, "attached"));
+    WCUDA_ASSIGN(const auto used, use_sequence(sequence));
+    WCUDA_ASSIGN(*attached, used.engine().attach(*used.object->sequence, tokens, token_count, keys,
+                                                 key_count));
+    return {};
   });
 }
 

@@ -622,6 +622,11 @@ Status CudaRunner::run_command(const Command& command) {
         return check(kernels::copy_history(machine_.history(0), machine_.limits.history_stride(),
                                            command.from, command.to, command.count, launch(false)),
                      "copy_history");
+      case Command::Kind::kWriteHistory:
+        return check(
+            kernels::write_history(machine_.history(command.to), command.tokens.data(),
+                                   static_cast<uint32_t>(command.tokens.size()), launch(false)),
+            "write_history");
     }
     return {};
   });

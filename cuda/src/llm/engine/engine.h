@@ -23,7 +23,9 @@ struct Info {
   uint64_t scratch_bytes;
   uint32_t sequence_count;
   uint32_t steps_in_flight;
-  uint32_t free_page_count;
+  uint32_t free_page_count;  // with the cached ones
+  uint32_t cached_page_count;
+  uint64_t token_bytes;        // of a position in the KV pages
   bool has_persistent_layers;  // in steps of one token
 };
 
@@ -46,6 +48,11 @@ class Engine {
   Status truncate(Sequence& sequence, uint32_t length);
   void destroy(Sequence& sequence);
   uint32_t length(const Sequence& sequence) const;
+  // See wcuda_sequence_publish and wcuda_sequence_attach, which returns the number of tokens.
+  Status publish(const Sequence& sequence, uint32_t first_page, const wcuda_page_key* keys,
+                 uint32_t count);
+  Result<uint32_t> attach(Sequence& sequence, const int32_t* tokens, uint32_t token_count,
+                          const wcuda_page_key* keys, uint32_t key_count);
   Status copy_tokens(const Sequence& sequence, uint32_t first, uint32_t count,
                      int32_t* target) const;
 
@@ -86,8 +93,11 @@ class Engine {
   Status check_limits(const std::vector<Row>& rows) const;
   uint32_t pages_needed(const std::vector<Row>& rows) const;
   void append_pages(Sequence& sequence, uint32_t token_count);
+  uint32_t take_page();
   void release_page(uint32_t page);
-  void enqueue(const Command& command);
+  void poison_page(uint32_t page);
+  void forget_keys();
+  void enqueue(Command command);
   void shorten(Sequence& sequence, uint32_t length);
   void add_row(Ticket& ticket, uint32_t index);
   void hold_row(const Ticket& ticket, const Row& row);

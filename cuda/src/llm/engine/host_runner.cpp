@@ -149,6 +149,9 @@ class HostRunner final : public Runner {
         std::memcpy(machine_.history(command.to), machine_.history(command.from),
                     command.count * sizeof(int32_t));
         break;
+      case Command::Kind::kWriteHistory:
+        std::copy(command.tokens.begin(), command.tokens.end(), machine_.history(command.to));
+        break;
     }
   }
 

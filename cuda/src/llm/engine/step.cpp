@@ -113,14 +113,17 @@ uint32_t Engine::pages_needed(const std::vector<Row>& rows) const {
 void Engine::append_pages(Sequence& sequence, uint32_t token_count) {
   const size_t count = ceil_div(sequence.length() + token_count, ops::kPageTokens);
   sequence.pages.reserve(count);
-  if (sequence.length() % ops::kPageTokens != 0 && pages_.references(sequence.pages.back()) > 1) {
+  const bool writes_last = sequence.length() % ops::kPageTokens != 0;
+  if (writes_last && pages_.references(sequence.pages.back()) > 1) {
     const uint32_t shared = sequence.pages.back();
-    const uint32_t own = pages_.take();
-    enqueue({Command::Kind::kCopyPage, shared, own, 0});
+    const uint32_t own = take_page();
+    enqueue({Command::Kind::kCopyPage, shared, own, 0, {}});
     release_page(shared);
     sequence.pages.back() = own;
+  } else if (writes_last) {
+    pages_.forget(sequence.pages.back());
   }
-  while (sequence.pages.size() < count) sequence.pages.push_back(pages_.take());
+  while (sequence.pages.size() < count) sequence.pages.push_back(take_page());
 }
 
 void Engine::add_row(Ticket& ticket, uint32_t index) {
@@ -185,7 +188,8 @@ Result<uint64_t> Engine::submit(std::vector<Row> rows) {
   const auto row_count = static_cast<uint32_t>(ticket->rows.size());
   Status submitted;
   try {
-    commands_.reserve(commands_.size() + size_t{2} * row_count);
+    const size_t poisoned = machine_.limits.poison_free_pages ? pages_.page_count() : 0;
+    commands_.reserve(commands_.size() + size_t{2} * row_count + poisoned);
     for (uint32_t i = 0; i < row_count; ++i) add_row(*ticket, i);
     ticket->awaits_sampling = ticket->late_count != 0;
     if (is_profiling_ && row_count != 0) {
@@ -281,6 +285,12 @@ void Engine::hold_row(const Ticket& ticket, const Row& row) {
 
 // Stores the results of a finished ticket in the sequences, and removes the ticket from the queue.
 void Engine::finish(const Ticket& ticket) {
+  if (ticket.status.ok())
+    pages_.complete(ticket.number, [&](uint32_t row) {
+      return ticket.results[row].status == ops::RowStatus::kOk;
+    });
+  else
+    forget_keys();
   if (ticket.status.ok() && ticket.profile != nullptr) profile_ = ticket.profile;
   for (const std::shared_ptr<Sequence>& sequence : live_) {
     if (!sequence) continue;

@@ -18,14 +18,16 @@ namespace wcuda::engine {
 // Work that must happen before the rows of the next step, in order.
 struct Command {
   enum class Kind : uint8_t {
-    kCopyPage,     // page `from` to page `to`, all layers
-    kPoisonPage,   // page `to` becomes NaN
-    kCopyHistory,  // `count` tokens of sequence slot `from` to slot `to`
+    kCopyPage,      // page `from` to page `to`, all layers
+    kPoisonPage,    // page `to` becomes NaN
+    kCopyHistory,   // `count` tokens of sequence slot `from` to slot `to`
+    kWriteHistory,  // `tokens` to sequence slot `to`, from position 0 on
   };
   Kind kind;
   uint32_t from;
   uint32_t to;
   uint32_t count;
+  std::vector<int32_t> tokens;
 };
 
 // A row of a step. The caller of Engine::submit sets the sequence, the tokens, the flags and

@@ -173,6 +173,31 @@ TEST_F(FailingStep, a_submit_without_host_memory_changes_no_row_of_the_step) {
   EXPECT_TRUE(engine_->drain().ok());
 }
 
+TEST_F(FailingStep, takes_all_keys_of_pages) {
+  const std::vector<int32_t> page(ops::kPageTokens, 4);
+  const wcuda_page_key key{{1}}, other_key{{2}}, cached_key{{3}};
+  const auto cached = engine_->create_sequence().take(), held = engine_->create_sequence().take();
+  for (const auto& sequence : {sequence_, cached, held})
+    ASSERT_TRUE(wait(submit(sequence, page).take()).ok());
+  ASSERT_TRUE(engine_->publish(*sequence_, 0, &key, 1).ok());
+  ASSERT_TRUE(engine_->publish(*cached, 0, &cached_key, 1).ok());
+  engine_->destroy(*cached);
+  EXPECT_EQ(engine_->info().cached_page_count, 1u);
+
+  countdown_ = 0;
+  const uint64_t ticket = submit(held, page).take();
+  ASSERT_TRUE(engine_->publish(*held, 0, &other_key, 1).ok());
+  EXPECT_FALSE(wait(ticket).ok());
+
+  EXPECT_EQ(engine_->info().cached_page_count, 0u);
+  const auto empty = engine_->create_sequence().take();
+  for (const wcuda_page_key& lost : {key, other_key, cached_key})
+    EXPECT_EQ(engine_->attach(*empty, page.data(), ops::kPageTokens, &lost, 1).take(), 0u);
+  ASSERT_TRUE(engine_->publish(*sequence_, 0, &key, 1).ok());
+  EXPECT_EQ(engine_->attach(*empty, page.data(), ops::kPageTokens, &key, 1).take(),
+            ops::kPageTokens);
+}
+
 TEST_F(FailingStep, a_fork_made_meanwhile_goes_back_too) {
   const std::vector<int32_t> tokens = {1, 2, 3};
   ASSERT_TRUE(wait(submit(sequence_, tokens).take()).ok());

@@ -254,5 +254,18 @@ TEST(GpuStep, histories_are_copied) {
             cudaErrorInvalidValue);
 }
 
+TEST(GpuStep, histories_are_written_from_host_memory) {
+  DeviceArray<int32_t> history(std::vector<int32_t>(2 * kStride, -1));
+  std::vector<int32_t> tokens(kStride), expected(2 * kStride, -1);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i);
+
+  for (const uint32_t count : {0u, 1u, kernels::kHistoryChunk, kernels::kHistoryChunk + 1, 1001u}) {
+    ASSERT_EQ(kernels::write_history(history.data() + kStride, tokens.data(), count, launch()),
+              cudaSuccess);
+    std::copy_n(tokens.begin(), count, expected.begin() + kStride);
+    EXPECT_EQ(history.read(), expected) << count;
+  }
+}
+
 }  // namespace
 }  // namespace wcuda::engine

@@ -171,6 +171,22 @@ TEST_P(Step, a_fork_made_while_its_source_is_in_flight_is_fed_what_that_samples)
   EXPECT_EQ(token, expected[0]);
 }
 
+TEST_P(Step, a_fork_of_a_fork_that_was_made_in_flight_is_fed_the_same_token) {
+  create_engine(small_options());
+  const std::vector<int32_t> expected = generate(kPrompt, 2);
+  const wcuda_sequence source = create_sequence();
+
+  const uint64_t ticket = submit({token_row(source, kPrompt, WCUDA_ROW_SAMPLE)});
+  const wcuda_sequence child = fork(source);
+  wait(ticket);
+  const wcuda_sequence grandchild = fork(child);
+
+  EXPECT_EQ(wait(submit({feed_row(grandchild)})).rows[0].token, expected[1]);
+  int32_t token = -1;
+  ASSERT_OK(wcuda_sequence_tokens_get(grandchild, kPrompt.size(), 1, &token, &error_));
+  EXPECT_EQ(token, expected[0]);
+}
+
 TEST_P(Step, truncate_goes_back_in_time) {
   create_engine(small_options());
   const std::vector<int32_t> expected = generate(kPrompt, 3);
