@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use worker_cuda::generate::service::*;
 use worker_cuda::generate::{self, FinishReason, Service, Session};
-use worker_cuda::scheduler::{Plan, Refusal};
+use worker_cuda::scheduler::{Plan, Refusal, Salt};
 use worker_cuda::text::{Tokenizer, Vocabulary};
 use worker_cuda::{EngineOptions, ErrorKind, Gguf, KvType, Model, Purpose, Sampling, Token};
 
@@ -731,7 +731,7 @@ fn concurrent_requests_get_the_tokens_that_each_gets_alone() {
 }
 
 #[test]
-fn choices_share_the_pages_of_their_prompt_by_fork() {
+fn requests_share_the_pages_of_their_prompt_also_with_ended_ones_and_not_across_salts() {
     let model = tiny();
     let engine = engine_options();
     let service = Service::with_tokenizer(&model, &engine, tokenizer(), Options::default());
@@ -745,10 +745,15 @@ fn choices_share_the_pages_of_their_prompt_by_fork() {
     for (choice, tokens) in (0..).zip(&answer.tokens) {
         let mut alone = self::request(7);
         alone.sampling.seed += choice;
-        assert_eq!(collect(service.submit(&alone).unwrap()).tokens[0], *tokens);
+        alone.salt = Salt::new(&[choice as u8; 32], b"alone", b"");
+        let answer = collect(service.submit(&alone).unwrap());
+        assert_eq!((answer.cached, &answer.tokens[0]), (vec![0], tokens));
     }
     let again = collect(service.submit(&self::request(7)).unwrap());
-    assert_eq!(again.cached, [0], "pages of ended requests are not kept");
+    assert_eq!(
+        (again.cached, &again.tokens[0]),
+        (vec![128], &answer.tokens[0])
+    );
     finish(service);
 }
 

@@ -188,7 +188,7 @@ fn play(page_sharing: PageSharing, page_count: u32, ops: &[Op]) {
     limits.page_sharing = page_sharing;
     let control = Arc::new(Control::default());
     let engine = Simulated {
-        engine: SimulatedEngine::new(4, page_count, page_sharing, Costs::default()),
+        engine: SimulatedEngine::new(4, page_count, Costs::default()),
         limits,
         control: control.clone(),
     };
@@ -267,7 +267,7 @@ proptest! {
 
     #[test]
     fn every_history_ends_with_the_texts_of_requests_alone(
-        sharing in prop_oneof![Just(PageSharing::None), Just(PageSharing::Live), Just(PageSharing::Cached)],
+        sharing in prop_oneof![Just(PageSharing::None), Just(PageSharing::Cached)],
         page_count in 12..40u32,
         ops in vec(ops(), 1..40),
     ) {

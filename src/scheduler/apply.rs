@@ -121,7 +121,7 @@ impl Scheduler {
             let key = self.tokens.key(&mut entry.tokens, page);
             let held = self.sequences[sequence as usize].pages[page as usize];
             let is_new = self.pool.publish(held, &key);
-            if !is_new || self.config.page_sharing == PageSharing::Live {
+            if !is_new {
                 continue;
             }
             let start = self.pending.keys.len() as u32;

@@ -73,10 +73,7 @@ pub enum PageSharing {
     /// None.
     #[default]
     None,
-    /// Those of a sequence that exists: it can be forked, and the fork truncated. Pages without an owner
-    /// are free.
-    Live,
-    /// Also those without an owner: the engine finds pages by their keys.
+    /// All, also those without an owner: the engine finds pages by their keys.
     Cached,
 }
 

@@ -67,8 +67,7 @@
 //!
 //! **Cache.** The scheduler knows the keys ([`PageKey`]) of all computed pages. The pages of ended requests
 //! stay in the cache until they are needed; the least recently used page is evicted first. [`Plan`]
-//! describes what the engine must do. With [`PageSharing::Live`], requests share only the pages of
-//! sequences that exist.
+//! describes what the engine must do.
 //!
 //! **Tokens that wait.** A request may be limited to the tokens for which the caller knows how to draw them
 //! ([`Scheduler::allow`]), for example because a grammar says what may follow the token before. It has no rows
@@ -242,10 +241,7 @@ impl Scheduler {
             running: Vec::with_capacity(sequences),
             sequences: Vec::with_capacity(sequences),
             free_sequences: (0..config.max_sequences).rev().collect(),
-            pool: PagePool::new(
-                config.page_count,
-                config.page_sharing == PageSharing::Cached,
-            ),
+            pool: PagePool::new(config.page_count),
             saved_pages: 0,
             lacks_room: false,
             plan_count: 0,

@@ -1,5 +1,5 @@
-//! Which pages of the KV cache are held, cached and free: the same rules as the engine's, so that the
-//! scheduler knows what a step will find without asking.
+//! Which pages of the KV cache are held, cached and free: the same rules as the engine's
+//! (`cuda/src/llm/engine/page_pool.h`), so that the scheduler knows what a step will find without asking.
 //!
 //! ```text
 //!            take                      release, not shareable
@@ -52,12 +52,10 @@ pub(super) struct PagePool {
     oldest: u32,
     newest: u32,
     cached: u32,
-    /// Whether keyed pages without an owner are cached; otherwise they are free.
-    keeps_unowned: bool,
 }
 
 impl PagePool {
-    pub fn new(count: u32, keeps_unowned: bool) -> Self {
+    pub fn new(count: u32) -> Self {
         let page = Page {
             references: 0,
             state: State::Plain,
@@ -73,7 +71,6 @@ impl PagePool {
             oldest: NONE,
             newest: NONE,
             cached: 0,
-            keeps_unowned,
         };
         pool.clear();
         pool
@@ -167,7 +164,7 @@ impl PagePool {
         if entry.references > 0 {
             return;
         }
-        if entry.state == State::Ready && self.keeps_unowned {
+        if entry.state == State::Ready {
             entry.older = self.newest;
             entry.newer = NONE;
             match self.newest {
@@ -319,7 +316,7 @@ mod tests {
 
     #[test]
     fn least_recently_used_pages_go_first_and_the_end_of_a_chain_before_its_start() {
-        let mut pool = PagePool::new(4, true);
+        let mut pool = PagePool::new(4);
         let chain: Vec<u32> = (0..3).map(|_| pool.take().unwrap()).collect();
         for (number, &page) in chain.iter().enumerate() {
             assert!(pool.publish(page, &key(number as u8)));
@@ -342,7 +339,7 @@ mod tests {
 
     #[test]
     fn one_page_per_key_and_none_before_it_is_published() {
-        let mut pool = PagePool::new(3, true);
+        let mut pool = PagePool::new(3);
         let (a, b) = (pool.take().unwrap(), pool.take().unwrap());
 
         pool.announce(a, &key(1));
@@ -369,7 +366,7 @@ mod tests {
 
     #[test]
     fn keys_of_one_bucket_are_found_and_removed_one_by_one() {
-        let mut pool = PagePool::new(4, true); // 4 buckets: these keys share one
+        let mut pool = PagePool::new(4); // 4 buckets: these keys share one
         let keys = [key(4), key(8), key(12), key(16)];
         let pages: Vec<u32> = keys
             .iter()

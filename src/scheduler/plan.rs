@@ -95,8 +95,6 @@ pub struct Admission {
     pub sequence: u32,
     /// (cached pages) keys of the pages to attach, all present; see [`Plan::keys`].
     pub keys: Span,
-    /// With [`PageSharing::Live`](super::PageSharing::Live), the sequence that begins with these pages.
-    pub source: Option<u32>,
     /// (cached pages × page_tokens) their tokens; see [`Plan::tokens`].
     pub tokens: Span,
 }

@@ -348,11 +348,6 @@ impl Scheduler {
             self.plan.keys.push(key);
             found += 1;
         }
-        let mut source = None;
-        if found > 0 && self.config.page_sharing == PageSharing::Live {
-            (found, source) = self.longest_run(key_start);
-            self.plan.keys.truncate(key_start + found as usize);
-        }
         let entry = &mut self.entries[index as usize];
         let cached = found * page_tokens;
         let pages = entry.tokens.len.div_ceil(page_tokens) - found;
@@ -378,7 +373,6 @@ impl Scheduler {
             request: entry.id(index),
             sequence,
             keys: span(key_start, self.plan.keys.len()),
-            source,
             tokens: span(token_start, self.plan.tokens.len()),
         });
         entry.computed = cached;
@@ -390,28 +384,6 @@ impl Scheduler {
         }
         self.plan_first_row(index, pages, unowned, budget);
         Admitted::Yes
-    }
-
-    /// The sequence that holds most pages of the keys from `key_start` on, and how many these are.
-    fn longest_run(&self, key_start: usize) -> (u32, Option<u32>) {
-        let keys = &self.plan.keys[key_start..];
-        let mut best = (0, None);
-        for &index in &self.running {
-            let State::Running(sequence) = self.entries[index as usize].state else {
-                continue;
-            };
-            let pages = &self.sequences[sequence as usize].pages;
-            let held = pages.iter().zip(keys);
-            let run = held.take_while(|&(&page, key)| self.pool.find(key) == Lookup::Ready(page));
-            let count = run.count() as u32;
-            if count > best.0 {
-                best = (count, Some(sequence));
-            }
-            if count as usize == keys.len() {
-                break;
-            }
-        }
-        best
     }
 
     fn restore(&mut self, index: u32, saved: Saved, budget: &mut Budget) -> Admitted {

@@ -6,9 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use worker_cuda::scheduler::{
-    Costs, PageKey, PageSharing, Plan, RequestId, Row, RowOutcome, Stats, Token,
-};
+use worker_cuda::scheduler::{Costs, PageKey, Plan, RequestId, Row, RowOutcome, Stats, Token};
 
 /// Sampled tokens are below this.
 pub const VOCABULARY: u32 = 29;
@@ -54,7 +52,6 @@ pub enum Finished {
 
 pub struct SimulatedEngine {
     page_tokens: usize,
-    sharing: PageSharing,
     pages: Vec<Page>,
     free: Vec<usize>,
     used: VecDeque<usize>, // keyed pages without an owner, least recently used first
@@ -89,7 +86,7 @@ fn sample(cells: impl Iterator<Item = u64>) -> Token {
 }
 
 impl SimulatedEngine {
-    pub fn new(page_tokens: u32, page_count: u32, sharing: PageSharing, costs: Costs) -> Self {
+    pub fn new(page_tokens: u32, page_count: u32, costs: Costs) -> Self {
         let page = |_| Page {
             cells: vec![UNWRITTEN; page_tokens as usize],
             references: 0,
@@ -98,7 +95,6 @@ impl SimulatedEngine {
         };
         Self {
             page_tokens: page_tokens as usize,
-            sharing,
             pages: (0..page_count).map(page).collect(),
             free: (0..page_count as usize).collect(),
             used: VecDeque::new(),
@@ -174,16 +170,9 @@ impl SimulatedEngine {
             assert_eq!(tokens.len(), keys.len() * self.page_tokens);
             let salt = salt_of(admission.request);
             let serial = self.create(admission.request, admission.sequence, salt);
-            for (at, key) in keys.iter().enumerate() {
-                let page = match admission.source {
-                    Some(source) => self.sequences[&self.numbers[&source]].pages[at],
-                    None => *self.keyed.get(key).expect("a cached page"),
-                };
+            for key in keys {
+                let page = *self.keyed.get(key).expect("a cached page");
                 assert_eq!(self.pages[page].salt, salt, "pages are shared across salts");
-                assert_eq!(
-                    admission.source.is_some(),
-                    self.sharing == PageSharing::Live
-                );
                 if self.pages[page].references == 0 {
                     self.used.retain(|&other| other != page);
                 }

@@ -155,8 +155,8 @@ struct Owner {
 impl Service {
     /// Creates an engine for a model, reads the tokenizer from its file, and starts.
     ///
-    /// Sequences that run at once share the pages of equal prompts. What needs page keys in the engine
-    /// is off: pages of ended requests are not kept, and preempted sequences are computed again.
+    /// Requests of equal salts share the pages of equal beginnings of their prompts. The pages of ended requests
+    /// stay cached until their memory is needed. Preempted sequences are computed again.
     pub fn with_model(model: &Model, engine: &EngineOptions, options: Options) -> Result<Self> {
         let tokenizer = Tokenizer::from_gguf(model.gguf())?;
         Self::with_tokenizer(model, engine, Arc::new(tokenizer), options)

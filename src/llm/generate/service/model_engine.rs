@@ -10,7 +10,7 @@ use crate::llm::engine::{Engine, Sequence, Ticket};
 use crate::llm::model::Model;
 use crate::llm::plan::{EngineOptions, KvType};
 use crate::llm::step::{Row, RowStatus, Step, StepOutput};
-use crate::scheduler::{PageSharing, Plan, RowOutcome};
+use crate::scheduler::{PageKey, PageSharing, Plan, RowOutcome};
 
 /// Positions of a page of the KV cache.
 const PAGE_TOKENS: u32 = 64;
@@ -18,8 +18,7 @@ const PAGE_TOKENS: u32 = 64;
 /// KV cache on the CPU, unless less is free.
 const HOST_KV_BYTES: u64 = 2 << 30;
 
-/// Carries out plans on an [`Engine`]. Shared pages are those of a fork; nothing is published, saved or
-/// restored, because the engine has no calls for that.
+/// Carries out plans on an [`Engine`]. Nothing is saved or restored.
 pub struct ModelEngine {
     model: Model,
     options: EngineOptions,
@@ -27,6 +26,7 @@ pub struct ModelEngine {
     sequences: Vec<Option<Sequence>>, // (max_sequences)
     in_flight: VecDeque<Ticket>,
     output: StepOutput,
+    keys: Vec<[u8; 32]>, // their memory is used again
     /// None after a reset that failed.
     engine: Option<Engine>,
 }
@@ -72,7 +72,7 @@ impl ModelEngine {
             max_step_tokens: info.max_batch_tokens,
             max_sequence_tokens: info.max_sequence_tokens,
             max_top_logprobs: info.max_top_logprobs,
-            page_sharing: PageSharing::Live,
+            page_sharing: PageSharing::Cached,
             ..EngineLimits::new(page_count, model.info().vocabulary_size)
         };
         Ok(Self {
@@ -82,6 +82,7 @@ impl ModelEngine {
             limits,
             in_flight: VecDeque::new(),
             output: StepOutput::default(),
+            keys: Vec::new(),
             engine: Some(engine),
         })
     }
@@ -118,6 +119,12 @@ impl StepEngine for ModelEngine {
             self.reset()?;
         }
         let engine = self.engine.as_mut().ok_or_else(no_engine)?;
+        for publish in plan.publishes() {
+            let sequence = self.sequences[publish.sequence as usize].as_ref();
+            let sequence = sequence.ok_or_else(no_sequence)?;
+            copy_keys(plan.keys(publish.keys), &mut self.keys);
+            engine.publish(sequence, publish.first_page, &self.keys)?;
+        }
         for truncation in plan.truncations() {
             let sequence = self.sequences[truncation.sequence as usize].as_ref();
             engine.truncate(sequence.ok_or_else(no_sequence)?, truncation.token_count)?;
@@ -126,15 +133,14 @@ impl StepEngine for ModelEngine {
             self.sequences[number as usize] = None;
         }
         for admission in plan.admissions() {
-            let sequence = match admission.source {
-                Some(source) => {
-                    let source = self.sequences[source as usize].as_ref();
-                    let fork = engine.fork(source.ok_or_else(no_sequence)?)?;
-                    engine.truncate(&fork, admission.tokens.len() as u32)?;
-                    fork
-                }
-                None => engine.create_sequence()?,
-            };
+            let sequence = engine.create_sequence()?;
+            let tokens = plan.tokens(admission.tokens);
+            copy_keys(plan.keys(admission.keys), &mut self.keys);
+            let attached = engine.attach(&sequence, tokens, &self.keys)?;
+            if attached as usize != tokens.len() {
+                let message = format!("{attached} of {} cached tokens were found", tokens.len());
+                return Err(Error::new(ErrorKind::Internal, message));
+            }
             self.sequences[admission.sequence as usize] = Some(sequence);
         }
         if plan.rows().is_empty() {
@@ -180,6 +186,11 @@ impl StepEngine for ModelEngine {
         }
         Ok(())
     }
+}
+
+fn copy_keys(from: &[PageKey], to: &mut Vec<[u8; 32]>) {
+    to.clear();
+    to.extend(from.iter().map(|key| key.0));
 }
 
 fn no_engine() -> Error {
