@@ -19,7 +19,7 @@ ARGUMENTS = 4  # of a kernel; each struct is the first of so many
 NUMBERS = {
     "capacity": 1,
     "argument_count": ARGUMENTS,
-    "row_count": ARGUMENTS,
+    "row_count": 1,
     "backend": "WCUDA_BACKEND_HOST",
     "type": "WCUDA_ARG_F32",
     ("wcuda_tensor_type_info_get", "type"): 0,
