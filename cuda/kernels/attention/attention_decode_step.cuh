@@ -24,6 +24,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_decode_tile.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/named_barrier.cuh"
 #include "kernels/shared/rope_head.cuh"
 
 namespace wcuda::kernels {
@@ -78,9 +79,9 @@ struct Team {
     if (count == 1)
       __syncwarp();
     else if (threadIdx.x / 32 == rank)
-      asm volatile("bar.sync 1, %0;" ::"r"(threads()) : "memory");
+      named_barrier_sync<1>(threads());
     else
-      asm volatile("bar.sync 2, %0;" ::"r"(threads()) : "memory");
+      named_barrier_sync<2>(threads());
   }
 };
 

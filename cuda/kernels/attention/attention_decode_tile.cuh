@@ -14,22 +14,6 @@ namespace wcuda::kernels {
 
 constexpr int kTilePositions = 16;
 
-__device__ __forceinline__ uint32_t load_shared_32(uint32_t address) {
-  uint32_t value;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return value;
-}
-__device__ __forceinline__ uint32_t load_shared_16(uint32_t address) {
-  uint16_t value;
-  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
-  return value;
-}
-__device__ __forceinline__ void store_shared_16(uint32_t address, uint16_t value) {
-  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
-}
-__device__ __forceinline__ void store_shared_8(uint32_t address, uint16_t value) {
-  asm volatile("st.shared.b8 [%0], %1;" ::"r"(address), "h"(value) : "memory");
-}
 __device__ __forceinline__ __half2 as_halves(uint32_t bits) {
   return *reinterpret_cast<const __half2*>(&bits);
 }

@@ -15,6 +15,7 @@
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
 #include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/named_barrier.cuh"
 #include "kernels/ptx/pipeline.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
@@ -333,7 +334,7 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
           const uint32_t row_bytes = args.pages.row_bytes;
           const uint32_t raw_bytes = kBlockKeys * row_bytes;
           copy_async_wait<0>();
-          asm volatile("bar.sync 1, 128;" ::: "memory");
+          named_barrier_sync<1>(128);
           const uint32_t next = block + is_value;
           if (next < item.block_end)
             copy_raw_block(args, item, next, !is_value,
@@ -361,7 +362,7 @@ __device__ __forceinline__ void load_items(const AttentionKernelArgs& args, uint
     }
     if constexpr (kFormat != KvFormat::kF16) {
       // The last raw values are converted before the next item's copies overwrite them.
-      asm volatile("bar.sync 1, 128;" ::: "memory");
+      named_barrier_sync<1>(128);
     }
   }
   copy_async_wait<0>();

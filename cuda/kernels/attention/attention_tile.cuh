@@ -82,10 +82,7 @@ __device__ __noinline__ void copy_rows_slowly(uint32_t tile, const uint8_t* sour
     uint16_t value = 0;
     if (row >= valid.begin && row < valid.end && byte < row_bytes)
       value = __ldcg(source + row * row_bytes + byte);
-    asm volatile(
-        "st.shared.b8 [%0], %1;" ::"r"(tile + tile_offset<kRowBytes>(row, byte / 16) + byte % 16),
-        "h"(value)
-        : "memory");
+    store_shared_8(tile + tile_offset<kRowBytes>(row, byte / 16) + byte % 16, value);
   }
 }
 

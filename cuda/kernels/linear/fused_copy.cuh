@@ -28,7 +28,7 @@ __device__ inline FusedPartition partition_of(const FusedLayer& layer, uint32_t 
       const uint32_t m_tile = run == 0 ? begin - first_split * part.m_tiles : 0;
       partition.packed_tiles[run] = part.packed_tiles + uint64_t{m_tile} * m_tile_bytes +
                                     k_split * kSplitKTiles * k_tile_bytes;
-      partition.outputs[run] = layer.partials + (k_split * part.m_tiles + m_tile) * 16;
+      partition.outputs[run] = layer.partials + (k_split * part.m_tiles + m_tile) * kMTileRows;
     }
     partition.skipped_bytes = m_tile_bytes - kSplitKTiles * k_tile_bytes;
     partition.first_k_tile = first_split * kSplitKTiles;
@@ -44,12 +44,14 @@ __device__ inline FusedPartition partition_of(const FusedLayer& layer, uint32_t 
     if (from < to && run < 2) {
       const uint32_t skipped = from - first;
       partition.packed_tiles[run] = part.packed_tiles + uint64_t{skipped} * m_tile_bytes;
-      if (part.output != nullptr) partition.outputs[run] = part.output + skipped * 16;
-      if (part.bias != nullptr) partition.biases[run] = part.bias + skipped * 16;
+      if (part.output != nullptr) partition.outputs[run] = part.output + skipped * kMTileRows;
+      if (part.bias != nullptr) partition.biases[run] = part.bias + skipped * kMTileRows;
       partition.m_tiles[run] = to - from;
-      partition.rows[run] = min(part.rows - skipped * 16, (to - from) * 16);
-      if (run == 0 && layer.mailbox != nullptr) partition.mailbox = layer.mailbox + skipped * 16;
-      if (run == 0 && layer.addend != nullptr) partition.addend = layer.addend + skipped * 16;
+      partition.rows[run] = min(part.rows - skipped * kMTileRows, (to - from) * kMTileRows);
+      if (run == 0 && layer.mailbox != nullptr)
+        partition.mailbox = layer.mailbox + skipped * kMTileRows;
+      if (run == 0 && layer.addend != nullptr)
+        partition.addend = layer.addend + skipped * kMTileRows;
       ++run;
     }
     if (!is_gate) first += part.m_tiles;

@@ -75,19 +75,19 @@ __device__ __forceinline__ void stage_x(const FusedParams& params, const FusedLa
 // Adds the K-splits of outputs, 16 outputs per warp, last warps first. The two halves of a warp
 // alternate between groups of kSplitsAtOnce K-splits.
 __device__ __forceinline__ void add_splits(const FusedLayer& layer, uint32_t warp, uint32_t lane) {
-  const uint32_t first_row = (kWarps - 1 - warp) * 16;
-  const uint32_t row = blockIdx.x * layer.rows_each + first_row + lane % 16;
+  const uint32_t first_row = (kWarps - 1 - warp) * kMTileRows;
+  const uint32_t row = blockIdx.x * layer.rows_each + first_row + lane % kMTileRows;
   const VectorMatrix& matrix = layer.matrices[0];
   if (first_row >= layer.rows_each) return;
   const bool is_there = row < matrix.rows;
   float y = is_there ? read_addend(layer, layer.addend + row) : 0.0f;
   if (is_there && matrix.bias != nullptr) y += matrix.bias[row];
   const float* const sums = layer.partials + (is_there ? row : 0);
-  const uint32_t stride = matrix.m_tiles * 16;
+  const uint32_t stride = matrix.m_tiles * kMTileRows;
   float sum = 0.0f;
   SpinLimit spins;
 #pragma unroll 1
-  for (uint32_t first = lane / 16 * kSplitsAtOnce; first < layer.k_splits;
+  for (uint32_t first = lane / kMTileRows * kSplitsAtOnce; first < layer.k_splits;
        first += 2 * kSplitsAtOnce) {
     uint32_t v[kSplitsAtOnce];
     for (;;) {
@@ -161,7 +161,8 @@ __device__ __forceinline__ void run_layer(const FusedParams& params, uint32_t p,
     float sums[Engine::kSums] = {};
     uint32_t open = ~0u;  // the M-tile that `sums` belongs to
     const auto close = [&](uint32_t accumulator) {
-      float* const place = accumulators + (open - begin) * 16 * kAccumulatorStride + accumulator;
+      float* const place =
+          accumulators + (open - begin) * kMTileRows * kAccumulatorStride + accumulator;
       Engine::store(sums, lane,
                     [&](uint32_t i, float value) { place[i * kAccumulatorStride] = value; });
 #pragma unroll
@@ -192,13 +193,13 @@ __device__ __forceinline__ void run_layer(const FusedParams& params, uint32_t p,
     if (open != ~0u) close(warp);
     sync_consumers();
 
-    const uint32_t count = (is_gate ? m_tiles0 : end - begin) * 16;
+    const uint32_t count = (is_gate ? m_tiles0 : end - begin) * kMTileRows;
     if (threadIdx.x < count) {
       const uint32_t float4s = min(k_tiles, kWarps) / 4;
       const float* const own = accumulators + threadIdx.x * kAccumulatorStride;
-      const uint32_t row = begin * 16 + threadIdx.x;
-      const bool is_second = !is_gate && row >= m_tiles0 * 16;
-      const uint32_t place = is_second ? row - m_tiles0 * 16 : row;
+      const uint32_t row = begin * kMTileRows + threadIdx.x;
+      const bool is_second = !is_gate && row >= m_tiles0 * kMTileRows;
+      const uint32_t place = is_second ? row - m_tiles0 * kMTileRows : row;
       float inverse = 1.0f;
       if (layer.norm != nullptr) {
         const float* const squares = reinterpret_cast<const float*>(shared + params.squares_offset);
@@ -210,7 +211,7 @@ __device__ __forceinline__ void run_layer(const FusedParams& params, uint32_t p,
         const float* const bias = partition.biases[is_second ? 1 : 0];
         float y = vector::add_up(own, float4s) * inverse + (bias != nullptr ? bias[place] : 0.0f);
         if (is_gate) {
-          const float* const up = own + m_tiles0 * 16 * kAccumulatorStride;
+          const float* const up = own + m_tiles0 * kMTileRows * kAccumulatorStride;
           const float* const up_bias = partition.biases[1];
           y = vector::gate(layer.epilogue, y) * (vector::add_up(up, float4s) * inverse +
                                                  (up_bias != nullptr ? up_bias[place] : 0.0f));

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-uint32_t m_tiles_of(const Matrix& matrix) { return (matrix.rows + 15) / 16; }
+uint32_t m_tiles_of(const Matrix& matrix) { return divide_up(matrix.rows, kMTileRows); }
 
 static_assert(kFusedLayersMax == kPersistentLayersMax);
 
@@ -220,7 +220,8 @@ cudaError_t fused_layers(const LinearArgs* layers, uint32_t count, void* scratch
       params.layers[p + 1].x = layer.mailbox;
     }
     if (layer.k_splits != 0)
-      layer.partials = mailbox.take<float>(layer.k_splits * m_tiles_of(linear.matrices[0]) * 16);
+      layer.partials =
+          mailbox.take<float>(layer.k_splits * m_tiles_of(linear.matrices[0]) * kMTileRows);
     if (linear.epilogue != Epilogue::kAdd) continue;
     layer.addend = linear.outputs[0];
     for (uint32_t q = 0; q < p; ++q)

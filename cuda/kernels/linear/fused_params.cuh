@@ -7,6 +7,7 @@
 #include "kernels/linear/persistent_plan.h"
 #include "kernels/linear/tile_k.cuh"
 #include "kernels/ptx/bulk_copy.cuh"
+#include "kernels/ptx/named_barrier.cuh"
 #include "kernels/ptx/pipeline.cuh"
 #include "kernels/ptx/shared_address.cuh"
 
@@ -112,9 +113,7 @@ __device__ __forceinline__ Pipeline pipeline_of(const FusedParams& params, uint8
   return pipeline;
 }
 // Barrier of the computing warps.
-__device__ __forceinline__ void sync_consumers() {
-  asm volatile("barrier.sync.aligned 1, %0;" ::"n"(kWarps * 32) : "memory");
-}
+__device__ __forceinline__ void sync_consumers() { named_barrier_sync<1>(kWarps * 32); }
 
 // ---- the mailbox ----
 //

@@ -11,6 +11,7 @@
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
+#include "kernels/ptx/shared_address.cuh"
 
 namespace wcuda::kernels {
 namespace {
@@ -114,8 +115,7 @@ __global__ void __launch_bounds__(kInputThreads, 5)
   if (cluster > 1) {
     cluster_wait();
     if (threadIdx.x < cluster) {
-      const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(&parts[rank]));
-      const uint32_t remote = cluster_address(target, threadIdx.x);
+      const uint32_t remote = cluster_address(shared_address(&parts[rank]), threadIdx.x);
       cluster_store(remote, all.square_sum);
       cluster_store(remote + 4, all.max);
     }

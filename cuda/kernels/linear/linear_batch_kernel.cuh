@@ -38,6 +38,7 @@
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/named_barrier.cuh"
 #include "kernels/ptx/pipeline.cuh"
 #include "kernels/ptx/shared_address.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -111,8 +112,7 @@ struct BatchWeights {
       // Zeros take the place of packed tiles past the end of an M-tile.
       bytes = (params.packed_tile_count - k_tile * Operand::kPackedTiles) * kPackedTileBytes;
       for (uint32_t i = bytes + lane * 16; i < Operand::kKTileBytes; i += 512)
-        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(target + i), "r"(0)
-                     : "memory");
+        clear_shared_16_bytes(target + i);
       __syncwarp();
     }
     if (lane == 0) {
@@ -341,7 +341,7 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
     if (params.cluster > 1)
       cluster_sync();
     else if (warp < consumer_warps)
-      asm volatile("bar.sync 1, %0;" ::"r"(consumer_warps * 32) : "memory");
+      named_barrier_sync<1>(consumer_warps * 32);
   };
   // Waits until the other blocks of the cluster have read this block's sums.
   const auto sync_end = [&] {
@@ -362,7 +362,7 @@ __device__ __forceinline__ void batch_block(const LinearBatchParams& params) {
   consume<Operand, kTokens>(params, work, batch_shared + (weights.ring.data - start), weights,
                             tokens, sums);
   // After all warps have read all stages, the sums overwrite them.
-  asm volatile("bar.sync 1, %0;" ::"r"(consumer_warps * 32) : "memory");
+  named_barrier_sync<1>(consumer_warps * 32);
   float* const parts =
       reinterpret_cast<float*>(batch_shared + (shared - start) + kBatchBarrierBytes);
   const uint32_t stride = params.tile_rows + kBatchPadding;

@@ -44,8 +44,11 @@
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/launch.h"
+#include "kernels/shared/tile_sizes.h"
 
 namespace wcuda::kernels {
+
+using quant::kMTileRows;
 
 namespace vector {
 
@@ -91,7 +94,7 @@ __device__ inline float gate(Epilogue epilogue, float v) {
 // An output, and the terms that are added to its dot product.
 struct Output {
   float* target = nullptr;  // null if the row or the token is padding
-  uint32_t index;           // token * 16 + row in the M-tile
+  uint32_t index;           // token * kMTileRows + row in the M-tile
   float bias = 0.0f, up_bias = 0.0f;
   float before = 0.0f;  // previous value of the target, with Epilogue::kAdd
 };
@@ -103,10 +106,10 @@ __device__ inline Output find_output(const VectorParams& params, const Partition
                                      uint32_t m_tile, uint32_t index) {
   Output output;
   output.index = index;
-  const uint32_t token = index / 16;
+  const uint32_t token = index / kMTileRows;
   const MatrixTile tile = find_tile(params, partition.m_tile_begin + m_tile);
   const VectorMatrix& matrix = params.matrices[tile.matrix];
-  const uint32_t row = tile.m_tile * 16 + index % 16;
+  const uint32_t row = tile.m_tile * kMTileRows + index % kMTileRows;
   if (token >= params.tokens || row >= matrix.rows) return output;
   output.target = matrix.output + uint64_t{token} * matrix.rows + row;
   if (matrix.bias != nullptr) output.bias = matrix.bias[row];
@@ -127,7 +130,7 @@ __device__ inline void finish(const VectorParams& params, const Output& output, 
   if (output.target == nullptr) return;
   float inverse = 1.0f;
   if (params.norm != nullptr)
-    inverse = rsqrtf(square(output.index / 16) * params.mean_factor + params.epsilon);
+    inverse = rsqrtf(square(output.index / kMTileRows) * params.mean_factor + params.epsilon);
   float y = sum(0) * inverse + output.bias;
   if (params.epilogue >= Epilogue::kSiluGate)
     y = gate(params.epilogue, y) * (sum(1) * inverse + output.up_bias);
@@ -148,8 +151,8 @@ __device__ inline float add_up(const float* values, uint32_t float4s) {
 }
 
 // The sums of all K-splits for the M-tiles that this CTA finishes, as float[k_splits][stride]. Each
-// K-split begins with its sums, float[M-tiles][T][16 rows], and ends with the sums of squares of x,
-// float[T].
+// K-split begins with its sums, float[M-tiles][T][kMTileRows], and ends with the sums of squares of
+// x, float[T].
 struct Totals {
   float* base;
   uint32_t stride;  // floats between K-splits
@@ -165,17 +168,17 @@ __device__ inline void finish_batch(const VectorParams& params, const Partition&
                                     uint32_t thread, Output output, const float* accumulators,
                                     const float* squares) {
   const uint32_t width = item_m_tiles(params), stride = params.accumulator_stride,
-                 m_tile_accumulators = stride * 16 * T;
+                 m_tile_accumulators = stride * kMTileRows * T;
   const auto square = [&](uint32_t token) {
-    return add_up(squares + token * 16, (blockDim.x / 32 + 3) / 4);
+    return add_up(squares + token * kVectorWarpsMax, (blockDim.x / 32 + 3) / 4);
   };
   __syncthreads();
   if (params.cluster_size == 1) {
-    const uint32_t count = (end - begin) / width * 16 * T;
+    const uint32_t count = (end - begin) / width * kMTileRows * T;
 #pragma unroll 1
     for (uint32_t i = thread; i < count;) {
-      const float* sums =
-          accumulators + i / (16 * T) * width * m_tile_accumulators + i % (16 * T) * stride;
+      const float* sums = accumulators + i / (kMTileRows * T) * width * m_tile_accumulators +
+                          i % (kMTileRows * T) * stride;
       finish(
           params, output,
           [&](uint32_t k) {
@@ -184,24 +187,25 @@ __device__ inline void finish_batch(const VectorParams& params, const Partition&
           square);
       i += blockDim.x;
       if (i >= count) break;
-      output = find_output(params, partition, begin + i / (16 * T) * width, i % (16 * T));
+      output = find_output(params, partition, begin + i / (kMTileRows * T) * width,
+                           i % (kMTileRows * T));
       read_before(params, output);
     }
     return;
   }
   const uint32_t k_splits = params.cluster_size;
 #pragma unroll 1
-  for (uint32_t i = thread; i < (end - begin) * 16 * T; i += blockDim.x) {
-    const uint32_t s = i / (16 * T), index = i % (16 * T);
+  for (uint32_t i = thread; i < (end - begin) * kMTileRows * T; i += blockDim.x) {
+    const uint32_t s = i / (kMTileRows * T), index = i % (kMTileRows * T);
     const float sum =
         add_up(accumulators + s * m_tile_accumulators + index * stride, (params.k_warps + 3) / 4);
     float* const own = totals.base + partition.k_split * totals.stride;
     if constexpr (kCluster) {
       const uint32_t m_tile = begin + s, item = m_tile / width;
-      store_float(own + (item / k_splits * width + m_tile % width) * 16 * T + index,
+      store_float(own + (item / k_splits * width + m_tile % width) * kMTileRows * T + index,
                   item % k_splits, sum);
     } else {
-      own[(begin + s) * 16 * T + index] = sum;
+      own[(begin + s) * kMTileRows * T + index] = sum;
     }
   }
   if (begin == 0 && params.norm != nullptr && threadIdx.x < T) {
@@ -230,12 +234,12 @@ __device__ inline void finish_totals(const VectorParams& params, const Partition
     return sum;
   };
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < items * 16 * T; i += blockDim.x) {
-    const uint32_t u = i / (16 * T), index = i % (16 * T);
+  for (uint32_t i = threadIdx.x; i < items * kMTileRows * T; i += blockDim.x) {
+    const uint32_t u = i / (kMTileRows * T), index = i % (kMTileRows * T);
     Output output = find_output(params, partition, (u * step + first) * width, index);
     read_before(params, output);
     finish(
-        params, output, [&](uint32_t k) { return add((u * width + k) * 16 * T + index); },
+        params, output, [&](uint32_t k) { return add((u * width + k) * kMTileRows * T + index); },
         [&](uint32_t token) { return add(totals.stride - T + token); });
   }
 }
@@ -283,8 +287,9 @@ __device__ inline void run(const VectorParams& params, const Partition& partitio
   const uint32_t width = item_m_tiles(params);
   Output output;
   if (params.cluster_size == 1 &&
-      threadIdx.x < min(params.batch, partition.m_tiles) / width * 16 * T)
-    output = find_output(params, partition, threadIdx.x / (16 * T) * width, threadIdx.x % (16 * T));
+      threadIdx.x < min(params.batch, partition.m_tiles) / width * kMTileRows * T)
+    output = find_output(params, partition, threadIdx.x / (kMTileRows * T) * width,
+                         threadIdx.x % (kMTileRows * T));
 
   Engine::prepare();
   float* const squares = reinterpret_cast<float*>(shared + params.squares_offset);
@@ -311,8 +316,9 @@ __device__ inline void run(const VectorParams& params, const Partition& partitio
 #pragma unroll 1
   for (uint32_t begin = 0; begin < partition.m_tiles; begin += params.batch) {
     const uint32_t end = min(begin + params.batch, partition.m_tiles);
-    float* const accumulators = reinterpret_cast<float*>(shared + params.accumulators_offset) +
-                                (is_second ? params.batch * params.accumulator_stride * 16 * T : 0);
+    float* const accumulators =
+        reinterpret_cast<float*>(shared + params.accumulators_offset) +
+        (is_second ? params.batch * params.accumulator_stride * kMTileRows * T : 0);
 #pragma unroll 1
     for (; m_tile < end; m_tile += params.m_warp_count) {
       float sums[Engine::kSums] = {};
@@ -340,7 +346,7 @@ __device__ inline void run(const VectorParams& params, const Partition& partitio
         ring.advance();
       }
       float* const accumulator =
-          accumulators + (m_tile - begin) * 16 * T * params.accumulator_stride + k_warp;
+          accumulators + (m_tile - begin) * kMTileRows * T * params.accumulator_stride + k_warp;
       Engine::store(sums, lane, [&](uint32_t i, float value) {
         accumulator[i * params.accumulator_stride] = value;
         // The last K-warp clears the padding up to a float4.
@@ -349,15 +355,13 @@ __device__ inline void run(const VectorParams& params, const Partition& partitio
             accumulator[i * params.accumulator_stride + pad - k_warp] = 0.0f;
       });
     }
-#if __CUDA_ARCH__ >= 900
     // Distributed shared memory may be written only after all CTAs of the cluster have started.
-    if (kCluster && params.cluster_size != 1 && begin == 0)
-      asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-#endif
+    if (kCluster && params.cluster_size != 1 && begin == 0) cluster_wait();
     const uint32_t thread =
         threadIdx.x + (threadIdx.x < first_thread ? blockDim.x : 0) - first_thread;
-    if (begin != 0 && params.cluster_size == 1 && thread < (end - begin) / width * 16 * T) {
-      output = find_output(params, partition, begin + thread / (16 * T) * width, thread % (16 * T));
+    if (begin != 0 && params.cluster_size == 1 && thread < (end - begin) / width * kMTileRows * T) {
+      output = find_output(params, partition, begin + thread / (kMTileRows * T) * width,
+                           thread % (kMTileRows * T));
       read_before(params, output);
     }
     finish_batch<T, kCluster>(params, partition, totals, begin, end, thread, output, accumulators,
@@ -366,7 +370,7 @@ __device__ inline void run(const VectorParams& params, const Partition& partitio
     // next batch. Outputs are assigned to threads in rotation across batches: the next batch begins
     // with the thread after the last one that had an output.
     is_second = !is_second;
-    first_thread += params.batch * 16 * T;
+    first_thread += params.batch * kMTileRows * T;
     while (first_thread >= blockDim.x) first_thread -= blockDim.x;
   }
 }
@@ -385,10 +389,7 @@ __global__ void __launch_bounds__(kVectorWarpsMax * 32, T >= 4 ? 1 : 2)
   if constexpr (kIsCompiled) {
     extern __shared__ __align__(128) uint8_t shared[];
     dependent_trigger();
-#if __CUDA_ARCH__ >= 900
-    if (kCluster && params.cluster_size != 1)
-      asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
+    if (kCluster && params.cluster_size != 1) cluster_arrive_relaxed();
     const uint32_t width = item_m_tiles(params);
     Partition partition;
     partition.k_split = blockIdx.x;
@@ -402,10 +403,10 @@ __global__ void __launch_bounds__(kVectorWarpsMax * 32, T >= 4 ? 1 : 2)
     partition.m_tiles = (problem.items.begin(index + 1) - item_begin) * width;
     Totals totals;
     if constexpr (kCluster) {
-      totals.stride = params.owned_max * 16 * T + T;
+      totals.stride = params.owned_max * kMTileRows * T + T;
       totals.base = reinterpret_cast<float*>(shared + params.totals_offset);
     } else {
-      totals.stride = params.m_tiles_max * 16 * T + T;
+      totals.stride = params.m_tiles_max * kMTileRows * T + T;
       totals.base =
           params.partials + uint64_t{partition.cluster} * params.cluster_size * totals.stride;
     }
@@ -419,11 +420,7 @@ __global__ void __launch_bounds__(kVectorWarpsMax * 32, T >= 4 ? 1 : 2)
     if (k_splits == 1) return;
 
     if constexpr (kCluster) {
-#if __CUDA_ARCH__ >= 900
-      asm volatile(
-          "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-              : "memory");
-#endif
+      cluster_sync();
       const uint32_t owned =
           (partition.m_tiles / width + k_splits - 1 - partition.k_split) / k_splits;
       finish_totals<T>(params, partition, totals, owned, k_splits, partition.k_split,

@@ -49,6 +49,7 @@
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/named_barrier.cuh"
 #include "kernels/ptx/pipeline.cuh"
 #include "kernels/ptx/shared_address.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -166,8 +167,7 @@ struct GemmWeights {
                   ? (params.packed_tile_count - packed_tile) * packed_tile_bytes
                   : 0;
       for (uint32_t i = bytes + lane * 16; i < kPackedTiles * packed_tile_bytes; i += 512)
-        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(target + i), "r"(0)
-                     : "memory");
+        clear_shared_16_bytes(target + i);
       __syncwarp();
     }
     if (lane == 0) {
@@ -294,7 +294,7 @@ __device__ __forceinline__ void multiply(const PackedGemmParams& params, uint32_
 }
 
 __device__ __forceinline__ void sync_warpgroup(uint32_t warpgroup) {
-  asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+  named_barrier_sync(warpgroup + 1, 128);
 }
 
 // Stores a thread's partial sums of a tile, or adds stored ones to `sums`. The 128 threads of a
