@@ -94,7 +94,7 @@ class KernelsOnDevice final : public PlainKernels {
 class Exercise {
  public:
   Exercise() {
-    zctl::Limits limits;
+    zctl::SessionLimits limits;
     limits.payload_bytes = kPayloadBytesMax;
     limits.device_bytes = kDeviceBytesMax;
     zctl::Policy policy;

@@ -51,7 +51,7 @@ struct Outcome {
 
 Outcome answer(const Input& input) {
   Outcome outcome;
-  zctl::Limits limits;
+  zctl::SessionLimits limits;
   limits.payload_bytes = kPayloadBytesMax;
   limits.device_bytes = 1 << 16;
   zctl::Policy policy;

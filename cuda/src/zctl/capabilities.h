@@ -36,7 +36,7 @@ struct [[nodiscard]] Failure {
 class Capabilities {
  public:
   // They outlive this. Without kernels there is no capability.
-  Capabilities(Kernels* kernels, const Limits& limits, const Policy& policy)
+  Capabilities(Kernels* kernels, const SessionLimits& limits, const Policy& policy)
       : kernels_(kernels), limits_(limits), policy_(policy) {}
 
   // False when there is no answer.
@@ -103,7 +103,7 @@ class Capabilities {
   void finish(const Status& ended, Handle* handle) const;
 
   Kernels* const kernels_;
-  const Limits& limits_;
+  const SessionLimits& limits_;
   const Policy& policy_;
   std::map<int32_t, Handle> handles_;
   int64_t next_handle_ = 4;

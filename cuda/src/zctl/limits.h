@@ -10,7 +10,7 @@ namespace wcuda::zctl {
 
 constexpr uint32_t kNoBudget = 1u << 31;  // budgets from here on are none
 
-struct Limits {
+struct SessionLimits {
   uint32_t payload_bytes = 1u << 20;
   uint32_t arguments = 64;
   uint32_t rank = kRankMax;

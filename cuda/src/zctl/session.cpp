@@ -75,7 +75,7 @@ Outcome check_permitted(const Policy& policy, const KernelInfo& kernel) {
   return {};
 }
 
-Session::Session(std::unique_ptr<Kernels> kernels, Limits limits, Policy policy,
+Session::Session(std::unique_ptr<Kernels> kernels, SessionLimits limits, Policy policy,
                  std::unique_ptr<Recorder> recorder)
     : kernels_(std::move(kernels)),
       limits_(limits),

@@ -38,7 +38,7 @@ class Session {
  public:
   // `recorder` may be null. Without `kernels` the session has no capabilities: CAPS_LIST lists
   // none, and every other op is unknown.
-  Session(std::unique_ptr<Kernels> kernels, Limits limits, Policy policy,
+  Session(std::unique_ptr<Kernels> kernels, SessionLimits limits, Policy policy,
           std::unique_ptr<Recorder> recorder);
 
   // In process: request and response lie in the memory. Bytes of the response, or -1.
@@ -51,7 +51,7 @@ class Session {
   int32_t write(int32_t handle, const Memory& memory, int32_t ptr, int32_t len);
   void end(int32_t handle) { capabilities_.end(handle); }
 
-  const Limits& limits() const { return limits_; }
+  const SessionLimits& limits() const { return limits_; }
 
  private:
   struct Frame {
@@ -85,7 +85,7 @@ class Session {
   void record_all(Recorder::Kind kind, const std::vector<Touched>& all);
 
   const std::unique_ptr<Kernels> kernels_;
-  const Limits limits_;
+  const SessionLimits limits_;
   const Policy policy_;
   const std::unique_ptr<Recorder> recorder_;
   std::vector<uint8_t> request_;  // copy of a frame in the memory

@@ -67,8 +67,8 @@ Status read_limit(uint32_t given, uint32_t most, const char* name, uint32_t* lim
   return {};
 }
 
-Result<zctl::Limits> read_limits(const wcuda_zctl_options& from) {
-  zctl::Limits limits;
+Result<zctl::SessionLimits> read_limits(const wcuda_zctl_options& from) {
+  zctl::SessionLimits limits;
   WCUDA_TRY(read_limit(from.payload_bytes_max, kPayloadBytesMax, "payload_bytes_max",
                        &limits.payload_bytes));
   WCUDA_TRY(read_limit(from.argument_count_max, zctl::kArgumentCountMax, "argument_count_max",
@@ -106,7 +106,7 @@ Result<std::unique_ptr<zctl::Kernels>> read_kernels(const wcuda_zctl_options& fr
 }
 
 Status create(const wcuda_zctl_options& from, wcuda_zctl_session* session) {
-  WCUDA_ASSIGN(const zctl::Limits limits, read_limits(from));
+  WCUDA_ASSIGN(const zctl::SessionLimits limits, read_limits(from));
   WCUDA_ASSIGN(zctl::Policy policy, read_policy(from));
   WCUDA_ASSIGN(auto kernels, read_kernels(from));
   std::unique_ptr<CallerRecorder> recorder;
