@@ -68,7 +68,7 @@ class Work {
        bool batch_invariant)
       : shape_(shape), rows_(rows), row_tokens_(row_tokens), positions_(positions) {
     const uint32_t row_pages = (positions + kPageTokens - 1) / kPageTokens;
-    pool_.type = type;
+    pool_.format = type;
     pool_.head_count = shape.kv_heads;
     pool_.head_length = shape.head_length;
     pool_.row_bytes = kv_row_bytes(type, shape.head_length);
@@ -232,7 +232,8 @@ class Work {
     std::vector<float> row(shape_.head_length);
     for (uint64_t r = 0; r < rows; ++r) {
       for (float& value : row) value = normal(engine);
-      host::write_kv_row(pool_.type, row.data(), shape_.head_length, &pattern[r * pool_.row_bytes]);
+      host::write_kv_row(pool_.format, row.data(), shape_.head_length,
+                         &pattern[r * pool_.row_bytes]);
     }
     pool_.data = device_array<uint8_t>(bytes);
     for (uint64_t at = 0; at < bytes; at += pattern.size())

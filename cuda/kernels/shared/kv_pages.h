@@ -20,8 +20,8 @@ struct KvPages {
   uint8_t* data = nullptr;
   KvFormat format = KvFormat::kF16;
   uint32_t page_count = 0;
-  uint32_t head_count = 0;
-  uint32_t head_length = 0;
+  uint32_t head_count = 0;   // key-value heads
+  uint32_t head_length = 0;  // elements of one head, keys and values alike
   uint32_t row_bytes = 0;
 };
 
@@ -29,11 +29,12 @@ struct KvPages {
 struct StepRows {
   uint32_t token_count = 0;
   uint32_t row_count = 0;
-  uint32_t page_table_stride = 0;
-  const uint32_t* positions = nullptr;    // (token_count)
-  const uint32_t* token_rows = nullptr;   // (token_count) or kDeadToken
-  const StepRow* rows = nullptr;          // (row_count)
-  const uint32_t* page_tables = nullptr;  // (row_count, page_table_stride)
+  uint32_t page_table_stride = 0;        // entries per row of page_tables
+  const uint32_t* positions = nullptr;   // (token_count)
+  const uint32_t* token_rows = nullptr;  // (token_count) row of each token, or kDeadToken
+  const StepRow* rows = nullptr;         // (row_count) rows of 0 tokens do nothing
+  // (row_count, page_table_stride) page of each 64 positions
+  const uint32_t* page_tables = nullptr;
 };
 
 }  // namespace wcuda::kernels

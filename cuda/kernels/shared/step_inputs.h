@@ -114,9 +114,9 @@ struct BeginStepArgs {
   int32_t* history = nullptr;                  // (slots, history_stride)
 };
 
-// Arguments of attention_plan_start (kernels/attention/attention_plan.h), which starts a step whose
-// rows have one token each: input_scatter, begin_step and attention_plan in one launch.
-// `begin.rows` and `begin.tokens` are targets of input_scatter too.
+// The start of a step: which inputs of the block go to which arrays, and how its rows begin.
+// Operations and kernels take the same struct. `begin.rows` and `begin.tokens` are targets of
+// `inputs` too.
 struct StepStart {
   InputScatterArgs inputs;
   // Indices of segments of the block.

@@ -1,15 +1,14 @@
 // fp8 products of any size and order: cuBLASLt takes only a plain a and a transposed b with sizes
 // that are multiples of 16 bytes. Other operands are copied into zero-padded scratch first, and c
 // out of it.
-#include "core/base/checked.h"
 #include "core/gemm/typed_gemm.h"
 #include "kernels/memory/pad_matrix.h"
+#include "kernels/shared/arena.h"
 
 namespace wcuda::compute {
 namespace {
 
 constexpr int64_t kMultiple = 16;
-constexpr uint64_t kAlignment = 256;
 
 int64_t padded(int64_t size) { return (size + kMultiple - 1) / kMultiple * kMultiple; }
 
@@ -20,20 +19,14 @@ bool is_whole(const GemmMatrix& matrix, int64_t batch) {
          reinterpret_cast<uintptr_t>(matrix.data) % kMultiple == 0;
 }
 
-// Appends a packed matrix to the scratch layout; false on overflow.
-bool lay_out(GemmMatrix* matrix, int64_t rows, int64_t columns, int64_t batch, uint64_t* bytes) {
+// Appends a packed matrix to the scratch layout.
+void lay_out(GemmMatrix* matrix, int64_t rows, int64_t columns, int64_t batch, Arena* arena) {
+  const uint64_t offset = arena->reserve(
+      {static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), static_cast<uint64_t>(batch),
+       static_cast<uint64_t>(gemm_element_bytes(matrix->element))});
   matrix->row_stride = columns;
-  uint64_t one, all, end;
-  if (!checked_mul(static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), &one) ||
-      !checked_mul(one, static_cast<uint64_t>(batch), &all) ||
-      !checked_mul(all, static_cast<uint64_t>(gemm_element_bytes(matrix->element)), &all) ||
-      !checked_add(*bytes, all, &end) || !checked_align_up(end, kAlignment, &end) ||
-      end > (uint64_t{1} << 56))
-    return false;
-  matrix->batch_stride = static_cast<int64_t>(one);
-  matrix->data = reinterpret_cast<uint8_t*>(*bytes);  // an offset until scratch is allocated
-  *bytes = end;
-  return true;
+  matrix->batch_stride = static_cast<int64_t>(static_cast<uint64_t>(rows) * columns);
+  matrix->data = reinterpret_cast<uint8_t*>(offset);  // until scratch is allocated
 }
 
 // Copies one stored matrix to another; `rows` and `columns` are those of the source as used.
@@ -69,13 +62,14 @@ Status run_gemm_padded(const TypedGemm& g, vram::Memory& memory, Stream stream) 
   whole.a.is_transposed = false;
   whole.b.is_transposed = true;
   GemmMatrix bias{const_cast<uint8_t*>(g.bias), g.bias_element, false, g.n, 0}, whole_bias = bias;
-  uint64_t bytes = 0;
-  if (!lay_out(&whole.a, whole.m, whole.k, g.batch, &bytes) ||
-      !lay_out(&whole.b, whole.n, whole.k, g.batch, &bytes) ||
-      !lay_out(&whole.c, whole.m, whole.n, g.batch, &bytes) ||
-      !lay_out(&whole_bias, 1, whole.n, 1, &bytes))
-    return Status::error(WCUDA_OUT_OF_MEMORY, "gemm: its copies in scratch are past 2^56 bytes");
-  WCUDA_ASSIGN(const vram::Buffer scratch, memory.scratch(bytes, "gemm", stream));
+  Arena arena;
+  lay_out(&whole.a, whole.m, whole.k, g.batch, &arena);
+  lay_out(&whole.b, whole.n, whole.k, g.batch, &arena);
+  lay_out(&whole.c, whole.m, whole.n, g.batch, &arena);
+  lay_out(&whole_bias, 1, whole.n, 1, &arena);
+  if (!arena.ok())
+    return Status::error(WCUDA_OUT_OF_MEMORY, "gemm: its copies in scratch are past 2^62 bytes");
+  WCUDA_ASSIGN(const vram::Buffer scratch, memory.scratch(arena.bytes(), "gemm", stream));
   for (GemmMatrix* each : {&whole.a, &whole.b, &whole.c, &whole_bias})
     each->data = scratch.data() + reinterpret_cast<uintptr_t>(each->data);
   if (g.bias) whole.bias = whole_bias.data;

@@ -34,7 +34,7 @@ Result<std::shared_ptr<Engine>> Engine::create(std::shared_ptr<model::Model> mod
 
   ops::KvPool& pool = machine.pool;
   pool.data = machine.kv + layout.pages;
-  pool.type = machine.limits.kv_type;
+  pool.format = machine.limits.kv_type;
   pool.layer_count = config.layer_count;
   pool.page_count = machine.limits.page_count;
   pool.head_count = config.kv_head_count;

@@ -19,10 +19,12 @@ StepInputs Machine::inputs(uint32_t parity) const {
 
 ops::Batch Machine::batch(uint32_t parity, const ops::StepShape& shape) const {
   const StepInputs in = inputs(parity);
-  return {shape.token_count,    shape.row_count,        limits.pages_per_sequence(),
-          shape.max_row_tokens, shape.max_positions,    in.tokens,
-          in.positions,         in.token_rows,          in.rows,
-          in.page_tables,       shape.has_shared_prefix};
+  return {{shape.token_count, shape.row_count, limits.pages_per_sequence(), in.positions,
+           in.token_rows, in.rows, in.page_tables},
+          shape.max_row_tokens,
+          shape.max_positions,
+          in.tokens,
+          shape.has_shared_prefix};
 }
 
 StepArgs Machine::step(uint32_t parity, const ops::Batch& batch) const {

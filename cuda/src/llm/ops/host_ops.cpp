@@ -103,7 +103,8 @@ class HostOps final : public Ops {
     WCUDA_CHECK(pool.head_length == limits_.head_length &&
                 pool.head_count == limits_.kv_head_count);
     WCUDA_CHECK(head_count == limits_.head_count);
-    WCUDA_CHECK(pool.row_bytes != 0 && pool.row_bytes == kv_row_bytes(pool.type, pool.head_length));
+    WCUDA_CHECK(pool.row_bytes != 0 &&
+                pool.row_bytes == kv_row_bytes(pool.format, pool.head_length));
     return {};
   }
   // Calls function(token, thread) for each token, several tokens a chunk.
@@ -178,10 +179,10 @@ void HostOps::finish_token(const RopeKvArgs& args, uint32_t token) const {
     finish_head(args.query + (uint64_t{token} * args.head_count + h) * n, args.query_norm);
 
   const auto write_row = [&](const float* values, uint8_t* row) {
-    if (pool.type == KvType::kF16 && kernels_.to_halves != nullptr)
+    if (pool.format == KvType::kF16 && kernels_.to_halves != nullptr)
       kernels_.to_halves(values, n, row);
     else
-      write_kv_row(pool.type, values, n, row);
+      write_kv_row(pool.format, values, n, row);
   };
   const uint32_t position = batch.positions[token];
   const uint32_t* pages =
@@ -227,7 +228,7 @@ Status HostOps::attention(const Node&, const AttentionArgs& args) {
     const uint64_t offset =
         (row.first_token + done) * token_stride + uint64_t{head} * group_size * pool.head_length;
     AttentionTile tile{};
-    tile.kv_type = static_cast<uint32_t>(pool.type);
+    tile.kv_type = static_cast<uint32_t>(pool.format);
     tile.head_length = pool.head_length;
     tile.row_bytes = pool.row_bytes;
     tile.keys = pool.keys(args.layer, 0) + uint64_t{head} * kPageTokens * pool.row_bytes;

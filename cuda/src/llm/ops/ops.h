@@ -28,23 +28,13 @@ struct Rope {
   float magnitude = 1.0f;        // cos and sin are multiplied by it (YaRN)
 };
 
-enum class KvType : uint32_t { kF16 = 0, kQ8_0 = 1, kFp8E4m3 = 2 };
+using KvType = kernels::KvFormat;
 constexpr uint32_t kPageTokens = kernels::kPagePositions;
 
 // The pool of key-value pages. One page holds kPageTokens positions of one sequence in all layers.
-// Row (layer, page, head, slot) of keys is at
-//   data + (((layer * page_count + page) * 2 + 0) * head_count + head) * kPageTokens + slot) *
-//   row_bytes
-// and that of values has + 1 instead of + 0. A row is head_length values in f16, q8_0 (blocks of an
-// f16 scale and 32 int8) or e4m3.
-struct KvPool {
-  uint8_t* data = nullptr;
-  KvType type = KvType::kF16;
+// A row is head_length values in f16, q8_0 (blocks of an f16 scale and 32 int8) or e4m3.
+struct KvPool : kernels::KvPages {
   uint32_t layer_count = 0;
-  uint32_t page_count = 0;
-  uint32_t head_count = 0;   // key-value heads
-  uint32_t head_length = 0;  // elements of one head, keys and values alike
-  uint32_t row_bytes = 0;    // kv_row_bytes(type, head_length)
 
   uint64_t plane_bytes() const { return uint64_t{head_count} * kPageTokens * row_bytes; }
   uint8_t* keys(uint32_t layer, uint32_t page) const {
@@ -52,30 +42,24 @@ struct KvPool {
   }
   uint8_t* values(uint32_t layer, uint32_t page) const { return keys(layer, page) + plane_bytes(); }
 };
+
 // Returns the bytes of one row of `head_length` elements, or 0 if the type has no such rows.
 uint32_t kv_row_bytes(KvType type, uint32_t head_length);
 
 // The inputs of a step. All arrays are in device memory.
-struct Batch {
-  uint32_t token_count = 0;
-  uint32_t row_count = 0;
-  uint32_t page_table_stride = 0;  // entries per row of page_tables
+struct Batch : kernels::StepRows {
   // Bounds that hold for every step of a captured graph.
-  uint32_t max_row_tokens = 0;           // no row has more tokens
-  uint32_t max_positions = 0;            // no row reaches past position max_positions - 1
-  const int32_t* tokens = nullptr;       // (token_count)
-  const uint32_t* positions = nullptr;   // (token_count)
-  const uint32_t* token_rows = nullptr;  // (token_count) row of each token
-  const StepRow* rows = nullptr;         // (row_count) rows of 0 tokens do nothing
-  // (row_count, page_table_stride) page of each 64 positions
-  const uint32_t* page_tables = nullptr;
-  bool has_shared_prefix = false;  // as in StepShape
+  uint32_t max_row_tokens = 0;      // no row has more tokens
+  uint32_t max_positions = 0;       // no row reaches past position max_positions - 1
+  const int32_t* tokens = nullptr;  // (token_count)
+  bool has_shared_prefix = false;   // as in StepShape
 };
 
 // The work before the first layer of a step, including that which the attention of all layers uses.
 struct StartArgs {
   const Batch* batch;
-  // For the nodes scatter_inputs, begin_rows and start_step, which fill the batch's arrays.
+  // Where the inputs are and what they fill, for the nodes scatter_inputs, begin_rows and
+  // start_step. On the host no plan has these nodes; the caller fills the batch's arrays.
   const kernels::StepStart* inputs;
   KvPool pool;
   uint32_t window;  // as in AttentionArgs

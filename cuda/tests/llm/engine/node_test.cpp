@@ -101,13 +101,9 @@ class StepNodes : public ::testing::TestWithParam<int32_t> {
     WCUDA_TRY(machine_.ops->prepare(limits, machine_.scratch + machine_.layout.ops));
     WCUDA_TRY(backend_->synchronize());
     WCUDA_TRY(backend_->fill(machine_.kv, machine_.layout.kv_bytes, 0, 1, {}));
-    machine_.pool = {machine_.kv + machine_.layout.pages,
-                     limits.kv_type,
-                     config.layer_count,
-                     limits.page_count,
-                     config.kv_head_count,
-                     config.head_length,
-                     machine_.layout.kv_row_bytes};
+    machine_.pool = {{machine_.kv + machine_.layout.pages, limits.kv_type, limits.page_count,
+                      config.kv_head_count, config.head_length, machine_.layout.kv_row_bytes},
+                     config.layer_count};
     return backend_->synchronize();
   }
 

@@ -271,7 +271,7 @@ struct Pool {
   KvPool pool;
 
   Pool(KvType type, uint32_t layers, uint32_t pages, uint32_t heads, uint32_t head_length) {
-    pool.type = type;
+    pool.format = type;
     pool.layer_count = layers;
     pool.page_count = pages;
     pool.head_count = heads;
@@ -291,10 +291,10 @@ struct Pool {
     std::vector<double> values(pool.head_length);
     for (uint32_t i = 0; i < pool.head_length; ++i) {
       uint16_t half;
-      if (pool.type == KvType::kF16) {
+      if (pool.format == KvType::kF16) {
         std::memcpy(&half, bytes_of + 2 * i, 2);
         values[i] = half_to_float(half);
-      } else if (pool.type == KvType::kQ8_0) {
+      } else if (pool.format == KvType::kQ8_0) {
         std::memcpy(&half, bytes_of + i / 32 * 34, 2);
         values[i] = static_cast<double>(half_to_float(half)) *
                     static_cast<int8_t>(bytes_of[i / 32 * 34 + 2 + i % 32]);
@@ -315,7 +315,7 @@ inline void fill_pool(const Pool& pool, const Step& step, uint32_t layer, Random
           const uint32_t page =
               step.page_tables[row.sequence_slot * step.batch.page_table_stride + p / kPageTokens];
           const auto values = random.normals(pool.pool.head_length);
-          write_kv_row(pool.pool.type, values.data(), pool.pool.head_length,
+          write_kv_row(pool.pool.format, values.data(), pool.pool.head_length,
                        pool.row(layer, page, value, h, p % kPageTokens));
         }
 }

@@ -11,13 +11,6 @@
 namespace wcuda::ops {
 namespace {
 
-static_assert(static_cast<uint32_t>(KvType::kF16) ==
-              static_cast<uint32_t>(kernels::KvFormat::kF16));
-static_assert(static_cast<uint32_t>(KvType::kQ8_0) ==
-              static_cast<uint32_t>(kernels::KvFormat::kQ8_0));
-static_assert(static_cast<uint32_t>(KvType::kFp8E4m3) ==
-              static_cast<uint32_t>(kernels::KvFormat::kFp8E4m3));
-
 constexpr kernels::KvFormat kFormats[] = {kernels::KvFormat::kF16, kernels::KvFormat::kQ8_0,
                                           kernels::KvFormat::kFp8E4m3};
 
@@ -80,39 +73,16 @@ kernels::AttentionPlan place(const Limits& limits, const Sizes& sizes, Arena* ar
   return plan;
 }
 
-kernels::StepRows step_rows(const Batch& batch) {
-  kernels::StepRows step;
-  step.token_count = batch.token_count;
-  step.row_count = batch.row_count;
-  step.page_table_stride = batch.page_table_stride;
-  step.positions = batch.positions;
-  step.token_rows = batch.token_rows;
-  step.rows = batch.rows;
-  step.page_tables = batch.page_tables;
-  return step;
-}
-
-kernels::KvPages kv_pages(const KvPool& pool) {
-  kernels::KvPages pages;
-  pages.data = pool.data;
-  pages.format = static_cast<kernels::KvFormat>(pool.type);
-  pages.page_count = pool.page_count;
-  pages.head_count = pool.head_count;
-  pages.head_length = pool.head_length;
-  pages.row_bytes = pool.row_bytes;
-  return pages;
-}
-
-kernels::HeadRope head_turn(const RopeKvArgs& args) {
-  kernels::HeadRope turn;
-  turn.query_norm = args.query_norm;
-  turn.key_norm = args.key_norm;
-  turn.epsilon = args.epsilon;
-  turn.has_adjacent_pairs = args.rope.pairing == RopePairing::kAdjacent;
-  turn.rope_dimensions = args.rope.dimension_count;
-  turn.rope_frequencies = args.rope.frequencies;
-  turn.rope_magnitude = args.rope.magnitude;
-  return turn;
+kernels::HeadRope head_rope(const RopeKvArgs& args) {
+  kernels::HeadRope rope;
+  rope.query_norm = args.query_norm;
+  rope.key_norm = args.key_norm;
+  rope.epsilon = args.epsilon;
+  rope.has_adjacent_pairs = args.rope.pairing == RopePairing::kAdjacent;
+  rope.rope_dimensions = args.rope.dimension_count;
+  rope.rope_frequencies = args.rope.frequencies;
+  rope.rope_magnitude = args.rope.magnitude;
+  return rope;
 }
 
 }  // namespace
@@ -143,8 +113,7 @@ cudaError_t CudaAttention::prepare(const Limits& limits, void* scratch,
 kernels::AttentionPlan CudaAttention::plan_of(const Batch& batch, const KvPool& pool,
                                               const kernels::Launch& launch) const {
   kernels::AttentionPlan plan = memory_;
-  plan.max_blocks = kernels::decode_block_count(static_cast<kernels::KvFormat>(pool.type),
-                                                pool.head_length, launch);
+  plan.max_blocks = kernels::decode_block_count(pool.format, pool.head_length, launch);
   if (plan.fixed_span_pages == 0 && batch.max_row_tokens == 1) {
     const kernels::DecodeGrid grid = kernels::choose_decode_grid(
         pool.head_length, launch.compute_capability, static_cast<uint32_t>(launch.sm_count),
@@ -161,7 +130,7 @@ kernels::AttentionPlan CudaAttention::plan_of(const Batch& batch, const KvPool& 
 kernels::AttentionPlanArgs CudaAttention::plan_args(const Batch& batch, const KvPool& pool,
                                                     uint32_t window,
                                                     const kernels::Launch& launch) const {
-  return {step_rows(batch), plan_of(batch, pool, launch), window,
+  return {batch, plan_of(batch, pool, launch), window,
           kernels::find_row_for(kernels::kDecodeGroupSizes, launch.compute_capability)};
 }
 
@@ -188,23 +157,23 @@ cudaError_t CudaAttention::start(const Batch& batch, const KvPool& pool, uint32_
 
 cudaError_t CudaAttention::rope_kv(const RopeKvArgs& args, const kernels::Launch& launch) const {
   kernels::RopeKvArgs call;
-  call.step = step_rows(*args.batch);
-  call.pages = kv_pages(args.pool);
+  call.step = *args.batch;
+  call.pages = args.pool;
   call.layer = args.layer;
   call.head_count = args.head_count;
   call.query = args.query;
   call.key = args.key;
   call.value = args.value;
-  call.rope = head_turn(args);
+  call.rope = head_rope(args);
   return kernels::rope_kv(call, launch);
 }
 
 kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& args,
                                                         const kernels::Launch& launch) const {
   kernels::AttentionKernelArgs call;
-  call.step = step_rows(*args.batch);
+  call.step = *args.batch;
   call.plan = plan_of(*args.batch, args.pool, launch);
-  call.pages = kv_pages(args.pool);
+  call.pages = args.pool;
   call.layer = args.layer;
   call.head_count = args.head_count;
   call.scale = args.scale;
@@ -216,7 +185,7 @@ kernels::AttentionKernelArgs CudaAttention::kernel_args(const AttentionArgs& arg
   if (args.rope_kv != nullptr) {
     call.key = args.rope_kv->key;
     call.value = args.rope_kv->value;
-    call.rope = head_turn(*args.rope_kv);
+    call.rope = head_rope(*args.rope_kv);
   }
   return call;
 }
